@@ -1,0 +1,62 @@
+package sandboxer
+
+import (
+	"context"
+	"log/slog"
+)
+
+// An Adapter opens extensions of one kind. It is a value, listed in the one table
+// of package adapters; what it declares here is what the catalogue checks files
+// against and what the registry publishes.
+type Adapter struct {
+	Kind      string         // the name written as `handler:`
+	Title     string         // one line
+	Help      string         // a paragraph
+	Handlers  []string       // other accepted handlers: the seeds' Python paths
+	Isolation []Isolation    // levels this adapter can really give
+	Pricing   []PricingModel // models its backends can have
+	// Capabilities are those an extension of this adapter has on a fully equipped
+	// machine; a configuration may have fewer (Narrower).
+	Capabilities []Capability
+	Inputs       []Input // keys its sandboxes accept; any other key is refused
+	Config       any     // pointer to a config struct with the defaults, for schemas; nil means no config
+
+	// Open makes a ready extension, or fails with Invalid (configuration) or
+	// Unavailable (this machine lacks something; the message says what to install).
+	// If the extension implements io.Closer it is closed at exit, which must not
+	// touch its sandboxes.
+	Open func(ctx context.Context, env Env) (Extension, error)
+}
+
+// Env is what the broker lends an adapter when it opens an extension.
+type Env struct {
+	Extension string       // "ext.<name>"
+	Owner     string       // this installation; stamp it on every outside object
+	Dir       string       // private state directory (0700), kept between runs, unique to the extension
+	Log       *slog.Logger // for what no caller will see
+	// Decode fills a config struct from the file's `config:` block, over the values
+	// already there; unknown keys and wrong types fail with file, line and column.
+	Decode func(v any) error
+}
+
+// Typed completes an Adapter around a plain config struct: the defaults are copied,
+// the file decoded over them, and checked by Validate if *C has such a method.
+func Typed[C any](a Adapter, defaults C, open func(ctx context.Context, env Env, cfg C) (Extension, error)) Adapter {
+	shown := defaults
+	a.Config = &shown
+	a.Open = func(ctx context.Context, env Env) (Extension, error) {
+		cfg := defaults
+		if env.Decode != nil {
+			if err := env.Decode(&cfg); err != nil {
+				return nil, err
+			}
+		}
+		if v, ok := any(&cfg).(interface{ Validate() error }); ok {
+			if err := v.Validate(); err != nil {
+				return nil, err
+			}
+		}
+		return open(ctx, env, cfg)
+	}
+	return a
+}

@@ -1,0 +1,229 @@
+package sandboxer
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"iter"
+	"net"
+	"net/http"
+	"os"
+	"time"
+)
+
+// Capability names one optional interface, in profiles (`requires:`), in the API
+// and in the registry.
+type Capability string
+
+// The capabilities, each with the interface that provides it.
+const (
+	CanExec     Capability = "exec"     // Execer
+	CanFiles    Capability = "files"    // Filer
+	CanDial     Capability = "dial"     // Dialer
+	CanExpose   Capability = "expose"   // Exposer
+	CanProbe    Capability = "probe"    // Prober
+	CanDiscover Capability = "discover" // Discoverer
+	CanList     Capability = "list"     // Lister
+	CanSnapshot Capability = "snapshot" // Snapshotter
+	CanQuote    Capability = "quote"    // Quoter
+	CanMeter    Capability = "meter"    // Meter
+	CanPause    Capability = "pause"    // Pauser
+	CanRenew    Capability = "renew"    // Renewer
+	CanCapacity Capability = "capacity" // Capacitor
+	CanStats    Capability = "stats"    // Statser
+)
+
+// Capabilities lists every Capability.
+func Capabilities() []Capability {
+	return []Capability{CanExec, CanFiles, CanDial, CanExpose, CanProbe, CanDiscover, CanList,
+		CanSnapshot, CanQuote, CanMeter, CanPause, CanRenew, CanCapacity, CanStats}
+}
+
+// Execer runs commands inside a ready sandbox.
+type Execer interface {
+	// Exec runs cmd to its end. A non-zero exit is a result, not an error: the error
+	// says only that cmd could not be started or observed to the end. A command that
+	// does not exist is Exit{Code: 127}, one that may not be executed Exit{Code: 126},
+	// each with the explanation on Stderr. Cancelling ctx kills cmd and what it
+	// started, inside the sandbox, before Exec returns. Kinds: NotFound when the
+	// sandbox is gone, Invalid for an unusable Dir or User.
+	Exec(ctx context.Context, h Handle, cmd Cmd) (Exit, error)
+}
+
+// Cmd is a command with its streams, in the manner of os/exec.
+type Cmd struct {
+	Args           []string          // Args[0] is looked up in PATH inside the sandbox
+	Env            map[string]string // added to the sandbox's environment
+	Dir            string            // empty means the workspace
+	User           string            // name or uid[:gid]; empty means the sandbox's default
+	TTY            *WinSize          // non-nil asks for a terminal; Stderr is then unused
+	Stdin          io.Reader         // nil means no input (EOF at once)
+	Stdout, Stderr io.Writer         // nil discards
+	Resize         <-chan WinSize    // terminal size changes; nil if none
+	Signals        <-chan os.Signal  // delivered to the command; nil if none
+}
+
+// WinSize is the size of a terminal in character cells.
+type WinSize struct {
+	Cols uint16 `json:"cols"`
+	Rows uint16 `json:"rows"`
+}
+
+// Exit is how a command ended. Killed by a signal n, Code is 128+n and Signal its
+// name without "SIG" ("KILL").
+type Exit struct {
+	Code   int    `json:"code"`
+	Signal string `json:"signal,omitempty"`
+}
+
+// Filer works on files inside a ready sandbox. Names are absolute and clean. Kinds:
+// NotFound for a missing file or sandbox, Invalid for a directory where a file is
+// expected (and the reverse), Exhausted for a full disk.
+type Filer interface {
+	ReadFile(ctx context.Context, h Handle, name string) (io.ReadCloser, error)
+	// WriteFile creates or replaces the file with r's content, making parent
+	// directories. If r or the sandbox fails midway, the former content may be lost
+	// but an error is certain.
+	WriteFile(ctx context.Context, h Handle, name string, mode fs.FileMode, r io.Reader) error
+	StatFile(ctx context.Context, h Handle, name string) (FileInfo, error)
+	ListFiles(ctx context.Context, h Handle, dir string) iter.Seq2[FileInfo, error]
+	MakeDir(ctx context.Context, h Handle, dir string) error // with parents; an existing directory is success
+	MoveFile(ctx context.Context, h Handle, from, to string) error
+	RemoveFile(ctx context.Context, h Handle, name string) error // recursive; absence is success
+}
+
+// FileInfo describes one file. Symbolic links are described, not followed.
+type FileInfo struct {
+	Path    string      `json:"path"` // absolute
+	Size    int64       `json:"size"`
+	Mode    fs.FileMode `json:"mode"` // type and permission bits
+	ModTime time.Time   `json:"mod_time"`
+	Owner   string      `json:"owner,omitempty"`
+	Group   string      `json:"group,omitempty"`
+	Target  string      `json:"target,omitempty"` // of a symbolic link
+}
+
+// Dialer opens byte streams to TCP ports inside a ready sandbox, also to those that
+// listen on its loopback only. Kinds: Unavailable when nothing listens there.
+type Dialer interface {
+	Dial(ctx context.Context, h Handle, port int) (net.Conn, error)
+}
+
+// Exposer names a backend-published URL for a port, for backends without raw
+// streams. The broker's proxy adds Header and never shows it to clients.
+type Exposer interface {
+	Expose(ctx context.Context, h Handle, port int) (Endpoint, error)
+}
+
+// Endpoint is a published port.
+type Endpoint struct {
+	URL    string
+	Header http.Header // credentials for the backend's edge
+}
+
+// Liveness is the answer of a probe.
+type Liveness string
+
+// The three answers. An error from a probe means Unknown.
+const (
+	Alive   Liveness = "alive"
+	Gone    Liveness = "gone"    // proven: the backend answered and does not have it
+	Unknown Liveness = "unknown" // the backend could not tell; never a reason to give up
+)
+
+// Prober answers cheaply whether one sandbox still exists. A probe must not change
+// what it probes (it must not extend a lifetime).
+type Prober interface {
+	IsAlive(ctx context.Context, h Handle) (Liveness, error)
+}
+
+// Discoverer finds a sandbox made by an earlier process by its deterministic ID.
+// It answers NotFound when there is none, also on any doubt about whose it is.
+type Discoverer interface {
+	Discover(ctx context.Context, id string) (Handle, error)
+}
+
+// Lister enumerates every object that carries owner's stamp, in whatever condition.
+// Only with it can the sweep find orphans.
+type Lister interface {
+	ListRunning(ctx context.Context, owner string) iter.Seq2[Handle, error]
+}
+
+// Snapshotter saves sandboxes and builds new ones from what was saved. The promises
+// of Provision and Teardown hold for RestoreFromSnapshot and DropSnapshot; Snapshot
+// is idempotent in id and leaves the sandbox running.
+type Snapshotter interface {
+	Snapshot(ctx context.Context, h Handle, id string) (Snapshot, error)
+	RestoreFromSnapshot(ctx context.Context, spec Spec, s Snapshot) (Handle, error)
+	DropSnapshot(ctx context.Context, s Snapshot) error
+}
+
+// Snapshot is an extension's receipt for a saved checkpoint; the promises of Handle
+// hold for it.
+type Snapshot struct {
+	SnapshotID string            `json:"snapshot_id"`
+	Bytes      int64             `json:"bytes,omitempty"`
+	Memory     bool              `json:"memory,omitempty"`   // processes survive, not only files
+	Quiesced   bool              `json:"quiesced,omitempty"` // taken while nothing was written; otherwise crash-consistent
+	Meta       map[string]string `json:"meta,omitempty"`
+}
+
+// Quoter tells the price before anything is created. A nil quote means: no charge
+// known; the profile's own price applies.
+type Quoter interface {
+	EstimateCost(ctx context.Context, spec Spec, duration time.Duration) (*MeterQuote, error)
+}
+
+// Meter tells what a sandbox has consumed since Provision, cumulatively, so that
+// reading twice never charges twice.
+type Meter interface {
+	MeterActual(ctx context.Context, h Handle, duration time.Duration) (Usage, error)
+}
+
+// Pauser freezes and thaws a sandbox by the backend's own means, keeping its memory.
+type Pauser interface {
+	Pause(ctx context.Context, h Handle) error
+	Resume(ctx context.Context, h Handle) error
+}
+
+// Renewer moves the backend's own deadline (the fuse) of a sandbox.
+type Renewer interface {
+	Renew(ctx context.Context, h Handle, until time.Time) error
+}
+
+// Capacitor says what the extension can take now. An error takes it out of routing.
+type Capacitor interface {
+	Capacity(ctx context.Context, host string) (Offer, error)
+}
+
+// Offer is room for further sandboxes.
+type Offer struct {
+	Free  int               `json:"free"`            // further sandboxes; -1 if unknown
+	Hosts []string          `json:"hosts,omitempty"` // placement hosts
+	Attrs map[string]string `json:"attrs,omitempty"` // for people: version, platform, …
+}
+
+// Statser measures one sandbox.
+type Statser interface {
+	Stats(ctx context.Context, h Handle) (Stats, error)
+}
+
+// Stats are a sandbox's consumption at one moment. A zero limit means none; a
+// negative figure means the extension cannot measure it.
+type Stats struct {
+	At          time.Time     `json:"at"`
+	CPU         time.Duration `json:"cpu_ns"` // processor time since start
+	MemoryBytes int64         `json:"memory_bytes"`
+	MemoryLimit int64         `json:"memory_limit,omitempty"`
+	DiskBytes   int64         `json:"disk_bytes"`
+	DiskLimit   int64         `json:"disk_limit,omitempty"`
+	PIDs        int64         `json:"pids"`
+	RxBytes     int64         `json:"rx_bytes"`
+	TxBytes     int64         `json:"tx_bytes"`
+}
+
+// Narrower disclaims capabilities that the Go type has but this configuration or
+// machine lacks.
+type Narrower interface {
+	Without() []Capability
+}

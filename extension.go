@@ -1,0 +1,146 @@
+package sandboxer
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+)
+
+// An Extension is one configured backend: this machine's gVisor, an engine, a
+// cluster, an account. It makes and removes sandboxes; what more it can do it says
+// by also implementing capability interfaces (capability.go).
+//
+// Only package internal/backend calls an extension, after checking arguments and
+// setting a deadline. Methods must be safe for concurrent use and must return
+// promptly once ctx is done; a call whose ctx is already done must change nothing.
+// An extension keeps no per-sandbox state that the next process could not find
+// again: what it must remember goes into the Handle.
+type Extension interface {
+	// Provision makes the sandbox described by spec, or finds the one it made
+	// before: it is idempotent in (spec.ID, spec.Generation), also when called
+	// concurrently. It may return before the sandbox accepts work.
+	//
+	// If it fails it leaves nothing behind, or something that
+	// Teardown(ctx, Handle{SandboxID: spec.ID, Generation: spec.Generation}) finds.
+	// Kinds: Invalid and Unsupported before anything exists; Unavailable and
+	// Exhausted when another backend may do better; Failed when the order itself is
+	// at fault (a missing image, a broken archive).
+	Provision(ctx context.Context, spec Spec) (Handle, error)
+
+	// WaitReady blocks until the sandbox accepts work. Kinds: Unavailable when
+	// another backend may do better, Failed when the sandbox itself is at fault
+	// (its main process crashes), NotFound when it is proven gone.
+	WaitReady(ctx context.Context, h Handle) (Reachability, error)
+
+	// Teardown releases everything made for h. It is idempotent, accepts a handle
+	// with nothing but SandboxID and Generation, and treats absence as success. It
+	// must not touch a newer generation of the same ID. A nil error promises that
+	// nothing remains that holds resources or costs money.
+	Teardown(ctx context.Context, h Handle) (CleanupReport, error)
+}
+
+// A Handle is an extension's receipt for one sandbox. It is opaque to everybody
+// but its adapter, stored verbatim by the broker, and shown to operators. It must
+// stay small (MaxHandleBytes) and must not contain secrets.
+type Handle struct {
+	SandboxID  string          `json:"sandbox_id"`           // chosen by the broker; always set
+	Generation int             `json:"generation,omitempty"` // incarnation of that ID; 0 means any
+	Host       string          `json:"host,omitempty"`       // where it was placed
+	Ref        string          `json:"ref,omitempty"`        // the backend's own name for it
+	Data       json.RawMessage `json:"data,omitempty"`       // private to the adapter, which versions it
+}
+
+// MaxHandleBytes bounds a handle's JSON form.
+const MaxHandleBytes = 16 << 10
+
+// Reachability is what a caller needs to get into a ready sandbox. It is shown on
+// the sandbox's status; it must not contain secrets.
+type Reachability struct {
+	Host           string            `json:"host,omitempty"`            // placement host
+	SSH            string            `json:"ssh,omitempty"`             // SSH destination, user@host[:port]
+	RemoteDir      string            `json:"remote_dir,omitempty"`      // workspace path there
+	ComposeProject string            `json:"compose_project,omitempty"` // compose extensions only
+	URL            string            `json:"url,omitempty"`             // base URL of a URL-reachable sandbox
+	Ports          []Port            `json:"ports,omitempty"`           // published ports
+	Extra          map[string]string `json:"extra,omitempty"`
+}
+
+// A Port is one reachable port of a sandbox.
+type Port struct {
+	Port int    `json:"port"`           // inside the sandbox
+	Addr string `json:"addr,omitempty"` // host:port that reaches it from the broker, if any
+	URL  string `json:"url,omitempty"`  // backend-published URL, if any
+}
+
+// CleanupReport says what a teardown did. Kept names what was deliberately left
+// (an attached VM stays); Warnings what an operator should look at.
+type CleanupReport struct {
+	Removed  []string `json:"removed,omitempty"`
+	Kept     []string `json:"kept,omitempty"`
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// Spec is the resolved order for one sandbox: profile, inputs and request merged.
+// Extensions never modify it.
+type Spec struct {
+	ID         string            `json:"id"`
+	Generation int               `json:"generation"`
+	Owner      string            `json:"owner"` // this installation; stamp it on every outside object
+	Profile    Profile           `json:"profile"`
+	Inputs     map[string]string `json:"inputs,omitempty"`
+	Host       string            `json:"host,omitempty"` // asked-for placement; empty lets the extension choose
+	Consumer   Consumer          `json:"consumer,omitzero"`
+	Image      string            `json:"image,omitempty"`   // in the backend's terms; empty means the adapter's default
+	Command    []string          `json:"command,omitempty"` // main process; empty means the adapter's default
+	Env        map[string]string `json:"-"`                 // may hold secrets: the store keeps it sealed, apart from the spec
+	Labels     map[string]string `json:"labels,omitempty"`
+	Limits     Limits            `json:"limits,omitzero"`
+	Network    NetworkPolicy     `json:"network,omitzero"`
+	Mounts     []Mount           `json:"mounts,omitempty"`
+	Ports      []int             `json:"ports,omitempty"`
+	Workspace  string            `json:"workspace,omitempty"` // absolute path of the workspace inside; empty means the adapter's default
+	User       string            `json:"user,omitempty"`      // default user of commands
+	Fuse       time.Time         `json:"fuse,omitzero"`       // the backend may destroy the sandbox by itself after this
+}
+
+// Limits bound a sandbox. A zero field means the adapter's default. What an adapter
+// cannot enforce it refuses with Unsupported before anything exists.
+type Limits struct {
+	MilliCPU    int64 `json:"milli_cpu,omitempty"` // thousandths of a CPU
+	MemoryBytes int64 `json:"memory_bytes,omitempty"`
+	DiskBytes   int64 `json:"disk_bytes,omitempty"` // writable layer and workspace together
+	PIDs        int64 `json:"pids,omitempty"`       // processes and threads
+	GPUs        int   `json:"gpus,omitempty"`
+}
+
+// NetworkMode is the coarse network policy of a sandbox.
+type NetworkMode string
+
+// The network modes. An empty mode means NetworkNone.
+const (
+	NetworkNone   NetworkMode = "none"   // loopback only
+	NetworkPublic NetworkMode = "public" // the public internet; never loopback, link-local, metadata, private ranges or the broker
+	NetworkAllow  NetworkMode = "allow"  // only what NetworkPolicy.Allow names
+)
+
+// NetworkPolicy says what a sandbox may reach.
+type NetworkPolicy struct {
+	Mode  NetworkMode `json:"mode,omitempty"`
+	Allow []string    `json:"allow,omitempty"` // domain, *.domain, IP, CIDR, each with an optional :port
+}
+
+// A Mount makes a host path visible inside. Adapters that do not manage containers
+// refuse mounts with Unsupported.
+type Mount struct {
+	Source   string `json:"source"` // absolute host path, which must exist
+	Target   string `json:"target"` // absolute path inside
+	ReadOnly bool   `json:"read_only,omitempty"`
+}
+
+// Consumer attributes a sandbox to whoever asked for it. It travels on the create
+// request, not in the inputs, and changes nothing about the sandbox.
+type Consumer struct {
+	ID   string            `json:"id,omitempty"`   // person, agent or service
+	Kind string            `json:"kind,omitempty"` // "agent", "ci", "user", …
+	Meta map[string]string `json:"meta,omitempty"`
+}

@@ -1,0 +1,560 @@
+// Package backend turns an Extension into a Backend, the portable type through
+// which the rest of the program, and the conformance suite, use it.
+//
+// Behaviour that every backend shares is written here once: resolving
+// capabilities, checking arguments and answers, deadlines, error kinds and
+// measuring. Nobody else type-asserts an extension, and there are no decorators
+// around Extension, so no capability can get lost behind one. Retrying is not done
+// here: the manager's sweep repeats what is owed, and it alone knows for how long.
+package backend
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"net"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Backend is one opened extension.
+type Backend struct {
+	id   string
+	ext  sandboxer.Extension
+	opts Options
+	caps []sandboxer.Capability
+
+	exec     sandboxer.Execer
+	files    sandboxer.Filer
+	dial     sandboxer.Dialer
+	expose   sandboxer.Exposer
+	probe    sandboxer.Prober
+	discover sandboxer.Discoverer
+	list     sandboxer.Lister
+	snapshot sandboxer.Snapshotter
+	quote    sandboxer.Quoter
+	meter    sandboxer.Meter
+	pause    sandboxer.Pauser
+	renew    sandboxer.Renewer
+	capacity sandboxer.Capacitor
+	stats    sandboxer.Statser
+}
+
+// Options tune a Backend; the zero value works.
+type Options struct {
+	// Deadlines of one call each; 0 takes the default. Exec and open streams have
+	// none but the caller's.
+	Provision time.Duration // default 10 minutes
+	Ready     time.Duration // default 5 minutes
+	Teardown  time.Duration // default 5 minutes
+	Save      time.Duration // Snapshot, RestoreFromSnapshot; default 30 minutes
+	Short     time.Duration // everything else; default 30 seconds
+
+	// Observe, if set, is told of every finished call: its operation, the Kind of
+	// its error ("" for success) and how long it took.
+	Observe func(extension, op string, kind sandboxer.Kind, took time.Duration)
+}
+
+// New wraps ext, the opened extension named id, resolving its capabilities once.
+func New(id string, ext sandboxer.Extension, opts Options) *Backend {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&opts.Provision, 10*time.Minute)
+	def(&opts.Ready, 5*time.Minute)
+	def(&opts.Teardown, 5*time.Minute)
+	def(&opts.Save, 30*time.Minute)
+	def(&opts.Short, 30*time.Second)
+
+	b := &Backend{id: id, ext: ext, opts: opts}
+	var not []sandboxer.Capability
+	if n, ok := ext.(sandboxer.Narrower); ok {
+		not = n.Without()
+	}
+	resolve(b, &b.exec, sandboxer.CanExec, not)
+	resolve(b, &b.files, sandboxer.CanFiles, not)
+	resolve(b, &b.dial, sandboxer.CanDial, not)
+	resolve(b, &b.expose, sandboxer.CanExpose, not)
+	resolve(b, &b.probe, sandboxer.CanProbe, not)
+	resolve(b, &b.discover, sandboxer.CanDiscover, not)
+	resolve(b, &b.list, sandboxer.CanList, not)
+	resolve(b, &b.snapshot, sandboxer.CanSnapshot, not)
+	resolve(b, &b.quote, sandboxer.CanQuote, not)
+	resolve(b, &b.meter, sandboxer.CanMeter, not)
+	resolve(b, &b.pause, sandboxer.CanPause, not)
+	resolve(b, &b.renew, sandboxer.CanRenew, not)
+	resolve(b, &b.capacity, sandboxer.CanCapacity, not)
+	resolve(b, &b.stats, sandboxer.CanStats, not)
+	return b
+}
+
+func resolve[T any](b *Backend, dst *T, c sandboxer.Capability, not []sandboxer.Capability) {
+	if t, ok := b.ext.(T); ok && !slices.Contains(not, c) {
+		*dst = t
+		b.caps = append(b.caps, c)
+	}
+}
+
+// ID returns the extension's ID, "ext.<name>".
+func (b *Backend) ID() string { return b.id }
+
+// Capabilities lists what the backend can do, in the order of
+// sandboxer.Capabilities.
+func (b *Backend) Capabilities() []sandboxer.Capability { return slices.Clone(b.caps) }
+
+// Can reports whether the backend has capability c.
+func (b *Backend) Can(c sandboxer.Capability) bool { return slices.Contains(b.caps, c) }
+
+// Close closes the extension, which leaves its sandboxes alone.
+func (b *Backend) Close() error {
+	if c, ok := b.ext.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
+
+// Provision checks spec, provisions it and checks the handle that comes back.
+func (b *Backend) Provision(ctx context.Context, spec sandboxer.Spec) (h sandboxer.Handle, err error) {
+	if err := checkSpec(spec); err != nil {
+		return h, err
+	}
+	err = b.call(ctx, "provision", b.opts.Provision, func(ctx context.Context) error {
+		h, err = b.ext.Provision(ctx, spec)
+		if err != nil {
+			return err
+		}
+		return checkHandle(h, spec)
+	})
+	return h, err
+}
+
+// WaitReady waits until the sandbox accepts work.
+func (b *Backend) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer.Reachability, err error) {
+	err = b.call(ctx, "wait_ready", b.opts.Ready, func(ctx context.Context) error {
+		r, err = b.ext.WaitReady(ctx, h)
+		return err
+	})
+	return r, err
+}
+
+// Teardown releases everything made for h.
+func (b *Backend) Teardown(ctx context.Context, h sandboxer.Handle) (r sandboxer.CleanupReport, err error) {
+	if err := sandboxer.CheckID(h.SandboxID); err != nil {
+		return r, err
+	}
+	err = b.call(ctx, "teardown", b.opts.Teardown, func(ctx context.Context) error {
+		r, err = b.ext.Teardown(ctx, h)
+		return err
+	})
+	return r, err
+}
+
+// Exec runs a command inside the sandbox; see sandboxer.Execer.
+func (b *Backend) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (x sandboxer.Exit, err error) {
+	if b.exec == nil {
+		return x, b.cannot(sandboxer.CanExec)
+	}
+	if err := checkCmd(cmd); err != nil {
+		return x, err
+	}
+	err = b.call(ctx, "exec", 0, func(ctx context.Context) error {
+		x, err = b.exec.Exec(ctx, h, cmd)
+		return err
+	})
+	return x, err
+}
+
+// ReadFile opens a file; the caller closes it.
+func (b *Backend) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (r io.ReadCloser, err error) {
+	err = b.file(ctx, "read_file", 0, func(ctx context.Context) error {
+		r, err = b.files.ReadFile(ctx, h, name)
+		return err
+	}, name)
+	return r, err
+}
+
+// WriteFile creates or replaces a file.
+func (b *Backend) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
+	return b.file(ctx, "write_file", 0, func(ctx context.Context) error {
+		return b.files.WriteFile(ctx, h, name, mode, r)
+	}, name)
+}
+
+// StatFile describes a file.
+func (b *Backend) StatFile(ctx context.Context, h sandboxer.Handle, name string) (fi sandboxer.FileInfo, err error) {
+	err = b.file(ctx, "stat_file", b.opts.Short, func(ctx context.Context) error {
+		fi, err = b.files.StatFile(ctx, h, name)
+		return err
+	}, name)
+	return fi, err
+}
+
+// ListFiles lists a directory, not its subdirectories, in the order of names.
+func (b *Backend) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) iter.Seq2[sandboxer.FileInfo, error] {
+	return func(yield func(sandboxer.FileInfo, error) bool) {
+		err := b.file(ctx, "list_files", 0, func(ctx context.Context) error {
+			for fi, err := range b.files.ListFiles(ctx, h, dir) {
+				if err != nil {
+					return err
+				}
+				if !yield(fi, nil) {
+					yield = nil
+					return nil
+				}
+			}
+			return nil
+		}, dir)
+		if err != nil && yield != nil {
+			yield(sandboxer.FileInfo{}, err)
+		}
+	}
+}
+
+// MakeDir makes a directory and its parents.
+func (b *Backend) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
+	return b.file(ctx, "make_dir", b.opts.Short, func(ctx context.Context) error {
+		return b.files.MakeDir(ctx, h, dir)
+	}, dir)
+}
+
+// MoveFile renames a file or directory.
+func (b *Backend) MoveFile(ctx context.Context, h sandboxer.Handle, from, to string) error {
+	return b.file(ctx, "move_file", b.opts.Short, func(ctx context.Context) error {
+		return b.files.MoveFile(ctx, h, from, to)
+	}, from, to)
+}
+
+// RemoveFile removes a file or a tree.
+func (b *Backend) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) error {
+	return b.file(ctx, "remove_file", 0, func(ctx context.Context) error {
+		return b.files.RemoveFile(ctx, h, name)
+	}, name)
+}
+
+// Dial opens a stream to a port inside the sandbox.
+func (b *Backend) Dial(ctx context.Context, h sandboxer.Handle, port int) (c net.Conn, err error) {
+	if b.dial == nil {
+		return nil, b.cannot(sandboxer.CanDial)
+	}
+	if err := checkPort(port); err != nil {
+		return nil, err
+	}
+	err = b.call(ctx, "dial", b.opts.Short, func(ctx context.Context) error {
+		c, err = b.dial.Dial(ctx, h, port)
+		return err
+	})
+	return c, err
+}
+
+// Expose names a backend-published URL for a port.
+func (b *Backend) Expose(ctx context.Context, h sandboxer.Handle, port int) (e sandboxer.Endpoint, err error) {
+	if b.expose == nil {
+		return e, b.cannot(sandboxer.CanExpose)
+	}
+	if err := checkPort(port); err != nil {
+		return e, err
+	}
+	err = b.call(ctx, "expose", b.opts.Short, func(ctx context.Context) error {
+		e, err = b.expose.Expose(ctx, h, port)
+		return err
+	})
+	return e, err
+}
+
+// IsAlive probes one sandbox. An error always comes with Unknown.
+func (b *Backend) IsAlive(ctx context.Context, h sandboxer.Handle) (l sandboxer.Liveness, err error) {
+	if b.probe == nil {
+		return sandboxer.Unknown, b.cannot(sandboxer.CanProbe)
+	}
+	err = b.call(ctx, "probe", b.opts.Short, func(ctx context.Context) error {
+		l, err = b.probe.IsAlive(ctx, h)
+		return err
+	})
+	if err != nil {
+		return sandboxer.Unknown, err
+	}
+	return l, nil
+}
+
+// Discover finds a sandbox by its ID.
+func (b *Backend) Discover(ctx context.Context, id string) (h sandboxer.Handle, err error) {
+	if b.discover == nil {
+		return h, b.cannot(sandboxer.CanDiscover)
+	}
+	if err := sandboxer.CheckID(id); err != nil {
+		return h, err
+	}
+	err = b.call(ctx, "discover", b.opts.Short, func(ctx context.Context) error {
+		h, err = b.discover.Discover(ctx, id)
+		return err
+	})
+	return h, err
+}
+
+// ListRunning enumerates every object with owner's stamp.
+func (b *Backend) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
+	return func(yield func(sandboxer.Handle, error) bool) {
+		if b.list == nil {
+			yield(sandboxer.Handle{}, b.cannot(sandboxer.CanList))
+			return
+		}
+		err := b.call(ctx, "list", b.opts.Short, func(ctx context.Context) error {
+			for h, err := range b.list.ListRunning(ctx, owner) {
+				if err != nil {
+					return err
+				}
+				if !yield(h, nil) {
+					yield = nil
+					return nil
+				}
+			}
+			return nil
+		})
+		if err != nil && yield != nil {
+			yield(sandboxer.Handle{}, err)
+		}
+	}
+}
+
+// Snapshot saves the sandbox under id.
+func (b *Backend) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (s sandboxer.Snapshot, err error) {
+	if b.snapshot == nil {
+		return s, b.cannot(sandboxer.CanSnapshot)
+	}
+	err = b.call(ctx, "snapshot", b.opts.Save, func(ctx context.Context) error {
+		s, err = b.snapshot.Snapshot(ctx, h, id)
+		return err
+	})
+	return s, err
+}
+
+// RestoreFromSnapshot provisions a new sandbox from a snapshot.
+func (b *Backend) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s sandboxer.Snapshot) (h sandboxer.Handle, err error) {
+	if b.snapshot == nil {
+		return h, b.cannot(sandboxer.CanSnapshot)
+	}
+	if err := checkSpec(spec); err != nil {
+		return h, err
+	}
+	err = b.call(ctx, "restore", b.opts.Save, func(ctx context.Context) error {
+		h, err = b.snapshot.RestoreFromSnapshot(ctx, spec, s)
+		if err != nil {
+			return err
+		}
+		return checkHandle(h, spec)
+	})
+	return h, err
+}
+
+// DropSnapshot removes a snapshot.
+func (b *Backend) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
+	if b.snapshot == nil {
+		return b.cannot(sandboxer.CanSnapshot)
+	}
+	return b.call(ctx, "drop_snapshot", b.opts.Teardown, func(ctx context.Context) error {
+		return b.snapshot.DropSnapshot(ctx, s)
+	})
+}
+
+// EstimateCost asks the backend's price; nil when it knows none.
+func (b *Backend) EstimateCost(ctx context.Context, spec sandboxer.Spec, d time.Duration) (q *sandboxer.MeterQuote, err error) {
+	if b.quote == nil {
+		return nil, b.cannot(sandboxer.CanQuote)
+	}
+	err = b.call(ctx, "quote", b.opts.Short, func(ctx context.Context) error {
+		q, err = b.quote.EstimateCost(ctx, spec, d)
+		return err
+	})
+	return q, err
+}
+
+// MeterActual asks what the sandbox has consumed.
+func (b *Backend) MeterActual(ctx context.Context, h sandboxer.Handle, d time.Duration) (u sandboxer.Usage, err error) {
+	if b.meter == nil {
+		return u, b.cannot(sandboxer.CanMeter)
+	}
+	err = b.call(ctx, "meter", b.opts.Short, func(ctx context.Context) error {
+		u, err = b.meter.MeterActual(ctx, h, d)
+		return err
+	})
+	return u, err
+}
+
+// Pause freezes the sandbox by the backend's own means.
+func (b *Backend) Pause(ctx context.Context, h sandboxer.Handle) error {
+	if b.pause == nil {
+		return b.cannot(sandboxer.CanPause)
+	}
+	return b.call(ctx, "pause", b.opts.Save, func(ctx context.Context) error { return b.pause.Pause(ctx, h) })
+}
+
+// Resume thaws the sandbox.
+func (b *Backend) Resume(ctx context.Context, h sandboxer.Handle) error {
+	if b.pause == nil {
+		return b.cannot(sandboxer.CanPause)
+	}
+	return b.call(ctx, "resume", b.opts.Save, func(ctx context.Context) error { return b.pause.Resume(ctx, h) })
+}
+
+// Renew moves the backend's own deadline.
+func (b *Backend) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
+	if b.renew == nil {
+		return b.cannot(sandboxer.CanRenew)
+	}
+	return b.call(ctx, "renew", b.opts.Short, func(ctx context.Context) error { return b.renew.Renew(ctx, h, until) })
+}
+
+// Capacity asks what the backend can take now.
+func (b *Backend) Capacity(ctx context.Context, host string) (o sandboxer.Offer, err error) {
+	if b.capacity == nil {
+		return o, b.cannot(sandboxer.CanCapacity)
+	}
+	err = b.call(ctx, "capacity", b.opts.Short, func(ctx context.Context) error {
+		o, err = b.capacity.Capacity(ctx, host)
+		return err
+	})
+	return o, err
+}
+
+// Stats measures the sandbox.
+func (b *Backend) Stats(ctx context.Context, h sandboxer.Handle) (s sandboxer.Stats, err error) {
+	if b.stats == nil {
+		return s, b.cannot(sandboxer.CanStats)
+	}
+	err = b.call(ctx, "stats", b.opts.Short, func(ctx context.Context) error {
+		s, err = b.stats.Stats(ctx, h)
+		return err
+	})
+	return s, err
+}
+
+func (b *Backend) file(ctx context.Context, op string, limit time.Duration, f func(context.Context) error, names ...string) error {
+	if b.files == nil {
+		return b.cannot(sandboxer.CanFiles)
+	}
+	for _, n := range names {
+		if !path.IsAbs(n) || path.Clean(n) != n || strings.ContainsRune(n, 0) {
+			return sandboxer.E(sandboxer.Invalid, nil, "%q is not a clean absolute path", n).
+				WithHint("write it from the root of the sandbox, without . or .. elements: /workspace/file")
+		}
+	}
+	return b.call(ctx, op, limit, f)
+}
+
+func (b *Backend) cannot(c sandboxer.Capability) error {
+	return sandboxer.E(sandboxer.Unsupported, nil, "extension %q does not support %s", b.id, c)
+}
+
+// call applies the deadline, classifies the error and reports the call.
+func (b *Backend) call(ctx context.Context, op string, limit time.Duration, f func(context.Context) error) error {
+	if err := ctx.Err(); err != nil { // a call with a done ctx changes nothing
+		return sandboxer.E(sandboxer.KindOf(err), err, "%s was canceled before it began", op)
+	}
+	if limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, limit, errDeadline)
+		defer cancel()
+	}
+	start := time.Now()
+	err := f(ctx)
+	if err != nil {
+		err = b.classify(ctx, op, limit, err)
+	}
+	if b.opts.Observe != nil {
+		b.opts.Observe(b.id, op, sandboxer.KindOf(err), time.Since(start))
+	}
+	return err
+}
+
+var errDeadline = errors.New("deadline of the call")
+
+func (b *Backend) classify(ctx context.Context, op string, limit time.Duration, err error) error {
+	if errors.Is(err, context.DeadlineExceeded) && context.Cause(ctx) == errDeadline {
+		return sandboxer.E(sandboxer.Timeout, err, "%s: %s did not finish within %s", b.id, op, limit)
+	}
+	var e *sandboxer.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	kind := sandboxer.KindOf(err)
+	return sandboxer.E(kind, err, "%s: %s failed", b.id, op)
+}
+
+func checkSpec(s sandboxer.Spec) error {
+	if err := sandboxer.CheckID(s.ID); err != nil {
+		return err
+	}
+	switch {
+	case s.Generation < 1:
+		return sandboxer.E(sandboxer.Invalid, nil, "generation %d of sandbox %s: want 1 or more", s.Generation, s.ID)
+	case s.Owner == "":
+		return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has no owner", s.ID)
+	}
+	for k, v := range s.Env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+			return sandboxer.E(sandboxer.Invalid, nil, "environment variable %q: a name has no '=', and neither name nor value a NUL byte", k)
+		}
+	}
+	for _, p := range s.Ports {
+		if err := checkPort(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkHandle(h sandboxer.Handle, spec sandboxer.Spec) error {
+	if h.SandboxID != spec.ID || h.Generation != spec.Generation {
+		return sandboxer.E(sandboxer.Internal, nil, "the extension returned a handle of %s/%d for %s/%d",
+			h.SandboxID, h.Generation, spec.ID, spec.Generation)
+	}
+	j, err := json.Marshal(h)
+	if err != nil {
+		return sandboxer.E(sandboxer.Internal, err, "the handle of %s does not encode", spec.ID)
+	}
+	if len(j) > sandboxer.MaxHandleBytes {
+		return sandboxer.E(sandboxer.Internal, nil, "the handle of %s takes %d bytes; at most %d are kept",
+			spec.ID, len(j), sandboxer.MaxHandleBytes)
+	}
+	return nil
+}
+
+func checkCmd(c sandboxer.Cmd) error {
+	if len(c.Args) == 0 || c.Args[0] == "" {
+		return sandboxer.E(sandboxer.Invalid, nil, "no command given")
+	}
+	for _, a := range c.Args {
+		if strings.ContainsRune(a, 0) {
+			return sandboxer.E(sandboxer.Invalid, nil, "an argument of the command contains a NUL byte")
+		}
+	}
+	for k, v := range c.Env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+			return sandboxer.E(sandboxer.Invalid, nil, "environment variable %q: a name has no '=', and neither name nor value a NUL byte", k)
+		}
+	}
+	if c.Dir != "" && !path.IsAbs(c.Dir) {
+		return sandboxer.E(sandboxer.Invalid, nil, "working directory %q is not absolute", c.Dir)
+	}
+	if c.TTY != nil && (c.TTY.Cols == 0 || c.TTY.Rows == 0) {
+		return sandboxer.E(sandboxer.Invalid, nil, "a terminal of %dx%d cells has no room", c.TTY.Cols, c.TTY.Rows)
+	}
+	return nil
+}
+
+func checkPort(p int) error {
+	if p < 1 || p > 65535 {
+		return sandboxer.E(sandboxer.Invalid, nil, "%s is not a port (want 1 to 65535)", fmt.Sprint(p))
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package sandboxer
+
+import "time"
+
+// Profile is a named offer to users: what they may ask for, on which extension, with
+// which defaults and bounds. Its file form is profiles/profile.<slug>.yaml; package
+// internal/catalog reads it.
+type Profile struct {
+	ID          string            `json:"id"` // "profile.<slug>"
+	Title       string            `json:"title,omitempty"`
+	Description string            `json:"description,omitempty"`
+	Extension   string            `json:"extension"` // "ext.<name>"
+	Isolation   Isolation         `json:"isolation,omitempty"`
+	Requires    []Capability      `json:"requires,omitempty"`
+	Image       string            `json:"image,omitempty"`
+	Command     []string          `json:"command,omitempty"`
+	Env         map[string]string `json:"env,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Limits      Limits            `json:"limits,omitzero"`
+	Network     NetworkPolicy     `json:"network,omitzero"`
+	Mounts      []Mount           `json:"mounts,omitempty"`
+	Ports       []int             `json:"ports,omitempty"`
+	Workspace   string            `json:"workspace,omitempty"`
+	User        string            `json:"user,omitempty"`
+	Inputs      map[string]string `json:"inputs,omitempty"` // defaults; the caller's win
+	TTL         time.Duration     `json:"ttl_ns,omitempty"` // lifetime when the caller names none
+	MaxTTL      time.Duration     `json:"max_ttl_ns,omitempty"`
+	Idle        time.Duration     `json:"idle_ns,omitempty"` // destroy after so long without use; 0 means never
+	Price       Price             `json:"price,omitzero"`    // what tenants pay where the extension quotes nothing
+}
+
+// Price is a profile's own tariff.
+type Price struct {
+	Setup   Credits `json:"setup,omitempty"`
+	PerHour Credits `json:"per_hour,omitempty"`
+}
+
+// DefaultTTL and DefaultMaxTTL apply where a profile names no lifetime.
+const (
+	DefaultTTL    = 30 * time.Minute
+	DefaultMaxTTL = 24 * time.Hour
+)
+
+// Isolation is how strongly a backend separates a sandbox from its neighbours and
+// its host.
+type Isolation string
+
+// The isolation levels, weakest first.
+const (
+	IsolationProcess   Isolation = "process"   // own processes and directory on a shared system
+	IsolationContainer Isolation = "container" // namespaces and cgroups on a shared kernel
+	IsolationGVisor    Isolation = "gvisor"    // a user-space kernel between the guest and the host's
+	IsolationVM        Isolation = "vm"        // a virtual machine with its own kernel
+)
+
+// Isolations lists every level, weakest first.
+func Isolations() []Isolation {
+	return []Isolation{IsolationProcess, IsolationContainer, IsolationGVisor, IsolationVM}
+}
+
+// PricingModel says who pays for an extension's sandboxes.
+type PricingModel string
+
+// The pricing models.
+const (
+	PricingSelfHosted PricingModel = "self-hosted" // runs on machines the operator has anyway
+	PricingMetered    PricingModel = "metered"     // somebody sends a bill for use
+)
+
+// PricingModels lists every pricing model.
+func PricingModels() []PricingModel { return []PricingModel{PricingSelfHosted, PricingMetered} }
+
+// Input declares one key of a create request's inputs.
+type Input struct {
+	Name     string `json:"name"`
+	Help     string `json:"help"`
+	Required bool   `json:"required,omitempty"`
+	// OneOf groups alternatives: of the inputs with the same OneOf, at least one
+	// must be given.
+	OneOf   string `json:"one_of,omitempty"`
+	Default string `json:"default,omitempty"`
+}
+
+// ExtensionInfo describes one configured extension, as its file and its adapter
+// declare it.
+type ExtensionInfo struct {
+	ID           string       `json:"id"` // "ext.<name>"
+	Title        string       `json:"title,omitempty"`
+	Adapter      string       `json:"adapter"` // the adapter's Kind
+	Handler      string       `json:"handler"` // as written in the file
+	Isolation    []Isolation  `json:"isolation_levels"`
+	Pricing      PricingModel `json:"pricing_model"`
+	Capabilities []Capability `json:"capabilities"` // what the opened extension really has
+	Inputs       []Input      `json:"inputs"`
+	Problem      string       `json:"problem,omitempty"` // why it could not be opened here; empty when it was
+}

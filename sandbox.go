@@ -1,0 +1,224 @@
+package sandboxer
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"slices"
+	"time"
+)
+
+// Sandbox is the broker's record of one incarnation of a sandbox. Only the manager
+// changes it, through a Store.
+type Sandbox struct {
+	ID         string   `json:"id"`
+	Generation int      `json:"generation"` // 1 for the first sandbox of that ID
+	Name       string   `json:"name,omitempty"`
+	Tenant     string   `json:"tenant"`
+	Profile    string   `json:"profile"`
+	Extension  string   `json:"extension"`
+	Host       string   `json:"host,omitempty"`
+	Consumer   Consumer `json:"consumer,omitzero"`
+
+	State   State  `json:"state"`
+	Reason  Reason `json:"reason,omitempty"`  // why it ends
+	Message string `json:"message,omitempty"` // the same for people
+
+	Spec         Spec           `json:"spec"`
+	SealedEnv    []byte         `json:"-"` // Spec.Env, encrypted by the manager
+	Handle       Handle         `json:"handle"`
+	Reachability Reachability   `json:"reachability,omitzero"`
+	Cleanup      *CleanupReport `json:"cleanup,omitempty"`
+	Quote        MeterQuote     `json:"quote,omitzero"` // price snapshot: a later price change does not touch it
+	Cost         Credits        `json:"cost,omitempty"` // posted; final once terminated
+
+	Version     int64     `json:"version"` // grows with every write; a write with a stale one fails with Conflict
+	Retries     int       `json:"retries,omitempty"`
+	LastError   string    `json:"last_error,omitempty"` // of the step that is being retried
+	AbsentSince time.Time `json:"absent_since,omitzero"`
+
+	CreatedAt time.Time `json:"created_at"`
+	ReadyAt   time.Time `json:"ready_at,omitzero"`
+	UsedAt    time.Time `json:"used_at,omitzero"`
+	ExpiresAt time.Time `json:"expires_at,omitzero"`
+	RetryAt   time.Time `json:"retry_at,omitzero"` // the sweep leaves it alone until then
+	EndingAt  time.Time `json:"ending_at,omitzero"`
+	EndedAt   time.Time `json:"ended_at,omitzero"`
+}
+
+// CreateRequest is what a caller asks for. Zero fields take the profile's values.
+type CreateRequest struct {
+	Profile   string            `json:"profile"`
+	Inputs    map[string]string `json:"inputs,omitempty"`
+	Name      string            `json:"name,omitempty"` // unique among the tenant's live sandboxes
+	TTL       time.Duration     `json:"ttl_ns,omitempty"`
+	Consumer  Consumer          `json:"consumer,omitzero"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	Env       map[string]string `json:"env,omitempty"`
+	Limits    Limits            `json:"limits,omitzero"`
+	Network   *NetworkPolicy    `json:"network,omitempty"`
+	Command   []string          `json:"command,omitempty"`
+	Image     string            `json:"image,omitempty"`
+	Mounts    []Mount           `json:"mounts,omitempty"`
+	Host      string            `json:"host,omitempty"`
+	MaxCost   Credits           `json:"max_cost,omitempty"` // refuse with NoCredit when the quote is higher; 0 means no bound
+	Thread    Thread            `json:"thread,omitzero"`    // gives the sandbox a deterministic ID
+	Key       string            `json:"-"`                  // idempotency key
+	NoWaiting bool              `json:"-"`                  // answer as soon as the record is committed
+}
+
+// Thread identifies a conversation of an agent: the same thread always gets the
+// same sandbox ID.
+type Thread struct {
+	User string `json:"user,omitempty"` // "default" if empty
+	ID   string `json:"id,omitempty"`
+}
+
+var (
+	idPattern     = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)
+	threadPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+	foreignChar   = regexp.MustCompile(`[^A-Za-z0-9_-]`)
+)
+
+const idAlphabet = "0123456789abcdefghjkmnpqrstvwxyz" // Crockford's: no i, l, o, u
+
+// NewID returns a fresh random 8-character sandbox ID (40 bits).
+func NewID() string {
+	var b [8]byte
+	rand.Read(b[:])
+	for i := range b {
+		b[i] = idAlphabet[b[i]%32]
+	}
+	return string(b[:])
+}
+
+// CheckID reports, as an Invalid error, why id cannot be a sandbox ID. IDs are
+// lower-case DNS labels of at most 48 characters, so that every backend can carry
+// them in a name.
+func CheckID(id string) error {
+	if !idPattern.MatchString(id) {
+		return E(Invalid, nil, "%q is not a sandbox ID: want 1 to 48 characters a-z, 0-9 and inner hyphens", id)
+	}
+	return nil
+}
+
+// SandboxID returns the deterministic ID of the thread: the first 16 hexadecimal
+// digits of SHA-256 over "user:thread", as deer-flow computes it. Characters outside
+// [A-Za-z0-9_-] are first replaced (normalizeForeign).
+func (t Thread) SandboxID() (string, error) {
+	user := t.User
+	if user == "" {
+		user = "default"
+	}
+	user = normalizeForeign(user)
+	if !threadPattern.MatchString(t.ID) {
+		return "", E(Invalid, nil, "%q is not a thread ID: want 1 to 64 characters A-Z, a-z, 0-9, _ and -", t.ID)
+	}
+	sum := sha256.Sum256([]byte(user + ":" + t.ID))
+	return hex.EncodeToString(sum[:])[:16], nil
+}
+
+// normalizeForeign maps any user name into [A-Za-z0-9_-], appending a digest of the
+// original when that lost something, so that two names never become one.
+func normalizeForeign(s string) string {
+	clean := foreignChar.ReplaceAllString(s, "-")
+	if clean == s {
+		return s
+	}
+	sum := sha256.Sum256([]byte(s))
+	return clean + "-" + hex.EncodeToString(sum[:])[:16]
+}
+
+// ExternalName is the name every outside object of one incarnation carries. It is
+// derived from what the broker wrote down before the object existed, so that it can
+// be found again after any crash.
+func ExternalName(owner, id string, generation int) string {
+	return fmt.Sprintf("sbx-%s-%s-g%d", owner, id, generation)
+}
+
+// An Event is one line of a sandbox's history, written in the same transaction as
+// the change it reports.
+type Event struct {
+	Seq        int64     `json:"seq"` // assigned by the store, strictly growing
+	At         time.Time `json:"at"`
+	SandboxID  string    `json:"sandbox_id,omitempty"`
+	Generation int       `json:"generation,omitempty"`
+	Tenant     string    `json:"tenant"`
+	Type       EventType `json:"type"`
+	From       State     `json:"from,omitempty"`
+	To         State     `json:"to,omitempty"`
+	Cause      Reason    `json:"cause,omitempty"`
+	Actor      string    `json:"actor"` // principal, or "sweep"
+	Message    string    `json:"message,omitempty"`
+}
+
+// EventType is what happened.
+type EventType string
+
+// The event types.
+const (
+	EventState   EventType = "state"   // From became To
+	EventStep    EventType = "step"    // progress within a state ("provisioned")
+	EventExtend  EventType = "extend"  // the expiry moved
+	EventRetry   EventType = "retry"   // a step failed and will be tried again
+	EventOrphan  EventType = "orphan"  // an object without a record was removed
+	EventKey     EventType = "key"     // an API key was made or revoked
+	EventWarning EventType = "warning" // something an operator should look at
+)
+
+// Principal is who is calling.
+type Principal struct {
+	Tenant string
+	Actor  string // for events: "key:<id>", "unix:<uid>", …
+	KeyID  string // the API key used, if any
+	Scopes []Scope
+}
+
+// Scope is one right of a principal.
+type Scope string
+
+// The scopes. Admin includes the others and sees every tenant.
+const (
+	ScopeRead  Scope = "read"  // look at sandboxes, files, events
+	ScopeWrite Scope = "write" // create, change, run commands, destroy
+	ScopeAdmin Scope = "admin" // keys, credits, audit, every tenant
+)
+
+// Scopes lists every scope.
+func Scopes() []Scope { return []Scope{ScopeRead, ScopeWrite, ScopeAdmin} }
+
+// Can reports whether p has scope s.
+func (p Principal) Can(s Scope) bool {
+	return slices.Contains(p.Scopes, ScopeAdmin) || slices.Contains(p.Scopes, s)
+}
+
+type principalKey struct{}
+
+// WithPrincipal returns ctx carrying p.
+func WithPrincipal(ctx context.Context, p Principal) context.Context {
+	return context.WithValue(ctx, principalKey{}, p)
+}
+
+// PrincipalFrom returns the principal in ctx. Without one it returns a principal
+// that may do nothing.
+func PrincipalFrom(ctx context.Context) Principal {
+	p, _ := ctx.Value(principalKey{}).(Principal)
+	return p
+}
+
+// A Secret is a string that does not print: every ordinary way of formatting,
+// logging or encoding it shows a mark instead.
+type Secret string
+
+const redacted = "[redacted]"
+
+// Reveal returns the secret itself.
+func (s Secret) Reveal() string               { return string(s) }
+func (s Secret) String() string               { return redacted }
+func (s Secret) GoString() string             { return redacted }
+func (s Secret) LogValue() slog.Value         { return slog.StringValue(redacted) }
+func (s Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }

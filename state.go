@@ -1,0 +1,62 @@
+package sandboxer
+
+import "slices"
+
+// State is where a sandbox is in its life:
+//
+//	creating ─► warm ─(claim)─► running ─► pausing ─► paused ─(resume)─► creating
+//	creating ─► running                    creating ─(failed resume)─► pausing
+//	any of them but terminated ─► terminating ─► terminated
+//
+// There is no "failed" state: failing is a Reason to terminate, and does not pay
+// the debt of a teardown.
+type State string
+
+// The states, with what the broker owes in each.
+const (
+	Creating    State = "creating"    // owes Provision or RestoreFromSnapshot, then WaitReady
+	Warm        State = "warm"        // owes nothing; ready, in the pool, nobody's
+	Running     State = "running"     // owes nothing; ready, a tenant's
+	Pausing     State = "pausing"     // owes a sealed checkpoint, then Teardown (or the native freeze)
+	Paused      State = "paused"      // owes keeping the checkpoint
+	Terminating State = "terminating" // owes Teardown, then closing the books
+	Terminated  State = "terminated"  // owes nothing; history
+)
+
+// States lists every State in the order of a life.
+func States() []State {
+	return []State{Creating, Warm, Running, Pausing, Paused, Terminating, Terminated}
+}
+
+var transitions = map[State][]State{
+	Creating:    {Warm, Running, Pausing, Terminating},
+	Warm:        {Running, Terminating},
+	Running:     {Pausing, Terminating},
+	Pausing:     {Paused, Terminating},
+	Paused:      {Creating, Terminating},
+	Terminating: {Terminated},
+	Terminated:  nil,
+}
+
+// CanBecome reports whether a sandbox may move from s to next.
+func (s State) CanBecome(next State) bool { return slices.Contains(transitions[s], next) }
+
+// Valid reports whether s is one of the states.
+func (s State) Valid() bool { _, ok := transitions[s]; return ok }
+
+// Live reports whether something may exist outside the books in state s.
+func (s State) Live() bool { return s != Terminated }
+
+// Reason says why a sandbox ends (or why its last change happened).
+type Reason string
+
+// The reasons a sandbox is terminated.
+const (
+	ReasonRequested Reason = "requested" // somebody called destroy
+	ReasonExpired   Reason = "expired"   // its time to live ran out
+	ReasonIdle      Reason = "idle"      // nobody used it for longer than the profile allows
+	ReasonFailed    Reason = "failed"    // it could not be created, or broke
+	ReasonLost      Reason = "lost"      // the backend proved that it is gone
+	ReasonNoCredit  Reason = "no_credit" // the tenant cannot pay any more
+	ReasonReplaced  Reason = "replaced"  // its create moved on to another backend and left this debt
+)

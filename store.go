@@ -1,0 +1,137 @@
+package sandboxer
+
+import (
+	"context"
+	"time"
+)
+
+// Store keeps the books: sandboxes, their history, the ledger, idempotency keys and
+// API keys. Package sqlstore implements it; package internal/storetest is its
+// conformance suite.
+//
+// A record and the Writes given with it are committed in one transaction or not at
+// all, and durably: once a method returned nil, a power cut does not undo it. Times
+// are kept to the microsecond and returned in UTC. Methods are safe for concurrent
+// use. Kinds: NotFound for a missing row, Conflict as each method says, Exhausted
+// when the disk is full, Unavailable when the database cannot be reached.
+type Store interface {
+	// CreateSandbox inserts sb with Version 1, setting sb.Version. Conflict when a
+	// live sandbox has that ID, or that (tenant, name); sb.Generation must be larger
+	// than that of every earlier sandbox of the ID, or Conflict.
+	CreateSandbox(ctx context.Context, sb *Sandbox, w Writes) error
+	// UpdateSandbox writes sb if the stored version equals sb.Version and raises it
+	// (in sb too). Otherwise it returns Conflict and writes nothing, not even w.
+	UpdateSandbox(ctx context.Context, sb *Sandbox, w Writes) error
+	// Sandbox returns the newest generation of id.
+	Sandbox(ctx context.Context, id string) (*Sandbox, error)
+	// SandboxGeneration returns exactly that incarnation of id.
+	SandboxGeneration(ctx context.Context, id string, generation int) (*Sandbox, error)
+	// Sandboxes returns up to q.Limit records in the order of creation, newest
+	// first, and the cursor of the next page ("" at the end). A cursor that the store
+	// did not make is Invalid.
+	Sandboxes(ctx context.Context, q Query) (items []*Sandbox, next string, err error)
+
+	// Write commits w alone.
+	Write(ctx context.Context, w Writes) error
+	// Events returns up to q.Limit events after q.After, oldest first.
+	Events(ctx context.Context, q EventQuery) ([]Event, error)
+	// IdempotencyKey returns what was recorded under (tenant, key), or NotFound.
+	IdempotencyKey(ctx context.Context, tenant, key string) (IdempotencyKey, error)
+	// ForgetIdempotencyKeys removes keys recorded before t.
+	ForgetIdempotencyKeys(ctx context.Context, t time.Time) error
+
+	// Balance returns the sum of the tenant's grants, holds and voids.
+	Balance(ctx context.Context, tenant string) (Credits, error)
+	// Entries returns up to q.Limit ledger entries after q.After, oldest first, and the cursor
+	// of the next page.
+	Entries(ctx context.Context, q EntryQuery) (items []Entry, next string, err error)
+	// OpenHolds returns, for every sandbox incarnation whose holds, posts and voids
+	// do not sum to zero, what is still on hold (positive).
+	OpenHolds(ctx context.Context) ([]OpenHold, error)
+
+	// PutAPIKey inserts or replaces k by ID.
+	PutAPIKey(ctx context.Context, k APIKey) error
+	APIKey(ctx context.Context, id string) (APIKey, error)
+	APIKeys(ctx context.Context, tenant string) ([]APIKey, error) // "" lists all
+
+	Close() error
+}
+
+// Writes are committed together with a record.
+type Writes struct {
+	// Entries with a Key that exists already are skipped. If Cover is set and the
+	// transaction would leave the balance of an entry's tenant below zero, nothing
+	// is written and the error is NoCredit.
+	Entries []Entry
+	Cover   bool
+	Events  []Event         // Seq is assigned by the store
+	Key     *IdempotencyKey // Conflict when (tenant, key) is taken
+	APIKey  *APIKey         // inserted or replaced
+}
+
+// IdempotencyKey remembers which request was made under a caller's key.
+type IdempotencyKey struct {
+	Tenant, Key string
+	Digest      string // of the request; another request under the same key is a Conflict
+	SandboxID   string
+	Generation  int
+	At          time.Time
+}
+
+// Query selects sandboxes; zero fields do not restrict.
+type Query struct {
+	Tenant    string
+	Profile   string
+	Extension string
+	Name      string
+	IDPrefix  string
+	States    []State
+	Labels    map[string]string // all must match
+	DueBefore time.Time         // ExpiresAt or RetryAt set and at or before this
+	After     string            // cursor
+	Limit     int               // at most MaxPage; 0 means DefaultPage
+}
+
+// DefaultPage and MaxPage bound every list.
+const (
+	DefaultPage = 100
+	MaxPage     = 1000
+)
+
+// EventQuery selects events; zero fields do not restrict.
+type EventQuery struct {
+	Tenant    string
+	SandboxID string
+	After     int64 // Seq
+	Limit     int
+}
+
+// EntryQuery selects ledger entries; zero fields do not restrict.
+type EntryQuery struct {
+	Tenant    string
+	SandboxID string
+	After     string
+	Limit     int
+}
+
+// OpenHold is what one sandbox incarnation still has on hold.
+type OpenHold struct {
+	Tenant     string
+	SandboxID  string
+	Generation int
+	Amount     Credits
+}
+
+// APIKey is the record of one API key. The secret itself is shown once, when it is
+// made; only its SHA-256 is kept.
+type APIKey struct {
+	ID         string    `json:"id"`
+	Name       string    `json:"name"`
+	Tenant     string    `json:"tenant"`
+	Hash       []byte    `json:"-"`
+	Scopes     []Scope   `json:"scopes"`
+	CreatedAt  time.Time `json:"created_at"`
+	ExpiresAt  time.Time `json:"expires_at,omitzero"`
+	RevokedAt  time.Time `json:"revoked_at,omitzero"`
+	LastUsedAt time.Time `json:"last_used_at,omitzero"`
+}
