@@ -1,0 +1,54 @@
+package manager
+
+import (
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Plan is what a create would do.
+type Plan struct {
+	Spec      sandboxer.Spec       `json:"spec"`
+	Extension string               `json:"extension"`
+	Quote     sandboxer.MeterQuote `json:"quote"`
+	TTL       time.Duration        `json:"ttl_ns"`
+}
+
+// Extend says how a lifetime changes. Exactly one field is set.
+type Extend struct {
+	TTL time.Duration `json:"ttl_ns,omitempty"` // the sandbox expires this long from now; may also shorten
+	Add time.Duration `json:"add_ns,omitempty"` // the expiry moves by so much
+}
+
+// NewKey asks for an API key.
+type NewKey struct {
+	Name   string            `json:"name"`
+	Tenant string            `json:"tenant,omitempty"` // empty means the caller's own
+	Scopes []sandboxer.Scope `json:"scopes"`
+	TTL    time.Duration     `json:"ttl_ns,omitempty"` // 0 means it does not expire
+}
+
+// Audit is the result of comparing the books with themselves and with every
+// backend's listing.
+type Audit struct {
+	Checked    int         `json:"checked"` // records, objects, tenants and events looked at
+	Violations []Violation `json:"violations"`
+}
+
+// Violation is one broken invariant.
+type Violation struct {
+	Invariant string `json:"invariant"`
+	SandboxID string `json:"sandbox_id,omitempty"`
+	Detail    string `json:"detail"`
+}
+
+// SweepReport counts what one sweep saw and did.
+type SweepReport struct {
+	Seen     int `json:"seen"`     // live records
+	Expired  int `json:"expired"`  // ended because their time ran out or nobody used them
+	Torndown int `json:"torndown"` // teardowns that succeeded
+	Adopted  int `json:"adopted"`  // found alive, or half made and resumed, by the first sweep after a start
+	Lost     int `json:"lost"`     // records whose object is proven gone
+	Orphans  int `json:"orphans"`  // objects without a live record that were removed
+	Failed   int `json:"failed"`   // steps that failed and will be repeated
+}
