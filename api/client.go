@@ -1,0 +1,564 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"iter"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Options tune a Client; the zero value works.
+type Options struct {
+	Token     sandboxer.Secret // API key; not needed over the Unix socket
+	UserAgent string           // default "sandboxer-go"
+	// HTTP replaces the client for http and https URLs (proxies, TLS roots). Its
+	// Timeout must be 0: requests are bounded by their ctx.
+	HTTP *http.Client
+}
+
+// Client speaks the REST interface. Every failure is a *sandboxer.Error: the
+// server's own with the same Kind, message, hint and delay, or Unavailable when the
+// server cannot be reached. Methods are safe for concurrent use.
+//
+// A request that cannot have had an effect, or whose effect is the same when
+// repeated, is repeated a few times when the connection fails.
+type Client struct {
+	base  string // scheme and host, without a final slash
+	shown string // as given, for messages
+	opts  Options
+	http  *http.Client
+	own   *http.Transport // nil when Options.HTTP was given
+}
+
+// New returns a client for a server at unix:///path/to/api.sock, http://host:port
+// or https://host. It does not connect yet. Kind: Invalid for a URL of another
+// form.
+func New(rawURL string, opts Options) (*Client, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return nil, badURL(rawURL)
+	}
+	if opts.UserAgent == "" {
+		opts.UserAgent = "sandboxer-go"
+	}
+	c := &Client{shown: u.Redacted(), opts: opts, http: opts.HTTP}
+	tr := &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+		MaxIdleConnsPerHost:   64,
+		IdleConnTimeout:       90 * time.Second,
+		TLSHandshakeTimeout:   10 * time.Second,
+		ExpectContinueTimeout: time.Second,
+		DisableCompression:    true,
+	}
+	switch {
+	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):
+		sock := u.Path
+		tr.Proxy = nil
+		tr.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", sock)
+		}
+		c.base = "http://localhost"
+		c.http = nil
+	case (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.User == nil:
+		c.base = u.Scheme + "://" + u.Host + strings.TrimRight(u.Path, "/")
+	default:
+		return nil, badURL(u.Redacted())
+	}
+	if c.http == nil {
+		c.own = tr
+		// A redirect would carry the key to another place.
+		c.http = &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	}
+	return c, nil
+}
+
+func badURL(s string) error {
+	return sandboxer.E(sandboxer.Invalid, nil, "%q is not the address of a server", s).
+		WithHint("write unix:///path/to/api.sock, http://host:port or https://host")
+}
+
+// Close closes idle connections.
+func (c *Client) Close() {
+	if c.own != nil {
+		c.own.CloseIdleConnections()
+	}
+}
+
+// Create asks for a sandbox and, unless r.NoWaiting, waits until it is running. It
+// is safe to repeat with the same r.Key: one key makes one sandbox.
+func (c *Client) Create(ctx context.Context, r CreateSandbox) (*Sandbox, error) {
+	if r.Key == "" {
+		r.Key = rand.Text()
+	}
+	q := call{method: "POST", path: "/v1/sandboxes", body: r, again: true, header: http.Header{"Idempotency-Key": {r.Key}}}
+	if r.NoWaiting {
+		q.header.Set("Prefer", "respond-async")
+	}
+	return do[*Sandbox](ctx, c, q)
+}
+
+// Plan tells what Create with r would lead to and cost, and creates nothing.
+func (c *Client) Plan(ctx context.Context, r CreateSandbox) (*Plan, error) {
+	return do[*Plan](ctx, c, call{method: "POST", path: "/v1/plan", body: r, again: true})
+}
+
+// Get returns the sandbox that ref (ID, unique beginning of one, or name) means.
+func (c *Client) Get(ctx context.Context, ref string) (*Sandbox, error) {
+	return do[*Sandbox](ctx, c, call{method: "GET", path: sandboxPath(ref)})
+}
+
+// Wait returns when the sandbox is in one of states, or ctx ends.
+func (c *Client) Wait(ctx context.Context, ref string, states ...sandboxer.State) (*Sandbox, error) {
+	q := url.Values{"timeout": {"1m"}}
+	for _, s := range states {
+		q.Add("wait", string(s))
+	}
+	for {
+		sb, err := do[*Sandbox](ctx, c, call{method: "GET", path: sandboxPath(ref), query: q})
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range states {
+			if sb.State == s {
+				return sb, nil
+			}
+		}
+	}
+}
+
+// SandboxQuery selects sandboxes; zero fields do not restrict.
+type SandboxQuery struct {
+	Profile, Name string
+	States        []sandboxer.State
+	Labels        map[string]string // all must match
+	Tenant        string            // for administrators
+	Limit         int
+	Cursor        string
+}
+
+// List returns one page of sandboxes, newest first.
+func (c *Client) List(ctx context.Context, q SandboxQuery) (*List[Sandbox], error) {
+	v := url.Values{}
+	set(v, "profile", q.Profile)
+	set(v, "name", q.Name)
+	set(v, "tenant", q.Tenant)
+	for _, s := range q.States {
+		v.Add("state", string(s))
+	}
+	for k, val := range q.Labels {
+		v.Add("label", k+"="+val)
+	}
+	page(v, q.Limit, q.Cursor)
+	return do[*List[Sandbox]](ctx, c, call{method: "GET", path: "/v1/sandboxes", query: v})
+}
+
+// Extend moves the expiry.
+func (c *Client) Extend(ctx context.Context, ref string, e ExtendSandbox) (*Sandbox, error) {
+	// Adding twice is not adding once; a lifetime from now may be set again.
+	return do[*Sandbox](ctx, c, call{method: "POST", path: sandboxPath(ref) + "/extend", body: e, again: e.Add == 0})
+}
+
+// Destroy destroys the sandbox. With wait it returns when nothing is left, or, if
+// that has to be tried again later, with the terminating sandbox and an Unavailable
+// error; without, as soon as the order is written down. Destroying what is
+// terminated already is success.
+func (c *Client) Destroy(ctx context.Context, ref string, wait bool) (*Sandbox, error) {
+	q := url.Values{}
+	if !wait {
+		q.Set("wait", "false")
+	}
+	sb, err := do[*Sandbox](ctx, c, call{method: "DELETE", path: sandboxPath(ref), query: q})
+	if err != nil {
+		return nil, err
+	}
+	if wait && sb.State != sandboxer.Terminated {
+		return sb, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s is not gone yet: %s", sb.ID, sb.LastError).
+			WithHint("the server goes on trying; destroy it again to see how it stands")
+	}
+	return sb, nil
+}
+
+// Run runs a command without streaming and returns what it wrote.
+func (c *Client) Run(ctx context.Context, ref string, e Exec) (*ExecResult, error) {
+	return do[*ExecResult](ctx, c, call{method: "POST", path: sandboxPath(ref) + "/exec", body: e})
+}
+
+// Stats measures the sandbox.
+func (c *Client) Stats(ctx context.Context, ref string) (*Stats, error) {
+	return do[*Stats](ctx, c, call{method: "GET", path: sandboxPath(ref) + "/stats"})
+}
+
+// ReadFile opens a file for reading; the caller closes it. A read that ends in
+// io.EOF has seen the whole file.
+func (c *Client) ReadFile(ctx context.Context, ref, name string) (io.ReadCloser, error) {
+	resp, err := c.send(ctx, call{method: "GET", path: sandboxPath(ref) + "/files", query: url.Values{"path": {name}}})
+	if err != nil {
+		return nil, err
+	}
+	return fileBody{resp.Body, name}, nil
+}
+
+// fileBody gives an error in the middle of a file a Kind.
+type fileBody struct {
+	io.ReadCloser
+	name string
+}
+
+func (b fileBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		kind := sandboxer.Unavailable
+		if k := sandboxer.KindOf(err); k == sandboxer.Canceled || k == sandboxer.Timeout {
+			kind = k
+		}
+		err = sandboxer.E(kind, err, "reading %s broke off", b.name)
+	}
+	return n, err
+}
+
+// WriteFile creates or replaces a file with r's content, making its parents. mode 0
+// means 0644.
+func (c *Client) WriteFile(ctx context.Context, ref, name string, mode fs.FileMode, r io.Reader) error {
+	q := url.Values{"path": {name}}
+	if mode != 0 {
+		q.Set("mode", FormatMode(mode))
+	}
+	return none(ctx, c, call{method: "PUT", path: sandboxPath(ref) + "/files", query: q, raw: r})
+}
+
+// RemoveFile removes a file or a tree; absence is success.
+func (c *Client) RemoveFile(ctx context.Context, ref, name string) error {
+	return none(ctx, c, call{method: "DELETE", path: sandboxPath(ref) + "/files", query: url.Values{"path": {name}}})
+}
+
+// StatFile describes a file.
+func (c *Client) StatFile(ctx context.Context, ref, name string) (*FileInfo, error) {
+	return do[*FileInfo](ctx, c, call{method: "GET", path: sandboxPath(ref) + "/files/stat", query: url.Values{"path": {name}}})
+}
+
+// ListFiles lists a directory in the order of names, following pages.
+func (c *Client) ListFiles(ctx context.Context, ref, dir string) iter.Seq2[FileInfo, error] {
+	q := url.Values{"path": {dir}, "limit": {strconv.Itoa(sandboxer.MaxPage)}}
+	return all(func(cursor string) (*List[FileInfo], error) {
+		set(q, "cursor", cursor)
+		return do[*List[FileInfo]](ctx, c, call{method: "GET", path: sandboxPath(ref) + "/files/list", query: q})
+	})
+}
+
+// MakeDir makes a directory and its parents; an existing one is success.
+func (c *Client) MakeDir(ctx context.Context, ref, dir string) error {
+	return none(ctx, c, call{method: "POST", path: sandboxPath(ref) + "/files/mkdir", body: MakeDir{dir}, again: true})
+}
+
+// MoveFile renames a file or directory.
+func (c *Client) MoveFile(ctx context.Context, ref, from, to string) error {
+	return none(ctx, c, call{method: "POST", path: sandboxPath(ref) + "/files/move", body: MoveFile{from, to}})
+}
+
+// Ports lists the ports that are declared or published.
+func (c *Client) Ports(ctx context.Context, ref string) (*List[sandboxer.Port], error) {
+	return do[*List[sandboxer.Port]](ctx, c, call{method: "GET", path: sandboxPath(ref) + "/ports"})
+}
+
+// Profiles lists the profiles.
+func (c *Client) Profiles(ctx context.Context) (*List[Profile], error) {
+	return do[*List[Profile]](ctx, c, call{method: "GET", path: "/v1/profiles"})
+}
+
+// Profile returns one profile; its ID is accepted without the prefix too.
+func (c *Client) Profile(ctx context.Context, id string) (*Profile, error) {
+	return do[*Profile](ctx, c, call{method: "GET", path: "/v1/profiles/" + url.PathEscape(id)})
+}
+
+// Extensions lists the configured extensions.
+func (c *Client) Extensions(ctx context.Context) (*List[Extension], error) {
+	return do[*List[Extension]](ctx, c, call{method: "GET", path: "/v1/extensions"})
+}
+
+// Probe asks an extension what it can take now.
+func (c *Client) Probe(ctx context.Context, extension string) (*Offer, error) {
+	return do[*Offer](ctx, c, call{method: "POST", path: "/v1/extensions/" + url.PathEscape(extension) + "/probe", again: true})
+}
+
+// CreateKey makes an API key; its token is in this answer and nowhere else.
+func (c *Client) CreateKey(ctx context.Context, k NewKey) (*CreatedKey, error) {
+	return do[*CreatedKey](ctx, c, call{method: "POST", path: "/v1/keys", body: k})
+}
+
+// Keys lists the API keys.
+func (c *Client) Keys(ctx context.Context) (*List[Key], error) {
+	return do[*List[Key]](ctx, c, call{method: "GET", path: "/v1/keys"})
+}
+
+// RevokeKey makes a key worthless at once and ends the streams opened with it.
+func (c *Client) RevokeKey(ctx context.Context, id string) error {
+	return none(ctx, c, call{method: "DELETE", path: "/v1/keys/" + url.PathEscape(id)})
+}
+
+// Balance returns a tenant's balance; "" means the caller's tenant.
+func (c *Client) Balance(ctx context.Context, tenant string) (*Balance, error) {
+	v := url.Values{}
+	set(v, "tenant", tenant)
+	return do[*Balance](ctx, c, call{method: "GET", path: "/v1/credits", query: v})
+}
+
+// Grant adds credits to a tenant. An empty g.Key is filled in.
+func (c *Client) Grant(ctx context.Context, g Grant) (*Balance, error) {
+	if g.Key == "" {
+		g.Key = rand.Text()
+	}
+	return do[*Balance](ctx, c, call{method: "POST", path: "/v1/credits/grants", body: g, again: true})
+}
+
+// EntryQuery selects ledger entries; zero fields do not restrict.
+type EntryQuery struct {
+	Tenant, SandboxID string
+	Limit             int
+	Cursor            string
+}
+
+// Entries returns one page of the ledger, oldest first.
+func (c *Client) Entries(ctx context.Context, q EntryQuery) (*List[Entry], error) {
+	v := url.Values{}
+	set(v, "tenant", q.Tenant)
+	set(v, "sandbox", q.SandboxID)
+	page(v, q.Limit, q.Cursor)
+	return do[*List[Entry]](ctx, c, call{method: "GET", path: "/v1/credits/entries", query: v})
+}
+
+// Audit checks the broker's invariants.
+func (c *Client) Audit(ctx context.Context) (*Audit, error) {
+	return do[*Audit](ctx, c, call{method: "GET", path: "/v1/audit"})
+}
+
+// Sweep runs one pass of the sweep now.
+func (c *Client) Sweep(ctx context.Context) (*Sweep, error) {
+	return do[*Sweep](ctx, c, call{method: "POST", path: "/v1/sweep", again: true})
+}
+
+// Status describes the server and who it takes the caller for.
+func (c *Client) Status(ctx context.Context) (*Status, error) {
+	return do[*Status](ctx, c, call{method: "GET", path: "/v1/status"})
+}
+
+func sandboxPath(ref string) string { return "/v1/sandboxes/" + url.PathEscape(ref) }
+
+func set(v url.Values, key, val string) {
+	if val != "" {
+		v.Set(key, val)
+	}
+}
+
+func page(v url.Values, limit int, cursor string) {
+	if limit > 0 {
+		v.Set("limit", strconv.Itoa(limit))
+	}
+	set(v, "cursor", cursor)
+}
+
+// all follows the pages of a list.
+func all[T any](get func(cursor string) (*List[T], error)) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		cursor := ""
+		for {
+			l, err := get(cursor)
+			if err != nil {
+				var zero T
+				yield(zero, err)
+				return
+			}
+			for _, it := range l.Items {
+				if !yield(it, nil) {
+					return
+				}
+			}
+			if cursor = l.NextCursor; cursor == "" {
+				return
+			}
+		}
+	}
+}
+
+// call is one request.
+type call struct {
+	method, path string
+	query        url.Values
+	header       http.Header
+	body         any       // encoded as JSON
+	raw          io.Reader // sent as it is, instead of body
+	again        bool      // safe to repeat although it is a POST
+}
+
+func do[T any](ctx context.Context, c *Client, q call) (T, error) {
+	var out T
+	resp, err := c.send(ctx, q)
+	if err != nil {
+		return out, err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
+		return out, c.unreachable(ctx, q, err)
+	}
+	io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<10)) // lets the connection be used again
+	return out, nil
+}
+
+func none(ctx context.Context, c *Client, q call) error {
+	resp, err := c.send(ctx, q)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+// retries is how often a request is repeated after a failed connection.
+const retries = 3
+
+// send returns a successful response or an error with a Kind.
+func (c *Client) send(ctx context.Context, q call) (*http.Response, error) {
+	var body []byte
+	if q.body != nil {
+		var err error
+		if body, err = json.Marshal(q.body); err != nil {
+			return nil, sandboxer.E(sandboxer.Invalid, err, "the request cannot be encoded")
+		}
+	}
+	again := q.raw == nil && (q.again || q.method == "GET" || q.method == "PUT" || q.method == "DELETE")
+	for left := retries; ; left-- {
+		resp, err := c.once(ctx, q, body)
+		if err == nil {
+			return resp, nil
+		}
+		var p *Problem
+		if !again || left == 0 || ctx.Err() != nil || errors.As(err, &p) || !errors.Is(err, sandboxer.Unavailable) {
+			return nil, err
+		}
+		if !sleep(ctx, 50*time.Millisecond<<(2*(retries-left))) {
+			return nil, err
+		}
+	}
+}
+
+func (c *Client) once(ctx context.Context, q call, body []byte) (*http.Response, error) {
+	var r io.Reader
+	switch {
+	case q.raw != nil:
+		// net/http would close a reader that is a Closer; it is the caller's.
+		r = struct{ io.Reader }{q.raw}
+		if l, ok := q.raw.(interface{ Len() int }); ok && l.Len() == 0 {
+			r = http.NoBody
+		}
+	case body != nil:
+		r = bytes.NewReader(body)
+	}
+	req, err := http.NewRequestWithContext(ctx, q.method, c.base+q.path, r)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, err, "the request cannot be made")
+	}
+	req.URL.RawQuery = q.query.Encode()
+	for k, v := range q.header {
+		req.Header[k] = v
+	}
+	c.identify(req.Header)
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	} else if q.raw != nil {
+		req.Header.Set("Content-Type", "application/octet-stream")
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.unreachable(ctx, q, err)
+	}
+	if resp.StatusCode >= 300 {
+		defer resp.Body.Close()
+		return nil, problemOf(resp)
+	}
+	return resp, nil
+}
+
+func (c *Client) identify(h http.Header) {
+	h.Set("User-Agent", c.opts.UserAgent)
+	if t := c.opts.Token.Reveal(); t != "" {
+		h.Set("Authorization", "Bearer "+t)
+	}
+}
+
+// unreachable explains a failed connection. The text of err may hold the URL and
+// stays the cause.
+func (c *Client) unreachable(ctx context.Context, q call, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		kind := sandboxer.KindOf(ctx.Err())
+		return sandboxer.E(kind, err, "%s %s was given up", q.method, q.path)
+	}
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return sandboxer.E(sandboxer.Unavailable, err, "no server answers at %s", c.shown).
+			WithHint("start one with: sandboxer up")
+	}
+	return sandboxer.E(sandboxer.Unavailable, err, "the connection to the server at %s broke", c.shown)
+}
+
+// problemOf turns an unsuccessful answer into an error.
+func problemOf(resp *http.Response) error {
+	p := Problem{Status: resp.StatusCode}
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	ct, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	if ct != "application/problem+json" || json.Unmarshal(b, &p) != nil || p.Code == "" {
+		// Not ours: a proxy in between, or another program.
+		p = Problem{Status: resp.StatusCode, Code: kindOfStatus(resp.StatusCode),
+			Detail: "the server answered " + resp.Status + " and is perhaps not a sandboxer server"}
+	}
+	if p.RequestID == "" {
+		p.RequestID = resp.Header.Get("X-Request-Id")
+	}
+	return p.Err()
+}
+
+func kindOfStatus(status int) sandboxer.Kind {
+	switch status {
+	case http.StatusUnauthorized:
+		return sandboxer.Unauthenticated
+	case http.StatusForbidden:
+		return sandboxer.Denied
+	case http.StatusNotFound:
+		return sandboxer.NotFound
+	case http.StatusTooManyRequests:
+		return sandboxer.Exhausted
+	case http.StatusBadGateway, http.StatusServiceUnavailable:
+		return sandboxer.Unavailable
+	case http.StatusGatewayTimeout:
+		return sandboxer.Timeout
+	}
+	if status >= 400 && status < 500 {
+		return sandboxer.Invalid
+	}
+	return sandboxer.Internal
+}
+
+// sleep waits for d and reports whether ctx is still alive.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

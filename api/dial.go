@@ -1,0 +1,212 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// PortProtocol is the WebSocket subprotocol of a stream to a port,
+// GET /v1/sandboxes/{id}/ports/{port}/connect: binary messages carry the bytes, an
+// empty one says that no more follow in its direction.
+const PortProtocol = "sandboxer.port.v1"
+
+// Dial opens a byte stream to a TCP port inside the sandbox; ctx bounds the opening
+// only. The connection has CloseWrite, as a *net.TCPConn has. A deadline that
+// passes during a Read or Write closes the connection.
+func (c *Client) Dial(ctx context.Context, ref string, port int) (net.Conn, error) {
+	q := call{method: "GET", path: fmt.Sprintf("%s/ports/%d/connect", sandboxPath(ref), port)}
+	conn, err := c.upgrade(ctx, q, PortProtocol)
+	if err != nil {
+		return nil, err
+	}
+	return &portConn{ws: conn, addr: portAddr(fmt.Sprintf("%s:%d", ref, port))}, nil
+}
+
+type portAddr string
+
+func (portAddr) Network() string  { return "sandbox" }
+func (a portAddr) String() string { return string(a) }
+
+type portConn struct {
+	ws   *websocket.Conn
+	addr portAddr
+
+	rmu  sync.Mutex
+	r    io.Reader // of the message being read
+	part bool      // something of it was read
+	eof  bool
+	rd   deadline
+
+	wmu    sync.Mutex
+	closed bool // no more writes
+	wd     deadline
+}
+
+func (p *portConn) Read(b []byte) (int, error) {
+	p.rmu.Lock()
+	defer p.rmu.Unlock()
+	if len(b) == 0 {
+		return 0, nil
+	}
+	ctx, done := p.rd.start()
+	defer done()
+	for !p.eof {
+		if p.r == nil {
+			_, r, err := p.ws.Reader(ctx)
+			if err != nil {
+				return 0, p.readError(ctx, err)
+			}
+			p.r, p.part = r, false
+		}
+		n, err := p.r.Read(b)
+		if err == io.EOF {
+			p.r = nil
+			p.eof = n == 0 && !p.part
+			err = nil
+		}
+		p.part = true
+		if n > 0 || err != nil {
+			return n, err
+		}
+	}
+	return 0, io.EOF
+}
+
+func (p *portConn) readError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return os.ErrDeadlineExceeded
+	}
+	switch websocket.CloseStatus(err) {
+	case websocket.StatusNormalClosure, websocket.StatusGoingAway:
+		return io.EOF
+	case -1:
+		if errors.Is(err, net.ErrClosed) {
+			return net.ErrClosed
+		}
+	}
+	var ce websocket.CloseError
+	if errors.As(err, &ce) && ce.Reason != "" {
+		return sandboxer.E(sandboxer.Unavailable, err, "%s", ce.Reason)
+	}
+	return err
+}
+
+func (p *portConn) Write(b []byte) (int, error) {
+	p.wmu.Lock()
+	defer p.wmu.Unlock()
+	if p.closed {
+		return 0, net.ErrClosed
+	}
+	ctx, done := p.wd.start()
+	defer done()
+	total := 0
+	for len(b) > 0 {
+		n := min(len(b), ExecFrame)
+		if err := p.ws.Write(ctx, websocket.MessageBinary, b[:n]); err != nil {
+			if ctx.Err() != nil {
+				err = os.ErrDeadlineExceeded
+			}
+			return total, err
+		}
+		total += n
+		b = b[n:]
+	}
+	return total, nil
+}
+
+// CloseWrite tells the other side that nothing more follows.
+func (p *portConn) CloseWrite() error {
+	p.wmu.Lock()
+	defer p.wmu.Unlock()
+	if p.closed {
+		return nil
+	}
+	p.closed = true
+	return p.ws.Write(context.Background(), websocket.MessageBinary, nil)
+}
+
+func (p *portConn) Close() error {
+	err := p.ws.Close(websocket.StatusNormalClosure, "")
+	if err != nil && (websocket.CloseStatus(err) != -1 || errors.Is(err, net.ErrClosed)) {
+		err = nil
+	}
+	return err
+}
+
+func (p *portConn) LocalAddr() net.Addr  { return portAddr("client") }
+func (p *portConn) RemoteAddr() net.Addr { return p.addr }
+
+func (p *portConn) SetDeadline(t time.Time) error {
+	p.rd.set(t)
+	p.wd.set(t)
+	return nil
+}
+
+func (p *portConn) SetReadDeadline(t time.Time) error {
+	p.rd.set(t)
+	return nil
+}
+
+func (p *portConn) SetWriteDeadline(t time.Time) error {
+	p.wd.set(t)
+	return nil
+}
+
+// deadline bounds operations in one direction, the one under way included.
+type deadline struct {
+	mu     sync.Mutex
+	at     time.Time
+	timer  *time.Timer
+	cancel context.CancelFunc // of the operation under way
+}
+
+func (d *deadline) start() (context.Context, func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.cancel = cancel
+	d.arm()
+	return ctx, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.cancel = nil
+		d.disarm()
+		cancel()
+	}
+}
+
+func (d *deadline) set(t time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.at = t
+	d.arm()
+}
+
+func (d *deadline) arm() {
+	d.disarm()
+	if d.cancel == nil || d.at.IsZero() {
+		return
+	}
+	if left := time.Until(d.at); left > 0 {
+		d.timer = time.AfterFunc(left, d.cancel)
+	} else {
+		d.cancel()
+	}
+}
+
+func (d *deadline) disarm() {
+	if d.timer != nil {
+		d.timer.Stop()
+		d.timer = nil
+	}
+}

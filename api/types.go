@@ -1,0 +1,501 @@
+package api
+
+import (
+	"fmt"
+	"io/fs"
+	"strconv"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Duration is a time.Duration written as a Go duration string.
+type Duration time.Duration
+
+// Std returns d as a time.Duration.
+func (d Duration) Std() time.Duration { return time.Duration(d) }
+
+func (d Duration) String() string { return time.Duration(d).String() }
+
+// MarshalText writes d as "1h30m0s".
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText accepts what time.ParseDuration accepts.
+func (d *Duration) UnmarshalText(b []byte) error {
+	v, err := time.ParseDuration(string(b))
+	if err != nil {
+		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a duration", b).
+			WithHint(`write a number with a unit: "30m", "1h30m", "90s"`)
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// Credits is an amount of money, written as an exact decimal string of credits; one
+// credit is one US dollar.
+type Credits sandboxer.Credits
+
+// Std returns c as sandboxer.Credits.
+func (c Credits) Std() sandboxer.Credits { return sandboxer.Credits(c) }
+
+func (c Credits) String() string { return sandboxer.Credits(c).String() }
+
+// MarshalText writes c with at least two decimals.
+func (c Credits) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// UnmarshalText reads a decimal with at most six decimals.
+func (c *Credits) UnmarshalText(b []byte) error {
+	v, err := sandboxer.ParseCredits(string(b))
+	if err != nil {
+		return err
+	}
+	*c = Credits(v)
+	return nil
+}
+
+// List is one page of a list. NextCursor, if not empty, asks for the next page.
+type List[T any] struct {
+	SchemaVersion int    `json:"schema_version" example:"1"`
+	Items         []T    `json:"items" nullable:"false"`
+	NextCursor    string `json:"next_cursor,omitempty" doc:"Pass it as cursor to get the next page. Absent on the last one."`
+}
+
+// Sandbox is one incarnation of a sandbox.
+type Sandbox struct {
+	SchemaVersion int                `json:"schema_version" example:"1"`
+	ID            string             `json:"id" example:"7k2mq0xa"`
+	Generation    int                `json:"generation" example:"1" doc:"Incarnation of the ID, from 1"`
+	Name          string             `json:"name,omitempty" example:"build"`
+	Tenant        string             `json:"tenant" example:"default"`
+	Profile       string             `json:"profile" example:"profile.local"`
+	Extension     string             `json:"extension" example:"ext.local"`
+	Host          string             `json:"host,omitempty"`
+	Consumer      sandboxer.Consumer `json:"consumer,omitzero"`
+
+	State   sandboxer.State  `json:"state" example:"running"`
+	Reason  sandboxer.Reason `json:"reason,omitempty" doc:"Why it ends"`
+	Message string           `json:"message,omitempty" doc:"The same for people"`
+
+	Inputs    map[string]string       `json:"inputs,omitempty"`
+	Image     string                  `json:"image,omitempty"`
+	Command   []string                `json:"command,omitempty"`
+	Labels    map[string]string       `json:"labels,omitempty"`
+	Limits    sandboxer.Limits        `json:"limits,omitzero"`
+	Network   sandboxer.NetworkPolicy `json:"network,omitzero"`
+	Mounts    []sandboxer.Mount       `json:"mounts,omitempty"`
+	Ports     []int                   `json:"ports,omitempty"`
+	Workspace string                  `json:"workspace,omitempty"`
+	User      string                  `json:"user,omitempty"`
+
+	Ref          string                   `json:"ref,omitempty" doc:"The backend's own name for it, for operators"`
+	Reachability sandboxer.Reachability   `json:"reachability,omitzero"`
+	Cleanup      *sandboxer.CleanupReport `json:"cleanup,omitempty"`
+	Quote        *Quote                   `json:"quote,omitempty"`
+	Cost         Credits                  `json:"cost" example:"0.00" doc:"Charged so far; final once terminated"`
+
+	Version   int64  `json:"version" example:"3"`
+	Retries   int    `json:"retries,omitempty" doc:"Attempts of the step that is being retried"`
+	LastError string `json:"last_error,omitempty" doc:"Of the step that is being retried"`
+
+	CreatedAt time.Time `json:"created_at"`
+	ReadyAt   time.Time `json:"ready_at,omitzero"`
+	UsedAt    time.Time `json:"used_at,omitzero"`
+	ExpiresAt time.Time `json:"expires_at,omitzero"`
+	EndingAt  time.Time `json:"ending_at,omitzero"`
+	EndedAt   time.Time `json:"ended_at,omitzero"`
+}
+
+// NewSandbox is the public form of a record.
+func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
+	s := sb.Spec
+	out := Sandbox{
+		SchemaVersion: SchemaVersion,
+		ID:            sb.ID, Generation: sb.Generation, Name: sb.Name, Tenant: sb.Tenant,
+		Profile: sb.Profile, Extension: sb.Extension, Host: sb.Host, Consumer: sb.Consumer,
+		State: sb.State, Reason: sb.Reason, Message: sb.Message,
+		Inputs: s.Inputs, Image: s.Image, Command: s.Command, Labels: s.Labels, Limits: s.Limits,
+		Network: s.Network, Mounts: s.Mounts, Ports: s.Ports, Workspace: s.Workspace, User: s.User,
+		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost),
+		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError,
+		CreatedAt: sb.CreatedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
+		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt,
+	}
+	if sb.Quote != (sandboxer.MeterQuote{}) {
+		q := NewQuote(sb.Quote)
+		out.Quote = &q
+	}
+	return out
+}
+
+// CreateSandbox asks for a sandbox. Everything but the profile may be left out and
+// then takes the profile's value.
+type CreateSandbox struct {
+	Profile  string                   `json:"profile" example:"profile.local" doc:"Also accepted without its prefix: local"`
+	Inputs   map[string]string        `json:"inputs,omitempty" example:"{\"repo\":\"/src/app\"}" doc:"The profile's key=value arguments"`
+	Name     string                   `json:"name,omitempty" example:"build" doc:"Unique among the tenant's live sandboxes"`
+	TTL      Duration                 `json:"ttl,omitempty" example:"30m"`
+	Consumer sandboxer.Consumer       `json:"consumer,omitzero" doc:"Who asked, for attribution"`
+	Labels   map[string]string        `json:"labels,omitempty"`
+	Env      map[string]string        `json:"env,omitempty" doc:"Environment of the sandbox's processes; never returned"`
+	Limits   sandboxer.Limits         `json:"limits,omitzero"`
+	Network  *sandboxer.NetworkPolicy `json:"network,omitempty"`
+	Command  []string                 `json:"command,omitempty" doc:"Main process"`
+	Image    string                   `json:"image,omitempty"`
+	Mounts   []sandboxer.Mount        `json:"mounts,omitempty"`
+	Host     string                   `json:"host,omitempty" doc:"Asked-for placement"`
+	MaxCost  Credits                  `json:"max_cost,omitempty" example:"0.50" doc:"Refuse when the quote is higher"`
+	Thread   sandboxer.Thread         `json:"thread,omitzero" doc:"Gives the sandbox a deterministic ID"`
+
+	// Key is sent as the Idempotency-Key header, not in the body. The client makes
+	// one when it is empty.
+	Key string `json:"-"`
+	// NoWaiting asks for an answer as soon as the order is written down, with the
+	// sandbox still creating. It is sent as "Prefer: respond-async".
+	NoWaiting bool `json:"-"`
+}
+
+// Request returns c in the manager's terms.
+func (c CreateSandbox) Request() sandboxer.CreateRequest {
+	return sandboxer.CreateRequest{
+		Profile: c.Profile, Inputs: c.Inputs, Name: c.Name, TTL: c.TTL.Std(), Consumer: c.Consumer,
+		Labels: c.Labels, Env: c.Env, Limits: c.Limits, Network: c.Network, Command: c.Command,
+		Image: c.Image, Mounts: c.Mounts, Host: c.Host, MaxCost: c.MaxCost.Std(), Thread: c.Thread,
+		Key: c.Key, NoWaiting: c.NoWaiting,
+	}
+}
+
+// ExtendSandbox moves the expiry: TTL counts from now, Add from the present expiry.
+// Exactly one is given.
+type ExtendSandbox struct {
+	TTL Duration `json:"ttl,omitempty" example:"1h" doc:"Lifetime from now"`
+	Add Duration `json:"add,omitempty" doc:"Added to the present expiry"`
+}
+
+// Quote is the price of a sandbox before it exists.
+type Quote struct {
+	Amount   Credits  `json:"amount" example:"0.12" doc:"For the whole duration, everything included"`
+	Setup    Credits  `json:"setup" example:"0.00" doc:"Part of amount that does not depend on time"`
+	PerHour  Credits  `json:"per_hour" example:"0.24"`
+	Duration Duration `json:"duration" example:"30m0s"`
+	Detail   string   `json:"detail,omitempty" doc:"How it was arrived at"`
+}
+
+// NewQuote is the public form of a quote.
+func NewQuote(q sandboxer.MeterQuote) Quote {
+	return Quote{Amount: Credits(q.Amount), Setup: Credits(q.Setup), PerHour: Credits(q.PerHour),
+		Duration: Duration(q.Duration), Detail: q.Detail}
+}
+
+// Plan is what a create request would lead to.
+type Plan struct {
+	SchemaVersion int                     `json:"schema_version" example:"1"`
+	Profile       string                  `json:"profile" example:"profile.local"`
+	Extension     string                  `json:"extension" example:"ext.local"`
+	TTL           Duration                `json:"ttl" example:"30m0s"`
+	Quote         Quote                   `json:"quote"`
+	Inputs        map[string]string       `json:"inputs,omitempty"`
+	Host          string                  `json:"host,omitempty"`
+	Image         string                  `json:"image,omitempty"`
+	Command       []string                `json:"command,omitempty"`
+	Env           []string                `json:"env,omitempty" doc:"Names of the environment variables"`
+	Labels        map[string]string       `json:"labels,omitempty"`
+	Limits        sandboxer.Limits        `json:"limits,omitzero"`
+	Network       sandboxer.NetworkPolicy `json:"network,omitzero"`
+	Mounts        []sandboxer.Mount       `json:"mounts,omitempty"`
+	Ports         []int                   `json:"ports,omitempty"`
+	Workspace     string                  `json:"workspace,omitempty"`
+	User          string                  `json:"user,omitempty"`
+}
+
+// Exec is a command to run to its end without a terminal, for callers that cannot
+// stream. Stdin and the output of the answer are text; the …Base64 fields carry
+// what is not UTF-8.
+type Exec struct {
+	Args        []string          `json:"args" minItems:"1" nullable:"false" example:"[\"uname\",\"-a\"]" doc:"Command and arguments; not interpreted by a shell"`
+	Env         map[string]string `json:"env,omitempty"`
+	Dir         string            `json:"dir,omitempty" doc:"Absolute; the workspace if empty"`
+	User        string            `json:"user,omitempty" doc:"Name or uid[:gid]"`
+	Stdin       string            `json:"stdin,omitempty"`
+	StdinBase64 []byte            `json:"stdin_base64,omitempty" doc:"Instead of stdin, for bytes that are not UTF-8"`
+	Timeout     Duration          `json:"timeout,omitempty" example:"1m" doc:"The command is killed after this; default 1m, at most 1h"`
+	MaxOutput   int64             `json:"max_output,omitempty" doc:"Bytes kept of each of stdout and stderr, the rest is discarded; default 1 MiB, at most 16 MiB"`
+}
+
+// ExecResult is how a command ended and what it wrote.
+type ExecResult struct {
+	Code            int      `json:"code" example:"0" doc:"Exit code; 128+n when killed by signal n"`
+	Signal          string   `json:"signal,omitempty" example:"KILL"`
+	Stdout          string   `json:"stdout" example:"Linux\n"`
+	StdoutBase64    []byte   `json:"stdout_base64,omitempty" doc:"Instead of stdout, when it is not UTF-8"`
+	StdoutTruncated bool     `json:"stdout_truncated,omitempty"`
+	Stderr          string   `json:"stderr" example:""`
+	StderrBase64    []byte   `json:"stderr_base64,omitempty" doc:"Instead of stderr, when it is not UTF-8"`
+	StderrTruncated bool     `json:"stderr_truncated,omitempty"`
+	TimedOut        bool     `json:"timed_out,omitempty" doc:"Killed because the timeout ran out"`
+	Took            Duration `json:"took" example:"12ms"`
+}
+
+// ExecStream is the first message of an exec stream; see docs/api.md.
+type ExecStream struct {
+	Args []string           `json:"args"`
+	Env  map[string]string  `json:"env,omitempty"`
+	Dir  string             `json:"dir,omitempty"`
+	User string             `json:"user,omitempty"`
+	TTY  *sandboxer.WinSize `json:"tty,omitempty"`
+}
+
+// The kinds of file.
+const (
+	TypeFile    = "file"
+	TypeDir     = "dir"
+	TypeSymlink = "symlink"
+	TypeOther   = "other" // device, socket, pipe
+)
+
+// FileInfo describes one file. Symbolic links are described, not followed.
+type FileInfo struct {
+	Path    string    `json:"path" example:"/workspace/go.mod"`
+	Type    string    `json:"type" enum:"file,dir,symlink,other" example:"file"`
+	Size    int64     `json:"size" example:"120"`
+	Mode    string    `json:"mode" example:"0644" doc:"Permission bits, octal"`
+	ModTime time.Time `json:"mod_time"`
+	Owner   string    `json:"owner,omitempty"`
+	Group   string    `json:"group,omitempty"`
+	Target  string    `json:"target,omitempty" doc:"Of a symbolic link"`
+}
+
+// NewFileInfo is the public form of fi.
+func NewFileInfo(fi sandboxer.FileInfo) FileInfo {
+	out := FileInfo{Path: fi.Path, Type: TypeOther, Size: fi.Size, Mode: FormatMode(fi.Mode),
+		ModTime: fi.ModTime.UTC(), Owner: fi.Owner, Group: fi.Group, Target: fi.Target}
+	switch {
+	case fi.Mode.IsRegular():
+		out.Type = TypeFile
+	case fi.Mode.IsDir():
+		out.Type = TypeDir
+	case fi.Mode&fs.ModeSymlink != 0:
+		out.Type = TypeSymlink
+	}
+	return out
+}
+
+// FileMode returns the type and permission bits of f.
+func (f FileInfo) FileMode() fs.FileMode {
+	m, _ := ParseMode(f.Mode)
+	switch f.Type {
+	case TypeDir:
+		m |= fs.ModeDir
+	case TypeSymlink:
+		m |= fs.ModeSymlink
+	case TypeOther:
+		m |= fs.ModeIrregular
+	}
+	return m
+}
+
+const modeBits = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
+
+// FormatMode writes the permission bits of m in octal, as chmod takes them.
+func FormatMode(m fs.FileMode) string {
+	n := uint32(m.Perm())
+	if m&fs.ModeSetuid != 0 {
+		n |= 0o4000
+	}
+	if m&fs.ModeSetgid != 0 {
+		n |= 0o2000
+	}
+	if m&fs.ModeSticky != 0 {
+		n |= 0o1000
+	}
+	return fmt.Sprintf("%04o", n)
+}
+
+// ParseMode reads permission bits in octal. Kind: Invalid.
+func ParseMode(s string) (fs.FileMode, error) {
+	n, err := strconv.ParseUint(s, 8, 32)
+	if err != nil || n > 0o7777 {
+		return 0, sandboxer.E(sandboxer.Invalid, nil, "%q is not a file mode", s).WithHint("write permission bits in octal: 0644")
+	}
+	m := fs.FileMode(n & 0o777)
+	for bit, f := range map[uint64]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
+		if n&bit != 0 {
+			m |= f
+		}
+	}
+	return m & modeBits, nil
+}
+
+// MakeDir names a directory to make.
+type MakeDir struct {
+	Path string `json:"path" example:"/workspace/out"`
+}
+
+// MoveFile renames a file or directory.
+type MoveFile struct {
+	From string `json:"from" example:"/workspace/a"`
+	To   string `json:"to" example:"/workspace/b"`
+}
+
+// Stats are a sandbox's consumption at one moment. A missing limit means none; a
+// negative figure means that the extension cannot measure it.
+type Stats struct {
+	At          time.Time `json:"at"`
+	CPU         Duration  `json:"cpu" example:"1.5s" doc:"Processor time since start"`
+	MemoryBytes int64     `json:"memory_bytes"`
+	MemoryLimit int64     `json:"memory_limit,omitempty"`
+	DiskBytes   int64     `json:"disk_bytes"`
+	DiskLimit   int64     `json:"disk_limit,omitempty"`
+	PIDs        int64     `json:"pids"`
+	RxBytes     int64     `json:"rx_bytes"`
+	TxBytes     int64     `json:"tx_bytes"`
+}
+
+// NewStats is the public form of s.
+func NewStats(s sandboxer.Stats) Stats {
+	return Stats{At: s.At, CPU: Duration(s.CPU), MemoryBytes: s.MemoryBytes, MemoryLimit: s.MemoryLimit,
+		DiskBytes: s.DiskBytes, DiskLimit: s.DiskLimit, PIDs: s.PIDs, RxBytes: s.RxBytes, TxBytes: s.TxBytes}
+}
+
+// Event is one line of a sandbox's history.
+type Event struct {
+	Seq        int64               `json:"seq" example:"42" doc:"Strictly growing; resume after it"`
+	At         time.Time           `json:"at"`
+	SandboxID  string              `json:"sandbox_id,omitempty"`
+	Generation int                 `json:"generation,omitempty"`
+	Tenant     string              `json:"tenant"`
+	Type       sandboxer.EventType `json:"type" example:"state"`
+	From       sandboxer.State     `json:"from,omitempty"`
+	To         sandboxer.State     `json:"to,omitempty"`
+	Cause      sandboxer.Reason    `json:"cause,omitempty"`
+	Actor      string              `json:"actor" example:"key:k1"`
+	Message    string              `json:"message,omitempty"`
+}
+
+// Profile is a named offer. Price is what tenants pay where the extension quotes
+// nothing.
+type Profile struct {
+	ID          string                  `json:"id" example:"profile.local"`
+	Title       string                  `json:"title,omitempty"`
+	Description string                  `json:"description,omitempty"`
+	Extension   string                  `json:"extension" example:"ext.local"`
+	Isolation   sandboxer.Isolation     `json:"isolation,omitempty" example:"gvisor"`
+	Requires    []sandboxer.Capability  `json:"requires,omitempty"`
+	Image       string                  `json:"image,omitempty"`
+	Command     []string                `json:"command,omitempty"`
+	Env         []string                `json:"env,omitempty" doc:"Names of the environment variables"`
+	Labels      map[string]string       `json:"labels,omitempty"`
+	Limits      sandboxer.Limits        `json:"limits,omitzero"`
+	Network     sandboxer.NetworkPolicy `json:"network,omitzero"`
+	Mounts      []sandboxer.Mount       `json:"mounts,omitempty"`
+	Ports       []int                   `json:"ports,omitempty"`
+	Workspace   string                  `json:"workspace,omitempty"`
+	User        string                  `json:"user,omitempty"`
+	Inputs      map[string]string       `json:"inputs,omitempty" doc:"Defaults; the caller's win"`
+	TTL         Duration                `json:"ttl,omitempty" example:"30m0s"`
+	MaxTTL      Duration                `json:"max_ttl,omitempty"`
+	Idle        Duration                `json:"idle,omitempty" doc:"Destroyed after so long without use"`
+	Price       *Price                  `json:"price,omitempty"`
+}
+
+// Price is a profile's own tariff.
+type Price struct {
+	Setup   Credits `json:"setup" example:"0.01"`
+	PerHour Credits `json:"per_hour" example:"0.10"`
+}
+
+// Extension describes one configured extension.
+type Extension = sandboxer.ExtensionInfo
+
+// Offer is what an extension can take now.
+type Offer = sandboxer.Offer
+
+// Key is the record of one API key.
+type Key = sandboxer.APIKey
+
+// NewKey asks for an API key.
+type NewKey struct {
+	Name   string            `json:"name" example:"ci"`
+	Tenant string            `json:"tenant,omitempty" example:"default" doc:"The caller's if empty"`
+	Scopes []sandboxer.Scope `json:"scopes,omitempty" doc:"read, write, admin; read and write if empty"`
+	TTL    Duration          `json:"ttl,omitempty" example:"720h" doc:"Never expires if empty"`
+}
+
+// CreatedKey carries a fresh API key. Token is shown this one time only.
+type CreatedKey struct {
+	Token string `json:"token" example:"sbx_key_k1_…"`
+	Key   Key    `json:"key"`
+}
+
+// Balance is a tenant's balance.
+type Balance struct {
+	Tenant  string  `json:"tenant" example:"default"`
+	Balance Credits `json:"balance" example:"10.00"`
+}
+
+// Grant adds credits to a tenant. Granting twice under one key is granting once.
+type Grant struct {
+	Tenant string  `json:"tenant" example:"default"`
+	Amount Credits `json:"amount" example:"10.00"`
+	Key    string  `json:"key" example:"invoice-2026-11" doc:"Operation key, unique for ever"`
+	Note   string  `json:"note,omitempty"`
+}
+
+// Entry is one immutable line of the ledger.
+type Entry struct {
+	Key        string              `json:"key"`
+	Tenant     string              `json:"tenant"`
+	SandboxID  string              `json:"sandbox_id,omitempty"`
+	Generation int                 `json:"generation,omitempty"`
+	Type       sandboxer.EntryType `json:"type" example:"hold"`
+	Amount     Credits             `json:"amount" example:"-0.12"`
+	Note       string              `json:"note,omitempty"`
+	At         time.Time           `json:"at"`
+}
+
+// NewEntry is the public form of e.
+func NewEntry(e sandboxer.Entry) Entry {
+	return Entry{Key: e.Key, Tenant: e.Tenant, SandboxID: e.SandboxID, Generation: e.Generation,
+		Type: e.Type, Amount: Credits(e.Amount), Note: e.Note, At: e.At}
+}
+
+// Audit is the result of checking the broker's invariants.
+type Audit struct {
+	SchemaVersion int         `json:"schema_version" example:"1"`
+	Checked       int         `json:"checked" doc:"Invariants checked"`
+	Violations    []Violation `json:"violations" nullable:"false"`
+}
+
+// Violation is one broken invariant.
+type Violation struct {
+	Invariant string `json:"invariant"`
+	SandboxID string `json:"sandbox_id,omitempty"`
+	Detail    string `json:"detail"`
+}
+
+// Sweep counts what one pass of the sweep did.
+type Sweep struct {
+	Seen     int `json:"seen"`
+	Expired  int `json:"expired"`
+	Torndown int `json:"torndown"`
+	Adopted  int `json:"adopted"`
+	Lost     int `json:"lost"`
+	Orphans  int `json:"orphans"`
+	Failed   int `json:"failed"`
+}
+
+// Status describes the server and what it keeps alive for the caller.
+type Status struct {
+	SchemaVersion int                     `json:"schema_version" example:"1"`
+	Version       string                  `json:"version" example:"v0.1.0"`
+	Owner         string                  `json:"owner,omitempty" doc:"Name of this installation"`
+	PID           int                     `json:"pid"`
+	StartedAt     time.Time               `json:"started_at"`
+	Uptime        Duration                `json:"uptime" example:"1h0m0s"`
+	Data          string                  `json:"data,omitempty" doc:"Data directory; shown to administrators"`
+	Tenant        string                  `json:"tenant" doc:"The caller's"`
+	Actor         string                  `json:"actor" doc:"Who the server takes the caller for"`
+	Scopes        []sandboxer.Scope       `json:"scopes" nullable:"false"`
+	Sandboxes     map[sandboxer.State]int `json:"sandboxes" doc:"Live sandboxes by state; of every tenant for administrators"`
+	Extensions    int                     `json:"extensions" doc:"Configured extensions"`
+	Unavailable   []string                `json:"unavailable,omitempty" doc:"Extensions that could not be opened"`
+}
