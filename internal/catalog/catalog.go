@@ -1,0 +1,381 @@
+// Package catalog reads what an installation offers: extensions (configured
+// backends) and profiles (named offers to users), from YAML files in layers.
+//
+// It is strict. Every fault in every file is found in one pass and reported with
+// file, line, column, the offending line and, where something similar exists, what
+// was probably meant; nothing unknown is ignored and nothing ambiguous is guessed.
+// What files promise is checked against what the adapters declare, so that a
+// profile that loads is a profile that can be asked for.
+//
+// The JSON Schemas (Schema), the registry's documents (Registry) and the starter
+// profile (Init) are made from the same types that the files are read into.
+package catalog
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// A Layer is one place with catalogue files. Later layers win: a file whose ID an
+// earlier layer also has replaces that one as a whole.
+type Layer struct {
+	Name string // "built-in", "system", "user", …: shown as the origin
+	// FS holds extensions/*.yaml and profiles/*.yaml (or .yml). Nil holds nothing.
+	FS   fs.FS
+	Root string // shown before the names of files of FS
+	// Files are single files beside FS, by their path on this machine. A file is an
+	// extension if its name begins with "ext." or its directory is called
+	// "extensions", otherwise a profile.
+	Files []string
+}
+
+// Dir is the layer of a directory with the subdirectories extensions and profiles.
+// A directory that does not exist is an empty layer.
+func Dir(name, dir string) Layer { return Layer{Name: name, FS: os.DirFS(dir), Root: dir} }
+
+// Origin says which file declares something.
+type Origin struct {
+	Layer string `json:"layer"`
+	File  string `json:"file"`
+}
+
+// ExtensionFile is one declared extension with the adapter that opens it.
+type ExtensionFile struct {
+	ID        string
+	Title     string
+	Handler   string // as written
+	Isolation []sandboxer.Isolation
+	Pricing   sandboxer.PricingModel
+	Adapter   sandboxer.Adapter
+	Origin    Origin
+	Replaces  []Origin // what earlier layers said under this ID, nearest first
+
+	file   *file
+	config yaml.Node
+}
+
+// Info describes the extension before it is opened: with the capabilities that its
+// adapter has at best.
+func (e ExtensionFile) Info() sandboxer.ExtensionInfo {
+	return sandboxer.ExtensionInfo{
+		ID: e.ID, Title: cmp.Or(e.Title, e.Adapter.Title), Adapter: e.Adapter.Kind, Handler: e.Handler,
+		Isolation: e.Isolation, Pricing: e.Pricing,
+		Capabilities: append([]sandboxer.Capability{}, e.Adapter.Capabilities...),
+		Inputs:       append([]sandboxer.Input{}, e.Adapter.Inputs...),
+	}
+}
+
+// ProfileFile is one declared profile.
+type ProfileFile struct {
+	sandboxer.Profile
+	Origin   Origin
+	Replaces []Origin
+
+	file *file
+}
+
+// Catalog is everything that was declared, in the order of IDs.
+type Catalog struct {
+	Extensions []ExtensionFile
+	Profiles   []ProfileFile
+}
+
+// Profile returns the profile of that name, with or without the prefix "profile.".
+// Kinds: NotFound, naming the nearest one.
+func (c *Catalog) Profile(name string) (ProfileFile, error) {
+	return find(c.Profiles, "profile", ProfileID(name), func(p ProfileFile) string { return p.ID })
+}
+
+// Extension returns the extension of that name, with or without the prefix "ext.".
+// Kinds: NotFound, naming the nearest one.
+func (c *Catalog) Extension(name string) (ExtensionFile, error) {
+	return find(c.Extensions, "extension", ExtensionID(name), func(e ExtensionFile) string { return e.ID })
+}
+
+func find[T any](all []T, what, id string, of func(T) string) (T, error) {
+	var ids []string
+	for _, x := range all {
+		if of(x) == id {
+			return x, nil
+		}
+		ids = append(ids, of(x))
+	}
+	var none T
+	err := sandboxer.E(sandboxer.NotFound, nil, "there is no %s %q", what, clip(id))
+	if near := nearest(id, ids); near != "" {
+		return none, err.WithHint("did you mean %q? sandboxer %s ls shows all", near, what)
+	}
+	return none, err.WithHint("sandboxer %s ls shows all", what)
+}
+
+// file is one file while it is being checked.
+type file struct {
+	origin Origin
+	src    *source
+	dec    *decoder
+}
+
+// loader collects the files of all layers.
+type loader struct {
+	adapters []sandboxer.Adapter
+	faults   Faults
+	exts     map[string]ExtensionFile
+	profiles map[string]ProfileFile
+	forms    map[string]profileForm
+	broken   map[string]bool // IDs whose file is faulty: no reference to them is a second fault
+}
+
+// Load reads every file of every layer and checks it against the adapters. When
+// anything is wrong it returns Faults (Kind Invalid) together with the catalogue of
+// what is sound.
+func Load(layers []Layer, adapters []sandboxer.Adapter) (*Catalog, error) {
+	l := &loader{adapters: adapters, exts: make(map[string]ExtensionFile), profiles: make(map[string]ProfileFile),
+		broken: make(map[string]bool)}
+	for _, layer := range layers {
+		l.layer(layer)
+	}
+	c := &Catalog{}
+	for _, e := range l.exts {
+		c.Extensions = append(c.Extensions, e)
+	}
+	for _, p := range l.profiles {
+		if l.binds(p) {
+			c.Profiles = append(c.Profiles, p)
+		}
+	}
+	slices.SortFunc(c.Extensions, func(a, b ExtensionFile) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(c.Profiles, func(a, b ProfileFile) int { return cmp.Compare(a.ID, b.ID) })
+	if len(l.faults) > 0 {
+		return c, l.faults.sorted()
+	}
+	return c, nil
+}
+
+func (l *loader) layer(layer Layer) {
+	seen := make(map[string]Origin)
+	if layer.FS != nil {
+		for _, dir := range []string{"extensions", "profiles"} {
+			entries, err := fs.ReadDir(layer.FS, dir)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				l.unreadable(filepath.Join(layer.Root, dir), err)
+			}
+			for _, e := range entries {
+				name := e.Name()
+				if ext := path.Ext(name); ext != ".yaml" && ext != ".yml" || strings.HasPrefix(name, ".") || e.IsDir() {
+					continue
+				}
+				shown := path.Join(dir, name)
+				if layer.Root != "" {
+					shown = filepath.Join(layer.Root, dir, name)
+				}
+				l.read(layer.FS, path.Join(dir, name), Origin{layer.Name, shown}, dir == "extensions", seen)
+			}
+		}
+	}
+	for _, f := range layer.Files {
+		isExt := strings.HasPrefix(filepath.Base(f), extPrefix) || filepath.Base(filepath.Dir(f)) == "extensions"
+		l.read(os.DirFS(filepath.Dir(f)), filepath.Base(f), Origin{layer.Name, f}, isExt, seen)
+	}
+}
+
+func (l *loader) unreadable(name string, err error) {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		err = pe.Err
+	}
+	l.faults = append(l.faults, Fault{File: name, Message: "cannot be read: " + err.Error()})
+}
+
+func (l *loader) read(fsys fs.FS, name string, o Origin, isExt bool, seen map[string]Origin) {
+	// A pipe would block for ever, a device never end.
+	if st, err := fs.Stat(fsys, name); err != nil {
+		l.unreadable(o.File, err)
+		return
+	} else if !st.Mode().IsRegular() {
+		l.unreadable(o.File, errors.New("not a regular file"))
+		return
+	}
+	r, err := fsys.Open(name)
+	if err != nil {
+		l.unreadable(o.File, err)
+		return
+	}
+	defer r.Close()
+	data, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+	if err != nil {
+		l.unreadable(o.File, err)
+		return
+	}
+	src := newSource(o.File, data)
+	f := &file{origin: o, src: src, dec: newDecoder(src)}
+	if n := src.parse(data); n != nil {
+		if isExt {
+			l.extension(f, n, seen)
+		} else {
+			l.profile(f, n, seen)
+		}
+	}
+	l.faults = append(l.faults, src.take()...)
+}
+
+// claim makes id the one of f in its layer. It reports whether f is the first.
+func (f *file) claim(id string, seen map[string]Origin) bool {
+	if first, ok := seen[id]; ok {
+		f.dec.fault("id", "", "%s is already declared by %s", id, first.File)
+		return false
+	}
+	seen[id] = f.origin
+	return true
+}
+
+func (l *loader) extension(f *file, n *yaml.Node, seen map[string]Origin) {
+	var form extensionForm
+	d := f.dec
+	d.value(reflect.ValueOf(&form).Elem(), n, nil, "", rule{required: true}, 0)
+	if form.ID != "" && !f.claim(form.ID, seen) {
+		return
+	}
+	a, ok := l.adapter(f, form.Handler)
+	if ok {
+		for i, lvl := range form.Capabilities.IsolationLevels {
+			if lvl != "" && !slices.Contains(a.Isolation, lvl) {
+				d.fault(fmt.Sprintf("capabilities.isolation_levels[%d]", i), "",
+					"adapter %q cannot give isolation level %q: it gives %s", a.Kind, lvl, orNone(a.Isolation))
+			}
+		}
+		if m := form.Capabilities.PricingModel; m != "" && !slices.Contains(a.Pricing, m) {
+			d.fault("capabilities.pricing_model", "",
+				"adapter %q cannot have pricing model %q: it has %s", a.Kind, m, orNone(a.Pricing))
+		}
+		checkConfig(d, a, form.Config)
+	}
+	old, had := l.exts[form.ID]
+	if len(d.src.faults) > 0 {
+		delete(l.exts, form.ID) // the earlier one must not come back in its place
+		l.broken[form.ID] = true
+		return
+	}
+	e := ExtensionFile{ID: form.ID, Title: form.Title, Handler: form.Handler, Isolation: form.Capabilities.IsolationLevels,
+		Pricing: form.Capabilities.PricingModel, Adapter: a, Origin: f.origin, file: f, config: form.Config}
+	if had {
+		e.Replaces = append([]Origin{old.Origin}, old.Replaces...)
+	}
+	delete(l.broken, form.ID)
+	l.exts[form.ID] = e
+}
+
+func orNone[S ~string](words []S) string {
+	if len(words) == 0 {
+		return "none"
+	}
+	return listed(words, "and")
+}
+
+// processKind is the adapter that runs extension classes out of process.
+const processKind = "process"
+
+// adapter finds who opens a handler: the adapter of that name, the one that claims
+// the module before the colon, or the one that runs any class.
+func (l *loader) adapter(f *file, handler string) (sandboxer.Adapter, bool) {
+	if handler == "" { // already reported
+		return sandboxer.Adapter{}, false
+	}
+	module, _, isClass := strings.Cut(handler, ":")
+	var kinds []string
+	var process *sandboxer.Adapter
+	for i, a := range l.adapters {
+		if a.Kind == handler || slices.Contains(a.Handlers, handler) {
+			return a, true
+		}
+		for _, h := range a.Handlers {
+			if m, _, _ := strings.Cut(h, ":"); isClass && m == module {
+				return a, true
+			}
+		}
+		if a.Kind == processKind {
+			process = &l.adapters[i]
+		}
+		kinds = append(kinds, a.Kind)
+	}
+	slices.Sort(kinds)
+	switch {
+	case !isClass:
+		f.dec.fault("handler", nearest(handler, kinds), "unknown adapter %q: this build has %s", clip(handler), orNone(kinds))
+	case process == nil:
+		f.dec.fault("handler", "", "no adapter of this build stands for the module %q, and extension classes that run out of process are not part of it: it has %s",
+			clip(module), orNone(kinds))
+	default:
+		return *process, true
+	}
+	return sandboxer.Adapter{}, false
+}
+
+func (l *loader) profile(f *file, n *yaml.Node, seen map[string]Origin) {
+	var form profileForm
+	d := f.dec
+	d.value(reflect.ValueOf(&form).Elem(), n, nil, "", rule{required: true}, 0)
+	if form.ID != "" && !f.claim(form.ID, seen) {
+		return
+	}
+	p := ProfileFile{Profile: form.profile(d), Origin: f.origin, file: f}
+	if old, ok := l.profiles[form.ID]; ok {
+		p.Replaces = append([]Origin{old.Origin}, old.Replaces...)
+	}
+	if form.ID == "" {
+		return
+	}
+	// It is kept even when faulty, so that what it refers to is checked as well.
+	l.profiles[form.ID] = p
+	l.broken[form.ID] = len(d.src.faults) > 0
+}
+
+// binds checks a profile against its extension, once all extensions are known, and
+// reports whether it is sound.
+func (l *loader) binds(p ProfileFile) bool {
+	d := p.file.dec
+	defer func() { l.faults = append(l.faults, p.file.src.take()...) }()
+	e, ok := l.exts[p.Extension]
+	if !ok {
+		if p.Extension != "" && !l.broken[p.Extension] {
+			ids := make([]string, 0, len(l.exts))
+			for id := range l.exts {
+				ids = append(ids, id)
+			}
+			slices.Sort(ids)
+			d.fault("extension", nearest(p.Extension, ids), "there is no extension %q: there is %s", p.Extension, orNone(ids))
+		}
+		return false
+	}
+	if p.Isolation != "" && !slices.Contains(e.Isolation, p.Isolation) {
+		d.fault("isolation", "", "%s does not offer isolation level %q: it offers %s", e.ID, p.Isolation, orNone(e.Isolation))
+	}
+	for i, c := range p.Requires {
+		if c != "" && !slices.Contains(e.Adapter.Capabilities, c) {
+			d.fault(fmt.Sprintf("requires[%d]", i), "", "%s (adapter %q) does not have %q: it has %s",
+				e.ID, e.Adapter.Kind, c, orNone(e.Adapter.Capabilities))
+		}
+	}
+	names := make([]string, len(e.Adapter.Inputs))
+	for i, in := range e.Adapter.Inputs {
+		names[i] = in.Name
+	}
+	for k := range p.Inputs {
+		if !slices.Contains(names, k) {
+			d.faultKey(join("inputs", k), nearest(k, names), "%s (adapter %q) takes no such input: it takes %s", e.ID, e.Adapter.Kind, orNone(names))
+		}
+	}
+	return len(p.file.src.faults) == 0 && !l.broken[p.ID]
+}

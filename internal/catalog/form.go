@@ -1,0 +1,166 @@
+package catalog
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// extensionForm is the file form of an extension.
+type extensionForm struct {
+	ID           string           `yaml:"id" required:"true" format:"extension" help:"ext.<name>; a file with the ID of a built-in extension replaces it"`
+	Title        string           `yaml:"title" format:"line" help:"One line for people."`
+	Handler      string           `yaml:"handler" required:"true" format:"handler" help:"The adapter that opens it, or module:Class of an extension class."`
+	Capabilities capabilitiesForm `yaml:"capabilities" required:"true" help:"What profiles may rely on; checked against the adapter."`
+	Config       yaml.Node        `yaml:"config" help:"Settings of the adapter; its own schema stands in the registry."`
+}
+
+type capabilitiesForm struct {
+	IsolationLevels []sandboxer.Isolation  `yaml:"isolation_levels" required:"true" nonempty:"true" unique:"true" help:"How strongly its sandboxes can be separated."`
+	PricingModel    sandboxer.PricingModel `yaml:"pricing_model" required:"true" help:"Who pays for its sandboxes."`
+}
+
+// profileForm is the file form of a profile.
+type profileForm struct {
+	ID          string                 `yaml:"id" required:"true" format:"profile" help:"profile.<slug>; a file with the ID of a built-in profile replaces it"`
+	Title       string                 `yaml:"title" format:"line" help:"One line for people."`
+	Description string                 `yaml:"description" help:"A paragraph for people."`
+	Extension   string                 `yaml:"extension" required:"true" format:"extension" help:"The extension that makes its sandboxes."`
+	Isolation   sandboxer.Isolation    `yaml:"isolation" help:"The separation promised to users; one of the extension's levels."`
+	Requires    []sandboxer.Capability `yaml:"requires" unique:"true" help:"Capabilities that the extension must have."`
+	Image       string                 `yaml:"image" format:"image" help:"Image in the backend's terms; without it the adapter's default."`
+	Command     []string               `yaml:"command" text:"any" nonempty:"true" help:"Main process, as a list of arguments; without it the adapter's default."`
+	Env         map[string]string      `yaml:"env" keys:"env" text:"any" help:"Environment of everything inside."`
+	Labels      map[string]string      `yaml:"labels" keys:"label" text:"any" help:"Labels of every sandbox."`
+	Limits      limitsForm             `yaml:"limits" help:"Bounds of one sandbox; what is left out takes the adapter's default."`
+	Network     networkForm            `yaml:"network" short:"none,public" help:"What a sandbox may reach: none (the default), public, or a list."`
+	Mounts      []mountForm            `yaml:"mounts" help:"Host paths made visible inside."`
+	Ports       []int                  `yaml:"ports" min:"1" max:"65535" unique:"true" help:"Ports to publish."`
+	Workspace   string                 `yaml:"workspace" format:"abspath" help:"Path of the workspace inside; without it the adapter's default."`
+	User        string                 `yaml:"user" format:"user" text:"any" help:"User of commands: a name, or uid[:gid]."`
+	Inputs      map[string]string      `yaml:"inputs" text:"any" help:"Defaults for inputs; the caller's win."`
+	TTL         time.Duration          `yaml:"ttl" min:"1s" help:"Lifetime when the caller names none (30m)."`
+	MaxTTL      time.Duration          `yaml:"max_ttl" min:"1s" help:"Longest lifetime a caller may ask for (24h)."`
+	Idle        time.Duration          `yaml:"idle" min:"1s" help:"Destroy after so long without use; without it never."`
+	Price       priceForm              `yaml:"price" help:"What tenants pay, in credits, where the extension quotes nothing."`
+}
+
+type limitsForm struct {
+	CPUs   int64 `yaml:"cpus" unit:"cpus" min:"0.001" help:"Number of CPUs, such as 1.5."`
+	Memory int64 `yaml:"memory" unit:"bytes" min:"1MiB" help:"Memory, such as 512MiB."`
+	Disk   int64 `yaml:"disk" unit:"bytes" min:"1MiB" help:"Writable layer and workspace together, such as 2GiB."`
+	PIDs   int64 `yaml:"pids" min:"1" help:"Processes and threads."`
+	GPUs   int   `yaml:"gpus" min:"0" max:"64" help:"Number of GPUs."`
+}
+
+type networkForm struct {
+	Mode  sandboxer.NetworkMode `yaml:"mode" help:"none: loopback only. public: the internet, never private addresses. allow: what the list names."`
+	Allow []string              `yaml:"allow" format:"peer" unique:"true" nonempty:"true" help:"Domains, *.domains, IP addresses or CIDRs, each with an optional :port."`
+}
+
+type mountForm struct {
+	Source   string `yaml:"source" required:"true" format:"abspath" help:"Path on the host; it must exist."`
+	Target   string `yaml:"target" required:"true" format:"abspath" help:"Path inside."`
+	ReadOnly bool   `yaml:"read_only" help:"Whether writing is refused."`
+}
+
+type priceForm struct {
+	Setup   sandboxer.Credits `yaml:"setup" min:"0" help:"Once per sandbox."`
+	PerHour sandboxer.Credits `yaml:"per_hour" min:"0" help:"Per hour of life."`
+}
+
+// profile checks what no single field shows, and translates.
+func (f profileForm) profile(d *decoder) sandboxer.Profile {
+	switch {
+	case f.Network.Mode == "" && f.Network.Allow != nil:
+		f.Network.Mode = sandboxer.NetworkAllow
+	case f.Network.Mode == sandboxer.NetworkAllow && f.Network.Allow == nil && d.places["network.allow"].key == nil:
+		d.fault("network.mode", "", `mode "allow" needs a list of what is allowed`)
+	case f.Network.Mode != sandboxer.NetworkAllow && f.Network.Allow != nil:
+		d.faultKey("network.allow", "", "a list has no effect with mode %q: use mode \"allow\"", f.Network.Mode)
+	}
+	if len(f.Command) > 0 && f.Command[0] == "" {
+		d.fault("command[0]", "", "the name of a program cannot be empty")
+	}
+	targets := make(map[string]int)
+	p := sandboxer.Profile{
+		ID: f.ID, Title: f.Title, Description: f.Description, Extension: f.Extension, Isolation: f.Isolation,
+		Requires: f.Requires, Image: f.Image, Command: f.Command, Env: f.Env, Labels: f.Labels,
+		Limits: sandboxer.Limits{MilliCPU: f.Limits.CPUs, MemoryBytes: f.Limits.Memory, DiskBytes: f.Limits.Disk,
+			PIDs: f.Limits.PIDs, GPUs: f.Limits.GPUs},
+		Network: sandboxer.NetworkPolicy{Mode: f.Network.Mode, Allow: f.Network.Allow},
+		Ports:   f.Ports, Workspace: f.Workspace, User: f.User, Inputs: f.Inputs,
+		TTL: f.TTL, MaxTTL: f.MaxTTL, Idle: f.Idle,
+		Price: sandboxer.Price{Setup: f.Price.Setup, PerHour: f.Price.PerHour},
+	}
+	for i, m := range f.Mounts {
+		at := fmt.Sprintf("mounts[%d].target", i)
+		if m.Target == "/" {
+			d.fault(at, "", "a mount cannot replace the root directory")
+		}
+		if first, ok := targets[m.Target]; ok && m.Target != "" {
+			d.fault(at, "", "%s is already the target of mounts[%d]", m.Target, first)
+		}
+		targets[m.Target] = i
+		p.Mounts = append(p.Mounts, sandboxer.Mount(m))
+	}
+	if f.Workspace == "/" {
+		d.fault("workspace", "", "the workspace cannot be the root directory")
+	}
+	ttl, most := f.TTL, f.MaxTTL
+	switch {
+	case ttl != 0 && most != 0 && ttl > most:
+		d.fault("ttl", "", "longer than max_ttl (%s)", short(most))
+	case ttl > sandboxer.DefaultMaxTTL && most == 0 && d.places["max_ttl"].key == nil:
+		d.fault("ttl", "", "longer than the default max_ttl (%s): name a max_ttl", short(sandboxer.DefaultMaxTTL))
+	case ttl == 0 && most != 0 && most < sandboxer.DefaultTTL && d.places["ttl"].key == nil:
+		d.fault("max_ttl", "", "shorter than the default ttl (%s): name a ttl", short(sandboxer.DefaultTTL))
+	}
+	return p
+}
+
+// short writes a duration as people do: 30m, not 30m0s.
+func short(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = s[:len(s)-2]
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = s[:len(s)-2]
+	}
+	return s
+}
+
+// The prefixes of IDs, which users may leave out.
+const (
+	extPrefix     = "ext."
+	profilePrefix = "profile."
+)
+
+// ProfileID completes the name of a profile: "local" and "profile.local" both mean
+// "profile.local".
+func ProfileID(name string) string { return withPrefix(name, profilePrefix) }
+
+// ExtensionID completes the name of an extension: "local" and "ext.local" both mean
+// "ext.local".
+func ExtensionID(name string) string { return withPrefix(name, extPrefix) }
+
+func withPrefix(name, prefix string) string {
+	if strings.HasPrefix(name, prefix) {
+		return name
+	}
+	return prefix + name
+}
+
+func quoted[S ~string](words []S) []string {
+	out := make([]string, len(words))
+	for i, w := range words {
+		out[i] = fmt.Sprintf("%q", string(w))
+	}
+	return slices.Clip(out)
+}

@@ -1,0 +1,246 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// checkConfig decodes a config block into a copy of the adapter's defaults, so that
+// its faults show without opening anything. References to secrets are only checked
+// for their form.
+func checkConfig(d *decoder, a sandboxer.Adapter, config yaml.Node) {
+	if a.Config == nil {
+		if len(config.Content) > 0 {
+			d.faultKey("config", "", "adapter %q takes no configuration", a.Kind)
+		}
+		return
+	}
+	v := reflect.New(reflect.TypeOf(a.Config).Elem())
+	v.Elem().Set(reflect.ValueOf(a.Config).Elem())
+	before := len(d.src.faults)
+	d.config(v.Elem(), config)
+	if len(d.src.faults) == before {
+		d.validate(v.Interface())
+	}
+}
+
+// config decodes a block, or its absence, over v.
+func (d *decoder) config(v reflect.Value, config yaml.Node) {
+	key := d.places["config"].key
+	if config.Kind == 0 || config.Tag == "!!null" {
+		// Required fields are missed in an empty block as well.
+		config = yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+		if key == nil {
+			key = d.places["handler"].key
+		}
+		config.Line, config.Column = 1, 1
+		if key != nil {
+			config.Line, config.Column = key.Line, key.Column
+		}
+	}
+	d.value(v, &config, key, "config", rule{}, 1)
+}
+
+// validate asks the configuration itself. An error that begins with the name of a
+// field is reported at that field.
+func (d *decoder) validate(cfg any) {
+	c, ok := cfg.(interface{ Validate() error })
+	if !ok {
+		return
+	}
+	err := c.Validate()
+	if err == nil {
+		return
+	}
+	at, msg := "config", errorText(err)
+	if name, rest, ok := strings.Cut(msg, ": "); ok {
+		if _, known := d.places["config."+name]; known {
+			at, msg = "config."+name, rest
+		}
+	}
+	if d.places[at].key == nil {
+		d.places[at] = d.places["handler"]
+	}
+	d.fault(at, sandboxer.HintOf(err), "%s", msg)
+}
+
+var secretPattern = regexp.MustCompile(`^\$\{(?:env:[A-Za-z_][A-Za-z0-9_]*|file:/[^}]+)\}$`)
+
+// resolveSecret reads the secret that ref stands for. Kinds: Unavailable when it is
+// not there.
+func resolveSecret(ref string) (sandboxer.Secret, error) {
+	kind, name, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(ref, "${"), "}"), ":")
+	if kind == "env" {
+		if s := os.Getenv(name); s != "" {
+			return sandboxer.Secret(s), nil
+		}
+		return "", sandboxer.E(sandboxer.Unavailable, nil, "the environment variable %s is not set", name)
+	}
+	st, err := os.Stat(name)
+	if err == nil && !st.Mode().IsRegular() {
+		return "", sandboxer.E(sandboxer.Unavailable, nil, "%s is not a regular file", name)
+	}
+	var data []byte
+	if err == nil {
+		var f *os.File
+		if f, err = os.Open(name); err == nil {
+			data, err = io.ReadAll(io.LimitReader(f, maxSecret+1))
+			f.Close()
+		}
+	}
+	var pe *os.PathError
+	switch s := strings.TrimRight(string(data), "\r\n"); {
+	case errors.As(err, &pe):
+		return "", sandboxer.E(sandboxer.Unavailable, nil, "the secret in %s cannot be read: %s", name, pe.Err)
+	case err != nil:
+		return "", sandboxer.E(sandboxer.Unavailable, err, "the secret in %s cannot be read", name)
+	case len(data) > maxSecret:
+		return "", sandboxer.E(sandboxer.Unavailable, nil, "the secret in %s is longer than 64 KiB", name)
+	case s == "":
+		return "", sandboxer.E(sandboxer.Unavailable, nil, "the secret in %s is empty", name)
+	default:
+		return sandboxer.Secret(s), nil
+	}
+}
+
+const maxSecret = 64 << 10
+
+// Env is what the adapter gets to open the extension. stateDir is the directory
+// under which every extension has one of its own; log may be nil.
+//
+// Decode fails with Faults (Invalid) for a wrong block, and with Unavailable when a
+// secret that the block refers to is not there.
+func (e ExtensionFile) Env(owner, stateDir string, log *slog.Logger) sandboxer.Env {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return sandboxer.Env{
+		Extension: e.ID, Owner: owner, Dir: filepath.Join(stateDir, e.ID),
+		Log: log.With("extension", e.ID), Decode: e.decode,
+	}
+}
+
+func (e ExtensionFile) decode(v any) error {
+	p := reflect.ValueOf(v)
+	if p.Kind() != reflect.Pointer || p.IsNil() {
+		return sandboxer.E(sandboxer.Internal, nil, "%s: the configuration can only be read into a pointer, not %T", e.ID, v)
+	}
+	// Each call has a decoder of its own: extensions are opened side by side.
+	src := &source{name: e.file.src.name, lines: e.file.src.lines}
+	d := newDecoder(src)
+	d.places["config"], d.places["handler"] = e.file.dec.places["config"], e.file.dec.places["handler"]
+	d.secret = resolveSecret
+	d.config(p.Elem(), e.config)
+	if fs := src.take(); len(fs) > 0 {
+		return fs
+	}
+	if err := errors.Join(d.missing...); err != nil {
+		texts := make([]string, len(d.missing))
+		for i, m := range d.missing {
+			texts[i] = sandboxer.Message(m)
+		}
+		return sandboxer.E(sandboxer.Unavailable, nil, "%s", strings.Join(texts, "; ")).
+			WithHint("set it where the server runs, or change %s", e.Origin.File)
+	}
+	return nil
+}
+
+// Opened is one extension after the attempt to open it.
+type Opened struct {
+	Info sandboxer.ExtensionInfo
+	Ext  sandboxer.Extension // nil if Info.Problem says why
+}
+
+// openTimeout bounds one extension's opening; a backend that does not answer must
+// not keep the others from starting.
+const openTimeout = 30 * time.Second
+
+// Open opens every extension, side by side, and returns them in the order of the
+// catalogue. What an extension cannot do on this machine becomes its Info.Problem;
+// it is listed and not used. A wrong configuration is the operator's to mend: the
+// error is then Faults, and what was opened is closed again.
+//
+// Info.Capabilities are what the adapter has at best; whoever wraps the extension
+// knows better.
+func (c *Catalog) Open(ctx context.Context, owner, stateDir string, log *slog.Logger) ([]Opened, error) {
+	opened := make([]Opened, len(c.Extensions))
+	faults := make([]Faults, len(c.Extensions))
+	var wg sync.WaitGroup
+	for i, e := range c.Extensions {
+		wg.Go(func() { opened[i], faults[i] = e.open(ctx, owner, stateDir, log) })
+	}
+	wg.Wait()
+	var all Faults
+	for _, f := range faults {
+		all = append(all, f...)
+	}
+	if len(all) == 0 {
+		return opened, nil
+	}
+	for _, o := range opened {
+		if c, ok := o.Ext.(io.Closer); ok {
+			c.Close()
+		}
+	}
+	return nil, all.sorted()
+}
+
+func (e ExtensionFile) open(ctx context.Context, owner, stateDir string, log *slog.Logger) (Opened, Faults) {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	o := Opened{Info: e.Info()}
+	env := e.Env(owner, stateDir, log)
+	err := os.MkdirAll(env.Dir, 0o700)
+	if err != nil {
+		err = sandboxer.E(sandboxer.Unavailable, err, "the state directory %s cannot be made", env.Dir)
+	} else {
+		o.Ext, err = e.Adapter.Open(ctx, env)
+	}
+	if err == nil {
+		return o, nil
+	}
+	o.Ext = nil
+	var faults Faults
+	switch {
+	case errors.As(err, &faults):
+		return o, faults
+	case sandboxer.KindOf(err) == sandboxer.Invalid:
+		src := &source{name: e.file.src.name, lines: e.file.src.lines}
+		d := newDecoder(src)
+		for path, p := range e.file.dec.places {
+			d.places[path] = p
+		}
+		d.validate(failed{err})
+		return o, src.take()
+	}
+	o.Info.Problem = problem(err)
+	o.Info.Capabilities = []sandboxer.Capability{}
+	env.Log.Warn("extension cannot be used here", "kind", sandboxer.KindOf(err), "err", err)
+	return o, nil
+}
+
+// failed is a configuration that is known to be wrong.
+type failed struct{ err error }
+
+func (f failed) Validate() error { return f.err }
+
+func problem(err error) string {
+	s := sandboxer.Message(err)
+	if h := sandboxer.HintOf(err); h != "" {
+		s += " (" + h + ")"
+	}
+	return s
+}
