@@ -1,0 +1,657 @@
+package extensiontest
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"reflect"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// core is what every extension owes, whatever else it can do. Behaviour inside the
+// sandbox is looked at where the extension has exec.
+func (s *suite) core(t *testing.T) {
+	inside := func(t *testing.T) {
+		t.Helper()
+		if !slices.Contains(s.Want, sandboxer.CanExec) {
+			t.Skip("cannot look inside: the extension has no exec")
+		}
+	}
+
+	t.Run("capabilities", func(t *testing.T) {
+		b := s.open(t)
+		for _, c := range s.Want {
+			if !b.Can(c) {
+				t.Errorf("the extension lacks %s, which the harness wants", c)
+			}
+		}
+		for _, c := range b.Capabilities() {
+			if !slices.Contains(s.Want, c) {
+				t.Errorf("the extension has %s, which the harness does not want: add it to Want or disclaim it", c)
+			}
+		}
+	})
+
+	t.Run("provision is idempotent", func(t *testing.T) {
+		sb := s.up(t)
+		if sb.b.Can(sandboxer.CanExec) {
+			sb.sh(t, "echo first >mark")
+		}
+		for _, b := range []int{1, 2} {
+			again, err := s.open(t).Provision(ctx(t), sb.spec)
+			if err != nil {
+				t.Fatalf("Provision, call %d: %s", b+1, describe(err))
+			}
+			if again.Ref != sb.h.Ref || again.Host != sb.h.Host {
+				t.Errorf("call %d returned %q on %q; the first returned %q on %q", b+1, again.Ref, again.Host, sb.h.Ref, sb.h.Host)
+			}
+			sb.h = again
+		}
+		if sb.b.Can(sandboxer.CanExec) {
+			if got := sb.sh(t, "cat mark"); got != "first" {
+				t.Errorf("the sandbox was made anew: mark says %q", got)
+			}
+		}
+		if sb.b.Can(sandboxer.CanList) {
+			s.eventually(t, "exactly one listed sandbox", func() bool { return len(listed(t, sb.b, sb.spec)) == 1 })
+		}
+	})
+
+	t.Run("concurrent provision makes one", func(t *testing.T) {
+		sp := s.spec()
+		a, b := s.open(t), s.open(t)
+		s.owe(t, a, sp)
+		var wg sync.WaitGroup
+		handles, errs := make([]sandboxer.Handle, 8), make([]error, 8)
+		for i := range handles {
+			wg.Go(func() {
+				on := a
+				if i%2 == 1 {
+					on = b
+				}
+				if handles[i], errs[i] = on.Provision(ctx(t), sp); errs[i] == nil {
+					_, errs[i] = on.WaitReady(ctx(t), handles[i])
+				}
+			})
+		}
+		wg.Wait()
+		for i := range handles {
+			if errs[i] != nil {
+				t.Errorf("call %d: %s", i, describe(errs[i]))
+			} else if handles[i].Ref != handles[0].Ref {
+				t.Errorf("call %d made %q, call 0 %q", i, handles[i].Ref, handles[0].Ref)
+			}
+		}
+		if a.Can(sandboxer.CanList) {
+			s.eventually(t, "exactly one listed sandbox", func() bool { return len(listed(t, a, sp)) == 1 })
+		}
+		if _, err := a.Teardown(ctx(t), handles[0]); err != nil {
+			t.Fatalf("Teardown: %s", describe(err))
+		}
+		s.gone(t, b, sp)
+	})
+
+	t.Run("handle survives JSON and another process", func(t *testing.T) {
+		sb := s.up(t)
+		sb.b, sb.h = s.open(t), viaJSON(t, sb.h)
+		sb.alive(t)
+	})
+
+	t.Run("handle is small", func(t *testing.T) {
+		sb := s.up(t, func(sp *sandboxer.Spec) {
+			sp.Env["BIG"] = strings.Repeat("x", 8<<10) // what the order holds, the receipt need not
+		})
+		j, err := json.Marshal(sb.h)
+		if err != nil || len(j) > 4<<10 {
+			t.Errorf("handle of %d bytes, %v; want at most 4096", len(j), err)
+		}
+	})
+
+	t.Run("closing leaves sandboxes alone", func(t *testing.T) {
+		sb := s.up(t)
+		t.Run("opened and closed", func(t *testing.T) {
+			if _, err := s.open(t).WaitReady(ctx(t), sb.h); err != nil {
+				t.Errorf("WaitReady: %s", describe(err))
+			}
+		})
+		sb.alive(t)
+	})
+
+	t.Run("the order is not modified", func(t *testing.T) {
+		fill := func(sp *sandboxer.Spec) {
+			sp.ID, sp.Env, sp.Labels = "ct-unmodified", map[string]string{"A": "1"}, map[string]string{"l": "1"}
+			sp.Inputs = map[string]string{}
+			for k, v := range s.Spec.Inputs {
+				sp.Inputs[k] = v
+			}
+		}
+		sb := s.up(t, fill)
+		want := s.spec()
+		fill(&want)
+		want.Fuse = sb.spec.Fuse
+		if !reflect.DeepEqual(sb.spec, want) {
+			t.Errorf("Provision changed its spec:\n got %+v\nwant %+v", sb.spec, want)
+		}
+	})
+
+	t.Run("wait ready again", func(t *testing.T) {
+		sb := s.up(t)
+		r, err := sb.b.WaitReady(ctx(t), sb.h)
+		if err != nil || !reflect.DeepEqual(r, sb.reach) {
+			t.Errorf("the second WaitReady = %+v, %v; the first returned %+v", r, err, sb.reach)
+		}
+	})
+
+	t.Run("wait ready of the unknown", func(t *testing.T) {
+		_, err := s.open(t).WaitReady(ctx(t), sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1})
+		wantKind(t, err, "WaitReady", sandboxer.NotFound)
+	})
+
+	t.Run("teardown twice", func(t *testing.T) {
+		sb := s.up(t)
+		for i := range 2 {
+			if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
+				t.Fatalf("Teardown, call %d: %s", i+1, describe(err))
+			}
+			s.gone(t, sb.b, sb.spec)
+		}
+		_, err := sb.b.WaitReady(ctx(t), sb.h)
+		wantKind(t, err, "WaitReady after Teardown", sandboxer.NotFound)
+	})
+
+	t.Run("teardown by ID and generation", func(t *testing.T) {
+		sb := s.up(t)
+		b := s.open(t)
+		if _, err := b.Teardown(ctx(t), sandboxer.Handle{SandboxID: sb.spec.ID, Generation: 1}); err != nil {
+			t.Fatalf("Teardown: %s", describe(err))
+		}
+		s.gone(t, sb.b, sb.spec)
+	})
+
+	t.Run("teardown by ID alone", func(t *testing.T) {
+		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Generation = 3 })
+		b := s.open(t)
+		if _, err := b.Teardown(ctx(t), sandboxer.Handle{SandboxID: sb.spec.ID}); err != nil {
+			t.Fatalf("Teardown: %s", describe(err))
+		}
+		s.gone(t, sb.b, sb.spec)
+	})
+
+	t.Run("teardown of the unknown", func(t *testing.T) {
+		b := s.open(t)
+		for _, gen := range []int{0, 1, 7} {
+			if _, err := b.Teardown(ctx(t), sandboxer.Handle{SandboxID: s.spec().ID, Generation: gen}); err != nil {
+				t.Errorf("Teardown of generation %d: %s", gen, describe(err))
+			}
+		}
+	})
+
+	t.Run("concurrent teardown", func(t *testing.T) {
+		sb := s.up(t)
+		b := s.open(t)
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() {
+				on := sb.b
+				if i%2 == 1 {
+					on = b
+				}
+				if _, err := on.Teardown(ctx(t), sb.h); err != nil {
+					t.Errorf("Teardown, call %d: %s", i, describe(err))
+				}
+			})
+		}
+		wg.Wait()
+		s.gone(t, sb.b, sb.spec)
+	})
+
+	t.Run("teardown during wait ready", func(t *testing.T) {
+		sp := s.spec()
+		b, other := s.open(t), s.open(t)
+		s.owe(t, b, sp)
+		h, err := b.Provision(ctx(t), sp)
+		if err != nil {
+			t.Fatalf("Provision: %s", describe(err))
+		}
+		done := make(chan error, 1)
+		go func() {
+			_, err := b.WaitReady(ctx(t), h)
+			done <- err
+		}()
+		if _, err := other.Teardown(ctx(t), h); err != nil {
+			t.Errorf("Teardown: %s", describe(err))
+		}
+		select {
+		case err := <-done: // it may have been ready just before
+			if err != nil {
+				wantKind(t, err, "WaitReady during Teardown", sandboxer.NotFound, sandboxer.Failed, sandboxer.Unavailable)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("WaitReady still waits a minute after Teardown")
+		}
+		s.gone(t, b, sp)
+	})
+
+	t.Run("teardown during exec", func(t *testing.T) {
+		inside(t)
+		sb := s.up(t)
+		started, w := newSignalWriter()
+		done := make(chan error, 1)
+		go func() {
+			_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: s.script("echo started; sleep 3600"), Stdout: w})
+			done <- err
+		}()
+		await(t, started, "the command to start")
+		if _, err := s.open(t).Teardown(ctx(t), sb.h); err != nil {
+			t.Fatalf("Teardown: %s", describe(err))
+		}
+		select {
+		case <-done: // killed is a result, gone an error: both are true
+		case <-time.After(30 * time.Second):
+			t.Error("Exec did not return within 30 s of Teardown")
+		}
+		s.gone(t, sb.b, sb.spec)
+	})
+
+	t.Run("late teardown spares the newer generation", func(t *testing.T) {
+		old := s.up(t)
+		if _, err := old.b.Teardown(ctx(t), old.h); err != nil {
+			t.Fatalf("Teardown: %s", describe(err))
+		}
+		sp := old.spec
+		sp.Generation = 2
+		sb := s.upSpec(t, old.b, sp)
+		for _, h := range []sandboxer.Handle{old.h, {SandboxID: sp.ID, Generation: 1}} {
+			if _, err := s.open(t).Teardown(ctx(t), h); err != nil {
+				t.Errorf("late Teardown: %s", describe(err))
+			}
+			sb.alive(t)
+		}
+		if sb.b.Can(sandboxer.CanProbe) {
+			if l, err := sb.b.IsAlive(ctx(t), old.h); err != nil || l != sandboxer.Gone {
+				t.Errorf("IsAlive of the older generation = %s, %v; want gone", l, err)
+			}
+		}
+	})
+
+	t.Run("a new generation is empty", func(t *testing.T) {
+		inside(t)
+		old := s.up(t)
+		old.sh(t, "echo old >mark")
+		if _, err := old.b.Teardown(ctx(t), old.h); err != nil {
+			t.Fatalf("Teardown: %s", describe(err))
+		}
+		sp := old.spec
+		sp.Generation = 2
+		sb := s.upSpec(t, old.b, sp)
+		if got := sb.sh(t, "cat mark 2>/dev/null || echo none"); got != "none" {
+			t.Errorf("the new generation has the old one's file: %q", got)
+		}
+	})
+
+	t.Run("sandboxes are apart", func(t *testing.T) {
+		inside(t)
+		a, b := s.up(t), s.up(t)
+		a.sh(t, "echo a >mark")
+		if got := b.sh(t, "cat mark 2>/dev/null || echo none"); got != "none" {
+			t.Errorf("one sandbox sees the other's file: %q", got)
+		}
+		if _, err := a.b.Teardown(ctx(t), a.h); err != nil {
+			t.Fatalf("Teardown: %s", describe(err))
+		}
+		b.alive(t)
+	})
+
+	t.Run("a stranger's sandbox of the same ID", func(t *testing.T) {
+		if s.Stranger == nil {
+			t.Skip("the harness cannot open the backend for another owner")
+		}
+		sb := s.up(t)
+		stranger := s.wrap(t, s.Stranger(t))
+		if _, err := stranger.Teardown(ctx(t), sandboxer.Handle{SandboxID: sb.spec.ID}); err != nil {
+			t.Errorf("the stranger's Teardown: %s", describe(err))
+		}
+		sb.alive(t)
+		if stranger.Can(sandboxer.CanDiscover) {
+			h, err := stranger.Discover(ctx(t), sb.spec.ID)
+			if sandboxer.KindOf(err) != sandboxer.NotFound {
+				t.Errorf("the stranger discovers %+v, %v; want not_found", h, err)
+			}
+		}
+	})
+
+	t.Run("canceled context changes nothing", func(t *testing.T) {
+		sp := s.spec()
+		ext := s.Open(t) // below the backend, which would stop it
+		b := s.wrap(t, ext)
+		s.owe(t, b, sp)
+		c, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := ext.Provision(c, sp); err == nil {
+			t.Error("Provision succeeded with a canceled context")
+		}
+		s.gone(t, b, sp)
+		sb := s.upSpec(t, b, sp)
+		if _, err := ext.Teardown(c, sb.h); err == nil {
+			t.Error("Teardown succeeded with a canceled context")
+		}
+		sb.alive(t)
+		if _, err := ext.WaitReady(c, sb.h); err == nil {
+			t.Error("WaitReady succeeded with a canceled context")
+		}
+	})
+
+	t.Run("an interrupted provision can be torn down", func(t *testing.T) {
+		b := s.open(t)
+		for _, after := range []time.Duration{0, 500 * time.Microsecond, 5 * time.Millisecond, 50 * time.Millisecond} {
+			sp := s.spec()
+			s.owe(t, b, sp)
+			c, cancel := context.WithTimeout(t.Context(), after)
+			_, err := b.Provision(c, sp)
+			cancel()
+			if err != nil {
+				wantKind(t, err, "interrupted Provision", sandboxer.Timeout, sandboxer.Canceled)
+			}
+			if _, err := b.Teardown(ctx(t), sandboxer.Handle{SandboxID: sp.ID, Generation: 1}); err != nil {
+				t.Errorf("Teardown: %s", describe(err))
+			}
+			s.gone(t, b, sp)
+		}
+	})
+
+	t.Run("killed behind our back", func(t *testing.T) {
+		if s.Kill == nil {
+			t.Skip("the harness cannot kill a sandbox")
+		}
+		sb := s.up(t)
+		s.Kill(t, sb.h)
+		_, err := sb.b.WaitReady(ctx(t), sb.h)
+		wantKind(t, err, "WaitReady", sandboxer.NotFound, sandboxer.Failed)
+		if sb.b.Can(sandboxer.CanProbe) {
+			if l, err := sb.b.IsAlive(ctx(t), sb.h); err != nil || l != sandboxer.Gone {
+				t.Errorf("IsAlive = %s, %v; want gone", l, err)
+			}
+		}
+		if sb.b.Can(sandboxer.CanExec) {
+			_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: s.script("true")})
+			wantKind(t, err, "Exec", sandboxer.NotFound)
+		}
+		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
+			t.Errorf("Teardown: %s", describe(err))
+		}
+		s.gone(t, sb.b, sb.spec)
+	})
+
+	t.Run("env", func(t *testing.T) {
+		inside(t)
+		value := "two words, \"quotes\", $HOME, ü and\na second line"
+		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Env["PLAIN"], sp.Env["ODD"], sp.Env["EMPTY"] = "x", value, "" })
+		if got := sb.sh(t, `printf '%s|%s|%s' "$PLAIN" "$ODD" "${EMPTY-unset}"`); got != "x|"+value+"|" {
+			t.Errorf("environment = %q", got)
+		}
+	})
+
+	t.Run("commands find their tools", func(t *testing.T) {
+		inside(t)
+		sb := s.up(t)
+		if got := sb.sh(t, `[ -n "$PATH" ] && [ -n "$HOME" ] && cat /dev/null && echo yes`); got != "yes" {
+			t.Errorf("PATH or HOME is missing inside: %q", got)
+		}
+	})
+
+	t.Run("hostname is the ID", func(t *testing.T) {
+		inside(t)
+		if !s.enforces(Hostname) {
+			t.Skip("the harness does not list hostname in Enforces")
+		}
+		sb := s.up(t)
+		if got := sb.sh(t, "uname -n"); got != sb.spec.ID {
+			t.Errorf("host name = %q; want %q", got, sb.spec.ID)
+		}
+	})
+
+	for name, id := range map[string]string{
+		"one character": string("bcdfghkmnpqrstvwxyz"[time.Now().UnixNano()%19]),
+		"48 characters": sandboxer.NewID() + strings.Repeat("x-9y", 10),
+		"hyphens":       sandboxer.NewID() + "--x---y",
+		"digits":        strconv.FormatInt(time.Now().UnixNano(), 10),
+	} {
+		t.Run("ID of "+name, func(t *testing.T) {
+			sb := s.up(t, func(sp *sandboxer.Spec) { sp.ID = id })
+			sb.alive(t)
+			if _, err := sb.b.Teardown(ctx(t), sandboxer.Handle{SandboxID: id, Generation: 1}); err != nil {
+				t.Errorf("Teardown: %s", describe(err))
+			}
+			s.gone(t, sb.b, sb.spec)
+		})
+	}
+
+	t.Run("IDs that begin alike are apart", func(t *testing.T) {
+		a := s.up(t)
+		b := s.up(t, func(sp *sandboxer.Spec) { sp.ID = a.spec.ID + "-g1" })
+		if _, err := b.b.Teardown(ctx(t), sandboxer.Handle{SandboxID: a.spec.ID}); err != nil {
+			t.Fatalf("Teardown: %s", describe(err))
+		}
+		b.alive(t)
+		s.gone(t, b.b, a.spec)
+	})
+
+	t.Run("secrets stay inside", func(t *testing.T) {
+		canary := "canary-" + sandboxer.NewID() + sandboxer.NewID()
+		secret := func(sp *sandboxer.Spec) { sp.Env["TOKEN"] = canary }
+		leak := func(where string, v any) {
+			t.Helper()
+			j, err := json.Marshal(v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(j), canary) {
+				t.Errorf("%s contains the value of a variable: %s", where, j)
+			}
+		}
+		leakErr := func(where string, err error) {
+			t.Helper()
+			if err != nil && strings.Contains(err.Error(), canary) {
+				t.Errorf("%s contains the value of a variable: %v", where, err)
+			}
+		}
+		sb := s.up(t, secret)
+		leak("the handle", sb.h)
+		leak("the reachability", sb.reach)
+		if sb.b.Can(sandboxer.CanList) {
+			for h, err := range sb.b.ListRunning(ctx(t), sb.spec.Owner) {
+				leakErr("the listing's error", err)
+				leak("a listed handle", h)
+			}
+		}
+		if sb.b.Can(sandboxer.CanExec) {
+			_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{
+				Args: []string{"true"}, Dir: "/no/such/directory", Env: map[string]string{"TOKEN2": canary},
+			})
+			leakErr("Exec's error", err)
+		}
+		bad := s.spec()
+		secret(&bad)
+		bad.Image = s.MissingImage
+		s.owe(t, sb.b, bad)
+		h, err := sb.b.Provision(ctx(t), bad)
+		leakErr("Provision's error", err)
+		if err == nil {
+			_, err = sb.b.WaitReady(ctx(t), h)
+			leakErr("WaitReady's error", err)
+		}
+		report, err := sb.b.Teardown(ctx(t), sb.h)
+		leakErr("Teardown's error", err)
+		leak("the cleanup report", report)
+	})
+
+	t.Run("missing image", func(t *testing.T) {
+		b, sp := s.open(t), s.spec()
+		sp.Image = s.MissingImage
+		s.owe(t, b, sp)
+		h, err := b.Provision(ctx(t), sp)
+		if err == nil {
+			_, err = b.WaitReady(ctx(t), h)
+		}
+		wantKind(t, err, "Provision and WaitReady with a missing image",
+			sandboxer.Failed, sandboxer.Invalid, sandboxer.Unsupported)
+		if _, err := b.Teardown(ctx(t), sandboxer.Handle{SandboxID: sp.ID, Generation: 1}); err != nil {
+			t.Errorf("Teardown: %s", describe(err))
+		}
+		s.gone(t, b, sp)
+	})
+
+	t.Run("missing main command", func(t *testing.T) {
+		b, sp := s.open(t), s.spec()
+		sp.Command = []string{"/no/such/command"}
+		s.owe(t, b, sp)
+		h, err := b.Provision(ctx(t), sp)
+		if err == nil {
+			_, err = b.WaitReady(ctx(t), h)
+		}
+		wantKind(t, err, "Provision and WaitReady with a missing main command",
+			sandboxer.Failed, sandboxer.Invalid, sandboxer.Unsupported)
+		if _, err := b.Teardown(ctx(t), sandboxer.Handle{SandboxID: sp.ID, Generation: 1}); err != nil {
+			t.Errorf("Teardown: %s", describe(err))
+		}
+		s.gone(t, b, sp)
+	})
+
+	// Refused orders must be refused before anything exists.
+	refused := func(name string, change func(*sandboxer.Spec), kinds ...sandboxer.Kind) {
+		t.Run(name, func(t *testing.T) {
+			b, sp := s.open(t), s.spec()
+			change(&sp)
+			s.owe(t, b, sp)
+			h, err := b.Provision(ctx(t), sp)
+			wantKind(t, err, "Provision", kinds...)
+			if err == nil {
+				t.Errorf("Provision returned %+v", h)
+			}
+			s.gone(t, b, sp)
+		})
+	}
+	refused("unknown network mode is refused", func(sp *sandboxer.Spec) { sp.Network = sandboxer.NetworkPolicy{Mode: "sometimes"} },
+		sandboxer.Invalid, sandboxer.Unsupported)
+	refused("mount of a missing path is refused", func(sp *sandboxer.Spec) {
+		sp.Mounts = []sandboxer.Mount{{Source: "/no/such/source", Target: "/mnt/x", ReadOnly: true}}
+	}, sandboxer.Invalid, sandboxer.Unsupported)
+	for _, l := range limits {
+		if !s.enforces(l.feature) {
+			refused(string(l.feature)+" limit is refused", l.set, sandboxer.Unsupported)
+			continue
+		}
+		t.Run(string(l.feature)+" limit is enforced", func(t *testing.T) {
+			inside(t)
+			l.check(t, s.up(t, l.set))
+		})
+	}
+
+	t.Run("network none is loopback only", func(t *testing.T) {
+		inside(t)
+		if !s.enforces(Network) {
+			t.Skip("the harness does not list network in Enforces")
+		}
+		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Network = sandboxer.NetworkPolicy{} })
+		if got := sb.sh(t, `sed 1,2d /proc/net/dev | sed 's/:.*//; s/ //g' | grep -v '^lo$' || true`); got != "" {
+			t.Errorf("interfaces besides loopback: %q", got)
+		}
+	})
+
+	t.Run("leaves no goroutine and no file descriptor", func(t *testing.T) {
+		cycle := func(t *testing.T) {
+			sb := s.up(t)
+			if sb.b.Can(sandboxer.CanExec) {
+				sb.sh(t, "echo x")
+			}
+			if sb.b.Can(sandboxer.CanList) {
+				listed(t, sb.b, sb.spec)
+			}
+		}
+		t.Run("warm up", cycle)
+		goroutines, fds := runtime.NumGoroutine(), openFiles()
+		for range 3 {
+			t.Run("cycle", cycle)
+		}
+		poll(t, "the goroutines to end", 5*time.Second, func() bool { return runtime.NumGoroutine() <= goroutines })
+		poll(t, "the file descriptors to be closed", 5*time.Second, func() bool { return openFiles() <= fds })
+		if t.Failed() {
+			buf := make([]byte, 1<<20)
+			t.Logf("goroutines: %d before, %d after; files: %d before, %d after\n%s",
+				goroutines, runtime.NumGoroutine(), fds, openFiles(), buf[:runtime.Stack(buf, true)])
+		}
+	})
+}
+
+// childTime reads the second line of the shell's times: user and system time of its
+// children, "0m0.61s 0m0.02s".
+func childTime(out string) (sum time.Duration, err error) {
+	_, line, _ := strings.Cut(out, "\n")
+	for f := range strings.FieldsSeq(line) {
+		d, err := time.ParseDuration(f)
+		if err != nil {
+			return 0, err
+		}
+		sum += d
+	}
+	return sum, nil
+}
+
+// openFiles counts this process's file descriptors; 0 where it cannot.
+func openFiles() int {
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0
+	}
+	return len(fds)
+}
+
+// limits are every field of sandboxer.Limits, each with a look from inside.
+var limits = []struct {
+	feature Feature
+	set     func(*sandboxer.Spec)
+	check   func(*testing.T, *sandbox)
+}{
+	{CPU, func(sp *sandboxer.Spec) { sp.Limits.MilliCPU = 200 }, func(t *testing.T, sb *sandbox) {
+		out := sb.sh(t, `while :; do :; done & sleep 3; kill $!; wait $!; times`)
+		cpu, err := childTime(out)
+		if err != nil {
+			t.Fatalf("times answered %q: %v", out, err)
+		}
+		if cpu < 100*time.Millisecond || cpu > 1200*time.Millisecond {
+			t.Errorf("a busy loop got %s of CPU in 3 s; the limit is 0.2 CPU", cpu)
+		}
+	}},
+	{Memory, func(sp *sandboxer.Spec) { sp.Limits.MemoryBytes = 128 << 20 }, func(t *testing.T, sb *sandbox) {
+		// The last line of what has no line ends is all of it: tail must keep it.
+		x, out, errs := sb.run(t, sandboxer.Cmd{Args: sb.s.script(`head -c 400000000 /dev/zero | tail -n 1 | wc -c`)})
+		if strings.TrimSpace(out) == "400000000" && x.Code == 0 {
+			t.Errorf("a command kept 400 MB in memory (%+v, %q); the limit is 128 MiB", x, errs)
+		}
+	}},
+	{Disk, func(sp *sandboxer.Spec) { sp.Limits.DiskBytes = 64 << 20 }, func(t *testing.T, sb *sandbox) {
+		out := sb.sh(t, `head -c 200000000 /dev/zero >big 2>/dev/null; wc -c <big; rm -f big`)
+		if n, err := strconv.ParseInt(strings.TrimSpace(out), 10, 64); err != nil || n > 80<<20 {
+			t.Errorf("a file of %q bytes was written; the limit is 64 MiB", out)
+		}
+		if got := sb.sh(t, "echo still >f && cat f"); got != "still" {
+			t.Errorf("after the disk was full and emptied again: %q", got)
+		}
+	}},
+	{PIDs, func(sp *sandboxer.Spec) { sp.Limits.PIDs = 32 }, func(t *testing.T, sb *sandbox) {
+		sb.run(t, sandboxer.Cmd{Args: sb.s.script(`i=0; while [ $i -lt 100 ]; do sleep 3 & echo $! >>started; i=$((i+1)); done; wait`)})
+		x, out, _ := sb.run(t, sandboxer.Cmd{Args: sb.s.script("wc -l <started")})
+		if n, err := strconv.Atoi(strings.TrimSpace(out)); x.Code != 0 || err != nil || n > 32 {
+			t.Errorf("%q processes ran at once; the limit is 32", out)
+		}
+	}},
+	{GPUs, func(sp *sandboxer.Spec) { sp.Limits.GPUs = 1 }, func(t *testing.T, sb *sandbox) { sb.alive(t) }},
+}

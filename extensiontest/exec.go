@@ -1,0 +1,578 @@
+package extensiontest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+func (s *suite) exec(t *testing.T) {
+	sb := s.up(t) // one for the whole group; a behaviour that hurts it makes its own
+
+	t.Run("streams are apart", func(t *testing.T) {
+		x, o, e := sb.run(t, sandboxer.Cmd{Args: s.script("echo out; echo err >&2")})
+		if x != (sandboxer.Exit{}) || o != "out\n" || e != "err\n" {
+			t.Errorf("got %+v, stdout %q, stderr %q", x, o, e)
+		}
+	})
+
+	t.Run("exit code is a result", func(t *testing.T) {
+		for _, code := range []int{0, 1, 43, 125, 126, 127, 200, 255} {
+			x, _, _ := sb.run(t, sandboxer.Cmd{Args: s.script("exit " + strconv.Itoa(code))})
+			if x != (sandboxer.Exit{Code: code}) {
+				t.Errorf("exit %d: got %+v", code, x)
+			}
+		}
+	})
+
+	t.Run("killed by a signal", func(t *testing.T) {
+		for _, tt := range []struct {
+			name string
+			n    int
+		}{{"KILL", 9}, {"TERM", 15}, {"SEGV", 11}} {
+			x, _, _ := sb.run(t, sandboxer.Cmd{Args: s.script("kill -" + tt.name + " $$; sleep 5")})
+			if x != (sandboxer.Exit{Code: 128 + tt.n, Signal: tt.name}) {
+				t.Errorf("%s: got %+v", tt.name, x)
+			}
+		}
+	})
+
+	t.Run("arguments arrive as given", func(t *testing.T) {
+		args := []string{"", "two words", "$HOME `id` \"'\\", "*", "ü\n", "-n", strings.Repeat("x", 100<<10)}
+		x, o, e := sb.run(t, sandboxer.Cmd{Args: s.script(`for a do printf '%s\n--\n' "$a"; done`, args...)})
+		want := strings.Join(args, "\n--\n") + "\n--\n"
+		if x.Code != 0 || o != want {
+			t.Errorf("got %+v, %d bytes of output (%.200q, %q); want %d", x, len(o), o, e, len(want))
+		}
+	})
+
+	t.Run("1 MiB of binary both ways", func(t *testing.T) {
+		data := noise(1 << 20)
+		var out bytes.Buffer
+		x, _, e := sb.run(t, sandboxer.Cmd{Args: []string{"cat"}, Stdin: bytes.NewReader(data), Stdout: &out})
+		if x.Code != 0 || !bytes.Equal(out.Bytes(), data) {
+			t.Errorf("got %+v, %d bytes back (equal: %t), stderr %q", x, out.Len(), bytes.Equal(out.Bytes(), data), e)
+		}
+	})
+
+	t.Run("stdin ends", func(t *testing.T) {
+		if _, o, _ := sb.run(t, sandboxer.Cmd{Args: []string{"wc", "-c"}, Stdin: strings.NewReader("12345")}); strings.TrimSpace(o) != "5" {
+			t.Errorf("wc -c counted %q; want 5", o)
+		}
+	})
+
+	t.Run("no stdin is empty", func(t *testing.T) {
+		if x, o, _ := sb.run(t, sandboxer.Cmd{Args: []string{"wc", "-c"}}); x.Code != 0 || strings.TrimSpace(o) != "0" {
+			t.Errorf("wc -c counted %q, %+v; want 0", o, x)
+		}
+	})
+
+	t.Run("stdin is interactive", func(t *testing.T) {
+		in, feed := io.Pipe()
+		out, w := io.Pipe()
+		done := make(chan error, 1)
+		go func() {
+			_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: s.script(`while read -r l; do echo "got $l"; done`), Stdin: in, Stdout: w})
+			w.Close()
+			done <- err
+		}()
+		for _, word := range []string{"one", "two"} {
+			fmt.Fprintln(feed, word)
+			want := "got " + word + "\n"
+			buf := make([]byte, len(want))
+			if _, err := io.ReadFull(out, buf); err != nil || string(buf) != want {
+				t.Fatalf("answer to %q: %q, %v", word, buf, err)
+			}
+		}
+		feed.Close()
+		if err := <-done; err != nil {
+			t.Error(describe(err))
+		}
+	})
+
+	t.Run("ends although stdin does not", func(t *testing.T) {
+		in, feed := io.Pipe()
+		defer feed.Close()
+		done := make(chan sandboxer.Exit, 1)
+		go func() {
+			x, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: s.script("exit 7"), Stdin: in})
+			if err != nil {
+				t.Error(describe(err))
+			}
+			done <- x
+		}()
+		select {
+		case x := <-done:
+			if x.Code != 7 {
+				t.Errorf("got %+v; want code 7", x)
+			}
+		case <-time.After(30 * time.Second):
+			t.Error("Exec waits for its stdin although the command has ended")
+		}
+	})
+
+	t.Run("stdin nobody reads", func(t *testing.T) {
+		x, o, _ := sb.run(t, sandboxer.Cmd{Args: s.script("echo early; exit 3"), Stdin: bytes.NewReader(noise(4 << 20))})
+		if x.Code != 3 || o != "early\n" {
+			t.Errorf("got %+v, %q", x, o)
+		}
+	})
+
+	t.Run("a child in the background does not hold", func(t *testing.T) {
+		own := s.up(t)
+		seconds, start := sleepLength(), time.Now()
+		if got := own.sh(t, "sleep "+seconds+" & echo started"); got != "started" {
+			t.Errorf("got %q", got)
+		}
+		if took := time.Since(start); took > 30*time.Second {
+			t.Errorf("Exec took %s", took)
+		}
+		if n := own.count(t, seconds); n != 1 {
+			t.Errorf("%d children run on after their command ended; want 1", n)
+		}
+	})
+
+	t.Run("large output to a slow reader", func(t *testing.T) {
+		w := &slowWriter{}
+		x, _, e := sb.run(t, sandboxer.Cmd{Args: s.script("head -c 3000000 /dev/zero; echo end"), Stdout: w})
+		if x.Code != 0 || w.n != 3000004 {
+			t.Errorf("got %+v, %d bytes, %q; want 3000004 bytes", x, w.n, e)
+		}
+	})
+
+	t.Run("the last words of a short command", func(t *testing.T) {
+		for range 20 {
+			if x, o, e := sb.run(t, sandboxer.Cmd{Args: s.script("echo out; echo err >&2; exit 1")}); x.Code != 1 || o != "out\n" || e != "err\n" {
+				t.Fatalf("got %+v, %q, %q", x, o, e)
+			}
+		}
+	})
+
+	t.Run("a failing writer ends the command", func(t *testing.T) {
+		own := s.up(t)
+		seconds := sleepLength()
+		broken := errors.New("the reader left")
+		_, err := own.b.Exec(ctx(t), own.h, sandboxer.Cmd{
+			Args:   s.script("while echo line; do sleep 0; done; sleep " + seconds),
+			Stdout: writerFunc(func([]byte) (int, error) { return 0, broken }),
+		})
+		if err == nil {
+			t.Error("no error although the output could not be delivered")
+		}
+		if n := own.count(t, seconds); n != 0 {
+			t.Errorf("%d commands run on", n)
+		}
+	})
+
+	t.Run("working directory", func(t *testing.T) {
+		if got := sb.sh(t, "cd / && pwd"); got != "/" {
+			t.Errorf("pwd = %q", got)
+		}
+		x, o, _ := sb.run(t, sandboxer.Cmd{Args: []string{"pwd"}, Dir: "/"})
+		if x.Code != 0 || o != "/\n" {
+			t.Errorf("in /: %+v, %q", x, o)
+		}
+		dir := sb.dir(t)
+		if got := sb.sh(t, "mkdir -p 'a dir' && echo x >'a dir/f' && pwd -P"); got != dir {
+			t.Errorf("the workspace is %q, then %q", dir, got)
+		}
+		if _, o, _ := sb.run(t, sandboxer.Cmd{Args: []string{"cat", "f"}, Dir: dir + "/a dir"}); o != "x\n" {
+			t.Errorf("cat in the directory: %q", o)
+		}
+	})
+
+	t.Run("missing working directory", func(t *testing.T) {
+		for _, dir := range []string{"/no/such/directory", sb.dir(t) + "/file"} {
+			sb.sh(t, ": >file")
+			_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: []string{"true"}, Dir: dir})
+			wantKind(t, err, "Exec in "+dir, sandboxer.Invalid)
+		}
+	})
+
+	t.Run("env is added", func(t *testing.T) {
+		own := s.up(t, func(sp *sandboxer.Spec) { sp.Env["A"], sp.Env["B"] = "spec", "spec" })
+		show := own.s.script(`echo "$A $B $C"`)
+		if _, o, _ := own.run(t, sandboxer.Cmd{Args: show, Env: map[string]string{"B": "cmd", "C": "cmd"}}); o != "spec cmd cmd\n" {
+			t.Errorf("environment: %q", o)
+		}
+		if _, o, _ := own.run(t, sandboxer.Cmd{Args: show}); o != "spec spec \n" {
+			t.Errorf("the environment of the command before is left: %q", o)
+		}
+	})
+
+	t.Run("the broker's environment stays outside", func(t *testing.T) {
+		t.Setenv("SANDBOXER_CONFORMANCE_CANARY", "leaked")
+		if got := s.up(t).sh(t, `echo "${SANDBOXER_CONFORMANCE_CANARY-}"`); got != "" {
+			t.Errorf("the command sees the broker's environment: %q", got)
+		}
+	})
+
+	t.Run("user", func(t *testing.T) {
+		uid, gid := sb.sh(t, `id -u "$1"`, s.User), sb.sh(t, `id -g "$1"`, s.User)
+		for user, want := range map[string]string{
+			"":              sb.sh(t, `echo "$(id -u):$(id -g)"`),
+			s.User:          uid + ":" + gid,
+			uid:             uid + ":" + gid,
+			uid + ":" + gid: uid + ":" + gid,
+		} {
+			x, o, e := sb.run(t, sandboxer.Cmd{Args: s.script(`echo "$(id -u):$(id -g)"`), User: user})
+			if x.Code != 0 || strings.TrimSpace(o) != want {
+				t.Errorf("as %q: %+v, %q, %q; want %s", user, x, o, e, want)
+			}
+		}
+	})
+
+	t.Run("unknown user", func(t *testing.T) {
+		_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: []string{"true"}, User: "no-such-user"})
+		wantKind(t, err, "Exec as no-such-user", sandboxer.Invalid)
+	})
+
+	t.Run("missing command is 127", func(t *testing.T) {
+		for _, name := range []string{"no-such-command", "/no/such/command", "./no-such-command"} {
+			x, _, e := sb.run(t, sandboxer.Cmd{Args: []string{name}})
+			if x.Code != 127 || e == "" {
+				t.Errorf("%s: got %+v, stderr %q; want 127 and an explanation", name, x, e)
+			}
+		}
+	})
+
+	t.Run("not executable is 126", func(t *testing.T) {
+		dir := sb.dir(t)
+		sb.sh(t, "echo x >plain; chmod 644 plain")
+		for _, name := range []string{dir + "/plain", "./plain", dir} {
+			x, _, e := sb.run(t, sandboxer.Cmd{Args: []string{name}})
+			if x.Code != 126 || e == "" {
+				t.Errorf("%s: got %+v, stderr %q; want 126 and an explanation", name, x, e)
+			}
+		}
+	})
+
+	t.Run("a program in the workspace", func(t *testing.T) {
+		sb.sh(t, `printf '#!/bin/sh\necho "ran $1"\n' >prog; chmod 755 prog`)
+		if x, o, e := sb.run(t, sandboxer.Cmd{Args: []string{"./prog", "it"}}); x.Code != 0 || o != "ran it\n" {
+			t.Errorf("got %+v, %q, %q", x, o, e)
+		}
+	})
+
+	t.Run("cancel kills the command", func(t *testing.T) {
+		s.canceled(t, "exec sleep $1")
+	})
+	t.Run("cancel kills its children", func(t *testing.T) {
+		s.canceled(t, "sleep $1 & (sleep $1 & sleep $1) & sleep $1; sleep $1")
+	})
+	t.Run("cancel kills what it detached", func(t *testing.T) {
+		s.canceled(t, `
+			if command -v setsid >/dev/null; then setsid sleep $1 & fi
+			if command -v nohup >/dev/null; then nohup sleep $1 >/dev/null 2>&1 & fi
+			(trap '' HUP INT TERM; (sleep $1) &)
+			sleep $1`)
+	})
+	t.Run("cancel kills what ignores signals", func(t *testing.T) {
+		s.canceled(t, "trap '' HUP INT TERM QUIT; while :; do sleep $1; done")
+	})
+	t.Run("cancel kills the terminal's session", func(t *testing.T) {
+		own := s.up(t)
+		own.cancel(t, sandboxer.Cmd{TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}}, "sleep $1 & sleep $1")
+		own.alive(t)
+	})
+	t.Run("cancel spares other commands", func(t *testing.T) {
+		own := s.up(t)
+		started, w := newSignalWriter()
+		in, feed := io.Pipe()
+		done := make(chan error, 1)
+		go func() {
+			x, err := own.b.Exec(ctx(t), own.h, sandboxer.Cmd{Args: s.script("echo started; read -r l; exit 5"), Stdin: in, Stdout: w})
+			if err == nil && x.Code != 5 {
+				err = fmt.Errorf("ended with %+v", x)
+			}
+			done <- err
+		}()
+		await(t, started, "the other command to start")
+		own.cancel(t, sandboxer.Cmd{}, "sleep $1")
+		fmt.Fprintln(feed, "on")
+		feed.Close()
+		if err := <-done; err != nil {
+			t.Errorf("the command beside the canceled one: %v", err)
+		}
+	})
+	t.Run("a deadline is a timeout", func(t *testing.T) {
+		c, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		_, err := sb.b.Exec(c, sb.h, sandboxer.Cmd{Args: []string{"sleep", "3600"}})
+		wantKind(t, err, "Exec past its deadline", sandboxer.Timeout)
+		if took := time.Since(start); took > 20*time.Second {
+			t.Errorf("Exec returned %s after it began; its deadline was 300 ms", took)
+		}
+	})
+
+	t.Run("signals are delivered", func(t *testing.T) {
+		signals := make(chan os.Signal, 4)
+		started, w := newSignalWriter()
+		done := make(chan sandboxer.Exit, 1)
+		go func() {
+			x, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{
+				Args:    s.script("trap 'echo hup' HUP; trap 'exit 9' TERM; echo ready; while :; do sleep 1; done"),
+				Stdout:  w,
+				Signals: signals,
+			})
+			if err != nil {
+				t.Error(describe(err))
+			}
+			done <- x
+		}()
+		await(t, started, "the command to start")
+		signals <- syscall.SIGHUP
+		poll(t, "the command to tell of SIGHUP", 10*time.Second, func() bool { return strings.Contains(w.String(), "hup") })
+		signals <- syscall.SIGTERM
+		select {
+		case x := <-done:
+			if x.Code != 9 {
+				t.Errorf("got %+v; want the trap's exit code 9", x)
+			}
+		case <-time.After(30 * time.Second):
+			t.Error("the command did not get SIGTERM")
+		}
+	})
+
+	t.Run("no terminal unless asked", func(t *testing.T) {
+		x, _, _ := sb.run(t, sandboxer.Cmd{Args: s.script("test -t 0 || test -t 1 || test -t 2")})
+		if x.Code != 1 {
+			t.Errorf("a command without TTY has a terminal: %+v", x)
+		}
+	})
+	t.Run("tty", func(t *testing.T) {
+		in, feed := io.Pipe() // an end of input would hang up
+		defer feed.Close()
+		x, o, e := sb.run(t, sandboxer.Cmd{
+			Args: s.script("test -t 0 && test -t 1 && test -t 2 && stty size && echo err >&2; exit 6"),
+			TTY:  &sandboxer.WinSize{Cols: 101, Rows: 37}, Stdin: in,
+		})
+		if x.Code != 6 || !strings.Contains(o, "37 101") || !strings.Contains(o, "err") || e != "" {
+			t.Errorf("got %+v, %q, stderr %q; want 6, the size 37 101 and no separate stderr", x, o, e)
+		}
+	})
+	t.Run("tty resize", func(t *testing.T) {
+		in, feed := io.Pipe()
+		resize := make(chan sandboxer.WinSize, 1)
+		out := &buffer{}
+		done := make(chan error, 1)
+		go func() {
+			_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{
+				Args:  s.script("while read -r l; do stty size; done"),
+				TTY:   &sandboxer.WinSize{Cols: 80, Rows: 24},
+				Stdin: in, Stdout: out, Resize: resize,
+			})
+			done <- err
+		}()
+		ask := func(want string) {
+			t.Helper()
+			poll(t, "the size "+want, 20*time.Second, func() bool {
+				fmt.Fprint(feed, "\n")
+				time.Sleep(20 * time.Millisecond)
+				return strings.Contains(out.String(), want)
+			})
+		}
+		ask("24 80")
+		resize <- sandboxer.WinSize{Cols: 123, Rows: 45}
+		ask("45 123")
+		fmt.Fprint(feed, "\x04")
+		feed.Close()
+		if err := <-done; err != nil {
+			t.Error(describe(err))
+		}
+	})
+	t.Run("tty interrupt", func(t *testing.T) {
+		in, feed := io.Pipe()
+		defer feed.Close()
+		out := &buffer{}
+		done := make(chan sandboxer.Exit, 1)
+		go func() {
+			x, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{
+				Args: s.script("trap 'echo caught; exit 8' INT; echo ready; sleep 3600; echo slept"),
+				TTY:  &sandboxer.WinSize{Cols: 80, Rows: 24}, Stdin: in, Stdout: out,
+			})
+			if err != nil {
+				t.Error(describe(err))
+			}
+			done <- x
+		}()
+		poll(t, "the command to start", 20*time.Second, func() bool { return strings.Contains(out.String(), "ready") })
+		feed.Write([]byte{3})
+		select {
+		case x := <-done:
+			if x.Code != 8 || !strings.Contains(out.String(), "caught") {
+				t.Errorf("got %+v, %q; want the trap's 8", x, out.String())
+			}
+		case <-time.After(30 * time.Second):
+			t.Error("^C did not interrupt the foreground process")
+		}
+	})
+
+	t.Run("16 in parallel", func(t *testing.T) {
+		var wg sync.WaitGroup
+		for i := range 16 {
+			wg.Go(func() {
+				data := noise(64<<10 + i)
+				var out bytes.Buffer
+				x, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{
+					Args: s.script("cat; exit " + strconv.Itoa(i)), Stdin: bytes.NewReader(data), Stdout: &out,
+				})
+				if err != nil || x.Code != i || !bytes.Equal(out.Bytes(), data) {
+					t.Errorf("command %d: %+v, %v, %d bytes", i, x, err, out.Len())
+				}
+			})
+		}
+		wg.Wait()
+	})
+
+	t.Run("unknown sandbox", func(t *testing.T) {
+		_, err := sb.b.Exec(ctx(t), sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1}, sandboxer.Cmd{Args: []string{"true"}})
+		wantKind(t, err, "Exec", sandboxer.NotFound)
+	})
+
+	t.Run("from another process of the broker", func(t *testing.T) {
+		other := *sb
+		other.b, other.h = s.open(t), viaJSON(t, sb.h)
+		sb.sh(t, "echo here >shared")
+		if got := other.sh(t, "cat shared"); got != "here" {
+			t.Errorf("the other process reads %q", got)
+		}
+	})
+}
+
+// canceled cancels a command that runs script in a sandbox of its own. The script's
+// sleeps are of length $1.
+func (s *suite) canceled(t *testing.T, script string) {
+	t.Helper()
+	own := s.up(t)
+	own.cancel(t, sandboxer.Cmd{}, script)
+	own.alive(t)
+}
+
+func (sb *sandbox) cancel(t *testing.T, cmd sandboxer.Cmd, script string) {
+	t.Helper()
+	seconds := sleepLength()
+	cmd.Args = sb.s.script(script, seconds)
+	c, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := sb.b.Exec(c, sb.h, cmd)
+		done <- err
+	}()
+	want := strings.Count(script, "sleep $1")
+	poll(t, "the command to start", 20*time.Second, func() bool {
+		n := sb.count(t, seconds)
+		return n > 0 && n >= min(want-2, 4) // some of the sleeps come one after the other, some tools may be missing
+	})
+	cancel()
+	select {
+	case err := <-done:
+		wantKind(t, err, "canceled Exec", sandboxer.Canceled)
+	case <-time.After(30 * time.Second):
+		t.Error("Exec did not return within 30 s of its cancellation")
+	}
+	if n := sb.count(t, seconds); n != 0 { // now, not soon: Exec promised it
+		t.Errorf("%d processes of the canceled command still run inside", n)
+	}
+}
+
+// count returns how many processes "sleep seconds" there are inside.
+func (sb *sandbox) count(t *testing.T, seconds string) int {
+	t.Helper()
+	out := sb.sh(t, `
+		n=0
+		for p in /proc/[0-9]*/cmdline; do
+			c=$(tr '\000' ' ' <$p) 2>/dev/null || continue
+			case $c in "sleep $1 "|*/"sleep $1 ") n=$((n+1));; esac
+		done 2>/dev/null
+		echo $n`, seconds)
+	n, err := strconv.Atoi(out)
+	if err != nil {
+		t.Fatalf("counting processes: %q", out)
+	}
+	return n
+}
+
+// sleepLength returns a number of seconds that no other command sleeps.
+func sleepLength() string { return strconv.Itoa(1_000_000 + rand.IntN(1_000_000_000)) }
+
+// noise returns n bytes in which every value occurs.
+func noise(n int) []byte {
+	b := make([]byte, n)
+	r := rand.NewChaCha8([32]byte{1})
+	r.Read(b)
+	return b
+}
+
+// buffer is a bytes.Buffer for concurrent use.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// signalWriter is a buffer that tells when the first byte arrives.
+type signalWriter struct {
+	buffer
+	once  sync.Once
+	first chan struct{}
+}
+
+func newSignalWriter() (<-chan struct{}, *signalWriter) {
+	w := &signalWriter{first: make(chan struct{})}
+	return w.first, w
+}
+
+func (w *signalWriter) Write(p []byte) (int, error) {
+	defer w.once.Do(func() { close(w.first) })
+	return w.buffer.Write(p)
+}
+
+func await(t *testing.T, c <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(30 * time.Second):
+		t.Fatalf("waited 30 s for %s in vain", what)
+	}
+}
+
+// slowWriter takes its time at first, so that the pipes behind it fill up.
+type slowWriter struct{ n, calls int }
+
+func (w *slowWriter) Write(p []byte) (int, error) {
+	if w.calls++; w.calls < 20 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	w.n += len(p)
+	return len(p), nil
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

@@ -1,0 +1,605 @@
+package extensiontest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+func (s *suite) unknown() sandboxer.Handle {
+	return sandboxer.Handle{SandboxID: s.spec().ID, Generation: 1}
+}
+
+func (s *suite) probe(t *testing.T) {
+	want := func(t *testing.T, sb *sandbox, h sandboxer.Handle, want sandboxer.Liveness) {
+		t.Helper()
+		if got, err := sb.b.IsAlive(ctx(t), h); err != nil || got != want {
+			t.Errorf("IsAlive = %s, %v; want %s", got, err, want)
+		}
+	}
+	t.Run("alive then gone", func(t *testing.T) {
+		sb := s.up(t)
+		want(t, sb, sb.h, sandboxer.Alive)
+		other := *sb
+		other.b = s.open(t)
+		want(t, &other, viaJSON(t, sb.h), sandboxer.Alive)
+		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
+			t.Fatal(describe(err))
+		}
+		want(t, sb, sb.h, sandboxer.Gone)
+		want(t, &other, sb.h, sandboxer.Gone)
+	})
+	t.Run("unknown sandbox is gone", func(t *testing.T) {
+		want(t, &sandbox{b: s.open(t)}, s.unknown(), sandboxer.Gone)
+	})
+	t.Run("before it is ready", func(t *testing.T) {
+		b, sp := s.open(t), s.spec()
+		s.owe(t, b, sp)
+		h, err := b.Provision(ctx(t), sp)
+		if err != nil {
+			t.Fatal(describe(err))
+		}
+		want(t, &sandbox{b: b}, h, sandboxer.Alive)
+	})
+	t.Run("an unasked probe is unknown", func(t *testing.T) {
+		sb := s.up(t)
+		c, cancel := context.WithCancel(t.Context())
+		cancel()
+		if got, err := sb.b.IsAlive(c, sb.h); err == nil || got != sandboxer.Unknown {
+			t.Errorf("IsAlive with a canceled context = %s, %v; want unknown and an error", got, err)
+		}
+	})
+}
+
+func (s *suite) discover(t *testing.T) {
+	t.Run("by ID from another process", func(t *testing.T) {
+		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Generation = 4 })
+		b := s.open(t)
+		h, err := b.Discover(ctx(t), sb.spec.ID)
+		if err != nil {
+			t.Fatal(describe(err))
+		}
+		if h.SandboxID != sb.h.SandboxID || h.Generation != 4 || h.Ref != sb.h.Ref || h.Host != sb.h.Host {
+			t.Errorf("discovered %+v; provisioned %+v", h, sb.h)
+		}
+		found := *sb
+		found.b, found.h = b, h
+		found.alive(t)
+		if _, err := b.Teardown(ctx(t), h); err != nil {
+			t.Error(describe(err))
+		}
+		s.gone(t, b, sb.spec)
+	})
+	t.Run("unknown ID", func(t *testing.T) {
+		_, err := s.open(t).Discover(ctx(t), s.spec().ID)
+		wantKind(t, err, "Discover", sandboxer.NotFound)
+	})
+	t.Run("the newest generation", func(t *testing.T) {
+		old := s.up(t)
+		if _, err := old.b.Teardown(ctx(t), old.h); err != nil {
+			t.Fatal(describe(err))
+		}
+		sp := old.spec
+		sp.Generation = 2
+		sb := s.upSpec(t, old.b, sp)
+		if h, err := sb.b.Discover(ctx(t), sp.ID); err != nil || h.Generation != 2 {
+			t.Errorf("Discover = %+v, %v; want generation 2", h, err)
+		}
+	})
+	t.Run("makes nothing", func(t *testing.T) {
+		b, sp := s.open(t), s.spec()
+		b.Discover(ctx(t), sp.ID)
+		s.gone(t, b, sp)
+	})
+}
+
+func (s *suite) list(t *testing.T) {
+	t.Run("each sandbox once", func(t *testing.T) {
+		a, b := s.up(t), s.up(t, func(sp *sandboxer.Spec) { sp.Generation = 2 })
+		other := s.open(t)
+		for _, sb := range []*sandbox{a, b} {
+			s.eventually(t, sb.spec.ID+" to be listed once", func() bool { return len(listed(t, other, sb.spec)) == 1 })
+			for _, h := range listed(t, other, sb.spec) {
+				if h.Generation != sb.spec.Generation || h.Ref != sb.h.Ref {
+					t.Errorf("listed %+v; provisioned %+v", h, sb.h)
+				}
+				found := *sb
+				found.b, found.h = other, viaJSON(t, h)
+				found.alive(t)
+			}
+		}
+	})
+	t.Run("gone after teardown", func(t *testing.T) {
+		sb := s.up(t)
+		s.eventually(t, "it to be listed", func() bool { return len(listed(t, sb.b, sb.spec)) == 1 })
+		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
+			t.Fatal(describe(err))
+		}
+		s.eventually(t, "it to disappear", func() bool { return len(listed(t, sb.b, sb.spec)) == 0 })
+	})
+	t.Run("a listed handle tears down", func(t *testing.T) {
+		sb := s.up(t)
+		s.eventually(t, "it to be listed", func() bool { return len(listed(t, sb.b, sb.spec)) == 1 })
+		for _, h := range listed(t, s.open(t), sb.spec) {
+			if _, err := sb.b.Teardown(ctx(t), h); err != nil {
+				t.Error(describe(err))
+			}
+		}
+		s.gone(t, sb.b, sb.spec)
+	})
+	t.Run("owners are apart", func(t *testing.T) {
+		sb := s.up(t)
+		for _, owner := range []string{"somebody-else", sb.spec.Owner + "x", strings.TrimSuffix(sb.spec.Owner, sb.spec.Owner[len(sb.spec.Owner)-1:]) + "?"} {
+			for h, err := range sb.b.ListRunning(ctx(t), owner) {
+				if err != nil {
+					t.Errorf("ListRunning(%q): %s", owner, describe(err))
+				} else if h.SandboxID == sb.spec.ID {
+					t.Errorf("ListRunning(%q) yields %+v, which is %q's", owner, h, sb.spec.Owner)
+				}
+			}
+		}
+	})
+	t.Run("before it is ready", func(t *testing.T) {
+		b, sp := s.open(t), s.spec()
+		s.owe(t, b, sp)
+		if _, err := b.Provision(ctx(t), sp); err != nil {
+			t.Fatal(describe(err))
+		}
+		s.eventually(t, "it to be listed", func() bool { return len(listed(t, b, sp)) == 1 })
+	})
+	t.Run("can be broken off", func(t *testing.T) {
+		a, b := s.up(t), s.up(t)
+		s.eventually(t, "both to be listed", func() bool { return len(listed(t, a.b, a.spec))+len(listed(t, a.b, b.spec)) == 2 })
+		for _, err := range a.b.ListRunning(ctx(t), a.spec.Owner) {
+			if err != nil {
+				t.Error(describe(err))
+			}
+			break
+		}
+	})
+}
+
+func (s *suite) snapshot(t *testing.T) {
+	// saved makes a sandbox, lets f prepare it and saves it.
+	saved := func(t *testing.T, f func(*sandbox)) (*sandbox, sandboxer.Snapshot) {
+		t.Helper()
+		sb := s.up(t)
+		if sb.b.Can(sandboxer.CanExec) {
+			sb.sh(t, "echo saved >mark")
+		}
+		if f != nil {
+			f(sb)
+		}
+		return sb, sb.save(t, "snap-"+sandboxer.NewID())
+	}
+	mark := func(t *testing.T, sb *sandbox, want string) {
+		t.Helper()
+		if sb.b.Can(sandboxer.CanExec) {
+			if got := sb.sh(t, "cat mark"); got != want {
+				t.Errorf("mark says %q; want %q", got, want)
+			}
+		}
+	}
+
+	t.Run("restore", func(t *testing.T) {
+		sb, snap := saved(t, nil)
+		if snap.SnapshotID == "" || snap.Bytes < 0 {
+			t.Errorf("receipt: %+v", snap)
+		}
+		if sb.b.Can(sandboxer.CanExec) {
+			sb.sh(t, "echo later >mark")
+		}
+		copied := s.restore(t, sb, snap)
+		mark(t, copied, "saved")
+		mark(t, sb, "later") // and the source runs on
+		copied.alive(t)
+		sb.alive(t)
+	})
+	t.Run("from another process", func(t *testing.T) {
+		sb, snap := saved(t, nil)
+		j, err := json.Marshal(snap)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back sandboxer.Snapshot
+		if err := json.Unmarshal(j, &back); err != nil {
+			t.Fatal(err)
+		}
+		other := *sb
+		other.b = s.open(t)
+		mark(t, s.restore(t, &other, back), "saved")
+	})
+	t.Run("outlives its source", func(t *testing.T) {
+		sb, snap := saved(t, nil)
+		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
+			t.Fatal(describe(err))
+		}
+		mark(t, s.restore(t, sb, snap), "saved")
+	})
+	t.Run("is idempotent", func(t *testing.T) {
+		sb, snap := saved(t, nil)
+		if sb.b.Can(sandboxer.CanExec) {
+			sb.sh(t, "echo later >mark")
+		}
+		if again := sb.save(t, snap.SnapshotID); !reflect.DeepEqual(again, snap) {
+			t.Errorf("saved again under the same ID: %+v; first %+v", again, snap)
+		}
+		mark(t, s.restore(t, sb, snap), "saved")
+	})
+	t.Run("restore is idempotent", func(t *testing.T) {
+		sb, snap := saved(t, nil)
+		copied := s.restore(t, sb, snap)
+		if sb.b.Can(sandboxer.CanExec) {
+			copied.sh(t, "echo copy >mark")
+		}
+		h, err := s.open(t).RestoreFromSnapshot(ctx(t), copied.spec, snap)
+		if err != nil || h.Ref != copied.h.Ref {
+			t.Errorf("restored again: %+v, %v; first %+v", h, err, copied.h)
+		}
+		mark(t, copied, "copy")
+	})
+	t.Run("fork", func(t *testing.T) {
+		sb, snap := saved(t, nil)
+		a, b := s.restore(t, sb, snap), s.restore(t, sb, snap)
+		if sb.b.Can(sandboxer.CanExec) {
+			a.sh(t, "echo a >mark")
+		}
+		mark(t, b, "saved")
+		if _, err := a.b.Teardown(ctx(t), a.h); err != nil {
+			t.Error(describe(err))
+		}
+		b.alive(t)
+		mark(t, s.restore(t, sb, snap), "saved")
+	})
+	t.Run("processes", func(t *testing.T) {
+		if !s.open(t).Can(sandboxer.CanExec) {
+			t.Skip("cannot look inside: the extension has no exec")
+		}
+		seconds := sleepLength()
+		sb, snap := saved(t, func(sb *sandbox) { sb.sh(t, "sleep $1 >/dev/null 2>&1 </dev/null &", seconds) })
+		if n := sb.count(t, seconds); n != 1 {
+			t.Errorf("%d processes in the source after saving; want 1", n)
+		}
+		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil { // a shared process table must not fool us
+			t.Fatal(describe(err))
+		}
+		want := 0
+		if snap.Memory {
+			want = 1
+		}
+		if n := s.restore(t, sb, snap).count(t, seconds); n != want {
+			t.Errorf("%d processes in the copy; a snapshot with memory %t promises %d", n, snap.Memory, want)
+		}
+	})
+	t.Run("drop", func(t *testing.T) {
+		sb, snap := saved(t, nil)
+		copied := s.restore(t, sb, snap)
+		for i := range 2 {
+			if err := s.open(t).DropSnapshot(ctx(t), snap); err != nil {
+				t.Errorf("DropSnapshot, call %d: %s", i+1, describe(err))
+			}
+		}
+		copied.alive(t)
+		mark(t, copied, "saved")
+		sb.alive(t)
+		sp := s.spec()
+		s.owe(t, sb.b, sp)
+		_, err := sb.b.RestoreFromSnapshot(ctx(t), sp, snap)
+		wantKind(t, err, "RestoreFromSnapshot of a dropped one", sandboxer.NotFound, sandboxer.Failed, sandboxer.Invalid)
+		s.gone(t, sb.b, sp)
+	})
+	t.Run("drop by ID alone", func(t *testing.T) {
+		sb, snap := saved(t, nil)
+		if err := s.open(t).DropSnapshot(ctx(t), sandboxer.Snapshot{SnapshotID: snap.SnapshotID}); err != nil {
+			t.Error(describe(err))
+		}
+		sp := s.spec()
+		s.owe(t, sb.b, sp)
+		_, err := sb.b.RestoreFromSnapshot(ctx(t), sp, snap)
+		wantKind(t, err, "RestoreFromSnapshot of a dropped one", sandboxer.NotFound, sandboxer.Failed, sandboxer.Invalid)
+	})
+	t.Run("drop of the unknown", func(t *testing.T) {
+		if err := s.open(t).DropSnapshot(ctx(t), sandboxer.Snapshot{SnapshotID: "snap-" + sandboxer.NewID()}); err != nil {
+			t.Error(describe(err))
+		}
+	})
+	t.Run("unknown sandbox", func(t *testing.T) {
+		_, err := s.open(t).Snapshot(ctx(t), s.unknown(), "snap-"+sandboxer.NewID())
+		wantKind(t, err, "Snapshot", sandboxer.NotFound)
+	})
+	t.Run("secrets stay inside", func(t *testing.T) {
+		canary := "canary-" + sandboxer.NewID()
+		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Env["TOKEN"] = canary })
+		if j, err := json.Marshal(sb.save(t, "snap-"+sandboxer.NewID())); err != nil || strings.Contains(string(j), canary) {
+			t.Errorf("the receipt contains the value of a variable: %s, %v", j, err)
+		}
+	})
+}
+
+// save saves sb under id; the snapshot is dropped when the test ends.
+func (sb *sandbox) save(t *testing.T, id string) sandboxer.Snapshot {
+	t.Helper()
+	t.Cleanup(func() {
+		c, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
+		defer cancel()
+		if err := sb.b.DropSnapshot(c, sandboxer.Snapshot{SnapshotID: id}); err != nil {
+			t.Errorf("DropSnapshot at the end: %s", describe(err))
+		}
+	})
+	snap, err := sb.b.Snapshot(ctx(t), sb.h, id)
+	if err != nil {
+		t.Fatalf("Snapshot: %s", describe(err))
+	}
+	return snap
+}
+
+// restore makes a ready copy of snap with sb's backend.
+func (s *suite) restore(t *testing.T, sb *sandbox, snap sandboxer.Snapshot) *sandbox {
+	t.Helper()
+	sp := s.spec()
+	s.owe(t, sb.b, sp)
+	h, err := sb.b.RestoreFromSnapshot(ctx(t), sp, snap)
+	if err != nil {
+		t.Fatalf("RestoreFromSnapshot: %s", describe(err))
+	}
+	r, err := sb.b.WaitReady(ctx(t), h)
+	if err != nil {
+		t.Fatalf("WaitReady of the copy: %s", describe(err))
+	}
+	return &sandbox{s: s, b: sb.b, h: h, reach: r, spec: sp}
+}
+
+func (s *suite) quote(t *testing.T) {
+	t.Run("grows with time and makes nothing", func(t *testing.T) {
+		b, sp := s.open(t), s.spec()
+		var last sandboxer.Credits
+		for _, d := range []time.Duration{time.Minute, time.Hour, 24 * time.Hour} {
+			q, err := b.EstimateCost(ctx(t), sp, d)
+			if err != nil {
+				t.Fatal(describe(err))
+			}
+			if q == nil {
+				continue // no charge known
+			}
+			if q.Duration != d || q.Setup < 0 || q.PerHour < 0 || q.Amount < q.Setup || q.Amount < last {
+				t.Errorf("quote for %s: %+v; before: %s", d, *q, last)
+			}
+			last = q.Amount
+		}
+		s.gone(t, b, sp)
+	})
+}
+
+func (s *suite) meter(t *testing.T) {
+	t.Run("cumulative", func(t *testing.T) {
+		sb := s.up(t)
+		var last sandboxer.Usage
+		for i := range 3 {
+			b := sb.b
+			if i == 2 {
+				b = s.open(t)
+			}
+			u, err := b.MeterActual(ctx(t), sb.h, time.Minute)
+			if err != nil {
+				t.Fatal(describe(err))
+			}
+			if u.Cost < last.Cost || u.CPU < last.CPU || u.RxBytes < last.RxBytes || u.TxBytes < last.TxBytes || u.At.Before(last.At) {
+				t.Errorf("reading %d went back: %+v after %+v", i+1, u, last)
+			}
+			if u.Cost < 0 || time.Since(u.At).Abs() > time.Hour {
+				t.Errorf("reading %d: %+v", i+1, u)
+			}
+			last = u
+		}
+	})
+	t.Run("unknown sandbox", func(t *testing.T) {
+		_, err := s.open(t).MeterActual(ctx(t), s.unknown(), time.Minute)
+		wantKind(t, err, "MeterActual", sandboxer.NotFound)
+	})
+}
+
+func (s *suite) pause(t *testing.T) {
+	t.Run("freezes and thaws", func(t *testing.T) {
+		sb := s.up(t)
+		exec := sb.b.Can(sandboxer.CanExec)
+		files := sb.b.Can(sandboxer.CanFiles) && exec
+		dir := ""
+		if exec {
+			dir = sb.dir(t)
+			sb.sh(t, `(while :; do echo x >>beats; sleep 0.05 2>/dev/null || sleep 1; done) >/dev/null 2>&1 </dev/null &`)
+		}
+		beats := func() int64 {
+			fi, err := sb.b.StatFile(ctx(t), sb.h, dir+"/beats")
+			if err != nil {
+				return -1
+			}
+			return fi.Size
+		}
+		if files {
+			poll(t, "the first beats", 20*time.Second, func() bool { return beats() > 2 })
+		}
+		for range 2 { // pausing what is paused is success
+			if err := sb.b.Pause(ctx(t), sb.h); err != nil {
+				t.Fatalf("Pause: %s", describe(err))
+			}
+		}
+		if sb.b.Can(sandboxer.CanProbe) {
+			if l, err := sb.b.IsAlive(ctx(t), sb.h); err != nil || l != sandboxer.Alive {
+				t.Errorf("IsAlive of a paused sandbox = %s, %v", l, err)
+			}
+		}
+		if sb.b.Can(sandboxer.CanList) {
+			s.eventually(t, "the paused sandbox to be listed", func() bool { return len(listed(t, sb.b, sb.spec)) == 1 })
+		}
+		other := *sb
+		other.b = s.open(t)
+		for range 2 {
+			if err := other.b.Resume(ctx(t), viaJSON(t, sb.h)); err != nil {
+				t.Fatalf("Resume: %s", describe(err))
+			}
+		}
+		sb.alive(t)
+		if files {
+			n := beats()
+			poll(t, "beats after the thaw", 20*time.Second, func() bool { return beats() > n })
+		}
+	})
+	t.Run("a frozen process does not run", func(t *testing.T) {
+		sb := s.up(t)
+		if !sb.b.Can(sandboxer.CanExec) {
+			t.Skip("cannot look inside: the extension has no exec")
+		}
+		out := &buffer{}
+		c, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			sb.b.Exec(c, sb.h, sandboxer.Cmd{Args: s.script("while echo x; do sleep 0.02 2>/dev/null || sleep 1; done"), Stdout: out})
+		}()
+		defer func() { cancel(); <-done }()
+		poll(t, "the first beats", 20*time.Second, func() bool { return len(out.String()) > 4 })
+		if err := sb.b.Pause(ctx(t), sb.h); err != nil {
+			t.Fatalf("Pause: %s", describe(err))
+		}
+		// What was written before may still be on its way; then silence.
+		quiet, n := 0, 0
+		for range 50 {
+			time.Sleep(50 * time.Millisecond)
+			if m := len(out.String()); m == n {
+				quiet++
+			} else {
+				quiet, n = 0, m
+			}
+		}
+		if quiet < 25 {
+			t.Errorf("a paused sandbox still writes (%d bytes)", n)
+		}
+		if err := sb.b.Resume(ctx(t), sb.h); err != nil {
+			t.Fatalf("Resume: %s", describe(err))
+		}
+		poll(t, "beats after the thaw", 20*time.Second, func() bool { return len(out.String()) > n })
+	})
+	t.Run("teardown of a paused sandbox", func(t *testing.T) {
+		sb := s.up(t)
+		if err := sb.b.Pause(ctx(t), sb.h); err != nil {
+			t.Fatalf("Pause: %s", describe(err))
+		}
+		if _, err := s.open(t).Teardown(ctx(t), sb.h); err != nil {
+			t.Fatalf("Teardown: %s", describe(err))
+		}
+		s.gone(t, sb.b, sb.spec)
+	})
+	t.Run("unknown sandbox", func(t *testing.T) {
+		b := s.open(t)
+		wantKind(t, b.Pause(ctx(t), s.unknown()), "Pause", sandboxer.NotFound)
+		wantKind(t, b.Resume(ctx(t), s.unknown()), "Resume", sandboxer.NotFound)
+	})
+}
+
+func (s *suite) renew(t *testing.T) {
+	t.Run("moves the fuse out", func(t *testing.T) {
+		fuse := time.Now().Add(s.Settle + 5*time.Second)
+		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Fuse = fuse })
+		if err := s.open(t).Renew(ctx(t), sb.h, fuse.Add(time.Hour)); err != nil {
+			t.Fatal(describe(err))
+		}
+		poll(t, "the first fuse to pass", time.Minute, func() bool { return time.Now().After(fuse.Add(time.Second)) })
+		sb.alive(t)
+	})
+	t.Run("moves the fuse in", func(t *testing.T) {
+		sb := s.up(t)
+		if err := sb.b.Renew(ctx(t), sb.h, time.Now().Add(time.Second)); err != nil {
+			t.Fatal(describe(err))
+		}
+		poll(t, "the backend to destroy it", s.Settle+time.Minute, func() bool {
+			_, err := sb.b.WaitReady(ctx(t), sb.h)
+			return sandboxer.KindOf(err) == sandboxer.NotFound
+		})
+		s.gone(t, sb.b, sb.spec)
+	})
+	t.Run("unknown sandbox", func(t *testing.T) {
+		wantKind(t, s.open(t).Renew(ctx(t), s.unknown(), time.Now().Add(time.Hour)), "Renew", sandboxer.NotFound)
+	})
+}
+
+func (s *suite) capacity(t *testing.T) {
+	t.Run("an offer", func(t *testing.T) {
+		b := s.open(t)
+		o, err := b.Capacity(ctx(t), "")
+		if err != nil {
+			t.Fatal(describe(err))
+		}
+		if o.Free < -1 || o.Free == 0 {
+			t.Errorf("free = %d on a backend that is about to take sandboxes", o.Free)
+		}
+		for _, host := range o.Hosts {
+			if _, err := b.Capacity(ctx(t), host); err != nil {
+				t.Errorf("the offered host %q: %s", host, describe(err))
+			}
+		}
+	})
+	t.Run("unknown host", func(t *testing.T) {
+		if o, err := s.open(t).Capacity(ctx(t), "no-such-host.invalid"); err == nil {
+			t.Errorf("a host that does not exist offers %+v", o)
+		}
+	})
+}
+
+func (s *suite) stats(t *testing.T) {
+	t.Run("plausible and growing", func(t *testing.T) {
+		sb := s.up(t)
+		first, err := sb.b.Stats(ctx(t), sb.h)
+		if err != nil {
+			t.Fatal(describe(err))
+		}
+		if time.Since(first.At).Abs() > time.Minute {
+			t.Errorf("measured %s ago", time.Since(first.At))
+		}
+		if !sb.b.Can(sandboxer.CanExec) {
+			return
+		}
+		sb.sh(t, "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; head -c 3000000 /dev/zero >big")
+		// Figures of one moment may be old by the time they are read.
+		poll(t, "the figures to show what was done", 20*time.Second, func() bool {
+			st, err := s.open(t).Stats(ctx(t), sb.h)
+			return err == nil && (st.CPU < 0 || st.CPU >= first.CPU) && (st.DiskBytes < 0 || st.DiskBytes >= 2_500_000)
+		})
+		c, cancel := context.WithCancel(t.Context())
+		started, w := newSignalWriter()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			sb.b.Exec(c, sb.h, sandboxer.Cmd{Args: s.script("echo started; sleep 3600 & sleep 3600"), Stdout: w})
+		}()
+		defer func() { cancel(); <-done }()
+		await(t, started, "the command to start")
+		last := ""
+		poll(t, "processes and memory to be counted", 20*time.Second, func() bool {
+			st, err := sb.b.Stats(ctx(t), sb.h)
+			last = fmt.Sprintf("%+v, %v", st, err)
+			return err == nil && (st.PIDs < 0 || st.PIDs >= 2) && (st.MemoryBytes < 0 || st.MemoryBytes > 0)
+		})
+		if t.Failed() {
+			t.Logf("last figures: %s", last)
+		}
+	})
+	t.Run("limits are shown", func(t *testing.T) {
+		if !s.enforces(Memory) {
+			t.Skip("the harness does not list memory in Enforces")
+		}
+		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Limits.MemoryBytes = 128 << 20 })
+		if st, err := sb.b.Stats(ctx(t), sb.h); err != nil || st.MemoryLimit != 128<<20 {
+			t.Errorf("memory limit = %d, %v; want %d", st.MemoryLimit, err, 128<<20)
+		}
+	})
+	t.Run("unknown sandbox", func(t *testing.T) {
+		_, err := s.open(t).Stats(ctx(t), s.unknown())
+		wantKind(t, err, "Stats", sandboxer.NotFound)
+	})
+}
