@@ -1,0 +1,47 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+const insertEvent = `INSERT INTO events (at, sandbox_id, generation, tenant, type, from_state, to_state, cause, actor, message)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq`
+
+// putEvents appends events and reports the number of each in seqs.
+func (t *tx) putEvents(events []sandboxer.Event, seqs []int64) error {
+	for i, e := range events {
+		args := []any{micros(e.At), e.SandboxID, e.Generation, e.Tenant, string(e.Type), string(e.From), string(e.To), string(e.Cause), e.Actor, e.Message}
+		if _, err := t.row(insertEvent, args, &seqs[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Events returns a page of history, oldest first.
+func (s *Store) Events(ctx context.Context, q sandboxer.EventQuery) (events []sandboxer.Event, err error) {
+	var f filter
+	if q.Tenant != "" {
+		f.add("tenant = ?", q.Tenant)
+	}
+	if q.SandboxID != "" {
+		f.add("sandbox_id = ?", q.SandboxID)
+	}
+	f.add("seq > ?", q.After)
+	query := `SELECT seq, at, sandbox_id, generation, tenant, type, from_state, to_state, cause, actor, message FROM events` +
+		f.String() + ` ORDER BY seq LIMIT ?`
+	err = s.rows(ctx, query, append(f.args, pageSize(q.Limit)), func(rows *sql.Rows) error {
+		var e sandboxer.Event
+		var at int64
+		if err := rows.Scan(&e.Seq, &at, &e.SandboxID, &e.Generation, &e.Tenant, &e.Type, &e.From, &e.To, &e.Cause, &e.Actor, &e.Message); err != nil {
+			return err
+		}
+		e.At = fromMicros(at)
+		events = append(events, e)
+		return nil
+	})
+	return events, err
+}

@@ -1,0 +1,150 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+
+	sqlite3 "modernc.org/sqlite/lib"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+const (
+	insertEntry = `INSERT INTO entries (key, tenant, sandbox_id, generation, type, amount, note, at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
+
+	addToBalance = `INSERT INTO balances (tenant, balance) VALUES (?, ?)
+ON CONFLICT (tenant) DO UPDATE SET balance = balances.balance + excluded.balance`
+
+	addToHold = `INSERT INTO open_holds (tenant, sandbox_id, generation, amount) VALUES (?, ?, ?, ?)
+ON CONFLICT (tenant, sandbox_id, generation) DO UPDATE SET amount = open_holds.amount + excluded.amount RETURNING amount`
+
+	removeHold = `DELETE FROM open_holds WHERE tenant = ? AND sandbox_id = ? AND generation = ?`
+
+	tenantBalance = `SELECT balance FROM balances WHERE tenant = ?`
+)
+
+// putEntries adds the entries whose key is new. With cover it fails with NoCredit if
+// that leaves one of their tenants owing.
+func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
+	for _, e := range entries {
+		if e.Key == "" || e.Tenant == "" {
+			return sandboxer.E(sandboxer.Invalid, nil, "a ledger entry needs a key and a tenant (have %q, %q)", e.Key, e.Tenant)
+		}
+		n, err := t.exec(insertEntry, e.Key, e.Tenant, e.SandboxID, e.Generation, string(e.Type), int64(e.Amount), e.Note, micros(e.At))
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			continue
+		}
+		var balance, hold sandboxer.Credits // what e adds to the sums
+		switch e.Type {
+		case sandboxer.EntryGrant:
+			balance = e.Amount
+		case sandboxer.EntryHold, sandboxer.EntryVoid:
+			balance, hold = e.Amount, -e.Amount
+		case sandboxer.EntryPost:
+			hold = -e.Amount
+		default:
+			return sandboxer.E(sandboxer.Invalid, nil, "%q is not a type of ledger entry", e.Type)
+		}
+		if balance != 0 {
+			if _, err := t.exec(addToBalance, e.Tenant, int64(balance)); err != nil {
+				return overflow(err, e)
+			}
+		}
+		if hold != 0 {
+			var left int64
+			if _, err := t.row(addToHold, []any{e.Tenant, e.SandboxID, e.Generation, int64(hold)}, &left); err != nil {
+				return overflow(err, e)
+			}
+			if left == 0 {
+				if _, err := t.exec(removeHold, e.Tenant, e.SandboxID, e.Generation); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if !cover {
+		return nil
+	}
+	for _, e := range entries {
+		var balance sandboxer.Credits
+		if _, err := t.row(tenantBalance, []any{e.Tenant}, &balance); err != nil {
+			return err
+		}
+		if balance < 0 {
+			return sandboxer.E(sandboxer.NoCredit, nil, "tenant %q has not enough credit: %s short", e.Tenant, -balance)
+		}
+	}
+	return nil
+}
+
+// overflow recognizes a sum that no integer holds any more.
+func overflow(err error, e sandboxer.Entry) error {
+	if code(err) == sqlite3.SQLITE_CONSTRAINT_DATATYPE {
+		return sandboxer.E(sandboxer.Invalid, err, "the amount %s of entry %q is too large for the ledger", e.Amount, e.Key)
+	}
+	return err
+}
+
+// Balance returns what the tenant may still spend.
+func (s *Store) Balance(ctx context.Context, tenant string) (sandboxer.Credits, error) {
+	var balance sandboxer.Credits
+	_, err := s.row(ctx, tenantBalance, []any{tenant}, &balance)
+	return balance, err
+}
+
+// Entries returns a page of the ledger, oldest first.
+func (s *Store) Entries(ctx context.Context, q sandboxer.EntryQuery) (items []sandboxer.Entry, next string, err error) {
+	var f filter
+	if q.Tenant != "" {
+		f.add("tenant = ?", q.Tenant)
+	}
+	if q.SandboxID != "" {
+		f.add("sandbox_id = ?", q.SandboxID)
+	}
+	if q.After != "" {
+		seq, err := entryCursor.decode(q.After)
+		if err != nil {
+			return nil, "", err
+		}
+		f.add("seq > ?", seq)
+	}
+	limit := pageSize(q.Limit)
+	var last int64
+	query := `SELECT seq, key, tenant, sandbox_id, generation, type, amount, note, at FROM entries` + f.String() + ` ORDER BY seq LIMIT ?`
+	err = s.rows(ctx, query, append(f.args, limit+1), func(rows *sql.Rows) error {
+		if len(items) == limit {
+			next = entryCursor.encode(last)
+			return nil
+		}
+		var e sandboxer.Entry
+		var at int64
+		if err := rows.Scan(&last, &e.Key, &e.Tenant, &e.SandboxID, &e.Generation, &e.Type, &e.Amount, &e.Note, &at); err != nil {
+			return err
+		}
+		e.At = fromMicros(at)
+		items = append(items, e)
+		return nil
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return items, next, nil
+}
+
+// OpenHolds returns what is still on hold, per sandbox incarnation.
+func (s *Store) OpenHolds(ctx context.Context) (holds []sandboxer.OpenHold, err error) {
+	query := `SELECT tenant, sandbox_id, generation, amount FROM open_holds ORDER BY tenant, sandbox_id, generation`
+	err = s.rows(ctx, query, nil, func(rows *sql.Rows) error {
+		var h sandboxer.OpenHold
+		if err := rows.Scan(&h.Tenant, &h.SandboxID, &h.Generation, &h.Amount); err != nil {
+			return err
+		}
+		holds = append(holds, h)
+		return nil
+	})
+	return holds, err
+}

@@ -1,0 +1,265 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+const (
+	newestSandbox = `SELECT generation, state FROM sandboxes WHERE id = ? ORDER BY generation DESC LIMIT 1`
+
+	insertSandbox = `INSERT INTO sandboxes (tenant, name, profile, extension, state, due_at, labels, data, handle_data, sealed_env, id, generation, version)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING`
+
+	updateSandbox = `UPDATE sandboxes SET tenant = ?, name = ?, profile = ?, extension = ?, state = ?, due_at = ?, labels = ?, data = ?,
+handle_data = ?, sealed_env = ?, version = version + 1 WHERE id = ? AND generation = ? AND version = ?`
+
+	sandboxVersion = `SELECT version FROM sandboxes WHERE id = ? AND generation = ?`
+
+	selectSandbox     = `SELECT seq, id, generation, version, data, handle_data, sealed_env FROM sandboxes`
+	sandboxByID       = selectSandbox + ` WHERE id = ? ORDER BY generation DESC LIMIT 1`
+	sandboxGeneration = selectSandbox + ` WHERE id = ? AND generation = ?`
+)
+
+// CreateSandbox inserts sb; see sandboxer.Store.
+func (s *Store) CreateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sandboxer.Writes) error {
+	values, err := sandboxValues(sb)
+	if err != nil {
+		return err
+	}
+	err = s.commit(ctx, true, func(t *tx) error {
+		var generation int
+		var state sandboxer.State
+		found, err := t.row(newestSandbox, []any{sb.ID}, &generation, &state)
+		if err != nil {
+			return err
+		}
+		if found && state.Live() {
+			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s exists and is %s", sb.ID, state)
+		}
+		if found && generation >= sb.Generation {
+			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is at generation %d already; a new one of generation %d is stale", sb.ID, generation, sb.Generation)
+		}
+		n, err := t.exec(insertSandbox, values...)
+		if err == nil && n == 0 {
+			err = nameTaken(sb)
+		}
+		return err
+	}, w)
+	if err == nil {
+		sb.Version = 1
+	}
+	return err
+}
+
+// UpdateSandbox replaces the record; see sandboxer.Store.
+func (s *Store) UpdateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sandboxer.Writes) error {
+	values, err := sandboxValues(sb)
+	if err != nil {
+		return err
+	}
+	version := sb.Version
+	values = append(values, version)
+	err = s.commit(ctx, false, func(t *tx) error {
+		n, err := t.exec(updateSandbox, values...)
+		if isTaken(err) {
+			return nameTaken(sb)
+		}
+		if err != nil || n == 1 {
+			return err
+		}
+		var stored int64
+		found, err := t.row(sandboxVersion, []any{sb.ID, sb.Generation}, &stored)
+		if err != nil {
+			return err
+		}
+		if !found {
+			return noSandbox(sb.ID, sb.Generation)
+		}
+		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was changed by somebody else: version %d is stale, it is at %d", sb.ID, version, stored)
+	}, w)
+	if err == nil {
+		sb.Version = version + 1
+	}
+	return err
+}
+
+// Sandbox returns the newest generation of id.
+func (s *Store) Sandbox(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
+	var r sandboxRow
+	found, err := s.row(ctx, sandboxByID, []any{id}, r.dest()...)
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		return nil, noSandbox(id, 0)
+	}
+	return r.sandbox()
+}
+
+// SandboxGeneration returns one incarnation of id.
+func (s *Store) SandboxGeneration(ctx context.Context, id string, generation int) (*sandboxer.Sandbox, error) {
+	var r sandboxRow
+	found, err := s.row(ctx, sandboxGeneration, []any{id, generation}, r.dest()...)
+	if err != nil {
+		return nil, err
+	}
+	if !found {
+		return nil, noSandbox(id, generation)
+	}
+	return r.sandbox()
+}
+
+// Sandboxes returns a page of records, newest first.
+func (s *Store) Sandboxes(ctx context.Context, q sandboxer.Query) (items []*sandboxer.Sandbox, next string, err error) {
+	f, err := sandboxFilter(q)
+	if err != nil {
+		return nil, "", err
+	}
+	limit := pageSize(q.Limit)
+	items = make([]*sandboxer.Sandbox, 0, min(limit, sandboxer.DefaultPage))
+	var last int64
+	err = s.rows(ctx, selectSandbox+f.String()+` ORDER BY seq DESC LIMIT ?`, append(f.args, limit+1), func(rows *sql.Rows) error {
+		if len(items) == limit {
+			next = sandboxCursor.encode(last)
+			return nil
+		}
+		var r sandboxRow
+		if err := rows.Scan(r.dest()...); err != nil {
+			return err
+		}
+		sb, err := r.sandbox()
+		if err != nil {
+			return err
+		}
+		items, last = append(items, sb), r.seq
+		return nil
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return items, next, nil
+}
+
+func sandboxFilter(q sandboxer.Query) (filter, error) {
+	var f filter
+	if q.Tenant != "" {
+		f.add("tenant = ?", q.Tenant)
+	}
+	if q.Profile != "" {
+		f.add("profile = ?", q.Profile)
+	}
+	if q.Extension != "" {
+		f.add("extension = ?", q.Extension)
+	}
+	if q.Name != "" {
+		f.add("name = ?", q.Name)
+	}
+	if q.IDPrefix != "" {
+		f.add("id >= ? AND id < ?", q.IDPrefix, q.IDPrefix+"\U0010FFFF")
+	}
+	if len(q.States) > 0 {
+		live := true
+		args := make([]any, len(q.States))
+		for i, st := range q.States {
+			args[i] = string(st)
+			live = live && st.Live()
+		}
+		f.add("state IN (?"+strings.Repeat(", ?", len(args)-1)+")", args...)
+		if live {
+			f.add("state <> 'terminated'") // lets the index of the living be used
+		}
+	}
+	for k, v := range q.Labels {
+		f.add("EXISTS (SELECT 1 FROM json_each(labels) AS label WHERE label.key = ? AND label.value = ?)", k, v)
+	}
+	if !q.DueBefore.IsZero() {
+		f.add("due_at <= ?", micros(q.DueBefore))
+	}
+	if q.After != "" {
+		seq, err := sandboxCursor.decode(q.After)
+		if err != nil {
+			return f, err
+		}
+		f.add("seq < ?", seq)
+	}
+	return f, nil
+}
+
+// sandboxValues returns the columns of sb in the order of insertSandbox and
+// updateSandbox.
+func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
+	if sb.ID == "" || sb.Generation < 1 || !sb.State.Valid() {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "a record needs an ID, a generation from 1 and a state (have %q, %d, %q)", sb.ID, sb.Generation, sb.State)
+	}
+	r := *sb
+	r.Handle.Data = nil // JSON would reformat it
+	for _, t := range []*time.Time{&r.AbsentSince, &r.CreatedAt, &r.ReadyAt, &r.UsedAt, &r.ExpiresAt, &r.RetryAt, &r.EndingAt, &r.EndedAt, &r.Spec.Fuse} {
+		*t = toMicros(*t)
+	}
+	data, err := json.Marshal(&r)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, err, "the record of sandbox %s cannot be stored", sb.ID)
+	}
+	labels := []byte("{}")
+	if len(sb.Spec.Labels) > 0 {
+		if labels, err = json.Marshal(sb.Spec.Labels); err != nil {
+			return nil, sandboxer.E(sandboxer.Invalid, err, "the labels of sandbox %s cannot be stored", sb.ID)
+		}
+	}
+	return []any{sb.Tenant, sb.Name, sb.Profile, sb.Extension, string(sb.State), dueAt(&r), string(labels), string(data),
+		[]byte(sb.Handle.Data), sb.SealedEnv, sb.ID, sb.Generation}, nil
+}
+
+// dueAt returns the earlier of the times at which the sweep has work with r, or nil.
+func dueAt(r *sandboxer.Sandbox) any {
+	switch {
+	case r.ExpiresAt.IsZero() && r.RetryAt.IsZero():
+		return nil
+	case r.ExpiresAt.IsZero() || !r.RetryAt.IsZero() && r.RetryAt.Before(r.ExpiresAt):
+		return micros(r.RetryAt)
+	}
+	return micros(r.ExpiresAt)
+}
+
+// A sandboxRow is a row of selectSandbox.
+type sandboxRow struct {
+	seq                         int64
+	id                          string
+	generation                  int
+	version                     int64
+	data, handleData, sealedEnv []byte
+}
+
+func (r *sandboxRow) dest() []any {
+	return []any{&r.seq, &r.id, &r.generation, &r.version, &r.data, &r.handleData, &r.sealedEnv}
+}
+
+func (r *sandboxRow) sandbox() (*sandboxer.Sandbox, error) {
+	sb := new(sandboxer.Sandbox)
+	if err := json.Unmarshal(r.data, sb); err != nil {
+		return nil, sandboxer.E(sandboxer.Failed, err, "the record of sandbox %s, generation %d, is damaged", r.id, r.generation).
+			WithHint("restore the database from a backup")
+	}
+	sb.Version = r.version
+	sb.Handle.Data = r.handleData
+	sb.SealedEnv = r.sealedEnv
+	return sb, nil
+}
+
+func noSandbox(id string, generation int) error {
+	if generation == 0 {
+		return sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s", id)
+	}
+	return sandboxer.E(sandboxer.NotFound, nil, "there is no generation %d of sandbox %s", generation, id)
+}
+
+func nameTaken(sb *sandboxer.Sandbox) error {
+	return sandboxer.E(sandboxer.Conflict, nil, "a sandbox named %q exists", sb.Name).
+		WithHint("choose another name, or destroy that sandbox first")
+}
