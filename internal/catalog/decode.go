@@ -299,7 +299,7 @@ func elsewhere(name string, t reflect.Type) string {
 // pairs calls f for every key of a mapping, once.
 func (d *decoder) pairs(n *yaml.Node, path string, f func(name, path string, key, val *yaml.Node)) {
 	seen := make(map[string]*yaml.Node)
-	for i := 0; i+1 < len(n.Content); i += 2 {
+	for i := 0; i+1 < len(n.Content) && !d.src.full(); i += 2 {
 		key, val := n.Content[i], n.Content[i+1]
 		if key.Kind != yaml.ScalarNode {
 			d.src.node(key, path, "", "a key must be text, not %s", got(key))
@@ -324,20 +324,19 @@ func (d *decoder) list(v reflect.Value, n *yaml.Node, path string, r rule, depth
 		d.fault(path, "", "expected at least one element")
 	}
 	out := reflect.MakeSlice(v.Type(), 0, min(len(n.Content), maxValues))
+	seen := make(map[any]bool)
 	for i, c := range n.Content {
-		if d.visits > maxValues {
+		if d.visits > maxValues || d.src.full() {
 			return
 		}
 		e := reflect.New(v.Type().Elem()).Elem()
 		p := fmt.Sprintf("%s[%d]", path, i)
 		d.value(e, c, nil, p, r.element(), depth+1)
-		if r.unique {
-			for j := range out.Len() {
-				if out.Index(j).Equal(e) && !e.IsZero() {
-					d.fault(p, "", "%v is listed twice", e.Interface())
-					break
-				}
+		if r.unique && !e.IsZero() { // a zero one has a fault already
+			if seen[e.Interface()] {
+				d.fault(p, "", "%v is listed twice", e.Interface())
 			}
+			seen[e.Interface()] = true
 		}
 		out = reflect.Append(out, e)
 	}

@@ -3,6 +3,7 @@ package catalog
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -99,7 +100,7 @@ func window(line []rune, col, width int) (string, int) {
 			line[i] = '\uFFFD'
 		}
 	}
-	end := col - 1 + min(max(1, width), most/2)
+	end := min(len(line), col-1+min(max(1, width), most/2)+most/5)
 	if start := end - most; start > 0 {
 		line = append([]rune("…"), line[min(start+1, len(line)):]...)
 		col -= start
@@ -115,7 +116,7 @@ func (fs Faults) sorted() Faults {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
 	return slices.CompactFunc(fs, func(a, b Fault) bool {
-		return a.File == b.File && a.Line == b.Line && a.Column == b.Column && a.Message == b.Message
+		return a.File == b.File && a.Line == b.Line && a.Column == b.Column && a.Path == b.Path && a.Message == b.Message
 	})
 }
 
@@ -139,8 +140,8 @@ func nearest[S ~string](s string, candidates []S) string {
 // distance counts the insertions, deletions, replacements and swaps of neighbours
 // that turn a into b.
 func distance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return 64
+	if len(a) > 64 || len(b) > 64 { // no name
+		return math.MaxInt
 	}
 	x, y := []rune(a), []rune(b)
 	prev2, prev, row := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)

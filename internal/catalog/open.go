@@ -74,7 +74,10 @@ func (d *decoder) validate(cfg any) {
 	if d.places[at].key == nil {
 		d.places[at] = d.places["handler"]
 	}
-	d.fault(at, sandboxer.HintOf(err), "%s", msg)
+	if hint := sandboxer.HintOf(err); hint != "" {
+		msg += " (" + hint + ")"
+	}
+	d.fault(at, "", "%s", msg)
 }
 
 var secretPattern = regexp.MustCompile(`^\$\{(?:env:[A-Za-z_][A-Za-z0-9_]*|file:/[^}]+)\}$`)

@@ -9,8 +9,13 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// maxFile bounds one file. Hand-written offers are a few kilobytes.
-const maxFile = 1 << 20
+// Bounds on one file: hand-written ones are a few kilobytes, and nobody reads more
+// faults than that in one go.
+const (
+	maxFile    = 1 << 20
+	maxFaults  = 100
+	maxExcerpt = 2000 // characters of a line that is still shown
+)
 
 // source is one file's text together with what was found wrong with it.
 type source struct {
@@ -34,6 +39,12 @@ func newSource(name string, data []byte) *source {
 // at records a fault at a position, which is moved into the file if the parser
 // named one just outside of it.
 func (s *source) at(line, col, width int, path, suggestion, format string, args ...any) {
+	switch {
+	case len(s.faults) > maxFaults:
+		return
+	case len(s.faults) == maxFaults:
+		path, suggestion, format, args = "", "", "too many problems: what follows is not shown", nil
+	}
 	line = min(max(line, 1), len(s.lines))
 	for line > 1 && line == len(s.lines) && s.lines[line-1] == "" {
 		line-- // the end of the file means the end of its last line
@@ -41,10 +52,21 @@ func (s *source) at(line, col, width int, path, suggestion, format string, args 
 	}
 	col = min(max(col, 1), utf8.RuneCountInString(s.lines[line-1])+1)
 	s.faults = append(s.faults, Fault{
-		File: s.name, Line: line, Column: col, Width: max(1, width),
-		Path: path, Message: fmt.Sprintf(format, args...), Suggestion: suggestion,
+		File: s.name, Line: line, Column: col, Width: min(max(1, width), 80),
+		Path: clipPath(path), Message: fmt.Sprintf(format, args...), Suggestion: suggestion,
 	})
 }
+
+// clipPath keeps both ends of a path that goes on and on.
+func clipPath(path string) string {
+	if r := []rune(path); len(r) > 80 {
+		return string(r[:40]) + "…" + string(r[len(r)-39:])
+	}
+	return path
+}
+
+// full reports that looking for more faults is pointless.
+func (s *source) full() bool { return len(s.faults) > maxFaults }
 
 // node records a fault at a node.
 func (s *source) node(n *yaml.Node, path, suggestion, format string, args ...any) {
@@ -61,6 +83,9 @@ func (s *source) take() Faults {
 			continue
 		}
 		line := []rune(s.lines[f.Line-1])
+		if len(line) > maxExcerpt {
+			continue
+		}
 		for _, m := range s.masks {
 			if m.line != f.Line {
 				continue
@@ -223,8 +248,8 @@ func (s *source) syntax(err error) {
 		s.at(line, col, 1, "", "", `expected "key: value"`)
 	case has("unknown anchor"):
 		s.at(line, col, 1, "", "", "this alias refers to an anchor that is not defined above it")
-	case has("unknown escape"):
-		s.at(line, col, 2, "", "", `\%c is not an escape: write \\ for a backslash, or use single quotes`, s.char(line, col+1))
+	case has("unknown escape"), has("hexadecimal"), has("invalid Unicode character escape"):
+		s.at(line, col, 1, "", "", `a backslash in double quotes begins an escape: write \\, or use single quotes`)
 	case has("incompatible YAML document"), has("directive"):
 		s.at(line, col, 1, "", "", "directives are not accepted: remove this line")
 	case has("max depth"):
