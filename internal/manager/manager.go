@@ -2,15 +2,24 @@
 // what it is made from, what it costs, when it ends, and what is done after a crash.
 // The edges (REST, CLI, …) only translate.
 //
-// A sandbox moves through its states in one function (move), by compare-and-swap in
-// the store, together with its ledger entries and its event. What a state owes
-// outside (state.go of the root) is paid by a job; at most one job works on a
-// sandbox at a time. Whatever was left unpaid, by a crash or a failure, is found and
-// finished by the sweep: there is no other recovery code.
+// A sandbox changes state in one function (move), by compare-and-swap in the store,
+// together with its ledger entries and its event. What a state owes outside the
+// books (state.go of the root) is paid by a job; at most one job works on a sandbox
+// at a time, in the manager's own context, so that a client that hangs up strands
+// nothing. What a crash or a failure left unpaid is found and finished by the sweep:
+// there is no other recovery code.
 package manager
 
 import (
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"errors"
 	"log/slog"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -31,11 +40,307 @@ type Options struct {
 	SweepEvery time.Duration // default 5s
 	Grace      time.Duration // default 1m: at start nothing without a record is removed before it; also minimum age of an orphan sighting
 	Workers    int           // concurrent sweep actions per extension, default 8
-	Creates    int           // concurrent provisions per extension, default 2*NumCPU, at least 4; others queue
+	Creates    int           // concurrent provisions per extension, default 2*NumCPU but at least 8; others queue
+
+	fail func(point) // crash tests: called before and after every commit and effect
 }
 
 // Manager is the one owner of sandboxes. Its methods take the principal from ctx
 // (sandboxer.WithPrincipal) and are safe for concurrent use. Every error has a
 // sandboxer.Kind; without a principal it is Unauthenticated, without the scope
 // Denied, and a sandbox of another tenant is as absent as one that never was.
-type Manager struct{}
+type Manager struct {
+	store    sandboxer.Store
+	profiles []sandboxer.Profile
+	exts     []*extension
+	opts     Options
+	log      *slog.Logger
+	seal     cipher.AEAD
+	started  time.Time
+
+	ctx  context.Context // of all work; ends at Close
+	stop context.CancelCauseFunc
+	wake chan struct{}  // one slot: something may be due
+	wg   sync.WaitGroup // every goroutine of the manager
+
+	mu      sync.Mutex
+	closed  bool
+	looping bool
+	jobs    map[string]*job                       // by sandbox ID
+	uses    map[string]*use                       // by sandbox ID
+	bells   map[string]map[chan struct{}]struct{} // by sandbox ID; "" hears all
+	bound   map[string]map[*binding]struct{}      // live streams by API key ID
+	keyUse  map[string]time.Time                  // last uses of API keys not yet stored
+
+	acting    map[string]bool        // sandbox IDs the sweep has work queued for
+	sightings map[sighting]time.Time // objects that no live record explains, since when
+	clock     time.Time              // of the last pass, to notice that the clock was set
+	quiet     time.Time              // the clock ends and removes nothing before this
+	forgotten time.Time              // when idempotency keys were last cleared
+
+	keyMu sync.Mutex // serialises read-change-write of API keys
+}
+
+// extension is an Extension with its bounds.
+type extension struct {
+	Extension
+	creates  chan struct{} // slots of concurrent provisions
+	workers  chan struct{} // slots of concurrent sweep actions
+	survey   sync.Mutex    // held by the one survey in progress
+	surveyed bool          // guarded by survey: the first one is over
+}
+
+var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the broker is stopping").
+	WithHint("ask again when it runs; what was begun is finished after its next start")
+
+// New checks profiles against the extensions they name and returns a manager, which
+// works at once but takes care of what was left over only after Start. It does not
+// close the store or the backends. All faults found are in the one Invalid error.
+func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, opts Options) (*Manager, error) {
+	if err := sandboxer.CheckID(opts.Owner); err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the name of an installation: want 1 to 48 characters a-z, 0-9 and inner hyphens", opts.Owner)
+	}
+	if len(opts.Key) != 32 {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the key that seals environments has %d bytes; want 32", len(opts.Key))
+	}
+	block, err := aes.NewCipher(opts.Key)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "the sealing key cannot be used")
+	}
+	seal, err := cipher.NewGCM(block)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "the sealing key cannot be used")
+	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	if opts.SweepEvery <= 0 {
+		opts.SweepEvery = 5 * time.Second
+	}
+	if opts.Grace <= 0 {
+		opts.Grace = time.Minute
+	}
+	if opts.Workers <= 0 {
+		opts.Workers = 8
+	}
+	if opts.Creates <= 0 {
+		opts.Creates = max(8, 2*runtime.NumCPU())
+	}
+	if opts.fail == nil {
+		opts.fail = func(point) {}
+	}
+	now := time.Now()
+	m := &Manager{
+		store:     store,
+		profiles:  slices.Clone(profiles),
+		opts:      opts,
+		log:       opts.Log,
+		seal:      seal,
+		started:   now,
+		wake:      make(chan struct{}, 1),
+		jobs:      map[string]*job{},
+		uses:      map[string]*use{},
+		bells:     map[string]map[chan struct{}]struct{}{},
+		bound:     map[string]map[*binding]struct{}{},
+		keyUse:    map[string]time.Time{},
+		acting:    map[string]bool{},
+		sightings: map[sighting]time.Time{},
+		clock:     now,
+		quiet:     now,
+	}
+	for _, e := range exts {
+		if m.extension(e.Info.ID) != nil {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "extension %q is configured twice", e.Info.ID)
+		}
+		m.exts = append(m.exts, &extension{
+			Extension: e,
+			creates:   make(chan struct{}, opts.Creates),
+			workers:   make(chan struct{}, opts.Workers),
+		})
+	}
+	var faults []string
+	for i, p := range m.profiles {
+		if slices.ContainsFunc(m.profiles[:i], func(q sandboxer.Profile) bool { return q.ID == p.ID }) {
+			faults = append(faults, "profile "+p.ID+" exists twice")
+		}
+		if fault := m.checkProfile(p); fault != "" {
+			faults = append(faults, fault)
+		}
+	}
+	if len(faults) > 0 {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s", strings.Join(faults, "\n"))
+	}
+	m.ctx, m.stop = context.WithCancelCause(context.Background())
+	return m, nil
+}
+
+// checkProfile says what is wrong with p, or "". An extension that could not be
+// opened on this machine makes its profiles unusable, not wrong.
+func (m *Manager) checkProfile(p sandboxer.Profile) string {
+	e := m.extension(p.Extension)
+	if e == nil {
+		return "profile " + p.ID + " is on extension " + p.Extension + ", which does not exist" + suggest(p.Extension, m.extensionIDs())
+	}
+	if e.Backend == nil {
+		return ""
+	}
+	candidates, refused := route(p, []offer{e.offer()})
+	if len(candidates) == 0 {
+		return "profile " + p.ID + ": " + refused[0].why
+	}
+	return ""
+}
+
+// Start looks through the books, resumes what an earlier process left unfinished, and
+// then sweeps until Close. ctx bounds only that first look.
+func (m *Manager) Start(ctx context.Context) error {
+	m.mu.Lock()
+	if m.closed || m.looping {
+		m.mu.Unlock()
+		return sandboxer.E(sandboxer.Conflict, nil, "the manager was started or closed before")
+	}
+	m.looping = true
+	m.wg.Add(1)
+	m.mu.Unlock()
+	if err := m.pass(ctx, newTally(), time.Time{}); err != nil {
+		m.wg.Done()
+		return err
+	}
+	go func() {
+		defer m.wg.Done()
+		m.loop()
+	}()
+	return nil
+}
+
+// Close ends all work, waits until it has stopped, and leaves sandboxes as they are:
+// the next manager on the same store finishes what was cut short.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil
+	}
+	m.closed = true
+	m.mu.Unlock()
+	m.stop(errClosing)
+	m.wg.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return m.flush(ctx)
+}
+
+// enter counts one more piece of work that Close waits for.
+func (m *Manager) enter() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return errClosing
+	}
+	m.wg.Add(1)
+	return nil
+}
+
+// within returns ctx that also ends, with its cause, when the manager closes.
+func (m *Manager) within(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(m.ctx, func() { cancel(context.Cause(m.ctx)) })
+	return ctx, func(cause error) { stop(); cancel(cause) }
+}
+
+// may returns the principal in ctx, or why it may not do what scope names.
+func may(ctx context.Context, scope sandboxer.Scope) (sandboxer.Principal, error) {
+	p := sandboxer.PrincipalFrom(ctx)
+	switch {
+	case p.Tenant == "":
+		return p, sandboxer.E(sandboxer.Unauthenticated, nil, "nobody is logged in").
+			WithHint("send an API key")
+	case !p.Can(scope):
+		return p, sandboxer.E(sandboxer.Denied, nil, "this needs the scope %q, which %s does not have", scope, p.Actor).
+			WithHint("ask an administrator for a key with that scope")
+	}
+	return p, nil
+}
+
+func (m *Manager) extension(id string) *extension {
+	for _, e := range m.exts {
+		if e.Info.ID == id {
+			return e
+		}
+	}
+	return nil
+}
+
+func (m *Manager) extensionIDs() []string {
+	var ids []string
+	for _, e := range m.exts {
+		ids = append(ids, e.Info.ID)
+	}
+	return ids
+}
+
+// backend returns the backend of the extension, or why there is none now.
+func (m *Manager) backend(id string) (*backend.Backend, error) {
+	e := m.extension(id)
+	switch {
+	case e == nil:
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "extension %q is not configured any more", id).
+			WithHint("configure it again: its sandboxes cannot be used or removed without it")
+	case e.Backend == nil:
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "extension %q cannot be used here: %s", id, e.Info.Problem)
+	}
+	return e.Backend, nil
+}
+
+// Profiles lists the profiles in the order given to New. Without the admin scope
+// the values of their environments are left out.
+func (m *Manager) Profiles(ctx context.Context) []sandboxer.Profile {
+	p, err := may(ctx, sandboxer.ScopeRead)
+	if err != nil {
+		return nil
+	}
+	out := slices.Clone(m.profiles)
+	if !p.Can(sandboxer.ScopeAdmin) {
+		for i := range out {
+			out[i].Env = nil
+		}
+	}
+	return out
+}
+
+// Extensions lists the extensions, also those that could not be opened.
+func (m *Manager) Extensions(ctx context.Context) []sandboxer.ExtensionInfo {
+	if _, err := may(ctx, sandboxer.ScopeRead); err != nil {
+		return nil
+	}
+	var out []sandboxer.ExtensionInfo
+	for _, e := range m.exts {
+		out = append(out, e.Info)
+	}
+	return out
+}
+
+// Probe asks the extension what it can take now; Free is -1 if it cannot tell.
+// Unavailable says why it cannot be used.
+func (m *Manager) Probe(ctx context.Context, id string) (sandboxer.Offer, error) {
+	if _, err := may(ctx, sandboxer.ScopeRead); err != nil {
+		return sandboxer.Offer{}, err
+	}
+	if m.extension(id) == nil && m.extension("ext."+id) != nil {
+		id = "ext." + id
+	}
+	if m.extension(id) == nil {
+		return sandboxer.Offer{}, sandboxer.E(sandboxer.NotFound, nil, "there is no extension %q%s", id, suggest(id, m.extensionIDs()))
+	}
+	b, err := m.backend(id)
+	if err != nil {
+		return sandboxer.Offer{}, err
+	}
+	if !b.Can(sandboxer.CanCapacity) {
+		return sandboxer.Offer{Free: -1}, nil
+	}
+	return b.Capacity(ctx, "")
+}
+
+// isKind is errors.Is, for readability at the call.
+func isKind(err error, k sandboxer.Kind) bool { return errors.Is(err, k) }

@@ -1,0 +1,450 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+)
+
+// keepKeys is how long an idempotency key is remembered.
+const keepKeys = 24 * time.Hour
+
+// Create makes a sandbox and returns it running (req.NoWaiting: as soon as it is in
+// the books). It is safe to repeat: the same req.Key gives the same sandbox or the
+// same failure for a day, also after a crash of the broker; an ID that the caller
+// chose, or a thread, gives the sandbox that is live under it, once the one being
+// destroyed is gone. A caller who leaves does not stop the work.
+//
+// Kinds: Invalid, Denied and Unsupported before anything exists; Conflict when the
+// key, the ID or the name belongs to something else; NoCredit; and what the backend
+// said when it failed, after everything it made was removed.
+func (m *Manager) Create(ctx context.Context, req sandboxer.CreateRequest) (*sandboxer.Sandbox, error) {
+	p, err := may(ctx, sandboxer.ScopeWrite)
+	if err != nil {
+		return nil, err
+	}
+	o, err := m.resolve(p, req)
+	if err != nil {
+		return nil, err
+	}
+	if o.key != "" {
+		if sb, err := m.replay(ctx, o); sb != nil || err != nil {
+			return sb, err
+		}
+	}
+	if o.chosen {
+		return m.join(ctx, o)
+	}
+	sb, err := m.launch(ctx, o)
+	if o.key != "" && isKind(err, sandboxer.Conflict) {
+		if sb, err := m.replay(ctx, o); sb != nil || err != nil { // a twin of this request was faster
+			return sb, err
+		}
+	}
+	return sb, err
+}
+
+// Plan checks req as Create does and says what it would make. Nothing is created.
+func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, error) {
+	p, err := may(ctx, sandboxer.ScopeWrite)
+	if err != nil {
+		return Plan{}, err
+	}
+	o, err := m.resolve(p, req)
+	if err != nil {
+		return Plan{}, err
+	}
+	sb := o.record(1)
+	if sb.Quote, err = m.quote(ctx, o, sb); err != nil {
+		return Plan{}, err
+	}
+	return Plan{Spec: sb.Spec, Extension: o.ext.Info.ID, Quote: sb.Quote, TTL: o.ttl}, nil
+}
+
+// replay answers with what was made under o's key, or with nothing when the key is
+// new.
+func (m *Manager) replay(ctx context.Context, o *order) (*sandboxer.Sandbox, error) {
+	k, err := m.store.IdempotencyKey(ctx, o.tenant, o.key)
+	switch {
+	case isKind(err, sandboxer.NotFound) || err == nil && time.Since(k.At) > keepKeys:
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case k.Digest != o.digest:
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request, which made sandbox %s", o.key, k.SandboxID).
+			WithHint("use a new key for a new request")
+	}
+	sb, err := m.store.SandboxGeneration(ctx, k.SandboxID, k.Generation)
+	if err != nil {
+		return nil, err
+	}
+	if o.noWaiting {
+		return sb, failure(sb)
+	}
+	for sb.State == sandboxer.Creating {
+		j, mine, err := m.begin(ctx, sb.ID, true, nil)
+		if err != nil {
+			return nil, err
+		}
+		if mine {
+			m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
+				return m.resume(ctx, j, k.SandboxID, k.Generation)
+			})
+		}
+		if err := wait(ctx, j.done); err != nil {
+			return nil, err
+		}
+		if sb, err = m.store.SandboxGeneration(ctx, k.SandboxID, k.Generation); err != nil {
+			return nil, err
+		}
+		if mine && j.err != nil && sb.State == sandboxer.Creating {
+			return nil, j.err
+		}
+	}
+	if err := failure(sb); err != nil {
+		return nil, err
+	}
+	return m.fresh(sb), nil
+}
+
+// failure repeats the error with which sb could not be made, or nil.
+func failure(sb *sandboxer.Sandbox) error {
+	if sb.Fault == "" {
+		return nil
+	}
+	return sandboxer.E(sb.Fault, nil, "%s", sb.Message)
+}
+
+// join makes the sandbox of a chosen ID, or shares in the one there is.
+func (m *Manager) join(ctx context.Context, o *order) (*sandboxer.Sandbox, error) {
+	for {
+		last, err := m.store.Sandbox(ctx, o.id)
+		switch {
+		case isKind(err, sandboxer.NotFound):
+		case err != nil:
+			return nil, err
+		case last.State == sandboxer.Terminating:
+			if _, err := m.finish(ctx, last); err != nil {
+				return nil, err
+			}
+			continue
+		case last.State.Live() && !o.matches(last):
+			return nil, taken(o.id)
+		}
+		sb, err := m.launch(ctx, o)
+		if errors.Is(err, errAgain) {
+			continue
+		}
+		return sb, err
+	}
+}
+
+// errAgain says that the ID changed hands between a look and a job.
+var errAgain = errors.New("look again")
+
+func taken(id string) error {
+	return sandboxer.E(sandboxer.Conflict, nil, "the sandbox ID %s belongs to another sandbox", id).
+		WithHint("ask for it with the profile and the inputs it was made with, or choose another ID")
+}
+
+// launch starts the job that makes o's sandbox, or joins the one that does, and
+// waits for as much of it as the caller wants.
+func (m *Manager) launch(ctx context.Context, o *order) (*sandboxer.Sandbox, error) {
+	j, mine, err := m.begin(ctx, o.id, true, o)
+	switch {
+	case err != nil:
+		return nil, err
+	case mine:
+		m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.create(ctx, j, o) })
+	case !m.makes(j) || j.order == nil:
+		// It is on its way out, or a leftover that is being finished.
+		if err := wait(ctx, j.done); err != nil {
+			return nil, err
+		}
+		return nil, errAgain
+	case !o.same(j.order):
+		return nil, taken(o.id)
+	}
+	if o.noWaiting {
+		if err := wait(ctx, j.known); err != nil {
+			return nil, err
+		}
+		if j.committed != nil {
+			sb := *j.committed
+			return &sb, m.share(ctx, o, j, mine, &sb)
+		}
+	}
+	if err := wait(ctx, j.done); err != nil {
+		return nil, err
+	}
+	if j.err != nil {
+		return nil, j.err
+	}
+	sb := *j.sb
+	return &sb, m.share(ctx, o, j, mine, &sb)
+}
+
+// share records o's idempotency key on a sandbox that another request made.
+func (m *Manager) share(ctx context.Context, o *order, j *job, mine bool, sb *sandboxer.Sandbox) error {
+	if o.key == "" || mine && j.committed != nil {
+		return nil
+	}
+	err := m.store.Write(ctx, sandboxer.Writes{Key: o.idempotency(sb)})
+	if !isKind(err, sandboxer.Conflict) {
+		return err
+	}
+	k, err := m.store.IdempotencyKey(ctx, o.tenant, o.key)
+	if err == nil && (k.Digest != o.digest || k.SandboxID != sb.ID || k.Generation != sb.Generation) {
+		err = sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request", o.key)
+	}
+	return err
+}
+
+func (o *order) idempotency(sb *sandboxer.Sandbox) *sandboxer.IdempotencyKey {
+	if o.key == "" {
+		return nil
+	}
+	return &sandboxer.IdempotencyKey{
+		Tenant: o.tenant, Key: o.key, Digest: o.digest, SandboxID: sb.ID, Generation: sb.Generation, At: now(),
+	}
+}
+
+// now is the time in the precision the store keeps.
+func now() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }
+
+// record is the sandbox o asks for, before it is priced.
+func (o *order) record(generation int) *sandboxer.Sandbox {
+	at := now()
+	sb := &sandboxer.Sandbox{
+		ID: o.id, Generation: generation, Name: o.name, Tenant: o.tenant,
+		Profile: o.spec.Profile.ID, Extension: o.ext.Info.ID, Host: o.spec.Host, Consumer: o.spec.Consumer,
+		State: sandboxer.Creating, Spec: o.spec, CreatedAt: at, ExpiresAt: at.Add(o.ttl),
+	}
+	sb.Spec.Generation = generation
+	sb.Spec.Fuse = sb.ExpiresAt.Add(fuseMargin)
+	return sb
+}
+
+// create is the job behind Create: it writes the sandbox down, and builds it.
+func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sandbox, error) {
+	generation := 1
+	if o.chosen {
+		last, err := m.store.Sandbox(ctx, o.id)
+		switch {
+		case isKind(err, sandboxer.NotFound):
+		case err != nil:
+			return nil, err
+		case last.State == sandboxer.Terminated:
+			generation = last.Generation + 1
+		case last.State == sandboxer.Terminating:
+			return nil, errAgain
+		case !o.matches(last):
+			return nil, taken(o.id)
+		case last.State == sandboxer.Creating:
+			return m.build(ctx, j, last)
+		default:
+			return m.fresh(last), nil
+		}
+	}
+	sb := o.record(generation)
+	var err error
+	if sb.SealedEnv, err = m.sealEnv(sb, o.spec.Env); err != nil {
+		return nil, err
+	}
+	if sb.Quote, err = m.quote(ctx, o, sb); err != nil {
+		return nil, err
+	}
+	if o.maxCost > 0 && sb.Quote.Amount > o.maxCost {
+		return nil, sandboxer.E(sandboxer.NoCredit, nil, "it would cost up to %s credits for %s, more than the %s you allow", sb.Quote.Amount, o.ttl, o.maxCost).
+			WithHint("allow more, or ask for a shorter time to live")
+	}
+	ev := event(ctx, sb, sandboxer.EventState, "")
+	ev.To, ev.Cause = sandboxer.Creating, sandboxer.ReasonRequested
+	w := sandboxer.Writes{
+		Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true,
+		Events: []sandboxer.Event{ev}, Key: o.idempotency(sb),
+	}
+	err = m.step(pRecord, func() error { return m.store.CreateSandbox(ctx, sb, w) })
+	if err != nil {
+		return nil, m.explain(ctx, o, sb, err)
+	}
+	m.ring(sb.ID)
+	m.alarm(sb.ExpiresAt)
+	j.know(sb)
+	return m.build(ctx, j, sb)
+}
+
+// explain says why a record could not be made in words of the request.
+func (m *Manager) explain(ctx context.Context, o *order, sb *sandboxer.Sandbox, err error) error {
+	switch {
+	case isKind(err, sandboxer.NoCredit):
+		have, berr := m.store.Balance(ctx, o.tenant)
+		if berr != nil {
+			return err
+		}
+		return sandboxer.E(sandboxer.NoCredit, err, "it costs up to %s credits for %s, and %s has %s", sb.Quote.Amount, o.ttl, o.tenant, have).
+			WithHint("ask an administrator for credits, or for a shorter time to live")
+	case isKind(err, sandboxer.Conflict) && o.name != "":
+		items, _, qerr := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: o.tenant, Name: o.name, States: live, Limit: 1})
+		if qerr == nil && len(items) == 1 {
+			return sandboxer.E(sandboxer.Conflict, err, "the name %q belongs to sandbox %s", o.name, items[0].ID).
+				WithHint("choose another name, or destroy that sandbox first")
+		}
+	}
+	return err
+}
+
+// resume builds a sandbox that nobody works on any more, if it still needs it.
+func (m *Manager) resume(ctx context.Context, j *job, id string, generation int) (*sandboxer.Sandbox, error) {
+	sb, err := m.store.SandboxGeneration(ctx, id, generation)
+	if err != nil || sb.State != sandboxer.Creating {
+		return sb, err
+	}
+	return m.build(ctx, j, sb)
+}
+
+// build brings a sandbox that is in the books to running. It does the same for a
+// fresh record and for one that another process left half made: Provision is
+// idempotent in the incarnation, so that its lost answer is simply asked for again.
+func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
+	b, err := m.backend(sb.Extension)
+	if err != nil {
+		return nil, m.abandon(ctx, j, sb, err)
+	}
+	resumed := sb.Handle.SandboxID != ""
+	if !resumed {
+		if err := m.provision(ctx, b, sb); err != nil {
+			return nil, m.abandon(ctx, j, sb, err)
+		}
+	}
+	var reach sandboxer.Reachability
+	ready := func() error {
+		return m.step(pReady, func() (err error) { reach, err = b.WaitReady(ctx, sb.Handle); return err })
+	}
+	err = ready()
+	if resumed && isKind(err, sandboxer.NotFound) { // it did not survive what cut its creation short
+		if err = m.provision(ctx, b, sb); err == nil {
+			err = ready()
+		}
+	}
+	if err == nil {
+		err = m.step(pRunning, func() error {
+			return m.move(ctx, sb, sandboxer.Running, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+				sb.Reachability = reach
+				sb.ReadyAt = now()
+				sb.UsedAt = sb.ReadyAt
+				if reach.Host != "" {
+					sb.Host = reach.Host
+				}
+				return nil
+			})
+		})
+	}
+	if err != nil {
+		return nil, m.abandon(ctx, j, sb, err)
+	}
+	sb.Spec.Env = nil
+	return sb, nil
+}
+
+// provision makes the object of sb and stores its handle.
+func (m *Manager) provision(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
+	e := m.extension(sb.Extension)
+	select {
+	case e.creates <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-e.creates }()
+	spec := sb.Spec
+	env, err := m.openEnv(sb)
+	if err != nil {
+		return err
+	}
+	spec.Env = env
+	var h sandboxer.Handle
+	err = m.step(pProvision, func() (err error) { h, err = b.Provision(ctx, spec); return err })
+	if err != nil {
+		return err
+	}
+	// The handle is worth keeping also when a destroy has come in between.
+	keep := context.WithoutCancel(ctx)
+	return m.step(pHandle, func() error {
+		return m.update(keep, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			if sb.State != sandboxer.Creating && sb.State != sandboxer.Terminating {
+				return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s", sb.ID, sb.State)
+			}
+			sb.Handle = h
+			if h.Host != "" {
+				sb.Host = h.Host
+			}
+			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "provisioned"))
+			return nil
+		})
+	})
+}
+
+// abandon ends a create that failed: what it made is torn down, what it held is
+// given back, and the caller gets the reason. Not so when it was stopped from
+// outside: a destroy then does all that, or the next start goes on.
+func (m *Manager) abandon(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if sb.State != sandboxer.Creating {
+		return errDoomed
+	}
+	kind := sandboxer.KindOf(cause)
+	switch kind {
+	case sandboxer.NotFound: // the object, not what the caller named
+		kind = sandboxer.Failed
+	case sandboxer.Canceled: // by nobody here
+		kind = sandboxer.Unavailable
+	}
+	if kind == sandboxer.Internal {
+		m.log.ErrorContext(ctx, "create failed", "sandbox", sb.ID, "generation", sb.Generation, "err", cause)
+	} else {
+		m.log.WarnContext(ctx, "create failed", "sandbox", sb.ID, "generation", sb.Generation, "err", cause)
+	}
+	answer := sandboxer.E(kind, cause, "sandbox %s could not be created: %s", sb.ID, sandboxer.Message(cause))
+	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
+	if !m.turn(j) {
+		return context.Cause(ctx)
+	}
+	err := m.doom(ctx, sb, ending{reason: sandboxer.ReasonFailed, message: answer.Msg, fault: kind})
+	if err == nil {
+		err = m.teardown(ctx, sb)
+	}
+	if err != nil { // the sweep goes on with it
+		m.log.WarnContext(ctx, "teardown after a failed create", "sandbox", sb.ID, "err", err)
+	}
+	return answer
+}
+
+// quote prices sb: by its backend, or by the profile where the backend knows none.
+func (m *Manager) quote(ctx context.Context, o *order, sb *sandboxer.Sandbox) (sandboxer.MeterQuote, error) {
+	var q *sandboxer.MeterQuote
+	if b := o.ext.Backend; b.Can(sandboxer.CanQuote) {
+		var err error
+		if q, err = b.EstimateCost(ctx, sb.Spec, o.ttl); err != nil {
+			return sandboxer.MeterQuote{}, err
+		}
+	}
+	if q == nil {
+		p := o.spec.Profile.Price
+		q = &sandboxer.MeterQuote{Setup: p.Setup, PerHour: p.PerHour}
+		if p != (sandboxer.Price{}) {
+			q.Detail = "price of " + o.spec.Profile.ID
+		}
+		q.Amount = q.For(o.ttl)
+	}
+	q.Duration = o.ttl
+	if q.Amount < 0 || q.Setup < 0 || q.PerHour < 0 {
+		return sandboxer.MeterQuote{}, sandboxer.E(sandboxer.Internal, fmt.Errorf("quote %+v", *q), "%s quotes a negative price", o.ext.Info.ID)
+	}
+	return *q, nil
+}

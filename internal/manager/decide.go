@@ -1,0 +1,77 @@
+package manager
+
+import (
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+const (
+	// confirmAfter is how far apart two absences must lie to prove a loss.
+	confirmAfter = 5 * time.Second
+	// patience is how long a sandbox may stay half made.
+	patience = 30 * time.Minute
+)
+
+// A verb is the one small step the sweep takes with a record.
+type verb string
+
+const (
+	leave    verb = "leave"    // nothing is owed, or somebody is at it, or not yet
+	resume   verb = "resume"   // go on making it
+	suspect  verb = "suspect"  // note its first absence
+	trust    verb = "trust"    // it is there again: forget the absence
+	end      verb = "end"      // commit to terminating, then tear down
+	teardown verb = "teardown" // pay what terminating owes
+)
+
+// An action is a verb, with the reason where it is end.
+type action struct {
+	verb   verb
+	reason sandboxer.Reason
+}
+
+// decide says what sb needs now. seen is what a look at its backend proved, working
+// whether a job is in flight on it; sb.UsedAt must be up to date. It depends on
+// nothing else, so that it can be tried on every combination.
+func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now time.Time) action {
+	due := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
+	early := now.Before(sb.RetryAt)
+	switch sb.State {
+	case sandboxer.Creating:
+		switch {
+		case due(sb.ExpiresAt): // also what hangs: ending it stops the job
+			return action{end, sandboxer.ReasonExpired}
+		case working || early:
+		case now.Sub(sb.CreatedAt) > patience:
+			return action{end, sandboxer.ReasonFailed}
+		default:
+			return action{verb: resume}
+		}
+	case sandboxer.Warm, sandboxer.Running:
+		idle := sb.Spec.Profile.Idle
+		switch {
+		case working:
+		case due(sb.ExpiresAt):
+			return action{end, sandboxer.ReasonExpired}
+		case seen == sandboxer.Gone && sb.AbsentSince.IsZero():
+			return action{verb: suspect}
+		case seen == sandboxer.Gone && now.Sub(sb.AbsentSince) >= confirmAfter:
+			return action{end, sandboxer.ReasonLost}
+		case seen == sandboxer.Alive && !sb.AbsentSince.IsZero():
+			return action{verb: trust}
+		case sb.State == sandboxer.Running && idle > 0 && now.Sub(sb.UsedAt) >= idle:
+			return action{end, sandboxer.ReasonIdle}
+		}
+	case sandboxer.Pausing, sandboxer.Paused:
+		if !working && due(sb.ExpiresAt) {
+			return action{end, sandboxer.ReasonExpired}
+		}
+	case sandboxer.Terminating:
+		if !working && !early {
+			return action{verb: teardown}
+		}
+	case sandboxer.Terminated:
+	}
+	return action{verb: leave}
+}

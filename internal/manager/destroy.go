@@ -1,0 +1,201 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Destroy ends a sandbox in whatever state it is and returns it terminated. A
+// sandbox that is gone already is success. If the backend cannot do it now, the
+// error is Unavailable, the record comes with it, terminating, and the sweep goes on
+// until it is done: the tenant pays only until this call.
+func (m *Manager) Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, error) {
+	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return nil, err
+	}
+	if sb.State == sandboxer.Terminated {
+		return sb, nil
+	}
+	if err := m.enter(); err != nil {
+		return nil, err
+	}
+	defer m.wg.Done()
+	if err := m.doom(ctx, sb, ending{reason: sandboxer.ReasonRequested}); err != nil {
+		return nil, err
+	}
+	return m.finish(ctx, sb)
+}
+
+// ending is why and since when a sandbox ends.
+type ending struct {
+	reason  sandboxer.Reason
+	message string
+	fault   sandboxer.Kind
+	at      time.Time                     // zero means now
+	still   func(*sandboxer.Sandbox) bool // nil, or whether the reason holds for the record as it is now
+}
+
+// errMoot says that the reason to end a sandbox has gone in the meantime.
+var errMoot = errors.New("it need not end any more")
+
+// doom commits the intent to end sb, after which there is no way back. A sandbox that
+// ends already is left as it is.
+func (m *Manager) doom(ctx context.Context, sb *sandboxer.Sandbox, why ending) error {
+	for sb.State != sandboxer.Terminating && sb.State != sandboxer.Terminated {
+		err := m.step(pEnding, func() error {
+			return m.move(ctx, sb, sandboxer.Terminating, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+				if why.still != nil && !why.still(sb) {
+					return errMoot
+				}
+				sb.Reason, sb.Message, sb.Fault = why.reason, why.message, why.fault
+				sb.EndingAt = now()
+				if !why.at.IsZero() {
+					sb.EndingAt = why.at
+				}
+				return nil
+			})
+		})
+		if err != nil && !isKind(err, sandboxer.Conflict) {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish pays what a terminating sandbox owes, or waits for whoever is doing so, and
+// returns it terminated; or terminating, with the error after which it will be tried
+// again.
+func (m *Manager) finish(ctx context.Context, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
+	for sb.State != sandboxer.Terminated {
+		j, mine, err := m.begin(ctx, sb.ID, false, nil)
+		if err != nil {
+			return nil, err
+		}
+		joined := false
+		switch {
+		case mine:
+			own := *sb
+			m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return &own, m.teardown(ctx, &own) })
+		case m.makes(j):
+			m.doomJob(j)
+		default:
+			joined = true
+		}
+		if err := wait(ctx, j.done); err != nil {
+			return nil, err
+		}
+		fresh, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
+		if err != nil {
+			return nil, err
+		}
+		sb = fresh
+		if sb.State == sandboxer.Terminated {
+			break
+		}
+		if mine && j.err != nil {
+			return sb, j.err
+		}
+		if joined && sb.LastError != "" {
+			return sb, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s is not removed yet: %s", sb.ID, sb.LastError)
+		}
+	}
+	return sb, nil
+}
+
+// teardown releases everything sb has outside and then closes its books. The caller
+// owns the job of sb.
+func (m *Manager) teardown(ctx context.Context, sb *sandboxer.Sandbox) error {
+	if sb.State == sandboxer.Terminated {
+		return nil
+	}
+	var report sandboxer.CleanupReport
+	err := m.step(pTeardown, func() (err error) { report, err = m.release(ctx, sb); return err })
+	if err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return m.postpone(ctx, sb, err)
+	}
+	return m.step(pEnded, func() error {
+		err := m.move(ctx, sb, sandboxer.Terminated, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			sb.EndedAt = now()
+			sb.RetryAt = time.Time{}
+			sb.Cleanup = &report
+			sb.Cost, w.Entries = settle(sb)
+			for _, s := range report.Warnings {
+				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, s))
+			}
+			return nil
+		})
+		if err == nil {
+			m.forget(sb.ID)
+		}
+		return err
+	})
+}
+
+// release tears down the object of sb and asks once more whether it is gone, where
+// the backend can tell: a record must not end before its object.
+func (m *Manager) release(ctx context.Context, sb *sandboxer.Sandbox) (r sandboxer.CleanupReport, err error) {
+	b, err := m.backend(sb.Extension)
+	if err != nil {
+		return r, err
+	}
+	h := handleOf(sb)
+	if r, err = b.Teardown(ctx, h); err != nil {
+		return r, err
+	}
+	if b.Can(sandboxer.CanProbe) {
+		if alive, err := b.IsAlive(ctx, h); err == nil && alive == sandboxer.Alive {
+			return r, sandboxer.E(sandboxer.Unavailable, nil, "%s said that it was removed, but it is still there", sb.Extension)
+		}
+	}
+	return r, nil
+}
+
+// handleOf returns the handle of sb, or, when its creation was cut short, one that
+// an extension finds it by.
+func handleOf(sb *sandboxer.Sandbox) sandboxer.Handle {
+	if sb.Handle.SandboxID != "" {
+		return sb.Handle
+	}
+	return sandboxer.Handle{SandboxID: sb.ID, Generation: sb.Generation, Host: sb.Host}
+}
+
+// postpone notes that a step of sb failed, and when it is tried again.
+func (m *Manager) postpone(ctx context.Context, sb *sandboxer.Sandbox, cause error) error {
+	m.log.WarnContext(ctx, "step failed", "sandbox", sb.ID, "generation", sb.Generation, "state", sb.State, "err", cause)
+	err := m.step(pRetry, func() error {
+		return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			sb.Retries++
+			sb.LastError = sandboxer.Message(cause)
+			sb.RetryAt = now().Add(backoff(sb.Retries, rand.Float64()))
+			if sb.Retries <= 3 || sb.Retries%20 == 0 { // a backend that is away for days must not fill the books
+				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventRetry, sb.LastError))
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	e := sandboxer.E(sandboxer.Unavailable, cause, "sandbox %s is not removed yet: %s", sb.ID, sb.LastError).
+		WithHint("it is tried again by itself")
+	e.RetryAfter = time.Until(sb.RetryAt)
+	return e
+}
+
+// backoff is how long to wait before the nth repetition: 1s doubling to 5 minutes,
+// give or take a quarter by chance (0 ≤ chance < 1).
+func backoff(n int, chance float64) time.Duration {
+	d := 5 * time.Minute
+	if n < 10 {
+		d = min(d, time.Second<<max(0, n-1))
+	}
+	return time.Duration(float64(d) * (0.75 + chance/2))
+}

@@ -1,0 +1,119 @@
+package manager
+
+import (
+	"context"
+	"iter"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// listen returns a channel that receives after every change of the sandbox, or of
+// any if id is "", and a function that ends it. Changes in quick succession may be
+// heard once.
+func (m *Manager) listen(id string) (heard <-chan struct{}, quiet func()) {
+	ch := make(chan struct{}, 1)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.bells[id] == nil {
+		m.bells[id] = map[chan struct{}]struct{}{}
+	}
+	m.bells[id][ch] = struct{}{}
+	return ch, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.bells[id], ch)
+		if len(m.bells[id]) == 0 {
+			delete(m.bells, id)
+		}
+	}
+}
+
+// ring wakes whoever listens for the sandbox. Call it after the commit.
+func (m *Manager) ring(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, key := range [2]string{id, ""} {
+		for ch := range m.bells[key] {
+			select {
+			case ch <- struct{}{}:
+			default:
+			}
+		}
+		if key == "" {
+			return
+		}
+	}
+}
+
+// visible narrows q to what the principal may see, and turns a name or the beginning
+// of an ID into an ID.
+func (m *Manager) visible(ctx context.Context, q sandboxer.EventQuery) (sandboxer.EventQuery, error) {
+	p, err := may(ctx, sandboxer.ScopeRead)
+	if err != nil {
+		return q, err
+	}
+	if err := checkPage(q.Limit); err != nil {
+		return q, err
+	}
+	if q.SandboxID != "" {
+		sb, err := m.find(ctx, sandboxer.ScopeRead, q.SandboxID)
+		if err != nil {
+			return q, err
+		}
+		q.SandboxID = sb.ID
+	}
+	if !p.Can(sandboxer.ScopeAdmin) {
+		if q.Tenant != "" && q.Tenant != p.Tenant {
+			return q, sandboxer.E(sandboxer.Denied, nil, "the events of another tenant are not yours to see")
+		}
+		q.Tenant = p.Tenant
+	}
+	return q, nil
+}
+
+// Events returns up to q.Limit events after q.After, oldest first; without the admin
+// scope those of the caller's tenant. q.SandboxID may be anything Get takes.
+func (m *Manager) Events(ctx context.Context, q sandboxer.EventQuery) ([]sandboxer.Event, error) {
+	q, err := m.visible(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	return m.store.Events(ctx, q)
+}
+
+// Follow yields the events after q.After, oldest first, and then each new one as it
+// is committed, until ctx or the manager ends, which is its last value, an error.
+func (m *Manager) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[sandboxer.Event, error] {
+	return func(yield func(sandboxer.Event, error) bool) {
+		q, err := m.visible(ctx, q)
+		if err != nil {
+			yield(sandboxer.Event{}, err)
+			return
+		}
+		ctx, cancel := m.within(ctx)
+		defer cancel(nil)
+		heard, quiet := m.listen(q.SandboxID)
+		defer quiet()
+		q.Limit = sandboxer.MaxPage
+		for {
+			events, err := m.store.Events(ctx, q)
+			if err != nil {
+				yield(sandboxer.Event{}, err)
+				return
+			}
+			for _, ev := range events {
+				if !yield(ev, nil) {
+					return
+				}
+				q.After = ev.Seq
+			}
+			if len(events) == q.Limit {
+				continue
+			}
+			if err := wait(ctx, heard); err != nil {
+				yield(sandboxer.Event{}, err)
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Extend moves the expiry of a running sandbox, and what is on hold for it. Conflict:
+// it does not run (any more). Invalid: beyond the profile's longest life, or not in
+// the future. NoCredit: the tenant cannot pay for it; nothing has changed.
+func (m *Manager) Extend(ctx context.Context, ref string, e Extend) (*sandboxer.Sandbox, error) {
+	if (e.TTL == 0) == (e.Add == 0) || e.TTL < 0 || e.Add < 0 {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "want either a time to live from now or a time to add, above zero")
+	}
+	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.enter(); err != nil {
+		return nil, err
+	}
+	defer m.wg.Done()
+	err = m.step(pExtended, func() error {
+		return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			if sb.State != sandboxer.Running && sb.State != sandboxer.Paused {
+				return notRunning(sb)
+			}
+			until := sb.ExpiresAt.Add(e.Add)
+			if e.TTL > 0 {
+				until = now().Add(e.TTL)
+			}
+			life := until.Sub(sb.CreatedAt)
+			if longest := maxTTL(sb.Spec.Profile); life > longest {
+				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would live for %s; profile %s allows %s", sb.ID, life.Round(time.Second), sb.Profile, longest).
+					WithHint("at most until %s", sb.CreatedAt.Add(longest).Format(time.RFC3339))
+			}
+			// The backend's deadline moves first. Should the rest fail, it is later than
+			// need be, which costs nothing while a broker lives; the other way round a
+			// sandbox might vanish before the time that was promised and paid for.
+			if err := m.renew(ctx, sb, until); err != nil {
+				return err
+			}
+			if life > sb.Quote.Duration {
+				more := sb.Quote.For(life) - sb.Quote.For(sb.Quote.Duration)
+				w.Entries = entries(hold(sb, fmt.Sprintf("hold:%d", sb.Version), more))
+				w.Cover = true
+				sb.Quote.Amount += more
+				sb.Quote.Duration = life
+			}
+			sb.ExpiresAt = until
+			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventExtend, "expires at "+until.Format(time.RFC3339)))
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m.fresh(sb), nil
+}
+
+// renew moves the backend's own deadline of sb behind until.
+func (m *Manager) renew(ctx context.Context, sb *sandboxer.Sandbox, until time.Time) error {
+	b, err := m.backend(sb.Extension)
+	if err != nil {
+		return err
+	}
+	if !b.Can(sandboxer.CanRenew) {
+		return nil
+	}
+	fuse := until.Add(fuseMargin)
+	if err := m.step(pRenew, func() error { return b.Renew(ctx, sb.Handle, fuse) }); err != nil {
+		return err
+	}
+	sb.Spec.Fuse = fuse
+	return nil
+}

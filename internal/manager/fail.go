@@ -1,0 +1,37 @@
+package manager
+
+// A point is a place where the process may die in the crash tests: just before or
+// just after a commit or an effect outside.
+type point string
+
+// The points, in the order of a life. A step without its points here does not
+// compile; a point without a crash case fails the tests.
+const (
+	pRecord    point = "create.record"    // commit: hold, record, idempotency key
+	pProvision point = "create.provision" // effect
+	pHandle    point = "create.handle"    // commit
+	pReady     point = "create.ready"     // effect
+	pRunning   point = "create.running"   // commit
+	pEnding    point = "destroy.ending"   // commit: the intent
+	pTeardown  point = "destroy.teardown" // effect
+	pEnded     point = "destroy.ended"    // commit: post, void
+	pRenew     point = "extend.renew"     // effect
+	pExtended  point = "extend.extended"  // commit: hold, expiry
+	pRetry     point = "retry"            // commit: a step failed and is to be repeated
+	pOrphan    point = "sweep.orphan"     // effect
+)
+
+var points = []point{
+	pRecord, pProvision, pHandle, pReady, pRunning,
+	pEnding, pTeardown, pEnded,
+	pRenew, pExtended,
+	pRetry, pOrphan,
+}
+
+// step runs one commit or effect between its two points.
+func (m *Manager) step(p point, f func() error) error {
+	m.opts.fail(p + ".before")
+	err := f()
+	m.opts.fail(p + ".after")
+	return err
+}

@@ -1,0 +1,120 @@
+package manager
+
+import (
+	"context"
+	"sync"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// A job is the one piece of work in flight on a sandbox ID: making it, or tearing it
+// down. It is the keyed lock, what callers wait for, and what they cancel.
+type job struct {
+	id     string
+	making bool   // guarded by Manager.mu: a job that makes ends by tearing down when it fails
+	doomed bool   // guarded by Manager.mu: canceled in favour of a teardown
+	order  *order // what is being made; nil when the sweep resumes it
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	known     chan struct{} // closed when the record is committed, or the job has ended
+	knowOnce  sync.Once
+	committed *sandboxer.Sandbox // the record when known was closed; nil if there is none
+	done      chan struct{}      // closed when the job has ended
+	sb        *sandboxer.Sandbox // its result, for whoever waits on done
+	err       error
+}
+
+// begin starts a job on id unless one is in flight, which it then returns instead.
+// The caller must run the job it began, with run. Values of ctx go with the job, its
+// end does not: work belongs to the manager.
+func (m *Manager) begin(ctx context.Context, id string, making bool, o *order) (j *job, mine bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, false, errClosing
+	}
+	if j := m.jobs[id]; j != nil {
+		return j, false, nil
+	}
+	j = &job{id: id, making: making, order: o, known: make(chan struct{}), done: make(chan struct{})}
+	j.ctx, j.cancel = m.within(context.WithoutCancel(ctx))
+	m.jobs[id] = j
+	m.wg.Add(1)
+	return j, true, nil
+}
+
+// run does the work of j in a goroutine of the manager.
+func (m *Manager) run(j *job, work func(context.Context) (*sandboxer.Sandbox, error)) {
+	go func() {
+		defer m.wg.Done()
+		j.sb, j.err = work(j.ctx)
+		if j.err != nil && sandboxer.KindOf(j.err) == sandboxer.Internal {
+			m.log.ErrorContext(j.ctx, "job failed", "sandbox", j.id, "err", j.err)
+		}
+		m.mu.Lock()
+		delete(m.jobs, j.id)
+		m.mu.Unlock()
+		j.cancel(nil)
+		j.knowOnce.Do(func() { close(j.known) })
+		close(j.done)
+	}()
+}
+
+// know publishes the committed record to those who do not wait for the end.
+func (j *job) know(sb *sandboxer.Sandbox) {
+	j.knowOnce.Do(func() {
+		cp := *sb
+		j.committed = &cp
+		close(j.known)
+	})
+}
+
+// working reports whether a job is in flight on id.
+func (m *Manager) working(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.jobs[id] != nil
+}
+
+// turn makes j a teardown: from now on a destroy waits for it instead of stopping it.
+// It reports false if j is doomed already.
+func (m *Manager) turn(j *job) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if j.doomed {
+		return false
+	}
+	j.making = false
+	return true
+}
+
+// doomJob cancels j if it is making a sandbox that has to go.
+func (m *Manager) doomJob(j *job) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if j.making {
+		j.doomed = true
+		j.cancel(errDoomed)
+	}
+}
+
+// makes reports whether j still works towards a usable sandbox.
+func (m *Manager) makes(j *job) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return j.making && !j.doomed
+}
+
+var errDoomed = sandboxer.E(sandboxer.Conflict, nil, "the sandbox was ended while it was being created")
+
+// wait returns when ch is closed or ctx ends.
+func wait(ctx context.Context, ch <-chan struct{}) error {
+	select {
+	case <-ch:
+		return nil
+	case <-ctx.Done():
+		err := context.Cause(ctx)
+		return sandboxer.E(sandboxer.KindOf(err), err, "stopped waiting")
+	}
+}

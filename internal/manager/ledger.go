@@ -1,0 +1,123 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// bookingKey names one booking of one incarnation, so that repeating it changes
+// nothing.
+func bookingKey(sb *sandboxer.Sandbox, what string) string {
+	return fmt.Sprintf("sbx:%s:g%d:%s", sb.ID, sb.Generation, what)
+}
+
+func booking(sb *sandboxer.Sandbox, what string, t sandboxer.EntryType, amount sandboxer.Credits) sandboxer.Entry {
+	return sandboxer.Entry{
+		Key: bookingKey(sb, what), Tenant: sb.Tenant, SandboxID: sb.ID, Generation: sb.Generation,
+		Type: t, Amount: amount, At: now(),
+	}
+}
+
+func hold(sb *sandboxer.Sandbox, what string, amount sandboxer.Credits) sandboxer.Entry {
+	return booking(sb, what, sandboxer.EntryHold, -amount)
+}
+
+// settle closes the books of sb: what it cost, from ready to the wish to end it, is
+// posted, the rest of the hold given back. Quote.Amount is what is on hold.
+func settle(sb *sandboxer.Sandbox) (cost sandboxer.Credits, _ []sandboxer.Entry) {
+	if !sb.ReadyAt.IsZero() {
+		cost = min(sb.Quote.For(sb.EndingAt.Sub(sb.ReadyAt)), sb.Quote.Amount)
+	}
+	return cost, entries(
+		booking(sb, "post", sandboxer.EntryPost, cost),
+		booking(sb, "void", sandboxer.EntryVoid, sb.Quote.Amount-cost),
+	)
+}
+
+// entries leaves out what moves no money.
+func entries(all ...sandboxer.Entry) []sandboxer.Entry {
+	var out []sandboxer.Entry
+	for _, e := range all {
+		if e.Amount != 0 {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// purse returns the tenant whose money a principal may look at.
+func purse(p sandboxer.Principal, tenant string) (string, error) {
+	tenant = cmp.Or(tenant, p.Tenant)
+	if tenant != p.Tenant && !p.Can(sandboxer.ScopeAdmin) {
+		return "", sandboxer.E(sandboxer.Denied, nil, "the credits of another tenant are not yours to see")
+	}
+	return tenant, nil
+}
+
+// Balance returns what tenant can still spend; "" means the caller's own.
+func (m *Manager) Balance(ctx context.Context, tenant string) (sandboxer.Credits, error) {
+	p, err := may(ctx, sandboxer.ScopeRead)
+	if err == nil {
+		tenant, err = purse(p, tenant)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return m.store.Balance(ctx, tenant)
+}
+
+// Grant gives tenant credits, or takes back what it has not spent when amount is
+// negative (NoCredit when that is less). It needs the admin scope. A grant repeated
+// under the same key counts once; an empty key makes every call count.
+func (m *Manager) Grant(ctx context.Context, tenant string, amount sandboxer.Credits, key, note string) error {
+	p, err := may(ctx, sandboxer.ScopeAdmin)
+	if err != nil {
+		return err
+	}
+	if amount == 0 {
+		return sandboxer.E(sandboxer.Invalid, nil, "a grant of 0 credits changes nothing")
+	}
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	if len(note) > 1024 {
+		return sandboxer.E(sandboxer.Invalid, nil, "the note has %d bytes: want at most 1024", len(note))
+	}
+	tenant = cmp.Or(tenant, p.Tenant)
+	key = cmp.Or(key, sandboxer.NewID()+sandboxer.NewID())
+	return m.store.Write(ctx, sandboxer.Writes{
+		Entries: []sandboxer.Entry{{
+			Key: "grant:" + tenant + ":" + key, Tenant: tenant, Type: sandboxer.EntryGrant,
+			Amount: amount, Note: note, At: now(),
+		}},
+		Cover: amount < 0,
+	})
+}
+
+// Entries pages through the ledger, oldest first; without the admin scope through
+// that of the caller's tenant.
+func (m *Manager) Entries(ctx context.Context, q sandboxer.EntryQuery) ([]sandboxer.Entry, string, error) {
+	p, err := may(ctx, sandboxer.ScopeRead)
+	if err != nil {
+		return nil, "", err
+	}
+	if q.Tenant != "" || !p.Can(sandboxer.ScopeAdmin) {
+		if q.Tenant, err = purse(p, q.Tenant); err != nil {
+			return nil, "", err
+		}
+	}
+	if err := checkPage(q.Limit); err != nil {
+		return nil, "", err
+	}
+	return m.store.Entries(ctx, q)
+}
+
+func checkPage(limit int) error {
+	if limit < 0 || limit > sandboxer.MaxPage {
+		return sandboxer.E(sandboxer.Invalid, nil, "a page of %d items: want 1 to %d", limit, sandboxer.MaxPage)
+	}
+	return nil
+}

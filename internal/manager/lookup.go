@@ -1,0 +1,166 @@
+package manager
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// live are the states in which something may exist outside the books.
+var live = slices.DeleteFunc(sandboxer.States(), func(s sandboxer.State) bool { return !s.Live() })
+
+// Get returns the sandbox that ref means: an ID, a name, or the beginning of an ID (3
+// characters or more) that only one sandbox has. Living sandboxes go before ended
+// ones. NotFound: there is none, or it is another tenant's. Conflict: several IDs
+// begin so; the message lists them.
+func (m *Manager) Get(ctx context.Context, ref string) (*sandboxer.Sandbox, error) {
+	return m.find(ctx, sandboxer.ScopeRead, ref)
+}
+
+// find is Get for a principal that needs scope.
+func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (*sandboxer.Sandbox, error) {
+	p, err := may(ctx, scope)
+	if err != nil {
+		return nil, err
+	}
+	tenant := p.Tenant
+	if p.Can(sandboxer.ScopeAdmin) {
+		tenant = ""
+	}
+	if sandboxer.CheckID(ref) == nil {
+		sb, err := m.store.Sandbox(ctx, ref)
+		switch {
+		case err == nil && (tenant == "" || sb.Tenant == tenant):
+			return m.fresh(sb), nil
+		case err != nil && !isKind(err, sandboxer.NotFound):
+			return nil, err
+		}
+	}
+	if ref != "" && checkName(ref) == nil {
+		for _, tenants := range slices.Compact([]string{p.Tenant, tenant}) {
+			for _, states := range [][]sandboxer.State{live, nil} {
+				items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: tenants, Name: ref, States: states, Limit: 2})
+				if err != nil {
+					return nil, err
+				}
+				if len(items) == 1 || len(items) > 1 && states == nil && tenants != "" {
+					return m.fresh(items[0]), nil
+				}
+				if len(items) > 1 && tenants == "" {
+					return nil, ambiguous(ref, items)
+				}
+			}
+		}
+	}
+	if len(ref) >= 3 && sandboxer.CheckID(strings.TrimRight(ref, "-")) == nil {
+		for _, states := range [][]sandboxer.State{live, nil} {
+			items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: tenant, IDPrefix: ref, States: states, Limit: 20})
+			if err != nil {
+				return nil, err
+			}
+			ids := slices.CompactFunc(items, func(a, b *sandboxer.Sandbox) bool { return a.ID == b.ID })
+			if len(ids) == 1 {
+				return m.fresh(ids[0]), nil
+			}
+			if len(ids) > 1 {
+				return nil, ambiguous(ref, ids)
+			}
+		}
+	}
+	return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %q", ref).
+		WithHint("list yours: sandboxer list --all")
+}
+
+func ambiguous(ref string, items []*sandboxer.Sandbox) error {
+	var names []string
+	for _, sb := range items {
+		name := sb.ID
+		if sb.Name != "" {
+			name += " (" + sb.Name + ", " + sb.Tenant + ")"
+		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return sandboxer.E(sandboxer.Conflict, nil, "%q means several sandboxes: %s", ref, join(names)).
+		WithHint("write more of the ID")
+}
+
+// fresh completes a record read from the store with what is only in memory.
+func (m *Manager) fresh(sb *sandboxer.Sandbox) *sandboxer.Sandbox {
+	if at, _ := m.lastUse(sb.ID); sb.State == sandboxer.Running && at.After(sb.UsedAt) {
+		sb.UsedAt = at
+	}
+	return sb
+}
+
+// List pages through sandboxes, newest first. Without the admin scope only the
+// caller's tenant is listed.
+func (m *Manager) List(ctx context.Context, q sandboxer.Query) ([]*sandboxer.Sandbox, string, error) {
+	p, err := may(ctx, sandboxer.ScopeRead)
+	if err != nil {
+		return nil, "", err
+	}
+	if !p.Can(sandboxer.ScopeAdmin) {
+		if q.Tenant != "" && q.Tenant != p.Tenant {
+			return nil, "", nil
+		}
+		q.Tenant = p.Tenant
+	}
+	if err := checkPage(q.Limit); err != nil {
+		return nil, "", err
+	}
+	for _, s := range q.States {
+		if !s.Valid() {
+			return nil, "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a state%s", s, suggest(string(s), strings.Split(join(sandboxer.States()), ", "))).
+				WithHint("the states are: %s", join(sandboxer.States()))
+		}
+	}
+	if q.Profile != "" {
+		if prof, err := m.profile(q.Profile); err == nil { // one that exists no more still has its history
+			q.Profile = prof.ID
+		}
+	}
+	items, next, err := m.store.Sandboxes(ctx, q)
+	for _, sb := range items {
+		m.fresh(sb)
+	}
+	return items, next, err
+}
+
+// Wait returns the sandbox once it is in one of states; without states, once it is on
+// its way to none. It fails with the sandbox's own failure, or with Conflict, when it
+// has ended in another state, and with ctx's error when ctx ends first.
+func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.State) (*sandboxer.Sandbox, error) {
+	sb, err := m.find(ctx, sandboxer.ScopeRead, ref)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := m.within(ctx)
+	defer cancel(nil)
+	heard, quiet := m.listen(sb.ID)
+	defer quiet()
+	if len(states) == 0 {
+		states = []sandboxer.State{sandboxer.Warm, sandboxer.Running, sandboxer.Paused, sandboxer.Terminated}
+	}
+	for {
+		sb, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
+		if err != nil {
+			return nil, err
+		}
+		if slices.Contains(states, sb.State) {
+			return m.fresh(sb), nil
+		}
+		if sb.State == sandboxer.Terminated || sb.State == sandboxer.Terminating && !slices.Contains(states, sandboxer.Terminated) {
+			if err := failure(sb); err != nil {
+				return sb, err
+			}
+			return sb, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s (%s) and will not become %s", sb.ID, sb.State, sb.Reason, join(states))
+		}
+		if err := wait(ctx, heard); err != nil {
+			return nil, err
+		}
+	}
+}

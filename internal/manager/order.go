@@ -1,0 +1,501 @@
+package manager
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"maps"
+	"net/netip"
+	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// fuseMargin is how much longer than we a backend keeps a sandbox before it removes
+// it by itself: long enough for a broker that lives to be first, short enough to
+// bound what a dead broker costs.
+const fuseMargin = 2 * time.Minute
+
+// An order is a checked create request.
+type order struct {
+	tenant, actor string
+	id            string // never empty
+	chosen        bool   // the caller chose the ID, so it may exist already
+	name          string
+	ext           *extension
+	spec          sandboxer.Spec // Generation, Owner, Fuse are filled in when the record is made
+	ttl           time.Duration
+	maxCost       sandboxer.Credits
+	key, digest   string
+	noWaiting     bool
+}
+
+// matches reports whether sb is what o asks for, so that o may be answered with it.
+func (o *order) matches(sb *sandboxer.Sandbox) bool {
+	return o.tenant == sb.Tenant && o.spec.Profile.ID == sb.Profile && maps.Equal(o.spec.Inputs, sb.Spec.Inputs)
+}
+
+// same is matches for two requests.
+func (o *order) same(p *order) bool {
+	return o.tenant == p.tenant && o.spec.Profile.ID == p.spec.Profile.ID && maps.Equal(o.spec.Inputs, p.spec.Inputs)
+}
+
+// digest identifies a request under an idempotency key. What says how to answer, not
+// what to make, does not count.
+func digest(req sandboxer.CreateRequest) string {
+	j, err := json.Marshal(req) // sorts maps; Key and NoWaiting have no JSON
+	if err != nil {
+		panic(err) // plain data always encodes
+	}
+	sum := sha256.Sum256(j)
+	return hex.EncodeToString(sum[:])
+}
+
+// profile finds a profile by its ID, with or without the prefix.
+func (m *Manager) profile(id string) (sandboxer.Profile, error) {
+	var ids []string
+	for _, p := range m.profiles {
+		if p.ID == id || p.ID == "profile."+id {
+			return p, nil
+		}
+		ids = append(ids, p.ID)
+	}
+	if id == "" {
+		return sandboxer.Profile{}, sandboxer.E(sandboxer.Invalid, nil, "no profile given").WithHint("choose one of: %s", join(ids))
+	}
+	return sandboxer.Profile{}, sandboxer.E(sandboxer.Invalid, nil, "profile %q does not exist%s", id, suggest(id, ids)).
+		WithHint("the profiles are: %s", join(ids))
+}
+
+// resolve checks req for p and merges it with its profile. Nothing exists yet.
+func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*order, error) {
+	prof, err := m.profile(req.Profile)
+	if err != nil {
+		return nil, err
+	}
+	var offers []offer
+	for _, e := range m.exts {
+		offers = append(offers, e.offer())
+	}
+	chosen, refused := route(prof, offers)
+	if len(chosen) == 0 {
+		why := "no extension can serve it"
+		for _, c := range refused {
+			if c.extension == prof.Extension {
+				why = c.why
+			}
+		}
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "profile %s cannot be used: %s", prof.ID, why)
+	}
+	o := &order{
+		tenant: p.Tenant, actor: p.Actor,
+		name: req.Name, key: req.Key, digest: digest(req), maxCost: req.MaxCost, noWaiting: req.NoWaiting,
+		ext: m.extension(chosen[0].extension),
+	}
+	inputs, err := o.inputs(prof, req)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.choose(inputs, req.Thread); err != nil {
+		return nil, err
+	}
+	delete(inputs, "sandbox_id")
+	checks := []error{
+		checkName(req.Name), checkKey(req.Key), checkTTL(prof, req.TTL), checkEnv(req.Env), checkLabels(req.Labels),
+		checkLimits(prof, req.Limits), checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts),
+		checkPaths(p, inputs, req.Image), checkSize(req),
+	}
+	for _, err := range checks {
+		if err != nil {
+			return nil, err
+		}
+	}
+	if req.MaxCost < 0 {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "max_cost %s is negative", req.MaxCost)
+	}
+	o.ttl = cmp.Or(req.TTL, ttlOf(prof))
+	spec := sandboxer.Spec{
+		ID: o.id, Owner: m.opts.Owner, Profile: prof, Inputs: inputs,
+		Host: req.Host, Consumer: req.Consumer,
+		Image:     cmp.Or(req.Image, prof.Image),
+		Command:   prof.Command,
+		Env:       merge(prof.Env, req.Env),
+		Labels:    merge(prof.Labels, req.Labels),
+		Limits:    prof.Limits,
+		Network:   prof.Network,
+		Mounts:    slices.Concat(prof.Mounts, req.Mounts),
+		Ports:     prof.Ports,
+		Workspace: prof.Workspace,
+		User:      prof.User,
+	}
+	spec.Profile.Env = nil // its values are in Env, which is sealed
+	if len(req.Command) > 0 {
+		spec.Command = req.Command
+	}
+	if req.Network != nil {
+		spec.Network = *req.Network
+	}
+	l := &spec.Limits
+	l.MilliCPU = cmp.Or(req.Limits.MilliCPU, l.MilliCPU)
+	l.MemoryBytes = cmp.Or(req.Limits.MemoryBytes, l.MemoryBytes)
+	l.DiskBytes = cmp.Or(req.Limits.DiskBytes, l.DiskBytes)
+	l.PIDs = cmp.Or(req.Limits.PIDs, l.PIDs)
+	l.GPUs = cmp.Or(req.Limits.GPUs, l.GPUs)
+	o.spec = spec
+	return o, nil
+}
+
+// choose settles the ID: the caller's, the thread's, or a fresh one.
+func (o *order) choose(inputs map[string]string, thread sandboxer.Thread) (err error) {
+	o.id = inputs["sandbox_id"]
+	o.chosen = true
+	switch {
+	case o.id != "":
+		return sandboxer.CheckID(o.id)
+	case thread.ID != "":
+		o.id, err = thread.SandboxID()
+		return err
+	case thread.User != "":
+		return sandboxer.E(sandboxer.Invalid, nil, "thread user %q is given without a thread", thread.User).
+			WithHint("give the thread's ID too, or no thread at all")
+	}
+	o.id, o.chosen = sandboxer.NewID(), false
+	return nil
+}
+
+// inputs merges the caller's inputs with the defaults and checks them against what
+// the extension declares.
+func (o *order) inputs(prof sandboxer.Profile, req sandboxer.CreateRequest) (map[string]string, error) {
+	declared := o.ext.Info.Inputs
+	known := []string{"sandbox_id"}
+	for _, in := range declared {
+		known = append(known, in.Name)
+	}
+	merged := map[string]string{}
+	for _, in := range declared {
+		if in.Default != "" {
+			merged[in.Name] = in.Default
+		}
+	}
+	maps.Copy(merged, prof.Inputs)
+	maps.Copy(merged, req.Inputs)
+	for _, k := range slices.Sorted(maps.Keys(merged)) {
+		if !slices.Contains(known, k) {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not take the input %q%s", o.ext.Info.ID, k, suggest(k, known)).
+				WithHint("its inputs are: %s", join(known))
+		}
+		if err := checkURL(k, merged[k]); err != nil {
+			return nil, err
+		}
+		if merged[k] == "" {
+			delete(merged, k) // given as nothing is not given
+		}
+	}
+	groups := map[string][]string{}
+	for _, in := range declared {
+		if in.Required && merged[in.Name] == "" {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs the input %q: %s", o.ext.Info.ID, in.Name, in.Help).
+				WithHint("add --input %s=…", in.Name)
+		}
+		if in.OneOf != "" {
+			groups[in.OneOf] = append(groups[in.OneOf], in.Name)
+		}
+	}
+	for _, g := range slices.Sorted(maps.Keys(groups)) {
+		if !slices.ContainsFunc(groups[g], func(name string) bool { return merged[name] != "" }) {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs one of the inputs %s", o.ext.Info.ID, join(groups[g])).
+				WithHint("add --input %s=…", groups[g][0])
+		}
+	}
+	return merged, nil
+}
+
+// checkURL refuses a secret in the address of a repository: it would end up in the
+// record, in logs and in the arguments of git. A bare user name is no secret over
+// SSH; over HTTP it is the usual place of a token.
+func checkURL(name, value string) error {
+	u, err := url.Parse(value)
+	if err != nil || u.User == nil || u.Host == "" {
+		if err != nil && strings.Contains(value, "://") {
+			return sandboxer.E(sandboxer.Invalid, nil, "the input %q is not a usable URL", name) // the text of err repeats the secret
+		}
+		return nil
+	}
+	_, password := u.User.Password()
+	if password || u.Scheme == "http" || u.Scheme == "https" {
+		return sandboxer.E(sandboxer.Invalid, nil, "the URL in the input %q contains credentials", name).
+			WithHint("write the URL without user and password, and pass the secret in the environment (--env)")
+	}
+	return nil
+}
+
+var namePattern = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$`)
+
+func checkName(name string) error {
+	if name != "" && !namePattern.MatchString(name) {
+		return sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the name of a sandbox: want 1 to 63 characters a-z, 0-9 and inner . _ -", name)
+	}
+	return nil
+}
+
+func checkKey(key string) error {
+	if len(key) > 255 || strings.ContainsFunc(key, func(r rune) bool { return r < 0x21 || r > 0x7e }) {
+		return sandboxer.E(sandboxer.Invalid, nil, "an idempotency key has 1 to 255 visible ASCII characters")
+	}
+	return nil
+}
+
+func ttlOf(p sandboxer.Profile) time.Duration {
+	return cmp.Or(p.TTL, min(sandboxer.DefaultTTL, maxTTL(p)))
+}
+
+func maxTTL(p sandboxer.Profile) time.Duration {
+	return cmp.Or(p.MaxTTL, max(sandboxer.DefaultMaxTTL, p.TTL))
+}
+
+func checkTTL(p sandboxer.Profile, ttl time.Duration) error {
+	switch longest := maxTTL(p); {
+	case ttl < 0:
+		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is negative", ttl)
+	case ttl > 0 && ttl < time.Second:
+		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is too short: want at least 1s", ttl)
+	case ttl > longest:
+		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is longer than profile %s allows (%s)", ttl, p.ID, longest)
+	}
+	return nil
+}
+
+func checkEnv(env map[string]string) error {
+	for k, v := range env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+			return sandboxer.E(sandboxer.Invalid, nil, "environment variable %q: a name has no '=', and neither name nor value a NUL byte", k)
+		}
+	}
+	return nil
+}
+
+func checkLabels(labels map[string]string) error {
+	if len(labels) > 64 {
+		return sandboxer.E(sandboxer.Invalid, nil, "%d labels are too many: want at most 64", len(labels))
+	}
+	for k, v := range labels {
+		if k == "" || len(k) > 128 || len(v) > 1024 || strings.ContainsAny(k, "=\x00\n") || strings.ContainsAny(v, "\x00\n") {
+			return sandboxer.E(sandboxer.Invalid, nil, "label %q: want a name of 1 to 128 bytes without '=' and a value of at most 1024 bytes, neither with a line break", k)
+		}
+	}
+	return nil
+}
+
+// maxRequest bounds what one request adds to the books.
+const maxRequest = 256 << 10
+
+func checkSize(req sandboxer.CreateRequest) error {
+	req.Key = ""
+	if j, err := json.Marshal(req); err != nil || len(j) > maxRequest {
+		return sandboxer.E(sandboxer.Invalid, err, "the request has %d bytes: want at most %d", len(j), maxRequest)
+	}
+	return nil
+}
+
+func checkLimits(p sandboxer.Profile, l sandboxer.Limits) error {
+	fields := []struct {
+		name      string
+		want, max int64
+	}{
+		{"milli_cpu", l.MilliCPU, p.Limits.MilliCPU},
+		{"memory_bytes", l.MemoryBytes, p.Limits.MemoryBytes},
+		{"disk_bytes", l.DiskBytes, p.Limits.DiskBytes},
+		{"pids", l.PIDs, p.Limits.PIDs},
+		{"gpus", int64(l.GPUs), int64(p.Limits.GPUs)},
+	}
+	for _, f := range fields {
+		switch {
+		case f.want < 0:
+			return sandboxer.E(sandboxer.Invalid, nil, "limit %s=%d is negative", f.name, f.want)
+		case f.max > 0 && f.want > f.max:
+			return sandboxer.E(sandboxer.Invalid, nil, "limit %s=%d is more than profile %s allows (%d)", f.name, f.want, p.ID, f.max)
+		}
+	}
+	return nil
+}
+
+// checkNetwork refuses a policy that reaches more than the profile's.
+func checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) error {
+	if want == nil {
+		return nil
+	}
+	wider := func(what string) error {
+		return sandboxer.E(sandboxer.Invalid, nil, "network %s is wider than the profile's (%s)", what, cmp.Or(have.Mode, sandboxer.NetworkNone)).
+			WithHint("choose a profile with that network")
+	}
+	switch want.Mode {
+	case "", sandboxer.NetworkNone:
+	case sandboxer.NetworkPublic:
+		if have.Mode != sandboxer.NetworkPublic {
+			return wider("public")
+		}
+	case sandboxer.NetworkAllow:
+		if len(want.Allow) == 0 {
+			return sandboxer.E(sandboxer.Invalid, nil, "network allow names nothing to reach").WithHint("use the mode none, or list destinations")
+		}
+		for _, dst := range want.Allow {
+			switch {
+			case have.Mode == sandboxer.NetworkAllow && slices.Contains(have.Allow, dst):
+			case have.Mode == sandboxer.NetworkPublic && publicDestination(dst):
+			default:
+				return wider(strconv.Quote(dst))
+			}
+		}
+		return nil
+	default:
+		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a network mode%s", want.Mode, suggest(string(want.Mode), []string{"none", "public", "allow"})).
+			WithHint("the modes are none, public and allow")
+	}
+	if len(want.Allow) > 0 {
+		return sandboxer.E(sandboxer.Invalid, nil, "destinations are listed, but the network mode is %q", want.Mode).WithHint("use the mode allow")
+	}
+	return nil
+}
+
+// publicDestination reports whether dst is within what the mode public reaches.
+// Names are: what they resolve to is checked by whoever enforces the policy.
+func publicDestination(dst string) bool {
+	host := dst
+	if ap, err := netip.ParseAddrPort(dst); err == nil {
+		host = ap.Addr().String()
+	} else if h, port, ok := strings.Cut(dst, ":"); ok && !strings.Contains(port, ":") {
+		host = h
+	}
+	if p, err := netip.ParsePrefix(host); err == nil {
+		return public(p.Masked().Addr()) && p.Bits() >= 8
+	}
+	if a, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
+		return public(a)
+	}
+	return host != "" && host != "localhost" && !strings.HasSuffix(host, ".localhost")
+}
+
+func public(a netip.Addr) bool {
+	a = a.Unmap()
+	carrier := netip.MustParsePrefix("100.64.0.0/10")
+	return a.IsGlobalUnicast() && !a.IsPrivate() && !carrier.Contains(a)
+}
+
+// checkMounts lets the operator's principal mount anything and others only what the
+// profile mounts, or below it, and not with more rights.
+func checkMounts(p sandboxer.Principal, prof sandboxer.Profile, mounts []sandboxer.Mount) error {
+	var targets []string
+	for _, m := range prof.Mounts {
+		targets = append(targets, m.Target)
+	}
+	for _, mt := range mounts {
+		if !cleanAbs(mt.Source) || !cleanAbs(mt.Target) {
+			return sandboxer.E(sandboxer.Invalid, nil, "mount %s:%s: want clean absolute paths", mt.Source, mt.Target)
+		}
+		if slices.Contains(targets, mt.Target) {
+			return sandboxer.E(sandboxer.Invalid, nil, "mount %s:%s: something is mounted on %s already", mt.Source, mt.Target, mt.Target)
+		}
+		targets = append(targets, mt.Target)
+		offered := slices.ContainsFunc(prof.Mounts, func(o sandboxer.Mount) bool {
+			below := mt.Source == o.Source || strings.HasPrefix(mt.Source, strings.TrimSuffix(o.Source, "/")+"/")
+			return below && (mt.ReadOnly || !o.ReadOnly)
+		})
+		if !offered && !p.Can(sandboxer.ScopeAdmin) {
+			return sandboxer.E(sandboxer.Denied, nil, "mount %s: profile %s does not offer that path", mt.Source, prof.ID).
+				WithHint("only an administrator mounts any path of the host")
+		}
+	}
+	return nil
+}
+
+// checkPaths keeps those who are not administrators from reading the broker's own
+// files through a repository or an image.
+func checkPaths(p sandboxer.Principal, inputs map[string]string, image string) error {
+	if p.Can(sandboxer.ScopeAdmin) {
+		return nil
+	}
+	what := ""
+	switch repo := inputs["repo"]; {
+	case repo != "" && !remoteRepo.MatchString(repo):
+		what = "the input \"repo\""
+	case localImage.MatchString(image):
+		what = "the image"
+	default:
+		return nil
+	}
+	return sandboxer.E(sandboxer.Denied, nil, "%s is a path on the broker's machine, which only an administrator may use", what).
+		WithHint("use a URL")
+}
+
+var (
+	remoteRepo = regexp.MustCompile(`^((https?|ssh|git)://|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:)`)
+	localImage = regexp.MustCompile(`^([/.~]|[A-Za-z-]+:[/.~]|(?i:file):)`)
+)
+
+func cleanAbs(p string) bool {
+	return path.IsAbs(p) && path.Clean(p) == p && !strings.ContainsRune(p, 0)
+}
+
+func merge(a, b map[string]string) map[string]string {
+	if len(a)+len(b) == 0 {
+		return nil
+	}
+	out := maps.Clone(a)
+	if out == nil {
+		out = map[string]string{}
+	}
+	maps.Copy(out, b)
+	return out
+}
+
+// suggest returns `; did you mean "x"?` for the word nearest to got, or "".
+func suggest(got string, words []string) string {
+	best, least := "", max(2, len(got)/3)+1
+	for _, w := range words {
+		d := distance(got, w)
+		for _, prefix := range []string{"profile.", "ext."} {
+			d = min(d, distance(got, strings.TrimPrefix(w, prefix)))
+		}
+		if d < least {
+			best, least = w, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return "; did you mean " + strconv.Quote(best) + "?"
+}
+
+// distance is the number of single-character edits between a and b, a swap of
+// neighbours counting as one.
+func distance(a, b string) int {
+	if len(a) > 64 || len(b) > 64 {
+		return 64
+	}
+	rows := [3][]int{make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)}
+	for j := range rows[1] {
+		rows[1][j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		older, last, row := rows[(i+2)%3], rows[i%3], rows[(i+1)%3]
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			row[j] = min(row[j-1]+1, last[j]+1, last[j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				row[j] = min(row[j], older[j-2]+1)
+			}
+		}
+	}
+	return rows[(len(a)+1)%3][len(b)]
+}

@@ -1,0 +1,574 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// touchEvery is how far the stored time of last use may lag behind the real one.
+const touchEvery = 10 * time.Second
+
+// A sighting is an object outside, as a backend lists it.
+type sighting struct {
+	extension, id string
+	generation    int
+}
+
+// loop sweeps until the manager closes: the records that are due when something says
+// so, and at every tick also each extension, apart from the others, so that one that
+// hangs holds up none but itself.
+func (m *Manager) loop() {
+	tick := time.NewTicker(m.opts.SweepEvery)
+	defer tick.Stop()
+	m.surveyAll(newTally())
+	for {
+		ticked := false
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-m.wake:
+		case <-tick.C:
+			ticked = true
+		}
+		t := newTally()
+		if err := m.pass(m.ctx, t, time.Now()); err != nil && m.ctx.Err() == nil {
+			m.log.Error("sweep", "err", err)
+		}
+		if ticked {
+			m.surveyAll(t)
+			m.housekeep()
+		}
+	}
+}
+
+// Sweep makes one whole sweep now, waits for everything it set in motion and says what
+// came of it. It needs the admin scope.
+func (m *Manager) Sweep(ctx context.Context) (SweepReport, error) {
+	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
+		return SweepReport{}, err
+	}
+	ctx = sandboxer.WithPrincipal(ctx, sandboxer.Principal{}) // what it does, the sweep does
+	t := newTally()
+	if err := m.pass(ctx, t, time.Now()); err != nil {
+		return SweepReport{}, err
+	}
+	m.surveyAll(t)
+	m.housekeep()
+	if err := wait(ctx, t.over()); err != nil {
+		return t.sum(), err
+	}
+	return t.sum(), nil
+}
+
+// A tally counts what one sweep does, and knows when it is over.
+type tally struct {
+	wg     sync.WaitGroup
+	mu     sync.Mutex
+	report SweepReport
+}
+
+func newTally() *tally { return &tally{} }
+
+func (t *tally) count(f func(*SweepReport)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f(&t.report)
+}
+
+func (t *tally) sum() SweepReport {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.report
+}
+
+func (t *tally) over() <-chan struct{} {
+	done := make(chan struct{})
+	go func() { t.wg.Wait(); close(done) }()
+	return done
+}
+
+// async runs f in a goroutine that both the manager and t wait for.
+func (m *Manager) async(t *tally, f func()) {
+	if m.enter() != nil {
+		return
+	}
+	t.wg.Add(1)
+	go func() {
+		defer m.wg.Done()
+		defer t.wg.Done()
+		f()
+	}()
+}
+
+// poke makes the loop look for due records.
+func (m *Manager) poke() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// alarm has the loop look at the time at, if that comes before the next tick would
+// see to it anyway.
+func (m *Manager) alarm(at time.Time) {
+	if d := time.Until(at); d > 0 && d <= m.opts.SweepEvery {
+		time.AfterFunc(d, m.poke)
+	}
+}
+
+// records calls f with every record q selects, page by page.
+func (m *Manager) records(ctx context.Context, q sandboxer.Query, f func(*sandboxer.Sandbox)) error {
+	q.Limit = sandboxer.MaxPage
+	for {
+		items, next, err := m.store.Sandboxes(ctx, q)
+		if err != nil {
+			return err
+		}
+		for _, sb := range items {
+			f(sb)
+		}
+		if next == "" {
+			return nil
+		}
+		q.After = next
+	}
+}
+
+// pass looks at the records due at the given time, or at all living ones if it is
+// zero, without a look at their backends.
+func (m *Manager) pass(ctx context.Context, t *tally, due time.Time) error {
+	m.checkClock()
+	return m.records(ctx, sandboxer.Query{States: live, DueBefore: due}, func(sb *sandboxer.Sandbox) {
+		m.act(t, sb, sandboxer.Unknown)
+	})
+}
+
+// checkClock notices that the clock was set: then nothing is ended by it for one
+// grace period, so that a wrong clock that is put right kills nobody.
+func (m *Manager) checkClock() {
+	now := time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if jumped(m.clock, now) {
+		m.quiet = now.Add(m.opts.Grace)
+		m.log.Warn("the clock was set; nothing expires before the grace period is over", "grace", m.opts.Grace)
+	}
+	m.clock = now
+}
+
+// jumped reports whether the wall clock moved otherwise than time did between two
+// readings.
+func jumped(a, b time.Time) bool {
+	d := b.Round(0).Sub(a.Round(0)) - b.Sub(a)
+	return d.Abs() > 5*time.Second
+}
+
+// isQuiet reports whether the clock must not be trusted yet.
+func (m *Manager) isQuiet() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return time.Now().Before(m.quiet)
+}
+
+// act decides about sb and sets the action in motion, unless the sweep has something
+// queued for it already.
+func (m *Manager) act(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness) {
+	m.alarm(sb.ExpiresAt)
+	m.alarm(sb.RetryAt)
+	stored := sb.UsedAt
+	a := decide(m.fresh(sb), seen, m.working(sb.ID), time.Now())
+	timed := a.reason == sandboxer.ReasonExpired || a.reason == sandboxer.ReasonIdle
+	switch {
+	case timed && m.isQuiet():
+		return
+	case a.verb == leave && sb.UsedAt.Sub(stored) < touchEvery:
+		return
+	case !m.take(sb.ID):
+		return
+	}
+	m.async(t, func() {
+		defer m.drop(sb.ID)
+		m.apply(t, sb, seen, a)
+	})
+}
+
+func (m *Manager) take(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.acting[id] {
+		return false
+	}
+	m.acting[id] = true
+	return true
+}
+
+func (m *Manager) drop(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.acting, id)
+}
+
+// apply takes the step that was decided. It looks at the record again where somebody
+// may have changed it since.
+func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness, a action) {
+	ctx := m.ctx
+	var err error
+	switch a.verb {
+	case leave:
+		err = m.saveUse(ctx, sb)
+	case suspect, trust:
+		err = m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+			if decide(m.fresh(sb), seen, false, time.Now()) != a {
+				return nil
+			}
+			sb.AbsentSince = time.Time{}
+			if a.verb == suspect {
+				sb.AbsentSince = now()
+			}
+			return nil
+		})
+	case resume:
+		err = m.pickUp(ctx, t, sb)
+	case end:
+		why := ending{reason: a.reason, message: says[a.reason]}
+		if a.reason == sandboxer.ReasonLost {
+			why.at = sb.AbsentSince
+		}
+		if a.reason == sandboxer.ReasonFailed {
+			why.fault = sandboxer.Timeout
+		}
+		why.still = func(sb *sandboxer.Sandbox) bool {
+			return decide(m.fresh(sb), seen, false, time.Now()) == a
+		}
+		if err = m.doom(ctx, sb, why); err != nil {
+			break
+		}
+		t.count(func(r *SweepReport) {
+			switch a.reason {
+			case sandboxer.ReasonExpired, sandboxer.ReasonIdle:
+				r.Expired++
+			case sandboxer.ReasonLost:
+				r.Lost++
+			}
+		})
+		err = m.payUp(ctx, t, sb)
+	case teardown:
+		err = m.payUp(ctx, t, sb)
+	}
+	if err != nil && err != errMoot && ctx.Err() == nil {
+		t.count(func(r *SweepReport) { r.Failed++ })
+		m.log.Warn("sweep", "sandbox", sb.ID, "generation", sb.Generation, "step", string(a.verb), "err", err)
+	}
+}
+
+// says is the message of a record that the sweep ends.
+var says = map[sandboxer.Reason]string{
+	sandboxer.ReasonExpired: "its time to live ran out",
+	sandboxer.ReasonIdle:    "nobody used it for longer than its profile allows",
+	sandboxer.ReasonLost:    "its backend does not have it any more",
+	sandboxer.ReasonFailed:  "it was not finished in time",
+}
+
+// slot waits for one of the extension's worker slots. An extension that is not
+// configured any more has no work to bound.
+func (m *Manager) slot(ctx context.Context, extension string) (release func(), err error) {
+	e := m.extension(extension)
+	if e == nil {
+		return func() {}, nil
+	}
+	select {
+	case e.workers <- struct{}{}:
+		return func() { <-e.workers }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// payUp tears sb down.
+func (m *Manager) payUp(ctx context.Context, t *tally, sb *sandboxer.Sandbox) error {
+	release, err := m.slot(ctx, sb.Extension)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if sb, err = m.finish(ctx, sb); err == nil && sb.State == sandboxer.Terminated {
+		t.count(func(r *SweepReport) { r.Torndown++ })
+	}
+	return err
+}
+
+// pickUp goes on with a sandbox that a former process left half made.
+func (m *Manager) pickUp(ctx context.Context, t *tally, sb *sandboxer.Sandbox) error {
+	release, err := m.slot(ctx, sb.Extension)
+	if err != nil {
+		return err
+	}
+	defer release()
+	j, mine, err := m.begin(ctx, sb.ID, true, nil)
+	if err != nil || !mine {
+		return err
+	}
+	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.resume(ctx, j, sb.ID, sb.Generation) })
+	<-j.done // ends with the manager
+	if j.err == nil {
+		t.count(func(r *SweepReport) { r.Adopted++ })
+	}
+	return j.err
+}
+
+// saveUse stores the time of last use.
+func (m *Manager) saveUse(ctx context.Context, sb *sandboxer.Sandbox) error {
+	return m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+		if sb.State == sandboxer.Running {
+			m.fresh(sb)
+		}
+		return nil
+	})
+}
+
+// surveyAll starts a survey of every extension that has none in progress.
+func (m *Manager) surveyAll(t *tally) {
+	for _, e := range m.exts {
+		m.async(t, func() {
+			if !e.survey.TryLock() {
+				return
+			}
+			defer e.survey.Unlock()
+			if err := m.surveyOne(m.ctx, t, e); err != nil && m.ctx.Err() == nil {
+				m.log.Warn("survey", "extension", e.Info.ID, "err", err)
+			}
+			e.surveyed = true
+		})
+	}
+}
+
+// surveyOne compares the records of one extension with what its backend has.
+func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
+	// The listing comes first: whatever is in it was in the books before.
+	at := time.Now()
+	listed, lerr := m.listing(ctx, e)
+	seen := make(map[sighting]bool, len(listed))
+	q := sandboxer.Query{Extension: e.Info.ID, States: live}
+	err := m.records(ctx, q, func(sb *sandboxer.Sandbox) {
+		t.count(func(r *SweepReport) { r.Seen++ })
+		s := sighting{e.Info.ID, sb.ID, sb.Generation}
+		_, ok := listed[s]
+		if !ok {
+			s.generation = 0 // an object that does not tell
+			_, ok = listed[s]
+		}
+		switch {
+		case ok:
+			seen[s] = true
+			if !e.surveyed && sb.State == sandboxer.Running {
+				t.count(func(r *SweepReport) { r.Adopted++ })
+			}
+			m.act(t, sb, sandboxer.Alive)
+		case sb.State != sandboxer.Running && sb.State != sandboxer.Warm, e.Backend == nil:
+			m.act(t, sb, sandboxer.Unknown)
+		case e.Backend.Can(sandboxer.CanList) && (lerr != nil || at.Before(sb.ReadyAt)):
+			m.act(t, sb, sandboxer.Unknown)
+		case e.Backend.Can(sandboxer.CanProbe):
+			m.probe(t, e, sb)
+		case e.Backend.Can(sandboxer.CanList) && at.Sub(sb.ReadyAt) >= m.opts.Grace:
+			m.act(t, sb, sandboxer.Gone)
+		default: // it may be too new for a slow listing, or nobody can tell
+			m.act(t, sb, sandboxer.Unknown)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if lerr != nil {
+		return lerr
+	}
+	return m.orphans(ctx, t, e, listed, seen)
+}
+
+// listing returns what the backend lists under our name, or nothing if it cannot.
+func (m *Manager) listing(ctx context.Context, e *extension) (map[sighting]sandboxer.Handle, error) {
+	if e.Backend == nil || !e.Backend.Can(sandboxer.CanList) {
+		return nil, nil
+	}
+	listed := map[sighting]sandboxer.Handle{}
+	for h, err := range e.Backend.ListRunning(ctx, m.opts.Owner) {
+		if err != nil {
+			return nil, err
+		}
+		listed[sighting{e.Info.ID, h.SandboxID, h.Generation}] = h
+	}
+	return listed, nil
+}
+
+// probe asks the backend about one sandbox and acts on the answer.
+func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox) {
+	if m.working(sb.ID) || !m.take(sb.ID) {
+		return
+	}
+	first := !e.surveyed
+	m.async(t, func() {
+		release, err := m.slot(m.ctx, e.Info.ID)
+		if err != nil {
+			m.drop(sb.ID)
+			return
+		}
+		alive, err := e.Backend.IsAlive(m.ctx, sb.Handle)
+		release()
+		m.drop(sb.ID)
+		if err != nil {
+			m.log.Debug("probe", "sandbox", sb.ID, "err", err)
+			alive = sandboxer.Unknown
+		}
+		if alive == sandboxer.Alive && first {
+			t.count(func(r *SweepReport) { r.Adopted++ })
+		}
+		m.act(t, sb, alive)
+	})
+}
+
+// orphans removes objects that carry our name and belong to no living record, once
+// they have been seen so for a grace period.
+func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed map[sighting]sandboxer.Handle, explained map[sighting]bool) error {
+	for s, h := range listed {
+		if explained[s] {
+			continue
+		}
+		tenant, stray, err := m.stray(ctx, s)
+		if err != nil {
+			return err
+		}
+		if !stray {
+			explained[s] = true
+			continue
+		}
+		if !m.ripe(s) || !m.take(s.id) {
+			continue
+		}
+		m.async(t, func() {
+			defer m.drop(s.id)
+			if err := m.reap(m.ctx, e, s, h, tenant); err != nil {
+				t.count(func(r *SweepReport) { r.Failed++ })
+				m.log.Warn("orphan", "extension", e.Info.ID, "sandbox", s.id, "generation", s.generation, "err", err)
+				return
+			}
+			t.count(func(r *SweepReport) { r.Orphans++ })
+		})
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for s := range m.sightings {
+		if _, ok := listed[s]; s.extension == e.Info.ID && (!ok || explained[s]) {
+			delete(m.sightings, s)
+		}
+	}
+	return nil
+}
+
+// stray reports whether no record explains s: there is none, or it says that the
+// object is gone. tenant is whose it was, if that is known.
+func (m *Manager) stray(ctx context.Context, s sighting) (tenant string, _ bool, err error) {
+	var sb *sandboxer.Sandbox
+	if s.generation == 0 {
+		sb, err = m.store.Sandbox(ctx, s.id)
+	} else {
+		sb, err = m.store.SandboxGeneration(ctx, s.id, s.generation)
+	}
+	switch {
+	case isKind(err, sandboxer.NotFound):
+		return "", true, nil
+	case err != nil:
+		return "", false, err
+	}
+	return sb.Tenant, sb.State == sandboxer.Terminated, nil
+}
+
+// ripe notes a stray object and reports whether it has been one for long enough.
+func (m *Manager) ripe(s sighting) bool {
+	now := time.Now()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	first, ok := m.sightings[s]
+	if !ok {
+		m.sightings[s] = now
+		return false
+	}
+	return now.Sub(first) >= m.opts.Grace && now.Sub(m.started) >= m.opts.Grace && !now.Before(m.quiet)
+}
+
+// reap tears down one stray object, unless its ID has work in flight.
+func (m *Manager) reap(ctx context.Context, e *extension, s sighting, h sandboxer.Handle, tenant string) error {
+	release, err := m.slot(ctx, e.Info.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	j, mine, err := m.begin(ctx, s.id, false, nil)
+	if err != nil {
+		return err
+	}
+	if !mine {
+		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s has work in flight", s.id)
+	}
+	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
+		if _, stray, err := m.stray(ctx, s); err != nil || !stray {
+			return nil, err
+		}
+		err := m.step(pOrphan, func() error { _, err := e.Backend.Teardown(ctx, h); return err })
+		m.mu.Lock()
+		delete(m.sightings, s) // failed, it has to ripen again
+		m.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		return nil, m.store.Write(ctx, sandboxer.Writes{Events: []sandboxer.Event{{
+			At: now(), SandboxID: s.id, Generation: s.generation, Tenant: tenant,
+			Type: sandboxer.EventOrphan, Actor: sweeper,
+			Message: fmt.Sprintf("%s had an object that no living sandbox explains; it was removed", e.Info.ID),
+		}}})
+	})
+	<-j.done
+	m.ring(s.id)
+	return j.err
+}
+
+// housekeep does the small things that may lag behind.
+func (m *Manager) housekeep() {
+	m.mu.Lock()
+	due := time.Since(m.forgotten) >= time.Hour
+	if due {
+		m.forgotten = time.Now()
+	}
+	m.mu.Unlock()
+	if due {
+		if err := m.store.ForgetIdempotencyKeys(m.ctx, now().Add(-keepKeys)); err != nil && m.ctx.Err() == nil {
+			m.log.Warn("forget idempotency keys", "err", err)
+		}
+	}
+	if err := m.saveKeyUse(m.ctx, time.Minute); err != nil && m.ctx.Err() == nil {
+		m.log.Warn("last use of API keys", "err", err)
+	}
+}
+
+// flush stores what is only in memory, at the end.
+func (m *Manager) flush(ctx context.Context) error {
+	m.mu.Lock()
+	var ids []string
+	for id := range m.uses {
+		ids = append(ids, id)
+	}
+	m.mu.Unlock()
+	for _, id := range ids {
+		sb, err := m.store.Sandbox(ctx, id)
+		if err == nil && sb.State == sandboxer.Running {
+			err = m.saveUse(ctx, sb)
+		}
+		if err != nil && !isKind(err, sandboxer.NotFound) {
+			return err
+		}
+	}
+	return m.saveKeyUse(ctx, 0)
+}

@@ -1,0 +1,244 @@
+package manager
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"iter"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+)
+
+// A use remembers when a sandbox was last used and by how many now. It stays in
+// memory: the sweep stores it now and then, so that using a sandbox writes nothing.
+type use struct {
+	now  int
+	last time.Time
+}
+
+// touch notes the begin of a use; the function it returns notes its end.
+func (m *Manager) touch(id string) (end func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	u := m.uses[id]
+	if u == nil {
+		u = &use{}
+		m.uses[id] = u
+	}
+	u.now++
+	u.last = now()
+	return sync.OnceFunc(func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		u.now--
+		u.last = now()
+	})
+}
+
+// lastUse says when the sandbox was last used, as far as memory goes, and whether it
+// is in use now.
+func (m *Manager) lastUse(id string) (at time.Time, busy bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	u := m.uses[id]
+	switch {
+	case u == nil:
+		return time.Time{}, false
+	case u.now > 0:
+		return now(), true
+	}
+	return u.last, false
+}
+
+// forget drops what memory has about a sandbox that ended.
+func (m *Manager) forget(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.uses, id)
+}
+
+// open finds a running sandbox for a principal with scope and notes its use. end must
+// be called when the use is over.
+func (m *Manager) open(ctx context.Context, scope sandboxer.Scope, ref string) (b *backend.Backend, h sandboxer.Handle, end func(), err error) {
+	sb, err := m.find(ctx, scope, ref)
+	if err != nil {
+		return nil, h, nil, err
+	}
+	if sb.State != sandboxer.Running {
+		return nil, h, nil, notRunning(sb)
+	}
+	if b, err = m.backend(sb.Extension); err != nil {
+		return nil, h, nil, err
+	}
+	if m.ctx.Err() != nil {
+		return nil, h, nil, errClosing
+	}
+	return b, sb.Handle, m.touch(sb.ID), nil
+}
+
+func notRunning(sb *sandboxer.Sandbox) error {
+	e := sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s, not running", sb.ID, sb.State)
+	switch sb.State {
+	case sandboxer.Creating:
+		e.WithHint("wait for it: sandboxer wait %s", sb.ID)
+	case sandboxer.Terminating, sandboxer.Terminated:
+		if sb.Reason != "" {
+			e.Msg += " (" + string(sb.Reason) + ")"
+		}
+		e.WithHint("create a new one")
+	}
+	return e
+}
+
+// Exec runs cmd in a running sandbox and returns how it ended. It needs the write
+// scope. When ctx ends, or the manager closes, cmd is killed inside the sandbox.
+// Conflict: the sandbox does not run. Otherwise see sandboxer.Execer.
+func (m *Manager) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	if err := m.enter(); err != nil {
+		return sandboxer.Exit{}, err
+	}
+	defer m.wg.Done()
+	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	defer end()
+	ctx, cancel := m.within(ctx)
+	defer cancel(nil)
+	return b.Exec(ctx, h, cmd)
+}
+
+// ReadFile opens a file in a running sandbox; the caller closes it.
+func (m *Manager) ReadFile(ctx context.Context, ref, name string) (io.ReadCloser, error) {
+	b, h, end, err := m.open(ctx, sandboxer.ScopeRead, ref)
+	if err != nil {
+		return nil, err
+	}
+	r, err := b.ReadFile(ctx, h, name)
+	if err != nil {
+		end()
+		return nil, err
+	}
+	return &usedReader{r, end}, nil
+}
+
+type usedReader struct {
+	io.ReadCloser
+	end func()
+}
+
+func (r *usedReader) Close() error { defer r.end(); return r.ReadCloser.Close() }
+
+// WriteFile creates or replaces a file in a running sandbox; see sandboxer.Filer.
+func (m *Manager) WriteFile(ctx context.Context, ref, name string, mode fs.FileMode, r io.Reader) error {
+	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return err
+	}
+	defer end()
+	return b.WriteFile(ctx, h, name, mode, r)
+}
+
+// StatFile describes a file in a running sandbox.
+func (m *Manager) StatFile(ctx context.Context, ref, name string) (sandboxer.FileInfo, error) {
+	b, h, end, err := m.open(ctx, sandboxer.ScopeRead, ref)
+	if err != nil {
+		return sandboxer.FileInfo{}, err
+	}
+	defer end()
+	return b.StatFile(ctx, h, name)
+}
+
+// ListFiles lists a directory of a running sandbox, not its subdirectories, in the
+// order of names. An error is the last value.
+func (m *Manager) ListFiles(ctx context.Context, ref, dir string) iter.Seq2[sandboxer.FileInfo, error] {
+	return func(yield func(sandboxer.FileInfo, error) bool) {
+		b, h, end, err := m.open(ctx, sandboxer.ScopeRead, ref)
+		if err != nil {
+			yield(sandboxer.FileInfo{}, err)
+			return
+		}
+		defer end()
+		b.ListFiles(ctx, h, dir)(yield)
+	}
+}
+
+// MakeDir makes a directory with its parents in a running sandbox.
+func (m *Manager) MakeDir(ctx context.Context, ref, dir string) error {
+	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return err
+	}
+	defer end()
+	return b.MakeDir(ctx, h, dir)
+}
+
+// MoveFile renames a file or directory in a running sandbox.
+func (m *Manager) MoveFile(ctx context.Context, ref, from, to string) error {
+	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return err
+	}
+	defer end()
+	return b.MoveFile(ctx, h, from, to)
+}
+
+// RemoveFile removes a file or a tree in a running sandbox; absence is success.
+func (m *Manager) RemoveFile(ctx context.Context, ref, name string) error {
+	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return err
+	}
+	defer end()
+	return b.RemoveFile(ctx, h, name)
+}
+
+// Dial opens a stream to a TCP port inside a running sandbox. It needs the write
+// scope; an open stream counts as use until it is closed.
+func (m *Manager) Dial(ctx context.Context, ref string, port int) (net.Conn, error) {
+	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return nil, err
+	}
+	c, err := b.Dial(ctx, h, port)
+	if err != nil {
+		end()
+		return nil, err
+	}
+	return &usedConn{c, end}, nil
+}
+
+type usedConn struct {
+	net.Conn
+	end func()
+}
+
+func (c *usedConn) Close() error { defer c.end(); return c.Conn.Close() }
+
+// CloseWrite ends the sending half, where the stream can do that.
+func (c *usedConn) CloseWrite() error {
+	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return sandboxer.E(sandboxer.Unsupported, nil, "this stream cannot be closed by halves")
+}
+
+// Stats measures a running sandbox. Looking is not using.
+func (m *Manager) Stats(ctx context.Context, ref string) (sandboxer.Stats, error) {
+	sb, err := m.find(ctx, sandboxer.ScopeRead, ref)
+	if err != nil {
+		return sandboxer.Stats{}, err
+	}
+	if sb.State != sandboxer.Running {
+		return sandboxer.Stats{}, notRunning(sb)
+	}
+	b, err := m.backend(sb.Extension)
+	if err != nil {
+		return sandboxer.Stats{}, err
+	}
+	return b.Stats(ctx, sb.Handle)
+}
