@@ -1,0 +1,198 @@
+package server
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/manager"
+)
+
+func (s *Server) profiles(ctx context.Context, _ *none) (*reply[api.List[api.Profile]], error) {
+	var items []api.Profile
+	for _, p := range s.m.Profiles(ctx) {
+		items = append(items, newProfile(p))
+	}
+	return listOf(items, ""), nil
+}
+
+type inID struct {
+	ID string `path:"id" maxLength:"128"`
+}
+
+func (s *Server) profile(ctx context.Context, in *inID) (*reply[api.Profile], error) {
+	var known []string
+	for _, p := range s.m.Profiles(ctx) {
+		if p.ID == in.ID || p.ID == "profile."+in.ID {
+			return &reply[api.Profile]{Body: newProfile(p)}, nil
+		}
+		known = append(known, p.ID)
+	}
+	e := sandboxer.E(sandboxer.NotFound, nil, "profile %q does not exist", in.ID)
+	if n := nearest(in.ID, known); n != "" {
+		return nil, e.WithHint("did you mean %q?", n)
+	}
+	return nil, e.WithHint("list them with: sandboxer profile ls")
+}
+
+func newProfile(p sandboxer.Profile) api.Profile {
+	out := api.Profile{
+		ID: p.ID, Title: p.Title, Description: p.Description, Extension: p.Extension, Isolation: p.Isolation,
+		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: names(p.Env), Labels: p.Labels, Limits: p.Limits,
+		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
+		TTL: api.Duration(p.TTL), MaxTTL: api.Duration(p.MaxTTL), Idle: api.Duration(p.Idle),
+	}
+	if p.Price != (sandboxer.Price{}) {
+		out.Price = &api.Price{Setup: api.Credits(p.Price.Setup), PerHour: api.Credits(p.Price.PerHour)}
+	}
+	return out
+}
+
+func (s *Server) extensions(ctx context.Context, _ *none) (*reply[api.List[api.Extension]], error) {
+	return listOf(s.m.Extensions(ctx), ""), nil
+}
+
+func (s *Server) probe(ctx context.Context, in *inID) (*reply[api.Offer], error) {
+	id := in.ID
+	if !strings.HasPrefix(id, "ext.") {
+		id = "ext." + id
+	}
+	o, err := s.m.Probe(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &reply[api.Offer]{Body: o}, nil
+}
+
+func (s *Server) createKey(ctx context.Context, _ *none, b api.NewKey) (*reply[api.CreatedKey], error) {
+	if b.Scopes == nil {
+		b.Scopes = []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite}
+	}
+	token, key, err := s.m.CreateKey(ctx, manager.NewKey{Name: b.Name, Tenant: b.Tenant, Scopes: b.Scopes, TTL: b.TTL.Std()})
+	if err != nil {
+		return nil, err
+	}
+	return &reply[api.CreatedKey]{Body: api.CreatedKey{Token: token.Reveal(), Key: key}}, nil
+}
+
+func (s *Server) keys(ctx context.Context, _ *none) (*reply[api.List[api.Key]], error) {
+	ks, err := s.m.Keys(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return listOf(ks, ""), nil
+}
+
+func (s *Server) revokeKey(ctx context.Context, in *inID) (*none, error) {
+	return nil, s.m.RevokeKey(ctx, in.ID)
+}
+
+type InTenant struct {
+	Tenant string `query:"tenant" doc:"The caller's if empty; another's for administrators"`
+}
+
+func (s *Server) balance(ctx context.Context, in *InTenant) (*reply[api.Balance], error) {
+	return s.balanceOf(ctx, in.Tenant)
+}
+
+func (s *Server) balanceOf(ctx context.Context, tenant string) (*reply[api.Balance], error) {
+	if tenant == "" {
+		tenant = sandboxer.PrincipalFrom(ctx).Tenant
+	}
+	c, err := s.m.Balance(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	return &reply[api.Balance]{Body: api.Balance{Tenant: tenant, Balance: api.Credits(c)}}, nil
+}
+
+func (s *Server) grant(ctx context.Context, _ *none, b api.Grant) (*reply[api.Balance], error) {
+	if err := s.m.Grant(ctx, b.Tenant, b.Amount.Std(), b.Key, b.Note); err != nil {
+		return nil, err
+	}
+	return s.balanceOf(ctx, b.Tenant)
+}
+
+type inEntries struct {
+	InPage
+	InTenant
+	Sandbox string `query:"sandbox" doc:"Only of this sandbox ID"`
+}
+
+func (s *Server) entries(ctx context.Context, in *inEntries) (*reply[api.List[api.Entry]], error) {
+	es, next, err := s.m.Entries(ctx, sandboxer.EntryQuery{Tenant: in.Tenant, SandboxID: in.Sandbox, After: in.Cursor, Limit: in.Limit})
+	if err != nil {
+		return nil, err
+	}
+	items := make([]api.Entry, len(es))
+	for i, e := range es {
+		items[i] = api.NewEntry(e)
+	}
+	return listOf(items, next), nil
+}
+
+func (s *Server) audit(ctx context.Context, _ *none) (*reply[api.Audit], error) {
+	a, err := s.m.Audit(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := api.Audit{SchemaVersion: api.SchemaVersion, Checked: a.Checked, Violations: []api.Violation{}}
+	for _, v := range a.Violations {
+		out.Violations = append(out.Violations, api.Violation(v))
+	}
+	return &reply[api.Audit]{Body: out}, nil
+}
+
+func (s *Server) sweep(ctx context.Context, _ *none) (*reply[api.Sweep], error) {
+	r, err := s.m.Sweep(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &reply[api.Sweep]{Body: api.Sweep(r)}, nil
+}
+
+func (s *Server) status(ctx context.Context, _ *none) (*reply[api.Status], error) {
+	p := sandboxer.PrincipalFrom(ctx)
+	counts, err := s.count(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := api.Status{
+		SchemaVersion: api.SchemaVersion, Version: s.opts.Version, Owner: s.opts.Owner, PID: processID(),
+		StartedAt: s.started.UTC(), Uptime: api.Duration(time.Since(s.started).Round(time.Second)),
+		Tenant: p.Tenant, Actor: p.Actor, Scopes: p.Scopes, Sandboxes: counts,
+	}
+	if p.Can(sandboxer.ScopeAdmin) {
+		out.Data = s.opts.Data
+	}
+	for _, e := range s.m.Extensions(ctx) {
+		out.Extensions++
+		if e.Problem != "" {
+			out.Unavailable = append(out.Unavailable, e.ID)
+		}
+	}
+	return &reply[api.Status]{Body: out}, nil
+}
+
+// count counts the live sandboxes that ctx's principal sees, by state.
+func (s *Server) count(ctx context.Context) (map[sandboxer.State]int, error) {
+	counts := map[sandboxer.State]int{}
+	q := sandboxer.Query{States: liveStates(), Limit: sandboxer.MaxPage}
+	for _, st := range q.States {
+		counts[st] = 0
+	}
+	for {
+		sbs, next, err := s.m.List(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, sb := range sbs {
+			counts[sb.State]++
+		}
+		if q.After = next; next == "" {
+			return counts, nil
+		}
+	}
+}

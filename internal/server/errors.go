@@ -1,0 +1,139 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// kinds is the one translation of kinds to HTTP.
+var kinds = map[sandboxer.Kind]struct {
+	status int
+	title  string
+	retry  bool
+}{
+	sandboxer.Invalid:         {http.StatusBadRequest, "Invalid request", false},
+	sandboxer.Unauthenticated: {http.StatusUnauthorized, "Not authenticated", false},
+	sandboxer.Denied:          {http.StatusForbidden, "Not allowed", false},
+	sandboxer.NotFound:        {http.StatusNotFound, "Not found", false},
+	sandboxer.Conflict:        {http.StatusConflict, "Conflict", false},
+	sandboxer.NoCredit:        {http.StatusPaymentRequired, "Not enough credit", false},
+	sandboxer.Exhausted:       {http.StatusTooManyRequests, "Exhausted", true},
+	sandboxer.Unsupported:     {http.StatusNotImplemented, "Not supported", false},
+	sandboxer.Unavailable:     {http.StatusServiceUnavailable, "Unavailable", true},
+	sandboxer.Timeout:         {http.StatusGatewayTimeout, "Timed out", true},
+	sandboxer.Failed:          {http.StatusUnprocessableEntity, "Sandbox failed", false},
+	sandboxer.Canceled:        {499, "Canceled", false},
+	sandboxer.Internal:        {http.StatusInternalServerError, "Internal error", false},
+}
+
+// statusError gives an error another HTTP status than its Kind's.
+type statusError struct {
+	error
+	status int
+}
+
+func (e *statusError) Unwrap() error { return e.error }
+
+func withStatus(status int, err error) error { return &statusError{err, status} }
+
+// problem translates err for the caller and notes it for the log. Of an internal
+// error only an ID travels.
+func (s *Server) problem(ctx context.Context, err error) *api.Problem {
+	kind := sandboxer.KindOf(err)
+	k, ok := kinds[kind]
+	if !ok {
+		kind, k = sandboxer.Internal, kinds[sandboxer.Internal]
+	}
+	c := callOf(ctx)
+	p := &api.Problem{
+		Type: "urn:sandboxer:problem:" + string(kind), Title: k.title, Status: k.status, Code: kind,
+		Detail: sandboxer.Message(err), Hint: sandboxer.HintOf(err), RequestID: c.id,
+		Retryable: k.retry, RetryAfter: api.Duration(sandboxer.RetryAfterOf(err)),
+	}
+	var se *statusError
+	if errors.As(err, &se) {
+		p.Status = se.status
+	}
+	if kind == sandboxer.Internal {
+		id := rand.Text()[:10]
+		s.log.LogAttrs(ctx, slog.LevelError, "internal error", slog.String("error_id", id), slog.String("request_id", c.id),
+			slog.String("op", c.route), slog.Any("err", err))
+		p.Detail = "internal error " + id
+		p.Hint = "report it with this ID; the server's log has the cause under it"
+	} else {
+		c.err = err
+	}
+	return p
+}
+
+// failure is a Problem on its way through huma.
+type failure struct{ p *api.Problem }
+
+func (f *failure) Error() string             { return f.p.Error() }
+func (f *failure) GetStatus() int            { return f.p.Status }
+func (f *failure) ContentType(string) string { return "application/problem+json" }
+func (f *failure) GetHeaders() http.Header   { return headersOf(f.p) }
+
+func headersOf(p *api.Problem) http.Header {
+	h := http.Header{}
+	if p.RetryAfter > 0 {
+		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(time.Duration(p.RetryAfter).Seconds()))))
+	}
+	if p.Status == http.StatusUnauthorized {
+		h.Set("WWW-Authenticate", `Bearer realm="sandboxer"`)
+	}
+	return h
+}
+
+// fail answers outside of huma.
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	p := s.problem(r.Context(), err)
+	for k, v := range headersOf(p) {
+		w.Header()[k] = v
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(p.Status)
+	json.NewEncoder(w).Encode(p)
+}
+
+// nearest returns the one of names that s was perhaps meant to be, or "".
+func nearest(s string, names []string) string {
+	best, dist := "", len(s)/3+2
+	for _, n := range names {
+		if d := distance(strings.ToLower(s), strings.ToLower(n)); d < dist || d == dist && best != "" && n < best {
+			best, dist = n, d
+		}
+	}
+	return best
+}
+
+// distance is the number of single-character edits between a and b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diag := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			diag, row[j+1] = row[j+1], min(diag+cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

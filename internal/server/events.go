@@ -1,0 +1,162 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+type InEvents struct {
+	After  int64  `query:"after" minimum:"0" doc:"Only events after this seq"`
+	Limit  int    `query:"limit" minimum:"1" maximum:"1000" doc:"Items of a page; default 100"`
+	LastID int64  `header:"Last-Event-ID" minimum:"0" doc:"For streams: resume after this seq"`
+	Accept string `header:"Accept" hidden:"true"`
+}
+
+type inSandboxEvents struct {
+	InRef
+	InEvents
+}
+
+// eventful describes the two forms of an events route.
+func (s *Server) eventful(o huma.Operation) huma.Operation {
+	reg := s.api.OpenAPI().Components.Schemas
+	list := reg.Schema(typeOf[api.List[api.Event]](), true, "")
+	o.Description += " With `Accept: text/event-stream` the events are sent as they happen: `id` is the seq to resume after " +
+		"(Last-Event-ID), `event` the type, `data` an Event; a last event `problem` says why a stream ends. Otherwise one page."
+	o.Responses["200"] = &huma.Response{Description: "Events, oldest first", Content: map[string]*huma.MediaType{
+		"application/json":  {Schema: list, Example: exampleOf(typeOf[api.List[api.Event]]())},
+		"text/event-stream": {Schema: &huma.Schema{Type: "string"}},
+	}}
+	types := s.types[o.OperationID]
+	types.out = typeOf[api.List[api.Event]]()
+	s.types[o.OperationID] = types
+	return o
+}
+
+func (s *Server) sandboxEvents(ctx context.Context, in *inSandboxEvents) (*huma.StreamResponse, error) {
+	sb, err := s.m.Get(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return s.history(ctx, sb.ID, in.InEvents)
+}
+
+func (s *Server) events(ctx context.Context, in *InEvents) (*huma.StreamResponse, error) {
+	return s.history(ctx, "", *in)
+}
+
+func (s *Server) history(ctx context.Context, id string, in InEvents) (*huma.StreamResponse, error) {
+	q := sandboxer.EventQuery{SandboxID: id, After: max(in.After, in.LastID), Limit: in.Limit}
+	if strings.Contains(in.Accept, "text/event-stream") {
+		return streamed(ctx, func(w http.ResponseWriter, r *http.Request) { s.follow(w, r, q) }), nil
+	}
+	if q.Limit == 0 {
+		q.Limit = sandboxer.DefaultPage
+	}
+	evs, err := s.m.Events(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	items := make([]api.Event, len(evs))
+	for i, ev := range evs {
+		items[i] = api.Event(ev)
+	}
+	next := ""
+	if len(evs) == q.Limit {
+		next = strconv.FormatInt(evs[len(evs)-1].Seq, 10)
+	}
+	return streamed(ctx, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		json.NewEncoder(w).Encode(listOf(items, next).Body)
+	}), nil
+}
+
+// follow sends events as they happen until the client leaves, its key is revoked or
+// the server ends.
+func (s *Server) follow(w http.ResponseWriter, r *http.Request, q sandboxer.EventQuery) {
+	ctx, cancel := s.stream(r.Context())
+	defer cancel(nil)
+	type item struct {
+		ev  sandboxer.Event
+		err error
+	}
+	items := make(chan item)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ev, err := range s.m.Follow(ctx, q) {
+			select {
+			case items <- item{ev, err}:
+			case <-ctx.Done():
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	defer func() {
+		cancel(nil)
+		<-ended
+	}()
+
+	w.Header().Set("Content-Type", "text/event-stream")
+	rc := http.NewResponseController(w)
+	defer rc.SetWriteDeadline(time.Time{})
+	var out bytes.Buffer
+	send := func() bool {
+		rc.SetWriteDeadline(time.Now().Add(30 * time.Second)) // a client that stopped reading has left
+		_, err := w.Write(out.Bytes())
+		out.Reset()
+		return err == nil && rc.Flush() == nil
+	}
+	problem := func(err error) {
+		b, _ := json.Marshal(s.problem(r.Context(), err))
+		fmt.Fprintf(&out, "event: problem\ndata: %s\n\n", b)
+		send()
+	}
+	out.WriteString("retry: 1000\n\n")
+	if !send() {
+		return
+	}
+	beat := time.NewTicker(s.beat)
+	defer beat.Stop()
+	for {
+		select {
+		case it := <-items:
+			if it.err != nil {
+				problem(endOf(ctx, it.err))
+				return
+			}
+			b, err := json.Marshal(api.Event(it.ev))
+			if err != nil {
+				problem(err)
+				return
+			}
+			fmt.Fprintf(&out, "id: %d\nevent: %s\ndata: %s\n\n", it.ev.Seq, it.ev.Type, b)
+		case <-beat.C:
+			out.WriteString(": still here\n\n")
+		case <-ctx.Done():
+			if r.Context().Err() == nil {
+				problem(endOf(ctx, ctx.Err()))
+			}
+			return
+		case <-ended:
+			return
+		}
+		if !send() {
+			return
+		}
+	}
+}

@@ -1,0 +1,87 @@
+package server
+
+import (
+	"reflect"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+func typeOf[T any]() reflect.Type { return reflect.TypeFor[T]() }
+
+// exampleOf returns the example of a body of type t in the description.
+func exampleOf(t reflect.Type) any {
+	for _, e := range examples() {
+		if reflect.TypeOf(e) == t {
+			return e
+		}
+	}
+	return nil
+}
+
+// examples are one value of every body.
+func examples() []any {
+	at := time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
+	sb := api.Sandbox{
+		SchemaVersion: api.SchemaVersion, ID: "7k2mq0xa", Generation: 1, Name: "build", Tenant: "default",
+		Profile: "profile.local", Extension: "ext.local", Host: "localhost", State: sandboxer.Running,
+		Consumer: sandboxer.Consumer{ID: "ci-42", Kind: "ci"}, Inputs: map[string]string{"repo": "/src/app"},
+		Labels: map[string]string{"branch": "main"}, Limits: sandboxer.Limits{MilliCPU: 2000, MemoryBytes: 2 << 30},
+		Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkNone}, Workspace: "/workspace",
+		Reachability: sandboxer.Reachability{Host: "localhost", RemoteDir: "/workspace"},
+		Quote:        &api.Quote{Amount: 120_000, PerHour: 240_000, Duration: api.Duration(30 * time.Minute)},
+		Version:      3, CreatedAt: at, ReadyAt: at.Add(90 * time.Millisecond), UsedAt: at.Add(time.Minute), ExpiresAt: at.Add(30 * time.Minute),
+	}
+	event := api.Event{Seq: 42, At: at, SandboxID: sb.ID, Generation: 1, Tenant: "default", Type: sandboxer.EventState,
+		From: sandboxer.Creating, To: sandboxer.Running, Actor: "key:k1"}
+	profile := api.Profile{ID: "profile.local", Title: "A sandbox on this machine", Extension: "ext.local", Isolation: sandboxer.IsolationGVisor,
+		Requires: []sandboxer.Capability{sandboxer.CanExec}, Env: []string{"CI"}, TTL: api.Duration(30 * time.Minute),
+		MaxTTL: api.Duration(24 * time.Hour), Price: &api.Price{PerHour: 240_000}}
+	extension := api.Extension{ID: "ext.local", Title: "This machine", Adapter: "local", Handler: "local",
+		Isolation: []sandboxer.Isolation{sandboxer.IsolationGVisor}, Pricing: sandboxer.PricingSelfHosted,
+		Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles},
+		Inputs:       []sandboxer.Input{{Name: "repo", Help: "directory or git URL that becomes the workspace"}}}
+	key := api.Key{ID: "k1", Name: "ci", Tenant: "default", Scopes: []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite}, CreatedAt: at}
+	entry := api.Entry{Key: "7k2mq0xa/1/hold", Tenant: "default", SandboxID: sb.ID, Generation: 1, Type: sandboxer.EntryHold, Amount: -120_000, At: at}
+	file := api.FileInfo{Path: "/workspace/go.mod", Type: api.TypeFile, Size: 120, Mode: "0644", ModTime: at, Owner: "root", Group: "root"}
+	return []any{
+		sb,
+		page(sb),
+		api.CreateSandbox{Profile: "profile.local", Inputs: map[string]string{"repo": "/src/app"}, Name: "build", TTL: api.Duration(30 * time.Minute),
+			Consumer: sandboxer.Consumer{ID: "ci-42", Kind: "ci"}, Env: map[string]string{"CI": "1"}, MaxCost: 500_000},
+		api.ExtendSandbox{TTL: api.Duration(time.Hour)},
+		api.Plan{SchemaVersion: api.SchemaVersion, Profile: "profile.local", Extension: "ext.local", TTL: api.Duration(30 * time.Minute),
+			Quote: *sb.Quote, Inputs: sb.Inputs, Env: []string{"CI"}, Workspace: "/workspace"},
+		api.Exec{Args: []string{"uname", "-s"}, Timeout: api.Duration(time.Minute)},
+		api.ExecResult{Stdout: "Linux\n", Took: api.Duration(12 * time.Millisecond)},
+		api.MakeDir{Path: "/workspace/out"},
+		api.MoveFile{From: "/workspace/a", To: "/workspace/b"},
+		file,
+		page(file),
+		page(sandboxer.Port{Port: 8080, URL: "http://127.0.0.1:40001"}),
+		api.Stats{At: at, CPU: api.Duration(1500 * time.Millisecond), MemoryBytes: 12 << 20, MemoryLimit: 2 << 30, DiskBytes: 4 << 20, PIDs: 3},
+		event,
+		page(event),
+		profile,
+		page(profile),
+		page(extension),
+		api.Offer{Free: 12, Hosts: []string{"localhost"}, Attrs: map[string]string{"platform": "systrap"}},
+		api.NewKey{Name: "ci", Tenant: "default", Scopes: key.Scopes, TTL: api.Duration(720 * time.Hour)},
+		api.CreatedKey{Token: "sbx_key_k1_0123456789abcdefghjkmnpqrs", Key: key},
+		page(key),
+		api.Balance{Tenant: "default", Balance: 10_000_000},
+		api.Grant{Tenant: "default", Amount: 10_000_000, Key: "invoice-2026-11", Note: "November"},
+		page(entry),
+		api.Audit{SchemaVersion: api.SchemaVersion, Checked: 12, Violations: []api.Violation{}},
+		api.Sweep{Seen: 3, Expired: 1, Torndown: 1},
+		api.Status{SchemaVersion: api.SchemaVersion, Version: "v0.1.0", Owner: "main", PID: 4242, StartedAt: at, Uptime: api.Duration(time.Hour),
+			Tenant: "default", Actor: "unix:1000", Scopes: sandboxer.Scopes(), Sandboxes: map[sandboxer.State]int{sandboxer.Running: 1}, Extensions: 1},
+		api.Problem{Type: "urn:sandboxer:problem:not_found", Title: "Not found", Status: 404, Code: sandboxer.NotFound,
+			Detail: `sandbox "7k2mq0xa" does not exist`, Hint: "list what exists with: sandboxer ls", RequestID: "x3k9q2m7"},
+	}
+}
+
+func page[T any](items ...T) api.List[T] {
+	return api.List[T]{SchemaVersion: api.SchemaVersion, Items: items}
+}

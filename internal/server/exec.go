@@ -1,0 +1,399 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/coder/websocket"
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// The bounds of an exec without streams.
+const (
+	defRunTime   = time.Minute
+	maxRunTime   = time.Hour
+	defRunOutput = 1 << 20
+	maxRunOutput = 16 << 20
+)
+
+// run is exec for callers that cannot stream.
+func (s *Server) run(ctx context.Context, in *InRef, b api.Exec) (*reply[api.ExecResult], error) {
+	limit, most := b.Timeout.Std(), b.MaxOutput
+	if limit == 0 {
+		limit = defRunTime
+	}
+	if most == 0 {
+		most = defRunOutput
+	}
+	switch {
+	case limit < 0 || limit > maxRunTime:
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "timeout is %s; want more than 0 and at most %s", limit, maxRunTime)
+	case most < 0 || most > maxRunOutput:
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "max_output is %d; want 1 to %d bytes", most, maxRunOutput).
+			WithHint("stream longer output with: sandboxer exec")
+	case b.Stdin != "" && b.StdinBase64 != nil:
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "stdin and stdin_base64 are both given")
+	}
+	var stdin io.Reader
+	if b.StdinBase64 != nil {
+		stdin = bytes.NewReader(b.StdinBase64)
+	} else if b.Stdin != "" {
+		stdin = strings.NewReader(b.Stdin)
+	}
+	stdout, stderr := capped{most: int(most)}, capped{most: int(most)}
+	sctx, cancel := s.stream(ctx)
+	defer cancel(nil)
+	xctx, stop := context.WithTimeout(sctx, limit)
+	defer stop()
+	start := time.Now()
+	exit, err := s.m.Exec(xctx, in.ID, sandboxer.Cmd{Args: b.Args, Env: b.Env, Dir: b.Dir, User: b.User, Stdin: stdin, Stdout: &stdout, Stderr: &stderr})
+	out := api.ExecResult{Code: exit.Code, Signal: exit.Signal, Took: api.Duration(time.Since(start))}
+	if err != nil {
+		if sctx.Err() != nil || xctx.Err() == nil {
+			return nil, endOf(sctx, err)
+		}
+		out.Code, out.Signal, out.TimedOut = 137, "KILL", true
+	}
+	out.Stdout, out.StdoutBase64, out.StdoutTruncated = stdout.result()
+	out.Stderr, out.StderrBase64, out.StderrTruncated = stderr.result()
+	return &reply[api.ExecResult]{Body: out}, nil
+}
+
+// capped keeps the beginning of what is written to it.
+type capped struct {
+	mu   sync.Mutex
+	b    []byte
+	most int
+	cut  bool
+}
+
+func (c *capped) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := min(len(p), c.most-len(c.b))
+	c.b = append(c.b, p[:n]...)
+	c.cut = c.cut || n < len(p)
+	return len(p), nil
+}
+
+func (c *capped) result() (text string, base64 []byte, cut bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := c.b
+	if c.cut { // a character cut in two does not make the rest binary
+		for range utf8.UTFMax - 1 {
+			if r, n := utf8.DecodeLastRune(b); r != utf8.RuneError || n != 1 {
+				break
+			}
+			b = b[:len(b)-1]
+		}
+	}
+	if utf8.Valid(b) {
+		return string(b), nil, c.cut
+	}
+	return "", c.b, c.cut
+}
+
+// accept turns the request into a WebSocket that speaks protocol, or answers it and
+// returns nil. From then on the stream belongs to the caller.
+func (s *Server) accept(w http.ResponseWriter, r *http.Request, protocol string) *websocket.Conn {
+	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{
+		Subprotocols: []string{protocol}, CompressionMode: websocket.CompressionDisabled,
+	})
+	if err != nil {
+		callOf(r.Context()).err = sandboxer.E(sandboxer.Invalid, err, "the WebSocket handshake failed")
+		return nil
+	}
+	return ws
+}
+
+// wantsStream checks that a WebSocket with protocol is asked for.
+func wantsStream(ctx context.Context, protocol, instead string) error {
+	h := callOf(ctx).r.Header
+	if !strings.EqualFold(h.Get("Upgrade"), "websocket") {
+		return withStatus(http.StatusUpgradeRequired,
+			sandboxer.E(sandboxer.Invalid, nil, "this is a WebSocket and needs an upgrade").WithHint("%s", instead))
+	}
+	var offered []string
+	for _, v := range h.Values("Sec-WebSocket-Protocol") {
+		for p := range strings.SplitSeq(v, ",") {
+			offered = append(offered, strings.TrimSpace(p))
+		}
+	}
+	if !slices.Contains(offered, protocol) {
+		return sandboxer.E(sandboxer.Invalid, nil, "this WebSocket speaks %s, which the request does not offer", protocol).
+			WithHint("send the header Sec-WebSocket-Protocol: %s", protocol)
+	}
+	return nil
+}
+
+// execStream runs a command with its streams on one WebSocket.
+func (s *Server) execStream(ctx context.Context, in *InRef) (*huma.StreamResponse, error) {
+	if err := wantsStream(ctx, api.ExecProtocol, "use POST for an answer in one piece"); err != nil {
+		return nil, err
+	}
+	return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
+		ws := s.accept(w, r, api.ExecProtocol)
+		if ws == nil {
+			return
+		}
+		sctx, cancel := s.stream(ctx)
+		defer cancel(nil)
+		x := &execution{ws: ws, cancel: cancel, resize: make(chan sandboxer.WinSize, 1), signals: make(chan os.Signal, 16)}
+		x.stdin.grant = x.grant
+		x.stdin.changed.L = &x.stdin.mu
+		s.execute(sctx, in.ID, x)
+	}), nil
+}
+
+func (s *Server) execute(ctx context.Context, ref string, x *execution) {
+	defer x.ws.CloseNow()
+	// A client that does not read must not hold up the end.
+	var giveUp *time.Timer
+	stop := context.AfterFunc(ctx, func() { giveUp = time.AfterFunc(time.Second, func() { x.ws.CloseNow() }) })
+	defer func() {
+		if !stop() && giveUp != nil {
+			giveUp.Stop()
+		}
+	}()
+
+	req, err := s.execRequest(ctx, x)
+	if err != nil {
+		s.execEnd(ctx, x, sandboxer.Exit{}, err)
+		return
+	}
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		err := x.receive()
+		x.stdin.end(io.ErrUnexpectedEOF)
+		x.cancel(sandboxer.E(sandboxer.Canceled, err, "the client left"))
+	}()
+	exit, err := s.m.Exec(ctx, ref, sandboxer.Cmd{
+		Args: req.Args, Env: req.Env, Dir: req.Dir, User: req.User, TTY: req.TTY,
+		Stdin: &x.stdin, Stdout: &frames{ws: x.ws, channel: api.ChanStdout}, Stderr: &frames{ws: x.ws, channel: api.ChanStderr},
+		Resize: x.resize, Signals: x.signals,
+	})
+	x.stdin.end(io.ErrClosedPipe) // what still arrives is read and dropped
+	s.execEnd(ctx, x, exit, err)
+	// The client closes once it has the end; closing first could take it away.
+	linger := time.AfterFunc(2*time.Second, func() { x.ws.CloseNow() })
+	<-gone
+	linger.Stop()
+}
+
+// execRequest reads the first message.
+func (s *Server) execRequest(ctx context.Context, x *execution) (req api.ExecStream, err error) {
+	x.ws.SetReadLimit(maxJSON)
+	slow := time.AfterFunc(10*time.Second, func() { x.ws.CloseNow() })
+	typ, b, err := x.ws.Read(context.Background())
+	slow.Stop()
+	switch {
+	case err != nil:
+		return req, sandboxer.E(sandboxer.Canceled, err, "the client left before it named a command")
+	case typ != websocket.MessageText:
+		return req, sandboxer.E(sandboxer.Invalid, nil, "the first message is not the command in JSON").WithHint("send it as a text message")
+	}
+	x.ws.SetReadLimit(api.ExecWindow + 1)
+	reg := s.api.OpenAPI().Components.Schemas
+	return req, decodeJSON(b, reg, reg.Schema(reflect.TypeFor[api.ExecStream](), true, ""), &req)
+}
+
+// execEnd sends the last message.
+func (s *Server) execEnd(ctx context.Context, x *execution, exit sandboxer.Exit, err error) {
+	channel, v := byte(api.ChanExit), any(exit)
+	if err != nil {
+		channel, v = api.ChanError, s.problem(ctx, endOf(ctx, err))
+	}
+	b, _ := json.Marshal(v)
+	wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	x.ws.Write(wctx, websocket.MessageBinary, append([]byte{channel}, b...))
+}
+
+// execution is one exec stream.
+type execution struct {
+	ws      *websocket.Conn
+	cancel  context.CancelCauseFunc
+	stdin   intake
+	resize  chan sandboxer.WinSize
+	signals chan os.Signal
+}
+
+// receive reads what the client sends until it leaves. Reads run without a ctx:
+// whoever ends the stream closes the connection.
+func (x *execution) receive() error {
+	buf := make([]byte, 4<<10)
+	for {
+		_, r, err := x.ws.Reader(context.Background())
+		if err != nil {
+			return err
+		}
+		n, err := r.Read(buf)
+		if n == 0 {
+			if err == io.EOF {
+				continue
+			}
+			return err
+		}
+		if buf[0] == api.ChanStdin {
+			p := buf[1:n]
+			for {
+				x.stdin.put(p)
+				if err == io.EOF {
+					break
+				} else if err != nil {
+					return err
+				}
+				if n == len(buf) && n < api.ExecFrame {
+					buf = make([]byte, 1+api.ExecFrame)
+				}
+				n, err = r.Read(buf)
+				p = buf[:n]
+			}
+			continue
+		}
+		rest, err := io.ReadAll(io.LimitReader(r, 4<<10))
+		if err != nil {
+			return err
+		}
+		if err := x.control(buf[0], append(buf[1:n:n], rest...)); err != nil {
+			return err
+		}
+	}
+}
+
+func (x *execution) control(channel byte, p []byte) error {
+	switch channel {
+	case api.ChanStdinEOF:
+		x.stdin.end(io.EOF)
+	case api.ChanResize:
+		var size sandboxer.WinSize
+		if err := json.Unmarshal(p, &size); err != nil || size.Cols == 0 || size.Rows == 0 {
+			return sandboxer.E(sandboxer.Invalid, err, "a resize message is not a terminal size")
+		}
+		for { // only the latest size matters
+			select {
+			case x.resize <- size:
+				return nil
+			default:
+			}
+			select {
+			case <-x.resize:
+			default:
+			}
+		}
+	case api.ChanSignal:
+		sig, err := api.ParseSignal(string(p))
+		if err != nil {
+			return err
+		}
+		select {
+		case x.signals <- sig:
+		default: // nobody takes them; a client that leaves must still be seen
+		}
+	}
+	return nil
+}
+
+func (x *execution) grant(n int) {
+	b := binary.BigEndian.AppendUint32([]byte{api.ChanWindow}, uint32(n))
+	x.ws.Write(context.Background(), websocket.MessageBinary, b)
+}
+
+// intake is the stdin of a command: a buffer of at most ExecWindow bytes between
+// the connection and the command, granted again as the command reads.
+type intake struct {
+	mu      sync.Mutex
+	changed sync.Cond
+	buf     bytes.Buffer
+	err     error // after buf
+	taken   int   // read, not yet granted again
+	grant   func(n int)
+}
+
+// put adds p, waiting while the buffer is full, which a client that keeps to its
+// window never sees.
+func (i *intake) put(p []byte) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for i.err == nil && i.buf.Len() > 0 && i.buf.Len()+len(p) > api.ExecWindow {
+		i.changed.Wait()
+	}
+	if i.err == nil {
+		i.buf.Write(p)
+		i.changed.Broadcast()
+	}
+}
+
+// end says that nothing follows, and why. The first reason stays.
+func (i *intake) end(err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.err == nil {
+		i.err = err
+	}
+	i.changed.Broadcast()
+}
+
+func (i *intake) Read(p []byte) (int, error) {
+	i.mu.Lock()
+	for i.buf.Len() == 0 && i.err == nil {
+		i.changed.Wait()
+	}
+	if i.buf.Len() == 0 || errors.Is(i.err, io.ErrClosedPipe) {
+		defer i.mu.Unlock()
+		return 0, i.err
+	}
+	n, _ := i.buf.Read(p)
+	i.taken += n
+	give := 0
+	if i.taken >= api.ExecWindow/4 && i.err == nil {
+		give, i.taken = i.taken, 0
+	}
+	i.changed.Broadcast()
+	i.mu.Unlock()
+	if give > 0 {
+		i.grant(give)
+	}
+	return n, nil
+}
+
+// frames writes one channel of output.
+type frames struct {
+	ws      *websocket.Conn
+	channel byte
+	mu      sync.Mutex
+	buf     []byte
+}
+
+func (f *frames) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	done := 0
+	for len(p) > 0 {
+		n := min(len(p), api.ExecFrame)
+		f.buf = append(append(f.buf[:0], f.channel), p[:n]...)
+		if err := f.ws.Write(context.Background(), websocket.MessageBinary, f.buf); err != nil {
+			return done, err
+		}
+		done += n
+		p = p[n:]
+	}
+	return done, nil
+}

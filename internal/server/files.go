@@ -1,0 +1,107 @@
+package server
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"path"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+type InFile struct {
+	InRef
+	Path string `query:"path" required:"true" maxLength:"4096" doc:"Absolute path inside the sandbox"`
+}
+
+func (s *Server) readFile(ctx context.Context, in *InFile) (*huma.StreamResponse, error) {
+	sctx, cancel := s.stream(ctx)
+	f, err := s.m.ReadFile(sctx, in.ID, in.Path)
+	if err != nil {
+		defer cancel(nil)
+		return nil, endOf(sctx, err)
+	}
+	return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
+		defer cancel(nil)
+		defer f.Close()
+		// A sandbox's bytes are never shown as a page of this server.
+		w.Header().Set("Content-Type", "application/octet-stream")
+		w.Header().Set("Content-Disposition", "attachment")
+		buf := make([]byte, 128<<10)
+		if _, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{f}, buf); err != nil {
+			s.problem(ctx, endOf(sctx, err)) // to the log
+			panic(http.ErrAbortHandler)      // the client must not take the part for the whole
+		}
+	}), nil
+}
+
+type inWrite struct {
+	InFile
+	Mode string `query:"mode" doc:"Permission bits in octal; default 0644"`
+}
+
+func (s *Server) writeFile(ctx context.Context, in *inWrite) (*none, error) {
+	mode, err := api.ParseMode("0644")
+	if in.Mode != "" {
+		mode, err = api.ParseMode(in.Mode)
+	}
+	if err != nil {
+		return nil, err
+	}
+	sctx, cancel := s.stream(ctx)
+	defer cancel(nil)
+	if err := s.m.WriteFile(sctx, in.ID, in.Path, mode, callOf(ctx).r.Body); err != nil {
+		return nil, endOf(sctx, err)
+	}
+	return nil, nil
+}
+
+func (s *Server) removeFile(ctx context.Context, in *InFile) (*none, error) {
+	return nil, s.m.RemoveFile(ctx, in.ID, in.Path)
+}
+
+func (s *Server) statFile(ctx context.Context, in *InFile) (*reply[api.FileInfo], error) {
+	fi, err := s.m.StatFile(ctx, in.ID, in.Path)
+	if err != nil {
+		return nil, err
+	}
+	return &reply[api.FileInfo]{Body: api.NewFileInfo(fi)}, nil
+}
+
+type inFiles struct {
+	InFile
+	InPage
+}
+
+// listFiles pages through a directory; the cursor is the last name seen.
+func (s *Server) listFiles(ctx context.Context, in *inFiles) (*reply[api.List[api.FileInfo]], error) {
+	limit := in.Limit
+	if limit == 0 {
+		limit = sandboxer.DefaultPage
+	}
+	var items []api.FileInfo
+	for fi, err := range s.m.ListFiles(ctx, in.ID, in.Path) {
+		if err != nil {
+			return nil, err
+		}
+		if in.Cursor != "" && path.Base(fi.Path) <= in.Cursor {
+			continue
+		}
+		if len(items) == limit {
+			return listOf(items, path.Base(items[limit-1].Path)), nil
+		}
+		items = append(items, api.NewFileInfo(fi))
+	}
+	return listOf(items, ""), nil
+}
+
+func (s *Server) makeDir(ctx context.Context, in *InRef, b api.MakeDir) (*none, error) {
+	return nil, s.m.MakeDir(ctx, in.ID, b.Path)
+}
+
+func (s *Server) moveFile(ctx context.Context, in *InRef, b api.MoveFile) (*none, error) {
+	return nil, s.m.MoveFile(ctx, in.ID, b.From, b.To)
+}

@@ -1,0 +1,177 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"regexp"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// call is what is known about one request besides the request itself.
+type call struct {
+	id    string // request ID
+	route string // pattern, for log and metrics
+	actor string
+	w     http.ResponseWriter
+	r     *http.Request
+	err   error // what the caller was told, with the cause
+}
+
+type callKey struct{}
+
+// callOf returns the call that ctx belongs to.
+func callOf(ctx context.Context) *call {
+	if c, ok := ctx.Value(callKey{}).(*call); ok {
+		return c
+	}
+	return &call{}
+}
+
+var requestID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+
+// serve is the way of every request: identify it, refuse what must not come in,
+// find its route, and note how it went.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	start := time.Now()
+	c := &call{id: r.Header.Get("X-Request-Id"), route: "none"}
+	if !requestID.MatchString(c.id) {
+		c.id = strings.ToLower(rand.Text()[:16])
+	}
+	rec := &recorder{ResponseWriter: w}
+	c.w = rec
+	r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
+	h := rec.Header()
+	h.Set("X-Request-Id", c.id)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Cache-Control", "no-store")
+
+	defer func() {
+		v := recover()
+		if v != nil && v != http.ErrAbortHandler {
+			err := sandboxer.E(sandboxer.Internal, fmt.Errorf("panic: %v\n%s", v, debug.Stack()), "the request handler panicked")
+			if rec.status == 0 {
+				s.fail(rec, r, err)
+			} else {
+				s.problem(r.Context(), err)
+			}
+			v = http.ErrAbortHandler
+		}
+		s.note(r, c, rec, time.Since(start), v != nil)
+		if v != nil {
+			panic(v)
+		}
+	}()
+
+	if err := s.checkHost(r); err != nil {
+		s.fail(rec, r, err)
+		return
+	}
+	if err := s.cross.Check(r); err != nil {
+		s.fail(rec, r, sandboxer.E(sandboxer.Denied, err, "requests from other web pages are refused"))
+		return
+	}
+	handler, pattern := s.mux.Handler(r)
+	if pattern == "" {
+		s.noRoute(rec, r, handler)
+		return
+	}
+	c.route = pattern
+	s.mux.ServeHTTP(rec, r)
+}
+
+// noRoute answers where the mux has nothing, in our form. The mux's own answer
+// tells a wrong method from a wrong path.
+func (s *Server) noRoute(w http.ResponseWriter, r *http.Request, mux http.Handler) {
+	probe := &discard{header: http.Header{}}
+	mux.ServeHTTP(probe, r)
+	if probe.status == http.StatusMethodNotAllowed {
+		allow := probe.header.Get("Allow")
+		w.Header().Set("Allow", allow)
+		s.fail(w, r, withStatus(http.StatusMethodNotAllowed,
+			sandboxer.E(sandboxer.Invalid, nil, "%s has no method %s", r.URL.Path, r.Method).WithHint("it has: %s", allow)))
+		return
+	}
+	s.fail(w, r, sandboxer.E(sandboxer.NotFound, nil, "there is nothing at %s", r.URL.Path).
+		WithHint("the routes are listed at /openapi.yaml"))
+}
+
+// note writes the access log and the metrics. Query values may name files and are
+// left out.
+func (s *Server) note(r *http.Request, c *call, rec *recorder, took time.Duration, aborted bool) {
+	status := rec.status
+	if status == 0 && !aborted {
+		status = http.StatusOK
+	}
+	s.metrics.request(c.route, status, took)
+	level := slog.LevelInfo
+	if r.URL.Path == "/healthz" || r.URL.Path == "/metrics" {
+		level = slog.LevelDebug
+	}
+	attrs := []slog.Attr{
+		slog.String("request_id", c.id), slog.String("method", r.Method), slog.String("path", r.URL.Path),
+		slog.Int("status", status), slog.Duration("dur", took), slog.Int64("bytes", rec.bytes), slog.String("actor", c.actor),
+	}
+	if c.err != nil {
+		attrs = append(attrs, slog.String("kind", string(sandboxer.KindOf(c.err))), slog.Any("err", c.err))
+	}
+	if aborted {
+		attrs = append(attrs, slog.Bool("aborted", true))
+	}
+	s.log.LogAttrs(context.WithoutCancel(r.Context()), level, "request", attrs...)
+}
+
+// recorder notes the status and the size of an answer.
+type recorder struct {
+	http.ResponseWriter
+	status int
+	bytes  int64
+}
+
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 || r.status < 200 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	n, err := r.ResponseWriter.Write(p)
+	r.bytes += int64(n)
+	return n, err
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// Hijack hands out the connection for a WebSocket.
+func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	hj, ok := r.ResponseWriter.(http.Hijacker)
+	if !ok {
+		return nil, nil, errors.ErrUnsupported
+	}
+	r.status = http.StatusSwitchingProtocols
+	return hj.Hijack()
+}
+
+// discard takes an answer that nobody gets.
+type discard struct {
+	header http.Header
+	status int
+}
+
+func (d *discard) Header() http.Header         { return d.header }
+func (d *discard) WriteHeader(status int)      { d.status = status }
+func (d *discard) Write(p []byte) (int, error) { return len(p), nil }

@@ -1,0 +1,79 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Metrics are the measurements served at /metrics.
+type Metrics struct {
+	reg      *prometheus.Registry
+	backend  *prometheus.HistogramVec
+	requests *prometheus.HistogramVec
+}
+
+// NewMetrics returns an empty set.
+func NewMetrics() *Metrics {
+	m := &Metrics{
+		reg: prometheus.NewRegistry(),
+		backend: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "sandboxer_backend_call_duration_seconds", Help: "Calls of extensions by kind of error (ok for none).",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300},
+		}, []string{"extension", "op", "kind"}),
+		requests: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "sandboxer_http_request_duration_seconds", Help: "HTTP requests, streams included, by route and status.",
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 60, 600},
+		}, []string{"route", "status"}),
+	}
+	m.reg.MustRegister(m.backend, m.requests, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// Observe notes one finished backend call; it is made for backend.Options.Observe.
+func (m *Metrics) Observe(extension, op string, kind sandboxer.Kind, took time.Duration) {
+	if kind == "" {
+		kind = "ok"
+	}
+	m.backend.WithLabelValues(extension, op, string(kind)).Observe(took.Seconds())
+}
+
+func (m *Metrics) request(route string, status int, took time.Duration) {
+	m.requests.WithLabelValues(route, strconv.Itoa(status)).Observe(took.Seconds())
+}
+
+// handler serves the metrics; count gives the sandboxes of every tenant by state.
+func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, error)) http.Handler {
+	desc := prometheus.NewDesc("sandboxer_sandboxes", "Live sandboxes by state.", []string{"state"}, nil)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// Counted for this request, with its principal: a collector has no ctx.
+		own := prometheus.NewRegistry()
+		own.MustRegister(snapshot{desc, func() (map[sandboxer.State]int, error) { return count(r.Context()) }})
+		promhttp.HandlerFor(prometheus.Gatherers{m.reg, own}, promhttp.HandlerOpts{}).ServeHTTP(w, r)
+	})
+}
+
+type snapshot struct {
+	desc  *prometheus.Desc
+	count func() (map[sandboxer.State]int, error)
+}
+
+func (c snapshot) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc }
+
+func (c snapshot) Collect(ch chan<- prometheus.Metric) {
+	counts, err := c.count()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(c.desc, err)
+		return
+	}
+	for st, n := range counts {
+		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n), string(st))
+	}
+}

@@ -1,0 +1,122 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// ports lists what the order declares and what the backend published.
+func (s *Server) ports(ctx context.Context, in *InRef) (*reply[api.List[sandboxer.Port]], error) {
+	sb, err := s.m.Get(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	ports := slices.Clone(sb.Reachability.Ports)
+	for _, n := range sb.Spec.Ports {
+		if !slices.ContainsFunc(ports, func(p sandboxer.Port) bool { return p.Port == n }) {
+			ports = append(ports, sandboxer.Port{Port: n})
+		}
+	}
+	slices.SortFunc(ports, func(a, b sandboxer.Port) int { return a.Port - b.Port })
+	return listOf(ports, ""), nil
+}
+
+type inPort struct {
+	InRef
+	Port int `path:"port" minimum:"1" maximum:"65535" doc:"TCP port inside the sandbox"`
+}
+
+func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamResponse, error) {
+	if err := wantsStream(ctx, api.PortProtocol, "connect with: sandboxer port open"); err != nil {
+		return nil, err
+	}
+	sctx, cancel := s.stream(ctx)
+	c, err := s.m.Dial(sctx, in.ID, in.Port)
+	if err != nil {
+		defer cancel(nil)
+		return nil, endOf(sctx, err)
+	}
+	return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
+		defer cancel(nil)
+		defer c.Close()
+		ws := s.accept(w, r, api.PortProtocol)
+		if ws == nil {
+			return
+		}
+		defer ws.CloseNow()
+		stop := context.AfterFunc(sctx, func() {
+			c.Close()
+			status, why := websocket.StatusGoingAway, "the stream was ended"
+			var e *sandboxer.Error
+			if cause := context.Cause(sctx); errors.As(cause, &e) {
+				status, why = websocket.StatusPolicyViolation, e.Msg
+			}
+			ws.Close(status, why[:min(len(why), 120)])
+		})
+		defer stop()
+		relay(ws, c)
+	}), nil
+}
+
+// relay copies both ways until both directions ended or one broke.
+func relay(ws *websocket.Conn, c net.Conn) {
+	ws.SetReadLimit(-1) // passed on piece by piece
+	bg := context.Background()
+	in := make(chan bool, 1) // whether the client's direction ended in good order
+	go func() {
+		buf := make([]byte, 32<<10)
+		for {
+			_, r, err := ws.Reader(bg)
+			if err != nil {
+				in <- false
+				c.Close()
+				return
+			}
+			n, err := io.CopyBuffer(struct{ io.Writer }{c}, r, buf)
+			if err != nil {
+				in <- false
+				ws.CloseNow()
+				return
+			}
+			if n == 0 {
+				if cw, ok := c.(interface{ CloseWrite() error }); ok {
+					cw.CloseWrite()
+				}
+				in <- true
+				// Stay to notice that the client leaves.
+				ws.Reader(bg)
+				c.Close()
+				return
+			}
+		}
+	}()
+	buf := make([]byte, 128<<10)
+	for {
+		n, err := c.Read(buf)
+		if n > 0 && ws.Write(bg, websocket.MessageBinary, buf[:n]) != nil {
+			return
+		}
+		if err != nil {
+			break
+		}
+	}
+	if ws.Write(bg, websocket.MessageBinary, nil) != nil {
+		return
+	}
+	<-in
+	// The client closes when it has read the end; closing first could take it away.
+	linger := time.AfterFunc(2*time.Second, func() { ws.CloseNow() })
+	defer linger.Stop()
+	ws.Close(websocket.StatusNormalClosure, "")
+}

@@ -1,0 +1,336 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// maxJSON bounds a JSON request body. Raw bodies (files) are not bounded here.
+const maxJSON = 1 << 20
+
+// opTypes are the Go types of an operation's bodies, for the contract test.
+type opTypes struct{ in, out reflect.Type }
+
+// newAPI prepares huma: it parses parameters and generates the description. The
+// bodies, the errors and the authentication are done here.
+func (s *Server) newAPI() huma.API {
+	problem := "application/problem+json"
+	cfg := huma.Config{
+		OpenAPI: &huma.OpenAPI{
+			OpenAPI: "3.1.0",
+			Info: &huma.Info{
+				Title: "sandboxer", Version: "v1",
+				Description: "Sandboxes of any kind behind one interface. Durations are Go duration strings (\"30m\"), money is a decimal string " +
+					"of credits (\"0.12\"), sizes are bytes, times are RFC 3339 in UTC. Every failure is an RFC 9457 problem. " +
+					"Clients of the Unix socket that run as the server's user need no key.",
+			},
+			Components: &huma.Components{
+				Schemas:         huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer),
+				SecuritySchemes: map[string]*huma.SecurityScheme{"key": {Type: "http", Scheme: "bearer", BearerFormat: "sbx_key_<id>_<secret>"}},
+			},
+		},
+		Formats:                      map[string]huma.Format{"application/json": huma.DefaultJSONFormat, "json": huma.DefaultJSONFormat},
+		DefaultFormat:                "application/json",
+		RejectUnknownQueryParameters: true,
+		Transformers:                 []huma.Transformer{s.transform},
+	}
+	a := huma.NewAPI(cfg, mount{s})
+	schema := cfg.Components.Schemas.Schema(reflect.TypeFor[api.Problem](), true, "")
+	cfg.Components.Responses = map[string]*huma.Response{"Problem": {
+		Description: "What failed, why, and what to do",
+		Content:     map[string]*huma.MediaType{problem: {Schema: schema, Example: exampleOf(reflect.TypeFor[api.Problem]())}},
+	}}
+	return a
+}
+
+// mount puts huma's operations on the mux, behind the authentication.
+type mount struct{ s *Server }
+
+func (m mount) ServeHTTP(w http.ResponseWriter, r *http.Request) { m.s.serve(w, r) }
+
+func (m mount) Handle(op *huma.Operation, handler func(huma.Context)) {
+	scope, _ := op.Extensions["x-scope"].(sandboxer.Scope)
+	m.s.mux.HandleFunc(op.Method+" "+op.Path, func(w http.ResponseWriter, r *http.Request) {
+		r, err := m.s.admit(r, scope)
+		if err != nil {
+			m.s.fail(w, r, err)
+			return
+		}
+		callOf(r.Context()).r = r
+		handler(&humaCall{humaContext: humago.NewContext(op, r, w)})
+	})
+}
+
+// humaCall lets transform correct the status that huma gives bad parameters.
+type humaCall struct {
+	humaContext
+	status int
+}
+
+type humaContext huma.Context
+
+func (c *humaCall) SetStatus(status int) {
+	if c.status != 0 {
+		status = c.status
+	}
+	c.humaContext.SetStatus(status)
+}
+
+// transform turns huma's own complaints, which are all about parameters, and ours
+// into a Problem.
+func (s *Server) transform(ctx huma.Context, _ string, v any) (any, error) {
+	switch e := v.(type) {
+	case *failure:
+		return e.p, nil
+	case *huma.ErrorModel:
+		p := s.problem(ctx.Context(), s.badParameters(ctx.Operation(), e))
+		if c, ok := ctx.(*humaCall); ok {
+			c.status = p.Status
+		}
+		return p, nil
+	}
+	return v, nil
+}
+
+func (s *Server) badParameters(op *huma.Operation, e *huma.ErrorModel) error {
+	if e.Status >= 500 {
+		return sandboxer.E(sandboxer.Internal, e, "the answer could not be written")
+	}
+	var faults []string
+	var hint string
+	for _, d := range e.Errors {
+		loc, name, _ := strings.Cut(d.Location, ".")
+		switch {
+		case d.Message == "unknown query parameter":
+			faults = append(faults, fmt.Sprintf("%q is not a query parameter of %s %s", name, op.Method, op.Path))
+			var known []string
+			for _, p := range op.Parameters {
+				if p.In == "query" {
+					known = append(known, p.Name)
+				}
+			}
+			hint = didYouMean(name, known)
+		case strings.HasPrefix(d.Message, "required "):
+			faults = append(faults, fmt.Sprintf("the %s parameter %q is missing", loc, name))
+		default:
+			faults = append(faults, fmt.Sprintf("%s parameter %q: %s", loc, name, d.Message))
+		}
+	}
+	if len(faults) == 0 {
+		faults = []string{e.Detail}
+	}
+	err := sandboxer.E(sandboxer.Invalid, nil, "%s", strings.Join(faults, "; "))
+	err.Hint = hint
+	return err
+}
+
+func didYouMean(name string, known []string) string {
+	if n := nearest(name, known); n != "" {
+		return fmt.Sprintf("did you mean %q?", n)
+	}
+	if len(known) == 0 {
+		return "it has none"
+	}
+	slices.Sort(known)
+	return "it has: " + strings.Join(known, ", ")
+}
+
+// none is an operation's input or output that has nothing.
+type none struct{}
+
+// reply is an answer with a JSON body.
+type reply[T any] struct{ Body T }
+
+// op describes a route that needs scope ("" for none at all).
+func op(id, method, path string, scope sandboxer.Scope, tag, summary string) huma.Operation {
+	o := huma.Operation{
+		OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{tag},
+		Responses: map[string]*huma.Response{"default": {Ref: "#/components/responses/Problem"}},
+	}
+	if scope != "" {
+		o.Extensions = map[string]any{"x-scope": scope}
+		o.Security = []map[string][]string{{"key": {}}}
+		o.Description = fmt.Sprintf("Needs the scope `%s`.", scope)
+	}
+	return o
+}
+
+// route registers an operation without a JSON request body.
+func route[I, O any](s *Server, o huma.Operation, f func(context.Context, *I) (*O, error)) {
+	types := s.types[o.OperationID]
+	if b, ok := reflect.TypeFor[O]().FieldByName("Body"); ok && b.Type.Kind() != reflect.Func {
+		types.out = b.Type
+	}
+	huma.Register(s.api, o, func(ctx context.Context, in *I) (*O, error) {
+		out, err := f(ctx, in)
+		if err != nil {
+			return nil, &failure{s.problem(ctx, err)}
+		}
+		return out, nil
+	})
+	s.types[o.OperationID] = types
+	if types.out != nil {
+		for status, resp := range o.Responses {
+			if mt := resp.Content["application/json"]; mt != nil && status != "default" {
+				mt.Example = exampleOf(types.out)
+			}
+		}
+	}
+}
+
+// routeJSON registers an operation with a JSON request body of type B.
+func routeJSON[I, B, O any](s *Server, o huma.Operation, f func(context.Context, *I, B) (*O, error)) {
+	t := reflect.TypeFor[B]()
+	reg := s.api.OpenAPI().Components.Schemas
+	ref := reg.Schema(t, true, "")
+	s.types[o.OperationID] = opTypes{in: t}
+	o.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
+		"application/json": {Schema: ref, Example: exampleOf(t)},
+	}}
+	route(s, o, func(ctx context.Context, in *I) (*O, error) {
+		var b B
+		if err := readJSON(ctx, reg, ref, &b); err != nil {
+			return nil, err
+		}
+		return f(ctx, in, b)
+	})
+}
+
+// readJSON reads the request's body strictly into v.
+func readJSON(ctx context.Context, reg huma.Registry, schema *huma.Schema, v any) error {
+	c := callOf(ctx)
+	if ct, _, err := mime.ParseMediaType(c.r.Header.Get("Content-Type")); err != nil || ct != "application/json" {
+		got := c.r.Header.Get("Content-Type")
+		if got == "" {
+			got = "no content type"
+		}
+		return withStatus(http.StatusUnsupportedMediaType, sandboxer.E(sandboxer.Invalid, nil, "the request body must be JSON, not %s", got).
+			WithHint("send the header Content-Type: application/json"))
+	}
+	rc := http.NewResponseController(c.w)
+	rc.SetReadDeadline(time.Now().Add(30 * time.Second)) // an error means the connection has none
+	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxJSON))
+	rc.SetReadDeadline(time.Time{})
+	var tooBig *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooBig):
+		return withStatus(http.StatusRequestEntityTooLarge, sandboxer.E(sandboxer.Invalid, nil, "the request body is larger than %d bytes", maxJSON))
+	case err != nil:
+		return sandboxer.E(sandboxer.Invalid, err, "the request body did not arrive whole")
+	}
+	return decodeJSON(body, reg, schema, v)
+}
+
+// decodeJSON decodes one JSON document that satisfies schema; nothing unknown is
+// passed over. Kind: Invalid.
+func decodeJSON(body []byte, reg huma.Registry, schema *huma.Schema, v any) error {
+	if len(bytes.TrimSpace(body)) == 0 {
+		return sandboxer.E(sandboxer.Invalid, nil, "the request has no body").WithHint("send at least {}")
+	}
+	var tree any
+	if err := json.Unmarshal(body, &tree); err != nil {
+		var se *json.SyntaxError
+		if errors.As(err, &se) {
+			before := body[:min(int(se.Offset), len(body))]
+			line := 1 + bytes.Count(before, []byte("\n"))
+			col := len(before) - bytes.LastIndexByte(before, '\n') - 1
+			return sandboxer.E(sandboxer.Invalid, nil, "the request body is not JSON: line %d, column %d: %s", line, max(col, 1), se)
+		}
+		return sandboxer.E(sandboxer.Invalid, nil, "the request body is not JSON: %s", err)
+	}
+	var res huma.ValidateResult
+	path := huma.NewPathBuffer(make([]byte, 0, 64), 0)
+	huma.Validate(reg, schema, path, huma.ModeWriteToServer, tree, &res)
+	if len(res.Errors) > 0 {
+		return badBody(reg, schema, res.Errors)
+	}
+	dec := json.NewDecoder(bytes.NewReader(body))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(v); err != nil {
+		var e *sandboxer.Error
+		if errors.As(err, &e) {
+			return e
+		}
+		return sandboxer.E(sandboxer.Invalid, nil, "the request body does not fit: %s", strings.TrimPrefix(err.Error(), "json: "))
+	}
+	return nil
+}
+
+// badBody says every fault of a request body in one sentence.
+func badBody(reg huma.Registry, schema *huma.Schema, errs []error) error {
+	var faults []string
+	var hint string
+	for _, err := range errs {
+		var d *huma.ErrorDetail
+		if !errors.As(err, &d) {
+			faults = append(faults, err.Error())
+			continue
+		}
+		if d.Message == "unexpected property" {
+			parent, name := "", d.Location
+			if i := strings.LastIndexByte(d.Location, '.'); i >= 0 {
+				parent, name = d.Location[:i], d.Location[i+1:]
+			}
+			faults = append(faults, fmt.Sprintf("unknown field %q", d.Location))
+			if hint == "" {
+				hint = didYouMean(name, properties(reg, schema, parent))
+			}
+			continue
+		}
+		if d.Location == "" {
+			faults = append(faults, d.Message)
+		} else {
+			faults = append(faults, fmt.Sprintf("%s: %s", d.Location, d.Message))
+		}
+	}
+	e := sandboxer.E(sandboxer.Invalid, nil, "the request body does not fit: %s", strings.Join(faults, "; "))
+	e.Hint = hint
+	return e
+}
+
+// properties returns the field names of the object at path inside schema.
+func properties(reg huma.Registry, s *huma.Schema, path string) []string {
+	deref := func(s *huma.Schema) *huma.Schema {
+		for s != nil && s.Ref != "" {
+			s = reg.SchemaFromRef(s.Ref)
+		}
+		return s
+	}
+	s = deref(s)
+	for step := range strings.SplitSeq(path, ".") {
+		if step == "" || s == nil {
+			continue
+		}
+		name, _, indexed := strings.Cut(step, "[")
+		if name != "" {
+			s = deref(s.Properties[name])
+		}
+		if indexed && s != nil {
+			s = deref(s.Items)
+		}
+	}
+	if s == nil {
+		return nil
+	}
+	var names []string
+	for n := range s.Properties {
+		names = append(names, n)
+	}
+	return names
+}
