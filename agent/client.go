@@ -1,0 +1,367 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent/proto/filesystem/filesystemconnect"
+	"github.com/sand-boxer/sandboxer/agent/proto/process/processconnect"
+)
+
+// ClientOptions say how to reach an agent. One of Dial and BaseURL is needed.
+type ClientOptions struct {
+	// Dial opens a connection to the agent's listener.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// BaseURL and HTTP reach an agent behind an HTTP front instead ("https://…"); HTTP
+	// nil means http.DefaultClient. Without Dial there is no relay.
+	BaseURL string
+	HTTP    *http.Client
+	Token   string      // access token; empty for an agent without one
+	Header  http.Header // sent with every request
+	// User is whom files belong to and who runs commands that name nobody; empty means
+	// the agent's default.
+	User string
+}
+
+// Client speaks to the agent of one sandbox. It fulfils the capabilities exec, files,
+// dial and stats for an adapter. It keeps connections for reuse until Close; its
+// methods are safe for concurrent use.
+//
+// Errors carry a Kind: Unavailable when the agent does not answer, Unauthenticated for
+// a wrong token, and those of the capability interfaces.
+type Client struct {
+	opts  ClientOptions
+	base  string
+	http  *http.Client
+	owned *http.Transport // nil when the HTTP client is the caller's
+	proc  processconnect.ProcessClient
+	files filesystemconnect.FilesystemClient
+}
+
+// NewClient returns a client; it connects with the first call.
+func NewClient(o ClientOptions) *Client {
+	c := &Client{opts: o, base: strings.TrimSuffix(o.BaseURL, "/"), http: o.HTTP}
+	switch {
+	case o.Dial != nil:
+		var p http.Protocols
+		p.SetUnencryptedHTTP2(true) // one connection carries everything
+		c.owned = &http.Transport{
+			DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) },
+			Protocols:          &p,
+			DisableCompression: true,
+			IdleConnTimeout:    90 * time.Second,
+			HTTP2:              &http.HTTP2Config{MaxReadFrameSize: 256 << 10},
+			WriteBufferSize:    64 << 10,
+			ReadBufferSize:     64 << 10,
+		}
+		c.http = &http.Client{Transport: c.owned}
+		c.base = "http://sandbox"
+	case c.http == nil:
+		c.http = http.DefaultClient
+	}
+	rpc := &headerClient{c}
+	opts := []connect.ClientOption{
+		connect.WithReadMaxBytes(64 << 20),
+		connect.WithAcceptCompression("gzip", nil, nil),
+	}
+	c.proc = processconnect.NewProcessClient(rpc, c.base, opts...)
+	c.files = filesystemconnect.NewFilesystemClient(rpc, c.base, opts...)
+	return c
+}
+
+// Close ends idle connections. Calls under way go on.
+func (c *Client) Close() error {
+	if c.owned != nil {
+		c.owned.CloseIdleConnections()
+	}
+	return nil
+}
+
+// headerClient adds our headers to the calls of the RPC clients.
+type headerClient struct{ c *Client }
+
+func (h *headerClient) Do(r *http.Request) (*http.Response, error) {
+	h.c.decorate(r.Header)
+	if r.Header.Get("Authorization") == "" && h.c.opts.User != "" {
+		r.Header.Set("Authorization", basicUser(h.c.opts.User))
+	}
+	return h.c.http.Do(r)
+}
+
+func basicUser(name string) string {
+	return "Basic " + base64.StdEncoding.EncodeToString([]byte(name+":"))
+}
+
+func (c *Client) decorate(h http.Header) {
+	for k, vs := range c.opts.Header {
+		h[http.CanonicalHeaderKey(k)] = vs
+	}
+	if c.opts.Token != "" {
+		h.Set(tokenHeader, c.opts.Token)
+	}
+}
+
+// do sends a plain request and turns an answer that is no success into an error.
+func (c *Client) do(ctx context.Context, method, path string, query url.Values, header http.Header, body io.Reader, size int64) (*http.Response, error) {
+	if c.opts.User != "" && !query.Has("username") {
+		query.Set("username", c.opts.User)
+	}
+	r, err := http.NewRequestWithContext(ctx, method, c.base+path+"?"+query.Encode(), body)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "cannot make a request to the agent")
+	}
+	for k, v := range header {
+		r.Header[k] = v
+	}
+	r.Header.Set("Accept-Encoding", "identity")
+	if size >= 0 {
+		r.ContentLength = size
+	}
+	c.decorate(r.Header)
+	res, err := c.http.Do(r)
+	if err != nil {
+		return nil, c.transportError(ctx, err)
+	}
+	if res.StatusCode/100 == 2 {
+		return res, nil
+	}
+	defer res.Body.Close()
+	return nil, plainError(res)
+}
+
+// plainError reads a failure of a plain endpoint.
+func plainError(res *http.Response) error {
+	b, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10))
+	var answer struct {
+		Message string `json:"message"`
+	}
+	if json.Unmarshal(b, &answer) != nil || answer.Message == "" {
+		answer.Message = "the agent answered " + res.Status
+	}
+	kind := sandboxer.Kind(res.Header.Get(kindHeader))
+	if kind == "" {
+		switch res.StatusCode {
+		case http.StatusBadRequest, http.StatusNotAcceptable:
+			kind = sandboxer.Invalid
+		case http.StatusUnauthorized:
+			kind = sandboxer.Unauthenticated
+		case http.StatusForbidden:
+			kind = sandboxer.Denied
+		case http.StatusNotFound:
+			kind = sandboxer.NotFound
+		case http.StatusInsufficientStorage, http.StatusTooManyRequests:
+			kind = sandboxer.Exhausted
+		case http.StatusNotImplemented:
+			kind = sandboxer.Unsupported
+		case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+			kind = sandboxer.Unavailable
+		default:
+			kind = sandboxer.Internal
+		}
+	}
+	return sandboxer.E(kind, nil, "%s", answer.Message)
+}
+
+func (c *Client) transportError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return sandboxer.E(sandboxer.KindOf(ctx.Err()), err, "the call to the sandbox's agent was given up")
+	}
+	var e *sandboxer.Error
+	if errors.As(err, &e) { // of the dial function
+		return e
+	}
+	return sandboxer.E(sandboxer.Unavailable, err, "the sandbox's agent cannot be reached")
+}
+
+// rpcError gives an error of an RPC its Kind.
+func (c *Client) rpcError(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	var ce *connect.Error
+	if !errors.As(err, &ce) {
+		return c.transportError(ctx, err)
+	}
+	if kind := sandboxer.Kind(ce.Meta().Get(kindHeader)); kind != "" {
+		return sandboxer.E(kind, nil, "%s", ce.Message())
+	}
+	if !connect.IsWireError(err) { // raised on our side
+		return c.transportError(ctx, err)
+	}
+	kind := sandboxer.Internal
+	switch ce.Code() {
+	case connect.CodeInvalidArgument, connect.CodeOutOfRange:
+		kind = sandboxer.Invalid
+	case connect.CodeUnauthenticated:
+		kind = sandboxer.Unauthenticated
+		if strings.HasPrefix(ce.Message(), "invalid username") {
+			kind = sandboxer.Invalid
+		}
+	case connect.CodePermissionDenied:
+		kind = sandboxer.Denied
+	case connect.CodeNotFound:
+		kind = sandboxer.NotFound
+	case connect.CodeAlreadyExists, connect.CodeFailedPrecondition, connect.CodeAborted:
+		kind = sandboxer.Conflict
+	case connect.CodeResourceExhausted:
+		kind = sandboxer.Exhausted
+	case connect.CodeUnimplemented:
+		kind = sandboxer.Unsupported
+	case connect.CodeUnavailable:
+		kind = sandboxer.Unavailable
+	case connect.CodeDeadlineExceeded:
+		kind = sandboxer.Timeout
+	case connect.CodeCanceled:
+		kind = sandboxer.Canceled
+	}
+	return sandboxer.E(kind, nil, "%s", ce.Message())
+}
+
+// Health reports whether the agent answers.
+func (c *Client) Health(ctx context.Context) error {
+	res, err := c.do(ctx, http.MethodGet, "/health", url.Values{}, nil, nil, -1)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+// WaitReady returns when the agent answers, trying again until ctx is done. Its error
+// is that of the last try, of kind Unavailable, or Unauthenticated at once.
+func (c *Client) WaitReady(ctx context.Context) error {
+	pause := time.Millisecond
+	for {
+		err := c.Health(ctx)
+		if err == nil {
+			return nil
+		}
+		switch sandboxer.KindOf(err) {
+		case sandboxer.Unavailable, sandboxer.Timeout, sandboxer.Canceled:
+		default:
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return sandboxer.E(sandboxer.Unavailable, err, "the sandbox's agent did not answer in time")
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, 100*time.Millisecond)
+	}
+}
+
+// Settings of a running agent; a nil field keeps the present value.
+type Settings struct {
+	Token   *string           `json:"accessToken,omitempty"`
+	Env     map[string]string `json:"envVars,omitempty"` // replaces the whole set
+	User    *string           `json:"defaultUser,omitempty"`
+	Workdir *string           `json:"defaultWorkdir,omitempty"`
+	At      *time.Time        `json:"timestamp,omitempty"` // an order older than the last one is ignored
+}
+
+// Init changes settings of the agent. When it changes the token, this client goes on
+// with the old one: make a new client.
+func (c *Client) Init(ctx context.Context, s Settings) error {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return sandboxer.E(sandboxer.Internal, err, "cannot encode the settings")
+	}
+	res, err := c.do(ctx, http.MethodPost, "/init", url.Values{}, http.Header{"Content-Type": {"application/json"}},
+		strings.NewReader(string(b)), int64(len(b)))
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+// Stats measures the sandbox; see sandboxer.Statser.
+func (c *Client) Stats(ctx context.Context) (sandboxer.Stats, error) {
+	var st sandboxer.Stats
+	res, err := c.do(ctx, http.MethodGet, statsPath, url.Values{}, nil, nil, -1)
+	if err != nil {
+		return st, err
+	}
+	defer res.Body.Close()
+	if err := json.NewDecoder(res.Body).Decode(&st); err != nil {
+		return st, sandboxer.E(sandboxer.Unavailable, err, "the agent's figures cannot be read")
+	}
+	return st, nil
+}
+
+// Dial opens a stream to a TCP port inside the sandbox; see sandboxer.Dialer. The
+// stream has a connection of its own, and CloseWrite.
+func (c *Client) Dial(ctx context.Context, port int) (net.Conn, error) {
+	if c.opts.Dial == nil {
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "this agent is reached through an HTTP front, which carries no raw streams")
+	}
+	conn, err := c.opts.Dial(ctx)
+	if err != nil {
+		return nil, c.transportError(ctx, err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	r, err := http.NewRequest(http.MethodGet, "http://sandbox"+relayPath+"?port="+strconv.Itoa(port), nil)
+	if err != nil {
+		conn.Close()
+		return nil, sandboxer.E(sandboxer.Internal, err, "cannot make a request to the agent")
+	}
+	c.decorate(r.Header)
+	r.Header.Set("Connection", "Upgrade")
+	r.Header.Set("Upgrade", relayName)
+	br := bufio.NewReader(conn)
+	err = r.Write(conn)
+	var res *http.Response
+	if err == nil {
+		res, err = http.ReadResponse(br, r)
+	}
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		conn.Close()
+		return nil, c.transportError(ctx, err)
+	}
+	if res.StatusCode != http.StatusSwitchingProtocols {
+		defer conn.Close()
+		return nil, plainError(res)
+	}
+	if br.Buffered() == 0 {
+		return conn, nil
+	}
+	return &bufferedConn{Conn: conn, r: br}, nil
+}
+
+// A bufferedConn first gives what was read too early.
+type bufferedConn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (b *bufferedConn) Read(p []byte) (int, error) {
+	if b.r != nil {
+		if b.r.Buffered() > 0 {
+			return b.r.Read(p)
+		}
+		b.r = nil
+	}
+	return b.Conn.Read(p)
+}
+
+func (b *bufferedConn) CloseWrite() error {
+	if cw, ok := b.Conn.(interface{ CloseWrite() error }); ok {
+		return cw.CloseWrite()
+	}
+	return fmt.Errorf("%T cannot close one direction", b.Conn)
+}

@@ -1,0 +1,364 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/sand-boxer/sandboxer"
+	pb "github.com/sand-boxer/sandboxer/agent/proto/process"
+)
+
+// killLimit bounds how long a canceled Exec waits for the command to be gone.
+const killLimit = 10 * time.Second
+
+// Exec runs cmd to its end; see sandboxer.Execer. The command does not outlive the
+// call: it is killed, with what it started, when ctx is done or the connection breaks.
+// A reader behind cmd.Stdin that blocks is not waited for.
+func (c *Client) Exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	if err := ctx.Err(); err != nil {
+		return sandboxer.Exit{}, sandboxer.E(sandboxer.KindOf(err), err, "the command was canceled before it began")
+	}
+	// The stream outlives ctx: after a cancel we still want to see the end.
+	streamCtx, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	req := startRequest(cmd, nil)
+	req.Header().Set(foregroundHeader, "true")
+	c.as(req.Header(), cmd.User)
+	// A cancel before the start event: give the command the time to begin, because only
+	// then can its end be seen.
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(killLimit, cut) })()
+	stream, err := c.proc.Start(streamCtx, req)
+	if err != nil {
+		return notStartedExit(cmd, err, c.rpcError(ctx, err))
+	}
+	defer stream.Close()
+	a := attachment{c: c, ctx: ctx, cut: cut, next: func() *pb.ProcessEvent {
+		if !stream.Receive() {
+			return nil
+		}
+		return stream.Msg().GetEvent()
+	}, err: stream.Err, feedNil: cmd.TTY != nil}
+	x, err := a.run(Streams{TTY: cmd.TTY != nil, Stdin: cmd.Stdin, Stdout: cmd.Stdout, Stderr: cmd.Stderr, Resize: cmd.Resize, Signals: cmd.Signals}, true)
+	if err != nil && !a.started {
+		return notStartedExit(cmd, stream.Err(), err)
+	}
+	return x, err
+}
+
+// notStartedExit turns the failure of a command that does not exist into an exit.
+func notStartedExit(cmd sandboxer.Cmd, raw, err error) (sandboxer.Exit, error) {
+	var ce *connect.Error
+	if errors.As(raw, &ce) {
+		if code, e := strconv.Atoi(ce.Meta().Get(exitHeader)); e == nil {
+			w := cmd.Stderr
+			if cmd.TTY != nil {
+				w = cmd.Stdout
+			}
+			if w != nil {
+				_, _ = io.WriteString(w, ce.Message()+"\n")
+			}
+			return sandboxer.Exit{Code: code}, nil
+		}
+	}
+	return sandboxer.Exit{}, err
+}
+
+func startRequest(cmd sandboxer.Cmd, tag *string) *connect.Request[pb.StartRequest] {
+	cfg := &pb.ProcessConfig{Envs: cmd.Env}
+	if len(cmd.Args) > 0 {
+		cfg.Cmd, cfg.Args = cmd.Args[0], cmd.Args[1:]
+	}
+	if cmd.Dir != "" {
+		cfg.Cwd = &cmd.Dir
+	}
+	stdin := cmd.Stdin != nil
+	msg := &pb.StartRequest{Process: cfg, Tag: tag, Stdin: &stdin}
+	if cmd.TTY != nil {
+		msg.Pty = ptySize(*cmd.TTY)
+	}
+	return connect.NewRequest(msg)
+}
+
+func ptySize(s sandboxer.WinSize) *pb.PTY {
+	return &pb.PTY{Size: &pb.PTY_Size{Cols: uint32(s.Cols), Rows: uint32(s.Rows)}}
+}
+
+func (c *Client) as(h interface{ Set(k, v string) }, name string) {
+	if name != "" {
+		h.Set("Authorization", basicUser(name))
+	}
+}
+
+// Streams connect a caller to a process; nil fields are unused.
+type Streams struct {
+	TTY            bool // the process has a terminal, and Stdin is typed there
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer // a terminal writes to Stdout only
+	Resize         <-chan sandboxer.WinSize
+	Signals        <-chan os.Signal
+}
+
+// An attachment follows the stream of one process.
+type attachment struct {
+	c       *Client
+	ctx     context.Context
+	cut     context.CancelFunc
+	next    func() *pb.ProcessEvent
+	err     func() error
+	feedNil bool // a terminal without an input gets its end of file typed
+	started bool
+}
+
+// run copies events until the end. With own set the process belongs to the caller: it
+// is killed when ctx is done; otherwise it is left alone.
+func (a *attachment) run(s Streams, own bool) (x sandboxer.Exit, err error) {
+	first := a.next()
+	if first.GetStart() == nil {
+		return x, a.broken("the agent did not start the command")
+	}
+	a.started = true
+	pid := int(first.GetStart().GetPid())
+
+	helpers, stop := context.WithCancel(context.WithoutCancel(a.ctx))
+	defer stop()
+	if s.Stdin != nil || a.feedNil {
+		go a.c.feed(helpers, pid, s.Stdin, s.TTY)
+	}
+	if s.Resize != nil || s.Signals != nil {
+		go a.c.control(helpers, pid, s)
+	}
+	giveUp := func() {
+		if own {
+			ctx, cancel := context.WithTimeout(helpers, killLimit)
+			defer cancel()
+			if a.c.Signal(ctx, pid, 9) == nil {
+				return // the end will come through the stream
+			}
+		}
+		a.cut()
+	}
+	defer context.AfterFunc(a.ctx, giveUp)()
+
+	for {
+		ev := a.next()
+		if ev == nil {
+			return x, a.broken("the connection to the command broke")
+		}
+		var w io.Writer
+		var b []byte
+		switch d := ev.GetData(); {
+		case d != nil:
+			switch out := d.GetOutput().(type) {
+			case *pb.ProcessEvent_DataEvent_Stdout:
+				w, b = s.Stdout, out.Stdout
+			case *pb.ProcessEvent_DataEvent_Stderr:
+				w, b = s.Stderr, out.Stderr
+			case *pb.ProcessEvent_DataEvent_Pty:
+				w, b = s.Stdout, out.Pty
+			}
+		case ev.GetEnd() != nil:
+			if e := a.ctx.Err(); e != nil && own {
+				return x, sandboxer.E(sandboxer.KindOf(e), e, "the command was killed because its caller gave up")
+			}
+			if err != nil {
+				return x, err
+			}
+			end := ev.GetEnd()
+			return exitOf(int(end.GetExitCode()), end.GetExited(), end.GetStatus()), nil
+		}
+		if w == nil || err != nil {
+			continue
+		}
+		if _, werr := w.Write(b); werr != nil {
+			// Nobody reads any more: as with a closed pipe, that ends the command.
+			err = sandboxer.E(sandboxer.Canceled, werr, "the output of the command could not be written")
+			if !own {
+				return x, err
+			}
+			go giveUp()
+		}
+	}
+}
+
+func (a *attachment) broken(what string) error {
+	if err := a.err(); err != nil {
+		return a.c.rpcError(a.ctx, err)
+	}
+	return sandboxer.E(sandboxer.Unavailable, nil, "%s", what)
+}
+
+// feed sends r to the input of a process and then closes it.
+func (c *Client) feed(ctx context.Context, pid int, r io.Reader, tty bool) {
+	sel := pidSelector(pid)
+	stream := c.proc.StreamInput(ctx)
+	err := stream.Send(&pb.StreamInputRequest{Event: &pb.StreamInputRequest_Start{
+		Start: &pb.StreamInputRequest_StartEvent{Process: sel}}})
+	send := func(b []byte) {
+		in := &pb.ProcessInput{Input: &pb.ProcessInput_Stdin{Stdin: b}}
+		if tty {
+			in.Input = &pb.ProcessInput_Pty{Pty: b}
+		}
+		err = stream.Send(&pb.StreamInputRequest{Event: &pb.StreamInputRequest_Data{
+			Data: &pb.StreamInputRequest_DataEvent{Input: in}}})
+	}
+	if r != nil {
+		buf := make([]byte, 128<<10)
+		for err == nil {
+			n, rerr := r.Read(buf)
+			if n > 0 {
+				send(buf[:n])
+			}
+			if rerr != nil {
+				break
+			}
+		}
+	}
+	if tty && err == nil {
+		send([]byte{4})
+	}
+	if _, cerr := stream.CloseAndReceive(); err != nil || cerr != nil || tty {
+		return // the process has ended or closed its input
+	}
+	_, _ = c.proc.CloseStdin(ctx, connect.NewRequest(&pb.CloseStdinRequest{Process: sel}))
+}
+
+// control passes sizes and signals on until the process has ended.
+func (c *Client) control(ctx context.Context, pid int, s Streams) {
+	for s.Resize != nil || s.Signals != nil {
+		select {
+		case size, ok := <-s.Resize:
+			if !ok {
+				s.Resize = nil
+				continue
+			}
+			_ = c.Resize(ctx, pid, size)
+		case sig, ok := <-s.Signals:
+			if !ok {
+				s.Signals = nil
+				continue
+			}
+			if n := signalNumber(sig); n > 0 {
+				_ = c.Signal(ctx, pid, n)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Start starts a background process and returns its pid. It outlives the client;
+// Attach follows it. Streams, Resize and Signals of cmd are not used, except that a
+// non-nil Stdin gives the process an input that Attach and SendInput write to. A
+// command that does not exist is NotFound, one that may not run Denied.
+func (c *Client) Start(ctx context.Context, cmd sandboxer.Cmd, tag string) (int, error) {
+	streamCtx, cut := context.WithCancel(ctx)
+	defer cut()
+	var t *string
+	if tag != "" {
+		t = &tag
+	}
+	req := startRequest(cmd, t)
+	c.as(req.Header(), cmd.User)
+	stream, err := c.proc.Start(streamCtx, req)
+	if err != nil {
+		return 0, c.rpcError(ctx, err)
+	}
+	if !stream.Receive() {
+		return 0, c.rpcError(ctx, stream.Err())
+	}
+	start := stream.Msg().GetEvent().GetStart()
+	if start == nil {
+		return 0, sandboxer.E(sandboxer.Internal, nil, "the agent did not say which process it started")
+	}
+	return int(start.GetPid()), nil
+}
+
+// Attach follows a process until its end, also one that ended a while ago. With
+// replay it begins with the output that the agent still keeps, otherwise with what
+// comes next. When ctx is done Attach returns and the process goes on.
+func (c *Client) Attach(ctx context.Context, pid int, replay bool, s Streams) (sandboxer.Exit, error) {
+	streamCtx, cut := context.WithCancel(ctx)
+	defer cut()
+	req := connect.NewRequest(&pb.ConnectRequest{Process: pidSelector(pid)})
+	if replay {
+		req.Header().Set(replayHeader, "true")
+	}
+	stream, err := c.proc.Connect(streamCtx, req)
+	if err != nil {
+		return sandboxer.Exit{}, c.rpcError(ctx, err)
+	}
+	defer stream.Close()
+	a := attachment{c: c, ctx: ctx, cut: cut, next: func() *pb.ProcessEvent {
+		if !stream.Receive() {
+			return nil
+		}
+		return stream.Msg().GetEvent()
+	}, err: stream.Err}
+	return a.run(s, false)
+}
+
+func pidSelector(pid int) *pb.ProcessSelector {
+	return &pb.ProcessSelector{Selector: &pb.ProcessSelector_Pid{Pid: uint32(pid)}}
+}
+
+// Signal sends a signal, by its Linux number, to a process and what it started; 9 kills
+// also what left its session. NotFound when the process has ended.
+func (c *Client) Signal(ctx context.Context, pid, signal int) error {
+	_, err := c.proc.SendSignal(ctx, connect.NewRequest(&pb.SendSignalRequest{Process: pidSelector(pid), Signal: pb.Signal(signal)}))
+	return c.rpcError(ctx, err)
+}
+
+// Resize changes the size of a process's terminal.
+func (c *Client) Resize(ctx context.Context, pid int, size sandboxer.WinSize) error {
+	_, err := c.proc.Update(ctx, connect.NewRequest(&pb.UpdateRequest{Process: pidSelector(pid), Pty: ptySize(size)}))
+	return c.rpcError(ctx, err)
+}
+
+// SendInput writes to the input of a process, or to its terminal. It returns when the
+// process's pipe has taken all of it.
+func (c *Client) SendInput(ctx context.Context, pid int, data []byte, tty bool) error {
+	in := &pb.ProcessInput{Input: &pb.ProcessInput_Stdin{Stdin: data}}
+	if tty {
+		in.Input = &pb.ProcessInput_Pty{Pty: data}
+	}
+	_, err := c.proc.SendInput(ctx, connect.NewRequest(&pb.SendInputRequest{Process: pidSelector(pid), Input: in}))
+	return c.rpcError(ctx, err)
+}
+
+// CloseStdin ends the input of a process that has no terminal.
+func (c *Client) CloseStdin(ctx context.Context, pid int) error {
+	_, err := c.proc.CloseStdin(ctx, connect.NewRequest(&pb.CloseStdinRequest{Process: pidSelector(pid)}))
+	return c.rpcError(ctx, err)
+}
+
+// A Process is a running process that was started through the agent.
+type Process struct {
+	PID  int
+	Tag  string
+	Args []string
+	Env  map[string]string // as asked for
+	Dir  string            // as asked for
+}
+
+// Processes lists what runs, oldest first; not what those processes started.
+func (c *Client) Processes(ctx context.Context) ([]Process, error) {
+	res, err := c.proc.List(ctx, connect.NewRequest(&pb.ListRequest{}))
+	if err != nil {
+		return nil, c.rpcError(ctx, err)
+	}
+	var ps []Process
+	for _, p := range res.Msg.GetProcesses() {
+		cfg := p.GetConfig()
+		ps = append(ps, Process{
+			PID: int(p.GetPid()), Tag: p.GetTag(), Args: append([]string{cfg.GetCmd()}, cfg.GetArgs()...),
+			Env: cfg.GetEnvs(), Dir: cfg.GetCwd(),
+		})
+	}
+	return ps, nil
+}

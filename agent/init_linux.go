@@ -1,0 +1,199 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	pb "github.com/sand-boxer/sandboxer/agent/proto/process"
+)
+
+// DefaultAddress is where the agent listens inside its sandbox.
+const DefaultAddress = "127.0.0.1:49983"
+
+// Environment variables of the agent. All that begin so are kept from its processes.
+const (
+	envPrefix  = "SANDBOXER_AGENT_"
+	envToken   = envPrefix + "TOKEN"
+	envListen  = envPrefix + "LISTEN"
+	envUser    = envPrefix + "USER"
+	envWorkdir = envPrefix + "WORKDIR"
+)
+
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// MainTag is the tag of the process that init starts from its own arguments.
+const MainTag = "main"
+
+type addresses []string
+
+func (a *addresses) String() string     { return strings.Join(*a, ",") }
+func (a *addresses) Set(s string) error { *a = append(*a, strings.Split(s, ",")...); return nil }
+
+// runInit serves a sandbox until SIGTERM.
+func runInit(args []string) int {
+	fs := flag.NewFlagSet("init", flag.ContinueOnError)
+	var (
+		listenOn addresses
+		set      settings
+		grace    time.Duration
+		ringKiB  int
+		verbose  bool
+	)
+	fs.Var(&listenOn, "listen", "`address` host:port or unix:/path, may be repeated (default "+DefaultAddress+", or $"+envListen+")")
+	fs.StringVar(&set.user, "user", os.Getenv(envUser), "`user` of those who name none (default the agent's own, or $"+envUser+")")
+	fs.StringVar(&set.workdir, "workdir", os.Getenv(envWorkdir), "`directory` where processes start (default the user's home, or $"+envWorkdir+")")
+	fs.DurationVar(&grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL at the end")
+	fs.IntVar(&ringKiB, "replay-kib", 1024, "output kept of each process, in KiB")
+	fs.BoolVar(&verbose, "v", false, "log more")
+	if code, ok := parse(fs, args); !ok {
+		return code
+	}
+	set.token = os.Getenv(envToken)
+	if len(listenOn) == 0 {
+		_ = listenOn.Set(cmp.Or(os.Getenv(envListen), DefaultAddress))
+	}
+	complain := func(format string, args ...any) int {
+		fmt.Fprintf(os.Stderr, "sandboxer-agent: "+format+"\n", args...)
+		return 2
+	}
+	switch {
+	case ringKiB < 4 || ringKiB > 1<<20:
+		return complain("--replay-kib %d: want 4 to 1048576", ringKiB)
+	case set.workdir != "" && !filepath.IsAbs(set.workdir):
+		return complain("--workdir %q is not absolute", set.workdir)
+	}
+
+	level := slog.LevelWarn
+	if verbose {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	s := newServer(set, baseEnv(os.Environ()), ringKiB<<10, log)
+	if set.user != "" {
+		if _, err := s.userOf(set.user); err != nil {
+			return complain("--user: %v", err)
+		}
+	}
+
+	var listeners []net.Listener
+	for _, addr := range listenOn {
+		l, err := listen(addr)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "sandboxer-agent: cannot listen: %v\n", err)
+			return 1
+		}
+		listeners = append(listeners, l)
+	}
+
+	// A sandbox is idle most of its life: collect early, keep little.
+	debug.SetGCPercent(50)
+	unix.Umask(0o022)
+	// Orphans come to us also when we are not the first process of a PID namespace.
+	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+	children := make(chan os.Signal, 1)
+	signal.Notify(children, unix.SIGCHLD)
+	end := make(chan os.Signal, 1)
+	signal.Notify(end, unix.SIGTERM, unix.SIGINT)
+	// A signal that whoever started us had ignored would be ignored by every program
+	// of the sandbox; one with a handler is back to its default after exec.
+	ignored := make(chan os.Signal, 1)
+	for n := unix.Signal(1); n < 32; n++ {
+		if n == unix.SIGHUP || signal.Ignored(n) {
+			signal.Notify(ignored, n)
+		}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for range children {
+			s.procs.reap()
+		}
+	})
+	s.procs.reap() // what was handed to us before we listened for it
+
+	hs := s.httpServer()
+	failed := make(chan error, len(listeners))
+	for _, l := range listeners {
+		wg.Go(func() {
+			if err := hs.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				failed <- err
+			}
+		})
+	}
+	log.Debug("listening", "addresses", listenOn.String())
+
+	code := 0
+	if main := fs.Args(); len(main) > 0 {
+		if err := s.startMain(main); err != nil {
+			log.Error("the main command did not start", "err", err)
+			code = 1
+		}
+	}
+	if code == 0 {
+		select {
+		case <-end:
+		case err := <-failed:
+			log.Error("the listener failed", "err", err)
+			code = 1
+		}
+	}
+	s.procs.stop(grace)
+	// Whoever still listens gets the ends of the processes; then all is cut.
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	if hs.Shutdown(ctx) != nil {
+		_ = hs.Close()
+	}
+	signal.Stop(children)
+	close(children)
+	wg.Wait()
+	return code
+}
+
+func (s *server) startMain(args []string) error {
+	u, err := s.userOf("")
+	if err != nil {
+		return err
+	}
+	c, err := s.prepare(&pb.ProcessConfig{Cmd: args[0], Args: args[1:]}, u)
+	if err != nil {
+		return err
+	}
+	tag := MainTag
+	c.tag = &tag
+	_, sub, err := s.procs.start(c)
+	if err != nil {
+		return err
+	}
+	sub.close()
+	return nil
+}
+
+// baseEnv is what processes inherit of our own environment.
+func baseEnv(environ []string) []string {
+	var base []string
+	for _, kv := range environ {
+		if !strings.HasPrefix(kv, envPrefix) {
+			base = append(base, kv)
+		}
+	}
+	if getenv(base, "PATH") == "" {
+		base = append(base, "PATH="+defaultPath)
+	}
+	return base
+}

@@ -1,0 +1,101 @@
+package agent
+
+import (
+	"bufio"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+const usage = `usage: sandboxer-agent COMMAND
+
+  init [FLAGS] [-- CMD ARGS…]   serve a sandbox, as its first process (see init -h)
+  untar [--strip] [--replace] DIR
+                                unpack the tar on standard input below DIR
+  tar DIR                       pack DIR to standard output
+`
+
+// Main runs the agent with its arguments (without the program's name) and returns the
+// exit code of the process. Signals and children of the process belong to it while it
+// runs.
+func Main(args []string) int {
+	if len(args) == 0 {
+		fmt.Fprint(os.Stderr, usage)
+		return 2
+	}
+	switch args[0] {
+	case "init":
+		return runInit(args[1:])
+	case "untar":
+		return runUntar(args[1:], os.Stdin)
+	case "tar":
+		return runTar(args[1:], os.Stdout)
+	case "help", "-h", "--help":
+		fmt.Print(usage)
+		return 0
+	}
+	fmt.Fprintf(os.Stderr, "sandboxer-agent: unknown command %q\n%s", args[0], usage)
+	return 2
+}
+
+func runUntar(args []string, in io.Reader) int {
+	fs := flag.NewFlagSet("untar", flag.ContinueOnError)
+	var o UntarOptions
+	fs.BoolVar(&o.Strip, "strip", false, "drop the first element of every name")
+	fs.BoolVar(&o.Replace, "replace", false, "let files replace existing ones")
+	fs.IntVar(&o.Limits.Entries, "max-entries", 0, "refuse more entries (0 means a million)")
+	fs.Int64Var(&o.Limits.Bytes, "max-bytes", 0, "refuse more content (0 means 64 GiB)")
+	if code, ok := parse(fs, args); !ok {
+		return code
+	}
+	if fs.NArg() != 1 {
+		fmt.Fprintln(os.Stderr, "sandboxer-agent: untar needs one directory")
+		return 2
+	}
+	return report(Untar(in, fs.Arg(0), o))
+}
+
+func runTar(args []string, out io.Writer) int {
+	fs := flag.NewFlagSet("tar", flag.ContinueOnError)
+	if code, ok := parse(fs, args); !ok {
+		return code
+	}
+	if fs.NArg() != 1 {
+		fmt.Fprintln(os.Stderr, "sandboxer-agent: tar needs one directory")
+		return 2
+	}
+	w := bufio.NewWriterSize(out, 256<<10)
+	err := Tar(w, fs.Arg(0))
+	if err == nil {
+		err = w.Flush()
+	}
+	return report(err)
+}
+
+// parse reports whether to go on, and otherwise the exit code.
+func parse(fs *flag.FlagSet, args []string) (int, bool) {
+	switch err := fs.Parse(args); err {
+	case nil:
+		return 0, true
+	case flag.ErrHelp:
+		return 0, false
+	}
+	return 2, false
+}
+
+func report(err error) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "sandboxer-agent:", err)
+	if hint := sandboxer.HintOf(err); hint != "" {
+		fmt.Fprintln(os.Stderr, hint)
+	}
+	if sandboxer.KindOf(err) == sandboxer.Invalid {
+		return 2
+	}
+	return 1
+}

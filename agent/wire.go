@@ -1,0 +1,19 @@
+package agent
+
+// Headers and paths of the wire that the E2B data plane does not have. Its clients
+// need none of them.
+const (
+	tokenHeader      = "X-Access-Token"
+	kindHeader       = "Sandboxer-Kind"       // with an error: its Kind
+	exitHeader       = "Sandboxer-Exit"       // with an error of Start: the exit code that a shell would give
+	replayHeader     = "Sandboxer-Replay"     // of Connect, "true": begin with the output that is still kept
+	foregroundHeader = "Sandboxer-Foreground" // of Start, "true": the process is killed when the stream breaks
+	lstatHeader      = "Sandboxer-Lstat"      // of Stat and ListDir, "true": describe links, not what they point to
+	modeHeader       = "Sandboxer-Mode"       // of an upload: permission bits in octal
+	keepaliveHeader  = "Keepalive-Ping-Interval"
+
+	statsPath = "/stats"
+	relayPath = "/relay" // ?port=N, with Upgrade: tcp
+	tarPath   = "/tar"   // ?path=DIR: GET packs, PUT unpacks
+	relayName = "tcp"
+)
