@@ -91,6 +91,11 @@ var base = fstest.MapFS{
 
 func load(t testing.TB, files map[string]string, as ...sandboxer.Adapter) (*Catalog, error) {
 	t.Helper()
+	return loadOver(t, base, files, as...)
+}
+
+func loadOver(t testing.TB, below fs.FS, files map[string]string, as ...sandboxer.Adapter) (*Catalog, error) {
+	t.Helper()
 	m := fstest.MapFS{}
 	for name, text := range files {
 		m[name] = &fstest.MapFile{Data: []byte(text)}
@@ -98,7 +103,7 @@ func load(t testing.TB, files map[string]string, as ...sandboxer.Adapter) (*Cata
 	if as == nil {
 		as = adapters()
 	}
-	return Load([]Layer{{Name: "built-in", FS: base}, {Name: "user", FS: m}}, as)
+	return Load([]Layer{{Name: "built-in", FS: below}, {Name: "user", FS: m}}, as)
 }
 
 // TestBadFiles loads every archive in testdata/bad. The first line of its comment

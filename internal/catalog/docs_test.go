@@ -1,0 +1,61 @@
+package catalog
+
+import (
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// TestDocs holds the guides to the code: every field has its line, every example
+// loads, and every message shown is the message given.
+func TestDocs(t *testing.T) {
+	for page, form := range map[string]reflect.Type{
+		"profiles":   reflect.TypeFor[profileForm](),
+		"extensions": reflect.TypeFor[extensionForm](),
+	} {
+		data, err := os.ReadFile("../../docs/" + page + ".md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := string(data)
+		for _, f := range fieldsOf(form) {
+			if !strings.Contains(text, "\n| `"+f.name+"` |") {
+				t.Errorf("docs/%s.md has no line for %q", page, f.name)
+			}
+		}
+		blocks := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?").FindAllStringSubmatch(text, -1)
+		if len(blocks) == 0 {
+			t.Errorf("docs/%s.md has no example", page)
+		}
+		for _, b := range blocks {
+			name := page + "/" + regexp.MustCompile(`(?m)^id: (\S+)`).FindStringSubmatch(b[1])[1] + ".yaml"
+			got := ""
+			if _, err := loadOver(t, sandboxer.Builtin, map[string]string{name: b[1]}); err != nil {
+				got = err.Error() + "\n"
+			}
+			if got != b[2] {
+				t.Errorf("docs/%s.md: %s gives\n%s\nthe page shows\n%s", page, name, got, b[2])
+			}
+		}
+	}
+}
+
+// TestDocsTags holds the table for authors to the tags that are read.
+func TestDocsTags(t *testing.T) {
+	data, err := os.ReadFile("../../docs/extensions.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range formats {
+		if name == "extension" || name == "profile" || name == "handler" {
+			continue // not for settings
+		}
+		if !strings.Contains(string(data), "`"+name+"`") {
+			t.Errorf("docs/extensions.md does not name the format %q", name)
+		}
+	}
+}
