@@ -2,7 +2,6 @@ package catalog
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -155,12 +154,4 @@ func withPrefix(name, prefix string) string {
 		return name
 	}
 	return prefix + name
-}
-
-func quoted[S ~string](words []S) []string {
-	out := make([]string, len(words))
-	for i, w := range words {
-		out[i] = fmt.Sprintf("%q", string(w))
-	}
-	return slices.Clip(out)
 }
