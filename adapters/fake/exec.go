@@ -1,0 +1,422 @@
+package fake
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// command is one command of a sandbox.
+type command struct {
+	cmd    sandboxer.Cmd
+	proc   exec.Cmd
+	cookie string // in the environment of the command and of what it starts
+}
+
+// newCommand prepares cmd in sandbox o. If the program cannot be run it returns no
+// command but the exit that stands for the reason, which it has told on Stderr.
+func newCommand(o Object, cmd sandboxer.Cmd) (*command, sandboxer.Exit, error) {
+	var exit sandboxer.Exit
+	dir := o.workDir(cmd.Dir)
+	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
+		return nil, exit, sandboxer.E(sandboxer.Invalid, err, "%s is not a directory inside the sandbox", dir)
+	}
+	name := cmd.User
+	if name == "" {
+		name = o.Spec.User
+	}
+	cred, err := credential(name)
+	if err != nil {
+		return nil, exit, err
+	}
+
+	c := &command{cmd: cmd, cookie: "SANDBOXER_EXEC=" + rand.Text()}
+	// Nothing of our own environment but what a login would set.
+	env := map[string]string{
+		"PATH": os.Getenv("PATH"), "HOME": o.workspace(), "PWD": dir, "SANDBOXER_ID": o.Spec.ID,
+	}
+	if env["PATH"] == "" {
+		env["PATH"] = "/usr/local/bin:/usr/bin:/bin"
+	}
+	maps.Copy(env, o.Env)
+	maps.Copy(env, cmd.Env)
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		c.proc.Env = append(c.proc.Env, k+"="+env[k])
+	}
+	c.proc.Env = append(c.proc.Env, o.cookie(), c.cookie)
+
+	file, exit := look(cmd.Args[0], env["PATH"], dir)
+	if exit.Code != 0 {
+		c.explain(exit)
+		return nil, exit, nil
+	}
+	c.proc.Path, c.proc.Args, c.proc.Dir = file, cmd.Args, dir
+	c.proc.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: cred}
+	return c, exit, nil
+}
+
+// explain tells on Stderr why there is no such command.
+func (c *command) explain(x sandboxer.Exit) {
+	w := c.cmd.Stderr
+	if c.cmd.TTY != nil || w == nil {
+		w = c.cmd.Stdout
+	}
+	if w != nil {
+		text := "command not found"
+		if x.Code == 126 {
+			text = "cannot be executed"
+		}
+		fmt.Fprintf(w, "sandboxer: %s: %s\n", c.cmd.Args[0], text)
+	}
+}
+
+// look finds the program name as a shell in dir would.
+func look(name, path, dir string) (string, sandboxer.Exit) {
+	code := 127
+	candidates := []string{name}
+	if !strings.Contains(name, "/") {
+		candidates = nil
+		for _, d := range filepath.SplitList(path) {
+			candidates = append(candidates, filepath.Join(d, name))
+		}
+	}
+	for _, file := range candidates {
+		if !filepath.IsAbs(file) {
+			file = filepath.Join(dir, file)
+		}
+		switch fi, err := os.Stat(file); {
+		case err != nil:
+		case fi.Mode().IsRegular() && fi.Mode()&0o111 != 0:
+			return file, sandboxer.Exit{}
+		default:
+			code = 126
+		}
+	}
+	return "", sandboxer.Exit{Code: code}
+}
+
+// credential returns how to become user, "" being who we are.
+func credential(name string) (*syscall.Credential, error) {
+	if name == "" {
+		return nil, nil
+	}
+	unknown := func(err error) error {
+		return sandboxer.E(sandboxer.Invalid, err, "there is no user %q inside the sandbox", name)
+	}
+	id, group, _ := strings.Cut(name, ":")
+	u, err := user.Lookup(id)
+	if err != nil {
+		if u, err = user.LookupId(id); err != nil {
+			if _, err := strconv.ParseUint(id, 10, 31); err != nil {
+				return nil, unknown(err)
+			}
+			u = &user.User{Uid: id, Gid: id} // need not be in the book
+		}
+	}
+	if group == "" {
+		group = u.Gid
+	}
+	uid, err1 := strconv.ParseUint(u.Uid, 10, 31)
+	gid, err2 := strconv.ParseUint(group, 10, 31)
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, unknown(err)
+	}
+	if int(uid) == os.Getuid() && int(gid) == os.Getgid() {
+		return nil, nil
+	}
+	if os.Getuid() != 0 {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the fake cannot become user %q: it does not run as root", name)
+	}
+	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
+}
+
+// run runs the command to its end. Once it has started, gone is asked whether the
+// sandbox still exists.
+func (c *command) run(ctx context.Context, gone func() error) (x sandboxer.Exit, err error) {
+	// What is copied: the command's outputs, and its input.
+	var outputs []func(end <-chan struct{}) error
+	var input io.WriteCloser
+	var terminal *os.File
+	var theirs, ours []*os.File // ends of pipes: closed after the start, and after all
+	defer func() {
+		for _, f := range slices.Concat(theirs, ours) {
+			f.Close()
+		}
+	}()
+	if c.cmd.TTY != nil {
+		master, slave, err := pty.Open()
+		if err != nil {
+			return x, sandboxer.E(sandboxer.Unavailable, err, "no terminal can be had")
+		}
+		terminal, theirs, ours = master, append(theirs, slave), append(ours, master)
+		resize(master, *c.cmd.TTY)
+		if cred := c.proc.SysProcAttr.Credential; cred != nil {
+			slave.Chown(int(cred.Uid), int(cred.Gid))
+		}
+		c.proc.Stdin, c.proc.Stdout, c.proc.Stderr = slave, slave, slave
+		c.proc.SysProcAttr.Setctty = true
+		input = endless{master}
+		outputs = append(outputs, func(end <-chan struct{}) error { return drain(c.cmd.Stdout, master, end) })
+	} else {
+		pipe := func() (r, w *os.File) {
+			if err == nil {
+				r, w, err = os.Pipe()
+			}
+			return r, w
+		}
+		if c.cmd.Stdin != nil {
+			if r, w := pipe(); err == nil {
+				c.proc.Stdin, input = r, w
+				theirs, ours = append(theirs, r), append(ours, w)
+			}
+		}
+		for _, s := range []struct {
+			to   io.Writer
+			from *io.Writer
+		}{{c.cmd.Stdout, &c.proc.Stdout}, {c.cmd.Stderr, &c.proc.Stderr}} {
+			if s.to == nil {
+				continue
+			}
+			if r, w := pipe(); err == nil {
+				*s.from = w
+				theirs, ours = append(theirs, w), append(ours, r)
+				outputs = append(outputs, func(end <-chan struct{}) error { return drain(s.to, r, end) })
+			}
+		}
+		if err != nil {
+			return x, sandboxer.E(sandboxer.Unavailable, err, "no pipe can be had")
+		}
+	}
+
+	if err := c.proc.Start(); err != nil {
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // of its interpreter: the program itself was found
+			x.Code = 127
+		case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.ENOEXEC):
+			x.Code = 126
+		case errors.Is(err, syscall.E2BIG):
+			return x, sandboxer.E(sandboxer.Invalid, err, "the arguments and the environment are too long")
+		default:
+			return x, sandboxer.E(sandboxer.Unavailable, err, "the command could not be started")
+		}
+		c.explain(x)
+		return x, nil
+	}
+	for _, f := range theirs {
+		f.Close()
+	}
+	theirs = nil
+
+	// The copying of input ends when its reader lets it: nobody waits for that.
+	if input != nil {
+		go func() {
+			if c.cmd.Stdin != nil {
+				io.Copy(input, c.cmd.Stdin)
+			}
+			input.Close()
+		}()
+	}
+	end := make(chan struct{}) // the command is over
+	copied := make(chan error, len(outputs))
+	for _, f := range outputs {
+		go func() { copied <- f(end) }()
+	}
+	var aside sync.WaitGroup
+	aside.Go(func() { c.steer(terminal, end) })
+	waited := make(chan sandboxer.Exit, 1)
+	go func() { waited <- c.wait() }()
+
+	var failed error
+	if err := gone(); err != nil {
+		failed = err
+	}
+	for running := true; running; {
+		var bad error
+		if failed == nil {
+			select {
+			case x = <-waited:
+				running = false
+				continue
+			case <-ctx.Done():
+				bad = sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the command was interrupted")
+			case bad = <-copied:
+				outputs = outputs[1:]
+				if bad != nil {
+					bad = sandboxer.E(sandboxer.Canceled, bad, "the command's output could not be delivered")
+				}
+			}
+			if failed = bad; failed == nil {
+				continue
+			}
+		}
+		if err := c.kill(); err != nil {
+			failed = sandboxer.E(sandboxer.Unavailable, errors.Join(failed, err), "the command could not be ended")
+		}
+		x = <-waited
+		running = false
+	}
+	close(end)
+	aside.Wait()
+	// What the command wrote is in the pipes now. Only a writer that blocks can keep us;
+	// an interrupted caller need not wait for it.
+	var patience <-chan time.Time
+	if failed != nil {
+		patience = time.After(time.Second)
+	}
+	for range outputs {
+		select {
+		case err := <-copied:
+			if err != nil && failed == nil {
+				failed = sandboxer.E(sandboxer.Canceled, err, "the command's output could not be delivered")
+			}
+		case <-ctx.Done():
+			if failed == nil {
+				failed = sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the command ended, its output was not taken")
+			}
+			if patience == nil {
+				patience = time.After(time.Second)
+			}
+			select {
+			case <-copied:
+			case <-patience:
+			}
+		case <-patience:
+		}
+	}
+	if failed != nil {
+		return sandboxer.Exit{}, failed
+	}
+	return x, nil
+}
+
+// wait waits for the command itself, not for what it started.
+func (c *command) wait() (x sandboxer.Exit) {
+	c.proc.Wait() // the state tells it all
+	ws, ok := c.proc.ProcessState.Sys().(syscall.WaitStatus)
+	if ok && ws.Signaled() {
+		return sandboxer.Exit{Code: 128 + int(ws.Signal()), Signal: strings.TrimPrefix(unix.SignalName(ws.Signal()), "SIG")}
+	}
+	return sandboxer.Exit{Code: c.proc.ProcessState.ExitCode()}
+}
+
+// cpu returns what the finished command spent.
+func (c *command) cpu() time.Duration {
+	if c.proc.ProcessState == nil {
+		return 0
+	}
+	return c.proc.ProcessState.UserTime() + c.proc.ProcessState.SystemTime()
+}
+
+// kill ends the command and all it started. The processes are known by the cookie
+// they inherited, because what detaches itself leaves group, session and parent.
+func (c *command) kill() error {
+	syscall.Kill(-c.proc.Process.Pid, syscall.SIGKILL)
+	return kill(c.cookie)
+}
+
+// steer passes on sizes and signals until the command is over.
+func (c *command) steer(terminal *os.File, end <-chan struct{}) {
+	resizes := c.cmd.Resize
+	if terminal == nil {
+		resizes = nil
+	}
+	signals := c.cmd.Signals
+	for {
+		select {
+		case <-end:
+			return
+		case size, ok := <-resizes:
+			if !ok {
+				resizes = nil
+				continue
+			}
+			resize(terminal, size)
+		case sig, ok := <-signals:
+			if !ok {
+				signals = nil
+				continue
+			}
+			c.proc.Process.Signal(sig)
+		}
+	}
+}
+
+func resize(terminal *os.File, size sandboxer.WinSize) {
+	pty.Setsize(terminal, &pty.Winsize{Cols: size.Cols, Rows: size.Rows})
+}
+
+// endless is the input of a terminal. It is never closed: its end is a ^D.
+type endless struct{ *os.File }
+
+func (e endless) Close() error {
+	_, err := e.File.Write([]byte{4})
+	return err
+}
+
+// drain copies r to w until r ends, or until end is closed and r is empty: a child
+// that runs on with the command's output must not hold the command.
+func drain(w io.Writer, r *os.File, end <-chan struct{}) error {
+	if w == nil {
+		w = io.Discard
+	}
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		select {
+		case <-end:
+			r.SetReadDeadline(time.Unix(1, 0)) // wakes the Read below
+		case <-over:
+		}
+	}()
+	_, err := io.Copy(w, onlyReader{r})
+	switch {
+	case errors.Is(err, syscall.EIO): // a terminal that nobody holds any more
+		return nil
+	case !errors.Is(err, os.ErrDeadlineExceeded):
+		return err
+	}
+	raw, err := r.SyscallConn()
+	if err != nil {
+		return err
+	}
+	r.SetReadDeadline(time.Time{})
+	buf := make([]byte, 64<<10)
+	for {
+		n, errno := 0, error(nil)
+		err := raw.Read(func(fd uintptr) bool {
+			n, errno = syscall.Read(int(fd), buf)
+			return true
+		})
+		if err != nil || errno != nil && errno != syscall.EINTR || n == 0 && errno == nil {
+			return nil // empty
+		}
+		if n > 0 {
+			if _, err := w.Write(buf[:n]); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// onlyReader hides that a file knows faster ways to be copied: its Read must be
+// woken.
+type onlyReader struct{ io.Reader }

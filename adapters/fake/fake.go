@@ -1,0 +1,540 @@
+// Package fake is a backend that really works and isolates nothing: its sandboxes
+// are directories, its commands ordinary processes of this machine. Tests and demos
+// use it, and newcomers copy it: fake.go is an adapter as all adapters are, World
+// plays the part of the engine, cluster or account behind it.
+//
+// It has every capability and passes the whole conformance suite. It can be told to
+// fail, hang, lie, lose answers, be late and delay its listings (Fault), from its
+// configuration or while it runs, and to do so in a process of its own, which
+// outlives a broker that is killed and keeps a durable log (Serve).
+//
+// What it cannot enforce it refuses: limits, mounts, egress rules. Commands reach
+// whatever the machine reaches, so never give it to people you do not trust.
+package fake
+
+import (
+	"context"
+	"iter"
+	"net"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Config is the extension's `config:` block. The zero Config works.
+type Config struct {
+	// Server is the socket of a world in another process (Serve); empty means a world
+	// of this process, which ends with it.
+	Server string `yaml:"server" json:"server,omitempty"`
+	// Hosts are the places a sandbox can be put; empty means localhost alone.
+	Hosts []string `yaml:"hosts" json:"hosts,omitempty"`
+	// Images are the ones that exist; an order for another fails. Empty accepts any.
+	Images []string `yaml:"images" json:"images,omitempty"`
+	// Capacity bounds the live sandboxes of the world; 0 means no bound.
+	Capacity int `yaml:"capacity" json:"capacity,omitempty"`
+	// Setup and PerHour are the price, in millionths of a credit. Both 0: no charge
+	// known.
+	Setup   sandboxer.Credits `yaml:"setup" json:"setup,omitempty"`
+	PerHour sandboxer.Credits `yaml:"per_hour" json:"per_hour,omitempty"`
+	// ListDelay is how long listings lag behind the truth.
+	ListDelay time.Duration `yaml:"list_delay" json:"list_delay,omitempty"`
+	// Drop lists capabilities to go without.
+	Drop []sandboxer.Capability `yaml:"drop" json:"drop,omitempty"`
+	// Faults are what goes wrong, from the start. World.Inject adds to them later.
+	Faults []Fault `yaml:"faults" json:"faults,omitempty"`
+
+	// Owner is the installation whose sandboxes the extension sees; empty sees all.
+	// The adapter takes it from sandboxer.Env.
+	Owner string `yaml:"-" json:"-"`
+}
+
+// Validate reports the first unusable value.
+func (c *Config) Validate() error {
+	for _, d := range c.Drop {
+		if !slices.Contains(sandboxer.Capabilities(), d) {
+			return sandboxer.E(sandboxer.Invalid, nil, "drop: there is no capability %q", d)
+		}
+	}
+	if c.Capacity < 0 || c.Setup < 0 || c.PerHour < 0 || c.ListDelay < 0 {
+		return sandboxer.E(sandboxer.Invalid, nil, "capacity, setup, per_hour and list_delay cannot be negative")
+	}
+	for _, f := range c.Faults {
+		if err := f.validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Adapter is what package adapters lists.
+var Adapter = sandboxer.Typed(sandboxer.Adapter{
+	Kind:  "fake",
+	Title: "Processes of this machine, for tests and demos",
+	Help: "Sandboxes are directories and ordinary processes: nothing is isolated, everything works. " +
+		"Faults can be configured, to see how the broker deals with a backend that fails, hangs, lies or loses answers.",
+	Isolation:    []sandboxer.Isolation{sandboxer.IsolationProcess},
+	Pricing:      sandboxer.PricingModels(),
+	Capabilities: sandboxer.Capabilities(),
+	Inputs: []sandboxer.Input{
+		{Name: "repo", Help: "directory of this machine, absolute, that is copied into the workspace"},
+	},
+}, Config{}, open)
+
+func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
+	cfg.Owner = env.Owner
+	if cfg.Server == "" {
+		e := New(NewWorld(), cfg)
+		e.owns = true
+		return e, nil
+	}
+	r := Connect(cfg.Server)
+	if _, err := r.Live(ctx); err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "no fake world answers on %s", cfg.Server).
+			WithHint("start one: fakeworld -socket %s", cfg.Server)
+	}
+	return newExtension(r, cfg), nil
+}
+
+// Extension is the fake's sandboxer.Extension.
+type Extension struct {
+	cfg    Config
+	world  world
+	faults *faults
+	owns   bool // the world ends with the extension
+}
+
+// The compiler checks what the adapter claims.
+var _ interface {
+	sandboxer.Extension
+	sandboxer.Execer
+	sandboxer.Filer
+	sandboxer.Dialer
+	sandboxer.Exposer
+	sandboxer.Prober
+	sandboxer.Discoverer
+	sandboxer.Lister
+	sandboxer.Snapshotter
+	sandboxer.Quoter
+	sandboxer.Meter
+	sandboxer.Pauser
+	sandboxer.Renewer
+	sandboxer.Capacitor
+	sandboxer.Statser
+	sandboxer.Narrower
+} = (*Extension)(nil)
+
+// New returns an extension of w. Several extensions of one world see the same
+// sandboxes, as several processes of the broker would.
+func New(w *World, cfg Config) *Extension { return newExtension(w, cfg) }
+
+func newExtension(w world, cfg Config) *Extension {
+	if len(cfg.Hosts) == 0 {
+		cfg.Hosts = []string{"localhost"}
+	}
+	return &Extension{cfg: cfg, world: w, faults: newFaults(cfg.Faults)}
+}
+
+// Close ends a world that the adapter made for this extension alone; any other
+// world lives on.
+func (e *Extension) Close() error {
+	switch w := e.world.(type) {
+	case *World:
+		if e.owns {
+			return w.Close()
+		}
+	case *Remote:
+		w.Close()
+	}
+	return nil
+}
+
+// Without implements sandboxer.Narrower.
+func (e *Extension) Without() []sandboxer.Capability { return e.cfg.Drop }
+
+// Provision implements sandboxer.Extension.
+func (e *Extension) Provision(ctx context.Context, spec sandboxer.Spec) (h sandboxer.Handle, err error) {
+	if err := e.check(spec); err != nil {
+		return h, err
+	}
+	return e.provision(ctx, VerbProvision, spec, "")
+}
+
+// provision makes the sandbox, from a snapshot if one is named.
+func (e *Extension) provision(ctx context.Context, verb Verb, spec sandboxer.Spec, snapshot string) (h sandboxer.Handle, err error) {
+	host := spec.Host
+	if host == "" {
+		host = e.cfg.Hosts[0]
+	}
+	err = e.call(ctx, verb, spec.ID, func(f Fault) error {
+		o, err := e.world.create(ctx, order{
+			Spec: spec, Env: spec.Env, Host: host, Snapshot: snapshot, Capacity: e.cfg.Capacity,
+			Late: f.Late, Twice: f.Twice,
+		})
+		if err != nil {
+			return err
+		}
+		h = o.handle()
+		if f.Lie {
+			h.SandboxID += "x"
+		}
+		return nil
+	})
+	return h, err
+}
+
+// WaitReady implements sandboxer.Extension.
+func (e *Extension) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer.Reachability, err error) {
+	err = e.call(ctx, VerbWaitReady, h.SandboxID, func(f Fault) error {
+		if f.Lie {
+			return nil
+		}
+		o, err := e.find(ctx, h)
+		if err != nil {
+			return err
+		}
+		if o.Exited != "" {
+			return sandboxer.E(sandboxer.Failed, nil, "the main process of %s ended: %s", h.SandboxID, o.Exited)
+		}
+		r.Host, r.RemoteDir = o.Host, o.workspace()
+		for _, p := range o.Spec.Ports {
+			r.Ports = append(r.Ports, sandboxer.Port{Port: p, Addr: loopback(p)})
+		}
+		return nil
+	})
+	return r, err
+}
+
+// Teardown implements sandboxer.Extension.
+func (e *Extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandboxer.CleanupReport, err error) {
+	err = e.call(ctx, VerbTeardown, h.SandboxID, func(f Fault) error {
+		if f.Lie {
+			return nil
+		}
+		removed, err := e.world.remove(ctx, e.query(h))
+		for _, o := range removed {
+			r.Removed = append(r.Removed, o.Ref)
+		}
+		return err
+	})
+	return r, err
+}
+
+// Exec implements sandboxer.Execer.
+func (e *Extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (x sandboxer.Exit, err error) {
+	err = e.call(ctx, VerbExec, h.SandboxID, func(f Fault) error {
+		if f.Lie {
+			return nil
+		}
+		o, err := e.use(ctx, h)
+		if err != nil {
+			return err
+		}
+		if o.Paused {
+			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused", h.SandboxID).WithHint("resume it first")
+		}
+		c, exit, err := newCommand(o, cmd)
+		if c == nil {
+			x = exit
+			return err
+		}
+		// A teardown that began meanwhile may have overlooked the new process.
+		x, err = c.run(ctx, func() error { _, err := e.find(ctx, h); return err })
+		if spent := c.cpu(); spent > 0 {
+			e.world.spend(context.WithoutCancel(ctx), spending{e.query(h), spent})
+		}
+		return err
+	})
+	return x, err
+}
+
+// The methods of sandboxer.Filer are in files.go.
+
+// Dial implements sandboxer.Dialer. Sandboxes share the machine's ports: a port is
+// the sandbox's if one of its processes listens on it.
+func (e *Extension) Dial(ctx context.Context, h sandboxer.Handle, port int) (c net.Conn, err error) {
+	err = e.call(ctx, VerbDial, h.SandboxID, func(Fault) error {
+		o, err := e.use(ctx, h)
+		if err != nil {
+			return err
+		}
+		c, err = dial(ctx, o, port)
+		return err
+	})
+	return c, err
+}
+
+// Expose implements sandboxer.Exposer.
+func (e *Extension) Expose(ctx context.Context, h sandboxer.Handle, port int) (p sandboxer.Endpoint, err error) {
+	err = e.call(ctx, VerbExpose, h.SandboxID, func(Fault) error {
+		_, err := e.find(ctx, h)
+		p.URL = "http://" + loopback(port)
+		return err
+	})
+	return p, err
+}
+
+// IsAlive implements sandboxer.Prober.
+func (e *Extension) IsAlive(ctx context.Context, h sandboxer.Handle) (l sandboxer.Liveness, err error) {
+	l = sandboxer.Unknown
+	err = e.call(ctx, VerbProbe, h.SandboxID, func(f Fault) error {
+		_, err := e.find(ctx, h)
+		switch gone := sandboxer.KindOf(err) == sandboxer.NotFound; {
+		case err != nil && !gone:
+			return err
+		case gone != f.Lie:
+			l = sandboxer.Gone
+		default:
+			l = sandboxer.Alive
+		}
+		return nil
+	})
+	if err != nil {
+		return sandboxer.Unknown, err
+	}
+	return l, nil
+}
+
+// Discover implements sandboxer.Discoverer.
+func (e *Extension) Discover(ctx context.Context, id string) (h sandboxer.Handle, err error) {
+	err = e.call(ctx, VerbDiscover, id, func(f Fault) error {
+		o, err := e.find(ctx, sandboxer.Handle{SandboxID: id})
+		if err == nil && f.Lie {
+			err = sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s", id)
+		}
+		h = o.handle()
+		return err
+	})
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	return h, nil
+}
+
+// ListRunning implements sandboxer.Lister.
+func (e *Extension) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
+	return func(yield func(sandboxer.Handle, error) bool) {
+		var found []Object
+		err := e.call(ctx, VerbList, "", func(f Fault) (err error) {
+			found, err = e.world.list(ctx, listing{Owner: owner, Lag: e.cfg.ListDelay})
+			switch {
+			case f.Lie:
+				found = nil
+			case f.Twice:
+				found = append(found, found...)
+			}
+			return err
+		})
+		if err != nil {
+			yield(sandboxer.Handle{}, err)
+			return
+		}
+		for _, o := range found {
+			if !yield(o.handle(), nil) {
+				return
+			}
+		}
+	}
+}
+
+// Snapshot implements sandboxer.Snapshotter: the sandbox's files, taken while its
+// processes stand still.
+func (e *Extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (s sandboxer.Snapshot, err error) {
+	err = e.call(ctx, VerbSnapshot, h.SandboxID, func(f Fault) error {
+		s, err = e.world.save(ctx, saving{e.query(h), id})
+		return err
+	})
+	return s, err
+}
+
+// RestoreFromSnapshot implements sandboxer.Snapshotter.
+func (e *Extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s sandboxer.Snapshot) (h sandboxer.Handle, err error) {
+	if err := e.check(spec); err != nil {
+		return h, err
+	}
+	return e.provision(ctx, VerbRestore, spec, s.SnapshotID)
+}
+
+// DropSnapshot implements sandboxer.Snapshotter.
+func (e *Extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
+	return e.call(ctx, VerbDropSnapshot, "", func(f Fault) error {
+		if f.Lie {
+			return nil
+		}
+		_, err := e.world.drop(ctx, s.SnapshotID)
+		return err
+	})
+}
+
+// EstimateCost implements sandboxer.Quoter.
+func (e *Extension) EstimateCost(ctx context.Context, spec sandboxer.Spec, d time.Duration) (q *sandboxer.MeterQuote, err error) {
+	err = e.call(ctx, VerbQuote, spec.ID, func(Fault) error {
+		q = e.quote(d)
+		return nil
+	})
+	return q, err
+}
+
+// MeterActual implements sandboxer.Meter.
+func (e *Extension) MeterActual(ctx context.Context, h sandboxer.Handle, d time.Duration) (u sandboxer.Usage, err error) {
+	err = e.call(ctx, VerbMeter, h.SandboxID, func(Fault) error {
+		o, err := e.find(ctx, h)
+		if err != nil {
+			return err
+		}
+		u.At, u.CPU = time.Now(), o.CPU
+		if q := e.quote(u.At.Sub(o.CreatedAt)); q != nil {
+			u.Cost = q.Amount
+		}
+		return nil
+	})
+	return u, err
+}
+
+// Pause implements sandboxer.Pauser.
+func (e *Extension) Pause(ctx context.Context, h sandboxer.Handle) error {
+	return e.pause(ctx, VerbPause, h, true)
+}
+
+// Resume implements sandboxer.Pauser.
+func (e *Extension) Resume(ctx context.Context, h sandboxer.Handle) error {
+	return e.pause(ctx, VerbResume, h, false)
+}
+
+func (e *Extension) pause(ctx context.Context, verb Verb, h sandboxer.Handle, on bool) error {
+	return e.call(ctx, verb, h.SandboxID, func(f Fault) error {
+		if f.Lie {
+			return nil
+		}
+		_, err := e.world.pause(ctx, pausing{e.query(h), on})
+		return err
+	})
+}
+
+// Renew implements sandboxer.Renewer.
+func (e *Extension) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
+	return e.call(ctx, VerbRenew, h.SandboxID, func(f Fault) error {
+		if f.Lie {
+			return nil
+		}
+		_, err := e.world.renew(ctx, renewal{e.query(h), until})
+		return err
+	})
+}
+
+// Capacity implements sandboxer.Capacitor.
+func (e *Extension) Capacity(ctx context.Context, host string) (o sandboxer.Offer, err error) {
+	err = e.call(ctx, VerbCapacity, "", func(Fault) error {
+		if err := e.checkHost(host); err != nil {
+			return err
+		}
+		o = sandboxer.Offer{Free: -1, Hosts: e.cfg.Hosts, Attrs: map[string]string{"isolation": "none"}}
+		if e.cfg.Capacity > 0 {
+			all, err := e.world.list(ctx, listing{})
+			o.Free = max(0, e.cfg.Capacity-len(all))
+			return err
+		}
+		return nil
+	})
+	return o, err
+}
+
+// Stats implements sandboxer.Statser.
+func (e *Extension) Stats(ctx context.Context, h sandboxer.Handle) (s sandboxer.Stats, err error) {
+	err = e.call(ctx, VerbStats, h.SandboxID, func(Fault) error {
+		o, err := e.find(ctx, h)
+		if err != nil {
+			return err
+		}
+		s = measure(o)
+		return nil
+	})
+	return s, err
+}
+
+// call is the one way to the world: it lets happen what the faults say.
+func (e *Extension) call(ctx context.Context, verb Verb, id string, do func(Fault) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	f, ok := e.faults.take(verb, id)
+	if !ok {
+		var err error
+		if f, err = e.world.fault(ctx, faultQuery{verb, id}); err != nil {
+			return err
+		}
+	}
+	return f.around(ctx, verb, do)
+}
+
+func (e *Extension) query(h sandboxer.Handle) query {
+	return query{Owner: e.cfg.Owner, ID: h.SandboxID, Generation: h.Generation}
+}
+
+// find returns the sandbox of h, or NotFound.
+func (e *Extension) find(ctx context.Context, h sandboxer.Handle) (Object, error) {
+	return e.world.find(ctx, e.query(h))
+}
+
+// use is find for those who need its directory to exist.
+func (e *Extension) use(ctx context.Context, h sandboxer.Handle) (Object, error) {
+	q := e.query(h)
+	q.Use = true
+	return e.world.find(ctx, q)
+}
+
+func (e *Extension) quote(d time.Duration) *sandboxer.MeterQuote {
+	if e.cfg.Setup == 0 && e.cfg.PerHour == 0 {
+		return nil
+	}
+	q := sandboxer.MeterQuote{Setup: e.cfg.Setup, PerHour: e.cfg.PerHour, Duration: d}
+	q.Amount = q.For(d)
+	q.Detail = q.PerHour.String() + " per hour, " + q.Setup.String() + " once"
+	return &q
+}
+
+// check refuses what the fake cannot keep, before anything exists.
+func (e *Extension) check(spec sandboxer.Spec) error {
+	refuse := func(format string, args ...any) error {
+		return sandboxer.E(sandboxer.Unsupported, nil, "the fake "+format, args...).
+			WithHint("choose an extension that isolates, such as ext.local")
+	}
+	switch {
+	case spec.Limits != sandboxer.Limits{}:
+		return refuse("cannot enforce limits")
+	case len(spec.Mounts) > 0:
+		return refuse("has no mounts")
+	case len(spec.Network.Allow) > 0 || spec.Network.Mode == sandboxer.NetworkAllow:
+		return refuse("cannot enforce a list of allowed destinations")
+	case !slices.Contains([]sandboxer.NetworkMode{"", sandboxer.NetworkNone, sandboxer.NetworkPublic}, spec.Network.Mode):
+		return sandboxer.E(sandboxer.Invalid, nil, "there is no network mode %q (want none, public or allow)", spec.Network.Mode)
+	case spec.Workspace != "" && (!path.IsAbs(spec.Workspace) || path.Clean(spec.Workspace) != spec.Workspace):
+		return sandboxer.E(sandboxer.Invalid, nil, "workspace %q is not a clean absolute path", spec.Workspace)
+	case spec.Image != "" && len(e.cfg.Images) > 0 && !slices.Contains(e.cfg.Images, spec.Image):
+		return sandboxer.E(sandboxer.Failed, nil, "there is no image %q (there are %s)", spec.Image, strings.Join(e.cfg.Images, ", "))
+	}
+	if repo := spec.Inputs["repo"]; repo != "" {
+		if fi, err := os.Stat(repo); err != nil || !fi.IsDir() || !path.IsAbs(repo) {
+			return sandboxer.E(sandboxer.Invalid, err, "input repo: %q is not a directory of this machine, written from the root", repo)
+		}
+	}
+	if spec.User != "" {
+		if _, err := credential(spec.User); err != nil {
+			return err
+		}
+	}
+	return e.checkHost(spec.Host)
+}
+
+func (e *Extension) checkHost(host string) error {
+	if host != "" && !slices.Contains(e.cfg.Hosts, host) {
+		return sandboxer.E(sandboxer.Invalid, nil, "there is no host %q (there are %s)", host, strings.Join(e.cfg.Hosts, ", "))
+	}
+	return nil
+}
+
+func loopback(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }

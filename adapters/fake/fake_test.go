@@ -1,0 +1,66 @@
+package fake_test
+
+import (
+	"os"
+	"os/user"
+	"strconv"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/extensiontest"
+)
+
+// The test binary plays two parts more: the echo server inside a sandbox, and a
+// world in a process of its own.
+func TestMain(m *testing.M) {
+	switch {
+	case len(os.Args) == 3 && os.Args[1] == "echo":
+		panic(extensiontest.Echo(os.Args[2]))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// harness is the suite's view of a world.
+func harness(t *testing.T, open func(owner string) *fake.Extension) extensiontest.Harness {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := extensiontest.Harness{
+		Open:     func(*testing.T) sandboxer.Extension { return open("conformance") },
+		Stranger: func(*testing.T) sandboxer.Extension { return open("stranger") },
+		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo"},
+		Want:     sandboxer.Capabilities(),
+		Listen: func(port int) []string {
+			return []string{self, "echo", "127.0.0.1:" + strconv.Itoa(port)}
+		},
+	}
+	if os.Getuid() != 0 { // only itself can it be
+		me, err := user.Current()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.User = me.Username
+	}
+	return h
+}
+
+func TestConformance(t *testing.T) {
+	w := fake.NewWorld()
+	defer w.Close()
+	h := harness(t, func(owner string) *fake.Extension {
+		return fake.New(w, fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit})
+	})
+	h.Kill = func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) }
+	extensiontest.Run(t, h)
+	if live := w.Live(); len(live) > 0 {
+		t.Errorf("left over: %+v", live)
+	}
+	if faults := fake.Audit(w.Log(), true); len(faults) > 0 {
+		t.Errorf("audit: %q", faults)
+	}
+}

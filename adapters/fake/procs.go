@@ -1,0 +1,157 @@
+package fake
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// cookie is in the environment of every process of the sandbox.
+func (o Object) cookie() string { return "SANDBOXER_ROOT=" + o.Dir }
+
+// procs returns the running processes whose environment has the line cookie.
+func procs(cookie string) (pids []int) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1)
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		env, err := os.ReadFile("/proc/" + name + "/environ") // empty for a zombie
+		if err == nil && (bytes.HasPrefix(env, []byte(cookie+"\x00")) || bytes.Contains(env, []byte("\x00"+cookie+"\x00"))) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// kill ends every process with the cookie. It returns when there is none left: they
+// may fork while they are looked for.
+func kill(cookie string) error {
+	for try := range 400 {
+		pids := procs(cookie)
+		if len(pids) == 0 {
+			return nil
+		}
+		for _, pid := range pids {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+		if try > 0 {
+			time.Sleep(time.Duration(min(try, 20)) * time.Millisecond / 4)
+		}
+	}
+	return errors.New("some survive SIGKILL")
+}
+
+// freeze stops every process with the cookie, and those they fork meanwhile.
+func freeze(cookie string) {
+	stopped := map[int]bool{}
+	for fresh := true; fresh; {
+		fresh = false
+		for _, pid := range procs(cookie) {
+			if !stopped[pid] {
+				stopped[pid], fresh = true, true
+				syscall.Kill(pid, syscall.SIGSTOP)
+			}
+		}
+	}
+}
+
+func thaw(cookie string) {
+	for _, pid := range procs(cookie) {
+		syscall.Kill(pid, syscall.SIGCONT)
+	}
+}
+
+// dial connects to port if a process of o listens on it.
+func dial(ctx context.Context, o Object, port int) (net.Conn, error) {
+	closed := sandboxer.E(sandboxer.Unavailable, nil, "nothing listens on port %d of sandbox %s", port, o.Spec.ID)
+	sockets := listeners(port)
+	if len(sockets) == 0 {
+		return nil, closed
+	}
+	for _, pid := range procs(o.cookie()) {
+		dir := fmt.Sprintf("/proc/%d/fd", pid)
+		fds, err := os.ReadDir(dir)
+		if err != nil {
+			continue // it ended
+		}
+		for _, fd := range fds {
+			link, _ := os.Readlink(filepath.Join(dir, fd.Name()))
+			addr, ok := sockets[link]
+			if !ok {
+				continue
+			}
+			conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+			if err != nil {
+				return nil, sandboxer.E(sandboxer.Unavailable, err, "port %d of sandbox %s does not answer", port, o.Spec.ID)
+			}
+			return conn, nil
+		}
+	}
+	return nil, closed
+}
+
+// listeners returns the address to dial for every socket that listens on port, by
+// the name its owner's file descriptors have ("socket:[inode]").
+func listeners(port int) map[string]string {
+	found := map[string]string{}
+	for file, host := range map[string]string{"/proc/net/tcp": "127.0.0.1", "/proc/net/tcp6": "::1"} {
+		table, _ := os.ReadFile(file)
+		for line := range strings.Lines(string(table)) {
+			// sl local_address rem_address st … uid timeout inode
+			f := strings.Fields(line)
+			if len(f) < 10 || f[3] != "0A" || !strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) {
+				continue
+			}
+			found["socket:["+f[9]+"]"] = net.JoinHostPort(host, strconv.Itoa(port))
+		}
+	}
+	return found
+}
+
+// measure returns what o consumes now.
+func measure(o Object) sandboxer.Stats {
+	s := sandboxer.Stats{At: time.Now(), CPU: o.CPU, RxBytes: -1, TxBytes: -1}
+	const tick = time.Second / 100 // USER_HZ
+	for _, pid := range procs(o.cookie()) {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(b), ") ") // the name before it may contain anything
+		f := strings.Fields(rest)
+		if len(f) < 22 {
+			continue
+		}
+		num := func(i int) int64 { n, _ := strconv.ParseInt(f[i-3], 10, 64); return n } // numbered as in proc(5)
+		s.PIDs++
+		s.CPU += time.Duration(num(14)+num(15)+num(16)+num(17)) * tick
+		s.MemoryBytes += num(24) * int64(os.Getpagesize())
+	}
+	filepath.WalkDir(o.Dir, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			if fi, err := d.Info(); err == nil {
+				s.DiskBytes += fi.Size()
+			}
+		}
+		return nil
+	})
+	return s
+}

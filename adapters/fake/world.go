@@ -1,0 +1,650 @@
+package fake
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// world is what the extension needs of the thing behind it. World implements it in
+// this process, Remote in another. Every method takes and returns plain data.
+type world interface {
+	fault(context.Context, faultQuery) (Fault, error)
+	create(context.Context, order) (Object, error)
+	find(context.Context, query) (Object, error)
+	remove(context.Context, query) ([]Object, error)
+	list(context.Context, listing) ([]Object, error)
+	save(context.Context, saving) (sandboxer.Snapshot, error)
+	drop(context.Context, string) (none, error)
+	pause(context.Context, pausing) (none, error)
+	renew(context.Context, renewal) (none, error)
+	spend(context.Context, spending) (none, error)
+}
+
+type (
+	none       struct{}
+	faultQuery struct {
+		Verb Verb
+		ID   string
+	}
+	// order is what create gets. Env travels apart, because a Spec keeps its own out
+	// of JSON.
+	order struct {
+		Spec     sandboxer.Spec
+		Env      map[string]string
+		Host     string
+		Snapshot string
+		Capacity int
+		Late     time.Duration
+		Twice    bool
+	}
+	// query names a sandbox: of any owner if that is empty, and of any generation (the
+	// newest, where there must be one) if that is 0.
+	query struct {
+		Owner, ID  string
+		Generation int
+		Use        bool // make its directory if nobody did so far
+	}
+	listing struct {
+		Owner string
+		Lag   time.Duration
+	}
+	saving struct {
+		Of query
+		ID string
+	}
+	pausing struct {
+		Of query
+		On bool
+	}
+	renewal struct {
+		Of    query
+		Until time.Time
+	}
+	spending struct {
+		Of  query
+		CPU time.Duration
+	}
+)
+
+// Object is one sandbox as the world knows it.
+type Object struct {
+	Ref       string            `json:"ref"` // sandboxer.ExternalName, and a suffix for a duplicate
+	Spec      sandboxer.Spec    `json:"spec"`
+	Env       map[string]string `json:"env,omitempty"`
+	Host      string            `json:"host"`
+	Dir       string            `json:"dir"` // its root directory; made when first used
+	CreatedAt time.Time         `json:"created_at"`
+	RemovedAt time.Time         `json:"removed_at,omitzero"`
+	Fuse      time.Time         `json:"fuse,omitzero"`
+	Paused    bool              `json:"paused,omitempty"`
+	Exited    string            `json:"exited,omitempty"` // how the main process ended; empty while it runs
+	CPU       time.Duration     `json:"cpu,omitempty"`    // of finished commands
+
+	used bool
+}
+
+func (o Object) handle() sandboxer.Handle {
+	return sandboxer.Handle{SandboxID: o.Spec.ID, Generation: o.Spec.Generation, Host: o.Host, Ref: o.Ref}
+}
+
+// inner is the workspace's path as the sandbox calls it.
+func (o Object) inner() string {
+	if o.Spec.Workspace != "" {
+		return o.Spec.Workspace
+	}
+	return "/workspace"
+}
+
+// workspace is the same on the machine.
+func (o Object) workspace() string { return filepath.Join(o.Dir, o.inner()) }
+
+// World holds sandboxes: an engine, a cluster, an account of a hosted service. Its
+// methods are safe for concurrent use. Live, Log, Inject, Forgive and Kill are for
+// tests.
+type World struct {
+	faults *faults
+	wg     sync.WaitGroup // late creations and main processes
+	stop   chan struct{}
+
+	mu        sync.Mutex // one thing happens at a time
+	closed    bool
+	base      string // directory of everything; made when first used
+	made      int
+	objects   map[string]*Object // by Ref
+	byID      map[string][]*Object
+	removed   []Object  // not long ago, for listings that lag
+	burnsAt   time.Time // the earliest fuse; zero if none
+	snapshots map[string]sandboxer.Snapshot
+	log       []Entry
+	file      *os.File // of the durable log; nil without
+}
+
+// NewWorld returns an empty world. Close it if commands or files are used in it.
+func NewWorld() *World {
+	return &World{
+		faults:    newFaults(nil),
+		stop:      make(chan struct{}),
+		base:      filepath.Join(os.TempDir(), "sandboxer-fake-"+strings.ToLower(rand.Text())),
+		objects:   map[string]*Object{},
+		byID:      map[string][]*Object{},
+		snapshots: map[string]sandboxer.Snapshot{},
+	}
+}
+
+// Close destroys everything in the world.
+func (w *World) Close() error {
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		return nil
+	}
+	w.closed = true
+	close(w.stop)
+	var errs []error
+	for _, o := range w.sorted() {
+		errs = append(errs, w.destroy(o, "close"))
+	}
+	errs = append(errs, os.RemoveAll(w.base))
+	if w.file != nil {
+		errs = append(errs, w.file.Close())
+	}
+	w.mu.Unlock()
+	w.wg.Wait()
+	return errors.Join(errs...)
+}
+
+// Live returns what exists, oldest first.
+func (w *World) Live() []Object {
+	found, _ := w.list(context.Background(), listing{})
+	return found
+}
+
+// Inject makes things go wrong from now on.
+func (w *World) Inject(faults ...Fault) { w.faults.add(faults...) }
+
+// Forgive takes back what Inject did and no call has met yet.
+func (w *World) Forgive() { w.faults.clear() }
+
+// Kill removes sandbox id, of every generation, as if it had crashed.
+func (w *World) Kill(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, o := range slices.Clone(w.byID[id]) {
+		w.destroy(o, OpKill)
+	}
+}
+
+func (w *World) fault(_ context.Context, q faultQuery) (Fault, error) {
+	f, ok := w.faults.take(q.Verb, q.ID)
+	if !ok {
+		return f, nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return f, w.note(Entry{Op: OpFault, SandboxID: q.ID, Note: string(q.Verb)})
+}
+
+func (w *World) create(_ context.Context, or order) (Object, error) {
+	or.Spec.Env = or.Env
+	if or.Late > 0 {
+		w.wg.Go(func() {
+			select {
+			case <-time.After(or.Late):
+			case <-w.stop:
+				return
+			}
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.make(or, OpLate)
+		})
+		return Object{}, sandboxer.E(sandboxer.Unavailable, nil, "the fake was told to lose the answer")
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	o, err := w.make(or, OpCreate)
+	if err == nil && or.Twice {
+		_, err = w.add(or, o.Ref+"-again", OpCreate)
+	}
+	return o, err
+}
+
+// make finds the object of or, or adds it.
+func (w *World) make(or order, op Op) (Object, error) {
+	w.burn()
+	ref := sandboxer.ExternalName(or.Spec.Owner, or.Spec.ID, or.Spec.Generation)
+	if o, ok := w.objects[ref]; ok {
+		return *o, w.note(w.entry(o, OpFound))
+	}
+	if or.Capacity > 0 && len(w.objects) >= or.Capacity {
+		return Object{}, sandboxer.E(sandboxer.Exhausted, nil, "the fake is full: it takes %d sandboxes", or.Capacity)
+	}
+	return w.add(or, ref, op)
+}
+
+func (w *World) add(or order, ref string, op Op) (Object, error) {
+	if w.closed {
+		return Object{}, sandboxer.E(sandboxer.Unavailable, nil, "the fake world has ended")
+	}
+	w.made++
+	o := &Object{
+		Ref: ref, Spec: or.Spec, Env: maps.Clone(or.Env), Host: or.Host, CreatedAt: time.Now(), Fuse: or.Spec.Fuse,
+		Dir: filepath.Join(w.base, fmt.Sprintf("%s.%d", ref, w.made)),
+	}
+	if err := w.furnish(o, or.Snapshot); err != nil {
+		return Object{}, errors.Join(err, w.clear(o))
+	}
+	w.objects[ref] = o
+	w.byID[o.Spec.ID] = append(w.byID[o.Spec.ID], o)
+	w.fuse(o)
+	return *o, w.note(w.entry(o, op))
+}
+
+// furnish gives o what its order asks for besides an empty directory.
+func (w *World) furnish(o *Object, snapshot string) error {
+	if snapshot != "" {
+		if _, ok := w.snapshots[snapshot]; !ok {
+			return sandboxer.E(sandboxer.NotFound, nil, "there is no snapshot %s", snapshot)
+		}
+		if _, err := copyTree(w.snapshotDir(snapshot), o.Dir); err != nil {
+			return sandboxer.E(sandboxer.Failed, err, "snapshot %s could not be copied", snapshot)
+		}
+	}
+	if repo := o.Spec.Inputs["repo"]; repo != "" && snapshot == "" {
+		if err := o.use(); err != nil {
+			return err
+		}
+		if _, err := copyTree(repo, o.workspace()); err != nil {
+			return sandboxer.E(sandboxer.Failed, err, "input repo: %s could not be copied", repo)
+		}
+	}
+	if len(o.Spec.Command) == 0 {
+		return nil
+	}
+	if err := o.use(); err != nil {
+		return err
+	}
+	c, exit, err := newCommand(*o, sandboxer.Cmd{Args: o.Spec.Command})
+	if err != nil {
+		return err
+	}
+	if c == nil {
+		return sandboxer.E(sandboxer.Failed, nil, "the main command %q could not be started (%d)", o.Spec.Command[0], exit.Code)
+	}
+	if err := c.proc.Start(); err != nil {
+		return sandboxer.E(sandboxer.Failed, err, "the main command %q could not be started", o.Spec.Command[0])
+	}
+	w.wg.Go(func() {
+		exit := c.wait()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		o.Exited = fmt.Sprintf("exit %d", exit.Code)
+		o.CPU += c.cpu()
+	})
+	return nil
+}
+
+// use makes the directory of o.
+func (o *Object) use() error {
+	if o.used {
+		return nil
+	}
+	// A command may run as another user: it must be able to pass and to write.
+	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the fake cannot make a directory")
+	}
+	for _, dir := range []string{filepath.Dir(o.Dir), o.Dir} {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	fresh := false
+	if _, err := os.Stat(o.workspace()); err != nil {
+		fresh = true
+	}
+	if err := os.MkdirAll(o.workspace(), 0o755); err != nil {
+		return err
+	}
+	o.used = true
+	if fresh {
+		return os.Chmod(o.workspace(), 0o777)
+	}
+	return nil
+}
+
+func (w *World) find(_ context.Context, q query) (Object, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.burn()
+	o, err := w.newest(q)
+	if err != nil {
+		return Object{}, err
+	}
+	if q.Use {
+		err = o.use()
+	}
+	return *o, err
+}
+
+// newest returns what q names, the highest generation if there are several.
+func (w *World) newest(q query) (*Object, error) {
+	all := w.matching(q)
+	if len(all) == 0 {
+		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s", q.ID)
+	}
+	return slices.MaxFunc(all, func(a, b *Object) int { return a.Spec.Generation - b.Spec.Generation }), nil
+}
+
+func (w *World) matching(q query) (found []*Object) {
+	for _, o := range w.byID[q.ID] {
+		if (q.Owner == "" || o.Spec.Owner == q.Owner) && (q.Generation == 0 || o.Spec.Generation == q.Generation) {
+			found = append(found, o)
+		}
+	}
+	return found
+}
+
+func (w *World) remove(_ context.Context, q query) (removed []Object, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := w.matching(q)
+	for _, o := range all {
+		if err := w.destroy(o, OpRemove); err != nil {
+			return removed, err
+		}
+		removed = append(removed, *o)
+	}
+	if len(all) == 0 {
+		return nil, w.note(Entry{Op: OpAbsent, Owner: q.Owner, SandboxID: q.ID, Generation: q.Generation})
+	}
+	return removed, nil
+}
+
+// destroy ends o's processes, removes its files and forgets it.
+func (w *World) destroy(o *Object, op Op) error {
+	if err := w.clear(o); err != nil {
+		return err
+	}
+	delete(w.objects, o.Ref)
+	w.byID[o.Spec.ID] = slices.DeleteFunc(w.byID[o.Spec.ID], func(p *Object) bool { return p == o })
+	if len(w.byID[o.Spec.ID]) == 0 {
+		delete(w.byID, o.Spec.ID)
+	}
+	o.RemovedAt = time.Now()
+	for len(w.removed) > 0 && time.Since(w.removed[0].RemovedAt) > time.Hour {
+		w.removed = w.removed[1:]
+	}
+	w.removed = append(w.removed, *o)
+	return w.note(w.entry(o, op))
+}
+
+func (w *World) clear(o *Object) error {
+	if !o.used {
+		return nil
+	}
+	if err := kill(o.cookie()); err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "processes of %s cannot be ended", o.Ref)
+	}
+	if err := os.RemoveAll(o.Dir); err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the files of %s cannot be removed", o.Ref)
+	}
+	return nil
+}
+
+// burn destroys what is past its fuse.
+func (w *World) burn() {
+	now := time.Now()
+	if w.burnsAt.IsZero() || now.Before(w.burnsAt) {
+		return
+	}
+	w.burnsAt = time.Time{}
+	for _, o := range w.sorted() {
+		if o.Fuse.IsZero() || now.Before(o.Fuse) || w.destroy(o, OpFuse) != nil {
+			w.fuse(o)
+		}
+	}
+}
+
+// fuse takes note of when o burns.
+func (w *World) fuse(o *Object) {
+	if !o.Fuse.IsZero() && (w.burnsAt.IsZero() || o.Fuse.Before(w.burnsAt)) {
+		w.burnsAt = o.Fuse
+	}
+}
+
+// sorted returns the live objects, oldest first.
+func (w *World) sorted() []*Object {
+	return slices.SortedFunc(maps.Values(w.objects), func(a, b *Object) int {
+		if c := a.CreatedAt.Compare(b.CreatedAt); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Ref, b.Ref)
+	})
+}
+
+func (w *World) list(_ context.Context, l listing) (found []Object, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.burn()
+	asOf := time.Now().Add(-l.Lag)
+	for _, o := range w.sorted() {
+		if (l.Owner == "" || o.Spec.Owner == l.Owner) && !o.CreatedAt.After(asOf) {
+			found = append(found, *o)
+		}
+	}
+	for _, o := range w.removed {
+		if (l.Owner == "" || o.Spec.Owner == l.Owner) && !o.CreatedAt.After(asOf) && o.RemovedAt.After(asOf) {
+			found = append(found, o)
+		}
+	}
+	if l.Owner == "" {
+		return found, nil // a test looks
+	}
+	return found, w.note(Entry{Op: OpList, Owner: l.Owner, Live: len(found)})
+}
+
+func (w *World) snapshotDir(id string) string { return filepath.Join(w.base, "snapshots", id) }
+
+func (w *World) save(_ context.Context, s saving) (sandboxer.Snapshot, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if filepath.Base(s.ID) != s.ID || s.ID == "." || s.ID == ".." {
+		return sandboxer.Snapshot{}, sandboxer.E(sandboxer.Invalid, nil, "%q is not a snapshot ID", s.ID)
+	}
+	if old, ok := w.snapshots[s.ID]; ok {
+		return old, nil
+	}
+	w.burn()
+	o, err := w.newest(s.Of)
+	if err != nil {
+		return sandboxer.Snapshot{}, err
+	}
+	if err := o.use(); err != nil {
+		return sandboxer.Snapshot{}, err
+	}
+	if !o.Paused {
+		freeze(o.cookie())
+		defer thaw(o.cookie())
+	}
+	dir := w.snapshotDir(s.ID)
+	n, err := copyTree(o.Dir, dir)
+	if err != nil {
+		os.RemoveAll(dir)
+		return sandboxer.Snapshot{}, sandboxer.E(sandboxer.Unavailable, err, "the files of %s could not be copied", o.Ref)
+	}
+	snap := sandboxer.Snapshot{SnapshotID: s.ID, Bytes: n, Quiesced: true}
+	w.snapshots[s.ID] = snap
+	e := w.entry(o, OpSnapshot)
+	e.Note = s.ID
+	return snap, w.note(e)
+}
+
+func (w *World) drop(_ context.Context, id string) (none, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, ok := w.snapshots[id]; !ok {
+		return none{}, nil
+	}
+	if err := os.RemoveAll(w.snapshotDir(id)); err != nil {
+		return none{}, sandboxer.E(sandboxer.Unavailable, err, "the snapshot %s cannot be removed", id)
+	}
+	delete(w.snapshots, id)
+	return none{}, w.note(Entry{Op: OpDrop, Note: id})
+}
+
+func (w *World) pause(_ context.Context, p pausing) (none, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.burn()
+	o, err := w.newest(p.Of)
+	if err != nil || o.Paused == p.On {
+		return none{}, err
+	}
+	o.Paused = p.On
+	if !p.On {
+		thaw(o.cookie())
+		return none{}, w.note(w.entry(o, OpResume))
+	}
+	freeze(o.cookie())
+	return none{}, w.note(w.entry(o, OpPause))
+}
+
+func (w *World) renew(_ context.Context, r renewal) (none, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.burn()
+	o, err := w.newest(r.Of)
+	if err != nil {
+		return none{}, err
+	}
+	o.Fuse = r.Until
+	w.fuse(o)
+	return none{}, w.note(w.entry(o, OpRenew))
+}
+
+func (w *World) spend(_ context.Context, s spending) (none, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	o, err := w.newest(s.Of)
+	if err == nil {
+		o.CPU += s.CPU
+	}
+	return none{}, err
+}
+
+// Op is what an Entry of the log tells of.
+type Op string
+
+// The entries of the log.
+const (
+	OpStart    Op = "start"    // the world began (its log may be older)
+	OpCreate   Op = "create"   // an object came to be
+	OpLate     Op = "late"     // the same, by a Late fault
+	OpFound    Op = "found"    // an order met what it had made before
+	OpRemove   Op = "remove"   // an object was removed by teardown
+	OpKill     Op = "kill"     // … by World.Kill
+	OpFuse     Op = "fuse"     // … by its fuse
+	OpClose    Op = "close"    // … by the end of the world
+	OpAbsent   Op = "absent"   // a teardown found nothing
+	OpList     Op = "list"     // somebody listed an owner's objects
+	OpSnapshot Op = "snapshot" // a snapshot was saved
+	OpDrop     Op = "drop"     // … and removed
+	OpPause    Op = "pause"
+	OpResume   Op = "resume"
+	OpRenew    Op = "renew"
+	OpFault    Op = "fault" // a call met a fault
+)
+
+// Entry is one line of the world's log.
+type Entry struct {
+	Seq        int       `json:"seq"`
+	At         time.Time `json:"at"`
+	Op         Op        `json:"op"`
+	Owner      string    `json:"owner,omitempty"`
+	SandboxID  string    `json:"sandbox_id,omitempty"`
+	Generation int       `json:"generation,omitempty"`
+	Ref        string    `json:"ref,omitempty"`
+	// Live is how many objects of that owner, ID and generation there are once it
+	// happened; for OpList how many were listed.
+	Live int    `json:"live"`
+	Note string `json:"note,omitempty"` // the verb of a fault, the ID of a snapshot
+}
+
+// Log returns everything that happened so far.
+func (w *World) Log() []Entry {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.log)
+}
+
+func (w *World) entry(o *Object, op Op) Entry {
+	return Entry{
+		Op: op, Owner: o.Spec.Owner, SandboxID: o.Spec.ID, Generation: o.Spec.Generation, Ref: o.Ref,
+		Live: len(w.matching(query{Owner: o.Spec.Owner, ID: o.Spec.ID, Generation: o.Spec.Generation})),
+	}
+}
+
+// note appends e to the log; with a file it returns once the line is on the disk.
+func (w *World) note(e Entry) error {
+	e.Seq, e.At = len(w.log)+1, time.Now()
+	w.log = append(w.log, e)
+	if w.file == nil {
+		return nil
+	}
+	line, err := json.Marshal(e)
+	if err == nil {
+		_, err = w.file.Write(append(line, '\n'))
+	}
+	if err == nil {
+		err = w.file.Sync()
+	}
+	return err
+}
+
+// Audit reads a log as the judge of a broker and returns what the broker did wrong:
+// two objects of one incarnation at one time, an incarnation made again after its
+// teardown, and (if it is over) objects that were left.
+func Audit(log []Entry, over bool) (faults []string) {
+	type incarnation struct {
+		owner, id  string
+		generation int
+	}
+	live, ended := map[incarnation]int{}, map[incarnation]bool{}
+	for _, e := range log {
+		k := incarnation{e.Owner, e.SandboxID, e.Generation}
+		switch e.Op {
+		case OpStart:
+			clear(live) // a world does not survive its process
+		case OpCreate, OpLate:
+			if live[k]++; live[k] > 1 {
+				faults = append(faults, fmt.Sprintf("line %d: %d objects of %s/%d at one time", e.Seq, live[k], e.SandboxID, e.Generation))
+			}
+			if ended[k] && e.Op == OpCreate {
+				faults = append(faults, fmt.Sprintf("line %d: %s/%d was made again after its teardown", e.Seq, e.SandboxID, e.Generation))
+			}
+		case OpRemove, OpKill, OpFuse, OpClose:
+			live[k]--
+			ended[k] = e.Op == OpRemove
+		}
+	}
+	if over {
+		for k, n := range live {
+			if n > 0 {
+				faults = append(faults, fmt.Sprintf("%d objects of %s/%d are left", n, k.id, k.generation))
+			}
+		}
+	}
+	slices.Sort(faults)
+	return faults
+}
