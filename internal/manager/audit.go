@@ -2,11 +2,305 @@ package manager
 
 import (
 	"context"
+	"fmt"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Audit compares the books with themselves and with every backend.
+// The invariants that Audit checks. They are kept at every instant, also by a broker
+// that dies, except where a grace is named.
+const (
+	invObject  = "every object outside belongs to one living sandbox"
+	invTwice   = "no incarnation has two objects"
+	invStates  = "states follow the table, each change with cause and actor"
+	invState   = "a record is in the state its last event says"
+	invNegate  = "no tenant has spent more than it was granted"
+	invResolve = "a hold is resolved once: an ended sandbox has nothing on hold"
+	invOver    = "no more is charged than was on hold"
+	invCost    = "what a sandbox cost is what was posted for it"
+	invQuote   = "what is on hold for a living sandbox is what was quoted"
+	invExpired = "no sandbox runs past its expiry" // but for two sweeps
+	invName    = "a name means one living sandbox of its tenant"
+)
+
+// Audit compares the books with themselves and with what every backend lists, and
+// says where the two differ. It changes nothing and needs the admin scope. A backend
+// that cannot be asked makes the audit fail: what was not checked is not sound.
 func (m *Manager) Audit(ctx context.Context) (Audit, error) {
-	return Audit{}, sandboxer.E(sandboxer.Unsupported, nil, "not built yet")
+	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
+		return Audit{}, err
+	}
+	a := Audit{Violations: []Violation{}}
+	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords} {
+		if err := check(ctx, &a); err != nil {
+			return a, err
+		}
+	}
+	return a, nil
+}
+
+func (a *Audit) violated(invariant, id, format string, args ...any) {
+	a.Violations = append(a.Violations, Violation{invariant, id, fmt.Sprintf(format, args...)})
+}
+
+// auditObjects holds listings against the books. What does not fit is looked at
+// again: between the two looks it may have been torn down.
+func (m *Manager) auditObjects(ctx context.Context, a *Audit) error {
+	for _, e := range m.exts {
+		suspects, n, err := m.unexplained(ctx, e)
+		if err != nil {
+			return err
+		}
+		a.Checked += n
+		if len(suspects) == 0 {
+			continue
+		}
+		again, _, err := m.unexplained(ctx, e)
+		if err != nil {
+			return err
+		}
+		for s, v := range suspects {
+			if _, ok := again[s]; ok {
+				a.Violations = append(a.Violations, v)
+			}
+		}
+	}
+	return nil
+}
+
+func (m *Manager) unexplained(ctx context.Context, e *extension) (map[sighting]Violation, int, error) {
+	if e.Backend == nil || !e.Backend.Can(sandboxer.CanList) {
+		return nil, 0, nil
+	}
+	count := map[sighting]int{}
+	for h, err := range e.Backend.ListRunning(ctx, m.opts.Owner) {
+		if err != nil {
+			return nil, 0, err
+		}
+		count[sighting{e.Info.ID, h.SandboxID, h.Generation}]++
+	}
+	out := map[sighting]Violation{}
+	for s, n := range count {
+		_, stray, err := m.stray(ctx, s)
+		switch {
+		case err != nil:
+			return nil, 0, err
+		case stray:
+			out[s] = Violation{invObject, s.id, fmt.Sprintf("%s has generation %d of it, the books have no living one", e.Info.ID, s.generation)}
+		case n > 1:
+			out[s] = Violation{invTwice, s.id, fmt.Sprintf("%s lists generation %d of it %d times", e.Info.ID, s.generation, n)}
+		}
+	}
+	return out, len(count), nil
+}
+
+// An incarnation is one generation of an ID.
+type incarnation struct {
+	id         string
+	generation int
+}
+
+// auditHistory replays the events.
+func (m *Manager) auditHistory(ctx context.Context, a *Audit) error {
+	states := map[incarnation]sandboxer.State{}
+	q := sandboxer.EventQuery{Limit: sandboxer.MaxPage}
+	for {
+		events, err := m.store.Events(ctx, q)
+		if err != nil {
+			return err
+		}
+		for _, ev := range events {
+			q.After = ev.Seq
+			if ev.Type != sandboxer.EventState {
+				continue
+			}
+			a.Checked++
+			k := incarnation{ev.SandboxID, ev.Generation}
+			was, known := states[k]
+			switch {
+			case ev.Actor == "":
+				a.violated(invStates, k.id, "event %d has no actor", ev.Seq)
+			case ev.To != sandboxer.Running && ev.To != sandboxer.Terminated && ev.Cause == "":
+				a.violated(invStates, k.id, "event %d (%s) has no cause", ev.Seq, ev.To)
+			case !known && (ev.From != "" || ev.To != sandboxer.Creating),
+				known && (ev.From != was || !was.CanBecome(ev.To)):
+				a.violated(invStates, k.id, "event %d of generation %d: from %q (was %q) to %q", ev.Seq, k.generation, ev.From, was, ev.To)
+			}
+			states[k] = ev.To
+		}
+		if len(events) < q.Limit {
+			break
+		}
+	}
+	for k, state := range states {
+		if err := m.auditState(ctx, a, k, state); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Manager) auditState(ctx context.Context, a *Audit, k incarnation, state sandboxer.State) error {
+	sb, err := m.still(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
+		if sb.State == state {
+			return true, nil
+		}
+		q := sandboxer.EventQuery{SandboxID: k.id, Limit: sandboxer.MaxPage} // it may have moved on since
+		for {
+			events, err := m.store.Events(ctx, q)
+			for _, ev := range events {
+				q.After = ev.Seq
+				if ev.Type == sandboxer.EventState && ev.Generation == k.generation {
+					state = ev.To
+				}
+			}
+			if err != nil || len(events) < q.Limit {
+				return sb.State == state, err
+			}
+		}
+	})
+	switch {
+	case isKind(err, sandboxer.NotFound):
+		a.violated(invState, k.id, "generation %d has events and no record", k.generation)
+	case err != nil:
+		return err
+	case sb.State != state:
+		a.violated(invState, k.id, "generation %d is %s, its events say %s", k.generation, sb.State, state)
+	}
+	return nil
+}
+
+// still calls judge with the record of k until it finds all well, or nobody has
+// changed the record meanwhile, and returns the record judged.
+func (m *Manager) still(ctx context.Context, k incarnation, judge func(*sandboxer.Sandbox) (bool, error)) (*sandboxer.Sandbox, error) {
+	sb, err := m.store.SandboxGeneration(ctx, k.id, k.generation)
+	for err == nil {
+		var well bool
+		if well, err = judge(sb); err != nil || well {
+			break
+		}
+		var again *sandboxer.Sandbox
+		if again, err = m.store.SandboxGeneration(ctx, k.id, k.generation); err != nil || again.Version == sb.Version {
+			break
+		}
+		sb = again
+	}
+	return sb, err
+}
+
+// books sums the ledger of one incarnation.
+type books struct{ held, posted, voided sandboxer.Credits }
+
+func (b *books) add(e sandboxer.Entry) {
+	switch e.Type {
+	case sandboxer.EntryHold:
+		b.held -= e.Amount
+	case sandboxer.EntryPost:
+		b.posted += e.Amount
+	case sandboxer.EntryVoid:
+		b.voided += e.Amount
+	}
+}
+
+// fault says what is wrong between the books and the record of a sandbox, or "".
+func (b *books) fault(sb *sandboxer.Sandbox) (invariant, detail string) {
+	open := b.held - b.posted - b.voided
+	switch {
+	case b.posted > b.held:
+		return invOver, fmt.Sprintf("generation %d: %s posted of %s held", sb.Generation, b.posted, b.held)
+	case sb.State.Live() && open != sb.Quote.Amount:
+		return invQuote, fmt.Sprintf("generation %d: %s on hold, %s quoted", sb.Generation, open, sb.Quote.Amount)
+	case !sb.State.Live() && open != 0:
+		return invResolve, fmt.Sprintf("generation %d ended with %s on hold", sb.Generation, open)
+	case sb.Cost != b.posted:
+		return invCost, fmt.Sprintf("generation %d cost %s, %s posted", sb.Generation, sb.Cost, b.posted)
+	}
+	return "", ""
+}
+
+// auditLedger adds up the whole ledger.
+func (m *Manager) auditLedger(ctx context.Context, a *Audit) error {
+	sums := map[incarnation]*books{}
+	tenants := map[string]sandboxer.Credits{}
+	err := m.entries(ctx, sandboxer.EntryQuery{}, func(e sandboxer.Entry) {
+		a.Checked++
+		if e.SandboxID != "" {
+			k := incarnation{e.SandboxID, e.Generation}
+			if sums[k] == nil {
+				sums[k] = &books{}
+			}
+			sums[k].add(e)
+		}
+		if e.Type == sandboxer.EntryPost {
+			return
+		}
+		tenants[e.Tenant] += e.Amount
+		if tenants[e.Tenant] < 0 {
+			a.violated(invNegate, e.SandboxID, "after entry %s, tenant %s is at %s", e.Key, e.Tenant, tenants[e.Tenant])
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for k, sum := range sums {
+		var invariant, detail string
+		_, err := m.still(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
+			if invariant, detail = sum.fault(sb); invariant == "" {
+				return true, nil
+			}
+			now := &books{} // it may have been settled since
+			err := m.entries(ctx, sandboxer.EntryQuery{SandboxID: k.id}, func(e sandboxer.Entry) {
+				if e.Generation == k.generation {
+					now.add(e)
+				}
+			})
+			invariant, detail = now.fault(sb)
+			return invariant == "", err
+		})
+		switch {
+		case isKind(err, sandboxer.NotFound):
+			a.violated(invResolve, k.id, "generation %d has ledger entries and no record", k.generation)
+		case err != nil:
+			return err
+		case invariant != "":
+			a.violated(invariant, k.id, "%s", detail)
+		}
+	}
+	return nil
+}
+
+// entries calls f with every ledger entry q selects.
+func (m *Manager) entries(ctx context.Context, q sandboxer.EntryQuery, f func(sandboxer.Entry)) error {
+	q.Limit = sandboxer.MaxPage
+	for {
+		items, next, err := m.store.Entries(ctx, q)
+		if err != nil {
+			return err
+		}
+		for _, e := range items {
+			f(e)
+		}
+		if next == "" {
+			return nil
+		}
+		q.After = next
+	}
+}
+
+func (m *Manager) auditRecords(ctx context.Context, a *Audit) error {
+	names := map[[2]string]string{}
+	return m.records(ctx, sandboxer.Query{States: live}, func(sb *sandboxer.Sandbox) {
+		a.Checked++
+		if over := time.Since(sb.ExpiresAt); sb.State == sandboxer.Running && !sb.ExpiresAt.IsZero() && over > 2*m.opts.SweepEvery+m.opts.Grace {
+			a.violated(invExpired, sb.ID, "it expired %s ago", over.Round(time.Second))
+		}
+		if sb.Name != "" {
+			key := [2]string{sb.Tenant, sb.Name}
+			if other := names[key]; other != "" {
+				a.violated(invName, sb.ID, "it is called %q, as %s is", sb.Name, other)
+			}
+			names[key] = sb.ID
+		}
+	})
 }

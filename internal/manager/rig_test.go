@@ -1,0 +1,236 @@
+package manager
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/sqlstore"
+)
+
+// A rig is a manager on a real store and a fake backend.
+type rig struct {
+	*Manager
+	t     testing.TB
+	setup setup
+	store *sqlstore.Store
+	world *fake.World
+	ext   *fake.Extension
+}
+
+type setup struct {
+	dir      string
+	world    *fake.World
+	fake     fake.Config
+	backend  backend.Options
+	opts     Options
+	profiles []sandboxer.Profile
+	inputs   []sandboxer.Input
+	idle     bool // not started
+}
+
+var testKey = bytes.Repeat([]byte{7}, 32)
+
+func testProfiles() []sandboxer.Profile {
+	return []sandboxer.Profile{
+		{ID: "profile.test", Extension: "ext.fake", TTL: 10 * time.Minute, MaxTTL: 2 * time.Hour, Env: map[string]string{"FROM": "profile"}},
+		{ID: "profile.paid", Extension: "ext.fake", TTL: time.Hour, Price: sandboxer.Price{Setup: 20_000, PerHour: 120_000}},
+		{ID: "profile.lazy", Extension: "ext.fake", TTL: time.Hour, Idle: time.Minute},
+	}
+}
+
+func newRig(t testing.TB, change func(*setup)) *rig {
+	t.Helper()
+	s := setup{
+		dir: t.TempDir(), world: nil,
+		fake:     fake.Config{},
+		opts:     Options{Owner: "test", Key: testKey, SweepEvery: time.Hour, Grace: time.Minute},
+		profiles: testProfiles(),
+		inputs:   fake.Adapter.Inputs,
+	}
+	if change != nil {
+		change(&s)
+	}
+	if s.world == nil {
+		s.world = fake.NewWorld()
+		t.Cleanup(func() { s.world.Close() })
+	}
+	if s.opts.Log == nil {
+		s.opts.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	}
+	r := &rig{t: t, setup: s, world: s.world}
+	r.open()
+	t.Cleanup(r.close)
+	return r
+}
+
+func (r *rig) open() {
+	r.t.Helper()
+	store, err := sqlstore.OpenSQLite(context.Background(), r.setup.dir, sqlstore.Options{Reserve: -1})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.store = store
+	cfg := r.setup.fake
+	cfg.Owner = r.setup.opts.Owner
+	r.ext = fake.New(r.world, cfg)
+	b := backend.New("ext.fake", r.ext, r.setup.backend)
+	info := sandboxer.ExtensionInfo{
+		ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation,
+		Capabilities: b.Capabilities(), Inputs: r.setup.inputs,
+	}
+	m, err := New(store, r.setup.profiles, []Extension{{info, b}}, r.setup.opts)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.Manager = m
+	if !r.setup.idle {
+		if err := m.Start(context.Background()); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+func (r *rig) close() {
+	r.t.Helper()
+	if err := r.Manager.Close(); err != nil {
+		r.t.Error(err)
+	}
+	if err := r.store.Close(); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// restart is a broker that stops in good order and comes back.
+func (r *rig) restart() {
+	r.t.Helper()
+	r.close()
+	r.open()
+}
+
+func as(tenant string, scopes ...sandboxer.Scope) context.Context {
+	if len(scopes) == 0 {
+		scopes = []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite}
+	}
+	return sandboxer.WithPrincipal(context.Background(), sandboxer.Principal{Tenant: tenant, Actor: "user:" + tenant, Scopes: scopes})
+}
+
+var (
+	acme  = as("acme")
+	rival = as("rival")
+	admin = as("root", sandboxer.ScopeAdmin)
+)
+
+func (r *rig) create(req sandboxer.CreateRequest) *sandboxer.Sandbox {
+	r.t.Helper()
+	if req.Profile == "" {
+		req.Profile = "test"
+	}
+	sb, err := r.Create(acme, req)
+	if err != nil {
+		r.t.Fatalf("create: %v", err)
+	}
+	return sb
+}
+
+func (r *rig) destroy(id string) *sandboxer.Sandbox {
+	r.t.Helper()
+	sb, err := r.Destroy(acme, id)
+	if err != nil {
+		r.t.Fatalf("destroy %s: %v", id, err)
+	}
+	return sb
+}
+
+func (r *rig) get(id string) *sandboxer.Sandbox {
+	r.t.Helper()
+	sb, err := r.Get(admin, id)
+	if err != nil {
+		r.t.Fatalf("get %s: %v", id, err)
+	}
+	return sb
+}
+
+// await polls until the sandbox is in state.
+func (r *rig) await(id string, state sandboxer.State) *sandboxer.Sandbox {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(admin, time.Minute)
+	defer cancel()
+	sb, err := r.Wait(ctx, id, state)
+	if err != nil {
+		r.t.Fatalf("wait for %s to be %s: %v", id, state, err)
+	}
+	return sb
+}
+
+// sound fails the test if an invariant is broken, or more than want objects live.
+func (r *rig) sound(want int) {
+	r.t.Helper()
+	a, err := r.Audit(admin)
+	if err != nil {
+		r.t.Fatalf("audit: %v", err)
+	}
+	for _, v := range a.Violations {
+		r.t.Errorf("audit: %s: %s: %s", v.SandboxID, v.Invariant, v.Detail)
+	}
+	if n := len(r.world.Live()); n != want {
+		r.t.Errorf("%d objects live, want %d", n, want)
+	}
+	for _, f := range fake.Audit(r.world.Log(), want == 0) {
+		r.t.Errorf("world: %s", f)
+	}
+}
+
+func (r *rig) noHolds() {
+	r.t.Helper()
+	holds, err := r.store.OpenHolds(context.Background())
+	if err != nil || len(holds) > 0 {
+		r.t.Errorf("open holds %v, %v", holds, err)
+	}
+}
+
+// wantErr checks kind and text of err.
+func wantErr(t testing.TB, err error, kind sandboxer.Kind, text string) {
+	t.Helper()
+	if sandboxer.KindOf(err) != kind || !strings.Contains(sandboxer.Message(err)+sandboxer.HintOf(err), text) {
+		t.Errorf("error %v (%s), want kind %s and %q in it", err, sandboxer.KindOf(err), kind, text)
+	}
+}
+
+// eventually polls until ok holds.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in time: %s", what)
+		}
+	}
+}
+
+func history(t testing.TB, m *Manager, id string) string {
+	t.Helper()
+	events, err := m.Events(admin, sandboxer.EventQuery{SandboxID: id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for _, ev := range events {
+		if ev.Type == sandboxer.EventState {
+			fmt.Fprintf(&b, "g%d %s→%s %s %s; ", ev.Generation, ev.From, ev.To, ev.Cause, ev.Actor)
+		} else {
+			fmt.Fprintf(&b, "g%d %s %s; ", ev.Generation, ev.Type, ev.Actor)
+		}
+	}
+	return strings.TrimSuffix(b.String(), "; ")
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
