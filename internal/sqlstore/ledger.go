@@ -3,6 +3,7 @@ package sqlstore
 import (
 	"context"
 	"database/sql"
+	"math"
 
 	sqlite3 "modernc.org/sqlite/lib"
 
@@ -30,6 +31,9 @@ func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
 	for _, e := range entries {
 		if e.Key == "" || e.Tenant == "" {
 			return sandboxer.E(sandboxer.Invalid, nil, "a ledger entry needs a key and a tenant (have %q, %q)", e.Key, e.Tenant)
+		}
+		if e.Amount == math.MinInt64 { // has no opposite
+			return sandboxer.E(sandboxer.Invalid, nil, "the amount %d of entry %q is too large for the ledger", int64(e.Amount), e.Key)
 		}
 		n, err := t.exec(insertEntry, e.Key, e.Tenant, e.SandboxID, e.Generation, string(e.Type), int64(e.Amount), e.Note, micros(e.At))
 		if err != nil {

@@ -68,6 +68,9 @@ func (s *Store) UpdateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 	err = s.commit(ctx, false, func(t *tx) error {
 		n, err := t.exec(updateSandbox, values...)
 		if isTaken(err) {
+			if sb.Name == "" {
+				return sandboxer.E(sandboxer.Conflict, nil, "generation %d of sandbox %s is over: a later one lives", sb.Generation, sb.ID)
+			}
 			return nameTaken(sb)
 		}
 		if err != nil || n == 1 {

@@ -1,0 +1,4 @@
+package sqlstore
+
+// child is replaced when this binary is started to be killed; see TestKill.
+func child() bool { return false }
