@@ -15,14 +15,10 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	pb "github.com/sand-boxer/sandboxer/agent/proto/filesystem"
-	"github.com/sand-boxer/sandboxer/agent/proto/filesystem/filesystemconnect"
 )
 
 // filesystemService translates filesystem.Filesystem to the file system.
-type filesystemService struct {
-	*server
-	filesystemconnect.UnimplementedFilesystemHandler
-}
+type filesystemService struct{ *server }
 
 // target finds the user and the file that a call means.
 func (s filesystemService) target(h http.Header, path string) (user, string, error) {

@@ -16,6 +16,8 @@ const usage = `usage: sandboxer-agent COMMAND
   untar [--strip] [--replace] DIR
                                 unpack the tar on standard input below DIR
   tar DIR                       pack DIR to standard output
+  kill-marked NAME=VALUE SESSION
+                                kill what carries this in its environment, or the session
 `
 
 // Main runs the agent with its arguments (without the program's name) and returns the
@@ -33,6 +35,8 @@ func Main(args []string) int {
 		return runUntar(args[1:], os.Stdin)
 	case "tar":
 		return runTar(args[1:], os.Stdout)
+	case "kill-marked":
+		return runKillMarked(args[1:])
 	case "help", "-h", "--help":
 		fmt.Print(usage)
 		return 0

@@ -104,6 +104,14 @@ const (
 	protoChunk = 256 << 10
 )
 
+// keepaliveOf is the longest silence that the caller of a stream wants.
+func keepaliveOf(h http.Header) time.Duration {
+	if n, err := strconv.Atoi(h.Get(keepaliveHeader)); err == nil && n > 0 && n < 1<<20 {
+		return time.Duration(n) * time.Second
+	}
+	return defaultKeepalive
+}
+
 // follow sends the life of a process: start, data, end, and a sign of life in long
 // silences.
 func (s processService) follow(ctx context.Context, sub *subscriber, h http.Header, send func(*pb.ProcessEvent) error) error {
@@ -116,10 +124,7 @@ func (s processService) follow(ctx context.Context, sub *subscriber, h http.Head
 	if strings.Contains(h.Get("Content-Type"), "json") {
 		limit = jsonChunk
 	}
-	interval := defaultKeepalive
-	if n, err := strconv.Atoi(h.Get(keepaliveHeader)); err == nil && n > 0 && n < 1<<20 {
-		interval = time.Duration(n) * time.Second
-	}
+	interval := keepaliveOf(h)
 	alive := time.NewTimer(interval)
 	defer alive.Stop()
 	var buf []byte

@@ -38,9 +38,10 @@ type server struct {
 	base  []string // environment of every process, under the user's own
 	id    string   // tells our processes' marks from those of other agents
 
-	mu     sync.RWMutex
-	set    settings
-	initAt time.Time
+	mu      sync.RWMutex
+	set     settings
+	initAt  time.Time
+	watches watchers
 
 	once    sync.Once
 	handler http.Handler
@@ -86,7 +87,7 @@ func (s *server) build() {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(processconnect.NewProcessHandler(processService{s}, opts...))
-	mux.Handle(filesystemconnect.NewFilesystemHandler(filesystemService{server: s}, opts...))
+	mux.Handle(filesystemconnect.NewFilesystemHandler(filesystemService{s}, opts...))
 	mux.HandleFunc("GET /metrics", s.serveMetrics)
 	mux.HandleFunc("GET /envs", s.serveEnvs)
 	mux.HandleFunc("GET "+statsPath, s.serveStats)

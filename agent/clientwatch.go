@@ -1,0 +1,71 @@
+package agent
+
+import (
+	"context"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	"github.com/sand-boxer/sandboxer"
+	pb "github.com/sand-boxer/sandboxer/agent/proto/filesystem"
+)
+
+// A Change is one event of a Watch.
+type Change struct {
+	Name string              // relative to the watched directory
+	Op   string              // "create", "write", "remove", "rename" (the old name of something moved) or "chmod"
+	File *sandboxer.FileInfo // of create, write and chmod, if the file was still there
+}
+
+// A Watch reports changes of a directory. It is for one goroutine.
+type Watch struct {
+	c      *Client
+	ctx    context.Context
+	cut    context.CancelFunc
+	stream *connect.ServerStreamForClient[pb.WatchDirResponse]
+}
+
+// Watch begins to watch a directory, or with recursive the tree below it: every change
+// from its return on is reported. Kinds: NotFound, and Invalid for a file and for a
+// network mount.
+func (c *Client) Watch(ctx context.Context, dir string, recursive bool) (*Watch, error) {
+	streamCtx, cut := context.WithCancel(ctx)
+	req := connect.NewRequest(&pb.WatchDirRequest{Path: dir, Recursive: recursive, IncludeEntry: true})
+	req.Header().Set(lstatHeader, "true")
+	stream, err := c.files.WatchDir(streamCtx, req)
+	if err == nil && !stream.Receive() {
+		err = stream.Err()
+	}
+	if err != nil {
+		cut()
+		return nil, c.rpcError(ctx, err)
+	}
+	return &Watch{c: c, ctx: ctx, cut: cut, stream: stream}, nil
+}
+
+// Next waits for the next change. Exhausted says that changes were lost: list the
+// directory and watch it anew.
+func (w *Watch) Next() (Change, error) {
+	for w.stream.Receive() {
+		ev := w.stream.Msg().GetFilesystem()
+		if ev == nil {
+			continue
+		}
+		ch := Change{Name: ev.GetName(), Op: strings.ToLower(strings.TrimPrefix(ev.GetType().String(), "EVENT_TYPE_"))}
+		if e := ev.GetEntry(); e != nil {
+			fi := w.c.fileInfo(e)
+			ch.File = &fi
+		}
+		return ch, nil
+	}
+	if err := w.stream.Err(); err != nil {
+		return Change{}, w.c.rpcError(w.ctx, err)
+	}
+	return Change{}, sandboxer.E(sandboxer.Unavailable, nil, "the agent ended the watch")
+}
+
+// Close ends the watch, and a Next that waits.
+func (w *Watch) Close() error {
+	w.cut()
+	return nil
+}

@@ -1,0 +1,13 @@
+//go:build !linux
+
+package agent
+
+import (
+	"fmt"
+	"os"
+)
+
+func runKillMarked([]string) int {
+	fmt.Fprintln(os.Stderr, "sandboxer-agent: kill-marked needs Linux")
+	return 1
+}
