@@ -81,8 +81,8 @@ func (e ExtensionFile) Info() sandboxer.ExtensionInfo {
 // ProfileFile is one declared profile.
 type ProfileFile struct {
 	sandboxer.Profile
-	Origin   Origin
-	Replaces []Origin
+	Origin   Origin   `json:"origin"`
+	Replaces []Origin `json:"replaces,omitempty"` // what earlier layers said under this ID, nearest first
 
 	file *file
 }

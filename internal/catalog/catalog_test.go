@@ -480,9 +480,17 @@ func TestUnreadable(t *testing.T) {
 	if err := os.Symlink(os.DevNull, filepath.Join(dir, "profiles", "device.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	_, err := Load([]Layer{Dir("user", dir), {Name: "command line", Files: []string{filepath.Join(dir, "absent.yaml")}}}, adapters())
+	notDir := filepath.Join(dir, "just-a-file")
+	if err := os.WriteFile(notDir, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Load([]Layer{Dir("user", dir), Dir("other", notDir), {Name: "command line", Files: []string{filepath.Join(dir, "absent.yaml")}}}, adapters())
 	want := fmt.Sprintf(`%[1]s/absent.yaml: 1 problem
   cannot be read: no such file or directory
+%[1]s/just-a-file/extensions: 1 problem
+  cannot be read: not a directory
+%[1]s/just-a-file/profiles: 1 problem
+  cannot be read: not a directory
 %[1]s/profiles/big.yaml: 1 problem
   1:1   the file is larger than 1 MiB
 %[1]s/profiles/dangling.yaml: 1 problem

@@ -69,8 +69,8 @@ type mountForm struct {
 }
 
 type priceForm struct {
-	Setup   sandboxer.Credits `yaml:"setup" min:"0" help:"Once per sandbox."`
-	PerHour sandboxer.Credits `yaml:"per_hour" min:"0" help:"Per hour of life."`
+	Setup   sandboxer.Credits `yaml:"setup" help:"Once per sandbox."`
+	PerHour sandboxer.Credits `yaml:"per_hour" help:"Per hour of life."`
 }
 
 // profile checks what no single field shows, and translates.

@@ -117,6 +117,8 @@ func enumOf(t reflect.Type) (what string, words []string) {
 		return "pricing model", texts(sandboxer.PricingModels())
 	case reflect.TypeFor[sandboxer.Capability]():
 		return "capability", texts(sandboxer.Capabilities())
+	case reflect.TypeFor[sandboxer.Kind]():
+		return "kind of error", texts(sandboxer.Kinds())
 	case reflect.TypeFor[sandboxer.NetworkMode]():
 		return "network mode", texts([]sandboxer.NetworkMode{sandboxer.NetworkNone, sandboxer.NetworkPublic, sandboxer.NetworkAllow})
 	}
@@ -147,7 +149,7 @@ func scalarOf(t reflect.Type, r rule) *scalar {
 		return &scalar{want: `an amount of credits such as "0.12"`, tags: append(str, num...),
 			parse: func(s string) (any, bool) {
 				c, err := sandboxer.ParseCredits(s)
-				return int64(c), err == nil
+				return int64(c), err == nil && c >= 0
 			},
 			schema: schema{AnyOf: []*schema{{Type: "string", Pattern: `^[0-9]{1,12}(\.[0-9]{0,6})?$`}, {Type: "number", Minimum: ptr(0.0)}}}}
 	case reflect.PointerTo(t).Implements(textType):
