@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -245,6 +246,35 @@ func TestOpenFailures(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOpenHangs: a backend that never answers costs its own extension and a bounded
+// wait, not the start of the server.
+func TestOpenHangs(t *testing.T) {
+	state := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		other := &closer{}
+		as := withOpen(func(ctx context.Context, _ sandboxer.Env) (sandboxer.Extension, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		as[2].Open = func(context.Context, sandboxer.Env) (sandboxer.Extension, error) { return other, nil }
+		c, err := load(t, map[string]string{"extensions/ext.plain.yaml": strings.ReplaceAll(fakeHead, "fake", "plain")}, as...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		opened, err := c.Open(t.Context(), "o", state, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took != openTimeout {
+			t.Errorf("opening took %s; want %s", took, openTimeout)
+		}
+		if opened[0].Info.Problem == "" || opened[1].Ext != other {
+			t.Errorf("opened = %+v", opened)
+		}
+	})
 }
 
 func TestOpenWithoutStateDirectory(t *testing.T) {
