@@ -58,13 +58,22 @@ func (p *portConn) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
-	ctx, done := p.rd.start()
-	defer done()
+	if !p.rd.begin(p.ws) {
+		return 0, os.ErrDeadlineExceeded
+	}
+	n, err := p.read(b)
+	if p.rd.end() && err != nil && err != io.EOF {
+		err = os.ErrDeadlineExceeded
+	}
+	return n, err
+}
+
+func (p *portConn) read(b []byte) (int, error) {
 	for !p.eof {
 		if p.r == nil {
-			_, r, err := p.ws.Reader(ctx)
+			_, r, err := p.ws.Reader(context.Background())
 			if err != nil {
-				return 0, p.readError(ctx, err)
+				return 0, readError(err)
 			}
 			p.r, p.part = r, false
 		}
@@ -82,21 +91,15 @@ func (p *portConn) Read(b []byte) (int, error) {
 	return 0, io.EOF
 }
 
-func (p *portConn) readError(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return os.ErrDeadlineExceeded
-	}
-	switch websocket.CloseStatus(err) {
-	case websocket.StatusNormalClosure, websocket.StatusGoingAway:
-		return io.EOF
-	case -1:
-		if errors.Is(err, net.ErrClosed) {
-			return net.ErrClosed
-		}
-	}
+func readError(err error) error {
 	var ce websocket.CloseError
-	if errors.As(err, &ce) && ce.Reason != "" {
+	switch {
+	case errors.As(err, &ce) && ce.Reason != "":
 		return sandboxer.E(sandboxer.Unavailable, err, "%s", ce.Reason)
+	case errors.As(err, &ce) && (ce.Code == websocket.StatusNormalClosure || ce.Code == websocket.StatusGoingAway):
+		return io.EOF
+	case errors.Is(err, net.ErrClosed):
+		return net.ErrClosed
 	}
 	return err
 }
@@ -107,21 +110,22 @@ func (p *portConn) Write(b []byte) (int, error) {
 	if p.closed {
 		return 0, net.ErrClosed
 	}
-	ctx, done := p.wd.start()
-	defer done()
-	total := 0
-	for len(b) > 0 {
-		n := min(len(b), ExecFrame)
-		if err := p.ws.Write(ctx, websocket.MessageBinary, b[:n]); err != nil {
-			if ctx.Err() != nil {
-				err = os.ErrDeadlineExceeded
-			}
-			return total, err
-		}
-		total += n
-		b = b[n:]
+	if !p.wd.begin(p.ws) {
+		return 0, os.ErrDeadlineExceeded
 	}
-	return total, nil
+	total := 0
+	var err error
+	for len(b) > 0 && err == nil {
+		n := min(len(b), ExecFrame)
+		if err = p.ws.Write(context.Background(), websocket.MessageBinary, b[:n]); err == nil {
+			total += n
+			b = b[n:]
+		}
+	}
+	if p.wd.end() && err != nil {
+		err = os.ErrDeadlineExceeded
+	}
+	return total, err
 }
 
 // CloseWrite tells the other side that nothing more follows.
@@ -167,41 +171,50 @@ type deadline struct {
 	mu     sync.Mutex
 	at     time.Time
 	timer  *time.Timer
-	cancel context.CancelFunc // of the operation under way
+	ws     *websocket.Conn // of the operation under way
+	passed bool
 }
 
-func (d *deadline) start() (context.Context, func()) {
-	ctx, cancel := context.WithCancel(context.Background())
+// begin starts an operation, unless its deadline has passed.
+func (d *deadline) begin(ws *websocket.Conn) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.cancel = cancel
-	d.arm()
-	return ctx, func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.cancel = nil
-		d.disarm()
-		cancel()
+	if !d.at.IsZero() && !time.Now().Before(d.at) {
+		return false
 	}
+	d.ws = ws
+	d.arm()
+	return true
+}
+
+// end ends an operation and reports whether its deadline passed meanwhile.
+func (d *deadline) end() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.disarm()
+	d.ws = nil
+	return d.passed
 }
 
 func (d *deadline) set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.at = t
+	d.disarm()
 	d.arm()
 }
 
 func (d *deadline) arm() {
-	d.disarm()
-	if d.cancel == nil || d.at.IsZero() {
+	if d.ws == nil || d.at.IsZero() {
 		return
 	}
-	if left := time.Until(d.at); left > 0 {
-		d.timer = time.AfterFunc(left, d.cancel)
-	} else {
-		d.cancel()
-	}
+	ws := d.ws
+	d.timer = time.AfterFunc(time.Until(d.at), func() {
+		d.mu.Lock()
+		d.passed = true
+		d.mu.Unlock()
+		ws.CloseNow()
+	})
 }
 
 func (d *deadline) disarm() {

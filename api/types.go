@@ -237,7 +237,7 @@ type ExecResult struct {
 
 // ExecStream is the first message of an exec stream; see docs/api.md.
 type ExecStream struct {
-	Args []string           `json:"args"`
+	Args []string           `json:"args" minItems:"1" nullable:"false"`
 	Env  map[string]string  `json:"env,omitempty"`
 	Dir  string             `json:"dir,omitempty"`
 	User string             `json:"user,omitempty"`
@@ -416,7 +416,7 @@ type Key = sandboxer.APIKey
 type NewKey struct {
 	Name   string            `json:"name" example:"ci"`
 	Tenant string            `json:"tenant,omitempty" example:"default" doc:"The caller's if empty"`
-	Scopes []sandboxer.Scope `json:"scopes,omitempty" doc:"read, write, admin; read and write if empty"`
+	Scopes []sandboxer.Scope `json:"scopes" minItems:"1" nullable:"false" enum:"read,write,admin" example:"[\"read\",\"write\"]"`
 	TTL    Duration          `json:"ttl,omitempty" example:"720h" doc:"Never expires if empty"`
 }
 

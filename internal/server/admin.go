@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -55,11 +54,7 @@ func (s *Server) extensions(ctx context.Context, _ *none) (*reply[api.List[api.E
 }
 
 func (s *Server) probe(ctx context.Context, in *inID) (*reply[api.Offer], error) {
-	id := in.ID
-	if !strings.HasPrefix(id, "ext.") {
-		id = "ext." + id
-	}
-	o, err := s.m.Probe(ctx, id)
+	o, err := s.m.Probe(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -67,9 +62,6 @@ func (s *Server) probe(ctx context.Context, in *inID) (*reply[api.Offer], error)
 }
 
 func (s *Server) createKey(ctx context.Context, _ *none, b api.NewKey) (*reply[api.CreatedKey], error) {
-	if b.Scopes == nil {
-		b.Scopes = []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite}
-	}
 	token, key, err := s.m.CreateKey(ctx, manager.NewKey{Name: b.Name, Tenant: b.Tenant, Scopes: b.Scopes, TTL: b.TTL.Std()})
 	if err != nil {
 		return nil, err

@@ -45,11 +45,11 @@ func (s *Server) eventful(o huma.Operation) huma.Operation {
 }
 
 func (s *Server) sandboxEvents(ctx context.Context, in *inSandboxEvents) (*huma.StreamResponse, error) {
-	sb, err := s.m.Get(ctx, in.ID)
-	if err != nil {
+	// A stream answers what is wrong with the sandbox only once it has begun.
+	if _, err := s.m.Get(ctx, in.ID); err != nil {
 		return nil, err
 	}
-	return s.history(ctx, sb.ID, in.InEvents)
+	return s.history(ctx, in.ID, in.InEvents)
 }
 
 func (s *Server) events(ctx context.Context, in *InEvents) (*huma.StreamResponse, error) {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"reflect"
@@ -164,41 +165,39 @@ func (s *Server) execStream(ctx context.Context, in *InRef) (*huma.StreamRespons
 func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 	defer x.ws.CloseNow()
 	// A client that does not read must not hold up the end.
-	var giveUp *time.Timer
-	stop := context.AfterFunc(ctx, func() { giveUp = time.AfterFunc(time.Second, func() { x.ws.CloseNow() }) })
-	defer func() {
-		if !stop() && giveUp != nil {
-			giveUp.Stop()
-		}
-	}()
+	giveUp := time.AfterFunc(math.MaxInt64, func() { x.ws.CloseNow() })
+	defer giveUp.Stop()
+	defer context.AfterFunc(ctx, func() { giveUp.Reset(time.Second) })()
 
-	req, err := s.execRequest(ctx, x)
-	if err != nil {
-		s.execEnd(ctx, x, sandboxer.Exit{}, err)
-		return
-	}
+	req, err := s.execRequest(x)
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
 		err := x.receive()
 		x.stdin.end(io.ErrUnexpectedEOF)
-		x.cancel(sandboxer.E(sandboxer.Canceled, err, "the client left"))
+		var e *sandboxer.Error
+		if !errors.As(err, &e) { // else the client said something unusable
+			err = sandboxer.E(sandboxer.Canceled, err, "the client left")
+		}
+		x.cancel(err)
 	}()
-	exit, err := s.m.Exec(ctx, ref, sandboxer.Cmd{
-		Args: req.Args, Env: req.Env, Dir: req.Dir, User: req.User, TTY: req.TTY,
-		Stdin: &x.stdin, Stdout: &frames{ws: x.ws, channel: api.ChanStdout}, Stderr: &frames{ws: x.ws, channel: api.ChanStderr},
-		Resize: x.resize, Signals: x.signals,
-	})
+	var exit sandboxer.Exit
+	if err == nil {
+		exit, err = s.m.Exec(ctx, ref, sandboxer.Cmd{
+			Args: req.Args, Env: req.Env, Dir: req.Dir, User: req.User, TTY: req.TTY,
+			Stdin: &x.stdin, Stdout: &frames{ws: x.ws, channel: api.ChanStdout}, Stderr: &frames{ws: x.ws, channel: api.ChanStderr},
+			Resize: x.resize, Signals: x.signals,
+		})
+	}
 	x.stdin.end(io.ErrClosedPipe) // what still arrives is read and dropped
 	s.execEnd(ctx, x, exit, err)
 	// The client closes once it has the end; closing first could take it away.
-	linger := time.AfterFunc(2*time.Second, func() { x.ws.CloseNow() })
+	giveUp.Reset(2 * time.Second)
 	<-gone
-	linger.Stop()
 }
 
 // execRequest reads the first message.
-func (s *Server) execRequest(ctx context.Context, x *execution) (req api.ExecStream, err error) {
+func (s *Server) execRequest(x *execution) (req api.ExecStream, err error) {
 	x.ws.SetReadLimit(maxJSON)
 	slow := time.AfterFunc(10*time.Second, func() { x.ws.CloseNow() })
 	typ, b, err := x.ws.Read(context.Background())

@@ -24,16 +24,29 @@ func (s *Server) readFile(ctx context.Context, in *InFile) (*huma.StreamResponse
 		defer cancel(nil)
 		return nil, endOf(sctx, err)
 	}
+	// The first piece is read before anything is answered: what fails there still
+	// gets its proper answer.
+	buf := make([]byte, 128<<10)
+	n, err := io.ReadAtLeast(f, buf, 1)
+	if err != nil && err != io.EOF {
+		defer cancel(nil)
+		f.Close()
+		return nil, endOf(sctx, err)
+	}
 	return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
 		defer cancel(nil)
 		defer f.Close()
 		// A sandbox's bytes are never shown as a page of this server.
 		w.Header().Set("Content-Type", "application/octet-stream")
 		w.Header().Set("Content-Disposition", "attachment")
-		buf := make([]byte, 128<<10)
-		if _, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{f}, buf); err != nil {
+		_, err := w.Write(buf[:n])
+		if err == nil {
+			_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{f}, buf)
+		}
+		if err != nil {
 			s.problem(ctx, endOf(sctx, err)) // to the log
-			panic(http.ErrAbortHandler)      // the client must not take the part for the whole
+			http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler) // the client must not take the part for the whole
 		}
 	}), nil
 }

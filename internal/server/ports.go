@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/coder/websocket"
@@ -55,37 +57,42 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 			return
 		}
 		defer ws.CloseNow()
-		stop := context.AfterFunc(sctx, func() {
+		// A client that does not read must not hold up the end.
+		giveUp := time.AfterFunc(math.MaxInt64, func() { ws.CloseNow() })
+		defer giveUp.Stop()
+		defer context.AfterFunc(sctx, func() {
+			giveUp.Reset(time.Second)
 			c.Close()
-			status, why := websocket.StatusGoingAway, "the stream was ended"
-			var e *sandboxer.Error
-			if cause := context.Cause(sctx); errors.As(cause, &e) {
-				status, why = websocket.StatusPolicyViolation, e.Msg
-			}
-			ws.Close(status, why[:min(len(why), 120)])
-		})
-		defer stop()
-		relay(ws, c)
+		})()
+		relay(sctx, ws, c)
+		// The client closes when it has read the end; closing first could take it away.
+		giveUp.Reset(2 * time.Second)
+		status, why := websocket.StatusNormalClosure, ""
+		var e *sandboxer.Error
+		if cause := context.Cause(sctx); errors.As(cause, &e) {
+			status, why = websocket.StatusPolicyViolation, e.Msg[:min(len(e.Msg), 120)]
+		}
+		ws.Close(status, why)
 	}), nil
 }
 
 // relay copies both ways until both directions ended or one broke.
-func relay(ws *websocket.Conn, c net.Conn) {
+func relay(ctx context.Context, ws *websocket.Conn, c net.Conn) {
 	ws.SetReadLimit(-1) // passed on piece by piece
 	bg := context.Background()
-	in := make(chan bool, 1) // whether the client's direction ended in good order
+	in := make(chan struct{}) // the client's direction ended
 	go func() {
+		ended := sync.OnceFunc(func() { close(in) })
+		defer ended()
+		defer c.Close() // a client that left has no use for the rest
 		buf := make([]byte, 32<<10)
 		for {
 			_, r, err := ws.Reader(bg)
 			if err != nil {
-				in <- false
-				c.Close()
 				return
 			}
 			n, err := io.CopyBuffer(struct{ io.Writer }{c}, r, buf)
 			if err != nil {
-				in <- false
 				ws.CloseNow()
 				return
 			}
@@ -93,11 +100,7 @@ func relay(ws *websocket.Conn, c net.Conn) {
 				if cw, ok := c.(interface{ CloseWrite() error }); ok {
 					cw.CloseWrite()
 				}
-				in <- true
-				// Stay to notice that the client leaves.
-				ws.Reader(bg)
-				c.Close()
-				return
+				ended() // and go on, to notice that the client leaves
 			}
 		}
 	}()
@@ -111,12 +114,8 @@ func relay(ws *websocket.Conn, c net.Conn) {
 			break
 		}
 	}
-	if ws.Write(bg, websocket.MessageBinary, nil) != nil {
+	if ctx.Err() != nil || ws.Write(bg, websocket.MessageBinary, nil) != nil {
 		return
 	}
 	<-in
-	// The client closes when it has read the end; closing first could take it away.
-	linger := time.AfterFunc(2*time.Second, func() { ws.CloseNow() })
-	defer linger.Stop()
-	ws.Close(websocket.StatusNormalClosure, "")
 }

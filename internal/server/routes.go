@@ -54,7 +54,7 @@ func (s *Server) routes() {
 	route(s, o, s.destroy)
 	routeJSON(s, op("extendSandbox", "POST", "/v1/sandboxes/{id}/extend", write, "sandboxes", "Move the expiry"), s.extend)
 	route(s, op("getStats", "GET", "/v1/sandboxes/{id}/stats", read, "sandboxes", "Measure the sandbox"), s.stats)
-	routeJSON(s, op("plan", "POST", "/v1/plan", read, "sandboxes", "What a create would lead to and cost; creates nothing"), s.plan)
+	routeJSON(s, op("plan", "POST", "/v1/plan", write, "sandboxes", "What a create would lead to and cost; creates nothing"), s.plan)
 
 	routeJSON(s, op("exec", "POST", "/v1/sandboxes/{id}/exec", write, "exec", "Run a command to its end, output bounded"), s.run)
 	o = op("execStream", "GET", "/v1/sandboxes/{id}/exec", write, "exec", "Run a command with its streams over a WebSocket")
@@ -88,7 +88,7 @@ func (s *Server) routes() {
 	route(s, op("listProfiles", "GET", "/v1/profiles", read, "catalogue", "List profiles"), s.profiles)
 	route(s, op("getProfile", "GET", "/v1/profiles/{id}", read, "catalogue", "Get a profile"), s.profile)
 	route(s, op("listExtensions", "GET", "/v1/extensions", read, "catalogue", "List extensions"), s.extensions)
-	route(s, op("probeExtension", "POST", "/v1/extensions/{id}/probe", admin, "catalogue", "Ask an extension what it can take now"), s.probe)
+	route(s, op("probeExtension", "POST", "/v1/extensions/{id}/probe", read, "catalogue", "Ask an extension what it can take now"), s.probe)
 
 	o = op("createKey", "POST", "/v1/keys", admin, "keys", "Make an API key; its token is shown this one time")
 	o.DefaultStatus = http.StatusCreated

@@ -1,0 +1,623 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// stub is a manager whose streams are Go functions: what is tested with it is the
+// way between client and manager alone.
+type stub struct {
+	Manager
+	exec func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error)
+	dial func(ctx context.Context) (net.Conn, error)
+	read func() (io.ReadCloser, error)
+
+	mu    sync.Mutex
+	bound []context.CancelCauseFunc
+}
+
+func (m *stub) Exec(ctx context.Context, _ string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	return m.exec(ctx, cmd)
+}
+func (m *stub) Dial(ctx context.Context, _ string, _ int) (net.Conn, error) { return m.dial(ctx) }
+func (m *stub) ReadFile(context.Context, string, string) (io.ReadCloser, error) {
+	return m.read()
+}
+func (m *stub) WriteFile(_ context.Context, _, _ string, _ os.FileMode, r io.Reader) error {
+	_, err := io.Copy(io.Discard, r)
+	return err
+}
+func (m *stub) Bind(ctx context.Context, _ sandboxer.Principal) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.bound = append(m.bound, cancel)
+	return ctx, func() { cancel(nil) }
+}
+
+// revoke ends every stream as a revoked key does.
+func (m *stub) revoke() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, cancel := range m.bound {
+		cancel(sandboxer.E(sandboxer.Unauthenticated, nil, "the API key was revoked"))
+	}
+}
+
+// serveUnix serves m on a Unix socket and returns a client of it. stop ends the
+// server; it is also done at the end of the test.
+func serveUnix(t testing.TB, m Manager) (c *api.Client, stop func()) {
+	t.Helper()
+	sock := filepath.Join(t.TempDir(), "s", "api.sock")
+	l, err := ListenUnix(sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	if os.Getenv("TEST_LOG") != "" {
+		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	s := New(m, Options{Log: log, Drain: 5 * time.Second})
+	s.beat = 20 * time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx, l) }()
+	c, err = api.New("unix://"+sock, api.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+		c.Close()
+	})
+	t.Cleanup(stop)
+	return c, stop
+}
+
+func within(t testing.TB, d time.Duration, what string, done <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-done:
+	case <-time.After(d):
+		t.Fatalf("%s did not happen within %s", what, d)
+	}
+}
+
+func TestExecStreams(t *testing.T) {
+	type seen struct {
+		args []string
+		env  map[string]string
+		dir  string
+		user string
+	}
+	tests := []struct {
+		name string
+		cmd  sandboxer.Cmd
+		exec func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error)
+		out  string
+		errs string
+		exit sandboxer.Exit
+		kind sandboxer.Kind
+		msg  string
+	}{
+		{
+			name: "streams apart and exit code",
+			cmd:  sandboxer.Cmd{Args: []string{"a", "b c", ""}},
+			exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+				fmt.Fprintf(cmd.Stdout, "%q", cmd.Args)
+				io.WriteString(cmd.Stderr, "oops")
+				return sandboxer.Exit{Code: 43}, nil
+			},
+			out: `["a" "b c" ""]`, errs: "oops", exit: sandboxer.Exit{Code: 43},
+		},
+		{
+			name: "everything of the command arrives",
+			cmd:  sandboxer.Cmd{Args: []string{"x"}, Env: map[string]string{"K": "v=w"}, Dir: "/d", User: "1000:1000", TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}},
+			exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+				fmt.Fprint(cmd.Stdout, cmd.Env["K"], cmd.Dir, cmd.User, *cmd.TTY)
+				return sandboxer.Exit{}, nil
+			},
+			out: "v=w/d1000:1000{80 24}",
+		},
+		{
+			name: "half-closed stdin",
+			cmd:  sandboxer.Cmd{Args: []string{"cat"}, Stdin: strings.NewReader("hello")},
+			exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+				b, err := io.ReadAll(cmd.Stdin)
+				if err != nil {
+					return sandboxer.Exit{}, err
+				}
+				fmt.Fprintf(cmd.Stdout, "%s after the end", b) // the other direction is open
+				return sandboxer.Exit{}, nil
+			},
+			out: "hello after the end",
+		},
+		{
+			name: "no stdin is the end at once",
+			cmd:  sandboxer.Cmd{Args: []string{"cat"}},
+			exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+				b, err := io.ReadAll(cmd.Stdin)
+				return sandboxer.Exit{Code: len(b)}, err
+			},
+		},
+		{
+			name: "killed by a signal",
+			cmd:  sandboxer.Cmd{Args: []string{"x"}},
+			exec: func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error) {
+				return sandboxer.Exit{Code: 137, Signal: "KILL"}, nil
+			},
+			exit: sandboxer.Exit{Code: 137, Signal: "KILL"},
+		},
+		{
+			name: "an error keeps kind, message and hint",
+			cmd:  sandboxer.Cmd{Args: []string{"x"}},
+			exec: func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error) {
+				return sandboxer.Exit{}, sandboxer.E(sandboxer.NotFound, errors.New("private"), "sandbox gone").WithHint("look")
+			},
+			kind: sandboxer.NotFound, msg: "sandbox gone",
+		},
+		{
+			name: "no arguments",
+			cmd:  sandboxer.Cmd{},
+			exec: func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error) { panic("called") },
+			kind: sandboxer.Invalid, msg: "the request body does not fit: body.args: expected array",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c, _ := serveUnix(t, &stub{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) { return tt.exec(ctx, cmd) }})
+			var out, errs bytes.Buffer
+			tt.cmd.Stdout, tt.cmd.Stderr = &out, &errs
+			exit, err := c.Exec(t.Context(), "sb", tt.cmd)
+			if sandboxer.KindOf(err) != tt.kind || tt.kind != "" && sandboxer.Message(err) != tt.msg {
+				t.Fatalf("error %v (%s), hint %q; want %s %q", err, sandboxer.KindOf(err), sandboxer.HintOf(err), tt.kind, tt.msg)
+			}
+			if exit != tt.exit || out.String() != tt.out || errs.String() != tt.errs {
+				t.Errorf("exit %+v, stdout %q, stderr %q; want %+v, %q, %q", exit, out.String(), errs.String(), tt.exit, tt.out, tt.errs)
+			}
+		})
+	}
+}
+
+func TestExecResizeAndSignals(t *testing.T) {
+	c, _ := serveUnix(t, &stub{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+		for {
+			select {
+			case size := <-cmd.Resize:
+				fmt.Fprintf(cmd.Stdout, "%dx%d\n", size.Cols, size.Rows)
+			case sig := <-cmd.Signals:
+				fmt.Fprintln(cmd.Stdout, sig)
+				return sandboxer.Exit{Code: 128 + int(sig.(syscall.Signal))}, nil
+			case <-ctx.Done():
+				return sandboxer.Exit{}, ctx.Err()
+			}
+		}
+	}})
+	resize, signals := make(chan sandboxer.WinSize), make(chan os.Signal)
+	pr, pw := io.Pipe()
+	type result struct {
+		exit sandboxer.Exit
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		exit, err := c.Exec(t.Context(), "sb", sandboxer.Cmd{Args: []string{"x"}, TTY: &sandboxer.WinSize{Cols: 1, Rows: 1},
+			Stdout: pw, Resize: resize, Signals: signals})
+		pw.Close()
+		done <- result{exit, err}
+	}()
+	var line string
+	resize <- sandboxer.WinSize{Cols: 132, Rows: 50}
+	if fmt.Fscanln(pr, &line); line != "132x50" {
+		t.Errorf("the command saw the size %q", line)
+	}
+	signals <- syscall.SIGTERM
+	if fmt.Fscanln(pr, &line); line != "terminated" {
+		t.Errorf("the command saw the signal %q", line)
+	}
+	if r := <-done; r.err != nil || r.exit.Code != 143 {
+		t.Errorf("exit %+v, %v", r.exit, r.err)
+	}
+}
+
+// A command that does not read its input does not hold up signals, and a client
+// that leaves meanwhile is noticed.
+func TestExecStuckInput(t *testing.T) {
+	for _, leave := range []bool{false, true} {
+		t.Run(fmt.Sprint("leave=", leave), func(t *testing.T) {
+			ended := make(chan struct{})
+			c, _ := serveUnix(t, &stub{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+				defer close(ended)
+				select {
+				case <-cmd.Signals:
+					return sandboxer.Exit{Code: 130}, nil
+				case <-ctx.Done():
+					return sandboxer.Exit{}, context.Cause(ctx)
+				}
+			}})
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			signals := make(chan os.Signal)
+			sent := &counting{r: zeros{}}
+			go func() {
+				// The window is full when no more is read.
+				for sent.n.Load() < api.ExecWindow {
+					time.Sleep(time.Millisecond)
+				}
+				if leave {
+					cancel()
+					return
+				}
+				signals <- os.Interrupt
+			}()
+			exit, err := c.Exec(ctx, "sb", sandboxer.Cmd{Args: []string{"x"}, Stdin: sent, Signals: signals})
+			if leave {
+				if sandboxer.KindOf(err) != sandboxer.Canceled {
+					t.Errorf("error %v; want Canceled", err)
+				}
+			} else if err != nil || exit.Code != 130 {
+				t.Errorf("exit %+v, %v", exit, err)
+			}
+			within(t, 5*time.Second, "the end of the command", ended)
+			if n := sent.n.Load(); n > api.ExecWindow+2*api.ExecFrame {
+				t.Errorf("%d bytes were taken from the client for a window of %d", n, api.ExecWindow)
+			}
+		})
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+type counting struct {
+	r io.Reader
+	n atomic.Int64
+}
+
+func (c *counting) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+func TestExecLargeBothWays(t *testing.T) {
+	const size = 64 << 20
+	c, _ := serveUnix(t, &stub{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+		_, err := io.CopyBuffer(struct{ io.Writer }{cmd.Stdout}, struct{ io.Reader }{cmd.Stdin}, make([]byte, 200<<10))
+		return sandboxer.Exit{}, err
+	}})
+	in, out := sha256.New(), sha256.New()
+	src := io.TeeReader(io.LimitReader(pattern(), size), in)
+	exit, err := c.Exec(t.Context(), "sb", sandboxer.Cmd{Args: []string{"cat"}, Stdin: src, Stdout: out})
+	if err != nil || exit.Code != 0 {
+		t.Fatal(exit, err)
+	}
+	if !bytes.Equal(in.Sum(nil), out.Sum(nil)) {
+		t.Error("what came back is not what was sent")
+	}
+}
+
+// pattern yields bytes that differ from place to place.
+func pattern() io.Reader {
+	var n uint32
+	return readFunc(func(p []byte) (int, error) {
+		for i := range p {
+			n = n*1664525 + 1013904223
+			p[i] = byte(n >> 24)
+		}
+		return len(p), nil
+	})
+}
+
+type readFunc func([]byte) (int, error)
+
+func (f readFunc) Read(p []byte) (int, error) { return f(p) }
+
+// A client that does not read holds the command up instead of filling memory.
+func TestExecSlowReader(t *testing.T) {
+	var written atomic.Int64
+	c, _ := serveUnix(t, &stub{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+		buf := make([]byte, 64<<10)
+		for range 1024 {
+			n, err := cmd.Stdout.Write(buf)
+			written.Add(int64(n))
+			if err != nil {
+				return sandboxer.Exit{}, err
+			}
+		}
+		return sandboxer.Exit{}, nil
+	}})
+	open := make(chan struct{})
+	var got int64
+	first := true
+	w := writeFunc(func(p []byte) (int, error) {
+		if first {
+			first = false
+			<-open
+		}
+		got += int64(len(p))
+		return len(p), nil
+	})
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Exec(t.Context(), "sb", sandboxer.Cmd{Args: []string{"x"}, Stdout: w})
+		done <- err
+	}()
+	// What the command has written comes to rest far below what it wants to write.
+	var last int64 = -1
+	for last != written.Load() || last == 0 {
+		last = written.Load()
+		time.Sleep(50 * time.Millisecond)
+	}
+	if last > 8<<20 {
+		t.Errorf("%d bytes are under way to a client that does not read", last)
+	}
+	close(open)
+	if err := <-done; err != nil || got != 64<<20 {
+		t.Errorf("%d bytes arrived, %v", got, err)
+	}
+}
+
+type writeFunc func([]byte) (int, error)
+
+func (f writeFunc) Write(p []byte) (int, error) { return f(p) }
+
+// Whatever ends a stream ends the command, and says so to a client that is there.
+func TestExecEnds(t *testing.T) {
+	tests := []struct {
+		name string
+		end  func(m *stub, cancel context.CancelFunc, stop func())
+		kind sandboxer.Kind
+		msg  string
+	}{
+		{"the client leaves", func(_ *stub, cancel context.CancelFunc, _ func()) { cancel() }, sandboxer.Canceled, ""},
+		{"the key is revoked", func(m *stub, _ context.CancelFunc, _ func()) { m.revoke() }, sandboxer.Unauthenticated, "the API key was revoked"},
+		{"the server shuts down", func(_ *stub, _ context.CancelFunc, stop func()) { stop() }, sandboxer.Unavailable, "the server is shutting down"},
+	}
+	for _, tt := range tests {
+		for _, busy := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/busy=%v", tt.name, busy), func(t *testing.T) {
+				begun, ended := make(chan struct{}), make(chan struct{})
+				m := &stub{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+					defer close(ended)
+					close(begun)
+					for busy && ctx.Err() == nil {
+						cmd.Stdout.Write(make([]byte, 32<<10))
+					}
+					<-ctx.Done()
+					return sandboxer.Exit{}, ctx.Err()
+				}}
+				c, stop := serveUnix(t, m)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				go func() {
+					<-begun
+					tt.end(m, cancel, stop)
+				}()
+				_, err := c.Exec(ctx, "sb", sandboxer.Cmd{Args: []string{"x"}})
+				if sandboxer.KindOf(err) != tt.kind || tt.msg != "" && sandboxer.Message(err) != tt.msg {
+					t.Errorf("error %v (%s); want %s %q", err, sandboxer.KindOf(err), tt.kind, tt.msg)
+				}
+				within(t, 5*time.Second, "the end of the command", ended)
+			})
+		}
+	}
+}
+
+// The caller's own streams end the command when they fail.
+func TestExecBrokenCallerStreams(t *testing.T) {
+	broken := errors.New("broken")
+	for name, cmd := range map[string]sandboxer.Cmd{
+		"stdout": {Stdout: writeFunc(func([]byte) (int, error) { return 0, broken })},
+		"stdin":  {Stdin: readFunc(func([]byte) (int, error) { return 0, broken })},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ended := make(chan struct{})
+			c, _ := serveUnix(t, &stub{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+				defer close(ended)
+				io.WriteString(cmd.Stdout, "x")
+				<-ctx.Done()
+				return sandboxer.Exit{}, ctx.Err()
+			}})
+			cmd.Args = []string{"x"}
+			_, err := c.Exec(t.Context(), "sb", cmd)
+			if !errors.Is(err, broken) || sandboxer.KindOf(err) != sandboxer.Canceled {
+				t.Errorf("error %v", err)
+			}
+			within(t, 5*time.Second, "the end of the command", ended)
+		})
+	}
+}
+
+func TestDial(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				b, _ := io.ReadAll(conn) // until the half-close
+				conn.Write(b)
+			}()
+		}
+	}()
+	m := &stub{dial: func(ctx context.Context) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp", l.Addr().String())
+	}}
+	c, stop := serveUnix(t, m)
+	conn, err := c.Dial(t.Context(), "sb", 80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make([]byte, 3<<20)
+	io.ReadFull(pattern(), want)
+	go func() {
+		conn.Write(want)
+		conn.(interface{ CloseWrite() error }).CloseWrite()
+	}()
+	got, err := io.ReadAll(conn)
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d of %d bytes came back, %v", len(got), len(want), err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Error(err)
+	}
+
+	t.Run("deadline", func(t *testing.T) {
+		conn, err := c.Dial(t.Context(), "sb", 80)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("Read after the deadline: %v", err)
+		}
+	})
+	t.Run("revoked", func(t *testing.T) {
+		conn, err := c.Dial(t.Context(), "sb", 80)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		m.revoke()
+		if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "the API key was revoked") {
+			t.Errorf("Read after the revocation: %v", err)
+		}
+	})
+	t.Run("nothing listens", func(t *testing.T) {
+		m.dial = func(context.Context) (net.Conn, error) {
+			return nil, sandboxer.E(sandboxer.Unavailable, nil, "nothing listens on port 80")
+		}
+		if _, err := c.Dial(t.Context(), "sb", 80); !errors.Is(err, sandboxer.Unavailable) || sandboxer.Message(err) != "nothing listens on port 80" {
+			t.Errorf("Dial: %v", err)
+		}
+	})
+	stop()
+}
+
+// A file that breaks off is never taken for a whole one.
+func TestReadFileBreaksOff(t *testing.T) {
+	c, _ := serveUnix(t, &stub{read: func() (io.ReadCloser, error) {
+		return io.NopCloser(io.MultiReader(strings.NewReader("begin"), readFunc(func([]byte) (int, error) { return 0, errors.New("disk") }))), nil
+	}})
+	f, err := c.ReadFile(t.Context(), "sb", "/f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(f)
+	if !errors.Is(err, sandboxer.Unavailable) {
+		t.Errorf("read %q, %v", b, err)
+	}
+}
+
+func BenchmarkExecTrue(b *testing.B) {
+	c, _ := serveUnix(b, &stub{exec: func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error) { return sandboxer.Exit{}, nil }})
+	for b.Loop() {
+		if _, err := c.Exec(b.Context(), "sb", sandboxer.Cmd{Args: []string{"true"}}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkExecOutput measures streamed output through the client.
+func BenchmarkExecOutput(b *testing.B) {
+	const size = 64 << 20
+	for _, chunk := range []int{4 << 10, 32 << 10, 64 << 10, 128 << 10, 1 << 20} {
+		b.Run(fmt.Sprintf("chunk=%dK", chunk>>10), func(b *testing.B) {
+			c, _ := serveUnix(b, &stub{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+				buf := make([]byte, chunk)
+				for range size / chunk {
+					if _, err := cmd.Stdout.Write(buf); err != nil {
+						return sandboxer.Exit{}, err
+					}
+				}
+				return sandboxer.Exit{}, nil
+			}})
+			b.SetBytes(size)
+			for b.Loop() {
+				if _, err := c.Exec(b.Context(), "sb", sandboxer.Cmd{Args: []string{"x"}, Stdout: io.Discard}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkExecInput measures streamed input.
+func BenchmarkExecInput(b *testing.B) {
+	const size = 64 << 20
+	c, _ := serveUnix(b, &stub{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+		_, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{cmd.Stdin}, make([]byte, 64<<10))
+		return sandboxer.Exit{}, err
+	}})
+	b.SetBytes(size)
+	for b.Loop() {
+		if _, err := c.Exec(b.Context(), "sb", sandboxer.Cmd{Args: []string{"x"}, Stdin: io.LimitReader(zeros{}, size)}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkExecEcho measures one byte there and back, as a key press.
+func BenchmarkExecEcho(b *testing.B) {
+	c, _ := serveUnix(b, &stub{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+		_, err := io.CopyBuffer(struct{ io.Writer }{cmd.Stdout}, struct{ io.Reader }{cmd.Stdin}, make([]byte, 1024))
+		return sandboxer.Exit{}, err
+	}})
+	inR, inW := io.Pipe()
+	outR, outW := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Exec(b.Context(), "sb", sandboxer.Cmd{Args: []string{"cat"}, Stdin: inR, Stdout: outW})
+		outW.Close()
+		done <- err
+	}()
+	p := make([]byte, 1)
+	for b.Loop() {
+		inW.Write(p)
+		if _, err := io.ReadFull(outR, p); err != nil {
+			b.Fatal(err)
+		}
+	}
+	inW.Close()
+	io.Copy(io.Discard, outR)
+	if err := <-done; err != nil {
+		b.Fatal(err)
+	}
+}
