@@ -23,13 +23,7 @@ func (t *tx) putEvents(events []sandboxer.Event, seqs []int64) error {
 
 // Events returns a page of history, oldest first.
 func (s *Store) Events(ctx context.Context, q sandboxer.EventQuery) (events []sandboxer.Event, err error) {
-	var f filter
-	if q.Tenant != "" {
-		f.add("tenant = ?", q.Tenant)
-	}
-	if q.SandboxID != "" {
-		f.add("sandbox_id = ?", q.SandboxID)
-	}
+	f := pageFilter(q.Tenant, q.SandboxID)
 	f.add("seq > ?", q.After)
 	query := `SELECT seq, at, sandbox_id, generation, tenant, type, from_state, to_state, cause, actor, message FROM events` +
 		f.String() + ` ORDER BY seq LIMIT ?`

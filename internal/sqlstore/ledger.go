@@ -102,13 +102,7 @@ func (s *Store) Balance(ctx context.Context, tenant string) (sandboxer.Credits, 
 
 // Entries returns a page of the ledger, oldest first.
 func (s *Store) Entries(ctx context.Context, q sandboxer.EntryQuery) (items []sandboxer.Entry, next string, err error) {
-	var f filter
-	if q.Tenant != "" {
-		f.add("tenant = ?", q.Tenant)
-	}
-	if q.SandboxID != "" {
-		f.add("sandbox_id = ?", q.SandboxID)
-	}
+	f := pageFilter(q.Tenant, q.SandboxID)
 	if q.After != "" {
 		seq, err := entryCursor.decode(q.After)
 		if err != nil {

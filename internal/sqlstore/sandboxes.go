@@ -1,11 +1,15 @@
 package sqlstore
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
+	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -125,34 +129,48 @@ func (s *Store) Sandboxes(ctx context.Context, q sandboxer.Query) (items []*sand
 		return nil, "", err
 	}
 	limit := pageSize(q.Limit)
-	items = make([]*sandboxer.Sandbox, 0, min(limit, sandboxer.DefaultPage))
-	var last int64
+	found := make([]sandboxRow, 0, limit)
+	items = make([]*sandboxer.Sandbox, limit)
+	// Decoding costs more than reading, so it is done beside it.
+	const chunk = 128
+	decode := errgroup.Group{}
+	decodeFrom := func(lo int) {
+		hi := len(found)
+		decode.Go(func() (err error) {
+			for i := lo; i < hi && err == nil; i++ {
+				items[i], err = found[i].sandbox()
+			}
+			return err
+		})
+	}
 	err = s.rows(ctx, selectSandbox+f.String()+` ORDER BY seq DESC LIMIT ?`, append(f.args, limit+1), func(rows *sql.Rows) error {
-		if len(items) == limit {
-			next = sandboxCursor.encode(last)
+		n := len(found)
+		if n == limit {
+			next = sandboxCursor.encode(found[n-1].seq)
 			return nil
 		}
-		var r sandboxRow
-		if err := rows.Scan(r.dest()...); err != nil {
+		found = found[:n+1]
+		if err := rows.Scan(found[n].dest()...); err != nil {
 			return err
 		}
-		sb, err := r.sandbox()
-		if err != nil {
-			return err
+		if len(found)%chunk == 0 {
+			decodeFrom(len(found) - chunk)
 		}
-		items, last = append(items, sb), r.seq
 		return nil
 	})
-	if err != nil {
+	decodeFrom(len(found) / chunk * chunk)
+	decodeErr := decode.Wait()
+	if err := cmp.Or(err, decodeErr); err != nil {
 		return nil, "", err
 	}
-	return items, next, nil
+	return items[:len(found):len(found)], next, nil
 }
 
 func sandboxFilter(q sandboxer.Query) (filter, error) {
 	var f filter
+	live := len(q.States) > 0 && !slices.ContainsFunc(q.States, func(st sandboxer.State) bool { return !st.Live() })
 	if q.Tenant != "" {
-		f.add("tenant = ?", q.Tenant)
+		f.tenant(q.Tenant, live && q.Name == "" || q.IDPrefix != "")
 	}
 	if q.Profile != "" {
 		f.add("profile = ?", q.Profile)
@@ -161,17 +179,15 @@ func sandboxFilter(q sandboxer.Query) (filter, error) {
 		f.add("extension = ?", q.Extension)
 	}
 	if q.Name != "" {
-		f.add("name = ?", q.Name)
+		f.add("name = ? AND name <> ''", q.Name) // as the index of names of the living has it
 	}
 	if q.IDPrefix != "" {
 		f.add("id >= ? AND id < ?", q.IDPrefix, q.IDPrefix+"\U0010FFFF")
 	}
 	if len(q.States) > 0 {
-		live := true
 		args := make([]any, len(q.States))
 		for i, st := range q.States {
 			args[i] = string(st)
-			live = live && st.Live()
 		}
 		f.add("state IN (?"+strings.Repeat(", ?", len(args)-1)+")", args...)
 		if live {

@@ -1,0 +1,82 @@
+package sqlstore
+
+import (
+	"database/sql"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// TestPlans holds the queries that must not become slower as history grows to their
+// indexes.
+func TestPlans(t *testing.T) {
+	s := openTest(t, t.TempDir())
+	live := []sandboxer.State{sandboxer.Running, sandboxer.Terminating}
+	for _, c := range []struct {
+		q    sandboxer.Query
+		want string
+	}{
+		{sandboxer.Query{}, "SCAN sandboxes"}, // by its key, which is the order
+		{sandboxer.Query{Tenant: "t"}, "sandboxes_tenant"},
+		{sandboxer.Query{States: live}, "sandboxes_live"},
+		{sandboxer.Query{States: live, DueBefore: time.Now()}, "sandboxes_live"},
+		{sandboxer.Query{States: live, Tenant: "t"}, "sandboxes_live"},
+		{sandboxer.Query{States: live, Tenant: "t", Name: "n"}, "sandboxes_live_name"},
+		{sandboxer.Query{States: live, Extension: "e"}, "sandboxes_live"},
+		{sandboxer.Query{IDPrefix: "a"}, "sqlite_autoindex_sandboxes_1"},
+		{sandboxer.Query{IDPrefix: "a", Tenant: "t"}, "sqlite_autoindex_sandboxes_1"},
+	} {
+		f, err := sandboxFilter(c.q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan := explain(t, s, selectSandbox+f.String()+` ORDER BY seq DESC LIMIT 10`, f.args)
+		if !uses(plan, c.want) {
+			t.Errorf("Sandboxes(%+v): plan %q; want %s", c.q, plan, c.want)
+		}
+	}
+	for query, want := range map[string]string{
+		sandboxByID:       "sqlite_autoindex_sandboxes_1",
+		sandboxGeneration: "sqlite_autoindex_sandboxes_1",
+		newestSandbox:     "sqlite_autoindex_sandboxes_1",
+		updateSandbox:     "sqlite_autoindex_sandboxes_1",
+		apiKeyByID:        "PRIMARY KEY",
+		tenantBalance:     "PRIMARY KEY",
+	} {
+		if plan := explain(t, s, query, make([]any, strings.Count(query, "?"))); !uses(plan, want) {
+			t.Errorf("%s: plan %q; want %s", query, plan, want)
+		}
+	}
+	for sandbox, want := range map[string]string{"": "_tenant", "a": "_sandbox"} {
+		for _, table := range []string{"events", "entries"} {
+			f := pageFilter("t", sandbox)
+			f.add("seq > ?", 1)
+			if plan := explain(t, s, `SELECT * FROM `+table+f.String()+` ORDER BY seq LIMIT 10`, f.args); !uses(plan, table+want) {
+				t.Errorf("%s of sandbox %q: plan %q; want %s", table, sandbox, plan, table+want)
+			}
+		}
+	}
+}
+
+// uses reports whether plan names index.
+func uses(plan, index string) bool {
+	return regexp.MustCompile(regexp.QuoteMeta(index) + `\b`).MatchString(plan)
+}
+
+func explain(t *testing.T, s *Store, query string, args []any) (plan string) {
+	t.Helper()
+	err := s.rows(t.Context(), "EXPLAIN QUERY PLAN "+query, args, func(r *sql.Rows) error {
+		var id, parent, unused int
+		var detail string
+		err := r.Scan(&id, &parent, &unused, &detail)
+		plan += detail + "; "
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan
+}
