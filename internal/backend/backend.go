@@ -63,7 +63,8 @@ type Options struct {
 	Observe func(extension, op string, kind sandboxer.Kind, took time.Duration)
 }
 
-// New wraps ext, the opened extension named id, resolving its capabilities once.
+// New wraps ext, the opened extension named id, resolving its capabilities once. An
+// extension with exec but without files gets files by way of exec (execFiles).
 func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	def := func(d *time.Duration, v time.Duration) {
 		if *d == 0 {
@@ -83,6 +84,10 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	}
 	resolve(b, &b.exec, sandboxer.CanExec, not)
 	resolve(b, &b.files, sandboxer.CanFiles, not)
+	if b.files == nil && b.exec != nil {
+		b.files = execFiles{b.exec}
+		b.caps = append(b.caps, sandboxer.CanFiles)
+	}
 	resolve(b, &b.dial, sandboxer.CanDial, not)
 	resolve(b, &b.expose, sandboxer.CanExpose, not)
 	resolve(b, &b.probe, sandboxer.CanProbe, not)
