@@ -57,16 +57,13 @@ func NewClient(o ClientOptions) *Client {
 	c := &Client{opts: o, base: strings.TrimSuffix(o.BaseURL, "/"), http: o.HTTP}
 	switch {
 	case o.Dial != nil:
-		var p http.Protocols
-		p.SetUnencryptedHTTP2(true) // one connection carries everything
+		// HTTP/1.1, because a stream on a connection of its own needs no windows: output
+		// flows three times as fast as over HTTP/2.
 		c.owned = &http.Transport{
-			DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) },
-			Protocols:          &p,
-			DisableCompression: true,
-			IdleConnTimeout:    90 * time.Second,
-			HTTP2:              &http.HTTP2Config{MaxReadFrameSize: 256 << 10},
-			WriteBufferSize:    64 << 10,
-			ReadBufferSize:     64 << 10,
+			DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) },
+			DisableCompression:  true,
+			MaxIdleConnsPerHost: idleConns,
+			IdleConnTimeout:     time.Minute,
 		}
 		c.http = &http.Client{Transport: c.owned}
 		c.base = "http://sandbox"
@@ -82,6 +79,9 @@ func NewClient(o ClientOptions) *Client {
 	c.files = filesystemconnect.NewFilesystemClient(rpc, c.base, opts...)
 	return c
 }
+
+// idleConns is how many connections to one agent are kept for the next calls.
+const idleConns = 8
 
 // Close ends idle connections. Calls under way go on.
 func (c *Client) Close() error {

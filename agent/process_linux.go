@@ -342,10 +342,10 @@ func (p *process) pump(f *os.File, src stream) {
 	if err != nil {
 		return
 	}
-	grown := src == terminal
+	var pace pacer
 	var scratch []byte // takes what is written after the end
 	for {
-		n, full := 0, false
+		n, full, filled := 0, false, false
 		var rerr error
 		err := rc.Read(func(fd uintptr) bool {
 			p.mu.Lock()
@@ -372,6 +372,7 @@ func (p *process) pump(f *os.File, src stream) {
 			if rerr == unix.EAGAIN {
 				return false
 			}
+			filled = n == len(dst)
 			if n > 0 && !p.ended {
 				p.out.commit(n, src)
 				p.pokeAll()
@@ -383,11 +384,51 @@ func (p *process) pump(f *os.File, src stream) {
 			p.waitRoom()
 		case err != nil || rerr != nil || n <= 0: // a terminal whose last user left fails with EIO
 			return
-		case n >= 32<<10 && !grown: // a talkative program: fewer, larger turns
-			grown = true
-			_ = rc.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeBytes) })
+		case src != terminal && !filled:
+			if pace.wants(n, time.Now()) {
+				_ = rc.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeBytes) })
+			}
+			if pace.bulk {
+				time.Sleep(bulkPause)
+			}
 		}
 	}
+}
+
+// A pacer notices a program that writes much in small pieces. Handing on each piece as
+// it comes would cost more than carrying it; instead the pipe is made large, and read
+// after a pause in which it fills.
+type pacer struct {
+	since time.Time
+	bytes int
+	grown bool
+	bulk  bool
+}
+
+const (
+	bulkWindow = 10 * time.Millisecond
+	bulkBytes  = 256 << 10 // within a window
+	bulkPause  = 500 * time.Microsecond
+)
+
+// wants accounts for a read that got all there was, n bytes, and reports, once, that the pipe should grow.
+func (p *pacer) wants(n int, now time.Time) bool {
+	if p.bulk {
+		p.bulk = n >= 32<<10
+		p.since, p.bytes = now, 0
+		return false
+	}
+	if now.Sub(p.since) > bulkWindow {
+		p.since, p.bytes = now, 0
+	}
+	p.bytes += n
+	if p.bytes < bulkBytes {
+		return false
+	}
+	p.bulk = true
+	grow := !p.grown
+	p.grown = true
+	return grow
 }
 
 // pinned is the position from which output must be kept because a reader has not had
