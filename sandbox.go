@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"regexp"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -79,11 +80,17 @@ type Thread struct {
 	ID   string `json:"id,omitempty"`
 }
 
+// Compiled when first needed: the agent, which is on the path of every create, links
+// this package and needs none of them.
 var (
-	idPattern     = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)
-	threadPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
-	foreignChar   = regexp.MustCompile(`[^A-Za-z0-9_-]`)
+	idPattern     = lazyRegexp(`^[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)
+	threadPattern = lazyRegexp(`^[A-Za-z0-9_-]{1,64}$`)
+	foreignChar   = lazyRegexp(`[^A-Za-z0-9_-]`)
 )
+
+func lazyRegexp(pattern string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(pattern) })
+}
 
 const idAlphabet = "0123456789abcdefghjkmnpqrstvwxyz" // Crockford's: no i, l, o, u
 
@@ -101,7 +108,7 @@ func NewID() string {
 // lower-case DNS labels of at most 48 characters, so that every backend can carry
 // them in a name.
 func CheckID(id string) error {
-	if !idPattern.MatchString(id) {
+	if !idPattern().MatchString(id) {
 		return E(Invalid, nil, "%q is not a sandbox ID: want 1 to 48 characters a-z, 0-9 and inner hyphens", id)
 	}
 	return nil
@@ -116,7 +123,7 @@ func (t Thread) SandboxID() (string, error) {
 		user = "default"
 	}
 	user = normalizeForeign(user)
-	if !threadPattern.MatchString(t.ID) {
+	if !threadPattern().MatchString(t.ID) {
 		return "", E(Invalid, nil, "%q is not a thread ID: want 1 to 64 characters A-Z, a-z, 0-9, _ and -", t.ID)
 	}
 	sum := sha256.Sum256([]byte(user + ":" + t.ID))
@@ -126,7 +133,7 @@ func (t Thread) SandboxID() (string, error) {
 // normalizeForeign maps any user name into [A-Za-z0-9_-], appending a digest of the
 // original when that lost something, so that two names never become one.
 func normalizeForeign(s string) string {
-	clean := foreignChar.ReplaceAllString(s, "-")
+	clean := foreignChar().ReplaceAllString(s, "-")
 	if clean == s {
 		return s
 	}
