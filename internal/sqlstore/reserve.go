@@ -41,19 +41,15 @@ func openReserve(path string, size int64, log *slog.Logger) *reserve {
 	return r
 }
 
-// release notes that the disk is full and gives up the file. It reports whether
-// trying again can do better.
-func (r *reserve) release() bool {
-	before := r.full
-	r.full = true
-	err := os.Remove(r.path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+// release notes that the disk is full and gives up the file.
+func (r *reserve) release() {
+	if err := os.Remove(r.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.log.Error("cannot give up the space held in reserve", "path", r.path, "err", err)
 	}
-	if !before {
+	if !r.full {
+		r.full = true
 		r.log.Warn("the disk that holds the data directory is full: no new sandboxes until there is room", "path", r.path)
 	}
-	return !before || err == nil
 }
 
 // refill lays the file in again if the disk has room for it.

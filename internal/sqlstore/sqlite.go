@@ -61,6 +61,14 @@ type Options struct {
 // when the database is damaged, Invalid for a dir that cannot be used, Exhausted when
 // the disk is full, Unavailable for other trouble with the disk.
 func OpenSQLite(ctx context.Context, dir string, opts Options) (*Store, error) {
+	schema, err := fs.Sub(migrations, "migrations/sqlite")
+	if err != nil {
+		return nil, err
+	}
+	return openSQLite(ctx, dir, opts, schema)
+}
+
+func openSQLite(ctx context.Context, dir string, opts Options, schema fs.FS) (*Store, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
@@ -81,9 +89,9 @@ func OpenSQLite(ctx context.Context, dir string, opts Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := openLocked(ctx, dir, opts)
+	s, err := openLocked(ctx, dir, opts, schema)
 	if isFull(err) && os.Remove(filepath.Join(dir, reserveFile)) == nil {
-		s, err = openLocked(ctx, dir, opts)
+		s, err = openLocked(ctx, dir, opts, schema)
 	}
 	if err != nil {
 		lock.Close()
@@ -93,12 +101,12 @@ func OpenSQLite(ctx context.Context, dir string, opts Options) (*Store, error) {
 	return s, nil
 }
 
-func openLocked(ctx context.Context, dir string, opts Options) (_ *Store, err error) {
+func openLocked(ctx context.Context, dir string, opts Options, schema fs.FS) (_ *Store, err error) {
 	file := filepath.Join(dir, dbFile)
-	if err := createIfNew(ctx, dir); err != nil {
+	if err := createIfNew(ctx, dir, schema); err != nil {
 		return nil, err
 	}
-	db, err := open(file, "rw", "_pragma=synchronous(FULL)&_pragma=wal_autocheckpoint(4000)", 1)
+	db, err := open(file, "rw", "_pragma=synchronous(FULL)&_pragma=wal_autocheckpoint(2000)", 1)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +118,7 @@ func openLocked(ctx context.Context, dir string, opts Options) (_ *Store, err er
 	if err := check(ctx, db, dir); err != nil {
 		return nil, err
 	}
-	if err := migrate(ctx, db, dir, opts.Log); err != nil {
+	if err := migrate(ctx, db, dir, schema, opts.Log); err != nil {
 		return nil, err
 	}
 	readers, err := open(file, "rw", "_query_only=1", 4)
@@ -173,7 +181,7 @@ func prepareDir(dir string) error {
 	if err != nil {
 		return sandboxer.E(sandboxer.Invalid, err, "cannot read the data directory %s", dir)
 	}
-	ours := slices.ContainsFunc(names, func(e fs.DirEntry) bool { return e.Name() == dbFile })
+	ours := slices.ContainsFunc(names, func(e fs.DirEntry) bool { return e.Name() == dbFile || e.Name() == newDBFile })
 	if len(names) > 0 && !ours {
 		return sandboxer.E(sandboxer.Invalid, nil, "the data directory %s is open to other users and holds other files", dir).
 			WithHint("choose a directory of its own, or close this one: chmod 700 %s", dir)
@@ -188,7 +196,7 @@ func prepareDir(dir string) error {
 // createIfNew makes an empty database if dir never had one. It becomes visible
 // under its name only when it is complete, so that a database file without tables
 // is always a damaged one.
-func createIfNew(ctx context.Context, dir string) error {
+func createIfNew(ctx context.Context, dir string, schema fs.FS) error {
 	file, draft := filepath.Join(dir, dbFile), filepath.Join(dir, newDBFile)
 	switch _, err := os.Stat(file); {
 	case err == nil:
@@ -213,7 +221,7 @@ func createIfNew(ctx context.Context, dir string) error {
 	if _, err := db.ExecContext(ctx, fmt.Sprintf("PRAGMA application_id = %d", applicationID)); err != nil {
 		return err
 	}
-	p, err := provider(db)
+	p, err := provider(db, schema)
 	if err != nil {
 		return err
 	}
@@ -340,18 +348,14 @@ func atLeast(have, want string) bool {
 	return slices.Compare(h[:], w[:]) >= 0
 }
 
-func provider(db *sql.DB) (*goose.Provider, error) {
-	files, err := fs.Sub(migrations, "migrations/sqlite")
-	if err != nil {
-		return nil, err
-	}
-	return goose.NewProvider(goose.DialectSQLite3, db, files,
+func provider(db *sql.DB, schema fs.FS) (*goose.Provider, error) {
+	return goose.NewProvider(goose.DialectSQLite3, db, schema,
 		goose.WithLogger(goose.NopLogger()), goose.WithDisableGlobalRegistry(true))
 }
 
 // migrate brings an existing database up to date, after making a backup of it.
-func migrate(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) error {
-	p, err := provider(db)
+func migrate(ctx context.Context, db *sql.DB, dir string, schema fs.FS, log *slog.Logger) error {
+	p, err := provider(db, schema)
 	if err != nil {
 		return err
 	}
@@ -401,7 +405,7 @@ func newestBackup(dir string) (newest string) {
 		if !strings.HasPrefix(e.Name(), backupPrefix) || !strings.HasSuffix(e.Name(), backupSuffix) {
 			continue
 		}
-		if st, err := e.Info(); err == nil && st.ModTime().After(at) {
+		if st, err := e.Info(); err == nil && !st.ModTime().Before(at) {
 			newest, at = filepath.Join(dir, e.Name()), st.ModTime()
 		}
 	}

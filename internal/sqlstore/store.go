@@ -39,8 +39,7 @@ var _ sandboxer.Store = (*Store)(nil)
 // processes have the data directory. Calls that come later fail with Unavailable.
 func (s *Store) Close() error {
 	s.closing.Do(func() {
-		s.writer.stop()
-		s.closed = wrap(errors.Join(s.readers.Close(), s.writer.conn.Close(), s.db.Close(), s.lock.Close()), "close the database")
+		s.closed = wrap(errors.Join(s.writer.stop(), s.readers.Close(), s.db.Close(), s.lock.Close()), "close the database")
 	})
 	return s.closed
 }

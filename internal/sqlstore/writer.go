@@ -68,10 +68,17 @@ func (w *writer) write(ctx context.Context, grows bool, do func(*tx) error) erro
 	}
 }
 
-// stop answers what was taken and ends the goroutine.
-func (w *writer) stop() {
+// stop answers what was taken, ends the goroutine and gives back the connection.
+// The statements of a single connection have to be closed one by one, or SQLite
+// keeps the database open.
+func (w *writer) stop() error {
 	close(w.closing)
 	<-w.stopped
+	var errs []error
+	for _, st := range w.stmts {
+		errs = append(errs, st.Close())
+	}
+	return errors.Join(append(errs, w.conn.Close())...)
 }
 
 func (w *writer) run() {
@@ -91,7 +98,9 @@ func (w *writer) commit(first *request) {
 	w.group = append(w.group[:0], first)
 	w.reserve.refill()
 	err := w.attempt(true)
-	if isFull(err) && w.reserve.release() {
+	if isFull(err) {
+		w.reserve.release()
+		w.exec("PRAGMA wal_checkpoint(PASSIVE)") // lets the log begin anew in the space it has
 		err = w.attempt(false)
 	}
 	err = wrap(err, "write the books")

@@ -1,0 +1,207 @@
+package sqlstore
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// smallDisk mounts a file system of a few megabytes.
+func smallDisk(t *testing.T, megabytes int) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount a small file system")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", megabytes)); err != nil {
+		t.Skipf("cannot mount a small file system here: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// fillDisk writes until nothing more fits and returns the file.
+func fillDisk(t *testing.T, dir string) string {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(dir, "filler"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for block := make([]byte, 1<<20); len(block) > 0; {
+		if _, err = f.Write(block); err != nil {
+			block = block[:len(block)/2]
+		}
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatalf("the disk is not full: %v", err)
+	}
+	return f.Name()
+}
+
+// end takes sb to its end in the three transactions of a destroy.
+func end(t *testing.T, s *Store, sb *sandboxer.Sandbox) error {
+	for i := range 3 {
+		sb.State = sandboxer.Terminating
+		if i == 2 {
+			sb.State = sandboxer.Terminated
+		}
+		err := s.UpdateSandbox(t.Context(), sb, sandboxer.Writes{
+			Events:  []sandboxer.Event{{Tenant: "acme", SandboxID: sb.ID, Generation: 1, Type: sandboxer.EventState}},
+			Entries: []sandboxer.Entry{{Key: fmt.Sprint(sb.ID, i), Tenant: "acme", SandboxID: sb.ID, Generation: 1, Type: sandboxer.EntryPost, Amount: 1}},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestDiskFull(t *testing.T) {
+	dir := smallDisk(t, 40)
+	data := filepath.Join(dir, "data")
+	options := Options{Reserve: 8 << 20}
+	s, err := OpenSQLite(t.Context(), data, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { s.Close() }()
+	var all []*sandboxer.Sandbox
+	create := func() error {
+		sb := benchSandbox(fmt.Sprint("s", len(all)))
+		err := s.CreateSandbox(t.Context(), sb, sandboxer.Writes{})
+		if err == nil {
+			all = append(all, sb)
+		}
+		return err
+	}
+	for range 1500 {
+		if err := create(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reserve := filepath.Join(data, reserveFile)
+	if st, err := os.Stat(reserve); err != nil || st.Size() != options.Reserve {
+		t.Fatalf("no reserve: %v, %v", st, err)
+	}
+
+	filler := fillDisk(t, dir)
+	for err = nil; err == nil && len(all) < 20_000; {
+		err = create()
+	}
+	if sandboxer.KindOf(err) != sandboxer.Exhausted || sandboxer.HintOf(err) == "" {
+		t.Fatalf("creating on a full disk: %v; want exhausted with a hint", err)
+	}
+	t.Logf("%d sandboxes fitted before the disk was full", len(all))
+	if _, err := os.Stat(reserve); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the reserve was not given up: %v", err)
+	}
+
+	// A restart on the full disk changes nothing.
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = OpenSQLite(t.Context(), data, options); err != nil {
+		t.Fatalf("opening on a full disk: %v", err)
+	}
+	for _, sb := range all {
+		if _, err := s.Sandbox(t.Context(), sb.ID); err != nil {
+			t.Fatalf("reading on a full disk: %v", err)
+		}
+		if err := end(t, s, sb); err != nil {
+			t.Fatalf("destroying on a full disk: %v", err)
+		}
+	}
+	if err := create(); sandboxer.KindOf(err) != sandboxer.Exhausted {
+		t.Errorf("creating on a full disk: %v; want exhausted", err)
+	}
+
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	if err := create(); err != nil {
+		t.Errorf("creating with room on the disk: %v", err)
+	}
+	if st, err := os.Stat(reserve); err != nil || st.Size() != options.Reserve {
+		t.Errorf("the reserve was not laid in again: %v", err)
+	}
+}
+
+// TestDiskFullWithoutReserve shows what the reserve is for.
+func TestDiskFullWithoutReserve(t *testing.T) {
+	dir := smallDisk(t, 40)
+	s, err := OpenSQLite(t.Context(), filepath.Join(dir, "data"), Options{Reserve: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var all []*sandboxer.Sandbox
+	for i := range 500 {
+		sb := benchSandbox(fmt.Sprint("s", i))
+		if err := s.CreateSandbox(t.Context(), sb, sandboxer.Writes{}); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, sb)
+	}
+	filler := fillDisk(t, dir)
+	ended := 0
+	for _, sb := range all {
+		if err = end(t, s, sb); err != nil {
+			break
+		}
+		ended++
+	}
+	if sandboxer.KindOf(err) != sandboxer.Exhausted {
+		t.Fatalf("%d of %d sandboxes could be destroyed, then: %v; want exhausted", ended, len(all), err)
+	}
+	t.Logf("%d of %d sandboxes could be destroyed", ended, len(all))
+	if err := s.CreateSandbox(t.Context(), benchSandbox("late"), sandboxer.Writes{}); sandboxer.KindOf(err) != sandboxer.Exhausted {
+		t.Errorf("creating on a full disk: %v; want exhausted", err)
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	if err := end(t, s, all[len(all)-1]); err != nil {
+		t.Errorf("with room on the disk: %v", err)
+	}
+}
+
+// TestOpenOnFullDisk fills the disk while nobody uses the database.
+func TestOpenOnFullDisk(t *testing.T) {
+	dir := smallDisk(t, 40)
+	data := filepath.Join(dir, "data")
+	options := Options{Reserve: 8 << 20}
+	s, err := OpenSQLite(t.Context(), data, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sb := benchSandbox("a")
+	if err := s.CreateSandbox(t.Context(), sb, sandboxer.Writes{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	fillDisk(t, dir)
+	s, err = OpenSQLite(t.Context(), data, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := end(t, s, sb); err != nil {
+		t.Errorf("destroying on a full disk: %v", err)
+	}
+	if err := s.CreateSandbox(t.Context(), benchSandbox("b"), sandboxer.Writes{}); sandboxer.KindOf(err) != sandboxer.Exhausted {
+		t.Errorf("creating on a full disk: %v; want exhausted", err)
+	}
+}
