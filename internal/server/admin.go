@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -22,16 +23,17 @@ type inID struct {
 }
 
 func (s *Server) profile(ctx context.Context, in *inID) (*reply[api.Profile], error) {
+	slug := strings.TrimPrefix(in.ID, "profile.")
 	var known []string
 	for _, p := range s.m.Profiles(ctx) {
-		if p.ID == in.ID || p.ID == "profile."+in.ID {
+		if p.ID == "profile."+slug {
 			return &reply[api.Profile]{Body: newProfile(p)}, nil
 		}
-		known = append(known, p.ID)
+		known = append(known, strings.TrimPrefix(p.ID, "profile."))
 	}
 	e := sandboxer.E(sandboxer.NotFound, nil, "profile %q does not exist", in.ID)
-	if n := nearest(in.ID, known); n != "" {
-		return nil, e.WithHint("did you mean %q?", n)
+	if n := nearest(slug, known); n != "" {
+		return nil, e.WithHint("did you mean %q?", "profile."+n)
 	}
 	return nil, e.WithHint("list them with: sandboxer profile ls")
 }

@@ -61,10 +61,11 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 			err := sandboxer.E(sandboxer.Internal, fmt.Errorf("panic: %v\n%s", v, debug.Stack()), "the request handler panicked")
 			if rec.status == 0 {
 				s.fail(rec, r, err)
+				v = nil
 			} else {
-				s.problem(r.Context(), err)
+				s.problem(r.Context(), err) // to the log
+				v = http.ErrAbortHandler
 			}
-			v = http.ErrAbortHandler
 		}
 		s.note(r, c, rec, time.Since(start), v != nil)
 		if v != nil {

@@ -200,9 +200,6 @@ func routeJSON[I, B, O any](s *Server, o huma.Operation, f func(context.Context,
 	reg := s.api.OpenAPI().Components.Schemas
 	ref := reg.Schema(t, true, "")
 	s.types[o.OperationID] = opTypes{in: t}
-	o.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
-		"application/json": {Schema: ref, Example: exampleOf(t)},
-	}}
 	route(s, o, func(ctx context.Context, in *I) (*O, error) {
 		var b B
 		if err := readJSON(ctx, reg, ref, &b); err != nil {
@@ -210,6 +207,18 @@ func routeJSON[I, B, O any](s *Server, o huma.Operation, f func(context.Context,
 		}
 		return f(ctx, in, b)
 	})
+	s.describeBody(o, true, "application/json", &huma.MediaType{Schema: ref, Example: exampleOf(t)})
+}
+
+// describeBody adds a request body to the description of a registered operation.
+// Given earlier, huma would read the body itself.
+func (s *Server) describeBody(o huma.Operation, required bool, contentType string, mt *huma.MediaType) {
+	item := s.api.OpenAPI().Paths[o.Path]
+	for _, have := range []*huma.Operation{item.Post, item.Put} {
+		if have != nil && have.OperationID == o.OperationID {
+			have.RequestBody = &huma.RequestBody{Required: required, Content: map[string]*huma.MediaType{contentType: mt}}
+		}
+	}
 }
 
 // readJSON reads the request's body strictly into v.

@@ -66,8 +66,8 @@ func (s *Server) routes() {
 	o.Responses["200"] = &huma.Response{Description: "The bytes of the file", Content: map[string]*huma.MediaType{"application/octet-stream": bytesBody()}}
 	route(s, o, s.readFile)
 	o = op("writeFile", "PUT", "/v1/sandboxes/{id}/files", write, "files", "Create or replace a file, making its parents")
-	o.RequestBody = &huma.RequestBody{Content: map[string]*huma.MediaType{"application/octet-stream": bytesBody()}}
 	route(s, o, s.writeFile)
+	s.describeBody(o, false, "application/octet-stream", bytesBody())
 	route(s, op("removeFile", "DELETE", "/v1/sandboxes/{id}/files", write, "files", "Remove a file or a tree; absence is success"), s.removeFile)
 	route(s, op("statFile", "GET", "/v1/sandboxes/{id}/files/stat", read, "files", "Describe a file"), s.statFile)
 	route(s, op("listFiles", "GET", "/v1/sandboxes/{id}/files/list", read, "files", "List a directory by name"), s.listFiles)

@@ -185,7 +185,7 @@ func TestExecStreams(t *testing.T) {
 			name: "no arguments",
 			cmd:  sandboxer.Cmd{},
 			exec: func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error) { panic("called") },
-			kind: sandboxer.Invalid, msg: "the request body does not fit: body.args: expected array",
+			kind: sandboxer.Invalid, msg: "the request body does not fit: args: expected array",
 		},
 	}
 	for _, tt := range tests {
