@@ -4,7 +4,6 @@ import (
 	"encoding"
 	"fmt"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -424,7 +423,7 @@ func (d *decoder) hideAll(n *yaml.Node) {
 	}
 }
 
-var plainKey = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+var plainKey = lazyRegexp(`^[A-Za-z0-9_-]+$`)
 
 func join(path, key string) string {
 	switch {

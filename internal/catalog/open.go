@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -80,7 +79,7 @@ func (d *decoder) validate(cfg any) {
 	d.fault(at, "", "%s", msg)
 }
 
-var secretPattern = regexp.MustCompile(`^\$\{(?:env:[A-Za-z_][A-Za-z0-9_]*|file:/[^}]+)\}$`)
+var secretPattern = lazyRegexp(`^\$\{(?:env:[A-Za-z_][A-Za-z0-9_]*|file:/[^}]+)\}$`)
 
 // resolveSecret reads the secret that ref stands for. Kinds: Unavailable when it is
 // not there.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -220,11 +221,25 @@ func wordsScalar(what string, words []string) *scalar {
 		schema: schema{Enum: words}}
 }
 
+// pattern is a regular expression that is compiled when first needed: the program
+// also runs in roles that never read a catalogue, and those start often.
+type pattern struct {
+	text string
+	re   func() *regexp.Regexp
+}
+
+func lazyRegexp(text string) *pattern {
+	return &pattern{text, sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })}
+}
+
+func (p *pattern) MatchString(s string) bool { return p.re().MatchString(s) }
+func (p *pattern) String() string            { return p.text }
+
 // format is a form of text with a name. The pattern is also published in the
 // schemas, so it keeps to what ECMA and Go regular expressions share.
 type format struct {
 	want    string
-	pattern *regexp.Regexp
+	pattern *pattern
 	check   func(string) bool // what a pattern cannot say; may be nil
 	prefix  string            // often forgotten, suggested then
 }
@@ -235,27 +250,27 @@ func (f format) matches(s string) bool {
 
 var formats = map[string]format{
 	"extension": {want: `an extension ID such as "ext.local"`, prefix: extPrefix,
-		pattern: regexp.MustCompile(`^ext\.[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)},
+		pattern: lazyRegexp(`^ext\.[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)},
 	"profile": {want: `a profile ID such as "profile.local"`, prefix: profilePrefix,
-		pattern: regexp.MustCompile(`^profile\.[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)},
+		pattern: lazyRegexp(`^profile\.[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)},
 	"handler": {want: `the name of an adapter such as "local", or "module:Class"`,
-		pattern: regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[A-Za-z_][A-Za-z0-9_]*)?$`)},
+		pattern: lazyRegexp(`^[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[A-Za-z_][A-Za-z0-9_]*)?$`)},
 	"abspath": {want: "a clean absolute path such as /workspace",
-		pattern: regexp.MustCompile(`^/(?:[^/\r\n]+(?:/[^/\r\n]+)*)?$`), check: func(s string) bool { return path.Clean(s) == s }},
+		pattern: lazyRegexp(`^/(?:[^/\r\n]+(?:/[^/\r\n]+)*)?$`), check: func(s string) bool { return path.Clean(s) == s }},
 	"env": {want: "a name of letters, digits and _ that does not begin with a digit",
-		pattern: regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,254}$`)},
+		pattern: lazyRegexp(`^[A-Za-z_][A-Za-z0-9_]{0,254}$`)},
 	"label": {want: "1 to 128 letters, digits and . _ - /, beginning with a letter or digit",
-		pattern: regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$`)},
+		pattern: lazyRegexp(`^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$`)},
 	"user": {want: `a user such as "app", "1000" or "1000:1000"`,
-		pattern: regexp.MustCompile(`^(?:[a-z_][a-z0-9_.-]{0,31}|[0-9]{1,10}(?::[0-9]{1,10})?)$`)},
+		pattern: lazyRegexp(`^(?:[a-z_][a-z0-9_.-]{0,31}|[0-9]{1,10}(?::[0-9]{1,10})?)$`)},
 	"image": {want: "the name of an image, without spaces",
-		pattern: regexp.MustCompile(`^[^ \t\r\n]+$`)},
-	"line": {want: "one line of text", pattern: regexp.MustCompile(`^[^\r\n]{0,200}$`)},
+		pattern: lazyRegexp(`^[^ \t\r\n]+$`)},
+	"line": {want: "one line of text", pattern: lazyRegexp(`^[^\r\n]{0,200}$`)},
 	"peer": {want: "a domain, *.domain, IP address or CIDR, each with an optional :port",
-		pattern: regexp.MustCompile(`^[A-Za-z0-9*.:/\[\]_-]+$`), check: isPeer},
+		pattern: lazyRegexp(`^[A-Za-z0-9*.:/\[\]_-]+$`), check: isPeer},
 }
 
-var domainPattern = regexp.MustCompile(`^(?:\*\.)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
+var domainPattern = lazyRegexp(`^(?:\*\.)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
 
 func isPeer(s string) bool {
 	isHost := func(h string) bool {
@@ -287,7 +302,7 @@ func isPeer(s string) bool {
 
 const durationPattern = `^(?:[0-9]+d|(?:[0-9]+d)?(?:[0-9]+(?:\.[0-9]+)?(?:h|m|s|ms|us|ns))+)$`
 
-var durationForm = regexp.MustCompile(durationPattern)
+var durationForm = lazyRegexp(durationPattern)
 
 // parseDuration reads Go's durations without sign, optionally led by whole days.
 func parseDuration(s string) (time.Duration, bool) {
@@ -313,8 +328,8 @@ func parseDuration(s string) (time.Duration, bool) {
 }
 
 var (
-	bytesPattern = regexp.MustCompile(`^[0-9]{1,9}(?:\.[0-9]{1,6})? ?(?:B|kB|KB|MB|GB|TB|KiB|MiB|GiB|TiB)$`)
-	cpusPattern  = regexp.MustCompile(`^[0-9]{1,6}(?:\.[0-9]{1,3})?$`)
+	bytesPattern = lazyRegexp(`^[0-9]{1,9}(?:\.[0-9]{1,6})? ?(?:B|kB|KB|MB|GB|TB|KiB|MiB|GiB|TiB)$`)
+	cpusPattern  = lazyRegexp(`^[0-9]{1,6}(?:\.[0-9]{1,3})?$`)
 	byteUnits    = []struct {
 		name string
 		size float64
