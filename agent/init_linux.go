@@ -54,7 +54,7 @@ func runInit(args []string) int {
 		ringKiB  int
 		verbose  bool
 	)
-	fs.Var(&listenOn, "listen", "`address` host:port or unix:/path, may be repeated (default "+DefaultAddress+", or $"+envListen+")")
+	fs.Var(&listenOn, "listen", "`address` host:port, unix:/path or donate:/path, may be repeated (default "+DefaultAddress+", or $"+envListen+")")
 	fs.StringVar(&set.user, "user", os.Getenv(envUser), "`user` of those who name none (default the agent's own, or $"+envUser+")")
 	fs.StringVar(&set.workdir, "workdir", os.Getenv(envWorkdir), "`directory` where processes start (default the user's home, or $"+envWorkdir+")")
 	fs.DurationVar(&grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL at the end")

@@ -16,6 +16,7 @@ const usage = `usage: sandboxer-agent COMMAND
   untar [--strip] [--replace] DIR
                                 unpack the tar on standard input below DIR
   tar DIR                       pack DIR to standard output
+  donate PATH COUNT             hand open connections to the agent listening at donate:PATH
   kill-marked NAME=VALUE SESSION
                                 kill what carries this in its environment, or the session
 `
@@ -37,6 +38,8 @@ func Main(args []string) int {
 		return runTar(args[1:], os.Stdout)
 	case "kill-marked":
 		return runKillMarked(args[1:])
+	case "donate":
+		return runDonate(args[1:])
 	case "help", "-h", "--help":
 		fmt.Print(usage)
 		return 0

@@ -11,3 +11,8 @@ func runKillMarked([]string) int {
 	fmt.Fprintln(os.Stderr, "sandboxer-agent: kill-marked needs Linux")
 	return 1
 }
+
+func runDonate([]string) int {
+	fmt.Fprintln(os.Stderr, "sandboxer-agent: donate needs Linux")
+	return 1
+}

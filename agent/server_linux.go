@@ -496,6 +496,9 @@ func (s *server) httpServer() *http.Server {
 
 // listen opens "host:port" or "unix:/path".
 func listen(addr string) (net.Listener, error) {
+	if path, ok := strings.CutPrefix(addr, donatePrefix); ok {
+		return listenDonated(path)
+	}
 	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
 		// A socket left by an agent that was killed would be in the way.
 		if fi, err := os.Lstat(path); err == nil && fi.Mode()&fs.ModeSocket != 0 {

@@ -1,0 +1,374 @@
+//go:build linux
+
+package local
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/control/client"
+	"gvisor.dev/gvisor/pkg/sentry/control"
+	"gvisor.dev/gvisor/runsc/boot"
+	"gvisor.dev/gvisor/runsc/config"
+	"gvisor.dev/gvisor/runsc/container"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
+	"github.com/sand-boxer/sandboxer/agent"
+)
+
+// A box is this process's hold on one running sandbox.
+type box struct {
+	name  string
+	rec   record
+	c     *container.Container // only its concurrency-safe calls are used: Execute, WaitPID, signals, PortForward
+	env   []string             // environment of commands
+	agent *agent.Client
+
+	wires wires
+
+	mu  sync.Mutex
+	net *usernet.Net // nil without network
+
+	users sync.Map // user name → identity, read from the sandbox's /etc/passwd
+}
+
+// hold returns the running sandbox called name. Kinds: NotFound when there is none.
+func (e *engine) hold(name string) (*box, error) {
+	e.mu.Lock()
+	b := e.boxes[name]
+	e.mu.Unlock()
+	if b != nil {
+		if alive(b.name, b.c.SandboxPid()) {
+			return b, nil
+		}
+		e.drop(name)
+		return nil, e.gone(name)
+	}
+	c, err := e.load(name)
+	if err != nil {
+		return nil, err
+	}
+	if c == nil || c.Status != container.Running || !alive(name, c.SandboxPid()) {
+		return nil, e.gone(name)
+	}
+	rec, err := e.record(name)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s cannot be read", name)
+	}
+	return e.keep(name, rec, c), nil
+}
+
+// gone explains why there is no running sandbox called name.
+func (e *engine) gone(name string) error {
+	if e.cgroups.usable() && e.cgroups.oomKilled(name) {
+		return sandboxer.E(sandboxer.NotFound, nil, "the sandbox was killed because it used more memory than its limit").
+			WithHint("raise limits.memory in the profile")
+	}
+	return sandboxer.E(sandboxer.NotFound, nil, "the sandbox is not running on this machine")
+}
+
+// load reads gVisor's state of name; nil if there is none.
+func (e *engine) load(name string) (*container.Container, error) {
+	c, err := container.Load(e.dir("run"), container.FullID{SandboxID: name, ContainerID: name}, container.LoadOpts{Exact: true})
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "gVisor's state of sandbox %s cannot be read", name)
+	}
+	return c, nil
+}
+
+// keep remembers a running sandbox.
+func (e *engine) keep(name string, rec record, c *container.Container) *box {
+	b := &box{name: name, rec: rec, c: c}
+	for _, kv := range c.Spec.Process.Env {
+		if !strings.HasPrefix(kv, "SANDBOXER_AGENT_TOKEN=") {
+			b.env = append(b.env, kv)
+		}
+	}
+	b.agent = agent.NewClient(agent.ClientOptions{Dial: b.dialAgent, Token: e.token(name).Reveal()})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if old := e.boxes[name]; old != nil {
+		return old
+	}
+	e.boxes[name] = b
+	return b
+}
+
+// drop forgets a sandbox that ended.
+func (e *engine) drop(name string) {
+	e.mu.Lock()
+	b := e.boxes[name]
+	delete(e.boxes, name)
+	e.mu.Unlock()
+	if b != nil {
+		b.close()
+	}
+}
+
+func (b *box) close() {
+	b.agent.Close()
+	b.wires.mu.Lock()
+	for _, c := range b.wires.spare {
+		c.Close()
+	}
+	b.wires.spare = nil
+	b.wires.mu.Unlock()
+	b.mu.Lock()
+	n := b.net
+	b.net = nil
+	b.mu.Unlock()
+	if n != nil {
+		n.Close()
+	}
+}
+
+// alive reports whether pid is the sentry of the sandbox called name: a process that
+// is not a zombie and carries the sandbox's name, so that a number used again for
+// something else is not mistaken for it.
+func alive(name string, pid int) bool {
+	if pid <= 0 {
+		return false
+	}
+	f, ok := statFields(pid)
+	if !ok || f[0] == "Z" || f[0] == "X" {
+		return false
+	}
+	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+	return err == nil && bytes.HasPrefix(data, []byte("runsc-sandbox\x00")) &&
+		bytes.HasSuffix(bytes.TrimRight(data, "\x00"), []byte("\x00"+name))
+}
+
+// start starts a created container with its network links. gVisor would take them
+// from a network namespace; ours are given directly, for which Start must believe
+// that there is nothing to do.
+func start(c *container.Container, conf *config.Config, link *os.File) error {
+	cl, err := client.ConnectTo(c.Sandbox.GetControlSocketPath())
+	if err != nil {
+		return fmt.Errorf("connecting to the sandbox: %w", err)
+	}
+	defer cl.Close()
+	if err := cl.Call(boot.ContMgrSetNetworkArgs, usernet.Links(link, "eth0"), nil); err != nil {
+		return fmt.Errorf("giving the sandbox its network: %w", err)
+	}
+	c2 := *conf
+	c2.Network = config.NetworkHost
+	return c.Start(&c2)
+}
+
+// plug gives a running sandbox a new network interface, after its old one lost its
+// other end with a former broker process.
+func plug(c *container.Container, link *os.File, name string) error {
+	cl, err := client.ConnectTo(c.Sandbox.GetControlSocketPath())
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	args := usernet.Links(link, name)
+	args.LoopbackLinks = nil
+	for i := range args.FDBasedLinks {
+		args.FDBasedLinks[i].PreConfigured = true
+		args.FDBasedLinks[i].IsPacket = []bool{false}
+		args.FDBasedLinks[i].ProcessorsPerChannel = 1
+	}
+	return cl.Call("Network.CreateLinksAndRoutes", args, nil)
+}
+
+// dialAgent returns a connection to the agent. It is one end of a socket pair whose
+// other end was handed to the agent as an open file: no network is involved, nothing
+// inside but root can do the same, and it survives neither end. (gVisor's own port
+// forwarding loses data when it is busy and cannot close one direction.)
+//
+// Handing over takes a program start inside; a few connections are made at a time.
+func (b *box) dialAgent(ctx context.Context) (net.Conn, error) {
+	b.wires.mu.Lock()
+	defer b.wires.mu.Unlock()
+	for len(b.wires.spare) > 0 {
+		last := len(b.wires.spare) - 1
+		c := b.wires.spare[last]
+		b.wires.spare = b.wires.spare[:last]
+		if isOpen(c) {
+			return c, nil
+		}
+		c.Close()
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	conns, err := b.donate(donateBatch)
+	if err != nil {
+		return nil, err
+	}
+	b.wires.spare = conns[1:]
+	return conns[0], nil
+}
+
+// wires are connections to the agent that wait to be used.
+type wires struct {
+	mu    sync.Mutex
+	spare []net.Conn
+}
+
+const donateBatch = 4
+
+func (b *box) donate(n int) (conns []net.Conn, err error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	var message tail
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	files := map[int]*os.File{0: null, 1: null, 2: w}
+	defer func() {
+		for fd, f := range files {
+			if fd >= 2 {
+				f.Close()
+			}
+		}
+		if err != nil {
+			for _, c := range conns {
+				c.Close()
+			}
+			conns = nil
+		}
+	}()
+	for i := range n {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return conns, err
+		}
+		files[3+i] = os.NewFile(uintptr(fds[0]), "agent-sandbox")
+		ours := os.NewFile(uintptr(fds[1]), "agent")
+		c, err := net.FileConn(ours)
+		ours.Close()
+		if err != nil {
+			return conns, err
+		}
+		conns = append(conns, c)
+	}
+	pid, err := b.c.Execute(execConf, &control.ExecArgs{
+		Argv: []string{agentPath, "donate", agentSocket, strconv.Itoa(n)},
+		Envv: []string{"PATH=" + defaultPath}, WorkingDirectory: "/", NoNewPrivileges: true, Capabilities: capabilities(true),
+		FilePayload: control.NewFilePayload(files, nil),
+	})
+	if err != nil {
+		return conns, err
+	}
+	w.Close()
+	_, _ = io.Copy(&message, r)
+	ws, err := b.c.WaitPID(pid)
+	if err == nil && ws.ExitStatus() != 0 {
+		err = fmt.Errorf("the agent could not be reached: %s", message.String())
+	}
+	return conns, err
+}
+
+// agentSocket is where the agent takes connections, inside.
+const agentSocket = agentDir + "/agent.sock"
+
+// isOpen reports whether the peer of an unused connection is still there.
+func isOpen(c net.Conn) bool {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return true
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	open := false
+	err = raw.Control(func(fd uintptr) {
+		_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		open = errors.Is(err, unix.EAGAIN)
+	})
+	return err == nil && open
+}
+
+// identity is a user inside the sandbox.
+type identity struct {
+	uid, gid uint32
+	groups   []uint32
+	home     string
+	name     string
+}
+
+// user resolves a user name or "uid[:gid]" by the sandbox's own /etc/passwd.
+func (b *box) user(name string) (identity, error) {
+	if name == "" || name == "root" || name == "0" || name == "0:0" {
+		return identity{home: "/root", name: "root"}, nil
+	}
+	if v, ok := b.users.Load(name); ok {
+		return v.(identity), nil
+	}
+	passwd, err := b.readSmall("/etc/passwd")
+	if err != nil {
+		return identity{}, err
+	}
+	id := identity{home: "/"}
+	uidText, gidText, both := strings.Cut(name, ":")
+	uid, uidErr := strconv.ParseUint(uidText, 10, 32)
+	found := false
+	for line := range strings.Lines(passwd) {
+		f := strings.Split(strings.TrimSpace(line), ":")
+		if len(f) < 7 || f[0] != uidText && (uidErr != nil || f[2] != uidText) {
+			continue
+		}
+		u, err1 := strconv.ParseUint(f[2], 10, 32)
+		g, err2 := strconv.ParseUint(f[3], 10, 32)
+		if err1 == nil && err2 == nil {
+			id.uid, id.gid, id.home, id.name, found = uint32(u), uint32(g), f[5], f[0], true
+			break
+		}
+	}
+	switch {
+	case !found && uidErr != nil:
+		return identity{}, sandboxer.E(sandboxer.Invalid, nil, "there is no user %q in the sandbox", name)
+	case !found:
+		id.uid, id.gid = uint32(uid), uint32(uid)
+	}
+	if both {
+		gid, err := strconv.ParseUint(gidText, 10, 32)
+		if err != nil {
+			return identity{}, sandboxer.E(sandboxer.Invalid, nil, "%q is not a user: want a name, or uid:gid in numbers", name)
+		}
+		id.gid = uint32(gid)
+	}
+	b.users.Store(name, id)
+	return id, nil
+}
+
+// readSmall reads a file of at most 1 MiB through gVisor's control socket.
+func (b *box) readSmall(name string) (string, error) {
+	f, err := os.CreateTemp("", "sandboxer-*")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if err := os.Remove(f.Name()); err != nil {
+		return "", err
+	}
+	if err := b.c.Sandbox.ReadFile(b.c.ID, name, 0, 1<<20, f); err != nil {
+		return "", sandboxer.E(sandboxer.Invalid, err, "%s cannot be read inside the sandbox", name)
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	return string(data), err
+}

@@ -1,0 +1,631 @@
+//go:build linux
+
+package local
+
+import (
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/log"
+	"gvisor.dev/gvisor/runsc/config"
+	"gvisor.dev/gvisor/runsc/container"
+	"gvisor.dev/gvisor/runsc/specutils"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// idShift is the host user and group ID that the sandbox's ID 0 becomes when the
+// broker is root, and idCount how many IDs follow it: a sandbox's root is nobody on
+// this machine.
+const (
+	idShift = 100_000
+	idCount = 65_536
+)
+
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+type engine struct {
+	env     sandboxer.Env
+	cfg     Config
+	asRoot  bool
+	cgroups *cgroups
+	skel    *skeleton
+	images  *imageStore
+	agent   string // program copied into images
+	key     []byte
+	slots   chan struct{} // bounds concurrent creates: they are bound by processor time
+	unlock  func()
+
+	mu    sync.Mutex
+	boxes map[string]*box     // by name
+	busy  map[string]*keyLock // by name
+}
+
+var _ interface {
+	sandboxer.Extension
+	sandboxer.Execer
+	sandboxer.Filer
+	sandboxer.Dialer
+	sandboxer.Prober
+	sandboxer.Discoverer
+	sandboxer.Lister
+	sandboxer.Capacitor
+	sandboxer.Statser
+	io.Closer
+} = (*engine)(nil)
+
+// open prepares this machine: finds the helper programs, builds the skeleton and
+// reconnects the sandboxes of an earlier process to the network.
+func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
+	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "gVisor does not run on %s", runtime.GOARCH)
+	}
+	e := &engine{
+		env: env, cfg: cfg, asRoot: os.Geteuid() == 0,
+		slots: make(chan struct{}, runtime.NumCPU()),
+		boxes: map[string]*box{}, busy: map[string]*keyLock{},
+	}
+	if !e.asRoot {
+		if err := checkUserNamespaces(); err != nil {
+			return nil, err
+		}
+	}
+	runnerPath, err := helper(cfg.Runner, "sandboxer-runner")
+	if err != nil {
+		return nil, err
+	}
+	if e.agent, err = helper(cfg.Agent, "sandboxer-agent"); err != nil {
+		return nil, err
+	}
+	for _, d := range []string{env.Dir, e.dir("run"), e.dir("box"), e.dir("lock")} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "the state directory of %s cannot be made", env.Extension)
+		}
+	}
+	if e.key, err = loadKey(e.dir("key")); err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the key file of %s cannot be read or made", env.Extension)
+	}
+	e.cgroups = findCgroups(env.Owner)
+	if err := e.buildSkeleton(); err != nil {
+		return nil, openFailed(err, "the root file system of sandboxes cannot be prepared")
+	}
+	if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonInUse); err != nil && env.Log != nil {
+		env.Log.Warn("old skeletons stay", "extension", env.Extension, "err", err)
+	}
+	e.images = &imageStore{dir: e.dir("image"), agent: e.agent}
+	if e.unlock, err = prepareProcess(runnerPath, e.dir("null")); err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "this process cannot be prepared for gVisor")
+	}
+	if err := e.reconnect(); err != nil && env.Log != nil {
+		env.Log.Warn("sandboxes without network", "extension", env.Extension, "err", err)
+	}
+	return e, nil
+}
+
+func (e *engine) buildSkeleton() (err error) {
+	shift := idShift
+	if !e.asRoot {
+		shift = 0
+	}
+	e.skel, err = buildSkeleton(e.dir("skel"), e.mounts(), e.agent, e.cfg.Paths, shift, e.asRoot)
+	return err
+}
+
+// skeleton returns the root of sandboxes without an image, made again if it was
+// removed.
+func (e *engine) skeleton() (*skeleton, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.skel.intact() {
+		if err := e.buildSkeleton(); err != nil {
+			return nil, openFailed(err, "the root file system of sandboxes cannot be prepared")
+		}
+	}
+	return e.skel, nil
+}
+
+func openFailed(err error, format string, args ...any) error {
+	var se *sandboxer.Error
+	if errors.As(err, &se) {
+		return err
+	}
+	return sandboxer.E(sandboxer.Unavailable, err, format, args...)
+}
+
+// Close lets go of this process's hold on the sandboxes, which live on. What only
+// a running broker needs is removed: network links and, when no sandbox is left, the
+// skeleton's mounts and the parent control groups.
+func (e *engine) Close() error {
+	e.mu.Lock()
+	boxes := e.boxes
+	e.boxes = map[string]*box{}
+	e.mu.Unlock()
+	for _, b := range boxes {
+		b.close()
+	}
+	defer e.unlock()
+	names, err := e.names()
+	if err != nil || len(names) > 0 {
+		return err
+	}
+	e.cgroups.removeRoots()
+	specutils.UnmountNullNetNS(e.dir("run"))
+	_ = os.Remove(filepath.Join(e.dir("run"), specutils.NullNetNSFilename))
+	return removeSkeletons(e.dir("skel"), e.mounts(), func(string) bool { return false })
+}
+
+func (e *engine) dir(elem ...string) string {
+	return filepath.Join(append([]string{e.env.Dir}, elem...)...)
+}
+
+// mounts is the directory of this installation's skeleton mounts. It lies outside the
+// state directory, which only its owner may walk through.
+func (e *engine) mounts() string {
+	sum := sha256.Sum256([]byte(e.env.Dir))
+	return filepath.Join("/run/sandboxer-roots", hex.EncodeToString(sum[:])[:12])
+}
+
+// skeletonInUse reports whether the skeleton is the current one or a sandbox's.
+func (e *engine) skeletonInUse(digest string) bool {
+	if digest == e.skel.digest {
+		return true
+	}
+	names, err := e.names()
+	if err != nil {
+		return true
+	}
+	for _, n := range names {
+		if r, err := e.record(n); err != nil || r.Skeleton == digest {
+			return true
+		}
+	}
+	return false
+}
+
+// prepareProcess adjusts what gVisor's library takes from the process as a whole.
+// Two engines may be open at a time (tests do), so it counts.
+func prepareProcess(runnerPath, nullPath string) (release func(), err error) {
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	specutils.ExePath = runnerPath
+	log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
+	log.SetLevel(log.Warning)
+	if process.users == 0 {
+		null, err := openNull(nullPath)
+		if err != nil {
+			return nil, err
+		}
+		// gVisor gives a sandbox's first process the globals os.Stdin, os.Stdout and
+		// os.Stderr.
+		process.stdio = []*os.File{os.Stdin, os.Stdout, os.Stderr}
+		os.Stdin, os.Stdout, os.Stderr = null, null, null
+		// Children inherit the size of the descriptor table; one that is large enough
+		// spares them growing it while they start.
+		if fd, err := unix.FcntlInt(null.Fd(), unix.F_DUPFD_CLOEXEC, 255); err == nil {
+			process.fd = os.NewFile(uintptr(fd), "table")
+		}
+	}
+	process.users++
+	return func() {
+		process.mu.Lock()
+		defer process.mu.Unlock()
+		if process.users--; process.users > 0 {
+			return
+		}
+		null := os.Stdin
+		os.Stdin, os.Stdout, os.Stderr = process.stdio[0], process.stdio[1], process.stdio[2]
+		null.Close()
+		process.fd.Close()
+	}, nil
+}
+
+// process is state of the process, not of an engine: gVisor's library reads globals.
+var process struct {
+	mu    sync.Mutex
+	users int
+	stdio []*os.File
+	fd    *os.File
+}
+
+// openNull opens a null device. gVisor changes the owner of what it gives a sandbox
+// as its streams, so that this must not be the machine's own /dev/null, where that can
+// be avoided.
+func openNull(path string) (*os.File, error) {
+	err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3)))
+	if err == nil || errors.Is(err, unix.EEXIST) {
+		if f, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
+			return f, nil
+		}
+	}
+	return os.OpenFile(os.DevNull, os.O_RDWR, 0)
+}
+
+// helper finds a helper program: where the configuration says, beside the running
+// program, or that program itself, which knows both roles.
+func helper(configured, name string) (string, error) {
+	if configured != "" {
+		if _, err := os.Stat(configured); err != nil {
+			return "", sandboxer.E(sandboxer.Invalid, err, "the helper program %s does not exist", configured)
+		}
+		return configured, nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", sandboxer.E(sandboxer.Unavailable, err, "the path of the running program is unknown")
+	}
+	beside := filepath.Join(filepath.Dir(self), name)
+	if _, err := os.Stat(beside); err == nil {
+		return beside, nil
+	}
+	return self, nil
+}
+
+// loadKey reads the 32-byte key at path, making it first if need be.
+func loadKey(path string) ([]byte, error) {
+	key, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		key = make([]byte, 32)
+		rand.Read(key)
+		tmp := path + ".new"
+		if err := os.WriteFile(tmp, key, 0o600); err != nil {
+			return nil, err
+		}
+		return key, os.Rename(tmp, path)
+	}
+	if err == nil && len(key) != 32 {
+		err = fmt.Errorf("%s has %d bytes; want 32", path, len(key))
+	}
+	return key, err
+}
+
+// token returns the access token of the agent in the sandbox.
+func (e *engine) token(name string) sandboxer.Secret {
+	m := hmac.New(sha256.New, e.key)
+	io.WriteString(m, "agent\x00"+name)
+	return sandboxer.Secret(hex.EncodeToString(m.Sum(nil)))
+}
+
+// A record is what the extension remembers about a sandbox besides gVisor's own
+// state, written before anything else exists.
+type record struct {
+	Owner      string                  `json:"owner"`
+	SandboxID  string                  `json:"sandbox_id"`
+	Generation int                     `json:"generation"`
+	Skeleton   string                  `json:"skeleton,omitempty"`
+	Image      string                  `json:"image,omitempty"`
+	Network    sandboxer.NetworkPolicy `json:"network"`
+	Limits     sandboxer.Limits        `json:"limits"`
+	Workspace  string                  `json:"workspace"`
+	User       string                  `json:"user,omitempty"`
+	Plugs      int                     `json:"plugs,omitempty"` // network interfaces added since it started
+	Ready      bool                    `json:"ready"`           // everything Provision owes is done
+}
+
+const recordFile = "record.json"
+
+func (e *engine) record(name string) (record, error) {
+	var r record
+	data, err := os.ReadFile(e.dir("box", name, recordFile))
+	if err != nil {
+		return r, err
+	}
+	return r, json.Unmarshal(data, &r)
+}
+
+// writeRecord replaces the record atomically.
+func (e *engine) writeRecord(name string, r record) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	p := e.dir("box", name, recordFile)
+	if err := os.WriteFile(p+".new", data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(p+".new", p)
+}
+
+// boxName is the name of one incarnation in gVisor's state, in directories and in
+// control groups. The installation is already in the directory above.
+func boxName(id string, generation int) string { return fmt.Sprintf("%s-g%d", id, generation) }
+
+var boxPattern = regexp.MustCompile(`^(.+)-g([0-9]+)$`)
+
+func parseBoxName(name string) (id string, generation int, ok bool) {
+	m := boxPattern.FindStringSubmatch(name)
+	if m == nil {
+		return "", 0, false
+	}
+	g, err := strconv.Atoi(m[2])
+	return m[1], g, err == nil && sandboxer.CheckID(m[1]) == nil
+}
+
+// names lists every sandbox of which anything exists: a directory, gVisor's state,
+// a control group or a process.
+func (e *engine) names() ([]string, error) {
+	seen := map[string]bool{}
+	entries, err := os.ReadDir(e.dir("box"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, d := range entries {
+		seen[d.Name()] = true
+	}
+	ids, err := container.List(e.dir("run"))
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		seen[id.SandboxID] = true
+	}
+	for _, n := range e.cgroups.names() {
+		seen[n] = true
+	}
+	for n := range e.processes() {
+		seen[n] = true
+	}
+	var out []string
+	for n := range seen {
+		if _, _, ok := parseBoxName(n); ok {
+			out = append(out, n)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// processes finds the gVisor processes of this extension by their arguments, by
+// sandbox. It sees also those that no state file mentions any more.
+func (e *engine) processes() map[string][]int {
+	out := map[string][]int{}
+	entries, _ := os.ReadDir("/proc")
+	want := []byte("--root=" + e.dir("run"))
+	for _, d := range entries {
+		pid, err := strconv.Atoi(d.Name())
+		if err != nil {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join("/proc", d.Name(), "cmdline"))
+		if err != nil || !bytes.HasPrefix(data, []byte("runsc-")) {
+			continue
+		}
+		argv := bytes.Split(bytes.TrimRight(data, "\x00"), []byte{0})
+		if slices.ContainsFunc(argv, func(a []byte) bool { return bytes.Equal(a, want) }) {
+			name := string(argv[len(argv)-1])
+			out[name] = append(out[name], pid)
+		}
+	}
+	return out
+}
+
+// keyLock is a lock for one sandbox; the last one to leave removes it.
+type keyLock struct {
+	mu   sync.Mutex
+	refs int
+}
+
+// lock excludes everybody else, also other processes of this installation, from
+// changing the sandbox called name.
+func (e *engine) lock(name string) (unlock func(), err error) {
+	e.mu.Lock()
+	l := e.busy[name]
+	if l == nil {
+		l = &keyLock{}
+		e.busy[name] = l
+	}
+	l.refs++
+	e.mu.Unlock()
+	l.mu.Lock()
+	leave := func() {
+		l.mu.Unlock()
+		e.mu.Lock()
+		if l.refs--; l.refs == 0 {
+			delete(e.busy, name)
+		}
+		e.mu.Unlock()
+	}
+	f, err := lockFile(e.dir("lock", name))
+	if err != nil {
+		leave()
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of sandbox %s cannot be taken", name)
+	}
+	return func() {
+		_ = os.Remove(f.Name()) // while it is held: whoever waits for it looks again
+		f.Close()
+		leave()
+	}, nil
+}
+
+// lockFile takes an exclusive lock on the file at path, making it. The file may be
+// removed by its former holder while this one waits; then it is made again.
+func lockFile(path string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		for {
+			if err = unix.Flock(int(f.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
+				break
+			}
+		}
+		if err != nil {
+			f.Close()
+			return nil, err
+		}
+		held, herr := f.Stat()
+		there, terr := os.Stat(path)
+		if herr == nil && terr == nil && os.SameFile(held, there) {
+			return f, nil
+		}
+		f.Close()
+	}
+}
+
+// conf returns gVisor's configuration for one sandbox.
+func (e *engine) conf(name string, l sandboxer.Limits, erofs bool) (*config.Config, error) {
+	fs := flag.NewFlagSet("", flag.ContinueOnError)
+	config.RegisterFlags(fs)
+	overlay := "root:dir=" + e.dir("box", name, "layer")
+	if erofs {
+		overlay = "root:memory" // without a gofer there is nobody to open a file for a disk layer
+	}
+	if l.DiskBytes > 0 {
+		overlay += ",size=" + strconv.FormatInt(l.DiskBytes, 10)
+	}
+	for _, kv := range [][2]string{
+		{"root", e.dir("run")},
+		{"platform", "systrap"}, // kvm hangs under nested virtualisation
+		{"network", "sandbox"},
+		{"ignore-cgroups", "true"}, // see cgroups
+		{"overlay2", overlay},
+		{"host-settings", "ignore"},
+		{"rootless", strconv.FormatBool(!e.asRoot)},
+		{"host-uds", "none"},
+		{"host-fifo", "none"},
+		{"net-raw", "false"},
+		{"allow-suid", "false"},
+		{"oci-seccomp", "false"},
+	} {
+		if err := fs.Set(kv[0], kv[1]); err != nil {
+			return nil, fmt.Errorf("gVisor option %s=%s: %w", kv[0], kv[1], err)
+		}
+	}
+	return config.NewFromFlags(fs)
+}
+
+// guestCapabilities is what root inside a sandbox may do: what container engines
+// grant, without raw sockets and device nodes. CAP_SYS_ADMIN and CAP_SYS_RESOURCE
+// are absent, which makes the process limit hold for root too.
+var guestCapabilities = []string{"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
+	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT"}
+
+// bundle writes the OCI bundle that gVisor's children read again, and returns it.
+func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image) (string, error) {
+	env := []string{"PATH=" + defaultPath, "HOME=/root", "SANDBOXER=true", "SANDBOXER_ID=" + spec.ID}
+	if img != nil {
+		env = mergeEnv(env, img.env)
+	}
+	for k, v := range spec.Env {
+		env = mergeEnv(env, []string{k + "=" + v})
+	}
+	slices.Sort(env)
+	env = append(env, "SANDBOXER_AGENT_TOKEN="+e.token(name).Reveal())
+	s := &specs.Spec{
+		Version: "1.0.0",
+		Root:    &specs.Root{},
+		Process: &specs.Process{
+			Args: []string{agentPath, "init", "--listen", "donate:" + agentSocket},
+			Cwd:  "/",
+			Env:  env,
+			Capabilities: &specs.LinuxCapabilities{
+				Bounding: guestCapabilities, Effective: guestCapabilities, Permitted: guestCapabilities,
+			},
+			NoNewPrivileges: true,
+			Rlimits:         rlimits(spec.Limits),
+		},
+		Hostname: spec.ID,
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc"},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"},
+			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"ro"}},
+			{Destination: "/dev/shm", Type: "tmpfs", Source: "tmpfs", Options: []string{"mode=1777", "size=67108864"}},
+		},
+		Linux: &specs.Linux{
+			Namespaces: []specs.LinuxNamespace{
+				{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
+				{Type: specs.UserNamespace},
+			},
+		},
+		Annotations: map[string]string{},
+	}
+	if e.asRoot {
+		m := []specs.LinuxIDMapping{{ContainerID: 0, HostID: idShift, Size: idCount}}
+		s.Linux.UIDMappings, s.Linux.GIDMappings = m, m
+	} else {
+		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: uint32(os.Geteuid()), Size: 1}}
+		s.Linux.GIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: uint32(os.Getegid()), Size: 1}}
+	}
+	if img == nil {
+		s.Root.Path = skel.root
+		for _, d := range skel.binds {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: d, Source: d, Type: "bind", Options: []string{"rbind", "ro"}})
+		}
+	} else {
+		s.Root.Path = e.images.empty()
+		s.Annotations["dev.gvisor.spec.rootfs.source"] = img.path
+		s.Annotations["dev.gvisor.spec.rootfs.type"] = "erofs"
+		s.Annotations["dev.gvisor.spec.rootfs.overlay"] = "memory"
+		if n := spec.Limits.DiskBytes; n > 0 {
+			s.Annotations["dev.gvisor.spec.rootfs.options"] = "size=" + strconv.FormatInt(n, 10)
+		}
+	}
+	dir := e.dir("box", name, "bundle")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	data, err := json.Marshal(s)
+	if err != nil {
+		return "", err
+	}
+	return dir, os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600)
+}
+
+func rlimits(l sandboxer.Limits) []specs.POSIXRlimit {
+	out := []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 65_536, Hard: 1 << 20}}
+	if l.PIDs > 0 {
+		out = append(out, specs.POSIXRlimit{Type: "RLIMIT_NPROC", Soft: uint64(l.PIDs), Hard: uint64(l.PIDs)})
+	}
+	return out
+}
+
+// mergeEnv returns base with add's variables set, add winning.
+func mergeEnv(base, add []string) []string {
+	for _, kv := range add {
+		k, _, _ := strings.Cut(kv, "=")
+		i := slices.IndexFunc(base, func(b string) bool { return strings.HasPrefix(b, k+"=") })
+		if i >= 0 {
+			base[i] = kv
+		} else {
+			base = append(base, kv)
+		}
+	}
+	return base
+}
+
+// checkUserNamespaces says, before anything is made, why an ordinary user cannot run
+// sandboxes here.
+func checkUserNamespaces() error {
+	if data, err := os.ReadFile("/proc/sys/user/max_user_namespaces"); err == nil && strings.TrimSpace(string(data)) == "0" {
+		return sandboxer.E(sandboxer.Unavailable, nil, "user namespaces are switched off on this machine (user.max_user_namespaces is 0)").
+			WithHint("run sandboxer as root, or: sysctl user.max_user_namespaces=15000")
+	}
+	for _, knob := range [][2]string{{"kernel/unprivileged_userns_clone", "0"}, {"kernel/apparmor_restrict_unprivileged_userns", "1"}} {
+		if data, err := os.ReadFile("/proc/sys/" + knob[0]); err == nil && strings.TrimSpace(string(data)) == knob[1] {
+			name := strings.ReplaceAll(knob[0], "/", ".")
+			return sandboxer.E(sandboxer.Unavailable, nil, "this machine does not let ordinary users make user namespaces (%s is %s)", name, knob[1]).
+				WithHint("run sandboxer as root, or let an administrator change %s", name)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+// Package local runs sandboxes on this machine under gVisor, linked in as a
+// library: no engine, no image and no account is needed. It is the default.
+//
+// A sandbox is one gVisor sandbox whose first process is the agent. Its root is the
+// machine's own /usr with a small made-up rest (never /root, /home, keys or
+// sockets), or an image; all it writes goes to a private layer. Commands are started
+// through gVisor's own control socket; terminals and files go through the agent.
+//
+// Everything lives below the extension's private directory, so that a later process
+// finds it again:
+//
+//	run/               gVisor's state files and control sockets
+//	box/<name>/        one directory per sandbox: record, bundle, private layer
+//	skel/<digest>/     the made-up root shared by sandboxes without an image
+//	image/<digest>     images converted to EROFS
+//	lock/              one file per sandbox that is being changed
+//	key                from which the agents' access tokens are derived
+package local
+
+import (
+	"path/filepath"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Config is the extension's `config:` block.
+type Config struct {
+	// Paths are further directories of this machine that sandboxes without an image
+	// see, read-only, besides /usr.
+	Paths []string `yaml:"paths" json:"paths,omitempty" jsonschema:"description=further directories of this machine that sandboxes without an image see besides /usr"`
+	// DNS are the resolvers used for sandboxes with network access; empty means
+	// those of this machine.
+	DNS []string `yaml:"dns" json:"dns,omitempty" jsonschema:"description=resolvers for sandboxes with network access; empty means those of this machine"`
+	// Runner and Agent are the helper programs; empty means those beside the running
+	// program, or that program itself.
+	Runner string `yaml:"runner" json:"runner,omitempty" jsonschema:"description=path of sandboxer-runner; empty means beside the running program"`
+	Agent  string `yaml:"agent" json:"agent,omitempty" jsonschema:"description=path of sandboxer-agent; empty means beside the running program"`
+}
+
+// neverShown are directories that Paths may not open to sandboxes, with everything
+// below them.
+var neverShown = []string{"/", "/root", "/home", "/etc", "/run", "/var/run", "/proc", "/sys", "/dev", "/boot", "/var/lib"}
+
+// Validate implements the check of sandboxer.Typed.
+func (c *Config) Validate() error {
+	for _, p := range c.Paths {
+		if !filepath.IsAbs(p) || filepath.Clean(p) != p {
+			return sandboxer.E(sandboxer.Invalid, nil, "paths: %q is not a clean absolute path", p)
+		}
+		for _, n := range neverShown {
+			if p == n || n != "/" && len(p) > len(n) && p[:len(n)+1] == n+"/" {
+				return sandboxer.E(sandboxer.Invalid, nil, "paths: %s is never shown to a sandbox (it lies in %s)", p, n).
+					WithHint("copy what sandboxes need to a directory of its own, or use an image")
+			}
+		}
+	}
+	return nil
+}
+
+// Adapter is what package adapters lists.
+var Adapter = sandboxer.Typed(sandboxer.Adapter{
+	Kind:  "local",
+	Title: "gVisor on this machine",
+	Help: "Runs sandboxes on this machine in gVisor, a kernel in user space that is part of this program. " +
+		"Without an image a sandbox sees the machine's own programs, read-only, with a private writable layer.",
+	Isolation: []sandboxer.Isolation{sandboxer.IsolationGVisor},
+	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
+	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe,
+		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanCapacity, sandboxer.CanStats},
+	Inputs: []sandboxer.Input{
+		{Name: "repo", Help: "directory of this machine, copied into the workspace, or a git URL (https, http, git), cloned inside the sandbox"},
+		{Name: "ref", Help: "branch, tag or commit to check out when repo is a git URL"},
+		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
+	},
+}, Config{}, open)

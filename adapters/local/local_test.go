@@ -1,0 +1,127 @@
+//go:build linux
+
+package local
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/extensiontest"
+)
+
+// helpers is where TestMain builds the programs that gVisor starts. The test binary
+// cannot play their parts: with the race detector it is linked dynamically, and has
+// no libraries inside gVisor's empty root.
+var helpers string
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "sandboxer-local-")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		if err := os.Chmod(dir, 0o755); err != nil { // sandboxes look into it
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/",
+			"github.com/sand-boxer/sandboxer/cmd/sandboxer-runner", "github.com/sand-boxer/sandboxer/cmd/sandboxer-agent",
+			"github.com/sand-boxer/sandboxer/adapters/local/testdata/echo")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "building the helper programs: %v\n%s", err, out)
+			return 1
+		}
+		helpers = dir
+		return m.Run()
+	}())
+}
+
+// shortDir returns a directory with a short name: gVisor's sockets are in it.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sbx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unmountBelow(dir); err != nil {
+			t.Error(err)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func openIn(t testing.TB, dir, owner string) *engine {
+	t.Helper()
+	ext, err := Adapter.Open(t.Context(), sandboxer.Env{
+		Extension: "ext.local", Owner: owner, Dir: dir, Log: slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Decode: func(v any) error {
+			c := v.(*Config)
+			c.Runner, c.Agent = filepath.Join(helpers, "sandboxer-runner"), filepath.Join(helpers, "sandboxer-agent")
+			c.Paths = []string{helpers} // for the programs that tests run inside
+			return nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ext.(*engine)
+}
+
+type testWriter struct{ t testing.TB }
+
+func (w testWriter) Write(p []byte) (int, error) { w.t.Logf("%s", p); return len(p), nil }
+
+// needsGVisor skips where gVisor cannot run, and says why.
+func needsGVisor(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		if err := checkUserNamespaces(); err != nil {
+			t.Skipf("gVisor cannot run here: %v", err)
+		}
+	}
+}
+
+func TestConformance(t *testing.T) {
+	needsGVisor(t)
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	dir := shortDir(t)
+	enforces := []extensiontest.Feature{extensiontest.Disk, extensiontest.Network, extensiontest.Hostname}
+	if findCgroups("conformance").usable() {
+		enforces = append(enforces, extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs)
+	}
+	extensiontest.Run(t, extensiontest.Harness{
+		Open:     func(t *testing.T) sandboxer.Extension { return openIn(t, dir, "conformance") },
+		Spec:     sandboxer.Spec{Owner: "conformance"},
+		Want:     Adapter.Capabilities,
+		Enforces: enforces,
+		Kill: func(t *testing.T, h sandboxer.Handle) {
+			e := openIn(t, dir, "conformance")
+			defer e.Close()
+			b, err := e.hold(h.Ref)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Kill(b.c.SandboxPid(), unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Listen: func(port int) []string {
+			return []string{filepath.Join(helpers, "echo"), fmt.Sprintf("127.0.0.1:%d", port)}
+		},
+	})
+}

@@ -1,0 +1,648 @@
+//go:build linux
+
+package local
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/runsc/container"
+	"gvisor.dev/gvisor/runsc/specutils"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
+	"github.com/sand-boxer/sandboxer/agent"
+)
+
+const gatewayIP = "10.0.2.2" // usernet.Gateway, in the sandbox's resolv.conf
+
+// Provision implements sandboxer.Extension. The sandbox's record is written first and
+// marked ready last; whatever dies in between is found by Teardown, or torn down and
+// made anew by the next Provision.
+func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
+	src, err := e.check(spec)
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	name := boxName(spec.ID, spec.Generation)
+	h := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation, Host: "localhost", Ref: name}
+	unlock, err := e.lock(name)
+	if err != nil {
+		return h, err
+	}
+	defer unlock()
+	if rec, err := e.record(name); err == nil {
+		if _, err := e.hold(name); err == nil && rec.Ready {
+			return h, nil
+		}
+		if _, err := e.remove(name); err != nil {
+			return h, err
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		if _, err := e.remove(name); err != nil { // died while writing it
+			return h, err
+		}
+	}
+	select {
+	case e.slots <- struct{}{}:
+	case <-ctx.Done():
+		return h, ctx.Err()
+	}
+	b, err := func() (*box, error) {
+		defer func() { <-e.slots }()
+		return e.create(ctx, name, spec)
+	}()
+	if err == nil {
+		err = b.fill(ctx, src)
+	}
+	if err == nil && len(spec.Command) > 0 {
+		// A child of the agent: it outlives this broker.
+		_, err = b.agent.Start(ctx, sandboxer.Cmd{Args: spec.Command, Dir: b.rec.Workspace, User: b.rec.User}, "main")
+		if err != nil {
+			err = sandboxer.E(sandboxer.Failed, err, "the sandbox's command %q could not be started: %s", spec.Command[0], sandboxer.Message(err))
+		}
+	}
+	if err == nil {
+		b.rec.Ready = true
+		err = e.writeRecord(name, b.rec)
+	}
+	if err != nil {
+		_, rerr := e.remove(name)
+		return h, errors.Join(err, rerr)
+	}
+	return h, nil
+}
+
+// source is where a workspace's content comes from.
+type source struct {
+	dir string // of this machine
+	url string // of a git repository
+	ref string
+}
+
+// check refuses what cannot be done, before anything exists.
+func (e *engine) check(spec sandboxer.Spec) (source, error) {
+	var src source
+	if err := e.cgroups.check(spec.Limits); err != nil {
+		return src, err
+	}
+	if l := spec.Limits; l.MilliCPU < 0 || l.MemoryBytes < 0 || l.DiskBytes < 0 || l.PIDs < 0 {
+		return src, sandboxer.E(sandboxer.Invalid, nil, "a limit is negative")
+	}
+	if n := spec.Limits.MemoryBytes; n > 0 && n < minMemory {
+		return src, sandboxer.E(sandboxer.Invalid, nil, "a memory limit of %d bytes is too small for gVisor's own needs; the least is %d MiB", n, minMemory>>20)
+	}
+	if n := spec.Limits.PIDs; n > 0 && n < minPIDs {
+		return src, sandboxer.E(sandboxer.Invalid, nil, "a limit of %d processes is too small for the agent; the least is %d", n, minPIDs)
+	}
+	switch spec.Network.Mode {
+	case "", sandboxer.NetworkNone, sandboxer.NetworkPublic:
+	case sandboxer.NetworkAllow:
+		return src, sandboxer.E(sandboxer.Unsupported, nil, "%s cannot hold a sandbox to an allow list of destinations yet", e.env.Extension).
+			WithHint("use network: none or network: public")
+	default:
+		return src, sandboxer.E(sandboxer.Invalid, nil, "%q is not a network mode (want none or public)", spec.Network.Mode)
+	}
+	if len(spec.Mounts) > 0 {
+		return src, sandboxer.E(sandboxer.Unsupported, nil, "%s does not mount directories of this machine into a sandbox", e.env.Extension).
+			WithHint("give a directory as the repo input: it is copied")
+	}
+	if spec.Host != "" && spec.Host != "localhost" {
+		return src, sandboxer.E(sandboxer.Invalid, nil, "%s places sandboxes on localhost only, not on %q", e.env.Extension, spec.Host)
+	}
+	for k := range spec.Env {
+		if strings.HasPrefix(k, "SANDBOXER_AGENT_") {
+			return src, sandboxer.E(sandboxer.Invalid, nil, "environment variable %s is the agent's own", k)
+		}
+	}
+	if ws := spec.Workspace; ws != "" && (!path.IsAbs(ws) || path.Clean(ws) != ws || ws == "/" || reserved(ws)) {
+		return src, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the workspace: want a clean absolute path outside /dev, /proc, /sys and %s", ws, agentDir)
+	}
+	if spec.Image != "" {
+		if err := e.images.check(spec.Image); err != nil {
+			return src, err
+		}
+	}
+	return e.checkRepo(spec)
+}
+
+const (
+	minMemory = 64 << 20
+	minPIDs   = 32
+)
+
+func reserved(p string) bool {
+	for _, r := range []string{"/dev", "/proc", "/sys", agentDir} {
+		if p == r || strings.HasPrefix(p, r+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+func (e *engine) checkRepo(spec sandboxer.Spec) (source, error) {
+	repo, ref := spec.Inputs["repo"], spec.Inputs["ref"]
+	src := source{ref: ref}
+	isURL := strings.Contains(repo, "://")
+	switch {
+	case ref != "" && !isURL:
+		return src, sandboxer.E(sandboxer.Invalid, nil, "input ref needs a git URL as repo")
+	case strings.HasPrefix(ref, "-"):
+		return src, sandboxer.E(sandboxer.Invalid, nil, "input ref: %q is not a branch, tag or commit", ref)
+	case repo == "":
+		return src, nil
+	case isURL:
+		u, err := url.Parse(repo)
+		if err != nil || u.Host == "" || !slices.Contains([]string{"https", "http", "git"}, u.Scheme) {
+			return src, sandboxer.E(sandboxer.Invalid, nil, "input repo: %q is not an https, http or git URL", redactURL(repo))
+		}
+		if u.User != nil {
+			return src, sandboxer.E(sandboxer.Invalid, nil, "input repo: the URL contains credentials, which would be stored and shown").
+				WithHint("clone the repository yourself and give its directory")
+		}
+		if spec.Network.Mode != sandboxer.NetworkPublic {
+			return src, sandboxer.E(sandboxer.Invalid, nil, "input repo: cloning %s needs a network, and the sandbox has none", repo).
+				WithHint("ask for network public, or give a local directory")
+		}
+		src.url = repo
+		return src, nil
+	}
+	if !filepath.IsAbs(repo) {
+		return src, sandboxer.E(sandboxer.Invalid, nil, "input repo: %q is neither an absolute directory nor a git URL", repo).
+			WithHint("the command line makes a directory absolute; over HTTP give the full path on the server's machine")
+	}
+	fi, err := os.Stat(repo)
+	if err != nil {
+		return src, sandboxer.E(sandboxer.Invalid, err, "input repo: directory %s cannot be read on this machine", repo)
+	}
+	if !fi.IsDir() {
+		return src, sandboxer.E(sandboxer.Invalid, nil, "input repo: %s is not a directory", repo)
+	}
+	src.dir = repo
+	return src, nil
+}
+
+func redactURL(s string) string {
+	if u, err := url.Parse(s); err == nil {
+		return u.Redacted()
+	}
+	scheme, _, _ := strings.Cut(s, "://")
+	return scheme + "://…"
+}
+
+// create makes and starts the sandbox itself, without its workspace's content.
+func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec) (*box, error) {
+	rec := record{
+		Owner: spec.Owner, SandboxID: spec.ID, Generation: spec.Generation, Image: spec.Image,
+		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User,
+	}
+	if rec.Workspace == "" {
+		rec.Workspace = workspaceDefault
+	}
+	var img *image
+	var skel *skeleton
+	if spec.Image == "" {
+		var err error
+		if skel, err = e.skeleton(); err != nil {
+			return nil, err
+		}
+		rec.Skeleton = skel.digest
+	} else {
+		var err error
+		if img, err = e.images.get(ctx, spec.Image); err != nil {
+			return nil, err
+		}
+		if spec.User == "" {
+			rec.User = img.user
+		}
+		if spec.Workspace == "" && img.workdir != "" && img.workdir != "/" {
+			rec.Workspace = img.workdir
+		}
+	}
+	if err := os.MkdirAll(e.dir("box", name, "layer"), 0o700); err != nil {
+		return nil, diskError(err, "making the sandbox's directory")
+	}
+	if err := e.writeRecord(name, rec); err != nil {
+		return nil, diskError(err, "writing the sandbox's record")
+	}
+	conf, err := e.conf(name, spec.Limits, img != nil)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "configuring gVisor failed")
+	}
+	dir, err := e.bundle(name, spec, skel, img)
+	if err != nil {
+		return nil, diskError(err, "writing the sandbox's bundle")
+	}
+	ociSpec, err := specutils.ReadSpec(dir, conf)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "gVisor does not accept the sandbox's bundle")
+	}
+	if err := e.cgroups.make(name, spec.Limits); err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the sandbox's control groups cannot be set up")
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	c, err := container.New(conf, container.Args{ID: name, Spec: ociSpec, BundleDir: dir})
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "gVisor could not create the sandbox")
+	}
+	var link *usernet.Net
+	if rec.Network.Mode == sandboxer.NetworkPublic {
+		if link, err = e.link(); err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "the sandbox's network could not be made")
+		}
+	}
+	// Moving processes into control groups takes one long wait of the kernel, and no
+	// processor time: it goes on while the sandbox starts. A second look then catches
+	// what started before the first had its effect.
+	attached := make(chan error, 1)
+	go func() { attached <- e.cgroups.attach(name, []int{c.SandboxPid(), int(c.GoferPid.Load())}) }()
+	var guest *os.File
+	if link != nil {
+		guest = link.Guest()
+	}
+	err = start(c, conf, guest)
+	if aerr := <-attached; err == nil && aerr != nil {
+		err = aerr
+	}
+	if err == nil && e.cgroups.usable() {
+		var late []int
+		for _, pid := range processTree(c.SandboxPid(), int(c.GoferPid.Load())) {
+			if !e.cgroups.inside(name, pid) {
+				late = append(late, pid)
+			}
+		}
+		err = e.cgroups.attach(name, late)
+	}
+	if link != nil {
+		link.CloseGuest()
+	}
+	if err != nil {
+		if link != nil {
+			link.Close()
+		}
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "gVisor could not start the sandbox")
+	}
+	b := e.keep(name, rec, c)
+	b.mu.Lock()
+	b.net = link
+	b.mu.Unlock()
+	return b, nil
+}
+
+// link makes a network link with the policy for public networks.
+func (e *engine) link() (*usernet.Net, error) {
+	resolvers := e.cfg.DNS
+	if len(resolvers) == 0 {
+		resolvers = usernet.HostResolvers()
+	}
+	return usernet.New(usernet.Options{Allow: usernet.Public(), Resolvers: resolvers})
+}
+
+// reconnect gives sandboxes that outlived a former broker process their network
+// again. Open connections are lost, as with any change of network.
+func (e *engine) reconnect() error {
+	names, err := e.names()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range names {
+		rec, err := e.record(name)
+		if err != nil || rec.Network.Mode != sandboxer.NetworkPublic {
+			continue
+		}
+		b, err := e.hold(name)
+		if err != nil {
+			continue
+		}
+		n, err := e.link()
+		if err == nil {
+			rec.Plugs++
+			if err = e.writeRecord(name, rec); err == nil {
+				err = plug(b.c, n.Guest(), fmt.Sprintf("eth%d", rec.Plugs))
+			}
+			n.CloseGuest()
+			if err != nil {
+				n.Close()
+			}
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("sandbox %s: %w", name, err))
+			continue
+		}
+		b.mu.Lock()
+		b.net, b.rec = n, rec
+		b.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+// fill brings the workspace's content into the sandbox. It is extracted or cloned
+// inside, where a hostile archive or repository can only harm its own sandbox.
+func (b *box) fill(ctx context.Context, src source) error {
+	ws := b.rec.Workspace
+	switch {
+	case src.dir != "":
+		return b.copyIn(ctx, src.dir)
+	case src.url != "":
+		args := []string{"git", "-c", "protocol.allow=never", "-c", "protocol.https.allow=always", "-c", "protocol.http.allow=always",
+			"-c", "protocol.git.allow=always", "clone", "--quiet", "--", src.url, ws}
+		if err := b.git(ctx, "/", args...); err != nil {
+			return err
+		}
+		if src.ref != "" {
+			return b.git(ctx, ws, "git", "-c", "advice.detachedHead=false", "checkout", "--quiet", src.ref, "--")
+		}
+		return nil
+	case ws != workspaceDefault || b.rec.Image != "":
+		return b.must(ctx, bytes.NewReader(make([]byte, 1024)), "making the workspace", "/", agentPath, "untar", ws) // an empty archive
+	}
+	return nil
+}
+
+func (b *box) git(ctx context.Context, dir string, args ...string) error {
+	return b.must(ctx, nil, "cloning the repository", dir, args...)
+}
+
+// must runs a command of ours inside the sandbox and turns a failure into an error
+// with the end of what it printed.
+func (b *box) must(ctx context.Context, stdin io.Reader, what, dir string, args ...string) error {
+	var out tail
+	x, err := b.exec(ctx, sandboxer.Cmd{Args: args, Dir: dir, User: "root", Stdin: stdin, Stdout: &out, Stderr: &out,
+		Env: map[string]string{"GIT_TERMINAL_PROMPT": "0"}})
+	if err != nil {
+		return err
+	}
+	if x.Code != 0 {
+		kind := sandboxer.Failed
+		if strings.Contains(out.String(), "No space left on device") {
+			kind = sandboxer.Exhausted
+		}
+		return sandboxer.E(kind, nil, "%s failed inside the sandbox (exit %d): %s", what, x.Code, out.String())
+	}
+	return nil
+}
+
+// tail keeps the last kilobyte written to it.
+type tail struct{ b []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.b = append(t.b, p...)
+	if len(t.b) > 1024 {
+		t.b = append([]byte(nil), t.b[len(t.b)-1024:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	return string(bytes.ToValidUTF8(bytes.TrimSpace(t.b), []byte("?")))
+}
+
+// diskError classifies a failure to write state.
+func diskError(err error, what string) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return sandboxer.E(sandboxer.Exhausted, err, "%s failed: the disk is full", what)
+	}
+	return sandboxer.E(sandboxer.Unavailable, err, "%s failed", what)
+}
+
+// WaitReady implements sandboxer.Extension.
+func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
+	if err := ctx.Err(); err != nil {
+		return sandboxer.Reachability{}, err
+	}
+	name, err := e.find(h)
+	if err != nil {
+		return sandboxer.Reachability{}, err
+	}
+	// Provision holds this lock until the workspace is there.
+	unlock, err := e.lock(name)
+	if err != nil {
+		return sandboxer.Reachability{}, err
+	}
+	defer unlock()
+	b, err := e.hold(name)
+	if err != nil {
+		return sandboxer.Reachability{}, err
+	}
+	rec, err := e.record(name)
+	if err != nil || !rec.Ready {
+		return sandboxer.Reachability{}, sandboxer.E(sandboxer.Unavailable, err, "the sandbox was not completed; it has to be provisioned again")
+	}
+	return sandboxer.Reachability{
+		Host: "localhost", RemoteDir: b.rec.Workspace,
+		Extra: map[string]string{"gvisor": name},
+	}, nil
+}
+
+// find returns the name of h's sandbox; without a generation, that of the newest.
+func (e *engine) find(h sandboxer.Handle) (string, error) {
+	if h.Generation > 0 {
+		return boxName(h.SandboxID, h.Generation), nil
+	}
+	gens, err := e.generations(h.SandboxID)
+	if err != nil {
+		return "", err
+	}
+	if len(gens) == 0 {
+		return "", sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s on this machine", h.SandboxID)
+	}
+	return boxName(h.SandboxID, gens[len(gens)-1]), nil
+}
+
+// generations lists the incarnations of id of which anything exists, oldest first.
+func (e *engine) generations(id string) ([]int, error) {
+	names, err := e.names()
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "the state directory of %s cannot be read", e.env.Extension)
+	}
+	var gens []int
+	for _, n := range names {
+		if i, g, ok := parseBoxName(n); ok && i == id {
+			gens = append(gens, g)
+		}
+	}
+	slices.Sort(gens)
+	return gens, nil
+}
+
+// Teardown implements sandboxer.Extension.
+func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.CleanupReport, error) {
+	var report sandboxer.CleanupReport
+	gens := []int{h.Generation}
+	if h.Generation == 0 {
+		var err error
+		if gens, err = e.generations(h.SandboxID); err != nil {
+			return report, err
+		}
+	}
+	for _, g := range gens {
+		name := boxName(h.SandboxID, g)
+		removed, err := func() ([]string, error) {
+			unlock, err := e.lock(name)
+			if err != nil {
+				return nil, err
+			}
+			defer unlock()
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			return e.remove(name)
+		}()
+		report.Removed = append(report.Removed, removed...)
+		if err != nil {
+			return report, err
+		}
+	}
+	return report, nil
+}
+
+// remove ends everything that carries name, in whatever condition it is: gVisor's
+// container, processes that no state mentions, control groups, and last the
+// directory, whose presence says that something may be left.
+func (e *engine) remove(name string) (removed []string, err error) {
+	e.drop(name)
+	c, err := container.Load(e.dir("run"), container.FullID{SandboxID: name, ContainerID: name}, container.LoadOpts{Exact: true, SkipCheck: true})
+	switch {
+	case err == nil:
+		if err := c.Destroy(); err != nil {
+			// The processes are dealt with below; what remains of its state, too.
+			if e.env.Log != nil {
+				e.env.Log.Debug("gVisor's own cleanup failed", "sandbox", name, "err", err)
+			}
+		}
+		removed = append(removed, "sandbox "+name)
+	case !errors.Is(err, os.ErrNotExist) && e.env.Log != nil:
+		e.env.Log.Debug("unreadable gVisor state is removed", "sandbox", name, "err", err)
+	}
+	if pids := e.processes()[name]; len(pids) > 0 {
+		if err := killAll(pids); err != nil {
+			return removed, sandboxer.E(sandboxer.Unavailable, err, "a process of sandbox %s does not end", name)
+		}
+		removed = append(removed, fmt.Sprintf("%d stray processes", len(pids)))
+	}
+	files, err := filepath.Glob(e.dir("run", "*"+globEscape(name)+"*"))
+	if err != nil {
+		return removed, sandboxer.E(sandboxer.Internal, err, "gVisor's state of sandbox %s cannot be listed", name)
+	}
+	for _, f := range files {
+		if stateOf(filepath.Base(f), name) {
+			if err := os.RemoveAll(f); err != nil {
+				return removed, sandboxer.E(sandboxer.Unavailable, err, "gVisor's state of sandbox %s cannot be removed", name)
+			}
+		}
+	}
+	gone, err := e.cgroups.remove(name)
+	if err != nil {
+		return removed, sandboxer.E(sandboxer.Unavailable, err, "the control groups of sandbox %s cannot be removed", name)
+	}
+	if gone {
+		removed = append(removed, "control groups")
+	}
+	dir := e.dir("box", name)
+	if _, err := os.Lstat(dir); err == nil {
+		if err := os.RemoveAll(dir); err != nil {
+			return removed, sandboxer.E(sandboxer.Unavailable, err, "the directory of sandbox %s cannot be removed", name)
+		}
+		removed = append(removed, "directory")
+	}
+	return removed, nil
+}
+
+// stateOf reports whether file, in gVisor's state directory, belongs to name: a
+// state or lock file "<name>_sandbox:<name>.…" or a socket "runsc-<name>.sock".
+func stateOf(file, name string) bool {
+	return strings.HasPrefix(file, name+"_sandbox:"+name+".") || strings.HasPrefix(file, "runsc-"+name+".")
+}
+
+// killAll kills processes and waits until they are gone, or dead and waiting for a
+// parent that is not us.
+func killAll(pids []int) error {
+	for _, pid := range pids {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for _, pid := range pids {
+		for {
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // if it is our child
+			f, ok := statFields(pid)
+			if !ok || f[0] == "Z" || f[0] == "X" {
+				break
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("process %d is still there (state %s)", pid, f[0])
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+func globEscape(s string) string {
+	return strings.NewReplacer("*", "\\*", "?", "\\?", "[", "\\[").Replace(s)
+}
+
+// ListRunning implements sandboxer.Lister.
+func (e *engine) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
+	return func(yield func(sandboxer.Handle, error) bool) {
+		names, err := e.names()
+		if err != nil {
+			yield(sandboxer.Handle{}, sandboxer.E(sandboxer.Internal, err, "the state directory of %s cannot be read", e.env.Extension))
+			return
+		}
+		for _, n := range names {
+			if err := ctx.Err(); err != nil {
+				yield(sandboxer.Handle{}, err)
+				return
+			}
+			id, g, _ := parseBoxName(n)
+			// Without a record (a create died first) the state directory tells the owner:
+			// it is this installation's alone.
+			by := e.env.Owner
+			if rec, err := e.record(n); err == nil {
+				by = rec.Owner
+			}
+			if by != owner {
+				continue
+			}
+			if !yield(sandboxer.Handle{SandboxID: id, Generation: g, Host: "localhost", Ref: n}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// copyIn copies a directory of this machine into the workspace, as a tar stream that
+// the agent's program unpacks inside.
+func (b *box) copyIn(ctx context.Context, dir string) error {
+	r, w := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		err := agent.Tar(w, dir)
+		packed <- err
+		w.CloseWithError(err)
+	}()
+	err := b.must(ctx, r, "copying "+dir+" into the workspace", "/", agentPath, "untar", b.rec.Workspace)
+	r.Close() // if the command left early, the packer must not wait for a reader
+	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
+		return sandboxer.E(sandboxer.Invalid, perr, "input repo: %s cannot be read whole: %v", dir, perr)
+	}
+	return err
+}

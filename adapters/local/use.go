@@ -1,0 +1,547 @@
+//go:build linux
+
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"crypto/rand"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/sentry/control"
+	"gvisor.dev/gvisor/pkg/sentry/kernel/auth"
+	"gvisor.dev/gvisor/runsc/config"
+	"gvisor.dev/gvisor/runsc/specutils"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// of returns this process's hold on h's sandbox.
+func (e *engine) of(h sandboxer.Handle) (*box, error) {
+	name, err := e.find(h)
+	if err != nil {
+		return nil, err
+	}
+	return e.hold(name)
+}
+
+// Exec implements sandboxer.Execer. Commands without a terminal are started by
+// gVisor directly, with pipes of ours as their streams; terminals belong to the
+// agent, inside, where job control and signals are the guest kernel's own.
+func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	b, err := e.of(h)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	if cmd.Dir == "" {
+		cmd.Dir = b.rec.Workspace
+	} else if cmd.Dir != b.rec.Workspace {
+		// gVisor starts a command in a file if told so.
+		if fi, err := b.agent.StatFile(ctx, cmd.Dir); err == nil && !fi.Mode.IsDir() && fi.Mode&fs.ModeSymlink == 0 {
+			return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "working directory %s is not a directory", cmd.Dir)
+		}
+	}
+	if cmd.User == "" {
+		cmd.User = b.rec.User
+	}
+	var x sandboxer.Exit
+	if cmd.TTY != nil {
+		x, err = b.agent.Exec(ctx, cmd)
+	} else {
+		x, err = b.exec(ctx, cmd)
+	}
+	if err != nil && !alive(b.name, b.c.SandboxPid()) {
+		e.drop(b.name)
+		return x, e.gone(b.name)
+	}
+	return x, err
+}
+
+// execMark is the environment variable by which a command and all it started are
+// found when it is cancelled.
+const execMark = "SANDBOXER_EXEC"
+
+func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	who, err := b.user(cmd.User)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	mark := rand.Text()
+	args := &control.ExecArgs{
+		Argv:             cmd.Args,
+		Envv:             b.environ(cmd.Env, who, mark),
+		WorkingDirectory: cmd.Dir,
+		KUID:             auth.KUID(who.uid),
+		KGID:             auth.KGID(who.gid),
+		NoNewPrivileges:  true,
+		Capabilities:     capabilities(who.uid == 0),
+	}
+	s, err := newStreams(cmd)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	args.FilePayload = control.NewFilePayload(s.guest, nil)
+	pid, err := b.c.Execute(execConf, args)
+	s.closeGuest()
+	if err != nil {
+		s.abort()
+		return b.notStarted(ctx, cmd, err)
+	}
+	s.start(cmd)
+
+	type result struct {
+		status unix.WaitStatus
+		err    error
+	}
+	ended := make(chan result, 1)
+	go func() {
+		ws, err := b.c.WaitPID(pid)
+		ended <- result{ws, err}
+	}()
+	signals := cmd.Signals
+	for {
+		select {
+		case r := <-ended:
+			werr := s.finish()
+			if r.err != nil {
+				return sandboxer.Exit{}, sandboxer.E(sandboxer.Unavailable, r.err, "the command's end could not be observed")
+			}
+			if werr != nil {
+				return sandboxer.Exit{}, werr
+			}
+			return exitOf(r.status), nil
+		case sig, ok := <-signals:
+			if !ok {
+				signals = nil
+				continue
+			}
+			if n, ok := sig.(syscall.Signal); ok {
+				_ = b.c.SignalProcess(unix.Signal(n), pid) // it may have just ended
+			}
+		case <-s.broken: // nobody reads the output any more
+			b.kill(mark, pid)
+			<-ended
+			return sandboxer.Exit{}, s.finish()
+		case <-ctx.Done():
+			b.kill(mark, pid)
+			<-ended
+			s.abort()
+			return sandboxer.Exit{}, sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the command was ended because its caller left or its time was up")
+		}
+	}
+}
+
+// execConf is the part of gVisor's configuration that starting a command reads: as
+// rootless, it leaves the owner of the streams alone, which may be the machine's
+// /dev/null.
+var execConf = &config.Config{Rootless: true}
+
+// environ is the environment of a command: the sandbox's, the user's, the caller's.
+func (b *box) environ(extra map[string]string, who identity, mark string) []string {
+	env := slices.Clone(b.env)
+	if who.name != "" {
+		env = mergeEnv(env, []string{"USER=" + who.name, "LOGNAME=" + who.name})
+	}
+	if who.uid != 0 || !slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") }) {
+		env = mergeEnv(env, []string{"HOME=" + who.home})
+	}
+	for k, v := range extra {
+		env = mergeEnv(env, []string{k + "=" + v})
+	}
+	return append(env, execMark+"="+mark)
+}
+
+func capabilities(root bool) *auth.TaskCapabilities {
+	set := &specs.LinuxCapabilities{Bounding: guestCapabilities}
+	if root {
+		set.Effective, set.Permitted = guestCapabilities, guestCapabilities
+	}
+	caps, err := specutils.Capabilities(false, set)
+	if err != nil {
+		return &auth.TaskCapabilities{} // none; the names above are constants that gVisor knows
+	}
+	return caps
+}
+
+// notStarted turns gVisor's refusal to start a command into what a shell would say.
+func (b *box) notStarted(ctx context.Context, cmd sandboxer.Cmd, err error) (sandboxer.Exit, error) {
+	text := err.Error()
+	if !alive(b.name, b.c.SandboxPid()) {
+		return sandboxer.Exit{}, sandboxer.E(sandboxer.NotFound, err, "the sandbox ended")
+	}
+	if cmd.Dir != "" {
+		if fi, serr := b.agent.StatFile(ctx, cmd.Dir); errors.Is(serr, sandboxer.NotFound) || serr == nil && !fi.Mode.IsDir() && fi.Mode&fs.ModeSymlink == 0 {
+			return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, err, "working directory %s does not exist in the sandbox", cmd.Dir)
+		}
+	}
+	say := func(code int, why string) (sandboxer.Exit, error) {
+		if cmd.Stderr != nil {
+			fmt.Fprintf(cmd.Stderr, "sandboxer: %s: %s\n", cmd.Args[0], why)
+		}
+		return sandboxer.Exit{Code: code}, nil
+	}
+	switch {
+	case strings.Contains(text, "permission denied") || strings.Contains(text, "exec format error") || strings.Contains(text, "is a directory"):
+		return say(126, "cannot be executed")
+	case strings.Contains(text, "no such file") || strings.Contains(text, "not a directory") || strings.Contains(text, "not found"):
+		return say(127, "command not found")
+	}
+	return sandboxer.Exit{}, sandboxer.E(sandboxer.Unavailable, err, "the command could not be started")
+}
+
+func exitOf(ws unix.WaitStatus) sandboxer.Exit {
+	if ws.Signaled() {
+		return sandboxer.Exit{Code: 128 + int(ws.Signal()), Signal: strings.TrimPrefix(unix.SignalName(ws.Signal()), "SIG")}
+	}
+	return sandboxer.Exit{Code: ws.ExitStatus()}
+}
+
+// kill ends a command and everything it started. What carries its mark, or belongs to
+// its session, is found inside, by the agent's program: a process may have left the
+// tree, but takes its environment along.
+func (b *box) kill(mark string, pid int32) {
+	_ = b.c.SignalProcess(unix.SIGKILL, pid)
+	caps, err := specutils.Capabilities(false, &specs.LinuxCapabilities{
+		Bounding: killerCapabilities, Effective: killerCapabilities, Permitted: killerCapabilities})
+	if err != nil {
+		return
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return
+	}
+	defer null.Close()
+	killer, err := b.c.Execute(execConf, &control.ExecArgs{
+		Argv:         []string{agentPath, "kill-marked", execMark + "=" + mark, fmt.Sprint(pid)},
+		Envv:         []string{"PATH=" + defaultPath},
+		Capabilities: caps, NoNewPrivileges: true, WorkingDirectory: "/",
+		FilePayload: control.NewFilePayload(map[int]*os.File{0: null, 1: null, 2: null}, nil),
+	})
+	if err == nil {
+		_, _ = b.c.WaitPID(killer)
+	}
+}
+
+var killerCapabilities = []string{"CAP_KILL", "CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}
+
+// streams connect a command's files with the caller's readers and writers.
+type streams struct {
+	guest  map[int]*os.File // the command's ends
+	stdin  *os.File         // our ends; nil where there is none
+	out    []*outStream
+	broken chan struct{} // closed when a writer fails
+	werr   error
+}
+
+type outStream struct {
+	f     *os.File
+	w     io.Writer
+	ended chan struct{} // the command ended: no more will come than what is there
+	done  chan struct{}
+	err   error
+}
+
+const (
+	pipeSize = 1 << 20 // what an ordinary user may ask for; fewer switches between writer and reader
+	copySize = 256 << 10
+)
+
+func newStreams(cmd sandboxer.Cmd) (*streams, error) {
+	s := &streams{guest: map[int]*os.File{}, broken: make(chan struct{})}
+	ok := false
+	defer func() {
+		if !ok {
+			s.closeGuest()
+			s.abort()
+		}
+	}()
+	if cmd.Stdin != nil {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "no pipe for the command's input")
+		}
+		s.guest[0], s.stdin = r, w
+	}
+	for i, w := range []io.Writer{cmd.Stdout, cmd.Stderr} {
+		if w == nil {
+			continue
+		}
+		r, g, err := os.Pipe()
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "no pipe for the command's output")
+		}
+		_, _ = unix.FcntlInt(g.Fd(), unix.F_SETPIPE_SZ, pipeSize)
+		s.guest[i+1] = g
+		s.out = append(s.out, &outStream{f: r, w: w, ended: make(chan struct{}), done: make(chan struct{})})
+	}
+	for i := range 3 {
+		if s.guest[i] == nil {
+			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+			if err != nil {
+				return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot be opened", os.DevNull)
+			}
+			s.guest[i] = null
+		}
+	}
+	ok = true
+	return s, nil
+}
+
+func (s *streams) closeGuest() {
+	for _, f := range s.guest {
+		f.Close()
+	}
+	s.guest = nil
+}
+
+// start begins to copy.
+func (s *streams) start(cmd sandboxer.Cmd) {
+	if s.stdin != nil {
+		// Not waited for: a reader may block for ever, and is the caller's to end.
+		go func(w *os.File) {
+			_, _ = io.Copy(w, cmd.Stdin)
+			w.Close()
+		}(s.stdin)
+	}
+	failed := make(chan struct{}, len(s.out))
+	for _, o := range s.out {
+		go func() {
+			defer close(o.done)
+			if o.err = o.copy(); o.err != nil {
+				failed <- struct{}{}
+			}
+		}()
+	}
+	if len(s.out) > 0 {
+		go func() {
+			for _, o := range s.out {
+				select {
+				case <-failed:
+					close(s.broken)
+					return
+				case <-o.done:
+				}
+			}
+			select {
+			case <-failed:
+				close(s.broken)
+			default:
+			}
+		}()
+	}
+}
+
+// copy moves output until its end. A command may leave something behind that keeps
+// the stream open; once the command itself ended, only what is already in the pipe
+// is taken.
+func (o *outStream) copy() error {
+	buf := make([]byte, copySize)
+	raw, err := o.f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for {
+		n, err := o.f.Read(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) { // finish says that it ended
+			again := true
+			for again {
+				n = 0
+				rerr := raw.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf) })
+				again = rerr == nil && err == nil && n > 0 || err == unix.EINTR
+				if n > 0 {
+					if _, err := o.w.Write(buf[:n]); err != nil {
+						return sandboxer.E(sandboxer.Canceled, err, "nobody reads the command's output any more")
+					}
+				}
+			}
+			return nil
+		}
+		if n > 0 {
+			if _, err := o.w.Write(buf[:n]); err != nil {
+				return sandboxer.E(sandboxer.Canceled, err, "nobody reads the command's output any more")
+			}
+		}
+		if err != nil {
+			return nil // the end
+		}
+	}
+}
+
+// drainTime is how long after a command's end its output may still be on its way
+// from other processes that share the stream.
+const drainTime = 20 * time.Millisecond
+
+// finish waits until the output of an ended command is delivered.
+func (s *streams) finish() error {
+	if s.stdin != nil {
+		s.stdin.Close()
+	}
+	var err error
+	for _, o := range s.out {
+		_ = o.f.SetReadDeadline(time.Now().Add(drainTime))
+		<-o.done
+		o.f.Close()
+		err = errors.Join(err, o.err)
+	}
+	return err
+}
+
+// abort closes our ends.
+func (s *streams) abort() {
+	if s.stdin != nil {
+		s.stdin.Close()
+	}
+	for _, o := range s.out {
+		o.f.Close()
+	}
+}
+
+// Dial implements sandboxer.Dialer.
+func (e *engine) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
+	b, err := e.of(h)
+	if err != nil {
+		return nil, err
+	}
+	return b.agent.Dial(ctx, port)
+}
+
+// IsAlive implements sandboxer.Prober.
+func (e *engine) IsAlive(_ context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
+	_, err := e.of(h)
+	switch {
+	case err == nil:
+		return sandboxer.Alive, nil
+	case errors.Is(err, sandboxer.NotFound):
+		return sandboxer.Gone, nil
+	}
+	return sandboxer.Unknown, err
+}
+
+// Discover implements sandboxer.Discoverer.
+func (e *engine) Discover(_ context.Context, id string) (sandboxer.Handle, error) {
+	name, err := e.find(sandboxer.Handle{SandboxID: id})
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	if _, err := e.hold(name); err != nil {
+		return sandboxer.Handle{}, err
+	}
+	rec, err := e.record(name)
+	if err != nil || !rec.Ready || rec.Owner != e.env.Owner {
+		return sandboxer.Handle{}, sandboxer.E(sandboxer.NotFound, err, "there is no complete sandbox %s on this machine", id)
+	}
+	return sandboxer.Handle{SandboxID: id, Generation: rec.Generation, Host: "localhost", Ref: name}, nil
+}
+
+// Capacity implements sandboxer.Capacitor.
+func (e *engine) Capacity(_ context.Context, host string) (sandboxer.Offer, error) {
+	if host != "" && host != "localhost" {
+		return sandboxer.Offer{}, sandboxer.E(sandboxer.NotFound, nil, "%s has no host %q", e.env.Extension, host)
+	}
+	mode := "root"
+	if !e.asRoot {
+		mode = "ordinary user"
+	}
+	o := sandboxer.Offer{Free: -1, Hosts: []string{"localhost"}, Attrs: map[string]string{"platform": "systrap", "runs_as": mode}}
+	if !e.cgroups.usable() {
+		o.Attrs["limits"] = e.cgroups.why
+	}
+	return o, nil
+}
+
+// Stats implements sandboxer.Statser.
+func (e *engine) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats, error) {
+	b, err := e.of(h)
+	if err != nil {
+		return sandboxer.Stats{}, err
+	}
+	s := sandboxer.Stats{At: time.Now().UTC(), DiskBytes: -1, DiskLimit: b.rec.Limits.DiskBytes, PIDs: -1, RxBytes: -1, TxBytes: -1}
+	s.CPU, s.MemoryBytes, s.MemoryLimit = e.cgroups.usage(b.name)
+	if procs, err := b.c.Processes(); err == nil {
+		s.PIDs = 0
+		for _, p := range procs {
+			s.PIDs += int64(max(1, len(p.Threads)))
+		}
+	}
+	if in, err := b.agent.Stats(ctx); err == nil {
+		s.DiskBytes = in.DiskBytes
+		if s.CPU < 0 {
+			s.CPU = in.CPU
+		}
+		if s.MemoryBytes < 0 {
+			s.MemoryBytes = in.MemoryBytes
+		}
+	}
+	return s, nil
+}
+
+// The file capabilities are the agent's.
+
+func (e *engine) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
+	b, err := e.of(h)
+	if err != nil {
+		return nil, err
+	}
+	return b.agent.ReadFile(ctx, name)
+}
+
+func (e *engine) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
+	b, err := e.of(h)
+	if err != nil {
+		return err
+	}
+	return b.agent.WriteFile(ctx, name, mode, r)
+}
+
+func (e *engine) StatFile(ctx context.Context, h sandboxer.Handle, name string) (sandboxer.FileInfo, error) {
+	b, err := e.of(h)
+	if err != nil {
+		return sandboxer.FileInfo{}, err
+	}
+	return b.agent.StatFile(ctx, name)
+}
+
+func (e *engine) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) iter.Seq2[sandboxer.FileInfo, error] {
+	b, err := e.of(h)
+	if err != nil {
+		return func(yield func(sandboxer.FileInfo, error) bool) { yield(sandboxer.FileInfo{}, err) }
+	}
+	return b.agent.ListFiles(ctx, dir)
+}
+
+func (e *engine) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
+	b, err := e.of(h)
+	if err != nil {
+		return err
+	}
+	return b.agent.MakeDir(ctx, dir)
+}
+
+func (e *engine) MoveFile(ctx context.Context, h sandboxer.Handle, from, to string) error {
+	b, err := e.of(h)
+	if err != nil {
+		return err
+	}
+	return b.agent.MoveFile(ctx, from, to)
+}
+
+func (e *engine) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) error {
+	b, err := e.of(h)
+	if err != nil {
+		return err
+	}
+	return b.agent.RemoveFile(ctx, name)
+}

@@ -1,0 +1,448 @@
+//go:build linux
+
+// Package usernet is the other end of a sandbox's network: one end of a socket pair
+// is the sandbox's eth0, the other feeds a TCP/IP stack in this process, whose
+// connections are dialled again from here. What a sandbox may reach is therefore
+// decided by Go code (Policy), the same for root and ordinary users, without
+// touching this machine's interfaces, routes or firewall.
+//
+// Every sandbox has the same addresses, so that copies of one need no renumbering.
+package usernet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/link/ethernet"
+	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+	"gvisor.dev/gvisor/pkg/urpc"
+	"gvisor.dev/gvisor/pkg/waiter"
+	"gvisor.dev/gvisor/runsc/boot"
+	"gvisor.dev/gvisor/runsc/config"
+)
+
+// Addresses on every sandbox's link. Gateway also answers DNS.
+var (
+	Guest   = netip.MustParseAddr("10.0.2.100")
+	Gateway = netip.MustParseAddr("10.0.2.2")
+)
+
+var (
+	guestMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 100}
+	gatewayMAC = net.HardwareAddr{2, 0, 0, 0, 0, 2}
+)
+
+const (
+	mtu     = 65520
+	nic     = 1
+	dnsPort = 53
+
+	// The receive window bounds what can be under way to us. Without it the link
+	// drops packets under load and uploads fall to a tenth.
+	rootWindow = 1 << 20
+	userWindow = 128 << 10 // where the socket's buffer cannot be forced
+	sendBuffer = 1 << 20
+	maxPending = 1024 // connections being opened
+	dialLimit  = 10 * time.Second
+	udpIdle    = 60 * time.Second
+)
+
+// Policy says what a sandbox may reach. It is asked for every connection and
+// datagram flow, with the address really dialled.
+type Policy func(network string, to netip.AddrPort) bool
+
+// Options configure a Net.
+type Options struct {
+	Allow Policy
+	// Resolvers are the DNS servers (host:port) that the gateway forwards to. They
+	// are not subject to Allow: the sandbox never addresses them itself.
+	Resolvers []string
+}
+
+// Net is the broker's end of one sandbox's link.
+type Net struct {
+	opts   Options
+	stack  *stack.Stack
+	link   *linkEndpoint
+	guest  *os.File
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+}
+
+// New makes a link. Guest returns the sandbox's end.
+func New(opts Options) (*Net, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("making the network link: %w", err)
+	}
+	guest, host := os.NewFile(uintptr(fds[0]), "sandbox-link"), os.NewFile(uintptr(fds[1]), "link")
+	window := rootWindow
+	for _, fd := range fds {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 4<<20); err != nil {
+			window = userWindow
+		}
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20)
+	}
+	// The sandbox's end goes to a process that expects to block on it.
+	if err := unix.SetNonblock(fds[0], false); err != nil {
+		return nil, errors.Join(err, guest.Close(), host.Close())
+	}
+	conn, err := net.FileConn(host)
+	host.Close()
+	if err != nil {
+		return nil, errors.Join(err, guest.Close())
+	}
+	s := stack.New(stack.Options{
+		// Without ARP the peer's hardware address stays zero.
+		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
+	})
+	n := &Net{opts: opts, stack: s, guest: guest, link: newLinkEndpoint(conn, mtu+header.EthernetMinimumSize, tcpip.LinkAddress(gatewayMAC))}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	if err := n.configure(window); err != nil {
+		n.Close()
+		return nil, err
+	}
+	return n, nil
+}
+
+func (n *Net) configure(window int) error {
+	s := n.stack
+	sack := tcpip.TCPSACKEnabled(true)
+	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: window, Max: window}
+	snd := tcpip.TCPSendBufferSizeRangeOption{Min: 4096, Default: sendBuffer, Max: 8 * sendBuffer}
+	for _, err := range []tcpip.Error{
+		s.SetTransportProtocolOption(tcp.ProtocolNumber, &sack),
+		s.SetTransportProtocolOption(tcp.ProtocolNumber, &rcv),
+		s.SetTransportProtocolOption(tcp.ProtocolNumber, &snd),
+		s.CreateNIC(nic, ethernet.New(n.link)),
+		s.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber,
+			AddressWithPrefix: tcpip.AddressWithPrefix{Address: addr(Gateway), PrefixLen: 24}}, stack.AddressProperties{}),
+		s.SetPromiscuousMode(nic, true), // take what is meant for any address
+		s.SetSpoofing(nic, true),        // and answer as that address
+		s.AddStaticNeighbor(nic, ipv4.ProtocolNumber, addr(Guest), tcpip.LinkAddress(guestMAC)),
+	} {
+		if err != nil {
+			return fmt.Errorf("setting up the network stack: %s", err)
+		}
+	}
+	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}})
+	s.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s, 0, maxPending, n.forwardTCP).HandlePacket)
+	s.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(s, n.forwardUDP).HandlePacket)
+	return nil
+}
+
+// Guest returns the sandbox's end of the link. It stays n's; CloseGuest closes our
+// copy once the sandbox has its own.
+func (n *Net) Guest() *os.File { return n.guest }
+
+// CloseGuest closes this process's copy of the sandbox's end.
+func (n *Net) CloseGuest() { n.guest.Close() }
+
+// Close cuts the link and every connection over it, and waits for them to end.
+func (n *Net) Close() {
+	n.mu.Lock()
+	done := n.closed
+	n.closed = true
+	n.mu.Unlock()
+	if done {
+		return
+	}
+	n.cancel()
+	n.guest.Close()
+	n.link.Close()
+	n.wg.Wait()
+	n.stack.RemoveNIC(nic)
+	n.stack.Close()
+	n.stack.Wait()
+}
+
+// spawn runs f unless n is closed; Close waits for it.
+func (n *Net) spawn(f func()) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return false
+	}
+	n.wg.Add(1)
+	go func() { defer n.wg.Done(); f() }()
+	return true
+}
+
+// target decides where a flow really goes: the policy's word, and the gateway's DNS.
+func (n *Net) target(network string, id stack.TransportEndpointID) (addrs []string, ok bool) {
+	ip, valid := netip.AddrFromSlice(id.LocalAddress.AsSlice())
+	if !valid {
+		return nil, false
+	}
+	to := netip.AddrPortFrom(ip.Unmap(), id.LocalPort)
+	if to.Addr() == Gateway {
+		return n.opts.Resolvers, to.Port() == dnsPort && len(n.opts.Resolvers) > 0
+	}
+	if n.opts.Allow == nil || !n.opts.Allow(network, to) {
+		return nil, false
+	}
+	return []string{to.String()}, true
+}
+
+func (n *Net) dial(network string, addrs []string) (conn net.Conn, err error) {
+	d := net.Dialer{Timeout: dialLimit}
+	for _, a := range addrs {
+		if conn, err = d.DialContext(n.ctx, network, a); err == nil {
+			return conn, nil
+		}
+	}
+	return nil, err
+}
+
+func (n *Net) forwardTCP(r *tcp.ForwarderRequest) {
+	addrs, ok := n.target("tcp", r.ID())
+	if !ok {
+		r.Complete(true) // a reset: the sandbox sees "connection refused" at once
+		return
+	}
+	if !n.spawn(func() {
+		out, err := n.dial("tcp", addrs)
+		if err != nil {
+			r.Complete(true)
+			return
+		}
+		var wq waiter.Queue
+		ep, terr := r.CreateEndpoint(&wq)
+		if terr != nil {
+			out.Close()
+			r.Complete(true)
+			return
+		}
+		r.Complete(false)
+		n.splice(gonet.NewTCPConn(&wq, ep), out, 0)
+	}) {
+		r.Complete(true)
+	}
+}
+
+func (n *Net) forwardUDP(r *udp.ForwarderRequest) bool {
+	addrs, ok := n.target("udp", r.ID())
+	if !ok {
+		return false // answered with "port unreachable"
+	}
+	var wq waiter.Queue
+	ep, terr := r.CreateEndpoint(&wq)
+	if terr != nil {
+		return true
+	}
+	in := gonet.NewUDPConn(&wq, ep)
+	if !n.spawn(func() {
+		out, err := n.dial("udp", addrs)
+		if err != nil {
+			in.Close()
+			return
+		}
+		n.splice(in, out, udpIdle)
+	}) {
+		in.Close()
+	}
+	return true
+}
+
+// splice copies both ways until both sides ended, one of them fails, nothing moved
+// for idle (if not 0), or n is closed.
+func (n *Net) splice(a, b net.Conn, idle time.Duration) {
+	stop := context.AfterFunc(n.ctx, func() { a.Close(); b.Close() })
+	defer stop()
+	defer a.Close()
+	defer b.Close()
+	done := make(chan struct{})
+	go func() { defer close(done); pipe(a, b, idle) }()
+	pipe(b, a, idle)
+	<-done
+}
+
+func pipe(dst, src net.Conn, idle time.Duration) {
+	buf := make([]byte, 64<<10)
+	for {
+		if idle > 0 {
+			_ = src.SetReadDeadline(time.Now().Add(idle))
+		}
+		k, err := src.Read(buf)
+		if k > 0 {
+			if _, werr := dst.Write(buf[:k]); werr != nil {
+				src.Close()
+				return
+			}
+		}
+		if err == nil {
+			continue
+		}
+		if c, ok := dst.(interface{ CloseWrite() error }); ok && errors.Is(err, io.EOF) {
+			_ = c.CloseWrite()
+		} else {
+			dst.Close()
+		}
+		return
+	}
+}
+
+// Links describes the sandbox's interfaces to gVisor: loopback, and, if link is not
+// nil, an Ethernet interface of that name on it.
+func Links(link *os.File, name string) *boot.CreateLinksAndRoutesArgs {
+	// Loopback is not a matter of course: without it there is no 127.0.0.1.
+	args := &boot.CreateLinksAndRoutesArgs{LoopbackLinks: []boot.LoopbackLink{boot.DefaultLoopbackLink}}
+	if link == nil {
+		return args
+	}
+	network := net.IPNet{IP: net.IP(Gateway.AsSlice()).Mask(net.CIDRMask(24, 32)), Mask: net.CIDRMask(24, 32)}
+	args.FilePayload = urpc.FilePayload{Files: []*os.File{link}}
+	args.FDBasedLinks = []boot.FDBasedLink{{
+		Name: name, MTU: mtu, NumChannels: 1, LinkAddress: guestMAC, QDisc: config.QDiscFIFO,
+		Addresses:         []boot.IPWithPrefix{{Address: Guest.AsSlice(), PrefixLen: 24}},
+		Routes:            []boot.Route{{Destination: network}},
+		Neighbors:         []boot.Neighbor{{IP: Gateway.AsSlice(), HardwareAddr: gatewayMAC}},
+		TXChecksumOffload: true, RXChecksumOffload: true,
+	}}
+	args.Defaultv4Gateway = boot.DefaultRoute{Name: name, Route: boot.Route{
+		Destination: net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, Gateway: Gateway.AsSlice()}}
+	return args
+}
+
+func addr(a netip.Addr) tcpip.Address { return tcpip.AddrFromSlice(a.AsSlice()) }
+
+// linkEndpoint is a link over a message-preserving connection. It exists because
+// gVisor's own descriptor-based endpoint makes descriptors that leak into children.
+type linkEndpoint struct {
+	conn  net.Conn
+	mtu   uint32
+	queue chan *stack.PacketBuffer // bounded: what does not fit is dropped, and TCP slows down
+	done  chan struct{}
+	once  sync.Once
+	wg    sync.WaitGroup
+
+	mu   sync.RWMutex
+	disp stack.NetworkDispatcher
+	mac  tcpip.LinkAddress
+}
+
+func newLinkEndpoint(c net.Conn, mtu uint32, mac tcpip.LinkAddress) *linkEndpoint {
+	return &linkEndpoint{conn: c, mtu: mtu, mac: mac, queue: make(chan *stack.PacketBuffer, 1024), done: make(chan struct{})}
+}
+
+func (l *linkEndpoint) MTU() uint32                             { return l.mtu }
+func (l *linkEndpoint) SetMTU(uint32)                           {}
+func (l *linkEndpoint) MaxHeaderLength() uint16                 { return 0 }
+func (l *linkEndpoint) LinkAddress() tcpip.LinkAddress          { return l.mac }
+func (l *linkEndpoint) SetLinkAddress(tcpip.LinkAddress)        {}
+func (l *linkEndpoint) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareEther }
+func (l *linkEndpoint) AddHeader(*stack.PacketBuffer)           {}
+func (l *linkEndpoint) ParseHeader(*stack.PacketBuffer) bool    { return true }
+func (l *linkEndpoint) SetOnCloseAction(func())                 {}
+func (l *linkEndpoint) Wait()                                   { l.wg.Wait() }
+
+func (l *linkEndpoint) Capabilities() stack.LinkEndpointCapabilities {
+	return stack.CapabilityRXChecksumOffload | stack.CapabilityTXChecksumOffload
+}
+
+func (l *linkEndpoint) IsAttached() bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.disp != nil
+}
+
+func (l *linkEndpoint) Attach(d stack.NetworkDispatcher) {
+	l.mu.Lock()
+	first := l.disp == nil
+	l.disp = d
+	l.mu.Unlock()
+	if first && d != nil {
+		l.wg.Add(2)
+		go l.read()
+		go l.write()
+	}
+}
+
+func (l *linkEndpoint) Close() {
+	l.once.Do(func() {
+		close(l.done)
+		l.conn.Close()
+	})
+}
+
+func (l *linkEndpoint) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
+	n := 0
+	for _, p := range pkts.AsSlice() {
+		p.IncRef()
+		select {
+		case l.queue <- p:
+			n++
+		default:
+			p.DecRef()
+			return n, &tcpip.ErrNoBufferSpace{}
+		}
+	}
+	return n, nil
+}
+
+func (l *linkEndpoint) write() {
+	defer l.wg.Done()
+	buf := make([]byte, 0, l.mtu)
+	for {
+		select {
+		case <-l.done:
+			for {
+				select {
+				case p := <-l.queue:
+					p.DecRef()
+				default:
+					return
+				}
+			}
+		case p := <-l.queue:
+			buf = buf[:0]
+			for _, s := range p.AsSlices() {
+				buf = append(buf, s...)
+			}
+			p.DecRef()
+			_, _ = l.conn.Write(buf) // a failure ends the reader too, which reports nothing: the sandbox is gone
+		}
+	}
+}
+
+func (l *linkEndpoint) read() {
+	defer l.wg.Done()
+	buf := make([]byte, l.mtu)
+	for {
+		n, err := l.conn.Read(buf)
+		if err != nil || n == 0 {
+			return
+		}
+		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(append([]byte(nil), buf[:n]...))})
+		pkt.RXChecksumValidated = true
+		l.mu.RLock()
+		d := l.disp
+		l.mu.RUnlock()
+		if d != nil {
+			d.DeliverNetworkPacket(0, pkt)
+		}
+		pkt.DecRef()
+	}
+}

@@ -1,0 +1,160 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A donateListener accepts connections that are handed to it whole: open sockets,
+// sent as descriptors over a Unix socket that only root of the sandbox can reach.
+// Their other ends are outside. An adapter that can start a program inside with open
+// files gets a wire to the agent this way that needs no network and passes through
+// nothing else; "donate" is that program.
+type donateListener struct {
+	sock  *net.UnixListener
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+	wg    sync.WaitGroup
+}
+
+const (
+	donatePrefix = "donate:"
+	maxDonation  = 64 // descriptors in one message
+	firstDonated = 3  // descriptor number; the standard streams come before
+)
+
+func listenDonated(path string) (net.Listener, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	sock, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, sock.Close())
+	}
+	l := &donateListener{sock: sock, conns: make(chan net.Conn, maxDonation), done: make(chan struct{})}
+	l.wg.Go(l.receive)
+	return l, nil
+}
+
+func (l *donateListener) receive() {
+	for {
+		c, err := l.sock.AcceptUnix()
+		if err != nil {
+			return
+		}
+		l.wg.Go(func() {
+			defer c.Close()
+			for _, conn := range receiveConns(c) {
+				select {
+				case l.conns <- conn:
+				case <-l.done:
+					conn.Close()
+				}
+			}
+		})
+	}
+}
+
+// receiveConns reads one message and returns the sockets in it.
+func receiveConns(c *net.UnixConn) (conns []net.Conn) {
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	oob := make([]byte, unix.CmsgSpace(4*maxDonation))
+	_, n, _, _, err := c.ReadMsgUnix(make([]byte, 1), oob)
+	if err != nil {
+		return nil
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil {
+		return nil
+	}
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			f := os.NewFile(uintptr(fd), "donated")
+			if conn, err := net.FileConn(f); err == nil {
+				conns = append(conns, conn)
+			}
+			f.Close()
+		}
+	}
+	return conns
+}
+
+func (l *donateListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *donateListener) Close() error {
+	var err error
+	l.once.Do(func() {
+		close(l.done)
+		err = l.sock.Close()
+		l.wg.Wait()
+		for {
+			select {
+			case c := <-l.conns:
+				c.Close()
+			default:
+				return
+			}
+		}
+	})
+	return err
+}
+
+func (l *donateListener) Addr() net.Addr { return l.sock.Addr() }
+
+// runDonate hands its open descriptors, from 3 on, to the agent that listens at a
+// path. The agent may still be starting: it is waited for.
+func runDonate(args []string) int {
+	if len(args) != 2 {
+		fmt.Fprintln(os.Stderr, "sandboxer-agent: donate needs a socket path and a number of descriptors")
+		return 2
+	}
+	count, err := strconv.Atoi(args[1])
+	if err != nil || count < 1 || count > maxDonation {
+		fmt.Fprintf(os.Stderr, "sandboxer-agent: donate %q: want 1 to %d descriptors\n", args[1], maxDonation)
+		return 2
+	}
+	fds := make([]int, count)
+	for i := range fds {
+		fds[i] = firstDonated + i
+	}
+	conn, err := dialSoon(args[0], 10*time.Second)
+	if err == nil {
+		_, _, err = conn.WriteMsgUnix([]byte{0}, unix.UnixRights(fds...), nil)
+		conn.Close()
+	}
+	return report(err)
+}
+
+// dialSoon connects to the Unix socket at path, which may be about to appear.
+func dialSoon(path string, limit time.Duration) (*net.UnixConn, error) {
+	for began := time.Now(); ; time.Sleep(2 * time.Millisecond) {
+		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+		if err == nil || time.Since(began) > limit || !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ECONNREFUSED) {
+			return conn, err
+		}
+	}
+}
