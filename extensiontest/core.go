@@ -3,6 +3,7 @@ package extensiontest
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"reflect"
 	"runtime"
