@@ -81,45 +81,24 @@ func (s *suite) exec(t *testing.T) {
 
 	t.Run("stdin is interactive", func(t *testing.T) {
 		in, feed := io.Pipe()
-		out, w := io.Pipe()
-		done := make(chan error, 1)
-		go func() {
-			_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: s.script(`while read -r l; do echo "got $l"; done`), Stdin: in, Stdout: w})
-			w.Close()
-			done <- err
-		}()
+		defer feed.Close()
+		out := &buffer{}
+		r := sb.start(t, sandboxer.Cmd{Args: s.script(`while read -r l; do echo "got $l"; done`), Stdin: in, Stdout: out})
 		for _, word := range []string{"one", "two"} {
-			fmt.Fprintln(feed, word)
-			want := "got " + word + "\n"
-			buf := make([]byte, len(want))
-			if _, err := io.ReadFull(out, buf); err != nil || string(buf) != want {
-				t.Fatalf("answer to %q: %q, %v", word, buf, err)
-			}
+			go fmt.Fprintln(feed, word)
+			poll(t, "the answer to "+word, 10*time.Second, func() bool { return strings.HasSuffix(out.String(), "got "+word+"\n") })
 		}
 		feed.Close()
-		if err := <-done; err != nil {
-			t.Error(describe(err))
+		if x, err := r.wait(t); err != nil || x.Code != 0 {
+			t.Errorf("got %+v, %s", x, describe(err))
 		}
 	})
 
 	t.Run("ends although stdin does not", func(t *testing.T) {
 		in, feed := io.Pipe()
 		defer feed.Close()
-		done := make(chan sandboxer.Exit, 1)
-		go func() {
-			x, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: s.script("exit 7"), Stdin: in})
-			if err != nil {
-				t.Error(describe(err))
-			}
-			done <- x
-		}()
-		select {
-		case x := <-done:
-			if x.Code != 7 {
-				t.Errorf("got %+v; want code 7", x)
-			}
-		case <-time.After(30 * time.Second):
-			t.Error("Exec waits for its stdin although the command has ended")
+		if x, err := sb.start(t, sandboxer.Cmd{Args: s.script("exit 7"), Stdin: in}).wait(t); err != nil || x.Code != 7 {
+			t.Errorf("got %+v, %s; want code 7", x, describe(err))
 		}
 	})
 
@@ -291,21 +270,30 @@ func (s *suite) exec(t *testing.T) {
 		own := s.up(t)
 		started, w := newSignalWriter()
 		in, feed := io.Pipe()
-		done := make(chan error, 1)
-		go func() {
-			x, err := own.b.Exec(ctx(t), own.h, sandboxer.Cmd{Args: s.script("echo started; read -r l; exit 5"), Stdin: in, Stdout: w})
-			if err == nil && x.Code != 5 {
-				err = fmt.Errorf("ended with %+v", x)
-			}
-			done <- err
-		}()
+		defer feed.Close()
+		other := own.start(t, sandboxer.Cmd{Args: s.script("echo started; read -r l; exit 5"), Stdin: in, Stdout: w})
 		await(t, started, "the other command to start")
 		own.cancel(t, sandboxer.Cmd{}, "sleep $1")
-		fmt.Fprintln(feed, "on")
-		feed.Close()
-		if err := <-done; err != nil {
-			t.Errorf("the command beside the canceled one: %v", err)
+		go fmt.Fprintln(feed, "on")
+		if x, err := other.wait(t); err != nil || x.Code != 5 {
+			t.Errorf("the command beside the canceled one: %+v, %s", x, describe(err))
 		}
+	})
+	t.Run("cancel although nobody takes the output", func(t *testing.T) {
+		own := s.up(t)
+		blocked := make(chan struct{})
+		defer close(blocked)
+		started := make(chan struct{})
+		var once sync.Once
+		r := own.start(t, sandboxer.Cmd{Args: s.script("while echo line; do :; done"), Stdout: writerFunc(func(p []byte) (int, error) {
+			once.Do(func() { close(started) })
+			<-blocked
+			return len(p), nil
+		})})
+		await(t, started, "the first output")
+		r.cancel()
+		_, err := r.wait(t)
+		wantKind(t, err, "canceled Exec", sandboxer.Canceled)
 	})
 	t.Run("a deadline is a timeout", func(t *testing.T) {
 		c, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -321,29 +309,17 @@ func (s *suite) exec(t *testing.T) {
 	t.Run("signals are delivered", func(t *testing.T) {
 		signals := make(chan os.Signal, 4)
 		started, w := newSignalWriter()
-		done := make(chan sandboxer.Exit, 1)
-		go func() {
-			x, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{
-				Args:    s.script("trap 'echo hup' HUP; trap 'exit 9' TERM; echo ready; while :; do sleep 1; done"),
-				Stdout:  w,
-				Signals: signals,
-			})
-			if err != nil {
-				t.Error(describe(err))
-			}
-			done <- x
-		}()
+		r := sb.start(t, sandboxer.Cmd{
+			Args:    s.script("trap 'echo hup' HUP; trap 'exit 9' TERM; echo ready; while :; do sleep 1; done"),
+			Stdout:  w,
+			Signals: signals,
+		})
 		await(t, started, "the command to start")
 		signals <- syscall.SIGHUP
 		poll(t, "the command to tell of SIGHUP", 10*time.Second, func() bool { return strings.Contains(w.String(), "hup") })
 		signals <- syscall.SIGTERM
-		select {
-		case x := <-done:
-			if x.Code != 9 {
-				t.Errorf("got %+v; want the trap's exit code 9", x)
-			}
-		case <-time.After(30 * time.Second):
-			t.Error("the command did not get SIGTERM")
+		if x, err := r.wait(t); err != nil || x.Code != 9 {
+			t.Errorf("after SIGTERM: %+v, %s; want the trap's exit code 9", x, describe(err))
 		}
 	})
 
@@ -365,59 +341,32 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 	t.Run("tty resize", func(t *testing.T) {
-		in, feed := io.Pipe()
 		resize := make(chan sandboxer.WinSize, 1)
 		out := &buffer{}
-		done := make(chan error, 1)
-		go func() {
-			_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{
-				Args:  s.script("while read -r l; do stty size; done"),
-				TTY:   &sandboxer.WinSize{Cols: 80, Rows: 24},
-				Stdin: in, Stdout: out, Resize: resize,
-			})
-			done <- err
-		}()
-		ask := func(want string) {
-			t.Helper()
-			poll(t, "the size "+want, 20*time.Second, func() bool {
-				fmt.Fprint(feed, "\n")
-				time.Sleep(20 * time.Millisecond)
-				return strings.Contains(out.String(), want)
-			})
-		}
-		ask("24 80")
+		r := sb.start(t, sandboxer.Cmd{
+			Args:  s.script("while :; do stty size; read -r l || exit 0; done"),
+			TTY:   &sandboxer.WinSize{Cols: 80, Rows: 24},
+			Stdin: &lines{}, Stdout: out, Resize: resize,
+		})
+		poll(t, "the first size", 20*time.Second, func() bool { return strings.Contains(out.String(), "24 80") })
 		resize <- sandboxer.WinSize{Cols: 123, Rows: 45}
-		ask("45 123")
-		fmt.Fprint(feed, "\x04")
-		feed.Close()
-		if err := <-done; err != nil {
-			t.Error(describe(err))
-		}
+		poll(t, "the new size", 20*time.Second, func() bool { return strings.Contains(out.String(), "45 123") })
+		r.cancel()
+		_, err := r.wait(t)
+		wantKind(t, err, "canceled Exec", sandboxer.Canceled)
 	})
 	t.Run("tty interrupt", func(t *testing.T) {
 		in, feed := io.Pipe()
 		defer feed.Close()
 		out := &buffer{}
-		done := make(chan sandboxer.Exit, 1)
-		go func() {
-			x, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{
-				Args: s.script("trap 'echo caught; exit 8' INT; echo ready; sleep 3600; echo slept"),
-				TTY:  &sandboxer.WinSize{Cols: 80, Rows: 24}, Stdin: in, Stdout: out,
-			})
-			if err != nil {
-				t.Error(describe(err))
-			}
-			done <- x
-		}()
+		r := sb.start(t, sandboxer.Cmd{
+			Args: s.script("trap 'echo caught; exit 8' INT; echo ready; sleep 3600; echo slept"),
+			TTY:  &sandboxer.WinSize{Cols: 80, Rows: 24}, Stdin: in, Stdout: out,
+		})
 		poll(t, "the command to start", 20*time.Second, func() bool { return strings.Contains(out.String(), "ready") })
-		feed.Write([]byte{3})
-		select {
-		case x := <-done:
-			if x.Code != 8 || !strings.Contains(out.String(), "caught") {
-				t.Errorf("got %+v, %q; want the trap's 8", x, out.String())
-			}
-		case <-time.After(30 * time.Second):
-			t.Error("^C did not interrupt the foreground process")
+		go feed.Write([]byte{3})
+		if x, err := r.wait(t); err != nil || x.Code != 8 || !strings.Contains(out.String(), "caught") {
+			t.Errorf("after ^C: %+v, %s, %q; want the trap's 8", x, describe(err), out.String())
 		}
 	})
 
@@ -466,28 +415,65 @@ func (sb *sandbox) cancel(t *testing.T, cmd sandboxer.Cmd, script string) {
 	t.Helper()
 	seconds := sleepLength()
 	cmd.Args = sb.s.script(script, seconds)
-	c, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() {
-		_, err := sb.b.Exec(c, sb.h, cmd)
-		done <- err
-	}()
+	r := sb.start(t, cmd)
 	want := strings.Count(script, "sleep $1")
 	poll(t, "the command to start", 20*time.Second, func() bool {
 		n := sb.count(t, seconds)
 		return n > 0 && n >= min(want-2, 4) // some of the sleeps come one after the other, some tools may be missing
 	})
-	cancel()
-	select {
-	case err := <-done:
-		wantKind(t, err, "canceled Exec", sandboxer.Canceled)
-	case <-time.After(30 * time.Second):
-		t.Error("Exec did not return within 30 s of its cancellation")
-	}
+	r.cancel()
+	_, err := r.wait(t)
+	wantKind(t, err, "canceled Exec", sandboxer.Canceled)
 	if n := sb.count(t, seconds); n != 0 { // now, not soon: Exec promised it
 		t.Errorf("%d processes of the canceled command still run inside", n)
 	}
+}
+
+// running is a command that runs while the test does other things.
+type running struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	x      sandboxer.Exit // once done is closed
+	err    error
+}
+
+// start begins a command, which is canceled when the test ends at the latest.
+func (sb *sandbox) start(t *testing.T, cmd sandboxer.Cmd) *running {
+	t.Helper()
+	c, cancel := context.WithCancel(t.Context())
+	r := &running{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(r.done)
+		r.x, r.err = sb.b.Exec(c, sb.h, cmd)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		r.wait(t)
+	})
+	return r
+}
+
+// patience is how long a command that should end may take to.
+const patience = 20 * time.Second
+
+// wait waits for the command, which should end now.
+func (r *running) wait(t *testing.T) (sandboxer.Exit, error) {
+	t.Helper()
+	select {
+	case <-r.done:
+		return r.x, r.err
+	case <-time.After(patience):
+		t.Fatalf("Exec did not return within %s", patience)
+		return sandboxer.Exit{}, nil
+	}
+}
+
+// lines is a source of empty lines, some each second.
+type lines struct{}
+
+func (lines) Read(p []byte) (int, error) {
+	time.Sleep(50 * time.Millisecond)
+	return copy(p, "\n"), nil
 }
 
 // count returns how many processes "sleep seconds" there are inside.

@@ -456,13 +456,7 @@ func (s *suite) pause(t *testing.T) {
 			t.Skip("cannot look inside: the extension has no exec")
 		}
 		out := &buffer{}
-		c, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			sb.b.Exec(c, sb.h, sandboxer.Cmd{Args: s.script("while echo x; do sleep 0.02 2>/dev/null || sleep 1; done"), Stdout: out})
-		}()
-		defer func() { cancel(); <-done }()
+		sb.start(t, sandboxer.Cmd{Args: s.script("while echo x; do sleep 0.02 2>/dev/null || sleep 1; done"), Stdout: out})
 		poll(t, "the first beats", 20*time.Second, func() bool { return len(out.String()) > 4 })
 		if err := sb.b.Pause(ctx(t), sb.h); err != nil {
 			t.Fatalf("Pause: %s", describe(err))
@@ -570,14 +564,8 @@ func (s *suite) stats(t *testing.T) {
 			st, err := s.open(t).Stats(ctx(t), sb.h)
 			return err == nil && (st.CPU < 0 || st.CPU >= first.CPU) && (st.DiskBytes < 0 || st.DiskBytes >= 2_500_000)
 		})
-		c, cancel := context.WithCancel(t.Context())
 		started, w := newSignalWriter()
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			sb.b.Exec(c, sb.h, sandboxer.Cmd{Args: s.script("echo started; sleep 3600 & sleep 3600"), Stdout: w})
-		}()
-		defer func() { cancel(); <-done }()
+		sb.start(t, sandboxer.Cmd{Args: s.script("echo started; sleep 3600 & sleep 3600"), Stdout: w})
 		await(t, started, "the command to start")
 		last := ""
 		poll(t, "processes and memory to be counted", 20*time.Second, func() bool {

@@ -26,20 +26,16 @@ func echo(c net.Conn) {
 func (sb *sandbox) listen(t *testing.T) int {
 	t.Helper()
 	port := freePort(t)
-	c, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
 	out := &buffer{}
-	go func() {
-		defer close(done)
-		x, err := sb.b.Exec(c, sb.h, sandboxer.Cmd{Args: sb.s.Listen(port), Stdout: out, Stderr: out})
-		if c.Err() == nil {
-			t.Errorf("the echo server inside ended: %+v, %v, %s", x, err, out.String())
-		}
-	}()
-	t.Cleanup(func() { cancel(); <-done })
+	r := sb.start(t, sandboxer.Cmd{Args: sb.s.Listen(port), Stdout: out, Stderr: out})
 	poll(t, "the echo server inside to listen", 20*time.Second, func() bool {
 		conn, err := sb.b.Dial(ctx(t), sb.h, port)
 		if err != nil {
+			select {
+			case <-r.done:
+				t.Fatalf("the echo server inside ended: %+v, %s, %s", r.x, describe(r.err), out.String())
+			default:
+			}
 			return false
 		}
 		conn.Close()
@@ -189,34 +185,20 @@ func (s *suite) dial(t *testing.T) {
 
 	t.Run("teardown ends the stream", func(t *testing.T) {
 		own := s.up(t)
-		c, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		port := freePort(t)
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			own.b.Exec(c, own.h, sandboxer.Cmd{Args: s.Listen(port)})
-		}()
-		var conn net.Conn
-		poll(t, "the echo server inside to listen", 20*time.Second, func() (ok bool) {
-			var err error
-			conn, err = own.b.Dial(ctx(t), own.h, port)
-			return err == nil
-		})
-		if conn == nil {
-			return
+		conn, err := own.b.Dial(ctx(t), own.h, own.listen(t))
+		if err != nil {
+			t.Fatal(describe(err))
 		}
 		defer conn.Close()
 		if _, err := own.b.Teardown(ctx(t), own.h); err != nil {
 			t.Fatal(describe(err))
 		}
 		conn.SetDeadline(time.Now().Add(20 * time.Second))
-		_, err := conn.Read(make([]byte, 1))
+		_, err = conn.Read(make([]byte, 1))
 		var ne net.Error
 		if err == nil || errors.As(err, &ne) && ne.Timeout() {
 			t.Errorf("the stream is still open: %v", err)
 		}
-		<-done
 	})
 }
 

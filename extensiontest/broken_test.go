@@ -1,0 +1,780 @@
+package extensiontest_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"iter"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/extensiontest"
+)
+
+// The suite is only worth something if it fails on what is wrong. Each mutant is a
+// sound extension with one fault that real adapters had or could have; the subtest
+// that specifies the behaviour must fail on it.
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "echo" {
+		panic(extensiontest.Echo(os.Args[2]))
+	}
+	os.Exit(m.Run())
+}
+
+// broken is the fake, except for the methods that are set.
+type broken struct {
+	*fake.Extension
+	provision func(context.Context, sandboxer.Spec) (sandboxer.Handle, error)
+	waitReady func(context.Context, sandboxer.Handle) (sandboxer.Reachability, error)
+	teardown  func(context.Context, sandboxer.Handle) (sandboxer.CleanupReport, error)
+	exec      func(context.Context, sandboxer.Handle, sandboxer.Cmd) (sandboxer.Exit, error)
+	read      func(context.Context, sandboxer.Handle, string) (io.ReadCloser, error)
+	write     func(context.Context, sandboxer.Handle, string, fs.FileMode, io.Reader) error
+	stat      func(context.Context, sandboxer.Handle, string) (sandboxer.FileInfo, error)
+	listFiles func(context.Context, sandboxer.Handle, string) iter.Seq2[sandboxer.FileInfo, error]
+	makeDir   func(context.Context, sandboxer.Handle, string) error
+	remove    func(context.Context, sandboxer.Handle, string) error
+	dial      func(context.Context, sandboxer.Handle, int) (net.Conn, error)
+	isAlive   func(context.Context, sandboxer.Handle) (sandboxer.Liveness, error)
+	discover  func(context.Context, string) (sandboxer.Handle, error)
+	list      func(context.Context, string) iter.Seq2[sandboxer.Handle, error]
+	snapshot  func(context.Context, sandboxer.Handle, string) (sandboxer.Snapshot, error)
+	restore   func(context.Context, sandboxer.Spec, sandboxer.Snapshot) (sandboxer.Handle, error)
+	drop      func(context.Context, sandboxer.Snapshot) error
+	quote     func(context.Context, sandboxer.Spec, time.Duration) (*sandboxer.MeterQuote, error)
+	meter     func(context.Context, sandboxer.Handle, time.Duration) (sandboxer.Usage, error)
+	pause     func(context.Context, sandboxer.Handle) error
+	renew     func(context.Context, sandboxer.Handle, time.Time) error
+	capacity  func(context.Context, string) (sandboxer.Offer, error)
+	stats     func(context.Context, sandboxer.Handle) (sandboxer.Stats, error)
+}
+
+// or returns the broken method or the sound one.
+func or[F any](isSet bool, broken, sound F) F {
+	if isSet {
+		return broken
+	}
+	return sound
+}
+
+func (b *broken) Provision(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
+	return or(b.provision != nil, b.provision, b.Extension.Provision)(ctx, s)
+}
+
+func (b *broken) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
+	return or(b.waitReady != nil, b.waitReady, b.Extension.WaitReady)(ctx, h)
+}
+
+func (b *broken) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.CleanupReport, error) {
+	return or(b.teardown != nil, b.teardown, b.Extension.Teardown)(ctx, h)
+}
+
+func (b *broken) Exec(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+	return or(b.exec != nil, b.exec, b.Extension.Exec)(ctx, h, c)
+}
+
+func (b *broken) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
+	return or(b.read != nil, b.read, b.Extension.ReadFile)(ctx, h, name)
+}
+
+func (b *broken) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
+	return or(b.write != nil, b.write, b.Extension.WriteFile)(ctx, h, name, mode, r)
+}
+
+func (b *broken) StatFile(ctx context.Context, h sandboxer.Handle, name string) (sandboxer.FileInfo, error) {
+	return or(b.stat != nil, b.stat, b.Extension.StatFile)(ctx, h, name)
+}
+
+func (b *broken) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) iter.Seq2[sandboxer.FileInfo, error] {
+	return or(b.listFiles != nil, b.listFiles, b.Extension.ListFiles)(ctx, h, dir)
+}
+
+func (b *broken) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
+	return or(b.makeDir != nil, b.makeDir, b.Extension.MakeDir)(ctx, h, dir)
+}
+
+func (b *broken) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) error {
+	return or(b.remove != nil, b.remove, b.Extension.RemoveFile)(ctx, h, name)
+}
+
+func (b *broken) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
+	return or(b.dial != nil, b.dial, b.Extension.Dial)(ctx, h, port)
+}
+
+func (b *broken) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
+	return or(b.isAlive != nil, b.isAlive, b.Extension.IsAlive)(ctx, h)
+}
+
+func (b *broken) Discover(ctx context.Context, id string) (sandboxer.Handle, error) {
+	return or(b.discover != nil, b.discover, b.Extension.Discover)(ctx, id)
+}
+
+func (b *broken) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
+	return or(b.list != nil, b.list, b.Extension.ListRunning)(ctx, owner)
+}
+
+func (b *broken) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
+	return or(b.snapshot != nil, b.snapshot, b.Extension.Snapshot)(ctx, h, id)
+}
+
+func (b *broken) RestoreFromSnapshot(ctx context.Context, s sandboxer.Spec, snap sandboxer.Snapshot) (sandboxer.Handle, error) {
+	return or(b.restore != nil, b.restore, b.Extension.RestoreFromSnapshot)(ctx, s, snap)
+}
+
+func (b *broken) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
+	return or(b.drop != nil, b.drop, b.Extension.DropSnapshot)(ctx, s)
+}
+
+func (b *broken) EstimateCost(ctx context.Context, s sandboxer.Spec, d time.Duration) (*sandboxer.MeterQuote, error) {
+	return or(b.quote != nil, b.quote, b.Extension.EstimateCost)(ctx, s, d)
+}
+
+func (b *broken) MeterActual(ctx context.Context, h sandboxer.Handle, d time.Duration) (sandboxer.Usage, error) {
+	return or(b.meter != nil, b.meter, b.Extension.MeterActual)(ctx, h, d)
+}
+
+func (b *broken) Pause(ctx context.Context, h sandboxer.Handle) error {
+	return or(b.pause != nil, b.pause, b.Extension.Pause)(ctx, h)
+}
+
+func (b *broken) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
+	return or(b.renew != nil, b.renew, b.Extension.Renew)(ctx, h, until)
+}
+
+func (b *broken) Capacity(ctx context.Context, host string) (sandboxer.Offer, error) {
+	return or(b.capacity != nil, b.capacity, b.Extension.Capacity)(ctx, host)
+}
+
+func (b *broken) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats, error) {
+	return or(b.stats != nil, b.stats, b.Extension.Stats)(ctx, h)
+}
+
+// execAs and provisionAs break one aspect of the order.
+func execAs(b *broken, change func(*sandboxer.Cmd)) {
+	b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+		change(&c)
+		return b.Extension.Exec(ctx, h, c)
+	}
+}
+
+func provisionAs(b *broken, change func(*sandboxer.Spec)) {
+	b.provision = func(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
+		change(&s)
+		return b.Extension.Provision(ctx, s)
+	}
+}
+
+func handleAs(b *broken, change func(sandboxer.Spec, *sandboxer.Handle)) {
+	b.provision = func(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
+		h, err := b.Extension.Provision(ctx, s)
+		change(s, &h)
+		return h, err
+	}
+}
+
+var mutants = []struct {
+	name   string
+	fails  string // the subtest that must fail
+	mutate func(*broken, *fake.World)
+}{
+	{"two objects for one order", "core/provision is idempotent", func(b *broken, w *fake.World) {
+		w.Inject(fake.Fault{Verb: fake.VerbProvision, Twice: true})
+	}},
+	{"concurrent orders make two", "core/concurrent provision makes one", func(b *broken, w *fake.World) {
+		w.Inject(fake.Fault{Verb: fake.VerbProvision, Twice: true, Times: 1})
+	}},
+	{"what it must know is in memory", "core/handle survives JSON and another process", func(b *broken, _ *fake.World) {
+		mine := map[string]bool{}
+		handleAs(b, func(s sandboxer.Spec, h *sandboxer.Handle) { mine[s.ID] = true })
+		b.waitReady = func(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
+			if !mine[h.SandboxID] {
+				return sandboxer.Reachability{}, sandboxer.E(sandboxer.NotFound, nil, "not mine")
+			}
+			return b.Extension.WaitReady(ctx, h)
+		}
+	}},
+	{"the order is kept in the handle", "core/handle is small", func(b *broken, _ *fake.World) {
+		handleAs(b, func(s sandboxer.Spec, h *sandboxer.Handle) { h.Data, _ = json.Marshal(s.Env) })
+	}},
+	{"secrets in the handle", "core/secrets stay inside", func(b *broken, _ *fake.World) {
+		handleAs(b, func(s sandboxer.Spec, h *sandboxer.Handle) { h.Data, _ = json.Marshal(s.Env) })
+	}},
+	{"secrets in errors", "core/secrets stay inside", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			x, err := b.Extension.Exec(ctx, h, c)
+			if err != nil {
+				err = sandboxer.E(sandboxer.KindOf(err), err, "could not run %v", c)
+			}
+			return x, err
+		}
+	}},
+	{"the order is changed", "core/the order is not modified", func(b *broken, _ *fake.World) {
+		provisionAs(b, func(s *sandboxer.Spec) {
+			if s.Labels != nil {
+				s.Labels["sandboxer.id"] = s.ID
+			}
+		})
+	}},
+	{"ready although it never was", "core/wait ready of the unknown", func(b *broken, _ *fake.World) {
+		b.waitReady = func(context.Context, sandboxer.Handle) (r sandboxer.Reachability, err error) { return r, nil }
+	}},
+	{"teardown of the absent fails", "core/teardown twice", func(b *broken, _ *fake.World) {
+		b.teardown = func(ctx context.Context, h sandboxer.Handle) (r sandboxer.CleanupReport, err error) {
+			if l, err := b.Extension.IsAlive(ctx, h); err == nil && l == sandboxer.Gone {
+				return r, sandboxer.E(sandboxer.NotFound, nil, "no such sandbox")
+			}
+			return b.Extension.Teardown(ctx, h)
+		}
+	}},
+	{"teardown does nothing", "core/teardown twice", func(b *broken, _ *fake.World) {
+		b.teardown = func(context.Context, sandboxer.Handle) (r sandboxer.CleanupReport, err error) { return r, nil }
+	}},
+	{"teardown needs the whole handle", "core/teardown by ID and generation", func(b *broken, _ *fake.World) {
+		b.teardown = func(ctx context.Context, h sandboxer.Handle) (r sandboxer.CleanupReport, err error) {
+			if h.Ref == "" {
+				return r, nil
+			}
+			return b.Extension.Teardown(ctx, h)
+		}
+	}},
+	{"teardown needs the generation", "core/teardown by ID alone", func(b *broken, _ *fake.World) {
+		b.teardown = func(ctx context.Context, h sandboxer.Handle) (r sandboxer.CleanupReport, err error) {
+			h.Generation = max(h.Generation, 1)
+			return b.Extension.Teardown(ctx, h)
+		}
+	}},
+	{"teardown ignores the generation", "core/late teardown spares the newer generation", func(b *broken, _ *fake.World) {
+		b.teardown = func(ctx context.Context, h sandboxer.Handle) (r sandboxer.CleanupReport, err error) {
+			h.Generation = 0
+			return b.Extension.Teardown(ctx, h)
+		}
+	}},
+	{"owners are not told apart", "core/a stranger's sandbox of the same ID", func(b *broken, w *fake.World) {
+		b.Extension = fake.New(w, fake.Config{Images: []string{"demo"}})
+	}},
+	{"a done context is ignored", "core/canceled context changes nothing", func(b *broken, _ *fake.World) {
+		b.provision = func(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
+			return b.Extension.Provision(context.WithoutCancel(ctx), s)
+		}
+	}},
+	{"variables are dropped", "core/env", func(b *broken, _ *fake.World) {
+		provisionAs(b, func(s *sandboxer.Spec) { s.Env = nil })
+	}},
+	{"limits are dropped silently", "core/memory limit is refused", func(b *broken, _ *fake.World) {
+		provisionAs(b, func(s *sandboxer.Spec) { s.Limits = sandboxer.Limits{} })
+	}},
+	{"unknown policies are dropped silently", "core/unknown network mode is refused", func(b *broken, _ *fake.World) {
+		provisionAs(b, func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{} })
+	}},
+	{"mounts are dropped silently", "core/mount of a missing path is refused", func(b *broken, _ *fake.World) {
+		provisionAs(b, func(s *sandboxer.Spec) { s.Mounts = nil })
+	}},
+	{"another image than asked for", "core/missing image", func(b *broken, _ *fake.World) {
+		provisionAs(b, func(s *sandboxer.Spec) { s.Image = "demo" })
+	}},
+	{"a refused order leaves an object", "core/missing image", func(b *broken, _ *fake.World) {
+		b.provision = func(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
+			h, err := b.Extension.Provision(ctx, s)
+			if err != nil { // under a name that no teardown finds
+				s.Image, s.Generation = "demo", s.Generation+7
+				b.Extension.Provision(ctx, s)
+			}
+			return h, err
+		}
+	}},
+	{"the main command is dropped", "core/missing main command", func(b *broken, _ *fake.World) {
+		provisionAs(b, func(s *sandboxer.Spec) { s.Command = nil })
+	}},
+	{"a goroutine for each sandbox", "core/leaves no goroutine and no file descriptor", func(b *broken, _ *fake.World) {
+		provisionAs(b, func(*sandboxer.Spec) { go func() { select {} }() })
+	}},
+	{"a file for each command", "core/leaves no goroutine and no file descriptor", func(b *broken, _ *fake.World) {
+		execAs(b, func(*sandboxer.Cmd) { syscall.Open("/dev/null", syscall.O_RDONLY, 0) })
+	}},
+
+	{"stderr goes to stdout", "exec/streams are apart", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) { c.Stderr = c.Stdout })
+	}},
+	{"exit codes are lost", "exec/exit code is a result", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			_, err := b.Extension.Exec(ctx, h, c)
+			return sandboxer.Exit{}, err
+		}
+	}},
+	{"exit codes are errors", "exec/exit code is a result", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			x, err := b.Extension.Exec(ctx, h, c)
+			if x.Code != 0 {
+				err = errors.New("exit status " + strconv.Itoa(x.Code))
+			}
+			return x, err
+		}
+	}},
+	{"signals have no name", "exec/killed by a signal", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			x, err := b.Extension.Exec(ctx, h, c)
+			x.Signal = ""
+			return x, err
+		}
+	}},
+	{"stdin is lost", "exec/1 MiB of binary both ways", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) { c.Stdin = nil })
+	}},
+	{"text mode", "exec/1 MiB of binary both ways", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) {
+			if out := c.Stdout; out != nil {
+				c.Stdout = writer(func(p []byte) (int, error) {
+					_, err := io.WriteString(out, strings.ReplaceAll(string(p), "\n", "\r\n"))
+					return len(p), err
+				})
+			}
+		})
+	}},
+	{"output is cut at 1 MiB", "exec/large output to a slow reader", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) {
+			out, left := c.Stdout, 1<<20
+			c.Stdout = writer(func(p []byte) (int, error) {
+				if n := min(len(p), left); n > 0 {
+					left -= n
+					out.Write(p[:n])
+				}
+				return len(p), nil
+			})
+		})
+	}},
+	{"a writer's failure is ignored", "exec/a failing writer ends the command", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) {
+			out := c.Stdout
+			n := 0
+			c.Stdout = writer(func(p []byte) (int, error) {
+				if n += len(p); n > 1<<20 { // or the test would last for ever
+					return 0, nil
+				}
+				_, _ = out.Write(p)
+				return len(p), nil
+			})
+			c.Args = append([]string{"timeout", "2"}, c.Args...)
+		})
+	}},
+	{"the directory is ignored", "exec/working directory", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) { c.Dir = "" })
+	}},
+	{"a missing directory is passed over", "exec/missing working directory", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) { c.Dir = "" })
+	}},
+	{"variables of commands stay", "exec/env is added", func(b *broken, _ *fake.World) {
+		kept := map[string]string{}
+		execAs(b, func(c *sandboxer.Cmd) {
+			for k, v := range c.Env {
+				kept[k] = v
+			}
+			c.Env = kept
+		})
+	}},
+	{"the broker's environment is passed on", "exec/the broker's environment stays outside", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) {
+			c.Env = map[string]string{}
+			for _, kv := range os.Environ() {
+				k, v, _ := strings.Cut(kv, "=")
+				c.Env[k] = v
+			}
+		})
+	}},
+	{"an unknown user is passed over", "exec/unknown user", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) { c.User = "" })
+	}},
+	{"a missing command is an error", "exec/missing command is 127", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			x, err := b.Extension.Exec(ctx, h, c)
+			if x.Code == 127 {
+				return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "no such command")
+			}
+			return x, err
+		}
+	}},
+	{"cancel leaves the command", "exec/cancel kills the command", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			return abandon(ctx, func() (sandboxer.Exit, error) { return b.Extension.Exec(context.WithoutCancel(ctx), h, c) })
+		}
+	}},
+	{"cancel kills the client only", "exec/cancel kills its children", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			signals := make(chan os.Signal, 1)
+			c.Signals = signals
+			context.AfterFunc(ctx, func() { signals <- syscall.SIGKILL })
+			x, err := b.Extension.Exec(context.WithoutCancel(ctx), h, c)
+			if ctx.Err() != nil {
+				err = ctx.Err()
+			}
+			return x, err
+		}
+	}},
+	{"signals are dropped", "exec/signals are delivered", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) { c.Signals = nil })
+	}},
+	{"no terminal", "exec/tty", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) { c.TTY = nil })
+	}},
+	{"always a terminal", "exec/no terminal unless asked", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) { c.TTY = &sandboxer.WinSize{Cols: 80, Rows: 24} })
+	}},
+	{"one command at a time", "exec/cancel spares other commands", func(b *broken, _ *fake.World) {
+		var running atomic.Bool
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			if !running.CompareAndSwap(false, true) {
+				return sandboxer.Exit{}, sandboxer.E(sandboxer.Conflict, nil, "busy")
+			}
+			defer running.Store(false)
+			return b.Extension.Exec(ctx, h, c)
+		}
+	}},
+
+	{"modes are dropped", "files/modes", func(b *broken, _ *fake.World) {
+		b.write = func(ctx context.Context, h sandboxer.Handle, name string, _ fs.FileMode, r io.Reader) error {
+			return b.Extension.WriteFile(ctx, h, name, 0o644, r)
+		}
+	}},
+	{"a broken upload is a short file", "files/a broken source is an error", func(b *broken, _ *fake.World) {
+		b.write = func(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
+			data, _ := io.ReadAll(r)
+			return b.Extension.WriteFile(ctx, h, name, mode, strings.NewReader(string(data)))
+		}
+	}},
+	{"reads are cut at 64 KiB", "files/round trip", func(b *broken, _ *fake.World) {
+		b.read = func(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
+			r, err := b.Extension.ReadFile(ctx, h, name)
+			if err != nil {
+				return nil, err
+			}
+			return struct {
+				io.Reader
+				io.Closer
+			}{io.LimitReader(r, 64<<10), r}, nil
+		}
+	}},
+	{"links are followed", "files/links are described, not followed", func(b *broken, _ *fake.World) {
+		b.stat = func(ctx context.Context, h sandboxer.Handle, name string) (sandboxer.FileInfo, error) {
+			fi, err := b.Extension.StatFile(ctx, h, name)
+			fi.Target, fi.Mode = "", fi.Mode.Perm()
+			return fi, err
+		}
+	}},
+	{"listings are unsorted", "files/list in order", func(b *broken, _ *fake.World) {
+		b.listFiles = func(ctx context.Context, h sandboxer.Handle, dir string) iter.Seq2[sandboxer.FileInfo, error] {
+			var all []sandboxer.FileInfo
+			for fi, err := range b.Extension.ListFiles(ctx, h, dir) {
+				if err == nil {
+					all = append([]sandboxer.FileInfo{fi}, all...)
+				}
+			}
+			return func(yield func(sandboxer.FileInfo, error) bool) {
+				for _, fi := range all {
+					if !yield(fi, nil) {
+						return
+					}
+				}
+			}
+		}
+	}},
+	{"a missing directory lists nothing", "files/unknown sandbox", func(b *broken, _ *fake.World) {
+		b.makeDir = func(ctx context.Context, h sandboxer.Handle, dir string) error {
+			if err := b.Extension.MakeDir(ctx, h, dir); sandboxer.KindOf(err) != sandboxer.NotFound {
+				return err
+			}
+			return nil
+		}
+	}},
+	{"removing the absent fails", "files/remove", func(b *broken, _ *fake.World) {
+		b.remove = func(ctx context.Context, h sandboxer.Handle, name string) error {
+			if _, err := b.Extension.StatFile(ctx, h, name); err != nil {
+				return err
+			}
+			return b.Extension.RemoveFile(ctx, h, name)
+		}
+	}},
+	{"a missing file is a bug", "files/missing", func(b *broken, _ *fake.World) {
+		b.read = func(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
+			r, err := b.Extension.ReadFile(ctx, h, name)
+			if err != nil {
+				err = errors.New("open: no such file")
+			}
+			return r, err
+		}
+	}},
+
+	{"sandboxes share ports", "dial/another sandbox's port", func(b *broken, _ *fake.World) {
+		b.dial = func(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
+			return net.Dial("tcp", "127.0.0.1:"+strconv.Itoa(port))
+		}
+	}},
+	{"no half close", "dial/half close", func(b *broken, _ *fake.World) {
+		b.dial = func(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
+			c, err := b.Extension.Dial(ctx, h, port)
+			if err != nil {
+				return nil, err
+			}
+			return struct{ net.Conn }{c}, nil
+		}
+	}},
+	{"a closed port connects", "dial/closed port", func(b *broken, _ *fake.World) {
+		b.dial = func(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
+			c, err := b.Extension.Dial(ctx, h, port)
+			if sandboxer.KindOf(err) == sandboxer.Unavailable {
+				a, other := net.Pipe()
+				other.Close()
+				return a, nil
+			}
+			return c, err
+		}
+	}},
+	{"the dead are alive", "probe/alive then gone", func(b *broken, _ *fake.World) {
+		b.isAlive = func(context.Context, sandboxer.Handle) (sandboxer.Liveness, error) { return sandboxer.Alive, nil }
+	}},
+	{"the unknown cannot be told", "probe/unknown sandbox is gone", func(b *broken, _ *fake.World) {
+		b.isAlive = func(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
+			if l, err := b.Extension.IsAlive(ctx, h); err != nil || l == sandboxer.Alive {
+				return l, err
+			}
+			return sandboxer.Unknown, sandboxer.E(sandboxer.NotFound, nil, "no such sandbox")
+		}
+	}},
+	{"discovers what is not there", "discover/unknown ID", func(b *broken, _ *fake.World) {
+		b.discover = func(_ context.Context, id string) (sandboxer.Handle, error) {
+			return sandboxer.Handle{SandboxID: id, Generation: 1}, nil
+		}
+	}},
+	{"lists everybody's", "list/owners are apart", func(b *broken, _ *fake.World) {
+		b.list = func(ctx context.Context, _ string) iter.Seq2[sandboxer.Handle, error] {
+			return b.Extension.ListRunning(ctx, "conformance")
+		}
+	}},
+	{"lists everything twice", "list/each sandbox once", func(b *broken, w *fake.World) {
+		w.Inject(fake.Fault{Verb: fake.VerbList, Twice: true})
+	}},
+	{"lists nothing", "list/each sandbox once", func(b *broken, w *fake.World) {
+		w.Inject(fake.Fault{Verb: fake.VerbList, Lie: true})
+	}},
+	{"lists without the generation", "list/each sandbox once", func(b *broken, _ *fake.World) {
+		b.list = func(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
+			return func(yield func(sandboxer.Handle, error) bool) {
+				for h, err := range b.Extension.ListRunning(ctx, owner) {
+					h.Generation = 0
+					if !yield(h, err) {
+						return
+					}
+				}
+			}
+		}
+	}},
+	{"a snapshot is written over", "snapshot/is idempotent", func(b *broken, _ *fake.World) {
+		b.snapshot = func(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
+			b.Extension.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: id})
+			return b.Extension.Snapshot(ctx, h, id)
+		}
+	}},
+	{"a snapshot ends its sandbox", "snapshot/restore", func(b *broken, _ *fake.World) {
+		b.snapshot = func(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
+			s, err := b.Extension.Snapshot(ctx, h, id)
+			b.Extension.Teardown(ctx, h)
+			return s, err
+		}
+	}},
+	{"restores an empty sandbox", "snapshot/restore", func(b *broken, _ *fake.World) {
+		b.restore = func(ctx context.Context, s sandboxer.Spec, _ sandboxer.Snapshot) (sandboxer.Handle, error) {
+			return b.Extension.Provision(ctx, s)
+		}
+	}},
+	{"a dropped snapshot stays", "snapshot/drop", func(b *broken, _ *fake.World) {
+		b.drop = func(context.Context, sandboxer.Snapshot) error { return nil }
+	}},
+	{"promises memory", "snapshot/processes", func(b *broken, _ *fake.World) {
+		b.snapshot = func(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
+			s, err := b.Extension.Snapshot(ctx, h, id)
+			s.Memory = true
+			return s, err
+		}
+	}},
+	{"longer is cheaper", "quote/grows with time and makes nothing", func(b *broken, _ *fake.World) {
+		b.quote = func(_ context.Context, _ sandboxer.Spec, d time.Duration) (*sandboxer.MeterQuote, error) {
+			return &sandboxer.MeterQuote{Amount: sandboxer.Credits(time.Hour * 100 / d), Duration: d}, nil
+		}
+	}},
+	{"a meter of the last reading", "meter/cumulative", func(b *broken, _ *fake.World) {
+		last := time.Hour
+		b.meter = func(ctx context.Context, h sandboxer.Handle, d time.Duration) (sandboxer.Usage, error) {
+			u, err := b.Extension.MeterActual(ctx, h, d)
+			last /= 2
+			u.Cost = sandboxer.Credits(last)
+			return u, err
+		}
+	}},
+	{"pause does nothing", "pause/a frozen process does not run", func(b *broken, _ *fake.World) {
+		b.pause = func(context.Context, sandboxer.Handle) error { return nil }
+	}},
+	{"renew does nothing", "renew/moves the fuse out", func(b *broken, _ *fake.World) {
+		b.renew = func(context.Context, sandboxer.Handle, time.Time) error { return nil }
+	}},
+	{"every host has room", "capacity/unknown host", func(b *broken, _ *fake.World) {
+		b.capacity = func(ctx context.Context, _ string) (sandboxer.Offer, error) { return b.Extension.Capacity(ctx, "") }
+	}},
+	{"figures of nobody", "stats/unknown sandbox", func(b *broken, _ *fake.World) {
+		b.stats = func(context.Context, sandboxer.Handle) (sandboxer.Stats, error) {
+			return sandboxer.Stats{At: time.Now()}, nil
+		}
+	}},
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+// abandon returns when ctx is done, whatever f still does.
+func abandon(ctx context.Context, f func() (sandboxer.Exit, error)) (sandboxer.Exit, error) {
+	type result struct {
+		x   sandboxer.Exit
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		x, err := f()
+		done <- result{x, err}
+	}()
+	select {
+	case r := <-done:
+		return r.x, r.err
+	case <-ctx.Done():
+		return sandboxer.Exit{}, ctx.Err()
+	}
+}
+
+// TestBroken runs the suite on one mutant; TestMutants starts it in a process of its
+// own, since it must fail.
+func TestBroken(t *testing.T) {
+	name := os.Getenv("EXTENSIONTEST_MUTANT")
+	if name == "" {
+		t.Skip("runs only for TestMutants")
+	}
+	w := fake.NewWorld()
+	defer w.Close()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := extensiontest.Harness{
+		Open:     func(t *testing.T) sandboxer.Extension { return mutant(t, w, name, "conformance") },
+		Stranger: func(t *testing.T) sandboxer.Extension { return mutant(t, w, name, "stranger") },
+		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo"},
+		Want:     sandboxer.Capabilities(),
+		Kill:     func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) },
+		Listen: func(port int) []string {
+			return []string{self, "echo", "127.0.0.1:" + strconv.Itoa(port)}
+		},
+	}
+	if os.Getuid() != 0 {
+		h.User = strconv.Itoa(os.Getuid())
+	}
+	if name == "a capability nobody wants" {
+		h.Want = h.Want[:len(h.Want)-1]
+	}
+	extensiontest.Run(t, h)
+}
+
+// closing is an extension that takes its world with it.
+type closing struct {
+	*broken
+	w *fake.World
+}
+
+func (c closing) Close() error {
+	for _, o := range c.w.Live() {
+		c.w.Kill(o.Spec.ID)
+	}
+	return nil
+}
+
+func mutant(t *testing.T, w *fake.World, name, owner string) sandboxer.Extension {
+	cfg := fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit}
+	switch name {
+	case "a capability is missing":
+		cfg.Drop = []sandboxer.Capability{sandboxer.CanStats}
+		return fake.New(w, cfg)
+	case "closing destroys":
+		return closing{&broken{Extension: fake.New(w, cfg)}, w}
+	}
+	b := &broken{Extension: fake.New(w, cfg)}
+	for _, m := range mutants {
+		if m.name == name {
+			m.mutate(b, w)
+			return b
+		}
+	}
+	if name == "sound" || name == "a capability nobody wants" {
+		return b
+	}
+	t.Fatalf("there is no mutant %q", name)
+	return nil
+}
+
+func TestMutants(t *testing.T) {
+	run := func(t *testing.T, name, pattern string) (passed bool, output string) {
+		t.Helper()
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(t.Context(), self, "-test.run", pattern, "-test.timeout", "2m", "-test.v")
+		cmd.Env = append(os.Environ(), "EXTENSIONTEST_MUTANT="+name)
+		out, err := cmd.CombinedOutput()
+		return err == nil, string(out)
+	}
+	only := func(subtest string) string {
+		pattern := "^TestBroken$"
+		for part := range strings.SplitSeq(subtest, "/") {
+			pattern += "/^" + strings.ReplaceAll(part, " ", "_") + "$"
+		}
+		return pattern
+	}
+	check := func(name, subtest string) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			passed, out := run(t, name, only(subtest))
+			failed := "--- FAIL: TestBroken/" + strings.ReplaceAll(subtest, " ", "_") + " "
+			if passed || !strings.Contains(out, failed) {
+				t.Errorf("%s passes on an extension with the fault %q:\n%s", subtest, name, out)
+			}
+			if strings.Contains(out, "panic:") {
+				t.Errorf("the suite panics instead of failing:\n%s", out)
+			}
+		})
+	}
+	seen := map[string]bool{}
+	for _, m := range mutants {
+		if seen[m.name] {
+			t.Errorf("two mutants are called %q", m.name)
+		}
+		seen[m.name] = true
+		check(m.name, m.fails)
+	}
+	check("closing destroys", "core/closing leaves sandboxes alone")
+	check("a capability is missing", "core/capabilities")
+	check("a capability is missing", "stats")
+	check("a capability nobody wants", "core/capabilities")
+	t.Run("sound", func(t *testing.T) {
+		t.Parallel()
+		if passed, out := run(t, "sound", "^TestBroken$/^(core|files|list|probe|discover|quote|meter|capacity)$"); !passed {
+			t.Errorf("the suite fails without a fault:\n%s", out)
+		}
+	})
+}
