@@ -64,7 +64,7 @@ type Writes struct {
 	// is written and the error is NoCredit.
 	Entries []Entry
 	Cover   bool
-	Events  []Event         // Seq is assigned by the store
+	Events  []Event         // Seq is assigned by the store, here too once committed
 	Key     *IdempotencyKey // Conflict when (tenant, key) is taken
 	APIKey  *APIKey         // inserted or replaced
 }

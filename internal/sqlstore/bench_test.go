@@ -48,7 +48,6 @@ func BenchmarkLife(b *testing.B) {
 	for _, writers := range []int{1, 16, 64} {
 		b.Run(strconv.Itoa(writers), func(b *testing.B) {
 			s := openBench(b)
-			ctx := b.Context()
 			var next atomic.Int64
 			var wg sync.WaitGroup
 			b.ResetTimer()
@@ -68,7 +67,6 @@ func BenchmarkLife(b *testing.B) {
 			}
 			wg.Wait()
 			b.ReportMetric(float64(b.N)*6/b.Elapsed().Seconds(), "tx/s")
-			_ = ctx
 		})
 	}
 }

@@ -49,7 +49,7 @@ func wrap(err error, what string) error {
 		return err
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return sandboxer.E(sandboxer.KindOf(err), err, "could not %s in time", what)
+		return sandboxer.E(sandboxer.KindOf(err), err, "could not %s: the caller left or the time was up", what)
 	}
 	if isFull(err) {
 		return errFull(err)

@@ -135,10 +135,10 @@ func (s *Store) Sandboxes(ctx context.Context, q sandboxer.Query) (items []*sand
 	const chunk = 128
 	decode := errgroup.Group{}
 	decodeFrom := func(lo int) {
-		hi := len(found)
+		from, to := found[lo:], items[lo:]
 		decode.Go(func() (err error) {
-			for i := lo; i < hi && err == nil; i++ {
-				items[i], err = found[i].sandbox()
+			for i := 0; i < len(from) && err == nil; i++ {
+				to[i], err = from[i].sandbox()
 			}
 			return err
 		})

@@ -55,14 +55,14 @@ func newWriter(conn *sql.Conn, r *reserve) *writer {
 // waited for, so that it is always the truth.
 func (w *writer) write(ctx context.Context, grows bool, do func(*tx) error) error {
 	if err := ctx.Err(); err != nil {
-		return sandboxer.E(sandboxer.KindOf(err), err, "nothing was written: the caller left")
+		return sandboxer.E(sandboxer.KindOf(err), err, "nothing was written: the caller left or the time was up")
 	}
 	r := &request{do: do, grows: grows, done: make(chan error, 1)}
 	select {
 	case w.queue <- r:
 		return <-r.done
 	case <-ctx.Done():
-		return sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "nothing was written: the caller left")
+		return sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "nothing was written: the caller left or the time was up")
 	case <-w.stopped:
 		return errClosed()
 	}

@@ -205,3 +205,11 @@ func TestOpenOnFullDisk(t *testing.T) {
 		t.Errorf("creating on a full disk: %v; want exhausted", err)
 	}
 }
+
+func TestNetworkFileSystems(t *testing.T) {
+	for magic, want := range map[int64]string{unix.NFS_SUPER_MAGIC: "NFS", 0xFE534D42: "SMB", 0xFF534D42: "CIFS", unix.FUSE_SUPER_MAGIC: "FUSE", unix.TMPFS_MAGIC: "", unix.EXT4_SUPER_MAGIC: "", unix.BTRFS_SUPER_MAGIC: ""} {
+		if got := remoteFilesystems[magic]; got != want {
+			t.Errorf("file system %#x is %q; want %q", magic, got, want)
+		}
+	}
+}
