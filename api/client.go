@@ -14,8 +14,10 @@ import (
 	"net/http"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -123,8 +125,13 @@ func (c *Client) Get(ctx context.Context, ref string) (*Sandbox, error) {
 	return do[*Sandbox](ctx, c, call{method: "GET", path: sandboxPath(ref)})
 }
 
-// Wait returns when the sandbox is in one of states, or ctx ends.
+// Wait returns when the sandbox is in one of states; without states, when it is on
+// its way to none. It fails with the sandbox's own failure, or with Conflict, when it
+// has ended in another state.
 func (c *Client) Wait(ctx context.Context, ref string, states ...sandboxer.State) (*Sandbox, error) {
+	if len(states) == 0 {
+		states = []sandboxer.State{sandboxer.Warm, sandboxer.Running, sandboxer.Paused, sandboxer.Terminated}
+	}
 	q := url.Values{"timeout": {"1m"}}
 	for _, s := range states {
 		q.Add("wait", string(s))
@@ -134,10 +141,8 @@ func (c *Client) Wait(ctx context.Context, ref string, states ...sandboxer.State
 		if err != nil {
 			return nil, err
 		}
-		for _, s := range states {
-			if sb.State == s {
-				return sb, nil
-			}
+		if slices.Contains(states, sb.State) {
+			return sb, nil
 		}
 	}
 }
@@ -446,13 +451,19 @@ func (c *Client) send(ctx context.Context, q call) (*http.Response, error) {
 			return resp, nil
 		}
 		var p *Problem
-		if !again || left == 0 || ctx.Err() != nil || errors.As(err, &p) || !errors.Is(err, sandboxer.Unavailable) {
+		if !again || left == 0 || ctx.Err() != nil || errors.As(err, &p) || !errors.Is(err, sandboxer.Unavailable) || absent(err) {
 			return nil, err
 		}
 		if !sleep(ctx, 50*time.Millisecond<<(2*(retries-left))) {
 			return nil, err
 		}
 	}
+}
+
+// absent reports whether err proves that no server runs there: the caller learns
+// it at once, to start one perhaps.
+func absent(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist)
 }
 
 func (c *Client) once(ctx context.Context, q call, body []byte) (*http.Response, error) {

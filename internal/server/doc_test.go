@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/danielgtaylor/huma/v2"
 	"go.yaml.in/yaml/v4"
 
 	"github.com/sand-boxer/sandboxer"
@@ -57,6 +59,46 @@ func readDocument(t *testing.T) document {
 	return d
 }
 
+// routeTable is the list of routes in docs/api.md.
+func routeTable(s *Server) string {
+	var rows []string
+	for path, item := range s.api.OpenAPI().Paths {
+		for _, op := range []*huma.Operation{item.Get, item.Post, item.Put, item.Delete} {
+			if op == nil {
+				continue
+			}
+			scope := "–"
+			if v, ok := op.Extensions["x-scope"]; ok {
+				scope = fmt.Sprint(v)
+			}
+			rows = append(rows, fmt.Sprintf("| `%s` | `%s` | %s | %s |\n", path, op.Method, scope, op.Summary))
+		}
+	}
+	slices.Sort(rows)
+	return "| path | method | scope | |\n|---|---|---|---|\n" + strings.Join(rows, "")
+}
+
+func TestRouteTable(t *testing.T) {
+	const page, begin, end = "../../docs/api.md", "-update -->\n", "<!-- /routes -->"
+	b, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, ok := strings.Cut(string(b), begin)
+	have, tail, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatal("docs/api.md has no place for the routes")
+	}
+	want := routeTable(New(nil, Options{}))
+	if *update {
+		if err := os.WriteFile(page, []byte(head+begin+want+end+tail), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if have != want {
+		t.Error("the routes in docs/api.md are not the server's; run: go test ./internal/server -update")
+	}
+}
+
 func TestDescriptionIsCommitted(t *testing.T) {
 	s := New(nil, Options{})
 	if *update {
@@ -69,7 +111,7 @@ func TestDescriptionIsCommitted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(have, s.doc) {
-		t.Error("api/openapi.yaml is not what the server generates; run: go test ./internal/server -run TestDescriptionIsCommitted -update")
+		t.Error("api/openapi.yaml is not what the server generates; run: go test ./internal/server -update")
 	}
 	if !*update && !bytes.Equal(api.OpenAPI, have) {
 		t.Error("api.OpenAPI is not the committed file")

@@ -56,7 +56,7 @@ func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, 
 		// Counted for this request, with its principal: a collector has no ctx.
 		own := prometheus.NewRegistry()
 		own.MustRegister(snapshot{desc, func() (map[sandboxer.State]int, error) { return count(r.Context()) }})
-		promhttp.HandlerFor(prometheus.Gatherers{m.reg, own}, promhttp.HandlerOpts{}).ServeHTTP(w, r)
+		promhttp.HandlerFor(prometheus.Gatherers{m.reg, own}, promhttp.HandlerOpts{DisableCompression: true}).ServeHTTP(w, r)
 	})
 }
 

@@ -90,9 +90,6 @@ type inList struct {
 
 func (s *Server) list(ctx context.Context, in *inList) (*reply[api.List[api.Sandbox]], error) {
 	q := sandboxer.Query{Profile: in.Profile, Name: in.Name, Tenant: in.Tenant, After: in.Cursor, Limit: in.Limit, States: statesOf(in.State)}
-	if q.Profile != "" && !strings.HasPrefix(q.Profile, "profile.") {
-		q.Profile = "profile." + q.Profile
-	}
 	if len(q.States) == 0 {
 		q.States = liveStates()
 	}

@@ -1,0 +1,166 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// flaky cuts the connection of the first fails requests, after having read them.
+type flaky struct {
+	mu    sync.Mutex
+	fails int
+	seen  []string // method, path and idempotency key
+}
+
+func (f *flaky) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	io.Copy(io.Discard, r.Body)
+	f.mu.Lock()
+	f.seen = append(f.seen, r.Method+" "+r.URL.Path+" "+r.Header.Get("Idempotency-Key"))
+	cut := len(f.seen) <= f.fails
+	f.mu.Unlock()
+	if cut {
+		panic(http.ErrAbortHandler)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Write([]byte(`{}`))
+}
+
+// Only what may be repeated is repeated, and a create keeps its key.
+func TestRetries(t *testing.T) {
+	tests := []struct {
+		name  string
+		call  func(c *Client) error
+		again bool
+	}{
+		{"get", func(c *Client) error { _, err := c.Get(t.Context(), "x"); return err }, true},
+		{"destroy", func(c *Client) error { _, err := c.Destroy(t.Context(), "x", false); return err }, true},
+		{"create", func(c *Client) error { _, err := c.Create(t.Context(), CreateSandbox{Profile: "p"}); return err }, true},
+		{"plan", func(c *Client) error { _, err := c.Plan(t.Context(), CreateSandbox{Profile: "p"}); return err }, true},
+		{"set the lifetime", func(c *Client) error { _, err := c.Extend(t.Context(), "x", ExtendSandbox{TTL: 1}); return err }, true},
+		{"add to the lifetime", func(c *Client) error { _, err := c.Extend(t.Context(), "x", ExtendSandbox{Add: 1}); return err }, false},
+		{"run", func(c *Client) error { _, err := c.Run(t.Context(), "x", Exec{Args: []string{"x"}}); return err }, false},
+		{"write a file", func(c *Client) error { return c.WriteFile(t.Context(), "x", "/f", 0, strings.NewReader("x")) }, false},
+		{"move a file", func(c *Client) error { return c.MoveFile(t.Context(), "x", "/a", "/b") }, false},
+		{"make a key", func(c *Client) error { _, err := c.CreateKey(t.Context(), NewKey{}); return err }, false},
+		{"grant", func(c *Client) error { _, err := c.Grant(t.Context(), Grant{Amount: 1}); return err }, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			f := &flaky{fails: 2}
+			s := httptest.NewServer(f)
+			defer s.Close()
+			c, err := New(s.URL, Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			err = tt.call(c)
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if tt.again {
+				if err != nil || len(f.seen) != 3 || f.seen[0] != f.seen[2] {
+					t.Errorf("requests %q, %v", f.seen, err)
+				}
+			} else if !errors.Is(err, sandboxer.Unavailable) || len(f.seen) != 1 {
+				t.Errorf("requests %q, %v", f.seen, err)
+			}
+			if tt.name == "create" && strings.HasSuffix(f.seen[0], " ") {
+				t.Error("a create without a key")
+			}
+		})
+	}
+}
+
+// What answers is not always a sandboxer server.
+func TestForeignAnswers(t *testing.T) {
+	for _, tt := range []struct {
+		status int
+		body   string
+		kind   sandboxer.Kind
+	}{
+		{502, "<html>Bad gateway", sandboxer.Unavailable},
+		{404, "not found", sandboxer.NotFound},
+		{302, "", sandboxer.Internal},
+		{418, `{"code":"invalid"}`, sandboxer.Invalid},
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/elsewhere" {
+				t.Error("the client followed a redirect")
+			}
+			w.Header().Set("Location", "/elsewhere")
+			w.WriteHeader(tt.status)
+			io.WriteString(w, tt.body)
+		}))
+		c, _ := New(s.URL, Options{Token: "sbx_key_k_secret"})
+		_, err := c.Get(t.Context(), "x")
+		if sandboxer.KindOf(err) != tt.kind {
+			t.Errorf("%d: %v (%s); want %s", tt.status, err, sandboxer.KindOf(err), tt.kind)
+		}
+		c.Close()
+		s.Close()
+	}
+}
+
+func TestText(t *testing.T) {
+	var v struct {
+		D Duration
+		C Credits
+	}
+	if err := json.Unmarshal([]byte(`{"D":"1h30m","C":"-3.5"}`), &v); err != nil || v.D.Std() != 90*time.Minute || v.C != -3_500_000 {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	if b, err := json.Marshal(v); err != nil || string(b) != `{"D":"1h30m0s","C":"-3.50"}` {
+		t.Errorf("%s, %v", b, err)
+	}
+	for _, bad := range []string{`{"D":"90"}`, `{"D":"soon"}`, `{"C":"1e3"}`, `{"C":"0.1234567"}`} {
+		if err := json.Unmarshal([]byte(bad), &v); !errors.Is(err, sandboxer.Invalid) {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+}
+
+func FuzzParseMode(f *testing.F) {
+	for _, s := range []string{"0644", "755", "7777", "8", "-1", "", "0o644"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		m, err := ParseMode(s)
+		if err != nil {
+			if !errors.Is(err, sandboxer.Invalid) {
+				t.Errorf("%q: %v", s, err)
+			}
+			return
+		}
+		if back, err := ParseMode(FormatMode(m)); err != nil || back != m {
+			t.Errorf("%q is %v and then %v, %v", s, m, back, err)
+		}
+	})
+}
+
+func TestSignals(t *testing.T) {
+	for name, sig := range signals {
+		for _, n := range []string{name, "SIG" + name} {
+			if got, err := ParseSignal(n); err != nil || got != sig {
+				t.Errorf("ParseSignal(%q) = %v, %v", n, got, err)
+			}
+		}
+		if got := SignalName(sig); got != name {
+			t.Errorf("SignalName(%v) = %q; want %q", sig, got, name)
+		}
+	}
+	for _, bad := range []string{"", "SIG", "9", "term", "SEGVX"} {
+		if _, err := ParseSignal(bad); !errors.Is(err, sandboxer.Invalid) {
+			t.Errorf("ParseSignal(%q): %v", bad, err)
+		}
+	}
+}
