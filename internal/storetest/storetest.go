@@ -352,7 +352,7 @@ func kept(v reflect.Value) {
 	}
 }
 
-// at the same time: parallel runs f n times at once and returns the errors.
+// parallel runs f n times at once and returns the errors.
 func parallel(n int, f func(i int) error) []error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
