@@ -199,8 +199,12 @@ func (c *Client) rpcError(ctx context.Context, err error) error {
 	if kind := sandboxer.Kind(ce.Meta().Get(kindHeader)); kind != "" {
 		return sandboxer.E(kind, nil, "%s", ce.Message())
 	}
-	if !connect.IsWireError(err) { // raised on our side
-		return c.transportError(ctx, err)
+	switch ce.Code() {
+	case connect.CodeUnauthenticated, connect.CodePermissionDenied: // may be a front's bare status
+	default:
+		if !connect.IsWireError(err) { // raised on our side
+			return c.transportError(ctx, err)
+		}
 	}
 	kind := sandboxer.Internal
 	switch ce.Code() {

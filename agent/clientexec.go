@@ -143,7 +143,13 @@ func (a *attachment) run(s Streams, own bool) (x sandboxer.Exit, err error) {
 		}
 		a.cut()
 	}
-	defer context.AfterFunc(a.ctx, giveUp)()
+	gaveUp := make(chan struct{})
+	stopWaiting := context.AfterFunc(a.ctx, func() { defer close(gaveUp); giveUp() })
+	defer func() {
+		if !stopWaiting() {
+			<-gaveUp // the end of the leader may be seen before the rest is gone
+		}
+	}()
 
 	for {
 		ev := a.next()
@@ -181,7 +187,7 @@ func (a *attachment) run(s Streams, own bool) (x sandboxer.Exit, err error) {
 			if !own {
 				return x, err
 			}
-			go giveUp()
+			giveUp()
 		}
 	}
 }

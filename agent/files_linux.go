@@ -297,7 +297,7 @@ func (s *server) save(name string, u user, mode *fs.FileMode, meta map[string]st
 		m := fs.FileMode(0o644)
 		mode = &m
 	}
-	if os.Geteuid() == 0 { // before the mode: a change of owner drops set-user-ID
+	if os.Geteuid() == 0 {
 		if err := f.Chown(int(u.uid), int(u.gid)); err != nil {
 			return up, err
 		}
@@ -314,6 +314,11 @@ func (s *server) save(name string, u user, mode *fs.FileMode, meta map[string]st
 			err = sandboxer.E(sandboxer.Invalid, err, "the body ended before its time: %v", err)
 		}
 		return up, err
+	}
+	if mode.Perm() != *mode { // writing drops set-user-ID and its kin
+		if err := f.Chmod(*mode); err != nil {
+			return up, err
+		}
 	}
 	return uploaded{Name: filepath.Base(path), Path: path, Type: "file", Metadata: meta}, nil
 }

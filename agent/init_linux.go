@@ -39,6 +39,14 @@ const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 // MainTag is the tag of the process that init starts from its own arguments.
 const MainTag = "main"
 
+// deaf are signals that mean nothing to us. They are caught all the same: if whoever
+// started us had them ignored, so would every program of the sandbox, and a ^C or ^Z in
+// its terminals be dead; a caught signal is back to its default after exec.
+var deaf = []os.Signal{
+	unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE, unix.SIGALRM, unix.SIGTSTP,
+	unix.SIGTTIN, unix.SIGTTOU, unix.SIGCONT, unix.SIGXCPU, unix.SIGXFSZ, unix.SIGVTALRM, unix.SIGWINCH, unix.SIGIO, unix.SIGPWR,
+}
+
 type addresses []string
 
 func (a *addresses) String() string     { return strings.Join(*a, ",") }
@@ -109,15 +117,11 @@ func runInit(args []string) int {
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, unix.SIGCHLD)
 	end := make(chan os.Signal, 1)
-	signal.Notify(end, unix.SIGTERM, unix.SIGINT)
-	// A signal that whoever started us had ignored would be ignored by every program
-	// of the sandbox; one with a handler is back to its default after exec.
-	ignored := make(chan os.Signal, 1)
-	for n := unix.Signal(1); n < 32; n++ {
-		if n == unix.SIGHUP || signal.Ignored(n) {
-			signal.Notify(ignored, n)
-		}
+	signal.Notify(end, unix.SIGTERM)
+	if !signal.Ignored(unix.SIGINT) {
+		signal.Notify(end, unix.SIGINT)
 	}
+	signal.Notify(make(chan os.Signal, 1), deaf...)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for range children {

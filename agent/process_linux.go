@@ -767,7 +767,6 @@ func (p *process) signal(sig unix.Signal) error {
 		return nil
 	}
 	// Until a pass finds nothing alive: the members may be forking.
-	_ = unix.Kill(-p.pid, sig)
 	for range 100 {
 		ms := p.members(true)
 		if len(ms) == 0 {

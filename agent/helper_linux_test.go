@@ -1,15 +1,12 @@
 package agent
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -34,7 +31,7 @@ type running struct {
 	cmd    *exec.Cmd
 	socket string
 	dir    string // its default directory
-	stderr *bytes.Buffer
+	stderr *awaited
 }
 
 const testToken = "tok-1"
@@ -54,10 +51,10 @@ func startAgent(t testing.TB, args ...string) *running {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	r := &running{t: t, socket: filepath.Join(dir, "s"), dir: work, stderr: &bytes.Buffer{}}
+	r := &running{t: t, socket: filepath.Join(dir, "s"), dir: work, stderr: &awaited{}}
 	args = append([]string{"init", "--listen", "unix:" + r.socket, "--workdir", work, "--grace", "1s"}, args...)
 	r.cmd = exec.Command(os.Args[0], args...)
-	r.cmd.Env = append(os.Environ(), "AGENT_TEST_RUN=1", envToken+"="+testToken)
+	r.cmd.Env = append(os.Environ(), "AGENT_TEST_RUN=1", "GORACE=atexit_sleep_ms=0", envToken+"="+testToken)
 	r.cmd.Stderr = r.stderr
 	if err := r.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -106,30 +103,4 @@ func (r *running) sh(script string) (stdout, stderr string, x sandboxer.Exit) {
 		r.t.Fatalf("Exec(%q): %v", script, err)
 	}
 	return out.String(), errs.String(), x
-}
-
-func TestExec(t *testing.T) {
-	a := startAgent(t)
-	out, errs, x := a.sh("echo out; echo err >&2; exit 43")
-	if out != "out\n" || errs != "err\n" || x != (sandboxer.Exit{Code: 43}) {
-		t.Errorf("sh: %q, %q, %+v", out, errs, x)
-	}
-	in := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
-	var got bytes.Buffer
-	x, err := a.Exec(t.Context(), sandboxer.Cmd{Args: []string{"cat"}, Stdin: bytes.NewReader(in), Stdout: &got})
-	if err != nil || x.Code != 0 || !bytes.Equal(got.Bytes(), in) {
-		t.Errorf("cat of 1 MiB: %d bytes, %+v, %v", got.Len(), x, err)
-	}
-	if err := a.WriteFile(t.Context(), a.dir+"/d/f", 0o640, strings.NewReader("hello")); err != nil {
-		t.Fatal(err)
-	}
-	f, err := a.ReadFile(t.Context(), a.dir+"/d/f")
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := io.ReadAll(bufio.NewReader(f))
-	f.Close()
-	if string(b) != "hello" || err != nil {
-		t.Errorf("ReadFile: %q, %v", b, err)
-	}
 }
