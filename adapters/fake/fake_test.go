@@ -1,9 +1,13 @@
 package fake_test
 
 import (
+	"context"
+	"fmt"
 	"os"
+	"os/signal"
 	"os/user"
 	"strconv"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -13,12 +17,22 @@ import (
 	"github.com/sand-boxer/sandboxer/extensiontest"
 )
 
-// The test binary plays two parts more: the echo server inside a sandbox, and a
-// world in a process of its own.
+// The test binary plays more parts: the echo server inside a sandbox, a world in a
+// process of its own, and a broker that is killed.
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) == 3 && os.Args[1] == "echo":
 		panic(extensiontest.Echo(os.Args[2]))
+	case len(os.Args) == 3 && os.Args[1] == "broker":
+		panic(broker(os.Args[2]))
+	case len(os.Args) == 4 && os.Args[1] == "world":
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		defer stop()
+		err := fake.Serve(ctx, fake.ServeOptions{Socket: os.Args[2], Log: os.Args[3], Ready: func() { fmt.Println("ready") }})
+		if err != nil {
+			panic(err)
+		}
+		return
 	}
 	goleak.VerifyTestMain(m)
 }
