@@ -22,7 +22,7 @@ func TestFiles(t *testing.T) {
 	in := func(name string) string { return filepath.Join(a.dir, name) }
 	content := bytes.Repeat([]byte{0, 1, 2, 255}, 1<<18)
 	for _, r := range []io.Reader{bytes.NewReader(content), struct{ io.Reader }{bytes.NewReader(content)}} {
-		if err := a.WriteFile(ctx, in("x/y/f"), 0o4751, r); err != nil {
+		if err := a.WriteFile(ctx, in("x/y/f"), fs.ModeSetuid|0o751, r); err != nil {
 			t.Fatal(err)
 		}
 		f, err := a.ReadFile(ctx, in("x/y/f"))
@@ -169,7 +169,7 @@ func TestFilesOfUsers(t *testing.T) {
 	}
 	a := startAgent(t)
 	c := a.client(ClientOptions{Token: testToken, User: "4711:12"})
-	if err := errors.Join(c.WriteFile(t.Context(), a.dir+"/d/f", 0o4755, strings.NewReader("x")), c.MakeDir(t.Context(), a.dir+"/e/g"),
+	if err := errors.Join(c.WriteFile(t.Context(), a.dir+"/d/f", fs.ModeSetuid|0o755, strings.NewReader("x")), c.MakeDir(t.Context(), a.dir+"/e/g"),
 		c.Unpack(t.Context(), a.dir+"/u", archive(t, reg("v/w", "x")), UntarOptions{})); err != nil {
 		t.Fatal(err)
 	}
