@@ -36,10 +36,11 @@ func (m *Manager) Create(ctx context.Context, req sandboxer.CreateRequest) (*san
 			return sb, err
 		}
 	}
+	make := m.launch
 	if o.chosen {
-		return m.join(ctx, o)
+		make = m.join
 	}
-	sb, err := m.launch(ctx, o)
+	sb, err := make(ctx, o)
 	if o.key != "" && isKind(err, sandboxer.Conflict) {
 		if sb, err := m.replay(ctx, o); sb != nil || err != nil { // a twin of this request was faster
 			return sb, err
@@ -86,7 +87,7 @@ func (m *Manager) replay(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 		return sb, failure(sb)
 	}
 	for sb.State == sandboxer.Creating {
-		j, mine, err := m.begin(ctx, sb.ID, true, nil)
+		j, mine, err := m.begin(ctx, sb.ID, sb.Generation, true, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -154,7 +155,7 @@ func taken(id string) error {
 // launch starts the job that makes o's sandbox, or joins the one that does, and
 // waits for as much of it as the caller wants.
 func (m *Manager) launch(ctx context.Context, o *order) (*sandboxer.Sandbox, error) {
-	j, mine, err := m.begin(ctx, o.id, true, o)
+	j, mine, err := m.begin(ctx, o.id, 0, true, o)
 	switch {
 	case err != nil:
 		return nil, err
@@ -190,7 +191,7 @@ func (m *Manager) launch(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 
 // share records o's idempotency key on a sandbox that another request made.
 func (m *Manager) share(ctx context.Context, o *order, j *job, mine bool, sb *sandboxer.Sandbox) error {
-	if o.key == "" || mine && j.committed != nil {
+	if o.key == "" || mine && j.recorded {
 		return nil
 	}
 	err := m.store.Write(ctx, sandboxer.Writes{Key: o.idempotency(sb)})
@@ -245,7 +246,8 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 		case !o.matches(last):
 			return nil, taken(o.id)
 		case last.State == sandboxer.Creating:
-			return m.build(ctx, j, last)
+			m.know(j, last)
+			return m.resume(ctx, j, last.ID, last.Generation)
 		default:
 			return m.fresh(last), nil
 		}
@@ -274,7 +276,8 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 	}
 	m.ring(sb.ID)
 	m.alarm(sb.ExpiresAt)
-	j.know(sb)
+	j.recorded = true
+	m.know(j, sb)
 	return m.build(ctx, j, sb)
 }
 
@@ -301,10 +304,15 @@ func (m *Manager) explain(ctx context.Context, o *order, sb *sandboxer.Sandbox, 
 // resume builds a sandbox that nobody works on any more, if it still needs it.
 func (m *Manager) resume(ctx context.Context, j *job, id string, generation int) (*sandboxer.Sandbox, error) {
 	sb, err := m.store.SandboxGeneration(ctx, id, generation)
-	if err != nil || sb.State != sandboxer.Creating {
-		return sb, err
+	switch {
+	case err != nil:
+		return nil, err
+	case sb.State == sandboxer.Creating:
+		return m.build(ctx, j, sb)
+	case sb.State == sandboxer.Terminating, sb.State == sandboxer.Terminated:
+		return nil, errDoomed
 	}
-	return m.build(ctx, j, sb)
+	return m.fresh(sb), nil
 }
 
 // build brings a sandbox that is in the books to running. It does the same for a

@@ -71,40 +71,35 @@ func (m *Manager) doom(ctx context.Context, sb *sandboxer.Sandbox, why ending) e
 // returns it terminated; or terminating, with the error after which it will be tried
 // again.
 func (m *Manager) finish(ctx context.Context, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
-	for sb.State != sandboxer.Terminated {
-		j, mine, err := m.begin(ctx, sb.ID, false, nil)
+	for {
+		j, mine, err := m.begin(ctx, sb.ID, sb.Generation, false, nil)
 		if err != nil {
 			return nil, err
 		}
-		joined := false
-		switch {
-		case mine:
+		over := (<-chan struct{})(j.done)
+		tearing := !mine && !m.makes(j)
+		if mine {
 			own := *sb
 			m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return &own, m.teardown(ctx, &own) })
-		case m.makes(j):
-			m.doomJob(j)
-		default:
-			joined = true
+		} else {
+			over = m.yield(j, sb.Generation)
 		}
-		if err := wait(ctx, j.done); err != nil {
+		if err := wait(ctx, over); err != nil {
 			return nil, err
 		}
-		fresh, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
-		if err != nil {
+		if sb, err = m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err != nil {
 			return nil, err
 		}
-		sb = fresh
-		if sb.State == sandboxer.Terminated {
-			break
-		}
-		if mine && j.err != nil {
+		switch {
+		case sb.State == sandboxer.Terminated:
+			return sb, nil
+		case mine && j.err != nil:
 			return sb, j.err
-		}
-		if joined && sb.LastError != "" {
-			return sb, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s is not removed yet: %s", sb.ID, sb.LastError)
+		case tearing && sb.LastError != "":
+			return sb, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s is not removed yet: %s", sb.ID, sb.LastError).
+				WithHint("it is tried again by itself")
 		}
 	}
-	return sb, nil
 }
 
 // teardown releases everything sb has outside and then closes its books. The caller
@@ -124,7 +119,6 @@ func (m *Manager) teardown(ctx context.Context, sb *sandboxer.Sandbox) error {
 	return m.step(pEnded, func() error {
 		err := m.move(ctx, sb, sandboxer.Terminated, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			sb.EndedAt = now()
-			sb.RetryAt = time.Time{}
 			sb.Cleanup = &report
 			sb.Cost, w.Entries = settle(sb)
 			for _, s := range report.Warnings {

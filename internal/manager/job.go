@@ -11,6 +11,7 @@ import (
 // down. It is the keyed lock, what callers wait for, and what they cancel.
 type job struct {
 	id     string
+	of     int    // guarded by Manager.mu: the generation it works on; 0 until that has a record
 	making bool   // guarded by Manager.mu: a job that makes ends by tearing down when it fails
 	doomed bool   // guarded by Manager.mu: canceled in favour of a teardown
 	order  *order // what is being made; nil when the sweep resumes it
@@ -20,6 +21,7 @@ type job struct {
 	known     chan struct{} // closed when the record is committed, or the job has ended
 	knowOnce  sync.Once
 	committed *sandboxer.Sandbox // the record when known was closed; nil if there is none
+	recorded  bool               // the job itself committed it, with order's idempotency key
 	done      chan struct{}      // closed when the job has ended
 	sb        *sandboxer.Sandbox // its result, for whoever waits on done
 	err       error
@@ -28,7 +30,7 @@ type job struct {
 // begin starts a job on id unless one is in flight, which it then returns instead.
 // The caller must run the job it began, with run. Values of ctx go with the job, its
 // end does not: work belongs to the manager.
-func (m *Manager) begin(ctx context.Context, id string, making bool, o *order) (j *job, mine bool, err error) {
+func (m *Manager) begin(ctx context.Context, id string, generation int, making bool, o *order) (j *job, mine bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -37,7 +39,7 @@ func (m *Manager) begin(ctx context.Context, id string, making bool, o *order) (
 	if j := m.jobs[id]; j != nil {
 		return j, false, nil
 	}
-	j = &job{id: id, making: making, order: o, known: make(chan struct{}), done: make(chan struct{})}
+	j = &job{id: id, of: generation, making: making, order: o, known: make(chan struct{}), done: make(chan struct{})}
 	j.ctx, j.cancel = m.within(context.WithoutCancel(ctx))
 	m.jobs[id] = j
 	m.wg.Add(1)
@@ -62,7 +64,10 @@ func (m *Manager) run(j *job, work func(context.Context) (*sandboxer.Sandbox, er
 }
 
 // know publishes the committed record to those who do not wait for the end.
-func (j *job) know(sb *sandboxer.Sandbox) {
+func (m *Manager) know(j *job, sb *sandboxer.Sandbox) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	j.of = sb.Generation
 	j.knowOnce.Do(func() {
 		cp := *sb
 		j.committed = &cp
@@ -89,14 +94,20 @@ func (m *Manager) turn(j *job) bool {
 	return true
 }
 
-// doomJob cancels j if it is making a sandbox that has to go.
-func (m *Manager) doomJob(j *job) {
+// yield makes way for the teardown of generation: it cancels j if j is making just
+// that, and returns what to wait for before looking again. A job that makes another
+// generation is left alone.
+func (m *Manager) yield(j *job, generation int) <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if j.making {
+	switch {
+	case j.making && j.of == 0:
+		return j.known
+	case j.making && j.of == generation:
 		j.doomed = true
 		j.cancel(errDoomed)
 	}
+	return j.done
 }
 
 // makes reports whether j still works towards a usable sandbox.

@@ -18,9 +18,9 @@ func actor(ctx context.Context) string {
 	return sweeper
 }
 
-// move brings sb to the state next and is the only function that does. change may
-// set further fields, add to what is committed with them, or refuse; it may run more
-// than once. sb is brought up to date. Conflict: sb is in another state by now, from
+// move brings sb to the state next and is the only function that does. change, which
+// sees the record as it was, may set further fields, add to what is committed with
+// them, or refuse; it may run more than once. sb is brought up to date. Conflict: sb is in another state by now, from
 // which this move was not meant.
 func (m *Manager) move(ctx context.Context, sb *sandboxer.Sandbox, next sandboxer.State, change func(*sandboxer.Sandbox, *sandboxer.Writes) error) error {
 	from := sb.State
@@ -28,11 +28,11 @@ func (m *Manager) move(ctx context.Context, sb *sandboxer.Sandbox, next sandboxe
 		if sb.State != from || !sb.State.CanBecome(next) {
 			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s and cannot become %s", sb.ID, sb.State, next)
 		}
-		sb.State = next
-		sb.Retries, sb.RetryAt, sb.LastError, sb.AbsentSince = 0, time.Time{}, "", time.Time{}
 		if err := change(sb, w); err != nil {
 			return err
 		}
+		sb.State = next
+		sb.Retries, sb.RetryAt, sb.LastError, sb.AbsentSince = 0, time.Time{}, "", time.Time{}
 		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventState, sb.Message))
 		ev := &w.Events[len(w.Events)-1]
 		ev.From, ev.To, ev.Cause = from, next, sb.Reason

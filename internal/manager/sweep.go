@@ -308,7 +308,7 @@ func (m *Manager) pickUp(ctx context.Context, t *tally, sb *sandboxer.Sandbox) e
 		return err
 	}
 	defer release()
-	j, mine, err := m.begin(ctx, sb.ID, true, nil)
+	j, mine, err := m.begin(ctx, sb.ID, sb.Generation, true, nil)
 	if err != nil || !mine {
 		return err
 	}
@@ -506,7 +506,7 @@ func (m *Manager) reap(ctx context.Context, e *extension, s sighting, h sandboxe
 		return err
 	}
 	defer release()
-	j, mine, err := m.begin(ctx, s.id, false, nil)
+	j, mine, err := m.begin(ctx, s.id, s.generation, false, nil)
 	if err != nil {
 		return err
 	}
