@@ -42,6 +42,8 @@ var requestID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 // serve is the way of every request: identify it, refuse what must not come in,
 // find its route, and note how it went.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	s.work.Add(1)
+	defer s.work.Done()
 	start := time.Now()
 	c := &call{id: r.Header.Get("X-Request-Id"), route: "none"}
 	if !requestID.MatchString(c.id) {

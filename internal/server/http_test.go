@@ -1288,3 +1288,32 @@ func TestClientWithoutServer(t *testing.T) {
 		}
 	}
 }
+
+// A server that is asked to end answers what it has begun, and nothing new.
+func TestShutdownWaits(t *testing.T) {
+	r := newRig(t)
+	r.world.Inject(fake.Fault{Verb: fake.VerbProvision, Delay: 200 * time.Millisecond, Times: 1})
+	type result struct {
+		sb  *api.Sandbox
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		sb, err := r.admin.Create(t.Context(), api.CreateSandbox{Profile: "test", Name: "last"})
+		done <- result{sb, err}
+	}()
+	poll(t, "the record", func() bool {
+		l, err := r.admin.List(t.Context(), api.SandboxQuery{Name: "last"})
+		return err == nil && len(l.Items) == 1
+	})
+	r.stop()
+	if got := <-done; got.err != nil || got.sb.State != sandboxer.Running {
+		t.Errorf("the create under way: %+v, %v", got.sb, got.err)
+	}
+	if _, err := r.admin.Get(t.Context(), "last"); !errors.Is(err, sandboxer.Unavailable) {
+		t.Errorf("after the end: %v", err)
+	}
+	if _, err := os.Stat(r.sock); err == nil {
+		t.Error("the socket is still there")
+	}
+}

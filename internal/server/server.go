@@ -99,7 +99,7 @@ type Server struct {
 
 	closing context.Context // ends when the server is asked to end
 	close   context.CancelCauseFunc
-	work    sync.WaitGroup // streams and detached destroys
+	work    sync.WaitGroup // requests and detached destroys
 }
 
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the server is shutting down")
@@ -170,18 +170,13 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 // stream returns a ctx for something that may last: it ends, with the reason as its
 // cause, when the caller's key is revoked or expires and when the server ends.
 func (s *Server) stream(ctx context.Context) (context.Context, context.CancelCauseFunc) {
-	s.work.Add(1)
 	bound, unbind := s.m.Bind(ctx, sandboxer.PrincipalFrom(ctx))
 	ctx, cancel := context.WithCancelCause(bound)
 	stop := context.AfterFunc(s.closing, func() { cancel(errClosing) })
-	var once sync.Once
 	return ctx, func(cause error) {
 		cancel(cause)
-		once.Do(func() {
-			stop()
-			unbind()
-			s.work.Done()
-		})
+		stop()
+		unbind()
 	}
 }
 
