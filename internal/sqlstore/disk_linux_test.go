@@ -85,7 +85,7 @@ func TestDiskFull(t *testing.T) {
 		}
 		return err
 	}
-	for range 1500 {
+	for range 300 {
 		if err := create(); err != nil {
 			t.Fatal(err)
 		}

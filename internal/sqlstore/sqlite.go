@@ -181,7 +181,9 @@ func prepareDir(dir string) error {
 	if err != nil {
 		return sandboxer.E(sandboxer.Invalid, err, "cannot read the data directory %s", dir)
 	}
-	ours := slices.ContainsFunc(names, func(e fs.DirEntry) bool { return e.Name() == dbFile || e.Name() == newDBFile })
+	ours := slices.ContainsFunc(names, func(e fs.DirEntry) bool {
+		return strings.HasPrefix(e.Name(), dbFile) || strings.HasPrefix(e.Name(), backupPrefix)
+	})
 	if len(names) > 0 && !ours {
 		return sandboxer.E(sandboxer.Invalid, nil, "the data directory %s is open to other users and holds other files", dir).
 			WithHint("choose a directory of its own, or close this one: chmod 700 %s", dir)

@@ -187,6 +187,7 @@ func TestDamage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	whole := filepath.Join(used(t, 300), dbFile)
 	for _, c := range []struct {
 		name   string
 		damage func(t *testing.T, file string)
@@ -222,8 +223,9 @@ func TestDamage(t *testing.T) {
 	} {
 		for _, backup := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, backup %t", c.name, backup), func(t *testing.T) {
-				dir := used(t, 300)
+				dir := t.TempDir()
 				file := filepath.Join(dir, dbFile)
+				copyFile(t, whole, file)
 				words := []string{file, "holds no backup"}
 				if backup {
 					copyFile(t, file, filepath.Join(dir, "sandboxer-before-0002.db"))
