@@ -364,7 +364,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 		switch {
 		case ok:
 			seen[s] = true
-			if !e.surveyed && sb.State == sandboxer.Running {
+			if !e.surveyed && sb.State == sandboxer.Running && sb.ReadyAt.Before(m.started) {
 				t.count(func(r *SweepReport) { r.Adopted++ })
 			}
 			m.act(t, sb, sandboxer.Alive)
@@ -409,7 +409,7 @@ func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox) {
 	if m.working(sb.ID) || !m.take(sb.ID) {
 		return
 	}
-	first := !e.surveyed
+	inherited := !e.surveyed && sb.ReadyAt.Before(m.started)
 	m.async(t, func() {
 		release, err := m.slot(m.ctx, e.Info.ID)
 		if err != nil {
@@ -423,7 +423,7 @@ func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox) {
 			m.log.Debug("probe", "sandbox", sb.ID, "err", err)
 			alive = sandboxer.Unknown
 		}
-		if alive == sandboxer.Alive && first {
+		if alive == sandboxer.Alive && inherited {
 			t.count(func(r *SweepReport) { r.Adopted++ })
 		}
 		m.act(t, sb, alive)

@@ -1,0 +1,413 @@
+package manager
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// TestTenancy calls every method that takes a sandbox with a foreign one, and with
+// one that never was: nothing tells them apart.
+func TestTenancy(t *testing.T) {
+	r := newRig(t, nil)
+	sb := r.create(sandboxer.CreateRequest{Name: "mine"})
+	calls := map[string]func(context.Context, string) error{
+		"get":     func(ctx context.Context, ref string) error { _, err := r.Get(ctx, ref); return err },
+		"wait":    func(ctx context.Context, ref string) error { _, err := r.Wait(ctx, ref); return err },
+		"extend":  func(ctx context.Context, ref string) error { _, err := r.Extend(ctx, ref, Extend{Add: 1}); return err },
+		"destroy": func(ctx context.Context, ref string) error { _, err := r.Destroy(ctx, ref); return err },
+		"exec": func(ctx context.Context, ref string) error {
+			_, err := r.Exec(ctx, ref, sandboxer.Cmd{Args: []string{"true"}})
+			return err
+		},
+		"read": func(ctx context.Context, ref string) error { _, err := r.ReadFile(ctx, ref, "/x"); return err },
+		"write": func(ctx context.Context, ref string) error {
+			return r.WriteFile(ctx, ref, "/x", 0o644, strings.NewReader(""))
+		},
+		"stat": func(ctx context.Context, ref string) error { _, err := r.StatFile(ctx, ref, "/x"); return err },
+		"list": func(ctx context.Context, ref string) error {
+			for _, err := range r.ListFiles(ctx, ref, "/") {
+				return err
+			}
+			return nil
+		},
+		"mkdir": func(ctx context.Context, ref string) error { return r.MakeDir(ctx, ref, "/x") },
+		"move":  func(ctx context.Context, ref string) error { return r.MoveFile(ctx, ref, "/x", "/y") },
+		"rm":    func(ctx context.Context, ref string) error { return r.RemoveFile(ctx, ref, "/x") },
+		"dial":  func(ctx context.Context, ref string) error { _, err := r.Dial(ctx, ref, 80); return err },
+		"stats": func(ctx context.Context, ref string) error { _, err := r.Stats(ctx, ref); return err },
+		"events": func(ctx context.Context, ref string) error {
+			_, err := r.Events(ctx, sandboxer.EventQuery{SandboxID: ref})
+			return err
+		},
+		"follow": func(ctx context.Context, ref string) error {
+			for _, err := range r.Follow(ctx, sandboxer.EventQuery{SandboxID: ref}) {
+				return err
+			}
+			return nil
+		},
+	}
+	reading := []string{"get", "wait", "read", "stat", "list", "stats", "events", "follow"}
+	for name, call := range calls {
+		t.Run(name, func(t *testing.T) {
+			for _, ref := range []string{sb.ID, "mine", sb.ID[:4]} {
+				err := call(rival, ref)
+				wantErr(t, err, sandboxer.NotFound, fmt.Sprintf("there is no sandbox %q", ref))
+				missing := call(rival, "nothing")
+				if strings.ReplaceAll(fmt.Sprint(err), ref, "nothing") != fmt.Sprint(missing) {
+					t.Errorf("%q differs from %q", err, missing)
+				}
+			}
+			wantErr(t, call(context.Background(), sb.ID), sandboxer.Unauthenticated, "nobody is logged in")
+			if !slices.Contains(reading, name) {
+				wantErr(t, call(as("acme", sandboxer.ScopeRead), sb.ID), sandboxer.Denied, `needs the scope "write"`)
+			}
+			wantErr(t, call(as("acme", "nothing"), sb.ID), sandboxer.Denied, "needs the scope")
+		})
+	}
+	if got := r.get(sb.ID); got.State != sandboxer.Running {
+		t.Errorf("after all that it is %s", got.State)
+	}
+	if items, _, err := r.List(rival, sandboxer.Query{}); err != nil || len(items) != 0 {
+		t.Errorf("the rival sees %v, %v", items, err)
+	}
+	if items, _, err := r.List(rival, sandboxer.Query{Tenant: "acme"}); err != nil || len(items) != 0 {
+		t.Errorf("the rival sees %v, %v", items, err)
+	}
+	if items, _, err := r.List(admin, sandboxer.Query{Profile: "test"}); err != nil || len(items) != 1 {
+		t.Errorf("the administrator sees %v, %v", items, err)
+	}
+	_, err := r.Events(rival, sandboxer.EventQuery{Tenant: "acme"})
+	wantErr(t, err, sandboxer.Denied, "not yours to see")
+	if events, err := r.Events(rival, sandboxer.EventQuery{}); err != nil || len(events) != 0 {
+		t.Errorf("the rival sees %v, %v", events, err)
+	}
+	_, err = r.Balance(rival, "acme")
+	wantErr(t, err, sandboxer.Denied, "not yours to see")
+	_, _, err = r.Entries(rival, sandboxer.EntryQuery{Tenant: "acme"})
+	wantErr(t, err, sandboxer.Denied, "not yours to see")
+
+	for name, call := range map[string]func(context.Context) error{
+		"grant":  func(ctx context.Context) error { return r.Grant(ctx, "acme", 1, "", "") },
+		"keys":   func(ctx context.Context) error { _, err := r.Keys(ctx); return err },
+		"revoke": func(ctx context.Context) error { return r.RevokeKey(ctx, "x") },
+		"audit":  func(ctx context.Context) error { _, err := r.Audit(ctx); return err },
+		"sweep":  func(ctx context.Context) error { _, err := r.Sweep(ctx); return err },
+		"key": func(ctx context.Context) error {
+			_, _, err := r.CreateKey(ctx, NewKey{Name: "x", Scopes: sandboxer.Scopes()})
+			return err
+		},
+	} {
+		wantErr(t, call(acme), sandboxer.Denied, `needs the scope "admin"`)
+		wantErr(t, call(context.Background()), sandboxer.Unauthenticated, "")
+		_ = name
+	}
+}
+
+func TestRefs(t *testing.T) {
+	r := newRig(t, nil)
+	made := func(id, name string) *sandboxer.Sandbox {
+		return r.create(sandboxer.CreateRequest{Inputs: map[string]string{"sandbox_id": id}, Name: name})
+	}
+	made("abc-1", "one")
+	made("abc-2", "abc-1") // a name that is another's ID
+	made("abd-1", "")
+	for ref, want := range map[string]string{"abc-1": "abc-1", "abc-2": "abc-2", "one": "abc-1", "abd": "abd-1"} {
+		if sb := r.get(ref); sb.ID != want {
+			t.Errorf("%q means %s, want %s", ref, sb.ID, want)
+		}
+	}
+	_, err := r.Get(acme, "abc")
+	wantErr(t, err, sandboxer.Conflict, `"abc" means several sandboxes: abc-2 (abc-1, acme), abc-1 (one, acme)`)
+	_, err = r.Get(acme, "ab")
+	wantErr(t, err, sandboxer.NotFound, "")
+	for _, bad := range []string{"", "..", "a/b", "A", strings.Repeat("x", 1000)} {
+		_, err = r.Get(acme, bad)
+		wantErr(t, err, sandboxer.NotFound, "there is no sandbox")
+	}
+	r.destroy("abc-2")
+	if sb := r.get("abc"); sb.ID != "abc-1" {
+		t.Errorf("of a living and an ended one, %s", sb.ID)
+	}
+	r.destroy("one")
+	if sb := r.get("one"); sb.ID != "abc-1" || sb.State != sandboxer.Terminated {
+		t.Errorf("an ended one by its name: %+v", sb)
+	}
+	_, _, err = r.List(acme, sandboxer.Query{States: []sandboxer.State{"runing"}})
+	wantErr(t, err, sandboxer.Invalid, `did you mean "running"?`)
+	_, _, err = r.List(acme, sandboxer.Query{Limit: 1001})
+	wantErr(t, err, sandboxer.Invalid, "want 1 to 1000")
+}
+
+func TestKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, ticking)
+		for _, bad := range []NewKey{{}, {Name: "x"}, {Name: "x", Scopes: []sandboxer.Scope{"root"}}, {Name: "x", Scopes: sandboxer.Scopes(), TTL: -1}} {
+			_, _, err := r.CreateKey(admin, bad)
+			wantErr(t, err, sandboxer.Invalid, "")
+		}
+		token, key, err := r.CreateKey(admin, NewKey{Name: "ci", Tenant: "acme", Scopes: []sandboxer.Scope{sandboxer.ScopeRead}, TTL: time.Hour})
+		if err != nil || !strings.HasPrefix(token.Reveal(), "sbx_key_"+key.ID+"_") || len(token.Reveal()) < 60 {
+			t.Fatalf("%d characters, %v", len(token.Reveal()), err)
+		}
+		p, err := r.Authenticate(t.Context(), token)
+		if err != nil || p.Tenant != "acme" || p.Actor != "key:"+key.ID || p.Can(sandboxer.ScopeWrite) || !p.Can(sandboxer.ScopeRead) {
+			t.Errorf("%+v, %v", p, err)
+		}
+		other, _, err := r.CreateKey(admin, NewKey{Name: "other", Scopes: sandboxer.Scopes()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, secret, _ := strings.Cut(strings.TrimPrefix(other.Reveal(), tokenPrefix), "_")
+		var bad []string
+		for _, s := range []string{"", "sbx_key_", "sbx_key_x", "sbx_key__", "Bearer x", token.Reveal() + "x", token.Reveal()[1:], strings.ToUpper(token.Reveal()),
+			"sbx_key_" + key.ID + "_", "sbx_key_" + key.ID + "_" + secret, "sbx_key_nobody_" + secret, "sbx_key_" + key.ID + "_" + strings.Repeat("x", 1<<20)} {
+			_, err := r.Authenticate(t.Context(), sandboxer.Secret(s))
+			bad = append(bad, fmt.Sprint(sandboxer.KindOf(err), err))
+		}
+		if bad = slices.Compact(bad); len(bad) != 1 || bad[0] != fmt.Sprint(sandboxer.Unauthenticated, errNotLoggedIn) {
+			t.Errorf("bad tokens are told apart: %q", bad)
+		}
+
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		keys, err := r.Keys(admin)
+		if err != nil || len(keys) != 2 || slices.ContainsFunc(keys, func(k sandboxer.APIKey) bool { return k.Hash != nil }) {
+			t.Errorf("%+v, %v", keys, err)
+		}
+		if stored, err := r.store.APIKey(t.Context(), key.ID); err != nil || stored.LastUsedAt.IsZero() {
+			t.Errorf("last use was not stored: %+v, %v", stored, err)
+		}
+
+		// A stream ends with its key, at once.
+		ctx, cancel := r.Bind(t.Context(), p)
+		defer cancel()
+		if _, err := r.Authenticate(t.Context(), token); err != nil { // a use that is not stored yet must not bring it back
+			t.Error(err)
+		}
+		if err := r.RevokeKey(admin, key.ID); err != nil {
+			t.Fatal(err)
+		}
+		if sandboxer.KindOf(context.Cause(ctx)) != sandboxer.Unauthenticated {
+			t.Errorf("the stream's cause is %v", context.Cause(ctx))
+		}
+		late, cancel2 := r.Bind(t.Context(), p)
+		defer cancel2()
+		if sandboxer.KindOf(context.Cause(late)) != sandboxer.Unauthenticated {
+			t.Error("a stream was bound to a key that had been revoked")
+		}
+		time.Sleep(2 * time.Minute)
+		if _, err := r.Authenticate(t.Context(), token); sandboxer.KindOf(err) != sandboxer.Unauthenticated {
+			t.Errorf("a revoked key works: %v", err)
+		}
+		if err := r.RevokeKey(admin, key.ID); err != nil {
+			t.Errorf("revoked twice: %v", err)
+		}
+		wantErr(t, r.RevokeKey(admin, "nokey"), sandboxer.NotFound, `there is no API key "nokey"`)
+
+		// Expiry is a revocation too.
+		short, _, err := r.CreateKey(admin, NewKey{Name: "short", Scopes: sandboxer.Scopes(), TTL: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err = r.Authenticate(t.Context(), short)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel3 := r.Bind(t.Context(), p)
+		defer cancel3()
+		time.Sleep(61 * time.Second)
+		if sandboxer.KindOf(context.Cause(ctx)) != sandboxer.Unauthenticated {
+			t.Errorf("the stream's cause is %v", context.Cause(ctx))
+		}
+		if _, err := r.Authenticate(t.Context(), short); sandboxer.KindOf(err) != sandboxer.Unauthenticated {
+			t.Errorf("an expired key works: %v", err)
+		}
+		free, cancel4 := r.Bind(t.Context(), sandboxer.Principal{})
+		if free.Err() != nil {
+			t.Error("a principal without a key is bound to none")
+		}
+		for _, cancel := range []context.CancelFunc{cancel, cancel2, cancel3, cancel4} {
+			cancel()
+		}
+		if len(r.Manager.bound) > 0 {
+			t.Errorf("%d bindings left", len(r.Manager.bound))
+		}
+	})
+}
+
+// TestFollow replays, then follows, and misses nothing.
+func TestFollow(t *testing.T) {
+	r := newRig(t, quiet)
+	first := r.create(sandboxer.CreateRequest{})
+	ctx, cancel := context.WithCancel(acme)
+	got := make(chan sandboxer.Event, 1000)
+	ended := make(chan error, 1)
+	go func() {
+		var last error
+		for ev, err := range r.Follow(ctx, sandboxer.EventQuery{}) {
+			if last = err; err == nil {
+				got <- ev
+			}
+		}
+		ended <- last
+	}()
+	var last int64
+	next := func() sandboxer.Event {
+		t.Helper()
+		select {
+		case ev := <-got:
+			if ev.Seq <= last || ev.Tenant != "acme" {
+				t.Errorf("event %+v after %d", ev, last)
+			}
+			last = ev.Seq
+			return ev
+		case <-time.After(20 * time.Second):
+			t.Fatal("no event")
+			panic("unreachable")
+		}
+	}
+	for range 3 {
+		if ev := next(); ev.SandboxID != first.ID {
+			t.Errorf("replayed %+v", ev)
+		}
+	}
+	if _, err := r.Create(rival, sandboxer.CreateRequest{Profile: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	const n = 20
+	many(n, func(int) (*sandboxer.Sandbox, error) { return r.Create(acme, sandboxer.CreateRequest{Profile: "test"}) })
+	for range 3 * n {
+		next()
+	}
+	cancel()
+	if err := <-ended; sandboxer.KindOf(err) != sandboxer.Canceled {
+		t.Errorf("it ended with %v", err)
+	}
+	if len(r.Manager.bells) != 0 {
+		t.Errorf("%d listeners left", len(r.Manager.bells))
+	}
+}
+
+// TestUse is every way into a running sandbox.
+func TestUse(t *testing.T) {
+	r := newRig(t, nil)
+	sb := r.create(sandboxer.CreateRequest{})
+	if err := r.MakeDir(acme, sb.ID, "/workspace/d"); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.WriteFile(acme, sb.ID, "/workspace/d/f", 0o644, strings.NewReader("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.MoveFile(acme, sb.ID, "/workspace/d/f", "/workspace/d/g"); err != nil {
+		t.Fatal(err)
+	}
+	if fi, err := r.StatFile(acme, sb.ID, "/workspace/d/g"); err != nil || fi.Size != 5 {
+		t.Errorf("%+v, %v", fi, err)
+	}
+	var names []string
+	for fi, err := range r.ListFiles(acme, sb.ID, "/workspace/d") {
+		names = append(names, fi.Path)
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if !slices.Equal(names, []string{"/workspace/d/g"}) {
+		t.Errorf("listed %v", names)
+	}
+	f, err := r.ReadFile(acme, sb.ID, "/workspace/d/g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, busy := r.lastUse(sb.ID); !busy {
+		t.Error("an open file is use")
+	}
+	b, err := io.ReadAll(f)
+	if err != nil || string(b) != "hello" {
+		t.Errorf("%q, %v", b, err)
+	}
+	f.Close()
+	f.Close()
+	if at, busy := r.lastUse(sb.ID); busy || at.IsZero() {
+		t.Error("a closed file is no use any more")
+	}
+	if err := r.RemoveFile(acme, sb.ID, "/workspace/d"); err != nil {
+		t.Error(err)
+	}
+	_, err = r.ReadFile(acme, sb.ID, "/workspace/d/g")
+	wantErr(t, err, sandboxer.NotFound, "")
+	_, err = r.ReadFile(acme, sb.ID, "workspace")
+	wantErr(t, err, sandboxer.Invalid, "not a clean absolute path")
+	_, err = r.Dial(acme, sb.ID, 0)
+	wantErr(t, err, sandboxer.Invalid, "is not a port")
+	_, err = r.Dial(acme, sb.ID, 1)
+	wantErr(t, err, sandboxer.Unavailable, "")
+	if _, busy := r.lastUse(sb.ID); busy {
+		t.Error("a failed use is over")
+	}
+	if s, err := r.Stats(acme, sb.ID); err != nil || s.At.IsZero() {
+		t.Errorf("%+v, %v", s, err)
+	}
+	var out bytes.Buffer
+	if x, err := r.Exec(acme, sb.ID, sandboxer.Cmd{Args: []string{"sh", "-c", "cat; exit 43"}, Stdin: strings.NewReader("in"), Stdout: &out}); err != nil || x.Code != 43 || out.String() != "in" {
+		t.Errorf("%+v, %v, %q", x, err, out.String())
+	}
+	r.destroy(sb.ID)
+	_, err = r.Exec(acme, sb.ID, sandboxer.Cmd{Args: []string{"true"}})
+	wantErr(t, err, sandboxer.Conflict, "is terminated, not running (requested)")
+	if at, _ := r.lastUse(sb.ID); !at.IsZero() {
+		t.Error("memory keeps what has ended")
+	}
+}
+
+func TestGrants(t *testing.T) {
+	r := newRig(t, nil)
+	for range 2 {
+		if err := r.Grant(admin, "acme", 5*sandboxer.Credit, "invoice-1", "thanks"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantErr(t, r.Grant(admin, "acme", 0, "", ""), sandboxer.Invalid, "changes nothing")
+	wantErr(t, r.Grant(admin, "acme", -6*sandboxer.Credit, "", ""), sandboxer.NoCredit, "")
+	if err := r.Grant(admin, "acme", -sandboxer.Credit, "", ""); err != nil {
+		t.Error(err)
+	}
+	if c, err := r.Balance(acme, ""); err != nil || c != 4*sandboxer.Credit {
+		t.Errorf("%s, %v", c, err)
+	}
+	items, _, err := r.Entries(acme, sandboxer.EntryQuery{})
+	if err != nil || len(items) != 2 || items[0].Note != "thanks" {
+		t.Errorf("%+v, %v", items, err)
+	}
+	r.sound(0)
+}
+
+// TestCatalogue is what callers see of profiles and extensions.
+func TestCatalogue(t *testing.T) {
+	r := newRig(t, nil)
+	if ps := r.Profiles(acme); len(ps) != 3 || ps[0].Env != nil {
+		t.Errorf("%+v", ps)
+	}
+	if ps := r.Profiles(admin); ps[0].Env["FROM"] != "profile" {
+		t.Errorf("%+v", ps)
+	}
+	if r.Profiles(context.Background()) != nil || r.Extensions(context.Background()) != nil {
+		t.Error("nobody sees something")
+	}
+	if es := r.Extensions(acme); len(es) != 1 || es[0].ID != "ext.fake" {
+		t.Errorf("%+v", es)
+	}
+	if o, err := r.Probe(acme, "fake"); err != nil || o.Free != -1 || len(o.Hosts) != 1 {
+		t.Errorf("%+v, %v", o, err)
+	}
+	_, err := r.Probe(acme, "ext.fakee")
+	wantErr(t, err, sandboxer.NotFound, `did you mean "ext.fake"?`)
+}
