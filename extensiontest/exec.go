@@ -323,6 +323,18 @@ func (s *suite) exec(t *testing.T) {
 		}
 	})
 
+	t.Run("closed channels are no news", func(t *testing.T) {
+		resize, signals := make(chan sandboxer.WinSize), make(chan os.Signal)
+		close(resize)
+		close(signals)
+		for _, tty := range []*sandboxer.WinSize{nil, {Cols: 80, Rows: 24}} {
+			x, o, _ := sb.run(t, sandboxer.Cmd{Args: s.script("sleep 1; echo slept"), TTY: tty, Resize: resize, Signals: signals})
+			if x.Code != 0 || strings.TrimSpace(o) != "slept" {
+				t.Errorf("terminal %v: %+v, %q", tty, x, o)
+			}
+		}
+	})
+
 	t.Run("no terminal unless asked", func(t *testing.T) {
 		x, _, _ := sb.run(t, sandboxer.Cmd{Args: s.script("test -t 0 || test -t 1 || test -t 2")})
 		if x.Code != 1 {
@@ -338,6 +350,13 @@ func (s *suite) exec(t *testing.T) {
 		})
 		if x.Code != 6 || !strings.Contains(o, "37 101") || !strings.Contains(o, "err") || e != "" {
 			t.Errorf("got %+v, %q, stderr %q; want 6, the size 37 101 and no separate stderr", x, o, e)
+		}
+	})
+	t.Run("tty without stdin ends", func(t *testing.T) {
+		out := &buffer{}
+		r := sb.start(t, sandboxer.Cmd{Args: s.script("cat; echo end"), TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}, Stdout: out})
+		if x, err := r.wait(t); err != nil || x.Code != 0 || !strings.Contains(out.String(), "end") {
+			t.Errorf("got %+v, %s, %q", x, describe(err), out.String())
 		}
 	})
 	t.Run("tty resize", func(t *testing.T) {

@@ -238,6 +238,9 @@ target" odd`, d)
 		if got := list(t, d); !slices.Equal(got, want) {
 			t.Errorf("ListFiles = %q; want %q", got, want)
 		}
+		if got := list(t, "/"); len(got) == 0 || !slices.IsSorted(got) {
+			t.Errorf("the root lists %q", got)
+		}
 		if got := list(t, dir(t)); len(got) != 0 {
 			t.Errorf("an empty directory lists %q", got)
 		}
