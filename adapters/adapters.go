@@ -1,0 +1,16 @@
+// Package adapters is the table of the adapters that this program contains. A new
+// backend is one package beside this file and one line in it.
+package adapters
+
+import (
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/local"
+)
+
+// All returns every adapter. The fake is not among them: tests add it to a table of
+// their own, so that no installation can be talked into running commands unisolated.
+func All() []sandboxer.Adapter {
+	return []sandboxer.Adapter{
+		local.Adapter,
+	}
+}

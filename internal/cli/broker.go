@@ -1,0 +1,149 @@
+package cli
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/catalog"
+	"github.com/sand-boxer/sandboxer/internal/manager"
+	"github.com/sand-boxer/sandboxer/internal/sqlstore"
+)
+
+// brokerConfig says what a broker is put together from.
+type brokerConfig struct {
+	Dir      string // data directory; only one process at a time may use it
+	Layers   []catalog.Layer
+	Adapters []sandboxer.Adapter
+	Log      *slog.Logger
+	Observe  func(extension, op string, kind sandboxer.Kind, took time.Duration) // may be nil
+}
+
+// broker is the whole program but its edges: books, backends and the manager that
+// rules them. It runs inside serve, and inside run and doctor when no server does.
+type broker struct {
+	manager  *manager.Manager
+	owner    string
+	store    *sqlstore.Store
+	backends []*backend.Backend
+}
+
+// The files of the data directory beside the database.
+const (
+	ownerFile = "owner" // the installation's name, stamped on everything it makes
+	keyFile   = "key"   // seals environments in the database
+	extDir    = "extensions"
+)
+
+// newBroker opens everything and makes the first sweep, which resumes what an
+// earlier process left. Nothing is made before the catalogue is found to be sound.
+// Kinds: Invalid for the catalogue's faults, Conflict when another process uses the
+// data directory, and the store's.
+func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
+	cat, err := catalog.Load(cfg.Layers, cfg.Adapters)
+	if err != nil {
+		return nil, err
+	}
+	b := &broker{}
+	if b.store, err = sqlstore.OpenSQLite(ctx, cfg.Dir, sqlstore.Options{Log: cfg.Log}); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = b.Close()
+		}
+	}()
+	owner, err := keep(filepath.Join(cfg.Dir, ownerFile), func() []byte { return []byte(sandboxer.NewID()) })
+	if err != nil {
+		return nil, err
+	}
+	if b.owner = strings.TrimSpace(string(owner)); sandboxer.CheckID(b.owner) != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not hold the name of an installation", filepath.Join(cfg.Dir, ownerFile)).
+			WithHint("put back the 8 characters it held: the backends know this installation's sandboxes by them")
+	}
+	key, err := keep(filepath.Join(cfg.Dir, keyFile), func() []byte {
+		key := make([]byte, 32)
+		rand.Read(key)
+		return []byte(hex.EncodeToString(key))
+	})
+	if err != nil {
+		return nil, err
+	}
+	seal, err := hex.DecodeString(strings.TrimSpace(string(key)))
+	if err != nil || len(seal) != 32 {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not hold a key of 32 bytes", filepath.Join(cfg.Dir, keyFile)).
+			WithHint("put back a copy of it: without it the environments in the database cannot be read")
+	}
+	opened, err := cat.Open(ctx, b.owner, filepath.Join(cfg.Dir, extDir), cfg.Log)
+	if err != nil {
+		return nil, err
+	}
+	var exts []manager.Extension
+	for _, o := range opened {
+		e := manager.Extension{Info: o.Info}
+		if o.Ext != nil {
+			e.Backend = backend.New(o.Info.ID, o.Ext, backend.Options{Observe: cfg.Observe})
+			e.Info.Capabilities = e.Backend.Capabilities()
+			b.backends = append(b.backends, e.Backend)
+		}
+		exts = append(exts, e)
+	}
+	var profiles []sandboxer.Profile
+	for _, p := range cat.Profiles {
+		profiles = append(profiles, p.Profile)
+	}
+	if b.manager, err = manager.New(b.store, profiles, exts, manager.Options{Owner: b.owner, Key: seal, Log: cfg.Log}); err != nil {
+		return nil, err
+	}
+	return b, b.manager.Start(ctx)
+}
+
+// Close stops all work and lets go of everything; sandboxes live on.
+func (b *broker) Close() error {
+	var errs []error
+	if b.manager != nil {
+		errs = append(errs, b.manager.Close())
+	}
+	for _, be := range b.backends {
+		errs = append(errs, be.Close())
+	}
+	errs = append(errs, b.store.Close())
+	return errors.Join(errs...)
+}
+
+// keep returns the content of a private file, which is made on first use. A crash
+// leaves the whole file or none.
+func keep(name string, fresh func() []byte) ([]byte, error) {
+	b, err := os.ReadFile(name)
+	if err == nil || !errors.Is(err, fs.ErrNotExist) {
+		if err != nil {
+			err = sandboxer.E(sandboxer.Unavailable, err, "%s cannot be read", name)
+		}
+		return b, err
+	}
+	b = fresh()
+	err = func() error {
+		tmp, err := os.OpenFile(name+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+		if err != nil {
+			return err
+		}
+		_, err = tmp.Write(append(b, '\n'))
+		if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+			return err
+		}
+		return os.Rename(tmp.Name(), name)
+	}()
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot be written", name)
+	}
+	return b, nil
+}

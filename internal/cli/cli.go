@@ -1,0 +1,214 @@
+// Package cli is the command line and the composition root: it alone knows every
+// part of the program and puts them together (broker.go). A command is two
+// functions: newCmdX reads and checks flags into options, xRun does the work and
+// knows nothing of flags. Commands talk to a server through package api's client;
+// run and doctor bring up a broker in their own process when no server runs.
+//
+// Results go to stdout; everything for people (progress, hints, errors) goes to
+// stderr. Exit codes are in errors.go.
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters"
+)
+
+// Main runs the command line of this process and returns its exit code.
+func Main() int {
+	return program{adapters: adapters.All(), builtin: sandboxer.Builtin}.main()
+}
+
+// A program is what differs between the real one and the one under test.
+type program struct {
+	adapters []sandboxer.Adapter
+	builtin  fs.FS // the catalogue that every installation starts from
+}
+
+func (p program) main() int {
+	// Before anything else: an extension may replace the globals os.Stdin, os.Stdout
+	// and os.Stderr while it is open.
+	f := &factory{program: p, io: systemStreams(), env: os.LookupEnv}
+	root := newCmdRoot(f)
+	root.SetArgs(os.Args[1:])
+	cmd, err := root.ExecuteContextC(context.Background())
+	return f.report(cmd, err)
+}
+
+// factory is what commands are made with: the streams, the environment, and what
+// follows from the global flags, worked out when first needed.
+type factory struct {
+	program
+	io    *streams
+	env   func(string) (string, bool)
+	flags struct {
+		url, dataDir, configDir string
+		output, progress        string
+		logLevel                string
+		json, quiet             bool
+	}
+	root     *cobra.Command
+	resolved *settings
+}
+
+// Annotations of commands.
+const (
+	guestCommand = "guest"   // exits with the code of a command inside a sandbox
+	ownSignals   = "signals" // handles interrupts itself
+)
+
+func newCmdRoot(f *factory) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "sandboxer",
+		Short: "Create, use and destroy sandboxes, wherever they run",
+		Long: "sandboxer creates sandboxes on any configured backend, gives you a way in, and destroys them when their time is over.\n\n" +
+			"Try it:  sandboxer run --input repo=. -- ls -l",
+		Args:          noCommand,
+		SilenceErrors: true, SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !f.io.outTTY {
+				return cmd.Help()
+			}
+			return welcomeRun(cmd.Context(), f)
+		},
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Annotations[ownSignals] == "" {
+				// The first interrupt ends the work in order, the second at once.
+				ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+				context.AfterFunc(ctx, stop)
+				cmd.SetContext(ctx)
+			}
+			return f.checkGlobals()
+		},
+	}
+	f.root = root
+	root.SetOut(f.io.out)
+	root.SetErr(f.io.err)
+	root.SetIn(f.io.in)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		hint := "see: " + cmd.CommandPath() + " --help"
+		if strings.HasPrefix(err.Error(), "unknown") && cmd.Annotations[guestCommand] != "" {
+			hint = "put -- before the command and its flags; see: " + cmd.CommandPath() + " --help"
+		}
+		return sandboxer.E(sandboxer.Invalid, nil, "%s", err).WithHint("%s", hint)
+	})
+	fl := root.PersistentFlags()
+	fl.StringVar(&f.flags.url, "url", "", "server `address`: unix:///path, http://host:port or https://host (SANDBOXER_URL)")
+	fl.StringVar(&f.flags.dataDir, "data-dir", "", "data `directory` of the server on this machine (SANDBOXER_DATA_DIR)")
+	fl.StringVar(&f.flags.configDir, "config-dir", "", "further `directory` with config.yaml, extensions and profiles (SANDBOXER_CONFIG_DIR)")
+	fl.StringVarP(&f.flags.output, "output", "o", "", "output `format`: "+strings.Join(formats, ", ")+" (SANDBOXER_OUTPUT)")
+	fl.BoolVar(&f.flags.json, "json", false, "the same as -o json")
+	fl.BoolVarP(&f.flags.quiet, "quiet", "q", false, "only IDs on stdout, no progress on stderr")
+	fl.StringVar(&f.flags.progress, "progress", "", "progress on stderr: "+strings.Join(progressModes, ", ")+" (SANDBOXER_PROGRESS)")
+	fl.StringVar(&f.flags.logLevel, "log-level", "", "log of a broker in this process: debug, info, warn or error (SANDBOXER_LOG_LEVEL)")
+	complete(root, "output", formats...)
+	complete(root, "progress", progressModes...)
+	complete(root, "log-level", logLevels...)
+
+	root.AddGroup(
+		&cobra.Group{ID: "sandbox", Title: "Sandboxes:"},
+		&cobra.Group{ID: "offer", Title: "What there is:"},
+		&cobra.Group{ID: "admin", Title: "Administration:"},
+		&cobra.Group{ID: "server", Title: "Server and machine:"},
+	)
+	add := func(group string, cmds ...*cobra.Command) {
+		for _, c := range cmds {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	add("sandbox", newCmdRun(f, nil), newCmdCreate(f, nil), newCmdPlan(f, nil), newCmdLs(f, nil), newCmdGet(f, nil), newCmdWait(f, nil),
+		newCmdExec(f, nil), newCmdShell(f, nil), newCmdCp(f, nil), newCmdFiles(f), newCmdPort(f), newCmdStats(f, nil),
+		newCmdEvents(f, nil), newCmdExtend(f, nil), newCmdDestroy(f, nil))
+	add("offer", newCmdProfile(f), newCmdExtension(f))
+	add("admin", newCmdKey(f), newCmdCredits(f), newCmdAudit(f, nil), newCmdReconcile(f, nil))
+	add("server", newCmdServe(f, nil), newCmdUp(f, nil), newCmdDown(f, nil), newCmdStatus(f, nil), newCmdDoctor(f, nil),
+		newCmdConfig(f), newCmdVersion(f, nil))
+	root.SetHelpCommandGroupID("server")
+	root.SetCompletionCommandGroupID("server")
+	return root
+}
+
+// newGroup is a command that only has subcommands.
+func newGroup(use, short string, aliases []string, subs ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Aliases: aliases, Args: noCommand,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	c.AddCommand(subs...)
+	return c
+}
+
+// noCommand refuses a word where a subcommand is expected.
+func noCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	e := sandboxer.E(sandboxer.Invalid, nil, "%s has no command %q", cmd.CommandPath(), args[0])
+	if cmd.SuggestionsMinimumDistance <= 0 {
+		cmd.SuggestionsMinimumDistance = 2
+	}
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		return e.WithHint("did you mean %q?", near[0])
+	}
+	return e.WithHint("see: %s --help", cmd.CommandPath())
+}
+
+// wants checks the number of arguments, naming them as the usage line does. most < 0
+// means any number.
+func wants(least, most int, what string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) >= least && (most < 0 || len(args) <= most) {
+			return nil
+		}
+		e := sandboxer.E(sandboxer.Invalid, nil, "%s takes %s", cmd.CommandPath(), what)
+		if most >= 0 && len(args) > most {
+			e.Msg += fmt.Sprintf("; %q is too much", args[most])
+		}
+		return e.WithHint("see: %s --help", cmd.CommandPath())
+	}
+}
+
+// invalid is a wrong flag or argument.
+func invalid(format string, args ...any) *sandboxer.Error {
+	return sandboxer.E(sandboxer.Invalid, nil, format, args...)
+}
+
+// complete offers fixed words for a flag.
+func complete(cmd *cobra.Command, flag string, words ...string) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// version is the module's version, or the commit the program was built from.
+func version() string {
+	bi, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	if v := bi.Main.Version; v != "" && v != "(devel)" {
+		return v
+	}
+	rev, dirty := "", ""
+	for _, s := range bi.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			rev = s.Value[:min(12, len(s.Value))]
+		case "vcs.modified":
+			if s.Value == "true" {
+				dirty = "+dirty"
+			}
+		}
+	}
+	if rev == "" {
+		return "devel"
+	}
+	return "devel-" + rev + dirty
+}

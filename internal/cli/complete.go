@@ -1,0 +1,90 @@
+package cli
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/catalog"
+)
+
+// Completions never start anything and give up soon: they run at every press of a key.
+const completeWithin = time.Second
+
+func (f *factory) completeSandbox(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return f.completeSandboxes(cmd, args, toComplete)
+}
+
+func (f *factory) completeSandboxes(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(context.Background(), completeWithin)
+	defer cancel()
+	s, err := f.connect(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	defer s.close()
+	l, err := s.List(ctx, api.SandboxQuery{})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var out []cobra.Completion
+	for _, sb := range l.Items {
+		about := sb.Profile + ", " + string(sb.State)
+		for _, word := range []string{sb.ID, sb.Name} {
+			if word != "" && !slices.Contains(args, word) {
+				out = append(out, cobra.CompletionWithDesc(word, about))
+			}
+		}
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeProfiles reads the catalogue's files: it works without a server.
+func (f *factory) completeProfiles(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	c := f.whatLoads()
+	var out []cobra.Completion
+	for _, p := range c.Profiles {
+		out = append(out, cobra.CompletionWithDesc(p.ID, p.Title))
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (f *factory) completeExtensions(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	c := f.whatLoads()
+	var out []cobra.Completion
+	for _, e := range c.Extensions {
+		out = append(out, cobra.CompletionWithDesc(e.ID, e.Title))
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+// whatLoads is the part of the catalogue that is sound.
+func (f *factory) whatLoads() *catalog.Catalog {
+	layers, err := f.layers()
+	if err != nil {
+		return &catalog.Catalog{}
+	}
+	c, _ := catalog.Load(layers, f.adapters)
+	return c
+}
+
+func scopeWords() []string {
+	var out []string
+	for _, s := range sandboxer.Scopes() {
+		out = append(out, string(s))
+	}
+	return out
+}

@@ -1,0 +1,178 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/server"
+)
+
+// session is a connection to a server, on this machine, elsewhere, or in this very
+// process.
+type session struct {
+	*api.Client
+	local     bool // the server sees this machine's files
+	inProcess bool
+	end       func() error
+}
+
+func (s *session) close() error {
+	s.Client.Close()
+	if s.end == nil {
+		return nil
+	}
+	return s.end()
+}
+
+// connect returns a client for the configured server, or for the one of this
+// machine. It fails at once when nothing listens on a Unix socket.
+func (f *factory) connect(ctx context.Context) (*session, error) {
+	s, err := f.settings()
+	if err != nil {
+		return nil, err
+	}
+	addr := s.get("url")
+	if addr == "" {
+		addr = "unix://" + s.get("socket")
+	}
+	return f.dial(ctx, addr)
+}
+
+func (f *factory) dial(ctx context.Context, addr string) (*session, error) {
+	token, err := f.apiKey()
+	if err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(addr)
+	if err != nil {
+		return nil, checkURL(addr)
+	}
+	local := u.Scheme == "unix"
+	if local && !answers(ctx, u.Path) {
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "no server answers at %s", addr).WithHint("start one with: sandboxer up")
+	}
+	c, err := api.New(addr, api.Options{Token: token, UserAgent: "sandboxer/" + version()})
+	if err != nil {
+		return nil, err
+	}
+	return &session{Client: c, local: local}, nil
+}
+
+// answers reports whether somebody listens on the socket.
+func answers(ctx context.Context, socket string) bool {
+	c, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return false
+	}
+	c.Close()
+	return true
+}
+
+// running reports whether there is a server to talk to: one that was named
+// explicitly, or the one of this machine.
+func (f *factory) running(ctx context.Context) (bool, error) {
+	s, err := f.settings()
+	if err != nil {
+		return false, err
+	}
+	return s.get("url") != "" || answers(ctx, s.get("socket")), nil
+}
+
+// connectOrStart is connect, after starting a server in the background if this
+// machine has none. Something has to be there when a sandbox's time is over.
+func (f *factory) connectOrStart(ctx context.Context, p *progress) (*session, error) {
+	ok, err := f.running(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		if err := f.startServer(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	return f.connect(ctx)
+}
+
+// connectOrEmbed is connect, or a broker in this process when no server runs. The
+// data directory then belongs to this process until the session is closed.
+func (f *factory) connectOrEmbed(ctx context.Context, p *progress) (*session, error) {
+	ok, err := f.running(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		return f.connect(ctx)
+	}
+	p.note("no server runs; using this machine for the time of this command")
+	return f.embed(ctx)
+}
+
+func (f *factory) embed(ctx context.Context) (_ *session, err error) {
+	log, err := f.logger(true)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := f.brokerConfig()
+	if err != nil {
+		return nil, err
+	}
+	cfg.Log = log
+	metrics := server.NewMetrics()
+	cfg.Observe = metrics.Observe
+	b, err := newBroker(ctx, cfg)
+	if err != nil {
+		var e *sandboxer.Error
+		if errors.As(err, &e) && e.Kind == sandboxer.Conflict {
+			return nil, sandboxer.E(e.Kind, e, "%s", e.Msg).
+				WithHint("to run several commands at a time, let them share a server: sandboxer up")
+		}
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = b.Close()
+		}
+	}()
+	dir, err := os.MkdirTemp("", "sandboxer-")
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "a temporary directory cannot be made")
+	}
+	socket := filepath.Join(dir, "api.sock")
+	l, err := server.ListenUnix(socket)
+	if err != nil {
+		os.RemoveAll(dir)
+		return nil, err
+	}
+	sctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	srv := server.New(b.manager, server.Options{Log: log, Version: version(), Owner: b.owner, Data: cfg.Dir, Metrics: metrics})
+	go func() { done <- srv.Serve(sctx, l) }()
+	end := func() error {
+		stop()
+		return errors.Join(<-done, b.Close(), os.RemoveAll(dir))
+	}
+	c, err := api.New("unix://"+socket, api.Options{UserAgent: "sandboxer/" + version()})
+	if err != nil {
+		return nil, errors.Join(err, end())
+	}
+	return &session{Client: c, local: true, inProcess: true, end: end}, nil
+}
+
+func (f *factory) brokerConfig() (brokerConfig, error) {
+	s, err := f.settings()
+	if err != nil {
+		return brokerConfig{}, err
+	}
+	layers, err := f.layers()
+	if err != nil {
+		return brokerConfig{}, err
+	}
+	return brokerConfig{Dir: s.get("data_dir"), Layers: layers, Adapters: f.adapters}, nil
+}

@@ -1,0 +1,231 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+type createOptions struct {
+	orderOptions
+	f      *factory
+	wait   string // ready or none
+	dryRun bool
+}
+
+func newCmdCreate(f *factory, runF func(context.Context, *createOptions) error) *cobra.Command {
+	o := &createOptions{f: f}
+	c := &cobra.Command{
+		Use:   "create [PROFILE|IMAGE] [flags] [-- CMD…]",
+		Short: "Create a sandbox that stays until its time is over",
+		Long: "Create a sandbox and print its ID. A server is started in the background if none runs: somebody has to end the\n" +
+			"sandbox when its time is over. CMD replaces the sandbox's main process; to run a command in it, use exec.\n\n" +
+			"The first interrupt stops waiting, a second one destroys the sandbox, a third leaves that to the server.",
+		Example:           "  sandboxer create --profile profile.local --input repo=. --ttl 1h\n  ID=$(sandboxer create -q)",
+		Annotations:       map[string]string{ownSignals: "yes"},
+		ValidArgsFunction: f.completeProfiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.split(cmd, args); err != nil {
+				return err
+			}
+			if err := oneOf("way to wait", []string{"ready", "none"})(o.wait); err != nil {
+				return err
+			}
+			if err := o.check(f); err != nil {
+				return err
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return createRun(cmd.Context(), o)
+		},
+	}
+	o.register(f, c)
+	c.Flags().StringVar(&o.wait, "wait", "ready", "when to return: ready or `none`")
+	c.Flags().BoolVar(&o.dryRun, "dry-run", false, "show what would be created and what it would cost, and create nothing")
+	complete(c, "wait", "ready", "none")
+	return c
+}
+
+func createRun(ctx context.Context, o *createOptions) error {
+	if o.dryRun {
+		return planRun(ctx, &planOptions{orderOptions: o.orderOptions, f: o.f})
+	}
+	p := o.f.progress()
+	defer p.stop()
+	hits, release := interrupts()
+	defer release()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+
+	type result struct {
+		s   *session
+		sb  *api.Sandbox
+		err error
+	}
+	made := make(chan result, 1) // the record is there
+	done := make(chan result, 1) // the sandbox runs
+	go func() {
+		s, err := o.f.connectOrStart(ctx, p)
+		if err != nil {
+			done <- result{err: err}
+			return
+		}
+		req, err := o.request(o.f, s)
+		if err != nil {
+			done <- result{s: s, err: err}
+			return
+		}
+		req.NoWaiting = true
+		sb, err := s.Create(ctx, req)
+		if err == nil && o.wait == "ready" {
+			made <- result{s: s, sb: sb}
+			sb, err = await(ctx, s, p, sb)
+		}
+		done <- result{s: s, sb: sb, err: err}
+	}()
+
+	var sb *api.Sandbox
+	var s *session
+	for {
+		select {
+		case r := <-made:
+			s, sb = r.s, r.sb
+		case r := <-done:
+			p.stop()
+			if r.s != nil {
+				defer r.s.close()
+			}
+			if r.err != nil {
+				return r.err
+			}
+			if o.wait == "ready" {
+				p.done("%s", summary(ctx, r.s, p, r.sb))
+			}
+			return printOne(o.f, r.sb, sandboxID())
+		case <-hits:
+			cancel()
+			p.stop()
+			if sb == nil {
+				return sandboxer.E(sandboxer.Canceled, nil, "interrupted before the order was confirmed").
+					WithHint("see whether there is a sandbox: sandboxer ls")
+			}
+			defer s.close()
+			return abandon(s, p, sb, hits)
+		}
+	}
+}
+
+// second is how long after the first interrupt of a create a second one is awaited.
+const second = 2 * time.Second
+
+// abandon is what the interrupts during a create lead to: the first says how to go
+// on, a second destroys, a third leaves.
+func abandon(s *session, p *progress, sb *api.Sandbox, hits <-chan os.Signal) error {
+	p.note("sandbox %s is still being created; wait for it with: sandboxer wait %s", sb.ID, sb.ID)
+	p.note("interrupt again within %s to destroy it, or later: sandboxer destroy %s", second, sb.ID)
+	select {
+	case <-time.After(second):
+		return &exitError{kinds[sandboxer.Canceled].exit, nil}
+	case <-hits:
+	}
+	p.note("destroying %s", sb.ID)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Destroy(ctx, sb.ID, true)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			return err
+		}
+		return &exitError{kinds[sandboxer.Canceled].exit, nil}
+	case <-hits:
+		return sandboxer.E(sandboxer.Canceled, nil, "left; the server goes on destroying %s", sb.ID)
+	}
+}
+
+type planOptions struct {
+	orderOptions
+	f *factory
+}
+
+func newCmdPlan(f *factory, runF func(context.Context, *planOptions) error) *cobra.Command {
+	o := &planOptions{f: f}
+	c := &cobra.Command{
+		Use:               "plan [PROFILE|IMAGE] [flags] [-- CMD…]",
+		Aliases:           []string{"quote"},
+		Short:             "Show what a create would lead to and cost; create nothing",
+		ValidArgsFunction: f.completeProfiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.split(cmd, args); err != nil {
+				return err
+			}
+			if err := o.check(f); err != nil {
+				return err
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return planRun(cmd.Context(), o)
+		},
+	}
+	o.register(f, c)
+	return c
+}
+
+func planRun(ctx context.Context, o *planOptions) error {
+	p := o.f.progress()
+	defer p.stop()
+	s, err := o.f.connectOrEmbed(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	req, err := o.request(o.f, s)
+	if err != nil {
+		return err
+	}
+	plan, err := s.Plan(ctx, req)
+	if err != nil {
+		return err
+	}
+	return printOne(o.f, plan, view[*api.Plan]{
+		name: func(p *api.Plan) string { return p.Profile },
+		detail: func(p *api.Plan) [][2]string {
+			return [][2]string{
+				{"profile", p.Profile}, {"extension", p.Extension}, {"host", p.Host}, {"ttl", p.TTL.String()},
+				{"price", quoteText(&p.Quote)}, {"inputs", pairs(p.Inputs)}, {"image", p.Image}, {"command", strings.Join(p.Command, " ")},
+				{"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)}, {"limits", limitsText(p.Limits)},
+				{"network", networkText(p.Network)}, {"workspace", p.Workspace}, {"user", p.User},
+			}
+		},
+	})
+}
+
+func quoteText(q *api.Quote) string {
+	if q == nil {
+		return ""
+	}
+	s := "$" + q.Amount.String()
+	if q.Duration > 0 {
+		s += " for " + q.Duration.String()
+	}
+	if q.PerHour > 0 || q.Setup > 0 {
+		s += fmt.Sprintf(" ($%s per hour, $%s once)", q.PerHour, q.Setup)
+	}
+	if q.Detail != "" {
+		s += ": " + q.Detail
+	}
+	return s
+}

@@ -1,0 +1,433 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// filesOptions are those of the commands below files.
+type filesOptions struct {
+	refOptions
+	paths []string
+	mode  fs.FileMode
+}
+
+type filesRun = func(context.Context, *session, *filesOptions) error
+
+func newCmdFiles(f *factory) *cobra.Command {
+	sub := func(use, short string, least, most int, what string, run filesRun) *cobra.Command {
+		return newCmdFilesX(f, use, short, least, most, what, run, nil)
+	}
+	put := sub("put ID PATH", "Write stdin to a file", 2, 2, "a sandbox and a path", filesPutRun)
+	return newGroup("files", "Files inside a sandbox", []string{"file"},
+		sub("ls ID [PATH]", "List a directory", 1, 2, "a sandbox and at most one path", filesLsRun),
+		sub("cat ID PATH…", "Write files to stdout", 2, -1, "a sandbox and paths", filesCatRun),
+		put,
+		sub("rm ID PATH…", "Remove files and directories; absence is success", 2, -1, "a sandbox and paths", filesRmRun),
+		sub("mkdir ID PATH…", "Make directories and their parents", 2, -1, "a sandbox and paths", filesMkdirRun),
+		sub("mv ID FROM TO", "Rename a file or directory", 3, 3, "a sandbox and two paths", filesMvRun),
+		sub("stat ID PATH", "Describe a file", 2, 2, "a sandbox and a path", filesStatRun),
+	)
+}
+
+func newCmdFilesX(f *factory, use, short string, least, most int, what string, run filesRun, runF func(context.Context, *filesOptions) error) *cobra.Command {
+	o := &filesOptions{refOptions: refOptions{f: f}}
+	var mode string
+	c := &cobra.Command{
+		Use: use, Short: short, Args: wants(least, most, what), ValidArgsFunction: f.completeSandbox,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			o.ref, o.paths = args[0], args[1:]
+			if mode != "" {
+				if o.mode, err = api.ParseMode(mode); err != nil {
+					return err
+				}
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			s, err := f.connect(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer s.close()
+			if err := o.absolute(cmd.Context(), s); err != nil {
+				return err
+			}
+			return run(cmd.Context(), s, o)
+		},
+	}
+	if c.Name() == "put" {
+		c.Flags().StringVar(&mode, "mode", "", "permission `bits` in octal (default 0644)")
+	}
+	return c
+}
+
+// absolute completes relative paths with the workspace.
+func (o *filesOptions) absolute(ctx context.Context, s *session) (err error) {
+	for i, p := range o.paths {
+		if o.paths[i], err = inside(ctx, s, o.ref, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inside is a path in a sandbox, relative ones counted from its workspace.
+func inside(ctx context.Context, s *session, ref, p string) (string, error) {
+	if path.IsAbs(p) {
+		return path.Clean(p), nil
+	}
+	sb, err := s.Get(ctx, ref)
+	if err != nil {
+		return "", err
+	}
+	base := sb.Workspace
+	if base == "" {
+		base = sb.Reachability.RemoteDir
+	}
+	if base == "" {
+		return "", invalid("%q is relative, and sandbox %s names no workspace", p, sb.ID).WithHint("write the path from the root: /%s", p)
+	}
+	return path.Join(base, p), nil
+}
+
+func fileView() view[*api.FileInfo] {
+	owner := func(x *api.FileInfo) string {
+		if x.Group == "" {
+			return x.Owner
+		}
+		return x.Owner + ":" + x.Group
+	}
+	name := func(x *api.FileInfo) string {
+		if x.Target != "" {
+			return path.Base(x.Path) + " -> " + x.Target
+		}
+		return path.Base(x.Path)
+	}
+	return view[*api.FileInfo]{
+		cols: []string{"MODE", "OWNER", "SIZE", "MODIFIED", "NAME"},
+		row: func(x *api.FileInfo) []string {
+			return []string{x.FileMode().String(), owner(x), fmt.Sprint(x.Size), x.ModTime.Local().Format("2006-01-02 15:04:05"), name(x)}
+		},
+		name: func(x *api.FileInfo) string { return x.Path },
+		detail: func(x *api.FileInfo) [][2]string {
+			return [][2]string{{"path", x.Path}, {"type", x.Type}, {"size", fmt.Sprintf("%d (%s)", x.Size, size(x.Size))}, {"mode", x.Mode},
+				{"owner", owner(x)}, {"modified", x.ModTime.Local().Format(time.RFC3339)}, {"target", x.Target}}
+		},
+	}
+}
+
+func filesLsRun(ctx context.Context, s *session, o *filesOptions) error {
+	if len(o.paths) == 0 {
+		p, err := inside(ctx, s, o.ref, ".")
+		if err != nil {
+			return err
+		}
+		o.paths = []string{p}
+	}
+	l := &api.List[*api.FileInfo]{SchemaVersion: api.SchemaVersion, Items: []*api.FileInfo{}}
+	for fi, err := range s.ListFiles(ctx, o.ref, o.paths[0]) {
+		if err != nil {
+			return err
+		}
+		l.Items = append(l.Items, &fi)
+	}
+	return printList(o.f, l, fileView())
+}
+
+func filesCatRun(ctx context.Context, s *session, o *filesOptions) error {
+	for _, p := range o.paths {
+		r, err := s.ReadFile(ctx, o.ref, p)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(o.f.io.out, r)
+		if err = errors.Join(err, r.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func filesPutRun(ctx context.Context, s *session, o *filesOptions) error {
+	return s.WriteFile(ctx, o.ref, o.paths[0], o.mode, o.f.io.in)
+}
+
+func filesRmRun(ctx context.Context, s *session, o *filesOptions) error {
+	for _, p := range o.paths {
+		if err := s.RemoveFile(ctx, o.ref, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func filesMkdirRun(ctx context.Context, s *session, o *filesOptions) error {
+	for _, p := range o.paths {
+		if err := s.MakeDir(ctx, o.ref, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func filesMvRun(ctx context.Context, s *session, o *filesOptions) error {
+	return s.MoveFile(ctx, o.ref, o.paths[0], o.paths[1])
+}
+
+func filesStatRun(ctx context.Context, s *session, o *filesOptions) error {
+	fi, err := s.StatFile(ctx, o.ref, o.paths[0])
+	if err != nil {
+		return err
+	}
+	return printOne(o.f, fi, fileView())
+}
+
+type cpOptions struct {
+	f        *factory
+	src, dst place
+}
+
+// A place is one side of cp: a path in a sandbox, a path here, or the standard
+// stream.
+type place struct {
+	ref, path string
+	stdio     bool
+}
+
+func parsePlace(s string) place {
+	if s == "-" {
+		return place{stdio: true}
+	}
+	if ref, p, ok := strings.Cut(s, ":"); ok && ref != "" && !strings.Contains(ref, "/") && ref != "." {
+		return place{ref: ref, path: p}
+	}
+	return place{path: s}
+}
+
+func newCmdCp(f *factory, runF func(context.Context, *cpOptions) error) *cobra.Command {
+	o := &cpOptions{f: f}
+	return &cobra.Command{
+		Use: "cp SRC DST", Short: "Copy files and directories into or out of a sandbox",
+		Long: "Copy a file or a directory between this machine and a sandbox, written ID:PATH; - is stdin or stdout. Relative\n" +
+			"paths in a sandbox count from its workspace. A DST that is a directory, or ends in /, gets the copy put into it.\n" +
+			"Write ./a:b for a local name with a colon. Directories are copied with the tar of the sandbox.",
+		Example: "  sandboxer cp . 7k2m:src\n  sandboxer cp 7k2m:/var/log/app.log -",
+		Args:    wants(2, 2, "a source and a destination"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.src, o.dst = parsePlace(args[0]), parsePlace(args[1])
+			if (o.src.ref == "") == (o.dst.ref == "") {
+				return invalid("one of %s and %s must be in a sandbox, written ID:PATH, and the other not", args[0], args[1])
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return cpRun(cmd.Context(), o)
+		},
+	}
+}
+
+func cpRun(ctx context.Context, o *cpOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if o.src.ref == "" {
+		return copyIn(ctx, o, s)
+	}
+	return copyOut(ctx, o, s)
+}
+
+func copyIn(ctx context.Context, o *cpOptions, s *session) error {
+	ref := o.dst.ref
+	dst, err := inside(ctx, s, ref, o.dst.path)
+	if err != nil {
+		return err
+	}
+	into := o.dst.path == "" || strings.HasSuffix(o.dst.path, "/")
+	fi, err := s.StatFile(ctx, ref, dst)
+	switch {
+	case err == nil:
+		if into && fi.Type == api.TypeFile {
+			return sandboxer.E(sandboxer.Conflict, nil, "%s:%s is a file, not a directory", ref, dst)
+		}
+		into = into || fi.Type == api.TypeDir
+	case !errors.Is(err, sandboxer.NotFound):
+		return err
+	default:
+		if _, err := s.Get(ctx, ref); err != nil {
+			return err
+		}
+	}
+	if o.src.stdio {
+		if into {
+			return invalid("stdin has no name to be put into the directory %s with", dst).WithHint("write the name of the file: %s:%s", ref, path.Join(dst, "NAME"))
+		}
+		return s.WriteFile(ctx, ref, dst, 0, o.f.io.in)
+	}
+	st, err := os.Stat(o.src.path)
+	if err != nil {
+		return sandboxer.E(sandboxer.NotFound, err, "%s cannot be read", o.src.path)
+	}
+	if into {
+		abs, err := filepath.Abs(o.src.path)
+		if err != nil {
+			return sandboxer.E(sandboxer.Invalid, err, "%s cannot be made absolute", o.src.path)
+		}
+		// As with cp -r: "dir/." means what is in it.
+		if base := filepath.Base(o.src.path); !st.IsDir() || base != "." {
+			dst = path.Join(dst, filepath.Base(abs))
+		}
+	}
+	if !st.IsDir() {
+		if !st.Mode().IsRegular() {
+			return invalid("%s is neither a file nor a directory", o.src.path)
+		}
+		f, err := os.Open(o.src.path)
+		if err != nil {
+			return sandboxer.E(sandboxer.Invalid, err, "%s cannot be read", o.src.path)
+		}
+		defer f.Close()
+		return s.WriteFile(ctx, ref, dst, st.Mode().Perm(), f)
+	}
+	if err := s.MakeDir(ctx, ref, dst); err != nil {
+		return err
+	}
+	r, w := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		err := agent.Tar(w, o.src.path)
+		w.CloseWithError(err)
+		packed <- err
+	}()
+	var complaint tail
+	exit, err := s.Exec(ctx, ref, sandboxer.Cmd{Args: []string{"tar", "-x", "-f", "-", "-C", dst}, Dir: "/", Stdin: r, Stderr: &complaint})
+	r.Close()
+	perr := <-packed
+	switch {
+	case exit.Code == 127:
+		return noTar(ref)
+	case perr != nil && !errors.Is(perr, io.ErrClosedPipe):
+		return sandboxer.E(sandboxer.KindOf(perr), perr, "%s cannot be packed: %v", o.src.path, perr)
+	case err != nil:
+		return err
+	case exit.Code != 0:
+		return sandboxer.E(sandboxer.Failed, nil, "tar in sandbox %s ended with %d: %s", ref, exit.Code, complaint.text())
+	}
+	return nil
+}
+
+func noTar(ref string) error {
+	return sandboxer.E(sandboxer.Unsupported, nil, "sandbox %s has no tar, which copying directories needs", ref).
+		WithHint("copy the files one by one, or use an image with tar")
+}
+
+func copyOut(ctx context.Context, o *cpOptions, s *session) error {
+	ref := o.src.ref
+	src, err := inside(ctx, s, ref, o.src.path)
+	if err != nil {
+		return err
+	}
+	fi, err := s.StatFile(ctx, ref, src)
+	if err != nil {
+		return err
+	}
+	if o.dst.stdio {
+		if fi.Type == api.TypeDir {
+			return invalid("%s:%s is a directory", ref, src).WithHint("sandboxer exec %s -- tar -c -C %s .", ref, src)
+		}
+		r, err := s.ReadFile(ctx, ref, src)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(o.f.io.out, r)
+		return errors.Join(err, r.Close())
+	}
+	dst := o.dst.path
+	into := strings.HasSuffix(dst, "/")
+	if st, err := os.Stat(dst); err == nil {
+		if into && !st.IsDir() {
+			return sandboxer.E(sandboxer.Conflict, nil, "%s is not a directory", dst)
+		}
+		into = into || st.IsDir()
+	}
+	if into && (fi.Type != api.TypeDir || path.Base(o.src.path) != ".") {
+		dst = filepath.Join(dst, path.Base(src))
+	}
+	if fi.Type != api.TypeDir {
+		return copyFileOut(ctx, s, ref, src, dst, fi.FileMode().Perm())
+	}
+	r, w := io.Pipe()
+	unpacked := make(chan error, 1)
+	go func() {
+		err := agent.Untar(r, dst, agent.UntarOptions{Replace: true})
+		r.CloseWithError(err)
+		unpacked <- err
+	}()
+	var complaint tail
+	exit, err := s.Exec(ctx, ref, sandboxer.Cmd{Args: []string{"tar", "-c", "-f", "-", "-C", src, "."}, Dir: "/", Stdout: w, Stderr: &complaint})
+	w.Close()
+	uerr := <-unpacked
+	switch {
+	case exit.Code == 127:
+		return noTar(ref)
+	case exit.Code != 0:
+		return sandboxer.E(sandboxer.Failed, nil, "tar in sandbox %s ended with %d: %s", ref, exit.Code, complaint.text())
+	case uerr != nil:
+		return uerr
+	}
+	return err
+}
+
+// copyFileOut replaces dst by the file when all of it is there.
+func copyFileOut(ctx context.Context, s *session, ref, src, dst string, mode fs.FileMode) (err error) {
+	r, err := s.ReadFile(ctx, ref, src)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if err := os.MkdirAll(filepath.Dir(dst), 0o777); err != nil {
+		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be made", filepath.Dir(dst))
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(dst), ".sandboxer-*")
+	if err != nil {
+		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", dst)
+	}
+	defer os.Remove(tmp.Name())
+	_, err = io.Copy(tmp, r)
+	if err = errors.Join(err, tmp.Chmod(mode), tmp.Close()); err != nil {
+		if sandboxer.KindOf(err) == sandboxer.Internal {
+			err = sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", dst)
+		}
+		return err
+	}
+	if err := os.Rename(tmp.Name(), dst); err != nil {
+		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", dst)
+	}
+	return nil
+}
+
+// tail keeps the beginning of what a helper in the sandbox complains about.
+type tail struct{ b []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.b = append(t.b, p[:min(len(p), max(0, 2000-len(t.b)))]...)
+	return len(p), nil
+}
+
+func (t *tail) text() string { return strings.TrimSpace(string(t.b)) }

@@ -1,0 +1,394 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// guestOptions say how a command inside a sandbox is attached to this terminal.
+type guestOptions struct {
+	env, envFiles    []string
+	user, dir        string
+	interactive, tty bool
+}
+
+func (g *guestOptions) register(c *cobra.Command, withEnv bool) {
+	fl := c.Flags()
+	if withEnv {
+		fl.StringArrayVarP(&g.env, "env", "e", nil, "environment `NAME=value`, or NAME to pass on yours")
+		fl.StringArrayVar(&g.envFiles, "env-file", nil, "`file` with lines NAME=value")
+	}
+	fl.StringVarP(&g.user, "user", "u", "", "`user` name or uid[:gid] inside")
+	fl.StringVarP(&g.dir, "workdir", "w", "", "absolute `directory` inside; default: the workspace")
+	fl.BoolVarP(&g.interactive, "interactive", "i", false, "pass on stdin (default: yes)")
+	fl.BoolVarP(&g.tty, "tty", "t", false, "give the command a terminal (default: when stdin and stdout are one)")
+}
+
+// settle reads the flags that depend on the terminal.
+func (g *guestOptions) settle(f *factory, c *cobra.Command) error {
+	if g.dir != "" && !strings.HasPrefix(g.dir, "/") {
+		return invalid("--workdir: %q is not an absolute path", g.dir)
+	}
+	if !c.Flags().Changed("interactive") {
+		g.interactive = true
+	}
+	if !c.Flags().Changed("tty") {
+		g.tty = f.io.inTTY && f.io.outTTY && g.interactive
+	}
+	_, err := environment(f.env, g.env, g.envFiles)
+	return err
+}
+
+// execIn runs args in the sandbox, attached to this process's streams, and returns
+// its exit code. Signals sent to this process go to the command; the third interrupt
+// kills it.
+func execIn(ctx context.Context, f *factory, s *session, ref string, args []string, g guestOptions) (int, error) {
+	env, err := environment(f.env, g.env, g.envFiles)
+	if err != nil {
+		return 0, err
+	}
+	cmd := sandboxer.Cmd{Args: args, Env: env, Dir: g.dir, User: g.user, Stdout: f.io.out, Stderr: f.io.err}
+	if g.interactive {
+		cmd.Stdin = f.io.in
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	restore := func() {}
+	if g.tty {
+		size := sandboxer.WinSize{Cols: 80, Rows: 24}
+		if cols, rows, err := term.GetSize(int(f.io.out.Fd())); err == nil && cols > 0 && rows > 0 {
+			size = sandboxer.WinSize{Cols: uint16(cols), Rows: uint16(rows)}
+		}
+		cmd.TTY = &size
+		if t := f.getenv("TERM"); t != "" {
+			if cmd.Env == nil {
+				cmd.Env = map[string]string{}
+			}
+			if _, ok := cmd.Env["TERM"]; !ok {
+				cmd.Env["TERM"] = t
+			}
+		}
+		resize := make(chan sandboxer.WinSize, 1)
+		cmd.Resize = resize
+		winch := make(chan os.Signal, 1)
+		signal.Notify(winch, syscall.SIGWINCH)
+		defer signal.Stop(winch)
+		go func() {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-winch:
+					if cols, rows, err := term.GetSize(int(f.io.out.Fd())); err == nil {
+						select {
+						case resize <- sandboxer.WinSize{Cols: uint16(cols), Rows: uint16(rows)}:
+						case <-ctx.Done():
+							return
+						}
+					}
+				}
+			}
+		}()
+		if f.io.inTTY && g.interactive {
+			old, err := term.MakeRaw(int(f.io.in.Fd()))
+			if err != nil {
+				return 0, sandboxer.E(sandboxer.Unavailable, err, "this terminal cannot be handed to the command")
+			}
+			restore = sync.OnceFunc(func() { _ = term.Restore(int(f.io.in.Fd()), old) })
+		}
+	}
+	defer restore()
+
+	got := make(chan os.Signal, 8)
+	signal.Notify(got, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+	defer signal.Stop(got)
+	signals := make(chan os.Signal, 8)
+	cmd.Signals = signals
+	go func() {
+		for interrupts := 0; ; {
+			select {
+			case <-ctx.Done():
+				return
+			case sig := <-got:
+				if sig == os.Interrupt {
+					if interrupts++; interrupts == 3 {
+						cancel()
+						return
+					}
+				}
+				select {
+				case signals <- sig:
+				case <-ctx.Done():
+					return
+				}
+			}
+		}
+	}()
+
+	exit, err := s.Exec(ctx, ref, cmd)
+	restore()
+	if err != nil {
+		return 0, lostSandbox(s, ref, err)
+	}
+	if exit.Signal == "KILL" && f.format() != "json" {
+		fmt.Fprintf(f.io.err, "sandboxer: the command was killed (signal KILL)%s\n", whyKilled(s, ref))
+	}
+	return exit.Code, nil
+}
+
+// lostSandbox explains a command that broke off because its sandbox ended.
+func lostSandbox(s *session, ref string, err error) error {
+	if errors.Is(err, sandboxer.Invalid) || errors.Is(err, sandboxer.Canceled) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	sb, gerr := s.Get(ctx, ref)
+	if gerr != nil || sb.State != sandboxer.Terminated && sb.State != sandboxer.Terminating || errors.Is(err, sandboxer.Conflict) {
+		return err
+	}
+	return sandboxer.E(sandboxer.Failed, err, "the command broke off: sandbox %s is %s (%s)", sb.ID, sb.State, sb.Reason)
+}
+
+// whyKilled tells what is known about a killed command.
+func whyKilled(s *session, ref string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	sb, err := s.Get(ctx, ref)
+	switch {
+	case err != nil:
+		return ""
+	case sb.State != sandboxer.Running:
+		return fmt.Sprintf(": sandbox %s is %s (%s)", sb.ID, sb.State, sb.Reason)
+	case sb.Limits.MemoryBytes > 0:
+		return "; out of memory is one cause: the limit is " + size(sb.Limits.MemoryBytes)
+	}
+	return ""
+}
+
+type execOptions struct {
+	refOptions
+	guestOptions
+	args []string
+}
+
+func newCmdExec(f *factory, runF func(context.Context, *execOptions) error) *cobra.Command {
+	o := &execOptions{refOptions: refOptions{f: f}}
+	c := &cobra.Command{
+		Use:   "exec ID [flags] -- CMD…",
+		Short: "Run a command in a sandbox",
+		Long: "Run a command in a sandbox, with your stdin, stdout and stderr, and exit with its exit code. 125 means that\n" +
+			"sandboxer itself failed, 126 and 127 that the command cannot be executed or does not exist, 128+n signal n.",
+		Example:           "  sandboxer exec 7k2m -- go test ./...\n  tar c . | sandboxer exec 7k2m -- tar x",
+		Annotations:       map[string]string{guestCommand: "yes", ownSignals: "yes"},
+		Args:              wants(2, -1, "a sandbox and a command: sandboxer exec ID -- CMD…"),
+		ValidArgsFunction: f.completeSandbox,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.ref, o.args = args[0], args[1:]
+			if err := o.settle(f, cmd); err != nil {
+				return err
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return execRun(cmd.Context(), o)
+		},
+	}
+	o.register(c, true)
+	return c
+}
+
+func execRun(ctx context.Context, o *execOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	code, err := execIn(ctx, o.f, s, o.ref, o.args, o.guestOptions)
+	if err != nil || code == 0 {
+		return err
+	}
+	return &exitError{code, nil}
+}
+
+func newCmdShell(f *factory, runF func(context.Context, *execOptions) error) *cobra.Command {
+	o := &execOptions{refOptions: refOptions{f: f}}
+	c := &cobra.Command{
+		Use: "shell ID", Short: "Open a shell in a sandbox",
+		Annotations:       map[string]string{guestCommand: "yes", ownSignals: "yes"},
+		Args:              wants(1, 1, "one sandbox"),
+		ValidArgsFunction: f.completeSandbox,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.ref, o.args = args[0], loginShell()
+			if err := o.settle(f, cmd); err != nil {
+				return err
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return execRun(cmd.Context(), o)
+		},
+	}
+	o.register(c, true)
+	return c
+}
+
+// loginShell starts the best shell there is.
+func loginShell() []string {
+	return []string{"/bin/sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash -l; fi; exec sh -l"}
+}
+
+type runOptions struct {
+	orderOptions
+	guestOptions
+	f    *factory
+	keep bool
+}
+
+func newCmdRun(f *factory, runF func(context.Context, *runOptions) error) *cobra.Command {
+	o := &runOptions{f: f}
+	o.noMain = true
+	c := &cobra.Command{
+		Use:   "run [PROFILE|IMAGE] [flags] [-- CMD…]",
+		Short: "Run a command in a sandbox of its own and destroy that",
+		Long: "Create a sandbox, run CMD in it (a shell if there is none and this is a terminal), and destroy it. Exits with\n" +
+			"CMD's exit code; 125 means that sandboxer itself failed. Without a server, everything happens in this process.\n\n" +
+			"While the sandbox is created, the first interrupt destroys it; later, interrupts go to CMD and the third kills it.",
+		Example:           "  sandboxer run --input repo=. -- go test ./...\n  sandboxer run --net public -- curl -s https://example.org",
+		Annotations:       map[string]string{guestCommand: "yes", ownSignals: "yes"},
+		ValidArgsFunction: f.completeProfiles,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.split(cmd, args); err != nil {
+				return err
+			}
+			if err := o.check(f); err != nil {
+				return err
+			}
+			if err := o.settle(f, cmd); err != nil {
+				return err
+			}
+			if len(o.command) == 0 {
+				if !o.tty {
+					return invalid("no command is given, and this is no terminal for a shell").WithHint("write it after --: sandboxer run -- CMD…")
+				}
+				o.command = loginShell()
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return runRun(cmd.Context(), o)
+		},
+	}
+	o.orderOptions.register(f, c)
+	o.guestOptions.register(c, false)
+	c.Flags().BoolVar(&o.keep, "keep", false, "leave the sandbox there until its time is over")
+	return c
+}
+
+func runRun(ctx context.Context, o *runOptions) (err error) {
+	p := o.f.progress()
+	defer p.stop()
+	hits, release := interrupts()
+	defer release()
+	connect := o.f.connectOrEmbed
+	if o.keep {
+		connect = o.f.connectOrStart // somebody must end it
+	}
+	// Everything up to the command ends at the first interrupt.
+	begin, cancel := context.WithCancel(ctx)
+	defer cancel()
+	left := make(chan struct{})
+	defer close(left)
+	go func() {
+		select {
+		case <-hits:
+			cancel()
+		case <-left:
+		}
+	}()
+	s, err := connect(begin, p)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	req, err := o.request(o.f, s)
+	if err != nil {
+		return err
+	}
+	req.NoWaiting = true
+	sb, err := s.Create(begin, req)
+	if err != nil {
+		if errors.Is(err, sandboxer.Canceled) {
+			return sandboxer.E(sandboxer.Canceled, err, "interrupted")
+		}
+		return err
+	}
+	id := sb.ID
+	if !o.keep {
+		defer func() { finish(s, p, id) }()
+	}
+	if sb, err = await(begin, s, p, sb); err != nil {
+		if begin.Err() != nil {
+			return sandboxer.E(sandboxer.Canceled, err, "interrupted while %s was being created", id)
+		}
+		return err
+	}
+	p.done("%s", summary(ctx, s, p, sb))
+	release() // from here on, interrupts are the command's
+	code, err := execIn(ctx, o.f, s, id, o.command, o.guestOptions)
+	if err != nil {
+		return err
+	}
+	if o.keep {
+		p.note("kept: sandboxer shell %s   |   sandboxer destroy %s", id, id)
+	}
+	if code == 0 {
+		return nil
+	}
+	return &exitError{code, nil}
+}
+
+// finish destroys the sandbox of run. A second interrupt leaves that to the sweep of
+// whoever has the data directory next.
+func finish(s *session, p *progress, id string) {
+	hits, release := interrupts()
+	defer release()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	begin := time.Now()
+	done := make(chan error, 1)
+	var sb *api.Sandbox
+	go func() {
+		var err error
+		sb, err = s.Destroy(ctx, id, true)
+		done <- err
+	}()
+	var err error
+	select {
+	case err = <-done:
+	case <-hits:
+		cancel()
+		if err = <-done; err != nil {
+			err = fmt.Errorf("interrupted; it is destroyed by the server, or when sandboxer runs next")
+		}
+	}
+	if err != nil {
+		p.stop()
+		fmt.Fprintf(p.io.err, "%s sandbox %s is not gone yet: %s\n", p.io.paint("33", "warning:"), id, cleanLines(sentence(err)))
+		return
+	}
+	p.done("destroyed after %s · cost $%s · total %s", seconds(time.Since(begin)), sb.Cost, p.took())
+}

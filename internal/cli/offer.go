@@ -1,0 +1,434 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/catalog"
+)
+
+// catalogOptions are those of commands about what is on offer.
+type catalogOptions struct {
+	f     *factory
+	kind  string // catalog.KindProfile or KindExtension
+	name  string
+	files []string
+}
+
+type catalogRun = func(context.Context, *catalogOptions) error
+
+func newCmdProfile(f *factory) *cobra.Command {
+	return newGroup("profile", "Offers to users: list, check and write them", []string{"profiles"},
+		newCmdCatalogLs(f, catalog.KindProfile, nil), newCmdCatalogShow(f, catalog.KindProfile, nil),
+		newCmdCatalogValidate(f, catalog.KindProfile, nil), newCmdProfileInit(f, nil), newCmdProfileSchema(f))
+}
+
+func newCmdExtension(f *factory) *cobra.Command {
+	return newGroup("extension", "Configured backends: list, check and probe them", []string{"ext", "extensions"},
+		newCmdCatalogLs(f, catalog.KindExtension, nil), newCmdCatalogShow(f, catalog.KindExtension, nil),
+		newCmdCatalogValidate(f, catalog.KindExtension, nil), newCmdExtensionProbe(f, nil))
+}
+
+func newCmdCatalogLs(f *factory, kind string, runF catalogRun) *cobra.Command {
+	o := &catalogOptions{f: f, kind: kind}
+	return &cobra.Command{
+		Use: "ls", Aliases: []string{"list"}, Short: "List the " + kind + "s, of the server or else of this machine's files", Args: wants(0, 0, "no arguments"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return catalogLsRun(cmd.Context(), o)
+		},
+	}
+}
+
+func profileView() view[*api.Profile] {
+	return view[*api.Profile]{
+		cols: []string{"PROFILE", "TITLE", "EXTENSION", "ISOLATION", "TTL"},
+		wide: []string{"NETWORK", "LIMITS", "PRICE"},
+		row: func(p *api.Profile) []string {
+			price := ""
+			if p.Price != nil {
+				price = fmt.Sprintf("$%s/h + $%s", p.Price.PerHour, p.Price.Setup)
+			}
+			ttl := ""
+			if p.TTL > 0 {
+				ttl = p.TTL.String()
+			}
+			return []string{p.ID, p.Title, p.Extension, string(p.Isolation), ttl, networkText(p.Network), limitsText(p.Limits), price}
+		},
+		name: func(p *api.Profile) string { return p.ID },
+		detail: func(p *api.Profile) [][2]string {
+			price, ports := "", ""
+			if p.Price != nil {
+				price = fmt.Sprintf("$%s per hour, $%s once", p.Price.PerHour, p.Price.Setup)
+			}
+			for _, n := range p.Ports {
+				ports += fmt.Sprintf("%d ", n)
+			}
+			dur := func(d api.Duration) string {
+				if d == 0 {
+					return ""
+				}
+				return d.String()
+			}
+			return [][2]string{
+				{"id", p.ID}, {"title", p.Title}, {"description", p.Description}, {"extension", p.Extension},
+				{"isolation", string(p.Isolation)}, {"requires", join(p.Requires, ", ")}, {"image", p.Image},
+				{"command", strings.Join(p.Command, " ")}, {"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)},
+				{"limits", limitsText(p.Limits)}, {"network", networkText(p.Network)}, {"ports", strings.TrimSpace(ports)},
+				{"workspace", p.Workspace}, {"user", p.User}, {"inputs", pairs(p.Inputs)},
+				{"ttl", dur(p.TTL)}, {"longest ttl", dur(p.MaxTTL)}, {"idle", dur(p.Idle)}, {"price", price},
+			}
+		},
+	}
+}
+
+func extensionView() view[*api.Extension] {
+	inputs := func(e *api.Extension) string {
+		var names []string
+		for _, in := range e.Inputs {
+			names = append(names, in.Name)
+		}
+		return strings.Join(names, ",")
+	}
+	return view[*api.Extension]{
+		cols: []string{"EXTENSION", "TITLE", "ADAPTER", "ISOLATION", "PRICING", "PROBLEM"},
+		wide: []string{"CAPABILITIES", "INPUTS"},
+		row: func(e *api.Extension) []string {
+			return []string{e.ID, e.Title, e.Adapter, join(e.Isolation, ","), string(e.Pricing), e.Problem, join(e.Capabilities, ","), inputs(e)}
+		},
+		name: func(e *api.Extension) string { return e.ID },
+		detail: func(e *api.Extension) [][2]string {
+			var ins []string
+			for _, in := range e.Inputs {
+				line := in.Name + "  " + in.Help
+				if in.Required {
+					line += " (required)"
+				}
+				if in.Default != "" {
+					line += fmt.Sprintf(" (default %q)", in.Default)
+				}
+				ins = append(ins, line)
+			}
+			return [][2]string{
+				{"id", e.ID}, {"title", e.Title}, {"adapter", e.Adapter}, {"handler", e.Handler}, {"isolation", join(e.Isolation, ", ")},
+				{"pricing", string(e.Pricing)}, {"capabilities", join(e.Capabilities, ", ")}, {"inputs", strings.Join(ins, "\n")}, {"problem", e.Problem},
+			}
+		},
+	}
+}
+
+// ofServer reports whether to ask a server about the catalogue. Without one this
+// machine's files tell, as far as files can.
+func (o *catalogOptions) ofServer(ctx context.Context) (*session, error) {
+	ok, err := o.f.running(ctx)
+	if err != nil || !ok {
+		return nil, err
+	}
+	return o.f.connect(ctx)
+}
+
+// load reads this machine's catalogue, all of which must be sound.
+func (o *catalogOptions) load() (*catalog.Catalog, error) {
+	layers, err := o.f.layers()
+	if err != nil {
+		return nil, err
+	}
+	return catalog.Load(layers, o.f.adapters)
+}
+
+func catalogLsRun(ctx context.Context, o *catalogOptions) error {
+	s, err := o.ofServer(ctx)
+	if err != nil {
+		return err
+	}
+	var profiles *api.List[api.Profile]
+	var exts *api.List[api.Extension]
+	switch {
+	case s == nil:
+		c, err := o.load()
+		if err != nil {
+			return err
+		}
+		profiles, exts = &api.List[api.Profile]{SchemaVersion: api.SchemaVersion, Items: []api.Profile{}}, &api.List[api.Extension]{SchemaVersion: api.SchemaVersion, Items: []api.Extension{}}
+		for _, p := range c.Profiles {
+			profiles.Items = append(profiles.Items, publicProfile(p.Profile))
+		}
+		for _, e := range c.Extensions {
+			exts.Items = append(exts.Items, e.Info())
+		}
+	case o.kind == catalog.KindProfile:
+		defer s.close()
+		if profiles, err = s.Profiles(ctx); err != nil {
+			return err
+		}
+	default:
+		defer s.close()
+		if exts, err = s.Extensions(ctx); err != nil {
+			return err
+		}
+	}
+	if o.kind == catalog.KindProfile {
+		return printList(o.f, pointers(profiles), profileView())
+	}
+	return printList(o.f, pointers(exts), extensionView())
+}
+
+func newCmdCatalogShow(f *factory, kind string, runF catalogRun) *cobra.Command {
+	o := &catalogOptions{f: f, kind: kind}
+	c := &cobra.Command{
+		Use: "show " + strings.ToUpper(kind), Aliases: []string{"get"}, Short: "Show one " + kind, Args: wants(1, 1, "the ID of one "+kind),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.name = args[0]
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return catalogShowRun(cmd.Context(), o)
+		},
+	}
+	c.ValidArgsFunction = f.completeProfiles
+	if kind == catalog.KindExtension {
+		c.ValidArgsFunction = f.completeExtensions
+	}
+	return c
+}
+
+func catalogShowRun(ctx context.Context, o *catalogOptions) error {
+	s, err := o.ofServer(ctx)
+	if err != nil {
+		return err
+	}
+	if s != nil {
+		defer s.close()
+		if o.kind == catalog.KindProfile {
+			p, err := s.Profile(ctx, o.name)
+			if err != nil {
+				return err
+			}
+			return printOne(o.f, p, profileView())
+		}
+		l, err := s.Extensions(ctx)
+		if err != nil {
+			return err
+		}
+		id := catalog.ExtensionID(o.name)
+		var ids []string
+		for _, e := range l.Items {
+			if e.ID == id {
+				return printOne(o.f, &e, extensionView())
+			}
+			ids = append(ids, e.ID)
+		}
+		e := sandboxer.E(sandboxer.NotFound, nil, "there is no extension %q", id)
+		if n := nearest(id, ids); n != "" {
+			return e.WithHint("did you mean %q? sandboxer extension ls shows all", n)
+		}
+		return e.WithHint("sandboxer extension ls shows all")
+	}
+	c, err := o.load()
+	if err != nil {
+		return err
+	}
+	if o.kind == catalog.KindProfile {
+		p, err := c.Profile(o.name)
+		if err != nil {
+			return err
+		}
+		pub := publicProfile(p.Profile)
+		return printOne(o.f, &pub, profileView())
+	}
+	e, err := c.Extension(o.name)
+	if err != nil {
+		return err
+	}
+	info := e.Info()
+	return printOne(o.f, &info, extensionView())
+}
+
+func newCmdCatalogValidate(f *factory, kind string, runF catalogRun) *cobra.Command {
+	o := &catalogOptions{f: f, kind: kind}
+	return &cobra.Command{
+		Use:   "validate [FILE…]",
+		Short: "Check the catalogue's files, or further ones together with them",
+		Long: "Read every extension and profile of this machine, and the FILEs if any, and report all faults with their places.\n" +
+			"Nothing is started and no server is asked.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.files = args
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return catalogValidateRun(cmd.Context(), o)
+		},
+	}
+}
+
+func catalogValidateRun(_ context.Context, o *catalogOptions) error {
+	layers, err := o.f.layers()
+	if err != nil {
+		return err
+	}
+	if len(o.files) > 0 {
+		layers = append(layers, catalog.Layer{Name: "command line", Files: o.files})
+	}
+	c, err := catalog.Load(layers, o.f.adapters)
+	var faults catalog.Faults
+	if errors.As(err, &faults) && o.f.format() != "table" && o.f.format() != "wide" {
+		if perr := printList(o.f, &api.List[catalog.Fault]{SchemaVersion: api.SchemaVersion, Items: faults},
+			view[catalog.Fault]{name: func(x catalog.Fault) string { return x.File }}); perr != nil {
+			return perr
+		}
+		return &exitError{kinds[sandboxer.Invalid].exit, nil}
+	}
+	if errors.As(err, &faults) {
+		// The files' own words are the result, with nothing before them.
+		fmt.Fprintln(o.f.io.err, cleanLines(faults.Error()))
+		return &exitError{kinds[sandboxer.Invalid].exit, nil}
+	}
+	if err != nil {
+		return err
+	}
+	if o.f.format() == "table" || o.f.format() == "wide" {
+		fmt.Fprintf(o.f.io.out, "%d extensions and %d profiles are sound\n", len(c.Extensions), len(c.Profiles))
+		return nil
+	}
+	return printList(o.f, &api.List[catalog.Fault]{SchemaVersion: api.SchemaVersion, Items: []catalog.Fault{}},
+		view[catalog.Fault]{name: func(x catalog.Fault) string { return x.File }})
+}
+
+type profileInitOptions struct {
+	f               *factory
+	name, extension string
+	out             string
+}
+
+func newCmdProfileInit(f *factory, runF func(context.Context, *profileInitOptions) error) *cobra.Command {
+	o := &profileInitOptions{f: f}
+	c := &cobra.Command{
+		Use: "init NAME", Short: "Write a starter profile, every line explained", Args: wants(1, 1, "the name of the new profile"),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.name = args[0]
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return profileInitRun(cmd.Context(), o)
+		},
+	}
+	c.Flags().StringVar(&o.extension, "extension", "ext.local", "the `extension` it is on")
+	c.Flags().StringVar(&o.out, "write", "", "write it to this `file`, which must not exist, instead of stdout")
+	_ = c.RegisterFlagCompletionFunc("extension", f.completeExtensions)
+	return c
+}
+
+func profileInitRun(_ context.Context, o *profileInitOptions) error {
+	layers, err := o.f.layers()
+	if err != nil {
+		return err
+	}
+	// A fault elsewhere must not keep anybody from beginning a new file.
+	c, _ := catalog.Load(layers, o.f.adapters)
+	e, err := c.Extension(o.extension)
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	if err := catalog.Init(&b, o.name, e); err != nil {
+		return err
+	}
+	if o.out == "" {
+		_, err := fmt.Fprint(o.f.io.out, b.String())
+		return err
+	}
+	w, err := os.OpenFile(o.out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return sandboxer.E(sandboxer.Conflict, nil, "%s exists", o.out).WithHint("choose another name, or remove it first")
+	}
+	if err != nil {
+		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", o.out)
+	}
+	_, err = w.WriteString(b.String())
+	if err = errors.Join(err, w.Close()); err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "%s cannot be written", o.out)
+	}
+	o.f.progress().done("wrote %s; check it with: sandboxer profile validate %s", o.out, filepath.Clean(o.out))
+	return nil
+}
+
+func newCmdProfileSchema(f *factory) *cobra.Command {
+	return &cobra.Command{
+		Use: "schema", Short: "Print the JSON Schema of profiles, for editors", Args: wants(0, 0, "no arguments"),
+		RunE: func(*cobra.Command, []string) error {
+			b, err := catalog.Schema(catalog.KindProfile)
+			if err == nil {
+				_, err = f.io.out.Write(b)
+			}
+			return err
+		},
+	}
+}
+
+func newCmdExtensionProbe(f *factory, runF catalogRun) *cobra.Command {
+	o := &catalogOptions{f: f, kind: catalog.KindExtension}
+	return &cobra.Command{
+		Use: "probe EXTENSION", Short: "Ask a backend whether it works and what it can take", Args: wants(1, 1, "the ID of one extension"),
+		ValidArgsFunction: f.completeExtensions,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.name = args[0]
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return extensionProbeRun(cmd.Context(), o)
+		},
+	}
+}
+
+func extensionProbeRun(ctx context.Context, o *catalogOptions) error {
+	p := o.f.progress()
+	defer p.stop()
+	s, err := o.f.connectOrEmbed(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	offer, err := s.Probe(ctx, o.name)
+	if err != nil {
+		return err
+	}
+	return printOne(o.f, offer, view[*api.Offer]{
+		name: func(*api.Offer) string { return catalog.ExtensionID(o.name) },
+		detail: func(of *api.Offer) [][2]string {
+			free := fmt.Sprintf("%d", of.Free)
+			if of.Free < 0 {
+				free = "not bounded by a number"
+			}
+			return [][2]string{{"extension", catalog.ExtensionID(o.name)}, {"free", free}, {"hosts", strings.Join(of.Hosts, ", ")}, {"attributes", pairs(of.Attrs)}}
+		},
+	})
+}
+
+// publicProfile is a profile of this machine's files as the API shows one: of the
+// environment only the names.
+func publicProfile(p sandboxer.Profile) api.Profile {
+	out := api.Profile{
+		ID: p.ID, Title: p.Title, Description: p.Description, Extension: p.Extension, Isolation: p.Isolation,
+		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits,
+		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
+		TTL: api.Duration(p.TTL), MaxTTL: api.Duration(p.MaxTTL), Idle: api.Duration(p.Idle),
+	}
+	if p.Price != (sandboxer.Price{}) {
+		out.Price = &api.Price{Setup: api.Credits(p.Price.Setup), PerHour: api.Credits(p.Price.PerHour)}
+	}
+	return out
+}

@@ -1,0 +1,419 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// orderOptions are the flags with which a sandbox is asked for.
+type orderOptions struct {
+	profile, image, offer   string // offer is the positional [PROFILE|IMAGE]
+	inputs, labels          []string
+	env, envFiles           []string
+	name, ttl, host         string
+	cpus, memory, disk, net string
+	pids                    int64
+	maxCost, key            string
+	command                 []string
+	noMain                  bool // run: command is executed, it is not the main process
+}
+
+func (o *orderOptions) register(f *factory, c *cobra.Command) {
+	fl := c.Flags()
+	fl.StringVar(&o.profile, "profile", "", "`profile` to create from (SANDBOXER_PROFILE)")
+	fl.StringVar(&o.image, "image", "", "`image` in the backend's terms")
+	fl.StringArrayVar(&o.inputs, "input", nil, "the profile's argument `key=value`; a local directory is made absolute")
+	fl.StringArrayVarP(&o.env, "env", "e", nil, "environment `NAME=value`, or NAME to pass on yours")
+	fl.StringArrayVar(&o.envFiles, "env-file", nil, "`file` with lines NAME=value")
+	fl.StringArrayVar(&o.labels, "label", nil, "label `key=value`")
+	fl.StringVar(&o.name, "name", "", "`name`, unique among your live sandboxes")
+	fl.StringVar(&o.ttl, "ttl", "", "`lifetime`: 30m, 1h30m, 2d")
+	fl.StringVar(&o.host, "host", "", "`place` among those the extension has")
+	fl.StringVar(&o.cpus, "cpus", "", "processors: `2`, 0.5")
+	fl.StringVar(&o.memory, "memory", "", "memory: `512MiB`, 2GiB")
+	fl.StringVar(&o.disk, "disk", "", "disk space: `4GiB`")
+	fl.Int64Var(&o.pids, "pids", 0, "processes and threads")
+	fl.StringVar(&o.net, "net", "", "network: none, public or `allow:host,…`")
+	fl.StringVar(&o.maxCost, "max-cost", "", "refuse if it would cost more `credits` (SANDBOXER_MAX_COST)")
+	fl.StringVar(&o.key, "idempotency-key", "", "one `key` makes one sandbox, however often it is sent")
+	complete(c, "net", "none", "public", "allow:")
+	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
+}
+
+// split takes apart "[PROFILE|IMAGE] [-- CMD…]".
+func (o *orderOptions) split(cmd *cobra.Command, args []string) error {
+	dash := cmd.ArgsLenAtDash()
+	if dash < 0 {
+		dash = len(args)
+	}
+	if dash > 1 {
+		return invalid("%s takes one profile or image; %q is too much", cmd.CommandPath(), args[1]).
+			WithHint("put -- before the command: %s %s -- %s", cmd.CommandPath(), args[0], strings.Join(args[1:], " "))
+	}
+	if dash == 1 {
+		o.offer = args[0]
+		if o.offer != "" && o.profile != "" && o.image != "" {
+			return invalid("%q is a profile or an image, and --profile and --image are given too", o.offer)
+		}
+	}
+	o.command = args[dash:]
+	return nil
+}
+
+// looksLikeImage tells references and paths from the names of profiles.
+func looksLikeImage(s string) bool { return strings.ContainsAny(s, "/:@") }
+
+// request makes the create request. local says whether the server sees this
+// machine's files.
+func (o *orderOptions) request(f *factory, s *session) (api.CreateSandbox, error) {
+	set, err := f.settings()
+	if err != nil {
+		return api.CreateSandbox{}, err
+	}
+	r := api.CreateSandbox{Profile: o.profile, Image: o.image, Name: o.name, Host: o.host, Key: o.key}
+	switch {
+	case o.offer == "":
+	case looksLikeImage(o.offer) || o.profile != "":
+		if o.image != "" {
+			return r, invalid("the image is given twice: %q and --image %q", o.offer, o.image)
+		}
+		r.Image = o.offer
+	default:
+		r.Profile = o.offer
+	}
+	if r.Profile == "" {
+		r.Profile = set.get("profile")
+	}
+	if r.Inputs, err = keyValues("--input", o.inputs); err != nil {
+		return r, err
+	}
+	if err := localInputs(r.Inputs, s); err != nil {
+		return r, err
+	}
+	if r.Labels, err = keyValues("--label", o.labels); err != nil {
+		return r, err
+	}
+	if r.Env, err = environment(f.env, o.env, o.envFiles); err != nil {
+		return r, err
+	}
+	if !o.noMain {
+		r.Command = o.command
+	}
+	if o.ttl != "" {
+		d, err := parseDuration("--ttl", o.ttl)
+		if err != nil {
+			return r, err
+		}
+		r.TTL = api.Duration(d)
+	}
+	if r.Limits, err = o.limits(); err != nil {
+		return r, err
+	}
+	if r.Network, err = parseNetwork(o.net); err != nil {
+		return r, err
+	}
+	cost := o.maxCost
+	if cost == "" {
+		cost = set.get("max_cost")
+	}
+	if cost != "" {
+		c, err := sandboxer.ParseCredits(cost)
+		if err != nil {
+			return r, invalid("--max-cost: %s", sandboxer.Message(err))
+		}
+		if c <= 0 {
+			return r, invalid("--max-cost: %q is not a positive amount", cost)
+		}
+		r.MaxCost = api.Credits(c)
+	}
+	return r, nil
+}
+
+// check finds what is wrong with the flags before anything is started for them.
+func (o *orderOptions) check(f *factory) error {
+	_, err := o.request(f, nil)
+	return err
+}
+
+func (o *orderOptions) limits() (l sandboxer.Limits, err error) {
+	if o.cpus != "" {
+		n, err := strconv.ParseFloat(o.cpus, 64)
+		milli := math.Round(n * 1000)
+		if err != nil || !(milli >= 1 && milli <= 1e9) {
+			return l, invalid("--cpus: %q is not a number of processors", o.cpus).WithHint("write for example 2 or 0.5")
+		}
+		l.MilliCPU = int64(milli)
+	}
+	if l.MemoryBytes, err = parseSize("--memory", o.memory); err != nil {
+		return l, err
+	}
+	if l.DiskBytes, err = parseSize("--disk", o.disk); err != nil {
+		return l, err
+	}
+	if o.pids < 0 {
+		return l, invalid("--pids: %d is not a number of processes", o.pids)
+	}
+	l.PIDs = o.pids
+	return l, nil
+}
+
+// parseSize reads bytes as the catalogue does, and also the short units that other
+// tools take: m and g without an i count in powers of 1024 there and here.
+func parseSize(flag, s string) (int64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	digits := strings.TrimRight(s, "BKMGTbkmgti ")
+	unit, ok := sizeUnit(strings.TrimSpace(s[len(digits):]))
+	n, err := strconv.ParseFloat(digits, 64)
+	n *= unit
+	if !ok || err != nil || strings.Trim(digits, "0123456789.") != "" || !(n >= 1 && n <= 1<<53) || n != math.Trunc(n) {
+		return 0, invalid("%s: %q is not a size", flag, s).WithHint("write for example 512MiB or 2GiB")
+	}
+	return int64(n), nil
+}
+
+func sizeUnit(u string) (float64, bool) {
+	if u == "" || u == "B" || u == "b" {
+		return 1, true
+	}
+	power := float64(strings.IndexByte("kmgt", u[0]|0x20) + 1)
+	switch rest := u[1:]; {
+	case power == 0:
+	case rest == "" || rest == "iB" || rest == "ib":
+		return math.Pow(1024, power), true
+	case rest == "B" || rest == "b":
+		return math.Pow(1000, power), true
+	}
+	return 0, false
+}
+
+// parseDuration reads Go's durations, optionally led by whole days.
+func parseDuration(flag, s string) (time.Duration, error) {
+	bad := invalid("%s: %q is not a duration", flag, s).WithHint("write a number with a unit: 30m, 1h30m, 90s, 2d")
+	rest, days := s, time.Duration(0)
+	if d, r, ok := strings.Cut(s, "d"); ok {
+		n, err := strconv.ParseUint(d, 10, 16)
+		if err != nil {
+			return 0, bad
+		}
+		days, rest = time.Duration(n)*24*time.Hour, r
+	}
+	var d time.Duration
+	if rest != "" || days == 0 {
+		var err error
+		if d, err = time.ParseDuration(rest); err != nil || strings.ContainsAny(rest, "+-") {
+			return 0, bad
+		}
+	}
+	if d += days; d <= 0 {
+		return 0, invalid("%s: %q is not a positive duration", flag, s).WithHint("write for example 30m")
+	}
+	return d, nil
+}
+
+// parseNetwork reads none, public or allow:a,b.
+func parseNetwork(s string) (*sandboxer.NetworkPolicy, error) {
+	mode, list, has := strings.Cut(s, ":")
+	switch {
+	case s == "":
+		return nil, nil
+	case s == string(sandboxer.NetworkNone), s == string(sandboxer.NetworkPublic):
+		return &sandboxer.NetworkPolicy{Mode: sandboxer.NetworkMode(s)}, nil
+	case mode == string(sandboxer.NetworkAllow) && has && list != "":
+		return &sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: strings.Split(list, ",")}, nil
+	}
+	return nil, invalid("--net: %q is not a network policy", s).WithHint("want none, public or allow:host,…")
+}
+
+func keyValues(flag string, list []string) (map[string]string, error) {
+	var m map[string]string
+	for _, kv := range list {
+		k, v, ok := strings.Cut(kv, "=")
+		if !ok || k == "" {
+			return nil, invalid("%s: %q is not of the form key=value", flag, kv)
+		}
+		if _, twice := m[k]; twice {
+			return nil, invalid("%s: %q is given twice", flag, k)
+		}
+		if m == nil {
+			m = map[string]string{}
+		}
+		m[k] = v
+	}
+	return m, nil
+}
+
+// localInputs makes the paths of local directories among the inputs absolute: the
+// server has another working directory.
+func localInputs(inputs map[string]string, s *session) error {
+	for k, v := range inputs {
+		rel := v == "." || v == ".." || strings.HasPrefix(v, "./") || strings.HasPrefix(v, "../")
+		if rest, ok := strings.CutPrefix(v, "~/"); ok {
+			if home, err := os.UserHomeDir(); err == nil {
+				v, rel = filepath.Join(home, rest), true
+			}
+		}
+		if !rel {
+			if k != "repo" || filepath.IsAbs(v) || strings.Contains(v, ":") {
+				continue
+			}
+			if st, err := os.Stat(v); err != nil || !st.IsDir() {
+				continue
+			}
+		}
+		if s != nil && !s.local {
+			return invalid("--input %s: %s is a directory of this machine, and the server is on another", k, v).
+				WithHint("give a git URL, or copy the files in later: sandboxer cp")
+		}
+		abs, err := filepath.Abs(v)
+		if err != nil {
+			return sandboxer.E(sandboxer.Invalid, err, "--input %s: %q cannot be made absolute", k, v)
+		}
+		if st, err := os.Stat(abs); err != nil || !st.IsDir() {
+			return sandboxer.E(sandboxer.Invalid, err, "--input %s: %s is not a directory", k, v)
+		}
+		inputs[k] = abs
+	}
+	return nil
+}
+
+// environment merges files and flags; the flags win. A name without a value passes
+// on the caller's, if there is one.
+func environment(lookup func(string) (string, bool), flags, files []string) (map[string]string, error) {
+	env := map[string]string{}
+	add := func(where, kv string) error {
+		k, v, ok := strings.Cut(kv, "=")
+		if !isEnvName(k) {
+			return invalid("%s: %q is not the name of an environment variable", where, k).WithHint("write NAME=value, or NAME to pass on yours")
+		}
+		if !ok {
+			if v, ok = lookup(k); !ok {
+				return nil
+			}
+		}
+		env[k] = v
+		return nil
+	}
+	for _, name := range files {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Invalid, err, "--env-file: %s cannot be read", name)
+		}
+		sc := bufio.NewScanner(f)
+		sc.Buffer(nil, 1<<20)
+		for n := 1; sc.Scan(); n++ {
+			line := strings.TrimSuffix(sc.Text(), "\r")
+			if t := strings.TrimSpace(line); t == "" || t[0] == '#' {
+				continue
+			}
+			if err := add(fmt.Sprintf("%s:%d", name, n), strings.TrimLeft(line, " \t")); err != nil {
+				f.Close()
+				return nil, err
+			}
+		}
+		if err := errors.Join(sc.Err(), f.Close()); err != nil {
+			return nil, sandboxer.E(sandboxer.Invalid, err, "--env-file: %s cannot be read", name)
+		}
+	}
+	for _, kv := range flags {
+		if err := add("--env", kv); err != nil {
+			return nil, err
+		}
+	}
+	if len(env) == 0 {
+		return nil, nil
+	}
+	return env, nil
+}
+
+func isEnvName(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		if c != '_' && (c|0x20 < 'a' || c|0x20 > 'z') && (i == 0 || c < '0' || c > '9') {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// interrupts counts what the user types to get out. Its channel receives each one.
+func interrupts() (<-chan os.Signal, func()) {
+	ch := make(chan os.Signal, 4)
+	signal.Notify(ch, os.Interrupt, syscall.SIGTERM)
+	return ch, func() { signal.Stop(ch) }
+}
+
+// await shows the progress of a sandbox that is being created and returns it when it
+// runs, or the error it failed with.
+func await(ctx context.Context, s *session, p *progress, sb *api.Sandbox) (*api.Sandbox, error) {
+	if sb.State == sandboxer.Running {
+		return sb, nil
+	}
+	if p.mode != "none" && sb.State == sandboxer.Creating {
+		for ev, err := range s.Follow(ctx, api.EventQuery{Sandbox: sb.ID}) {
+			if err != nil {
+				break // Wait below says what is the matter
+			}
+			if ev.Generation != sb.Generation {
+				continue
+			}
+			p.step(ev)
+			if ev.Type == sandboxer.EventState && ev.To != sandboxer.Creating {
+				break
+			}
+		}
+	}
+	return s.Wait(ctx, sb.ID, sandboxer.Running)
+}
+
+// summary is the one line that remains of a create.
+func summary(ctx context.Context, s *session, p *progress, sb *api.Sandbox) string {
+	parts := []string{"ready in " + p.took()}
+	if prof, err := s.Profile(ctx, sb.Profile); err == nil && prof.Isolation != "" {
+		parts = append(parts, string(prof.Isolation))
+	}
+	parts = append(parts, strings.TrimPrefix(sb.Extension, "ext."))
+	cost := sandboxer.Credits(0)
+	if sb.Quote != nil {
+		cost = sb.Quote.Amount.Std()
+	}
+	last := "$" + cost.String()
+	if !sb.ExpiresAt.IsZero() {
+		last += " · expires " + sb.ExpiresAt.Local().Format("15:04")
+	}
+	return strings.Join(append(parts, last), "  ")
+}
+
+func states(words []string) ([]sandboxer.State, error) {
+	var out []sandboxer.State
+	for _, list := range words {
+		for w := range strings.SplitSeq(list, ",") {
+			st := sandboxer.State(strings.TrimSpace(w))
+			if !st.Valid() {
+				e := invalid("%q is not a state", w)
+				return nil, e.WithHint("want one of: %s", join(sandboxer.States(), ", "))
+			}
+			if !slices.Contains(out, st) {
+				out = append(out, st)
+			}
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,176 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+func newCmdPort(f *factory) *cobra.Command {
+	return newGroup("port", "Ports inside a sandbox", []string{"ports"}, newCmdPortLs(f, nil), newCmdPortForward(f, nil))
+}
+
+func newCmdPortLs(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
+	o := &refOptions{f: f}
+	return &cobra.Command{
+		Use: "ls ID", Aliases: []string{"list"}, Short: "List declared and published ports", Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.ref = args[0]
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return portLsRun(cmd.Context(), o)
+		},
+	}
+}
+
+func portLsRun(ctx context.Context, o *refOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	l, err := s.Ports(ctx, o.ref)
+	if err != nil {
+		return err
+	}
+	return printList(o.f, pointers(l), view[*sandboxer.Port]{
+		cols: []string{"PORT", "ADDRESS", "URL"},
+		row:  func(p *sandboxer.Port) []string { return []string{fmt.Sprint(p.Port), p.Addr, p.URL} },
+		name: func(p *sandboxer.Port) string { return fmt.Sprint(p.Port) },
+	})
+}
+
+type portForwardOptions struct {
+	refOptions
+	address string
+	pairs   [][2]int // local (0: any free one), remote
+}
+
+func newCmdPortForward(f *factory, runF func(context.Context, *portForwardOptions) error) *cobra.Command {
+	o := &portForwardOptions{refOptions: refOptions{f: f}}
+	c := &cobra.Command{
+		Use: "forward ID [LOCAL:]REMOTE…", Aliases: []string{"open"}, Short: "Make ports of a sandbox reachable on this machine until interrupted",
+		Args: wants(2, -1, "a sandbox and ports"), ValidArgsFunction: f.completeSandbox,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.ref = args[0]
+			for _, a := range args[1:] {
+				local, remote, both := strings.Cut(a, ":")
+				if !both {
+					remote = local
+				}
+				l, lerr := strconv.ParseUint(local, 10, 16)
+				r, rerr := strconv.ParseUint(remote, 10, 16)
+				if lerr != nil || rerr != nil || r == 0 {
+					return invalid("%q is not [LOCAL:]REMOTE", a).WithHint("write for example 8080, 9000:8080 or 0:8080")
+				}
+				o.pairs = append(o.pairs, [2]int{int(l), int(r)})
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return portForwardRun(cmd.Context(), o)
+		},
+	}
+	c.Flags().StringVar(&o.address, "address", "127.0.0.1", "local `address` to listen on")
+	return c
+}
+
+func portForwardRun(ctx context.Context, o *portForwardOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	sb, err := s.Get(ctx, o.ref)
+	if err != nil {
+		return err
+	}
+	if sb.State != sandboxer.Running {
+		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s, not running", sb.ID, sb.State)
+	}
+	p := o.f.progress()
+	var listeners []net.Listener
+	defer func() {
+		for _, l := range listeners {
+			l.Close()
+		}
+	}()
+	for _, pair := range o.pairs {
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(o.address, strconv.Itoa(pair[0])))
+		if err != nil {
+			return sandboxer.E(sandboxer.Unavailable, err, "cannot listen on port %d", pair[0]).WithHint("choose another: 0:%d takes any free one", pair[1])
+		}
+		listeners = append(listeners, l)
+	}
+	// Callers read the addresses from stdout: with port 0 they cannot know them.
+	for i, l := range listeners {
+		fmt.Fprintf(o.f.io.out, "%s -> %s:%d\n", l.Addr(), sb.ID, o.pairs[i][1])
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() {
+		for _, l := range listeners {
+			l.Close()
+		}
+	})
+	defer stop()
+	var wg sync.WaitGroup
+	for i, l := range listeners {
+		wg.Go(func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				wg.Go(func() {
+					if err := relay(ctx, s.Client, sb.ID, o.pairs[i][1], c); err != nil && ctx.Err() == nil {
+						p.note("port %d: %s", o.pairs[i][1], sentence(err))
+					}
+				})
+			}
+		})
+	}
+	wg.Wait()
+	return nil
+}
+
+// relay carries one connection to a port of the sandbox and back.
+func relay(ctx context.Context, c *api.Client, id string, port int, here net.Conn) error {
+	defer here.Close()
+	there, err := c.Dial(ctx, id, port)
+	if err != nil {
+		return err
+	}
+	defer there.Close()
+	stop := context.AfterFunc(ctx, func() {
+		here.Close()
+		there.Close()
+	})
+	defer stop()
+	done := make(chan error, 2)
+	pump := func(dst, src net.Conn) {
+		_, err := io.Copy(dst, src)
+		if cw, ok := dst.(interface{ CloseWrite() error }); ok {
+			_ = cw.CloseWrite()
+		}
+		done <- err
+	}
+	go pump(there, here)
+	go pump(here, there)
+	err = errors.Join(<-done, <-done)
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}

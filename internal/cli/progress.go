@@ -1,0 +1,181 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+var progressModes = []string{"auto", "plain", "json", "none"}
+
+// progress tells people on stderr what is going on: one line that is redrawn on a
+// terminal, lines with the time elsewhere, the events themselves as JSON lines on
+// request. Its methods may be called after stop, and then print plain lines.
+type progress struct {
+	io    *streams
+	mode  string // live, plain, json, none
+	begin time.Time
+
+	mu    sync.Mutex
+	line  string // what the live line shows
+	since time.Time
+	quit  chan struct{}
+	ended chan struct{}
+}
+
+func (f *factory) progress() *progress {
+	p := &progress{io: f.io, mode: "auto", begin: time.Now()}
+	if s, err := f.settings(); err == nil {
+		p.mode = s.get("progress")
+	}
+	if f.flags.quiet {
+		p.mode = "none"
+	}
+	if p.mode == "auto" {
+		p.mode = "plain"
+		if f.io.live {
+			p.mode = "live"
+		}
+	}
+	return p
+}
+
+// step shows an event of the sandbox that is being waited for.
+func (p *progress) step(ev api.Event) {
+	text := ev.Message
+	switch {
+	case ev.Type == sandboxer.EventState:
+		text = string(ev.To)
+		if ev.Cause != "" && ev.To != sandboxer.Creating {
+			text += " (" + string(ev.Cause) + ")"
+		}
+		if ev.Message != "" {
+			text += ": " + ev.Message
+		}
+	case ev.Type == sandboxer.EventRetry:
+		text = "trying again: " + ev.Message
+	}
+	switch p.mode {
+	case "json":
+		p.json(map[string]any{"event": ev})
+	case "live":
+		p.draw(clean(text))
+	case "plain":
+		p.plain("%s %s", ev.SandboxID, clean(text))
+	}
+}
+
+// note says something once, on a line of its own.
+func (p *progress) note(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	switch p.mode {
+	case "json":
+		p.json(map[string]any{"note": text})
+	case "live":
+		p.print("  " + clean(text))
+	case "plain":
+		p.plain("%s", clean(text))
+	}
+}
+
+// done ends the live line with a summary.
+func (p *progress) done(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	p.stop()
+	switch p.mode {
+	case "json":
+		p.json(map[string]any{"done": text})
+	case "live":
+		p.print(p.io.paint("32", "✓") + " " + clean(text))
+	case "plain":
+		p.plain("%s", clean(text))
+	}
+}
+
+func (p *progress) plain(format string, args ...any) {
+	fmt.Fprintf(p.io.err, time.Now().Format("15:04:05")+" "+format+"\n", args...)
+}
+
+func (p *progress) json(v any) {
+	b, err := json.Marshal(v)
+	if err == nil {
+		fmt.Fprintf(p.io.err, "%s\n", b)
+	}
+}
+
+// print writes a line above the live one.
+func (p *progress) print(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fmt.Fprintf(p.io.err, "\r\x1b[K%s\n", text)
+	p.redraw()
+}
+
+// draw makes text the live line and keeps its clock running.
+func (p *progress) draw(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.line, p.since = text, time.Now()
+	p.redraw()
+	if p.quit != nil {
+		return
+	}
+	quit, ended := make(chan struct{}), make(chan struct{})
+	p.quit, p.ended = quit, ended
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+				p.mu.Lock()
+				p.redraw()
+				p.mu.Unlock()
+			}
+		}
+	}()
+}
+
+func (p *progress) redraw() {
+	if p.line != "" {
+		fmt.Fprintf(p.io.err, "\r\x1b[K  %s %.1fs", p.line, time.Since(p.begin).Seconds())
+	}
+}
+
+// stop removes the live line. Guest output may follow.
+func (p *progress) stop() {
+	p.mu.Lock()
+	quit, ended := p.quit, p.ended
+	p.quit, p.ended = nil, nil
+	p.mu.Unlock()
+	if quit != nil {
+		close(quit)
+		<-ended
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.line != "" {
+		fmt.Fprint(p.io.err, "\r\x1b[K")
+		p.line = ""
+	}
+}
+
+// took is how long ago p began, for people.
+func (p *progress) took() string { return seconds(time.Since(p.begin)) }
+
+func seconds(d time.Duration) string {
+	switch {
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	case d < time.Minute:
+		return d.Round(time.Second).String()
+	}
+	return d.Round(time.Second).String()
+}

@@ -1,0 +1,613 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// sandboxID shows a sandbox by its bare ID, so that ID=$(sandboxer create) works.
+func sandboxID() view[*api.Sandbox] {
+	v := sandboxView()
+	v.detail = nil
+	return v
+}
+
+func sandboxView() view[*api.Sandbox] {
+	return view[*api.Sandbox]{
+		cols: []string{"ID", "NAME", "PROFILE", "STATE", "CREATED", "EXPIRES", "COST"},
+		wide: []string{"EXTENSION", "HOST", "TENANT", "GENERATION", "LABELS", "MESSAGE"},
+		row: func(sb *api.Sandbox) []string {
+			expires := until(sb.ExpiresAt)
+			state := string(sb.State)
+			if !sb.State.Live() || sb.State == sandboxer.Terminating {
+				expires = ""
+				if sb.Reason != "" {
+					state += " (" + string(sb.Reason) + ")"
+				}
+			}
+			return []string{sb.ID, sb.Name, strings.TrimPrefix(sb.Profile, "profile."), state, ago(sb.CreatedAt), expires,
+				"$" + sb.Cost.String(), sb.Extension, sb.Host, sb.Tenant, fmt.Sprint(sb.Generation), pairs(sb.Labels), sb.Message}
+		},
+		name: func(sb *api.Sandbox) string { return sb.ID },
+		detail: func(sb *api.Sandbox) [][2]string {
+			var cleanup []string
+			if c := sb.Cleanup; c != nil {
+				for _, part := range []struct {
+					what string
+					list []string
+				}{{"removed", c.Removed}, {"kept", c.Kept}, {"warning", c.Warnings}} {
+					for _, x := range part.list {
+						cleanup = append(cleanup, part.what+" "+x)
+					}
+				}
+			}
+			var ports []string
+			for _, p := range sb.Reachability.Ports {
+				ports = append(ports, strings.TrimSpace(fmt.Sprintf("%d %s %s", p.Port, p.Addr, p.URL)))
+			}
+			return [][2]string{
+				{"id", sb.ID}, {"generation", fmt.Sprint(sb.Generation)}, {"name", sb.Name}, {"state", string(sb.State)},
+				{"reason", string(sb.Reason)}, {"message", sb.Message}, {"profile", sb.Profile}, {"extension", sb.Extension},
+				{"backend name", sb.Ref}, {"tenant", sb.Tenant}, {"consumer", strings.TrimSpace(sb.Consumer.Kind + " " + sb.Consumer.ID)},
+				{"inputs", pairs(sb.Inputs)}, {"image", sb.Image}, {"command", strings.Join(sb.Command, " ")}, {"labels", pairs(sb.Labels)},
+				{"limits", limitsText(sb.Limits)}, {"network", networkText(sb.Network)}, {"user", sb.User},
+				{"host", sb.Reachability.Host}, {"workspace", sb.Reachability.RemoteDir}, {"ssh", sb.Reachability.SSH},
+				{"url", sb.Reachability.URL}, {"ports", strings.Join(ports, "\n")},
+				{"price", quoteText(sb.Quote)}, {"cost", "$" + sb.Cost.String()},
+				{"created", moment(sb.CreatedAt, ago)}, {"ready", moment(sb.ReadyAt, ago)}, {"last used", moment(sb.UsedAt, ago)},
+				{"expires", moment(sb.ExpiresAt, until)}, {"ended", moment(sb.EndedAt, ago)},
+				{"last error", sb.LastError}, {"cleanup", strings.Join(cleanup, "\n")},
+			}
+		},
+	}
+}
+
+func pointers[T any](l *api.List[T]) *api.List[*T] {
+	out := &api.List[*T]{SchemaVersion: l.SchemaVersion, Items: []*T{}, NextCursor: l.NextCursor}
+	for i := range l.Items {
+		out.Items = append(out.Items, &l.Items[i])
+	}
+	return out
+}
+
+type lsOptions struct {
+	f      *factory
+	q      api.SandboxQuery
+	states []string
+	labels []string
+	all    bool
+}
+
+func newCmdLs(f *factory, runF func(context.Context, *lsOptions) error) *cobra.Command {
+	o := &lsOptions{f: f}
+	c := &cobra.Command{
+		Use: "ls", Aliases: []string{"list", "ps"}, Short: "List sandboxes, newest first", Args: wants(0, 0, "no arguments"),
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if o.q.States, err = states(o.states); err != nil {
+				return err
+			}
+			if o.all {
+				if o.states != nil {
+					return invalid("--all and --state exclude each other")
+				}
+				o.q.States = sandboxer.States()
+			}
+			if o.q.Labels, err = keyValues("--label", o.labels); err != nil {
+				return err
+			}
+			if err := checkLimit(o.q.Limit); err != nil {
+				return err
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return lsRun(cmd.Context(), o)
+		},
+	}
+	fl := c.Flags()
+	fl.BoolVarP(&o.all, "all", "a", false, "also those that are terminated")
+	fl.StringArrayVar(&o.states, "state", nil, "only in this `state`; several with commas")
+	fl.StringArrayVar(&o.labels, "label", nil, "only with this label `key=value`")
+	fl.StringVar(&o.q.Profile, "profile", "", "only of this `profile`")
+	fl.StringVar(&o.q.Name, "name", "", "only with this `name`")
+	fl.StringVar(&o.q.Tenant, "tenant", "", "only of this `tenant`, for administrators")
+	pageFlags(c, &o.q.Limit, &o.q.Cursor)
+	complete(c, "state", strings.Fields(join(sandboxer.States(), " "))...)
+	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
+	return c
+}
+
+func pageFlags(c *cobra.Command, limit *int, cursor *string) {
+	c.Flags().IntVar(limit, "limit", 0, "at most so `many` (default 100)")
+	c.Flags().StringVar(cursor, "cursor", "", "go on after an earlier list")
+}
+
+func checkLimit(n int) error {
+	if n < 0 || n > sandboxer.MaxPage {
+		return invalid("--limit: %d is not between 1 and %d", n, sandboxer.MaxPage)
+	}
+	return nil
+}
+
+func lsRun(ctx context.Context, o *lsOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	l, err := s.List(ctx, o.q)
+	if err != nil {
+		return err
+	}
+	return printList(o.f, pointers(l), sandboxView())
+}
+
+// refOptions are those of a command about one sandbox.
+type refOptions struct {
+	f   *factory
+	ref string
+}
+
+func newCmdGet(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
+	o := &refOptions{f: f}
+	return &cobra.Command{
+		Use: "get ID", Aliases: []string{"show", "inspect"}, Short: "Show a sandbox", Args: wants(1, 1, "one sandbox: its ID, the beginning of it, or its name"),
+		ValidArgsFunction: f.completeSandbox,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.ref = args[0]
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return getRun(cmd.Context(), o)
+		},
+	}
+}
+
+func getRun(ctx context.Context, o *refOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	sb, err := s.Get(ctx, o.ref)
+	if err != nil {
+		return err
+	}
+	return printOne(o.f, sb, sandboxView())
+}
+
+type waitOptions struct {
+	refOptions
+	states  []sandboxer.State
+	timeout time.Duration
+}
+
+func newCmdWait(f *factory, runF func(context.Context, *waitOptions) error) *cobra.Command {
+	o := &waitOptions{refOptions: refOptions{f: f}}
+	var want []string
+	var timeout string
+	c := &cobra.Command{
+		Use: "wait ID", Short: "Wait until a sandbox is in a state", Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			o.ref = args[0]
+			if o.states, err = states(want); err != nil {
+				return err
+			}
+			if timeout != "" {
+				if o.timeout, err = parseDuration("--timeout", timeout); err != nil {
+					return err
+				}
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return waitRun(cmd.Context(), o)
+		},
+	}
+	c.Flags().StringArrayVar(&want, "for", []string{"running"}, "the `state`; one of several with commas")
+	c.Flags().StringVar(&timeout, "timeout", "", "give up after this `duration`; the sandbox goes on")
+	complete(c, "for", strings.Fields(join(sandboxer.States(), " "))...)
+	return c
+}
+
+func waitRun(ctx context.Context, o *waitOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	wctx := ctx
+	if o.timeout > 0 {
+		var cancel context.CancelFunc
+		wctx, cancel = context.WithTimeout(ctx, o.timeout)
+		defer cancel()
+	}
+	sb, err := s.Wait(wctx, o.ref, o.states...)
+	if err != nil && ctx.Err() == nil && errors.Is(wctx.Err(), context.DeadlineExceeded) {
+		return sandboxer.E(sandboxer.Timeout, nil, "sandbox %s is not %s after %s; it goes on", o.ref, join(o.states, " or "), o.timeout).
+			WithHint("see how it stands: sandboxer get %s", o.ref)
+	}
+	if err != nil {
+		return err
+	}
+	return printOne(o.f, sb, sandboxID())
+}
+
+func newCmdStats(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
+	o := &refOptions{f: f}
+	return &cobra.Command{
+		Use: "stats ID", Short: "Measure a sandbox", Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.ref = args[0]
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return statsRun(cmd.Context(), o)
+		},
+	}
+}
+
+func statsRun(ctx context.Context, o *refOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	st, err := s.Stats(ctx, o.ref)
+	if err != nil {
+		return err
+	}
+	of := func(n, limit int64) string {
+		if limit > 0 {
+			return size(n) + " of " + size(limit)
+		}
+		return size(n)
+	}
+	count := func(n int64) string {
+		if n < 0 {
+			return "?"
+		}
+		return fmt.Sprint(n)
+	}
+	return printOne(o.f, st, view[*api.Stats]{
+		name: func(*api.Stats) string { return o.ref },
+		detail: func(st *api.Stats) [][2]string {
+			return [][2]string{
+				{"cpu time", st.CPU.String()}, {"memory", of(st.MemoryBytes, st.MemoryLimit)}, {"disk", of(st.DiskBytes, st.DiskLimit)},
+				{"processes", count(st.PIDs)}, {"received", size(st.RxBytes)}, {"sent", size(st.TxBytes)},
+			}
+		},
+	})
+}
+
+type eventsOptions struct {
+	refOptions
+	follow bool
+	after  int64
+	limit  int
+}
+
+func newCmdEvents(f *factory, runF func(context.Context, *eventsOptions) error) *cobra.Command {
+	o := &eventsOptions{refOptions: refOptions{f: f}}
+	c := &cobra.Command{
+		Use: "events [ID]", Short: "Show what happened, to one sandbox or all", Args: wants(0, 1, "at most one sandbox"), ValidArgsFunction: f.completeSandbox,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				o.ref = args[0]
+			}
+			if err := checkLimit(o.limit); err != nil {
+				return err
+			}
+			if o.after < 0 {
+				return invalid("--after: %d is not the number of an event", o.after)
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return eventsRun(cmd.Context(), o)
+		},
+	}
+	c.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on showing events as they happen")
+	c.Flags().Int64Var(&o.after, "after", 0, "only those after this `number`")
+	c.Flags().IntVar(&o.limit, "limit", 0, "at most so `many` (default 100)")
+	return c
+}
+
+func eventView() view[*api.Event] {
+	return view[*api.Event]{
+		cols: []string{"SEQ", "TIME", "SANDBOX", "TYPE", "WHAT", "ACTOR"},
+		wide: []string{"TENANT", "GENERATION"},
+		row: func(ev *api.Event) []string {
+			return []string{fmt.Sprint(ev.Seq), ev.At.Local().Format("2006-01-02 15:04:05"), ev.SandboxID, string(ev.Type), eventText(ev), ev.Actor,
+				ev.Tenant, fmt.Sprint(ev.Generation)}
+		},
+		name: func(ev *api.Event) string { return fmt.Sprint(ev.Seq) },
+	}
+}
+
+func eventText(ev *api.Event) string {
+	var s string
+	if ev.Type == sandboxer.EventState {
+		s = string(ev.To)
+		if ev.From != "" {
+			s = string(ev.From) + " → " + s
+		}
+		if ev.Cause != "" {
+			s += " (" + string(ev.Cause) + ")"
+		}
+	}
+	if ev.Message != "" {
+		if s != "" {
+			s += ": "
+		}
+		s += ev.Message
+	}
+	return s
+}
+
+func eventsRun(ctx context.Context, o *eventsOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	q := api.EventQuery{Sandbox: o.ref, After: o.after, Limit: o.limit}
+	v := eventView()
+	if !o.follow {
+		l, err := s.Events(ctx, q)
+		if err != nil {
+			return err
+		}
+		next := l.NextCursor
+		l.NextCursor = ""
+		if format := o.f.format(); format != "table" && format != "wide" {
+			l.NextCursor = next
+			return printList(o.f, pointers(l), v)
+		}
+		if err := printList(o.f, pointers(l), v); err != nil {
+			return err
+		}
+		if next != "" {
+			fmt.Fprintf(o.f.io.err, "%s there are more: add --after %s\n", o.f.io.paint("36", "hint:"), next)
+		}
+		return nil
+	}
+	format := o.f.format()
+	n := 0
+	for ev, err := range s.Follow(ctx, q) {
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil // that is how following ends
+			}
+			return err
+		}
+		switch format {
+		case "table", "wide":
+			cells := v.row(&ev)
+			if format == "table" {
+				cells = cells[:len(v.cols)]
+			}
+			for i := range cells {
+				cells[i] = clean(cells[i])
+			}
+			_, err = fmt.Fprintln(o.f.io.out, strings.Join(cells, "  "))
+		case "json":
+			err = printJSONLine(o.f.io.out, ev) // a stream has no end to close a bracket at
+		case "name":
+			_, err = fmt.Fprintln(o.f.io.out, ev.Seq)
+		default:
+			err = printData(o.f.io.out, format, ev)
+		}
+		if err != nil {
+			return err
+		}
+		if n++; n == o.limit {
+			return nil
+		}
+	}
+	return nil
+}
+
+type extendOptions struct {
+	refOptions
+	extend api.ExtendSandbox
+}
+
+func newCmdExtend(f *factory, runF func(context.Context, *extendOptions) error) *cobra.Command {
+	o := &extendOptions{refOptions: refOptions{f: f}}
+	var ttl string
+	c := &cobra.Command{
+		Use: "extend ID --ttl [+]DURATION", Short: "Move a sandbox's expiry", Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
+		Example: "  sandboxer extend 7k2m --ttl 1h     an hour from now\n  sandboxer extend 7k2m --ttl +30m   half an hour longer than before",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.ref = args[0]
+			rest, add := strings.CutPrefix(ttl, "+")
+			if ttl == "" {
+				return invalid("--ttl is missing").WithHint("--ttl 1h counts from now, --ttl +1h from the present expiry")
+			}
+			d, err := parseDuration("--ttl", rest)
+			if err != nil {
+				return err
+			}
+			if add {
+				o.extend.Add = api.Duration(d)
+			} else {
+				o.extend.TTL = api.Duration(d)
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return extendRun(cmd.Context(), o)
+		},
+	}
+	c.Flags().StringVar(&ttl, "ttl", "", "`lifetime` from now, or with + added to the present expiry")
+	return c
+}
+
+func extendRun(ctx context.Context, o *extendOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	sb, err := s.Extend(ctx, o.ref, o.extend)
+	if err != nil {
+		return err
+	}
+	p := o.f.progress()
+	p.done("%s expires %s", sb.ID, moment(sb.ExpiresAt, until))
+	return printOne(o.f, sb, sandboxID())
+}
+
+type destroyOptions struct {
+	f      *factory
+	refs   []string
+	labels map[string]string
+	all    bool
+	yes    bool
+	noWait bool
+}
+
+func newCmdDestroy(f *factory, runF func(context.Context, *destroyOptions) error) *cobra.Command {
+	o := &destroyOptions{f: f}
+	var labels []string
+	c := &cobra.Command{
+		Use: "destroy ID…", Aliases: []string{"rm"}, Short: "Destroy sandboxes",
+		Long: "Destroy sandboxes, in whatever state they are, and return when nothing is left of them.\n" +
+			"More than one is asked about on a terminal; --yes answers.",
+		ValidArgsFunction: f.completeSandboxes,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			o.refs = args
+			if o.labels, err = keyValues("--label", labels); err != nil {
+				return err
+			}
+			many := o.all || o.labels != nil
+			switch {
+			case many && len(args) > 0:
+				return invalid("sandboxes are given by ID or by --label and --all, not both")
+			case !many && len(args) == 0:
+				return invalid("%s takes the IDs or names of sandboxes", cmd.CommandPath()).WithHint("list them with: sandboxer ls")
+			case many && !o.yes && !f.io.inTTY:
+				return invalid("nobody can be asked whether to destroy them all").WithHint("add --yes")
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return destroyRun(cmd.Context(), o)
+		},
+	}
+	c.Flags().StringArrayVar(&labels, "label", nil, "all with this label `key=value`")
+	c.Flags().BoolVar(&o.all, "all", false, "all of yours")
+	c.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	c.Flags().BoolVar(&o.noWait, "no-wait", false, "return as soon as the order is written down")
+	return c
+}
+
+func destroyRun(ctx context.Context, o *destroyOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if o.all || o.labels != nil {
+		q := api.SandboxQuery{Labels: o.labels, Limit: sandboxer.MaxPage}
+		st, err := s.Status(ctx)
+		if err != nil {
+			return err
+		}
+		q.Tenant = st.Tenant // an administrator's --all means his own too
+		for {
+			l, err := s.List(ctx, q)
+			if err != nil {
+				return err
+			}
+			for _, sb := range l.Items {
+				o.refs = append(o.refs, sb.ID)
+			}
+			if q.Cursor = l.NextCursor; q.Cursor == "" {
+				break
+			}
+		}
+	}
+	if len(o.refs) > 1 && !o.yes && o.f.io.inTTY {
+		ok, err := ask(o.f.io, "Destroy %d sandboxes (%s)?", len(o.refs), strings.Join(o.refs, ", "))
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return sandboxer.E(sandboxer.Canceled, nil, "nothing was destroyed")
+		}
+	}
+	p := o.f.progress()
+	defer p.stop()
+	type result struct {
+		sb  *api.Sandbox
+		err error
+	}
+	results := make([]result, len(o.refs))
+	slots := make(chan struct{}, 8)
+	var wg sync.WaitGroup
+	for i, ref := range o.refs {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			sb, err := s.Destroy(ctx, ref, !o.noWait)
+			results[i] = result{sb, err}
+		})
+	}
+	wg.Wait()
+	list := &api.List[*api.Sandbox]{SchemaVersion: api.SchemaVersion, Items: []*api.Sandbox{}}
+	var first error
+	for i, r := range results {
+		if r.err != nil {
+			if first == nil {
+				first = r.err
+			} else {
+				p.note("%s: %s", o.refs[i], sentence(r.err))
+			}
+			continue
+		}
+		list.Items = append(list.Items, r.sb)
+		switch {
+		case r.sb.State != sandboxer.Terminated:
+			p.done("%s is being destroyed", r.sb.ID)
+		default:
+			p.done("destroyed %s in %s · cost $%s", r.sb.ID, p.took(), r.sb.Cost)
+		}
+		if r.sb.Cleanup != nil {
+			for _, w := range r.sb.Cleanup.Warnings {
+				p.note("%s: %s", r.sb.ID, w)
+			}
+		}
+	}
+	if format := o.f.format(); format == "table" || format == "wide" {
+		for _, sb := range list.Items {
+			fmt.Fprintln(o.f.io.out, sb.ID)
+		}
+	} else if err := printList(o.f, list, sandboxView()); err != nil {
+		return err
+	}
+	return first
+}
+
+// ask asks a yes-or-no question on the terminal; no is the default.
+func ask(std *streams, format string, args ...any) (bool, error) {
+	fmt.Fprintf(std.err, "%s [y/N] ", clean(fmt.Sprintf(format, args...)))
+	line, err := bufio.NewReader(std.in).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, sandboxer.E(sandboxer.Canceled, err, "no answer could be read")
+	}
+	answer := strings.ToLower(strings.TrimSpace(line))
+	return answer == "y" || answer == "yes", nil
+}

@@ -1,0 +1,407 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/server"
+)
+
+type serveOptions struct {
+	f              *factory
+	socket, listen string
+	hosts          []string
+	logFormat      string
+}
+
+func newCmdServe(f *factory, runF func(context.Context, *serveOptions) error) *cobra.Command {
+	o := &serveOptions{f: f}
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the server in the foreground",
+		Long: "Run the server in the foreground, with its log on stderr, until it is interrupted. Sandboxes live on without it;\n" +
+			"the next server finds them again.",
+		Args:        wants(0, 0, "no arguments"),
+		Annotations: map[string]string{ownSignals: "yes"},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := f.settings()
+			if err != nil {
+				return err
+			}
+			pick := func(flag *string, key string) {
+				if *flag == "" {
+					*flag = s.get(key)
+				}
+			}
+			pick(&o.socket, "socket")
+			pick(&o.listen, "listen")
+			pick(&o.logFormat, "log_format")
+			if len(o.hosts) == 0 && s.get("hosts") != "" {
+				o.hosts = strings.Split(s.get("hosts"), ",")
+			}
+			if o.socket, err = filepath.Abs(o.socket); err != nil {
+				return sandboxer.E(sandboxer.Invalid, err, "--socket: %q cannot be made absolute", o.socket)
+			}
+			if o.listen != "" {
+				if err := checkListen(o.listen); err != nil {
+					return err
+				}
+			}
+			if err := oneOf("log format", logFormats)(o.logFormat); err != nil {
+				return err
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return serveRun(cmd.Context(), o)
+		},
+	}
+	c.Flags().StringVar(&o.socket, "socket", "", "Unix `socket` to listen on (SANDBOXER_SOCKET)")
+	c.Flags().StringVar(&o.listen, "listen", "", "also listen on this TCP `address`, for clients with an API key (SANDBOXER_LISTEN)")
+	c.Flags().StringSliceVar(&o.hosts, "allow-host", nil, "`name` by which clients may address the TCP listener (SANDBOXER_HOSTS)")
+	c.Flags().StringVar(&o.logFormat, "log-format", "", "text or json (SANDBOXER_LOG_FORMAT)")
+	complete(c, "log-format", logFormats...)
+	return c
+}
+
+func serveRun(ctx context.Context, o *serveOptions) error {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	s, err := o.f.settings()
+	if err != nil {
+		return err
+	}
+	for i, x := range s.all {
+		if x.Key == "log_format" {
+			s.all[i].Value = o.logFormat
+		}
+	}
+	log, err := o.f.logger(false)
+	if err != nil {
+		return err
+	}
+	cfg, err := o.f.brokerConfig()
+	if err != nil {
+		return err
+	}
+	metrics := server.NewMetrics()
+	cfg.Log, cfg.Observe = log, metrics.Observe
+	b, err := newBroker(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	err = func() error {
+		// The socket appears when everything behind it works.
+		unix, err := server.ListenUnix(o.socket)
+		if err != nil {
+			return err
+		}
+		listeners := []net.Listener{unix}
+		if o.listen != "" {
+			tcp, err := server.ListenTCP(o.listen)
+			if err != nil {
+				return errors.Join(err, unix.Close())
+			}
+			listeners = append(listeners, tcp)
+		}
+		for _, l := range listeners {
+			log.Info("listening", "network", l.Addr().Network(), "addr", l.Addr().String())
+		}
+		srv := server.New(b.manager, server.Options{Log: log, Version: version(), Owner: b.owner, Data: cfg.Dir, Hosts: o.hosts, Metrics: metrics})
+		return srv.Serve(ctx, listeners...)
+	}()
+	stop() // a second signal ends the process at once
+	log.Info("stopping; sandboxes live on")
+	return errors.Join(err, b.Close())
+}
+
+// startServer starts a server in the background and waits until it answers.
+func (f *factory) startServer(ctx context.Context, p *progress) error {
+	s, err := f.settings()
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the path of the running program is unknown")
+	}
+	if err := os.MkdirAll(s.get("log_dir"), 0o700); err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the log directory %s cannot be made", s.get("log_dir"))
+	}
+	logName := filepath.Join(s.get("log_dir"), "server.log")
+	logFile, err := os.OpenFile(logName, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the log %s cannot be opened", logName)
+	}
+	defer logFile.Close()
+	begin, err := logFile.Seek(0, io.SeekEnd)
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the log %s cannot be read", logName)
+	}
+	socket := s.get("socket")
+	args := []string{"serve", "--data-dir", s.get("data_dir"), "--socket", socket}
+	if s.further != "" {
+		args = append(args, "--config-dir", s.further)
+	}
+	if f.flags.logLevel != "" {
+		args = append(args, "--log-level", f.flags.logLevel)
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Args[0] = "sandboxer"
+	cmd.Dir = "/"
+	cmd.Env = serverEnv(os.Environ())
+	cmd.Stdout, cmd.Stderr = logFile, logFile
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the server cannot be started")
+	}
+	died := make(chan error, 1)
+	go func() { died <- cmd.Wait() }()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(time.Minute)
+	for {
+		select {
+		case <-tick.C:
+			if answers(ctx, socket) {
+				p.note("started a server (process %d, log %s); stop it with: sandboxer down", cmd.Process.Pid, logName)
+				return nil
+			}
+		case <-died:
+			// Somebody else may have been faster: then theirs is as good.
+			for range 100 {
+				if answers(ctx, socket) {
+					return nil
+				}
+				time.Sleep(10 * time.Millisecond)
+				if tail := logTail(logFile, begin); !strings.Contains(tail, "is in use by") && !strings.Contains(tail, "another server answers") {
+					break
+				}
+			}
+			return sandboxer.E(sandboxer.Unavailable, nil, "the server did not start: %s", logTail(logFile, begin)).
+				WithHint("see all of it with: sandboxer serve")
+		case <-ctx.Done():
+			return sandboxer.E(sandboxer.Canceled, ctx.Err(), "given up waiting for the server (process %d), which goes on starting", cmd.Process.Pid)
+		case <-deadline:
+			return sandboxer.E(sandboxer.Timeout, nil, "the server (process %d) does not answer", cmd.Process.Pid).WithHint("look into %s", logName)
+		}
+	}
+}
+
+// serverEnv is the environment of a background server: the caller's, without what
+// concerns only the caller, and without relative paths, for it runs elsewhere.
+func serverEnv(env []string) []string {
+	var out []string
+	for _, kv := range env {
+		switch name, val, _ := strings.Cut(kv, "="); name {
+		case "SANDBOXER_API_KEY", "SANDBOXER_API_KEY_FILE", "SANDBOXER_URL", "SANDBOXER_OUTPUT", "SANDBOXER_CONFIG_DIR":
+		case "SANDBOXER_HOME":
+			if abs, err := filepath.Abs(val); err == nil && val != "" {
+				out = append(out, name+"="+abs)
+			}
+		default:
+			out = append(out, kv)
+		}
+	}
+	return out
+}
+
+// logTail is what the server said last since it was started.
+func logTail(f *os.File, from int64) string {
+	b, _ := io.ReadAll(io.NewSectionReader(f, from, 64<<10))
+	lines := bytes.Split(bytes.TrimSpace(b), []byte("\n"))
+	if i := slices.IndexFunc(lines, func(l []byte) bool { return bytes.HasPrefix(l, []byte("error: ")) }); i >= 0 {
+		return string(bytes.TrimPrefix(bytes.Join(lines[i:], []byte("\n")), []byte("error: ")))
+	}
+	return string(bytes.Join(lines[max(0, len(lines)-3):], []byte("\n")))
+}
+
+type upOptions struct{ f *factory }
+
+func newCmdUp(f *factory, runF func(context.Context, *upOptions) error) *cobra.Command {
+	o := &upOptions{f}
+	return &cobra.Command{
+		Use: "up", Short: "Start the server in the background, if none runs", Args: wants(0, 0, "no arguments"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return upRun(cmd.Context(), o)
+		},
+	}
+}
+
+func upRun(ctx context.Context, o *upOptions) error {
+	p := o.f.progress()
+	defer p.stop()
+	s, err := o.f.connectOrStart(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	p.stop()
+	return showStatus(ctx, o.f, s)
+}
+
+type statusOptions struct{ f *factory }
+
+func newCmdStatus(f *factory, runF func(context.Context, *statusOptions) error) *cobra.Command {
+	o := &statusOptions{f}
+	return &cobra.Command{
+		Use: "status", Short: "Show the server and who it takes you for", Args: wants(0, 0, "no arguments"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return statusRun(cmd.Context(), o)
+		},
+	}
+}
+
+func statusRun(ctx context.Context, o *statusOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return showStatus(ctx, o.f, s)
+}
+
+func showStatus(ctx context.Context, f *factory, s *session) error {
+	st, err := s.Status(ctx)
+	if err != nil {
+		return err
+	}
+	return printOne(f, st, view[*api.Status]{
+		name: func(st *api.Status) string { return st.Owner },
+		detail: func(st *api.Status) [][2]string {
+			rows := [][2]string{
+				{"server", fmt.Sprintf("%s, process %d, up %s", st.Version, st.PID, st.Uptime)},
+				{"owner", st.Owner},
+				{"data", st.Data},
+				{"you", fmt.Sprintf("%s, tenant %s, may %s", st.Actor, st.Tenant, join(st.Scopes, ", "))},
+				{"sandboxes", countStates(st.Sandboxes)},
+				{"extensions", fmt.Sprint(st.Extensions)},
+			}
+			if len(st.Unavailable) > 0 {
+				rows = append(rows, [2]string{"unavailable", strings.Join(st.Unavailable, ", ")})
+			}
+			return rows
+		},
+	})
+}
+
+func countStates(m map[sandboxer.State]int) string {
+	var parts []string
+	for _, st := range sandboxer.States() {
+		if n := m[st]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", n, st))
+		}
+	}
+	if parts == nil {
+		return "none"
+	}
+	return strings.Join(parts, ", ")
+}
+
+type downOptions struct{ f *factory }
+
+func newCmdDown(f *factory, runF func(context.Context, *downOptions) error) *cobra.Command {
+	o := &downOptions{f}
+	return &cobra.Command{
+		Use: "down", Short: "Stop the server of this machine; sandboxes live on", Args: wants(0, 0, "no arguments"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return downRun(cmd.Context(), o)
+		},
+	}
+}
+
+func downRun(ctx context.Context, o *downOptions) error {
+	set, err := o.f.settings()
+	if err != nil {
+		return err
+	}
+	if u := set.get("url"); u != "" && !strings.HasPrefix(u, "unix://") {
+		return invalid("only the server of this machine can be stopped, not %s", u).WithHint("stop it where it runs")
+	}
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	st, err := s.Status(ctx)
+	if err != nil {
+		return err
+	}
+	p := o.f.progress()
+	defer p.stop()
+	if err := syscall.Kill(st.PID, syscall.SIGTERM); err != nil {
+		return sandboxer.E(sandboxer.Denied, err, "the server, process %d, cannot be signalled", st.PID)
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		// Gone is the process, not only its socket: its data directory must be free.
+		if err := syscall.Kill(st.PID, 0); errors.Is(err, syscall.ESRCH) || isZombie(st.PID) {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return sandboxer.E(sandboxer.Canceled, ctx.Err(), "given up waiting for the server, process %d, which goes on stopping", st.PID)
+		case <-tick.C:
+		}
+	}
+	p.done("stopped the server, process %d", st.PID)
+	if n := countStates(st.Sandboxes); n != "none" {
+		p.note("sandboxes left behind: %s; nobody ends them in time before a server runs again", n)
+	}
+	return nil
+}
+
+// isZombie reports whether a process has ended and only waits for its parent to
+// notice, as happens to a server whose starter never waits.
+func isZombie(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, ok := bytes.Cut(b, []byte(") "))
+	return ok && bytes.HasPrefix(rest, []byte("Z"))
+}
+
+// welcomeRun is what the bare command shows on a terminal.
+func welcomeRun(ctx context.Context, f *factory) error {
+	w := f.io.out
+	if s, err := f.connect(ctx); err == nil {
+		defer s.close()
+		if err := showStatus(ctx, f, s); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintln(w, "No server runs on this machine.")
+	}
+	fmt.Fprint(w, "\nNext:\n"+
+		"  sandboxer run --input repo=. -- ls -l    run a command in a copy of this directory\n"+
+		"  sandboxer create --ttl 1h                make a sandbox that stays\n"+
+		"  sandboxer --help                         see everything else\n")
+	return nil
+}
