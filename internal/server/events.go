@@ -96,6 +96,9 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, q sandboxer.Even
 	go func() {
 		defer close(ended)
 		for ev, err := range s.m.Follow(ctx, q) {
+			if ctx.Err() != nil {
+				return
+			}
 			select {
 			case items <- item{ev, err}:
 			case <-ctx.Done():
@@ -147,12 +150,10 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, q sandboxer.Even
 			fmt.Fprintf(&out, "id: %d\nevent: %s\ndata: %s\n\n", it.ev.Seq, it.ev.Type, b)
 		case <-beat.C:
 			out.WriteString(": still here\n\n")
-		case <-ctx.Done():
+		case <-ended: // only after an error, which is taken first, or with ctx
 			if r.Context().Err() == nil {
-				problem(endOf(ctx, ctx.Err()))
+				problem(endOf(ctx, context.Cause(ctx)))
 			}
-			return
-		case <-ended:
 			return
 		}
 		if !send() {
