@@ -108,8 +108,7 @@ func (m *Manager) teardown(ctx context.Context, sb *sandboxer.Sandbox) error {
 	if sb.State == sandboxer.Terminated {
 		return nil
 	}
-	var report sandboxer.CleanupReport
-	err := m.step(pTeardown, func() (err error) { report, err = m.release(ctx, sb); return err })
+	report, err := m.release(ctx, sb)
 	if err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -141,7 +140,8 @@ func (m *Manager) release(ctx context.Context, sb *sandboxer.Sandbox) (r sandbox
 		return r, err
 	}
 	h := handleOf(sb)
-	if r, err = b.Teardown(ctx, h); err != nil {
+	err = m.step(pTeardown, func() (err error) { r, err = b.Teardown(ctx, h); return err })
+	if err != nil {
 		return r, err
 	}
 	if b.Can(sandboxer.CanProbe) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -233,4 +234,9 @@ func history(t testing.TB, m *Manager, id string) string {
 	return strings.TrimSuffix(b.String(), "; ")
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleVar); role != "" { // a process of the crash tests
+		os.Exit(play(role))
+	}
+	goleak.VerifyTestMain(m)
+}

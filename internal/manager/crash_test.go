@@ -1,0 +1,407 @@
+package manager
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/sqlstore"
+)
+
+// The crash tests run the broker as a process that kills itself at a point, against
+// a world in another process, whose durable log is the judge. Then they start the
+// broker again on what is left.
+
+const (
+	roleVar  = "SANDBOXER_TEST_ROLE" // "world" or "broker"
+	scriptIn = "SANDBOXER_TEST_SCRIPT"
+)
+
+// A script is what one life of a broker does.
+type script struct {
+	Dir, Socket, Owner string
+	Log                string // of the world
+	Kill               point  // die here; empty means not at all
+	Scenario           string
+	ID                 string
+}
+
+// An outcome is what a broker that was not killed reports.
+type outcome struct {
+	Sandbox    *sandboxer.Sandbox
+	Records    int
+	Violations []Violation
+	Holds      []sandboxer.OpenHold
+	Balance    sandboxer.Credits
+	Err        string
+}
+
+// play is main of the processes of the crash tests.
+func play(role string) int {
+	var s script
+	err := json.Unmarshal([]byte(os.Getenv(scriptIn)), &s)
+	if err == nil {
+		switch role {
+		case "world":
+			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+			defer stop()
+			err = fake.Serve(ctx, fake.ServeOptions{Socket: s.Socket, Log: s.Log, Ready: func() { fmt.Println("ready") }})
+		case "broker":
+			var out outcome
+			if out, err = s.live(); err != nil {
+				out.Err = err.Error()
+			}
+			err = json.NewEncoder(os.Stdout).Encode(out)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// live is one life of the broker.
+func (s script) live() (out outcome, err error) {
+	store, err := sqlstore.OpenSQLite(context.Background(), s.Dir, sqlstore.Options{Reserve: -1})
+	if err != nil {
+		return out, err
+	}
+	defer store.Close()
+	ext, err := fake.Adapter.Open(context.Background(), sandboxer.Env{
+		Extension: "ext.fake", Owner: s.Owner,
+		Decode: func(v any) error { v.(*fake.Config).Server = s.Socket; return nil },
+	})
+	if err != nil {
+		return out, err
+	}
+	b := backend.New("ext.fake", ext, backend.Options{})
+	defer b.Close()
+	opts := Options{Owner: s.Owner, Key: testKey, SweepEvery: 20 * time.Millisecond, Grace: 200 * time.Millisecond}
+	opts.fail = func(p point) {
+		if p == s.Kill {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	}
+	info := sandboxer.ExtensionInfo{ID: "ext.fake", Inputs: fake.Adapter.Inputs}
+	m, err := New(store, testProfiles(), []Extension{{info, b}}, opts)
+	if err != nil {
+		return out, err
+	}
+	defer m.Close()
+	if err := m.Grant(admin, "acme", sandboxer.Credit, "once", ""); err != nil {
+		return out, err
+	}
+	if err := m.Start(context.Background()); err != nil {
+		return out, err
+	}
+	// The client: it repeats what it wants, with one idempotency key, until it has it.
+	req := sandboxer.CreateRequest{Profile: "paid", Key: "k", Env: map[string]string{"S": "x"}}
+	if s.ID != "" {
+		req.Inputs = map[string]string{"sandbox_id": s.ID}
+	}
+	if s.Scenario != "orphan" {
+		if out.Sandbox, err = m.Create(acme, req); err != nil {
+			return out, err
+		}
+	}
+	switch s.Scenario {
+	case "create":
+	case "extend":
+		if _, err := m.Extend(acme, out.Sandbox.ID, Extend{Add: time.Hour}); err != nil && !isKind(err, sandboxer.Conflict) {
+			return out, err
+		}
+	case "orphan":
+		for len(liveObjects(ext, s.Owner)) > 0 {
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+	for out.Sandbox != nil {
+		out.Sandbox, err = m.Destroy(acme, out.Sandbox.ID)
+		if err == nil {
+			break
+		}
+		if !isKind(err, sandboxer.Unavailable) {
+			return out, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	audit, err := m.Audit(admin)
+	if err != nil {
+		return out, err
+	}
+	out.Violations = audit.Violations
+	items, _, err := store.Sandboxes(context.Background(), sandboxer.Query{})
+	if err != nil {
+		return out, err
+	}
+	out.Records = len(items)
+	if out.Holds, err = store.OpenHolds(context.Background()); err != nil {
+		return out, err
+	}
+	out.Balance, err = store.Balance(context.Background(), "acme")
+	return out, err
+}
+
+func liveObjects(ext sandboxer.Extension, owner string) (handles []sandboxer.Handle) {
+	for h, err := range ext.(sandboxer.Lister).ListRunning(context.Background(), owner) {
+		if err == nil {
+			handles = append(handles, h)
+		}
+	}
+	return handles
+}
+
+// crashes says how each point is reached.
+var crashes = map[point]string{
+	pRecord: "create", pProvision: "create", pHandle: "create", pReady: "create", pRunning: "create",
+	pEnding: "create", pTeardown: "create", pEnded: "create", // what was created is destroyed
+	pRenew: "extend", pExtended: "extend",
+	pRetry:  "retry",
+	pOrphan: "orphan",
+}
+
+// TestCrash kills the broker before and after every commit and every effect, once
+// and also again in the life that recovers, and wants the same end as without: the
+// same answer to the client, at no time two objects, in the end none, all money
+// accounted for.
+func TestCrash(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a hundred processes")
+	}
+	dir := t.TempDir()
+	world := script{Socket: filepath.Join(dir, "world"), Log: filepath.Join(dir, "log")}
+	startWorld(t, world)
+	remote := fake.Connect(world.Socket)
+	t.Cleanup(remote.Close)
+
+	var n atomic.Int32
+	t.Run("points", func(t *testing.T) {
+		for _, p := range points {
+			for _, side := range []point{".before", ".after"} {
+				for _, kills := range []int{1, 2} {
+					t.Run(fmt.Sprint(p, side, "/kills=", kills), func(t *testing.T) {
+						t.Parallel()
+						scenario, ok := crashes[p]
+						if !ok {
+							t.Fatalf("no scenario reaches %s: add one to crashes", p)
+						}
+						id := fmt.Sprint("crash-", n.Add(1))
+						s := script{Dir: t.TempDir(), Socket: world.Socket, Owner: id, Scenario: scenario, Kill: p + side}
+						switch scenario {
+						case "retry":
+							s.ID = id
+							if err := remote.Inject(t.Context(), fake.Fault{Verb: fake.VerbTeardown, ID: id, Kind: sandboxer.Unavailable, Times: kills + 2}); err != nil {
+								t.Fatal(err)
+							}
+						case "orphan":
+							placeOrphan(t, world.Socket, id)
+						}
+						crashAndRecover(t, s, kills)
+						judge(t, remote, id)
+					})
+				}
+			}
+		}
+	})
+}
+
+// crashAndRecover lives until it was killed so many times, or cannot reach the point
+// any more, and then once without a kill.
+func crashAndRecover(t *testing.T, s script, kills int) {
+	t.Helper()
+	for i := range kills {
+		out, killed := s.start(t)
+		if !killed {
+			if i == 0 {
+				t.Fatalf("it never came to %s: %+v", s.Kill, out)
+			}
+			break // what the first life did is past that point
+		}
+	}
+	s.Kill = ""
+	out, killed := s.start(t)
+	if killed {
+		t.Fatal("killed by somebody else")
+	}
+	if out.Err != "" {
+		t.Errorf("the client got %s", out.Err)
+	}
+	if len(out.Violations) > 0 {
+		t.Errorf("audit: %+v", out.Violations)
+	}
+	if len(out.Holds) > 0 {
+		t.Errorf("on hold: %+v", out.Holds)
+	}
+	if s.Scenario == "orphan" {
+		return
+	}
+	if out.Records != 1 {
+		t.Errorf("%d records for one idempotency key", out.Records)
+	}
+	if out.Sandbox == nil || out.Sandbox.State != sandboxer.Terminated {
+		t.Fatalf("in the end %+v", out.Sandbox)
+	}
+	if want := sandboxer.Credit - out.Sandbox.Cost; out.Balance != want || out.Sandbox.Cost < 20_000 {
+		t.Errorf("cost %s, balance %s, want %s", out.Sandbox.Cost, out.Balance, want)
+	}
+}
+
+// start runs one life and reports whether it was killed.
+func (s script) start(t *testing.T) (out outcome, killed bool) {
+	t.Helper()
+	cmd := command(t, "broker", s)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
+		return out, true
+	}
+	if err != nil {
+		t.Fatalf("the broker failed: %v\n%s", err, stderr.Bytes())
+	}
+	if err := json.Unmarshal(stdout.Bytes(), &out); err != nil {
+		t.Fatalf("the broker said %q: %v", stdout.Bytes(), err)
+	}
+	return out, false
+}
+
+func command(t *testing.T, role string, s script) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	j, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), roleVar+"="+role, scriptIn+"="+string(j))
+	return cmd
+}
+
+func startWorld(t *testing.T, s script) {
+	t.Helper()
+	cmd := command(t, "world", s)
+	cmd.Stderr = os.Stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // t.Context has ended by now, and asked it to stop
+		io.Copy(io.Discard, out)
+		cmd.Wait()
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the world said %q, %v", line, err)
+	}
+}
+
+func placeOrphan(t *testing.T, socket, owner string) {
+	t.Helper()
+	ext, err := fake.Adapter.Open(t.Context(), sandboxer.Env{
+		Owner: owner, Decode: func(v any) error { v.(*fake.Config).Server = socket; return nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := backend.New("ext.fake", ext, backend.Options{})
+	defer b.Close()
+	if _, err := b.Provision(t.Context(), sandboxer.Spec{ID: "stray", Generation: 1, Owner: owner}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// judge reads what the world saw of one owner.
+func judge(t *testing.T, remote *fake.Remote, owner string) {
+	t.Helper()
+	log, err := remote.Log(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	log = slices.DeleteFunc(log, func(e fake.Entry) bool { return e.Owner != owner })
+	for _, f := range fake.Audit(log, true) {
+		t.Errorf("world: %s", f)
+	}
+}
+
+// TestSteps reads the source: a commit or an effect outside of step would be one that
+// no crash test knows.
+func TestSteps(t *testing.T) {
+	effects := []string{"Provision", "WaitReady", "Teardown", "Renew", "RestoreFromSnapshot", "Snapshot", "DropSnapshot", "Pause", "Resume",
+		"CreateSandbox", "move"}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fset := token.NewFileSet()
+	found := 0
+	used := map[string]int{}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(fset, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var walk func(n ast.Node, inStep bool)
+		walk = func(n ast.Node, inStep bool) {
+			ast.Inspect(n, func(c ast.Node) bool {
+				call, ok := c.(*ast.CallExpr)
+				if !ok || c == n {
+					return true
+				}
+				sel, ok := call.Fun.(*ast.SelectorExpr)
+				if !ok {
+					return true
+				}
+				if sel.Sel.Name == "step" {
+					if id, ok := call.Args[0].(*ast.Ident); ok {
+						used[id.Name]++
+					}
+					walk(call, true)
+					return false
+				}
+				if slices.Contains(effects, sel.Sel.Name) {
+					found++
+					if !inStep {
+						t.Errorf("%s: %s is outside of step", fset.Position(call.Pos()), sel.Sel.Name)
+					}
+				}
+				return true
+			})
+		}
+		walk(f, false)
+	}
+	if found < 8 || len(used) != len(points) {
+		t.Errorf("found %d effects and %d points in use, %d are listed: %v", found, len(used), len(points), used)
+	}
+}
