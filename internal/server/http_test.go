@@ -1317,3 +1317,20 @@ func TestShutdownWaits(t *testing.T) {
 		t.Error("the socket is still there")
 	}
 }
+
+// Over the Unix socket the server's own user and root need no key; anybody else does.
+func TestUnixPeers(t *testing.T) {
+	s := New(&stub{}, Options{})
+	for uid, ok := range map[int]bool{os.Geteuid(): true, 0: true, os.Geteuid() + 1: false} {
+		ctx := context.WithValue(t.Context(), peerKey{}, uid)
+		r, _ := http.NewRequestWithContext(ctx, "GET", "/", nil)
+		p, err := s.identify(r)
+		if ok && (err != nil || p.Actor != fmt.Sprintf("unix:%d", uid) || !p.Can(sandboxer.ScopeAdmin)) || !ok && !errors.Is(err, sandboxer.Unauthenticated) {
+			t.Errorf("user %d: %+v, %v", uid, p, err)
+		}
+	}
+	r, _ := http.NewRequestWithContext(t.Context(), "GET", "/", nil) // TCP
+	if p, err := s.identify(r); !errors.Is(err, sandboxer.Unauthenticated) {
+		t.Errorf("a TCP peer: %+v, %v", p, err)
+	}
+}
