@@ -421,6 +421,38 @@ var mutants = []struct {
 			return x, err
 		}
 	}},
+	{"cancel kills the process group only", "exec/cancel kills what it detached", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			f, err := os.CreateTemp("", "pid")
+			if err != nil {
+				return sandboxer.Exit{}, err
+			}
+			defer os.Remove(f.Name())
+			defer f.Close()
+			c.Args = append([]string{"sh", "-c", `echo $$ >"$0"; exec "$@"`, f.Name()}, c.Args...)
+			stop := context.AfterFunc(ctx, func() {
+				text, _ := os.ReadFile(f.Name())
+				if pid, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && pid > 1 {
+					syscall.Kill(-pid, syscall.SIGKILL)
+				}
+			})
+			defer stop()
+			x, err := b.Extension.Exec(context.WithoutCancel(ctx), h, c)
+			if ctx.Err() != nil {
+				err = ctx.Err()
+			}
+			return x, err
+		}
+	}},
+	{"commands are shared among sandboxes", "core/sandboxes are apart", func(b *broken, _ *fake.World) {
+		var first sandboxer.Handle
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			if first.SandboxID == "" {
+				first = h
+			}
+			return b.Extension.Exec(ctx, first, c)
+		}
+	}},
 	{"signals are dropped", "exec/signals are delivered", func(b *broken, _ *fake.World) {
 		execAs(b, func(c *sandboxer.Cmd) { c.Signals = nil })
 	}},
@@ -714,6 +746,10 @@ func mutant(t *testing.T, w *fake.World, name, owner string) sandboxer.Extension
 		return closing{&broken{Extension: fake.New(w, cfg)}, w}
 	}
 	b := &broken{Extension: fake.New(w, cfg)}
+	if name == "users are passed over" {
+		execAs(b, func(c *sandboxer.Cmd) { c.User = "" })
+		return b
+	}
 	for _, m := range mutants {
 		if m.name == name {
 			m.mutate(b, w)
@@ -766,6 +802,9 @@ func TestMutants(t *testing.T) {
 		}
 		seen[m.name] = true
 		check(m.name, m.fails)
+	}
+	if os.Getuid() == 0 {
+		check("users are passed over", "exec/user")
 	}
 	check("closing destroys", "core/closing leaves sandboxes alone")
 	check("a capability is missing", "core/capabilities")

@@ -292,7 +292,8 @@ func (s *suite) core(t *testing.T) {
 
 	t.Run("sandboxes are apart", func(t *testing.T) {
 		inside(t)
-		a, b := s.up(t), s.up(t)
+		a := s.up(t)
+		b := s.upSpec(t, a.b, s.spec()) // of the same process: it must not mix them up
 		a.sh(t, "echo a >mark")
 		if got := b.sh(t, "cat mark 2>/dev/null || echo none"); got != "none" {
 			t.Errorf("one sandbox sees the other's file: %q", got)
