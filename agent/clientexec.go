@@ -263,8 +263,10 @@ func (c *Client) control(ctx context.Context, pid int, s Streams) {
 // non-nil Stdin gives the process an input that Attach and SendInput write to. A
 // command that does not exist is NotFound, one that may not run Denied.
 func (c *Client) Start(ctx context.Context, cmd sandboxer.Cmd, tag string) (int, error) {
-	streamCtx, cut := context.WithCancel(ctx)
+	// Not ctx itself: its deadline would travel and become that of the process.
+	streamCtx, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
+	defer context.AfterFunc(ctx, cut)()
 	var t *string
 	if tag != "" {
 		t = &tag

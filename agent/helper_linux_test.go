@@ -39,6 +39,11 @@ const testToken = "tok-1"
 // startAgent runs an agent on a Unix socket with the token, and extra arguments.
 func startAgent(t testing.TB, args ...string) *running {
 	t.Helper()
+	return startAgentWith(t, testToken, args...)
+}
+
+func startAgentWith(t testing.TB, token string, args ...string) *running {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "ag")
 	if err != nil {
 		t.Fatal(err)
@@ -54,13 +59,13 @@ func startAgent(t testing.TB, args ...string) *running {
 	r := &running{t: t, socket: filepath.Join(dir, "s"), dir: work, stderr: &awaited{}}
 	args = append([]string{"init", "--listen", "unix:" + r.socket, "--workdir", work, "--grace", "1s"}, args...)
 	r.cmd = exec.Command(os.Args[0], args...)
-	r.cmd.Env = append(os.Environ(), "AGENT_TEST_RUN=1", "GORACE=atexit_sleep_ms=0", envToken+"="+testToken)
+	r.cmd.Env = append(os.Environ(), "AGENT_TEST_RUN=1", "GORACE=atexit_sleep_ms=0", envToken+"="+token)
 	r.cmd.Stderr = r.stderr
 	if err := r.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.stop)
-	r.Client = r.client(ClientOptions{Token: testToken})
+	r.Client = r.client(ClientOptions{Token: token})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if err := r.WaitReady(ctx); err != nil {

@@ -62,6 +62,7 @@ type process struct {
 
 	mu      sync.Mutex
 	ws      unix.WaitStatus // valid once done is closed
+	fuse    *time.Timer     // kills the process; nil without
 	out     ring
 	subs    map[*subscriber]struct{}
 	room    chan struct{} // poked when a reader has advanced or left
@@ -497,6 +498,21 @@ func (p *process) waitRoom() {
 	poke(p.room) // the other pump may wait too
 }
 
+// killAt kills p, if it still runs then, with all that it started.
+func (p *process) killAt(at time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fuse = time.AfterFunc(time.Until(at), p.killUnlessDone)
+}
+
+func (p *process) killUnlessDone() {
+	select {
+	case <-p.done:
+	default:
+		_ = p.signal(unix.SIGKILL)
+	}
+}
+
 // finish waits for the end of p and of its output, then lets readers see it.
 func (p *process) finish() {
 	<-p.done
@@ -509,6 +525,9 @@ func (p *process) finish() {
 		close(closed)
 	}()
 	p.mu.Lock()
+	if p.fuse != nil {
+		p.fuse.Stop()
+	}
 	first := p.out.end
 	last := first
 	p.mu.Unlock()

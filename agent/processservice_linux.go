@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"strconv"
 	"strings"
@@ -70,17 +69,15 @@ func (s processService) Start(ctx context.Context, req *connect.Request[pb.Start
 	if err != nil {
 		return err
 	}
+	// The caller's deadline is the process's, whether or not the caller stays.
+	if at, ok := ctx.Deadline(); ok {
+		p.killAt(at)
+	}
 	err = s.follow(ctx, sub, req.Header(), func(ev *pb.ProcessEvent) error {
 		return out.Send(&pb.StartResponse{Event: ev})
 	})
-	// The caller's deadline is the process's; a caller that merely leaves is not
-	// followed by the process unless that was agreed.
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) || (ctx.Err() != nil && req.Header().Get(foregroundHeader) == "true") {
-		select {
-		case <-p.done:
-		default:
-			_ = p.signal(unix.SIGKILL)
-		}
+	if ctx.Err() != nil && req.Header().Get(foregroundHeader) == "true" {
+		p.killUnlessDone()
 	}
 	return err
 }
