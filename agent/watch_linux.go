@@ -71,7 +71,7 @@ func newWatch(dir string, recursive, network bool) (*watch, error) {
 	}
 	w := &watch{f: os.NewFile(uintptr(fd), "inotify"), root: dir, recursive: recursive,
 		dirs: map[int32]string{}, found: map[string]bool{}, buf: make([]byte, 16<<10)}
-	if err := w.add("", nil); err != nil {
+	if err := w.add("", false, nil); err != nil {
 		w.f.Close()
 		return nil, err
 	}
@@ -79,8 +79,9 @@ func newWatch(dir string, recursive, network bool) (*watch, error) {
 }
 
 // add watches the directory rel, and what is below it if the watch is recursive. If
-// changes is not nil, what stands there already is reported as created.
-func (w *watch) add(rel string, changes *[]change) error {
+// changes is not nil, what stands there already is reported as created; in a directory
+// that is fresh its content as written, because that may have been before we watched.
+func (w *watch) add(rel string, fresh bool, changes *[]change) error {
 	var wd int
 	var err error
 	dir := filepath.Join(w.root, rel)
@@ -113,9 +114,12 @@ func (w *watch) add(rel string, changes *[]change) error {
 		if changes != nil {
 			*changes = append(*changes, change{name, pb.EventType_EVENT_TYPE_CREATE})
 			w.found[name] = true
+			if fi, err := e.Info(); fresh && err == nil && fi.Mode().IsRegular() && fi.Size() > 0 {
+				*changes = append(*changes, change{name, pb.EventType_EVENT_TYPE_WRITE})
+			}
 		}
 		if e.IsDir() {
-			if err := w.add(name, changes); err != nil {
+			if err := w.add(name, fresh, changes); err != nil {
 				return err
 			}
 		}
@@ -193,7 +197,7 @@ func (w *watch) next() ([]change, error) {
 			// A directory moved within the tree keeps its watches, which get new names here.
 			scanned = true
 			var below []change
-			if err := w.add(name, &below); err != nil {
+			if err := w.add(name, mask&unix.IN_CREATE != 0, &below); err != nil {
 				return out[:at], err
 			}
 			out = append(out, below...)

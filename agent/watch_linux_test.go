@@ -117,7 +117,7 @@ func TestWatchNewDirectories(t *testing.T) {
 		for i := range n {
 			dir := filepath.Join(a.dir, fmt.Sprint(i), "a", "b")
 			_ = os.MkdirAll(dir, 0o755)
-			_ = os.WriteFile(filepath.Join(dir, "f"), nil, 0o644)
+			_ = os.WriteFile(filepath.Join(dir, "f"), []byte("x"), 0o644)
 		}
 		_ = os.WriteFile(filepath.Join(a.dir, "stop"), []byte("x"), 0o644)
 	}()
@@ -131,6 +131,9 @@ func TestWatchNewDirectories(t *testing.T) {
 			if seen[name] != 1 {
 				t.Errorf("%q was reported %d times", name, seen[name])
 			}
+		}
+		if name := fmt.Sprintf("write %d/a/b/f", i); seen[name] == 0 {
+			t.Errorf("%q was not reported", name)
 		}
 	}
 }
