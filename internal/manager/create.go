@@ -114,10 +114,13 @@ func (m *Manager) replay(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 
 // failure repeats the error with which sb could not be made, or nil.
 func failure(sb *sandboxer.Sandbox) error {
-	if sb.Fault == "" {
-		return nil
+	switch {
+	case sb.Fault != "":
+		return sandboxer.E(sb.Fault, nil, "%s", sb.Message)
+	case sb.ReadyAt.IsZero() && !sb.EndingAt.IsZero():
+		return errDoomed
 	}
-	return sandboxer.E(sb.Fault, nil, "%s", sb.Message)
+	return nil
 }
 
 // join makes the sandbox of a chosen ID, or shares in the one there is.
@@ -308,6 +311,9 @@ func (m *Manager) resume(ctx context.Context, j *job, id string, generation int)
 	case err != nil:
 		return nil, err
 	case sb.State == sandboxer.Creating:
+		if _, err := m.backend(sb.Extension); err != nil { // it may come back: an engine that starts after us
+			return nil, m.postpone(ctx, sb, err)
+		}
 		return m.build(ctx, j, sb)
 	case sb.State == sandboxer.Terminating, sb.State == sandboxer.Terminated:
 		return nil, errDoomed

@@ -164,8 +164,12 @@ func handleOf(sb *sandboxer.Sandbox) sandboxer.Handle {
 // postpone notes that a step of sb failed, and when it is tried again.
 func (m *Manager) postpone(ctx context.Context, sb *sandboxer.Sandbox, cause error) error {
 	m.log.WarnContext(ctx, "step failed", "sandbox", sb.ID, "generation", sb.Generation, "state", sb.State, "err", cause)
+	state := sb.State
 	err := m.step(pRetry, func() error {
 		return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			if sb.State != state {
+				return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s by now", sb.ID, sb.State)
+			}
 			sb.Retries++
 			sb.LastError = sandboxer.Message(cause)
 			sb.RetryAt = now().Add(backoff(sb.Retries, rand.Float64()))
@@ -178,7 +182,11 @@ func (m *Manager) postpone(ctx context.Context, sb *sandboxer.Sandbox, cause err
 	if err != nil {
 		return err
 	}
-	e := sandboxer.E(sandboxer.Unavailable, cause, "sandbox %s is not removed yet: %s", sb.ID, sb.LastError).
+	owed := "removed"
+	if state == sandboxer.Creating {
+		owed = "made"
+	}
+	e := sandboxer.E(sandboxer.Unavailable, cause, "sandbox %s is not %s yet: %s", sb.ID, owed, sb.LastError).
 		WithHint("it is tried again by itself")
 	e.RetryAfter = time.Until(sb.RetryAt)
 	return e

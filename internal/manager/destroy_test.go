@@ -183,6 +183,41 @@ func TestExtensionIsMissing(t *testing.T) {
 	r.sound(0)
 }
 
+// TestExtensionComesBack resumes a half-made sandbox when its extension, which was
+// not there at the start, can be used again.
+func TestExtensionComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, ticking)
+		r.world.Inject(fake.Fault{Verb: fake.VerbWaitReady, Hang: true, Times: 1})
+		req := sandboxer.CreateRequest{Profile: "test", Key: "k", NoWaiting: true, TTL: time.Hour}
+		sb := r.create(req)
+		synctest.Wait()
+		r.Manager.Close()
+		exts := []Extension{{Info: sandboxer.ExtensionInfo{ID: "ext.fake", Problem: "the engine is not up"}}}
+		m, err := New(r.store, r.setup.profiles, exts, r.setup.opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := r.get(sb.ID); got.State != sandboxer.Creating || got.Retries < 3 || got.LastError == "" {
+			t.Errorf("without its extension it is %s after %d tries (%s)", got.State, got.Retries, got.LastError)
+		}
+		m.Close()
+		r.world.Forgive()
+		r.restart()
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		if got := r.get(sb.ID); got.State != sandboxer.Running {
+			t.Errorf("with its extension it is %s", got.State)
+		}
+		r.sound(1)
+	})
+}
+
 func TestExtend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(s *setup) { s.opts.SweepEvery = 5 * time.Second })

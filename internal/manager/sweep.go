@@ -548,6 +548,13 @@ func (m *Manager) housekeep() {
 			m.log.Warn("forget idempotency keys", "err", err)
 		}
 	}
+	m.mu.Lock()
+	for id, u := range m.uses { // what is older is in the books
+		if u.now == 0 && time.Since(u.last) > time.Hour {
+			delete(m.uses, id)
+		}
+	}
+	m.mu.Unlock()
 	if err := m.saveKeyUse(m.ctx, time.Minute); err != nil && m.ctx.Err() == nil {
 		m.log.Warn("last use of API keys", "err", err)
 	}

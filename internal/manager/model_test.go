@@ -1,0 +1,244 @@
+package manager
+
+import (
+	"flag"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+)
+
+// A model is what a caller must be able to believe, whatever the backend does.
+type model struct {
+	*rig
+	live    map[string]*believed // by ID
+	keys    map[string]string    // what was made under an idempotency key: "id/generation"
+	ends    map[string]int       // the last generation of an ID that has ended for certain
+	faulty  bool                 // a fault may be waiting for its call
+	granted sandboxer.Credits
+}
+
+// believed is a living sandbox.
+type believed struct {
+	profile    string
+	generation int
+	expires    time.Time
+}
+
+// TestModel does random things in random order, over restarts and faults, and
+// compares what happens with the model.
+func TestModel(t *testing.T) {
+	if testing.Short() {
+		flag.Set("rapid.checks", "10")
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		var failed any
+		synctest.Test(t, func(t *testing.T) {
+			defer func() { failed = recover() }() // rapid wants its panics in its own goroutine
+			playModel(t, rt)
+		})
+		if failed != nil {
+			panic(failed)
+		}
+	})
+}
+
+func playModel(t *testing.T, rt *rapid.T) {
+	m := &model{
+		rig: newRig(t, func(s *setup) {
+			ticking(s)
+			quiet(s)
+			s.backend = backend.Options{Provision: time.Minute, Ready: time.Minute, Teardown: time.Minute, Short: 10 * time.Second}
+		}),
+		live: map[string]*believed{}, keys: map[string]string{}, ends: map[string]int{},
+		granted: sandboxer.Credit,
+	}
+	if err := m.Grant(admin, "acme", m.granted, "start", ""); err != nil {
+		rt.Fatal(err)
+	}
+	rt.Repeat(map[string]func(*rapid.T){
+		"create":  m.doCreate,
+		"destroy": m.doDestroy,
+		"extend":  m.doExtend,
+		"wait":    m.doWait,
+		"restart": func(*rapid.T) { m.restart() },
+		"fault":   m.doFault,
+		"":        m.check,
+	})
+	m.end(rt)
+}
+
+func someID(t *rapid.T) string { return rapid.SampledFrom([]string{"one", "two"}).Draw(t, "id") }
+
+// settle lets everything in flight come to rest and expiries fall due.
+func (m *model) settle() {
+	synctest.Wait()
+	for id, b := range m.live {
+		if !time.Now().Before(b.expires) {
+			delete(m.live, id)
+		}
+	}
+}
+
+func (m *model) doCreate(t *rapid.T) {
+	m.settle()
+	id := someID(t)
+	req := sandboxer.CreateRequest{
+		Profile: rapid.SampledFrom([]string{"paid", "test"}).Draw(t, "profile"),
+		TTL:     rapid.SampledFrom([]time.Duration{time.Minute, time.Hour}).Draw(t, "ttl"),
+		Inputs:  map[string]string{"sandbox_id": id},
+	}
+	if rapid.Bool().Draw(t, "keyed") {
+		req.Key = fmt.Sprint(id, req.Profile, req.TTL) // one body for one key
+	}
+	sb, err := m.Create(acme, req)
+	was, known := m.keys[req.Key]
+	b := m.live[id]
+	switch {
+	case err != nil && m.faulty && (!isKind(err, sandboxer.Conflict) || sandboxer.Message(err) == errDoomed.Msg):
+		return // whatever it was, the end of the test adds up
+	case known:
+		if err != nil || fmt.Sprint(sb.ID, "/", sb.Generation) != was {
+			t.Fatalf("key %s gave %v, %v; before it gave %s", req.Key, sb, err, was)
+		}
+	case b != nil && b.profile != "profile."+req.Profile:
+		if sandboxer.KindOf(err) != sandboxer.Conflict {
+			t.Fatalf("%s belongs to %+v, and yet create gave %v, %v", id, b, sb, err)
+		}
+	case b != nil:
+		if err != nil || sb.Generation != b.generation || sb.State != sandboxer.Running {
+			t.Fatalf("%s lives (%+v), and yet create gave %v, %v", id, b, sb, err)
+		}
+	case err != nil && !isKind(err, sandboxer.NoCredit):
+		t.Fatalf("create of %s: %v", id, err)
+	case err == nil:
+		if sb.Generation <= m.ends[id] || sb.State != sandboxer.Running {
+			t.Fatalf("%s is %s, generation %d after %d", id, sb.State, sb.Generation, m.ends[id])
+		}
+		m.live[id] = &believed{sb.Profile, sb.Generation, sb.ExpiresAt}
+	}
+	if req.Key != "" && err == nil {
+		m.keys[req.Key] = fmt.Sprint(sb.ID, "/", sb.Generation)
+	}
+}
+
+func (m *model) doDestroy(t *rapid.T) {
+	m.settle()
+	id := someID(t)
+	sb, err := m.Destroy(acme, id)
+	switch {
+	case isKind(err, sandboxer.NotFound) && m.live[id] == nil && m.ends[id] == 0:
+		return
+	case err != nil && !m.faulty:
+		t.Fatalf("destroy of %s: %v", id, err)
+	case err == nil && sb.State != sandboxer.Terminated, err != nil && (sb == nil || sb.State != sandboxer.Terminating):
+		t.Fatalf("destroy of %s gave %+v, %v", id, sb, err)
+	}
+	delete(m.live, id)
+	if err == nil {
+		m.ends[id] = sb.Generation
+	}
+}
+
+func (m *model) doExtend(t *rapid.T) {
+	m.settle()
+	id := someID(t)
+	sb, err := m.Extend(acme, id, Extend{Add: time.Duration(rapid.IntRange(1, 90).Draw(t, "minutes")) * time.Minute})
+	b := m.live[id]
+	switch {
+	case b == nil && err == nil && !m.faulty:
+		t.Fatalf("%s does not live, and was extended: %+v", id, sb)
+	case err == nil && b != nil:
+		b.expires = sb.ExpiresAt
+	case err != nil && !m.faulty && b != nil && !slices.Contains([]sandboxer.Kind{sandboxer.NoCredit, sandboxer.Invalid}, sandboxer.KindOf(err)):
+		t.Fatalf("extend of %s: %v", id, err)
+	}
+}
+
+func (m *model) doWait(t *rapid.T) {
+	time.Sleep(time.Duration(rapid.IntRange(1, 4000).Draw(t, "seconds")) * time.Second)
+	m.settle()
+}
+
+func (m *model) doFault(t *rapid.T) {
+	f := fake.Fault{
+		Verb:  rapid.SampledFrom([]fake.Verb{fake.VerbProvision, fake.VerbWaitReady, fake.VerbTeardown, fake.VerbProbe, fake.VerbList, fake.VerbRenew}).Draw(t, "verb"),
+		Times: rapid.IntRange(1, 3).Draw(t, "times"),
+	}
+	switch rapid.IntRange(0, 4).Draw(t, "manner") {
+	case 0:
+		f.Kind = rapid.SampledFrom([]sandboxer.Kind{sandboxer.Unavailable, sandboxer.Failed, sandboxer.NotFound, sandboxer.Internal}).Draw(t, "kind")
+	case 1:
+		f.Lost = true
+	case 2:
+		f.Hang = true
+	case 3:
+		f.Hang, f.Lost = true, true
+	case 4:
+		f.Delay = 10 * time.Second
+		if f.Verb == fake.VerbTeardown || f.Verb == fake.VerbList {
+			f.Lie = true
+		}
+	}
+	m.world.Inject(f)
+	m.faulty = true
+}
+
+// check holds after every step: the books are sound at every instant, and who is
+// believed to live does.
+func (m *model) check(t *rapid.T) {
+	m.settle()
+	var a Audit
+	for _, audit := range []error{m.auditHistory(admin, &a), m.auditLedger(admin, &a)} {
+		if audit != nil {
+			t.Fatal(audit)
+		}
+	}
+	if len(a.Violations) > 0 {
+		t.Fatalf("%+v", a.Violations)
+	}
+	for id, b := range m.live {
+		sb, err := m.store.SandboxGeneration(admin, id, b.generation)
+		if err != nil || sb.State != sandboxer.Running {
+			t.Fatalf("%s/%d is %v, %v; it was promised until %s", id, b.generation, sb, err, b.expires)
+		}
+	}
+}
+
+// end makes peace with the world and adds everything up.
+func (m *model) end(t *rapid.T) {
+	m.world.Forgive()
+	m.faulty = false
+	time.Sleep(10 * time.Minute) // retries, orphans
+	m.settle()
+	for _, id := range []string{"one", "two"} {
+		if _, err := m.Destroy(acme, id); err != nil && !isKind(err, sandboxer.NotFound) {
+			t.Fatalf("destroy of %s: %v", id, err)
+		}
+	}
+	a, err := m.Audit(admin)
+	if err != nil || len(a.Violations) > 0 {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	if faults := fake.Audit(m.world.Log(), true); len(faults) > 0 {
+		t.Fatalf("world: %q", faults)
+	}
+	holds, err := m.store.OpenHolds(admin)
+	if err != nil || len(holds) > 0 {
+		t.Fatalf("on hold: %+v, %v", holds, err)
+	}
+	var cost sandboxer.Credits
+	if err := m.records(admin, sandboxer.Query{}, func(sb *sandboxer.Sandbox) { cost += sb.Cost }); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := m.Balance(admin, "acme"); err != nil || left != m.granted-cost {
+		t.Fatalf("%s left of %s after %s, %v", left, m.granted, cost, err)
+	}
+}
