@@ -149,9 +149,9 @@ func credential(name string) (*syscall.Credential, error) {
 	return &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}, nil
 }
 
-// run runs the command to its end. Once it has started, gone is asked whether the
-// sandbox still exists.
-func (c *command) run(ctx context.Context, gone func() error) (x sandboxer.Exit, err error) {
+// run runs the command to its end. Once it has started, check is asked whether it
+// still may.
+func (c *command) run(ctx context.Context, check func() error) (x sandboxer.Exit, err error) {
 	// What is copied: the command's outputs, and its input.
 	var outputs []func(end <-chan struct{}) error
 	var input io.WriteCloser
@@ -246,7 +246,7 @@ func (c *command) run(ctx context.Context, gone func() error) (x sandboxer.Exit,
 	go func() { waited <- c.wait() }()
 
 	var failed error
-	if err := gone(); err != nil {
+	if err := check(); err != nil {
 		failed = err
 	}
 	for running := true; running; {

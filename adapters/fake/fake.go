@@ -231,19 +231,25 @@ func (e *Extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 			return nil
 		}
 		o, err := e.use(ctx, h)
+		if err == nil {
+			err = running(o)
+		}
 		if err != nil {
 			return err
-		}
-		if o.Paused {
-			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused", h.SandboxID).WithHint("resume it first")
 		}
 		c, exit, err := newCommand(o, cmd)
 		if c == nil {
 			x = exit
 			return err
 		}
-		// A teardown that began meanwhile may have overlooked the new process.
-		x, err = c.run(ctx, func() error { _, err := e.find(ctx, h); return err })
+		// A teardown or a pause that began meanwhile may have overlooked the new process.
+		x, err = c.run(ctx, func() error {
+			o, err := e.find(ctx, h)
+			if err != nil {
+				return err
+			}
+			return running(o)
+		})
 		if spent := c.cpu(); spent > 0 {
 			e.world.spend(context.WithoutCancel(ctx), spending{e.query(h), spent})
 		}
@@ -485,6 +491,14 @@ func (e *Extension) use(ctx context.Context, h sandboxer.Handle) (Object, error)
 	q := e.query(h)
 	q.Use = true
 	return e.world.find(ctx, q)
+}
+
+// running refuses a paused sandbox.
+func running(o Object) error {
+	if o.Paused {
+		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused", o.Spec.ID).WithHint("resume it first")
+	}
+	return nil
 }
 
 func (e *Extension) quote(d time.Duration) *sandboxer.MeterQuote {

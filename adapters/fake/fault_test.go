@@ -464,6 +464,25 @@ func TestRepo(t *testing.T) {
 	}
 }
 
+func TestPausedSandboxRefusesCommands(t *testing.T) {
+	w := newWorld(t)
+	e := fake.New(w, fake.Config{})
+	h := mustProvision(t, e, order("a"))
+	if err := e.Pause(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+	if sandboxer.KindOf(err) != sandboxer.Conflict || sandboxer.HintOf(err) == "" {
+		t.Errorf("Exec: %v; want a conflict with a hint", err)
+	}
+	if err := e.Resume(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	if x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}}); err != nil || x.Code != 0 {
+		t.Errorf("Exec after Resume: %+v, %v", x, err)
+	}
+}
+
 // Both names of a file lead to it, and neither out of the sandbox.
 func TestPaths(t *testing.T) {
 	w := newWorld(t)

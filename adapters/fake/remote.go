@@ -167,8 +167,19 @@ func (r *Remote) fault(ctx context.Context, q faultQuery) (Fault, error) {
 	return call[Fault](ctx, r, "fault", q)
 }
 
+// create waits for its answer although the caller left: a request under way might
+// come after the teardown that the caller sends next.
 func (r *Remote) create(ctx context.Context, o order) (Object, error) {
-	return call[Object](ctx, r, "create", o)
+	if err := ctx.Err(); err != nil {
+		return Object{}, err
+	}
+	c, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	out, err := call[Object](c, r, "create", o)
+	if ctx.Err() != nil {
+		return Object{}, ctx.Err()
+	}
+	return out, err
 }
 
 func (r *Remote) find(ctx context.Context, q query) (Object, error) {

@@ -300,6 +300,9 @@ func (o *Object) use() error {
 	if o.used {
 		return nil
 	}
+	if _, err := os.Stat("/proc/self/environ"); err != nil {
+		return sandboxer.E(sandboxer.Unsupported, err, "the fake runs commands on Linux only: it knows its processes by /proc")
+	}
 	// A command may run as another user: it must be able to pass and to write.
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "the fake cannot make a directory")
