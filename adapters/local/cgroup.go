@@ -156,6 +156,9 @@ func (c *cgroups) attach(name string, pids []int) error {
 	for _, root := range c.roots {
 		procs := filepath.Join(root, name, "cgroup.procs")
 		for _, pid := range pids {
+			if pid <= 0 { // a sandbox on an image has no gofer; and 0 would be ourselves
+				continue
+			}
 			err := os.WriteFile(procs, []byte(strconv.Itoa(pid)), 0)
 			if err != nil && !errors.Is(err, unix.ESRCH) { // it ended meanwhile
 				return fmt.Errorf("moving process %d into the control group: %w", pid, err)

@@ -514,6 +514,24 @@ func (e *engine) conf(name string, l sandboxer.Limits, erofs bool) (*config.Conf
 	return config.NewFromFlags(fs)
 }
 
+// defaults are the limits of a sandbox whose profile sets none, where they can be
+// enforced: one sandbox must not take the whole machine.
+func (e *engine) defaults(l sandboxer.Limits) sandboxer.Limits {
+	if !e.cgroups.usable() {
+		return l
+	}
+	if l.PIDs == 0 {
+		l.PIDs = 2048
+	}
+	if l.MemoryBytes == 0 {
+		var si unix.Sysinfo_t
+		if unix.Sysinfo(&si) == nil {
+			l.MemoryBytes = int64(si.Totalram) * int64(si.Unit) / 2
+		}
+	}
+	return l
+}
+
 // guestCapabilities is what root inside a sandbox may do: what container engines
 // grant, without raw sockets and device nodes. CAP_SYS_ADMIN and CAP_SYS_RESOURCE
 // are absent, which makes the process limit hold for root too.

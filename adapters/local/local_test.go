@@ -23,7 +23,14 @@ import (
 var helpers string
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv("SANDBOXER_TEST_CHURN"); dir != "" {
+		churn(dir)
+	}
 	os.Exit(func() int {
+		if dir := os.Getenv("SANDBOXER_TEST_HELPERS"); dir != "" { // we are a child of a test
+			helpers = dir
+			return m.Run()
+		}
 		dir, err := os.MkdirTemp("", "sandboxer-local-")
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -36,7 +43,7 @@ func TestMain(m *testing.M) {
 		}
 		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/",
 			"github.com/sand-boxer/sandboxer/cmd/sandboxer-runner", "github.com/sand-boxer/sandboxer/cmd/sandboxer-agent",
-			"github.com/sand-boxer/sandboxer/adapters/local/testdata/echo")
+			"github.com/sand-boxer/sandboxer/adapters/local/testdata/tool")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "building the helper programs: %v\n%s", err, out)
@@ -121,7 +128,7 @@ func TestConformance(t *testing.T) {
 			}
 		},
 		Listen: func(port int) []string {
-			return []string{filepath.Join(helpers, "echo"), fmt.Sprintf("127.0.0.1:%d", port)}
+			return []string{filepath.Join(helpers, "tool"), "echo", fmt.Sprintf("127.0.0.1:%d", port)}
 		},
 	})
 }

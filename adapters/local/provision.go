@@ -37,6 +37,7 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 	if err != nil {
 		return sandboxer.Handle{}, err
 	}
+	spec.Limits = e.defaults(spec.Limits)
 	name := boxName(spec.ID, spec.Generation)
 	h := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation, Host: "localhost", Ref: name}
 	unlock, err := e.lock(name)
@@ -260,6 +261,13 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec) (
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "gVisor could not create the sandbox")
 	}
+	// From here on only this process can wait for gVisor's, as their parent.
+	started := false
+	defer func() {
+		if !started {
+			_ = destroy(c) // what it leaves, remove finds
+		}
+	}()
 	var link *usernet.Net
 	if rec.Network.Mode == sandboxer.NetworkPublic {
 		if link, err = e.link(); err != nil {
@@ -297,6 +305,7 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec) (
 		}
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "gVisor could not start the sandbox")
 	}
+	started = true
 	b := e.keep(name, rec, c)
 	b.mu.Lock()
 	b.net = link
@@ -516,15 +525,21 @@ func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.Cl
 // container, processes that no state mentions, control groups, and last the
 // directory, whose presence says that something may be left.
 func (e *engine) remove(name string) (removed []string, err error) {
+	e.mu.Lock()
+	held := e.boxes[name]
+	e.mu.Unlock()
 	e.drop(name)
-	c, err := container.Load(e.dir("run"), container.FullID{SandboxID: name, ContainerID: name}, container.LoadOpts{Exact: true, SkipCheck: true})
+	var c *container.Container
+	if held != nil {
+		c = held.c // knows whether the processes are our children
+	} else {
+		c, err = container.Load(e.dir("run"), container.FullID{SandboxID: name, ContainerID: name}, container.LoadOpts{Exact: true, SkipCheck: true})
+	}
 	switch {
 	case err == nil:
-		if err := c.Destroy(); err != nil {
+		if err := destroy(c); err != nil && e.env.Log != nil {
 			// The processes are dealt with below; what remains of its state, too.
-			if e.env.Log != nil {
-				e.env.Log.Debug("gVisor's own cleanup failed", "sandbox", name, "err", err)
-			}
+			e.env.Log.Debug("gVisor's own cleanup failed", "sandbox", name, "err", err)
 		}
 		removed = append(removed, "sandbox "+name)
 	case !errors.Is(err, os.ErrNotExist) && e.env.Log != nil:
@@ -562,6 +577,22 @@ func (e *engine) remove(name string) (removed []string, err error) {
 		removed = append(removed, "directory")
 	}
 	return removed, nil
+}
+
+// destroy ends a container and collects its processes if they are our children.
+func destroy(c *container.Container) error {
+	var pids []int
+	if c.Sandbox != nil {
+		pids = append(pids, c.SandboxPid())
+	}
+	pids = append(pids, int(c.GoferPid.Load()))
+	err := c.Destroy()
+	for _, pid := range pids {
+		if pid > 0 {
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+		}
+	}
+	return err
 }
 
 // stateOf reports whether file, in gVisor's state directory, belongs to name: a

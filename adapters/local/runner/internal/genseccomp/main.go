@@ -41,6 +41,7 @@ func generate() ([]byte, error) {
 	}
 	for _, p := range sentry {
 		if strings.Contains(p.Name, "systrap") && !containsAny(p.Name, "NVProxy=true", "TPUProxy=true", "RDMAProxy=true", "HostNetworkRawSockets=true") {
+			forSentry(p.Bytecode32)
 			b.WriteString(p.Registration("\t", "precompiledseccomp", "m"))
 		}
 	}
@@ -56,6 +57,25 @@ func generate() ([]byte, error) {
 	}
 	b.WriteString("\treturn m\n}\n")
 	return format.Source(b.Bytes())
+}
+
+// forSentry replaces this process's ID by the sentry's. The platform's rule for
+// rt_tgsigqueueinfo allows signals to the own process only, and takes the ID of
+// whoever compiles it, not a variable filled in later. The sentry is process 1 of its
+// namespace. bytecode holds instructions of two words: operation, operand.
+func forSentry(bytecode []uint32) {
+	const (
+		loadWord    = 0x20
+		firstArgLow = 0x10
+		jumpIfEqual = 0x15
+		sentryPID   = 1
+	)
+	for i := 2; i+1 < len(bytecode); i += 2 {
+		loaded := bytecode[i-2] == loadWord && bytecode[i-1] == firstArgLow
+		if loaded && bytecode[i]&0xffff == jumpIfEqual && bytecode[i+1] == uint32(os.Getpid()) {
+			bytecode[i+1] = sentryPID
+		}
+	}
 }
 
 func containsAny(s string, subs ...string) bool {

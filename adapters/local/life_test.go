@@ -1,0 +1,612 @@
+//go:build linux
+
+package local
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// up makes a sandbox that is torn down when the test ends.
+func up(t *testing.T, e *engine, spec sandboxer.Spec) sandboxer.Handle {
+	t.Helper()
+	if spec.ID == "" {
+		spec.ID = sandboxer.NewID()
+	}
+	spec.Generation, spec.Owner = 1, e.env.Owner
+	t.Cleanup(func() {
+		if _, err := e.Teardown(context.Background(), sandboxer.Handle{SandboxID: spec.ID, Generation: 1}); err != nil {
+			t.Error(err)
+		}
+	})
+	h, err := e.Provision(t.Context(), spec)
+	if err != nil {
+		t.Fatalf("Provision: %v", err)
+	}
+	if _, err := e.WaitReady(t.Context(), h); err != nil {
+		t.Fatalf("WaitReady: %v", err)
+	}
+	return h
+}
+
+// sh runs a script in the sandbox and returns what it printed.
+func sh(t *testing.T, e *engine, h sandboxer.Handle, script string) string {
+	t.Helper()
+	var out, errs bytes.Buffer
+	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Stdout: &out, Stderr: &errs})
+	if err != nil || x.Code != 0 {
+		t.Fatalf("%s: %+v %v\n%s%s", script, x, err, out.String(), errs.String())
+	}
+	return strings.TrimSpace(out.String())
+}
+
+func openTest(t *testing.T) *engine {
+	t.Helper()
+	needsGVisor(t)
+	e := openIn(t, shortDir(t), "test")
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// TestRootIsAnAllowList looks from inside for what must not be there.
+func TestRootIsAnAllowList(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	if got := sh(t, e, h, "ls -A /root /home/user /mnt /srv /opt /media /var/lib /run | grep -v : || true"); got != "" {
+		t.Errorf("directories that must be empty contain:\n%s", got)
+	}
+	for _, p := range []string{"/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/ssh", "/etc/machine-id", "/etc/ssl/private", "/var/run/docker.sock", e.env.Dir, "/proc/1/root/etc/shadow"} {
+		if got := sh(t, e, h, "test -e "+p+" && echo there || echo missing"); got != "missing" {
+			t.Errorf("%s is %s", p, got)
+		}
+	}
+	if got := sh(t, e, h, "find / -xdev -type s 2>/dev/null | grep -v ^/.sandboxer/ || true"); got != "" {
+		t.Errorf("sockets are visible: %s", got)
+	}
+	if out, err := os.ReadFile("/etc/passwd"); err == nil {
+		guest := sh(t, e, h, "cat /etc/passwd")
+		for line := range strings.Lines(string(out)) {
+			if f := strings.Split(line, ":"); len(f) > 2 && len(f[2]) == 4 && strings.Contains(guest, "\n"+f[0]+":") && f[0] != "user" {
+				t.Errorf("the account of a person, %s, is visible", f[0])
+			}
+		}
+	}
+	// A sandbox may write anywhere, in its own layer only.
+	sh(t, e, h, "echo x >/usr/bin/sandboxer-was-here && rm /usr/bin/env && mkdir /etc/new && touch /var/lib/x /tmp/y")
+	if _, err := os.Stat("/usr/bin/sandboxer-was-here"); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal("a write inside reached this machine")
+	}
+	if _, err := os.Stat("/usr/bin/env"); err != nil {
+		t.Fatal("a removal inside reached this machine")
+	}
+	other := up(t, e, sandboxer.Spec{})
+	if got := sh(t, e, other, "ls /usr/bin/sandboxer-was-here /etc/new 2>/dev/null; test -e /usr/bin/env && echo fine"); got != "fine" {
+		t.Errorf("a neighbour sees: %q", got)
+	}
+	if os.Geteuid() == 0 {
+		uid := ""
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", e.boxes[h.Ref].c.SandboxPid()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(data)) {
+			if f := strings.Fields(line); f[0] == "Uid:" {
+				uid = f[1]
+			}
+		}
+		if uid != fmt.Sprint(idShift) {
+			t.Errorf("the sandbox's kernel runs as user %s here; want %d", uid, idShift)
+		}
+	}
+}
+
+func TestRepoIsACopy(t *testing.T) {
+	e := openTest(t)
+	repo := t.TempDir()
+	for name, content := range map[string]string{"a.txt": "original", "sub/b c.txt": "deep", ".git/config": "[core]"} {
+		p := filepath.Join(repo, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(filepath.Join(repo, "a.txt"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/etc/shadow", filepath.Join(repo, "link")); err != nil {
+		t.Fatal(err)
+	}
+	h := up(t, e, sandboxer.Spec{Inputs: map[string]string{"repo": repo}})
+	if got := sh(t, e, h, "pwd; cat a.txt 'sub/b c.txt' .git/config; stat -c '%a %u' a.txt; readlink link"); got != "/workspace\noriginaldeep[core]750 0\n/etc/shadow" {
+		t.Errorf("inside: %q", got)
+	}
+	sh(t, e, h, "echo changed >a.txt; rm -r sub")
+	if got, err := os.ReadFile(filepath.Join(repo, "a.txt")); err != nil || string(got) != "original" {
+		t.Errorf("the original is now %q (%v)", got, err)
+	}
+	at := up(t, e, sandboxer.Spec{Inputs: map[string]string{"repo": repo}, Workspace: "/home/user/src"})
+	if got := sh(t, e, at, "pwd; cat a.txt"); got != "/home/user/src\noriginal" {
+		t.Errorf("with a workspace of its own: %q", got)
+	}
+}
+
+// TestRefusals shows the message for each order that cannot be carried out, and that
+// nothing is left of it.
+func TestRefusals(t *testing.T) {
+	e := openTest(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		spec sandboxer.Spec
+		kind sandboxer.Kind
+		want string
+	}{
+		{"relative repo", sandboxer.Spec{Inputs: map[string]string{"repo": "src"}}, sandboxer.Invalid, `input repo: "src" is neither an absolute directory nor a git URL`},
+		{"missing repo", sandboxer.Spec{Inputs: map[string]string{"repo": "/no/such"}}, sandboxer.Invalid, "input repo: directory /no/such cannot be read on this machine"},
+		{"file as repo", sandboxer.Spec{Inputs: map[string]string{"repo": file}}, sandboxer.Invalid, "is not a directory"},
+		{"git without network", sandboxer.Spec{Inputs: map[string]string{"repo": "https://example.org/x.git"}}, sandboxer.Invalid, "needs a network, and the sandbox has none"},
+		{"git transport", sandboxer.Spec{Inputs: map[string]string{"repo": "ext::sh -c true://x"}}, sandboxer.Invalid, "is not an https, http or git URL"},
+		{"credentials in the URL", sandboxer.Spec{Inputs: map[string]string{"repo": "https://me:hunter2@example.org/x.git"}}, sandboxer.Invalid, "contains credentials"},
+		{"ref without URL", sandboxer.Spec{Inputs: map[string]string{"repo": "/tmp", "ref": "main"}}, sandboxer.Invalid, "input ref needs a git URL"},
+		{"option as ref", sandboxer.Spec{Inputs: map[string]string{"repo": "https://example.org/x", "ref": "--upload-pack=x"}}, sandboxer.Invalid, "is not a branch, tag or commit"},
+		{"mount", sandboxer.Spec{Mounts: []sandboxer.Mount{{Source: "/tmp", Target: "/x"}}}, sandboxer.Unsupported, "does not mount directories of this machine"},
+		{"allow list", sandboxer.Spec{Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow}}, sandboxer.Unsupported, "allow list"},
+		{"network mode", sandboxer.Spec{Network: sandboxer.NetworkPolicy{Mode: "pubic"}}, sandboxer.Invalid, `"pubic" is not a network mode`},
+		{"host", sandboxer.Spec{Host: "elsewhere"}, sandboxer.Invalid, "on localhost only"},
+		{"GPU", sandboxer.Spec{Limits: sandboxer.Limits{GPUs: 1}}, sandboxer.Unsupported, "no GPUs"},
+		{"tiny memory", sandboxer.Spec{Limits: sandboxer.Limits{MemoryBytes: 1 << 20}}, "", ""},
+		{"workspace", sandboxer.Spec{Workspace: "/proc/x"}, sandboxer.Invalid, "cannot be the workspace"},
+		{"registry image", sandboxer.Spec{Image: "python:3.13"}, sandboxer.Unsupported, "takes images from this machine only"},
+		{"missing image", sandboxer.Spec{Image: "tar:/no/such.tar"}, sandboxer.Failed, "does not exist"},
+		{"image of the wrong kind", sandboxer.Spec{Image: "oci:" + file}, sandboxer.Failed, "is not what oci: takes"},
+		{"broken image", sandboxer.Spec{Image: "tar:" + file}, sandboxer.Failed, "cannot be read"},
+		{"missing command", sandboxer.Spec{Command: []string{"no-such-command"}}, sandboxer.Failed, `"no-such-command" could not be started`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.want == "" {
+				tt.kind, tt.want = sandboxer.Invalid, "too small"
+				if !e.cgroups.usable() {
+					tt.kind, tt.want = sandboxer.Unsupported, "cannot be enforced here"
+				}
+			}
+			tt.spec.ID, tt.spec.Generation, tt.spec.Owner = "refused", 1, "test"
+			_, err := e.Provision(t.Context(), tt.spec)
+			if sandboxer.KindOf(err) != tt.kind || !strings.Contains(sandboxer.Message(err), tt.want) {
+				t.Errorf("got %s %q; want %s with %q", sandboxer.KindOf(err), sandboxer.Message(err), tt.kind, tt.want)
+			}
+			if strings.Contains(fmt.Sprint(err), "hunter2") {
+				t.Error("the error shows a password")
+			}
+			if names, err := e.names(); err != nil || len(names) > 0 {
+				t.Errorf("left: %v %v", names, err)
+			}
+		})
+	}
+}
+
+// churn is a broker that makes and destroys sandboxes until it is killed.
+func churn(dir string) {
+	helpers = os.Getenv("SANDBOXER_TEST_HELPERS")
+	ext, err := Adapter.Open(context.Background(), sandboxer.Env{Extension: "ext.local", Owner: "churn", Dir: dir, Decode: func(v any) error {
+		c := v.(*Config)
+		c.Runner, c.Agent = filepath.Join(helpers, "sandboxer-runner"), filepath.Join(helpers, "sandboxer-agent")
+		return nil
+	}})
+	if err != nil {
+		fmt.Println("open:", err)
+		os.Exit(1)
+	}
+	out := os.NewFile(1, "stdout")
+	for i := 1; ; i++ {
+		spec := sandboxer.Spec{ID: "churn", Generation: i, Owner: "churn", Limits: sandboxer.Limits{DiskBytes: 1 << 30}}
+		h, err := ext.Provision(context.Background(), spec)
+		fmt.Fprintln(out, "up", i, err)
+		if os.Getenv("SANDBOXER_TEST_STAY") != "" {
+			x, err := ext.(*engine).Exec(context.Background(), h, sandboxer.Cmd{Args: []string{"sh", "-c",
+				"(i=0; while :; do i=$((i+1)); echo $i >/workspace/count; sleep 0.05; done) >/dev/null 2>&1 & echo started"}})
+			fmt.Fprintln(out, "running", x, err)
+			select {}
+		}
+		_, err = ext.Teardown(context.Background(), h)
+		fmt.Fprintln(out, "down", i, err)
+	}
+}
+
+// startChurn starts churn in a process of its own.
+func startChurn(t *testing.T, dir string, env ...string) (*exec.Cmd, *bufio.Reader) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(append(os.Environ(), "SANDBOXER_TEST_CHURN="+dir, "SANDBOXER_TEST_HELPERS="+helpers), env...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd, bufio.NewReader(out)
+}
+
+// TestSurvivesTheBroker kills a broker and lets the next one go on with its sandbox.
+func TestSurvivesTheBroker(t *testing.T) {
+	needsGVisor(t)
+	dir := shortDir(t)
+	cmd, out := startChurn(t, dir, "SANDBOXER_TEST_STAY=1")
+	for {
+		line, err := out.ReadString('\n')
+		if err != nil {
+			t.Fatalf("the broker ended: %v", err)
+		}
+		if strings.HasPrefix(line, "running") {
+			break
+		}
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+
+	e := openIn(t, dir, "churn")
+	defer e.Close()
+	h, err := e.Discover(t.Context(), "churn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Alive {
+		t.Fatalf("IsAlive = %s, %v", l, err)
+	}
+	if _, err := e.WaitReady(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := e.Provision(t.Context(), sandboxer.Spec{ID: "churn", Generation: 1, Owner: "churn"}); err != nil || again.Ref != h.Ref {
+		t.Fatalf("Provision again = %+v, %v", again, err)
+	}
+	count := sh(t, e, h, "cat count")
+	deadline := time.Now().Add(10 * time.Second)
+	for sh(t, e, h, "cat count") == count {
+		if time.Now().After(deadline) {
+			t.Fatal("what the former broker started does not run on")
+		}
+	}
+	// The agent, too, is reached by its new broker.
+	if fi, err := e.StatFile(t.Context(), h, "/workspace/count"); err != nil || fi.Size == 0 {
+		t.Fatalf("StatFile = %+v, %v", fi, err)
+	}
+	if _, err := e.Teardown(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	leftovers(t, e)
+}
+
+// TestKilledAtAnyMoment kills brokers amid creating and destroying; the next one
+// finds and removes whatever they left.
+func TestKilledAtAnyMoment(t *testing.T) {
+	needsGVisor(t)
+	rounds := 25
+	if testing.Short() {
+		rounds = 5
+	}
+	dir := shortDir(t)
+	for range rounds {
+		cmd, out := startChurn(t, dir)
+		if _, err := out.ReadString('\n'); err != nil { // it works
+			t.Fatal(err)
+		}
+		go io.Copy(io.Discard, out)
+		time.Sleep(time.Duration(rand.IntN(200)) * time.Millisecond) // the moment is what is tested
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+	e := openIn(t, dir, "churn")
+	defer e.Close()
+	var found int
+	for h, err := range e.ListRunning(t.Context(), "churn") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		found++
+		if _, err := e.Teardown(t.Context(), h); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Logf("%d of %d killed brokers left something", found, rounds)
+	leftovers(t, e)
+}
+
+// leftovers fails if anything of a sandbox is still there.
+func leftovers(t *testing.T, e *engine) {
+	t.Helper()
+	names, err := e.names()
+	if err != nil || len(names) > 0 {
+		t.Errorf("left: sandboxes %v (%v)", names, err)
+	}
+	if p := e.processes(); len(p) > 0 {
+		t.Errorf("left: processes %v", p)
+	}
+	for _, d := range []string{"run", "box", "lock"} {
+		entries, err := os.ReadDir(e.dir(d))
+		if err != nil {
+			t.Error(err)
+		}
+		for _, f := range entries {
+			if f.Name() != "null-netns" {
+				t.Errorf("left: %s/%s", d, f.Name())
+			}
+		}
+	}
+}
+
+// TestCyclesLeaveNothing makes and destroys many sandboxes.
+func TestCyclesLeaveNothing(t *testing.T) {
+	cycles := 200
+	if testing.Short() {
+		cycles = 20
+	}
+	e := openTest(t)
+	one := func(i int) error {
+		h, err := e.Provision(t.Context(), sandboxer.Spec{ID: fmt.Sprintf("c%d", i), Generation: 1, Owner: "test",
+			Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}})
+		if err != nil {
+			return err
+		}
+		if x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}}); err != nil || x.Code != 0 {
+			return fmt.Errorf("%+v %w", x, err)
+		}
+		if i%4 == 0 {
+			if _, err := e.StatFile(t.Context(), h, "/workspace"); err != nil {
+				return err
+			}
+		}
+		_, err = e.Teardown(t.Context(), h)
+		return err
+	}
+	if err := one(0); err != nil { // what is made once
+		t.Fatal(err)
+	}
+	before := look(t)
+	var wg sync.WaitGroup
+	jobs := make(chan int)
+	for range 4 {
+		wg.Go(func() {
+			for i := range jobs {
+				if err := one(i); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range cycles {
+		jobs <- i + 1
+	}
+	close(jobs)
+	wg.Wait()
+	leftovers(t, e)
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		after := look(t)
+		if after == before {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("after %d cycles: %+v; before: %+v", cycles, after, before)
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// resources are what a leak would raise.
+type resources struct{ fds, goroutines, mounts, zombies, cgroups int }
+
+func look(t *testing.T) resources {
+	t.Helper()
+	runtime.GC()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := resources{fds: len(fds), goroutines: runtime.NumGoroutine(), mounts: bytes.Count(mounts, []byte{'\n'})}
+	entries, _ := os.ReadDir("/proc")
+	for _, d := range entries {
+		var pid int
+		if _, err := fmt.Sscan(d.Name(), &pid); err != nil {
+			continue
+		}
+		if ppid, ok := parentOf(pid); ok && ppid == os.Getpid() {
+			if f, ok := statFields(pid); ok && f[0] == "Z" {
+				r.zombies++
+			}
+		}
+	}
+	for _, root := range findCgroups("test").roots {
+		entries, _ := os.ReadDir(root)
+		for _, d := range entries {
+			if d.IsDir() {
+				r.cgroups++
+			}
+		}
+	}
+	return r
+}
+
+// TestDescriptorsAreCloseOnExec: one that is not leaks into every sandbox started
+// after it was opened.
+func TestDescriptorsAreCloseOnExec(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}})
+	if _, err := e.StatFile(t.Context(), h, "/"); err != nil {
+		t.Fatal(err)
+	}
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range fds {
+		var fd int
+		if _, err := fmt.Sscan(d.Name(), &fd); err != nil || fd < 3 {
+			continue
+		}
+		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		if errors.Is(err, unix.EBADF) {
+			continue // that of the listing
+		}
+		if err != nil || flags&unix.FD_CLOEXEC == 0 {
+			to, _ := os.Readlink("/proc/self/fd/" + d.Name())
+			t.Errorf("descriptor %d (%s) is passed to children (%v)", fd, to, err)
+		}
+	}
+}
+
+// TestRunnerIsLean holds what every sandbox pays for: the packages linked into
+// gVisor's children, and the time their initialisation takes.
+func TestRunnerIsLean(t *testing.T) {
+	needsGVisor(t)
+	out, err := exec.Command("go", "list", "-deps", "github.com/sand-boxer/sandboxer/cmd/sandboxer-runner").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pkgs := strings.Fields(string(out))
+	for _, bad := range []string{"net/http", "database/sql", "github.com/spf13/cobra", "google.golang.org/grpc"} {
+		if slices.Contains(pkgs, bad) {
+			t.Errorf("sandboxer-runner links %s", bad)
+		}
+	}
+	// The best of several runs: what else the machine does only adds.
+	best, inits := time.Hour, 0
+	for range 10 {
+		cmd := exec.Command(filepath.Join(helpers, "sandboxer-runner"))
+		cmd.Env = append(os.Environ(), "GODEBUG=inittrace=1")
+		trace, _ := cmd.CombinedOutput() // it refuses to run by hand, after its initialisation
+		total, n := time.Duration(0), 0
+		for line := range strings.Lines(string(trace)) {
+			var pkg string
+			var at, took float64
+			if k, _ := fmt.Sscanf(line, "init %s @%f ms, %f ms clock", &pkg, &at, &took); k == 3 {
+				total += time.Duration(took * float64(time.Millisecond))
+				n++
+			}
+		}
+		if n > 0 && total < best {
+			best, inits = total, n
+		}
+	}
+	t.Logf("%d packages linked, %d initialised in %s", len(pkgs), inits, best)
+	if inits == 0 || inits > 330 {
+		t.Errorf("%d packages are initialised; the budget is 330", inits)
+	}
+	if best > 7*time.Millisecond {
+		t.Errorf("initialisation takes %s; the budget is 7ms", best)
+	}
+}
+
+func TestSeccompProgramsAreCurrent(t *testing.T) {
+	if testing.Short() {
+		t.Skip("generating takes a minute of processor time")
+	}
+	tmp := filepath.Join(t.TempDir(), "gen.go")
+	gen := exec.Command("go", "run", "./runner/internal/genseccomp", tmp)
+	gen.Env = append(os.Environ(), "CGO_ENABLED=0") // as the runner is built: it decides the programs
+	out, err := gen.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	want, err := os.ReadFile(tmp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile("runner/seccomp_gen.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Error("runner/seccomp_gen.go is stale: run go generate ./adapters/local/runner")
+	}
+}
+
+// TestOrdinaryUser runs the basics again without root.
+func TestOrdinaryUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		needsGVisor(t)
+		e := openTest(t)
+		spec := sandboxer.Spec{Limits: sandboxer.Limits{DiskBytes: 64 << 20}, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}}
+		h := up(t, e, spec)
+		if got := sh(t, e, h, "id -u; echo hi >f; cat f; ls /root; uname -n"); !strings.HasPrefix(got, "0\nhi\n") {
+			t.Errorf("inside: %q", got)
+		}
+		if got := sh(t, e, h, "head -c 200000000 /dev/zero >big 2>/dev/null; wc -c <big"); len(got) > 8 {
+			t.Errorf("%s bytes were written; the limit is 64 MiB", got)
+		}
+		if _, err := e.StatFile(t.Context(), h, "/workspace/f"); err != nil {
+			t.Error(err)
+		}
+		_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "x", Generation: 1, Owner: "test", Limits: sandboxer.Limits{MemoryBytes: 1 << 30}})
+		if !errors.Is(err, sandboxer.Unsupported) || !strings.Contains(sandboxer.HintOf(err), "root") {
+			t.Errorf("a memory limit: %v (hint %q)", err, sandboxer.HintOf(err))
+		}
+		return
+	}
+	const uid = 12345
+	if err := os.Chmod(helpers, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "sbxuser")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	bin := filepath.Join(dir, "test")
+	if err := errors.Join(os.WriteFile(bin, self, 0o755), os.Chown(dir, uid, uid), os.Chmod(bin, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(bin, "-test.run=^TestOrdinaryUser$", "-test.v")
+	cmd.Dir = dir
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "TMPDIR=" + dir, "SANDBOXER_TEST_HELPERS=" + helpers}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("as an ordinary user: %v\n%s", err, out)
+	}
+	if bytes.Contains(out, []byte("--- SKIP")) {
+		t.Skipf("as an ordinary user:\n%s", out)
+	}
+}
