@@ -540,7 +540,7 @@ var guestCapabilities = []string{"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRI
 
 // bundle writes the OCI bundle that gVisor's children read again, and returns it.
 func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image) (string, error) {
-	env := []string{"PATH=" + defaultPath, "HOME=/root", "SANDBOXER=true", "SANDBOXER_ID=" + spec.ID}
+	env := []string{"PATH=" + e.path(img), "HOME=/root", "SANDBOXER=true", "SANDBOXER_ID=" + spec.ID}
 	if img != nil {
 		env = mergeEnv(env, img.env)
 	}
@@ -607,6 +607,25 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 		return "", err
 	}
 	return dir, os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600)
+}
+
+// path is where commands are looked up. Without an image these are the machine's
+// programs, so the broker's own search path counts as far as sandboxes see it: a tool
+// chain in /usr/local, say.
+func (e *engine) path(img *image) string {
+	out := defaultPath
+	if img != nil {
+		return out
+	}
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		shown := slices.ContainsFunc(append([]string{"/usr"}, e.cfg.Paths...), func(p string) bool {
+			return dir == p || strings.HasPrefix(dir, p+"/")
+		})
+		if shown && filepath.Clean(dir) == dir && !slices.Contains(filepath.SplitList(out), dir) {
+			out += ":" + dir
+		}
+	}
+	return out
 }
 
 func rlimits(l sandboxer.Limits) []specs.POSIXRlimit {
