@@ -1,8 +1,15 @@
 package cli
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
 	"io/fs"
+	"net"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -21,7 +28,9 @@ import (
 // server that a command starts in the background is the test binary again.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
-		"sandboxer": func() { os.Exit(testProgram().main()) },
+		"sandboxer":  func() { os.Exit(testProgram().main()) },
+		"echoserver": echoServer,
+		"fakeworld":  fakeWorld,
 	})
 }
 
@@ -70,8 +79,14 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"code":    cmdCode,
-			"capture": cmdCapture,
+			"code":     cmdCode,
+			"capture":  cmdCapture,
+			"freeport": cmdFreePort,
+			"waitfor":  cmdWaitFor,
+			"talk":     cmdTalk,
+			"tofile":   cmdToFile,
+			"sleepms":  cmdSleep,
+			"expand":   cmdExpand,
 		},
 	})
 }
@@ -124,18 +139,14 @@ func cmdCode(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 func exitStatus(err error) (int, bool) {
-	type coder interface{ ExitCode() int }
-	for err != nil {
-		if c, ok := err.(coder); ok {
-			return c.ExitCode(), true
-		}
-		u, ok := err.(interface{ Unwrap() error })
-		if !ok {
-			return 0, false
-		}
-		err = u.Unwrap()
+	var x *exec.ExitError
+	if !errors.As(err, &x) {
+		return 0, false
 	}
-	return 0, false
+	if ws, ok := x.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return 128 + int(ws.Signal()), true
+	}
+	return x.ExitCode(), true
 }
 
 // cmdCapture puts the last stdout, without its final newline, into a variable.
@@ -144,4 +155,125 @@ func cmdCapture(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: capture NAME")
 	}
 	ts.Setenv(args[0], strings.TrimSuffix(ts.ReadFile("stdout"), "\n"))
+}
+
+// cmdToFile writes a variable to a file: tofile NAME FILE
+func cmdToFile(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: tofile NAME FILE")
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), []byte(ts.Getenv(args[0])+"\n"), 0o600))
+}
+
+// cmdFreePort puts the number of a free TCP port into a variable.
+func cmdFreePort(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: freeport NAME")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	ts.Setenv(args[0], port)
+}
+
+// cmdWaitFor repeats a command until it succeeds.
+func cmdWaitFor(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: waitfor command...")
+	}
+	deadline := time.Now().Add(30 * time.Second)
+	for ts.Exec(args[0], args[1:]...) != nil {
+		if time.Now().After(deadline) {
+			ts.Fatalf("%s does not succeed", strings.Join(args, " "))
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// cmdSleep keeps two signals apart: the kernel merges those of one kind.
+func cmdSleep(ts *testscript.TestScript, neg bool, args []string) {
+	n, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	time.Sleep(time.Duration(n) * time.Millisecond)
+}
+
+// cmdTalk says something to a local port and wants to hear it again.
+func cmdTalk(ts *testscript.TestScript, neg bool, args []string) {
+	const words = "is there anybody\n"
+	say := func() error {
+		c, err := net.Dial("tcp", "127.0.0.1:"+args[0])
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, words); err != nil {
+			return err
+		}
+		if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+			return err
+		}
+		b, err := io.ReadAll(c)
+		if err == nil && string(b) != words {
+			err = fmt.Errorf("heard %q; want %q", b, words)
+		}
+		return err
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		err := say()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			ts.Fatalf("port %s: %v", args[0], err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// echoServer runs inside a sandbox and repeats what it hears on a port.
+func echoServer() {
+	l, err := net.Listen("tcp", "127.0.0.1:"+os.Args[1])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			os.Exit(1)
+		}
+		go func() {
+			defer c.Close()
+			_, _ = io.Copy(c, c)
+		}()
+	}
+}
+
+// fakeWorld is a backend in a process of its own: what it has outlives any server.
+func fakeWorld() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := fake.Serve(ctx, fake.ServeOptions{Socket: os.Args[1]}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// cmdExpand copies a file with the script's variables put in: expand FROM TO
+func cmdExpand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: expand FROM TO")
+	}
+	text := os.Expand(ts.ReadFile(args[0]), ts.Getenv)
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), []byte(text), 0o644))
+}
+
+// selfCommand is the program under test in a process of its own.
+func selfCommand(home string, args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Args[0] = "sandboxer"
+	cmd.Env = append(os.Environ(), "SANDBOXER_HOME="+home, "TERM=xterm", "CI=", "NO_COLOR=1")
+	return cmd
 }

@@ -107,7 +107,7 @@ func createRun(ctx context.Context, o *createOptions) error {
 				return r.err
 			}
 			if o.wait == "ready" {
-				p.done("%s", summary(ctx, r.s, p, r.sb))
+				p.ready(ctx, r.s, r.sb)
 			}
 			return printOne(o.f, r.sb, sandboxID())
 		case <-hits:

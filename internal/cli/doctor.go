@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"debug/elf"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -214,7 +217,11 @@ func orNone(words []string) string {
 	return strings.Join(words, ", ")
 }
 
+// helpers checks what sandboxes on this machine are started with.
 func (c *checkup) helpers() {
+	if !slices.ContainsFunc(c.o.f.adapters, func(a sandboxer.Adapter) bool { return a.Kind == "local" }) {
+		return
+	}
 	self, err := os.Executable()
 	if err != nil {
 		c.add("helper programs", warn, "", "the path of this program is unknown")
@@ -222,8 +229,15 @@ func (c *checkup) helpers() {
 	}
 	var missing []string
 	for _, h := range []string{"sandboxer-agent", "sandboxer-runner"} {
-		if _, err := os.Stat(filepath.Join(filepath.Dir(self), h)); err != nil {
+		program := filepath.Join(filepath.Dir(self), h)
+		if _, err := os.Stat(program); err != nil {
 			missing = append(missing, h)
+			program = self
+		}
+		// They run where there is no system around them.
+		if interp := interpreter(program); interp != "" {
+			c.add("helper programs", fail, "build all of it again with CGO_ENABLED=0", "%s is linked dynamically (it needs %s) and cannot start inside a sandbox", program, interp)
+			return
 		}
 	}
 	if len(missing) > 0 {
@@ -232,6 +246,24 @@ func (c *checkup) helpers() {
 		return
 	}
 	c.add("helper programs", ok, "", "beside %s", self)
+}
+
+// interpreter returns the dynamic linker that a program needs, or "".
+func interpreter(name string) string {
+	f, err := elf.Open(name)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			b, err := io.ReadAll(io.LimitReader(p.Open(), 4096))
+			if err == nil {
+				return strings.TrimRight(string(b), "\x00")
+			}
+		}
+	}
+	return ""
 }
 
 // dataDir checks the directory, or the place where it would be made.

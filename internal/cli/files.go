@@ -376,6 +376,9 @@ func copyOut(ctx context.Context, o *cpOptions, s *session) error {
 	unpacked := make(chan error, 1)
 	go func() {
 		err := agent.Untar(r, dst, agent.UntarOptions{Replace: true})
+		if err == nil {
+			_, err = io.Copy(io.Discard, r) // the padding after an archive's end
+		}
 		r.CloseWithError(err)
 		unpacked <- err
 	}()

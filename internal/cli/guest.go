@@ -346,7 +346,7 @@ func runRun(ctx context.Context, o *runOptions) (err error) {
 		}
 		return err
 	}
-	p.done("%s", summary(ctx, s, p, sb))
+	p.ready(ctx, s, sb)
 	release() // from here on, interrupts are the command's
 	code, err := execIn(ctx, o.f, s, id, o.command, o.guestOptions)
 	if err != nil {

@@ -383,8 +383,11 @@ func await(ctx context.Context, s *session, p *progress, sb *api.Sandbox) (*api.
 	return s.Wait(ctx, sb.ID, sandboxer.Running)
 }
 
-// summary is the one line that remains of a create.
-func summary(ctx context.Context, s *session, p *progress, sb *api.Sandbox) string {
+// ready ends the progress of a create with its one line.
+func (p *progress) ready(ctx context.Context, s *session, sb *api.Sandbox) {
+	if p.mode == "none" {
+		return
+	}
 	parts := []string{"ready in " + p.took()}
 	if prof, err := s.Profile(ctx, sb.Profile); err == nil && prof.Isolation != "" {
 		parts = append(parts, string(prof.Isolation))
@@ -398,7 +401,7 @@ func summary(ctx context.Context, s *session, p *progress, sb *api.Sandbox) stri
 	if !sb.ExpiresAt.IsZero() {
 		last += " · expires " + sb.ExpiresAt.Local().Format("15:04")
 	}
-	return strings.Join(append(parts, last), "  ")
+	p.done("%s", strings.Join(append(parts, last), "  "))
 }
 
 func states(words []string) ([]sandboxer.State, error) {

@@ -332,6 +332,10 @@ func parseConfig(name string, data []byte) (map[string]string, catalog.Faults) {
 		at := slices.Index(known, k.Value)
 		switch {
 		case k.Value == "api_key":
+			if v.Line <= len(lines) { // no excerpt may show it
+				l := []rune(lines[v.Line-1])
+				lines[v.Line-1] = string(l[:min(len(l), v.Column-1)]) + "***"
+			}
 			fault(k, k.Value, "api_key_file", "an API key does not belong into this file: keep it in a private file of its own")
 		case at < 0:
 			fault(k, k.Value, nearest(k.Value, known), "unknown setting")

@@ -1,0 +1,428 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"github.com/spf13/cobra"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+func TestExitCodes(t *testing.T) {
+	want := map[sandboxer.Kind]int{
+		sandboxer.Invalid: 2, sandboxer.Unauthenticated: 4, sandboxer.Denied: 4, sandboxer.NotFound: 3, sandboxer.Conflict: 5,
+		sandboxer.NoCredit: 6, sandboxer.Exhausted: 6, sandboxer.Unsupported: 7, sandboxer.Unavailable: 8, sandboxer.Timeout: 8,
+		sandboxer.Failed: 9, sandboxer.Canceled: 130, sandboxer.Internal: 1,
+	}
+	plain, guest := &cobra.Command{}, &cobra.Command{Annotations: map[string]string{guestCommand: "yes"}}
+	for _, k := range sandboxer.Kinds() {
+		if _, known := kinds[k]; !known {
+			t.Errorf("kind %s has no exit code", k)
+		}
+		err := fmt.Errorf("while testing: %w", sandboxer.E(k, nil, "told to"))
+		if got := exitCode(plain, err); got != want[k] {
+			t.Errorf("exit code for %s = %d; want %d", k, got, want[k])
+		}
+		own := exitOwn
+		if k == sandboxer.Canceled {
+			own = 130
+		}
+		if got := exitCode(guest, err); got != own {
+			t.Errorf("exit code of run for %s = %d; want %d", k, got, own)
+		}
+		if p := problemOf(err); p.Code != k || p.Status == 0 || p.Title == "" || p.Detail != "told to" {
+			t.Errorf("problem document for %s = %+v", k, p)
+		}
+	}
+	for _, tt := range []struct {
+		err  error
+		want int
+	}{
+		{nil, 0}, {&exitError{43, nil}, 43}, {errors.New("anything"), 1}, {context.Canceled, 130}, {context.DeadlineExceeded, 8},
+	} {
+		if got := exitCode(plain, tt.err); got != tt.want {
+			t.Errorf("exit code for %v = %d; want %d", tt.err, got, tt.want)
+		}
+	}
+}
+
+func TestParseSize(t *testing.T) {
+	for _, tt := range []struct {
+		in   string
+		want int64 // 0: refused
+	}{
+		{"512MiB", 512 << 20}, {"2GiB", 2 << 30}, {"1.5GiB", 3 << 29}, {"1 GiB", 1 << 30}, {"512m", 512 << 20}, {"2g", 2 << 30}, {"2G", 2 << 30},
+		{"1kB", 1000}, {"1KB", 1000}, {"1MB", 1e6}, {"100", 100}, {"100B", 100}, {"1TiB", 1 << 40},
+		{"0", 0}, {"-1", 0}, {"GiB", 0}, {"1XB", 0}, {"1GiBB", 0}, {"0.5B", 0}, {"1e9", 0}, {"NaN", 0}, {"Inf", 0}, {"1i", 0}, {"9999999TiB", 0}, {"0x10", 0}, {"1 2", 0},
+	} {
+		got, err := parseSize("--memory", tt.in)
+		if got != tt.want || (err == nil) != (tt.want > 0) {
+			t.Errorf("parseSize(%q) = %d, %v; want %d", tt.in, got, err, tt.want)
+		}
+	}
+}
+
+func TestParseDuration(t *testing.T) {
+	for _, tt := range []struct {
+		in   string
+		want time.Duration // 0: refused
+	}{
+		{"30m", 30 * time.Minute}, {"1h30m", 90 * time.Minute}, {"2d", 48 * time.Hour}, {"1d12h", 36 * time.Hour}, {"1.5h", 90 * time.Minute},
+		{"", 0}, {"0s", 0}, {"-1h", 0}, {"+1h", 0}, {"1d-1h", 0}, {"d", 0}, {"1", 0}, {"soon", 0}, {"99999d", 0},
+	} {
+		got, err := parseDuration("--ttl", tt.in)
+		if got != tt.want || (err == nil) != (tt.want > 0) {
+			t.Errorf("parseDuration(%q) = %s, %v; want %s", tt.in, got, err, tt.want)
+		}
+	}
+}
+
+func TestParsePlace(t *testing.T) {
+	for in, want := range map[string]place{
+		"-": {stdio: true}, "a.txt": {path: "a.txt"}, "./a:b": {path: "./a:b"}, "/x:y": {path: "/x:y"}, "box:": {ref: "box"},
+		"box:/etc/x": {ref: "box", path: "/etc/x"}, "box:a:b": {ref: "box", path: "a:b"}, ":x": {path: ":x"},
+	} {
+		if got := parsePlace(in); got != want {
+			t.Errorf("parsePlace(%q) = %+v; want %+v", in, got, want)
+		}
+	}
+}
+
+// TestOptions checks what flags become, without doing it.
+func TestOptions(t *testing.T) {
+	f := testFactory(t)
+	var got *createOptions
+	c := newCmdCreate(f, func(_ context.Context, o *createOptions) error { got = o; return nil })
+	c.SetArgs(strings.Fields("mine --cpus 0.5 --memory 1GiB --pids 9 --net allow:a.example,b.example:443 --ttl 1h --label a=b -e A=1 --max-cost 0.25 --wait none -- sleep 9"))
+	if err := c.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	req, err := got.request(f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := api.CreateSandbox{Profile: "mine", Limits: sandboxer.Limits{MilliCPU: 500, MemoryBytes: 1 << 30, PIDs: 9},
+		Network: &sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"a.example", "b.example:443"}},
+		TTL:     api.Duration(time.Hour), Labels: map[string]string{"a": "b"}, Env: map[string]string{"A": "1"}, MaxCost: 250_000, Command: []string{"sleep", "9"}}
+	if fmt.Sprintf("%+v %v", req, *req.Network) != fmt.Sprintf("%+v %v", want, *want.Network) && !equalRequests(req, want) {
+		t.Errorf("request = %+v; want %+v", req, want)
+	}
+	if got.wait != "none" {
+		t.Errorf("wait = %q; want none", got.wait)
+	}
+
+	// An image is told from a profile by its form.
+	for arg, want := range map[string][2]string{
+		"python": {"python", ""}, "python:3.13": {"profile.local", "python:3.13"}, "./root": {"profile.local", "./root"}, "": {"profile.local", ""},
+	} {
+		o := &createOptions{f: f}
+		o.offer = arg
+		r, err := o.request(f, nil)
+		if err != nil || r.Profile != want[0] || r.Image != want[1] {
+			t.Errorf("create %q asks for profile %q, image %q, %v; want %q", arg, r.Profile, r.Image, err, want)
+		}
+	}
+}
+
+func equalRequests(a, b api.CreateSandbox) bool {
+	an, bn := a.Network, b.Network
+	a.Network, b.Network = nil, nil
+	return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b) && an.Mode == bn.Mode && slices.Equal(an.Allow, bn.Allow)
+}
+
+// testFactory is one of a program that has nothing but a home of its own.
+func testFactory(t *testing.T) *factory {
+	t.Helper()
+	home := t.TempDir()
+	return &factory{program: testProgram(), io: systemStreams(), env: func(name string) (string, bool) {
+		if name == "SANDBOXER_HOME" {
+			return home, true
+		}
+		return "", false
+	}}
+}
+
+// TestPlaces checks where things are kept, for root and for others.
+func TestPlaces(t *testing.T) {
+	env := map[string]string{}
+	f := testFactory(t)
+	f.env = func(n string) (string, bool) { v, ok := env[n]; return v, ok }
+	env["HOME"] = "/home/u"
+	p, err := f.places()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"data_dir": "/var/lib/sandboxer", "log_dir": "/var/log/sandboxer", "socket": "/run/sandboxer/api.sock"}
+	if os.Geteuid() != 0 {
+		want = map[string]string{"data_dir": "/home/u/.local/share/sandboxer", "log_dir": "/home/u/.local/state/sandboxer", "socket": "/home/u/.local/share/sandboxer/api.sock"}
+	}
+	for k, v := range want {
+		if p.defaults[k] != v {
+			t.Errorf("%s = %q; want %q", k, p.defaults[k], v)
+		}
+	}
+	env["SANDBOXER_HOME"] = "/x"
+	if p, err = f.places(); err != nil || p.defaults["data_dir"] != "/x/data" || p.defaults["socket"] != "/x/api.sock" || len(p.config) != 1 || p.config[0].Path != "/x" {
+		t.Errorf("with SANDBOXER_HOME: %+v, %v", p, err)
+	}
+}
+
+// TestClean checks that nothing of unknown origin can steer a terminal.
+func TestClean(t *testing.T) {
+	if got := clean("a\x1b]0;owned\x07b\nc\u202ed\té"); strings.ContainsAny(got, "\x1b\x07\n\t\u202e") || !strings.HasSuffix(got, "é") {
+		t.Errorf("clean = %q", got)
+	}
+}
+
+func FuzzParsers(f *testing.F) {
+	for _, s := range []string{"512MiB", "1d12h", "allow:a,b", "A=1", "profile: x\nmax_cost: 1", "a: [", "a: &x [*x]", "\xff"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if n, err := parseSize("--x", s); err == nil && s != "" && n <= 0 {
+			t.Errorf("parseSize(%q) = %d", s, n)
+		}
+		if d, err := parseDuration("--x", s); err == nil && d <= 0 {
+			t.Errorf("parseDuration(%q) = %s", s, d)
+		}
+		_, _ = parseNetwork(s)
+		parsePlace(s)
+		clean(s)
+		_, faults := parseConfig("config.yaml", []byte(s))
+		if len(faults) > 0 && faults.Error() == "" {
+			t.Error("faults without words")
+		}
+		_, _ = environment(func(string) (string, bool) { return "", false }, []string{s}, nil)
+	})
+}
+
+// A terminal is a sandboxer running on a terminal of its own.
+type terminal struct {
+	t    *testing.T
+	tty  *os.File
+	seen strings.Builder
+	out  chan string
+	wait func() int
+}
+
+func onTerminal(t *testing.T, home string, args ...string) *terminal {
+	t.Helper()
+	cmd := selfCommand(home, args...)
+	tty, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 40, Cols: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &terminal{t: t, tty: tty, out: make(chan string, 100)}
+	go func() {
+		defer close(x.out)
+		buf := make([]byte, 4096)
+		for {
+			n, err := tty.Read(buf)
+			if n > 0 {
+				x.out <- string(buf[:n])
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	x.wait = func() int {
+		for s := range x.out {
+			x.seen.WriteString(s)
+		}
+		_ = cmd.Wait()
+		return cmd.ProcessState.ExitCode()
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		tty.Close()
+	})
+	return x
+}
+
+// expect waits until text was shown since the last expect.
+func (x *terminal) expect(text string) {
+	x.t.Helper()
+	deadline := time.After(30 * time.Second)
+	for {
+		if before, after, found := strings.Cut(x.seen.String(), text); found {
+			_ = before
+			x.seen.Reset()
+			x.seen.WriteString(after)
+			return
+		}
+		select {
+		case s, open := <-x.out:
+			if !open {
+				x.t.Fatalf("the terminal ended without showing %q; it showed %q", text, x.seen.String())
+			}
+			x.seen.WriteString(s)
+		case <-deadline:
+			x.t.Fatalf("the terminal does not show %q; it shows %q", text, x.seen.String())
+		}
+	}
+}
+
+func (x *terminal) typed(s string) {
+	x.t.Helper()
+	if _, err := io.WriteString(x.tty, s); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+func TestTerminal(t *testing.T) {
+	home, err := os.MkdirTemp("", "sbx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stopServer(t, home)
+		os.RemoveAll(home)
+	})
+	run := func(args ...string) string {
+		t.Helper()
+		cmd := selfCommand(home, args...)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+
+	t.Run("welcome", func(t *testing.T) {
+		x := onTerminal(t, home)
+		x.expect("No server runs on this machine.")
+		x.expect("Next:")
+		x.expect("sandboxer run --input repo=. -- ls -l")
+		if code := x.wait(); code != 0 {
+			t.Errorf("exit code %d; want 0", code)
+		}
+	})
+
+	t.Run("create shows one line", func(t *testing.T) {
+		x := onTerminal(t, home, "create", "--name", "box")
+		x.expect("started a server")
+		x.expect("✓")
+		x.expect("ready in ")
+		x.expect("expires ")
+		if code := x.wait(); code != 0 {
+			t.Errorf("exit code %d; want 0", code)
+		}
+	})
+
+	t.Run("shell", func(t *testing.T) {
+		x := onTerminal(t, home, "shell", "box")
+		x.typed("stty size; echo mark-$((40+2))\n")
+		x.expect("40 100")
+		x.expect("mark-42")
+		if err := pty.Setsize(x.tty, &pty.Winsize{Rows: 24, Cols: 77}); err != nil {
+			t.Fatal(err)
+		}
+		x.typed("until stty size | grep -q '24 77'; do sleep 0.05; done; echo resized-$((40+2))\n")
+		x.expect("resized-42")
+		// Ctrl-C is the command's, not ours.
+		x.typed("sleep 1000; echo after-$?\n")
+		time.Sleep(300 * time.Millisecond) // until the shell has started it; the key must find it there
+		x.typed("\x03")
+		x.typed("echo alive-$((40+2))\n")
+		x.expect("alive-42")
+		x.typed("exit 7\n")
+		if code := x.wait(); code != 7 {
+			t.Errorf("exit code %d; want 7", code)
+		}
+	})
+
+	t.Run("exec without -t where stdout is no terminal", func(t *testing.T) {
+		if got := run("exec", "box", "--", "sh", "-c", "test -t 1 || echo plain"); got != "plain\n" {
+			t.Errorf("got %q; want plain", got)
+		}
+	})
+
+	t.Run("names cannot steer the terminal", func(t *testing.T) {
+		run("files", "mkdir", "box", "evil\x1b[31m")
+		if got := run("files", "ls", "box"); strings.Contains(got, "\x1b") || !strings.Contains(got, "evil") {
+			t.Errorf("files ls shows %q", got)
+		}
+	})
+
+	t.Run("destroy asks", func(t *testing.T) {
+		run("create", "--input", "sandbox_id=one", "-q")
+		run("create", "--input", "sandbox_id=two", "-q")
+		x := onTerminal(t, home, "destroy", "one", "two")
+		x.expect("Destroy 2 sandboxes (one, two)? [y/N] ")
+		x.typed("n\n")
+		x.expect("nothing was destroyed")
+		if code := x.wait(); code != 130 {
+			t.Errorf("exit code after no = %d; want 130", code)
+		}
+		x = onTerminal(t, home, "destroy", "one", "two")
+		x.expect("[y/N] ")
+		x.typed("y\n")
+		x.expect("destroyed one in ")
+		if code := x.wait(); code != 0 {
+			t.Errorf("exit code after yes = %d; want 0", code)
+		}
+		if got := run("ls", "-q", "--name", "one"); got != "" {
+			t.Errorf("still there: %q", got)
+		}
+	})
+
+	t.Run("run opens a shell", func(t *testing.T) {
+		x := onTerminal(t, home, "run")
+		x.expect("ready in ")
+		x.typed("echo in-$((40+2)); exit 3\n")
+		x.expect("in-42")
+		x.expect("destroyed after")
+		if code := x.wait(); code != 3 {
+			t.Errorf("exit code %d; want 3", code)
+		}
+	})
+	run("destroy", "box")
+	if got := run("audit"); !strings.Contains(got, " 0 violations") {
+		t.Errorf("audit: %s", got)
+	}
+}
+
+// TestNoGuestLeftovers is about files: closing an embedded broker removes its socket.
+func TestEmbedLeavesNoSocket(t *testing.T) {
+	f := testFactory(t)
+	before := sockets(t)
+	s, err := f.embed(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := s.close(); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	for _, name := range sockets(t) {
+		if !slices.Contains(before, name) && ours(name) {
+			t.Errorf("%s was left", name)
+		}
+	}
+}
+
+func sockets(t *testing.T) []string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(os.TempDir(), "sandboxer-*", "api.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// ours reports that nobody answers at a socket: another test's would.
+func ours(name string) bool { return !answers(context.Background(), name) }
