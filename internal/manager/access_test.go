@@ -187,6 +187,19 @@ func TestKeys(t *testing.T) {
 			t.Errorf("last use was not stored: %+v, %v", stored, err)
 		}
 
+		// Storing it lags, so that a busy key does not write all the time.
+		before, _ := r.store.APIKey(t.Context(), key.ID)
+		for range 4 {
+			if _, err := r.Authenticate(t.Context(), token); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(10 * time.Second)
+		}
+		synctest.Wait()
+		if stored, _ := r.store.APIKey(t.Context(), key.ID); !stored.LastUsedAt.Equal(before.LastUsedAt) {
+			t.Error("last use is stored every time")
+		}
+
 		// A stream ends with its key, at once.
 		ctx, cancel := r.Bind(t.Context(), p)
 		defer cancel()

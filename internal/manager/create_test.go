@@ -129,6 +129,22 @@ func TestIdempotencyKey(t *testing.T) {
 		t.Errorf("asked again after the destroy: %+v", again)
 	}
 
+	// A key that joins what another request made is a key of that for good.
+	thread := sandboxer.CreateRequest{Profile: "test", Thread: sandboxer.Thread{ID: "t"}}
+	first := r.create(thread)
+	thread.Key = "joins"
+	if joined := r.create(thread); joined.ID != first.ID || joined.Generation != 1 {
+		t.Errorf("joined %+v", joined)
+	}
+	r.destroy(first.ID)
+	if again := r.create(thread); again.Generation != 1 || again.State != sandboxer.Terminated {
+		t.Errorf("asked again with the key that joined: generation %d, %s", again.Generation, again.State)
+	}
+	other = thread
+	other.TTL = time.Hour
+	_, err = r.Create(acme, other)
+	wantErr(t, err, sandboxer.Conflict, "was used for another request")
+
 	// A failure is repeated as it was.
 	r.world.Inject(fake.Fault{Verb: fake.VerbProvision, Kind: sandboxer.Exhausted, Times: 1})
 	req = sandboxer.CreateRequest{Profile: "test", Key: "f"}
@@ -315,6 +331,8 @@ func TestRefused(t *testing.T) {
 		"allow metadata":           {request{Profile: "open", Network: allow("169.254.169.254")}, sandboxer.Invalid, "wider"},
 		"allow private":            {request{Profile: "open", Network: allow("10.1.2.3:80")}, sandboxer.Invalid, "wider"},
 		"allow private, disguised": {request{Profile: "open", Network: allow("::ffff:10.1.2.3")}, sandboxer.Invalid, "wider"},
+		"allow private, within":    {request{Profile: "open", Network: allow("192.0.0.0/8")}, sandboxer.Invalid, "wider"},
+		"allow link-local, within": {request{Profile: "open", Network: allow("fe00::/8")}, sandboxer.Invalid, "wider"},
 		"allow all":                {request{Profile: "open", Network: allow("0.0.0.0/0")}, sandboxer.Invalid, "wider"},
 		"allow other name":         {request{Profile: "bare", Inputs: ok, Network: allow("example.com")}, sandboxer.Invalid, "wider"},
 		"mount":                    {request{Profile: "open", Mounts: []sandboxer.Mount{{Source: "/", Target: "/host"}}}, sandboxer.Denied, "does not offer that path"},
@@ -475,6 +493,28 @@ func TestSecretsAreSealed(t *testing.T) {
 				t.Errorf("%s contains %s", filepath.Base(name), canary)
 			}
 		}
+	}
+}
+
+// TestSealedApart moves one sandbox's environment to another's record.
+func TestSealedApart(t *testing.T) {
+	r := newRig(t, func(s *setup) { s.idle = true })
+	a, b := &sandboxer.Sandbox{ID: "a", Generation: 1, Tenant: "x"}, &sandboxer.Sandbox{ID: "a", Generation: 2, Tenant: "x"}
+	var err error
+	if a.SealedEnv, err = r.sealEnv(a, map[string]string{"S": "x"}); err != nil {
+		t.Fatal(err)
+	}
+	if env, err := r.openEnv(a); err != nil || env["S"] != "x" {
+		t.Errorf("%v, %v", env, err)
+	}
+	for _, sealed := range [][]byte{a.SealedEnv, a.SealedEnv[:5], append([]byte{1}, a.SealedEnv...)} {
+		b.SealedEnv = sealed
+		_, err = r.openEnv(b)
+		wantErr(t, err, sandboxer.Failed, "cannot be opened")
+	}
+	again, err := r.sealEnv(a, map[string]string{"S": "x"})
+	if err != nil || bytes.Equal(again, a.SealedEnv) {
+		t.Errorf("sealing twice gives the same bytes, %v", err)
 	}
 }
 

@@ -35,6 +35,9 @@ func TestDestroyWhileCreating(t *testing.T) {
 			if sb.State != sandboxer.Terminated || sb.Reason != sandboxer.ReasonRequested {
 				t.Errorf("%+v", sb)
 			}
+			if provisioned := at != pRecord+".after" && at != pProvision+".before"; provisioned && sb.Handle.Ref == "" {
+				t.Error("its handle was lost")
+			}
 			if err := <-made; err != nil {
 				wantErr(t, err, sandboxer.Conflict, "ended while it was being created")
 			}
@@ -54,6 +57,27 @@ func TestDestroyHanging(t *testing.T) {
 		r.destroy(sb.ID)
 		r.sound(0)
 	}
+}
+
+// TestLateDestroy finishes an old generation while the next one is being made, which
+// must not feel it.
+func TestLateDestroy(t *testing.T) {
+	r := newRig(t, nil)
+	req := sandboxer.CreateRequest{Profile: "test", Inputs: map[string]string{"sandbox_id": "x"}}
+	r.create(req)
+	old := *r.destroy("x")
+	old.State = sandboxer.Terminating // as somebody read it a moment before
+	r.world.Inject(fake.Fault{Verb: fake.VerbWaitReady, Delay: 50 * time.Millisecond})
+	req.NoWaiting = true
+	next := r.create(req)
+	got, err := r.finish(acme, &old)
+	if err != nil || got.Generation != 1 || got.State != sandboxer.Terminated {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if sb := r.await("x", sandboxer.Running); next.Generation != 2 || sb.Generation != 2 {
+		t.Errorf("%+v", sb)
+	}
+	r.sound(1)
 }
 
 // TestDestroyAtOnce lets many destroy one sandbox.

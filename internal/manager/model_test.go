@@ -35,8 +35,8 @@ type believed struct {
 // TestModel does random things in random order, over restarts and faults, and
 // compares what happens with the model.
 func TestModel(t *testing.T) {
-	if testing.Short() {
-		flag.Set("rapid.checks", "10")
+	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue { // -rapid.checks=1000 for a night
+		f.Value.Set("20")
 	}
 	rapid.Check(t, func(rt *rapid.T) {
 		var failed any
@@ -53,8 +53,8 @@ func TestModel(t *testing.T) {
 func playModel(t *testing.T, rt *rapid.T) {
 	m := &model{
 		rig: newRig(t, func(s *setup) {
-			ticking(s)
 			quiet(s)
+			s.opts.SweepEvery = 30 * time.Second
 			s.backend = backend.Options{Provision: time.Minute, Ready: time.Minute, Teardown: time.Minute, Short: 10 * time.Second}
 		}),
 		live: map[string]*believed{}, keys: map[string]string{}, ends: map[string]int{},

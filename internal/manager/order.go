@@ -374,18 +374,30 @@ func publicDestination(dst string) bool {
 		host = h
 	}
 	if p, err := netip.ParsePrefix(host); err == nil {
-		return public(p.Masked().Addr()) && p.Bits() >= 8
+		return publicPrefix(p)
 	}
 	if a, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
-		return public(a)
+		return publicPrefix(netip.PrefixFrom(a.Unmap().WithZone(""), a.Unmap().BitLen()))
 	}
 	return host != "" && host != "localhost" && !strings.HasSuffix(host, ".localhost")
 }
 
-func public(a netip.Addr) bool {
-	a = a.Unmap()
-	carrier := netip.MustParsePrefix("100.64.0.0/10")
-	return a.IsGlobalUnicast() && !a.IsPrivate() && !carrier.Contains(a)
+// notPublic are the ranges that the mode public does not reach: this host, private
+// and shared networks, link-local (with the clouds' metadata), multicast, and the
+// ranges that embed such an IPv4 address in an IPv6 one.
+var notPublic = func() (all []netip.Prefix) {
+	for _, s := range []string{
+		"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
+		"192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/3",
+		"::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "fc00::/7", "fe80::/9", "ff00::/8",
+	} {
+		all = append(all, netip.MustParsePrefix(s))
+	}
+	return all
+}()
+
+func publicPrefix(p netip.Prefix) bool {
+	return !slices.ContainsFunc(notPublic, p.Overlaps)
 }
 
 // checkMounts lets the operator's principal mount anything and others only what the

@@ -370,7 +370,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 			m.act(t, sb, sandboxer.Alive)
 		case sb.State != sandboxer.Running && sb.State != sandboxer.Warm, e.Backend == nil:
 			m.act(t, sb, sandboxer.Unknown)
-		case e.Backend.Can(sandboxer.CanList) && (lerr != nil || at.Before(sb.ReadyAt)):
+		case lerr != nil:
 			m.act(t, sb, sandboxer.Unknown)
 		case e.Backend.Can(sandboxer.CanProbe):
 			m.probe(t, e, sb)
@@ -450,7 +450,11 @@ func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed ma
 		}
 		m.async(t, func() {
 			defer m.drop(s.id)
-			if err := m.reap(m.ctx, e, s, h, tenant); err != nil {
+			err := m.reap(m.ctx, e, s, h, tenant)
+			if err == errMoot {
+				return
+			}
+			if err != nil {
 				t.count(func(r *SweepReport) { r.Failed++ })
 				m.log.Warn("orphan", "extension", e.Info.ID, "sandbox", s.id, "generation", s.generation, "err", err)
 				return
@@ -487,6 +491,8 @@ func (m *Manager) stray(ctx context.Context, s sighting) (tenant string, _ bool,
 }
 
 // ripe notes a stray object and reports whether it has been one for long enough.
+// Sightings begin with the process, so a fresh one removes nothing for a grace
+// period.
 func (m *Manager) ripe(s sighting) bool {
 	now := time.Now()
 	m.mu.Lock()
@@ -496,7 +502,7 @@ func (m *Manager) ripe(s sighting) bool {
 		m.sightings[s] = now
 		return false
 	}
-	return now.Sub(first) >= m.opts.Grace && now.Sub(m.started) >= m.opts.Grace && !now.Before(m.quiet)
+	return now.Sub(first) >= m.opts.Grace && !now.Before(m.quiet)
 }
 
 // reap tears down one stray object, unless its ID has work in flight.
@@ -514,10 +520,14 @@ func (m *Manager) reap(ctx context.Context, e *extension, s sighting, h sandboxe
 		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s has work in flight", s.id)
 	}
 	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-		if _, stray, err := m.stray(ctx, s); err != nil || !stray {
+		_, stray, err := m.stray(ctx, s)
+		if err == nil && !stray {
+			err = errMoot
+		}
+		if err != nil {
 			return nil, err
 		}
-		err := m.step(pOrphan, func() error { _, err := e.Backend.Teardown(ctx, h); return err })
+		err = m.step(pOrphan, func() error { _, err := e.Backend.Teardown(ctx, h); return err })
 		m.mu.Lock()
 		delete(m.sightings, s) // failed, it has to ripen again
 		m.mu.Unlock()

@@ -254,6 +254,11 @@ func TestOrphans(t *testing.T) {
 		if r.get(mine.ID).State != sandboxer.Running {
 			t.Error("a living sandbox suffered")
 		}
+		// Explained by now: it must be left alone however it came to be on the list.
+		err = r.reap(admin, r.Manager.exts[0], sighting{"ext.fake", "mine", 1}, mine.Handle, "")
+		if err != errMoot || len(r.world.Live()) != 2 {
+			t.Errorf("%v, %d objects", err, len(r.world.Live()))
+		}
 		orphans := 0
 		events, err := r.Events(admin, sandboxer.EventQuery{})
 		for _, ev := range events {
