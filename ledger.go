@@ -2,6 +2,8 @@ package sandboxer
 
 import (
 	"fmt"
+	"math"
+	"math/bits"
 	"strconv"
 	"strings"
 	"time"
@@ -31,8 +33,8 @@ func (c Credits) String() string {
 // ParseCredits reads a decimal amount of credits, exactly: at most six decimals.
 func ParseCredits(s string) (Credits, error) {
 	neg := strings.HasPrefix(s, "-")
-	whole, frac, _ := strings.Cut(strings.TrimPrefix(s, "-"), ".")
-	if whole == "" || len(frac) > 6 || len(whole) > 12 || strings.HasPrefix(whole, "+") {
+	whole, frac, point := strings.Cut(strings.TrimPrefix(s, "-"), ".")
+	if whole == "" || point && frac == "" || len(frac) > 6 || len(whole) > 12 || strings.HasPrefix(whole, "+") {
 		return 0, E(Invalid, nil, "%q is not an amount of credits (want a decimal such as 0.12 with at most six decimals)", s)
 	}
 	n, err := strconv.ParseUint(whole+frac+strings.Repeat("0", 6-len(frac)), 10, 63)
@@ -54,28 +56,55 @@ type MeterQuote struct {
 	Detail   string        `json:"detail,omitempty"` // how it was arrived at, for people
 }
 
-// For returns what the quote's rates make for a life of d, rounded half to even and
-// never less than Setup.
+// For returns what the quote's rates make for a life of d, rounded half to even. A
+// negative d counts as 0; an amount that Credits cannot hold becomes the nearest that
+// they can.
 func (q MeterQuote) For(d time.Duration) Credits {
-	if d < 0 {
-		d = 0
-	}
-	hour := int64(time.Hour)
-	whole, rest := int64(d)/hour, int64(d)%hour
-	n := int64(q.PerHour)*whole + mulDivHalfEven(int64(q.PerHour), rest, hour)
-	return q.Setup + Credits(n)
+	return addCredits(q.Setup, mulDiv(q.PerHour, max(d, 0), time.Hour))
 }
 
-// mulDivHalfEven returns a*b/c rounded half to even, for 0 ≤ b < c ≤ 2^42 and a that
-// keeps a*(b/1000) within 63 bits; b and c are first reduced to microseconds.
-func mulDivHalfEven(a, b, c int64) int64 {
-	b, c = b/1000, c/1000
-	n := a * b
-	q, r := n/c, n%c
-	if r*2 > c || r*2 == c && q%2 == 1 {
-		q++
+// mulDiv returns a*b/c rounded half to even, for b ≥ 0 and c > 0, computed in 128 bits
+// so that nothing is lost on the way.
+func mulDiv(a Credits, b, c time.Duration) Credits {
+	u := uint64(a)
+	if a < 0 {
+		u = -u
 	}
-	return q
+	hi, lo := bits.Mul64(u, uint64(b))
+	if hi >= uint64(c) { // the quotient needs more than 64 bits
+		return limit(math.MaxUint64, a < 0)
+	}
+	q, r := bits.Div64(hi, lo, uint64(c))
+	if rest := uint64(c) - r; r > rest || r == rest && q%2 == 1 {
+		if q != math.MaxUint64 {
+			q++
+		}
+	}
+	return limit(q, a < 0)
+}
+
+// limit returns u as Credits, with a sign, or the nearest that they can hold.
+func limit(u uint64, negative bool) Credits {
+	switch {
+	case negative && u >= 1<<63:
+		return math.MinInt64
+	case negative:
+		return -Credits(u)
+	case u > math.MaxInt64:
+		return math.MaxInt64
+	}
+	return Credits(u)
+}
+
+func addCredits(a, b Credits) Credits {
+	switch sum := a + b; {
+	case a > 0 && b > 0 && sum < 0:
+		return math.MaxInt64
+	case a < 0 && b < 0 && sum >= 0:
+		return math.MinInt64
+	default:
+		return sum
+	}
 }
 
 // Usage is what a sandbox consumed since Provision.

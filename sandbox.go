@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"log/slog"
 	"regexp"
 	"slices"
@@ -219,7 +220,8 @@ func PrincipalFrom(ctx context.Context) Principal {
 }
 
 // A Secret is a string that does not print: every ordinary way of formatting,
-// logging or encoding it shows a mark instead.
+// logging or encoding it shows a mark instead. (Package fmt reaches around that for
+// unexported fields of a struct printed as a whole; keep secrets out of those.)
 type Secret string
 
 const redacted = "[redacted]"
@@ -230,3 +232,7 @@ func (s Secret) String() string               { return redacted }
 func (s Secret) GoString() string             { return redacted }
 func (s Secret) LogValue() slog.Value         { return slog.StringValue(redacted) }
 func (s Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
+
+// Format implements fmt.Formatter: a verb that does not fit a string, such as %d,
+// would print the value itself.
+func (s Secret) Format(f fmt.State, _ rune) { io.WriteString(f, redacted) }
