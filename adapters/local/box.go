@@ -22,6 +22,7 @@ import (
 	"gvisor.dev/gvisor/runsc/boot"
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/container"
+	"gvisor.dev/gvisor/runsc/sandbox"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
@@ -32,7 +33,9 @@ import (
 type box struct {
 	name  string
 	rec   record
-	c     *container.Container // only its concurrency-safe calls are used: Execute, WaitPID, signals, PortForward
+	c     *container.Container // for its end only: its methods are not safe for concurrent use
+	sb    *sandbox.Sandbox     // everything else goes here, by the sandbox's name
+	pid   int                  // of the sentry
 	env   []string             // environment of commands
 	agent *agent.Client
 
@@ -50,7 +53,7 @@ func (e *engine) hold(name string) (*box, error) {
 	b := e.boxes[name]
 	e.mu.Unlock()
 	if b != nil {
-		if alive(b.name, b.c.SandboxPid()) {
+		if b.alive() {
 			return b, nil
 		}
 		e.drop(name)
@@ -93,7 +96,7 @@ func (e *engine) load(name string) (*container.Container, error) {
 
 // keep remembers a running sandbox.
 func (e *engine) keep(name string, rec record, c *container.Container) *box {
-	b := &box{name: name, rec: rec, c: c}
+	b := &box{name: name, rec: rec, c: c, sb: c.Sandbox, pid: c.SandboxPid()}
 	for _, kv := range c.Spec.Process.Env {
 		if !strings.HasPrefix(kv, "SANDBOXER_AGENT_TOKEN=") {
 			b.env = append(b.env, kv)
@@ -135,6 +138,14 @@ func (b *box) close() {
 	if n != nil {
 		n.Close()
 	}
+}
+
+func (b *box) alive() bool { return alive(b.name, b.pid) }
+
+// execute starts a command and returns its process ID inside.
+func (b *box) execute(args *control.ExecArgs) (pid int32, err error) {
+	args.ContainerID = b.name
+	return b.sb.Execute(execConf, args)
 }
 
 // alive reports whether pid is the sentry of the sandbox called name: a process that
@@ -265,7 +276,7 @@ func (b *box) donate(n int) (conns []net.Conn, err error) {
 		}
 		conns = append(conns, c)
 	}
-	pid, err := b.c.Execute(execConf, &control.ExecArgs{
+	pid, err := b.execute(&control.ExecArgs{
 		Argv: []string{agentPath, "donate", agentSocket, strconv.Itoa(n)},
 		Envv: []string{"PATH=" + defaultPath}, WorkingDirectory: "/", NoNewPrivileges: true, Capabilities: capabilities(true),
 		FilePayload: control.NewFilePayload(files, nil),
@@ -275,7 +286,7 @@ func (b *box) donate(n int) (conns []net.Conn, err error) {
 	}
 	w.Close()
 	_, _ = io.Copy(&message, r)
-	ws, err := b.c.WaitPID(pid)
+	ws, err := b.sb.WaitPID(b.name, pid)
 	if err == nil && ws.ExitStatus() != 0 {
 		err = fmt.Errorf("the agent could not be reached: %s", message.String())
 	}
@@ -366,7 +377,7 @@ func (b *box) readSmall(name string) (string, error) {
 	if err := os.Remove(f.Name()); err != nil {
 		return "", err
 	}
-	if err := b.c.Sandbox.ReadFile(b.c.ID, name, 0, 1<<20, f); err != nil {
+	if err := b.sb.ReadFile(b.name, name, 0, 1<<20, f); err != nil {
 		return "", sandboxer.E(sandboxer.Invalid, err, "%s cannot be read inside the sandbox", name)
 	}
 	data, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))

@@ -109,7 +109,7 @@ func TestRootIsAnAllowList(t *testing.T) {
 	}
 	if os.Geteuid() == 0 {
 		uid := ""
-		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", e.boxes[h.Ref].c.SandboxPid()))
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", e.boxes[h.Ref].pid))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -123,7 +123,7 @@ func TestConformance(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := unix.Kill(b.c.SandboxPid(), unix.SIGKILL); err != nil {
+			if err := unix.Kill(b.pid, unix.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
 		},

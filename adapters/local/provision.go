@@ -278,7 +278,8 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec) (
 	// processor time: it goes on while the sandbox starts. A second look then catches
 	// what started before the first had its effect.
 	attached := make(chan error, 1)
-	go func() { attached <- e.cgroups.attach(name, []int{c.SandboxPid(), int(c.GoferPid.Load())}) }()
+	pids := []int{c.SandboxPid(), int(c.GoferPid.Load())}
+	go func() { attached <- e.cgroups.attach(name, pids) }()
 	var guest *os.File
 	if link != nil {
 		guest = link.Guest()
@@ -289,7 +290,7 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec) (
 	}
 	if err == nil && e.cgroups.usable() {
 		var late []int
-		for _, pid := range processTree(c.SandboxPid(), int(c.GoferPid.Load())) {
+		for _, pid := range processTree(pids...) {
 			if !e.cgroups.inside(name, pid) {
 				late = append(late, pid)
 			}

@@ -63,7 +63,7 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 	} else {
 		x, err = b.exec(ctx, cmd)
 	}
-	if err != nil && !alive(b.name, b.c.SandboxPid()) {
+	if err != nil && !b.alive() {
 		e.drop(b.name)
 		return x, e.gone(b.name)
 	}
@@ -94,7 +94,7 @@ func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, erro
 		return sandboxer.Exit{}, err
 	}
 	args.FilePayload = control.NewFilePayload(s.guest, nil)
-	pid, err := b.c.Execute(execConf, args)
+	pid, err := b.execute(args)
 	s.closeGuest()
 	if err != nil {
 		s.abort()
@@ -108,7 +108,7 @@ func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, erro
 	}
 	ended := make(chan result, 1)
 	go func() {
-		ws, err := b.c.WaitPID(pid)
+		ws, err := b.sb.WaitPID(b.name, pid)
 		ended <- result{ws, err}
 	}()
 	signals := cmd.Signals
@@ -129,7 +129,7 @@ func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, erro
 				continue
 			}
 			if n, ok := sig.(syscall.Signal); ok {
-				_ = b.c.SignalProcess(unix.Signal(n), pid) // it may have just ended
+				_ = b.sb.SignalProcess(b.name, pid, unix.Signal(n), false) // it may have just ended
 			}
 		case <-s.broken: // nobody reads the output any more
 			b.kill(mark, pid)
@@ -179,7 +179,7 @@ func capabilities(root bool) *auth.TaskCapabilities {
 // notStarted turns gVisor's refusal to start a command into what a shell would say.
 func (b *box) notStarted(ctx context.Context, cmd sandboxer.Cmd, err error) (sandboxer.Exit, error) {
 	text := err.Error()
-	if !alive(b.name, b.c.SandboxPid()) {
+	if !b.alive() {
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.NotFound, err, "the sandbox ended")
 	}
 	if cmd.Dir != "" {
@@ -213,7 +213,7 @@ func exitOf(ws unix.WaitStatus) sandboxer.Exit {
 // its session, is found inside, by the agent's program: a process may have left the
 // tree, but takes its environment along.
 func (b *box) kill(mark string, pid int32) {
-	_ = b.c.SignalProcess(unix.SIGKILL, pid)
+	_ = b.sb.SignalProcess(b.name, pid, unix.SIGKILL, false)
 	caps, err := specutils.Capabilities(false, &specs.LinuxCapabilities{
 		Bounding: killerCapabilities, Effective: killerCapabilities, Permitted: killerCapabilities})
 	if err != nil {
@@ -224,14 +224,14 @@ func (b *box) kill(mark string, pid int32) {
 		return
 	}
 	defer null.Close()
-	killer, err := b.c.Execute(execConf, &control.ExecArgs{
+	killer, err := b.execute(&control.ExecArgs{
 		Argv:         []string{agentPath, "kill-marked", execMark + "=" + mark, fmt.Sprint(pid)},
 		Envv:         []string{"PATH=" + defaultPath},
 		Capabilities: caps, NoNewPrivileges: true, WorkingDirectory: "/",
 		FilePayload: control.NewFilePayload(map[int]*os.File{0: null, 1: null, 2: null}, nil),
 	})
 	if err == nil {
-		_, _ = b.c.WaitPID(killer)
+		_, _ = b.sb.WaitPID(b.name, killer)
 	}
 }
 
@@ -470,7 +470,7 @@ func (e *engine) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats
 	}
 	s := sandboxer.Stats{At: time.Now().UTC(), DiskBytes: -1, DiskLimit: b.rec.Limits.DiskBytes, PIDs: -1, RxBytes: -1, TxBytes: -1}
 	s.CPU, s.MemoryBytes, s.MemoryLimit = e.cgroups.usage(b.name)
-	if procs, err := b.c.Processes(); err == nil {
+	if procs, err := b.sb.Processes(b.name); err == nil {
 		s.PIDs = 0
 		for _, p := range procs {
 			s.PIDs += int64(max(1, len(p.Threads)))
