@@ -1,0 +1,68 @@
+#!/bin/sh
+# Start or stop a private Docker engine below DIR: its own socket, data and pid file,
+# no bridge, no firewall rules. It needs root and an installed dockerd, and touches no
+# other engine of this machine.
+#
+#	scripts/dockerd.sh start DIR    prints the DOCKER_HOST to use
+#	scripts/dockerd.sh stop DIR     stops exactly that engine
+set -eu
+
+usage() {
+	echo "usage: scripts/dockerd.sh start|stop DIR" >&2
+	exit 2
+}
+[ $# -eq 2 ] || usage
+mkdir -p "$2"
+dir=$(cd "$2" && pwd)
+pidfile=$dir/pid
+
+# running says whether the recorded process is still the engine started here.
+running() {
+	[ -s "$pidfile" ] && tr '\0' ' ' <"/proc/$(cat "$pidfile")/cmdline" 2>/dev/null | grep -q -- "--data-root $dir/data "
+}
+
+case $1 in
+start)
+	if running; then
+		echo "unix://$dir/sock"
+		exit 0
+	fi
+	[ "$(id -u)" -eq 0 ] || { echo "dockerd.sh: a Docker engine needs root" >&2; exit 1; }
+	dockerd=$(PATH=$PATH:/usr/sbin:/sbin command -v dockerd) || { echo "dockerd.sh: no dockerd is installed" >&2; exit 1; }
+	# A socket's path has room for 107 bytes, and containerd adds to this one.
+	[ ${#dir} -le 60 ] || { echo "dockerd.sh: $dir is too long a path for the engine's sockets" >&2; exit 1; }
+	rm -f "$pidfile"
+	nohup "$dockerd" --data-root "$dir/data" --exec-root "$dir/exec" -H "unix://$dir/sock" --pidfile "$pidfile" \
+		--bridge=none --iptables=false --ip6tables=false >"$dir/log" 2>&1 </dev/null &
+	pid=$!
+	i=0
+	until DOCKER_HOST=unix://$dir/sock docker version >/dev/null 2>&1; do
+		i=$((i + 1))
+		if [ $i -ge 300 ] || ! kill -0 $pid 2>/dev/null; then
+			echo "dockerd.sh: the engine does not answer; its last words:" >&2
+			tail -n 5 "$dir/log" >&2
+			kill $pid 2>/dev/null || true
+			exit 1
+		fi
+		sleep 0.1
+	done
+	echo "unix://$dir/sock"
+	;;
+stop)
+	if running; then
+		pid=$(cat "$pidfile")
+		kill "$pid"
+		i=0
+		while kill -0 "$pid" 2>/dev/null; do
+			i=$((i + 1))
+			[ $i -lt 300 ] || { echo "dockerd.sh: engine $pid does not stop" >&2; exit 1; }
+			sleep 0.1
+		done
+	fi
+	# What the engine had mounted goes before its files.
+	grep -F " $dir/" /proc/self/mounts | cut -d' ' -f2 | sort -r | while read -r m; do umount -l "$m" || true; done
+	rm -rf "$dir/data" "$dir/exec" "$dir/sock" "$dir/log" "$pidfile"
+	rmdir "$dir" 2>/dev/null || true
+	;;
+*) usage ;;
+esac
