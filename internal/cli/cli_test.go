@@ -24,6 +24,10 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 )
 
+// noRaceSleep spares the second that the race detector otherwise waits at the end of
+// every process.
+const noRaceSleep = "atexit_sleep_ms=0"
+
 // TestMain makes the test binary a sandboxer whose only adapter is the fake. A
 // server that a command starts in the background is the test binary again.
 func TestMain(m *testing.M) {
@@ -72,6 +76,7 @@ func TestScripts(t *testing.T) {
 			e.Setenv("SANDBOXER_HOME", home)
 			e.Setenv("SANDBOXER_PROGRESS", "none")
 			e.Setenv("TZ", "UTC")
+			e.Setenv("GORACE", noRaceSleep)
 			e.Defer(func() {
 				stopServer(t, home)
 				os.RemoveAll(home)
@@ -274,6 +279,6 @@ func cmdExpand(ts *testscript.TestScript, neg bool, args []string) {
 func selfCommand(home string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Args[0] = "sandboxer"
-	cmd.Env = append(os.Environ(), "SANDBOXER_HOME="+home, "TERM=xterm", "CI=", "NO_COLOR=1")
+	cmd.Env = append(os.Environ(), "SANDBOXER_HOME="+home, "TERM=xterm", "CI=", "GORACE="+noRaceSleep, "NO_COLOR=1")
 	return cmd
 }

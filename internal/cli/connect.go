@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net"
 	"net/url"
 	"os"
@@ -55,8 +56,19 @@ func (f *factory) dial(ctx context.Context, addr string) (*session, error) {
 		return nil, checkURL(addr)
 	}
 	local := u.Scheme == "unix"
-	if local && !answers(ctx, u.Path) {
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "no server answers at %s", addr).WithHint("start one with: sandboxer up")
+	if local {
+		// Over HTTP a failed connection is tried again; a missing server is certain at once.
+		switch err := reach(ctx, u.Path); {
+		case errors.Is(err, fs.ErrPermission):
+			return nil, sandboxer.E(sandboxer.Denied, nil, "the server at %s is another user's", addr).
+				WithHint("become that user, or ask for an API key and the server's TCP address")
+		case err != nil:
+			e := sandboxer.E(sandboxer.Unavailable, nil, "no server answers at %s", addr).WithHint("start one with: sandboxer up")
+			if f.resolved.get("url") != "" {
+				e.WithHint("start it there with: sandboxer serve --socket %s", u.Path)
+			}
+			return nil, e
+		}
 	}
 	c, err := api.New(addr, api.Options{Token: token, UserAgent: "sandboxer/" + version()})
 	if err != nil {
@@ -65,15 +77,16 @@ func (f *factory) dial(ctx context.Context, addr string) (*session, error) {
 	return &session{Client: c, local: local}, nil
 }
 
-// answers reports whether somebody listens on the socket.
-func answers(ctx context.Context, socket string) bool {
+// reach tries whether somebody listens on the socket.
+func reach(ctx context.Context, socket string) error {
 	c, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(ctx, "unix", socket)
 	if err != nil {
-		return false
+		return err
 	}
-	c.Close()
-	return true
+	return c.Close()
 }
+
+func answers(ctx context.Context, socket string) bool { return reach(ctx, socket) == nil }
 
 // running reports whether there is a server to talk to: one that was named
 // explicitly, or the one of this machine.

@@ -298,7 +298,7 @@ func newCmdRun(f *factory, runF func(context.Context, *runOptions) error) *cobra
 	return c
 }
 
-func runRun(ctx context.Context, o *runOptions) (err error) {
+func runRun(ctx context.Context, o *runOptions) error {
 	p := o.f.progress()
 	defer p.stop()
 	hits, release := interrupts()
@@ -323,7 +323,11 @@ func runRun(ctx context.Context, o *runOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
+	defer func() {
+		if cerr := s.close(); cerr != nil {
+			fmt.Fprintf(o.f.io.err, "%s %s\n", o.f.io.paint("33", "warning:"), cleanLines(sentence(cerr)))
+		}
+	}()
 	req, err := o.request(o.f, s)
 	if err != nil {
 		return err

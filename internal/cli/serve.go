@@ -131,6 +131,9 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 	return errors.Join(err, b.Close())
 }
 
+// maxLog is the size from which a background server begins a new log.
+const maxLog = 16 << 20
+
 // startServer starts a server in the background and waits until it answers.
 func (f *factory) startServer(ctx context.Context, p *progress) error {
 	s, err := f.settings()
@@ -145,6 +148,9 @@ func (f *factory) startServer(ctx context.Context, p *progress) error {
 		return sandboxer.E(sandboxer.Unavailable, err, "the log directory %s cannot be made", s.get("log_dir"))
 	}
 	logName := filepath.Join(s.get("log_dir"), "server.log")
+	if st, err := os.Stat(logName); err == nil && st.Size() > maxLog {
+		_ = os.Rename(logName, logName+".1")
+	}
 	logFile, err := os.OpenFile(logName, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	if err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "the log %s cannot be opened", logName)
