@@ -14,6 +14,7 @@ import (
 
 	"github.com/creack/pty"
 	"github.com/spf13/cobra"
+	"go.uber.org/goleak"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
@@ -394,9 +395,11 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-// TestNoGuestLeftovers is about files: closing an embedded broker removes its socket.
-func TestEmbedLeavesNoSocket(t *testing.T) {
+// TestEmbed checks that a broker in this process leaves nothing when it is closed: no
+// goroutine, no socket, and the data directory free for the next.
+func TestEmbed(t *testing.T) {
 	f := testFactory(t)
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	before := sockets(t)
 	s, err := f.embed(t.Context())
 	if err != nil {
@@ -404,6 +407,12 @@ func TestEmbedLeavesNoSocket(t *testing.T) {
 	}
 	if _, err := s.Status(t.Context()); err != nil {
 		t.Error(err)
+	}
+	if err := s.close(); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	if s, err = f.embed(t.Context()); err != nil {
+		t.Fatalf("a second time: %v", err)
 	}
 	if err := s.close(); err != nil {
 		t.Errorf("close: %v", err)
