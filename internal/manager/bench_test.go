@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"testing"
 	"time"
@@ -50,6 +51,7 @@ func BenchmarkSweep(b *testing.B) {
 	const records = 10_000
 	r := newRig(b, quiet)
 	fill(b, r, records)
+	debug.FreeOSMemory() // what the filling left behind
 	b.ResetTimer()
 	b.ReportAllocs()
 	peak := heapPeak()

@@ -299,7 +299,7 @@ func command(t *testing.T, role string, s script) *exec.Cmd {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), self)
-	cmd.Env = append(os.Environ(), roleVar+"="+role, scriptIn+"="+string(j))
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", roleVar+"="+role, scriptIn+"="+string(j))
 	return cmd
 }
 
