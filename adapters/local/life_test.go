@@ -395,7 +395,7 @@ func TestCyclesLeaveNothing(t *testing.T) {
 	if err := one(0); err != nil { // what is made once
 		t.Fatal(err)
 	}
-	before := look(t)
+	before := look(t, e)
 	var wg sync.WaitGroup
 	jobs := make(chan int)
 	for range 4 {
@@ -415,7 +415,7 @@ func TestCyclesLeaveNothing(t *testing.T) {
 	leftovers(t, e)
 	deadline := time.Now().Add(10 * time.Second)
 	for {
-		after := look(t)
+		after := look(t, e)
 		if after == before {
 			return
 		}
@@ -430,18 +430,21 @@ func TestCyclesLeaveNothing(t *testing.T) {
 // resources are what a leak would raise.
 type resources struct{ fds, goroutines, mounts, zombies, cgroups int }
 
-func look(t *testing.T) resources {
+func look(t *testing.T, e *engine) resources {
 	t.Helper()
 	runtime.GC()
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)
 	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
+	r := resources{fds: len(fds), goroutines: runtime.NumGoroutine()}
+	for _, d := range []string{e.env.Dir, e.mounts()} {
+		m, err := mountsBelow(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.mounts += len(m)
 	}
-	r := resources{fds: len(fds), goroutines: runtime.NumGoroutine(), mounts: bytes.Count(mounts, []byte{'\n'})}
 	entries, _ := os.ReadDir("/proc")
 	for _, d := range entries {
 		var pid int

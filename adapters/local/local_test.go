@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -125,6 +126,11 @@ func TestConformance(t *testing.T) {
 			}
 			if err := unix.Kill(b.pid, unix.SIGKILL); err != nil {
 				t.Fatal(err)
+			}
+			for deadline := time.Now().Add(10 * time.Second); b.alive(); time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("the sandbox survives SIGKILL")
+				}
 			}
 		},
 		Listen: func(port int) []string {
