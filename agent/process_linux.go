@@ -912,7 +912,8 @@ func (t *table) stop(grace time.Duration) {
 	t.mu.Lock()
 	t.stopped = true
 	t.mu.Unlock()
-	t.starting.Lock() // whoever was starting is in the table now
+	t.starting.Lock()
+	//lint:ignore SA2001 whoever was starting is in the table now, which is all that is wanted
 	t.starting.Unlock()
 	for _, p := range t.running() {
 		_ = p.signal(unix.SIGTERM)

@@ -317,7 +317,6 @@ func isOpen(c net.Conn) bool {
 // identity is a user inside the sandbox.
 type identity struct {
 	uid, gid uint32
-	groups   []uint32
 	home     string
 	name     string
 }

@@ -243,7 +243,6 @@ type streams struct {
 	stdin  *os.File         // our ends; nil where there is none
 	out    []*outStream
 	broken chan struct{} // closed when a writer fails
-	werr   error
 }
 
 type outStream struct {

@@ -134,7 +134,6 @@ type loader struct {
 	faults   Faults
 	exts     map[string]ExtensionFile
 	profiles map[string]ProfileFile
-	forms    map[string]profileForm
 	broken   map[string]bool // IDs whose file is faulty: no reference to them is a second fault
 }
 

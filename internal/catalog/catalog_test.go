@@ -52,7 +52,8 @@ type richConfig struct {
 	When     time.Time                     `yaml:"when"`
 	Free     map[string]any                `yaml:"free"`
 	Hidden   string                        `yaml:"-"`
-	inner    string                        //nolint:unused // unexported fields are not settings
+	//lint:ignore U1000 unexported fields are not settings
+	inner string
 }
 
 func (c *richConfig) Validate() error {

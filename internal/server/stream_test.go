@@ -109,12 +109,6 @@ func within(t testing.TB, d time.Duration, what string, done <-chan struct{}) {
 }
 
 func TestExecStreams(t *testing.T) {
-	type seen struct {
-		args []string
-		env  map[string]string
-		dir  string
-		user string
-	}
 	tests := []struct {
 		name string
 		cmd  sandboxer.Cmd
