@@ -1,0 +1,428 @@
+// Package deptest holds the tree to its import rules: which package may know which,
+// who may bring in a dependency, and what each program links. The rules are in
+// docs/design.md; the tables here are what is enforced.
+package deptest
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "rewrite docs/linked")
+
+const module = "github.com/sand-boxer/sandboxer"
+
+// arrows says which packages of this module each package may import, as paths below
+// the module ("." is the root package, "x/..." is x and what is below it). Arrows
+// point inwards: cmd → cli → server → manager → backend → root; everything else hangs
+// beside and only cli puts it together.
+var arrows = map[string][]string{
+	".":                {},
+	"api":              {"."},
+	"agent":            {".", "agent/proto/..."},
+	"agent/proto":      {},
+	"extensiontest":    {".", "internal/backend"},
+	"adapters":         {".", "adapters/..."},
+	"internal/backend": {"."},
+	"internal/manager": {".", "internal/backend"},
+	"internal/catalog": {"."},
+	"internal/server":  {".", "api", "internal/manager"},
+	"internal/cli": {".", "api", "agent", "adapters", "internal/backend", "internal/catalog", "internal/manager",
+		"internal/server", "internal/sqlstore"},
+	"internal/sqlstore":    {"."},
+	"internal/storetest":   {"."},
+	"internal/mustrun":     {},
+	"bench":                {".", "api", "adapters/local"},
+	"internal/deptest":     {},
+	"registry":             {},
+	"cmd/sandboxer":        {"internal/cli", "agent", "adapters/local/runner"},
+	"cmd/sandboxer-agent":  {"agent"},
+	"cmd/sandboxer-runner": {"adapters/local/runner"},
+
+	"agent/proto/...": {"agent/proto/..."},
+}
+
+// adapterMay is what every adapter may import besides packages below its own.
+var adapterMay = []string{".", "agent"}
+
+// owners says who alone may import a dependency directly. Tests may import more.
+var owners = map[string][]string{
+	"gvisor.dev/gvisor":                        {"adapters/local/..."},
+	"github.com/erofs/go-erofs":                {"adapters/local/..."},
+	"github.com/google/go-containerregistry":   {"adapters/local/..."},
+	"github.com/opencontainers/runtime-spec":   {"adapters/local/..."},
+	"connectrpc.com/connect":                   {"agent/..."},
+	"google.golang.org/protobuf":               {"agent/..."},
+	"github.com/coder/websocket":               {"api", "internal/server"},
+	"github.com/danielgtaylor/huma/v2":         {"internal/server"},
+	"github.com/prometheus/client_golang":      {"internal/server"},
+	"golang.org/x/time":                        {"internal/server"},
+	"modernc.org/sqlite":                       {"internal/sqlstore"},
+	"github.com/pressly/goose/v3":              {"internal/sqlstore"},
+	"golang.org/x/sync":                        {"internal/sqlstore"},
+	"github.com/spf13/cobra":                   {"internal/cli"},
+	"golang.org/x/term":                        {"internal/cli"},
+	"go.yaml.in/yaml/v4":                       {"internal/catalog", "internal/cli"},
+	"github.com/creack/pty":                    {"adapters/fake/..."},
+	"pgregory.net/rapid":                       {"internal/storetest"},
+	"golang.org/x/sys":                         {"adapters/...", "agent/...", "internal/..."},
+	"github.com/rogpeppe/go-internal":          {},
+	"go.uber.org/goleak":                       {},
+	"github.com/invopop/jsonschema":            {},
+	"github.com/santhosh-tekuri/jsonschema/v6": {},
+}
+
+// free are programs that nobody installs; they may import any dependency there is.
+var free = []string{"bench"}
+
+// unwanted are never imported, by any package or test, each for a reason.
+var unwanted = map[string]string{
+	"github.com/spf13/viper":         "configuration is read strictly, by internal/catalog and internal/cli",
+	"github.com/docker/docker":       "the engine's API is small, its module is not",
+	"gocloud.dev":                    "one interface of our own does it",
+	"github.com/ncruces/go-sqlite3":  "modernc.org/sqlite is the one SQLite",
+	"github.com/mattn/go-sqlite3":    "needs a C compiler",
+	"gopkg.in/yaml.v2":               "go.yaml.in/yaml/v4 is the one YAML",
+	"gopkg.in/yaml.v3":               "go.yaml.in/yaml/v4 is the one YAML",
+	"go.yaml.in/yaml/v2":             "go.yaml.in/yaml/v4 is the one YAML",
+	"go.yaml.in/yaml/v3":             "go.yaml.in/yaml/v4 is the one YAML",
+	"sigs.k8s.io/yaml":               "go.yaml.in/yaml/v4 is the one YAML",
+	"github.com/stretchr/testify":    "package testing suffices",
+	"github.com/pkg/errors":          "package errors suffices",
+	"github.com/sirupsen/logrus":     "log/slog is the one logger",
+	"go.uber.org/zap":                "log/slog is the one logger",
+	"github.com/hashicorp/go-plugin": "extensions of others are processes with a protocol of ours",
+}
+
+// links bounds what a package may link, directly or not, besides the standard library
+// and this module.
+var links = map[string][]string{
+	".":                {},
+	"api":              {"github.com/coder/websocket"},
+	"extensiontest":    {},
+	"internal/manager": {},
+	"agent":            {"connectrpc.com/connect", "google.golang.org/protobuf", "golang.org/x/sys"},
+}
+
+// badNames say nothing about what is inside.
+var badNames = []string{"util", "utils", "common", "types", "models", "pkg", "helpers", "misc", "base", "lib"}
+
+// A pkg is what go list tells about a package.
+type pkg struct {
+	ImportPath   string
+	Dir          string
+	Standard     bool
+	Module       *struct{ Path string }
+	Imports      []string
+	TestImports  []string
+	XTestImports []string
+	Deps         []string
+}
+
+// rel is the package's path below the module.
+func (p *pkg) rel() string {
+	if p.ImportPath == module {
+		return "."
+	}
+	return strings.TrimPrefix(p.ImportPath, module+"/")
+}
+
+func (p *pkg) ours() bool { return isOurs(p.ImportPath) }
+
+func isOurs(importPath string) bool {
+	return importPath == module || strings.HasPrefix(importPath, module+"/")
+}
+
+var root = sync.OnceValue(func() string {
+	dir, err := filepath.Abs("../..")
+	if err != nil {
+		panic(err)
+	}
+	return dir
+})
+
+// list runs go list for Linux on amd64 without C, wherever the test runs, so that
+// the answer is the same everywhere.
+func list(t *testing.T, args ...string) []*pkg {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Dir,Standard,Module,Imports,TestImports,XTestImports,Deps"}, args...)...)
+	cmd.Dir = root()
+	cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH=amd64", "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", cmd.Args, err, &stderr)
+	}
+	var pkgs []*pkg
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return pkgs
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		pkgs = append(pkgs, &p)
+	}
+}
+
+// matches reports whether rel is one of the patterns.
+func matches(rel string, patterns []string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		dir, below := strings.CutSuffix(p, "/...")
+		return rel == dir || below && strings.HasPrefix(rel, dir+"/")
+	})
+}
+
+// mayImport returns the patterns that hold for a package.
+func mayImport(rel string) ([]string, bool) {
+	if may, ok := arrows[rel]; ok {
+		return may, true
+	}
+	if name, ok := strings.CutPrefix(rel, "adapters/"); ok {
+		name, _, _ = strings.Cut(name, "/")
+		return append(slices.Clone(adapterMay), "adapters/"+name+"/..."), true
+	}
+	for p, may := range arrows {
+		if strings.HasSuffix(p, "/...") && matches(rel, []string{p}) {
+			return may, true
+		}
+	}
+	return nil, false
+}
+
+func TestArrows(t *testing.T) {
+	seen := map[string]bool{}
+	for _, p := range list(t, "./...") {
+		rel := p.rel()
+		seen[rel] = true
+		may, ok := mayImport(rel)
+		if !ok {
+			t.Errorf("%s has no place in the tree: give it one in docs/design.md and in the table of this test", rel)
+			continue
+		}
+		for _, imp := range p.Imports {
+			if isOurs(imp) && !matches((&pkg{ImportPath: imp}).rel(), may) {
+				t.Errorf("%s imports %s; it may import %q", rel, imp, may)
+			}
+		}
+	}
+	for rel := range arrows {
+		if !strings.HasSuffix(rel, "/...") && !seen[rel] {
+			t.Errorf("the table has a rule for %s, which does not exist", rel)
+		}
+	}
+}
+
+// within reports whether importPath is mod or in it.
+func within(importPath, mod string) bool {
+	return importPath == mod || strings.HasPrefix(importPath, mod+"/")
+}
+
+func TestDependenciesHaveOwners(t *testing.T) {
+	for _, p := range list(t, "./...") {
+		for _, imp := range p.Imports {
+			first, _, _ := strings.Cut(imp, "/")
+			if isOurs(imp) || !strings.Contains(first, ".") || matches(p.rel(), free) {
+				continue
+			}
+			found := false
+			for mod, who := range owners {
+				if within(imp, mod) {
+					found = true
+					if !matches(p.rel(), who) {
+						t.Errorf("%s imports %s, which is for %q", p.rel(), imp, who)
+					}
+				}
+			}
+			if !found {
+				t.Errorf("%s imports %s: a new dependency needs an owner in the table of this test", p.rel(), imp)
+			}
+		}
+		for _, imp := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
+			for mod, why := range unwanted {
+				if within(imp, mod) {
+					t.Errorf("%s imports %s: %s", p.rel(), imp, why)
+				}
+			}
+		}
+	}
+}
+
+// linked returns the other modules' packages that name links, as "module ./below".
+func linked(t *testing.T, name string) []string {
+	var out []string
+	for _, p := range list(t, "-deps", "./"+name) {
+		if p.Standard || p.ours() || p.Module == nil {
+			continue
+		}
+		below := "." + strings.TrimPrefix(p.ImportPath, p.Module.Path)
+		out = append(out, p.Module.Path+" "+below)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func TestLinks(t *testing.T) {
+	for name, may := range links {
+		for _, l := range linked(t, name) {
+			mod, _, _ := strings.Cut(l, " ")
+			if !slices.Contains(may, mod) {
+				t.Errorf("%s links %s; it may link %q", name, l, may)
+			}
+		}
+	}
+}
+
+// TestLinkedLists holds the checked-in lists to the truth: what a program links
+// changes in a diff, where it is reviewed like code.
+func TestLinkedLists(t *testing.T) {
+	for _, program := range []string{"sandboxer", "sandboxer-agent", "sandboxer-runner"} {
+		got := linked(t, "cmd/"+program)
+		for _, l := range got {
+			mod, _, _ := strings.Cut(l, " ")
+			if why, ok := unwanted[mod]; ok {
+				t.Errorf("%s links %s: %s", program, l, why)
+			}
+		}
+		name := filepath.Join(root(), "docs", "linked", program+".txt")
+		text := fmt.Sprintf("# What %s links besides this module and the standard library (linux/amd64):\n"+
+			"# module, package in it. Written by: go test ./internal/deptest -update\n%s\n", program, strings.Join(got, "\n"))
+		if *update {
+			if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(data) == text {
+			continue
+		}
+		had := strings.Split(string(data), "\n")
+		for _, l := range got {
+			if !slices.Contains(had, l) {
+				t.Errorf("docs/linked/%s.txt lacks %s", program, l)
+			}
+		}
+		for _, l := range had {
+			if l != "" && !strings.HasPrefix(l, "#") && !slices.Contains(got, l) {
+				t.Errorf("docs/linked/%s.txt has %s, which is not linked any more", program, l)
+			}
+		}
+		t.Errorf("docs/linked/%s.txt is stale; if the change is wanted: go test ./internal/deptest -update", program)
+	}
+}
+
+// files returns what git has, or will have, of the repository, as paths below its
+// root.
+func files(t *testing.T, pattern ...string) []string {
+	t.Helper()
+	cmd := exec.Command("git", append([]string{"ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate", "--"}, pattern...)...)
+	cmd.Dir = root()
+	out, err := cmd.Output()
+	if err != nil {
+		t.Skipf("the files are known to git only: %v: %v", cmd.Args, err)
+	}
+	return strings.FieldsFunc(string(out), func(r rune) bool { return r == 0 })
+}
+
+// TestSource checks what go vet does not: a comment on every package, no init
+// functions, no names that say nothing.
+func TestSource(t *testing.T) {
+	commented := map[string]bool{}
+	for _, name := range files(t, "*.go") {
+		dir := path.Dir(name)
+		if strings.Contains(name, "testdata/") {
+			continue
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root(), name), nil, parser.ParseComments|parser.SkipObjectResolution)
+		if errors.Is(err, fs.ErrNotExist) { // deleted, and git not told yet
+			continue
+		} else if err != nil {
+			t.Error(err)
+			continue
+		}
+		if !ast.IsGenerated(f) {
+			commented[dir] = commented[dir] || f.Doc != nil && strings.TrimSpace(f.Doc.Text()) != ""
+		}
+		for _, part := range append(strings.Split(dir, "/"), f.Name.Name) {
+			if slices.Contains(badNames, part) {
+				t.Errorf("%s: %q is no name for a package; name it after what it does", name, part)
+			}
+		}
+		if ast.IsGenerated(f) {
+			continue
+		}
+		for _, d := range f.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" {
+				t.Errorf("%s has an init function; do it where it is needed", name)
+			}
+		}
+	}
+	for dir, ok := range commented {
+		if !ok {
+			t.Errorf("package %s has no package comment", dir)
+		}
+	}
+}
+
+// TestNoPathsOfThisMachine: nothing in the repository names where it was written.
+func TestNoPathsOfThisMachine(t *testing.T) {
+	out, err := exec.Command("go", "env", "-json", "GOMODCACHE", "GOCACHE").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var env map[string]string
+	if err := json.Unmarshal(out, &env); err != nil {
+		t.Fatal(err)
+	}
+	places := []string{root(), env["GOMODCACHE"], env["GOCACHE"]}
+	for _, name := range files(t) {
+		data, err := os.ReadFile(filepath.Join(root(), name))
+		if err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			t.Error(err)
+			continue
+		}
+		for _, p := range places {
+			if strings.Count(p, "/") < 2 {
+				continue // "/src" may stand for anything
+			}
+			for line, text := range bytes.Split(data, []byte("\n")) {
+				i := bytes.Index(text, []byte(p))
+				if i < 0 {
+					continue
+				}
+				if rest := text[i+len(p):]; len(rest) == 0 || !isNameByte(rest[0]) {
+					t.Errorf("%s:%s names a place of this machine: %s", name, strconv.Itoa(line+1), p)
+				}
+			}
+		}
+	}
+}
+
+func isNameByte(b byte) bool {
+	return b == '_' || b == '-' || '0' <= b && b <= '9' || 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z'
+}
