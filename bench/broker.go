@@ -1,0 +1,414 @@
+//go:build linux
+
+package main
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/local"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// broker is a `sandboxer serve` process of our own and a client of it.
+type broker struct {
+	*api.Client
+	dir    string // data, socket, log, configuration
+	socket string
+	cmd    *exec.Cmd
+	died   chan struct{}
+	owner  string
+}
+
+const (
+	plainProfile = "profile.local"
+	imageProfile = "profile.bench-image"
+)
+
+// startBroker starts the server in dir. With an image, imageProfile is
+// plainProfile on it.
+func startBroker(ctx context.Context, bin, dir, image string) (*broker, error) {
+	b := &broker{dir: dir, socket: filepath.Join(dir, "api.sock"), died: make(chan struct{})}
+	if err := os.MkdirAll(filepath.Join(dir, "profiles"), 0o755); err != nil {
+		return nil, err
+	}
+	if image != "" {
+		// What profile.local says, on the image.
+		text := fmt.Sprintf("id: %s\nextension: ext.local\nisolation: gvisor\nrequires: [exec, files]\nnetwork: none\nimage: tar:%s\nlimits:\n  disk: 8GiB\nttl: 30m\n", imageProfile, image)
+		if err := os.WriteFile(filepath.Join(dir, "profiles", imageProfile+".yaml"), []byte(text), 0o644); err != nil {
+			return nil, err
+		}
+	}
+	log, err := os.OpenFile(filepath.Join(dir, "server.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	b.cmd = exec.Command(filepath.Join(bin, "sandboxer"), "serve", "--log-level", "warn")
+	b.cmd.Env = append(withoutSettings(os.Environ()), "SANDBOXER_HOME="+dir)
+	b.cmd.Stdout, b.cmd.Stderr = log, log
+	// An interrupt of the terminal is ours to handle: the server has work to do first.
+	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
+	if err := b.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() { _ = b.cmd.Wait(); close(b.died) }()
+	if b.Client, err = api.New("unix://"+b.socket, api.Options{}); err != nil {
+		return b, err
+	}
+	for deadline := time.Now().Add(time.Minute); ; {
+		st, err := b.Status(ctx)
+		if err == nil {
+			b.owner = st.Owner
+			return b, nil
+		}
+		select {
+		case <-b.died:
+			return b, fmt.Errorf("the server did not start: %s", b.said())
+		case <-ctx.Done():
+			return b, ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			return b, fmt.Errorf("the server does not answer: %w", err)
+		}
+	}
+}
+
+// withoutSettings is env without what would configure the server otherwise.
+func withoutSettings(env []string) []string {
+	var out []string
+	for _, kv := range env {
+		if !strings.HasPrefix(kv, "SANDBOXER_") {
+			out = append(out, kv)
+		}
+	}
+	return out
+}
+
+func (b *broker) pid() int          { return b.cmd.Process.Pid }
+func (b *broker) cgroups() []string { return cgroups(b.owner) }
+
+// stateDir is where ext.local keeps its state.
+func (b *broker) stateDir() string { return filepath.Join(b.dir, "data", "extensions", "ext.local") }
+
+// said is the end of the server's log.
+func (b *broker) said() string {
+	data, _ := os.ReadFile(filepath.Join(b.dir, "server.log"))
+	return string(bytes.TrimSpace(data[max(0, len(data)-2000):]))
+}
+
+// goroutines asks the server how many it has.
+func (b *broker) goroutines() (int, error) {
+	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", b.socket)
+	}}
+	resp, err := (&http.Client{Transport: tr, Timeout: time.Minute}).Get("http://localhost/metrics")
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	for sc := bufio.NewScanner(resp.Body); sc.Scan(); {
+		if n, ok := strings.CutPrefix(sc.Text(), "go_goroutines "); ok {
+			return strconv.Atoi(n)
+		}
+	}
+	return 0, errors.New("the server's metrics do not tell its goroutines")
+}
+
+// close destroys what is left, stops the server and removes its directory.
+func (b *broker) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var errs []error
+	if b.Client != nil && b.owner != "" {
+		if l, err := b.List(ctx, api.SandboxQuery{Limit: sandboxer.MaxPage}); err == nil {
+			for _, sb := range l.Items {
+				if sb.State != sandboxer.Terminated {
+					_, err := b.Destroy(ctx, sb.ID, true)
+					errs = append(errs, err)
+				}
+			}
+		}
+		b.Client.Close()
+	}
+	_ = b.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-b.died:
+	case <-ctx.Done():
+		errs = append(errs, errors.New("the server did not stop and was killed"))
+		_ = b.cmd.Process.Kill()
+		<-b.died
+	}
+	errs = append(errs, sweepUp(b.stateDir(), b.owner), os.RemoveAll(b.dir))
+	return errors.Join(errs...)
+}
+
+// create makes a sandbox that stays.
+func (b *broker) create(ctx context.Context, profile string) (string, error) {
+	sb, err := b.Create(ctx, api.CreateSandbox{Profile: profile})
+	if err != nil {
+		return "", fmt.Errorf("creating a sandbox of %s: %w", profile, err)
+	}
+	return sb.ID, nil
+}
+
+// true runs true in the sandbox, as one request.
+func (b *broker) run(ctx context.Context, id string) error {
+	res, err := b.Run(ctx, id, api.Exec{Args: []string{"true"}})
+	if err == nil && res.Code != 0 {
+		err = fmt.Errorf("true exits with %d: %s", res.Code, res.Stderr)
+	}
+	return err
+}
+
+// life measures a sandbox from nothing to nothing.
+func (b *broker) life(ctx context.Context, r *report, profile, what string) error {
+	cpu := treeCPU(b.pid())
+	begin := time.Now()
+	id, err := b.create(ctx, profile)
+	if err != nil {
+		return err
+	}
+	created := time.Now()
+	if err := b.run(ctx, id); err != nil {
+		return err
+	}
+	ran := time.Now()
+	if _, err := b.Destroy(ctx, id, true); err != nil {
+		return err
+	}
+	gone := time.Now()
+	r.took(what+": create to first exec", ran.Sub(begin))
+	r.took(what+": create", created.Sub(begin))
+	r.took(what+": first exec", ran.Sub(created))
+	r.took(what+": destroy", gone.Sub(ran))
+	r.took(what+": whole life", gone.Sub(begin))
+	r.spent(what+": whole life", treeCPU(b.pid())-cpu)
+	return nil
+}
+
+// below is ext.local without broker and API: what they add shows in the comparison.
+type direct struct {
+	dir   string
+	owner string
+	ext   sandboxer.Extension
+	n     int
+}
+
+func openDirect(ctx context.Context, bin, dir string) (*direct, error) {
+	d := &direct{dir: dir, owner: sandboxer.NewID()}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	var err error
+	d.ext, err = local.Adapter.Open(ctx, sandboxer.Env{
+		Extension: "ext.local", Owner: d.owner, Dir: dir, Log: slog.New(slog.DiscardHandler),
+		Decode: func(v any) error {
+			c := v.(*local.Config)
+			c.Runner, c.Agent = filepath.Join(bin, "sandboxer-runner"), filepath.Join(bin, "sandboxer-agent")
+			return nil
+		},
+	})
+	return d, err
+}
+
+func (d *direct) spec(image string) sandboxer.Spec {
+	d.n++
+	s := sandboxer.Spec{ID: fmt.Sprintf("bench-%d", d.n), Generation: 1, Owner: d.owner, Limits: sandboxer.Limits{DiskBytes: 8 << 30}}
+	if image != "" {
+		s.Image = "tar:" + image
+	}
+	return s
+}
+
+func (d *direct) exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) error {
+	x, err := d.ext.(sandboxer.Execer).Exec(ctx, h, cmd)
+	if err == nil && x.Code != 0 {
+		err = fmt.Errorf("%s exits with %d", cmd.Args[0], x.Code)
+	}
+	return err
+}
+
+func (d *direct) life(ctx context.Context, r *report, image, what string) error {
+	begin := time.Now()
+	h, err := d.ext.Provision(ctx, d.spec(image))
+	if err != nil {
+		return err
+	}
+	if _, err := d.ext.WaitReady(ctx, h); err != nil {
+		return err
+	}
+	if err := d.exec(ctx, h, sandboxer.Cmd{Args: []string{"true"}}); err != nil {
+		return err
+	}
+	ran := time.Now()
+	if _, err := d.ext.Teardown(ctx, h); err != nil {
+		return err
+	}
+	r.took(what+": create to first exec", ran.Sub(begin))
+	r.took(what+": destroy", time.Since(ran))
+	return nil
+}
+
+func (d *direct) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var errs []error
+	if d.ext != nil {
+		for h, err := range d.ext.(sandboxer.Lister).ListRunning(ctx, d.owner) {
+			if err == nil {
+				_, err = d.ext.Teardown(ctx, h)
+			}
+			errs = append(errs, err)
+		}
+		errs = append(errs, d.ext.(io.Closer).Close())
+	}
+	return errors.Join(append(errs, sweepUp(d.dir, d.owner))...)
+}
+
+// echo is a running cat that answers byte by byte.
+type echo struct {
+	in   *io.PipeWriter
+	out  chan byte
+	done chan error
+}
+
+type chanWriter chan byte
+
+func (w chanWriter) Write(p []byte) (int, error) {
+	for _, c := range p {
+		w <- c
+	}
+	return len(p), nil
+}
+
+// startEcho runs cat by exec, which blocks until its input ends.
+func startEcho(exec func(sandboxer.Cmd) error) *echo {
+	r, w := io.Pipe()
+	e := &echo{in: w, out: make(chan byte, 1), done: make(chan error, 1)}
+	go func() {
+		err := exec(sandboxer.Cmd{Args: []string{"cat"}, Stdin: r, Stdout: chanWriter(e.out)})
+		r.CloseWithError(io.ErrClosedPipe)
+		e.done <- err
+	}()
+	return e
+}
+
+// trip sends a byte and waits for it.
+func (e *echo) trip() (time.Duration, error) {
+	begin := time.Now()
+	if _, err := e.in.Write([]byte("x")); err != nil {
+		return 0, errors.Join(err, <-e.done)
+	}
+	select {
+	case <-e.out:
+		return time.Since(begin), nil
+	case err := <-e.done:
+		return 0, errors.Join(errors.New("cat ended"), err)
+	case <-time.After(time.Minute):
+		return 0, errors.New("cat does not answer")
+	}
+}
+
+func (e *echo) close() error {
+	e.in.Close()
+	select {
+	case err := <-e.done:
+		return err
+	case <-time.After(time.Minute):
+		return errors.New("cat does not end")
+	}
+}
+
+// counter counts what is written to it.
+type counter int64
+
+func (c *counter) Write(p []byte) (int, error) { *c += counter(len(p)); return len(p), nil }
+
+// stream returns the rate of n mebibytes of output, in MB a second.
+func stream(n int, exec func(sandboxer.Cmd) error) (float64, error) {
+	var got counter
+	begin := time.Now()
+	err := exec(sandboxer.Cmd{Args: []string{"dd", "if=/dev/zero", "bs=1M", "count=" + strconv.Itoa(n)}, Stdout: &got})
+	if err == nil && int(got) != n<<20 {
+		err = fmt.Errorf("%d bytes arrived; want %d", got, n<<20)
+	}
+	return float64(got) / 1e6 / time.Since(begin).Seconds(), err
+}
+
+// applets are the programs of the image.
+var applets = []string{"sh", "true", "cat", "dd", "sleep"}
+
+// buildRoot writes a root file system of busybox into dir, and the same as an image
+// and as a plain archive.
+func buildRoot(busybox, dir, image, archive string) error {
+	data, err := os.ReadFile(busybox)
+	if err != nil {
+		return err
+	}
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	add := func(h tar.Header, body []byte) {
+		h.Size, h.Format = int64(len(body)), tar.FormatPAX
+		err = errors.Join(err, tw.WriteHeader(&h))
+		_, werr := tw.Write(body)
+		err = errors.Join(err, werr)
+	}
+	dirs := []string{"bin", "dev", "etc", "proc", "sys", "tmp", "workspace"}
+	for _, d := range dirs {
+		add(tar.Header{Name: d + "/", Typeflag: tar.TypeDir, Mode: 0o755}, nil)
+	}
+	add(tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755}, data)
+	for _, a := range applets {
+		add(tar.Header{Name: "bin/" + a, Typeflag: tar.TypeSymlink, Linkname: "busybox", Mode: 0o777}, nil)
+	}
+	add(tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644}, []byte("root:x:0:0:root:/root:/bin/sh\n"))
+	if err = errors.Join(err, tw.Close(), os.WriteFile(archive, buf.Bytes(), 0o644)); err != nil {
+		return err
+	}
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(buf.Bytes())), nil })
+	if err != nil {
+		return err
+	}
+	img, err := mutate.AppendLayers(empty.Image, layer)
+	if err != nil {
+		return err
+	}
+	ref, err := name.NewTag("bench:latest")
+	if err != nil {
+		return err
+	}
+	if err := tarball.WriteToFile(image, ref, img); err != nil {
+		return err
+	}
+	for _, d := range dirs {
+		err = errors.Join(err, os.MkdirAll(filepath.Join(dir, d), 0o755))
+	}
+	err = errors.Join(err, os.WriteFile(filepath.Join(dir, "bin/busybox"), data, 0o755))
+	for _, a := range applets {
+		err = errors.Join(err, os.Symlink("busybox", filepath.Join(dir, "bin", a)))
+	}
+	return err
+}
