@@ -207,24 +207,27 @@ func (e *engine) skeletonInUse(digest string) bool {
 func prepareProcess(runnerPath, nullPath string) (release func(), err error) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	specutils.ExePath = runnerPath
+	runner, err := openHigh(runnerPath)
+	if err != nil {
+		return nil, err
+	}
+	// Children become other users before they start the program, who may not be able to
+	// walk to it (/root/go/bin); an open file needs no path.
+	specutils.ExePath = fmt.Sprintf("/proc/self/fd/%d", runner.Fd())
 	log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
 	log.SetLevel(log.Warning)
 	if process.users == 0 {
 		null, err := openNull(nullPath)
 		if err != nil {
+			runner.Close()
 			return nil, err
 		}
 		// gVisor gives a sandbox's first process the globals os.Stdin, os.Stdout and
 		// os.Stderr.
 		process.stdio = []*os.File{os.Stdin, os.Stdout, os.Stderr}
 		os.Stdin, os.Stdout, os.Stderr = null, null, null
-		// Children inherit the size of the descriptor table; one that is large enough
-		// spares them growing it while they start.
-		if fd, err := unix.FcntlInt(null.Fd(), unix.F_DUPFD_CLOEXEC, 255); err == nil {
-			process.fd = os.NewFile(uintptr(fd), "table")
-		}
 	}
+	process.runners = append(process.runners, runner)
 	process.users++
 	return func() {
 		process.mu.Lock()
@@ -235,16 +238,36 @@ func prepareProcess(runnerPath, nullPath string) (release func(), err error) {
 		null := os.Stdin
 		os.Stdin, os.Stdout, os.Stderr = process.stdio[0], process.stdio[1], process.stdio[2]
 		null.Close()
-		process.fd.Close()
+		for _, f := range process.runners {
+			f.Close()
+		}
+		process.runners = nil
 	}, nil
 }
 
 // process is state of the process, not of an engine: gVisor's library reads globals.
 var process struct {
-	mu    sync.Mutex
-	users int
-	stdio []*os.File
-	fd    *os.File
+	mu      sync.Mutex
+	users   int
+	stdio   []*os.File
+	runners []*os.File
+}
+
+// openHigh opens a program under a number that stays free while a child's files are
+// put in order: below it are those passed on. A descriptor table that is large
+// already also spares children growing it while they start.
+func openHigh(path string) (*os.File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	const high = 512
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, high)
+	if err != nil {
+		return nil, fmt.Errorf("a descriptor of %d or more: %w", high, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }
 
 // openNull opens a null device. gVisor changes the owner of what it gives a sandbox
