@@ -379,7 +379,7 @@ func (b *box) fill(ctx context.Context, src source) error {
 			return b.git(ctx, ws, "git", "-c", "advice.detachedHead=false", "checkout", "--quiet", src.ref, "--")
 		}
 		return nil
-	case ws != workspaceDefault || b.rec.Image != "":
+	case ws != workspaceDefault: // which every root has
 		return b.must(ctx, bytes.NewReader(make([]byte, 1024)), "making the workspace", "/", agentPath, "untar", ws) // an empty archive
 	}
 	return nil
