@@ -84,6 +84,10 @@ func (e *engine) gone(name string) error {
 
 // load reads gVisor's state of name; nil if there is none.
 func (e *engine) load(name string) (*container.Container, error) {
+	// Loading makes a lock file, also for what does not exist.
+	if _, err := os.Stat(e.dir("run", name+"_sandbox:"+name+".state")); errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
 	c, err := container.Load(e.dir("run"), container.FullID{SandboxID: name, ContainerID: name}, container.LoadOpts{Exact: true})
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil

@@ -8,6 +8,7 @@ import (
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -91,10 +92,15 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 		}
 	}
 	runnerPath, err := helper(cfg.Runner, "sandboxer-runner")
-	if err != nil {
-		return nil, err
+	if err == nil {
+		e.agent, err = helper(cfg.Agent, "sandboxer-agent")
 	}
-	if e.agent, err = helper(cfg.Agent, "sandboxer-agent"); err != nil {
+	for _, p := range []string{runnerPath, e.agent} {
+		if err == nil {
+			err = checkStatic(p)
+		}
+	}
+	if err != nil {
 		return nil, err
 	}
 	for _, d := range []string{env.Dir, e.dir("run"), e.dir("box"), e.dir("lock")} {
@@ -301,6 +307,23 @@ func helper(configured, name string) (string, error) {
 		return beside, nil
 	}
 	return self, nil
+}
+
+// checkStatic refuses a dynamically linked program: it would find no libraries in the
+// empty root where gVisor's children run, nor in a sandbox on an image.
+func checkStatic(program string) error {
+	f, err := elf.Open(program)
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the helper program %s cannot be read", program)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return sandboxer.E(sandboxer.Unavailable, nil, "%s is linked dynamically and cannot run inside gVisor", program).
+				WithHint("build it with CGO_ENABLED=0: make build, or CGO_ENABLED=0 go install github.com/sand-boxer/sandboxer/cmd/...")
+		}
+	}
+	return nil
 }
 
 // loadKey reads the 32-byte key at path, making it first if need be.

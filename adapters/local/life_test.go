@@ -307,7 +307,26 @@ func TestSurvivesTheBroker(t *testing.T) {
 	if _, err := e.Teardown(t.Context(), h); err != nil {
 		t.Fatal(err)
 	}
+	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Gone { // a look must leave nothing either
+		t.Errorf("after the teardown: %s, %v", l, err)
+	}
 	leftovers(t, e)
+}
+
+// TestDynamicHelpers: such a build fails at once, with the cure, not with every create.
+func TestDynamicHelpers(t *testing.T) {
+	needsGVisor(t)
+	dynamic, err := exec.LookPath("ls")
+	if err != nil {
+		t.Skip(err)
+	}
+	_, err = Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.local", Owner: "test", Dir: shortDir(t), Decode: func(v any) error {
+		v.(*Config).Runner, v.(*Config).Agent = dynamic, dynamic
+		return nil
+	}})
+	if !errors.Is(err, sandboxer.Unavailable) || !strings.Contains(sandboxer.HintOf(err), "CGO_ENABLED=0") {
+		t.Errorf("open = %v (hint %q)", err, sandboxer.HintOf(err))
+	}
 }
 
 // TestKilledAtAnyMoment kills brokers amid creating and destroying; the next one
