@@ -51,6 +51,7 @@ var arrows = map[string][]string{
 	"internal/mustrun":     {},
 	"bench":                {".", "api", "adapters/local"},
 	"internal/deptest":     {},
+	"docs":                 {},
 	"registry":             {},
 	"cmd/sandboxer":        {"internal/cli", "agent", "adapters/local/runner"},
 	"cmd/sandboxer-agent":  {"agent"},
