@@ -39,6 +39,14 @@ type Extension interface {
 	Teardown(ctx context.Context, h Handle) (CleanupReport, error)
 }
 
+// A Checker says, before anything is written down, what Provision would refuse of an
+// order as Invalid or Unsupported, so that a refused request leaves no trace and a
+// dry run tells the truth. It must be quick and change nothing. It is optional;
+// Provision checks again.
+type Checker interface {
+	Check(ctx context.Context, spec Spec) error
+}
+
 // A Handle is an extension's receipt for one sandbox. It is opaque to everybody
 // but its adapter, stored verbatim by the broker, and shown to operators. It must
 // stay small (MaxHandleBytes) and must not contain secrets.

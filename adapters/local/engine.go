@@ -64,6 +64,7 @@ type engine struct {
 
 var _ interface {
 	sandboxer.Extension
+	sandboxer.Checker
 	sandboxer.Execer
 	sandboxer.Filer
 	sandboxer.Dialer

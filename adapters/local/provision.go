@@ -87,6 +87,12 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 	return h, nil
 }
 
+// Check implements sandboxer.Checker.
+func (e *engine) Check(_ context.Context, spec sandboxer.Spec) error {
+	_, err := e.check(spec)
+	return err
+}
+
 // source is where a workspace's content comes from.
 type source struct {
 	dir string // of this machine

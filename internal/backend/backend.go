@@ -32,6 +32,7 @@ type Backend struct {
 	opts Options
 	caps []sandboxer.Capability
 
+	check    sandboxer.Checker
 	exec     sandboxer.Execer
 	files    sandboxer.Filer
 	dial     sandboxer.Dialer
@@ -82,6 +83,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	if n, ok := ext.(sandboxer.Narrower); ok {
 		not = n.Without()
 	}
+	b.check, _ = ext.(sandboxer.Checker)
 	resolve(b, &b.exec, sandboxer.CanExec, not)
 	resolve(b, &b.files, sandboxer.CanFiles, not)
 	if b.files == nil && b.exec != nil {
@@ -126,6 +128,18 @@ func (b *Backend) Close() error {
 		return c.Close()
 	}
 	return nil
+}
+
+// Check says what Provision would refuse of spec, as far as that is known before
+// anything is made.
+func (b *Backend) Check(ctx context.Context, spec sandboxer.Spec) error {
+	if err := checkSpec(spec); err != nil {
+		return err
+	}
+	if b.check == nil {
+		return nil
+	}
+	return b.call(ctx, "check", b.opts.Short, func(ctx context.Context) error { return b.check.Check(ctx, spec) })
 }
 
 // Provision checks spec, provisions it and checks the handle that comes back.

@@ -60,6 +60,9 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 		return Plan{}, err
 	}
 	sb := o.record(1)
+	if err := m.vet(ctx, o, sb); err != nil {
+		return Plan{}, err
+	}
 	if sb.Quote, err = m.quote(ctx, o, sb); err != nil {
 		return Plan{}, err
 	}
@@ -256,7 +259,10 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 		}
 	}
 	sb := o.record(generation)
-	var err error
+	err := m.vet(ctx, o, sb)
+	if err != nil {
+		return nil, err
+	}
 	if sb.SealedEnv, err = m.sealEnv(sb, o.spec.Env); err != nil {
 		return nil, err
 	}
@@ -282,6 +288,14 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 	j.recorded = true
 	m.know(j, sb)
 	return m.build(ctx, j, sb)
+}
+
+// vet asks the backend whether it would refuse the order outright.
+func (m *Manager) vet(ctx context.Context, o *order, sb *sandboxer.Sandbox) error {
+	if o.ext.Backend == nil {
+		return nil // creating says why
+	}
+	return o.ext.Backend.Check(ctx, sb.Spec)
 }
 
 // explain says why a record could not be made in words of the request.

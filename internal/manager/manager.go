@@ -88,6 +88,7 @@ type extension struct {
 	workers  chan struct{} // slots of concurrent sweep actions
 	survey   sync.Mutex    // held by the one survey in progress
 	surveyed bool          // guarded by survey: the first one is over
+	probed   time.Time     // guarded by survey: when all it lists was last probed
 }
 
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the broker is stopping").

@@ -176,7 +176,9 @@ func (o *order) inputs(prof sandboxer.Profile, req sandboxer.CreateRequest) (map
 	declared := o.ext.Info.Inputs
 	known := []string{"sandbox_id"}
 	for _, in := range declared {
-		known = append(known, in.Name)
+		if in.Name != known[0] {
+			known = append(known, in.Name)
+		}
 	}
 	merged := map[string]string{}
 	for _, in := range declared {

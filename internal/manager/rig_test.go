@@ -36,7 +36,8 @@ type setup struct {
 	opts     Options
 	profiles []sandboxer.Profile
 	inputs   []sandboxer.Input
-	idle     bool // not started
+	idle     bool                                      // not started
+	wrap     func(*fake.Extension) sandboxer.Extension // nil leaves the fake as it is
 }
 
 var testKey = bytes.Repeat([]byte{7}, 32)
@@ -84,7 +85,11 @@ func (r *rig) open() {
 	cfg := r.setup.fake
 	cfg.Owner = r.setup.opts.Owner
 	r.ext = fake.New(r.world, cfg)
-	b := backend.New("ext.fake", r.ext, r.setup.backend)
+	var ext sandboxer.Extension = r.ext
+	if r.setup.wrap != nil {
+		ext = r.setup.wrap(r.ext)
+	}
+	b := backend.New("ext.fake", ext, r.setup.backend)
 	info := sandboxer.ExtensionInfo{
 		ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation,
 		Capabilities: b.Capabilities(), Inputs: r.setup.inputs,

@@ -9,6 +9,10 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
+// probeEvery is how often each sandbox that its backend lists is probed as well. What
+// is listed exists, but need not be alive: a crash leaves remains.
+const probeEvery = 30 * time.Second
+
 // touchEvery is how far the stored time of last use may lag behind the real one.
 const touchEvery = 10 * time.Second
 
@@ -352,6 +356,11 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 	at := time.Now()
 	listed, lerr := m.listing(ctx, e)
 	seen := make(map[sighting]bool, len(listed))
+	probing := e.Backend != nil && e.Backend.Can(sandboxer.CanProbe)
+	all := at.Sub(e.probed) >= probeEvery
+	if all {
+		e.probed = at
+	}
 	q := sandboxer.Query{Extension: e.Info.ID, States: live}
 	err := m.records(ctx, q, func(sb *sandboxer.Sandbox) {
 		t.count(func(r *SweepReport) { r.Seen++ })
@@ -364,6 +373,11 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 		switch {
 		case ok:
 			seen[s] = true
+			ready := sb.State == sandboxer.Running || sb.State == sandboxer.Warm
+			if probing && ready && (all || !sb.AbsentSince.IsZero()) {
+				m.probe(t, e, sb)
+				return
+			}
 			if !e.surveyed && sb.State == sandboxer.Running && sb.ReadyAt.Before(m.started) {
 				t.count(func(r *SweepReport) { r.Adopted++ })
 			}
@@ -372,7 +386,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 			m.act(t, sb, sandboxer.Unknown)
 		case lerr != nil:
 			m.act(t, sb, sandboxer.Unknown)
-		case e.Backend.Can(sandboxer.CanProbe):
+		case probing:
 			m.probe(t, e, sb)
 		case e.Backend.Can(sandboxer.CanList) && at.Sub(sb.ReadyAt) >= m.opts.Grace:
 			m.act(t, sb, sandboxer.Gone)
@@ -427,6 +441,20 @@ func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox) {
 			t.count(func(r *SweepReport) { r.Adopted++ })
 		}
 		m.act(t, sb, alive)
+	})
+}
+
+// doubt probes a sandbox that its user was told is not there.
+func (m *Manager) doubt(h sandboxer.Handle) {
+	t := newTally()
+	m.async(t, func() {
+		sb, err := m.store.SandboxGeneration(m.ctx, h.SandboxID, h.Generation)
+		if err != nil || sb.State != sandboxer.Running {
+			return
+		}
+		if e := m.extension(sb.Extension); e != nil && e.Backend != nil && e.Backend.Can(sandboxer.CanProbe) {
+			m.probe(t, e, sb)
+		}
 	})
 }
 

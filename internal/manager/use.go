@@ -109,7 +109,11 @@ func (m *Manager) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sand
 	defer end()
 	ctx, cancel := m.within(ctx)
 	defer cancel(nil)
-	return b.Exec(ctx, h, cmd)
+	x, err := b.Exec(ctx, h, cmd)
+	if isKind(err, sandboxer.NotFound) {
+		m.doubt(h)
+	}
+	return x, err
 }
 
 // ReadFile opens a file in a running sandbox; the caller closes it.
