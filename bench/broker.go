@@ -119,22 +119,26 @@ func (b *broker) said() string {
 	return string(bytes.TrimSpace(data[max(0, len(data)-2000):]))
 }
 
-// goroutines asks the server how many it has.
-func (b *broker) goroutines() (int, error) {
+// metrics asks the server for its measurements, by name with labels.
+func (b *broker) metrics() (map[string]float64, error) {
 	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", b.socket)
 	}}
 	resp, err := (&http.Client{Transport: tr, Timeout: time.Minute}).Get("http://localhost/metrics")
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer resp.Body.Close()
-	for sc := bufio.NewScanner(resp.Body); sc.Scan(); {
-		if n, ok := strings.CutPrefix(sc.Text(), "go_goroutines "); ok {
-			return strconv.Atoi(n)
+	out := map[string]float64{}
+	sc := bufio.NewScanner(resp.Body)
+	for sc.Scan() {
+		if i := strings.LastIndexByte(sc.Text(), ' '); i > 0 && sc.Text()[0] != '#' {
+			if v, err := strconv.ParseFloat(sc.Text()[i+1:], 64); err == nil {
+				out[sc.Text()[:i]] = v
+			}
 		}
 	}
-	return 0, errors.New("the server's metrics do not tell its goroutines")
+	return out, sc.Err()
 }
 
 // close destroys what is left, stops the server and removes its directory.
@@ -174,7 +178,7 @@ func (b *broker) create(ctx context.Context, profile string) (string, error) {
 	return sb.ID, nil
 }
 
-// true runs true in the sandbox, as one request.
+// run runs true in the sandbox, as one request.
 func (b *broker) run(ctx context.Context, id string) error {
 	res, err := b.Run(ctx, id, api.Exec{Args: []string{"true"}})
 	if err == nil && res.Code != 0 {
@@ -209,7 +213,7 @@ func (b *broker) life(ctx context.Context, r *report, profile, what string) erro
 	return nil
 }
 
-// below is ext.local without broker and API: what they add shows in the comparison.
+// direct is ext.local without broker and API: what they add shows in the comparison.
 type direct struct {
 	dir   string
 	owner string

@@ -311,7 +311,9 @@ const (
 	dockerExec  = "docker exec true"
 	apiRun      = "exec true, one request"
 	apiStream   = "exec true, with streams"
+	apiImageRun = "exec true on EROFS, one request"
 	directExec  = "below the API, exec true"
+	sixteen     = "16-way "
 )
 
 // compare does everything that is compared once per round.
@@ -342,10 +344,10 @@ func (b *bench) compare(ctx context.Context) error {
 			return err
 		},
 		func() error {
-			return b.parallel("16-way exec true, one request", 96, func() error { return b.broker.run(ctx, b.plain) })
+			return b.parallel(sixteen+apiRun, 96, func() error { return b.broker.run(ctx, b.plain) })
 		},
 		func() error {
-			return b.parallel("16-way exec true, with streams", 96, func() error { return b.apiExec(ctx, noop) })
+			return b.parallel(sixteen+apiStream, 96, func() error { return b.apiExec(ctx, noop) })
 		},
 		func() error { return b.trips("api", "echo of a byte") },
 		func() error { return b.trips("below", "below the API, echo of a byte") },
@@ -359,7 +361,17 @@ func (b *bench) compare(ctx context.Context) error {
 	if b.image != "" {
 		ops = append(ops,
 			func() error { return b.broker.life(ctx, b.r, imageProfile, viaAPIImage) },
-			func() error { return b.direct.life(ctx, b.r, b.image, belowImage) })
+			func() error { return b.direct.life(ctx, b.r, b.image, belowImage) },
+			func() error {
+				cpu, begin := server(), time.Now()
+				err := b.broker.run(ctx, b.onImage)
+				b.r.took(apiImageRun, time.Since(begin))
+				b.r.spent(apiImageRun, server()-cpu)
+				return err
+			},
+			func() error {
+				return b.parallel(sixteen+apiImageRun, 96, func() error { return b.broker.run(ctx, b.onImage) })
+			})
 	}
 	if b.runsc != nil {
 		ops = append(ops, func() error {
@@ -375,7 +387,7 @@ func (b *bench) compare(ctx context.Context) error {
 			b.r.spent(runscExec, cpu+treeCPU(pids...)-before)
 			return err
 		}, func() error {
-			return b.parallel("16-way "+runscExec, 32, func() error { _, _, err := b.runsc.exec(ctx); return err })
+			return b.parallel(sixteen+runscExec, 32, func() error { _, _, err := b.runsc.exec(ctx); return err })
 		})
 	}
 	if b.docker != nil {
@@ -392,6 +404,7 @@ func (b *bench) compare(ctx context.Context) error {
 	// One round to warm up: what is made once (the image, the wires to the agent) is
 	// not what is measured.
 	kept := b.r
+	var calls map[string]float64
 	for i := range b.rounds + 1 {
 		if i == 0 {
 			b.r = &report{}
@@ -403,11 +416,44 @@ func (b *bench) compare(ctx context.Context) error {
 		}
 		if i == 0 {
 			b.r = kept
+			var err error
+			if calls, err = b.broker.metrics(); err != nil {
+				return err
+			}
 		}
 		if i > 0 && i%10 == 0 {
 			b.say(fmt.Sprintf("round %d of %d", i, b.rounds))
 		}
 	}
+	return b.shares(calls)
+}
+
+// shares tells how much of the broker's creates and destroys were the extension's
+// part, since before.
+func (b *bench) shares(before map[string]float64) error {
+	after, err := b.broker.metrics()
+	if err != nil {
+		return err
+	}
+	mean := func(op string) float64 {
+		const series = "sandboxer_backend_call_duration_seconds"
+		labels := fmt.Sprintf(`{extension="ext.local",kind="ok",op=%q}`, op)
+		diff := func(what string) float64 { return after[series+what+labels] - before[series+what+labels] }
+		return 1000 * diff("_sum") / diff("_count")
+	}
+	whole := func(what string) float64 {
+		sum, n := 0.0, 0
+		for _, m := range b.r.Metrics {
+			if m.Name == viaAPI+": "+what || m.Name == viaAPIImage+": "+what {
+				for _, v := range m.samples {
+					sum, n = sum+v, n+1
+				}
+			}
+		}
+		return sum / float64(n)
+	}
+	b.r.fact("mean create", "%.1f ms, thereof the extension's provision %.1f ms and wait_ready %.1f ms", whole("create"), mean("provision"), mean("wait_ready"))
+	b.r.fact("mean destroy", "%.1f ms, thereof the extension's teardown %.1f ms", whole("destroy"), mean("teardown"))
 	return nil
 }
 
@@ -459,7 +505,11 @@ func (b *bench) parallel(name string, n int, do func() error) error {
 
 // idle looks at sandboxes that do nothing, and at the programs themselves.
 func (b *bench) idle(ctx context.Context) error {
-	const each = 3
+	// Many, because they share their program: what one more costs is what counts.
+	each := 10
+	if b.quick {
+		each = 3
+	}
 	type group struct {
 		name string
 		pids [][]int // by sandbox
@@ -716,10 +766,10 @@ func (b *bench) bars() {
 		r.most(x+": create to first exec / "+runscRun, first/m(runscRun), 0.80, "x")
 		r.most(x+": create to first exec / "+dockerRun, first/m(dockerRun), 0.35, "x")
 	}
-	for _, x := range []string{apiRun, apiStream} {
+	for _, x := range []string{apiRun, apiStream, apiImageRun} {
 		r.most(x+" / "+runscExec, m(x)/m(runscExec), 0.6, "x")
 		r.most(x+" / "+dockerExec, m(x)/m(dockerExec), 0.2, "x")
-		r.least("16-way "+x, m("16-way "+x), 250, "1/s")
+		r.least(sixteen+x, m(sixteen+x), 250, "1/s")
 	}
 	r.least("below the API, output", m("below the API, output"), 1000, "MB/s")
 	r.least("output", m("output"), 300, "MB/s")

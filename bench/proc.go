@@ -180,9 +180,11 @@ func (b *broker) leftovers() (leftovers, error) {
 		return l, err
 	}
 	l.Descriptors = len(fds)
-	if l.Goroutines, err = b.goroutines(); err != nil {
+	measured, err := b.metrics()
+	if err != nil {
 		return l, err
 	}
+	l.Goroutines = int(measured["go_goroutines"])
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", b.pid()))
 	if err != nil {
 		return l, err
