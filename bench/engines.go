@@ -120,8 +120,7 @@ func buildRunsc(ctx context.Context, to string) error {
 
 // docker is a Docker engine, whichever the docker command finds.
 type docker struct {
-	name    string // of the image, the running container and a label of all
-	running bool
+	name string // of the image, the running container and a label of all
 }
 
 // findDocker says which engine answers.
