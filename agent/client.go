@@ -274,6 +274,7 @@ type Settings struct {
 	User    *string           `json:"defaultUser,omitempty"`
 	Workdir *string           `json:"defaultWorkdir,omitempty"`
 	At      *time.Time        `json:"timestamp,omitempty"` // an order older than the last one is ignored
+	Fuse    *time.Time        `json:"fuse,omitempty"`      // when the agent ends by itself, and the sandbox with it; zero means never
 }
 
 // Init changes settings of the agent. When it changes the token, this client goes on

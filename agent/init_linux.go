@@ -61,6 +61,7 @@ func runInit(args []string) int {
 		grace    time.Duration
 		ringKiB  int
 		verbose  bool
+		fuseAt   time.Time
 	)
 	fs.Var(&listenOn, "listen", "`address` host:port, unix:/path or donate:/path, may be repeated (default "+DefaultAddress+", or $"+envListen+")")
 	fs.StringVar(&set.user, "user", os.Getenv(envUser), "`user` of those who name none (default the agent's own, or $"+envUser+")")
@@ -68,6 +69,10 @@ func runInit(args []string) int {
 	fs.DurationVar(&grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL at the end")
 	fs.IntVar(&ringKiB, "replay-kib", 1024, "output kept of each process, in KiB")
 	fs.BoolVar(&verbose, "v", false, "log more")
+	fs.Func("fuse", "`time` (RFC 3339) at which to end by itself, and the sandbox with it", func(v string) (err error) {
+		fuseAt, err = time.Parse(time.RFC3339, v)
+		return err
+	})
 	if code, ok := parse(fs, args); !ok {
 		return code
 	}
@@ -148,9 +153,12 @@ func runInit(args []string) int {
 			code = 1
 		}
 	}
+	s.fuse.set(fuseAt)
 	if code == 0 {
 		select {
 		case <-end:
+		case <-s.fuse.blown:
+			log.Warn("the sandbox's time is over, and nobody ended it")
 		case err := <-failed:
 			log.Error("the listener failed", "err", err)
 			code = 1

@@ -32,6 +32,7 @@ import (
 
 // A server is the agent of one sandbox.
 type server struct {
+	fuse  *fuse
 	procs *table
 	users userDB
 	log   *slog.Logger
@@ -61,7 +62,7 @@ func newServer(set settings, base []string, ringMax int, log *slog.Logger) *serv
 	return &server{
 		procs: newTable(ringMax),
 		users: userDB{"/etc/passwd", "/etc/group"},
-		log:   log, base: base, set: set,
+		log:   log, base: base, set: set, fuse: newFuse(),
 		id: rand.Text()[:8],
 	}
 }
@@ -186,6 +187,7 @@ func (s *server) serveInit(w http.ResponseWriter, r *http.Request) {
 		DefaultUser    *string           `json:"defaultUser"`
 		DefaultWorkdir *string           `json:"defaultWorkdir"`
 		Timestamp      time.Time         `json:"timestamp"`
+		Fuse           *time.Time        `json:"fuse"`
 	}
 	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4<<20)).Decode(&req)
 	switch {
@@ -226,6 +228,9 @@ func (s *server) serveInit(w http.ResponseWriter, r *http.Request) {
 		}
 		if req.DefaultWorkdir != nil {
 			s.set.workdir = *req.DefaultWorkdir
+		}
+		if req.Fuse != nil {
+			s.fuse.set(*req.Fuse)
 		}
 	}
 	s.mu.Unlock()

@@ -515,6 +515,10 @@ func (s *suite) renew(t *testing.T) {
 			_, err := sb.b.WaitReady(ctx(t), sb.h)
 			return sandboxer.KindOf(err) == sandboxer.NotFound
 		})
+		// Dead; what remains of it is cleared like after any death.
+		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
+			t.Fatal(describe(err))
+		}
 		s.gone(t, sb.b, sb.spec)
 	})
 	t.Run("unknown sandbox", func(t *testing.T) {

@@ -24,6 +24,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -71,6 +72,7 @@ var _ interface {
 	sandboxer.Prober
 	sandboxer.Discoverer
 	sandboxer.Lister
+	sandboxer.Renewer
 	sandboxer.Capacitor
 	sandboxer.Statser
 	io.Closer
@@ -596,11 +598,15 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 	}
 	slices.Sort(env)
 	env = append(env, "SANDBOXER_AGENT_TOKEN="+e.token(name).Reveal())
+	args := []string{agentPath, "init", "--listen", "donate:" + agentSocket}
+	if !spec.Fuse.IsZero() {
+		args = append(args, "--fuse", spec.Fuse.UTC().Format(time.RFC3339))
+	}
 	s := &specs.Spec{
 		Version: "1.0.0",
 		Root:    &specs.Root{},
 		Process: &specs.Process{
-			Args: []string{agentPath, "init", "--listen", "donate:" + agentSocket},
+			Args: args,
 			Cwd:  "/",
 			Env:  env,
 			Capabilities: &specs.LinuxCapabilities{

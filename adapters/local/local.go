@@ -66,7 +66,8 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Isolation: []sandboxer.Isolation{sandboxer.IsolationGVisor},
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe,
-		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanCapacity, sandboxer.CanStats},
+		sandboxer.CanDiscover, sandboxer.CanList,
+		sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats},
 	Inputs: []sandboxer.Input{
 		{Name: "repo", Help: "directory of this machine, copied into the workspace, or a git URL (https, http, git), cloned inside the sandbox"},
 		{Name: "ref", Help: "branch, tag or commit to check out when repo is a git URL"},

@@ -27,6 +27,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent"
 )
 
 // of returns this process's hold on h's sandbox.
@@ -443,6 +444,16 @@ func (e *engine) Discover(_ context.Context, id string) (sandboxer.Handle, error
 		return sandboxer.Handle{}, sandboxer.E(sandboxer.NotFound, err, "there is no complete sandbox %s on this machine", id)
 	}
 	return sandboxer.Handle{SandboxID: id, Generation: rec.Generation, Host: "localhost", Ref: name}, nil
+}
+
+// Renew implements sandboxer.Renewer. The fuse is in the sandbox's first process: it
+// needs no broker to blow. What remains then, the next broker clears.
+func (e *engine) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
+	b, err := e.of(h)
+	if err != nil {
+		return err
+	}
+	return b.agent.Init(ctx, agent.Settings{Fuse: &until})
 }
 
 // Capacity implements sandboxer.Capacitor.

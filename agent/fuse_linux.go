@@ -1,0 +1,35 @@
+package agent
+
+import (
+	"sync"
+	"time"
+)
+
+// A fuse ends the sandbox at a time of its own, so that it does not outlive for long a
+// broker that never comes back.
+type fuse struct {
+	mu    sync.Mutex
+	timer *time.Timer
+	blown chan struct{} // receives once
+}
+
+func newFuse() *fuse { return &fuse{blown: make(chan struct{}, 1)} }
+
+// set moves the fuse; a zero time removes it.
+func (f *fuse) set(at time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.timer != nil {
+		f.timer.Stop()
+		f.timer = nil
+	}
+	if at.IsZero() {
+		return
+	}
+	f.timer = time.AfterFunc(time.Until(at), func() {
+		select {
+		case f.blown <- struct{}{}:
+		default:
+		}
+	})
+}
