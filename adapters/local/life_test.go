@@ -313,6 +313,28 @@ func TestSurvivesTheBroker(t *testing.T) {
 	leftovers(t, e)
 }
 
+// TestFuse: a sandbox whose broker never comes back ends by itself.
+func TestFuse(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{Fuse: time.Now().Add(3 * time.Second)})
+	other := up(t, e, sandboxer.Spec{Fuse: time.Now().Add(time.Hour)})
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		l, err := e.IsAlive(t.Context(), h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l == sandboxer.Gone {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("its fuse did not blow")
+		}
+	}
+	if l, err := e.IsAlive(t.Context(), other); l != sandboxer.Alive {
+		t.Errorf("its neighbour: %s, %v", l, err)
+	}
+}
+
 // TestDynamicHelpers: such a build fails at once, with the cure, not with every create.
 func TestDynamicHelpers(t *testing.T) {
 	needsGVisor(t)
