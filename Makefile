@@ -23,7 +23,7 @@ demo: build
 test:
 	sh scripts/setup.sh
 	go build ./...
-	go test -json -race -shuffle=on -timeout 30m ./... | go run ./internal/mustrun scripts/must-run.txt
+	SANDBOXER_TEST_NPM=1 go test -json -race -shuffle=on -timeout 30m ./... | go run ./internal/mustrun scripts/must-run.txt
 
 lint:
 	test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }
