@@ -116,9 +116,9 @@ func find[T any](all []T, what, id string, of func(T) string) (T, error) {
 	var none T
 	err := sandboxer.E(sandboxer.NotFound, nil, "there is no %s %q", what, clip(id))
 	if near := nearest(id, ids); near != "" {
-		return none, err.WithHint("did you mean %q? sandboxer %s ls shows all", near, what)
+		return none, err.WithHint("did you mean %q? see all with: sandboxer %s ls", near, what)
 	}
-	return none, err.WithHint("sandboxer %s ls shows all", what)
+	return none, err.WithHint("see all with: sandboxer %s ls", what)
 }
 
 // file is one file while it is being checked.

@@ -233,9 +233,9 @@ func catalogShowRun(ctx context.Context, o *catalogOptions) error {
 		}
 		e := sandboxer.E(sandboxer.NotFound, nil, "there is no extension %q", id)
 		if n := nearest(id, ids); n != "" {
-			return e.WithHint("did you mean %q? sandboxer extension ls shows all", n)
+			return e.WithHint("did you mean %q? see all with: sandboxer extension ls", n)
 		}
-		return e.WithHint("sandboxer extension ls shows all")
+		return e.WithHint("see all with: sandboxer extension ls")
 	}
 	c, err := o.load()
 	if err != nil {

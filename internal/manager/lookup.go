@@ -70,7 +70,7 @@ func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (
 		}
 	}
 	return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %q", ref).
-		WithHint("list yours: sandboxer list --all")
+		WithHint("list yours: sandboxer ls --all")
 }
 
 func ambiguous(ref string, items []*sandboxer.Sandbox) error {

@@ -40,7 +40,7 @@ type inPort struct {
 }
 
 func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamResponse, error) {
-	if err := wantsStream(ctx, api.PortProtocol, "connect with: sandboxer port open"); err != nil {
+	if err := wantsStream(ctx, api.PortProtocol, "connect with: sandboxer port forward"); err != nil {
 		return nil, err
 	}
 	sctx, cancel := s.stream(ctx)
