@@ -297,10 +297,13 @@ func moment(t time.Time, distance func(time.Time) string) string {
 	return t.Local().Format("2006-01-02 15:04:05 MST") + " (" + distance(t) + ")"
 }
 
-// size shows bytes; a negative number is one that nobody could measure.
+// unknown stands for a figure that nobody could measure: a negative one.
+const unknown = "unknown"
+
+// size shows bytes.
 func size(n int64) string {
 	if n < 0 {
-		return "?"
+		return unknown
 	}
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	f, u := float64(n), 0
@@ -341,4 +344,24 @@ func networkText(n sandboxer.NetworkPolicy) string {
 		return string(n.Mode) + ": " + strings.Join(n.Allow, ", ")
 	}
 	return string(n.Mode)
+}
+
+func mountsText(mounts []sandboxer.Mount) string {
+	var out []string
+	for _, m := range mounts {
+		line := m.Source + " on " + m.Target
+		if m.ReadOnly {
+			line += ", read-only"
+		}
+		out = append(out, line)
+	}
+	return strings.Join(out, "\n")
+}
+
+func consumerText(c sandboxer.Consumer) string {
+	s := strings.TrimSpace(c.Kind + " " + c.ID)
+	if len(c.Meta) > 0 {
+		s += " (" + pairs(c.Meta) + ")"
+	}
+	return s
 }

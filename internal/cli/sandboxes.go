@@ -59,9 +59,9 @@ func sandboxView() view[*api.Sandbox] {
 			return [][2]string{
 				{"id", sb.ID}, {"generation", fmt.Sprint(sb.Generation)}, {"name", sb.Name}, {"state", string(sb.State)},
 				{"reason", string(sb.Reason)}, {"message", sb.Message}, {"profile", sb.Profile}, {"extension", sb.Extension},
-				{"backend name", sb.Ref}, {"tenant", sb.Tenant}, {"consumer", strings.TrimSpace(sb.Consumer.Kind + " " + sb.Consumer.ID)},
+				{"backend name", sb.Ref}, {"tenant", sb.Tenant}, {"consumer", consumerText(sb.Consumer)},
 				{"inputs", pairs(sb.Inputs)}, {"image", sb.Image}, {"command", strings.Join(sb.Command, " ")}, {"labels", pairs(sb.Labels)},
-				{"limits", limitsText(sb.Limits)}, {"network", networkText(sb.Network)}, {"user", sb.User},
+				{"limits", limitsText(sb.Limits)}, {"network", networkText(sb.Network)}, {"mounts", mountsText(sb.Mounts)}, {"user", sb.User},
 				{"host", sb.Reachability.Host}, {"workspace", sb.Reachability.RemoteDir}, {"ssh", sb.Reachability.SSH},
 				{"url", sb.Reachability.URL}, {"ports", strings.Join(ports, "\n")},
 				{"price", quoteText(sb.Quote)}, {"cost", "$" + sb.Cost.String()},
@@ -268,27 +268,32 @@ func statsRun(ctx context.Context, o *refOptions) error {
 	if err != nil {
 		return err
 	}
+	return printOne(o.f, st, statsView(o.ref))
+}
+
+func statsView(ref string) view[*api.Stats] {
 	of := func(n, limit int64) string {
 		if limit > 0 {
 			return size(n) + " of " + size(limit)
 		}
 		return size(n)
 	}
-	count := func(n int64) string {
-		if n < 0 {
-			return "?"
-		}
-		return fmt.Sprint(n)
-	}
-	return printOne(o.f, st, view[*api.Stats]{
-		name: func(*api.Stats) string { return o.ref },
+	return view[*api.Stats]{
+		name: func(*api.Stats) string { return ref },
 		detail: func(st *api.Stats) [][2]string {
+			cpu, processes := unknown, unknown
+			if st.CPU >= 0 {
+				cpu = st.CPU.String()
+			}
+			if st.PIDs >= 0 {
+				processes = fmt.Sprint(st.PIDs)
+			}
 			return [][2]string{
-				{"cpu time", st.CPU.String()}, {"memory", of(st.MemoryBytes, st.MemoryLimit)}, {"disk", of(st.DiskBytes, st.DiskLimit)},
-				{"processes", count(st.PIDs)}, {"received", size(st.RxBytes)}, {"sent", size(st.TxBytes)},
+				{"cpu time", cpu}, {"memory", of(st.MemoryBytes, st.MemoryLimit)}, {"disk", of(st.DiskBytes, st.DiskLimit)},
+				{"processes", processes}, {"received", size(st.RxBytes)}, {"sent", size(st.TxBytes)},
 			}
 		},
-	})
+	}
 }
 
 type eventsOptions struct {
