@@ -348,7 +348,7 @@ func (s *streams) start(cmd sandboxer.Cmd) {
 // the stream open; once the command itself ended, only what is already in the pipe
 // is taken.
 func (o *outStream) copy() error {
-	buf := make([]byte, copySize)
+	buf := make([]byte, 4<<10) // most commands say little
 	raw, err := o.f.SyscallConn()
 	if err != nil {
 		return err
@@ -376,6 +376,9 @@ func (o *outStream) copy() error {
 		}
 		if err != nil {
 			return nil // the end
+		}
+		if n == len(buf) && n < copySize {
+			buf = make([]byte, copySize)
 		}
 	}
 }
