@@ -333,7 +333,11 @@ func runRun(ctx context.Context, o *runOptions) error {
 		return err
 	}
 	req.NoWaiting = true
-	sb, err := s.Create(begin, req)
+	var sb *api.Sandbox
+	there, err := standing(begin, s, req)
+	if err == nil {
+		sb, err = s.Create(begin, req)
+	}
 	if err != nil {
 		if errors.Is(err, sandboxer.Canceled) {
 			return sandboxer.E(sandboxer.Canceled, err, "interrupted")
@@ -341,7 +345,7 @@ func runRun(ctx context.Context, o *runOptions) error {
 		return err
 	}
 	id := sb.ID
-	if !o.keep {
+	if !o.keep && !there {
 		defer func() { finish(s, p, id) }()
 	}
 	if sb, err = await(begin, s, p, sb); err != nil {
@@ -356,13 +360,34 @@ func runRun(ctx context.Context, o *runOptions) error {
 	if err != nil {
 		return err
 	}
-	if o.keep {
+	if o.keep || there {
 		p.note("kept: sandboxer shell %s   |   sandboxer destroy %s", id, id)
 	}
 	if code == 0 {
 		return nil
 	}
 	return &exitError{code, nil}
+}
+
+// standing reports whether the sandbox whose ID the order names is there already: it
+// is somebody's, and run does not destroy it.
+func standing(ctx context.Context, s *session, req api.CreateSandbox) (bool, error) {
+	id := req.Inputs["sandbox_id"]
+	if req.Thread.ID != "" {
+		var err error
+		if id, err = req.Thread.SandboxID(); err != nil {
+			return false, err
+		}
+	}
+	if id == "" {
+		return false, nil
+	}
+	sb, err := s.Get(ctx, id)
+	switch sandboxer.KindOf(err) {
+	case sandboxer.NotFound, sandboxer.Conflict, sandboxer.Invalid:
+		return false, nil // free, the beginning of others, or no ID at all: Create says so
+	}
+	return err == nil && sb.ID == id && sb.State.Live() && sb.State != sandboxer.Terminating, err
 }
 
 // finish destroys the sandbox of run. A second interrupt leaves that to the sweep of

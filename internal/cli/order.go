@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -30,6 +31,9 @@ type orderOptions struct {
 	cpus, memory, disk, net string
 	pids                    int64
 	maxCost, key            string
+	thread                  string
+	consumer, consumerKind  string
+	consumerMeta, mounts    []string
 	command                 []string
 	noMain                  bool // run: command is executed, it is not the main process
 }
@@ -51,6 +55,11 @@ func (o *orderOptions) register(f *factory, c *cobra.Command) {
 	fl.Int64Var(&o.pids, "pids", 0, "processes and threads")
 	fl.StringVar(&o.net, "net", "", "network: none, public or `allow:host,…`")
 	fl.StringVar(&o.maxCost, "max-cost", "", "refuse if it would cost more `credits` (SANDBOXER_MAX_COST)")
+	fl.StringArrayVar(&o.mounts, "mount", nil, "make a path of the server's machine visible inside: `SRC:DST[:ro]`; SRC is made absolute")
+	fl.StringVar(&o.thread, "thread", "", "the sandbox of this thread, always under the same ID: `[USER/]ID`")
+	fl.StringVar(&o.consumer, "consumer", "", "`who` asks: a person, an agent, a service")
+	fl.StringVar(&o.consumerKind, "consumer-kind", "", "`kind` of the consumer: agent, ci, user")
+	fl.StringArrayVar(&o.consumerMeta, "consumer-meta", nil, "more about the consumer: `key=value`")
 	fl.StringVar(&o.key, "idempotency-key", "", "one `key` makes one sandbox, however often it is sent")
 	complete(c, "net", "none", "public", "allow:")
 	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
@@ -109,6 +118,18 @@ func (o *orderOptions) request(f *factory, s *session) (api.CreateSandbox, error
 	if r.Labels, err = keyValues("--label", o.labels); err != nil {
 		return r, err
 	}
+	if r.Consumer, err = o.consumedBy(); err != nil {
+		return r, err
+	}
+	if r.Thread, err = parseThread(o.thread); err != nil {
+		return r, err
+	}
+	if r.Thread.ID != "" && r.Inputs["sandbox_id"] != "" {
+		return r, invalid("the sandbox ID is given twice: --thread and --input sandbox_id")
+	}
+	if r.Mounts, err = parseMounts(o.mounts, s); err != nil {
+		return r, err
+	}
 	if r.Env, err = environment(f.env, o.env, o.envFiles); err != nil {
 		return r, err
 	}
@@ -149,6 +170,86 @@ func (o *orderOptions) request(f *factory, s *session) (api.CreateSandbox, error
 func (o *orderOptions) check(f *factory) error {
 	_, err := o.request(f, nil)
 	return err
+}
+
+// consumedBy is who the sandbox is attributed to.
+func (o *orderOptions) consumedBy() (c sandboxer.Consumer, err error) {
+	c = sandboxer.Consumer{ID: o.consumer, Kind: o.consumerKind}
+	if c.Meta, err = keyValues("--consumer-meta", o.consumerMeta); err != nil {
+		return c, err
+	}
+	flag := ""
+	switch {
+	case c.ID != "":
+	case c.Kind != "":
+		flag = "--consumer-kind"
+	case c.Meta != nil:
+		flag = "--consumer-meta"
+	}
+	if flag != "" {
+		return c, invalid("%s is given without --consumer", flag).WithHint("say who it is: --consumer ID")
+	}
+	return c, nil
+}
+
+// parseThread reads [USER/]ID. A user may have slashes, an ID has none.
+func parseThread(s string) (t sandboxer.Thread, err error) {
+	if s == "" {
+		return t, nil
+	}
+	t.ID = s
+	if i := strings.LastIndexByte(s, '/'); i >= 0 {
+		if t.User, t.ID = s[:i], s[i+1:]; t.User == "" {
+			return t, invalid("--thread: %q names no user before the slash", s).WithHint("write USER/ID, or ID alone")
+		}
+	}
+	if _, err := t.SandboxID(); err != nil {
+		return t, invalid("--thread: %s", sandboxer.Message(err))
+	}
+	return t, nil
+}
+
+// parseMounts reads SRC:DST[:ro]. A relative source is one of this machine, which
+// the server has to share; an absolute one is the server's to find.
+func parseMounts(list []string, s *session) ([]sandboxer.Mount, error) {
+	var out []sandboxer.Mount
+	for _, v := range list {
+		src, rest, _ := strings.Cut(v, ":")
+		dst, mode, has := strings.Cut(rest, ":")
+		if src == "" || dst == "" || has && mode != "ro" {
+			return nil, invalid("--mount: %q is not of the form SRC:DST[:ro]", v)
+		}
+		if !path.IsAbs(dst) {
+			return nil, invalid("--mount: %q is not an absolute path inside the sandbox", dst)
+		}
+		full := inHome(src)
+		if !filepath.IsAbs(src) {
+			if s != nil && !s.local {
+				return nil, invalid("--mount: %s is a path of this machine, and the server is on another", src).
+					WithHint("give an absolute path of the server's machine, or copy the files in later: sandboxer cp")
+			}
+			if _, err := os.Stat(full); err != nil {
+				return nil, sandboxer.E(sandboxer.Invalid, err, "--mount: %s cannot be mounted", src)
+			}
+		}
+		abs, err := filepath.Abs(full)
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Invalid, err, "--mount: %q cannot be made absolute", src)
+		}
+		out = append(out, sandboxer.Mount{Source: abs, Target: path.Clean(dst), ReadOnly: has})
+	}
+	return out, nil
+}
+
+// inHome puts the user's home directory in the place of a leading ~/, which a shell
+// leaves alone behind key= and before a colon.
+func inHome(name string) string {
+	if rest, ok := strings.CutPrefix(name, "~/"); ok {
+		if home, err := os.UserHomeDir(); err == nil {
+			return filepath.Join(home, rest)
+		}
+	}
+	return name
 }
 
 func (o *orderOptions) limits() (l sandboxer.Limits, err error) {
@@ -265,10 +366,8 @@ func keyValues(flag string, list []string) (map[string]string, error) {
 func localInputs(inputs map[string]string, s *session) error {
 	for k, v := range inputs {
 		rel := v == "." || v == ".." || strings.HasPrefix(v, "./") || strings.HasPrefix(v, "../")
-		if rest, ok := strings.CutPrefix(v, "~/"); ok {
-			if home, err := os.UserHomeDir(); err == nil {
-				v, rel = filepath.Join(home, rest), true
-			}
+		if full := inHome(v); full != v {
+			v, rel = full, true
 		}
 		if !rel {
 			if k != "repo" || filepath.IsAbs(v) || strings.Contains(v, ":") {

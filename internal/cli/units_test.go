@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -124,6 +125,43 @@ func TestOptions(t *testing.T) {
 		t.Errorf("wait = %q; want none", got.wait)
 	}
 
+	t.Setenv("HOME", "/home/u")
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = newCmdCreate(f, func(_ context.Context, o *createOptions) error { got = o; return nil })
+	c.SetArgs(strings.Fields("--thread a@b/c/t-1 --consumer me --consumer-kind ci --consumer-meta a=b=c --mount .:/here --mount testdata/../testdata:/data/:ro --mount /x/../y:/z"))
+	if err := c.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	if req, err = got.request(f, nil); err != nil {
+		t.Fatal(err)
+	}
+	if want := (sandboxer.Thread{User: "a@b/c", ID: "t-1"}); req.Thread != want {
+		t.Errorf("thread = %+v; want %+v", req.Thread, want)
+	}
+	if want := (sandboxer.Consumer{ID: "me", Kind: "ci", Meta: map[string]string{"a": "b=c"}}); !reflect.DeepEqual(req.Consumer, want) {
+		t.Errorf("consumer = %+v; want %+v", req.Consumer, want)
+	}
+	if want := []sandboxer.Mount{{Source: here, Target: "/here"}, {Source: filepath.Join(here, "testdata"), Target: "/data", ReadOnly: true},
+		{Source: "/y", Target: "/z"}}; !slices.Equal(req.Mounts, want) {
+		t.Errorf("mounts = %+v; want %+v", req.Mounts, want)
+	}
+	// A server elsewhere has its own files.
+	if _, err := parseMounts([]string{"/y:/z"}, &session{}); err != nil {
+		t.Errorf("an absolute source for a server elsewhere: %v", err)
+	}
+	for _, src := range []string{".", "~/x"} {
+		want := "--mount: " + src + " is a path of this machine, and the server is on another"
+		if _, err := parseMounts([]string{src + ":/z"}, &session{}); sandboxer.Message(err) != want {
+			t.Errorf("a source of this machine for a server elsewhere: %v; want %s", err, want)
+		}
+	}
+	if _, err := parseMounts([]string{"~/no-such:/z"}, nil); !strings.Contains(fmt.Sprint(err), "/home/u/no-such") {
+		t.Errorf("a source at home: %v", err)
+	}
+
 	// An image is told from a profile by its form.
 	for arg, want := range map[string][2]string{
 		"python": {"python", ""}, "python:3.13": {"profile.local", "python:3.13"}, "./root": {"profile.local", "./root"}, "": {"profile.local", ""},
@@ -141,6 +179,23 @@ func equalRequests(a, b api.CreateSandbox) bool {
 	an, bn := a.Network, b.Network
 	a.Network, b.Network = nil, nil
 	return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b) && an.Mode == bn.Mode && slices.Equal(an.Allow, bn.Allow)
+}
+
+// TestStats: what nobody could measure is called unknown.
+func TestStats(t *testing.T) {
+	rows := statsView("x").detail(&api.Stats{CPU: -1, MemoryBytes: -1, MemoryLimit: 1 << 20, DiskBytes: -1, PIDs: -1, RxBytes: -1, TxBytes: 0})
+	want := [][2]string{{"cpu time", "unknown"}, {"memory", "unknown of 1MiB"}, {"disk", "unknown"}, {"processes", "unknown"}, {"received", "unknown"}, {"sent", "0B"}}
+	if !slices.Equal(rows, want) {
+		t.Errorf("stats = %q; want %q", rows, want)
+	}
+}
+
+// TestMountsText: mounts are shown one a line.
+func TestMountsText(t *testing.T) {
+	got := mountsText([]sandboxer.Mount{{Source: "/a", Target: "/b"}, {Source: "/c", Target: "/d", ReadOnly: true}})
+	if want := "/a on /b\n/c on /d, read-only"; got != want {
+		t.Errorf("mounts = %q; want %q", got, want)
+	}
 }
 
 // testFactory is one of a program that has nothing but a home of its own.
