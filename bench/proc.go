@@ -106,7 +106,7 @@ func gvisor(root string) map[string][]int {
 // several share count in parts.
 type memory struct {
 	pss   int64 // bytes
-	guest int64 // thereof the guest's own memory: programs, the agent among them, and files
+	agent int64 // thereof what the agent uses, the only program of an idle sandbox: its memory and its file
 }
 
 func memoryOf(roots []int) memory {
@@ -123,14 +123,15 @@ func memoryOf(roots []int) memory {
 				continue
 			}
 			if !strings.HasSuffix(f[0], ":") { // the head of a mapping
-				guest = strings.Contains(line, "memfd:runsc-memory")
+				guest = strings.Contains(line, "memfd:runsc-memory") || strings.HasSuffix(f[len(f)-1], "/sandboxer-agent") ||
+					strings.HasSuffix(f[len(f)-1], ".erofs")
 				continue
 			}
 			if f[0] == "Pss:" && len(f) > 1 {
 				n, _ := strconv.ParseInt(f[1], 10, 64)
 				m.pss += n << 10
 				if guest {
-					m.guest += n << 10
+					m.agent += n << 10
 				}
 			}
 		}
