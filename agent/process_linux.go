@@ -151,7 +151,7 @@ func (t *table) start(c command) (*process, *subscriber, error) {
 		}
 		go p.pump(f, src)
 	}
-	go p.finish()
+	go p.finish(fds.out)
 	return p, sub, nil
 }
 
@@ -513,8 +513,25 @@ func (p *process) killUnlessDone() {
 	}
 }
 
+// unread reports whether output waits in a stream that its pump, starved on a busy
+// machine, has not come to.
+func unread(outs []*os.File) bool {
+	for _, f := range outs {
+		rc, err := f.SyscallConn()
+		if err != nil {
+			continue
+		}
+		n := 0
+		_ = rc.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }) // closed: nothing
+		if n > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // finish waits for the end of p and of its output, then lets readers see it.
-func (p *process) finish() {
+func (p *process) finish(outs []*os.File) {
 	<-p.done
 	closed := make(chan struct{})
 	go func() {
@@ -543,7 +560,7 @@ wait:
 		p.mu.Lock()
 		now, blocked := p.out.end, p.blocked
 		p.mu.Unlock()
-		if blocked == 0 && (now == last || now-first > pipeBytes) {
+		if blocked == 0 && (now == last && !unread(outs) || now-first > pipeBytes) {
 			break
 		}
 		last = now

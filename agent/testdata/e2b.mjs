@@ -21,7 +21,7 @@ await step('exit code', () => assert.rejects(sbx.commands.run('echo x; exit 3'),
 await step('killed by a signal', () => assert.rejects(sbx.commands.run('kill -9 $$'), e => e instanceof CommandExitError && e.exitCode === -1))
 await step('missing directory', () => assert.rejects(sbx.commands.run('true', { cwd: '/no/such' }), InvalidArgumentError))
 await step('timeout kills', async () => {
-  await assert.rejects(sbx.commands.run(`echo $$ > ${dir}/pid; sleep 1000`, { timeoutMs: 700 }), TimeoutError)
+  await assert.rejects(sbx.commands.run(`echo $$ > ${dir}/pid; sleep 1000`, { timeoutMs: 4000 }), TimeoutError)
   const pid = (await sbx.files.read(dir + '/pid')).trim()
   await until(async () => (await sbx.commands.run(`kill -0 ${pid} 2>/dev/null && echo alive || true`)).stdout === '')
 })
