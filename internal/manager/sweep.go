@@ -357,6 +357,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 	listed, lerr := m.listing(ctx, e)
 	seen := make(map[sighting]bool, len(listed))
 	probing := e.Backend != nil && e.Backend.Can(sandboxer.CanProbe)
+	inherited := func(sb *sandboxer.Sandbox) bool { return !e.surveyed && sb.ReadyAt.Before(m.started) }
 	all := at.Sub(e.probed) >= probeEvery
 	if all {
 		e.probed = at
@@ -375,10 +376,10 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 			seen[s] = true
 			ready := sb.State == sandboxer.Running || sb.State == sandboxer.Warm
 			if probing && ready && (all || !sb.AbsentSince.IsZero()) {
-				m.probe(t, e, sb)
+				m.probe(t, e, sb, inherited(sb))
 				return
 			}
-			if !e.surveyed && sb.State == sandboxer.Running && sb.ReadyAt.Before(m.started) {
+			if sb.State == sandboxer.Running && inherited(sb) {
 				t.count(func(r *SweepReport) { r.Adopted++ })
 			}
 			m.act(t, sb, sandboxer.Alive)
@@ -387,7 +388,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 		case lerr != nil:
 			m.act(t, sb, sandboxer.Unknown)
 		case probing:
-			m.probe(t, e, sb)
+			m.probe(t, e, sb, inherited(sb))
 		case e.Backend.Can(sandboxer.CanList) && at.Sub(sb.ReadyAt) >= m.opts.Grace:
 			m.act(t, sb, sandboxer.Gone)
 		default: // it may be too new for a slow listing, or nobody can tell
@@ -418,12 +419,12 @@ func (m *Manager) listing(ctx context.Context, e *extension) (map[sighting]sandb
 	return listed, nil
 }
 
-// probe asks the backend about one sandbox and acts on the answer.
-func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox) {
+// probe asks the backend about one sandbox and acts on the answer. inherited says that
+// a former process left it: found alive, it is adopted.
+func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox, inherited bool) {
 	if m.working(sb.ID) || !m.take(sb.ID) {
 		return
 	}
-	inherited := !e.surveyed && sb.ReadyAt.Before(m.started)
 	m.async(t, func() {
 		release, err := m.slot(m.ctx, e.Info.ID)
 		if err != nil {
@@ -453,7 +454,7 @@ func (m *Manager) doubt(h sandboxer.Handle) {
 			return
 		}
 		if e := m.extension(sb.Extension); e != nil && e.Backend != nil && e.Backend.Can(sandboxer.CanProbe) {
-			m.probe(t, e, sb)
+			m.probe(t, e, sb, false)
 		}
 	})
 }
