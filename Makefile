@@ -1,6 +1,6 @@
 # make demo   the main job, end to end, on this machine
 # make test   installs what the tests need, then runs all of them
-# make bench  measures beside what else there is, in one run
+# make bench  measures beside what else there is, in one run (BENCHFLAGS=-quick for a look)
 # make lint   formatting, vet, static analysis, tidiness
 
 GVISOR  := $(shell go list -m -f '{{.Version}}' gvisor.dev/gvisor)
@@ -23,7 +23,16 @@ demo: build
 test:
 	sh scripts/setup.sh
 	go build ./...
-	SANDBOXER_TEST_NPM=1 go test -json -race -shuffle=on -timeout 30m ./... | go run ./internal/mustrun scripts/must-run.txt
+	go test -json -race -shuffle=on -timeout 30m ./... | go run ./internal/mustrun scripts/must-run.txt
+
+# The engines measured beside it: gVisor's own command line, and Docker where dockerd is
+# installed (scripts/dockerd.sh starts a private one and stops exactly that).
+bench: build
+	CGO_ENABLED=0 go build -o bin/runsc gvisor.dev/gvisor/runsc
+	CGO_ENABLED=0 go build -o bin/bench ./bench
+	d=$$(mktemp -d /tmp/sbd.XXXX); host=$$(sh scripts/dockerd.sh start $$d) || host=unix://$$d/none.sock; \
+	trap "sh scripts/dockerd.sh stop $$d; rm -rf $$d" EXIT; trap "exit 130" INT TERM; \
+	DOCKER_HOST=$$host bin/bench -bin bin -o bin/bench.json $(BENCHFLAGS)
 
 lint:
 	test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }

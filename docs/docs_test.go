@@ -128,7 +128,7 @@ var link = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
 
 // TestLinks: links between pages lead somewhere.
 func TestLinks(t *testing.T) {
-	for _, pattern := range []string{"*.md", "adr/*.md", "../CONTRIBUTING.md", "../CHANGELOG.md"} {
+	for _, pattern := range []string{"*.md", "adr/*.md", "../README.md", "../CONTRIBUTING.md", "../CHANGELOG.md"} {
 		pages, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
