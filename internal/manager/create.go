@@ -139,7 +139,7 @@ func (m *Manager) join(ctx context.Context, o *order) (*sandboxer.Sandbox, error
 				return nil, err
 			}
 			continue
-		case last.State.Live() && !o.matches(last):
+		case last.State.Live() && !m.matches(o, last):
 			return nil, taken(o.id)
 		}
 		sb, err := m.launch(ctx, o)
@@ -155,7 +155,7 @@ var errAgain = errors.New("look again")
 
 func taken(id string) error {
 	return sandboxer.E(sandboxer.Conflict, nil, "the sandbox ID %s belongs to another sandbox", id).
-		WithHint("ask for it with the profile and the inputs it was made with, or choose another ID")
+		WithHint("ask for it with the profile, the inputs and the settings it was made with, or choose another ID")
 }
 
 // launch starts the job that makes o's sandbox, or joins the one that does, and
@@ -249,7 +249,7 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 			generation = last.Generation + 1
 		case last.State == sandboxer.Terminating:
 			return nil, errAgain
-		case !o.matches(last):
+		case !m.matches(o, last):
 			return nil, taken(o.id)
 		case last.State == sandboxer.Creating:
 			m.know(j, last)

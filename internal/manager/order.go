@@ -35,16 +35,44 @@ type order struct {
 	maxCost       sandboxer.Credits
 	key, digest   string
 	noWaiting     bool
+	req           sandboxer.CreateRequest // as it came
 }
 
 // matches reports whether sb is what o asks for, so that o may be answered with it.
-func (o *order) matches(sb *sandboxer.Sandbox) bool {
-	return o.tenant == sb.Tenant && o.spec.Profile.ID == sb.Profile && maps.Equal(o.spec.Inputs, sb.Spec.Inputs)
+func (m *Manager) matches(o *order, sb *sandboxer.Sandbox) bool {
+	env, err := m.openEnv(sb)
+	return err == nil && o.tenant == sb.Tenant && o.fulfilled(sb.Spec, sb.Name, env)
 }
 
 // same is matches for two requests.
 func (o *order) same(p *order) bool {
-	return o.tenant == p.tenant && o.spec.Profile.ID == p.spec.Profile.ID && maps.Equal(o.spec.Inputs, p.spec.Inputs)
+	return o.tenant == p.tenant && o.fulfilled(p.spec, p.name, p.spec.Env)
+}
+
+// fulfilled reports whether a sandbox of this spec, name and environment has the
+// profile and the inputs that o asks for, and whatever else the request itself names.
+// What it leaves to the profile does not count: the profile may be another by now.
+func (o *order) fulfilled(spec sandboxer.Spec, name string, env map[string]string) bool {
+	r := &o.req
+	has := func(all, some map[string]string) bool {
+		for k, v := range some {
+			if got, ok := all[k]; !ok || got != v {
+				return false
+			}
+		}
+		return true
+	}
+	is := func(asked, got int64) bool { return asked == 0 || asked == got }
+	return o.spec.Profile.ID == spec.Profile.ID && maps.Equal(o.spec.Inputs, spec.Inputs) &&
+		(r.Name == "" || r.Name == name) &&
+		(r.Image == "" || r.Image == spec.Image) &&
+		(r.Host == "" || r.Host == spec.Host) &&
+		(len(r.Command) == 0 || slices.Equal(r.Command, spec.Command)) &&
+		(r.Network == nil || r.Network.Mode == spec.Network.Mode && slices.Equal(r.Network.Allow, spec.Network.Allow)) &&
+		is(r.Limits.MilliCPU, spec.Limits.MilliCPU) && is(r.Limits.MemoryBytes, spec.Limits.MemoryBytes) &&
+		is(r.Limits.DiskBytes, spec.Limits.DiskBytes) && is(r.Limits.PIDs, spec.Limits.PIDs) && is(int64(r.Limits.GPUs), int64(spec.Limits.GPUs)) &&
+		has(spec.Labels, r.Labels) && has(env, r.Env) &&
+		!slices.ContainsFunc(r.Mounts, func(m sandboxer.Mount) bool { return !slices.Contains(spec.Mounts, m) })
 }
 
 // digest identifies a request under an idempotency key. What says how to answer, not
@@ -97,7 +125,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	o := &order{
 		tenant: p.Tenant, actor: p.Actor,
 		name: req.Name, key: req.Key, digest: digest(req), maxCost: req.MaxCost, noWaiting: req.NoWaiting,
-		ext: m.extension(chosen[0].extension),
+		ext: m.extension(chosen[0].extension), req: req,
 	}
 	inputs, err := o.inputs(prof, req)
 	if err != nil {
@@ -157,6 +185,9 @@ func (o *order) choose(inputs map[string]string, thread sandboxer.Thread) (err e
 	o.id = inputs["sandbox_id"]
 	o.chosen = true
 	switch {
+	case o.id != "" && thread != (sandboxer.Thread{}):
+		return sandboxer.E(sandboxer.Invalid, nil, "both the input sandbox_id and a thread say which sandbox is meant").
+			WithHint("give one of them")
 	case o.id != "":
 		return sandboxer.CheckID(o.id)
 	case thread.ID != "":

@@ -261,7 +261,11 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 		})
 		err = m.payUp(ctx, t, sb)
 	case teardown:
-		err = m.payUp(ctx, t, sb)
+		// Somebody else may have tried, and failed, since sb was read.
+		var cur *sandboxer.Sandbox
+		if cur, err = m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err == nil && decide(cur, seen, false, time.Now()) == a {
+			err = m.payUp(ctx, t, cur)
+		}
 	}
 	if err != nil && err != errMoot && ctx.Err() == nil {
 		t.count(func(r *SweepReport) { r.Failed++ })
