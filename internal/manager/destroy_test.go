@@ -311,7 +311,7 @@ func TestExtendRacesExpiry(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 32 {
 		wg.Go(func() {
-			sb, err := r.Create(acme, sandboxer.CreateRequest{Profile: "test", TTL: time.Second})
+			sb, err := r.Create(acme, sandboxer.CreateRequest{Profile: "test", TTL: 4 * time.Second})
 			if err != nil {
 				t.Error(err)
 				return
