@@ -46,6 +46,7 @@ func outside(t *testing.T) (run func(f func()), host, own string) {
 	})
 	dev := fmt.Sprintf("sbxt%d", os.Getpid()%100000)
 	ip("link", "add", dev, "type", "veth", "peer", "name", "eth0", "netns", ns)
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", dev).Run() }) // goes with its peer, but not at once
 	ip("addr", "add", "203.0.113.1/24", "dev", dev)
 	ip("link", "set", dev, "up")
 	ip("-n", ns, "addr", "add", "203.0.113.2/24", "dev", "eth0")
@@ -54,23 +55,36 @@ func outside(t *testing.T) (run func(f func()), host, own string) {
 	ip("-n", ns, "link", "set", "lo", "up")
 	ip("addr", "add", "192.168.77.1/24", "dev", dev)
 	return func(f func()) {
-		done := make(chan error, 1)
-		go func() {
-			runtime.LockOSThread() // and never unlock: the thread ends with the goroutine
-			h, err := os.Open("/run/netns/" + ns)
-			if err == nil {
-				err = unix.Setns(int(h.Fd()), unix.CLONE_NEWNET)
-				h.Close()
-			}
-			if err == nil {
-				f()
-			}
-			done <- err
-		}()
-		if err := <-done; err != nil {
+		t.Helper()
+		if err := inNamespace("/run/netns/"+ns, f); err != nil {
 			t.Fatal(err)
 		}
 	}, "203.0.113.2", "203.0.113.1"
+}
+
+// inNamespace runs f on a thread of its own that is in the network namespace.
+func inNamespace(path string, f func()) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread does not end with its goroutine, and stands for the whole
+			// process in /proc/self: it is held while another one does this.
+			done <- inNamespace(path, f)
+			runtime.UnlockOSThread()
+			return
+		}
+		h, err := os.Open(path) // the thread is not unlocked: it ends with the goroutine
+		if err == nil {
+			err = unix.Setns(int(h.Fd()), unix.CLONE_NEWNET)
+			h.Close()
+		}
+		if err == nil {
+			f()
+		}
+		done <- err
+	}()
+	return <-done
 }
 
 func listenIn(t *testing.T, run func(func()), addr string) net.Listener {
