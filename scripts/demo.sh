@@ -49,7 +49,7 @@ check() { # WHAT COUNT
 	printf '  %-34s %s\n' "$1" "$2"
 	left=$((left + $2))
 }
-check "gVisor processes" "$(ps -eo args= | grep -c "^runsc-.*--root=$dir/" || true)"
+check "gVisor processes" "$(grep -lsa -- "--root[=]$dir/" /proc/[0-9]*/cmdline | wc -l)"
 roots=$(printf %s "$dir/data/extensions/ext.local" | sha256sum | cut -c1-12)
 check "mounts" "$(grep -c "$dir\|/sandboxer-roots/$roots" /proc/self/mountinfo || true)"
 owner=$(cat "$dir/data/owner")
