@@ -131,7 +131,8 @@ const (
 )
 
 // An Entry is one immutable ledger line; a balance is the sum of grants, holds and
-// voids. Writing a Key twice is a no-op, which makes every booking safe to repeat.
+// voids. Writing a booking twice under one Key is a no-op, which makes it safe to
+// repeat; another booking under that Key is a Conflict.
 // For a terminated sandbox holds + posts + voids sum to zero (posts counted
 // positive): nothing stays on hold.
 type Entry struct {

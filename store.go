@@ -59,9 +59,10 @@ type Store interface {
 
 // Writes are committed together with a record.
 type Writes struct {
-	// Entries with a Key that exists already are skipped. If Cover is set and the
-	// transaction would leave the balance of an entry's tenant below zero, nothing
-	// is written and the error is NoCredit.
+	// An entry whose Key stands for the same booking already (tenant, incarnation,
+	// type and amount) is skipped; for another booking it is a Conflict and nothing is
+	// written. If Cover is set and the transaction would leave the balance of an
+	// entry's tenant below zero, nothing is written and the error is NoCredit.
 	Entries []Entry
 	Cover   bool
 	Events  []Event         // Seq is assigned by the store, here too once committed

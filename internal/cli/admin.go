@@ -222,7 +222,7 @@ func newCmdCreditsGrant(f *factory, runF func(context.Context, *creditsGrantOpti
 			return creditsGrantRun(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringVar(&o.g.Key, "key", "", "operation `key`: granting twice under one is granting once")
+	c.Flags().StringVar(&o.g.Key, "key", "", "operation `key`: granting twice under one is granting once; another grant under it is a conflict")
 	c.Flags().StringVar(&o.g.Note, "note", "", "`text` for the ledger")
 	return c
 }

@@ -388,6 +388,8 @@ func TestGrants(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	wantErr(t, r.Grant(admin, "acme", 6*sandboxer.Credit, "invoice-1", ""), sandboxer.Conflict, "another grant")
+	wantErr(t, r.Grant(admin, "rival", 5*sandboxer.Credit, "invoice-1", ""), sandboxer.Conflict, "another grant")
 	wantErr(t, r.Grant(admin, "acme", 0, "", ""), sandboxer.Invalid, "changes nothing")
 	wantErr(t, r.Grant(admin, "acme", -6*sandboxer.Credit, "", ""), sandboxer.NoCredit, "")
 	if err := r.Grant(admin, "acme", -sandboxer.Credit, "", ""); err != nil {

@@ -71,7 +71,8 @@ func (m *Manager) Balance(ctx context.Context, tenant string) (sandboxer.Credits
 
 // Grant gives tenant credits, or takes back what it has not spent when amount is
 // negative (NoCredit when that is less). It needs the admin scope. A grant repeated
-// under the same key counts once; an empty key makes every call count.
+// under the same key counts once; another amount or tenant under it is a Conflict. An
+// empty key makes every call count.
 func (m *Manager) Grant(ctx context.Context, tenant string, amount sandboxer.Credits, key, note string) error {
 	p, err := may(ctx, sandboxer.ScopeAdmin)
 	if err != nil {
@@ -88,13 +89,18 @@ func (m *Manager) Grant(ctx context.Context, tenant string, amount sandboxer.Cre
 	}
 	tenant = cmp.Or(tenant, p.Tenant)
 	key = cmp.Or(key, sandboxer.NewID()+sandboxer.NewID())
-	return m.store.Write(ctx, sandboxer.Writes{
+	err = m.store.Write(ctx, sandboxer.Writes{
 		Entries: []sandboxer.Entry{{
-			Key: "grant:" + tenant + ":" + key, Tenant: tenant, Type: sandboxer.EntryGrant,
+			Key: "grant:" + key, Tenant: tenant, Type: sandboxer.EntryGrant,
 			Amount: amount, Note: note, At: now(),
 		}},
 		Cover: amount < 0,
 	})
+	if isKind(err, sandboxer.Conflict) {
+		return sandboxer.E(sandboxer.Conflict, err, "the key %q was used for another grant: another tenant or another amount", key).
+			WithHint("use a new key for a new grant; see what was granted with: sandboxer credits ledger")
+	}
+	return err
 }
 
 // Entries pages through the ledger, oldest first; without the admin scope through

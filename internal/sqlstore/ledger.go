@@ -14,6 +14,8 @@ const (
 	insertEntry = `INSERT INTO entries (key, tenant, sandbox_id, generation, type, amount, note, at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
 
+	entryByKey = `SELECT tenant, sandbox_id, generation, type, amount FROM entries WHERE key = ?`
+
 	addToBalance = `INSERT INTO balances (tenant, balance) VALUES (?, ?)
 ON CONFLICT (tenant) DO UPDATE SET balance = balances.balance + excluded.balance`
 
@@ -25,8 +27,9 @@ ON CONFLICT (tenant, sandbox_id, generation) DO UPDATE SET amount = open_holds.a
 	tenantBalance = `SELECT balance FROM balances WHERE tenant = ?`
 )
 
-// putEntries adds the entries whose key is new. With cover it fails with NoCredit if
-// that leaves one of their tenants owing.
+// putEntries adds the entries whose key is new. One that was used for the same booking
+// is skipped, for another it is a Conflict. With cover it fails with NoCredit if that
+// leaves one of their tenants owing.
 func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
 	for _, e := range entries {
 		if e.Key == "" || e.Tenant == "" {
@@ -40,6 +43,9 @@ func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
 			return err
 		}
 		if n == 0 {
+			if err := t.sameEntry(e); err != nil {
+				return err
+			}
 			continue
 		}
 		var balance, hold sandboxer.Credits // what e adds to the sums
@@ -81,6 +87,19 @@ func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
 		if balance < 0 {
 			return sandboxer.E(sandboxer.NoCredit, nil, "tenant %q has not enough credit: %s short", e.Tenant, -balance)
 		}
+	}
+	return nil
+}
+
+// sameEntry checks that what stands under e's key is what e books.
+func (t *tx) sameEntry(e sandboxer.Entry) error {
+	var have sandboxer.Entry
+	found, err := t.row(entryByKey, []any{e.Key}, &have.Tenant, &have.SandboxID, &have.Generation, &have.Type, &have.Amount)
+	if err != nil {
+		return err
+	}
+	if !found || have.Tenant != e.Tenant || have.SandboxID != e.SandboxID || have.Generation != e.Generation || have.Type != e.Type || have.Amount != e.Amount {
+		return sandboxer.E(sandboxer.Conflict, nil, "the ledger has another entry under the key %q: a %s of %s for tenant %q", e.Key, have.Type, have.Amount, have.Tenant)
 	}
 	return nil
 }

@@ -107,6 +107,9 @@ func drawWrites(rt *rapid.T, serial *int) (w sandboxer.Writes) {
 		if e.Type == sandboxer.EntryHold {
 			e.Amount = -e.Amount
 		}
+		if rapid.IntRange(0, 3).Draw(rt, "booking") > 0 { // its own under each key, but for a few
+			e.Key = fmt.Sprint(e.Key, " ", e.Tenant, e.SandboxID, e.Generation, e.Type, e.Amount)
+		}
 		w.Entries = append(w.Entries, e)
 	}
 	if rapid.Bool().Draw(rt, "event") {
@@ -166,8 +169,11 @@ func (m *model) write(w sandboxer.Writes) sandboxer.Kind {
 	}
 	entries := slices.Clone(m.entries)
 	for _, e := range w.Entries {
-		if !slices.ContainsFunc(entries, func(o sandboxer.Entry) bool { return o.Key == e.Key }) {
+		switch i := slices.IndexFunc(entries, func(o sandboxer.Entry) bool { return o.Key == e.Key }); {
+		case i < 0:
 			entries = append(entries, e)
+		case entries[i] != e:
+			return sandboxer.Conflict
 		}
 	}
 	for _, e := range w.Entries {

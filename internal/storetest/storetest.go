@@ -83,6 +83,7 @@ var behaviours = []struct {
 
 	{"ledger/balance is the sum", ledgerBalance},
 	{"ledger/key twice is a no-op", ledgerKeyTwice},
+	{"ledger/key of another booking is a conflict", ledgerKeyOfAnother},
 	{"ledger/every field survives", ledgerEveryField},
 	{"ledger/uncovered writes nothing", ledgerUncovered},
 	{"ledger/cover allows down to zero", ledgerCoverExact},
