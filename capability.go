@@ -19,6 +19,7 @@ type Capability string
 const (
 	CanExec     Capability = "exec"     // Execer
 	CanFiles    Capability = "files"    // Filer
+	CanArchive  Capability = "archive"  // Archiver
 	CanDial     Capability = "dial"     // Dialer
 	CanExpose   Capability = "expose"   // Exposer
 	CanProbe    Capability = "probe"    // Prober
@@ -35,7 +36,7 @@ const (
 
 // Capabilities lists every Capability.
 func Capabilities() []Capability {
-	return []Capability{CanExec, CanFiles, CanDial, CanExpose, CanProbe, CanDiscover, CanList,
+	return []Capability{CanExec, CanFiles, CanArchive, CanDial, CanExpose, CanProbe, CanDiscover, CanList,
 		CanSnapshot, CanQuote, CanMeter, CanPause, CanRenew, CanCapacity, CanStats}
 }
 
@@ -103,6 +104,28 @@ type FileInfo struct {
 	Target  string      `json:"target,omitempty"` // of a symbolic link
 }
 
+// Archiver moves a directory of a ready sandbox out and in as a stream of tar, for
+// snapshots that any extension can restore. An extension with exec alone gets it by
+// way of tar inside the sandbox. dir is absolute and clean; empty means the
+// workspace, as Cmd.Dir does.
+type Archiver interface {
+	// Archive writes what is below dir to w: names relative to dir and slash-separated,
+	// with types, permission bits, targets of links and times of change to the second;
+	// sockets, pipes and devices may be left out. What changes meanwhile is in it as it
+	// was at some moment of the reading. An error is certain if anything else is
+	// missing. Kinds: NotFound when dir or the sandbox does not exist, Invalid when it
+	// is not a directory.
+	Archive(ctx context.Context, h Handle, dir string, w io.Writer) error
+	// Unarchive makes dir hold what the tar r holds, and nothing else: it makes dir and
+	// its parents if need be and removes what was in it before, but for what is mounted
+	// there. Files belong to the sandbox's default user, with the permission bits that
+	// r says. A name that leads out of dir is refused or passed over. If r or the
+	// sandbox fails midway, dir is left half made and an error is certain. Kinds:
+	// NotFound when the sandbox is gone, Invalid when r fails or is no tar, Exhausted
+	// for a full disk.
+	Unarchive(ctx context.Context, h Handle, dir string, r io.Reader) error
+}
+
 // Dialer opens byte streams to TCP ports inside a ready sandbox, also to those that
 // listen on its loopback only. Kinds: Unavailable when nothing listens there.
 type Dialer interface {
@@ -150,11 +173,25 @@ type Lister interface {
 }
 
 // Snapshotter saves sandboxes and builds new ones from what was saved. The promises
-// of Provision and Teardown hold for RestoreFromSnapshot and DropSnapshot; Snapshot
-// is idempotent in id and leaves the sandbox running.
+// of Provision and Teardown hold for RestoreFromSnapshot and DropSnapshot.
 type Snapshotter interface {
+	// Snapshot saves the sandbox under id, which the broker chose, and leaves it
+	// running. It is idempotent in id: called again it returns the receipt of what was
+	// saved first, also when the sandbox has gone on or is gone. If it fails it leaves
+	// nothing behind, or something that DropSnapshot(Snapshot{SnapshotID: id}) finds.
+	// The receipt is returned once everything is where it will survive the host's
+	// restart. Kinds: NotFound when the sandbox is gone.
 	Snapshot(ctx context.Context, h Handle, id string) (Snapshot, error)
+	// RestoreFromSnapshot makes the new sandbox spec with what s holds: files, and,
+	// where s.Memory says so, processes that go on where they were. It is Provision
+	// otherwise; WaitReady follows. ID, generation, owner, environment of new commands,
+	// host name, addresses and clock are the new sandbox's own, also when it has the ID
+	// of the source in a later generation. Kinds: as Provision, and NotFound when the
+	// snapshot was dropped, before anything exists.
 	RestoreFromSnapshot(ctx context.Context, spec Spec, s Snapshot) (Handle, error)
+	// DropSnapshot removes what Snapshot saved, or began to save, under s.SnapshotID,
+	// the only field that must be set. It is idempotent, absence is success, and
+	// sandboxes restored before are not touched.
 	DropSnapshot(ctx context.Context, s Snapshot) error
 }
 
@@ -181,6 +218,9 @@ type Meter interface {
 }
 
 // Pauser freezes and thaws a sandbox by the backend's own means, keeping its memory.
+// Both are idempotent. A frozen sandbox exists: it is alive to a probe, listed, and
+// torn down as any other. Until it is thawed Exec refuses with Conflict at once.
+// Kinds: NotFound when the sandbox is gone.
 type Pauser interface {
 	Pause(ctx context.Context, h Handle) error
 	Resume(ctx context.Context, h Handle) error

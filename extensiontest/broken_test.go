@@ -53,6 +53,9 @@ type broken struct {
 	snapshot  func(context.Context, sandboxer.Handle, string) (sandboxer.Snapshot, error)
 	restore   func(context.Context, sandboxer.Spec, sandboxer.Snapshot) (sandboxer.Handle, error)
 	drop      func(context.Context, sandboxer.Snapshot) error
+	archive   func(context.Context, sandboxer.Handle, string, io.Writer) error
+	unarchive func(context.Context, sandboxer.Handle, string, io.Reader) error
+	resume    func(context.Context, sandboxer.Handle) error
 	quote     func(context.Context, sandboxer.Spec, time.Duration) (*sandboxer.MeterQuote, error)
 	meter     func(context.Context, sandboxer.Handle, time.Duration) (sandboxer.Usage, error)
 	pause     func(context.Context, sandboxer.Handle) error
@@ -135,6 +138,18 @@ func (b *broken) RestoreFromSnapshot(ctx context.Context, s sandboxer.Spec, snap
 
 func (b *broken) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
 	return or(b.drop != nil, b.drop, b.Extension.DropSnapshot)(ctx, s)
+}
+
+func (b *broken) Archive(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
+	return or(b.archive != nil, b.archive, b.Extension.Archive)(ctx, h, dir, w)
+}
+
+func (b *broken) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) error {
+	return or(b.unarchive != nil, b.unarchive, b.Extension.Unarchive)(ctx, h, dir, r)
+}
+
+func (b *broken) Resume(ctx context.Context, h sandboxer.Handle) error {
+	return or(b.resume != nil, b.resume, b.Extension.Resume)(ctx, h)
 }
 
 func (b *broken) EstimateCost(ctx context.Context, s sandboxer.Spec, d time.Duration) (*sandboxer.MeterQuote, error) {
@@ -638,6 +653,112 @@ var mutants = []struct {
 			return s, err
 		}
 	}},
+	{"a dropped snapshot fails strangely", "snapshot/drop", func(b *broken, _ *fake.World) {
+		b.restore = func(ctx context.Context, s sandboxer.Spec, snap sandboxer.Snapshot) (sandboxer.Handle, error) {
+			h, err := b.Extension.RestoreFromSnapshot(ctx, s, snap)
+			if err != nil {
+				err = sandboxer.E(sandboxer.Failed, err, "broken")
+			}
+			return h, err
+		}
+	}},
+	{"restores what it was", "snapshot/identity", func(b *broken, _ *fake.World) {
+		b.restore = func(ctx context.Context, s sandboxer.Spec, snap sandboxer.Snapshot) (sandboxer.Handle, error) {
+			s.Env = map[string]string{"WHO": "source"}
+			return b.Extension.RestoreFromSnapshot(ctx, s, snap)
+		}
+	}},
+	{"a snapshot is bound to a generation", "snapshot/the next generation of its source", func(b *broken, _ *fake.World) {
+		b.restore = func(ctx context.Context, s sandboxer.Spec, snap sandboxer.Snapshot) (sandboxer.Handle, error) {
+			if s.Generation > 1 {
+				return b.Extension.Provision(ctx, s)
+			}
+			return b.Extension.RestoreFromSnapshot(ctx, s, snap)
+		}
+	}},
+	{"a late teardown takes the next generation", "snapshot/the next generation of its source", func(b *broken, _ *fake.World) {
+		b.teardown = func(ctx context.Context, h sandboxer.Handle) (sandboxer.CleanupReport, error) {
+			h.Generation = 0
+			return b.Extension.Teardown(ctx, h)
+		}
+	}},
+	{"modes are lost in a snapshot", "snapshot/keeps files", func(b *broken, _ *fake.World) {
+		b.snapshot = func(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
+			b.Extension.Exec(ctx, h, sandboxer.Cmd{Args: []string{"chmod", "-R", "u+rw", "tree"}})
+			s, err := b.Extension.Snapshot(ctx, h, id)
+			b.Extension.Exec(ctx, h, sandboxer.Cmd{Args: []string{"chmod", "644", "tree/tool"}})
+			return s, err
+		}
+	}},
+	{"memory that begins anew", "snapshot/memory", func(b *broken, _ *fake.World) {
+		b.snapshot = func(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
+			s, err := b.Extension.Snapshot(ctx, h, id)
+			s.Memory = true
+			return s, err
+		}
+	}},
+	{"an archive without empty directories", "archive/round trip", func(b *broken, _ *fake.World) {
+		b.archive = func(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
+			b.Extension.Exec(ctx, h, sandboxer.Cmd{Args: []string{"rmdir", dir + "/empty"}})
+			err := b.Extension.Archive(ctx, h, dir, w)
+			b.Extension.Exec(ctx, h, sandboxer.Cmd{Args: []string{"mkdir", dir + "/empty"}})
+			return err
+		}
+	}},
+	{"an archive of absolute names", "archive/a tar of relative names", func(b *broken, _ *fake.World) {
+		b.archive = func(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
+			_, err := b.Extension.Exec(ctx, h, sandboxer.Cmd{Args: []string{"tar", "-cPf", "-", dir}, Stdout: w})
+			return err
+		}
+	}},
+	{"an archive adds to what is there", "archive/replaces what was there", func(b *broken, _ *fake.World) {
+		b.unarchive = func(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) error {
+			_, err := b.Extension.Exec(ctx, h, sandboxer.Cmd{Args: []string{"tar", "-xf", "-"}, Dir: dir, Stdin: r})
+			return err
+		}
+	}},
+	{"half an archive will do", "archive/what is no archive", func(b *broken, _ *fake.World) {
+		b.unarchive = func(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) error {
+			b.Extension.Unarchive(ctx, h, dir, r)
+			return nil
+		}
+	}},
+	{"an archive that nobody takes", "archive/a reader that fails", func(b *broken, _ *fake.World) {
+		b.archive = func(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
+			b.Extension.Archive(ctx, h, dir, w)
+			return nil
+		}
+	}},
+	{"an archive of nothing", "archive/missing directory", func(b *broken, _ *fake.World) {
+		b.archive = func(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
+			b.Extension.MakeDir(ctx, h, dir)
+			return b.Extension.Archive(ctx, h, dir, w)
+		}
+	}},
+	{"a command waits for the thaw", "pause/exec on a paused sandbox", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			x, err := b.Extension.Exec(ctx, h, c)
+			if sandboxer.KindOf(err) == sandboxer.Conflict {
+				<-ctx.Done()
+				err = ctx.Err()
+			}
+			return x, err
+		}
+	}},
+	{"pausing twice is an error", "pause/freezes and thaws", func(b *broken, _ *fake.World) {
+		var paused atomic.Bool
+		b.pause = func(ctx context.Context, h sandboxer.Handle) error {
+			if paused.Swap(true) {
+				return sandboxer.E(sandboxer.Conflict, nil, "it is paused already")
+			}
+			return b.Extension.Pause(ctx, h)
+		}
+	}},
+	{"only what is paused can be resumed", "pause/resume of one that was not paused", func(b *broken, _ *fake.World) {
+		b.resume = func(context.Context, sandboxer.Handle) error {
+			return sandboxer.E(sandboxer.Conflict, nil, "it is not paused")
+		}
+	}},
 	{"longer is cheaper", "quote/grows with time and makes nothing", func(b *broken, _ *fake.World) {
 		b.quote = func(_ context.Context, _ sandboxer.Spec, d time.Duration) (*sandboxer.MeterQuote, error) {
 			return &sandboxer.MeterQuote{Amount: sandboxer.Credits(time.Hour * 100 / d), Duration: d}, nil
@@ -812,7 +933,7 @@ func TestMutants(t *testing.T) {
 	check("a capability nobody wants", "core/capabilities")
 	t.Run("sound", func(t *testing.T) {
 		t.Parallel()
-		if passed, out := run(t, "sound", "^TestBroken$/^(core|files|list|probe|discover|quote|meter|capacity)$"); !passed {
+		if passed, out := run(t, "sound", "^TestBroken$/^(core|files|archive|list|probe|discover|quote|meter|capacity)$"); !passed {
 			t.Errorf("the suite fails without a fault:\n%s", out)
 		}
 	})

@@ -52,7 +52,8 @@ type Harness struct {
 	// fills in ID, Generation and, where empty, Owner.
 	Spec sandboxer.Spec
 	// Want lists the capabilities the extension must have: one that is missing fails,
-	// and so does one that it has in addition.
+	// and so does one that it has in addition. Archive comes with exec and need not be
+	// listed then.
 	Want []sandboxer.Capability
 	// Enforces lists what the extension really enforces. A limit that is not in it
 	// must be refused with Unsupported before anything exists.
@@ -101,10 +102,14 @@ func Run(t *testing.T, h Harness) {
 	if h.MissingImage == "" {
 		h.MissingImage = "sandboxer.invalid/no-such-image:0"
 	}
+	if slices.Contains(h.Want, sandboxer.CanExec) && !slices.Contains(h.Want, sandboxer.CanArchive) {
+		h.Want = append(slices.Clip(h.Want), sandboxer.CanArchive) // comes with exec
+	}
 	s := &suite{h}
 	t.Run("core", s.core)
 	s.group(t, sandboxer.CanExec, s.exec)
 	s.group(t, sandboxer.CanFiles, s.files)
+	s.group(t, sandboxer.CanArchive, s.archive)
 	s.group(t, sandboxer.CanDial, s.dial)
 	s.group(t, sandboxer.CanExpose, s.expose)
 	s.group(t, sandboxer.CanProbe, s.probe)

@@ -113,6 +113,7 @@ var _ interface {
 	sandboxer.Extension
 	sandboxer.Execer
 	sandboxer.Filer
+	sandboxer.Archiver
 	sandboxer.Dialer
 	sandboxer.Exposer
 	sandboxer.Prober
@@ -258,7 +259,8 @@ func (e *Extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 	return x, err
 }
 
-// The methods of sandboxer.Filer are in files.go.
+// The methods of sandboxer.Filer are in files.go, those of sandboxer.Archiver in
+// archive.go.
 
 // Dial implements sandboxer.Dialer. Sandboxes share the machine's ports: a port is
 // the sandbox's if one of its processes listens on it.
@@ -371,7 +373,7 @@ func (e *Extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) erro
 		if f.Lie {
 			return nil
 		}
-		_, err := e.world.drop(ctx, s.SnapshotID)
+		_, err := e.world.drop(ctx, dropping{e.cfg.Owner, s.SnapshotID})
 		return err
 	})
 }

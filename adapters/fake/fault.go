@@ -20,6 +20,8 @@ const (
 	VerbTeardown     Verb = "teardown"
 	VerbExec         Verb = "exec"
 	VerbFiles        Verb = "files"
+	VerbArchive      Verb = "archive"
+	VerbUnarchive    Verb = "unarchive"
 	VerbDial         Verb = "dial"
 	VerbExpose       Verb = "expose"
 	VerbProbe        Verb = "probe"
@@ -37,7 +39,7 @@ const (
 	VerbStats        Verb = "stats"
 )
 
-var verbs = []Verb{VerbAny, VerbProvision, VerbWaitReady, VerbTeardown, VerbExec, VerbFiles, VerbDial, VerbExpose,
+var verbs = []Verb{VerbAny, VerbProvision, VerbWaitReady, VerbTeardown, VerbExec, VerbFiles, VerbArchive, VerbUnarchive, VerbDial, VerbExpose,
 	VerbProbe, VerbDiscover, VerbList, VerbSnapshot, VerbRestore, VerbDropSnapshot, VerbQuote, VerbMeter, VerbPause,
 	VerbResume, VerbRenew, VerbCapacity, VerbStats}
 

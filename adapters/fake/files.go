@@ -48,7 +48,11 @@ func (o Object) workDir(dir string) string {
 // in calls f with the root directory of sandbox h, which no path and no link can
 // leave. It names the file in errors.
 func (e *Extension) in(ctx context.Context, h sandboxer.Handle, name string, f func(*os.Root, Object) error) error {
-	return e.call(ctx, VerbFiles, h.SandboxID, func(Fault) error {
+	return e.at(ctx, VerbFiles, h, name, f)
+}
+
+func (e *Extension) at(ctx context.Context, verb Verb, h sandboxer.Handle, name string, f func(*os.Root, Object) error) error {
+	return e.call(ctx, verb, h.SandboxID, func(Fault) error {
 		o, err := e.use(ctx, h)
 		if err != nil {
 			return err

@@ -198,8 +198,8 @@ func (r *Remote) save(ctx context.Context, s saving) (sandboxer.Snapshot, error)
 	return call[sandboxer.Snapshot](ctx, r, "save", s)
 }
 
-func (r *Remote) drop(ctx context.Context, id string) (none, error) {
-	return call[none](ctx, r, "drop", id)
+func (r *Remote) drop(ctx context.Context, d dropping) (none, error) {
+	return call[none](ctx, r, "drop", d)
 }
 
 func (r *Remote) pause(ctx context.Context, p pausing) (none, error) {

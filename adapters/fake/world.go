@@ -26,7 +26,7 @@ type world interface {
 	remove(context.Context, query) ([]Object, error)
 	list(context.Context, listing) ([]Object, error)
 	save(context.Context, saving) (sandboxer.Snapshot, error)
-	drop(context.Context, string) (none, error)
+	drop(context.Context, dropping) (none, error)
 	pause(context.Context, pausing) (none, error)
 	renew(context.Context, renewal) (none, error)
 	spend(context.Context, spending) (none, error)
@@ -64,7 +64,8 @@ type (
 		Of query
 		ID string
 	}
-	pausing struct {
+	dropping struct{ Owner, ID string }
+	pausing  struct {
 		Of query
 		On bool
 	}
@@ -126,7 +127,7 @@ type World struct {
 	byID      map[string][]*Object
 	removed   []Object  // not long ago, for listings that lag
 	burnsAt   time.Time // the earliest fuse; zero if none
-	snapshots map[string]sandboxer.Snapshot
+	snapshots map[string]saved
 	log       []Entry
 	file      *os.File // of the durable log; nil without
 }
@@ -139,8 +140,21 @@ func NewWorld() *World {
 		base:      filepath.Join(os.TempDir(), "sandboxer-fake-"+strings.ToLower(rand.Text())),
 		objects:   map[string]*Object{},
 		byID:      map[string][]*Object{},
-		snapshots: map[string]sandboxer.Snapshot{},
+		snapshots: map[string]saved{},
 	}
+}
+
+// saved is a snapshot as the world keeps it.
+type saved struct {
+	sandboxer.Snapshot
+	owner string
+}
+
+// Snapshots returns the IDs of the snapshots there are.
+func (w *World) Snapshots() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Sorted(maps.Keys(w.snapshots))
 }
 
 // Close destroys everything in the world.
@@ -254,7 +268,7 @@ func (w *World) add(or order, ref string, op Op) (Object, error) {
 // furnish gives o what its order asks for besides an empty directory.
 func (w *World) furnish(o *Object, snapshot string) error {
 	if snapshot != "" {
-		if _, ok := w.snapshots[snapshot]; !ok {
+		if s, ok := w.snapshots[snapshot]; !ok || s.owner != o.Spec.Owner {
 			return sandboxer.E(sandboxer.NotFound, nil, "there is no snapshot %s", snapshot)
 		}
 		if _, err := copyTree(w.snapshotDir(snapshot), o.Dir); err != nil {
@@ -466,7 +480,7 @@ func (w *World) save(_ context.Context, s saving) (sandboxer.Snapshot, error) {
 		return sandboxer.Snapshot{}, sandboxer.E(sandboxer.Invalid, nil, "%q is not a snapshot ID", s.ID)
 	}
 	if old, ok := w.snapshots[s.ID]; ok {
-		return old, nil
+		return old.Snapshot, nil
 	}
 	w.burn()
 	o, err := w.newest(s.Of)
@@ -487,23 +501,24 @@ func (w *World) save(_ context.Context, s saving) (sandboxer.Snapshot, error) {
 		return sandboxer.Snapshot{}, sandboxer.E(sandboxer.Unavailable, err, "the files of %s could not be copied", o.Ref)
 	}
 	snap := sandboxer.Snapshot{SnapshotID: s.ID, Bytes: n, Quiesced: true}
-	w.snapshots[s.ID] = snap
+	w.snapshots[s.ID] = saved{snap, o.Spec.Owner}
 	e := w.entry(o, OpSnapshot)
 	e.Note = s.ID
 	return snap, w.note(e)
 }
 
-func (w *World) drop(_ context.Context, id string) (none, error) {
+func (w *World) drop(_ context.Context, d dropping) (none, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if _, ok := w.snapshots[id]; !ok {
+	s, ok := w.snapshots[d.ID]
+	if !ok || d.Owner != "" && d.Owner != s.owner {
 		return none{}, nil
 	}
-	if err := os.RemoveAll(w.snapshotDir(id)); err != nil {
-		return none{}, sandboxer.E(sandboxer.Unavailable, err, "the snapshot %s cannot be removed", id)
+	if err := os.RemoveAll(w.snapshotDir(d.ID)); err != nil {
+		return none{}, sandboxer.E(sandboxer.Unavailable, err, "the snapshot %s cannot be removed", d.ID)
 	}
-	delete(w.snapshots, id)
-	return none{}, w.note(Entry{Op: OpDrop, Note: id})
+	delete(w.snapshots, d.ID)
+	return none{}, w.note(Entry{Op: OpDrop, Owner: s.owner, Note: d.ID})
 }
 
 func (w *World) pause(_ context.Context, p pausing) (none, error) {
@@ -617,18 +632,24 @@ func (w *World) note(e Entry) error {
 
 // Audit reads a log as the judge of a broker and returns what the broker did wrong:
 // two objects of one incarnation at one time, an incarnation made again after its
-// teardown, and (if it is over) objects that were left.
+// teardown, and (if it is over) objects and snapshots that were left.
 func Audit(log []Entry, over bool) (faults []string) {
 	type incarnation struct {
 		owner, id  string
 		generation int
 	}
 	live, ended := map[incarnation]int{}, map[incarnation]bool{}
+	snapshots := map[string]bool{}
 	for _, e := range log {
 		k := incarnation{e.Owner, e.SandboxID, e.Generation}
 		switch e.Op {
 		case OpStart:
 			clear(live) // a world does not survive its process
+			clear(snapshots)
+		case OpSnapshot:
+			snapshots[e.Note] = true
+		case OpDrop:
+			delete(snapshots, e.Note)
 		case OpCreate, OpLate:
 			if live[k]++; live[k] > 1 {
 				faults = append(faults, fmt.Sprintf("line %d: %d objects of %s/%d at one time", e.Seq, live[k], e.SandboxID, e.Generation))
@@ -642,6 +663,9 @@ func Audit(log []Entry, over bool) (faults []string) {
 		}
 	}
 	if over {
+		for id := range snapshots {
+			faults = append(faults, fmt.Sprintf("the snapshot %s is left", id))
+		}
 		for k, n := range live {
 			if n > 0 {
 				faults = append(faults, fmt.Sprintf("%d objects of %s/%d are left", n, k.id, k.generation))

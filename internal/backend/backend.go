@@ -35,6 +35,7 @@ type Backend struct {
 	check    sandboxer.Checker
 	exec     sandboxer.Execer
 	files    sandboxer.Filer
+	archive  sandboxer.Archiver
 	dial     sandboxer.Dialer
 	expose   sandboxer.Exposer
 	probe    sandboxer.Prober
@@ -56,7 +57,7 @@ type Options struct {
 	Provision time.Duration // default 10 minutes
 	Ready     time.Duration // default 5 minutes
 	Teardown  time.Duration // default 5 minutes
-	Save      time.Duration // Snapshot, RestoreFromSnapshot; default 30 minutes
+	Save      time.Duration // Snapshot, RestoreFromSnapshot, Archive, Unarchive; default 30 minutes
 	Short     time.Duration // everything else; default 30 seconds
 
 	// Observe, if set, is told of every finished call: its operation, the Kind of
@@ -65,7 +66,8 @@ type Options struct {
 }
 
 // New wraps ext, the opened extension named id, resolving its capabilities once. An
-// extension with exec but without files gets files by way of exec (execFiles).
+// extension with exec but without files or archive gets them by way of exec
+// (execFiles, execArchive).
 func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	def := func(d *time.Duration, v time.Duration) {
 		if *d == 0 {
@@ -89,6 +91,11 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	if b.files == nil && b.exec != nil {
 		b.files = execFiles{b.exec}
 		b.caps = append(b.caps, sandboxer.CanFiles)
+	}
+	resolve(b, &b.archive, sandboxer.CanArchive, not)
+	if b.archive == nil && b.exec != nil {
+		b.archive = execArchive{b.exec}
+		b.caps = append(b.caps, sandboxer.CanArchive)
 	}
 	resolve(b, &b.dial, sandboxer.CanDial, not)
 	resolve(b, &b.expose, sandboxer.CanExpose, not)
@@ -260,6 +267,32 @@ func (b *Backend) RemoveFile(ctx context.Context, h sandboxer.Handle, name strin
 	}, name)
 }
 
+// Archive writes a directory as a tar to w; an empty dir is the workspace.
+func (b *Backend) Archive(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
+	return b.archived(ctx, "archive", dir, func(ctx context.Context) error { return b.archive.Archive(ctx, h, dir, w) })
+}
+
+// Unarchive makes a directory hold what the tar r holds; an empty dir is the
+// workspace.
+func (b *Backend) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) error {
+	if dir == "/" {
+		return sandboxer.E(sandboxer.Invalid, nil, "the sandbox's root cannot be replaced")
+	}
+	return b.archived(ctx, "unarchive", dir, func(ctx context.Context) error { return b.archive.Unarchive(ctx, h, dir, r) })
+}
+
+func (b *Backend) archived(ctx context.Context, op, dir string, f func(context.Context) error) error {
+	if b.archive == nil {
+		return b.cannot(sandboxer.CanArchive)
+	}
+	if dir != "" {
+		if err := checkPath(dir); err != nil {
+			return err
+		}
+	}
+	return b.call(ctx, op, b.opts.Save, f)
+}
+
 // Dial opens a stream to a port inside the sandbox.
 func (b *Backend) Dial(ctx context.Context, h sandboxer.Handle, port int) (c net.Conn, err error) {
 	if b.dial == nil {
@@ -350,9 +383,15 @@ func (b *Backend) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (
 	if b.snapshot == nil {
 		return s, b.cannot(sandboxer.CanSnapshot)
 	}
+	if err := sandboxer.CheckID(id); err != nil {
+		return s, err
+	}
 	err = b.call(ctx, "snapshot", b.opts.Save, func(ctx context.Context) error {
 		s, err = b.snapshot.Snapshot(ctx, h, id)
-		return err
+		if err != nil {
+			return err
+		}
+		return checkReceipt(s, id)
 	})
 	return s, err
 }
@@ -462,12 +501,19 @@ func (b *Backend) file(ctx context.Context, op string, limit time.Duration, f fu
 		return b.cannot(sandboxer.CanFiles)
 	}
 	for _, n := range names {
-		if !path.IsAbs(n) || path.Clean(n) != n || strings.ContainsRune(n, 0) {
-			return sandboxer.E(sandboxer.Invalid, nil, "%q is not a clean absolute path", n).
-				WithHint("write it from the root of the sandbox, without . or .. elements: /workspace/file")
+		if err := checkPath(n); err != nil {
+			return err
 		}
 	}
 	return b.call(ctx, op, limit, f)
+}
+
+func checkPath(name string) error {
+	if !path.IsAbs(name) || path.Clean(name) != name || strings.ContainsRune(name, 0) {
+		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a clean absolute path", name).
+			WithHint("write it from the root of the sandbox, without . or .. elements: /workspace/file")
+	}
+	return nil
 }
 
 func (b *Backend) cannot(c sandboxer.Capability) error {
@@ -544,6 +590,20 @@ func checkHandle(h sandboxer.Handle, spec sandboxer.Spec) error {
 	if len(j) > sandboxer.MaxHandleBytes {
 		return sandboxer.E(sandboxer.Internal, nil, "the handle of %s takes %d bytes; at most %d are kept",
 			spec.ID, len(j), sandboxer.MaxHandleBytes)
+	}
+	return nil
+}
+
+func checkReceipt(s sandboxer.Snapshot, id string) error {
+	if s.SnapshotID != id {
+		return sandboxer.E(sandboxer.Internal, nil, "the extension returned the receipt of snapshot %q for %s", s.SnapshotID, id)
+	}
+	j, err := json.Marshal(s)
+	if err != nil {
+		return sandboxer.E(sandboxer.Internal, err, "the receipt of snapshot %s does not encode", id)
+	}
+	if len(j) > sandboxer.MaxHandleBytes {
+		return sandboxer.E(sandboxer.Internal, nil, "the receipt of snapshot %s takes %d bytes; at most %d are kept", id, len(j), sandboxer.MaxHandleBytes)
 	}
 	return nil
 }

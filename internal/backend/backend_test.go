@@ -107,6 +107,14 @@ func (f *full) RemoveFile(ctx context.Context, _ sandboxer.Handle, _ string) err
 	return f.call(ctx, "remove_file")
 }
 
+func (f *full) Archive(ctx context.Context, _ sandboxer.Handle, _ string, _ io.Writer) error {
+	return f.call(ctx, "archive")
+}
+
+func (f *full) Unarchive(ctx context.Context, _ sandboxer.Handle, _ string, _ io.Reader) error {
+	return f.call(ctx, "unarchive")
+}
+
 func (f *full) Dial(ctx context.Context, _ sandboxer.Handle, _ int) (net.Conn, error) {
 	return nil, f.call(ctx, "dial")
 }
@@ -223,6 +231,12 @@ var ops = []op{
 	{"remove_file", sandboxer.CanFiles, 0, func(ctx context.Context, b *backend.Backend) error {
 		return b.RemoveFile(ctx, handle, "/f")
 	}},
+	{"archive", sandboxer.CanArchive, 30 * time.Minute, func(ctx context.Context, b *backend.Backend) error {
+		return b.Archive(ctx, handle, "", io.Discard)
+	}},
+	{"unarchive", sandboxer.CanArchive, 30 * time.Minute, func(ctx context.Context, b *backend.Backend) error {
+		return b.Unarchive(ctx, handle, "/d", strings.NewReader(""))
+	}},
 	{"dial", sandboxer.CanDial, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
 		_, err := b.Dial(ctx, handle, 80)
 		return err
@@ -307,6 +321,8 @@ func TestCapabilities(t *testing.T) {
 		{"everything disclaimed", &full{without: all}, nil},
 		{"files come with exec", &full{without: []sandboxer.Capability{sandboxer.CanFiles}}, all},
 		{"and go with it", &full{without: []sandboxer.Capability{sandboxer.CanFiles, sandboxer.CanExec}}, except(sandboxer.CanFiles, sandboxer.CanExec)},
+		{"so do archives", &full{without: []sandboxer.Capability{sandboxer.CanArchive}}, all},
+		{"and go with exec", &full{without: []sandboxer.Capability{sandboxer.CanArchive, sandboxer.CanExec}}, except(sandboxer.CanArchive, sandboxer.CanExec)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := backend.New("ext.test", tt.ext, backend.Options{})
@@ -435,7 +451,7 @@ func TestDeadlineOptions(t *testing.T) {
 			<-ctx.Done()
 			return ctx.Err()
 		}), backend.Options{Provision: time.Second, Ready: 2 * time.Second, Teardown: 3 * time.Second, Save: 4 * time.Second, Short: 5 * time.Second})
-		want := map[string]time.Duration{"provision": 1, "wait_ready": 2, "teardown": 3, "drop_snapshot": 3, "snapshot": 4, "restore": 4, "pause": 4, "resume": 4}
+		want := map[string]time.Duration{"provision": 1, "wait_ready": 2, "teardown": 3, "drop_snapshot": 3, "snapshot": 4, "restore": 4, "archive": 4, "unarchive": 4, "pause": 4, "resume": 4}
 		for _, o := range ops {
 			if o.limit == 0 {
 				continue
