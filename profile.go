@@ -26,7 +26,16 @@ type Profile struct {
 	TTL         time.Duration     `json:"ttl_ns,omitempty"` // lifetime when the caller names none
 	MaxTTL      time.Duration     `json:"max_ttl_ns,omitempty"`
 	Idle        time.Duration     `json:"idle_ns,omitempty"` // destroy after so long without use; 0 means never
-	Price       Price             `json:"price,omitzero"`    // what tenants pay where the extension quotes nothing
+	// OnTTL says what happens when the time to live is over. A paused sandbox costs
+	// nothing and is destroyed after MaxPaused (DefaultMaxPaused if zero). PauseDepth is
+	// the depth where nobody names one; empty takes what the extension can: for an
+	// expiry disk before freeze, for a request freeze before disk. With AutoResume,
+	// using a paused sandbox resumes it.
+	OnTTL      ExpiryAction  `json:"on_ttl,omitempty"`
+	PauseDepth PauseDepth    `json:"pause_depth,omitempty"`
+	MaxPaused  time.Duration `json:"max_paused_ns,omitempty"`
+	AutoResume bool          `json:"auto_resume,omitempty"`
+	Price      Price         `json:"price,omitzero"` // what tenants pay where the extension quotes nothing
 }
 
 // Price is a profile's own tariff.

@@ -39,6 +39,18 @@ type Sandbox struct {
 	Quote        MeterQuote     `json:"quote,omitzero"` // price snapshot: a later price change does not touch it
 	Cost         Credits        `json:"cost,omitempty"` // posted; final once terminated
 
+	// RestoredFrom is the snapshot that the sandbox began with, RestoredAs the form that
+	// was taken: native or portable.
+	RestoredFrom string       `json:"restored_from,omitempty"`
+	RestoredAs   SnapshotKind `json:"restored_as,omitempty"`
+
+	// Pause is set from pausing until it runs again. PausedFor sums former pauses:
+	// neither counts as running time. Every resume from a snapshot makes an object of a
+	// higher generation; Spec.Generation is that of the latest, Generation that of the
+	// first, and a later sandbox of the ID begins above both.
+	Pause     Pause         `json:"pause,omitzero"`
+	PausedFor time.Duration `json:"paused_for_ns,omitempty"`
+
 	Version     int64     `json:"version"` // grows with every write; a write with a stale one fails with Conflict
 	Retries     int       `json:"retries,omitempty"`
 	LastError   string    `json:"last_error,omitempty"` // of the step that is being retried
@@ -46,9 +58,10 @@ type Sandbox struct {
 
 	CreatedAt time.Time `json:"created_at"`
 	ReadyAt   time.Time `json:"ready_at,omitzero"`
+	ResumedAt time.Time `json:"resumed_at,omitzero"` // the last time
 	UsedAt    time.Time `json:"used_at,omitzero"`
-	ExpiresAt time.Time `json:"expires_at,omitzero"`
-	RetryAt   time.Time `json:"retry_at,omitzero"` // the sweep leaves it alone until then
+	ExpiresAt time.Time `json:"expires_at,omitzero"` // while it is paused: how long it is kept
+	RetryAt   time.Time `json:"retry_at,omitzero"`   // the sweep leaves it alone until then
 	EndingAt  time.Time `json:"ending_at,omitzero"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`
 }
@@ -170,13 +183,14 @@ type EventType string
 
 // The event types.
 const (
-	EventState   EventType = "state"   // From became To
-	EventStep    EventType = "step"    // progress within a state ("provisioned")
-	EventExtend  EventType = "extend"  // the expiry moved
-	EventRetry   EventType = "retry"   // a step failed and will be tried again
-	EventOrphan  EventType = "orphan"  // an object without a record was removed
-	EventKey     EventType = "key"     // an API key was made or revoked
-	EventWarning EventType = "warning" // something an operator should look at
+	EventState    EventType = "state"    // From became To
+	EventStep     EventType = "step"     // progress within a state ("provisioned")
+	EventExtend   EventType = "extend"   // the expiry moved
+	EventRetry    EventType = "retry"    // a step failed and will be tried again
+	EventOrphan   EventType = "orphan"   // an object without a record was removed
+	EventSnapshot EventType = "snapshot" // a snapshot was begun, sealed or dropped
+	EventKey      EventType = "key"      // an API key was made or revoked
+	EventWarning  EventType = "warning"  // something an operator should look at
 )
 
 // Principal is who is calling.

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Store keeps the books: sandboxes, their history, the ledger, idempotency keys and
+// Store keeps the books: sandboxes, their history, snapshots, the ledger, idempotency keys and
 // API keys. Package sqlstore implements it; package internal/storetest is its
 // conformance suite.
 //
@@ -30,6 +30,13 @@ type Store interface {
 	// first, and the cursor of the next page ("" at the end). A cursor that the store
 	// did not make is Invalid.
 	Sandboxes(ctx context.Context, q Query) (items []*Sandbox, next string, err error)
+
+	// Snapshot returns the record of one snapshot. (Writes.Snapshots makes and changes
+	// them.)
+	Snapshot(ctx context.Context, id string) (*SnapshotRecord, error)
+	// Snapshots returns up to q.Limit records in the order of creation, newest first,
+	// and the cursor of the next page, as Sandboxes does.
+	Snapshots(ctx context.Context, q SnapshotQuery) (items []*SnapshotRecord, next string, err error)
 
 	// Write commits w alone.
 	Write(ctx context.Context, w Writes) error
@@ -68,6 +75,11 @@ type Writes struct {
 	Events  []Event         // Seq is assigned by the store, here too once committed
 	Key     *IdempotencyKey // Conflict when (tenant, key) is taken
 	APIKey  *APIKey         // inserted or replaced
+	// Snapshots with Version 0 are inserted: Conflict when the ID is taken, or the
+	// (tenant, name) by one that is not dropped. Others replace what is stored if it has
+	// their Version: Conflict when it has another, NotFound when there is none. Once
+	// committed, Version has grown by one, here too.
+	Snapshots []*SnapshotRecord
 }
 
 // IdempotencyKey remembers which request was made under a caller's key.

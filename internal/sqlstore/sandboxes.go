@@ -6,7 +6,6 @@ import (
 	"database/sql"
 	"encoding/json"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -185,11 +184,7 @@ func sandboxFilter(q sandboxer.Query) (filter, error) {
 		f.add("id >= ? AND id < ?", q.IDPrefix, q.IDPrefix+"\U0010FFFF")
 	}
 	if len(q.States) > 0 {
-		args := make([]any, len(q.States))
-		for i, st := range q.States {
-			args[i] = string(st)
-		}
-		f.add("state IN (?"+strings.Repeat(", ?", len(args)-1)+")", args...)
+		in(&f, "state", q.States)
 		if live {
 			f.add("state <> 'terminated'") // lets the index of the living be used
 		}
@@ -218,7 +213,7 @@ func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
 	}
 	r := *sb
 	r.Handle.Data = nil // JSON would reformat it
-	for _, t := range []*time.Time{&r.AbsentSince, &r.CreatedAt, &r.ReadyAt, &r.UsedAt, &r.ExpiresAt, &r.RetryAt, &r.EndingAt, &r.EndedAt, &r.Spec.Fuse} {
+	for _, t := range []*time.Time{&r.AbsentSince, &r.CreatedAt, &r.ReadyAt, &r.ResumedAt, &r.Pause.At, &r.UsedAt, &r.ExpiresAt, &r.RetryAt, &r.EndingAt, &r.EndedAt, &r.Spec.Fuse} {
 		*t = toMicros(*t)
 	}
 	data, err := json.Marshal(&r)
@@ -231,19 +226,20 @@ func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
 			return nil, sandboxer.E(sandboxer.Invalid, err, "the labels of sandbox %s cannot be stored", sb.ID)
 		}
 	}
-	return []any{sb.Tenant, sb.Name, sb.Profile, sb.Extension, string(sb.State), dueAt(&r), string(labels), string(data),
+	return []any{sb.Tenant, sb.Name, sb.Profile, sb.Extension, string(sb.State), earlier(r.ExpiresAt, r.RetryAt), string(labels), string(data),
 		[]byte(sb.Handle.Data), sb.SealedEnv, sb.ID, sb.Generation}, nil
 }
 
-// dueAt returns the earlier of the times at which the sweep has work with r, or nil.
-func dueAt(r *sandboxer.Sandbox) any {
+// earlier returns the earlier of the times at which the sweep has work, or nil if
+// both are zero.
+func earlier(expires, retry time.Time) any {
 	switch {
-	case r.ExpiresAt.IsZero() && r.RetryAt.IsZero():
+	case expires.IsZero() && retry.IsZero():
 		return nil
-	case r.ExpiresAt.IsZero() || !r.RetryAt.IsZero() && r.RetryAt.Before(r.ExpiresAt):
-		return micros(r.RetryAt)
+	case expires.IsZero() || !retry.IsZero() && retry.Before(expires):
+		return micros(retry)
 	}
-	return micros(r.ExpiresAt)
+	return micros(expires)
 }
 
 // A sandboxRow is a row of selectSandbox.

@@ -70,6 +70,11 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 				return err
 			}
 		}
+		for _, r := range w.Snapshots {
+			if err := t.putSnapshot(r); err != nil {
+				return err
+			}
+		}
 		return t.putEvents(w.Events, seqs)
 	})
 	if err != nil {
@@ -77,6 +82,9 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 	}
 	for i := range w.Events {
 		w.Events[i].Seq = seqs[i]
+	}
+	for _, r := range w.Snapshots {
+		r.Version++
 	}
 	return nil
 }
@@ -181,8 +189,9 @@ func pageSize(limit int) int {
 type cursor string
 
 const (
-	sandboxCursor cursor = "sandboxes"
-	entryCursor   cursor = "entries"
+	sandboxCursor  cursor = "sandboxes"
+	snapshotCursor cursor = "snapshots"
+	entryCursor    cursor = "entries"
 )
 
 func (c cursor) encode(seq int64) string {
