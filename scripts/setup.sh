@@ -11,6 +11,13 @@ need git git
 need gcc gcc
 need ip iproute2
 need protoc protobuf-compiler
+need ssh openssh-client
+[ -x /usr/sbin/sshd ] || packages="$packages openssh-server"
+need rsync rsync
+need zstd zstd
+need dash dash
+need fish fish
+need tcsh tcsh
 [ -x /usr/bin/busybox ] || packages="$packages busybox-static"
 
 [ -n "$packages" ] || exit 0

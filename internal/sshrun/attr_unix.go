@@ -1,0 +1,7 @@
+//go:build unix && !linux
+
+package sshrun
+
+import "syscall"
+
+func masterAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }

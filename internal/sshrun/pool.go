@@ -1,0 +1,557 @@
+package sshrun
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os/exec"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Options configure a Pool. The zero value is good.
+type Options struct {
+	// Dir is where the pool keeps control sockets, in a directory of its own for as
+	// long as it lives. It must be ours alone, and short: a socket's name has at
+	// most 104 bytes. Empty means a directory below XDG_RUNTIME_DIR or /tmp.
+	Dir string
+	// Transport is "openssh", "native" or, empty, openssh where there is an ssh
+	// program and native elsewhere.
+	Transport string
+	// Config is the ssh configuration file; empty means the user's and the system's,
+	// "none" means none.
+	Config string
+	// KnownHosts is where host keys without a pin are looked up; empty means where
+	// the configuration says.
+	KnownHosts string
+	// ConnectTimeout bounds making one connection, login included; 0 means 15 s.
+	ConnectTimeout time.Duration
+	// KeepAlive is how often a silent connection is asked for a sign of life; after
+	// three without it is lost. 0 means 5 s.
+	KeepAlive time.Duration
+	// Idle is how long an unused connection is kept; 0 means 5 min.
+	Idle time.Duration
+	Log  *slog.Logger // nil discards
+}
+
+// A Pool keeps connections to hosts. Its methods are safe for concurrent use.
+type Pool struct {
+	opts   Options
+	log    *slog.Logger
+	driver driver
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+
+	mu     sync.Mutex
+	hosts  map[string]*Host // by name
+	closed bool
+}
+
+// A driver makes connections in one way.
+type driver interface {
+	// connect returns a connection that is logged in. Its errors are faults of t, or
+	// wrap errDropped.
+	connect(ctx context.Context, t Target) (conn, error)
+	// scan returns the keys that the host shows, as authorized_keys lines.
+	scan(ctx context.Context, t Target) ([]string, error)
+	close() error
+}
+
+// A conn is one connection, logged in.
+type conn interface {
+	// start begins a session with command. errFull: the server admits no more.
+	start(ctx context.Context, command string, tty *sandboxer.WinSize) (session, error)
+	dial(ctx context.Context, network, addr string) (net.Conn, error)
+	done() <-chan struct{} // closed when the connection is gone
+	reason() string        // why, if known
+	close()
+}
+
+// A session is one remote command with its streams. Whoever started it reads both
+// outputs until they end and then closes it.
+type session interface {
+	stdin() io.WriteCloser
+	stdout() io.Reader
+	stderr() io.Reader // nil with a terminal
+	// exit yields, once, what is known about the end; it comes when the command has
+	// ended or the session broke.
+	exit() <-chan ended
+	resize(sandboxer.WinSize)
+	close()
+}
+
+type ended struct {
+	code  int
+	known bool // else the session ended without a word: a signal, or the connection
+}
+
+// New returns a pool. It ends what an earlier pool left in the same directory when
+// its process died.
+func New(opts Options) (*Pool, error) {
+	opts.ConnectTimeout = cmp.Or(opts.ConnectTimeout, 15*time.Second)
+	opts.KeepAlive = cmp.Or(opts.KeepAlive, 5*time.Second)
+	opts.Idle = cmp.Or(opts.Idle, 5*time.Minute)
+	p := &Pool{opts: opts, log: opts.Log, hosts: map[string]*Host{}}
+	if p.log == nil {
+		p.log = slog.New(slog.DiscardHandler)
+	}
+	program, missing := exec.LookPath("ssh")
+	var err error
+	switch {
+	case opts.Transport == "native", opts.Transport == "" && (missing != nil || !muxWorks):
+		p.driver, err = newNative(program, opts)
+	case opts.Transport != "" && opts.Transport != "openssh":
+		err = invalid("%q is not a transport of ssh", opts.Transport).WithHint("want openssh or native")
+	case missing != nil:
+		err = sandboxer.E(sandboxer.Unavailable, missing, "there is no ssh program on this machine").
+			WithHint("install OpenSSH's client, or use the transport native")
+	default:
+		p.driver, err = newOpenSSH(program, opts, p.log)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	return p, nil
+}
+
+// Host returns the host that t describes. Nothing is connected yet. Asking again
+// with the same target gives the same Host; with another one under the same name the
+// former is closed, as when an operator changed where the name leads.
+func (p *Pool) Host(t Target) (*Host, error) {
+	t, err := t.check()
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "the connections to hosts are closed")
+	}
+	if h := p.hosts[t.Name]; h != nil {
+		if reflect.DeepEqual(h.target, t) {
+			return h, nil
+		}
+		h.shut()
+	}
+	h := &Host{pool: p, target: t, changed: make(chan struct{})}
+	p.hosts[t.Name] = h
+	return h, nil
+}
+
+// Forget closes the connections to the host of that name, if there are any. Commands
+// that run there end with ErrLost.
+func (p *Pool) Forget(name string) {
+	p.mu.Lock()
+	h := p.hosts[name]
+	delete(p.hosts, name)
+	p.mu.Unlock()
+	if h != nil {
+		h.shut()
+	}
+}
+
+// Scan returns the public keys that t's host shows to one who connects, as
+// authorized_keys lines, without logging in and whether they are trusted or not. It
+// is for asking a person; see [Fingerprint].
+func (p *Pool) Scan(ctx context.Context, t Target) ([]string, error) {
+	t, err := t.check()
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.opts.ConnectTimeout)
+	defer cancel()
+	t.HostKeys = nil
+	keys, err := p.driver.scan(ctx, t)
+	return keys, failure(ctx, t, err, "asking for the key")
+}
+
+// Close ends every connection, with what runs over it, and waits until nothing of
+// the pool is left: no process, socket or goroutine.
+func (p *Pool) Close() error {
+	p.mu.Lock()
+	hosts := p.hosts
+	p.hosts, p.closed = nil, true
+	p.mu.Unlock()
+	p.cancel()
+	for _, h := range hosts {
+		h.shut()
+	}
+	p.tasks.Wait()
+	return p.driver.close()
+}
+
+// task runs f in a goroutine that Close waits for; it reports false once closed.
+func (p *Pool) task(f func()) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.tasks.Go(f)
+	return true
+}
+
+// A Host is one place that commands run at. Its methods are safe for concurrent use.
+type Host struct {
+	pool   *Pool
+	target Target
+
+	mu         sync.Mutex
+	changed    chan struct{} // closed and replaced when what follows changes
+	links      []*link
+	connecting int
+	failures   int   // how often connecting has failed
+	failed     error // the last time
+	closed     bool
+	debts      []string // runs to be killed: the connection was lost under them
+}
+
+// A use is what a place on a connection is wanted for.
+type use int
+
+const (
+	command use = iota
+	// spare is for ending commands, for which there must be room when commands have
+	// taken all of it.
+	spare
+	// A stream is not counted against a limit by any server.
+	forStream
+)
+
+// A link is a connection with the sessions on it.
+type link struct {
+	conn
+	sessions, limit int // limit is for commands
+	hard            int // what the server admits, as far as is known
+	streams         int
+	idle            *time.Timer
+}
+
+// Name returns what the host is called.
+func (h *Host) Name() string { return h.target.Name }
+
+// Target returns where the host is.
+func (h *Host) Target() Target { return h.target }
+
+func (l *link) alive() bool {
+	select {
+	case <-l.done():
+		return false
+	default:
+		return true
+	}
+}
+
+func (h *Host) wake() {
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// acquire returns a live connection with a session reserved on it, for release. It
+// waits for connections that are being made; one that fails fails everybody who waits
+// for it and has no other to go to.
+func (h *Host) acquire(ctx context.Context, as use) (*link, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, failure(ctx, h.target, err, "connecting")
+	}
+	h.mu.Lock()
+	seen := h.failures
+	for {
+		if h.closed {
+			h.mu.Unlock()
+			return nil, h.target.fault(ErrUnreachable, "its connections are closed")
+		}
+		for _, l := range h.links {
+			if as == forStream || l.sessions < l.limit || as == spare && l.sessions < l.hard {
+				if as == forStream {
+					l.streams++
+				} else {
+					l.sessions++
+				}
+				if l.idle != nil {
+					l.idle.Stop()
+				}
+				h.mu.Unlock()
+				return l, nil
+			}
+		}
+		if h.failures > seen && len(h.links) == 0 && h.connecting == 0 {
+			err := h.failed
+			h.mu.Unlock()
+			return nil, err
+		}
+		most := h.target.Connections
+		if as == spare {
+			most++
+		}
+		if h.connecting < h.target.Handshakes && h.connecting+len(h.links) < most && h.failures == seen {
+			h.connecting++
+			if !h.pool.task(h.connect) {
+				h.connecting--
+				h.closed = true
+				continue
+			}
+		}
+		changed := h.changed
+		h.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, failure(ctx, h.target, ctx.Err(), "waiting for a connection")
+		}
+		h.mu.Lock()
+		if len(h.links) > 0 {
+			seen = h.failures
+		}
+	}
+}
+
+// connect makes one connection and watches it to its end.
+func (h *Host) connect() {
+	c, err := h.dialHost()
+	h.mu.Lock()
+	h.connecting--
+	if err == nil && h.closed {
+		h.mu.Unlock()
+		c.close()
+		return
+	}
+	if err != nil {
+		h.failures++
+		h.failed = err
+		h.wake()
+		h.mu.Unlock()
+		return
+	}
+	l := &link{conn: c, limit: h.target.Sessions, hard: h.target.Sessions + 2}
+	h.links = append(h.links, l)
+	h.wake()
+	h.mu.Unlock()
+	<-c.done()
+	h.drop(l)
+	c.close()
+}
+
+func (h *Host) dialHost() (c conn, err error) {
+	ctx, cancel := context.WithTimeout(h.pool.ctx, h.pool.opts.ConnectTimeout)
+	defer cancel()
+	for pause := 100 * time.Millisecond; ; pause *= 2 {
+		c, err = h.pool.driver.connect(ctx, h.target)
+		if !errors.Is(err, errDropped) {
+			break
+		}
+		h.pool.log.Debug("handshake dropped; trying again", "host", h.target.Name, "after", pause)
+		select {
+		case <-time.After(pause/2 + rand.N(pause)):
+			continue
+		case <-ctx.Done():
+		}
+		break
+	}
+	if err == nil || isFault(err) {
+		return c, err
+	}
+	detail := err.Error()
+	if ctx.Err() != nil && h.pool.ctx.Err() == nil {
+		detail = "no answer within " + h.pool.opts.ConnectTimeout.String()
+		if errors.Is(err, errDropped) {
+			detail = "it ends every handshake at once; perhaps too many others log in"
+		}
+	}
+	return nil, h.target.fault(ErrUnreachable, tidy(detail))
+}
+
+func isFault(err error) bool {
+	var e *sandboxer.Error
+	return errors.As(err, &e)
+}
+
+func (h *Host) drop(l *link) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if i := slices.Index(h.links, l); i >= 0 {
+		h.links = slices.Delete(h.links, i, i+1)
+		h.wake()
+	}
+	if l.idle != nil {
+		l.idle.Stop()
+	}
+}
+
+// release gives a session back. full: the server refused it, so that l admits no
+// more than it has.
+func (h *Host) release(l *link, full bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l.sessions--
+	h.released(l)
+	if full && l.sessions < l.hard {
+		l.hard = max(l.sessions, 1)
+		l.limit = max(min(l.limit, l.hard-1), 1)
+	}
+	h.wake()
+}
+
+func (h *Host) releaseStream(l *link) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l.streams--
+	h.released(l)
+}
+
+func (h *Host) released(l *link) {
+	if l.sessions+l.streams > 0 || h.closed {
+		return
+	}
+	if l.idle == nil {
+		l.idle = time.AfterFunc(h.pool.opts.Idle, func() { h.retire(l) })
+	} else {
+		l.idle.Reset(h.pool.opts.Idle)
+	}
+}
+
+// retire closes l if it is still unused; connections opened by Dial over it end too.
+func (h *Host) retire(l *link) {
+	h.mu.Lock()
+	i := slices.Index(h.links, l)
+	if l.sessions+l.streams > 0 || i < 0 {
+		h.mu.Unlock()
+		return
+	}
+	h.links = slices.Delete(h.links, i, i+1)
+	h.mu.Unlock()
+	l.conn.close()
+}
+
+// start begins a session on whichever connection admits it.
+func (h *Host) start(ctx context.Context, line string, tty *sandboxer.WinSize, as use) (session, *link, error) {
+	for try := 0; ; try++ {
+		l, err := h.acquire(ctx, as)
+		if err != nil {
+			return nil, nil, err
+		}
+		s, err := l.start(ctx, line, tty)
+		if err == nil {
+			return s, l, nil
+		}
+		h.release(l, errors.Is(err, errFull))
+		switch {
+		case ctx.Err() != nil:
+			return nil, nil, failure(ctx, h.target, err, "starting a command")
+		case errors.Is(err, errFull):
+			// With nothing else on the connection it is not a limit; perhaps the
+			// server is ending. Asking in a circle would not help.
+			if try >= 200 {
+				return nil, nil, h.target.fault(ErrUnreachable, "it admits no session")
+			}
+			h.mu.Lock()
+			alone, changed := l.sessions == 0, h.changed
+			h.mu.Unlock()
+			if alone {
+				select {
+				case <-changed:
+				case <-time.After(20 * time.Millisecond):
+				case <-ctx.Done():
+				}
+			}
+		case isFault(err):
+			return nil, nil, err
+		default:
+			// The connection was dead already and nothing was sent over it.
+			h.drop(l)
+			l.conn.close()
+			if try >= 3 {
+				return nil, nil, h.target.fault(ErrUnreachable, tidy(err.Error()))
+			}
+		}
+	}
+}
+
+// Dial opens a stream to addr as seen from the host. network is "tcp", with addr in
+// the form host:port, or "unix", with addr an absolute name. Unavailable: nobody
+// listens there, or the server does not forward. Ending ctx after Dial has returned
+// does not close the stream.
+func (h *Host) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	switch network {
+	case "tcp":
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			return nil, invalid("%q is not host:port", addr)
+		}
+	case "unix":
+		if len(addr) == 0 || addr[0] != '/' {
+			return nil, invalid("socket %q is not an absolute name", addr)
+		}
+	default:
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "streams over ssh are tcp or unix, not %s", network)
+	}
+	for try := 0; ; try++ {
+		l, err := h.acquire(ctx, forStream)
+		if err != nil {
+			return nil, err
+		}
+		c, err := l.dial(ctx, network, addr)
+		if err == nil {
+			return &stream{Conn: c, release: sync.OnceFunc(func() { h.releaseStream(l) })}, nil
+		}
+		h.releaseStream(l)
+		switch {
+		case ctx.Err() != nil:
+			return nil, failure(ctx, h.target, err, "connecting to "+addr)
+		case isFault(err):
+			return nil, err
+		case errors.Is(err, errRefused):
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "host %s cannot connect to %s", h.target.Name, addr)
+		case try >= 3:
+			return nil, h.target.fault(ErrUnreachable, tidy(err.Error()))
+		}
+		h.drop(l)
+		l.conn.close()
+	}
+}
+
+// errRefused is a stream that the host did not open.
+var errRefused = errors.New("refused")
+
+// A stream keeps its connection from being retired until it is closed.
+type stream struct {
+	net.Conn
+	release func()
+}
+
+func (s *stream) Close() error {
+	defer s.release()
+	return s.Conn.Close()
+}
+
+// CloseWrite tells the other side that nothing more comes.
+func (s *stream) CloseWrite() error {
+	return s.Conn.(interface{ CloseWrite() error }).CloseWrite()
+}
+
+// shut closes the host's connections; acquire fails from now on.
+func (h *Host) shut() {
+	h.mu.Lock()
+	h.closed = true
+	links := h.links
+	h.links = nil
+	h.wake()
+	for _, l := range links {
+		if l.idle != nil {
+			l.idle.Stop()
+		}
+	}
+	h.mu.Unlock()
+	for _, l := range links {
+		l.conn.close()
+	}
+}

@@ -1,0 +1,555 @@
+package sshrun
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Cmd is a command for a host, with its streams. All but Script is as in
+// sandboxer.Cmd.
+type Cmd struct {
+	// Script is text for /bin/sh, with Args as its $1, $2 and so on. If it is empty,
+	// Args is the command itself, found through PATH. Values get into a script as
+	// arguments and by no other way.
+	Script         string
+	Args           []string
+	Env            map[string]string
+	Dir            string // empty means the account's home
+	TTY            *sandboxer.WinSize
+	Stdin          io.Reader // nil means no input
+	Stdout, Stderr io.Writer // nil discards
+	Resize         <-chan sandboxer.WinSize
+	Signals        <-chan os.Signal
+}
+
+// boot and bootTTY are the only text that the login shell sees, whichever shell it
+// is: no newline, backslash, exclamation mark or single quote may be within the
+// single quotes. ${IFS#??} is a newline. Each line of the script is told from the end
+// by its first character; without the end nothing is run. With a terminal the
+// script must neither be echoed nor edited.
+const (
+	loop    = `s=;n=${IFS#??};while IFS= read -r l;do case $l in .)%seval "$s";exit;;esac;s=$s${l#?}$n;done;exit 125`
+	bootEnv = "exec env SANDBOXER_RUN="
+)
+
+var (
+	boot    = " /bin/sh -c '" + fmt.Sprintf(loop, "") + "'"
+	bootTTY = ` /bin/sh -c 'g=$(stty -g)&&stty raw -echo||exit 124;echo $SANDBOXER_RUN.;` + fmt.Sprintf(loop, `stty "$g";`) + "'"
+)
+
+// text is the script that the boot loop runs for c. The command runs in a child that
+// the shell waits for, since a shell can say 128+n of a child that a signal killed,
+// where the control protocol of ssh could not; the traps let the shell outlive
+// signals that are sent to the whole group. Descriptor 3 keeps the shell's own words
+// about such a child apart from the command's.
+func (c *Cmd) text(mark string) (string, error) {
+	var b strings.Builder
+	if err := errors.Join(checkWords("the command", c.Args...), checkWords("the script", c.Script), checkWords("the directory", c.Dir)); err != nil {
+		return "", err
+	}
+	if c.Script == "" && (len(c.Args) == 0 || c.Args[0] == "") {
+		return "", invalid("there is no command to run")
+	}
+	b.WriteString("trap : HUP INT QUIT TERM USR1 USR2\n")
+	for _, k := range slices.Sorted(maps.Keys(c.Env)) {
+		if err := errors.Join(checkName(k), checkWords("variable "+k, c.Env[k])); err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&b, "export %s=%s\n", k, Quote(c.Env[k]))
+	}
+	if c.Dir != "" {
+		// CDPATH would make cd go elsewhere and say so.
+		fmt.Fprintf(&b, "CDPATH= cd %s 2>/dev/null || { echo %s -; exit 125; }\n", Quote(dirWord(c.Dir)), mark)
+	}
+	if len(c.Args) > 0 {
+		fmt.Fprintf(&b, "set -- %s\n", Quote(c.Args...))
+	} else {
+		b.WriteString("set --\n")
+	}
+	what := `exec "$@"`
+	if c.Script != "" {
+		what = "eval " + Quote(c.Script)
+	}
+	if c.TTY != nil {
+		fmt.Fprintf(&b, "echo %s $$\n(%s)\nexit $?", mark, what)
+	} else {
+		fmt.Fprintf(&b, "echo %[1]s $$\necho %[1]s >&2\nexec 3>&2 2>/dev/null\n(exec 2>&3 3>&-\n%[2]s)\nexit $?", mark, what)
+	}
+	return b.String(), nil
+}
+
+func dirWord(dir string) string {
+	if strings.HasPrefix(dir, "-") {
+		return "./" + dir
+	}
+	return dir
+}
+
+// header is script in the form that the boot loop reads.
+func header(script string) []byte {
+	var b bytes.Buffer
+	for line := range strings.SplitSeq(script, "\n") {
+		b.WriteByte(':')
+		b.WriteString(line)
+		b.WriteByte('\n')
+	}
+	b.WriteString(".\n")
+	return b.Bytes()
+}
+
+func token() string {
+	var b [12]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// lateOutput is how long an ended command's outputs, held open by something that it
+// started, may be silent before they are let go.
+const lateOutput = 500 * time.Millisecond
+
+// Run runs c to its end, as sandboxer.Execer describes: a non-zero exit is a result,
+// 127 is a command that is not there, and when ctx ends c is killed with what it
+// started, before Run returns, if the host can be reached to do it. Output that a
+// process left behind still writes after c has ended is lost. Invalid: c cannot be
+// sent, or its Dir cannot be entered. ErrLost: the connection broke after c was sent.
+func (h *Host) Run(ctx context.Context, c Cmd) (sandboxer.Exit, error) {
+	return h.run(ctx, c, command)
+}
+
+func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
+	mark, run := token(), token()
+	text, err := c.text(mark)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	line := bootEnv + run + boot
+	if c.TTY != nil {
+		line = bootEnv + run + bootTTY
+	}
+	s, l, err := h.start(ctx, line, c.TTY, as)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	defer h.release(l, false)
+	defer s.close()
+	h.settle()
+
+	r := &running{h: h, c: &c, s: s, ready: make(chan struct{})}
+	r.outputs.Add(1)
+	out := &opening{mark: []byte(mark + " "), to: c.Stdout, ready: r.begun}
+	if c.TTY != nil {
+		out.mark, out.ready = []byte(run+"."), r.begun
+		out.then = []byte(mark + " ")
+	}
+	r.out = out
+	go r.copyOut(out, s.stdout())
+	if c.TTY == nil {
+		r.outputs.Add(1)
+		go r.copyOut(&opening{mark: []byte(mark), to: c.Stderr}, s.stderr())
+	}
+	if c.TTY == nil {
+		go r.feed(header(text))
+	} else {
+		out.prompted = func() { go r.feed(header(text)) }
+	}
+	stop := make(chan struct{})
+	var side sync.WaitGroup
+	side.Go(func() { r.control(ctx, run, stop) })
+	defer side.Wait()
+	defer close(stop)
+
+	select {
+	case e := <-s.exit():
+		r.drain()
+		return r.result(ctx, l, e, run)
+	case <-ctx.Done():
+	}
+	if h.kill(l, run, out.pid.Load()) {
+		select {
+		case <-s.exit():
+		case <-time.After(2 * time.Second):
+		case <-l.done():
+		}
+	} else {
+		h.owe(run)
+	}
+	s.close()
+	r.outputs.Wait()
+	return sandboxer.Exit{}, failure(ctx, h.target, ctx.Err(), "a command")
+}
+
+// running is a command under way.
+type running struct {
+	h       *Host
+	c       *Cmd
+	s       session
+	out     *opening
+	ready   chan struct{} // closed when the script has begun
+	once    sync.Once
+	outputs sync.WaitGroup
+	last    atomic.Int64 // when output came last
+	wfail   atomic.Pointer[error]
+}
+
+func (r *running) begun() { r.once.Do(func() { close(r.ready) }) }
+
+// feed sends the header and then the command's own input.
+func (r *running) feed(header []byte) {
+	w := r.s.stdin()
+	if _, err := w.Write(header); err == nil && r.c.Stdin != nil {
+		io.Copy(w, r.c.Stdin)
+	}
+	if r.c.TTY == nil || r.c.Stdin != nil {
+		w.Close()
+	}
+}
+
+func (r *running) copyOut(o *opening, from io.Reader) {
+	defer r.outputs.Done()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			r.last.Store(time.Now().UnixNano())
+			if werr := o.write(buf[:n]); werr != nil {
+				r.wfail.CompareAndSwap(nil, &werr)
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// drain waits for the outputs to end, or to have nothing more to say.
+func (r *running) drain() {
+	done := make(chan struct{})
+	go func() { r.outputs.Wait(); close(done) }()
+	ended := time.Now()
+	for {
+		select {
+		case <-done:
+			return
+		case <-time.After(lateOutput / 5):
+		}
+		last := time.Unix(0, r.last.Load())
+		if last.Before(ended) {
+			last = ended
+		}
+		if time.Since(last) > lateOutput {
+			r.s.close()
+			<-done
+			return
+		}
+	}
+}
+
+// control passes on resizes and signals.
+func (r *running) control(ctx context.Context, run string, stop <-chan struct{}) {
+	resize, signals := r.c.Resize, r.c.Signals
+	for {
+		select {
+		case size, ok := <-resize:
+			if !ok {
+				resize = nil
+				continue
+			}
+			r.s.resize(size)
+		case sig, ok := <-signals:
+			if !ok {
+				signals = nil
+				continue
+			}
+			select {
+			case <-r.ready:
+			case <-stop:
+				return
+			}
+			if s, ok := sig.(syscall.Signal); ok {
+				kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+				_, err := r.h.output(kctx, spare, `kill -"$1" -"$2"`, strconv.Itoa(int(s)), strconv.FormatInt(r.out.pid.Load(), 10))
+				cancel()
+				if err != nil {
+					r.h.pool.log.Debug("signal not delivered", "host", r.h.target.Name, "signal", s.String(), "err", err)
+				}
+			}
+		case <-stop:
+			return
+		}
+	}
+}
+
+func (r *running) result(ctx context.Context, l *link, e ended, run string) (sandboxer.Exit, error) {
+	t := r.h.target
+	select {
+	case <-r.ready:
+	default:
+		if !e.known {
+			break
+		}
+		said := tidy(string(r.out.noise))
+		if r.c.TTY != nil && e.code == 124 {
+			return sandboxer.Exit{}, sandboxer.E(sandboxer.Unsupported, errors.New(said), "host %s has no stty, which a terminal needs", t.Name)
+		}
+		if e.code == 125 && said == "" {
+			// The loop's own end: its input was cut.
+			return sandboxer.Exit{}, t.fault(ErrLost, "")
+		}
+		return sandboxer.Exit{}, t.fault(ErrShell, strings.TrimSpace("exit status "+strconv.Itoa(e.code)+" "+said))
+	}
+	if r.out.refused {
+		return sandboxer.Exit{}, invalid("directory %q on host %s cannot be entered", r.c.Dir, t.Name)
+	}
+	if !e.known {
+		// The connection may be noticed to be gone a little later than the session.
+		select {
+		case <-l.done():
+		case <-time.After(200 * time.Millisecond):
+			if l.alive() {
+				return sandboxer.Exit{Code: 137, Signal: "KILL"}, nil
+			}
+		}
+		r.h.owe(run)
+		if ctx.Err() != nil {
+			return sandboxer.Exit{}, failure(ctx, t, ctx.Err(), "a command")
+		}
+		return sandboxer.Exit{}, t.fault(ErrLost, tidy(l.reason()))
+	}
+	if err := r.wfail.Load(); err != nil {
+		return sandboxer.Exit{}, fmt.Errorf("passing on what the command said: %w", *err)
+	}
+	exit := sandboxer.Exit{Code: e.code}
+	if e.code > 128 {
+		exit.Signal = signals[e.code-128]
+	}
+	return exit, nil
+}
+
+// signals are those that end a process, by number as everywhere.
+var signals = map[int]string{1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 6: "ABRT", 8: "FPE", 9: "KILL", 11: "SEGV", 13: "PIPE", 14: "ALRM", 15: "TERM"}
+
+// An opening writer drops everything up to and with the line that begins with mark.
+type opening struct {
+	mark     []byte
+	then     []byte // the mark after the first one
+	prompted func() // called at the first of two marks
+	ready    func()
+	to       io.Writer
+	noise    []byte
+	line     bool // within the line of the mark
+	open     bool
+	refused  bool // the line says that the directory could not be entered
+	pid      atomic.Int64
+	tail     []byte // of the line
+}
+
+func (o *opening) write(p []byte) error {
+	if o.open {
+		return o.pass(p)
+	}
+	o.noise = append(o.noise, p...)
+	for !o.line {
+		i := bytes.Index(o.noise, o.mark)
+		if i < 0 {
+			// Only the end may hold the beginning of a mark.
+			if keep := 64 << 10; len(o.noise) > 2*keep {
+				o.noise = append(o.noise[:0], o.noise[len(o.noise)-keep:]...)
+			}
+			return nil
+		}
+		if o.then == nil {
+			o.tail = append(o.tail, o.noise[i+len(o.mark):]...)
+			o.line = true
+			p = nil
+			break
+		}
+		o.noise = append(o.noise[:0], o.noise[i+len(o.mark):]...)
+		o.mark, o.then = o.then, nil
+		o.prompted()
+	}
+	o.tail = append(o.tail, p...)
+	i := bytes.IndexByte(o.tail, '\n')
+	if i < 0 {
+		return nil
+	}
+	word := strings.TrimSpace(string(o.tail[:i]))
+	rest := o.tail[i+1:]
+	o.open, o.refused = true, word == "-"
+	if pid, err := strconv.ParseInt(word, 10, 64); err == nil && pid > 1 {
+		o.pid.Store(pid)
+	}
+	o.noise, o.tail = nil, nil
+	if o.ready != nil {
+		o.ready()
+	}
+	return o.pass(rest)
+}
+
+func (o *opening) pass(p []byte) error {
+	if o.to == nil || len(p) == 0 {
+		return nil
+	}
+	_, err := o.to.Write(p)
+	return err
+}
+
+// killTime bounds ending a command on a host that answers.
+const killTime = 10 * time.Second
+
+// slay kills everything that carries the variable $1 in its environment, and before
+// that the process group $2 if there is one and its leader carries it too. It looks
+// again until a look finds nothing, for what was started meanwhile. 3: some of it
+// would not end.
+const slay = `
+[ -z "$2" ] || { [ -r "/proc/$2/environ" ] && ! grep -qF "$1" "/proc/$2/environ"; } || kill -KILL "-$2" 2>/dev/null
+[ -r /proc/self/environ ] || exit 0
+for i in 1 2 3 4 5 6 7 8 9 10; do
+	f=$(grep -lsF "$1" /proc/[0-9]*/environ 2>/dev/null)
+	n=
+	for p in $f; do
+		p=${p#/proc/} p=${p%/environ}
+		case $(cat "/proc/$p/stat" 2>/dev/null) in *") Z "*|*") X "*|"") continue;; esac
+		tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qxF "$1" || continue
+		n=1
+		kill -KILL "$p" 2>/dev/null
+	done
+	[ -n "$n" ] || exit 0
+	[ $i -lt 3 ] || sleep 0.1 2>/dev/null || sleep 1
+done
+exit 3`
+
+// kill ends run, of which pid leads the process group if it is not 0. false: the host
+// could not be reached to do it.
+func (h *Host) kill(l *link, run string, pid int64) bool {
+	ctx, cancel := context.WithTimeout(h.pool.ctx, killTime)
+	defer cancel()
+	go func() {
+		// A kill over a connection that is gone would wait for a new one.
+		select {
+		case <-l.done():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	group := ""
+	if pid > 0 {
+		group = strconv.FormatInt(pid, 10)
+	}
+	_, err := h.output(ctx, spare, slay, "SANDBOXER_RUN="+run, group)
+	if err != nil {
+		h.pool.log.Debug("command not killed", "host", h.target.Name, "err", err)
+	}
+	return err == nil
+}
+
+// Kill ends, at once, every process on the host that has the variable name with that
+// value in its environment and that the account may end. Failed: some would not end.
+// On a host without /proc nothing is found; what can be done there is Unsupported.
+func (h *Host) Kill(ctx context.Context, name, value string) error {
+	if err := errors.Join(checkName(name), checkWords("the value", value)); err != nil {
+		return err
+	}
+	exit, said, err := h.capture(ctx, `[ -r /proc/self/environ ] || exit 4`+slay, []string{name + "=" + value, ""})
+	switch {
+	case err != nil:
+		return err
+	case exit.Code == 4:
+		return sandboxer.E(sandboxer.Unsupported, nil, "host %s has no /proc to find processes by their environment", h.target.Name)
+	case exit.Code != 0:
+		return sandboxer.E(sandboxer.Failed, errors.New(said), "some processes on host %s with %s=%s could not be ended", h.target.Name, name, value)
+	}
+	return nil
+}
+
+// owe remembers that run may still be there.
+func (h *Host) owe(run string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.debts = append(h.debts, run)
+}
+
+// settle kills, beside what goes on, what was owed.
+func (h *Host) settle() {
+	h.mu.Lock()
+	debts := h.debts
+	h.debts = nil
+	h.mu.Unlock()
+	if len(debts) == 0 {
+		return
+	}
+	h.pool.task(func() {
+		ctx, cancel := context.WithTimeout(h.pool.ctx, killTime)
+		defer cancel()
+		for _, run := range debts {
+			if _, err := h.output(ctx, spare, slay, "SANDBOXER_RUN="+run, ""); err != nil {
+				h.owe(run)
+			}
+		}
+	})
+}
+
+// Output runs script with args as its $1 and so on and returns what it wrote to
+// stdout. A non-zero exit is an error here, of the kind Failed, with what it wrote to
+// stderr as the cause; see [ExitOf].
+func (h *Host) Output(ctx context.Context, script string, args ...string) ([]byte, error) {
+	return h.output(ctx, command, script, args...)
+}
+
+func (h *Host) output(ctx context.Context, as use, script string, args ...string) ([]byte, error) {
+	var out, said bytes.Buffer
+	exit, err := h.run(ctx, Cmd{Script: script, Args: args, Stdout: &out, Stderr: &limited{&said, 16 << 10}}, as)
+	if err == nil && exit.Code != 0 {
+		err = sandboxer.E(sandboxer.Failed, &exitError{exit, tidy(said.String())}, "a command on host %s failed", h.target.Name)
+	}
+	return out.Bytes(), err
+}
+
+func (h *Host) capture(ctx context.Context, script string, args []string) (sandboxer.Exit, string, error) {
+	var said bytes.Buffer
+	exit, err := h.Run(ctx, Cmd{Script: script, Args: args, Stderr: &limited{&said, 16 << 10}})
+	return exit, tidy(said.String()), err
+}
+
+type exitError struct {
+	exit sandboxer.Exit
+	said string
+}
+
+func (e *exitError) Error() string { return fmt.Sprintf("exit status %d: %s", e.exit.Code, e.said) }
+
+// ExitOf returns how the command ended whose non-zero exit err is, with what it said
+// on stderr, on one line.
+func ExitOf(err error) (exit sandboxer.Exit, said string, ok bool) {
+	var e *exitError
+	if !errors.As(err, &e) {
+		return sandboxer.Exit{}, "", false
+	}
+	return e.exit, e.said, true
+}
+
+// limited keeps the first n bytes.
+type limited struct {
+	b *bytes.Buffer
+	n int
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	l.b.Write(p[:min(len(p), max(0, l.n-l.b.Len()))])
+	return len(p), nil
+}

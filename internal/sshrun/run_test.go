@@ -1,0 +1,333 @@
+package sshrun_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
+)
+
+// shortDir is a directory whose name leaves room for sockets.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "sr")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func newPool(t testing.TB, o sshrun.Options) *sshrun.Pool {
+	t.Helper()
+	if o.Dir == "" {
+		o.Dir = shortDir(t)
+	}
+	if o.Config == "" {
+		o.Config = "none"
+	}
+	p, err := sshrun.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return p
+}
+
+func host(t testing.TB, p *sshrun.Pool, target sshrun.Target) *sshrun.Host {
+	t.Helper()
+	h, err := p.Host(target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// both runs a test over each transport, and checks that nothing is left of it.
+func both(t *testing.T, f func(t *testing.T, transport string)) {
+	for _, transport := range []string{"openssh", "native"} {
+		t.Run(transport, func(t *testing.T) {
+			ignore := goleak.IgnoreCurrent()
+			t.Cleanup(func() {
+				if err := goleak.Find(ignore); err != nil {
+					t.Errorf("goroutines left: %v", err)
+				}
+			})
+			f(t, transport)
+		})
+	}
+}
+
+func TestRun(t *testing.T) {
+	both(t, func(t *testing.T, transport string) {
+		s := sshtest.Start(t, sshtest.Options{})
+		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
+		dir := t.TempDir()
+		binary := make([]byte, 1<<20)
+		for i := range binary {
+			binary[i] = byte(i*7 + i>>8)
+		}
+		long := strings.Repeat("x'y\n", 5000)
+		tests := []struct {
+			name        string
+			cmd         sshrun.Cmd
+			out, errOut string
+			exit        sandboxer.Exit
+		}{
+			{name: "streams apart", cmd: sshrun.Cmd{Script: "echo out; echo err >&2"}, out: "out\n", errOut: "err\n"},
+			{name: "exit status", cmd: sshrun.Cmd{Args: []string{"sh", "-c", "exit 43"}}, exit: sandboxer.Exit{Code: 43}},
+			{name: "255 is the command's", cmd: sshrun.Cmd{Script: "exit 255"}, exit: sandboxer.Exit{Code: 255}},
+			{name: "missing", cmd: sshrun.Cmd{Args: []string{"no-such-command"}, Stderr: io.Discard}, exit: sandboxer.Exit{Code: 127}},
+			{name: "not executable", cmd: sshrun.Cmd{Args: []string{"/etc/passwd"}, Stderr: io.Discard}, exit: sandboxer.Exit{Code: 126}},
+			{name: "signal", cmd: sshrun.Cmd{Args: []string{"sh", "-c", "kill -TERM $$"}}, exit: sandboxer.Exit{Code: 143, Signal: "TERM"}},
+			{name: "group killed", cmd: sshrun.Cmd{Script: "kill -KILL 0"}, exit: sandboxer.Exit{Code: 137, Signal: "KILL"}},
+			{name: "args", cmd: sshrun.Cmd{Args: []string{"printf", "%s|", "", "a b", "'", `\n`, "$HOME", "-n", "ü\xff", "a\nb", long}},
+				out: "|a b|'|\\n|$HOME|-n|ü\xff|a\nb|" + long + "|"},
+			{name: "script args", cmd: sshrun.Cmd{Script: "printf '%s,' \"$#\" \"$@\"", Args: []string{"x y", "."}}, out: "2,x y,.,"},
+			{name: "script lines", cmd: sshrun.Cmd{Script: "cat <<'E'\n.\n:\n\\n\n\nE\n"}, out: ".\n:\n\\n\n\n"},
+			{name: "env", cmd: sshrun.Cmd{Script: `printf %s "$A$B"`, Env: map[string]string{"A": "1\n'2'", "B": "$A"}}, out: "1\n'2'$A"},
+			{name: "dir", cmd: sshrun.Cmd{Args: []string{"pwd"}, Dir: dir}, out: dir + "\n"},
+			{name: "no stdin", cmd: sshrun.Cmd{Args: []string{"cat"}}},
+			{name: "stdin", cmd: sshrun.Cmd{Args: []string{"cat"}, Stdin: bytes.NewReader(binary)}, out: string(binary)},
+			{name: "what is left behind does not hold it up", cmd: sshrun.Cmd{Script: "sleep 3 & echo done"}, out: "done\n"},
+			{name: "traps are not inherited", cmd: sshrun.Cmd{Script: "sh -c 'kill -INT $$; echo alive'"}, exit: sandboxer.Exit{Code: 130, Signal: "INT"}},
+		}
+		for _, tt := range tests {
+			t.Run(tt.name, func(t *testing.T) {
+				var out, errOut bytes.Buffer
+				tt.cmd.Stdout = &out
+				if tt.cmd.Stderr == nil {
+					tt.cmd.Stderr = &errOut
+				}
+				start := time.Now()
+				exit, err := h.Run(t.Context(), tt.cmd)
+				if err != nil || exit != tt.exit {
+					t.Errorf("exit %+v, %v; want %+v", exit, err, tt.exit)
+				}
+				if out.String() != tt.out || errOut.String() != tt.errOut {
+					t.Errorf("out %.200q, err %.200q; want %.200q, %.200q", out.String(), errOut.String(), tt.out, tt.errOut)
+				}
+				if d := time.Since(start); d > 2500*time.Millisecond {
+					t.Errorf("it took %s", d)
+				}
+			})
+		}
+		refused := []struct {
+			name string
+			cmd  sshrun.Cmd
+			kind sandboxer.Kind
+		}{
+			{"nothing", sshrun.Cmd{}, sandboxer.Invalid},
+			{"NUL", sshrun.Cmd{Args: []string{"a\x00b"}}, sandboxer.Invalid},
+			{"bad variable", sshrun.Cmd{Args: []string{"true"}, Env: map[string]string{"A;B": ""}}, sandboxer.Invalid},
+			{"missing dir", sshrun.Cmd{Args: []string{"true"}, Dir: "/no/such"}, sandboxer.Invalid},
+		}
+		for _, tt := range refused {
+			if _, err := h.Run(t.Context(), tt.cmd); sandboxer.KindOf(err) != tt.kind {
+				t.Errorf("%s: %v, want %s", tt.name, err, tt.kind)
+			}
+		}
+	})
+}
+
+func TestNothingInLists(t *testing.T) {
+	both(t, func(t *testing.T, transport string) {
+		s := sshtest.Start(t, sshtest.Options{})
+		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
+		out, err := h.Output(t.Context(), "X=sesame-script; cat /proc/[0-9]*/cmdline | tr '\\0' ' '; echo; echo \"$S$X\"", "sesame-arg")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if list, _, _ := strings.Cut(string(out), "\n"); strings.Contains(list, "sesame") {
+			t.Error("a script or its argument is in the list of processes")
+		}
+	})
+}
+
+func TestCancelEndsEverything(t *testing.T) {
+	both(t, func(t *testing.T, transport string) {
+		s := sshtest.Start(t, sshtest.Options{Config: "MaxSessions 2"})
+		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
+		dir := t.TempDir()
+		// A child in the group, one in a session of its own, one that ignores signals.
+		script := `cd "$1"; sleep 1000 & echo $! >a; setsid sleep 1001 & echo $! >b; sh -c 'trap "" TERM INT HUP; echo $$ >c; while :; do sleep 0.1; done'`
+		var wg sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for i := range 5 {
+			d := filepath.Join(dir, fmt.Sprint(i))
+			os.Mkdir(d, 0o755)
+			wg.Go(func() {
+				_, err := h.Run(ctx, sshrun.Cmd{Script: script, Args: []string{d}})
+				if sandboxer.KindOf(err) != sandboxer.Canceled {
+					t.Errorf("Run: %v, want canceled", err)
+				}
+			})
+		}
+		for i := range 5 {
+			waitFor(t, func() bool { data, _ := os.ReadFile(filepath.Join(dir, fmt.Sprint(i), "c")); return len(data) > 1 })
+		}
+		cancel()
+		wg.Wait()
+		for i := range 5 {
+			for _, f := range []string{"a", "b", "c"} {
+				data, err := os.ReadFile(filepath.Join(dir, fmt.Sprint(i), f))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if alive(strings.TrimSpace(string(data))) {
+					t.Errorf("process %s%d lives on", f, i)
+				}
+			}
+		}
+	})
+}
+
+func alive(pid string) bool {
+	data, err := os.ReadFile("/proc/" + pid + "/stat")
+	return err == nil && !strings.Contains(string(data), ") Z ") && !strings.Contains(string(data), ") X ")
+}
+
+func waitFor(t testing.TB, ok func() bool) {
+	t.Helper()
+	for range 1000 {
+		if ok() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatal("it did not come about")
+}
+
+func TestTerminal(t *testing.T) {
+	both(t, func(t *testing.T, transport string) {
+		s := sshtest.Start(t, sshtest.Options{})
+		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
+		in, feed := io.Pipe()
+		out := &buffer{}
+		resize := make(chan sandboxer.WinSize, 1)
+		done := make(chan error, 1)
+		go func() {
+			exit, err := h.Run(t.Context(), sshrun.Cmd{Script: `stty size; read l; echo "got $l"; trap 'stty size' WINCH; while :; do sleep 0.05; done`,
+				TTY: &sandboxer.WinSize{Cols: 101, Rows: 37}, Stdin: in, Stdout: out, Resize: resize})
+			if err == nil && exit.Code != 130 {
+				err = fmt.Errorf("exit %+v", exit)
+			}
+			done <- err
+		}()
+		waitFor(t, func() bool { return strings.Contains(out.String(), "37 101") })
+		io.WriteString(feed, "hello\n")
+		waitFor(t, func() bool { return strings.Contains(out.String(), "got hello") })
+		resize <- sandboxer.WinSize{Cols: 55, Rows: 22}
+		waitFor(t, func() bool { return strings.Contains(out.String(), "22 55") })
+		io.WriteString(feed, "\x03")
+		if err := <-done; err != nil {
+			t.Errorf("%v, with output %q", err, out.String())
+		}
+		feed.Close()
+		if strings.Contains(out.String(), "SANDBOXER") || strings.Contains(out.String(), "export") {
+			t.Errorf("the script was echoed: %q", out.String())
+		}
+	})
+}
+
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) { b.mu.Lock(); defer b.mu.Unlock(); return b.b.Write(p) }
+func (b *buffer) String() string              { b.mu.Lock(); defer b.mu.Unlock(); return b.b.String() }
+
+func TestSignals(t *testing.T) {
+	both(t, func(t *testing.T, transport string) {
+		s := sshtest.Start(t, sshtest.Options{})
+		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
+		signals := make(chan os.Signal, 1)
+		out := &buffer{}
+		go func() {
+			for !strings.Contains(out.String(), "ready") {
+				time.Sleep(10 * time.Millisecond)
+			}
+			signals <- syscall.SIGTERM
+		}()
+		exit, err := h.Run(t.Context(), sshrun.Cmd{Args: []string{"sh", "-c", "trap 'echo caught; exit 7' TERM; echo ready; while :; do sleep 0.05; done"}, Stdout: out, Signals: signals})
+		if err != nil || exit.Code != 7 || !strings.Contains(out.String(), "caught") {
+			t.Errorf("exit %+v, %v, output %q", exit, err, out.String())
+		}
+	})
+}
+
+func TestDial(t *testing.T) {
+	both(t, func(t *testing.T, transport string) {
+		s := sshtest.Start(t, sshtest.Options{})
+		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
+		tcp, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tcp.Close()
+		unix, err := net.Listen("unix", filepath.Join(shortDir(t), "s"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close()
+		for _, l := range []net.Listener{tcp, unix} {
+			go func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					go func() {
+						defer c.Close()
+						data, _ := io.ReadAll(c)
+						c.Write(bytes.ToUpper(data))
+					}()
+				}
+			}()
+			for range 12 { // more than there may be sessions
+				c, err := h.Dial(t.Context(), l.Addr().Network(), l.Addr().String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { c.Close() })
+				big := bytes.Repeat([]byte("abc"), 50000)
+				go func() {
+					c.Write(big)
+					c.(interface{ CloseWrite() error }).CloseWrite()
+				}()
+				got, err := io.ReadAll(c)
+				if err != nil || !bytes.Equal(got, bytes.ToUpper(big)) {
+					t.Errorf("%s: %d bytes, %v", l.Addr().Network(), len(got), err)
+				}
+			}
+		}
+		tcp.Close()
+		if _, err := h.Dial(t.Context(), "tcp", tcp.Addr().String()); sandboxer.KindOf(err) != sandboxer.Unavailable || errors.Is(err, sshrun.ErrUnreachable) {
+			t.Errorf("nobody listens: %v", err)
+		}
+		if _, err := h.Output(t.Context(), "true"); err != nil {
+			t.Errorf("after that: %v", err)
+		}
+	})
+}

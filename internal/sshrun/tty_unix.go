@@ -1,0 +1,38 @@
+//go:build unix
+
+package sshrun
+
+import (
+	"os"
+
+	"github.com/creack/pty"
+	"golang.org/x/term"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// openTerminal returns both ends of a local terminal. Its modes are those that the
+// remote one is given, and so it is made raw only after they were.
+func openTerminal(size sandboxer.WinSize) (ours, theirs *os.File, err error) {
+	ours, theirs, err = pty.Open()
+	if err != nil {
+		return nil, nil, err
+	}
+	if err = setSize(ours, size); err != nil {
+		ours.Close()
+		theirs.Close()
+		return nil, nil, err
+	}
+	return ours, theirs, nil
+}
+
+func setSize(f *os.File, size sandboxer.WinSize) error {
+	return pty.Setsize(f, &pty.Winsize{Cols: size.Cols, Rows: size.Rows})
+}
+
+// makeRaw has the terminal pass bytes on unchanged: the remote one does what
+// terminals do.
+func makeRaw(f *os.File) error {
+	_, err := term.MakeRaw(int(f.Fd()))
+	return err
+}
