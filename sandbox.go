@@ -64,6 +64,10 @@ type Sandbox struct {
 	RetryAt   time.Time `json:"retry_at,omitzero"`   // the sweep leaves it alone until then
 	EndingAt  time.Time `json:"ending_at,omitzero"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`
+
+	// Damaged says why the record could not be read; the other fields are then only
+	// what is left of it. It is never stored: writing the record mends it.
+	Damaged string `json:"-"`
 }
 
 // CreateRequest is what a caller asks for. Zero fields take the profile's values.

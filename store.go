@@ -22,13 +22,17 @@ type Store interface {
 	// UpdateSandbox writes sb if the stored version equals sb.Version and raises it
 	// (in sb too). Otherwise it returns Conflict and writes nothing, not even w.
 	UpdateSandbox(ctx context.Context, sb *Sandbox, w Writes) error
-	// Sandbox returns the newest generation of id.
+	// Sandbox returns the newest generation of id. Failed when its record is damaged;
+	// what can still be read of it, with Damaged set, comes with that error.
 	Sandbox(ctx context.Context, id string) (*Sandbox, error)
-	// SandboxGeneration returns exactly that incarnation of id.
+	// SandboxGeneration returns exactly that incarnation of id, as Sandbox does.
 	SandboxGeneration(ctx context.Context, id string, generation int) (*Sandbox, error)
 	// Sandboxes returns up to q.Limit records in the order of creation, newest
 	// first, and the cursor of the next page ("" at the end). A cursor that the store
-	// did not make is Invalid.
+	// did not make is Invalid. A damaged record stops nobody: it is among the items with
+	// Damaged set and what can still be read of it, which may be no more than its
+	// identity; then only a query that restricts neither tenant, profile, extension,
+	// name nor labels has it.
 	Sandboxes(ctx context.Context, q Query) (items []*Sandbox, next string, err error)
 
 	// Snapshot returns the record of one snapshot. (Writes.Snapshots makes and changes

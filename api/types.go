@@ -96,6 +96,7 @@ type Sandbox struct {
 	Version   int64  `json:"version" example:"3"`
 	Retries   int    `json:"retries,omitempty" doc:"Attempts of the step that is being retried"`
 	LastError string `json:"last_error,omitempty" doc:"Of the step that is being retried"`
+	Damaged   string `json:"damaged,omitempty" doc:"Why the record could not be read; the rest is what is left of it. Destroy the sandbox, or restore a backup"`
 
 	CreatedAt time.Time `json:"created_at"`
 	ReadyAt   time.Time `json:"ready_at,omitzero"`
@@ -116,7 +117,7 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		Inputs: s.Inputs, Image: s.Image, Command: s.Command, Labels: s.Labels, Limits: s.Limits,
 		Network: s.Network, Mounts: s.Mounts, Ports: s.Ports, Workspace: s.Workspace, User: s.User,
 		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost),
-		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError,
+		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, Damaged: sb.Damaged,
 		CreatedAt: sb.CreatedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
 		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt,
 	}
@@ -481,6 +482,7 @@ type Sweep struct {
 	Lost     int `json:"lost"`
 	Orphans  int `json:"orphans"`
 	Failed   int `json:"failed"`
+	Damaged  int `json:"damaged" doc:"Live records that cannot be read and were left alone"`
 }
 
 // Status describes the server and what it keeps alive for the caller.

@@ -374,7 +374,7 @@ func reconcileRun(ctx context.Context, o *plainOptions) error {
 			for _, x := range []struct {
 				name string
 				n    int
-			}{{"seen", r.Seen}, {"expired", r.Expired}, {"torn down", r.Torndown}, {"adopted", r.Adopted}, {"lost", r.Lost}, {"orphans", r.Orphans}, {"failed", r.Failed}} {
+			}{{"seen", r.Seen}, {"expired", r.Expired}, {"torn down", r.Torndown}, {"adopted", r.Adopted}, {"lost", r.Lost}, {"orphans", r.Orphans}, {"failed", r.Failed}, {"damaged", r.Damaged}} {
 				rows = append(rows, [2]string{x.name, fmt.Sprint(x.n)})
 			}
 			return rows

@@ -30,6 +30,9 @@ func sandboxView() view[*api.Sandbox] {
 		row: func(sb *api.Sandbox) []string {
 			expires := until(sb.ExpiresAt)
 			state := string(sb.State)
+			if sb.Damaged != "" {
+				state = strings.TrimSpace(state + " (damaged)")
+			}
 			if !sb.State.Live() || sb.State == sandboxer.Terminating {
 				expires = ""
 				if sb.Reason != "" {

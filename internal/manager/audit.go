@@ -21,6 +21,7 @@ const (
 	invCost    = "what a sandbox cost is what was posted for it"
 	invQuote   = "what is on hold for a living sandbox is what was quoted"
 	invExpired = "no sandbox runs past its expiry" // but for two sweeps
+	invWhole   = "every record can be read"
 	invName    = "a name means one living sandbox of its tenant"
 )
 
@@ -31,7 +32,7 @@ func (m *Manager) Audit(ctx context.Context) (Audit, error) {
 	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
 		return Audit{}, err
 	}
-	a := Audit{Violations: []Violation{}}
+	a := Audit{Violations: []Violation{}, named: map[incarnation]bool{}}
 	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords} {
 		if err := check(ctx, &a); err != nil {
 			return a, err
@@ -42,6 +43,15 @@ func (m *Manager) Audit(ctx context.Context) (Audit, error) {
 
 func (a *Audit) violated(invariant, id, format string, args ...any) {
 	a.Violations = append(a.Violations, Violation{invariant, id, fmt.Sprintf(format, args...)})
+}
+
+// damaged names a damaged record once.
+func (a *Audit) damaged(sb *sandboxer.Sandbox) {
+	k := incarnation{sb.ID, sb.Generation}
+	if !a.named[k] {
+		a.named[k] = true
+		a.violated(invWhole, sb.ID, "the record of generation %d is damaged: %s", sb.Generation, sb.Damaged)
+	}
 }
 
 // auditObjects holds listings against the books. What does not fit is looked at
@@ -163,6 +173,8 @@ func (m *Manager) auditState(ctx context.Context, a *Audit, k incarnation, state
 	switch {
 	case isKind(err, sandboxer.NotFound):
 		a.violated(invState, k.id, "generation %d has events and no record", k.generation)
+	case sb != nil && sb.Damaged != "":
+		a.damaged(sb)
 	case err != nil:
 		return err
 	case sb.State != state:
@@ -245,7 +257,7 @@ func (m *Manager) auditLedger(ctx context.Context, a *Audit) error {
 	}
 	for k, sum := range sums {
 		var invariant, detail string
-		_, err := m.still(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
+		sb, err := m.still(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
 			if invariant, detail = sum.fault(sb); invariant == "" {
 				return true, nil
 			}
@@ -261,6 +273,8 @@ func (m *Manager) auditLedger(ctx context.Context, a *Audit) error {
 		switch {
 		case isKind(err, sandboxer.NotFound):
 			a.violated(invResolve, k.id, "generation %d has ledger entries and no record", k.generation)
+		case sb != nil && sb.Damaged != "":
+			a.damaged(sb)
 		case err != nil:
 			return err
 		case invariant != "":
@@ -292,6 +306,10 @@ func (m *Manager) auditRecords(ctx context.Context, a *Audit) error {
 	names := map[[2]string]string{}
 	return m.records(ctx, sandboxer.Query{States: live}, func(sb *sandboxer.Sandbox) {
 		a.Checked++
+		if sb.Damaged != "" {
+			a.damaged(sb)
+			return
+		}
 		if over := time.Since(sb.ExpiresAt); sb.State == sandboxer.Running && !sb.ExpiresAt.IsZero() && over > 2*m.opts.SweepEvery+m.opts.Grace {
 			a.violated(invExpired, sb.ID, "it expired %s ago", over.Round(time.Second))
 		}

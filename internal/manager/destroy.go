@@ -12,9 +12,16 @@ import (
 // Destroy ends a sandbox in whatever state it is and returns it terminated. A
 // sandbox that is gone already is success. If the backend cannot do it now, the
 // error is Unavailable, the record comes with it, terminating, and the sweep goes on
-// until it is done: the tenant pays only until this call.
+// until it is done: the tenant pays only until this call. A sandbox whose record is
+// damaged can be destroyed too; nothing is charged for it.
 func (m *Manager) Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
+	why := ending{reason: sandboxer.ReasonRequested}
+	if sb != nil && sb.Damaged != "" {
+		if sb, err = m.mend(ctx, sb, err); err == nil {
+			why.message = sb.Message
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -25,7 +32,7 @@ func (m *Manager) Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, 
 		return nil, err
 	}
 	defer m.wg.Done()
-	if err := m.doom(ctx, sb, ending{reason: sandboxer.ReasonRequested}); err != nil {
+	if err := m.doom(ctx, sb, why); err != nil {
 		return nil, err
 	}
 	return m.finish(ctx, sb)

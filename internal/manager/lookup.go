@@ -14,12 +14,17 @@ var live = slices.DeleteFunc(sandboxer.States(), func(s sandboxer.State) bool { 
 // Get returns the sandbox that ref means: an ID, a name, or the beginning of an ID (3
 // characters or more) that only one sandbox has. Living sandboxes go before ended
 // ones. NotFound: there is none, or it is another tenant's. Conflict: several IDs
-// begin so; the message lists them.
+// begin so; the message lists them. Failed: its record is damaged.
 func (m *Manager) Get(ctx context.Context, ref string) (*sandboxer.Sandbox, error) {
-	return m.find(ctx, sandboxer.ScopeRead, ref)
+	sb, err := m.find(ctx, sandboxer.ScopeRead, ref)
+	if err != nil {
+		return nil, err
+	}
+	return sb, nil
 }
 
-// find is Get for a principal that needs scope.
+// find is Get for a principal that needs scope. With the error about a damaged record
+// comes what is left of that.
 func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (*sandboxer.Sandbox, error) {
 	p, err := may(ctx, scope)
 	if err != nil {
@@ -34,6 +39,9 @@ func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (
 		switch {
 		case err == nil && (tenant == "" || sb.Tenant == tenant):
 			return m.fresh(sb), nil
+		case sb != nil && (tenant == "" || sb.Tenant == tenant):
+			return sb, err // damaged
+		case sb != nil: // somebody else's
 		case err != nil && !isKind(err, sandboxer.NotFound):
 			return nil, err
 		}
@@ -46,7 +54,7 @@ func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (
 					return nil, err
 				}
 				if len(items) == 1 || len(items) > 1 && states == nil && tenants != "" {
-					return m.fresh(items[0]), nil
+					return whole(m.fresh(items[0]))
 				}
 				if len(items) > 1 && tenants == "" {
 					return nil, ambiguous(ref, items)
@@ -62,7 +70,7 @@ func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (
 			}
 			ids := slices.CompactFunc(items, func(a, b *sandboxer.Sandbox) bool { return a.ID == b.ID })
 			if len(ids) == 1 {
-				return m.fresh(ids[0]), nil
+				return whole(m.fresh(ids[0]))
 			}
 			if len(ids) > 1 {
 				return nil, ambiguous(ref, ids)

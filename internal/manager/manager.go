@@ -73,6 +73,7 @@ type Manager struct {
 	keyUse  map[string]time.Time                  // last uses of API keys not yet stored
 
 	acting    map[string]bool        // sandbox IDs the sweep has work queued for
+	mourned   map[incarnation]bool   // damaged records that were reported
 	sightings map[sighting]time.Time // objects that no live record explains, since when
 	clock     time.Time              // of the last pass, to notice that the clock was set
 	quiet     time.Time              // the clock ends and removes nothing before this
@@ -145,6 +146,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		bound:     map[string]map[*binding]struct{}{},
 		keyUse:    map[string]time.Time{},
 		acting:    map[string]bool{},
+		mourned:   map[incarnation]bool{},
 		sightings: map[sighting]time.Time{},
 		clock:     now,
 		quiet:     now,

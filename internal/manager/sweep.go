@@ -147,6 +147,10 @@ func (m *Manager) records(ctx context.Context, q sandboxer.Query, f func(*sandbo
 func (m *Manager) pass(ctx context.Context, t *tally, due time.Time) error {
 	m.checkClock()
 	return m.records(ctx, sandboxer.Query{States: live, DueBefore: due}, func(sb *sandboxer.Sandbox) {
+		if sb.Damaged != "" {
+			m.mourn(sb)
+			return
+		}
 		m.act(t, sb, sandboxer.Unknown)
 	})
 }
@@ -370,6 +374,11 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 	err := m.records(ctx, q, func(sb *sandboxer.Sandbox) {
 		t.count(func(r *SweepReport) { r.Seen++ })
 		s := sighting{e.Info.ID, sb.ID, sb.Generation}
+		if sb.Damaged != "" {
+			t.count(func(r *SweepReport) { r.Damaged++ })
+			m.mourn(sb)
+			return
+		}
 		_, ok := listed[s]
 		if !ok {
 			s.generation = 0 // an object that does not tell
@@ -517,10 +526,10 @@ func (m *Manager) stray(ctx context.Context, s sighting) (tenant string, _ bool,
 	switch {
 	case isKind(err, sandboxer.NotFound):
 		return "", true, nil
-	case err != nil:
+	case err != nil && sb == nil:
 		return "", false, err
 	}
-	return sb.Tenant, sb.State == sandboxer.Terminated, nil
+	return sb.Tenant, sb.State == sandboxer.Terminated, nil // a damaged record explains as much
 }
 
 // ripe notes a stray object and reports whether it has been one for long enough.
@@ -616,7 +625,7 @@ func (m *Manager) flush(ctx context.Context) error {
 		if err == nil && sb.State == sandboxer.Running {
 			err = m.saveUse(ctx, sb)
 		}
-		if err != nil && !isKind(err, sandboxer.NotFound) {
+		if err != nil && !isKind(err, sandboxer.NotFound) && sb == nil {
 			return err
 		}
 	}

@@ -33,6 +33,8 @@ type NewKey struct {
 type Audit struct {
 	Checked    int         `json:"checked"` // records, objects, tenants and events looked at
 	Violations []Violation `json:"violations"`
+
+	named map[incarnation]bool // damaged records
 }
 
 // Violation is one broken invariant.
@@ -51,4 +53,5 @@ type SweepReport struct {
 	Lost     int `json:"lost"`     // records whose object is proven gone
 	Orphans  int `json:"orphans"`  // objects without a live record that were removed
 	Failed   int `json:"failed"`   // steps that failed and will be repeated
+	Damaged  int `json:"damaged"`  // live records that cannot be read and were left alone
 }

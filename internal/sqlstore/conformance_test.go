@@ -33,5 +33,8 @@ func TestConformance(t *testing.T) {
 				t.Fatal(err)
 			}
 			return open(t, dirs[s])
+		},
+		func(t *testing.T, s sandboxer.Store, id string, generation int) {
+			garble(t, s.(*Store), id, generation, `{"id":`)
 		})
 }

@@ -41,6 +41,7 @@ func TestPlans(t *testing.T) {
 	for query, want := range map[string]string{
 		sandboxByID:       "sqlite_autoindex_sandboxes_1",
 		sandboxGeneration: "sqlite_autoindex_sandboxes_1",
+		identities:        "COVERING INDEX sqlite_autoindex_sandboxes_1",
 		newestSandbox:     "sqlite_autoindex_sandboxes_1",
 		updateSandbox:     "sqlite_autoindex_sandboxes_1",
 		apiKeyByID:        "PRIMARY KEY",

@@ -1,14 +1,13 @@
 package sqlstore
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
+	"fmt"
 	"slices"
+	"sync"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -97,31 +96,18 @@ func (s *Store) UpdateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 
 // Sandbox returns the newest generation of id.
 func (s *Store) Sandbox(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
-	var r sandboxRow
-	found, err := s.row(ctx, sandboxByID, []any{id}, r.dest()...)
-	if err != nil {
-		return nil, err
-	}
-	if !found {
-		return nil, noSandbox(id, 0)
-	}
-	return r.sandbox()
+	return s.one(ctx, sandboxByID, id, 0)
 }
 
 // SandboxGeneration returns one incarnation of id.
 func (s *Store) SandboxGeneration(ctx context.Context, id string, generation int) (*sandboxer.Sandbox, error) {
-	var r sandboxRow
-	found, err := s.row(ctx, sandboxGeneration, []any{id, generation}, r.dest()...)
-	if err != nil {
-		return nil, err
-	}
-	if !found {
+	if generation < 1 {
 		return nil, noSandbox(id, generation)
 	}
-	return r.sandbox()
+	return s.one(ctx, sandboxGeneration, id, generation)
 }
 
-// Sandboxes returns a page of records, newest first.
+// Sandboxes returns a page of records, newest first; see sandboxer.Store.
 func (s *Store) Sandboxes(ctx context.Context, q sandboxer.Query) (items []*sandboxer.Sandbox, next string, err error) {
 	f, err := sandboxFilter(q)
 	if err != nil {
@@ -132,14 +118,16 @@ func (s *Store) Sandboxes(ctx context.Context, q sandboxer.Query) (items []*sand
 	items = make([]*sandboxer.Sandbox, limit)
 	// Decoding costs more than reading, so it is done beside it.
 	const chunk = 128
-	decode := errgroup.Group{}
+	var decode sync.WaitGroup
 	decodeFrom := func(lo int) {
 		from, to := found[lo:], items[lo:]
-		decode.Go(func() (err error) {
-			for i := 0; i < len(from) && err == nil; i++ {
-				to[i], err = from[i].sandbox()
+		decode.Go(func() {
+			for i := range from {
+				var err error
+				if to[i], err = from[i].sandbox(); err != nil {
+					to[i] = s.remains(ctx, from[i].id, from[i].generation, err)
+				}
 			}
-			return err
 		})
 	}
 	err = s.rows(ctx, selectSandbox+f.String()+` ORDER BY seq DESC LIMIT ?`, append(f.args, limit+1), func(rows *sql.Rows) error {
@@ -158,8 +146,11 @@ func (s *Store) Sandboxes(ctx context.Context, q sandboxer.Query) (items []*sand
 		return nil
 	})
 	decodeFrom(len(found) / chunk * chunk)
-	decodeErr := decode.Wait()
-	if err := cmp.Or(err, decodeErr); err != nil {
+	decode.Wait()
+	if isCorrupt(err) {
+		return s.salvage(ctx, q, f, limit)
+	}
+	if err != nil {
 		return nil, "", err
 	}
 	return items[:len(found):len(found)], next, nil
@@ -255,11 +246,14 @@ func (r *sandboxRow) dest() []any {
 	return []any{&r.seq, &r.id, &r.generation, &r.version, &r.data, &r.handleData, &r.sealedEnv}
 }
 
+// sandbox decodes the record. Any error means that it is damaged.
 func (r *sandboxRow) sandbox() (*sandboxer.Sandbox, error) {
 	sb := new(sandboxer.Sandbox)
 	if err := json.Unmarshal(r.data, sb); err != nil {
-		return nil, sandboxer.E(sandboxer.Failed, err, "the record of sandbox %s, generation %d, is damaged", r.id, r.generation).
-			WithHint("restore the database from a backup")
+		return nil, err
+	}
+	if sb.ID != r.id || sb.Generation != r.generation || !sb.State.Valid() {
+		return nil, fmt.Errorf("it says that it is generation %d of %q in state %q", sb.Generation, sb.ID, sb.State)
 	}
 	sb.Version = r.version
 	sb.Handle.Data = r.handleData

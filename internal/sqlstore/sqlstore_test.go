@@ -445,25 +445,6 @@ func TestTooFull(t *testing.T) {
 	}
 }
 
-func TestDamagedRecord(t *testing.T) {
-	s := openTest(t, t.TempDir())
-	if err := s.CreateSandbox(t.Context(), benchSandbox("a"), sandboxer.Writes{}); err != nil {
-		t.Fatal(err)
-	}
-	err := s.writer.write(t.Context(), false, func(tx *tx) error {
-		_, err := tx.exec(`UPDATE sandboxes SET data = '{"id": 7'`)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = s.Sandbox(t.Context(), "a")
-	refused(t, err, sandboxer.Failed, "sandbox a", "restore")
-	// A list without it would make its backend object look like nobody's.
-	_, _, err = s.Sandboxes(t.Context(), sandboxer.Query{})
-	refused(t, err, sandboxer.Failed, "sandbox a")
-}
-
 func FuzzCursor(f *testing.F) {
 	f.Add(sandboxCursor.encode(1))
 	f.Add(entryCursor.encode(1 << 40))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -103,6 +104,19 @@ func (w *writer) commit(first *request) {
 		w.exec("PRAGMA wal_checkpoint(PASSIVE)") // lets the log begin anew in the space it has
 		err = w.attempt(false)
 	}
+	if isCorrupt(err) && len(w.group) > 1 {
+		// One damaged page must not fail those who only share the commit with who met it.
+		for _, r := range slices.Clone(w.group) {
+			w.group = append(w.group[:0], r)
+			w.answer(w.attempt(false))
+		}
+		return
+	}
+	w.answer(err)
+}
+
+// answer tells everybody in the group how the attempt ended.
+func (w *writer) answer(err error) {
 	err = wrap(err, "write the books")
 	for i, r := range w.group {
 		if err == nil {

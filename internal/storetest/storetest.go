@@ -18,11 +18,17 @@ import (
 
 // Run tests the store that open returns. open is called once for every behaviour and
 // returns a new, empty store, which the suite closes. reopen closes s and opens what
-// it stored again; it may be nil for a store that does not outlive its process.
-func Run(t *testing.T, open func(t *testing.T) sandboxer.Store, reopen func(t *testing.T, s sandboxer.Store) sandboxer.Store) {
+// it stored again; it may be nil for a store that does not outlive its process. damage
+// makes the stored record of one incarnation unreadable, but not what the store searches
+// it by; it may be left out for a store whose records nobody can reach.
+func Run(t *testing.T, open func(t *testing.T) sandboxer.Store, reopen func(t *testing.T, s sandboxer.Store) sandboxer.Store,
+	damage ...func(t *testing.T, s sandboxer.Store, id string, generation int)) {
 	for _, b := range behaviours {
 		t.Run(b.name, func(t *testing.T) {
 			s := &suite{T: t, ctx: t.Context(), Store: open(t), reopen: reopen}
+			if len(damage) > 0 {
+				s.damage = damage[0]
+			}
 			defer func() { s.Close() }()
 			b.test(s)
 		})
@@ -76,6 +82,10 @@ var behaviours = []struct {
 	{"list/foreign cursor is invalid", listBadCursor},
 	{"list/tenants do not see each other", listTenants},
 
+	{"damaged/one record stops nobody", damagedListed},
+	{"damaged/asked for by name it is failed", damagedGet},
+	{"damaged/writing the record mends it", damagedMended},
+
 	{"events/numbers grow and are reported", eventNumbers},
 	{"events/every field survives", eventEveryField},
 	{"events/filters and limit", eventFilters},
@@ -112,6 +122,7 @@ type suite struct {
 	sandboxer.Store
 	ctx    context.Context
 	reopen func(*testing.T, sandboxer.Store) sandboxer.Store
+	damage func(*testing.T, sandboxer.Store, string, int)
 }
 
 var start = time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)

@@ -1,0 +1,135 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+const (
+	sandboxColumns = `SELECT version, tenant, name, profile, extension, state FROM sandboxes WHERE id = ? AND generation = ?`
+
+	// identities are read from the index alone, which lies on other pages than the
+	// records. Only the index has them in this order, so it is what is scanned.
+	identities = `SELECT seq, id, generation FROM sandboxes INDEXED BY sqlite_autoindex_sandboxes_1 ORDER BY +seq DESC`
+)
+
+// remains returns what can still be read of a damaged record: its columns if its page
+// is whole, else its identity.
+func (s *Store) remains(ctx context.Context, id string, generation int, cause error) *sandboxer.Sandbox {
+	sb := &sandboxer.Sandbox{ID: id, Generation: generation, Damaged: cause.Error()}
+	cols := *sb
+	if found, err := s.row(ctx, sandboxColumns, []any{id, generation},
+		&cols.Version, &cols.Tenant, &cols.Name, &cols.Profile, &cols.Extension, &cols.State); found && err == nil {
+		return &cols
+	}
+	return sb
+}
+
+// damagedRecord is the error for a record asked for by name.
+func damagedRecord(id string, generation int, cause error) error {
+	return sandboxer.E(sandboxer.Failed, cause, "the record of sandbox %s, generation %d, is damaged", id, generation).
+		WithHint("get rid of it with: sandboxer destroy %s; or restore the database from a backup: sandboxer restore", id)
+}
+
+// one reads the record that the query selects, which is known to be that of id.
+func (s *Store) one(ctx context.Context, query string, id string, generation int) (*sandboxer.Sandbox, error) {
+	args := []any{id}
+	if generation > 0 {
+		args = append(args, generation)
+	}
+	var r sandboxRow
+	found, err := s.row(ctx, query, args, r.dest()...)
+	switch {
+	case isCorrupt(err):
+		if generation == 0 { // the index still knows it
+			if gerr := s.readers.QueryRowContext(ctx, `SELECT max(generation) FROM sandboxes WHERE id = ?`, id).Scan(&generation); gerr != nil {
+				return nil, err
+			}
+		}
+		return s.remains(ctx, id, generation, err), damagedRecord(id, generation, err)
+	case err != nil:
+		return nil, err
+	case !found:
+		return nil, noSandbox(id, generation)
+	}
+	sb, err := r.sandbox()
+	if err != nil {
+		return s.remains(ctx, r.id, r.generation, err), damagedRecord(r.id, r.generation, err)
+	}
+	return sb, nil
+}
+
+// salvage is Sandboxes for a database with a page that cannot be read: it takes the
+// records one by one, so that only those on that page are missed. Those it returns as
+// damaged where q asks for nothing that only the record could tell.
+func (s *Store) salvage(ctx context.Context, q sandboxer.Query, f filter, limit int) (items []*sandboxer.Sandbox, next string, err error) {
+	type identity struct {
+		seq        int64
+		id         string
+		generation int
+	}
+	var all []identity
+	before := int64(0)
+	if q.After != "" {
+		if before, err = sandboxCursor.decode(q.After); err != nil {
+			return nil, "", err
+		}
+	}
+	err = s.rows(ctx, identities, nil, func(rows *sql.Rows) error {
+		var i identity
+		err := rows.Scan(&i.seq, &i.id, &i.generation)
+		if before == 0 || i.seq < before {
+			all = append(all, i)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	anybody := q.Tenant == "" && q.Profile == "" && q.Extension == "" && q.Name == "" && len(q.Labels) == 0
+	one := f
+	one.where = append(one.where[:len(one.where):len(one.where)], "seq = ?")
+	query, matches := selectSandbox+one.String(), `SELECT 1 FROM sandboxes`+one.String()
+	var last int64
+	for _, i := range all {
+		var sb *sandboxer.Sandbox
+		args := append(f.args[:len(f.args):len(f.args)], i.seq)
+		err := s.rows(ctx, query, args, func(rows *sql.Rows) error {
+			var r sandboxRow
+			if err := rows.Scan(r.dest()...); err != nil {
+				return err
+			}
+			var err error
+			if sb, err = r.sandbox(); err != nil {
+				sb = s.remains(ctx, r.id, r.generation, err)
+			}
+			return nil
+		})
+		switch {
+		case isCorrupt(err):
+			wanted := false // by its columns, which may lie on a page before the damaged one
+			cerr := s.rows(ctx, matches, args, func(*sql.Rows) error { wanted = true; return nil })
+			if isCorrupt(cerr) {
+				wanted = anybody && strings.HasPrefix(i.id, q.IDPrefix)
+			} else if cerr != nil {
+				return nil, "", cerr
+			}
+			if !wanted {
+				continue
+			}
+			sb = s.remains(ctx, i.id, i.generation, err)
+		case err != nil:
+			return nil, "", err
+		case sb == nil:
+			continue
+		}
+		if len(items) == limit {
+			return items, sandboxCursor.encode(last), nil
+		}
+		items, last = append(items, sb), i.seq
+	}
+	return items, "", nil
+}
