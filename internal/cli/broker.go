@@ -25,6 +25,7 @@ type brokerConfig struct {
 	Layers   []catalog.Layer
 	Adapters []sandboxer.Adapter
 	Log      *slog.Logger
+	History  time.Duration                                                       // how long ended things are kept; 0 for ever
 	Observe  func(extension, op string, kind sandboxer.Kind, took time.Duration) // may be nil
 }
 
@@ -101,7 +102,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	for _, p := range cat.Profiles {
 		profiles = append(profiles, p.Profile)
 	}
-	if b.manager, err = manager.New(b.store, profiles, exts, manager.Options{Owner: b.owner, Key: seal, Log: cfg.Log}); err != nil {
+	if b.manager, err = manager.New(b.store, profiles, exts, manager.Options{Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History}); err != nil {
 		return nil, err
 	}
 	return b, b.manager.Start(ctx)

@@ -131,7 +131,7 @@ func newCmdRoot(f *factory) *cobra.Command {
 		newCmdExec(f, nil), newCmdShell(f, nil), newCmdCp(f, nil), newCmdFiles(f), newCmdPort(f), newCmdStats(f, nil),
 		newCmdEvents(f, nil), newCmdExtend(f, nil), newCmdDestroy(f, nil))
 	add("offer", newCmdProfile(f), newCmdExtension(f))
-	add("admin", newCmdKey(f), newCmdCredits(f), newCmdAudit(f, nil), newCmdReconcile(f, nil))
+	add("admin", newCmdKey(f), newCmdCredits(f), newCmdAudit(f, nil), newCmdReconcile(f, nil), newCmdBackup(f, nil), newCmdRestore(f, nil))
 	add("server", newCmdServe(f, nil), newCmdUp(f, nil), newCmdDown(f, nil), newCmdStatus(f, nil), newCmdDoctor(f, nil),
 		newCmdConfig(f), newCmdVersion(f, nil))
 	root.SetHelpCommandGroupID("server")

@@ -187,5 +187,5 @@ func (f *factory) brokerConfig() (brokerConfig, error) {
 	if err != nil {
 		return brokerConfig{}, err
 	}
-	return brokerConfig{Dir: s.get("data_dir"), Layers: layers, Adapters: f.adapters}, nil
+	return brokerConfig{Dir: s.get("data_dir"), History: s.span("keep_history"), Layers: layers, Adapters: f.adapters}, nil
 }

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -123,6 +124,13 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 		for _, l := range listeners {
 			log.Info("listening", "network", l.Addr().Network(), "addr", l.Addr().String())
 		}
+		var backups sync.WaitGroup
+		bctx, cancel := context.WithCancel(ctx)
+		backups.Go(func() {
+			backUpRegularly(bctx, log, cfg.Dir, s.span("backup_every"), s.number("keep_backups"))
+		})
+		defer backups.Wait()
+		defer cancel()
 		srv := server.New(b.manager, server.Options{Log: log, Version: version(), Owner: b.owner, Data: cfg.Dir, Hosts: o.hosts, Metrics: metrics})
 		return srv.Serve(ctx, listeners...)
 	}()

@@ -39,6 +39,9 @@ func settingDefs() []settingDef {
 		{key: "output", help: "format of results", check: checkOutput},
 		{key: "progress", help: "progress on stderr", check: oneOf("progress mode", progressModes)},
 		{key: "data_dir", help: "books and state of the server on this machine", path: true},
+		{key: "backup_every", help: "how often the server backs up its books; 0 for never", check: checkSpan},
+		{key: "keep_backups", help: "how many of those backups are kept", check: checkCount},
+		{key: "keep_history", help: "how long ended sandboxes and old events are kept; 0 for ever", check: checkSpan},
 		{key: "socket", help: "Unix socket of the server on this machine", path: true},
 		{key: "listen", help: "TCP address the server also listens on", check: checkListen},
 		{key: "hosts", help: "names, with commas between, by which clients may address the TCP listener"},
@@ -189,6 +192,7 @@ type places struct {
 func (f *factory) places() (*places, error) {
 	p := &places{defaults: map[string]string{
 		"output": "table", "progress": "auto", "log_level": "info", "log_format": "text", "profile": "profile.local",
+		"backup_every": "1h", "keep_backups": "24", "keep_history": "30d",
 	}}
 	set := func(data, logs, socket string) {
 		p.defaults["data_dir"], p.defaults["log_dir"], p.defaults["socket"] = data, logs, socket

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 )
 
 func TestExitCodes(t *testing.T) {
@@ -497,3 +499,43 @@ func sockets(t *testing.T) []string {
 
 // ours reports that nobody answers at a socket: another test's would.
 func ours(name string) bool { return !answers(context.Background(), name) }
+
+// TestRegularBackups runs the loop of a server's backups.
+func TestRegularBackups(t *testing.T) {
+	dir := t.TempDir()
+	s, err := sqlstore.OpenSQLite(t.Context(), dir, sqlstore.Options{Reserve: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	log := slog.New(slog.NewTextHandler(t.Output(), nil))
+	backUpRegularly(t.Context(), log, dir, 0, 3) // never
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); backUpRegularly(ctx, log, dir, time.Millisecond, 2) }()
+	first := ""
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		all := sqlstore.Backups(dir)
+		if len(all) > 0 && first == "" {
+			first = all[len(all)-1].File
+		}
+		if len(all) >= 2 && all[len(all)-1].File != first {
+			break // the oldest has made way
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("backups: %v", all)
+		}
+	}
+	cancel()
+	<-done
+	if n := len(sqlstore.Backups(dir)); n > 3 { // two, and one cut short after it was published
+		t.Errorf("%d backups are kept; want 2", n)
+	}
+	before := len(sqlstore.Backups(dir))
+	ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	backUpRegularly(ctx, log, dir, time.Hour, 9) // the newest is young enough
+	if n := len(sqlstore.Backups(dir)); n != before {
+		t.Errorf("%d backups after a start; want the %d there were", n, before)
+	}
+}

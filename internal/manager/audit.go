@@ -272,7 +272,10 @@ func (m *Manager) auditLedger(ctx context.Context, a *Audit) error {
 		})
 		switch {
 		case isKind(err, sandboxer.NotFound):
-			a.violated(invResolve, k.id, "generation %d has ledger entries and no record", k.generation)
+			// Old records go, the ledger stays; but only what was resolved is forgotten.
+			if open := sum.held - sum.posted - sum.voided; open != 0 {
+				a.violated(invResolve, k.id, "generation %d has %s on hold and no record", k.generation, open)
+			}
 		case sb != nil && sb.Damaged != "":
 			a.damaged(sb)
 		case err != nil:

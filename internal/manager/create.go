@@ -243,6 +243,9 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 		last, err := m.store.Sandbox(ctx, o.id)
 		switch {
 		case isKind(err, sandboxer.NotFound):
+			if generation, err = m.unbooked(ctx, o.id); err != nil {
+				return nil, err
+			}
 		case err != nil:
 			return nil, err
 		case last.State == sandboxer.Terminated:
@@ -288,6 +291,16 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 	j.recorded = true
 	m.know(j, sb)
 	return m.build(ctx, j, sb)
+}
+
+// unbooked returns the first generation of id that the ledger does not know. Its entries
+// outlive the records, and their keys must not come again.
+func (m *Manager) unbooked(ctx context.Context, id string) (int, error) {
+	generation := 1
+	err := m.entries(ctx, sandboxer.EntryQuery{SandboxID: id}, func(e sandboxer.Entry) {
+		generation = max(generation, e.Generation+1)
+	})
+	return generation, err
 }
 
 // vet asks the backend whether it would refuse the order outright.

@@ -40,6 +40,7 @@ type Options struct {
 	SweepEvery time.Duration // default 5s
 	Grace      time.Duration // default 1m: at start nothing without a record is removed before it; also minimum age of an orphan sighting
 	Workers    int           // concurrent sweep actions per extension, default 8
+	History    time.Duration // how long ended sandboxes, with their events, are kept; 0 for ever, else at least a day
 	Creates    int           // concurrent provisions per extension, default 2*NumCPU but at least 8; others queue
 
 	fail func(point) // crash tests: called before and after every commit and effect
@@ -127,6 +128,9 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	}
 	if opts.Creates <= 0 {
 		opts.Creates = max(8, 2*runtime.NumCPU())
+	}
+	if opts.History != 0 && opts.History < keepKeys {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "history kept for %s is too short: want %s or more, for so long a repeated request is answered alike", opts.History, keepKeys)
 	}
 	if opts.fail == nil {
 		opts.fail = func(point) {}

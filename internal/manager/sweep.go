@@ -599,6 +599,9 @@ func (m *Manager) housekeep() {
 		if err := m.store.ForgetIdempotencyKeys(m.ctx, now().Add(-keepKeys)); err != nil && m.ctx.Err() == nil {
 			m.log.Warn("forget idempotency keys", "err", err)
 		}
+		if err := m.forgetHistory(m.ctx); err != nil && m.ctx.Err() == nil {
+			m.log.Warn("forget history", "err", err)
+		}
 	}
 	m.mu.Lock()
 	for id, u := range m.uses { // what is older is in the books
@@ -610,6 +613,34 @@ func (m *Manager) housekeep() {
 	if err := m.saveKeyUse(m.ctx, time.Minute); err != nil && m.ctx.Err() == nil {
 		m.log.Warn("last use of API keys", "err", err)
 	}
+}
+
+// forgetHistory removes what ended long ago, in batches short enough for others to
+// commit in between. What is too much for one time is left to the next tick.
+func (m *Manager) forgetHistory(ctx context.Context) error {
+	if m.opts.History == 0 {
+		return nil
+	}
+	const batch, batches = 500, 20
+	before := now().Add(-m.opts.History)
+	total := 0
+	for range batches {
+		n, err := m.store.ForgetHistory(ctx, before, batch)
+		if err != nil {
+			return err
+		}
+		if total += n; n < batch {
+			if total > 0 {
+				m.log.Info("old history was removed", "count", total, "before", before)
+			}
+			return nil
+		}
+	}
+	m.log.Info("old history was removed, more is left", "count", total, "before", before)
+	m.mu.Lock()
+	m.forgotten = time.Time{}
+	m.mu.Unlock()
+	return nil
 }
 
 // flush stores what is only in memory, at the end.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
-	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -15,7 +14,8 @@ VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
 
 	selectIdempotencyKey = `SELECT tenant, key, digest, sandbox_id, generation, at FROM idempotency_keys WHERE tenant = ? AND key = ?`
 
-	deleteIdempotencyKeys = `DELETE FROM idempotency_keys WHERE at < ?`
+	deleteIdempotencyKeys = `DELETE FROM idempotency_keys WHERE (tenant, key) IN
+(SELECT tenant, key FROM idempotency_keys WHERE at < ? LIMIT ?)`
 
 	putAPIKey = `INSERT INTO api_keys (id, name, tenant, hash, scopes, created_at, expires_at, revoked_at, last_used_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -47,14 +47,6 @@ func (s *Store) IdempotencyKey(ctx context.Context, tenant, key string) (sandbox
 	}
 	k.At = fromMicros(at)
 	return k, nil
-}
-
-// ForgetIdempotencyKeys removes keys recorded before t.
-func (s *Store) ForgetIdempotencyKeys(ctx context.Context, t time.Time) error {
-	return s.commit(ctx, false, func(tx *tx) error {
-		_, err := tx.exec(deleteIdempotencyKeys, micros(t))
-		return err
-	}, sandboxer.Writes{})
 }
 
 // PutAPIKey inserts or replaces k.

@@ -42,6 +42,8 @@ func TestPlans(t *testing.T) {
 		sandboxByID:       "sqlite_autoindex_sandboxes_1",
 		sandboxGeneration: "sqlite_autoindex_sandboxes_1",
 		identities:        "COVERING INDEX sqlite_autoindex_sandboxes_1",
+		oldSandboxes:      "sandboxes_ended",
+		forgetEvents:      "events_at",
 		newestSandbox:     "sqlite_autoindex_sandboxes_1",
 		updateSandbox:     "sqlite_autoindex_sandboxes_1",
 		apiKeyByID:        "PRIMARY KEY",

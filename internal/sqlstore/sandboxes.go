@@ -15,10 +15,10 @@ import (
 const (
 	newestSandbox = `SELECT generation, state FROM sandboxes WHERE id = ? ORDER BY generation DESC LIMIT 1`
 
-	insertSandbox = `INSERT INTO sandboxes (tenant, name, profile, extension, state, due_at, labels, data, handle_data, sealed_env, id, generation, version)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING`
+	insertSandbox = `INSERT INTO sandboxes (tenant, name, profile, extension, state, due_at, ended_at, labels, data, handle_data, sealed_env, id, generation, version)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING`
 
-	updateSandbox = `UPDATE sandboxes SET tenant = ?, name = ?, profile = ?, extension = ?, state = ?, due_at = ?, labels = ?, data = ?,
+	updateSandbox = `UPDATE sandboxes SET tenant = ?, name = ?, profile = ?, extension = ?, state = ?, due_at = ?, ended_at = ?, labels = ?, data = ?,
 handle_data = ?, sealed_env = ?, version = version + 1 WHERE id = ? AND generation = ? AND version = ?`
 
 	sandboxVersion = `SELECT version FROM sandboxes WHERE id = ? AND generation = ?`
@@ -217,7 +217,11 @@ func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
 			return nil, sandboxer.E(sandboxer.Invalid, err, "the labels of sandbox %s cannot be stored", sb.ID)
 		}
 	}
-	return []any{sb.Tenant, sb.Name, sb.Profile, sb.Extension, string(sb.State), earlier(r.ExpiresAt, r.RetryAt), string(labels), string(data),
+	var ended any
+	if sb.State == sandboxer.Terminated {
+		ended = micros(sb.EndedAt)
+	}
+	return []any{sb.Tenant, sb.Name, sb.Profile, sb.Extension, string(sb.State), earlier(r.ExpiresAt, r.RetryAt), ended, string(labels), string(data),
 		[]byte(sb.Handle.Data), sb.SealedEnv, sb.ID, sb.Generation}, nil
 }
 

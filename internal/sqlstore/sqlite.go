@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/pressly/goose/v3"
 
@@ -28,7 +27,6 @@ const (
 	reserveFile  = "reserve"
 	lockFile     = "lock"
 	backupPrefix = "sandboxer-before-"
-	backupSuffix = ".db"
 )
 
 // applicationID marks a database as ours ("sbxr").
@@ -118,6 +116,11 @@ func openLocked(ctx context.Context, dir string, opts Options, schema fs.FS) (_ 
 	if err := check(ctx, db, dir); err != nil {
 		return nil, err
 	}
+	// A database that was restored from a backup is not in WAL mode yet.
+	var mode string
+	if err := db.QueryRowContext(ctx, "PRAGMA journal_mode = WAL").Scan(&mode); err != nil {
+		return nil, err
+	}
 	if err := migrate(ctx, db, dir, schema, opts.Log); err != nil {
 		return nil, err
 	}
@@ -182,7 +185,7 @@ func prepareDir(dir string) error {
 		return sandboxer.E(sandboxer.Invalid, err, "cannot read the data directory %s", dir)
 	}
 	ours := slices.ContainsFunc(names, func(e fs.DirEntry) bool {
-		return strings.HasPrefix(e.Name(), dbFile) || strings.HasPrefix(e.Name(), backupPrefix)
+		return strings.HasPrefix(e.Name(), dbFile) || strings.HasPrefix(e.Name(), backupPrefix) || strings.HasPrefix(e.Name(), regularPrefix)
 	})
 	if len(names) > 0 && !ours {
 		return sandboxer.E(sandboxer.Invalid, nil, "the data directory %s is open to other users and holds other files", dir).
@@ -339,7 +342,7 @@ func damaged(dir string, cause error) error {
 			WithHint("put back a copy of your own; only if nothing that sandboxer made exists any more, move %s away to begin with empty books", dir)
 	}
 	return sandboxer.E(sandboxer.Failed, cause, "the database %s is damaged or not sandboxer's; its newest backup is %s", file, backup).
-		WithHint("move %s, %s-wal and %s-shm away, then: cp %s %s", file, file, file, backup, file)
+		WithHint("put it in place; what stands there is kept: sandboxer restore --data-dir %s %s", dir, backup)
 }
 
 // atLeast compares dotted version numbers.
@@ -397,19 +400,4 @@ func backUp(ctx context.Context, db *sql.DB, dir string, want int64) (string, er
 		return "", wrap(err, "back up the database before migrating it")
 	}
 	return file, publish(draft, file)
-}
-
-// newestBackup returns the most recent backup in dir, or "".
-func newestBackup(dir string) (newest string) {
-	entries, _ := os.ReadDir(dir)
-	var at time.Time
-	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), backupPrefix) || !strings.HasSuffix(e.Name(), backupSuffix) {
-			continue
-		}
-		if st, err := e.Info(); err == nil && !st.ModTime().Before(at) {
-			newest, at = filepath.Join(dir, e.Name()), st.ModTime()
-		}
-	}
-	return newest
 }

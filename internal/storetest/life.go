@@ -18,15 +18,16 @@ func lifeCanceled(s *suite) {
 	cancel()
 	sb.State = sandboxer.Running
 	for name, call := range map[string]func() error{
-		"CreateSandbox": func() error { return s.CreateSandbox(ctx, sandbox("b", 1), everything("x")) },
-		"UpdateSandbox": func() error { return s.UpdateSandbox(ctx, sb, everything("x")) },
-		"Write":         func() error { return s.Write(ctx, everything("x")) },
-		"PutAPIKey":     func() error { return s.PutAPIKey(ctx, *everything("x").APIKey) },
-		"Forget":        func() error { return s.ForgetIdempotencyKeys(ctx, start.AddDate(1, 0, 0)) },
-		"Sandbox":       func() error { _, err := s.Sandbox(ctx, "a"); return err },
-		"Sandboxes":     func() error { _, _, err := s.Sandboxes(ctx, sandboxer.Query{}); return err },
-		"Events":        func() error { _, err := s.Events(ctx, sandboxer.EventQuery{}); return err },
-		"Balance":       func() error { _, err := s.Balance(ctx, "acme"); return err },
+		"CreateSandbox":  func() error { return s.CreateSandbox(ctx, sandbox("b", 1), everything("x")) },
+		"UpdateSandbox":  func() error { return s.UpdateSandbox(ctx, sb, everything("x")) },
+		"Write":          func() error { return s.Write(ctx, everything("x")) },
+		"PutAPIKey":      func() error { return s.PutAPIKey(ctx, *everything("x").APIKey) },
+		"Forget history": func() error { _, err := s.ForgetHistory(ctx, start.AddDate(1, 0, 0), 10); return err },
+		"Forget":         func() error { return s.ForgetIdempotencyKeys(ctx, start.AddDate(1, 0, 0)) },
+		"Sandbox":        func() error { _, err := s.Sandbox(ctx, "a"); return err },
+		"Sandboxes":      func() error { _, _, err := s.Sandboxes(ctx, sandboxer.Query{}); return err },
+		"Events":         func() error { _, err := s.Events(ctx, sandboxer.EventQuery{}); return err },
+		"Balance":        func() error { _, err := s.Balance(ctx, "acme"); return err },
 	} {
 		if err := call(); sandboxer.KindOf(err) != sandboxer.Canceled || !errors.Is(err, context.Canceled) {
 			s.Errorf("%s with a canceled context: %v; want canceled", name, err)

@@ -104,6 +104,9 @@ var behaviours = []struct {
 	{"ledger/entry that cannot be booked is invalid", ledgerInvalid},
 	{"ledger/concurrent covers never overdraw", ledgerConcurrent},
 
+	{"history/old and ended is forgotten, the ledger is not", historyForgotten},
+	{"history/goes in batches", historyBatches},
+
 	{"keys/idempotency key survives", idempotencyKey},
 	{"keys/idempotency key is the tenant's own", idempotencyTenant},
 	{"keys/idempotency keys are forgotten by age", idempotencyForget},
