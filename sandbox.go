@@ -68,6 +68,9 @@ type Sandbox struct {
 	// Damaged says why the record could not be read; the other fields are then only
 	// what is left of it. It is never stored: writing the record mends it.
 	Damaged string `json:"-"`
+	// Found says, in what Create returns, that another request made this sandbox or is
+	// making it. It is never stored.
+	Found bool `json:"-"`
 }
 
 // CreateRequest is what a caller asks for. Zero fields take the profile's values.

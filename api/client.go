@@ -103,7 +103,8 @@ func (c *Client) Close() {
 }
 
 // Create asks for a sandbox and, unless r.NoWaiting, waits until it is running. It
-// is safe to repeat with the same r.Key: one key makes one sandbox.
+// is safe to repeat with the same r.Key: one key makes one sandbox. Found is set in the
+// answer when the sandbox is another request's: it was live under the ID or thread.
 func (c *Client) Create(ctx context.Context, r CreateSandbox) (*Sandbox, error) {
 	if r.Key == "" {
 		r.Key = rand.Text()

@@ -98,6 +98,8 @@ type Sandbox struct {
 	LastError string `json:"last_error,omitempty" doc:"Of the step that is being retried"`
 	Damaged   string `json:"damaged,omitempty" doc:"Why the record could not be read; the rest is what is left of it. Destroy the sandbox, or restore a backup"`
 
+	Found bool `json:"found,omitempty" doc:"In the answer to a create: another request made it, or is making it"`
+
 	CreatedAt time.Time `json:"created_at"`
 	ReadyAt   time.Time `json:"ready_at,omitzero"`
 	UsedAt    time.Time `json:"used_at,omitzero"`
@@ -117,7 +119,7 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		Inputs: s.Inputs, Image: s.Image, Command: s.Command, Labels: s.Labels, Limits: s.Limits,
 		Network: s.Network, Mounts: s.Mounts, Ports: s.Ports, Workspace: s.Workspace, User: s.User,
 		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost),
-		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, Damaged: sb.Damaged,
+		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, Damaged: sb.Damaged, Found: sb.Found,
 		CreatedAt: sb.CreatedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
 		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt,
 	}

@@ -85,9 +85,15 @@ func createRun(ctx context.Context, o *createOptions) error {
 		}
 		req.NoWaiting = true
 		sb, err := s.Create(ctx, req)
+		found := err == nil && sb.Found
+		if found {
+			p.note("sandbox %s is there already: another order made it", sb.ID)
+		}
 		if err == nil && o.wait == "ready" {
 			made <- result{s: s, sb: sb}
-			sb, err = await(ctx, s, p, sb)
+			if sb, err = await(ctx, s, p, sb); err == nil {
+				sb.Found = found
+			}
 		}
 		done <- result{s: s, sb: sb, err: err}
 	}()
@@ -118,6 +124,9 @@ func createRun(ctx context.Context, o *createOptions) error {
 					WithHint("see whether there is a sandbox: sandboxer ls")
 			}
 			defer s.close()
+			if sb.Found {
+				return sandboxer.E(sandboxer.Canceled, nil, "interrupted; sandbox %s, which another order made, is left as it is", sb.ID)
+			}
 			return abandon(s, p, sb, hits)
 		}
 	}

@@ -334,17 +334,16 @@ func runRun(ctx context.Context, o *runOptions) error {
 	}
 	req.NoWaiting = true
 	var sb *api.Sandbox
-	there, err := standing(begin, s, req)
-	if err == nil {
-		sb, err = s.Create(begin, req)
-	}
-	if err != nil {
+	if sb, err = s.Create(begin, req); err != nil {
 		if errors.Is(err, sandboxer.Canceled) {
 			return sandboxer.E(sandboxer.Canceled, err, "interrupted")
 		}
 		return err
 	}
-	id := sb.ID
+	id, there := sb.ID, sb.Found // somebody else's is not ours to destroy
+	if there {
+		p.note("sandbox %s is there already; it is left when the command has ended", id)
+	}
 	if !o.keep && !there {
 		defer func() { finish(s, p, id) }()
 	}
@@ -367,27 +366,6 @@ func runRun(ctx context.Context, o *runOptions) error {
 		return nil
 	}
 	return &exitError{code, nil}
-}
-
-// standing reports whether the sandbox whose ID the order names is there already: it
-// is somebody's, and run does not destroy it.
-func standing(ctx context.Context, s *session, req api.CreateSandbox) (bool, error) {
-	id := req.Inputs["sandbox_id"]
-	if req.Thread.ID != "" {
-		var err error
-		if id, err = req.Thread.SandboxID(); err != nil {
-			return false, err
-		}
-	}
-	if id == "" {
-		return false, nil
-	}
-	sb, err := s.Get(ctx, id)
-	switch sandboxer.KindOf(err) {
-	case sandboxer.NotFound, sandboxer.Conflict, sandboxer.Invalid:
-		return false, nil // free, the beginning of others, or no ID at all: Create says so
-	}
-	return err == nil && sb.ID == id && sb.State.Live() && sb.State != sandboxer.Terminating, err
 }
 
 // finish destroys the sandbox of run. A second interrupt leaves that to the sweep of

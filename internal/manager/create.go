@@ -17,7 +17,9 @@ const keepKeys = 24 * time.Hour
 // the books). It is safe to repeat: the same req.Key gives the same sandbox or the
 // same failure for a day, also after a crash of the broker; an ID that the caller
 // chose, or a thread, gives the sandbox that is live under it, once the one being
-// destroyed is gone. A caller who leaves does not stop the work.
+// destroyed is gone: then Found is set, and a TTL that req names moves its expiry to no
+// earlier than that from now, as Extend would. A caller who leaves does not stop the
+// work.
 //
 // Kinds: Invalid, Denied and Unsupported before anything exists; Conflict when the
 // key, the ID or the name belongs to something else; NoCredit; and what the backend
@@ -86,7 +88,9 @@ func (m *Manager) replay(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 	if err != nil {
 		return nil, err
 	}
-	if o.noWaiting {
+	// The key of the request that made a sandbox is as old as that (idempotency).
+	found := !k.At.Equal(sb.CreatedAt)
+	if sb.Found = found; o.noWaiting {
 		return sb, failure(sb)
 	}
 	for sb.State == sandboxer.Creating {
@@ -112,6 +116,7 @@ func (m *Manager) replay(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 	if err := failure(sb); err != nil {
 		return nil, err
 	}
+	sb.Found = found
 	return m.fresh(sb), nil
 }
 
@@ -180,7 +185,8 @@ func (m *Manager) launch(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 		if err := wait(ctx, j.known); err != nil {
 			return nil, err
 		}
-		if j.committed != nil {
+		// One that is to live longer than it was made for has to be ready for that.
+		if j.committed != nil && (mine && j.recorded || !o.outlives(j.committed)) {
 			sb := *j.committed
 			return &sb, m.share(ctx, o, j, mine, &sb)
 		}
@@ -195,12 +201,34 @@ func (m *Manager) launch(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 	return &sb, m.share(ctx, o, j, mine, &sb)
 }
 
-// share records o's idempotency key on a sandbox that another request made.
+// outlives reports whether o names a time to live that ends after sb does.
+func (o *order) outlives(sb *sandboxer.Sandbox) bool {
+	return o.req.TTL > 0 && now().Add(o.req.TTL).After(sb.ExpiresAt)
+}
+
+// share makes o's caller a partner in a sandbox that another request made: it lives as
+// long as o asks for, and answers to o's idempotency key.
 func (m *Manager) share(ctx context.Context, o *order, j *job, mine bool, sb *sandboxer.Sandbox) error {
-	if o.key == "" || mine && j.recorded {
+	if mine && j.recorded {
 		return nil
 	}
-	err := m.store.Write(ctx, sandboxer.Writes{Key: o.idempotency(sb)})
+	if o.outlives(sb) {
+		longer, err := m.Extend(ctx, sb.ID, Extend{TTL: o.req.TTL, least: true})
+		if err != nil {
+			return sandboxer.E(sandboxer.KindOf(err), err, "sandbox %s is there and cannot live as long as is asked: %s", sb.ID, sandboxer.Message(err)).
+				WithHint("ask for it without a time to live, which leaves its expiry as it is")
+		}
+		*sb = *longer
+	}
+	sb.Found = true
+	if o.key == "" {
+		return nil
+	}
+	key := o.idempotency(sb)
+	if key.At = now(); !key.At.After(sb.CreatedAt) {
+		key.At = sb.CreatedAt.Add(time.Microsecond)
+	}
+	err := m.store.Write(ctx, sandboxer.Writes{Key: key})
 	if !isKind(err, sandboxer.Conflict) {
 		return err
 	}
@@ -211,12 +239,13 @@ func (m *Manager) share(ctx context.Context, o *order, j *job, mine bool, sb *sa
 	return err
 }
 
+// idempotency is o's key, as old as the sandbox: so replay knows that o made it.
 func (o *order) idempotency(sb *sandboxer.Sandbox) *sandboxer.IdempotencyKey {
 	if o.key == "" {
 		return nil
 	}
 	return &sandboxer.IdempotencyKey{
-		Tenant: o.tenant, Key: o.key, Digest: o.digest, SandboxID: sb.ID, Generation: sb.Generation, At: now(),
+		Tenant: o.tenant, Key: o.key, Digest: o.digest, SandboxID: sb.ID, Generation: sb.Generation, At: sb.CreatedAt,
 	}
 }
 

@@ -32,6 +32,9 @@ func (m *Manager) Extend(ctx context.Context, ref string, e Extend) (*sandboxer.
 			if e.TTL > 0 {
 				until = now().Add(e.TTL)
 			}
+			if e.least && !until.After(sb.ExpiresAt) {
+				return errMoot
+			}
 			life := until.Sub(sb.CreatedAt)
 			if longest := maxTTL(sb.Spec.Profile); life > longest {
 				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would live for %s; profile %s allows %s", sb.ID, life.Round(time.Second), sb.Profile, longest).
@@ -55,7 +58,7 @@ func (m *Manager) Extend(ctx context.Context, ref string, e Extend) (*sandboxer.
 			return nil
 		})
 	})
-	if err != nil {
+	if err != nil && err != errMoot {
 		return nil, err
 	}
 	return m.fresh(sb), nil

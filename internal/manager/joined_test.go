@@ -1,9 +1,13 @@
 package manager
 
 import (
+	"context"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
 )
 
 // TestJoinedOnlyAsAsked: a request for a thread's sandbox is answered with the one
@@ -51,4 +55,74 @@ func TestJoinedOnlyAsAsked(t *testing.T) {
 	if _, err := r.Create(acme, q); !isKind(err, sandboxer.Invalid) {
 		t.Errorf("an ID and a thread: %v", err)
 	}
+}
+
+// TestFound: a create says whether it made the sandbox, also when many ask at once and
+// when the answer was lost; and whoever finds one gets the time that was asked for.
+func TestFound(t *testing.T) {
+	r := newRig(t, nil)
+	ask := func(req sandboxer.CreateRequest) *sandboxer.Sandbox {
+		t.Helper()
+		req.Profile, req.Thread = "test", sandboxer.Thread{ID: "t"}
+		sb, err := r.Create(acme, req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sb
+	}
+	r.world.Inject(fake.Fault{Verb: fake.VerbProvision, Delay: 50 * time.Millisecond, Times: 1})
+	const n = 6
+	found := make(chan bool, n)
+	for i := range n {
+		go func() {
+			req := sandboxer.CreateRequest{Profile: "test", Thread: sandboxer.Thread{ID: "t"}, Key: fmt.Sprint("k", i), NoWaiting: i%2 == 0}
+			sb, err := r.Create(acme, req)
+			if err != nil {
+				t.Error(err)
+				found <- false
+				return
+			}
+			again, err := r.Create(acme, req) // the answer was lost
+			if err != nil || again.Found != sb.Found {
+				t.Errorf("key %d: found %t, repeated %t (%v)", i, sb.Found, again.Found, err)
+			}
+			found <- sb.Found
+		}()
+	}
+	made := 0
+	for range n {
+		if !<-found {
+			made++
+		}
+	}
+	if made != 1 {
+		t.Errorf("%d of %d made it; want one", made, n)
+	}
+	if r.create(sandboxer.CreateRequest{}).Found {
+		t.Error("one without a thread is found")
+	}
+	sb := ask(sandboxer.CreateRequest{})
+	if !sb.Found || r.get(sb.ID).Found {
+		t.Errorf("found %t, stored %t; want true and false", sb.Found, r.get(sb.ID).Found)
+	}
+
+	// The time to live: later is granted, earlier is not taken away, none is left alone.
+	at := sb.ExpiresAt
+	for _, c := range []struct {
+		ttl   time.Duration
+		later bool
+	}{{0, false}, {time.Minute, false}, {time.Hour, true}, {30 * time.Minute, false}} {
+		got := ask(sandboxer.CreateRequest{TTL: c.ttl})
+		if got.ExpiresAt.After(at) != c.later || got.ExpiresAt.Before(at) || !got.Found {
+			t.Errorf("ttl %s: expires at %s, before that at %s, found %t; want later %t", c.ttl, got.ExpiresAt, at, got.Found, c.later)
+		}
+		at = got.ExpiresAt
+	}
+	old := r.get(sb.ID)
+	old.CreatedAt = old.CreatedAt.Add(-90 * time.Minute) // it may live for two hours
+	if err := r.store.UpdateSandbox(context.Background(), old, sandboxer.Writes{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.Create(acme, sandboxer.CreateRequest{Profile: "test", Thread: sandboxer.Thread{ID: "t"}, TTL: 100 * time.Minute})
+	wantErr(t, err, sandboxer.Invalid, "cannot live as long as is asked")
 }

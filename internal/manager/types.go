@@ -18,6 +18,8 @@ type Plan struct {
 type Extend struct {
 	TTL time.Duration `json:"ttl_ns,omitempty"` // the sandbox expires this long from now; may also shorten
 	Add time.Duration `json:"add_ns,omitempty"` // the expiry moves by so much
+
+	least bool // with TTL: never shorten
 }
 
 // NewKey asks for an API key.

@@ -41,8 +41,9 @@ func (s *Server) routes() {
 
 	o := op("createSandbox", "POST", "/v1/sandboxes", write, "sandboxes", "Create a sandbox")
 	o.DefaultStatus = http.StatusCreated
-	o.Description += " Answers 201 when the sandbox is running. The work goes on if the client hangs up; the same Idempotency-Key finds it again."
+	o.Description += " Answers 201 when the sandbox is running, 200 when it is one that another request made (found). The work goes on if the client hangs up; the same Idempotency-Key finds it again."
 	o.Responses["202"] = &huma.Response{Description: "Written down; creating (Prefer: respond-async)", Content: s.content(api.Sandbox{})}
+	o.Responses["200"] = &huma.Response{Description: "It is there already, or was made by another request meanwhile", Content: s.content(api.Sandbox{})}
 	routeJSON(s, o, s.create)
 
 	route(s, op("listSandboxes", "GET", "/v1/sandboxes", read, "sandboxes", "List sandboxes, newest first"), s.list)

@@ -27,7 +27,9 @@ func (s *Server) create(ctx context.Context, in *inCreate, b api.CreateSandbox) 
 		return nil, err
 	}
 	out := place(sb)
-	out.Status = http.StatusCreated
+	if !sb.Found {
+		out.Status = http.StatusCreated
+	}
 	if req.NoWaiting {
 		out.Applied = "respond-async"
 		if sb.State == sandboxer.Creating {
