@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"net"
@@ -126,9 +127,15 @@ func (l *donateListener) Close() error {
 func (l *donateListener) Addr() net.Addr { return l.sock.Addr() }
 
 // runDonate hands its open descriptors, from 3 on, to the agent that listens at a
-// path. The agent may still be starting: it is waited for.
+// path. The agent may still be starting: it is waited for. With --wake it may not even
+// have been started: the given process becomes the agent when told by SIGUSR1.
 func runDonate(args []string) int {
-	if len(args) != 2 {
+	fs := flag.NewFlagSet("donate", flag.ContinueOnError)
+	wake := fs.Int("wake", 0, "`process` to tell by SIGUSR1, until the agent listens")
+	if code, ok := parse(fs, args); !ok {
+		return code
+	}
+	if args = fs.Args(); len(args) != 2 {
 		fmt.Fprintln(os.Stderr, "sandboxer-agent: donate needs a socket path and a number of descriptors")
 		return 2
 	}
@@ -141,7 +148,7 @@ func runDonate(args []string) int {
 	for i := range fds {
 		fds[i] = firstDonated + i
 	}
-	conn, err := dialSoon(args[0], 10*time.Second)
+	conn, err := dialSoon(args[0], *wake, 10*time.Second)
 	if err == nil {
 		_, _, err = conn.WriteMsgUnix([]byte{0}, unix.UnixRights(fds...), nil)
 		conn.Close()
@@ -149,12 +156,18 @@ func runDonate(args []string) int {
 	return report(err)
 }
 
-// dialSoon connects to the Unix socket at path, which may be about to appear.
-func dialSoon(path string, limit time.Duration) (*net.UnixConn, error) {
-	for began := time.Now(); ; time.Sleep(2 * time.Millisecond) {
+// dialSoon connects to the Unix socket at path, which may be about to appear once
+// the process wake, if that is not 0, is woken.
+func dialSoon(path string, wake int, limit time.Duration) (*net.UnixConn, error) {
+	const patience = 50 // tries after which a signal is taken for lost: the process may just have begun
+	for began, try := time.Now(), 0; ; try++ {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 		if err == nil || time.Since(began) > limit || !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ECONNREFUSED) {
 			return conn, err
 		}
+		if wake > 0 && try%patience == 0 {
+			_ = unix.Kill(wake, unix.SIGUSR1)
+		}
+		time.Sleep(2 * time.Millisecond)
 	}
 }

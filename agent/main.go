@@ -16,7 +16,8 @@ const usage = `usage: sandboxer-agent COMMAND
   untar [--strip] [--replace] DIR
                                 unpack the tar on standard input below DIR
   tar DIR                       pack DIR to standard output
-  donate PATH COUNT             hand open connections to the agent listening at donate:PATH
+  donate [--wake PID] PATH COUNT
+                                hand open connections to the agent listening at donate:PATH
   kill-marked NAME=VALUE SESSION
                                 kill what carries this in its environment, or the session
 `

@@ -18,6 +18,9 @@ need zstd zstd
 need dash dash
 need fish fish
 need tcsh tcsh
+need x86_64-linux-gnu-as binutils-x86-64-linux-gnu
+need aarch64-linux-gnu-as binutils-aarch64-linux-gnu
+need qemu-aarch64-static qemu-user-static
 [ -x /usr/bin/busybox ] || packages="$packages busybox-static"
 
 [ -n "$packages" ] || exit 0

@@ -208,7 +208,8 @@ func plug(c *container.Container, link *os.File, name string) error {
 // inside but root can do the same, and it survives neither end. (gVisor's own port
 // forwarding loses data when it is busy and cannot close one direction.)
 //
-// Handing over takes a program start inside; a few connections are made at a time.
+// Handing over takes a program start inside, the first time two: it wakes the agent.
+// A few connections are made at a time.
 func (b *box) dialAgent(ctx context.Context) (net.Conn, error) {
 	b.wires.mu.Lock()
 	defer b.wires.mu.Unlock()
@@ -281,7 +282,7 @@ func (b *box) donate(n int) (conns []net.Conn, err error) {
 		conns = append(conns, c)
 	}
 	pid, err := b.execute(&control.ExecArgs{
-		Argv: []string{agentPath, "donate", agentSocket, strconv.Itoa(n)},
+		Argv: []string{agentPath, "donate", "--wake", "1", agentSocket, strconv.Itoa(n)},
 		Envv: []string{"PATH=" + defaultPath}, WorkingDirectory: "/", NoNewPrivileges: true, Capabilities: capabilities(true),
 		FilePayload: control.NewFilePayload(files, nil),
 	})

@@ -281,13 +281,24 @@ func (c *cgroups) number(dir, file, key string) int64 {
 	return -1
 }
 
-// processTree returns root and all its descendants.
+// processTree returns roots, which are alive, and all their descendants.
 func processTree(roots ...int) []int {
+	// Children are younger than their parents, and have higher numbers unless these
+	// began anew since: most of the machine's processes need no look.
+	oldest := 0
+	for _, r := range roots {
+		if r > 0 && (oldest == 0 || r < oldest) {
+			oldest = r
+		}
+	}
+	if lastPID() < oldest {
+		oldest = 0
+	}
 	kids := map[int][]int{}
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
+		if err != nil || pid < oldest {
 			continue
 		}
 		if ppid, ok := parentOf(pid); ok {
@@ -308,6 +319,17 @@ func processTree(roots ...int) []int {
 		}
 	}
 	return out
+}
+
+// lastPID returns the number given to the youngest process; 0 if it is not known.
+func lastPID() int {
+	data, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0
+	}
+	f := strings.Fields(string(data))
+	pid, _ := strconv.Atoi(f[len(f)-1])
+	return pid
 }
 
 func parentOf(pid int) (int, bool) {

@@ -598,8 +598,9 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 	}
 	slices.Sort(env)
 	env = append(env, "SANDBOXER_AGENT_TOKEN="+e.token(name).Reveal())
-	args := []string{agentPath, "init", "--listen", "donate:" + agentSocket}
+	args := []string{pausePath, "0", agentPath, "init", "--listen", "donate:" + agentSocket}
 	if !spec.Fuse.IsZero() {
+		args[1] = strconv.FormatInt(spec.Fuse.Unix(), 10)
 		args = append(args, "--fuse", spec.Fuse.UTC().Format(time.RFC3339))
 	}
 	s := &specs.Spec{

@@ -4,6 +4,7 @@ package local
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -28,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/local/pause"
 )
 
 // An image is a root file system in one EROFS file, read by gVisor itself: it needs
@@ -114,7 +116,7 @@ func (s *imageStore) get(ctx context.Context, ref string) (*image, error) {
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the in-sandbox agent cannot be read")
 	}
-	sum := sha256.Sum256([]byte(src.digest + "\x00" + agent))
+	sum := sha256.Sum256([]byte(src.digest + "\x00" + agent + "\x00" + string(pause.Program)))
 	key := hex.EncodeToString(sum[:])[:32]
 	img := &image{path: filepath.Join(s.dir, key+".erofs"), env: src.config.Env, user: src.config.User, workdir: src.config.WorkingDir}
 
@@ -481,6 +483,9 @@ func (b *imageBuilder) finish(agent string) error {
 	}
 	defer a.Close()
 	if err := b.file(agentPath, 0o755, 0, 0, time.Time{}, a); err != nil {
+		return err
+	}
+	if err := b.file(pausePath, 0o755, 0, 0, time.Time{}, bytes.NewReader(pause.Program)); err != nil {
 		return err
 	}
 	return b.w.Close()

@@ -335,6 +335,44 @@ func TestFuse(t *testing.T) {
 	}
 }
 
+// TestAgentStartsWhenNeeded: until then a few hundred bytes are the first process, which
+// collect orphans and keep the fuse as the agent does.
+func TestAgentStartsWhenNeeded(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{Fuse: time.Now().Add(time.Hour)})
+	first := func() string { return sh(t, e, h, `tr '\0' ' ' </proc/1/cmdline`) }
+	if got := first(); !strings.HasPrefix(got, pausePath) {
+		t.Errorf("the first process of an idle sandbox is %q", got)
+	}
+	sh(t, e, h, "(sleep 0.05 &) ; (true &)")
+	zombies := `for p in /proc/[0-9]*; do grep -q '^State:.Z' $p/status && echo "$p"; done; true`
+	for deadline := time.Now().Add(10 * time.Second); sh(t, e, h, "pgrep sleep || true") != ""; {
+		if time.Now().After(deadline) {
+			t.Fatal("the orphan does not end")
+		}
+	}
+	if got := sh(t, e, h, zombies); got != "" {
+		t.Errorf("orphans stay as zombies: %s", got)
+	}
+	if _, err := e.StatFile(t.Context(), h, "/etc/passwd"); err != nil {
+		t.Fatal(err)
+	}
+	if got := first(); !strings.HasPrefix(got, agentPath) {
+		t.Errorf("after a look at a file the first process is %q", got)
+	}
+	if err := e.Renew(t.Context(), h, time.Now().Add(-time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if l, _ := e.IsAlive(t.Context(), h); l == sandboxer.Gone {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the agent does not keep the fuse")
+		}
+	}
+}
+
 // TestDynamicHelpers: such a build fails at once, with the cure, not with every create.
 func TestDynamicHelpers(t *testing.T) {
 	needsGVisor(t)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/local/pause"
 )
 
 // A skeleton is the root of sandboxes without an image: an allow-list, not the
@@ -62,10 +63,12 @@ var etcAllowed = []string{
 	"python3", "python3.9", "python3.10", "python3.11", "python3.12", "python3.13", "python3.14", "perl", "java-17-openjdk", "java-21-openjdk",
 }
 
-// agentPath is where the agent stands inside every sandbox.
+// agentPath is where the agent stands inside every sandbox, and pausePath the program
+// that waits until it is needed.
 const (
 	agentDir  = "/.sandboxer"
 	agentPath = agentDir + "/sandboxer-agent"
+	pausePath = agentDir + "/pause"
 )
 
 // tmpKeeper keeps /tmp from being empty.
@@ -312,7 +315,10 @@ func (b *skeletonBuilder) build(agent string, paths []string) error {
 		return sandboxer.E(sandboxer.Unavailable, err, "the in-sandbox agent cannot be read")
 	}
 	defer f.Close()
-	return b.file(agentPath, 0o755, f)
+	if err := b.file(agentPath, 0o755, f); err != nil {
+		return err
+	}
+	return b.file(pausePath, 0o755, bytes.NewReader(pause.Program))
 }
 
 // accounts returns passwd and group files with the machine's system accounts and

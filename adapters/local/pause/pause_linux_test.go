@@ -1,0 +1,184 @@
+package pause
+
+import (
+	"bytes"
+	"debug/elf"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func program(t *testing.T) string {
+	t.Helper()
+	if Program == nil {
+		t.Skip("no program for this architecture")
+	}
+	p := filepath.Join(t.TempDir(), "pause")
+	if err := os.WriteFile(p, Program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// start starts pause and waits until it waits itself.
+func start(t *testing.T, out io.Writer, args ...string) *exec.Cmd {
+	t.Helper()
+	c := exec.Command(program(t), args...)
+	c.Stdout = out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
+	waits(t, c.Process.Pid)
+	return c
+}
+
+// waits returns when pid ignores SIGCHLD and sleeps, as pause does.
+func waits(t *testing.T, pid int) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		ignores, sleeps := false, false
+		for line := range strings.Lines(string(data)) {
+			if v, ok := strings.CutPrefix(line, "SigIgn:"); ok {
+				n, _ := strconv.ParseUint(strings.TrimSpace(v), 16, 64)
+				ignores = n&(1<<(syscall.SIGCHLD-1)) != 0
+			}
+			sleeps = sleeps || strings.HasPrefix(line, "State:\tS")
+		}
+		if ignores && sleeps {
+			return
+		}
+	}
+	t.Fatal("pause does not wait")
+}
+
+func TestBecomesTheAgent(t *testing.T) {
+	var out bytes.Buffer
+	c := start(t, &out, "0", "/bin/sh", "-c", `grep -E '^Sig(Blk|Ign)' /proc/self/status; echo "$0 $PAUSE_TEST"`, "agent")
+	if err := c.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		name, v, ok := strings.Cut(line, ":")
+		if n, err := strconv.ParseUint(strings.TrimSpace(v), 16, 64); ok && (err != nil || n&(1<<(syscall.SIGUSR1-1)|1<<(syscall.SIGTERM-1)|1<<(syscall.SIGCHLD-1)) != 0) {
+			t.Errorf("%s is %s: the agent inherited how pause waits", name, v)
+		}
+	}
+	if !strings.HasSuffix(out.String(), "agent \n") {
+		t.Errorf("the agent said %q", out.String())
+	}
+}
+
+func TestStaysWhenTheAgentCannotStart(t *testing.T) {
+	c := start(t, nil, "0", "/does/not/exist")
+	_ = c.Process.Signal(syscall.SIGUSR1)
+	time.Sleep(50 * time.Millisecond)
+	waits(t, c.Process.Pid)
+	_ = c.Process.Signal(syscall.SIGTERM)
+	if err := c.Wait(); err != nil {
+		t.Errorf("SIGTERM: %v", err)
+	}
+}
+
+func TestFuse(t *testing.T) {
+	began := time.Now()
+	c := exec.Command(program(t), strconv.FormatInt(began.Unix()+2, 10), "/bin/false")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if d := time.Since(began); d < 900*time.Millisecond {
+		t.Errorf("it ended after %v", d)
+	}
+	// One that has burnt down already.
+	if err := exec.Command(program(t), "1", "/bin/false").Run(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	err := exec.Command(program(t), "0").Run()
+	if e, ok := err.(*exec.ExitError); !ok || e.ExitCode() != 2 {
+		t.Errorf("without an agent: %v; want exit code 2", err)
+	}
+}
+
+// TestGenerated assembles the sources and compares the code with the committed programs.
+func TestGenerated(t *testing.T) {
+	for _, tool := range []string{"x86_64-linux-gnu-as", "aarch64-linux-gnu-as"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("%s is missing (binutils)", tool)
+		}
+	}
+	dir := t.TempDir()
+	if out, err := exec.Command("sh", "generate.sh", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, arch := range []string{"amd64", "arm64"} {
+		want, got := code(t, filepath.Join(dir, arch+".elf")), code(t, arch+".elf")
+		if !bytes.Equal(want, got) {
+			t.Errorf("%s.elf does not come from %s.asm: go generate ./adapters/local/pause", arch, arch)
+		}
+	}
+}
+
+// TestOtherArchitecture runs the program of the other architecture, emulated.
+func TestOtherArchitecture(t *testing.T) {
+	emulator, arch := "qemu-aarch64-static", "arm64"
+	if runtime.GOARCH == "arm64" {
+		emulator, arch = "qemu-x86_64-static", "amd64"
+	}
+	if _, err := exec.LookPath(emulator); err != nil {
+		t.Skipf("%s is missing", emulator)
+	}
+	p, err := filepath.Abs(arch + ".elf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(emulator, p, "0", "/bin/echo", "became")
+	var out bytes.Buffer
+	c.Stdout = &out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Process.Kill() })
+	waits(t, c.Process.Pid)
+	_ = c.Process.Signal(syscall.SIGUSR1)
+	if err := c.Wait(); err != nil || out.String() != "became\n" {
+		t.Errorf("%v, said %q", err, out.String())
+	}
+	if err := exec.Command(emulator, p, "1", "/bin/false").Run(); err != nil {
+		t.Errorf("with a burnt fuse: %v", err)
+	}
+}
+
+func code(t *testing.T, file string) []byte {
+	t.Helper()
+	f, err := elf.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_LOAD {
+			b, err := io.ReadAll(p.Open())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b
+		}
+	}
+	t.Fatalf("%s has no code", file)
+	return nil
+}
