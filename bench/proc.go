@@ -102,41 +102,22 @@ func gvisor(root string) map[string][]int {
 	return out
 }
 
-// memory is the proportional share of memory of a set of processes: pages that
-// several share count in parts.
-type memory struct {
-	pss   int64 // bytes
-	agent int64 // thereof what the agent uses, the only program of an idle sandbox: its memory and its file
-}
-
-func memoryOf(roots []int) memory {
-	var m memory
+// memoryOf is the proportional share of memory, in bytes, of roots and what they
+// started: pages that several processes share count in parts.
+func memoryOf(roots []int) (pss int64) {
 	for _, p := range below(processes(), roots...) {
-		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", p.pid))
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", p.pid))
 		if err != nil {
 			continue
 		}
-		guest := false
 		for line := range strings.Lines(string(data)) {
-			f := strings.Fields(line)
-			if len(f) == 0 {
-				continue
-			}
-			if !strings.HasSuffix(f[0], ":") { // the head of a mapping
-				guest = strings.Contains(line, "memfd:runsc-memory") || strings.HasSuffix(f[len(f)-1], "/sandboxer-agent") ||
-					strings.HasSuffix(f[len(f)-1], ".erofs")
-				continue
-			}
-			if f[0] == "Pss:" && len(f) > 1 {
+			if f := strings.Fields(line); len(f) > 1 && f[0] == "Pss:" {
 				n, _ := strconv.ParseInt(f[1], 10, 64)
-				m.pss += n << 10
-				if guest {
-					m.agent += n << 10
-				}
+				pss += n << 10
 			}
 		}
 	}
-	return m
+	return pss
 }
 
 // onCPU is the time that roots and what they started have spent on processors, to
