@@ -32,12 +32,13 @@ const (
 	CanRenew    Capability = "renew"    // Renewer
 	CanCapacity Capability = "capacity" // Capacitor
 	CanStats    Capability = "stats"    // Statser
+	CanNetwork  Capability = "network"  // Networker
 )
 
 // Capabilities lists every Capability.
 func Capabilities() []Capability {
 	return []Capability{CanExec, CanFiles, CanArchive, CanDial, CanExpose, CanProbe, CanDiscover, CanList,
-		CanSnapshot, CanQuote, CanMeter, CanPause, CanRenew, CanCapacity, CanStats}
+		CanSnapshot, CanQuote, CanMeter, CanPause, CanRenew, CanCapacity, CanStats, CanNetwork}
 }
 
 // Execer runs commands inside a ready sandbox.
@@ -260,6 +261,17 @@ type Stats struct {
 	PIDs        int64         `json:"pids"`
 	RxBytes     int64         `json:"rx_bytes"`
 	TxBytes     int64         `json:"tx_bytes"`
+}
+
+// Networker changes what a running sandbox may reach.
+type Networker interface {
+	// SetNetwork replaces the sandbox's policy, which is idempotent. When it returns nil
+	// the policy is in force, also for connections that were open before: those it does
+	// not let through are cut. It stays in force when the broker is started anew. After an
+	// error the former policy is in force. Kinds: Invalid for a policy that makes no
+	// sense, Unsupported for one that the extension cannot enforce, NotFound when the
+	// sandbox is gone; each changes nothing.
+	SetNetwork(ctx context.Context, h Handle, p NetworkPolicy) error
 }
 
 // Narrower disclaims capabilities that the Go type has but this configuration or

@@ -134,7 +134,7 @@ const (
 // NetworkPolicy says what a sandbox may reach.
 type NetworkPolicy struct {
 	Mode  NetworkMode `json:"mode,omitempty"`
-	Allow []string    `json:"allow,omitempty"` // domain, *.domain, IP, CIDR, each with an optional :port
+	Allow []string    `json:"allow,omitempty"` // domain, *.domain, IP, CIDR, each with an optional :port (ParseDestination, Destination.Opens)
 }
 
 // A Mount makes a host path visible inside. Adapters that do not manage containers

@@ -193,6 +193,7 @@ const (
 	EventState    EventType = "state"    // From became To
 	EventStep     EventType = "step"     // progress within a state ("provisioned")
 	EventExtend   EventType = "extend"   // the expiry moved
+	EventNetwork  EventType = "network"  // what it may reach changed
 	EventRetry    EventType = "retry"    // a step failed and will be tried again
 	EventOrphan   EventType = "orphan"   // an object without a record was removed
 	EventSnapshot EventType = "snapshot" // a snapshot was begun, sealed or dropped

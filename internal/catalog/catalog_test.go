@@ -284,7 +284,7 @@ command: [sleep, 3600]
 env: {PORT: 8080, DEBUG: true, DATE: 2026-11-21, EMPTY: "", VERSION: 1.10}
 labels: {team/owner: a.b, n: 1}
 limits: {cpus: 1.5, memory: 512MiB, disk: 2GB, pids: 256, gpus: 1}
-network: {mode: allow, allow: [example.org, "*.example.org:443", 192.0.2.0/24, "192.0.2.1:80", "2001:db8::1", "[2001:db8::1]:443", localhost]}
+network: {mode: allow, allow: [example.org, "*.example.org:443", 192.0.2.0/24, "192.0.2.1:80", "2001:db8::1", "[2001:db8::1]:443"]}
 mounts:
 - {source: /srv/data, target: /data, read_only: true}
 - source: /srv/more
@@ -316,7 +316,7 @@ func TestProfileEveryField(t *testing.T) {
 		Labels: map[string]string{"team/owner": "a.b", "n": "1"},
 		Limits: sandboxer.Limits{MilliCPU: 1500, MemoryBytes: 512 << 20, DiskBytes: 2_000_000_000, PIDs: 256, GPUs: 1},
 		Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"example.org", "*.example.org:443",
-			"192.0.2.0/24", "192.0.2.1:80", "2001:db8::1", "[2001:db8::1]:443", "localhost"}},
+			"192.0.2.0/24", "192.0.2.1:80", "2001:db8::1", "[2001:db8::1]:443"}},
 		Mounts: []sandboxer.Mount{{Source: "/srv/data", Target: "/data", ReadOnly: true}, {Source: "/srv/more", Target: "/more"}},
 		Ports:  []int{80, 443}, Workspace: "/workspace", User: "1000:1000",
 		Inputs: map[string]string{"repo": ".", "branch": "1.10"},

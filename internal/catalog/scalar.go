@@ -4,7 +4,6 @@ import (
 	"encoding"
 	"fmt"
 	"math"
-	"net/netip"
 	"path"
 	"reflect"
 	"regexp"
@@ -270,34 +269,9 @@ var formats = map[string]format{
 		pattern: lazyRegexp(`^[A-Za-z0-9*.:/\[\]_-]+$`), check: isPeer},
 }
 
-var domainPattern = lazyRegexp(`^(?:\*\.)?(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
-
 func isPeer(s string) bool {
-	isHost := func(h string) bool {
-		if _, err := netip.ParseAddr(h); err == nil {
-			return true
-		}
-		_, err := netip.ParsePrefix(h)
-		return err == nil || domainPattern.MatchString(h) && len(h) <= 255
-	}
-	if isHost(s) {
-		return true
-	}
-	i := strings.LastIndexByte(s, ':')
-	if i < 0 {
-		return false
-	}
-	host, port := s[:i], s[i+1:]
-	if inner, ok := strings.CutPrefix(host, "["); ok {
-		host, ok = strings.CutSuffix(inner, "]")
-		if _, err := netip.ParseAddr(host); !ok || err != nil {
-			return false
-		}
-	} else if strings.Contains(host, ":") {
-		return false // an IPv6 address needs brackets before a port
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	return err == nil && n > 0 && isHost(host)
+	_, err := sandboxer.ParseDestination(s)
+	return err == nil
 }
 
 const durationPattern = `^(?:[0-9]+d|(?:[0-9]+d)?(?:[0-9]+(?:\.[0-9]+)?(?:h|m|s|ms|us|ns))+)$`

@@ -65,9 +65,9 @@ func TestFormats(t *testing.T) {
 		"env":       {[]string{"A", "_a1"}, []string{"", "1A", "A-B", "A=B", "Ä"}},
 		"user":      {[]string{"root", "1000", "1000:1000", "www-data", "_apt"}, []string{"", "Root", "a b", "1000:", ":1", "app:app", "-x"}},
 		"image":     {[]string{"busybox", "a/b:c@sha256:d"}, []string{"", "a b", "a\tb"}},
-		"peer": {[]string{"example.org", "*.example.org", "example.org:443", "localhost", "192.0.2.1", "192.0.2.1:80", "192.0.2.0/24", "2001:db8::1", "2001:db8::/32", "[2001:db8::1]:443"},
+		"peer": {[]string{"example.org", "*.example.org", "example.org:443", "192.0.2.1", "192.0.2.1:80", "192.0.2.0/24", "2001:db8::1", "2001:db8::/32", "[2001:db8::1]:443"},
 			[]string{"", "*", "a..b", "exa mple", "https://example.org", "example.org/x", "example.org:0", "example.org:65536", "example.org:http",
-				"192.0.2.0/33", "[2001:db8::1]", "[a.b]:80", "2001:db8::1]:80", "fe80::x:80", "-a.org", "a.*.org"}},
+				"192.0.2.0/33", "localhost", "127.0.0.1", "169.254.0.0/16", "192.0.2.1/24", "[a.b]:80", "2001:db8::1]:80", "fe80::x:80", "-a.org", "a.*.org"}},
 	} {
 		f := formats[name]
 		for _, s := range texts.good {
