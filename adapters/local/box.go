@@ -32,7 +32,7 @@ import (
 // A box is this process's hold on one running sandbox.
 type box struct {
 	name  string
-	rec   record
+	rec   record               // as it was found; the network in it may have changed since
 	c     *container.Container // for its end only: its methods are not safe for concurrent use
 	sb    *sandbox.Sandbox     // everything else goes here, by the sandbox's name
 	pid   int                  // of the sentry

@@ -34,6 +34,7 @@ import (
 	"gvisor.dev/gvisor/runsc/specutils"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
 )
 
 // idShift is the host user and group ID that the sandbox's ID 0 becomes when the
@@ -56,7 +57,9 @@ type engine struct {
 	agent   string // program copied into images
 	key     []byte
 	slots   chan struct{} // bounds concurrent creates: they are bound by processor time
-	unlock  func()
+
+	resolvers func() []string // this machine's
+	unlock    func()
 
 	mu    sync.Mutex
 	boxes map[string]*box     // by name
@@ -75,6 +78,7 @@ var _ interface {
 	sandboxer.Renewer
 	sandboxer.Capacitor
 	sandboxer.Statser
+	sandboxer.Networker
 	io.Closer
 } = (*engine)(nil)
 
@@ -88,6 +92,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 		env: env, cfg: cfg, asRoot: os.Geteuid() == 0,
 		slots: make(chan struct{}, runtime.NumCPU()),
 		boxes: map[string]*box{}, busy: map[string]*keyLock{},
+		resolvers: usernet.HostResolvers(),
 	}
 	if !e.asRoot {
 		if err := checkUserNamespaces(); err != nil {

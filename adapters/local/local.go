@@ -18,7 +18,10 @@
 package local
 
 import (
+	"net"
+	"net/netip"
 	"path/filepath"
+	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -30,7 +33,11 @@ type Config struct {
 	Paths []string `yaml:"paths" json:"paths,omitempty" jsonschema:"description=further directories of this machine that sandboxes without an image see besides /usr"`
 	// DNS are the resolvers used for sandboxes with network access; empty means
 	// those of this machine.
-	DNS []string `yaml:"dns" json:"dns,omitempty" jsonschema:"description=resolvers for sandboxes with network access; empty means those of this machine"`
+	DNS []string `yaml:"dns" json:"dns,omitempty" jsonschema:"description=resolvers (address or address:port) for sandboxes with network access; empty means those of this machine"`
+	// Never are addresses and CIDRs that no sandbox reaches, whatever its network policy
+	// says: public addresses of the operator's own, say. This machine's are among them
+	// without being listed.
+	Never []string `yaml:"never" json:"never,omitempty" jsonschema:"description=addresses and CIDRs that no sandbox reaches whatever its network policy says"`
 	// Runner and Agent are the helper programs; empty means those beside the running
 	// program, or that program itself.
 	Runner string `yaml:"runner" json:"runner,omitempty" jsonschema:"description=path of sandboxer-runner; empty means beside the running program"`
@@ -54,7 +61,29 @@ func (c *Config) Validate() error {
 			}
 		}
 	}
-	return nil
+	for i, s := range c.DNS {
+		if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
+			c.DNS[i] = net.JoinHostPort(a.String(), "53")
+		} else if _, err := netip.ParseAddrPort(s); err != nil {
+			return sandboxer.E(sandboxer.Invalid, nil, "dns: %q is not an IP address or address:port", s)
+		}
+	}
+	_, err := c.never()
+	return err
+}
+
+func (c *Config) never() (out []netip.Prefix, err error) {
+	for _, s := range c.Never {
+		p, err := netip.ParsePrefix(s)
+		if a, aerr := netip.ParseAddr(s); aerr == nil {
+			p, err = netip.PrefixFrom(a, a.BitLen()), nil
+		}
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "never: %q is not an IP address or CIDR", s)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
 }
 
 // Adapter is what package adapters lists.
@@ -67,7 +96,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe,
 		sandboxer.CanDiscover, sandboxer.CanList,
-		sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats},
+		sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork},
 	Inputs: []sandboxer.Input{
 		{Name: "repo", Help: "directory of this machine, copied into the workspace, or a git URL (https, http, git), cloned inside the sandbox"},
 		{Name: "ref", Help: "branch, tag or commit to check out when repo is a git URL"},

@@ -5,6 +5,7 @@ package local
 import (
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -78,7 +79,7 @@ func shortDir(t testing.TB) string {
 	return dir
 }
 
-func openIn(t testing.TB, dir, owner string) *engine {
+func openIn(t testing.TB, dir, owner string, change ...func(*Config)) *engine {
 	t.Helper()
 	ext, err := Adapter.Open(t.Context(), sandboxer.Env{
 		Extension: "ext.local", Owner: owner, Dir: dir, Log: slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
@@ -86,6 +87,9 @@ func openIn(t testing.TB, dir, owner string) *engine {
 			c := v.(*Config)
 			c.Runner, c.Agent = filepath.Join(helpers, "sandboxer-runner"), filepath.Join(helpers, "sandboxer-agent")
 			c.Paths = []string{helpers} // for the programs that tests run inside
+			for _, f := range change {
+				f(c)
+			}
 			return nil
 		},
 	})
@@ -137,6 +141,14 @@ func TestConformance(t *testing.T) {
 					t.Fatal("the sandbox survives SIGKILL")
 				}
 			}
+		},
+		Outside: func(t *testing.T) netip.AddrPort {
+			w := outside(t)
+			greet(t, w.run, w.host+":7")
+			return netip.MustParseAddrPort(w.host + ":7")
+		},
+		Connect: func(to netip.AddrPort) []string {
+			return []string{filepath.Join(helpers, "tool"), "connect", to.String()}
 		},
 		Listen: func(port int) []string {
 			return []string{filepath.Join(helpers, "tool"), "echo", fmt.Sprintf("127.0.0.1:%d", port)}

@@ -19,11 +19,18 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// outside makes a network namespace that stands for the internet: a host with a
-// public address (of a range reserved for documentation) behind a pair of virtual
-// interfaces. It returns a function that runs f in it, and this machine's address
-// towards it.
-func outside(t *testing.T) (run func(f func()), host, own string) {
+// world is a network namespace that stands for the internet: a host with a public
+// and a private address of either kind behind a pair of virtual interfaces. The
+// ranges are those reserved for documentation; where in them depends on the process,
+// so that tests of several can run at a time.
+type world struct {
+	run              func(f func()) // f in the namespace
+	host, host6      string         // public addresses
+	private, unique  string         // private ones
+	own, own6, extra string         // this machine's towards it; extra is one that no interface has
+}
+
+func outside(t testing.TB) world {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("making a network namespace needs root")
@@ -31,12 +38,19 @@ func outside(t *testing.T) (run func(f func()), host, own string) {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("no ip command (install iproute2)")
 	}
-	ns := fmt.Sprintf("sbxtest%d", os.Getpid())
+	id := os.Getpid() % 100_000
+	ns, dev := fmt.Sprintf("sbxtest%d", id), fmt.Sprintf("sbxt%d", id)
 	ip := func(args ...string) {
 		t.Helper()
 		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 			t.Fatalf("ip %s: %v\n%s", strings.Join(args, " "), err, out)
 		}
+	}
+	k := 4 * (id % 63)
+	w := world{
+		own: fmt.Sprintf("203.0.113.%d", k+1), host: fmt.Sprintf("203.0.113.%d", k+2), extra: fmt.Sprintf("198.51.100.%d", k+1),
+		private: fmt.Sprintf("192.168.%d.2", id%200+20),
+		own6:    fmt.Sprintf("2001:db8:%x::1", id&0xffff), host6: fmt.Sprintf("2001:db8:%x::2", id&0xffff), unique: fmt.Sprintf("fd99:%x::2", id&0xffff),
 	}
 	ip("netns", "add", ns)
 	t.Cleanup(func() {
@@ -44,23 +58,38 @@ func outside(t *testing.T) (run func(f func()), host, own string) {
 			t.Errorf("ip netns del: %v\n%s", err, out)
 		}
 	})
-	dev := fmt.Sprintf("sbxt%d", os.Getpid()%100000)
 	ip("link", "add", dev, "type", "veth", "peer", "name", "eth0", "netns", ns)
-	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", dev).Run() }) // goes with its peer, but not at once
-	ip("addr", "add", "203.0.113.1/24", "dev", dev)
+	t.Cleanup(func() {
+		_ = exec.Command("ip", "route", "del", "local", w.extra, "dev", "lo").Run()
+		_ = exec.Command("ip", "link", "del", dev).Run() // goes with its peer, but not at once
+	})
+	six := []string{w.own6 + "/64", strings.TrimSuffix(w.unique, "2") + "1/64"}
+	ip("addr", "add", w.own+"/30", "dev", dev)
+	ip("addr", "add", strings.TrimSuffix(w.private, "2")+"1/24", "dev", dev)
 	ip("link", "set", dev, "up")
-	ip("-n", ns, "addr", "add", "203.0.113.2/24", "dev", "eth0")
-	ip("-n", ns, "addr", "add", "192.168.77.2/24", "dev", "eth0")
+	ip("route", "add", "local", w.extra, "dev", "lo")
+	ip("-n", ns, "addr", "add", w.host+"/30", "dev", "eth0")
+	ip("-n", ns, "addr", "add", w.private+"/24", "dev", "eth0")
+	for i, a := range []string{w.host6 + "/64", w.unique + "/64"} {
+		if exec.Command("ip", "addr", "add", six[i], "dev", dev, "nodad").Run() != nil {
+			w.host6, w.own6, w.unique = "", "", "" // this machine has no IPv6
+			break
+		}
+		ip("-n", ns, "addr", "add", a, "dev", "eth0", "nodad")
+	}
 	ip("-n", ns, "link", "set", "eth0", "up")
 	ip("-n", ns, "link", "set", "lo", "up")
-	ip("addr", "add", "192.168.77.1/24", "dev", dev)
-	return func(f func()) {
+	w.run = func(f func()) {
 		t.Helper()
 		if err := inNamespace("/run/netns/"+ns, f); err != nil {
 			t.Fatal(err)
 		}
-	}, "203.0.113.2", "203.0.113.1"
+	}
+	return w
 }
+
+// here is world.run for this machine itself.
+func here(f func()) { f() }
 
 // inNamespace runs f on a thread of its own that is in the network namespace.
 func inNamespace(path string, f func()) error {
@@ -87,7 +116,7 @@ func inNamespace(path string, f func()) error {
 	return <-done
 }
 
-func listenIn(t *testing.T, run func(func()), addr string) net.Listener {
+func listenIn(t testing.TB, run func(func()), addr string) net.Listener {
 	t.Helper()
 	var l net.Listener
 	var err error
@@ -101,14 +130,15 @@ func listenIn(t *testing.T, run func(func()), addr string) net.Listener {
 
 func TestPublicNetwork(t *testing.T) {
 	e := openTest(t)
-	run, host, own := outside(t)
+	w := outside(t)
+	host, own := w.host, w.own
 	answer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		io.WriteString(w, "hello from outside\n")
 	})
 	for _, l := range []net.Listener{
-		listenIn(t, run, host+":80"), listenIn(t, run, "192.168.77.2:80"),
-		listenIn(t, func(f func()) { f() }, own+":8080"), listenIn(t, func(f func()) { f() }, "127.0.0.1:8099"),
+		listenIn(t, w.run, host+":80"), listenIn(t, w.run, w.private+":80"),
+		listenIn(t, here, own+":8080"), listenIn(t, here, "127.0.0.1:0"),
 	} {
 		go http.Serve(l, answer)
 	}
@@ -120,8 +150,8 @@ func TestPublicNetwork(t *testing.T) {
 		t.Errorf("a public address answers %q", got)
 	}
 	for what, url := range map[string]string{
-		"this machine's public address": "http://" + own + ":8080/", "this machine's loopback": "http://127.0.0.1:8099/",
-		"a private address": "http://192.168.77.2/", "the metadata service": "http://169.254.169.254/",
+		"this machine's public address": "http://" + own + ":8080/", "loopback": "http://127.0.0.1:8099/",
+		"a private address": "http://" + w.private + "/", "the metadata service": "http://169.254.169.254/",
 		"the gateway": "http://10.0.2.2:8099/",
 	} {
 		if got := fetch(h, url); !strings.Contains(got, "refused") && !strings.Contains(got, "reset") {
@@ -164,7 +194,7 @@ func TestPublicNetwork(t *testing.T) {
 			git("tag", v)
 		}
 		git("update-server-info")
-		go http.Serve(listenIn(t, run, host+":8000"), http.FileServer(http.Dir(filepath.Join(src, ".git"))))
+		go http.Serve(listenIn(t, w.run, host+":8000"), http.FileServer(http.Dir(filepath.Join(src, ".git"))))
 		spec := sandboxer.Spec{Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}, Inputs: map[string]string{"repo": "http://" + host + ":8000/"}}
 		if got := sh(t, e, up(t, e, spec), "cat file"); got != "two" {
 			t.Errorf("the clone has %q", got)

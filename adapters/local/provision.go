@@ -115,13 +115,8 @@ func (e *engine) check(spec sandboxer.Spec) (source, error) {
 	if n := spec.Limits.PIDs; n > 0 && n < minPIDs {
 		return src, sandboxer.E(sandboxer.Invalid, nil, "a limit of %d processes is too small for the agent; the least is %d", n, minPIDs)
 	}
-	switch spec.Network.Mode {
-	case "", sandboxer.NetworkNone, sandboxer.NetworkPublic:
-	case sandboxer.NetworkAllow:
-		return src, sandboxer.E(sandboxer.Unsupported, nil, "%s cannot hold a sandbox to an allow list of destinations yet", e.env.Extension).
-			WithHint("use network: none or network: public")
-	default:
-		return src, sandboxer.E(sandboxer.Invalid, nil, "%q is not a network mode (want none or public)", spec.Network.Mode)
+	if err := spec.Network.Check(); err != nil {
+		return src, err
 	}
 	if len(spec.Mounts) > 0 {
 		return src, sandboxer.E(sandboxer.Unsupported, nil, "%s does not mount directories of this machine into a sandbox", e.env.Extension).
@@ -180,9 +175,9 @@ func (e *engine) checkRepo(spec sandboxer.Spec) (source, error) {
 			return src, sandboxer.E(sandboxer.Invalid, nil, "input repo: the URL contains credentials, which would be stored and shown").
 				WithHint("clone the repository yourself and give its directory")
 		}
-		if spec.Network.Mode != sandboxer.NetworkPublic {
+		if !networked(spec.Network) {
 			return src, sandboxer.E(sandboxer.Invalid, nil, "input repo: cloning %s needs a network, and the sandbox has none", repo).
-				WithHint("ask for network public, or give a local directory")
+				WithHint("ask for network public or for the repository's host, or give a local directory")
 		}
 		src.url = repo
 		return src, nil
@@ -275,8 +270,8 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec) (
 		}
 	}()
 	var link *usernet.Net
-	if rec.Network.Mode == sandboxer.NetworkPublic {
-		if link, err = e.link(); err != nil {
+	if networked(rec.Network) {
+		if link, err = e.link(rec.Network); err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the sandbox's network could not be made")
 		}
 	}
@@ -318,54 +313,6 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec) (
 	b.net = link
 	b.mu.Unlock()
 	return b, nil
-}
-
-// link makes a network link with the policy for public networks.
-func (e *engine) link() (*usernet.Net, error) {
-	resolvers := e.cfg.DNS
-	if len(resolvers) == 0 {
-		resolvers = usernet.HostResolvers()
-	}
-	return usernet.New(usernet.Options{Allow: usernet.Public(), Resolvers: resolvers})
-}
-
-// reconnect gives sandboxes that outlived a former broker process their network
-// again. Open connections are lost, as with any change of network.
-func (e *engine) reconnect() error {
-	names, err := e.names()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, name := range names {
-		rec, err := e.record(name)
-		if err != nil || rec.Network.Mode != sandboxer.NetworkPublic {
-			continue
-		}
-		b, err := e.hold(name)
-		if err != nil {
-			continue
-		}
-		n, err := e.link()
-		if err == nil {
-			rec.Plugs++
-			if err = e.writeRecord(name, rec); err == nil {
-				err = plug(b.c, n.Guest(), fmt.Sprintf("eth%d", rec.Plugs))
-			}
-			n.CloseGuest()
-			if err != nil {
-				n.Close()
-			}
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("sandbox %s: %w", name, err))
-			continue
-		}
-		b.mu.Lock()
-		b.net, b.rec = n, rec
-		b.mu.Unlock()
-	}
-	return errors.Join(errs...)
 }
 
 // fill brings the workspace's content into the sandbox. It is extracted or cloned

@@ -3,97 +3,136 @@
 package usernet
 
 import (
-	"bufio"
-	"net"
+	"maps"
 	"net/netip"
-	"os"
-	"strings"
-	"sync"
+	"slices"
 	"time"
+
+	"github.com/sand-boxer/sandboxer"
 )
 
-// private are the destinations that are never "the public internet": this machine,
-// its neighbours, and what clouds put at fixed addresses.
-var private = func() []netip.Prefix {
-	var out []netip.Prefix
-	for _, s := range []string{
-		"0.0.0.0/8",        // this network
-		"10.0.0.0/8",       // private
-		"100.64.0.0/10",    // shared by carriers; some clouds' metadata
-		"127.0.0.0/8",      // loopback
-		"169.254.0.0/16",   // link-local; metadata
-		"172.16.0.0/12",    // private
-		"192.0.0.0/24",     // protocol assignments
-		"192.168.0.0/16",   // private
-		"198.18.0.0/15",    // benchmarking
-		"224.0.0.0/4",      // multicast
-		"240.0.0.0/4",      // reserved, broadcast
-		"168.63.129.16/32", // a cloud's host agent
-	} {
-		out = append(out, netip.MustParsePrefix(s))
-	}
-	return out
-}()
+// Policy is a checked network policy. The zero Policy lets nothing through.
+type Policy struct {
+	mode  sandboxer.NetworkMode
+	list  []sandboxer.Destination
+	never []netip.Prefix
+}
 
-// Public returns the policy of sandboxes with public network: everything but private
-// destinations and this machine's own addresses.
-func Public() Policy {
-	own := &ownAddresses{}
-	return func(_ string, to netip.AddrPort) bool {
-		ip := to.Addr()
-		if !ip.Is4() || to.Port() == 0 {
-			return false
-		}
-		for _, p := range private {
-			if p.Contains(ip) {
+// NewPolicy checks p. Whatever p says, what lies in never is not reached. Kind:
+// Invalid.
+func NewPolicy(p sandboxer.NetworkPolicy, never []netip.Prefix) (Policy, error) {
+	if err := p.Check(); err != nil {
+		return Policy{}, err
+	}
+	list, err := p.Destinations()
+	return Policy{mode: p.Mode, list: list, never: never}, err
+}
+
+// open reports whether p lets anything through at all.
+func (p *Policy) open() bool {
+	return p.mode == sandboxer.NetworkPublic || p.mode == sandboxer.NetworkAllow
+}
+
+// dials reports whether p lets the sandbox reach to, which it may know under names.
+func (p *Policy) dials(to netip.AddrPort, names []string) bool {
+	ip := to.Addr()
+	if to.Port() == 0 || p.denied(ip) {
+		return false
+	}
+	switch p.mode {
+	case sandboxer.NetworkPublic:
+		return sandboxer.PublicAddr(ip)
+	case sandboxer.NetworkAllow:
+		return slices.ContainsFunc(p.list, func(d sandboxer.Destination) bool {
+			if d.Port != 0 && d.Port != to.Port() {
 				return false
 			}
+			return d.Opens(ip) || sandboxer.PublicAddr(ip) && slices.ContainsFunc(names, d.Matches)
+		})
+	}
+	return false
+}
+
+func (p *Policy) denied(ip netip.Addr) bool {
+	return sandboxer.NeverAddr(ip) || slices.ContainsFunc(p.never, func(n netip.Prefix) bool { return n.Contains(ip) })
+}
+
+// resolves reports whether name, in lower case, may be asked for.
+func (p *Policy) resolves(name string) bool {
+	switch p.mode {
+	case sandboxer.NetworkPublic:
+		return true
+	case sandboxer.NetworkAllow:
+		return slices.ContainsFunc(p.list, func(d sandboxer.Destination) bool { return d.Matches(name) })
+	}
+	return false
+}
+
+// tells reports whether an answer may contain ip: only what could be reached.
+func (p *Policy) tells(ip netip.Addr) bool {
+	return !p.denied(ip) && (sandboxer.PublicAddr(ip) ||
+		p.mode == sandboxer.NetworkAllow && slices.ContainsFunc(p.list, func(d sandboxer.Destination) bool { return d.Opens(ip) }))
+}
+
+// pins remember under which names the sandbox was told an address, and until when.
+// Under an allow list of names, only a pinned address is reached: it is the answer
+// this sandbox got here, not whatever the name means to somebody else.
+type pins struct {
+	byAddr map[netip.Addr]map[string]time.Time
+	count  int
+}
+
+// A pin lasts as long as its answer, within these bounds: programs resolve first and
+// connect later, and a name's owner must not be able to pin for ever.
+const (
+	pinLeast = 5 * time.Minute
+	pinMost  = time.Hour
+	maxPins  = 8192
+)
+
+func (p *pins) add(ip netip.Addr, name string, ttl time.Duration, now time.Time) {
+	if p.byAddr == nil {
+		p.byAddr = map[netip.Addr]map[string]time.Time{}
+	}
+	names := p.byAddr[ip]
+	if _, known := names[name]; !known {
+		if p.count >= maxPins {
+			p.prune(now)
 		}
-		return !own.has(ip)
+		if p.count >= maxPins {
+			return // reached again when others have expired
+		}
+		if names = p.byAddr[ip]; names == nil {
+			names = map[string]time.Time{}
+			p.byAddr[ip] = names
+		}
+		p.count++
+	}
+	if until := now.Add(min(max(ttl, pinLeast), pinMost)); until.After(names[name]) {
+		names[name] = until
 	}
 }
 
-// ownAddresses knows the addresses of this machine's interfaces, which may be public
-// ones.
-type ownAddresses struct {
-	mu   sync.Mutex
-	at   time.Time
-	list map[netip.Addr]bool
-}
-
-const ownAddressesFresh = 5 * time.Second
-
-func (o *ownAddresses) has(ip netip.Addr) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if time.Since(o.at) > ownAddressesFresh {
-		addrs, err := net.InterfaceAddrs()
-		if err != nil {
-			return true // unknown: rather refuse
-		}
-		o.list = map[netip.Addr]bool{}
-		for _, a := range addrs {
-			if p, err := netip.ParsePrefix(a.String()); err == nil {
-				o.list[p.Addr().Unmap()] = true
+func (p *pins) prune(now time.Time) {
+	for ip, names := range p.byAddr {
+		maps.DeleteFunc(names, func(_ string, until time.Time) bool {
+			if until.After(now) {
+				return false
 			}
+			p.count--
+			return true
+		})
+		if len(names) == 0 {
+			delete(p.byAddr, ip)
 		}
-		o.at = time.Now()
 	}
-	return o.list[ip]
 }
 
-// HostResolvers returns this machine's DNS servers as host:port.
-func HostResolvers() []string {
-	f, err := os.Open("/etc/resolv.conf")
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	var out []string
-	sc := bufio.NewScanner(f)
-	for sc.Scan() {
-		if w := strings.Fields(sc.Text()); len(w) > 1 && w[0] == "nameserver" {
-			out = append(out, net.JoinHostPort(w[1], "53"))
+// names returns the names under which ip is pinned.
+func (p *pins) names(ip netip.Addr, now time.Time) (out []string) {
+	for name, until := range p.byAddr[ip] {
+		if until.After(now) {
+			out = append(out, name)
 		}
 	}
 	return out

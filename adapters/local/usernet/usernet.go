@@ -4,7 +4,8 @@
 // is the sandbox's eth0, the other feeds a TCP/IP stack in this process, whose
 // connections are dialled again from here. What a sandbox may reach is therefore
 // decided by Go code (Policy), the same for root and ordinary users, without
-// touching this machine's interfaces, routes or firewall.
+// touching this machine's interfaces, routes or firewall. Names are resolved here
+// too, at the gateway's address, so that a policy may consist of names.
 //
 // Every sandbox has the same addresses, so that copies of one need no renumbering.
 package usernet
@@ -28,6 +29,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/link/ethernet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
@@ -40,8 +42,10 @@ import (
 
 // Addresses on every sandbox's link. Gateway also answers DNS.
 var (
-	Guest   = netip.MustParseAddr("10.0.2.100")
-	Gateway = netip.MustParseAddr("10.0.2.2")
+	Guest    = netip.MustParseAddr("10.0.2.100")
+	Gateway  = netip.MustParseAddr("10.0.2.2")
+	Guest6   = netip.MustParseAddr("fd53:4258::100")
+	Gateway6 = netip.MustParseAddr("fd53:4258::2")
 )
 
 var (
@@ -50,9 +54,8 @@ var (
 )
 
 const (
-	mtu     = 65520
-	nic     = 1
-	dnsPort = 53
+	mtu = 65520
+	nic = 1
 
 	// The receive window bounds what can be under way to us. Without it the link
 	// drops packets under load and uploads fall to a tenth.
@@ -60,34 +63,45 @@ const (
 	userWindow = 128 << 10 // where the socket's buffer cannot be forced
 	sendBuffer = 1 << 20
 	maxPending = 1024 // connections being opened
+	maxFlows   = 4096 // connections and datagram flows: each takes a descriptor of the broker's
 	dialLimit  = 10 * time.Second
 	udpIdle    = 60 * time.Second
 )
 
-// Policy says what a sandbox may reach. It is asked for every connection and
-// datagram flow, with the address really dialled.
-type Policy func(network string, to netip.AddrPort) bool
-
 // Options configure a Net.
 type Options struct {
-	Allow Policy
-	// Resolvers are the DNS servers (host:port) that the gateway forwards to. They
-	// are not subject to Allow: the sandbox never addresses them itself.
-	Resolvers []string
+	Policy Policy
+	// Resolvers tells the DNS servers (host:port) that the gateway asks. They are not
+	// subject to Policy: the sandbox never addresses them itself. nil means none.
+	Resolvers func() []string
 }
 
 // Net is the broker's end of one sandbox's link.
 type Net struct {
-	opts   Options
-	stack  *stack.Stack
-	link   *linkEndpoint
-	guest  *os.File
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	opts     Options
+	stack    *stack.Stack
+	link     *linkEndpoint
+	guest    *os.File
+	ctx      context.Context
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+	dnsSlots chan struct{}
+	own      func(netip.Addr) bool // this machine's addresses
 
 	mu     sync.Mutex
 	closed bool
+	policy Policy
+	pins   pins
+	flows  map[*flow]struct{}
+}
+
+// A flow is one connection, or the datagrams between two ports, that was let through.
+type flow struct {
+	to     netip.AddrPort
+	dns    bool     // to the gateway's resolver
+	names  []string // under which the sandbox knew the address
+	ctx    context.Context
+	cancel context.CancelFunc
 }
 
 // New makes a link. Guest returns the sandbox's end.
@@ -113,12 +127,19 @@ func New(opts Options) (*Net, error) {
 	if err != nil {
 		return nil, errors.Join(err, guest.Close())
 	}
+	if opts.Resolvers == nil {
+		opts.Resolvers = func() []string { return nil }
+	}
 	s := stack.New(stack.Options{
 		// Without ARP the peer's hardware address stays zero.
-		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4},
+		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol, arp.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
 	})
-	n := &Net{opts: opts, stack: s, guest: guest, link: newLinkEndpoint(conn, mtu+header.EthernetMinimumSize, tcpip.LinkAddress(gatewayMAC))}
+	n := &Net{
+		opts: opts, policy: opts.Policy, own: ownAddr, stack: s, guest: guest,
+		link:     newLinkEndpoint(conn, mtu+header.EthernetMinimumSize, tcpip.LinkAddress(gatewayMAC)),
+		dnsSlots: make(chan struct{}, dnsPending), flows: map[*flow]struct{}{},
+	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	if err := n.configure(window); err != nil {
 		n.Close()
@@ -139,15 +160,18 @@ func (n *Net) configure(window int) error {
 		s.CreateNIC(nic, ethernet.New(n.link)),
 		s.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber,
 			AddressWithPrefix: tcpip.AddressWithPrefix{Address: addr(Gateway), PrefixLen: 24}}, stack.AddressProperties{}),
+		s.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: ipv6.ProtocolNumber,
+			AddressWithPrefix: tcpip.AddressWithPrefix{Address: addr(Gateway6), PrefixLen: 64}}, stack.AddressProperties{}),
 		s.SetPromiscuousMode(nic, true), // take what is meant for any address
 		s.SetSpoofing(nic, true),        // and answer as that address
 		s.AddStaticNeighbor(nic, ipv4.ProtocolNumber, addr(Guest), tcpip.LinkAddress(guestMAC)),
+		s.AddStaticNeighbor(nic, ipv6.ProtocolNumber, addr(Guest6), tcpip.LinkAddress(guestMAC)),
 	} {
 		if err != nil {
 			return fmt.Errorf("setting up the network stack: %s", err)
 		}
 	}
-	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}})
+	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}, {Destination: header.IPv6EmptySubnet, NIC: nic}})
 	s.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s, 0, maxPending, n.forwardTCP).HandlePacket)
 	s.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(s, n.forwardUDP).HandlePacket)
 	return nil
@@ -178,104 +202,154 @@ func (n *Net) Close() {
 	n.stack.Wait()
 }
 
-// spawn runs f unless n is closed; Close waits for it.
-func (n *Net) spawn(f func()) bool {
+// SetPolicy changes what the sandbox may reach, from the next packet on. Connections
+// that p does not let through are cut before it returns.
+func (n *Net) SetPolicy(p Policy) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closed {
-		return false
-	}
-	n.wg.Add(1)
-	go func() { defer n.wg.Done(); f() }()
-	return true
-}
-
-// target decides where a flow really goes: the policy's word, and the gateway's DNS.
-func (n *Net) target(network string, id stack.TransportEndpointID) (addrs []string, ok bool) {
-	ip, valid := netip.AddrFromSlice(id.LocalAddress.AsSlice())
-	if !valid {
-		return nil, false
-	}
-	to := netip.AddrPortFrom(ip.Unmap(), id.LocalPort)
-	if to.Addr() == Gateway {
-		return n.opts.Resolvers, to.Port() == dnsPort && len(n.opts.Resolvers) > 0
-	}
-	if n.opts.Allow == nil || !n.opts.Allow(network, to) {
-		return nil, false
-	}
-	return []string{to.String()}, true
-}
-
-func (n *Net) dial(network string, addrs []string) (conn net.Conn, err error) {
-	d := net.Dialer{Timeout: dialLimit}
-	for _, a := range addrs {
-		if conn, err = d.DialContext(n.ctx, network, a); err == nil {
-			return conn, nil
+	n.policy = p
+	for f := range n.flows {
+		if !n.lets(f) {
+			f.cancel()
 		}
 	}
-	return nil, err
+}
+
+// lets reports whether the policy lets f through, as far as it concerns the address.
+// The caller holds n.mu.
+func (n *Net) lets(f *flow) bool {
+	if f.dns {
+		return n.policy.open()
+	}
+	return n.policy.dials(f.to, f.names)
+}
+
+// admit returns the flow to the local end of id, if it is let through. It is counted
+// until it is released, and Close waits for that.
+func (n *Net) admit(id stack.TransportEndpointID) *flow {
+	ip, ok := netip.AddrFromSlice(id.LocalAddress.AsSlice())
+	if !ok {
+		return nil
+	}
+	f := &flow{to: netip.AddrPortFrom(ip.Unmap(), id.LocalPort)}
+	gateway := f.to.Addr() == Gateway || f.to.Addr() == Gateway6
+	f.dns = gateway && f.to.Port() == dnsPort
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !f.dns {
+		f.names = n.pins.names(f.to.Addr(), time.Now())
+	}
+	if n.closed || gateway && !f.dns || len(n.flows) >= maxFlows || !n.lets(f) {
+		return nil
+	}
+	f.ctx, f.cancel = context.WithCancel(n.ctx)
+	n.flows[f] = struct{}{}
+	n.wg.Add(1)
+	return f
+}
+
+func (n *Net) release(f *flow) {
+	f.cancel()
+	n.mu.Lock()
+	delete(n.flows, f)
+	n.mu.Unlock()
+	n.wg.Done()
+}
+
+var errOwn = errors.New("an address of this machine")
+
+// dial connects to where f leads. The policy has seen the address that is dialled:
+// there is no name left to resolve differently.
+func (n *Net) dial(network string, f *flow) (net.Conn, error) {
+	if n.own(f.to.Addr()) {
+		return nil, errOwn
+	}
+	d := net.Dialer{Timeout: dialLimit}
+	return d.DialContext(f.ctx, network, f.to.String())
 }
 
 func (n *Net) forwardTCP(r *tcp.ForwarderRequest) {
-	addrs, ok := n.target("tcp", r.ID())
-	if !ok {
+	f := n.admit(r.ID())
+	if f == nil {
 		r.Complete(true) // a reset: the sandbox sees "connection refused" at once
 		return
 	}
-	if !n.spawn(func() {
-		out, err := n.dial("tcp", addrs)
-		if err != nil {
-			r.Complete(true)
-			return
+	go func() {
+		defer n.release(f)
+		var out net.Conn
+		if !f.dns {
+			var err error
+			if out, err = n.dial("tcp", f); err != nil {
+				r.Complete(true)
+				return
+			}
+			defer out.Close()
 		}
 		var wq waiter.Queue
 		ep, terr := r.CreateEndpoint(&wq)
 		if terr != nil {
-			out.Close()
 			r.Complete(true)
 			return
 		}
 		r.Complete(false)
-		n.splice(gonet.NewTCPConn(&wq, ep), out, 0)
-	}) {
-		r.Complete(true)
-	}
+		// What is cut did not end: the sandbox sees a reset.
+		n.carry(f, gonet.NewTCPConn(&wq, ep), out, 0, ep.Abort)
+	}()
 }
 
 func (n *Net) forwardUDP(r *udp.ForwarderRequest) bool {
-	addrs, ok := n.target("udp", r.ID())
-	if !ok {
+	f := n.admit(r.ID())
+	if f == nil {
 		return false // answered with "port unreachable"
+	}
+	if !f.dns && n.own(f.to.Addr()) {
+		n.release(f)
+		return false
 	}
 	var wq waiter.Queue
 	ep, terr := r.CreateEndpoint(&wq)
 	if terr != nil {
+		n.release(f)
 		return true
 	}
-	in := gonet.NewUDPConn(&wq, ep)
-	if !n.spawn(func() {
-		out, err := n.dial("udp", addrs)
-		if err != nil {
-			in.Close()
-			return
+	go func() {
+		defer n.release(f)
+		in := gonet.NewUDPConn(&wq, ep)
+		defer in.Close()
+		var out net.Conn
+		if !f.dns {
+			var err error
+			if out, err = n.dial("udp", f); err != nil {
+				return
+			}
+			defer out.Close()
 		}
-		n.splice(in, out, udpIdle)
-	}) {
-		in.Close()
-	}
+		n.carry(f, in, out, udpIdle, nil)
+	}()
 	return true
 }
 
-// splice copies both ways until both sides ended, one of them fails, nothing moved
-// for idle (if not 0), or n is closed.
-func (n *Net) splice(a, b net.Conn, idle time.Duration) {
-	stop := context.AfterFunc(n.ctx, func() { a.Close(); b.Close() })
-	defer stop()
-	defer a.Close()
-	defer b.Close()
+// carry serves an admitted flow: by the resolver, or by copying to and from out until
+// both sides ended, one of them fails, nothing moved for idle (if not 0), or the flow
+// is cut, with abort if it is a stream.
+func (n *Net) carry(f *flow, in, out net.Conn, idle time.Duration, abort func()) {
+	defer in.Close()
+	defer context.AfterFunc(f.ctx, func() {
+		if abort != nil {
+			abort()
+		}
+		in.Close()
+		if out != nil {
+			out.Close()
+		}
+	})()
+	if f.dns {
+		n.serveDNS(f.ctx, in, abort != nil)
+		return
+	}
 	done := make(chan struct{})
-	go func() { defer close(done); pipe(a, b, idle) }()
-	pipe(b, a, idle)
+	go func() { defer close(done); pipe(in, out, idle) }()
+	pipe(out, in, idle)
 	<-done
 }
 
@@ -312,17 +386,21 @@ func Links(link *os.File, name string) *boot.CreateLinksAndRoutesArgs {
 	if link == nil {
 		return args
 	}
-	network := net.IPNet{IP: net.IP(Gateway.AsSlice()).Mask(net.CIDRMask(24, 32)), Mask: net.CIDRMask(24, 32)}
+	route := func(p netip.Prefix) net.IPNet {
+		return net.IPNet{IP: p.Masked().Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+	}
 	args.FilePayload = urpc.FilePayload{Files: []*os.File{link}}
 	args.FDBasedLinks = []boot.FDBasedLink{{
 		Name: name, MTU: mtu, NumChannels: 1, LinkAddress: guestMAC, QDisc: config.QDiscFIFO,
-		Addresses:         []boot.IPWithPrefix{{Address: Guest.AsSlice(), PrefixLen: 24}},
-		Routes:            []boot.Route{{Destination: network}},
-		Neighbors:         []boot.Neighbor{{IP: Gateway.AsSlice(), HardwareAddr: gatewayMAC}},
+		Addresses:         []boot.IPWithPrefix{{Address: Guest.AsSlice(), PrefixLen: 24}, {Address: Guest6.AsSlice(), PrefixLen: 64}},
+		Routes:            []boot.Route{{Destination: route(netip.PrefixFrom(Guest, 24))}, {Destination: route(netip.PrefixFrom(Guest6, 64))}},
+		Neighbors:         []boot.Neighbor{{IP: Gateway.AsSlice(), HardwareAddr: gatewayMAC}, {IP: Gateway6.AsSlice(), HardwareAddr: gatewayMAC}},
 		TXChecksumOffload: true, RXChecksumOffload: true,
 	}}
 	args.Defaultv4Gateway = boot.DefaultRoute{Name: name, Route: boot.Route{
-		Destination: net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, Gateway: Gateway.AsSlice()}}
+		Destination: route(netip.PrefixFrom(netip.IPv4Unspecified(), 0)), Gateway: Gateway.AsSlice()}}
+	args.Defaultv6Gateway = boot.DefaultRoute{Name: name, Route: boot.Route{
+		Destination: route(netip.PrefixFrom(netip.IPv6Unspecified(), 0)), Gateway: Gateway6.AsSlice()}}
 	return args
 }
 

@@ -1,35 +1,170 @@
 // Command tool is what tests run inside sandboxes: a server that echoes TCP
-// connections and a client that fetches a URL.
+// connections, and clients.
 package main
 
 import (
+	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sand-boxer/sandboxer/extensiontest"
 )
 
 func main() {
-	if len(os.Args) != 3 {
-		fmt.Fprintln(os.Stderr, "usage: tool echo ADDRESS | tool get URL")
+	if len(os.Args) < 3 {
+		fmt.Fprintln(os.Stderr, "usage: tool echo ADDRESS | get URL | reach NET:ADDRESS… | resolve NAME… | hold ADDRESS | many ADDRESS N | push ADDRESS MB | pull ADDRESS MB")
 		os.Exit(2)
 	}
-	var err error
-	switch os.Args[1] {
-	case "echo":
-		err = extensiontest.Echo(os.Args[2])
-	case "get":
-		var res *http.Response
-		c := http.Client{Timeout: 5 * time.Second}
-		if res, err = c.Get(os.Args[2]); err == nil {
-			_, err = io.Copy(os.Stdout, res.Body)
-		}
-	}
-	if err != nil {
+	if err := run(os.Args[1], os.Args[2], os.Args[2:]); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
+}
+
+func run(verb, arg string, args []string) error {
+	n := 0
+	if len(args) == 2 {
+		n, _ = strconv.Atoi(args[1])
+	}
+	switch verb {
+	case "echo":
+		return extensiontest.Echo(arg)
+	case "get":
+		c := http.Client{Timeout: 5 * time.Second}
+		res, err := c.Get(arg)
+		if err == nil {
+			_, err = io.Copy(os.Stdout, res.Body)
+		}
+		return err
+	case "reach": // one line for each, in their order
+		lines := make([]string, len(args))
+		var wg sync.WaitGroup
+		for i, a := range args {
+			wg.Go(func() { lines[i] = reach(a) })
+		}
+		wg.Wait()
+		fmt.Println(strings.Join(lines, "\n"))
+	case "resolve":
+		for _, name := range args {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			list, err := (&net.Resolver{PreferGo: true}).LookupHost(ctx, name)
+			cancel()
+			fmt.Println(strings.Join(append(list, short(err)), " "))
+		}
+	case "connect":
+		if got := reach("tcp:" + arg); got != "hello" {
+			return errors.New(got)
+		}
+	case "hold": // says when it is connected, and how that ends
+		c, err := net.Dial("tcp", arg)
+		if err != nil {
+			return err
+		}
+		fmt.Println("connected")
+		_, err = io.Copy(io.Discard, c)
+		fmt.Println("ended", short(err))
+	case "many":
+		return many(arg, n)
+	case "push", "pull": // first the number of bytes, negative for those wanted
+		c, err := net.Dial("tcp", arg)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		size := int64(n) << 20
+		begin := time.Now()
+		if verb == "pull" {
+			fmt.Fprintf(c, "%d\n", -size)
+			k, err := io.Copy(io.Discard, c)
+			if err != nil || k != size {
+				return fmt.Errorf("%d of %d bytes, %v", k, size, err)
+			}
+		} else {
+			fmt.Fprintf(c, "%d\n", size)
+			buf := make([]byte, 256<<10)
+			for left := size; left > 0; left -= int64(len(buf)) {
+				if _, err := c.Write(buf); err != nil {
+					return err
+				}
+			}
+			if _, err := io.ReadFull(c, buf[:1]); err != nil {
+				return err
+			}
+		}
+		fmt.Println(int64(float64(size) / time.Since(begin).Seconds()))
+	}
+	return nil
+}
+
+func reach(a string) string {
+	network, addr, _ := strings.Cut(a, ":")
+	c, err := net.DialTimeout(network, addr, 5*time.Second)
+	if err != nil {
+		return short(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(3 * time.Second))
+	if network == "udp" {
+		fmt.Fprintln(c, "hello")
+	}
+	buf := make([]byte, 100)
+	n, err := c.Read(buf)
+	if err != nil {
+		return short(err)
+	}
+	return strings.TrimSpace(string(buf[:n]))
+}
+
+func short(err error) string {
+	var d *net.DNSError
+	switch {
+	case err == nil:
+		return ""
+	case errors.As(err, &d) && d.IsNotFound:
+		return "no such host"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "refused"
+	case errors.Is(err, syscall.ECONNRESET):
+		return "reset"
+	case errors.Is(err, syscall.ENETUNREACH):
+		return "unreachable"
+	}
+	return err.Error()
+}
+
+// many echoes over n connections at a time.
+func many(addr string, n int) error {
+	errs := make([]error, n)
+	var wg, open sync.WaitGroup
+	open.Add(n)
+	for i := range n {
+		wg.Go(func() {
+			c, err := net.Dial("tcp", addr)
+			open.Done()
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			defer c.Close()
+			open.Wait() // all are open at the same time
+			data := bytes.Repeat([]byte{byte(i)}, 32<<10)
+			go c.Write(data)
+			got := make([]byte, len(data))
+			if _, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got, data) {
+				errs[i] = fmt.Errorf("connection %d: not what was sent: %w", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
 }
