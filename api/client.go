@@ -180,6 +180,11 @@ func (c *Client) Extend(ctx context.Context, ref string, e ExtendSandbox) (*Sand
 	return do[*Sandbox](ctx, c, call{method: "POST", path: sandboxPath(ref) + "/extend", body: e, again: e.Add == 0})
 }
 
+// SetNetwork changes what a running sandbox may reach.
+func (c *Client) SetNetwork(ctx context.Context, ref string, p sandboxer.NetworkPolicy) (*Sandbox, error) {
+	return do[*Sandbox](ctx, c, call{method: "PUT", path: sandboxPath(ref) + "/network", body: p, again: true})
+}
+
 // Destroy destroys the sandbox. With wait it returns when nothing is left, or, if
 // that has to be tried again later, with the terminating sandbox and an Unavailable
 // error; without, as soon as the order is written down. Destroying what is

@@ -62,6 +62,7 @@ type broken struct {
 	renew     func(context.Context, sandboxer.Handle, time.Time) error
 	capacity  func(context.Context, string) (sandboxer.Offer, error)
 	stats     func(context.Context, sandboxer.Handle) (sandboxer.Stats, error)
+	network   func(context.Context, sandboxer.Handle, sandboxer.NetworkPolicy) error
 }
 
 // or returns the broken method or the sound one.
@@ -170,6 +171,10 @@ func (b *broken) Renew(ctx context.Context, h sandboxer.Handle, until time.Time)
 
 func (b *broken) Capacity(ctx context.Context, host string) (sandboxer.Offer, error) {
 	return or(b.capacity != nil, b.capacity, b.Extension.Capacity)(ctx, host)
+}
+
+func (b *broken) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxer.NetworkPolicy) error {
+	return or(b.network != nil, b.network, b.Extension.SetNetwork)(ctx, h, p)
 }
 
 func (b *broken) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats, error) {
@@ -781,6 +786,19 @@ var mutants = []struct {
 	}},
 	{"every host has room", "capacity/unknown host", func(b *broken, _ *fake.World) {
 		b.capacity = func(ctx context.Context, _ string) (sandboxer.Offer, error) { return b.Extension.Capacity(ctx, "") }
+	}},
+	{"a policy for nobody", "network/unknown sandbox", func(b *broken, _ *fake.World) {
+		b.network = func(context.Context, sandboxer.Handle, sandboxer.NetworkPolicy) error { return nil }
+	}},
+	{"a policy works once", "network/is idempotent", func(b *broken, _ *fake.World) {
+		var last sandboxer.NetworkMode
+		b.network = func(ctx context.Context, h sandboxer.Handle, p sandboxer.NetworkPolicy) error {
+			if p.Mode == last && p.Mode != "" {
+				return sandboxer.E(sandboxer.Conflict, nil, "that is the policy already")
+			}
+			last = p.Mode
+			return b.Extension.SetNetwork(ctx, h, p)
+		}
 	}},
 	{"figures of nobody", "stats/unknown sandbox", func(b *broken, _ *fake.World) {
 		b.stats = func(context.Context, sandboxer.Handle) (sandboxer.Stats, error) {

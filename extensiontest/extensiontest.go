@@ -27,6 +27,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -68,6 +69,12 @@ type Harness struct {
 	// answers every connection by echoing it, closing when its peer has closed (Echo
 	// does that). Without it an extension that can dial fails.
 	Listen func(port int) []string
+
+	// Outside starts a TCP server that greets every connection and returns its address,
+	// which the mode public reaches; Connect is a command that runs inside and succeeds if
+	// the address greets it. Without them what a policy does is not tested here.
+	Outside func(t *testing.T) netip.AddrPort
+	Connect func(to netip.AddrPort) []string
 
 	Shell        []string // runs the script that follows; default sh -c
 	User         string   // a user inside besides the default one; default "nobody"
@@ -122,6 +129,7 @@ func Run(t *testing.T, h Harness) {
 	s.group(t, sandboxer.CanRenew, s.renew)
 	s.group(t, sandboxer.CanCapacity, s.capacity)
 	s.group(t, sandboxer.CanStats, s.stats)
+	s.group(t, sandboxer.CanNetwork, s.network)
 }
 
 type suite struct{ Harness }

@@ -629,6 +629,84 @@ func (s *suite) renew(t *testing.T) {
 	})
 }
 
+func (s *suite) network(t *testing.T) {
+	set := func(t *testing.T, sb *sandbox, p sandboxer.NetworkPolicy) {
+		t.Helper()
+		if err := sb.b.SetNetwork(ctx(t), sb.h, p); err != nil {
+			t.Fatalf("SetNetwork(%+v): %s", p, describe(err))
+		}
+	}
+	public := sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}
+	t.Run("is idempotent", func(t *testing.T) {
+		sb := s.up(t)
+		for _, p := range []sandboxer.NetworkPolicy{{}, {Mode: sandboxer.NetworkNone}, public, public, {}} {
+			set(t, sb, p)
+		}
+		sb.alive(t)
+	})
+	t.Run("from another process", func(t *testing.T) {
+		sb := s.up(t)
+		other := *sb
+		other.b, other.h = s.open(t), viaJSON(t, sb.h)
+		set(t, &other, public)
+		other.alive(t)
+	})
+	t.Run("nonsense is refused", func(t *testing.T) {
+		sb := s.up(t)
+		for _, p := range []sandboxer.NetworkPolicy{{Mode: "sometimes"}, {Mode: sandboxer.NetworkPublic, Allow: []string{"example.org"}}} {
+			wantKind(t, sb.b.SetNetwork(ctx(t), sb.h, p), fmt.Sprintf("SetNetwork(%+v)", p), sandboxer.Invalid, sandboxer.Unsupported)
+		}
+		for _, list := range [][]string{{}, {"127.0.0.1"}, {"not a name"}} {
+			p := sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: list}
+			wantKind(t, sb.b.SetNetwork(ctx(t), sb.h, p), fmt.Sprintf("SetNetwork(%+v)", p), sandboxer.Invalid, sandboxer.Unsupported)
+		}
+		sb.alive(t)
+	})
+	t.Run("unknown sandbox", func(t *testing.T) {
+		wantKind(t, s.open(t).SetNetwork(ctx(t), s.unknown(), public), "SetNetwork", sandboxer.NotFound)
+	})
+	t.Run("opens and closes", func(t *testing.T) {
+		if s.Outside == nil || s.Connect == nil {
+			t.Skip("the harness has nothing outside to reach")
+		}
+		to := s.Outside(t)
+		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Network = sandboxer.NetworkPolicy{} })
+		allow := func(list ...string) sandboxer.NetworkPolicy {
+			return sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: list}
+		}
+		check := func(t *testing.T, sb *sandbox, what string, want bool) {
+			t.Helper()
+			x, o, e := sb.run(t, sandboxer.Cmd{Args: s.Connect(to)})
+			if (x.Code == 0) != want {
+				t.Errorf("%s: reached is %t; want %t\n%s%s", what, x.Code == 0, want, o, e)
+			}
+		}
+		check(t, sb, "none", false)
+		other := fmt.Sprint(to.Port() ^ 1)
+		for _, step := range []struct {
+			what string
+			p    sandboxer.NetworkPolicy
+			want bool
+		}{
+			{"public", public, true},
+			{"another address", allow("192.0.2.1"), false},
+			{"the address", allow(to.Addr().String()), true},
+			{"another port", allow(to.Addr().String() + ":" + other), false},
+			{"the port", allow(to.String()), true},
+			{"none again", sandboxer.NetworkPolicy{}, false},
+			{"the address again", allow(to.String()), true},
+		} {
+			set(t, sb, step.p)
+			check(t, sb, step.what, step.want)
+		}
+		again := *sb
+		again.b = s.open(t)
+		check(t, &again, "the address, in another process", true)
+		set(t, &again, sandboxer.NetworkPolicy{})
+		check(t, &again, "none, in another process", false)
+	})
+}
+
 func (s *suite) capacity(t *testing.T) {
 	t.Run("an offer", func(t *testing.T) {
 		b := s.open(t)

@@ -126,6 +126,7 @@ var _ interface {
 	sandboxer.Renewer
 	sandboxer.Capacitor
 	sandboxer.Statser
+	sandboxer.Networker
 	sandboxer.Narrower
 } = (*Extension)(nil)
 
@@ -423,6 +424,21 @@ func (e *Extension) pause(ctx context.Context, verb Verb, h sandboxer.Handle, on
 	})
 }
 
+// SetNetwork implements sandboxer.Networker, as far as the fake has networks at all:
+// it remembers the policy, and commands reach what the machine reaches.
+func (e *Extension) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxer.NetworkPolicy) error {
+	return e.call(ctx, VerbNetwork, h.SandboxID, func(f Fault) error {
+		if f.Lie {
+			return nil
+		}
+		if err := checkNetwork(p); err != nil {
+			return err
+		}
+		_, err := e.world.network(ctx, rewiring{e.query(h), p})
+		return err
+	})
+}
+
 // Renew implements sandboxer.Renewer.
 func (e *Extension) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
 	return e.call(ctx, VerbRenew, h.SandboxID, func(f Fault) error {
@@ -513,6 +529,14 @@ func (e *Extension) quote(d time.Duration) *sandboxer.MeterQuote {
 	return &q
 }
 
+func checkNetwork(p sandboxer.NetworkPolicy) error {
+	if p.Mode == sandboxer.NetworkAllow {
+		return sandboxer.E(sandboxer.Unsupported, nil, "the fake cannot enforce a list of allowed destinations").
+			WithHint("choose an extension that isolates, such as ext.local")
+	}
+	return p.Check()
+}
+
 // check refuses what the fake cannot keep, before anything exists.
 func (e *Extension) check(spec sandboxer.Spec) error {
 	refuse := func(format string, args ...any) error {
@@ -524,10 +548,8 @@ func (e *Extension) check(spec sandboxer.Spec) error {
 		return refuse("cannot enforce limits")
 	case len(spec.Mounts) > 0:
 		return refuse("has no mounts")
-	case len(spec.Network.Allow) > 0 || spec.Network.Mode == sandboxer.NetworkAllow:
-		return refuse("cannot enforce a list of allowed destinations")
-	case !slices.Contains([]sandboxer.NetworkMode{"", sandboxer.NetworkNone, sandboxer.NetworkPublic}, spec.Network.Mode):
-		return sandboxer.E(sandboxer.Invalid, nil, "there is no network mode %q (want none, public or allow)", spec.Network.Mode)
+	case checkNetwork(spec.Network) != nil:
+		return checkNetwork(spec.Network)
 	case spec.Workspace != "" && (!path.IsAbs(spec.Workspace) || path.Clean(spec.Workspace) != spec.Workspace):
 		return sandboxer.E(sandboxer.Invalid, nil, "workspace %q is not a clean absolute path", spec.Workspace)
 	case spec.Image != "" && len(e.cfg.Images) > 0 && !slices.Contains(e.cfg.Images, spec.Image):

@@ -35,13 +35,14 @@ const (
 	VerbPause        Verb = "pause"
 	VerbResume       Verb = "resume"
 	VerbRenew        Verb = "renew"
+	VerbNetwork      Verb = "network"
 	VerbCapacity     Verb = "capacity"
 	VerbStats        Verb = "stats"
 )
 
 var verbs = []Verb{VerbAny, VerbProvision, VerbWaitReady, VerbTeardown, VerbExec, VerbFiles, VerbArchive, VerbUnarchive, VerbDial, VerbExpose,
 	VerbProbe, VerbDiscover, VerbList, VerbSnapshot, VerbRestore, VerbDropSnapshot, VerbQuote, VerbMeter, VerbPause,
-	VerbResume, VerbRenew, VerbCapacity, VerbStats}
+	VerbResume, VerbRenew, VerbNetwork, VerbCapacity, VerbStats}
 
 // A Fault is one thing that goes wrong with calls of a verb. Of several that apply,
 // a call meets the first one injected.
@@ -70,7 +71,7 @@ type Fault struct {
 	Twice bool `yaml:"twice" json:"twice,omitempty"`
 	// Lie answers success and the wrong thing: provision a handle of another sandbox,
 	// wait_ready and exec success without looking, teardown, drop_snapshot, pause,
-	// resume and renew success without doing anything, probe the opposite, discover
+	// resume, renew and network success without doing anything, probe the opposite, discover
 	// and list nothing.
 	Lie bool `yaml:"lie" json:"lie,omitempty"`
 }

@@ -76,6 +76,7 @@ func (w *World) handler() http.Handler {
 	handle(mux, "drop", w.drop)
 	handle(mux, "pause", w.pause)
 	handle(mux, "renew", w.renew)
+	handle(mux, "network", w.network)
 	handle(mux, "spend", w.spend)
 	handle(mux, "log", func(context.Context, none) ([]Entry, error) { return w.Log(), nil })
 	handle(mux, "kill", func(_ context.Context, id string) (none, error) { w.Kill(id); return none{}, nil })
@@ -204,6 +205,10 @@ func (r *Remote) drop(ctx context.Context, d dropping) (none, error) {
 
 func (r *Remote) pause(ctx context.Context, p pausing) (none, error) {
 	return call[none](ctx, r, "pause", p)
+}
+
+func (r *Remote) network(ctx context.Context, n rewiring) (none, error) {
+	return call[none](ctx, r, "network", n)
 }
 
 func (r *Remote) renew(ctx context.Context, n renewal) (none, error) {

@@ -29,6 +29,7 @@ type world interface {
 	drop(context.Context, dropping) (none, error)
 	pause(context.Context, pausing) (none, error)
 	renew(context.Context, renewal) (none, error)
+	network(context.Context, rewiring) (none, error)
 	spend(context.Context, spending) (none, error)
 }
 
@@ -68,6 +69,10 @@ type (
 	pausing  struct {
 		Of query
 		On bool
+	}
+	rewiring struct {
+		Of     query
+		Policy sandboxer.NetworkPolicy
 	}
 	renewal struct {
 		Of    query
@@ -551,6 +556,18 @@ func (w *World) renew(_ context.Context, r renewal) (none, error) {
 	return none{}, w.note(w.entry(o, OpRenew))
 }
 
+func (w *World) network(_ context.Context, r rewiring) (none, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.burn()
+	o, err := w.newest(r.Of)
+	if err != nil {
+		return none{}, err
+	}
+	o.Spec.Network = r.Policy
+	return none{}, w.note(w.entry(o, OpNetwork))
+}
+
 func (w *World) spend(_ context.Context, s spending) (none, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -581,6 +598,7 @@ const (
 	OpPause    Op = "pause"
 	OpResume   Op = "resume"
 	OpRenew    Op = "renew"
+	OpNetwork  Op = "network"
 	OpFault    Op = "fault" // a call met a fault
 )
 

@@ -204,7 +204,7 @@ func TestNetworkPolicy(t *testing.T) {
 	}
 	var many []any
 	for i := range 60 {
-		many = append(many, fmt.Sprintf("192.0.2.%d", i+1))
+		many = append(many, fmt.Sprintf("9.9.9.%d", i+1))
 	}
 	serveDNS(t, w, map[string]func(int) []any{
 		"public.example":       always(w.host),

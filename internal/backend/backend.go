@@ -48,6 +48,7 @@ type Backend struct {
 	renew    sandboxer.Renewer
 	capacity sandboxer.Capacitor
 	stats    sandboxer.Statser
+	network  sandboxer.Networker
 }
 
 // Options tune a Backend; the zero value works.
@@ -109,6 +110,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	resolve(b, &b.renew, sandboxer.CanRenew, not)
 	resolve(b, &b.capacity, sandboxer.CanCapacity, not)
 	resolve(b, &b.stats, sandboxer.CanStats, not)
+	resolve(b, &b.network, sandboxer.CanNetwork, not)
 	return b
 }
 
@@ -462,6 +464,17 @@ func (b *Backend) Resume(ctx context.Context, h sandboxer.Handle) error {
 		return b.cannot(sandboxer.CanPause)
 	}
 	return b.call(ctx, "resume", b.opts.Save, func(ctx context.Context) error { return b.pause.Resume(ctx, h) })
+}
+
+// SetNetwork changes what the sandbox may reach.
+func (b *Backend) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxer.NetworkPolicy) error {
+	if b.network == nil {
+		return b.cannot(sandboxer.CanNetwork)
+	}
+	if err := p.Check(); err != nil {
+		return err
+	}
+	return b.call(ctx, "set_network", b.opts.Short, func(ctx context.Context) error { return b.network.SetNetwork(ctx, h, p) })
 }
 
 // Renew moves the backend's own deadline.

@@ -115,6 +115,10 @@ func (f *full) Unarchive(ctx context.Context, _ sandboxer.Handle, _ string, _ io
 	return f.call(ctx, "unarchive")
 }
 
+func (f *full) SetNetwork(ctx context.Context, _ sandboxer.Handle, _ sandboxer.NetworkPolicy) error {
+	return f.call(ctx, "set_network")
+}
+
 func (f *full) Dial(ctx context.Context, _ sandboxer.Handle, _ int) (net.Conn, error) {
 	return nil, f.call(ctx, "dial")
 }
@@ -286,6 +290,9 @@ var ops = []op{
 	{"capacity", sandboxer.CanCapacity, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
 		_, err := b.Capacity(ctx, "")
 		return err
+	}},
+	{"set_network", sandboxer.CanNetwork, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
+		return b.SetNetwork(ctx, handle, sandboxer.NetworkPolicy{})
 	}},
 	{"stats", sandboxer.CanStats, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
 		_, err := b.Stats(ctx, handle)

@@ -88,6 +88,7 @@ var owners = map[string][]string{
 	"github.com/klauspost/compress":            {"internal/checkpoint"},
 	"github.com/zeebo/blake3":                  {"internal/checkpoint"},
 	"pgregory.net/rapid":                       {"internal/storetest"},
+	"golang.org/x/net":                         {"adapters/local/..."},
 	"golang.org/x/sys":                         {"adapters/...", "agent/...", "internal/..."},
 	"github.com/rogpeppe/go-internal":          {},
 	"go.uber.org/goleak":                       {},

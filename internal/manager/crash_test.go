@@ -132,6 +132,10 @@ func (s script) live() (out outcome, err error) {
 		if _, err := m.Extend(acme, out.Sandbox.ID, Extend{Add: time.Hour}); err != nil && !isKind(err, sandboxer.Conflict) {
 			return out, err
 		}
+	case "network":
+		if _, err := m.SetNetwork(acme, out.Sandbox.ID, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}); err != nil {
+			return out, err
+		}
 	case "orphan":
 		for len(liveObjects(ext, s.Owner)) > 0 {
 			time.Sleep(5 * time.Millisecond)
@@ -178,6 +182,7 @@ var crashes = map[point]string{
 	pRecord: "create", pProvision: "create", pHandle: "create", pReady: "create", pRunning: "create",
 	pEnding: "create", pTeardown: "create", pEnded: "create", // what was created is destroyed
 	pRenew: "extend", pExtended: "extend",
+	pRewired: "network", pRewire: "network",
 	pRetry:  "retry",
 	pOrphan: "orphan",
 }

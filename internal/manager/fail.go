@@ -17,6 +17,8 @@ const (
 	pEnded     point = "destroy.ended"    // commit: post, void
 	pRenew     point = "extend.renew"     // effect
 	pExtended  point = "extend.extended"  // commit: hold, expiry
+	pRewired   point = "network.rewired"  // commit: the policy
+	pRewire    point = "network.rewire"   // effect
 	pRetry     point = "retry"            // commit: a step failed and is to be repeated
 	pOrphan    point = "sweep.orphan"     // effect
 )
@@ -25,6 +27,7 @@ var points = []point{
 	pRecord, pProvision, pHandle, pReady, pRunning,
 	pEnding, pTeardown, pEnded,
 	pRenew, pExtended,
+	pRewired, pRewire,
 	pRetry, pOrphan,
 }
 

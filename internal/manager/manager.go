@@ -64,14 +64,15 @@ type Manager struct {
 	wake chan struct{}  // one slot: something may be due
 	wg   sync.WaitGroup // every goroutine of the manager
 
-	mu      sync.Mutex
-	closed  bool
-	looping bool
-	jobs    map[string]*job                       // by sandbox ID
-	uses    map[string]*use                       // by sandbox ID
-	bells   map[string]map[chan struct{}]struct{} // by sandbox ID; "" hears all
-	bound   map[string]map[*binding]struct{}      // live streams by API key ID
-	keyUse  map[string]time.Time                  // last uses of API keys not yet stored
+	mu       sync.Mutex
+	closed   bool
+	looping  bool
+	jobs     map[string]*job                       // by sandbox ID
+	changing map[string]chan struct{}              // by sandbox ID; see exclusive
+	uses     map[string]*use                       // by sandbox ID
+	bells    map[string]map[chan struct{}]struct{} // by sandbox ID; "" hears all
+	bound    map[string]map[*binding]struct{}      // live streams by API key ID
+	keyUse   map[string]time.Time                  // last uses of API keys not yet stored
 
 	acting    map[string]bool        // sandbox IDs the sweep has work queued for
 	mourned   map[incarnation]bool   // damaged records that were reported
@@ -145,6 +146,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		started:   now,
 		wake:      make(chan struct{}, 1),
 		jobs:      map[string]*job{},
+		changing:  map[string]chan struct{}{},
 		uses:      map[string]*use{},
 		bells:     map[string]map[chan struct{}]struct{}{},
 		bound:     map[string]map[*binding]struct{}{},

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"maps"
-	"net/netip"
 	"net/url"
 	"path"
 	"regexp"
@@ -364,73 +363,14 @@ func checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) e
 	if want == nil {
 		return nil
 	}
-	wider := func(what string) error {
-		return sandboxer.E(sandboxer.Invalid, nil, "network %s is wider than the profile's (%s)", what, cmp.Or(have.Mode, sandboxer.NetworkNone)).
-			WithHint("choose a profile with that network")
-	}
-	switch want.Mode {
-	case "", sandboxer.NetworkNone:
-	case sandboxer.NetworkPublic:
-		if have.Mode != sandboxer.NetworkPublic {
-			return wider("public")
-		}
-	case sandboxer.NetworkAllow:
-		if len(want.Allow) == 0 {
-			return sandboxer.E(sandboxer.Invalid, nil, "network allow names nothing to reach").WithHint("use the mode none, or list destinations")
-		}
-		for _, dst := range want.Allow {
-			switch {
-			case have.Mode == sandboxer.NetworkAllow && slices.Contains(have.Allow, dst):
-			case have.Mode == sandboxer.NetworkPublic && publicDestination(dst):
-			default:
-				return wider(strconv.Quote(dst))
-			}
-		}
-		return nil
-	default:
-		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a network mode%s", want.Mode, suggest(string(want.Mode), []string{"none", "public", "allow"})).
+	if modes := []string{"none", "public", "allow"}; want.Mode != "" && !slices.Contains(modes, string(want.Mode)) {
+		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a network mode%s", want.Mode, suggest(string(want.Mode), modes)).
 			WithHint("the modes are none, public and allow")
 	}
-	if len(want.Allow) > 0 {
-		return sandboxer.E(sandboxer.Invalid, nil, "destinations are listed, but the network mode is %q", want.Mode).WithHint("use the mode allow")
+	if err := want.Check(); err != nil {
+		return err
 	}
-	return nil
-}
-
-// publicDestination reports whether dst is within what the mode public reaches.
-// Names are: what they resolve to is checked by whoever enforces the policy.
-func publicDestination(dst string) bool {
-	host := dst
-	if ap, err := netip.ParseAddrPort(dst); err == nil {
-		host = ap.Addr().String()
-	} else if h, port, ok := strings.Cut(dst, ":"); ok && !strings.Contains(port, ":") {
-		host = h
-	}
-	if p, err := netip.ParsePrefix(host); err == nil {
-		return publicPrefix(p)
-	}
-	if a, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
-		return publicPrefix(netip.PrefixFrom(a.Unmap().WithZone(""), a.Unmap().BitLen()))
-	}
-	return host != "" && host != "localhost" && !strings.HasSuffix(host, ".localhost")
-}
-
-// notPublic are the ranges that the mode public does not reach: this host, private
-// and shared networks, link-local (with the clouds' metadata), multicast, and the
-// ranges that embed such an IPv4 address in an IPv6 one.
-var notPublic = func() (all []netip.Prefix) {
-	for _, s := range []string{
-		"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
-		"192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/3",
-		"::/96", "::ffff:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "fc00::/7", "fe80::/9", "ff00::/8",
-	} {
-		all = append(all, netip.MustParsePrefix(s))
-	}
-	return all
-}()
-
-func publicPrefix(p netip.Prefix) bool {
-	return !slices.ContainsFunc(notPublic, p.Overlaps)
+	return want.Within(have)
 }
 
 // checkMounts lets the operator's principal mount anything and others only what the

@@ -45,7 +45,8 @@ var testKey = bytes.Repeat([]byte{7}, 32)
 func testProfiles() []sandboxer.Profile {
 	return []sandboxer.Profile{
 		{ID: "profile.test", Extension: "ext.fake", TTL: 10 * time.Minute, MaxTTL: 2 * time.Hour, Env: map[string]string{"FROM": "profile"}},
-		{ID: "profile.paid", Extension: "ext.fake", TTL: time.Hour, Price: sandboxer.Price{Setup: 20_000, PerHour: 120_000}},
+		{ID: "profile.paid", Extension: "ext.fake", TTL: time.Hour, Price: sandboxer.Price{Setup: 20_000, PerHour: 120_000},
+			Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}},
 		{ID: "profile.lazy", Extension: "ext.fake", TTL: time.Hour, Idle: time.Minute},
 	}
 }

@@ -393,6 +393,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 				return
 			}
 			if sb.State == sandboxer.Running && inherited(sb) {
+				m.async(t, func() { m.adopt(sb) })
 				t.count(func(r *SweepReport) { r.Adopted++ })
 			}
 			m.act(t, sb, sandboxer.Alive)
@@ -452,6 +453,7 @@ func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox, inherited
 			alive = sandboxer.Unknown
 		}
 		if alive == sandboxer.Alive && inherited {
+			m.adopt(sb)
 			t.count(func(r *SweepReport) { r.Adopted++ })
 		}
 		m.act(t, sb, alive)

@@ -50,6 +50,7 @@ func examples() []any {
 		page(sb),
 		api.CreateSandbox{Profile: "profile.local", Inputs: map[string]string{"repo": "/src/app"}, Name: "build", TTL: api.Duration(30 * time.Minute),
 			Consumer: sandboxer.Consumer{ID: "ci-42", Kind: "ci"}, Env: map[string]string{"CI": "1"}, MaxCost: 500_000},
+		sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"*.example.org:443"}},
 		api.ExtendSandbox{TTL: api.Duration(time.Hour)},
 		api.Plan{SchemaVersion: api.SchemaVersion, Profile: "profile.local", Extension: "ext.local", TTL: api.Duration(30 * time.Minute),
 			Quote: *sb.Quote, Inputs: sb.Inputs, Env: []string{"CI"}, Workspace: "/workspace"},

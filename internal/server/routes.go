@@ -54,6 +54,9 @@ func (s *Server) routes() {
 	o.Responses["202"] = &huma.Response{Description: "Written down; the teardown goes on", Content: s.content(api.Sandbox{})}
 	route(s, o, s.destroy)
 	routeJSON(s, op("extendSandbox", "POST", "/v1/sandboxes/{id}/extend", write, "sandboxes", "Move the expiry"), s.extend)
+	o = op("setNetwork", "PUT", "/v1/sandboxes/{id}/network", write, "sandboxes", "Change what a running sandbox may reach")
+	o.Description += " Within what its profile allows. Open connections that are not allowed any more are cut."
+	routeJSON(s, o, s.setNetwork)
 	route(s, op("getStats", "GET", "/v1/sandboxes/{id}/stats", read, "sandboxes", "Measure the sandbox"), s.stats)
 	routeJSON(s, op("plan", "POST", "/v1/plan", write, "sandboxes", "What a create would lead to and cost; creates nothing"), s.plan)
 

@@ -182,6 +182,14 @@ func (s *Server) extend(ctx context.Context, in *InRef, b api.ExtendSandbox) (*r
 	return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
 }
 
+func (s *Server) setNetwork(ctx context.Context, in *InRef, p sandboxer.NetworkPolicy) (*reply[api.Sandbox], error) {
+	sb, err := s.m.SetNetwork(ctx, in.ID, p)
+	if err != nil {
+		return nil, err
+	}
+	return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
+}
+
 type inDestroy struct {
 	InRef
 	Wait bool `query:"wait" default:"true" doc:"Answer when nothing is left, not as soon as the order is written down"`

@@ -30,6 +30,7 @@ type Manager interface {
 	List(ctx context.Context, q sandboxer.Query) ([]*sandboxer.Sandbox, string, error)
 	Wait(ctx context.Context, ref string, states ...sandboxer.State) (*sandboxer.Sandbox, error)
 	Extend(ctx context.Context, ref string, e manager.Extend) (*sandboxer.Sandbox, error)
+	SetNetwork(ctx context.Context, ref string, p sandboxer.NetworkPolicy) (*sandboxer.Sandbox, error)
 	Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, error)
 
 	Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandboxer.Exit, error)

@@ -1,0 +1,141 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// SetNetwork changes what a running sandbox may reach, within what its profile allows.
+// It needs the write scope. When it returns nil the policy is in force, also for open
+// connections. Conflict: it does not run. Invalid: the policy makes no sense, or is
+// wider than the profile's. Unsupported: its extension cannot. After an error the
+// former policy is in force.
+func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.NetworkPolicy) (*sandboxer.Sandbox, error) {
+	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.enter(); err != nil {
+		return nil, err
+	}
+	defer m.wg.Done()
+	// What is begun is brought to its end, also for a caller who leaves.
+	work, cancel := m.within(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	done, err := m.exclusive(ctx, sb.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	b, err := m.backend(sb.Extension)
+	if err != nil {
+		return nil, err
+	}
+	if !b.Can(sandboxer.CanNetwork) {
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "extension %q cannot change the network of a running sandbox", sb.Extension).
+			WithHint("create another with that network")
+	}
+	// The books go first: after a crash between the two steps the next process enforces
+	// what is in them (adopt).
+	var former sandboxer.NetworkPolicy
+	err = m.step(pRewired, func() error {
+		return m.update(work, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			if sb.State != sandboxer.Running {
+				return notRunning(sb)
+			}
+			if err := checkNetwork(sb.Spec.Profile.Network, &p); err != nil {
+				return err
+			}
+			former = sb.Spec.Network
+			sb.Spec.Network = p
+			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventNetwork, "network "+policyText(p)+", before "+policyText(former)))
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = m.step(pRewire, func() error { return b.SetNetwork(work, sb.Handle, p) })
+	if err == nil {
+		return m.fresh(sb), nil
+	}
+	if isKind(err, sandboxer.NotFound) {
+		m.doubt(sb.Handle)
+	}
+	if m.ctx.Err() != nil {
+		return nil, err // the next process enforces what is in the books
+	}
+	back := m.update(work, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+		if sb.State != sandboxer.Running {
+			return nil // it ends; nobody asks any more
+		}
+		sb.Spec.Network = former
+		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, "network "+policyText(former)+" again: "+sandboxer.Message(err)))
+		return nil
+	})
+	if k := sandboxer.KindOf(err); k == sandboxer.Timeout || k == sandboxer.Unavailable || k == sandboxer.Internal {
+		// Perhaps it was done all the same.
+		back = errors.Join(back, b.SetNetwork(work, sb.Handle, former))
+	}
+	return nil, errors.Join(err, back)
+}
+
+// adopt enforces what the books say about a sandbox that a former process left:
+// it may have died between the books and the backend.
+func (m *Manager) adopt(sb *sandboxer.Sandbox) {
+	b, err := m.backend(sb.Extension)
+	if err != nil || sb.State != sandboxer.Running || !b.Can(sandboxer.CanNetwork) {
+		return
+	}
+	done, err := m.exclusive(m.ctx, sb.ID)
+	if err != nil {
+		return
+	}
+	defer done()
+	now, err := m.store.SandboxGeneration(m.ctx, sb.ID, sb.Generation)
+	if err == nil && now.State == sandboxer.Running {
+		err = b.SetNetwork(m.ctx, now.Handle, now.Spec.Network)
+	}
+	if err != nil && m.ctx.Err() == nil {
+		m.log.Warn("the network policy of an adopted sandbox could not be enforced again", "sandbox", sb.ID, "err", err)
+	}
+}
+
+// exclusive waits until nobody else is between the books and the backend with a change
+// of the running sandbox id.
+func (m *Manager) exclusive(ctx context.Context, id string) (done func(), err error) {
+	for {
+		m.mu.Lock()
+		busy := m.changing[id]
+		if busy == nil {
+			mine := make(chan struct{})
+			m.changing[id] = mine
+			m.mu.Unlock()
+			return func() {
+				m.mu.Lock()
+				delete(m.changing, id)
+				m.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		m.mu.Unlock()
+		if err := wait(ctx, busy); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func policyText(p sandboxer.NetworkPolicy) string {
+	switch {
+	case p.Mode == "":
+		return string(sandboxer.NetworkNone)
+	case len(p.Allow) > 8:
+		return string(p.Mode) + " " + strings.Join(p.Allow[:8], ", ") + ", …"
+	case len(p.Allow) > 0:
+		return string(p.Mode) + " " + strings.Join(p.Allow, ", ")
+	}
+	return string(p.Mode)
+}
