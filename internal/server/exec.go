@@ -155,7 +155,7 @@ func (s *Server) execStream(ctx context.Context, in *InRef) (*huma.StreamRespons
 		}
 		sctx, cancel := s.stream(ctx)
 		defer cancel(nil)
-		x := &execution{ws: ws, cancel: cancel, resize: make(chan sandboxer.WinSize, 1), signals: make(chan os.Signal, 16)}
+		x := &execution{ws: ws, pulse: &pulse{ws: ws}, cancel: cancel, resize: make(chan sandboxer.WinSize, 1), signals: make(chan os.Signal, 16)}
 		x.stdin.grant = x.grant
 		x.stdin.changed.L = &x.stdin.mu
 		s.execute(sctx, in.ID, x)
@@ -181,11 +181,15 @@ func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 		}
 		x.cancel(err)
 	}()
+	go x.pulse.watch(ctx, s.pulse, func() {
+		x.cancel(sandboxer.E(sandboxer.Canceled, nil, "the client does not answer any more"))
+		x.ws.CloseNow()
+	})
 	var exit sandboxer.Exit
 	if err == nil {
 		exit, err = s.m.Exec(ctx, ref, sandboxer.Cmd{
 			Args: req.Args, Env: req.Env, Dir: req.Dir, User: req.User, TTY: req.TTY,
-			Stdin: &x.stdin, Stdout: &frames{ws: x.ws, channel: api.ChanStdout}, Stderr: &frames{ws: x.ws, channel: api.ChanStderr},
+			Stdin: &x.stdin, Stdout: &frames{pulse: x.pulse, channel: api.ChanStdout}, Stderr: &frames{pulse: x.pulse, channel: api.ChanStderr},
 			Resize: x.resize, Signals: x.signals,
 		})
 	}
@@ -228,6 +232,7 @@ func (s *Server) execEnd(ctx context.Context, x *execution, exit sandboxer.Exit,
 // execution is one exec stream.
 type execution struct {
 	ws      *websocket.Conn
+	pulse   *pulse
 	cancel  context.CancelCauseFunc
 	stdin   intake
 	resize  chan sandboxer.WinSize
@@ -239,7 +244,7 @@ type execution struct {
 func (x *execution) receive() error {
 	buf := make([]byte, 4<<10)
 	for {
-		_, r, err := x.ws.Reader(context.Background())
+		r, err := x.pulse.next()
 		if err != nil {
 			return err
 		}
@@ -312,7 +317,7 @@ func (x *execution) control(channel byte, p []byte) error {
 
 func (x *execution) grant(n int) {
 	b := binary.BigEndian.AppendUint32([]byte{api.ChanWindow}, uint32(n))
-	x.ws.Write(context.Background(), websocket.MessageBinary, b)
+	x.pulse.write(b)
 }
 
 // intake is the stdin of a command: a buffer of at most ExecWindow bytes between
@@ -375,7 +380,7 @@ func (i *intake) Read(p []byte) (int, error) {
 
 // frames writes one channel of output.
 type frames struct {
-	ws      *websocket.Conn
+	pulse   *pulse
 	channel byte
 	mu      sync.Mutex
 	buf     []byte
@@ -388,7 +393,7 @@ func (f *frames) Write(p []byte) (int, error) {
 	for len(p) > 0 {
 		n := min(len(p), api.ExecFrame)
 		f.buf = append(append(f.buf[:0], f.channel), p[:n]...)
-		if err := f.ws.Write(context.Background(), websocket.MessageBinary, f.buf); err != nil {
+		if err := f.pulse.write(f.buf); err != nil {
 			return done, err
 		}
 		done += n

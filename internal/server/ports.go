@@ -64,7 +64,9 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 			giveUp.Reset(time.Second)
 			c.Close()
 		})()
-		relay(sctx, ws, c)
+		p := &pulse{ws: ws}
+		go p.watch(sctx, s.pulse, func() { ws.CloseNow() })
+		relay(sctx, p, c)
 		// The client closes when it has read the end; closing first could take it away.
 		giveUp.Reset(2 * time.Second)
 		status, why := websocket.StatusNormalClosure, ""
@@ -77,9 +79,9 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 }
 
 // relay copies both ways until both directions ended or one broke.
-func relay(ctx context.Context, ws *websocket.Conn, c net.Conn) {
-	ws.SetReadLimit(-1) // passed on piece by piece
-	bg := context.Background()
+func relay(ctx context.Context, p *pulse, c net.Conn) {
+	ws := p.ws
+	ws.SetReadLimit(-1)       // passed on piece by piece
 	in := make(chan struct{}) // the client's direction ended
 	go func() {
 		ended := sync.OnceFunc(func() { close(in) })
@@ -87,7 +89,7 @@ func relay(ctx context.Context, ws *websocket.Conn, c net.Conn) {
 		defer c.Close() // a client that left has no use for the rest
 		buf := make([]byte, 32<<10)
 		for {
-			_, r, err := ws.Reader(bg)
+			r, err := p.next()
 			if err != nil {
 				return
 			}
@@ -107,14 +109,14 @@ func relay(ctx context.Context, ws *websocket.Conn, c net.Conn) {
 	buf := make([]byte, 128<<10)
 	for {
 		n, err := c.Read(buf)
-		if n > 0 && ws.Write(bg, websocket.MessageBinary, buf[:n]) != nil {
+		if n > 0 && p.write(buf[:n]) != nil {
 			return
 		}
 		if err != nil {
 			break
 		}
 	}
-	if ctx.Err() != nil || ws.Write(bg, websocket.MessageBinary, nil) != nil {
+	if ctx.Err() != nil || p.write(nil) != nil {
 		return
 	}
 	<-in

@@ -97,6 +97,7 @@ type Server struct {
 	guard   *guard
 	started time.Time
 	beat    time.Duration // between keep-alives of event streams
+	pulse   time.Duration // between pings of WebSockets
 
 	closing context.Context // ends when the server is asked to end
 	close   context.CancelCauseFunc
@@ -118,7 +119,7 @@ func New(m Manager, opts Options) *Server {
 	}
 	s := &Server{
 		m: m, opts: opts, log: opts.Log, mux: http.NewServeMux(), types: map[string]opTypes{}, metrics: opts.Metrics,
-		cross: http.NewCrossOriginProtection(), guard: newGuard(), started: time.Now(), beat: 15 * time.Second,
+		cross: http.NewCrossOriginProtection(), guard: newGuard(), started: time.Now(), beat: 15 * time.Second, pulse: 30 * time.Second,
 	}
 	s.closing, s.close = context.WithCancelCause(context.Background())
 	s.routes()

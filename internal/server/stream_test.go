@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
 	"go.uber.org/goleak"
 
 	"github.com/sand-boxer/sandboxer"
@@ -97,6 +99,67 @@ func serveUnix(t testing.TB, m Manager) (c *api.Client, stop func()) {
 	})
 	t.Cleanup(stop)
 	return c, stop
+}
+
+// silent opens a stream and reads nothing from it, as a machine that lost its power.
+func silent(t *testing.T, m Manager, path, protocol string, first []byte) {
+	t.Helper()
+	sock := filepath.Join(t.TempDir(), "s", "api.sock")
+	l, err := ListenUnix(sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(m, Options{Drain: 5 * time.Second})
+	s.pulse = 20 * time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx, l) }()
+	hc := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", sock)
+	}}}
+	ws, _, err := websocket.Dial(t.Context(), "ws://localhost"+path, &websocket.DialOptions{HTTPClient: hc, Subprotocols: []string{protocol}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ws.CloseNow()
+		cancel()
+		<-done
+		hc.CloseIdleConnections()
+	})
+	if first != nil {
+		if err := ws.Write(t.Context(), websocket.MessageText, first); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestSilentClients: both kinds of stream end when nobody is there any more.
+func TestSilentClients(t *testing.T) {
+	t.Run("exec", func(t *testing.T) {
+		ended := make(chan struct{})
+		m := &stub{exec: func(ctx context.Context, _ sandboxer.Cmd) (sandboxer.Exit, error) {
+			<-ctx.Done()
+			close(ended)
+			return sandboxer.Exit{}, ctx.Err()
+		}}
+		silent(t, m, "/v1/sandboxes/a/exec", api.ExecProtocol, []byte(`{"args":["x"]}`))
+		within(t, 10*time.Second, "the end of the command", ended)
+	})
+	t.Run("port", func(t *testing.T) {
+		ended := make(chan struct{})
+		m := &stub{dial: func(context.Context) (net.Conn, error) {
+			here, there := net.Pipe()
+			go func() {
+				defer close(ended)
+				io.Copy(io.Discard, there)
+				there.Close()
+			}()
+			return here, nil
+		}}
+		silent(t, m, "/v1/sandboxes/a/ports/80/connect", api.PortProtocol, nil)
+		within(t, 10*time.Second, "the end of the connection", ended)
+	})
 }
 
 func within(t testing.TB, d time.Duration, what string, done <-chan struct{}) {

@@ -1,0 +1,105 @@
+package server
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+)
+
+// pulsed serves one WebSocket that is watched with a short period and returns the
+// client's end, the server's pulse, and what is closed when the client counts as dead.
+func pulsed(t *testing.T, period time.Duration) (*websocket.Conn, *pulse, <-chan struct{}) {
+	t.Helper()
+	pulses := make(chan *pulse, 1)
+	dead := make(chan struct{})
+	over := make(chan struct{})
+	s := New(&stub{}, Options{})
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ws := s.accept(w, r, "test")
+		if ws == nil {
+			return
+		}
+		defer ws.CloseNow()
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		p := &pulse{ws: ws}
+		read := make(chan struct{})
+		go func() { // as both streams do
+			defer close(read)
+			for {
+				r, err := p.next()
+				if err != nil {
+					return
+				}
+				io.Copy(io.Discard, r)
+			}
+		}()
+		pulses <- p
+		watched := make(chan struct{})
+		go func() { defer close(watched); p.watch(ctx, period, func() { close(dead) }) }()
+		<-over
+		cancel()
+		ws.CloseNow()
+		<-read
+		<-watched
+	}))
+	ws, _, err := websocket.Dial(t.Context(), "ws"+srv.URL[len("http"):], &websocket.DialOptions{Subprotocols: []string{"test"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		close(over)
+		ws.CloseNow()
+		srv.Close()
+	})
+	return ws, <-pulses, dead
+}
+
+func TestPulse(t *testing.T) {
+	const period = 20 * time.Millisecond
+	t.Run("a silent client is dead", func(t *testing.T) {
+		_, _, dead := pulsed(t, period) // it reads nothing, so it answers nothing
+		within(t, 10*time.Second, "noticing it", dead)
+	})
+	t.Run("an idle client that reads lives", func(t *testing.T) {
+		ws, _, dead := pulsed(t, period)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*period)
+		defer cancel()
+		ws.Read(ctx)
+		select {
+		case <-dead:
+			t.Error("it was taken for dead")
+		default:
+		}
+	})
+	t.Run("a client with output left to read lives", func(t *testing.T) {
+		_, p, dead := pulsed(t, period)
+		if err := p.write([]byte("something to read at leisure")); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-dead:
+			t.Error("it was taken for dead")
+		case <-time.After(20 * period):
+		}
+	})
+	t.Run("a client that sends lives", func(t *testing.T) {
+		ws, _, dead := pulsed(t, 20*period)
+		for range 50 {
+			if err := ws.Write(t.Context(), websocket.MessageBinary, []byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(period)
+		}
+		select {
+		case <-dead:
+			t.Error("it was taken for dead")
+		default:
+		}
+	})
+}
