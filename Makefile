@@ -23,7 +23,7 @@ demo: build
 test:
 	sh scripts/setup.sh
 	go build ./...
-	go test -json -race -shuffle=on -timeout 30m ./... | go run ./internal/mustrun scripts/must-run.txt
+	SANDBOXER_TEST_NPM=1 go test -json -race -shuffle=on -timeout 30m ./... | go run ./internal/mustrun scripts/must-run.txt
 
 # The engines measured beside it: gVisor's own command line, and Docker where dockerd is
 # installed (scripts/dockerd.sh starts a private one and stops exactly that).

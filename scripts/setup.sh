@@ -14,6 +14,8 @@ need protoc protobuf-compiler
 need ssh openssh-client
 [ -x /usr/sbin/sshd ] || packages="$packages openssh-server"
 need rsync rsync
+need node nodejs
+need npm npm
 need zstd zstd
 need dash dash
 need fish fish
