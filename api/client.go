@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"io"
@@ -27,6 +29,7 @@ import (
 type Options struct {
 	Token     sandboxer.Secret // API key; not needed over the Unix socket
 	UserAgent string           // default "sandboxer-go"
+	RootCAs   *x509.CertPool   // authorities trusted for https URLs; nil means the system's
 	// HTTP replaces the client for http and https URLs (proxies, TLS roots). Its
 	// Timeout must be 0: requests are bounded by their ctx.
 	HTTP *http.Client
@@ -66,6 +69,7 @@ func New(rawURL string, opts Options) (*Client, error) {
 		TLSHandshakeTimeout:   10 * time.Second,
 		ExpectContinueTimeout: time.Second,
 		DisableCompression:    true,
+		TLSClientConfig:       &tls.Config{RootCAs: opts.RootCAs, MinVersion: tls.VersionTLS12},
 	}
 	switch {
 	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):

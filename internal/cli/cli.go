@@ -52,10 +52,10 @@ type factory struct {
 	io    *streams
 	env   func(string) (string, bool)
 	flags struct {
-		url, dataDir, configDir string
-		output, progress        string
-		logLevel                string
-		json, quiet             bool
+		url, dataDir, configDir, tlsCA string
+		output, progress               string
+		logLevel                       string
+		json, quiet                    bool
 	}
 	root     *cobra.Command
 	resolved *settings
@@ -103,6 +103,7 @@ func newCmdRoot(f *factory) *cobra.Command {
 		return sandboxer.E(sandboxer.Invalid, nil, "%s", err).WithHint("%s", hint)
 	})
 	fl := root.PersistentFlags()
+	fl.StringVar(&f.flags.tlsCA, "tls-ca", "", "PEM `file` with authorities to trust for an https URL, beside the system's (SANDBOXER_TLS_CA)")
 	fl.StringVar(&f.flags.url, "url", "", "server `address`: unix:///path, http://host:port or https://host (SANDBOXER_URL)")
 	fl.StringVar(&f.flags.dataDir, "data-dir", "", "data `directory` of the server on this machine (SANDBOXER_DATA_DIR)")
 	fl.StringVar(&f.flags.configDir, "config-dir", "", "further `directory` with config.yaml, extensions and profiles (SANDBOXER_CONFIG_DIR)")

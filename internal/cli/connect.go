@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"io/fs"
 	"net"
@@ -70,11 +71,35 @@ func (f *factory) dial(ctx context.Context, addr string) (*session, error) {
 			return nil, e
 		}
 	}
-	c, err := api.New(addr, api.Options{Token: token, UserAgent: "sandboxer/" + version()})
+	roots, err := f.roots()
+	if err != nil {
+		return nil, err
+	}
+	c, err := api.New(addr, api.Options{Token: token, UserAgent: "sandboxer/" + version(), RootCAs: roots})
 	if err != nil {
 		return nil, err
 	}
 	return &session{Client: c, local: local}, nil
+}
+
+// roots are the authorities trusted for an https URL; nil means the system's.
+func (f *factory) roots() (*x509.CertPool, error) {
+	s, err := f.settings()
+	if err != nil || s.get("tls_ca") == "" {
+		return nil, err
+	}
+	pem, err := os.ReadFile(s.get("tls_ca"))
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, err, "the file of authorities %s cannot be read", s.get("tls_ca"))
+	}
+	pool, err := x509.SystemCertPool()
+	if err != nil {
+		pool = x509.NewCertPool()
+	}
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, invalid("%s has no certificate in PEM form", s.get("tls_ca"))
+	}
+	return pool, nil
 }
 
 // reach tries whether somebody listens on the socket.

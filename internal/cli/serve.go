@@ -28,6 +28,8 @@ type serveOptions struct {
 	f              *factory
 	socket, listen string
 	hosts          []string
+	cert, key      string // files
+	insecure       bool
 	logFormat      string
 }
 
@@ -53,6 +55,15 @@ func newCmdServe(f *factory, runF func(context.Context, *serveOptions) error) *c
 			pick(&o.socket, "socket")
 			pick(&o.listen, "listen")
 			pick(&o.logFormat, "log_format")
+			pick(&o.cert, "tls_cert")
+			pick(&o.key, "tls_key")
+			o.insecure = o.insecure || s.get("insecure") == "true"
+			if (o.cert == "") != (o.key == "") {
+				return invalid("a certificate and its key belong together: --tls-cert is %q, --tls-key is %q", o.cert, o.key)
+			}
+			if o.cert != "" && o.listen == "" {
+				return invalid("--tls-cert is given, and there is no TCP listener to use it").WithHint("add --listen, for example: sandboxer serve --listen :8443")
+			}
 			if len(o.hosts) == 0 && s.get("hosts") != "" {
 				o.hosts = strings.Split(s.get("hosts"), ",")
 			}
@@ -76,6 +87,9 @@ func newCmdServe(f *factory, runF func(context.Context, *serveOptions) error) *c
 	c.Flags().StringVar(&o.socket, "socket", "", "Unix `socket` to listen on (SANDBOXER_SOCKET)")
 	c.Flags().StringVar(&o.listen, "listen", "", "also listen on this TCP `address`, for clients with an API key (SANDBOXER_LISTEN)")
 	c.Flags().StringSliceVar(&o.hosts, "allow-host", nil, "`name` by which clients may address the TCP listener (SANDBOXER_HOSTS)")
+	c.Flags().StringVar(&o.cert, "tls-cert", "", "speak TLS on the TCP listener with the certificate in this PEM `file` (SANDBOXER_TLS_CERT)")
+	c.Flags().StringVar(&o.key, "tls-key", "", "`file` with the certificate's private key (SANDBOXER_TLS_KEY)")
+	c.Flags().BoolVar(&o.insecure, "insecure", false, "listen without TLS also where other machines reach it: a proxy in front speaks TLS (SANDBOXER_INSECURE)")
 	c.Flags().StringVar(&o.logFormat, "log-format", "", "text or json (SANDBOXER_LOG_FORMAT)")
 	complete(c, "log-format", logFormats...)
 	return c
@@ -115,7 +129,12 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 		}
 		listeners := []net.Listener{unix}
 		if o.listen != "" {
-			tcp, err := server.ListenTCP(o.listen)
+			var tcp net.Listener
+			if o.cert != "" {
+				tcp, err = server.ListenTLS(o.listen, o.cert, o.key, log)
+			} else {
+				tcp, err = server.ListenTCP(o.listen, o.insecure)
+			}
 			if err != nil {
 				return errors.Join(err, unix.Close())
 			}

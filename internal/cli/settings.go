@@ -45,6 +45,10 @@ func settingDefs() []settingDef {
 		{key: "socket", help: "Unix socket of the server on this machine", path: true},
 		{key: "listen", help: "TCP address the server also listens on", check: checkListen},
 		{key: "hosts", help: "names, with commas between, by which clients may address the TCP listener"},
+		{key: "tls_cert", help: "certificate of the TCP listener, a PEM file", path: true},
+		{key: "tls_key", help: "its private key, a PEM file", path: true},
+		{key: "insecure", help: "true lets the TCP listener do without TLS where other machines reach it", check: oneOf("yes or no", []string{"true", "false"})},
+		{key: "tls_ca", help: "PEM file with further authorities whose certificates are trusted for url", path: true},
 		{key: "log_dir", help: "where a server started in the background logs to", path: true},
 		{key: "log_level", help: "debug, info, warn or error", check: oneOf("log level", logLevels)},
 		{key: "log_format", help: "text or json", check: oneOf("log format", logFormats)},
@@ -130,7 +134,7 @@ func (f *factory) settings() (*settings, error) {
 		return f.resolved, nil
 	}
 	flags := map[string][2]string{ // key → flag, value
-		"url": {"--url", f.flags.url}, "data_dir": {"--data-dir", f.flags.dataDir}, "output": {"--output", f.flags.output},
+		"url": {"--url", f.flags.url}, "data_dir": {"--data-dir", f.flags.dataDir}, "tls_ca": {"--tls-ca", f.flags.tlsCA}, "output": {"--output", f.flags.output},
 		"progress": {"--progress", f.flags.progress}, "log_level": {"--log-level", f.flags.logLevel},
 	}
 	if f.flags.json {

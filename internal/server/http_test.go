@@ -85,7 +85,7 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lt, err := ListenTCP("127.0.0.1:0")
+	lt, err := ListenTCP("127.0.0.1:0", false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,8 +56,10 @@ func ListenUnix(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// ListenTCP listens on a TCP address, whose clients need a key. Kind: Unavailable.
-func ListenTCP(addr string) (net.Listener, error) {
+// ListenTCP listens on a TCP address, whose clients need a key. Their keys can be read
+// on the way, so an address that is not of this machine alone is refused unless open says
+// that something else sees to it. Kinds: Denied for that, Unavailable otherwise.
+func ListenTCP(addr string, open bool) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		hint := "write host:port, for example 127.0.0.1:8080"
@@ -65,6 +67,11 @@ func ListenTCP(addr string) (net.Listener, error) {
 			hint = "another program listens there; choose another port"
 		}
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "cannot listen on %s", addr).WithHint("%s", hint)
+	}
+	if a, ok := l.Addr().(*net.TCPAddr); !open && (!ok || !a.IP.IsLoopback()) {
+		l.Close()
+		return nil, sandboxer.E(sandboxer.Denied, nil, "other machines can reach %s, and without TLS everybody on the way reads their keys", addr).
+			WithHint("add --tls-cert and --tls-key; or --insecure where a proxy in front of it speaks TLS")
 	}
 	return l, nil
 }

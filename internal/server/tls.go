@@ -1,0 +1,85 @@
+package server
+
+import (
+	"crypto/tls"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// certificate is a certificate in two files, read again when either changes: whoever
+// renews it has nobody to tell.
+type certificate struct {
+	certFile, keyFile string
+	log               *slog.Logger
+
+	mu     sync.Mutex
+	cert   *tls.Certificate
+	stamp  [2]stamp
+	looked time.Time
+}
+
+type stamp struct {
+	at   time.Time
+	size int64
+}
+
+// ListenTLS listens on a TCP address and speaks TLS 1.2 or later there, with the
+// certificate chain and key in two PEM files. Changed files are taken up with the next
+// connection; while they do not fit together, the former certificate serves on. Kinds:
+// Invalid for files that cannot be used, Unavailable otherwise.
+func ListenTLS(addr, certFile, keyFile string, log *slog.Logger) (net.Listener, error) {
+	c := &certificate{certFile: certFile, keyFile: keyFile, log: log}
+	if err := c.load(); err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, err, "the certificate %s and the key %s cannot be used: %s", certFile, keyFile, err).
+			WithHint("give the certificate with its chain, and its private key, as PEM files")
+	}
+	l, err := ListenTCP(addr, true)
+	if err != nil {
+		return nil, err
+	}
+	return tls.NewListener(l, &tls.Config{
+		MinVersion:     tls.VersionTLS12,
+		NextProtos:     []string{"http/1.1"}, // WebSockets need it
+		GetCertificate: c.get,
+	}), nil
+}
+
+func (c *certificate) stamps() (s [2]stamp) {
+	for i, name := range []string{c.certFile, c.keyFile} {
+		if st, err := os.Stat(name); err == nil {
+			s[i] = stamp{st.ModTime(), st.Size()}
+		}
+	}
+	return s
+}
+
+func (c *certificate) load() error {
+	stamps := c.stamps() // first: a change during the reading is seen next time
+	cert, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
+	if err != nil {
+		return err
+	}
+	c.cert, c.stamp = &cert, stamps
+	return nil
+}
+
+func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stamps() != c.stamp {
+		err := c.load()
+		switch {
+		case err == nil:
+			c.log.Info("certificate read again", "file", c.certFile)
+		case time.Since(c.looked) > time.Minute: // not once for every connection
+			c.looked = time.Now()
+			c.log.Error("the changed certificate cannot be used; the former one serves on", "file", c.certFile, "err", err)
+		}
+	}
+	return c.cert, nil
+}
