@@ -51,7 +51,7 @@ func (t Target) fault(what error, detail string) error {
 		return sandboxer.E(sandboxer.Unavailable, cause, "the connection to host %s was lost midway", t.Name)
 	case ErrShell:
 		return sandboxer.E(sandboxer.Unavailable, cause, "host %s did not start /bin/sh for us%s", t.Name, saying(detail)).
-			WithHint("the account needs a login shell that runs: exec env /bin/sh")
+			WithHint("the account needs a login shell that runs: exec /bin/sh")
 	}
 	return sandboxer.E(sandboxer.Unavailable, cause, "host %s cannot be reached%s", t.Name, saying(detail)).
 		WithHint("try: ssh -o BatchMode=yes %s true", t.sshWords())

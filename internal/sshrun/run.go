@@ -38,20 +38,27 @@ type Cmd struct {
 	Signals        <-chan os.Signal
 }
 
-// boot and bootTTY are the only text that the login shell sees, whichever shell it
-// is: no newline, backslash, exclamation mark or single quote may be within the
+// These are the only text that the login shell sees, whichever shell it is: no newline, backslash, exclamation mark or single quote may be within the
 // single quotes. ${IFS#??} is a newline. Each line of the script is told from the end
 // by its first character; without the end nothing is run. With a terminal the
 // script must neither be echoed nor edited.
 const (
 	loop    = `s=;n=${IFS#??};while IFS= read -r l;do case $l in .)%seval "$s";exit;;esac;s=$s${l#?}$n;done;exit 125`
-	bootEnv = "exec env SANDBOXER_RUN="
+	begin   = `exec /bin/sh -c 'export "$1";`
+	prompt  = `g=$(stty -g)&&stty raw -echo||exit 124;echo "${1#*=}.";`
+	restore = `stty "$g";`
 )
 
-var (
-	boot    = " /bin/sh -c '" + fmt.Sprintf(loop, "") + "'"
-	bootTTY = ` /bin/sh -c 'g=$(stty -g)&&stty raw -echo||exit 124;echo $SANDBOXER_RUN.;` + fmt.Sprintf(loop, `stty "$g";`) + "'"
-)
+// boot is the command that runs what is sent to it. run, the value of SANDBOXER_RUN,
+// is in the arguments of the shell too: a shell's own environment, as others see it,
+// is the one that it was started with.
+func boot(run string, tty bool) string {
+	script := begin + strings.Replace(loop, "%s", "", 1)
+	if tty {
+		script = begin + prompt + strings.Replace(loop, "%s", restore, 1)
+	}
+	return script + "' sh SANDBOXER_RUN=" + run
+}
 
 // text is the script that the boot loop runs for c. The command runs in a child that
 // the shell waits for, since a shell can say 128+n of a child that a signal killed,
@@ -138,11 +145,7 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
-	line := bootEnv + run + boot
-	if c.TTY != nil {
-		line = bootEnv + run + bootTTY
-	}
-	s, l, err := h.start(ctx, line, c.TTY, as)
+	s, l, err := h.start(ctx, boot(run, c.TTY != nil), c.TTY, as)
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
@@ -412,20 +415,20 @@ func (o *opening) pass(p []byte) error {
 // killTime bounds ending a command on a host that answers.
 const killTime = 10 * time.Second
 
-// slay kills everything that carries the variable $1 in its environment, and before
+// slay kills everything that carries $1, NAME=value, in its environment or among its arguments, and before
 // that the process group $2 if there is one and its leader carries it too. It looks
 // again until a look finds nothing, for what was started meanwhile. 3: some of it
 // would not end.
 const slay = `
-[ -z "$2" ] || { [ -r "/proc/$2/environ" ] && ! grep -qF "$1" "/proc/$2/environ"; } || kill -KILL "-$2" 2>/dev/null
+[ -z "$2" ] || { [ -r "/proc/$2/cmdline" ] && ! grep -qF "$1" "/proc/$2/cmdline"; } || kill -KILL "-$2" 2>/dev/null
 [ -r /proc/self/environ ] || exit 0
 for i in 1 2 3 4 5 6 7 8 9 10; do
-	f=$(grep -lsF "$1" /proc/[0-9]*/environ 2>/dev/null)
+	f=$(grep -lsF "$1" /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null)
 	n=
 	for p in $f; do
-		p=${p#/proc/} p=${p%/environ}
+		p=${p#/proc/} p=${p%/*}
 		case $(cat "/proc/$p/stat" 2>/dev/null) in *") Z "*|*") X "*|"") continue;; esac
-		tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | grep -qxF "$1" || continue
+		cat "/proc/$p/environ" "/proc/$p/cmdline" 2>/dev/null | tr '\0' '\n' | grep -qxF "$1" || continue
 		n=1
 		kill -KILL "$p" 2>/dev/null
 	done
