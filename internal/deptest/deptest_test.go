@@ -51,7 +51,7 @@ var arrows = map[string][]string{
 	"internal/checkpoint":  {"."},
 	"internal/mustrun":     {},
 	"internal/sshrun/...":  {".", "internal/sshrun"},
-	"bench":                {".", "api", "adapters/local"},
+	"bench":                {".", "api", "adapters/local", "internal/sshrun/..."},
 	"internal/deptest":     {},
 	"docs":                 {},
 	"registry":             {},
@@ -61,6 +61,9 @@ var arrows = map[string][]string{
 
 	"agent/proto/...": {"agent/proto/..."},
 }
+
+// overSSH are the adapters for what is reached over SSH.
+var overSSH = []string{"composessh", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
 var adapterMay = []string{".", "agent"}
@@ -85,7 +88,7 @@ var owners = map[string][]string{
 	"go.yaml.in/yaml/v4":                       {"internal/catalog", "internal/cli"},
 	"github.com/creack/pty":                    {"adapters/fake/...", "internal/sshrun"},
 	"golang.org/x/crypto":                      {"internal/sshrun/..."},
-	"github.com/klauspost/compress":            {"internal/checkpoint"},
+	"github.com/klauspost/compress":            {"internal/checkpoint", "internal/sshrun"},
 	"github.com/zeebo/blake3":                  {"internal/checkpoint"},
 	"pgregory.net/rapid":                       {"internal/storetest"},
 	"golang.org/x/net":                         {"adapters/local/..."},
@@ -205,7 +208,11 @@ func mayImport(rel string) ([]string, bool) {
 	}
 	if name, ok := strings.CutPrefix(rel, "adapters/"); ok {
 		name, _, _ = strings.Cut(name, "/")
-		return append(slices.Clone(adapterMay), "adapters/"+name+"/..."), true
+		may := append(slices.Clone(adapterMay), "adapters/"+name+"/...")
+		if slices.Contains(overSSH, name) {
+			may = append(may, "internal/sshrun/...")
+		}
+		return may, true
 	}
 	for p, may := range arrows {
 		if strings.HasSuffix(p, "/...") && matches(rel, []string{p}) {

@@ -229,6 +229,7 @@ func (d *openSSH) args(t Target, keysFile string) []string {
 
 // A master is an ssh process that holds one connection.
 type master struct {
+	program   string
 	socket    string
 	unixStdio bool
 	pid       int
@@ -257,7 +258,7 @@ func (d *openSSH) connect(ctx context.Context, t Target) (conn, error) {
 		}
 	}
 	args := append(d.args(t, pins), "-M", "-S", socket, "-N", "-T", "--", t.Addr)
-	m := &master{socket: socket, unixStdio: d.unixStdio, gone: make(chan struct{}), said: &tailBuffer{}}
+	m := &master{program: d.program, socket: socket, unixStdio: d.unixStdio, gone: make(chan struct{}), said: &tailBuffer{}}
 	started := make(chan error)
 	go m.run(exec.Command(d.program, args...), started, pins)
 	if err := <-started; err != nil {
@@ -381,24 +382,11 @@ func (d *openSSH) close() error {
 	return errors.Join(err, os.Remove(d.lock.Name()), d.lock.Close())
 }
 
-// tailBuffer keeps the end of what is written to it.
-type tailBuffer struct {
-	mu sync.Mutex
-	b  []byte
-}
-
-func (t *tailBuffer) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.b = append(t.b, p...)
-	if len(t.b) > 8<<10 {
-		t.b = append(t.b[:0], t.b[len(t.b)-4<<10:]...)
+// sshCommand is how another program uses the connection c by way of ssh.
+func sshCommand(c conn) (string, bool) {
+	m, ok := c.(*master)
+	if !ok {
+		return "", false
 	}
-	return len(p), nil
-}
-
-func (t *tailBuffer) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return string(t.b)
+	return Quote(m.program, "-F", "none", "-S", m.socket, "-o", "ControlMaster=no", "-o", "BatchMode=yes", "-o", "ProxyCommand=false"), true
 }

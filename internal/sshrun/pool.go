@@ -213,6 +213,7 @@ type Host struct {
 	failures   int   // how often connecting has failed
 	failed     error // the last time
 	closed     bool
+	quickest   time.Duration
 	debts      []string // runs to be killed: the connection was lost under them
 }
 

@@ -206,15 +206,24 @@ type running struct {
 	ready   chan struct{} // closed when the script has begun
 	once    sync.Once
 	outputs sync.WaitGroup
+	sent    atomic.Int64 // when the header went
 	last    atomic.Int64 // when output came last
 	wfail   atomic.Pointer[error]
 }
 
-func (r *running) begun() { r.once.Do(func() { close(r.ready) }) }
+func (r *running) begun() {
+	r.once.Do(func() {
+		close(r.ready)
+		if sent := r.sent.Load(); sent > 0 {
+			r.h.answered(time.Since(time.Unix(0, sent)))
+		}
+	})
+}
 
 // feed sends the header and then the command's own input.
 func (r *running) feed(header []byte) {
 	w := r.s.stdin()
+	r.sent.Store(time.Now().UnixNano())
 	if _, err := w.Write(header); err == nil && r.c.Stdin != nil {
 		io.Copy(w, r.c.Stdin)
 	}
@@ -420,15 +429,18 @@ const killTime = 10 * time.Second
 // again until a look finds nothing, for what was started meanwhile. 3: some of it
 // would not end.
 const slay = `
-[ -z "$2" ] || { [ -r "/proc/$2/cmdline" ] && ! grep -qF "$1" "/proc/$2/cmdline"; } || kill -KILL "-$2" 2>/dev/null
+has() { cat "/proc/$2/environ" "/proc/$2/cmdline" 2>/dev/null | tr '\0' '\n' | grep -qxF "$1"; }
+[ -z "$2" ] || { [ -r "/proc/$2/cmdline" ] && ! has "$1" "$2"; } || kill -KILL "-$2" 2>/dev/null
 [ -r /proc/self/environ ] || exit 0
+# A grep that takes a NUL for the end sees only the first variable: then all are looked at.
+if printf 'a\0b\n' | grep -qF b; then some=1; else some=; fi
 for i in 1 2 3 4 5 6 7 8 9 10; do
-	f=$(grep -lsF "$1" /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null)
+	if [ -n "$some" ]; then f=$(grep -lsF "$1" /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null); else f=$(echo /proc/[0-9]*/environ); fi
 	n=
 	for p in $f; do
 		p=${p#/proc/} p=${p%/*}
+		has "$1" "$p" || continue
 		case $(cat "/proc/$p/stat" 2>/dev/null) in *") Z "*|*") X "*|"") continue;; esac
-		cat "/proc/$p/environ" "/proc/$p/cmdline" 2>/dev/null | tr '\0' '\n' | grep -qxF "$1" || continue
 		n=1
 		kill -KILL "$p" 2>/dev/null
 	done
@@ -555,4 +567,21 @@ type limited struct {
 func (l *limited) Write(p []byte) (int, error) {
 	l.b.Write(p[:min(len(p), max(0, l.n-l.b.Len()))])
 	return len(p), nil
+}
+
+// answered notes how long the host took to begin with a command.
+func (h *Host) answered(d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.quickest == 0 || d < h.quickest {
+		h.quickest = d
+	}
+}
+
+// latency is the least time in which the host ever answered: a round trip, and a
+// little for a shell to start.
+func (h *Host) latency() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.quickest
 }
