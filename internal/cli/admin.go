@@ -116,16 +116,7 @@ func newCmdKeyLs(f *factory, runF func(context.Context, *plainOptions) error) *c
 }
 
 func keyLsRun(ctx context.Context, o *plainOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	l, err := s.Keys(ctx)
-	if err != nil {
-		return err
-	}
-	return printList(o.f, pointers(l), keyView())
+	return listed(ctx, o.f, keyView(), func(s *session) (*api.List[api.Key], error) { return s.Keys(ctx) })
 }
 
 func newCmdKeyRevoke(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
@@ -266,23 +257,14 @@ func newCmdCreditsLedger(f *factory, runF func(context.Context, *creditsLedgerOp
 }
 
 func creditsLedgerRun(ctx context.Context, o *creditsLedgerOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	l, err := s.Entries(ctx, o.q)
-	if err != nil {
-		return err
-	}
-	return printList(o.f, pointers(l), view[*api.Entry]{
+	return listed(ctx, o.f, view[*api.Entry]{
 		cols: []string{"TIME", "TENANT", "TYPE", "AMOUNT", "SANDBOX", "NOTE"},
 		wide: []string{"KEY"},
 		row: func(e *api.Entry) []string {
 			return []string{e.At.Local().Format("2006-01-02 15:04:05"), e.Tenant, string(e.Type), e.Amount.String(), e.SandboxID, e.Note, e.Key}
 		},
 		name: func(e *api.Entry) string { return e.Key },
-	})
+	}, func(s *session) (*api.List[api.Entry], error) { return s.Entries(ctx, o.q) })
 }
 
 func newCmdAudit(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {

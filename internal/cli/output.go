@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -103,6 +104,20 @@ func printList[T any](f *factory, l *api.List[T], v view[T]) error {
 	default:
 		return printData(f.io.out, format, l)
 	}
+}
+
+// listed asks the server for a list and writes it to stdout.
+func listed[T any](ctx context.Context, f *factory, v view[*T], get func(*session) (*api.List[T], error)) error {
+	s, err := f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	l, err := get(s)
+	if err != nil {
+		return err
+	}
+	return printList(f, pointers(l), v)
 }
 
 // printOne writes one value to stdout.

@@ -35,20 +35,11 @@ func newCmdPortLs(f *factory, runF func(context.Context, *refOptions) error) *co
 }
 
 func portLsRun(ctx context.Context, o *refOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	l, err := s.Ports(ctx, o.ref)
-	if err != nil {
-		return err
-	}
-	return printList(o.f, pointers(l), view[*sandboxer.Port]{
+	return listed(ctx, o.f, view[*sandboxer.Port]{
 		cols: []string{"PORT", "ADDRESS", "URL"},
 		row:  func(p *sandboxer.Port) []string { return []string{fmt.Sprint(p.Port), p.Addr, p.URL} },
 		name: func(p *sandboxer.Port) string { return fmt.Sprint(p.Port) },
-	})
+	}, func(s *session) (*api.List[sandboxer.Port], error) { return s.Ports(ctx, o.ref) })
 }
 
 type portForwardOptions struct {

@@ -144,16 +144,7 @@ func checkLimit(n int) error {
 }
 
 func lsRun(ctx context.Context, o *lsOptions) error {
-	s, err := o.f.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	l, err := s.List(ctx, o.q)
-	if err != nil {
-		return err
-	}
-	return printList(o.f, pointers(l), sandboxView())
+	return listed(ctx, o.f, sandboxView(), func(s *session) (*api.List[api.Sandbox], error) { return s.List(ctx, o.q) })
 }
 
 // refOptions are those of a command about one sandbox.
