@@ -33,6 +33,7 @@ type Env struct {
 	Extension string       // "ext.<name>"
 	Owner     string       // this installation; stamp it on every outside object
 	Dir       string       // private state directory (0700), kept between runs, unique to the extension
+	Hosts     string       // directory with the records of the hosts of this installation; shared, not to be written to
 	Log       *slog.Logger // for what no caller will see
 	// Decode fills a config struct from the file's `config:` block, over the values
 	// already there; unknown keys and wrong types fail with file, line and column.

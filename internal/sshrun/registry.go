@@ -1,0 +1,172 @@
+package sshrun
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// A Registry is the directory in which the hosts of an installation are written
+// down, one file each. Methods may be called from several processes: a file is
+// replaced as a whole.
+type Registry struct{ dir string }
+
+// NewRegistry returns the registry in dir, which need not exist yet.
+func NewRegistry(dir string) *Registry { return &Registry{dir: dir} }
+
+// HostState says what a host may be used for.
+type HostState string
+
+// The states of a host.
+const (
+	Active   HostState = "active"
+	Draining HostState = "draining" // takes no new sandbox; what is there goes on
+)
+
+// A Record is what is known about a host that somebody added. It has no secret.
+type Record struct {
+	Name         string            `json:"name"`
+	Addr         string            `json:"addr"`
+	Port         int               `json:"port,omitempty"`
+	IdentityFile string            `json:"identity_file,omitempty"`
+	ProxyJump    string            `json:"proxy_jump,omitempty"`
+	HostKeys     []string          `json:"host_keys"`
+	Labels       map[string]string `json:"labels,omitempty"`
+	Capacity     int               `json:"capacity,omitempty"` // sandboxes at once; 0 leaves it to the extension
+	State        HostState         `json:"state"`
+	AddedAt      time.Time         `json:"added_at"`
+	LastProbe    *Facts            `json:"last_probe,omitempty"`
+}
+
+// Target leads to the host.
+func (r Record) Target() Target {
+	return Target{Name: r.Name, Addr: r.Addr, Port: r.Port, IdentityFile: r.IdentityFile, ProxyJump: r.ProxyJump, HostKeys: slices.Clone(r.HostKeys)}
+}
+
+var hostName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+
+func (r Record) check() error {
+	if !hostName.MatchString(r.Name) {
+		return invalid("%q cannot be the name of a host", r.Name).WithHint("use lower-case letters, digits, dots and dashes, at most 63")
+	}
+	if len(r.HostKeys) == 0 {
+		return invalid("host %s has no key that is trusted", r.Name)
+	}
+	if r.State != Active && r.State != Draining {
+		return invalid("host %s: %q is not a state", r.Name, r.State)
+	}
+	if r.Capacity < 0 {
+		return invalid("host %s: a capacity is not negative", r.Name)
+	}
+	_, err := r.Target().check()
+	return err
+}
+
+func (r *Registry) file(name string) string { return filepath.Join(r.dir, name+".json") }
+
+// Host returns one record. NotFound: there is none of that name.
+func (r *Registry) Host(name string) (Record, error) {
+	missing := sandboxer.E(sandboxer.NotFound, nil, "there is no host %q", name).WithHint("list them with: sandboxer host ls")
+	if !hostName.MatchString(name) {
+		return Record{}, missing
+	}
+	data, err := os.ReadFile(r.file(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Record{}, missing
+	}
+	if err != nil {
+		return Record{}, sandboxer.E(sandboxer.Unavailable, err, "the record of host %s cannot be read", name)
+	}
+	var rec Record
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err = d.Decode(&rec); err == nil && rec.Name != name {
+		err = errors.New("it is of host " + rec.Name)
+	}
+	if err == nil {
+		err = rec.check()
+	}
+	if err != nil {
+		return Record{}, sandboxer.E(sandboxer.Invalid, err, "the record of host %s is damaged: %v", name, err).
+			WithHint("mend %s, or: sandboxer host rm --force %s", r.file(name), name)
+	}
+	return rec, nil
+}
+
+// Hosts returns every record, by name. One that cannot be read is left out of the
+// list and told in the error; the others are returned with it.
+func (r *Registry) Hosts() ([]Record, error) {
+	files, err := os.ReadDir(r.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the hosts cannot be read")
+	}
+	var all []Record
+	var errs []error
+	for _, f := range files {
+		name, ok := strings.CutSuffix(f.Name(), ".json")
+		if !ok || !hostName.MatchString(name) {
+			continue
+		}
+		rec, err := r.Host(name)
+		switch {
+		case sandboxer.KindOf(err) == sandboxer.NotFound: // removed meanwhile
+		case err != nil:
+			errs = append(errs, err)
+		default:
+			all = append(all, rec)
+		}
+	}
+	return all, errors.Join(errs...)
+}
+
+// Put writes a record, in place of one of the same name if there is one.
+func (r *Registry) Put(rec Record) error {
+	if err := rec.check(); err != nil {
+		return err
+	}
+	data, err := json.MarshalIndent(rec, "", "  ")
+	if err == nil {
+		err = os.MkdirAll(r.dir, 0o700)
+	}
+	var f *os.File
+	if err == nil {
+		f, err = os.CreateTemp(r.dir, ".new-*")
+	}
+	if err == nil {
+		_, err = f.Write(append(data, '\n'))
+		err = errors.Join(err, f.Sync(), f.Close())
+		if err == nil {
+			err = os.Rename(f.Name(), r.file(rec.Name))
+		}
+		if err != nil {
+			os.Remove(f.Name())
+		}
+	}
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the record of host %s cannot be written", rec.Name)
+	}
+	return nil
+}
+
+// Remove forgets a host; absence is success.
+func (r *Registry) Remove(name string) error {
+	if !hostName.MatchString(name) {
+		return nil
+	}
+	if err := os.Remove(r.file(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return sandboxer.E(sandboxer.Unavailable, err, "the record of host %s cannot be removed", name)
+	}
+	return nil
+}
