@@ -132,7 +132,7 @@ func (e ExtensionFile) Env(owner, stateDir string, log *slog.Logger) sandboxer.E
 	return sandboxer.Env{
 		Extension: e.ID, Owner: owner, Dir: filepath.Join(stateDir, e.ID),
 		Hosts: filepath.Join(filepath.Dir(stateDir), "hosts"),
-		Log: log.With("extension", e.ID), Decode: e.decode,
+		Log:   log.With("extension", e.ID), Decode: e.decode,
 	}
 }
 

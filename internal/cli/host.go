@@ -359,7 +359,7 @@ func hostRmRun(_ context.Context, o *hostOptions) error {
 		}
 		if rec.State != sshrun.Draining {
 			return sandboxer.E(sandboxer.Conflict, nil, "host %s is in use", o.name).
-				WithHint("sandboxer host drain %s, then destroy its sandboxes; or add --force", o.name)
+				WithHint("destroy its sandboxes after: sandboxer host drain %s", o.name)
 		}
 	}
 	if err := reg.Remove(o.name); err != nil {
