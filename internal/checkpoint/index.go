@@ -75,6 +75,17 @@ func (x *chunkIndex) refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// An index counts only with its pack: one may be written after a slow Save has lost
+	// the pack to GC.
+	packs, err := x.s.names(ctx, packPrefix)
+	if err != nil {
+		return err
+	}
+	for name := range there {
+		if !packs[name] {
+			delete(there, name)
+		}
+	}
 	fresh := map[string][]place{}
 	for name := range there {
 		x.mu.RLock()

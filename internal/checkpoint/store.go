@@ -270,14 +270,27 @@ func (w *writing) seal(m *Manifest, data []byte, payload part, signer KeyID, sig
 			return nil, err
 		}
 	}
-	if time.Since(since) > s.o.Grace/2 {
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "checkpoint %s took too long to verify", m.ID)
+	// The pending record held everything so far only if it is still there. It is not if
+	// this took longer than the grace period, or the store's clock jumped.
+	held := func() error {
+		_, err := s.blobs.Stat(w.ctx, pending)
+		if sandboxer.KindOf(err) == sandboxer.NotFound || err == nil && time.Since(since) > s.o.Grace/2 {
+			return sandboxer.E(sandboxer.Unavailable, nil, "checkpoint %s took too long to verify", m.ID).
+				WithHint("try again; if it is as large as that, set a longer grace period")
+		}
+		return err
+	}
+	if err := held(); err != nil {
+		return nil, err
 	}
 	if err := s.putBytes(w.ctx, checkpointPrefix+m.ID, enc); err != nil {
 		if sandboxer.KindOf(err) == sandboxer.Conflict {
 			return nil, taken(m.ID)
 		}
 		return nil, err
+	}
+	if err := held(); err != nil {
+		return nil, errors.Join(err, s.blobs.Delete(context.WithoutCancel(w.ctx), checkpointPrefix+m.ID))
 	}
 	m.Digest, m.Signer, m.Stored = man.Digest, signer, w.p.bytes+int64(len(enc))
 	if payload.Stream != "" {

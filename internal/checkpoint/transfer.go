@@ -1,0 +1,200 @@
+package checkpoint
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"reflect"
+	"slices"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// An exported checkpoint is one file: a zstd skippable frame with the manifest and its
+// signature, and the payload as ordinary zstd frames. zstd and tar skip the former, so
+// that the file is also a plain .tar.zst.
+const skippableMagic = 0x184D2A5B
+
+// envelope is what the skippable frame holds, compressed.
+type envelope struct {
+	Format    string `json:"format"`
+	Manifest  []byte `json:"manifest"` // encoded, as it was signed
+	Signer    KeyID  `json:"signer"`
+	Signature []byte `json:"signature"`
+}
+
+const envelopeFormat = "sandboxer.checkpoint.export/1"
+
+// Export writes the checkpoint id to w as one file. The kinds are those of Open; after
+// an error what was written is of no use.
+func (s *Store) Export(ctx context.Context, id string, w io.Writer) (err error) {
+	_, data, rec, release, err := s.use(ctx, id)
+	if err != nil {
+		return err
+	}
+	src, err := s.open(ctx, rec.Payload)
+	if err != nil {
+		return errors.Join(err, release())
+	}
+	r := s.lease(ctx, id, src, release)
+	defer func() { err = errors.Join(err, r.Close()) }()
+	env, err := json.Marshal(envelope{Format: envelopeFormat, Manifest: data, Signer: rec.Signer, Signature: rec.Signature})
+	if err != nil {
+		return err
+	}
+	body := s.enc.EncodeAll(env, nil)
+	head := binary.LittleEndian.AppendUint32(nil, skippableMagic)
+	head = binary.LittleEndian.AppendUint32(head, uint32(len(body)))
+	for _, b := range [][]byte{head, body} {
+		if _, err := w.Write(b); err != nil {
+			return err
+		}
+	}
+	enc, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(2))
+	if err != nil {
+		return err
+	}
+	_, err = io.CopyBuffer(struct{ io.Writer }{enc}, struct{ io.Reader }{r}, make([]byte, copySize))
+	return errors.Join(err, enc.Close())
+}
+
+// ImportOptions say what Import accepts.
+type ImportOptions struct {
+	Rules Rules
+	// Accept are signers accepted this once, besides our own and the trusted ones.
+	Accept []KeyID
+}
+
+// Import takes a file that Export wrote, of this or of another installation, and
+// returns the manifest of the checkpoint once it is sealed here, as Save does. ID and
+// signature stay. Importing what is there already is success.
+//
+// Kinds: Denied for a signer that is neither trusted nor accepted, naming its key;
+// Invalid for a file that is no export, was changed, or breaks Rules; Conflict if
+// another checkpoint has the ID; and those of Save.
+func (s *Store) Import(ctx context.Context, r io.Reader, o ImportOptions) (*Manifest, error) {
+	read := &meter{ctx: ctx, r: r, limit: 1 << 62}
+	in := bufio.NewReaderSize(read, copySize)
+	m, data, env, err := s.readEnvelope(in)
+	if err != nil {
+		return nil, err
+	}
+	if !s.trusted[env.Signer] && !slices.Contains(o.Accept, env.Signer) {
+		return nil, sandboxer.E(sandboxer.Denied, nil, "the checkpoint is signed by %s, which is not known here", env.Signer).
+			WithHint("if that is the key of whom you got it from, accept it by name")
+	}
+	if have, err := s.Get(ctx, m.ID); err == nil {
+		if have.Digest == m.Digest {
+			return have, nil
+		}
+		return nil, taken(m.ID)
+	} else if sandboxer.KindOf(err) != sandboxer.NotFound {
+		return nil, err
+	}
+	// With one thread the decoder reads in ours, and bomb may look at the meter.
+	dec, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderConcurrency(1))
+	if err != nil {
+		return nil, err
+	}
+	defer dec.Close()
+	w, err := s.begin(ctx, m.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer w.end()
+	c, err := w.payload(&bomb{dec: dec, left: m.Payload.Size, ratio: int64(o.Rules.withDefaults().Ratio), in: read}, o.Rules, m.Payload.Keep)
+	if err != nil {
+		return nil, err
+	}
+	// Save would have made exactly this of it; anything else was not made by Save.
+	if c.part.Digest != m.Payload.Digest || c.part.Size != m.Payload.Size || c.bytes != m.Payload.Bytes || !reflect.DeepEqual(c.files, m.Files) && len(c.files)+len(m.Files) > 0 {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the checkpoint was changed: its files are not those of its manifest")
+	}
+	return w.seal(m, data, c.part, env.Signer, env.Signature)
+}
+
+func (s *Store) readEnvelope(in io.Reader) (*Manifest, []byte, *envelope, error) {
+	bad := func(err error, why string) (*Manifest, []byte, *envelope, error) {
+		var own *sandboxer.Error
+		if errors.As(err, &own) || err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && sandboxer.KindOf(err) != sandboxer.Internal {
+			return nil, nil, nil, err
+		}
+		return nil, nil, nil, sandboxer.E(sandboxer.Invalid, err, "this is no exported checkpoint: %s", why)
+	}
+	var head [8]byte
+	if _, err := io.ReadFull(in, head[:]); err != nil {
+		return bad(err, "it is too short")
+	}
+	n := binary.LittleEndian.Uint32(head[4:])
+	if binary.LittleEndian.Uint32(head[:]) != skippableMagic || n > maxManifest {
+		return bad(nil, "it does not begin as one")
+	}
+	var packed bytes.Buffer // grows with what is really there
+	if _, err := io.CopyN(&packed, in, int64(n)); err != nil {
+		return bad(err, "it is cut short")
+	}
+	dec, err := zstd.NewReader(&packed, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderConcurrency(1))
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	defer dec.Close()
+	raw, err := io.ReadAll(io.LimitReader(dec, maxManifest*3/2))
+	if err != nil {
+		return bad(nil, "its manifest cannot be decompressed")
+	}
+	var env envelope
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&env); err != nil {
+		return bad(nil, "its manifest cannot be read")
+	}
+	if env.Format != envelopeFormat {
+		return nil, nil, nil, sandboxer.E(sandboxer.Unsupported, nil, "the export has the format %.60q; this program knows %q", env.Format, envelopeFormat).
+			WithHint("use a newer version of sandboxer")
+	}
+	if err := verify(env.Signer, env.Manifest, env.Signature); err != nil {
+		return nil, nil, nil, err
+	}
+	m, err := decodeManifest(env.Manifest)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	m.Signer = env.Signer
+	return m, env.Manifest, &env, nil
+}
+
+// bomb reads what is decompressed and refuses more than was announced, or than its
+// compressed size can account for.
+type bomb struct {
+	dec   *zstd.Decoder
+	in    *meter
+	left  int64
+	ratio int64
+	out   int64
+}
+
+func (b *bomb) Read(p []byte) (int, error) {
+	n, err := b.dec.Read(p)
+	b.out += int64(n)
+	if b.left -= int64(n); b.left < 0 {
+		return 0, refuse("it has more bytes than its manifest says")
+	}
+	if b.out > freeOutput && b.out/b.ratio > b.in.n {
+		return 0, refuse("more than %d bytes come out of each of its compressed bytes", b.ratio).WithHint("allow a higher ratio if you trust it")
+	}
+	if b.in.err != nil { // the decoder does not pass it on as it is
+		return n, b.in.err
+	}
+	if err != nil && err != io.EOF {
+		e := refuse("it cannot be decompressed")
+		e.Err = err
+		err = e
+	}
+	return n, err
+}
