@@ -183,6 +183,7 @@ type Event struct {
 	Cause      Reason    `json:"cause,omitempty"`
 	Actor      string    `json:"actor"` // principal, or "sweep"
 	Message    string    `json:"message,omitempty"`
+	Progress   *Progress `json:"progress,omitempty"` // of EventProgress
 }
 
 // EventType is what happened.
@@ -190,8 +191,11 @@ type EventType string
 
 // The event types.
 const (
-	EventState    EventType = "state"    // From became To
-	EventStep     EventType = "step"     // progress within a state ("provisioned")
+	EventState EventType = "state" // From became To
+	EventStep  EventType = "step"  // progress within a state ("provisioned")
+	// EventProgress is never stored: who follows a sandbox's events while it is created
+	// gets it between others, with a Seq of 0.
+	EventProgress EventType = "progress" // how far a long step has come
 	EventExtend   EventType = "extend"   // the expiry moved
 	EventNetwork  EventType = "network"  // what it may reach changed
 	EventRetry    EventType = "retry"    // a step failed and will be tried again

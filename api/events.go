@@ -96,7 +96,7 @@ func (c *Client) follow(ctx context.Context, q *EventQuery, yield func(Event) bo
 				if err := json.Unmarshal(data, &ev); err != nil {
 					return c.unreachable(ctx, cl, err)
 				}
-				q.After = ev.Seq
+				q.After = max(q.After, ev.Seq) // progress has none
 				if !yield(ev) {
 					return nil
 				}

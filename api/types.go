@@ -372,6 +372,7 @@ type Event struct {
 	Cause      sandboxer.Reason    `json:"cause,omitempty"`
 	Actor      string              `json:"actor" example:"key:k1"`
 	Message    string              `json:"message,omitempty"`
+	Progress   *sandboxer.Progress `json:"progress,omitempty" doc:"How far a long step has come; only in the stream of a sandbox's events, with a seq of 0"`
 }
 
 // Profile is a named offer. Price is what tenants pay where the extension quotes

@@ -126,7 +126,9 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonInUse); err != nil && env.Log != nil {
 		env.Log.Warn("old skeletons stay", "extension", env.Extension, "err", err)
 	}
-	e.images = &imageStore{dir: e.dir("image"), agent: e.agent}
+	if e.images, err = e.newImageStore(e.dir("image")); err != nil {
+		return nil, openFailed(err, "the image store cannot be prepared")
+	}
 	if e.unlock, err = prepareProcess(runnerPath, e.dir("null")); err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "this process cannot be prepared for gVisor")
 	}
@@ -178,6 +180,7 @@ func (e *engine) Close() error {
 		b.close()
 	}
 	defer e.unlock()
+	e.images.store.Close()
 	names, err := e.names()
 	if err != nil || len(names) > 0 {
 		return err
@@ -367,6 +370,10 @@ type record struct {
 	Generation int                     `json:"generation"`
 	Skeleton   string                  `json:"skeleton,omitempty"`
 	Image      string                  `json:"image,omitempty"`
+	ImageFile  string                  `json:"image_file,omitempty"` // in the image store; it stays while this record is there
+	About      map[string]string       `json:"about,omitempty"`      // of the image
+	Ports      []int                   `json:"ports,omitempty"`      // exposed by the image
+	StopSignal string                  `json:"stop_signal,omitempty"`
 	Network    sandboxer.NetworkPolicy `json:"network"`
 	Limits     sandboxer.Limits        `json:"limits"`
 	Workspace  string                  `json:"workspace"`
@@ -537,13 +544,10 @@ func lockFile(path string) (*os.File, error) {
 }
 
 // conf returns gVisor's configuration for one sandbox.
-func (e *engine) conf(name string, l sandboxer.Limits, erofs bool) (*config.Config, error) {
+func (e *engine) conf(name string, l sandboxer.Limits) (*config.Config, error) {
 	fs := flag.NewFlagSet("", flag.ContinueOnError)
 	config.RegisterFlags(fs)
 	overlay := "root:dir=" + e.dir("box", name, "layer")
-	if erofs {
-		overlay = "root:memory" // without a gofer there is nobody to open a file for a disk layer
-	}
 	if l.DiskBytes > 0 {
 		overlay += ",size=" + strconv.FormatInt(l.DiskBytes, 10)
 	}
@@ -596,7 +600,7 @@ var guestCapabilities = []string{"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRI
 func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image) (string, error) {
 	env := []string{"PATH=" + e.path(img), "HOME=/root", "SANDBOXER=true", "SANDBOXER_ID=" + spec.ID}
 	if img != nil {
-		env = mergeEnv(env, img.env)
+		env = mergeEnv(env, img.config.Env)
 	}
 	for k, v := range spec.Env {
 		env = mergeEnv(env, []string{k + "=" + v})
@@ -652,7 +656,10 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 		s.Root.Path = e.images.empty()
 		s.Annotations["dev.gvisor.spec.rootfs.source"] = img.path
 		s.Annotations["dev.gvisor.spec.rootfs.type"] = "erofs"
-		s.Annotations["dev.gvisor.spec.rootfs.overlay"] = "memory"
+		s.Annotations["dev.gvisor.spec.rootfs.overlay"] = "dir=" + e.dir("box", name, "layer")
+		// Without a gofer, nobody opens the file that the writable layer is in; without
+		// any directory of this machine, there is no gofer.
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: layerMount, Source: filepath.Join(skel.root, "mnt"), Type: "bind", Options: []string{"bind", "ro"}})
 		if n := spec.Limits.DiskBytes; n > 0 {
 			s.Annotations["dev.gvisor.spec.rootfs.options"] = "size=" + strconv.FormatInt(n, 10)
 		}

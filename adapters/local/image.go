@@ -3,7 +3,6 @@
 package local
 
 import (
-	"archive/tar"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -16,76 +15,113 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/erofs/go-erofs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/local/images"
 	"github.com/sand-boxer/sandboxer/adapters/local/pause"
+	"github.com/sand-boxer/sandboxer/agent"
 )
 
 // An image is a root file system in one EROFS file, read by gVisor itself: it needs
 // no file server, and its pages are shared by all sandboxes. Owners are inside the
 // file, so that an ordinary user can make one.
 type image struct {
-	path    string
-	env     []string
-	user    string
-	workdir string
+	path   string
+	pinned string // the reference with its digest, if it came from a registry
+	config v1.Config
+	// release lets the store remove the image, unless a record says that it is in use.
+	release func()
 }
 
-// imageStore converts what profiles name as their image, once per content.
+// imageStore makes images of what profiles name, once per content.
 //
-//	dir:/path          a root directory
-//	oci:/path[:tag]    an OCI image layout
-//	tar:/path          a tar made by "docker save" or of an OCI layout's image
+//	dir:/path                 a root directory
+//	oci:/path[:tag]           an OCI image layout
+//	tar:/path                 a tar made by "docker save" or of an OCI layout's image
+//	registry/name:tag@digest  an image of a registry
 type imageStore struct {
 	dir   string
 	agent string
-
-	mu     sync.Mutex
-	making map[string]*sync.Mutex
+	store *images.Store
 }
 
-// Bounds of an image, against broken and hostile archives.
-const (
-	maxImageEntries = 2_000_000
-	maxImageBytes   = 64 << 30
-	maxNameLength   = 4096
-)
+// newImageStore opens the store in dir. The images that live sandboxes use stay,
+// whatever else is removed.
+func (e *engine) newImageStore(dir string) (*imageStore, error) {
+	c := e.cfg.Images
+	store, err := images.New(dir, images.Options{
+		Policy: images.Policy(c.Pull), Registries: c.Registries, Insecure: c.Insecure, Mirrors: c.Mirrors,
+		Keep:   c.Keep,
+		Limits: images.Limits{Download: c.MaxDownload, Unpacked: c.MaxUnpacked, Entries: c.MaxEntries},
+		InUse:  e.imagesInUse,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := &imageStore{dir: dir, agent: e.agent, store: store}
+	if err := os.MkdirAll(s.empty(), 0o755); err != nil {
+		return nil, err
+	}
+	if err := store.Prune(); err != nil && e.env.Log != nil {
+		e.env.Log.Warn("images could not be pruned", "extension", e.env.Extension, "err", err)
+	}
+	return s, nil
+}
+
+// imagesInUse names the files of images that sandboxes run on.
+func (e *engine) imagesInUse() (map[string]bool, error) {
+	boxes, err := os.ReadDir(e.dir("box"))
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]bool{}
+	for _, d := range boxes {
+		r, err := e.record(d.Name())
+		switch {
+		case err == nil && r.ImageFile != "":
+			out[r.ImageFile] = true
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return nil, err // it may be any
+		}
+	}
+	return out, nil
+}
 
 // empty is the directory that gVisor is told to be the root of a sandbox whose real
 // root is an image.
 func (s *imageStore) empty() string { return filepath.Join(s.dir, "empty") }
 
+// splitImage takes apart a reference. Its kind is dir, oci or tar for what is on this
+// machine, and empty for what is in a registry.
 func splitImage(ref string) (kind, p, tag string) {
-	kind, p, ok := strings.Cut(ref, ":")
-	if !ok {
-		return "", ref, ""
-	}
-	if kind == "oci" {
+	kind, p, _ = strings.Cut(ref, ":")
+	switch kind {
+	case "dir", "tar":
+		return kind, p, ""
+	case "oci":
 		if i := strings.LastIndex(p, ":"); i > strings.LastIndex(p, "/") {
 			p, tag = p[:i], p[i+1:]
 		}
+		return kind, p, tag
 	}
-	return kind, p, tag
+	return "", ref, ""
 }
 
 func (s *imageStore) check(ref string) error {
 	kind, p, _ := splitImage(ref)
-	switch kind {
-	case "dir", "oci", "tar":
-	default:
-		return sandboxer.E(sandboxer.Unsupported, nil, "image %q: this extension takes images from this machine only", ref).
-			WithHint("write dir:/root/directory, oci:/layout[:tag] or tar:/saved.tar; save one with: docker save -o saved.tar IMAGE")
+	if kind == "" {
+		return s.store.Check(ref)
 	}
 	if !filepath.IsAbs(p) || filepath.Clean(p) != p || p == "/" {
 		return sandboxer.E(sandboxer.Invalid, nil, "image %q: want a clean absolute path after %s:", ref, kind)
@@ -100,97 +136,256 @@ func (s *imageStore) check(ref string) error {
 	return nil
 }
 
-// get returns the image for ref, converting it first if its content is new.
-func (s *imageStore) get(ctx context.Context, ref string) (*image, error) {
+// get returns the image for ref, pulling and converting it first if it is new. The
+// caller must release it.
+func (s *imageStore) get(ctx context.Context, ref string) (_ *image, err error) {
 	if err := s.check(ref); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(s.empty(), 0o755); err != nil {
-		return nil, diskError(err, "making the image directory")
-	}
-	src, err := openImage(ref)
+	defer func() {
+		var se *sandboxer.Error
+		switch {
+		case err == nil, errors.As(err, &se), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+			err = diskError(err, "making image "+ref)
+		default:
+			err = sandboxer.E(sandboxer.Failed, err, "image %q cannot be used: %v", ref, err)
+		}
+	}()
+	release, err := s.store.Hold(ctx)
 	if err != nil {
 		return nil, err
 	}
-	agent, err := fileDigest(s.agent)
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the in-sandbox agent cannot be read")
-	}
-	sum := sha256.Sum256([]byte(src.digest + "\x00" + agent + "\x00" + string(pause.Program)))
-	key := hex.EncodeToString(sum[:])[:32]
-	img := &image{path: filepath.Join(s.dir, key+".erofs"), env: src.config.Env, user: src.config.User, workdir: src.config.WorkingDir}
-
-	s.mu.Lock()
-	if s.making == nil {
-		s.making = map[string]*sync.Mutex{}
-	}
-	m := s.making[key]
-	if m == nil {
-		m = &sync.Mutex{}
-		s.making[key] = m
-	}
-	s.mu.Unlock()
-	m.Lock()
-	defer m.Unlock()
-	if _, err := os.Stat(img.path); err == nil {
-		return img, nil
-	}
-	if err := s.convert(ctx, img.path, src); err != nil {
-		var se *sandboxer.Error
-		switch {
-		case errors.As(err, &se), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-			return nil, err
-		case errors.Is(err, unix.ENOSPC):
-			return nil, diskError(err, "converting image "+ref)
+	grown := true
+	done := func() {
+		release()
+		if grown {
+			_ = s.store.Prune() // the next open says what fails
 		}
-		return nil, sandboxer.E(sandboxer.Failed, err, "image %q cannot be converted: %v", ref, err)
-	}
-	return img, nil
-}
-
-func (s *imageStore) convert(ctx context.Context, to string, src imageSource) (err error) {
-	f, err := os.CreateTemp(s.dir, ".new-")
-	if err != nil {
-		return err
 	}
 	defer func() {
 		if err != nil {
-			os.Remove(f.Name())
+			done()
 		}
 	}()
+	src, err := s.open(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	if wd := src.config.WorkingDir; wd != "" {
+		if src.config.WorkingDir = path.Clean("/" + wd); reserved(src.config.WorkingDir) {
+			return nil, sandboxer.E(sandboxer.Failed, nil, "image %q: its working directory %s is not one of the sandbox's files", ref, wd)
+		}
+	}
+	program, err := fileDigest(s.agent)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the in-sandbox agent cannot be read")
+	}
+	sum := sha256.Sum256([]byte(imageFormat + "\x00" + src.digest + "\x00" + program + "\x00" + string(pause.Program)))
+	key := hex.EncodeToString(sum[:])[:32]
+	img := &image{path: filepath.Join(s.dir, key+".erofs"), pinned: src.pinned, config: src.config, release: done}
+	unlock, err := s.store.Lock(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if _, err := os.Stat(img.path); err == nil {
+		grown = false
+	} else {
+		if err := s.convert(ctx, key, ref, src); err != nil {
+			return nil, err
+		}
+	}
+	now := time.Now()
+	_ = os.Chtimes(img.path, now, now)
+	return img, img.settle(ref)
+}
+
+// imageFormat changes whenever what is made of an image does.
+const imageFormat = "2"
+
+// settle checks what the image's configuration asks for, and puts it into the form
+// that the rest of this package takes.
+func (i *image) settle(ref string) error {
+	user, err := i.user()
+	if err != nil {
+		return sandboxer.E(sandboxer.Failed, err, "image %q: its user %q cannot be found: %v", ref, i.config.User, err).
+			WithHint("name another user in the profile")
+	}
+	i.config.User = user
+	for _, kv := range i.config.Env {
+		if k, _, ok := strings.Cut(kv, "="); !ok || k == "" || strings.ContainsRune(kv, 0) || strings.HasPrefix(k, "SANDBOXER_AGENT_") {
+			return sandboxer.E(sandboxer.Failed, nil, "image %q: its environment variable %q is not possible", ref, k)
+		}
+	}
+	return nil
+}
+
+// user returns the image's user as a name, or as uid:gid if there is a group too,
+// looked up in the image.
+func (i *image) user() (string, error) {
+	name, group, both := strings.Cut(i.config.User, ":")
+	if name == "" {
+		if both {
+			name = "0"
+		} else {
+			return "", nil
+		}
+	}
+	_, nameErr := strconv.ParseUint(name, 10, 32)
+	_, groupErr := strconv.ParseUint(group, 10, 32)
+	if nameErr == nil && (!both || groupErr == nil) {
+		return i.config.User, nil
+	}
+	f, err := os.Open(i.path)
+	if err != nil {
+		return "", err
+	}
 	defer f.Close()
-	b := &imageBuilder{ctx: ctx, w: erofs.Create(f, erofs.WithTempDir(s.dir)), dirs: map[string]bool{"/": true}, files: map[string]bool{}}
-	if err := src.write(b); err != nil {
+	fsys, err := erofs.Open(f)
+	if err != nil {
+		return "", err
+	}
+	uid, err := lookUp(fsys, "etc/passwd", name, nameErr == nil)
+	if err != nil || !both {
+		return name, err
+	}
+	gid, err := lookUp(fsys, "etc/group", group, groupErr == nil)
+	return uid + ":" + gid, err
+}
+
+// lookUp returns the number of a user or group.
+func lookUp(fsys fs.FS, file, name string, isNumber bool) (string, error) {
+	if isNumber {
+		return name, nil
+	}
+	f, err := fsys.Open(file)
+	if err != nil {
+		return "", fmt.Errorf("the image has no readable /%s", file)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, 1<<20))
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(data)) {
+		c := strings.Split(strings.TrimSpace(line), ":")
+		if len(c) > 2 && c[0] == name {
+			if _, err := strconv.ParseUint(c[2], 10, 32); err == nil {
+				return c[2], nil
+			}
+		}
+	}
+	return "", fmt.Errorf("%s is not in the image's /%s", name, file)
+}
+
+// main is what the image runs as its main process: its entry point with command, or,
+// as engines do it, with the image's own command if there is none. dir is where.
+func (i *image) main(command []string, workspace string) (args []string, dir string) {
+	args = slices.Clone(i.config.Entrypoint)
+	if len(command) == 0 {
+		args = append(args, i.config.Cmd...)
+	} else if len(args) == 0 {
+		return command, workspace // nothing of the image is in it
+	} else {
+		args = append(args, command...)
+	}
+	dir = i.config.WorkingDir
+	if dir == "" {
+		dir = "/"
+	}
+	return args, dir
+}
+
+// ports are the TCP ports that the image says it listens on.
+func (i *image) ports() []int {
+	var out []int
+	for p := range i.config.ExposedPorts {
+		number, proto, _ := strings.Cut(p, "/")
+		n, err := strconv.Atoi(number)
+		if err == nil && n > 0 && n < 1<<16 && (proto == "" || proto == "tcp") {
+			out = append(out, n)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// about is what an operator wants to know of the image a sandbox runs on.
+func (i *image) about() map[string]string {
+	out := map[string]string{}
+	if i.pinned != "" {
+		out["image"] = i.pinned
+	}
+	if len(i.config.Labels) > 0 {
+		if data, err := json.Marshal(i.config.Labels); err == nil && len(data) <= maxLabels {
+			out["image_labels"] = string(data)
+		}
+	}
+	return out
+}
+
+// maxLabels bounds what of an image's labels is kept for every sandbox.
+const maxLabels = 4 << 10
+
+// convert makes the image's file.
+func (s *imageStore) convert(ctx context.Context, key, ref string, src imageSource) error {
+	tmp := filepath.Join(s.dir, key+".tmp")
+	if err := os.RemoveAll(tmp); err != nil { // of one who died at it
 		return err
 	}
-	if err := b.finish(s.agent); err != nil {
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	f, err := os.Create(filepath.Join(tmp, "image"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	t, err := src.tree(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.complete(t, src.config); err != nil {
+		return err
+	}
+	if err := t.Write(ctx, ref, f, tmp); err != nil {
 		return err
 	}
 	if err := errors.Join(f.Chmod(0o444), f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), to)
+	return os.Rename(f.Name(), filepath.Join(s.dir, key+".erofs"))
 }
 
 // imageSource is an opened image: what identifies its content, its configuration,
-// and how to write it.
+// and how to read it.
 type imageSource struct {
 	digest string
+	pinned string
 	config v1.Config
-	write  func(*imageBuilder) error
+	tree   func(context.Context) (*images.Tree, error)
 }
 
-func openImage(ref string) (imageSource, error) {
+func (s *imageStore) open(ctx context.Context, ref string) (imageSource, error) {
 	kind, p, tag := splitImage(ref)
-	fail := func(err error) (imageSource, error) {
-		return imageSource{}, sandboxer.E(sandboxer.Failed, err, "image %q cannot be read: %v", ref, err)
-	}
-	if kind == "dir" {
-		digest, err := treeDigest(p)
+	limits := s.store.Limits()
+	switch kind {
+	case "":
+		img, err := s.store.Find(ctx, ref)
 		if err != nil {
-			return fail(err)
+			return imageSource{}, err
 		}
-		return imageSource{digest: digest, write: func(b *imageBuilder) error { return b.addTree(p) }}, nil
+		return imageSource{digest: img.ConfigID, pinned: img.Pinned(), config: img.Config.Config, tree: func(ctx context.Context) (*images.Tree, error) {
+			return s.pull(ctx, ref, img)
+		}}, nil
+	case "dir":
+		digest, err := treeDigest(p, limits.Entries)
+		return imageSource{digest: digest, tree: func(ctx context.Context) (*images.Tree, error) {
+			t := images.NewTree(limits)
+			return t, t.AddDir(ctx, p)
+		}}, err
 	}
 	var img v1.Image
 	var err error
@@ -200,17 +395,50 @@ func openImage(ref string) (imageSource, error) {
 		err = fmt.Errorf("not a saved image with exactly one image in it: %w", err)
 	}
 	if err != nil {
-		return fail(err)
+		return imageSource{}, err
 	}
 	digest, err := img.ConfigName() // covers the layers' content, unlike a tar's name
 	if err != nil {
-		return fail(err)
+		return imageSource{}, err
 	}
 	cf, err := img.ConfigFile()
 	if err != nil {
-		return fail(err)
+		return imageSource{}, err
 	}
-	return imageSource{digest: digest.String(), config: cf.Config, write: func(b *imageBuilder) error { return b.addImage(img) }}, nil
+	return imageSource{digest: digest.String(), config: cf.Config, tree: func(ctx context.Context) (*images.Tree, error) {
+		all, err := img.Layers()
+		if err != nil {
+			return nil, err
+		}
+		if len(all) != len(cf.RootFS.DiffIDs) {
+			return nil, fmt.Errorf("it has %d layers, its configuration says %d", len(all), len(cf.RootFS.DiffIDs))
+		}
+		layers := make([]images.Layer, len(all))
+		for i, l := range all {
+			layers[i] = images.Layer{Open: l.Uncompressed, DiffID: cf.RootFS.DiffIDs[i].String()}
+		}
+		t := images.NewTree(limits)
+		return t, t.AddLayers(ctx, ref, layers)
+	}}, nil
+}
+
+// pull brings an image of a registry here. Should a stored layer have been damaged
+// since it was fetched, it is fetched again.
+func (s *imageStore) pull(ctx context.Context, ref string, img *images.Image) (*images.Tree, error) {
+	for again := false; ; again = true {
+		paths, err := s.store.Pull(ctx, img)
+		if err != nil {
+			return nil, err
+		}
+		t := images.NewTree(s.store.Limits())
+		err = t.AddLayers(ctx, ref, img.Layers(paths))
+		if err == nil || again || ctx.Err() != nil {
+			return t, err
+		}
+		if mended, merr := img.Mend(paths); merr != nil || !mended {
+			return nil, errors.Join(err, merr)
+		}
+	}
 }
 
 // fromLayout picks the image of an OCI layout: the one tagged so, or the only one.
@@ -235,231 +463,26 @@ func fromLayout(dir, tag string) (v1.Image, error) {
 	return idx.Image(found[0].Digest)
 }
 
-// imageBuilder writes an EROFS image entry by entry.
-type imageBuilder struct {
-	ctx     context.Context
-	w       *erofs.Writer
-	dirs    map[string]bool
-	files   map[string]bool
-	entries int
-	bytes   int64
-}
-
-func (b *imageBuilder) count(name string, size int64) error {
-	b.entries++
-	b.bytes += size
-	switch {
-	case b.entries > maxImageEntries:
-		return fmt.Errorf("more than %d entries", maxImageEntries)
-	case b.bytes > maxImageBytes:
-		return fmt.Errorf("more than %d GiB of content", maxImageBytes>>30)
-	case len(name) > maxNameLength:
-		return fmt.Errorf("a name of more than %d bytes", maxNameLength)
-	}
-	return b.ctx.Err()
-}
-
-func (b *imageBuilder) mkdir(name string, perm fs.FileMode, uid, gid int, mtime time.Time) error {
-	if !b.dirs[name] {
-		if err := b.parents(name); err != nil {
-			return err
-		}
-		b.dirs[name] = true
-	}
-	if err := b.w.Mkdir(name, perm&^fs.ModeType); err != nil {
-		return err
-	}
-	return b.meta(name, perm, uid, gid, mtime)
-}
-
-// parents makes the directories above name that no entry named yet.
-func (b *imageBuilder) parents(name string) error {
-	up := path.Dir(name)
-	if b.dirs[up] {
-		return nil
-	}
-	if err := b.parents(up); err != nil {
-		return err
-	}
-	b.dirs[up] = true
-	return b.w.Mkdir(up, 0o755)
-}
-
-func (b *imageBuilder) meta(name string, mode fs.FileMode, uid, gid int, mtime time.Time) error {
-	err := b.w.Chown(name, uid, gid)
-	if err == nil {
-		err = b.w.Chmod(name, mode)
-	}
-	if err == nil && !mtime.IsZero() && mtime.Unix() >= 0 {
-		err = b.w.Chtimes(name, mtime, mtime)
-	}
-	return err
-}
-
-func (b *imageBuilder) file(name string, mode fs.FileMode, uid, gid int, mtime time.Time, r io.Reader) error {
-	if err := b.parents(name); err != nil {
-		return err
-	}
-	f, err := b.w.Create(name)
-	if err != nil {
-		return err
-	}
-	if _, err := io.Copy(f, r); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	b.files[name] = true
-	return b.meta(name, mode, uid, gid, mtime)
-}
-
-// addTree adds a directory of this machine. Devices and sockets are left out; a
-// second name of a file becomes a copy.
-func (b *imageBuilder) addTree(root string) error {
-	return filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		fi, err := d.Info()
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(root, p)
-		if err != nil {
-			return err
-		}
-		name := path.Join("/", filepath.ToSlash(rel))
-		if err := b.count(name, fi.Size()); err != nil {
-			return err
-		}
-		st, ok := fi.Sys().(*syscall.Stat_t)
-		uid, gid := 0, 0
-		if ok && os.Geteuid() == 0 {
-			uid, gid = int(st.Uid), int(st.Gid)
-		}
-		switch {
-		case fi.IsDir():
-			return b.mkdir(name, fi.Mode().Perm()|fi.Mode()&fs.ModeSticky, uid, gid, fi.ModTime())
-		case fi.Mode()&fs.ModeSymlink != 0:
-			to, err := os.Readlink(p)
-			if err != nil {
-				return err
-			}
-			return b.symlink(to, name, uid, gid)
-		case fi.Mode().IsRegular():
-			f, err := os.Open(p)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			return b.file(name, fi.Mode().Perm(), uid, gid, fi.ModTime(), f)
-		}
-		return nil
-	})
-}
-
-func (b *imageBuilder) symlink(to, name string, uid, gid int) error {
-	if err := b.parents(name); err != nil {
-		return err
-	}
-	if err := b.w.Symlink(to, name); err != nil {
-		return err
-	}
-	return b.w.Chown(name, uid, gid)
-}
-
-// addImage adds an image's layers, flattened. Hard links become copies, which takes
-// a second reading of the layers.
-func (b *imageBuilder) addImage(img v1.Image) error {
-	links := map[string][]*tar.Header{} // target → its other names
-	if err := eachEntry(img, func(h *tar.Header, r io.Reader) error {
-		name := path.Join("/", h.Name)
-		if err := b.count(name, h.Size); err != nil {
-			return err
-		}
-		mode := h.FileInfo().Mode()
-		switch h.Typeflag {
-		case tar.TypeDir:
-			return b.mkdir(name, mode.Perm()|mode&fs.ModeSticky, h.Uid, h.Gid, h.ModTime)
-		case tar.TypeReg:
-			return b.file(name, mode.Perm(), h.Uid, h.Gid, h.ModTime, r)
-		case tar.TypeSymlink:
-			return b.symlink(h.Linkname, name, h.Uid, h.Gid)
-		case tar.TypeLink:
-			target := path.Join("/", h.Linkname)
-			links[target] = append(links[target], h)
-		}
-		return nil // devices have no place in a sandbox
-	}); err != nil || len(links) == 0 {
-		return err
-	}
-	err := eachEntry(img, func(h *tar.Header, r io.Reader) error {
-		names := links[path.Join("/", h.Name)]
-		if len(names) == 0 || h.Typeflag != tar.TypeReg {
-			return b.ctx.Err()
-		}
-		delete(links, path.Join("/", h.Name))
-		// One reading serves all names: the first copy is read back for the others.
-		for i, l := range names {
-			name := path.Join("/", l.Name)
-			if err := b.count(name, h.Size); err != nil {
-				return err
-			}
-			src := r
-			if i > 0 {
-				first, err := b.w.Open(path.Join("/", names[0].Name))
-				if err != nil {
-					return err
-				}
-				defer first.Close()
-				src = first
-			}
-			if err := b.file(name, h.FileInfo().Mode().Perm(), h.Uid, h.Gid, h.ModTime, src); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	for target := range links {
-		return fmt.Errorf("a hard link leads to %s, which is not a file of the image", target)
-	}
-	return nil
-}
-
-func eachEntry(img v1.Image, f func(*tar.Header, io.Reader) error) error {
-	rc := mutate.Extract(img)
-	defer rc.Close()
-	tr := tar.NewReader(rc)
-	for {
-		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if err := f(h, tr); err != nil {
-			return err
-		}
-	}
-}
-
-// finish adds what every sandbox needs: mount points, name service, the workspace
-// and the agent. What the image has is kept, but for the agent.
-func (b *imageBuilder) finish(agent string) error {
+// complete adds what every sandbox needs: mount points, name service, the workspace
+// and the agent. What the image has is kept, but for the agent and the name service.
+func (s *imageStore) complete(t *images.Tree, config v1.Config) error {
 	for _, d := range []struct {
 		name string
 		mode fs.FileMode
-	}{{"/dev", 0o755}, {"/etc", 0o755}, {"/proc", 0o555}, {"/sys", 0o555}, {"/root", 0o700}, {"/run", 0o755},
-		{"/tmp", fs.ModeSticky | 0o777}, {workspaceDefault, 0o755}, {agentDir, 0o755}} {
-		if !b.dirs[d.name] {
-			if err := b.mkdir(d.name, d.mode, 0, 0, time.Time{}); err != nil {
-				return fmt.Errorf("%s: %w", d.name, err)
-			}
+		own  bool // must be a directory, not a link to one
+	}{{"/dev", 0o755, true}, {"/proc", 0o555, true}, {"/sys", 0o555, true}, {agentDir, 0o755, true}, {layerMount, 0o755, true},
+		{"/etc", 0o755, false}, {"/root", 0o700, false}, {"/run", 0o755, false},
+		{"/tmp", fs.ModeSticky | 0o777, false}, {workspaceDefault, 0o755, false}} {
+		if err := t.Dir(d.name, d.mode, d.own); err != nil {
+			return fmt.Errorf("%s: %w", d.name, err)
+		}
+	}
+	if err := t.Dir(config.WorkingDir, 0o755, false); err != nil {
+		return fmt.Errorf("its working directory: %w", err)
+	}
+	for v := range config.Volumes {
+		if err := t.Dir(v, 0o755, false); err != nil {
+			return fmt.Errorf("its volume %s: %w", v, err)
 		}
 	}
 	passwd, group := "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n", "root:x:0:\nnogroup:x:65534:\n"
@@ -471,29 +494,30 @@ func (b *imageBuilder) finish(agent string) error {
 		{"/etc/resolv.conf", "nameserver " + gatewayIP + "\n", true},
 		{"/etc/hosts", "127.0.0.1\tlocalhost\n::1\tlocalhost\n", true},
 	} {
-		if f.always || !b.files[f.name] {
-			if err := b.file(f.name, 0o644, 0, 0, time.Time{}, strings.NewReader(f.content)); err != nil {
-				return fmt.Errorf("%s: %w", f.name, err)
-			}
+		if !f.always && t.Has(f.name) {
+			continue
+		}
+		if err := t.File(f.name, 0o644, int64(len(f.content)), func() (io.ReadCloser, error) {
+			return io.NopCloser(bytes.NewReader([]byte(f.content))), nil
+		}); err != nil {
+			return fmt.Errorf("%s: %w", f.name, err)
 		}
 	}
-	a, err := os.Open(agent)
+	fi, err := os.Stat(s.agent)
 	if err != nil {
 		return err
 	}
-	defer a.Close()
-	if err := b.file(agentPath, 0o755, 0, 0, time.Time{}, a); err != nil {
+	if err := t.File(agentPath, 0o755, fi.Size(), func() (io.ReadCloser, error) { return os.Open(s.agent) }); err != nil {
 		return err
 	}
-	if err := b.file(pausePath, 0o755, 0, 0, time.Time{}, bytes.NewReader(pause.Program)); err != nil {
-		return err
-	}
-	return b.w.Close()
+	return t.File(pausePath, 0o755, int64(len(pause.Program)), func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(pause.Program)), nil
+	})
 }
 
 // treeDigest identifies a directory's content by names, sizes, modes and times of
 // change, without reading the files.
-func treeDigest(root string) (string, error) {
+func treeDigest(root string, maxEntries int) (string, error) {
 	sum := sha256.New()
 	enc := json.NewEncoder(sum)
 	n := 0
@@ -501,8 +525,8 @@ func treeDigest(root string) (string, error) {
 		if err != nil {
 			return err
 		}
-		if n++; n > maxImageEntries {
-			return fmt.Errorf("more than %d entries", maxImageEntries)
+		if n++; n > maxEntries {
+			return fmt.Errorf("it has more than %d files, directories and links", maxEntries)
 		}
 		fi, err := d.Info()
 		if err != nil {
@@ -525,3 +549,40 @@ func fileDigest(p string) (string, error) {
 	}
 	return fmt.Sprintf("%s %d %d", p, fi.Size(), fi.ModTime().UnixNano()), nil
 }
+
+// stopMain gives the main process of an image that names a stop signal the time to
+// end by itself. Whatever goes wrong here: the sandbox is about to be removed.
+func (e *engine) stopMain(ctx context.Context, name string) {
+	rec, err := e.record(name)
+	if err != nil || !rec.Ready || rec.StopSignal == "" {
+		return
+	}
+	sig := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(rec.StopSignal), "SIG"))
+	if n, err := strconv.Atoi(rec.StopSignal); err == nil && n > 0 && n <= 64 {
+		sig = syscall.Signal(n)
+	}
+	b, err := e.hold(name)
+	if err != nil || sig == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, stopGrace)
+	defer cancel()
+	for sent := false; ; sent = true {
+		ps, err := b.agent.Processes(ctx)
+		i := slices.IndexFunc(ps, func(p agent.Process) bool { return p.Tag == mainTag })
+		if err != nil || i < 0 {
+			return
+		}
+		if !sent && b.agent.Signal(ctx, ps[i].PID, int(sig)) != nil {
+			return
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// stopGrace is how long a main process has to end by itself.
+const stopGrace = 3 * time.Second

@@ -12,7 +12,7 @@
 //	run/               gVisor's state files and control sockets
 //	box/<name>/        one directory per sandbox: record, bundle, private layer
 //	skel/<digest>/     the made-up root shared by sandboxes without an image
-//	image/<digest>     images converted to EROFS
+//	image/             images: layers of registries, and those converted to EROFS
 //	lock/              one file per sandbox that is being changed
 //	key                from which the agents' access tokens are derived
 package local
@@ -38,10 +38,24 @@ type Config struct {
 	// says: public addresses of the operator's own, say. This machine's are among them
 	// without being listed.
 	Never []string `yaml:"never" json:"never,omitempty" jsonschema:"description=addresses and CIDRs that no sandbox reaches whatever its network policy says"`
+	// Images is about images, above all those of registries.
+	Images Images `yaml:"images" json:"images,omitzero" help:"Images, above all those of registries."`
 	// Runner and Agent are the helper programs; empty means those beside the running
 	// program, or that program itself.
 	Runner string `yaml:"runner" json:"runner,omitempty" jsonschema:"description=path of sandboxer-runner; empty means beside the running program"`
 	Agent  string `yaml:"agent" json:"agent,omitempty" jsonschema:"description=path of sandboxer-agent; empty means beside the running program"`
+}
+
+// Images are the settings for images.
+type Images struct {
+	Pull        string              `yaml:"pull" json:"pull,omitempty" enum:"missing,always,never" help:"When a registry is asked what a tag stands for; a digest is asked about only if its image is not here."`
+	Registries  []string            `yaml:"registries" json:"registries,omitempty" help:"The only registries to pull from, as host[:port]; empty means any."`
+	Insecure    []string            `yaml:"insecure" json:"insecure,omitempty" help:"Registries that may speak plain HTTP, as host[:port]; those on loopback may anyway."`
+	Mirrors     map[string][]string `yaml:"mirrors" json:"mirrors,omitempty" help:"By registry: hosts that are asked first."`
+	Keep        int64               `yaml:"keep" json:"keep,omitempty" unit:"bytes" min:"1MiB" help:"Size of the image store beyond which what was not used for longest is removed."`
+	MaxDownload int64               `yaml:"max_download" json:"max_download,omitempty" unit:"bytes" min:"1KiB" help:"Largest image, as it is fetched."`
+	MaxUnpacked int64               `yaml:"max_unpacked" json:"max_unpacked,omitempty" unit:"bytes" min:"1KiB" help:"Largest image, unpacked."`
+	MaxEntries  int                 `yaml:"max_entries" json:"max_entries,omitempty" min:"1" help:"Most files, directories and links in all layers of an image."`
 }
 
 // neverShown are directories that Paths may not open to sandboxes, with everything
@@ -102,4 +116,6 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 		{Name: "ref", Help: "branch, tag or commit to check out when repo is a git URL"},
 		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
 	},
-}, Config{}, open)
+}, Config{Images: Images{
+	Pull: "missing", Keep: 20 << 30, MaxDownload: 16 << 30, MaxUnpacked: 64 << 30, MaxEntries: 1_000_000,
+}}, open)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"maps"
 	"net/url"
 	"os"
 	"path"
@@ -57,6 +58,13 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 			return h, err
 		}
 	}
+	var img *image
+	if spec.Image != "" { // before taking a slot: a pull takes long, and no processor
+		if img, err = e.images.get(ctx, spec.Image); err != nil {
+			return h, err
+		}
+		defer img.release() // the record then says that it is in use
+	}
 	select {
 	case e.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -64,16 +72,22 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 	}
 	b, err := func() (*box, error) {
 		defer func() { <-e.slots }()
-		return e.create(ctx, name, spec)
+		return e.create(ctx, name, spec, img)
 	}()
 	if err == nil {
 		err = b.fill(ctx, src)
 	}
-	if err == nil && len(spec.Command) > 0 {
-		// A child of the agent: it outlives this broker.
-		_, err = b.agent.Start(ctx, sandboxer.Cmd{Args: spec.Command, Dir: b.rec.Workspace, User: b.rec.User}, "main")
-		if err != nil {
-			err = sandboxer.E(sandboxer.Failed, err, "the sandbox's command %q could not be started: %s", spec.Command[0], sandboxer.Message(err))
+	if err == nil {
+		args, dir := spec.Command, b.rec.Workspace
+		if img != nil {
+			args, dir = img.main(spec.Command, dir)
+		}
+		if len(args) > 0 {
+			// A child of the agent: it outlives this broker.
+			_, err = b.agent.Start(ctx, sandboxer.Cmd{Args: args, Dir: dir, User: b.rec.User}, mainTag)
+			if err != nil {
+				err = sandboxer.E(sandboxer.Failed, err, "the sandbox's command %q could not be started: %s", args[0], sandboxer.Message(err))
+			}
 		}
 	}
 	if err == nil {
@@ -86,6 +100,9 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 	}
 	return h, nil
 }
+
+// mainTag is the agent's name for the main process.
+const mainTag = "main"
 
 // Check implements sandboxer.Checker.
 func (e *engine) Check(_ context.Context, spec sandboxer.Spec) error {
@@ -206,7 +223,7 @@ func redactURL(s string) string {
 }
 
 // create makes and starts the sandbox itself, without its workspace's content.
-func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec) (*box, error) {
+func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, img *image) (*box, error) {
 	rec := record{
 		Owner: spec.Owner, SandboxID: spec.ID, Generation: spec.Generation, Image: spec.Image,
 		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User,
@@ -214,24 +231,18 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec) (
 	if rec.Workspace == "" {
 		rec.Workspace = workspaceDefault
 	}
-	var img *image
-	var skel *skeleton
-	if spec.Image == "" {
-		var err error
-		if skel, err = e.skeleton(); err != nil {
-			return nil, err
-		}
-		rec.Skeleton = skel.digest
-	} else {
-		var err error
-		if img, err = e.images.get(ctx, spec.Image); err != nil {
-			return nil, err
-		}
+	skel, err := e.skeleton()
+	if err != nil {
+		return nil, err
+	}
+	rec.Skeleton = skel.digest
+	if img != nil {
+		rec.ImageFile, rec.About, rec.Ports, rec.StopSignal = filepath.Base(img.path), img.about(), img.ports(), img.config.StopSignal
 		if spec.User == "" {
-			rec.User = img.user
+			rec.User = img.config.User
 		}
-		if spec.Workspace == "" && img.workdir != "" && img.workdir != "/" {
-			rec.Workspace = img.workdir
+		if wd := img.config.WorkingDir; spec.Workspace == "" && wd != "" && wd != "/" {
+			rec.Workspace = wd
 		}
 	}
 	if err := os.MkdirAll(e.dir("box", name, "layer"), 0o700); err != nil {
@@ -240,7 +251,7 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec) (
 	if err := e.writeRecord(name, rec); err != nil {
 		return nil, diskError(err, "writing the sandbox's record")
 	}
-	conf, err := e.conf(name, spec.Limits, img != nil)
+	conf, err := e.conf(name, spec.Limits)
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "configuring gVisor failed")
 	}
@@ -407,10 +418,15 @@ func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.R
 	if err != nil || !rec.Ready {
 		return sandboxer.Reachability{}, sandboxer.E(sandboxer.Unavailable, err, "the sandbox was not completed; it has to be provisioned again")
 	}
-	return sandboxer.Reachability{
+	r := sandboxer.Reachability{
 		Host: "localhost", RemoteDir: b.rec.Workspace,
 		Extra: map[string]string{"gvisor": name},
-	}, nil
+	}
+	maps.Copy(r.Extra, b.rec.About)
+	for _, p := range b.rec.Ports {
+		r.Ports = append(r.Ports, sandboxer.Port{Port: p})
+	}
+	return r, nil
 }
 
 // find returns the name of h's sandbox; without a generation, that of the newest.
@@ -465,6 +481,7 @@ func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.Cl
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
+			e.stopMain(ctx, name)
 			return e.remove(name)
 		}()
 		report.Removed = append(report.Removed, removed...)

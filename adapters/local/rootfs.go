@@ -69,6 +69,8 @@ const (
 	agentDir  = "/.sandboxer"
 	agentPath = agentDir + "/sandboxer-agent"
 	pausePath = agentDir + "/pause"
+	// layerMount is an empty directory of this machine in sandboxes on images.
+	layerMount = agentDir + "/empty"
 )
 
 // tmpKeeper keeps /tmp from being empty.

@@ -20,6 +20,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -55,7 +56,7 @@ type Backend struct {
 type Options struct {
 	// Deadlines of one call each; 0 takes the default. Exec and open streams have
 	// none but the caller's.
-	Provision time.Duration // default 10 minutes
+	Provision time.Duration // default 10 minutes, from the last progress reported on
 	Ready     time.Duration // default 5 minutes
 	Teardown  time.Duration // default 5 minutes
 	Save      time.Duration // Snapshot, RestoreFromSnapshot, Archive, Unarchive; default 30 minutes
@@ -156,8 +157,13 @@ func (b *Backend) Provision(ctx context.Context, spec sandboxer.Spec) (h sandbox
 	if err := checkSpec(spec); err != nil {
 		return h, err
 	}
-	err = b.call(ctx, "provision", b.opts.Provision, func(ctx context.Context) error {
+	err = b.call(ctx, "provision", 0, func(ctx context.Context) error {
+		ctx, done := whileItMoves(ctx, b.opts.Provision)
+		defer done()
 		h, err = b.ext.Provision(ctx, spec)
+		if err != nil && context.Cause(ctx) == errDeadline {
+			return sandboxer.E(sandboxer.Timeout, err, "%s: provision did not finish within %s", b.id, b.opts.Provision)
+		}
 		if err != nil {
 			return err
 		}
@@ -552,6 +558,30 @@ func (b *Backend) call(ctx context.Context, op string, limit time.Duration, f fu
 		b.opts.Observe(b.id, op, sandboxer.KindOf(err), time.Since(start))
 	}
 	return err
+}
+
+// whileItMoves returns ctx with a deadline that starts anew whenever progress is
+// reported: a large image may take long over a slow line, but not stand still.
+func whileItMoves(ctx context.Context, limit time.Duration) (_ context.Context, done func()) {
+	outer := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(limit, func() { cancel(errDeadline) })
+	var mu sync.Mutex
+	var last sandboxer.Progress
+	ctx = sandboxer.WithProgress(ctx, func(p sandboxer.Progress) {
+		mu.Lock()
+		moved := p != last
+		last = p
+		mu.Unlock()
+		if moved && ctx.Err() == nil {
+			timer.Reset(limit)
+		}
+		sandboxer.ReportProgress(outer, p)
+	})
+	return ctx, func() {
+		timer.Stop()
+		cancel(nil)
+	}
 }
 
 var errDeadline = errors.New("deadline of the call")

@@ -728,3 +728,36 @@ func TestFilesFromExecNeverSplice(t *testing.T) {
 		t.Errorf("%d scripts for seven operations", len(scripts))
 	}
 }
+
+// TestProgressMovesTheDeadline: what comes forward may take long, what stands still,
+// or only says so again and again, may not.
+func TestProgressMovesTheDeadline(t *testing.T) {
+	for _, moves := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			heard := 0
+			b := backend.New("ext.test", &plain{provision: func(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
+				for i := range int64(10) {
+					p := sandboxer.Progress{Step: "pulling", Done: i, Total: 10}
+					if !moves {
+						p.Done = 0
+					}
+					sandboxer.ReportProgress(ctx, p)
+					select {
+					case <-time.After(40 * time.Second):
+					case <-ctx.Done():
+						return sandboxer.Handle{}, ctx.Err()
+					}
+				}
+				return sandboxer.Handle{SandboxID: s.ID, Generation: s.Generation}, nil
+			}}, backend.Options{Provision: time.Minute})
+			ctx := sandboxer.WithProgress(t.Context(), func(sandboxer.Progress) { heard++ })
+			_, err := b.Provision(ctx, sandboxer.Spec{ID: "x", Generation: 1, Owner: "test"})
+			switch {
+			case moves && (err != nil || heard != 10):
+				t.Errorf("%v after %d reports", err, heard)
+			case !moves && sandboxer.KindOf(err) != sandboxer.Timeout:
+				t.Errorf("standing still: %v", err)
+			}
+		})
+	}
+}

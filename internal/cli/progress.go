@@ -3,6 +3,7 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,6 +25,8 @@ type progress struct {
 	line  string // what the live line shows
 	since time.Time
 	quit  chan struct{}
+	long  string // the long step that the last plain line was about
+	tenth int64  // and how far it was
 	ended chan struct{}
 }
 
@@ -56,6 +59,9 @@ func (p *progress) step(ev api.Event) {
 		if ev.Message != "" {
 			text += ": " + ev.Message
 		}
+	case ev.Progress != nil:
+		p.far(ev)
+		return
 	case ev.Type == sandboxer.EventRetry:
 		text = "trying again: " + ev.Message
 	}
@@ -68,6 +74,47 @@ func (p *progress) step(ev api.Event) {
 		p.plain("%s %s", ev.SandboxID, clean(text))
 	}
 }
+
+// far shows how far a long step has come: a bar on a terminal, elsewhere a line for
+// every tenth.
+func (p *progress) far(ev api.Event) {
+	g := ev.Progress
+	switch p.mode {
+	case "json":
+		p.json(map[string]any{"event": ev})
+	case "live":
+		p.draw(clean(g.Step) + "  " + bar(*g))
+	case "plain":
+		tenth := int64(-1)
+		if g.Total > 0 {
+			tenth = 10 * g.Done / g.Total
+		}
+		if g.Step == p.long && tenth == p.tenth {
+			return
+		}
+		p.long, p.tenth = g.Step, tenth
+		p.plain("%s %s  %s", ev.SandboxID, clean(g.Step), amount(*g))
+	}
+}
+
+// bar draws how much of something is done.
+func bar(g sandboxer.Progress) string {
+	const width = 24
+	if g.Total <= 0 {
+		return amount(g)
+	}
+	n := int(width * min(g.Done, g.Total) / g.Total)
+	return "[" + strings.Repeat("=", n) + strings.Repeat(" ", width-n) + "] " + amount(g)
+}
+
+func amount(g sandboxer.Progress) string {
+	if g.Total <= 0 {
+		return megabytes(g.Done)
+	}
+	return fmt.Sprintf("%d%%  %s of %s", 100*min(g.Done, g.Total)/g.Total, megabytes(g.Done), megabytes(g.Total))
+}
+
+func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
 // note says something once, on a line of its own.
 func (p *progress) note(format string, args ...any) {

@@ -436,6 +436,9 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, sb *sandbox
 		return err
 	}
 	spec.Env = env
+	hear, done := m.progress(ctx, sb)
+	defer done()
+	ctx = sandboxer.WithProgress(ctx, hear)
 	var h sandboxer.Handle
 	err = m.step(pProvision, func() (err error) { h, err = b.Provision(ctx, spec); return err })
 	if err != nil {

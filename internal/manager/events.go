@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"iter"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -45,6 +46,46 @@ func (m *Manager) ring(id string) {
 	}
 }
 
+// progressEvery is how often followers hear of progress.
+const progressEvery = 200 * time.Millisecond
+
+// progress returns what hears of the progress of sb's creation and tells it to those
+// who follow sb, and a function that ends that.
+func (m *Manager) progress(ctx context.Context, sb *sandboxer.Sandbox) (hear func(sandboxer.Progress), done func()) {
+	blank := event(ctx, sb, sandboxer.EventProgress, "")
+	var last time.Time
+	hear = func(p sandboxer.Progress) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		old := m.steps[blank.SandboxID]
+		if time.Since(last) < progressEvery && old != nil && old.Progress.Step == p.Step && p.Done != p.Total {
+			return
+		}
+		last = time.Now()
+		ev := blank
+		ev.At, ev.Message, ev.Progress = now(), p.Step, &p
+		m.steps[ev.SandboxID] = &ev
+		for ch := range m.bells[ev.SandboxID] {
+			select {
+			case ch <- struct{}{}:
+			default:
+			}
+		}
+	}
+	return hear, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.steps, blank.SandboxID)
+	}
+}
+
+// lastStep is the last progress of the sandbox; nil if there is none, or none asked for.
+func (m *Manager) lastStep(id string) *sandboxer.Event {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.steps[id]
+}
+
 // visible narrows q to what the principal may see, and turns a name or the beginning
 // of an ID into an ID.
 func (m *Manager) visible(ctx context.Context, q sandboxer.EventQuery) (sandboxer.EventQuery, error) {
@@ -82,7 +123,7 @@ func (m *Manager) Events(ctx context.Context, q sandboxer.EventQuery) ([]sandbox
 }
 
 // Follow yields the events after q.After, oldest first, and then each new one as it
-// is committed, until ctx or the manager ends, which is its last value, an error.
+// is committed, and of one sandbox also the progress of its creation, until ctx or the manager ends, which is its last value, an error.
 func (m *Manager) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[sandboxer.Event, error] {
 	return func(yield func(sandboxer.Event, error) bool) {
 		q, err := m.visible(ctx, q)
@@ -95,6 +136,7 @@ func (m *Manager) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[
 		heard, quiet := m.listen(q.SandboxID)
 		defer quiet()
 		q.Limit = sandboxer.MaxPage
+		var told *sandboxer.Event
 		for {
 			events, err := m.store.Events(ctx, q)
 			if err != nil {
@@ -109,6 +151,11 @@ func (m *Manager) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[
 			}
 			if len(events) == q.Limit {
 				continue
+			}
+			if ev := m.lastStep(q.SandboxID); ev != nil && ev != told {
+				if told = ev; !yield(*ev, nil) {
+					return
+				}
 			}
 			if err := wait(ctx, heard); err != nil {
 				yield(sandboxer.Event{}, err)

@@ -71,6 +71,7 @@ type Manager struct {
 	changing map[string]chan struct{}              // by sandbox ID; see exclusive
 	uses     map[string]*use                       // by sandbox ID
 	bells    map[string]map[chan struct{}]struct{} // by sandbox ID; "" hears all
+	steps    map[string]*sandboxer.Event           // by sandbox ID: how far its creation has come
 	bound    map[string]map[*binding]struct{}      // live streams by API key ID
 	keyUse   map[string]time.Time                  // last uses of API keys not yet stored
 
@@ -149,6 +150,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		changing:  map[string]chan struct{}{},
 		uses:      map[string]*use{},
 		bells:     map[string]map[chan struct{}]struct{}{},
+		steps:     map[string]*sandboxer.Event{},
 		bound:     map[string]map[*binding]struct{}{},
 		keyUse:    map[string]time.Time{},
 		acting:    map[string]bool{},

@@ -33,7 +33,7 @@ func (s *Server) eventful(o huma.Operation) huma.Operation {
 	reg := s.api.OpenAPI().Components.Schemas
 	list := reg.Schema(typeOf[api.List[api.Event]](), true, "")
 	o.Description += " With `Accept: text/event-stream` the events are sent as they happen: `id` is the seq to resume after " +
-		"(Last-Event-ID), `event` the type, `data` an Event; a last event `problem` says why a stream ends. Otherwise one page."
+		"(Last-Event-ID), `event` the type, `data` an Event; `progress` has no `id` and is not kept; a last event `problem` says why a stream ends. Otherwise one page."
 	o.Responses["200"] = &huma.Response{Description: "Events, oldest first", Content: map[string]*huma.MediaType{
 		"application/json":  {Schema: list, Example: exampleOf(typeOf[api.List[api.Event]]())},
 		"text/event-stream": {Schema: &huma.Schema{Type: "string"}},
@@ -147,7 +147,10 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, q sandboxer.Even
 				problem(err)
 				return
 			}
-			fmt.Fprintf(&out, "id: %d\nevent: %s\ndata: %s\n\n", it.ev.Seq, it.ev.Type, b)
+			if it.ev.Seq > 0 { // to resume after; progress is not kept
+				fmt.Fprintf(&out, "id: %d\n", it.ev.Seq)
+			}
+			fmt.Fprintf(&out, "event: %s\ndata: %s\n\n", it.ev.Type, b)
 		case <-beat.C:
 			out.WriteString(": still here\n\n")
 		case <-ended: // only after an error, which is taken first, or with ctx

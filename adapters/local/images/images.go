@@ -1,0 +1,457 @@
+//go:build linux
+
+// Package images brings OCI images to this machine: it pulls them from registries
+// into a store shared by all sandboxes, and flattens their layers into one tree.
+//
+// What a registry says is believed only as far as a digest proves it. Everything is
+// bounded before it is fetched or unpacked, and refused with the reason.
+//
+// Below the store's directory:
+//
+//	blobs/<sha256>     layers, verified
+//	partial/<sha256>   layers that are being fetched, or were when a broker died
+//	refs/<digest>      what references stood for when they were last asked about
+//	<key>.erofs        images ready to run; made and named by the caller
+//	<key>.tmp/         where one is being made
+//	lock, <key>.lock   see Hold and Lock
+package images
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Policy says when a registry is asked about a tag. A digest is asked about only if
+// its image is not here.
+type Policy string
+
+// The pull policies.
+const (
+	Missing Policy = "missing" // if the tag is not known here
+	Always  Policy = "always"  // on every create
+	Never   Policy = "never"   // not even for a digest
+)
+
+// Options are a store's settings. All bounds must be given.
+type Options struct {
+	Policy     Policy
+	Registries []string            // the only ones to pull from; empty means any
+	Insecure   []string            // host[:port] of registries that may speak plain HTTP, besides those on loopback
+	Mirrors    map[string][]string // by registry: hosts that are asked first
+	Keep       int64               // bytes of the store beyond which what was not used for longest is removed
+	Limits     Limits
+
+	// InUse names the images, as <key>.erofs, that must stay.
+	InUse func() (map[string]bool, error)
+
+	stall time.Duration // a connection without a byte for so long is broken
+}
+
+// Limits bound one image, against broken and hostile ones.
+type Limits struct {
+	Download int64 // bytes of its layers as they are fetched
+	Unpacked int64 // bytes of its layers unpacked, and of its files
+	Entries  int   // files, directories and links in all layers
+}
+
+const (
+	maxManifest = 4 << 20 // what the distribution specification asks of registries
+	maxConfig   = 8 << 20
+	maxLayers   = 512
+)
+
+// A Store is the images of one extension on this machine. Several processes may use
+// one directory.
+type Store struct {
+	dir  string
+	opts Options
+	http *http.Transport
+
+	mu       sync.Mutex
+	sessions map[string]*session
+}
+
+// New returns the store in dir, making it.
+func New(dir string, opts Options) (*Store, error) {
+	if opts.stall == 0 {
+		opts.stall = 30 * time.Second
+	}
+	s := &Store{dir: dir, opts: opts, sessions: map[string]*session{}}
+	for _, d := range []string{dir, s.path("blobs"), s.path("partial"), s.path("refs")} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return nil, err
+		}
+	}
+	s.http = http.DefaultTransport.(*http.Transport).Clone()
+	s.http.DialContext = (&net.Dialer{Timeout: 15 * time.Second}).DialContext
+	s.http.ResponseHeaderTimeout = opts.stall
+	s.http.MaxIdleConnsPerHost = parallel
+	s.http.IdleConnTimeout = 15 * time.Second
+	return s, nil
+}
+
+// Close lets go of connections. What is on disk stays.
+func (s *Store) Close() { s.http.CloseIdleConnections() }
+
+// Limits returns the bounds of one image.
+func (s *Store) Limits() Limits { return s.opts.Limits }
+
+func (s *Store) path(elem ...string) string {
+	return filepath.Join(append([]string{s.dir}, elem...)...)
+}
+
+// parse reads a reference to an image of a registry, and says what is wrong with it.
+func (s *Store) parse(ref string) (name.Reference, error) {
+	r, err := name.ParseReference(ref)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, err, "image %q is not a reference to an image", ref).
+			WithHint("write registry/name:tag, registry/name@sha256:…, dir:/root/directory, oci:/layout[:tag] or tar:/saved.tar")
+	}
+	host := r.Context().RegistryStr()
+	if h, _ := splitHost(host); h == "invalid" || strings.HasSuffix(h, ".invalid") {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "image %q: %s can never exist", ref, h)
+	}
+	if len(s.opts.Registries) > 0 && !slices.ContainsFunc(s.opts.Registries, func(a string) bool { return hostName(a) == host }) {
+		return nil, sandboxer.E(sandboxer.Denied, nil, "image %q: this extension takes images from %s only", ref, strings.Join(s.opts.Registries, ", ")).
+			WithHint("an operator can add %s to images.registries of the extension", shown(host))
+	}
+	return r, nil
+}
+
+// Check says what is wrong with a reference, without asking anybody.
+func (s *Store) Check(ref string) error {
+	_, err := s.parse(ref)
+	return err
+}
+
+// hostName is how go-containerregistry calls a registry; shown is how people do.
+func hostName(host string) string {
+	if host == "docker.io" {
+		return name.DefaultRegistry
+	}
+	return host
+}
+
+func shown(host string) string {
+	if host == name.DefaultRegistry {
+		return "docker.io"
+	}
+	return host
+}
+
+// An Image is what a reference stands for on this machine's platform. Its layers may
+// not be here yet.
+type Image struct {
+	Ref      string // as asked for
+	Digest   string // of the manifest
+	Config   *v1.ConfigFile
+	ConfigID string // digest of the configuration, which covers the layers' content
+
+	manifest *v1.Manifest
+	ref      name.Reference
+}
+
+// Pinned is the reference with the digest: the same image for ever.
+func (i *Image) Pinned() string {
+	repo := i.ref.Context()
+	return shown(repo.RegistryStr()) + "/" + repo.RepositoryStr() + "@" + i.Digest
+}
+
+// known is a file in refs.
+type known struct {
+	Ref      string `json:"ref"`
+	Digest   string `json:"digest"` // of the image's manifest
+	Manifest []byte `json:"manifest"`
+	Config   []byte `json:"config"`
+}
+
+func (s *Store) refFile(ref name.Reference) string {
+	sum := sha256.Sum256([]byte(ref.Name()))
+	return s.path("refs", hex.EncodeToString(sum[:]))
+}
+
+func (s *Store) remember(ref name.Reference, k known) error {
+	k.Ref = ref.Name()
+	data, err := json.Marshal(k)
+	if err != nil {
+		return err
+	}
+	return writeFile(s.refFile(ref), data)
+}
+
+// recall returns what ref stood for when it was last asked about; nil if never.
+func (s *Store) recall(ref name.Reference) *known {
+	data, err := os.ReadFile(s.refFile(ref))
+	var k known
+	if err != nil || json.Unmarshal(data, &k) != nil || k.Ref != ref.Name() ||
+		digestOf(k.Manifest) != k.Digest {
+		return nil
+	}
+	touch(s.refFile(ref))
+	return &k
+}
+
+// Find returns the image that ref stands for, asking its registry as the policy says.
+// Kinds: Invalid, Denied; Failed for an image that does not exist, is not ours to
+// read, not for this platform or broken; Unavailable for a registry that does not
+// answer.
+func (s *Store) Find(ctx context.Context, ref string) (*Image, error) {
+	r, err := s.parse(ref)
+	if err != nil {
+		return nil, err
+	}
+	_, pinned := r.(name.Digest)
+	k := s.recall(r)
+	if k == nil || s.opts.Policy == Always && !pinned {
+		if s.opts.Policy == Never {
+			return nil, sandboxer.E(sandboxer.Failed, nil, "image %q is not on this machine, and images.pull is never", ref)
+		}
+		if k, err = s.ask(ctx, ref, r); err != nil {
+			return nil, err
+		}
+	}
+	img, err := readImage(k)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Failed, err, "image %q cannot be used: %v", ref, err)
+	}
+	img.Ref, img.ref = ref, r
+	return img, s.admit(img)
+}
+
+// admit refuses an image that is too large or not for this machine.
+func (s *Store) admit(img *Image) error {
+	if os, arch := img.Config.OS, img.Config.Architecture; os != "" && os != "linux" || arch != "" && arch != goarch {
+		return sandboxer.E(sandboxer.Failed, nil, "image %q is for %s/%s; this machine runs linux/%s", img.Ref, os, arch, goarch)
+	}
+	var size int64
+	for _, l := range img.manifest.Layers {
+		size += l.Size
+	}
+	if size > s.opts.Limits.Download {
+		return sandboxer.E(sandboxer.Failed, nil, "image %q is a download of %s; the limit is %s", img.Ref, bytesText(size), bytesText(s.opts.Limits.Download)).
+			WithHint("an operator can raise images.max_download of the extension")
+	}
+	return nil
+}
+
+// readImage checks what a registry said about an image against itself.
+func readImage(k *known) (*Image, error) {
+	m, err := v1.ParseManifest(strings.NewReader(string(k.Manifest)))
+	if err != nil {
+		return nil, fmt.Errorf("its manifest cannot be read: %w", err)
+	}
+	if got := digestOf(k.Config); got != m.Config.Digest.String() {
+		return nil, fmt.Errorf("its configuration has the digest %s, its manifest says %s", got, m.Config.Digest)
+	}
+	cf, err := v1.ParseConfigFile(strings.NewReader(string(k.Config)))
+	if err != nil {
+		return nil, fmt.Errorf("its configuration cannot be read: %w", err)
+	}
+	switch {
+	case len(m.Layers) == 0 || len(cf.RootFS.DiffIDs) == 0:
+		return nil, errors.New("it has no layers: it is not an image that can run")
+	case len(m.Layers) != len(cf.RootFS.DiffIDs):
+		return nil, fmt.Errorf("its manifest has %d layers, its configuration %d", len(m.Layers), len(cf.RootFS.DiffIDs))
+	case len(m.Layers) > maxLayers:
+		return nil, fmt.Errorf("it has %d layers; the limit is %d", len(m.Layers), maxLayers)
+	}
+	for i, l := range m.Layers {
+		if l.Size < 0 || !isSHA256(l.Digest) || !isSHA256(cf.RootFS.DiffIDs[i]) {
+			return nil, fmt.Errorf("layer %d has no proper size and digest", i+1)
+		}
+	}
+	return &Image{Digest: k.Digest, Config: cf, ConfigID: m.Config.Digest.String(), manifest: m}, nil
+}
+
+func isSHA256(h v1.Hash) bool {
+	_, err := hex.DecodeString(h.Hex)
+	return h.Algorithm == "sha256" && len(h.Hex) == 64 && err == nil
+}
+
+func digestOf(data []byte) string {
+	sum := sha256.Sum256(data)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// Hold keeps everything in the store from being removed, by any process, until it is
+// released: from before an image is looked up until a record says that it is in use.
+func (s *Store) Hold(ctx context.Context) (release func(), err error) {
+	f, err := s.flock(ctx, s.path("lock"), unix.LOCK_SH)
+	if err != nil {
+		return nil, err
+	}
+	return func() { f.Close() }, nil
+}
+
+// Lock excludes everybody else from making the image called key.
+func (s *Store) Lock(ctx context.Context, key string) (unlock func(), err error) {
+	f, err := s.flock(ctx, s.path(key+".lock"), unix.LOCK_EX)
+	if err != nil {
+		return nil, err
+	}
+	return func() { f.Close() }, nil
+}
+
+// flock locks a file that is removed only under the exclusive lock of the store. It
+// waits as long as ctx allows; somebody else's pull may take minutes.
+func (s *Store) flock(ctx context.Context, path string, how int) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			f.Close()
+			return nil, err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			f.Close()
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// Prune removes what nobody is making or needs: remains of brokers that died, and,
+// beyond the size to keep, what was not used for longest. It does nothing while
+// somebody holds the store; whoever releases it calls Prune in turn.
+func (s *Store) Prune() error {
+	lock, err := os.OpenFile(s.path("lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil // in use
+	}
+	inUse, err := s.opts.InUse()
+	if err != nil {
+		return fmt.Errorf("which images are in use cannot be told: %w", err)
+	}
+	type item struct {
+		path string
+		size int64
+		used time.Time
+	}
+	var items []item
+	var total int64
+	add := func(path string, fi fs.FileInfo) {
+		total += fi.Size()
+		items = append(items, item{path, fi.Size(), fi.ModTime()})
+	}
+	var errs []error
+	err = eachFile(s.dir, func(path string, fi fs.FileInfo) {
+		switch name := fi.Name(); {
+		case strings.HasSuffix(name, ".erofs"):
+			if inUse[name] {
+				total += fi.Size()
+				return
+			}
+			add(path, fi)
+		case strings.HasSuffix(name, ".tmp"), strings.HasPrefix(name, ".new-"):
+			errs = append(errs, os.RemoveAll(path)) // nobody is making it: it would hold the store
+		case strings.HasSuffix(name, ".lock"):
+			errs = append(errs, os.Remove(path))
+		}
+	})
+	errs = append(errs, err)
+	for _, d := range []string{"blobs", "partial"} {
+		errs = append(errs, eachFile(s.path(d), func(path string, fi fs.FileInfo) {
+			if d == "partial" && time.Since(fi.ModTime()) > partialAge {
+				errs = append(errs, os.Remove(path))
+				return
+			}
+			add(path, fi)
+		}))
+	}
+	slices.SortFunc(items, func(a, b item) int { return a.used.Compare(b.used) })
+	for _, it := range items {
+		if total <= s.opts.Keep {
+			break
+		}
+		if err := os.Remove(it.path); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		total -= it.size
+	}
+	errs = append(errs, eachFile(s.path("refs"), func(path string, fi fs.FileInfo) {
+		if time.Since(fi.ModTime()) > refAge {
+			errs = append(errs, os.Remove(path))
+		}
+	}))
+	return errors.Join(errs...)
+}
+
+const (
+	partialAge = 7 * 24 * time.Hour
+	refAge     = 90 * 24 * time.Hour
+)
+
+func eachFile(dir string, f func(path string, fi fs.FileInfo)) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, d := range entries {
+		if fi, err := d.Info(); err == nil {
+			f(filepath.Join(dir, d.Name()), fi)
+		}
+	}
+	return nil
+}
+
+// Touch notes that the file at path was used now.
+func touch(path string) { _ = os.Chtimes(path, time.Now(), time.Now()) }
+
+// writeFile replaces a file atomically and for good.
+func writeFile(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}
+
+func bytesText(n int64) string {
+	switch {
+	case n >= 10<<30:
+		return fmt.Sprintf("%d GiB", n>>30)
+	case n >= 10<<20:
+		return fmt.Sprintf("%d MiB", n>>20)
+	case n >= 10<<10:
+		return fmt.Sprintf("%d KiB", n>>10)
+	}
+	return fmt.Sprintf("%d bytes", n)
+}

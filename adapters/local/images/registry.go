@@ -1,0 +1,462 @@
+//go:build linux
+
+package images
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+const goarch = runtime.GOARCH
+
+// A session is access to one repository of one registry: who we are there is settled.
+type session struct {
+	repo   name.Repository
+	client *http.Client
+}
+
+// places are where a repository can be read, in order: its registry's mirrors, then
+// the registry.
+func (s *Store) places(ref name.Reference) ([]name.Repository, error) {
+	repo := ref.Context()
+	var out []name.Repository
+	for _, m := range append(slices.Clone(s.opts.Mirrors[shown(repo.RegistryStr())]), shown(repo.RegistryStr())) {
+		var opts []name.Option
+		if s.insecure(hostName(m)) {
+			opts = append(opts, name.Insecure)
+		}
+		reg, err := name.NewRegistry(m, opts...)
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Invalid, err, "%q is not the name of a registry", m)
+		}
+		out = append(out, reg.Repo(repo.RepositoryStr()))
+	}
+	return out, nil
+}
+
+// insecure reports whether the registry called host may speak plain HTTP.
+func (s *Store) insecure(host string) bool {
+	if isLoopback(host) {
+		return true
+	}
+	return slices.ContainsFunc(s.opts.Insecure, func(c string) bool {
+		h, _ := splitHost(host)
+		return c == host || c == h
+	})
+}
+
+func splitHost(host string) (h, port string) {
+	if h, p, err := net.SplitHostPort(host); err == nil {
+		return h, p
+	}
+	return strings.Trim(host, "[]"), ""
+}
+
+func isLoopback(host string) bool {
+	h, _ := splitHost(host)
+	ip, err := netip.ParseAddr(h)
+	return h == "localhost" || strings.HasSuffix(h, ".localhost") || err == nil && ip.Unmap().IsLoopback()
+}
+
+// guard keeps a registry from leading us astray: to plain HTTP, where credentials and
+// redirects could be read and changed, or by a redirect to services of this machine.
+type guard struct {
+	s    *Store
+	home string // the registry
+}
+
+func (g guard) RoundTrip(req *http.Request) (*http.Response, error) {
+	host := req.URL.Host
+	if req.URL.Scheme != "https" && !g.s.insecure(host) {
+		return nil, fmt.Errorf("%s is not asked over plain HTTP", host)
+	}
+	h, _ := splitHost(host)
+	ip, err := netip.ParseAddr(h)
+	local := isLoopback(host) || err == nil && (ip.Unmap().IsLinkLocalUnicast() || ip.IsUnspecified())
+	if local && host != g.home && !isLoopback(g.home) {
+		return nil, fmt.Errorf("%s leads to %s, an address of this machine", g.home, host)
+	}
+	return g.s.http.RoundTrip(req)
+}
+
+// session settles who we are at a registry: nobody, or whoever the user logged in as
+// with Docker.
+func (s *Store) session(ctx context.Context, repo name.Repository) (*session, error) {
+	s.mu.Lock()
+	old := s.sessions[repo.Name()]
+	s.mu.Unlock()
+	if old != nil {
+		return old, nil
+	}
+	auth, err := credentials(ctx, repo)
+	if err != nil {
+		return nil, err
+	}
+	rt, err := transport.NewWithContext(ctx, repo.Registry, auth, guard{s, repo.RegistryStr()}, []string{repo.Scope(transport.PullScope)})
+	if err != nil {
+		return nil, err
+	}
+	n := &session{repo: repo, client: &http.Client{Transport: rt}}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sessions[repo.Name()] = n
+	return n, nil
+}
+
+// forget makes the next session settle anew who we are.
+func (s *Store) forget(repo name.Repository) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sessions, repo.Name())
+}
+
+// credentials looks up what the user's Docker configuration has for the repository.
+// A credential helper is a program, which may hang.
+func credentials(ctx context.Context, repo name.Repository) (authn.Authenticator, error) {
+	type answer struct {
+		auth authn.Authenticator
+		err  error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		auth, err := authn.DefaultKeychain.Resolve(repo)
+		done <- answer{auth, err}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	select {
+	case a := <-done:
+		if a.err != nil {
+			return nil, sandboxer.E(sandboxer.Failed, a.err, "the credentials for %s cannot be read from the server's Docker configuration", shown(repo.RegistryStr())).
+				WithHint("see whether this works for the user who runs the server: docker login %s", shown(repo.RegistryStr()))
+		}
+		return a.auth, nil
+	case <-ctx.Done():
+		return nil, sandboxer.E(sandboxer.Unavailable, ctx.Err(), "the credential helper for %s does not answer", shown(repo.RegistryStr()))
+	}
+}
+
+// get asks a registry, at a path below the repository.
+func (s *Store) get(ctx context.Context, repo name.Repository, path string, header http.Header) (*http.Response, error) {
+	for again := false; ; again = true {
+		ses, err := s.session(ctx, repo)
+		if err != nil {
+			return nil, err
+		}
+		u := url.URL{Scheme: repo.Scheme(), Host: repo.RegistryStr(), Path: "/v2/" + repo.RepositoryStr() + "/" + path}
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+		if err != nil {
+			return nil, err
+		}
+		for k, v := range header {
+			req.Header[k] = v
+		}
+		resp, err := ses.client.Do(req)
+		if err != nil {
+			return nil, err
+		}
+		if err := transport.CheckError(resp, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable); err != nil {
+			resp.Body.Close()
+			if resp.StatusCode == http.StatusUnauthorized && !again {
+				s.forget(repo) // a password may have changed since
+				continue
+			}
+			return nil, err
+		}
+		return resp, nil
+	}
+}
+
+// parallel is how many layers of an image are fetched at a time.
+const parallel = 3
+
+// attempts is how often in a row something may fail without a byte of progress.
+const attempts = 5
+
+// pause is how long to wait before the n-th attempt.
+func pause(ctx context.Context, n int) error {
+	select {
+	case <-time.After(100 * time.Millisecond << n):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// ask asks the registry, or one of its mirrors, what ref stands for.
+func (s *Store) ask(ctx context.Context, text string, ref name.Reference) (*known, error) {
+	places, err := s.places(ref)
+	if err != nil {
+		return nil, err
+	}
+	for i, repo := range places {
+		var k *known
+		for n := range attempts {
+			if k, err = s.askAt(ctx, repo, ref); err == nil {
+				return k, nil
+			}
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			if !temporary(err) || n == attempts-1 || i < len(places)-1 {
+				break
+			}
+			if err := pause(ctx, n); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return nil, s.explain(err, text, ref.Context())
+}
+
+// askAt resolves ref at repo: its manifest, for this platform if there are several,
+// and the configuration.
+func (s *Store) askAt(ctx context.Context, repo name.Repository, ref name.Reference) (*known, error) {
+	raw, kind, err := s.manifest(ctx, repo, ref.Identifier())
+	if err != nil {
+		return nil, err
+	}
+	named := []string{ref.Identifier(), digestOf(raw)}
+	for depth := 0; kind.IsIndex(); depth++ {
+		idx, err := v1.ParseIndexManifest(strings.NewReader(string(raw)))
+		if err != nil || depth > 2 {
+			return nil, refusal{fmt.Sprintf("its index cannot be read: %v", err)}
+		}
+		d, err := choose(idx)
+		if err != nil {
+			return nil, err
+		}
+		if raw, kind, err = s.manifest(ctx, repo, d.Digest.String()); err != nil {
+			return nil, err
+		}
+		named = append(named, digestOf(raw))
+	}
+	if !kind.IsImage() {
+		return nil, refusal{fmt.Sprintf("it is of the type %q, not an image that can run", kind)}
+	}
+	m, err := v1.ParseManifest(strings.NewReader(string(raw)))
+	if err != nil {
+		return nil, refusal{fmt.Sprintf("its manifest cannot be read: %v", err)}
+	}
+	if m.Config.MediaType != types.OCIConfigJSON && m.Config.MediaType != types.DockerConfigJSON {
+		return nil, refusal{fmt.Sprintf("its configuration is of the type %q: it is not an image that can run", m.Config.MediaType)}
+	}
+	if m.Config.Size > maxConfig || !isSHA256(m.Config.Digest) {
+		return nil, refusal{fmt.Sprintf("its configuration has %d bytes; the limit is %d MiB", m.Config.Size, maxConfig>>20)}
+	}
+	resp, err := s.get(ctx, repo, "blobs/"+m.Config.Digest.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	config, err := readAll(resp.Body, maxConfig, "its configuration")
+	if err != nil {
+		return nil, err
+	}
+	k := known{Digest: digestOf(raw), Manifest: raw, Config: config}
+	if _, err := readImage(&k); err != nil {
+		return nil, refusal{err.Error()}
+	}
+	// Under its digests too, so that a pinned reference finds it without asking.
+	for _, id := range named {
+		r, err := name.ParseReference(ref.Context().Name() + "@" + id)
+		if !strings.HasPrefix(id, "sha256:") {
+			r, err = ref, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if err := s.remember(r, k); err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "what the image is could not be written down")
+		}
+	}
+	return &k, nil
+}
+
+// choose picks the image for this machine from an index.
+func choose(idx *v1.IndexManifest) (v1.Descriptor, error) {
+	best, have := -1, []string{}
+	for i, d := range idx.Manifests {
+		if d.Platform == nil {
+			if d.MediaType.IsIndex() && best < 0 {
+				best = i
+			}
+			continue
+		}
+		p := *d.Platform
+		if p.OS == "unknown" { // an attestation
+			continue
+		}
+		have = append(have, p.String())
+		if p.OS != "linux" || p.Architecture != goarch {
+			continue
+		}
+		base := map[string]string{"arm64": "v8", "amd64": "v1"}[goarch]
+		if p.Variant == "" || p.Variant == base {
+			return d, nil
+		}
+		if best < 0 && goarch == "arm64" { // a newer variant may need what this machine lacks
+			best = i
+		}
+	}
+	if best < 0 {
+		return v1.Descriptor{}, refusal{fmt.Sprintf("it has nothing for linux/%s, only for %s", goarch, strings.Join(have, ", "))}
+	}
+	return idx.Manifests[best], nil
+}
+
+// manifest fetches a manifest or an index by tag or digest.
+func (s *Store) manifest(ctx context.Context, repo name.Repository, id string) ([]byte, types.MediaType, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*s.opts.stall)
+	defer cancel()
+	resp, err := s.get(ctx, repo, "manifests/"+id, http.Header{"Accept": {
+		string(types.OCIImageIndex), string(types.OCIManifestSchema1), string(types.DockerManifestList), string(types.DockerManifestSchema2)}})
+	if err != nil {
+		return nil, "", err
+	}
+	defer resp.Body.Close()
+	raw, err := readAll(resp.Body, maxManifest, "its manifest")
+	if err != nil {
+		return nil, "", err
+	}
+	got := digestOf(raw)
+	for _, want := range []string{id, resp.Header.Get("Docker-Content-Digest")} {
+		if strings.HasPrefix(want, "sha256:") && want != got {
+			return nil, "", refusal{fmt.Sprintf("the registry sent a manifest with the digest %s as %s", got, want)}
+		}
+	}
+	var head struct {
+		MediaType types.MediaType `json:"mediaType"`
+	}
+	if err := json.Unmarshal(raw, &head); err != nil {
+		return nil, "", refusal{"its manifest is not JSON"}
+	}
+	if head.MediaType == "" {
+		ct, _, _ := strings.Cut(resp.Header.Get("Content-Type"), ";")
+		head.MediaType = types.MediaType(strings.TrimSpace(ct))
+	}
+	return raw, head.MediaType, nil
+}
+
+func readAll(r io.Reader, limit int64, what string) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		return nil, refusal{fmt.Sprintf("%s has more than %d MiB", what, limit>>20)}
+	}
+	return data, err
+}
+
+// refusal is a reason why an image cannot be used that asking again does not change.
+type refusal struct{ why string }
+
+func (r refusal) Error() string { return r.why }
+
+// temporary reports whether asking again may help.
+func temporary(err error) bool {
+	var r refusal
+	var te *transport.Error
+	var se *sandboxer.Error
+	var dns *net.DNSError
+	switch {
+	case errors.As(err, &r), errors.As(err, &se), errors.Is(err, context.Canceled):
+		return false
+	case errors.As(err, &dns):
+		return dns.IsTemporary || dns.IsTimeout
+	case errors.As(err, &te):
+		return te.StatusCode >= 500 || te.StatusCode == http.StatusTooManyRequests
+	}
+	return true
+}
+
+// explain turns what a registry did into an error for whoever wants the image.
+func (s *Store) explain(err error, text string, repo name.Repository) error {
+	var r refusal
+	var te *transport.Error
+	var se *sandboxer.Error
+	host := shown(repo.RegistryStr())
+	cause := strip(err)
+	switch {
+	case errors.As(err, &se):
+		return err
+	case errors.As(err, &r):
+		return sandboxer.E(sandboxer.Failed, nil, "image %q cannot be used: %s", text, r.why)
+	case errors.As(err, &te) && (te.StatusCode == http.StatusUnauthorized || te.StatusCode == http.StatusForbidden):
+		return sandboxer.E(sandboxer.Failed, cause, "image %q: %s does not let us read it, or it does not exist%s", text, host, said(te)).
+			WithHint("log in as the user who runs the server: docker login %s", host)
+	case errors.As(err, &te) && te.StatusCode == http.StatusNotFound:
+		return sandboxer.E(sandboxer.Failed, cause, "image %q does not exist at %s%s", text, host, said(te))
+	case errors.As(err, &te) && te.StatusCode == http.StatusTooManyRequests:
+		e := sandboxer.E(sandboxer.Unavailable, cause, "image %q: %s wants to be asked less often%s", text, host, said(te)).
+			WithHint("log in to be allowed more: docker login %s", host)
+		e.RetryAfter = time.Minute
+		return e
+	case errors.As(err, &te) && te.StatusCode < 500:
+		return sandboxer.E(sandboxer.Failed, cause, "image %q: %s refuses with status %d%s", text, host, te.StatusCode, said(te))
+	case errors.As(err, &te):
+		return sandboxer.E(sandboxer.Unavailable, cause, "image %q: %s answers with status %d%s", text, host, te.StatusCode, said(te))
+	}
+	return sandboxer.E(sandboxer.Unavailable, cause, "image %q cannot be pulled: %s cannot be reached: %s", text, host, tell(cause.Error())).
+		WithHint("see whether this machine reaches %s; a registry without HTTPS has to be in images.insecure of the extension", host)
+}
+
+// said is what the registry gave as its reason.
+func said(te *transport.Error) string {
+	var out []string
+	for _, d := range te.Errors {
+		if d.Message != "" {
+			out = append(out, tell(d.Message))
+		}
+	}
+	if len(out) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(out[:min(len(out), 3)], "; ")
+}
+
+// tell makes a stranger's text fit to be shown.
+func tell(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, s)
+	if r := []rune(s); len(r) > 200 {
+		s = string(r[:200]) + "…"
+	}
+	return s
+}
+
+// strip takes addresses out of an error: a redirect's has an access token in it.
+func strip(err error) error {
+	var ue *url.Error
+	if errors.As(err, &ue) {
+		return ue.Err
+	}
+	var te *transport.Error
+	if errors.As(err, &te) {
+		return errors.New("status " + strconv.Itoa(te.StatusCode))
+	}
+	return err
+}

@@ -1,0 +1,364 @@
+//go:build linux
+
+package local
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/local/images/registrytest"
+)
+
+// openImages opens the extension with settings for images.
+func openImages(t testing.TB, dir string, change func(*Images)) *engine {
+	t.Helper()
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	ext, err := Adapter.Open(t.Context(), sandboxer.Env{
+		Extension: "ext.local", Owner: "test", Dir: dir, Log: slog.New(slog.DiscardHandler),
+		Decode: func(v any) error {
+			c := v.(*Config)
+			c.Runner, c.Agent = filepath.Join(helpers, "sandboxer-runner"), filepath.Join(helpers, "sandboxer-agent")
+			if change != nil {
+				change(&c.Images)
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := ext.(*engine)
+	t.Cleanup(func() { e.Close() })
+	return e
+}
+
+// appImage is an image of busybox with a program as its entry point.
+func appImage(t *testing.T, c v1.Config, more ...tar.Header) v1.Image {
+	t.Helper()
+	path := "/usr/bin/busybox"
+	box, err := os.ReadFile(path)
+	if err != nil {
+		t.Skipf("no busybox to make an image of: %v (install busybox-static)", err)
+	}
+	entries := []tar.Header{
+		{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755},
+		{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644},
+		{Name: "etc/group", Typeflag: tar.TypeReg, Mode: 0o644},
+		{Name: "var/sticky/", Typeflag: tar.TypeDir, Mode: 0o1777},
+		{Name: "run/", Typeflag: tar.TypeDir, Mode: 0o777},
+		{Name: "bin/start", Typeflag: tar.TypeReg, Mode: 0o755},
+	}
+	for _, n := range []string{"sh", "cat", "id", "stat", "sleep", "pwd", "ls", "dd", "du", "env", "sync", "df"} {
+		entries = append(entries, tar.Header{Name: "bin/" + n, Typeflag: tar.TypeSymlink, Linkname: "busybox"})
+	}
+	content := map[string][]byte{
+		"bin/busybox": box,
+		"etc/passwd":  []byte("root:x:0:0::/root:/bin/sh\napp:x:70:70::/srv/app:/bin/sh\n"),
+		"etc/group":   []byte("root:x:0:\napp:x:70:\nstaff:x:99:\n"),
+		"bin/start": []byte("#!/bin/sh\ntrap 'echo stopped >>/run/told; exit 0' USR1\n" +
+			"echo \"$0 $* in $(pwd) as $(id -u):$(id -g) $WORD\" >/run/told\nwhile :; do sleep 0.05; done\n"),
+	}
+	img, err := mutate.AppendLayers(empty.Image, layer(t, append(entries, more...), content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cf, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cf = cf.DeepCopy()
+	cf.OS, cf.Architecture, cf.Config = "linux", runtime.GOARCH, c
+	if img, err = mutate.ConfigFile(img, cf); err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+// told waits for what the image's program says.
+func told(t *testing.T, e *engine, h sandboxer.Handle) string {
+	t.Helper()
+	var got string
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if got = sh(t, e, h, "cat /run/told 2>/dev/null || true"); got != "" {
+			break
+		}
+	}
+	return got
+}
+
+func TestImagesOfRegistries(t *testing.T) {
+	needsGVisor(t)
+	reg := registrytest.New(t)
+	config := v1.Config{
+		Env: []string{"PATH=/bin", "WORD=from-image", "KEPT=yes"}, User: "app:staff", WorkingDir: "/srv/app/../app",
+		Entrypoint: []string{"/bin/start", "entry"}, Cmd: []string{"point"}, StopSignal: "SIGUSR1",
+		ExposedPorts: map[string]struct{}{"8080/tcp": {}, "53/udp": {}, "80": {}}, Volumes: map[string]struct{}{"/data/here": {}},
+		Labels: map[string]string{"org.example.label": "L"},
+	}
+	img := appImage(t, config)
+	ref := reg.Push(t, "team/app:1", img)
+	e := openImages(t, shortDir(t), nil)
+
+	t.Run("its configuration holds", func(t *testing.T) {
+		h := up(t, e, sandboxer.Spec{Image: ref})
+		if got, want := told(t, e, h), "/bin/start entry point in /srv/app as 70:99 from-image"; got != want {
+			t.Errorf("its main process says %q; want %q", got, want)
+		}
+		if got, want := sh(t, e, h, "pwd; id -u; id -g; echo $WORD $KEPT; stat -c %a /tmp /var/sticky; ls -d /data/here"), "/srv/app\n70\n99\nfrom-image yes\n1777\n1777\n/data/here"; got != want {
+			t.Errorf("commands see\n%s\nwant\n%s", got, want)
+		}
+		r, err := e.WaitReady(t.Context(), h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fmt.Sprint(r.Ports) != "[{80  } {8080  }]" || r.RemoteDir != "/srv/app" || !strings.Contains(r.Extra["image_labels"], "org.example.label") ||
+			!strings.HasPrefix(r.Extra["image"], reg.Host+"/team/app@sha256:") {
+			t.Errorf("reachability: %+v", r)
+		}
+	})
+	t.Run("the caller wins", func(t *testing.T) {
+		h := up(t, e, sandboxer.Spec{Image: ref, User: "root", Workspace: "/work", Env: map[string]string{"WORD": "from-caller"}, Command: []string{"other", "words"}})
+		if got, want := told(t, e, h), "/bin/start entry other words in /srv/app as 0:0 from-caller"; got != want {
+			t.Errorf("its main process says %q; want %q", got, want)
+		}
+		if got, want := sh(t, e, h, "pwd; id -u; echo $WORD $KEPT"), "/work\n0\nfrom-caller yes"; got != want {
+			t.Errorf("commands see\n%s\nwant\n%s", got, want)
+		}
+	})
+	t.Run("by digest, offline", func(t *testing.T) {
+		d, _ := img.Digest()
+		reg.Set(func(r *registrytest.Server) {
+			r.Reply = func(w http.ResponseWriter, _ *http.Request) bool { http.Error(w, "closed", 500); return true }
+		})
+		defer reg.Set(func(r *registrytest.Server) { r.Reply = nil })
+		reg.Requests()
+		for _, r := range []string{reg.Host + "/team/app@" + d.String(), reg.Host + "/team/app:2@" + d.String(), ref} {
+			h := up(t, e, sandboxer.Spec{Image: r})
+			if got := sh(t, e, h, "id -u"); got != "70" {
+				t.Errorf("%s: %q", r, got)
+			}
+		}
+		if got := reg.Requests(); len(got) > 0 {
+			t.Errorf("asked %q", got)
+		}
+	})
+	t.Run("stop signal", func(t *testing.T) {
+		h := up(t, e, sandboxer.Spec{Image: ref})
+		told(t, e, h)
+		b, err := e.of(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.stopMain(t.Context(), b.name)
+		if got := sh(t, e, h, "cat /run/told"); !strings.HasSuffix(got, "stopped") {
+			t.Errorf("it was not told to stop: %q", got)
+		}
+		start := time.Now()
+		if _, err := e.Teardown(t.Context(), h); err != nil || time.Since(start) > stopGrace {
+			t.Errorf("teardown took %s, %v", time.Since(start), err)
+		}
+	})
+	t.Run("all at once", func(t *testing.T) {
+		other := reg.Push(t, "team/other:1", appImage(t, v1.Config{Env: []string{"PATH=/bin"}}, tar.Header{Name: "only/here/", Typeflag: tar.TypeDir, Mode: 0o755}))
+		second := openImages(t, e.env.Dir, nil)
+		reg.Requests()
+		var wg sync.WaitGroup
+		hs := make([]sandboxer.Handle, 6)
+		for i := range hs {
+			wg.Go(func() { hs[i] = up(t, []*engine{e, second}[i%2], sandboxer.Spec{Image: other}) })
+		}
+		wg.Wait()
+		layers := 0
+		for _, r := range reg.Requests() {
+			if strings.Contains(r, "/blobs/") {
+				layers++
+			}
+		}
+		if layers > 2*6+1 { // each may ask for the configuration, one for the layer
+			t.Errorf("%d requests for blobs", layers)
+		}
+		made, _ := filepath.Glob(filepath.Join(e.images.dir, "*.erofs"))
+		if len(made) != 2 {
+			t.Errorf("images: %q", made)
+		}
+	})
+	t.Run("a main process that cannot be started", func(t *testing.T) {
+		r := reg.Push(t, "broken:1", appImage(t, v1.Config{Entrypoint: []string{"/no/such/program"}}))
+		_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "broken", Generation: 1, Owner: "test", Image: r})
+		if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), "/no/such/program") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("impossible configurations", func(t *testing.T) {
+		for name, c := range map[string]v1.Config{
+			"its user":                 {User: "nobody-knows"},
+			"its working directory":    {WorkingDir: "/proc/self"},
+			"its environment variable": {Env: []string{"SANDBOXER_AGENT_TOKEN=mine"}},
+		} {
+			r := reg.Push(t, "odd:"+strings.ReplaceAll(name, " ", "-"), appImage(t, c))
+			_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "odd", Generation: 1, Owner: "test", Image: r})
+			if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), name) {
+				t.Errorf("%s: got %v", name, err)
+			}
+		}
+	})
+}
+
+// Whatever is wrong with an image is said, and nothing of it stays.
+func TestHostileImages(t *testing.T) {
+	needsGVisor(t)
+	reg := registrytest.New(t)
+	e := openImages(t, shortDir(t), func(i *Images) { i.MaxEntries, i.MaxUnpacked, i.MaxDownload = 50_000, 64<<20, 32<<20 })
+	many := make([]tar.Header, 100_000)
+	for i := range many {
+		many[i] = tar.Header{Name: fmt.Sprintf("f%d", i), Typeflag: tar.TypeReg}
+	}
+	for name, c := range map[string]struct {
+		headers []tar.Header
+		content map[string][]byte
+		says    string
+	}{
+		"path traversal":  {[]tar.Header{{Name: "../../../../tmp/escaped", Typeflag: tar.TypeReg}}, nil, "leads upwards"},
+		"symbolic link":   {[]tar.Header{{Name: "a", Typeflag: tar.TypeSymlink, Linkname: "../../../tmp"}, {Name: "a/escaped", Typeflag: tar.TypeReg}}, nil, "lead out of the image"},
+		"hard link":       {[]tar.Header{{Name: "a", Typeflag: tar.TypeLink, Linkname: "/etc/shadow"}}, nil, "hard link"},
+		"layer bomb":      {[]tar.Header{{Name: "a", Typeflag: tar.TypeReg}}, map[string][]byte{"a": make([]byte, 70<<20)}, "64 MiB"},
+		"100,000 entries": {many, nil, "more than 50000 files"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			img, err := mutate.AppendLayers(empty.Image, layer(t, c.headers, c.content))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ref := reg.Push(t, "hostile/"+strings.NewReplacer(" ", "-", ",", "").Replace(name)+":1", img)
+			_, err = e.Provision(t.Context(), sandboxer.Spec{ID: "hostile", Generation: 1, Owner: "test", Image: ref})
+			if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), c.says) {
+				t.Errorf("got %v; want %q", err, c.says)
+			}
+			if names, _ := e.names(); len(names) > 0 {
+				t.Errorf("left: %q", names)
+			}
+			for _, glob := range []string{"*.tmp", "*.erofs", "partial/*"} {
+				if left, _ := filepath.Glob(filepath.Join(e.images.dir, glob)); len(left) > 0 {
+					t.Errorf("left: %q", left)
+				}
+			}
+		})
+	}
+	if _, err := os.Stat("/tmp/escaped"); err == nil {
+		t.Error("an image wrote a file on this machine")
+	}
+}
+
+// The writable layer is on disk, within the limit, and goes with the sandbox.
+func TestWritableLayerOfAnImageIsOnDisk(t *testing.T) {
+	needsGVisor(t)
+	reg := registrytest.New(t)
+	ref := reg.Push(t, "x:1", appImage(t, v1.Config{Env: []string{"PATH=/bin"}}))
+	e := openImages(t, shortDir(t), nil)
+	h := up(t, e, sandboxer.Spec{Image: ref, Limits: sandboxer.Limits{DiskBytes: 64 << 20}})
+	if got := sh(t, e, h, "dd if=/dev/zero of=/big bs=1M count=40 2>/dev/null && sync; du -k /big"); !strings.HasPrefix(got, "4") {
+		t.Errorf("40 MiB were written: %s", got)
+	}
+	// In a file of the sandbox's own that has no name: it cannot outlive it.
+	b, err := e.of(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer := e.dir("box", b.name, "layer")
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", b.pid))
+	if !slices.ContainsFunc(fds, func(p string) bool {
+		to, _ := os.Readlink(p)
+		var fi os.FileInfo
+		fi, err := os.Stat(p)
+		return err == nil && strings.Contains(to, layer) && fi.Size() >= 40<<20
+	}) {
+		t.Error("no file of the layer's directory holds what was written")
+	}
+	if entries, _ := os.ReadDir(layer); len(entries) > 0 {
+		t.Errorf("the layer's directory has %v", entries)
+	}
+	var out bytes.Buffer
+	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", "dd if=/dev/zero of=/more bs=1M count=64"}, Stderr: &out, Stdout: &out})
+	if err != nil || x.Code == 0 || !strings.Contains(out.String(), "No space") {
+		t.Errorf("beyond the limit: %v %v %s", x, err, &out)
+	}
+}
+
+// What a sandbox runs on stays, also for a broker that did not make it.
+func TestImagesInUseStay(t *testing.T) {
+	needsGVisor(t)
+	reg := registrytest.New(t)
+	dir := shortDir(t)
+	first := openImages(t, dir, func(i *Images) { i.Keep = 1 << 20 })
+	h := up(t, first, sandboxer.Spec{Image: reg.Push(t, "one:1", appImage(t, v1.Config{Env: []string{"PATH=/bin"}}))})
+	images := func() int {
+		all, _ := filepath.Glob(filepath.Join(dir, "image", "*.erofs"))
+		return len(all)
+	}
+	if images() != 1 {
+		t.Fatalf("%d images", images())
+	}
+	e := openImages(t, dir, func(i *Images) { i.Keep = 1 << 20 }) // prunes
+	h2 := up(t, e, sandboxer.Spec{Image: reg.Push(t, "two:1", appImage(t, v1.Config{Env: []string{"PATH=/bin", "X=2"}}))})
+	if images() != 2 {
+		t.Errorf("%d images with two sandboxes", images())
+	}
+	if _, err := e.Teardown(t.Context(), h2); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.images.store.Prune(); err != nil || images() != 1 {
+		t.Errorf("%d images with one sandbox, %v", images(), err)
+	}
+	if got := sh(t, e, h, "echo lives"); got != "lives" {
+		t.Errorf("the sandbox says %q", got)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "image", "blobs", "*")); len(left) > 0 {
+		t.Errorf("layers beyond the size to keep: %q", left)
+	}
+}
+
+// A create that is called off leaves the pull for the next one.
+func TestCreateCalledOffWhilePulling(t *testing.T) {
+	needsGVisor(t)
+	reg := registrytest.New(t)
+	ref := reg.Push(t, "x:1", appImage(t, v1.Config{Env: []string{"PATH=/bin"}}))
+	reg.Set(func(r *registrytest.Server) { r.Slow = 100 * time.Millisecond })
+	e := openImages(t, shortDir(t), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	ctx = sandboxer.WithProgress(ctx, func(p sandboxer.Progress) {
+		if p.Done > 200<<10 {
+			cancel()
+		}
+	})
+	_, err := e.Provision(ctx, sandboxer.Spec{ID: "off", Generation: 1, Owner: "test", Image: ref})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	if names, _ := e.names(); len(names) > 0 {
+		t.Errorf("left: %q", names)
+	}
+	reg.Set(func(r *registrytest.Server) { r.Slow = 0 })
+	reg.Requests()
+	up(t, e, sandboxer.Spec{Image: ref})
+	if got := strings.Join(reg.Requests(), "\n"); !strings.Contains(got, "bytes=") {
+		t.Errorf("it began anew: %s", got)
+	}
+}
