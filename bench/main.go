@@ -33,7 +33,11 @@ type options struct {
 	quick  bool
 	out    string
 	dir    string
+	only   string
 }
+
+// sshStep needs nothing of the others.
+const sshStep = "what goes over ssh"
 
 func main() {
 	// The server is told to end when this thread does: it is the main one for that.
@@ -45,7 +49,11 @@ func main() {
 	flag.BoolVar(&o.quick, "quick", false, "five rounds, without the slow parts")
 	flag.StringVar(&o.out, "o", "", "also write the results to this file, as JSON")
 	flag.StringVar(&o.dir, "dir", os.TempDir(), "where to work; gVisor's sockets need a short path")
+	ssh := flag.Bool("ssh", false, "only what goes over ssh")
 	flag.Parse()
+	if *ssh {
+		o.only = sshStep
+	}
 	if flag.NArg() > 0 || o.rounds < 1 {
 		fmt.Fprintln(os.Stderr, "bench: no arguments are taken, and at least one round")
 		os.Exit(2)
@@ -132,8 +140,12 @@ func measure(ctx context.Context, o options, say func(string)) (_ *report, err e
 		{"idle sandboxes", false, b.idle},
 		{"lives that should leave nothing", true, b.cycles},
 		{"the manager on the fake", true, b.manager},
+		{sshStep, false, b.overSSH},
 	}
 	for _, s := range steps {
+		if o.only != "" && s.what != o.only {
+			continue
+		}
 		if s.slow && o.quick {
 			b.r.skip("%s (-quick)", s.what)
 			continue
@@ -774,6 +786,7 @@ func benchmark(ctx context.Context, test, dir, pattern, times string) (map[strin
 
 // bars compares with the targets.
 func (b *bench) bars() {
+	b.sshBars()
 	r := b.r
 	m := r.median
 	for _, x := range []string{viaAPI, viaAPIImage} {

@@ -237,6 +237,7 @@ func (c *master) start(ctx context.Context, command string, tty *sandboxer.WinSi
 			if err != nil {
 				return nil, err
 			}
+			widen(w)
 			if f.input {
 				*f.ours, theirs = w, append(theirs, r)
 			} else {

@@ -161,6 +161,9 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 		out.then = []byte(mark + " ")
 	}
 	r.out = out
+	if c.TTY != nil {
+		out.prompted = func() { go r.feed(header(text)) }
+	}
 	go r.copyOut(out, s.stdout())
 	if c.TTY == nil {
 		r.outputs.Add(1)
@@ -168,8 +171,6 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	}
 	if c.TTY == nil {
 		go r.feed(header(text))
-	} else {
-		out.prompted = func() { go r.feed(header(text)) }
 	}
 	stop := make(chan struct{})
 	var side sync.WaitGroup

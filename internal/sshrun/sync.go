@@ -20,6 +20,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -576,8 +577,10 @@ func (h *Host) sendTar(ctx context.Context, local, remote string, here map[strin
 		wg.Go(func() {
 			src := &tarSource{root: local, entries: here, names: part, zstd: z, workers: max(1, 2/len(parts))}
 			exit, said, err := h.feedScript(ctx, extract, args, src)
-			if src.err != nil && ctx.Err() == nil && !isBroken(src.err) {
-				errs[i] = src.err
+			// What broke at the other end is told there; what could not be read here is not.
+			serr := src.err()
+			if c := (*changedError)(nil); serr != nil && ctx.Err() == nil && (isFault(serr) || errors.As(serr, &c) && err == nil || err == nil && exit.Code == 0) {
+				errs[i] = serr
 				return
 			}
 			errs[i] = h.stepped(exit, said, err, "unpacking in "+remote)
@@ -605,14 +608,28 @@ type tarSource struct {
 	names   []string
 	zstd    bool
 	workers int
-	err     error
+	// What went wrong first. The host may be done with the stream, and the command
+	// have ended, before the writing of it has returned.
+	failed atomic.Pointer[error]
+}
+
+func (s *tarSource) fail(err error) { s.failed.CompareAndSwap(nil, &err) }
+
+func (s *tarSource) err() error {
+	if err := s.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 func (s *tarSource) Read([]byte) (int, error) { return 0, errors.ErrUnsupported }
 
 func (s *tarSource) WriteTo(w io.Writer) (int64, error) {
-	s.err = s.write(w)
-	return 0, s.err
+	err := s.write(w)
+	if err != nil {
+		s.fail(err)
+	}
+	return 0, err
 }
 
 func (s *tarSource) write(w io.Writer) error {
@@ -634,7 +651,7 @@ func (s *tarSource) write(w io.Writer) error {
 	defer root.Close()
 	tw := tar.NewWriter(to)
 	buf := make([]byte, 256<<10)
-	var changed error
+	changed := func(name string) { s.fail(&changedError{name}) }
 	for _, name := range s.names {
 		e := s.entries[name]
 		hdr := &tar.Header{Name: "./" + name, Mode: int64(e.mode), ModTime: time.Unix(e.sec, e.nsec), Format: tar.FormatPAX}
@@ -654,7 +671,7 @@ func (s *tarSource) write(w io.Writer) error {
 		}
 		f, err := root.Open(name)
 		if errors.Is(err, fs.ErrNotExist) {
-			changed = &changedError{name}
+			changed(name)
 			continue
 		}
 		if err != nil {
@@ -663,7 +680,7 @@ func (s *tarSource) write(w io.Writer) error {
 		fi, err := f.Stat()
 		if err == nil && (!fi.Mode().IsRegular() || fi.Size() != e.size || fi.ModTime().UnixNano() != hdr.ModTime.UnixNano()) {
 			f.Close()
-			changed = &changedError{name}
+			changed(name)
 			continue
 		}
 		if err == nil {
@@ -674,7 +691,7 @@ func (s *tarSource) write(w io.Writer) error {
 			n, err = io.CopyBuffer(onlyWriter{tw}, io.LimitReader(onlyReader{f}, e.size), buf)
 			if err == nil && n < e.size {
 				// The stream must go on; its time being another, the file is sent anew.
-				changed = &changedError{name}
+				changed(name)
 				_, err = io.CopyN(tw, zeros{}, e.size-n)
 			}
 		}
@@ -691,10 +708,7 @@ func (s *tarSource) write(w io.Writer) error {
 			return err
 		}
 	}
-	if err := out.Flush(); err != nil {
-		return err
-	}
-	return changed
+	return out.Flush()
 }
 
 // Without these, CopyBuffer would not use the buffer.
@@ -979,8 +993,8 @@ func (h *Host) WriteFile(ctx context.Context, name string, mode fs.FileMode, r i
 	tmp := path.Join(path.Dir(name), ".sbx-"+token())
 	counted := &counter{r: r}
 	exit, said, err := h.feedScript(ctx, `umask 077; exec cat >"$1"`, []string{tmp}, counted)
-	if err == nil && counted.err != nil {
-		err = fmt.Errorf("reading what is to be written to %s: %w", name, counted.err)
+	if failed := counted.failed.Load(); err == nil && failed != nil {
+		err = fmt.Errorf("reading what is to be written to %s: %w", name, *failed)
 	}
 	if err := h.stepped(exit, said, err, "writing "+name); err != nil {
 		if ctx.Err() == nil {
@@ -990,21 +1004,21 @@ func (h *Host) WriteFile(ctx context.Context, name string, mode fs.FileMode, r i
 	}
 	// In a second command, since the end of the input may be that of the connection.
 	_, err = h.Output(ctx, `[ "$(wc -c <"$1")" -eq "$3" ] && [ ! -d "$2" ] && chmod "$4" "$1" && mv -f -- "$1" "$2" || { rm -f -- "$1"; exit 1; }`,
-		tmp, name, strconv.FormatInt(counted.n, 10), strconv.FormatUint(uint64(unixMode(mode)), 8))
+		tmp, name, strconv.FormatInt(counted.n.Load(), 10), strconv.FormatUint(uint64(unixMode(mode)), 8))
 	return err
 }
 
 type counter struct {
-	r   io.Reader
-	n   int64
-	err error
+	r      io.Reader
+	n      atomic.Int64
+	failed atomic.Pointer[error]
 }
 
 func (c *counter) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
-	c.n += int64(n)
+	c.n.Add(int64(n))
 	if err != nil && err != io.EOF {
-		c.err = err
+		c.failed.Store(&err)
 	}
 	return n, err
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"sync"
-	"testing"
 	"time"
 )
 
@@ -23,7 +22,7 @@ type Relay struct {
 
 // NewRelay starts a relay to a port of loopback. Each byte arrives delay later than
 // it was sent, as on a long way of any width.
-func NewRelay(t testing.TB, port int, delay time.Duration) *Relay {
+func NewRelay(t T, port int, delay time.Duration) *Relay {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -49,14 +48,14 @@ type Server struct {
 	Signer     ssh.Signer
 	PID        int
 
-	t    testing.TB
+	t    T
 	cmd  *exec.Cmd
 	log  *lines
 	once sync.Once
 }
 
 // Start starts a server, or skips the test where there is no sshd.
-func Start(t testing.TB, o Options) *Server {
+func Start(t T, o Options) *Server {
 	t.Helper()
 	sshd, err := exec.LookPath("sshd")
 	if err != nil {
@@ -178,7 +177,7 @@ func (s *Server) Target() sshrun.Target {
 
 // NewKey makes an Ed25519 key and returns its file, the public half as an
 // authorized_keys line (which is in file.pub too), and the signer.
-func NewKey(t testing.TB, dir, name string) (file, line string, signer ssh.Signer) {
+func NewKey(t T, dir, name string) (file, line string, signer ssh.Signer) {
 	t.Helper()
 	_, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -198,14 +197,14 @@ func NewKey(t testing.TB, dir, name string) (file, line string, signer ssh.Signe
 	return file, line, signer
 }
 
-func write(t testing.TB, name, text string) {
+func write(t T, name, text string) {
 	t.Helper()
 	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func freePort(t testing.TB) int {
+func freePort(t T) int {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -229,4 +228,16 @@ func (l *lines) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
+}
+
+// T is what of a test is used here; a testing.TB is one.
+type T interface {
+	Helper()
+	TempDir() string
+	Cleanup(func())
+	Failed() bool
+	Skip(...any)
+	Fatal(...any)
+	Fatalf(string, ...any)
+	Logf(string, ...any)
 }
