@@ -22,9 +22,11 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/local/images/registrytest"
 )
 
 // up makes a sandbox that is torn down when the test ends.
@@ -668,6 +670,11 @@ func TestOrdinaryUser(t *testing.T) {
 		_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "x", Generation: 1, Owner: "test", Limits: sandboxer.Limits{MemoryBytes: 1 << 30}})
 		if !errors.Is(err, sandboxer.Unsupported) || !strings.Contains(sandboxer.HintOf(err), "root") {
 			t.Errorf("a memory limit: %v (hint %q)", err, sandboxer.HintOf(err))
+		}
+		ref := registrytest.New(t).Push(t, "x:1", appImage(t, v1.Config{Env: []string{"PATH=/bin"}, User: "app"}))
+		h = up(t, e, sandboxer.Spec{Image: ref, Limits: sandboxer.Limits{DiskBytes: 16 << 20}})
+		if got := sh(t, e, h, "id -u; dd if=/dev/zero of=/tmp/big bs=1M count=32 2>/dev/null; stat -c %s /tmp/big"); !strings.HasPrefix(got, "70\n") || len(got) > len("70\n16777216") {
+			t.Errorf("on an image: %q", got)
 		}
 		return
 	}

@@ -546,6 +546,16 @@ func TestCredentials(t *testing.T) {
 			if _, err := pull(t.Context(), s, ref); err != nil {
 				t.Fatal(err)
 			}
+			// A session from before the login is settled anew.
+			reg.Set(func(r *registrytest.Server) { r.Auth = "" })
+			early := openIn(t, t.TempDir(), func(o *Options) { o.Policy = Always })
+			if _, err := early.Find(t.Context(), ref); err != nil {
+				t.Fatal(err)
+			}
+			reg.Set(func(r *registrytest.Server) { r.Auth = c.kind })
+			if _, err := early.Find(t.Context(), ref); err != nil {
+				t.Errorf("with a session from before the login: %v", err)
+			}
 			reg.Set(func(r *registrytest.Server) { r.Password = "another"; r.User = "another" })
 			_, err = openIn(t, t.TempDir(), nil).Find(t.Context(), ref)
 			wantErr(t, err, sandboxer.Failed, "does not let us read it")

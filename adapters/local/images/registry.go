@@ -30,10 +30,13 @@ import (
 
 const goarch = runtime.GOARCH
 
+// maxSessions bounds how many repositories access is remembered for.
+const maxSessions = 64
+
 // A session is access to one repository of one registry: who we are there is settled.
 type session struct {
-	repo   name.Repository
 	client *http.Client
+	old    bool // settled for an earlier request
 }
 
 // places are where a repository can be read, in order: its registry's mirrors, then
@@ -107,7 +110,7 @@ func (s *Store) session(ctx context.Context, repo name.Repository) (*session, er
 	old := s.sessions[repo.Name()]
 	s.mu.Unlock()
 	if old != nil {
-		return old, nil
+		return &session{old.client, true}, nil
 	}
 	auth, err := credentials(ctx, repo)
 	if err != nil {
@@ -117,9 +120,12 @@ func (s *Store) session(ctx context.Context, repo name.Repository) (*session, er
 	if err != nil {
 		return nil, err
 	}
-	n := &session{repo: repo, client: &http.Client{Transport: rt}}
+	n := &session{client: &http.Client{Transport: rt}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.sessions) >= maxSessions {
+		clear(s.sessions)
+	}
 	s.sessions[repo.Name()] = n
 	return n, nil
 }
@@ -178,8 +184,9 @@ func (s *Store) get(ctx context.Context, repo name.Repository, path string, head
 		}
 		if err := transport.CheckError(resp, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable); err != nil {
 			resp.Body.Close()
-			if resp.StatusCode == http.StatusUnauthorized && !again {
-				s.forget(repo) // a password may have changed since
+			refused := resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden
+			if refused && ses.old && !again {
+				s.forget(repo) // the user may have logged in since
 				continue
 			}
 			return nil, err
