@@ -8,7 +8,7 @@ import (
 
 // Blobs is a place for objects, each written once. Names are made of letters, digits,
 // '.', '_', '-' and '/', never begin or end with '/', and have no empty, "." or ".."
-// component. Methods are safe for concurrent use, also by several processes; what one
+// component; no object is empty. Methods are safe for concurrent use, also by several processes; what one
 // has put, all see at once.
 //
 // Kinds of error: NotFound for a missing object, Conflict for one that is there

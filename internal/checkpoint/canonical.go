@@ -50,6 +50,9 @@ type canonical struct {
 
 const copySize = 256 << 10
 
+// zeros fill up blocks and mark the end.
+var zeros [2 * blockSize]byte
+
 func (c *canonicaliser) run(ctx context.Context, r io.Reader) (_ *canonical, err error) {
 	s := newScanner(ctx, bufio.NewReaderSize(r, copySize/2), c.rules, c.keep)
 	em := newEmitter(c.newSink())
@@ -232,7 +235,7 @@ func (em *emitter) emit(e *entry, body io.Reader) error {
 			}
 		}
 		f.Digest = digestOf(em.hash)
-		if err := em.write(make([]byte, padded(e.size)-e.size)); err != nil {
+		if err := em.write(zeros[:padded(e.size)-e.size]); err != nil {
 			return err
 		}
 	}
@@ -241,7 +244,7 @@ func (em *emitter) emit(e *entry, body io.Reader) error {
 }
 
 func (em *emitter) finish() (part, error) {
-	if err := em.write(make([]byte, 2*blockSize)); err != nil {
+	if err := em.write(zeros[:]); err != nil {
 		return part{}, err
 	}
 	em.done = true

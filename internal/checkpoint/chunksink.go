@@ -15,8 +15,8 @@ import (
 // chunkSize is the normal size of a chunk of a payload, manifestChunk that of a
 // manifest. A change costs about one chunk of each.
 const (
-	chunkSize     = 128 << 10
-	manifestChunk = 16 << 10
+	chunkSize     = 64 << 10
+	manifestChunk = 8 << 10
 )
 
 // A packer stores chunks that the store does not have yet, in packs. One Save has one.
@@ -25,6 +25,8 @@ type packer struct {
 	stop context.CancelCauseFunc
 	s    *Store
 	enc  *zstd.Encoder
+
+	buffers sync.Pool
 
 	mu      sync.Mutex
 	claimed map[id]bool // by this packer
@@ -84,7 +86,11 @@ func (p *packer) prepare(chunk []byte) prepared {
 	p.claimed[c.id] = true
 	p.mu.Unlock()
 	if mine {
-		if c.stored = p.enc.EncodeAll(chunk, make([]byte, 0, len(chunk)/2)); len(c.stored) >= len(chunk) {
+		buf, _ := p.buffers.Get().(*[]byte)
+		if buf == nil {
+			buf = new([]byte)
+		}
+		if c.stored = p.enc.EncodeAll(chunk, (*buf)[:0]); len(c.stored) >= len(chunk) {
 			c.stored = append(c.stored[:0], chunk...)
 		}
 	}
@@ -108,6 +114,7 @@ func (p *packer) add(c prepared) error {
 		return err
 	}
 	p.bytes += int64(len(c.stored))
+	p.buffers.Put(&c.stored) // the pipe has handed all of it over
 	if w.n >= packTarget {
 		return p.close()
 	}

@@ -155,21 +155,21 @@ func (s *Store) GC(ctx context.Context) (_ Collection, err error) {
 		}
 	}
 	for _, b := range objects {
-		mark, marked := marks[b.Name]
+		since, marked := marks[b.Name]
 		switch {
 		case needed[b.Name]:
-		case marked && old(mark, 1):
+		case marked && old(since, 1):
 			// The mark goes last: as long as anything is left, it is seen.
-			names := []string{b.Name, mark.Name}
+			names := []string{b.Name, since.Name}
 			if pack, ok := strings.CutPrefix(b.Name, packPrefix); ok {
-				names = []string{indexPrefix + pack, b.Name, mark.Name}
+				names = []string{indexPrefix + pack, b.Name, since.Name}
 			}
 			if err := remove(names...); err != nil {
 				return done, err
 			}
 			done.Bytes += b.Size
 		case !marked && old(b, 1):
-			err := s.putBytes(ctx, condemnedPrefix+b.Name, nil)
+			err := s.putBytes(ctx, condemnedPrefix+b.Name, mark)
 			if err != nil && sandboxer.KindOf(err) != sandboxer.Conflict {
 				return done, err
 			}
@@ -178,9 +178,9 @@ func (s *Store) GC(ctx context.Context) (_ Collection, err error) {
 			done.Condemned++
 		}
 	}
-	for name, mark := range marks { // of a run that ended before it removed the mark
-		if !there[name] && old(mark, 1) {
-			if err := remove(mark.Name); err != nil {
+	for name, since := range marks { // of a run that ended before it removed the mark
+		if !there[name] && old(since, 1) {
+			if err := remove(since.Name); err != nil {
 				return done, err
 			}
 		}
@@ -191,7 +191,7 @@ func (s *Store) GC(ctx context.Context) (_ Collection, err error) {
 // now asks the store for the time: that of the objects, whatever our own clock says.
 func (s *Store) now(ctx context.Context) (time.Time, error) {
 	name := clockPrefix + rand.Text()
-	if err := s.putBytes(ctx, name, nil); err != nil {
+	if err := s.putBytes(ctx, name, mark); err != nil {
 		return time.Time{}, err
 	}
 	b, err := s.blobs.Stat(ctx, name)
