@@ -140,6 +140,7 @@ func measure(ctx context.Context, o options, say func(string)) (_ *report, err e
 		{"idle sandboxes", false, b.idle},
 		{"lives that should leave nothing", true, b.cycles},
 		{"the manager on the fake", true, b.manager},
+		{"checkpoints", true, b.checkpoints},
 		{sshStep, false, b.overSSH},
 	}
 	for _, s := range steps {
@@ -787,6 +788,7 @@ func benchmark(ctx context.Context, test, dir, pattern, times string) (map[strin
 // bars compares with the targets.
 func (b *bench) bars() {
 	b.sshBars()
+	b.checkpointBars()
 	r := b.r
 	m := r.median
 	for _, x := range []string{viaAPI, viaAPIImage} {

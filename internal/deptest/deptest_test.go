@@ -52,7 +52,7 @@ var arrows = map[string][]string{
 	"internal/checkpoint/s3": {".", "internal/checkpoint"},
 	"internal/mustrun":       {},
 	"internal/sshrun/...":    {".", "internal/sshrun"},
-	"bench":                  {".", "api", "adapters/local", "internal/sshrun/..."},
+	"bench":                  {".", "api", "adapters/local", "internal/checkpoint", "internal/sshrun/..."},
 	"internal/deptest":       {},
 	"docs":                   {},
 	"registry":               {},

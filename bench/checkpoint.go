@@ -1,0 +1,117 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/sand-boxer/sandboxer/internal/checkpoint"
+)
+
+const (
+	ckptTools  = "tar | zstd -1"
+	ckptFirst  = "checkpoint: tree of 5,000 files, first"
+	ckptSecond = "checkpoint: tree of 5,000 files, 10 changed"
+	ckptStream = "checkpoint: tree of 5,000 files, as a stream"
+	ckptAdded  = "checkpoint: stored after 10 changes, of the first"
+)
+
+// checkpoints saves a tree of 5,000 files and 200 MB beside tar and zstd, whose output
+// is made as durable as a checkpoint is.
+func (b *bench) checkpoints(ctx context.Context) error {
+	if _, err := exec.LookPath("zstd"); err != nil {
+		b.r.skip("checkpoints: no zstd to compare with")
+		return nil
+	}
+	dir := b.path("checkpoints")
+	tree := filepath.Join(dir, "tree")
+	src := rand.NewChaCha8([32]byte{1})
+	rnd := rand.New(src)
+	name := func(i int) string { return filepath.Join(tree, fmt.Sprintf("d%02d/f%04d", i%50, i)) }
+	text := make([]byte, 1<<20)
+	for i := range text {
+		text[i] = "etaoin shrdlu\n(){}"[rnd.IntN(18)]
+	}
+	for i := range 5000 {
+		data := make([]byte, 20_000+rnd.IntN(40_000))
+		if i%2 == 0 {
+			_, _ = src.Read(data)
+		} else {
+			copy(data, text[rnd.IntN(len(text)-len(data)):])
+		}
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name(i)), 0o755), os.WriteFile(name(i), data, 0o644)); err != nil {
+			return err
+		}
+	}
+	save := func(s *checkpoint.Store, id string) (*checkpoint.Manifest, error) {
+		cmd := exec.CommandContext(ctx, "tar", "--sort=name", "-C", tree, "-cf", "-", ".")
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			return nil, err
+		}
+		m, err := s.Save(ctx, id, checkpoint.Meta{}, out, checkpoint.SaveOptions{})
+		return m, errors.Join(err, cmd.Wait())
+	}
+	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
+	for range min(b.rounds, 5) {
+		at := time.Now()
+		if out, err := exec.CommandContext(ctx, "sh", "-c", `tar -C "$1" -cf - . | zstd -1 -q -f -o "$2" && sync "$2"`, "sh", tree, filepath.Join(dir, "tar.zst")).CombinedOutput(); err != nil {
+			return fmt.Errorf("tar | zstd: %w: %s", err, out)
+		}
+		b.r.took(ckptTools, time.Since(at))
+		for _, e := range []checkpoint.Encoding{checkpoint.Chunks, checkpoint.Stream} {
+			place, err := checkpoint.OpenDir(filepath.Join(dir, string(e)))
+			if err != nil {
+				return err
+			}
+			s, err := checkpoint.New(place, key, checkpoint.Options{Encoding: e, SpoolDir: dir})
+			if err != nil {
+				return err
+			}
+			at := time.Now()
+			first, err := save(s, "first")
+			if err != nil {
+				return err
+			}
+			if e == checkpoint.Stream {
+				b.r.took(ckptStream, time.Since(at))
+			} else {
+				b.r.took(ckptFirst, time.Since(at))
+				for i := range 10 {
+					if err := os.WriteFile(name(i*455), fmt.Appendf(nil, "changed %d", rnd.Uint64()), 0o644); err != nil {
+						return err
+					}
+				}
+				at = time.Now()
+				second, err := save(s, "second")
+				if err != nil {
+					return err
+				}
+				b.r.took(ckptSecond, time.Since(at))
+				m := b.r.metric(ckptAdded, "%")
+				m.samples = append(m.samples, 100*float64(second.Stored)/float64(first.Stored))
+			}
+			if err := errors.Join(place.Close(), os.RemoveAll(filepath.Join(dir, string(e)))); err != nil {
+				return err
+			}
+		}
+	}
+	return os.RemoveAll(dir)
+}
+
+func (b *bench) checkpointBars() {
+	m := b.r.median
+	b.r.most(ckptFirst+" / "+ckptTools, m(ckptFirst)/m(ckptTools), 1.2, "x")
+	b.r.most(ckptAdded, m(ckptAdded), 1, "%")
+}
