@@ -35,6 +35,7 @@ type Sandbox struct {
 	SealedEnv    []byte         `json:"-"` // Spec.Env, encrypted by the manager
 	Handle       Handle         `json:"handle"`
 	Reachability Reachability   `json:"reachability,omitzero"`
+	Opened       []OpenPort     `json:"opened,omitempty"` // what the port proxy serves
 	Cleanup      *CleanupReport `json:"cleanup,omitempty"`
 	Quote        MeterQuote     `json:"quote,omitzero"` // price snapshot: a later price change does not touch it
 	Cost         Credits        `json:"cost,omitempty"` // posted; final once terminated
@@ -71,6 +72,12 @@ type Sandbox struct {
 	// Found says, in what Create returns, that another request made this sandbox or is
 	// making it. It is never stored.
 	Found bool `json:"-"`
+}
+
+// OpenPort is a port that the port proxy serves.
+type OpenPort struct {
+	Port int   `json:"port"`
+	Rev  int64 `json:"rev"` // signed URLs hold for one Rev; no two of a sandbox are equal
 }
 
 // CreateRequest is what a caller asks for. Zero fields take the profile's values.
@@ -198,6 +205,7 @@ const (
 	EventProgress EventType = "progress" // how far a long step has come
 	EventExtend   EventType = "extend"   // the expiry moved
 	EventNetwork  EventType = "network"  // what it may reach changed
+	EventPort     EventType = "port"     // a port was opened or closed to the port proxy
 	EventRetry    EventType = "retry"    // a step failed and will be tried again
 	EventOrphan   EventType = "orphan"   // an object without a record was removed
 	EventSnapshot EventType = "snapshot" // a snapshot was begun, sealed or dropped

@@ -287,9 +287,32 @@ func (c *Client) MoveFile(ctx context.Context, ref, from, to string) error {
 }
 
 // Ports lists the ports that are declared or published.
-func (c *Client) Ports(ctx context.Context, ref string) (*List[sandboxer.Port], error) {
-	return do[*List[sandboxer.Port]](ctx, c, call{method: "GET", path: sandboxPath(ref) + "/ports"})
+func (c *Client) Ports(ctx context.Context, ref string) (*List[SandboxPort], error) {
+	return do[*List[SandboxPort]](ctx, c, call{method: "GET", path: sandboxPath(ref) + "/ports"})
 }
+
+// OpenPort makes the port proxy serve a port of the sandbox.
+func (c *Client) OpenPort(ctx context.Context, ref string, port int) (*SandboxPort, error) {
+	return do[*SandboxPort](ctx, c, call{method: "PUT", path: portPath(ref, port), again: true})
+}
+
+// ClosePort closes a port to the port proxy and ends its signed URLs.
+func (c *Client) ClosePort(ctx context.Context, ref string, port int) error {
+	return none(ctx, c, call{method: "DELETE", path: portPath(ref, port)})
+}
+
+// RevokePort ends the signed URLs of an open port.
+func (c *Client) RevokePort(ctx context.Context, ref string, port int) error {
+	return none(ctx, c, call{method: "POST", path: portPath(ref, port) + "/revoke", again: true})
+}
+
+// SignPort makes a URL with which anybody may use an open port for so long; 0 means an
+// hour.
+func (c *Client) SignPort(ctx context.Context, ref string, port int, ttl time.Duration) (*PortURL, error) {
+	return do[*PortURL](ctx, c, call{method: "POST", path: portPath(ref, port) + "/url", body: SignPort{TTL: Duration(ttl)}, again: true})
+}
+
+func portPath(ref string, port int) string { return sandboxPath(ref) + "/ports/" + strconv.Itoa(port) }
 
 // Profiles lists the profiles.
 func (c *Client) Profiles(ctx context.Context) (*List[Profile], error) {

@@ -210,6 +210,29 @@ type Plan struct {
 	User          string                  `json:"user,omitempty"`
 }
 
+// SandboxPort is what is known about one TCP port of a sandbox.
+type SandboxPort struct {
+	Port      int    `json:"port" example:"8080" doc:"Inside the sandbox"`
+	Addr      string `json:"addr,omitempty" doc:"host:port that reaches it from the server, if the backend has one"`
+	URL       string `json:"url,omitempty" doc:"URL that the backend publishes, if any"`
+	Declared  bool   `json:"declared,omitempty" doc:"By the profile"`
+	Open      bool   `json:"open,omitempty" doc:"Served by the port proxy"`
+	Listening *bool  `json:"listening,omitempty" doc:"Whether a program listens there. Absent if that cannot be seen"`
+	Proxy     string `json:"proxy,omitempty" doc:"Where the port proxy serves it, to holders of a key"`
+}
+
+// SignPort asks for a signed URL.
+type SignPort struct {
+	TTL Duration `json:"ttl,omitempty" doc:"How long it is good for, at most 168h; default 1h"`
+}
+
+// PortURL is a signed URL: whoever has it may use the port.
+type PortURL struct {
+	URL       string    `json:"url"`
+	Token     string    `json:"token" doc:"The secret in it; programs may send it as the header X-Sandboxer-Token instead"`
+	ExpiresAt time.Time `json:"expires_at"`
+}
+
 // Exec is a command to run to its end without a terminal, for callers that cannot
 // stream. Stdin and the output of the answer are text; the …Base64 fields carry
 // what is not UTF-8.

@@ -166,7 +166,7 @@ func TestCommandsIn(t *testing.T) {
 	}
 	for line, want := range map[string]bool{
 		"sandboxer ls --all": true, "sandboxer wait": true, "sandboxer --help": true, "sandboxer exec x -- CMD -x": true,
-		"sandboxer port open": false, "sandboxer list --all": false, "sandboxer port shut": false, "sandboxer lss": false, "sandboxer ls --al": false, "sandboxer get a b": false,
+		"sandboxer port opn": false, "sandboxer list --all": false, "sandboxer port shut": false, "sandboxer lss": false, "sandboxer ls --al": false, "sandboxer get a b": false,
 	} {
 		if err := parses(t, line); (err == nil) != want {
 			t.Errorf("%s: %v", strconv.Quote(line), err)

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,13 +18,14 @@ import (
 )
 
 func newCmdPort(f *factory) *cobra.Command {
-	return newGroup("port", "Ports inside a sandbox", []string{"ports"}, newCmdPortLs(f, nil), newCmdPortForward(f, nil))
+	return newGroup("port", "Ports inside a sandbox", []string{"ports"}, newCmdPortLs(f, nil), newCmdPortOpen(f, nil), newCmdPortClose(f, nil),
+		newCmdPortURL(f, nil), newCmdPortRevoke(f, nil), newCmdPortForward(f, nil))
 }
 
 func newCmdPortLs(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
 	o := &refOptions{f: f}
 	return &cobra.Command{
-		Use: "ls ID", Aliases: []string{"list"}, Short: "List declared and published ports", Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
+		Use: "ls ID", Aliases: []string{"list"}, Short: "List ports: declared, listened on, open to the port proxy", Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref = args[0]
 			if runF != nil {
@@ -35,11 +37,139 @@ func newCmdPortLs(f *factory, runF func(context.Context, *refOptions) error) *co
 }
 
 func portLsRun(ctx context.Context, o *refOptions) error {
-	return listed(ctx, o.f, view[*sandboxer.Port]{
-		cols: []string{"PORT", "ADDRESS", "URL"},
-		row:  func(p *sandboxer.Port) []string { return []string{fmt.Sprint(p.Port), p.Addr, p.URL} },
-		name: func(p *sandboxer.Port) string { return fmt.Sprint(p.Port) },
-	}, func(s *session) (*api.List[sandboxer.Port], error) { return s.Ports(ctx, o.ref) })
+	return listed(ctx, o.f, portView(), func(s *session) (*api.List[api.SandboxPort], error) { return s.Ports(ctx, o.ref) })
+}
+
+func portView() view[*api.SandboxPort] {
+	return view[*api.SandboxPort]{
+		cols: []string{"PORT", "LISTENS", "DECLARED", "OPEN", "URL"},
+		wide: []string{"BACKEND"},
+		row: func(p *api.SandboxPort) []string {
+			listens := "?"
+			if p.Listening != nil {
+				listens = yesNo(*p.Listening)
+			}
+			return []string{fmt.Sprint(p.Port), listens, yesNo(p.Declared), yesNo(p.Open), p.Proxy, strings.TrimSpace(p.Addr + " " + p.URL)}
+		},
+		name: func(p *api.SandboxPort) string { return fmt.Sprint(p.Port) },
+	}
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+type portOptions struct {
+	refOptions
+	port int
+	ttl  time.Duration
+}
+
+func portArg(s string) (int, error) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil || n == 0 {
+		return 0, invalid("%q is not a port", s).WithHint("write a number from 1 to 65535")
+	}
+	return int(n), nil
+}
+
+// newCmdPortDo is a command on one port of a sandbox.
+func newCmdPortDo(f *factory, use, short, long string, runF, run func(context.Context, *portOptions) error) (*cobra.Command, *portOptions) {
+	o := &portOptions{refOptions: refOptions{f: f}}
+	return &cobra.Command{
+		Use: use + " ID PORT", Short: short, Long: long, Args: wants(2, 2, "a sandbox and a port"), ValidArgsFunction: f.completeSandbox,
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			o.ref = args[0]
+			if o.port, err = portArg(args[1]); err != nil {
+				return err
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return run(cmd.Context(), o)
+		},
+	}, o
+}
+
+func newCmdPortOpen(f *factory, runF func(context.Context, *portOptions) error) *cobra.Command {
+	c, _ := newCmdPortDo(f, "open", "Let the port proxy serve a port",
+		"Let the server's port proxy serve a port of the sandbox, until it is closed or the sandbox ends, and print its address.\n"+
+			"Visitors need an API key, or a signed URL (port url). For a port on this machine, see port forward.", runF, portOpenRun)
+	return c
+}
+
+func portOpenRun(ctx context.Context, o *portOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	p, err := s.OpenPort(ctx, o.ref, o.port)
+	if err != nil {
+		return err
+	}
+	if format := o.f.format(); format == "table" || format == "wide" {
+		if p.Proxy == "" {
+			o.f.progress().note("port %d is open; the server listens on no TCP address yet, which browsers would need", o.port)
+			return nil
+		}
+		fmt.Fprintln(o.f.io.out, p.Proxy)
+		return nil
+	}
+	return printOne(o.f, p, portView())
+}
+
+func newCmdPortClose(f *factory, runF func(context.Context, *portOptions) error) *cobra.Command {
+	c, _ := newCmdPortDo(f, "close", "Close a port to the port proxy; its signed URLs end for good",
+		"", runF, func(ctx context.Context, o *portOptions) error {
+			s, err := o.f.connect(ctx)
+			if err != nil {
+				return err
+			}
+			defer s.close()
+			return s.ClosePort(ctx, o.ref, o.port)
+		})
+	return c
+}
+
+func newCmdPortRevoke(f *factory, runF func(context.Context, *portOptions) error) *cobra.Command {
+	c, _ := newCmdPortDo(f, "revoke", "End the signed URLs of a port, which stays open",
+		"", runF, func(ctx context.Context, o *portOptions) error {
+			s, err := o.f.connect(ctx)
+			if err != nil {
+				return err
+			}
+			defer s.close()
+			return s.RevokePort(ctx, o.ref, o.port)
+		})
+	return c
+}
+
+func newCmdPortURL(f *factory, runF func(context.Context, *portOptions) error) *cobra.Command {
+	c, o := newCmdPortDo(f, "url", "Print a signed URL of an open port",
+		"Print a signed URL: whoever has it may use the port, until it expires, is revoked (port revoke, port close), or the\nsandbox ends.", runF, portURLRun)
+	c.Flags().DurationVar(&o.ttl, "ttl", time.Hour, "how `long` the URL is good for, at most 168h")
+	return c
+}
+
+func portURLRun(ctx context.Context, o *portOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	u, err := s.SignPort(ctx, o.ref, o.port, o.ttl)
+	if err != nil {
+		return err
+	}
+	if format := o.f.format(); format == "table" || format == "wide" {
+		fmt.Fprintln(o.f.io.out, u.URL)
+		return nil
+	}
+	return printOne(o.f, u, view[*api.PortURL]{name: func(u *api.PortURL) string { return u.URL }})
 }
 
 type portForwardOptions struct {
@@ -51,7 +181,7 @@ type portForwardOptions struct {
 func newCmdPortForward(f *factory, runF func(context.Context, *portForwardOptions) error) *cobra.Command {
 	o := &portForwardOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
-		Use: "forward ID [LOCAL:]REMOTE…", Aliases: []string{"open"}, Short: "Make ports of a sandbox reachable on this machine until interrupted",
+		Use: "forward ID [LOCAL:]REMOTE…", Short: "Make ports of a sandbox reachable on this machine until interrupted",
 		Args: wants(2, -1, "a sandbox and ports"), ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref = args[0]

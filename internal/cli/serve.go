@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -30,6 +31,7 @@ type serveOptions struct {
 	hosts          []string
 	cert, key      string // files
 	insecure       bool
+	portURL        string
 	logFormat      string
 }
 
@@ -64,6 +66,10 @@ func newCmdServe(f *factory, runF func(context.Context, *serveOptions) error) *c
 			if o.cert != "" && o.listen == "" {
 				return invalid("--tls-cert is given, and there is no TCP listener to use it").WithHint("add --listen, for example: sandboxer serve --listen :8443")
 			}
+			pick(&o.portURL, "port_url")
+			if err := checkPortURL(o.portURL); err != nil {
+				return err
+			}
 			if len(o.hosts) == 0 && s.get("hosts") != "" {
 				o.hosts = strings.Split(s.get("hosts"), ",")
 			}
@@ -90,6 +96,7 @@ func newCmdServe(f *factory, runF func(context.Context, *serveOptions) error) *c
 	c.Flags().StringVar(&o.cert, "tls-cert", "", "speak TLS on the TCP listener with the certificate in this PEM `file` (SANDBOXER_TLS_CERT)")
 	c.Flags().StringVar(&o.key, "tls-key", "", "`file` with the certificate's private key (SANDBOXER_TLS_KEY)")
 	c.Flags().BoolVar(&o.insecure, "insecure", false, "listen without TLS also where other machines reach it: a proxy in front speaks TLS (SANDBOXER_INSECURE)")
+	c.Flags().StringVar(&o.portURL, "port-url", "", "`address` below whose host open ports have names of their own: https://ports.example.org (SANDBOXER_PORT_URL)")
 	c.Flags().StringVar(&o.logFormat, "log-format", "", "text or json (SANDBOXER_LOG_FORMAT)")
 	complete(c, "log-format", logFormats...)
 	return c
@@ -150,12 +157,33 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 		})
 		defer backups.Wait()
 		defer cancel()
-		srv := server.New(b.manager, server.Options{Log: log, Version: version(), Owner: b.owner, Data: cfg.Dir, Hosts: o.hosts, Metrics: metrics})
+		opts := server.Options{Log: log, Version: version(), Owner: b.owner, Data: cfg.Dir, Hosts: o.hosts, Metrics: metrics}
+		if o.portURL != "" {
+			if opts.PortURL, err = url.Parse(o.portURL); err != nil {
+				return checkPortURL(o.portURL)
+			}
+		}
+		srv := server.New(b.manager, opts)
 		return srv.Serve(ctx, listeners...)
 	}()
 	stop() // a second signal ends the process at once
 	log.Info("stopping; sandboxes live on")
 	return errors.Join(err, b.Close())
+}
+
+// checkPortURL wants a scheme and the name of a host, under which there can be others.
+func checkPortURL(s string) error {
+	if s == "" {
+		return nil
+	}
+	u, err := url.Parse(s)
+	if err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.User == nil && (u.Path == "" || u.Path == "/") && u.RawQuery == "" && u.Fragment == "" {
+		if d, err := sandboxer.ParseDestination(u.Hostname()); u.Hostname() == "localhost" || err == nil && d.Name != "" && !d.Below {
+			return nil
+		}
+	}
+	return invalid("%q is not the address of a domain for ports", s).
+		WithHint("write for example https://ports.example.org, whose names (*.ports.example.org) all lead to this server")
 }
 
 // maxLog is the size from which a background server begins a new log.

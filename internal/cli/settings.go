@@ -49,6 +49,7 @@ func settingDefs() []settingDef {
 		{key: "tls_key", help: "its private key, a PEM file", path: true},
 		{key: "insecure", help: "true lets the TCP listener do without TLS where other machines reach it", check: oneOf("yes or no", []string{"true", "false"})},
 		{key: "tls_ca", help: "PEM file with further authorities whose certificates are trusted for url", path: true},
+		{key: "port_url", help: "address below whose host every open port of a sandbox has a name of its own: https://ports.example.org", check: checkPortURL},
 		{key: "log_dir", help: "where a server started in the background logs to", path: true},
 		{key: "log_level", help: "debug, info, warn or error", check: oneOf("log level", logLevels)},
 		{key: "log_format", help: "text or json", check: oneOf("log format", logFormats)},

@@ -262,6 +262,9 @@ func (o *order) record(generation int) *sandboxer.Sandbox {
 	}
 	sb.Spec.Generation = generation
 	sb.Spec.Fuse = sb.ExpiresAt.Add(fuseMargin)
+	for _, p := range o.spec.Ports {
+		sb.Opened = append(sb.Opened, sandboxer.OpenPort{Port: p, Rev: 1})
+	}
 	return sb
 }
 

@@ -67,13 +67,14 @@ type Manager struct {
 	mu       sync.Mutex
 	closed   bool
 	looping  bool
-	jobs     map[string]*job                       // by sandbox ID
-	changing map[string]chan struct{}              // by sandbox ID; see exclusive
-	uses     map[string]*use                       // by sandbox ID
-	bells    map[string]map[chan struct{}]struct{} // by sandbox ID; "" hears all
-	steps    map[string]*sandboxer.Event           // by sandbox ID: how far its creation has come
-	bound    map[string]map[*binding]struct{}      // live streams by API key ID
-	keyUse   map[string]time.Time                  // last uses of API keys not yet stored
+	jobs     map[string]*job                               // by sandbox ID
+	changing map[string]chan struct{}                      // by sandbox ID; see exclusive
+	uses     map[string]*use                               // by sandbox ID
+	bells    map[string]map[chan struct{}]struct{}         // by sandbox ID; "" hears all
+	steps    map[string]*sandboxer.Event                   // by sandbox ID: how far its creation has come
+	bound    map[string]map[*binding]struct{}              // live streams by API key ID
+	keyUse   map[string]time.Time                          // last uses of API keys not yet stored
+	visits   map[string]map[*Visit]context.CancelCauseFunc // by sandbox ID
 
 	acting    map[string]bool        // sandbox IDs the sweep has work queued for
 	mourned   map[incarnation]bool   // damaged records that were reported
@@ -147,6 +148,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		started:   now,
 		wake:      make(chan struct{}, 1),
 		jobs:      map[string]*job{},
+		visits:    map[string]map[*Visit]context.CancelCauseFunc{},
 		changing:  map[string]chan struct{}{},
 		uses:      map[string]*use{},
 		bells:     map[string]map[chan struct{}]struct{}{},

@@ -52,6 +52,9 @@ func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func
 		err := m.store.UpdateSandbox(ctx, &next, w)
 		if err == nil {
 			*sb = next
+			if sb.State != sandboxer.Running {
+				m.endVisits(sb.ID, 0)
+			}
 			m.ring(sb.ID)
 			m.alarm(sb.ExpiresAt)
 			m.alarm(sb.RetryAt)

@@ -45,6 +45,8 @@ func examples() []any {
 	key := api.Key{ID: "k1", Name: "ci", Tenant: "default", Scopes: []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite}, CreatedAt: at}
 	entry := api.Entry{Key: "7k2mq0xa/1/hold", Tenant: "default", SandboxID: sb.ID, Generation: 1, Type: sandboxer.EntryHold, Amount: -120_000, At: at}
 	file := api.FileInfo{Path: "/workspace/go.mod", Type: api.TypeFile, Size: 120, Mode: "0644", ModTime: at, Owner: "root", Group: "root"}
+	yes := true
+	port := api.SandboxPort{Port: 8080, Declared: true, Open: true, Listening: &yes, Proxy: "https://8080-7k2mq0xa.ports.example.org/"}
 	return []any{
 		sb,
 		page(sb),
@@ -60,7 +62,10 @@ func examples() []any {
 		api.MoveFile{From: "/workspace/a", To: "/workspace/b"},
 		file,
 		page(file),
-		page(sandboxer.Port{Port: 8080, URL: "http://127.0.0.1:40001"}),
+		port,
+		page(port),
+		api.SignPort{TTL: api.Duration(time.Hour)},
+		api.PortURL{URL: "https://8080-7k2mq0xa.ports.example.org/?sbx_token=sbx_port_AQ", Token: "sbx_port_AQ", ExpiresAt: at.Add(time.Hour)},
 		api.Stats{At: at, CPU: api.Duration(1500 * time.Millisecond), MemoryBytes: 12 << 20, MemoryLimit: 2 << 30, DiskBytes: 4 << 20, PIDs: 3},
 		event,
 		page(event),

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/portproxy"
 )
 
 // call is what is known about one request besides the request itself.
@@ -75,8 +76,18 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		}
 	}()
 
+	if _, _, named := s.ports.Host(r.Host); named {
+		c.route = "port proxy"
+		s.ports.ServeHTTP(rec, r)
+		return
+	}
 	if err := s.checkHost(r); err != nil {
 		s.fail(rec, r, err)
+		return
+	}
+	if s.ports.Mine(r) { // pages of sandboxes may be of any origin, and have no credential but their address
+		c.route = "port proxy"
+		s.ports.ServeHTTP(rec, r)
 		return
 	}
 	if err := s.cross.Check(r); err != nil {
@@ -121,7 +132,7 @@ func (s *Server) note(r *http.Request, c *call, rec *recorder, took time.Duratio
 		level = slog.LevelDebug
 	}
 	attrs := []slog.Attr{
-		slog.String("request_id", c.id), slog.String("method", r.Method), slog.String("path", r.URL.Path),
+		slog.String("request_id", c.id), slog.String("method", r.Method), slog.String("path", portproxy.Redact(r.URL.Path)),
 		slog.Int("status", status), slog.Duration("dur", took), slog.Int64("bytes", rec.bytes), slog.String("actor", c.actor),
 	}
 	if c.err != nil {

@@ -58,7 +58,7 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T, change ...func(*Options)) *rig {
 	t.Helper()
 	r := &rig{T: t, log: &logBuffer{}, world: fake.NewWorld()}
 	log := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -90,7 +90,11 @@ func newRig(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	r.tcp = "http://" + lt.Addr().String()
-	s := New(r.m, Options{Log: log, Version: "v0-test", Owner: "test", Data: "/data", Metrics: metrics, Drain: 5 * time.Second})
+	opts := Options{Log: log, Version: "v0-test", Owner: "test", Data: "/data", Metrics: metrics, Drain: 5 * time.Second}
+	for _, f := range change {
+		f(&opts)
+	}
+	s := New(r.m, opts)
 	s.beat = 10 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

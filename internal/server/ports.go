@@ -7,7 +7,6 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -17,22 +16,6 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 )
-
-// ports lists what the order declares and what the backend published.
-func (s *Server) ports(ctx context.Context, in *InRef) (*reply[api.List[sandboxer.Port]], error) {
-	sb, err := s.m.Get(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
-	ports := slices.Clone(sb.Reachability.Ports)
-	for _, n := range sb.Spec.Ports {
-		if !slices.ContainsFunc(ports, func(p sandboxer.Port) bool { return p.Port == n }) {
-			ports = append(ports, sandboxer.Port{Port: n})
-		}
-	}
-	slices.SortFunc(ports, func(a, b sandboxer.Port) int { return a.Port - b.Port })
-	return listOf(ports, ""), nil
-}
 
 type inPort struct {
 	InRef

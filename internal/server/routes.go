@@ -78,7 +78,14 @@ func (s *Server) routes() {
 	routeJSON(s, op("makeDir", "POST", "/v1/sandboxes/{id}/files/mkdir", write, "files", "Make a directory and its parents"), s.makeDir)
 	routeJSON(s, op("moveFile", "POST", "/v1/sandboxes/{id}/files/move", write, "files", "Rename a file or directory"), s.moveFile)
 
-	route(s, op("listPorts", "GET", "/v1/sandboxes/{id}/ports", read, "ports", "List declared and published ports"), s.ports)
+	route(s, op("listPorts", "GET", "/v1/sandboxes/{id}/ports", read, "ports", "List the ports that are declared, published, open or listened on"), s.listPorts)
+	o = op("openPort", "PUT", "/v1/sandboxes/{id}/ports/{port}", write, "ports", "Let the port proxy serve a port")
+	o.Description += " Until it is closed or the sandbox ends. Private: visitors need a key or a signed URL."
+	route(s, o, s.openPort)
+	o = op("closePort", "DELETE", "/v1/sandboxes/{id}/ports/{port}", write, "ports", "Close a port to the port proxy; its signed URLs end for good")
+	route(s, o, s.closePort)
+	routeJSON(s, op("signPort", "POST", "/v1/sandboxes/{id}/ports/{port}/url", write, "ports", "Make a signed URL, with which anybody may use an open port"), s.signPort)
+	route(s, op("revokePort", "POST", "/v1/sandboxes/{id}/ports/{port}/revoke", write, "ports", "End the signed URLs of a port, which stays open"), s.revokePort)
 	o = op("connectPort", "GET", "/v1/sandboxes/{id}/ports/{port}/connect", write, "ports", "Open a byte stream to a TCP port inside")
 	o.DefaultStatus = http.StatusSwitchingProtocols
 	o.Description += " WebSocket subprotocol `" + api.PortProtocol + "`: binary messages are bytes, an empty one ends its direction."

@@ -12,14 +12,17 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/manager"
+	"github.com/sand-boxer/sandboxer/internal/portproxy"
 )
 
 // Manager is what the server needs of *manager.Manager; the principal is in ctx.
@@ -42,6 +45,12 @@ type Manager interface {
 	MoveFile(ctx context.Context, ref, from, to string) error
 	RemoveFile(ctx context.Context, ref, name string) error
 	Dial(ctx context.Context, ref string, port int) (net.Conn, error)
+	OpenPort(ctx context.Context, ref string, port int) (*sandboxer.Sandbox, error)
+	ClosePort(ctx context.Context, ref string, port int) (*sandboxer.Sandbox, error)
+	RevokePort(ctx context.Context, ref string, port int) (*sandboxer.Sandbox, error)
+	Ports(ctx context.Context, ref string) (*sandboxer.Sandbox, []manager.PortInfo, error)
+	SignPort(ctx context.Context, ref string, port int, ttl time.Duration) (sandboxer.Secret, *sandboxer.Sandbox, time.Time, error)
+	Visit(ctx context.Context, a manager.PortAccess) (*manager.Visit, error)
 	Stats(ctx context.Context, ref string) (sandboxer.Stats, error)
 
 	Events(ctx context.Context, q sandboxer.EventQuery) ([]sandboxer.Event, error)
@@ -75,6 +84,9 @@ type Options struct {
 	// header, so that a web page cannot reach it under a name of its own; any other
 	// listener accepts every name when Hosts is empty.
 	Hosts []string
+	// PortURL is the address below whose host every open port of a sandbox has a name of
+	// its own, <port>-<id>.<host>; nil puts ports below /p/ of the server's own address.
+	PortURL *url.URL
 	// Metrics is shared with the composition root, which gives its Observe to the
 	// backends. nil makes one.
 	Metrics *Metrics
@@ -93,6 +105,8 @@ type Server struct {
 	doc     []byte
 	types   map[string]opTypes
 	metrics *Metrics
+	ports   *portproxy.Proxy
+	address atomic.Pointer[url.URL] // of the first TCP listener
 	cross   *http.CrossOriginProtection
 	guard   *guard
 	started time.Time
@@ -122,6 +136,7 @@ func New(m Manager, opts Options) *Server {
 		cross: http.NewCrossOriginProtection(), guard: newGuard(), started: time.Now(), beat: 15 * time.Second, pulse: 30 * time.Second,
 	}
 	s.closing, s.close = context.WithCancelCause(context.Background())
+	s.ports = portproxy.New(m, portproxy.Options{Base: opts.PortURL, Admit: s.visitor, Fail: s.fail})
 	s.routes()
 	return s
 }
@@ -144,6 +159,10 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	}
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
+		if a, ok := l.Addr().(*net.TCPAddr); ok && s.address.Load() == nil {
+			_, plain := l.(*net.TCPListener)
+			s.address.Store(reachable(a, plain))
+		}
 		go func() { failed <- hs.Serve(l) }()
 	}
 	var err error
@@ -163,6 +182,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 		<-failed
 	}
 	s.work.Wait()
+	s.ports.Close()
 	if err != nil && !errors.Is(err, http.ErrServerClosed) {
 		return sandboxer.E(sandboxer.Unavailable, err, "the server cannot go on listening")
 	}

@@ -26,7 +26,12 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "web" { // the program behind a port of a sandbox
+		panic(web(os.Args[2]))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // stub is a manager whose streams are Go functions: what is tested with it is the
 // way between client and manager alone.

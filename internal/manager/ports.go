@@ -1,0 +1,415 @@
+package manager
+
+import (
+	"bufio"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+)
+
+// PortInfo is what is known about one port of a sandbox.
+type PortInfo struct {
+	sandboxer.Port
+	Declared  bool  // by the profile
+	Open      bool  // served by the port proxy
+	Listening *bool // nil: cannot be seen from here
+}
+
+// maxOpenPorts bounds what is written down of one sandbox.
+const maxOpenPorts = 256
+
+// OpenPort makes the port proxy serve a port of a sandbox, from now until it is closed
+// or the sandbox ends. It needs the write scope and is idempotent. Unsupported: the
+// extension has no way to its ports.
+func (m *Manager) OpenPort(ctx context.Context, ref string, port int) (*sandboxer.Sandbox, error) {
+	return m.changePort(ctx, ref, port, func(sb *sandboxer.Sandbox, open int) (string, error) {
+		b, err := m.backend(sb.Extension)
+		if err != nil {
+			return "", err
+		}
+		if !b.Can(sandboxer.CanDial) && !b.Can(sandboxer.CanExpose) {
+			return "", sandboxer.E(sandboxer.Unsupported, nil, "extension %q has no way to the ports of its sandboxes", sb.Extension)
+		}
+		switch {
+		case open >= 0:
+			return "", nil
+		case len(sb.Opened) >= maxOpenPorts:
+			return "", sandboxer.E(sandboxer.Exhausted, nil, "sandbox %s has %d open ports, the most there may be", sb.ID, maxOpenPorts)
+		}
+		sb.Opened = append(slices.Clip(sb.Opened), sandboxer.OpenPort{Port: port, Rev: sb.Version + 1})
+		return "opened", nil
+	})
+}
+
+// ClosePort stops the port proxy from serving a port: connections through it are cut
+// and signed URLs of it end for good. A port that is not open is success.
+func (m *Manager) ClosePort(ctx context.Context, ref string, port int) (*sandboxer.Sandbox, error) {
+	return m.changePort(ctx, ref, port, func(sb *sandboxer.Sandbox, open int) (string, error) {
+		if open < 0 {
+			return "", nil
+		}
+		sb.Opened = slices.Delete(slices.Clone(sb.Opened), open, open+1)
+		return "closed", nil
+	})
+}
+
+// RevokePort ends every signed URL of an open port, and the connections through it,
+// which stays open. NotFound: it is not open.
+func (m *Manager) RevokePort(ctx context.Context, ref string, port int) (*sandboxer.Sandbox, error) {
+	return m.changePort(ctx, ref, port, func(sb *sandboxer.Sandbox, open int) (string, error) {
+		if open < 0 {
+			return "", notOpen(sb.ID, port)
+		}
+		sb.Opened = slices.Clone(sb.Opened)
+		sb.Opened[open].Rev = sb.Version + 1
+		return "URLs revoked", nil
+	})
+}
+
+func notOpen(id string, port int) error {
+	return sandboxer.E(sandboxer.NotFound, nil, "port %d of sandbox %s is not open", port, id).
+		WithHint("open it: sandboxer port open %s %d", id, port)
+}
+
+// changePort changes what is written down about a port. change gets the place of the
+// port in sb.Opened, or -1, and says what happened, or "" for nothing.
+func (m *Manager) changePort(ctx context.Context, ref string, port int, change func(sb *sandboxer.Sandbox, open int) (string, error)) (*sandboxer.Sandbox, error) {
+	if port < 1 || port > 65535 {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%d is not a port: want 1 to 65535", port)
+	}
+	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return nil, err
+	}
+	what := ""
+	errNothing := errors.New("nothing changes")
+	err = m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
+		if !sb.State.Live() || sb.State == sandboxer.Terminating {
+			return notRunning(sb)
+		}
+		if what, err = change(sb, openAt(sb, port)); err != nil {
+			return err
+		}
+		if what == "" {
+			return errNothing
+		}
+		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventPort, "port "+strconv.Itoa(port)+" "+what))
+		return nil
+	})
+	if err != nil && err != errNothing {
+		return nil, err
+	}
+	if what != "" && what != "opened" {
+		m.endVisits(sb.ID, port)
+	}
+	return m.fresh(sb), nil
+}
+
+func openAt(sb *sandboxer.Sandbox, port int) int {
+	return slices.IndexFunc(sb.Opened, func(o sandboxer.OpenPort) bool { return o.Port == port })
+}
+
+// Ports lists what is known about the ports of a sandbox: declared, published, open,
+// and which have a listener, as far as that can be seen. Looking is not using.
+func (m *Manager) Ports(ctx context.Context, ref string) (*sandboxer.Sandbox, []PortInfo, error) {
+	sb, err := m.find(ctx, sandboxer.ScopeRead, ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	var list []PortInfo
+	at := func(n int) *PortInfo {
+		i := slices.IndexFunc(list, func(p PortInfo) bool { return p.Port.Port == n })
+		if i < 0 {
+			list = append(list, PortInfo{Port: sandboxer.Port{Port: n}})
+			i = len(list) - 1
+		}
+		return &list[i]
+	}
+	for _, p := range sb.Reachability.Ports {
+		at(p.Port).Port = p
+	}
+	for _, n := range sb.Spec.Ports {
+		at(n).Declared = true
+	}
+	for _, o := range sb.Opened {
+		at(o.Port).Open = true
+	}
+	if listening, ok := m.listening(ctx, sb); ok {
+		for _, n := range listening {
+			at(n)
+		}
+		for i := range list {
+			l := slices.Contains(listening, list[i].Port.Port)
+			list[i].Listening = &l
+		}
+	}
+	slices.SortFunc(list, func(a, b PortInfo) int { return a.Port.Port - b.Port.Port })
+	return sb, list, nil
+}
+
+// listening reads from inside which TCP ports have a listener.
+func (m *Manager) listening(ctx context.Context, sb *sandboxer.Sandbox) (ports []int, ok bool) {
+	b, err := m.backend(sb.Extension)
+	if err != nil || sb.State != sandboxer.Running || !b.Can(sandboxer.CanFiles) {
+		return nil, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		r, err := b.ReadFile(ctx, sb.Handle, name)
+		if err != nil {
+			continue
+		}
+		found, good := parseListeners(io.LimitReader(r, 1<<20))
+		r.Close()
+		ok = ok || good
+		ports = append(ports, found...)
+	}
+	slices.Sort(ports)
+	return slices.Compact(ports), ok
+}
+
+// parseListeners reads the kernel's table of sockets: number, local address and port
+// in hexadecimal, remote ones, and the state, which is 0A for a listener.
+func parseListeners(r io.Reader) (ports []int, ok bool) {
+	sc := bufio.NewScanner(r)
+	for sc.Scan() {
+		f := strings.Fields(sc.Text())
+		if len(f) < 4 {
+			continue
+		}
+		ok = ok || f[1] == "local_address"
+		i := strings.LastIndexByte(f[1], ':')
+		if n, err := strconv.ParseUint(f[1][i+1:], 16, 16); i > 0 && err == nil && f[3] == "0A" && n > 0 {
+			ports = append(ports, int(n))
+		}
+	}
+	return ports, ok && sc.Err() == nil
+}
+
+// Signed URLs live at most this long, whatever their sandbox does.
+const (
+	DefaultPortTTL = time.Hour
+	MaxPortTTL     = 7 * 24 * time.Hour
+)
+
+// SignPort returns a token that lets its bearer, without any other credential, use an
+// open port through the port proxy, for ttl (0: DefaultPortTTL). It ends earlier with
+// this incarnation of the sandbox, ClosePort and RevokePort. NotFound: it is not open.
+func (m *Manager) SignPort(ctx context.Context, ref string, port int, ttl time.Duration) (sandboxer.Secret, *sandboxer.Sandbox, time.Time, error) {
+	if ttl == 0 {
+		ttl = DefaultPortTTL
+	}
+	if ttl < time.Second || ttl > MaxPortTTL {
+		return "", nil, time.Time{}, sandboxer.E(sandboxer.Invalid, nil, "a URL cannot last for %s: want 1s to %s", ttl, MaxPortTTL)
+	}
+	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return "", nil, time.Time{}, err
+	}
+	if !sb.State.Live() || sb.State == sandboxer.Terminating {
+		return "", nil, time.Time{}, notRunning(sb)
+	}
+	i := openAt(sb, port)
+	if i < 0 {
+		return "", nil, time.Time{}, notOpen(sb.ID, port)
+	}
+	until := time.Now().Add(ttl).Truncate(time.Second).UTC()
+	c := portClaim{ID: sb.ID, Generation: sb.Generation, Port: port, Rev: sb.Opened[i].Rev, Until: until}
+	return m.signClaim(c), sb, until, nil
+}
+
+// PortTokenPrefix begins every token of SignPort, so that leaked ones are recognized.
+const PortTokenPrefix = "sbx_port_"
+
+// portClaim is what a token of SignPort says.
+type portClaim struct {
+	ID         string
+	Generation int
+	Port       int
+	Rev        int64
+	Until      time.Time
+}
+
+func (m *Manager) signClaim(c portClaim) sandboxer.Secret {
+	b := []byte{1} // version
+	b = binary.BigEndian.AppendUint16(b, uint16(c.Port))
+	b = binary.BigEndian.AppendUint32(b, uint32(c.Generation))
+	b = binary.BigEndian.AppendUint64(b, uint64(c.Rev))
+	b = binary.BigEndian.AppendUint64(b, uint64(c.Until.Unix()))
+	b = append(b, c.ID...) // all before it has a fixed length
+	return sandboxer.Secret(PortTokenPrefix + base64.RawURLEncoding.EncodeToString(append(b, m.claimMAC(b)...)))
+}
+
+func (m *Manager) claimMAC(b []byte) []byte {
+	key := hmac.New(sha256.New, m.opts.Key)
+	io.WriteString(key, "sandboxer port url\x00")
+	mac := hmac.New(sha256.New, key.Sum(nil))
+	mac.Write(b)
+	return mac.Sum(nil)
+}
+
+func (m *Manager) readClaim(token sandboxer.Secret) (c portClaim, ok bool) {
+	text, ok := strings.CutPrefix(token.Reveal(), PortTokenPrefix)
+	if !ok || len(text) > 256 {
+		return c, false
+	}
+	b, err := base64.RawURLEncoding.Strict().DecodeString(text)
+	const fixed = 1 + 2 + 4 + 8 + 8
+	if err != nil || len(b) < fixed+1+sha256.Size {
+		return c, false
+	}
+	b, mac := b[:len(b)-sha256.Size], b[len(b)-sha256.Size:]
+	if !hmac.Equal(mac, m.claimMAC(b)) || b[0] != 1 {
+		return c, false
+	}
+	return portClaim{
+		Port: int(binary.BigEndian.Uint16(b[1:])), Generation: int(binary.BigEndian.Uint32(b[3:])),
+		Rev: int64(binary.BigEndian.Uint64(b[7:])), Until: time.Unix(int64(binary.BigEndian.Uint64(b[15:])), 0).UTC(), ID: string(b[fixed:]),
+	}, true
+}
+
+// PortAccess asks for the way to an open port: with a token of SignPort, or for the
+// principal in ctx, who needs the write scope.
+type PortAccess struct {
+	Ref   string // of the sandbox; with a token it may be empty, and has to agree otherwise
+	Port  int
+	Token sandboxer.Secret
+}
+
+// A Visit is one use of an open port. It counts as use of the sandbox until End.
+type Visit struct {
+	SandboxID  string
+	Generation int
+	Port       int
+	Until      time.Time // when its token expires; zero without one
+	// Ctx ends when the visitor has to go: the port was closed or revoked, the sandbox
+	// stopped running, the token expired, or the manager closes.
+	Ctx context.Context
+	End func()
+
+	b *backend.Backend
+	h sandboxer.Handle
+}
+
+var errNoVisit = sandboxer.E(sandboxer.Unauthenticated, nil, "there is no such port, or it is private").
+	WithHint("ask its owner for a signed URL (sandboxer port url), or send an API key")
+
+// Visit opens the way to a port. Every token that is not good, for whatever reason, is
+// the same Unauthenticated. For a principal: NotFound, Conflict (it does not run).
+func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
+	v := &Visit{Port: a.Port}
+	signed := a.Token != ""
+	var claim portClaim
+	if signed {
+		var ok bool
+		claim, ok = m.readClaim(a.Token)
+		if !ok || time.Now().After(claim.Until) || a.Ref != "" && a.Ref != claim.ID || a.Port != 0 && a.Port != claim.Port {
+			return nil, errNoVisit
+		}
+		sb, err := m.store.SandboxGeneration(ctx, claim.ID, claim.Generation)
+		if isKind(err, sandboxer.NotFound) {
+			return nil, errNoVisit
+		}
+		if err != nil {
+			return nil, err
+		}
+		a.Ref, v.Port, v.Until = claim.ID, claim.Port, claim.Until
+		ctx = sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: sb.Tenant, Actor: "url:" + claim.ID, Scopes: []sandboxer.Scope{sandboxer.ScopeWrite}})
+	}
+	// Looked at before it is opened: what is not open must not wake the sandbox.
+	sb, err := m.find(ctx, sandboxer.ScopeWrite, a.Ref)
+	if err != nil {
+		return nil, err
+	}
+	i := openAt(sb, v.Port)
+	switch {
+	case signed && (sb.Generation != claim.Generation || i < 0 || sb.Opened[i].Rev != claim.Rev || !sb.State.Live()):
+		return nil, errNoVisit
+	case i < 0:
+		return nil, notOpen(sb.ID, v.Port)
+	}
+	rev := sb.Opened[i].Rev
+	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, sb.ID)
+	if err != nil {
+		return nil, err
+	}
+	if h.Generation != sb.Generation {
+		end()
+		return nil, errNoVisit
+	}
+	v.SandboxID, v.Generation, v.b, v.h = sb.ID, sb.Generation, b, h
+	inner, cancel := m.within(context.WithoutCancel(ctx))
+	stopTimer := func() bool { return true }
+	if signed {
+		t := time.AfterFunc(time.Until(claim.Until), func() { cancel(errNoVisit) })
+		stopTimer = t.Stop
+	}
+	v.Ctx = inner
+	m.mu.Lock()
+	if m.visits[sb.ID] == nil {
+		m.visits[sb.ID] = map[*Visit]context.CancelCauseFunc{}
+	}
+	m.visits[sb.ID][v] = cancel
+	m.mu.Unlock()
+	v.End = func() {
+		m.mu.Lock()
+		delete(m.visits[sb.ID], v)
+		if len(m.visits[sb.ID]) == 0 {
+			delete(m.visits, sb.ID)
+		}
+		m.mu.Unlock()
+		stopTimer()
+		cancel(nil)
+		end()
+	}
+	// Whoever closed the port before we were counted did not see us.
+	now, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
+	if err == nil {
+		if i := openAt(now, v.Port); i < 0 || now.Opened[i].Rev != rev {
+			err = notOpen(sb.ID, v.Port)
+			if signed {
+				err = errNoVisit
+			}
+		}
+	}
+	if err != nil {
+		v.End()
+		return nil, err
+	}
+	return v, nil
+}
+
+// Dials reports whether Dial is the way to the port; otherwise Endpoint is.
+func (v *Visit) Dials() bool { return v.b.Can(sandboxer.CanDial) }
+
+// Dial opens a stream to the port.
+func (v *Visit) Dial(ctx context.Context) (net.Conn, error) { return v.b.Dial(ctx, v.h, v.Port) }
+
+// Endpoint is where the backend publishes the port.
+func (v *Visit) Endpoint(ctx context.Context) (sandboxer.Endpoint, error) {
+	return v.b.Expose(ctx, v.h, v.Port)
+}
+
+// endVisits cuts whoever uses a port of the sandbox (0: any).
+func (m *Manager) endVisits(id string, port int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for v, cancel := range m.visits[id] {
+		if port == 0 || v.Port == port {
+			cancel(sandboxer.E(sandboxer.Denied, nil, "port %d of sandbox %s was closed", v.Port, id))
+		}
+	}
+}

@@ -1,0 +1,218 @@
+package manager
+
+import (
+	"encoding/base64"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+func openPorts(s *setup) {
+	s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.web", Extension: "ext.fake", Ports: []int{8080}})
+}
+
+func TestPorts(t *testing.T) {
+	r := newRig(t, openPorts)
+	sb := r.create(sandboxer.CreateRequest{Profile: "web"})
+	_, list, err := r.Ports(acme, sb.ID)
+	if err != nil || len(list) != 1 || !list[0].Declared || !list[0].Open {
+		t.Fatalf("a declared port is open from the start: %+v, %v", list, err)
+	}
+	for range 2 {
+		if sb, err = r.OpenPort(acme, sb.ID, 3000); err != nil || len(sb.Opened) != 2 {
+			t.Fatalf("OpenPort: %+v, %v", sb.Opened, err)
+		}
+	}
+	for range 2 {
+		if sb, err = r.ClosePort(acme, sb.ID, 8080); err != nil || len(sb.Opened) != 1 || sb.Opened[0].Port != 3000 {
+			t.Fatalf("ClosePort: %+v, %v", sb.Opened, err)
+		}
+	}
+	if _, list, _ = r.Ports(acme, sb.ID); len(list) != 2 || !list[0].Open || list[0].Declared || list[1].Open || !list[1].Declared {
+		t.Errorf("ports: %+v", list)
+	}
+	if h := history(t, r.Manager, sb.ID); strings.Count(h, "port user:acme") != 2 {
+		t.Errorf("history: %s", h)
+	}
+	for _, port := range []int{0, -1, 65536} {
+		_, err := r.OpenPort(acme, sb.ID, port)
+		wantErr(t, err, sandboxer.Invalid, "not a port")
+	}
+	_, err = r.OpenPort(rival, sb.ID, 1)
+	wantErr(t, err, sandboxer.NotFound, "")
+	_, err = r.OpenPort(as("acme", sandboxer.ScopeRead), sb.ID, 1)
+	wantErr(t, err, sandboxer.Denied, "")
+	_, err = r.RevokePort(acme, sb.ID, 8080)
+	wantErr(t, err, sandboxer.NotFound, "not open")
+	r.restart()
+	if got := r.get(sb.ID); len(got.Opened) != 1 || got.Opened[0].Port != 3000 {
+		t.Errorf("after a restart: %+v", got.Opened)
+	}
+	r.destroy(sb.ID)
+	_, err = r.OpenPort(acme, sb.ID, 3000)
+	wantErr(t, err, sandboxer.Conflict, "terminated")
+}
+
+func TestSignedPorts(t *testing.T) {
+	r := newRig(t, openPorts)
+	const port = 3000
+	sb := r.create(sandboxer.CreateRequest{Profile: "web"})
+	if _, _, _, err := r.SignPort(acme, sb.ID, port, 0); sandboxer.KindOf(err) != sandboxer.NotFound {
+		t.Errorf("signing for a port that is not open: %v", err)
+	}
+	if _, err := r.OpenPort(acme, sb.ID, port); err != nil {
+		t.Fatal(err)
+	}
+	sign := func(ttl time.Duration) sandboxer.Secret {
+		t.Helper()
+		token, _, _, err := r.SignPort(acme, sb.ID, port, ttl)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return token
+	}
+	good := func(token sandboxer.Secret) bool {
+		t.Helper()
+		v, err := r.Visit(t.Context(), PortAccess{Token: token})
+		if err != nil {
+			if err != errNoVisit {
+				t.Errorf("a bad token: %v", err)
+			}
+			return false
+		}
+		v.End()
+		return true
+	}
+	token := sign(0)
+	if !good(token) {
+		t.Fatal("a good token is refused")
+	}
+	for what, a := range map[string]PortAccess{
+		"another sandbox": {Ref: "other", Token: token}, "another port": {Port: 8080, Token: token},
+	} {
+		if _, err := r.Visit(t.Context(), a); err != errNoVisit {
+			t.Errorf("for %s: %v", what, err)
+		}
+	}
+	// Every single bit counts.
+	raw, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(token.Reveal(), PortTokenPrefix))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range raw {
+		b := slices.Clone(raw)
+		b[i] ^= 1
+		if good(sandboxer.Secret(PortTokenPrefix + base64.RawURLEncoding.EncodeToString(b))) {
+			t.Fatalf("a token with byte %d changed is good", i)
+		}
+	}
+	for _, s := range []string{"", "x", PortTokenPrefix, PortTokenPrefix + "AAAA", token.Reveal() + "A", strings.TrimPrefix(token.Reveal(), PortTokenPrefix)} {
+		if s != "" && good(sandboxer.Secret(s)) {
+			t.Errorf("%q is good", s)
+		}
+	}
+	_, err = r.Visit(t.Context(), PortAccess{Ref: sb.ID, Port: port})
+	wantErr(t, err, sandboxer.Unauthenticated, "")
+	_, err = r.Visit(rival, PortAccess{Ref: sb.ID, Port: port})
+	wantErr(t, err, sandboxer.NotFound, "")
+	_, err = r.Visit(acme, PortAccess{Ref: sb.ID, Port: port + 1})
+	wantErr(t, err, sandboxer.NotFound, "not open")
+
+	// A visit ends when it is revoked, and is use until then.
+	v, err := r.Visit(acme, PortAccess{Ref: sb.ID, Port: port})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, busy := r.lastUse(sb.ID); !busy {
+		t.Error("a visit is not use")
+	}
+	if _, err := r.RevokePort(acme, sb.ID, port); err != nil {
+		t.Fatal(err)
+	}
+	<-v.Ctx.Done()
+	v.End()
+	if _, busy := r.lastUse(sb.ID); busy {
+		t.Error("a visit that ended is use")
+	}
+	if good(token) {
+		t.Error("a revoked token is good")
+	}
+	if token = sign(0); !good(token) {
+		t.Error("a token signed after the revocation is refused")
+	}
+	r.restart()
+	if !good(token) {
+		t.Error("a token is lost with a restart")
+	}
+	if _, err := r.ClosePort(acme, sb.ID, port); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.OpenPort(acme, sb.ID, port); err != nil {
+		t.Fatal(err)
+	}
+	if good(token) {
+		t.Error("a token outlives the port's closing")
+	}
+
+	short := sign(time.Second)
+	v, err = r.Visit(t.Context(), PortAccess{Token: short})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-v.Ctx.Done() // with the token
+	v.End()
+	if good(short) {
+		t.Error("an expired token is good")
+	}
+	for _, ttl := range []time.Duration{-1, time.Millisecond, 8 * 24 * time.Hour} {
+		_, _, _, err := r.SignPort(acme, sb.ID, port, ttl)
+		wantErr(t, err, sandboxer.Invalid, "cannot last")
+	}
+
+	token = sign(0)
+	v, err = r.Visit(t.Context(), PortAccess{Token: token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.destroy(sb.ID)
+	<-v.Ctx.Done()
+	v.End()
+	if good(token) {
+		t.Error("a token outlives its sandbox")
+	}
+	again := r.create(sandboxer.CreateRequest{Profile: "web", Inputs: map[string]string{"sandbox_id": sb.ID}})
+	if _, err := r.OpenPort(acme, again.ID, port); err != nil {
+		t.Fatal(err)
+	}
+	if again.Generation != 2 || good(token) {
+		t.Errorf("a token opens the next generation (%d)", again.Generation)
+	}
+}
+
+func TestParseListeners(t *testing.T) {
+	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1
+   1: 0100007F:1F91 0100007F:0050 01 00000000:00000000 00:00000000 00000000     0        0 2
+   2: 00000000000000000000000000000000:0BB8 00000000000000000000000000000000:0000 0A 00000000:00000000
+`
+	if ports, ok := parseListeners(strings.NewReader(table)); !ok || !slices.Equal(ports, []int{8080, 3000}) {
+		t.Errorf("%v, %t", ports, ok)
+	}
+	if ports, ok := parseListeners(strings.NewReader("not such a table\n")); ok || ports != nil {
+		t.Errorf("%v, %t", ports, ok)
+	}
+}
+
+func FuzzPortToken(f *testing.F) {
+	r := newRig(f, func(s *setup) { quiet(s); s.idle = true })
+	f.Add("sbx_port_AAAA")
+	f.Add(r.signClaim(portClaim{ID: "a", Generation: 1, Port: 1, Rev: 1, Until: time.Now()}).Reveal())
+	f.Fuzz(func(t *testing.T, s string) {
+		if c, ok := r.readClaim(sandboxer.Secret(s)); ok && r.signClaim(c).Reveal() != s {
+			t.Errorf("%q is read as %+v", s, c)
+		}
+	})
+}

@@ -1,0 +1,590 @@
+// Package portproxy carries HTTP between callers outside and open ports of sandboxes.
+// It trusts neither side: what a sandbox answers must not reach beyond its own port,
+// and no credential of the broker may reach the sandbox.
+//
+// A port has an address of its own where the operator has given a domain for it,
+// https://<port>-<id>.<domain>/, and otherwise lies below /p/ on the broker's own
+// address, where browsers are told to keep it apart (Content-Security-Policy:
+// sandbox). Who may come is the manager's decision (Visit).
+package portproxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/manager"
+)
+
+// Manager is what the proxy needs of *manager.Manager.
+type Manager interface {
+	Visit(ctx context.Context, a manager.PortAccess) (*manager.Visit, error)
+}
+
+// Options configure a Proxy.
+type Options struct {
+	// Base is the address below whose host every port has a name of its own; nil means
+	// that ports lie below Path only.
+	Base *url.URL
+	// Admit returns the ctx of a request's work, with the principal who makes it unless
+	// the request brings a token, and what ends that. ctx ends, with the reason as its
+	// cause, when the caller loses the right to go on.
+	Admit func(r *http.Request, token bool) (ctx context.Context, end func(), err error)
+	// Fail answers with an error.
+	Fail func(http.ResponseWriter, *http.Request, error)
+}
+
+// Where callers put a token.
+const (
+	Path        = "/p/"               // /p/<token>/…; also /p/<id>/<port>/… for principals
+	TokenHeader = "X-Sandboxer-Token" // for programs
+	TokenQuery  = "sbx_token"         // on a name of its own; browsers get a cookie for it
+)
+
+const (
+	cookieName   = "sbx-port"
+	cookiePrefix = "sbx-port." // of a sandbox's cookies below Path
+	keyPrefix    = "sbx_key_"
+
+	dialLimit   = 15 * time.Second
+	streamIdle  = 15 * time.Minute // nothing moves: the stream is cut, and the sandbox not in use any more
+	pooledIdle  = 30 * time.Second
+	maxHeaders  = 64 << 10 // of an answer
+	maxPooled   = 8        // idle connections to one port
+	maxAllPools = 512
+)
+
+// Proxy serves ports of sandboxes. Close lets go of idle connections.
+type Proxy struct {
+	m    Manager
+	opts Options
+	pool *http.Transport
+}
+
+// New returns a proxy in front of m.
+func New(m Manager, opts Options) *Proxy {
+	p := &Proxy{m: m, opts: opts}
+	p.pool = &http.Transport{
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			v, _ := ctx.Value(visitKey{}).(*manager.Visit)
+			var c net.Conn
+			var err error
+			ctx, cancel := context.WithTimeout(ctx, dialLimit)
+			defer cancel()
+			if v != nil && v.Dials() {
+				c, err = v.Dial(ctx)
+			} else {
+				c, err = (&net.Dialer{}).DialContext(ctx, network, addr)
+			}
+			if err != nil {
+				return nil, err
+			}
+			return &idleConn{Conn: c}, nil
+		},
+		DisableCompression:     true,
+		MaxIdleConns:           maxAllPools,
+		MaxIdleConnsPerHost:    maxPooled,
+		IdleConnTimeout:        pooledIdle,
+		MaxResponseHeaderBytes: maxHeaders,
+		TLSHandshakeTimeout:    dialLimit,
+		ExpectContinueTimeout:  time.Second,
+	}
+	return p
+}
+
+// Close closes idle connections to sandboxes.
+func (p *Proxy) Close() { p.pool.CloseIdleConnections() }
+
+type visitKey struct{}
+
+// Host returns the sandbox and the port that host, as a request has it, is the name
+// of; false if it is not below Base.
+func (p *Proxy) Host(host string) (id string, port int, ok bool) {
+	if p.opts.Base == nil {
+		return "", 0, false
+	}
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	label, ok := strings.CutSuffix(strings.ToLower(strings.TrimSuffix(host, ".")), "."+strings.ToLower(p.opts.Base.Hostname()))
+	if !ok {
+		return "", 0, false
+	}
+	// Whatever is below the domain belongs to the proxy, also what cannot exist.
+	number, id, _ := strings.Cut(label, "-")
+	if n, err := strconv.ParseUint(number, 10, 16); err == nil && n > 0 && number[0] != '0' && sandboxer.CheckID(id) == nil {
+		return id, int(n), true
+	}
+	return "", 0, true
+}
+
+// URL returns the address of a port: by its own name if there is a domain for that, or
+// below base, the broker's own address. With a token it lets its bearer in.
+func (p *Proxy) URL(base *url.URL, id string, port int, token sandboxer.Secret) string {
+	if p.opts.Base != nil {
+		u := url.URL{Scheme: p.opts.Base.Scheme, Host: strconv.Itoa(port) + "-" + id + "." + p.opts.Base.Host, Path: "/"}
+		if token != "" {
+			u.RawQuery = url.Values{TokenQuery: {token.Reveal()}}.Encode()
+		}
+		return u.String()
+	}
+	u := url.URL{Scheme: base.Scheme, Host: base.Host, Path: Path + id + "/" + strconv.Itoa(port) + "/"}
+	if token != "" {
+		u.Path = Path + token.Reveal() + "/"
+	}
+	return u.String()
+}
+
+// Mine reports whether a request is the proxy's: by its host or by its path.
+func (p *Proxy) Mine(r *http.Request) bool {
+	_, _, ok := p.Host(r.Host)
+	return ok || strings.HasPrefix(r.URL.Path, Path)
+}
+
+// Redact hides the token in a path, for logs.
+func Redact(path string) string {
+	if strings.HasPrefix(path, Path+manager.PortTokenPrefix) {
+		rest := path[len(Path):]
+		if _, after, ok := strings.Cut(rest, "/"); ok {
+			return Path + "[token]/" + after
+		}
+		return Path + "[token]"
+	}
+	return path
+}
+
+var errNoPort = sandboxer.E(sandboxer.Unauthenticated, nil, "there is no such port, or it is private").
+	WithHint("ask its owner for a signed URL (sandboxer port url), or send an API key")
+
+// ServeHTTP serves a request that is Mine.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if id, port, ok := p.Host(r.Host); ok {
+		if id == "" {
+			p.opts.Fail(w, r, errNoPort)
+			return
+		}
+		p.serveHost(w, r, id, port)
+		return
+	}
+	p.servePath(w, r)
+}
+
+// mount is where a port appears to its visitors.
+type mount struct {
+	host   bool     // on a name of its own; otherwise below prefix
+	prefix string   // without the last slash; "" on a name of its own
+	public *url.URL // scheme and host that visitors use
+}
+
+func (p *Proxy) serveHost(w http.ResponseWriter, r *http.Request, id string, port int) {
+	at := mount{host: true, public: &url.URL{Scheme: p.opts.Base.Scheme, Host: r.Host}}
+	a := manager.PortAccess{Ref: id, Port: port}
+	q := r.URL.Query()
+	cookie := p.cookie()
+	switch {
+	case r.Header.Get(TokenHeader) != "":
+		a.Token = sandboxer.Secret(r.Header.Get(TokenHeader))
+	case q.Has(TokenQuery):
+		a.Token = sandboxer.Secret(q.Get(TokenQuery))
+		r = withoutQuery(r, TokenQuery)
+		if (r.Method == http.MethodGet || r.Method == http.MethodHead) && strings.Contains(r.Header.Get("Accept"), "text/html") {
+			p.exchange(w, r, a, cookie)
+			return
+		}
+	default:
+		if c, err := r.Cookie(cookie.Name); err == nil && !strings.Contains(r.Header.Get("Authorization"), keyPrefix) {
+			if !ownOrigin(r, at.public) {
+				p.opts.Fail(w, r, sandboxer.E(sandboxer.Denied, nil, "requests from other web pages are refused"))
+				return
+			}
+			a.Token = sandboxer.Secret(c.Value)
+		}
+	}
+	p.Serve(w, r, a, at)
+}
+
+func (p *Proxy) cookie() http.Cookie {
+	c := http.Cookie{Name: cookieName, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode}
+	if p.opts.Base.Scheme == "https" {
+		c.Name, c.Secure = "__Host-"+cookieName, true // nobody else's host can set it
+	}
+	return c
+}
+
+// exchange gives a browser a cookie for the token in its address, which then is in
+// neither history nor referrers.
+func (p *Proxy) exchange(w http.ResponseWriter, r *http.Request, a manager.PortAccess, c http.Cookie) {
+	if a.Token == "" {
+		p.opts.Fail(w, r, errNoPort)
+		return
+	}
+	v, err := p.m.Visit(r.Context(), a)
+	if err != nil {
+		p.opts.Fail(w, r, err)
+		return
+	}
+	v.End()
+	c.Value, c.Expires = a.Token.Reveal(), v.Until
+	http.SetCookie(w, &c)
+	w.Header().Set("Referrer-Policy", "no-referrer")
+	w.Header().Set("Cache-Control", "no-store")
+	to := url.URL{Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery}
+	if strings.HasPrefix(to.Path, "//") || to.Path == "" {
+		to.Path, to.RawPath = "/", "" // "//host" would lead elsewhere
+	}
+	w.Header().Set("Location", to.String())
+	w.WriteHeader(http.StatusSeeOther)
+}
+
+// ownOrigin reports whether a request that a cookie speaks for comes from the port's
+// own pages, or is somebody following a link. Pages of sibling ports count as the
+// same site to browsers, and must not.
+func ownOrigin(r *http.Request, public *url.URL) bool {
+	origin := r.Header.Get("Origin")
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "same-origin":
+		return true
+	case "none", "":
+		if origin == "" {
+			return r.Header.Get("Sec-Fetch-Site") != "" || r.Header.Get("Upgrade") == "" && safe(r.Method)
+		}
+		u, err := url.Parse(origin)
+		return err == nil && u.Scheme == public.Scheme && strings.EqualFold(u.Host, public.Host)
+	}
+	return safe(r.Method) && r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
+}
+
+// withoutQuery returns r without one parameter of its query, the others as they came.
+func withoutQuery(r *http.Request, name string) *http.Request {
+	var kept []string
+	for part := range strings.SplitSeq(r.URL.RawQuery, "&") {
+		key, _, _ := strings.Cut(part, "=")
+		if k, err := url.QueryUnescape(key); err != nil || k != name {
+			kept = append(kept, part)
+		}
+	}
+	u := *r.URL
+	u.RawQuery = strings.Join(kept, "&")
+	out := *r
+	out.URL = &u
+	return &out
+}
+
+func safe(method string) bool { return method == http.MethodGet || method == http.MethodHead }
+
+func (p *Proxy) servePath(w http.ResponseWriter, r *http.Request) {
+	scheme := "http"
+	if r.TLS != nil {
+		scheme = "https"
+	}
+	at := mount{public: &url.URL{Scheme: scheme, Host: r.Host}}
+	var a manager.PortAccess
+	first, rest, slash := strings.Cut(strings.TrimPrefix(r.URL.EscapedPath(), Path), "/")
+	at.prefix = Path + first
+	switch {
+	case strings.HasPrefix(first, manager.PortTokenPrefix):
+		a.Token = sandboxer.Secret(first)
+	default:
+		var number string
+		number, rest, slash = strings.Cut(rest, "/")
+		n, err := strconv.ParseUint(number, 10, 16)
+		if err != nil || n == 0 {
+			p.opts.Fail(w, r, sandboxer.E(sandboxer.NotFound, nil, "there is nothing at %s", r.URL.Path).
+				WithHint("a port is at %s<sandbox>/<port>/", Path))
+			return
+		}
+		a.Ref, a.Port = first, int(n)
+		at.prefix += "/" + number
+		if t := r.Header.Get(TokenHeader); t != "" {
+			a.Token = sandboxer.Secret(t)
+		}
+	}
+	if !slash { // so that relative references work
+		to := at.prefix + "/"
+		if r.URL.RawQuery != "" {
+			to += "?" + r.URL.RawQuery
+		}
+		w.Header().Set("Referrer-Policy", "no-referrer")
+		w.Header().Set("Location", to)
+		w.WriteHeader(http.StatusPermanentRedirect)
+		return
+	}
+	path, err := url.PathUnescape(rest)
+	if err != nil {
+		p.opts.Fail(w, r, sandboxer.E(sandboxer.Invalid, err, "the path is not well escaped"))
+		return
+	}
+	r2 := *r
+	u := *r.URL
+	u.Path, u.RawPath = "/"+path, "/"+rest
+	r2.URL = &u
+	p.Serve(w, &r2, a, at)
+}
+
+// Serve carries one request to the port that a asks for; without a token, for the
+// principal that Admit finds.
+func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, a manager.PortAccess, at mount) {
+	ctx, done, err := p.opts.Admit(r, a.Token != "")
+	if err != nil {
+		p.opts.Fail(w, r, err)
+		return
+	}
+	defer done()
+	v, err := p.m.Visit(ctx, a)
+	if err != nil {
+		p.opts.Fail(w, r, err)
+		return
+	}
+	defer v.End()
+	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, visitKey{}, v))
+	defer cancel(nil)
+	defer context.AfterFunc(v.Ctx, func() { cancel(context.Cause(v.Ctx)) })()
+
+	to := &url.URL{Scheme: "http", Host: target(v)}
+	header := http.Header{}
+	if !v.Dials() {
+		e, err := v.Endpoint(ctx)
+		if err == nil {
+			to, err = url.Parse(e.URL)
+			header = e.Header
+		}
+		if err != nil {
+			p.opts.Fail(w, r, err)
+			return
+		}
+	}
+	for _, h := range []string{"Cache-Control", "X-Content-Type-Options"} {
+		w.Header().Del(h) // the sandbox's to say
+	}
+	rp := &httputil.ReverseProxy{
+		Transport:     p.pool,
+		FlushInterval: -1,
+		ErrorLog:      log.New(io.Discard, "", 0), // the edge notes how each request went
+		Rewrite:       func(pr *httputil.ProxyRequest) { rewrite(pr, v, at, to, header, a.Token != "") },
+		ModifyResponse: func(res *http.Response) error {
+			amend(res.Header, v, at, to)
+			return nil
+		},
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if cause := context.Cause(ctx); cause != nil && r.Context().Err() != nil {
+				err = cause
+			}
+			var e *sandboxer.Error
+			if !errors.As(err, &e) {
+				err = sandboxer.E(sandboxer.Unavailable, err, "port %d of sandbox %s did not answer as HTTP does", v.Port, v.SandboxID)
+			}
+			p.opts.Fail(w, r, err)
+		},
+	}
+	rp.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// target is a name for the pool of connections to a port: one incarnation's are not
+// used for the next.
+func target(v *manager.Visit) string {
+	return strconv.Itoa(v.Port) + "-g" + strconv.Itoa(v.Generation) + "-" + v.SandboxID + ".sandbox.invalid:" + strconv.Itoa(v.Port)
+}
+
+// inside is what a program in the sandbox takes its own address for.
+func inside(v *manager.Visit) string { return "localhost:" + strconv.Itoa(v.Port) }
+
+// rewrite makes the request that the sandbox gets.
+func rewrite(pr *httputil.ProxyRequest, v *manager.Visit, at mount, to *url.URL, header http.Header, token bool) {
+	out := pr.Out
+	out.URL.Scheme, out.URL.Host = to.Scheme, to.Host
+	if base := strings.TrimSuffix(to.Path, "/"); base != "" {
+		out.URL.Path, out.URL.RawPath = base+out.URL.Path, ""
+	}
+	out.Host = inside(v)
+	if at.host {
+		out.Host = pr.In.Host // as it is in Origin, which many compare
+	}
+	if !v.Dials() {
+		out.Host = to.Host
+	}
+	h := out.Header
+	h.Del(TokenHeader)
+	// Without a token the header was the caller's key; with one it is the sandbox's own,
+	// unless somebody sends his key where it is not wanted.
+	if auth := h.Get("Authorization"); !token || strings.Contains(auth, keyPrefix) {
+		h.Del("Authorization")
+	}
+	cookies := out.Cookies()
+	h.Del("Cookie")
+	for _, c := range cookies {
+		name, ok := c.Name, strings.TrimPrefix(c.Name, "__Host-") != cookieName
+		if !at.host {
+			name, ok = strings.CutPrefix(c.Name, cookiePrefix) // others are the broker's
+		}
+		if ok {
+			out.AddCookie(&http.Cookie{Name: name, Value: c.Value, Quoted: c.Quoted})
+		}
+	}
+	if !at.host {
+		h.Del("Referer") // the token may be in it
+		if h.Get("Origin") != "" {
+			h.Set("Origin", "http://"+out.Host)
+		}
+	}
+	ip, _, err := net.SplitHostPort(pr.In.RemoteAddr)
+	if _, perr := netip.ParseAddr(ip); err == nil && perr == nil {
+		h.Set("X-Forwarded-For", ip)
+	}
+	h.Set("X-Forwarded-Host", at.public.Host)
+	h.Set("X-Forwarded-Proto", at.public.Scheme)
+	h.Del("X-Forwarded-Prefix")
+	if at.prefix != "" {
+		prefix := at.prefix
+		if token {
+			prefix = Path // never the token
+		}
+		h.Set("X-Forwarded-Prefix", prefix)
+	}
+	for k, vs := range header {
+		h[http.CanonicalHeaderKey(k)] = slices.Clone(vs)
+	}
+}
+
+// amend keeps an answer within the port's own bounds.
+func amend(h http.Header, v *manager.Visit, at mount, to *url.URL) {
+	for _, k := range []string{"Alt-Svc", "Strict-Transport-Security", "X-Request-Id"} {
+		h.Del(k) // would speak for more than this port, or for the broker
+	}
+	for _, k := range []string{"Location", "Content-Location"} {
+		if s := h.Get(k); s != "" {
+			h.Set(k, at.outward(s, v, to))
+		}
+	}
+	lines := h["Set-Cookie"]
+	h.Del("Set-Cookie")
+	for _, line := range lines {
+		if line = at.setCookie(line); line != "" {
+			h.Add("Set-Cookie", line)
+		}
+	}
+	if at.host {
+		return
+	}
+	// On the broker's own address a page must not be of its origin. Several policies all
+	// hold, so the sandbox's own cannot weaken this one.
+	h.Del("Clear-Site-Data")
+	h.Del("Service-Worker-Allowed")
+	h.Add("Content-Security-Policy", "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("X-Content-Type-Options", "nosniff")
+}
+
+// outward turns a reference to the sandbox's own address into one that works outside.
+func (m mount) outward(s string, v *manager.Visit, to *url.URL) string {
+	u, err := url.Parse(s)
+	if err != nil {
+		return s
+	}
+	if u.Host != "" {
+		own := []string{inside(v), "127.0.0.1:" + strconv.Itoa(v.Port), "[::1]:" + strconv.Itoa(v.Port), to.Host}
+		if m.host {
+			own = append(own, m.public.Host)
+		}
+		if v.Port == 80 {
+			own = append(own, "localhost", "127.0.0.1", "[::1]")
+		}
+		if !slices.Contains(own, u.Host) {
+			return s
+		}
+		u.Scheme, u.Host = "", ""
+		if u.Path == "" {
+			u.Path = "/"
+		}
+		if strings.HasPrefix(u.Path, "//") {
+			return s
+		}
+	}
+	if !strings.HasPrefix(u.Path, "/") || m.host {
+		return u.String()
+	}
+	if u.RawPath != "" {
+		u.RawPath = m.prefix + u.RawPath
+	}
+	u.Path = m.prefix + u.Path
+	return u.String()
+}
+
+// setCookie bounds a cookie to the port: to its host, or to its path under a name by
+// which it is known again. Ours cannot be set.
+func (m mount) setCookie(line string) string {
+	pair, attrs, _ := strings.Cut(line, ";")
+	name, value, ok := strings.Cut(pair, "=")
+	name = strings.TrimSpace(name)
+	if !ok || name == "" || strings.TrimPrefix(strings.ToLower(name), "__host-") == cookieName {
+		return ""
+	}
+	out := name + "=" + value
+	path := ""
+	var kept []string
+	if attrs != "" {
+		for a := range strings.SplitSeq(attrs, ";") {
+			k, val, _ := strings.Cut(strings.TrimSpace(a), "=")
+			switch strings.ToLower(strings.TrimSpace(k)) {
+			case "domain":
+				continue
+			case "path":
+				path = strings.TrimSpace(val)
+				if !m.host {
+					continue
+				}
+			}
+			kept = append(kept, strings.TrimSpace(a))
+		}
+	}
+	if !m.host {
+		if !strings.HasPrefix(path, "/") {
+			path = "/"
+		}
+		out = cookiePrefix + out
+		kept = append(kept, "Path="+m.prefix+path)
+	}
+	for _, a := range kept {
+		out += "; " + a
+	}
+	return out
+}
+
+// idleConn is cut when nothing moves over it for streamIdle.
+type idleConn struct {
+	net.Conn
+	mu   sync.Mutex
+	last time.Time
+}
+
+func (c *idleConn) stir() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// Moving a deadline takes a lock of the connection's; once a minute is enough.
+	if now := time.Now(); now.Sub(c.last) > streamIdle/16 {
+		c.last = now
+		_ = c.Conn.SetDeadline(now.Add(streamIdle))
+	}
+}
+
+func (c *idleConn) Read(b []byte) (int, error)  { c.stir(); return c.Conn.Read(b) }
+func (c *idleConn) Write(b []byte) (int, error) { c.stir(); return c.Conn.Write(b) }
+
+// CloseWrite ends the sending half, where the stream can do that.
+func (c *idleConn) CloseWrite() error {
+	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
