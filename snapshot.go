@@ -41,6 +41,10 @@ type SnapshotRecord struct {
 	SealedAt  time.Time `json:"sealed_at,omitzero"`
 	ExpiresAt time.Time `json:"expires_at,omitzero"` // it is dropped then; zero means never
 	DroppedAt time.Time `json:"dropped_at,omitzero"`
+
+	// Damaged says why the record could not be read; the other fields are then only
+	// what is left of it. It is never stored.
+	Damaged string `json:"-"`
 }
 
 // Bytes is what the snapshot occupies, in all its forms.

@@ -39,7 +39,7 @@ type Store interface {
 	// them.)
 	Snapshot(ctx context.Context, id string) (*SnapshotRecord, error)
 	// Snapshots returns up to q.Limit records in the order of creation, newest first,
-	// and the cursor of the next page, as Sandboxes does.
+	// and the cursor of the next page. A damaged record is among them as in Sandboxes.
 	Snapshots(ctx context.Context, q SnapshotQuery) (items []*SnapshotRecord, next string, err error)
 
 	// Write commits w alone.

@@ -20,7 +20,7 @@ sealed_env = ?, version = version + 1 WHERE id = ? AND version = ?`
 
 	snapshotVersion = `SELECT version FROM snapshots WHERE id = ?`
 
-	selectSnapshot = `SELECT seq, id, version, data, sealed_env FROM snapshots`
+	selectSnapshot = `SELECT seq, id, version, tenant, name, sandbox_id, parent, purpose, state, data, sealed_env FROM snapshots`
 	snapshotByID   = selectSnapshot + ` WHERE id = ?`
 )
 
@@ -67,7 +67,12 @@ func (s *Store) Snapshot(ctx context.Context, id string) (*sandboxer.SnapshotRec
 	if !found {
 		return nil, noSnapshot(id)
 	}
-	return r.snapshot()
+	rec := r.snapshot()
+	if rec.Damaged != "" {
+		return rec, sandboxer.E(sandboxer.Failed, nil, "the record of snapshot %s is damaged: %s", id, rec.Damaged).
+			WithHint("restore the database from a backup")
+	}
+	return rec, nil
 }
 
 // Snapshots returns a page of records, newest first.
@@ -87,12 +92,8 @@ func (s *Store) Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) (items
 		if err := rows.Scan(r.dest()...); err != nil {
 			return err
 		}
-		rec, err := r.snapshot()
-		if err != nil {
-			return err
-		}
 		last = r.seq
-		items = append(items, rec)
+		items = append(items, r.snapshot())
 		return nil
 	})
 	if err != nil {
@@ -170,24 +171,26 @@ func snapshotValues(r *sandboxer.SnapshotRecord) ([]any, error) {
 // A snapshotRow is a row of selectSnapshot.
 type snapshotRow struct {
 	seq             int64
-	id              string
-	version         int64
+	left            sandboxer.SnapshotRecord // what the columns say
 	data, sealedEnv []byte
 }
 
 func (r *snapshotRow) dest() []any {
-	return []any{&r.seq, &r.id, &r.version, &r.data, &r.sealedEnv}
+	l := &r.left
+	return []any{&r.seq, &l.ID, &l.Version, &l.Tenant, &l.Name, &l.SandboxID, &l.Parent, &l.Purpose, &l.State, &r.data, &r.sealedEnv}
 }
 
-func (r *snapshotRow) snapshot() (*sandboxer.SnapshotRecord, error) {
+// snapshot decodes the record. Of a damaged one it returns what is left.
+func (r *snapshotRow) snapshot() *sandboxer.SnapshotRecord {
 	rec := new(sandboxer.SnapshotRecord)
 	if err := json.Unmarshal(r.data, rec); err != nil {
-		return nil, sandboxer.E(sandboxer.Failed, err, "the record of snapshot %s is damaged", r.id).
-			WithHint("restore the database from a backup")
+		rec = &r.left
+		rec.Damaged = err.Error()
+		return rec
 	}
-	rec.Version = r.version
+	rec.Version = r.left.Version
 	rec.SealedEnv = r.sealedEnv
-	return rec, nil
+	return rec
 }
 
 func noSnapshot(id string) error {

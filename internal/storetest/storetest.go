@@ -113,6 +113,13 @@ var behaviours = []struct {
 	{"keys/API key is put, replaced and listed", apiKeys},
 	{"keys/API key is written with its event", apiKeyInWrites},
 
+	{"snapshots/versions", snapshotVersions},
+	{"snapshots/a name means one that is not dropped", snapshotNames},
+	{"snapshots/every field survives", snapshotEveryField},
+	{"snapshots/written with their sandbox or not at all", snapshotWithSandbox},
+	{"snapshots/filters and pages", snapshotList},
+	{"snapshots/survive reopening", snapshotReopen},
+
 	{"life/canceled calls change nothing", lifeCanceled},
 	{"life/closed store is unavailable", lifeClosed},
 	{"life/close while writing answers everybody", lifeCloseWhileWriting},
