@@ -93,6 +93,11 @@ type Sandbox struct {
 	Quote        *Quote                   `json:"quote,omitempty"`
 	Cost         Credits                  `json:"cost" example:"0.00" doc:"Charged so far; final once terminated"`
 
+	RestoredFrom string                 `json:"restored_from,omitempty" doc:"The snapshot it began with"`
+	RestoredAs   sandboxer.SnapshotKind `json:"restored_as,omitempty" doc:"In which form: native or portable"`
+	Pause        *Pause                 `json:"pause,omitempty" doc:"How it stands still; absent while it runs"`
+	PausedFor    Duration               `json:"paused_for,omitempty" doc:"Former pauses together; not charged"`
+
 	Version   int64  `json:"version" example:"3"`
 	Retries   int    `json:"retries,omitempty" doc:"Attempts of the step that is being retried"`
 	LastError string `json:"last_error,omitempty" doc:"Of the step that is being retried"`
@@ -103,7 +108,8 @@ type Sandbox struct {
 	CreatedAt time.Time `json:"created_at"`
 	ReadyAt   time.Time `json:"ready_at,omitzero"`
 	UsedAt    time.Time `json:"used_at,omitzero"`
-	ExpiresAt time.Time `json:"expires_at,omitzero"`
+	ResumedAt time.Time `json:"resumed_at,omitzero"`
+	ExpiresAt time.Time `json:"expires_at,omitzero" doc:"While it is paused: how long it is kept"`
 	EndingAt  time.Time `json:"ending_at,omitzero"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`
 }
@@ -122,6 +128,11 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, Damaged: sb.Damaged, Found: sb.Found,
 		CreatedAt: sb.CreatedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
 		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt,
+	}
+	out.RestoredFrom, out.RestoredAs = sb.RestoredFrom, sb.RestoredAs
+	out.PausedFor, out.ResumedAt = Duration(sb.PausedFor), sb.ResumedAt
+	if p := sb.Pause; !p.At.IsZero() {
+		out.Pause = &Pause{Depth: p.Depth, Snapshot: p.Snapshot, At: p.At, Left: Duration(p.Left), Cause: p.Cause, Attempts: p.Attempts}
 	}
 	if sb.Quote != (sandboxer.MeterQuote{}) {
 		q := NewQuote(sb.Quote)
@@ -502,6 +513,7 @@ type Violation struct {
 // Sweep counts what one pass of the sweep did.
 type Sweep struct {
 	Seen     int `json:"seen"`
+	Paused   int `json:"paused" doc:"Put to rest because their time ran out, or half paused and finished"`
 	Expired  int `json:"expired"`
 	Torndown int `json:"torndown"`
 	Adopted  int `json:"adopted"`

@@ -296,6 +296,10 @@ inputs: {repo: ., branch: 1.10}
 ttl: 45m
 max_ttl: 1d12h
 idle: 1h30m
+on_ttl: pause
+pause_depth: disk
+max_paused: 3d
+auto_resume: true
 price: {setup: "0.01", per_hour: 0.12}
 `
 
@@ -321,6 +325,7 @@ func TestProfileEveryField(t *testing.T) {
 		Ports:  []int{80, 443}, Workspace: "/workspace", User: "1000:1000",
 		Inputs: map[string]string{"repo": ".", "branch": "1.10"},
 		TTL:    45 * time.Minute, MaxTTL: 36 * time.Hour, Idle: 90 * time.Minute,
+		OnTTL: sandboxer.ExpiryPause, PauseDepth: sandboxer.PauseDisk, MaxPaused: 72 * time.Hour, AutoResume: true,
 		Price: sandboxer.Price{Setup: 10_000, PerHour: 120_000},
 	}
 	if !reflect.DeepEqual(got.Profile, want) {

@@ -46,6 +46,10 @@ type profileForm struct {
 	TTL         time.Duration          `yaml:"ttl" min:"1s" help:"Lifetime when the caller names none (30m)."`
 	MaxTTL      time.Duration          `yaml:"max_ttl" min:"1s" help:"Longest lifetime a caller may ask for (24h)."`
 	Idle        time.Duration          `yaml:"idle" min:"1s" help:"Destroy after so long without use; without it never."`
+	OnTTL       sandboxer.ExpiryAction `yaml:"on_ttl" help:"What happens when the time to live is over: destroy (the default) or pause."`
+	PauseDepth  sandboxer.PauseDepth   `yaml:"pause_depth" help:"How deep to pause where nobody says: freeze (memory stays), disk (memory and files are saved), files (processes end)."`
+	MaxPaused   time.Duration          `yaml:"max_paused" min:"1s" help:"How long a paused sandbox is kept before it is destroyed (7d)."`
+	AutoResume  bool                   `yaml:"auto_resume" help:"Whether using a paused sandbox (commands, files, ports) resumes it."`
 	Price       priceForm              `yaml:"price" help:"What tenants pay, in credits, where the extension quotes nothing."`
 }
 
@@ -95,6 +99,7 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 		Network: sandboxer.NetworkPolicy{Mode: f.Network.Mode, Allow: f.Network.Allow},
 		Ports:   f.Ports, Workspace: f.Workspace, User: f.User, Inputs: f.Inputs,
 		TTL: f.TTL, MaxTTL: f.MaxTTL, Idle: f.Idle,
+		OnTTL: f.OnTTL, PauseDepth: f.PauseDepth, MaxPaused: f.MaxPaused, AutoResume: f.AutoResume,
 		Price: sandboxer.Price{Setup: f.Price.Setup, PerHour: f.Price.PerHour},
 	}
 	for i, m := range f.Mounts {

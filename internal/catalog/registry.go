@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -110,6 +111,11 @@ func Init(w io.Writer, name string, e ExtensionFile) error {
 	p("ttl: 30m # lifetime when the caller names none")
 	p("max_ttl: 24h # the longest a caller may ask for")
 	p("# idle: 15m # destroy after so long without use")
+	if slices.Contains(e.Adapter.Capabilities, sandboxer.CanSnapshot) || slices.Contains(e.Adapter.Capabilities, sandboxer.CanPause) {
+		p("# on_ttl: pause # instead of destroying it when its time is over")
+		p("# max_paused: 7d # how long a paused one is kept")
+		p("# auto_resume: true # using a paused one resumes it")
+	}
 	p("")
 	if len(e.Adapter.Inputs) > 0 {
 		p("# Defaults for inputs; a caller's --input key=value wins.")

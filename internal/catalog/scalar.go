@@ -119,6 +119,10 @@ func enumOf(t reflect.Type) (what string, words []string) {
 		return "capability", texts(sandboxer.Capabilities())
 	case reflect.TypeFor[sandboxer.Kind]():
 		return "kind of error", texts(sandboxer.Kinds())
+	case reflect.TypeFor[sandboxer.ExpiryAction]():
+		return "action", texts(sandboxer.ExpiryActions())
+	case reflect.TypeFor[sandboxer.PauseDepth]():
+		return "depth of pausing", texts(sandboxer.PauseDepths())
 	case reflect.TypeFor[sandboxer.NetworkMode]():
 		return "network mode", texts([]sandboxer.NetworkMode{sandboxer.NetworkNone, sandboxer.NetworkPublic, sandboxer.NetworkAllow})
 	}

@@ -21,7 +21,7 @@ type backupOptions struct {
 
 func newCmdBackup(f *factory, runF func(context.Context, *backupOptions) error) *cobra.Command {
 	o := &backupOptions{f: f}
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use:   "backup [FILE]",
 		Short: "Copy the books of this machine's server into one checked file",
 		Long: "Copy the database of this machine's data directory, in use or not, into one checked file and print its name.\n" +
@@ -40,6 +40,8 @@ func newCmdBackup(f *factory, runF func(context.Context, *backupOptions) error) 
 			return backupRun(cmd.Context(), o)
 		},
 	}
+	c.AddCommand(newCmdBackupRestore(f, nil))
+	return c
 }
 
 // backupInfo is one backup, for printing.
@@ -61,7 +63,7 @@ func backupRun(ctx context.Context, o *backupOptions) error {
 	return printOne(o.f, &backupInfo{b.File, b.At, b.Size}, view[*backupInfo]{name: func(b *backupInfo) string { return b.File }})
 }
 
-func newCmdRestore(f *factory, runF func(context.Context, *backupOptions) error) *cobra.Command {
+func newCmdBackupRestore(f *factory, runF func(context.Context, *backupOptions) error) *cobra.Command {
 	o := &backupOptions{f: f}
 	return &cobra.Command{
 		Use:   "restore [BACKUP]",
@@ -77,12 +79,12 @@ func newCmdRestore(f *factory, runF func(context.Context, *backupOptions) error)
 			if runF != nil {
 				return runF(cmd.Context(), o)
 			}
-			return restoreRun(cmd.Context(), o)
+			return backupRestoreRun(cmd.Context(), o)
 		},
 	}
 }
 
-func restoreRun(ctx context.Context, o *backupOptions) error {
+func backupRestoreRun(ctx context.Context, o *backupOptions) error {
 	s, err := o.f.settings()
 	if err != nil {
 		return err

@@ -36,6 +36,8 @@ type broker struct {
 	owner    string
 	store    *sqlstore.Store
 	backends []*backend.Backend
+	vault    *vault
+	tidied   func() // ends the vault's housekeeping; nil before it began
 }
 
 // The files of the data directory beside the database.
@@ -43,6 +45,7 @@ const (
 	ownerFile = "owner" // the installation's name, stamped on everything it makes
 	keyFile   = "key"   // seals environments in the database
 	extDir    = "extensions"
+	vaultDir  = "snapshots"
 )
 
 // newBroker opens everything and makes the first sweep, which resumes what an
@@ -102,20 +105,39 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	for _, p := range cat.Profiles {
 		profiles = append(profiles, p.Profile)
 	}
-	if b.manager, err = manager.New(b.store, profiles, exts, manager.Options{Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History}); err != nil {
+	if b.vault, err = openVault(filepath.Join(cfg.Dir, vaultDir)); err != nil {
 		return nil, err
 	}
-	return b, b.manager.Start(ctx)
+	if b.manager, err = manager.New(b.store, profiles, exts, manager.Options{Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History}); err != nil {
+		return nil, err
+	}
+	if err := b.manager.Start(ctx); err != nil {
+		return nil, err
+	}
+	tidying, stop := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.vault.tidy(tidying, time.Hour, func(err error) { cfg.Log.Warn("housekeeping of snapshots", "err", err) })
+	}()
+	b.tidied = func() { stop(); <-done }
+	return b, nil
 }
 
 // Close stops all work and lets go of everything; sandboxes live on.
 func (b *broker) Close() error {
 	var errs []error
+	if b.tidied != nil {
+		b.tidied()
+	}
 	if b.manager != nil {
 		errs = append(errs, b.manager.Close())
 	}
 	for _, be := range b.backends {
 		errs = append(errs, be.Close())
+	}
+	if b.vault != nil {
+		errs = append(errs, b.vault.Close())
 	}
 	errs = append(errs, b.store.Close())
 	return errors.Join(errs...)

@@ -130,9 +130,10 @@ func newCmdRoot(f *factory) *cobra.Command {
 	}
 	add("sandbox", newCmdRun(f, nil), newCmdCreate(f, nil), newCmdPlan(f, nil), newCmdLs(f, nil), newCmdGet(f, nil), newCmdWait(f, nil),
 		newCmdExec(f, nil), newCmdShell(f, nil), newCmdCp(f, nil), newCmdFiles(f), newCmdPort(f), newCmdNetwork(f), newCmdStats(f, nil),
-		newCmdEvents(f, nil), newCmdExtend(f, nil), newCmdDestroy(f, nil))
+		newCmdEvents(f, nil), newCmdExtend(f, nil), newCmdPause(f, nil), newCmdResume(f, nil), newCmdSnapshot(f),
+		newCmdRestore(f, nil), newCmdFork(f, nil), newCmdDestroy(f, nil))
 	add("offer", newCmdProfile(f), newCmdExtension(f), newCmdHost(f))
-	add("admin", newCmdKey(f), newCmdCredits(f), newCmdAudit(f, nil), newCmdReconcile(f, nil), newCmdBackup(f, nil), newCmdRestore(f, nil))
+	add("admin", newCmdKey(f), newCmdCredits(f), newCmdAudit(f, nil), newCmdReconcile(f, nil), newCmdBackup(f, nil))
 	add("server", newCmdServe(f, nil), newCmdUp(f, nil), newCmdDown(f, nil), newCmdStatus(f, nil), newCmdDoctor(f, nil),
 		newCmdConfig(f), newCmdVersion(f, nil))
 	root.SetHelpCommandGroupID("server")

@@ -69,6 +69,7 @@ func sandboxView() view[*api.Sandbox] {
 				{"url", sb.Reachability.URL}, {"ports", strings.Join(ports, "\n")},
 				{"price", quoteText(sb.Quote)}, {"cost", "$" + sb.Cost.String()},
 				{"created", moment(sb.CreatedAt, ago)}, {"ready", moment(sb.ReadyAt, ago)}, {"last used", moment(sb.UsedAt, ago)},
+				{"paused", pauseText(sb)}, {"paused before", durationText(sb.PausedFor)}, {"restored from", restoredText(sb)},
 				{"expires", moment(sb.ExpiresAt, until)}, {"ended", moment(sb.EndedAt, ago)},
 				{"last error", sb.LastError}, {"cleanup", strings.Join(cleanup, "\n")},
 			}

@@ -45,7 +45,7 @@ var arrows = map[string][]string{
 	"internal/catalog":   {"."},
 	"internal/portproxy": {".", "internal/manager"},
 	"internal/server":    {".", "api", "internal/manager", "internal/portproxy"},
-	"internal/cli": {".", "api", "agent", "adapters", "internal/backend", "internal/catalog", "internal/manager",
+	"internal/cli": {".", "api", "agent", "adapters", "internal/backend", "internal/catalog", "internal/checkpoint", "internal/manager",
 		"internal/server", "internal/sqlstore", "internal/sshrun"},
 	"internal/sqlstore":      {"."},
 	"internal/storetest":     {"."},

@@ -22,6 +22,10 @@ const (
 	invQuote   = "what is on hold for a living sandbox is what was quoted"
 	invExpired = "no sandbox runs past its expiry" // but for two sweeps
 	invWhole   = "every record can be read"
+	invSaved   = "a paused sandbox has a sealed snapshot, or an object that stands still"
+	invForm    = "a sealed snapshot is kept in every form that it says"
+	invKept    = "what is kept of snapshots belongs to one that is not dropped"
+	invOwn     = "a snapshot that the broker made for itself is needed" // but for two sweeps
 	invName    = "a name means one living sandbox of its tenant"
 )
 
@@ -33,7 +37,7 @@ func (m *Manager) Audit(ctx context.Context) (Audit, error) {
 		return Audit{}, err
 	}
 	a := Audit{Violations: []Violation{}, named: map[incarnation]bool{}}
-	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords} {
+	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords, m.auditSnapshots} {
 		if err := check(ctx, &a); err != nil {
 			return a, err
 		}
@@ -313,7 +317,7 @@ func (m *Manager) auditRecords(ctx context.Context, a *Audit) error {
 			a.damaged(sb)
 			return
 		}
-		if over := time.Since(sb.ExpiresAt); sb.State == sandboxer.Running && !sb.ExpiresAt.IsZero() && over > 2*m.opts.SweepEvery+m.opts.Grace {
+		if over := time.Since(sb.ExpiresAt); isStanding(sb) && !sb.ExpiresAt.IsZero() && over > 2*m.opts.SweepEvery+m.opts.Grace {
 			a.violated(invExpired, sb.ID, "it expired %s ago", over.Round(time.Second))
 		}
 		if sb.Name != "" {
@@ -324,4 +328,85 @@ func (m *Manager) auditRecords(ctx context.Context, a *Audit) error {
 			names[key] = sb.ID
 		}
 	})
+}
+
+// auditSnapshots holds the records of snapshots against the vault and the sandboxes
+// that need them. What does not fit is looked at again: it may have moved on.
+func (m *Manager) auditSnapshots(ctx context.Context, a *Audit) error {
+	suspects, n, err := m.unsound(ctx)
+	a.Checked += n
+	if err != nil || len(suspects) == 0 {
+		return err
+	}
+	again, _, err := m.unsound(ctx)
+	for k, v := range suspects {
+		if _, ok := again[k]; ok {
+			a.Violations = append(a.Violations, v)
+		}
+	}
+	return err
+}
+
+func (m *Manager) unsound(ctx context.Context) (map[string]Violation, int, error) {
+	out, n := map[string]Violation{}, 0
+	violated := func(invariant, id, of, format string, args ...any) {
+		out[id+" "+invariant] = Violation{invariant, of, fmt.Sprintf(format, args...)}
+	}
+	kept := map[string]bool{}
+	if m.opts.Vault != nil {
+		ids, err := m.opts.Vault.List(ctx)
+		if err != nil {
+			return nil, 0, err
+		}
+		for _, id := range ids {
+			kept[id] = true
+		}
+	}
+	living := map[string]*sandboxer.SnapshotRecord{}
+	q := sandboxer.SnapshotQuery{States: keptStates, Limit: sandboxer.MaxPage}
+	for {
+		items, next, err := m.store.Snapshots(ctx, q)
+		if err != nil {
+			return nil, n, err
+		}
+		for _, rec := range items {
+			n++
+			if rec.Damaged != "" {
+				violated(invWhole, rec.ID, rec.SandboxID, "snapshot %s: %s", rec.ID, rec.Damaged)
+			}
+			living[rec.ID] = rec
+			if rec.State != sandboxer.SnapshotSealed {
+				continue
+			}
+			if rec.Kind.Has(sandboxer.SnapshotNative) && rec.Native.SnapshotID != rec.ID {
+				violated(invForm, rec.ID, rec.SandboxID, "snapshot %s is sealed without the extension's receipt", rec.ID)
+			}
+			if rec.Kind.Has(sandboxer.SnapshotPortable) && (rec.Portable.Digest == "" || m.opts.Vault != nil && !kept[rec.ID]) {
+				violated(invForm, rec.ID, rec.SandboxID, "snapshot %s is sealed, and its files are not kept", rec.ID)
+			}
+			why, err := m.surplus(ctx, rec, time.Now())
+			if err != nil {
+				return nil, n, err
+			}
+			if over := time.Since(rec.SealedAt); why != "" && rec.Purpose != "" && !m.inUse(rec.ID) && over > 2*m.opts.SweepEvery+m.opts.Grace {
+				violated(invOwn, rec.ID, rec.SandboxID, "snapshot %s: %s", rec.ID, why)
+			}
+		}
+		if next == "" {
+			break
+		}
+		q.After = next
+	}
+	for id := range kept {
+		if living[id] == nil {
+			violated(invKept, id, "", "files of snapshot %s are kept, and there is no such snapshot", id)
+		}
+	}
+	err := m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Paused}}, func(sb *sandboxer.Sandbox) {
+		rec := living[sb.Pause.Snapshot]
+		if !isStanding(sb) && (rec == nil || rec.State != sandboxer.SnapshotSealed) {
+			violated(invSaved, sb.ID, sb.ID, "it is paused to snapshot %q, which is not sealed", sb.Pause.Snapshot)
+		}
+	})
+	return out, n, err
 }

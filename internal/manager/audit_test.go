@@ -61,7 +61,7 @@ func TestAuditFinds(t *testing.T) {
 		}, invNegate},
 		"a state without its event": {func(r *rig) {
 			id := r.create(sandboxer.CreateRequest{}).ID
-			change(r, id, func(sb *sandboxer.Sandbox) { sb.State = sandboxer.Paused })
+			change(r, id, func(sb *sandboxer.Sandbox) { sb.State = sandboxer.Warm })
 		}, invState},
 		"a leap": {func(r *rig) {
 			sb := r.create(sandboxer.CreateRequest{})

@@ -265,6 +265,12 @@ func (o *order) record(generation int) *sandboxer.Sandbox {
 	for _, p := range o.spec.Ports {
 		sb.Opened = append(sb.Opened, sandboxer.OpenPort{Port: p, Rev: 1})
 	}
+	if sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause {
+		sb.Spec.Fuse = sb.Spec.Fuse.Add(patience) // it must not burn while it is being paused
+	}
+	if o.from != nil {
+		sb.RestoredFrom, sb.RestoredAs = o.from.ID, o.as
+	}
 	return sb
 }
 
@@ -281,7 +287,7 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 		case err != nil:
 			return nil, err
 		case last.State == sandboxer.Terminated:
-			generation = last.Generation + 1
+			generation = objectOf(last) + 1
 		case last.State == sandboxer.Terminating:
 			return nil, errAgain
 		case !m.matches(o, last):
@@ -289,6 +295,9 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 		case last.State == sandboxer.Creating:
 			m.know(j, last)
 			return m.resume(ctx, j, last.ID, last.Generation)
+		case last.State == sandboxer.Paused && last.Spec.Profile.AutoResume:
+			m.know(j, last)
+			return m.rise(ctx, j, last, 0)
 		default:
 			return m.fresh(last), nil
 		}
@@ -313,6 +322,13 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 	w := sandboxer.Writes{
 		Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true,
 		Events: []sandboxer.Event{ev}, Key: o.idempotency(sb),
+	}
+	if o.from != nil {
+		unpin, err := m.pin(ctx, o.from.ID)
+		if err != nil {
+			return nil, err
+		}
+		defer unpin() // from then on the record says that the snapshot is needed
 	}
 	err = m.step(pRecord, func() error { return m.store.CreateSandbox(ctx, sb, w) })
 	if err != nil {
@@ -374,6 +390,8 @@ func (m *Manager) resume(ctx context.Context, j *job, id string, generation int)
 			return nil, m.postpone(ctx, sb, err)
 		}
 		return m.build(ctx, j, sb)
+	case sb.State == sandboxer.Paused && (sb.Pause.Undo || sb.Spec.Profile.AutoResume):
+		return m.rise(ctx, j, sb, 0)
 	case sb.State == sandboxer.Terminating, sb.State == sandboxer.Terminated:
 		return nil, errDoomed
 	}
@@ -389,7 +407,12 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 		return nil, m.abandon(ctx, j, sb, err)
 	}
 	resumed := sb.Handle.SandboxID != ""
-	if !resumed {
+	frozen := isPaused(sb) && (sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo)
+	if frozen {
+		if err := m.thaw(ctx, b, sb); err != nil {
+			return nil, m.abandon(ctx, j, sb, err)
+		}
+	} else if !resumed {
 		if err := m.provision(ctx, b, sb); err != nil {
 			return nil, m.abandon(ctx, j, sb, err)
 		}
@@ -399,17 +422,31 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 		return m.step(pReady, func() (err error) { reach, err = b.WaitReady(ctx, sb.Handle); return err })
 	}
 	err = ready()
-	if resumed && isKind(err, sandboxer.NotFound) { // it did not survive what cut its creation short
+	if resumed && !frozen && isKind(err, sandboxer.NotFound) { // it did not survive what cut its creation short
 		if err = m.provision(ctx, b, sb); err == nil {
 			err = ready()
 		}
 	}
+	if err == nil && sb.RestoredAs == sandboxer.SnapshotPortable && sb.ReadyAt.IsZero() {
+		err = m.unarchive(ctx, b, sb)
+	}
+	checkpoint := sb.Pause.Snapshot
 	if err == nil {
 		err = m.step(pRunning, func() error {
-			return m.move(ctx, sb, sandboxer.Running, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+			return m.move(ctx, sb, sandboxer.Running, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
 				sb.Reachability = reach
-				sb.ReadyAt = now()
-				sb.UsedAt = sb.ReadyAt
+				sb.UsedAt = now()
+				if isPaused(sb) {
+					if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
+						return err
+					}
+					sb.ResumedAt = sb.UsedAt
+					sb.PausedFor += sb.ResumedAt.Sub(sb.Pause.At)
+					sb.ExpiresAt = sb.ResumedAt.Add(sb.Pause.Left)
+					sb.Pause, sb.Reason, sb.Message = sandboxer.Pause{}, "", ""
+				} else {
+					sb.ReadyAt = sb.UsedAt
+				}
 				if reach.Host != "" {
 					sb.Host = reach.Host
 				}
@@ -419,6 +456,9 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 	}
 	if err != nil {
 		return nil, m.abandon(ctx, j, sb, err)
+	}
+	if checkpoint != "" {
+		m.dropOwn(ctx, checkpoint)
 	}
 	sb.Spec.Env = nil
 	return sb, nil
@@ -443,7 +483,11 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, sb *sandbox
 	defer done()
 	ctx = sandboxer.WithProgress(ctx, hear)
 	var h sandboxer.Handle
-	err = m.step(pProvision, func() (err error) { h, err = b.Provision(ctx, spec); return err })
+	if from := sourceOf(sb); from != "" {
+		h, err = m.restore(ctx, b, spec, from, isPaused(sb) || sb.RestoredAs == sandboxer.SnapshotNative)
+	} else {
+		err = m.step(pProvision, func() (err error) { h, err = b.Provision(ctx, spec); return err })
+	}
 	if err != nil {
 		return err
 	}
@@ -458,7 +502,11 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, sb *sandbox
 			if h.Host != "" {
 				sb.Host = h.Host
 			}
-			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "provisioned"))
+			step := "provisioned"
+			if sourceOf(sb) != "" {
+				step = "restored"
+			}
+			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, step))
 			return nil
 		})
 	})
@@ -473,6 +521,9 @@ func (m *Manager) abandon(ctx context.Context, j *job, sb *sandboxer.Sandbox, ca
 	}
 	if sb.State != sandboxer.Creating {
 		return errDoomed
+	}
+	if isPaused(sb) {
+		return m.relapse(ctx, j, sb, cause)
 	}
 	kind := sandboxer.KindOf(cause)
 	switch kind {

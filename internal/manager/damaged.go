@@ -12,7 +12,7 @@ func whole(sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
 		return sb, nil
 	}
 	return sb, sandboxer.E(sandboxer.Failed, nil, "the record of sandbox %s is damaged: %s", sb.ID, sb.Damaged).
-		WithHint("get rid of it with: sandboxer destroy %s; or restore the database from a backup: sandboxer restore", sb.ID)
+		WithHint("get rid of it with: sandboxer destroy %s; or restore the database from a backup: sandboxer backup restore", sb.ID)
 }
 
 // mourn says once that a record is damaged. The sweep leaves such a one, and its
@@ -35,7 +35,7 @@ func (m *Manager) mourn(sb *sandboxer.Sandbox) {
 func (m *Manager) mend(ctx context.Context, sb *sandboxer.Sandbox, cause error) (*sandboxer.Sandbox, error) {
 	if !sb.State.Valid() { // not even the row is left
 		return nil, sandboxer.E(sandboxer.Failed, cause, "nothing but its name is left of the record of sandbox %s", sb.ID).
-			WithHint("restore the database from a backup: sandboxer restore")
+			WithHint("restore the database from a backup: sandboxer backup restore")
 	}
 	mended := *sb
 	mended.Damaged = ""

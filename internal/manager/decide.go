@@ -18,9 +18,10 @@ type verb string
 
 const (
 	leave    verb = "leave"    // nothing is owed, or somebody is at it, or not yet
-	resume   verb = "resume"   // go on making it
+	resume   verb = "resume"   // go on making it, or bringing it back
 	suspect  verb = "suspect"  // note its first absence
 	trust    verb = "trust"    // it is there again: forget the absence
+	pause    verb = "pause"    // its time is over: pause it, or go on pausing it
 	end      verb = "end"      // commit to terminating, then tear down
 	teardown verb = "teardown" // pay what terminating owes
 )
@@ -43,7 +44,7 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 		case due(sb.ExpiresAt): // also what hangs: ending it stops the job
 			return action{end, sandboxer.ReasonExpired}
 		case working || early:
-		case now.Sub(sb.CreatedAt) > patience:
+		case now.Sub(sb.CreatedAt) > patience && !isPaused(sb):
 			return action{end, sandboxer.ReasonFailed}
 		default:
 			return action{verb: resume}
@@ -52,6 +53,8 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 		idle := sb.Spec.Profile.Idle
 		switch {
 		case working:
+		case due(sb.ExpiresAt) && sb.State == sandboxer.Running && sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause:
+			return action{pause, sandboxer.ReasonExpired}
 		case due(sb.ExpiresAt):
 			return action{end, sandboxer.ReasonExpired}
 		case seen == sandboxer.Gone && sb.AbsentSince.IsZero():
@@ -63,9 +66,29 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 		case sb.State == sandboxer.Running && idle > 0 && now.Sub(sb.UsedAt) >= idle:
 			return action{end, sandboxer.ReasonIdle}
 		}
-	case sandboxer.Pausing, sandboxer.Paused:
-		if !working && due(sb.ExpiresAt) {
+	case sandboxer.Pausing:
+		switch {
+		case working:
+		case due(sb.ExpiresAt):
 			return action{end, sandboxer.ReasonExpired}
+		case early:
+		default:
+			return action{verb: pause}
+		}
+	case sandboxer.Paused:
+		switch {
+		case working:
+		case due(sb.ExpiresAt):
+			return action{end, sandboxer.ReasonExpired}
+		case sb.Pause.Undo && !early:
+			return action{verb: resume}
+		case !isStanding(sb): // nothing that a backend could lose
+		case seen == sandboxer.Gone && sb.AbsentSince.IsZero():
+			return action{verb: suspect}
+		case seen == sandboxer.Gone && now.Sub(sb.AbsentSince) >= confirmAfter:
+			return action{end, sandboxer.ReasonLost}
+		case seen == sandboxer.Alive && !sb.AbsentSince.IsZero():
+			return action{verb: trust}
 		}
 	case sandboxer.Terminating:
 		if !working && !early {
@@ -74,4 +97,30 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 	case sandboxer.Terminated:
 	}
 	return action{verb: leave}
+}
+
+// isPaused reports whether sb stands still, or is on its way there or back.
+func isPaused(sb *sandboxer.Sandbox) bool { return !sb.Pause.At.IsZero() }
+
+// isStanding reports whether a ready object belongs to sb: it runs, waits in the
+// pool, or is frozen.
+func isStanding(sb *sandboxer.Sandbox) bool {
+	switch sb.State {
+	case sandboxer.Running, sandboxer.Warm:
+		return true
+	case sandboxer.Paused:
+		return sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo
+	}
+	return false
+}
+
+// objectOf is the generation of sb's object outside, the latest if there were several.
+func objectOf(sb *sandboxer.Sandbox) int { return max(sb.Generation, sb.Spec.Generation) }
+
+// standsSince is when the object of sb became ready.
+func standsSince(sb *sandboxer.Sandbox) time.Time {
+	if sb.ResumedAt.After(sb.ReadyAt) {
+		return sb.ResumedAt
+	}
+	return sb.ReadyAt
 }

@@ -122,11 +122,14 @@ func (m *Manager) teardown(ctx context.Context, sb *sandboxer.Sandbox) error {
 		}
 		return m.postpone(ctx, sb, err)
 	}
-	return m.step(pEnded, func() error {
+	err = m.step(pEnded, func() error {
 		err := m.move(ctx, sb, sandboxer.Terminated, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			sb.EndedAt = now()
 			sb.Cleanup = &report
 			sb.Cost, w.Entries = settle(sb)
+			if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
+				return err
+			}
 			for _, s := range report.Warnings {
 				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, s))
 			}
@@ -137,6 +140,10 @@ func (m *Manager) teardown(ctx context.Context, sb *sandboxer.Sandbox) error {
 		}
 		return err
 	})
+	if err == nil && sb.Pause.Snapshot != "" {
+		m.dropOwn(ctx, sb.Pause.Snapshot)
+	}
+	return err
 }
 
 // release tears down the object of sb and asks once more whether it is gone, where
@@ -165,7 +172,7 @@ func handleOf(sb *sandboxer.Sandbox) sandboxer.Handle {
 	if sb.Handle.SandboxID != "" {
 		return sb.Handle
 	}
-	return sandboxer.Handle{SandboxID: sb.ID, Generation: sb.Generation, Host: sb.Host}
+	return sandboxer.Handle{SandboxID: sb.ID, Generation: objectOf(sb), Host: sb.Host}
 }
 
 // postpone notes that a step of sb failed, and when it is tried again.
@@ -190,8 +197,13 @@ func (m *Manager) postpone(ctx context.Context, sb *sandboxer.Sandbox, cause err
 		return err
 	}
 	owed := "removed"
-	if state == sandboxer.Creating {
+	switch {
+	case state == sandboxer.Creating && isPaused(sb):
+		owed = "resumed"
+	case state == sandboxer.Creating:
 		owed = "made"
+	case state == sandboxer.Pausing:
+		owed = "paused"
 	}
 	e := sandboxer.E(sandboxer.Unavailable, cause, "sandbox %s is not %s yet: %s", sb.ID, owed, sb.LastError).
 		WithHint("it is tried again by itself")

@@ -8,8 +8,9 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Extend moves the expiry of a running sandbox, and what is on hold for it. Conflict:
-// it does not run (any more). Invalid: beyond the profile's longest life, or not in
+// Extend moves the expiry of a running sandbox, and what is on hold for it; of a
+// paused one it moves how long that is kept, which costs nothing. Conflict: it neither
+// runs nor is paused (any more). Invalid: beyond the profile's longest life, or not in
 // the future. NoCredit: the tenant cannot pay for it; nothing has changed.
 func (m *Manager) Extend(ctx context.Context, ref string, e Extend) (*sandboxer.Sandbox, error) {
 	if (e.TTL == 0) == (e.Add == 0) || e.TTL < 0 || e.Add < 0 {
@@ -32,13 +33,16 @@ func (m *Manager) Extend(ctx context.Context, ref string, e Extend) (*sandboxer.
 			if e.TTL > 0 {
 				until = now().Add(e.TTL)
 			}
+			if sb.State == sandboxer.Paused {
+				return m.keep(ctx, sb, w, until)
+			}
 			if e.least && !until.After(sb.ExpiresAt) {
 				return errMoot
 			}
-			life := until.Sub(sb.CreatedAt)
+			life := until.Sub(sb.CreatedAt) - sb.PausedFor
 			if longest := maxTTL(sb.Spec.Profile); life > longest {
 				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would live for %s; profile %s allows %s", sb.ID, life.Round(time.Second), sb.Profile, longest).
-					WithHint("at most until %s", sb.CreatedAt.Add(longest).Format(time.RFC3339))
+					WithHint("at most until %s", sb.CreatedAt.Add(sb.PausedFor+longest).Format(time.RFC3339))
 			}
 			// The backend's deadline moves first. Should the rest fail, it is later than
 			// need be, which costs nothing while a broker lives; the other way round a

@@ -7,20 +7,37 @@ type point string
 // The points, in the order of a life. A step without its points here does not
 // compile; a point without a crash case fails the tests.
 const (
-	pRecord    point = "create.record"    // commit: hold, record, idempotency key
-	pProvision point = "create.provision" // effect
-	pHandle    point = "create.handle"    // commit
-	pReady     point = "create.ready"     // effect
-	pRunning   point = "create.running"   // commit
-	pEnding    point = "destroy.ending"   // commit: the intent
-	pTeardown  point = "destroy.teardown" // effect
-	pEnded     point = "destroy.ended"    // commit: post, void
-	pRenew     point = "extend.renew"     // effect
-	pExtended  point = "extend.extended"  // commit: hold, expiry
-	pRewired   point = "network.rewired"  // commit: the policy
-	pRewire    point = "network.rewire"   // effect
-	pRetry     point = "retry"            // commit: a step failed and is to be repeated
-	pOrphan    point = "sweep.orphan"     // effect
+	pRecord    point = "create.record"     // commit: hold, record, idempotency key
+	pProvision point = "create.provision"  // effect
+	pHandle    point = "create.handle"     // commit
+	pReady     point = "create.ready"      // effect
+	pRunning   point = "create.running"    // commit
+	pEnding    point = "destroy.ending"    // commit: the intent
+	pTeardown  point = "destroy.teardown"  // effect
+	pEnded     point = "destroy.ended"     // commit: post, void
+	pRenew     point = "extend.renew"      // effect
+	pExtended  point = "extend.extended"   // commit: hold, expiry
+	pRewired   point = "network.rewired"   // commit: the policy
+	pRewire    point = "network.rewire"    // effect
+	pSaving    point = "snapshot.record"   // commit: saving
+	pSave      point = "snapshot.save"     // effect: the extension's own form
+	pArchive   point = "snapshot.archive"  // effect: the portable form
+	pSealed    point = "snapshot.sealed"   // commit
+	pDropping  point = "drop.record"       // commit: dropping
+	pDrop      point = "drop.drop"         // effect: the extension's own form
+	pDelete    point = "drop.delete"       // effect: the portable form
+	pDropped   point = "drop.dropped"      // commit
+	pRestore   point = "restore.restore"   // effect, in the place of create.provision
+	pUnarchive point = "restore.unarchive" // effect, after create.ready
+	pPausing   point = "pause.pausing"     // commit: the intent, and the record of its snapshot
+	pFuse      point = "pause.fuse"        // effect
+	pFreeze    point = "pause.freeze"      // effect
+	pPaused    point = "pause.paused"      // commit
+	pResuming  point = "resume.resuming"   // commit: the intent, the next generation, more hold
+	pThaw      point = "resume.thaw"       // effect
+	pRelapsed  point = "resume.relapsed"   // commit: it failed
+	pRetry     point = "retry"             // commit: a step failed and is to be repeated
+	pOrphan    point = "sweep.orphan"      // effect
 )
 
 var points = []point{
@@ -28,6 +45,9 @@ var points = []point{
 	pEnding, pTeardown, pEnded,
 	pRenew, pExtended,
 	pRewired, pRewire,
+	pSaving, pSave, pArchive, pSealed, pDropping, pDrop, pDelete, pDropped,
+	pRestore, pUnarchive,
+	pPausing, pFuse, pFreeze, pPaused, pResuming, pThaw, pRelapsed,
 	pRetry, pOrphan,
 }
 

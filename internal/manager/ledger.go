@@ -25,11 +25,16 @@ func hold(sb *sandboxer.Sandbox, what string, amount sandboxer.Credits) sandboxe
 	return booking(sb, what, sandboxer.EntryHold, -amount)
 }
 
-// settle closes the books of sb: what it cost, from ready to the wish to end it, is
-// posted, the rest of the hold given back. Quote.Amount is what is on hold.
+// settle closes the books of sb: what it cost, from ready to the wish to end it and
+// without the time that it was paused, is posted, the rest of the hold given back.
+// Quote.Amount is what is on hold.
 func settle(sb *sandboxer.Sandbox) (cost sandboxer.Credits, _ []sandboxer.Entry) {
 	if !sb.ReadyAt.IsZero() {
-		cost = min(sb.Quote.For(sb.EndingAt.Sub(sb.ReadyAt)), sb.Quote.Amount)
+		end := sb.EndingAt
+		if isPaused(sb) && sb.Pause.At.Before(end) {
+			end = sb.Pause.At
+		}
+		cost = min(sb.Quote.For(end.Sub(sb.ReadyAt)-sb.PausedFor), sb.Quote.Amount)
 	}
 	return cost, entries(
 		booking(sb, "post", sandboxer.EntryPost, cost),

@@ -41,6 +41,8 @@ type Options struct {
 	Grace      time.Duration // default 1m: at start nothing without a record is removed before it; also minimum age of an orphan sighting
 	Workers    int           // concurrent sweep actions per extension, default 8
 	History    time.Duration // how long ended sandboxes, with their events, are kept; 0 for ever, else at least a day
+	Vault      Vault         // keeps the portable form of snapshots; nil: there are only native ones
+	Snapshots  int           // most snapshots of one tenant that are kept at a time, default 200
 	Creates    int           // concurrent provisions per extension, default 2*NumCPU but at least 8; others queue
 
 	fail func(point) // crash tests: called before and after every commit and effect
@@ -75,6 +77,7 @@ type Manager struct {
 	bound    map[string]map[*binding]struct{}              // live streams by API key ID
 	keyUse   map[string]time.Time                          // last uses of API keys not yet stored
 	visits   map[string]map[*Visit]context.CancelCauseFunc // by sandbox ID
+	pins     map[string]int                                // by snapshot ID: uses that a drop must not cut short; -1 while one is being saved or dropped
 
 	acting    map[string]bool        // sandbox IDs the sweep has work queued for
 	mourned   map[incarnation]bool   // damaged records that were reported
@@ -135,6 +138,9 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	if opts.History != 0 && opts.History < keepKeys {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "history kept for %s is too short: want %s or more, for so long a repeated request is answered alike", opts.History, keepKeys)
 	}
+	if opts.Snapshots <= 0 {
+		opts.Snapshots = 200
+	}
 	if opts.fail == nil {
 		opts.fail = func(point) {}
 	}
@@ -155,6 +161,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		steps:     map[string]*sandboxer.Event{},
 		bound:     map[string]map[*binding]struct{}{},
 		keyUse:    map[string]time.Time{},
+		pins:      map[string]int{},
 		acting:    map[string]bool{},
 		mourned:   map[incarnation]bool{},
 		sightings: map[sighting]time.Time{},

@@ -30,6 +30,7 @@ type believed struct {
 	profile    string
 	generation int
 	expires    time.Time
+	state      sandboxer.State
 }
 
 // TestModel does random things in random order, over restarts and faults, and
@@ -54,8 +55,9 @@ func playModel(t *testing.T, rt *rapid.T) {
 	m := &model{
 		rig: newRig(t, func(s *setup) {
 			quiet(s)
+			s.profiles[0].MaxPaused, s.profiles[1].MaxPaused = time.Hour, time.Hour
 			s.opts.SweepEvery = 30 * time.Second
-			s.backend = backend.Options{Provision: time.Minute, Ready: time.Minute, Teardown: time.Minute, Short: 10 * time.Second}
+			s.backend = backend.Options{Provision: time.Minute, Ready: time.Minute, Teardown: time.Minute, Save: time.Minute, Short: 10 * time.Second}
 		}),
 		live: map[string]*believed{}, keys: map[string]string{}, ends: map[string]int{},
 		granted: sandboxer.Credit,
@@ -64,13 +66,16 @@ func playModel(t *testing.T, rt *rapid.T) {
 		rt.Fatal(err)
 	}
 	rt.Repeat(map[string]func(*rapid.T){
-		"create":  m.doCreate,
-		"destroy": m.doDestroy,
-		"extend":  m.doExtend,
-		"wait":    m.doWait,
-		"restart": func(*rapid.T) { m.restart() },
-		"fault":   m.doFault,
-		"":        m.check,
+		"create":   m.doCreate,
+		"destroy":  m.doDestroy,
+		"extend":   m.doExtend,
+		"wait":     m.doWait,
+		"pause":    m.doPause,
+		"resume":   m.doResume,
+		"snapshot": m.doSnapshot,
+		"restart":  func(*rapid.T) { m.restart() },
+		"fault":    m.doFault,
+		"":         m.check,
 	})
 	m.end(rt)
 }
@@ -113,7 +118,7 @@ func (m *model) doCreate(t *rapid.T) {
 			t.Fatalf("%s belongs to %+v, and yet create gave %v, %v", id, b, sb, err)
 		}
 	case b != nil:
-		if err != nil || sb.Generation != b.generation || sb.State != sandboxer.Running {
+		if err != nil || sb.Generation != b.generation || sb.State != b.state {
 			t.Fatalf("%s lives (%+v), and yet create gave %v, %v", id, b, sb, err)
 		}
 	case err != nil && !isKind(err, sandboxer.NoCredit):
@@ -122,7 +127,7 @@ func (m *model) doCreate(t *rapid.T) {
 		if sb.Generation <= m.ends[id] || sb.State != sandboxer.Running {
 			t.Fatalf("%s is %s, generation %d after %d", id, sb.State, sb.Generation, m.ends[id])
 		}
-		m.live[id] = &believed{sb.Profile, sb.Generation, sb.ExpiresAt}
+		m.live[id] = &believed{sb.Profile, sb.Generation, sb.ExpiresAt, sandboxer.Running}
 	}
 	if req.Key != "" && err == nil {
 		m.keys[req.Key] = fmt.Sprint(sb.ID, "/", sb.Generation)
@@ -162,6 +167,82 @@ func (m *model) doExtend(t *rapid.T) {
 	}
 }
 
+// was takes over what a call said of a sandbox, if that is one that is believed to live.
+func (m *model) was(id string, sb *sandboxer.Sandbox) {
+	if b := m.live[id]; b != nil && b.generation == sb.Generation {
+		b.state, b.expires = sb.State, sb.ExpiresAt
+	}
+}
+
+func (m *model) doPause(t *rapid.T) {
+	m.settle()
+	id := someID(t)
+	depth := rapid.SampledFrom([]sandboxer.PauseDepth{"", sandboxer.PauseFreeze, sandboxer.PauseFiles}).Draw(t, "depth")
+	sb, err := m.Pause(acme, id, PauseRequest{Depth: depth})
+	b := m.live[id]
+	switch {
+	case err == nil:
+		if sb.State != sandboxer.Paused || b == nil && !m.faulty {
+			t.Fatalf("pause of %s gave %+v; believed %+v", id, sb, b)
+		}
+		m.was(id, sb)
+	case m.faulty: // it runs on, is being paused still, or is lost
+		m.look(t, id)
+	case b != nil && (b.state == sandboxer.Running || depth == ""):
+		t.Fatalf("pause of %s: %v", id, err)
+	}
+}
+
+func (m *model) doResume(t *rapid.T) {
+	m.settle()
+	id := someID(t)
+	sb, err := m.Resume(acme, id, ResumeRequest{})
+	b := m.live[id]
+	switch {
+	case err == nil:
+		if sb.State != sandboxer.Running || b == nil && !m.faulty {
+			t.Fatalf("resume of %s gave %+v; believed %+v", id, sb, b)
+		}
+		m.was(id, sb)
+	case m.faulty:
+		m.look(t, id)
+	case b != nil && !isKind(err, sandboxer.Invalid) && !isKind(err, sandboxer.NoCredit):
+		t.Fatalf("resume of %s: %v", id, err)
+	}
+}
+
+// look believes what the record says, after a fault has made it hard to know.
+func (m *model) look(t *rapid.T, id string) {
+	b := m.live[id]
+	if b == nil {
+		return
+	}
+	m.settle()
+	sb, err := m.store.SandboxGeneration(admin, id, b.generation)
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch sb.State {
+	case sandboxer.Running, sandboxer.Paused:
+		m.was(id, sb)
+	default: // pausing, with a retry; or ended
+		delete(m.live, id)
+	}
+}
+
+func (m *model) doSnapshot(t *rapid.T) {
+	m.settle()
+	id := someID(t)
+	rec, err := m.Snapshot(acme, id, SnapshotRequest{TTL: time.Hour})
+	b := m.live[id]
+	switch {
+	case err == nil && (b == nil && !m.faulty || rec.State != sandboxer.SnapshotSealed):
+		t.Fatalf("snapshot of %s gave %+v; believed %+v", id, rec, b)
+	case err != nil && !m.faulty && b != nil && b.state == sandboxer.Running:
+		t.Fatalf("snapshot of %s: %v", id, err)
+	}
+}
+
 func (m *model) doWait(t *rapid.T) {
 	time.Sleep(time.Duration(rapid.IntRange(1, 4000).Draw(t, "seconds")) * time.Second)
 	m.settle()
@@ -169,7 +250,8 @@ func (m *model) doWait(t *rapid.T) {
 
 func (m *model) doFault(t *rapid.T) {
 	f := fake.Fault{
-		Verb:  rapid.SampledFrom([]fake.Verb{fake.VerbProvision, fake.VerbWaitReady, fake.VerbTeardown, fake.VerbProbe, fake.VerbList, fake.VerbRenew}).Draw(t, "verb"),
+		Verb: rapid.SampledFrom([]fake.Verb{fake.VerbProvision, fake.VerbWaitReady, fake.VerbTeardown, fake.VerbProbe, fake.VerbList, fake.VerbRenew,
+			fake.VerbSnapshot, fake.VerbRestore, fake.VerbDropSnapshot, fake.VerbPause, fake.VerbResume}).Draw(t, "verb"),
 		Times: rapid.IntRange(1, 3).Draw(t, "times"),
 	}
 	switch rapid.IntRange(0, 4).Draw(t, "manner") {
@@ -183,7 +265,7 @@ func (m *model) doFault(t *rapid.T) {
 		f.Hang, f.Lost = true, true
 	case 4:
 		f.Delay = 10 * time.Second
-		if f.Verb == fake.VerbTeardown || f.Verb == fake.VerbList {
+		if f.Verb == fake.VerbTeardown || f.Verb == fake.VerbList || f.Verb == fake.VerbPause {
 			f.Lie = true
 		}
 	}
@@ -206,8 +288,8 @@ func (m *model) check(t *rapid.T) {
 	}
 	for id, b := range m.live {
 		sb, err := m.store.SandboxGeneration(admin, id, b.generation)
-		if err != nil || sb.State != sandboxer.Running {
-			t.Fatalf("%s/%d is %v, %v; it was promised until %s", id, b.generation, sb, err, b.expires)
+		if err != nil || sb.State != b.state {
+			t.Fatalf("%s/%d is %v, %v; it was promised %s until %s", id, b.generation, sb, err, b.state, b.expires)
 		}
 	}
 }
@@ -216,7 +298,7 @@ func (m *model) check(t *rapid.T) {
 func (m *model) end(t *rapid.T) {
 	m.world.Forgive()
 	m.faulty = false
-	time.Sleep(10 * time.Minute) // retries, orphans
+	time.Sleep(61 * time.Minute) // retries, orphans, snapshots
 	m.settle()
 	for _, id := range []string{"one", "two"} {
 		if _, err := m.Destroy(acme, id); err != nil && !isKind(err, sandboxer.NotFound) {
@@ -229,6 +311,9 @@ func (m *model) end(t *rapid.T) {
 	}
 	if faults := fake.Audit(m.world.Log(), true); len(faults) > 0 {
 		t.Fatalf("world: %q", faults)
+	}
+	if left := m.world.Snapshots(); len(left) > 0 {
+		t.Fatalf("snapshots are left: %q", left)
 	}
 	holds, err := m.store.OpenHolds(admin)
 	if err != nil || len(holds) > 0 {

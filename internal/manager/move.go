@@ -43,7 +43,7 @@ func (m *Manager) move(ctx context.Context, sb *sandboxer.Sandbox, next sandboxe
 // update changes sb by compare-and-swap, reading it again and asking change again
 // when somebody else was faster. An error from change stops the update.
 func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func(*sandboxer.Sandbox, *sandboxer.Writes) error) error {
-	for {
+	for tries := 0; ; tries++ {
 		next := *sb
 		var w sandboxer.Writes
 		if err := change(&next, &w); err != nil {
@@ -66,6 +66,9 @@ func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func
 		fresh, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
 		if err != nil {
 			return err
+		}
+		if fresh.Version == sb.Version && len(w.Snapshots) > 0 && tries < 10 {
+			continue // it was one of those that somebody changed
 		}
 		if fresh.Version == sb.Version {
 			return sandboxer.E(sandboxer.Internal, nil, "sandbox %s cannot be written although nobody changed it", sb.ID)

@@ -35,6 +35,9 @@ type order struct {
 	key, digest   string
 	noWaiting     bool
 	req           sandboxer.CreateRequest // as it came
+
+	from *sandboxer.SnapshotRecord // what it is restored from; nil for a new one
+	as   sandboxer.SnapshotKind    // in which form
 }
 
 // matches reports whether sb is what o asks for, so that o may be answered with it.

@@ -11,6 +11,11 @@ import (
 // sealEnv encrypts env for the store. The incarnation is authenticated with it, so
 // that one sandbox's environment cannot be moved to another's record.
 func (m *Manager) sealEnv(sb *sandboxer.Sandbox, env map[string]string) ([]byte, error) {
+	return m.sealAs(sealName(sb), env)
+}
+
+// sealAs encrypts env, authenticated with the name of the record it belongs to.
+func (m *Manager) sealAs(name []byte, env map[string]string) ([]byte, error) {
 	if len(env) == 0 {
 		return nil, nil
 	}
@@ -20,27 +25,31 @@ func (m *Manager) sealEnv(sb *sandboxer.Sandbox, env map[string]string) ([]byte,
 	}
 	nonce := make([]byte, m.seal.NonceSize(), m.seal.NonceSize()+len(plain)+m.seal.Overhead())
 	rand.Read(nonce)
-	return m.seal.Seal(nonce, nonce, plain, sealName(sb)), nil
+	return m.seal.Seal(nonce, nonce, plain, name), nil
 }
 
 // openEnv is the reverse of sealEnv. Failed: the key of the installation is another
 // one now, or the record was tampered with.
 func (m *Manager) openEnv(sb *sandboxer.Sandbox) (map[string]string, error) {
-	if len(sb.SealedEnv) == 0 {
+	return m.openAs(sealName(sb), "sandbox "+sb.ID, sb.SealedEnv)
+}
+
+func (m *Manager) openAs(name []byte, whose string, sealed []byte) (map[string]string, error) {
+	if len(sealed) == 0 {
 		return nil, nil
 	}
 	n := m.seal.NonceSize()
 	var plain []byte
-	err := fmt.Errorf("sealed environment of %d bytes", len(sb.SealedEnv))
-	if len(sb.SealedEnv) > n {
-		plain, err = m.seal.Open(nil, sb.SealedEnv[:n], sb.SealedEnv[n:], sealName(sb))
+	err := fmt.Errorf("sealed environment of %d bytes", len(sealed))
+	if len(sealed) > n {
+		plain, err = m.seal.Open(nil, sealed[:n], sealed[n:], name)
 	}
 	var env map[string]string
 	if err == nil {
 		err = json.Unmarshal(plain, &env)
 	}
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Failed, err, "the stored environment of sandbox %s cannot be opened", sb.ID).
+		return nil, sandboxer.E(sandboxer.Failed, err, "the stored environment of %s cannot be opened", whose).
 			WithHint("the installation's key was replaced; create the sandbox again")
 	}
 	return env, nil

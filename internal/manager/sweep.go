@@ -42,6 +42,9 @@ func (m *Manager) loop() {
 		if err := m.pass(m.ctx, t, time.Now()); err != nil && m.ctx.Err() == nil {
 			m.log.Error("sweep", "err", err)
 		}
+		if err := m.passSnapshots(m.ctx, t, time.Now()); err != nil && m.ctx.Err() == nil {
+			m.log.Error("sweep of snapshots", "err", err)
+		}
 		if ticked {
 			m.surveyAll(t)
 			m.housekeep()
@@ -58,6 +61,9 @@ func (m *Manager) Sweep(ctx context.Context) (SweepReport, error) {
 	ctx = sandboxer.WithPrincipal(ctx, sandboxer.Principal{}) // what it does, the sweep does
 	t := newTally()
 	if err := m.pass(ctx, t, time.Now()); err != nil {
+		return SweepReport{}, err
+	}
+	if err := m.passSnapshots(ctx, t, time.Now()); err != nil {
 		return SweepReport{}, err
 	}
 	m.surveyAll(t)
@@ -241,6 +247,8 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 		})
 	case resume:
 		err = m.pickUp(ctx, t, sb)
+	case pause:
+		err = m.lieDown(ctx, t, sb, a.reason)
 	case end:
 		why := ending{reason: a.reason, message: says[a.reason]}
 		if a.reason == sandboxer.ReasonLost {
@@ -373,12 +381,16 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 	q := sandboxer.Query{Extension: e.Info.ID, States: live}
 	err := m.records(ctx, q, func(sb *sandboxer.Sandbox) {
 		t.count(func(r *SweepReport) { r.Seen++ })
-		s := sighting{e.Info.ID, sb.ID, sb.Generation}
 		if sb.Damaged != "" {
 			t.count(func(r *SweepReport) { r.Damaged++ })
 			m.mourn(sb)
 			return
 		}
+		if sb.State == sandboxer.Paused && !isStanding(sb) { // what is listed of it is left over
+			m.act(t, sb, sandboxer.Unknown)
+			return
+		}
+		s := sighting{e.Info.ID, sb.ID, objectOf(sb)}
 		_, ok := listed[s]
 		if !ok {
 			s.generation = 0 // an object that does not tell
@@ -387,8 +399,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 		switch {
 		case ok:
 			seen[s] = true
-			ready := sb.State == sandboxer.Running || sb.State == sandboxer.Warm
-			if probing && ready && (all || !sb.AbsentSince.IsZero()) {
+			if probing && isStanding(sb) && (all || !sb.AbsentSince.IsZero()) {
 				m.probe(t, e, sb, inherited(sb))
 				return
 			}
@@ -397,13 +408,13 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 				t.count(func(r *SweepReport) { r.Adopted++ })
 			}
 			m.act(t, sb, sandboxer.Alive)
-		case sb.State != sandboxer.Running && sb.State != sandboxer.Warm, e.Backend == nil:
+		case !isStanding(sb), e.Backend == nil:
 			m.act(t, sb, sandboxer.Unknown)
 		case lerr != nil:
 			m.act(t, sb, sandboxer.Unknown)
 		case probing:
 			m.probe(t, e, sb, inherited(sb))
-		case e.Backend.Can(sandboxer.CanList) && at.Sub(sb.ReadyAt) >= m.opts.Grace:
+		case e.Backend.Can(sandboxer.CanList) && at.Sub(standsSince(sb)) >= m.opts.Grace:
 			m.act(t, sb, sandboxer.Gone)
 		default: // it may be too new for a slow listing, or nobody can tell
 			m.act(t, sb, sandboxer.Unknown)
@@ -464,8 +475,8 @@ func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox, inherited
 func (m *Manager) doubt(h sandboxer.Handle) {
 	t := newTally()
 	m.async(t, func() {
-		sb, err := m.store.SandboxGeneration(m.ctx, h.SandboxID, h.Generation)
-		if err != nil || sb.State != sandboxer.Running {
+		sb, err := m.store.Sandbox(m.ctx, h.SandboxID)
+		if err != nil || sb.State != sandboxer.Running || objectOf(sb) != h.Generation {
 			return
 		}
 		if e := m.extension(sb.Extension); e != nil && e.Backend != nil && e.Backend.Can(sandboxer.CanProbe) {
@@ -517,19 +528,20 @@ func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed ma
 }
 
 // stray reports whether no record explains s: there is none, or it says that the
-// object is gone. tenant is whose it was, if that is known.
+// object is gone. tenant is whose it was, if that is known. A record answers for its
+// own generation and those that its resumes made, of which the latest may exist.
 func (m *Manager) stray(ctx context.Context, s sighting) (tenant string, _ bool, err error) {
-	var sb *sandboxer.Sandbox
-	if s.generation == 0 {
-		sb, err = m.store.Sandbox(ctx, s.id)
-	} else {
-		sb, err = m.store.SandboxGeneration(ctx, s.id, s.generation)
-	}
+	sb, err := m.store.Sandbox(ctx, s.id)
 	switch {
 	case isKind(err, sandboxer.NotFound):
 		return "", true, nil
 	case err != nil && sb == nil:
 		return "", false, err
+	case sb.Damaged != "" && s.generation > sb.Generation: // which it made last cannot be read
+	case s.generation != 0 && s.generation != objectOf(sb):
+		return sb.Tenant, true, nil
+	case sb.State == sandboxer.Paused:
+		return sb.Tenant, !isStanding(sb), nil
 	}
 	return sb.Tenant, sb.State == sandboxer.Terminated, nil // a damaged record explains as much
 }

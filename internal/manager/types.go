@@ -49,6 +49,7 @@ type Violation struct {
 // SweepReport counts what one sweep saw and did.
 type SweepReport struct {
 	Seen     int `json:"seen"`     // live records
+	Paused   int `json:"paused"`   // put to rest because their time ran out, or half paused and finished
 	Expired  int `json:"expired"`  // ended because their time ran out or nobody used them
 	Torndown int `json:"torndown"` // teardowns that succeeded
 	Adopted  int `json:"adopted"`  // found alive, or half made and resumed, by the first sweep after a start

@@ -65,6 +65,9 @@ func (m *Manager) forget(id string) {
 // be called when the use is over.
 func (m *Manager) open(ctx context.Context, scope sandboxer.Scope, ref string) (b *backend.Backend, h sandboxer.Handle, end func(), err error) {
 	sb, err := m.find(ctx, scope, ref)
+	if err == nil && isPaused(sb) && sb.Spec.Profile.AutoResume {
+		sb, err = m.onDemand(ctx, sb)
+	}
 	if err != nil {
 		return nil, h, nil, err
 	}
@@ -83,6 +86,8 @@ func (m *Manager) open(ctx context.Context, scope sandboxer.Scope, ref string) (
 func notRunning(sb *sandboxer.Sandbox) error {
 	e := sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s, not running", sb.ID, sb.State)
 	switch sb.State {
+	case sandboxer.Pausing, sandboxer.Paused:
+		e.WithHint("resume it: sandboxer resume %s", sb.ID)
 	case sandboxer.Creating:
 		e.WithHint("wait for it: sandboxer wait %s", sb.ID)
 	case sandboxer.Terminating, sandboxer.Terminated:

@@ -47,8 +47,20 @@ func examples() []any {
 	file := api.FileInfo{Path: "/workspace/go.mod", Type: api.TypeFile, Size: 120, Mode: "0644", ModTime: at, Owner: "root", Group: "root"}
 	yes := true
 	port := api.SandboxPort{Port: 8080, Declared: true, Open: true, Listening: &yes, Proxy: "https://8080-7k2mq0xa.ports.example.org/"}
+	snap := api.Snapshot{SchemaVersion: api.SchemaVersion, ID: "snap-7k2mq0xa4t9c", Name: "base", Tenant: "default", SandboxID: sb.ID, Generation: 1,
+		Profile: sb.Profile, Extension: sb.Extension, Kind: sandboxer.SnapshotNative, State: sandboxer.SnapshotSealed, Memory: true, Quiesced: true,
+		Bytes: 48 << 20, CreatedAt: at, SealedAt: at.Add(time.Second)}
 	return []any{
 		sb,
+		snap,
+		page(snap),
+		api.PauseSandbox{Depth: sandboxer.PauseDisk},
+		api.ResumeSandbox{TTL: api.Duration(30 * time.Minute)},
+		api.ForkSandbox{Count: 3, TTL: api.Duration(30 * time.Minute)},
+		api.Forked{SchemaVersion: api.SchemaVersion, Items: []api.Sandbox{sb}},
+		api.CreateSnapshot{Name: "base", Kind: sandboxer.SnapshotBoth},
+		api.RestoreSnapshot{Name: "copy", TTL: api.Duration(30 * time.Minute), Env: map[string]string{"CI": "1"}},
+		api.SnapshotDiff{SchemaVersion: api.SchemaVersion, Items: []api.SnapshotChange{{Path: "src/main.go", Change: "changed", Before: 120, After: 180}}},
 		page(sb),
 		api.CreateSandbox{Profile: "profile.local", Inputs: map[string]string{"repo": "/src/app"}, Name: "build", TTL: api.Duration(30 * time.Minute),
 			Consumer: sandboxer.Consumer{ID: "ci-42", Kind: "ci"}, Env: map[string]string{"CI": "1"}, MaxCost: 500_000},

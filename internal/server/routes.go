@@ -60,6 +60,8 @@ func (s *Server) routes() {
 	route(s, op("getStats", "GET", "/v1/sandboxes/{id}/stats", read, "sandboxes", "Measure the sandbox"), s.stats)
 	routeJSON(s, op("plan", "POST", "/v1/plan", write, "sandboxes", "What a create would lead to and cost; creates nothing"), s.plan)
 
+	s.snapshotRoutes()
+
 	routeJSON(s, op("exec", "POST", "/v1/sandboxes/{id}/exec", write, "exec", "Run a command to its end, output bounded"), s.run)
 	o = op("execStream", "GET", "/v1/sandboxes/{id}/exec", write, "exec", "Run a command with its streams over a WebSocket")
 	o.DefaultStatus = http.StatusSwitchingProtocols

@@ -35,6 +35,18 @@ type Manager interface {
 	Extend(ctx context.Context, ref string, e manager.Extend) (*sandboxer.Sandbox, error)
 	SetNetwork(ctx context.Context, ref string, p sandboxer.NetworkPolicy) (*sandboxer.Sandbox, error)
 	Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, error)
+	Pause(ctx context.Context, ref string, req manager.PauseRequest) (*sandboxer.Sandbox, error)
+	Resume(ctx context.Context, ref string, req manager.ResumeRequest) (*sandboxer.Sandbox, error)
+	Fork(ctx context.Context, ref string, req manager.ForkRequest) ([]*sandboxer.Sandbox, error)
+
+	Snapshot(ctx context.Context, ref string, req manager.SnapshotRequest) (*sandboxer.SnapshotRecord, error)
+	GetSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error)
+	Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) ([]*sandboxer.SnapshotRecord, string, error)
+	DropSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error)
+	Restore(ctx context.Context, ref string, req manager.RestoreRequest) (*sandboxer.Sandbox, error)
+	Diff(ctx context.Context, before, after string) ([]manager.Change, error)
+	ExportSnapshot(ctx context.Context, ref string, w io.Writer) error
+	ImportSnapshot(ctx context.Context, req manager.ImportRequest, r io.Reader) (*sandboxer.SnapshotRecord, error)
 
 	Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandboxer.Exit, error)
 	ReadFile(ctx context.Context, ref, name string) (io.ReadCloser, error)

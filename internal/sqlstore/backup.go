@@ -203,7 +203,7 @@ func Restore(ctx context.Context, dir, backup string) (restored, suffix string, 
 		}
 		if backup == "" {
 			return "", "", sandboxer.E(sandboxer.NotFound, nil, "the data directory %s holds no backup", dir).
-				WithHint("name one of your own: sandboxer restore FILE")
+				WithHint("name one of your own: sandboxer backup restore FILE")
 		}
 	}
 	file, draft := filepath.Join(dir, dbFile), filepath.Join(dir, newDBFile)

@@ -67,7 +67,7 @@ func TestBackup(t *testing.T) {
 	// The database breaks; opening says what to type, and that is right.
 	overwrite(t, dir, 0, []byte("no database at all")...)
 	_, err = OpenSQLite(t.Context(), dir, Options{Reserve: -1})
-	refused(t, err, sandboxer.Failed, "sandboxer restore --data-dir "+dir+" "+last.File)
+	refused(t, err, sandboxer.Failed, "sandboxer backup restore --data-dir "+dir+" "+last.File)
 	// The newest backup is broken too: the one before it is taken.
 	if err := os.WriteFile(last.File, []byte("nor this"), 0o600); err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestBackup(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = OpenSQLite(t.Context(), dir, Options{Reserve: -1})
-	refused(t, err, sandboxer.Failed, "sandboxer restore")
+	refused(t, err, sandboxer.Failed, "sandboxer backup restore")
 	if _, suffix, err = Restore(t.Context(), dir, elsewhere); err != nil || suffix != "" {
 		t.Fatalf("Restore again = %q, %v", suffix, err)
 	}

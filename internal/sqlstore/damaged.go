@@ -31,7 +31,7 @@ func (s *Store) remains(ctx context.Context, id string, generation int, cause er
 // damagedRecord is the error for a record asked for by name.
 func damagedRecord(id string, generation int, cause error) error {
 	return sandboxer.E(sandboxer.Failed, cause, "the record of sandbox %s, generation %d, is damaged", id, generation).
-		WithHint("get rid of it with: sandboxer destroy %s; or restore the database from a backup: sandboxer restore", id)
+		WithHint("get rid of it with: sandboxer destroy %s; or restore the database from a backup: sandboxer backup restore", id)
 }
 
 // one reads the record that the query selects, which is known to be that of id.

@@ -231,7 +231,7 @@ func TestDamage(t *testing.T) {
 					copyFile(t, file, filepath.Join(dir, "sandboxer-before-0002.db"))
 					newest := filepath.Join(dir, "sandboxer-before-0003.db")
 					copyFile(t, file, newest)
-					words = []string{file, "newest backup is " + newest, "sandboxer restore --data-dir " + dir + " " + newest}
+					words = []string{file, "newest backup is " + newest, "sandboxer backup restore --data-dir " + dir + " " + newest}
 				}
 				c.damage(t, file)
 				before, _ := os.ReadFile(file)
@@ -251,7 +251,7 @@ func TestDamage(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := OpenSQLite(t.Context(), dir, Options{Reserve: -1})
-		refused(t, err, sandboxer.Failed, "sandboxer-before-0002.db", "sandboxer restore ")
+		refused(t, err, sandboxer.Failed, "sandboxer-before-0002.db", "sandboxer backup restore ")
 	})
 }
 

@@ -1,0 +1,586 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+)
+
+// PauseRequest says how to pause. Zero fields take the profile's values.
+type PauseRequest struct {
+	Depth sandboxer.PauseDepth `json:"depth,omitempty"`
+}
+
+// ResumeRequest says how to go on.
+type ResumeRequest struct {
+	// TTL is the time to live from now; 0 lets what was left go on, or grants the
+	// profile's anew where nothing was.
+	TTL time.Duration `json:"ttl_ns,omitempty"`
+}
+
+// Pause makes a running sandbox stand still, and returns it paused. It keeps its ID,
+// name and place in the books; running time and the time to live stop. Pausing what is
+// paused is success. If it cannot be paused it runs on. Kinds: Unsupported where the
+// extension cannot go to that depth; Conflict when the sandbox does not run, or is
+// paused to another depth.
+func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*sandboxer.Sandbox, error) {
+	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		switch sb.State {
+		case sandboxer.Running, sandboxer.Pausing:
+		case sandboxer.Paused:
+			if req.Depth != "" && req.Depth != sb.Pause.Depth {
+				return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused already, to the depth %s", sb.ID, sb.Pause.Depth).
+					WithHint("resume it first")
+			}
+			return sb, nil
+		default:
+			return nil, notRunning(sb)
+		}
+		depth := sb.Pause.Depth
+		if sb.State == sandboxer.Running {
+			if depth, _, err = m.depthFor(sb, req.Depth, sandboxer.ReasonRequested); err != nil {
+				return nil, err
+			}
+		}
+		j, mine, err := m.begin(ctx, sb.ID, sb.Generation, true, nil)
+		if err != nil {
+			return nil, err
+		}
+		if mine {
+			own := *sb
+			m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
+				return m.lull(ctx, j, &own, depth, sandboxer.ReasonRequested)
+			})
+		}
+		if err := wait(ctx, j.done); err != nil {
+			return nil, err
+		}
+		if mine {
+			return j.sb, j.err
+		}
+		if sb, err = m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// depthFor settles how deep sb is paused. loose says that nobody insists on memory.
+func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, cause sandboxer.Reason) (depth sandboxer.PauseDepth, loose bool, err error) {
+	b, err := m.backend(sb.Extension)
+	if err != nil {
+		return "", false, err
+	}
+	depth = cmp.Or(asked, sb.Spec.Profile.PauseDepth)
+	if depth == "" {
+		order := []sandboxer.PauseDepth{sandboxer.PauseFreeze, sandboxer.PauseDisk}
+		if cause == sandboxer.ReasonExpired { // nobody is about to come back
+			slices.Reverse(order)
+			loose = true
+		}
+		depth = order[0]
+		if !canPause(b, depth) {
+			depth = order[1]
+		}
+	}
+	switch {
+	case !slices.Contains(sandboxer.PauseDepths(), depth):
+		return "", false, sandboxer.E(sandboxer.Invalid, nil, "%q is not a depth of pausing", depth).
+			WithHint("the depths are: %s", join(sandboxer.PauseDepths()))
+	case !canPause(b, depth):
+		e := sandboxer.E(sandboxer.Unsupported, nil, "extension %s cannot pause to the depth %s", sb.Extension, depth)
+		for _, d := range sandboxer.PauseDepths() {
+			if canPause(b, d) {
+				e.WithHint("try --depth %s", d)
+				break
+			}
+		}
+		return "", false, e
+	}
+	return depth, loose, nil
+}
+
+func canPause(b *backend.Backend, depth sandboxer.PauseDepth) bool {
+	if depth == sandboxer.PauseFreeze {
+		return b.Can(sandboxer.CanPause)
+	}
+	return b.Can(sandboxer.CanSnapshot)
+}
+
+func maxPaused(p sandboxer.Profile) time.Duration {
+	return cmp.Or(p.MaxPaused, sandboxer.DefaultMaxPaused)
+}
+
+// lull commits the intent to pause sb, unless that was done before, and does it.
+func (m *Manager) lull(ctx context.Context, j *job, sb *sandboxer.Sandbox, depth sandboxer.PauseDepth, cause sandboxer.Reason) (*sandboxer.Sandbox, error) {
+	if sb.State == sandboxer.Running {
+		var rec *sandboxer.SnapshotRecord
+		if depth != sandboxer.PauseFreeze {
+			rec = newSnapshot(sb, sandboxer.SnapshotNative, sandboxer.ForPause)
+			if err := m.sealFor(sb, rec); err != nil {
+				return nil, err
+			}
+		}
+		err := m.step(pPausing, func() error {
+			return m.move(ctx, sb, sandboxer.Pausing, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+				at := now()
+				sb.Pause = sandboxer.Pause{Depth: depth, At: at, Left: max(0, sb.ExpiresAt.Sub(at)), Cause: cause}
+				if rec != nil {
+					sb.Pause.Snapshot = rec.ID
+					w.Snapshots = append(w.Snapshots, rec)
+				}
+				sb.Reason = cause
+				sb.UsedAt = m.fresh(sb).UsedAt
+				sb.ExpiresAt = at.Add(maxPaused(sb.Spec.Profile))
+				if b, err := m.backend(sb.Extension); err == nil && depth == sandboxer.PauseFreeze && !b.Can(sandboxer.CanRenew) && !sb.Spec.Fuse.IsZero() {
+					// The backend will remove it by itself.
+					if burns := sb.Spec.Fuse.Add(-fuseMargin); burns.Before(sb.ExpiresAt) {
+						sb.ExpiresAt = burns
+					}
+				}
+				return nil
+			})
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return m.settleDown(ctx, j, sb)
+}
+
+// settleDown pays what pausing owes. It does the same for a sandbox whose pause has
+// just begun, for one that another process left half paused, and for one that could
+// not be resumed.
+func (m *Manager) settleDown(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
+	b, err := m.backend(sb.Extension)
+	if err != nil {
+		return nil, m.postpone(ctx, sb, err)
+	}
+	torn, err := m.lieStill(ctx, b, sb)
+	if err != nil {
+		return m.stir(ctx, j, sb, err, torn)
+	}
+	depth, fuse := sb.Pause.Depth, sb.Spec.Fuse
+	err = m.step(pPaused, func() error {
+		return m.move(ctx, sb, sandboxer.Paused, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+			sb.Pause.Depth, sb.Spec.Fuse = depth, fuse
+			if sb.Pause.Depth != sandboxer.PauseFreeze {
+				sb.Handle, sb.Reachability = sandboxer.Handle{}, sandboxer.Reachability{}
+			}
+			sb.Pause.Undo = false
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	return sb, nil
+}
+
+// lieStill freezes sb, or saves and removes it. torn says that the removal has begun,
+// after which there is no way back.
+func (m *Manager) lieStill(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) (torn bool, err error) {
+	if sb.Pause.Depth == sandboxer.PauseFreeze {
+		if err := m.delayFuse(ctx, b, sb, sb.ExpiresAt); err != nil {
+			return false, err
+		}
+		return false, m.step(pFreeze, func() error { return b.Pause(ctx, sb.Handle) })
+	}
+	rec, err := m.store.Snapshot(ctx, sb.Pause.Snapshot)
+	if err != nil {
+		return false, err
+	}
+	if rec.State == sandboxer.SnapshotSaving {
+		release, err := m.claim(rec.ID)
+		if err != nil {
+			return false, err
+		}
+		defer release()
+		if err := m.delayFuse(ctx, b, sb, now().Add(patience)); err != nil {
+			return false, err
+		}
+		// What happens between the snapshot and the teardown would be lost, so nothing
+		// must happen.
+		if b.Can(sandboxer.CanPause) {
+			if err := m.step(pFreeze, func() error { return b.Pause(ctx, sb.Handle) }); err != nil {
+				return false, err
+			}
+		}
+		if err := m.fill(ctx, b, sb, rec); err != nil {
+			return false, err
+		}
+		if !rec.Native.Memory && sb.Pause.Depth == sandboxer.PauseDisk {
+			if sb.Pause.Cause != sandboxer.ReasonExpired || sb.Spec.Profile.PauseDepth != "" {
+				return false, sandboxer.E(sandboxer.Unsupported, nil, "extension %s saves files, not memory: the sandbox's processes would end", sb.Extension).
+					WithHint("pause to the depth freeze, or say that files are enough: --depth files")
+			}
+		}
+		err = m.step(pSealed, func() error {
+			rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
+			return m.putSnapshot(ctx, rec, "sealed")
+		})
+		if err != nil {
+			return false, err
+		}
+	}
+	if rec.State != sandboxer.SnapshotSealed {
+		return false, sandboxer.E(sandboxer.Failed, nil, "its snapshot %s is %s", rec.ID, rec.State)
+	}
+	if !rec.Native.Memory {
+		sb.Pause.Depth = sandboxer.PauseFiles // as the commit that follows says
+	}
+	_, err = m.release(ctx, sb)
+	return true, err
+}
+
+// delayFuse moves the backend's own deadline behind until, if it is before and can be
+// moved.
+func (m *Manager) delayFuse(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, until time.Time) error {
+	fuse := until.Add(fuseMargin)
+	if !b.Can(sandboxer.CanRenew) || sb.Spec.Fuse.IsZero() || !sb.Spec.Fuse.Before(fuse) {
+		return nil
+	}
+	if err := m.step(pFuse, func() error { return b.Renew(ctx, sb.Handle, fuse) }); err != nil {
+		return err
+	}
+	sb.Spec.Fuse = fuse
+	return nil
+}
+
+// stir deals with a pause that failed. Where somebody waits for it, the sandbox goes
+// back to running and they get the reason; where its time was over it is tried again,
+// or ended if that cannot help.
+func (m *Manager) stir(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error, torn bool) (*sandboxer.Sandbox, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if sb.State != sandboxer.Pausing {
+		return nil, errDoomed
+	}
+	kind := sandboxer.KindOf(cause)
+	hopeless := slices.Contains([]sandboxer.Kind{sandboxer.Unsupported, sandboxer.Invalid, sandboxer.Failed, sandboxer.Denied}, kind)
+	why := ending{reason: sandboxer.ReasonLost, message: says[sandboxer.ReasonLost]}
+	switch {
+	case torn, sb.Pause.Attempts > 0:
+		return nil, m.postpone(ctx, sb, cause)
+	case kind == sandboxer.NotFound:
+	case sb.Pause.Cause == sandboxer.ReasonExpired && (hopeless || time.Since(sb.Pause.At) > patience):
+		why = ending{reason: sandboxer.ReasonExpired, message: "its time to live ran out, and it could not be paused: " + sandboxer.Message(cause)}
+	case sb.Pause.Cause == sandboxer.ReasonExpired:
+		return nil, m.postpone(ctx, sb, cause)
+	default:
+		return nil, m.getUp(ctx, j, sb, cause)
+	}
+	answer := sandboxer.E(sandboxer.Failed, cause, "sandbox %s could not be paused: %s", sb.ID, sandboxer.Message(cause))
+	if !m.turn(j) {
+		return nil, context.Cause(ctx)
+	}
+	err := m.doom(ctx, sb, why)
+	if err == nil {
+		err = m.teardown(ctx, sb)
+	}
+	if err != nil { // the sweep goes on with it
+		m.log.WarnContext(ctx, "teardown after a failed pause", "sandbox", sb.ID, "err", err)
+	}
+	return nil, answer
+}
+
+// getUp brings sb, whose object still stands, back to running after a failed pause.
+func (m *Manager) getUp(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
+	m.log.WarnContext(ctx, "pause failed", "sandbox", sb.ID, "err", cause)
+	err := m.step(pPaused, func() error {
+		return m.move(ctx, sb, sandboxer.Paused, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
+			if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
+				return err
+			}
+			sb.Pause.Undo = true
+			sb.Message = "it could not be paused: " + sandboxer.Message(cause)
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	answer := sandboxer.E(sandboxer.KindOf(cause), cause, "sandbox %s could not be paused, and runs on: %s", sb.ID, sandboxer.Message(cause))
+	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
+	if _, err := m.rise(ctx, j, sb, 0); err != nil {
+		m.log.WarnContext(ctx, "back to running after a failed pause", "sandbox", sb.ID, "err", err)
+		answer.Msg = fmt.Sprintf("sandbox %s could not be paused: %s", sb.ID, sandboxer.Message(cause))
+	}
+	return answer
+}
+
+// unneeded returns the record of the snapshot that sb was paused to, as one that is
+// being dropped, to be committed with the change that makes it so.
+func (m *Manager) unneeded(ctx context.Context, sb *sandboxer.Sandbox) ([]*sandboxer.SnapshotRecord, error) {
+	if sb.Pause.Snapshot == "" {
+		return nil, nil
+	}
+	rec, err := m.store.Snapshot(ctx, sb.Pause.Snapshot)
+	switch {
+	case isKind(err, sandboxer.NotFound):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case !rec.State.CanBecome(sandboxer.SnapshotDropping):
+		return nil, nil
+	}
+	rec.State = sandboxer.SnapshotDropping
+	return []*sandboxer.SnapshotRecord{rec}, nil
+}
+
+// lieDown is the sweep's pause: it begins one, or goes on with what a former process
+// left half paused.
+func (m *Manager) lieDown(ctx context.Context, t *tally, sb *sandboxer.Sandbox, cause sandboxer.Reason) error {
+	release, err := m.slot(ctx, sb.Extension)
+	if err != nil {
+		return err
+	}
+	defer release()
+	j, mine, err := m.begin(ctx, sb.ID, sb.Generation, true, nil)
+	if err != nil || !mine {
+		return err
+	}
+	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
+		cur, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
+		if err != nil {
+			return nil, err
+		}
+		if a := decide(m.fresh(cur), sandboxer.Unknown, false, time.Now()); a.verb != pause {
+			return cur, nil
+		}
+		if cur.State == sandboxer.Pausing {
+			return m.settleDown(ctx, j, cur)
+		}
+		depth, _, err := m.depthFor(cur, "", cause)
+		if err == nil {
+			return m.lull(ctx, j, cur, depth, cause)
+		}
+		if isKind(err, sandboxer.Unavailable) { // the backend may come back
+			return nil, err
+		}
+		why := ending{reason: cause, message: "its time to live ran out, and it cannot be paused: " + sandboxer.Message(err)}
+		if !m.turn(j) {
+			return nil, context.Cause(ctx)
+		}
+		if err := m.doom(ctx, cur, why); err != nil {
+			return nil, err
+		}
+		return cur, m.teardown(ctx, cur)
+	})
+	<-j.done
+	if j.err == nil {
+		t.count(func(r *SweepReport) { r.Paused++ })
+	}
+	return j.err
+}
+
+// Resume lets a paused sandbox go on, and returns it running: under the same ID, with
+// the same name, addresses and tokens of its own. Resuming what runs is success. Those
+// who ask at the same time share one resume. If it fails the sandbox stays paused.
+// Kinds: Conflict when the sandbox is neither; NoCredit when more time has to be held
+// than the tenant can pay; what the backend said when it failed.
+func (m *Manager) Resume(ctx context.Context, ref string, req ResumeRequest) (*sandboxer.Sandbox, error) {
+	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkTTL(sb.Spec.Profile, req.TTL); err != nil {
+		return nil, err
+	}
+	return m.rouse(ctx, sb, req.TTL)
+}
+
+// onDemand resumes a sandbox that somebody wants to use.
+func (m *Manager) onDemand(ctx context.Context, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
+	return m.rouse(ctx, sb, 0)
+}
+
+// rouse resumes sb, or waits for whoever does, and for a pause that is in progress.
+func (m *Manager) rouse(ctx context.Context, sb *sandboxer.Sandbox, ttl time.Duration) (*sandboxer.Sandbox, error) {
+	for tries := 0; ; tries++ {
+		switch sb.State {
+		case sandboxer.Running:
+			return m.fresh(sb), nil
+		case sandboxer.Paused, sandboxer.Pausing:
+		case sandboxer.Creating:
+			if !isPaused(sb) {
+				return nil, notRunning(sb)
+			}
+		default:
+			return nil, notRunning(sb)
+		}
+		j, mine, err := m.begin(ctx, sb.ID, sb.Generation, true, nil)
+		if err != nil {
+			return nil, err
+		}
+		if mine {
+			own := *sb
+			m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
+				cur, err := m.store.SandboxGeneration(ctx, own.ID, own.Generation)
+				if err == nil && cur.State == sandboxer.Pausing {
+					cur, err = m.settleDown(ctx, j, cur)
+				}
+				if err != nil {
+					return nil, err
+				}
+				switch cur.State {
+				case sandboxer.Paused:
+					return m.rise(ctx, j, cur, ttl)
+				case sandboxer.Creating:
+					return m.build(ctx, j, cur)
+				case sandboxer.Running:
+					return cur, nil
+				}
+				return nil, notRunning(cur)
+			})
+		}
+		if err := wait(ctx, j.done); err != nil {
+			return nil, err
+		}
+		if mine {
+			return j.sb, j.err
+		}
+		was := sb.State
+		if sb, err = m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err != nil {
+			return nil, err
+		}
+		if was == sandboxer.Paused && sb.State == sandboxer.Paused && j.err != nil && sb.Pause.Attempts > 0 {
+			return nil, j.err // it was tried, for somebody else
+		}
+	}
+}
+
+// rise commits the intent to resume sb, which is paused, and does it.
+func (m *Manager) rise(ctx context.Context, j *job, sb *sandboxer.Sandbox, ttl time.Duration) (*sandboxer.Sandbox, error) {
+	err := m.step(pResuming, func() error {
+		return m.move(ctx, sb, sandboxer.Creating, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			prof := sb.Spec.Profile
+			ran := sb.Pause.At.Sub(sb.CreatedAt) - sb.PausedFor
+			left := cmp.Or(ttl, sb.Pause.Left)
+			if left < time.Second && !sb.Pause.Undo { // its time was over: it gets a new one, as far as there is one
+				left = min(ttlOf(prof), maxTTL(prof)-ran)
+			}
+			if ran+left > maxTTL(prof) && !sb.Pause.Undo || left <= 0 && !sb.Pause.Undo {
+				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has run for %s; profile %s allows %s", sb.ID, ran.Round(time.Second), sb.Profile, maxTTL(prof)).
+					WithHint("make a snapshot's copy of it, which has a life of its own, or destroy it")
+			}
+			if life := ran + left; life > sb.Quote.Duration {
+				more := sb.Quote.For(life) - sb.Quote.For(sb.Quote.Duration)
+				w.Entries = entries(hold(sb, fmt.Sprintf("hold:%d", sb.Version), more))
+				w.Cover = true
+				sb.Quote.Amount += more
+				sb.Quote.Duration = life
+			}
+			sb.Pause.Left = left
+			sb.Reason = sandboxer.ReasonRequested
+			if !isStanding(sb) { // isStanding: while it is still paused
+				sb.Spec.Generation = objectOf(sb) + 1
+				sb.Handle = sandboxer.Handle{}
+				sb.Spec.Fuse = now().Add(left + fuseMargin)
+				if prof.OnTTL == sandboxer.ExpiryPause {
+					sb.Spec.Fuse = sb.Spec.Fuse.Add(patience)
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		if isKind(err, sandboxer.NoCredit) {
+			err = sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot go on: its tenant cannot pay for more time", sb.ID).
+				WithHint("ask an administrator for credits, or resume it for a shorter time (--ttl)")
+		}
+		return nil, err
+	}
+	return m.build(ctx, j, sb)
+}
+
+// thaw lets the frozen object of sb go on.
+func (m *Manager) thaw(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
+	if err := m.delayFuse(ctx, b, sb, now().Add(sb.Pause.Left)); err != nil {
+		return err
+	}
+	if !b.Can(sandboxer.CanPause) {
+		return nil // it was never frozen
+	}
+	return m.step(pThaw, func() error { return b.Resume(ctx, sb.Handle) })
+}
+
+// relapse takes a sandbox that could not be resumed back to where it was: what was
+// made of it is torn down, or frozen again, and the caller gets the reason.
+func (m *Manager) relapse(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
+	kind := sandboxer.KindOf(cause)
+	m.log.WarnContext(ctx, "resume failed", "sandbox", sb.ID, "generation", objectOf(sb), "err", cause)
+	frozen := sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo
+	switch kind {
+	case sandboxer.NotFound: // the object, not what the caller named
+		kind = sandboxer.Failed
+	case sandboxer.Canceled: // by nobody here
+		kind = sandboxer.Unavailable
+	}
+	answer := sandboxer.E(kind, cause, "sandbox %s could not be resumed and stays paused: %s", sb.ID, sandboxer.Message(cause))
+	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
+	if frozen && isKind(cause, sandboxer.NotFound) { // there is nothing to go back to
+		answer.Msg = fmt.Sprintf("sandbox %s could not be resumed: %s", sb.ID, sandboxer.Message(cause))
+		if !m.turn(j) {
+			return context.Cause(ctx)
+		}
+		err := m.doom(ctx, sb, ending{reason: sandboxer.ReasonLost, message: says[sandboxer.ReasonLost]})
+		if err == nil {
+			err = m.teardown(ctx, sb)
+		}
+		if err != nil {
+			m.log.WarnContext(ctx, "teardown after a failed resume", "sandbox", sb.ID, "err", err)
+		}
+		return answer
+	}
+	err := m.step(pRelapsed, func() error {
+		return m.move(ctx, sb, sandboxer.Pausing, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+			if frozen {
+				sb.Pause.Depth, sb.Pause.Undo, sb.Pause.Snapshot = sandboxer.PauseFreeze, false, ""
+			}
+			sb.Pause.Attempts++
+			sb.Message = "it could not be resumed: " + sandboxer.Message(cause)
+			return nil
+		})
+	})
+	if err == nil {
+		_, err = m.settleDown(ctx, j, sb)
+	}
+	if err != nil && ctx.Err() == nil { // the sweep goes on with it
+		m.log.WarnContext(ctx, "back to paused after a failed resume", "sandbox", sb.ID, "err", err)
+	}
+	return answer
+}
+
+// keep moves how long a paused sandbox is kept.
+func (m *Manager) keep(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, until time.Time) error {
+	longest := maxPaused(sb.Spec.Profile)
+	if until.Sub(now()) > longest {
+		return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would stay paused for %s from now; profile %s allows %s", sb.ID, until.Sub(now()).Round(time.Second), sb.Profile, longest)
+	}
+	if isStanding(sb) {
+		b, err := m.backend(sb.Extension)
+		if err != nil {
+			return err
+		}
+		if err := m.delayFuse(ctx, b, sb, until); err != nil {
+			return err
+		}
+		if burns := sb.Spec.Fuse.Add(-fuseMargin); !sb.Spec.Fuse.IsZero() && burns.Before(until) {
+			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s removes sandbox %s by itself and cannot be told to wait until then", sb.Extension, sb.ID).
+				WithHint("at most until %s", burns.Format(time.RFC3339))
+		}
+	}
+	sb.ExpiresAt = until
+	w.Events = append(w.Events, event(ctx, sb, sandboxer.EventExtend, "kept until "+until.Format(time.RFC3339)))
+	return nil
+}

@@ -1,0 +1,336 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+)
+
+// RestoreRequest asks for a new sandbox from a snapshot. Zero fields take the values of
+// the profile; the environment is the source's, with Env added.
+type RestoreRequest struct {
+	// Profile is another profile to restore on; empty means the source's. On another
+	// extension only a portable snapshot can be restored.
+	Profile   string                 `json:"profile,omitempty"`
+	Kind      sandboxer.SnapshotKind `json:"kind,omitempty"` // native or portable; empty prefers native where that can be restored
+	Name      string                 `json:"name,omitempty"`
+	TTL       time.Duration          `json:"ttl_ns,omitempty"`
+	Consumer  sandboxer.Consumer     `json:"consumer,omitzero"`
+	Labels    map[string]string      `json:"labels,omitempty"`
+	Env       map[string]string      `json:"env,omitempty"`
+	MaxCost   sandboxer.Credits      `json:"max_cost,omitempty"`
+	Key       string                 `json:"-"` // idempotency key
+	NoWaiting bool                   `json:"-"` // answer as soon as the record is committed
+}
+
+// ForkRequest asks for copies of a running sandbox.
+type ForkRequest struct {
+	Count   int               `json:"count"` // 1 to MaxFork
+	TTL     time.Duration     `json:"ttl_ns,omitempty"`
+	Labels  map[string]string `json:"labels,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	MaxCost sandboxer.Credits `json:"max_cost,omitempty"` // of each
+}
+
+// MaxFork bounds the copies of one fork.
+const MaxFork = 100
+
+// Restore makes a sandbox from a sealed snapshot and returns it running. ID, generation,
+// owner, labels, tokens and time to live are its own. It is safe to repeat as Create
+// is. Kinds: as Create; NotFound when the snapshot is dropped, Conflict when it is not
+// sealed yet, Unsupported when its form cannot be restored there.
+func (m *Manager) Restore(ctx context.Context, ref string, req RestoreRequest) (*sandboxer.Sandbox, error) {
+	rec, err := m.findSnapshot(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return nil, err
+	}
+	return m.restoreOne(ctx, rec, req)
+}
+
+func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord, req RestoreRequest) (*sandboxer.Sandbox, error) {
+	o, err := m.resolveRestore(sandboxer.PrincipalFrom(ctx), rec, req)
+	if err != nil {
+		return nil, err
+	}
+	if o.key != "" {
+		if sb, err := m.replay(ctx, o); sb != nil || err != nil {
+			return sb, err
+		}
+	}
+	if rec.State != sandboxer.SnapshotSealed {
+		return nil, unsealed(rec)
+	}
+	sb, err := m.launch(ctx, o)
+	if o.key != "" && isKind(err, sandboxer.Conflict) {
+		if sb, err := m.replay(ctx, o); sb != nil || err != nil {
+			return sb, err
+		}
+	}
+	return sb, err
+}
+
+// resolveRestore makes an order of a restore request.
+func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, req RestoreRequest) (*order, error) {
+	target := cmp.Or(req.Profile, rec.Profile)
+	if target == "" {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "snapshot %s was made of a profile that does not exist here", rec.ID).
+			WithHint("say which one to restore it on: --profile")
+	}
+	prof, err := m.profile(target)
+	if err != nil {
+		return nil, err
+	}
+	as, err := formFor(rec, prof, req.Kind)
+	if err != nil {
+		return nil, err
+	}
+	create := sandboxer.CreateRequest{
+		Profile: prof.ID, Name: req.Name, TTL: req.TTL, Consumer: req.Consumer, Labels: req.Labels, Env: req.Env,
+		MaxCost: req.MaxCost, Key: req.Key, NoWaiting: req.NoWaiting,
+	}
+	if e := m.extension(prof.Extension); e != nil {
+		create.Inputs = inputsFor(e.Info.Inputs, rec.Spec.Inputs)
+	}
+	operator := p // what the source was allowed is not asked again
+	operator.Scopes = []sandboxer.Scope{sandboxer.ScopeAdmin}
+	o, err := m.resolve(operator, create)
+	if err != nil {
+		return nil, err
+	}
+	j, err := json.Marshal(req)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "the request does not encode")
+	}
+	sum := sha256.Sum256(append([]byte(rec.ID+"\x00"), j...))
+	o.digest = hex.EncodeToString(sum[:])
+	o.tenant = rec.Tenant
+	o.from, o.as = rec, as
+	env, err := m.openAs(snapshotSealName(rec), "snapshot "+rec.ID, rec.SealedEnv)
+	if err != nil {
+		return nil, err
+	}
+	o.spec.Env = merge(merge(prof.Env, env), req.Env)
+	if prof.ID == rec.Profile && rec.Spec.ID != "" { // as its source was, whatever has become of the profile
+		s := rec.Spec
+		o.spec.Image, o.spec.Command, o.spec.Limits, o.spec.Network = s.Image, s.Command, s.Limits, s.Network
+		o.spec.Mounts, o.spec.Ports, o.spec.Workspace, o.spec.User = s.Mounts, s.Ports, s.Workspace, s.User
+	}
+	if as == sandboxer.SnapshotNative {
+		o.spec.Host = rec.Host
+	}
+	return o, nil
+}
+
+// formFor settles in which form rec is restored on a profile.
+func formFor(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile, kind sandboxer.SnapshotKind) (sandboxer.SnapshotKind, error) {
+	native := rec.Kind.Has(sandboxer.SnapshotNative) && rec.Extension == prof.Extension
+	portable := rec.Kind.Has(sandboxer.SnapshotPortable)
+	switch kind {
+	case "":
+		if native {
+			return sandboxer.SnapshotNative, nil
+		}
+		if portable {
+			return sandboxer.SnapshotPortable, nil
+		}
+		return "", sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s is native to %s, and %s is on %s", rec.ID, rec.Extension, prof.ID, prof.Extension).
+			WithHint("restore it on a profile of %s, or make a portable one of its sandbox", rec.Extension)
+	case sandboxer.SnapshotNative:
+		if native {
+			return kind, nil
+		}
+		return "", sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s has no form that is native to %s", rec.ID, prof.Extension).
+			WithHint("leave out the kind, or choose another profile")
+	case sandboxer.SnapshotPortable:
+		if portable {
+			return kind, nil
+		}
+		return "", sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s has no portable form", rec.ID).
+			WithHint("leave out the kind, or make a portable one of its sandbox")
+	}
+	return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a form to restore: want native or portable", kind)
+}
+
+// inputsFor keeps those inputs that the extension declares.
+func inputsFor(declared []sandboxer.Input, have map[string]string) map[string]string {
+	out := map[string]string{}
+	for _, in := range declared {
+		if v, ok := have[in.Name]; ok && in.Name != "sandbox_id" {
+			out[in.Name] = v
+		}
+	}
+	return out
+}
+
+// sourceOf names the snapshot that the object of sb is made from, or "".
+func sourceOf(sb *sandboxer.Sandbox) string {
+	switch {
+	case isPaused(sb):
+		return sb.Pause.Snapshot
+	case sb.RestoredAs == sandboxer.SnapshotNative:
+		return sb.RestoredFrom
+	case sb.RestoredAs == sandboxer.SnapshotPortable && sb.ReadyAt.IsZero():
+		return sb.RestoredFrom
+	}
+	return ""
+}
+
+// restore makes the object of spec from the snapshot's native form; of the portable
+// one the files come once it is ready.
+func (m *Manager) restore(ctx context.Context, b *backend.Backend, spec sandboxer.Spec, from string, native bool) (h sandboxer.Handle, err error) {
+	rec, err := m.store.Snapshot(ctx, from)
+	switch {
+	case isKind(err, sandboxer.NotFound):
+		return h, sandboxer.E(sandboxer.Failed, err, "the snapshot %s does not exist any more", from)
+	case err != nil:
+		return h, err
+	case rec.State != sandboxer.SnapshotSealed:
+		return h, sandboxer.E(sandboxer.Failed, nil, "the snapshot %s is %s, not sealed", from, rec.State)
+	}
+	if !native {
+		err = m.step(pProvision, func() (err error) { h, err = b.Provision(ctx, spec); return err })
+		return h, err
+	}
+	err = m.step(pRestore, func() (err error) { h, err = b.RestoreFromSnapshot(ctx, spec, rec.Native); return err })
+	if isKind(err, sandboxer.NotFound) {
+		err = sandboxer.E(sandboxer.Failed, err, "%s does not have the snapshot %s any more", rec.Extension, from)
+	}
+	return h, err
+}
+
+// unarchive fills the workspace of sb, which is ready and has never run, with what the
+// snapshot holds.
+func (m *Manager) unarchive(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
+	if m.opts.Vault == nil {
+		return sandboxer.E(sandboxer.Unavailable, nil, "this installation keeps no portable snapshots any more")
+	}
+	return m.step(pUnarchive, func() error {
+		r, err := m.opts.Vault.Load(ctx, sb.RestoredFrom)
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		return b.Unarchive(ctx, sb.Handle, sb.Spec.Workspace, r)
+	})
+}
+
+// Fork makes copies of a running sandbox, which goes on running: all from one
+// snapshot, which is dropped afterwards, a few at a time. Either all are made or none:
+// when one fails, those that were made are destroyed again and the error says how many
+// there were. Kinds: as Snapshot and Create; Exhausted when the extension has no room
+// for all of them.
+func (m *Manager) Fork(ctx context.Context, ref string, req ForkRequest) ([]*sandboxer.Sandbox, error) {
+	if req.Count < 1 || req.Count > MaxFork {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%d copies: want 1 to %d", req.Count, MaxFork)
+	}
+	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.checkCapacity(ctx, sb, req.Count); err != nil {
+		return nil, err
+	}
+	rec, err := m.saveAs(ctx, sb, SnapshotRequest{}, sandboxer.ForFork)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.enter(); err != nil {
+		return nil, err
+	}
+	defer m.wg.Done()
+	// A caller who leaves must not leave half a fork behind.
+	bg, cancel := m.within(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	unpin, err := m.pin(bg, rec.ID)
+	if err != nil {
+		return nil, err
+	}
+	made, err := m.copies(bg, ctx, rec, req)
+	unpin()
+	m.dropOwn(bg, rec.ID)
+	return made, err
+}
+
+// copies restores req.Count sandboxes from rec, until the caller leaves.
+func (m *Manager) copies(ctx, caller context.Context, rec *sandboxer.SnapshotRecord, req ForkRequest) ([]*sandboxer.Sandbox, error) {
+	all := make([]*sandboxer.Sandbox, req.Count)
+	var (
+		mu    sync.Mutex
+		first error
+		wg    sync.WaitGroup
+		slots = make(chan struct{}, max(1, runtime.NumCPU()))
+	)
+	failed := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if first == nil {
+			first = context.Cause(caller)
+		}
+		return first != nil
+	}
+	for i := range all {
+		slots <- struct{}{}
+		if failed() {
+			break
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			sb, err := m.restoreOne(ctx, rec, RestoreRequest{TTL: req.TTL, Labels: req.Labels, Env: req.Env, MaxCost: req.MaxCost})
+			mu.Lock()
+			defer mu.Unlock()
+			all[i] = sb
+			first = cmp.Or(first, err)
+		})
+	}
+	wg.Wait()
+	if !failed() {
+		return all, nil
+	}
+	all = slices.DeleteFunc(all, func(sb *sandboxer.Sandbox) bool { return sb == nil })
+	left := 0
+	for _, sb := range all {
+		wg.Go(func() {
+			if _, err := m.Destroy(ctx, sb.ID); err != nil {
+				m.log.WarnContext(ctx, "destroy of a copy", "sandbox", sb.ID, "err", err)
+				mu.Lock()
+				left++
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	what := fmt.Sprintf("the %d that were made are destroyed again", len(all))
+	if left > 0 {
+		what = fmt.Sprintf("of the %d that were made, %d are still being destroyed", len(all), left)
+	}
+	answer := sandboxer.E(sandboxer.KindOf(first), first, "%d copies of sandbox %s could not be made, %s: %s", req.Count, rec.SandboxID, what, sandboxer.Message(first))
+	answer.Hint, answer.RetryAfter = sandboxer.HintOf(first), sandboxer.RetryAfterOf(first)
+	return nil, answer
+}
+
+// checkCapacity refuses what the extension says it has no room for.
+func (m *Manager) checkCapacity(ctx context.Context, sb *sandboxer.Sandbox, count int) error {
+	b, err := m.backend(sb.Extension)
+	if err != nil || !b.Can(sandboxer.CanCapacity) {
+		return err
+	}
+	offer, err := b.Capacity(ctx, sb.Host)
+	if err != nil {
+		return err
+	}
+	if offer.Free >= 0 && offer.Free < count {
+		return sandboxer.E(sandboxer.Exhausted, nil, "%s has room for %d more sandboxes, not for %d", sb.Extension, offer.Free, count).
+			WithHint("make fewer copies, or destroy other sandboxes first")
+	}
+	return nil
+}

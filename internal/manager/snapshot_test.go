@@ -1,0 +1,491 @@
+package manager
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
+)
+
+// newVaultRig is a rig that keeps portable snapshots too.
+func newVaultRig(t *testing.T, change ...func(*setup)) *rig {
+	return newRig(t, func(s *setup) {
+		s.opts.Vault = dirVault{t.TempDir()}
+		for _, f := range change {
+			f(s)
+		}
+	})
+}
+
+func (r *rig) write(id, name, content string) {
+	r.t.Helper()
+	if err := r.WriteFile(acme, id, path.Join("/workspace", name), 0o644, strings.NewReader(content)); err != nil {
+		r.t.Fatalf("write %s in %s: %v", name, id, err)
+	}
+}
+
+func (r *rig) wantFile(id, name, want string) {
+	r.t.Helper()
+	f, err := r.ReadFile(acme, id, path.Join("/workspace", name))
+	if err != nil {
+		r.t.Errorf("read %s in %s: %v", name, id, err)
+		return
+	}
+	defer f.Close()
+	if got, err := io.ReadAll(f); err != nil || string(got) != want {
+		r.t.Errorf("%s in %s is %q, %v; want %q", name, id, got, err, want)
+	}
+}
+
+func (r *rig) snapshot(id string, req SnapshotRequest) *sandboxer.SnapshotRecord {
+	r.t.Helper()
+	rec, err := r.Snapshot(acme, id, req)
+	if err != nil {
+		r.t.Fatalf("snapshot of %s: %v", id, err)
+	}
+	return rec
+}
+
+func (r *rig) restored(ref string, req RestoreRequest) *sandboxer.Sandbox {
+	r.t.Helper()
+	sb, err := r.Restore(acme, ref, req)
+	if err != nil {
+		r.t.Fatalf("restore of %s: %v", ref, err)
+	}
+	return sb
+}
+
+func (r *rig) env(id, name string) string {
+	r.t.Helper()
+	var out bytes.Buffer
+	x, err := r.Exec(acme, id, sandboxer.Cmd{Args: []string{"sh", "-c", "echo $" + name}, Stdout: &out})
+	if err != nil || x.Code != 0 {
+		r.t.Fatalf("exec in %s: %+v, %v", id, x, err)
+	}
+	return strings.TrimSpace(out.String())
+}
+
+// clean drops every snapshot and wants nothing left.
+func (r *rig) clean() {
+	r.t.Helper()
+	items, _, err := r.store.Snapshots(admin, sandboxer.SnapshotQuery{States: keptStates})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, rec := range items {
+		if _, err := r.DropSnapshot(admin, rec.ID); err != nil {
+			r.t.Errorf("drop %s (%s, %s): %v", rec.ID, rec.Purpose, rec.State, err)
+		}
+	}
+	if left := r.world.Snapshots(); len(left) > 0 {
+		r.t.Errorf("snapshots are left at the backend: %q", left)
+	}
+	r.sound(0)
+	r.noHolds()
+}
+
+func TestSnapshotAndRestore(t *testing.T) {
+	for _, kind := range sandboxer.SnapshotKinds() {
+		t.Run(string(kind), func(t *testing.T) {
+			r := newVaultRig(t)
+			sb := r.create(sandboxer.CreateRequest{Env: map[string]string{"TOKEN": "s3cret", "WHO": "source"}, Labels: map[string]string{"a": "1"}, Name: "web"})
+			r.write(sb.ID, "f", "before")
+			rec := r.snapshot(sb.ID, SnapshotRequest{Name: "base", Kind: kind})
+			if rec.State != sandboxer.SnapshotSealed || rec.SandboxID != sb.ID || rec.Kind != kind || rec.SealedAt.IsZero() ||
+				kind.Has(sandboxer.SnapshotNative) != (rec.Native.SnapshotID == rec.ID) || kind.Has(sandboxer.SnapshotPortable) != (rec.Portable.Digest != "") {
+				t.Errorf("record %+v", rec)
+			}
+			r.write(sb.ID, "f", "after") // it goes on
+			for i := range 2 {
+				copied := r.restored("base", RestoreRequest{
+					Name: fmt.Sprint("copy", i), TTL: time.Minute, Env: map[string]string{"WHO": "copy"}, Labels: map[string]string{"b": "2"},
+				})
+				r.wantFile(copied.ID, "f", "before")
+				if copied.ID == sb.ID || copied.State != sandboxer.Running || copied.RestoredFrom != rec.ID || copied.Spec.Owner != "test" ||
+					!maps.Equal(copied.Spec.Labels, map[string]string{"b": "2"}) || copied.ExpiresAt.Sub(copied.CreatedAt) != time.Minute {
+					t.Errorf("copy %+v", copied)
+				}
+				if got := r.env(copied.ID, "WHO") + " " + r.env(copied.ID, "TOKEN") + " " + r.env(copied.ID, "FROM"); got != "copy s3cret profile" {
+					t.Errorf("the copy's environment is %q", got)
+				}
+				child := r.snapshot(copied.ID, SnapshotRequest{Kind: kind})
+				if child.Parent != rec.ID {
+					t.Errorf("parent %q of the copy's snapshot; want %s", child.Parent, rec.ID)
+				}
+				r.destroy(copied.ID)
+			}
+			items, _, err := r.Snapshots(acme, sandboxer.SnapshotQuery{Parent: "base"})
+			if err != nil || len(items) != 2 {
+				t.Errorf("%d children, %v", len(items), err)
+			}
+			r.wantFile(sb.ID, "f", "after")
+			r.destroy(sb.ID)
+			r.wantFile(r.restored(rec.ID, RestoreRequest{}).ID, "f", "before") // it outlives its source
+			dropped, err := r.DropSnapshot(acme, rec.ID)
+			if err != nil || dropped.State != sandboxer.SnapshotDropped {
+				t.Fatalf("drop: %+v, %v", dropped, err)
+			}
+			if again, err := r.DropSnapshot(acme, rec.ID); err != nil || again.State != sandboxer.SnapshotDropped {
+				t.Errorf("drop again: %+v, %v", again, err)
+			}
+			_, err = r.Restore(acme, rec.ID, RestoreRequest{})
+			wantErr(t, err, sandboxer.NotFound, "dropped")
+			for _, sb := range r.live() {
+				r.destroy(sb.ID)
+			}
+			r.clean()
+		})
+	}
+}
+
+// live returns the living sandboxes.
+func (r *rig) live() (all []*sandboxer.Sandbox) {
+	r.t.Helper()
+	if err := r.records(admin, sandboxer.Query{States: live}, func(sb *sandboxer.Sandbox) { all = append(all, sb) }); err != nil {
+		r.t.Fatal(err)
+	}
+	return all
+}
+
+func TestSnapshotSecretIsSealed(t *testing.T) {
+	r := newVaultRig(t)
+	sb := r.create(sandboxer.CreateRequest{Env: map[string]string{"TOKEN": "canary-7f3a"}})
+	rec := r.snapshot(sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotBoth})
+	if bytes.Contains(rec.SealedEnv, []byte("canary")) || len(rec.SealedEnv) == 0 || rec.Spec.Env != nil {
+		t.Errorf("record %+v", rec)
+	}
+	sb2 := *sb
+	sb2.ID = rec.ID
+	if _, err := r.openAs(sealName(&sb2), "x", rec.SealedEnv); err == nil {
+		t.Error("a snapshot's environment opens as a sandbox's")
+	}
+}
+
+func TestSnapshotRefusals(t *testing.T) {
+	r := newVaultRig(t, func(s *setup) { s.opts.Snapshots = 2 })
+	sb := r.create(sandboxer.CreateRequest{})
+	_, err := r.Snapshot(acme, sb.ID, SnapshotRequest{Kind: "odd"})
+	wantErr(t, err, sandboxer.Invalid, "native, portable, both")
+	_, err = r.Snapshot(acme, sb.ID, SnapshotRequest{Name: "Not A Name"})
+	wantErr(t, err, sandboxer.Invalid, "name")
+	_, err = r.Snapshot(rival, sb.ID, SnapshotRequest{})
+	wantErr(t, err, sandboxer.NotFound, sb.ID)
+	_, err = r.Snapshot(as("acme", sandboxer.ScopeRead), sb.ID, SnapshotRequest{})
+	wantErr(t, err, sandboxer.Denied, "write")
+
+	rec := r.snapshot(sb.ID, SnapshotRequest{Name: "base"})
+	_, err = r.Snapshot(acme, sb.ID, SnapshotRequest{Name: "base"})
+	wantErr(t, err, sandboxer.Conflict, "base")
+	_, err = r.GetSnapshot(rival, rec.ID)
+	wantErr(t, err, sandboxer.NotFound, "")
+	_, err = r.Restore(rival, rec.ID, RestoreRequest{})
+	wantErr(t, err, sandboxer.NotFound, "")
+	_, err = r.DropSnapshot(rival, "base")
+	wantErr(t, err, sandboxer.NotFound, "")
+	_, err = r.Restore(acme, rec.ID, RestoreRequest{Kind: sandboxer.SnapshotPortable})
+	wantErr(t, err, sandboxer.Unsupported, "portable")
+	_, err = r.Restore(acme, rec.ID, RestoreRequest{TTL: 100 * time.Hour})
+	wantErr(t, err, sandboxer.Invalid, "longer")
+	_, err = r.Diff(acme, rec.ID, rec.ID)
+	wantErr(t, err, sandboxer.Unsupported, "native")
+	for _, ref := range []string{rec.ID, "base", rec.ID[:9], rec.ID[5:10]} {
+		if got, err := r.GetSnapshot(acme, ref); err != nil || got.ID != rec.ID {
+			t.Errorf("GetSnapshot(%q) = %v, %v", ref, got, err)
+		}
+	}
+
+	r.snapshot(sb.ID, SnapshotRequest{})
+	_, err = r.Snapshot(acme, sb.ID, SnapshotRequest{})
+	wantErr(t, err, sandboxer.Exhausted, "snapshot rm")
+	if _, err := r.DropSnapshot(acme, "base"); err != nil {
+		t.Fatal(err)
+	}
+	r.snapshot(sb.ID, SnapshotRequest{Name: "base"})
+	r.destroy(sb.ID)
+	_, err = r.Snapshot(acme, sb.ID, SnapshotRequest{})
+	wantErr(t, err, sandboxer.Conflict, "terminated")
+	r.clean()
+}
+
+// TestSnapshotFails: whatever the backend does, nothing is left but the truth.
+func TestSnapshotFails(t *testing.T) {
+	for name, fault := range map[string]fake.Fault{
+		"refused": {Verb: fake.VerbSnapshot, Kind: sandboxer.Unavailable, Times: 1},
+		"lost":    {Verb: fake.VerbSnapshot, Lost: true, Times: 1},
+		"archive": {Verb: fake.VerbArchive, Kind: sandboxer.Exhausted, Times: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newVaultRig(t)
+			sb := r.create(sandboxer.CreateRequest{})
+			r.world.Inject(fault)
+			_, err := r.Snapshot(acme, sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotBoth})
+			if err == nil || !strings.Contains(sandboxer.Message(err), "could not be saved") {
+				t.Errorf("error %v", err)
+			}
+			if left := r.world.Snapshots(); len(left) > 0 {
+				t.Errorf("left at the backend: %q", left)
+			}
+			r.write(sb.ID, "f", "it runs on")
+			r.snapshot(sb.ID, SnapshotRequest{})
+			r.destroy(sb.ID)
+			r.clean()
+		})
+	}
+	t.Run("drop", func(t *testing.T) {
+		r := newVaultRig(t)
+		sb := r.create(sandboxer.CreateRequest{})
+		rec := r.snapshot(sb.ID, SnapshotRequest{})
+		r.world.Inject(fake.Fault{Verb: fake.VerbDropSnapshot, Kind: sandboxer.Unavailable, Times: 1})
+		_, err := r.DropSnapshot(acme, rec.ID)
+		wantErr(t, err, sandboxer.Unavailable, "tried again")
+		_, err = r.Restore(acme, rec.ID, RestoreRequest{})
+		wantErr(t, err, sandboxer.NotFound, "dropped")
+		eventually(t, "the sweep drops it", func() bool {
+			r.Sweep(admin)
+			got, err := r.GetSnapshot(acme, rec.ID)
+			return err == nil && got.State == sandboxer.SnapshotDropped
+		})
+		r.destroy(sb.ID)
+		r.clean()
+	})
+	t.Run("destroy", func(t *testing.T) {
+		r := newVaultRig(t)
+		sb := r.create(sandboxer.CreateRequest{})
+		r.world.Inject(fake.Fault{Verb: fake.VerbSnapshot, Hang: true, Times: 1})
+		failed := make(chan error, 1)
+		go func() { _, err := r.Snapshot(acme, sb.ID, SnapshotRequest{}); failed <- err }()
+		eventually(t, "the snapshot to begin", func() bool { return r.working(sb.ID) })
+		r.destroy(sb.ID)
+		if err := <-failed; !isKind(err, sandboxer.Conflict) {
+			t.Errorf("the snapshot of what was destroyed meanwhile: %v", err)
+		}
+		r.clean()
+	})
+}
+
+func TestSnapshotExpires(t *testing.T) {
+	r := newVaultRig(t)
+	sb := r.create(sandboxer.CreateRequest{})
+	rec := r.snapshot(sb.ID, SnapshotRequest{TTL: time.Millisecond, Kind: sandboxer.SnapshotBoth})
+	kept := r.snapshot(sb.ID, SnapshotRequest{TTL: time.Hour})
+	eventually(t, "it to expire", func() bool {
+		r.Sweep(admin)
+		got, err := r.GetSnapshot(acme, rec.ID)
+		return err == nil && got.State == sandboxer.SnapshotDropped
+	})
+	if got, err := r.GetSnapshot(acme, kept.ID); err != nil || got.State != sandboxer.SnapshotSealed {
+		t.Errorf("the other is %+v, %v", got, err)
+	}
+	r.destroy(sb.ID)
+	r.clean()
+}
+
+// TestDropWaitsForRestore: what is being restored from is not collected.
+func TestDropWaitsForRestore(t *testing.T) {
+	r := newVaultRig(t)
+	sb := r.create(sandboxer.CreateRequest{})
+	rec := r.snapshot(sb.ID, SnapshotRequest{})
+	r.world.Inject(fake.Fault{Verb: fake.VerbRestore, Delay: 300 * time.Millisecond, Times: 1})
+	done := make(chan error, 1)
+	go func() { _, err := r.Restore(acme, rec.ID, RestoreRequest{}); done <- err }()
+	eventually(t, "the restore to begin", func() bool { return len(r.live()) == 2 })
+	_, err := r.DropSnapshot(acme, rec.ID)
+	wantErr(t, err, sandboxer.Conflict, "in use")
+	if err := <-done; err != nil {
+		t.Errorf("restore: %v", err)
+	}
+	if _, err := r.DropSnapshot(acme, rec.ID); err != nil {
+		t.Errorf("drop: %v", err)
+	}
+}
+
+func TestRestoreIsIdempotent(t *testing.T) {
+	r := newVaultRig(t)
+	sb := r.create(sandboxer.CreateRequest{})
+	rec := r.snapshot(sb.ID, SnapshotRequest{})
+	a := r.restored(rec.ID, RestoreRequest{Key: "k"})
+	b := r.restored(rec.ID, RestoreRequest{Key: "k"})
+	if a.ID != b.ID {
+		t.Errorf("one key made %s and %s", a.ID, b.ID)
+	}
+	_, err := r.Restore(acme, rec.ID, RestoreRequest{Key: "k", TTL: time.Minute})
+	wantErr(t, err, sandboxer.Conflict, "another request")
+}
+
+// TestRestoreElsewhere: the files of a portable snapshot move to any extension.
+func TestRestoreElsewhere(t *testing.T) {
+	other := fake.NewWorld()
+	defer other.Close()
+	r := newVaultRig(t, func(s *setup) {
+		s.other = other
+		s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.other", Extension: "ext.other", Workspace: "/work", Env: map[string]string{"FROM": "other"}})
+	})
+	sb := r.create(sandboxer.CreateRequest{Env: map[string]string{"MINE": "kept"}})
+	r.write(sb.ID, "f", "moved")
+	r.write(sb.ID, "d/g", "too")
+	native := r.snapshot(sb.ID, SnapshotRequest{})
+	_, err := r.Restore(acme, native.ID, RestoreRequest{Profile: "other"})
+	wantErr(t, err, sandboxer.Unsupported, "native to ext.fake")
+	rec := r.snapshot(sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotBoth})
+	moved := r.restored(rec.ID, RestoreRequest{Profile: "other"})
+	if moved.Extension != "ext.other" || moved.RestoredAs != sandboxer.SnapshotPortable || len(other.Live()) != 1 {
+		t.Errorf("moved %+v", moved)
+	}
+	for name, want := range map[string]string{"/work/f": "moved", "/work/d/g": "too"} {
+		f, err := r.ReadFile(acme, moved.ID, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(f); err != nil || string(got) != want {
+			t.Errorf("%s is %q, %v", name, got, err)
+		}
+		f.Close()
+	}
+	if got := r.env(moved.ID, "MINE"); got != "kept" {
+		t.Errorf("its environment lost MINE: %q", got)
+	}
+	_, err = r.Snapshot(acme, moved.ID, SnapshotRequest{Kind: sandboxer.SnapshotNative})
+	wantErr(t, err, sandboxer.Unsupported, "--portable")
+	back := r.snapshot(moved.ID, SnapshotRequest{})
+	if back.Kind != sandboxer.SnapshotPortable || back.Parent != rec.ID {
+		t.Errorf("its own snapshot is %+v", back)
+	}
+	r.wantFile(r.restored(back.ID, RestoreRequest{Profile: "test"}).ID, "d/g", "too")
+	_, err = r.Pause(acme, moved.ID, PauseRequest{})
+	wantErr(t, err, sandboxer.Unsupported, "ext.other")
+	for _, sb := range r.live() {
+		r.destroy(sb.ID)
+	}
+	r.clean()
+}
+
+func TestDiffExportImport(t *testing.T) {
+	r := newVaultRig(t)
+	sb := r.create(sandboxer.CreateRequest{})
+	r.write(sb.ID, "same", "same")
+	r.write(sb.ID, "gone", "gone")
+	r.write(sb.ID, "grows", "a")
+	one := r.snapshot(sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotPortable})
+	if err := r.RemoveFile(acme, sb.ID, "/workspace/gone"); err != nil {
+		t.Fatal(err)
+	}
+	r.write(sb.ID, "grows", "abc")
+	r.write(sb.ID, "new", "12")
+	two := r.snapshot(sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotBoth})
+	got, err := r.Diff(acme, one.ID, two.ID)
+	want := []Change{{"gone", "removed", 4, 0}, {"grows", "changed", 1, 3}, {"new", "added", 0, 2}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("diff %+v, %v; want %+v", got, err, want)
+	}
+	var out bytes.Buffer
+	if err := r.ExportSnapshot(acme, two.ID, &out); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.ImportSnapshot(acme, ImportRequest{Profile: "nonesuch"}, bytes.NewReader(out.Bytes()))
+	wantErr(t, err, sandboxer.Invalid, "nonesuch")
+	imported, err := r.ImportSnapshot(acme, ImportRequest{Name: "came"}, &out)
+	if err != nil || imported.State != sandboxer.SnapshotSealed || imported.Profile != "profile.test" || imported.SandboxID != "" {
+		t.Fatalf("imported %+v, %v", imported, err)
+	}
+	if got, err := r.Diff(acme, two.ID, "came"); err != nil || len(got) != 0 {
+		t.Errorf("what came differs: %+v, %v", got, err)
+	}
+	r.wantFile(r.restored("came", RestoreRequest{}).ID, "grows", "abc")
+	_, err = r.ImportSnapshot(acme, ImportRequest{}, strings.NewReader(strings.Repeat("nonsense ", 1000)))
+	wantErr(t, err, sandboxer.Invalid, "no snapshot")
+	for _, sb := range r.live() {
+		r.destroy(sb.ID)
+	}
+	r.clean()
+}
+
+func TestFork(t *testing.T) {
+	r := newVaultRig(t, func(s *setup) { s.fake.Capacity = 12 })
+	sb := r.create(sandboxer.CreateRequest{})
+	r.write(sb.ID, "f", "shared")
+	made, err := r.Fork(acme, sb.ID, ForkRequest{Count: 5, TTL: time.Minute, Labels: map[string]string{"n": "1"}})
+	if err != nil || len(made) != 5 {
+		t.Fatalf("%d made, %v", len(made), err)
+	}
+	parents := map[string]bool{}
+	for _, c := range made {
+		r.wantFile(c.ID, "f", "shared")
+		parents[c.RestoredFrom] = true
+	}
+	if len(parents) != 1 {
+		t.Errorf("they come from %v; want one snapshot", parents)
+	}
+	if left := r.world.Snapshots(); len(left) > 0 {
+		t.Errorf("the implicit snapshot is left: %q", left)
+	}
+	if items, _, err := r.Snapshots(acme, sandboxer.SnapshotQuery{}); err != nil || len(items) > 0 {
+		t.Errorf("listed: %v, %v", items, err)
+	}
+	_, err = r.Fork(acme, sb.ID, ForkRequest{Count: 7})
+	wantErr(t, err, sandboxer.Exhausted, "room for 6")
+	_, err = r.Fork(acme, sb.ID, ForkRequest{Count: 101})
+	wantErr(t, err, sandboxer.Invalid, "100")
+
+	r.world.Inject(fake.Fault{Verb: fake.VerbRestore, Kind: sandboxer.Failed, Skip: 2, Times: 1})
+	_, err = r.Fork(acme, sb.ID, ForkRequest{Count: 4})
+	wantErr(t, err, sandboxer.Failed, "destroyed again")
+	if n := len(r.live()); n != 6 {
+		t.Errorf("%d live after a fork that failed; want 6", n)
+	}
+	for _, c := range r.live() {
+		r.destroy(c.ID)
+	}
+	r.clean()
+}
+
+func TestSnapshotsAtOnce(t *testing.T) {
+	r := newVaultRig(t)
+	sb := r.create(sandboxer.CreateRequest{})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if _, err := r.Snapshot(acme, sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotBoth}); err != nil {
+				t.Errorf("snapshot: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(r.world.Snapshots()); n != 8 {
+		t.Errorf("%d snapshots", n)
+	}
+	r.destroy(sb.ID)
+	r.clean()
+}
+
+// TestLeftSaving: what a broker that is gone was saving is dropped by the next.
+func TestLeftSaving(t *testing.T) {
+	r := newVaultRig(t)
+	sb := r.create(sandboxer.CreateRequest{})
+	rec := newSnapshot(sb, sandboxer.SnapshotBoth, "")
+	if err := r.store.Write(context.Background(), sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.ext.Snapshot(context.Background(), sb.Handle, rec.ID); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.Restore(acme, rec.ID, RestoreRequest{})
+	wantErr(t, err, sandboxer.Conflict, "not sealed")
+	r.restart()
+	eventually(t, "it to be dropped", func() bool {
+		r.Sweep(admin)
+		got, err := r.GetSnapshot(acme, rec.ID)
+		return err == nil && got.State == sandboxer.SnapshotDropped && strings.Contains(got.Message, "the broker stopped")
+	})
+	r.destroy(sb.ID)
+	r.clean()
+}
