@@ -76,6 +76,9 @@ type WinSize struct {
 type Exit struct {
 	Code   int    `json:"code"`
 	Signal string `json:"signal,omitempty"`
+	// OOMKilled says that the memory limit killed the command, something it ran (then
+	// Code is 137 all the same), or the sandbox with it.
+	OOMKilled bool `json:"oom_killed,omitempty"`
 }
 
 // Filer works on files inside a ready sandbox. Names are absolute and clean. Kinds:
@@ -153,6 +156,10 @@ const (
 	Alive   Liveness = "alive"
 	Gone    Liveness = "gone"    // proven: the backend answered and does not have it
 	Unknown Liveness = "unknown" // the backend could not tell; never a reason to give up
+	// OOMKilled is gone, and more: the sandbox as a whole was killed because it used more
+	// memory than its limit. What remains of it may still have to be torn down; after
+	// that it is Gone.
+	OOMKilled Liveness = "oom_killed"
 )
 
 // Prober answers cheaply whether one sandbox still exists. A probe must not change

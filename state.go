@@ -52,11 +52,12 @@ type Reason string
 
 // The reasons a sandbox is terminated.
 const (
-	ReasonRequested Reason = "requested" // somebody called destroy
-	ReasonExpired   Reason = "expired"   // its time to live ran out
-	ReasonIdle      Reason = "idle"      // nobody used it for longer than the profile allows
-	ReasonFailed    Reason = "failed"    // it could not be created, or broke
-	ReasonLost      Reason = "lost"      // the backend proved that it is gone
-	ReasonNoCredit  Reason = "no_credit" // the tenant cannot pay any more
-	ReasonReplaced  Reason = "replaced"  // its create moved on to another backend and left this debt
+	ReasonRequested Reason = "requested"  // somebody called destroy
+	ReasonExpired   Reason = "expired"    // its time to live ran out
+	ReasonIdle      Reason = "idle"       // nobody used it for longer than the profile allows
+	ReasonFailed    Reason = "failed"     // it could not be created, or broke
+	ReasonLost      Reason = "lost"       // the backend proved that it is gone
+	ReasonOOMKilled Reason = "oom_killed" // it used more memory than its limit and was killed
+	ReasonNoCredit  Reason = "no_credit"  // the tenant cannot pay any more
+	ReasonReplaced  Reason = "replaced"   // its create moved on to another backend and left this debt
 )

@@ -580,6 +580,38 @@ var mutants = []struct {
 			return struct{ net.Conn }{c}, nil
 		}
 	}},
+	{"kills for memory look like any", "exec/out of memory", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			x, err := b.Extension.Exec(ctx, h, c)
+			x.OOMKilled = false
+			return x, err
+		}
+	}},
+	{"a sandbox killed for memory breaks its commands off", "exec/out of memory", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			x, err := b.Extension.Exec(ctx, h, c)
+			if x.OOMKilled {
+				return sandboxer.Exit{}, sandboxer.E(sandboxer.NotFound, nil, "the sandbox ended")
+			}
+			return x, err
+		}
+	}},
+	{"every kill is one for memory", "exec/killed within its memory", func(b *broken, _ *fake.World) {
+		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
+			x, err := b.Extension.Exec(ctx, h, c)
+			x.OOMKilled = x.Signal == "KILL"
+			return x, err
+		}
+	}},
+	{"sandboxes killed for memory are just gone", "probe/out of memory", func(b *broken, _ *fake.World) {
+		b.isAlive = func(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
+			l, err := b.Extension.IsAlive(ctx, h)
+			if l == sandboxer.OOMKilled {
+				l = sandboxer.Gone
+			}
+			return l, err
+		}
+	}},
 	{"a closed port connects", "dial/closed port", func(b *broken, _ *fake.World) {
 		b.dial = func(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
 			c, err := b.Extension.Dial(ctx, h, port)
@@ -849,6 +881,11 @@ func TestBroken(t *testing.T) {
 		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo"},
 		Want:     sandboxer.Capabilities(),
 		Kill:     func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) },
+		OutOfMemory: func(t *testing.T, h sandboxer.Handle) {
+			if err := w.OOMKill(h.SandboxID); err != nil {
+				t.Fatal(err)
+			}
+		},
 		Listen: func(port int) []string {
 			return []string{self, "echo", "127.0.0.1:" + strconv.Itoa(port)}
 		},

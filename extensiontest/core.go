@@ -635,13 +635,12 @@ var limits = []struct {
 			t.Errorf("a busy loop got %s of CPU in %s; the limit is 0.2 CPU", cpu, time.Since(began))
 		}
 	}},
-	{Memory, func(sp *sandboxer.Spec) { sp.Limits.MemoryBytes = 128 << 20 }, func(t *testing.T, sb *sandbox) {
-		// The last line of what has no line ends is all of it: tail must keep it. Either
-		// the command dies or, where the guest's kernel is in the same memory, the whole
-		// sandbox, which must be said.
+	{Memory, func(sp *sandboxer.Spec) { sp.Limits.MemoryBytes = memoryLimit }, func(t *testing.T, sb *sandbox) {
+		// Either the command dies or, where the guest's kernel is in the same memory, the
+		// whole sandbox. How that is told is exec/out of memory.
 		out, errs := new(strings.Builder), new(strings.Builder)
 		x, err := sb.b.Exec(t.Context(), sb.h, sandboxer.Cmd{Stdout: out, Stderr: errs,
-			Args: sb.s.script(`head -c 400000000 /dev/zero | tail -n 1 | wc -c`)})
+			Args: sb.s.script(hog)})
 		if err == nil && x.Code == 0 && strings.TrimSpace(out.String()) == "400000000" {
 			t.Errorf("a command kept 400 MB in memory (%+v, %q); the limit is 128 MiB", x, errs)
 		}

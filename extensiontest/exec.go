@@ -21,6 +21,8 @@ import (
 func (s *suite) exec(t *testing.T) {
 	sb := s.up(t) // one for the whole group; a behaviour that hurts it makes its own
 
+	s.execMemory(t)
+
 	t.Run("streams are apart", func(t *testing.T) {
 		x, o, e := sb.run(t, sandboxer.Cmd{Args: s.script("echo out; echo err >&2")})
 		if x != (sandboxer.Exit{}) || o != "out\n" || e != "err\n" {

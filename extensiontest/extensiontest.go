@@ -65,6 +65,9 @@ type Harness struct {
 	// Kill removes the sandbox behind the extension's back, as an operator or a crash
 	// would; nil where that is impossible.
 	Kill func(t *testing.T, h sandboxer.Handle)
+	// OutOfMemory has a memory limit kill the sandbox; needed only where Enforces does
+	// not list Memory.
+	OutOfMemory func(t *testing.T, h sandboxer.Handle)
 	// Listen returns a command that runs inside, listens on 127.0.0.1:port, and
 	// answers every connection by echoing it, closing when its peer has closed (Echo
 	// does that). Without it an extension that can dial fails.

@@ -36,6 +36,7 @@ func (s *suite) probe(t *testing.T) {
 		want(t, sb, sb.h, sandboxer.Gone)
 		want(t, &other, sb.h, sandboxer.Gone)
 	})
+	t.Run("out of memory", s.probeMemory)
 	t.Run("unknown sandbox is gone", func(t *testing.T) {
 		want(t, &sandbox{b: s.open(t)}, s.unknown(), sandboxer.Gone)
 	})

@@ -199,6 +199,9 @@ func (e *Extension) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandbo
 		if err != nil {
 			return err
 		}
+		if o.OOMKilled {
+			return sandboxer.E(sandboxer.Failed, nil, "sandbox %s used more memory than its limit and was killed", h.SandboxID)
+		}
 		if o.Exited != "" {
 			return sandboxer.E(sandboxer.Failed, nil, "the main process of %s ended: %s", h.SandboxID, o.Exited)
 		}
@@ -252,6 +255,11 @@ func (e *Extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 			}
 			return running(o)
 		})
+		if x.Signal == "KILL" && err == nil {
+			if o, err := e.find(context.WithoutCancel(ctx), h); err == nil {
+				x.OOMKilled = o.OOMKilled
+			}
+		}
 		if spent := c.cpu(); spent > 0 {
 			e.world.spend(context.WithoutCancel(ctx), spending{e.query(h), spent})
 		}
@@ -291,8 +299,10 @@ func (e *Extension) Expose(ctx context.Context, h sandboxer.Handle, port int) (p
 func (e *Extension) IsAlive(ctx context.Context, h sandboxer.Handle) (l sandboxer.Liveness, err error) {
 	l = sandboxer.Unknown
 	err = e.call(ctx, VerbProbe, h.SandboxID, func(f Fault) error {
-		_, err := e.find(ctx, h)
+		o, err := e.find(ctx, h)
 		switch gone := sandboxer.KindOf(err) == sandboxer.NotFound; {
+		case o.OOMKilled && !f.Lie:
+			l = sandboxer.OOMKilled
 		case err != nil && !gone:
 			return err
 		case gone != f.Lie:

@@ -70,6 +70,11 @@ func TestConformance(t *testing.T) {
 		return fake.New(w, fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit})
 	})
 	h.Kill = func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) }
+	h.OutOfMemory = func(t *testing.T, h sandboxer.Handle) {
+		if err := w.OOMKill(h.SandboxID); err != nil {
+			t.Fatal(err)
+		}
+	}
 	extensiontest.Run(t, h)
 	if live := w.Live(); len(live) > 0 {
 		t.Errorf("left over: %+v", live)

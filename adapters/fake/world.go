@@ -96,7 +96,8 @@ type Object struct {
 	Fuse      time.Time         `json:"fuse,omitzero"`
 	Paused    bool              `json:"paused,omitempty"`
 	Exited    string            `json:"exited,omitempty"` // how the main process ended; empty while it runs
-	CPU       time.Duration     `json:"cpu,omitempty"`    // of finished commands
+	OOMKilled bool              `json:"oom_killed,omitempty"`
+	CPU       time.Duration     `json:"cpu,omitempty"` // of finished commands
 
 	used bool
 }
@@ -203,6 +204,20 @@ func (w *World) Kill(id string) {
 	for _, o := range slices.Clone(w.byID[id]) {
 		w.destroy(o, OpKill)
 	}
+}
+
+// OOMKill ends sandbox id, of every generation, as a memory limit would: its processes
+// are killed, and what remains of it tells why.
+func (w *World) OOMKill(id string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, o := range w.byID[id] {
+		o.OOMKilled = true
+		if err := kill(o.cookie()); o.used && err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (w *World) fault(_ context.Context, q faultQuery) (Fault, error) {
@@ -352,6 +367,9 @@ func (w *World) find(_ context.Context, q query) (Object, error) {
 	o, err := w.newest(q)
 	if err != nil {
 		return Object{}, err
+	}
+	if q.Use && o.OOMKilled {
+		return *o, sandboxer.E(sandboxer.NotFound, nil, "sandbox %s used more memory than its limit and was killed", q.ID)
 	}
 	if q.Use {
 		err = o.use()

@@ -75,7 +75,7 @@ func (e *engine) hold(name string) (*box, error) {
 
 // gone explains why there is no running sandbox called name.
 func (e *engine) gone(name string) error {
-	if e.cgroups.usable() && e.cgroups.oomKilled(name) {
+	if e.cgroups.oomKilled(name) {
 		return sandboxer.E(sandboxer.NotFound, nil, "the sandbox was killed because it used more memory than its limit").
 			WithHint("raise limits.memory in the profile")
 	}

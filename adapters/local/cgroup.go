@@ -231,12 +231,18 @@ func (c *cgroups) names() []string {
 }
 
 // oomKilled reports whether the kernel killed something in the group for memory.
-func (c *cgroups) oomKilled(name string) bool {
+func (c *cgroups) oomKilled(name string) bool { return c.oomKills(name) > 0 }
+
+// oomKills counts what the kernel killed in the group for memory.
+func (c *cgroups) oomKills(name string) int64 {
+	if !c.usable() {
+		return 0
+	}
 	file := "memory.oom_control"
 	if c.v2 {
 		file = "memory.events"
 	}
-	return c.number(c.path("memory", name), file, "oom_kill") > 0
+	return max(0, c.number(c.path("memory", name), file, "oom_kill"))
 }
 
 // usage reads what the group consumes; -1 for what cannot be read.

@@ -59,6 +59,7 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 		cmd.User = b.rec.User
 	}
 	var x sandboxer.Exit
+	kills := e.oomKills(b)
 	if cmd.TTY != nil {
 		x, err = b.agent.Exec(ctx, cmd)
 	} else {
@@ -66,9 +67,26 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 	}
 	if err != nil && !b.alive() {
 		e.drop(b.name)
+		// What gVisor keeps for a guest is in the sandbox's group as its processes are,
+		// and the largest of them is the first to be killed: then all ends with it.
+		if k := sandboxer.KindOf(err); k != sandboxer.NotFound && k != sandboxer.Canceled && ctx.Err() == nil && e.cgroups.oomKilled(b.name) {
+			return sandboxer.Exit{Code: 128 + int(unix.SIGKILL), Signal: "KILL", OOMKilled: true}, nil
+		}
 		return x, e.gone(b.name)
 	}
+	if err == nil && x.Code == 128+int(unix.SIGKILL) && e.oomKills(b) > kills {
+		x.OOMKilled = true
+	}
 	return x, err
+}
+
+// oomKills returns how often the kernel killed for memory in b so far; 0 if there is
+// no limit.
+func (e *engine) oomKills(b *box) int64 {
+	if b.rec.Limits.MemoryBytes == 0 {
+		return 0
+	}
+	return e.cgroups.oomKills(b.name)
 }
 
 // execMark is the environment variable by which a command and all it started are
@@ -428,6 +446,9 @@ func (e *engine) IsAlive(_ context.Context, h sandboxer.Handle) (sandboxer.Liven
 	case err == nil:
 		return sandboxer.Alive, nil
 	case errors.Is(err, sandboxer.NotFound):
+		if name, ferr := e.find(h); ferr == nil && e.cgroups.oomKilled(name) {
+			return sandboxer.OOMKilled, nil
+		}
 		return sandboxer.Gone, nil
 	}
 	return sandboxer.Unknown, err
