@@ -262,6 +262,7 @@ type Exec struct {
 type ExecResult struct {
 	Code            int      `json:"code" example:"0" doc:"Exit code; 128+n when killed by signal n"`
 	Signal          string   `json:"signal,omitempty" example:"KILL"`
+	OOMKilled       bool     `json:"oom_killed,omitempty" doc:"The memory limit killed the command, something it ran, or the sandbox with it"`
 	Stdout          string   `json:"stdout" example:"Linux\n"`
 	StdoutBase64    []byte   `json:"stdout_base64,omitempty" doc:"Instead of stdout, when it is not UTF-8"`
 	StdoutTruncated bool     `json:"stdout_truncated,omitempty"`

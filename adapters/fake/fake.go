@@ -249,6 +249,10 @@ func (e *Extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 		}
 		// A teardown or a pause that began meanwhile may have overlooked the new process.
 		x, err = c.run(ctx, func() error {
+			if f.OOM {
+				_, err := e.world.oomKill(ctx, h.SandboxID)
+				return err
+			}
 			o, err := e.find(ctx, h)
 			if err != nil {
 				return err

@@ -74,6 +74,8 @@ type Fault struct {
 	// resume, renew and network success without doing anything, probe the opposite, discover
 	// and list nothing.
 	Lie bool `yaml:"lie" json:"lie,omitempty"`
+	// OOM, of exec, has the sandbox killed for its use of memory once the command runs.
+	OOM bool `yaml:"oom" json:"oom,omitempty"`
 }
 
 func (f Fault) validate() error {

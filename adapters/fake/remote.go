@@ -79,6 +79,7 @@ func (w *World) handler() http.Handler {
 	handle(mux, "network", w.network)
 	handle(mux, "spend", w.spend)
 	handle(mux, "log", func(context.Context, none) ([]Entry, error) { return w.Log(), nil })
+	handle(mux, "oom_kill", w.oomKill)
 	handle(mux, "kill", func(_ context.Context, id string) (none, error) { w.Kill(id); return none{}, nil })
 	handle(mux, "forgive", func(context.Context, none) (none, error) { w.Forgive(); return none{}, nil })
 	handle(mux, "inject", func(_ context.Context, list []Fault) (none, error) {
@@ -213,6 +214,16 @@ func (r *Remote) network(ctx context.Context, n rewiring) (none, error) {
 
 func (r *Remote) renew(ctx context.Context, n renewal) (none, error) {
 	return call[none](ctx, r, "renew", n)
+}
+
+// OOMKill is World.OOMKill.
+func (r *Remote) OOMKill(ctx context.Context, id string) error {
+	_, err := r.oomKill(ctx, id)
+	return err
+}
+
+func (r *Remote) oomKill(ctx context.Context, id string) (none, error) {
+	return call[none](ctx, r, "oom_kill", id)
 }
 
 func (r *Remote) spend(ctx context.Context, s spending) (none, error) {

@@ -103,6 +103,11 @@ func TestConformanceOfAWorldApart(t *testing.T) {
 		}
 	}
 	h.Open, h.Stranger = open("conformance"), open("stranger")
+	h.OutOfMemory = func(t *testing.T, h sandboxer.Handle) {
+		if err := r.OOMKill(t.Context(), h.SandboxID); err != nil {
+			t.Fatal(err)
+		}
+	}
 	h.Kill = func(t *testing.T, h sandboxer.Handle) {
 		if err := r.Kill(t.Context(), h.SandboxID); err != nil {
 			t.Fatal(err)

@@ -31,6 +31,7 @@ type world interface {
 	renew(context.Context, renewal) (none, error)
 	network(context.Context, rewiring) (none, error)
 	spend(context.Context, spending) (none, error)
+	oomKill(ctx context.Context, id string) (none, error)
 }
 
 type (
@@ -209,15 +210,20 @@ func (w *World) Kill(id string) {
 // OOMKill ends sandbox id, of every generation, as a memory limit would: its processes
 // are killed, and what remains of it tells why.
 func (w *World) OOMKill(id string) error {
+	_, err := w.oomKill(context.Background(), id)
+	return err
+}
+
+func (w *World) oomKill(_ context.Context, id string) (none, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, o := range w.byID[id] {
 		o.OOMKilled = true
 		if err := kill(o.cookie()); o.used && err != nil {
-			return err
+			return none{}, err
 		}
 	}
-	return nil
+	return none{}, nil
 }
 
 func (w *World) fault(_ context.Context, q faultQuery) (Fault, error) {

@@ -21,12 +21,13 @@ import (
 
 // brokerConfig says what a broker is put together from.
 type brokerConfig struct {
-	Dir      string // data directory; only one process at a time may use it
-	Layers   []catalog.Layer
-	Adapters []sandboxer.Adapter
-	Log      *slog.Logger
-	History  time.Duration                                                       // how long ended things are kept; 0 for ever
-	Observe  func(extension, op string, kind sandboxer.Kind, took time.Duration) // may be nil
+	Dir       string // data directory; only one process at a time may use it
+	Layers    []catalog.Layer
+	Adapters  []sandboxer.Adapter
+	Log       *slog.Logger
+	History   time.Duration                                                       // how long ended things are kept; 0 for ever
+	OOMKilled func(extension, what string)                                        // may be nil
+	Observe   func(extension, op string, kind sandboxer.Kind, took time.Duration) // may be nil
 }
 
 // broker is the whole program but its edges: books, backends and the manager that
@@ -108,7 +109,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if b.vault, err = openVault(filepath.Join(cfg.Dir, vaultDir)); err != nil {
 		return nil, err
 	}
-	if b.manager, err = manager.New(b.store, profiles, exts, manager.Options{Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History}); err != nil {
+	if b.manager, err = manager.New(b.store, profiles, exts, manager.Options{Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled}); err != nil {
 		return nil, err
 	}
 	if err := b.manager.Start(ctx); err != nil {

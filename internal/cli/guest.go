@@ -143,7 +143,9 @@ func execIn(ctx context.Context, f *factory, s *session, ref string, args []stri
 	if err != nil {
 		return 0, lostSandbox(s, ref, err)
 	}
-	if exit.Signal == "KILL" && f.format() != "json" {
+	if exit.OOMKilled {
+		fmt.Fprintf(f.io.err, "sandboxer: killed for its use of memory%s\n", whyOOM(s, ref))
+	} else if exit.Signal == "KILL" && f.format() != "json" {
 		fmt.Fprintf(f.io.err, "sandboxer: the command was killed (signal KILL)%s\n", whyKilled(s, ref))
 	}
 	return exit.Code, nil
@@ -179,6 +181,34 @@ func whyKilled(s *session, ref string) string {
 	return ""
 }
 
+// whyOOM tells the limit that was exceeded and what became of the sandbox. The broker
+// looks after one whose command was killed so, which takes it a moment.
+func whyOOM(s *session, ref string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	var sb *api.Sandbox
+	for try := range 10 {
+		if try > 0 {
+			time.Sleep(50 * time.Millisecond)
+		}
+		var err error
+		if sb, err = s.Get(ctx, ref); err != nil {
+			return ""
+		}
+		if sb.State != sandboxer.Running {
+			break
+		}
+	}
+	text := ""
+	if sb.Limits.MemoryBytes > 0 {
+		text = "; the limit is " + size(sb.Limits.MemoryBytes)
+	}
+	if sb.State != sandboxer.Running {
+		text += fmt.Sprintf("; sandbox %s is %s (%s)", sb.ID, sb.State, sb.Reason)
+	}
+	return text
+}
+
 type execOptions struct {
 	refOptions
 	guestOptions
@@ -191,7 +221,8 @@ func newCmdExec(f *factory, runF func(context.Context, *execOptions) error) *cob
 		Use:   "exec ID [flags] -- CMD…",
 		Short: "Run a command in a sandbox",
 		Long: "Run a command in a sandbox, with your stdin, stdout and stderr, and exit with its exit code. 125 means that\n" +
-			"sandboxer itself failed, 126 and 127 that the command cannot be executed or does not exist, 128+n signal n.",
+			"sandboxer itself failed, 126 and 127 that the command cannot be executed or does not exist, 128+n signal n.\n" +
+			"137 with a line on stderr about memory means that the sandbox's memory limit killed it.",
 		Example:           "  sandboxer exec 7k2m -- go test ./...\n  tar c . | sandboxer exec 7k2m -- tar x",
 		Annotations:       map[string]string{guestCommand: "yes", ownSignals: "yes"},
 		Args:              wants(2, -1, "a sandbox and a command: sandboxer exec ID -- CMD…"),

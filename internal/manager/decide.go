@@ -53,6 +53,8 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 		idle := sb.Spec.Profile.Idle
 		switch {
 		case working:
+		case seen == sandboxer.OOMKilled: // seen dead, not only missed
+			return action{end, sandboxer.ReasonOOMKilled}
 		case due(sb.ExpiresAt) && sb.State == sandboxer.Running && sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause:
 			return action{pause, sandboxer.ReasonExpired}
 		case due(sb.ExpiresAt):

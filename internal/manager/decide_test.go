@@ -52,6 +52,8 @@ func TestDecide(t *testing.T) {
 		{"running, second absence too soon", missed(confirmAfter - 1), gone, false, action{verb: leave}},
 		{"running, second absence", missed(confirmAfter), gone, false, ended(sandboxer.ReasonLost)},
 		{"running, absent once and now unknown", missed(time.Hour), unknown, false, action{verb: leave}},
+		{"running, killed for its memory", run, sandboxer.OOMKilled, false, ended(sandboxer.ReasonOOMKilled)},
+		{"running, killed for its memory, somebody at it", run, sandboxer.OOMKilled, busy, action{verb: leave}},
 		{"running, absent once and back", missed(time.Hour), alive, false, action{verb: trust}},
 		{"running, absent, somebody at it", missed(time.Hour), gone, busy, action{verb: leave}},
 		{"running, idle", lazy, alive, false, ended(sandboxer.ReasonIdle)},
@@ -91,7 +93,7 @@ func TestDecideIsSafe(t *testing.T) {
 	times := []time.Time{{}, now.Add(-time.Hour), now, now.Add(time.Hour)}
 	n := 0
 	for _, state := range sandboxer.States() {
-		for _, seen := range []sandboxer.Liveness{sandboxer.Alive, sandboxer.Gone, sandboxer.Unknown, ""} {
+		for _, seen := range []sandboxer.Liveness{sandboxer.Alive, sandboxer.Gone, sandboxer.OOMKilled, sandboxer.Unknown, ""} {
 			for _, working := range []bool{false, true} {
 				for _, absent := range times {
 					for _, expires := range times {
@@ -102,6 +104,8 @@ func TestDecideIsSafe(t *testing.T) {
 							switch {
 							case a.reason == sandboxer.ReasonLost && (seen != sandboxer.Gone || absent.IsZero()):
 								t.Errorf("%+v is lost without proof (%s)", sb, seen)
+							case a.reason == sandboxer.ReasonOOMKilled && seen != sandboxer.OOMKilled:
+								t.Errorf("%+v is killed for memory without proof (%s)", sb, seen)
 							case a.reason == sandboxer.ReasonExpired && !expires.Equal(now) && !expires.Equal(now.Add(-time.Hour)):
 								t.Errorf("%+v has expired too soon", sb)
 							case state == sandboxer.Terminated && a.verb != leave:

@@ -45,6 +45,10 @@ type Options struct {
 	Snapshots  int           // most snapshots of one tenant that are kept at a time, default 200
 	Creates    int           // concurrent provisions per extension, default 2*NumCPU but at least 8; others queue
 
+	// OOMKilled, if not nil, is told of every command and every sandbox (what) that a
+	// memory limit killed. One that dies of its command counts as both.
+	OOMKilled func(extension, what string)
+
 	fail func(point) // crash tests: called before and after every commit and effect
 }
 

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -94,5 +95,79 @@ func TestRefusedByTheBackend(t *testing.T) {
 	req.Image = ""
 	if _, err := r.Create(acme, req); err != nil { // the key was not used up
 		t.Errorf("a sound order under the same key: %v", err)
+	}
+}
+
+// hog is a backend whose sandboxes all die of their memory once somebody uses it up.
+type hog struct {
+	*fake.Extension
+	kill func(id string) error
+}
+
+func (e hog) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	if cmd.Args[0] == "hog" {
+		return sandboxer.Exit{Code: 137, Signal: "KILL", OOMKilled: true}, e.kill(h.SandboxID)
+	}
+	return e.Extension.Exec(ctx, h, cmd)
+}
+
+// TestOutOfMemory: a sandbox that its memory limit killed says so in the record and in
+// the event, at once when that shows in a command and by the next probe otherwise.
+func TestOutOfMemory(t *testing.T) {
+	for name, within := range map[string]time.Duration{"probed": probeEvery + 15*time.Second, "used": time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				counted := map[string]int{}
+				var r *rig
+				r = newRig(t, func(s *setup) {
+					ticking(s)
+					s.wrap = func(e *fake.Extension) sandboxer.Extension {
+						return hog{e, func(id string) error { return r.world.OOMKill(id) }}
+					}
+					s.opts.OOMKilled = func(extension, what string) {
+						mu.Lock()
+						defer mu.Unlock()
+						counted[what]++
+					}
+				})
+				sb := r.create(sandboxer.CreateRequest{TTL: time.Hour})
+				time.Sleep(time.Minute)
+				commands := 0
+				if name == "used" {
+					commands = 1
+					x, err := r.Exec(acme, sb.ID, sandboxer.Cmd{Args: []string{"hog"}})
+					if err != nil || x != (sandboxer.Exit{Code: 137, Signal: "KILL", OOMKilled: true}) {
+						t.Fatalf("Exec: %+v, %v", x, err)
+					}
+				} else if err := r.world.OOMKill(sb.ID); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(within)
+				synctest.Wait()
+				got := r.get(sb.ID)
+				if got.State != sandboxer.Terminated || got.Reason != sandboxer.ReasonOOMKilled || got.Message == "" {
+					t.Errorf("%s after it died it is %s (%s: %s)", within, got.State, got.Reason, got.Message)
+				}
+				events, err := r.Events(acme, sandboxer.EventQuery{SandboxID: sb.ID})
+				told := 0
+				for _, ev := range events {
+					if ev.Type == sandboxer.EventState && ev.To == sandboxer.Terminating && ev.Cause == sandboxer.ReasonOOMKilled {
+						told++
+					}
+				}
+				if err != nil || told != 1 {
+					t.Errorf("%d events tell it (%v): %+v", told, err, events)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if counted["sandbox"] != 1 || counted["command"] != commands {
+					t.Errorf("counted %v", counted)
+				}
+				if n := len(r.world.Live()); n != 0 {
+					t.Errorf("%d objects are left", n)
+				}
+			})
+		})
 	}
 }

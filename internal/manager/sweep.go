@@ -267,10 +267,13 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 			switch a.reason {
 			case sandboxer.ReasonExpired, sandboxer.ReasonIdle:
 				r.Expired++
-			case sandboxer.ReasonLost:
+			case sandboxer.ReasonLost, sandboxer.ReasonOOMKilled:
 				r.Lost++
 			}
 		})
+		if a.reason == sandboxer.ReasonOOMKilled {
+			m.oomKilled(sb.Extension, "sandbox")
+		}
 		err = m.payUp(ctx, t, sb)
 	case teardown:
 		// Somebody else may have tried, and failed, since sb was read.
@@ -287,10 +290,11 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 
 // says is the message of a record that the sweep ends.
 var says = map[sandboxer.Reason]string{
-	sandboxer.ReasonExpired: "its time to live ran out",
-	sandboxer.ReasonIdle:    "nobody used it for longer than its profile allows",
-	sandboxer.ReasonLost:    "its backend does not have it any more",
-	sandboxer.ReasonFailed:  "it was not finished in time",
+	sandboxer.ReasonExpired:   "its time to live ran out",
+	sandboxer.ReasonIdle:      "nobody used it for longer than its profile allows",
+	sandboxer.ReasonOOMKilled: "it used more memory than its limit and was killed",
+	sandboxer.ReasonLost:      "its backend does not have it any more",
+	sandboxer.ReasonFailed:    "it was not finished in time",
 }
 
 // slot waits for one of the extension's worker slots. An extension that is not

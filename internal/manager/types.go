@@ -53,7 +53,7 @@ type SweepReport struct {
 	Expired  int `json:"expired"`  // ended because their time ran out or nobody used them
 	Torndown int `json:"torndown"` // teardowns that succeeded
 	Adopted  int `json:"adopted"`  // found alive, or half made and resumed, by the first sweep after a start
-	Lost     int `json:"lost"`     // records whose object is proven gone
+	Lost     int `json:"lost"`     // records whose object is proven gone, or was killed for its memory
 	Orphans  int `json:"orphans"`  // objects without a live record that were removed
 	Failed   int `json:"failed"`   // steps that failed and will be repeated
 	Damaged  int `json:"damaged"`  // live records that cannot be read and were left alone

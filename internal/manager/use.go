@@ -95,6 +95,9 @@ func notRunning(sb *sandboxer.Sandbox) error {
 			e.Msg += " (" + string(sb.Reason) + ")"
 		}
 		e.WithHint("create a new one")
+		if sb.Reason == sandboxer.ReasonOOMKilled {
+			e.WithHint("create a new one that may use more memory: --memory, or limits.memory in the profile")
+		}
 	}
 	return e
 }
@@ -115,10 +118,20 @@ func (m *Manager) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sand
 	ctx, cancel := m.within(ctx)
 	defer cancel(nil)
 	x, err := b.Exec(ctx, h, cmd)
-	if isKind(err, sandboxer.NotFound) {
+	if x.OOMKilled {
+		m.oomKilled(b.ID(), "command")
+	}
+	if x.OOMKilled || isKind(err, sandboxer.NotFound) {
 		m.doubt(h)
 	}
 	return x, err
+}
+
+// oomKilled counts what the memory limit killed: a command or a sandbox.
+func (m *Manager) oomKilled(extension, what string) {
+	if m.opts.OOMKilled != nil {
+		m.opts.OOMKilled(extension, what)
+	}
 }
 
 // ReadFile opens a file in a running sandbox; the caller closes it.

@@ -63,7 +63,7 @@ func (s *Server) run(ctx context.Context, in *InRef, b api.Exec) (*reply[api.Exe
 	defer stop()
 	start := time.Now()
 	exit, err := s.m.Exec(xctx, in.ID, sandboxer.Cmd{Args: b.Args, Env: b.Env, Dir: b.Dir, User: b.User, Stdin: stdin, Stdout: &stdout, Stderr: &stderr})
-	out := api.ExecResult{Code: exit.Code, Signal: exit.Signal, Took: api.Duration(time.Since(start))}
+	out := api.ExecResult{Code: exit.Code, Signal: exit.Signal, OOMKilled: exit.OOMKilled, Took: api.Duration(time.Since(start))}
 	if err != nil {
 		if sctx.Err() != nil || xctx.Err() == nil {
 			return nil, endOf(sctx, err)

@@ -73,7 +73,7 @@ func newRig(t *testing.T, change ...func(*Options)) *rig {
 		{ID: "profile.paid", Extension: "ext.fake", TTL: time.Hour, Price: sandboxer.Price{PerHour: 120_000}},
 	}, []manager.Extension{
 		{Info: sandboxer.ExtensionInfo{ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation, Capabilities: b.Capabilities(), Inputs: fake.Adapter.Inputs}, Backend: b},
-	}, manager.Options{Owner: "test", Key: bytes.Repeat([]byte{7}, 32), SweepEvery: time.Hour, Log: log})
+	}, manager.Options{Owner: "test", Key: bytes.Repeat([]byte{7}, 32), SweepEvery: time.Hour, Log: log, OOMKilled: metrics.OOMKilled})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ type Metrics struct {
 	reg      *prometheus.Registry
 	backend  *prometheus.HistogramVec
 	requests *prometheus.HistogramVec
+	oomKills *prometheus.CounterVec
 }
 
 // NewMetrics returns an empty set.
@@ -32,8 +33,11 @@ func NewMetrics() *Metrics {
 			Name: "sandboxer_http_request_duration_seconds", Help: "HTTP requests, streams included, by route and status.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 60, 600},
 		}, []string{"route", "status"}),
+		oomKills: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "sandboxer_oom_kills_total", Help: "Commands and sandboxes (what) that a memory limit killed; a sandbox that died of its command counts as both.",
+		}, []string{"extension", "what"}),
 	}
-	m.reg.MustRegister(m.backend, m.requests, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.reg.MustRegister(m.oomKills, m.backend, m.requests, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
@@ -43,6 +47,12 @@ func (m *Metrics) Observe(extension, op string, kind sandboxer.Kind, took time.D
 		kind = "ok"
 	}
 	m.backend.WithLabelValues(extension, op, string(kind)).Observe(took.Seconds())
+}
+
+// OOMKilled notes that a memory limit killed a command or a sandbox; it is made for
+// manager.Options.OOMKilled.
+func (m *Metrics) OOMKilled(extension, what string) {
+	m.oomKills.WithLabelValues(extension, what).Inc()
 }
 
 func (m *Metrics) request(route string, status int, took time.Duration) {
