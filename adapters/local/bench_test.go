@@ -3,8 +3,13 @@
 package local
 
 import (
+	"bufio"
+	"bytes"
+	"context"
 	"fmt"
+	"io"
 	"testing"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -59,4 +64,130 @@ func BenchmarkExec(b *testing.B) {
 			}
 		})
 	})
+}
+
+// BenchmarkNetwork moves data through the policy of an allow list, to and from a
+// server outside, and measures what a link costs.
+func BenchmarkNetwork(b *testing.B) {
+	needsGVisor(b)
+	w := outside(b)
+	transfer(b, w)
+	e := openIn(b, shortDir(b), "bench")
+	defer e.Close()
+	h, err := e.Provision(b.Context(), sandboxer.Spec{ID: "bench", Generation: 1, Owner: "bench", Network: allow(w.host + ":9000")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer e.Teardown(b.Context(), h)
+	const mib = 256
+	for _, way := range []string{"push", "pull"} {
+		b.Run(way, func(b *testing.B) {
+			b.SetBytes(mib << 20)
+			for b.Loop() {
+				var out bytes.Buffer
+				if x, err := e.Exec(b.Context(), h, sandboxer.Cmd{Args: []string{helpers + "/tool", way, w.host + ":9000", fmt.Sprint(mib)}, Stdout: &out}); err != nil || x.Code != 0 {
+					b.Fatal(x, err, out.String())
+				}
+			}
+		})
+	}
+	b.Run("link", func(b *testing.B) {
+		for b.Loop() {
+			n, err := e.link(allow(w.host))
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.StopTimer()
+			n.Close()
+			b.StartTimer()
+		}
+	})
+	b.Run("policy", func(b *testing.B) {
+		for b.Loop() {
+			if err := e.SetNetwork(b.Context(), h, allow(w.host+":9000")); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("plug", func(b *testing.B) {
+		for i := 0; b.Loop(); i++ {
+			b.StopTimer()
+			h, err := e.Provision(b.Context(), sandboxer.Spec{ID: fmt.Sprintf("plug%d", i), Generation: 1, Owner: "bench"})
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.StartTimer()
+			if err := e.SetNetwork(b.Context(), h, allow(w.host)); err != nil {
+				b.Fatal(err)
+			}
+			b.StopTimer()
+			if _, err := e.Teardown(b.Context(), h); err != nil {
+				b.Fatal(err)
+			}
+			b.StartTimer()
+		}
+	})
+	b.Run("dial", func(b *testing.B) {
+		ctx, cancel := context.WithCancel(b.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			e.Exec(ctx, h, sandboxer.Cmd{Args: []string{helpers + "/tool", "echo", "127.0.0.1:7000"}})
+		}()
+		defer func() { cancel(); <-done }()
+		echo := func() error {
+			c, err := e.Dial(b.Context(), h, 7000)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if _, err := c.Write([]byte("x")); err != nil {
+				return err
+			}
+			_, err = c.Read(make([]byte, 1))
+			return err
+		}
+		for end := time.Now().Add(10 * time.Second); echo() != nil; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				b.Fatal("the echo server does not come up")
+			}
+		}
+		for b.Loop() {
+			if err := echo(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+// transfer is the other side of the tool's push and pull.
+func transfer(b *testing.B, w world) {
+	l := listenIn(b, w.run, w.host+":9000")
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				r := bufio.NewReaderSize(c, 256<<10)
+				var n int64
+				if _, err := fmt.Fscanf(r, "%d\n", &n); err != nil {
+					return
+				}
+				if n > 0 {
+					io.CopyN(io.Discard, r, n)
+					c.Write([]byte("k"))
+					return
+				}
+				buf := make([]byte, 256<<10)
+				for left := -n; left > 0; left -= int64(len(buf)) {
+					if _, err := c.Write(buf[:min(left, int64(len(buf)))]); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
 }

@@ -59,13 +59,14 @@ const (
 
 	// The receive window bounds what can be under way to us. Without it the link
 	// drops packets under load and uploads fall to a tenth.
-	rootWindow = 1 << 20
-	userWindow = 128 << 10 // where the socket's buffer cannot be forced
-	sendBuffer = 1 << 20
-	maxPending = 1024 // connections being opened
-	maxFlows   = 4096 // connections and datagram flows: each takes a descriptor of the broker's
-	dialLimit  = 10 * time.Second
-	udpIdle    = 60 * time.Second
+	rootWindow  = 2 << 20
+	userWindow  = 128 << 10 // where the socket's buffer cannot be forced
+	firstWindow = 256 << 10
+	sendBuffer  = 1 << 20
+	maxPending  = 1024 // connections being opened
+	maxFlows    = 4096 // connections and datagram flows: each takes a descriptor of the broker's
+	dialLimit   = 10 * time.Second
+	udpIdle     = 60 * time.Second
 )
 
 // Options configure a Net.
@@ -151,11 +152,15 @@ func New(opts Options) (*Net, error) {
 func (n *Net) configure(window int) error {
 	s := n.stack
 	sack := tcpip.TCPSACKEnabled(true)
-	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: window, Max: window}
+	// What grows, grows with what is read: connections whose other side takes nothing keep
+	// little of the broker's memory.
+	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: min(window, firstWindow), Max: window}
+	moderate := tcpip.TCPModerateReceiveBufferOption(true)
 	snd := tcpip.TCPSendBufferSizeRangeOption{Min: 4096, Default: sendBuffer, Max: 8 * sendBuffer}
 	for _, err := range []tcpip.Error{
 		s.SetTransportProtocolOption(tcp.ProtocolNumber, &sack),
 		s.SetTransportProtocolOption(tcp.ProtocolNumber, &rcv),
+		s.SetTransportProtocolOption(tcp.ProtocolNumber, &moderate),
 		s.SetTransportProtocolOption(tcp.ProtocolNumber, &snd),
 		s.CreateNIC(nic, ethernet.New(n.link)),
 		s.AddProtocolAddress(nic, tcpip.ProtocolAddress{Protocol: ipv4.ProtocolNumber,
@@ -354,7 +359,10 @@ func (n *Net) carry(f *flow, in, out net.Conn, idle time.Duration, abort func())
 }
 
 func pipe(dst, src net.Conn, idle time.Duration) {
-	buf := make([]byte, 64<<10)
+	buf := make([]byte, 16<<10) // most connections say little
+	if idle > 0 {
+		buf = make([]byte, 64<<10) // a datagram is not read in parts
+	}
 	for {
 		if idle > 0 {
 			_ = src.SetReadDeadline(time.Now().Add(idle))
@@ -367,6 +375,9 @@ func pipe(dst, src net.Conn, idle time.Duration) {
 			}
 		}
 		if err == nil {
+			if k == len(buf) && k < 128<<10 && idle == 0 {
+				buf = make([]byte, 128<<10)
+			}
 			continue
 		}
 		if c, ok := dst.(interface{ CloseWrite() error }); ok && errors.Is(err, io.EOF) {
@@ -513,7 +524,7 @@ func (l *linkEndpoint) read() {
 		if err != nil || n == 0 {
 			return
 		}
-		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(append([]byte(nil), buf[:n]...))})
+		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithView(buffer.NewViewWithData(buf[:n]))})
 		pkt.RXChecksumValidated = true
 		l.mu.RLock()
 		d := l.disp

@@ -85,8 +85,12 @@ func run(verb, arg string, args []string) error {
 		begin := time.Now()
 		if verb == "pull" {
 			fmt.Fprintf(c, "%d\n", -size)
-			k, err := io.Copy(io.Discard, c)
-			if err != nil || k != size {
+			buf := make([]byte, 256<<10)
+			var k int64
+			for err = nil; err == nil; k += int64(n) {
+				n, err = c.Read(buf)
+			}
+			if err != io.EOF || k != size {
 				return fmt.Errorf("%d of %d bytes, %v", k, size, err)
 			}
 		} else {
