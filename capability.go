@@ -184,7 +184,7 @@ type Lister interface {
 // of Provision and Teardown hold for RestoreFromSnapshot and DropSnapshot.
 type Snapshotter interface {
 	// Snapshot saves the sandbox under id, which the broker chose, and leaves it
-	// running. It is idempotent in id: called again it returns the receipt of what was
+	// running; or paused, if it was (Pauser), in which case the restored one runs. It is idempotent in id: called again it returns the receipt of what was
 	// saved first, also when the sandbox has gone on or is gone. If it fails it leaves
 	// nothing behind, or something that DropSnapshot(Snapshot{SnapshotID: id}) finds.
 	// The receipt is returned once everything is where it will survive the host's

@@ -713,6 +713,13 @@ var mutants = []struct {
 			return b.Extension.RestoreFromSnapshot(ctx, s, snap)
 		}
 	}},
+	{"a snapshot thaws", "snapshot/of a paused sandbox", func(b *broken, _ *fake.World) {
+		b.snapshot = func(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
+			s, err := b.Extension.Snapshot(ctx, h, id)
+			b.Extension.Resume(ctx, h)
+			return s, err
+		}
+	}},
 	{"a late teardown takes the next generation", "snapshot/the next generation of its source", func(b *broken, _ *fake.World) {
 		b.teardown = func(ctx context.Context, h sandboxer.Handle) (sandboxer.CleanupReport, error) {
 			h.Generation = 0

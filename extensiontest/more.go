@@ -331,6 +331,30 @@ func (s *suite) snapshot(t *testing.T) {
 			t.Errorf("the copy's clock says %d at %d to %d", got, before, after)
 		}
 	})
+	t.Run("of a paused sandbox", func(t *testing.T) {
+		sb := s.up(t)
+		if !sb.b.Can(sandboxer.CanPause) {
+			t.Skip("the extension cannot pause")
+		}
+		if sb.b.Can(sandboxer.CanExec) {
+			sb.sh(t, "echo saved >mark")
+		}
+		if err := sb.b.Pause(ctx(t), sb.h); err != nil {
+			t.Fatalf("Pause: %s", describe(err))
+		}
+		snap := sb.save(t, "snap-"+sandboxer.NewID())
+		if sb.b.Can(sandboxer.CanExec) { // it stays as it was
+			_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: s.script("true")})
+			wantKind(t, err, "Exec in the source, which is paused", sandboxer.Conflict)
+		}
+		copied := s.restore(t, sb, snap)
+		mark(t, copied, "saved")
+		copied.alive(t) // and the copy runs
+		if err := sb.b.Resume(ctx(t), sb.h); err != nil {
+			t.Fatalf("Resume: %s", describe(err))
+		}
+		sb.alive(t)
+	})
 	t.Run("the next generation of its source", func(t *testing.T) {
 		sb, snap := saved(t, nil)
 		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {

@@ -52,13 +52,13 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 	case sandboxer.Warm, sandboxer.Running:
 		idle := sb.Spec.Profile.Idle
 		switch {
-		case working:
-		case seen == sandboxer.OOMKilled: // seen dead, not only missed
+		case !working && seen == sandboxer.OOMKilled: // seen dead, not only missed
 			return action{end, sandboxer.ReasonOOMKilled}
-		case due(sb.ExpiresAt) && sb.State == sandboxer.Running && sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause:
-			return action{pause, sandboxer.ReasonExpired}
+		case due(sb.ExpiresAt) && (sb.State == sandboxer.Warm || sb.Spec.Profile.OnTTL != sandboxer.ExpiryPause):
+			return action{end, sandboxer.ReasonExpired} // also while it is being saved: ending it stops that
+		case working:
 		case due(sb.ExpiresAt):
-			return action{end, sandboxer.ReasonExpired}
+			return action{pause, sandboxer.ReasonExpired}
 		case seen == sandboxer.Gone && sb.AbsentSince.IsZero():
 			return action{verb: suspect}
 		case seen == sandboxer.Gone && now.Sub(sb.AbsentSince) >= confirmAfter:
@@ -85,6 +85,8 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 		case sb.Pause.Undo && !early:
 			return action{verb: resume}
 		case !isStanding(sb): // nothing that a backend could lose
+		case seen == sandboxer.OOMKilled:
+			return action{end, sandboxer.ReasonOOMKilled}
 		case seen == sandboxer.Gone && sb.AbsentSince.IsZero():
 			return action{verb: suspect}
 		case seen == sandboxer.Gone && now.Sub(sb.AbsentSince) >= confirmAfter:

@@ -46,7 +46,7 @@ func TestDecide(t *testing.T) {
 		{"running, unknown", run, unknown, false, action{verb: leave}},
 		{"running, expired", past(run), alive, false, ended(sandboxer.ReasonExpired)},
 		{"running, expired, unknown", past(run), unknown, false, ended(sandboxer.ReasonExpired)},
-		{"running, expired, somebody at it", past(run), alive, busy, action{verb: leave}},
+		{"running, expired, somebody at it", past(run), alive, busy, ended(sandboxer.ReasonExpired)},
 		{"running without expiry", with(run, func(r *record) { r.ExpiresAt = time.Time{} }), alive, false, action{verb: leave}},
 		{"running, first absence", run, gone, false, action{verb: suspect}},
 		{"running, second absence too soon", missed(confirmAfter - 1), gone, false, action{verb: leave}},
@@ -112,7 +112,7 @@ func TestDecideIsSafe(t *testing.T) {
 								t.Errorf("a terminated sandbox gets %v", a)
 							case a.verb == end && !state.CanBecome(sandboxer.Terminating):
 								t.Errorf("%s cannot end", state)
-							case working && a.verb != leave && state != sandboxer.Creating:
+							case working && a.verb != leave && a != (action{end, sandboxer.ReasonExpired}):
 								t.Errorf("%s gets %v while somebody is at it", state, a)
 							}
 						}

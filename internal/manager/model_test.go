@@ -124,10 +124,11 @@ func (m *model) doCreate(t *rapid.T) {
 	case err != nil && !isKind(err, sandboxer.NoCredit):
 		t.Fatalf("create of %s: %v", id, err)
 	case err == nil:
-		if sb.Generation <= m.ends[id] || sb.State != sandboxer.Running {
+		found := m.faulty && sb.State == sandboxer.Paused // one of which a failure had told us nothing
+		if sb.Generation <= m.ends[id] || sb.State != sandboxer.Running && !found {
 			t.Fatalf("%s is %s, generation %d after %d", id, sb.State, sb.Generation, m.ends[id])
 		}
-		m.live[id] = &believed{sb.Profile, sb.Generation, sb.ExpiresAt, sandboxer.Running}
+		m.live[id] = &believed{sb.Profile, sb.Generation, sb.ExpiresAt, sb.State}
 	}
 	if req.Key != "" && err == nil {
 		m.keys[req.Key] = fmt.Sprint(sb.ID, "/", sb.Generation)

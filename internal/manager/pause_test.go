@@ -450,3 +450,47 @@ func TestPauseCycles(t *testing.T) {
 	r.destroy(sb.ID)
 	r.clean()
 }
+
+// TestPortsAfterResume: what was open before a pause is open after it, and leads to the
+// new object; meanwhile it leads nowhere, or wakes the sandbox where the profile says so.
+func TestPortsAfterResume(t *testing.T) {
+	r := newVaultRig(t, func(s *setup) {
+		for _, p := range []sandboxer.Profile{{ID: "profile.web"}, {ID: "profile.wakes", AutoResume: true}} {
+			p.Extension, p.Ports = "ext.fake", []int{8080}
+			s.profiles = append(s.profiles, p)
+		}
+	})
+	visit := func(id string) error {
+		v, err := r.Visit(acme, PortAccess{Ref: id, Port: 8080})
+		if err == nil {
+			v.End()
+		}
+		return err
+	}
+	sb := r.create(sandboxer.CreateRequest{Profile: "web"})
+	if err := visit(sb.ID); err != nil {
+		t.Fatal(err)
+	}
+	v, err := r.Visit(acme, PortAccess{Ref: sb.ID, Port: 8080})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.pause(sb.ID, sandboxer.PauseFiles)
+	if v.Ctx.Err() == nil {
+		t.Error("a visit outlives the pause")
+	}
+	v.End()
+	wantErr(t, visit(sb.ID), sandboxer.Conflict, "sandboxer resume")
+	r.resume(sb.ID)
+	if err := visit(sb.ID); err != nil {
+		t.Errorf("after the resume: %v", err)
+	}
+	wakes := r.create(sandboxer.CreateRequest{Profile: "wakes"})
+	r.pause(wakes.ID, sandboxer.PauseFiles)
+	if err := visit(wakes.ID); err != nil {
+		t.Errorf("a visit did not wake it: %v", err)
+	}
+	r.destroy(sb.ID)
+	r.destroy(wakes.ID)
+	r.clean()
+}

@@ -346,10 +346,6 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	if err != nil {
 		return nil, err
 	}
-	if h.Generation != sb.Generation {
-		end()
-		return nil, errNoVisit
-	}
 	v.SandboxID, v.Generation, v.b, v.h = sb.ID, sb.Generation, b, h
 	inner, cancel := m.within(context.WithoutCancel(ctx))
 	stopTimer := func() bool { return true }
@@ -377,6 +373,9 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	}
 	// Whoever closed the port before we were counted did not see us.
 	now, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
+	if err == nil && (now.State != sandboxer.Running || objectOf(now) != h.Generation) {
+		err = errNoVisit // it has gone, and another of its ID may have come
+	}
 	if err == nil {
 		if i := openAt(now, v.Port); i < 0 || now.Opened[i].Rev != rev {
 			err = notOpen(sb.ID, v.Port)
