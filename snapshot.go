@@ -146,7 +146,7 @@ type SnapshotQuery struct {
 	IDPrefix  string
 	States    []SnapshotState
 	Purposes  []SnapshotPurpose // "" selects users' own
-	DueBefore time.Time         // ExpiresAt or RetryAt set and at or before this
+	DueBefore time.Time         // ExpiresAt or RetryAt set and at or before this; never a dropped one
 	After     string            // cursor
 	Limit     int               // at most MaxPage; 0 means DefaultPage
 }

@@ -51,9 +51,9 @@ type Store interface {
 	// ForgetIdempotencyKeys removes keys recorded before t.
 	ForgetIdempotencyKeys(ctx context.Context, t time.Time) error
 	// ForgetHistory removes, in one transaction, up to limit sandboxes that ended before
-	// t and have nothing on hold, each with its events, and up to limit events before t
-	// that belong to no sandbox in the books. The ledger is never shortened. It returns
-	// how many sandboxes and stray events went; fewer than limit means that no more are left.
+	// t and have nothing on hold, each with its events, up to limit snapshots that were
+	// dropped before t, and up to limit events before t that belong to no sandbox in the
+	// books. The ledger is never shortened. It returns how many of all three went; fewer than limit means that no more are left.
 	ForgetHistory(ctx context.Context, t time.Time, limit int) (removed int, err error)
 
 	// Balance returns the sum of the tenant's grants, holds and voids.

@@ -18,6 +18,8 @@ JOIN events e ON e.sandbox_id = s.id AND e.generation = s.generation)`
 
 	forgetSandboxes = `DELETE FROM sandboxes WHERE seq IN (SELECT seq FROM (` + oldSandboxes + `))`
 
+	forgetSnapshots = `DELETE FROM snapshots WHERE seq IN (SELECT seq FROM snapshots WHERE state = 'dropped' AND due_at < ? ORDER BY due_at LIMIT ?)`
+
 	forgetEvents = `DELETE FROM events WHERE seq IN (SELECT e.seq FROM events e WHERE e.at < ?
 AND NOT EXISTS (SELECT 1 FROM sandboxes s WHERE s.id = e.sandbox_id AND s.generation = e.generation) ORDER BY e.at LIMIT ?)`
 )
@@ -32,8 +34,12 @@ func (s *Store) ForgetHistory(ctx context.Context, t time.Time, limit int) (remo
 		if err != nil {
 			return err
 		}
+		dropped, err := tx.exec(forgetSnapshots, micros(t), limit)
+		if err != nil {
+			return err
+		}
 		rest, err := tx.exec(forgetEvents, micros(t), limit)
-		removed = int(n + rest)
+		removed = int(n + dropped + rest)
 		return err
 	}, sandboxer.Writes{})
 	return removed, err

@@ -129,7 +129,7 @@ func snapshotFilter(q sandboxer.SnapshotQuery) (f filter, err error) {
 		in(&f, "purpose", q.Purposes)
 	}
 	if !q.DueBefore.IsZero() {
-		f.add("due_at <= ?", micros(q.DueBefore))
+		f.add("due_at <= ? AND state <> 'dropped'", micros(q.DueBefore))
 	}
 	if q.After != "" {
 		seq, err := snapshotCursor.decode(q.After)
@@ -164,8 +164,12 @@ func snapshotValues(r *sandboxer.SnapshotRecord) ([]any, error) {
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, err, "the record of snapshot %s cannot be stored", r.ID)
 	}
+	due := earlier(c.ExpiresAt, c.RetryAt)
+	if r.State == sandboxer.SnapshotDropped {
+		due = earlier(c.DroppedAt, time.Time{}) // for ForgetHistory
+	}
 	return []any{r.Tenant, r.Name, r.SandboxID, r.Parent, string(r.Purpose), string(r.State),
-		earlier(c.ExpiresAt, c.RetryAt), string(data), r.SealedEnv, r.ID}, nil
+		due, string(data), r.SealedEnv, r.ID}, nil
 }
 
 // A snapshotRow is a row of selectSnapshot.

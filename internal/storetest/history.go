@@ -36,10 +36,23 @@ func historyForgotten(s *suite) {
 			{Tenant: "acme", SandboxID: "lives", Generation: 1, Type: sandboxer.EventStep, Message: fmt.Sprint("lives ", i), At: at},
 		}}))
 	}
+	for id, at := range map[string]time.Time{"snap-old": old, "snap-edge": edge, "snap-kept": {}} {
+		s.put(snapshot(id, func(r *sandboxer.SnapshotRecord) {
+			r.DroppedAt, r.ExpiresAt = at, old
+			if r.State = sandboxer.SnapshotDropped; at.IsZero() {
+				r.State = sandboxer.SnapshotSealed
+			}
+		}))
+	}
 	n, err := s.ForgetHistory(s.ctx, edge, 100)
 	s.ok(err)
-	if n != 3 {
-		s.Errorf("%d went; want 2 sandboxes and an event", n)
+	if n != 4 {
+		s.Errorf("%d went; want 2 sandboxes, a snapshot and an event", n)
+	}
+	for id, want := range map[string]sandboxer.Kind{"snap-old": sandboxer.NotFound, "snap-edge": "", "snap-kept": ""} {
+		if _, err := s.Snapshot(s.ctx, id); sandboxer.KindOf(err) != want {
+			s.Errorf("%s: %v; want %q", id, err, want)
+		}
 	}
 	if got := s.list(sandboxer.Query{}); !slices.Equal(got, []string{"lives", "held", "two/2"}) {
 		s.Errorf("left: %v", got)
