@@ -49,6 +49,7 @@ func eventEveryField(s *suite) {
 	s.ok(s.Write(s.ctx, w))
 	want := filled[sandboxer.Event](s.T)
 	want.Seq = w.Events[0].Seq
+	want.Progress = nil // of events that are never stored
 	kept(reflect.ValueOf(&want))
 	s.same("event", s.events(sandboxer.EventQuery{})[0], want)
 
