@@ -58,6 +58,9 @@ type Sandbox struct {
 	AbsentSince time.Time `json:"absent_since,omitzero"`
 
 	CreatedAt time.Time `json:"created_at"`
+	// ProvisionedAt is when Provision had answered; WaitReady took from then until ReadyAt.
+	ProvisionedAt time.Time `json:"provisioned_at,omitzero"`
+
 	ReadyAt   time.Time `json:"ready_at,omitzero"`
 	ResumedAt time.Time `json:"resumed_at,omitzero"` // the last time
 	UsedAt    time.Time `json:"used_at,omitzero"`

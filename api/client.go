@@ -33,6 +33,8 @@ type Options struct {
 	// HTTP replaces the client for http and https URLs (proxies, TLS roots). Its
 	// Timeout must be 0: requests are bounded by their ctx.
 	HTTP *http.Client
+	// NoRetry sends every request once, for who measures.
+	NoRetry bool
 }
 
 // Client speaks the REST interface. Every failure is a *sandboxer.Error: the
@@ -477,7 +479,7 @@ func (c *Client) send(ctx context.Context, q call) (*http.Response, error) {
 			return nil, sandboxer.E(sandboxer.Invalid, err, "the request cannot be encoded")
 		}
 	}
-	again := q.raw == nil && (q.again || q.method == "GET" || q.method == "PUT" || q.method == "DELETE")
+	again := !c.opts.NoRetry && q.raw == nil && (q.again || q.method == "GET" || q.method == "PUT" || q.method == "DELETE")
 	for left := retries; ; left-- {
 		resp, err := c.once(ctx, q, body)
 		if err == nil {

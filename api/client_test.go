@@ -81,6 +81,20 @@ func TestRetries(t *testing.T) {
 	}
 }
 
+func TestNoRetry(t *testing.T) {
+	f := &flaky{fails: 1}
+	s := httptest.NewServer(f)
+	defer s.Close()
+	c, err := New(s.URL, Options{NoRetry: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Create(t.Context(), CreateSandbox{Profile: "p"}); !errors.Is(err, sandboxer.Unavailable) || len(f.seen) != 1 {
+		t.Errorf("requests %q, %v", f.seen, err)
+	}
+}
+
 // What answers is not always a sandboxer server.
 func TestForeignAnswers(t *testing.T) {
 	for _, tt := range []struct {

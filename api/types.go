@@ -105,13 +105,14 @@ type Sandbox struct {
 
 	Found bool `json:"found,omitempty" doc:"In the answer to a create: another request made it, or is making it"`
 
-	CreatedAt time.Time `json:"created_at"`
-	ReadyAt   time.Time `json:"ready_at,omitzero"`
-	UsedAt    time.Time `json:"used_at,omitzero"`
-	ResumedAt time.Time `json:"resumed_at,omitzero"`
-	ExpiresAt time.Time `json:"expires_at,omitzero" doc:"While it is paused: how long it is kept"`
-	EndingAt  time.Time `json:"ending_at,omitzero"`
-	EndedAt   time.Time `json:"ended_at,omitzero"`
+	CreatedAt     time.Time `json:"created_at" doc:"The request was accepted"`
+	ProvisionedAt time.Time `json:"provisioned_at,omitzero" doc:"The backend had made it; after that it was waited for"`
+	ReadyAt       time.Time `json:"ready_at,omitzero"`
+	UsedAt        time.Time `json:"used_at,omitzero"`
+	ResumedAt     time.Time `json:"resumed_at,omitzero"`
+	ExpiresAt     time.Time `json:"expires_at,omitzero" doc:"While it is paused: how long it is kept"`
+	EndingAt      time.Time `json:"ending_at,omitzero"`
+	EndedAt       time.Time `json:"ended_at,omitzero"`
 }
 
 // NewSandbox is the public form of a record.
@@ -126,7 +127,7 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		Network: s.Network, Mounts: s.Mounts, Ports: s.Ports, Workspace: s.Workspace, User: s.User,
 		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost),
 		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, Damaged: sb.Damaged, Found: sb.Found,
-		CreatedAt: sb.CreatedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
+		CreatedAt: sb.CreatedAt, ProvisionedAt: sb.ProvisionedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
 		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt,
 	}
 	out.RestoredFrom, out.RestoredAs = sb.RestoredFrom, sb.RestoredAs

@@ -498,7 +498,7 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, sb *sandbox
 			if sb.State != sandboxer.Creating && sb.State != sandboxer.Terminating {
 				return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s", sb.ID, sb.State)
 			}
-			sb.Handle = h
+			sb.Handle, sb.ProvisionedAt = h, now()
 			if h.Host != "" {
 				sb.Host = h.Host
 			}

@@ -13,6 +13,9 @@ func TestLife(t *testing.T) {
 	if sb.State != sandboxer.Running || sb.Generation != 1 || sb.Tenant != "acme" || sb.ReadyAt.IsZero() {
 		t.Errorf("created %+v", sb)
 	}
+	if sb.ProvisionedAt.Before(sb.CreatedAt) || sb.ReadyAt.Before(sb.ProvisionedAt) || !r.get(sb.ID).ProvisionedAt.Equal(sb.ProvisionedAt) {
+		t.Errorf("created at %s, provisioned at %s, ready at %s", sb.CreatedAt, sb.ProvisionedAt, sb.ReadyAt)
+	}
 	if got := sb.ExpiresAt.Sub(sb.CreatedAt); got != r.setup.profiles[0].TTL {
 		t.Errorf("it lives for %s", got)
 	}

@@ -31,7 +31,7 @@ func examples() []any {
 		Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkNone}, Workspace: "/workspace",
 		Reachability: sandboxer.Reachability{Host: "localhost", RemoteDir: "/workspace"},
 		Quote:        &api.Quote{Amount: 120_000, PerHour: 240_000, Duration: api.Duration(30 * time.Minute)},
-		Version:      3, CreatedAt: at, ReadyAt: at.Add(90 * time.Millisecond), UsedAt: at.Add(time.Minute), ExpiresAt: at.Add(30 * time.Minute),
+		Version:      3, CreatedAt: at, ProvisionedAt: at.Add(80 * time.Millisecond), ReadyAt: at.Add(90 * time.Millisecond), UsedAt: at.Add(time.Minute), ExpiresAt: at.Add(30 * time.Minute),
 	}
 	event := api.Event{Seq: 42, At: at, SandboxID: sb.ID, Generation: 1, Tenant: "default", Type: sandboxer.EventState,
 		From: sandboxer.Creating, To: sandboxer.Running, Actor: "key:k1"}
