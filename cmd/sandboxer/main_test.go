@@ -114,6 +114,7 @@ func TestRealSandbox(t *testing.T) {
 			if out, errs, code := run("audit"); code != 0 || !strings.Contains(out, " 0 violations") {
 				t.Errorf("audit = %d, %q, %s", code, out, errs)
 			}
+			bench(t, run)
 			if _, errs, code := run("down"); code != 0 {
 				t.Errorf("down = %d, %s", code, errs)
 			}
@@ -121,6 +122,42 @@ func TestRealSandbox(t *testing.T) {
 				t.Errorf("left behind: %s", left)
 			}
 		})
+	}
+}
+
+// bench measures real sandboxes and checks that the parts make up the whole.
+func bench(t *testing.T, run func(args ...string) (string, string, int)) {
+	out, errs, code := run("bench", "--sequential", "2", "--burst", "3", "-o", "json")
+	var res struct {
+		Series []struct {
+			Mode       string
+			Succeeded  int
+			Iterations []struct {
+				Split                                              bool
+				TTI, Create, Accept, Provision, Ready, Probe, Exec float64
+			}
+		}
+	}
+	for _, name := range []string{"tti", "create", "accept", "provision", "ready", "probe", "exec"} {
+		out = strings.ReplaceAll(out, `"`+name+`_ms"`, `"`+name+`"`)
+	}
+	if err := json.Unmarshal([]byte(out), &res); err != nil || code != 0 || len(res.Series) != 2 {
+		t.Fatalf("bench = %d, %v, %d series, %s", code, err, len(res.Series), errs)
+	}
+	for i, want := range []int{2, 3} {
+		s := res.Series[i]
+		if s.Succeeded != want || len(s.Iterations) != want {
+			t.Errorf("%s: %d of %d succeeded, %d iterations", s.Mode, s.Succeeded, want, len(s.Iterations))
+		}
+		for _, it := range s.Iterations {
+			sum := it.Accept + it.Provision + it.Ready + it.Probe + it.Exec
+			if !it.Split || it.Accept <= 0 || it.Provision <= 0 || it.Probe <= 0 || it.Exec <= 0 || sum > it.TTI+0.01 || sum < it.TTI-5 {
+				t.Errorf("%s: %+v, whose parts make up %v", s.Mode, it, sum)
+			}
+		}
+	}
+	if out, errs, code := run("ls", "-q"); code != 0 || out != "" {
+		t.Errorf("after bench there is %q (%d, %s)", out, code, errs)
 	}
 }
 

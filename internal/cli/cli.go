@@ -134,7 +134,7 @@ func newCmdRoot(f *factory) *cobra.Command {
 		newCmdRestore(f, nil), newCmdFork(f, nil), newCmdDestroy(f, nil))
 	add("offer", newCmdProfile(f), newCmdExtension(f), newCmdHost(f))
 	add("admin", newCmdKey(f), newCmdCredits(f), newCmdAudit(f, nil), newCmdReconcile(f, nil), newCmdBackup(f, nil))
-	add("server", newCmdServe(f, nil), newCmdUp(f, nil), newCmdDown(f, nil), newCmdStatus(f, nil), newCmdDoctor(f, nil),
+	add("server", newCmdServe(f, nil), newCmdUp(f, nil), newCmdDown(f, nil), newCmdStatus(f, nil), newCmdDoctor(f, nil), newCmdBench(f, nil),
 		newCmdConfig(f), newCmdVersion(f, nil))
 	root.SetHelpCommandGroupID("server")
 	root.SetCompletionCommandGroupID("server")

@@ -23,6 +23,8 @@ type session struct {
 	local     bool // the server sees this machine's files
 	inProcess bool
 	end       func() error
+	addr      string // with opts, what another client of the same server is made of
+	opts      api.Options
 }
 
 func (s *session) close() error {
@@ -75,11 +77,12 @@ func (f *factory) dial(ctx context.Context, addr string) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := api.New(addr, api.Options{Token: token, UserAgent: "sandboxer/" + version(), RootCAs: roots})
+	opts := api.Options{Token: token, UserAgent: "sandboxer/" + version(), RootCAs: roots}
+	c, err := api.New(addr, opts)
 	if err != nil {
 		return nil, err
 	}
-	return &session{Client: c, local: local}, nil
+	return &session{Client: c, local: local, addr: addr, opts: opts}, nil
 }
 
 // roots are the authorities trusted for an https URL; nil means the system's.

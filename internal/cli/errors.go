@@ -37,7 +37,7 @@ var kinds = map[sandboxer.Kind]struct {
 }
 
 const (
-	exitFindings = 10  // doctor and audit: problems were found
+	exitFindings = 10  // doctor, audit and bench: problems were found
 	exitOwn      = 125 // run, exec, shell: sandboxer itself failed, not the command
 )
 

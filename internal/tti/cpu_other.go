@@ -1,0 +1,9 @@
+//go:build !unix
+
+package tti
+
+import "time"
+
+// CPU is the processor time of this process so far, or less than 0 where it cannot be
+// told.
+func CPU() time.Duration { return -1 }

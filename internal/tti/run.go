@@ -1,0 +1,598 @@
+package tti
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// Progress is how far a series has come.
+type Progress struct {
+	Profile      string
+	Mode         Mode
+	Done, Failed int
+	Count        int
+}
+
+// Options tune Run; the zero value works.
+type Options struct {
+	Cores    int                  // of the client's machine
+	Clean    Broker               // for the last look: what may try again; the measured one if nil
+	CPU      func() time.Duration // processor time of this process; nil if that cannot be told
+	Progress func(Progress)       // called after every iteration, never twice at a time
+	Order    func(n int) []int    // the order of the targets in one round; random if nil
+}
+
+// Run measures cfg, which was checked, under the run's ID, which labels every sandbox.
+// Whatever happens it then looks for sandboxes with that label and destroys them; those
+// that withstand are in Result.Left. When ctx ends, work stops, the same look is taken,
+// and the error is ctx's; the Result, never nil, is what was measured until then.
+func Run(ctx context.Context, b Broker, id string, cfg Config, o Options) (*Result, error) {
+	if o.Clean == nil {
+		o.Clean = b
+	}
+	if o.Order == nil {
+		o.Order = rand.Perm
+	}
+	r := &run{Broker: b, Options: o, cfg: cfg, id: id}
+	began := time.Now()
+	res := &Result{
+		SchemaVersion: api.SchemaVersion, ID: id, At: began.UTC().Truncate(time.Second), Command: cfg.Command, Probe: !cfg.NoProbe,
+		TTL: api.Duration(cfg.TTL), WarmOnly: cfg.WarmOnly, Series: []Series{},
+	}
+	res.Client.Cores = o.Cores
+	if cfg.Staggered > 0 {
+		res.Every = api.Duration(cfg.Every)
+	}
+	for _, part := range r.parts() {
+		if ctx.Err() != nil {
+			break
+		}
+		res.Series = append(res.Series, part(ctx)...)
+	}
+	whole := ctx.Err() == nil
+	// The last look is taken also when nobody waits for the result any more.
+	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+	left, err := r.clean(cctx, !whole || r.strays)
+	cancel()
+	res.Left = left
+	if whole {
+		r.claims(ctx, res.Series)
+	}
+	for i := range res.Series {
+		res.Series[i].close(o.Cores)
+	}
+	res.Took = api.Duration(time.Since(began).Round(time.Millisecond))
+	if cerr := ctx.Err(); cerr != nil {
+		return res, sandboxer.E(sandboxer.KindOf(cerr), errors.Join(cerr, err), "interrupted%s", leftText(left))
+	}
+	return res, err
+}
+
+func leftText(left []string) string {
+	if len(left) == 0 {
+		return "; nothing is left of it"
+	}
+	return "; left: " + strings.Join(left, ", ")
+}
+
+// run is one run.
+type run struct {
+	Broker
+	Options
+	cfg Config
+	id  string
+
+	mu     sync.Mutex // guards what follows and the calls of Progress
+	strays bool       // a create failed in a way that may have left something
+
+	snapshots []string // names of those that were asked for
+}
+
+// parts are the pieces of the run in their order.
+func (r *run) parts() []func(context.Context) []Series {
+	var out []func(context.Context) []Series
+	if r.cfg.Sequential > 0 {
+		out = append(out, r.sequential)
+	}
+	overlap := func(mode Mode, count int, every time.Duration) {
+		out = append(out, func(ctx context.Context) []Series {
+			var all []Series
+			for _, i := range r.Order(len(r.cfg.Targets)) {
+				if ctx.Err() == nil {
+					all = append(all, r.overlapping(ctx, r.cfg.Targets[i], mode, count, every))
+				}
+			}
+			return all
+		})
+	}
+	if r.cfg.Staggered > 0 {
+		overlap(Staggered, r.cfg.Staggered, r.cfg.Every)
+	}
+	for _, n := range r.cfg.Burst {
+		overlap(Burst, n, 0)
+	}
+	if r.cfg.Pause > 0 {
+		out = append(out, r.pause)
+	}
+	if r.cfg.Restore > 0 {
+		out = append(out, r.restore)
+	}
+	return out
+}
+
+func (r *run) sequential(ctx context.Context) []Series {
+	return r.turns(ctx, Sequential, r.cfg.Sequential, nil, r.iterate)
+}
+
+func (r *run) pause(ctx context.Context) []Series {
+	return r.turns(ctx, Pause, r.cfg.Pause, nil, r.pauseOne)
+}
+
+func (r *run) restore(ctx context.Context) []Series {
+	return r.turns(ctx, Restore, r.cfg.Restore, r.save, r.restoreOne)
+}
+
+// turns lets the targets take turns, count times. prepare, if it is not nil, is asked once
+// for each; a target that cannot be prepared, or cannot do what the mode is about, has
+// no further turn.
+func (r *run) turns(ctx context.Context, mode Mode, count int, prepare func(context.Context, *turn) Iteration, one func(context.Context, *turn) Iteration) []Series {
+	series := make([]Series, len(r.cfg.Targets))
+	turns := make([]turn, len(r.cfg.Targets))
+	out := make([]bool, len(r.cfg.Targets))
+	began := time.Now()
+	note := func(i int, it Iteration) {
+		s := &series[i]
+		s.Iterations = append(s.Iterations, it)
+		out[i] = it.Kind == sandboxer.Unsupported && mode != Sequential || it.Step == "snapshot"
+		r.tell(s, count)
+	}
+	for i, t := range r.cfg.Targets {
+		series[i] = Series{Profile: t.Order.Profile, Mode: mode, Iterations: []Iteration{}}
+		turns[i] = turn{Target: t, series: &series[i], began: began}
+	}
+	if prepare != nil {
+		for i := range turns {
+			it := prepare(ctx, &turns[i])
+			defer r.drop(ctx, &turns[i])
+			if ctx.Err() != nil {
+				return series
+			}
+			if it.Error != "" {
+				note(i, it)
+			}
+		}
+	}
+	for n := range count {
+		for _, i := range r.Order(len(series)) {
+			if ctx.Err() != nil {
+				return series
+			}
+			if out[i] {
+				continue
+			}
+			turns[i].n = n + 1
+			cpu := r.cpu()
+			it := one(ctx, &turns[i])
+			if ctx.Err() != nil {
+				return series // what was cut off is no measurement
+			}
+			series[i].used(cpu, r.cpu())
+			note(i, it)
+		}
+	}
+	return series
+}
+
+// turn is one iteration of one target.
+type turn struct {
+	Target
+	n        int
+	series   *Series
+	began    time.Time
+	snapshot string // of a restore series
+}
+
+// overlapping runs count iterations of t, launched every so often, or all at once.
+func (r *run) overlapping(ctx context.Context, t Target, mode Mode, count int, every time.Duration) Series {
+	s := Series{Profile: t.Order.Profile, Mode: mode, Iterations: []Iteration{}}
+	cpu := r.cpu()
+	began := time.Now()
+	var wg sync.WaitGroup
+	for n := range count {
+		if n > 0 && every > 0 && !sleepUntil(ctx, began.Add(time.Duration(n)*every)) {
+			break
+		}
+		wg.Go(func() {
+			it := r.iterate(ctx, &turn{Target: t, n: n + 1, series: &s, began: began})
+			if ctx.Err() != nil {
+				return
+			}
+			r.mu.Lock()
+			s.Iterations = append(s.Iterations, it)
+			r.mu.Unlock()
+			r.tell(&s, count)
+		})
+	}
+	wg.Wait()
+	s.used(cpu, r.cpu())
+	slices.SortFunc(s.Iterations, func(a, b Iteration) int { return a.N - b.N })
+	return s
+}
+
+func sleepUntil(ctx context.Context, at time.Time) bool {
+	t := time.NewTimer(time.Until(at))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// cpu is the processor time of this process so far, or less than 0.
+func (r *run) cpu() time.Duration {
+	if r.CPU == nil {
+		return -1
+	}
+	return r.CPU()
+}
+
+func (s *Series) used(before, after time.Duration) {
+	if before < 0 || after < 0 {
+		return
+	}
+	if s.ClientCPU == nil {
+		s.ClientCPU = new(Millis)
+	}
+	*s.ClientCPU += millis(after - before)
+}
+
+func (r *run) tell(s *Series, count int) {
+	if r.Progress == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := Progress{Profile: s.Profile, Mode: s.Mode, Done: len(s.Iterations), Count: count}
+	for _, it := range s.Iterations {
+		if !it.OK {
+			p.Failed++
+		}
+	}
+	r.Progress(p)
+}
+
+// Of the probe: what it says and ends with when the sandbox is not fresh.
+const (
+	marker     = ".sandboxer-bench"
+	exitReused = 42
+)
+
+// probe leaves a marker in two places and looks for those of others.
+func (r *run) probe(t Target) []string {
+	dirs := "/tmp /var/tmp"
+	if t.Shared {
+		dirs = "."
+	}
+	// All are looked at before any is marked: one may be another by a link. A place that
+	// cannot be written to is none; one of them must be.
+	script := fmt.Sprintf(`n=1; for d in %[1]s; do f=$d/%[2]s; if [ -e "$f" ]; then echo "$f"; exit %[3]d; fi; done; `+
+		`for d in %[1]s; do (echo %[4]s >"$d/%[2]s") 2>/dev/null && n=0; done; exit $n`, dirs, marker, exitReused, r.id)
+	return []string{"sh", "-c", script}
+}
+
+// iterate makes, tries and destroys one sandbox.
+func (r *run) iterate(ctx context.Context, t *turn) (it Iteration) {
+	start := r.launch(t, &it)
+	defer func() { it.goneAt = time.Since(t.began) }()
+	if !r.create(ctx, t, &it) {
+		return it
+	}
+	defer r.destroy(ctx, &it)
+	begin := time.Now()
+	if !r.cfg.NoProbe {
+		probe := r.probe(t.Target)
+		res, err := r.exec(ctx, it.Sandbox, probe)
+		switch {
+		case err != nil:
+			it.fail("probe", err)
+			return it
+		case res.Code == exitReused:
+			it.fail("probe", sandboxer.E(sandboxer.Failed, nil, "the sandbox was used before: it has %s", strings.TrimSpace(res.Stdout)))
+			it.Reused = true
+			return it
+		case res.Code != 0:
+			it.fail("probe", ended(probe, res))
+			return it
+		}
+		it.Probe = millis(time.Since(begin))
+	}
+	r.command(ctx, t, &it, start)
+	return it
+}
+
+// pauseOne makes one sandbox, uses it, and measures how long it takes to be used again
+// after a pause.
+func (r *run) pauseOne(ctx context.Context, t *turn) (it Iteration) {
+	r.launch(t, &it)
+	defer func() { it.goneAt = time.Since(t.began) }()
+	if !r.create(ctx, t, &it) {
+		return it
+	}
+	defer r.destroy(ctx, &it)
+	if r.command(ctx, t, &it, time.Now()); !it.OK {
+		return it
+	}
+	pctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	begin := time.Now()
+	if _, err := r.Pause(pctx, it.Sandbox, api.PauseSandbox{Depth: r.cfg.Depth}); err != nil {
+		it.fail("pause", err)
+		return it
+	}
+	it.Pause = millis(time.Since(begin))
+	rctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	start := time.Now()
+	if _, err := r.Resume(rctx, it.Sandbox, api.ResumeSandbox{TTL: api.Duration(r.cfg.TTL)}); err != nil {
+		it.fail("resume", err)
+		return it
+	}
+	it.Resume = millis(time.Since(start))
+	r.command(ctx, t, &it, start)
+	return it
+}
+
+// save makes the snapshot of a restore series.
+func (r *run) save(ctx context.Context, t *turn) (it Iteration) {
+	r.launch(t, &it)
+	if !r.create(ctx, t, &it) {
+		it.Step = "snapshot"
+		return it
+	}
+	defer r.destroy(ctx, &it)
+	if r.command(ctx, t, &it, time.Now()); !it.OK {
+		it.Step = "snapshot"
+		return it
+	}
+	// Known to the last look before it exists.
+	name := fmt.Sprintf("bench-%s-%d", r.id, len(r.snapshots)+1)
+	r.snapshots = append(r.snapshots, name)
+	sctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	begin := time.Now()
+	snap, err := r.Snapshot(sctx, it.Sandbox, api.CreateSnapshot{Name: name, TTL: api.Duration(snapshotTTL)})
+	if err != nil {
+		it.fail("snapshot", err)
+		r.strays = true
+		return it
+	}
+	t.snapshot = snap.ID
+	t.series.Snapshot = &Saved{Kind: snap.Kind, Memory: snap.Memory, Bytes: snap.Bytes, Took: millis(time.Since(begin))}
+	return it
+}
+
+// drop removes the snapshot of a restore series; the last look makes sure of it.
+func (r *run) drop(ctx context.Context, t *turn) {
+	if t.snapshot == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyTimeout)
+	defer cancel()
+	_, _ = r.Clean.DropSnapshot(ctx, t.snapshot)
+}
+
+// restoreOne makes one sandbox of the snapshot, tries and destroys it.
+func (r *run) restoreOne(ctx context.Context, t *turn) (it Iteration) {
+	start := r.launch(t, &it)
+	defer func() { it.goneAt = time.Since(t.began) }()
+	made := r.make(ctx, t, &it, "restore", func(ctx context.Context) (*api.Sandbox, error) {
+		return r.Restore(ctx, t.snapshot, api.RestoreSnapshot{TTL: api.Duration(r.cfg.TTL), Labels: map[string]string{Label: r.id}})
+	})
+	if !made {
+		return it
+	}
+	defer r.destroy(ctx, &it)
+	r.command(ctx, t, &it, start)
+	return it
+}
+
+// launch begins an iteration.
+func (r *run) launch(t *turn, it *Iteration) time.Time {
+	start := time.Now()
+	it.N, it.Launch = t.n, millis(start.Sub(t.began))
+	return start
+}
+
+// create makes the sandbox of an iteration.
+func (r *run) create(ctx context.Context, t *turn, it *Iteration) bool {
+	order := t.Order
+	order.TTL = api.Duration(r.cfg.TTL)
+	order.Labels = map[string]string{}
+	maps.Copy(order.Labels, t.Order.Labels)
+	order.Labels[Label] = r.id
+	return r.make(ctx, t, it, "create", func(ctx context.Context) (*api.Sandbox, error) { return r.Create(ctx, order) })
+}
+
+func (r *run) make(ctx context.Context, t *turn, it *Iteration, step string, create func(context.Context) (*api.Sandbox, error)) bool {
+	ctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	begin := time.Now()
+	sb, err := create(ctx)
+	if err != nil {
+		it.fail(step, err)
+		r.mu.Lock()
+		r.strays = true // it may be on its way all the same
+		r.mu.Unlock()
+		return false
+	}
+	it.Sandbox, it.Create = sb.ID, millis(time.Since(begin))
+	it.split(sb)
+	r.mu.Lock()
+	t.series.Extension = sb.Extension
+	r.mu.Unlock()
+	return true
+}
+
+// command runs the command, after which the sandbox has been interactive since start.
+func (r *run) command(ctx context.Context, t *turn, it *Iteration, start time.Time) {
+	begin := time.Now()
+	res, err := r.exec(ctx, it.Sandbox, r.cfg.Command)
+	if err == nil && res.Code != 0 {
+		err = ended(r.cfg.Command, res)
+	}
+	if err != nil {
+		it.fail("exec", err)
+		return
+	}
+	done := time.Now()
+	it.OK = true
+	it.Exec, it.TTI, it.readyAt = millis(done.Sub(begin)), millis(done.Sub(start)), done.Sub(t.began)
+}
+
+func (r *run) exec(ctx context.Context, ref string, args []string) (*api.ExecResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	return r.Run(ctx, ref, api.Exec{Args: args, Timeout: api.Duration(commandTimeout)})
+}
+
+// ended describes a command that ended badly.
+func ended(args []string, res *api.ExecResult) error {
+	if res.TimedOut {
+		return sandboxer.E(sandboxer.Timeout, nil, "%s did not end within %s", args[0], commandTimeout)
+	}
+	what := strings.TrimSpace(res.Stderr)
+	if what != "" {
+		what = ": " + what[:min(len(what), 200)]
+	}
+	return sandboxer.E(sandboxer.Failed, nil, "%s ended with %d%s", args[0], res.Code, what)
+}
+
+// destroy ends the sandbox of it, also when the run was interrupted.
+func (r *run) destroy(ctx context.Context, it *Iteration) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), destroyTimeout)
+	defer cancel()
+	begin := time.Now()
+	if _, err := r.Destroy(ctx, it.Sandbox, true); err != nil {
+		it.DestroyError = sandboxer.Message(err)
+		return
+	}
+	it.Destroy = millis(time.Since(begin))
+}
+
+// parallel does work for each of list, a few at a time.
+func parallel[T any](list []T, work func(T)) {
+	const most = 8
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, most)
+	for _, x := range list {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			work(x)
+		})
+	}
+	wg.Wait()
+}
+
+// claims asks the history of every sandbox whether it was claimed from the warm pool. It is
+// done after everything, to be in nobody's way.
+func (r *run) claims(ctx context.Context, series []Series) {
+	var all []*Iteration
+	for i := range series {
+		for j := range series[i].Iterations {
+			if it := &series[i].Iterations[j]; it.Sandbox != "" {
+				all = append(all, it)
+			}
+		}
+	}
+	parallel(all, func(it *Iteration) {
+		l, err := r.Clean.Events(ctx, api.EventQuery{Sandbox: it.Sandbox})
+		if err == nil {
+			it.Warm = slices.ContainsFunc(l.Items, func(ev api.Event) bool {
+				return ev.Type == sandboxer.EventState && ev.From == sandboxer.Warm && ev.To == sandboxer.Running
+			})
+		}
+		switch {
+		case it.Warm: // what it took to make is not a part of the claim
+			it.Split, it.Accept, it.Provision, it.Ready = false, 0, 0, 0
+		case !r.cfg.WarmOnly || !it.OK:
+		case err != nil:
+			it.fail("claim", err)
+		default:
+			it.fail("claim", sandboxer.E(sandboxer.Exhausted, nil, "the sandbox was not claimed from the warm pool"))
+		}
+	})
+}
+
+// clean destroys the sandboxes and snapshots of the run and returns those that are left.
+// With late it also waits for what may still be on its way to the server.
+func (r *run) clean(ctx context.Context, late bool) (left []string, err error) {
+	const pause = 200 * time.Millisecond
+	looks := 1
+	if late {
+		looks = 3
+	}
+	for more := looks; more > 0; {
+		if left, err = r.look(ctx); err != nil {
+			return left, sandboxer.E(sandboxer.KindOf(err), err, "whether anything is left of the run %s cannot be told: %s", r.id, sandboxer.Message(err)).
+				WithHint("look later: sandboxer ls --label %s=%s; what is left expires by itself", Label, r.id)
+		}
+		more--
+		if len(left) > 0 {
+			more = looks
+			parallel(left, func(ref string) {
+				if strings.HasPrefix(ref, snapshotPrefix) {
+					_, _ = r.Clean.DropSnapshot(ctx, ref)
+				} else {
+					_, _ = r.Clean.Destroy(ctx, ref, true)
+				}
+			})
+		}
+		if more > 0 && !sleepUntil(ctx, time.Now().Add(pause)) {
+			return left, sandboxer.E(sandboxer.Timeout, ctx.Err(), "%d sandboxes or snapshots of the run %s are not gone yet", len(left), r.id).
+				WithHint("they expire by themselves; to end them now: sandboxer destroy --label %s=%s", Label, r.id)
+		}
+	}
+	return nil, nil
+}
+
+const snapshotPrefix = "snap-" // of IDs
+
+// look lists what is there of the run.
+func (r *run) look(ctx context.Context) (ids []string, err error) {
+	q := api.SandboxQuery{Labels: map[string]string{Label: r.id}, Limit: sandboxer.MaxPage}
+	for {
+		l, err := r.Clean.List(ctx, q)
+		if err != nil {
+			return ids, err
+		}
+		for _, sb := range l.Items {
+			ids = append(ids, sb.ID)
+		}
+		if q.Cursor = l.NextCursor; q.Cursor == "" {
+			break
+		}
+	}
+	for _, name := range r.snapshots {
+		l, err := r.Clean.Snapshots(ctx, api.SnapshotQuery{Name: name})
+		if err != nil {
+			return ids, err
+		}
+		for _, s := range l.Items {
+			ids = append(ids, s.ID)
+		}
+	}
+	return ids, nil
+}
