@@ -1,6 +1,7 @@
 // The first process of a sandbox until its agent is needed: see pause.go.
 //
 //	pause SECONDS AGENT ARGS…
+//	pause fuse SECONDS
 //
 // Registers kept throughout: x20 &argv[2], x21 envp, x22 the fuse in seconds since 1970.
 
@@ -9,12 +10,17 @@
 	.set SYS_rt_sigaction, 134
 	.set SYS_rt_sigprocmask, 135
 	.set SYS_rt_sigtimedwait, 137
+	.set SYS_rt_sigqueueinfo, 138
 	.set SYS_execve, 221
 	.set SIGUSR1, 10
+	.set SIGUSR2, 12
 	.set SIGTERM, 15
 	.set SIGCHLD, 17
 	.set SIG_SETMASK, 2
-	.set WAITED, (1 << (SIGUSR1 - 1)) | (1 << (SIGTERM - 1))
+	.set WAITED, (1 << (SIGUSR1 - 1)) | (1 << (SIGUSR2 - 1)) | (1 << (SIGTERM - 1))
+	.set si_code, 8
+	.set si_value, 24
+	.set SI_QUEUE, -1
 
 	.globl _start
 _start:
@@ -23,18 +29,49 @@ _start:
 	add	x21, sp, x0, lsl #3
 	add	x21, x21, #16
 	ldr	x1, [sp, #16]
-	sub	sp, sp, #128
+	ldr	x19, [sp, #24]
+	sub	sp, sp, #256
 	cmp	x0, #3
 	b.lo	usage
+	ldrb	w2, [x1]
+	cmp	w2, #'9'
+	b.hi	fuse
+	bl	number
+	b	wait
+
+// number reads decimal digits (x1) into x22.
+number:
 	mov	x22, #0
 	mov	x3, #10
 digit:
 	ldrb	w2, [x1], #1
 	sub	w2, w2, #'0'
 	cmp	w2, #9
-	b.hi	wait
+	b.hi	1f
 	madd	x22, x22, x3, x2
 	b	digit
+1:	ret
+
+// Tells process 1, which is one of us, its new fuse: a signal that carries a number.
+fuse:
+	mov	x1, x19
+	bl	number
+	add	x2, sp, #128			// siginfo
+	mov	x3, #128
+1:	sub	x3, x3, #8
+	str	xzr, [x2, x3]
+	cbnz	x3, 1b
+	mov	w4, #SIGUSR2
+	str	w4, [x2]
+	mov	w4, #SI_QUEUE
+	str	w4, [x2, #si_code]
+	str	x22, [x2, #si_value]
+	mov	x8, #SYS_rt_sigqueueinfo
+	mov	x0, #1
+	mov	x1, #SIGUSR2
+	svc	#0
+	neg	x0, x0				// an error's number, or 0
+	b	exit
 
 wait:
 	// Children nobody waits for, and orphans, vanish by themselves: SIGCHLD is ignored.
@@ -58,11 +95,19 @@ again:
 	str	x0, [sp, #16]
 	mov	x8, #SYS_rt_sigtimedwait
 	add	x0, sp, #16
-	mov	x1, #0
+	add	x1, sp, #128			// siginfo
 	mov	x3, #8
 	svc	#0
 	cmp	w0, #SIGTERM
 	b.eq	end
+	cmp	w0, #SIGUSR2
+	b.ne	2f
+	ldr	w2, [sp, #128+si_code]
+	cmn	w2, #1				// SI_QUEUE
+	b.ne	again
+	ldr	x22, [sp, #128+si_value]
+	b	again
+2:
 	cmp	w0, #SIGUSR1
 	b.ne	again
 
