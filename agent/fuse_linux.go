@@ -15,6 +15,10 @@ type fuse struct {
 
 func newFuse() *fuse { return &fuse{blown: make(chan struct{}, 1)} }
 
+// fuseGrace is how long a fuse smoulders after its time: whoever thaws or restores a
+// sandbox has that long to move it.
+const fuseGrace = 10 * time.Second
+
 // set moves the fuse; a zero time removes it.
 func (f *fuse) set(at time.Time) {
 	f.mu.Lock()
@@ -26,10 +30,19 @@ func (f *fuse) set(at time.Time) {
 	if at.IsZero() {
 		return
 	}
-	f.timer = time.AfterFunc(time.Until(at), func() {
-		select {
-		case f.blown <- struct{}{}:
-		default:
+	var timer *time.Timer
+	timer = time.AfterFunc(time.Until(at), func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.timer != timer {
+			return
 		}
+		f.timer = time.AfterFunc(fuseGrace, func() {
+			select {
+			case f.blown <- struct{}{}:
+			default:
+			}
+		})
 	})
+	f.timer = timer
 }

@@ -3,7 +3,8 @@
 #	pause SECONDS AGENT ARGS…
 #	pause fuse SECONDS
 #
-# Registers kept throughout: r12 &argv[2], r13 envp, r14 the fuse in seconds since 1970.
+# Registers kept throughout: r12 &argv[2], r13 envp, r14 the fuse in seconds since 1970,
+# rbp whether it has burnt down and the time of grace runs.
 
 	.set SYS_rt_sigaction, 13
 	.set SYS_rt_sigprocmask, 14
@@ -21,6 +22,7 @@
 	.set si_code, 8
 	.set si_value, 24
 	.set SI_QUEUE, -1
+	.set GRACE, 10
 
 	.globl _start
 _start:
@@ -72,6 +74,7 @@ fuse:
 	jmp	exit
 
 wait:
+	xor	%ebp, %ebp
 	# Children nobody waits for, and orphans, vanish by themselves: SIGCHLD is ignored.
 	mov	$1, %ebx			# SIG_IGN
 	mov	$WAITED, %r15d
@@ -86,8 +89,13 @@ again:
 	syscall
 	mov	%r14, %rax
 	sub	(%rsp), %rax
-	jle	end				# the fuse has burnt down
-	mov	%rax, (%rsp)
+	jg	3f
+	# The fuse has burnt down, perhaps while we were frozen or in a snapshot.
+	test	%ebp, %ebp
+	jnz	end
+	inc	%ebp
+	mov	$GRACE, %eax
+3:	mov	%rax, (%rsp)
 	movq	$0, 8(%rsp)
 	mov	%rsp, %rdx
 1:
@@ -104,6 +112,7 @@ again:
 	cmpl	$SI_QUEUE, 128+si_code(%rsp)
 	jne	again
 	mov	128+si_value(%rsp), %r14
+	xor	%ebp, %ebp
 	jmp	again
 2:
 	cmp	$SIGUSR1, %eax

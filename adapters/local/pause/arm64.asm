@@ -3,7 +3,8 @@
 //	pause SECONDS AGENT ARGS…
 //	pause fuse SECONDS
 //
-// Registers kept throughout: x20 &argv[2], x21 envp, x22 the fuse in seconds since 1970.
+// Registers kept throughout: x20 &argv[2], x21 envp, x22 the fuse in seconds since 1970,
+// x25 whether it has burnt down and the time of grace runs.
 
 	.set SYS_exit_group, 94
 	.set SYS_clock_gettime, 113
@@ -21,6 +22,7 @@
 	.set si_code, 8
 	.set si_value, 24
 	.set SI_QUEUE, -1
+	.set GRACE, 10
 
 	.globl _start
 _start:
@@ -74,6 +76,7 @@ fuse:
 	b	exit
 
 wait:
+	mov	x25, #0
 	// Children nobody waits for, and orphans, vanish by themselves: SIGCHLD is ignored.
 	mov	x23, #1				// SIG_IGN
 	mov	x24, #WAITED
@@ -87,8 +90,12 @@ again:
 	svc	#0
 	ldr	x0, [sp]
 	subs	x0, x22, x0
-	b.le	end				// the fuse has burnt down
-	stp	x0, xzr, [sp]
+	b.gt	3f
+	// The fuse has burnt down, perhaps while we were frozen or in a snapshot.
+	cbnz	x25, end
+	mov	x25, #1
+	mov	x0, #GRACE
+3:	stp	x0, xzr, [sp]
 	mov	x2, sp
 1:
 	mov	x0, #WAITED
@@ -106,6 +113,7 @@ again:
 	cmn	w2, #1				// SI_QUEUE
 	b.ne	again
 	ldr	x22, [sp, #128+si_value]
+	mov	x25, #0
 	b	again
 2:
 	cmp	w0, #SIGUSR1

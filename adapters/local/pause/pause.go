@@ -2,9 +2,14 @@
 // machine code that wait.
 //
 //	pause SECONDS AGENT ARGS…
+//	pause fuse SECONDS
 //
-// It lets children nobody waits for vanish, ends at the time SECONDS (since 1970; 0
-// means never) or on SIGTERM, and with it the sandbox, and becomes AGENT on SIGUSR1.
+// The first form lets children nobody waits for vanish, and becomes AGENT on SIGUSR1.
+// On SIGTERM it ends, and with it the sandbox; also ten seconds after it sees the time
+// SECONDS (since 1970; 0 means never) in the past: whoever thaws or restores a sandbox
+// has that long to move its fuse. The second form moves the fuse of process 1, by a
+// SIGUSR2 that carries the number.
+//
 // Most sandboxes run commands that gVisor starts by itself and never need their agent,
 // whose start would compete with the first command for the processor and whose heap
 // would stay for as long as the sandbox does. A program of any runtime, Go's included,

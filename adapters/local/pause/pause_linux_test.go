@@ -93,19 +93,48 @@ func TestStaysWhenTheAgentCannotStart(t *testing.T) {
 }
 
 func TestFuse(t *testing.T) {
+	t.Parallel()
 	began := time.Now()
 	c := exec.Command(program(t), strconv.FormatInt(began.Unix()+2, 10), "/bin/false")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if d := time.Since(began); d < 900*time.Millisecond {
+	if d := time.Since(began); d < grace+900*time.Millisecond {
 		t.Errorf("it ended after %v", d)
 	}
-	// One that has burnt down already.
-	if err := exec.Command(program(t), "1", "/bin/false").Run(); err != nil {
-		t.Error(err)
+}
+
+// TestMovedFuse: process 1 of a PID namespace takes a new fuse, also when the former
+// one has burnt down.
+func TestMovedFuse(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: a PID namespace")
+	}
+	p := program(t)
+	for _, former := range []string{"0", "1", strconv.FormatInt(time.Now().Unix()+3600, 10)} {
+		c := exec.Command(p, former, "/bin/false")
+		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		waits(t, c.Process.Pid)
+		began := time.Now()
+		out, err := exec.Command("nsenter", "-t", strconv.Itoa(c.Process.Pid), "-p", p, "fuse", strconv.FormatInt(began.Unix()+2, 10)).CombinedOutput()
+		if err != nil {
+			_ = c.Process.Kill()
+			t.Fatalf("%v: %s", err, out)
+		}
+		if err := c.Wait(); err != nil {
+			t.Error(err)
+		}
+		if d := time.Since(began); d < grace+900*time.Millisecond || d > 10*grace {
+			t.Errorf("moved from %s, it ended after %v", former, d)
+		}
 	}
 }
+
+const grace = 10 * time.Second
 
 func TestUsage(t *testing.T) {
 	err := exec.Command(program(t), "0").Run()
@@ -135,6 +164,7 @@ func TestGenerated(t *testing.T) {
 
 // TestOtherArchitecture runs the program of the other architecture, emulated.
 func TestOtherArchitecture(t *testing.T) {
+	t.Parallel()
 	emulator, arch := "qemu-aarch64-static", "arm64"
 	if runtime.GOARCH == "arm64" {
 		emulator, arch = "qemu-x86_64-static", "amd64"
@@ -158,8 +188,9 @@ func TestOtherArchitecture(t *testing.T) {
 	if err := c.Wait(); err != nil || out.String() != "became\n" {
 		t.Errorf("%v, said %q", err, out.String())
 	}
-	if err := exec.Command(emulator, p, "1", "/bin/false").Run(); err != nil {
-		t.Errorf("with a burnt fuse: %v", err)
+	began := time.Now()
+	if err := exec.Command(emulator, p, "1", "/bin/false").Run(); err != nil || time.Since(began) < grace {
+		t.Errorf("with a burnt fuse: %v after %v", err, time.Since(began))
 	}
 }
 

@@ -11,6 +11,7 @@ package runner
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	_ "unsafe" // for go:linkname
 
@@ -36,6 +37,9 @@ func IsChild() bool {
 // Main runs the gVisor child that os.Args names. It does not return.
 func Main() {
 	useGeneratedFilters(os.Args)
+	if slices.Contains(os.Args, "boot") {
+		keepDescendants()
+	}
 	cli.Run(nil, map[util.SubCommand]string{
 		new(sentrycmd.Boot):   "internal",
 		new(sentrycmd.Umount): "internal",
