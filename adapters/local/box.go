@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +39,8 @@ type box struct {
 	pid   int                  // of the sentry
 	env   []string             // environment of commands
 	agent *agent.Client
+
+	awake atomic.Bool // the agent is known to run
 
 	wires wires
 
@@ -101,12 +104,8 @@ func (e *engine) load(name string) (*container.Container, error) {
 // keep remembers a running sandbox.
 func (e *engine) keep(name string, rec record, c *container.Container) *box {
 	b := &box{name: name, rec: rec, c: c, sb: c.Sandbox, pid: c.SandboxPid()}
-	for _, kv := range c.Spec.Process.Env {
-		if !strings.HasPrefix(kv, "SANDBOXER_AGENT_TOKEN=") {
-			b.env = append(b.env, kv)
-		}
-	}
-	b.agent = agent.NewClient(agent.ClientOptions{Dial: b.dialAgent, Token: e.token(name).Reveal()})
+	b.env = c.Spec.Process.Env
+	b.agent = agent.NewClient(agent.ClientOptions{Dial: b.dialAgent})
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if old := e.boxes[name]; old != nil {
@@ -183,6 +182,13 @@ func start(c *container.Container, conf *config.Config, link *os.File) error {
 	c2 := *conf
 	c2.Network = config.NetworkHost
 	return c.Start(&c2)
+}
+
+// restore starts a created container as it was saved at image, with its network links.
+func restore(c *container.Container, conf *config.Config, image string, link *os.File) error {
+	args := usernet.Links(link, "eth0")
+	args.IsRestore = true
+	return c.Restore(conf, image, false, true, args)
 }
 
 // plug gives a running sandbox a new network interface, after its old one lost its

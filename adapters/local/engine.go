@@ -5,8 +5,6 @@ package local
 import (
 	"bytes"
 	"context"
-	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"debug/elf"
 	"encoding/hex"
@@ -54,8 +52,7 @@ type engine struct {
 	cgroups *cgroups
 	skel    *skeleton
 	images  *imageStore
-	agent   string // program copied into images
-	key     []byte
+	agent   string        // program copied into images
 	slots   chan struct{} // bounds concurrent creates: they are bound by processor time
 
 	resolvers func() []string // this machine's
@@ -76,6 +73,8 @@ var _ interface {
 	sandboxer.Discoverer
 	sandboxer.Lister
 	sandboxer.Renewer
+	sandboxer.Snapshotter
+	sandboxer.Pauser
 	sandboxer.Capacitor
 	sandboxer.Statser
 	sandboxer.Networker
@@ -111,14 +110,12 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	if err != nil {
 		return nil, err
 	}
-	for _, d := range []string{env.Dir, e.dir("run"), e.dir("box"), e.dir("lock")} {
+	for _, d := range []string{env.Dir, e.dir("run"), e.dir("box"), e.dir("lock"), e.layers()} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the state directory of %s cannot be made", env.Extension)
 		}
 	}
-	if e.key, err = loadKey(e.dir("key")); err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the key file of %s cannot be read or made", env.Extension)
-	}
+	e.removeNamedLayers()
 	e.cgroups = findCgroups(env.Owner)
 	if err := e.buildSkeleton(); err != nil {
 		return nil, openFailed(err, "the root file system of sandboxes cannot be prepared")
@@ -195,6 +192,22 @@ func (e *engine) dir(elem ...string) string {
 	return filepath.Join(append([]string{e.env.Dir}, elem...)...)
 }
 
+// layers is where gVisor keeps what sandboxes write: files that it removes as soon as
+// they are open. The directory is one for all, because gVisor restores a sandbox only
+// with the directory it was saved with.
+func (e *engine) layers() string { return e.dir("layer") }
+
+// removeNamedLayers removes files that still have a name because their maker died
+// before it took that away.
+func (e *engine) removeNamedLayers() {
+	entries, _ := os.ReadDir(e.layers())
+	for _, d := range entries {
+		if fi, err := d.Info(); err == nil && time.Since(fi.ModTime()) > time.Minute {
+			_ = os.Remove(filepath.Join(e.layers(), d.Name()))
+		}
+	}
+}
+
 // mounts is the directory of this installation's skeleton mounts. It lies outside the
 // state directory, which only its owner may walk through.
 func (e *engine) mounts() string {
@@ -216,7 +229,8 @@ func (e *engine) skeletonInUse(digest string) bool {
 			return true
 		}
 	}
-	return false
+	saved, _, err := e.savedRoots()
+	return err != nil || slices.Contains(saved, digest)
 }
 
 // prepareProcess adjusts what gVisor's library takes from the process as a whole.
@@ -337,31 +351,6 @@ func checkStatic(program string) error {
 	return nil
 }
 
-// loadKey reads the 32-byte key at path, making it first if need be.
-func loadKey(path string) ([]byte, error) {
-	key, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		key = make([]byte, 32)
-		rand.Read(key)
-		tmp := path + ".new"
-		if err := os.WriteFile(tmp, key, 0o600); err != nil {
-			return nil, err
-		}
-		return key, os.Rename(tmp, path)
-	}
-	if err == nil && len(key) != 32 {
-		err = fmt.Errorf("%s has %d bytes; want 32", path, len(key))
-	}
-	return key, err
-}
-
-// token returns the access token of the agent in the sandbox.
-func (e *engine) token(name string) sandboxer.Secret {
-	m := hmac.New(sha256.New, e.key)
-	io.WriteString(m, "agent\x00"+name)
-	return sandboxer.Secret(hex.EncodeToString(m.Sum(nil)))
-}
-
 // A record is what the extension remembers about a sandbox besides gVisor's own
 // state, written before anything else exists.
 type record struct {
@@ -370,6 +359,7 @@ type record struct {
 	Generation int                     `json:"generation"`
 	Skeleton   string                  `json:"skeleton,omitempty"`
 	Image      string                  `json:"image,omitempty"`
+	ImageEnv   []string                `json:"image_env,omitempty"`
 	ImageFile  string                  `json:"image_file,omitempty"` // in the image store; it stays while this record is there
 	About      map[string]string       `json:"about,omitempty"`      // of the image
 	Ports      []int                   `json:"ports,omitempty"`      // exposed by the image
@@ -378,6 +368,7 @@ type record struct {
 	Limits     sandboxer.Limits        `json:"limits"`
 	Workspace  string                  `json:"workspace"`
 	User       string                  `json:"user,omitempty"`
+	Fuse       time.Time               `json:"fuse,omitzero"`
 	Plugs      int                     `json:"plugs,omitempty"` // network interfaces added since it started
 	Ready      bool                    `json:"ready"`           // everything Provision owes is done
 }
@@ -544,10 +535,10 @@ func lockFile(path string) (*os.File, error) {
 }
 
 // conf returns gVisor's configuration for one sandbox.
-func (e *engine) conf(name string, l sandboxer.Limits) (*config.Config, error) {
+func (e *engine) conf(l sandboxer.Limits) (*config.Config, error) {
 	fs := flag.NewFlagSet("", flag.ContinueOnError)
 	config.RegisterFlags(fs)
-	overlay := "root:dir=" + e.dir("box", name, "layer")
+	overlay := "root:dir=" + e.layers()
 	if l.DiskBytes > 0 {
 		overlay += ",size=" + strconv.FormatInt(l.DiskBytes, 10)
 	}
@@ -596,8 +587,20 @@ func (e *engine) defaults(l sandboxer.Limits) sandboxer.Limits {
 var guestCapabilities = []string{"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
 	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT"}
 
+// firstProcess is what a sandbox begins with: see package pause. Who may talk to the
+// agent is decided by its connections, which are handed to it as open files: it needs
+// no token.
+func firstProcess(fuse time.Time) []string {
+	args := []string{pausePath, "0", agentPath, "init", "--listen", "donate:" + agentSocket}
+	if !fuse.IsZero() {
+		args[1] = strconv.FormatInt(fuse.Unix(), 10)
+		args = append(args, "--fuse", fuse.UTC().Format(time.RFC3339))
+	}
+	return args
+}
+
 // bundle writes the OCI bundle that gVisor's children read again, and returns it.
-func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image) (string, error) {
+func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image, args []string) (string, error) {
 	env := []string{"PATH=" + e.path(img), "HOME=/root", "SANDBOXER=true", "SANDBOXER_ID=" + spec.ID}
 	if img != nil {
 		env = mergeEnv(env, img.config.Env)
@@ -606,12 +609,6 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 		env = mergeEnv(env, []string{k + "=" + v})
 	}
 	slices.Sort(env)
-	env = append(env, "SANDBOXER_AGENT_TOKEN="+e.token(name).Reveal())
-	args := []string{pausePath, "0", agentPath, "init", "--listen", "donate:" + agentSocket}
-	if !spec.Fuse.IsZero() {
-		args[1] = strconv.FormatInt(spec.Fuse.Unix(), 10)
-		args = append(args, "--fuse", spec.Fuse.UTC().Format(time.RFC3339))
-	}
 	s := &specs.Spec{
 		Version: "1.0.0",
 		Root:    &specs.Root{},
@@ -656,7 +653,7 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 		s.Root.Path = e.images.empty()
 		s.Annotations["dev.gvisor.spec.rootfs.source"] = img.path
 		s.Annotations["dev.gvisor.spec.rootfs.type"] = "erofs"
-		s.Annotations["dev.gvisor.spec.rootfs.overlay"] = "dir=" + e.dir("box", name, "layer")
+		s.Annotations["dev.gvisor.spec.rootfs.overlay"] = "dir=" + e.layers()
 		// Without a gofer, nobody opens the file that the writable layer is in; without
 		// any directory of this machine, there is no gofer.
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: layerMount, Source: filepath.Join(skel.root, "mnt"), Type: "bind", Options: []string{"bind", "ro"}})

@@ -79,7 +79,7 @@ func (e *engine) newImageStore(dir string) (*imageStore, error) {
 	return s, nil
 }
 
-// imagesInUse names the files of images that sandboxes run on.
+// imagesInUse names the files of images that sandboxes and snapshots need.
 func (e *engine) imagesInUse() (map[string]bool, error) {
 	boxes, err := os.ReadDir(e.dir("box"))
 	if err != nil {
@@ -95,7 +95,11 @@ func (e *engine) imagesInUse() (map[string]bool, error) {
 			return nil, err // it may be any
 		}
 	}
-	return out, nil
+	_, saved, err := e.savedRoots()
+	for _, file := range saved {
+		out[file] = true
+	}
+	return out, err
 }
 
 // empty is the directory that gVisor is told to be the root of a sandbox whose real

@@ -1,7 +1,8 @@
 // Package local runs sandboxes on this machine under gVisor, linked in as a
 // library: no engine, no image and no account is needed. It is the default.
 //
-// A sandbox is one gVisor sandbox whose first process is the agent. Its root is the
+// A sandbox is one gVisor sandbox whose first process becomes the agent when it is
+// needed (package pause). Its root is the
 // machine's own /usr with a small made-up rest (never /root, /home, keys or
 // sockets), or an image; all it writes goes to a private layer. Commands are started
 // through gVisor's own control socket; terminals and files go through the agent.
@@ -10,11 +11,12 @@
 // finds it again:
 //
 //	run/               gVisor's state files and control sockets
-//	box/<name>/        one directory per sandbox: record, bundle, private layer
+//	box/<name>/        one directory per sandbox: record and bundle
+//	layer/             where the private layers are: open files without a name
 //	skel/<digest>/     the made-up root shared by sandboxes without an image
 //	image/             images: layers of registries, and those converted to EROFS
 //	lock/              one file per sandbox that is being changed
-//	key                from which the agents' access tokens are derived
+//	snapshot/<id>/     what was saved: gVisor's files, and what restoring takes besides
 package local
 
 import (
@@ -108,7 +110,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 		"Without an image a sandbox sees the machine's own programs, read-only, with a private writable layer.",
 	Isolation: []sandboxer.Isolation{sandboxer.IsolationGVisor},
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
-	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe,
+	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanSnapshot, sandboxer.CanPause,
 		sandboxer.CanDiscover, sandboxer.CanList,
 		sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork},
 	Inputs: []sandboxer.Input{

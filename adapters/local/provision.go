@@ -39,6 +39,45 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 		return sandboxer.Handle{}, err
 	}
 	spec.Limits = e.defaults(spec.Limits)
+	return e.provision(ctx, spec, func(name string) (*box, error) {
+		var img *image
+		if spec.Image != "" { // before taking a slot: a pull takes long, and no processor
+			if img, err = e.images.get(ctx, spec.Image); err != nil {
+				return nil, err
+			}
+			defer img.release() // the record then says that it is in use
+		}
+		b, err := e.create(ctx, name, spec, img, nil)
+		if err != nil {
+			return nil, err
+		}
+		return b, e.furnish(ctx, b, spec, img, src)
+	})
+}
+
+// furnish gives a new sandbox its workspace's content and its main command.
+func (e *engine) furnish(ctx context.Context, b *box, spec sandboxer.Spec, img *image, src source) error {
+	if err := b.fill(ctx, src); err != nil {
+		return err
+	}
+	args, dir := spec.Command, b.rec.Workspace
+	if img != nil {
+		args, dir = img.main(spec.Command, dir)
+	}
+	if len(args) == 0 {
+		return nil
+	}
+	// A child of the agent: it outlives this broker.
+	_, err := b.agent.Start(ctx, sandboxer.Cmd{Args: args, Dir: dir, User: b.rec.User}, mainTag)
+	if err != nil {
+		return sandboxer.E(sandboxer.Failed, err, "the sandbox's command %q could not be started: %s", args[0], sandboxer.Message(err))
+	}
+	return nil
+}
+
+// provision runs the part of making a sandbox that is the same for new ones and for
+// restored ones around build.
+func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, build func(name string) (*box, error)) (sandboxer.Handle, error) {
 	name := boxName(spec.ID, spec.Generation)
 	h := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation, Host: "localhost", Ref: name}
 	unlock, err := e.lock(name)
@@ -58,38 +97,7 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 			return h, err
 		}
 	}
-	var img *image
-	if spec.Image != "" { // before taking a slot: a pull takes long, and no processor
-		if img, err = e.images.get(ctx, spec.Image); err != nil {
-			return h, err
-		}
-		defer img.release() // the record then says that it is in use
-	}
-	select {
-	case e.slots <- struct{}{}:
-	case <-ctx.Done():
-		return h, ctx.Err()
-	}
-	b, err := func() (*box, error) {
-		defer func() { <-e.slots }()
-		return e.create(ctx, name, spec, img)
-	}()
-	if err == nil {
-		err = b.fill(ctx, src)
-	}
-	if err == nil {
-		args, dir := spec.Command, b.rec.Workspace
-		if img != nil {
-			args, dir = img.main(spec.Command, dir)
-		}
-		if len(args) > 0 {
-			// A child of the agent: it outlives this broker.
-			_, err = b.agent.Start(ctx, sandboxer.Cmd{Args: args, Dir: dir, User: b.rec.User}, mainTag)
-			if err != nil {
-				err = sandboxer.E(sandboxer.Failed, err, "the sandbox's command %q could not be started: %s", args[0], sandboxer.Message(err))
-			}
-		}
-	}
+	b, err := build(name)
 	if err == nil {
 		b.rec.Ready = true
 		err = e.writeRecord(name, b.rec)
@@ -222,22 +230,35 @@ func redactURL(s string) string {
 	return scheme + "://…"
 }
 
-// create makes and starts the sandbox itself, without its workspace's content.
-func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, img *image) (*box, error) {
+// create makes and starts the sandbox itself: without its workspace's content, or, if
+// from is not nil, as it was saved.
+func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, img *image, from *saved) (*box, error) {
 	rec := record{
 		Owner: spec.Owner, SandboxID: spec.ID, Generation: spec.Generation, Image: spec.Image,
-		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User,
+		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User, Fuse: spec.Fuse,
 	}
 	if rec.Workspace == "" {
 		rec.Workspace = workspaceDefault
 	}
-	skel, err := e.skeleton()
+	var skel *skeleton
+	var err error
+	if from == nil {
+		skel, err = e.skeleton()
+	} else {
+		skel, err = e.savedSkeleton(from)
+	}
 	if err != nil {
 		return nil, err
 	}
 	rec.Skeleton = skel.digest
-	if img != nil {
-		rec.ImageFile, rec.About, rec.Ports, rec.StopSignal = filepath.Base(img.path), img.about(), img.ports(), img.config.StopSignal
+	switch {
+	case from != nil:
+		was := from.Record
+		rec.Image, rec.ImageFile, rec.ImageEnv, rec.About, rec.Ports, rec.StopSignal = was.Image, was.ImageFile, was.ImageEnv, was.About, was.Ports, was.StopSignal
+		rec.Workspace, rec.User = was.Workspace, was.User
+	case img != nil:
+		rec.ImageFile, rec.ImageEnv = filepath.Base(img.path), img.config.Env
+		rec.About, rec.Ports, rec.StopSignal = img.about(), img.ports(), img.config.StopSignal
 		if spec.User == "" {
 			rec.User = img.config.User
 		}
@@ -245,23 +266,33 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 			rec.Workspace = wd
 		}
 	}
-	if err := os.MkdirAll(e.dir("box", name, "layer"), 0o700); err != nil {
+	if err := os.MkdirAll(e.dir("box", name), 0o700); err != nil {
 		return nil, diskError(err, "making the sandbox's directory")
 	}
 	if err := e.writeRecord(name, rec); err != nil {
 		return nil, diskError(err, "writing the sandbox's record")
 	}
-	conf, err := e.conf(name, spec.Limits)
+	conf, err := e.conf(spec.Limits)
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "configuring gVisor failed")
 	}
-	dir, err := e.bundle(name, spec, skel, img)
+	args := firstProcess(spec.Fuse)
+	if from != nil {
+		args = from.Args
+	}
+	dir, err := e.bundle(name, spec, skel, img, args)
 	if err != nil {
 		return nil, diskError(err, "writing the sandbox's bundle")
 	}
 	ociSpec, err := specutils.ReadSpec(dir, conf)
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "gVisor does not accept the sandbox's bundle")
+	}
+	select {
+	case e.slots <- struct{}{}:
+		defer func() { <-e.slots }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 	if err := e.cgroups.make(name, spec.Limits); err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the sandbox's control groups cannot be set up")
@@ -296,7 +327,11 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	if link != nil {
 		guest = link.Guest()
 	}
-	err = start(c, conf, guest)
+	if from != nil {
+		err = restore(c, conf, from.image(), guest)
+	} else {
+		err = start(c, conf, guest)
+	}
 	if aerr := <-attached; err == nil && aerr != nil {
 		err = aerr
 	}

@@ -282,7 +282,7 @@ func TestWritableLayerOfAnImageIsOnDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	layer := e.dir("box", b.name, "layer")
+	layer := e.layers()
 	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", b.pid))
 	if !slices.ContainsFunc(fds, func(p string) bool {
 		to, _ := os.Readlink(p)

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -39,11 +40,20 @@ func (e *engine) of(h sandboxer.Handle) (*box, error) {
 	return e.hold(name)
 }
 
+// thawed is of for what takes a running kernel.
+func (e *engine) thawed(h sandboxer.Handle) (*box, error) {
+	b, err := e.of(h)
+	if err == nil && e.frozen(b.name) != "" {
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "the sandbox is frozen").WithHint("thaw it first: sandboxer resume %s", h.SandboxID)
+	}
+	return b, err
+}
+
 // Exec implements sandboxer.Execer. Commands without a terminal are started by
 // gVisor directly, with pipes of ours as their streams; terminals belong to the
 // agent, inside, where job control and signals are the guest kernel's own.
 func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
-	b, err := e.of(h)
+	b, err := e.thawed(h)
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
@@ -432,7 +442,7 @@ func (s *streams) abort() {
 
 // Dial implements sandboxer.Dialer.
 func (e *engine) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
-	b, err := e.of(h)
+	b, err := e.thawed(h)
 	if err != nil {
 		return nil, err
 	}
@@ -473,11 +483,71 @@ func (e *engine) Discover(_ context.Context, id string) (sandboxer.Handle, error
 // Renew implements sandboxer.Renewer. The fuse is in the sandbox's first process: it
 // needs no broker to blow. What remains then, the next broker clears.
 func (e *engine) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
-	b, err := e.of(h)
+	name, err := e.find(h)
 	if err != nil {
 		return err
 	}
-	return b.agent.Init(ctx, agent.Settings{Fuse: &until})
+	unlock, err := e.lock(name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	b, err := e.hold(name)
+	if err != nil {
+		return err
+	}
+	rec, err := e.record(name)
+	if err != nil {
+		return sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s cannot be read", name)
+	}
+	rec.Fuse = until
+	if err := e.writeRecord(name, rec); err != nil {
+		return diskError(err, "writing the sandbox's record")
+	}
+	if e.frozen(name) != "" {
+		return nil // it is lit when the sandbox is thawed
+	}
+	return b.setFuse(ctx, until)
+}
+
+// setFuse tells the sandbox's first process its fuse: a zero time means none.
+func (b *box) setFuse(ctx context.Context, until time.Time) error {
+	for {
+		awake, err := b.agentAwake()
+		if err != nil {
+			return err
+		}
+		if awake {
+			return b.agent.Init(ctx, agent.Settings{Fuse: &until})
+		}
+		seconds := int64(0)
+		if !until.IsZero() {
+			seconds = max(1, until.Unix())
+		}
+		if err := b.must(ctx, nil, "moving the sandbox's fuse", "/", pausePath, "fuse", strconv.FormatInt(seconds, 10)); err != nil {
+			return err
+		}
+		// The agent may have woken meanwhile, and does not heed that signal.
+		if awake, err = b.agentAwake(); err != nil || !awake {
+			return err
+		}
+	}
+}
+
+// agentAwake reports whether the sandbox's first process is the agent by now.
+func (b *box) agentAwake() (bool, error) {
+	if b.awake.Load() {
+		return true, nil
+	}
+	first, err := b.readSmall("/proc/1/cmdline")
+	if err != nil {
+		return false, err
+	}
+	if strings.HasPrefix(first, pausePath+"\x00") {
+		return false, nil
+	}
+	b.awake.Store(true)
+	return true, nil
 }
 
 // Capacity implements sandboxer.Capacitor.
@@ -510,6 +580,9 @@ func (e *engine) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats
 			s.PIDs += int64(max(1, len(p.Threads)))
 		}
 	}
+	if e.frozen(b.name) != "" {
+		return s, nil // the agent does not answer
+	}
 	if in, err := b.agent.Stats(ctx); err == nil {
 		s.DiskBytes = in.DiskBytes
 		if s.CPU < 0 {
@@ -525,7 +598,7 @@ func (e *engine) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats
 // The file capabilities are the agent's.
 
 func (e *engine) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
-	b, err := e.of(h)
+	b, err := e.thawed(h)
 	if err != nil {
 		return nil, err
 	}
@@ -533,7 +606,7 @@ func (e *engine) ReadFile(ctx context.Context, h sandboxer.Handle, name string) 
 }
 
 func (e *engine) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
-	b, err := e.of(h)
+	b, err := e.thawed(h)
 	if err != nil {
 		return err
 	}
@@ -541,7 +614,7 @@ func (e *engine) WriteFile(ctx context.Context, h sandboxer.Handle, name string,
 }
 
 func (e *engine) StatFile(ctx context.Context, h sandboxer.Handle, name string) (sandboxer.FileInfo, error) {
-	b, err := e.of(h)
+	b, err := e.thawed(h)
 	if err != nil {
 		return sandboxer.FileInfo{}, err
 	}
@@ -549,7 +622,7 @@ func (e *engine) StatFile(ctx context.Context, h sandboxer.Handle, name string) 
 }
 
 func (e *engine) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) iter.Seq2[sandboxer.FileInfo, error] {
-	b, err := e.of(h)
+	b, err := e.thawed(h)
 	if err != nil {
 		return func(yield func(sandboxer.FileInfo, error) bool) { yield(sandboxer.FileInfo{}, err) }
 	}
@@ -557,7 +630,7 @@ func (e *engine) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) 
 }
 
 func (e *engine) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
-	b, err := e.of(h)
+	b, err := e.thawed(h)
 	if err != nil {
 		return err
 	}
@@ -565,7 +638,7 @@ func (e *engine) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) er
 }
 
 func (e *engine) MoveFile(ctx context.Context, h sandboxer.Handle, from, to string) error {
-	b, err := e.of(h)
+	b, err := e.thawed(h)
 	if err != nil {
 		return err
 	}
@@ -573,7 +646,7 @@ func (e *engine) MoveFile(ctx context.Context, h sandboxer.Handle, from, to stri
 }
 
 func (e *engine) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) error {
-	b, err := e.of(h)
+	b, err := e.thawed(h)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,576 @@
+//go:build linux
+
+package local
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/sentry/control"
+	"gvisor.dev/gvisor/pkg/state/statefile"
+	"gvisor.dev/gvisor/runsc/sandbox"
+	"gvisor.dev/gvisor/runsc/version"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Snapshots hold a sandbox's memory and its writable layer, as gVisor saves them, below
+// snapshot/<id>:
+//
+//	saved.json     what restoring takes besides; written first
+//	image/         gVisor's files
+//	receipt.json   written last: the snapshot is whole
+const (
+	savedFile   = "saved.json"
+	receiptFile = "receipt.json"
+)
+
+// saved is what restoring a snapshot takes.
+type saved struct {
+	dir    string
+	Record record   `json:"record"` // of the sandbox that was saved
+	Args   []string `json:"args"`   // of its first process; gVisor restores no other
+	Shown  []string `json:"shown"`  // the machine's directories in its skeleton
+}
+
+func (s *saved) image() string { return filepath.Join(s.dir, "image") }
+
+// receipt is the broker's receipt of a snapshot, with what proves it unharmed.
+type receipt struct {
+	Snapshot sandboxer.Snapshot `json:"snapshot"`
+	Files    []savedPart        `json:"files"`
+}
+
+type savedPart struct {
+	Name   string `json:"name"`
+	Bytes  int64  `json:"bytes"`
+	SHA256 string `json:"sha256"`
+}
+
+func (e *engine) snapshotDir(id string) (string, error) {
+	if err := sandboxer.CheckID(id); err != nil {
+		return "", sandboxer.E(sandboxer.Invalid, err, "%q is no ID of a snapshot", id)
+	}
+	return e.dir("snapshot", id), nil
+}
+
+// Snapshot implements sandboxer.Snapshotter. The sandbox stands still while its kernel
+// writes itself down; what was begun and not finished has no receipt.
+func (e *engine) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
+	dir, err := e.snapshotDir(id)
+	if err != nil {
+		return sandboxer.Snapshot{}, err
+	}
+	release, err := e.lock("snapshot." + id)
+	if err != nil {
+		return sandboxer.Snapshot{}, err
+	}
+	defer release()
+	if r, err := readReceipt(dir); err == nil {
+		return r.Snapshot, nil
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return sandboxer.Snapshot{}, sandboxer.E(sandboxer.Unavailable, err, "what an earlier attempt left of snapshot %s cannot be removed", id)
+	}
+	name, err := e.find(h)
+	if err != nil {
+		return sandboxer.Snapshot{}, err
+	}
+	unlock, err := e.lock(name)
+	if err != nil {
+		return sandboxer.Snapshot{}, err
+	}
+	defer unlock()
+	if err := ctx.Err(); err != nil {
+		return sandboxer.Snapshot{}, err
+	}
+	b, err := e.hold(name)
+	if err != nil {
+		return sandboxer.Snapshot{}, err
+	}
+	r, err := e.save(b, dir, id)
+	if err != nil {
+		err = errors.Join(err, os.RemoveAll(dir))
+		if !b.alive() {
+			e.drop(name)
+			return sandboxer.Snapshot{}, errors.Join(e.gone(name), err)
+		}
+		return sandboxer.Snapshot{}, err
+	}
+	return r.Snapshot, nil
+}
+
+func (e *engine) save(b *box, dir, id string) (*receipt, error) {
+	rec, err := e.record(b.name)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s cannot be read", b.name)
+	}
+	s := saved{dir: dir, Record: rec, Args: b.c.Spec.Process.Args, Shown: e.skel.shown}
+	if rec.Skeleton != e.skel.digest {
+		s.Shown = shownIn(b.c.Spec.Mounts, filepath.Join(e.mounts(), rec.Skeleton))
+	}
+	if err := os.MkdirAll(s.image(), 0o700); err != nil {
+		return nil, diskError(err, "making the snapshot's directory")
+	}
+	if err := e.roomFor(b.name, dir); err != nil {
+		return nil, err
+	}
+	if err := writeDurably(filepath.Join(dir, savedFile), s); err != nil {
+		return nil, diskError(err, "writing the snapshot down")
+	}
+	conf, err := e.conf(rec.Limits)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "configuring gVisor failed")
+	}
+	err = b.sb.Checkpoint(conf, b.name, s.image(), sandbox.CheckpointOpts{Resume: true, Compression: statefile.CompressionLevelNone})
+	if err != nil {
+		if strings.Contains(err.Error(), unix.ENOSPC.Error()) {
+			return nil, sandboxer.E(sandboxer.Exhausted, err, "the disk is too full for a snapshot of sandbox %s", rec.SandboxID)
+		}
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "gVisor could not save sandbox %s", rec.SandboxID)
+	}
+	r := &receipt{}
+	if r.Files, err = readBack(s.image()); err != nil {
+		return nil, diskError(err, "reading the snapshot back")
+	}
+	sum := sha256.New()
+	var bytes int64
+	for _, p := range r.Files {
+		fmt.Fprintln(sum, p.Name, p.Bytes, p.SHA256)
+		bytes += p.Bytes
+	}
+	r.Snapshot = sandboxer.Snapshot{SnapshotID: id, Bytes: bytes, Memory: true, Quiesced: true,
+		Meta: map[string]string{"digest": "sha256:" + hex.EncodeToString(sum.Sum(nil)), "gvisor": version.Version()}}
+	if err := writeDurably(filepath.Join(dir, receiptFile), r); err != nil {
+		return nil, diskError(err, "sealing the snapshot")
+	}
+	return r, nil
+}
+
+// roomFor refuses a snapshot for which the disk has no room: a full disk harms others.
+func (e *engine) roomFor(name, dir string) error {
+	_, memory, _ := e.cgroups.usage(name)
+	var st unix.Statfs_t
+	if memory < 0 || unix.Statfs(dir, &st) != nil {
+		return nil
+	}
+	if free := int64(st.Bavail) * st.Bsize; free < memory {
+		return sandboxer.E(sandboxer.Exhausted, nil, "a snapshot may need %d MiB, and %d MiB are free on the disk", memory>>20, free>>20).
+			WithHint("remove snapshots you no longer need: sandboxer snapshot ls")
+	}
+	return nil
+}
+
+// shownIn tells from a sandbox's bundle which directories of the machine it sees.
+func shownIn(mounts []specs.Mount, root string) []string {
+	var out []string
+	for _, m := range mounts {
+		if m.Type == "bind" && m.Destination != layerMount {
+			out = append(out, m.Destination)
+		}
+	}
+	if len(out) > 0 {
+		return out
+	}
+	below, _ := mountsBelow(root)
+	for _, p := range below {
+		if rel, err := filepath.Rel(root, p); err == nil && rel != "." {
+			out = append(out, "/"+rel)
+		}
+	}
+	return out
+}
+
+// readBack brings the files below dir to the disk, reads them, and says what they are.
+func readBack(dir string) ([]savedPart, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var parts []savedPart
+	for _, d := range entries {
+		p, err := readPart(filepath.Join(dir, d.Name()), true)
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, p)
+	}
+	return parts, syncDir(dir)
+}
+
+func readPart(name string, sync bool) (savedPart, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return savedPart{}, err
+	}
+	defer f.Close()
+	if sync {
+		if err := errors.Join(f.Chmod(0o600), f.Sync()); err != nil {
+			return savedPart{}, err
+		}
+	}
+	sum := sha256.New()
+	n, err := io.Copy(sum, f)
+	return savedPart{Name: filepath.Base(name), Bytes: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, err
+}
+
+// verify compares a snapshot's files with its receipt.
+func (r *receipt) verify(dir string) error {
+	for _, want := range r.Files {
+		got, err := readPart(filepath.Join(dir, want.Name), false)
+		if err != nil || got != want {
+			return sandboxer.E(sandboxer.Failed, err, "snapshot %s is damaged: %s is not what was saved", r.Snapshot.SnapshotID, want.Name).
+				WithHint("restore another snapshot; remove this one with: sandboxer snapshot rm")
+		}
+	}
+	return nil
+}
+
+func readReceipt(dir string) (*receipt, error) {
+	var r receipt
+	data, err := os.ReadFile(filepath.Join(dir, receiptFile))
+	if err != nil {
+		return nil, err
+	}
+	return &r, json.Unmarshal(data, &r)
+}
+
+// writeDurably writes v as JSON so that a power cut leaves it whole or absent.
+func writeDurably(name string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(name+".new", name); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(name))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// savedSkeleton finds the skeleton that a saved sandbox had.
+func (e *engine) savedSkeleton(s *saved) (*skeleton, error) {
+	current, err := e.skeleton()
+	if err != nil {
+		return nil, err
+	}
+	if current.digest == s.Record.Skeleton {
+		return current, nil
+	}
+	old := &skeleton{digest: s.Record.Skeleton, dir: e.dir("skel", s.Record.Skeleton, "root"), shown: s.Shown}
+	if _, err := os.Stat(old.dir); err != nil {
+		return nil, sandboxer.E(sandboxer.Failed, err, "the root file system of the saved sandbox is gone from this machine")
+	}
+	if !e.asRoot {
+		old.root, old.binds = old.dir, old.shown
+		return old, nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	old.root = filepath.Join(e.mounts(), old.digest)
+	if !old.intact() {
+		if err := old.assemble(); err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "the root file system of the saved sandbox cannot be mounted")
+		}
+	}
+	return old, nil
+}
+
+// savedImage finds the image that a saved sandbox runs on; nil if on none.
+func (e *engine) savedImage(ctx context.Context, s *saved) (*image, error) {
+	if s.Record.ImageFile == "" {
+		return nil, nil
+	}
+	release, err := e.images.store.Hold(ctx)
+	if err != nil {
+		return nil, err
+	}
+	img := &image{path: filepath.Join(e.images.dir, s.Record.ImageFile), config: v1.Config{Env: s.Record.ImageEnv}, release: release}
+	if _, err := os.Stat(img.path); err != nil {
+		release()
+		return nil, sandboxer.E(sandboxer.Failed, err, "the image of the saved sandbox, %s, is gone from this machine", s.Record.Image)
+	}
+	return img, nil
+}
+
+// RestoreFromSnapshot implements sandboxer.Snapshotter.
+func (e *engine) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s sandboxer.Snapshot) (sandboxer.Handle, error) {
+	dir, err := e.snapshotDir(s.SnapshotID)
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	// What comes from the snapshot is not asked for again.
+	order := spec
+	order.Inputs, order.Image, order.Workspace = nil, "", ""
+	if _, err := e.check(order); err != nil {
+		return sandboxer.Handle{}, err
+	}
+	spec.Limits = e.defaults(spec.Limits)
+	return e.provision(ctx, spec, func(name string) (*box, error) {
+		r, err := readReceipt(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, sandboxer.E(sandboxer.NotFound, err, "there is no snapshot %s on this machine", s.SnapshotID)
+		}
+		from := &saved{dir: dir}
+		if err == nil {
+			err = readJSON(filepath.Join(dir, savedFile), from)
+		}
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Failed, err, "snapshot %s is damaged", s.SnapshotID)
+		}
+		if v := r.Snapshot.Meta["gvisor"]; v != version.Version() {
+			return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s was saved by another version of gVisor (%s; this program has %s), which cannot be restored", s.SnapshotID, v, version.Version()).
+				WithHint("its files can, if it was saved as portable too: sandboxer restore --portable")
+		}
+		// gVisor gives what it restores the limits that it had inside.
+		if had, want := from.Record.Limits, spec.Limits; had.DiskBytes != want.DiskBytes || had.PIDs != want.PIDs {
+			return nil, sandboxer.E(sandboxer.Unsupported, nil, "a sandbox is restored with the limits on disk and processes that it was saved with").
+				WithHint("leave them out; limits on CPU and memory may differ")
+		}
+		img, err := e.savedImage(ctx, from)
+		if err != nil {
+			return nil, err
+		}
+		if img != nil {
+			defer img.release() // the record then says that it is in use
+		}
+		sound := make(chan error, 1)
+		go func() { sound <- r.verify(from.image()) }()
+		b, err := e.create(ctx, name, spec, img, from)
+		if verr := <-sound; verr != nil { // also where the damage has stopped gVisor
+			return nil, verr
+		}
+		if err != nil {
+			return nil, err
+		}
+		return b, b.setFuse(ctx, spec.Fuse)
+	})
+}
+
+func readJSON(name string, v any) error {
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, v)
+}
+
+// DropSnapshot implements sandboxer.Snapshotter. Sandboxes that are being restored hold
+// its files open.
+func (e *engine) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
+	dir, err := e.snapshotDir(s.SnapshotID)
+	if err != nil {
+		return err
+	}
+	unlock, err := e.lock("snapshot." + s.SnapshotID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	// Without its receipt it is not whole any more.
+	if err := os.Remove(filepath.Join(dir, receiptFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return sandboxer.E(sandboxer.Unavailable, err, "snapshot %s cannot be removed", s.SnapshotID)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "snapshot %s cannot be removed", s.SnapshotID)
+	}
+	return nil
+}
+
+// savedRoots lists the skeletons and the files of images that snapshots need.
+func (e *engine) savedRoots() (skeletons, images []string, err error) {
+	entries, err := os.ReadDir(e.dir("snapshot"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	for _, d := range entries {
+		var s saved
+		if err := readJSON(e.dir("snapshot", d.Name(), savedFile), &s); err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // being made, of a live sandbox, or being dropped
+			}
+			return nil, nil, err
+		}
+		skeletons = append(skeletons, s.Record.Skeleton)
+		if s.Record.ImageFile != "" {
+			images = append(images, s.Record.ImageFile)
+		}
+	}
+	return skeletons, images, nil
+}
+
+// Pause implements sandboxer.Pauser: the sandbox's kernel stops all its tasks. gVisor
+// counts pauses, so each step is written down: a broker that died in between must not
+// make it two.
+func (e *engine) Pause(ctx context.Context, h sandboxer.Handle) error {
+	return e.freezer(ctx, h, func(b *box) error {
+		frozen, err := e.isFrozen(b)
+		if err != nil || frozen {
+			return err
+		}
+		if err := e.setFrozen(b.name, stepFreezing); err != nil {
+			return err
+		}
+		if err := b.sb.Pause(b.name); err != nil {
+			return sandboxer.E(sandboxer.Unavailable, err, "the sandbox could not be frozen")
+		}
+		return e.setFrozen(b.name, stepFrozen)
+	})
+}
+
+// Resume implements sandboxer.Pauser.
+func (e *engine) Resume(ctx context.Context, h sandboxer.Handle) error {
+	return e.freezer(ctx, h, func(b *box) error {
+		frozen, err := e.isFrozen(b)
+		if err != nil || !frozen {
+			return err
+		}
+		if err := e.setFrozen(b.name, stepThawing); err != nil {
+			return err
+		}
+		if err := b.sb.Resume(b.name); err != nil {
+			return sandboxer.E(sandboxer.Unavailable, err, "the sandbox could not be thawed")
+		}
+		if err := e.setFrozen(b.name, ""); err != nil {
+			return err
+		}
+		rec, err := e.record(b.name)
+		if err != nil {
+			return sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s cannot be read", b.name)
+		}
+		return b.setFuse(ctx, rec.Fuse) // which did not burn meanwhile
+	})
+}
+
+func (e *engine) freezer(ctx context.Context, h sandboxer.Handle, do func(*box) error) error {
+	name, err := e.find(h)
+	if err != nil {
+		return err
+	}
+	unlock, err := e.lock(name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	b, err := e.hold(name)
+	if err != nil {
+		return err
+	}
+	return do(b)
+}
+
+// The steps of freezing, in the file "frozen" of a sandbox's directory, which is absent
+// while it runs.
+const (
+	stepFreezing = "freezing"
+	stepFrozen   = "frozen"
+	stepThawing  = "thawing"
+)
+
+// frozen returns the step of freezing that the sandbox is in; "" while it runs.
+func (e *engine) frozen(name string) string {
+	data, err := os.ReadFile(e.dir("box", name, "frozen"))
+	if err != nil {
+		return ""
+	}
+	return string(data)
+}
+
+func (e *engine) setFrozen(name, step string) error {
+	p := e.dir("box", name, "frozen")
+	if step == "" {
+		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return diskError(err, "noting that the sandbox runs")
+		}
+		return nil
+	}
+	err := os.WriteFile(p+".new", []byte(step), 0o600)
+	if err == nil {
+		err = os.Rename(p+".new", p)
+	}
+	if err != nil {
+		return diskError(err, "noting that the sandbox is frozen")
+	}
+	return nil
+}
+
+// isFrozen tells whether the sandbox is frozen, and if a broker died on the way there or
+// back, looks.
+func (e *engine) isFrozen(b *box) (bool, error) {
+	switch e.frozen(b.name) {
+	case "":
+		return false, nil
+	case stepFrozen:
+		return true, nil
+	}
+	runs, err := b.runs()
+	if err != nil {
+		return false, err
+	}
+	step := stepFrozen
+	if runs {
+		step = ""
+	}
+	return !runs, e.setFrozen(b.name, step)
+}
+
+// runs reports whether the sandbox's kernel runs what it is given.
+func (b *box) runs() (bool, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return false, err
+	}
+	defer null.Close()
+	pid, err := b.execute(&control.ExecArgs{
+		Argv: []string{pausePath}, WorkingDirectory: "/", NoNewPrivileges: true, Capabilities: capabilities(true), // ends at once
+		FilePayload: control.NewFilePayload(map[int]*os.File{0: null, 1: null, 2: null}, nil),
+	})
+	if err != nil {
+		return false, sandboxer.E(sandboxer.Unavailable, err, "whether the sandbox is frozen cannot be told")
+	}
+	ended := make(chan error, 1)
+	go func() { // ends with the sandbox, or when it is thawed
+		_, err := b.sb.WaitPID(b.name, pid)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		return err == nil, err
+	case <-time.After(3 * time.Second):
+		return false, nil
+	}
+}
