@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A donateListener accepts connections that are handed to it whole: open sockets,
-// sent as descriptors over a Unix socket that only root of the sandbox can reach.
+// A donateListener accepts connections that are handed to it whole: open sockets, or
+// pairs of pipes (to read from, to write to), sent as descriptors over a Unix socket
+// that only root of the sandbox can reach.
 // Their other ends are outside. An adapter that can start a program inside with open
 // files gets a wire to the agent this way that needs no network and passes through
 // nothing else; "donate" is that program.
@@ -85,13 +86,27 @@ func receiveConns(c *net.UnixConn) (conns []net.Conn) {
 		if err != nil {
 			continue
 		}
+		var half *os.File // a pipe to read from, waiting for the one to write to
 		for _, fd := range fds {
 			unix.CloseOnExec(fd)
+			var st unix.Stat_t
+			pipe := unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO && unix.SetNonblock(fd, true) == nil
 			f := os.NewFile(uintptr(fd), "donated")
-			if conn, err := net.FileConn(f); err == nil {
-				conns = append(conns, conn)
+			switch {
+			case pipe && half == nil:
+				half = f
+			case pipe:
+				conns = append(conns, NewPipeConn(half, f))
+				half = nil
+			default:
+				if conn, err := net.FileConn(f); err == nil {
+					conns = append(conns, conn)
+				}
+				f.Close()
 			}
-			f.Close()
+		}
+		if half != nil {
+			half.Close()
 		}
 	}
 	return conns

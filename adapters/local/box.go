@@ -15,7 +15,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/control/client"
@@ -209,10 +208,10 @@ func plug(c *container.Container, link *os.File, name string) error {
 	return cl.Call("Network.CreateLinksAndRoutes", args, nil)
 }
 
-// dialAgent returns a connection to the agent. It is one end of a socket pair whose
-// other end was handed to the agent as an open file: no network is involved, nothing
-// inside but root can do the same, and it survives neither end. (gVisor's own port
-// forwarding loses data when it is busy and cannot close one direction.)
+// dialAgent returns a connection to the agent. It is a pair of pipes whose other ends
+// were handed to the agent as open files: no network is involved, nothing inside but
+// root can do the same, and it survives neither end. (gVisor's own port forwarding
+// loses data when it is busy and cannot close one direction.)
 //
 // Handing over takes a program start inside, the first time two: it wakes the agent.
 // A few connections are made at a time.
@@ -274,21 +273,21 @@ func (b *box) donate(n int) (conns []net.Conn, err error) {
 		}
 	}()
 	for i := range n {
-		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		ours, theirs, err := agent.Pipes()
 		if err != nil {
 			return conns, err
 		}
-		files[3+i] = os.NewFile(uintptr(fds[0]), "agent-sandbox")
-		ours := os.NewFile(uintptr(fds[1]), "agent")
-		c, err := net.FileConn(ours)
-		ours.Close()
-		if err != nil {
-			return conns, err
+		files[3+2*i], files[4+2*i] = theirs[0], theirs[1]
+		r, w := ours.Files()
+		for _, f := range []*os.File{r, w} {
+			if raw, err := f.SyscallConn(); err == nil {
+				_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
+			}
 		}
-		conns = append(conns, c)
+		conns = append(conns, ours)
 	}
 	pid, err := b.execute(&control.ExecArgs{
-		Argv: []string{agentPath, "donate", "--wake", "1", agentSocket, strconv.Itoa(n)},
+		Argv: []string{agentPath, "donate", "--wake", "1", agentSocket, strconv.Itoa(2 * n)},
 		Envv: []string{"PATH=" + defaultPath}, WorkingDirectory: "/", NoNewPrivileges: true, Capabilities: capabilities(true),
 		FilePayload: control.NewFilePayload(files, nil),
 	})
@@ -309,20 +308,27 @@ const agentSocket = agentDir + "/agent.sock"
 
 // isOpen reports whether the peer of an unused connection is still there.
 func isOpen(c net.Conn) bool {
-	sc, ok := c.(syscall.Conn)
+	p, ok := c.(*agent.PipeConn)
 	if !ok {
 		return true
 	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return false
+	open := true
+	r, w := p.Files()
+	for _, f := range []*os.File{r, w} {
+		raw, err := f.SyscallConn()
+		if err != nil {
+			return false
+		}
+		err = raw.Control(func(fd uintptr) {
+			polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			n, err := unix.Poll(polled, 0)
+			open = open && err == nil && n == 0 // nothing has come that was not asked for, no end either
+		})
+		if err != nil {
+			return false
+		}
 	}
-	open := false
-	err = raw.Control(func(fd uintptr) {
-		_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		open = errors.Is(err, unix.EAGAIN)
-	})
-	return err == nil && open
+	return open
 }
 
 // identity is a user inside the sandbox.

@@ -1,0 +1,290 @@
+//go:build linux
+
+package local
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/local/images/registrytest"
+)
+
+func snapshot(t *testing.T, e *engine, h sandboxer.Handle) sandboxer.Snapshot {
+	t.Helper()
+	id := "s" + sandboxer.NewID()
+	t.Cleanup(func() {
+		if err := e.DropSnapshot(context.Background(), sandboxer.Snapshot{SnapshotID: id}); err != nil {
+			t.Error(err)
+		}
+	})
+	s, err := e.Snapshot(t.Context(), h, id)
+	if err != nil {
+		t.Fatalf("Snapshot: %v", err)
+	}
+	return s
+}
+
+// restored makes a sandbox from s that is torn down when the test ends.
+func restored(t *testing.T, e *engine, spec sandboxer.Spec, s sandboxer.Snapshot) sandboxer.Handle {
+	t.Helper()
+	spec.ID, spec.Generation, spec.Owner = sandboxer.NewID(), 1, e.env.Owner
+	t.Cleanup(func() {
+		if _, err := e.Teardown(context.Background(), sandboxer.Handle{SandboxID: spec.ID, Generation: 1}); err != nil {
+			t.Error(err)
+		}
+	})
+	h, err := e.RestoreFromSnapshot(t.Context(), spec, s)
+	if err != nil {
+		t.Fatalf("RestoreFromSnapshot: %v", err)
+	}
+	if _, err := e.WaitReady(t.Context(), h); err != nil {
+		t.Fatalf("WaitReady: %v", err)
+	}
+	return h
+}
+
+// A busy source: its agent awake, a terminal and a transfer open, a main command. The
+// source keeps them all; the copy has the processes, a fresh way to its agent, and
+// neither the source's streams nor its fuse.
+func TestSnapshotOfABusySandbox(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{
+		Fuse:    time.Now().Add(30 * time.Second),
+		Command: []string{"sh", "-c", "i=0; while :; do i=$((i+1)); echo $i >/tmp/main; sleep 0.02; done"},
+	})
+	in, typed := io.Pipe()
+	var screen lockedBuffer
+	ended := make(chan error, 1)
+	go func() {
+		_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh"}, TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}, Stdin: in, Stdout: &screen})
+		ended <- err
+	}()
+	shows := func(what string) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); !strings.Contains(screen.String(), what); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("the terminal does not show %q: %q", what, screen.String())
+			}
+		}
+	}
+	_, _ = io.WriteString(typed, "echo be''fore\n")
+	shows("before")
+	s := snapshot(t, e, h)
+	_, _ = io.WriteString(typed, "echo af''ter\n")
+	shows("after")
+
+	count := func(h sandboxer.Handle) int {
+		n, _ := strconv.Atoi(sh(t, e, h, "cat /tmp/main"))
+		return n
+	}
+	copied := restored(t, e, sandboxer.Spec{Fuse: time.Now().Add(time.Hour)}, s)
+	first := count(copied)
+	if first == 0 {
+		t.Error("the main command's file is empty")
+	}
+	for deadline := time.Now().Add(20 * time.Second); count(copied) <= first; {
+		if time.Now().After(deadline) {
+			t.Fatal("the main command does not go on in the copy")
+		}
+	}
+	for range 3 {
+		if _, err := e.StatFile(t.Context(), copied, "/etc/passwd"); err != nil {
+			t.Errorf("the copy's agent: %v", err)
+		}
+	}
+	_, _ = io.WriteString(typed, "exit\n")
+	if err := <-ended; err != nil {
+		t.Errorf("the source's terminal: %v", err)
+	}
+	if first := count(h); count(h) < first {
+		t.Error("the main command does not go on in the source")
+	}
+}
+
+// A copy made long after the fuse of its source lives as long as its own says.
+func TestRestoreAfterTheFuse(t *testing.T) {
+	e := openTest(t)
+	for _, awake := range []bool{false, true} {
+		h := up(t, e, sandboxer.Spec{Fuse: time.Now().Add(3 * time.Second)})
+		if awake {
+			if _, err := e.StatFile(t.Context(), h, "/"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := snapshot(t, e, h)
+		time.Sleep(4 * time.Second)
+		copied := restored(t, e, sandboxer.Spec{Fuse: time.Now().Add(time.Hour)}, s)
+		time.Sleep(12 * time.Second) // the time of grace, and more
+		if l, err := e.IsAlive(t.Context(), copied); l != sandboxer.Alive {
+			t.Errorf("agent awake %t: the copy is %s, %v", awake, l, err)
+		}
+	}
+}
+
+// An image's sandbox, with a network, restored twice over by another process.
+func TestSnapshotOfAnImage(t *testing.T) {
+	needsGVisor(t)
+	dir := shortDir(t)
+	reg := registrytest.New(t)
+	ref := reg.Push(t, "x:1", appImage(t, v1.Config{Env: []string{"PATH=/bin", "FROM_IMAGE=yes"}}))
+	e := openImages(t, dir, nil)
+	public := sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}
+	h := up(t, e, sandboxer.Spec{Image: ref, Network: public, Limits: sandboxer.Limits{DiskBytes: 64 << 20}})
+	sh(t, e, h, "echo kept >/kept; (sleep 1000 >/dev/null 2>&1 &)")
+	s := snapshot(t, e, h)
+	other := openImages(t, dir, nil)
+	for range 2 {
+		copied := restored(t, other, sandboxer.Spec{Network: public, Limits: sandboxer.Limits{DiskBytes: 64 << 20}, Env: map[string]string{"NEW": "1"}}, s)
+		if got := sh(t, other, copied, "cat /kept; echo $FROM_IMAGE $NEW; ip -4 addr show 2>/dev/null | grep -c 10.0.2 || true; pgrep sleep | wc -l"); !strings.HasPrefix(got, "kept\nyes 1") {
+			t.Errorf("the copy says %q", got)
+		}
+	}
+	if used, err := other.imagesInUse(); err != nil || len(used) != 1 {
+		t.Errorf("images in use: %v, %v", used, err)
+	}
+}
+
+func TestDamagedSnapshot(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	s := snapshot(t, e, h)
+	files, err := filepath.Glob(e.dir("snapshot", s.SnapshotID, "image", "*"))
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, name := range files {
+		was, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(was) == 0 {
+			continue
+		}
+		spoilt := bytes.Clone(was)
+		spoilt[len(spoilt)/2] ^= 1
+		if err := os.WriteFile(name, spoilt, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		spec := sandboxer.Spec{ID: sandboxer.NewID(), Generation: 1, Owner: e.env.Owner}
+		_, err = e.RestoreFromSnapshot(t.Context(), spec, s)
+		if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), "damaged") {
+			t.Errorf("%s spoilt: %v", filepath.Base(name), err)
+		}
+		if _, err := e.Discover(t.Context(), spec.ID); sandboxer.KindOf(err) != sandboxer.NotFound {
+			t.Errorf("%s spoilt: something is left: %v", filepath.Base(name), err)
+		}
+		if err := os.WriteFile(name, was, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	restored(t, e, sandboxer.Spec{}, s)
+	for _, l := range []sandboxer.Limits{{DiskBytes: 1 << 30}, {PIDs: 100}} {
+		_, err := e.RestoreFromSnapshot(t.Context(), sandboxer.Spec{ID: "x", Generation: 1, Owner: e.env.Owner, Limits: l}, s)
+		if e.cgroups.usable() && sandboxer.KindOf(err) != sandboxer.Unsupported {
+			t.Errorf("with other limits (%+v): %v", l, err)
+		}
+	}
+}
+
+// A hundred times frozen and thawed, half of them with the broker's steps cut short:
+// no write is lost, and none happens meanwhile.
+func TestFreezeAndThaw(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{Fuse: time.Now().Add(time.Hour)})
+	sh(t, e, h, `(i=0; while :; do i=$((i+1)); echo $i >>/tmp/log; done) >/dev/null 2>&1 &`)
+	b, err := e.of(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 100 {
+		if err := e.Pause(t.Context(), h); err != nil {
+			t.Fatalf("round %d: Pause: %v", i, err)
+		}
+		if i%10 == 1 { // as if the broker had died before it noted the end of the step
+			if err := e.setFrozen(b.name, []string{stepFreezing, stepThawing}[i/10%2]); err != nil {
+				t.Fatal(err)
+			}
+			if err := e.Pause(t.Context(), h); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if i%10 == 0 {
+			if err := e.Renew(t.Context(), h, time.Now().Add(2*time.Hour)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := e.ReadFile(t.Context(), h, "/tmp/log"); sandboxer.KindOf(err) != sandboxer.Conflict {
+				t.Errorf("a file of a frozen sandbox: %v", err)
+			}
+			if _, err := e.Stats(t.Context(), h); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := e.Resume(t.Context(), h); err != nil {
+			t.Fatalf("round %d: Resume: %v", i, err)
+		}
+		if i%10 == 2 {
+			if err := e.setFrozen(b.name, stepThawing); err != nil {
+				t.Fatal(err)
+			}
+			if err := e.Resume(t.Context(), h); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	got := sh(t, e, h, `kill $(pgrep -f 'while [:]' | grep -v $$); sleep 0.2; awk '{ if ($1 != NR) { print "line " NR " is " $1; exit } } END { print NR }' /tmp/log`)
+	if n, err := strconv.Atoi(got); err != nil || n < 100 {
+		t.Errorf("the log says %q", got)
+	}
+}
+
+// What a snapshot was taken of stays frozen if it was.
+func TestSnapshotOfAFrozenSandbox(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	sh(t, e, h, "echo kept >kept")
+	if err := e.Pause(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	s := snapshot(t, e, h)
+	if _, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}}); sandboxer.KindOf(err) != sandboxer.Conflict {
+		t.Errorf("exec in the frozen source: %v", err)
+	}
+	if got := sh(t, e, restored(t, e, sandboxer.Spec{}, s), "cat kept"); got != "kept" {
+		t.Errorf("the copy says %q", got)
+	}
+	if err := e.Resume(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	if got := sh(t, e, h, "cat kept"); got != "kept" {
+		t.Errorf("the source says %q", got)
+	}
+}
+
+// lockedBuffer is written while it is read.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
