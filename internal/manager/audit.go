@@ -375,6 +375,9 @@ func (m *Manager) unsound(ctx context.Context) (map[string]Violation, int, error
 				violated(invWhole, rec.ID, rec.SandboxID, "snapshot %s: %s", rec.ID, rec.Damaged)
 			}
 			living[rec.ID] = rec
+			if rec.Damaged != "" {
+				continue
+			}
 			if rec.State != sandboxer.SnapshotSealed {
 				continue
 			}

@@ -328,6 +328,11 @@ func (m *Manager) unneeded(ctx context.Context, sb *sandboxer.Sandbox) ([]*sandb
 	switch {
 	case isKind(err, sandboxer.NotFound):
 		return nil, nil
+	case rec != nil && rec.Damaged != "": // the sandbox can be ended all the same
+		if !rec.State.CanBecome(sandboxer.SnapshotDropping) {
+			return nil, nil
+		}
+		rec = mendedSnapshot(rec)
 	case err != nil:
 		return nil, err
 	case !rec.State.CanBecome(sandboxer.SnapshotDropping):

@@ -369,7 +369,8 @@ func (m *Manager) findSnapshot(ctx context.Context, scope sandboxer.Scope, ref s
 	if err == nil && (q.Tenant == "" || rec.Tenant == q.Tenant) {
 		return rec, nil
 	}
-	if err != nil && !isKind(err, sandboxer.NotFound) {
+	others := rec != nil && rec.Damaged != "" // of which this caller learns nothing
+	if err != nil && !others && !isKind(err, sandboxer.NotFound) {
 		return nil, err
 	}
 	prefix := ref
@@ -387,7 +388,7 @@ func (m *Manager) findSnapshot(ctx context.Context, scope sandboxer.Scope, ref s
 				return nil, err
 			}
 			if len(items) == 1 || len(items) > 1 && by.Name != "" && states == nil && q.Tenant != "" {
-				return items[0], nil
+				return wholeSnapshot(items[0])
 			}
 			if len(items) > 1 {
 				return nil, sandboxer.E(sandboxer.Conflict, nil, "%q means several snapshots: %s and %s", ref, items[0].ID, items[1].ID).
@@ -452,6 +453,9 @@ func (m *Manager) Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) ([]*
 // do it now, the error is Unavailable and the sweep goes on until it is done.
 func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error) {
 	rec, err := m.findSnapshot(ctx, sandboxer.ScopeWrite, ref)
+	if rec != nil && rec.Damaged != "" {
+		rec, err = m.mendSnapshot(ctx, rec, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -558,7 +562,11 @@ func (m *Manager) dropHeld(ctx context.Context, rec *sandboxer.SnapshotRecord, w
 
 // remove removes what there is of rec outside the books.
 func (m *Manager) remove(ctx context.Context, rec *sandboxer.SnapshotRecord) error {
-	if rec.Kind.Has(sandboxer.SnapshotNative) {
+	if rec.Extension == "" && rec.Kind == sandboxer.SnapshotBoth { // mended
+		if err := m.removeAnywhere(ctx, rec.ID); err != nil || m.opts.Vault == nil {
+			return err
+		}
+	} else if rec.Kind.Has(sandboxer.SnapshotNative) {
 		b, err := m.backend(rec.Extension)
 		if err != nil {
 			return err
@@ -591,6 +599,7 @@ func (m *Manager) passSnapshots(ctx context.Context, t *tally, at time.Time) err
 			}
 			for _, rec := range items {
 				if rec.Damaged != "" {
+					m.mournSnapshot(rec)
 					continue // what it is would have to be known
 				}
 				why, err := m.surplus(ctx, rec, at)

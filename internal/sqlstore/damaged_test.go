@@ -23,6 +23,117 @@ func garble(t *testing.T, s *Store, id string, generation int, data string) {
 	}
 }
 
+// garbleSnapshot replaces the stored form of one snapshot's record.
+func garbleSnapshot(t *testing.T, s *Store, id, data string) {
+	t.Helper()
+	err := s.writer.write(t.Context(), false, func(tx *tx) error {
+		_, err := tx.exec(`UPDATE snapshots SET data = ? WHERE id = ?`, data, id)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDamagedSnapshotForms is TestDamagedForms for snapshots.
+func TestDamagedSnapshotForms(t *testing.T) {
+	s := openTest(t, t.TempDir())
+	rec := &sandboxer.SnapshotRecord{ID: "a", Tenant: "acme", State: sandboxer.SnapshotSealed}
+	if err := s.Write(t.Context(), sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, data := range []string{"", "null", "{}", "[]", `{"id":"b","state":"sealed"}`, `{"id":"a","state":"lost"}`, `{"id":"a","generation":"1"}`} {
+		garbleSnapshot(t, s, "a", data)
+		got, err := s.Snapshot(t.Context(), "a")
+		if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.HintOf(err), "sandboxer snapshot rm a") || got == nil || got.Tenant != "acme" {
+			t.Errorf("record %q: %+v, %v (hint %q); want it named as damaged", data, got, err, sandboxer.HintOf(err))
+		}
+		if items, _, err := s.Snapshots(t.Context(), sandboxer.SnapshotQuery{}); err != nil || len(items) != 1 || items[0].Damaged == "" {
+			t.Errorf("record %q: listed as %+v, %v", data, items, err)
+		}
+	}
+}
+
+// TestDamagedSnapshotPages breaks a page that one record alone is on, then the one it
+// begins on: the others stay readable.
+func TestDamagedSnapshotPages(t *testing.T) {
+	dir := t.TempDir()
+	s := openTest(t, dir)
+	const n = 40
+	mark := "the mark of s7 "
+	for i := range n {
+		rec := &sandboxer.SnapshotRecord{ID: fmt.Sprint("s", i), Tenant: "acme", State: sandboxer.SnapshotSealed, Message: strings.Repeat("x", 200)}
+		if i == 7 {
+			rec.Message = strings.Repeat(mark, 4000)
+		}
+		if err := s.Write(t.Context(), sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.Close()
+	s = openTest(t, dir)
+	file, err := os.ReadFile(filepath.Join(dir, dbFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const page = 4096
+	var chain []int // the record's own pages, which each name the next one first
+	for at := 0; at < len(file); at += page {
+		if bytes.Count(file[at:at+page], []byte(mark)) > page/len(mark)-3 {
+			chain = append(chain, at)
+		}
+	}
+	if len(chain) < 5 {
+		t.Fatalf("the long record is on %d pages", len(chain))
+	}
+	at := chain[len(chain)/2]
+	overwrite(t, dir, at, 0xff, 0xff, 0xff, 0xff)
+	check := func(tenant string, atLeast int, readable int) {
+		t.Helper()
+		q := sandboxer.SnapshotQuery{Limit: 15, Tenant: tenant}
+		seen, good := map[string]bool{}, 0
+		for {
+			items, next, err := s.Snapshots(t.Context(), q)
+			if err != nil {
+				t.Fatalf("list: %v", err)
+			}
+			for _, r := range items {
+				if seen[r.ID] {
+					t.Errorf("%s is listed twice", r.ID)
+				}
+				seen[r.ID] = true
+				if r.Damaged == "" {
+					good++
+				}
+			}
+			if q.After = next; next == "" {
+				break
+			}
+		}
+		if len(seen) < atLeast || good < readable {
+			t.Errorf("%d listed of %d, %d of them readable; want at least %d and %d", len(seen), n, good, atLeast, readable)
+		}
+	}
+	check("", n, n-1)
+	check("acme", n, n-1)
+	if r, err := s.Snapshot(t.Context(), "s7"); sandboxer.KindOf(err) != sandboxer.Failed || r == nil || r.Tenant != "acme" || r.State != sandboxer.SnapshotSealed {
+		t.Errorf("the damaged one: %.200v, %v; want its columns and that it is damaged", fmt.Sprint(r), err)
+	}
+	leaf := bytes.Index(file, []byte(`"id":"s3"`))
+	for file[leaf/page*page] != 0x0d {
+		leaf += 1 + bytes.Index(file[leaf+1:], []byte(`"id":"s3"`))
+	}
+	s.Close()
+	overwrite(t, dir, at, file[at:at+4]...)
+	s = openTest(t, dir)
+	overwrite(t, dir, leaf/page*page, 0xff)
+	check("", n, n/2)
+	check("acme", n/2, n/2)
+	if r, err := s.Snapshot(t.Context(), "s3"); sandboxer.KindOf(err) != sandboxer.Failed || r == nil || r.ID != "s3" || r.Tenant != "" {
+		t.Errorf("one of the lost page: %+v, %v; want its ID and that it is damaged", r, err)
+	}
+}
+
 // TestDamagedForms tries records that are JSON and still not what they should be.
 func TestDamagedForms(t *testing.T) {
 	s := openTest(t, t.TempDir())

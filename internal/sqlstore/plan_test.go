@@ -39,15 +39,17 @@ func TestPlans(t *testing.T) {
 		}
 	}
 	for query, want := range map[string]string{
-		sandboxByID:       "sqlite_autoindex_sandboxes_1",
-		sandboxGeneration: "sqlite_autoindex_sandboxes_1",
-		identities:        "COVERING INDEX sqlite_autoindex_sandboxes_1",
-		oldSandboxes:      "sandboxes_ended",
-		forgetEvents:      "events_at",
-		newestSandbox:     "sqlite_autoindex_sandboxes_1",
-		updateSandbox:     "sqlite_autoindex_sandboxes_1",
-		apiKeyByID:        "PRIMARY KEY",
-		tenantBalance:     "PRIMARY KEY",
+		sandboxByID:        "sqlite_autoindex_sandboxes_1",
+		sandboxGeneration:  "sqlite_autoindex_sandboxes_1",
+		identities:         "COVERING INDEX sqlite_autoindex_sandboxes_1",
+		oldSandboxes:       "sandboxes_ended",
+		forgetSnapshots:    "snapshots_dropped",
+		snapshotIdentities: "COVERING INDEX sqlite_autoindex_snapshots_1",
+		forgetEvents:       "events_at",
+		newestSandbox:      "sqlite_autoindex_sandboxes_1",
+		updateSandbox:      "sqlite_autoindex_sandboxes_1",
+		apiKeyByID:         "PRIMARY KEY",
+		tenantBalance:      "PRIMARY KEY",
 	} {
 		if plan := explain(t, s, query, make([]any, strings.Count(query, "?"))); !uses(plan, want) {
 			t.Errorf("%s: plan %q; want %s", query, plan, want)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -61,16 +63,17 @@ func (t *tx) putSnapshot(r *sandboxer.SnapshotRecord) error {
 func (s *Store) Snapshot(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
 	var r snapshotRow
 	found, err := s.row(ctx, snapshotByID, []any{id}, r.dest()...)
-	if err != nil {
+	switch {
+	case isCorrupt(err):
+		return s.snapshotRemains(ctx, id, err), damagedSnapshot(id, err)
+	case err != nil:
 		return nil, err
-	}
-	if !found {
+	case !found:
 		return nil, noSnapshot(id)
 	}
 	rec := r.snapshot()
 	if rec.Damaged != "" {
-		return rec, sandboxer.E(sandboxer.Failed, nil, "the record of snapshot %s is damaged: %s", id, rec.Damaged).
-			WithHint("restore the database from a backup")
+		return rec, damagedSnapshot(id, errors.New(rec.Damaged))
 	}
 	return rec, nil
 }
@@ -96,6 +99,9 @@ func (s *Store) Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) (items
 		items = append(items, r.snapshot())
 		return nil
 	})
+	if isCorrupt(err) {
+		return s.salvageSnapshots(ctx, q, f, limit)
+	}
 	if err != nil {
 		return nil, "", err
 	}
@@ -187,7 +193,11 @@ func (r *snapshotRow) dest() []any {
 // snapshot decodes the record. Of a damaged one it returns what is left.
 func (r *snapshotRow) snapshot() *sandboxer.SnapshotRecord {
 	rec := new(sandboxer.SnapshotRecord)
-	if err := json.Unmarshal(r.data, rec); err != nil {
+	err := json.Unmarshal(r.data, rec)
+	if err == nil && (rec.ID != r.left.ID || !rec.State.Valid()) {
+		err = fmt.Errorf("it says that it is snapshot %q in state %q", rec.ID, rec.State)
+	}
+	if err != nil {
 		rec = &r.left
 		rec.Damaged = err.Error()
 		return rec

@@ -19,7 +19,8 @@ import (
 // Run tests the store that open returns. open is called once for every behaviour and
 // returns a new, empty store, which the suite closes. reopen closes s and opens what
 // it stored again; it may be nil for a store that does not outlive its process. damage
-// makes the stored record of one incarnation unreadable, but not what the store searches
+// makes the stored record of one incarnation, or of the snapshot id if generation is
+// 0, unreadable, but not what the store searches
 // it by; it may be left out for a store whose records nobody can reach.
 func Run(t *testing.T, open func(t *testing.T) sandboxer.Store, reopen func(t *testing.T, s sandboxer.Store) sandboxer.Store,
 	damage ...func(t *testing.T, s sandboxer.Store, id string, generation int)) {
@@ -86,6 +87,9 @@ var behaviours = []struct {
 	{"damaged/asked for by name it is failed", damagedGet},
 	{"damaged/writing the record mends it", damagedMended},
 
+	{"damaged/one snapshot's record stops nobody", damagedSnapshotListed},
+	{"damaged/writing a snapshot's record mends it", damagedSnapshotMended},
+
 	{"events/numbers grow and are reported", eventNumbers},
 	{"events/every field survives", eventEveryField},
 	{"events/filters and limit", eventFilters},
@@ -106,6 +110,7 @@ var behaviours = []struct {
 
 	{"history/old and ended is forgotten, the ledger is not", historyForgotten},
 	{"history/goes in batches", historyBatches},
+	{"history/dropped snapshots are forgotten", historySnapshots},
 
 	{"keys/idempotency key survives", idempotencyKey},
 	{"keys/idempotency key is the tenant's own", idempotencyTenant},
