@@ -557,6 +557,18 @@ func (c *Client) unreachable(ctx context.Context, q call, err error) error {
 		return sandboxer.E(sandboxer.Unavailable, err, "no server answers at %s", c.shown).
 			WithHint("start one with: sandboxer up")
 	}
+	var unsafe *tls.CertificateVerificationError
+	if errors.As(err, &unsafe) {
+		e := sandboxer.E(sandboxer.Unavailable, err, "the certificate of the server at %s is not trusted: %s", c.shown, unsafe.Err)
+		if errors.As(err, new(x509.UnknownAuthorityError)) {
+			return e.WithHint("if it is your server, name the authority that signed its certificate: --tls-ca FILE")
+		}
+		return e.WithHint("give the server a certificate that is valid for this address and time")
+	}
+	if errors.As(err, new(tls.RecordHeaderError)) {
+		return sandboxer.E(sandboxer.Unavailable, err, "the server at %s does not speak TLS", c.shown).
+			WithHint("use the address of its TLS listener, or http:// where nobody listens in")
+	}
 	return sandboxer.E(sandboxer.Unavailable, err, "the connection to the server at %s broke", c.shown)
 }
 

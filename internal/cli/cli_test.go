@@ -92,6 +92,7 @@ func TestScripts(t *testing.T) {
 			"tofile":   cmdToFile,
 			"sleepms":  cmdSleep,
 			"expand":   cmdExpand,
+			"mkcert":   cmdMkCert,
 		},
 	})
 }
