@@ -1,0 +1,749 @@
+package composefile
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/compose-spec/compose-go/v2/dotenv"
+	"github.com/compose-spec/compose-go/v2/types"
+)
+
+var (
+	serviceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
+	imageName   = regexp.MustCompile(`^[a-z0-9][A-Za-z0-9._/:@-]{0,400}$`)
+	hexOnly     = regexp.MustCompile(`^[0-9a-f]+$`)
+	variable    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]*$`)
+	word        = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,120}$`)
+	userName    = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?$`)
+	platform    = regexp.MustCompile(`^[a-z0-9]+(/[a-z0-9]+){0,2}$`)
+	limitName   = regexp.MustCompile(`^[a-z]{2,20}$`)
+)
+
+// reserved are prefixes of labels by which engines, compose and this program know
+// what is theirs.
+var reserved = []string{"dev.sandboxer", "com.docker.", "io.podman.", "io.containers.", "org.mobyproject.", "desktop.docker."}
+
+const hostRights = "gives the container rights of the host"
+
+// never says why fields of a service are refused, whatever they say.
+var never = map[string]string{
+	"privileged":          hostRights,
+	"cap_add":             hostRights,
+	"devices":             "opens devices of the host",
+	"device_cgroup_rules": "opens devices of the host",
+	"gpus":                "opens devices of the host",
+	"pid":                 "joins the processes of the host or of another container",
+	"uts":                 "joins the host's name space",
+	"userns_mode":         "leaves the user name space",
+	"cgroup":              "joins the control groups of the host",
+	"cgroup_parent":       "leaves the control group of the sandbox",
+	"runtime":             "chooses another runtime on the host",
+	"isolation":           "chooses another isolation",
+	"sysctls":             "changes settings of the kernel",
+	"credential_spec":     "uses credentials of the host",
+	"provider":            "runs a program on the host",
+	"models":              "uses models of the host",
+	"use_api_socket":      "hands out the engine of the host",
+	"label_file":          "labels are given with labels",
+	"volumes_from":        "mounts what other containers have; use named volumes",
+	"volume_driver":       "chooses a driver on the host",
+	"external_links":      "reaches containers outside the sandbox",
+	"net":                 "is not supported; use networks",
+	"mac_address":         "sets an address in the host's network",
+	"storage_opt":         "sets options of the host's storage",
+	"blkio_config":        "sets how the host's disks are shared",
+	"oom_kill_disable":    "keeps the host from taking memory back",
+	"oom_score_adj":       "makes the host take memory from others first",
+	"cpu_rt_period":       "takes real time from the host",
+	"cpu_rt_runtime":      "takes real time from the host",
+	"cpuset":              "takes processors of the host",
+	"annotations":         "tells the host's runtime what to do",
+	"log_driver":          "sends logs elsewhere from the host",
+	"log_opt":             "sends logs elsewhere from the host",
+	"pre_start":           "hooks of the life of a service are not supported",
+	"post_start":          "hooks of the life of a service are not supported",
+	"pre_stop":            "hooks of the life of a service are not supported",
+	"memswap_limit":       "limits are given with mem_limit, cpus and pids_limit",
+	"mem_swappiness":      "limits are given with mem_limit, cpus and pids_limit",
+	"mem_reservation":     "limits are given with mem_limit, cpus and pids_limit",
+	"cpu_count":           "limits are given with mem_limit, cpus and pids_limit",
+	"cpu_percent":         "limits are given with mem_limit, cpus and pids_limit",
+	"cpu_period":          "limits are given with mem_limit, cpus and pids_limit",
+	"cpu_quota":           "limits are given with mem_limit, cpus and pids_limit",
+}
+
+// taken are the fields of a service that service looks at or that mean nothing here.
+// What is in neither table is refused as unknown.
+var taken = []string{
+	"name", "profiles", "deploy", "develop", "restart", "scale", "attach", "container_name", "extends", "links",
+	"build", "depends_on", "expose", "healthcheck", "ports", "stdin_open", "tty",
+	"cap_drop", "cpus", "cpu_shares", "command", "configs", "dns", "dns_opt", "dns_search", "domainname", "entrypoint", "environment",
+	"env_file", "extra_hosts", "group_add", "hostname", "image", "init", "ipc", "labels", "logging", "mem_limit",
+	"network_mode", "networks", "pids_limit", "platform", "pull_policy", "read_only", "secrets", "security_opt",
+	"shm_size", "stop_grace_period", "stop_signal", "tmpfs", "ulimits", "user", "volumes", "working_dir",
+}
+
+// set calls f for every field of v that is set, with its name in YAML.
+func set(v reflect.Value, f func(name string)) {
+	for i := range v.NumField() {
+		field := v.Type().Field(i)
+		name, opts, _ := strings.Cut(field.Tag.Get("yaml"), ",")
+		switch {
+		case name == "-" || strings.HasPrefix(name, "#") || !field.IsExported():
+		case name == "" && strings.Contains(opts, "inline") && field.Type.Kind() == reflect.Struct:
+			set(v.Field(i), f)
+		case v.Field(i).IsZero():
+		case (field.Type.Kind() == reflect.Slice || field.Type.Kind() == reflect.Map) && v.Field(i).Len() == 0:
+		default:
+			f(name)
+		}
+	}
+}
+
+// allow refuses every set field of v but those named.
+func (l *load) allow(at []string, v any, names ...string) {
+	rv := reflect.ValueOf(v)
+	for rv.Kind() == reflect.Pointer {
+		if rv.IsNil() {
+			return
+		}
+		rv = rv.Elem()
+	}
+	set(rv, func(name string) {
+		if !slices.Contains(names, name) {
+			l.refuse(append(slices.Clip(at), name), "is not supported")
+		}
+	})
+}
+
+// accept judges the model and makes the project of it.
+func (l *load) accept(m *types.Project) (*Project, error) {
+	p := &Project{File: l.file, model: m, mounted: map[string][]mount{}, copied: map[string]string{}, internal: map[string]bool{}}
+	l.allow(nil, m, "name", "services", "networks", "volumes", "secrets", "configs")
+	if len(m.Services) == 0 {
+		l.refuse([]string{"services"}, "there is no service")
+	}
+	l.networks(p)
+	l.volumes(p)
+	object := func(kind, name string, o types.FileObjectConfig) {
+		l.allow([]string{kind, name}, o, "name", "file", "environment", "content", "labels")
+		l.word([]string{kind, name}, name)
+	}
+	for name, o := range m.Secrets {
+		object("secrets", name, types.FileObjectConfig(o))
+	}
+	for name, o := range m.Configs {
+		object("configs", name, types.FileObjectConfig(o))
+	}
+	units := 0
+	for _, name := range l.order(m) {
+		s := m.Services[name]
+		l.service(p, &s)
+		m.Services[name] = s
+		units += p.Services[len(p.Services)-1].Replicas
+	}
+	if units > maxUnits {
+		l.refuse([]string{"services"}, "these are %d containers; %d are the most", units, maxUnits)
+	}
+	l.nested(p)
+	if len(p.Files) > maxPinned || len(p.Copies) > maxPinned {
+		l.refuse([]string{"services"}, "more than %d files are mounted from beside the workspace", maxPinned)
+	}
+	l.defaultNetwork(p)
+	slices.Sort(p.Notes)
+	p.Notes = slices.Compact(p.Notes)
+	return p, l.verdict()
+}
+
+// defaultNetwork gives services without networks the one of that name, as compose does.
+func (l *load) defaultNetwork(p *Project) {
+	for name, s := range p.model.Services {
+		if s.NetworkMode == "" && len(s.Networks) == 0 {
+			s.Networks = map[string]*types.ServiceNetworkConfig{"default": nil}
+			p.model.Services[name] = s
+		}
+		for n := range s.Networks {
+			if n == "default" && !slices.Contains(p.Networks, n) {
+				p.Networks = append(p.Networks, n)
+			} else if !slices.Contains(p.Networks, n) {
+				l.refuse([]string{"services", name, "networks", n}, "the network is not declared")
+			}
+		}
+	}
+	slices.Sort(p.Networks)
+}
+
+// order is the services as the file has them, which decides which is the first.
+func (l *load) order(m *types.Project) []string {
+	names := slices.Sorted(maps.Keys(m.Services))
+	slices.SortStableFunc(names, func(a, b string) int {
+		return cmp.Compare(l.lines["services\x00"+a], l.lines["services\x00"+b])
+	})
+	return names
+}
+
+func (l *load) word(at []string, s string) {
+	if !word.MatchString(s) {
+		l.refuse(at, "%q cannot be a name here", s)
+	}
+}
+
+func (l *load) labels(at []string, labels types.Labels) {
+	for k := range labels {
+		for _, r := range reserved {
+			if strings.HasPrefix(strings.ToLower(k), r) {
+				l.refuse(append(slices.Clip(at), "labels", k), "labels of %s… are not for compose files", r)
+			}
+		}
+	}
+}
+
+func (l *load) networks(p *Project) {
+	for _, name := range slices.Sorted(maps.Keys(p.model.Networks)) {
+		n := p.model.Networks[name]
+		at := []string{"networks", name}
+		l.word(at, name)
+		if bool(n.External) {
+			l.refuse(append(at, "external"), "joins a network outside the sandbox")
+		}
+		if n.Driver != "" && n.Driver != "bridge" {
+			l.refuse(append(at, "driver"), "only the driver bridge is given, not %q", n.Driver)
+		}
+		if n.EnableIPv6 != nil && *n.EnableIPv6 {
+			l.refuse(append(at, "enable_ipv6"), "networks of sandboxes have IPv4 only")
+		}
+		l.labels(at, n.Labels)
+		l.allow(at, n, "name", "driver", "internal", "attachable", "labels", "external", "enable_ipv4", "enable_ipv6")
+		if n.Name != "" {
+			p.Notes = append(p.Notes, "networks are named after the sandbox")
+		}
+		p.internal[name] = n.Internal
+		p.Networks = append(p.Networks, name)
+	}
+}
+
+func (l *load) volumes(p *Project) {
+	for _, name := range slices.Sorted(maps.Keys(p.model.Volumes)) {
+		v := p.model.Volumes[name]
+		at := []string{"volumes", name}
+		l.word(at, name)
+		if bool(v.External) {
+			l.refuse(append(at, "external"), "mounts a volume from outside the sandbox")
+		}
+		if v.Driver != "" && v.Driver != "local" {
+			l.refuse(append(at, "driver"), "only the driver local is given, not %q", v.Driver)
+		}
+		if len(v.DriverOpts) > 0 {
+			l.refuse(append(at, "driver_opts"), "options can mount any place of the host")
+		}
+		l.labels(at, v.Labels)
+		l.allow(at, v, "name", "driver", "driver_opts", "labels", "external")
+		if v.Name != "" {
+			p.Notes = append(p.Notes, "volumes are named after the sandbox")
+		}
+		p.Volumes = append(p.Volumes, name)
+	}
+}
+
+// service judges one service, and leaves in s what Render writes.
+func (l *load) service(p *Project, s *types.ServiceConfig) {
+	top := []string{"services", s.Name}
+	at := func(names ...string) []string { return append(slices.Clip(top), names...) }
+	note := func(format string, args ...any) { p.Notes = append(p.Notes, s.Name+": "+fmt.Sprintf(format, args...)) }
+	if !serviceName.MatchString(s.Name) {
+		l.refuse(top, "%q cannot be the name of a service", s.Name)
+	}
+	set(reflect.ValueOf(*s), func(name string) {
+		switch why, known := never[name]; {
+		case known:
+			l.refuse(at(name), "%s", why)
+		case !slices.Contains(taken, name):
+			l.refuse(at(name), "is not supported")
+		}
+	})
+	out := Service{Name: s.Name, Replicas: 1, Volumes: map[string]string{}}
+
+	l.image(p, s, at)
+	l.environment(s, at)
+	l.labels(top, s.Labels)
+	switch s.Ipc {
+	case "", "private", "none", "shareable":
+	default:
+		l.refuse(at("ipc"), "joins the memory of the host or of another container")
+	}
+	switch mode, peer, _ := strings.Cut(s.NetworkMode, ":"); {
+	case s.NetworkMode == "" || s.NetworkMode == "none":
+	case mode == "service" && hasService(p.model, peer):
+	default:
+		l.refuse(at("network_mode"), "%q joins a network outside the sandbox", s.NetworkMode)
+	}
+	for i, o := range s.SecurityOpt {
+		switch strings.ReplaceAll(o, "=", ":") {
+		case "no-new-privileges", "no-new-privileges:true":
+		default:
+			l.refuse(at("security_opt", strconv.Itoa(i)), "%q loosens or replaces what holds the container", o)
+		}
+	}
+	for name, n := range s.Networks {
+		l.allow(at("networks", name), n, "aliases", "priority", "gw_priority", "use_service_name_alias")
+		if n == nil {
+			continue
+		}
+		for _, a := range n.Aliases {
+			l.word(at("networks", name, "aliases"), a)
+		}
+	}
+	for host, addrs := range s.ExtraHosts {
+		for _, a := range addrs {
+			if strings.Contains(a, "gateway") {
+				l.refuse(at("extra_hosts"), "%s:%s is the host", host, a)
+			}
+		}
+	}
+	for i, link := range s.Links {
+		if name, _, _ := strings.Cut(link, ":"); !hasService(p.model, name) {
+			l.refuse(at("links", strconv.Itoa(i)), "%q is no service of the file", name)
+		}
+	}
+	for name, d := range s.DependsOn {
+		l.allow(at("depends_on", name), d, "condition", "restart", "required")
+		if d.Required && !hasService(p.model, name) {
+			l.refuse(at("depends_on", name), "%q is no service of the file", name)
+		}
+	}
+	if h := s.HealthCheck; h != nil {
+		l.allow(at("healthcheck"), h, "test", "timeout", "interval", "retries", "start_period", "start_interval", "disable")
+		out.Healthy = !h.Disable && len(h.Test) > 0 && h.Test[0] != "NONE"
+		if h.StartInterval != nil {
+			note("healthcheck.start_interval is left out: older engines do not know it")
+		}
+	}
+	if g := s.Logging; g != nil {
+		if g.Driver != "" && g.Driver != "json-file" && g.Driver != "local" {
+			l.refuse(at("logging", "driver"), "%q sends logs elsewhere from the host", g.Driver)
+		}
+		note("logging is this program's: 10 MB for each container")
+	}
+	for i, d := range s.Tmpfs {
+		dir, opts, _ := strings.Cut(d, ":")
+		l.target(at("tmpfs", strconv.Itoa(i)), dir)
+		for o := range strings.SplitSeq(opts, ",") {
+			switch k, _, _ := strings.Cut(o, "="); k {
+			case "", "size", "mode", "uid", "gid", "noexec", "nosuid", "nodev", "ro", "rw":
+			default:
+				l.refuse(at("tmpfs", strconv.Itoa(i)), "the option %q is not supported", o)
+			}
+		}
+	}
+	for name, u := range s.Ulimits {
+		if !limitName.MatchString(name) {
+			l.refuse(at("ulimits", name), "is no limit")
+		}
+		l.allow(at("ulimits", name), u, "single", "soft", "hard")
+	}
+	if s.User != "" && !userName.MatchString(s.User) {
+		l.refuse(at("user"), "%q is no user", s.User)
+	}
+	if s.Platform != "" && !platform.MatchString(s.Platform) {
+		l.refuse(at("platform"), "%q is no platform", s.Platform)
+	}
+	switch s.PullPolicy {
+	case "", "always", "never", "missing", "if_not_present", "build":
+	default:
+		l.refuse(at("pull_policy"), "%q is not supported", s.PullPolicy)
+	}
+	l.deploy(s, at, note, &out)
+	if s.Scale != nil {
+		out.Replicas = *s.Scale
+	}
+	if out.Replicas < 0 {
+		l.refuse(at("scale"), "cannot be negative")
+	}
+	if s.CPUS < 0 || s.MemLimit < 0 || s.PidsLimit < 0 {
+		l.refuse(top, "a limit cannot be negative, which would be none")
+	}
+	if s.ContainerName != "" {
+		note("container_name is left out: the engine has it for one sandbox only")
+	}
+	if s.Restart != "" && s.Restart != "no" {
+		note("restart: %s is left out: what dies in a sandbox is told", s.Restart)
+	}
+	for i, port := range s.Ports {
+		l.port(at("ports", strconv.Itoa(i)), port, &out)
+	}
+	if len(s.Ports) > 0 {
+		note("published ports are free ones on the host's loopback")
+	}
+	l.mounts(p, s, at, &out)
+	for _, r := range s.Secrets {
+		l.asset(p, s, at, "secrets", types.FileReferenceConfig(r))
+	}
+	for _, r := range s.Configs {
+		l.asset(p, s, at, "configs", types.FileReferenceConfig(r))
+	}
+	out.OneShot = oneShot(p.model, s)
+	p.Services = append(p.Services, out)
+}
+
+func hasService(m *types.Project, name string) bool { _, ok := m.Services[name]; return ok }
+
+// oneShot reports whether s is meant to end: it says so, or others wait for its end.
+func oneShot(m *types.Project, s *types.ServiceConfig) bool {
+	if x, ok := s.Extensions["x-sandboxer"].(map[string]any); ok {
+		if v, ok := x["oneshot"].(bool); ok {
+			return v
+		}
+	}
+	for _, other := range m.Services {
+		if d, ok := other.DependsOn[s.Name]; ok && d.Condition == types.ServiceConditionCompletedSuccessfully {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *load) image(p *Project, s *types.ServiceConfig, at func(...string) []string) {
+	if s.Image != "" {
+		last := s.Image[strings.LastIndexByte(s.Image, '/')+1:]
+		switch {
+		case !imageName.MatchString(s.Image) || strings.HasPrefix(s.Image, "sha256:"):
+			l.refuse(at("image"), "%q cannot be the name of an image", s.Image)
+		case strings.HasPrefix(last, "sbx-"):
+			l.refuse(at("image"), "%q may be an image of another sandbox", s.Image)
+		case hexOnly.MatchString(s.Image) && s.Build == nil:
+			l.refuse(at("image"), "%q may be the ID of any image of the host; add a tag", s.Image)
+		}
+	}
+	if s.Build == nil {
+		if s.Image == "" {
+			l.refuse(at(), "the service has neither image nor build")
+		}
+		return
+	}
+	b := s.Build
+	l.allow(at("build"), b, "context", "dockerfile", "dockerfile_inline", "args", "labels", "no_cache", "pull", "target", "platforms", "tags")
+	build := Build{Service: s.Name, Args: map[string]string{}, Labels: b.Labels, Target: b.Target, NoCache: b.NoCache, Pull: b.Pull, Platform: s.Platform}
+	l.labels(at("build"), b.Labels)
+	if b.Target != "" {
+		l.word(at("build", "target"), b.Target)
+	}
+	if len(b.Platforms) > 1 || len(b.Platforms) == 1 && !platform.MatchString(b.Platforms[0]) {
+		l.refuse(at("build", "platforms"), "one platform is built, the host's or one that is named")
+	} else if len(b.Platforms) == 1 {
+		build.Platform = b.Platforms[0]
+	}
+	var err error
+	if build.Context, err = l.below(cmp.Or(b.Context, ".")); err != nil {
+		l.refuse(at("build", "context"), "%q cannot be built from: %s", b.Context, err)
+		return
+	}
+	if fi, err := l.stat(build.Context); err != nil || !fi.IsDir() {
+		l.refuse(at("build", "context"), "%q is no directory of the workspace", b.Context)
+		return
+	}
+	if b.DockerfileInline != "" {
+		build.Inline = fmt.Sprintf("dockerfile-%d", len(p.Builds))
+		p.Files = append(p.Files, File{Name: build.Inline, Mode: 0o600, Content: []byte(b.DockerfileInline)})
+	} else {
+		file := path.Join(cmp.Or(b.Context, "."), cmp.Or(b.Dockerfile, "Dockerfile"))
+		if path.IsAbs(b.Dockerfile) {
+			file = b.Dockerfile
+		}
+		if build.Dockerfile, err = l.below(file); err != nil {
+			l.refuse(at("build", "dockerfile"), "%q cannot be used: %s", b.Dockerfile, err)
+		} else if fi, err := l.stat(build.Dockerfile); err != nil || !fi.Mode().IsRegular() {
+			l.refuse(at("build", "dockerfile"), "%q is no file of the workspace", build.Dockerfile)
+		}
+	}
+	for k, v := range b.Args {
+		if !variable.MatchString(k) {
+			l.refuse(at("build", "args", k), "%q cannot be the name of an argument", k)
+		} else if v != nil {
+			build.Args[k] = *v
+		} else if v, ok := l.env[k]; ok {
+			build.Args[k] = v
+		}
+	}
+	p.Builds = append(p.Builds, build)
+}
+
+func (l *load) environment(s *types.ServiceConfig, at func(...string) []string) {
+	env := types.MappingWithEquals{}
+	for i, f := range s.EnvFiles {
+		place := at("env_file", strconv.Itoa(i))
+		if f.Format != "" {
+			l.refuse(place, "the format %q is not supported", f.Format)
+			continue
+		}
+		name, err := l.below(f.Path)
+		if err != nil {
+			l.refuse(place, "%q cannot be read: %s", f.Path, err)
+			continue
+		}
+		data, err := l.read(name)
+		if errors.Is(err, fs.ErrNotExist) && !bool(f.Required) {
+			continue
+		}
+		if err != nil {
+			l.refuse(place, "%q cannot be read: %s", f.Path, reason(err))
+			continue
+		}
+		vars, err := dotenv.ParseWithLookup(bytes.NewReader(data), func(k string) (string, bool) { v, ok := l.env[k]; return v, ok })
+		if err != nil {
+			l.refuse(place, "%q is no file of variables", f.Path)
+			continue
+		}
+		for k, v := range vars {
+			env[k] = &v
+		}
+	}
+	for k, v := range s.Environment {
+		if v == nil {
+			if got, ok := l.env[k]; ok {
+				env[k] = &got
+			}
+			continue
+		}
+		env[k] = v
+	}
+	for k := range env {
+		if !variable.MatchString(k) {
+			l.refuse(at("environment", k), "%q cannot be the name of a variable", k)
+		}
+	}
+	s.Environment, s.EnvFiles = env, nil
+}
+
+func (l *load) deploy(s *types.ServiceConfig, at func(...string) []string, note func(string, ...any), out *Service) {
+	d := s.Deploy
+	if d == nil {
+		return
+	}
+	l.allow(at("deploy"), d, "mode", "replicas", "labels", "update_config", "rollback_config", "resources", "restart_policy", "endpoint_mode")
+	if d.Mode != "" && d.Mode != "replicated" {
+		l.refuse(at("deploy", "mode"), "%q is for a swarm", d.Mode)
+	}
+	if d.UpdateConfig != nil || d.RollbackConfig != nil || d.RestartPolicy != nil || d.EndpointMode != "" || len(d.Labels) > 0 {
+		note("of deploy only replicas and limits count here")
+	}
+	if d.Replicas != nil {
+		out.Replicas = *d.Replicas
+	}
+	for kind, r := range map[string]*types.Resource{"limits": d.Resources.Limits, "reservations": d.Resources.Reservations} {
+		l.allow(at("deploy", "resources", kind), r, "cpus", "memory", "pids")
+	}
+	if r := d.Resources.Limits; r != nil {
+		if s.CPUS == 0 {
+			s.CPUS = float32(r.NanoCPUs)
+		}
+		if s.MemLimit == 0 {
+			s.MemLimit = r.MemoryBytes
+		}
+		if s.PidsLimit == 0 {
+			s.PidsLimit = r.Pids
+		}
+	}
+}
+
+func (l *load) port(at []string, port types.ServicePortConfig, out *Service) {
+	l.allow(at, port, "name", "mode", "host_ip", "target", "published", "protocol", "app_protocol")
+	if port.Protocol != "" && port.Protocol != "tcp" && port.Protocol != "udp" {
+		l.refuse(at, "the protocol %q is not supported", port.Protocol)
+	}
+	if port.Target < 1 || port.Target > 65535 {
+		l.refuse(at, "%d is no port", port.Target)
+	}
+	published := 0
+	if port.Published != "" {
+		first, _, _ := strings.Cut(port.Published, "-")
+		n, err := strconv.Atoi(first)
+		if err != nil || n < 0 || n > 65535 {
+			l.refuse(at, "%q is no port", port.Published)
+		}
+		published = n
+	}
+	out.Ports = append(out.Ports, Port{Target: int(port.Target), Published: published, Protocol: cmp.Or(port.Protocol, "tcp")})
+}
+
+// target refuses places in a container where nothing is mounted.
+func (l *load) target(at []string, dir string) {
+	clean := path.Clean(dir)
+	if !path.IsAbs(dir) || clean == "/" || strings.ContainsAny(dir, ":\x00\n") {
+		l.refuse(at, "%q is no place in a container to mount at", dir)
+		return
+	}
+	for _, no := range []string{"/proc", "/sys", "/dev"} {
+		if clean == no || strings.HasPrefix(clean, no+"/") && clean != "/dev/shm" {
+			l.refuse(at, "nothing is mounted at %s, which is the kernel's", clean)
+		}
+	}
+}
+
+func (l *load) mounts(p *Project, s *types.ServiceConfig, at func(...string) []string, out *Service) {
+	for i := range s.Volumes {
+		v := &s.Volumes[i]
+		place := at("volumes", strconv.Itoa(i))
+		l.target(place, v.Target)
+		l.allow(place, *v, "type", "source", "target", "read_only", "consistency", "bind", "volume", "tmpfs")
+		switch v.Type {
+		case types.VolumeTypeBind:
+			l.allow(place, v.Bind, "create_host_path", "propagation", "selinux", "recursive")
+			if b := v.Bind; b != nil && (b.Propagation != "" && b.Propagation != "rprivate" && b.Propagation != "private" || b.SELinux != "" || b.Recursive != "") {
+				l.refuse(place, "options of a bind mount change the host's mounts or labels")
+				continue
+			}
+			source, err := l.below(v.Source)
+			if err != nil {
+				l.refuse(place, "%q cannot be mounted: %s", v.Source, err)
+				continue
+			}
+			v.Source = source
+			fi, err := l.stat(source)
+			b := Bind{Source: source}
+			switch {
+			case errors.Is(err, fs.ErrNotExist): // made as a directory, as compose does
+			case err != nil:
+				l.refuse(place, "%q cannot be mounted: %s", source, reason(err))
+				continue
+			case fi.Mode().IsRegular():
+				b.File = true
+			case !fi.IsDir():
+				l.refuse(place, "%q is neither directory nor regular file", source)
+				continue
+			}
+			if source == "." {
+				out.Workspace = path.Clean(v.Target)
+			}
+			if !slices.Contains(p.Binds, b) {
+				p.Binds = append(p.Binds, b)
+			}
+		case types.VolumeTypeVolume:
+			l.allow(place, v.Volume, "nocopy")
+			if v.Source != "" {
+				if !slices.Contains(p.Volumes, v.Source) {
+					l.refuse(place, "the volume %q is not declared", v.Source)
+				}
+				out.Volumes[v.Source] = path.Clean(v.Target)
+			}
+		case types.VolumeTypeTmpfs:
+			l.allow(place, v.Tmpfs, "size", "mode")
+			if v.Source != "" {
+				l.refuse(place, "a tmpfs has no source")
+			}
+		default:
+			l.refuse(place, "a mount of the type %q is not supported", v.Type)
+		}
+	}
+}
+
+// nested deals with mounts of what lies in a place that some service may write: a
+// service could put a link there between the look and the mount. Read-only ones are
+// mounted from a copy that was made before; others are refused.
+func (l *load) nested(p *Project) {
+	var writable []string
+	for _, s := range p.model.Services {
+		for _, v := range s.Volumes {
+			if v.Type == types.VolumeTypeBind && !v.ReadOnly {
+				writable = append(writable, v.Source)
+			}
+		}
+	}
+	within := func(source string) bool {
+		return slices.ContainsFunc(writable, func(w string) bool {
+			return w != source && (w == "." || strings.HasPrefix(source, w+"/"))
+		})
+	}
+	for _, name := range l.order(p.model) {
+		for i, v := range p.model.Services[name].Volumes {
+			if v.Type != types.VolumeTypeBind || !within(v.Source) {
+				continue
+			}
+			at := []string{"services", name, "volumes", strconv.Itoa(i)}
+			if !v.ReadOnly {
+				l.refuse(at, "%q lies in a directory that is mounted writable too, where a link could take its place; mount only one of them, or this one read-only", v.Source)
+				continue
+			}
+			p.Notes = append(p.Notes, fmt.Sprintf("%s: %s is mounted as it was at the start", name, v.Source))
+			if p.copied[v.Source] != "" {
+				continue
+			}
+			at2 := slices.IndexFunc(p.Binds, func(b Bind) bool { return b.Source == v.Source })
+			if at2 < 0 {
+				continue
+			}
+			b := p.Binds[at2]
+			b.Copy = fmt.Sprintf("copy-%d", len(p.Copies))
+			p.copied[v.Source] = b.Copy
+			p.Copies = append(p.Copies, b)
+		}
+	}
+	slices.SortFunc(p.Copies, func(a, b Bind) int { return cmp.Compare(a.Copy, b.Copy) })
+}
+
+// asset turns the use of a config or secret into a file beside the workspace.
+func (l *load) asset(p *Project, s *types.ServiceConfig, at func(...string) []string, kind string, r types.FileReferenceConfig) {
+	place := at(kind)
+	l.allow(place, r, "source", "target", "uid", "gid", "mode")
+	o, ok := object(p.model, kind, r.Source)
+	if !ok {
+		l.refuse(place, "%q is not declared", r.Source)
+		return
+	}
+	target := cmp.Or(r.Target, r.Source)
+	if !path.IsAbs(target) {
+		if kind == "secrets" {
+			target = path.Join("/run/secrets", target)
+		} else {
+			target = "/" + target
+		}
+	}
+	l.target(place, target)
+	where := []string{kind, r.Source}
+	var content []byte
+	switch {
+	case o.File != "":
+		name, err := l.below(o.File)
+		if err == nil {
+			content, err = l.read(name)
+		}
+		if err != nil {
+			l.refuse(append(where, "file"), "%q cannot be read: %s", o.File, reason(err))
+			return
+		}
+	case o.Environment != "":
+		v, ok := l.env[o.Environment]
+		if !ok {
+			l.refuse(append(where, "environment"), "the variable %s is not set", o.Environment)
+			return
+		}
+		content = []byte(v)
+	default:
+		content = []byte(o.Content)
+	}
+	mode := fs.FileMode(0o444)
+	if r.Mode != nil {
+		mode = fs.FileMode(*r.Mode) & 0o777
+	}
+	name := fmt.Sprintf("file-%d", len(p.Files))
+	p.mounted[s.Name] = append(p.mounted[s.Name], mount{name, target})
+	p.Files = append(p.Files, File{Name: name, Mode: mode, Content: content})
+}
+
+func object(m *types.Project, kind, name string) (types.FileObjectConfig, bool) {
+	if kind == "secrets" {
+		o, ok := m.Secrets[name]
+		return types.FileObjectConfig(o), ok
+	}
+	o, ok := m.Configs[name]
+	return types.FileObjectConfig(o), ok
+}

@@ -1,0 +1,336 @@
+package composefile
+
+import (
+	"cmp"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/compose-spec/compose-go/v2/types"
+	"go.yaml.in/yaml/v4"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Rendering says what the file for a host is written with.
+type Rendering struct {
+	Dir       string            // absolute; the workspace is Dir/repo, Files are in Dir/files, Copies in Dir/copies
+	Labels    map[string]string // of everything
+	Env       map[string]string // in every service, over its own
+	Subnets   map[string]string // CIDR of each network
+	Sealed    bool              // networks lead nowhere but to the services on them
+	Limits    sandboxer.Limits  // of all services together; zero fields set none
+	ImageOf   func(service string) string
+	StopAfter time.Duration // longest time that a service is given to end
+}
+
+// Render writes the file for the host. Invalid: the services' own limits are more than
+// there is.
+func (p *Project) Render(r Rendering) ([]byte, error) {
+	share, err := p.share(r.Limits)
+	if err != nil {
+		return nil, err
+	}
+	services := map[string]any{}
+	for _, s := range p.Services {
+		services[s.Name] = p.renderService(p.model.Services[s.Name], s, r, share[s.Name])
+	}
+	networks := map[string]any{}
+	for _, name := range p.Networks {
+		n := map[string]any{"driver": "bridge", "labels": labels(p.model.Networks[name].Labels, r.Labels)}
+		if r.Sealed || p.internal[name] {
+			n["internal"] = true
+		}
+		if cidr := r.Subnets[name]; cidr != "" {
+			n["ipam"] = map[string]any{"config": []any{map[string]any{"subnet": cidr}}}
+		}
+		networks[name] = n
+	}
+	volumes := map[string]any{}
+	for _, name := range p.Volumes {
+		volumes[name] = map[string]any{"labels": labels(p.model.Volumes[name].Labels, r.Labels)}
+	}
+	out := map[string]any{"services": services}
+	if len(networks) > 0 {
+		out["networks"] = networks
+	}
+	if len(volumes) > 0 {
+		out["volumes"] = volumes
+	}
+	return yaml.Marshal(escape(out))
+}
+
+// escape protects every value from being taken for a variable by who reads the file.
+func escape(v any) any {
+	switch v := v.(type) {
+	case string:
+		return strings.ReplaceAll(v, "$", "$$")
+	case []string:
+		out := make([]any, len(v))
+		for i, s := range v {
+			out[i] = escape(s)
+		}
+		return out
+	case []any:
+		for i := range v {
+			v[i] = escape(v[i])
+		}
+	case map[string]any:
+		for k := range v {
+			v[k] = escape(v[k])
+		}
+	case map[string]string:
+		out := map[string]any{}
+		for k, s := range v {
+			out[k] = escape(s)
+		}
+		return out
+	}
+	return v
+}
+
+func labels(own types.Labels, ours map[string]string) map[string]string {
+	out := map[string]string{}
+	maps.Copy(out, own)
+	maps.Copy(out, ours)
+	return out
+}
+
+// A quota is what one container gets.
+type quota struct {
+	milliCPU, memory, pids int64
+}
+
+// share divides the limits among the containers: what a service asks for it gets, the
+// rest is divided evenly, so that all together stay within.
+func (p *Project) share(all sandboxer.Limits) (map[string]quota, error) {
+	out := map[string]quota{}
+	split := func(what string, total int64, unit int64, own func(types.ServiceConfig) int64, put func(*quota, int64)) error {
+		left, open := total, int64(0)
+		for _, s := range p.Services {
+			if n := own(p.model.Services[s.Name]); n > 0 {
+				left -= n * int64(s.Replicas)
+			} else {
+				open += int64(s.Replicas)
+			}
+		}
+		if total > 0 && (left < 0 || open > 0 && left/open < unit) {
+			return sandboxer.E(sandboxer.Invalid, nil, "%s: the services' own limits of %s leave less than nothing of the %s that the sandbox has", p.File, what, what).
+				WithHint("lower the limits in the compose file, or ask for a larger sandbox with --%s", what)
+		}
+		for _, s := range p.Services {
+			n := own(p.model.Services[s.Name])
+			if n <= 0 && total > 0 && open > 0 {
+				n = left / open
+			}
+			q := out[s.Name]
+			put(&q, n)
+			out[s.Name] = q
+		}
+		return nil
+	}
+	if err := split("cpus", all.MilliCPU, 10, func(s types.ServiceConfig) int64 { return int64(s.CPUS * 1000) }, func(q *quota, n int64) { q.milliCPU = n }); err != nil {
+		return nil, err
+	}
+	if err := split("memory", all.MemoryBytes, 6<<20, func(s types.ServiceConfig) int64 { return int64(s.MemLimit) }, func(q *quota, n int64) { q.memory = n }); err != nil {
+		return nil, err
+	}
+	err := split("pids", all.PIDs, 1, func(s types.ServiceConfig) int64 { return s.PidsLimit }, func(q *quota, n int64) { q.pids = n })
+	return out, err
+}
+
+func (p *Project) renderService(s types.ServiceConfig, info Service, r Rendering, q quota) map[string]any {
+	out := map[string]any{
+		"image":   s.Image,
+		"labels":  labels(s.Labels, r.Labels),
+		"restart": "no",
+		"init":    s.Init == nil || *s.Init,
+		"logging": map[string]any{"driver": "json-file", "options": map[string]any{"max-size": "10m", "max-file": "1"}},
+	}
+	if s.Build != nil {
+		out["image"] = r.ImageOf(s.Name)
+	}
+	text := func(key, v string) {
+		if v != "" {
+			out[key] = v
+		}
+	}
+	list := func(key string, v []string) {
+		if len(v) > 0 {
+			out[key] = slices.Clone(v)
+		}
+	}
+	yes := func(key string, v bool) {
+		if v {
+			out[key] = true
+		}
+	}
+	// An empty list clears what the image says; a missing one does not.
+	if s.Command != nil {
+		out["command"] = []string(s.Command)
+	}
+	if s.Entrypoint != nil {
+		out["entrypoint"] = []string(s.Entrypoint)
+	}
+	text("working_dir", s.WorkingDir)
+	text("user", s.User)
+	text("hostname", s.Hostname)
+	text("domainname", s.DomainName)
+	text("stop_signal", s.StopSignal)
+	text("platform", s.Platform)
+	text("ipc", s.Ipc)
+	text("network_mode", s.NetworkMode)
+	if s.Build == nil {
+		text("pull_policy", s.PullPolicy)
+	}
+	list("cap_drop", s.CapDrop)
+	list("dns", s.DNS)
+	list("dns_opt", s.DNSOpts)
+	list("dns_search", s.DNSSearch)
+	list("group_add", s.GroupAdd)
+	list("links", s.Links)
+	list("tmpfs", s.Tmpfs)
+	list("expose", s.Expose)
+	list("security_opt", s.SecurityOpt)
+	yes("tty", s.Tty)
+	yes("stdin_open", s.StdinOpen)
+	yes("read_only", s.ReadOnly)
+	if s.ShmSize > 0 {
+		out["shm_size"] = int64(s.ShmSize)
+	}
+	if s.CPUShares > 0 {
+		out["cpu_shares"] = s.CPUShares
+	}
+	if q.milliCPU > 0 {
+		out["cpus"] = float64(q.milliCPU) / 1000
+	}
+	if q.memory > 0 {
+		out["mem_limit"] = q.memory
+		out["memswap_limit"] = q.memory // no swap beside it
+	}
+	if q.pids > 0 {
+		out["pids_limit"] = q.pids
+	}
+	if info.Replicas != 1 {
+		out["scale"] = info.Replicas
+	}
+	if len(s.ExtraHosts) > 0 {
+		var hosts []string
+		for host, addrs := range s.ExtraHosts {
+			for _, a := range addrs {
+				hosts = append(hosts, host+":"+a)
+			}
+		}
+		slices.Sort(hosts)
+		out["extra_hosts"] = hosts
+	}
+	grace := r.StopAfter
+	if s.StopGracePeriod != nil {
+		grace = min(grace, time.Duration(*s.StopGracePeriod))
+	}
+	out["stop_grace_period"] = grace.String()
+	env := map[string]string{}
+	for k, v := range s.Environment {
+		if v != nil {
+			env[k] = *v
+		}
+	}
+	maps.Copy(env, r.Env)
+	if len(env) > 0 {
+		out["environment"] = env
+	}
+	if len(s.Ulimits) > 0 {
+		limits := map[string]any{}
+		for name, u := range s.Ulimits {
+			if u.Single != 0 {
+				limits[name] = u.Single
+			} else {
+				limits[name] = map[string]any{"soft": u.Soft, "hard": u.Hard}
+			}
+		}
+		out["ulimits"] = limits
+	}
+	if len(s.DependsOn) > 0 {
+		deps := map[string]any{}
+		for name, d := range s.DependsOn {
+			if hasService(p.model, name) {
+				deps[name] = map[string]any{"condition": cmp.Or(d.Condition, types.ServiceConditionStarted)}
+			}
+		}
+		out["depends_on"] = deps
+	}
+	if h := s.HealthCheck; h != nil {
+		check := map[string]any{}
+		if h.Disable {
+			check["disable"] = true
+		} else {
+			if len(h.Test) > 0 {
+				check["test"] = []string(h.Test)
+			}
+			for key, d := range map[string]*types.Duration{"interval": h.Interval, "timeout": h.Timeout, "start_period": h.StartPeriod} {
+				if d != nil {
+					check[key] = time.Duration(*d).String()
+				}
+			}
+			if h.Retries != nil {
+				check["retries"] = int64(*h.Retries)
+			}
+		}
+		out["healthcheck"] = check
+	}
+	if s.NetworkMode == "" {
+		nets := map[string]any{}
+		for name, n := range s.Networks {
+			one := map[string]any{}
+			if n != nil && len(n.Aliases) > 0 {
+				one["aliases"] = slices.Clone(n.Aliases)
+			}
+			nets[name] = one
+		}
+		out["networks"] = nets
+		var ports []string
+		for _, port := range info.Ports {
+			ports = append(ports, "127.0.0.1::"+strconv.Itoa(port.Target)+"/"+port.Protocol)
+		}
+		list("ports", ports)
+	}
+	if mounts := p.renderMounts(s, r); len(mounts) > 0 {
+		out["volumes"] = mounts
+	}
+	return out
+}
+
+func (p *Project) renderMounts(s types.ServiceConfig, r Rendering) (mounts []any) {
+	for _, v := range s.Volumes {
+		m := map[string]any{"type": v.Type, "target": path.Clean(v.Target)}
+		if v.ReadOnly {
+			m["read_only"] = true
+		}
+		switch v.Type {
+		case types.VolumeTypeBind:
+			m["source"] = path.Join(r.Dir, "repo", v.Source)
+			if c := p.copied[v.Source]; c != "" && v.ReadOnly {
+				m["source"] = path.Join(r.Dir, "copies", c)
+			}
+		case types.VolumeTypeVolume:
+			if v.Source != "" {
+				m["source"] = v.Source
+			}
+			if v.Volume != nil && v.Volume.NoCopy {
+				m["volume"] = map[string]any{"nocopy": true}
+			}
+		case types.VolumeTypeTmpfs:
+			if v.Tmpfs != nil && v.Tmpfs.Size > 0 {
+				m["tmpfs"] = map[string]any{"size": int64(v.Tmpfs.Size)}
+			}
+		}
+		mounts = append(mounts, m)
+	}
+	for _, f := range p.mounted[s.Name] {
+		mounts = append(mounts, map[string]any{"type": "bind", "source": path.Join(r.Dir, "files", f.file), "target": f.target, "read_only": true})
+	}
+	return mounts
+}
