@@ -5,6 +5,7 @@ package adapters
 import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local"
+	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
 )
 
 // All returns every adapter. The fake is not among them: tests add it to a table of
@@ -12,5 +13,6 @@ import (
 func All() []sandboxer.Adapter {
 	return []sandboxer.Adapter{
 		local.Adapter,
+		vmpacker.Adapter,
 	}
 }

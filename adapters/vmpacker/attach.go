@@ -1,0 +1,413 @@
+package vmpacker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+)
+
+// On a machine, below the directory of the workspaces:
+//
+//	sbx-<id>/                    the workspace
+//	.sandboxer/sbx-<id>.lock     a link that leads nowhere: "owner generation"
+//	.sandboxer/sbx-<id>/env      environment of commands, for the account's eyes only
+//	.sandboxer/sbx-<id>/ready    there while the sandbox may be used
+//
+// The link is made at once with what it says, so that it is a lock among everybody who
+// uses the machine, and never anonymous. It is made first and goes last.
+
+// How the scripts below end, besides 0.
+const (
+	exitBase  = 61 // the directory of workspaces cannot be used
+	exitTaken = 62 // somebody else's sandbox has the ID
+	exitNewer = 63 // a newer generation is there
+	exitFull  = 64 // as many sandboxes as are allowed
+	exitTools = 65 // commands are missing: they are named on stderr
+	exitRoom  = 66 // too little disk
+	exitThere = 67 // it is complete
+	exitMount = 68 // something is mounted in the workspace
+)
+
+func workspaceName(id string) string { return "sbx-" + id }
+
+// make: base, name, owner, generation, capacity, kilobytes free, environment, uid:gid, tools…
+const makeScript = `
+b=$1 n=$2 o=$3 g=$4 most=$5 free=$6 env=$7 u=$8; shift 8
+s=$b/.sandboxer l=$b/.sandboxer/$n.lock r=$b/.sandboxer/$n w=$b/$n
+m=
+for t in readlink awk grep df tr "$@"; do command -v "$t" >/dev/null 2>&1 || m="$m $t"; done
+[ -z "$m" ] || { echo "$m" >&2; exit 65; }
+if [ -L "$l" ]; then
+	t=$(readlink "$l") || exit 61
+	[ "${t%% *}" = "$o" ] || exit 62
+	[ "${t##* }" -le "$g" ] || exit 63
+	[ "${t##* }" -lt "$g" ] || { [ -e "$r/ready" ] && [ -d "$w" ] && exit 67; }
+	exit 60
+fi
+mkdir -p "$b" && { [ -d "$s" ] || mkdir -m 700 "$s" || [ -d "$s" ]; } || exit 61
+k=$(df -Pk "$b" | awk 'NR == 2 { print $4 }')
+[ "${k:-0}" -ge "$free" ] || { echo "$k" >&2; exit 66; }
+ln -s "$o $g" "$l" || { [ -L "$l" ] && exit 62; exit 61; }
+c=0; for f in "$s"/*.lock; do [ -L "$f" ] && c=$((c+1)); done
+[ "$c" -le "$most" ] || { rm -f "$l"; echo "$((c-1))" >&2; exit 64; }
+[ ! -e "$w" ] && [ ! -L "$w" ] || { rm -f "$l"; exit 62; }
+mkdir -m 700 "$r" && (umask 077; printf '%s' "$env" >"$r/env") && mkdir -m 755 "$w" || exit 61
+[ -z "$u" ] || chown "$u" "$w" || exit 61`
+
+// remove: base, name, owner, generation (0: any). The caller has ended what carries the
+// mark. What else stands in the workspace is ended here: it keeps the directory busy, and
+// nobody else has business there.
+const removeScript = `
+b=$1 n=$2 o=$3 g=$4
+l=$b/.sandboxer/$n.lock r=$b/.sandboxer/$n w=$b/$n
+t=$(readlink "$l") || exit 0
+[ "${t%% *}" = "$o" ] || exit 0
+[ "$g" = 0 ] || [ "${t##* }" -le "$g" ] || exit 0
+rm -f "$r/ready"
+if [ -r /proc/self/environ ]; then for i in 1 2 3 4 5 6 7 8 9 10; do
+	f=$(ls -ld /proc/[0-9]*/cwd /proc/[0-9]*/exe /proc/[0-9]*/root 2>/dev/null | awk -v w="$w" '
+		{ i = index($0, " -> "); t = substr($0, i + 4) }
+		i && (t == w || index(t, w "/") == 1 || t == w " (deleted)") && match($0, "/proc/[0-9]+/") { print substr($0, RSTART + 6, RLENGTH - 7) }')
+	[ -n "$f" ] || break
+	kill -KILL $f 2>/dev/null
+	[ $i -lt 3 ] || sleep 0.1 2>/dev/null || sleep 1
+done; fi
+mounts() { awk -v w="$w" '$5 == w || index($5, w "/") == 1 { print $5 }' /proc/self/mountinfo 2>/dev/null; }
+for m in $(mounts); do umount -l "$m" 2>/dev/null; done
+[ -z "$(mounts)" ] || exit 68
+rm -rf "$w" && rm -rf "$r" && rm -f "$l" || exit 61
+[ ! -e "$w" ] || exit 61
+echo "$w"`
+
+// look: base, name; prints "owner generation ready|made|lost" or nothing.
+const lookScript = `
+t=$(readlink "$1/.sandboxer/$2.lock") || exit 0
+s=made; [ -e "$1/.sandboxer/$2/ready" ] && s=ready
+[ -d "$1/$2" ] || { [ $s = ready ] && s=lost; }
+echo "$t $s"`
+
+// scan: base; prints "name owner generation ready|made|lost" for all that is there.
+const scanScript = `
+for l in "$1"/.sandboxer/*.lock; do
+	t=$(readlink "$l") || continue
+	n=${l##*/} n=${n%.lock}
+	s=made; [ -e "$1/.sandboxer/$n/ready" ] && s=ready
+	[ -d "$1/$n" ] || { [ $s = ready ] && s=lost; }
+	echo "$n $t $s"
+done`
+
+// attach makes the workspace of p, or finds it. The caller holds the lock of p.
+func (e *extension) attach(ctx context.Context, p *place, spec sandboxer.Spec) error {
+	h, err := e.pool.Host(p.Target)
+	if err != nil {
+		return err
+	}
+	g := e.inside(p, h)
+	as := ""
+	if p.User != "" {
+		if as, err = g.resolve(ctx, p.User); err != nil {
+			return err
+		}
+	}
+	n := workspaceName(p.ID)
+	make := func() error {
+		_, err := h.Output(ctx, makeScript, append([]string{p.Base, n, p.Owner, strconv.Itoa(p.Generation),
+			strconv.Itoa(cmp.Or(p.capacity, e.cfg.Capacity)), strconv.FormatInt(e.cfg.MinFree>>10, 10), exports(spec.Env), as}, p.tools...)...)
+		return err
+	}
+	err = make()
+	x, said, _ := sshrun.ExitOf(err)
+	if x.Code == 60 { // begun by a call that died, or an older generation
+		if _, err := e.clear(ctx, p, h); err != nil {
+			return err
+		}
+		err = make()
+		x, said, _ = sshrun.ExitOf(err)
+	}
+	switch x.Code {
+	case exitThere:
+		return nil
+	case exitBase:
+		return sandboxer.E(sandboxer.Unavailable, errors.New(said), "the account on %s cannot make workspaces in %s", p.Host, p.Base).
+			WithHint("make the directory on the machine and give it to the account: mkdir -p %s && chown USER %s", p.Base, p.Base)
+	case exitTaken:
+		return sandboxer.E(sandboxer.Conflict, nil, "%s on %s belongs to somebody else", path.Join(p.Base, n), p.Host).
+			WithHint("choose another sandbox_id")
+	case exitNewer:
+		return sandboxer.E(sandboxer.Conflict, nil, "a newer generation of sandbox %s is on %s", p.ID, p.Host)
+	case exitFull:
+		return sandboxer.E(sandboxer.Exhausted, nil, "machine %s has %s sandboxes, as many as it may", p.Host, said).
+			WithHint("wait for one to end, use another machine, or raise the capacity in the extension's config")
+	case exitTools:
+		return sandboxer.E(sandboxer.Unavailable, nil, "machine %s lacks %s", p.Host, strings.Join(strings.Fields(said), ", ")).
+			WithHint("install it on the machine")
+	case exitRoom:
+		return sandboxer.E(sandboxer.Exhausted, nil, "machine %s has %s kB left in %s, less than the %d kB that must be free", p.Host, said, p.Base, e.cfg.MinFree>>10)
+	}
+	if err != nil {
+		return err
+	}
+	if repo := spec.Inputs["repo"]; repo != "" {
+		o := sshrun.SyncOptions{}
+		if e.cfg.Sync == "rsync" {
+			o.Method = "rsync"
+		}
+		sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying " + repo})
+		stats, err := h.Push(ctx, repo, g.dir, o)
+		if err != nil {
+			return err
+		}
+		sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copied " + repo, Done: stats.Bytes, Total: stats.Bytes})
+	}
+	// The last step; before it a call begins anew.
+	_, err = h.Output(ctx, `[ -z "$2" ] || chown -hR "$2" "$3" || exit 1; : >"$1/ready"`, g.rec, as, g.dir)
+	return err
+}
+
+// inside is the guest of p on its machine.
+func (e *extension) inside(p *place, h *sshrun.Host) *guest {
+	n := workspaceName(p.ID)
+	g := &guest{host: h, rec: path.Join(p.Base, ".sandboxer", n), dir: path.Join(p.Base, n), mark: p.mark(), user: p.User}
+	g.look = func(ctx context.Context) error { return e.exists(ctx, p) }
+	return g
+}
+
+func (e *extension) guest(p *place) (*guest, error) {
+	h, err := e.pool.Host(p.Target)
+	if err != nil {
+		return nil, err
+	}
+	return e.inside(p, h), nil
+}
+
+// exists asks the machine for the sandbox: nil, NotFound, or why it cannot be told.
+func (e *extension) exists(ctx context.Context, p *place) error {
+	_, err := e.condition(ctx, p)
+	return err
+}
+
+func (e *extension) condition(ctx context.Context, p *place) (string, error) {
+	h, err := e.pool.Host(p.Target)
+	if err != nil {
+		return "", err
+	}
+	out, err := h.Output(ctx, lookScript, p.Base, workspaceName(p.ID))
+	if err != nil {
+		return "", err
+	}
+	f := strings.Fields(string(out))
+	if len(f) != 3 || f[0] != p.Owner || f[1] != strconv.Itoa(p.Generation) || f[2] == "lost" {
+		return "", missing(p.ID)
+	}
+	return f[2], nil
+}
+
+// find returns where h's sandbox is, if the machine says that it is there.
+func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*place, error) {
+	p, err := e.one(ctx, h)
+	if err == nil {
+		err = e.exists(ctx, p)
+	}
+	return p, err
+}
+
+func (e *extension) attachedReady(ctx context.Context, p *place) (r sandboxer.Reachability, err error) {
+	was, err := e.condition(ctx, p)
+	if err != nil {
+		return r, err
+	}
+	if was != "ready" {
+		return r, sandboxer.E(sandboxer.Failed, nil, "sandbox %s on %s was never completed", p.ID, p.Host).
+			WithHint("destroy it and create it anew")
+	}
+	r.Host, r.SSH, r.RemoteDir = p.Host, p.Target.Name, path.Join(p.Base, workspaceName(p.ID))
+	for _, n := range p.Ports {
+		r.Ports = append(r.Ports, sandboxer.Port{Port: n})
+	}
+	return r, nil
+}
+
+// clear ends and removes what is on the machine of p or of an older generation, and
+// says what that was.
+func (e *extension) clear(ctx context.Context, p *place, h *sshrun.Host) (string, error) {
+	n := workspaceName(p.ID)
+	out, err := h.Output(ctx, lookScript, p.Base, n)
+	if err != nil {
+		return "", err
+	}
+	f := strings.Fields(string(out))
+	if len(f) != 3 || f[0] != p.Owner {
+		return "", nil
+	}
+	generation, err := strconv.Atoi(f[1])
+	if err != nil || generation > p.Generation {
+		return "", nil
+	}
+	there := place{ID: p.ID, Generation: generation, Owner: p.Owner}
+	// No new command gets in, and then all are ended.
+	if _, err := h.Output(ctx, `rm -f "$1"`, path.Join(p.Base, ".sandboxer", n, "ready")); err != nil {
+		return "", err
+	}
+	if err := h.Kill(ctx, markName, there.mark()); err != nil && sandboxer.KindOf(err) != sandboxer.Unsupported {
+		return "", err
+	}
+	out, err = h.Output(ctx, removeScript, p.Base, n, p.Owner, strconv.Itoa(generation))
+	x, said, _ := sshrun.ExitOf(err)
+	switch x.Code {
+	case exitMount:
+		return "", sandboxer.E(sandboxer.Failed, nil, "something is mounted in %s on %s and cannot be taken away", path.Join(p.Base, n), p.Host).
+			WithHint("unmount it on the machine; the teardown is tried again by itself")
+	case exitBase:
+		return "", sandboxer.E(sandboxer.Failed, errors.New(said), "%s on %s cannot be removed", path.Join(p.Base, n), p.Host)
+	}
+	return strings.TrimSpace(string(out)), err
+}
+
+// detach tears down what is at p.
+func (e *extension) detach(ctx context.Context, p *place, r *sandboxer.CleanupReport) error {
+	h, err := e.pool.Host(p.Target)
+	if err != nil {
+		return err
+	}
+	gone, err := e.clear(ctx, p, h)
+	if err != nil {
+		return err
+	}
+	if gone != "" {
+		r.Removed = append(r.Removed, p.Host+":"+gone)
+		r.Kept = append(r.Kept, "machine "+p.Host)
+	}
+	return nil
+}
+
+// all yields every sandbox of owner: on the configured machines, and on those where
+// something was placed. Each machine is asked once.
+func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, error] {
+	return func(yield func(*place, error) bool) {
+		if err := ctx.Err(); err != nil {
+			yield(nil, err)
+			return
+		}
+		noted, err := e.noted()
+		if err != nil && !yield(nil, err) {
+			return
+		}
+		type where struct{ name, base string }
+		asked := map[where]bool{}
+		known := map[string]*place{}
+		var at []place
+		add := func(p place) {
+			if w := (where{p.Target.Name, p.Base}); !asked[w] {
+				asked[w] = true
+				at = append(at, p)
+			}
+		}
+		for _, p := range noted {
+			known[p.key()] = p
+			add(*p)
+		}
+		for _, alias := range slices.Sorted(maps.Keys(e.cfg.VMs)) {
+			m, err := e.machine(alias)
+			if err != nil {
+				if !yield(nil, err) {
+					return
+				}
+				continue
+			}
+			add(place{Host: alias, Target: name(m.target), Base: m.base})
+		}
+		for _, w := range at {
+			h, err := e.pool.Host(w.Target)
+			var out []byte
+			if err == nil {
+				out, err = h.Output(ctx, scanScript, w.Base)
+			}
+			if err != nil {
+				if !yield(nil, err) {
+					return
+				}
+				continue
+			}
+			for line := range strings.Lines(string(out)) {
+				f := strings.Fields(line)
+				if len(f) != 4 || f[1] != owner {
+					continue
+				}
+				id, ok := strings.CutPrefix(f[0], "sbx-")
+				generation, gerr := strconv.Atoi(f[2])
+				if !ok || gerr != nil || sandboxer.CheckID(id) != nil {
+					continue
+				}
+				p := &place{V: 1, ID: id, Generation: generation, Owner: owner, Kind: attached, Host: w.Host, Target: w.Target, Base: w.Base}
+				if k := known[p.key()]; k != nil {
+					if k.Target.Name != w.Target.Name || k.Base != w.Base {
+						continue // another one of the same name; the note leads to the one that counts
+					}
+					p = k
+				}
+				if !yield(p, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// count returns how many sandboxes, whosever they are, a machine has.
+func (e *extension) count(ctx context.Context, m machine) (int, error) {
+	h, err := e.pool.Host(name(m.target))
+	if err != nil {
+		return 0, err
+	}
+	out, err := h.Output(ctx, `n=0; for l in "$1"/.sandboxer/*.lock; do [ -L "$l" ] && n=$((n+1)); done; echo $n`, m.base)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(out)))
+}
+
+func (e *extension) attachedCapacity(ctx context.Context, host string) (sandboxer.Offer, error) {
+	o := sandboxer.Offer{Free: -1}
+	aliases := slices.Sorted(maps.Keys(e.cfg.VMs))
+	if host != "" {
+		aliases = []string{host}
+	}
+	if len(aliases) == 0 {
+		return o, ctx.Err() // callers name the machines
+	}
+	o.Free = 0
+	o.Attrs = map[string]string{}
+	var errs []error
+	for _, alias := range aliases {
+		m, err := e.machine(alias)
+		if err == nil && m.draining {
+			o.Attrs[alias] = "draining"
+			continue
+		}
+		n := 0
+		if err == nil {
+			n, err = e.count(ctx, m)
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		o.Hosts = append(o.Hosts, alias)
+		o.Free += max(0, m.capacity-n)
+		o.Attrs[alias] = fmt.Sprintf("%d of %d", n, m.capacity)
+	}
+	if len(o.Hosts) == 0 && len(errs) > 0 {
+		return sandboxer.Offer{}, errors.Join(errs...)
+	}
+	return o, nil
+}

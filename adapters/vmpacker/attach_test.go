@@ -1,0 +1,295 @@
+package vmpacker_test
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
+)
+
+// The inputs of the seeds lead to the machine by every way there is.
+func TestWaysToAMachine(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	base := filepath.Join(s.Dir, "build")
+	repo := t.TempDir()
+	if err := os.WriteFile(filepath.Join(repo, "Setup.hs"), []byte("main"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o := attachTo(t, s, nil)
+	e := o.opened(t)
+	rec := sshrun.Record{Name: "added", Addr: s.User + "@127.0.0.1", Port: s.Port, IdentityFile: s.Identity, HostKeys: []string{s.HostKey}, State: sshrun.Active}
+	if err := sshrun.NewRegistry(o.Hosts).Put(rec); err != nil {
+		t.Fatal(err)
+	}
+	port := strconv.Itoa(s.Port)
+	for name, in := range map[string]map[string]string{
+		"alias":       {"vm": "vm"},
+		"host add":    {"vm": "added"},
+		"target":      {"vm": "vm", "ssh_target": s.User + "@127.0.0.1"},
+		"tunnel port": {"vm": "vm", "tunnel_port": port},
+		"directory":   {"vm": "vm", "workspace_dir": base + "/other"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in["repo"] = repo
+			h := provision(t, e, order("way-"+sandboxer.NewID(), in))
+			r, err := e.WaitReady(t.Context(), h)
+			want := base
+			if in["workspace_dir"] != "" {
+				want = in["workspace_dir"]
+			}
+			if err != nil || r.RemoteDir != want+"/sbx-"+h.SandboxID || !strings.HasSuffix(r.SSH, "@127.0.0.1:"+port) || r.Host != in["vm"] {
+				t.Errorf("reachable as %+v, %v", r, err)
+			}
+			if got := run(t, e, h, "pwd -P; cat Setup.hs"); got != r.RemoteDir+"\nmain" {
+				t.Errorf("in the workspace: %q", got)
+			}
+		})
+	}
+}
+
+// What an order gets wrong is refused before a machine is asked.
+func TestRefused(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	o := attachTo(t, s, nil)
+	o.Config["targets"] = []string{"ci@*.example.org"}
+	o.Config["capacity"] = 3
+	e := o.opened(t)
+	spec := func(change func(*sandboxer.Spec)) sandboxer.Spec {
+		s := order("refused", map[string]string{"vm": "vm"})
+		change(&s)
+		return s
+	}
+	in := func(kv ...string) sandboxer.Spec {
+		return spec(func(s *sandboxer.Spec) {
+			for i := 0; i < len(kv); i += 2 {
+				s.Inputs[kv[i]] = kv[i+1]
+			}
+		})
+	}
+	for _, c := range []struct {
+		what string
+		s    sandboxer.Spec
+		kind sandboxer.Kind
+		say  string
+	}{
+		{"no machine", in("vm", ""), sandboxer.Invalid, "--input vm="},
+		{"a target that is not allowed", in("vm", "", "ssh_target", "root@10.0.0.1"), sandboxer.Denied, "root@10.0.0.1"},
+		{"an unknown alias", in("vm", "nobody-knows"), sandboxer.Denied, "nobody-knows"},
+		{"another port of the machine", in("ssh_port", "22"), sandboxer.Denied, "127.0.0.1"},
+		{"an option for a target", in("vm", "", "ssh_target", "-oProxyCommand=x@ci.example.org"), sandboxer.Denied, ""},
+		{"no port", in("ssh_port", "99999"), sandboxer.Invalid, "99999"},
+		{"two ports", in("ssh_port", "22", "tunnel_port", "23"), sandboxer.Invalid, "exclude"},
+		{"a path with a space", in("workspace_dir", "/build it"), sandboxer.Invalid, "workspace_dir"},
+		{"a path that climbs", in("workspace_dir", "/build/../etc"), sandboxer.Invalid, "workspace_dir"},
+		{"a repo that is not there", in("repo", "/no/such"), sandboxer.Invalid, "repo"},
+		{"a network policy", spec(func(s *sandboxer.Spec) { s.Network.Mode = sandboxer.NetworkNone }), sandboxer.Unsupported, "network"},
+		{"a main command", spec(func(s *sandboxer.Spec) { s.Command = []string{"true"} }), sandboxer.Unsupported, "exec"},
+		{"an odd variable", spec(func(s *sandboxer.Spec) { s.Env = map[string]string{"A.B": "1"} }), sandboxer.Invalid, "A.B"},
+		{"our own variable", spec(func(s *sandboxer.Spec) { s.Env = map[string]string{"SANDBOXER_SANDBOX": "1"} }), sandboxer.Invalid, "own"},
+		{"a machine of one's own that is shared", spec(func(s *sandboxer.Spec) { s.Profile.Isolation = sandboxer.IsolationVM }), sandboxer.Unsupported, "capacity"},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			kind(t, e.Check(t.Context(), c.s), c.kind, c.say)
+			_, err := e.Provision(t.Context(), c.s)
+			kind(t, err, c.kind, c.say)
+		})
+	}
+	if left, _ := filepath.Glob(o.Dir + "/box/*"); len(left) > 0 || strings.Contains(s.Log(), "Accepted") {
+		t.Errorf("something was made: %q", left)
+	}
+}
+
+func TestMachineIsChecked(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	t.Run("capacity", func(t *testing.T) {
+		e := attachTo(t, s, map[string]any{"capacity": 1, "workspace_dir": s.Dir + "/one"}).opened(t)
+		h := provision(t, e, order("first", map[string]string{"vm": "vm"}))
+		if o, err := e.Capacity(t.Context(), "vm"); err != nil || o.Free != 0 {
+			t.Errorf("Capacity of a full machine: %+v, %v", o, err)
+		}
+		second := order("second", map[string]string{"vm": "vm"})
+		_, err := e.Provision(t.Context(), second)
+		kind(t, err, sandboxer.Exhausted, "capacity")
+		if _, err := e.Teardown(t.Context(), h); err != nil {
+			t.Fatal(err)
+		}
+		provision(t, e, second)
+	})
+	t.Run("tools", func(t *testing.T) {
+		e := attachTo(t, s, map[string]any{"tools": []string{"sh", "ghc-that-is-not-there"}}).opened(t)
+		_, err := e.Provision(t.Context(), order("tools", map[string]string{"vm": "vm"}))
+		kind(t, err, sandboxer.Unavailable, "ghc-that-is-not-there")
+	})
+	t.Run("room", func(t *testing.T) {
+		o := attachTo(t, s, nil)
+		o.Config["min_free"] = int64(1) << 60
+		_, err := o.opened(t).Provision(t.Context(), order("room", map[string]string{"vm": "vm"}))
+		kind(t, err, sandboxer.Exhausted, "kB")
+	})
+	t.Run("a directory that cannot be made", func(t *testing.T) {
+		e := attachTo(t, s, map[string]any{"workspace_dir": "/proc/build"}).opened(t)
+		_, err := e.Provision(t.Context(), order("base", map[string]string{"vm": "vm"}))
+		kind(t, err, sandboxer.Unavailable, "mkdir -p /proc/build")
+	})
+	t.Run("somebody else's directory", func(t *testing.T) {
+		o := attachTo(t, s, nil)
+		e := o.opened(t)
+		theirs := filepath.Join(s.Dir, "build", "sbx-theirs")
+		if err := os.MkdirAll(theirs, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		_, err := e.Provision(t.Context(), order("theirs", map[string]string{"vm": "vm"}))
+		kind(t, err, sandboxer.Conflict, "somebody else")
+		if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: "theirs"}); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(theirs); err != nil {
+			t.Errorf("it was touched: %v", err)
+		}
+		os.Remove(theirs)
+	})
+}
+
+// Teardown ends what belongs to the sandbox, wherever it went, and nothing else.
+func TestTeardownEndsProcesses(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	o := attachTo(t, s, nil)
+	e := o.opened(t)
+	other := provision(t, e, order("other", map[string]string{"vm": "vm"}))
+	h := provision(t, e, order("mine", map[string]string{"vm": "vm"}))
+	sleeps := func(n string) string {
+		out, _ := exec.Command("pgrep", "-xf", "sleep "+n).Output()
+		return strings.TrimSpace(string(out))
+	}
+	// Left the session; left the tree and the directory; dropped its environment but
+	// stands in the workspace.
+	mine, others := strconv.Itoa(1_000_000+rand.IntN(1e9)), strconv.Itoa(1_000_000+rand.IntN(1e9))
+	run(t, e, h, `exec </dev/null >/dev/null 2>&1; setsid sleep `+mine+` & (cd / && (sleep `+mine+` &)); env -i sleep `+mine+` & sleep 0.2`)
+	run(t, e, other, `exec </dev/null >/dev/null 2>&1; setsid sleep `+others+` & sleep 0.1`)
+	if n := len(strings.Fields(sleeps(mine))); n != 3 {
+		t.Fatalf("%d processes run before the teardown", n)
+	}
+	if os.Getuid() == 0 {
+		run(t, e, h, `mkdir m && mount -t tmpfs none m && echo kept >m/f`)
+	}
+	r, err := e.Teardown(t.Context(), h)
+	if err != nil || len(r.Removed) != 1 || len(r.Kept) != 1 {
+		t.Errorf("Teardown: %+v, %v", r, err)
+	}
+	if left := sleeps(mine); left != "" {
+		t.Errorf("left over: %s", left)
+	}
+	if sleeps(others) == "" {
+		t.Error("the other sandbox's process was ended too")
+	}
+	if got := run(t, e, other, "echo on"); got != "on" {
+		t.Errorf("the other sandbox says %q", got)
+	}
+}
+
+// A machine that cannot be reached is not one whose sandboxes are gone, and everything
+// is found again when it is back.
+func TestMachineAway(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	relay := sshtest.NewRelay(t, s.Port, 0)
+	o := attachTo(t, s, map[string]any{"ssh_port": relay.Port})
+	e := o.opened(t)
+	h := provision(t, e, order("away", map[string]string{"vm": "vm"}))
+	relay.Freeze()
+	relay.Cut()
+	e2 := o.opened(t)
+	c, cancel := contextFor(t, 2*time.Second)
+	defer cancel()
+	if l, err := e2.IsAlive(c, h); l != sandboxer.Unknown || err == nil {
+		t.Errorf("IsAlive = %s, %v; want unknown", l, err)
+	}
+	if _, err := e2.Teardown(c, h); err == nil {
+		t.Error("Teardown succeeded although nothing could be asked")
+	}
+	if _, err := e2.Teardown(c, sandboxer.Handle{SandboxID: "never-was"}); err != nil && c.Err() == nil {
+		t.Errorf("Teardown of what never was: %v", err)
+	}
+	relay.Thaw()
+	if l, err := e2.IsAlive(t.Context(), h); l != sandboxer.Alive || err != nil {
+		t.Errorf("IsAlive = %s, %v once it is back", l, err)
+	}
+}
+
+// A broker that is killed at any moment leaves nothing that the next one does not find.
+func TestKilledAtAnyMoment(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	o := attachTo(t, s, nil)
+	o.Owner = "killed"
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 6 {
+		cmd := exec.Command(self, "broker")
+		cmd.Stdin, cmd.Stderr = strings.NewReader(string(in)), os.Stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(300+rand.IntN(1500)) * time.Millisecond)
+		cmd.Process.Kill()
+		cmd.Wait()
+	}
+	e := o.opened(t)
+	n := 0
+	for h, err := range e.ListRunning(t.Context(), o.Owner) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+		if _, err := e.Teardown(t.Context(), h); err != nil {
+			t.Errorf("Teardown(%s): %v", h.SandboxID, err)
+		}
+	}
+	t.Logf("%d sandboxes were left", n)
+	base := filepath.Join(s.Dir, "build")
+	left, _ := filepath.Glob(base + "/sbx-*")
+	locks, _ := filepath.Glob(base + "/.sandboxer/*")
+	if left = append(left, locks...); len(left) > 0 {
+		t.Errorf("left over: %q", left)
+	}
+	if n := marked("sbx-killed-"); n != "" {
+		t.Errorf("processes left over: %s", n)
+	}
+	if n == 0 {
+		t.Error("the brokers were killed before they did anything")
+	}
+}
+
+// The environment of a sandbox is on the machine for its account alone, and in no list of
+// processes.
+func TestSecretsOnTheMachine(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	e := attachTo(t, s, nil).opened(t)
+	spec := order("secrets", map[string]string{"vm": "vm"})
+	spec.Env = map[string]string{"TOKEN": "canary-" + sandboxer.NewID()}
+	h := provision(t, e, spec)
+	fi, err := os.Stat(filepath.Join(s.Dir, "build", ".sandboxer", "sbx-secrets", "env"))
+	if err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("env is %v, %v", fi, err)
+	}
+	var cmd = sandboxer.Cmd{Args: []string{"sh", "-c", `cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n' | grep -c "[c]anary-"; :`}, Env: map[string]string{"TOKEN2": spec.Env["TOKEN"]}}
+	var out strings.Builder
+	cmd.Stdout = &out
+	if _, err := e.Exec(t.Context(), h, cmd); err != nil || strings.TrimSpace(out.String()) != "0" {
+		t.Errorf("command lines with the secret: %q, %v", out.String(), err)
+	}
+}
+

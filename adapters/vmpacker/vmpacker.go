@@ -1,0 +1,521 @@
+// Package vmpacker puts sandboxes on virtual machines, in one of two ways.
+//
+// Attached: the sandbox is a workspace, /build/sbx-<id>, on a machine that exists
+// already and is reached over SSH, by an alias or through a tunnel. Teardown ends the
+// sandbox's processes and removes the workspace; the machine stays. Several sandboxes
+// of one machine are apart as its processes and directories are, not more.
+//
+// Managed: the sandbox is a machine of its own, started with qemu from an image that
+// Packer builds when it is missing, and gone with the sandbox. It can be paused, and
+// saved with its memory.
+//
+// What is where, below the extension's private directory:
+//
+//	box/<id>.g<n>.json   where a sandbox was placed, written before anything is made
+//	lock/                one file per sandbox, image or snapshot that is being changed
+//	vm/<id>.g<n>/        disk, seed and control socket of a managed machine
+//	image/<key>.*        images that Packer built, with their records and logs
+//	snap/<id>/           saved machines
+//	key                  by which the broker enters the machines that it manages
+package vmpacker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"iter"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+)
+
+// Config is the extension's `config:` block.
+type Config struct {
+	VMs          map[string]VM `yaml:"vms" json:"vms,omitempty" keys:"label" help:"Machines to attach to, by alias (the input vm)."`
+	Targets      []string      `yaml:"targets" json:"targets,omitempty" help:"Patterns of SSH targets that callers may name besides the machines of vms and those added with host add, such as ci@*.example.org; empty means any whose host key is trusted, none means none."`
+	WorkspaceDir string        `yaml:"workspace_dir" json:"workspace_dir,omitempty" format:"abspath" help:"Directory on the machine in which workspaces are made."`
+	Capacity     int           `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Sandboxes on one machine at once."`
+	Tools        []string      `yaml:"tools" json:"tools,omitempty" help:"Commands that a machine must have."`
+	MinFree      int64         `yaml:"min_free" json:"min_free,omitempty" unit:"bytes" help:"Room that must be free where workspaces are made."`
+	Sync         string        `yaml:"sync" json:"sync,omitempty" enum:"tar,rsync" help:"What carries the repo input: tar streams, or the user's rsync."`
+	Transport    string        `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"How SSH is spoken: by the machine's own ssh, or by this program; auto takes ssh where it is."`
+}
+
+// VM is a machine to attach to.
+type VM struct {
+	SSHTarget    string   `yaml:"ssh_target" json:"ssh_target,omitempty" format:"line" help:"What one would type after ssh; empty means the alias itself, as ~/.ssh/config knows it."`
+	SSHPort      int      `yaml:"ssh_port" json:"ssh_port,omitempty" min:"1" max:"65535"`
+	TunnelPort   int      `yaml:"tunnel_port" json:"tunnel_port,omitempty" min:"1" max:"65535" help:"Port of this machine that leads to the other's SSH server."`
+	IdentityFile string   `yaml:"identity_file" json:"identity_file,omitempty" format:"abspath" help:"Private key to log in with; empty leaves it to the SSH configuration."`
+	HostKeys     []string `yaml:"host_keys" json:"host_keys,omitempty" help:"The machine's public keys, as authorized_keys lines; empty means those of known_hosts."`
+	WorkspaceDir string   `yaml:"workspace_dir" json:"workspace_dir,omitempty" format:"abspath"`
+	Capacity     int      `yaml:"capacity" json:"capacity,omitempty" min:"1"`
+	Tools        []string `yaml:"tools" json:"tools,omitempty"`
+}
+
+// names of directories are put into awk and into patterns of the shell.
+var plainPath = regexp.MustCompile(`^(/[A-Za-z0-9._-]+)+$`)
+
+func checkBase(dir string) error {
+	if !plainPath.MatchString(dir) || filepath.Clean(dir) != dir {
+		return sandboxer.E(sandboxer.Invalid, nil, "workspace_dir: %q is not a clean absolute path of letters, digits, dots, dashes and underscores", dir)
+	}
+	return nil
+}
+
+// Validate implements the check of sandboxer.Typed.
+func (c *Config) Validate() error {
+	if err := checkBase(c.WorkspaceDir); err != nil {
+		return err
+	}
+	for name, vm := range c.VMs {
+		if vm.WorkspaceDir != "" {
+			if err := checkBase(vm.WorkspaceDir); err != nil {
+				return err
+			}
+		}
+		if vm.TunnelPort != 0 && vm.SSHPort != 0 {
+			return sandboxer.E(sandboxer.Invalid, nil, "vms: %s has both an ssh_port and a tunnel_port", name)
+		}
+	}
+	for _, p := range c.Targets {
+		if _, err := filepath.Match(p, ""); err != nil {
+			return sandboxer.E(sandboxer.Invalid, err, "targets: %q is not a pattern", p)
+		}
+	}
+	return nil
+}
+
+// Adapter is what package adapters lists.
+var Adapter = sandboxer.Typed(sandboxer.Adapter{
+	Kind:  "vm-packer",
+	Title: "Virtual machines",
+	Help: "Attaches workspaces to virtual machines that exist already and are reached over SSH; when a sandbox ends, its processes " +
+		"and its workspace go and the machine stays.",
+	Handlers:  []string{"sandboxer.extensions.vm_packer:*"},
+	Isolation: []sandboxer.Isolation{sandboxer.IsolationProcess, sandboxer.IsolationVM},
+	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
+	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe,
+		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanCapacity, sandboxer.CanStats},
+	Inputs: []sandboxer.Input{
+		{Name: "vm", Help: "alias of the machine to attach to: one of the extension's vms, a host added with host add, or an alias of ~/.ssh/config"},
+		{Name: "ssh_target", Help: "the machine to attach to, as one would type it after ssh"},
+		{Name: "ssh_port", Help: "port of the machine's SSH server"},
+		{Name: "tunnel_port", Help: "port of this machine that leads to the SSH server of the machine to attach to"},
+		{Name: "workspace_dir", Help: "directory on the machine in which the workspace is made; /build if nothing else is configured"},
+		{Name: "repo", Help: "directory of this machine, absolute, that is copied into the workspace"},
+		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
+	},
+}, Config{WorkspaceDir: "/build", Capacity: 1, MinFree: 64 << 20, Sync: "tar", Transport: "auto"}, open)
+
+// extension is the sandboxer.Extension.
+type extension struct {
+	cfg   Config
+	env   sandboxer.Env
+	log   *slog.Logger
+	pool  *sshrun.Pool
+	hosts *sshrun.Registry
+
+	mu   sync.Mutex
+	busy map[string]*keyLock
+}
+
+// The compiler checks what the adapter claims.
+var _ interface {
+	sandboxer.Extension
+	sandboxer.Checker
+	sandboxer.Execer
+	sandboxer.Dialer
+	sandboxer.Prober
+	sandboxer.Discoverer
+	sandboxer.Lister
+	sandboxer.Capacitor
+	sandboxer.Statser
+} = (*extension)(nil)
+
+func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
+	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: sshrun.NewRegistry(env.Hosts), busy: map[string]*keyLock{}}
+	if e.log == nil {
+		e.log = slog.New(slog.DiscardHandler)
+	}
+	for _, d := range []string{"box", "lock"} {
+		if err := os.MkdirAll(e.dir(d), 0o700); err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "the directory of %s cannot be made", env.Extension)
+		}
+	}
+	transport := cfg.Transport
+	if transport == "auto" {
+		transport = ""
+	}
+	var err error
+	if e.pool, err = sshrun.New(sshrun.Options{Transport: transport, Log: e.log}); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// Close ends connections; sandboxes go on.
+func (e *extension) Close() error { return e.pool.Close() }
+
+func (e *extension) dir(parts ...string) string {
+	return filepath.Join(append([]string{e.env.Dir}, parts...)...)
+}
+
+// Check implements sandboxer.Checker.
+func (e *extension) Check(_ context.Context, spec sandboxer.Spec) error {
+	_, err := e.order(spec)
+	return err
+}
+
+// order is what an order amounts to, or why it is refused. Nothing is asked of a
+// machine.
+func (e *extension) order(spec sandboxer.Spec) (*place, error) {
+	refuse := func(format string, args ...any) (*place, error) {
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "%s "+format, append([]any{e.env.Extension}, args...)...)
+	}
+	if err := errors.Join(checkEnv(spec.Env), checkUser(spec.User)); err != nil {
+		return nil, err
+	}
+	switch {
+	case len(spec.Mounts) > 0:
+		return refuse("does not mount directories of this machine into a sandbox")
+	case len(spec.Command) > 0:
+		return refuse("runs no main command; start it with exec once the sandbox is there")
+	case spec.Workspace != "":
+		return refuse("names workspaces itself; the input workspace_dir says in which directory")
+	}
+	if repo := spec.Inputs["repo"]; repo != "" {
+		if fi, err := os.Stat(repo); err != nil || !fi.IsDir() || !filepath.IsAbs(repo) {
+			return nil, sandboxer.E(sandboxer.Invalid, err, "input repo: %q is not a directory of this machine, written from the root", repo)
+		}
+	}
+	switch {
+	case spec.Image != "":
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "there is no image %q: %s attaches to machines that exist", spec.Image, e.env.Extension).
+			WithHint("leave the image out and name a machine with the input vm or ssh_target")
+	case spec.Limits != sandboxer.Limits{}:
+		return refuse("cannot enforce limits on a machine that it attaches to")
+	case spec.Network.Mode != "" || len(spec.Network.Allow) > 0:
+		if err := spec.Network.Check(); err != nil {
+			return nil, err
+		}
+		return refuse("cannot enforce the network policy %q on a machine that it attaches to: a sandbox there reaches what the machine reaches", spec.Network.Mode)
+	}
+	return e.attachment(spec)
+}
+
+// attachment finds out which machine an order means.
+func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
+	in := spec.Inputs
+	alias := in["vm"]
+	if alias == "" && in["ssh_target"] == "" {
+		if alias = spec.Host; alias == "" {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs a machine to attach to", e.env.Extension).
+				WithHint("add --input vm=ALIAS or --input ssh_target=USER@HOST")
+		}
+	} else if spec.Host != "" && spec.Host != alias {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the host %q is asked for, and by an input another machine", spec.Host)
+	}
+	p := &place{V: 1, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Kind: attached, User: spec.User, Ports: spec.Ports}
+	m := machine{capacity: e.cfg.Capacity, base: e.cfg.WorkspaceDir, tools: e.cfg.Tools}
+	known := alias != ""
+	if alias != "" {
+		found, err := e.machine(alias)
+		switch {
+		case err == nil:
+			m = found
+		case sandboxer.KindOf(err) != sandboxer.NotFound:
+			return nil, err
+		case in["ssh_target"] == "":
+			known = false
+			m.target.Addr = alias
+		}
+	}
+	if t := in["ssh_target"]; t != "" {
+		known = known && t == m.target.Addr
+		if !known {
+			m.target = sshrun.Target{Addr: t} // the key of one machine is no other's
+		}
+	}
+	port := func(name string) (int, error) {
+		if in[name] == "" {
+			return 0, nil
+		}
+		n, err := strconv.Atoi(in[name])
+		if err != nil || n < 1 || n > 65535 {
+			return 0, sandboxer.E(sandboxer.Invalid, nil, "input %s: %q is not a port", name, in[name])
+		}
+		return n, nil
+	}
+	ssh, err1 := port("ssh_port")
+	tunnel, err2 := port("tunnel_port")
+	switch {
+	case errors.Join(err1, err2) != nil:
+		return nil, errors.Join(err1, err2)
+	case ssh != 0 && tunnel != 0:
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the inputs ssh_port and tunnel_port exclude each other: a tunnel has its own port")
+	case ssh != 0 && ssh != m.target.Port:
+		m.target.Port, known = ssh, false
+	case tunnel != 0 && (tunnel != m.target.Port || !m.tunnel):
+		m.through(tunnel)
+		known = false
+	}
+	if !known && !e.allowed(m.target.Addr) {
+		return nil, sandboxer.E(sandboxer.Denied, nil, "%s does not let callers attach to %q", e.env.Extension, m.target.Addr).
+			WithHint("the operator may add it: sandboxer host add, or targets in the extension's config")
+	}
+	if m.draining {
+		return nil, sandboxer.E(sandboxer.Exhausted, nil, "host %s is being drained and takes no new sandbox", alias)
+	}
+	if spec.Profile.Isolation == sandboxer.IsolationVM && m.capacity > 1 {
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "profile %s promises a machine of its own, and %s puts up to %d sandboxes on one", spec.Profile.ID, e.env.Extension, m.capacity).
+			WithHint("set capacity to 1, or the profile's isolation to process")
+	}
+	if dir := in["workspace_dir"]; dir != "" {
+		if err := checkBase(dir); err != nil {
+			return nil, err
+		}
+		m.base = dir
+	}
+	// A name of its own for every target: the same name with another target would end
+	// the connections of the former.
+	m.target.Name = ""
+	p.Host = cmp.Or(alias, m.target.Addr)
+	p.Target, p.Base, p.capacity, p.tools = name(m.target), m.base, m.capacity, m.tools
+	if _, err := e.pool.Host(p.Target); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// name gives a target the name that it has in messages and in the pool.
+func name(t sshrun.Target) sshrun.Target {
+	t.Name = t.Addr
+	if t.Port != 0 {
+		t.Name += ":" + strconv.Itoa(t.Port)
+	}
+	return t
+}
+
+// allowed reports whether callers may name the target.
+func (e *extension) allowed(addr string) bool {
+	return len(e.cfg.Targets) == 0 || slices.ContainsFunc(e.cfg.Targets, func(p string) bool {
+		ok, _ := filepath.Match(p, addr)
+		return ok && p != "none"
+	})
+}
+
+// A machine is one to attach to.
+type machine struct {
+	target   sshrun.Target
+	tunnel   bool
+	base     string
+	capacity int
+	tools    []string
+	draining bool
+}
+
+// through leads to the machine by a port of this one.
+func (m *machine) through(port int) {
+	user := ""
+	if i := strings.LastIndexByte(m.target.Addr, '@'); i >= 0 {
+		user = m.target.Addr[:i+1]
+	}
+	m.target.Addr, m.target.Port, m.target.ProxyJump, m.tunnel = user+"127.0.0.1", port, "", true
+}
+
+// machine returns what is configured under an alias. NotFound: nothing is.
+func (e *extension) machine(alias string) (machine, error) {
+	if vm, ok := e.cfg.VMs[alias]; ok {
+		m := machine{
+			target: sshrun.Target{Addr: cmp.Or(vm.SSHTarget, alias), Port: vm.SSHPort, IdentityFile: vm.IdentityFile, HostKeys: vm.HostKeys},
+			base:   cmp.Or(vm.WorkspaceDir, e.cfg.WorkspaceDir), capacity: cmp.Or(vm.Capacity, e.cfg.Capacity),
+			tools: append(slices.Clone(e.cfg.Tools), vm.Tools...),
+		}
+		if vm.TunnelPort != 0 {
+			m.through(vm.TunnelPort)
+		}
+		return m, nil
+	}
+	rec, err := e.hosts.Host(alias)
+	if err != nil {
+		return machine{}, err
+	}
+	return machine{target: rec.Target(), base: e.cfg.WorkspaceDir, tools: e.cfg.Tools,
+		capacity: cmp.Or(rec.Capacity, e.cfg.Capacity), draining: rec.State == sshrun.Draining}, nil
+}
+
+// Provision implements sandboxer.Extension. Where the sandbox goes is written down
+// first; the machine notes that it is complete last.
+func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
+	p, err := e.order(spec)
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	if err := ctx.Err(); err != nil {
+		return sandboxer.Handle{}, err
+	}
+	unlock, err := e.lock(ctx, p.key())
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	defer unlock()
+	if old, err := e.recall(p.ID, p.Generation); err == nil {
+		if old.Target.Name != p.Target.Name || old.Base != p.Base {
+			// It was placed elsewhere by a former configuration: it is found there, or not.
+			p = old
+		}
+	} else if sandboxer.KindOf(err) != sandboxer.NotFound {
+		return sandboxer.Handle{}, err
+	} else if err := e.remember(p); err != nil {
+		return sandboxer.Handle{}, err
+	}
+	return p.handle(), e.attach(ctx, p, spec)
+}
+
+// WaitReady implements sandboxer.Extension.
+func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
+	p, err := e.find(ctx, h)
+	if err != nil {
+		return sandboxer.Reachability{}, err
+	}
+	return e.attachedReady(ctx, p)
+}
+
+// Teardown implements sandboxer.Extension.
+func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandboxer.CleanupReport, err error) {
+	if err := ctx.Err(); err != nil {
+		return r, err
+	}
+	places, err := e.places(h)
+	if err != nil {
+		return r, err
+	}
+	for _, p := range places {
+		unlock, lerr := e.lock(ctx, p.key())
+		if lerr != nil {
+			return r, errors.Join(err, lerr)
+		}
+		terr := e.detach(ctx, p, &r)
+		if terr == nil {
+			terr = e.forget(p)
+		}
+		unlock()
+		err = errors.Join(err, terr)
+	}
+	return r, err
+}
+
+// Exec implements sandboxer.Execer.
+func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	p, err := e.one(ctx, h)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	g, err := e.guest(p)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	return g.exec(ctx, cmd)
+}
+
+// Dial implements sandboxer.Dialer. Sandboxes of one machine share its ports: a port is
+// the sandbox's if one of its processes listens on it.
+func (e *extension) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
+	p, err := e.one(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	g, err := e.guest(p)
+	if err != nil {
+		return nil, err
+	}
+	return g.dial(ctx, port)
+}
+
+// IsAlive implements sandboxer.Prober.
+func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
+	if err := ctx.Err(); err != nil {
+		return sandboxer.Unknown, err
+	}
+	switch _, err := e.find(ctx, h); {
+	case err == nil:
+		return sandboxer.Alive, nil
+	case sandboxer.KindOf(err) == sandboxer.NotFound:
+		return sandboxer.Gone, nil
+	default:
+		return sandboxer.Unknown, err
+	}
+}
+
+// Discover implements sandboxer.Discoverer. Machines that cannot be reached are passed
+// over: a doubt is answered as if there were nothing.
+func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Handle, error) {
+	var best *place
+	for p, err := range e.all(ctx, e.env.Owner) {
+		if err == nil && p.ID == id && (best == nil || p.Generation > best.Generation) {
+			best = p
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return sandboxer.Handle{}, err
+	}
+	if best == nil {
+		return sandboxer.Handle{}, missing(id)
+	}
+	return best.handle(), nil
+}
+
+func missing(id string) error {
+	return sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s", id)
+}
+
+// ListRunning implements sandboxer.Lister: what is on the configured machines and on
+// those where something was placed. A machine that cannot be reached is an error, after
+// everything else was yielded.
+func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
+	return func(yield func(sandboxer.Handle, error) bool) {
+		var failed error
+		for p, err := range e.all(ctx, owner) {
+			if err != nil {
+				failed = errors.Join(failed, err)
+			} else if !yield(p.handle(), nil) {
+				return
+			}
+		}
+		if failed != nil {
+			yield(sandboxer.Handle{}, failed)
+		}
+	}
+}
+
+// Capacity implements sandboxer.Capacitor.
+func (e *extension) Capacity(ctx context.Context, host string) (sandboxer.Offer, error) {
+	return e.attachedCapacity(ctx, host)
+}
+
+// Stats implements sandboxer.Statser.
+func (e *extension) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats, error) {
+	p, err := e.find(ctx, h)
+	if err != nil {
+		return sandboxer.Stats{}, err
+	}
+	g, err := e.guest(p)
+	if err != nil {
+		return sandboxer.Stats{}, err
+	}
+	return g.stats(ctx)
+}
+
+// now is when a figure was measured.
+func now() time.Time { return time.Now().UTC().Truncate(time.Millisecond) }
