@@ -83,6 +83,8 @@ func adapters() []sandboxer.Adapter {
 		{Kind: "local", Title: "gVisor on this machine", Isolation: []sandboxer.Isolation{sandboxer.IsolationGVisor}, Pricing: self,
 			Capabilities: sandboxer.Capabilities(), Inputs: []sandboxer.Input{{Name: "repo"}}},
 		{Kind: "compose-ssh", Handlers: []string{"sandboxer.extensions.compose_ssh:*"}, Isolation: container, Pricing: self},
+		{Kind: "vm-packer", Isolation: []sandboxer.Isolation{sandboxer.IsolationProcess, sandboxer.IsolationVM}, Pricing: self,
+			Capabilities: sandboxer.Capabilities(), Inputs: []sandboxer.Input{{Name: "vm"}}},
 	}
 }
 

@@ -153,7 +153,8 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	defer s.close()
 	h.settle()
 
-	r := &running{h: h, c: &c, s: s, ready: make(chan struct{})}
+	r := &running{h: h, c: &c, s: s, ready: make(chan struct{}), ended: make(chan struct{}), unheard: make(chan struct{})}
+	defer close(r.ended)
 	r.outputs.Add(1)
 	out := &opening{mark: []byte(mark + " "), to: c.Stdout, ready: r.begun}
 	if c.TTY != nil {
@@ -183,6 +184,7 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 		r.drain()
 		return r.result(ctx, l, e, run)
 	case <-ctx.Done():
+	case <-r.unheard:
 	}
 	if h.kill(l, run, out.pid.Load()) {
 		select {
@@ -194,7 +196,16 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 		h.owe(run)
 	}
 	s.close()
-	r.outputs.Wait()
+	// Whoever takes the output may have stopped to.
+	done := make(chan struct{})
+	go func() { r.outputs.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(lateOutput):
+	}
+	if err := r.wfail.Load(); err != nil && ctx.Err() == nil {
+		return sandboxer.Exit{}, fmt.Errorf("passing on what the command said: %w", *err)
+	}
 	return sandboxer.Exit{}, failure(ctx, h.target, ctx.Err(), "a command")
 }
 
@@ -205,6 +216,8 @@ type running struct {
 	s       session
 	out     *opening
 	ready   chan struct{} // closed when the script has begun
+	ended   chan struct{} // closed when Run returns
+	unheard chan struct{} // closed when an output could not be passed on
 	once    sync.Once
 	outputs sync.WaitGroup
 	sent    atomic.Int64 // when the header went
@@ -230,6 +243,14 @@ func (r *running) feed(header []byte) {
 	}
 	if r.c.TTY == nil || r.c.Stdin != nil {
 		w.Close()
+		return
+	}
+	// A terminal says that there is no input by a character, and only once the script
+	// runs: before, it is not being edited.
+	select {
+	case <-r.ready:
+		w.Write([]byte{4})
+	case <-r.ended:
 	}
 }
 
@@ -241,7 +262,9 @@ func (r *running) copyOut(o *opening, from io.Reader) {
 		if n > 0 {
 			r.last.Store(time.Now().UnixNano())
 			if werr := o.write(buf[:n]); werr != nil {
-				r.wfail.CompareAndSwap(nil, &werr)
+				if r.wfail.CompareAndSwap(nil, &werr) {
+					close(r.unheard)
+				}
 			}
 		}
 		if err != nil {
