@@ -292,4 +292,3 @@ func TestSecretsOnTheMachine(t *testing.T) {
 		t.Errorf("command lines with the secret: %q, %v", out.String(), err)
 	}
 }
-
