@@ -211,8 +211,8 @@ func TestFreezeAndThaw(t *testing.T) {
 		if err := e.Pause(t.Context(), h); err != nil {
 			t.Fatalf("round %d: Pause: %v", i, err)
 		}
-		if i%10 == 1 { // as if the broker had died before it noted the end of the step
-			if err := e.setFrozen(b.name, []string{stepFreezing, stepThawing}[i/10%2]); err != nil {
+		if i%40 == 1 { // as if the broker had died before it noted the end of the step
+			if err := e.setFrozen(b.name, []string{stepFreezing, stepThawing}[i/40%2]); err != nil {
 				t.Fatal(err)
 			}
 			if err := e.Pause(t.Context(), h); err != nil {
@@ -245,6 +245,53 @@ func TestFreezeAndThaw(t *testing.T) {
 	got := sh(t, e, h, `kill $(pgrep -f 'while [:]' | grep -v $$); sleep 0.2; awk '{ if ($1 != NR) { print "line " NR " is " $1; exit } } END { print NR }' /tmp/log`)
 	if n, err := strconv.Atoi(got); err != nil || n < 100 {
 		t.Errorf("the log says %q", got)
+	}
+}
+
+// A hundred times to disk and back, as the broker pauses: frozen, saved, torn down, and
+// restored as the next generation. A process that never stops writing loses nothing.
+func TestToDiskAndBack(t *testing.T) {
+	e := openTest(t)
+	id := sandboxer.NewID()
+	h := up(t, e, sandboxer.Spec{ID: id, Fuse: time.Now().Add(time.Hour)})
+	sh(t, e, h, `(i=0; while :; do i=$((i+1)); echo $i >>/tmp/log; sleep 0.002; done) >/dev/null 2>&1 &`)
+	rounds := 100
+	if testing.Short() {
+		rounds = 10
+	}
+	for i := range rounds {
+		if err := e.Pause(t.Context(), h); err != nil {
+			t.Fatalf("round %d: Pause: %v", i, err)
+		}
+		s, err := e.Snapshot(t.Context(), h, "s"+sandboxer.NewID())
+		if err != nil {
+			t.Fatalf("round %d: Snapshot: %v", i, err)
+		}
+		if _, err := e.Teardown(t.Context(), h); err != nil {
+			t.Fatalf("round %d: Teardown: %v", i, err)
+		}
+		h, err = e.RestoreFromSnapshot(t.Context(), sandboxer.Spec{ID: id, Generation: i + 2, Owner: e.env.Owner, Fuse: time.Now().Add(time.Hour)}, s)
+		if err != nil {
+			t.Fatalf("round %d: RestoreFromSnapshot: %v", i, err)
+		}
+		defer func() {
+			if _, err := e.Teardown(context.Background(), sandboxer.Handle{SandboxID: id, Generation: i + 2}); err != nil {
+				t.Error(err)
+			}
+		}()
+		if _, err := e.WaitReady(t.Context(), h); err != nil {
+			t.Fatalf("round %d: WaitReady: %v", i, err)
+		}
+		if err := e.DropSnapshot(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := sh(t, e, h, `awk '{ if ($1 != NR) { print "line " NR " is " $1; exit } } END { print NR }' /tmp/log`)
+	if n, err := strconv.Atoi(got); err != nil || n < rounds {
+		t.Errorf("the log says %q", got)
+	}
+	if snapshots, _ := os.ReadDir(e.dir("snapshot")); len(snapshots) > 0 {
+		t.Errorf("left: %v", snapshots)
 	}
 }
 
