@@ -17,6 +17,7 @@ need rsync rsync
 need node nodejs
 need npm npm
 need zstd zstd
+need fsck.erofs erofs-utils
 need dash dash
 need fish fish
 need tcsh tcsh

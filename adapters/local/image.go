@@ -206,7 +206,7 @@ func (s *imageStore) get(ctx context.Context, ref string) (_ *image, err error) 
 }
 
 // imageFormat changes whenever what is made of an image does.
-const imageFormat = "2"
+const imageFormat = "3"
 
 // settle checks what the image's configuration asks for, and puts it into the form
 // that the rest of this package takes.

@@ -5,6 +5,7 @@ package images
 import (
 	"archive/tar"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -81,7 +82,7 @@ func newDir(perm fs.FileMode, layer int) *node {
 
 func (t *Tree) count(size int64) error {
 	t.entries++
-	t.bytes += size
+	t.bytes += (size + blockSize - 1) &^ (blockSize - 1) // as it will be in the image
 	switch {
 	case t.entries > t.limits.Entries:
 		return fmt.Errorf("it has more than %d files, directories and links", t.limits.Entries)
@@ -487,9 +488,12 @@ func (t *Tree) File(name string, perm fs.FileMode, size int64, open func() (io.R
 	return nil
 }
 
-// Write writes the tree as an EROFS image to w, with temporary files in tmp.
-func (t *Tree) Write(ctx context.Context, ref string, out io.WriteSeeker, tmp string) error {
-	w := &writer{ctx: ctx, fs: erofs.Create(out, erofs.WithTempDir(tmp)), step: "preparing " + ref}
+// Write writes the tree as an EROFS image to out, a new file, with temporary files in tmp.
+//
+// Every regular file has blocks of its own: gVisor maps into memory nothing else, and a
+// program that cannot be mapped cannot be run.
+func (t *Tree) Write(ctx context.Context, ref string, out *os.File, tmp string) error {
+	w := &writer{ctx: ctx, fs: erofs.Create(out, erofs.WithTempDir(tmp), erofs.WithBlockSize(blockSize)), step: "preparing " + ref, padded: map[string]int64{}}
 	wanted := make([]map[int][]named, len(t.layers)+1)
 	var mine []named
 	if err := w.walk("/", t.root, func(f named) {
@@ -555,7 +559,10 @@ func (t *Tree) Write(ctx context.Context, ref string, out io.WriteSeeker, tmp st
 			return err
 		}
 	}
-	return w.fs.Close()
+	if err := w.fs.Close(); err != nil {
+		return err
+	}
+	return w.unpad(out)
 }
 
 type named struct {
@@ -571,6 +578,8 @@ type writer struct {
 	done  int64
 	total int64
 	told  time.Time
+
+	padded map[string]int64 // files that were filled up to a block, and their size
 }
 
 // walk writes directories and links, and gives the files to f: their content comes in
@@ -623,6 +632,13 @@ func (w *writer) file(f named, r io.Reader) error {
 	if n != f.node.file.size {
 		return fmt.Errorf("%s ended too early", f.path)
 	}
+	// The library puts a file smaller than a block beside its inode.
+	if n > 0 && n < blockSize {
+		if _, err := out.Write(make([]byte, blockSize-n)); err != nil {
+			return err
+		}
+		w.padded[f.path] = n
+	}
 	if err := out.Close(); err != nil {
 		return err
 	}
@@ -633,3 +649,55 @@ func (w *writer) file(f named, r io.Reader) error {
 	}
 	return w.meta(f.path, f.node)
 }
+
+// unpad gives the files that were filled up their sizes back.
+func (w *writer) unpad(image *os.File) error {
+	fsys, err := erofs.Open(image)
+	if err != nil {
+		return err
+	}
+	var block [4]byte // address of the block at which inodes begin
+	if _, err := image.ReadAt(block[:], superBlock+metaBlock); err != nil {
+		return err
+	}
+	inodes := int64(binary.LittleEndian.Uint32(block[:])) * blockSize
+	left := len(w.padded)
+	err = fs.WalkDir(fsys, ".", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		size, ok := w.padded["/"+p]
+		if !ok {
+			return nil
+		}
+		left--
+		fi, err := d.Info()
+		if err != nil {
+			return err
+		}
+		st, ok := fi.Sys().(*erofs.Stat)
+		if !ok || st.Size != blockSize || st.InodeLayout != flatPlain {
+			return fmt.Errorf("the image of %s is not as it was written", p)
+		}
+		at := inodes + st.Ino*inodeSlot
+		// The upper half of an extended inode's size is zero already.
+		var low [4]byte
+		binary.LittleEndian.PutUint32(low[:], uint32(size))
+		_, err = image.WriteAt(low[:], at+inodeSize)
+		return errors.Join(err, w.ctx.Err())
+	})
+	if err == nil && left > 0 {
+		err = fmt.Errorf("%d files are missing from the image", left)
+	}
+	return err
+}
+
+// The format of EROFS, as far as it is needed here.
+const (
+	blockSize  = 4096
+	superBlock = 1024 // where it is
+	metaBlock  = 40   // in the superblock: the block at which inodes begin
+	inodeSlot  = 32   // what an inode's number counts
+	inodeSize  = 8    // in an inode, compact or extended: its size, in 4 or 8 bytes
+	flatPlain  = 0    // data in blocks of its own
+)

@@ -22,7 +22,7 @@ import (
 
 func main() {
 	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: tool echo ADDRESS | get URL | reach NET:ADDRESS… | resolve NAME… | hold ADDRESS | many ADDRESS N | push ADDRESS MB | pull ADDRESS MB")
+		fmt.Fprintln(os.Stderr, "usage: tool echo ADDRESS | get URL | reach NET:ADDRESS… | resolve NAME… | hold ADDRESS | map FILE | maprest FILE | many ADDRESS N | push ADDRESS MB | pull ADDRESS MB")
 		os.Exit(2)
 	}
 	if err := run(os.Args[1], os.Args[2], os.Args[2:]); err != nil {
@@ -39,6 +39,8 @@ func run(verb, arg string, args []string) error {
 	switch verb {
 	case "echo":
 		return extensiontest.Echo(arg)
+	case "map", "maprest":
+		return mapped(arg, verb == "map")
 	case "get":
 		c := http.Client{Timeout: 5 * time.Second}
 		res, err := c.Get(arg)
@@ -171,4 +173,33 @@ func many(addr string, n int) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// mapped prints a file as mapped memory shows it, or tells what follows it up to the end
+// of its last page.
+func mapped(name string, content bool) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	page := int64(os.Getpagesize())
+	data, err := syscall.Mmap(int(f.Fd()), 0, int((fi.Size()+page-1)/page*page), syscall.PROT_READ, syscall.MAP_PRIVATE)
+	if err != nil {
+		return fmt.Errorf("mmap: %w", err)
+	}
+	if content {
+		_, err = os.Stdout.Write(data[:fi.Size()])
+		return err
+	}
+	rest := data[fi.Size():]
+	if len(bytes.Trim(rest, "\x00")) > 0 {
+		return fmt.Errorf("%q", rest)
+	}
+	fmt.Println(len(rest), "zeros")
+	return nil
 }
