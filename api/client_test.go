@@ -90,7 +90,10 @@ func TestNoRetry(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if _, err := c.Create(t.Context(), CreateSandbox{Profile: "p"}); !errors.Is(err, sandboxer.Unavailable) || len(f.seen) != 1 {
+	_, err = c.Create(t.Context(), CreateSandbox{Profile: "p"})
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !errors.Is(err, sandboxer.Unavailable) || len(f.seen) != 1 {
 		t.Errorf("requests %q, %v", f.seen, err)
 	}
 }

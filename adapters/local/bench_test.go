@@ -19,10 +19,10 @@ func BenchmarkCycle(b *testing.B) {
 	for _, limits := range []sandboxer.Limits{{}, {MilliCPU: 2000, MemoryBytes: 1 << 30, PIDs: 512, DiskBytes: 1 << 30}} {
 		b.Run(fmt.Sprintf("limits=%t", limits != sandboxer.Limits{}), func(b *testing.B) {
 			needsGVisor(b)
-			e := openIn(b, shortDir(b), "bench")
+			e := openIn(b, shortDir(b), ours("bench"))
 			defer e.Close()
 			for i := 0; b.Loop(); i++ {
-				h, err := e.Provision(b.Context(), sandboxer.Spec{ID: fmt.Sprintf("b%d", i), Generation: 1, Owner: "bench", Limits: limits})
+				h, err := e.Provision(b.Context(), sandboxer.Spec{ID: fmt.Sprintf("b%d", i), Generation: 1, Owner: ours("bench"), Limits: limits})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -40,9 +40,9 @@ func BenchmarkCycle(b *testing.B) {
 // BenchmarkExec runs true in a running sandbox.
 func BenchmarkExec(b *testing.B) {
 	needsGVisor(b)
-	e := openIn(b, shortDir(b), "bench")
+	e := openIn(b, shortDir(b), ours("bench"))
 	defer e.Close()
-	h, err := e.Provision(b.Context(), sandboxer.Spec{ID: "bench", Generation: 1, Owner: "bench"})
+	h, err := e.Provision(b.Context(), sandboxer.Spec{ID: "bench", Generation: 1, Owner: ours("bench")})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -72,9 +72,9 @@ func BenchmarkNetwork(b *testing.B) {
 	needsGVisor(b)
 	w := outside(b)
 	transfer(b, w)
-	e := openIn(b, shortDir(b), "bench")
+	e := openIn(b, shortDir(b), ours("bench"))
 	defer e.Close()
-	h, err := e.Provision(b.Context(), sandboxer.Spec{ID: "bench", Generation: 1, Owner: "bench", Network: allow(w.host + ":9000")})
+	h, err := e.Provision(b.Context(), sandboxer.Spec{ID: "bench", Generation: 1, Owner: ours("bench"), Network: allow(w.host + ":9000")})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func BenchmarkNetwork(b *testing.B) {
 	b.Run("plug", func(b *testing.B) {
 		for i := 0; b.Loop(); i++ {
 			b.StopTimer()
-			h, err := e.Provision(b.Context(), sandboxer.Spec{ID: fmt.Sprintf("plug%d", i), Generation: 1, Owner: "bench"})
+			h, err := e.Provision(b.Context(), sandboxer.Spec{ID: fmt.Sprintf("plug%d", i), Generation: 1, Owner: ours("bench")})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -65,7 +65,7 @@ func sh(t *testing.T, e *engine, h sandboxer.Handle, script string) string {
 func openTest(t *testing.T) *engine {
 	t.Helper()
 	needsGVisor(t)
-	e := openIn(t, shortDir(t), "test")
+	e := openIn(t, shortDir(t), ours("test"))
 	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			t.Error(err)
@@ -201,7 +201,7 @@ func TestRefusals(t *testing.T) {
 					tt.kind, tt.want = sandboxer.Unsupported, "cannot be enforced here"
 				}
 			}
-			tt.spec.ID, tt.spec.Generation, tt.spec.Owner = "refused", 1, "test"
+			tt.spec.ID, tt.spec.Generation, tt.spec.Owner = "refused", 1, ours("test")
 			_, err := e.Provision(t.Context(), tt.spec)
 			if sandboxer.KindOf(err) != tt.kind || !strings.Contains(sandboxer.Message(err), tt.want) {
 				t.Errorf("got %s %q; want %s with %q", sandboxer.KindOf(err), sandboxer.Message(err), tt.kind, tt.want)
@@ -219,7 +219,7 @@ func TestRefusals(t *testing.T) {
 // churn is a broker that makes and destroys sandboxes until it is killed.
 func churn(dir string) {
 	helpers = os.Getenv("SANDBOXER_TEST_HELPERS")
-	ext, err := Adapter.Open(context.Background(), sandboxer.Env{Extension: "ext.local", Owner: "churn", Dir: dir, Decode: func(v any) error {
+	ext, err := Adapter.Open(context.Background(), sandboxer.Env{Extension: "ext.local", Owner: ours("churn"), Dir: dir, Decode: func(v any) error {
 		c := v.(*Config)
 		c.Runner, c.Agent = filepath.Join(helpers, "sandboxer-runner"), filepath.Join(helpers, "sandboxer-agent")
 		return nil
@@ -230,7 +230,7 @@ func churn(dir string) {
 	}
 	out := os.NewFile(1, "stdout")
 	for i := 1; ; i++ {
-		spec := sandboxer.Spec{ID: "churn", Generation: i, Owner: "churn", Limits: sandboxer.Limits{DiskBytes: 1 << 30}}
+		spec := sandboxer.Spec{ID: "churn", Generation: i, Owner: ours("churn"), Limits: sandboxer.Limits{DiskBytes: 1 << 30}}
 		h, err := ext.Provision(context.Background(), spec)
 		fmt.Fprintln(out, "up", i, err)
 		if os.Getenv("SANDBOXER_TEST_STAY") != "" {
@@ -281,7 +281,7 @@ func TestSurvivesTheBroker(t *testing.T) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 
-	e := openIn(t, dir, "churn")
+	e := openIn(t, dir, ours("churn"))
 	defer e.Close()
 	h, err := e.Discover(t.Context(), "churn")
 	if err != nil {
@@ -293,7 +293,7 @@ func TestSurvivesTheBroker(t *testing.T) {
 	if _, err := e.WaitReady(t.Context(), h); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := e.Provision(t.Context(), sandboxer.Spec{ID: "churn", Generation: 1, Owner: "churn"}); err != nil || again.Ref != h.Ref {
+	if again, err := e.Provision(t.Context(), sandboxer.Spec{ID: "churn", Generation: 1, Owner: ours("churn")}); err != nil || again.Ref != h.Ref {
 		t.Fatalf("Provision again = %+v, %v", again, err)
 	}
 	count := sh(t, e, h, "cat count")
@@ -383,7 +383,7 @@ func TestDynamicHelpers(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	_, err = Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.local", Owner: "test", Dir: shortDir(t), Decode: func(v any) error {
+	_, err = Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.local", Owner: ours("test"), Dir: shortDir(t), Decode: func(v any) error {
 		v.(*Config).Runner, v.(*Config).Agent = dynamic, dynamic
 		return nil
 	}})
@@ -411,10 +411,10 @@ func TestKilledAtAnyMoment(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}
-	e := openIn(t, dir, "churn")
+	e := openIn(t, dir, ours("churn"))
 	defer e.Close()
 	var found int
-	for h, err := range e.ListRunning(t.Context(), "churn") {
+	for h, err := range e.ListRunning(t.Context(), ours("churn")) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -458,7 +458,7 @@ func TestCyclesLeaveNothing(t *testing.T) {
 	}
 	e := openTest(t)
 	one := func(i int) error {
-		h, err := e.Provision(t.Context(), sandboxer.Spec{ID: fmt.Sprintf("c%d", i), Generation: 1, Owner: "test",
+		h, err := e.Provision(t.Context(), sandboxer.Spec{ID: fmt.Sprintf("c%d", i), Generation: 1, Owner: ours("test"),
 			Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}})
 		if err != nil {
 			return err
@@ -546,7 +546,7 @@ func look(t *testing.T, e *engine) resources {
 			}
 		}
 	}
-	for _, root := range findCgroups("test").roots {
+	for _, root := range findCgroups(ours("test")).roots {
 		entries, _ := os.ReadDir(root)
 		for _, d := range entries {
 			if d.IsDir() {
@@ -667,7 +667,7 @@ func TestOrdinaryUser(t *testing.T) {
 		if _, err := e.StatFile(t.Context(), h, "/workspace/f"); err != nil {
 			t.Error(err)
 		}
-		_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "x", Generation: 1, Owner: "test", Limits: sandboxer.Limits{MemoryBytes: 1 << 30}})
+		_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "x", Generation: 1, Owner: ours("test"), Limits: sandboxer.Limits{MemoryBytes: 1 << 30}})
 		if !errors.Is(err, sandboxer.Unsupported) || !strings.Contains(sandboxer.HintOf(err), "root") {
 			t.Errorf("a memory limit: %v (hint %q)", err, sandboxer.HintOf(err))
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,6 +55,13 @@ func TestMain(m *testing.M) {
 		helpers = dir
 		return m.Run()
 	}())
+}
+
+// ours is the installation called name of this run of the tests. Control groups bear an
+// installation's name: another run at the same time must not take ours for its own. The
+// processes that tests start belong to the run, which the helpers' directory stands for.
+func ours(name string) string {
+	return name + "-" + strings.TrimPrefix(filepath.Base(helpers), "sandboxer-local-")
 }
 
 // shortDir returns a directory with a short name: gVisor's sockets are in it.
@@ -118,16 +126,16 @@ func TestConformance(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	dir := shortDir(t)
 	enforces := []extensiontest.Feature{extensiontest.Disk, extensiontest.Network, extensiontest.Hostname}
-	if findCgroups("conformance").usable() {
+	if findCgroups(ours("conformance")).usable() {
 		enforces = append(enforces, extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs)
 	}
 	extensiontest.Run(t, extensiontest.Harness{
-		Open:     func(t *testing.T) sandboxer.Extension { return openIn(t, dir, "conformance") },
-		Spec:     sandboxer.Spec{Owner: "conformance"},
+		Open:     func(t *testing.T) sandboxer.Extension { return openIn(t, dir, ours("conformance")) },
+		Spec:     sandboxer.Spec{Owner: ours("conformance")},
 		Want:     Adapter.Capabilities,
 		Enforces: enforces,
 		Kill: func(t *testing.T, h sandboxer.Handle) {
-			e := openIn(t, dir, "conformance")
+			e := openIn(t, dir, ours("conformance"))
 			defer e.Close()
 			b, err := e.hold(h.Ref)
 			if err != nil {

@@ -164,7 +164,7 @@ func TestPublicNetwork(t *testing.T) {
 	}
 
 	t.Run("after a restart", func(t *testing.T) {
-		again := openIn(t, e.env.Dir, "test")
+		again := openIn(t, e.env.Dir, ours("test"))
 		defer again.Close()
 		if got := sh(t, again, h, helpers+"/tool get http://"+host+"/ || true"); got != "hello from outside" {
 			t.Errorf("reconnected by another broker: %q", got)
@@ -204,7 +204,7 @@ func TestPublicNetwork(t *testing.T) {
 			t.Errorf("the clone at ref one has %q", got)
 		}
 		spec.Inputs = map[string]string{"repo": "http://" + host + ":8000/nothing-here"}
-		spec.ID, spec.Generation, spec.Owner = "failing", 1, "test"
+		spec.ID, spec.Generation, spec.Owner = "failing", 1, ours("test")
 		_, err := e.Provision(t.Context(), spec)
 		if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), "cloning the repository failed") {
 			t.Errorf("a missing repository: %v", err)

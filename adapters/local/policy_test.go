@@ -236,7 +236,7 @@ func TestNetworkPolicy(t *testing.T) {
 	})
 	dir := shortDir(t)
 	config := func(c *Config) { c.DNS = []string{w.host + ":53"} }
-	e := openIn(t, dir, "test", config)
+	e := openIn(t, dir, ours("test"), config)
 	t.Cleanup(func() { e.Close() })
 	h := up(t, e, sandboxer.Spec{}) // begins without a network
 
@@ -422,7 +422,7 @@ func TestNetworkPolicy(t *testing.T) {
 	})
 
 	t.Run("never, by configuration", func(t *testing.T) {
-		again := openIn(t, dir, "test", config, func(c *Config) { c.Never = []string{w.host} })
+		again := openIn(t, dir, ours("test"), config, func(c *Config) { c.Never = []string{w.host} })
 		defer again.Close()
 		setNetwork(t, again, h, allow(w.host))
 		if got := reaches(t, again, h, tcp(public))[tcp(public)]; got != refused {
@@ -435,7 +435,7 @@ func TestNetworkPolicy(t *testing.T) {
 		if err := e.Close(); err != nil {
 			t.Fatal(err)
 		}
-		e = openIn(t, dir, "test", config)
+		e = openIn(t, dir, ours("test"), config)
 		got := reaches(t, e, h, tcp("public.example:80"), tcp("public.example:81"), tcp("wild.example:80"), tcp(private))
 		if got[tcp("public.example:80")] != hello || got[tcp("public.example:81")] != refused || got[tcp("wild.example:80")] != none || got[tcp(private)] != refused {
 			t.Errorf("after a restart: %v", got)
@@ -444,7 +444,7 @@ func TestNetworkPolicy(t *testing.T) {
 		if err := e.Close(); err != nil {
 			t.Fatal(err)
 		}
-		e = openIn(t, dir, "test", config)
+		e = openIn(t, dir, ours("test"), config)
 		if got := reaches(t, e, h, tcp(public))[tcp(public)]; got == hello {
 			t.Errorf("without a network after a restart: %q", got)
 		}
@@ -488,10 +488,10 @@ func TestNetworkLeavesNothing(t *testing.T) {
 	w := outside(t)
 	greet(t, w.run, w.host+":80")
 	serveDNS(t, w, map[string]func(int) []any{"public.example": always(w.host)})
-	e := openIn(t, shortDir(t), "test", func(c *Config) { c.DNS = []string{w.host + ":53"} })
+	e := openIn(t, shortDir(t), ours("test"), func(c *Config) { c.DNS = []string{w.host + ":53"} })
 	defer e.Close()
 	life := func() {
-		h, err := e.Provision(t.Context(), sandboxer.Spec{ID: "life", Generation: 1, Owner: "test", Network: allow("public.example")})
+		h, err := e.Provision(t.Context(), sandboxer.Spec{ID: "life", Generation: 1, Owner: ours("test"), Network: allow("public.example")})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -32,7 +32,7 @@ func openImages(t testing.TB, dir string, change func(*Images)) *engine {
 	t.Helper()
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ext, err := Adapter.Open(t.Context(), sandboxer.Env{
-		Extension: "ext.local", Owner: "test", Dir: dir, Log: slog.New(slog.DiscardHandler),
+		Extension: "ext.local", Owner: ours("test"), Dir: dir, Log: slog.New(slog.DiscardHandler),
 		Decode: func(v any) error {
 			c := v.(*Config)
 			c.Runner, c.Agent = filepath.Join(helpers, "sandboxer-runner"), filepath.Join(helpers, "sandboxer-agent")
@@ -202,7 +202,7 @@ func TestImagesOfRegistries(t *testing.T) {
 	})
 	t.Run("a main process that cannot be started", func(t *testing.T) {
 		r := reg.Push(t, "broken:1", appImage(t, v1.Config{Entrypoint: []string{"/no/such/program"}}))
-		_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "broken", Generation: 1, Owner: "test", Image: r})
+		_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "broken", Generation: 1, Owner: ours("test"), Image: r})
 		if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), "/no/such/program") {
 			t.Errorf("got %v", err)
 		}
@@ -214,7 +214,7 @@ func TestImagesOfRegistries(t *testing.T) {
 			"its environment variable": {Env: []string{"SANDBOXER_AGENT_TOKEN=mine"}},
 		} {
 			r := reg.Push(t, "odd:"+strings.ReplaceAll(name, " ", "-"), appImage(t, c))
-			_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "odd", Generation: 1, Owner: "test", Image: r})
+			_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "odd", Generation: 1, Owner: ours("test"), Image: r})
 			if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), name) {
 				t.Errorf("%s: got %v", name, err)
 			}
@@ -248,7 +248,7 @@ func TestHostileImages(t *testing.T) {
 				t.Fatal(err)
 			}
 			ref := reg.Push(t, "hostile/"+strings.NewReplacer(" ", "-", ",", "").Replace(name)+":1", img)
-			_, err = e.Provision(t.Context(), sandboxer.Spec{ID: "hostile", Generation: 1, Owner: "test", Image: ref})
+			_, err = e.Provision(t.Context(), sandboxer.Spec{ID: "hostile", Generation: 1, Owner: ours("test"), Image: ref})
 			if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), c.says) {
 				t.Errorf("got %v; want %q", err, c.says)
 			}
@@ -348,7 +348,7 @@ func TestCreateCalledOffWhilePulling(t *testing.T) {
 			cancel()
 		}
 	})
-	_, err := e.Provision(ctx, sandboxer.Spec{ID: "off", Generation: 1, Owner: "test", Image: ref})
+	_, err := e.Provision(ctx, sandboxer.Spec{ID: "off", Generation: 1, Owner: ours("test"), Image: ref})
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v", err)
 	}
