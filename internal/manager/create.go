@@ -335,7 +335,7 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 		return nil, m.explain(ctx, o, sb, err)
 	}
 	m.ring(sb.ID)
-	m.alarm(sb.ExpiresAt)
+	m.alarm(time.Time{}, sb.ExpiresAt)
 	j.recorded = true
 	m.know(j, sb)
 	return m.build(ctx, j, sb)

@@ -51,13 +51,14 @@ func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func
 		}
 		err := m.store.UpdateSandbox(ctx, &next, w)
 		if err == nil {
+			expired, retried := sb.ExpiresAt, sb.RetryAt
 			*sb = next
 			if sb.State != sandboxer.Running {
 				m.endVisits(sb.ID, 0)
 			}
 			m.ring(sb.ID)
-			m.alarm(sb.ExpiresAt)
-			m.alarm(sb.RetryAt)
+			m.alarm(expired, sb.ExpiresAt)
+			m.alarm(retried, sb.RetryAt)
 			return nil
 		}
 		if !isKind(err, sandboxer.Conflict) {

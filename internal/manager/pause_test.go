@@ -327,7 +327,7 @@ func TestPauseMoney(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newVaultRig(t, func(s *setup) {
 			quiet(s)
-			s.opts.SweepEvery = 30 * time.Second
+			s.opts.SweepEvery = 10 * time.Minute // there are days to be swept
 			s.opts.Vault = nil
 			s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.nap", Extension: "ext.fake", TTL: time.Hour, MaxTTL: 4 * time.Hour,
 				OnTTL: sandboxer.ExpiryPause, MaxPaused: 24 * time.Hour, Price: sandboxer.Price{PerHour: 120_000}})

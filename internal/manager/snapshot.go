@@ -273,8 +273,10 @@ func (m *Manager) putSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord
 	err := m.store.Write(ctx, w)
 	if err == nil {
 		m.ring(rec.SandboxID)
-		m.alarm(rec.RetryAt)
-		m.alarm(rec.ExpiresAt)
+		m.alarm(time.Time{}, rec.RetryAt)
+		if rec.State == sandboxer.SnapshotSealed {
+			m.alarm(time.Time{}, rec.ExpiresAt)
+		}
 	}
 	return err
 }

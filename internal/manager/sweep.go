@@ -123,10 +123,15 @@ func (m *Manager) poke() {
 }
 
 // alarm has the loop look at the time at, if that comes before the next tick would
-// see to it anyway.
-func (m *Manager) alarm(at time.Time) {
-	if d := time.Until(at); d > 0 && d <= m.opts.SweepEvery {
+// see to it anyway. If it has passed already, the loop looks at once, but only if it is
+// another time than before: it may have passed while it was being written.
+func (m *Manager) alarm(before, at time.Time) {
+	switch d := time.Until(at); {
+	case at.IsZero() || d > m.opts.SweepEvery:
+	case d > 0:
 		time.AfterFunc(d, m.poke)
+	case !at.Equal(before):
+		m.poke()
 	}
 }
 
@@ -191,8 +196,8 @@ func (m *Manager) isQuiet() bool {
 // act decides about sb and sets the action in motion, unless the sweep has something
 // queued for it already.
 func (m *Manager) act(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness) {
-	m.alarm(sb.ExpiresAt)
-	m.alarm(sb.RetryAt)
+	m.alarm(sb.ExpiresAt, sb.ExpiresAt)
+	m.alarm(sb.RetryAt, sb.RetryAt)
 	stored := sb.UsedAt
 	a := decide(m.fresh(sb), seen, m.working(sb.ID), time.Now())
 	timed := a.reason == sandboxer.ReasonExpired || a.reason == sandboxer.ReasonIdle

@@ -49,6 +49,29 @@ func TestExpiry(t *testing.T) {
 	})
 }
 
+// TestExpiryPassesWhileWritten: a time that is over by the time its record says so is
+// seen to at once, not an hour later.
+func TestExpiryPassesWhileWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(s *setup) {
+			s.opts.fail = func(p point) {
+				if p == pRenew+".after" {
+					time.Sleep(10 * time.Second) // a slow backend
+				}
+			}
+		})
+		sb := r.create(sandboxer.CreateRequest{TTL: 10 * time.Minute})
+		if _, err := r.Extend(acme, sb.ID, Extend{TTL: time.Second}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if got := r.get(sb.ID); got.State != sandboxer.Terminated || got.Reason != sandboxer.ReasonExpired {
+			t.Errorf("it is %s %s, and expired at %s", got.State, got.Reason, got.ExpiresAt)
+		}
+		r.sound(0)
+	})
+}
+
 // TestExpiryAtStart ends at once what expired while no broker lived.
 func TestExpiryAtStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
