@@ -234,6 +234,23 @@ func TestGC(t *testing.T) {
 
 var errCrash = errors.New("the broker ends here")
 
+// newMemoryDir is newDir without the wait for a disk, where that can be had: what dies
+// in these tests is the broker, never the machine.
+func newMemoryDir(t testing.TB) *Dir {
+	t.Helper()
+	path, err := os.MkdirTemp("/dev/shm", "sandboxer-checkpoint-")
+	if err != nil {
+		return newDir(t)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(path) })
+	d, err := OpenDir(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
 // TestEndAnywhere ends a broker at every step of saving, dropping and collecting,
 // before and after the step took effect, and looks at what the next one finds.
 func TestEndAnywhere(t *testing.T) {
@@ -241,12 +258,13 @@ func TestEndAnywhere(t *testing.T) {
 	for _, e := range encodings {
 		for _, after := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/after=%t", e, after), func(t *testing.T) {
+				t.Parallel()
 				stride := int64(1)
 				if testing.Short() {
 					stride = 7
 				}
 				for at := int64(1); ; at += stride {
-					dir := newDir(t)
+					dir := newMemoryDir(t)
 					b := newBroken(dir)
 					s := newStore(t, b, Options{Encoding: e})
 					want := save(t, s, "base", base).Payload.Digest
@@ -329,7 +347,7 @@ func TestSaveBesideGC(t *testing.T) {
 	one := noise(t, 1, 2)
 	refused, meetings := 0, 0
 	for at := int64(1); ; at++ {
-		b := newBroken(newDir(t))
+		b := newBroken(newMemoryDir(t))
 		saver, collector := newStore(t, b, Options{}), newStore(t, b, Options{})
 		save(t, saver, "old", one)
 		if err := saver.Drop(t.Context(), "old"); err != nil {
