@@ -348,7 +348,7 @@ func (e *engine) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s
 		}
 		if v := r.Snapshot.Meta["gvisor"]; v != version.Version() {
 			return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s was saved by another version of gVisor (%s; this program has %s), which cannot be restored", s.SnapshotID, v, version.Version()).
-				WithHint("its files can, if it was saved as portable too: sandboxer restore --portable")
+				WithHint("its files can, if it was saved as portable too: sandboxer restore --kind portable")
 		}
 		// gVisor gives what it restores the limits that it had inside.
 		if had, want := from.Record.Limits, spec.Limits; had.DiskBytes != want.DiskBytes || had.PIDs != want.PIDs {

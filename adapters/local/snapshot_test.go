@@ -5,6 +5,7 @@ package local
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -116,19 +117,22 @@ func TestSnapshotOfABusySandbox(t *testing.T) {
 func TestRestoreAfterTheFuse(t *testing.T) {
 	e := openTest(t)
 	for _, awake := range []bool{false, true} {
-		h := up(t, e, sandboxer.Spec{Fuse: time.Now().Add(3 * time.Second)})
-		if awake {
-			if _, err := e.StatFile(t.Context(), h, "/"); err != nil {
-				t.Fatal(err)
+		t.Run(fmt.Sprintf("awake=%t", awake), func(t *testing.T) {
+			t.Parallel()
+			h := up(t, e, sandboxer.Spec{Fuse: time.Now().Add(3 * time.Second)})
+			if awake {
+				if _, err := e.StatFile(t.Context(), h, "/"); err != nil {
+					t.Fatal(err)
+				}
 			}
-		}
-		s := snapshot(t, e, h)
-		time.Sleep(4 * time.Second)
-		copied := restored(t, e, sandboxer.Spec{Fuse: time.Now().Add(time.Hour)}, s)
-		time.Sleep(12 * time.Second) // the time of grace, and more
-		if l, err := e.IsAlive(t.Context(), copied); l != sandboxer.Alive {
-			t.Errorf("agent awake %t: the copy is %s, %v", awake, l, err)
-		}
+			s := snapshot(t, e, h)
+			time.Sleep(4 * time.Second)
+			copied := restored(t, e, sandboxer.Spec{Fuse: time.Now().Add(time.Hour)}, s)
+			time.Sleep(12 * time.Second) // the time of grace, and more
+			if l, err := e.IsAlive(t.Context(), copied); l != sandboxer.Alive {
+				t.Errorf("the copy is %s, %v", l, err)
+			}
+		})
 	}
 }
 

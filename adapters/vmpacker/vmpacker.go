@@ -272,7 +272,7 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 	}
 	if !known && !e.allowed(m.target.Addr) {
 		return nil, sandboxer.E(sandboxer.Denied, nil, "%s does not let callers attach to %q", e.env.Extension, m.target.Addr).
-			WithHint("the operator may add it: sandboxer host add, or targets in the extension's config")
+			WithHint("the operator may add it to targets in the extension's config, or with: sandboxer host add")
 	}
 	if m.draining {
 		return nil, sandboxer.E(sandboxer.Exhausted, nil, "host %s is being drained and takes no new sandbox", alias)
