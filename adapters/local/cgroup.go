@@ -168,21 +168,6 @@ func (c *cgroups) attach(name string, pids []int) error {
 	return nil
 }
 
-// inside reports whether pid is in the sandbox's group already.
-func (c *cgroups) inside(name string, pid int) bool {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err != nil {
-		return true // gone
-	}
-	n := 0
-	for line := range strings.Lines(string(data)) {
-		if strings.HasSuffix(strings.TrimSpace(line), "/"+name) {
-			n++
-		}
-	}
-	return n >= len(c.roots)
-}
-
 // remove deletes the sandbox's groups. A group stays busy for a moment after its
 // last process was killed, so that is waited for.
 func (c *cgroups) remove(name string) (removed bool, err error) {

@@ -336,12 +336,8 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 		err = aerr
 	}
 	if err == nil && e.cgroups.usable() {
-		var late []int
-		for _, pid := range processTree(pids...) {
-			if !e.cgroups.inside(name, pid) {
-				late = append(late, pid)
-			}
-		}
+		// Whether they are inside already is dearer to learn than to make sure of.
+		late := slices.DeleteFunc(processTree(pids...), func(pid int) bool { return slices.Contains(pids, pid) })
 		err = e.cgroups.attach(name, late)
 	}
 	if link != nil {
