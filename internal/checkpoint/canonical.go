@@ -18,8 +18,12 @@ import (
 // A sink takes the canonical tar and stores it.
 type sink interface {
 	io.Writer
-	// finish completes what was written and says where it is. After an error, and
-	// instead of finish, abort gives up.
+	// space returns room for what comes next, at least a byte, and fill takes over the
+	// first n bytes of it, without a copy where that can be.
+	space() ([]byte, error)
+	fill(n int) error
+	// finish completes what was written and says where it is; the digest is the
+	// caller's affair. After an error, and instead of finish, abort gives up.
 	finish() (part, error)
 	abort()
 }
@@ -193,17 +197,19 @@ type emitter struct {
 	sink  sink
 	n     int64
 	files []File
-	hash  *blake3.Hasher
+	tree  *blake3.Hasher // headers, and the digests of contents
+	hash  *blake3.Hasher // the contents of one file
 	head  []byte
-	buf   []byte
 	done  bool
 }
 
 func newEmitter(s sink) *emitter {
-	return &emitter{sink: s, hash: blake3.New(), buf: make([]byte, copySize)}
+	return &emitter{sink: s, tree: blake3.New(), hash: blake3.New()}
 }
 
+// write writes what is not contents.
 func (em *emitter) write(p []byte) error {
+	_, _ = em.tree.Write(p)
 	n, err := em.sink.Write(p)
 	em.n += int64(n)
 	return err
@@ -221,7 +227,11 @@ func (em *emitter) emit(e *entry, body io.Reader) error {
 		f.Data = em.n
 		em.hash.Reset()
 		for left := e.size; left > 0; {
-			n, err := io.ReadAtLeast(body, em.buf[:min(left, copySize)], 1)
+			room, err := em.sink.space()
+			if err != nil {
+				return err
+			}
+			n, err := io.ReadAtLeast(body, room[:min(left, int64(len(room)))], 1)
 			if err == io.EOF || err == io.ErrUnexpectedEOF {
 				return refuse("%q has %d bytes less than its header says", e.name, left)
 			}
@@ -229,12 +239,15 @@ func (em *emitter) emit(e *entry, body io.Reader) error {
 				return err
 			}
 			left -= int64(n)
-			_, _ = em.hash.Write(em.buf[:n])
-			if err := em.write(em.buf[:n]); err != nil {
+			em.n += int64(n)
+			_, _ = em.hash.Write(room[:n])
+			if err := em.sink.fill(n); err != nil {
 				return err
 			}
 		}
-		f.Digest = digestOf(em.hash)
+		sum := [32]byte(em.hash.Sum(nil))
+		_, _ = em.tree.Write(sum[:])
+		f.Digest = digest(sum)
 		if err := em.write(zeros[:padded(e.size)-e.size]); err != nil {
 			return err
 		}
@@ -248,7 +261,9 @@ func (em *emitter) finish() (part, error) {
 		return part{}, err
 	}
 	em.done = true
-	return em.sink.finish()
+	p, err := em.sink.finish()
+	p.Digest = digestOf(em.tree)
+	return p, err
 }
 
 func (em *emitter) abort() {

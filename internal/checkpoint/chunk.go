@@ -16,10 +16,10 @@ type cutter struct {
 	gear                [256]uint64
 }
 
-// newCutter cuts into chunks of normal bytes, a power of two, on the average, of a
-// quarter of it at the least and four times it at the most.
+// newCutter cuts into chunks of normal bytes, a power of two, on the average, of half
+// of it at the least and four times it at the most.
 func newCutter(normal int) *cutter {
-	c := &cutter{least: normal / 4, normal: normal, most: normal * 4}
+	c := &cutter{least: normal / 2, normal: normal, most: normal * 4}
 	n := bits.TrailingZeros(uint(normal))
 	// The upper bits of the hash depend on the last 64 bytes, the lower ones on fewer.
 	c.hard = ^uint64(0) << (64 - n - 2)

@@ -1,15 +1,21 @@
 package checkpoint
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
+	"hash/maphash"
 	"io"
 	"runtime"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/zeebo/blake3"
+
+	"github.com/sand-boxer/sandboxer"
 )
 
 // chunkSize is the normal size of a chunk of a payload, manifestChunk that of a
@@ -25,6 +31,7 @@ type packer struct {
 	stop context.CancelCauseFunc
 	s    *Store
 	enc  *zstd.Encoder
+	seed maphash.Seed
 
 	buffers sync.Pool
 
@@ -41,7 +48,7 @@ type packer struct {
 }
 
 func (s *Store) newPacker(ctx context.Context) *packer {
-	p := &packer{s: s, enc: s.enc, claimed: map[id]bool{}, used: map[string]bool{}, fresh: map[string]bool{}, errs: make(chan error, 1)}
+	p := &packer{s: s, enc: s.enc, seed: maphash.MakeSeed(), claimed: map[id]bool{}, used: map[string]bool{}, fresh: map[string]bool{}, errs: make(chan error, 1)}
 	p.ctx, p.stop = context.WithCancelCause(ctx)
 	return p
 }
@@ -52,6 +59,7 @@ type packWriter struct {
 	w      *io.PipeWriter
 	n      int64
 	places []place
+	sums   []uint64 // of what is stored of each, and of the index at last
 	put    chan error
 }
 
@@ -71,10 +79,12 @@ type prepared struct {
 	id     id
 	size   int
 	stored []byte // nil: the store has it
-	pack   string // then: where
+	sum    uint64 // of stored
+	pack   string // where the store has it
 }
 
-// prepare digests a chunk, and compresses it if it is new. It is called concurrently.
+// prepare digests a chunk, and compresses it if it is new. What does not decompress to
+// the chunk is not used. It is called concurrently.
 func (p *packer) prepare(chunk []byte) prepared {
 	c := prepared{id: blake3.Sum256(chunk), size: len(chunk)}
 	if pack, ok := p.s.chunks.find(c.id); ok {
@@ -90,11 +100,24 @@ func (p *packer) prepare(chunk []byte) prepared {
 		if buf == nil {
 			buf = new([]byte)
 		}
-		if c.stored = p.enc.EncodeAll(chunk, (*buf)[:0]); len(c.stored) >= len(chunk) {
+		c.stored = p.enc.EncodeAll(chunk, (*buf)[:0])
+		if len(c.stored) >= len(chunk) || !p.restores(c.stored, chunk) {
 			c.stored = append(c.stored[:0], chunk...)
 		}
+		c.sum = maphash.Bytes(p.seed, c.stored)
 	}
 	return c
+}
+
+// restores reports whether stored decompresses to chunk.
+func (p *packer) restores(stored, chunk []byte) bool {
+	buf, _ := p.buffers.Get().(*[]byte)
+	if buf == nil {
+		buf = new([]byte)
+	}
+	out, err := p.s.dec.DecodeAll(stored, slices.Grow((*buf)[:0], len(chunk)))
+	p.buffers.Put(&out)
+	return err == nil && bytes.Equal(out, chunk)
 }
 
 // add writes a prepared chunk. It is not called concurrently.
@@ -110,6 +133,7 @@ func (p *packer) add(c prepared) error {
 	}
 	w := p.cur
 	w.places = append(w.places, place{id: c.id, offset: w.n, stored: uint32(len(c.stored)), size: uint32(c.size)})
+	w.sums = append(w.sums, c.sum)
 	if err := w.write(c.stored); err != nil {
 		return err
 	}
@@ -139,8 +163,8 @@ func (p *packer) open() {
 	_ = pw.write([]byte(packMagic)) // its error is that of the next write
 }
 
-// close completes the current pack. The store makes it durable while the next one is
-// being filled; flush waits for all.
+// close completes the current pack. The store makes it durable, and it is read back,
+// while the next one is being filled; flush waits for all.
 func (p *packer) close() error {
 	w := p.cur
 	if w == nil {
@@ -148,6 +172,7 @@ func (p *packer) close() error {
 	}
 	p.cur = nil
 	tail := appendIndex(nil, w.places)
+	w.sums = append(w.sums, maphash.Bytes(p.seed, tail))
 	if err := w.write(tail); err != nil {
 		_ = w.w.CloseWithError(err)
 		return errors.Join(err, <-w.put)
@@ -161,6 +186,9 @@ func (p *packer) close() error {
 			err = p.s.putBytes(p.ctx, indexPrefix+w.name, append([]byte(packMagic), tail...))
 		}
 		if err == nil {
+			err = p.readBack(w, len(tail))
+		}
+		if err == nil {
 			p.s.chunks.add(w.name, w.places)
 		}
 		p.fail(err)
@@ -168,7 +196,48 @@ func (p *packer) close() error {
 	return nil
 }
 
-// flush makes everything durable that was added.
+// readBack reads a pack and compares every chunk with what was put.
+func (p *packer) readBack(w *packWriter, tail int) error {
+	r, err := p.s.blobs.Get(p.ctx, packPrefix+w.name, 0, w.n)
+	if sandboxer.KindOf(err) == sandboxer.NotFound {
+		return moved() // it was put so long ago that GC has taken it
+	}
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	buf := make([]byte, 0, maxChunk)
+	next := func(n int) error {
+		buf = slices.Grow(buf[:0], n)[:n]
+		if _, err := io.ReadFull(r, buf); err != nil {
+			if err == io.EOF || err == io.ErrUnexpectedEOF {
+				err = damaged(err, "pack %s is shorter than what was stored", w.name)
+			}
+			return err
+		}
+		return nil
+	}
+	if err := next(len(packMagic)); err != nil {
+		return err
+	}
+	same := string(buf) == packMagic
+	for i, sum := range w.sums {
+		n := tail
+		if i < len(w.places) {
+			n = int(w.places[i].stored)
+		}
+		if err := next(n); err != nil {
+			return err
+		}
+		same = same && maphash.Bytes(p.seed, buf) == sum
+	}
+	if !same {
+		return damaged(nil, "pack %s does not hold what was stored", w.name)
+	}
+	return nil
+}
+
+// flush makes everything durable that was added, and verifies it.
 func (p *packer) flush() error {
 	err := p.close()
 	p.wait.Wait()
@@ -193,24 +262,39 @@ func (p *packer) abandon() {
 }
 
 // A chunkSink cuts what is written to it and gives the chunks to a packer, in order,
-// while several processors prepare them.
+// while several processors prepare them. Chunks are stretches of the windows that the
+// stream is read into; nothing is copied but what a window's end cuts off.
 type chunkSink struct {
 	p      *packer
 	cut    *cutter
-	window []byte // not cut yet
+	win    *window
+	start  int // in win: what is not cut yet
 	size   int64
 	order  chan *chunkJob
 	work   chan *chunkJob
-	pool   sync.Pool
+	free   sync.Pool // of windows
 	done   chan struct{}
 	worker sync.WaitGroup
 
-	hash *blake3.Hasher // of everything
-	ids  []byte
-	err  error // of the packer; read after done
+	ids []byte
+	err error // of the packer; read after done
+}
+
+// A window holds a stretch of the stream until its last chunk is stored.
+type window struct {
+	buf   []byte
+	users atomic.Int32 // chunks, and the sink as long as it fills it
+}
+
+func (k *chunkSink) release(w *window) {
+	if w.users.Add(-1) == 0 {
+		w.buf = w.buf[:0]
+		k.free.Put(w)
+	}
 }
 
 type chunkJob struct {
+	win  *window
 	data []byte
 	c    prepared
 	done chan struct{}
@@ -218,8 +302,9 @@ type chunkJob struct {
 
 func newChunkSink(p *packer, cut *cutter) *chunkSink {
 	n := runtime.GOMAXPROCS(0)
-	k := &chunkSink{p: p, cut: cut, window: make([]byte, 0, 8*cut.most),
-		order: make(chan *chunkJob, 4*n), work: make(chan *chunkJob, 4*n), done: make(chan struct{}), hash: blake3.New()}
+	k := &chunkSink{p: p, cut: cut, order: make(chan *chunkJob, 8*n), work: make(chan *chunkJob, 8*n), done: make(chan struct{})}
+	k.free.New = func() any { return &window{buf: make([]byte, 0, 8*cut.most)} }
+	k.win = k.newWindow()
 	for range n {
 		k.worker.Go(func() {
 			for j := range k.work {
@@ -234,12 +319,15 @@ func newChunkSink(p *packer, cut *cutter) *chunkSink {
 	return k
 }
 
+func (k *chunkSink) newWindow() *window {
+	w := k.free.Get().(*window)
+	w.users.Store(1)
+	return w
+}
+
 func (k *chunkSink) collect() {
 	defer close(k.done)
 	for j := range k.order {
-		if k.err == nil {
-			_, _ = k.hash.Write(j.data)
-		}
 		<-j.done
 		if k.err == nil {
 			if k.err = context.Cause(k.p.ctx); k.err == nil {
@@ -248,44 +336,58 @@ func (k *chunkSink) collect() {
 			}
 			k.p.fail(k.err)
 		}
-		k.pool.Put(&j.data)
+		k.release(j.win)
 	}
 }
 
 // Write takes p. It fails after the packer has.
 func (k *chunkSink) Write(p []byte) (int, error) {
-	if k.p.ctx.Err() != nil {
-		return 0, context.Cause(k.p.ctx)
-	}
-	k.size += int64(len(p))
 	for rest := p; len(rest) > 0; {
-		n := min(len(rest), cap(k.window)-len(k.window))
-		k.window = append(k.window, rest[:n]...)
+		room, err := k.space()
+		if err != nil {
+			return len(p) - len(rest), err
+		}
+		n := copy(room, rest)
 		rest = rest[n:]
-		if len(k.window) == cap(k.window) {
-			k.drain(k.cut.most)
+		if err := k.fill(n); err != nil {
+			return len(p) - len(rest), err
 		}
 	}
 	return len(p), nil
 }
 
+// space fails after the packer has.
+func (k *chunkSink) space() ([]byte, error) {
+	if k.p.ctx.Err() != nil {
+		return nil, context.Cause(k.p.ctx)
+	}
+	if w := k.win; len(w.buf) == cap(w.buf) {
+		k.win = k.newWindow()
+		k.win.buf = append(k.win.buf, w.buf[k.start:]...) // less than a chunk
+		k.start = 0
+		k.release(w)
+	}
+	b := k.win.buf
+	return b[len(b):cap(b)], nil
+}
+
+func (k *chunkSink) fill(n int) error {
+	k.win.buf = k.win.buf[:len(k.win.buf)+n]
+	k.size += int64(n)
+	k.drain(k.cut.most)
+	return nil
+}
+
 // drain cuts until less than keep bytes are left.
 func (k *chunkSink) drain(keep int) {
-	w := k.window
-	for len(w) >= max(keep, 1) {
-		n := k.cut.cut(w)
-		j := &chunkJob{done: make(chan struct{})}
-		if b, ok := k.pool.Get().(*[]byte); ok {
-			j.data = (*b)[:0]
-		} else {
-			j.data = make([]byte, 0, k.cut.most)
-		}
-		j.data = append(j.data, w[:n]...)
-		w = w[n:]
+	for w := k.win; len(w.buf)-k.start >= max(keep, 1); {
+		n := k.cut.cut(w.buf[k.start:])
+		w.users.Add(1)
+		j := &chunkJob{win: w, data: w.buf[k.start : k.start+n], done: make(chan struct{})}
+		k.start += n
 		k.order <- j
 		k.work <- j
 	}
-	k.window = k.window[:copy(k.window, w)]
 }
 
 func (k *chunkSink) end() {
@@ -295,16 +397,11 @@ func (k *chunkSink) end() {
 	k.worker.Wait()
 }
 
+// finish says where everything will be once the packer is flushed.
 func (k *chunkSink) finish() (part, error) {
 	k.drain(0)
 	k.end()
-	if k.err != nil {
-		return part{}, k.err
-	}
-	if err := k.p.flush(); err != nil {
-		return part{}, err
-	}
-	return part{Digest: digestOf(k.hash), Size: k.size, Chunks: k.ids}, nil
+	return part{Size: k.size, Chunks: k.ids}, k.err
 }
 
 func (k *chunkSink) abort() {

@@ -15,7 +15,7 @@ import (
 // A part says where one stream of bytes is in a store: as chunks, as one compressed
 // object, or compressed in the record itself.
 type part struct {
-	Digest string `json:"digest"` // "blake3:…", of the bytes
+	Digest string `json:"digest"` // "blake3:…", of the bytes; of a payload: of its tree
 	Size   int64  `json:"size"`
 	Chunks []byte `json:"chunks,omitempty"` // IDs, 32 bytes each, one after the other
 	Stream string `json:"stream,omitempty"` // name of an object
@@ -124,6 +124,72 @@ func (v *verifier) Read(p []byte) (int, error) {
 }
 
 func (v *verifier) Close() error { return v.r.Close() }
+
+// openPayload reads a payload from its beginning and verifies the digest of every file
+// and, where it ends, of the whole.
+func (s *Store) openPayload(ctx context.Context, p part, files []File) (io.ReadCloser, error) {
+	r, err := s.openAt(ctx, p, 0, p.Size)
+	if err != nil {
+		return nil, err
+	}
+	return &treeVerifier{r: r, part: p, files: files, tree: blake3.New(), hash: blake3.New()}, nil
+}
+
+// treeVerifier is a verifier for a payload, whose digest is that of its tree: of the
+// payload with the digest of each file in place of its contents.
+type treeVerifier struct {
+	r     io.ReadCloser
+	part  part
+	files []File // that are still to come
+	tree  *blake3.Hasher
+	hash  *blake3.Hasher // of the contents of the first of them
+	n     int64
+}
+
+func (v *treeVerifier) Read(p []byte) (int, error) {
+	n, err := v.r.Read(p)
+	for b := p[:n]; len(b) > 0; {
+		for len(v.files) > 0 && v.files[0].Type != TypeFile {
+			v.files = v.files[1:]
+		}
+		k := int64(len(b))
+		switch {
+		case len(v.files) == 0:
+			_, _ = v.tree.Write(b)
+		case v.n < v.files[0].Data:
+			k = min(k, v.files[0].Data-v.n)
+			_, _ = v.tree.Write(b[:k])
+		default:
+			f := &v.files[0]
+			k = min(k, f.Data+f.Size-v.n)
+			_, _ = v.hash.Write(b[:k])
+			if v.n+k == f.Data+f.Size {
+				sum := [32]byte(v.hash.Sum(nil))
+				if digest(sum) != f.Digest {
+					return 0, damaged(nil, "%q in the checkpoint was changed", f.Path)
+				}
+				_, _ = v.tree.Write(sum[:])
+				v.hash.Reset()
+				v.files = v.files[1:]
+			}
+		}
+		b, v.n = b[k:], v.n+k
+	}
+	if v.n > v.part.Size {
+		return 0, damaged(nil, "the checkpoint is longer than its record says")
+	}
+	if err == io.EOF {
+		if v.n < v.part.Size {
+			return n, damaged(nil, "the checkpoint is shorter than its record says")
+		}
+		if got := digestOf(v.tree); got != v.part.Digest {
+			return n, damaged(nil, "the checkpoint has the digest %s instead of %s", got, v.part.Digest)
+		}
+	}
+	return n, err
+}
+
+func (v *treeVerifier) Close() error { return v.r.Close() }
 
 // A chunkReader reads chunks ahead, a few stretches at a time, and verifies each.
 type chunkReader struct {

@@ -223,7 +223,12 @@ func (w *writing) payload(r io.Reader, rules Rules, keep Keep) (*canonical, erro
 			}
 			return newChunkSink(w.p, w.s.cut)
 		},
-		reopen: func(p part) (io.ReadCloser, error) { return w.s.open(w.ctx, p) },
+		reopen: func(p part) (io.ReadCloser, error) {
+			if err := w.p.flush(); err != nil {
+				return nil, err
+			}
+			return w.s.openAt(w.ctx, p, 0, p.Size)
+		},
 	}
 	return c.run(w.ctx, r)
 }
@@ -231,6 +236,8 @@ func (w *writing) payload(r io.Reader, rules Rules, keep Keep) (*canonical, erro
 type brokenSink struct{ err error }
 
 func (b brokenSink) Write([]byte) (int, error) { return 0, b.err }
+func (b brokenSink) space() ([]byte, error)    { return nil, b.err }
+func (b brokenSink) fill(int) error            { return b.err }
 func (b brokenSink) finish() (part, error)     { return part{}, b.err }
 func (b brokenSink) abort()                    {}
 
@@ -265,10 +272,8 @@ func (w *writing) seal(m *Manifest, data []byte, payload part, signer KeyID, sig
 	if err := w.kept(); err != nil {
 		return nil, err
 	}
-	for _, p := range []part{man, payload} {
-		if err := s.readBack(w.ctx, p); err != nil {
-			return nil, err
-		}
+	if err := w.readBack(man, payload, m.Files); err != nil {
+		return nil, err
 	}
 	// The pending record held everything so far only if it is still there. It is not if
 	// this took longer than the grace period, or the store's clock jumped.
@@ -310,7 +315,9 @@ func (w *writing) manifest(data []byte) (part, error) {
 		k.abort()
 		return part{}, err
 	}
-	return k.finish()
+	p, err := k.finish()
+	p.Digest = digest(blake3.Sum256(data))
+	return p, err
 }
 
 // kept checks that every pack in use is there and not about to be deleted.
@@ -319,15 +326,10 @@ func (w *writing) kept() error {
 	if err != nil {
 		return err
 	}
-	old := false
 	for name := range w.p.used {
 		if condemned[name] {
 			return moved()
 		}
-		old = old || !w.p.fresh[name]
-	}
-	if !old {
-		return nil
 	}
 	// In this order: a deletion ends with the removal of the mark, so a pack without a
 	// mark that is gone is missing here.
@@ -349,21 +351,47 @@ func moved() error {
 	return sandboxer.E(sandboxer.Unavailable, nil, "the store removes data that the new checkpoint has in common with dropped ones").WithHint("try again")
 }
 
-// readBack reads a part and compares it with what was written. For chunks that is the
-// digest of each of them: the digest of the whole was taken of the very bytes that these
-// were taken of, so it says nothing more.
-func (s *Store) readBack(ctx context.Context, p part) error {
-	open := s.open
-	if p.Chunks != nil {
-		open = func(ctx context.Context, p part) (io.ReadCloser, error) { return s.openAt(ctx, p, 0, p.Size) }
+// readBack verifies what the packer has not: payloads that are streams, and the chunks
+// that were there before.
+func (w *writing) readBack(man, payload part, files []File) error {
+	s := w.s
+	var old part
+	for _, p := range []part{man, payload} {
+		for ids := p.Chunks; len(ids) > 0; ids = ids[32:] {
+			a, ok := s.chunks.locate(id(ids[:32]))
+			if !ok {
+				return moved()
+			}
+			if !w.p.fresh[a.pack] {
+				old.Chunks = append(old.Chunks, ids[:32]...)
+				old.Size += int64(a.size)
+			}
+		}
 	}
-	r, err := open(ctx, p)
-	if err != nil {
-		return err
+	var read []io.ReadCloser
+	if old.Size > 0 {
+		r, err := s.openAt(w.ctx, old, 0, old.Size)
+		if err != nil {
+			return err
+		}
+		read = append(read, r)
 	}
-	defer r.Close()
-	_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{r}, make([]byte, copySize))
-	return err
+	if payload.Stream != "" {
+		r, err := s.openPayload(w.ctx, payload, files)
+		if err != nil {
+			return err
+		}
+		read = append(read, r)
+	}
+	buf := make([]byte, copySize)
+	var first error
+	for _, r := range read {
+		if first == nil {
+			_, first = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{r}, buf)
+		}
+		first = errors.Join(first, r.Close())
+	}
+	return first
 }
 
 // mark is what an object holds that says everything by its name.
@@ -499,7 +527,7 @@ func (s *Store) Open(ctx context.Context, id string) (*Manifest, io.ReadCloser, 
 	if err != nil {
 		return nil, nil, err
 	}
-	r, err := s.open(ctx, rec.Payload)
+	r, err := s.openPayload(ctx, rec.Payload, m.Files)
 	if err != nil {
 		_ = release()
 		return nil, nil, err

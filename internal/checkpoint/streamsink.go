@@ -7,7 +7,6 @@ import (
 	"io"
 
 	"github.com/klauspost/compress/zstd"
-	"github.com/zeebo/blake3"
 )
 
 // A streamSink stores what is written to it as one compressed object.
@@ -17,7 +16,7 @@ type streamSink struct {
 	enc  *zstd.Encoder
 	w    *io.PipeWriter
 	put  chan error
-	hash *blake3.Hasher
+	buf  []byte
 	n    int64
 	out  counter
 	name string
@@ -36,7 +35,7 @@ func (c *counter) Write(p []byte) (int, error) {
 
 func (s *Store) newStreamSink(ctx context.Context) (*streamSink, error) {
 	r, w := io.Pipe()
-	k := &streamSink{w: w, put: make(chan error, 1), hash: blake3.New(), name: streamPrefix + rand.Text(), out: counter{w: w}}
+	k := &streamSink{w: w, put: make(chan error, 1), buf: make([]byte, copySize), name: streamPrefix + rand.Text(), out: counter{w: w}}
 	k.ctx, k.stop = context.WithCancel(ctx)
 	var err error
 	if k.enc, err = zstd.NewWriter(&k.out, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(2)); err != nil {
@@ -51,9 +50,15 @@ func (s *Store) newStreamSink(ctx context.Context) (*streamSink, error) {
 }
 
 func (k *streamSink) Write(p []byte) (int, error) {
-	_, _ = k.hash.Write(p)
 	k.n += int64(len(p))
 	return k.enc.Write(p)
+}
+
+func (k *streamSink) space() ([]byte, error) { return k.buf, nil }
+
+func (k *streamSink) fill(n int) error {
+	_, err := k.Write(k.buf[:n])
+	return err
 }
 
 func (k *streamSink) finish() (part, error) {
@@ -67,7 +72,7 @@ func (k *streamSink) finish() (part, error) {
 	if err = errors.Join(<-k.put, err); err != nil {
 		return part{}, err
 	}
-	return part{Digest: digestOf(k.hash), Size: k.n, Stream: k.name}, nil
+	return part{Size: k.n, Stream: k.name}, nil
 }
 
 func (k *streamSink) abort() {

@@ -34,11 +34,11 @@ const envelopeFormat = "sandboxer.checkpoint.export/1"
 // Export writes the checkpoint id to w as one file. The kinds are those of Open; after
 // an error what was written is of no use.
 func (s *Store) Export(ctx context.Context, id string, w io.Writer) (err error) {
-	_, data, rec, release, err := s.use(ctx, id)
+	m, data, rec, release, err := s.use(ctx, id)
 	if err != nil {
 		return err
 	}
-	src, err := s.open(ctx, rec.Payload)
+	src, err := s.openPayload(ctx, rec.Payload, m.Files)
 	if err != nil {
 		return errors.Join(err, release())
 	}

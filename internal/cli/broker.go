@@ -15,13 +15,16 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/catalog"
+	"github.com/sand-boxer/sandboxer/internal/checkpoint"
+	"github.com/sand-boxer/sandboxer/internal/checkpoint/s3"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 )
 
 // brokerConfig says what a broker is put together from.
 type brokerConfig struct {
-	Dir       string // data directory; only one process at a time may use it
+	Dir       string     // data directory; only one process at a time may use it
+	Bucket    *s3.Config // keeps portable snapshots; nil: the data directory does
 	Layers    []catalog.Layer
 	Adapters  []sandboxer.Adapter
 	Log       *slog.Logger
@@ -47,6 +50,14 @@ const (
 	keyFile   = "key"   // seals environments in the database
 	extDir    = "extensions"
 	vaultDir  = "snapshots"
+)
+
+// What snapshots left behind is removed about once in the store's grace period, and
+// soon after the start of a server that seldom lives so long; commands that are a
+// broker for a moment leave it alone.
+const (
+	tidyAfter = time.Minute
+	tidyEvery = 24 * time.Hour
 )
 
 // newBroker opens everything and makes the first sweep, which resumes what an
@@ -106,7 +117,11 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	for _, p := range cat.Profiles {
 		profiles = append(profiles, p.Profile)
 	}
-	if b.vault, err = openVault(filepath.Join(cfg.Dir, vaultDir)); err != nil {
+	var place func(context.Context) (checkpoint.Blobs, error)
+	if cfg.Bucket != nil {
+		place = func(ctx context.Context) (checkpoint.Blobs, error) { return openBucket(ctx, *cfg.Bucket, b.owner) }
+	}
+	if b.vault, err = openVault(filepath.Join(cfg.Dir, vaultDir), place); err != nil {
 		return nil, err
 	}
 	if b.manager, err = manager.New(b.store, profiles, exts, manager.Options{Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled}); err != nil {
@@ -119,7 +134,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		b.vault.tidy(tidying, time.Hour, func(err error) { cfg.Log.Warn("housekeeping of snapshots", "err", err) })
+		b.vault.tidy(tidying, tidyAfter, tidyEvery, func(err error) { cfg.Log.Warn("housekeeping of snapshots", "err", err) })
 	}()
 	b.tidied = func() { stop(); <-done }
 	return b, nil

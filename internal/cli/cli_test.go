@@ -78,6 +78,7 @@ func TestScripts(t *testing.T) {
 			e.Setenv("TZ", "UTC")
 			e.Setenv("GORACE", noRaceSleep)
 			e.Defer(func() {
+				stopServer(t, filepath.Join(home, "two")) // of scripts with two
 				stopServer(t, home)
 				os.RemoveAll(home)
 			})
@@ -93,6 +94,7 @@ func TestScripts(t *testing.T) {
 			"sleepms":  cmdSleep,
 			"expand":   cmdExpand,
 			"mkcert":   cmdMkCert,
+			"bucket":   cmdBucket,
 		},
 	})
 }

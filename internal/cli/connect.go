@@ -215,5 +215,9 @@ func (f *factory) brokerConfig() (brokerConfig, error) {
 	if err != nil {
 		return brokerConfig{}, err
 	}
-	return brokerConfig{Dir: s.get("data_dir"), History: s.span("keep_history"), Layers: layers, Adapters: f.adapters}, nil
+	bucket, err := f.snapshotStore()
+	if err != nil {
+		return brokerConfig{}, err
+	}
+	return brokerConfig{Dir: s.get("data_dir"), Bucket: bucket, History: s.span("keep_history"), Layers: layers, Adapters: f.adapters}, nil
 }

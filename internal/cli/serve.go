@@ -272,7 +272,7 @@ func serverEnv(env []string) []string {
 	for _, kv := range env {
 		switch name, val, _ := strings.Cut(kv, "="); name {
 		case "SANDBOXER_API_KEY", "SANDBOXER_API_KEY_FILE", "SANDBOXER_URL", "SANDBOXER_OUTPUT", "SANDBOXER_CONFIG_DIR":
-		case "SANDBOXER_HOME":
+		case "SANDBOXER_HOME", "SANDBOXER_S3_CREDENTIALS":
 			if abs, err := filepath.Abs(val); err == nil && val != "" {
 				out = append(out, name+"="+abs)
 			}

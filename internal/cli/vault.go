@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -12,17 +13,23 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
-// vault is the manager's vault on a store of checkpoints in a local directory.
+// vault is the manager's vault on a store of checkpoints, in a local directory or in a
+// bucket.
 type vault struct {
-	blobs *checkpoint.Dir
-	store *checkpoint.Store
 	spool string // where imports are looked at first
+	open  func(context.Context) (checkpoint.Blobs, error)
+	close func() error
+
+	mu sync.Mutex
+	s  *checkpoint.Store // nil until the place was reached
 }
 
 var _ manager.Vault = (*vault)(nil)
 
-// openVault opens, or makes, the vault in dir.
-func openVault(dir string) (*vault, error) {
+// openVault opens, or makes, the vault in dir. Checkpoints themselves are in the place
+// that place opens, if it is not nil: when they are needed first, so that a server runs,
+// and tears down, while an object store cannot be reached.
+func openVault(dir string, place func(context.Context) (checkpoint.Blobs, error)) (*vault, error) {
 	spool := filepath.Join(dir, "spool")
 	if err := os.RemoveAll(spool); err != nil { // of a process that died
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot be cleared", spool)
@@ -30,36 +37,60 @@ func openVault(dir string) (*vault, error) {
 	if err := os.MkdirAll(spool, 0o700); err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot be made", spool)
 	}
-	key, err := checkpoint.LoadKey(dir)
-	if err != nil {
+	if _, err := checkpoint.LoadKey(dir); err != nil {
 		return nil, err
 	}
-	blobs, err := checkpoint.OpenDir(filepath.Join(dir, "store"))
-	if err != nil {
-		return nil, err
+	v := &vault{spool: spool, open: place, close: func() error { return nil }}
+	if place == nil {
+		blobs, err := checkpoint.OpenDir(filepath.Join(dir, "store"))
+		if err != nil {
+			return nil, err
+		}
+		v.open, v.close = func(context.Context) (checkpoint.Blobs, error) { return blobs, nil }, blobs.Close
 	}
-	store, err := checkpoint.New(blobs, key, checkpoint.Options{SpoolDir: spool, Producer: "sandboxer " + version()})
-	if err != nil {
-		blobs.Close()
-		return nil, err
-	}
-	return &vault{blobs, store, spool}, nil
+	return v, nil
 }
 
-func (v *vault) Close() error { return v.blobs.Close() }
+func (v *vault) Close() error { return v.close() }
 
-// tidy removes what nothing needs any more, now and then, until ctx ends.
-func (v *vault) tidy(ctx context.Context, every time.Duration, failed func(error)) {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
+// store reaches the place of the checkpoints.
+func (v *vault) store(ctx context.Context) (*checkpoint.Store, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.s != nil {
+		return v.s, nil
+	}
+	key, err := checkpoint.LoadKey(filepath.Dir(v.spool))
+	if err != nil {
+		return nil, err
+	}
+	blobs, err := v.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v.s, err = checkpoint.New(blobs, key, checkpoint.Options{SpoolDir: v.spool, Producer: "sandboxer " + version()})
+	return v.s, err
+}
+
+// tidy removes what nothing needs any more, first after a while and then now and then,
+// until ctx ends. What failed is tried again an hour later.
+func (v *vault) tidy(ctx context.Context, after, every time.Duration, failed func(error)) {
+	next := time.NewTimer(after)
+	defer next.Stop()
 	for {
-		if _, err := v.store.GC(ctx); err != nil && ctx.Err() == nil {
-			failed(err)
-		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-next.C:
+		}
+		s, err := v.store(ctx)
+		if err == nil {
+			_, err = s.GC(ctx)
+		}
+		next.Reset(every)
+		if err != nil && ctx.Err() == nil {
+			failed(err)
+			next.Reset(min(every, time.Hour))
 		}
 	}
 }
@@ -69,7 +100,11 @@ func (v *vault) Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Re
 	meta := checkpoint.Meta{Source: checkpoint.Source{
 		Extension: rec.Extension, Host: rec.Host, Sandbox: rec.SandboxID, Generation: rec.Generation, Profile: rec.Profile,
 	}, Root: rec.Spec.Workspace, Parent: rec.Parent}
-	m, err := v.store.Save(ctx, rec.ID, meta, r, checkpoint.SaveOptions{})
+	s, err := v.store(ctx)
+	if err != nil {
+		return sandboxer.PortablePayload{}, err
+	}
+	m, err := s.Save(ctx, rec.ID, meta, r, checkpoint.SaveOptions{})
 	if err != nil {
 		return sandboxer.PortablePayload{}, err
 	}
@@ -82,13 +117,21 @@ func payloadOf(m *checkpoint.Manifest) sandboxer.PortablePayload {
 
 // Load implements manager.Vault.
 func (v *vault) Load(ctx context.Context, id string) (io.ReadCloser, error) {
-	_, r, err := v.store.Open(ctx, id)
+	s, err := v.store(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, r, err := s.Open(ctx, id)
 	return r, err
 }
 
 // Files implements manager.Vault.
 func (v *vault) Files(ctx context.Context, id string) ([]manager.SnapshotFile, error) {
-	m, err := v.store.Get(ctx, id)
+	s, err := v.store(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m, err := s.Get(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +144,11 @@ func (v *vault) Files(ctx context.Context, id string) ([]manager.SnapshotFile, e
 
 // Export implements manager.Vault.
 func (v *vault) Export(ctx context.Context, id string, w io.Writer) error {
-	return v.store.Export(ctx, id, w)
+	s, err := v.store(ctx)
+	if err != nil {
+		return err
+	}
+	return s.Export(ctx, id, w)
 }
 
 // Import implements manager.Vault. The file is first imported, and thereby verified,
@@ -141,7 +188,11 @@ func (v *vault) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.
 	defer tar.Close()
 	meta := m.Meta
 	meta.Parent, meta.Native = "", nil
-	kept, err := v.store.Save(ctx, rec.ID, meta, tar, checkpoint.SaveOptions{Keep: m.Payload.Keep})
+	s, err := v.store(ctx)
+	if err != nil {
+		return p, err
+	}
+	kept, err := s.Save(ctx, rec.ID, meta, tar, checkpoint.SaveOptions{Keep: m.Payload.Keep})
 	if err != nil {
 		return p, err
 	}
@@ -152,7 +203,11 @@ func (v *vault) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.
 
 // Drop implements manager.Vault. The space is given back by tidy, a day later.
 func (v *vault) Drop(ctx context.Context, id string) error {
-	err := v.store.Drop(ctx, id)
+	s, err := v.store(ctx)
+	if err != nil {
+		return err
+	}
+	err = s.Drop(ctx, id)
 	if sandboxer.KindOf(err) == sandboxer.NotFound {
 		return nil
 	}
@@ -161,7 +216,11 @@ func (v *vault) Drop(ctx context.Context, id string) error {
 
 // List implements manager.Vault.
 func (v *vault) List(ctx context.Context) ([]string, error) {
-	all, err := v.store.List(ctx)
+	s, err := v.store(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.List(ctx)
 	var ids []string
 	for _, m := range all {
 		ids = append(ids, m.ID)

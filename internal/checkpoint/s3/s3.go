@@ -29,6 +29,7 @@ type Config struct {
 	Prefix    string // of all objects, without '/' at its ends; may be empty
 	AccessKey string
 	SecretKey sandboxer.Secret
+	Token     sandboxer.Secret // of a session; may be empty
 }
 
 // partSize is how much of an object of unknown length is held in memory. Objects up to
@@ -57,7 +58,7 @@ func Open(ctx context.Context, cfg Config) (*Bucket, error) {
 	if cfg.Bucket == "" || strings.HasPrefix(cfg.Prefix, "/") || strings.HasSuffix(cfg.Prefix, "/") {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the object store needs a bucket, and a prefix without / at its ends")
 	}
-	c, err := minio.New(u.Host, &minio.Options{Creds: credentials.NewStaticV4(cfg.AccessKey, string(cfg.SecretKey), ""),
+	c, err := minio.New(u.Host, &minio.Options{Creds: credentials.NewStaticV4(cfg.AccessKey, string(cfg.SecretKey), string(cfg.Token)),
 		Secure: u.Scheme == "https", Region: cfg.Region})
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, err, "the object store cannot be used as configured")

@@ -1,0 +1,104 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/checkpoint"
+	"github.com/sand-boxer/sandboxer/internal/checkpoint/s3"
+)
+
+// cmdBucket starts an object store with a bucket called snapshots, for as long as the
+// script runs, and sets S3 to its address. "bucket ls" lists what is in it to the file
+// objects.
+func cmdBucket(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) > 1 {
+		ts.Fatalf("usage: bucket [ls]")
+	}
+	if len(args) == 1 {
+		res, err := http.Get(ts.Getenv("S3") + "/snapshots?list-type=2")
+		ts.Check(err)
+		defer res.Body.Close()
+		list, err := io.ReadAll(res.Body)
+		ts.Check(err)
+		ts.Check(os.WriteFile(ts.MkAbs("objects"), list, 0o600))
+		return
+	}
+	b := s3mem.New()
+	ts.Check(b.CreateBucket("snapshots"))
+	srv := httptest.NewServer(gofakes3.New(b).Server())
+	ts.Defer(srv.Close)
+	ts.Setenv("S3", srv.URL)
+}
+
+func TestS3Settings(t *testing.T) {
+	for _, bad := range []string{"bucket", "s3://", "http://x/y", "s3://a:1/b", "s3://u:p@b/x", "s3://b/x?y"} {
+		if checkSnapshotStore(bad) == nil {
+			t.Errorf("snapshot_store takes %q", bad)
+		}
+	}
+	for _, bad := range []string{"host", "ftp://x", "https://user:pw@host", "https://host/path"} {
+		if checkS3Endpoint(bad) == nil {
+			t.Errorf("s3_endpoint takes %q", bad)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "credentials")
+	text := "# mine\n[other]\naws_access_key_id = no\n[default]\naws_access_key_id = AK\naws_secret_access_key=se=cret\naws_session_token = tok\n"
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var c s3.Config
+	if err := readS3Credentials(file, &c); sandboxer.KindOf(err) != sandboxer.Invalid {
+		t.Errorf("credentials that others can read: %v", err)
+	}
+	if err := os.Chmod(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := readS3Credentials(file, &c); err != nil || c.AccessKey != "AK" || string(c.SecretKey) != "se=cret" || string(c.Token) != "tok" {
+		t.Errorf("credentials = %q, %v", c.AccessKey, err)
+	}
+}
+
+// A place that cannot be reached at first is reached later; until then its housekeeping
+// says so, and nothing else waits for it.
+func TestVaultPlaceLater(t *testing.T) {
+	dir := t.TempDir()
+	down := true
+	v, err := openVault(dir, func(context.Context) (checkpoint.Blobs, error) {
+		if down {
+			return nil, sandboxer.E(sandboxer.Unavailable, nil, "down")
+		}
+		return checkpoint.OpenDir(filepath.Join(dir, "later"))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	told := make(chan error, 1)
+	go v.tidy(ctx, time.Millisecond, time.Hour, func(err error) { told <- err })
+	if err := <-told; sandboxer.KindOf(err) != sandboxer.Unavailable {
+		t.Errorf("housekeeping says %v", err)
+	}
+	stop()
+	if _, err := v.List(t.Context()); sandboxer.KindOf(err) != sandboxer.Unavailable {
+		t.Errorf("List = %v; want unavailable", err)
+	}
+	v.mu.Lock()
+	down = false
+	v.mu.Unlock()
+	if l, err := v.List(t.Context()); err != nil || len(l) != 0 {
+		t.Errorf("List = %v, %v", l, err)
+	}
+}
