@@ -131,7 +131,7 @@ var unwanted = map[string]string{
 // is borne. Nobody here imports them either.
 var brought = map[string]string{
 	"github.com/sirupsen/logrus": "registries' credentials are read by Docker's own code, which says one warning with it",
-	"go.yaml.in/yaml/v3":         "minio-go links it for a form of credentials that is not used here",
+	"go.yaml.in/yaml/v3":         "the client for S3 links it for something that is not used here",
 }
 
 // links bounds what a package may link, directly or not, besides the standard library
