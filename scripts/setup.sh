@@ -24,6 +24,10 @@ need tcsh tcsh
 need x86_64-linux-gnu-as binutils-x86-64-linux-gnu
 need aarch64-linux-gnu-as binutils-aarch64-linux-gnu
 need qemu-aarch64-static qemu-user-static
+need qemu-system-x86_64 qemu-system-x86
+need qemu-img qemu-utils
+need packer packer
+need mke2fs e2fsprogs
 [ -x /usr/bin/busybox ] || packages="$packages busybox-static"
 
 [ -n "$packages" ] || exit 0

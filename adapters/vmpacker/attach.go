@@ -179,6 +179,10 @@ func (e *extension) inside(p *place, h *sshrun.Host) *guest {
 	n := workspaceName(p.ID)
 	g := &guest{host: h, rec: path.Join(p.Base, ".sandboxer", n), dir: path.Join(p.Base, n), mark: p.mark(), user: p.User}
 	g.look = func(ctx context.Context) error { return e.exists(ctx, p) }
+	if p.Kind == managed { // also after it was restored with another ID
+		g.rec, g.dir, g.own = path.Join(p.Base, ".sandboxer", "machine"), path.Join(p.Base, "workspace"), true
+		g.look = func(context.Context) error { return e.machineIs(p) }
+	}
 	return g
 }
 
@@ -215,7 +219,13 @@ func (e *extension) condition(ctx context.Context, p *place) (string, error) {
 // find returns where h's sandbox is, if the machine says that it is there.
 func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*place, error) {
 	p, err := e.one(ctx, h)
-	if err == nil {
+	switch {
+	case err != nil:
+	case p.Kind == managed:
+		if err = e.machineIs(p); sandboxer.KindOf(err) == sandboxer.Conflict {
+			err = nil // paused, but there
+		}
+	default:
 		err = e.exists(ctx, p)
 	}
 	return p, err
@@ -302,6 +312,11 @@ func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, err
 		if err != nil && !yield(nil, err) {
 			return
 		}
+		for _, p := range e.machines(owner, noted) {
+			if !yield(p, nil) {
+				return
+			}
+		}
 		type where struct{ name, base string }
 		asked := map[where]bool{}
 		known := map[string]*place{}
@@ -313,6 +328,9 @@ func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, err
 			}
 		}
 		for _, p := range noted {
+			if p.Kind != attached {
+				continue
+			}
 			known[p.key()] = p
 			add(*p)
 		}
@@ -382,11 +400,25 @@ func (e *extension) attachedCapacity(ctx context.Context, host string) (sandboxe
 	if host != "" {
 		aliases = []string{host}
 	}
-	if len(aliases) == 0 {
-		return o, ctx.Err() // callers name the machines
-	}
-	o.Free = 0
 	o.Attrs = map[string]string{}
+	room := 0
+	if len(e.cfg.Images) > 0 {
+		room = max(0, e.cfg.MaxVMs-e.managedCount())
+		o.Attrs["localhost"] = fmt.Sprintf("%d of %d", e.cfg.MaxVMs-room, e.cfg.MaxVMs)
+		if host == "localhost" {
+			return sandboxer.Offer{Free: room, Hosts: []string{host}, Attrs: o.Attrs}, ctx.Err()
+		}
+	}
+	if len(aliases) == 0 {
+		if room > 0 || len(e.cfg.Images) > 0 {
+			o.Free, o.Hosts = room, []string{"localhost"}
+		}
+		return o, ctx.Err() // callers name the machines to attach to
+	}
+	o.Free = room
+	if host == "" && len(e.cfg.Images) > 0 {
+		o.Hosts = append(o.Hosts, "localhost")
+	}
 	var errs []error
 	for _, alias := range aliases {
 		m, err := e.machine(alias)

@@ -79,7 +79,7 @@ r=$1 u=$3; shift 3
 exec /bin/sh -c '[ -e "$1/ready" ] || exit 119
 r=$1 u=$2; shift 2
 [ -n "$u" ] || exec "$@"
-if setpriv --help 2>&1 | grep -q -e --reuid; then exec setpriv --reuid "${u%%:*}" --regid "${u#*:}" --clear-groups -- "$@"; fi
+if /usr/bin/setpriv --help 2>&1 | grep -q -e --reuid; then exec /usr/bin/setpriv --reuid "${u%%:*}" --regid "${u#*:}" --clear-groups -- "$@"; fi
 exec chpst -u ":$u" "$@"' sh "$r" "$u" "$@"`
 
 // exec implements sandboxer.Execer.

@@ -29,6 +29,9 @@ type place struct {
 	User       string        `json:"user,omitempty"`
 	Ports      []int         `json:"ports,omitempty"`
 
+	Shape *shape `json:"shape,omitempty"` // of a machine of its own
+	State state  `json:"state,omitzero"`
+
 	capacity int
 	tools    []string
 }
@@ -122,6 +125,9 @@ func (p *place) decode(data []byte) error {
 	}
 	if p.V != 1 {
 		return errors.New("it is of version " + strconv.Itoa(p.V))
+	}
+	if p.Kind == managed && p.Shape == nil {
+		p.Shape = &shape{} // found by its process alone
 	}
 	return errors.Join(sandboxer.CheckID(p.ID), checkBase(p.Base))
 }

@@ -41,14 +41,17 @@ import (
 
 // Config is the extension's `config:` block.
 type Config struct {
-	VMs          map[string]VM `yaml:"vms" json:"vms,omitempty" keys:"label" help:"Machines to attach to, by alias (the input vm)."`
-	Targets      []string      `yaml:"targets" json:"targets,omitempty" help:"Patterns of SSH targets that callers may name besides the machines of vms and those added with host add, such as ci@*.example.org; empty means any whose host key is trusted, none means none."`
-	WorkspaceDir string        `yaml:"workspace_dir" json:"workspace_dir,omitempty" format:"abspath" help:"Directory on the machine in which workspaces are made."`
-	Capacity     int           `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Sandboxes on one machine at once."`
-	Tools        []string      `yaml:"tools" json:"tools,omitempty" help:"Commands that a machine must have."`
-	MinFree      int64         `yaml:"min_free" json:"min_free,omitempty" unit:"bytes" help:"Room that must be free where workspaces are made."`
-	Sync         string        `yaml:"sync" json:"sync,omitempty" enum:"tar,rsync" help:"What carries the repo input: tar streams, or the user's rsync."`
-	Transport    string        `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"How SSH is spoken: by the machine's own ssh, or by this program; auto takes ssh where it is."`
+	VMs          map[string]VM    `yaml:"vms" json:"vms,omitempty" keys:"label" help:"Machines to attach to, by alias (the input vm)."`
+	Targets      []string         `yaml:"targets" json:"targets,omitempty" help:"Patterns of SSH targets that callers may name besides the machines of vms and those added with host add, such as ci@*.example.org; empty means any whose host key is trusted, none means none."`
+	WorkspaceDir string           `yaml:"workspace_dir" json:"workspace_dir,omitempty" format:"abspath" help:"Directory on the machine in which workspaces are made."`
+	Capacity     int              `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Sandboxes on one machine at once."`
+	Tools        []string         `yaml:"tools" json:"tools,omitempty" help:"Commands that a machine must have."`
+	MinFree      int64            `yaml:"min_free" json:"min_free,omitempty" unit:"bytes" help:"Room that must be free where workspaces are made."`
+	Sync         string           `yaml:"sync" json:"sync,omitempty" enum:"tar,rsync" help:"What carries the repo input: tar streams, or the user's rsync."`
+	Images       map[string]Image `yaml:"images" json:"images,omitempty" keys:"label" help:"What machines of their own are started from, by the name that a profile's image gives."`
+	MaxVMs       int              `yaml:"max_vms" json:"max_vms,omitempty" min:"1" help:"Machines of their own at once."`
+	Accel        string           `yaml:"accel" json:"accel,omitempty" enum:"auto,kvm,tcg" help:"How machines of their own run; auto takes KVM only where a guest really runs in it."`
+	Transport    string           `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"How SSH is spoken: by the machine's own ssh, or by this program; auto takes ssh where it is."`
 }
 
 // VM is a machine to attach to.
@@ -88,6 +91,14 @@ func (c *Config) Validate() error {
 			return sandboxer.E(sandboxer.Invalid, nil, "vms: %s has both an ssh_port and a tunnel_port", name)
 		}
 	}
+	for name, img := range c.Images {
+		if (img.File == "") == (img.Packer == nil) {
+			return sandboxer.E(sandboxer.Invalid, nil, "images: %s needs either a file or packer", name)
+		}
+		if img.Kernel == "" && (img.Initrd != "" || img.Append != "") {
+			return sandboxer.E(sandboxer.Invalid, nil, "images: %s has an initrd or append without a kernel", name)
+		}
+	}
 	for _, p := range c.Targets {
 		if _, err := filepath.Match(p, ""); err != nil {
 			return sandboxer.E(sandboxer.Invalid, err, "targets: %q is not a pattern", p)
@@ -101,12 +112,12 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Kind:  "vm-packer",
 	Title: "Virtual machines",
 	Help: "Attaches workspaces to virtual machines that exist already and are reached over SSH; when a sandbox ends, its processes " +
-		"and its workspace go and the machine stays.",
+		"and its workspace go and the machine stays. Or starts a machine for each sandbox, from an image that Packer builds when it is missing.",
 	Handlers:  []string{"sandboxer.extensions.vm_packer:*"},
 	Isolation: []sandboxer.Isolation{sandboxer.IsolationProcess, sandboxer.IsolationVM},
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe,
-		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanCapacity, sandboxer.CanStats},
+		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats},
 	Inputs: []sandboxer.Input{
 		{Name: "vm", Help: "alias of the machine to attach to: one of the extension's vms, a host added with host add, or an alias of ~/.ssh/config"},
 		{Name: "ssh_target", Help: "the machine to attach to, as one would type it after ssh"},
@@ -116,7 +127,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 		{Name: "repo", Help: "directory of this machine, absolute, that is copied into the workspace"},
 		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
 	},
-}, Config{WorkspaceDir: "/build", Capacity: 1, MinFree: 64 << 20, Sync: "tar", Transport: "auto"}, open)
+}, Config{WorkspaceDir: "/build", Capacity: 1, MinFree: 64 << 20, Sync: "tar", Transport: "auto", MaxVMs: 4, Accel: "auto"}, open)
 
 // extension is the sandboxer.Extension.
 type extension struct {
@@ -125,6 +136,8 @@ type extension struct {
 	log   *slog.Logger
 	pool  *sshrun.Pool
 	hosts *sshrun.Registry
+	accel accel
+	packs builds
 
 	mu   sync.Mutex
 	busy map[string]*keyLock
@@ -139,16 +152,19 @@ var _ interface {
 	sandboxer.Prober
 	sandboxer.Discoverer
 	sandboxer.Lister
+	sandboxer.Snapshotter
+	sandboxer.Pauser
 	sandboxer.Capacitor
 	sandboxer.Statser
+	sandboxer.Narrower
 } = (*extension)(nil)
 
-func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
+func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
 	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: sshrun.NewRegistry(env.Hosts), busy: map[string]*keyLock{}}
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}
-	for _, d := range []string{"box", "lock"} {
+	for _, d := range []string{"box", "lock", "vm", "image", "snap"} {
 		if err := os.MkdirAll(e.dir(d), 0o700); err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the directory of %s cannot be made", env.Extension)
 		}
@@ -158,14 +174,34 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 		transport = ""
 	}
 	var err error
-	if e.pool, err = sshrun.New(sshrun.Options{Transport: transport, Log: e.log}); err != nil {
+	o := sshrun.Options{Transport: transport, Log: e.log}
+	if len(cfg.Images) > 0 {
+		o.ConnectTimeout = time.Minute // an emulated machine thinks long about keys
+	}
+	if e.pool, err = sshrun.New(o); err != nil {
 		return nil, err
+	}
+	if len(cfg.Images) > 0 {
+		if !managedWorks {
+			e.pool.Close()
+			return nil, sandboxer.E(sandboxer.Unavailable, nil, "machines are started from images on Linux only").WithHint("take images out of the extension's config")
+		}
+		e.mend(ctx)
 	}
 	return e, nil
 }
 
 // Close ends connections; sandboxes go on.
 func (e *extension) Close() error { return e.pool.Close() }
+
+// Without implements sandboxer.Narrower: a machine that is somebody else's is neither
+// saved nor paused.
+func (e *extension) Without() []sandboxer.Capability {
+	if len(e.cfg.Images) == 0 {
+		return []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanPause}
+	}
+	return nil
+}
 
 func (e *extension) dir(parts ...string) string {
 	return filepath.Join(append([]string{e.env.Dir}, parts...)...)
@@ -198,6 +234,9 @@ func (e *extension) order(spec sandboxer.Spec) (*place, error) {
 		if fi, err := os.Stat(repo); err != nil || !fi.IsDir() || !filepath.IsAbs(repo) {
 			return nil, sandboxer.E(sandboxer.Invalid, err, "input repo: %q is not a directory of this machine, written from the root", repo)
 		}
+	}
+	if spec.Image != "" && len(e.cfg.Images) > 0 {
+		return e.managedOrder(spec)
 	}
 	switch {
 	case spec.Image != "":
@@ -362,6 +401,11 @@ func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandbox
 	if err != nil {
 		return sandboxer.Handle{}, err
 	}
+	return e.place(ctx, p, spec, "")
+}
+
+// place makes the sandbox at p, from a snapshot in the directory from if there is one.
+func (e *extension) place(ctx context.Context, p *place, spec sandboxer.Spec, from string) (sandboxer.Handle, error) {
 	if err := ctx.Err(); err != nil {
 		return sandboxer.Handle{}, err
 	}
@@ -371,16 +415,54 @@ func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandbox
 	}
 	defer unlock()
 	if old, err := e.recall(p.ID, p.Generation); err == nil {
-		if old.Target.Name != p.Target.Name || old.Base != p.Base {
+		if p.Kind == managed && old.Kind == managed && len(old.pids()) > 0 && old.State.Ready {
+			return old.handle(), nil
+		}
+		if old.Kind != p.Kind {
+			return sandboxer.Handle{}, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s, not %s", p.ID, old.Kind, p.Kind)
+		}
+		if p.Kind == attached && (old.Target.Name != p.Target.Name || old.Base != p.Base) {
 			// It was placed elsewhere by a former configuration: it is found there, or not.
 			p = old
 		}
 	} else if sandboxer.KindOf(err) != sandboxer.NotFound {
 		return sandboxer.Handle{}, err
-	} else if err := e.remember(p); err != nil {
+	} else if err := e.reserve(ctx, p); err != nil {
 		return sandboxer.Handle{}, err
 	}
-	return p.handle(), e.attach(ctx, p, spec)
+	if p.Kind == managed {
+		err = e.create(ctx, p, spec, from)
+	} else {
+		err = e.attach(ctx, p, spec)
+	}
+	return p.handle(), err
+}
+
+// reserve writes down where a sandbox goes, if there is room.
+func (e *extension) reserve(ctx context.Context, p *place) error {
+	if p.Kind != managed {
+		return e.remember(p)
+	}
+	unlock, err := e.lock(ctx, "reserve")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if n := e.managedCount(); n >= e.cfg.MaxVMs {
+		return sandboxer.E(sandboxer.Exhausted, nil, "%s has %d machines, as many as it may", e.env.Extension, n).
+			WithHint("wait for one to end, or raise max_vms in the extension's config")
+	}
+	return e.remember(p)
+}
+
+func (e *extension) managedCount() (n int) {
+	all, _ := e.noted()
+	for _, p := range all {
+		if p.Kind == managed {
+			n++
+		}
+	}
+	return n
 }
 
 // WaitReady implements sandboxer.Extension.
@@ -388,6 +470,9 @@ func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxe
 	p, err := e.find(ctx, h)
 	if err != nil {
 		return sandboxer.Reachability{}, err
+	}
+	if p.Kind == managed {
+		return e.machineReady(p)
 	}
 	return e.attachedReady(ctx, p)
 }
@@ -406,7 +491,15 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 		if lerr != nil {
 			return r, errors.Join(err, lerr)
 		}
-		terr := e.detach(ctx, p, &r)
+		var terr error
+		if p.Kind == managed {
+			if _, serr := os.Stat(e.vmDir(p)); serr == nil || len(p.pids()) > 0 {
+				r.Removed = append(r.Removed, "machine "+p.mark())
+			}
+			terr = e.destroy(ctx, p)
+		} else {
+			terr = e.detach(ctx, p, &r)
+		}
 		if terr == nil {
 			terr = e.forget(p)
 		}
@@ -422,6 +515,11 @@ func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
+	if p.Kind == managed {
+		if err := e.machineIs(p); err != nil {
+			return sandboxer.Exit{}, err
+		}
+	}
 	g, err := e.guest(p)
 	if err != nil {
 		return sandboxer.Exit{}, err
@@ -435,6 +533,11 @@ func (e *extension) Dial(ctx context.Context, h sandboxer.Handle, port int) (net
 	p, err := e.one(ctx, h)
 	if err != nil {
 		return nil, err
+	}
+	if p.Kind == managed {
+		if err := e.machineIs(p); err != nil {
+			return nil, err
+		}
 	}
 	g, err := e.guest(p)
 	if err != nil {
@@ -513,6 +616,9 @@ func (e *extension) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.St
 	g, err := e.guest(p)
 	if err != nil {
 		return sandboxer.Stats{}, err
+	}
+	if p.Kind == managed {
+		return e.machineStats(ctx, p, g)
 	}
 	return g.stats(ctx)
 }

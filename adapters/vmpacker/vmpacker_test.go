@@ -34,7 +34,12 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if imageDir != "" {
+			os.RemoveAll(imageDir)
+		}
+		os.Exit(code)
+	}))
 }
 
 // options are what a test opens the adapter with, as a broker would; they travel to
@@ -89,6 +94,8 @@ type extension interface {
 	sandboxer.Prober
 	sandboxer.Discoverer
 	sandboxer.Lister
+	sandboxer.Snapshotter
+	sandboxer.Pauser
 	sandboxer.Capacitor
 	sandboxer.Statser
 	Close() error
@@ -215,6 +222,9 @@ func broker() error {
 	for i := 0; ; i++ {
 		s := order(sandboxer.NewID(), map[string]string{"vm": "vm", "repo": o.Dir})
 		s.Owner = o.Owner
+		if s.Image = os.Getenv("BROKER_IMAGE"); s.Image != "" {
+			s.Inputs = nil
+		}
 		h, err := e.Provision(ctx, s)
 		if err != nil {
 			return err
@@ -232,4 +242,9 @@ func broker() error {
 
 func contextFor(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(t.Context(), d)
+}
+
+// contextAfter is for what is done when the test has ended.
+func contextAfter(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(t.Context()), d)
 }

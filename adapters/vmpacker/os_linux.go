@@ -1,0 +1,111 @@
+package vmpacker
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// dialBelow connects to a socket in dir, whose name may be longer than a socket's
+// address.
+func dialBelow(ctx context.Context, dir, name string) (net.Conn, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	return new(net.Dialer).DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name))
+}
+
+// withArg lists the processes that have arg among their arguments.
+func withArg(arg string) (pids []int) {
+	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, name := range all {
+		data, err := os.ReadFile(name)
+		if err == nil && hasArg(data, arg) {
+			if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+func hasArg(cmdline []byte, arg string) bool {
+	return slices.ContainsFunc(bytes.Split(cmdline, []byte{0}), func(w []byte) bool { return string(w) == arg })
+}
+
+// withEnv lists the processes that have kv in their environment.
+func withEnv(kv string) (pids []int) {
+	all, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, name := range all {
+		data, err := os.ReadFile(name)
+		if err == nil && hasArg(data, kv) {
+			if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// endAll kills what find lists, until it lists nothing. A number may be another process
+// by the time it is used: what holds it is looked at again once it is pinned.
+func endAll(ctx context.Context, find func() []int) error {
+	for {
+		pids := find()
+		if len(pids) == 0 {
+			return nil
+		}
+		for _, pid := range pids {
+			fd, err := unix.PidfdOpen(pid, 0)
+			if err != nil {
+				continue
+			}
+			if slices.Contains(find(), pid) {
+				_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+			}
+			unix.Close(fd)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// used returns processor time and memory of a process.
+func used(pid int) (cpu time.Duration, memory int64, err error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	f := bytes.Fields(data[bytes.LastIndexByte(data, ')')+1:])
+	if len(f) < 22 {
+		return 0, 0, fmt.Errorf("process %d has no figures", pid)
+	}
+	user, _ := strconv.ParseInt(string(f[11]), 10, 64)
+	system, _ := strconv.ParseInt(string(f[12]), 10, 64)
+	pages, _ := strconv.ParseInt(string(f[21]), 10, 64)
+	return time.Duration(user+system) * (time.Second / 100), pages * int64(os.Getpagesize()), nil
+}
+
+// apart starts a process in a session of its own.
+func apart() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+
+// mortal starts a process that is asked to end when the thread that started it ends.
+func mortal() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
+}
+
+const managedWorks = true

@@ -1,0 +1,237 @@
+//go:build linux
+
+package vmpacker_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// packed configures an image that the real Packer builds, by its null builder: all of
+// Packer runs but a machine. how is a shell script that makes $1, a disk.
+func packed(t *testing.T, how string) (o options, template string) {
+	t.Helper()
+	for _, tool := range []string{"packer", "qemu-img"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("there is no %s on this machine (scripts/setup.sh installs it)", tool)
+		}
+	}
+	dir := t.TempDir()
+	script := filepath.Join(dir, "make.sh")
+	if err := os.WriteFile(script, []byte("echo build >>"+dir+"/builds\n"+how+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	template = filepath.Join(dir, "image.json")
+	text, err := json.Marshal(map[string]any{
+		"variables": map[string]string{"size": "8M", "token": ""},
+		"builders":  []any{map[string]any{"type": "null", "communicator": "none"}},
+		"provisioners": []any{map[string]any{"type": "shell-local", "environment_vars": []string{"SIZE={{user `size`}}"},
+			"inline": []string{"sh " + script + " disk.qcow2"}}},
+		"post-processors": []any{map[string]any{"type": "artifice", "files": []string{"disk.qcow2"}}},
+	})
+	if err == nil {
+		err = os.WriteFile(template, text, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return options{Owner: "packed", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{
+		"accel": "tcg",
+		"images": map[string]any{"small": map[string]any{"memory": 64 << 20, "packer": map[string]any{
+			"template": template, "variables": map[string]string{"size": "8M"}, "secrets": map[string]string{"token": "canary-token"},
+		}}},
+	}}, template
+}
+
+func buildsOf(t *testing.T, template string) int {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(filepath.Dir(template), "builds"))
+	if err != nil {
+		return 0
+	}
+	return strings.Count(string(data), "\n")
+}
+
+func packedOrder(id string) sandboxer.Spec {
+	return sandboxer.Spec{ID: id, Generation: 1, Owner: "packed", Image: "small"}
+}
+
+// The disks here do not start: a create that has its image waits for a machine that
+// never lets it in, and is called off then.
+func TestPackerBuildsOnce(t *testing.T) {
+	o, template := packed(t, `sleep 1; qemu-img create -q -f qcow2 "$1" $SIZE`)
+	a, b := o.opened(t), o.opened(t) // two processes, as it were
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var mu sync.Mutex
+	steps := map[string]bool{}
+	ctx = sandboxer.WithProgress(ctx, func(p sandboxer.Progress) {
+		mu.Lock()
+		defer mu.Unlock()
+		steps[p.Step] = true
+	})
+	var wg sync.WaitGroup
+	for i := range 4 {
+		e := a
+		if i%2 == 1 {
+			e = b
+		}
+		id := fmt.Sprintf("p%d", i)
+		wg.Go(func() {
+			_, err := e.Provision(ctx, packedOrder(id))
+			if k := sandboxer.KindOf(err); k != sandboxer.Canceled {
+				t.Errorf("%s: %v", id, err)
+			}
+		})
+	}
+	saw := func(part string) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		for s := range steps {
+			if strings.Contains(s, part) {
+				return true
+			}
+		}
+		return false
+	}
+	for end := time.Now().Add(2 * time.Minute); !saw("waiting for the machine") && time.Now().Before(end); {
+		time.Sleep(100 * time.Millisecond)
+	}
+	cancel()
+	wg.Wait()
+	if n := buildsOf(t, template); n != 1 {
+		t.Errorf("Packer built %d times", n)
+	}
+	if !saw("packer: ") || !saw("starting a machine") {
+		t.Errorf("progress: %v", steps)
+	}
+	records, _ := filepath.Glob(o.Dir + "/image/*.json")
+	if len(records) != 1 {
+		t.Fatalf("records: %q", records)
+	}
+	var rec struct{ Packer, SHA256, Log, Image string }
+	data, err := os.ReadFile(records[0])
+	if err == nil {
+		err = json.Unmarshal(data, &rec)
+	}
+	log, lerr := os.ReadFile(rec.Log)
+	if err != nil || lerr != nil || rec.Packer == "" || len(rec.SHA256) != 64 || rec.Image != "small" || !strings.Contains(string(log), ",artifact,") {
+		t.Errorf("record %s, %v, %v; log:\n%s", data, err, lerr, log)
+	}
+	if strings.Contains(string(data)+string(log), "canary-token") {
+		t.Error("a secret variable is in the record or the log")
+	}
+	if left, _ := filepath.Glob(o.Dir + "/image/*.work"); len(left) > 0 {
+		t.Errorf("left over: %q", left)
+	}
+	for i := range 4 {
+		if _, err := a.Teardown(t.Context(), sandboxer.Handle{SandboxID: fmt.Sprintf("p%d", i)}); err != nil {
+			t.Error(err)
+		}
+	}
+	if left := qemus(t, o); left != "" {
+		t.Errorf("machines left over: %s", left)
+	}
+}
+
+func TestPackerFails(t *testing.T) {
+	o, _ := packed(t, `echo "it is all wrong" >&2; exit 3`)
+	_, err := o.opened(t).Provision(t.Context(), packedOrder("fails"))
+	kind(t, err, sandboxer.Failed, "small", ".log")
+	if strings.Contains(err.Error(), "canary-token") {
+		t.Errorf("the error has a secret: %v", err)
+	}
+	nothing(t, o)
+	o, template := packed(t, "")
+	if err := os.WriteFile(template, []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err = o.opened(t).Provision(t.Context(), packedOrder("fails"))
+	kind(t, err, sandboxer.Failed, "small")
+	t.Setenv("SANDBOXER_PACKER_CMD", "/no/such/packer")
+	_, err = o.opened(t).Provision(t.Context(), packedOrder("fails"))
+	kind(t, err, sandboxer.Unavailable, "SANDBOXER_PACKER_CMD")
+}
+
+// nothing of a build is left.
+func nothing(t *testing.T, o options) {
+	t.Helper()
+	if n := building(); n != "" {
+		t.Errorf("processes left over: %s", n)
+	}
+	left, _ := filepath.Glob(o.Dir + "/image/*.json")
+	if work, _ := filepath.Glob(o.Dir + "/image/*.work"); len(left)+len(work) > 0 {
+		t.Errorf("left over: %q %q", left, work)
+	}
+}
+
+// building lists the processes of builds.
+func building() string {
+	out, _ := exec.Command("sh", "-c", `grep -lsaF "SANDBOXER_BUILD=packed/" /proc/[0-9]*/environ`).Output()
+	return strings.TrimSpace(string(out))
+}
+
+func TestPackerCalledOff(t *testing.T) {
+	o, template := packed(t, `sleep 1000 & sleep 1000`)
+	e := o.opened(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, err := e.Provision(ctx, packedOrder("off"))
+		done <- err
+	}()
+	for end := time.Now().Add(time.Minute); buildsOf(t, template) == 0 && time.Now().Before(end); {
+		time.Sleep(50 * time.Millisecond)
+	}
+	cancel()
+	kind(t, <-done, sandboxer.Canceled)
+	nothing(t, o)
+}
+
+// A broker that is killed takes its build with it.
+func TestPackerDiesWithTheBroker(t *testing.T) {
+	o, template := packed(t, `sleep 1000`)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, "broker")
+	cmd.Stdin, cmd.Stderr = strings.NewReader(string(in)), os.Stderr
+	cmd.Env = append(os.Environ(), "BROKER_IMAGE=small")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); buildsOf(t, template) == 0 && time.Now().Before(end); {
+		time.Sleep(50 * time.Millisecond)
+	}
+	if building() == "" {
+		logs, _ := filepath.Glob(o.Dir + "/image/*.log")
+		for _, l := range logs {
+			data, _ := os.ReadFile(l)
+			t.Logf("%s", data)
+		}
+		t.Error("no build was under way")
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	for end := time.Now().Add(30 * time.Second); building() != "" && time.Now().Before(end); {
+		time.Sleep(100 * time.Millisecond)
+	}
+	if n := building(); n != "" {
+		t.Errorf("processes left over: %s", n)
+	}
+}

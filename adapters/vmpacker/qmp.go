@@ -1,0 +1,120 @@
+package vmpacker
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// A monitor is a connection to the control socket of a running qemu. A qemu talks to one
+// client at a time, so connections are short.
+type monitor struct {
+	in   *json.Decoder
+	out  *json.Encoder
+	done func()
+}
+
+// control connects to the machine whose files are in dir.
+func control(ctx context.Context, dir string) (*monitor, error) {
+	c, err := dialBelow(ctx, dir, "qmp")
+	if err != nil {
+		return nil, err
+	}
+	deadline := time.Now().Add(patience)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	c.SetDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	m := &monitor{in: json.NewDecoder(bufio.NewReader(c)), out: json.NewEncoder(c), done: func() { stop(); c.Close() }}
+	var greeting struct{ QMP json.RawMessage }
+	if err = m.in.Decode(&greeting); err == nil && greeting.QMP == nil {
+		err = errors.New("no greeting")
+	}
+	if err == nil {
+		err = m.do("qmp_capabilities", nil, nil)
+	}
+	if err != nil {
+		m.done()
+		return nil, err
+	}
+	return m, nil
+}
+
+// do runs one command; events that come meanwhile are passed over.
+func (m *monitor) do(command string, args, result any) error {
+	q := map[string]any{"execute": command}
+	if args != nil {
+		q["arguments"] = args
+	}
+	if err := m.out.Encode(q); err != nil {
+		return err
+	}
+	for {
+		var a struct {
+			Return json.RawMessage
+			Error  *struct{ Class, Desc string }
+			Event  string
+		}
+		if err := m.in.Decode(&a); err != nil {
+			return err
+		}
+		switch {
+		case a.Event != "":
+		case a.Error != nil:
+			return fmt.Errorf("%s: %s", command, a.Error.Desc)
+		case result != nil:
+			return json.Unmarshal(a.Return, result)
+		default:
+			return nil
+		}
+	}
+}
+
+// job runs a command that goes on beside the monitor, to its end.
+func (m *monitor) job(ctx context.Context, command string, args map[string]any) error {
+	id := fmt.Sprintf("job%d", time.Now().UnixNano())
+	args["job-id"] = id
+	if err := m.do(command, args, nil); err != nil {
+		return err
+	}
+	for {
+		var jobs []struct{ ID, Status, Error string }
+		if err := m.do("query-jobs", nil, &jobs); err != nil {
+			return err
+		}
+		for _, j := range jobs {
+			if j.ID != id || j.Status != "concluded" {
+				continue
+			}
+			err := m.do("job-dismiss", map[string]any{"id": id}, nil)
+			if j.Error != "" {
+				err = errors.New(j.Error)
+			}
+			return err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// monitored runs f with the control socket of the machine at p.
+func (e *extension) monitored(ctx context.Context, p *place, f func(*monitor) error) error {
+	m, err := control(ctx, e.dir("vm", p.key()))
+	if err != nil {
+		return err
+	}
+	defer m.done()
+	return f(m)
+}
+
+// order runs one command.
+func (e *extension) tell(ctx context.Context, p *place, command string) error {
+	return e.monitored(ctx, p, func(m *monitor) error { return m.do(command, nil, nil) })
+}

@@ -1,0 +1,617 @@
+package vmpacker
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+)
+
+// managed is the kind of a place that is a machine of its own.
+const managed = "managed"
+
+// An Image is what machines of their own are started from.
+type Image struct {
+	File         string   `yaml:"file" json:"file,omitempty" format:"abspath" help:"A qcow2 image; it must not change while machines or snapshots of it exist."`
+	Packer       *Packer  `yaml:"packer" json:"packer,omitempty" help:"What builds the image when it is missing, in place of file."`
+	Kernel       string   `yaml:"kernel" json:"kernel,omitempty" format:"abspath" help:"Kernel to start with; empty means that the image has a boot loader."`
+	Initrd       string   `yaml:"initrd" json:"initrd,omitempty" format:"abspath"`
+	Append       string   `yaml:"append" json:"append,omitempty" format:"line" help:"Command line of the kernel."`
+	Memory       int64    `yaml:"memory" json:"memory,omitempty" unit:"bytes" help:"Memory of a machine whose profile names none; 512 MiB if left out."`
+	CPUs         int      `yaml:"cpus" json:"cpus,omitempty" min:"1" help:"Processors of a machine whose profile names none; 1 if left out."`
+	User         string   `yaml:"user" json:"user,omitempty" format:"user" help:"Account to log in as; root if left out."`
+	IdentityFile string   `yaml:"identity_file" json:"identity_file,omitempty" format:"abspath" help:"Private key that the image admits; empty means one of sandboxer's own, which cloud-init puts in place."`
+	HostKeys     []string `yaml:"host_keys" json:"host_keys,omitempty" help:"Public keys that the image has, as authorized_keys lines; empty means one that cloud-init puts in place."`
+}
+
+// A machine's shape, as it is written down with its place and with its snapshots.
+type shape struct {
+	Image    string   `json:"image"`
+	Disk     string   `json:"disk"` // what its own disk is based on
+	Kernel   string   `json:"kernel,omitempty"`
+	Initrd   string   `json:"initrd,omitempty"`
+	Append   string   `json:"append,omitempty"`
+	Memory   int64    `json:"memory"`
+	CPUs     int      `json:"cpus"`
+	User     string   `json:"user"`
+	Identity string   `json:"identity,omitempty"`
+	HostKeys []string `json:"host_keys,omitempty"`
+}
+
+// state is what changes about a machine.
+type state struct {
+	Ready  bool   `json:"ready,omitempty"`
+	Paused bool   `json:"paused,omitempty"`
+	Saving string `json:"saving,omitempty"` // the snapshot that is being taken: it stands still
+}
+
+// label is among the arguments of a machine's qemu, and tells whose it is. No part of it
+// has a slash.
+func (p *place) label() string {
+	return fmt.Sprintf("type=1,manufacturer=sandboxer,product=%s/%s/%d", p.Owner, p.ID, p.Generation)
+}
+
+var ownerName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
+
+func (e *extension) vmDir(p *place) string { return e.dir("vm", p.key()) }
+
+// pids are the processes of the machine at p.
+func (p *place) pids() []int { return withArg(p.label()) }
+
+// managedOrder is what an order for a machine of its own amounts to.
+func (e *extension) managedOrder(spec sandboxer.Spec) (*place, error) {
+	img, ok := e.cfg.Images[spec.Image]
+	if !ok {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no image %q", e.env.Extension, spec.Image).
+			WithHint("its images are: %s", strings.Join(slices.Sorted(maps.Keys(e.cfg.Images)), ", "))
+	}
+	l := spec.Limits
+	refuse := func(format string, args ...any) *sandboxer.Error {
+		return sandboxer.E(sandboxer.Unsupported, nil, format, args...)
+	}
+	switch {
+	case spec.Inputs["vm"] != "" || spec.Inputs["ssh_target"] != "":
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "an image and a machine to attach to exclude each other").
+			WithHint("leave out the image, or the inputs vm and ssh_target")
+	case !ownerName.MatchString(spec.Owner):
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the owner of a machine", spec.Owner)
+	case spec.Host != "" && spec.Host != "localhost":
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "machines from images run on localhost, not on %q", spec.Host)
+	case l.DiskBytes != 0:
+		return nil, refuse("the size of a machine's disk is its image's, and no limit can be set")
+	case l.PIDs != 0 || l.GPUs != 0:
+		return nil, refuse("processes and GPUs of a machine cannot be limited")
+	case l.MilliCPU%1000 != 0 || l.MilliCPU < 0:
+		return nil, refuse("a machine has whole processors, not %d thousandths", l.MilliCPU)
+	case l.MemoryBytes < 0 || l.MemoryBytes%(1<<20) != 0:
+		return nil, refuse("a machine has whole MiB of memory")
+	}
+	if err := spec.Network.Check(); err != nil {
+		return nil, err
+	}
+	if m := spec.Network.Mode; m != "" && m != sandboxer.NetworkNone {
+		return nil, refuse("a machine from an image has no network besides the way in; %s is not offered", m).
+			WithHint("put what builds need into the image, with Packer")
+	}
+	p := &place{V: 1, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Kind: managed, Host: "localhost",
+		Base: e.cfg.WorkspaceDir, User: spec.User, Ports: spec.Ports}
+	p.Shape = &shape{Image: spec.Image, Kernel: img.Kernel, Initrd: img.Initrd, Append: img.Append,
+		Memory: cmpOr(l.MemoryBytes, img.Memory, 512<<20), CPUs: cmpOr(int(l.MilliCPU/1000), img.CPUs, 1),
+		User: cmpOr(img.User, "root"), Identity: img.IdentityFile, HostKeys: img.HostKeys}
+	return p, nil
+}
+
+func cmpOr[T comparable](vals ...T) (zero T) {
+	for _, v := range vals {
+		if v != zero {
+			return v
+		}
+	}
+	return zero
+}
+
+// create makes the machine of p, or finds it. The caller holds the lock of p. from, if
+// set, is the directory of a snapshot whose disk and memory it begins with.
+func (e *extension) create(ctx context.Context, p *place, spec sandboxer.Spec, from string) error {
+	if p.State.Ready && len(p.pids()) > 0 {
+		return nil
+	}
+	if err := e.destroy(ctx, p); err != nil { // begun by a call that died
+		return err
+	}
+	if from == "" {
+		disk, err := e.image(ctx, p.Shape.Image)
+		if err != nil {
+			return err
+		}
+		p.Shape.Disk = disk
+	}
+	if err := e.start(ctx, p, from); err != nil {
+		return e.abandon(ctx, p, err)
+	}
+	if err := e.enterMachine(ctx, p, spec, from != ""); err != nil {
+		return e.abandon(ctx, p, err)
+	}
+	p.State.Ready = true
+	if err := e.remember(p); err != nil {
+		return e.abandon(ctx, p, err)
+	}
+	return nil
+}
+
+// abandon ends a machine that did not come about because of err.
+func (e *extension) abandon(ctx context.Context, p *place, err error) error {
+	c, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	return errors.Join(err, e.destroy(c, p))
+}
+
+// own makes the key by which machines are entered, once.
+func (e *extension) ownKey(ctx context.Context) (file, public string, err error) {
+	unlock, err := e.lock(ctx, "key")
+	if err != nil {
+		return "", "", err
+	}
+	defer unlock()
+	file = e.dir("key")
+	if data, err := os.ReadFile(file + ".pub"); err == nil {
+		return file, strings.TrimSpace(string(data)), nil
+	}
+	private, public, err := sshrun.NewKey()
+	if err == nil {
+		err = writeWhole(file, []byte(private))
+	}
+	if err == nil {
+		err = writeWhole(file+".pub", []byte(public+"\n"))
+	}
+	if err != nil {
+		return "", "", sandboxer.E(sandboxer.Unavailable, err, "the key to enter machines by cannot be made")
+	}
+	return file, public, nil
+}
+
+// start starts qemu with a new disk that is based on the image, or with a saved one.
+func (e *extension) start(ctx context.Context, p *place, from string) error {
+	qemu, err := exec.LookPath("qemu-system-x86_64")
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "there is no qemu-system-x86_64 on this machine").
+			WithHint("install it: apt-get install qemu-system-x86 qemu-utils")
+	}
+	accel, err := e.accelerator(ctx)
+	if err != nil {
+		return err
+	}
+	file, public, err := e.ownKey(ctx)
+	if err != nil {
+		return err
+	}
+	s := p.Shape
+	if s.Identity == "" {
+		s.Identity = file
+	}
+	dir := e.vmDir(p)
+	hostKey := ""
+	if len(s.HostKeys) == 0 {
+		var line string
+		if hostKey, line, err = sshrun.NewKey(); err != nil {
+			return err
+		}
+		s.HostKeys = []string{line}
+	}
+	if err := e.remember(p); err != nil { // before there is anything
+		return err
+	}
+	disk := filepath.Join(dir, "disk.qcow2")
+	if err = errors.Join(os.MkdirAll(filepath.Join(dir, "seed"), 0o700), writeSeed(filepath.Join(dir, "seed"), p.ID, public, hostKey)); err == nil {
+		if from == "" {
+			err = e.tool(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", s.Disk, disk)
+		} else {
+			err = copyFile(disk, filepath.Join(from, "disk.qcow2"))
+		}
+	}
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the disk of sandbox %s cannot be made", p.ID)
+	}
+	node := func(v map[string]any) string {
+		j, err := json.Marshal(v)
+		if err != nil {
+			panic(err) // strings
+		}
+		return string(j)
+	}
+	args := []string{
+		"-name", p.mark(), "-smbios", p.label(), "-no-user-config", "-nodefaults", "-display", "none", "-daemonize",
+		"-machine", "pc", "-accel", accel, "-cpu", "max", "-m", strconv.FormatInt(s.Memory>>20, 10), "-smp", strconv.Itoa(s.CPUs),
+		"-chardev", "ringbuf,id=console,size=65536", "-serial", "chardev:console",
+		"-blockdev", node(map[string]any{"driver": "qcow2", "node-name": "disk", "file": map[string]any{"driver": "file", "filename": disk}, "discard": "unmap"}),
+		"-device", "virtio-blk-pci,drive=disk",
+		"-blockdev", node(map[string]any{"driver": "vvfat", "node-name": "seed", "dir": filepath.Join(dir, "seed"), "label": "CIDATA", "read-only": true}),
+		"-device", "virtio-blk-pci,drive=seed",
+		// Nothing gets out; the way in is a port that qemu chooses.
+		"-netdev", "user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:0-:22", "-device", "virtio-net-pci,netdev=net,romfile=",
+		"-device", "virtio-rng-pci", "-device", "vmgenid,guid=auto",
+		"-qmp", "unix:qmp,server=on,wait=off",
+		"-sandbox", "on,obsolete=deny,resourcecontrol=deny",
+	}
+	if s.Kernel != "" {
+		args = append(args, "-kernel", s.Kernel, "-append", s.Append)
+	}
+	if s.Initrd != "" {
+		args = append(args, "-initrd", s.Initrd)
+	}
+	if from != "" {
+		args = append(args, "-loadvm", savedTag)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "starting a machine (" + accel + ")"})
+	said, err := os.OpenFile(filepath.Join(dir, "qemu.log"), os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer said.Close()
+	cmd := exec.Command(qemu, args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = dir, said, said, apart()
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + dir}
+	// It returns once the machine runs on by itself, saved memory included.
+	if err := cmd.Run(); err != nil {
+		text, _ := os.ReadFile(said.Name())
+		return sandboxer.E(sandboxer.Unavailable, fmt.Errorf("%w: %s", err, text), "qemu does not start the machine of sandbox %s", p.ID)
+	}
+	var forwarded string
+	err = e.monitored(ctx, p, func(m *monitor) error {
+		return m.do("human-monitor-command", map[string]any{"command-line": "info usernet"}, &forwarded)
+	})
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the machine of sandbox %s does not answer", p.ID)
+	}
+	found := forwardedPort.FindStringSubmatch(forwarded)
+	if found == nil {
+		return sandboxer.E(sandboxer.Unavailable, errors.New(forwarded), "the machine of sandbox %s forwards no port", p.ID)
+	}
+	port, _ := strconv.Atoi(found[1])
+	p.Target = name(sshrun.Target{Addr: s.User + "@127.0.0.1", Port: port, IdentityFile: s.Identity, HostKeys: s.HostKeys})
+	return e.remember(p)
+}
+
+var forwardedPort = regexp.MustCompile(`TCP\[HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)`)
+
+// writeSeed makes the files that cloud-init reads from a disk called cidata.
+func writeSeed(dir, id, public, hostKey string) error {
+	var u strings.Builder
+	fmt.Fprintf(&u, "#cloud-config\nssh_authorized_keys:\n  - %q\ndisable_root: false\n", public)
+	if hostKey != "" {
+		fmt.Fprintf(&u, "ssh_deletekeys: true\nssh_keys:\n  ed25519_private: |\n")
+		for line := range strings.Lines(hostKey) {
+			u.WriteString("    " + line)
+		}
+	}
+	return errors.Join(
+		os.WriteFile(filepath.Join(dir, "meta-data"), fmt.Appendf(nil, "instance-id: %s\nlocal-hostname: %s\n", id, id), 0o600),
+		os.WriteFile(filepath.Join(dir, "user-data"), []byte(u.String()), 0o600))
+}
+
+// tool runs a program of this machine to its end.
+func (e *extension) tool(ctx context.Context, program string, args ...string) error {
+	cmd := exec.CommandContext(ctx, program, args...)
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) {
+		return sandboxer.E(sandboxer.Unavailable, err, "there is no %s on this machine", program).WithHint("install it: apt-get install qemu-utils")
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", program, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// enterMachine waits until the machine lets us in, and makes it the sandbox that was
+// asked for.
+func (e *extension) enterMachine(ctx context.Context, p *place, spec sandboxer.Spec, saved bool) error {
+	began := time.Now()
+	for greeted := false; !greeted; {
+		if len(p.pids()) == 0 {
+			text, _ := os.ReadFile(filepath.Join(e.vmDir(p), "qemu.log"))
+			return sandboxer.E(sandboxer.Failed, errors.New(string(text)), "the machine of sandbox %s ended while it started", p.ID).
+				WithHint("does the image %s start by itself? a kernel may have to be given", p.Shape.Image)
+		}
+		greeted = greets(ctx, p.Target.Port)
+		if err := ctx.Err(); err != nil {
+			return errors.Join(err, errors.New(e.console(p)))
+		}
+		sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "waiting for the machine to start", Done: int64(time.Since(began) / time.Second)})
+	}
+	h, err := e.pool.Host(p.Target)
+	if err != nil {
+		return err
+	}
+	// The server greets before the machine is done with starting; emulated, it may take
+	// longer to agree on keys than is waited for elsewhere.
+	for {
+		if _, err = h.Output(ctx, ":"); err == nil || sandboxer.KindOf(err) != sandboxer.Unavailable || ctx.Err() != nil || len(p.pids()) == 0 ||
+			errors.Is(err, sshrun.ErrHostKey) || errors.Is(err, sshrun.ErrAuth) {
+			break
+		}
+		sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "waiting for the machine to let us in", Done: int64(time.Since(began) / time.Second)})
+	}
+	if err != nil {
+		return err
+	}
+	g := e.inside(p, h)
+	as := ""
+	if p.User != "" {
+		if as, err = g.resolve(ctx, p.User); err != nil {
+			return err
+		}
+	}
+	// What runs in a copy goes on, but the name, the clock and what commands begin with
+	// are the copy's own.
+	_, err = h.Output(ctx, `
+r=$1 w=$2 env=$3 n=$4 t=$5 u=$6
+if [ "$(id -u)" = 0 ]; then hostname "$n"; date -s "@$t" >/dev/null; fi
+mkdir -p "$r" && chmod 700 "${r%/*}" && (umask 077; printf '%s' "$env" >"$r/env") && mkdir -p "$w" || exit 1
+[ -z "$u" ] || chown "$u" "$w"`,
+		g.rec, g.dir, exports(spec.Env), p.ID, strconv.FormatInt(time.Now().Unix(), 10), as)
+	if err == nil && spec.Inputs["repo"] != "" && !saved {
+		sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying " + spec.Inputs["repo"]})
+		o := sshrun.SyncOptions{}
+		if e.cfg.Sync == "rsync" {
+			o.Method = "rsync"
+		}
+		_, err = h.Push(ctx, spec.Inputs["repo"], g.dir, o)
+		if err == nil && as != "" {
+			_, err = h.Output(ctx, `chown -hR "$1" "$2"`, as, g.dir)
+		}
+	}
+	if err == nil {
+		_, err = h.Output(ctx, `: >"$1/ready"`, g.rec)
+	}
+	return err
+}
+
+// greets reports whether an SSH server speaks on the port.
+func greets(ctx context.Context, port int) bool {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		wait(ctx, 100*time.Millisecond)
+		return false
+	}
+	defer c.Close()
+	c.SetReadDeadline(time.Now().Add(time.Second))
+	b := make([]byte, 4)
+	n, err := c.Read(b)
+	if err != nil {
+		wait(ctx, 50*time.Millisecond)
+	}
+	return string(b[:n]) == "SSH-"
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// console returns the last that the machine wrote to its serial port.
+func (e *extension) console(p *place) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	var text string
+	_ = e.monitored(ctx, p, func(m *monitor) error {
+		return m.do("ringbuf-read", map[string]any{"device": "console", "size": 4096}, &text)
+	})
+	return text
+}
+
+// destroy ends the machine of p and removes what is left of it: first by asking qemu,
+// then by force.
+func (e *extension) destroy(ctx context.Context, p *place) error {
+	if p.Target.Name != "" {
+		e.pool.Forget(p.Target.Name)
+	}
+	if len(p.pids()) > 0 {
+		c, cancel := context.WithTimeout(ctx, 2*time.Second)
+		if e.tell(c, p, "quit") == nil {
+			for len(p.pids()) > 0 && c.Err() == nil {
+				wait(c, 20*time.Millisecond)
+			}
+		}
+		cancel()
+	}
+	if err := endAll(ctx, p.pids); err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the machine of sandbox %s does not end", p.ID)
+	}
+	if err := os.RemoveAll(e.vmDir(p)); err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the disk of sandbox %s cannot be removed", p.ID)
+	}
+	return nil
+}
+
+// machineIs says whether the machine of p is there: nil, Conflict for one that is paused,
+// NotFound.
+func (e *extension) machineIs(p *place) error {
+	now, err := e.recall(p.ID, p.Generation)
+	if err == nil {
+		*p = *now
+	} else if sandboxer.KindOf(err) != sandboxer.NotFound {
+		return err
+	}
+	if len(p.pids()) == 0 {
+		return missing(p.ID)
+	}
+	if p.State.Paused {
+		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused", p.ID).WithHint("resume it: sandboxer resume %s", p.ID)
+	}
+	return nil
+}
+
+// machines yields the machines of owner: those that were noted, and those whose processes
+// say so although nobody noted them.
+func (e *extension) machines(owner string, noted []*place) (all []*place) {
+	seen := map[string]bool{}
+	for _, p := range noted {
+		if p.Kind != managed {
+			continue
+		}
+		seen[p.key()] = true
+		if _, err := os.Stat(e.vmDir(p)); p.Owner == owner && (!errors.Is(err, fs.ErrNotExist) || len(p.pids()) > 0) {
+			all = append(all, p)
+		}
+	}
+	for _, p := range labelled(owner) {
+		if !seen[p.key()] {
+			seen[p.key()] = true
+			p.Base = e.cfg.WorkspaceDir
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// labelled finds machines by the arguments of their processes.
+func labelled(owner string) (all []*place) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	prefix := "type=1,manufacturer=sandboxer,product=" + owner + "/"
+	for _, name := range dirs {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			continue
+		}
+		for _, w := range bytes.Split(data, []byte{0}) {
+			rest, ok := strings.CutPrefix(string(w), prefix)
+			id, gen, ok2 := strings.Cut(rest, "/")
+			n, err := strconv.Atoi(gen)
+			if ok && ok2 && err == nil && sandboxer.CheckID(id) == nil {
+				all = append(all, &place{V: 1, ID: id, Generation: n, Owner: owner, Kind: managed, Host: "localhost"})
+			}
+		}
+	}
+	return all
+}
+
+func (e *extension) machineReady(p *place) (r sandboxer.Reachability, err error) {
+	if err := e.machineIs(p); err != nil && sandboxer.KindOf(err) != sandboxer.Conflict {
+		return r, err
+	}
+	if !p.State.Ready {
+		return r, sandboxer.E(sandboxer.Failed, nil, "the machine of sandbox %s was never completed", p.ID).WithHint("destroy it and create it anew")
+	}
+	r.Host, r.SSH, r.RemoteDir = p.Host, p.Target.Name, path.Join(p.Base, "workspace")
+	for _, n := range p.Ports {
+		r.Ports = append(r.Ports, sandboxer.Port{Port: n})
+	}
+	return r, nil
+}
+
+// machineStats measures the machine from outside, and its disk and processes from inside.
+func (e *extension) machineStats(ctx context.Context, p *place, g *guest) (s sandboxer.Stats, err error) {
+	s = sandboxer.Stats{At: now(), DiskBytes: -1, PIDs: -1, RxBytes: -1, TxBytes: -1, MemoryLimit: p.Shape.Memory}
+	pids := p.pids()
+	if len(pids) == 0 {
+		return s, missing(p.ID)
+	}
+	if s.CPU, s.MemoryBytes, err = used(pids[0]); err != nil {
+		return s, sandboxer.E(sandboxer.Unavailable, err, "the machine of sandbox %s cannot be measured", p.ID)
+	}
+	if p.State.Paused {
+		return s, nil
+	}
+	out, err := g.host.Output(ctx, `df -Pk "$1" | awk 'NR == 2 { print $3, $2 }'; set -- /proc/[0-9]*; echo $#; awk '{ gsub(":", " ") } $1 == "eth0" { print $2, $10 }' /proc/net/dev`, g.dir)
+	if err != nil {
+		return s, err
+	}
+	var disk, size int64
+	if n, _ := fmt.Sscan(string(out), &disk, &size, &s.PIDs, &s.RxBytes, &s.TxBytes); n >= 3 {
+		s.DiskBytes, s.DiskLimit = disk<<10, size<<10
+	}
+	return s, nil
+}
+
+// accelerator is how machines run: "kvm" where a guest really does, else "tcg".
+func (e *extension) accelerator(ctx context.Context) (string, error) {
+	if e.cfg.Accel != "auto" {
+		return e.cfg.Accel, nil
+	}
+	e.accel.mu.Lock()
+	defer e.accel.mu.Unlock()
+	if e.accel.found == "" {
+		e.accel.found = "tcg"
+		if _, err := os.Stat("/dev/kvm"); err == nil {
+			if err := e.probe(ctx, "kvm"); err == nil {
+				e.accel.found = "kvm"
+			} else if ctx.Err() != nil {
+				e.accel.found = ""
+				return "", ctx.Err()
+			} else {
+				e.log.Info("KVM is there, but no guest runs in it; machines are emulated", "err", err)
+			}
+		}
+	}
+	return e.accel.found, nil
+}
+
+// accel is what was found out about this machine.
+type accel struct {
+	mu    sync.Mutex
+	found string
+}
+
+// probeTime is how long a guest may take to say one word.
+const probeTime = 3 * time.Second
+
+// probe starts a guest that is a boot sector and nothing else: it writes "ok" to the
+// serial port and halts. That /dev/kvm is there, and that processors can be made, says
+// nothing: under nested virtualisation such guests can hang all the same.
+func (e *extension) probe(ctx context.Context, accel string) error {
+	sector := make([]byte, 512)
+	copy(sector, []byte{0xba, 0xf8, 0x03, 0xb0, 'o', 0xee, 0xb0, 'k', 0xee, 0xfa, 0xf4, 0xeb, 0xfd}) // mov dx,3f8; mov al,'o'; out dx,al; …; cli; hlt; jmp
+	sector[510], sector[511] = 0x55, 0xaa
+	dir, err := os.MkdirTemp("", "sandboxer-probe")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.WriteFile(filepath.Join(dir, "boot"), sector, 0o600); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	cpu := "max"
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-no-user-config", "-nodefaults", "-display", "none", "-machine", "pc", "-accel", accel, "-cpu", cpu,
+		"-m", "32", "-serial", "file:serial", "-drive", "file=boot,format=raw,if=ide")
+	cmd.Dir, cmd.WaitDelay = dir, time.Second
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	defer cmd.Wait()
+	defer cancel()
+	for {
+		said, _ := os.ReadFile(filepath.Join(dir, "serial"))
+		if bytes.Contains(said, []byte("ok")) {
+			return nil
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return errors.New("the guest said nothing")
+		}
+	}
+}

@@ -1,0 +1,325 @@
+//go:build linux
+
+package vmpacker_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+)
+
+// imageDir is where the image of the machines is made, once for all tests.
+var (
+	imageDir  string
+	imageOnce sync.Once
+	imageErr  string
+)
+
+// image returns a directory with vmlinuz, initrd, disk.qcow2 and a key that the disk
+// admits, made of Debian's packages by the project's script.
+func image(t *testing.T) string {
+	t.Helper()
+	for _, tool := range []string{"qemu-system-x86_64", "qemu-img", "mke2fs", "ssh-keygen", "sshd", "apt-get"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("there is no %s on this machine (scripts/setup.sh installs it)", tool)
+		}
+	}
+	if os.Getuid() != 0 {
+		t.Skip("making the machine's image needs root")
+	}
+	imageOnce.Do(func() {
+		dir, err := os.MkdirTemp("", "vmimage")
+		if err != nil {
+			imageErr = err.Error()
+			return
+		}
+		imageDir = dir
+		private, public, err := sshrun.NewKey()
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, "key"), []byte(private), 0o600)
+		}
+		if err != nil {
+			imageErr = err.Error()
+			return
+		}
+		if out, err := exec.Command("sh", "../../scripts/vm-image.sh", dir, public).CombinedOutput(); err != nil {
+			imageErr = err.Error() + ": " + string(out)
+		}
+	})
+	if imageErr != "" {
+		t.Fatalf("the machine's image: %s", imageErr)
+	}
+	return imageDir
+}
+
+// machineOf configures machines from the image.
+func machineOf(t *testing.T, change map[string]any) options {
+	t.Helper()
+	dir := image(t)
+	img := map[string]any{"file": dir + "/disk.qcow2", "kernel": dir + "/vmlinuz", "initrd": dir + "/initrd",
+		"append": "console=ttyS0 quiet panic=1", "memory": 128 << 20}
+	maps.Copy(img, change)
+	return options{Owner: "conformance", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{
+		"images": map[string]any{"small": img}, "max_vms": 20,
+	}}
+}
+
+func machine(id string) sandboxer.Spec {
+	return sandboxer.Spec{ID: id, Generation: 1, Owner: "conformance", Image: "small"}
+}
+
+// qemus lists the machines of this machine that are not gone.
+func qemus(t *testing.T, o options) string {
+	t.Helper()
+	out, _ := exec.Command("sh", "-c", `grep -lsaF "$1" /proc/[0-9]*/cmdline | grep -v "/$$/"; :`, "sh", o.Dir).Output()
+	var found []string
+	for name := range strings.Lines(string(out)) {
+		data, err := os.ReadFile(strings.TrimSpace(name))
+		if err == nil && bytes.HasPrefix(program(data), []byte("qemu")) {
+			found = append(found, name)
+		}
+	}
+	return strings.Join(found, "")
+}
+
+// program is the name of what a command line runs.
+func program(cmdline []byte) []byte {
+	first, _, _ := bytes.Cut(cmdline, []byte{0})
+	return []byte(filepath.Base(string(first)))
+}
+
+// A machine's whole life.
+func TestManaged(t *testing.T) {
+	o := machineOf(t, nil)
+	e := o.opened(t)
+	repo := t.TempDir()
+	if err := os.WriteFile(filepath.Join(repo, "Setup.hs"), []byte("main"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := machine("life")
+	s.Inputs = map[string]string{"repo": repo}
+	s.Env = map[string]string{"WHO": "source"}
+	began := time.Now()
+	h := provision(t, e, s)
+	t.Logf("created in %s", time.Since(began))
+	if got := run(t, e, h, `echo "$(hostname) $WHO $(cat Setup.hs) $(id -u) $(awk '/MemTotal/ { print $2 < 131072 }' /proc/meminfo)"`); got != "life source main 0 1" {
+		t.Errorf("inside: %q", got)
+	}
+	if d, err := strconv.ParseInt(run(t, e, h, "date +%s"), 10, 64); err != nil || time.Since(time.Unix(d, 0)).Abs() > 3*time.Second {
+		t.Errorf("its clock says %d, %v", d, err)
+	}
+	t.Run("nothing gets out", func(t *testing.T) {
+		var out bytes.Buffer
+		x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", "nc -w 2 10.0.2.2 22 </dev/null || wget -T 2 -O - http://10.0.2.2:80/"}, Stdout: &out, Stderr: &out})
+		if err != nil || x.Code == 0 {
+			t.Errorf("this machine was reached: %+v, %v, %s", x, err, &out)
+		}
+	})
+	t.Run("dial", func(t *testing.T) {
+		run(t, e, h, `nc -ll -p 4000 -e cat </dev/null >/dev/null 2>&1 &`)
+		var got []byte
+		for range 50 {
+			c, err := e.Dial(t.Context(), h, 4000)
+			if err != nil {
+				time.Sleep(100 * time.Millisecond)
+				continue
+			}
+			c.SetDeadline(time.Now().Add(10 * time.Second))
+			io.WriteString(c, "ping")
+			got = make([]byte, 4)
+			io.ReadFull(c, got)
+			c.Close()
+			break
+		}
+		if string(got) != "ping" {
+			t.Errorf("the echo said %q", got)
+		}
+		_, err := e.Dial(t.Context(), h, 4001)
+		kind(t, err, sandboxer.Unavailable)
+	})
+	t.Run("stats", func(t *testing.T) {
+		st, err := e.Stats(t.Context(), h)
+		if err != nil || st.MemoryLimit != 128<<20 || st.MemoryBytes < 16<<20 || st.CPU <= 0 || st.DiskBytes <= 0 || st.DiskLimit < st.DiskBytes || st.PIDs < 5 {
+			t.Errorf("Stats: %+v, %v", st, err)
+		}
+	})
+	t.Run("pause", func(t *testing.T) {
+		other := o.opened(t)
+		if err := e.Pause(t.Context(), h); err != nil {
+			t.Fatal(err)
+		}
+		_, err := other.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+		kind(t, err, sandboxer.Conflict, "resume")
+		if l, err := other.IsAlive(t.Context(), h); l != sandboxer.Alive || err != nil {
+			t.Errorf("IsAlive of a paused machine: %s, %v", l, err)
+		}
+		if err := other.Resume(t.Context(), h); err != nil {
+			t.Fatal(err)
+		}
+		if got := run(t, e, h, "echo on"); got != "on" {
+			t.Errorf("after the resume: %q", got)
+		}
+	})
+	t.Run("snapshot", func(t *testing.T) {
+		run(t, e, h, `echo saved >mark; (i=1000; while :; do i=$((i+1)); echo $i >count; sleep 0.05; done) >/dev/null 2>&1 </dev/null &`)
+		began := time.Now()
+		snap, err := e.Snapshot(t.Context(), h, "snap-life")
+		if err != nil || !snap.Memory || snap.Bytes == 0 {
+			t.Fatalf("Snapshot: %+v, %v", snap, err)
+		}
+		t.Logf("saved in %s, %d bytes", time.Since(began), snap.Bytes)
+		run(t, e, h, "echo later >mark")
+		c := machine("copy")
+		c.Env = map[string]string{"WHO": "copy"}
+		t.Cleanup(func() {
+			ctx, cancel := contextAfter(t, time.Minute)
+			defer cancel()
+			if _, err := e.Teardown(ctx, sandboxer.Handle{SandboxID: c.ID}); err != nil {
+				t.Error(err)
+			}
+		})
+		began = time.Now()
+		ch, err := o.opened(t).RestoreFromSnapshot(t.Context(), c, snap)
+		if err != nil {
+			t.Fatalf("RestoreFromSnapshot: %v", err)
+		}
+		t.Logf("restored in %s", time.Since(began))
+		if got := run(t, e, ch, `echo "$(hostname) $WHO $(cat mark)"`); got != "copy copy saved" {
+			t.Errorf("in the copy: %q", got)
+		}
+		n, _ := strconv.Atoi(run(t, e, ch, "cat count"))
+		time.Sleep(time.Second)
+		m, _ := strconv.Atoi(run(t, e, ch, "cat count"))
+		if n < 1000 || m <= n {
+			t.Errorf("the copy counted from %d to %d", n, m)
+		}
+		d, err := strconv.ParseInt(run(t, e, ch, "date +%s"), 10, 64)
+		if err != nil || time.Since(time.Unix(d, 0)).Abs() > 3*time.Second {
+			t.Errorf("the copy's clock says %d, %v", d, err)
+		}
+		if err := e.DropSnapshot(t.Context(), sandboxer.Snapshot{SnapshotID: snap.SnapshotID}); err != nil {
+			t.Error(err)
+		}
+		_, err = e.RestoreFromSnapshot(t.Context(), machine("none"), snap)
+		kind(t, err, sandboxer.NotFound)
+	})
+	t.Run("found without a note", func(t *testing.T) {
+		// As if the private directory had been lost.
+		lost := o
+		lost.Dir = t.TempDir()
+		l := lost.opened(t)
+		var found []sandboxer.Handle
+		for h, err := range l.ListRunning(t.Context(), o.Owner) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h.SandboxID == "life" {
+				found = append(found, h)
+			}
+		}
+		if len(found) != 1 {
+			t.Fatalf("found %+v", found)
+		}
+		if _, err := l.Teardown(t.Context(), found[0]); err != nil {
+			t.Error(err)
+		}
+		if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil {
+			t.Errorf("IsAlive afterwards: %s, %v", l, err)
+		}
+	})
+	for _, id := range []string{"life", "copy"} {
+		for range 2 {
+			if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: id}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if left := qemus(t, o); left != "" {
+		t.Errorf("machines left over: %s", left)
+	}
+	for _, d := range []string{"box", "vm", "snap"} {
+		if left, _ := filepath.Glob(filepath.Join(o.Dir, d, "*")); len(left) > 0 {
+			t.Errorf("left over: %q", left)
+		}
+	}
+}
+
+// A broker that is killed while it starts machines leaves none that is not found.
+func TestManagedKilled(t *testing.T) {
+	o := machineOf(t, nil)
+	o.Owner, o.Config["accel"] = "killedvm", "tcg" // finding that out takes longer than the brokers live
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 {
+		cmd := exec.Command(self, "broker")
+		cmd.Stdin, cmd.Stderr = bytes.NewReader(in), os.Stderr
+		cmd.Env = append(os.Environ(), "BROKER_IMAGE=small")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(i*900+300) * time.Millisecond)
+		cmd.Process.Kill()
+		cmd.Wait()
+	}
+	e := o.opened(t)
+	n := 0
+	for h, err := range e.ListRunning(t.Context(), o.Owner) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+		if _, err := e.Teardown(t.Context(), h); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Logf("%d machines were left", n)
+	if left := qemus(t, o); left != "" || n == 0 {
+		t.Errorf("%d found; left over: %s", n, left)
+	}
+	if left, _ := filepath.Glob(o.Dir + "/vm/*"); len(left) > 0 {
+		t.Errorf("left over: %q", left)
+	}
+}
+
+// The suite on machines of their own. Each of its sandboxes is a machine that boots, so
+// without KVM it takes a quarter of an hour.
+func TestManagedConformance(t *testing.T) {
+	if os.Getenv("SANDBOXER_TEST_VM") == "" {
+		t.Skip("takes long; set SANDBOXER_TEST_VM=1")
+	}
+	o := machineOf(t, nil)
+	stranger := o
+	stranger.Owner, stranger.Dir = "stranger", t.TempDir()
+	want := []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanDiscover,
+		sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats}
+	extensiontest.Run(t, extensiontest.Harness{
+		Open: o.must, Stranger: stranger.must, Want: want,
+		Spec:     sandboxer.Spec{Owner: "conformance", Image: "small"},
+		Enforces: []extensiontest.Feature{extensiontest.Memory, extensiontest.Hostname},
+		Kill: func(t *testing.T, h sandboxer.Handle) {
+			exec.Command("pkill", "-KILL", "-f", "product=conformance/"+h.SandboxID+"/").Run()
+		},
+		Listen: func(port int) []string {
+			return []string{"nc", "-ll", "-p", strconv.Itoa(port), "-e", "cat"}
+		},
+	})
+}
