@@ -8,7 +8,11 @@ import (
 	"syscall"
 )
 
-func attr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+// attr has a server end with the test binary, also where that panics and cleans up
+// nothing.
+func attr() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
+}
 
 func kill(pid int) { syscall.Kill(pid, syscall.SIGKILL) }
 
