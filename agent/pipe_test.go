@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -25,7 +26,7 @@ func TestPipeConnServesRequests(t *testing.T) {
 	srv.Listener = &oneConn{conn: NewPipeConn(theirs[0], theirs[1]), done: make(chan struct{})}
 	srv.Start()
 	defer srv.Close()
-	c := &http.Client{Transport: &http.Transport{Dial: func(string, string) (net.Conn, error) { return ours, nil }}}
+	c := &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return ours, nil }}}
 	for i := range 5 {
 		res, err := c.Get("http://sandbox/")
 		if err != nil {

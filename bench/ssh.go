@@ -22,7 +22,6 @@ import (
 type harness struct {
 	b    *bench
 	undo []func()
-	last error
 }
 
 type stopped struct{ error }

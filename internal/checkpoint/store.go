@@ -180,11 +180,10 @@ func (s *Store) Save(ctx context.Context, id string, meta Meta, r io.Reader, o S
 
 // A writing is a checkpoint on its way into the store.
 type writing struct {
-	s    *Store
-	ctx  context.Context
-	id   string
-	p    *packer
-	size int64
+	s   *Store
+	ctx context.Context
+	id  string
+	p   *packer
 }
 
 // begin checks that id can be taken.
@@ -581,7 +580,6 @@ type leased struct {
 	s       *Store
 	ctx     context.Context
 	id      string
-	name    string
 	renewed time.Time
 	release func() error
 	closed  bool

@@ -340,7 +340,7 @@ func TestPauseMoney(t *testing.T) {
 		r.pause(sb.ID, sandboxer.PauseFreeze)
 		time.Sleep(10 * time.Hour)
 		p, err := r.Extend(acme, sb.ID, Extend{TTL: 20 * time.Hour})
-		if err != nil || p.ExpiresAt.Sub(time.Now()).Round(time.Minute) != 20*time.Hour {
+		if err != nil || time.Until(p.ExpiresAt).Round(time.Minute) != 20*time.Hour {
 			t.Errorf("extended while paused: %v, %v", p, err)
 		}
 		r.sound(1)

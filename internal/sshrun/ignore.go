@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// IgnoreFile, in the root of a tree that is pushed, names what stays behind, in the
+// IgnoreFile names what stays behind, in the root of a tree that is pushed and in the
 // syntax of .gitignore. It is the only file looked at: what a version control system
 // ignores is often just what a build needs.
 const IgnoreFile = ".sandboxerignore"

@@ -302,51 +302,51 @@ func (d *openSSH) connect(ctx context.Context, t Target) (conn, error) {
 
 // run starts the process and waits for it. On Linux it dies with the thread that
 // started it, and so with us, however we end; therefore the thread stays.
-func (m *master) run(cmd *exec.Cmd, started chan<- error, pins string) {
+func (c *master) run(cmd *exec.Cmd, started chan<- error, pins string) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	cmd.Stderr = m.said
+	cmd.Stderr = c.said
 	cmd.SysProcAttr = masterAttr()
 	// Nobody is there to be asked, in a window neither.
 	cmd.Env = append(os.Environ(), "SSH_ASKPASS_REQUIRE=never", "LC_ALL=C")
 	cmd.WaitDelay = time.Second
 	err := cmd.Start()
 	if err == nil {
-		m.pid = cmd.Process.Pid
+		c.pid = cmd.Process.Pid
 	}
 	started <- err
 	if err != nil {
 		return
 	}
 	cmd.Wait()
-	os.Remove(m.socket)
-	for _, f := range m.forwards {
+	os.Remove(c.socket)
+	for _, f := range c.forwards {
 		os.Remove(f)
 	}
 	if pins != "" {
 		os.Remove(pins)
 	}
-	close(m.gone)
+	close(c.gone)
 }
 
-func (m *master) done() <-chan struct{} { return m.gone }
-func (m *master) reason() string        { return tidy(m.said.String()) }
+func (c *master) done() <-chan struct{} { return c.gone }
+func (c *master) reason() string        { return tidy(c.said.String()) }
 
-func (m *master) close() {
-	m.end.Do(func() {
+func (c *master) close() {
+	c.end.Do(func() {
 		select {
-		case <-m.gone:
+		case <-c.gone:
 			return
 		default:
 		}
-		syscall.Kill(m.pid, syscall.SIGTERM)
+		syscall.Kill(c.pid, syscall.SIGTERM)
 		select {
-		case <-m.gone:
+		case <-c.gone:
 		case <-time.After(2 * time.Second):
-			syscall.Kill(m.pid, syscall.SIGKILL)
+			syscall.Kill(c.pid, syscall.SIGKILL)
 		}
 	})
-	<-m.gone
+	<-c.gone
 }
 
 func (d *openSSH) scan(ctx context.Context, t Target) ([]string, error) {

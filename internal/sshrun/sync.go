@@ -59,14 +59,13 @@ type SyncStats struct {
 
 // An entry is what is known about one name of a tree.
 type entry struct {
-	typ     byte // f, d, l, other; 0 if only the name is known
-	mode    uint32
-	size    int64
-	sec     int64
-	nsec    int64
-	whole   bool // the time is known in seconds only
-	target  string
-	content string // hash, where it had to be told
+	typ    byte // f, d, l, other; 0 if only the name is known
+	mode   uint32
+	size   int64
+	sec    int64
+	nsec   int64
+	whole  bool // the time is known in seconds only
+	target string
 }
 
 // listing prints every name below $1 with what is known of it, first what the host
@@ -588,12 +587,6 @@ func (h *Host) sendTar(ctx context.Context, local, remote string, here map[strin
 	}
 	wg.Wait()
 	return errors.Join(errs...)
-}
-
-// isBroken reports whether err came from the other end of a pipe: what happened there
-// is told there.
-func isBroken(err error) bool {
-	return errors.Is(err, io.ErrClosedPipe) || errors.Is(err, os.ErrClosed) || errors.Is(err, io.EOF) || strings.Contains(err.Error(), "broken pipe")
 }
 
 // changedError is a file that was not what it had been when it was listed.

@@ -171,9 +171,9 @@ type Image struct {
 }
 
 // Pinned is the reference with the digest: the same image for ever.
-func (i *Image) Pinned() string {
-	repo := i.ref.Context()
-	return shown(repo.RegistryStr()) + "/" + repo.RepositoryStr() + "@" + i.Digest
+func (img *Image) Pinned() string {
+	repo := img.ref.Context()
+	return shown(repo.RegistryStr()) + "/" + repo.RepositoryStr() + "@" + img.Digest
 }
 
 // known is a file in refs.
