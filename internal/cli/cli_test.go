@@ -21,6 +21,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 )
 
@@ -32,7 +33,10 @@ const noRaceSleep = "atexit_sleep_ms=0"
 // server that a command starts in the background is the test binary again.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
-		"sandboxer":  func() { os.Exit(testProgram().main()) },
+		"sandboxer": func() { os.Exit(testProgram().main()) },
+		"sandboxer-all": func() {
+			os.Exit(program{adapters: append(adapters.All(), fake.Adapter), builtin: testCatalogue()}.main())
+		},
 		"echoserver": echoServer,
 		"fakeworld":  fakeWorld,
 	})
