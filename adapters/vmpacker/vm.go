@@ -14,6 +14,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -597,7 +598,10 @@ func (e *extension) probe(ctx context.Context, accel string) error {
 	cpu := "max"
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-no-user-config", "-nodefaults", "-display", "none", "-machine", "pc", "-accel", accel, "-cpu", cpu,
 		"-m", "32", "-serial", "file:serial", "-drive", "file=boot,format=raw,if=ide")
-	cmd.Dir, cmd.WaitDelay = dir, time.Second
+	// It dies with the thread that starts it, and so with the broker.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.Dir, cmd.WaitDelay, cmd.SysProcAttr = dir, time.Second, mortal()
 	if err := cmd.Start(); err != nil {
 		return err
 	}
