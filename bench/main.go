@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,6 +35,7 @@ type options struct {
 	out    string
 	dir    string
 	only   string
+	dense  bool
 }
 
 // sshStep needs nothing of the others.
@@ -50,6 +52,7 @@ func main() {
 	flag.StringVar(&o.out, "o", "", "also write the results to this file, as JSON")
 	flag.StringVar(&o.dir, "dir", os.TempDir(), "where to work; gVisor's sockets need a short path")
 	ssh := flag.Bool("ssh", false, "only what goes over ssh")
+	flag.BoolVar(&o.dense, "density", false, "only snapshots with memory, a hundred sandboxes, bursts and the network")
 	flag.Parse()
 	if *ssh {
 		o.only = sshStep
@@ -86,6 +89,15 @@ func write(r *report, to string) error {
 	}
 	return os.WriteFile(to, append(data, '\n'), 0o644)
 }
+
+// The steps of -density.
+const (
+	prepareStep  = "preparing"
+	snapshotStep = "snapshots with memory"
+	idleStep     = "a hundred idle sandboxes"
+	burstStep    = "bursts"
+	networkStep  = "the network of sandboxes"
+)
 
 // bench is one run with everything that takes part in it.
 type bench struct {
@@ -133,7 +145,7 @@ func measure(ctx context.Context, o options, say func(string)) (_ *report, err e
 		slow bool
 		do   func(context.Context) error
 	}{
-		{"preparing", false, b.prepare},
+		{prepareStep, false, b.prepare},
 		{"measuring the idle server", false, b.idleServer},
 		{"starting what is measured while it runs", false, b.startAll},
 		{"rounds", false, b.compare},
@@ -141,10 +153,14 @@ func measure(ctx context.Context, o options, say func(string)) (_ *report, err e
 		{"lives that should leave nothing", true, b.cycles},
 		{"the manager on the fake", true, b.manager},
 		{"checkpoints", true, b.checkpoints},
+		{snapshotStep, true, b.snapshots},
+		{idleStep, true, b.density},
+		{burstStep, true, b.burst},
+		{networkStep, true, b.network},
 		{sshStep, false, b.overSSH},
 	}
 	for _, s := range steps {
-		if o.only != "" && s.what != o.only {
+		if o.only != "" && s.what != o.only || o.dense && !slices.Contains([]string{prepareStep, snapshotStep, idleStep, burstStep, networkStep}, s.what) {
 			continue
 		}
 		if s.slow && o.quick {
@@ -753,10 +769,10 @@ func trimCPUs(name string) string {
 
 // benchmark runs Go benchmarks and returns their figures by unit, and the most
 // memory the process had, in bytes.
-func benchmark(ctx context.Context, test, dir, pattern, times string) (map[string]map[string]float64, int64, error) {
+func benchmark(ctx context.Context, test, dir, pattern, times string, env ...string) (map[string]map[string]float64, int64, error) {
 	cmd := exec.CommandContext(ctx, test, "-test.run=^$", "-test.bench=^"+pattern+"$", "-test.benchtime="+times)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "TMPDIR="+dir)
+	cmd.Env = append(append(os.Environ(), "TMPDIR="+dir), env...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return nil, 0, fmt.Errorf("%s: %w: %s", pattern, err, out)
@@ -789,6 +805,7 @@ func benchmark(ctx context.Context, test, dir, pattern, times string) (map[strin
 func (b *bench) bars() {
 	b.sshBars()
 	b.checkpointBars()
+	b.densityBars()
 	r := b.r
 	m := r.median
 	for _, x := range []string{viaAPI, viaAPIImage} {

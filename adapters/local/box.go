@@ -127,12 +127,7 @@ func (e *engine) drop(name string) {
 
 func (b *box) close() {
 	b.agent.Close()
-	b.wires.mu.Lock()
-	for _, c := range b.wires.spare {
-		c.Close()
-	}
-	b.wires.spare = nil
-	b.wires.mu.Unlock()
+	b.wires.close()
 	b.mu.Lock()
 	n := b.net
 	b.net = nil
@@ -213,38 +208,99 @@ func plug(c *container.Container, link *os.File, name string) error {
 // root can do the same, and it survives neither end. (gVisor's own port forwarding
 // loses data when it is busy and cannot close one direction.)
 //
-// Handing over takes a program start inside, the first time two: it wakes the agent.
-// A few connections are made at a time.
+// Handing over takes a program start inside, the first time two: it wakes the agent. So
+// several connections are made at a time, and more before they run out.
 func (b *box) dialAgent(ctx context.Context) (net.Conn, error) {
-	b.wires.mu.Lock()
-	defer b.wires.mu.Unlock()
-	for len(b.wires.spare) > 0 {
-		last := len(b.wires.spare) - 1
-		c := b.wires.spare[last]
-		b.wires.spare = b.wires.spare[:last]
-		if isOpen(c) {
+	w := &b.wires
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		w.mu.Lock()
+		if w.closed {
+			w.mu.Unlock()
+			return nil, net.ErrClosed
+		}
+		c := w.take()
+		if len(w.spare) < fewWires && w.making == nil {
+			m := &making{done: make(chan struct{})}
+			w.making = m
+			go func() {
+				conns, err := b.donate(donateBatch)
+				w.made(m, conns, err)
+			}()
+		}
+		m := w.making
+		w.mu.Unlock()
+		if c != nil {
 			return c, nil
 		}
-		c.Close()
+		select {
+		case <-m.done:
+			if m.err != nil {
+				return nil, m.err
+			}
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	conns, err := b.donate(donateBatch)
-	if err != nil {
-		return nil, err
-	}
-	b.wires.spare = conns[1:]
-	return conns[0], nil
 }
+
+const (
+	donateBatch = 8
+	fewWires    = 4 // unused connections, below which more are made
+)
 
 // wires are connections to the agent that wait to be used.
 type wires struct {
-	mu    sync.Mutex
-	spare []net.Conn
+	mu     sync.Mutex
+	spare  []net.Conn
+	making *making // nil while no more are being made
+	closed bool
 }
 
-const donateBatch = 4
+type making struct {
+	done chan struct{}
+	err  error // when done
+}
+
+// take returns a connection that is still open; nil if there is none.
+func (w *wires) take() net.Conn {
+	for len(w.spare) > 0 {
+		last := len(w.spare) - 1
+		c := w.spare[last]
+		w.spare = w.spare[:last]
+		if isOpen(c) {
+			return c
+		}
+		c.Close()
+	}
+	return nil
+}
+
+func (w *wires) made(m *making, conns []net.Conn, err error) {
+	w.mu.Lock()
+	if w.closed || err != nil {
+		for _, c := range conns {
+			c.Close()
+		}
+	} else {
+		w.spare = append(w.spare, conns...)
+	}
+	w.making, m.err = nil, err
+	w.mu.Unlock()
+	close(m.done)
+}
+
+func (w *wires) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	for _, c := range w.spare {
+		c.Close()
+	}
+	w.spare = nil
+}
 
 func (b *box) donate(n int) (conns []net.Conn, err error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)

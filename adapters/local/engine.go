@@ -50,6 +50,7 @@ type engine struct {
 	cfg     Config
 	asRoot  bool
 	cgroups *cgroups
+	memory  *memory
 	skel    *skeleton
 	images  *imageStore
 	agent   string        // program copied into images
@@ -117,6 +118,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	}
 	e.removeNamedLayers()
 	e.cgroups = findCgroups(env.Owner)
+	e.memory = e.newMemory()
 	if err := e.buildSkeleton(); err != nil {
 		return nil, openFailed(err, "the root file system of sandboxes cannot be prepared")
 	}

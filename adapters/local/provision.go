@@ -288,6 +288,13 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "gVisor does not accept the sandbox's bundle")
 	}
+	need := int64(leastMemory)
+	if from != nil {
+		need += savedBytes(from.image())
+	}
+	if err := e.memory.admit(name, need); err != nil {
+		return nil, err
+	}
 	select {
 	case e.slots <- struct{}{}:
 		defer func() { <-e.slots }()
@@ -531,6 +538,7 @@ func (e *engine) remove(name string) (removed []string, err error) {
 	held := e.boxes[name]
 	e.mu.Unlock()
 	e.drop(name)
+	e.memory.forget(name)
 	var c *container.Container
 	if held != nil {
 		c = held.c // knows whether the processes are our children

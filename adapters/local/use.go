@@ -550,7 +550,8 @@ func (b *box) agentAwake() (bool, error) {
 	return true, nil
 }
 
-// Capacity implements sandboxer.Capacitor.
+// Capacity implements sandboxer.Capacitor. Free counts memory, as it is now: sandboxes
+// that grow later can still exceed the machine's, where their limits allow it.
 func (e *engine) Capacity(_ context.Context, host string) (sandboxer.Offer, error) {
 	if host != "" && host != "localhost" {
 		return sandboxer.Offer{}, sandboxer.E(sandboxer.NotFound, nil, "%s has no host %q", e.env.Extension, host)
@@ -563,6 +564,17 @@ func (e *engine) Capacity(_ context.Context, host string) (sandboxer.Offer, erro
 	if !e.cgroups.usable() {
 		o.Attrs["limits"] = e.cgroups.why
 	}
+	left := e.memory.room()
+	if left < 0 {
+		return o, nil
+	}
+	names, err := e.names()
+	if err != nil {
+		return o, sandboxer.E(sandboxer.Internal, err, "the state directory of %s cannot be read", e.env.Extension)
+	}
+	size := e.memory.size(names)
+	o.Free = int(left / size)
+	o.Attrs["memory"] = fmt.Sprintf("%d MiB for sandboxes, counted with %d MiB each", left>>20, size>>20)
 	return o, nil
 }
 

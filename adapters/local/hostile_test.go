@@ -1,0 +1,190 @@
+//go:build linux
+
+package local
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// counting counts what is written to it.
+type counting struct{ n atomic.Int64 }
+
+func (c *counting) Write(p []byte) (int, error) { c.n.Add(int64(len(p))); return len(p), nil }
+
+// TestHostileNeighbour lets one sandbox do its worst and looks at what that does to the
+// machine, to this process and to another sandbox's commands. Each neighbour has limits,
+// but none on the processor, as is the default.
+func TestHostileNeighbour(t *testing.T) {
+	e := openTest(t)
+	if !e.cgroups.usable() {
+		t.Skip(e.cgroups.why)
+	}
+	victim := up(t, e, sandboxer.Spec{})
+	latency := func() time.Duration {
+		t.Helper()
+		var all []time.Duration
+		for range 15 {
+			begin := time.Now()
+			if x, err := e.Exec(t.Context(), victim, sandboxer.Cmd{Args: []string{"true"}}); err != nil || x.Code != 0 {
+				t.Fatalf("the neighbour's command: %+v %v", x, err)
+			}
+			all = append(all, time.Since(begin))
+		}
+		slices.Sort(all)
+		return all[len(all)/2]
+	}
+	latency() // warm
+	const (
+		memoryLimit = 256 << 20
+		diskLimit   = 64 << 20
+		pidLimit    = 128
+	)
+	for _, c := range []struct {
+		name, script string
+		output       int64 // wanted, before it counts as done
+	}{
+		{"fork bomb", `f() { f & f & sleep 1; }; while true; do f; done 2>/dev/null`, 0},
+		{"memory bomb", `while true; do head -c 10000000000 /dev/zero | tail; done`, 0},
+		{"disk bomb", `while true; do dd if=/dev/zero of=/var/tmp/$((i=i+1)) bs=1M; done 2>/dev/null`, 0},
+		{"10 GB of output", `dd if=/dev/zero bs=1000000 count=10000 2>/dev/null`, 10_000_000_000},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			spec := sandboxer.Spec{ID: sandboxer.NewID(), Generation: 1, Owner: e.env.Owner, Limits: sandboxer.Limits{MemoryBytes: memoryLimit, DiskBytes: diskLimit, PIDs: pidLimit}}
+			h, err := e.Provision(t.Context(), spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			quiet := latency()
+			mineBefore, diskBefore := resident(t), diskFree(t, e)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var out counting
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_, _ = e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", c.script}, Stdout: &out})
+			}()
+			var mostMemory, mostPIDs, mostMine, mostDisk int64
+			over, done := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(done)
+				for {
+					_, m, _ := e.cgroups.usage(h.Ref)
+					p := e.cgroups.number(e.cgroups.path("pids", h.Ref), "pids.current", "")
+					mostMemory, mostPIDs = max(mostMemory, m), max(mostPIDs, p)
+					mostMine, mostDisk = max(mostMine, resident(t)-mineBefore), max(mostDisk, diskBefore-diskFree(t, e))
+					select {
+					case <-over:
+						return
+					case <-time.After(5 * time.Millisecond):
+					}
+				}
+			}()
+			time.Sleep(500 * time.Millisecond) // it comes to its worst
+			// The machine is not ours alone: noise of others is no fault of the neighbour's.
+			ratio := 1e9
+			for range 4 {
+				noisy := latency()
+				ratio = min(ratio, float64(noisy)/float64(quiet))
+			}
+			if c.name == "memory bomb" {
+				for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+					if _, m, _ := e.cgroups.usage(h.Ref); m > memoryLimit*9/10 {
+						break
+					}
+				}
+			}
+			if c.output > 0 {
+				<-ended
+				if out.n.Load() != c.output {
+					t.Errorf("%d bytes of output came, of %d", out.n.Load(), c.output)
+				}
+			}
+			close(over)
+			<-done
+			t.Logf("the neighbour's exec true: %.2f times as long (%s in quiet); at most %d MiB and %d processes of the sandbox, %d MiB here, %d MiB of disk",
+				ratio, quiet, mostMemory>>20, mostPIDs, mostMine>>20, mostDisk>>20)
+			if ratio >= 2 {
+				t.Errorf("the neighbour's commands take %.2f times as long", ratio)
+			}
+			if c.name == "memory bomb" && mostMemory < memoryLimit/2 {
+				t.Errorf("it had only %d bytes of memory: no bomb", mostMemory)
+			}
+			if mostMemory > memoryLimit {
+				t.Errorf("it had %d bytes of memory", mostMemory)
+			}
+			if mostPIDs > 2*pidLimit+512 {
+				t.Errorf("it had %d processes", mostPIDs)
+			}
+			if mostMine > 128<<20 {
+				t.Errorf("this process grew by %d MiB", mostMine>>20)
+			}
+			if mostDisk > 2*diskLimit+256<<20 { // others write, too
+				t.Errorf("%d MiB of disk went", mostDisk>>20)
+			}
+			// In the midst of it.
+			begin := time.Now()
+			if _, err := e.Teardown(t.Context(), h); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(begin); took > 10*time.Second {
+				t.Errorf("destroying it took %s", took)
+			}
+			cancel()
+			<-ended
+			for _, root := range e.cgroups.roots {
+				if _, err := os.Stat(root + "/" + h.Ref); err == nil {
+					t.Errorf("%s/%s is left", root, h.Ref)
+				}
+			}
+			if entries, _ := os.ReadDir(e.dir("box")); len(entries) != 1 {
+				t.Errorf("left: %v", entries)
+			}
+			if left := processesOf(h.Ref); len(left) > 0 {
+				t.Errorf("processes %v are left", left)
+			}
+		})
+	}
+}
+
+// resident is the memory that this process has.
+func resident(t *testing.T) int64 {
+	data, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	n, _ := strconv.ParseInt(strings.Fields(string(data))[1], 10, 64)
+	return n * int64(os.Getpagesize())
+}
+
+func diskFree(t *testing.T, e *engine) int64 {
+	var st unix.Statfs_t
+	if err := unix.Statfs(e.dir(), &st); err != nil {
+		t.Error(err)
+	}
+	return int64(st.Bavail) * st.Bsize
+}
+
+// processesOf finds processes of a sandbox's name.
+func processesOf(name string) (out []string) {
+	entries, _ := os.ReadDir("/proc")
+	for _, d := range entries {
+		if data, err := os.ReadFile(fmt.Sprintf("/proc/%s/cmdline", d.Name())); err == nil && strings.HasPrefix(string(data), "runsc-") && strings.Contains(string(data), name) {
+			out = append(out, d.Name())
+		}
+	}
+	return out
+}

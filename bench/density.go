@@ -1,0 +1,351 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+const (
+	snapSmall   = "snapshot of a small sandbox"
+	snapFirst   = "restore of a small sandbox: to first exec"
+	snapRunsc   = "runsc run true, among snapshots"
+	snapBig     = "snapshot of 200 MB"
+	snapBigUp   = "restore of 200 MB"
+	snapFill    = "filling a memfd of 200 MB"
+	snapCold    = "create, among snapshots"
+	forkTwenty  = "fork of 200 MB, 20 copies"
+	forkPSS     = "fork of 200 MB: memory (PSS) of a copy"
+	densityMem  = "100 idle sandboxes: MemAvailable each"
+	densityCPU  = "100 idle sandboxes: CPU each"
+	burstRate   = "burst of 50: lives"
+	burstGood   = "burst of 50: lives that succeed"
+	burstDocker = "burst of 50 docker run --rm true"
+	netPush     = "network: through the policy, up"
+	netPull     = "network: through the policy, down"
+	netLink     = "network: set-up of a link"
+	netPolicy   = "network: change of policy"
+	netPlug     = "network: hot plug"
+	netDial     = "network: port dial to first byte"
+)
+
+// forget destroys a sandbox whatever became of the context.
+func (b *bench) forget(ctx context.Context, id string) {
+	_, _ = b.broker.Destroy(context.WithoutCancel(ctx), id, true)
+}
+
+// sh runs a shell script in a sandbox.
+func (b *bench) sh(ctx context.Context, id, script string) error {
+	res, err := b.broker.Run(ctx, id, api.Exec{Args: []string{"sh", "-c", script}})
+	if err == nil && res.Code != 0 {
+		err = fmt.Errorf("%s exits with %d: %s", script, res.Code, res.Stderr)
+	}
+	return err
+}
+
+// holding is a script that leaves a process with n bytes of memory.
+func holding(n int) string {
+	return fmt.Sprintf("(head -c %d /dev/urandom | tail -c %d | (dd bs=1 count=1; touch /tmp/full; sleep 100000)) >/dev/null 2>&1 & until [ -e /tmp/full ]; do sleep 0.1; done", n, n)
+}
+
+// snapshots saves and restores sandboxes with their memory.
+func (b *bench) snapshots(ctx context.Context) error {
+	profile := plainProfile
+	if b.image != "" {
+		profile = imageProfile
+	}
+	id, err := b.broker.create(ctx, profile)
+	if err != nil {
+		return err
+	}
+	defer b.forget(ctx, id)
+	save := func(series string) (*api.Snapshot, error) {
+		begin := time.Now()
+		s, err := b.broker.Snapshot(ctx, id, api.CreateSnapshot{Kind: sandboxer.SnapshotNative})
+		if series != "" && err == nil {
+			b.r.took(series, time.Since(begin))
+		}
+		return s, err
+	}
+	restore := func(s *api.Snapshot, series string, exec bool) error {
+		begin := time.Now()
+		sb, err := b.broker.Restore(ctx, s.ID, api.RestoreSnapshot{})
+		if err != nil {
+			return err
+		}
+		defer b.forget(ctx, sb.ID)
+		if exec {
+			err = b.broker.run(ctx, sb.ID)
+		}
+		if series != "" && err == nil {
+			b.r.took(series, time.Since(begin))
+		}
+		return err
+	}
+	for i := range 11 {
+		small, first := snapSmall, snapFirst
+		if i == 0 { // to warm up
+			small, first = "", ""
+		}
+		s, err := save(small)
+		if err == nil {
+			err = restore(s, first, true)
+		}
+		if err == nil {
+			_, err = b.broker.DropSnapshot(ctx, s.ID)
+		}
+		if err == nil && b.runsc != nil {
+			var took time.Duration
+			if took, _, err = b.runsc.run(ctx); i > 0 {
+				b.r.took(snapRunsc, took)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := b.sh(ctx, id, holding(200_000_000)); err != nil {
+		return err
+	}
+	for range 5 {
+		s, err := save(snapBig)
+		if err == nil {
+			err = restore(s, snapBigUp, false)
+		}
+		if err == nil {
+			_, err = b.broker.DropSnapshot(ctx, s.ID)
+		}
+		if err != nil {
+			return err
+		}
+		took, err := fillMemory(200_000_000)
+		if err != nil {
+			return err
+		}
+		b.r.took(snapFill, took)
+		begin := time.Now()
+		cold, err := b.broker.create(ctx, profile)
+		if err != nil {
+			return err
+		}
+		b.r.took(snapCold, time.Since(begin))
+		b.forget(ctx, cold)
+	}
+	begin := time.Now()
+	forked, err := b.broker.Fork(ctx, id, api.ForkSandbox{Count: 20})
+	if err != nil {
+		return err
+	}
+	b.r.took(forkTwenty, time.Since(begin))
+	for _, sb := range forked.Items {
+		defer b.forget(ctx, sb.ID)
+	}
+	time.Sleep(2 * time.Second) // gVisor loads the last pages behind
+	pids := gvisor(filepath.Join(b.broker.stateDir(), "run"))
+	for _, sb := range forked.Items {
+		m := b.r.metric(forkPSS, "MB")
+		m.samples = append(m.samples, float64(memoryOf(pids[sb.ID+"-g1"]))/1e6)
+	}
+	return nil
+}
+
+// fillMemory is how long the machine takes to give out memory and to copy into it.
+func fillMemory(n int) (time.Duration, error) {
+	from := make([]byte, 1<<20)
+	for i := range from {
+		from[i] = byte(i)
+	}
+	begin := time.Now()
+	fd, err := unix.MemfdCreate("bench", unix.MFD_CLOEXEC)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	for left := n; left > 0; {
+		k, err := unix.Write(fd, from[:min(left, len(from))])
+		if err != nil {
+			return 0, err
+		}
+		left -= k
+	}
+	return time.Since(begin), nil
+}
+
+// density has a hundred sandboxes do nothing.
+func (b *bench) density(ctx context.Context) error {
+	const n = 100
+	profile := plainProfile
+	if b.image != "" {
+		profile = imageProfile
+	}
+	before, err := available()
+	if err != nil {
+		return err
+	}
+	ids := make([]string, n)
+	defer func() {
+		for _, id := range ids {
+			if id != "" {
+				b.forget(ctx, id)
+			}
+		}
+	}()
+	begin := time.Now()
+	for i := range n {
+		if ids[i], err = b.broker.create(ctx, profile); err != nil {
+			return fmt.Errorf("sandbox %d of %d: %w", i+1, n, err)
+		}
+	}
+	b.r.fact("100 idle sandboxes", "made one after the other in %.1f s", time.Since(begin).Seconds())
+	time.Sleep(3 * time.Second)
+	after, err := available()
+	if err != nil {
+		return err
+	}
+	b.r.metric(densityMem, "MB").samples = []float64{float64(before-after) / n / 1e6}
+	all := gvisor(filepath.Join(b.broker.stateDir(), "run"))
+	var pids []int
+	for _, id := range ids {
+		pids = append(pids, all[id+"-g1"]...)
+	}
+	if d, ok := onCPU(pids); ok {
+		begin := time.Now()
+		time.Sleep(10 * time.Second)
+		later, _ := onCPU(pids)
+		b.r.metric(densityCPU, "%").samples = []float64{100 * float64(later-d) / float64(time.Since(begin)) / n}
+	}
+	return ctx.Err()
+}
+
+// available is the machine's memory that programs can have, in bytes.
+func available() (int64, error) {
+	data, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "MemAvailable:" {
+			n, err := strconv.ParseInt(f[1], 10, 64)
+			return n << 10, err
+		}
+	}
+	return 0, errors.New("the kernel does not tell the available memory")
+}
+
+// burst asks for fifty lives at the same moment.
+func (b *bench) burst(ctx context.Context) error {
+	const n = 50
+	profile := plainProfile
+	if b.image != "" {
+		profile = imageProfile
+	}
+	all := func(do func() error) (good int, took time.Duration) {
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		begin := time.Now()
+		for range n {
+			wg.Go(func() {
+				if err := do(); err != nil {
+					b.say(err.Error())
+					return
+				}
+				mu.Lock()
+				good++
+				mu.Unlock()
+			})
+		}
+		wg.Wait()
+		return good, time.Since(begin)
+	}
+	for range 3 {
+		good, took := all(func() error {
+			id, err := b.broker.create(ctx, profile)
+			if err != nil {
+				return err
+			}
+			err = b.broker.run(ctx, id)
+			_, derr := b.broker.Destroy(context.WithoutCancel(ctx), id, true)
+			return errors.Join(err, derr)
+		})
+		b.r.rate(burstRate, "1/s", float64(good)/took.Seconds())
+		b.r.rate(burstGood, "%", 100*float64(good)/n)
+		if b.docker != nil {
+			good, took := all(func() error { _, err := b.docker.run(ctx); return err })
+			b.r.rate(burstDocker, "1/s", float64(good)/took.Seconds())
+			b.r.fact("burst of 50 docker run --rm true", "%d succeed", good)
+		}
+	}
+	return ctx.Err()
+}
+
+// network runs ext.local's own benchmark of its network, which has a network namespace
+// for an outside.
+func (b *bench) network(ctx context.Context) error {
+	if os.Geteuid() != 0 {
+		b.r.skip("network: an outside to measure with needs root")
+		return nil
+	}
+	test, helpers := b.path("local.test"), b.path("helpers")
+	if err := os.MkdirAll(helpers, 0o755); err != nil {
+		return err
+	}
+	if _, _, _, err := command(ctx, nil, "go", "test", "-c", "-o", test, "./adapters/local"); err != nil {
+		return err
+	}
+	const module = "github.com/sand-boxer/sandboxer/"
+	if _, _, _, err := command(ctx, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", helpers+"/",
+		module+"cmd/sandboxer-runner", module+"cmd/sandboxer-agent", module+"adapters/local/testdata/tool"); err != nil {
+		return err
+	}
+	for range 3 {
+		out, _, err := benchmark(ctx, test, b.base, "BenchmarkNetwork", "10x", "SANDBOXER_TEST_HELPERS="+helpers)
+		if err != nil {
+			return err
+		}
+		for name, figures := range out {
+			ms := time.Duration(figures["ns/op"])
+			switch strings.TrimPrefix(trimCPUs(name), "BenchmarkNetwork/") {
+			case "push":
+				b.r.rate(netPush, "MB/s", figures["MB/s"])
+			case "pull":
+				b.r.rate(netPull, "MB/s", figures["MB/s"])
+			case "link":
+				b.r.took(netLink, ms)
+			case "policy":
+				b.r.took(netPolicy, ms)
+			case "plug":
+				b.r.took(netPlug, ms)
+			case "dial":
+				b.r.took(netDial, ms)
+			}
+		}
+	}
+	return nil
+}
+
+func (b *bench) densityBars() {
+	r := b.r
+	m := r.median
+	r.most(snapSmall+" / "+snapRunsc, m(snapSmall)/m(snapRunsc), 0.5, "x")
+	r.most(snapFirst+" / "+snapRunsc, m(snapFirst)/m(snapRunsc), 1, "x")
+	r.most(snapBigUp+" / filling a memfd and a create", m(snapBigUp)/(m(snapFill)+m(snapCold)), 2.5, "x")
+	r.least(burstGood, m(burstGood), 100, "%")
+	r.least(burstRate, m(burstRate), 20, "1/s")
+	r.least(netPush, m(netPush), 400, "MB/s")
+	r.least(netPull, m(netPull), 150, "MB/s")
+	r.most(netLink, m(netLink), 2, "ms")
+	r.most(netDial, m(netDial), 3, "ms")
+}
