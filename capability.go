@@ -33,12 +33,13 @@ const (
 	CanCapacity Capability = "capacity" // Capacitor
 	CanStats    Capability = "stats"    // Statser
 	CanNetwork  Capability = "network"  // Networker
+	CanPool     Capability = "pool"     // Pooler
 )
 
 // Capabilities lists every Capability.
 func Capabilities() []Capability {
 	return []Capability{CanExec, CanFiles, CanArchive, CanDial, CanExpose, CanProbe, CanDiscover, CanList,
-		CanSnapshot, CanQuote, CanMeter, CanPause, CanRenew, CanCapacity, CanStats, CanNetwork}
+		CanSnapshot, CanQuote, CanMeter, CanPause, CanRenew, CanCapacity, CanStats, CanNetwork, CanPool}
 }
 
 // Execer runs commands inside a ready sandbox.
@@ -279,6 +280,32 @@ type Networker interface {
 	// sense, Unsupported for one that the extension cannot enforce, NotFound when the
 	// sandbox is gone; each changes nothing.
 	SetNetwork(ctx context.Context, h Handle, p NetworkPolicy) error
+}
+
+// Pooler keeps sandboxes ready for whoever asks next (profile.go, Pool). Provision of a
+// Spec with Warm set makes one that is nobody's: of its profile, without the inputs, and
+// without starting its main command. WaitReady, Teardown, probes and listings treat it
+// as any other.
+type Pooler interface {
+	// Basis names what a sandbox provisioned for spec now would be made of, besides spec
+	// itself: the digest of its image, say. Two that are made while it is the same are as
+	// good as each other. It changes nothing, is asked in the background, and may take
+	// long. Kinds: as Provision; Unsupported for a spec of which nothing can be kept
+	// ready.
+	Basis(ctx context.Context, spec Spec) (string, error)
+	// Claim gives a warm sandbox to its owner. spec is that of the one it was provisioned
+	// for with its own Env, Labels, Inputs, Consumer, Fuse and, within the same mode,
+	// Network; Warm is not set. When Claim returns, the sandbox is what Provision would have
+	// made of spec: new commands have exactly its environment, the inputs are there, and
+	// the main command runs. The backend's deadline may be later than spec.Fuse, but not
+	// later than it was or spec.Fuse says.
+	//
+	// It is idempotent: a claim that succeeded is not done again, whatever the sandbox has
+	// done since. One that failed or was cut short in the middle need not succeed when it is
+	// repeated; then it is Unavailable again, and the caller tears the sandbox down.
+	// Kinds: NotFound when the sandbox is gone; Conflict when it is not a warm one, or was
+	// claimed with another spec; otherwise as Provision.
+	Claim(ctx context.Context, h Handle, spec Spec) (Handle, error)
 }
 
 // Narrower disclaims capabilities that the Go type has but this configuration or

@@ -2,6 +2,8 @@ package sandboxer
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"time"
 )
@@ -109,6 +111,22 @@ type Spec struct {
 	Workspace  string            `json:"workspace,omitempty"` // absolute path of the workspace inside; empty means the adapter's default
 	User       string            `json:"user,omitempty"`      // default user of commands
 	Fuse       time.Time         `json:"fuse,omitzero"`       // the backend may destroy the sandbox by itself after this
+	Warm       bool              `json:"warm,omitempty"`      // to be kept ready for a Claim (Pooler)
+}
+
+// ClaimDigest identifies s as the order of a claim (Pooler), so that an extension can
+// tell whether one that comes again is the same.
+func (s Spec) ClaimDigest() string {
+	s.Fuse, s.Warm = time.Time{}, false
+	j, err := json.Marshal(struct {
+		Spec Spec
+		Env  map[string]string
+	}{s, s.Env})
+	if err != nil {
+		panic(err) // plain data always encodes
+	}
+	sum := sha256.Sum256(j)
+	return hex.EncodeToString(sum[:])
 }
 
 // Limits bound a sandbox. A zero field means the adapter's default. What an adapter

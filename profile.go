@@ -36,7 +36,24 @@ type Profile struct {
 	MaxPaused  time.Duration `json:"max_paused_ns,omitempty"`
 	AutoResume bool          `json:"auto_resume,omitempty"`
 	Price      Price         `json:"price,omitzero"` // what tenants pay where the extension quotes nothing
+	Pool       Pool          `json:"pool,omitzero"`
 }
+
+// Pool keeps sandboxes of a profile ready, so that a create that asks for nothing
+// special is answered with one of them. Nobody pays for those that wait, and one that
+// was used never comes back.
+type Pool struct {
+	Size int `json:"size,omitempty"` // how many wait at a time; 0 means no pool
+	// MaxAge is how long one waits before a new one takes its place (DefaultPoolAge if
+	// zero). It bounds what a broker that never comes back leaves behind, too.
+	MaxAge time.Duration `json:"max_age_ns,omitempty"`
+}
+
+// MaxPool bounds the size of one pool.
+const MaxPool = 1000
+
+// DefaultPoolAge applies where a profile names no age.
+const DefaultPoolAge = time.Hour
 
 // Price is a profile's own tariff.
 type Price struct {

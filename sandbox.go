@@ -52,6 +52,12 @@ type Sandbox struct {
 	Pause     Pause         `json:"pause,omitzero"`
 	PausedFor time.Duration `json:"paused_for_ns,omitempty"`
 
+	// Pool is the digest of what it was made of, if it was made for the pool of its
+	// profile; while it waits there it is nobody's: Tenant is empty. PooledAt is when it
+	// was ready there; the other times of a claimed one count from its claim.
+	Pool     string    `json:"pool,omitempty"`
+	PooledAt time.Time `json:"pooled_at,omitzero"`
+
 	Version     int64     `json:"version"` // grows with every write; a write with a stale one fails with Conflict
 	Retries     int       `json:"retries,omitempty"`
 	LastError   string    `json:"last_error,omitempty"` // of the step that is being retried

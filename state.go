@@ -4,8 +4,9 @@ import "slices"
 
 // State is where a sandbox is in its life:
 //
-//	creating ─► warm ─(claim)─► running ─► pausing ─► paused ─(resume)─► creating
-//	creating ─► running                    creating ─(failed resume)─► pausing
+//	creating ─► warm ─(claim)─► creating
+//	creating ─► running ─► pausing ─► paused ─(resume)─► creating
+//	creating ─(failed resume)─► pausing
 //	any of them but terminated ─► terminating ─► terminated
 //
 // There is no "failed" state: failing is a Reason to terminate, and does not pay
@@ -14,7 +15,7 @@ type State string
 
 // The states, with what the broker owes in each.
 const (
-	Creating    State = "creating"    // owes Provision or RestoreFromSnapshot, then WaitReady
+	Creating    State = "creating"    // owes Provision, RestoreFromSnapshot or Claim, then WaitReady
 	Warm        State = "warm"        // owes nothing; ready, in the pool, nobody's
 	Running     State = "running"     // owes nothing; ready, a tenant's
 	Pausing     State = "pausing"     // owes a sealed checkpoint, then Teardown (or the native freeze)
@@ -30,7 +31,7 @@ func States() []State {
 
 var transitions = map[State][]State{
 	Creating:    {Warm, Running, Pausing, Terminating},
-	Warm:        {Running, Terminating},
+	Warm:        {Creating, Terminating},
 	Running:     {Pausing, Terminating},
 	Pausing:     {Paused, Terminating},
 	Paused:      {Creating, Terminating},
@@ -60,4 +61,5 @@ const (
 	ReasonOOMKilled Reason = "oom_killed" // it used more memory than its limit and was killed
 	ReasonNoCredit  Reason = "no_credit"  // the tenant cannot pay any more
 	ReasonReplaced  Reason = "replaced"   // its create moved on to another backend and left this debt
+	ReasonPool      Reason = "pool"       // it was made for a pool, or the pool has no use for it any more
 )

@@ -10,7 +10,7 @@ import (
 func TestTransitionTable(t *testing.T) {
 	want := map[State][]State{
 		Creating:    {Warm, Running, Pausing, Terminating},
-		Warm:        {Running, Terminating},
+		Warm:        {Creating, Terminating},
 		Running:     {Pausing, Terminating},
 		Pausing:     {Paused, Terminating},
 		Paused:      {Creating, Terminating},

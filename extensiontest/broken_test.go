@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -63,6 +64,8 @@ type broken struct {
 	capacity  func(context.Context, string) (sandboxer.Offer, error)
 	stats     func(context.Context, sandboxer.Handle) (sandboxer.Stats, error)
 	network   func(context.Context, sandboxer.Handle, sandboxer.NetworkPolicy) error
+	basis     func(context.Context, sandboxer.Spec) (string, error)
+	claim     func(context.Context, sandboxer.Handle, sandboxer.Spec) (sandboxer.Handle, error)
 }
 
 // or returns the broken method or the sound one.
@@ -175,6 +178,14 @@ func (b *broken) Capacity(ctx context.Context, host string) (sandboxer.Offer, er
 
 func (b *broken) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxer.NetworkPolicy) error {
 	return or(b.network != nil, b.network, b.Extension.SetNetwork)(ctx, h, p)
+}
+
+func (b *broken) Basis(ctx context.Context, s sandboxer.Spec) (string, error) {
+	return or(b.basis != nil, b.basis, b.Extension.Basis)(ctx, s)
+}
+
+func (b *broken) Claim(ctx context.Context, h sandboxer.Handle, s sandboxer.Spec) (sandboxer.Handle, error) {
+	return or(b.claim != nil, b.claim, b.Extension.Claim)(ctx, h, s)
 }
 
 func (b *broken) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats, error) {
@@ -838,6 +849,56 @@ var mutants = []struct {
 			last = p.Mode
 			return b.Extension.SetNetwork(ctx, h, p)
 		}
+	}},
+	{"a warm sandbox starts its command", "pool/the main command waits for the claim", func(b *broken, _ *fake.World) {
+		provisionAs(b, func(s *sandboxer.Spec) { s.Warm = false })
+		b.claim = func(_ context.Context, h sandboxer.Handle, _ sandboxer.Spec) (sandboxer.Handle, error) { return h, nil }
+	}},
+	{"a claim changes nothing", "pool/is given what it asked for", func(b *broken, _ *fake.World) {
+		b.claim = func(_ context.Context, h sandboxer.Handle, _ sandboxer.Spec) (sandboxer.Handle, error) { return h, nil }
+	}},
+	{"a claim adds to the environment", "pool/is given what it asked for", func(b *broken, _ *fake.World) {
+		var born map[string]string
+		b.provision = func(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
+			born = s.Env
+			return b.Extension.Provision(ctx, s)
+		}
+		b.claim = func(ctx context.Context, h sandboxer.Handle, s sandboxer.Spec) (sandboxer.Handle, error) {
+			both := maps.Clone(born)
+			maps.Copy(both, s.Env)
+			s.Env = both
+			return b.Extension.Claim(ctx, h, s)
+		}
+	}},
+	{"a claim comes twice", "pool/a claim is idempotent", func(b *broken, _ *fake.World) {
+		b.claim = func(ctx context.Context, h sandboxer.Handle, s sandboxer.Spec) (sandboxer.Handle, error) {
+			if _, err := b.Extension.Claim(ctx, h, s); err != nil {
+				return h, err
+			}
+			return h, b.Extension.RemoveFile(ctx, h, "/workspace/kept")
+		}
+	}},
+	{"a warm sandbox has several owners", "pool/is claimed by one", func(b *broken, _ *fake.World) {
+		b.claim = func(ctx context.Context, h sandboxer.Handle, s sandboxer.Spec) (sandboxer.Handle, error) {
+			out, err := b.Extension.Claim(ctx, h, s)
+			if errors.Is(err, sandboxer.Conflict) {
+				err = nil
+				out = h
+			}
+			return out, err
+		}
+	}},
+	{"a claim of nobody", "pool/unknown sandbox", func(b *broken, _ *fake.World) {
+		b.claim = func(_ context.Context, h sandboxer.Handle, _ sandboxer.Spec) (sandboxer.Handle, error) { return h, nil }
+	}},
+	{"a claim puts the fuse out", "pool/the fuse moves with the claim", func(b *broken, _ *fake.World) {
+		b.claim = func(ctx context.Context, h sandboxer.Handle, s sandboxer.Spec) (sandboxer.Handle, error) {
+			s.Fuse = time.Time{}
+			return b.Extension.Claim(ctx, h, s)
+		}
+	}},
+	{"every basis is new", "pool/the basis is stable", func(b *broken, _ *fake.World) {
+		b.basis = func(context.Context, sandboxer.Spec) (string, error) { return sandboxer.NewID(), nil }
 	}},
 	{"figures of nobody", "stats/unknown sandbox", func(b *broken, _ *fake.World) {
 		b.stats = func(context.Context, sandboxer.Handle) (sandboxer.Stats, error) {

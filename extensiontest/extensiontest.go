@@ -133,6 +133,7 @@ func Run(t *testing.T, h Harness) {
 	s.group(t, sandboxer.CanCapacity, s.capacity)
 	s.group(t, sandboxer.CanStats, s.stats)
 	s.group(t, sandboxer.CanNetwork, s.network)
+	s.group(t, sandboxer.CanPool, s.pool)
 }
 
 type suite struct{ Harness }

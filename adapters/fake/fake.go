@@ -43,6 +43,9 @@ type Config struct {
 	PerHour sandboxer.Credits `yaml:"per_hour" json:"per_hour,omitempty"`
 	// ListDelay is how long listings lag behind the truth.
 	ListDelay time.Duration `yaml:"list_delay" json:"list_delay,omitempty"`
+	// Revision is what sandboxes are made of; with another value they are made of
+	// something else, as with an image that was built anew.
+	Revision string `yaml:"revision" json:"revision,omitempty"`
 	// Drop lists capabilities to go without.
 	Drop []sandboxer.Capability `yaml:"drop" json:"drop,omitempty"`
 	// Faults are what goes wrong, from the start. World.Inject adds to them later.
@@ -127,6 +130,7 @@ var _ interface {
 	sandboxer.Capacitor
 	sandboxer.Statser
 	sandboxer.Networker
+	sandboxer.Pooler
 	sandboxer.Narrower
 } = (*Extension)(nil)
 
@@ -451,6 +455,34 @@ func (e *Extension) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandbo
 		_, err := e.world.network(ctx, rewiring{e.query(h), p})
 		return err
 	})
+}
+
+// Basis implements sandboxer.Pooler.
+func (e *Extension) Basis(ctx context.Context, spec sandboxer.Spec) (basis string, err error) {
+	if err := e.check(spec); err != nil {
+		return "", err
+	}
+	err = e.call(ctx, VerbBasis, spec.ID, func(f Fault) error {
+		basis = "revision " + e.cfg.Revision
+		return nil
+	})
+	return basis, err
+}
+
+// Claim implements sandboxer.Pooler.
+func (e *Extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.Spec) (out sandboxer.Handle, err error) {
+	if err := e.check(spec); err != nil {
+		return out, err
+	}
+	err = e.call(ctx, VerbClaim, h.SandboxID, func(f Fault) error {
+		o, err := e.world.claim(ctx, claim{e.query(h), spec, spec.Env})
+		if err != nil {
+			return err
+		}
+		out = o.handle()
+		return nil
+	})
+	return out, err
 }
 
 // Renew implements sandboxer.Renewer.

@@ -36,13 +36,15 @@ const (
 	VerbResume       Verb = "resume"
 	VerbRenew        Verb = "renew"
 	VerbNetwork      Verb = "network"
+	VerbBasis        Verb = "basis"
+	VerbClaim        Verb = "claim"
 	VerbCapacity     Verb = "capacity"
 	VerbStats        Verb = "stats"
 )
 
 var verbs = []Verb{VerbAny, VerbProvision, VerbWaitReady, VerbTeardown, VerbExec, VerbFiles, VerbArchive, VerbUnarchive, VerbDial, VerbExpose,
 	VerbProbe, VerbDiscover, VerbList, VerbSnapshot, VerbRestore, VerbDropSnapshot, VerbQuote, VerbMeter, VerbPause,
-	VerbResume, VerbRenew, VerbNetwork, VerbCapacity, VerbStats}
+	VerbResume, VerbRenew, VerbNetwork, VerbBasis, VerbClaim, VerbCapacity, VerbStats}
 
 // A Fault is one thing that goes wrong with calls of a verb. Of several that apply,
 // a call meets the first one injected.

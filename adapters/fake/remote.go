@@ -77,6 +77,7 @@ func (w *World) handler() http.Handler {
 	handle(mux, "pause", w.pause)
 	handle(mux, "renew", w.renew)
 	handle(mux, "network", w.network)
+	handle(mux, "claim", w.claim)
 	handle(mux, "spend", w.spend)
 	handle(mux, "log", func(context.Context, none) ([]Entry, error) { return w.Log(), nil })
 	handle(mux, "oom_kill", w.oomKill)
@@ -206,6 +207,10 @@ func (r *Remote) drop(ctx context.Context, d dropping) (none, error) {
 
 func (r *Remote) pause(ctx context.Context, p pausing) (none, error) {
 	return call[none](ctx, r, "pause", p)
+}
+
+func (r *Remote) claim(ctx context.Context, c claim) (Object, error) {
+	return call[Object](ctx, r, "claim", c)
 }
 
 func (r *Remote) network(ctx context.Context, n rewiring) (none, error) {

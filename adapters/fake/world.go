@@ -30,6 +30,7 @@ type world interface {
 	pause(context.Context, pausing) (none, error)
 	renew(context.Context, renewal) (none, error)
 	network(context.Context, rewiring) (none, error)
+	claim(context.Context, claim) (Object, error)
 	spend(context.Context, spending) (none, error)
 	oomKill(ctx context.Context, id string) (none, error)
 }
@@ -75,6 +76,11 @@ type (
 		Of     query
 		Policy sandboxer.NetworkPolicy
 	}
+	claim struct {
+		Of   query
+		Spec sandboxer.Spec
+		Env  map[string]string
+	}
 	renewal struct {
 		Of    query
 		Until time.Time
@@ -98,7 +104,8 @@ type Object struct {
 	Paused    bool              `json:"paused,omitempty"`
 	Exited    string            `json:"exited,omitempty"` // how the main process ended; empty while it runs
 	OOMKilled bool              `json:"oom_killed,omitempty"`
-	CPU       time.Duration     `json:"cpu,omitempty"` // of finished commands
+	CPU       time.Duration     `json:"cpu,omitempty"`     // of finished commands
+	Claimed   string            `json:"claimed,omitempty"` // by which order; it may have failed midway
 
 	used bool
 }
@@ -300,6 +307,9 @@ func (w *World) furnish(o *Object, snapshot string) error {
 		if _, err := copyTree(w.snapshotDir(snapshot), o.Dir); err != nil {
 			return sandboxer.E(sandboxer.Failed, err, "snapshot %s could not be copied", snapshot)
 		}
+	}
+	if o.Spec.Warm {
+		return nil
 	}
 	if repo := o.Spec.Inputs["repo"]; repo != "" && snapshot == "" {
 		if err := o.use(); err != nil {
@@ -580,6 +590,38 @@ func (w *World) renew(_ context.Context, r renewal) (none, error) {
 	return none{}, w.note(w.entry(o, OpRenew))
 }
 
+func (w *World) claim(_ context.Context, c claim) (Object, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.burn()
+	o, err := w.newest(c.Of)
+	if err != nil {
+		return Object{}, err
+	}
+	c.Spec.Env = c.Env
+	by := c.Spec.ClaimDigest()
+	switch {
+	case o.Claimed != "" && o.Claimed != by, o.Claimed == "" && !o.Spec.Warm:
+		return Object{}, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is not a warm one", o.Ref)
+	case o.Claimed == by && o.Spec.Warm:
+		return Object{}, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s was not claimed to the end", o.Ref)
+	case o.Claimed == by:
+		return *o, w.note(w.entry(o, OpFound))
+	}
+	o.Claimed = by
+	fuse := o.Fuse
+	warm := o.Spec
+	o.Spec, o.Env, o.Fuse = c.Spec, maps.Clone(c.Env), c.Spec.Fuse
+	if !fuse.IsZero() && fuse.Before(o.Fuse) {
+		w.fuse(o)
+	}
+	if err := w.furnish(o, ""); err != nil {
+		o.Spec = warm
+		return Object{}, err
+	}
+	return *o, w.note(w.entry(o, OpClaim))
+}
+
 func (w *World) network(_ context.Context, r rewiring) (none, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -623,6 +665,7 @@ const (
 	OpResume   Op = "resume"
 	OpRenew    Op = "renew"
 	OpNetwork  Op = "network"
+	OpClaim    Op = "claim" // a warm object was given to its owner
 	OpFault    Op = "fault" // a call met a fault
 )
 

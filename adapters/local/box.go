@@ -36,7 +36,8 @@ type box struct {
 	c     *container.Container // for its end only: its methods are not safe for concurrent use
 	sb    *sandbox.Sandbox     // everything else goes here, by the sandbox's name
 	pid   int                  // of the sentry
-	env   []string             // environment of commands
+	env   []string             // environment of commands; guarded by mu
+	given map[string]string    // what a claim brought of it, of which the agent does not know; guarded by mu
 	agent *agent.Client
 
 	awake atomic.Bool // the agent is known to run
@@ -104,6 +105,13 @@ func (e *engine) load(name string) (*container.Container, error) {
 func (e *engine) keep(name string, rec record, c *container.Container) *box {
 	b := &box{name: name, rec: rec, c: c, sb: c.Sandbox, pid: c.SandboxPid()}
 	b.env = c.Spec.Process.Env
+	if rec.Claim != "" {
+		if given, err := e.claimedEnv(name); err == nil {
+			b.give(given)
+		} else if e.env.Log != nil {
+			e.env.Log.Warn("the environment of a claimed sandbox cannot be read", "sandbox", name, "err", err)
+		}
+	}
 	b.agent = agent.NewClient(agent.ClientOptions{Dial: b.dialAgent})
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -79,6 +79,7 @@ var _ interface {
 	sandboxer.Capacitor
 	sandboxer.Statser
 	sandboxer.Networker
+	sandboxer.Pooler
 	io.Closer
 } = (*engine)(nil)
 
@@ -372,7 +373,11 @@ type record struct {
 	User       string                  `json:"user,omitempty"`
 	Fuse       time.Time               `json:"fuse,omitzero"`
 	Plugs      int                     `json:"plugs,omitempty"` // network interfaces added since it started
-	Ready      bool                    `json:"ready"`           // everything Provision owes is done
+	Warm       bool                    `json:"warm,omitempty"`  // it waits for its claim, or for the end of that
+	Claim      string                  `json:"claim,omitempty"` // digest of the claim, from its beginning
+	Main       []string                `json:"main,omitempty"`  // of a warm one: the command that its claim starts
+	MainDir    string                  `json:"main_dir,omitempty"`
+	Ready      bool                    `json:"ready"` // everything Provision owes is done
 }
 
 const recordFile = "record.json"
@@ -607,7 +612,11 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 	if img != nil {
 		env = mergeEnv(env, img.config.Env)
 	}
-	for k, v := range spec.Env {
+	given := spec.Env
+	if spec.Warm {
+		given = nil // it comes with the claim
+	}
+	for k, v := range given {
 		env = mergeEnv(env, []string{k + "=" + v})
 	}
 	slices.Sort(env)

@@ -112,7 +112,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanSnapshot, sandboxer.CanPause,
 		sandboxer.CanDiscover, sandboxer.CanList,
-		sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork},
+		sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork, sandboxer.CanPool},
 	Inputs: []sandboxer.Input{
 		{Name: "repo", Help: "directory of this machine, copied into the workspace, or a git URL (https, http, git), cloned inside the sandbox"},
 		{Name: "ref", Help: "branch, tag or commit to check out when repo is a git URL"},

@@ -38,6 +38,9 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 	if err != nil {
 		return sandboxer.Handle{}, err
 	}
+	if spec.Warm {
+		src = source{} // it comes with the claim
+	}
 	spec.Limits = e.defaults(spec.Limits)
 	return e.provision(ctx, spec, func(name string) (*box, error) {
 		var img *image
@@ -64,11 +67,19 @@ func (e *engine) furnish(ctx context.Context, b *box, spec sandboxer.Spec, img *
 	if img != nil {
 		args, dir = img.main(spec.Command, dir)
 	}
+	if spec.Warm {
+		b.rec.Main, b.rec.MainDir = args, dir
+		return nil
+	}
+	return b.startMain(ctx, args, dir)
+}
+
+func (b *box) startMain(ctx context.Context, args []string, dir string) error {
 	if len(args) == 0 {
 		return nil
 	}
 	// A child of the agent: it outlives this broker.
-	_, err := b.agent.Start(ctx, sandboxer.Cmd{Args: args, Dir: dir, User: b.rec.User}, mainTag)
+	_, err := b.agent.Start(ctx, b.withGiven(sandboxer.Cmd{Args: args, Dir: dir, User: b.rec.User}), mainTag)
 	if err != nil {
 		return sandboxer.E(sandboxer.Failed, err, "the sandbox's command %q could not be started: %s", args[0], sandboxer.Message(err))
 	}
@@ -235,7 +246,7 @@ func redactURL(s string) string {
 func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, img *image, from *saved) (*box, error) {
 	rec := record{
 		Owner: spec.Owner, SandboxID: spec.ID, Generation: spec.Generation, Image: spec.Image,
-		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User, Fuse: spec.Fuse,
+		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User, Fuse: spec.Fuse, Warm: spec.Warm,
 	}
 	if rec.Workspace == "" {
 		rec.Workspace = workspaceDefault

@@ -71,7 +71,7 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 	var x sandboxer.Exit
 	kills := e.oomKills(b)
 	if cmd.TTY != nil {
-		x, err = b.agent.Exec(ctx, cmd)
+		x, err = b.agent.Exec(ctx, b.withGiven(cmd))
 	} else {
 		x, err = b.exec(ctx, cmd)
 	}
@@ -180,7 +180,9 @@ var execConf = &config.Config{Rootless: true}
 
 // environ is the environment of a command: the sandbox's, the user's, the caller's.
 func (b *box) environ(extra map[string]string, who identity, mark string) []string {
+	b.mu.Lock()
 	env := slices.Clone(b.env)
+	b.mu.Unlock()
 	if who.name != "" {
 		env = mergeEnv(env, []string{"USER=" + who.name, "LOGNAME=" + who.name})
 	}

@@ -50,6 +50,7 @@ type Backend struct {
 	capacity sandboxer.Capacitor
 	stats    sandboxer.Statser
 	network  sandboxer.Networker
+	pool     sandboxer.Pooler
 }
 
 // Options tune a Backend; the zero value works.
@@ -112,6 +113,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	resolve(b, &b.capacity, sandboxer.CanCapacity, not)
 	resolve(b, &b.stats, sandboxer.CanStats, not)
 	resolve(b, &b.network, sandboxer.CanNetwork, not)
+	resolve(b, &b.pool, sandboxer.CanPool, not)
 	return b
 }
 
@@ -481,6 +483,38 @@ func (b *Backend) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxe
 		return err
 	}
 	return b.call(ctx, "set_network", b.opts.Short, func(ctx context.Context) error { return b.network.SetNetwork(ctx, h, p) })
+}
+
+// Basis names what a sandbox made for spec now would be made of.
+func (b *Backend) Basis(ctx context.Context, spec sandboxer.Spec) (basis string, err error) {
+	if b.pool == nil {
+		return "", b.cannot(sandboxer.CanPool)
+	}
+	if err := checkSpec(spec); err != nil {
+		return "", err
+	}
+	err = b.call(ctx, "basis", b.opts.Provision, func(ctx context.Context) error {
+		basis, err = b.pool.Basis(ctx, spec)
+		return err
+	})
+	return basis, err
+}
+
+// Claim gives a warm sandbox to its owner.
+func (b *Backend) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.Spec) (out sandboxer.Handle, err error) {
+	if b.pool == nil {
+		return out, b.cannot(sandboxer.CanPool)
+	}
+	if err := checkSpec(spec); err != nil {
+		return out, err
+	}
+	err = b.call(ctx, "claim", b.opts.Provision, func(ctx context.Context) error {
+		if out, err = b.pool.Claim(ctx, h, spec); err != nil {
+			return err
+		}
+		return checkHandle(out, spec)
+	})
+	return out, err
 }
 
 // Renew moves the backend's own deadline.

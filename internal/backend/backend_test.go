@@ -119,6 +119,14 @@ func (f *full) SetNetwork(ctx context.Context, _ sandboxer.Handle, _ sandboxer.N
 	return f.call(ctx, "set_network")
 }
 
+func (f *full) Basis(ctx context.Context, _ sandboxer.Spec) (string, error) {
+	return "", f.call(ctx, "basis")
+}
+
+func (f *full) Claim(ctx context.Context, h sandboxer.Handle, _ sandboxer.Spec) (sandboxer.Handle, error) {
+	return h, f.call(ctx, "claim")
+}
+
 func (f *full) Dial(ctx context.Context, _ sandboxer.Handle, _ int) (net.Conn, error) {
 	return nil, f.call(ctx, "dial")
 }
@@ -294,6 +302,14 @@ var ops = []op{
 	{"set_network", sandboxer.CanNetwork, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
 		return b.SetNetwork(ctx, handle, sandboxer.NetworkPolicy{})
 	}},
+	{"basis", sandboxer.CanPool, 10 * time.Minute, func(ctx context.Context, b *backend.Backend) error {
+		_, err := b.Basis(ctx, spec)
+		return err
+	}},
+	{"claim", sandboxer.CanPool, 10 * time.Minute, func(ctx context.Context, b *backend.Backend) error {
+		_, err := b.Claim(ctx, handle, spec)
+		return err
+	}},
 	{"stats", sandboxer.CanStats, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
 		_, err := b.Stats(ctx, handle)
 		return err
@@ -458,7 +474,7 @@ func TestDeadlineOptions(t *testing.T) {
 			<-ctx.Done()
 			return ctx.Err()
 		}), backend.Options{Provision: time.Second, Ready: 2 * time.Second, Teardown: 3 * time.Second, Save: 4 * time.Second, Short: 5 * time.Second})
-		want := map[string]time.Duration{"provision": 1, "wait_ready": 2, "teardown": 3, "drop_snapshot": 3, "snapshot": 4, "restore": 4, "archive": 4, "unarchive": 4, "pause": 4, "resume": 4}
+		want := map[string]time.Duration{"provision": 1, "basis": 1, "claim": 1, "wait_ready": 2, "teardown": 3, "drop_snapshot": 3, "snapshot": 4, "restore": 4, "archive": 4, "unarchive": 4, "pause": 4, "resume": 4}
 		for _, o := range ops {
 			if o.limit == 0 {
 				continue

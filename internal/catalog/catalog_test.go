@@ -302,6 +302,7 @@ on_ttl: pause
 pause_depth: disk
 max_paused: 3d
 auto_resume: true
+pool: {size: 3, max_age: 20m}
 price: {setup: "0.01", per_hour: 0.12}
 `
 
@@ -329,6 +330,7 @@ func TestProfileEveryField(t *testing.T) {
 		TTL:    45 * time.Minute, MaxTTL: 36 * time.Hour, Idle: 90 * time.Minute,
 		OnTTL: sandboxer.ExpiryPause, PauseDepth: sandboxer.PauseDisk, MaxPaused: 72 * time.Hour, AutoResume: true,
 		Price: sandboxer.Price{Setup: 10_000, PerHour: 120_000},
+		Pool:  sandboxer.Pool{Size: 3, MaxAge: 20 * time.Minute},
 	}
 	if !reflect.DeepEqual(got.Profile, want) {
 		t.Errorf("profile = %+v\nwant %+v", got.Profile, want)

@@ -51,6 +51,12 @@ type profileForm struct {
 	MaxPaused   time.Duration          `yaml:"max_paused" min:"1s" help:"How long a paused sandbox is kept before it is destroyed (7d)."`
 	AutoResume  bool                   `yaml:"auto_resume" help:"Whether using a paused sandbox (commands, files, ports) resumes it."`
 	Price       priceForm              `yaml:"price" help:"What tenants pay, in credits, where the extension quotes nothing."`
+	Pool        poolForm               `yaml:"pool" help:"Sandboxes that are kept ready for whoever asks next."`
+}
+
+type poolForm struct {
+	Size   int           `yaml:"size" min:"0" max:"1000" help:"How many wait at a time; 0 means none."`
+	MaxAge time.Duration `yaml:"max_age" min:"1m" help:"How long one waits before a new one takes its place (1h)."`
 }
 
 type limitsForm struct {
@@ -101,6 +107,10 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 		TTL: f.TTL, MaxTTL: f.MaxTTL, Idle: f.Idle,
 		OnTTL: f.OnTTL, PauseDepth: f.PauseDepth, MaxPaused: f.MaxPaused, AutoResume: f.AutoResume,
 		Price: sandboxer.Price{Setup: f.Price.Setup, PerHour: f.Price.PerHour},
+		Pool:  sandboxer.Pool{Size: f.Pool.Size, MaxAge: f.Pool.MaxAge},
+	}
+	if f.Pool.Size == 0 && f.Pool.MaxAge != 0 {
+		d.faultKey("pool.max_age", "", "an age has no effect without a size")
 	}
 	for i, m := range f.Mounts {
 		at := fmt.Sprintf("mounts[%d].target", i)

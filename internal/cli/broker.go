@@ -29,6 +29,7 @@ type brokerConfig struct {
 	Adapters  []sandboxer.Adapter
 	Log       *slog.Logger
 	History   time.Duration                                                       // how long ended things are kept; 0 for ever
+	Pooled    func(profile string, warm bool)                                     // may be nil
 	OOMKilled func(extension, what string)                                        // may be nil
 	Observe   func(extension, op string, kind sandboxer.Kind, took time.Duration) // may be nil
 }
@@ -124,7 +125,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if b.vault, err = openVault(filepath.Join(cfg.Dir, vaultDir), place); err != nil {
 		return nil, err
 	}
-	if b.manager, err = manager.New(b.store, profiles, exts, manager.Options{Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled}); err != nil {
+	if b.manager, err = manager.New(b.store, profiles, exts, manager.Options{Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled}); err != nil {
 		return nil, err
 	}
 	if err := b.manager.Start(ctx); err != nil {

@@ -123,7 +123,7 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 		return err
 	}
 	metrics := server.NewMetrics()
-	cfg.Log, cfg.Observe, cfg.OOMKilled = log, metrics.Observe, metrics.OOMKilled
+	cfg.Log, cfg.Observe, cfg.OOMKilled, cfg.Pooled = log, metrics.Observe, metrics.OOMKilled, metrics.Pooled
 	b, err := newBroker(ctx, cfg)
 	if err != nil {
 		return err

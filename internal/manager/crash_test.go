@@ -92,7 +92,14 @@ func (s script) live() (out outcome, err error) {
 	defer store.Close()
 	ext, err := fake.Adapter.Open(context.Background(), sandboxer.Env{
 		Extension: "ext.fake", Owner: s.Owner,
-		Decode: func(v any) error { v.(*fake.Config).Server = s.Socket; return nil },
+		Decode: func(v any) error {
+			cfg := v.(*fake.Config)
+			cfg.Server = s.Socket
+			if s.Scenario == "pool-dead" {
+				cfg.Faults = []fake.Fault{{Verb: fake.VerbClaim, Kind: sandboxer.Unavailable, Times: 1}}
+			}
+			return nil
+		},
 	})
 	if err != nil {
 		return out, err
@@ -108,7 +115,11 @@ func (s script) live() (out outcome, err error) {
 		}
 	}
 	info := sandboxer.ExtensionInfo{ID: "ext.fake", Inputs: fake.Adapter.Inputs}
-	m, err := New(store, testProfiles(), []Extension{{info, b}}, opts)
+	profiles := testProfiles()
+	if strings.HasPrefix(s.Scenario, "pool") {
+		profiles[1].Pool.Size = 1
+	}
+	m, err := New(store, profiles, []Extension{{info, b}}, opts)
 	if err != nil {
 		return out, err
 	}
@@ -124,6 +135,9 @@ func (s script) live() (out outcome, err error) {
 	if s.ID != "" {
 		req.Inputs = map[string]string{"sandbox_id": s.ID}
 	}
+	if strings.HasPrefix(s.Scenario, "pool") && !s.waitForPool(m, store) {
+		return out, errors.New("the pool stays empty")
+	}
 	if s.Scenario != "orphan" {
 		if out.Sandbox, err = m.Create(acme, req); err != nil {
 			return out, err
@@ -131,6 +145,7 @@ func (s script) live() (out outcome, err error) {
 	}
 	switch s.Scenario {
 	case "create":
+	case "pool", "pool-dead":
 	case "extend":
 		if _, err := m.Extend(acme, out.Sandbox.ID, Extend{Add: time.Hour}); err != nil && !isKind(err, sandboxer.Conflict) {
 			return out, err
@@ -174,6 +189,11 @@ func (s script) live() (out outcome, err error) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+	if strings.HasPrefix(s.Scenario, "pool") {
+		if err := emptyPool(m, store); err != nil {
+			return out, err
+		}
+	}
 	audit, err := m.Audit(admin)
 	if err != nil {
 		return out, err
@@ -183,8 +203,10 @@ func (s script) live() (out outcome, err error) {
 	if err != nil {
 		return out, err
 	}
-	out.Records = len(items)
 	for _, sb := range items {
+		if sb.Tenant != "" { // those that nobody claimed do not count
+			out.Records++
+		}
 		out.Cost += sb.Cost
 	}
 	recs, _, err := store.Snapshots(context.Background(), sandboxer.SnapshotQuery{States: keptStates})
@@ -204,6 +226,39 @@ func (s script) live() (out outcome, err error) {
 	}
 	out.Balance, err = store.Balance(context.Background(), "acme")
 	return out, err
+}
+
+// waitForPool waits until there is something to claim, or was.
+func (s script) waitForPool(m *Manager, store sandboxer.Store) bool {
+	p := m.poolOf("profile.paid")
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+		if _, err := store.IdempotencyKey(context.Background(), "acme", "k"); err == nil {
+			return true
+		}
+		p.mu.Lock()
+		n := len(p.ready)
+		p.mu.Unlock()
+		if n > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// emptyPool ends the pool and what is in it, as a broker without its profile does.
+func emptyPool(m *Manager, store sandboxer.Store) error {
+	p := m.poolOf("profile.paid")
+	p.tending.Lock() // for good
+	return insist(func() error {
+		if _, err := m.DrainPool(admin, "paid"); err != nil {
+			return err
+		}
+		left, _, err := store.Sandboxes(context.Background(), sandboxer.Query{States: live})
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("%d sandboxes are left", len(left))
+		}
+		return err
+	})
 }
 
 // snapshots saves the sandbox in both forms, restores a copy from each, drops the
@@ -265,6 +320,8 @@ var crashes = map[point]string{
 	pRelapsed: "relapse",
 	pRetry:    "retry",
 	pOrphan:   "orphan",
+	pStock:    "pool", pWarm: "pool", pClaimed: "pool", pClaim: "pool",
+	pDiscard: "pool-dead", pReplaced: "pool-dead",
 }
 
 // TestCrash kills the broker before and after every commit and every effect, once

@@ -38,11 +38,7 @@ func (m *Manager) Create(ctx context.Context, req sandboxer.CreateRequest) (*san
 			return sb, err
 		}
 	}
-	make := m.launch
-	if o.chosen {
-		make = m.join
-	}
-	sb, err := make(ctx, o)
+	sb, err := m.obtain(ctx, o)
 	if o.key != "" && isKind(err, sandboxer.Conflict) {
 		if sb, err := m.replay(ctx, o); sb != nil || err != nil { // a twin of this request was faster
 			return sb, err
@@ -181,6 +177,11 @@ func (m *Manager) launch(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 	case !o.same(j.order):
 		return nil, taken(o.id)
 	}
+	return m.await(ctx, o, j, mine)
+}
+
+// await waits for as much of j, which makes o's sandbox, as the caller wants.
+func (m *Manager) await(ctx context.Context, o *order, j *job, mine bool) (*sandboxer.Sandbox, error) {
 	if o.noWaiting {
 		if err := wait(ctx, j.known); err != nil {
 			return nil, err
@@ -303,25 +304,17 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 		}
 	}
 	sb := o.record(generation)
-	err := m.vet(ctx, o, sb)
-	if err != nil {
+	if err := m.price(ctx, o, sb); err != nil {
 		return nil, err
-	}
-	if sb.SealedEnv, err = m.sealEnv(sb, o.spec.Env); err != nil {
-		return nil, err
-	}
-	if sb.Quote, err = m.quote(ctx, o, sb); err != nil {
-		return nil, err
-	}
-	if o.maxCost > 0 && sb.Quote.Amount > o.maxCost {
-		return nil, sandboxer.E(sandboxer.NoCredit, nil, "it would cost up to %s credits for %s, more than the %s you allow", sb.Quote.Amount, o.ttl, o.maxCost).
-			WithHint("allow more, or ask for a shorter time to live")
 	}
 	ev := event(ctx, sb, sandboxer.EventState, "")
 	ev.To, ev.Cause = sandboxer.Creating, sandboxer.ReasonRequested
 	w := sandboxer.Writes{
 		Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true,
 		Events: []sandboxer.Event{ev}, Key: o.idempotency(sb),
+	}
+	if o.cold != "" {
+		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "not from the pool: "+o.cold))
 	}
 	if o.from != nil {
 		unpin, err := m.pin(ctx, o.from.ID)
@@ -330,7 +323,7 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 		}
 		defer unpin() // from then on the record says that the snapshot is needed
 	}
-	err = m.step(pRecord, func() error { return m.store.CreateSandbox(ctx, sb, w) })
+	err := m.step(pRecord, func() error { return m.store.CreateSandbox(ctx, sb, w) })
 	if err != nil {
 		return nil, m.explain(ctx, o, sb, err)
 	}
@@ -339,6 +332,26 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 	j.recorded = true
 	m.know(j, sb)
 	return m.build(ctx, j, sb)
+}
+
+// price completes the record of o: what the backend says to it, its environment, and
+// what it costs.
+func (m *Manager) price(ctx context.Context, o *order, sb *sandboxer.Sandbox) error {
+	err := m.vet(ctx, o, sb)
+	if err != nil {
+		return err
+	}
+	if sb.SealedEnv, err = m.sealEnv(sb, o.spec.Env); err != nil {
+		return err
+	}
+	if sb.Quote, err = m.quote(ctx, o, sb); err != nil {
+		return err
+	}
+	if o.maxCost > 0 && sb.Quote.Amount > o.maxCost {
+		return sandboxer.E(sandboxer.NoCredit, nil, "it would cost up to %s credits for %s, more than the %s you allow", sb.Quote.Amount, o.ttl, o.maxCost).
+			WithHint("allow more, or ask for a shorter time to live")
+	}
+	return nil
 }
 
 // unbooked returns the first generation of id that the ledger does not know. Its entries
@@ -412,6 +425,10 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 		if err := m.thaw(ctx, b, sb); err != nil {
 			return nil, m.abandon(ctx, j, sb, err)
 		}
+	} else if isClaimed(sb) {
+		if err := m.furnish(ctx, b, sb); err != nil {
+			return nil, m.abandon(ctx, j, sb, err)
+		}
 	} else if !resumed {
 		if err := m.provision(ctx, b, sb); err != nil {
 			return nil, m.abandon(ctx, j, sb, err)
@@ -431,7 +448,11 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 		err = m.unarchive(ctx, b, sb)
 	}
 	checkpoint := sb.Pause.Snapshot
+	if err == nil && isPooled(sb) {
+		return m.shelve(ctx, j, sb, reach)
+	}
 	if err == nil {
+		handle, claimed := sb.Handle, sb.ProvisionedAt
 		err = m.step(pRunning, func() error {
 			return m.move(ctx, sb, sandboxer.Running, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
 				sb.Reachability = reach
@@ -446,6 +467,10 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 					sb.Pause, sb.Reason, sb.Message = sandboxer.Pause{}, "", ""
 				} else {
 					sb.ReadyAt = sb.UsedAt
+					if sb.Pool != "" { // what furnish brought
+						sb.Handle, sb.ProvisionedAt = handle, claimed
+						sb.Reason = ""
+					}
 				}
 				if reach.Host != "" {
 					sb.Host = reach.Host

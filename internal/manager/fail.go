@@ -36,6 +36,12 @@ const (
 	pResuming  point = "resume.resuming"   // commit: the intent, the next generation, more hold
 	pThaw      point = "resume.thaw"       // effect
 	pRelapsed  point = "resume.relapsed"   // commit: it failed
+	pStock     point = "pool.record"       // commit: one for the pool
+	pWarm      point = "pool.warm"         // commit
+	pClaimed   point = "claim.claimed"     // commit: its owner, hold, idempotency key
+	pClaim     point = "claim.claim"       // effect
+	pDiscard   point = "claim.discard"     // effect: the teardown of one that could not be claimed
+	pReplaced  point = "claim.replaced"    // commit: the next generation
 	pRetry     point = "retry"             // commit: a step failed and is to be repeated
 	pOrphan    point = "sweep.orphan"      // effect
 )
@@ -48,6 +54,7 @@ var points = []point{
 	pSaving, pSave, pArchive, pSealed, pDropping, pDrop, pDelete, pDropped,
 	pRestore, pUnarchive,
 	pPausing, pFuse, pFreeze, pPaused, pResuming, pThaw, pRelapsed,
+	pStock, pWarm, pClaimed, pClaim, pDiscard, pReplaced,
 	pRetry, pOrphan,
 }
 

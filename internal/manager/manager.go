@@ -49,6 +49,10 @@ type Options struct {
 	// memory limit killed. One that dies of its command counts as both.
 	OOMKilled func(extension, what string)
 
+	// Pooled, if not nil, is told of every create of a profile that keeps a pool: whether
+	// it was answered from there.
+	Pooled func(profile string, warm bool)
+
 	fail func(point) // crash tests: called before and after every commit and effect
 }
 
@@ -60,6 +64,8 @@ type Manager struct {
 	store    sandboxer.Store
 	profiles []sandboxer.Profile
 	exts     []*extension
+	pools    []*pool
+	restock  chan struct{} // one slot: a pool may need something
 	opts     Options
 	log      *slog.Logger
 	seal     cipher.AEAD
@@ -98,9 +104,11 @@ type extension struct {
 	Extension
 	creates  chan struct{} // slots of concurrent provisions
 	workers  chan struct{} // slots of concurrent sweep actions
-	survey   sync.Mutex    // held by the one survey in progress
-	surveyed bool          // guarded by survey: the first one is over
-	probed   time.Time     // guarded by survey: when all it lists was last probed
+	stocking chan struct{} // slots of provisions for pools
+	demand   demand
+	survey   sync.Mutex // held by the one survey in progress
+	surveyed bool       // guarded by survey: the first one is over
+	probed   time.Time  // guarded by survey: when all it lists was last probed
 }
 
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the broker is stopping").
@@ -157,6 +165,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		seal:      seal,
 		started:   now,
 		wake:      make(chan struct{}, 1),
+		restock:   make(chan struct{}, 1),
 		jobs:      map[string]*job{},
 		visits:    map[string]map[*Visit]context.CancelCauseFunc{},
 		changing:  map[string]chan struct{}{},
@@ -180,6 +189,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 			Extension: e,
 			creates:   make(chan struct{}, opts.Creates),
 			workers:   make(chan struct{}, opts.Workers),
+			stocking:  make(chan struct{}, max(1, runtime.NumCPU()/2)),
 		})
 	}
 	var faults []string
@@ -189,6 +199,9 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		}
 		if fault := m.checkProfile(p); fault != "" {
 			faults = append(faults, fault)
+		}
+		if p.Pool.Size > 0 {
+			m.pools = append(m.pools, &pool{profile: p, ext: m.extension(p.Extension)})
 		}
 	}
 	if len(faults) > 0 {
@@ -212,6 +225,9 @@ func (m *Manager) checkProfile(p sandboxer.Profile) string {
 	if len(candidates) == 0 {
 		return "profile " + p.ID + ": " + refused[0].why
 	}
+	if p.Pool.Size > 0 && !e.Backend.Can(sandboxer.CanPool) {
+		return "profile " + p.ID + " keeps a pool, which extension " + p.Extension + " cannot"
+	}
 	return ""
 }
 
@@ -224,12 +240,16 @@ func (m *Manager) Start(ctx context.Context) error {
 		return sandboxer.E(sandboxer.Conflict, nil, "the manager was started or closed before")
 	}
 	m.looping = true
-	m.wg.Add(1)
+	m.wg.Add(2)
 	m.mu.Unlock()
 	if err := m.pass(ctx, newTally(), time.Time{}); err != nil {
-		m.wg.Done()
+		m.wg.Add(-2)
 		return err
 	}
+	go func() {
+		defer m.wg.Done()
+		m.keepPools()
+	}()
 	go func() {
 		defer m.wg.Done()
 		m.loop()

@@ -64,12 +64,16 @@ func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func
 		if !isKind(err, sandboxer.Conflict) {
 			return err
 		}
+		conflict := err
 		fresh, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
 		if err != nil {
 			return err
 		}
 		if fresh.Version == sb.Version && len(w.Snapshots) > 0 && tries < 10 {
 			continue // it was one of those that somebody changed
+		}
+		if fresh.Version == sb.Version && (w.Key != nil || next.Name != sb.Name) {
+			return conflict // the key or the name is another's
 		}
 		if fresh.Version == sb.Version {
 			return sandboxer.E(sandboxer.Internal, nil, "sandbox %s cannot be written although nobody changed it", sb.ID)

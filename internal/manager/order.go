@@ -36,6 +36,8 @@ type order struct {
 	noWaiting     bool
 	req           sandboxer.CreateRequest // as it came
 
+	cold string // why it is not answered from the pool of its profile; empty without one
+
 	from *sandboxer.SnapshotRecord // what it is restored from; nil for a new one
 	as   sandboxer.SnapshotKind    // in which form
 }
@@ -151,21 +153,12 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "max_cost %s is negative", req.MaxCost)
 	}
 	o.ttl = cmp.Or(req.TTL, ttlOf(prof))
-	spec := sandboxer.Spec{
-		ID: o.id, Owner: m.opts.Owner, Profile: prof, Inputs: inputs,
-		Host: req.Host, Consumer: req.Consumer,
-		Image:     cmp.Or(req.Image, prof.Image),
-		Command:   prof.Command,
-		Env:       merge(prof.Env, req.Env),
-		Labels:    merge(prof.Labels, req.Labels),
-		Limits:    prof.Limits,
-		Network:   prof.Network,
-		Mounts:    slices.Concat(prof.Mounts, req.Mounts),
-		Ports:     prof.Ports,
-		Workspace: prof.Workspace,
-		User:      prof.User,
-	}
-	spec.Profile.Env = nil // its values are in Env, which is sealed
+	spec := m.blank(prof)
+	spec.ID, spec.Inputs, spec.Host, spec.Consumer = o.id, inputs, req.Host, req.Consumer
+	spec.Image = cmp.Or(req.Image, prof.Image)
+	spec.Env = merge(prof.Env, req.Env)
+	spec.Labels = merge(prof.Labels, req.Labels)
+	spec.Mounts = slices.Concat(prof.Mounts, req.Mounts)
 	if len(req.Command) > 0 {
 		spec.Command = req.Command
 	}
@@ -180,6 +173,17 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	l.GPUs = cmp.Or(req.Limits.GPUs, l.GPUs)
 	o.spec = spec
 	return o, nil
+}
+
+// blank is what a sandbox of the profile is made of when its request names nothing, and
+// without the inputs.
+func (m *Manager) blank(prof sandboxer.Profile) sandboxer.Spec {
+	spec := sandboxer.Spec{
+		Owner: m.opts.Owner, Profile: prof, Image: prof.Image, Command: prof.Command, Env: prof.Env, Labels: prof.Labels,
+		Limits: prof.Limits, Network: prof.Network, Mounts: prof.Mounts, Ports: prof.Ports, Workspace: prof.Workspace, User: prof.User,
+	}
+	spec.Profile.Env = nil // its values are in Env, which is sealed
+	return spec
 }
 
 // choose settles the ID: the caller's, the thread's, or a fresh one.

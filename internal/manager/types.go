@@ -14,6 +14,18 @@ type Plan struct {
 	TTL       time.Duration        `json:"ttl_ns"`
 }
 
+// PoolStatus describes the pool of one profile.
+type PoolStatus struct {
+	Profile   string    `json:"profile"`
+	Extension string    `json:"extension"`
+	Size      int       `json:"size"`              // how many should wait
+	Ready     int       `json:"ready"`             // how many wait now
+	Claimed   int64     `json:"claimed"`           // creates that were answered from it since the broker started
+	Cold      int64     `json:"cold"`              // creates of the profile that were not
+	Problem   string    `json:"problem,omitempty"` // why it is not full
+	RetryAt   time.Time `json:"retry_at,omitzero"` // when that is tried again
+}
+
 // Extend says how a lifetime changes. Exactly one field is set.
 type Extend struct {
 	TTL time.Duration `json:"ttl_ns,omitempty"` // the sandbox expires this long from now; may also shorten

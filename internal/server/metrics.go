@@ -19,6 +19,7 @@ type Metrics struct {
 	backend  *prometheus.HistogramVec
 	requests *prometheus.HistogramVec
 	oomKills *prometheus.CounterVec
+	pooled   *prometheus.CounterVec
 }
 
 // NewMetrics returns an empty set.
@@ -36,8 +37,11 @@ func NewMetrics() *Metrics {
 		oomKills: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sandboxer_oom_kills_total", Help: "Commands and sandboxes (what) that a memory limit killed; a sandbox that died of its command counts as both.",
 		}, []string{"extension", "what"}),
+		pooled: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "sandboxer_pool_creates_total", Help: "Creates of profiles that keep a pool, by where the sandbox came from: pool or cold.",
+		}, []string{"profile", "from"}),
 	}
-	m.reg.MustRegister(m.oomKills, m.backend, m.requests, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.reg.MustRegister(m.oomKills, m.pooled, m.backend, m.requests, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
@@ -53,6 +57,16 @@ func (m *Metrics) Observe(extension, op string, kind sandboxer.Kind, took time.D
 // manager.Options.OOMKilled.
 func (m *Metrics) OOMKilled(extension, what string) {
 	m.oomKills.WithLabelValues(extension, what).Inc()
+}
+
+// Pooled notes a create of a profile that keeps a pool; it is made for
+// manager.Options.Pooled.
+func (m *Metrics) Pooled(profile string, warm bool) {
+	from := "cold"
+	if warm {
+		from = "pool"
+	}
+	m.pooled.WithLabelValues(profile, from).Inc()
 }
 
 func (m *Metrics) request(route string, status int, took time.Duration) {

@@ -1,0 +1,586 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+)
+
+const (
+	// basisEvery is how often it is asked what the sandboxes of a pool would be made of.
+	basisEvery = 30 * time.Second
+	// calmFor is how long an extension must not have been asked for a sandbox before one
+	// is made for a pool, and patientFor how long a pool waits for that: requests go first.
+	calmFor    = 150 * time.Millisecond
+	patientFor = 2 * time.Second
+)
+
+// poolActor is the actor of what is done for pools.
+const poolActor = "pool"
+
+// A pool keeps sandboxes of one profile warm. What there is stands in the books; this is
+// only a memory of it, which claims are quick with and the next look corrects.
+type pool struct {
+	profile sandboxer.Profile
+	ext     *extension
+	tending sync.Mutex // held by the one who looks after it
+
+	mu            sync.Mutex
+	key           string    // what one would be made of now; empty while unknown
+	keyAt         time.Time // when that was asked
+	ready         []string  // IDs, oldest first
+	failures      int
+	retryAt       time.Time
+	problem       string
+	claimed, cold int64
+}
+
+// demand tells when an extension was last asked for a sandbox.
+type demand struct {
+	mu   sync.Mutex
+	now  int
+	last time.Time
+}
+
+func (d *demand) begin() (end func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.now++
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.now--
+		d.last = time.Now()
+	}
+}
+
+func (d *demand) calm() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.now == 0 && time.Since(d.last) >= calmFor
+}
+
+func (m *Manager) poolOf(profile string) *pool {
+	for _, p := range m.pools {
+		if p.profile.ID == profile {
+			return p
+		}
+	}
+	return nil
+}
+
+// isPooled reports whether sb is nobody's: in a pool or being made for one.
+func isPooled(sb *sandboxer.Sandbox) bool { return sb.Pool != "" && sb.Tenant == "" }
+
+// isClaimed reports whether sb was in a pool and its owner waits for it.
+func isClaimed(sb *sandboxer.Sandbox) bool {
+	return sb.Pool != "" && sb.Tenant != "" && sb.ReadyAt.IsZero() && !isPaused(sb)
+}
+
+// refuses says what o asks for that cannot be given to a sandbox that is there already,
+// or nothing.
+func (p *pool) refuses(o *order) string {
+	mode := func(n sandboxer.NetworkPolicy) sandboxer.NetworkMode { return cmp.Or(n.Mode, sandboxer.NetworkNone) }
+	switch prof := &p.profile; {
+	case o.chosen:
+		return "its ID was chosen"
+	case o.spec.Image != prof.Image:
+		return "another image"
+	case !slices.Equal(o.spec.Command, prof.Command):
+		return "another command"
+	case o.spec.Limits != prof.Limits:
+		return "other limits"
+	case mode(o.spec.Network) != mode(prof.Network):
+		return "another network mode"
+	case len(o.req.Mounts) > 0:
+		return "mounts"
+	case o.spec.Host != "":
+		return "a host was named"
+	}
+	return ""
+}
+
+// take hands out one that should be ready, to one caller.
+func (p *pool) take() (id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.ready) == 0 {
+		return ""
+	}
+	id, p.ready = p.ready[0], p.ready[1:]
+	return id
+}
+
+// count notes how a create of the profile was answered.
+func (m *Manager) count(p *pool, warm bool) {
+	p.mu.Lock()
+	if warm {
+		p.claimed++
+	} else {
+		p.cold++
+	}
+	p.mu.Unlock()
+	if m.opts.Pooled != nil {
+		m.opts.Pooled(p.profile.ID, warm)
+	}
+	m.pokePools()
+}
+
+// pokePools has the pools looked after.
+func (m *Manager) pokePools() {
+	select {
+	case m.restock <- struct{}{}:
+	default:
+	}
+}
+
+// obtain answers o with a sandbox of the pool, or with a new one.
+func (m *Manager) obtain(ctx context.Context, o *order) (*sandboxer.Sandbox, error) {
+	defer o.ext.demand.begin()()
+	make := m.launch
+	if o.chosen {
+		make = m.join
+	}
+	p := m.poolOf(o.spec.Profile.ID)
+	if p == nil {
+		return make(ctx, o)
+	}
+	for o.cold = p.refuses(o); o.cold == ""; {
+		id := p.take()
+		if id == "" {
+			o.cold = "it was empty"
+			break
+		}
+		sb, err := m.fromPool(ctx, o, p, id)
+		if errors.Is(err, errLost) {
+			continue
+		}
+		if err == nil {
+			m.count(p, true)
+		} else {
+			m.pokePools() // it may be ready still
+		}
+		return sb, err
+	}
+	sb, err := make(ctx, o)
+	if err == nil && !sb.Found {
+		m.count(p, false)
+	}
+	return sb, err
+}
+
+// errLost says that a sandbox of the pool cannot be had any more.
+var errLost = sandboxer.E(sandboxer.Conflict, nil, "somebody else has it")
+
+// fromPool gives the sandbox id of the pool to o.
+func (m *Manager) fromPool(ctx context.Context, o *order, p *pool, id string) (*sandboxer.Sandbox, error) {
+	own := *o
+	own.id, own.spec.ID = id, id
+	j, mine, err := m.begin(ctx, id, 1, true, &own)
+	if err != nil {
+		return nil, err
+	}
+	if !mine {
+		return nil, errLost
+	}
+	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.assign(ctx, j, &own, p) })
+	return m.await(ctx, &own, j, true)
+}
+
+// assign is the job behind fromPool: one compare-and-swap makes it o's, with the hold, the
+// idempotency key and the event; then it is furnished. A broker that dies in between
+// leaves a record that is creating, as after any create.
+func (m *Manager) assign(ctx context.Context, j *job, o *order, p *pool) (*sandboxer.Sandbox, error) {
+	sb, err := m.store.SandboxGeneration(ctx, o.id, 1)
+	if isKind(err, sandboxer.NotFound) {
+		return nil, errLost
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	key := p.key
+	p.mu.Unlock()
+	if sb.State != sandboxer.Warm || !isPooled(sb) || sb.Pool != key || !time.Now().Before(sb.ExpiresAt) || !sb.AbsentSince.IsZero() {
+		return nil, errLost
+	}
+	next := o.record(sb.Generation)
+	if err := m.price(ctx, o, next); err != nil {
+		return nil, err
+	}
+	err = m.step(pClaimed, func() error {
+		return m.move(ctx, sb, sandboxer.Creating, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			was := *sb
+			*sb = *next
+			sb.Version, sb.Handle, sb.ProvisionedAt = was.Version, was.Handle, was.ProvisionedAt
+			sb.Pool, sb.PooledAt = was.Pool, was.PooledAt
+			sb.Host = cmp.Or(was.Host, sb.Host)
+			sb.Reason = sandboxer.ReasonRequested // until it runs
+			w.Entries, w.Cover = entries(hold(sb, "hold", sb.Quote.Amount)), true
+			w.Key = o.idempotency(sb)
+			return nil
+		})
+	})
+	if isKind(err, sandboxer.Conflict) && sb.State != sandboxer.Warm {
+		return nil, errLost
+	}
+	if err != nil {
+		return nil, m.explain(ctx, o, next, err)
+	}
+	j.recorded = true
+	m.know(j, sb)
+	return m.build(ctx, j, sb)
+}
+
+// furnish brings to a claimed sandbox what its owner asked for. If that cannot be done
+// because of the sandbox, it is removed, and another is made in its place.
+func (m *Manager) furnish(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
+	spec := sb.Spec
+	env, err := m.openEnv(sb)
+	if err != nil {
+		return err
+	}
+	spec.Env = env
+	var h sandboxer.Handle
+	err = m.step(pClaim, func() (err error) { h, err = b.Claim(ctx, sb.Handle, spec); return err })
+	if err == nil {
+		sb.Handle, sb.ProvisionedAt = h, now() // stored when it runs; until then it can be asked again
+		return nil
+	}
+	switch sandboxer.KindOf(err) {
+	case sandboxer.Invalid, sandboxer.Unsupported, sandboxer.Denied, sandboxer.Failed, sandboxer.Exhausted, sandboxer.Canceled:
+		return err
+	}
+	if ctx.Err() != nil {
+		return err
+	}
+	why := err
+	m.log.WarnContext(ctx, "claim failed; it is made anew", "sandbox", sb.ID, "err", why)
+	if err := m.step(pDiscard, func() error { _, err := b.Teardown(ctx, sb.Handle); return err }); err != nil {
+		return err
+	}
+	err = m.step(pReplaced, func() error {
+		return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			if sb.State != sandboxer.Creating {
+				return errDoomed
+			}
+			sb.Spec.Generation = objectOf(sb) + 1
+			sb.Handle, sb.Pool, sb.PooledAt, sb.Reason = sandboxer.Handle{}, "", time.Time{}, ""
+			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "the one from the pool could not be used and is made anew: "+sandboxer.Message(why)))
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return m.provision(ctx, b, sb)
+}
+
+// shelve puts a sandbox that is ready into its pool.
+func (m *Manager) shelve(ctx context.Context, j *job, sb *sandboxer.Sandbox, reach sandboxer.Reachability) (*sandboxer.Sandbox, error) {
+	err := m.step(pWarm, func() error {
+		return m.move(ctx, sb, sandboxer.Warm, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+			sb.Reachability, sb.Reason = reach, sandboxer.ReasonPool
+			sb.PooledAt = now()
+			sb.ReadyAt = sb.PooledAt
+			sb.Host = cmp.Or(reach.Host, sb.Host)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, m.abandon(ctx, j, sb, err)
+	}
+	sb.Spec.Env = nil
+	m.pokePools()
+	return sb, nil
+}
+
+// keepPools looks after the pools until the manager closes.
+func (m *Manager) keepPools() {
+	tick := time.NewTicker(m.opts.SweepEvery)
+	defer tick.Stop()
+	ctx := sandboxer.WithPrincipal(m.ctx, sandboxer.Principal{Actor: poolActor})
+	for {
+		if err := m.strays(ctx); err != nil && ctx.Err() == nil {
+			m.log.Error("pools", "err", err)
+		}
+		for _, p := range m.pools {
+			m.async(newTally(), func() {
+				if !p.tending.TryLock() {
+					return
+				}
+				err := m.tend(ctx, p)
+				p.tending.Unlock()
+				if err != nil && ctx.Err() == nil {
+					m.log.Warn("pool", "profile", p.profile.ID, "err", err)
+				}
+			})
+		}
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-tick.C:
+		case <-m.restock:
+		}
+	}
+}
+
+// strays removes what waits for a profile that keeps no pool any more.
+func (m *Manager) strays(ctx context.Context) error {
+	return m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Warm}}, func(sb *sandboxer.Sandbox) {
+		if sb.Damaged == "" && m.poolOf(sb.Profile) == nil {
+			m.discard(ctx, newTally(), sb, "its profile keeps no pool any more")
+		}
+	})
+}
+
+// members lists what the pool has, newest first, and how many more are being made.
+func (m *Manager) members(ctx context.Context, p *pool) (warm []*sandboxer.Sandbox, making int, err error) {
+	q := sandboxer.Query{Profile: p.profile.ID, States: []sandboxer.State{sandboxer.Creating, sandboxer.Warm}}
+	err = m.records(ctx, q, func(sb *sandboxer.Sandbox) {
+		switch {
+		case sb.Damaged != "" || !isPooled(sb):
+		case sb.State == sandboxer.Warm:
+			warm = append(warm, sb)
+		default:
+			making++
+		}
+	})
+	return warm, making, err
+}
+
+// tend brings the pool to its size: what is of no use is removed, what is missing made,
+// one after the other.
+func (m *Manager) tend(ctx context.Context, p *pool) error {
+	for ctx.Err() == nil {
+		p.mu.Lock()
+		early := time.Until(p.retryAt)
+		p.mu.Unlock()
+		key, err := m.basis(ctx, p, early > 0)
+		if err != nil {
+			return m.troubled(p, err)
+		}
+		warm, making, err := m.members(ctx, p)
+		if err != nil {
+			return err
+		}
+		var ready []string
+		for _, sb := range warm {
+			switch {
+			case sb.Pool != key:
+				if key != "" {
+					m.discard(ctx, newTally(), sb, "it is not what its profile makes now")
+				}
+			case len(ready) >= p.profile.Pool.Size:
+				m.discard(ctx, newTally(), sb, "there are more than its profile keeps")
+			case m.working(sb.ID): // being claimed, or removed
+			default:
+				ready = append(ready, sb.ID)
+			}
+		}
+		slices.Reverse(ready)
+		full := len(ready)+making >= p.profile.Pool.Size
+		p.mu.Lock()
+		p.ready = ready
+		if full && making == 0 {
+			p.failures, p.retryAt, p.problem = 0, time.Time{}, ""
+		}
+		p.mu.Unlock()
+		if full || early > 0 {
+			return nil
+		}
+		if err := m.stock(ctx, p, key); err != nil {
+			return m.troubled(p, err)
+		}
+	}
+	return nil
+}
+
+// troubled notes why the pool is not full, and when that is tried again.
+func (m *Manager) troubled(p *pool, cause error) error {
+	if m.ctx.Err() != nil {
+		return nil
+	}
+	p.mu.Lock()
+	p.failures++
+	wait := backoff(p.failures, rand.Float64())
+	p.retryAt, p.problem = now().Add(wait), sandboxer.Message(cause)
+	p.mu.Unlock()
+	time.AfterFunc(wait, m.pokePools)
+	return cause
+}
+
+// basis returns the digest of what a sandbox of the pool would be made of now; with
+// known, as far as that was asked before.
+func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error) {
+	p.mu.Lock()
+	key, at := p.key, p.keyAt
+	p.mu.Unlock()
+	if known || key != "" && time.Since(at) < basisEvery {
+		return key, nil
+	}
+	b, err := m.backend(p.ext.Info.ID)
+	if err != nil {
+		return "", err
+	}
+	spec := m.blank(p.profile)
+	spec.ID, spec.Generation, spec.Warm = sandboxer.NewID(), 1, true
+	if err := b.Check(ctx, spec); err != nil {
+		return "", err
+	}
+	basis, err := b.Basis(ctx, spec)
+	if err != nil {
+		return "", err
+	}
+	spec.ID, spec.Profile.Pool = "", sandboxer.Pool{}
+	j, err := json.Marshal([]any{spec, spec.Env, p.ext.Info.ID, basis})
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(j)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.key, p.keyAt = hex.EncodeToString(sum[:16]), time.Now()
+	return p.key, nil
+}
+
+// stock makes one sandbox for the pool, when nobody else needs the extension.
+func (m *Manager) stock(ctx context.Context, p *pool, key string) error {
+	select {
+	case p.ext.stocking <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-p.ext.stocking }()
+	for give := time.Now().Add(patientFor); !p.ext.demand.calm() && time.Now().Before(give); {
+		select {
+		case <-time.After(calmFor / 8):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	at := now()
+	spec := m.blank(p.profile)
+	spec.ID, spec.Generation, spec.Warm = sandboxer.NewID(), 1, true
+	sb := &sandboxer.Sandbox{
+		ID: spec.ID, Generation: 1, Profile: p.profile.ID, Extension: p.ext.Info.ID, State: sandboxer.Creating, Spec: spec,
+		Pool: key, Reason: sandboxer.ReasonPool,
+		CreatedAt: at, ExpiresAt: at.Add(cmp.Or(p.profile.Pool.MaxAge, sandboxer.DefaultPoolAge)),
+	}
+	// Late enough for whoever claims it with the profile's time to live: then nothing has
+	// to be moved.
+	sb.Spec.Fuse = sb.ExpiresAt.Add(ttlOf(p.profile) + fuseMargin)
+	if p.profile.OnTTL == sandboxer.ExpiryPause {
+		sb.Spec.Fuse = sb.Spec.Fuse.Add(patience)
+	}
+	var err error
+	if sb.SealedEnv, err = m.sealEnv(sb, spec.Env); err != nil {
+		return err
+	}
+	ev := event(ctx, sb, sandboxer.EventState, "")
+	ev.To, ev.Cause = sandboxer.Creating, sandboxer.ReasonPool
+	j, mine, err := m.begin(ctx, sb.ID, 1, true, nil)
+	if err != nil || !mine {
+		return err
+	}
+	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
+		w := sandboxer.Writes{Events: []sandboxer.Event{ev}}
+		if err := m.step(pStock, func() error { return m.store.CreateSandbox(ctx, sb, w) }); err != nil {
+			return nil, err
+		}
+		m.ring(sb.ID)
+		m.know(j, sb)
+		return m.build(ctx, j, sb)
+	})
+	<-j.done // ends with the manager
+	return j.err
+}
+
+// discard ends a sandbox that nobody has claimed, in the background.
+func (m *Manager) discard(ctx context.Context, t *tally, sb *sandboxer.Sandbox, why string) {
+	if !m.take(sb.ID) {
+		return
+	}
+	m.async(t, func() {
+		defer m.drop(sb.ID)
+		err := m.doom(ctx, sb, ending{reason: sandboxer.ReasonPool, message: why, still: func(sb *sandboxer.Sandbox) bool {
+			return sb.State == sandboxer.Warm
+		}})
+		if err == nil {
+			err = m.payUp(ctx, t, sb)
+		}
+		if err != nil && err != errMoot && ctx.Err() == nil { // the sweep goes on with it
+			m.log.WarnContext(ctx, "removal from a pool", "sandbox", sb.ID, "err", err)
+		}
+	})
+}
+
+// Pools describes the pool of every profile that keeps one.
+func (m *Manager) Pools(ctx context.Context) ([]PoolStatus, error) {
+	if _, err := may(ctx, sandboxer.ScopeRead); err != nil {
+		return nil, err
+	}
+	out := []PoolStatus{}
+	for _, p := range m.pools {
+		warm, _, err := m.members(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		p.mu.Lock()
+		s := PoolStatus{
+			Profile: p.profile.ID, Extension: p.profile.Extension, Size: p.profile.Pool.Size,
+			Claimed: p.claimed, Cold: p.cold, Problem: p.problem, RetryAt: p.retryAt,
+		}
+		for _, sb := range warm {
+			if sb.Pool == p.key {
+				s.Ready++
+			}
+		}
+		p.mu.Unlock()
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// DrainPool removes every sandbox that waits in the pool of the profile and returns how
+// many there were; new ones take their place. It needs the admin scope. Kinds: Invalid
+// for a profile that keeps no pool.
+func (m *Manager) DrainPool(ctx context.Context, profile string) (int, error) {
+	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
+		return 0, err
+	}
+	prof, err := m.profile(profile)
+	if err != nil {
+		return 0, err
+	}
+	p := m.poolOf(prof.ID)
+	if p == nil {
+		return 0, sandboxer.E(sandboxer.Invalid, nil, "profile %s keeps no pool", prof.ID).
+			WithHint("profiles with `pool: {size: …}` do: sandboxer pool ls")
+	}
+	warm, _, err := m.members(ctx, p)
+	if err != nil {
+		return 0, err
+	}
+	p.mu.Lock()
+	p.key, p.ready = "", nil // ask what they are made of, too
+	p.mu.Unlock()
+	t := newTally()
+	for _, sb := range warm {
+		m.discard(sandboxer.WithPrincipal(m.ctx, sandboxer.PrincipalFrom(ctx)), t, sb, fmt.Sprintf("the pool of %s was drained", prof.ID))
+	}
+	err = wait(ctx, t.over())
+	m.pokePools()
+	return t.sum().Torndown, err
+}
