@@ -385,7 +385,18 @@ func (s *suite) exec(t *testing.T) {
 			TTY:  &sandboxer.WinSize{Cols: 80, Rows: 24}, Stdin: in, Stdout: out,
 		})
 		poll(t, "the command to start", 20*time.Second, func() bool { return strings.Contains(out.String(), "ready") })
-		go feed.Write([]byte{3})
+		go func() { // again and again: a shell may just be starting sleep, which then gets none of the first
+			for {
+				if _, err := feed.Write([]byte{3}); err != nil {
+					return
+				}
+				select {
+				case <-t.Context().Done():
+					return
+				case <-time.After(500 * time.Millisecond):
+				}
+			}
+		}()
 		if x, err := r.wait(t); err != nil || x.Code != 8 || !strings.Contains(out.String(), "caught") {
 			t.Errorf("after ^C: %+v, %s, %q; want the trap's 8", x, describe(err), out.String())
 		}
