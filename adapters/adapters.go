@@ -4,6 +4,7 @@ package adapters
 
 import (
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/composessh"
 	"github.com/sand-boxer/sandboxer/adapters/local"
 	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
 )
@@ -12,6 +13,7 @@ import (
 // their own, so that no installation can be talked into running commands unisolated.
 func All() []sandboxer.Adapter {
 	return []sandboxer.Adapter{
+		composessh.Adapter,
 		local.Adapter,
 		vmpacker.Adapter,
 	}

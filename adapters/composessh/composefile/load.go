@@ -30,7 +30,7 @@ const (
 	maxFile   = 1 << 20 // bytes of a compose file, and of each file that one names
 	maxNodes  = 50_000  // YAML nodes with every alias followed
 	maxDepth  = 60
-	maxUnits  = 64 // containers of a project
+	maxUnits  = 60 // containers of a project
 	maxPinned = 64 // files and directories that are copied out of the workspace
 )
 

@@ -17,14 +17,16 @@ import (
 
 // Rendering says what the file for a host is written with.
 type Rendering struct {
-	Dir       string            // absolute; the workspace is Dir/repo, Files are in Dir/files, Copies in Dir/copies
-	Labels    map[string]string // of everything
-	Env       map[string]string // in every service, over its own
-	Subnets   map[string]string // CIDR of each network
-	Sealed    bool              // networks lead nowhere but to the services on them
-	Limits    sandboxer.Limits  // of all services together; zero fields set none
-	ImageOf   func(service string) string
-	StopAfter time.Duration // longest time that a service is given to end
+	Dir    string            // absolute; the workspace is Dir/repo, Files are in Dir/files, Copies in Dir/copies
+	Labels map[string]string // of everything
+	// ServiceLabel is the label that has the name of the service, "" for none.
+	ServiceLabel string
+	Env          map[string]string // in every service, over its own
+	Subnets      map[string]string // CIDR of each network
+	Sealed       bool              // networks lead nowhere but to the services on them
+	Limits       sandboxer.Limits  // of all services together; zero fields set none
+	ImageOf      func(service string) string
+	StopAfter    time.Duration // longest time that a service is given to end
 }
 
 // Render writes the file for the host. Invalid: the services' own limits are more than
@@ -147,8 +149,10 @@ func (p *Project) renderService(s types.ServiceConfig, info Service, r Rendering
 		"image":   s.Image,
 		"labels":  labels(s.Labels, r.Labels),
 		"restart": "no",
-		"init":    s.Init == nil || *s.Init,
 		"logging": map[string]any{"driver": "json-file", "options": map[string]any{"max-size": "10m", "max-file": "1"}},
+	}
+	if r.ServiceLabel != "" {
+		out["labels"].(map[string]string)[r.ServiceLabel] = s.Name
 	}
 	if s.Build != nil {
 		out["image"] = r.ImageOf(s.Name)
@@ -195,6 +199,7 @@ func (p *Project) renderService(s types.ServiceConfig, info Service, r Rendering
 	list("tmpfs", s.Tmpfs)
 	list("expose", s.Expose)
 	list("security_opt", s.SecurityOpt)
+	yes("init", s.Init != nil && *s.Init)
 	yes("tty", s.Tty)
 	yes("stdin_open", s.StdinOpen)
 	yes("read_only", s.ReadOnly)

@@ -1,0 +1,109 @@
+// Package composessh runs sandboxes that are compose projects on hosts reached over
+// SSH: the directory of the input repo is copied to a host, its compose file is held to
+// a policy (package composefile), written anew and started there. The host needs an
+// engine (Docker or Podman) and one of the compose programs; nothing is installed.
+//
+// On a host everything of one sandbox carries its external name, sbx-<owner>-<id>-g<n>,
+// as the name of the compose project, as a label, and as a directory:
+//
+//	<root>/<name>/meta.json      what later processes must know of it
+//	<root>/<name>/repo/          the workspace
+//	<root>/<name>/compose.yaml   the file written from the model
+//	<root>/<name>/files, copies  what is mounted from beside the workspace
+//	<root>/<name>/started, up    how far it came
+//	<root>/.net/<n>              a link to the sandbox that has subnet n
+//
+// The directory is made first and removed last: it is the lock, and what a sweep finds.
+// Which host a sandbox was put on is written down here, in placed/<name> of the
+// extension's directory, before the host hears of it.
+package composessh
+
+import (
+	"net/netip"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Config is the extension's `config:` block.
+type Config struct {
+	// Hosts are names of hosts that were added, or what one would type after ssh; of the
+	// latter the key must be in known_hosts.
+	Hosts []string `yaml:"hosts" json:"hosts,omitempty" help:"Hosts to put sandboxes on: names that were added with sandboxer host add, or ssh aliases. Empty means every host that was added."`
+	// Host is one more, as the first versions of the file had it.
+	Host string `yaml:"host" json:"host,omitempty" help:"One host, in addition to hosts."`
+	Root string `yaml:"root" json:"root,omitempty" help:"Directory on the hosts for sandboxes; relative to the account's home unless it is absolute."`
+	// ComposeCmd is the compose program; SANDBOXER_COMPOSE_CMD of the environment counts
+	// where it is empty.
+	ComposeCmd string `yaml:"compose_cmd" json:"compose_cmd,omitempty" help:"Compose program of the hosts: docker compose, docker-compose or podman-compose. Empty means SANDBOXER_COMPOSE_CMD, or else what a host has, in this order."`
+	Engine     string `yaml:"engine" json:"engine,omitempty" help:"Address of the engine on the hosts, as DOCKER_HOST has it, such as unix:///run/user/1000/docker.sock. Empty means the account's default."`
+	Capacity   int    `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Sandboxes on one host at once, where the host's record does not say."`
+	Parallel   int    `yaml:"parallel" json:"parallel,omitempty" min:"1" help:"Sandboxes being started on one host at once."`
+	Subnets    string `yaml:"subnets" json:"subnets,omitempty" help:"Private IPv4 range that networks of sandboxes are cut from, 64 addresses each."`
+	// UnfilteredEgress admits the network mode public although nothing filters it.
+	UnfilteredEgress bool   `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Admit the network mode public, although sandboxes then reach whatever their host reaches, private addresses included."`
+	Sync             string `yaml:"sync" json:"sync,omitempty" enum:"tar,rsync" help:"How the content of files travels."`
+	Transport        string `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"Which SSH is used: the machine's own program, or the one built in."`
+	SSHConfig        string `yaml:"ssh_config" json:"ssh_config,omitempty" help:"ssh configuration file; empty means the account's and the system's."`
+}
+
+var defaults = Config{Root: ".sandboxer/compose", Capacity: 16, Parallel: 6, Subnets: "10.213.0.0/16", Sync: "tar", Transport: "auto"}
+
+// netBits is the size of one network: 61 containers.
+const netBits = 26
+
+// Validate implements the check of sandboxer.Typed.
+func (c *Config) Validate() error {
+	p, err := netip.ParsePrefix(c.Subnets)
+	if err != nil || !p.Addr().Is4() || !p.Addr().IsPrivate() || p.Bits() > netBits-2 || p.Masked() != p {
+		return sandboxer.E(sandboxer.Invalid, err, "subnets: %q is not a private IPv4 range of at least 256 addresses", c.Subnets)
+	}
+	if c.Root == "" || path.Clean(c.Root) != c.Root || c.Root == "/" || c.Root == "." || strings.HasPrefix(c.Root, "..") || strings.ContainsAny(c.Root, ":,\\\n") {
+		return sandboxer.E(sandboxer.Invalid, nil, "root: %q is not a clean path without colons and commas", c.Root)
+	}
+	if cmd := c.compose(); len(cmd) > 0 && flavour(cmd) == "" {
+		return sandboxer.E(sandboxer.Invalid, nil, "compose_cmd: %q is none of docker compose, docker-compose, podman compose and podman-compose", strings.Join(cmd, " "))
+	}
+	return nil
+}
+
+// compose is the configured compose program, nil for none.
+func (c *Config) compose() []string {
+	if c.ComposeCmd != "" {
+		return strings.Fields(c.ComposeCmd)
+	}
+	return strings.Fields(os.Getenv("SANDBOXER_COMPOSE_CMD"))
+}
+
+// flavour is the engine that goes with a compose program, "" if it is unknown.
+func flavour(cmd []string) string {
+	switch base := path.Base(cmd[0]); {
+	case base == "podman-compose", base == "podman" && len(cmd) == 2 && cmd[1] == "compose":
+		return "podman"
+	case base == "docker-compose", base == "docker" && len(cmd) == 2 && cmd[1] == "compose":
+		return "docker"
+	}
+	return ""
+}
+
+// Adapter is what package adapters lists.
+var Adapter = sandboxer.Typed(sandboxer.Adapter{
+	Kind:  "compose-ssh",
+	Title: "Compose projects on hosts over SSH",
+	Help: "Copies a repository to a host over SSH and starts its compose file there, held to a policy and written anew. " +
+		"Hosts need Docker or Podman and a compose program.",
+	Handlers:  []string{"sandboxer.extensions.compose_ssh"},
+	Isolation: []sandboxer.Isolation{sandboxer.IsolationContainer},
+	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
+	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
+		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats},
+	Inputs: []sandboxer.Input{
+		{Name: "repo", Help: "directory of the broker's machine with the compose file, copied to the host", Required: true},
+		{Name: "file", Help: "compose file below repo; compose.yaml, compose.yml, docker-compose.yaml or docker-compose.yml if it is not given"},
+		{Name: "service", Help: "service that commands run in and ports belong to; the first of the file if it is not given"},
+		{Name: "profiles", Help: "compose profiles to enable, separated by commas"},
+		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
+	},
+}, defaults, open)

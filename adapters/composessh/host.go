@@ -1,0 +1,270 @@
+package composessh
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+)
+
+// A host is one place for sandboxes, as it was when it was looked up.
+type host struct {
+	*sshrun.Host
+	capacity int
+	draining bool
+	known    *known
+}
+
+// known is what was found out about a host; it is found out anew when it stopped to be
+// true.
+type known struct {
+	root    string   // absolute, links resolved
+	engine  string   // docker or podman
+	compose []string // the program
+	version string   // of it
+	server  string   // the engine's version
+	socket  string   // of the engine, if it has one that is known
+	slots   chan struct{}
+}
+
+// detect tells of a host what known holds. $1: root. $2…: the compose program, if it is
+// fixed.
+const detect = `
+root=$1; shift
+case $root in /*) ;; *) root=$HOME/$root;; esac
+mkdir -p -- "$root/.net" "$root/.taken" && chmod 700 -- "$root" && cd -P -- "$root" || exit 41
+echo "root=$(pwd -P)"
+within() { if command -v timeout >/dev/null 2>&1; then timeout 20 "$@"; else "$@"; fi; }
+try() {
+	case $1 in podman*) e=podman;; *) e=docker;; esac
+	command -v "$1" >/dev/null 2>&1 && command -v $e >/dev/null 2>&1 || return 1
+	if [ $e-$2 = docker-compose ]; then v=$(within docker compose version --short 2>/dev/null) || return 1
+	else v=$(within "$@" version --short 2>/dev/null || within "$@" --version 2>/dev/null) || return 1; fi
+	echo "engine=$e"; echo "compose=$*"; echo "version=$(printf %s "$v" | grep -o '[0-9][0-9.]*' | head -n 1)"
+}
+if [ $# -gt 0 ]; then try "$@" || exit 42
+else try docker compose || try docker-compose || try podman-compose || exit 42; fi
+if [ $e = docker ]; then
+	s=$(within docker version --format '{{.Server.Version}}' 2>&1) || { printf '%s\n' "$s" >&2; exit 43; }
+	echo "socket=${DOCKER_HOST:-$(docker context inspect --format '{{.Endpoints.docker.Host}}' 2>/dev/null)}"
+else
+	s=$(within podman info --format '{{.Version.Version}}' 2>&1) || { printf '%s\n' "$s" >&2; exit 43; }
+fi
+echo "server=$s"`
+
+// names lists the hosts that are configured.
+func (e *engine) names() ([]string, error) {
+	names := slices.Clone(e.cfg.Hosts)
+	if e.cfg.Host != "" && !slices.Contains(names, e.cfg.Host) {
+		names = append(names, e.cfg.Host)
+	}
+	if len(names) > 0 {
+		return names, nil
+	}
+	recs, err := e.registry.Hosts()
+	for _, r := range recs {
+		names = append(names, r.Name)
+	}
+	if len(names) == 0 && err == nil {
+		err = sandboxer.E(sandboxer.Unavailable, nil, "%s has no host to put sandboxes on", e.env.Extension).
+			WithHint("add one: sandboxer host add NAME USER@HOST")
+	}
+	if len(names) > 0 {
+		err = nil // a record that cannot be read stops only its own host
+	}
+	return names, err
+}
+
+// host returns a host by name, without a look at it.
+func (e *engine) host(name string) (*host, error) {
+	t := sshrun.Target{Name: name, Addr: name}
+	h := &host{capacity: e.cfg.Capacity}
+	rec, err := e.registry.Host(name)
+	switch {
+	case err == nil:
+		t, h.draining = rec.Target(), rec.State == sshrun.Draining
+		h.capacity = cmp.Or(rec.Capacity, h.capacity)
+	case sandboxer.KindOf(err) != sandboxer.NotFound:
+		return nil, err
+	}
+	h.Host, err = e.pool.Host(t)
+	return h, err
+}
+
+// look finds out about h what is not known yet.
+func (e *engine) look(ctx context.Context, h *host) error {
+	e.mu.Lock()
+	k := e.known[h.Name()]
+	e.mu.Unlock()
+	if k != nil {
+		h.known = k
+		return nil
+	}
+	var out, said strings.Builder
+	exit, err := h.Run(ctx, sshrun.Cmd{Script: detect, Args: append([]string{e.cfg.Root}, e.cfg.compose()...), Env: e.engineEnv(), Stdout: &out, Stderr: bounded(&said)})
+	if err != nil {
+		return err
+	}
+	why := errors.New(oneLine(said.String()))
+	switch exit.Code {
+	case 0:
+	case 41:
+		return sandboxer.E(sandboxer.Unavailable, why, "host %s: the directory %s cannot be used", h.Name(), e.cfg.Root)
+	case 42:
+		return sandboxer.E(sandboxer.Unavailable, why, "host %s has none of docker compose, docker-compose and podman-compose with its engine", h.Name()).
+			WithHint("install one there, or name it with compose_cmd; sandboxer host probe %s tells what there is", h.Name())
+	default:
+		return sandboxer.E(sandboxer.Unavailable, why, "host %s: the engine does not answer (%s)", h.Name(), oneLine(said.String())).
+			WithHint("is it running, and may the account use it? try there: docker info")
+	}
+	k = &known{slots: make(chan struct{}, e.cfg.Parallel)}
+	for line := range strings.Lines(out.String()) {
+		key, v, _ := strings.Cut(strings.TrimSpace(line), "=")
+		switch key {
+		case "root":
+			k.root = v
+		case "engine":
+			k.engine = v
+		case "compose":
+			k.compose = strings.Fields(v)
+		case "version":
+			k.version = v
+		case "server":
+			k.server = v
+		case "socket":
+			k.socket = strings.TrimPrefix(v, "unix://")
+		}
+	}
+	if !strings.HasPrefix(k.root, "/") || k.engine == "" || len(k.compose) == 0 || strings.ContainsAny(k.root, ":,$\n") {
+		return sandboxer.E(sandboxer.Unavailable, nil, "host %s: the directory %q cannot be mounted from, or the host told too little", h.Name(), k.root)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if other := e.known[h.Name()]; other != nil {
+		k = other
+	}
+	e.known[h.Name()] = k
+	h.known = k
+	return nil
+}
+
+// forget has the next look at a host be a real one.
+func (e *engine) forget(h *host) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.known, h.Name())
+}
+
+func (e *engine) engineEnv() map[string]string {
+	if e.cfg.Engine == "" {
+		return nil
+	}
+	return map[string]string{"DOCKER_HOST": e.cfg.Engine, "CONTAINER_HOST": e.cfg.Engine}
+}
+
+// each calls f with every host that is configured, all at once, each looked at first.
+// A host that cannot be used is told to f by its error.
+func (e *engine) each(ctx context.Context, f func(name string, h *host, err error)) error {
+	names, err := e.names()
+	if err != nil {
+		return err
+	}
+	var wg sync.WaitGroup
+	for _, name := range names {
+		wg.Go(func() {
+			h, err := e.host(name)
+			if err == nil {
+				err = e.look(ctx, h)
+			}
+			f(name, h, err)
+		})
+	}
+	wg.Wait()
+	return nil
+}
+
+// script runs a script on h and returns what it says. A non-zero exit is an error with
+// a kind that fits what was said.
+func (e *engine) script(ctx context.Context, h *host, env map[string]string, stdin io.Reader, script string, args ...string) (string, error) {
+	var out, said strings.Builder
+	all := e.engineEnv()
+	if all == nil {
+		all = map[string]string{}
+	}
+	for k, v := range env {
+		all[k] = v
+	}
+	exit, err := h.Run(ctx, sshrun.Cmd{Script: script, Args: args, Env: all, Stdin: stdin, Stdout: &out, Stderr: bounded(&said)})
+	if err == nil && exit.Code != 0 {
+		err = e.failed(h, "a step", said.String(), nil)
+	}
+	return out.String(), err
+}
+
+// failed is the error of a program of the host that ended badly and said that. The
+// values of secret are blanked out of it.
+func (e *engine) failed(h *host, what, said string, secret map[string]string) error {
+	for _, v := range secret {
+		if len(v) > 3 {
+			said = strings.ReplaceAll(said, v, "…")
+		}
+	}
+	says := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(strings.ToLower(said), w) })
+	}
+	text := oneLine(said)
+	cause := errors.New(text)
+	switch {
+	case says("no space left on device", "disk quota exceeded"):
+		return sandboxer.E(sandboxer.Exhausted, cause, "the disk of host %s is full", h.Name()).
+			WithHint("make room there (docker system prune), or drain it: sandboxer host drain %s", h.Name())
+	case says("cannot connect to the docker daemon", "is the docker daemon running", "connection refused", "error while fetching server api version", "permission denied while trying to connect", "cannot connect to podman"):
+		e.forget(h)
+		return sandboxer.E(sandboxer.Unavailable, cause, "host %s: the engine does not answer", h.Name())
+	case says("could not find an available", "address pool"):
+		return sandboxer.E(sandboxer.Exhausted, cause, "host %s has no network left", h.Name())
+	}
+	return sandboxer.E(sandboxer.Failed, cause, "%s on host %s failed: %s", what, h.Name(), text)
+}
+
+// oneLine is the end of what a program said.
+func oneLine(s string) string {
+	lines := strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' })
+	if len(lines) > 4 {
+		lines = lines[len(lines)-4:]
+	}
+	for i := range lines {
+		lines[i] = strings.TrimSpace(strings.Map(func(r rune) rune {
+			if r < ' ' {
+				return -1
+			}
+			return r
+		}, lines[i]))
+	}
+	text := strings.Join(lines, "; ")
+	if len(text) > 600 {
+		text = "…" + strings.ToValidUTF8(text[len(text)-600:], "")
+	}
+	return text
+}
+
+// bounded keeps the last 16 KiB.
+func bounded(b *strings.Builder) io.Writer { return &lastPart{b} }
+
+type lastPart struct{ b *strings.Builder }
+
+func (l *lastPart) Write(p []byte) (int, error) {
+	l.b.Write(p)
+	if l.b.Len() > 32<<10 {
+		s := l.b.String()
+		l.b.Reset()
+		l.b.WriteString(s[len(s)-16<<10:])
+	}
+	return len(p), nil
+}

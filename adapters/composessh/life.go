@@ -1,0 +1,513 @@
+package composessh
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// A unit is a container as the engine describes it.
+type unit struct {
+	ID     string `json:"Id"`
+	Name   string
+	Config struct {
+		Labels map[string]string
+		Env    []string
+	}
+	State struct {
+		Status    string
+		Running   bool
+		Paused    bool
+		OOMKilled bool
+		ExitCode  int
+		Pid       int
+		StartedAt time.Time
+		Health    *struct{ Status string }
+		// Podman before version 4.
+		Healthcheck *struct{ Status string }
+		Error       string
+	}
+	HostConfig struct {
+		Memory   int64
+		NanoCpus int64
+	}
+	NetworkSettings struct {
+		IPAddress string
+		Networks  map[string]struct{ IPAddress string }
+		Ports     map[string][]struct{ HostIP, HostPort string }
+	}
+}
+
+func (u *unit) service() string { return u.Config.Labels[labelService] }
+
+func (u *unit) health() string {
+	switch {
+	case u.State.Health != nil:
+		return u.State.Health.Status
+	case u.State.Healthcheck != nil:
+		return u.State.Healthcheck.Status
+	}
+	return ""
+}
+
+// view prints whether the directory of $2 below $1 is there and complete, the time, and
+// what the engine $3 has of it.
+const view = `
+cd -- "$1" || exit
+if [ ! -d "$2" ]; then echo none; elif [ -e "$2/up" ]; then echo up; else echo making; fi
+ids=$("$3" ps -aq --no-trunc --filter "label=dev.sandboxer.name=$2") || exit
+date +%s
+[ -z "$ids" ] || { "$3" inspect $ids || [ $? = 1 ]; }`
+
+// A sight is one look at a sandbox.
+type sight struct {
+	dir   string // none, making or up
+	at    time.Time
+	units []unit
+}
+
+func (e *engine) see(ctx context.Context, h *host, name string) (*sight, error) {
+	out, err := e.script(ctx, h, nil, nil, view, h.known.root, name, h.known.engine)
+	if err != nil {
+		return nil, err
+	}
+	dir, rest, _ := strings.Cut(out, "\n")
+	when, rest, _ := strings.Cut(rest, "\n")
+	sec, _ := strconv.ParseInt(when, 10, 64)
+	s := &sight{dir: dir, at: time.Unix(sec, 0)}
+	if strings.TrimSpace(rest) != "" {
+		if err := json.Unmarshal([]byte(rest), &s.units); err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of sandbox %s cannot be read", h.Name(), name)
+		}
+	}
+	slices.SortFunc(s.units, func(a, b unit) int { return strings.Compare(a.Name, b.Name) })
+	return s, nil
+}
+
+// settled is how long a service without a health check must have run to count as one
+// that runs.
+const settled = 2 * time.Second
+
+// judge says whether what was seen is ready, and if not whether it can still become so.
+func (m *meta) judge(s *sight) (ready bool, wait time.Duration, err error) {
+	ready = true
+	for _, want := range m.Services {
+		count := 0
+		for i := range s.units {
+			u := &s.units[i]
+			if u.service() != want.Name {
+				continue
+			}
+			count++
+			switch health := u.health(); {
+			case u.State.Status == "exited" || u.State.Status == "dead" || u.State.Status == "stopped":
+				if want.OneShot && u.State.ExitCode == 0 {
+					continue
+				}
+				why := fmt.Sprintf("ended with exit status %d", u.State.ExitCode)
+				if u.State.OOMKilled {
+					why = "was killed for the memory it took"
+				}
+				return false, 0, sandboxer.E(sandboxer.Failed, errors.New(u.State.Error), "the service %s %s", want.Name, why)
+			case !u.State.Running || u.State.Paused:
+				ready = false
+			case want.OneShot:
+				ready = false
+			case health == "unhealthy":
+				return false, 0, sandboxer.E(sandboxer.Failed, nil, "the health check of the service %s fails", want.Name)
+			case health == "starting":
+				ready = false
+			case health == "healthy":
+			default:
+				if left := settled - s.at.Sub(u.State.StartedAt); left > 0 {
+					ready, wait = false, max(wait, left)
+				}
+			}
+		}
+		if count < want.Replicas {
+			ready = false
+		}
+	}
+	return ready, wait, nil
+}
+
+// same reports whether a and b show the same containers, none started anew.
+func same(a, b *sight) bool {
+	return a != nil && slices.EqualFunc(a.units, b.units, func(x, y unit) bool { return x.ID == y.ID && x.State.StartedAt.Equal(y.State.StartedAt) })
+}
+
+// WaitReady implements sandboxer.Extension. What compose answered does not count: the
+// engine is asked, by label, until every service of the file was seen to run, and to be
+// healthy where it has a check, twice.
+func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer.Reachability, err error) {
+	if err := ctx.Err(); err != nil {
+		return r, err
+	}
+	ho, m, err := e.find(ctx, h)
+	if err != nil {
+		return r, err
+	}
+	var last *sight
+	missing := 0
+	for {
+		s, err := e.see(ctx, ho, m.Name)
+		if err != nil {
+			return r, err
+		}
+		if s.dir == "none" || m.Name == "" {
+			return r, gone(h)
+		}
+		if s.dir == "up" && len(s.units) < len(m.Services) {
+			if missing++; missing > 1 {
+				return r, sandboxer.E(sandboxer.NotFound, nil, "containers of sandbox %s are gone from host %s", h.SandboxID, ho.Name())
+			}
+		} else {
+			missing = 0
+		}
+		ready, wait, err := m.judge(s)
+		if err != nil {
+			return r, e.explain(ctx, ho, s, err)
+		}
+		if ready && same(last, s) {
+			return e.reach(ho, m), nil
+		}
+		last = nil
+		if ready {
+			last, wait = s, 50*time.Millisecond
+		}
+		select {
+		case <-ctx.Done():
+			return r, ctx.Err()
+		case <-time.After(min(max(wait, 100*time.Millisecond), time.Second)):
+		}
+	}
+}
+
+// explain adds to the failure of a service what it said last, without what its
+// environment says.
+func (e *engine) explain(ctx context.Context, h *host, s *sight, cause error) error {
+	for i := range s.units {
+		u := &s.units[i]
+		if !strings.Contains(sandboxer.Message(cause), "service "+u.service()) {
+			continue
+		}
+		out, err := e.script(ctx, h, nil, nil, `"$1" logs --tail 5 "$2" 2>&1 | tail -c 2000`, h.known.engine, u.ID)
+		if err != nil || strings.TrimSpace(out) == "" {
+			continue
+		}
+		for _, kv := range u.Config.Env {
+			if _, v, _ := strings.Cut(kv, "="); len(v) > 3 {
+				out = strings.ReplaceAll(out, v, "…")
+			}
+		}
+		return sandboxer.E(sandboxer.KindOf(cause), cause, "%s; it said last: %s", sandboxer.Message(cause), oneLine(out))
+	}
+	return cause
+}
+
+func (e *engine) reach(h *host, m *meta) sandboxer.Reachability {
+	t := h.Target()
+	r := sandboxer.Reachability{
+		Host: h.Name(), SSH: t.Addr, RemoteDir: path.Join(h.known.root, m.Name, "repo"), ComposeProject: m.Name,
+		Extra: map[string]string{"compose": strings.Join(h.known.compose, " "), "service": m.Service},
+	}
+	if t.Port > 0 {
+		r.SSH += ":" + strconv.Itoa(t.Port)
+	}
+	if len(m.Notes) > 0 {
+		r.Extra["changed"] = strings.Join(m.Notes, "; ")
+	}
+	seen := map[int]bool{}
+	add := func(port int) {
+		if port > 0 && !seen[port] {
+			seen[port] = true
+			r.Ports = append(r.Ports, sandboxer.Port{Port: port})
+		}
+	}
+	for _, s := range m.Services {
+		for _, p := range s.Ports {
+			if p.Protocol != "tcp" {
+				continue
+			}
+			if p.Published > 0 {
+				add(p.Published)
+			} else {
+				add(p.Target)
+			}
+		}
+	}
+	for _, p := range m.Ports {
+		add(p)
+	}
+	return r
+}
+
+// removeObjects removes, with the engine $1, everything of the sandbox $2, by label and
+// by the name of the project, until a look finds nothing.
+const removeObjects = `
+e=$1 n=$2
+for try in 1 2 3 4 5; do
+	some=
+	for label in "dev.sandboxer.name=$n" "com.docker.compose.project=$n" "io.podman.compose.project=$n"; do
+		ids=$("$e" ps -aq --no-trunc --filter "label=$label") || exit
+		[ -z "$ids" ] || { some=1; "$e" rm -f -v $ids >/dev/null 2>.err.$$ || { cat .err.$$ >&2; }; }
+	done
+	if [ "$e" = podman ] && podman pod exists "pod_$n" 2>/dev/null; then some=1; podman pod rm -f "pod_$n" >/dev/null; fi
+	for label in "dev.sandboxer.name=$n" "com.docker.compose.project=$n" "io.podman.compose.project=$n"; do
+		ids=$("$e" network ls -q --filter "label=$label") || exit
+		[ -z "$ids" ] || { some=1; "$e" network rm $ids >/dev/null; }
+		ids=$("$e" volume ls -q --filter "label=$label") || exit
+		[ -z "$ids" ] || { some=1; "$e" volume rm -f $ids >/dev/null; }
+	done
+	[ -n "$some" ] || break
+	[ $try -lt 3 ] || sleep 0.2 2>/dev/null || sleep 1
+done
+rm -f .err.$$
+[ -z "$some" ] || { echo "something of $n would not go" >&2; exit 1; }
+ids=$("$e" images -q --filter "label=dev.sandboxer.name=$n") || exit
+[ -z "$ids" ] || "$e" rmi -f $ids >/dev/null 2>&1
+exit 0`
+
+// removeDir removes the directory of sandbox $2 below $1, after its subnets. What
+// containers wrote there may belong to others: the engine $3 is then asked to remove it,
+// with an image that has a shell.
+const removeDir = `
+cd -P -- "$1" || exit
+case $2 in sbx-*/*|*..*) exit 1;; sbx-*) ;; *) exit 1;; esac
+if [ -e "$2" ]; then
+	[ ! -L "$2" ] && [ "$(cd -P -- "$2" && pwd -P)" = "$(pwd -P)/$2" ] || { echo "$2 is not a directory of sandboxes" >&2; exit 1; }
+	if ! rm -rf -- "$2/repo" "$2/copies" "$2/files" 2>/dev/null; then
+		for i in $("$3" images -q | head -n 20); do
+			"$3" run --rm --network none -u 0 -v "$(pwd -P)/$2:/w" --entrypoint rm "$i" -rf /w/repo /w/copies /w/files >/dev/null 2>&1 && break
+		done
+		rm -rf -- "$2/repo" "$2/copies" "$2/files" || exit
+	fi
+fi
+for l in .net/*; do [ "$(readlink -- "$l" 2>/dev/null)" != "../$2" ] || rm -f -- "$l"; done
+rm -rf -- "$2"`
+
+// Teardown implements sandboxer.Extension.
+func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (report sandboxer.CleanupReport, err error) {
+	if err := ctx.Err(); err != nil {
+		return report, err
+	}
+	var places []place
+	if name, at := e.where(h); at != "" {
+		places = []place{{name, at, h.Generation}}
+	} else if places, err = e.search(ctx, h.SandboxID, h.Generation); err != nil {
+		return report, err
+	}
+	for _, p := range places {
+		if err := e.remove(ctx, p); err != nil {
+			return report, err
+		}
+		report.Removed = append(report.Removed, "compose project "+p.name+" on "+p.host)
+	}
+	return report, nil
+}
+
+func (e *engine) remove(ctx context.Context, p place) error {
+	unlock, err := e.lock(ctx, p.name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	h, err := e.host(p.host)
+	if err == nil {
+		err = e.look(ctx, h)
+	}
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	delete(e.metas, p.name)
+	delete(e.units, p.name)
+	e.mu.Unlock()
+	// What was cut off may still be at it.
+	if err := h.Kill(ctx, "SANDBOXER_SANDBOX", p.name); err != nil && sandboxer.KindOf(err) != sandboxer.Failed && sandboxer.KindOf(err) != sandboxer.Unsupported {
+		return err
+	}
+	if _, err := e.script(ctx, h, nil, nil, `cd -- "$3" || exit;`+removeObjects, h.known.engine, p.name, h.known.root); err != nil {
+		return e.notRemoved(h, p, err)
+	}
+	if _, err := e.script(ctx, h, nil, nil, removeDir, h.known.root, p.name, h.known.engine); err != nil {
+		return e.notRemoved(h, p, err)
+	}
+	return e.unplace(p.name)
+}
+
+// notRemoved makes an error that the sweep repeats of one that says that the order is at
+// fault.
+func (e *engine) notRemoved(h *host, p place, err error) error {
+	if sandboxer.KindOf(err) != sandboxer.Failed {
+		return err
+	}
+	return sandboxer.E(sandboxer.Unavailable, err, "sandbox %s could not be removed from host %s: %s", p.name, h.Name(), sandboxer.Message(err)).
+		WithHint("look at it there; it is tried again")
+}
+
+// IsAlive implements sandboxer.Prober.
+func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
+	name, at := e.where(h)
+	if at == "" {
+		found, err := e.search(ctx, h.SandboxID, h.Generation)
+		if err != nil {
+			return sandboxer.Unknown, err
+		}
+		if len(found) == 0 {
+			return sandboxer.Gone, nil
+		}
+		name, at = found[0].name, found[0].host
+	}
+	ho, err := e.host(at)
+	if err == nil {
+		err = e.look(ctx, ho)
+	}
+	if err != nil {
+		return sandboxer.Unknown, err
+	}
+	s, err := e.see(ctx, ho, name)
+	switch {
+	case err != nil:
+		return sandboxer.Unknown, err
+	case len(s.units) > 0 || s.dir == "making":
+		return sandboxer.Alive, nil
+	}
+	return sandboxer.Gone, nil
+}
+
+// Discover implements sandboxer.Discoverer.
+func (e *engine) Discover(ctx context.Context, id string) (sandboxer.Handle, error) {
+	found, err := e.search(ctx, id, 0)
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	if len(found) == 0 {
+		return sandboxer.Handle{}, gone(sandboxer.Handle{SandboxID: id})
+	}
+	return e.handle(found[0].name, found[0].host), nil
+}
+
+func (e *engine) handle(name, host string) sandboxer.Handle {
+	id, g, _ := e.split(name)
+	return sandboxer.Handle{SandboxID: id, Generation: g, Host: host, Ref: name, Data: json.RawMessage(`{"v":1}`)}
+}
+
+// ListRunning implements sandboxer.Lister. A host that cannot be asked is an error of
+// the listing, after what the others have.
+func (e *engine) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
+	return func(yield func(sandboxer.Handle, error) bool) {
+		if owner != e.env.Owner {
+			yield(sandboxer.Handle{}, sandboxer.E(sandboxer.Invalid, nil, "this extension lists what %s owns, not %s", e.env.Owner, owner))
+			return
+		}
+		var mu sync.Mutex
+		var all []sandboxer.Handle
+		var failed []error
+		err := e.each(ctx, func(name string, h *host, err error) {
+			var names []string
+			if err == nil {
+				names, err = e.names1(ctx, h)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed = append(failed, err)
+			}
+			for _, n := range names {
+				if _, _, ok := e.split(n); ok {
+					all = append(all, e.handle(n, name))
+				}
+			}
+		})
+		if err != nil && sandboxer.KindOf(err) != sandboxer.Unavailable {
+			failed = append(failed, err)
+		}
+		for _, h := range all {
+			if !yield(h, nil) {
+				return
+			}
+		}
+		for _, err := range failed {
+			if !yield(sandboxer.Handle{}, err) {
+				return
+			}
+		}
+	}
+}
+
+// An offer is the room on one host.
+type offer struct {
+	h    *host
+	free int
+	used int
+}
+
+// offers tells the room on every host, or on one.
+func (e *engine) offers(ctx context.Context, only string) ([]offer, error) {
+	names, err := e.names()
+	if err != nil {
+		return nil, err
+	}
+	if only != "" && !slices.Contains(names, only) {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no host %q", e.env.Extension, only).WithHint("it has %s", strings.Join(names, ", "))
+	}
+	var mu sync.Mutex
+	var offers []offer
+	var failed error
+	err = e.each(ctx, func(name string, h *host, err error) {
+		if only != "" && name != only {
+			return
+		}
+		o := offer{h: h}
+		if err == nil {
+			var out string
+			out, err = e.script(ctx, h, nil, nil, `cd -- "$1" || exit; n=0; for d in sbx-*; do [ ! -d "$d" ] || n=$((n+1)); done; echo $n; [ "$2" != docker ] || docker version --format . >/dev/null`, h.known.root, h.known.engine)
+			o.used, _ = strconv.Atoi(strings.TrimSpace(out))
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil {
+			failed = err
+			return
+		}
+		if o.free = max(0, h.capacity-o.used); h.draining {
+			o.free = 0
+		}
+		offers = append(offers, o)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(offers) == 0 {
+		return nil, failed
+	}
+	slices.SortFunc(offers, func(a, b offer) int { return strings.Compare(a.h.Name(), b.h.Name()) })
+	return offers, nil
+}
+
+// Capacity implements sandboxer.Capacitor.
+func (e *engine) Capacity(ctx context.Context, only string) (sandboxer.Offer, error) {
+	offers, err := e.offers(ctx, only)
+	o := sandboxer.Offer{Attrs: map[string]string{}}
+	for _, of := range offers {
+		o.Free += of.free
+		o.Hosts = append(o.Hosts, of.h.Name())
+		k := of.h.known
+		o.Attrs[of.h.Name()] = fmt.Sprintf("%s %s, %s %s, %d of %d", k.engine, k.server, strings.Join(k.compose, " "), k.version, of.used, of.h.capacity)
+		if of.h.draining {
+			o.Attrs[of.h.Name()] += ", draining"
+		}
+	}
+	return o, err
+}

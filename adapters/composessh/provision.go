@@ -1,0 +1,495 @@
+package composessh
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"maps"
+	"net/netip"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+)
+
+// Check implements sandboxer.Checker.
+func (e *engine) Check(ctx context.Context, spec sandboxer.Spec) error {
+	_, err := e.plan(ctx, spec)
+	return err
+}
+
+// A plan is an order that was understood.
+type plan struct {
+	spec    sandboxer.Spec
+	name    string
+	repo    string
+	project *composefile.Project
+	meta    meta
+}
+
+// plan understands an order or refuses it, before anything exists.
+func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
+	cannot := func(what, hint string) error {
+		return sandboxer.E(sandboxer.Unsupported, nil, "%s: %s", e.env.Extension, what).WithHint("%s", hint)
+	}
+	switch {
+	case spec.Image != "":
+		return nil, cannot("an image is named in the compose file, not in the order", "leave image out of the request and the profile")
+	case len(spec.Command) > 0:
+		return nil, cannot("commands are named in the compose file, not in the order", "leave command out of the request and the profile")
+	case len(spec.Mounts) > 0:
+		return nil, cannot("directories of the broker's machine cannot be mounted on another host", "put the files into the repository")
+	case spec.Workspace != "":
+		return nil, cannot("where the workspace is mounted is said in the compose file", "leave workspace out of the profile")
+	case spec.Limits.DiskBytes > 0:
+		return nil, cannot("disk space of a compose project cannot be limited", "leave the disk limit out")
+	case spec.Limits.GPUs > 0:
+		return nil, cannot("GPUs of hosts are not given to sandboxes", "leave the GPUs out")
+	}
+	switch spec.Network.Mode {
+	case "", sandboxer.NetworkNone:
+	case sandboxer.NetworkPublic:
+		if !e.cfg.UnfilteredEgress {
+			return nil, cannot("the network mode public cannot be enforced: nothing on the hosts filters what services reach", "use the mode none, or let the operator set unfiltered_egress in the extension's config")
+		}
+	case sandboxer.NetworkAllow:
+		return nil, cannot("a list of destinations cannot be enforced on the hosts", "use the mode none")
+	default:
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%q is not a network mode", spec.Network.Mode)
+	}
+	repo := spec.Inputs["repo"]
+	switch {
+	case repo == "":
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the input repo is missing").WithHint("name the directory with the compose file: --input repo=DIR")
+	case strings.Contains(repo, "://"):
+		return nil, cannot("repo is a directory of the broker's machine, not a URL", "clone it first and name the directory")
+	case !filepath.IsAbs(repo):
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the input repo, %q, is not an absolute path", repo)
+	}
+	for k, v := range spec.Env {
+		if strings.ContainsRune(v, 0) || strings.ContainsAny(k, "=\x00") {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "the variable %q cannot be set", k)
+		}
+	}
+	opts := composefile.Options{File: spec.Inputs["file"], Env: spec.Env}
+	if p := spec.Inputs["profiles"]; p != "" {
+		opts.Profiles = strings.Split(p, ",")
+	}
+	project, err := composefile.Load(ctx, repo, opts)
+	if err != nil {
+		return nil, err
+	}
+	p := &plan{spec: spec, name: e.name(spec.ID, spec.Generation), repo: repo, project: project}
+	p.meta = meta{V: 1, Name: p.name, ID: spec.ID, Generation: spec.Generation, Owner: e.env.Owner, User: spec.User,
+		Ports: spec.Ports, Services: project.Services, Notes: project.Notes, Service: cmp.Or(spec.Inputs["service"], project.Services[0].Name)}
+	if p.meta.service(p.meta.Service) == nil {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no service %q", project.File, p.meta.Service)
+	}
+	// What the services ask for is compared with the limits by rendering.
+	if _, err := p.render("/x", nil); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *plan) labels() map[string]string {
+	l := map[string]string{
+		labelName: p.name, labelOwner: p.meta.Owner, "dev.sandboxer.id": p.spec.ID,
+		"dev.sandboxer.generation": strconv.Itoa(p.spec.Generation), "dev.sandboxer.profile": p.spec.Profile.ID,
+	}
+	if p.spec.Consumer.ID != "" {
+		l["dev.sandboxer.consumer"] = p.spec.Consumer.ID
+	}
+	if !p.spec.Fuse.IsZero() {
+		l["dev.sandboxer.expires"] = p.spec.Fuse.UTC().Format(time.RFC3339)
+	}
+	for k, v := range p.spec.Labels {
+		l["dev.sandboxer.label."+k] = v
+	}
+	return l
+}
+
+func (p *plan) image(service string) string { return strings.ToLower(p.name + "-" + service) }
+
+func (p *plan) render(dir string, subnets []netip.Prefix) ([]byte, error) {
+	nets := map[string]string{}
+	for i, n := range p.project.Networks {
+		if i < len(subnets) {
+			nets[n] = subnets[i].String()
+		}
+	}
+	return p.project.Render(composefile.Rendering{
+		Dir: dir, Labels: p.labels(), ServiceLabel: labelService, Env: p.spec.Env, Subnets: nets,
+		Sealed: p.spec.Network.Mode != sandboxer.NetworkPublic, Limits: p.spec.Limits, ImageOf: p.image, StopAfter: 10 * time.Second,
+	})
+}
+
+// begin makes the directory of sandbox $2 below $1, which is the lock, if at most $3
+// are there, and takes $5 of $6 subnets for it, from $4 on. It prints a subnet a line
+// and then how far the sandbox has come. Standard input is its meta.json.
+const begin = `
+cd -- "$1" || exit
+[ ! -e "$2/up" ] || { echo up; exit 0; }
+state=again
+if mkdir -- "$2" 2>/dev/null; then
+	state=new n=0
+	for d in sbx-*; do [ ! -d "$d" ] || n=$((n+1)); done
+	[ $n -le "$3" ] || { rmdir -- "$2"; echo full; exit 0; }
+elif [ -e "$2/started" ]; then state=started; fi
+mkdir -p -- "$2/repo" "$2/files" "$2/copies" && cat >"$2/meta.tmp" && mv -f -- "$2/meta.tmp" "$2/meta.json" || exit
+got=0
+for l in .net/*; do
+	[ $got -lt "$5" ] && [ "$(readlink -- "$l" 2>/dev/null)" = "../$2" ] || continue
+	echo "net ${l#.net/}"; got=$((got+1))
+done
+i=$4 tried=0
+while [ $got -lt "$5" ]; do
+	if ln -s -- "../$2" ".net/$i" 2>/dev/null; then echo "net $i"; got=$((got+1))
+	elif [ -L ".net/$i" ] && [ ! -e ".net/$i" ]; then rm -f -- ".net/$i"; continue; fi
+	i=$(((i+1)%$6)) tried=$((tried+1))
+	[ $tried -le "$6" ] || { echo "could not find an available address pool" >&2; exit 1; }
+done
+echo $state`
+
+// Provision implements sandboxer.Extension.
+func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
+	if err := ctx.Err(); err != nil {
+		return sandboxer.Handle{}, err
+	}
+	p, err := e.plan(ctx, spec)
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	unlock, err := e.lock(ctx, p.name)
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	defer unlock()
+	h, err := e.choose(ctx, p)
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	handle := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation, Host: h.Name(), Ref: p.name, Data: json.RawMessage(`{"v":1}`)}
+	for try := 0; ; try++ {
+		err := e.start(ctx, h, p, try)
+		if err == nil {
+			return handle, nil
+		}
+		if cerr := ctx.Err(); cerr != nil {
+			return sandboxer.Handle{}, cerr
+		}
+		if !errors.Is(err, errOverlap) || try == 4 {
+			return sandboxer.Handle{}, err
+		}
+	}
+}
+
+// choose returns the host for p: the one that it was put on before, the one asked for,
+// or the one with most room. The choice is written down before it is returned.
+func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
+	if at := e.placed(p.name); at != "" {
+		h, err := e.host(at)
+		if err == nil {
+			err = e.look(ctx, h)
+		}
+		return h, err
+	}
+	names, err := e.names()
+	if err != nil {
+		return nil, err
+	}
+	var best *host
+	if len(names) == 1 && (p.spec.Host == "" || p.spec.Host == names[0]) {
+		if best, err = e.host(names[0]); err != nil {
+			return nil, err
+		}
+		if err := e.look(ctx, best); err != nil {
+			return nil, err
+		}
+		if best.draining {
+			return nil, sandboxer.E(sandboxer.Exhausted, nil, "host %s is being drained and takes no new sandbox", best.Name())
+		}
+	} else {
+		offers, err := e.offers(ctx, p.spec.Host)
+		if err != nil {
+			return nil, err
+		}
+		most := 0
+		for _, o := range offers {
+			if o.free > most {
+				best, most = o.h, o.free
+			}
+		}
+		if best == nil {
+			return nil, sandboxer.E(sandboxer.Exhausted, nil, "no host of %s has room for another sandbox", e.env.Extension)
+		}
+	}
+	return best, e.place(p.name, best.Name())
+}
+
+var errOverlap = errors.New("a subnet is taken")
+
+// start does on h what is not done yet, from the directory to containers that run.
+func (e *engine) start(ctx context.Context, h *host, p *plan, try int) error {
+	select {
+	case h.known.slots <- struct{}{}:
+		defer func() { <-h.known.slots }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	env := map[string]string{"SANDBOXER_SANDBOX": p.name}
+	dir := path.Join(h.known.root, p.name)
+	data, err := json.Marshal(p.meta)
+	if err != nil {
+		return err
+	}
+	pool := netip.MustParsePrefix(e.cfg.Subnets)
+	size := 1 << (netBits - pool.Bits())
+	sum := fnv.New32a()
+	fmt.Fprint(sum, p.name, try)
+	out, err := e.script(ctx, h, env, bytes.NewReader(data), begin, h.known.root, p.name, strconv.Itoa(h.capacity),
+		strconv.Itoa(int(sum.Sum32()%uint32(size))), strconv.Itoa(len(p.project.Networks)), strconv.Itoa(size))
+	if err != nil {
+		return err
+	}
+	var subnets []netip.Prefix
+	var numbers []string
+	state := ""
+	for line := range strings.Lines(out) {
+		line = strings.TrimSpace(line)
+		if n, ok := strings.CutPrefix(line, "net "); ok {
+			i, err := strconv.Atoi(n)
+			if err != nil || i < 0 || i >= size {
+				return sandboxer.E(sandboxer.Failed, nil, "host %s: %q is no subnet", h.Name(), n)
+			}
+			numbers = append(numbers, n)
+			subnets = append(subnets, subnet(pool, i))
+			continue
+		}
+		state = line
+	}
+	switch state {
+	case "up":
+		return nil
+	case "full":
+		return errors.Join(sandboxer.E(sandboxer.Exhausted, nil, "host %s has its %d sandboxes", h.Name(), h.capacity).WithHint("destroy some, or raise capacity"), e.unplace(p.name))
+	case "started":
+		// What ran before may have left links where mounts are going to be made, and
+		// commands that were cut off may still be at it.
+		if err := h.Kill(ctx, "SANDBOXER_SANDBOX", p.name); err != nil && sandboxer.KindOf(err) == sandboxer.Unavailable {
+			return err
+		}
+		if _, err := e.script(ctx, h, env, nil, removeObjects, h.known.engine, p.name); err != nil {
+			return err
+		}
+	}
+
+	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying " + filepath.Base(p.repo) + " to " + h.Name()})
+	o := sshrun.SyncOptions{Delete: true}
+	if e.cfg.Sync == "rsync" {
+		o.Method = "rsync"
+	}
+	if _, err := h.Push(ctx, p.repo, path.Join(dir, "repo"), o); err != nil {
+		if _, said, ok := sshrun.ExitOf(err); ok {
+			return e.failed(h, "copying", said, nil)
+		}
+		return err
+	}
+	for _, f := range p.project.Files {
+		if err := h.WriteFile(ctx, path.Join(dir, "files", f.Name), f.Mode, bytes.NewReader(f.Content)); err != nil {
+			return err
+		}
+	}
+	text, err := p.render(dir, subnets)
+	if err != nil {
+		return err
+	}
+	args := []string{dir}
+	for _, b := range append(slices.Clone(p.project.Binds), p.project.Copies...) {
+		kind := "d"
+		if b.File {
+			kind = "f"
+		}
+		args = append(args, kind, b.Source, b.Copy)
+	}
+	if _, err := e.script(ctx, h, env, bytes.NewReader(text), prepare, args...); err != nil {
+		return err
+	}
+	if err := e.build(ctx, h, p, env); err != nil {
+		return err
+	}
+	return e.up(ctx, h, p, env, numbers)
+}
+
+// prepare makes, below $1, the places that are mounted: each is told by its kind, its
+// name in the workspace and the name of its copy. None may be behind a link. Standard
+// input is the compose file.
+const prepare = `
+cd -P -- "$1/repo" || exit
+umask 077
+cat >../compose.tmp && mv -f ../compose.tmp ../compose.yaml || exit
+root=$(pwd -P); shift
+while [ $# -ge 3 ]; do
+	k=$1 s=$2 c=$3; shift 3
+	if [ $k = d ]; then
+		(umask 022; mkdir -p -- "./$s") || exit
+		at=$(cd -P -- "./$s" && pwd -P) || exit
+		[ "$s" = . ] && want=$root || want=$root/$s
+	else
+		[ -f "./$s" ] && [ ! -L "./$s" ] || { echo "$s is no regular file" >&2; exit 1; }
+		d=.; case $s in */*) d=${s%/*};; esac
+		at=$(cd -P -- "./$d" && pwd -P) || exit
+		[ "$d" = . ] && want=$root || want=$root/$d
+	fi
+	[ "$at" = "$want" ] || { echo "$s is behind a link" >&2; exit 1; }
+	if [ -n "$c" ] && [ ! -e "../copies/$c" ]; then
+		rm -rf "../copies/$c.tmp" && cp -RPp -- "./$s" "../copies/$c.tmp" && mv -- "../copies/$c.tmp" "../copies/$c" || exit
+	fi
+done
+: >../started`
+
+// build makes the images that the file says how to make.
+func (e *engine) build(ctx context.Context, h *host, p *plan, env map[string]string) error {
+	dir := path.Join(h.known.root, p.name)
+	for _, b := range p.project.Builds {
+		args := []string{h.known.engine, "build", "-t", p.image(b.Service), "--force-rm"}
+		for _, k := range slices.Sorted(maps.Keys(p.labels())) {
+			args = append(args, "--label", k+"="+p.labels()[k])
+		}
+		for _, k := range slices.Sorted(maps.Keys(b.Labels)) {
+			args = append(args, "--label", k+"="+b.Labels[k])
+		}
+		if p.spec.Network.Mode != sandboxer.NetworkPublic {
+			args = append(args, "--network", "none")
+		}
+		vars := maps.Clone(env)
+		args = append(args, variables("--build-arg", b.Args, vars)...)
+		if b.Target != "" {
+			args = append(args, "--target", b.Target)
+		}
+		if b.Platform != "" {
+			args = append(args, "--platform", b.Platform)
+		}
+		if b.NoCache {
+			args = append(args, "--no-cache")
+		}
+		if b.Pull {
+			args = append(args, "--pull")
+		}
+		switch {
+		case b.Inline != "":
+			args = append(args, "-f", path.Join(dir, "files", b.Inline))
+		case b.Dockerfile != "":
+			args = append(args, "-f", path.Join(dir, "repo", b.Dockerfile))
+		}
+		args = append(args, path.Join(dir, "repo", b.Context))
+		if err := e.long(ctx, h, p, "building "+b.Service, args, vars); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// long runs a command that takes its time and tells what it says as progress.
+func (e *engine) long(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string) error {
+	all := e.engineEnv()
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, env)
+	var said strings.Builder
+	w := &progress{ctx: ctx, step: what, to: bounded(&said)}
+	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: what})
+	exit, err := h.Run(ctx, sshrun.Cmd{Script: `unset COMPOSE_FILE COMPOSE_PROJECT_NAME COMPOSE_PROFILES COMPOSE_ENV_FILES COMPOSE_PATH_SEPARATOR; exec "$@" 2>&1`,
+		Args: args, Env: all, Dir: path.Join(h.known.root, p.name), Stdout: w})
+	if err != nil {
+		return err
+	}
+	if exit.Code != 0 {
+		if s := said.String(); strings.Contains(s, "verlap") && strings.Contains(strings.ToLower(s), "pool") {
+			return errOverlap
+		}
+		return e.failed(h, what, said.String(), p.spec.Env)
+	}
+	return nil
+}
+
+type progress struct {
+	ctx  context.Context
+	step string
+	to   io.Writer
+	n    int64
+}
+
+func (w *progress) Write(p []byte) (int, error) {
+	w.n += int64(len(p))
+	sandboxer.ReportProgress(w.ctx, sandboxer.Progress{Step: w.step, Done: w.n})
+	return w.to.Write(p)
+}
+
+// up starts the services.
+func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string, numbers []string) error {
+	dir := path.Join(h.known.root, p.name)
+	args := append(slices.Clone(h.known.compose), "-p", p.name, "-f", path.Join(dir, "compose.yaml"))
+	if path.Base(h.known.compose[0]) != "podman-compose" {
+		args = append(args, "--project-directory", dir)
+	}
+	args = append(args, "up", "-d")
+	if err := e.long(ctx, h, p, "starting "+strconv.Itoa(len(p.project.Services))+" services", args, env); err != nil {
+		if errors.Is(err, errOverlap) {
+			// Somebody else's network is there: its number is never given again.
+			_, terr := e.script(ctx, h, env, nil, `cd -- "$1/.net" || exit; shift; for n; do ln -sfn ../.taken "$n" || exit; done`, append([]string{h.known.root}, numbers...)...)
+			return errors.Join(err, terr)
+		}
+		return err
+	}
+	_, err := e.script(ctx, h, env, nil, `: >"$1/up"`, dir)
+	return err
+}
+
+// variables returns options that set vars, and puts their values into env where that
+// is safe: values in an environment are not in the list of processes, but some names
+// would tell the program itself what to do.
+func variables(option string, vars, env map[string]string) (args []string) {
+	for _, k := range slices.Sorted(maps.Keys(vars)) {
+		if meddles(k) {
+			args = append(args, option, k+"="+vars[k])
+			continue
+		}
+		env[k] = vars[k]
+		args = append(args, option, k)
+	}
+	return args
+}
+
+// meddles reports whether a variable of that name could change what the engine's
+// program, the loader or the shell on the host do.
+func meddles(name string) bool {
+	up := strings.ToUpper(name)
+	for _, prefix := range []string{"LD_", "DOCKER", "COMPOSE", "BUILDX", "BUILDKIT", "PODMAN", "CONTAINER", "BUILDAH", "STORAGE_", "REGISTRY", "REGISTRIES", "XDG_", "GO", "SSL_", "OTEL_", "DBUS_",
+		"PYTHON", "BASH", "SANDBOXER_", "LC_", "NETAVARK", "TMP", "CURL_", "SSH_", "SYSTEMD_", "NOTIFY_", "LISTEN_", "GLIBC_", "MALLOC_", "GCONV_", "NLS", "LOC", "RES", "HOST", "CNI", "CRUN", "OCI", "_"} {
+		if strings.HasPrefix(up, prefix) {
+			return true
+		}
+	}
+	return slices.Contains([]string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "ENV", "IFS", "CDPATH", "PWD", "OLDPWD", "TERM", "LANG", "LANGUAGE", "TZ", "TZDIR", "PS1", "PS2", "PS4", "OPTIND",
+		"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_COLOR", "CLICOLOR", "CI", "DEBUG", "PPID", "UID", "EUID", "SHELLOPTS", "TRAPDIR", "GETCONF_DIR"}, up) || strings.Contains(up, "LIBRARY")
+}
+
+func subnet(pool netip.Prefix, i int) netip.Prefix {
+	a := pool.Addr().As4()
+	n := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3])
+	n += uint32(i) << (32 - netBits)
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}), netBits)
+}

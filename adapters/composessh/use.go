@@ -1,0 +1,839 @@
+package composessh
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+)
+
+// unit returns the container of a service.
+func (e *engine) unit(ctx context.Context, h *host, m *meta, service string) (string, error) {
+	e.mu.Lock()
+	id := e.units[m.Name][service]
+	e.mu.Unlock()
+	if id != "" {
+		return id, nil
+	}
+	out, err := e.script(ctx, h, nil, nil, `"$1" ps -aq --no-trunc --filter "label=dev.sandboxer.name=$2" --filter "label=dev.sandboxer.service=$3"`, h.known.engine, m.Name, service)
+	if err != nil {
+		return "", err
+	}
+	ids := strings.Fields(out)
+	if len(ids) == 0 {
+		return "", sandboxer.E(sandboxer.NotFound, nil, "sandbox %s has no container of the service %s any more", m.ID, service)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.units[m.Name] == nil {
+		e.units[m.Name] = map[string]string{}
+	}
+	e.units[m.Name][service] = ids[len(ids)-1] // the oldest: the first replica
+	return ids[len(ids)-1], nil
+}
+
+func (e *engine) drop(name string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.units, name)
+	delete(e.metas, name)
+}
+
+// Exec implements sandboxer.Execer.
+func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	ho, m, err := e.find(ctx, h)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	if m.Name == "" {
+		return sandboxer.Exit{}, gone(h)
+	}
+	exit, err := e.exec(ctx, ho, m, m.Service, cmd)
+	if err != nil && errors.Is(err, errStale) { // what was known of it is not so any more
+		e.drop(m.Name)
+		if ho, m, err = e.find(ctx, h); err == nil && m.Name != "" {
+			exit, err = e.exec(ctx, ho, m, m.Service, cmd)
+		}
+	}
+	if errors.Is(err, errStale) {
+		err = gone(h)
+	}
+	return exit, err
+}
+
+var errStale = errors.New("the container is not there")
+
+func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	id, err := e.unit(ctx, h, m, service)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	cookie := rand.Text()
+	args := []string{h.known.engine, "exec"}
+	if cmd.Stdin != nil {
+		args = append(args, "-i")
+	}
+	if cmd.TTY != nil {
+		args = append(args, "-t")
+	}
+	user := cmd.User
+	if user == "" {
+		user = m.User
+	}
+	if user != "" {
+		args = append(args, "-u", user)
+	}
+	dir := cmd.Dir
+	if s := m.service(service); dir == "" && s != nil {
+		dir = s.Workspace
+	}
+	if dir != "" {
+		args = append(args, "-w", dir)
+	}
+	env := map[string]string{}
+	if e.cfg.Engine != "" {
+		maps.Copy(env, e.engineEnv())
+	}
+	args = append(args, variables("-e", cmd.Env, env)...)
+	args = append(args, "-e", "SANDBOXER_EXEC="+cookie, id)
+	args = append(args, cmd.Args...)
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	out := &guard{w: cmd.Stdout, failed: cancel}
+	errs := &guard{w: cmd.Stderr, failed: cancel}
+	if cmd.Signals != nil {
+		stop := make(chan struct{})
+		done := make(chan struct{})
+		defer func() { close(stop); <-done }()
+		go func() { defer close(done); e.forward(ctx, h, id, cookie, cmd.Signals, stop) }()
+	}
+	rc := sshrun.Cmd{Args: args, Env: env, TTY: cmd.TTY, Stdin: cmd.Stdin, Stdout: out, Stderr: errs, Resize: cmd.Resize}
+	exit, err := h.Run(ctx, rc)
+	if ctx.Err() != nil {
+		e.slay(ctx, h, id, cookie)
+		if c := context.Cause(ctx); errors.Is(c, errWriter) {
+			return sandboxer.Exit{}, c
+		}
+		if err == nil {
+			err = ctx.Err()
+		}
+	}
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	said := out.held() + errs.held()
+	if kind, err := verdict(exit, said, dir, user); err != nil {
+		if errors.Is(err, errStale) {
+			return sandboxer.Exit{}, e.stale(ctx, h, m, id)
+		}
+		return sandboxer.Exit{}, err
+	} else if kind.Code != 0 {
+		to := cmd.Stderr
+		if cmd.TTY != nil || to == nil {
+			to = cmd.Stdout
+		}
+		if to != nil {
+			text := "command not found"
+			if kind.Code == 126 {
+				text = "cannot be executed"
+			}
+			fmt.Fprintf(to, "sandboxer: %s: %s\n", cmd.Args[0], text)
+		}
+		return kind, nil
+	}
+	out.release()
+	errs.release()
+	return exit, nil
+}
+
+// stale tells why a command cannot run in a container.
+func (e *engine) stale(ctx context.Context, h *host, m *meta, id string) error {
+	out, err := e.script(ctx, h, nil, nil, `"$1" inspect --format '{{.State.Status}} {{.State.Paused}}' "$2" 2>/dev/null || "$1" version >/dev/null`, h.known.engine, id)
+	switch {
+	case err != nil:
+		return err
+	case strings.Contains(out, "paused") || strings.Contains(out, "true"):
+		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused", m.ID).WithHint("resume it first: sandboxer resume %s", m.ID)
+	case strings.TrimSpace(out) == "":
+		return errStale
+	}
+	return sandboxer.E(sandboxer.NotFound, nil, "the service that commands run in has ended in sandbox %s (%s)", m.ID, strings.Fields(out)[0])
+}
+
+// openings are how the engines' own messages begin.
+var openings = []string{"OCI runtime exec failed", "unable to find user ", "Error response from daemon: ", "Error: ", "unable to start container process", "unable to upgrade to tcp"}
+
+// verdict tells an engine's failure to start a command from what a command did.
+func verdict(exit sandboxer.Exit, said, dir, user string) (sandboxer.Exit, error) {
+	if said == "" || exit.Code != 1 && exit.Code != 125 && exit.Code != 126 && exit.Code != 127 && exit.Code != 255 {
+		return sandboxer.Exit{}, nil
+	}
+	low := strings.ToLower(said)
+	has := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(low, w) })
+	}
+	oci := has("oci runtime", "unable to start container process", "crun:", "runc:")
+	switch {
+	case has("no such container", "no container with", "is not running", "is paused", "only create exec sessions on running", "container state improper"):
+		return sandboxer.Exit{}, errStale
+	case has("unable to find user", "no matching entries in passwd", "unable to find group"):
+		return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "there is no user %q inside", user)
+	case oci && has("chdir to cwd", "no such file or directory: oci runtime attempted to invoke", "workdir"):
+		if has("chdir to cwd", "workdir") {
+			return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "%s is not a directory inside that can be entered", dir)
+		}
+		return sandboxer.Exit{Code: 127}, nil
+	case oci && has("executable file not found", "no such file or directory", "not found"):
+		return sandboxer.Exit{Code: 127}, nil
+	case oci && has("permission denied", "is a directory", "exec format error", "not a directory"):
+		return sandboxer.Exit{Code: 126}, nil
+	case oci && has("resource temporarily unavailable", "cannot fork", "try again"):
+		return sandboxer.Exit{}, sandboxer.E(sandboxer.Exhausted, errors.New(said), "the sandbox has no process left to start a command with")
+	case oci && has("procready", "broken pipe", "unexpected eof", "cannot allocate", "cgroup"):
+		return sandboxer.Exit{}, errStale // it ended just then
+	}
+	return sandboxer.Exit{}, nil
+}
+
+var errWriter = errors.New("the output could not be written")
+
+// A guard passes on what is written to it, but for an opening line that may be the
+// engine's message instead of the command's: that waits until more comes or all ends.
+type guard struct {
+	w      io.Writer
+	buf    []byte
+	open   bool
+	failed context.CancelCauseFunc
+}
+
+func (g *guard) Write(p []byte) (int, error) {
+	if !g.open {
+		g.buf = append(g.buf, p...)
+		line := strings.IndexByte(string(g.buf), '\n')
+		if (line < 0 || line >= len(g.buf)-2) && len(g.buf) < 8<<10 && slices.ContainsFunc(openings, func(o string) bool {
+			n := min(len(o), len(g.buf))
+			return string(g.buf[:n]) == o[:n]
+		}) {
+			return len(p), nil
+		}
+		return len(p), g.release()
+	}
+	if g.w == nil {
+		return len(p), nil
+	}
+	n, err := g.w.Write(p)
+	if err != nil {
+		g.failed(fmt.Errorf("%w: %w", errWriter, err))
+	}
+	return n, err
+}
+
+func (g *guard) release() error {
+	g.open = true
+	if g.w == nil || len(g.buf) == 0 {
+		return nil
+	}
+	b := g.buf
+	g.buf = nil
+	if _, err := g.w.Write(b); err != nil {
+		g.failed(fmt.Errorf("%w: %w", errWriter, err))
+		return err
+	}
+	return nil
+}
+
+func (g *guard) held() string {
+	if g.open {
+		return ""
+	}
+	return string(g.buf)
+}
+
+// killScript, inside, ends what carries the cookie $1, or sends the signal $2 to the
+// first of it, which has no parent inside.
+const killScript = `
+for i in 1 2 3 4 5 6 7 8 9 10; do
+	some=
+	for f in $(grep -lsF "SANDBOXER_EXEC=$1" /proc/[0-9]*/environ); do
+		p=${f#/proc/} p=${p%/environ}
+		if [ "$2" != KILL ]; then
+			grep -qs '^PPid:[^0-9]*0$' "/proc/$p/status" && kill "-$2" "$p"
+			continue
+		fi
+		case $(cat "/proc/$p/stat" 2>/dev/null) in *") Z "*|*") X "*|"") continue;; esac
+		some=1; kill -KILL "$p" 2>/dev/null
+	done
+	[ -n "$some" ] || exit 0
+	[ $i -lt 3 ] || sleep 0.1 2>/dev/null || sleep 1
+done
+exit 3`
+
+// killTime bounds ending a command whose context is over.
+const killTime = 10 * time.Second
+
+// slay ends what a command started, inside; where there is no shell inside, from the
+// host, which works if the account there may.
+func (e *engine) slay(ctx context.Context, h *host, id, cookie string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+	defer cancel()
+	exit, err := h.Run(ctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", killScript, "sh", cookie, "KILL"}, Env: e.engineEnv()})
+	if err != nil || exit.Code == 126 || exit.Code == 127 || exit.Code == 3 {
+		err = h.Kill(ctx, "SANDBOXER_EXEC", cookie)
+	}
+	if err != nil && e.env.Log != nil {
+		e.env.Log.Warn("a command that was given up may still run", "extension", e.env.Extension, "host", h.Name(), "container", id, "err", err)
+	}
+}
+
+// forward sends signals to a command.
+func (e *engine) forward(ctx context.Context, h *host, id, cookie string, signals <-chan os.Signal, stop <-chan struct{}) {
+	for {
+		select {
+		case s, ok := <-signals:
+			if !ok {
+				signals = nil
+				continue
+			}
+			sig, ok := s.(syscall.Signal)
+			if !ok {
+				continue
+			}
+			kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+			_, err := h.Run(kctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", killScript, "sh", cookie, strconv.Itoa(int(sig))}, Env: e.engineEnv()})
+			cancel()
+			if err != nil && e.env.Log != nil {
+				e.env.Log.Debug("a signal was not delivered", "extension", e.env.Extension, "host", h.Name(), "err", err)
+			}
+		case <-stop:
+			return
+		}
+	}
+}
+
+// below returns what dir, a place inside, is below the workspace.
+func (m *meta) below(dir string) (string, error) {
+	s := m.service(m.Service)
+	if dir == "" {
+		return ".", nil
+	}
+	if s != nil && s.Workspace != "" {
+		if dir == s.Workspace {
+			return ".", nil
+		}
+		if rest, ok := strings.CutPrefix(dir, strings.TrimSuffix(s.Workspace, "/")+"/"); ok {
+			return rest, nil
+		}
+	}
+	return "", sandboxer.E(sandboxer.Unsupported, nil, "only the workspace can be archived, and %s is not below it", dir).
+		WithHint("pack it inside: sandboxer exec %s -- tar -C %s -cf - .", m.ID, dir)
+}
+
+// enter goes to $2 below the workspace $1, without being led out of it; it stays where
+// it is whatever is moved there afterwards.
+const enter = `
+cd -P -- "$1" || exit 40
+root=$(pwd -P)
+[ -e "./$2" ] || [ -n "$make" ] || exit 44
+[ ! -e "./$2" ] || [ -d "./$2" ] || exit 46
+[ -z "$make" ] || {
+	rest=$2/
+	while [ -n "$rest" ]; do
+		part=${rest%%/*} rest=${rest#*/}
+		[ -L "$part" ] && exit 45
+		[ -d "$part" ] || mkdir -- "$part" || exit
+		cd -P -- "$part" || exit 47
+	done
+	cd -P -- "$root" || exit
+}
+cd -P -- "./$2" 2>/dev/null || exit 47
+case $(pwd -P)/ in "$root"/*) ;; *) exit 45;; esac
+`
+
+func (e *engine) archiveError(h *host, code int, dir, said string) error {
+	if dir == "" {
+		dir = "the workspace"
+	}
+	switch code {
+	case 40:
+		return sandboxer.E(sandboxer.NotFound, nil, "the workspace is gone from host %s", h.Name())
+	case 44:
+		return sandboxer.E(sandboxer.NotFound, nil, "%s does not exist", dir)
+	case 45:
+		return sandboxer.E(sandboxer.Invalid, nil, "%s is behind a link that leads out of the workspace", dir)
+	case 46:
+		return sandboxer.E(sandboxer.Invalid, nil, "%s: there is a file where a directory is expected", dir)
+	case 47:
+		return sandboxer.E(sandboxer.Denied, nil, "%s may not be read by the account on host %s", dir, h.Name())
+	}
+	if strings.Contains(said, "Permission denied") || strings.Contains(said, "Operation not permitted") {
+		return sandboxer.E(sandboxer.Denied, errors.New(said), "a file in %s may not be touched by the account on host %s", dir, h.Name()).
+			WithHint("let the services write as that account's user, or give sandboxer an account that may")
+	}
+	return e.failed(h, "the archive of "+dir, said, nil)
+}
+
+// Archive implements sandboxer.Archiver. It reads on the host, so that images need no
+// tools; the services go on meanwhile.
+func (e *engine) Archive(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
+	ho, m, err := e.find(ctx, h)
+	if err != nil {
+		return err
+	}
+	if m.Name == "" {
+		return gone(h)
+	}
+	rel, err := m.below(dir)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	out := &guard{w: w, open: true, failed: cancel}
+	var said strings.Builder
+	exit, err := ho.Run(ctx, sshrun.Cmd{Script: enter + `LC_ALL=C exec tar -cf - .`, Args: []string{path.Join(ho.known.root, m.Name, "repo"), rel}, Stdout: out, Stderr: bounded(&said)})
+	if c := context.Cause(ctx); errors.Is(c, errWriter) {
+		return sandboxer.E(sandboxer.Unavailable, c, "the archive could not be written")
+	}
+	if err != nil {
+		return err
+	}
+	if exit.Code == 1 && onlyChanged(said.String()) || exit.Code == 0 {
+		return nil
+	}
+	return e.archiveError(ho, exit.Code, dir, said.String())
+}
+
+// onlyChanged reports whether tar complained of nothing but files that changed while
+// they were read.
+func onlyChanged(said string) bool {
+	for line := range strings.Lines(said) {
+		line = strings.TrimSpace(line)
+		if line != "" && !strings.HasSuffix(line, "file changed as we read it") && !strings.HasSuffix(line, "File removed before we read it") && !strings.HasSuffix(line, "socket ignored") {
+			return false
+		}
+	}
+	return said != ""
+}
+
+// Unarchive implements sandboxer.Archiver. The services stand still while files are
+// written on the host: none of them can put a link where a directory was looked at.
+func (e *engine) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) (err error) {
+	ho, m, err := e.find(ctx, h)
+	if err != nil {
+		return err
+	}
+	if m.Name == "" {
+		return gone(h)
+	}
+	rel, err := m.below(dir)
+	if err != nil {
+		return err
+	}
+	thaw, err := e.freeze(ctx, ho, m)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, thaw()) }()
+	pr, pw := io.Pipe()
+	checked := make(chan error, 1)
+	go func() {
+		err := sift(r, pw)
+		checked <- err
+		pw.CloseWithError(err)
+	}()
+	var said strings.Builder
+	exit, err := ho.Run(ctx, sshrun.Cmd{Script: "make=1\n" + enter + `
+find . -xdev -mindepth 1 -depth -delete 2>/dev/null || find . -xdev -depth ! -name . -exec rm -rf {} + || exit
+LC_ALL=C tar -xpo -f - || exit`, Args: []string{path.Join(ho.known.root, m.Name, "repo"), rel}, Stdin: pr, Stderr: bounded(&said)})
+	pr.CloseWithError(errors.New("nobody reads any more"))
+	select {
+	case cerr := <-checked:
+		if cerr != nil && ctx.Err() == nil && (err != nil || exit.Code == 0 || sandboxer.KindOf(cerr) != sandboxer.Internal) {
+			return cerr
+		}
+	case <-ctx.Done():
+	}
+	if err != nil {
+		return err
+	}
+	if exit.Code != 0 {
+		return e.archiveError(ho, exit.Code, dir, said.String())
+	}
+	return nil
+}
+
+// sift passes on the files of a tar that stay in the directory that it is unpacked in:
+// a name that leads out, also by way of a link in the archive, is refused.
+func sift(r io.Reader, w io.Writer) error {
+	in, out := tar.NewReader(r), tar.NewWriter(w)
+	links, files := map[string]bool{}, map[string]bool{}
+	for {
+		hdr, err := in.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return sandboxer.E(sandboxer.Invalid, err, "the archive cannot be read")
+		}
+		name := path.Clean(strings.TrimPrefix(hdr.Name, "./"))
+		if name == "." {
+			continue
+		}
+		bad := path.IsAbs(name) || name == ".." || strings.HasPrefix(name, "../")
+		for d := path.Dir(name); d != "." && d != "/" && !bad; d = path.Dir(d) {
+			bad = links[d]
+		}
+		if bad {
+			return sandboxer.E(sandboxer.Invalid, nil, "the archive has the name %q, which leads out of it", hdr.Name)
+		}
+		clean := &tar.Header{Name: name, Typeflag: hdr.Typeflag, Mode: hdr.Mode & 0o777, ModTime: hdr.ModTime.Truncate(time.Second), Format: tar.FormatGNU}
+		delete(links, name)
+		switch hdr.Typeflag {
+		case tar.TypeReg:
+			clean.Size, files[name] = hdr.Size, true
+		case tar.TypeDir:
+			clean.Name += "/"
+		case tar.TypeSymlink:
+			clean.Linkname, links[name] = hdr.Linkname, true
+		case tar.TypeLink:
+			if clean.Linkname = path.Clean(strings.TrimPrefix(hdr.Linkname, "./")); !files[clean.Linkname] {
+				return sandboxer.E(sandboxer.Invalid, nil, "the archive has the link %q to what is not in it", hdr.Name)
+			}
+			files[name] = true
+		default:
+			continue // sockets, pipes and devices
+		}
+		if err := out.WriteHeader(clean); err != nil {
+			return err
+		}
+		if hdr.Typeflag == tar.TypeReg {
+			if _, err := io.Copy(out, in); err != nil {
+				return sandboxer.E(sandboxer.Invalid, err, "the archive cannot be read")
+			}
+		}
+	}
+	return out.Close()
+}
+
+// freeze has the services stand still, unless they do, and returns what undoes that.
+func (e *engine) freeze(ctx context.Context, h *host, m *meta) (thaw func() error, err error) {
+	if _, err := e.script(ctx, h, nil, nil, pausing, h.known.engine, m.Name, "running", "pause"); err != nil {
+		return nil, err
+	}
+	return func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+		defer cancel()
+		_, err := e.script(ctx, h, nil, nil, pausing, h.known.engine, m.Name, "paused", "unpause")
+		return err
+	}, nil
+}
+
+// pausing applies $4 to the containers of $2 that are in the state $3.
+const pausing = `
+ids=$("$1" ps -q --no-trunc --filter "label=dev.sandboxer.name=$2" --filter "status=$3") || exit
+[ -z "$ids" ] || "$1" "$4" $ids >/dev/null`
+
+// Pause implements sandboxer.Pauser: the engine freezes every container.
+func (e *engine) Pause(ctx context.Context, h sandboxer.Handle) error {
+	return e.pauses(ctx, h, "running", "pause")
+}
+
+// Resume implements sandboxer.Pauser.
+func (e *engine) Resume(ctx context.Context, h sandboxer.Handle) error {
+	return e.pauses(ctx, h, "paused", "unpause")
+}
+
+func (e *engine) pauses(ctx context.Context, h sandboxer.Handle, from, verb string) error {
+	ho, m, err := e.find(ctx, h)
+	if err != nil {
+		return err
+	}
+	if m.Name == "" {
+		return gone(h)
+	}
+	s, err := e.see(ctx, ho, m.Name)
+	if err != nil {
+		return err
+	}
+	if len(s.units) == 0 {
+		return gone(h)
+	}
+	_, err = e.script(ctx, ho, nil, nil, pausing, ho.known.engine, m.Name, from, verb)
+	return err
+}
+
+// listeners prints who listens in the network of process $1, as /proc has it.
+const listeners = `cat "/proc/$1/net/tcp" "/proc/$1/net/tcp6" 2>/dev/null; exit 0`
+
+// Dial implements sandboxer.Dialer. A port that the file publishes is the one inside;
+// any other belongs to the default service.
+func (e *engine) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
+	ho, m, err := e.find(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	if m.Name == "" {
+		return nil, gone(h)
+	}
+	service, target := m.target(port)
+	s, err := e.see(ctx, ho, m.Name)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(s.units, func(u unit) bool { return u.service() == service && u.State.Running })
+	if len(s.units) == 0 {
+		return nil, gone(h)
+	}
+	nobody := sandboxer.E(sandboxer.Unavailable, nil, "nothing listens on port %d of the service %s", target, service)
+	if at < 0 {
+		return nil, nobody
+	}
+	u := &s.units[at]
+	out, err := e.script(ctx, ho, nil, nil, listeners, strconv.Itoa(u.State.Pid))
+	if err != nil {
+		return nil, err
+	}
+	known, loopback, wide := listening(out, target)
+	if known && !loopback && !wide {
+		return nil, nobody
+	}
+	var failed error = nobody
+	if !known || wide {
+		for _, addr := range u.addrs(target) {
+			c, err := ho.Dial(ctx, "tcp", addr)
+			if err == nil {
+				return c, nil
+			}
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			failed = err
+		}
+	}
+	if known || !wide {
+		return e.dialInside(ctx, ho, u.ID, target)
+	}
+	return nil, sandboxer.E(sandboxer.Unavailable, failed, "port %d of the service %s cannot be reached", target, service)
+}
+
+// addrs are where the host reaches a port of the container.
+func (u *unit) addrs(port int) (addrs []string) {
+	for _, n := range u.NetworkSettings.Networks {
+		if n.IPAddress != "" {
+			addrs = append(addrs, net.JoinHostPort(n.IPAddress, strconv.Itoa(port)))
+		}
+	}
+	slices.Sort(addrs)
+	if len(addrs) == 0 && u.NetworkSettings.IPAddress != "" {
+		addrs = append(addrs, net.JoinHostPort(u.NetworkSettings.IPAddress, strconv.Itoa(port)))
+	}
+	for _, p := range u.NetworkSettings.Ports[strconv.Itoa(port)+"/tcp"] {
+		if p.HostPort != "" {
+			addrs = append(addrs, net.JoinHostPort("127.0.0.1", p.HostPort))
+		}
+	}
+	return addrs
+}
+
+// target says which port of which service is meant: one that the file publishes under
+// that number, one that a service publishes as its own, or one of the default service.
+func (m *meta) target(port int) (service string, target int) {
+	services := slices.Clone(m.Services)
+	slices.SortStableFunc(services, func(a, b composefile.Service) int {
+		switch {
+		case a.Name == m.Service && b.Name != m.Service:
+			return -1
+		case b.Name == m.Service && a.Name != m.Service:
+			return 1
+		}
+		return 0
+	})
+	for _, s := range services {
+		for _, p := range s.Ports {
+			if p.Protocol == "tcp" && p.Published == port {
+				return s.Name, p.Target
+			}
+		}
+	}
+	for _, s := range services {
+		for _, p := range s.Ports {
+			if p.Protocol == "tcp" && p.Target == port {
+				return s.Name, port
+			}
+		}
+	}
+	return m.Service, port
+}
+
+// listening reads /proc/net/tcp and tcp6.
+func listening(table string, port int) (known, loopback, wide bool) {
+	want := fmt.Sprintf(":%04X", port)
+	for line := range strings.Lines(table) {
+		f := strings.Fields(line)
+		if len(f) < 4 {
+			continue
+		}
+		known = true
+		if f[3] != "0A" || !strings.HasSuffix(f[1], want) {
+			continue
+		}
+		switch addr := strings.TrimSuffix(f[1], want); {
+		case len(addr) == 8 && strings.HasSuffix(addr, "7F"), addr == "00000000000000000000000001000000":
+			loopback = true
+		default:
+			wide = true
+		}
+	}
+	return known, loopback, wide
+}
+
+// dialInside connects from within the container, with a tool that the image has.
+func (e *engine) dialInside(ctx context.Context, h *host, id string, port int) (net.Conn, error) {
+	out, err := e.script(ctx, h, nil, nil, `"$1" exec "$2" sh -c 'command -v nc || command -v busybox' 2>/dev/null || echo none`, h.known.engine, id)
+	if err != nil {
+		return nil, err
+	}
+	tool := strings.Fields(out)
+	if len(tool) == 0 || tool[0] == "none" || !path.IsAbs(tool[0]) && tool[0] != "nc" {
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "port %d is open on the loopback of the service only, and its image has no nc to reach it", port).
+			WithHint("have the service listen on 0.0.0.0, which its sandbox keeps to itself")
+	}
+	args := []string{h.known.engine, "exec", "-i", id, tool[0]}
+	if strings.HasSuffix(tool[0], "busybox") {
+		args = append(args, "nc")
+	}
+	args = append(args, "127.0.0.1", strconv.Itoa(port))
+	mine, theirs := net.Pipe()
+	input, feed := net.Pipe()
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		defer cancel()
+		h.Run(run, sshrun.Cmd{Args: args, Env: e.engineEnv(), Stdin: input, Stdout: theirs})
+		theirs.Close()
+		input.Close()
+	}()
+	return &tunnel{Conn: mine, w: feed, end: cancel}, nil
+}
+
+// A tunnel is a stream by way of a command.
+type tunnel struct {
+	net.Conn          // what it says
+	w        net.Conn // what it hears
+	end      func()
+}
+
+func (t *tunnel) Write(p []byte) (int, error) { return t.w.Write(p) }
+
+// CloseWrite ends what the other side hears.
+func (t *tunnel) CloseWrite() error { return t.w.Close() }
+
+func (t *tunnel) Close() error {
+	err := errors.Join(t.w.Close(), t.Conn.Close())
+	t.end()
+	return err
+}
+
+func (t *tunnel) SetDeadline(at time.Time) error {
+	return errors.Join(t.w.SetDeadline(at), t.Conn.SetDeadline(at))
+}
+
+func (t *tunnel) SetWriteDeadline(at time.Time) error { return t.w.SetWriteDeadline(at) }
+
+// measure prints, for every process that is named, what its control groups say: cpu
+// (nanoseconds), memory, pids, and the octets of its network. $1: directory to size.
+const measure = `
+echo "disk $(du -sk -- "$1" 2>/dev/null | cut -f1)"; shift
+for p; do
+	while IFS=: read -r n c g; do
+		case ,$c, in
+		,,) [ -d "/sys/fs/cgroup$g" ] && d=/sys/fs/cgroup$g || { [ -d "/sys/fs/cgroup/unified$g" ] && d=/sys/fs/cgroup/unified$g || continue; }
+			[ -e "$d/cpu.stat" ] && sed -n 's/^usage_usec /cpu_us /p' "$d/cpu.stat"
+			[ -e "$d/memory.current" ] && echo "mem $(cat "$d/memory.current")"
+			[ -e "$d/pids.current" ] && echo "pids $(cat "$d/pids.current")";;
+		*,cpuacct,*) for d in /sys/fs/cgroup/cpuacct /sys/fs/cgroup/cpu,cpuacct /sys/fs/cgroup/cpu; do [ ! -e "$d$g/cpuacct.usage" ] || { echo "cpu $(cat "$d$g/cpuacct.usage")"; break; }; done;;
+		*,memory,*) [ ! -e "/sys/fs/cgroup/memory$g/memory.usage_in_bytes" ] || echo "mem $(cat "/sys/fs/cgroup/memory$g/memory.usage_in_bytes")";;
+		*,pids,*) [ ! -e "/sys/fs/cgroup/pids$g/pids.current" ] || echo "pids $(cat "/sys/fs/cgroup/pids$g/pids.current")";;
+		esac
+	done <"/proc/$p/cgroup"
+	sed -n 's/^ *\([a-z][a-z]*[0-9]*\): */net \1 /p' "/proc/$p/net/dev" 2>/dev/null
+done
+exit 0`
+
+// Stats implements sandboxer.Statser, over all containers. What a host does not tell is
+// negative.
+func (e *engine) Stats(ctx context.Context, h sandboxer.Handle) (st sandboxer.Stats, err error) {
+	ho, m, err := e.find(ctx, h)
+	if err != nil {
+		return st, err
+	}
+	if m.Name == "" {
+		return st, gone(h)
+	}
+	s, err := e.see(ctx, ho, m.Name)
+	if err != nil {
+		return st, err
+	}
+	if len(s.units) == 0 {
+		return st, gone(h)
+	}
+	args := []string{path.Join(ho.known.root, m.Name)}
+	for _, u := range s.units {
+		if u.State.Pid > 0 {
+			args = append(args, strconv.Itoa(u.State.Pid))
+		}
+		st.MemoryLimit += u.HostConfig.Memory
+	}
+	if slices.ContainsFunc(s.units, func(u unit) bool { return u.HostConfig.Memory == 0 }) {
+		st.MemoryLimit = 0
+	}
+	out, err := e.script(ctx, ho, nil, nil, measure, args...)
+	if err != nil {
+		return st, err
+	}
+	st.At = time.Now()
+	st.CPU, st.MemoryBytes, st.PIDs, st.DiskBytes, st.RxBytes, st.TxBytes = -1, -1, -1, -1, -1, -1
+	add := func(to *int64, n int64) { *to = max(*to, 0) + n }
+	for line := range strings.Lines(out) {
+		f := strings.Fields(line)
+		if len(f) < 2 {
+			continue
+		}
+		n, _ := strconv.ParseInt(f[1], 10, 64)
+		switch f[0] {
+		case "disk":
+			st.DiskBytes = n * 1024
+		case "cpu":
+			add((*int64)(&st.CPU), n)
+		case "cpu_us":
+			add((*int64)(&st.CPU), n*1000)
+		case "mem":
+			add(&st.MemoryBytes, n)
+		case "pids":
+			add(&st.PIDs, n)
+		case "net":
+			if len(f) > 10 && f[1] != "lo" {
+				rx, _ := strconv.ParseInt(f[2], 10, 64)
+				tx, _ := strconv.ParseInt(f[10], 10, 64)
+				add(&st.RxBytes, rx)
+				add(&st.TxBytes, tx)
+			}
+		}
+	}
+	return st, nil
+}
