@@ -90,6 +90,17 @@ func busyboxTar(t testing.TB) []byte {
 	}
 	put(tar.Header{Name: "tmp/", Typeflag: tar.TypeDir, Mode: 0o1777}, nil)
 	put(tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755}, data)
+	echoer := filepath.Join(t.TempDir(), "echoer")
+	build := exec.Command("go", "build", "-o", echoer, "./testdata/echo")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	program, err := os.ReadFile(echoer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(tar.Header{Name: "bin/echoer", Typeflag: tar.TypeReg, Mode: 0o755}, program)
 	list, err := exec.Command("/usr/bin/busybox", "--list").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -239,7 +250,7 @@ func TestConformance(t *testing.T) {
 			extensiontest.Run(t, extensiontest.Harness{
 				Open:     func(t *testing.T) sandboxer.Extension { return r.open(t, "conf") },
 				Stranger: func(t *testing.T) sandboxer.Extension { return r.open(t, "stranger") },
-				Spec:     sandboxer.Spec{Owner: "conf", Inputs: map[string]string{"repo": repo(t, single, nil)}},
+				Spec:     sandboxer.Spec{Owner: "conf", Inputs: map[string]string{"repo": repo(t, single, map[string]string{".sandboxerignore": "/compose.yaml\n/.sandboxerignore\n"})}},
 				Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
 					sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats},
 				Enforces: []extensiontest.Feature{extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs},
@@ -250,7 +261,7 @@ func TestConformance(t *testing.T) {
 					}
 				},
 				Listen: func(port int) []string {
-					return []string{"nc", "-lk", "-s", "127.0.0.1", "-p", fmt.Sprint(port), "-e", "cat"}
+					return []string{"/bin/echoer", fmt.Sprintf("127.0.0.1:%d", port)}
 				},
 			})
 			if left := r.remains(t, "conf"); len(left) > 0 {

@@ -29,6 +29,7 @@ type engine struct {
 	mu    sync.Mutex
 	known map[string]*known            // by host
 	metas map[string]*meta             // by name of the sandbox; only of what is up
+	ooms  map[string]int               // processes killed for memory, by container, as last seen
 	units map[string]map[string]string // container of each service, by name of the sandbox
 }
 
@@ -61,7 +62,7 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 	}
 	return &engine{
 		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts),
-		known: map[string]*known{}, metas: map[string]*meta{}, units: map[string]map[string]string{},
+		known: map[string]*known{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{},
 	}, nil
 }
 

@@ -85,7 +85,11 @@ func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd
 	}
 	cookie := rand.Text()
 	args := []string{h.known.engine, "exec"}
-	if cmd.Stdin != nil {
+	stdin := cmd.Stdin
+	if cmd.TTY != nil && stdin == nil {
+		stdin = hangUp{ctx, time.Now().Add(500 * time.Millisecond)}
+	}
+	if stdin != nil {
 		args = append(args, "-i")
 	}
 	if cmd.TTY != nil {
@@ -111,6 +115,10 @@ func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd
 	}
 	args = append(args, variables("-e", cmd.Env, env)...)
 	args = append(args, "-e", "SANDBOXER_EXEC="+cookie, id)
+	if cmd.TTY != nil {
+		// The engine sets the size of a terminal a little after the command began.
+		args = append(args, "sh", "-c", `stty rows "$1" cols "$2" 2>/dev/null; shift 2; exec "$@"`, "sh", strconv.Itoa(int(cmd.TTY.Rows)), strconv.Itoa(int(cmd.TTY.Cols)))
+	}
 	args = append(args, cmd.Args...)
 
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -123,10 +131,30 @@ func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd
 		defer func() { close(stop); <-done }()
 		go func() { defer close(done); e.forward(ctx, h, id, cookie, cmd.Signals, stop) }()
 	}
-	rc := sshrun.Cmd{Args: args, Env: env, TTY: cmd.TTY, Stdin: cmd.Stdin, Stdout: out, Stderr: errs, Resize: cmd.Resize}
-	exit, err := h.Run(ctx, rc)
+	rc := sshrun.Cmd{Args: args, Env: env, TTY: cmd.TTY, Stdin: stdin, Stdout: out, Stderr: errs, Resize: cmd.Resize}
+	type end struct {
+		exit sandboxer.Exit
+		err  error
+	}
+	ended := make(chan end, 1)
+	go func() {
+		exit, err := h.Run(ctx, rc)
+		ended <- end{exit, err}
+	}()
+	var exit sandboxer.Exit
+	select {
+	case en := <-ended:
+		exit, err = en.exit, en.err
+	case <-ctx.Done():
+	}
 	if ctx.Err() != nil {
 		e.slay(ctx, h, id, cookie)
+		// Somebody who does not take the output must not keep this from returning.
+		select {
+		case en := <-ended:
+			err = en.err
+		case <-time.After(2 * time.Second):
+		}
 		if c := context.Cause(ctx); errors.Is(c, errWriter) {
 			return sandboxer.Exit{}, c
 		}
@@ -159,7 +187,57 @@ func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd
 	}
 	out.release()
 	errs.release()
+	if exit.Code == 137 {
+		exit.OOMKilled = e.killedForMemory(ctx, h, id)
+	}
 	return exit, nil
+}
+
+// oomKills prints how many processes of the container $2 were killed for memory so far.
+const oomKills = `
+p=$("$1" inspect --format '{{.State.Pid}}' "$2") && [ "$p" -gt 0 ] || exit 0
+while IFS=: read -r n c g; do
+	case ,$c, in
+	,,) sed -n 's/^oom_kill //p' "/sys/fs/cgroup$g/memory.events" 2>/dev/null;;
+	*,memory,*) sed -n 's/^oom_kill //p' "/sys/fs/cgroup/memory$g/memory.oom_control" 2>/dev/null;;
+	esac
+done <"/proc/$p/cgroup"`
+
+// killedForMemory reports whether more processes of a container were killed for memory
+// than when it was asked last.
+func (e *engine) killedForMemory(ctx context.Context, h *host, id string) bool {
+	out, err := e.script(ctx, h, nil, nil, oomKills, h.known.engine, id)
+	if err != nil {
+		return false
+	}
+	n := 0
+	for f := range strings.FieldsSeq(out) {
+		if k, err := strconv.Atoi(f); err == nil {
+			n += k
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	more := n > e.ooms[id]
+	e.ooms[id] = n
+	return more
+}
+
+// hangUp is the input of a terminal that nobody types at: an end, once the terminal is
+// there to take it, again and again.
+type hangUp struct {
+	ctx  context.Context
+	from time.Time
+}
+
+func (r hangUp) Read(p []byte) (int, error) {
+	select {
+	case <-r.ctx.Done():
+		return 0, io.EOF
+	case <-time.After(max(time.Until(r.from), 200*time.Millisecond)):
+	}
+	p[0] = 4
+	return 1, nil
 }
 
 // stale tells why a command cannot run in a container.
@@ -270,13 +348,14 @@ func (g *guard) held() string {
 const killScript = `
 for i in 1 2 3 4 5 6 7 8 9 10; do
 	some=
-	for f in $(grep -lsF "SANDBOXER_EXEC=$1" /proc/[0-9]*/environ); do
-		p=${f#/proc/} p=${p%/environ}
+	for f in /proc/[0-9]*; do
+		tr '\0' '\n' <"$f/environ" 2>/dev/null | grep -qxF "SANDBOXER_EXEC=$1" || continue
+		p=${f#/proc/}
 		if [ "$2" != KILL ]; then
-			grep -qs '^PPid:[^0-9]*0$' "/proc/$p/status" && kill "-$2" "$p"
+			grep -qs '^PPid:[^0-9]*0$' "$f/status" && kill "-$2" "$p"
 			continue
 		fi
-		case $(cat "/proc/$p/stat" 2>/dev/null) in *") Z "*|*") X "*|"") continue;; esac
+		case $(cat "$f/stat" 2>/dev/null) in *") Z "*|*") X "*|"") continue;; esac
 		some=1; kill -KILL "$p" 2>/dev/null
 	done
 	[ -n "$some" ] || exit 0
@@ -537,7 +616,7 @@ func (e *engine) freeze(ctx context.Context, h *host, m *meta) (thaw func() erro
 		return nil, err
 	}
 	return func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
 		_, err := e.script(ctx, h, nil, nil, pausing, h.known.engine, m.Name, "paused", "unpause")
 		return err
