@@ -4,7 +4,6 @@ package adapters
 
 import (
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/composessh"
 	"github.com/sand-boxer/sandboxer/adapters/local"
 	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
 )
@@ -13,7 +12,6 @@ import (
 // their own, so that no installation can be talked into running commands unisolated.
 func All() []sandboxer.Adapter {
 	return []sandboxer.Adapter{
-		composessh.Adapter,
 		local.Adapter,
 		vmpacker.Adapter,
 	}

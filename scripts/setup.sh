@@ -28,17 +28,7 @@ need qemu-system-x86_64 qemu-system-x86
 need qemu-img qemu-utils
 need packer packer
 need mke2fs e2fsprogs
-[ -x /usr/sbin/dockerd ] || command -v dockerd >/dev/null 2>&1 || packages="$packages docker.io"
-need docker-compose docker-compose
 [ -x /usr/bin/busybox ] || packages="$packages busybox-static"
-
-# The current compose is built from its module, once: as a plugin for the engine's program.
-if [ ! -x bin/docker-compose ] && command -v go >/dev/null 2>&1; then
-	mkdir -p bin
-	echo "setup: building docker compose"
-	(cd scripts/compose && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X github.com/docker/compose/v5/internal.Version=v5.5.1' \
-		-o ../../bin/docker-compose github.com/docker/compose/v5/cmd) || echo "setup: docker compose was not built" >&2
-fi
 
 [ -n "$packages" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
