@@ -62,7 +62,7 @@ func TestSnapshotOfABusySandbox(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{
 		Fuse:    time.Now().Add(30 * time.Second),
-		Command: []string{"sh", "-c", "i=0; while :; do i=$((i+1)); echo $i >/tmp/main; sleep 0.02; done"},
+		Command: []string{"sh", "-c", "i=0; while :; do i=$((i+1)); echo $i >/tmp/main.new; mv /tmp/main.new /tmp/main; sleep 0.02; done"},
 	})
 	in, typed := io.Pipe()
 	var screen lockedBuffer

@@ -567,7 +567,7 @@ func (m *Manager) DrainPool(ctx context.Context, profile string) (int, error) {
 	p := m.poolOf(prof.ID)
 	if p == nil {
 		return 0, sandboxer.E(sandboxer.Invalid, nil, "profile %s keeps no pool", prof.ID).
-			WithHint("profiles with `pool: {size: …}` do: sandboxer pool ls")
+			WithHint("profiles with `pool: {size: …}` do: sandboxer profile ls")
 	}
 	warm, _, err := m.members(ctx, p)
 	if err != nil {
