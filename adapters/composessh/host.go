@@ -118,7 +118,7 @@ func (e *engine) look(ctx context.Context, h *host) error {
 		return sandboxer.E(sandboxer.Unavailable, why, "host %s: the directory %s cannot be used", h.Name(), e.cfg.Root)
 	case 42:
 		return sandboxer.E(sandboxer.Unavailable, why, "host %s has none of docker compose, docker-compose and podman-compose with its engine", h.Name()).
-			WithHint("install one there, or name it with compose_cmd; sandboxer host probe %s tells what there is", h.Name())
+			WithHint("install one there, or name it with compose_cmd; what there is: sandboxer host probe %s", h.Name())
 	default:
 		return sandboxer.E(sandboxer.Unavailable, why, "host %s: the engine does not answer (%s)", h.Name(), oneLine(said.String())).
 			WithHint("is it running, and may the account use it? try there: docker info")
