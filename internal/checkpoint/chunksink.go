@@ -116,7 +116,7 @@ func (p *packer) restores(stored, chunk []byte) bool {
 		buf = new([]byte)
 	}
 	out, err := p.s.dec.DecodeAll(stored, slices.Grow((*buf)[:0], len(chunk)))
-	p.buffers.Put(&out)
+	defer p.buffers.Put(&out) // after it was compared
 	return err == nil && bytes.Equal(out, chunk)
 }
 
