@@ -3,9 +3,11 @@
 package sshrun
 
 import (
+	"errors"
 	"os"
 
 	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/sand-boxer/sandboxer"
@@ -26,8 +28,18 @@ func openTerminal(size sandboxer.WinSize) (ours, theirs *os.File, err error) {
 	return ours, theirs, nil
 }
 
+// setSize may be called while f is closed: the descriptor is held meanwhile, where
+// that of f.Fd could be another file's by then.
 func setSize(f *os.File, size sandboxer.WinSize) error {
-	return pty.Setsize(f, &pty.Winsize{Cols: size.Cols, Rows: size.Rows})
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var serr error
+	err = rc.Control(func(fd uintptr) {
+		serr = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Col: size.Cols, Row: size.Rows})
+	})
+	return errors.Join(err, serr)
 }
 
 // makeRaw has the terminal pass bytes on unchanged: the remote one does what
