@@ -244,7 +244,7 @@ func TestExtensionComesBack(t *testing.T) {
 
 func TestExtend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(s *setup) { s.opts.SweepEvery = 5 * time.Second })
+		r := newRig(t, func(s *setup) { s.opts.SweepEvery = time.Minute })
 		if err := r.Grant(admin, "acme", 300_000, "", ""); err != nil {
 			t.Fatal(err)
 		}

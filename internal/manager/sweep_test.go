@@ -16,7 +16,7 @@ func ticking(s *setup) { s.opts.SweepEvery = 5 * time.Second }
 // TestExpiry wants the end at the very moment, between two ticks.
 func TestExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, ticking)
+		r := newRig(t, func(s *setup) { s.opts.SweepEvery = 25 * time.Minute })
 		var ids []string
 		for _, ttl := range []time.Duration{time.Second, 61700 * time.Millisecond, time.Hour} {
 			ids = append(ids, r.create(sandboxer.CreateRequest{TTL: ttl}).ID)

@@ -998,14 +998,14 @@ func TestEvents(t *testing.T) {
 	}
 	var got strings.Builder
 	buf := make([]byte, 1024)
-	for !strings.Contains(got.String(), ": still here") {
+	want := fmt.Sprintf("id: %d\nevent: state\ndata: {", seen[len(seen)-1].Seq)
+	for !strings.Contains(got.String(), ": still here") || !strings.Contains(got.String(), want) {
 		n, err := resp.Body.Read(buf)
 		got.Write(buf[:n])
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	want := fmt.Sprintf("id: %d\nevent: state\ndata: {", seen[len(seen)-1].Seq)
 	if !strings.Contains(got.String(), want) || strings.Count(got.String(), "event: ") != 1 || strings.Contains(got.String(), "rival") {
 		t.Errorf("after event %d the stream was\n%s", last.Seq, got.String())
 	}
