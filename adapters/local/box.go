@@ -71,7 +71,7 @@ func (e *engine) hold(name string) (*box, error) {
 	}
 	rec, err := e.record(name)
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s cannot be read", name)
+		return nil, err
 	}
 	return e.keep(name, rec, c), nil
 }

@@ -382,13 +382,16 @@ type record struct {
 
 const recordFile = "record.json"
 
-func (e *engine) record(name string) (record, error) {
-	var r record
+// record reads what is written down about the sandbox called name. Kinds: Internal.
+func (e *engine) record(name string) (r record, err error) {
 	data, err := os.ReadFile(e.dir("box", name, recordFile))
-	if err != nil {
-		return r, err
+	if err == nil {
+		err = json.Unmarshal(data, &r)
 	}
-	return r, json.Unmarshal(data, &r)
+	if err != nil {
+		return r, sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s cannot be read", name)
+	}
+	return r, nil
 }
 
 // writeRecord replaces the record atomically.

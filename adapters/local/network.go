@@ -96,25 +96,15 @@ func (e *engine) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxer
 	if err != nil {
 		return err
 	}
-	name, err := e.find(h)
-	if err != nil {
-		return err
-	}
-	unlock, err := e.lock(name)
+	b, unlock, err := e.alone(ctx, h)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	b, err := e.hold(name)
-	if err != nil {
-		return err
-	}
+	name := b.name
 	rec, err := e.record(name)
 	if err != nil {
-		return sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s cannot be read", name)
+		return err
 	}
 	b.mu.Lock()
 	link := b.net

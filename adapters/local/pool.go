@@ -57,25 +57,15 @@ func (e *engine) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.S
 	if err != nil {
 		return h, err
 	}
-	name, err := e.find(h)
-	if err != nil {
-		return h, err
-	}
-	unlock, err := e.lock(name)
+	b, unlock, err := e.alone(ctx, h)
 	if err != nil {
 		return h, err
 	}
 	defer unlock()
-	if err := ctx.Err(); err != nil {
-		return h, err
-	}
-	b, err := e.hold(name)
-	if err != nil {
-		return h, err
-	}
+	name := b.name
 	rec, err := e.record(name)
 	if err != nil {
-		return h, sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s cannot be read", name)
+		return h, err
 	}
 	digest := spec.ClaimDigest()
 	switch {

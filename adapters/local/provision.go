@@ -446,30 +446,19 @@ func diskError(err error, what string) error {
 
 // WaitReady implements sandboxer.Extension.
 func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
-	if err := ctx.Err(); err != nil {
-		return sandboxer.Reachability{}, err
-	}
-	name, err := e.find(h)
-	if err != nil {
-		return sandboxer.Reachability{}, err
-	}
-	// Provision holds this lock until the workspace is there.
-	unlock, err := e.lock(name)
+	// Provision does not leave it alone until the workspace is there.
+	b, unlock, err := e.alone(ctx, h)
 	if err != nil {
 		return sandboxer.Reachability{}, err
 	}
 	defer unlock()
-	b, err := e.hold(name)
-	if err != nil {
-		return sandboxer.Reachability{}, err
-	}
-	rec, err := e.record(name)
+	rec, err := e.record(b.name)
 	if err != nil || !rec.Ready {
 		return sandboxer.Reachability{}, sandboxer.E(sandboxer.Unavailable, err, "the sandbox was not completed; it has to be provisioned again")
 	}
 	r := sandboxer.Reachability{
 		Host: "localhost", RemoteDir: b.rec.Workspace,
-		Extra: map[string]string{"gvisor": name},
+		Extra: map[string]string{"gvisor": b.name},
 	}
 	maps.Copy(r.Extra, b.rec.About)
 	for _, p := range b.rec.Ports {

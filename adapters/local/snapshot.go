@@ -85,28 +85,17 @@ func (e *engine) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (s
 	if err := os.RemoveAll(dir); err != nil {
 		return sandboxer.Snapshot{}, sandboxer.E(sandboxer.Unavailable, err, "what an earlier attempt left of snapshot %s cannot be removed", id)
 	}
-	name, err := e.find(h)
-	if err != nil {
-		return sandboxer.Snapshot{}, err
-	}
-	unlock, err := e.lock(name)
+	b, unlock, err := e.alone(ctx, h)
 	if err != nil {
 		return sandboxer.Snapshot{}, err
 	}
 	defer unlock()
-	if err := ctx.Err(); err != nil {
-		return sandboxer.Snapshot{}, err
-	}
-	b, err := e.hold(name)
-	if err != nil {
-		return sandboxer.Snapshot{}, err
-	}
 	r, err := e.save(b, dir, id)
 	if err != nil {
 		err = errors.Join(err, os.RemoveAll(dir))
 		if !b.alive() {
-			e.drop(name)
-			return sandboxer.Snapshot{}, errors.Join(e.gone(name), err)
+			e.drop(b.name)
+			return sandboxer.Snapshot{}, errors.Join(e.gone(b.name), err)
 		}
 		return sandboxer.Snapshot{}, err
 	}
@@ -116,7 +105,7 @@ func (e *engine) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (s
 func (e *engine) save(b *box, dir, id string) (*receipt, error) {
 	rec, err := e.record(b.name)
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s cannot be read", b.name)
+		return nil, err
 	}
 	s := saved{dir: dir, Record: rec, Args: b.c.Spec.Process.Args, Shown: e.skel.shown}
 	if rec.Skeleton != e.skel.digest {
@@ -467,29 +456,18 @@ func (e *engine) Resume(ctx context.Context, h sandboxer.Handle) error {
 		}
 		rec, err := e.record(b.name)
 		if err != nil {
-			return sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s cannot be read", b.name)
+			return err
 		}
 		return b.setFuse(ctx, rec.Fuse) // which did not burn meanwhile
 	})
 }
 
 func (e *engine) freezer(ctx context.Context, h sandboxer.Handle, do func(*box) error) error {
-	name, err := e.find(h)
-	if err != nil {
-		return err
-	}
-	unlock, err := e.lock(name)
+	b, unlock, err := e.alone(ctx, h)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	b, err := e.hold(name)
-	if err != nil {
-		return err
-	}
 	return do(b)
 }
 

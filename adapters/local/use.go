@@ -40,6 +40,27 @@ func (e *engine) of(h sandboxer.Handle) (*box, error) {
 	return e.hold(name)
 }
 
+// alone is of for who is about to change the sandbox: until unlock nobody else does.
+func (e *engine) alone(ctx context.Context, h sandboxer.Handle) (_ *box, unlock func(), err error) {
+	name, err := e.find(h)
+	if err != nil {
+		return nil, nil, err
+	}
+	unlock, err = e.lock(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	var b *box
+	if err = ctx.Err(); err == nil {
+		b, err = e.hold(name)
+	}
+	if err != nil {
+		unlock()
+		return nil, nil, err
+	}
+	return b, unlock, nil
+}
+
 // thawed is of for what takes a running kernel.
 func (e *engine) thawed(h sandboxer.Handle) (*box, error) {
 	b, err := e.of(h)
@@ -485,22 +506,15 @@ func (e *engine) Discover(_ context.Context, id string) (sandboxer.Handle, error
 // Renew implements sandboxer.Renewer. The fuse is in the sandbox's first process: it
 // needs no broker to blow. What remains then, the next broker clears.
 func (e *engine) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
-	name, err := e.find(h)
-	if err != nil {
-		return err
-	}
-	unlock, err := e.lock(name)
+	b, unlock, err := e.alone(ctx, h)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	b, err := e.hold(name)
-	if err != nil {
-		return err
-	}
+	name := b.name
 	rec, err := e.record(name)
 	if err != nil {
-		return sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s cannot be read", name)
+		return err
 	}
 	rec.Fuse = until
 	if err := e.writeRecord(name, rec); err != nil {
