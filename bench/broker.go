@@ -44,19 +44,22 @@ type broker struct {
 const (
 	plainProfile = "profile.local"
 	imageProfile = "profile.bench-image"
+	poolProfile  = "profile.bench-pool"
 )
 
-// startBroker starts the server in dir. With an image, imageProfile is
-// plainProfile on it.
-func startBroker(ctx context.Context, bin, dir, image string) (*broker, error) {
+// like is a profile that says what profile.local says, and more.
+func like(id, more string) string {
+	return fmt.Sprintf("id: %s\nextension: ext.local\nisolation: gvisor\nrequires: [exec, files]\nnetwork: none\nlimits:\n  disk: 8GiB\nttl: 30m\n%s\n", id, more)
+}
+
+// startBroker starts the server in dir, with profiles of its own by their IDs.
+func startBroker(ctx context.Context, bin, dir string, profiles map[string]string) (*broker, error) {
 	b := &broker{dir: dir, socket: filepath.Join(dir, "api.sock"), died: make(chan struct{})}
 	if err := os.MkdirAll(filepath.Join(dir, "profiles"), 0o755); err != nil {
 		return nil, err
 	}
-	if image != "" {
-		// What profile.local says, on the image.
-		text := fmt.Sprintf("id: %s\nextension: ext.local\nisolation: gvisor\nrequires: [exec, files]\nnetwork: none\nimage: tar:%s\nlimits:\n  disk: 8GiB\nttl: 30m\n", imageProfile, image)
-		if err := os.WriteFile(filepath.Join(dir, "profiles", imageProfile+".yaml"), []byte(text), 0o644); err != nil {
+	for id, more := range profiles {
+		if err := os.WriteFile(filepath.Join(dir, "profiles", id+".yaml"), []byte(like(id, more)), 0o644); err != nil {
 			return nil, err
 		}
 	}

@@ -34,6 +34,9 @@ const (
 	burstRate   = "burst of 50: lives"
 	burstGood   = "burst of 50: lives that succeed"
 	burstDocker = "burst of 50 docker run --rm true"
+	claimFirst  = "claim of a warm sandbox: to first exec"
+	claimRunsc  = "runsc run true, among claims"
+	claimWarm   = "claims answered from the pool"
 	netPush     = "network: through the policy, up"
 	netPull     = "network: through the policy, down"
 	netLink     = "network: set-up of a link"
@@ -291,6 +294,67 @@ func (b *bench) burst(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// pool claims warm sandboxes, one a second, of a server of its own: what fills the pool
+// again is not to be in the way of anything else.
+func (b *bench) pool(ctx context.Context) (err error) {
+	const size = 4
+	br, err := startBroker(ctx, b.bin, b.path("p"), map[string]string{poolProfile: fmt.Sprintf("pool:\n  size: %d", size)})
+	if br != nil && br.cmd.Process != nil {
+		defer func() { err = errors.Join(err, br.close()) }()
+	}
+	if err != nil {
+		return err
+	}
+	full := func() error {
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+			l, err := br.List(ctx, api.SandboxQuery{Profile: poolProfile, States: []sandboxer.State{sandboxer.Warm}})
+			if err != nil || len(l.Items) == size {
+				return err
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("the pool has %d of %d: %s", len(l.Items), size, br.said())
+			}
+		}
+	}
+	if err := full(); err != nil {
+		return err
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for range b.rounds {
+		begin := time.Now()
+		id, err := br.create(ctx, poolProfile)
+		if err == nil {
+			err = br.run(ctx, id)
+		}
+		if err != nil {
+			return err
+		}
+		b.r.took(claimFirst, time.Since(begin))
+		if _, err := br.Destroy(ctx, id, true); err != nil {
+			return err
+		}
+		<-tick.C
+	}
+	all, err := br.metrics()
+	if err != nil {
+		return err
+	}
+	warm := all[fmt.Sprintf(`sandboxer_pool_creates_total{from="pool",profile="%s"}`, poolProfile)]
+	b.r.rate(claimWarm, "%", 100*warm/float64(b.rounds))
+	if b.runsc == nil {
+		return nil
+	}
+	for range b.rounds {
+		took, _, err := b.runsc.run(ctx)
+		if err != nil {
+			return err
+		}
+		b.r.took(claimRunsc, took)
+	}
+	return nil
+}
+
 // network runs ext.local's own benchmark of its network, which has a network namespace
 // for an outside.
 func (b *bench) network(ctx context.Context) error {
@@ -342,6 +406,10 @@ func (b *bench) densityBars() {
 	r.most(snapSmall+" / "+snapRunsc, m(snapSmall)/m(snapRunsc), 0.5, "x")
 	r.most(snapFirst+" / "+snapRunsc, m(snapFirst)/m(snapRunsc), 1, "x")
 	r.most(snapBigUp+" / filling a memfd and a create", m(snapBigUp)/(m(snapFill)+m(snapCold)), 2.5, "x")
+	r.most(claimFirst+" / "+claimRunsc, m(claimFirst)/m(claimRunsc), 0.2, "x")
+	r.most(claimFirst, m(claimFirst), 15, "ms")
+	r.most(claimFirst+", 99th percentile", r.quantile(claimFirst, 0.99), 50, "ms")
+	r.least(claimWarm, m(claimWarm), 100, "%")
 	r.least(burstGood, m(burstGood), 100, "%")
 	r.least(burstRate, m(burstRate), 20, "1/s")
 	r.least(netPush, m(netPush), 400, "MB/s")

@@ -96,6 +96,7 @@ const (
 	snapshotStep = "snapshots with memory"
 	idleStep     = "a hundred idle sandboxes"
 	burstStep    = "bursts"
+	poolStep     = "the warm pool"
 	networkStep  = "the network of sandboxes"
 )
 
@@ -156,11 +157,12 @@ func measure(ctx context.Context, o options, say func(string)) (_ *report, err e
 		{snapshotStep, true, b.snapshots},
 		{idleStep, true, b.density},
 		{burstStep, true, b.burst},
+		{poolStep, true, b.pool},
 		{networkStep, true, b.network},
 		{sshStep, false, b.overSSH},
 	}
 	for _, s := range steps {
-		if o.only != "" && s.what != o.only || o.dense && !slices.Contains([]string{prepareStep, snapshotStep, idleStep, burstStep, networkStep}, s.what) {
+		if o.only != "" && s.what != o.only || o.dense && !slices.Contains([]string{prepareStep, snapshotStep, idleStep, burstStep, poolStep, networkStep}, s.what) {
 			continue
 		}
 		if s.slow && o.quick {
@@ -225,7 +227,11 @@ func (b *bench) prepare(ctx context.Context) error {
 			return fmt.Errorf("making the image: %w", err)
 		}
 	}
-	b.broker, err = startBroker(ctx, b.bin, b.path("b"), b.image)
+	profiles := map[string]string{}
+	if b.image != "" {
+		profiles[imageProfile] = "image: tar:" + b.image
+	}
+	b.broker, err = startBroker(ctx, b.bin, b.path("b"), profiles)
 	if b.broker != nil && b.broker.cmd.Process != nil {
 		b.undo = append(b.undo, b.broker.close)
 	}

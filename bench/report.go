@@ -138,6 +138,16 @@ func (r *report) median(name string) float64 {
 	return math.NaN()
 }
 
+// quantile is the q-quantile of a series of durations.
+func (r *report) quantile(name string, q float64) float64 {
+	for _, m := range r.Metrics {
+		if m.Name == name && m.N > 0 {
+			return quantile(slices.Sorted(slices.Values(m.samples)), q)
+		}
+	}
+	return math.NaN()
+}
+
 // most adds a bar with an upper limit, unless there is nothing to compare.
 func (r *report) most(name string, got, limit float64, unit string) {
 	if !math.IsNaN(got) {
