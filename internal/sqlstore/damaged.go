@@ -62,23 +62,34 @@ func (s *Store) one(ctx context.Context, query string, id string, generation int
 	return sb, nil
 }
 
-// salvage is Sandboxes for a database with a page that cannot be read: it takes the
-// records one by one, so that only those on that page are missed. Those it returns as
-// damaged where q asks for nothing that only the record could tell.
-func (s *Store) salvage(ctx context.Context, q sandboxer.Query, f filter, limit int) (items []*sandboxer.Sandbox, next string, err error) {
-	type identity struct {
-		seq        int64
-		id         string
-		generation int
-	}
-	var all []identity
+// identity is what the index knows of a record.
+type identity struct {
+	seq        int64
+	id         string
+	generation int // of sandboxes
+}
+
+// salvaged is how records of one kind are read from a damaged database.
+type salvaged[T any] struct {
+	cursor     cursor // also the name of the table
+	identities string // query of all identities, newest first, from the index alone
+	from       string // query of records, without its conditions
+	scan       func(*sql.Rows) (*T, error)
+	remains    func(identity, error) *T // what is left of a damaged one
+}
+
+// salvage lists records although a page cannot be read: it takes them one by one, so
+// that only those on that page are missed. Those it returns as damaged, if they are
+// wanted as far as their ID can tell.
+func salvage[T any](ctx context.Context, s *Store, k salvaged[T], after string, f filter, limit int, wanted func(id string) bool) (items []*T, next string, err error) {
 	before := int64(0)
-	if q.After != "" {
-		if before, err = sandboxCursor.decode(q.After); err != nil {
+	if after != "" {
+		if before, err = k.cursor.decode(after); err != nil {
 			return nil, "", err
 		}
 	}
-	err = s.rows(ctx, identities, nil, func(rows *sql.Rows) error {
+	var all []identity
+	err = s.rows(ctx, k.identities, nil, func(rows *sql.Rows) error {
 		var i identity
 		err := rows.Scan(&i.seq, &i.id, &i.generation)
 		if before == 0 || i.seq < before {
@@ -89,47 +100,57 @@ func (s *Store) salvage(ctx context.Context, q sandboxer.Query, f filter, limit 
 	if err != nil {
 		return nil, "", err
 	}
-	anybody := q.Tenant == "" && q.Profile == "" && q.Extension == "" && q.Name == "" && len(q.Labels) == 0
 	one := f
 	one.where = append(one.where[:len(one.where):len(one.where)], "seq = ?")
-	query, matches := selectSandbox+one.String(), `SELECT 1 FROM sandboxes`+one.String()
+	query, matches := k.from+one.String(), `SELECT 1 FROM `+string(k.cursor)+one.String()
 	var last int64
 	for _, i := range all {
-		var sb *sandboxer.Sandbox
+		var item *T
 		args := append(f.args[:len(f.args):len(f.args)], i.seq)
-		err := s.rows(ctx, query, args, func(rows *sql.Rows) error {
-			var r sandboxRow
-			if err := rows.Scan(r.dest()...); err != nil {
-				return err
-			}
-			var err error
-			if sb, err = r.sandbox(); err != nil {
-				sb = s.remains(ctx, r.id, r.generation, err)
-			}
-			return nil
-		})
+		err := s.rows(ctx, query, args, func(rows *sql.Rows) (err error) { item, err = k.scan(rows); return err })
 		switch {
 		case isCorrupt(err):
-			wanted := false // by its columns, which may lie on a page before the damaged one
-			cerr := s.rows(ctx, matches, args, func(*sql.Rows) error { wanted = true; return nil })
+			matched := false // by its columns, which may lie on a page before the damaged one
+			cerr := s.rows(ctx, matches, args, func(*sql.Rows) error { matched = true; return nil })
 			if isCorrupt(cerr) {
-				wanted = anybody && strings.HasPrefix(i.id, q.IDPrefix)
+				matched = wanted(i.id)
 			} else if cerr != nil {
 				return nil, "", cerr
 			}
-			if !wanted {
+			if !matched {
 				continue
 			}
-			sb = s.remains(ctx, i.id, i.generation, err)
+			item = k.remains(i, err)
 		case err != nil:
 			return nil, "", err
-		case sb == nil:
+		case item == nil:
 			continue
 		}
 		if len(items) == limit {
-			return items, sandboxCursor.encode(last), nil
+			return items, k.cursor.encode(last), nil
 		}
-		items, last = append(items, sb), i.seq
+		items, last = append(items, item), i.seq
 	}
 	return items, "", nil
+}
+
+// salvageSandboxes is Sandboxes for a damaged database.
+func (s *Store) salvageSandboxes(ctx context.Context, q sandboxer.Query, f filter, limit int) ([]*sandboxer.Sandbox, string, error) {
+	k := salvaged[sandboxer.Sandbox]{
+		cursor: sandboxCursor, identities: identities, from: selectSandbox,
+		scan: func(rows *sql.Rows) (*sandboxer.Sandbox, error) {
+			var r sandboxRow
+			if err := rows.Scan(r.dest()...); err != nil {
+				return nil, err
+			}
+			sb, err := r.sandbox()
+			if err != nil {
+				return s.remains(ctx, r.id, r.generation, err), nil
+			}
+			return sb, nil
+		},
+		remains: func(i identity, err error) *sandboxer.Sandbox { return s.remains(ctx, i.id, i.generation, err) },
+	}
+	anybody := q.Tenant == "" && q.Profile == "" && q.Extension == "" && q.Name == "" && len(q.Labels) == 0
+	return salvage(ctx, s, k, q.After, f, limit, func(id string) bool { return anybody && strings.HasPrefix(id, q.IDPrefix) })
 }

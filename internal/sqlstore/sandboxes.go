@@ -148,7 +148,7 @@ func (s *Store) Sandboxes(ctx context.Context, q sandboxer.Query) (items []*sand
 	decodeFrom(len(found) / chunk * chunk)
 	decode.Wait()
 	if isCorrupt(err) {
-		return s.salvage(ctx, q, f, limit)
+		return s.salvageSandboxes(ctx, q, f, limit)
 	}
 	if err != nil {
 		return nil, "", err
