@@ -1,8 +1,11 @@
 package api
 
 import (
+	"cmp"
 	"fmt"
 	"io/fs"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -434,7 +437,31 @@ type Profile struct {
 	TTL         Duration                `json:"ttl,omitempty" example:"30m0s"`
 	MaxTTL      Duration                `json:"max_ttl,omitempty"`
 	Idle        Duration                `json:"idle,omitempty" doc:"Destroyed after so long without use"`
+	Pool        *ProfilePool            `json:"pool,omitempty" doc:"Sandboxes that are kept ready. Absent if none are"`
 	Price       *Price                  `json:"price,omitempty"`
+}
+
+// ProfilePool says what a profile keeps ready.
+type ProfilePool struct {
+	Size   int      `json:"size" example:"4" doc:"How many wait"`
+	MaxAge Duration `json:"max_age" example:"1h0m0s" doc:"One that waited so long is replaced"`
+}
+
+// NewProfile is the public form of p: of the environment only the names.
+func NewProfile(p sandboxer.Profile) Profile {
+	out := Profile{
+		ID: p.ID, Title: p.Title, Description: p.Description, Extension: p.Extension, Isolation: p.Isolation,
+		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits,
+		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
+		TTL: Duration(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle),
+	}
+	if p.Pool.Size > 0 {
+		out.Pool = &ProfilePool{Size: p.Pool.Size, MaxAge: Duration(cmp.Or(p.Pool.MaxAge, sandboxer.DefaultPoolAge))}
+	}
+	if p.Price != (sandboxer.Price{}) {
+		out.Price = &Price{Setup: Credits(p.Price.Setup), PerHour: Credits(p.Price.PerHour)}
+	}
+	return out
 }
 
 // Price is a profile's own tariff.

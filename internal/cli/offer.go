@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -70,7 +68,10 @@ func profileView() view[*api.Profile] {
 		},
 		name: func(p *api.Profile) string { return p.ID },
 		detail: func(p *api.Profile) [][2]string {
-			price, ports := "", ""
+			price, ports, pool := "", "", ""
+			if p.Pool != nil {
+				pool = fmt.Sprintf("%d ready, each for at most %s", p.Pool.Size, p.Pool.MaxAge)
+			}
 			if p.Price != nil {
 				price = fmt.Sprintf("$%s per hour, $%s once", p.Price.PerHour, p.Price.Setup)
 			}
@@ -89,7 +90,7 @@ func profileView() view[*api.Profile] {
 				{"command", strings.Join(p.Command, " ")}, {"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)},
 				{"limits", limitsText(p.Limits)}, {"network", networkText(p.Network)}, {"ports", strings.TrimSpace(ports)},
 				{"workspace", p.Workspace}, {"user", p.User}, {"inputs", pairs(p.Inputs)},
-				{"ttl", dur(p.TTL)}, {"longest ttl", dur(p.MaxTTL)}, {"idle", dur(p.Idle)}, {"price", price},
+				{"ttl", dur(p.TTL)}, {"longest ttl", dur(p.MaxTTL)}, {"idle", dur(p.Idle)}, {"pool", pool}, {"price", price},
 			}
 		},
 	}
@@ -164,7 +165,7 @@ func catalogLsRun(ctx context.Context, o *catalogOptions) error {
 		}
 		profiles, exts = &api.List[api.Profile]{SchemaVersion: api.SchemaVersion, Items: []api.Profile{}}, &api.List[api.Extension]{SchemaVersion: api.SchemaVersion, Items: []api.Extension{}}
 		for _, p := range c.Profiles {
-			profiles.Items = append(profiles.Items, publicProfile(p.Profile))
+			profiles.Items = append(profiles.Items, api.NewProfile(p.Profile))
 		}
 		for _, e := range c.Extensions {
 			exts.Items = append(exts.Items, e.Info())
@@ -246,7 +247,7 @@ func catalogShowRun(ctx context.Context, o *catalogOptions) error {
 		if err != nil {
 			return err
 		}
-		pub := publicProfile(p.Profile)
+		pub := api.NewProfile(p.Profile)
 		return printOne(o.f, &pub, profileView())
 	}
 	e, err := c.Extension(o.name)
@@ -416,19 +417,4 @@ func extensionProbeRun(ctx context.Context, o *catalogOptions) error {
 			return [][2]string{{"extension", catalog.ExtensionID(o.name)}, {"free", free}, {"hosts", strings.Join(of.Hosts, ", ")}, {"attributes", pairs(of.Attrs)}}
 		},
 	})
-}
-
-// publicProfile is a profile of this machine's files as the API shows one: of the
-// environment only the names.
-func publicProfile(p sandboxer.Profile) api.Profile {
-	out := api.Profile{
-		ID: p.ID, Title: p.Title, Description: p.Description, Extension: p.Extension, Isolation: p.Isolation,
-		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits,
-		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
-		TTL: api.Duration(p.TTL), MaxTTL: api.Duration(p.MaxTTL), Idle: api.Duration(p.Idle),
-	}
-	if p.Price != (sandboxer.Price{}) {
-		out.Price = &api.Price{Setup: api.Credits(p.Price.Setup), PerHour: api.Credits(p.Price.PerHour)}
-	}
-	return out
 }

@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -27,6 +28,8 @@ const (
 	invKept    = "what is kept of snapshots belongs to one that is not dropped"
 	invOwn     = "a snapshot that the broker made for itself is needed" // but for two sweeps
 	invName    = "a name means one living sandbox of its tenant"
+	invPooled  = "what is in a pool is nobody's, and whoever has a sandbox is known"
+	invPool    = "a pool has what its profile makes now, and no more than that asks for" // but for two sweeps
 )
 
 // Audit compares the books with themselves and with what every backend lists, and
@@ -37,7 +40,7 @@ func (m *Manager) Audit(ctx context.Context) (Audit, error) {
 		return Audit{}, err
 	}
 	a := Audit{Violations: []Violation{}, named: map[incarnation]bool{}}
-	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords, m.auditSnapshots} {
+	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords, m.auditPools, m.auditSnapshots} {
 		if err := check(ctx, &a); err != nil {
 			return a, err
 		}
@@ -326,6 +329,55 @@ func (m *Manager) auditRecords(ctx context.Context, a *Audit) error {
 				a.violated(invName, sb.ID, "it is called %q, as %s is", sb.Name, other)
 			}
 			names[key] = sb.ID
+		}
+	})
+}
+
+// auditPools holds what waits against the profiles that it waits for. Claims, changes
+// and failures leave some too many for a moment: what tends the pools has its time.
+func (m *Manager) auditPools(ctx context.Context, a *Audit) error {
+	late := func(since ...time.Time) bool {
+		return time.Since(slices.MaxFunc(since, time.Time.Compare)) > 2*m.opts.SweepEvery+m.opts.Grace
+	}
+	waiting := map[*pool]int{}
+	return m.records(ctx, sandboxer.Query{States: live}, func(sb *sandboxer.Sandbox) {
+		if sb.Damaged != "" {
+			return
+		}
+		switch sb.State {
+		case sandboxer.Warm:
+			if !isPooled(sb) {
+				a.violated(invPooled, sb.ID, "it is warm and belongs to tenant %q, pool %q", sb.Tenant, sb.Pool)
+				return
+			}
+		case sandboxer.Running, sandboxer.Pausing, sandboxer.Paused:
+			if isPooled(sb) {
+				a.violated(invPooled, sb.ID, "it is %s, was in a pool, and belongs to nobody", sb.State)
+			}
+			return
+		default:
+			return
+		}
+		p := m.poolOf(sb.Profile)
+		if p == nil {
+			if late(m.started, sb.PooledAt) {
+				a.violated(invPool, sb.ID, "it waits for profile %s, which keeps no pool", sb.Profile)
+			}
+			return
+		}
+		p.mu.Lock()
+		key, since := p.key, p.keySince
+		p.mu.Unlock()
+		if key != "" && sb.Pool != key {
+			if late(m.started, sb.PooledAt, since) {
+				a.violated(invPool, sb.ID, "it is not what profile %s makes now", sb.Profile)
+			}
+			return
+		}
+		if late(m.started, sb.PooledAt) {
+			if waiting[p]++; waiting[p] > p.profile.Pool.Size {
+				a.violated(invPool, sb.ID, "it is one more than the %d that profile %s keeps", p.profile.Pool.Size, sb.Profile)
+			}
 		}
 	})
 }

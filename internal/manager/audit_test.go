@@ -32,6 +32,27 @@ func TestAuditFinds(t *testing.T) {
 			r.t.Fatal(err)
 		}
 	}
+	// wait puts a sandbox into a pool, as one that was made of key long ago.
+	wait := func(r *rig, profile, key string) string {
+		at := now().Add(-24 * time.Hour)
+		r.started = at
+		if p := r.poolOf("profile.test"); p != nil {
+			p.key, p.keySince = "x", at
+		}
+		spec := sandboxer.Spec{ID: sandboxer.NewID(), Generation: 1, Owner: "test", Warm: true}
+		sb := &sandboxer.Sandbox{ID: spec.ID, Generation: 1, Profile: profile, Extension: "ext.fake", State: sandboxer.Creating,
+			Spec: spec, Pool: key, PooledAt: at, CreatedAt: at, ExpiresAt: now().Add(time.Hour)}
+		first := event(admin, sb, sandboxer.EventState, "")
+		first.To, first.Cause = sandboxer.Creating, sandboxer.ReasonPool
+		if err := r.store.CreateSandbox(r.t.Context(), sb, sandboxer.Writes{Events: []sandboxer.Event{first}}); err != nil {
+			r.t.Fatal(err)
+		}
+		ready := event(admin, sb, sandboxer.EventState, "")
+		ready.From, ready.To, ready.Cause = sandboxer.Creating, sandboxer.Warm, sandboxer.ReasonPool
+		write(r, sandboxer.Writes{Events: []sandboxer.Event{ready}})
+		change(r, sb.ID, func(sb *sandboxer.Sandbox) { sb.State = sandboxer.Warm })
+		return sb.ID
+	}
 	for name, c := range map[string]struct {
 		spoil func(*rig)
 		want  string
@@ -61,8 +82,33 @@ func TestAuditFinds(t *testing.T) {
 		}, invNegate},
 		"a state without its event": {func(r *rig) {
 			id := r.create(sandboxer.CreateRequest{}).ID
-			change(r, id, func(sb *sandboxer.Sandbox) { sb.State = sandboxer.Warm })
+			change(r, id, func(sb *sandboxer.Sandbox) { sb.State = sandboxer.Terminating })
 		}, invState},
+		"a warm one that is somebody's": {func(r *rig) {
+			change(r, wait(r, "profile.test", "x"), func(sb *sandboxer.Sandbox) { sb.Tenant = "acme" })
+		}, invPooled},
+		"one from a pool that runs for nobody": {func(r *rig) {
+			id := wait(r, "profile.test", "x")
+			sb, err := r.store.Sandbox(r.t.Context(), id)
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			for _, to := range []sandboxer.State{sandboxer.Creating, sandboxer.Running} {
+				ev := event(acme, sb, sandboxer.EventState, "")
+				ev.From, ev.To, ev.Cause = sb.State, to, sandboxer.ReasonPool
+				write(r, sandboxer.Writes{Events: []sandboxer.Event{ev}})
+				change(r, id, func(sb *sandboxer.Sandbox) { sb.State = to })
+				sb.State = to
+			}
+		}, invPooled},
+		"a pool as it should be": {func(r *rig) { wait(r, "profile.test", "x"); wait(r, "profile.test", "x") }, ""},
+		"one too many":           {func(r *rig) { wait(r, "profile.test", "x"); wait(r, "profile.test", "x"); wait(r, "profile.test", "x") }, invPool},
+		"one of a former basis":  {func(r *rig) { wait(r, "profile.test", "y") }, invPool},
+		"one without a pool":     {func(r *rig) { wait(r, "profile.lazy", "x") }, invPool},
+		"one just replaced": {func(r *rig) {
+			wait(r, "profile.test", "y")
+			r.poolOf("profile.test").keySince = now()
+		}, ""},
 		"a leap": {func(r *rig) {
 			sb := r.create(sandboxer.CreateRequest{})
 			ev := event(acme, sb, sandboxer.EventState, "")
@@ -82,7 +128,10 @@ func TestAuditFinds(t *testing.T) {
 		}, invExpired},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, func(s *setup) { s.idle = true })
+			r := newRig(t, func(s *setup) {
+				s.idle = true
+				s.profiles[0].Pool.Size = 2
+			})
 			c.spoil(r)
 			a, err := r.Audit(admin)
 			switch {

@@ -251,7 +251,7 @@ func emptyPool(m *Manager, store sandboxer.Store) error {
 	p := m.poolOf("profile.paid")
 	p.tending.Lock() // for good
 	return insist(func() error {
-		if _, err := m.DrainPool(admin, "paid"); err != nil {
+		if _, _, err := m.DrainPool(admin, "paid"); err != nil {
 			return err
 		}
 		left, _, err := store.Sandboxes(context.Background(), sandboxer.Query{States: live})

@@ -39,6 +39,7 @@ type pool struct {
 	mu            sync.Mutex
 	key           string    // what one would be made of now; empty while unknown
 	keyAt         time.Time // when that was asked
+	keySince      time.Time // when the answer was last another one
 	ready         []string  // IDs, oldest first
 	failures      int
 	retryAt       time.Time
@@ -451,8 +452,11 @@ func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error
 	sum := sha256.Sum256(j)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.key, p.keyAt = hex.EncodeToString(sum[:16]), time.Now()
-	return p.key, nil
+	if key = hex.EncodeToString(sum[:16]); key != p.key {
+		p.keySince = time.Now()
+	}
+	p.key, p.keyAt = key, time.Now()
+	return key, nil
 }
 
 // stock makes one sandbox for the pool, when nobody else needs the extension.
@@ -554,24 +558,25 @@ func (m *Manager) Pools(ctx context.Context) ([]PoolStatus, error) {
 }
 
 // DrainPool removes every sandbox that waits in the pool of the profile and returns how
-// many there were; new ones take their place. It needs the admin scope. Kinds: Invalid
-// for a profile that keeps no pool.
-func (m *Manager) DrainPool(ctx context.Context, profile string) (int, error) {
+// many there were, with the ID of the profile; new ones take their place. It needs the
+// admin scope. Kinds: NotFound for a profile that does not exist, Invalid for one that
+// keeps no pool.
+func (m *Manager) DrainPool(ctx context.Context, profile string) (id string, removed int, _ error) {
 	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
-		return 0, err
+		return "", 0, err
 	}
 	prof, err := m.profile(profile)
 	if err != nil {
-		return 0, err
+		return "", 0, sandboxer.E(sandboxer.NotFound, nil, "%s", sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
 	}
 	p := m.poolOf(prof.ID)
 	if p == nil {
-		return 0, sandboxer.E(sandboxer.Invalid, nil, "profile %s keeps no pool", prof.ID).
-			WithHint("profiles with `pool: {size: …}` do: sandboxer profile ls")
+		return "", 0, sandboxer.E(sandboxer.Invalid, nil, "profile %s keeps no pool", prof.ID).
+			WithHint("see those that do with: sandboxer pool ls")
 	}
 	warm, _, err := m.members(ctx, p)
 	if err != nil {
-		return 0, err
+		return "", 0, err
 	}
 	p.mu.Lock()
 	p.key, p.ready = "", nil // ask what they are made of, too
@@ -582,5 +587,5 @@ func (m *Manager) DrainPool(ctx context.Context, profile string) (int, error) {
 	}
 	err = wait(ctx, t.over())
 	m.pokePools()
-	return t.sum().Torndown, err
+	return prof.ID, t.sum().Torndown, err
 }

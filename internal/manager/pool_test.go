@@ -206,10 +206,10 @@ func TestPoolProfileChange(t *testing.T) {
 	r.restart()
 	eventually(t, "those of the former revision to go", func() bool { return r.get(old[0]).State == sandboxer.Terminated })
 	old = r.full("test", 2)
-	if n, err := r.DrainPool(admin, "test"); err != nil || n != 2 {
+	if id, n, err := r.DrainPool(admin, "test"); err != nil || n != 2 || id != "profile.test" {
 		t.Errorf("drained %d, %v", n, err)
 	}
-	if _, err := r.DrainPool(acme, "test"); !isKind(err, sandboxer.Denied) {
+	if _, _, err := r.DrainPool(acme, "test"); !isKind(err, sandboxer.Denied) {
 		t.Errorf("a tenant drains: %v", err)
 	}
 	if now := r.full("test", 2); slices.Contains(now, old[0]) {

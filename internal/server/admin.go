@@ -13,7 +13,7 @@ import (
 func (s *Server) profiles(ctx context.Context, _ *none) (*reply[api.List[api.Profile]], error) {
 	var items []api.Profile
 	for _, p := range s.m.Profiles(ctx) {
-		items = append(items, newProfile(p))
+		items = append(items, api.NewProfile(p))
 	}
 	return listOf(items, ""), nil
 }
@@ -27,7 +27,7 @@ func (s *Server) profile(ctx context.Context, in *inID) (*reply[api.Profile], er
 	var known []string
 	for _, p := range s.m.Profiles(ctx) {
 		if p.ID == "profile."+slug {
-			return &reply[api.Profile]{Body: newProfile(p)}, nil
+			return &reply[api.Profile]{Body: api.NewProfile(p)}, nil
 		}
 		known = append(known, strings.TrimPrefix(p.ID, "profile."))
 	}
@@ -36,19 +36,6 @@ func (s *Server) profile(ctx context.Context, in *inID) (*reply[api.Profile], er
 		return nil, e.WithHint("did you mean %q?", "profile."+n)
 	}
 	return nil, e.WithHint("list them with: sandboxer profile ls")
-}
-
-func newProfile(p sandboxer.Profile) api.Profile {
-	out := api.Profile{
-		ID: p.ID, Title: p.Title, Description: p.Description, Extension: p.Extension, Isolation: p.Isolation,
-		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: names(p.Env), Labels: p.Labels, Limits: p.Limits,
-		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
-		TTL: api.Duration(p.TTL), MaxTTL: api.Duration(p.MaxTTL), Idle: api.Duration(p.Idle),
-	}
-	if p.Price != (sandboxer.Price{}) {
-		out.Price = &api.Price{Setup: api.Credits(p.Price.Setup), PerHour: api.Credits(p.Price.PerHour)}
-	}
-	return out
 }
 
 func (s *Server) extensions(ctx context.Context, _ *none) (*reply[api.List[api.Extension]], error) {

@@ -37,7 +37,7 @@ func examples() []any {
 		From: sandboxer.Creating, To: sandboxer.Running, Actor: "key:k1"}
 	profile := api.Profile{ID: "profile.local", Title: "A sandbox on this machine", Extension: "ext.local", Isolation: sandboxer.IsolationGVisor,
 		Requires: []sandboxer.Capability{sandboxer.CanExec}, Env: []string{"CI"}, TTL: api.Duration(30 * time.Minute),
-		MaxTTL: api.Duration(24 * time.Hour), Price: &api.Price{PerHour: 240_000}}
+		MaxTTL: api.Duration(24 * time.Hour), Pool: &api.ProfilePool{Size: 4, MaxAge: api.Duration(time.Hour)}, Price: &api.Price{PerHour: 240_000}}
 	extension := api.Extension{ID: "ext.local", Title: "This machine", Adapter: "local", Handler: "local",
 		Isolation: []sandboxer.Isolation{sandboxer.IsolationGVisor}, Pricing: sandboxer.PricingSelfHosted,
 		Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles},
@@ -84,6 +84,8 @@ func examples() []any {
 		profile,
 		page(profile),
 		page(extension),
+		page(api.Pool{Profile: profile.ID, Extension: "ext.local", Size: 4, Ready: 4, Claimed: 40, Cold: 2}),
+		api.DrainedPool{Profile: profile.ID, Removed: 4},
 		api.Offer{Free: 12, Hosts: []string{"localhost"}, Attrs: map[string]string{"platform": "systrap"}},
 		api.NewKey{Name: "ci", Tenant: "default", Scopes: key.Scopes, TTL: api.Duration(720 * time.Hour)},
 		api.CreatedKey{Token: "sbx_key_k1_0123456789abcdefghjkmnpqrs", Key: key},

@@ -253,7 +253,7 @@ func (o operation) path(id string) string {
 	default:
 		p = strings.Replace(p, "{id}", "nokey", 1)
 	}
-	p = strings.Replace(p, "{port}", "80", 1)
+	p = strings.NewReplacer("{port}", "80", "{profile}", "test").Replace(p)
 	if strings.Contains(p, "/files") && o.body == "" {
 		p += "?path=/workspace"
 	}
@@ -500,6 +500,8 @@ func TestBadInput(t *testing.T) {
 		{"GET", "/v1/events?after=x", "", 400, `query parameter "after": invalid integer`, ""},
 		{"GET", "/v1/profiles/tset", "", 404, `profile "tset" does not exist`, `did you mean "profile.test"?`},
 		{"POST", "/v1/extensions/none/probe", "", 404, `"none"`, ""},
+		{"POST", "/v1/pools/tset/drain", "", 404, `profile "tset" does not exist`, "profile.test"},
+		{"POST", "/v1/pools/paid/drain", "", 400, "profile profile.paid keeps no pool", "sandboxer pool ls"},
 		{"POST", "/v1/keys", `{"name":"x","scopes":[]}`, 400, "scopes: expected array length >= 1", ""},
 		{"POST", "/v1/keys", `{"name":"x","scopes":["root"]}`, 400, `scopes[0]: expected value to be one of "read, write, admin"`, ""},
 		{"DELETE", "/v1/keys/zzzzzzzz", "", 404, `"zzzzzzzz"`, ""},
@@ -1171,6 +1173,9 @@ func TestOperation(t *testing.T) {
 	}
 	if o, err := c.Probe(ctx, "fake"); err != nil || len(o.Hosts) == 0 {
 		t.Errorf("%+v, %v", o, err)
+	}
+	if l, err := c.Pools(ctx); err != nil || l.Items == nil || len(l.Items) != 0 {
+		t.Errorf("%+v, %v", l, err)
 	}
 	for range 2 {
 		if b, err := r.admin.Grant(ctx, api.Grant{Tenant: "acme", Amount: 5_000_000, Key: "g1"}); err != nil || b.Balance != 5_000_000 {

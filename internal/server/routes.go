@@ -103,6 +103,8 @@ func (s *Server) routes() {
 	route(s, op("listExtensions", "GET", "/v1/extensions", read, "catalogue", "List extensions"), s.extensions)
 	route(s, op("probeExtension", "POST", "/v1/extensions/{id}/probe", read, "catalogue", "Ask an extension what it can take now"), s.probe)
 
+	s.poolRoutes()
+
 	o = op("createKey", "POST", "/v1/keys", admin, "keys", "Make an API key; its token is shown this one time")
 	o.DefaultStatus = http.StatusCreated
 	routeJSON(s, o, s.createKey)

@@ -70,6 +70,8 @@ type Manager interface {
 	Profiles(ctx context.Context) []sandboxer.Profile
 	Extensions(ctx context.Context) []sandboxer.ExtensionInfo
 	Probe(ctx context.Context, extension string) (sandboxer.Offer, error)
+	Pools(ctx context.Context) ([]manager.PoolStatus, error)
+	DrainPool(ctx context.Context, profile string) (id string, removed int, _ error)
 
 	Balance(ctx context.Context, tenant string) (sandboxer.Credits, error)
 	Grant(ctx context.Context, tenant string, amount sandboxer.Credits, key, note string) error
