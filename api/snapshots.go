@@ -38,6 +38,8 @@ type ForkSandbox struct {
 	Labels  map[string]string `json:"labels,omitempty"`
 	Env     map[string]string `json:"env,omitempty" doc:"Added to the source's"`
 	MaxCost Credits           `json:"max_cost,omitempty" doc:"Of each"`
+
+	Key string `json:"-"` // header Idempotency-Key; Client.Fork fills it in
 }
 
 // Forked are the copies that a fork made.
@@ -148,9 +150,13 @@ func (c *Client) Resume(ctx context.Context, ref string, r ResumeSandbox) (*Sand
 	return do[*Sandbox](ctx, c, call{method: "POST", path: sandboxPath(ref) + "/resume", body: r})
 }
 
-// Fork makes copies of a running sandbox: all of them, or none and an error.
+// Fork makes copies of a running sandbox: all of them, or none and an error. It is safe
+// to repeat with the same f.Key: one key makes one set of copies.
 func (c *Client) Fork(ctx context.Context, ref string, f ForkSandbox) (*Forked, error) {
-	return do[*Forked](ctx, c, call{method: "POST", path: sandboxPath(ref) + "/fork", body: f})
+	if f.Key == "" {
+		f.Key = rand.Text()
+	}
+	return do[*Forked](ctx, c, call{method: "POST", path: sandboxPath(ref) + "/fork", body: f, again: true, header: http.Header{"Idempotency-Key": {f.Key}}})
 }
 
 // Snapshot saves a running sandbox, which goes on running.

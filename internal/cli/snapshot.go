@@ -562,6 +562,7 @@ type forkOptions struct {
 	refOptions
 	order orderOptions
 	count int
+	key   string
 }
 
 func newCmdFork(f *factory, runF func(context.Context, *forkOptions) error) *cobra.Command {
@@ -590,6 +591,7 @@ func newCmdFork(f *factory, runF func(context.Context, *forkOptions) error) *cob
 	fl.StringArrayVarP(&o.order.env, "env", "e", nil, "environment `NAME=value`, or NAME to pass on yours")
 	fl.StringArrayVar(&o.order.labels, "label", nil, "label `key=value`")
 	fl.StringVar(&o.order.ttl, "ttl", "", "`lifetime` of each: 30m, 1h30m, 2d")
+	fl.StringVar(&o.key, "idempotency-key", "", "one `key` makes one set of copies, however often it is used")
 	fl.StringVar(&o.order.maxCost, "max-cost", "", "refuse if one would cost more `credits` (SANDBOXER_MAX_COST)")
 	return c
 }
@@ -604,7 +606,7 @@ func forkRun(ctx context.Context, o *forkOptions) error {
 		return err
 	}
 	defer s.close()
-	made, err := s.Fork(ctx, o.ref, api.ForkSandbox{Count: o.count, TTL: r.TTL, Labels: r.Labels, Env: r.Env, MaxCost: r.MaxCost})
+	made, err := s.Fork(ctx, o.ref, api.ForkSandbox{Count: o.count, TTL: r.TTL, Labels: r.Labels, Env: r.Env, MaxCost: r.MaxCost, Key: o.key})
 	if err != nil {
 		return err
 	}

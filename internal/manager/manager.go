@@ -87,6 +87,7 @@ type Manager struct {
 	bound    map[string]map[*binding]struct{}              // live streams by API key ID
 	keyUse   map[string]time.Time                          // last uses of API keys not yet stored
 	visits   map[string]map[*Visit]context.CancelCauseFunc // by sandbox ID
+	forks    map[[2]string]*forking                        // in progress, by tenant and idempotency key
 	pins     map[string]int                                // by snapshot ID: uses that a drop must not cut short; -1 while one is being saved or dropped
 
 	acting    map[string]bool        // sandbox IDs the sweep has work queued for
@@ -174,6 +175,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		steps:     map[string]*sandboxer.Event{},
 		bound:     map[string]map[*binding]struct{}{},
 		keyUse:    map[string]time.Time{},
+		forks:     map[[2]string]*forking{},
 		pins:      map[string]int{},
 		acting:    map[string]bool{},
 		mourned:   map[incarnation]bool{},

@@ -6,10 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
-	"runtime"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -31,19 +27,9 @@ type RestoreRequest struct {
 	MaxCost   sandboxer.Credits      `json:"max_cost,omitempty"`
 	Key       string                 `json:"-"` // idempotency key
 	NoWaiting bool                   `json:"-"` // answer as soon as the record is committed
-}
 
-// ForkRequest asks for copies of a running sandbox.
-type ForkRequest struct {
-	Count   int               `json:"count"` // 1 to MaxFork
-	TTL     time.Duration     `json:"ttl_ns,omitempty"`
-	Labels  map[string]string `json:"labels,omitempty"`
-	Env     map[string]string `json:"env,omitempty"`
-	MaxCost sandboxer.Credits `json:"max_cost,omitempty"` // of each
+	fork string // digest of the fork that this is a part of, if it is
 }
-
-// MaxFork bounds the copies of one fork.
-const MaxFork = 100
 
 // Restore makes a sandbox from a sealed snapshot and returns it running. ID, generation,
 // owner, labels, tokens and time to live are its own. It is safe to repeat as Create
@@ -112,7 +98,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 		return nil, sandboxer.E(sandboxer.Internal, err, "the request does not encode")
 	}
 	sum := sha256.Sum256(append([]byte(rec.ID+"\x00"), j...))
-	o.digest = hex.EncodeToString(sum[:])
+	o.digest = cmp.Or(req.fork, hex.EncodeToString(sum[:]))
 	o.tenant = rec.Tenant
 	o.from, o.as = rec, as
 	env, err := m.openAs(snapshotSealName(rec), "snapshot "+rec.ID, rec.SealedEnv)
@@ -222,115 +208,4 @@ func (m *Manager) unarchive(ctx context.Context, b *backend.Backend, sb *sandbox
 		defer r.Close()
 		return b.Unarchive(ctx, sb.Handle, sb.Spec.Workspace, r)
 	})
-}
-
-// Fork makes copies of a running sandbox, which goes on running: all from one
-// snapshot, which is dropped afterwards, a few at a time. Either all are made or none:
-// when one fails, those that were made are destroyed again and the error says how many
-// there were. Kinds: as Snapshot and Create; Exhausted when the extension has no room
-// for all of them.
-func (m *Manager) Fork(ctx context.Context, ref string, req ForkRequest) ([]*sandboxer.Sandbox, error) {
-	if req.Count < 1 || req.Count > MaxFork {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "%d copies: want 1 to %d", req.Count, MaxFork)
-	}
-	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
-	if err != nil {
-		return nil, err
-	}
-	if err := m.checkCapacity(ctx, sb, req.Count); err != nil {
-		return nil, err
-	}
-	rec, err := m.saveAs(ctx, sb, SnapshotRequest{}, sandboxer.ForFork)
-	if err != nil {
-		return nil, err
-	}
-	if err := m.enter(); err != nil {
-		return nil, err
-	}
-	defer m.wg.Done()
-	// A caller who leaves must not leave half a fork behind.
-	bg, cancel := m.within(context.WithoutCancel(ctx))
-	defer cancel(nil)
-	unpin, err := m.pin(bg, rec.ID)
-	if err != nil {
-		return nil, err
-	}
-	made, err := m.copies(bg, ctx, rec, req)
-	unpin()
-	m.dropOwn(bg, rec.ID)
-	return made, err
-}
-
-// copies restores req.Count sandboxes from rec, until the caller leaves.
-func (m *Manager) copies(ctx, caller context.Context, rec *sandboxer.SnapshotRecord, req ForkRequest) ([]*sandboxer.Sandbox, error) {
-	all := make([]*sandboxer.Sandbox, req.Count)
-	var (
-		mu    sync.Mutex
-		first error
-		wg    sync.WaitGroup
-		slots = make(chan struct{}, max(1, runtime.NumCPU()))
-	)
-	failed := func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		if first == nil {
-			first = context.Cause(caller)
-		}
-		return first != nil
-	}
-	for i := range all {
-		slots <- struct{}{}
-		if failed() {
-			break
-		}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			sb, err := m.restoreOne(ctx, rec, RestoreRequest{TTL: req.TTL, Labels: req.Labels, Env: req.Env, MaxCost: req.MaxCost})
-			mu.Lock()
-			defer mu.Unlock()
-			all[i] = sb
-			first = cmp.Or(first, err)
-		})
-	}
-	wg.Wait()
-	if !failed() {
-		return all, nil
-	}
-	all = slices.DeleteFunc(all, func(sb *sandboxer.Sandbox) bool { return sb == nil })
-	left := 0
-	for _, sb := range all {
-		wg.Go(func() {
-			if _, err := m.Destroy(ctx, sb.ID); err != nil {
-				m.log.WarnContext(ctx, "destroy of a copy", "sandbox", sb.ID, "err", err)
-				mu.Lock()
-				left++
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	what := fmt.Sprintf("the %d that were made are destroyed again", len(all))
-	if left > 0 {
-		what = fmt.Sprintf("of the %d that were made, %d are still being destroyed", len(all), left)
-	}
-	answer := sandboxer.E(sandboxer.KindOf(first), first, "%d copies of sandbox %s could not be made, %s: %s", req.Count, rec.SandboxID, what, sandboxer.Message(first))
-	answer.Hint, answer.RetryAfter = sandboxer.HintOf(first), sandboxer.RetryAfterOf(first)
-	return nil, answer
-}
-
-// checkCapacity refuses what the extension says it has no room for.
-func (m *Manager) checkCapacity(ctx context.Context, sb *sandboxer.Sandbox, count int) error {
-	b, err := m.backend(sb.Extension)
-	if err != nil || !b.Can(sandboxer.CanCapacity) {
-		return err
-	}
-	offer, err := b.Capacity(ctx, sb.Host)
-	if err != nil {
-		return err
-	}
-	if offer.Free >= 0 && offer.Free < count {
-		return sandboxer.E(sandboxer.Exhausted, nil, "%s has room for %d more sandboxes, not for %d", sb.Extension, offer.Free, count).
-			WithHint("make fewer copies, or destroy other sandboxes first")
-	}
-	return nil
 }

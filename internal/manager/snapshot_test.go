@@ -3,6 +3,8 @@ package manager
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"maps"
@@ -441,6 +443,101 @@ func TestFork(t *testing.T) {
 	wantErr(t, err, sandboxer.Failed, "destroyed again")
 	if n := len(r.live()); n != 6 {
 		t.Errorf("%d live after a fork that failed; want 6", n)
+	}
+	for _, c := range r.live() {
+		r.destroy(c.ID)
+	}
+	r.clean()
+}
+
+// TestForkAgain repeats a fork: one key makes one set of copies.
+func TestForkAgain(t *testing.T) {
+	r := newVaultRig(t, func(s *setup) { s.fake.Capacity = 12 })
+	sb := r.create(sandboxer.CreateRequest{Key: "used"})
+	req := ForkRequest{Count: 3, Key: "k", Env: map[string]string{"A": "1"}}
+	ids := func(made []*sandboxer.Sandbox) (out []string) {
+		for _, sb := range made {
+			out = append(out, sb.ID)
+		}
+		slices.Sort(out)
+		return out
+	}
+	answers := make([][]string, 4)
+	var wg sync.WaitGroup
+	for i := range answers {
+		wg.Go(func() {
+			made, err := r.Fork(acme, sb.ID, req)
+			if answers[i] = ids(made); err != nil {
+				t.Errorf("fork: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	r.restart()
+	made, err := r.Fork(acme, sb.ID, req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range answers {
+		if len(a) != 3 || !slices.Equal(a, ids(made)) {
+			t.Errorf("one caller has %v, after a restart %v", a, ids(made))
+		}
+	}
+	if n := len(r.live()); n != 4 {
+		t.Errorf("%d live; want 4", n)
+	}
+
+	// The key stands for this request alone.
+	for _, other := range []ForkRequest{{Count: 2, Key: "k", Env: req.Env}, {Count: 3, Key: "k"}, {Count: 3, Key: "used"}} {
+		_, err = r.Fork(acme, sb.ID, other)
+		wantErr(t, err, sandboxer.Conflict, "was used for another request")
+	}
+	_, err = r.Fork(acme, made[0].ID, req)
+	wantErr(t, err, sandboxer.Conflict, "was used for another request")
+	_, err = r.Create(acme, sandboxer.CreateRequest{Profile: "test", Key: "k"})
+	wantErr(t, err, sandboxer.Conflict, "was used for another request")
+	_, err = r.Fork(acme, sb.ID, ForkRequest{Count: 1, Key: "a b"})
+	wantErr(t, err, sandboxer.Invalid, "idempotency key")
+
+	// A caller who leaves and asks again gets the copies of the first request.
+	ctx, leave := context.WithCancel(acme)
+	r.world.Inject(fake.Fault{Verb: fake.VerbRestore, Delay: 200 * time.Millisecond, Times: 1})
+	go func() {
+		eventually(t, "the fork to begin", func() bool { r.mu.Lock(); defer r.mu.Unlock(); return len(r.forks) == 1 })
+		leave()
+	}()
+	_, err = r.Fork(ctx, sb.ID, ForkRequest{Count: 2, Key: "left"})
+	wantErr(t, err, sandboxer.Canceled, "")
+	if again, err := r.Fork(acme, sb.ID, ForkRequest{Count: 2, Key: "left"}); err != nil || len(again) != 2 {
+		t.Errorf("asked again: %d, %v", len(again), err)
+	}
+	if n := len(r.live()); n != 6 {
+		t.Errorf("%d live; want 6", n)
+	}
+
+	// Of one that failed, and of one that was cut short, nothing is left.
+	r.world.Inject(fake.Fault{Verb: fake.VerbRestore, Kind: sandboxer.Failed, Skip: 1, Times: 1})
+	_, err = r.Fork(acme, sb.ID, ForkRequest{Count: 3, Key: "fails"})
+	wantErr(t, err, sandboxer.Failed, "destroyed again")
+	for range 2 {
+		if _, err = r.Fork(acme, sb.ID, ForkRequest{Count: 3, Key: "fails"}); err == nil {
+			t.Error("a fork that failed succeeds under its key")
+		}
+	}
+	k, err := r.store.IdempotencyKey(t.Context(), "acme", "left")
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Key = "cut"
+	sum := sha256.Sum256([]byte("fork\x00" + sb.ID + "\x00" + `{"count":3}`))
+	k.Digest = hex.EncodeToString(sum[:])
+	if err := r.store.Write(t.Context(), sandboxer.Writes{Key: &k}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.Fork(acme, sb.ID, ForkRequest{Count: 3, Key: "cut"})
+	wantErr(t, err, sandboxer.Conflict, "cut short")
+	if n := len(r.live()); n != 5 {
+		t.Errorf("%d live; want 5", n)
 	}
 	for _, c := range r.live() {
 		r.destroy(c.ID)

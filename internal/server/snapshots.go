@@ -71,8 +71,13 @@ func sandboxReply(sb *sandboxer.Sandbox, err error) (*reply[api.Sandbox], error)
 	return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
 }
 
-func (s *Server) fork(ctx context.Context, in *InRef, b api.ForkSandbox) (*reply[api.Forked], error) {
-	sbs, err := s.m.Fork(ctx, in.ID, manager.ForkRequest{Count: b.Count, TTL: b.TTL.Std(), Labels: b.Labels, Env: b.Env, MaxCost: b.MaxCost.Std()})
+type inFork struct {
+	InRef
+	Key string `header:"Idempotency-Key" maxLength:"255" doc:"One key makes one set of copies, however often it is sent; another body under it is a conflict"`
+}
+
+func (s *Server) fork(ctx context.Context, in *inFork, b api.ForkSandbox) (*reply[api.Forked], error) {
+	sbs, err := s.m.Fork(ctx, in.ID, manager.ForkRequest{Count: b.Count, TTL: b.TTL.Std(), Labels: b.Labels, Env: b.Env, MaxCost: b.MaxCost.Std(), Key: in.Key})
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -71,6 +72,16 @@ func TestSnapshotsAndPauses(t *testing.T) {
 	made, err := c.Fork(ctx, sb.ID, api.ForkSandbox{Count: 2})
 	if err != nil || len(made.Items) != 2 {
 		t.Errorf("fork: %+v, %v", made, err)
+	}
+	once, err := c.Fork(ctx, sb.ID, api.ForkSandbox{Count: 1, Key: "copies"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := c.Fork(ctx, sb.ID, api.ForkSandbox{Count: 1, Key: "copies"}); err != nil || again.Items[0].ID != once.Items[0].ID {
+		t.Errorf("the same key: %+v, %v; want %s", again, err, once.Items[0].ID)
+	}
+	if _, err := c.Fork(ctx, sb.ID, api.ForkSandbox{Count: 2, Key: "copies"}); !errors.Is(err, sandboxer.Conflict) {
+		t.Errorf("another fork under the key: %v", err)
 	}
 	_, err = c.Fork(ctx, sb.ID, api.ForkSandbox{Count: 101})
 	fails("a fork of 101", err, sandboxer.Invalid)

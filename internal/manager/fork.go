@@ -1,0 +1,301 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// ForkRequest asks for copies of a running sandbox.
+type ForkRequest struct {
+	Count   int               `json:"count"` // 1 to MaxFork
+	TTL     time.Duration     `json:"ttl_ns,omitempty"`
+	Labels  map[string]string `json:"labels,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	MaxCost sandboxer.Credits `json:"max_cost,omitempty"` // of each
+	Key     string            `json:"-"`                  // idempotency key
+}
+
+// MaxFork bounds the copies of one fork.
+const MaxFork = 100
+
+// forkGrace is how long a fork goes on without anybody who waits for it: a caller whose
+// connection broke asks again.
+const forkGrace = 10 * time.Second
+
+// A forking is a fork with an idempotency key, while it is made.
+type forking struct {
+	digest  string
+	abandon context.CancelCauseFunc
+	waiting int // callers; guarded by Manager.mu
+
+	done chan struct{} // closed when the rest is set
+	made []*sandboxer.Sandbox
+	err  error
+}
+
+// Fork makes copies of a running sandbox, which goes on running: all from one
+// snapshot, which is dropped afterwards, a few at a time. Either all are made or none:
+// when one fails, or the caller leaves, those that were made are destroyed again and the
+// error says how many there were. It is safe to repeat: the same req.Key gives the same
+// copies or a failure for a day, and a fork whose caller left is finished if it is asked
+// for again within forkGrace. Kinds: as Snapshot and Create; Exhausted when the extension
+// has no room for all of them; Conflict also when a fork under the key was cut short by
+// the end of a broker.
+func (m *Manager) Fork(ctx context.Context, ref string, req ForkRequest) ([]*sandboxer.Sandbox, error) {
+	if req.Count < 1 || req.Count > MaxFork {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%d copies: want 1 to %d", req.Count, MaxFork)
+	}
+	if err := checkKey(req.Key); err != nil {
+		return nil, err
+	}
+	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return nil, err
+	}
+	if req.Key == "" {
+		return m.fork(ctx, sb, req, "")
+	}
+	j, err := json.Marshal(req)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "the request does not encode")
+	}
+	sum := sha256.Sum256(append([]byte("fork\x00"+sb.ID+"\x00"), j...))
+	f, err := m.joinFork(ctx, sb, req, hex.EncodeToString(sum[:]))
+	if err != nil {
+		return nil, err
+	}
+	defer m.leaveFork(f)
+	if err := wait(ctx, f.done); err != nil {
+		return nil, err
+	}
+	return f.made, f.err
+}
+
+// joinFork begins the fork that req asks for, or takes part in the one in progress.
+func (m *Manager) joinFork(ctx context.Context, sb *sandboxer.Sandbox, req ForkRequest, digest string) (*forking, error) {
+	if err := m.enter(); err != nil {
+		return nil, err
+	}
+	id := [2]string{sb.Tenant, req.Key}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f := m.forks[id]
+	if f != nil {
+		m.wg.Done()
+		if f.digest != digest {
+			return nil, sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q is used by another fork", req.Key).
+				WithHint("use a new key for a new request")
+		}
+		f.waiting++
+		return f, nil
+	}
+	f = &forking{digest: digest, waiting: 1, done: make(chan struct{})}
+	work, abandon := context.WithCancelCause(context.WithoutCancel(ctx))
+	f.abandon = abandon
+	m.forks[id] = f
+	go func() {
+		defer m.wg.Done()
+		defer abandon(nil)
+		f.made, f.err = m.refork(work, sb, req, digest)
+		m.mu.Lock()
+		delete(m.forks, id)
+		m.mu.Unlock()
+		close(f.done)
+	}()
+	return f, nil
+}
+
+// leaveFork is the end of one caller's wait. Without callers the fork is given up.
+func (m *Manager) leaveFork(f *forking) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if f.waiting--; f.waiting > 0 {
+		return
+	}
+	time.AfterFunc(forkGrace, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if f.waiting == 0 {
+			f.abandon(sandboxer.E(sandboxer.Canceled, nil, "nobody waited for the copies any more"))
+		}
+	})
+}
+
+// forkKey is the idempotency key of copy i; that of the first is the caller's own.
+func forkKey(key string, i int) string {
+	if i == 0 {
+		return key
+	}
+	sum := sha256.Sum256([]byte(key))
+	return fmt.Sprintf("fork:%x:%d", sum[:16], i)
+}
+
+// refork answers with the copies that were made under req's key, or makes them. Of a
+// fork that a former process did not finish, nothing is left: the state that the rest
+// should be copies of is gone.
+func (m *Manager) refork(ctx context.Context, sb *sandboxer.Sandbox, req ForkRequest, digest string) ([]*sandboxer.Sandbox, error) {
+	var found []*sandboxer.Sandbox
+	for i := range req.Count {
+		k, err := m.store.IdempotencyKey(ctx, sb.Tenant, forkKey(req.Key, i))
+		switch {
+		case isKind(err, sandboxer.NotFound) || err == nil && time.Since(k.At) > keepKeys:
+			continue
+		case err != nil:
+			return nil, err
+		case k.Digest != digest:
+			return nil, sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request, which made sandbox %s", req.Key, k.SandboxID).
+				WithHint("use a new key for a new request")
+		}
+		copied, err := m.store.SandboxGeneration(ctx, k.SandboxID, k.Generation)
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, copied)
+	}
+	if len(found) == 0 {
+		return m.fork(ctx, sb, req, digest)
+	}
+	if len(found) < req.Count {
+		m.undo(ctx, found)
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "the fork under the idempotency key %q was cut short, and what it had made is destroyed", req.Key).
+			WithHint("use a new key to fork again")
+	}
+	for i := range found {
+		copied, err := m.replay(ctx, &order{tenant: sb.Tenant, key: forkKey(req.Key, i), digest: digest})
+		if err == nil && copied != nil {
+			found[i] = copied
+			continue
+		}
+		if now, e := m.store.SandboxGeneration(ctx, found[i].ID, found[i].Generation); e == nil && failure(now) != nil {
+			m.undo(ctx, found)
+		}
+		if err == nil {
+			err = errLost
+		}
+		return nil, err
+	}
+	return found, nil
+}
+
+// undo destroys copies and returns how many of them are still there.
+func (m *Manager) undo(ctx context.Context, made []*sandboxer.Sandbox) (left int) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	ctx, cancel := m.within(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	for _, sb := range made {
+		wg.Go(func() {
+			if _, err := m.Destroy(ctx, sb.ID); err != nil {
+				m.log.WarnContext(ctx, "destroy of a copy", "sandbox", sb.ID, "err", err)
+				mu.Lock()
+				left++
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return left
+}
+
+// fork saves sb and makes the copies, until ctx ends.
+func (m *Manager) fork(ctx context.Context, sb *sandboxer.Sandbox, req ForkRequest, digest string) ([]*sandboxer.Sandbox, error) {
+	if err := m.checkCapacity(ctx, sb, req.Count); err != nil {
+		return nil, err
+	}
+	rec, err := m.saveAs(ctx, sb, SnapshotRequest{}, sandboxer.ForFork)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.enter(); err != nil {
+		return nil, err
+	}
+	defer m.wg.Done()
+	// A caller who leaves must not leave half a fork behind.
+	bg, cancel := m.within(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	unpin, err := m.pin(bg, rec.ID)
+	if err != nil {
+		return nil, err
+	}
+	made, err := m.copies(bg, ctx, rec, req, digest)
+	unpin()
+	m.dropOwn(bg, rec.ID)
+	return made, err
+}
+
+// copies restores req.Count sandboxes from rec, until the caller leaves.
+func (m *Manager) copies(ctx, caller context.Context, rec *sandboxer.SnapshotRecord, req ForkRequest, digest string) ([]*sandboxer.Sandbox, error) {
+	all := make([]*sandboxer.Sandbox, req.Count)
+	var (
+		mu    sync.Mutex
+		first error
+		wg    sync.WaitGroup
+		slots = make(chan struct{}, max(1, runtime.NumCPU()))
+	)
+	failed := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if first == nil {
+			first = context.Cause(caller)
+		}
+		return first != nil
+	}
+	for i := range all {
+		slots <- struct{}{}
+		if failed() {
+			break
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			one := RestoreRequest{TTL: req.TTL, Labels: req.Labels, Env: req.Env, MaxCost: req.MaxCost, fork: digest}
+			if req.Key != "" {
+				one.Key = forkKey(req.Key, i)
+			}
+			sb, err := m.restoreOne(ctx, rec, one)
+			mu.Lock()
+			defer mu.Unlock()
+			all[i] = sb
+			first = cmp.Or(first, err)
+		})
+	}
+	wg.Wait()
+	if !failed() {
+		return all, nil
+	}
+	all = slices.DeleteFunc(all, func(sb *sandboxer.Sandbox) bool { return sb == nil })
+	left := m.undo(ctx, all)
+	what := fmt.Sprintf("the %d that were made are destroyed again", len(all))
+	if left > 0 {
+		what = fmt.Sprintf("of the %d that were made, %d are still being destroyed", len(all), left)
+	}
+	answer := sandboxer.E(sandboxer.KindOf(first), first, "%d copies of sandbox %s could not be made, %s: %s", req.Count, rec.SandboxID, what, sandboxer.Message(first))
+	answer.Hint, answer.RetryAfter = sandboxer.HintOf(first), sandboxer.RetryAfterOf(first)
+	return nil, answer
+}
+
+// checkCapacity refuses what the extension says it has no room for.
+func (m *Manager) checkCapacity(ctx context.Context, sb *sandboxer.Sandbox, count int) error {
+	b, err := m.backend(sb.Extension)
+	if err != nil || !b.Can(sandboxer.CanCapacity) {
+		return err
+	}
+	offer, err := b.Capacity(ctx, sb.Host)
+	if err != nil {
+		return err
+	}
+	if offer.Free >= 0 && offer.Free < count {
+		return sandboxer.E(sandboxer.Exhausted, nil, "%s has room for %d more sandboxes, not for %d", sb.Extension, offer.Free, count).
+			WithHint("make fewer copies, or destroy other sandboxes first")
+	}
+	return nil
+}
