@@ -61,14 +61,17 @@ func pulsed(t *testing.T, period time.Duration) (*websocket.Conn, *pulse, <-chan
 }
 
 func TestPulse(t *testing.T) {
-	const period = 20 * time.Millisecond
+	const (
+		period  = 20 * time.Millisecond
+		patient = 20 * period // with who is not to be taken for dead on a busy machine
+	)
 	t.Run("a silent client is dead", func(t *testing.T) {
 		_, _, dead := pulsed(t, period) // it reads nothing, so it answers nothing
 		within(t, 10*time.Second, "noticing it", dead)
 	})
 	t.Run("an idle client that reads lives", func(t *testing.T) {
-		ws, _, dead := pulsed(t, period)
-		ctx, cancel := context.WithTimeout(t.Context(), 20*period)
+		ws, _, dead := pulsed(t, patient)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*patient)
 		defer cancel()
 		ws.Read(ctx)
 		select {
@@ -78,18 +81,18 @@ func TestPulse(t *testing.T) {
 		}
 	})
 	t.Run("a client with output left to read lives", func(t *testing.T) {
-		_, p, dead := pulsed(t, period)
+		_, p, dead := pulsed(t, patient)
 		if err := p.write([]byte("something to read at leisure")); err != nil {
 			t.Fatal(err)
 		}
 		select {
 		case <-dead:
 			t.Error("it was taken for dead")
-		case <-time.After(20 * period):
+		case <-time.After(5 * patient):
 		}
 	})
 	t.Run("a client that sends lives", func(t *testing.T) {
-		ws, _, dead := pulsed(t, 20*period)
+		ws, _, dead := pulsed(t, patient)
 		for range 50 {
 			if err := ws.Write(t.Context(), websocket.MessageBinary, []byte("x")); err != nil {
 				t.Fatal(err)
