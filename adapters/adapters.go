@@ -4,6 +4,7 @@ package adapters
 
 import (
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/composessh"
 	"github.com/sand-boxer/sandboxer/adapters/local"
 	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
 )
@@ -13,6 +14,7 @@ import (
 func All() []sandboxer.Adapter {
 	return []sandboxer.Adapter{
 		local.Adapter,
+		composessh.Adapter,
 		vmpacker.Adapter,
 	}
 }

@@ -28,7 +28,22 @@ need qemu-system-x86_64 qemu-system-x86
 need qemu-img qemu-utils
 need packer packer
 need mke2fs e2fsprogs
+need dockerd docker.io
+need docker-compose docker-compose
+need podman podman
+need podman-compose podman-compose
 [ -x /usr/bin/busybox ] || packages="$packages busybox-static"
+
+# The compose of today is a Go module; its tests call it as a plugin of docker.
+plugin() {
+	out=$(cd "$(dirname "$0")/.." && pwd)/bin/docker-compose
+	[ -x "$out" ] && [ ! "$(dirname "$0")/compose/go.sum" -nt "$out" ] && return
+	command -v go >/dev/null 2>&1 || return 0
+	echo "setup: building docker compose"
+	(cd "$(dirname "$0")/compose" && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$out" github.com/docker/compose/v5/cmd) ||
+		echo "setup: docker compose could not be built" >&2
+}
+plugin
 
 [ -n "$packages" ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then

@@ -16,12 +16,6 @@
 // The directory is made first and removed last: it is the lock, and what a sweep finds.
 // Which host a sandbox was put on is written down here, in placed/<name> of the
 // extension's directory, before the host hears of it.
-//
-// It is not finished and not yet in the table of adapters: its conformance test does not
-// pass as a whole (memory kills of commands, dial, archives), and nobody has cut its
-// connections or filled its disks. What belongs to it besides waits in
-// testdata/to-come: the extension, its profiles, their pages, a script for the callers of
-// make e2e, and the module that builds a current compose.
 package composessh
 
 import (

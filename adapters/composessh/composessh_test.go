@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,8 +21,10 @@ import (
 
 const image = "sandboxer-test-busybox:1"
 
-// engines are what TestMain ends: a private Docker engine, started when it is asked for.
-var engines struct {
+// engines are what TestMain ends: private engines, each started when it is asked for.
+var engines = []*engineHere{{}, {}}
+
+type engineHere struct {
 	once sync.Once
 	dir  string
 	host string
@@ -29,44 +32,121 @@ var engines struct {
 }
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == "broker" {
+		if err := broker(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	code := m.Run()
-	if engines.dir != "" {
-		exec.Command("sh", "../../scripts/dockerd.sh", "stop", engines.dir).Run()
-		os.RemoveAll(engines.dir)
+	for _, e := range engines {
+		if e.dir != "" {
+			exec.Command("sh", "../../scripts/dockerd.sh", "stop", e.dir).Run()
+			os.RemoveAll(e.dir)
+		}
+	}
+	if podmanDir != "" {
+		exec.Command("sh", "-c", `grep -F " $1/" /proc/self/mounts | cut -d' ' -f2 | sort -r | while read -r m; do umount -l "$m"; done`, "sh", podmanDir).Run()
+		os.RemoveAll(podmanDir)
 	}
 	os.Exit(code)
 }
 
-// docker returns the address of an engine that has the test image.
-func docker(t testing.TB) string {
+// docker returns the address of a Docker engine that has the test image.
+func docker(t testing.TB) string { return engines[0].start(t) }
+
+// another is an engine beside that one.
+func another(t testing.TB) string { return engines[1].start(t) }
+
+func (e *engineHere) start(t testing.TB) string {
 	t.Helper()
-	engines.once.Do(func() {
+	e.once.Do(func() {
 		if _, err := exec.LookPath("dockerd"); err != nil || os.Getuid() != 0 {
-			engines.err = fmt.Errorf("a Docker engine needs root and dockerd (scripts/setup.sh installs it)")
+			e.err = fmt.Errorf("a Docker engine needs root and dockerd (scripts/setup.sh installs it)")
 			return
 		}
-		dir, err := os.MkdirTemp("/tmp", "sbd")
-		if err != nil {
-			engines.err = err
+		if e.dir, e.err = os.MkdirTemp("/tmp", "sbd"); e.err != nil {
 			return
 		}
-		engines.dir = dir
-		out, err := exec.Command("sh", "../../scripts/dockerd.sh", "start", dir).Output()
-		if engines.host = strings.TrimSpace(string(out)); err != nil {
-			engines.err = fmt.Errorf("dockerd: %w", err)
+		out, err := exec.Command("sh", "../../scripts/dockerd.sh", "start", e.dir).Output()
+		if e.host = strings.TrimSpace(string(out)); err != nil {
+			e.err = fmt.Errorf("dockerd: %w", err)
 			return
 		}
 		imp := exec.Command("docker", "import", "-", image)
-		imp.Env = append(os.Environ(), "DOCKER_HOST="+engines.host)
+		imp.Env = append(os.Environ(), "DOCKER_HOST="+e.host)
 		imp.Stdin = bytes.NewReader(busyboxTar(t))
 		if out, err := imp.CombinedOutput(); err != nil {
-			engines.err = fmt.Errorf("docker import: %w: %s", err, out)
+			e.err = fmt.Errorf("docker import: %w: %s", err, out)
 		}
 	})
-	if engines.err != nil {
-		t.Skip(engines.err)
+	if e.err != nil {
+		t.Skip(e.err)
 	}
-	return engines.host
+	return "DOCKER_HOST=" + e.host
+}
+
+var (
+	podmanDir  string
+	podmanOnce sync.Once
+)
+
+// podman returns the environment that gives Podman a store of the tests' own, with the
+// test image in it.
+func podman(t testing.TB) []string {
+	t.Helper()
+	for _, p := range []string{"podman", "podman-compose", "runc"} {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Skipf("there is no %s (scripts/setup.sh installs it)", p)
+		}
+	}
+	if os.Getuid() != 0 {
+		t.Skip("the tests' Podman needs root")
+	}
+	var failed error
+	podmanOnce.Do(func() {
+		dir, err := os.MkdirTemp("/tmp", "sbp")
+		if err != nil {
+			t.Fatal(err)
+		}
+		podmanDir = dir
+		files := map[string]string{
+			"storage.conf": fmt.Sprintf("[storage]\ndriver = \"vfs\"\ngraphroot = \"%[1]s/graph\"\nrunroot = \"%[1]s/run\"\n", dir),
+			"containers.conf": fmt.Sprintf(`[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+lock_type = "file"
+tmp_dir = "%[1]s/tmp"
+static_dir = "%[1]s/static"
+volume_path = "%[1]s/volumes"
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
+[network]
+network_config_dir = "%[1]s/net"
+`, dir),
+		}
+		for name, text := range files {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		imp := exec.Command("podman", "import", "-", "localhost/"+image)
+		imp.Env = append(os.Environ(), podmanEnv()...)
+		imp.Stdin = bytes.NewReader(busyboxTar(t))
+		if out, err := imp.CombinedOutput(); err != nil {
+			failed = fmt.Errorf("podman import: %w: %s", err, out)
+		}
+	})
+	if failed != nil {
+		t.Fatal(failed)
+	}
+	return podmanEnv()
+}
+
+func podmanEnv() []string {
+	return []string{"CONTAINERS_CONF=" + podmanDir + "/containers.conf", "CONTAINERS_STORAGE_CONF=" + podmanDir + "/storage.conf"}
 }
 
 // busyboxTar is the root of an image made of this machine's busybox.
@@ -118,33 +198,44 @@ func busyboxTar(t testing.TB) []byte {
 	return b.Bytes()
 }
 
-// A rig is one or more hosts with an engine, and an installation that has them.
+// A rig is one or more hosts with engines, and an installation that has them.
 type rig struct {
 	dir     string // of the extension
 	hosts   string // records
 	servers []*sshtest.Server
-	engine  string
+	program string     // docker or podman
+	engines [][]string // environments in which the program reaches them
 	compose string
 	cfg     Config
 }
 
+// newRig starts hosts that share an engine.
 func newRig(t testing.TB, compose string, hosts int) *rig {
 	t.Helper()
-	r := &rig{dir: t.TempDir(), hosts: t.TempDir(), compose: compose, engine: docker(t)}
-	for i := range hosts {
-		r.addHost(t, fmt.Sprintf("host-%d", i+1), nil)
+	r := &rig{dir: t.TempDir(), hosts: t.TempDir(), compose: compose, program: "docker", cfg: defaults}
+	var env []string
+	if compose == "podman-compose" {
+		r.program, env = "podman", podman(t)
+	} else if hosts > 0 {
+		env = []string{docker(t)}
 	}
-	r.cfg = defaults
-	r.cfg.ComposeCmd, r.cfg.Engine, r.cfg.SSHConfig, r.cfg.Capacity = compose, r.engine, "none", 60
+	for i := range hosts {
+		r.addHost(t, fmt.Sprintf("host-%d", i+1), env...)
+	}
+	r.cfg.ComposeCmd, r.cfg.SSHConfig, r.cfg.Capacity = compose, "none", 60
 	if err := r.cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func (r *rig) addHost(t testing.TB, name string, relay *sshtest.Relay) *sshtest.Server {
+// addHost starts a host whose commands have that environment.
+func (r *rig) addHost(t testing.TB, name string, env ...string) *sshtest.Server {
 	t.Helper()
-	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	if !slices.ContainsFunc(r.engines, func(e []string) bool { return slices.Equal(e, env) }) {
+		r.engines = append(r.engines, env)
+	}
+	s := sshtest.Start(t, sshtest.Options{Silent: true, Env: env})
 	if r.compose == "docker compose" {
 		plugin, err := filepath.Abs("../../bin/docker-compose")
 		if err != nil {
@@ -182,14 +273,16 @@ func (r *rig) open(t testing.TB, owner string) *engine {
 	return ext.(*engine)
 }
 
-// docker runs the engine's program on this machine, which is every host of the rig.
-func (r *rig) docker(t testing.TB, args ...string) string {
+// engine runs an engine's program on this machine, which is every host of the rig.
+func (r *rig) engine(t testing.TB, env []string, args ...string) string {
 	t.Helper()
-	cmd := exec.Command("docker", args...)
-	cmd.Env = append(os.Environ(), "DOCKER_HOST="+r.engine)
-	out, err := cmd.CombinedOutput()
+	cmd := exec.Command(r.program, args...)
+	cmd.Env = append(os.Environ(), env...)
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("docker %q: %v: %s", args, err, out)
+		t.Fatalf("%s %q: %v: %s", r.program, args, err, &errs)
 	}
 	return strings.TrimSpace(string(out))
 }
@@ -198,12 +291,20 @@ func (r *rig) docker(t testing.TB, args ...string) string {
 func (r *rig) remains(t testing.TB, owner string) (out []string) {
 	t.Helper()
 	f := "label=dev.sandboxer.owner=" + owner
-	for what, args := range map[string][]string{
-		"container": {"ps", "-aq", "--filter", f}, "network": {"network", "ls", "-q", "--filter", f},
-		"volume": {"volume", "ls", "-q", "--filter", f}, "image": {"images", "-q", "--filter", f},
-	} {
-		for id := range strings.FieldsSeq(r.docker(t, args...)) {
-			out = append(out, what+" "+id)
+	for _, env := range r.engines {
+		for what, args := range map[string][]string{
+			"container": {"ps", "-aq", "--filter", f}, "network": {"network", "ls", "-q", "--filter", f},
+			"volume": {"volume", "ls", "-q", "--filter", f}, "image": {"images", "-q", "--filter", f},
+		} {
+			for id := range strings.FieldsSeq(r.engine(t, env, args...)) {
+				out = append(out, what+" "+id)
+			}
+		}
+		// And what compose made without our labels.
+		for id := range strings.FieldsSeq(r.engine(t, env, "network", "ls", "--format", "{{.Name}}")) {
+			if strings.HasPrefix(id, "sbx-"+owner+"-") {
+				out = append(out, "network "+id)
+			}
 		}
 	}
 	for _, s := range r.servers {
@@ -238,38 +339,50 @@ const single = `services:
   main:
     image: ` + image + `
     command: [sleep, "86400"]
-    healthcheck: {test: ["CMD", "true"], interval: 200ms}
     working_dir: /work
     volumes: [".:/work"]
 `
 
-func TestConformance(t *testing.T) {
-	if os.Getenv("SANDBOXER_TEST_COMPOSE") == "" {
-		t.Skip("the adapter is not finished; SANDBOXER_TEST_COMPOSE=1 runs what there is")
+// current is the compose program that the tests run with: today's, if it was built.
+func current(t testing.TB) string {
+	t.Helper()
+	if c := os.Getenv("SANDBOXER_TEST_COMPOSE"); c != "" {
+		return c
 	}
-	for _, compose := range []string{"docker compose", "docker-compose"} {
-		t.Run(strings.ReplaceAll(compose, " ", "-"), func(t *testing.T) {
-			r := newRig(t, compose, 1)
-			extensiontest.Run(t, extensiontest.Harness{
-				Open:     func(t *testing.T) sandboxer.Extension { return r.open(t, "conf") },
-				Stranger: func(t *testing.T) sandboxer.Extension { return r.open(t, "stranger") },
-				Spec:     sandboxer.Spec{Owner: "conf", Inputs: map[string]string{"repo": repo(t, single, map[string]string{".sandboxerignore": "/compose.yaml\n/.sandboxerignore\n"})}},
-				Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
-					sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats},
-				Enforces: []extensiontest.Feature{extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs},
-				Settle:   2 * time.Second,
-				Kill: func(t *testing.T, h sandboxer.Handle) {
-					for id := range strings.FieldsSeq(r.docker(t, "ps", "-aq", "--filter", "label="+labelName+"="+h.Ref)) {
-						r.docker(t, "rm", "-f", id)
-					}
-				},
-				Listen: func(port int) []string {
-					return []string{"/bin/echoer", fmt.Sprintf("127.0.0.1:%d", port)}
-				},
-			})
-			if left := r.remains(t, "conf"); len(left) > 0 {
-				t.Errorf("left behind: %q", left)
-			}
-		})
+	if _, err := os.Stat("../../bin/docker-compose"); err == nil {
+		return "docker compose"
+	}
+	return "docker-compose"
+}
+
+// The suite runs with one compose program, which the environment may choose;
+// TestFlavours is about what differs.
+func TestConformance(t *testing.T) {
+	r := newRig(t, current(t), 1)
+	open := func(owner string) func(t *testing.T) sandboxer.Extension {
+		return func(t *testing.T) sandboxer.Extension {
+			e := r.open(t, owner)
+			e.settle = -time.Second // how long services must have run is TestFlavours' business
+			return e
+		}
+	}
+	extensiontest.Run(t, extensiontest.Harness{
+		Open:     open("conf"),
+		Stranger: open("stranger"),
+		Spec:     sandboxer.Spec{Owner: "conf", Inputs: map[string]string{"repo": repo(t, single, map[string]string{".sandboxerignore": "/compose.yaml\n/.sandboxerignore\n"})}},
+		Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
+			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats},
+		Enforces: []extensiontest.Feature{extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs},
+		Settle:   2 * time.Second,
+		Kill: func(t *testing.T, h sandboxer.Handle) {
+			env := r.engines[0]
+			r.engine(t, env, append([]string{"rm", "-f"}, strings.Fields(r.engine(t, env, "ps", "-aq", "--filter", "label="+labelName+"="+h.Ref))...)...)
+		},
+		Listen: func(port int) []string {
+			return []string{"/bin/echoer", fmt.Sprintf("127.0.0.1:%d", port)}
+		},
+	})
+	if left := r.remains(t, "conf"); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
 	}
 }

@@ -25,6 +25,7 @@ type engine struct {
 	cfg      Config
 	pool     *sshrun.Pool
 	registry *sshrun.Registry
+	settle   time.Duration // settled, but in tests
 
 	mu    sync.Mutex
 	known map[string]*known            // by host
@@ -61,7 +62,7 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 		return nil, err
 	}
 	return &engine{
-		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts),
+		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled,
 		known: map[string]*known{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{},
 	}, nil
 }
@@ -303,7 +304,8 @@ const inventory = `
 cd -- "$1" || exit
 for d in "sbx-$2-"*; do [ ! -d "$d" ] || echo "$d"; done
 f="label=dev.sandboxer.owner=$2"
-"$3" ps -a --filter "$f" --format '{{.Label "dev.sandboxer.name"}}' || exit
+case $3 in podman) n='{{index .Labels "dev.sandboxer.name"}}';; *) n='{{.Label "dev.sandboxer.name"}}';; esac
+"$3" ps -a --filter "$f" --format "$n" || exit
 "$3" volume ls -q --filter "$f" >.volumes.$$ || { rm -f .volumes.$$; exit 1; }
 [ ! -s .volumes.$$ ] || xargs "$3" volume inspect --format '{{index .Labels "dev.sandboxer.name"}}' <.volumes.$$ 2>/dev/null
 "$3" network ls -q --filter "$f" >.volumes.$$ || { rm -f .volumes.$$; exit 1; }

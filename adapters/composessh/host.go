@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -32,6 +33,10 @@ type known struct {
 	socket  string   // of the engine, if it has one that is known
 	slots   chan struct{}
 }
+
+// podmanCompose reports whether the compose program is podman-compose, which passes on
+// less than the others.
+func (k *known) podmanCompose() bool { return path.Base(k.compose[0]) == "podman-compose" }
 
 // detect tells of a host what known holds. $1: root. $2…: the compose program, if it is
 // fixed.
@@ -221,7 +226,7 @@ func (e *engine) failed(h *host, what, said string, secret map[string]string) er
 	text := oneLine(said)
 	cause := errors.New(text)
 	switch {
-	case says("no space left on device", "disk quota exceeded"):
+	case says("no space left on device", "disk quota exceeded", "wrote only "): // as the kernel says it, and as tar does
 		return sandboxer.E(sandboxer.Exhausted, cause, "the disk of host %s is full", h.Name()).
 			WithHint("make room there (docker system prune), or drain it: sandboxer host drain %s", h.Name())
 	case says("cannot connect to the docker daemon", "is the docker daemon running", "connection refused", "error while fetching server api version", "permission denied while trying to connect", "cannot connect to podman"):

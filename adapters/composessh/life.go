@@ -21,8 +21,9 @@ type unit struct {
 	ID     string `json:"Id"`
 	Name   string
 	Config struct {
-		Labels map[string]string
-		Env    []string
+		Labels      map[string]string
+		Env         []string
+		Healthcheck *struct{ Interval time.Duration }
 	}
 	State struct {
 		Status    string
@@ -99,7 +100,7 @@ func (e *engine) see(ctx context.Context, h *host, name string) (*sight, error) 
 const settled = 2 * time.Second
 
 // judge says whether what was seen is ready, and if not whether it can still become so.
-func (m *meta) judge(s *sight) (ready bool, wait time.Duration, err error) {
+func (m *meta) judge(s *sight, settle time.Duration) (ready bool, wait time.Duration, err error) {
 	ready = true
 	for _, want := range m.Services {
 		count := 0
@@ -129,7 +130,7 @@ func (m *meta) judge(s *sight) (ready bool, wait time.Duration, err error) {
 				ready = false
 			case health == "healthy":
 			default:
-				if left := settled - s.at.Sub(u.State.StartedAt); left > 0 {
+				if left := settle - s.at.Sub(u.State.StartedAt); left > 0 {
 					ready, wait = false, max(wait, left)
 				}
 			}
@@ -159,6 +160,7 @@ func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer
 	}
 	var last *sight
 	missing := 0
+	checked := map[string]time.Time{}
 	for {
 		s, err := e.see(ctx, ho, m.Name)
 		if err != nil {
@@ -174,12 +176,15 @@ func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer
 		} else {
 			missing = 0
 		}
-		ready, wait, err := m.judge(s)
+		ready, wait, err := m.judge(s, e.settle)
 		if err != nil {
 			return r, e.explain(ctx, ho, s, err)
 		}
 		if ready && same(last, s) {
 			return e.reach(ho, m), nil
+		}
+		if err := e.check(ctx, ho, s, checked); err != nil {
+			return r, err
 		}
 		last = nil
 		if ready {
@@ -188,9 +193,30 @@ func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer
 		select {
 		case <-ctx.Done():
 			return r, ctx.Err()
-		case <-time.After(min(max(wait, 100*time.Millisecond), time.Second)):
+		case <-time.After(min(max(wait, 150*time.Millisecond), time.Second)):
 		}
 	}
+}
+
+// check has Podman look at the health of the services that are due: it does so by itself
+// only where systemd runs its timers. checked is when each was looked at last.
+func (e *engine) check(ctx context.Context, h *host, s *sight, checked map[string]time.Time) error {
+	if h.known.engine != "podman" {
+		return nil
+	}
+	var due []string
+	for i := range s.units {
+		u := &s.units[i]
+		if u.State.Running && u.health() == "starting" && u.Config.Healthcheck != nil && time.Since(checked[u.ID]) >= u.Config.Healthcheck.Interval {
+			checked[u.ID] = time.Now()
+			due = append(due, u.ID)
+		}
+	}
+	if len(due) == 0 {
+		return nil
+	}
+	_, err := e.script(ctx, h, nil, nil, `[ ! -d /run/systemd/system ] || exit 0; for i; do podman healthcheck run "$i" >/dev/null 2>&1; done; exit 0`, due...)
+	return err
 }
 
 // explain adds to the failure of a service what it said last, without what its
@@ -252,27 +278,26 @@ func (e *engine) reach(h *host, m *meta) sandboxer.Reachability {
 	return r
 }
 
-// removeObjects removes, with the engine $1, everything of the sandbox $2, by label and
-// by the name of the project, until a look finds nothing.
+// removeObjects removes, with the engine $1, everything of the sandbox $2, by the name of
+// the project and by label in turn, until one look after the last removal finds nothing:
+// each alone finds all that compose made of the file.
 const removeObjects = `
 e=$1 n=$2
-for try in 1 2 3 4 5; do
+case $e in podman) project=io.podman.compose.project;; *) project=com.docker.compose.project;; esac
+by=$project=$n
+for try in 1 2 3 4 5 6; do
 	some=
-	for label in "dev.sandboxer.name=$n" "com.docker.compose.project=$n" "io.podman.compose.project=$n"; do
-		ids=$("$e" ps -aq --no-trunc --filter "label=$label") || exit
-		[ -z "$ids" ] || { some=1; "$e" rm -f -v $ids >/dev/null 2>.err.$$ || { cat .err.$$ >&2; }; }
-	done
+	ids=$("$e" ps -aq --no-trunc --filter "label=$by") || exit
+	[ -z "$ids" ] || { some=1; { [ "$e" = podman ] && podman rm -f -v -t 0 $ids >/dev/null 2>&1; } || "$e" rm -f -v $ids >/dev/null; }
 	if [ "$e" = podman ] && podman pod exists "pod_$n" 2>/dev/null; then some=1; podman pod rm -f "pod_$n" >/dev/null; fi
-	for label in "dev.sandboxer.name=$n" "com.docker.compose.project=$n" "io.podman.compose.project=$n"; do
-		ids=$("$e" network ls -q --filter "label=$label") || exit
-		[ -z "$ids" ] || { some=1; "$e" network rm $ids >/dev/null; }
-		ids=$("$e" volume ls -q --filter "label=$label") || exit
-		[ -z "$ids" ] || { some=1; "$e" volume rm -f $ids >/dev/null; }
-	done
-	[ -n "$some" ] || break
-	[ $try -lt 3 ] || sleep 0.2 2>/dev/null || sleep 1
+	ids=$("$e" network ls -q --filter "label=$by") || exit
+	[ -z "$ids" ] || { some=1; "$e" network rm $ids >/dev/null; }
+	ids=$("$e" volume ls -q --filter "label=$by") || exit
+	[ -z "$ids" ] || { some=1; "$e" volume rm -f $ids >/dev/null; }
+	[ -n "$some" ] || [ $try = 1 ] || break
+	case $by in $project=*) by=dev.sandboxer.name=$n;; *) by=$project=$n;; esac
+	[ $try -lt 4 ] || sleep 0.2 2>/dev/null || sleep 1
 done
-rm -f .err.$$
 [ -z "$some" ] || { echo "something of $n would not go" >&2; exit 1; }
 ids=$("$e" images -q --filter "label=dev.sandboxer.name=$n") || exit
 [ -z "$ids" ] || "$e" rmi -f $ids >/dev/null 2>&1

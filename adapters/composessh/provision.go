@@ -97,7 +97,7 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no service %q", project.File, p.meta.Service)
 	}
 	// What the services ask for is compared with the limits by rendering.
-	if _, err := p.render("/x", nil); err != nil {
+	if _, err := p.project.Render(p.rendering("/x", nil, false)); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -122,17 +122,26 @@ func (p *plan) labels() map[string]string {
 
 func (p *plan) image(service string) string { return strings.ToLower(p.name + "-" + service) }
 
-func (p *plan) render(dir string, subnets []netip.Prefix) ([]byte, error) {
+func (p *plan) rendering(dir string, subnets []netip.Prefix, podman bool) composefile.Rendering {
 	nets := map[string]string{}
 	for i, n := range p.project.Networks {
 		if i < len(subnets) {
 			nets[n] = subnets[i].String()
 		}
 	}
-	return p.project.Render(composefile.Rendering{
-		Dir: dir, Labels: p.labels(), ServiceLabel: labelService, Env: p.spec.Env, Subnets: nets,
+	return composefile.Rendering{
+		Dir: dir, Labels: p.labels(), ServiceLabel: labelService, Env: p.spec.Env, Subnets: nets, Podman: podman,
 		Sealed: p.spec.Network.Mode != sandboxer.NetworkPublic, Limits: p.spec.Limits, ImageOf: p.image, StopAfter: 10 * time.Second,
-	})
+	}
+}
+
+// fits refuses what the compose program of h would drop.
+func (p *plan) fits(h *host) error {
+	if !h.known.podmanCompose() {
+		return nil
+	}
+	_, err := p.project.Render(p.rendering("/x", nil, true))
+	return err
 }
 
 // begin makes the directory of sandbox $2 below $1, which is the lock, if at most $3
@@ -235,6 +244,9 @@ func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
 			return nil, sandboxer.E(sandboxer.Exhausted, nil, "no host of %s has room for another sandbox", e.env.Extension)
 		}
 	}
+	if err := p.fits(best); err != nil {
+		return nil, err
+	}
 	return best, e.place(p.name, best.Name())
 }
 
@@ -250,6 +262,9 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, try int) error {
 	}
 	env := map[string]string{"SANDBOXER_SANDBOX": p.name}
 	dir := path.Join(h.known.root, p.name)
+	if h.known.podmanCompose() && p.project.Waits() {
+		p.meta.Notes = append(slices.Clone(p.project.Notes), "podman-compose starts services in order, without waiting for the conditions of depends_on")
+	}
 	data, err := json.Marshal(p.meta)
 	if err != nil {
 		return err
@@ -306,12 +321,17 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, try int) error {
 		}
 		return err
 	}
-	for _, f := range p.project.Files {
+	r := p.rendering(dir, subnets, h.known.podmanCompose())
+	files := p.project.Files
+	if r.Podman {
+		files = append(slices.Clone(files), p.project.EnvFiles(r)...)
+	}
+	for _, f := range files {
 		if err := h.WriteFile(ctx, path.Join(dir, "files", f.Name), f.Mode, bytes.NewReader(f.Content)); err != nil {
 			return err
 		}
 	}
-	text, err := p.render(dir, subnets)
+	text, err := p.project.Render(r)
 	if err != nil {
 		return err
 	}
@@ -442,7 +462,7 @@ func (w *progress) Write(p []byte) (int, error) {
 func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string, numbers []string) error {
 	dir := path.Join(h.known.root, p.name)
 	args := append(slices.Clone(h.known.compose), "-p", p.name, "-f", path.Join(dir, "compose.yaml"))
-	if path.Base(h.known.compose[0]) != "podman-compose" {
+	if !h.known.podmanCompose() {
 		args = append(args, "--project-directory", dir)
 	}
 	args = append(args, "up", "-d")

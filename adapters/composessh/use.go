@@ -64,6 +64,16 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 		return sandboxer.Exit{}, gone(h)
 	}
 	exit, err := e.exec(ctx, ho, m, m.Service, cmd)
+	// A sandbox that has all its processes may have one less soon. Nothing ran yet, and no
+	// input was taken.
+	for end := time.Now().Add(5 * time.Second); sandboxer.KindOf(err) == sandboxer.Exhausted && cmd.Stdin == nil && cmd.TTY == nil && time.Now().Before(end); {
+		select {
+		case <-ctx.Done():
+			return exit, ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+		exit, err = e.exec(ctx, ho, m, m.Service, cmd)
+	}
 	if err != nil && errors.Is(err, errStale) { // what was known of it is not so any more
 		e.drop(m.Name)
 		if ho, m, err = e.find(ctx, h); err == nil && m.Name != "" {
@@ -201,7 +211,8 @@ while IFS=: read -r n c g; do
 	,,) sed -n 's/^oom_kill //p' "/sys/fs/cgroup$g/memory.events" 2>/dev/null;;
 	*,memory,*) sed -n 's/^oom_kill //p' "/sys/fs/cgroup/memory$g/memory.oom_control" 2>/dev/null;;
 	esac
-done <"/proc/$p/cgroup"`
+done <"/proc/$p/cgroup"
+exit 0`
 
 // killedForMemory reports whether more processes of a container were killed for memory
 // than when it was asked last.
@@ -281,7 +292,7 @@ func verdict(exit sandboxer.Exit, said, dir, user string) (sandboxer.Exit, error
 		return sandboxer.Exit{Code: 127}, nil
 	case oci && has("permission denied", "is a directory", "exec format error", "not a directory"):
 		return sandboxer.Exit{Code: 126}, nil
-	case oci && has("resource temporarily unavailable", "cannot fork", "try again"):
+	case oci && has("resource temporarily unavailable", "cannot fork", "try again", "read init-p", "errno 11", "newosproc"):
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.Exhausted, errors.New(said), "the sandbox has no process left to start a command with")
 	case oci && has("procready", "broken pipe", "unexpected eof", "cannot allocate", "cgroup"):
 		return sandboxer.Exit{}, errStale // it ended just then
@@ -657,8 +668,17 @@ func (e *engine) pauses(ctx context.Context, h sandboxer.Handle, from, verb stri
 	return err
 }
 
-// listeners prints who listens in the network of process $1, as /proc has it.
-const listeners = `cat "/proc/$1/net/tcp" "/proc/$1/net/tcp6" 2>/dev/null; exit 0`
+// listeners prints which of the addresses $2… are on a network of the host itself (what
+// has that address elsewhere is somebody else), and who listens in the network of process
+// $1, as /proc has it.
+const listeners = `
+p=$1; shift
+for a; do
+	r=$(ip route get "$a" 2>/dev/null) || continue
+	case $r in ""|*" via "*) ;; *) echo "near $a";; esac
+done
+cat "/proc/$p/net/tcp" "/proc/$p/net/tcp6" 2>/dev/null
+exit 0`
 
 // Dial implements sandboxer.Dialer. A port that the file publishes is the one inside;
 // any other belongs to the default service.
@@ -684,7 +704,8 @@ func (e *engine) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Co
 		return nil, nobody
 	}
 	u := &s.units[at]
-	out, err := e.script(ctx, ho, nil, nil, listeners, strconv.Itoa(u.State.Pid))
+	addrs, published := u.addrs(target)
+	out, err := e.script(ctx, ho, nil, nil, listeners, append([]string{strconv.Itoa(u.State.Pid)}, addrs...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -694,7 +715,16 @@ func (e *engine) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Co
 	}
 	var failed error = nobody
 	if !known || wide {
-		for _, addr := range u.addrs(target) {
+		var ways []string
+		for _, a := range addrs {
+			if strings.Contains(out, "near "+a+"\n") {
+				ways = append(ways, net.JoinHostPort(a, strconv.Itoa(target)))
+			}
+		}
+		if ho.known.engine != "podman" {
+			ways = append(ways, published...)
+		}
+		for _, addr := range ways {
 			c, err := ho.Dial(ctx, "tcp", addr)
 			if err == nil {
 				return c, nil
@@ -705,29 +735,37 @@ func (e *engine) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Co
 			failed = err
 		}
 	}
-	if known || !wide {
-		return e.dialInside(ctx, ho, u.ID, target)
+	c, err := e.dialInside(ctx, ho, u.ID, target)
+	if err == nil || sandboxer.KindOf(err) != sandboxer.Unavailable || ctx.Err() != nil || !wide {
+		return c, err
 	}
-	return nil, sandboxer.E(sandboxer.Unavailable, failed, "port %d of the service %s cannot be reached", target, service)
-}
-
-// addrs are where the host reaches a port of the container.
-func (u *unit) addrs(port int) (addrs []string) {
-	for _, n := range u.NetworkSettings.Networks {
-		if n.IPAddress != "" {
-			addrs = append(addrs, net.JoinHostPort(n.IPAddress, strconv.Itoa(port)))
+	// Podman holds a published port also where nothing leads from it into the sandbox.
+	for _, addr := range published {
+		if c, err := ho.Dial(ctx, "tcp", addr); err == nil {
+			return c, nil
 		}
 	}
-	slices.Sort(addrs)
-	if len(addrs) == 0 && u.NetworkSettings.IPAddress != "" {
-		addrs = append(addrs, net.JoinHostPort(u.NetworkSettings.IPAddress, strconv.Itoa(port)))
+	return nil, sandboxer.E(sandboxer.Unavailable, errors.Join(failed, err), "port %d of the service %s cannot be reached", target, service).
+		WithHint("an image with nc is reached in any case")
+}
+
+// addrs are the container's own addresses, and where the host has a port of it published.
+func (u *unit) addrs(port int) (own, published []string) {
+	for _, n := range u.NetworkSettings.Networks {
+		if n.IPAddress != "" {
+			own = append(own, n.IPAddress)
+		}
+	}
+	slices.Sort(own)
+	if len(own) == 0 && u.NetworkSettings.IPAddress != "" {
+		own = append(own, u.NetworkSettings.IPAddress)
 	}
 	for _, p := range u.NetworkSettings.Ports[strconv.Itoa(port)+"/tcp"] {
 		if p.HostPort != "" {
-			addrs = append(addrs, net.JoinHostPort("127.0.0.1", p.HostPort))
+			published = append(published, net.JoinHostPort("127.0.0.1", p.HostPort))
 		}
 	}
-	return addrs
+	return own, published
 }
 
 // target says which port of which service is meant: one that the file publishes under
@@ -790,7 +828,7 @@ func (e *engine) dialInside(ctx context.Context, h *host, id string, port int) (
 	}
 	tool := strings.Fields(out)
 	if len(tool) == 0 || tool[0] == "none" || !path.IsAbs(tool[0]) && tool[0] != "nc" {
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "port %d is open on the loopback of the service only, and its image has no nc to reach it", port).
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "port %d is not open to the host, and the service's image has no nc to reach it from within", port).
 			WithHint("have the service listen on 0.0.0.0, which its sandbox keeps to itself")
 	}
 	args := []string{h.known.engine, "exec", "-i", id, tool[0]}

@@ -111,6 +111,18 @@ type File struct {
 	Content []byte
 }
 
+// Waits reports whether a service is to be started only once another is healthy or done.
+func (p *Project) Waits() bool {
+	for _, s := range p.model.Services {
+		for _, d := range s.DependsOn {
+			if d.Condition != "" && d.Condition != types.ServiceConditionStarted {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // Load reads the compose file of the directory dir. Invalid: there is none, it cannot
 // be read, or it asks for what is not given; each finding is a line of the message, with
 // file and line.

@@ -27,10 +27,87 @@ type Rendering struct {
 	Limits       sandboxer.Limits  // of all services together; zero fields set none
 	ImageOf      func(service string) string
 	StopAfter    time.Duration // longest time that a service is given to end
+	// Podman has the file written for podman-compose: what that would drop is refused, and
+	// what it would say in a list of processes is put into EnvFiles.
+	Podman bool
+}
+
+// podmanDrops are keys of a service that podman-compose 1.0 reads over.
+var podmanDrops = []string{"cpu_shares", "dns", "dns_opt", "dns_search", "domainname", "group_add", "ipc", "links", "network_mode", "pids_limit", "platform", "scale"}
+
+// forPodman changes what podman-compose would get wrong in a service, or refuses it.
+func (p *Project) forPodman(out map[string]any, name string, r Rendering) error {
+	for _, key := range podmanDrops {
+		if _, there := out[key]; there {
+			return sandboxer.E(sandboxer.Unsupported, nil, "%s: services.%s.%s: podman-compose does not pass it on", p.File, name, key).
+				WithHint("leave it out (limits of processes too), or use a host with docker compose")
+		}
+	}
+	nets, _ := out["networks"].(map[string]any)
+	for n, one := range nets {
+		if len(one.(map[string]any)) > 0 {
+			return sandboxer.E(sandboxer.Unsupported, nil, "%s: services.%s.networks.%s: podman-compose does not pass aliases on", p.File, name, n).
+				WithHint("call services by their names, or use a host with docker compose")
+		}
+	}
+	if len(nets) > 0 {
+		out["networks"] = slices.Sorted(maps.Keys(nets)) // as a mapping it is misread
+	}
+	if env, ok := out["environment"].(map[string]string); ok {
+		for k, v := range env {
+			if strings.ContainsAny(v, "\r\n") {
+				return sandboxer.E(sandboxer.Unsupported, nil, "%s: services.%s: podman-compose cannot pass on the variable %s, which has several lines", p.File, name, k).
+					WithHint("write it to a file of the workspace, or use a host with docker compose")
+			}
+		}
+		delete(out, "environment")
+		out["env_file"] = path.Join(r.Dir, "files", EnvFile(name))
+	}
+	delete(out, "logging") // its options are others
+	if check, ok := out["healthcheck"].(map[string]any); ok {
+		if test, ok := check["test"].([]string); ok && len(test) > 1 && test[0] == "CMD" {
+			words := make([]string, len(test)-1)
+			for i, w := range test[1:] {
+				words[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+			}
+			check["test"] = []string{"CMD-SHELL", strings.Join(words, " ")}
+		}
+	}
+	return nil
+}
+
+// EnvFile is the name of the file with the environment of a service.
+func EnvFile(service string) string { return "env-" + service }
+
+// EnvFiles are the environments that a file for podman-compose refers to.
+func (p *Project) EnvFiles(r Rendering) (files []File) {
+	for _, s := range p.Services {
+		var b strings.Builder
+		env := environment(p.model.Services[s.Name], r)
+		for _, k := range slices.Sorted(maps.Keys(env)) {
+			b.WriteString(k + "=" + env[k] + "\n")
+		}
+		if b.Len() > 0 {
+			files = append(files, File{Name: EnvFile(s.Name), Mode: 0o600, Content: []byte(b.String())})
+		}
+	}
+	return files
+}
+
+// environment is what a service gets.
+func environment(s types.ServiceConfig, r Rendering) map[string]string {
+	env := map[string]string{}
+	for k, v := range s.Environment {
+		if v != nil {
+			env[k] = *v
+		}
+	}
+	maps.Copy(env, r.Env)
+	return env
 }
 
 // Render writes the file for the host. Invalid: the services' own limits are more than
-// there is.
+// there is. Unsupported: podman-compose would drop something.
 func (p *Project) Render(r Rendering) ([]byte, error) {
 	share, err := p.share(r.Limits)
 	if err != nil {
@@ -38,7 +115,13 @@ func (p *Project) Render(r Rendering) ([]byte, error) {
 	}
 	services := map[string]any{}
 	for _, s := range p.Services {
-		services[s.Name] = p.renderService(p.model.Services[s.Name], s, r, share[s.Name])
+		one := p.renderService(p.model.Services[s.Name], s, r, share[s.Name])
+		if r.Podman {
+			if err := p.forPodman(one, s.Name, r); err != nil {
+				return nil, err
+			}
+		}
+		services[s.Name] = one
 	}
 	networks := map[string]any{}
 	for _, name := range p.Networks {
@@ -237,14 +320,7 @@ func (p *Project) renderService(s types.ServiceConfig, info Service, r Rendering
 		grace = min(grace, time.Duration(*s.StopGracePeriod))
 	}
 	out["stop_grace_period"] = grace.String()
-	env := map[string]string{}
-	for k, v := range s.Environment {
-		if v != nil {
-			env[k] = *v
-		}
-	}
-	maps.Copy(env, r.Env)
-	if len(env) > 0 {
+	if env := environment(s, r); len(env) > 0 {
 		out["environment"] = env
 	}
 	if len(s.Ulimits) > 0 {

@@ -31,6 +31,8 @@ type Options struct {
 	// Tools, if not empty, is a directory that the server and its commands see in
 	// place of /usr/bin. It needs root and Linux.
 	Tools string
+	// Env is added to the environment of commands, name=value.
+	Env []string
 	// Authorized replaces the authorized keys.
 	Authorized string
 	// Silent leaves the log out of what a failing test shows.
@@ -100,8 +102,8 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 Subsystem sftp internal-sftp
 LogLevel VERBOSE
-SetEnv HOME=%s
-`, o.Config, s.Port, hostFile, filepath.Join(s.Dir, "authorized"), s.Dir))
+SetEnv %s
+`, o.Config, s.Port, hostFile, filepath.Join(s.Dir, "authorized"), strings.Join(append([]string{"HOME=" + s.Dir}, o.Env...), " ")))
 		args := []string{sshd, "-D", "-e", "-f", filepath.Join(s.Dir, "sshd_config")}
 		if o.Tools != "" {
 			args = append([]string{"unshare", "-m", "--propagation", "private", "sh", "-c", `mount --bind "$0" /usr/bin && exec "$@"`, o.Tools}, args...)

@@ -1,0 +1,238 @@
+package composessh
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// web is a project as people write them: a check, a job that others wait for, a volume,
+// a variable, a port, and names that would collide.
+const web = `services:
+  web:
+    image: ` + image + `
+    container_name: web
+    command: [sh, -c, 'echo "$$GREETING" >/www/hello; exec httpd -f -p 80 -h /www']
+    environment: {GREETING: "hello ${WHO:?who is greeted}"}
+    working_dir: /src
+    volumes: [".:/src", "www:/www"]
+    ports: ["8080:80"]
+    depends_on: {seed: {condition: service_completed_successfully}}
+    healthcheck: {test: ["CMD", "test", "-e", "/www/hello"], interval: 500ms, retries: 60}
+  seed:
+    image: ` + image + `
+    command: [sh, -c, "echo seeded >/www/seed"]
+    volumes: ["www:/www"]
+  db:
+    image: ` + image + `
+    command: [sleep, "86400"]
+volumes: {www: {}}
+`
+
+func order(id, repo string) sandboxer.Spec {
+	return sandboxer.Spec{ID: id, Generation: 1, Owner: "test", Inputs: map[string]string{"repo": repo}, Env: map[string]string{"WHO": "world"}}
+}
+
+// teardown has the sandbox go when the test ends, whatever became of it.
+func teardown(t testing.TB, e *engine, id string) {
+	t.Cleanup(func() {
+		c, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
+		defer cancel()
+		if _, err := e.Teardown(c, sandboxer.Handle{SandboxID: id}); err != nil {
+			t.Errorf("Teardown(%s): %v", id, err)
+		}
+	})
+}
+
+func provision(t testing.TB, e *engine, s sandboxer.Spec) (sandboxer.Handle, sandboxer.Reachability) {
+	t.Helper()
+	teardown(t, e, s.ID)
+	h, err := e.Provision(t.Context(), s)
+	if err != nil {
+		t.Fatalf("Provision(%s): %v (%s)", s.ID, err, sandboxer.HintOf(err))
+	}
+	r, err := e.WaitReady(t.Context(), h)
+	if err != nil {
+		t.Fatalf("WaitReady(%s): %v", s.ID, err)
+	}
+	return h, r
+}
+
+func (r *rig) opened(t testing.TB, owner string) *engine {
+	t.Helper()
+	e := r.open(t, owner)
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+func run(t testing.TB, e *engine, h sandboxer.Handle, script string) string {
+	t.Helper()
+	var out, errs bytes.Buffer
+	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Stdout: &out, Stderr: &errs})
+	if err != nil || x.Code != 0 {
+		t.Fatalf("%s: %+v, %v, %s", script, x, err, &errs)
+	}
+	return strings.TrimSpace(out.String())
+}
+
+// get asks a port of the sandbox for a page.
+func get(t testing.TB, e *engine, h sandboxer.Handle, port int, page string) string {
+	t.Helper()
+	c, err := e.Dial(t.Context(), h, port)
+	if err != nil {
+		t.Fatalf("Dial(%d): %v", port, err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(time.Minute))
+	fmt.Fprintf(c, "GET /%s HTTP/1.0\r\n\r\n", page)
+	out, err := io.ReadAll(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, body, _ := strings.Cut(string(out), "\r\n\r\n")
+	return strings.TrimSpace(body)
+}
+
+// TestFlavours is one life of a project with each of the compose programs.
+func TestFlavours(t *testing.T) {
+	for name, compose := range map[string]string{"current": "docker compose", "v1": "docker-compose", "podman": "podman-compose"} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, compose, 1)
+			e := r.opened(t, "test")
+			h, reach := provision(t, e, order("life", repo(t, web, map[string]string{"src/main.txt": "source\n"})))
+			if reach.ComposeProject != h.Ref || len(reach.Ports) != 1 || reach.Ports[0].Port != 8080 || reach.Extra["service"] != "web" || reach.Extra["compose"] != compose {
+				t.Errorf("reachable as %+v", reach)
+			}
+			if !strings.Contains(reach.Extra["changed"], "container_name") {
+				t.Errorf("what was changed: %q", reach.Extra["changed"])
+			}
+			if got := run(t, e, h, "cat src/main.txt; cat /www/seed; echo more >>src/main.txt; echo $WHO"); got != "source\nseeded\nworld" {
+				t.Errorf("inside: %q", got)
+			}
+			if got := get(t, e, h, 8080, "hello"); got != "hello world" {
+				t.Errorf("the published port says %q", got)
+			}
+			// Another process, which knows nothing, of the same sandbox; and a second one of
+			// the same file, beside it.
+			e2 := r.opened(t, "test")
+			if got, err := e2.Discover(t.Context(), "life"); err != nil || got.Ref != h.Ref {
+				t.Errorf("Discover: %+v, %v", got, err)
+			}
+			s := order("beside", repo(t, web, nil))
+			s.Env["WHO"] = "neighbour"
+			h2, _ := provision(t, e2, s)
+			if one, two := get(t, e, h, 8080, "hello"), get(t, e, h2, 8080, "hello"); one != "hello world" || two != "hello neighbour" {
+				t.Errorf("side by side: %q, %q", one, two)
+			}
+			if err := e.Pause(t.Context(), h); err != nil {
+				t.Fatal(err)
+			}
+			_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+			kind(t, err, sandboxer.Conflict, "paused")
+			if err := e2.Resume(t.Context(), h); err != nil {
+				t.Fatal(err)
+			}
+			var archive bytes.Buffer
+			if err := e.Archive(t.Context(), h, "", &archive); err != nil {
+				t.Fatal(err)
+			}
+			if got := member(t, &archive, "src/main.txt"); got != "source\nmore" {
+				t.Errorf("the archive has %q", got)
+			}
+			if st, err := e.Stats(t.Context(), h); err != nil || st.MemoryBytes <= 0 || st.DiskBytes <= 0 {
+				t.Errorf("Stats = %+v, %v", st, err)
+			}
+			if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: "life"}); err != nil {
+				t.Fatal(err)
+			}
+			if l, err := e2.IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil {
+				t.Errorf("IsAlive = %s, %v", l, err)
+			}
+			if got := get(t, e2, h2, 8080, "hello"); got != "hello neighbour" {
+				t.Errorf("once its neighbour is gone it says %q", got)
+			}
+			if _, err := e.Teardown(t.Context(), h2); err != nil {
+				t.Fatal(err)
+			}
+			if left := r.remains(t, "test"); len(left) > 0 {
+				t.Errorf("left behind: %q", left)
+			}
+		})
+	}
+}
+
+// member is the content of a file in an archive.
+func member(t testing.TB, archive io.Reader, name string) string {
+	t.Helper()
+	in := tar.NewReader(archive)
+	for {
+		hdr, err := in.Next()
+		if err != nil {
+			t.Fatalf("%s is not in the archive: %v", name, err)
+		}
+		if filepath.Clean(hdr.Name) == name {
+			b, err := io.ReadAll(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return strings.TrimSpace(string(b))
+		}
+	}
+}
+
+func kind(t testing.TB, err error, want sandboxer.Kind, words ...string) {
+	t.Helper()
+	if sandboxer.KindOf(err) != want {
+		t.Errorf("error %v is %q; want %q", err, sandboxer.KindOf(err), want)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(sandboxer.Message(err)+" "+sandboxer.HintOf(err), w) {
+			t.Errorf("%q, %q does not say %q", sandboxer.Message(err), sandboxer.HintOf(err), w)
+		}
+	}
+}
+
+// What does not become ready is said with what it said last, and why.
+func TestNotReady(t *testing.T) {
+	r := newRig(t, current(t), 1)
+	e := r.opened(t, "test")
+	for name, c := range map[string]struct {
+		file, say string
+	}{
+		"ends":      {"services: {main: {image: " + image + `, command: [sh, -c, "echo the reason >&2; exit 3"]}}`, "exit status 3; it said last: the reason"},
+		"unhealthy": {"services: {main: {image: " + image + `, command: [sleep, "86400"], healthcheck: {test: [CMD, "false"], interval: 100ms, retries: 1}}}`, "health check"},
+		"no image":  {"services: {main: {image: sandboxer.invalid/none:1}}", "sandboxer.invalid"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := order(strings.ReplaceAll(name, " ", "-"), repo(t, c.file, nil))
+			teardown(t, e, s.ID)
+			h, err := e.Provision(t.Context(), s)
+			if err == nil {
+				_, err = e.WaitReady(t.Context(), h)
+			}
+			kind(t, err, sandboxer.Failed, c.say)
+		})
+	}
+	t.Run("refused", func(t *testing.T) {
+		s := order("refused", repo(t, "services:\n  main:\n    image: "+image+"\n    privileged: true\n", nil))
+		_, err := e.Provision(t.Context(), s)
+		kind(t, err, sandboxer.Invalid, "compose.yaml:4", "privileged")
+		if left := r.remains(t, "test"); slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "refused") }) {
+			t.Errorf("something was made: %q", left)
+		}
+	})
+}
