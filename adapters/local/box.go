@@ -42,6 +42,8 @@ type box struct {
 
 	awake atomic.Bool // the agent is known to run
 
+	stopped string // file that exists while every process inside is stopped (standStill)
+
 	wires wires
 
 	mu  sync.Mutex
@@ -103,7 +105,7 @@ func (e *engine) load(name string) (*container.Container, error) {
 
 // keep remembers a running sandbox.
 func (e *engine) keep(name string, rec record, c *container.Container) *box {
-	b := &box{name: name, rec: rec, c: c, sb: c.Sandbox, pid: c.SandboxPid()}
+	b := &box{name: name, rec: rec, c: c, sb: c.Sandbox, pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped")}
 	b.env = c.Spec.Process.Env
 	if rec.Claim != "" {
 		if given, err := e.claimedEnv(name); err == nil {
@@ -113,6 +115,11 @@ func (e *engine) keep(name string, rec record, c *container.Container) *box {
 		}
 	}
 	b.agent = agent.NewClient(agent.ClientOptions{Dial: b.dialAgent})
+	if _, err := os.Stat(b.stopped); err == nil { // a broker died amid a kill
+		if err := b.standStill(false); err != nil && e.env.Log != nil {
+			e.env.Log.Warn("the processes of a sandbox cannot be continued", "sandbox", name, "err", err)
+		}
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if old := e.boxes[name]; old != nil {

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -263,9 +264,60 @@ func exitOf(ws unix.WaitStatus) sandboxer.Exit {
 
 // kill ends a command and everything it started. What carries its mark, or belongs to
 // its session, is found inside, by the agent's program: a process may have left the
-// tree, but takes its environment along.
+// tree, but takes its environment along. What multiplies faster than it can be looked
+// at has to stand still for that, and everybody else inside with it.
 func (b *box) kill(mark string, pid int32) {
 	_ = b.sb.SignalProcess(b.name, pid, unix.SIGKILL, false)
+	var killer atomic.Int32
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b.killMarked(mark, pid, &killer)
+	}()
+	select {
+	case <-done:
+		return
+	case <-time.After(killPatience):
+	}
+	if err := b.standStill(true); err != nil {
+		<-done
+		return
+	}
+	// Who was being born is not among those who were stopped.
+	again := time.NewTicker(killPatience / 4)
+	defer again.Stop()
+	for stopped := false; !stopped; {
+		_ = b.sb.SignalContainer(b.name, unix.SIGSTOP, true)
+		if n := killer.Load(); n != 0 {
+			_ = b.sb.SignalProcess(b.name, n, unix.SIGCONT, false)
+		}
+		select {
+		case <-done:
+			stopped = true
+		case <-again.C:
+		}
+	}
+	_ = b.standStill(false) // if that fails, the next hold on the sandbox does it
+}
+
+// killPatience is how long what a command started may take to be found.
+const killPatience = time.Second
+
+// standStill notes that every process inside is being stopped, which is the caller's to do;
+// or ends that.
+func (b *box) standStill(on bool) error {
+	if on {
+		return os.WriteFile(b.stopped, nil, 0o600)
+	}
+	if err := b.sb.SignalContainer(b.name, unix.SIGCONT, true); err != nil {
+		return err
+	}
+	return os.Remove(b.stopped)
+}
+
+// killMarked runs the agent's program that kills what carries mark or belongs to the
+// session, and stores its process ID in killer.
+func (b *box) killMarked(mark string, session int32, killer *atomic.Int32) {
 	caps, err := specutils.Capabilities(false, &specs.LinuxCapabilities{
 		Bounding: killerCapabilities, Effective: killerCapabilities, Permitted: killerCapabilities})
 	if err != nil {
@@ -276,18 +328,21 @@ func (b *box) kill(mark string, pid int32) {
 		return
 	}
 	defer null.Close()
-	killer, err := b.execute(&control.ExecArgs{
-		Argv:         []string{agentPath, "kill-marked", execMark + "=" + mark, fmt.Sprint(pid)},
+	pid, err := b.execute(&control.ExecArgs{
+		Argv:         []string{agentPath, "kill-marked", execMark + "=" + mark, fmt.Sprint(session)},
 		Envv:         []string{"PATH=" + defaultPath},
 		Capabilities: caps, NoNewPrivileges: true, WorkingDirectory: "/",
 		FilePayload: control.NewFilePayload(map[int]*os.File{0: null, 1: null, 2: null}, nil),
 	})
 	if err == nil {
-		_, _ = b.sb.WaitPID(b.name, killer)
+		killer.Store(pid)
+		_, _ = b.sb.WaitPID(b.name, pid)
 	}
 }
 
-var killerCapabilities = []string{"CAP_KILL", "CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}
+// CAP_SYS_RESOURCE: where the process limit is reached, the killer needs a few threads
+// all the same.
+var killerCapabilities = []string{"CAP_KILL", "CAP_SYS_RESOURCE", "CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"}
 
 // streams connect a command's files with the caller's readers and writers.
 type streams struct {

@@ -1,0 +1,129 @@
+//go:build linux
+
+package local
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// TestNetworkWhileFrozen changes the policy of a sandbox that stands still: what it may
+// reach once it is thawed is the new one, also when it had no network before, and when
+// another broker thaws it.
+func TestNetworkWhileFrozen(t *testing.T) {
+	needsGVisor(t)
+	w := outside(t)
+	one, two := w.host+":80", w.host+":81"
+	greet(t, w.run, one)
+	greet(t, w.run, two)
+	dir := shortDir(t)
+	e := openIn(t, dir, ours("test"))
+	h := up(t, e, sandboxer.Spec{}) // begins without a network
+	freeze := func() {
+		t.Helper()
+		if err := e.Pause(t.Context(), h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	thawed := func(what, answerOne, answerTwo string) {
+		t.Helper()
+		if err := e.Resume(t.Context(), h); err != nil {
+			t.Fatal(err)
+		}
+		got := reaches(t, e, h, "tcp:"+one, "tcp:"+two)
+		if got["tcp:"+one] != answerOne || got["tcp:"+two] != answerTwo {
+			t.Errorf("%s: %v; want %s and %s", what, got, answerOne, answerTwo)
+		}
+	}
+	const hello, refused = "hello", "refused"
+
+	freeze()
+	setNetwork(t, e, h, allow(one))
+	thawed("a network from none", hello, refused)
+	open := hold(t, e, h, one)
+	freeze()
+	setNetwork(t, e, h, allow(two))
+	thawed("another destination", refused, hello)
+	select {
+	case line := <-open.lines:
+		if line == "connected" {
+			t.Error("an open connection was made anew")
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("an open connection outlived the policy that let it")
+	}
+	freeze()
+	setNetwork(t, e, h, sandboxer.NetworkPolicy{})
+	thawed("none", refused, refused)
+
+	setNetwork(t, e, h, allow(one))
+	freeze()
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e = openIn(t, dir, ours("test"))
+	t.Cleanup(func() { e.Close() })
+	setNetwork(t, e, h, allow(two))
+	thawed("another broker", refused, hello)
+}
+
+// TestCancelForkBomb cancels a command that has used up every process the sandbox may
+// have: what it started is gone soon, and the sandbox usable.
+func TestCancelForkBomb(t *testing.T) {
+	e := openTest(t)
+	if !e.cgroups.usable() {
+		t.Skip(e.cgroups.why)
+	}
+	h := up(t, e, sandboxer.Spec{Limits: sandboxer.Limits{PIDs: 64, MemoryBytes: 512 << 20}})
+	const script = `cat >/tmp/f <<'E'
+#!/bin/sh
+while :; do setsid /tmp/f & setsid /tmp/f & sleep 1; done
+E
+chmod +x /tmp/f; /tmp/f 2>/dev/null & exec sleep 1000`
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", script}})
+		ended <- err
+	}()
+	full := time.Now().Add(time.Minute)
+	for most := int64(0); most < 60; time.Sleep(20 * time.Millisecond) {
+		st, err := e.Stats(t.Context(), h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if most = st.PIDs; time.Now().After(full) {
+			t.Fatalf("it has %d processes only", most)
+		}
+	}
+	begin := time.Now()
+	cancel()
+	if err := <-ended; sandboxer.KindOf(err) != sandboxer.Canceled {
+		t.Errorf("the command ended with %v", err)
+	}
+	took := time.Since(begin)
+	t.Logf("cancelled in %v", took)
+	if took > 5*time.Second {
+		t.Errorf("cancelling took %v", took)
+	}
+	for left := ""; ; time.Sleep(20 * time.Millisecond) { // the dead have to be buried, too
+		var out bytes.Buffer
+		x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", `ls -d /proc/[0-9]* | wc -l`}, Stdout: &out})
+		if left = strings.TrimSpace(out.String()); err == nil && x.Code == 0 && len(left) == 1 {
+			break
+		}
+		if time.Since(begin) > 10*time.Second {
+			t.Fatalf("afterwards: %q processes, %+v, %v", left, x, err)
+		}
+	}
+	if _, err := os.Stat(e.dir("box", boxName(h.SandboxID, 1), "stopped")); err == nil {
+		t.Error("the sandbox is noted as standing still")
+	}
+}
