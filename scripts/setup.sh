@@ -26,6 +26,7 @@ need aarch64-linux-gnu-as binutils-aarch64-linux-gnu
 need qemu-aarch64-static qemu-user-static
 need qemu-system-x86_64 qemu-system-x86
 need qemu-img qemu-utils
+need lz4 lz4
 need packer packer
 need mke2fs e2fsprogs
 need dockerd docker.io

@@ -17,12 +17,23 @@ if [ -z "$deb" ]; then
 	deb=$(ls "$t"/*.deb)
 	if [ -n "${VM_IMAGE_CACHE:-}" ]; then mkdir -p "$VM_IMAGE_CACHE" && cp "$deb" "$VM_IMAGE_CACHE/"; fi
 fi
-dpkg-deb --fsys-tarfile "$deb" | tar -xf - -C "$t" ./boot ./lib
-cp "$t"/boot/vmlinuz-* "$dir/vmlinuz"
+order="virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_blk failover net_failover virtio_net virtio-rng fat vfat nls_cp437 nls_ascii"
+dpkg-deb --fsys-tarfile "$deb" | tar -xf - -C "$t" --wildcards './boot/vmlinuz-*' $(printf " */%s.ko" $order | sed 's/  */ /g') || [ -e "$t"/boot/vmlinuz-* ]
+# Emulated, a kernel needs longer to unpack itself than to start, so it is unpacked here if
+# its packing is known.
+unpack() { # MAGIC COMMAND…
+	m=$1; shift
+	command -v "$1" >/dev/null || return 1
+	for o in $(LC_ALL=C grep -obUaP "$m" "$t"/boot/vmlinuz-* | cut -d: -f1 | head -n 8); do
+		tail -c +$((o+1)) "$t"/boot/vmlinuz-* | "$@" >"$dir/vmlinuz" 2>/dev/null || :
+		[ "$(head -c 4 "$dir/vmlinuz" | tail -c 3)" != ELF ] || return 0
+	done
+	return 1
+}
+unpack '\x02\x21\x4c\x18' lz4 -dc || unpack '\xfd7zXZ\x00' xz -dc || unpack '\x28\xb5\x2f\xfd' zstd -dc || unpack '\x1f\x8b\x08' gzip -dc || cp "$t"/boot/vmlinuz-* "$dir/vmlinuz"
 i=$t/initrd
 mkdir -p "$i/bin" "$i/mod" "$i/proc" "$i/dev" "$i/root"
 cp /bin/busybox "$i/bin/busybox" 2>/dev/null || cp /usr/bin/busybox "$i/bin/busybox"
-order="virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_blk failover net_failover virtio_net virtio-rng fat vfat nls_cp437 nls_ascii"
 for m in $order; do find "$t/lib/modules" -name "$m.ko" -exec cp {} "$i/mod/" \;; done
 cat >"$i/init" <<-END
 	#!/bin/busybox sh
@@ -34,7 +45,7 @@ cat >"$i/init" <<-END
 	exec /bin/busybox switch_root /root /sbin/init
 END
 chmod 755 "$i/init"
-(cd "$i" && find . | /bin/busybox cpio -o -H newc 2>/dev/null) | gzip -1 >"$dir/initrd"
+(cd "$i" && find . | /bin/busybox cpio -o -H newc 2>/dev/null) >"$dir/initrd"
 
 # The disk.
 r=$t/disk

@@ -69,7 +69,6 @@ func packedOrder(id string) sandboxer.Spec {
 // The disks here do not start: a create that has its image waits for a machine that
 // never lets it in, and is called off then.
 func TestPackerBuildsOnce(t *testing.T) {
-	needsTime(t)
 	o, template := packed(t, `sleep 1; qemu-img create -q -f qcow2 "$1" $SIZE`)
 	a, b := o.opened(t), o.opened(t) // two processes, as it were
 	ctx, cancel := context.WithCancel(t.Context())
@@ -146,7 +145,6 @@ func TestPackerBuildsOnce(t *testing.T) {
 }
 
 func TestPackerFails(t *testing.T) {
-	needsTime(t)
 	o, _ := packed(t, `echo "it is all wrong" >&2; exit 3`)
 	_, err := o.opened(t).Provision(t.Context(), packedOrder("fails"))
 	kind(t, err, sandboxer.Failed, "small", ".log")
@@ -184,7 +182,6 @@ func building() string {
 }
 
 func TestPackerCalledOff(t *testing.T) {
-	needsTime(t)
 	o, template := packed(t, `sleep 1000 & sleep 1000`)
 	e := o.opened(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -203,7 +200,6 @@ func TestPackerCalledOff(t *testing.T) {
 
 // A broker that is killed takes its build with it.
 func TestPackerDiesWithTheBroker(t *testing.T) {
-	needsTime(t)
 	o, template := packed(t, `sleep 1000`)
 	self, err := os.Executable()
 	if err != nil {

@@ -2,6 +2,7 @@ package vmpacker
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,46 +13,54 @@ import (
 // A monitor is a connection to the control socket of a running qemu. A qemu talks to one
 // client at a time, so connections are short.
 type monitor struct {
-	in   *json.Decoder
-	out  *json.Encoder
-	done func()
+	in    *json.Decoder
+	out   *json.Encoder
+	allow func(time.Duration) // how long what comes next may take
+	done  func()
 }
+
+// saveTime bounds what reads or writes a machine's memory. qemu answers nobody meanwhile.
+const saveTime = 15 * time.Minute
 
 // control connects to the machine whose files are in dir.
 func control(ctx context.Context, dir string) (*monitor, error) {
 	c, err := dialBelow(ctx, dir, "qmp")
 	if err != nil {
-		return nil, err
+		return nil, cmp.Or(ctx.Err(), err)
 	}
-	deadline := time.Now().Add(patience)
-	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
-		deadline = d
-	}
-	c.SetDeadline(deadline)
 	stop := context.AfterFunc(ctx, func() { c.Close() })
-	m := &monitor{in: json.NewDecoder(bufio.NewReader(c)), out: json.NewEncoder(c), done: func() { stop(); c.Close() }}
+	m := &monitor{in: json.NewDecoder(bufio.NewReader(c)), out: json.NewEncoder(c), done: func() { stop(); c.Close() },
+		allow: func(d time.Duration) { c.SetDeadline(time.Now().Add(d)) }}
+	m.allow(greetTime(ctx))
 	var greeting struct{ QMP json.RawMessage }
 	if err = m.in.Decode(&greeting); err == nil && greeting.QMP == nil {
 		err = errors.New("no greeting")
 	}
-	if err == nil {
+	if err != nil {
+		err = fmt.Errorf("waiting for qemu's greeting: %w", err)
+	} else {
 		err = m.do("qmp_capabilities", nil, nil)
 	}
 	if err != nil {
 		m.done()
-		return nil, err
+		return nil, cmp.Or(ctx.Err(), err)
 	}
 	return m, nil
 }
 
 // do runs one command; events that come meanwhile are passed over.
 func (m *monitor) do(command string, args, result any) error {
+	return m.ask(patience, command, args, result)
+}
+
+func (m *monitor) ask(d time.Duration, command string, args, result any) error {
+	m.allow(d)
 	q := map[string]any{"execute": command}
 	if args != nil {
 		q["arguments"] = args
 	}
 	if err := m.out.Encode(q); err != nil {
-		return err
+		return fmt.Errorf("telling qemu to %s: %w", command, err)
 	}
 	for {
 		var a struct {
@@ -60,7 +69,7 @@ func (m *monitor) do(command string, args, result any) error {
 			Event  string
 		}
 		if err := m.in.Decode(&a); err != nil {
-			return err
+			return fmt.Errorf("waiting for qemu's answer to %s: %w", command, err)
 		}
 		switch {
 		case a.Event != "":
@@ -78,13 +87,13 @@ func (m *monitor) do(command string, args, result any) error {
 func (m *monitor) job(ctx context.Context, command string, args map[string]any) error {
 	id := fmt.Sprintf("job%d", time.Now().UnixNano())
 	args["job-id"] = id
-	if err := m.do(command, args, nil); err != nil {
+	if err := m.ask(saveTime, command, args, nil); err != nil {
 		return err
 	}
 	for {
 		var jobs []struct{ ID, Status, Error string }
-		if err := m.do("query-jobs", nil, &jobs); err != nil {
-			return err
+		if err := m.ask(saveTime, "query-jobs", nil, &jobs); err != nil {
+			return fmt.Errorf("%s: %w", command, err)
 		}
 		for _, j := range jobs {
 			if j.ID != id || j.Status != "concluded" {
@@ -111,10 +120,22 @@ func (e *extension) monitored(ctx context.Context, p *place, f func(*monitor) er
 		return err
 	}
 	defer m.done()
-	return f(m)
+	if err := f(m); err != nil {
+		return cmp.Or(ctx.Err(), err)
+	}
+	return nil
 }
 
 // order runs one command.
 func (e *extension) tell(ctx context.Context, p *place, command string) error {
 	return e.monitored(ctx, p, func(m *monitor) error { return m.do(command, nil, nil) })
+}
+
+// greetTime is how long qemu may take to greet: as long as the caller has, if that is said,
+// since it may be saving memory for somebody who has left.
+func greetTime(ctx context.Context) time.Duration {
+	if end, ok := ctx.Deadline(); ok {
+		return time.Until(end)
+	}
+	return patience
 }

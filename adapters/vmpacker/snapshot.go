@@ -97,7 +97,8 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 		err = copyFile(disk, filepath.Join(e.vmDir(p), "disk.qcow2"))
 	}
 	// It goes on, whatever became of this and of the caller.
-	c, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	// Called off, qemu still saves to the end before it hears anybody.
+	c, cancel := context.WithTimeout(context.WithoutCancel(ctx), saveTime)
 	defer cancel()
 	derr := e.thaw(c, p)
 	if err == nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -30,16 +31,17 @@ const managed = "managed"
 
 // An Image is what machines of their own are started from.
 type Image struct {
-	File         string   `yaml:"file" json:"file,omitempty" format:"abspath" help:"A qcow2 image; it must not change while machines or snapshots of it exist."`
-	Packer       *Packer  `yaml:"packer" json:"packer,omitempty" help:"What builds the image when it is missing, in place of file."`
-	Kernel       string   `yaml:"kernel" json:"kernel,omitempty" format:"abspath" help:"Kernel to start with; empty means that the image has a boot loader."`
-	Initrd       string   `yaml:"initrd" json:"initrd,omitempty" format:"abspath"`
-	Append       string   `yaml:"append" json:"append,omitempty" format:"line" help:"Command line of the kernel."`
-	Memory       int64    `yaml:"memory" json:"memory,omitempty" unit:"bytes" help:"Memory of a machine whose profile names none; 512 MiB if left out."`
-	CPUs         int      `yaml:"cpus" json:"cpus,omitempty" min:"1" help:"Processors of a machine whose profile names none; 1 if left out."`
-	User         string   `yaml:"user" json:"user,omitempty" format:"user" help:"Account to log in as; root if left out."`
-	IdentityFile string   `yaml:"identity_file" json:"identity_file,omitempty" format:"abspath" help:"Private key that the image admits; empty means one of sandboxer's own, which cloud-init puts in place."`
-	HostKeys     []string `yaml:"host_keys" json:"host_keys,omitempty" help:"Public keys that the image has, as authorized_keys lines; empty means one that cloud-init puts in place."`
+	File         string        `yaml:"file" json:"file,omitempty" format:"abspath" help:"A qcow2 image; it must not change while machines or snapshots of it exist."`
+	Packer       *Packer       `yaml:"packer" json:"packer,omitempty" help:"What builds the image when it is missing, in place of file."`
+	Kernel       string        `yaml:"kernel" json:"kernel,omitempty" format:"abspath" help:"Kernel to start with; empty means that the image has a boot loader."`
+	Initrd       string        `yaml:"initrd" json:"initrd,omitempty" format:"abspath"`
+	Append       string        `yaml:"append" json:"append,omitempty" format:"line" help:"Command line of the kernel."`
+	Memory       int64         `yaml:"memory" json:"memory,omitempty" unit:"bytes" help:"Memory of a machine whose profile names none; 512 MiB if left out."`
+	CPUs         int           `yaml:"cpus" json:"cpus,omitempty" min:"1" help:"Processors of a machine whose profile names none; 1 if left out."`
+	User         string        `yaml:"user" json:"user,omitempty" format:"user" help:"Account to log in as; root if left out."`
+	IdentityFile string        `yaml:"identity_file" json:"identity_file,omitempty" format:"abspath" help:"Private key that the image admits; empty means one of sandboxer's own, which cloud-init puts in place."`
+	HostKeys     []string      `yaml:"host_keys" json:"host_keys,omitempty" help:"Public keys that the image has, as authorized_keys lines; empty means one that cloud-init puts in place."`
+	BootTimeout  time.Duration `yaml:"boot_timeout" json:"boot_timeout,omitempty" help:"How long a machine may take from its start until it lets sandboxer in; 10m if left out."`
 }
 
 // A machine's shape, as it is written down with its place and with its snapshots.
@@ -144,10 +146,23 @@ func (e *extension) create(ctx context.Context, p *place, spec sandboxer.Spec, f
 		}
 		p.Shape.Disk = disk
 	}
-	if err := e.start(ctx, p, from); err != nil {
-		return e.abandon(ctx, p, err)
+	limit := cmpOr(e.cfg.Images[p.Shape.Image].BootTimeout, bootTime)
+	boot, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	waited := "qemu"
+	err := e.start(boot, p, from)
+	var h *sshrun.Host
+	if err == nil {
+		h, waited, err = e.awaitMachine(boot, p)
 	}
-	if err := e.enterMachine(ctx, p, spec, from != ""); err != nil {
+	if err != nil && boot.Err() != nil && ctx.Err() == nil {
+		err = sandboxer.E(sandboxer.Timeout, err, "the machine of sandbox %s did not start within %s: it was still waited for %s", p.ID, limit, waited).
+			WithHint("the server's log has the end of its console; raise boot_timeout of image %s if it only needs longer", p.Shape.Image)
+	}
+	if err == nil {
+		err = e.enterMachine(ctx, p, h, spec, from != "")
+	}
+	if err != nil {
 		return e.abandon(ctx, p, err)
 	}
 	p.State.Ready = true
@@ -156,6 +171,9 @@ func (e *extension) create(ctx context.Context, p *place, spec sandboxer.Spec, f
 	}
 	return nil
 }
+
+// bootTime is how long a machine may take to start where its image does not say.
+const bootTime = 10 * time.Minute
 
 // abandon ends a machine that did not come about because of err.
 func (e *extension) abandon(ctx context.Context, p *place, err error) error {
@@ -269,18 +287,18 @@ func (e *extension) start(ctx context.Context, p *place, from string) error {
 		return err
 	}
 	defer said.Close()
-	cmd := exec.Command(qemu, args...)
+	cmd := exec.CommandContext(ctx, qemu, args...) // the part that waits for the machine; that is found by its label
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = dir, said, said, apart()
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + dir}
 	// It returns once the machine runs on by itself, saved memory included.
 	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		text, _ := os.ReadFile(said.Name())
 		return sandboxer.E(sandboxer.Unavailable, fmt.Errorf("%w: %s", err, text), "qemu does not start the machine of sandbox %s", p.ID)
 	}
-	var forwarded string
-	err = e.monitored(ctx, p, func(m *monitor) error {
-		return m.do("human-monitor-command", map[string]any{"command-line": "info usernet"}, &forwarded)
-	})
+	forwarded, err := e.usernet(ctx, p)
 	if err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "the machine of sandbox %s does not answer", p.ID)
 	}
@@ -291,6 +309,14 @@ func (e *extension) start(ctx context.Context, p *place, from string) error {
 	port, _ := strconv.Atoi(found[1])
 	p.Target = name(sshrun.Target{Addr: s.User + "@127.0.0.1", Port: port, IdentityFile: s.Identity, HostKeys: s.HostKeys})
 	return e.remember(p)
+}
+
+// usernet returns what qemu says of the machine's connections.
+func (e *extension) usernet(ctx context.Context, p *place) (text string, err error) {
+	err = e.monitored(ctx, p, func(m *monitor) error {
+		return m.do("human-monitor-command", map[string]any{"command-line": "info usernet"}, &text)
+	})
+	return text, err
 }
 
 var forwardedPort = regexp.MustCompile(`TCP\[HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)`)
@@ -323,48 +349,57 @@ func (e *extension) tool(ctx context.Context, program string, args ...string) er
 	return nil
 }
 
-// enterMachine waits until the machine lets us in, and makes it the sandbox that was
-// asked for.
-func (e *extension) enterMachine(ctx context.Context, p *place, spec sandboxer.Spec, saved bool) error {
+// awaitMachine waits until the machine lets us in. waited is what for, when it fails.
+func (e *extension) awaitMachine(ctx context.Context, p *place) (h *sshrun.Host, waited string, err error) {
 	began := time.Now()
-	for greeted := false; !greeted; {
+	progress := func(step string) {
+		sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: step, Done: int64(time.Since(began) / time.Second)})
+	}
+	waited = "its SSH server to speak"
+	for !e.greets(ctx, p) {
+		if ctx.Err() != nil {
+			return nil, waited, fmt.Errorf("waiting for %s: %w; its console: %s", waited, ctx.Err(), e.console(p))
+		}
 		if len(p.pids()) == 0 {
 			text, _ := os.ReadFile(filepath.Join(e.vmDir(p), "qemu.log"))
-			return sandboxer.E(sandboxer.Failed, errors.New(string(text)), "the machine of sandbox %s ended while it started", p.ID).
+			return nil, waited, sandboxer.E(sandboxer.Failed, errors.New(string(text)), "the machine of sandbox %s ended while it started", p.ID).
 				WithHint("does the image %s start by itself? a kernel may have to be given", p.Shape.Image)
 		}
-		greeted = greets(ctx, p.Target.Port)
-		if err := ctx.Err(); err != nil {
-			return errors.Join(err, errors.New(e.console(p)))
-		}
-		sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "waiting for the machine to start", Done: int64(time.Since(began) / time.Second)})
+		progress("waiting for the machine to start")
 	}
-	h, err := e.pool.Host(p.Target)
-	if err != nil {
-		return err
+	if h, err = e.pool.Host(p.Target); err != nil {
+		return nil, waited, err
 	}
 	// The server greets before the machine is done with starting; emulated, it may take
 	// longer to agree on keys than is waited for elsewhere.
+	waited = "its SSH server to let us in"
 	for {
-		if _, err = h.Output(ctx, ":"); err == nil || sandboxer.KindOf(err) != sandboxer.Unavailable || ctx.Err() != nil || len(p.pids()) == 0 ||
-			errors.Is(err, sshrun.ErrHostKey) || errors.Is(err, sshrun.ErrAuth) {
-			break
+		progress("waiting for the machine to let us in")
+		if _, err = h.Output(ctx, ":"); err == nil {
+			return h, "", nil
 		}
-		sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "waiting for the machine to let us in", Done: int64(time.Since(began) / time.Second)})
+		if ctx.Err() != nil {
+			return nil, waited, fmt.Errorf("waiting for %s: %w; its console: %s", waited, err, e.console(p))
+		}
+		if sandboxer.KindOf(err) != sandboxer.Unavailable || len(p.pids()) == 0 || errors.Is(err, sshrun.ErrHostKey) || errors.Is(err, sshrun.ErrAuth) {
+			return nil, waited, err
+		}
 	}
-	if err != nil {
-		return err
-	}
+}
+
+// enterMachine makes the machine, which lets us in, the sandbox that was asked for.
+func (e *extension) enterMachine(ctx context.Context, p *place, h *sshrun.Host, spec sandboxer.Spec, saved bool) error {
 	g := e.inside(p, h)
 	as := ""
 	if p.User != "" {
+		var err error
 		if as, err = g.resolve(ctx, p.User); err != nil {
 			return err
 		}
 	}
 	// What runs in a copy goes on, but the name, the clock and what commands begin with
 	// are the copy's own.
-	_, err = h.Output(ctx, `
+	_, err := h.Output(ctx, `
 r=$1 w=$2 env=$3 n=$4 t=$5 u=$6
 if [ "$(id -u)" = 0 ]; then hostname "$n"; date -s "@$t" >/dev/null; fi
 mkdir -p "$r" && chmod 700 "${r%/*}" && (umask 077; printf '%s' "$env" >"$r/env") && mkdir -p "$w" || exit 1
@@ -387,21 +422,36 @@ mkdir -p "$r" && chmod 700 "${r%/*}" && (umask 077; printf '%s' "$env" >"$r/env"
 	return err
 }
 
-// greets reports whether an SSH server speaks on the port.
-func greets(ctx context.Context, port int) bool {
-	c, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+// greets reports whether an SSH server speaks on the machine's port. qemu accepts
+// connections in place of a guest that is not there yet: such a one may never be heard of
+// again, and is given up. One that the guest has accepted is answered in the end. To
+// give that up and begin anew would have a slow guest start a server process for every
+// attempt, and be slower for each of them, without end.
+func (e *extension) greets(ctx context.Context, p *place) bool {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p.Target.Port)))
 	if err != nil {
 		wait(ctx, 100*time.Millisecond)
 		return false
 	}
 	defer c.Close()
-	c.SetReadDeadline(time.Now().Add(time.Second))
+	defer context.AfterFunc(ctx, func() { c.Close() })()
 	b := make([]byte, 4)
-	n, err := c.Read(b)
-	if err != nil {
-		wait(ctx, 50*time.Millisecond)
+	for end := time.Now().Add(2 * time.Minute); ; {
+		c.SetReadDeadline(time.Now().Add(time.Second))
+		n, err := io.ReadFull(c, b)
+		switch {
+		case err == nil:
+			return string(b) == "SSH-"
+		case n > 0 || !errors.Is(err, os.ErrDeadlineExceeded):
+			wait(ctx, 50*time.Millisecond)
+			return false
+		case time.Now().After(end):
+			return false
+		}
+		if text, err := e.usernet(ctx, p); err != nil || !strings.Contains(text, "TCP[ESTABLISHED]") {
+			return false
+		}
 	}
-	return string(b[:n]) == "SSH-"
 }
 
 func wait(ctx context.Context, d time.Duration) {
@@ -437,7 +487,9 @@ func (e *extension) destroy(ctx context.Context, p *place) error {
 		}
 		cancel()
 	}
-	if err := endAll(ctx, p.pids); err != nil {
+	c, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if err := endAll(c, p.pids); err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "the machine of sandbox %s does not end", p.ID)
 	}
 	if err := os.RemoveAll(e.vmDir(p)); err != nil {
@@ -578,12 +630,16 @@ type accel struct {
 // probeTime is how long a guest may take to say one word.
 const probeTime = 3 * time.Second
 
-// probe starts a guest that is a boot sector and nothing else: it writes "ok" to the
-// serial port and halts. That /dev/kvm is there, and that processors can be made, says
-// nothing: under nested virtualisation such guests can hang all the same.
+// probe starts a guest that is a boot sector and nothing else: it counts to 2^28, writes "ok"
+// to the serial port and halts. That /dev/kvm is there, and that processors can be made,
+// says nothing: under nested virtualisation a guest can hang, or run so much slower than
+// an emulated one that it never gets to its end. Counting takes a processor a tenth of
+// a second, and such a guest more than it is given.
 func (e *extension) probe(ctx context.Context, accel string) error {
 	sector := make([]byte, 512)
-	copy(sector, []byte{0xba, 0xf8, 0x03, 0xb0, 'o', 0xee, 0xb0, 'k', 0xee, 0xfa, 0xf4, 0xeb, 0xfd}) // mov dx,3f8; mov al,'o'; out dx,al; …; cli; hlt; jmp
+	copy(sector, []byte{
+		0x66, 0xb9, 0, 0, 0, 0x10, 0x66, 0x49, 0x75, 0xfc, // mov ecx,1<<28; dec ecx; jnz back
+		0xba, 0xf8, 0x03, 0xb0, 'o', 0xee, 0xb0, 'k', 0xee, 0xfa, 0xf4, 0xeb, 0xfd}) // mov dx,3f8; mov al,'o'; out dx,al; …; cli; hlt; jmp
 	sector[510], sector[511] = 0x55, 0xaa
 	dir, err := os.MkdirTemp("", "sandboxer-probe")
 	if err != nil {
@@ -615,7 +671,7 @@ func (e *extension) probe(ctx context.Context, accel string) error {
 		select {
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
-			return errors.New("the guest said nothing")
+			return fmt.Errorf("the guest said nothing within %s", probeTime)
 		}
 	}
 }

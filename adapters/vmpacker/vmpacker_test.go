@@ -173,7 +173,14 @@ func provision(t *testing.T, e extension, s sandboxer.Spec) sandboxer.Handle {
 			t.Errorf("Teardown(%s): %v", s.ID, err)
 		}
 	})
-	h, err := e.Provision(t.Context(), s)
+	began, last := time.Now(), ""
+	ctx := sandboxer.WithProgress(t.Context(), func(p sandboxer.Progress) {
+		if p.Step != last {
+			last = p.Step
+			t.Logf("%s after %s", p.Step, time.Since(began).Round(time.Millisecond))
+		}
+	})
+	h, err := e.Provision(ctx, s)
 	if err == nil {
 		_, err = e.WaitReady(t.Context(), h)
 	}
