@@ -180,6 +180,9 @@ func (e *extension) shared(ctx context.Context, name, key string, p *Packer) (st
 		go func() {
 			// Nobody listens on its context: waiters pass on what it reports.
 			b.disk, b.err = e.build(sandboxer.WithProgress(c, b.report), name, key, p)
+			if b.err == nil {
+				e.collect(c)
+			}
 			cancel()
 			e.packs.mu.Lock()
 			if e.packs.all[key] == b {

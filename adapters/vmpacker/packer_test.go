@@ -144,6 +144,67 @@ func TestPackerBuildsOnce(t *testing.T) {
 	}
 }
 
+// An image that a newer one has replaced goes with the last machine that is based on it.
+func TestPackerImagesAreCollected(t *testing.T) {
+	o, _ := packed(t, `qemu-img create -q -f qcow2 "$1" $SIZE`)
+	begin := func(o options, id string) (stop func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		starts, once := make(chan struct{}), sync.Once{}
+		ctx = sandboxer.WithProgress(ctx, func(p sandboxer.Progress) {
+			if strings.Contains(p.Step, "waiting for the machine") {
+				once.Do(func() { close(starts) })
+			}
+		})
+		e, done := o.opened(t), make(chan error, 1)
+		go func() {
+			_, err := e.Provision(ctx, packedOrder(id))
+			done <- err
+		}()
+		select {
+		case <-starts:
+		case err := <-done:
+			t.Fatalf("%s: %v", id, err)
+		case <-time.After(2 * time.Minute):
+			t.Fatalf("%s does not start", id)
+		}
+		return func() {
+			cancel()
+			kind(t, <-done, sandboxer.Canceled)
+		}
+	}
+	images := func() []string {
+		found, _ := filepath.Glob(o.Dir + "/image/*.qcow2")
+		return found
+	}
+	stopOld := begin(o, "old")
+	first := images()
+	img := o.Config["images"].(map[string]any)["small"].(map[string]any)["packer"].(map[string]any)
+	img["variables"] = map[string]string{"size": "9M"}
+	stopNew := begin(o, "new")
+	if n := images(); len(first) != 1 || len(n) != 2 {
+		t.Errorf("with a machine on the old image: %q, then %q", first, n)
+	}
+	stopOld()
+	e := o.opened(t)
+	if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: "old"}); err != nil {
+		t.Error(err)
+	}
+	left, _ := filepath.Glob(o.Dir + "/image/*")
+	if n := images(); len(n) != 1 || n[0] == first[0] || len(left) != 3 {
+		t.Errorf("left over: %q", left)
+	}
+	stopNew()
+	if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: "new"}); err != nil {
+		t.Error(err)
+	}
+	if n := images(); len(n) != 1 {
+		t.Errorf("the present image was removed: %q", n)
+	}
+	if left := qemus(t, o); left != "" {
+		t.Errorf("machines left over: %s", left)
+	}
+}
+
 func TestPackerFails(t *testing.T) {
 	o, _ := packed(t, `echo "it is all wrong" >&2; exit 3`)
 	_, err := o.opened(t).Provision(t.Context(), packedOrder("fails"))

@@ -228,6 +228,7 @@ func (e *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) erro
 	if err := os.RemoveAll(e.dir("snap", s.SnapshotID)); err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "snapshot %s cannot be removed", s.SnapshotID)
 	}
+	e.collect(ctx)
 	return nil
 }
 

@@ -140,11 +140,9 @@ func (e *extension) create(ctx context.Context, p *place, spec sandboxer.Spec, f
 		return err
 	}
 	if from == "" {
-		disk, err := e.image(ctx, p.Shape.Image)
-		if err != nil {
+		if err := e.hold(ctx, p); err != nil {
 			return err
 		}
-		p.Shape.Disk = disk
 	}
 	limit := cmpOr(e.cfg.Images[p.Shape.Image].BootTimeout, bootTime)
 	boot, cancel := context.WithTimeout(ctx, limit)

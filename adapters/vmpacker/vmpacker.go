@@ -188,6 +188,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 		}
 		e.mend(ctx)
 	}
+	e.collect(ctx)
 	return e, nil
 }
 
@@ -504,6 +505,9 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 			terr = e.forget(p)
 		}
 		unlock()
+		if p.Kind == managed && terr == nil {
+			e.collect(ctx)
+		}
 		err = errors.Join(err, terr)
 	}
 	return r, err
