@@ -296,3 +296,60 @@ func TestPackerDiesWithTheBroker(t *testing.T) {
 		t.Errorf("processes left over: %s", n)
 	}
 }
+
+// An image that Packer makes with a machine of its own, its qemu builder's, starts as a
+// machine of ours.
+func TestPackerMachine(t *testing.T) {
+	if os.Getenv("SANDBOXER_TEST_VM") == "" {
+		t.Skip("takes long: it starts two machines; set SANDBOXER_TEST_VM=1")
+	}
+	if _, err := exec.LookPath("packer"); err != nil {
+		t.Skip("there is no packer on this machine (scripts/setup.sh installs it)")
+	}
+	o := machineOf(t, nil)
+	dir := image(t)
+	template := filepath.Join(t.TempDir(), "image.json")
+	text, err := json.Marshal(map[string]any{
+		"variables": map[string]string{"what": ""},
+		"builders": []any{map[string]any{
+			"type": "qemu", "disk_image": true, "use_backing_file": false, "iso_url": dir + "/disk.qcow2", "iso_checksum": "none",
+			"accelerator": "tcg", "headless": true, "disk_interface": "virtio", "net_device": "virtio-net", "format": "qcow2", "boot_wait": "1s",
+			"ssh_username": "root", "ssh_private_key_file": dir + "/key", "ssh_timeout": "5m", "ssh_file_transfer_method": "sftp",
+			"ssh_handshake_attempts": 100, "shutdown_command": "poweroff", "output_directory": "made",
+			"qemuargs": [][]string{{"-m", "128M"}, {"-cpu", "max"}, {"-kernel", dir + "/vmlinuz"}, {"-initrd", dir + "/initrd"},
+				{"-append", "console=ttyS0 quiet panic=1"}},
+		}},
+		"provisioners": []any{map[string]any{"type": "shell", "inline": []string{"echo {{user `what`}} >/root/built", "sync"}}},
+	})
+	if err == nil {
+		err = os.WriteFile(template, text, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	img := o.Config["images"].(map[string]any)["small"].(map[string]any)
+	delete(img, "file")
+	img["packer"] = map[string]any{"template": template, "base": dir + "/disk.qcow2", "variables": map[string]string{"what": "by Packer"},
+		"timeout": int64(5 * time.Minute)}
+	e := o.opened(t)
+	h := provision(t, e, machine("built"))
+	if got := run(t, e, h, "cat /root/built; hostname"); got != "by Packer\nbuilt" {
+		t.Errorf("inside: %q", got)
+	}
+	records, _ := filepath.Glob(o.Dir + "/image/*.json")
+	if len(records) != 1 {
+		t.Fatalf("records: %q", records)
+	}
+	data, err := os.ReadFile(records[0])
+	t.Logf("%s, %v", data, err)
+	logs, _ := filepath.Glob(o.Dir + "/image/*.log")
+	if log, err := os.ReadFile(strings.Join(logs, "")); err != nil || !strings.Contains(string(log), "Provisioning with shell script") {
+		t.Errorf("%v; log: %s", err, log)
+	}
+	began := time.Now()
+	provision(t, e, machine("again")) // without another build
+	if n, _ := filepath.Glob(o.Dir + "/image/*.json"); len(n) != 1 {
+		t.Errorf("after the second create: %q", n)
+	}
+	t.Logf("the second one took %s", time.Since(began))
+}
