@@ -59,6 +59,7 @@ type Cmd struct {
 	Env            map[string]string // added to the sandbox's environment
 	Dir            string            // empty means the workspace
 	User           string            // name or uid[:gid]; empty means the sandbox's default
+	Service        string            // which part of a sandbox of several it runs in; empty means the default one. See Serviced
 	TTY            *WinSize          // non-nil asks for a terminal; Stderr is then unused
 	Stdin          io.Reader         // nil means no input (EOF at once)
 	Stdout, Stderr io.Writer         // nil discards
@@ -80,6 +81,16 @@ type Exit struct {
 	// OOMKilled says that the memory limit killed the command, something it ran (then
 	// Code is 137 all the same), or the sandbox with it.
 	OOMKilled bool `json:"oom_killed,omitempty"`
+}
+
+// Serviced is what an Execer is besides whose sandboxes have several parts by name, such
+// as the services of a compose project. Of others a command with a Service is refused with
+// Unsupported before they see it.
+type Serviced interface {
+	Execer
+	// Services lists the names, the default one first. A Cmd with any other name is
+	// Invalid.
+	Services(ctx context.Context, h Handle) ([]string, error)
 }
 
 // Filer works on files inside a ready sandbox. Names are absolute and clean. Kinds:

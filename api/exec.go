@@ -56,7 +56,7 @@ const (
 // blocked when the command has ended.
 func (c *Client) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	q := call{method: "GET", path: sandboxPath(ref) + "/exec"}
-	first, err := json.Marshal(ExecStream{Args: cmd.Args, Env: cmd.Env, Dir: cmd.Dir, User: cmd.User, TTY: cmd.TTY})
+	first, err := json.Marshal(ExecStream{Args: cmd.Args, Env: cmd.Env, Dir: cmd.Dir, User: cmd.User, Service: cmd.Service, TTY: cmd.TTY})
 	if err != nil {
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, err, "the command cannot be encoded")
 	}

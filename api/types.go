@@ -256,6 +256,7 @@ type Exec struct {
 	Env         map[string]string `json:"env,omitempty"`
 	Dir         string            `json:"dir,omitempty" doc:"Absolute; the workspace if empty"`
 	User        string            `json:"user,omitempty" doc:"Name or uid[:gid]"`
+	Service     string            `json:"service,omitempty" doc:"Which of the sandbox's services to run in, on extensions that have such; its default one if empty"`
 	Stdin       string            `json:"stdin,omitempty"`
 	StdinBase64 []byte            `json:"stdin_base64,omitempty" doc:"Instead of stdin, for bytes that are not UTF-8"`
 	Timeout     Duration          `json:"timeout,omitempty" example:"1m" doc:"The command is killed after this; default 1m, at most 1h"`
@@ -279,11 +280,12 @@ type ExecResult struct {
 
 // ExecStream is the first message of an exec stream; see docs/api.md.
 type ExecStream struct {
-	Args []string           `json:"args" minItems:"1" nullable:"false"`
-	Env  map[string]string  `json:"env,omitempty"`
-	Dir  string             `json:"dir,omitempty"`
-	User string             `json:"user,omitempty"`
-	TTY  *sandboxer.WinSize `json:"tty,omitempty"`
+	Args    []string           `json:"args" minItems:"1" nullable:"false"`
+	Env     map[string]string  `json:"env,omitempty"`
+	Dir     string             `json:"dir,omitempty"`
+	User    string             `json:"user,omitempty"`
+	Service string             `json:"service,omitempty"`
+	TTY     *sandboxer.WinSize `json:"tty,omitempty"`
 }
 
 // The kinds of file.

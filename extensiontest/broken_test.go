@@ -92,6 +92,12 @@ func (b *broken) Exec(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) 
 	return or(b.exec != nil, b.exec, b.Extension.Exec)(ctx, h, c)
 }
 
+// Services makes the broken ones Serviced: the backend leaves commands with a service to
+// them.
+func (b *broken) Services(context.Context, sandboxer.Handle) ([]string, error) {
+	return []string{"main"}, nil
+}
+
 func (b *broken) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
 	return or(b.read != nil, b.read, b.Extension.ReadFile)(ctx, h, name)
 }
@@ -425,6 +431,9 @@ var mutants = []struct {
 	}},
 	{"an unknown user is passed over", "exec/unknown user", func(b *broken, _ *fake.World) {
 		execAs(b, func(c *sandboxer.Cmd) { c.User = "" })
+	}},
+	{"an unknown service is passed over", "exec/unknown service", func(b *broken, _ *fake.World) {
+		execAs(b, func(c *sandboxer.Cmd) { c.Service = "" })
 	}},
 	{"a missing command is an error", "exec/missing command is 127", func(b *broken, _ *fake.World) {
 		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {

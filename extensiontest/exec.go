@@ -220,6 +220,11 @@ func (s *suite) exec(t *testing.T) {
 		wantKind(t, err, "Exec as no-such-user", sandboxer.Invalid)
 	})
 
+	t.Run("unknown service", func(t *testing.T) {
+		_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: []string{"true"}, Service: "no-such-service"})
+		wantKind(t, err, "Exec in no-such-service", sandboxer.Invalid, sandboxer.Unsupported)
+	})
+
 	t.Run("missing command is 127", func(t *testing.T) {
 		for _, name := range []string{"no-such-command", "/no/such/command", "./no-such-command"} {
 			x, _, e := sb.run(t, sandboxer.Cmd{Args: []string{name}})

@@ -37,7 +37,7 @@ type engine struct {
 var _ interface {
 	sandboxer.Extension
 	sandboxer.Checker
-	sandboxer.Execer
+	sandboxer.Serviced
 	sandboxer.Archiver
 	sandboxer.Dialer
 	sandboxer.Prober

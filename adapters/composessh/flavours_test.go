@@ -125,6 +125,12 @@ func TestFlavours(t *testing.T) {
 			if got := get(t, e, h, 8080, "hello"); got != "hello world" {
 				t.Errorf("the published port says %q", got)
 			}
+			var db strings.Builder
+			if x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", "echo $WHO; ls /www"}, Service: "db", Stdout: &db}); err != nil || x.Code == 0 || db.String() != "world\n" {
+				t.Errorf("in another service: %+v, %v, %q", x, err, db.String())
+			}
+			_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}, Service: "nosuch"})
+			kind(t, err, sandboxer.Invalid, "nosuch", "web, seed, db")
 			// Another process, which knows nothing, of the same sandbox; and a second one of
 			// the same file, beside it.
 			e2 := r.opened(t, "test")
@@ -140,7 +146,7 @@ func TestFlavours(t *testing.T) {
 			if err := e.Pause(t.Context(), h); err != nil {
 				t.Fatal(err)
 			}
-			_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+			_, err = e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
 			kind(t, err, sandboxer.Conflict, "paused")
 			if err := e2.Resume(t.Context(), h); err != nil {
 				t.Fatal(err)

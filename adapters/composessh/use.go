@@ -2,6 +2,7 @@ package composessh
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -54,16 +55,32 @@ func (e *engine) drop(name string) {
 	delete(e.metas, name)
 }
 
-// Exec implements sandboxer.Execer.
-func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
-	ho, m, err := e.find(ctx, h)
+// Services implements sandboxer.Serviced.
+func (e *engine) Services(ctx context.Context, h sandboxer.Handle) ([]string, error) {
+	_, m, err := e.find(ctx, h)
 	if err != nil {
-		return sandboxer.Exit{}, err
+		return nil, err
 	}
 	if m.Name == "" {
-		return sandboxer.Exit{}, gone(h)
+		return nil, gone(h)
 	}
-	exit, err := e.exec(ctx, ho, m, m.Service, cmd)
+	return m.names(), nil
+}
+
+// names are those of the services, the default one first.
+func (m *meta) names() []string {
+	names := []string{m.Service}
+	for _, s := range m.Services {
+		if s.Name != m.Service {
+			names = append(names, s.Name)
+		}
+	}
+	return names
+}
+
+// Exec implements sandboxer.Execer.
+func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	exit, err := e.execOnce(ctx, h, cmd)
 	// A sandbox that has all its processes may have one less soon. Nothing ran yet, and no
 	// input was taken.
 	for end := time.Now().Add(5 * time.Second); sandboxer.KindOf(err) == sandboxer.Exhausted && cmd.Stdin == nil && cmd.TTY == nil && time.Now().Before(end); {
@@ -72,16 +89,31 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 			return exit, ctx.Err()
 		case <-time.After(200 * time.Millisecond):
 		}
-		exit, err = e.exec(ctx, ho, m, m.Service, cmd)
+		exit, err = e.execOnce(ctx, h, cmd)
 	}
-	if err != nil && errors.Is(err, errStale) { // what was known of it is not so any more
-		e.drop(m.Name)
-		if ho, m, err = e.find(ctx, h); err == nil && m.Name != "" {
-			exit, err = e.exec(ctx, ho, m, m.Service, cmd)
+	if errors.Is(err, errStale) { // what was known of it is not so any more
+		if exit, err = e.execOnce(ctx, h, cmd); errors.Is(err, errStale) {
+			err = gone(h)
 		}
 	}
+	return exit, err
+}
+
+func (e *engine) execOnce(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	ho, m, err := e.find(ctx, h)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	if m.Name == "" {
+		return sandboxer.Exit{}, gone(h)
+	}
+	service := cmp.Or(cmd.Service, m.Service)
+	if m.service(service) == nil {
+		return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has no service %q", m.ID, service).WithHint("it has %s", strings.Join(m.names(), ", "))
+	}
+	exit, err := e.exec(ctx, ho, m, service, cmd)
 	if errors.Is(err, errStale) {
-		err = gone(h)
+		e.drop(m.Name)
 	}
 	return exit, err
 }

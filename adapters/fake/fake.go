@@ -235,6 +235,9 @@ func (e *Extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 
 // Exec implements sandboxer.Execer.
 func (e *Extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (x sandboxer.Exit, err error) {
+	if cmd.Service != "" {
+		return x, sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has no service %q", h.SandboxID, cmd.Service)
+	}
 	err = e.call(ctx, VerbExec, h.SandboxID, func(f Fault) error {
 		if f.Lie {
 			return nil

@@ -203,6 +203,9 @@ func (b *Backend) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cm
 	if err := checkCmd(cmd); err != nil {
 		return x, err
 	}
+	if _, ok := b.exec.(sandboxer.Serviced); !ok && cmd.Service != "" {
+		return x, sandboxer.E(sandboxer.Unsupported, nil, "sandboxes of %s have no services", b.id).WithHint("leave --service out")
+	}
 	err = b.call(ctx, "exec", 0, func(ctx context.Context) error {
 		x, err = b.exec.Exec(ctx, h, cmd)
 		return err

@@ -22,6 +22,7 @@ import (
 type guestOptions struct {
 	env, envFiles    []string
 	user, dir        string
+	service          string
 	interactive, tty bool
 }
 
@@ -32,6 +33,7 @@ func (g *guestOptions) register(c *cobra.Command, withEnv bool) {
 		fl.StringArrayVar(&g.envFiles, "env-file", nil, "`file` with lines NAME=value")
 	}
 	fl.StringVarP(&g.user, "user", "u", "", "`user` name or uid[:gid] inside")
+	fl.StringVar(&g.service, "service", "", "`name` of the compose service to run in; default: the sandbox's own")
 	fl.StringVarP(&g.dir, "workdir", "w", "", "absolute `directory` inside; default: the workspace")
 	fl.BoolVarP(&g.interactive, "interactive", "i", false, "pass on stdin (default: yes)")
 	fl.BoolVarP(&g.tty, "tty", "t", false, "give the command a terminal (default: when stdin and stdout are one)")
@@ -60,7 +62,7 @@ func execIn(ctx context.Context, f *factory, s *session, ref string, args []stri
 	if err != nil {
 		return 0, err
 	}
-	cmd := sandboxer.Cmd{Args: args, Env: env, Dir: g.dir, User: g.user, Stdout: f.io.out, Stderr: f.io.err}
+	cmd := sandboxer.Cmd{Args: args, Env: env, Dir: g.dir, User: g.user, Service: g.service, Stdout: f.io.out, Stderr: f.io.err}
 	if g.interactive {
 		cmd.Stdin = f.io.in
 	}

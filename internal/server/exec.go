@@ -62,7 +62,7 @@ func (s *Server) run(ctx context.Context, in *InRef, b api.Exec) (*reply[api.Exe
 	xctx, stop := context.WithTimeout(sctx, limit)
 	defer stop()
 	start := time.Now()
-	exit, err := s.m.Exec(xctx, in.ID, sandboxer.Cmd{Args: b.Args, Env: b.Env, Dir: b.Dir, User: b.User, Stdin: stdin, Stdout: &stdout, Stderr: &stderr})
+	exit, err := s.m.Exec(xctx, in.ID, sandboxer.Cmd{Args: b.Args, Env: b.Env, Dir: b.Dir, User: b.User, Service: b.Service, Stdin: stdin, Stdout: &stdout, Stderr: &stderr})
 	out := api.ExecResult{Code: exit.Code, Signal: exit.Signal, OOMKilled: exit.OOMKilled, Took: api.Duration(time.Since(start))}
 	if err != nil {
 		if sctx.Err() != nil || xctx.Err() == nil {
@@ -188,7 +188,7 @@ func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 	var exit sandboxer.Exit
 	if err == nil {
 		exit, err = s.m.Exec(ctx, ref, sandboxer.Cmd{
-			Args: req.Args, Env: req.Env, Dir: req.Dir, User: req.User, TTY: req.TTY,
+			Args: req.Args, Env: req.Env, Dir: req.Dir, User: req.User, Service: req.Service, TTY: req.TTY,
 			Stdin: &x.stdin, Stdout: &frames{pulse: x.pulse, channel: api.ChanStdout}, Stderr: &frames{pulse: x.pulse, channel: api.ChanStderr},
 			Resize: x.resize, Signals: x.signals,
 		})
