@@ -187,7 +187,9 @@ type Discoverer interface {
 }
 
 // Lister enumerates every object that carries owner's stamp, in whatever condition.
-// Only with it can the sweep find orphans.
+// Only with it can the sweep find orphans. Where a part cannot be asked, one of several
+// machines say, the rest comes first and then the error: what is listed is there, and
+// nothing is known of what is not.
 type Lister interface {
 	ListRunning(ctx context.Context, owner string) iter.Seq2[Handle, error]
 }

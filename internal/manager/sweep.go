@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -432,13 +433,12 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 	if err != nil {
 		return err
 	}
-	if lerr != nil {
-		return lerr
-	}
-	return m.orphans(ctx, t, e, listed, seen)
+	return errors.Join(m.orphans(ctx, t, e, listed, seen), lerr)
 }
 
-// listing returns what the backend lists under our name, or nothing if it cannot.
+// listing returns what the backend lists under our name, or nothing if it cannot. With
+// an error, what is not in it may be there all the same: one of its machines may be
+// away.
 func (m *Manager) listing(ctx context.Context, e *extension) (map[sighting]sandboxer.Handle, error) {
 	if e.Backend == nil || !e.Backend.Can(sandboxer.CanList) {
 		return nil, nil
@@ -446,7 +446,7 @@ func (m *Manager) listing(ctx context.Context, e *extension) (map[sighting]sandb
 	listed := map[sighting]sandboxer.Handle{}
 	for h, err := range e.Backend.ListRunning(ctx, m.opts.Owner) {
 		if err != nil {
-			return nil, err
+			return listed, err
 		}
 		listed[sighting{e.Info.ID, h.SandboxID, h.Generation}] = h
 	}

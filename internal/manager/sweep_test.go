@@ -1,7 +1,9 @@
 package manager
 
 import (
+	"context"
 	"fmt"
+	"iter"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -452,5 +454,47 @@ func TestSweepReport(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 		r.sound(0)
+	})
+}
+
+// partly lists what there is, and then that one machine is away.
+type partly struct{ *fake.Extension }
+
+func (e partly) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
+	return func(yield func(sandboxer.Handle, error) bool) {
+		for h, err := range e.Extension.ListRunning(ctx, owner) {
+			if !yield(h, err) {
+				return
+			}
+		}
+		yield(sandboxer.Handle{}, sandboxer.E(sandboxer.Unavailable, nil, "one machine is away"))
+	}
+}
+
+// TestSweepOfAPart has a listing that ends in an error: orphans among what was listed
+// before are removed, and nothing is taken for gone.
+func TestSweepOfAPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(s *setup) {
+			ticking(s)
+			s.fake.Drop = []sandboxer.Capability{sandboxer.CanProbe}
+			s.wrap = func(e *fake.Extension) sandboxer.Extension { return partly{e} }
+		})
+		unseen := r.create(sandboxer.CreateRequest{})
+		r.world.Kill(unseen.ID) // not listed: it may be where nobody answers
+		spec := sandboxer.Spec{ID: "stray", Generation: 1, Owner: "test"}
+		if _, err := r.ext.Provision(t.Context(), spec); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		for _, o := range r.world.Live() {
+			if o.Spec.ID == "stray" {
+				t.Error("an orphan that was listed is still there")
+			}
+		}
+		if sb := r.get(unseen.ID); sb.State != sandboxer.Running || !sb.AbsentSince.IsZero() {
+			t.Errorf("what was not listed is %s, absent since %v", sb.State, sb.AbsentSince)
+		}
 	})
 }
