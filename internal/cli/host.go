@@ -334,7 +334,7 @@ func newCmdHostRm(f *factory, runF func(context.Context, *hostOptions) error) *c
 	c := &cobra.Command{
 		Use: "rm NAME", Aliases: []string{"remove"}, Short: "Forget a drained host", Args: wants(1, 1, "the name of one host"),
 		Long: "Forget a host, with the key that it was trusted with. Sandboxes there could no longer be ended, so it must be drained\n" +
-			"and its sandboxes destroyed first; --force forgets it as it is. Nothing is changed on the host.",
+			"and its sandboxes destroyed first, of which the books are asked; --force forgets it as it is. Nothing is changed on the host.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.name = args[0]
 			if runF != nil {
@@ -347,7 +347,7 @@ func newCmdHostRm(f *factory, runF func(context.Context, *hostOptions) error) *c
 	return c
 }
 
-func hostRmRun(_ context.Context, o *hostOptions) error {
+func hostRmRun(ctx context.Context, o *hostOptions) error {
 	reg, err := o.f.hosts()
 	if err != nil {
 		return err
@@ -361,10 +361,46 @@ func hostRmRun(_ context.Context, o *hostOptions) error {
 			return sandboxer.E(sandboxer.Conflict, nil, "host %s is in use", o.name).
 				WithHint("destroy its sandboxes after: sandboxer host drain %s", o.name)
 		}
+		there, err := o.sandboxes(ctx)
+		if err != nil {
+			return err
+		}
+		if len(there) > 0 {
+			return sandboxer.E(sandboxer.Conflict, nil, "host %s has %d sandboxes: %s", o.name, len(there), join(there[:min(len(there), 10)], ", ")).
+				WithHint("destroy them first: sandboxer destroy %s", there[0])
+		}
 	}
 	if err := reg.Remove(o.name); err != nil {
 		return err
 	}
 	o.f.progress().done("forgot host %s", o.name)
 	return nil
+}
+
+// sandboxes lists the sandboxes of every tenant that are, or once were and are not proven
+// gone, on the host.
+func (o *hostOptions) sandboxes(ctx context.Context) ([]string, error) {
+	p := o.f.progress()
+	defer p.stop()
+	s, err := o.f.connectOrEmbed(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	var there []string
+	q := api.SandboxQuery{Limit: sandboxer.MaxPage}
+	for {
+		l, err := s.List(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, sb := range l.Items {
+			if sb.Host == o.name || sb.Reachability.Host == o.name {
+				there = append(there, sb.ID)
+			}
+		}
+		if q.Cursor = l.NextCursor; q.Cursor == "" {
+			return there, nil
+		}
+	}
 }
