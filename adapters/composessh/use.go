@@ -909,13 +909,15 @@ func (t *tunnel) SetWriteDeadline(at time.Time) error { return t.w.SetWriteDeadl
 const measure = `
 echo "disk $(du -sk -- "$1" 2>/dev/null | cut -f1)"; shift
 for p; do
+	v1=
 	while IFS=: read -r n c g; do
 		case ,$c, in
 		,,) [ -d "/sys/fs/cgroup$g" ] && d=/sys/fs/cgroup$g || { [ -d "/sys/fs/cgroup/unified$g" ] && d=/sys/fs/cgroup/unified$g || continue; }
-			[ -e "$d/cpu.stat" ] && sed -n 's/^usage_usec /cpu_us /p' "$d/cpu.stat"
+			# Where both are mounted, which lists this one last, the old one has the controllers.
+			[ -z "$v1" ] && [ -e "$d/cpu.stat" ] && sed -n 's/^usage_usec /cpu_us /p' "$d/cpu.stat"
 			[ -e "$d/memory.current" ] && echo "mem $(cat "$d/memory.current")"
 			[ -e "$d/pids.current" ] && echo "pids $(cat "$d/pids.current")";;
-		*,cpuacct,*) for d in /sys/fs/cgroup/cpuacct /sys/fs/cgroup/cpu,cpuacct /sys/fs/cgroup/cpu; do [ ! -e "$d$g/cpuacct.usage" ] || { echo "cpu $(cat "$d$g/cpuacct.usage")"; break; }; done;;
+		*,cpuacct,*) for d in /sys/fs/cgroup/cpuacct /sys/fs/cgroup/cpu,cpuacct /sys/fs/cgroup/cpu; do [ ! -e "$d$g/cpuacct.usage" ] || { echo "cpu $(cat "$d$g/cpuacct.usage")"; v1=1; break; }; done;;
 		*,memory,*) [ ! -e "/sys/fs/cgroup/memory$g/memory.usage_in_bytes" ] || echo "mem $(cat "/sys/fs/cgroup/memory$g/memory.usage_in_bytes")";;
 		*,pids,*) [ ! -e "/sys/fs/cgroup/pids$g/pids.current" ] || echo "pids $(cat "/sys/fs/cgroup/pids$g/pids.current")";;
 		esac
