@@ -194,7 +194,7 @@ func (b *bench) density(ctx context.Context) error {
 	if b.image != "" {
 		profile = imageProfile
 	}
-	before, err := available()
+	before, err := settled()
 	if err != nil {
 		return err
 	}
@@ -213,8 +213,7 @@ func (b *bench) density(ctx context.Context) error {
 		}
 	}
 	b.r.fact("100 idle sandboxes", "made one after the other in %.1f s", time.Since(begin).Seconds())
-	time.Sleep(3 * time.Second)
-	after, err := available()
+	after, err := settled()
 	if err != nil {
 		return err
 	}
@@ -231,6 +230,25 @@ func (b *bench) density(ctx context.Context) error {
 		b.r.metric(densityCPU, "%").samples = []float64{100 * float64(later-d) / float64(time.Since(begin)) / n}
 	}
 	return ctx.Err()
+}
+
+// settled is available once that stands still: what was measured before may still be on
+// its way out.
+func settled() (int64, error) {
+	last, err := available()
+	for range 30 {
+		if err != nil {
+			break
+		}
+		time.Sleep(time.Second)
+		var n int64
+		n, err = available()
+		if still := max(n, last)-min(n, last) < 8<<20; err == nil && still {
+			return n, nil
+		}
+		last = n
+	}
+	return last, err
 }
 
 // available is the machine's memory that programs can have, in bytes.

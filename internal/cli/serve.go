@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -150,12 +151,13 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 		for _, l := range listeners {
 			log.Info("listening", "network", l.Addr().Network(), "addr", l.Addr().String())
 		}
-		var backups sync.WaitGroup
+		var aside sync.WaitGroup
+		aside.Go(debug.FreeOSMemory) // starting took more than staying does
 		bctx, cancel := context.WithCancel(ctx)
-		backups.Go(func() {
+		aside.Go(func() {
 			backUpRegularly(bctx, log, cfg.Dir, s.span("backup_every"), s.number("keep_backups"))
 		})
-		defer backups.Wait()
+		defer aside.Wait()
 		defer cancel()
 		opts := server.Options{Log: log, Version: version(), Owner: b.owner, Data: cfg.Dir, Hosts: o.hosts, Metrics: metrics}
 		if o.portURL != "" {
