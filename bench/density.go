@@ -35,6 +35,7 @@ const (
 	burstGood   = "burst of 50: lives that succeed"
 	burstDocker = "burst of 50 docker run --rm true"
 	claimFirst  = "claim of a warm sandbox: to first exec"
+	claimExec   = "claim of a warm sandbox: first exec"
 	claimRunsc  = "runsc run true, among claims"
 	claimWarm   = "claims answered from the pool"
 	netPush     = "network: through the policy, up"
@@ -342,6 +343,7 @@ func (b *bench) pool(ctx context.Context) (err error) {
 	for range b.rounds {
 		begin := time.Now()
 		id, err := br.create(ctx, poolProfile)
+		claimed := time.Now()
 		if err == nil {
 			err = br.run(ctx, id)
 		}
@@ -349,6 +351,7 @@ func (b *bench) pool(ctx context.Context) (err error) {
 			return err
 		}
 		b.r.took(claimFirst, time.Since(begin))
+		b.r.took(claimExec, time.Since(claimed))
 		if _, err := br.Destroy(ctx, id, true); err != nil {
 			return err
 		}
