@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -28,17 +29,61 @@ func procs(cookie string) (pids []int) {
 	}
 	defer dir.Close()
 	names, _ := dir.Readdirnames(-1)
+	buf := make([]byte, 128<<10)
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
 			continue
 		}
-		env, err := os.ReadFile("/proc/" + name + "/environ") // empty for a zombie
-		if err == nil && (bytes.HasPrefix(env, []byte(cookie+"\x00")) || bytes.Contains(env, []byte("\x00"+cookie+"\x00"))) {
+		env := environ(pid, buf)
+		if bytes.HasPrefix(env, []byte(cookie+"\x00")) || bytes.Contains(env, []byte("\x00"+cookie+"\x00")) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
+}
+
+// environ returns the environment of pid, in one read if it fits into buf: what is read in
+// pieces may be that of two programs. In the middle of an execve it
+// shows none, once because the file was opened of the memory it has left and then until
+// its new memory is set up.
+func environ(pid int, buf []byte) []byte {
+	const vsize, envEnd = 23 - 3, 51 - 3 // numbered as in proc(5)
+	for end, settled := time.Now().Add(time.Second), 0; ; {
+		f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil {
+			return nil
+		}
+		n, err := f.Read(buf)
+		var rest []byte
+		if n == len(buf) {
+			rest, _ = io.ReadAll(f)
+		}
+		f.Close()
+		if err != nil && err != io.EOF || n > 0 || settled > 1 || time.Now().After(end) {
+			return append(buf[:n:n], rest...)
+		}
+		st := stat(pid)
+		switch {
+		case len(st) <= envEnd || st[vsize] == "0": // it ended, is a zombie or one of the kernel's
+			return nil
+		case st[envEnd] == "0":
+			settled = 0
+			time.Sleep(50 * time.Microsecond)
+		default:
+			settled++
+		}
+	}
+}
+
+// stat returns the fields of /proc/PID/stat from the third on; none when pid ended.
+func stat(pid int) []string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil
+	}
+	_, rest, _ := strings.Cut(string(b), ") ") // the name before it may contain anything
+	return strings.Fields(rest)
 }
 
 // kill ends every process with the cookie. It returns when there is none left: they
@@ -131,12 +176,7 @@ func measure(o Object) sandboxer.Stats {
 	s := sandboxer.Stats{At: time.Now(), CPU: o.CPU, RxBytes: -1, TxBytes: -1}
 	const tick = time.Second / 100 // USER_HZ
 	for _, pid := range procs(o.cookie()) {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			continue
-		}
-		_, rest, _ := strings.Cut(string(b), ") ") // the name before it may contain anything
-		f := strings.Fields(rest)
+		f := stat(pid)
 		if len(f) < 22 {
 			continue
 		}
