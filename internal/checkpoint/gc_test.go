@@ -495,7 +495,7 @@ func TestKill(t *testing.T) {
 	for at := 1; ; at++ {
 		dir := t.TempDir()
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestKill$")
-		cmd.Env = append(os.Environ(), killEnv+"="+dir+"|"+strconv.Itoa(at))
+		cmd.Env = append(os.Environ(), killEnv+"="+dir+"|"+strconv.Itoa(at), "TMPDIR="+t.TempDir()) // which the dead cannot clear
 		out, err := cmd.CombinedOutput()
 		var exit *exec.ExitError
 		if err != nil {
