@@ -7,6 +7,7 @@ import (
 	"context"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -126,4 +127,40 @@ chmod +x /tmp/f; /tmp/f 2>/dev/null & exec sleep 1000`
 	if _, err := os.Stat(e.dir("box", boxName(h.SandboxID, 1), "stopped")); err == nil {
 		t.Error("the sandbox is noted as standing still")
 	}
+}
+
+// At its process limit a sandbox says so, and lives: nothing wakes the agent, which would
+// die of it.
+func TestAtTheProcessLimit(t *testing.T) {
+	e := openTest(t)
+	if !e.cgroups.usable() {
+		t.Skip(e.cgroups.why)
+	}
+	h := up(t, e, sandboxer.Spec{Limits: sandboxer.Limits{PIDs: 32}})
+	if x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", "i=0; while [ $i -lt 60 ]; do sleep 1000 & i=$((i+1)); done 2>/dev/null"}}); err != nil {
+		t.Fatalf("%+v, %v", x, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	for range 4 { // the shell's own place is free again; one more than that is one too many
+		refused := make(chan error, 1)
+		running.Go(func() {
+			_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sleep", "1000"}, Dir: "/"})
+			refused <- err
+		})
+		select {
+		case err := <-refused:
+			if sandboxer.KindOf(err) != sandboxer.Exhausted || !strings.Contains(err.Error(), "limit") {
+				t.Errorf("a command too many: %v", err)
+			}
+			if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Alive || err != nil {
+				t.Errorf("afterwards IsAlive is %s, %v", l, err)
+			}
+			return
+		case <-time.After(2 * time.Second): // it runs
+		}
+	}
+	t.Error("no command was refused")
 }

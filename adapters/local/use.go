@@ -235,6 +235,12 @@ func (b *box) notStarted(ctx context.Context, cmd sandboxer.Cmd, err error) (san
 	if !b.alive() {
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.NotFound, err, "the sandbox ended")
 	}
+	if strings.Contains(text, "try again") {
+		// Asking the agent about anything would wake it, which takes threads that are not
+		// to be had: process 1 would die of it, and the sandbox with it.
+		return sandboxer.Exit{}, sandboxer.E(sandboxer.Exhausted, err, "the command could not be started: the sandbox has as many processes as its limit allows").
+			WithHint("end some of them, or raise limits.pids in the profile")
+	}
 	if cmd.Dir != "" {
 		if fi, serr := b.agent.StatFile(ctx, cmd.Dir); errors.Is(serr, sandboxer.NotFound) || serr == nil && !fi.Mode.IsDir() && fi.Mode&fs.ModeSymlink == 0 {
 			return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, err, "working directory %s does not exist in the sandbox", cmd.Dir)
