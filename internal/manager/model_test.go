@@ -127,13 +127,13 @@ func (m *model) doCreate(t *rapid.T) {
 		if !m.faulty || gerr != nil || !old.State.Live() || old.Profile == "profile."+req.Profile {
 			t.Fatalf("create of %s: %v", id, err)
 		}
-		m.live[id] = &believed{old.Profile, old.Generation, old.ExpiresAt, old.State}
+		m.believe(old)
 	case err == nil:
 		found := m.faulty && sb.State == sandboxer.Paused // one of which a failure had told us nothing
 		if sb.Generation <= m.ends[id] || sb.State != sandboxer.Running && !found {
 			t.Fatalf("%s is %s, generation %d after %d", id, sb.State, sb.Generation, m.ends[id])
 		}
-		m.live[id] = &believed{sb.Profile, sb.Generation, sb.ExpiresAt, sb.State}
+		m.believe(sb)
 	}
 	if req.Key != "" && err == nil {
 		m.keys[req.Key] = fmt.Sprint(sb.ID, "/", sb.Generation)
@@ -169,9 +169,16 @@ func (m *model) doExtend(t *rapid.T) {
 	case err == nil && b != nil:
 		b.expires = sb.ExpiresAt
 	case err == nil: // it outlived its time because a fault held up what would have ended it
-		m.live[id] = &believed{sb.Profile, sb.Generation, sb.ExpiresAt, sb.State}
+		m.believe(sb)
 	case err != nil && !m.faulty && b != nil && !slices.Contains([]sandboxer.Kind{sandboxer.NoCredit, sandboxer.Invalid}, sandboxer.KindOf(err)):
 		t.Fatalf("extend of %s: %v", id, err)
+	}
+}
+
+// believe takes sb to live on as it is, unless it is on its way to another state.
+func (m *model) believe(sb *sandboxer.Sandbox) {
+	if sb.State == sandboxer.Running || sb.State == sandboxer.Paused {
+		m.live[sb.ID] = &believed{sb.Profile, sb.Generation, sb.ExpiresAt, sb.State}
 	}
 }
 
