@@ -121,15 +121,16 @@ func (m *model) doCreate(t *rapid.T) {
 		if err != nil || sb.Generation != b.generation || sb.State != b.state {
 			t.Fatalf("%s lives (%+v), and yet create gave %v, %v", id, b, sb, err)
 		}
+		m.was(id, sb) // it may live longer now
 	case err != nil && !isKind(err, sandboxer.NoCredit):
 		// A fault may have kept one alive past its time, or hidden that it came to be.
 		old, gerr := m.Get(acme, id)
-		if !m.faulty || gerr != nil || !old.State.Live() || old.Profile == "profile."+req.Profile {
+		if !m.faulty || gerr != nil || !old.State.Live() || old.Profile == "profile."+req.Profile && old.State != sandboxer.Pausing {
 			t.Fatalf("create of %s: %v", id, err)
 		}
 		m.believe(old)
 	case err == nil:
-		found := m.faulty && sb.State == sandboxer.Paused // one of which a failure had told us nothing
+		found := m.faulty && (sb.State == sandboxer.Paused || sb.State == sandboxer.Pausing) // one of which a failure had told us nothing
 		if sb.Generation <= m.ends[id] || sb.State != sandboxer.Running && !found {
 			t.Fatalf("%s is %s, generation %d after %d", id, sb.State, sb.Generation, m.ends[id])
 		}
