@@ -42,7 +42,8 @@ type box struct {
 
 	awake atomic.Bool // the agent is known to run
 
-	stopped string // file that exists while every process inside is stopped (standStill)
+	still   sync.Mutex // held by the kill for which every process inside stands still
+	stopped string     // file that exists meanwhile (standStill)
 
 	wires wires
 

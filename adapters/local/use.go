@@ -285,6 +285,10 @@ func (b *box) kill(mark string, pid int32) {
 		return
 	case <-time.After(killPatience):
 	}
+	// One after the other: two would stop each other's killers, and the first to be done
+	// would let what the other looks for go on.
+	b.still.Lock()
+	defer b.still.Unlock()
 	if err := b.standStill(true); err != nil {
 		<-done
 		return
