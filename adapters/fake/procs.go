@@ -44,9 +44,9 @@ func procs(cookie string) (pids []int) {
 }
 
 // environ returns the environment of pid, in one read if it fits into buf: what is read in
-// pieces may be that of two programs. In the middle of an execve it
-// shows none, once because the file was opened of the memory it has left and then until
-// its new memory is set up.
+// pieces may be that of two programs. In the middle of an execve it shows none, once
+// because the file was opened of the memory it has left and then until its new memory
+// is set up.
 func environ(pid int, buf []byte) []byte {
 	const vsize, envEnd = 23 - 3, 51 - 3 // numbered as in proc(5)
 	for end, settled := time.Now().Add(time.Second), 0; ; {
