@@ -61,6 +61,7 @@ func runInit(args []string) int {
 		grace    time.Duration
 		ringKiB  int
 		verbose  bool
+		reserved bool
 		fuseAt   time.Time
 	)
 	fs.Var(&listenOn, "listen", "`address` host:port, unix:/path or donate:/path, may be repeated (default "+DefaultAddress+", or $"+envListen+")")
@@ -68,6 +69,7 @@ func runInit(args []string) int {
 	fs.StringVar(&set.workdir, "workdir", os.Getenv(envWorkdir), "`directory` where processes start (default the user's home, or $"+envWorkdir+")")
 	fs.DurationVar(&grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL at the end")
 	fs.IntVar(&ringKiB, "replay-kib", 1024, "output kept of each process, in KiB")
+	fs.BoolVar(&reserved, "above-limits", false, "keep CAP_SYS_RESOURCE for the agent, and none for what it starts")
 	fs.BoolVar(&verbose, "v", false, "log more")
 	fs.Func("fuse", "`time` (RFC 3339) at which to end by itself, and the sandbox with it", func(v string) (err error) {
 		fuseAt, err = time.Parse(time.RFC3339, v)
@@ -111,6 +113,12 @@ func runInit(args []string) int {
 			return 1
 		}
 		listeners = append(listeners, l)
+	}
+
+	if reserved {
+		if err := s.procs.reserve(); err != nil {
+			return complain("--above-limits: %v", err)
+		}
 	}
 
 	// A sandbox is idle most of its life: collect early, keep little.

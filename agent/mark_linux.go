@@ -1,13 +1,14 @@
 package agent
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // runKillMarked kills every process whose environment contains the given NAME=VALUE
@@ -19,7 +20,7 @@ func runKillMarked(args []string) int {
 		fmt.Fprintln(os.Stderr, "sandboxer-agent: kill-marked needs NAME=VALUE and a session")
 		return 2
 	}
-	mark := []byte(args[0])
+	mark := args[0]
 	session, err := strconv.Atoi(args[1])
 	if err != nil || session < 2 {
 		fmt.Fprintf(os.Stderr, "sandboxer-agent: %q is not a session\n", args[1])
@@ -36,52 +37,22 @@ func runKillMarked(args []string) int {
 }
 
 // killRound looks once and returns how many processes it killed.
-func killRound(mark []byte, session int) int {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return 0
-	}
-	killed := 0
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == 1 || pid == os.Getpid() {
+func killRound(mark string, session int) int {
+	killed, buf := 0, make([]byte, procs.Room)
+	for _, pid := range procs.All() {
+		if pid == 1 || pid == os.Getpid() {
 			continue
 		}
-		state, sid := stateAndSession(pid)
-		if state == "Z" || state == "X" || state == "" {
+		st := procs.Stat(pid) // state, parent, group, session
+		if len(st) < 4 || st[0] == "Z" || st[0] == "X" {
 			continue
 		}
-		if sid != session {
-			env, err := os.ReadFile("/proc/" + e.Name() + "/environ")
-			if err != nil || !hasEntry(env, mark) {
-				continue
-			}
+		if st[3] != strconv.Itoa(session) && !procs.Has(procs.Environ(pid, buf), mark) {
+			continue
 		}
 		if unix.Kill(pid, unix.SIGKILL) == nil {
 			killed++
 		}
 	}
 	return killed
-}
-
-func hasEntry(env, want []byte) bool {
-	for kv := range bytes.SplitSeq(env, []byte{0}) {
-		if bytes.Equal(kv, want) {
-			return true
-		}
-	}
-	return false
-}
-
-func stateAndSession(pid int) (state string, session int) {
-	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return "", 0
-	}
-	f := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-	if len(f) < 4 {
-		return "", 0
-	}
-	session, _ = strconv.Atoi(f[3])
-	return f[0], session
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // How the end of a process is told from the end of its output: once the leader has
@@ -59,6 +60,7 @@ type process struct {
 	in      *os.File      // write end of stdin, or the terminal's master; nil without
 	inLock  chan struct{} // held while writing to in
 	outputs sync.WaitGroup
+	killing sync.RWMutex // held, shared, by who kills it with all that it started
 
 	mu      sync.Mutex
 	ws      unix.WaitStatus // valid once done is closed
@@ -83,6 +85,7 @@ type table struct {
 	seq     uint64
 	stopped bool
 
+	limited bool // our own CAP_SYS_RESOURCE is not for what we start
 	ringMax int
 	idle    chan struct{} // poked when a process has ended
 }
@@ -126,7 +129,7 @@ func (t *table) start(c command) (*process, *subscriber, error) {
 	if stopped {
 		err = sandboxer.E(sandboxer.Unavailable, nil, "the sandbox is shutting down")
 	} else {
-		p.pid, err = syscall.ForkExec(file, c.args, attr)
+		p.pid, err = t.forkExec(file, c.args, attr)
 	}
 	if err == nil {
 		t.mu.Lock()
@@ -533,6 +536,10 @@ func unread(outs []*os.File) bool {
 // finish waits for the end of p and of its output, then lets readers see it.
 func (p *process) finish(outs []*os.File) {
 	<-p.done
+	// Who is told of the end may rely on it that what was killed with p is dead, too.
+	p.killing.Lock()
+	//lint:ignore SA2001 whoever was killing is through, which is all that is wanted
+	p.killing.Unlock()
 	closed := make(chan struct{})
 	go func() {
 		p.outputs.Wait()
@@ -802,6 +809,8 @@ func (p *process) signal(sig unix.Signal) error {
 		}
 		return nil
 	}
+	p.killing.RLock()
+	defer p.killing.RUnlock()
 	// Until a pass finds nothing alive: the members may be forking.
 	for range 100 {
 		ms := p.members(true)
@@ -838,9 +847,9 @@ func (p *process) members(all bool) []member {
 				}
 			}
 		}
-		mark := p.mark
+		mark, buf := p.mark, make([]byte, procs.Room)
 		for _, s := range stats {
-			if !in[s.pid] && !s.dead && s.pid != os.Getpid() && marked(s.pid, mark) {
+			if !in[s.pid] && !s.dead && s.pid != os.Getpid() && marked(s.pid, mark, buf) {
 				in[s.pid] = true
 			}
 		}
@@ -858,12 +867,11 @@ func (p *process) members(all bool) []member {
 // still known as started by one of ours.
 const markVar = "SANDBOXER_PROCESS"
 
-func marked(pid int, mark string) bool {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	if err != nil || mark == "" {
+func marked(pid int, mark string, buf []byte) bool {
+	if mark == "" {
 		return false
 	}
-	for kv := range strings.SplitSeq(string(b), "\x00") {
+	for kv := range strings.SplitSeq(string(procs.Environ(pid, buf)), "\x00") {
 		if v, ok := strings.CutPrefix(kv, markVar+"="); ok {
 			return v == mark
 		}

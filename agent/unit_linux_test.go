@@ -155,3 +155,19 @@ func TestPacer(t *testing.T) {
 		t.Error("a small read does not end bulk")
 	}
 }
+
+// The end of a process is not told while somebody kills what it started.
+func TestEndAfterTheKill(t *testing.T) {
+	p := &process{pid: 1 << 30, t: newTable(1 << 10), done: make(chan struct{})}
+	p.killing.RLock()
+	close(p.done) // its leader is dead
+	finished := make(chan struct{})
+	go func() { p.finish(nil); close(finished) }()
+	select {
+	case <-finished:
+		t.Error("it has ended, and what it started may not be dead yet")
+	case <-time.After(5 * quietAfterExit):
+	}
+	p.killing.RUnlock()
+	<-finished
+}

@@ -1,11 +1,9 @@
 package fake
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -16,81 +14,17 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // cookie is in the environment of every process of the sandbox.
 func (o Object) cookie() string { return "SANDBOXER_ROOT=" + o.Dir }
 
-// procs returns the running processes whose environment has the line cookie.
-func procs(cookie string) (pids []int) {
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return nil
-	}
-	defer dir.Close()
-	names, _ := dir.Readdirnames(-1)
-	buf := make([]byte, 128<<10)
-	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
-		env := environ(pid, buf)
-		if bytes.HasPrefix(env, []byte(cookie+"\x00")) || bytes.Contains(env, []byte("\x00"+cookie+"\x00")) {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
-
-// environ returns the environment of pid, in one read if it fits into buf: what is read in
-// pieces may be that of two programs. In the middle of an execve it shows none, once
-// because the file was opened of the memory it has left and then until its new memory
-// is set up.
-func environ(pid int, buf []byte) []byte {
-	const vsize, envEnd = 23 - 3, 51 - 3 // numbered as in proc(5)
-	for end, settled := time.Now().Add(time.Second), 0; ; {
-		f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))
-		if err != nil {
-			return nil
-		}
-		n, err := f.Read(buf)
-		var rest []byte
-		if n == len(buf) {
-			rest, _ = io.ReadAll(f)
-		}
-		f.Close()
-		if err != nil && err != io.EOF || n > 0 || settled > 1 || time.Now().After(end) {
-			return append(buf[:n:n], rest...)
-		}
-		st := stat(pid)
-		switch {
-		case len(st) <= envEnd || st[vsize] == "0": // it ended, is a zombie or one of the kernel's
-			return nil
-		case st[envEnd] == "0":
-			settled = 0
-			time.Sleep(50 * time.Microsecond)
-		default:
-			settled++
-		}
-	}
-}
-
-// stat returns the fields of /proc/PID/stat from the third on; none when pid ended.
-func stat(pid int) []string {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return nil
-	}
-	_, rest, _ := strings.Cut(string(b), ") ") // the name before it may contain anything
-	return strings.Fields(rest)
-}
-
 // kill ends every process with the cookie. It returns when there is none left: they
 // may fork while they are looked for.
 func kill(cookie string) error {
 	for try := range 400 {
-		pids := procs(cookie)
+		pids := procs.WithEnv(cookie)
 		if len(pids) == 0 {
 			return nil
 		}
@@ -109,7 +43,7 @@ func freeze(cookie string) {
 	stopped := map[int]bool{}
 	for fresh := true; fresh; {
 		fresh = false
-		for _, pid := range procs(cookie) {
+		for _, pid := range procs.WithEnv(cookie) {
 			if !stopped[pid] {
 				stopped[pid], fresh = true, true
 				syscall.Kill(pid, syscall.SIGSTOP)
@@ -119,7 +53,7 @@ func freeze(cookie string) {
 }
 
 func thaw(cookie string) {
-	for _, pid := range procs(cookie) {
+	for _, pid := range procs.WithEnv(cookie) {
 		syscall.Kill(pid, syscall.SIGCONT)
 	}
 }
@@ -131,7 +65,7 @@ func dial(ctx context.Context, o Object, port int) (net.Conn, error) {
 	if len(sockets) == 0 {
 		return nil, closed
 	}
-	for _, pid := range procs(o.cookie()) {
+	for _, pid := range procs.WithEnv(o.cookie()) {
 		dir := fmt.Sprintf("/proc/%d/fd", pid)
 		fds, err := os.ReadDir(dir)
 		if err != nil {
@@ -175,8 +109,8 @@ func listeners(port int) map[string]string {
 func measure(o Object) sandboxer.Stats {
 	s := sandboxer.Stats{At: time.Now(), CPU: o.CPU, RxBytes: -1, TxBytes: -1}
 	const tick = time.Second / 100 // USER_HZ
-	for _, pid := range procs(o.cookie()) {
-		f := stat(pid)
+	for _, pid := range procs.WithEnv(o.cookie()) {
+		f := procs.Stat(pid)
 		if len(f) < 22 {
 			continue
 		}

@@ -105,6 +105,7 @@ func (g *guest) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, er
 	if dir == "" {
 		dir = g.dir
 	}
+	began := time.Now()
 	x, err := g.host.Run(ctx, sshrun.Cmd{
 		Script: fmt.Sprintf(enter, exports(cmd.Env)), Args: append([]string{g.rec, g.mark, as}, cmd.Args...), Dir: dir,
 		TTY: cmd.TTY, Stdin: cmd.Stdin, Stdout: cmd.Stdout, Stderr: cmd.Stderr, Resize: cmd.Resize, Signals: cmd.Signals,
@@ -114,7 +115,20 @@ func (g *guest) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, er
 			return sandboxer.Exit{}, gone
 		}
 	}
+	if g.own && err == nil && x.Signal == "KILL" {
+		x.OOMKilled = g.ranOut(ctx, time.Since(began))
+	}
 	return x, err
+}
+
+// ranOut reports whether the machine's kernel ended something for want of memory within the
+// last d. It says so in its log, and nowhere else of which process.
+func (g *guest) ranOut(ctx context.Context, d time.Duration) bool {
+	_, err := g.host.Output(ctx, `
+dmesg 2>/dev/null | awk -v up="$(cut -d ' ' -f 1 /proc/uptime)" -v d="$1" '
+	/oom-kill:|Out of memory: Kill/ { sub(/^[^[]*\[ */, ""); if ($0 + 0 >= up - d) n = 1 }
+	END { exit !n }' || exit 3`, strconv.Itoa(int(d/time.Second)+2))
+	return err == nil
 }
 
 func checkCmdEnv(env map[string]string) error {

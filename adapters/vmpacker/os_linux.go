@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"syscall"
@@ -24,38 +23,6 @@ func dialBelow(ctx context.Context, dir, name string) (net.Conn, error) {
 	}
 	defer d.Close()
 	return new(net.Dialer).DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name))
-}
-
-// withArg lists the processes that have arg among their arguments.
-func withArg(arg string) (pids []int) {
-	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, name := range all {
-		data, err := os.ReadFile(name)
-		if err == nil && hasArg(data, arg) {
-			if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
-				pids = append(pids, pid)
-			}
-		}
-	}
-	return pids
-}
-
-func hasArg(cmdline []byte, arg string) bool {
-	return slices.ContainsFunc(bytes.Split(cmdline, []byte{0}), func(w []byte) bool { return string(w) == arg })
-}
-
-// withEnv lists the processes that have kv in their environment.
-func withEnv(kv string) (pids []int) {
-	all, _ := filepath.Glob("/proc/[0-9]*/environ")
-	for _, name := range all {
-		data, err := os.ReadFile(name)
-		if err == nil && hasArg(data, kv) {
-			if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
-				pids = append(pids, pid)
-			}
-		}
-	}
-	return pids
 }
 
 // endAll kills what find lists, until it lists nothing. A number may be another process

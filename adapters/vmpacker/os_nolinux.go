@@ -18,8 +18,6 @@ func dialBelow(ctx context.Context, dir, name string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, name))
 }
 
-func withArg(string) []int                       { return nil }
-func withEnv(string) []int                       { return nil }
 func endAll(context.Context, func() []int) error { return nil }
 func used(int) (time.Duration, int64, error)     { return 0, 0, errors.ErrUnsupported }
 func apart() *syscall.SysProcAttr                { return nil }

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // Packer says how an image is built. Packer itself is whichever is installed, from
@@ -235,7 +236,7 @@ func (e *extension) build(ctx context.Context, name, key string, p *Packer) (str
 	}
 	// Whoever built it before has died, or the lock would not be ours.
 	mark := buildMark + "=" + e.env.Owner + "/" + key
-	find := func() []int { return withEnv(mark) }
+	find := func() []int { return procs.WithEnv(mark) }
 	if err := endAll(ctx, find); err != nil {
 		return "", err
 	}

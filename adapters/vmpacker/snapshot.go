@@ -114,7 +114,7 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 			return none, missing(p.ID)
 		}
 		if sandboxer.KindOf(err) == sandboxer.Internal {
-			err = sandboxer.E(sandboxer.Failed, err, "the machine of sandbox %s cannot be saved", p.ID)
+			err = roomless(sandboxer.E(sandboxer.Failed, err, "the machine of sandbox %s cannot be saved", p.ID))
 		}
 		return none, err
 	}
@@ -128,7 +128,8 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 		err = writeWhole(filepath.Join(dir, "record.json"), append(data, '\n'))
 	}
 	if err != nil {
-		return none, sandboxer.E(sandboxer.Unavailable, err, "snapshot %s cannot be written", id)
+		os.RemoveAll(dir)
+		return none, roomless(sandboxer.E(sandboxer.Unavailable, err, "snapshot %s cannot be written", id))
 	}
 	return s.Receipt, nil
 }
@@ -264,7 +265,14 @@ func (e *extension) still(ctx context.Context, h sandboxer.Handle, on bool) erro
 		if err := e.remember(p); err != nil {
 			return err
 		}
-		err = e.tell(ctx, p, "stop")
+		if err = e.tell(ctx, p, "stop"); err != nil {
+			// Whether it stands still is not known. It is not to, and goes on for all.
+			c, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+			defer cancel()
+			_ = e.tell(c, p, "cont")
+			p.State.Paused = false
+			err = errors.Join(err, e.remember(p))
+		}
 	} else if err = e.tell(ctx, p, "cont"); err == nil {
 		was := p.State.Paused
 		p.State.Paused = false

@@ -20,9 +20,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -76,7 +78,7 @@ var ownerName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 func (e *extension) vmDir(p *place) string { return e.dir("vm", p.key()) }
 
 // pids are the processes of the machine at p.
-func (p *place) pids() []int { return withArg(p.label()) }
+func (p *place) pids() []int { return procs.WithArg(p.label()) }
 
 // managedOrder is what an order for a machine of its own amounts to.
 func (e *extension) managedOrder(spec sandboxer.Spec) (*place, error) {
@@ -244,7 +246,10 @@ func (e *extension) start(ctx context.Context, p *place, from string) error {
 		}
 	}
 	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "the disk of sandbox %s cannot be made", p.ID)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return roomless(sandboxer.E(sandboxer.Unavailable, err, "the disk of sandbox %s cannot be made", p.ID))
 	}
 	node := func(v map[string]any) string {
 		j, err := json.Marshal(v)
@@ -307,6 +312,16 @@ func (e *extension) start(ctx context.Context, p *place, from string) error {
 	port, _ := strconv.Atoi(found[1])
 	p.Target = name(sshrun.Target{Addr: s.User + "@127.0.0.1", Port: port, IdentityFile: s.Identity, HostKeys: s.HostKeys})
 	return e.remember(p)
+}
+
+// roomless gives an error its kind where the cause is a full disk.
+func roomless(err *sandboxer.Error) *sandboxer.Error {
+	said := strings.ToLower(err.Error()) // also of programs
+	if errors.Is(err, syscall.EDQUOT) || strings.Contains(said, syscall.ENOSPC.Error()) {
+		err.Kind = sandboxer.Exhausted
+		return err.WithHint("there is no room in the directory that sandboxer keeps machines in: make some, or end machines and drop snapshots")
+	}
+	return err
 }
 
 // usernet returns what qemu says of the machine's connections.
@@ -539,14 +554,10 @@ func (e *extension) machines(owner string, noted []*place) (all []*place) {
 
 // labelled finds machines by the arguments of their processes.
 func labelled(owner string) (all []*place) {
-	dirs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	prefix := "type=1,manufacturer=sandboxer,product=" + owner + "/"
-	for _, name := range dirs {
-		data, err := os.ReadFile(name)
-		if err != nil {
-			continue
-		}
-		for _, w := range bytes.Split(data, []byte{0}) {
+	buf := make([]byte, procs.Room)
+	for _, pid := range procs.All() {
+		for w := range bytes.SplitSeq(procs.Args(pid, buf), []byte{0}) {
 			rest, ok := strings.CutPrefix(string(w), prefix)
 			id, gen, ok2 := strings.Cut(rest, "/")
 			n, err := strconv.Atoi(gen)

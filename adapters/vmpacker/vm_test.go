@@ -4,7 +4,6 @@ package vmpacker_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"io"
 	"maps"
 	"os"
@@ -110,6 +109,13 @@ func TestManaged(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(repo, "Setup.hs"), []byte("main"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		ctx, cancel := contextAfter(t, time.Minute)
+		defer cancel()
+		if _, err := e.Teardown(ctx, sandboxer.Handle{SandboxID: "copy"}); err != nil {
+			t.Error(err)
+		}
+	})
 	s := machine("life")
 	s.Inputs = map[string]string{"repo": repo}
 	s.Env = map[string]string{"WHO": "source"}
@@ -157,6 +163,12 @@ func TestManaged(t *testing.T) {
 			t.Errorf("Stats: %+v, %v", st, err)
 		}
 	})
+	t.Run("out of memory", func(t *testing.T) {
+		x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", "head -c 200000000 /dev/zero | tail -n 1"}})
+		if err != nil || x.Code != 137 || !x.OOMKilled {
+			t.Errorf("%+v, %v", x, err)
+		}
+	})
 	t.Run("pause", func(t *testing.T) {
 		other := o.opened(t)
 		if err := e.Pause(t.Context(), h); err != nil {
@@ -174,6 +186,7 @@ func TestManaged(t *testing.T) {
 			t.Errorf("after the resume: %q", got)
 		}
 	})
+	var copied sandboxer.Handle
 	t.Run("snapshot", func(t *testing.T) {
 		run(t, e, h, `echo saved >mark; (i=1000; while :; do i=$((i+1)); echo $i >count; sleep 0.3; done) >/dev/null 2>&1 </dev/null &`)
 		began := time.Now()
@@ -185,19 +198,13 @@ func TestManaged(t *testing.T) {
 		run(t, e, h, "echo later >mark")
 		c := machine("copy")
 		c.Env = map[string]string{"WHO": "copy"}
-		t.Cleanup(func() {
-			ctx, cancel := contextAfter(t, time.Minute)
-			defer cancel()
-			if _, err := e.Teardown(ctx, sandboxer.Handle{SandboxID: c.ID}); err != nil {
-				t.Error(err)
-			}
-		})
 		began = time.Now()
 		ch, err := o.opened(t).RestoreFromSnapshot(t.Context(), c, snap)
 		if err != nil {
 			t.Fatalf("RestoreFromSnapshot: %v", err)
 		}
 		t.Logf("restored in %s", time.Since(began))
+		copied = ch
 		if got := run(t, e, ch, `echo "$(hostname) $WHO $(cat mark)"`); got != "copy copy saved" {
 			t.Errorf("in the copy: %q", got)
 		}
@@ -219,6 +226,10 @@ func TestManaged(t *testing.T) {
 		}
 		_, err = e.RestoreFromSnapshot(t.Context(), machine("none"), snap)
 		kind(t, err, sandboxer.NotFound)
+	})
+	faults(t, o, e, h)
+	t.Run("killed", func(t *testing.T) {
+		killed(t, o, e, copied)
 	})
 	t.Run("found without a note", func(t *testing.T) {
 		// As if the private directory had been lost.
@@ -261,49 +272,6 @@ func TestManaged(t *testing.T) {
 	}
 }
 
-// A broker that is killed while it starts machines leaves none that is not found.
-func TestManagedKilled(t *testing.T) {
-	o := machineOf(t, nil)
-	o.Owner, o.Config["accel"] = "killedvm", "tcg" // finding that out takes longer than the brokers live
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	in, err := json.Marshal(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range 4 {
-		cmd := exec.Command(self, "broker")
-		cmd.Stdin, cmd.Stderr = bytes.NewReader(in), os.Stderr
-		cmd.Env = append(os.Environ(), "BROKER_IMAGE=small")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(time.Duration(i*900+300) * time.Millisecond)
-		cmd.Process.Kill()
-		cmd.Wait()
-	}
-	e := o.opened(t)
-	n := 0
-	for h, err := range e.ListRunning(t.Context(), o.Owner) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		n++
-		if _, err := e.Teardown(t.Context(), h); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Logf("%d machines were left", n)
-	if left := qemus(t, o); left != "" || n == 0 {
-		t.Errorf("%d found; left over: %s", n, left)
-	}
-	if left, _ := filepath.Glob(o.Dir + "/vm/*"); len(left) > 0 {
-		t.Errorf("left over: %q", left)
-	}
-}
-
 // The suite on machines of their own. Each of its sandboxes is a machine that boots, so
 // without KVM it takes a quarter of an hour.
 func TestManagedConformance(t *testing.T) {
@@ -326,4 +294,72 @@ func TestManagedConformance(t *testing.T) {
 			return []string{"nc", "-ll", "-p", strconv.Itoa(port), "-e", "cat"}
 		},
 	})
+}
+
+// A machine of Debian, made with debootstrap and known to nobody here, with the real
+// cloud-init: it is entered by what its seed says.
+func TestDebian(t *testing.T) {
+	if os.Getenv("SANDBOXER_TEST_DEBIAN") == "" {
+		t.Skip("takes minutes and 150 MB of packages: it makes a Debian with debootstrap and boots it; set SANDBOXER_TEST_DEBIAN=1, as make test does")
+	}
+	for _, tool := range []string{"qemu-system-x86_64", "qemu-img", "mke2fs", "debootstrap"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("there is no %s on this machine", tool)
+		}
+	}
+	if os.Getuid() != 0 {
+		t.Skip("debootstrap needs root")
+	}
+	dir := t.TempDir()
+	began := time.Now()
+	if out, err := exec.Command("sh", "../../scripts/vm-debian.sh", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Logf("made in %s", time.Since(began).Round(time.Second))
+	o := options{Owner: "debian", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{"images": map[string]any{"debian": map[string]any{
+		"file": dir + "/disk.qcow2", "kernel": dir + "/vmlinuz", "initrd": dir + "/initrd", "append": "root=/dev/vda rw console=ttyS0", "memory": 512 << 20, "cpus": 2}}}}
+	e := o.opened(t)
+	repo := t.TempDir()
+	if err := os.WriteFile(filepath.Join(repo, "Makefile"), []byte("all:\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := sandboxer.Spec{ID: "bookworm", Generation: 1, Owner: o.Owner, Image: "debian", Inputs: map[string]string{"repo": repo}, Env: map[string]string{"WHO": "me"}}
+	began = time.Now()
+	h := provision(t, e, s)
+	t.Logf("created in %s", time.Since(began).Round(time.Second))
+	if got := run(t, e, h, `. /etc/os-release; echo "$ID $(hostname) $WHO $(ls) $(ps -p 1 -o comm= 2>/dev/null || cat /proc/1/comm)"`); got != "debian bookworm me Makefile systemd" {
+		t.Errorf("inside: %q", got)
+	}
+	run(t, e, h, "cloud-init status --wait >/dev/null; echo saved >mark")
+	began = time.Now()
+	snap, err := e.Snapshot(t.Context(), h, "snap-debian")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("saved in %s, %d MB", time.Since(began).Round(time.Millisecond), snap.Bytes>>20)
+	if _, err := e.Teardown(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	c := s
+	c.ID = "restored"
+	t.Cleanup(func() {
+		ctx, cancel := contextAfter(t, time.Minute)
+		defer cancel()
+		if _, err := e.Teardown(ctx, sandboxer.Handle{SandboxID: c.ID}); err != nil {
+			t.Error(err)
+		}
+		if err := e.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: snap.SnapshotID}); err != nil {
+			t.Error(err)
+		}
+		clean(t, o)
+	})
+	began = time.Now()
+	ch, err := e.RestoreFromSnapshot(t.Context(), c, snap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("restored in %s", time.Since(began).Round(time.Millisecond))
+	if got := run(t, e, ch, `echo "$(hostname) $(cat mark)"`); got != "restored saved" {
+		t.Errorf("in the copy: %q", got)
+	}
 }

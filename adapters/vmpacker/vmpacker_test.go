@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -220,7 +221,7 @@ func broker() error {
 	if err := json.NewDecoder(os.Stdin).Decode(&o); err != nil {
 		return err
 	}
-	ctx := context.Background()
+	ctx := dies(context.Background())
 	ext, err := o.open(ctx)
 	if err != nil {
 		return err
@@ -230,7 +231,7 @@ func broker() error {
 		s := order(sandboxer.NewID(), map[string]string{"vm": "vm", "repo": o.Dir})
 		s.Owner = o.Owner
 		if s.Image = os.Getenv("BROKER_IMAGE"); s.Image != "" {
-			s.Inputs = nil
+			s.Inputs = map[string]string{"repo": o.Hosts}
 		}
 		h, err := e.Provision(ctx, s)
 		if err != nil {
@@ -254,4 +255,17 @@ func contextFor(t *testing.T, d time.Duration) (context.Context, context.CancelF
 // contextAfter is for what is done when the test has ended.
 func contextAfter(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(t.Context()), d)
+}
+
+// dies has a broker kill itself when it comes to a step.
+func dies(ctx context.Context) context.Context {
+	step := os.Getenv("BROKER_DIES")
+	if step == "" {
+		return ctx
+	}
+	return sandboxer.WithProgress(ctx, func(p sandboxer.Progress) {
+		if strings.HasPrefix(p.Step, step) {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+	})
 }

@@ -36,7 +36,7 @@ const module = "github.com/sand-boxer/sandboxer"
 var arrows = map[string][]string{
 	".":                  {},
 	"api":                {"."},
-	"agent":              {".", "agent/proto/..."},
+	"agent":              {".", "agent/proto/...", "internal/procs"},
 	"agent/proto":        {},
 	"extensiontest":      {".", "internal/backend"},
 	"adapters":           {".", "adapters/..."},
@@ -52,6 +52,7 @@ var arrows = map[string][]string{
 	"internal/checkpoint":    {"."},
 	"internal/checkpoint/s3": {".", "internal/checkpoint"},
 	"internal/mustrun":       {},
+	"internal/procs":         {},
 	"internal/tti":           {".", "api"},
 	"internal/sshrun/...":    {".", "internal/sshrun"},
 	"bench":                  {".", "api", "adapters/local", "internal/checkpoint", "internal/sshrun/..."},
@@ -69,7 +70,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent"}
+var adapterMay = []string{".", "agent", "internal/procs"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{

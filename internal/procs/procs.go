@@ -1,0 +1,130 @@
+// Package procs finds running processes by what they were started with. That is how
+// adapters know what belongs to a sandbox after it has left its process tree, and a
+// process that is overlooked lives on.
+//
+// In the middle of an execve a process shows neither environment nor arguments: first
+// because what was opened is the memory it is leaving, and then until its new memory is
+// set up, which lasts as long as the program takes to be read. Such a one is looked at
+// again. It is of the kernel's own making, and so Linux's only; where there is no /proc
+// nothing is found.
+package procs
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// Environ returns the environment that pid was started with, NAME=value and a NUL byte
+// each; nothing for one that ended, is the kernel's own or may not be looked at. buf is
+// room for it: what does not fit is read all the same, but may be that of two programs.
+func Environ(pid int, buf []byte) []byte { return started(pid, "environ", buf) }
+
+// Args returns the arguments that pid was started with, as Environ does.
+func Args(pid int, buf []byte) []byte { return started(pid, "cmdline", buf) }
+
+// Room is how much most environments need.
+const Room = 128 << 10
+
+// Has reports whether entry is one of those of list, which end with a NUL byte each.
+func Has(list []byte, entry string) bool {
+	return bytes.HasPrefix(list, []byte(entry+"\x00")) || bytes.Contains(list, []byte("\x00"+entry+"\x00"))
+}
+
+// WithEnv lists the processes that have entry, NAME=value, in their environment.
+func WithEnv(entry string) []int { return with("environ", entry) }
+
+// WithArg lists the processes that have arg among their arguments.
+func WithArg(arg string) []int { return with("cmdline", arg) }
+
+func with(what, entry string) (pids []int) {
+	buf := make([]byte, Room)
+	for _, pid := range All() {
+		if Has(started(pid, what, buf), entry) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// All lists the processes that can be seen.
+func All() (pids []int) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1)
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	return pids
+}
+
+// Of the fields of /proc/PID/stat, as [Stat] returns them.
+const (
+	vsize  = 23 - 3 // numbered as in proc(5)
+	envEnd = 51 - 3
+)
+
+// amid is how long a process is believed to be in the middle of an execve.
+const amid = time.Second
+
+func started(pid int, what string, buf []byte) []byte {
+	for end, settled := time.Now().Add(amid), 0; ; {
+		f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, what))
+		if err != nil {
+			return nil
+		}
+		n, err := f.Read(buf)
+		var rest []byte
+		if n == len(buf) {
+			rest, _ = io.ReadAll(f)
+		}
+		f.Close()
+		if err != nil && err != io.EOF || n > 0 || settled > 1 || time.Now().After(end) {
+			return append(buf[:n:n], rest...)
+		}
+		st := Stat(pid)
+		switch {
+		case len(st) <= envEnd || st[vsize] == "0": // it ended, is a zombie or one of the kernel's
+			return nil
+		case st[envEnd] != "0":
+			settled++
+		case settled == 0 && !tells():
+			return nil
+		default:
+			settled = 0
+			time.Sleep(50 * time.Microsecond)
+		}
+	}
+}
+
+// tells reports whether the kernel says where environments are: gVisor does not, and a
+// process there is never seen in the middle of an execve.
+func tells() bool {
+	st := Stat(os.Getpid())
+	return len(st) > envEnd && st[envEnd] != "0"
+}
+
+// Stat returns the fields of /proc/PID/stat from the third on, the state; none when pid
+// ended.
+func Stat(pid int) []string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil
+	}
+	var fields []string
+	// The name before it may contain anything.
+	for f := range bytes.FieldsSeq(b[bytes.LastIndexByte(b, ')')+1:]) {
+		fields = append(fields, string(f))
+	}
+	return fields
+}
