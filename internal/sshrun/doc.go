@@ -36,6 +36,10 @@
 // not run in part, and what the shell's start-up files print is told from what the
 // command prints by a random line, and dropped.
 //
+// A command that was begun makes the next one's shell ready, up to that loop, so that
+// commands that follow each other are spared most of the round trips and of the waiting.
+// What waits goes after three seconds, or when its session is wanted otherwise.
+//
 // Every command carries SANDBOXER_RUN in its environment, with a random value.
 // When ctx ends, that is how the command and whatever it started are found and
 // killed, also what left its process group. If the connection is gone by then, the

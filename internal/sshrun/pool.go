@@ -133,18 +133,21 @@ func (p *Pool) Host(t Target) (*Host, error) {
 		return nil, err
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	if p.closed {
+		p.mu.Unlock()
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "the connections to hosts are closed")
 	}
-	if h := p.hosts[t.Name]; h != nil {
-		if reflect.DeepEqual(h.target, t) {
-			return h, nil
-		}
-		h.shut()
+	former := p.hosts[t.Name]
+	if former != nil && reflect.DeepEqual(former.target, t) {
+		p.mu.Unlock()
+		return former, nil
 	}
 	h := &Host{pool: p, target: t, changed: make(chan struct{})}
 	p.hosts[t.Name] = h
+	p.mu.Unlock()
+	if former != nil {
+		former.shut() // which may have to wait for somebody who waits for us
+	}
 	return h, nil
 }
 
@@ -215,6 +218,10 @@ type Host struct {
 	closed     bool
 	quickest   time.Duration
 	debts      []string // runs to be killed: the connection was lost under them
+	shells     []*shell // that wait for a command
+	starting   int      // shells that are being started
+	awaiting   int      // commands that wait for one of these
+	sparing    bool     // it admits too few sessions for shells that wait
 }
 
 // A use is what a place on a connection is wanted for.
@@ -285,6 +292,9 @@ func (h *Host) acquire(ctx context.Context, as use) (*link, error) {
 				h.mu.Unlock()
 				return l, nil
 			}
+		}
+		if as != forStream && h.dismissAll(nil) {
+			continue
 		}
 		if h.failures > seen && len(h.links) == 0 && h.connecting == 0 {
 			err := h.failed
@@ -384,6 +394,7 @@ func (h *Host) drop(l *link) {
 		h.links = slices.Delete(h.links, i, i+1)
 		h.wake()
 	}
+	h.dismissAll(l)
 	if l.idle != nil {
 		l.idle.Stop()
 	}
@@ -445,11 +456,21 @@ func (h *Host) start(ctx context.Context, line string, tty *sandboxer.WinSize, a
 		if err == nil {
 			return s, l, nil
 		}
-		h.release(l, errors.Is(err, errFull))
+		full := errors.Is(err, errFull)
+		if full && h.tight() {
+			// That was ours: what waited is gone in a moment.
+			h.release(l, false)
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		h.release(l, full)
 		switch {
 		case ctx.Err() != nil:
 			return nil, nil, failure(ctx, h.target, err, "starting a command")
-		case errors.Is(err, errFull):
+		case full:
 			// With nothing else on the connection it is not a limit; perhaps the
 			// server is ending. Asking in a circle would not help.
 			if try >= 200 {
@@ -545,6 +566,7 @@ func (h *Host) shut() {
 	h.closed = true
 	links := h.links
 	h.links = nil
+	h.dismissAll(nil)
 	h.wake()
 	for _, l := range links {
 		if l.idle != nil {

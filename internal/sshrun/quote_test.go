@@ -2,6 +2,7 @@ package sshrun
 
 import (
 	"bytes"
+	"errors"
 	"os/exec"
 	"strings"
 	"testing"
@@ -47,6 +48,7 @@ func FuzzQuote(f *testing.F) {
 func FuzzBoot(f *testing.F) {
 	sh := shells(f)
 	f.Add("printf %s \"$1\"", "x", "v")
+	f.Add("", "0", "\xed\n") // bash took the two together
 	f.Add("printf '%s' \"$A$1\"\n.\n:.\n", "a\nb", "\n.\n")
 	f.Fuzz(func(t *testing.T, comment, arg, value string) {
 		c := Cmd{Script: "# " + strings.ReplaceAll(comment, "\n", " ") + "\nprintf '%s\\0' \"$1\" \"$A\"", Args: []string{arg}, Env: map[string]string{"A": value}}
@@ -96,7 +98,7 @@ func TestCutScriptDoesNotRun(t *testing.T) {
 }
 
 func FuzzTarget(f *testing.F) {
-	for _, s := range []string{"host", "u@host", "ssh://u@host:22", "-oProxyCommand=x", "u@-x", "u@[::1]", "ssh://[::1]:22", "a b", "@", "u@", "ssh://h:0"} {
+	for _, s := range []string{"host", "u@host", "ssh://u@host:22", "-oProxyCommand=x", "u@-x", "u@[::1]", "ssh://[::1]:22", "a b", "@", "u@", "ssh://h:0", "u@h:22"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, addr string) {
@@ -115,6 +117,20 @@ func FuzzTarget(f *testing.F) {
 			t.Errorf("%q, checked again: %q, %v", target.Addr, again.Addr, err)
 		}
 	})
+}
+
+// What ssh would not take for a host and its port is refused with what it would.
+func TestHostAndPort(t *testing.T) {
+	_, err := Target{Addr: "ci@build-1:2222"}.check()
+	var e *sandboxer.Error
+	if !errors.As(err, &e) || e.Kind != sandboxer.Invalid || !strings.Contains(e.Hint, "--port 2222") || !strings.Contains(e.Hint, "ssh://ci@build-1:2222") {
+		t.Errorf("%v, hint %q", err, e.Hint)
+	}
+	for _, addr := range []string{"ssh://ci@build-1:2222", "ci@::1", "[::1]"} {
+		if _, err := (Target{Addr: addr}).check(); err != nil {
+			t.Errorf("%s: %v", addr, err)
+		}
+	}
 }
 
 func TestSockets(t *testing.T) {

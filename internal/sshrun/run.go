@@ -40,10 +40,11 @@ type Cmd struct {
 
 // These are the only text that the login shell sees, whichever shell it is: no newline, backslash, exclamation mark or single quote may be within the
 // single quotes. ${IFS#??} is a newline. Each line of the script is told from the end
-// by its first character; without the end nothing is run. With a terminal the
+// by its first character; without the end nothing is run. A bash takes a broken character
+// at the end of a line together with that end, unless it is told not to know any. With a terminal the
 // script must neither be echoed nor edited.
 const (
-	loop    = `s=;n=${IFS#??};while IFS= read -r l;do case $l in .)%seval "$s";exit;;esac;s=$s${l#?}$n;done;exit 125`
+	loop    = `s=;n=${IFS#??};while LC_ALL=C IFS= read -r l;do case $l in .)%seval "$s";exit;;esac;s=$s${l#?}$n;done;exit 125`
 	begin   = `exec /bin/sh -c 'export "$1";`
 	prompt  = `g=$(stty -g)&&stty raw -echo||exit 124;echo "${1#*=}.";`
 	restore = `stty "$g";`
@@ -145,8 +146,14 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
-	s, l, err := h.start(ctx, boot(run, c.TTY != nil), c.TTY, as)
-	if err != nil {
+	var s session
+	var l *link
+	if err := ctx.Err(); err != nil {
+		return sandboxer.Exit{}, failure(ctx, h.target, err, "a command")
+	}
+	if sh := h.takeShell(ctx, c.TTY); sh != nil {
+		s, l, run = sh, sh.l, sh.run
+	} else if s, l, err = h.start(ctx, boot(run, c.TTY != nil), c.TTY, as); err != nil {
 		return sandboxer.Exit{}, err
 	}
 	defer h.release(l, false)
@@ -173,27 +180,38 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	if c.TTY == nil {
 		go r.feed(header(text))
 	}
+	if as == command {
+		h.ready(l, 1)
+		defer h.ready(l, shellsWaiting)
+	}
 	stop := make(chan struct{})
 	var side sync.WaitGroup
 	side.Go(func() { r.control(ctx, run, stop) })
 	defer side.Wait()
 	defer close(stop)
 
+	over := false
 	select {
 	case e := <-s.exit():
-		r.drain()
-		return r.result(ctx, l, e, run)
+		if r.drain(ctx) {
+			return r.result(ctx, l, e, run)
+		}
+		if ctx.Err() == nil {
+			s.close()
+			return sandboxer.Exit{}, h.target.fault(ErrUnreachable, "its connections are closed")
+		}
+		over = true // but for what it left behind
 	case <-ctx.Done():
 	case <-r.unheard:
 	}
-	if h.kill(l, run, out.pid.Load()) {
+	if !h.kill(l, run, out.pid.Load()) {
+		h.owe(run)
+	} else if !over {
 		select {
 		case <-s.exit():
 		case <-time.After(2 * time.Second):
 		case <-l.done():
 		}
-	} else {
-		h.owe(run)
 	}
 	s.close()
 	// Whoever takes the output may have stopped to.
@@ -221,7 +239,8 @@ type running struct {
 	once    sync.Once
 	outputs sync.WaitGroup
 	sent    atomic.Int64 // when the header went
-	last    atomic.Int64 // when output came last
+	last    atomic.Int64 // when output was passed on last
+	passing atomic.Int32 // outputs that somebody is taking
 	wfail   atomic.Pointer[error]
 }
 
@@ -260,8 +279,11 @@ func (r *running) copyOut(o *opening, from io.Reader) {
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
+			r.passing.Add(1)
+			werr := o.write(buf[:n])
 			r.last.Store(time.Now().UnixNano())
-			if werr := o.write(buf[:n]); werr != nil {
+			r.passing.Add(-1)
+			if werr != nil {
 				if r.wfail.CompareAndSwap(nil, &werr) {
 					close(r.unheard)
 				}
@@ -273,25 +295,29 @@ func (r *running) copyOut(o *opening, from io.Reader) {
 	}
 }
 
-// drain waits for the outputs to end, or to have nothing more to say.
-func (r *running) drain() {
+// drain waits for the outputs to end, or to have nothing more to say. Whoever takes them may
+// take their time, until ctx ends or the pool is closed: then false.
+func (r *running) drain(ctx context.Context) bool {
 	done := make(chan struct{})
 	go func() { r.outputs.Wait(); close(done) }()
-	ended := time.Now()
+	ended, silent := time.Now(), false
 	for {
 		select {
 		case <-done:
-			return
+			return true
+		case <-ctx.Done():
+			return false
+		case <-r.h.pool.ctx.Done():
+			return false
 		case <-time.After(lateOutput / 5):
 		}
 		last := time.Unix(0, r.last.Load())
 		if last.Before(ended) {
 			last = ended
 		}
-		if time.Since(last) > lateOutput {
+		if !silent && r.passing.Load() == 0 && time.Since(last) > lateOutput {
+			silent = true
 			r.s.close()
-			<-done
-			return
 		}
 	}
 }
@@ -450,15 +476,29 @@ const killTime = 10 * time.Second
 
 // slay kills everything that carries $1, NAME=value, in its environment or among its arguments, and before
 // that the process group $2 if there is one and its leader carries it too. It looks
-// again until a look finds nothing, for what was started meanwhile. 3: some of it
-// would not end.
+// again until three looks find nothing, for what was started meanwhile and for what could
+// not be seen: in the middle of an execve a process has neither environment nor
+// arguments. Such a one is waited for, and a look during which a process went through an
+// execve says nothing. 3: some of it would not end.
 const slay = `
 has() { cat "/proc/$2/environ" "/proc/$2/cmdline" 2>/dev/null | tr '\0' '\n' | grep -qxF "$1"; }
+nap() { sleep 0.0$1 2>/dev/null || sleep 1; }
+# Where the environment of each process ends, as the kernel numbers the fields: at 0 in the
+# middle of an execve, and somewhere else after it.
+ends() { cat /proc/[0-9]*/stat 2>/dev/null | awk '{ p = $1; sub(/.*\) /, "") } NF >= 49 && $21 > 0 { print p, $49 }' 2>/dev/null; }
+# Whether a process that may be looked into was in the middle of an execve from $1 to $2.
+amid() {
+	for p in $(printf '%s\n' "$1" - "$2" | awk '$1 == "-" { now = 1; next } !now { was[$1] = $2; next } $2 == 0 || $1 in was && $2 != was[$1] { print $1 }' 2>/dev/null); do
+		[ -r "/proc/$p/environ" ] && (: <"/proc/$p/environ") 2>/dev/null && return
+	done
+	return 1
+}
 [ -z "$2" ] || { [ -r "/proc/$2/cmdline" ] && ! has "$1" "$2"; } || kill -KILL "-$2" 2>/dev/null
 [ -r /proc/self/environ ] || exit 0
 # A grep that takes a NUL for the end sees only the first variable: then all are looked at.
 if printf 'a\0b\n' | grep -qF b; then some=1; else some=; fi
-for i in 1 2 3 4 5 6 7 8 9 10; do
+i=0 none=0 sure=0 naps=0 was=$(ends)
+while [ $((i += 1)) -le 13 ]; do
 	if [ -n "$some" ]; then f=$(grep -lsF "$1" /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null); else f=$(echo /proc/[0-9]*/environ); fi
 	n=
 	for p in $f; do
@@ -468,9 +508,20 @@ for i in 1 2 3 4 5 6 7 8 9 10; do
 		n=1
 		kill -KILL "$p" 2>/dev/null
 	done
-	[ -n "$n" ] || exit 0
-	[ $i -lt 3 ] || sleep 0.1 2>/dev/null || sleep 1
+	now=$(ends) none=$((none + 1))
+	if [ -n "$n" ]; then
+		none=0 sure=0
+		[ $i -lt 3 ] || nap 9
+	elif amid "$now" "$now"; then
+		[ $naps -ge 9 ] || : $((naps += 1))
+		nap $naps
+	elif ! amid "$was" "$now"; then
+		[ $((sure += 1)) -lt 3 ] || exit 0
+	fi
+	was=$now
 done
+# Somebody here is always in the middle of an execve: as far as can be seen.
+[ $none -lt 3 ] || exit 0
 exit 3`
 
 // kill ends run, of which pid leads the process group if it is not 0. false: the host

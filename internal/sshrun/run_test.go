@@ -331,3 +331,66 @@ func TestDial(t *testing.T) {
 		}
 	})
 }
+
+// Whoever takes the output may do so slowly, after the command has ended, and loses
+// nothing; if they stop to, the end of ctx ends the waiting.
+func TestOutputIsTakenLate(t *testing.T) {
+	both(t, func(t *testing.T, transport string) {
+		s := sshtest.Start(t, sshtest.Options{})
+		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
+		const size = 1 << 20
+		t.Run("slowly", func(t *testing.T) {
+			var out bytes.Buffer
+			slow := writer(func(p []byte) (int, error) {
+				if out.Len() == 0 {
+					time.Sleep(1200 * time.Millisecond) // longer than an output may be silent
+				}
+				return out.Write(p)
+			})
+			if _, err := h.Run(t.Context(), sshrun.Cmd{Script: `head -c "$1" /dev/zero`, Args: []string{fmt.Sprint(size)}, Stdout: slow}); err != nil || out.Len() != size {
+				t.Errorf("%d of %d bytes, %v", out.Len(), size, err)
+			}
+		})
+		t.Run("never", func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 800*time.Millisecond)
+			defer cancel()
+			stop := make(chan struct{})
+			stuck := writer(func(p []byte) (int, error) { <-stop; return len(p), nil })
+			done := make(chan error, 1)
+			go func() {
+				_, err := h.Run(ctx, sshrun.Cmd{Script: "echo done", Stdout: stuck})
+				done <- err
+			}()
+			select {
+			case err := <-done:
+				if sandboxer.KindOf(err) != sandboxer.Timeout {
+					t.Errorf("%v, want a timeout", err)
+				}
+			case <-time.After(15 * time.Second):
+				t.Error("Run hangs")
+			}
+			close(stop)
+		})
+		t.Run("what is left behind talks on", func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 800*time.Millisecond)
+			defer cancel()
+			done := make(chan error, 1)
+			go func() {
+				_, err := h.Run(ctx, sshrun.Cmd{Script: "(while echo x; do sleep 0.1; done) & echo done", Stdout: io.Discard})
+				done <- err
+			}()
+			select {
+			case err := <-done:
+				if sandboxer.KindOf(err) != sandboxer.Timeout {
+					t.Errorf("%v, want a timeout", err)
+				}
+			case <-time.After(15 * time.Second):
+				t.Error("Run hangs")
+			}
+		})
+	})
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }

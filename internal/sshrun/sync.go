@@ -642,27 +642,47 @@ func (s *tarSource) write(w io.Writer) error {
 		return err
 	}
 	defer root.Close()
-	tw := tar.NewWriter(to)
+	// Names are sorted, so that what is in a directory comes together.
+	dir, in := "", (*os.Root)(nil)
+	defer func() {
+		if in != nil {
+			in.Close()
+		}
+	}()
+	open := func(name string) (*os.File, error) {
+		at := path.Dir(name)
+		if at == "." {
+			return root.Open(name)
+		}
+		if in == nil || at != dir {
+			next, err := root.OpenRoot(at)
+			if err != nil {
+				return nil, err
+			}
+			if in != nil {
+				in.Close()
+			}
+			dir, in = at, next
+		}
+		return in.Open(path.Base(name))
+	}
+	var head tarHead
 	buf := make([]byte, 256<<10)
+	var blank [2 * tarBlock]byte // fills up blocks, and is the end
 	changed := func(name string) { s.fail(&changedError{name}) }
 	for _, name := range s.names {
 		e := s.entries[name]
-		hdr := &tar.Header{Name: "./" + name, Mode: int64(e.mode), ModTime: time.Unix(e.sec, e.nsec), Format: tar.FormatPAX}
-		switch e.typ {
-		case 'd':
-			hdr.Typeflag, hdr.Name = tar.TypeDir, hdr.Name+"/"
-		case 'l':
-			hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, e.target
-		default:
-			hdr.Typeflag, hdr.Size = tar.TypeReg, e.size
+		hdr, err := head.of(name, e)
+		if err != nil {
+			return err
 		}
 		if e.typ != 'f' {
-			if err := tw.WriteHeader(hdr); err != nil {
+			if _, err := to.Write(hdr); err != nil {
 				return err
 			}
 			continue
 		}
-		f, err := root.Open(name)
+		f, err := open(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			changed(name)
 			continue
@@ -671,21 +691,24 @@ func (s *tarSource) write(w io.Writer) error {
 			return sandboxer.E(sandboxer.Invalid, err, "%s cannot be read", filepath.Join(s.root, name))
 		}
 		fi, err := f.Stat()
-		if err == nil && (!fi.Mode().IsRegular() || fi.Size() != e.size || fi.ModTime().UnixNano() != hdr.ModTime.UnixNano()) {
+		if err == nil && (!fi.Mode().IsRegular() || fi.Size() != e.size || fi.ModTime().Unix() != e.sec || int64(fi.ModTime().Nanosecond()) != e.nsec) {
 			f.Close()
 			changed(name)
 			continue
 		}
 		if err == nil {
-			err = tw.WriteHeader(hdr)
+			_, err = to.Write(hdr)
 		}
 		if err == nil {
 			var n int64
-			n, err = io.CopyBuffer(onlyWriter{tw}, io.LimitReader(onlyReader{f}, e.size), buf)
+			n, err = io.CopyBuffer(onlyWriter{to}, io.LimitReader(onlyReader{f}, e.size), buf)
 			if err == nil && n < e.size {
 				// The stream must go on; its time being another, the file is sent anew.
 				changed(name)
-				_, err = io.CopyN(tw, zeros{}, e.size-n)
+				_, err = io.CopyN(onlyWriter{to}, zeros{}, e.size-n)
+			}
+			if err == nil {
+				_, err = to.Write(blank[:-e.size&(tarBlock-1)])
 			}
 		}
 		f.Close()
@@ -693,7 +716,7 @@ func (s *tarSource) write(w io.Writer) error {
 			return err
 		}
 	}
-	if err := tw.Close(); err != nil {
+	if _, err := to.Write(blank[:]); err != nil {
 		return err
 	}
 	if z != nil {

@@ -66,6 +66,10 @@ func (t Target) check() (Target, error) {
 		return t, invalid("host %q has no ssh target", t.Name).WithHint("name one as one would for ssh: user@host, or an alias of ~/.ssh/config")
 	case strings.Contains(t.Addr, "@") && user == "", !word(user), !word(host):
 		return t, invalid("%q is not an ssh target", t.Addr).WithHint("want host, user@host or an alias of ~/.ssh/config")
+	case strings.Count(host, ":") == 1:
+		name, port, _ := strings.Cut(host, ":")
+		return t, invalid("%q is not an ssh target: ssh would look for a host of that name", t.Addr).
+			WithHint("give the port by itself (host add: --port %s), or write ssh://%s%s:%s", port, strings.TrimSuffix(t.Addr, host), name, port)
 	case t.Port < 0 || t.Port > 65535:
 		return t, invalid("host %s: there is no port %d", t.Name, t.Port)
 	case t.Sessions < 0 || t.Connections < 0 || t.Handshakes < 0:

@@ -1,0 +1,101 @@
+package sshrun_test
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
+)
+
+// A command finds a shell that waits for it since the one before, far away in a single
+// round trip; and where nobody comes nothing stays.
+func TestShellsWait(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("looks into /proc")
+	}
+	both(t, func(t *testing.T, transport string) {
+		mark := fmt.Sprintf("T=%s-%d", transport, os.Getpid())
+		s := sshtest.Start(t, sshtest.Options{Env: []string{mark}})
+		const way = 150 * time.Millisecond
+		target := s.Target()
+		target.Port = sshtest.NewRelay(t, s.Port, way).Port
+		h := host(t, newPool(t, sshrun.Options{Transport: transport}), target)
+		shells := func() int { return len(procs.WithEnv(mark)) }
+		if _, err := h.Output(t.Context(), "true"); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, func() bool { return shells() == 2 })
+		time.Sleep(way) // until that is known here
+		for i := range 2 {
+			begun := time.Now()
+			out, err := h.Output(t.Context(), `echo "$1 $SANDBOXER_RUN"`, fmt.Sprint(i))
+			if d := time.Since(begun); err != nil || !strings.HasPrefix(string(out), fmt.Sprint(i, " ")) || d > 2*way+way*2/3 {
+				t.Errorf("%q, %v, after %s; a round trip takes %s", out, err, d, 2*way)
+			}
+		}
+		waitFor(t, func() bool { return shells() == 0 })
+		// What is killed is found by its own mark, also in a shell that waited.
+		if _, err := h.Output(t.Context(), "true"); err != nil {
+			t.Error(err)
+		}
+		waitFor(t, func() bool { return shells() == 2 })
+	})
+}
+
+// Where a server admits few sessions none of them is kept for later.
+func TestNoShellWhereFewAreAdmitted(t *testing.T) {
+	both(t, func(t *testing.T, transport string) {
+		for most := 1; most <= 3; most++ {
+			s := sshtest.Start(t, sshtest.Options{Config: fmt.Sprintf("MaxSessions %d", most)})
+			h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
+			for range 5 {
+				if _, err := h.Output(t.Context(), "true"); err != nil {
+					t.Fatalf("MaxSessions %d: %v", most, err)
+				}
+			}
+			// All of them for commands that run at the same time.
+			done := make(chan error, most)
+			for range most {
+				go func() { _, err := h.Output(t.Context(), "sleep 0.2"); done <- err }()
+			}
+			for range most {
+				if err := <-done; err != nil {
+					t.Errorf("MaxSessions %d: %v", most, err)
+				}
+			}
+		}
+	})
+}
+
+// What is in the middle of an execve is killed like everything else.
+func TestKillAmidExec(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("looks into /proc")
+	}
+	s := sshtest.Start(t, sshtest.Options{})
+	h := host(t, newPool(t, sshrun.Options{}), s.Target())
+	script := t.TempDir() + "/again"
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec \"$0\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 40 {
+		mark := fmt.Sprintf("%s-%d", script, i)
+		if _, err := h.Output(t.Context(), `M=$1 setsid "$2" </dev/null >/dev/null 2>&1 &`, mark, script); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, func() bool { return len(procs.WithEnv("M="+mark)) == 1 })
+		if err := h.Kill(t.Context(), "M", mark); err != nil {
+			t.Fatal(err)
+		}
+		if left := procs.WithEnv("M=" + mark); len(left) > 0 {
+			h.Kill(t.Context(), "M", mark)
+			t.Fatalf("%d: %d lives on", i, left)
+		}
+	}
+}
