@@ -17,29 +17,30 @@ type Capability string
 
 // The capabilities, each with the interface that provides it.
 const (
-	CanExec     Capability = "exec"     // Execer
-	CanFiles    Capability = "files"    // Filer
-	CanArchive  Capability = "archive"  // Archiver
-	CanDial     Capability = "dial"     // Dialer
-	CanExpose   Capability = "expose"   // Exposer
-	CanProbe    Capability = "probe"    // Prober
-	CanDiscover Capability = "discover" // Discoverer
-	CanList     Capability = "list"     // Lister
-	CanSnapshot Capability = "snapshot" // Snapshotter
-	CanQuote    Capability = "quote"    // Quoter
-	CanMeter    Capability = "meter"    // Meter
-	CanPause    Capability = "pause"    // Pauser
-	CanRenew    Capability = "renew"    // Renewer
-	CanCapacity Capability = "capacity" // Capacitor
-	CanStats    Capability = "stats"    // Statser
-	CanNetwork  Capability = "network"  // Networker
-	CanPool     Capability = "pool"     // Pooler
+	CanExec       Capability = "exec"       // Execer
+	CanFiles      Capability = "files"      // Filer
+	CanArchive    Capability = "archive"    // Archiver
+	CanDial       Capability = "dial"       // Dialer
+	CanExpose     Capability = "expose"     // Exposer
+	CanProbe      Capability = "probe"      // Prober
+	CanDiscover   Capability = "discover"   // Discoverer
+	CanList       Capability = "list"       // Lister
+	CanSnapshot   Capability = "snapshot"   // Snapshotter
+	CanQuote      Capability = "quote"      // Quoter
+	CanMeter      Capability = "meter"      // Meter
+	CanPause      Capability = "pause"      // Pauser
+	CanRenew      Capability = "renew"      // Renewer
+	CanCapacity   Capability = "capacity"   // Capacitor
+	CanStats      Capability = "stats"      // Statser
+	CanNetwork    Capability = "network"    // Networker
+	CanPool       Capability = "pool"       // Pooler
+	CanCheckpoint Capability = "checkpoint" // Checkpointer
 )
 
 // Capabilities lists every Capability.
 func Capabilities() []Capability {
 	return []Capability{CanExec, CanFiles, CanArchive, CanDial, CanExpose, CanProbe, CanDiscover, CanList,
-		CanSnapshot, CanQuote, CanMeter, CanPause, CanRenew, CanCapacity, CanStats, CanNetwork, CanPool}
+		CanSnapshot, CanQuote, CanMeter, CanPause, CanRenew, CanCapacity, CanStats, CanNetwork, CanPool, CanCheckpoint}
 }
 
 // Execer runs commands inside a ready sandbox.
@@ -141,6 +142,39 @@ type Archiver interface {
 	// for a full disk.
 	Unarchive(ctx context.Context, h Handle, dir string, r io.Reader) error
 }
+
+// Checkpointer is for extensions whose portable snapshots take more than an Archive of
+// the workspace: data beside it, which has to be in place before anything of the new
+// sandbox runs, or a sandbox that stands still meanwhile. The broker then uses it
+// instead of Archive and Unarchive.
+type Checkpointer interface {
+	// Checkpoint writes what of a ready sandbox is to be restored anywhere. It calls
+	// begin once, with what is going to be written, and writes a tar to what begin
+	// returns: the workspace as Archive does, and below VolumesDir one directory for each
+	// of Contents.Volumes, named after it, with the numeric owners of its files. Which
+	// volumes there are, and whether the sandbox stands still, is said in the order
+	// (Spec.Inputs). It goes on afterwards whatever happens to ctx, to the writer or to
+	// the broker. An error is certain if anything is missing, or if the sandbox did not
+	// stand still although Contents says so. Kinds: NotFound when the sandbox is gone,
+	// Conflict when the workspace has something at VolumesDir and there are volumes.
+	Checkpoint(ctx context.Context, h Handle, begin func(Contents) io.Writer) error
+	// ProvisionFrom is Provision, with what the tar r holds in place before anything of
+	// the sandbox runs: r was written by Checkpoint, and then holds what c says, or by an
+	// Archive of a workspace, and c is zero. If the sandbox is there already r need not
+	// be read. Kinds: as Provision; Invalid when r fails or is no tar; Unsupported when
+	// the sandbox would have none of the volumes that c names, before anything exists.
+	ProvisionFrom(ctx context.Context, spec Spec, c Contents, r io.Reader) (Handle, error)
+}
+
+// Contents says what a checkpoint holds besides the files of the workspace, and what
+// they are worth.
+type Contents struct {
+	Volumes  []string `json:"volumes,omitempty"`  // in the order of names
+	Quiesced bool     `json:"quiesced,omitempty"` // the sandbox stood still; otherwise crash-consistent
+}
+
+// VolumesDir is where the tar of a checkpoint has volumes, relative to the workspace.
+const VolumesDir = ".sandboxer/volumes"
 
 // Dialer opens byte streams to TCP ports inside a ready sandbox, also to those that
 // listen on its loopback only. Kinds: Unavailable when nothing listens there.

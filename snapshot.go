@@ -60,6 +60,9 @@ type PortablePayload struct {
 	Size     int64  `json:"size,omitempty"`   // of the canonical tar
 	Files    int    `json:"files,omitempty"`
 	Quiesced bool   `json:"quiesced,omitempty"` // taken while the sandbox stood still; otherwise crash-consistent
+	// Volumes are those whose content is in it, too (Contents). Only an extension that
+	// can place them restores it.
+	Volumes []string `json:"volumes,omitempty"`
 }
 
 // SnapshotKind says in which forms a snapshot is kept.

@@ -78,6 +78,8 @@ type Snapshot struct {
 	Size     int64  `json:"size,omitempty" doc:"Of the portable form, unpacked"`
 	Files    int    `json:"files,omitempty" doc:"Entries of the portable form"`
 	Digest   string `json:"digest,omitempty" doc:"Of the portable form, unpacked"`
+	// Volumes are data beside the workspace, such as named volumes of a compose project.
+	Volumes []string `json:"volumes,omitempty" doc:"Volumes whose content is in the portable form, besides the workspace"`
 
 	LastError string    `json:"last_error,omitempty" doc:"Of the step that is being retried"`
 	Damaged   string    `json:"damaged,omitempty" doc:"Why the record could not be read; the rest is what is left of it"`
@@ -93,7 +95,7 @@ func NewSnapshot(r *sandboxer.SnapshotRecord) Snapshot {
 		SchemaVersion: SchemaVersion, ID: r.ID, Name: r.Name, Tenant: r.Tenant, SandboxID: r.SandboxID, Generation: r.Generation,
 		Parent: r.Parent, Profile: r.Profile, Extension: r.Extension, Kind: r.Kind, Purpose: r.Purpose, State: r.State, Message: r.Message,
 		Memory: r.Memory(), Quiesced: r.Kind.Has(sandboxer.SnapshotNative) && r.Native.Quiesced || r.Kind == sandboxer.SnapshotPortable && r.Portable.Quiesced,
-		Bytes: r.Bytes(), Size: r.Portable.Size, Files: r.Portable.Files, Digest: r.Portable.Digest,
+		Bytes: r.Bytes(), Size: r.Portable.Size, Files: r.Portable.Files, Digest: r.Portable.Digest, Volumes: r.Portable.Volumes,
 		LastError: r.LastError, Damaged: r.Damaged, CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt, DroppedAt: r.DroppedAt,
 	}
 }
@@ -103,6 +105,8 @@ func NewSnapshot(r *sandboxer.SnapshotRecord) Snapshot {
 type RestoreSnapshot struct {
 	Profile  string                 `json:"profile,omitempty" example:"profile.local" doc:"Default: the source's. On another extension only a portable snapshot can be restored"`
 	Kind     sandboxer.SnapshotKind `json:"kind,omitempty" enum:"native,portable" doc:"Default native where that can be restored"`
+	Inputs   map[string]string      `json:"inputs,omitempty" doc:"Added to the source's, which an empty value takes away; only for the portable form"`
+	Host     string                 `json:"host,omitempty" doc:"Asked-for placement; only for the portable form"`
 	Name     string                 `json:"name,omitempty" example:"copy"`
 	TTL      Duration               `json:"ttl,omitempty" example:"30m"`
 	Consumer sandboxer.Consumer     `json:"consumer,omitzero"`

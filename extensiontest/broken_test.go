@@ -66,6 +66,8 @@ type broken struct {
 	network   func(context.Context, sandboxer.Handle, sandboxer.NetworkPolicy) error
 	basis     func(context.Context, sandboxer.Spec) (string, error)
 	claim     func(context.Context, sandboxer.Handle, sandboxer.Spec) (sandboxer.Handle, error)
+	save      func(context.Context, sandboxer.Handle, func(sandboxer.Contents) io.Writer) error
+	from      func(context.Context, sandboxer.Spec, sandboxer.Contents, io.Reader) (sandboxer.Handle, error)
 }
 
 // or returns the broken method or the sound one.
@@ -192,6 +194,14 @@ func (b *broken) Basis(ctx context.Context, s sandboxer.Spec) (string, error) {
 
 func (b *broken) Claim(ctx context.Context, h sandboxer.Handle, s sandboxer.Spec) (sandboxer.Handle, error) {
 	return or(b.claim != nil, b.claim, b.Extension.Claim)(ctx, h, s)
+}
+
+func (b *broken) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) error {
+	return or(b.save != nil, b.save, b.Extension.Checkpoint)(ctx, h, begin)
+}
+
+func (b *broken) ProvisionFrom(ctx context.Context, s sandboxer.Spec, c sandboxer.Contents, r io.Reader) (sandboxer.Handle, error) {
+	return or(b.from != nil, b.from, b.Extension.ProvisionFrom)(ctx, s, c, r)
 }
 
 func (b *broken) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats, error) {
@@ -799,6 +809,62 @@ var mutants = []struct {
 			return b.Extension.Archive(ctx, h, dir, w)
 		}
 	}},
+	{"volumes are dropped silently", "checkpoint/round trip", func(b *broken, _ *fake.World) {
+		b.save = func(ctx context.Context, h sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) error {
+			return b.Extension.Archive(ctx, h, "", begin(sandboxer.Contents{}))
+		}
+	}},
+	{"volumes are promised and not placed", "checkpoint/round trip", func(b *broken, _ *fake.World) {
+		b.from = func(ctx context.Context, s sandboxer.Spec, _ sandboxer.Contents, r io.Reader) (sandboxer.Handle, error) {
+			h, err := b.Extension.ProvisionFrom(ctx, s, sandboxer.Contents{}, r)
+			if err == nil {
+				b.Extension.RemoveFile(ctx, h, "/workspace/.sandboxer")
+			}
+			return h, err
+		}
+	}},
+	{"a checkpoint is put over what has changed since", "checkpoint/round trip", func(b *broken, _ *fake.World) {
+		b.from = func(ctx context.Context, s sandboxer.Spec, c sandboxer.Contents, r io.Reader) (sandboxer.Handle, error) {
+			b.Extension.Teardown(ctx, sandboxer.Handle{SandboxID: s.ID})
+			return b.Extension.ProvisionFrom(ctx, s, c, r)
+		}
+	}},
+	{"an unknown volume goes nowhere", "checkpoint/round trip", func(b *broken, _ *fake.World) {
+		b.from = func(ctx context.Context, s sandboxer.Spec, c sandboxer.Contents, r io.Reader) (sandboxer.Handle, error) {
+			for _, v := range c.Volumes {
+				if v != s.Inputs["volume"] {
+					return b.Extension.Provision(ctx, s)
+				}
+			}
+			return b.Extension.ProvisionFrom(ctx, s, c, r)
+		}
+	}},
+	{"half a checkpoint will do", "checkpoint/of an archive", func(b *broken, _ *fake.World) {
+		b.from = func(ctx context.Context, s sandboxer.Spec, c sandboxer.Contents, r io.Reader) (sandboxer.Handle, error) {
+			h, err := b.Extension.ProvisionFrom(ctx, s, c, r)
+			if err != nil {
+				return b.Extension.Provision(ctx, s)
+			}
+			return h, err
+		}
+	}},
+	{"says that it stood still", "checkpoint/of one moment", func(b *broken, _ *fake.World) {
+		b.save = func(ctx context.Context, h sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) error {
+			return b.Extension.Checkpoint(ctx, h, func(c sandboxer.Contents) io.Writer {
+				c.Quiesced = true
+				return begin(c)
+			})
+		}
+	}},
+	{"stands still for ever if nobody takes it", "checkpoint/of one moment", func(b *broken, _ *fake.World) {
+		b.save = func(ctx context.Context, h sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) error {
+			b.Extension.Pause(ctx, h)
+			if err := b.Extension.Checkpoint(ctx, h, begin); err != nil {
+				return err
+			}
+			return b.Extension.Resume(ctx, h)
+		}
+	}},
 	{"a command waits for the thaw", "pause/exec on a paused sandbox", func(b *broken, _ *fake.World) {
 		b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
 			x, err := b.Extension.Exec(ctx, h, c)
@@ -955,7 +1021,8 @@ func TestBroken(t *testing.T) {
 	h := extensiontest.Harness{
 		Open:     func(t *testing.T) sandboxer.Extension { return mutant(t, w, name, "conformance") },
 		Stranger: func(t *testing.T) sandboxer.Extension { return mutant(t, w, name, "stranger") },
-		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo"},
+		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo", Inputs: map[string]string{"volume": "data"}},
+		Volume:   "../volumes/data",
 		Want:     sandboxer.Capabilities(),
 		Kill:     func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) },
 		OutOfMemory: func(t *testing.T, h sandboxer.Handle) {

@@ -79,6 +79,10 @@ type Harness struct {
 	Outside func(t *testing.T) netip.AddrPort
 	Connect func(to netip.AddrPort) []string
 
+	// Volume is the directory inside, absolute or relative to the workspace, of the one
+	// volume that checkpoints of Spec hold; empty where Spec has none.
+	Volume string
+
 	Shell        []string // runs the script that follows; default sh -c
 	User         string   // a user inside besides the default one; default "nobody"
 	MissingImage string   // default is a name no backend can have
@@ -134,6 +138,7 @@ func Run(t *testing.T, h Harness) {
 	s.group(t, sandboxer.CanStats, s.stats)
 	s.group(t, sandboxer.CanNetwork, s.network)
 	s.group(t, sandboxer.CanPool, s.pool)
+	s.group(t, sandboxer.CanCheckpoint, s.checkpoint)
 }
 
 type suite struct{ Harness }

@@ -28,6 +28,7 @@ need qemu-system-x86_64 qemu-system-x86
 need qemu-img qemu-utils
 need lz4 lz4
 need packer packer
+need debootstrap debootstrap
 need mke2fs e2fsprogs
 need dockerd docker.io
 need docker-compose docker-compose

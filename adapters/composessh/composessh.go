@@ -11,6 +11,7 @@
 //	<root>/<name>/compose.yaml   the file written from the model
 //	<root>/<name>/files, copies  what is mounted from beside the workspace
 //	<root>/<name>/started, up    how far it came
+//	<root>/<name>/frozen, beat   while its containers stand still for somebody
 //	<root>/.net/<n>              a link to the sandbox that has subnet n
 //
 // The directory is made first and removed last: it is the lock, and what a sweep finds.
@@ -98,12 +99,14 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Isolation: []sandboxer.Isolation{sandboxer.IsolationContainer},
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
-		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats},
+		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint},
 	Inputs: []sandboxer.Input{
 		{Name: "repo", Help: "directory of the broker's machine with the compose file, copied to the host", Required: true},
 		{Name: "file", Help: "compose file below repo; compose.yaml, compose.yml, docker-compose.yaml or docker-compose.yml if it is not given"},
 		{Name: "service", Help: "service that commands run in and ports belong to; the first of the file if it is not given"},
 		{Name: "profiles", Help: "compose profiles to enable, separated by commas"},
+		{Name: "volumes", Help: "named volumes that go into portable snapshots with the workspace, separated by commas, or all"},
+		{Name: "quiesce", Help: "yes: the services stand still while a snapshot is read; no: they go on. Without it yes if there are volumes in it, otherwise no"},
 		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
 	},
 }, defaults, open)

@@ -47,6 +47,10 @@ func TestMain(m *testing.M) {
 		}
 	}
 	if podmanDir != "" {
+		// Of a test that failed: processes, networks with their bridges, mounts.
+		rm := exec.Command("sh", "-c", "podman rm -af -t 0; podman pod rm -af; podman network ls -q | grep -vx podman | xargs -r podman network rm -f; podman volume rm -af")
+		rm.Env = append(os.Environ(), podmanEnv()...)
+		rm.Run()
 		exec.Command("sh", "-c", `grep -F " $1/" /proc/self/mounts | cut -d' ' -f2 | sort -r | while read -r m; do umount -l "$m"; done`, "sh", podmanDir).Run()
 		os.RemoveAll(podmanDir)
 	}
@@ -369,9 +373,11 @@ func TestConformance(t *testing.T) {
 	extensiontest.Run(t, extensiontest.Harness{
 		Open:     open("conf"),
 		Stranger: open("stranger"),
-		Spec:     sandboxer.Spec{Owner: "conf", Inputs: map[string]string{"repo": repo(t, single, map[string]string{".sandboxerignore": "/compose.yaml\n/.sandboxerignore\n"})}},
+		Spec: sandboxer.Spec{Owner: "conf", Inputs: map[string]string{"volumes": "all",
+			"repo": repo(t, strings.Replace(single, `".:/work"`, `".:/work", "data:/data"`, 1)+"volumes: {data: {}}\n", map[string]string{".sandboxerignore": "/compose.yaml\n/.sandboxerignore\n"})}},
+		Volume: "/data",
 		Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
-			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats},
+			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint},
 		Enforces: []extensiontest.Feature{extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs},
 		Settle:   2 * time.Second,
 		Kill: func(t *testing.T, h sandboxer.Handle) {

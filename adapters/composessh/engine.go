@@ -25,7 +25,9 @@ type engine struct {
 	cfg      Config
 	pool     *sshrun.Pool
 	registry *sshrun.Registry
-	settle   time.Duration // settled, but in tests
+	settle   time.Duration                   // settled, but in tests
+	beat     time.Duration                   // frozenBeat, but in tests
+	fail     func(p point, after bool) error // for tests
 
 	mu    sync.Mutex
 	known map[string]*known            // by host
@@ -46,6 +48,7 @@ var _ interface {
 	sandboxer.Pauser
 	sandboxer.Capacitor
 	sandboxer.Statser
+	sandboxer.Checkpointer
 	io.Closer
 } = (*engine)(nil)
 
@@ -62,7 +65,7 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 		return nil, err
 	}
 	return &engine{
-		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled,
+		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat,
 		known: map[string]*known{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{},
 	}, nil
 }
@@ -82,6 +85,8 @@ type meta struct {
 	Ports      []int                 `json:"ports,omitempty"` // further ones that were asked for
 	Services   []composefile.Service `json:"services"`
 	Notes      []string              `json:"notes,omitempty"`
+	Volumes    []string              `json:"volumes,omitempty"` // that go into checkpoints
+	Quiesce    bool                  `json:"quiesce,omitempty"`
 }
 
 func (m *meta) service(name string) *composefile.Service {

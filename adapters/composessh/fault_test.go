@@ -1,11 +1,14 @@
 package composessh
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,80 +40,133 @@ func (r *rig) afar(t *testing.T) *sshtest.Relay {
 	return relay
 }
 
-// A connection that is cut, at whatever step, leaves what the same order finishes, and
-// what a teardown by ID alone removes.
+// full is a project in whose life every point comes.
+const full = `services:
+  main:
+    build: .
+    command: [sleep, "86400"]
+    volumes: [".:/src", "data:/data"]
+    configs: [c]
+volumes: {data: {}}
+configs: {c: {content: configured}}
+`
+
+// A connection that is cut, at whatever step of making or removing a sandbox, leaves
+// what the same order finishes, and what a teardown by ID alone removes: when the step
+// never came to the host, when it was cut off, and when only its answer was lost.
 func TestConnectionCut(t *testing.T) {
-	r := newRig(t, current(t), 1)
-	relay := r.afar(t)
-	e := r.opened(t, "test")
-	files := map[string]string{}
-	for i := range 200 {
-		files[fmt.Sprintf("src/%d", i)] = strings.Repeat("x", i)
+	docker(t)
+	dir := repo(t, full, map[string]string{"Dockerfile": "FROM " + image + "\nCOPY f /f\n", "f": strings.Repeat("f", 1<<20)})
+	var archive bytes.Buffer // what it is made of
+	w := tar.NewWriter(&archive)
+	for _, h := range []tar.Header{
+		{Name: sandboxer.VolumesDir + "/data/", Typeflag: tar.TypeDir, Mode: 0o755},
+		{Name: sandboxer.VolumesDir + "/data/d", Mode: 0o644, Size: 5},
+		{Name: "f", Mode: 0o644, Size: 5},
+	} {
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		w.Write([]byte("saved")[:h.Size])
 	}
-	dir := repo(t, web, files)
-	begun := time.Now()
-	h, _ := provision(t, e, order("whole", dir))
-	took := time.Since(begun)
-	if _, err := e.Teardown(t.Context(), h); err != nil {
+	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	const cuts = 6
-	failed := 0
-	for i := range cuts {
-		s := order(fmt.Sprintf("cut-%d", i), dir)
-		teardown(t, e, s.ID)
-		done := make(chan error, 1)
-		go func() {
-			_, err := e.Provision(t.Context(), s)
-			done <- err
-		}()
-		var err error
-		select {
-		case <-time.After(took * time.Duration(2*i+1) / (2 * cuts)):
-			relay.Cut()
-			select {
-			case err = <-done:
-			case <-time.After(time.Minute):
-				t.Fatalf("cut %d: Provision hangs", i)
+	for i, p := range points {
+		for _, how := range []string{"lost", "cut off", "unanswered"} {
+			switch {
+			case how == "cut off" && !slices.Contains([]point{pCopy, pBuild, pFill, pUp, pObjects}, p):
+				continue // it is over in a moment
+			case how == "lost" && p != points[0] && p != pProcesses:
+				continue // the answer of the step before it is what is lost then
 			}
-		case err = <-done:
+			t.Run(string(p)+" "+how, func(t *testing.T) {
+				t.Parallel()
+				owner := fmt.Sprintf("cut%d%c", i, how[0])
+				r := newRig(t, current(t), 1)
+				relay := r.afar(t)
+				e := r.opened(t, owner)
+				e.settle = -time.Second
+				s := order("box", dir)
+				s.Inputs["volumes"] = "all"
+				teardown(t, e, s.ID)
+				met := 0
+				e.fail = func(at point, after bool) error {
+					if at != p || after != (how == "unanswered") || met > 0 {
+						return nil
+					}
+					met++
+					switch how {
+					case "lost":
+						relay.Freeze()
+						time.AfterFunc(50*time.Millisecond, func() { relay.Cut(); relay.Thaw() })
+					case "cut off":
+						time.AfterFunc(120*time.Millisecond, relay.Cut)
+					default:
+						relay.Cut()
+						return sandboxer.E(sandboxer.Unavailable, nil, "the answer was lost")
+					}
+					return nil
+				}
+				life := []func() error{
+					func() (err error) {
+						_, err = e.ProvisionFrom(t.Context(), s, sandboxer.Contents{Volumes: []string{"data"}}, bytes.NewReader(archive.Bytes()))
+						return err
+					},
+					func() error {
+						_, err := e.WaitReady(t.Context(), sandboxer.Handle{SandboxID: s.ID, Generation: 1})
+						return err
+					},
+					func() error {
+						h := sandboxer.Handle{SandboxID: s.ID, Generation: 1}
+						if got := run(t, e, h, "cat /src/f /data/d; wc -c </f"); got != "savedsaved1048576" {
+							t.Errorf("it holds %q", got)
+						}
+						return nil
+					},
+					func() error { _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: s.ID}); return err },
+				}
+				for _, step := range life {
+					begun := time.Now()
+					err := step()
+					if took := time.Since(begun); took > 30*time.Second {
+						t.Errorf("it hung for %s", took)
+					}
+					if err == nil {
+						continue
+					}
+					if k := sandboxer.KindOf(err); k != sandboxer.Unavailable || met == 0 {
+						t.Fatalf("the kind of %v is %q", err, k)
+					}
+					if how != "lost" && i%2 == 1 {
+						break // nobody asks for it again
+					}
+					if err = again(step); err != nil {
+						t.Fatalf("once more: %v (%s)", err, sandboxer.HintOf(err))
+					}
+				}
+				if met == 0 {
+					t.Errorf("it never came to %s", p)
+				}
+				// Whatever is left is found by another process that knows the ID.
+				if _, err := r.opened(t, owner).Teardown(t.Context(), sandboxer.Handle{SandboxID: s.ID}); err != nil {
+					t.Errorf("Teardown: %v", err)
+				}
+				if left := r.remains(t, owner); len(left) > 0 {
+					t.Errorf("left behind: %q", left)
+				}
+			})
 		}
-		if err != nil {
-			failed++
-			t.Logf("cut %d: %v", i, err)
-			if k := sandboxer.KindOf(err); k != sandboxer.Unavailable {
-				t.Errorf("cut %d: the kind of %v is %q", i, err, k)
-			}
-		}
-		if i%2 == 0 {
-			h, err := e.Provision(t.Context(), s)
-			if err == nil {
-				_, err = e.WaitReady(t.Context(), h)
-			}
-			if err != nil {
-				t.Errorf("cut %d: once more: %v", i, err)
-			} else if got := get(t, e, h, 8080, "hello"); got != "hello world" {
-				t.Errorf("cut %d: %q", i, got)
-			}
-		}
-		if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: s.ID}); err != nil {
-			t.Errorf("cut %d: Teardown: %v", i, err)
-		}
-		if left := r.remains(t, "test"); len(left) > 0 {
-			t.Fatalf("cut %d: left behind: %q", i, left)
-		}
-	}
-	if failed == 0 {
-		t.Error("no cut was noticed")
 	}
 }
 
 // A host that does not answer is not one whose sandboxes are gone. What was begun there
 // is owed, also by a process that was not there, until the host is back.
 func TestHostAway(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, current(t), 1)
 	relay := r.afar(t)
-	e := r.opened(t, "test")
+	e := r.opened(t, "hostaway")
 	h, _ := provision(t, e, order("away", repo(t, single, nil)))
 
 	// It falls silent in the middle of another.
@@ -129,7 +185,7 @@ func TestHostAway(t *testing.T) {
 	relay.Cut()
 
 	// Days later, another process.
-	e2 := r.opened(t, "test")
+	e2 := r.opened(t, "hostaway")
 	short := func() context.Context {
 		c, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		t.Cleanup(cancel)
@@ -144,7 +200,7 @@ func TestHostAway(t *testing.T) {
 		}
 	}
 	errs := 0
-	for _, err := range e2.ListRunning(short(), "test") {
+	for _, err := range e2.ListRunning(short(), "hostaway") {
 		if err != nil {
 			errs++
 		}
@@ -157,7 +213,7 @@ func TestHostAway(t *testing.T) {
 		t.Errorf("IsAlive = %s, %v once it is back", l, err)
 	}
 	found := map[string]bool{}
-	for h, err := range e2.ListRunning(t.Context(), "test") {
+	for h, err := range e2.ListRunning(t.Context(), "hostaway") {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -169,7 +225,7 @@ func TestHostAway(t *testing.T) {
 	if !found["away"] || !found["begun"] {
 		t.Errorf("found %v once it is back", found)
 	}
-	if left := r.remains(t, "test"); len(left) > 0 {
+	if left := r.remains(t, "hostaway"); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
 }
@@ -209,6 +265,7 @@ func broker() error {
 
 // A broker that is killed at any moment leaves nothing that the next one does not find.
 func TestKilledAtAnyMoment(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, current(t), 1)
 	self, err := os.Executable()
 	if err != nil {
@@ -266,6 +323,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 
 // Sandboxes go where most room is, and nowhere else than asked.
 func TestSeveralHosts(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, current(t), 0)
 	r.addHost(t, "small", docker(t))
 	r.addHost(t, "large", another(t))
@@ -283,7 +341,7 @@ func TestSeveralHosts(t *testing.T) {
 	}
 	change("small", func(rec *sshrun.Record) { rec.Capacity = 1 })
 	change("large", func(rec *sshrun.Record) { rec.Capacity = 2 })
-	e := r.opened(t, "test")
+	e := r.opened(t, "several")
 	dir := repo(t, single, nil)
 	on := map[string]int{}
 	for i := range 3 {
@@ -308,7 +366,7 @@ func TestSeveralHosts(t *testing.T) {
 	kind(t, err, sandboxer.Invalid, "unknown", "large, small")
 
 	// Found by its ID alone, on whichever it is, by another process in another place.
-	e2 := r.opened(t, "test")
+	e2 := r.opened(t, "several")
 	e2.env.Dir = t.TempDir()
 	if err := os.Mkdir(filepath.Join(e2.env.Dir, "placed"), 0o700); err != nil {
 		t.Fatal(err)
@@ -322,7 +380,7 @@ func TestSeveralHosts(t *testing.T) {
 		}
 	}
 	change("large", func(rec *sshrun.Record) { rec.State = sshrun.Draining })
-	for h := range e.ListRunning(t.Context(), "test") {
+	for h := range e.ListRunning(t.Context(), "several") {
 		if h.SandboxID != "spread-2" {
 			t.Errorf("%s is listed", h.SandboxID)
 		}
@@ -334,8 +392,9 @@ func TestSeveralHosts(t *testing.T) {
 
 // Many sandboxes of one repository run side by side on one host.
 func TestSideBySide(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, current(t), 1)
-	e := r.opened(t, "test")
+	e := r.opened(t, "side")
 	dir := repo(t, web, nil)
 	const n = 4
 	handles := make([]sandboxer.Handle, n)
@@ -372,13 +431,14 @@ func TestSideBySide(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if left := r.remains(t, "test"); len(left) > 0 {
+	if left := r.remains(t, "side"); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
 }
 
 // A host without room on its disk is said to be that, and keeps nothing of the try.
 func TestDiskFull(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, current(t), 1)
 	small := t.TempDir()
 	if err := syscall.Mount("tmpfs", small, "tmpfs", 0, "size=1m"); err != nil {
@@ -386,14 +446,160 @@ func TestDiskFull(t *testing.T) {
 	}
 	t.Cleanup(func() { syscall.Unmount(small, syscall.MNT_DETACH) })
 	r.cfg.Root = filepath.Join(small, "root")
-	e := r.opened(t, "test")
+	e := r.opened(t, "full")
 	s := order("full", repo(t, single, map[string]string{"large": strings.Repeat("large", 1<<20)}))
 	_, err := e.Provision(t.Context(), s)
 	kind(t, err, sandboxer.Exhausted, "disk", "host-1")
 	if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: s.ID}); err != nil {
 		t.Fatal(err)
 	}
-	if left, _ := filepath.Glob(r.cfg.Root + "/sbx-*"); len(left) > 0 || len(r.remains(t, "test")) > 0 {
-		t.Errorf("left behind: %q, %q", left, r.remains(t, "test"))
+	if left, _ := filepath.Glob(r.cfg.Root + "/sbx-*"); len(left) > 0 || len(r.remains(t, "full")) > 0 {
+		t.Errorf("left behind: %q, %q", left, r.remains(t, "full"))
+	}
+}
+
+// A door is a socket through which an engine is reached, as long as it is open.
+type door struct {
+	path, to string
+	mu       sync.Mutex
+	l        net.Listener
+	conns    map[net.Conn]bool
+}
+
+func (d *door) open(t *testing.T) {
+	t.Helper()
+	l, err := net.Listen("unix", d.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.l, d.conns = l, map[net.Conn]bool{}
+	go func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go d.pass(in)
+		}
+	}()
+}
+
+func (d *door) pass(in net.Conn) {
+	out, err := net.Dial("unix", d.to)
+	if err != nil {
+		in.Close()
+		return
+	}
+	d.mu.Lock()
+	d.conns[in], d.conns[out] = true, true
+	d.mu.Unlock()
+	go func() {
+		io.Copy(out, in)
+		out.(*net.UnixConn).CloseWrite()
+	}()
+	io.Copy(in, out)
+	in.Close()
+	out.Close()
+}
+
+func (d *door) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.l != nil {
+		d.l.Close()
+		d.l = nil
+	}
+	for c := range d.conns {
+		c.Close()
+	}
+}
+
+// An engine that is away, on a host that is not, is no reason to believe anything gone,
+// and what was begun without it goes once it is back.
+func TestEngineAway(t *testing.T) {
+	t.Parallel()
+	d := &door{path: filepath.Join(t.TempDir(), "engine"), to: strings.TrimPrefix(docker(t), "DOCKER_HOST=unix://")}
+	d.open(t)
+	t.Cleanup(d.close)
+	r := newRig(t, current(t), 0)
+	r.addHost(t, "host-1", "DOCKER_HOST=unix://"+d.path)
+	e := r.opened(t, "away")
+	h, _ := provision(t, e, order("there", repo(t, single, nil)))
+	warm := r.opened(t, "away") // which knows all that it can
+	run(t, warm, h, "true")
+	begun := order("begun", repo(t, single, nil))
+	teardown(t, e, begun.ID)
+	e.fail = func(p point, after bool) error { // it goes while another is being made
+		if p == pUp && !after {
+			d.close()
+		}
+		return nil
+	}
+	_, err := e.Provision(t.Context(), begun)
+	kind(t, err, sandboxer.Unavailable, "engine does not answer", "host-1")
+	e.fail = nil
+
+	says := func(what string, err error) {
+		t.Helper()
+		if k := sandboxer.KindOf(err); k != sandboxer.Unavailable || !strings.Contains(sandboxer.Message(err), "engine does not answer") {
+			t.Errorf("%s: %q error %v", what, k, err)
+		}
+	}
+	for name, e := range map[string]*engine{"the same process": e, "another": r.opened(t, "away"), "one that knows it": warm} {
+		_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+		says(name+": Exec", err)
+		_, err = e.WaitReady(t.Context(), h)
+		says(name+": WaitReady", err)
+		l, err := e.IsAlive(t.Context(), h)
+		says(name+": IsAlive", err)
+		if l != sandboxer.Unknown {
+			t.Errorf("%s: IsAlive = %s", name, l)
+		}
+		_, err = e.Dial(t.Context(), h, 80)
+		says(name+": Dial", err)
+		says(name+": Pause", e.Pause(t.Context(), h))
+		_, err = e.Stats(t.Context(), h)
+		says(name+": Stats", err)
+		_, err = e.Teardown(t.Context(), h)
+		says(name+": Teardown", err)
+		_, err = e.Teardown(t.Context(), sandboxer.Handle{SandboxID: "begun"})
+		says(name+": Teardown by ID", err)
+		_, err = e.Capacity(t.Context(), "")
+		says(name+": Capacity", err)
+		_, err = e.Provision(t.Context(), order("more", repo(t, single, nil)))
+		says(name+": Provision", err)
+		listed := 0
+		for _, err := range e.ListRunning(t.Context(), "away") {
+			if err != nil {
+				says(name+": ListRunning", err)
+				listed++
+			}
+		}
+		if listed == 0 {
+			t.Errorf("%s: the listing does not say that it is not whole", name)
+		}
+	}
+	d.open(t)
+	if got := run(t, e, h, "echo here"); got != "here" {
+		t.Errorf("once it is back: %q", got)
+	}
+	// A command that speaks of an engine of its own is not the host's engine.
+	var said strings.Builder
+	const own = "Cannot connect to the Docker daemon at tcp://inside:2375"
+	if x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", "echo " + own + " >&2; exit 1"}, Stderr: &said}); err != nil || x.Code != 1 || said.String() != own+"\n" {
+		t.Errorf("a command that misses an engine: %+v, %v, %q", x, err, said.String())
+	}
+	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Alive || err != nil {
+		t.Errorf("IsAlive = %s, %v once it is back", l, err)
+	}
+	for _, id := range []string{"there", "begun", "more"} {
+		if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: id}); err != nil {
+			t.Errorf("Teardown(%s): %v", id, err)
+		}
+	}
+	if left := r.remains(t, "away"); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
 	}
 }

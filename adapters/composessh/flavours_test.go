@@ -4,8 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -47,10 +49,21 @@ func teardown(t testing.TB, e *engine, id string) {
 	t.Cleanup(func() {
 		c, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
 		defer cancel()
-		if _, err := e.Teardown(c, sandboxer.Handle{SandboxID: id}); err != nil {
+		if err := again(func() error { _, err := e.Teardown(c, sandboxer.Handle{SandboxID: id}); return err }); err != nil {
 			t.Errorf("Teardown(%s): %v", id, err)
 		}
 	})
+}
+
+// again takes a step a few times if the host is away: that a connection is gone may be
+// noticed by using it.
+func again(step func() error) (err error) {
+	for range 3 {
+		if err = step(); sandboxer.KindOf(err) != sandboxer.Unavailable {
+			break
+		}
+	}
+	return err
 }
 
 func provision(t testing.TB, e *engine, s sandboxer.Spec) (sandboxer.Handle, sandboxer.Reachability) {
@@ -110,8 +123,9 @@ func get(t testing.TB, e *engine, h sandboxer.Handle, port int, page string) str
 func TestFlavours(t *testing.T) {
 	for name, compose := range map[string]string{"current": "docker compose", "v1": "docker-compose", "podman": "podman-compose"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // health checks take their time
 			r := newRig(t, compose, 1)
-			e := r.opened(t, "test")
+			e := r.opened(t, name)
 			h, reach := provision(t, e, order("life", repo(t, web, map[string]string{"src/main.txt": "source\n"})))
 			if reach.ComposeProject != h.Ref || len(reach.Ports) != 1 || reach.Ports[0].Port != 8080 || reach.Extra["service"] != "web" || reach.Extra["compose"] != compose {
 				t.Errorf("reachable as %+v", reach)
@@ -133,7 +147,7 @@ func TestFlavours(t *testing.T) {
 			kind(t, err, sandboxer.Invalid, "nosuch", "web, seed, db")
 			// Another process, which knows nothing, of the same sandbox; and a second one of
 			// the same file, beside it.
-			e2 := r.opened(t, "test")
+			e2 := r.opened(t, name)
 			if got, err := e2.Discover(t.Context(), "life"); err != nil || got.Ref != h.Ref {
 				t.Errorf("Discover: %+v, %v", got, err)
 			}
@@ -173,7 +187,7 @@ func TestFlavours(t *testing.T) {
 			if _, err := e.Teardown(t.Context(), h2); err != nil {
 				t.Fatal(err)
 			}
-			if left := r.remains(t, "test"); len(left) > 0 {
+			if left := r.remains(t, name); len(left) > 0 {
 				t.Errorf("left behind: %q", left)
 			}
 		})
@@ -214,8 +228,9 @@ func kind(t testing.TB, err error, want sandboxer.Kind, words ...string) {
 
 // What does not become ready is said with what it said last, and why.
 func TestNotReady(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, current(t), 1)
-	e := r.opened(t, "test")
+	e := r.opened(t, "notready")
 	for name, c := range map[string]struct {
 		file, say string
 	}{
@@ -237,8 +252,89 @@ func TestNotReady(t *testing.T) {
 		s := order("refused", repo(t, "services:\n  main:\n    image: "+image+"\n    privileged: true\n", nil))
 		_, err := e.Provision(t.Context(), s)
 		kind(t, err, sandboxer.Invalid, "compose.yaml:4", "privileged")
-		if left := r.remains(t, "test"); slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "refused") }) {
+		if left := r.remains(t, "notready"); slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "refused") }) {
 			t.Errorf("something was made: %q", left)
 		}
 	})
+}
+
+// TestPodmanSwap: a limit of memory is one also where podman-compose says nothing of swap.
+func TestPodmanSwap(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "podman-compose", 1)
+	e := r.opened(t, "swap")
+	s := order("swap", repo(t, single, nil))
+	s.Limits.MemoryBytes = 64 << 20
+	h, _ := provision(t, e, s)
+	id := r.engine(t, r.engines[0], "ps", "-q", "--filter", "label="+labelName+"="+h.Ref)
+	pid := r.engine(t, r.engines[0], "inspect", "--format", "{{.State.Pid}}", id)
+	groups, err := os.ReadFile("/proc/" + pid + "/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for line := range strings.Lines(string(groups)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		for file, want := range map[string]string{
+			"/sys/fs/cgroup/memory" + f[2] + "/memory.memsw.limit_in_bytes": "67108864", "/sys/fs/cgroup" + f[2] + "/memory.swap.max": "0",
+		} {
+			if strings.Contains(file, "/memory/") != strings.Contains(f[1], "memory") {
+				continue
+			}
+			if got, err := os.ReadFile(file); err == nil {
+				found = true
+				if strings.TrimSpace(string(got)) != want {
+					t.Errorf("%s is %q; want %s", file, got, want)
+				}
+			}
+		}
+	}
+	// Where nothing can bound it the limit is refused.
+	ho, err := e.host("host-1")
+	if err == nil {
+		err = e.look(t.Context(), ho)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := e.plan(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.fits(ho); err != nil {
+		t.Errorf("fits: %v", err)
+	}
+	k := *ho.known
+	k.swap = "yes"
+	ho.known = &k
+	kind(t, p.fits(ho), sandboxer.Unsupported, "host-1", "swap")
+	if !found {
+		t.Skip("this kernel does not account for swap")
+	}
+}
+
+// TestNextCheck: the engine is asked again when it can know more.
+func TestNextCheck(t *testing.T) {
+	start := time.Unix(1000, 0)
+	for name, c := range map[string]struct {
+		unit string
+		at   time.Duration // since the start
+		want time.Duration
+	}{
+		"the first":        {`{"Config": {"Healthcheck": {"Interval": 2000000000}}, "State": {"Health": {"Status": "starting"}}}`, 500 * time.Millisecond, 1550 * time.Millisecond},
+		"it is at it":      {`{"Config": {"Healthcheck": {"Interval": 2000000000}}, "State": {"Health": {"Status": "starting"}}}`, 2100 * time.Millisecond, 0},
+		"after a failure":  {`{"Config": {"Healthcheck": {"Interval": 2000000000}}, "State": {"Health": {"Log": [{"End": "1970-01-01T00:16:42.5Z"}]}}}`, 3 * time.Second, 1550 * time.Millisecond},
+		"the default":      {`{"Config": {"Healthcheck": {}}, "State": {}}`, 10 * time.Second, 20*time.Second + 50*time.Millisecond},
+		"clocks disagree":  {`{"Config": {"Healthcheck": {"Interval": 1000000000}}, "State": {}}`, -time.Hour, time.Hour + 1050*time.Millisecond},
+		"not a check more": {`{"State": {}}`, time.Minute, 0},
+	} {
+		var u unit
+		if err := json.Unmarshal([]byte(c.unit), &u); err != nil {
+			t.Fatal(err)
+		}
+		u.State.StartedAt = start
+		if got := u.nextCheck(start.Add(c.at)); got != c.want {
+			t.Errorf("%s: %s; want %s", name, got, c.want)
+		}
+	}
 }

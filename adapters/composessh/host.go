@@ -31,6 +31,7 @@ type known struct {
 	version string   // of it
 	server  string   // the engine's version
 	socket  string   // of the engine, if it has one that is known
+	swap    string   // no: there is none; bounded: the engine can; yes: nothing bounds it
 	slots   chan struct{}
 }
 
@@ -55,12 +56,17 @@ try() {
 }
 if [ $# -gt 0 ]; then try "$@" || exit 42
 else try docker compose || try docker-compose || try podman-compose || exit 42; fi
+swap=no
+[ ! -r /proc/swaps ] || [ "$(wc -l </proc/swaps)" -le 1 ] || swap=yes
 if [ $e = docker ]; then
 	s=$(within docker version --format '{{.Server.Version}}' 2>&1) || { printf '%s\n' "$s" >&2; exit 43; }
 	echo "socket=${DOCKER_HOST:-$(docker context inspect --format '{{.Endpoints.docker.Host}}' 2>/dev/null)}"
+	[ $swap = no ] || [ "$(within docker info --format '{{.SwapLimit}}' 2>/dev/null)" != true ] || swap=bounded
 else
 	s=$(within podman info --format '{{.Version.Version}}' 2>&1) || { printf '%s\n' "$s" >&2; exit 43; }
+	[ $swap = no ] || ! podman update --help >/dev/null 2>&1 || swap=bounded
 fi
+echo "swap=$swap"
 echo "server=$s"`
 
 // names lists the hosts that are configured.
@@ -140,6 +146,8 @@ func (e *engine) look(ctx context.Context, h *host) error {
 			k.compose = strings.Fields(v)
 		case "version":
 			k.version = v
+		case "swap":
+			k.swap = v
 		case "server":
 			k.server = v
 		case "socket":
@@ -205,7 +213,13 @@ func (e *engine) script(ctx context.Context, h *host, env map[string]string, std
 	for k, v := range env {
 		all[k] = v
 	}
-	exit, err := h.Run(ctx, sshrun.Cmd{Script: script, Args: args, Env: all, Stdin: stdin, Stdout: &out, Stderr: bounded(&said)})
+	cmd := sshrun.Cmd{Script: script, Args: args, Env: all, Stdin: stdin, Stdout: &out, Stderr: bounded(&said)}
+	if len(env) > 0 {
+		// What works at a sandbox is found by its environment (Host.Kill), which others see
+		// as a process was started with it.
+		cmd.Script, cmd.Args = "", append([]string{"/bin/sh", "-c", script, "sh"}, args...)
+	}
+	exit, err := h.Run(ctx, cmd)
 	if err == nil && exit.Code != 0 {
 		err = e.failed(h, "a step", said.String(), nil)
 	}
@@ -229,7 +243,7 @@ func (e *engine) failed(h *host, what, said string, secret map[string]string) er
 	case says("no space left on device", "disk quota exceeded", "wrote only "): // as the kernel says it, and as tar does
 		return sandboxer.E(sandboxer.Exhausted, cause, "the disk of host %s is full", h.Name()).
 			WithHint("make room there (docker system prune), or drain it: sandboxer host drain %s", h.Name())
-	case says("cannot connect to the docker daemon", "is the docker daemon running", "connection refused", "error while fetching server api version", "permission denied while trying to connect", "cannot connect to podman"):
+	case says("cannot connect to the docker daemon", "is the docker daemon running", "failed to connect to the docker api", "if the daemon is running", "connection refused", "error while fetching server api version", "permission denied while trying to connect", "cannot connect to podman"):
 		e.forget(h)
 		return sandboxer.E(sandboxer.Unavailable, cause, "host %s: the engine does not answer", h.Name())
 	case says("could not find an available", "address pool"):

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,7 +35,10 @@ type unit struct {
 		ExitCode  int
 		Pid       int
 		StartedAt time.Time
-		Health    *struct{ Status string }
+		Health    *struct {
+			Status string
+			Log    []struct{ End time.Time }
+		}
 		// Podman before version 4.
 		Healthcheck *struct{ Status string }
 		Error       string
@@ -67,7 +72,7 @@ const view = `
 cd -- "$1" || exit
 if [ ! -d "$2" ]; then echo none; elif [ -e "$2/up" ]; then echo up; else echo making; fi
 ids=$("$3" ps -aq --no-trunc --filter "label=dev.sandboxer.name=$2") || exit
-date +%s
+date +%s.%N
 [ -z "$ids" ] || { "$3" inspect $ids || [ $? = 1 ]; }`
 
 // A sight is one look at a sandbox.
@@ -84,8 +89,10 @@ func (e *engine) see(ctx context.Context, h *host, name string) (*sight, error) 
 	}
 	dir, rest, _ := strings.Cut(out, "\n")
 	when, rest, _ := strings.Cut(rest, "\n")
-	sec, _ := strconv.ParseInt(when, 10, 64)
-	s := &sight{dir: dir, at: time.Unix(sec, 0)}
+	whole, part, _ := strings.Cut(strings.TrimSpace(when), ".")
+	sec, _ := strconv.ParseInt(whole, 10, 64)
+	nsec, _ := strconv.ParseInt(part, 10, 64) // 0 where date knows none
+	s := &sight{dir: dir, at: time.Unix(sec, nsec)}
 	if strings.TrimSpace(rest) != "" {
 		if err := json.Unmarshal([]byte(rest), &s.units); err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of sandbox %s cannot be read", h.Name(), name)
@@ -127,7 +134,7 @@ func (m *meta) judge(s *sight, settle time.Duration) (ready bool, wait time.Dura
 			case health == "unhealthy":
 				return false, 0, sandboxer.E(sandboxer.Failed, nil, "the health check of the service %s fails", want.Name)
 			case health == "starting":
-				ready = false
+				ready, wait = false, max(wait, u.nextCheck(s.at))
 			case health == "healthy":
 			default:
 				if left := settle - s.at.Sub(u.State.StartedAt); left > 0 {
@@ -140,6 +147,24 @@ func (m *meta) judge(s *sight, settle time.Duration) (ready bool, wait time.Dura
 		}
 	}
 	return ready, wait, nil
+}
+
+// nextCheck is how long it takes from at until the engine can know more of the
+// container's health: it looks an interval after the start, or after it looked last.
+func (u *unit) nextCheck(at time.Time) time.Duration {
+	every := 30 * time.Second // the engines' default
+	if c := u.Config.Healthcheck; c != nil && c.Interval > 0 {
+		every = c.Interval
+	}
+	last := u.State.StartedAt
+	if u.State.Health != nil && len(u.State.Health.Log) > 0 {
+		last = u.State.Health.Log[len(u.State.Health.Log)-1].End
+	}
+	due := last.Add(every)
+	if !at.Before(due) {
+		return 0 // it is at it
+	}
+	return due.Sub(at) + 50*time.Millisecond
 }
 
 // same reports whether a and b show the same containers, none started anew.
@@ -162,7 +187,8 @@ func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer
 	missing := 0
 	checked := map[string]time.Time{}
 	for {
-		s, err := e.see(ctx, ho, m.Name)
+		var s *sight
+		err := e.step(pLook, func() (err error) { s, err = e.see(ctx, ho, m.Name); return err })
 		if err != nil {
 			return r, err
 		}
@@ -185,6 +211,9 @@ func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer
 		}
 		if err := e.check(ctx, ho, s, checked); err != nil {
 			return r, err
+		}
+		if ho.known.engine == "podman" {
+			wait = 0 // it is this look that has Podman look
 		}
 		last = nil
 		if ready {
@@ -280,9 +309,9 @@ func (e *engine) reach(h *host, m *meta) sandboxer.Reachability {
 
 // removeObjects removes, with the engine $1, everything of the sandbox $2, by the name of
 // the project and by label in turn, until one look after the last removal finds nothing:
-// each alone finds all that compose made of the file.
+// each alone finds all that compose made of the file. With $3, volumes and images stay.
 const removeObjects = `
-e=$1 n=$2
+e=$1 n=$2 keep=$3
 case $e in podman) project=io.podman.compose.project;; *) project=com.docker.compose.project;; esac
 by=$project=$n
 for try in 1 2 3 4 5 6; do
@@ -292,13 +321,15 @@ for try in 1 2 3 4 5 6; do
 	if [ "$e" = podman ] && podman pod exists "pod_$n" 2>/dev/null; then some=1; podman pod rm -f "pod_$n" >/dev/null; fi
 	ids=$("$e" network ls -q --filter "label=$by") || exit
 	[ -z "$ids" ] || { some=1; "$e" network rm $ids >/dev/null; }
-	ids=$("$e" volume ls -q --filter "label=$by") || exit
+	ids=
+	[ -n "$keep" ] || ids=$("$e" volume ls -q --filter "label=$by") || exit
 	[ -z "$ids" ] || { some=1; "$e" volume rm -f $ids >/dev/null; }
 	[ -n "$some" ] || [ $try = 1 ] || break
 	case $by in $project=*) by=dev.sandboxer.name=$n;; *) by=$project=$n;; esac
 	[ $try -lt 4 ] || sleep 0.2 2>/dev/null || sleep 1
 done
 [ -z "$some" ] || { echo "something of $n would not go" >&2; exit 1; }
+[ -z "$keep" ] || exit 0
 ids=$("$e" images -q --filter "label=dev.sandboxer.name=$n") || exit
 [ -z "$ids" ] || "$e" rmi -f $ids >/dev/null 2>&1
 exit 0`
@@ -331,6 +362,8 @@ func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (report sandb
 		places = []place{{name, at, h.Generation}}
 	} else if places, err = e.search(ctx, h.SandboxID, h.Generation); err != nil {
 		return report, err
+	} else {
+		places = e.withPlaced(places, h.SandboxID, h.Generation)
 	}
 	for _, p := range places {
 		if err := e.remove(ctx, p); err != nil {
@@ -339,6 +372,23 @@ func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (report sandb
 		report.Removed = append(report.Removed, "compose project "+p.name+" on "+p.host)
 	}
 	return report, nil
+}
+
+// withPlaced adds to places those where a sandbox, of any generation if that is 0, is
+// written down to be: its host may have nothing of it any more, and only the answer was
+// lost that said so.
+func (e *engine) withPlaced(places []place, id string, generation int) []place {
+	files, _ := os.ReadDir(filepath.Join(e.env.Dir, "placed"))
+	for _, f := range files {
+		got, g, ok := e.split(f.Name())
+		if !ok || got != id || generation != 0 && g != generation || slices.ContainsFunc(places, func(p place) bool { return p.name == f.Name() }) {
+			continue
+		}
+		if at := e.placed(f.Name()); at != "" {
+			places = append(places, place{f.Name(), at, g})
+		}
+	}
+	return places
 }
 
 func (e *engine) remove(ctx context.Context, p place) error {
@@ -359,13 +409,21 @@ func (e *engine) remove(ctx context.Context, p place) error {
 	delete(e.units, p.name)
 	e.mu.Unlock()
 	// What was cut off may still be at it.
-	if err := h.Kill(ctx, "SANDBOXER_SANDBOX", p.name); err != nil && sandboxer.KindOf(err) != sandboxer.Failed && sandboxer.KindOf(err) != sandboxer.Unsupported {
+	err = e.step(pProcesses, func() error { return h.Kill(ctx, "SANDBOXER_SANDBOX", p.name) })
+	if err != nil && sandboxer.KindOf(err) != sandboxer.Failed && sandboxer.KindOf(err) != sandboxer.Unsupported {
 		return err
 	}
-	if _, err := e.script(ctx, h, nil, nil, `cd -- "$3" || exit;`+removeObjects, h.known.engine, p.name, h.known.root); err != nil {
-		return e.notRemoved(h, p, err)
+	err = e.step(pObjects, func() error {
+		_, err := e.script(ctx, h, nil, nil, `cd -- "$4" || exit;`+removeObjects, h.known.engine, p.name, "", h.known.root)
+		return err
+	})
+	if err == nil {
+		err = e.step(pRemove, func() error {
+			_, err := e.script(ctx, h, nil, nil, removeDir, h.known.root, p.name, h.known.engine)
+			return err
+		})
 	}
-	if _, err := e.script(ctx, h, nil, nil, removeDir, h.known.root, p.name, h.known.engine); err != nil {
+	if err != nil {
 		return e.notRemoved(h, p, err)
 	}
 	return e.unplace(p.name)

@@ -96,6 +96,9 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 	if p.meta.service(p.meta.Service) == nil {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no service %q", project.File, p.meta.Service)
 	}
+	if err := p.keep(spec.Inputs["volumes"], spec.Inputs["quiesce"]); err != nil {
+		return nil, err
+	}
 	// What the services ask for is compared with the limits by rendering.
 	if _, err := p.project.Render(p.rendering("/x", nil, false)); err != nil {
 		return nil, err
@@ -120,6 +123,9 @@ func (p *plan) labels() map[string]string {
 	return l
 }
 
+// env is in the environment of everything that makes the sandbox, to find it by.
+func (p *plan) env() map[string]string { return map[string]string{"SANDBOXER_SANDBOX": p.name} }
+
 func (p *plan) image(service string) string { return strings.ToLower(p.name + "-" + service) }
 
 func (p *plan) rendering(dir string, subnets []netip.Prefix, podman bool) composefile.Rendering {
@@ -135,8 +141,12 @@ func (p *plan) rendering(dir string, subnets []netip.Prefix, podman bool) compos
 	}
 }
 
-// fits refuses what the compose program of h would drop.
+// fits refuses what h cannot hold the sandbox to, or what its compose program would drop.
 func (p *plan) fits(h *host) error {
+	if p.spec.Limits.MemoryBytes > 0 && h.known.swap == "yes" {
+		return sandboxer.E(sandboxer.Unsupported, nil, "a limit of memory cannot be enforced on host %s: it swaps, and its engine bounds no swap", h.Name()).
+			WithHint("turn swap off there, or give its engine control of it (swapaccount=1, or podman 4.3), or leave the limit out")
+	}
 	if !h.known.podmanCompose() {
 		return nil
 	}
@@ -173,12 +183,21 @@ echo $state`
 
 // Provision implements sandboxer.Extension.
 func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
+	return e.provision(ctx, spec, nil)
+}
+
+func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, from *content) (sandboxer.Handle, error) {
 	if err := ctx.Err(); err != nil {
 		return sandboxer.Handle{}, err
 	}
 	p, err := e.plan(ctx, spec)
 	if err != nil {
 		return sandboxer.Handle{}, err
+	}
+	if from != nil {
+		if err := from.fits(p); err != nil {
+			return sandboxer.Handle{}, err
+		}
 	}
 	unlock, err := e.lock(ctx, p.name)
 	if err != nil {
@@ -191,7 +210,7 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 	}
 	handle := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation, Host: h.Name(), Ref: p.name, Data: json.RawMessage(`{"v":1}`)}
 	for try := 0; ; try++ {
-		err := e.start(ctx, h, p, try)
+		err := e.start(ctx, h, p, from, try)
 		if err == nil {
 			return handle, nil
 		}
@@ -253,14 +272,14 @@ func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
 var errOverlap = errors.New("a subnet is taken")
 
 // start does on h what is not done yet, from the directory to containers that run.
-func (e *engine) start(ctx context.Context, h *host, p *plan, try int) error {
+func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try int) error {
 	select {
 	case h.known.slots <- struct{}{}:
 		defer func() { <-h.known.slots }()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	env := map[string]string{"SANDBOXER_SANDBOX": p.name}
+	env := p.env()
 	dir := path.Join(h.known.root, p.name)
 	if h.known.podmanCompose() && p.project.Waits() {
 		p.meta.Notes = append(slices.Clone(p.project.Notes), "podman-compose starts services in order, without waiting for the conditions of depends_on")
@@ -273,8 +292,12 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, try int) error {
 	size := 1 << (netBits - pool.Bits())
 	sum := fnv.New32a()
 	fmt.Fprint(sum, p.name, try)
-	out, err := e.script(ctx, h, env, bytes.NewReader(data), begin, h.known.root, p.name, strconv.Itoa(h.capacity),
-		strconv.Itoa(int(sum.Sum32()%uint32(size))), strconv.Itoa(len(p.project.Networks)), strconv.Itoa(size))
+	out := ""
+	err = e.step(pDirectory, func() (err error) {
+		out, err = e.script(ctx, h, env, bytes.NewReader(data), begin, h.known.root, p.name, strconv.Itoa(h.capacity),
+			strconv.Itoa(int(sum.Sum32()%uint32(size))), strconv.Itoa(len(p.project.Networks)), strconv.Itoa(size))
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -305,37 +328,68 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, try int) error {
 		if err := h.Kill(ctx, "SANDBOXER_SANDBOX", p.name); err != nil && sandboxer.KindOf(err) == sandboxer.Unavailable {
 			return err
 		}
-		if _, err := e.script(ctx, h, env, nil, removeObjects, h.known.engine, p.name); err != nil {
+		keep := ""
+		if from != nil && from.placed {
+			keep = "data"
+		}
+		if _, err := e.script(ctx, h, env, nil, removeObjects, h.known.engine, p.name, keep); err != nil {
 			return err
 		}
 	}
+	r := p.rendering(dir, subnets, h.known.podmanCompose())
+	if from == nil || !from.placed {
+		if err := e.furnish(ctx, h, p, r, from); err != nil {
+			return err
+		}
+	} else if err := e.prepare(ctx, h, p, r); err != nil {
+		return err
+	}
+	return e.up(ctx, h, p, env, numbers)
+}
 
+// furnish copies the workspace, makes the images and puts in place what from holds, in
+// this order: what images are made of is what the policy has seen.
+func (e *engine) furnish(ctx context.Context, h *host, p *plan, r composefile.Rendering, from *content) error {
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying " + filepath.Base(p.repo) + " to " + h.Name()})
 	o := sshrun.SyncOptions{Delete: true}
 	if e.cfg.Sync == "rsync" {
 		o.Method = "rsync"
 	}
-	if _, err := h.Push(ctx, p.repo, path.Join(dir, "repo"), o); err != nil {
+	err := e.step(pCopy, func() error { _, err := h.Push(ctx, p.repo, path.Join(r.Dir, "repo"), o); return err })
+	if err != nil {
 		if _, said, ok := sshrun.ExitOf(err); ok {
 			return e.failed(h, "copying", said, nil)
 		}
 		return err
 	}
-	r := p.rendering(dir, subnets, h.known.podmanCompose())
 	files := p.project.Files
 	if r.Podman {
 		files = append(slices.Clone(files), p.project.EnvFiles(r)...)
 	}
 	for _, f := range files {
-		if err := h.WriteFile(ctx, path.Join(dir, "files", f.Name), f.Mode, bytes.NewReader(f.Content)); err != nil {
+		if err := h.WriteFile(ctx, path.Join(r.Dir, "files", f.Name), f.Mode, bytes.NewReader(f.Content)); err != nil {
 			return err
 		}
 	}
+	if err := e.prepare(ctx, h, p, r); err != nil {
+		return err
+	}
+	if err := e.step(pBuild, func() error { return e.build(ctx, h, p, p.env()) }); err != nil || from == nil {
+		return err
+	}
+	if err := e.step(pFill, func() error { return e.fill(ctx, h, p, r.Dir, from) }); err != nil {
+		return err
+	}
+	return e.prepare(ctx, h, p, r)
+}
+
+// prepare writes the compose file, and makes the places that it mounts.
+func (e *engine) prepare(ctx context.Context, h *host, p *plan, r composefile.Rendering) error {
 	text, err := p.project.Render(r)
 	if err != nil {
 		return err
 	}
-	args := []string{dir}
+	args := []string{r.Dir}
 	for _, b := range append(slices.Clone(p.project.Binds), p.project.Copies...) {
 		kind := "d"
 		if b.File {
@@ -343,19 +397,16 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, try int) error {
 		}
 		args = append(args, kind, b.Source, b.Copy)
 	}
-	if _, err := e.script(ctx, h, env, bytes.NewReader(text), prepare, args...); err != nil {
+	return e.step(pMounts, func() error {
+		_, err := e.script(ctx, h, p.env(), bytes.NewReader(text), places, args...)
 		return err
-	}
-	if err := e.build(ctx, h, p, env); err != nil {
-		return err
-	}
-	return e.up(ctx, h, p, env, numbers)
+	})
 }
 
-// prepare makes, below $1, the places that are mounted: each is told by its kind, its
+// places makes, below $1, the places that are mounted: each is told by its kind, its
 // name in the workspace and the name of its copy. None may be behind a link. Standard
 // input is the compose file.
-const prepare = `
+const places = `
 cd -P -- "$1/repo" || exit
 umask 077
 cat >../compose.tmp && mv -f ../compose.tmp ../compose.yaml || exit
@@ -466,7 +517,10 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 		args = append(args, "--project-directory", dir)
 	}
 	args = append(args, "up", "-d")
-	if err := e.long(ctx, h, p, "starting "+strconv.Itoa(len(p.project.Services))+" services", args, env); err != nil {
+	err := e.step(pUp, func() error {
+		return e.long(ctx, h, p, "starting "+strconv.Itoa(len(p.project.Services))+" services", args, env)
+	})
+	if err != nil {
 		if errors.Is(err, errOverlap) {
 			// Somebody else's network is there: its number is never given again.
 			_, terr := e.script(ctx, h, env, nil, `cd -- "$1/.net" || exit; shift; for n; do ln -sfn ../.taken "$n" || exit; done`, append([]string{h.known.root}, numbers...)...)
@@ -474,9 +528,24 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 		}
 		return err
 	}
-	_, err := e.script(ctx, h, env, nil, `: >"$1/up"`, dir)
-	return err
+	if h.known.podmanCompose() {
+		if _, err := e.script(ctx, h, env, nil, noSwap, p.name); err != nil {
+			return err
+		}
+	}
+	return e.step(pMark, func() error { _, err := e.script(ctx, h, env, nil, `: >"$1/up"`, dir); return err })
 }
+
+// noSwap takes the swap beside their memory from the containers of $1: podman-compose
+// passes memswap_limit not on, and Podman allows as much again by itself.
+const noSwap = `
+podman update --help >/dev/null 2>&1 || exit 0
+for i in $(podman ps -q --no-trunc --filter "label=dev.sandboxer.name=$1"); do
+	m=$(podman inspect --format '{{.HostConfig.Memory}}' "$i") || continue
+	[ "$m" -gt 0 ] || continue
+	podman update --memory "$m" --memory-swap "$m" "$i" >/dev/null && continue
+	[ "$(podman inspect --format '{{.State.Running}}' "$i" 2>/dev/null)" != true ] || [ "$(wc -l </proc/swaps)" -le 1 ] || exit 1
+done`
 
 // variables returns options that set vars, and puts their values into env where that
 // is safe: values in an environment are not in the list of processes, but some names

@@ -118,7 +118,10 @@ func (e *engine) execOnce(ctx context.Context, h sandboxer.Handle, cmd sandboxer
 	return exit, err
 }
 
-var errStale = errors.New("the container is not there")
+var (
+	errStale    = errors.New("the container is not there")
+	errNoEngine = errors.New("the engine is not there")
+)
 
 func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	id, err := e.unit(ctx, h, m, service)
@@ -173,7 +176,10 @@ func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd
 		defer func() { close(stop); <-done }()
 		go func() { defer close(done); e.forward(ctx, h, id, cookie, cmd.Signals, stop) }()
 	}
-	rc := sshrun.Cmd{Args: args, Env: env, TTY: cmd.TTY, Stdin: stdin, Stdout: out, Stderr: errs, Resize: cmd.Resize}
+	rc := sshrun.Cmd{Args: args, Env: env, TTY: cmd.TTY, Stdin: stdin, Stdout: out, Stderr: errs}
+	if cmd.Resize != nil {
+		rc.Resize = insist(ctx, cmd.Resize)
+	}
 	type end struct {
 		exit sandboxer.Exit
 		err  error
@@ -208,7 +214,14 @@ func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd
 		return sandboxer.Exit{}, err
 	}
 	said := out.held() + errs.held()
-	if kind, err := verdict(exit, said, dir, user); err != nil {
+	kind, err := verdict(exit, said, dir, user)
+	if errors.Is(err, errNoEngine) { // a command may say the same of an engine inside
+		if _, err := e.script(ctx, h, nil, nil, `"$1" version >/dev/null`, h.known.engine); err != nil {
+			return sandboxer.Exit{}, err
+		}
+		err = nil
+	}
+	if err != nil {
 		if errors.Is(err, errStale) {
 			return sandboxer.Exit{}, e.stale(ctx, h, m, id)
 		}
@@ -298,7 +311,8 @@ func (e *engine) stale(ctx context.Context, h *host, m *meta, id string) error {
 }
 
 // openings are how the engines' own messages begin.
-var openings = []string{"OCI runtime exec failed", "unable to find user ", "Error response from daemon: ", "Error: ", "unable to start container process", "unable to upgrade to tcp"}
+var openings = []string{"OCI runtime exec failed", "unable to find user ", "Error response from daemon: ", "Error: ", "unable to start container process", "unable to upgrade to tcp",
+	"Cannot connect to the Docker daemon", "failed to connect to the docker API", "Cannot connect to Podman"}
 
 // verdict tells an engine's failure to start a command from what a command did.
 func verdict(exit sandboxer.Exit, said, dir, user string) (sandboxer.Exit, error) {
@@ -308,6 +322,9 @@ func verdict(exit sandboxer.Exit, said, dir, user string) (sandboxer.Exit, error
 	low := strings.ToLower(said)
 	has := func(words ...string) bool {
 		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(low, w) })
+	}
+	if has("cannot connect to the docker daemon", "failed to connect to the docker api", "cannot connect to podman") {
+		return sandboxer.Exit{}, errNoEngine
 	}
 	oci := has("oci runtime", "unable to start container process", "crun:", "runc:")
 	switch {
@@ -386,9 +403,63 @@ func (g *guard) held() string {
 	return string(g.buf)
 }
 
+// insist passes sizes of a terminal on, those of its beginning more than once. The engine's
+// command heeds changes only after it has told the engine the first size, and a terminal
+// in a browser has its true size just then.
+func insist(ctx context.Context, sizes <-chan sandboxer.WinSize) <-chan sandboxer.WinSize {
+	to := make(chan sandboxer.WinSize)
+	go func() {
+		send := func(s sandboxer.WinSize) {
+			select {
+			case to <- s:
+			case <-ctx.Done():
+			}
+		}
+		begin := time.Now()
+		var last sandboxer.WinSize
+		var again <-chan time.Time
+		for {
+			select {
+			case s, ok := <-sizes:
+				if !ok {
+					sizes = nil
+					continue
+				}
+				send(s)
+				if last = s; time.Since(begin) < sizeTime {
+					again = time.After(sizeAgain)
+				}
+			case <-again:
+				other := last // what does not change is not heeded
+				other.Rows++
+				send(other)
+				select { // nor what is changed back before anybody looks
+				case <-time.After(sizeSeen):
+				case <-ctx.Done():
+				}
+				send(last)
+				if again = nil; time.Since(begin) < sizeTime {
+					again = time.After(2 * sizeAgain)
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return to
+}
+
+const (
+	sizeTime  = 3 * time.Second // the beginning of a terminal
+	sizeAgain = time.Second
+	sizeSeen  = 250 * time.Millisecond
+)
+
 // killScript, inside, ends what carries the cookie $1, or sends the signal $2 to the
-// first of it, which has no parent inside.
+// first of it, which has no parent inside. It looks twice before it believes that there
+// is none: in the middle of an execve a process has no environment.
 const killScript = `
+none=
 for i in 1 2 3 4 5 6 7 8 9 10; do
 	some=
 	for f in /proc/[0-9]*; do
@@ -401,7 +472,8 @@ for i in 1 2 3 4 5 6 7 8 9 10; do
 		case $(cat "$f/stat" 2>/dev/null) in *") Z "*|*") X "*|"") continue;; esac
 		some=1; kill -KILL "$p" 2>/dev/null
 	done
-	[ -n "$some" ] || exit 0
+	[ "$2" = KILL ] || exit 0
+	if [ -n "$some" ]; then none=; elif [ -n "$none" ]; then exit 0; else none=1; fi
 	[ $i -lt 3 ] || sleep 0.1 2>/dev/null || sleep 1
 done
 exit 3`
@@ -524,6 +596,11 @@ func (e *engine) Archive(ctx context.Context, h sandboxer.Handle, dir string, w 
 	if err != nil {
 		return err
 	}
+	return e.archive(ctx, ho, m, rel, dir, w)
+}
+
+// archive writes the directory rel below the workspace, which is called dir, as a tar.
+func (e *engine) archive(ctx context.Context, ho *host, m *meta, rel, dir string, w io.Writer) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out := &guard{w: w, open: true, failed: cancel}
@@ -572,6 +649,12 @@ func (e *engine) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, 
 		return err
 	}
 	defer func() { err = errors.Join(err, thaw()) }()
+	return e.refill(ctx, ho, path.Join(ho.known.root, m.Name, "repo"), rel, dir, r)
+}
+
+// refill makes the directory rel below the workspace root, which is called dir, hold what
+// the tar r holds, and nothing else.
+func (e *engine) refill(ctx context.Context, ho *host, root, rel, dir string, r io.Reader) error {
 	pr, pw := io.Pipe()
 	checked := make(chan error, 1)
 	go func() {
@@ -582,7 +665,7 @@ func (e *engine) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, 
 	var said strings.Builder
 	exit, err := ho.Run(ctx, sshrun.Cmd{Script: "make=1\n" + enter + `
 find . -xdev -mindepth 1 -depth -delete 2>/dev/null || find . -xdev -depth ! -name . -exec rm -rf {} + || exit
-LC_ALL=C tar -xpo -f - || exit`, Args: []string{path.Join(ho.known.root, m.Name, "repo"), rel}, Stdin: pr, Stderr: bounded(&said)})
+LC_ALL=C tar -xpo -f - || exit`, Args: []string{root, rel}, Stdin: pr, Stderr: bounded(&said)})
 	pr.CloseWithError(errors.New("nobody reads any more"))
 	select {
 	case cerr := <-checked:
@@ -651,19 +734,6 @@ func sift(r io.Reader, w io.Writer) error {
 		}
 	}
 	return out.Close()
-}
-
-// freeze has the services stand still, unless they do, and returns what undoes that.
-func (e *engine) freeze(ctx context.Context, h *host, m *meta) (thaw func() error, err error) {
-	if _, err := e.script(ctx, h, nil, nil, pausing, h.known.engine, m.Name, "running", "pause"); err != nil {
-		return nil, err
-	}
-	return func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-		defer cancel()
-		_, err := e.script(ctx, h, nil, nil, pausing, h.known.engine, m.Name, "paused", "unpause")
-		return err
-	}, nil
 }
 
 // pausing applies $4 to the containers of $2 that are in the state $3.
@@ -863,7 +933,9 @@ func (e *engine) dialInside(ctx context.Context, h *host, id string, port int) (
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "port %d is not open to the host, and the service's image has no nc to reach it from within", port).
 			WithHint("have the service listen on 0.0.0.0, which its sandbox keeps to itself")
 	}
-	args := []string{h.known.engine, "exec", "-i", id, tool[0]}
+	// An engine that cannot start the program says so in the stream. What comes after
+	// the mark is the stream's own.
+	args := []string{h.known.engine, "exec", "-i", id, "sh", "-c", `printf '\006'; exec "$@"`, "sh", tool[0]}
 	if strings.HasSuffix(tool[0], "busybox") {
 		args = append(args, "nc")
 	}
@@ -877,7 +949,18 @@ func (e *engine) dialInside(ctx context.Context, h *host, id string, port int) (
 		theirs.Close()
 		input.Close()
 	}()
-	return &tunnel{Conn: mine, w: feed, end: cancel}, nil
+	t := &tunnel{Conn: mine, w: feed, end: cancel}
+	stop := context.AfterFunc(ctx, func() { t.Close() })
+	defer stop()
+	var first [1]byte
+	if _, err := io.ReadFull(mine, first[:]); err != nil || first[0] != '\006' || !stop() {
+		t.Close()
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the service ended while port %d was being reached", port)
+	}
+	return t, nil
 }
 
 // A tunnel is a stream by way of a command.

@@ -119,12 +119,13 @@ func (e *Extension) Unarchive(ctx context.Context, h sandboxer.Handle, dir strin
 				return err
 			}
 		}
-		return unpack(into, contextReader{ctx, r})
+		return unpack(into, contextReader{ctx, r}, false)
 	})
 }
 
-// unpack makes what the tar r holds in the empty directory root.
-func unpack(root *os.Root, r io.Reader) error {
+// unpack makes what the tar r holds in the empty directory root, with the owners that it
+// names where those may be set.
+func unpack(root *os.Root, r io.Reader, owners bool) error {
 	var dirs []*tar.Header // their modes and times come last: the one may forbid, the other forgets
 	in := tar.NewReader(r)
 	for {
@@ -173,6 +174,11 @@ func unpack(root *os.Root, r io.Reader) error {
 			}
 		case tar.TypeLink:
 			if err := root.Link(path.Clean(hdr.Linkname), name); err != nil {
+				return err
+			}
+		}
+		if owners && os.Getuid() == 0 {
+			if err := root.Lchown(name, hdr.Uid, hdr.Gid); err != nil {
 				return err
 			}
 		}

@@ -13,6 +13,7 @@
 package fake
 
 import (
+	"cmp"
 	"context"
 	"iter"
 	"net"
@@ -85,6 +86,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Capabilities: sandboxer.Capabilities(),
 	Inputs: []sandboxer.Input{
 		{Name: "repo", Help: "directory of this machine, absolute, that is copied into the workspace"},
+		{Name: "volume", Help: "name of a directory beside the workspace, below volumes, that portable snapshots keep, too"},
 	},
 }, Config{}, open)
 
@@ -131,6 +133,7 @@ var _ interface {
 	sandboxer.Statser
 	sandboxer.Networker
 	sandboxer.Pooler
+	sandboxer.Checkpointer
 	sandboxer.Narrower
 } = (*Extension)(nil)
 
@@ -167,20 +170,15 @@ func (e *Extension) Provision(ctx context.Context, spec sandboxer.Spec) (h sandb
 	if err := e.check(spec); err != nil {
 		return h, err
 	}
-	return e.provision(ctx, VerbProvision, spec, "")
+	return e.provision(ctx, VerbProvision, order{Spec: spec})
 }
 
-// provision makes the sandbox, from a snapshot if one is named.
-func (e *Extension) provision(ctx context.Context, verb Verb, spec sandboxer.Spec, snapshot string) (h sandboxer.Handle, err error) {
-	host := spec.Host
-	if host == "" {
-		host = e.cfg.Hosts[0]
-	}
-	err = e.call(ctx, verb, spec.ID, func(f Fault) error {
-		o, err := e.world.create(ctx, order{
-			Spec: spec, Env: spec.Env, Host: host, Snapshot: snapshot, Capacity: e.cfg.Capacity,
-			Late: f.Late, Twice: f.Twice,
-		})
+// provision makes the sandbox, from a snapshot or a checkpoint if or names one.
+func (e *Extension) provision(ctx context.Context, verb Verb, or order) (h sandboxer.Handle, err error) {
+	or.Env, or.Host, or.Capacity = or.Spec.Env, cmp.Or(or.Spec.Host, e.cfg.Hosts[0]), e.cfg.Capacity
+	err = e.call(ctx, verb, or.Spec.ID, func(f Fault) error {
+		or.Late, or.Twice = f.Late, f.Twice
+		o, err := e.world.create(ctx, or)
 		if err != nil {
 			return err
 		}
@@ -386,7 +384,7 @@ func (e *Extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 	if err := e.check(spec); err != nil {
 		return h, err
 	}
-	return e.provision(ctx, VerbRestore, spec, s.SnapshotID)
+	return e.provision(ctx, VerbRestore, order{Spec: spec, Snapshot: s.SnapshotID})
 }
 
 // DropSnapshot implements sandboxer.Snapshotter.
@@ -608,6 +606,9 @@ func (e *Extension) check(spec sandboxer.Spec) error {
 		if fi, err := os.Stat(repo); err != nil || !fi.IsDir() || !path.IsAbs(repo) {
 			return sandboxer.E(sandboxer.Invalid, err, "input repo: %q is not a directory of this machine, written from the root", repo)
 		}
+	}
+	if v := spec.Inputs["volume"]; v != "" && (path.Base(v) != v || v == "." || v == "..") {
+		return sandboxer.E(sandboxer.Invalid, nil, "input volume: %q is not a plain name", v)
 	}
 	if spec.User != "" {
 		if _, err := credential(spec.User); err != nil {

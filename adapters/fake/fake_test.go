@@ -47,7 +47,8 @@ func harness(t *testing.T, open func(owner string) *fake.Extension) extensiontes
 	h := extensiontest.Harness{
 		Open:     func(*testing.T) sandboxer.Extension { return open("conformance") },
 		Stranger: func(*testing.T) sandboxer.Extension { return open("stranger") },
-		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo"},
+		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo", Inputs: map[string]string{"volume": "data"}},
+		Volume:   "../volumes/data",
 		Want:     sandboxer.Capabilities(),
 		Listen: func(port int) []string {
 			return []string{self, "echo", "127.0.0.1:" + strconv.Itoa(port)}

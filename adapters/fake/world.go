@@ -48,6 +48,7 @@ type (
 		Env      map[string]string
 		Host     string
 		Snapshot string
+		From     string // directory with what a checkpoint held
 		Capacity int
 		Late     time.Duration
 		Twice    bool
@@ -289,7 +290,7 @@ func (w *World) add(or order, ref string, op Op) (Object, error) {
 		Ref: ref, Spec: or.Spec, Env: maps.Clone(or.Env), Host: or.Host, CreatedAt: time.Now(), Fuse: or.Spec.Fuse,
 		Dir: filepath.Join(w.base, fmt.Sprintf("%s.%d", ref, w.made)),
 	}
-	if err := w.furnish(o, or.Snapshot); err != nil {
+	if err := w.furnish(o, or.Snapshot, or.From); err != nil {
 		return Object{}, errors.Join(err, w.clear(o))
 	}
 	w.objects[ref] = o
@@ -299,7 +300,7 @@ func (w *World) add(or order, ref string, op Op) (Object, error) {
 }
 
 // furnish gives o what its order asks for besides an empty directory.
-func (w *World) furnish(o *Object, snapshot string) error {
+func (w *World) furnish(o *Object, snapshot, from string) error {
 	if snapshot != "" {
 		if s, ok := w.snapshots[snapshot]; !ok || s.owner != o.Spec.Owner {
 			return sandboxer.E(sandboxer.NotFound, nil, "there is no snapshot %s", snapshot)
@@ -308,10 +309,15 @@ func (w *World) furnish(o *Object, snapshot string) error {
 			return sandboxer.E(sandboxer.Failed, err, "snapshot %s could not be copied", snapshot)
 		}
 	}
+	if from != "" {
+		if err := moveIn(from, o); err != nil {
+			return sandboxer.E(sandboxer.Failed, err, "the checkpoint could not be put in place")
+		}
+	}
 	if o.Spec.Warm {
 		return nil
 	}
-	if repo := o.Spec.Inputs["repo"]; repo != "" && snapshot == "" {
+	if repo := o.Spec.Inputs["repo"]; repo != "" && snapshot == "" && from == "" {
 		if err := o.use(); err != nil {
 			return err
 		}
@@ -368,6 +374,11 @@ func (o *Object) use() error {
 	}
 	if err := os.MkdirAll(o.workspace(), 0o755); err != nil {
 		return err
+	}
+	if v := o.Spec.Inputs["volume"]; v != "" {
+		if err := os.MkdirAll(filepath.Join(o.Dir, "volumes", v), 0o755); err != nil {
+			return err
+		}
 	}
 	o.used = true
 	if fresh {
@@ -615,7 +626,7 @@ func (w *World) claim(_ context.Context, c claim) (Object, error) {
 	if !fuse.IsZero() && fuse.Before(o.Fuse) {
 		w.fuse(o)
 	}
-	if err := w.furnish(o, ""); err != nil {
+	if err := w.furnish(o, "", ""); err != nil {
 		o.Spec = warm
 		return Object{}, err
 	}

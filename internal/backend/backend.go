@@ -33,24 +33,25 @@ type Backend struct {
 	opts Options
 	caps []sandboxer.Capability
 
-	check    sandboxer.Checker
-	exec     sandboxer.Execer
-	files    sandboxer.Filer
-	archive  sandboxer.Archiver
-	dial     sandboxer.Dialer
-	expose   sandboxer.Exposer
-	probe    sandboxer.Prober
-	discover sandboxer.Discoverer
-	list     sandboxer.Lister
-	snapshot sandboxer.Snapshotter
-	quote    sandboxer.Quoter
-	meter    sandboxer.Meter
-	pause    sandboxer.Pauser
-	renew    sandboxer.Renewer
-	capacity sandboxer.Capacitor
-	stats    sandboxer.Statser
-	network  sandboxer.Networker
-	pool     sandboxer.Pooler
+	check      sandboxer.Checker
+	exec       sandboxer.Execer
+	files      sandboxer.Filer
+	archive    sandboxer.Archiver
+	dial       sandboxer.Dialer
+	expose     sandboxer.Exposer
+	probe      sandboxer.Prober
+	discover   sandboxer.Discoverer
+	list       sandboxer.Lister
+	snapshot   sandboxer.Snapshotter
+	quote      sandboxer.Quoter
+	meter      sandboxer.Meter
+	pause      sandboxer.Pauser
+	renew      sandboxer.Renewer
+	capacity   sandboxer.Capacitor
+	stats      sandboxer.Statser
+	network    sandboxer.Networker
+	pool       sandboxer.Pooler
+	checkpoint sandboxer.Checkpointer
 }
 
 // Options tune a Backend; the zero value works.
@@ -60,7 +61,7 @@ type Options struct {
 	Provision time.Duration // default 10 minutes, from the last progress reported on
 	Ready     time.Duration // default 5 minutes
 	Teardown  time.Duration // default 5 minutes
-	Save      time.Duration // Snapshot, RestoreFromSnapshot, Archive, Unarchive; default 30 minutes
+	Save      time.Duration // Snapshot, RestoreFromSnapshot, Archive, Unarchive, Checkpoint, ProvisionFrom; default 30 minutes
 	Short     time.Duration // everything else; default 30 seconds
 
 	// Observe, if set, is told of every finished call: its operation, the Kind of
@@ -114,6 +115,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	resolve(b, &b.stats, sandboxer.CanStats, not)
 	resolve(b, &b.network, sandboxer.CanNetwork, not)
 	resolve(b, &b.pool, sandboxer.CanPool, not)
+	resolve(b, &b.checkpoint, sandboxer.CanCheckpoint, not)
 	return b
 }
 
@@ -304,6 +306,43 @@ func (b *Backend) archived(ctx context.Context, op, dir string, f func(context.C
 		}
 	}
 	return b.call(ctx, op, b.opts.Save, f)
+}
+
+// Checkpoint writes what of the sandbox is to be restored anywhere to the writer that
+// begin returns.
+func (b *Backend) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) error {
+	if b.checkpoint == nil {
+		return b.cannot(sandboxer.CanCheckpoint)
+	}
+	return b.call(ctx, "checkpoint", b.opts.Save, func(ctx context.Context) error {
+		begun := false
+		err := b.checkpoint.Checkpoint(ctx, h, func(c sandboxer.Contents) io.Writer {
+			begun = true
+			return begin(c)
+		})
+		if err == nil && !begun {
+			return sandboxer.E(sandboxer.Internal, nil, "%s: the checkpoint of %s was never written", b.id, h.SandboxID)
+		}
+		return err
+	})
+}
+
+// ProvisionFrom makes the sandbox spec with what a checkpoint holds.
+func (b *Backend) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sandboxer.Contents, r io.Reader) (h sandboxer.Handle, err error) {
+	if b.checkpoint == nil {
+		return h, b.cannot(sandboxer.CanCheckpoint)
+	}
+	if err := checkSpec(spec); err != nil {
+		return h, err
+	}
+	err = b.call(ctx, "provision_from", b.opts.Save, func(ctx context.Context) error {
+		h, err = b.checkpoint.ProvisionFrom(ctx, spec, c, r)
+		if err != nil {
+			return err
+		}
+		return checkHandle(h, spec)
+	})
+	return h, err
 }
 
 // Dial opens a stream to a port inside the sandbox.

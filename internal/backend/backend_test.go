@@ -85,6 +85,15 @@ func (f *full) WriteFile(ctx context.Context, _ sandboxer.Handle, _ string, _ fs
 	return f.call(ctx, "write_file")
 }
 
+func (f *full) Checkpoint(ctx context.Context, _ sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) error {
+	begin(sandboxer.Contents{})
+	return f.call(ctx, "checkpoint")
+}
+
+func (f *full) ProvisionFrom(ctx context.Context, s sandboxer.Spec, _ sandboxer.Contents, _ io.Reader) (sandboxer.Handle, error) {
+	return sandboxer.Handle{SandboxID: s.ID, Generation: s.Generation}, f.call(ctx, "provision_from")
+}
+
 func (f *full) StatFile(ctx context.Context, _ sandboxer.Handle, _ string) (sandboxer.FileInfo, error) {
 	return sandboxer.FileInfo{}, f.call(ctx, "stat_file")
 }
@@ -310,6 +319,13 @@ var ops = []op{
 		_, err := b.Claim(ctx, handle, spec)
 		return err
 	}},
+	{"checkpoint", sandboxer.CanCheckpoint, 30 * time.Minute, func(ctx context.Context, b *backend.Backend) error {
+		return b.Checkpoint(ctx, handle, func(sandboxer.Contents) io.Writer { return io.Discard })
+	}},
+	{"provision_from", sandboxer.CanCheckpoint, 30 * time.Minute, func(ctx context.Context, b *backend.Backend) error {
+		_, err := b.ProvisionFrom(ctx, spec, sandboxer.Contents{}, strings.NewReader(""))
+		return err
+	}},
 	{"stats", sandboxer.CanStats, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
 		_, err := b.Stats(ctx, handle)
 		return err
@@ -474,7 +490,7 @@ func TestDeadlineOptions(t *testing.T) {
 			<-ctx.Done()
 			return ctx.Err()
 		}), backend.Options{Provision: time.Second, Ready: 2 * time.Second, Teardown: 3 * time.Second, Save: 4 * time.Second, Short: 5 * time.Second})
-		want := map[string]time.Duration{"provision": 1, "basis": 1, "claim": 1, "wait_ready": 2, "teardown": 3, "drop_snapshot": 3, "snapshot": 4, "restore": 4, "archive": 4, "unarchive": 4, "pause": 4, "resume": 4}
+		want := map[string]time.Duration{"provision": 1, "basis": 1, "claim": 1, "wait_ready": 2, "teardown": 3, "drop_snapshot": 3, "snapshot": 4, "restore": 4, "archive": 4, "unarchive": 4, "checkpoint": 4, "provision_from": 4, "pause": 4, "resume": 4}
 		for _, o := range ops {
 			if o.limit == 0 {
 				continue

@@ -82,7 +82,8 @@ func adapters() []sandboxer.Adapter {
 		{Kind: "plain", Isolation: container, Pricing: self},
 		{Kind: "local", Title: "gVisor on this machine", Isolation: []sandboxer.Isolation{sandboxer.IsolationGVisor}, Pricing: self,
 			Capabilities: sandboxer.Capabilities(), Inputs: []sandboxer.Input{{Name: "repo"}}},
-		{Kind: "compose-ssh", Handlers: []string{"sandboxer.extensions.compose_ssh:*"}, Isolation: container, Pricing: self},
+		{Kind: "compose-ssh", Handlers: []string{"sandboxer.extensions.compose_ssh:*"}, Isolation: container, Pricing: self,
+			Inputs: []sandboxer.Input{{Name: "volumes"}}},
 		{Kind: "vm-packer", Isolation: []sandboxer.Isolation{sandboxer.IsolationProcess, sandboxer.IsolationVM}, Pricing: self,
 			Capabilities: sandboxer.Capabilities(), Inputs: []sandboxer.Input{{Name: "vm"}}},
 	}

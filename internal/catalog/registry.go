@@ -116,6 +116,10 @@ func Init(w io.Writer, name string, e ExtensionFile) error {
 		p("# max_paused: 7d # how long a paused one is kept")
 		p("# auto_resume: true # using a paused one resumes it")
 	}
+	if slices.Contains(e.Adapter.Capabilities, sandboxer.CanPool) {
+		p("# pool: # ready beforehand, so that a create takes milliseconds")
+		p("#   size: 2")
+	}
 	p("")
 	if len(e.Adapter.Inputs) > 0 {
 		p("# Defaults for inputs; a caller's --input key=value wins.")
@@ -129,6 +133,7 @@ func Init(w io.Writer, name string, e ExtensionFile) error {
 		}
 		p("")
 	}
+	p("# image: python:3.13 # where the extension runs images; without it the adapter's default")
 	p("# env: # environment of everything inside; no secrets here")
 	p("#   LANG: C.UTF-8")
 	p("# command: [sleep, infinity] # main process; without it the adapter's default")

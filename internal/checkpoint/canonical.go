@@ -54,11 +54,15 @@ type canonical struct {
 
 const copySize = 256 << 10
 
+// headSize is how much of an archive is read at once where a header is wanted: most of a
+// file's contents are then read to where they go, without a copy.
+const headSize = 16 << 10
+
 // zeros fill up blocks and mark the end.
 var zeros [2 * blockSize]byte
 
 func (c *canonicaliser) run(ctx context.Context, r io.Reader) (_ *canonical, err error) {
-	s := newScanner(ctx, bufio.NewReaderSize(r, copySize/2), c.rules, c.keep)
+	s := newScanner(ctx, bufio.NewReaderSize(r, headSize), c.rules, c.keep)
 	em := newEmitter(c.newSink())
 	var sp *spool
 	defer func() {

@@ -39,19 +39,41 @@ func (c *cutter) cut(p []byte) int {
 	if n <= c.least {
 		return n
 	}
-	var h uint64
-	i := c.least
-	for _, b := range p[i:max(i, min(n, c.normal))] {
-		i++
-		if h = h<<1 + c.gear[b]; h&c.hard == 0 {
-			return i
+	i, h, found := c.find(p[:max(c.least, min(n, c.normal))], c.least, 0, c.hard)
+	if !found {
+		i, _, _ = c.find(p[:n], i, h, c.easy)
+	}
+	return i
+}
+
+// find goes on with hash h at p[i], four bytes a turn, until it meets the condition, and
+// returns what comes after that byte, or else the end of p and the hash there.
+func (c *cutter) find(p []byte, i int, h, condition uint64) (int, uint64, bool) {
+	gear := &c.gear
+	for ; i+4 <= len(p); i += 4 {
+		b := p[i : i+4 : i+4]
+		// What the bytes add does not wait for the hash before them.
+		s1 := gear[b[0]]
+		s2 := s1<<1 + gear[b[1]]
+		s3 := s2<<1 + gear[b[2]]
+		s4 := s3<<1 + gear[b[3]]
+		if (h<<1+s1)&condition == 0 {
+			return i + 1, 0, true
+		}
+		if (h<<2+s2)&condition == 0 {
+			return i + 2, 0, true
+		}
+		if (h<<3+s3)&condition == 0 {
+			return i + 3, 0, true
+		}
+		if h = h<<4 + s4; h&condition == 0 {
+			return i + 4, 0, true
 		}
 	}
-	for _, b := range p[i:n] {
-		i++
-		if h = h<<1 + c.gear[b]; h&c.easy == 0 {
-			return i
+	for ; i < len(p); i++ {
+		if h = h<<1 + gear[p[i]]; h&condition == 0 {
+			return i + 1, 0, true
 		}
 	}
-	return n
+	return i, h, false
 }

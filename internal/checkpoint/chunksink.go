@@ -56,7 +56,7 @@ func (s *Store) newPacker(ctx context.Context) *packer {
 // A packWriter streams one pack into the store.
 type packWriter struct {
 	name   string
-	w      *io.PipeWriter
+	w      *handover
 	n      int64
 	places []place
 	sums   []uint64 // of what is stored of each, and of the index at last
@@ -138,7 +138,7 @@ func (p *packer) add(c prepared) error {
 		return err
 	}
 	p.bytes += int64(len(c.stored))
-	p.buffers.Put(&c.stored) // the pipe has handed all of it over
+	p.buffers.Put(&c.stored) // all of it was handed over
 	if w.n >= packTarget {
 		return p.close()
 	}
@@ -152,12 +152,11 @@ func (w *packWriter) write(b []byte) error {
 }
 
 func (p *packer) open() {
-	r, w := io.Pipe()
-	pw := &packWriter{name: rand.Text(), w: w, put: make(chan error, 1)}
+	pw := &packWriter{name: rand.Text(), w: newHandover(), put: make(chan error, 1)}
 	p.cur = pw
 	go func() {
-		err := p.s.blobs.Put(p.ctx, packPrefix+pw.name, r)
-		_ = r.CloseWithError(err)
+		err := p.s.blobs.Put(p.ctx, packPrefix+pw.name, receiver{pw.w})
+		pw.w.stop(err)
 		pw.put <- err
 	}()
 	_ = pw.write([]byte(packMagic)) // its error is that of the next write
@@ -174,10 +173,10 @@ func (p *packer) close() error {
 	tail := appendIndex(nil, w.places)
 	w.sums = append(w.sums, maphash.Bytes(p.seed, tail))
 	if err := w.write(tail); err != nil {
-		_ = w.w.CloseWithError(err)
+		w.w.end(err)
 		return errors.Join(err, <-w.put)
 	}
-	_ = w.w.Close()
+	w.w.end(io.EOF)
 	p.used[w.name], p.fresh[w.name] = true, true
 	p.bytes += int64(len(tail))
 	p.wait.Go(func() {
@@ -206,7 +205,7 @@ func (p *packer) readBack(w *packWriter, tail int) error {
 		return err
 	}
 	defer r.Close()
-	buf := make([]byte, 0, maxChunk)
+	buf := make([]byte, 0, 4*chunkSize) // grows where chunks are larger
 	next := func(n int) error {
 		buf = slices.Grow(buf[:0], n)[:n]
 		if _, err := io.ReadFull(r, buf); err != nil {
@@ -254,7 +253,7 @@ func (p *packer) flush() error {
 func (p *packer) abandon() {
 	p.stop(context.Canceled)
 	if p.cur != nil {
-		_ = p.cur.w.CloseWithError(context.Canceled)
+		p.cur.w.end(context.Canceled)
 		<-p.cur.put
 		p.cur = nil
 	}

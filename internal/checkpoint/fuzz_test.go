@@ -130,6 +130,9 @@ func FuzzManifest(f *testing.F) {
 
 func FuzzIndex(f *testing.F) {
 	f.Add(append([]byte(packMagic), appendIndex(nil, []place{{offset: 8, stored: 10, size: 20}, {offset: 18, stored: 5, size: 5}})...))
+	many := append([]byte(packMagic), appendIndex(nil, []place{{offset: 8, stored: 10, size: 20}, {offset: 18, stored: 5, size: 5}})...)
+	many[len(many)-packFooter+7] = 0x80 // as many entries as make two, times the size of one
+	f.Add(many)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		places, err := parseIndex("x", data)
 		if err != nil {

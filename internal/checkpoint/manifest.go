@@ -48,6 +48,7 @@ type Meta struct {
 	Parent   string   `json:"parent,omitempty"`
 	Quiesced bool     `json:"quiesced"` // nothing was written meanwhile; otherwise crash-consistent
 	Excludes []string `json:"excludes,omitempty"`
+	Volumes  []string `json:"volumes,omitempty"` // whose contents are below sandboxer.VolumesDir
 	Native   *Native  `json:"native,omitempty"`
 }
 

@@ -87,7 +87,7 @@ func parseIndex(name string, b []byte) ([]place, error) {
 	}
 	foot := b[len(b)-packFooter:]
 	body := b[len(packMagic) : len(b)-packFooter]
-	if count := binary.LittleEndian.Uint64(foot); uint64(len(body)) != count*packEntry || len(body)%packEntry != 0 {
+	if count := binary.LittleEndian.Uint64(foot); count != uint64(len(body)/packEntry) || len(body)%packEntry != 0 {
 		return bad("it does not have as many entries as it says")
 	}
 	if sum := blake3.Sum256(body); string(sum[:]) != string(foot[8:40]) {

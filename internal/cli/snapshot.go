@@ -43,7 +43,7 @@ func snapshotView() view[*api.Snapshot] {
 			return [][2]string{
 				{"id", s.ID}, {"name", s.Name}, {"state", string(s.State)}, {"message", s.Message}, {"kind", string(s.Kind)}, {"purpose", string(s.Purpose)},
 				{"memory", yesNo(s.Memory)}, {"quiesced", yesNo(s.Quiesced)}, {"sandbox", of}, {"parent", s.Parent},
-				{"profile", s.Profile}, {"extension", s.Extension}, {"tenant", s.Tenant}, {"size", size(s.Bytes)}, {"files", files}, {"digest", s.Digest},
+				{"profile", s.Profile}, {"extension", s.Extension}, {"tenant", s.Tenant}, {"size", size(s.Bytes)}, {"files", files}, {"volumes", strings.Join(s.Volumes, ", ")}, {"digest", s.Digest},
 				{"created", moment(s.CreatedAt, ago)}, {"sealed", moment(s.SealedAt, ago)}, {"expires", moment(s.ExpiresAt, until)},
 				{"dropped", moment(s.DroppedAt, ago)}, {"last error", s.LastError},
 			}
@@ -71,7 +71,7 @@ func newCmdSnapshotCreate(f *factory, runF func(context.Context, *snapshotCreate
 		Use: "create SANDBOX", Short: "Save a running sandbox, which goes on running",
 		Long: "Save a running sandbox, which goes on running, and print the snapshot's ID once it is sealed: read back and verified.\n\n" +
 			"A native snapshot is the extension's own: fast, perhaps with memory, restored by that extension alone. A portable one\n" +
-			"keeps the workspace's files, which any extension can restore. Without a flag it is native where the extension can.",
+			"keeps the workspace's files, which any extension can restore, and volumes where the sandbox was ordered so. Without a flag it is native where the extension can.",
 		Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref = args[0]
@@ -497,11 +497,12 @@ func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error
 	c := &cobra.Command{
 		Use: "restore SNAPSHOT", Short: "Make a sandbox from a snapshot",
 		Long: "Make a sandbox from a snapshot and print its ID. It has an ID, a time to live and labels of its own; its environment is\n" +
-			"the source's, with what --env adds. On a profile of another extension the portable form is restored.",
+			"the source's, with what --env adds. On a profile of another extension, and with other inputs or on another host than its\n" +
+			"source, the portable form is restored.",
 		Args: wants(1, 1, "one snapshot"), ValidArgsFunction: f.completeSnapshot,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref = args[0]
-			if _, err := o.request(); err != nil {
+			if _, err := o.request(nil); err != nil {
 				return err
 			}
 			if runF != nil {
@@ -513,6 +514,8 @@ func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error
 	fl, or := c.Flags(), &o.order
 	fl.StringVar(&or.profile, "profile", "", "another `profile` to restore on")
 	fl.StringVar(&o.kind, "kind", "", "restore this `form`: native or portable")
+	fl.StringArrayVar(&or.inputs, "input", nil, "another argument `key=value` than the source's, or key= for none; a local directory is made absolute")
+	fl.StringVar(&or.host, "host", "", "`place` among those the extension has")
 	fl.StringArrayVarP(&or.env, "env", "e", nil, "environment `NAME=value`, or NAME to pass on yours")
 	fl.StringArrayVar(&or.envFiles, "env-file", nil, "`file` with lines NAME=value")
 	fl.StringArrayVar(&or.labels, "label", nil, "label `key=value`")
@@ -529,32 +532,35 @@ func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error
 	return c
 }
 
-func (o *restoreOptions) request() (api.RestoreSnapshot, error) {
-	r, err := o.order.request(o.f, nil)
+func (o *restoreOptions) request(s *session) (api.RestoreSnapshot, error) {
+	r, err := o.order.request(o.f, s)
 	kind := sandboxer.SnapshotKind(o.kind)
 	if err == nil && kind != "" && kind != sandboxer.SnapshotNative && kind != sandboxer.SnapshotPortable {
 		err = invalid("--kind: %q is not a form to restore", o.kind).WithHint("it is native or portable")
 	}
 	return api.RestoreSnapshot{
-		Profile: o.order.profile, Kind: kind, Name: r.Name, TTL: r.TTL, Consumer: r.Consumer, Labels: r.Labels, Env: r.Env,
+		Profile: o.order.profile, Kind: kind, Inputs: r.Inputs, Host: r.Host, Name: r.Name, TTL: r.TTL, Consumer: r.Consumer, Labels: r.Labels, Env: r.Env,
 		MaxCost: r.MaxCost, Key: r.Key, NoWaiting: o.detach,
 	}, err
 }
 
 func restoreRun(ctx context.Context, o *restoreOptions) error {
-	req, err := o.request()
-	if err != nil {
-		return err
-	}
-	s, err := o.f.connect(ctx)
+	p := o.f.progress()
+	defer p.stop()
+	s, err := o.f.connectOrStart(ctx, p)
 	if err != nil {
 		return err
 	}
 	defer s.close()
+	req, err := o.request(s)
+	if err != nil {
+		return err
+	}
 	sb, err := s.Restore(ctx, o.ref, req)
 	if err != nil {
 		return err
 	}
+	p.stop()
 	return printOne(o.f, sb, sandboxID())
 }
 

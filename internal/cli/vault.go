@@ -99,12 +99,13 @@ func (v *vault) tidy(ctx context.Context, after, every time.Duration, failed fun
 func (v *vault) Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (sandboxer.PortablePayload, error) {
 	meta := checkpoint.Meta{Source: checkpoint.Source{
 		Extension: rec.Extension, Host: rec.Host, Sandbox: rec.SandboxID, Generation: rec.Generation, Profile: rec.Profile,
-	}, Root: rec.Spec.Workspace, Parent: rec.Parent}
+	}, Root: rec.Spec.Workspace, Parent: rec.Parent, Quiesced: rec.Portable.Quiesced, Volumes: rec.Portable.Volumes}
 	s, err := v.store(ctx)
 	if err != nil {
 		return sandboxer.PortablePayload{}, err
 	}
-	m, err := s.Save(ctx, rec.ID, meta, r, checkpoint.SaveOptions{})
+	// In a volume it is half of the content whose a file is: databases insist.
+	m, err := s.Save(ctx, rec.ID, meta, r, checkpoint.SaveOptions{Keep: checkpoint.Keep{Owners: len(meta.Volumes) > 0}})
 	if err != nil {
 		return sandboxer.PortablePayload{}, err
 	}
@@ -112,7 +113,7 @@ func (v *vault) Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Re
 }
 
 func payloadOf(m *checkpoint.Manifest) sandboxer.PortablePayload {
-	return sandboxer.PortablePayload{Digest: m.Payload.Digest, Bytes: m.Stored, Size: m.Payload.Size, Files: len(m.Files), Quiesced: m.Quiesced}
+	return sandboxer.PortablePayload{Digest: m.Payload.Digest, Bytes: m.Stored, Size: m.Payload.Size, Files: len(m.Files), Quiesced: m.Quiesced, Volumes: m.Volumes}
 }
 
 // Load implements manager.Vault.

@@ -96,6 +96,9 @@ func (s script) live() (out outcome, err error) {
 		Decode: func(v any) error {
 			cfg := v.(*fake.Config)
 			cfg.Server = s.Socket
+			if s.Scenario == "snapshot-workspace" {
+				cfg.Drop = []sandboxer.Capability{sandboxer.CanCheckpoint}
+			}
 			if s.Scenario == "pool-dead" {
 				cfg.Faults = []fake.Fault{{Verb: fake.VerbClaim, Kind: sandboxer.Unavailable, Times: 1}}
 			}
@@ -155,7 +158,7 @@ func (s script) live() (out outcome, err error) {
 		if _, err := m.SetNetwork(acme, out.Sandbox.ID, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}); err != nil {
 			return out, err
 		}
-	case "snapshot":
+	case "snapshot", "snapshot-workspace":
 		if err := s.snapshots(m, out.Sandbox.ID); err != nil {
 			return out, err
 		}
@@ -316,7 +319,7 @@ var crashes = map[point]string{
 	pRewired: "network", pRewire: "network",
 	pSaving: "snapshot", pSave: "snapshot", pArchive: "snapshot", pSealed: "snapshot",
 	pDropping: "snapshot", pDrop: "snapshot", pDelete: "snapshot", pDropped: "snapshot",
-	pRestore: "snapshot", pUnarchive: "snapshot",
+	pRestore: "snapshot", pFrom: "snapshot", pUnarchive: "snapshot-workspace",
 	pPausing: "pause", pFuse: "pause", pFreeze: "pause", pPaused: "pause", pResuming: "pause", pThaw: "pause",
 	pRelapsed: "relapse",
 	pRetry:    "retry",
@@ -416,7 +419,7 @@ func crashAndRecover(t *testing.T, s script, kills int) {
 		return
 	}
 	records := 1
-	if s.Scenario == "snapshot" {
+	if strings.HasPrefix(s.Scenario, "snapshot") {
 		records = 3
 	}
 	if out.Records != records {
@@ -465,6 +468,9 @@ func command(t *testing.T, role string, s script) *exec.Cmd {
 	}
 	cmd := exec.CommandContext(t.Context(), self)
 	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", roleVar+"="+role, scriptIn+"="+string(j))
+	if role == "broker" { // which is killed
+		cmd.Env = append(cmd.Env, "TMPDIR="+s.Dir)
+	}
 	return cmd
 }
 

@@ -444,7 +444,7 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 			err = ready()
 		}
 	}
-	if err == nil && sb.RestoredAs == sandboxer.SnapshotPortable && sb.ReadyAt.IsZero() {
+	if err == nil && sb.RestoredAs == sandboxer.SnapshotPortable && sb.ReadyAt.IsZero() && !b.Can(sandboxer.CanCheckpoint) {
 		err = m.unarchive(ctx, b, sb)
 	}
 	checkpoint := sb.Pause.Snapshot

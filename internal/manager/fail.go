@@ -29,6 +29,7 @@ const (
 	pDropped   point = "drop.dropped"      // commit
 	pRestore   point = "restore.restore"   // effect, in the place of create.provision
 	pUnarchive point = "restore.unarchive" // effect, after create.ready
+	pFrom      point = "restore.from"      // effect, in the place of create.provision: the portable form
 	pPausing   point = "pause.pausing"     // commit: the intent, and the record of its snapshot
 	pFuse      point = "pause.fuse"        // effect
 	pFreeze    point = "pause.freeze"      // effect
@@ -52,7 +53,7 @@ var points = []point{
 	pRenew, pExtended,
 	pRewired, pRewire,
 	pSaving, pSave, pArchive, pSealed, pDropping, pDrop, pDelete, pDropped,
-	pRestore, pUnarchive,
+	pRestore, pUnarchive, pFrom,
 	pPausing, pFuse, pFreeze, pPaused, pResuming, pThaw, pRelapsed,
 	pStock, pWarm, pClaimed, pClaim, pDiscard, pReplaced,
 	pRetry, pOrphan,

@@ -6,6 +6,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"io"
+	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -13,20 +15,24 @@ import (
 )
 
 // RestoreRequest asks for a new sandbox from a snapshot. Zero fields take the values of
-// the profile; the environment is the source's, with Env added.
+// the profile; environment and inputs are the source's, with Env and Inputs added.
 type RestoreRequest struct {
 	// Profile is another profile to restore on; empty means the source's. On another
 	// extension only a portable snapshot can be restored.
-	Profile   string                 `json:"profile,omitempty"`
-	Kind      sandboxer.SnapshotKind `json:"kind,omitempty"` // native or portable; empty prefers native where that can be restored
-	Name      string                 `json:"name,omitempty"`
-	TTL       time.Duration          `json:"ttl_ns,omitempty"`
-	Consumer  sandboxer.Consumer     `json:"consumer,omitzero"`
-	Labels    map[string]string      `json:"labels,omitempty"`
-	Env       map[string]string      `json:"env,omitempty"`
-	MaxCost   sandboxer.Credits      `json:"max_cost,omitempty"`
-	Key       string                 `json:"-"` // idempotency key
-	NoWaiting bool                   `json:"-"` // answer as soon as the record is committed
+	Profile string                 `json:"profile,omitempty"`
+	Kind    sandboxer.SnapshotKind `json:"kind,omitempty"` // native or portable; empty prefers native where that can be restored
+	// Inputs and Host say otherwise than the source had it, and so only for the portable form:
+	// a native one goes on as it was. An empty input takes away that of the source.
+	Inputs    map[string]string  `json:"inputs,omitempty"`
+	Host      string             `json:"host,omitempty"`
+	Name      string             `json:"name,omitempty"`
+	TTL       time.Duration      `json:"ttl_ns,omitempty"`
+	Consumer  sandboxer.Consumer `json:"consumer,omitzero"`
+	Labels    map[string]string  `json:"labels,omitempty"`
+	Env       map[string]string  `json:"env,omitempty"`
+	MaxCost   sandboxer.Credits  `json:"max_cost,omitempty"`
+	Key       string             `json:"-"` // idempotency key
+	NoWaiting bool               `json:"-"` // answer as soon as the record is committed
 
 	fork string // digest of the fork that this is a part of, if it is
 }
@@ -76,16 +82,29 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	if err != nil {
 		return nil, err
 	}
-	as, err := formFor(rec, prof, req.Kind)
+	as, err := formFor(rec, prof, req)
+	if err == nil && as == sandboxer.SnapshotPortable {
+		err = m.canPlace(rec, prof)
+	}
 	if err != nil {
 		return nil, err
 	}
 	create := sandboxer.CreateRequest{
 		Profile: prof.ID, Name: req.Name, TTL: req.TTL, Consumer: req.Consumer, Labels: req.Labels, Env: req.Env,
-		MaxCost: req.MaxCost, Key: req.Key, NoWaiting: req.NoWaiting,
+		MaxCost: req.MaxCost, Key: req.Key, NoWaiting: req.NoWaiting, Host: req.Host,
 	}
 	if e := m.extension(prof.Extension); e != nil {
 		create.Inputs = inputsFor(e.Info.Inputs, rec.Spec.Inputs)
+	}
+	if prof.ID != rec.Profile {
+		create.Inputs = merge(create.Inputs, prof.Inputs) // whoever names another profile means it
+	}
+	create.Inputs = merge(create.Inputs, req.Inputs)
+	if req.Inputs["sandbox_id"] != "" {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "a restored sandbox has an ID of its own, and does not take the input \"sandbox_id\"")
+	}
+	if err := checkPaths(p, req.Inputs, ""); err != nil {
+		return nil, err
 	}
 	operator := p // what the source was allowed is not asked again
 	operator.Scopes = []sandboxer.Scope{sandboxer.ScopeAdmin}
@@ -118,33 +137,53 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 }
 
 // formFor settles in which form rec is restored on a profile.
-func formFor(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile, kind sandboxer.SnapshotKind) (sandboxer.SnapshotKind, error) {
+func formFor(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile, req RestoreRequest) (sandboxer.SnapshotKind, error) {
 	native := rec.Kind.Has(sandboxer.SnapshotNative) && rec.Extension == prof.Extension
 	portable := rec.Kind.Has(sandboxer.SnapshotPortable)
-	switch kind {
+	otherwise := len(req.Inputs) > 0 || req.Host != ""
+	switch req.Kind {
 	case "":
-		if native {
-			return sandboxer.SnapshotNative, nil
+		switch {
+		case native && !(otherwise && portable):
+		case portable:
+			return sandboxer.SnapshotPortable, nil
+		default:
+			return "", sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s is native to %s, and %s is on %s", rec.ID, rec.Extension, prof.ID, prof.Extension).
+				WithHint("restore it on a profile of %s, or make a portable one of its sandbox", rec.Extension)
 		}
+	case sandboxer.SnapshotNative:
+		if !native {
+			return "", sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s has no form that is native to %s", rec.ID, prof.Extension).
+				WithHint("leave out the kind, or choose another profile")
+		}
+	case sandboxer.SnapshotPortable:
 		if portable {
 			return sandboxer.SnapshotPortable, nil
 		}
-		return "", sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s is native to %s, and %s is on %s", rec.ID, rec.Extension, prof.ID, prof.Extension).
-			WithHint("restore it on a profile of %s, or make a portable one of its sandbox", rec.Extension)
-	case sandboxer.SnapshotNative:
-		if native {
-			return kind, nil
-		}
-		return "", sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s has no form that is native to %s", rec.ID, prof.Extension).
-			WithHint("leave out the kind, or choose another profile")
-	case sandboxer.SnapshotPortable:
-		if portable {
-			return kind, nil
-		}
 		return "", sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s has no portable form", rec.ID).
 			WithHint("leave out the kind, or make a portable one of its sandbox")
+	default:
+		return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a form to restore: want native or portable", req.Kind)
 	}
-	return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a form to restore: want native or portable", kind)
+	if otherwise {
+		return "", sandboxer.E(sandboxer.Unsupported, nil, "the native form of snapshot %s goes on with the inputs and on the host of its source", rec.ID).
+			WithHint("restore its portable form, or leave out inputs and host")
+	}
+	return sandboxer.SnapshotNative, nil
+}
+
+// canPlace refuses a snapshot with volumes on a profile whose extension has no place for
+// them.
+func (m *Manager) canPlace(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile) error {
+	if len(rec.Portable.Volumes) == 0 {
+		return nil
+	}
+	b, err := m.backend(prof.Extension)
+	if err == nil && !b.Can(sandboxer.CanCheckpoint) {
+		err = sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s holds the volumes %s, and %s cannot place any", rec.ID, strings.Join(rec.Portable.Volumes, ", "), prof.Extension).
+			WithHint("restore it on a profile of the kind that it was made on, or make a snapshot of a sandbox that keeps no volumes")
+	}
+	return err
 }
 
 // inputsFor keeps those inputs that the extension declares.
@@ -171,8 +210,8 @@ func sourceOf(sb *sandboxer.Sandbox) string {
 	return ""
 }
 
-// restore makes the object of spec from the snapshot's native form; of the portable
-// one the files come once it is ready.
+// restore makes the object of spec from the snapshot's native form, or from the portable
+// one where the extension takes that; elsewhere its files come once it is ready.
 func (m *Manager) restore(ctx context.Context, b *backend.Backend, spec sandboxer.Spec, from string, native bool) (h sandboxer.Handle, err error) {
 	rec, err := m.store.Snapshot(ctx, from)
 	switch {
@@ -182,6 +221,18 @@ func (m *Manager) restore(ctx context.Context, b *backend.Backend, spec sandboxe
 		return h, err
 	case rec.State != sandboxer.SnapshotSealed:
 		return h, sandboxer.E(sandboxer.Failed, nil, "the snapshot %s is %s, not sealed", from, rec.State)
+	}
+	if !native && b.Can(sandboxer.CanCheckpoint) {
+		err = m.step(pFrom, func() error {
+			r, err := m.load(ctx, from)
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			h, err = b.ProvisionFrom(ctx, spec, sandboxer.Contents{Volumes: rec.Portable.Volumes, Quiesced: rec.Portable.Quiesced}, r)
+			return err
+		})
+		return h, err
 	}
 	if !native {
 		err = m.step(pProvision, func() (err error) { h, err = b.Provision(ctx, spec); return err })
@@ -197,15 +248,20 @@ func (m *Manager) restore(ctx context.Context, b *backend.Backend, spec sandboxe
 // unarchive fills the workspace of sb, which is ready and has never run, with what the
 // snapshot holds.
 func (m *Manager) unarchive(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
-	if m.opts.Vault == nil {
-		return sandboxer.E(sandboxer.Unavailable, nil, "this installation keeps no portable snapshots any more")
-	}
 	return m.step(pUnarchive, func() error {
-		r, err := m.opts.Vault.Load(ctx, sb.RestoredFrom)
+		r, err := m.load(ctx, sb.RestoredFrom)
 		if err != nil {
 			return err
 		}
 		defer r.Close()
 		return b.Unarchive(ctx, sb.Handle, sb.Spec.Workspace, r)
 	})
+}
+
+// load opens the portable form of a snapshot.
+func (m *Manager) load(ctx context.Context, id string) (io.ReadCloser, error) {
+	if m.opts.Vault == nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "this installation keeps no portable snapshots any more")
+	}
+	return m.opts.Vault.Load(ctx, id)
 }

@@ -98,7 +98,7 @@ func (r *rig) open() {
 	}
 	exts := []Extension{{info, b}}
 	if r.setup.other != nil {
-		cfg.Drop = []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanPause}
+		cfg.Drop = []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCheckpoint}
 		b := backend.New("ext.other", fake.New(r.setup.other, cfg), r.setup.backend)
 		info.ID, info.Capabilities = "ext.other", b.Capabilities()
 		exts = append(exts, Extension{info, b})

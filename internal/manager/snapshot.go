@@ -18,8 +18,9 @@ import (
 // of its own that any extension's sandbox can be filled from. Its methods are safe
 // for concurrent use.
 type Vault interface {
-	// Save keeps what the tar r holds under rec.ID, replacing what was begun there. It
-	// returns once all of it was read back and its digest verified.
+	// Save keeps what the tar r holds under rec.ID, replacing what was begun there, and
+	// what rec.Portable says of its contents already. It returns once all of it was read
+	// back and its digest verified.
 	Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (sandboxer.PortablePayload, error)
 	// Load opens the tar kept under id. Reading fails with Failed where it is not what
 	// was saved. NotFound: there is none.
@@ -248,16 +249,35 @@ func (m *Manager) fill(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 	}
 	return m.step(pArchive, func() error {
 		pr, pw := io.Pipe()
-		done := make(chan error, 1)
+		begun, done := make(chan sandboxer.Contents, 1), make(chan error, 1)
+		begin := func(c sandboxer.Contents) io.Writer {
+			begun <- c
+			return pw
+		}
 		go func() {
-			err := b.Archive(ctx, sb.Handle, sb.Spec.Workspace, pw)
+			var err error
+			if b.Can(sandboxer.CanCheckpoint) {
+				err = b.Checkpoint(ctx, sb.Handle, begin)
+			} else {
+				err = b.Archive(ctx, sb.Handle, sb.Spec.Workspace, begin(sandboxer.Contents{}))
+			}
 			pw.CloseWithError(err)
 			done <- err
+			close(begun)
 		}()
+		c, ok := <-begun
+		if !ok {
+			return <-done
+		}
+		rec.Portable = sandboxer.PortablePayload{Volumes: c.Volumes, Quiesced: c.Quiesced}
 		var err error
 		rec.Portable, err = m.opts.Vault.Save(ctx, rec, pr)
+		if err == nil {
+			_, _ = io.Copy(io.Discard, pr) // the archive ends when it says so
+		}
 		pr.CloseWithError(cmp.Or(err, io.ErrClosedPipe))
-		if aerr := <-done; aerr != nil && err != nil && sandboxer.KindOf(aerr) != sandboxer.Internal {
+		aerr := <-done
+		if err == nil || aerr != nil && sandboxer.KindOf(aerr) != sandboxer.Internal {
 			return aerr // the archive failed first
 		}
 		return err

@@ -219,15 +219,85 @@ func TestSnapshotRefusals(t *testing.T) {
 	r.clean()
 }
 
+// dropCheckpoint leaves an extension the archives of workspaces.
+func dropCheckpoint(s *setup) { s.fake.Drop = []sandboxer.Capability{sandboxer.CanCheckpoint} }
+
+// TestVolumes: what a sandbox has beside its workspace is in its portable snapshots, is
+// shown, is in place before the copy runs, and goes nowhere silently.
+func TestVolumes(t *testing.T) {
+	other := fake.NewWorld()
+	defer other.Close()
+	r := newVaultRig(t, func(s *setup) {
+		s.other = other
+		s.profiles = append(s.profiles,
+			sandboxer.Profile{ID: "profile.kept", Extension: "ext.fake", Inputs: map[string]string{"volume": "data"},
+				Command: []string{"sh", "-c", "cat ../volumes/data/f >at-start 2>&1; sleep 1000"}},
+			sandboxer.Profile{ID: "profile.bare", Extension: "ext.fake"},
+			sandboxer.Profile{ID: "profile.other", Extension: "ext.other"})
+	})
+	sb := r.create(sandboxer.CreateRequest{Profile: "kept"})
+	r.write(sb.ID, "w", "work")
+	r.write(sb.ID, "../volumes/data/f", "data")
+	rec := r.snapshot(sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotPortable})
+	if !slices.Equal(rec.Portable.Volumes, []string{"data"}) || rec.Portable.Quiesced {
+		t.Errorf("the snapshot is said to hold %+v", rec.Portable)
+	}
+	copied := r.restored(rec.ID, RestoreRequest{})
+	r.wantFile(copied.ID, "w", "work")
+	r.wantFile(copied.ID, "../volumes/data/f", "data")
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		f, err := r.ReadFile(acme, copied.ID, "/workspace/at-start")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(f)
+		f.Close()
+		if err == nil && string(got) == "data" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("when the copy began its volume said %q, %v", got, err)
+		}
+	}
+	// Where nothing can place them it is refused, before anything is made.
+	_, err := r.Restore(acme, rec.ID, RestoreRequest{Profile: "other"})
+	wantErr(t, err, sandboxer.Unsupported, "data")
+	if len(other.Live()) > 0 {
+		t.Errorf("there is %+v", other.Live())
+	}
+	// A fork takes them with it, and a snapshot without any is restored on it.
+	forked, err := r.Fork(acme, sb.ID, ForkRequest{Count: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.wantFile(forked[0].ID, "../volumes/data/f", "data")
+	bare := r.create(sandboxer.CreateRequest{Profile: "bare"})
+	r.write(bare.ID, "w", "bare")
+	plain := r.snapshot(bare.ID, SnapshotRequest{Kind: sandboxer.SnapshotPortable})
+	if len(plain.Portable.Volumes) > 0 {
+		t.Errorf("the snapshot is said to hold %+v", plain.Portable)
+	}
+	r.wantFile(r.restored(plain.ID, RestoreRequest{Profile: "kept"}).ID, "w", "bare")
+	for _, sb := range r.live() {
+		r.destroy(sb.ID)
+	}
+	r.clean()
+}
+
 // TestSnapshotFails: whatever the backend does, nothing is left but the truth.
 func TestSnapshotFails(t *testing.T) {
 	for name, fault := range map[string]fake.Fault{
-		"refused": {Verb: fake.VerbSnapshot, Kind: sandboxer.Unavailable, Times: 1},
-		"lost":    {Verb: fake.VerbSnapshot, Lost: true, Times: 1},
-		"archive": {Verb: fake.VerbArchive, Kind: sandboxer.Exhausted, Times: 1},
+		"refused":    {Verb: fake.VerbSnapshot, Kind: sandboxer.Unavailable, Times: 1},
+		"lost":       {Verb: fake.VerbSnapshot, Lost: true, Times: 1},
+		"archive":    {Verb: fake.VerbArchive, Kind: sandboxer.Exhausted, Times: 1},
+		"checkpoint": {Verb: fake.VerbCheckpoint, Kind: sandboxer.Exhausted, Times: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newVaultRig(t)
+			r := newVaultRig(t, func(s *setup) {
+				if name == "archive" {
+					dropCheckpoint(s)
+				}
+			})
 			sb := r.create(sandboxer.CreateRequest{})
 			r.world.Inject(fault)
 			_, err := r.Snapshot(acme, sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotBoth})
@@ -365,6 +435,55 @@ func TestRestoreElsewhere(t *testing.T) {
 	r.wantFile(r.restored(back.ID, RestoreRequest{Profile: "test"}).ID, "d/g", "too")
 	_, err = r.Pause(acme, moved.ID, PauseRequest{})
 	wantErr(t, err, sandboxer.Unsupported, "ext.other")
+	for _, sb := range r.live() {
+		r.destroy(sb.ID)
+	}
+	r.clean()
+}
+
+// TestRestoreOtherwise: what is restored may get other inputs and another host than its
+// source, in its portable form; a native one goes on as it was.
+func TestRestoreOtherwise(t *testing.T) {
+	r := newVaultRig(t, func(s *setup) {
+		s.fake.Hosts = []string{"a", "b"}
+		s.inputs = append(slices.Clone(s.inputs), sandboxer.Input{Name: "vm"}, sandboxer.Input{Name: "target"})
+		s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.two", Extension: "ext.fake", Inputs: map[string]string{"vm": "two"}})
+	})
+	sb := r.create(sandboxer.CreateRequest{Inputs: map[string]string{"vm": "one"}, Host: "a"})
+	r.write(sb.ID, "f", "moved")
+	both := r.snapshot(sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotBoth})
+	check := func(req RestoreRequest, form sandboxer.SnapshotKind, host string, inputs map[string]string) {
+		t.Helper()
+		got := r.restored(both.ID, req)
+		if got.RestoredAs != form || got.Reachability.Host != host || !maps.Equal(got.Spec.Inputs, inputs) {
+			t.Errorf("%+v: restored %s on %q with %v; want %s on %q with %v", req, got.RestoredAs, got.Reachability.Host, got.Spec.Inputs, form, host, inputs)
+		}
+		r.wantFile(got.ID, "f", "moved")
+		r.destroy(got.ID)
+	}
+	check(RestoreRequest{}, sandboxer.SnapshotNative, "a", map[string]string{"vm": "one"})
+	check(RestoreRequest{Host: "b"}, sandboxer.SnapshotPortable, "b", map[string]string{"vm": "one"})
+	check(RestoreRequest{Inputs: map[string]string{"vm": "", "target": "x"}}, sandboxer.SnapshotPortable, "a", map[string]string{"target": "x"})
+	check(RestoreRequest{Profile: "two", Kind: sandboxer.SnapshotPortable}, sandboxer.SnapshotPortable, "a", map[string]string{"vm": "two"})
+	check(RestoreRequest{Profile: "two", Inputs: map[string]string{"vm": "three"}}, sandboxer.SnapshotPortable, "a", map[string]string{"vm": "three"})
+	native := r.snapshot(sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotNative})
+	for _, bad := range []struct {
+		who context.Context
+		id  string
+		req RestoreRequest
+		is  sandboxer.Kind
+		say string
+	}{
+		{acme, native.ID, RestoreRequest{Host: "b"}, sandboxer.Unsupported, "host of its source"},
+		{acme, both.ID, RestoreRequest{Kind: sandboxer.SnapshotNative, Inputs: map[string]string{"vm": "two"}}, sandboxer.Unsupported, "goes on with the inputs"},
+		{acme, both.ID, RestoreRequest{Host: "nowhere"}, sandboxer.Invalid, "nowhere"},
+		{acme, both.ID, RestoreRequest{Inputs: map[string]string{"vn": "two"}}, sandboxer.Invalid, "vn"},
+		{acme, both.ID, RestoreRequest{Inputs: map[string]string{"sandbox_id": "mine"}}, sandboxer.Invalid, "sandbox_id"},
+		{acme, both.ID, RestoreRequest{Inputs: map[string]string{"repo": "/etc"}}, sandboxer.Denied, "administrator"},
+	} {
+		_, err := r.Restore(bad.who, bad.id, bad.req)
+		wantErr(t, err, bad.is, bad.say)
+	}
 	for _, sb := range r.live() {
 		r.destroy(sb.ID)
 	}

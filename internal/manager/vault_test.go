@@ -34,7 +34,8 @@ func (v dirVault) Save(_ context.Context, rec *sandboxer.SnapshotRecord, r io.Re
 		return p, err
 	}
 	files, err := v.Files(context.Background(), rec.ID)
-	return sandboxer.PortablePayload{Digest: "sha256:" + hex.EncodeToString(sum.Sum(nil)), Bytes: n, Size: n, Files: len(files)}, err
+	return sandboxer.PortablePayload{Digest: "sha256:" + hex.EncodeToString(sum.Sum(nil)), Bytes: n, Size: n, Files: len(files),
+		Quiesced: rec.Portable.Quiesced, Volumes: rec.Portable.Volumes}, err
 }
 
 func (v dirVault) Load(_ context.Context, id string) (io.ReadCloser, error) {

@@ -144,7 +144,7 @@ type inRestore struct {
 
 func (s *Server) restore(ctx context.Context, in *inRestore, b api.RestoreSnapshot) (*answer, error) {
 	req := manager.RestoreRequest{
-		Profile: b.Profile, Kind: b.Kind, Name: b.Name, TTL: b.TTL.Std(), Consumer: b.Consumer, Labels: b.Labels, Env: b.Env,
+		Profile: b.Profile, Kind: b.Kind, Inputs: b.Inputs, Host: b.Host, Name: b.Name, TTL: b.TTL.Std(), Consumer: b.Consumer, Labels: b.Labels, Env: b.Env,
 		MaxCost: b.MaxCost.Std(), Key: in.Key, NoWaiting: prefersAsync(in.Prefer),
 	}
 	sb, err := s.m.Restore(ctx, in.ID, req)

@@ -1,0 +1,37 @@
+package composessh
+
+// A point is a step in the life of a sandbox that a host takes part in. Its connection
+// may be cut before it, during it and after it.
+type point string
+
+const (
+	pDirectory point = "create.directory"  // the lock, meta.json, subnets
+	pCopy      point = "create.copy"       // the workspace
+	pMounts    point = "create.mounts"     // the compose file and what it mounts
+	pBuild     point = "create.build"      // images
+	pFill      point = "create.fill"       // what a checkpoint holds
+	pUp        point = "create.up"         // networks, volumes, containers
+	pMark      point = "create.mark"       // that it is up
+	pLook      point = "ready.look"        // one look at the containers
+	pProcesses point = "destroy.processes" // what is still at it
+	pObjects   point = "destroy.objects"   // containers, networks, volumes, images
+	pRemove    point = "destroy.directory" // the directory and its subnets
+)
+
+var points = []point{pDirectory, pCopy, pMounts, pBuild, pFill, pUp, pMark, pLook, pProcesses, pObjects, pRemove}
+
+// step takes one step. In tests e.fail is told before and after it, and may have its
+// answer lost.
+func (e *engine) step(p point, f func() error) error {
+	if e.fail == nil {
+		return f()
+	}
+	if err := e.fail(p, false); err != nil {
+		return err
+	}
+	err := f()
+	if ferr := e.fail(p, true); err == nil {
+		err = ferr
+	}
+	return err
+}

@@ -1,0 +1,272 @@
+package composessh
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+)
+
+// shop is a project as it comes out of a clone: a service with a check, what it keeps,
+// and a service that tests run in.
+const shop = `services:
+  web:
+    image: ` + image + `
+    command: [sh, -c, 'cp -n /src/hello /data/hello; exec httpd -f -p 80 -h /data']
+    volumes: [".:/src", "data:/data"]
+    ports: ["8080:80"]
+    healthcheck: {test: ["CMD", "wget", "-qO", "/dev/null", "http://127.0.0.1/hello"], interval: 500ms, retries: 60}
+  tests:
+    image: ` + image + `
+    command: [sleep, "86400"]
+    working_dir: /src
+    volumes: [".:/src"]
+    depends_on: {web: {condition: service_healthy}}
+volumes: {data: {}}
+`
+
+// A product is the program as people have it, with a home of its own, one host and a
+// server that listens.
+type product struct {
+	dir string
+	env []string
+}
+
+func newProduct(t *testing.T) (*product, *rig) {
+	t.Helper()
+	r := newRig(t, current(t), 1)
+	dir, err := os.MkdirTemp("", "sbx") // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	build := exec.Command("go", "build", "-trimpath", "-o", dir+"/bin/", "github.com/sand-boxer/sandboxer/cmd/...") // of what make has compiled
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	p := &product{dir: dir, env: append(os.Environ(), "PATH="+dir+"/bin:"+os.Getenv("PATH"), "SANDBOXER_HOME="+dir, "SANDBOXER_PROGRESS=none", "SANDBOXER_COMPOSE_CMD="+r.compose)}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	serve := exec.Command(dir+"/bin/sandboxer", "serve", "--listen", l.Addr().String())
+	var said bytes.Buffer
+	serve.Env, serve.Stdout, serve.Stderr = p.env, &said, &said
+	if err := serve.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		serve.Process.Signal(syscall.SIGTERM)
+		if err := serve.Wait(); err != nil {
+			t.Errorf("serve: %v\n%s", err, &said)
+		}
+	})
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if _, err := os.Stat(dir + "/api.sock"); err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the server does not come: %s", &said)
+		}
+	}
+	s := r.servers[0]
+	key, err := sshrun.Fingerprint(s.HostKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.must(t, "sandboxer", "host", "add", "build-1", s.User+"@127.0.0.1", "--port", fmt.Sprint(s.Port), "--identity", s.Identity, "--fingerprint", key)
+	return p, r
+}
+
+// run runs a command as a user does, in the program's directory.
+func (p *product) run(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	if cmd.Err != nil { // it is in the PATH of the product
+		cmd = exec.CommandContext(ctx, filepath.Join(p.dir, "bin", args[0]), args[1:]...)
+	}
+	var out, errs bytes.Buffer
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = p.dir, p.env, &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("%q: %v", args, err)
+	}
+	return cmd.ProcessState.ExitCode(), strings.TrimSpace(out.String()), strings.TrimSpace(errs.String())
+}
+
+func (p *product) must(t *testing.T, args ...string) string {
+	t.Helper()
+	code, out, errs := p.run(t, args...)
+	if code != 0 {
+		t.Fatalf("%q ended with %d: %s", args, code, errs)
+	}
+	return out
+}
+
+// TestProduct is the life of a project with the program as it is delivered: what
+// docs/migrate-make-e2e.md promises to callers of make e2e, ports for people, snapshots.
+func TestProduct(t *testing.T) {
+	t.Parallel()
+	p, r := newProduct(t)
+	dir := repo(t, shop, map[string]string{"hello": "hello from the shop\n"})
+
+	t.Run("make e2e", func(t *testing.T) {
+		page, err := os.ReadFile("../../docs/migrate-make-e2e.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		rule := regexp.MustCompile("(?s)```make\n(.*?)```").FindSubmatch(page)
+		script, err := os.ReadFile("../../scripts/make-e2e.sh")
+		if err != nil || rule == nil {
+			t.Fatalf("the page has no rule for make, or there is no script: %v", err)
+		}
+		if err := errors.Join(os.Mkdir(p.dir+"/scripts", 0o755), os.WriteFile(p.dir+"/scripts/make-e2e.sh", script, 0o755), os.WriteFile(p.dir+"/Makefile", rule[1], 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		if code, out, errs := p.run(t, "make", "-s", "e2e", "REPO="+dir, "SERVICE=tests", "TEST_COMMAND=wget -qO- http://web/hello"); code != 0 || out != "hello from the shop" {
+			t.Errorf("tests that pass: %d, %q, %s", code, out, errs)
+		}
+		// In the service that is the first, with the test's own exit code.
+		if code, out, errs := p.run(t, "scripts/make-e2e.sh", dir, "sh", "-c", "cat hello; exit 42"); code != 42 || out != "hello from the shop" {
+			t.Errorf("tests that fail: %d, %q, %s", code, out, errs)
+		}
+		if out := p.must(t, "sandboxer", "ls", "-o", "name"); out != "" {
+			t.Errorf("there is still %q", out)
+		}
+	})
+
+	id := p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-checkpoint", "--input", "repo="+dir)
+	t.Run("snapshot", func(t *testing.T) {
+		p.must(t, "sandboxer", "exec", id, "--", "sh", "-c", "echo changed >/data/hello; echo more >/src/more")
+		snap := p.must(t, "sandboxer", "snapshot", "create", id, "--quiet")
+		var got struct {
+			Quiesced bool
+			Volumes  []string
+			Kind     string
+		}
+		out := p.must(t, "sandboxer", "snapshot", "get", snap, "-o", "json")
+		if err := json.Unmarshal([]byte(out), &got); err != nil || !got.Quiesced || got.Kind != "portable" || !slices.Equal(got.Volumes, []string{"data"}) {
+			t.Errorf("the snapshot is %s, %v", out, err)
+		}
+		p.must(t, "sandboxer", "exec", id, "--", "sh", "-c", "echo later >/data/hello")
+		copied := p.must(t, "sandboxer", "restore", snap, "--quiet")
+		if out := p.must(t, "sandboxer", "exec", copied, "--service", "tests", "--", "sh", "-c", "wget -qO- http://web/hello; cat more"); out != "changed\nmore" {
+			t.Errorf("the copy has %q", out)
+		}
+		p.must(t, "sandboxer", "destroy", copied, "--yes")
+	})
+
+	t.Run("port", func(t *testing.T) {
+		p.must(t, "sandboxer", "port", "open", id, "8080")
+		url := p.must(t, "sandboxer", "port", "url", id, "8080", "-o", "name")
+		ask := func(url string) (int, string) {
+			resp, err := http.Get(url + "hello")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			body, _ := io.ReadAll(resp.Body)
+			return resp.StatusCode, strings.TrimSpace(string(body))
+		}
+		if code, body := ask(url); code != http.StatusOK || body != "later" {
+			t.Errorf("%s says %d, %q", url, code, body)
+		}
+		if code, _ := ask(url[:len(url)-8] + "AAAAAAA/"); code != http.StatusUnauthorized {
+			t.Errorf("a forged URL says %d", code)
+		}
+		// An answer that is still coming when the sandbox ends is cut, and the URL is void.
+		p.must(t, "sandboxer", "exec", id, "--", "sh", "-c", `mkdir /data/cgi-bin && cd /data/cgi-bin && printf '#!/bin/sh\necho "Content-Type: text/plain"; echo; while echo x; do sleep 1; done' >slow && chmod +x slow`)
+		resp, err := http.Get(url + "cgi-bin/slow")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if _, err := io.ReadFull(resp.Body, make([]byte, 2)); resp.StatusCode != http.StatusOK || err != nil {
+			t.Fatalf("the answer that takes its time: %s, %v", resp.Status, err)
+		}
+		p.must(t, "sandboxer", "destroy", id, "--yes")
+		cut := make(chan error, 1)
+		go func() { _, err := io.Copy(io.Discard, resp.Body); cut <- err }()
+		select {
+		case <-cut:
+		case <-time.After(20 * time.Second):
+			t.Error("an answer of a sandbox that is gone is still open")
+		}
+		if code, body := ask(url); code != http.StatusUnauthorized || strings.Contains(body, "later") {
+			t.Errorf("once the sandbox is gone its URL says %d, %q", code, body)
+		}
+	})
+	// The owner is the installation's, so look for everything.
+	env := r.engines[0]
+	if left := r.engine(t, env, "ps", "-aq", "--filter", "label=dev.sandboxer.id="+id) + r.engine(t, env, "volume", "ls", "-q", "--filter", "label=dev.sandboxer.id="+id); left != "" {
+		t.Errorf("left behind: %q", left)
+	}
+	if left, _ := filepath.Glob(filepath.Join(r.servers[0].Dir, ".sandboxer/compose/sbx-*")); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+// TestMoves takes what is in a workspace from a compose project to the embedded default, on
+// to a machine of vm-packer's, and back, changed on each, with the program as it is delivered.
+func TestMoves(t *testing.T) {
+	t.Parallel()
+	p, r := newProduct(t)
+	const tree = `cat f l; readlink l; stat -c '%a %Y' d/e/g; stat -c %a d f; ls empty; sha256sum <big`
+	dir := repo(t, shop, map[string]string{"hello": "hello\n"})
+	project := p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-e2e", "--input", "repo="+dir)
+	said := p.must(t, "sandboxer", "exec", project, "--service", "tests", "--", "sh", "-c",
+		`mkdir -p d/e empty; echo one >f; echo two >d/e/g; ln -s d/e/g l; chmod 751 d; chmod 640 f; touch -d @1700000000 d/e/g; head -c 3000000 /dev/urandom >big; `+tree)
+	if want := "one\ntwo\nd/e/g\n644 1700000000\n751\n640\n"; !strings.HasPrefix(said, want) {
+		t.Fatalf("the project has %q", said)
+	}
+	ids := []string{project}
+	for _, step := range []struct {
+		to     []string
+		holds  string // what is there
+		says   string
+		change string
+	}{
+		{[]string{"--profile", "profile.local"}, tree, said, "echo three >f; rm -r d; ln -s f m"},
+		{[]string{"--profile", "profile.vm-haskell-build", "--input", "vm=build-1", "--input", "workspace_dir=" + t.TempDir()}, "cat f m; ls", "three\nthree\nbig\ncompose.yaml\nempty\nf\nhello\nl\nm", "echo four >>f"},
+		{[]string{"--profile", "profile.compose-e2e", "--input", "repo=" + dir, "--host", "build-1"}, "cat f; readlink m; ls d 2>&1 | wc -l; stat -c %a f", "three\nfour\nf\n1\n640", "true"},
+	} {
+		snap := p.must(t, "sandboxer", "snapshot", "create", ids[len(ids)-1], "--portable", "--quiet")
+		id := p.must(t, append([]string{"sandboxer", "restore", snap, "--quiet"}, step.to...)...)
+		ids = append(ids, id)
+		run := []string{"sandboxer", "exec", id, "--", "sh", "-c"}
+		if strings.Contains(step.to[1], "compose") {
+			run = slices.Insert(run, 3, "--service", "tests")
+		}
+		if said := p.must(t, append(run, step.holds)...); said != step.says {
+			t.Errorf("restored on %s it has %q, want %q", step.to[1], said, step.says)
+		}
+		p.must(t, append(run, step.change)...)
+	}
+	p.must(t, append([]string{"sandboxer", "destroy", "--yes"}, ids...)...)
+	if said := p.must(t, "sandboxer", "audit"); !strings.Contains(said, " 0 violations") {
+		t.Errorf("audit: %s", said)
+	}
+	if left, _ := filepath.Glob(filepath.Join(r.servers[0].Dir, ".sandboxer/compose/sbx-*")); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
