@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -161,6 +162,23 @@ func (b *box) execute(args *control.ExecArgs) (pid int32, err error) {
 	return b.sb.Execute(execConf, args)
 }
 
+// executeOwn starts a program of ours with capabilities of its own, above the limit of processes,
+// with the given files open and nothing for the standard streams that are not among them.
+func (b *box) executeOwn(may []string, files map[int]*os.File, args ...string) (pid int32, err error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer null.Close()
+	open := map[int]*os.File{0: null, 1: null, 2: null}
+	maps.Copy(open, files)
+	return b.execute(&control.ExecArgs{
+		Argv: args, Envv: []string{"PATH=" + defaultPath}, WorkingDirectory: "/",
+		NoNewPrivileges: true, Capabilities: capabilities(may, true),
+		FilePayload: control.NewFilePayload(open, nil),
+	})
+}
+
 // alive reports whether pid is the sentry of the sandbox called name: a process that
 // is not a zombie and carries the sandbox's name, so that a number used again for
 // something else is not mistaken for it.
@@ -225,7 +243,8 @@ func plug(c *container.Container, link *os.File, name string) error {
 // loses data when it is busy and cannot close one direction.)
 //
 // Handing over takes a program start inside, the first time two: it wakes the agent. So
-// several connections are made at a time, and more before they run out.
+// several connections are made at a time, more before they run out, and more at a time
+// in a sandbox that uses many.
 func (b *box) dialAgent(ctx context.Context) (net.Conn, error) {
 	w := &b.wires
 	for {
@@ -238,17 +257,19 @@ func (b *box) dialAgent(ctx context.Context) (net.Conn, error) {
 			return nil, net.ErrClosed
 		}
 		c := w.take()
-		if len(w.spare) < fewWires && w.making == nil {
-			m := &making{done: make(chan struct{})}
+		if w.few() && w.making == nil {
+			w.batch = min(max(2*w.batch, firstBatch), lastBatch)
+			m, n := &making{done: make(chan struct{})}, w.batch
 			w.making = m
 			go func() {
-				conns, err := b.donate(donateBatch)
+				conns, err := b.donate(n)
 				w.made(m, conns, err)
 			}()
 		}
 		m := w.making
 		w.mu.Unlock()
 		if c != nil {
+			widen(c)
 			return c, nil
 		}
 		select {
@@ -263,14 +284,15 @@ func (b *box) dialAgent(ctx context.Context) (net.Conn, error) {
 }
 
 const (
-	donateBatch = 8
-	fewWires    = 4 // unused connections, below which more are made
+	firstBatch = 8
+	lastBatch  = 32 // as many as one message to the agent holds
 )
 
 // wires are connections to the agent that wait to be used.
 type wires struct {
 	mu     sync.Mutex
-	spare  []net.Conn
+	spare  []*agent.PipeConn
+	batch  int     // how many were made last, or are being made
 	making *making // nil while no more are being made
 	closed bool
 }
@@ -280,8 +302,11 @@ type making struct {
 	err  error // when done
 }
 
+// few reports whether it is time to make more.
+func (w *wires) few() bool { return len(w.spare) < max(w.batch, firstBatch)/2 }
+
 // take returns a connection that is still open; nil if there is none.
-func (w *wires) take() net.Conn {
+func (w *wires) take() *agent.PipeConn {
 	for len(w.spare) > 0 {
 		last := len(w.spare) - 1
 		c := w.spare[last]
@@ -294,7 +319,18 @@ func (w *wires) take() net.Conn {
 	return nil
 }
 
-func (w *wires) made(m *making, conns []net.Conn, err error) {
+// widen has the pipes of c hold more. That takes memory of the kernel's, so those that
+// wait to be used stay narrow.
+func widen(c *agent.PipeConn) {
+	r, w := c.Files()
+	for _, f := range []*os.File{r, w} {
+		if raw, err := f.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
+		}
+	}
+}
+
+func (w *wires) made(m *making, conns []*agent.PipeConn, err error) {
 	w.mu.Lock()
 	if w.closed || err != nil {
 		for _, c := range conns {
@@ -318,24 +354,17 @@ func (w *wires) close() {
 	w.spare = nil
 }
 
-func (b *box) donate(n int) (conns []net.Conn, err error) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer null.Close()
+func (b *box) donate(n int) (conns []*agent.PipeConn, err error) {
 	var message tail
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
-	files := map[int]*os.File{0: null, 1: null, 2: w}
+	files := map[int]*os.File{2: w}
 	defer func() {
-		for fd, f := range files {
-			if fd >= 2 {
-				f.Close()
-			}
+		for _, f := range files {
+			f.Close()
 		}
 		if err != nil {
 			for _, c := range conns {
@@ -350,19 +379,20 @@ func (b *box) donate(n int) (conns []net.Conn, err error) {
 			return conns, err
 		}
 		files[3+2*i], files[4+2*i] = theirs[0], theirs[1]
-		r, w := ours.Files()
-		for _, f := range []*os.File{r, w} {
-			if raw, err := f.SyscallConn(); err == nil {
-				_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
-			}
-		}
 		conns = append(conns, ours)
 	}
-	pid, err := b.execute(&control.ExecArgs{
-		Argv: []string{agentPath, "donate", "--wake", "1", agentSocket, strconv.Itoa(2 * n)},
-		Envv: []string{"PATH=" + defaultPath}, WorkingDirectory: "/", NoNewPrivileges: true, Capabilities: capabilities(true),
-		FilePayload: control.NewFilePayload(files, nil),
-	})
+	count := strconv.Itoa(2 * n)
+	if b.awake.Load() {
+		pid, err := b.executeOwn(ownCapabilities, files, pausePath, "donate", agentSocket, count)
+		if err != nil {
+			return conns, err
+		}
+		if ws, err := b.sb.WaitPID(b.name, pid); err != nil || ws == 0 {
+			return conns, err
+		}
+		// Nobody listens yet: the agent's own program waits for that.
+	}
+	pid, err := b.executeOwn(ownCapabilities, files, agentPath, "donate", "--wake", "1", agentSocket, count)
 	if err != nil {
 		return conns, err
 	}
@@ -372,6 +402,9 @@ func (b *box) donate(n int) (conns []net.Conn, err error) {
 	if err == nil && ws.ExitStatus() != 0 {
 		err = fmt.Errorf("the agent could not be reached: %s", message.String())
 	}
+	if err == nil {
+		b.awake.Store(true)
+	}
 	return conns, err
 }
 
@@ -379,13 +412,9 @@ func (b *box) donate(n int) (conns []net.Conn, err error) {
 const agentSocket = agentDir + "/agent.sock"
 
 // isOpen reports whether the peer of an unused connection is still there.
-func isOpen(c net.Conn) bool {
-	p, ok := c.(*agent.PipeConn)
-	if !ok {
-		return true
-	}
+func isOpen(c *agent.PipeConn) bool {
 	open := true
-	r, w := p.Files()
+	r, w := c.Files()
 	for _, f := range []*os.File{r, w} {
 		raw, err := f.SyscallConn()
 		if err != nil {

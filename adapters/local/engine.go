@@ -597,11 +597,15 @@ func (e *engine) defaults(l sandboxer.Limits) sandboxer.Limits {
 var guestCapabilities = []string{"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
 	"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT"}
 
+// ownCapabilities are those of the agent, and of what reaches it: both must get a thread
+// where the sandbox's processes are at their limit. The agent hands none of it on.
+var ownCapabilities = append(slices.Clone(guestCapabilities), "CAP_SYS_RESOURCE")
+
 // firstProcess is what a sandbox begins with: see package pause. Who may talk to the
 // agent is decided by its connections, which are handed to it as open files: it needs
 // no token.
 func firstProcess(fuse time.Time) []string {
-	args := []string{pausePath, "0", agentPath, "init", "--listen", "donate:" + agentSocket}
+	args := []string{pausePath, "0", agentPath, "init", "--above-limits", "--listen", "donate:" + agentSocket}
 	if !fuse.IsZero() {
 		args[1] = strconv.FormatInt(fuse.Unix(), 10)
 		args = append(args, "--fuse", fuse.UTC().Format(time.RFC3339))
@@ -631,7 +635,7 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 			Cwd:  "/",
 			Env:  env,
 			Capabilities: &specs.LinuxCapabilities{
-				Bounding: guestCapabilities, Effective: guestCapabilities, Permitted: guestCapabilities,
+				Bounding: ownCapabilities, Effective: ownCapabilities, Permitted: ownCapabilities,
 			},
 			NoNewPrivileges: true,
 			Rlimits:         rlimits(spec.Limits),

@@ -3,13 +3,19 @@
 package local
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"fmt"
+	"io"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -129,22 +135,90 @@ chmod +x /tmp/f; /tmp/f 2>/dev/null & exec sleep 1000`
 	}
 }
 
-// At its process limit a sandbox says so, and lives: nothing wakes the agent, which would
-// die of it.
+// TestBrokerDiesAmidKill: a broker that has every process stand still to end one of them,
+// and dies, leaves them so. The next one to hold on to the sandbox lets them go on.
+func TestBrokerDiesAmidKill(t *testing.T) {
+	needsGVisor(t)
+	dir := shortDir(t)
+	e := openIn(t, dir, ours("test"))
+	defer e.Close()
+	h, err := e.Provision(t.Context(), sandboxer.Spec{ID: "kill", Generation: 1, Owner: ours("test")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ticks := make(chan struct{})
+	says, said := io.Pipe()
+	go func() {
+		defer said.Close()
+		_, _ = e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", "while echo tick; do sleep 0.1; done"}, Stdout: said})
+	}()
+	go func() {
+		defer close(ticks)
+		for r := bufio.NewScanner(says); r.Scan(); {
+			select {
+			case ticks <- struct{}{}:
+			case <-t.Context().Done():
+				return
+			}
+		}
+	}()
+	<-ticks
+	b, err := e.of(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.standStill(true); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.sb.SignalContainer(b.name, unix.SIGSTOP, true); err != nil {
+		t.Fatal(err)
+	}
+	for still := false; !still; {
+		select {
+		case <-ticks: // from before
+		case <-time.After(time.Second):
+			still = true
+		}
+	}
+	next := openIn(t, dir, ours("test"))
+	defer next.Close()
+	defer next.Teardown(context.WithoutCancel(t.Context()), h)
+	if x, err := next.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}}); err != nil || x.Code != 0 {
+		t.Fatalf("%+v, %v", x, err)
+	}
+	select {
+	case <-ticks:
+	case <-time.After(10 * time.Second):
+		t.Error("the sandbox's processes still stand still")
+	}
+	if _, err := os.Stat(b.stopped); err == nil {
+		t.Error("the sandbox is still noted as standing still")
+	}
+}
+
+// At its process limit a sandbox says so, and lives: the agent, which its own commands
+// do not need, still wakes and answers, but starts nothing above the limit either.
 func TestAtTheProcessLimit(t *testing.T) {
 	e := openTest(t)
 	if !e.cgroups.usable() {
 		t.Skip(e.cgroups.why)
 	}
 	h := up(t, e, sandboxer.Spec{Limits: sandboxer.Limits{PIDs: 32}})
-	if x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", "i=0; while [ $i -lt 60 ]; do sleep 1000 & i=$((i+1)); done 2>/dev/null"}}); err != nil {
-		t.Fatalf("%+v, %v", x, err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	for range 4 { // the shell's own place is free again; one more than that is one too many
+	says, said := io.Pipe()
+	running.Go(func() {
+		script := "i=0; while [ $i -lt 28 ]; do sleep 1000 & i=$((i+1)); done; echo there they are; wait"
+		x, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Stdout: said})
+		said.CloseWithError(fmt.Errorf("%+v, %w", x, err))
+	})
+	if _, err := bufio.NewReader(says).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	full := false
+	for deadline := time.Now().Add(time.Minute); !full && time.Now().Before(deadline); {
 		refused := make(chan error, 1)
 		running.Go(func() {
 			_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sleep", "1000"}, Dir: "/"})
@@ -155,12 +229,52 @@ func TestAtTheProcessLimit(t *testing.T) {
 			if sandboxer.KindOf(err) != sandboxer.Exhausted || !strings.Contains(err.Error(), "limit") {
 				t.Errorf("a command too many: %v", err)
 			}
-			if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Alive || err != nil {
-				t.Errorf("afterwards IsAlive is %s, %v", l, err)
-			}
-			return
-		case <-time.After(2 * time.Second): // it runs
+			full = true
+		case <-time.After(time.Second): // it runs
 		}
 	}
-	t.Error("no command was refused")
+	if !full {
+		t.Fatal("no command was refused")
+	}
+	if err := e.WriteFile(t.Context(), h, "/tmp/said", 0o644, strings.NewReader("still here")); err != nil {
+		t.Errorf("writing a file: %v", err)
+	}
+	shell := sandboxer.Cmd{Args: []string{"sh", "-c", "exec grep -E 'Cap(Eff|Prm|Bnd)' /proc/self/status"}, TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}}
+	if x, err := e.Exec(t.Context(), h, shell); sandboxer.KindOf(err) != sandboxer.Exhausted {
+		t.Errorf("a terminal too many: %+v, %v", x, err)
+	}
+	if err := e.Renew(t.Context(), h, time.Now().Add(time.Hour)); err != nil {
+		t.Errorf("renewing: %v", err)
+	}
+	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Alive || err != nil {
+		t.Errorf("afterwards IsAlive is %s, %v", l, err)
+	}
+	cancel() // room again
+	running.Wait()
+	var out bytes.Buffer
+	shell.Stdout = &out
+	for deadline := time.Now().Add(10 * time.Second); ; { // the ended ones may still be on their way
+		out.Reset()
+		x, err := e.Exec(t.Context(), h, shell)
+		if err == nil && x.Code == 0 {
+			break
+		}
+		if sandboxer.KindOf(err) != sandboxer.Exhausted || time.Now().After(deadline) {
+			t.Fatalf("a terminal: %+v, %v, %s", x, err, out.String())
+		}
+	}
+	sets := 0
+	for line := range strings.Lines(out.String()) {
+		name, v, ok := strings.Cut(line, ":")
+		if !ok {
+			continue
+		}
+		sets++
+		if n, err := strconv.ParseUint(strings.TrimSpace(v), 16, 64); err != nil || n&(1<<unix.CAP_SYS_RESOURCE) != 0 {
+			t.Errorf("a program of the agent's has %s %s: it could exceed the limit", name, v)
+		}
+	}
+	if sets != 3 {
+		t.Errorf("capabilities: %q", out.String())
+	}
 }

@@ -450,6 +450,51 @@ func leftovers(t *testing.T, e *engine) {
 	}
 }
 
+// A sandbox of a pool has run a command before it is claimed, and nothing of that is left.
+func TestWarmHasRun(t *testing.T) {
+	e := openTest(t)
+	spec := sandboxer.Spec{Warm: true}
+	h := up(t, e, spec)
+	spec.ID, spec.Generation, spec.Owner, spec.Warm = h.SandboxID, h.Generation, e.env.Owner, false
+	if _, err := e.Claim(t.Context(), h, spec); err != nil {
+		t.Fatal(err)
+	}
+	const script = "set -- /proc/[0-9]*; echo $$ $#" // nothing else runs beside it
+	var cold, warm struct{ pid, count int }
+	if _, err := fmt.Sscan(sh(t, e, up(t, e, sandboxer.Spec{}), script), &cold.pid, &cold.count); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscan(sh(t, e, h, script), &warm.pid, &warm.count); err != nil {
+		t.Fatal(err)
+	}
+	if warm.pid <= cold.pid || warm.count != cold.count {
+		t.Errorf("its command is process %d among %d, that of another sandbox %d among %d", warm.pid, warm.count, cold.pid, cold.count)
+	}
+}
+
+// The kernel of a sandbox starts a few instructions where it would start the runner once
+// more: see package umount. They are in memory, and stay open.
+func TestSmallUmounter(t *testing.T) {
+	e := openTest(t)
+	if !e.asRoot {
+		t.Skip("without root, the kernel takes /proc away by itself")
+	}
+	b, err := e.of(up(t, e, sandboxer.Spec{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", b.pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		if to, _ := os.Readlink(fd); strings.HasPrefix(to, "/memfd:umount") {
+			return
+		}
+	}
+	t.Errorf("none among %d files", len(fds))
+}
+
 // TestCyclesLeaveNothing makes and destroys many sandboxes.
 func TestCyclesLeaveNothing(t *testing.T) {
 	cycles := 200

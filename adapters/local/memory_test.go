@@ -97,7 +97,7 @@ func TestManyConnectionsToTheAgentAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const n = 3 * donateBatch
+	const n = 2*lastBatch + firstBatch
 	conns := make([]net.Conn, n)
 	var wg sync.WaitGroup
 	for i := range n {
@@ -132,9 +132,9 @@ func TestManyConnectionsToTheAgentAtOnce(t *testing.T) {
 	c.Close()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		b.wires.mu.Lock()
-		spare := len(b.wires.spare)
+		spare, few := len(b.wires.spare), b.wires.few()
 		b.wires.mu.Unlock()
-		if spare >= fewWires {
+		if !few {
 			break
 		}
 		if time.Now().After(end) {

@@ -19,7 +19,6 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/pkg/sentry/control"
 	"gvisor.dev/gvisor/pkg/state/statefile"
 	"gvisor.dev/gvisor/runsc/sandbox"
 	"gvisor.dev/gvisor/runsc/version"
@@ -528,15 +527,7 @@ func (e *engine) isFrozen(b *box) (bool, error) {
 
 // runs reports whether the sandbox's kernel runs what it is given.
 func (b *box) runs() (bool, error) {
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return false, err
-	}
-	defer null.Close()
-	pid, err := b.execute(&control.ExecArgs{
-		Argv: []string{pausePath}, WorkingDirectory: "/", NoNewPrivileges: true, Capabilities: capabilities(true), // ends at once
-		FilePayload: control.NewFilePayload(map[int]*os.File{0: null, 1: null, 2: null}, nil),
-	})
+	pid, err := b.executeOwn(ownCapabilities, nil, pausePath) // ends at once
 	if err != nil {
 		return false, sandboxer.E(sandboxer.Unavailable, err, "whether the sandbox is frozen cannot be told")
 	}

@@ -138,7 +138,7 @@ func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, erro
 		KUID:             auth.KUID(who.uid),
 		KGID:             auth.KGID(who.gid),
 		NoNewPrivileges:  true,
-		Capabilities:     capabilities(who.uid == 0),
+		Capabilities:     capabilities(guestCapabilities, who.uid == 0),
 	}
 	s, err := newStreams(cmd)
 	if err != nil {
@@ -217,10 +217,10 @@ func (b *box) environ(extra map[string]string, who identity, mark string) []stri
 	return append(env, execMark+"="+mark)
 }
 
-func capabilities(root bool) *auth.TaskCapabilities {
-	set := &specs.LinuxCapabilities{Bounding: guestCapabilities}
+func capabilities(names []string, root bool) *auth.TaskCapabilities {
+	set := &specs.LinuxCapabilities{Bounding: names}
 	if root {
-		set.Effective, set.Permitted = guestCapabilities, guestCapabilities
+		set.Effective, set.Permitted = names, names
 	}
 	caps, err := specutils.Capabilities(false, set)
 	if err != nil {
@@ -236,8 +236,6 @@ func (b *box) notStarted(ctx context.Context, cmd sandboxer.Cmd, err error) (san
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.NotFound, err, "the sandbox ended")
 	}
 	if strings.Contains(text, "try again") {
-		// Asking the agent about anything would wake it, which takes threads that are not
-		// to be had: process 1 would die of it, and the sandbox with it.
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.Exhausted, err, "the command could not be started: the sandbox has as many processes as its limit allows").
 			WithHint("end some of them, or raise limits.pids in the profile")
 	}
@@ -328,22 +326,7 @@ func (b *box) standStill(on bool) error {
 // killMarked runs the agent's program that kills what carries mark or belongs to the
 // session, and stores its process ID in killer.
 func (b *box) killMarked(mark string, session int32, killer *atomic.Int32) {
-	caps, err := specutils.Capabilities(false, &specs.LinuxCapabilities{
-		Bounding: killerCapabilities, Effective: killerCapabilities, Permitted: killerCapabilities})
-	if err != nil {
-		return
-	}
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		return
-	}
-	defer null.Close()
-	pid, err := b.execute(&control.ExecArgs{
-		Argv:         []string{agentPath, "kill-marked", execMark + "=" + mark, fmt.Sprint(session)},
-		Envv:         []string{"PATH=" + defaultPath},
-		Capabilities: caps, NoNewPrivileges: true, WorkingDirectory: "/",
-		FilePayload: control.NewFilePayload(map[int]*os.File{0: null, 1: null, 2: null}, nil),
-	})
+	pid, err := b.executeOwn(killerCapabilities, nil, agentPath, "kill-marked", execMark+"="+mark, fmt.Sprint(session))
 	if err == nil {
 		killer.Store(pid)
 		_, _ = b.sb.WaitPID(b.name, pid)
@@ -605,8 +588,12 @@ func (b *box) setFuse(ctx context.Context, until time.Time) error {
 		if !until.IsZero() {
 			seconds = max(1, until.Unix())
 		}
-		if err := b.must(ctx, nil, "moving the sandbox's fuse", "/", pausePath, "fuse", strconv.FormatInt(seconds, 10)); err != nil {
-			return err
+		pid, err := b.executeOwn(ownCapabilities, nil, pausePath, "fuse", strconv.FormatInt(seconds, 10))
+		if err != nil {
+			return sandboxer.E(sandboxer.Unavailable, err, "moving the sandbox's fuse failed")
+		}
+		if ws, err := b.sb.WaitPID(b.name, pid); err != nil || ws != 0 {
+			return sandboxer.E(sandboxer.Unavailable, err, "moving the sandbox's fuse failed: status %#x", uint32(ws))
 		}
 		// The agent may have woken meanwhile, and does not heed that signal.
 		if awake, err = b.agentAwake(); err != nil || !awake {

@@ -2,12 +2,16 @@
 #
 #	pause SECONDS AGENT ARGS…
 #	pause fuse SECONDS
+#	pause donate SOCKET COUNT
 #
 # Registers kept throughout: r12 &argv[2], r13 envp, r14 the fuse in seconds since 1970,
 # rbp whether it has burnt down and the time of grace runs.
 
 	.set SYS_rt_sigaction, 13
 	.set SYS_rt_sigprocmask, 14
+	.set SYS_socket, 41
+	.set SYS_connect, 42
+	.set SYS_sendmsg, 46
 	.set SYS_execve, 59
 	.set SYS_rt_sigtimedwait, 128
 	.set SYS_rt_sigqueueinfo, 129
@@ -23,6 +27,14 @@
 	.set si_value, 24
 	.set SI_QUEUE, -1
 	.set GRACE, 10
+	.set AF_UNIX, 1
+	.set SOCK_STREAM, 1
+	.set SOL_SOCKET, 1
+	.set SCM_RIGHTS, 1
+	.set MSG_NOSIGNAL, 0x4000
+	.set ADDRESS, 110			# of a socket: its family, and a path of 107 bytes and a NUL
+	.set FIRST, 3				# descriptor that is donated
+	.set MOST, 64
 
 	.globl _start
 _start:
@@ -34,7 +46,8 @@ _start:
 	cmp	$3, %rax
 	jb	usage
 	mov	16(%rbp), %rsi
-	cmpb	$'9', (%rsi)
+	cmpb	$'d', (%rsi)
+	je	donate
 	ja	fuse
 	call	number
 	jmp	wait
@@ -71,6 +84,79 @@ fuse:
 	syscall
 	neg	%eax
 	mov	%eax, %edi			# an error's number, or 0
+	jmp	exit
+
+# Hands COUNT open descriptors, from FIRST on, to who listens at SOCKET.
+donate:
+	cmp	$4, %rax
+	jb	usage
+	sub	$512, %rsp			# 0 address, 112 message, 168 vector, 192 control message
+	mov	%rsp, %rdi
+	xor	%eax, %eax
+	mov	$192/8, %ecx
+	rep stosq
+	mov	32(%rbp), %rsi
+	call	number
+	lea	-1(%r14), %eax
+	cmp	$MOST, %eax
+	jae	usage
+	movw	$AF_UNIX, (%rsp)
+	mov	24(%rbp), %rsi
+	lea	2(%rsp), %rdi
+	mov	$ADDRESS-3, %ecx
+1:	mov	(%rsi), %al
+	test	%al, %al
+	jz	2f
+	mov	%al, (%rdi)
+	inc	%rsi
+	inc	%rdi
+	dec	%ecx
+	jnz	1b
+	cmpb	$0, (%rsi)
+	jne	usage				# too long
+2:	mov	$SYS_socket, %eax
+	mov	$AF_UNIX, %edi
+	mov	$SOCK_STREAM, %esi
+	xor	%edx, %edx
+	syscall
+	test	%eax, %eax
+	js	failed
+	mov	%eax, %ebx
+	mov	$SYS_connect, %eax
+	mov	%ebx, %edi
+	mov	%rsp, %rsi
+	mov	$ADDRESS, %edx
+	syscall
+	test	%eax, %eax
+	js	failed
+	lea	168(%rsp), %rax			# one byte, whichever
+	mov	%rsp, (%rax)
+	movq	$1, 8(%rax)
+	mov	%rax, 112+16(%rsp)
+	movq	$1, 112+24(%rsp)
+	lea	192(%rsp), %rdx
+	mov	%rdx, 112+32(%rsp)
+	lea	16(, %r14, 4), %rcx		# its head has 16 bytes
+	mov	%rcx, (%rdx)
+	mov	%rcx, 112+40(%rsp)
+	movl	$SOL_SOCKET, 8(%rdx)
+	movl	$SCM_RIGHTS, 12(%rdx)
+	xor	%ecx, %ecx
+3:	lea	FIRST(%rcx), %eax
+	mov	%eax, 16(%rdx, %rcx, 4)
+	inc	%ecx
+	cmp	%r14d, %ecx
+	jb	3b
+	mov	$SYS_sendmsg, %eax
+	mov	%ebx, %edi
+	lea	112(%rsp), %rsi
+	mov	$MSG_NOSIGNAL, %edx
+	syscall
+	test	%eax, %eax
+	jns	end
+failed:
+	neg	%eax
+	mov	%eax, %edi			# an error's number
 	jmp	exit
 
 wait:

@@ -2,6 +2,7 @@
 //
 //	pause SECONDS AGENT ARGS…
 //	pause fuse SECONDS
+//	pause donate SOCKET COUNT
 //
 // Registers kept throughout: x20 &argv[2], x21 envp, x22 the fuse in seconds since 1970,
 // x25 whether it has burnt down and the time of grace runs.
@@ -12,6 +13,9 @@
 	.set SYS_rt_sigprocmask, 135
 	.set SYS_rt_sigtimedwait, 137
 	.set SYS_rt_sigqueueinfo, 138
+	.set SYS_socket, 198
+	.set SYS_connect, 203
+	.set SYS_sendmsg, 211
 	.set SYS_execve, 221
 	.set SIGUSR1, 10
 	.set SIGUSR2, 12
@@ -23,6 +27,14 @@
 	.set si_value, 24
 	.set SI_QUEUE, -1
 	.set GRACE, 10
+	.set AF_UNIX, 1
+	.set SOCK_STREAM, 1
+	.set SOL_SOCKET, 1
+	.set SCM_RIGHTS, 1
+	.set MSG_NOSIGNAL, 0x4000
+	.set ADDRESS, 110			// of a socket: its family, and a path of 107 bytes and a NUL
+	.set FIRST, 3				// descriptor that is donated
+	.set MOST, 64
 
 	.globl _start
 _start:
@@ -32,11 +44,13 @@ _start:
 	add	x21, x21, #16
 	ldr	x1, [sp, #16]
 	ldr	x19, [sp, #24]
+	ldr	x26, [sp, #32]			// NULL if there are but three
 	sub	sp, sp, #256
 	cmp	x0, #3
 	b.lo	usage
 	ldrb	w2, [x1]
-	cmp	w2, #'9'
+	cmp	w2, #'d'
+	b.eq	donate
 	b.hi	fuse
 	bl	number
 	b	wait
@@ -73,6 +87,74 @@ fuse:
 	mov	x1, #SIGUSR2
 	svc	#0
 	neg	x0, x0				// an error's number, or 0
+	b	exit
+
+// Hands COUNT open descriptors, from FIRST on, to who listens at SOCKET.
+donate:
+	cbz	x26, usage
+	sub	sp, sp, #512			// 0 address, 112 message, 168 vector, 192 control message
+	mov	x3, #192
+1:	sub	x3, x3, #8
+	str	xzr, [sp, x3]
+	cbnz	x3, 1b
+	mov	x1, x26
+	bl	number
+	sub	x0, x22, #1
+	cmp	x0, #MOST
+	b.hs	usage
+	mov	w0, #AF_UNIX
+	strh	w0, [sp]
+	add	x0, sp, #2
+	mov	x3, #ADDRESS-3
+1:	ldrb	w2, [x19], #1
+	cbz	w2, 2f
+	cbz	x3, usage			// too long
+	strb	w2, [x0], #1
+	sub	x3, x3, #1
+	b	1b
+2:	mov	x8, #SYS_socket
+	mov	x0, #AF_UNIX
+	mov	x1, #SOCK_STREAM
+	mov	x2, #0
+	svc	#0
+	tbnz	w0, #31, failed
+	mov	w23, w0
+	mov	x8, #SYS_connect
+	mov	x1, sp
+	mov	x2, #ADDRESS
+	svc	#0
+	tbnz	w0, #31, failed
+	mov	x0, sp				// one byte, whichever
+	mov	x1, #1
+	str	x0, [sp, #168]
+	str	x1, [sp, #176]
+	add	x0, sp, #168
+	str	x0, [sp, #112+16]
+	str	x1, [sp, #112+24]
+	add	x2, sp, #192
+	str	x2, [sp, #112+32]
+	lsl	x0, x22, #2
+	add	x0, x0, #16			// its head has 16 bytes
+	str	x0, [x2]
+	str	x0, [sp, #112+40]
+	mov	w0, #SOL_SOCKET
+	str	w0, [x2, #8]
+	mov	w0, #SCM_RIGHTS
+	str	w0, [x2, #12]
+	add	x2, x2, #16
+	mov	w0, #FIRST
+3:	str	w0, [x2], #4
+	add	w0, w0, #1
+	sub	x22, x22, #1
+	cbnz	x22, 3b
+	mov	x8, #SYS_sendmsg
+	mov	w0, w23
+	add	x1, sp, #112
+	mov	x2, #MSG_NOSIGNAL
+	svc	#0
+	tbz	w0, #31, end
+failed:
+	neg	w0, w0				// an error's number
 	b	exit
 
 wait:

@@ -5,15 +5,19 @@ import (
 	"debug/elf"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func program(t *testing.T) string {
@@ -143,22 +147,124 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestGenerated assembles the sources and compares the code with the committed programs.
+// TestGenerated assembles the sources, ours and those of package umount, and compares the
+// code with the committed programs.
 func TestGenerated(t *testing.T) {
 	for _, tool := range []string{"x86_64-linux-gnu-as", "aarch64-linux-gnu-as"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("%s is missing (binutils)", tool)
 		}
 	}
-	dir := t.TempDir()
-	if out, err := exec.Command("sh", "generate.sh", dir).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	script, err := filepath.Abs("generate.sh")
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, arch := range []string{"amd64", "arm64"} {
-		want, got := code(t, filepath.Join(dir, arch+".elf")), code(t, arch+".elf")
-		if !bytes.Equal(want, got) {
-			t.Errorf("%s.elf does not come from %s.asm: go generate ./adapters/local/pause", arch, arch)
+	for _, sources := range []string{".", "../runner/umount"} {
+		dir := t.TempDir()
+		c := exec.Command("sh", script, dir)
+		c.Dir = sources
+		if out, err := c.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
 		}
+		for _, arch := range []string{"amd64", "arm64"} {
+			if !bytes.Equal(code(t, filepath.Join(dir, arch+".elf")), code(t, filepath.Join(sources, arch+".elf"))) {
+				t.Errorf("%s: %s.elf does not come from %s.asm: go generate ./adapters/local/...", sources, arch, arch)
+			}
+		}
+	}
+}
+
+func TestDonate(t *testing.T) { donates(t, program(t)) }
+
+// donates checks that a program hands over open files, and says why if it cannot.
+func donates(t *testing.T, program ...string) {
+	t.Helper()
+	run := func(files []*os.File, args ...string) int {
+		c := exec.Command(program[0], slices.Concat(program[1:], []string{"donate"}, args)...)
+		c.ExtraFiles = files
+		if err := c.Run(); err != nil && c.ProcessState == nil {
+			t.Fatal(err)
+		}
+		return c.ProcessState.ExitCode()
+	}
+	dir, err := os.MkdirTemp("", "donate") // short: the address of a socket is
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	longest := dir + "/" + strings.Repeat("s", 107-len(dir)-1)
+	for _, path := range []string{dir + "/s", longest} {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []int{1, 2, 64} {
+			var files []*os.File
+			for i := range n {
+				f, err := os.Create(filepath.Join(dir, fmt.Sprint("f", i)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer f.Close()
+				files = append(files, f)
+			}
+			if code := run(files, path, fmt.Sprint(n)); code != 0 {
+				t.Fatalf("%d to %s: exit code %d", n, path, code)
+			}
+			c, err := l.AcceptUnix()
+			if err != nil {
+				t.Fatal(err)
+			}
+			oob := make([]byte, 4096)
+			got, m, _, _, err := c.ReadMsgUnix(make([]byte, 9), oob)
+			if err != nil || got != 1 {
+				t.Fatalf("%d bytes, %v", got, err)
+			}
+			messages, err := unix.ParseSocketControlMessage(oob[:m])
+			if err != nil || len(messages) != 1 {
+				t.Fatalf("%d messages, %v", len(messages), err)
+			}
+			fds, err := unix.ParseUnixRights(&messages[0])
+			if err != nil || len(fds) != n {
+				t.Fatalf("%d descriptors, %v; want %d", len(fds), err, n)
+			}
+			for i, fd := range fds {
+				f := os.NewFile(uintptr(fd), "")
+				have, err := f.Stat()
+				want, err2 := files[i].Stat()
+				if err != nil || err2 != nil || !os.SameFile(have, want) {
+					t.Errorf("%d of %d is another file: %v %v", i, n, err, err2)
+				}
+				f.Close()
+			}
+			c.Close()
+		}
+		l.Close()
+	}
+	for _, bad := range []struct {
+		path, count string
+		code        int
+	}{
+		{dir + "/nobody", "1", int(syscall.ENOENT)},
+		{longest, "9", int(syscall.EBADF)}, // somebody listens, nothing is open
+		{longest + "s", "1", 2},
+		{dir + "/s", "0", 2},
+		{dir + "/s", "65", 2},
+		{dir + "/s", "", 2},
+	} {
+		if bad.code == int(syscall.EBADF) {
+			l, err := net.Listen("unix", bad.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+		}
+		if code := run(nil, bad.path, bad.count); code != bad.code {
+			t.Errorf("donate %s %q: exit code %d, want %d", bad.path, bad.count, code, bad.code)
+		}
+	}
+	if code := run(nil, dir); code != 2 {
+		t.Errorf("without a count: exit code %d", code)
 	}
 }
 
@@ -188,6 +294,7 @@ func TestOtherArchitecture(t *testing.T) {
 	if err := c.Wait(); err != nil || out.String() != "became\n" {
 		t.Errorf("%v, said %q", err, out.String())
 	}
+	donates(t, emulator, p)
 	began := time.Now()
 	if err := exec.Command(emulator, p, "1", "/bin/false").Run(); err != nil || time.Since(began) < grace {
 		t.Errorf("with a burnt fuse: %v after %v", err, time.Since(began))
