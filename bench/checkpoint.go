@@ -64,7 +64,7 @@ func (b *bench) checkpoints(ctx context.Context) error {
 		return m, errors.Join(err, cmd.Wait())
 	}
 	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
-	for range min(b.rounds, 5) {
+	for range min(b.rounds, 11) {
 		at := time.Now()
 		if out, err := exec.CommandContext(ctx, "sh", "-c", `tar -C "$1" -cf - . | zstd -1 -q -f -o "$2" && sync "$2"`, "sh", tree, filepath.Join(dir, "tar.zst")).CombinedOutput(); err != nil {
 			return fmt.Errorf("tar | zstd: %w: %s", err, out)

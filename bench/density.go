@@ -43,7 +43,8 @@ const (
 	netLink     = "network: set-up of a link"
 	netPolicy   = "network: change of policy"
 	netPlug     = "network: hot plug"
-	netDial     = "network: port dial to first byte"
+	netDial     = "network: port dial"
+	netByte     = "network: port dial to first byte"
 )
 
 // forget destroys a sandbox whatever became of the context.
@@ -317,7 +318,11 @@ func (b *bench) burst(ctx context.Context) error {
 // again is not to be in the way of anything else.
 func (b *bench) pool(ctx context.Context) (err error) {
 	const size = 4
-	br, err := startBroker(ctx, b.bin, b.path("p"), map[string]string{poolProfile: fmt.Sprintf("pool:\n  size: %d", size)})
+	more := fmt.Sprintf("pool:\n  size: %d", size)
+	if b.image != "" {
+		more += "\nimage: tar:" + b.image
+	}
+	br, err := startBroker(ctx, b.bin, b.path("p"), map[string]string{poolProfile: more})
 	if br != nil && br.cmd.Process != nil {
 		defer func() { err = errors.Join(err, br.close()) }()
 	}
@@ -355,6 +360,16 @@ func (b *bench) pool(ctx context.Context) (err error) {
 		if _, err := br.Destroy(ctx, id, true); err != nil {
 			return err
 		}
+		if b.runsc != nil {
+			if err := full(); err != nil { // and nothing is made at the same time
+				return err
+			}
+			took, _, err := b.runsc.run(ctx)
+			if err != nil {
+				return err
+			}
+			b.r.took(claimRunsc, took)
+		}
 		<-tick.C
 	}
 	all, err := br.metrics()
@@ -363,16 +378,6 @@ func (b *bench) pool(ctx context.Context) (err error) {
 	}
 	warm := all[fmt.Sprintf(`sandboxer_pool_creates_total{from="pool",profile="%s"}`, poolProfile)]
 	b.r.rate(claimWarm, "%", 100*warm/float64(b.rounds))
-	if b.runsc == nil {
-		return nil
-	}
-	for range b.rounds {
-		took, _, err := b.runsc.run(ctx)
-		if err != nil {
-			return err
-		}
-		b.r.took(claimRunsc, took)
-	}
 	return nil
 }
 
@@ -414,7 +419,8 @@ func (b *bench) network(ctx context.Context) error {
 			case "plug":
 				b.r.took(netPlug, ms)
 			case "dial":
-				b.r.took(netDial, ms)
+				b.r.took(netDial, time.Duration(figures["dial-ns"]))
+				b.r.took(netByte, time.Duration(figures["answer-ns"]))
 			}
 		}
 	}

@@ -38,8 +38,11 @@ type options struct {
 	dense  bool
 }
 
-// sshStep needs nothing of the others.
-const sshStep = "what goes over ssh"
+// These need nothing of the others.
+const (
+	sshStep        = "what goes over ssh"
+	checkpointStep = "checkpoints"
+)
 
 func main() {
 	// The server is told to end when this thread does: it is the main one for that.
@@ -52,10 +55,19 @@ func main() {
 	flag.StringVar(&o.out, "o", "", "also write the results to this file, as JSON")
 	flag.StringVar(&o.dir, "dir", os.TempDir(), "where to work; gVisor's sockets need a short path")
 	ssh := flag.Bool("ssh", false, "only what goes over ssh")
+	warm := flag.Bool("pool", false, "only the warm pool")
+	ckpt := flag.Bool("checkpoints", false, "only portable checkpoints")
+	projects := flag.Bool("compose", false, "only compose projects over ssh")
 	flag.BoolVar(&o.dense, "density", false, "only snapshots with memory, a hundred sandboxes, bursts and the network")
 	flag.Parse()
 	if *ssh {
 		o.only = sshStep
+	} else if *warm {
+		o.only = poolStep
+	} else if *ckpt {
+		o.only = checkpointStep
+	} else if *projects {
+		o.only = composeStep
 	}
 	if flag.NArg() > 0 || o.rounds < 1 {
 		fmt.Fprintln(os.Stderr, "bench: no arguments are taken, and at least one round")
@@ -153,16 +165,17 @@ func measure(ctx context.Context, o options, say func(string)) (_ *report, err e
 		{"idle sandboxes", false, b.idle},
 		{"lives that should leave nothing", true, b.cycles},
 		{"the manager on the fake", true, b.manager},
-		{"checkpoints", true, b.checkpoints},
+		{checkpointStep, true, b.checkpoints},
 		{idleStep, true, b.density},
 		{snapshotStep, true, b.snapshots},
 		{burstStep, true, b.burst},
 		{poolStep, true, b.pool},
 		{networkStep, true, b.network},
 		{sshStep, false, b.overSSH},
+		{composeStep, true, b.overCompose},
 	}
 	for _, s := range steps {
-		if o.only != "" && s.what != o.only || o.dense && !slices.Contains([]string{prepareStep, snapshotStep, idleStep, burstStep, poolStep, networkStep}, s.what) {
+		if o.only != "" && s.what != o.only && (s.what != prepareStep || o.only != poolStep) || o.dense && !slices.Contains([]string{prepareStep, snapshotStep, idleStep, burstStep, poolStep, networkStep}, s.what) {
 			continue
 		}
 		if s.slow && o.quick {
@@ -587,7 +600,8 @@ func (b *bench) idle(ctx context.Context) error {
 			return nil
 		}
 	}
-	if err := wait(2 * time.Second); err != nil { // for what their start left to do
+	// For what their start left to do: it gives back what it took, after three seconds.
+	if err := wait(5 * time.Second); err != nil {
 		return err
 	}
 	before := map[*group][]time.Duration{}
@@ -810,6 +824,7 @@ func benchmark(ctx context.Context, test, dir, pattern, times string, env ...str
 // bars compares with the targets.
 func (b *bench) bars() {
 	b.sshBars()
+	b.composeBars()
 	b.checkpointBars()
 	b.densityBars()
 	r := b.r

@@ -43,6 +43,7 @@ func (h *harness) Logf(string, ...any)               {}
 
 const (
 	sshRun   = "ssh: a script that does nothing, "
+	sshCalm  = "ssh: a script 10 ms after the one before, "
 	sshExec  = "ssh: a program that does nothing, "
 	sshFull  = "ssh: tree of 5,000 files, all of it, "
 	sshSome  = "ssh: tree of 5,000 files, 10 changed, "
@@ -121,6 +122,14 @@ func (b *bench) overSSH(ctx context.Context) (err error) {
 					}
 					b.r.took(sshExec+transport, time.Since(start))
 				}
+				for range b.rounds * 2 {
+					time.Sleep(10 * time.Millisecond)
+					start := time.Now()
+					if _, err := host.Run(ctx, sshrun.Cmd{Script: "true"}); err != nil {
+						return nil, err
+					}
+					b.r.took(sshCalm+transport, time.Since(start))
+				}
 			}
 			ws = append(ws, way{transport, func(ctx context.Context, to string) error {
 				_, err := host.Push(ctx, tree, to, sshrun.SyncOptions{Delete: true})
@@ -150,7 +159,7 @@ func (b *bench) overSSH(ctx context.Context) (err error) {
 		t           sshrun.Target
 		suffix      string
 		full, again int
-	}{{near, "", 5, 15}, {far, sshFar, 2, 6}} {
+	}{{near, "", 11, 15}, {far, sshFar, 2, 6}} {
 		ws, err := ways(at.t)
 		if err != nil {
 			return err
