@@ -11,6 +11,7 @@ need git git
 need gcc gcc
 need ip iproute2
 need protoc protobuf-compiler
+[ -e /usr/include/google/protobuf/timestamp.proto ] || packages="$packages libprotobuf-dev"
 need ssh openssh-client
 [ -x /usr/sbin/sshd ] || packages="$packages openssh-server"
 need rsync rsync

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -157,6 +158,67 @@ func TestConnectionCut(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// An engine may still be making a network for somebody who was cut off when the same
+// sandbox is asked for again. Its subnet is not a stranger's, then; one that is in the way for
+// good is.
+func TestNetworkInTheWay(t *testing.T) {
+	t.Parallel()
+	for name, stays := range map[string]bool{"goes": false, "stays": true} {
+		t.Run(name, func(t *testing.T) {
+			owner := "way" + name
+			r := newRig(t, current(t), 1)
+			e := r.opened(t, owner)
+			s := order("box", repo(t, single, nil))
+			teardown(t, e, s.ID)
+			ghost, first := "ghost-"+owner, ""
+			gone := sync.OnceFunc(func() { r.engine(t, r.engines[0], "network", "rm", ghost) })
+			tries := 0
+			e.fail = func(at point, after bool) error {
+				if at != pUp || after {
+					return nil
+				}
+				files, _ := filepath.Glob(filepath.Join(r.servers[0].Dir, ".sandboxer/compose/sbx-"+owner+"-*/compose.yaml"))
+				if len(files) != 1 {
+					t.Fatalf("compose files %q", files)
+				}
+				data, err := os.ReadFile(files[0])
+				if err != nil {
+					t.Fatal(err)
+				}
+				subnet := regexp.MustCompile(`subnet: "?([0-9./]+)`).FindSubmatch(data)
+				if subnet == nil {
+					t.Fatalf("no subnet in %s", data)
+				}
+				switch tries++; {
+				case tries == 1:
+					first = string(subnet[1])
+					r.engine(t, r.engines[0], "network", "create", "--subnet", first, ghost)
+				case !stays:
+					gone()
+				}
+				if same := string(subnet[1]) == first; same != (tries < 3) {
+					t.Errorf("try %d has subnet %s, the first one %s", tries, subnet[1], first)
+				}
+				return nil
+			}
+			_, err := e.Provision(t.Context(), s)
+			gone()
+			if err != nil {
+				t.Fatalf("Provision: %v (%s)", err, sandboxer.HintOf(err))
+			}
+			if want := map[bool]int{false: 2, true: 3}[stays]; tries != want {
+				t.Errorf("%d tries, want %d", tries, want)
+			}
+			if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: s.ID}); err != nil {
+				t.Fatal(err)
+			}
+			if left := r.remains(t, owner); stays != (len(left) == 1) {
+				t.Errorf("left behind: %q; only what a stranger has is remembered", left)
+			}
+		})
 	}
 }
 

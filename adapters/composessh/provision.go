@@ -217,8 +217,12 @@ func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, from *conte
 		if cerr := ctx.Err(); cerr != nil {
 			return sandboxer.Handle{}, cerr
 		}
-		if !errors.Is(err, errOverlap) || try == 4 {
+		if !errors.Is(err, errOverlap) {
 			return sandboxer.Handle{}, err
+		}
+		if try == 5 {
+			return sandboxer.Handle{}, sandboxer.E(sandboxer.Exhausted, err, "networks of others on host %s are in the way of every subnet of %s that was tried", h.Name(), e.cfg.Subnets).
+				WithHint("give the extension other subnets")
 		}
 	}
 }
@@ -344,7 +348,7 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 	} else if err := e.prepare(ctx, h, p, r); err != nil {
 		return err
 	}
-	return e.up(ctx, h, p, env, numbers)
+	return e.up(ctx, h, p, env, numbers, try == 0)
 }
 
 // furnish copies the workspace, makes the images and puts in place what from holds, in
@@ -488,12 +492,19 @@ func (e *engine) long(ctx context.Context, h *host, p *plan, what string, args [
 		return err
 	}
 	if exit.Code != 0 {
-		if s := said.String(); strings.Contains(s, "verlap") && strings.Contains(strings.ToLower(s), "pool") {
+		if isOverlap(said.String()) {
 			return errOverlap
 		}
 		return e.failed(h, what, said.String(), p.spec.Env)
 	}
 	return nil
+}
+
+// isOverlap reports whether an engine refused a network because of its subnet: Docker when
+// it has given it away or when it is set up already, Podman.
+func isOverlap(said string) bool {
+	return strings.Contains(said, "Pool overlaps with") || strings.Contains(said, "networks have overlapping") ||
+		strings.Contains(said, "is already used on the host or by another config")
 }
 
 type progress struct {
@@ -509,8 +520,13 @@ func (w *progress) Write(p []byte) (int, error) {
 	return w.to.Write(p)
 }
 
-// up starts the services.
-func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string, numbers []string) error {
+// ownNetwork is how long an engine may take for a network whose caller is gone.
+const ownNetwork = time.Second
+
+// up starts the services. errOverlap: one of the subnets with those numbers is taken. With
+// first it may be by a network of the sandbox itself, which the engine is still making for
+// somebody who was cut off; who tries again finds it then.
+func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string, numbers []string, first bool) error {
 	dir := path.Join(h.known.root, p.name)
 	args := append(slices.Clone(h.known.compose), "-p", p.name, "-f", path.Join(dir, "compose.yaml"))
 	if !h.known.podmanCompose() {
@@ -521,6 +537,14 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 		return e.long(ctx, h, p, "starting "+strconv.Itoa(len(p.project.Services))+" services", args, env)
 	})
 	if err != nil {
+		if first && errors.Is(err, errOverlap) {
+			select {
+			case <-time.After(ownNetwork):
+				return err
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
 		if errors.Is(err, errOverlap) {
 			// Somebody else's network is there: its number is never given again.
 			_, terr := e.script(ctx, h, env, nil, `cd -- "$1/.net" || exit; shift; for n; do ln -sfn ../.taken "$n" || exit; done`, append([]string{h.known.root}, numbers...)...)

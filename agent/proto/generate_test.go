@@ -18,6 +18,9 @@ func TestGenerated(t *testing.T) {
 	}
 	dir := t.TempDir()
 	if out, err := exec.Command("./generate.sh", dir).CombinedOutput(); err != nil {
+		if bytes.Contains(out, []byte("google/protobuf/timestamp.proto: File not found")) {
+			t.Skip("protoc does not find the .proto files that come with it (Debian: libprotobuf-dev)")
+		}
 		t.Fatalf("%v\n%s", err, out)
 	}
 	files, _ := filepath.Glob("*/*.pb.go")
