@@ -165,6 +165,7 @@ func (s *Store) Save(ctx context.Context, id string, meta Meta, r io.Reader, o S
 		return nil, err
 	}
 	defer w.end()
+	widen(r)
 	c, err := w.payload(r, o.Rules, o.Keep)
 	if err != nil {
 		return nil, err

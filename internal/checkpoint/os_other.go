@@ -2,6 +2,11 @@
 
 package checkpoint
 
-import "os"
+import (
+	"io"
+	"os"
+)
 
 func beginSync(*os.File, int64, int64) {}
+
+func widen(io.Reader) {}
