@@ -679,10 +679,7 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 			s.Annotations["dev.gvisor.spec.rootfs.options"] = "size=" + strconv.FormatInt(n, 10)
 		}
 	}
-	dir := e.dir("box", name, "bundle")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", err
-	}
+	dir := e.dir("box", name)
 	data, err := json.Marshal(s)
 	if err != nil {
 		return "", err

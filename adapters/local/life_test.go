@@ -472,6 +472,36 @@ func TestWarmHasRun(t *testing.T) {
 	}
 }
 
+// A claim that brings nothing is done by being written down, and what one before it may
+// have left, that died, does not count.
+func TestClaimOfNothing(t *testing.T) {
+	e := openTest(t)
+	spec := sandboxer.Spec{Warm: true}
+	h := up(t, e, spec)
+	spec.ID, spec.Generation, spec.Owner, spec.Warm = h.SandboxID, h.Generation, e.env.Owner, false
+	name := boxName(h.SandboxID, h.Generation)
+	if err := e.writeClaim(name, map[string]string{"LEFT": "behind"}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := e.Claim(t.Context(), h, spec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other := spec
+	other.Env = map[string]string{"A": "b"}
+	if _, err := e.Claim(t.Context(), h, other); sandboxer.KindOf(err) != sandboxer.Conflict {
+		t.Errorf("another claim of it: %v", err)
+	}
+	again := openIn(t, e.env.Dir, e.env.Owner)
+	defer again.Close()
+	for _, e := range []*engine{e, again} {
+		if got := sh(t, e, h, "echo ${LEFT-nothing}"); got != "nothing" {
+			t.Errorf("commands have LEFT=%q of another claim", got)
+		}
+	}
+}
+
 // The kernel of a sandbox starts a few instructions where it would start the runner once
 // more: see package umount. They are in memory, and stay open.
 func TestSmallUmounter(t *testing.T) {

@@ -47,7 +47,8 @@ func (e *engine) Basis(ctx context.Context, spec sandboxer.Spec) (string, error)
 }
 
 // Claim implements sandboxer.Pooler. The record says first that a claim has begun, and
-// last that it is done: what was cut short in between is of no use to anybody.
+// last that it is done, where there is anything to do in between: what was cut short there
+// is of no use to anybody.
 func (e *engine) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.Spec) (sandboxer.Handle, error) {
 	src, err := e.check(spec)
 	if err != nil {
@@ -83,7 +84,13 @@ func (e *engine) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.S
 	if later {
 		rec.Fuse = spec.Fuse
 	}
-	err = e.writeClaim(name, spec.Env)
+	// What brings nothing is done when it is written down.
+	rec.Warm = later || src != (source{}) || len(rec.Main) > 0
+	if len(spec.Env) > 0 {
+		err = e.writeClaim(name, spec.Env)
+	} else if err = os.Remove(e.dir("box", name, claimFile)); errors.Is(err, fs.ErrNotExist) {
+		err = nil // it is there if a claim died before it was in the record
+	}
 	if err == nil {
 		err = e.writeRecord(name, rec)
 	}
@@ -97,6 +104,9 @@ func (e *engine) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.S
 		link.SetPolicy(policy)
 	}
 	b.give(spec.Env)
+	if !rec.Warm {
+		return h, nil
+	}
 	if later {
 		if err := b.setFuse(ctx, rec.Fuse); err != nil {
 			return h, err
@@ -133,7 +143,7 @@ func (e *engine) claimedEnv(name string) (map[string]string, error) {
 	var env map[string]string
 	err := readJSON(e.dir("box", name, claimFile), &env)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // the claim died first
+		return nil, nil // the claim brought nothing
 	}
 	return env, err
 }
