@@ -54,7 +54,7 @@ type engine struct {
 	skel    *skeleton
 	images  *imageStore
 	agent   string        // program copied into images
-	slots   chan struct{} // bounds concurrent creates: they are bound by processor time
+	slots   chan struct{} // bounds concurrent creates: they are bound by processor time, and wait in between
 
 	resolvers func() []string // this machine's
 	unlock    func()
@@ -91,7 +91,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	}
 	e := &engine{
 		env: env, cfg: cfg, asRoot: os.Geteuid() == 0,
-		slots: make(chan struct{}, runtime.NumCPU()),
+		slots: make(chan struct{}, 2*runtime.NumCPU()),
 		boxes: map[string]*box{}, busy: map[string]*keyLock{},
 		resolvers: usernet.HostResolvers(),
 	}
