@@ -78,6 +78,7 @@ const (
 const amid = time.Second
 
 func started(pid int, what string, buf []byte) []byte {
+	was := "" // where its environment ended at the last look
 	for end, settled := time.Now().Add(amid), 0; ; {
 		f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, what))
 		if err != nil {
@@ -96,9 +97,11 @@ func started(pid int, what string, buf []byte) []byte {
 		switch {
 		case len(st) <= envEnd || st[vsize] == "0": // it ended, is a zombie or one of the kernel's
 			return nil
-		case st[envEnd] != "0":
+		case st[envEnd] == was: // no execve came between this look and the one before
 			settled++
-		case settled == 0 && !tells():
+		case st[envEnd] != "0":
+			was, settled = st[envEnd], 0
+		case was == "" && !tells():
 			return nil
 		default:
 			settled = 0
