@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -46,6 +47,14 @@ func TestNetworkWhileFrozen(t *testing.T) {
 		got := reaches(t, e, h, "tcp:"+one, "tcp:"+two)
 		if got["tcp:"+one] != answerOne || got["tcp:"+two] != answerTwo {
 			t.Errorf("%s: %v; want %s and %s", what, got, answerOne, answerTwo)
+			for _, addr := range []string{one, two} { // whose fault is it?
+				c, err := net.DialTimeout("tcp", addr, 5*time.Second)
+				if err == nil {
+					c.Close()
+				}
+				t.Logf("from outside the sandbox, %s: %v", addr, err)
+			}
+			t.Logf("commands see: %s", sh(t, e, h, "cat /proc/net/dev /proc/net/route; true"))
 		}
 	}
 	const hello, refused = "hello", "refused"

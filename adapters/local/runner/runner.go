@@ -77,7 +77,7 @@ func collectLater() {
 var tracePoints sync.Once
 
 // withoutTracing has the sandbox's kernel believe that it has described its trace points
-// (runsc trace), thousands of them by name, which takes a thirtieth of the processor time
+// (runsc trace), a thousand of them by name, which takes a thirtieth of the processor time
 // of a short life. Nothing but a trace session reads that, and nobody here starts one.
 func withoutTracing() { tracePoints.Do(func() {}) }
 
