@@ -68,6 +68,9 @@ func routeKind(ip netip.Addr) (byte, error) {
 	}
 	buf := make([]byte, 4096)
 	n, _, err := unix.Recvfrom(fd, buf, 0)
+	for err == unix.EINTR { // with a time limit, the kernel does not go on by itself
+		n, _, err = unix.Recvfrom(fd, buf, 0)
+	}
 	if err != nil {
 		return 0, os.NewSyscallError("recvfrom", err)
 	}
