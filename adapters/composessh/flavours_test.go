@@ -49,21 +49,10 @@ func teardown(t testing.TB, e *engine, id string) {
 	t.Cleanup(func() {
 		c, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
 		defer cancel()
-		if err := again(func() error { _, err := e.Teardown(c, sandboxer.Handle{SandboxID: id}); return err }); err != nil {
+		if _, err := e.Teardown(c, sandboxer.Handle{SandboxID: id}); err != nil {
 			t.Errorf("Teardown(%s): %v", id, err)
 		}
 	})
-}
-
-// again takes a step a few times if the host is away: that a connection is gone may be
-// noticed by using it.
-func again(step func() error) (err error) {
-	for range 3 {
-		if err = step(); sandboxer.KindOf(err) != sandboxer.Unavailable {
-			break
-		}
-	}
-	return err
 }
 
 func provision(t testing.TB, e *engine, s sandboxer.Spec) (sandboxer.Handle, sandboxer.Reachability) {
