@@ -236,6 +236,14 @@ func (e *engine) skeletonInUse(digest string) bool {
 	return err != nil || slices.Contains(saved, digest)
 }
 
+// A program that links this package has its main goroutine on the first thread, where
+// no other can be then. gVisor starts programs in another network namespace by moving a
+// thread there and back, and takes that of the first thread for the one to go back to:
+// with the first thread itself away, others would come back to where it is, and stay
+// there, without a network, together with the threads and programs they start
+// (docs/adr/0013-first-thread.md).
+func init() { runtime.LockOSThread() }
+
 // prepareProcess adjusts what gVisor's library takes from the process as a whole.
 // Two engines may be open at a time (tests do), so it counts.
 func prepareProcess(runnerPath, nullPath string) (release func(), err error) {

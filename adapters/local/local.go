@@ -17,6 +17,9 @@
 //	image/             images: layers of registries, and those converted to EROFS
 //	lock/              one file per sandbox that is being changed
 //	snapshot/<id>/     what was saved: gVisor's files, and what restoring takes besides
+//
+// A program that links this package has its main goroutine tied to its first thread
+// (docs/adr/0013-first-thread.md); work that should be fast belongs on another one.
 package local
 
 import (

@@ -12,9 +12,13 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/runsc/specutils"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -114,6 +118,56 @@ func inNamespace(path string, f func()) error {
 		done <- err
 	}()
 	return <-done
+}
+
+// TestThreadsComeBack starts programs in the network namespace that gVisor starts its own
+// in, many at a time: afterwards every thread of this process is where it was.
+func TestThreadsComeBack(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only gVisor started by root enters the network namespace of others")
+	}
+	e := openTest(t)
+	up(t, e, sandboxer.Spec{}) // makes the namespace
+	elsewhere := []specs.LinuxNamespace{{Type: specs.NetworkNamespace, Path: e.dir("run", specutils.NullNetNSFilename)}}
+	var starts sync.WaitGroup
+	for range 8 {
+		starts.Go(func() {
+			for range 100 {
+				cmd := exec.Command("true")
+				if err := specutils.StartInNS(cmd, elsewhere); err != nil {
+					t.Error(err)
+					return
+				}
+				if err := cmd.Wait(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	starts.Wait()
+	home, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A start is over when the program runs, a moment before its thread is back.
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		away := 0
+		threads, err := filepath.Glob("/proc/self/task/*/ns/net")
+		if err != nil || len(threads) == 0 {
+			t.Fatalf("threads: %v, %v", threads, err)
+		}
+		for _, ns := range threads {
+			if at, err := os.Readlink(ns); err == nil && at != home {
+				away++
+			}
+		}
+		if away == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of %d threads are in another network namespace", away, len(threads))
+		}
+	}
 }
 
 func listenIn(t testing.TB, run func(func()), addr string) net.Listener {

@@ -10,5 +10,8 @@ import (
 
 func main() {
 	playRole()
-	os.Exit(cli.Main())
+	// Not on this goroutine: adapters/local ties it to the first thread, which every
+	// step of it would have to wait for.
+	go func() { os.Exit(cli.Main()) }()
+	select {}
 }
