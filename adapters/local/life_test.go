@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -780,5 +781,50 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 	if bytes.Contains(out, []byte("--- SKIP")) {
 		t.Skipf("as an ordinary user:\n%s", out)
+	}
+}
+
+// TestChildrenMayDoLittle looks at gVisor's kernel and file server once a sandbox is up:
+// no thread may do more than either needs for files, or gain anything by running a program.
+func TestChildrenMayDoLittle(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("an ordinary user's are those of a namespace of their own")
+	}
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	c, err := e.load(boxName(h.SandboxID, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const forFiles = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH | 1<<unix.CAP_FOWNER |
+		1<<unix.CAP_FSETID | 1<<unix.CAP_MKNOD | 1<<unix.CAP_SYS_CHROOT
+	for who, pid := range map[string]int{"kernel": c.SandboxPid(), "file server": int(c.GoferPid.Load())} {
+		may := uint64(forFiles)
+		if who == "kernel" {
+			may |= 1 << unix.CAP_SYS_PTRACE // it is what the sandbox's processes run under
+		}
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+		if err != nil || len(threads) < 2 {
+			t.Fatalf("threads of the %s: %v, %v", who, threads, err)
+		}
+		for _, thread := range threads {
+			data, err := os.ReadFile(thread)
+			if err != nil {
+				continue // it ended
+			}
+			status := map[string]string{}
+			for line := range strings.Lines(string(data)) {
+				k, v, _ := strings.Cut(line, ":")
+				status[k] = strings.TrimSpace(v)
+			}
+			if status["NoNewPrivs"] != "1" || status["Seccomp"] != "2" {
+				t.Errorf("a thread of the %s: NoNewPrivs %s, Seccomp %s; want 1 and 2", who, status["NoNewPrivs"], status["Seccomp"])
+			}
+			for _, set := range []string{"CapInh", "CapPrm", "CapEff", "CapAmb"} {
+				if caps, err := strconv.ParseUint(status[set], 16, 64); err != nil || caps&^may != 0 {
+					t.Errorf("a thread of the %s: %s is %s, %v", who, set, status[set], err)
+				}
+			}
+		}
 	}
 }

@@ -44,6 +44,9 @@ func Main() {
 	// be put into words. (--debug still has everything said.)
 	log.SetLevel(log.Warning)
 	useGeneratedFilters(os.Args)
+	if slices.Contains(os.Args, "boot") || slices.Contains(os.Args, "gofer") {
+		keepBounds(os.Args)
+	}
 	if slices.Contains(os.Args, "boot") {
 		withoutTracing()
 		collectLater()
