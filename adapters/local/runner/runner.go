@@ -49,6 +49,7 @@ func Main() {
 	}
 	if slices.Contains(os.Args, "boot") {
 		withoutTracing()
+		askProcessorOnce()
 		collectLater()
 		keepDescendants()
 		useSmallUmounter(os.Args)
