@@ -12,6 +12,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"io/fs"
 	"os"
@@ -58,6 +59,7 @@ type engine struct {
 
 	resolvers func() []string // this machine's
 	unlock    func()
+	locks     *os.File // see lockByte
 
 	mu    sync.Mutex
 	boxes map[string]*box     // by name
@@ -112,7 +114,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	if err != nil {
 		return nil, err
 	}
-	for _, d := range []string{env.Dir, e.dir("run"), e.dir("box"), e.dir("lock"), e.layers()} {
+	for _, d := range []string{env.Dir, e.dir("run"), e.dir("box"), e.layers()} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the state directory of %s cannot be made", env.Extension)
 		}
@@ -129,7 +131,11 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	if e.images, err = e.newImageStore(e.dir("image")); err != nil {
 		return nil, openFailed(err, "the image store cannot be prepared")
 	}
+	if e.locks, err = os.OpenFile(e.dir("locks"), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
+		return nil, openFailed(err, "the lock file cannot be opened")
+	}
 	if e.unlock, err = prepareProcess(runnerPath, e.dir("null")); err != nil {
+		e.locks.Close()
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "this process cannot be prepared for gVisor")
 	}
 	if err := e.reconnect(); err != nil && env.Log != nil {
@@ -180,6 +186,7 @@ func (e *engine) Close() error {
 		b.close()
 	}
 	defer e.unlock()
+	defer e.locks.Close()
 	e.images.store.Close()
 	names, err := e.names()
 	if err != nil || len(names) > 0 {
@@ -514,41 +521,27 @@ func (e *engine) lock(name string) (unlock func(), err error) {
 		}
 		e.mu.Unlock()
 	}
-	f, err := lockFile(e.dir("lock", name))
-	if err != nil {
+	if err := e.lockByte(unix.F_WRLCK, name); err != nil {
 		leave()
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of sandbox %s cannot be taken", name)
 	}
 	return func() {
-		_ = os.Remove(f.Name()) // while it is held: whoever waits for it looks again
-		f.Close()
+		_ = e.lockByte(unix.F_UNLCK, name)
 		leave()
 	}, nil
 }
 
-// lockFile takes an exclusive lock on the file at path, making it. The file may be
-// removed by its former holder while this one waits; then it is made again.
-func lockFile(path string) (*os.File, error) {
+// lockByte takes or gives back, against other engines, the one byte of the lock file that
+// stands for name. The file is as empty as ever: a file for each sandbox would be made and
+// removed three times in a short life, and file systems are slow at that.
+func (e *engine) lockByte(kind int16, name string) error {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, name)
+	at := unix.Flock_t{Type: kind, Whence: io.SeekStart, Start: int64(h.Sum64() >> 2), Len: 1}
 	for {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-		if err != nil {
-			return nil, err
+		if err := unix.FcntlFlock(e.locks.Fd(), unix.F_OFD_SETLKW, &at); !errors.Is(err, unix.EINTR) {
+			return err
 		}
-		for {
-			if err = unix.Flock(int(f.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
-				break
-			}
-		}
-		if err != nil {
-			f.Close()
-			return nil, err
-		}
-		held, herr := f.Stat()
-		there, terr := os.Stat(path)
-		if herr == nil && terr == nil && os.SameFile(held, there) {
-			return f, nil
-		}
-		f.Close()
 	}
 }
 

@@ -438,7 +438,7 @@ func leftovers(t *testing.T, e *engine) {
 	if p := e.processes(); len(p) > 0 {
 		t.Errorf("left: processes %v", p)
 	}
-	for _, d := range []string{"run", "box", "lock"} {
+	for _, d := range []string{"run", "box"} {
 		entries, err := os.ReadDir(e.dir(d))
 		if err != nil {
 			t.Error(err)
@@ -826,5 +826,46 @@ func TestChildrenMayDoLittle(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestLockOfOtherBrokers: what one broker changes, another leaves alone meanwhile, and
+// nothing else.
+func TestLockOfOtherBrokers(t *testing.T) {
+	needsGVisor(t)
+	dir := shortDir(t)
+	one, two := openIn(t, dir, ours("test")), openIn(t, dir, ours("test"))
+	defer one.Close()
+	defer two.Close()
+	unlock, err := one.lock("a-g1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := two.lock("b-g1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other()
+	got := make(chan error, 1)
+	go func() {
+		unlock, err := two.lock("a-g1")
+		if err == nil {
+			unlock()
+		}
+		got <- err
+	}()
+	select {
+	case err := <-got:
+		t.Errorf("the lock was had twice: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	unlock()
+	select {
+	case err := <-got:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the lock was given back, and the one who waits for it has not got it")
 	}
 }

@@ -15,7 +15,7 @@
 //	layer/             where the private layers are: open files without a name
 //	skel/<digest>/     the made-up root shared by sandboxes without an image
 //	image/             images: layers of registries, and those converted to EROFS
-//	lock/              one file per sandbox that is being changed
+//	locks              a byte of it is locked for each sandbox that is being changed
 //	snapshot/<id>/     what was saved: gVisor's files, and what restoring takes besides
 //
 // A program that links this package has its main goroutine tied to its first thread
