@@ -559,21 +559,29 @@ func (e *engine) remove(name string) (removed []string, err error) {
 	} else {
 		c, err = container.Load(e.dir("run"), container.FullID{SandboxID: name, ContainerID: name}, container.LoadOpts{Exact: true, SkipCheck: true})
 	}
+	// What this process started and saw end has left nothing. Else every process of the
+	// machine is looked at.
+	stray := held == nil
 	switch {
 	case err == nil:
-		if err := destroy(c); err != nil && e.env.Log != nil {
+		if err := destroy(c); err != nil {
 			// The processes are dealt with below; what remains of its state, too.
-			e.env.Log.Debug("gVisor's own cleanup failed", "sandbox", name, "err", err)
+			stray = true
+			if e.env.Log != nil {
+				e.env.Log.Debug("gVisor's own cleanup failed", "sandbox", name, "err", err)
+			}
 		}
 		removed = append(removed, "sandbox "+name)
 	case !errors.Is(err, os.ErrNotExist) && e.env.Log != nil:
 		e.env.Log.Debug("unreadable gVisor state is removed", "sandbox", name, "err", err)
 	}
-	if pids := e.processes()[name]; len(pids) > 0 {
-		if err := killAll(pids); err != nil {
-			return removed, sandboxer.E(sandboxer.Unavailable, err, "a process of sandbox %s does not end", name)
+	if stray {
+		if pids := e.processes()[name]; len(pids) > 0 {
+			if err := killAll(pids); err != nil {
+				return removed, sandboxer.E(sandboxer.Unavailable, err, "a process of sandbox %s does not end", name)
+			}
+			removed = append(removed, fmt.Sprintf("%d stray processes", len(pids)))
 		}
-		removed = append(removed, fmt.Sprintf("%d stray processes", len(pids)))
 	}
 	files, err := filepath.Glob(e.dir("run", "*"+globEscape(name)+"*"))
 	if err != nil {
