@@ -152,7 +152,8 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 			log.Info("listening", "network", l.Addr().Network(), "addr", l.Addr().String())
 		}
 		var aside sync.WaitGroup
-		aside.Go(debug.FreeOSMemory) // starting took more than staying does
+		// Starting took more than staying does, and ends a moment after this.
+		defer time.AfterFunc(time.Second, debug.FreeOSMemory).Stop()
 		bctx, cancel := context.WithCancel(ctx)
 		aside.Go(func() {
 			backUpRegularly(bctx, log, cfg.Dir, s.span("backup_every"), s.number("keep_backups"))
