@@ -59,7 +59,6 @@ type engine struct {
 
 	resolvers func() []string // this machine's
 	unlock    func()
-	locks     *os.File // see lockByte
 
 	mu    sync.Mutex
 	boxes map[string]*box     // by name
@@ -131,11 +130,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	if e.images, err = e.newImageStore(e.dir("image")); err != nil {
 		return nil, openFailed(err, "the image store cannot be prepared")
 	}
-	if e.locks, err = os.OpenFile(e.dir("locks"), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
-		return nil, openFailed(err, "the lock file cannot be opened")
-	}
 	if e.unlock, err = prepareProcess(runnerPath, e.dir("null")); err != nil {
-		e.locks.Close()
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "this process cannot be prepared for gVisor")
 	}
 	if err := e.reconnect(); err != nil && env.Log != nil {
@@ -186,7 +181,6 @@ func (e *engine) Close() error {
 		b.close()
 	}
 	defer e.unlock()
-	defer e.locks.Close()
 	e.images.store.Close()
 	names, err := e.names()
 	if err != nil || len(names) > 0 {
@@ -521,28 +515,43 @@ func (e *engine) lock(name string) (unlock func(), err error) {
 		}
 		e.mu.Unlock()
 	}
-	if err := e.lockByte(unix.F_WRLCK, name); err != nil {
+	release, err := lockByte(e.dir("locks"), name)
+	if err != nil {
 		leave()
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of sandbox %s cannot be taken", name)
 	}
 	return func() {
-		_ = e.lockByte(unix.F_UNLCK, name)
+		release()
 		leave()
 	}, nil
 }
 
-// lockByte takes or gives back, against other engines, the one byte of the lock file that
-// stands for name. The file is as empty as ever: a file for each sandbox would be made and
-// removed three times in a short life, and file systems are slow at that.
-func (e *engine) lockByte(kind int16, name string) error {
+// lockByte locks the one byte of the file at path that stands for name. The file stays
+// empty; one for each name would be made and removed three times in a short life, and file
+// systems are slow at that.
+func lockByte(path, name string) (release func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, name)
-	at := unix.Flock_t{Type: kind, Whence: io.SeekStart, Start: int64(h.Sum64() >> 2), Len: 1}
+	at := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart, Start: int64(h.Sum64() >> 2), Len: 1}
 	for {
-		if err := unix.FcntlFlock(e.locks.Fd(), unix.F_OFD_SETLKW, &at); !errors.Is(err, unix.EINTR) {
-			return err
+		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLKW, &at)
+		if !errors.Is(err, unix.EINTR) {
+			break
 		}
 	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() {
+		at.Type = unix.F_UNLCK // a child that has not become its program yet has the file open, too
+		_ = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &at)
+		f.Close()
+	}, nil
 }
 
 // conf returns gVisor's configuration for one sandbox.
