@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -174,6 +175,23 @@ func again(step func() error) (err error) {
 		}
 	}
 	return err
+}
+
+// TestVanished has what Docker 20.10 said in one of a hundred builds, while images of the
+// same repository were built and removed by four at a time, and what a build says that will
+// fail again.
+func TestVanished(t *testing.T) {
+	t.Parallel()
+	for said, want := range map[string]bool{
+		"Step 4/7 : LABEL dev.sandboxer.id=b4\nNo such image: sha256:ce1ea320ae5247ed3efbe2e659c00da7df8661c1b07f35d23c7211bb0d5b7e71":                                                               true,
+		"Removing intermediate container 187a7650a347\nfailed to get digest sha256:dc45bbeb1d0a: open /var/lib/docker/image/overlay2/imagedb/content/sha256/dc45bbeb1d0a: no such file or directory": true,
+		"Step 1/2 : FROM nothing:1\npull access denied for nothing, repository does not exist or may require 'docker login'":                                                                         false,
+		"COPY failed: file not found in build context or excluded by .dockerignore: stat f: file does not exist":                                                                                     false,
+	} {
+		if got := isVanished(errors.New(oneLine(said))); got != want {
+			t.Errorf("%q: %t, want %t", said, got, want)
+		}
+	}
 }
 
 // An engine may still be making a network for somebody who was cut off when the same

@@ -469,11 +469,31 @@ func (e *engine) build(ctx context.Context, h *host, p *plan, env map[string]str
 			args = append(args, "-f", path.Join(dir, "repo", b.Dockerfile))
 		}
 		args = append(args, path.Join(dir, "repo", b.Context))
-		if err := e.long(ctx, h, p, "building "+b.Service, args, vars); err != nil {
-			return err
+		for try := 1; ; try++ {
+			err := e.long(ctx, h, p, "building "+b.Service, args, vars)
+			if err == nil {
+				break
+			}
+			if try == builds || !isVanished(err) {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// builds is how often an image is built that others keep taking the ground from.
+const builds = 4
+
+// isVanished reports whether a build failed because an image that it found in the engine's
+// cache was gone a moment later: an engine that removes an image removes what it was made of
+// with it, if no other image is, and heeds no build that is about to make one.
+func isVanished(err error) bool {
+	said := strings.ToLower(err.Error())
+	return slices.ContainsFunc([]string{
+		"no such image: sha256:", "failed to get digest sha256:", "unknown parent image id", "failed to get layer sha256:", "layer does not exist", // Docker
+		"layer not known", // Podman
+	}, func(s string) bool { return strings.Contains(said, s) })
 }
 
 // long runs a command that takes its time and tells what it says as progress.
