@@ -30,11 +30,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 }
 
 func alive(pid int) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	s, ok := parseStat(pid, string(b))
+	s, ok := statOf(pid)
 	return ok && !s.dead
 }
 

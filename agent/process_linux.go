@@ -888,36 +888,18 @@ type procStat struct {
 }
 
 func readProcesses() []procStat {
-	d, err := os.Open("/proc")
-	if err != nil {
-		return nil
-	}
-	defer d.Close()
-	names, _ := d.Readdirnames(-1)
 	var out []procStat
-	for _, n := range names {
-		pid, err := strconv.Atoi(n)
-		if err != nil {
-			continue
-		}
-		b, err := os.ReadFile("/proc/" + n + "/stat")
-		if err != nil {
-			continue
-		}
-		if s, ok := parseStat(pid, string(b)); ok {
+	for _, pid := range procs.All() {
+		if s, ok := statOf(pid); ok {
 			out = append(out, s)
 		}
 	}
 	return out
 }
 
-// parseStat reads /proc/<pid>/stat. The name in parentheses may contain anything.
-func parseStat(pid int, line string) (procStat, bool) {
-	i := strings.LastIndexByte(line, ')')
-	if i < 0 {
-		return procStat{}, false
-	}
-	f := strings.Fields(line[i+1:])
+// statOf returns the line of one process, if it has not ended.
+func statOf(pid int) (procStat, bool) {
+	f := procs.Stat(pid)
 	if len(f) < 22 {
 		return procStat{}, false
 	}

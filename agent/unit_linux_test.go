@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sand-boxer/sandboxer"
 )
 
@@ -53,17 +55,18 @@ func TestUserDB(t *testing.T) {
 	}
 }
 
-func TestParseStat(t *testing.T) {
-	line := "12 (a ) R 9 (b) S 3 4 5 34816 4 4194304 1 2 3 4 60 7 8 9 20 0 1 0 100 1000000 250 18446744073709551615 1 1"
-	got, ok := parseStat(12, line)
-	want := procStat{pid: 12, parent: 3, group: 4, session: 5, ticks: 67, pages: 250}
-	if !ok || got != want {
+func TestStatOf(t *testing.T) {
+	got, ok := statOf(os.Getpid())
+	want := procStat{pid: os.Getpid(), parent: os.Getppid(), group: unix.Getpgrp()}
+	want.session, _ = unix.Getsid(0)
+	if got.pages < 100 {
+		t.Errorf("%d pages are resident", got.pages)
+	}
+	if got.pages, got.ticks = 0, 0; !ok || got != want {
 		t.Errorf("%+v, %v; want %+v", got, ok, want)
 	}
-	for _, bad := range []string{"", "12", "12 (x)", "12 (x) Z 1"} {
-		if _, ok := parseStat(12, bad); ok {
-			t.Errorf("%q was read", bad)
-		}
+	if s, ok := statOf(1 << 30); ok {
+		t.Errorf("a process that there is not: %+v", s)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"maps"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,6 +27,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // A box is this process's hold on one running sandbox.
@@ -186,12 +186,12 @@ func alive(name string, pid int) bool {
 	if pid <= 0 {
 		return false
 	}
-	f, ok := statFields(pid)
-	if !ok || f[0] == "Z" || f[0] == "X" {
+	f := procs.Stat(pid)
+	if len(f) == 0 || f[0] == "Z" || f[0] == "X" {
 		return false
 	}
-	data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-	return err == nil && bytes.HasPrefix(data, []byte("runsc-sandbox\x00")) &&
+	data := procs.Args(pid, make([]byte, 4<<10))
+	return bytes.HasPrefix(data, []byte("runsc-sandbox\x00")) &&
 		bytes.HasSuffix(bytes.TrimRight(data, "\x00"), []byte("\x00"+name))
 }
 

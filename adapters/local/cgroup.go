@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // cgroups places sandboxes into control groups of their own: version 1 hierarchies
@@ -286,10 +287,8 @@ func processTree(roots ...int) []int {
 		oldest = 0
 	}
 	kids := map[int][]int{}
-	entries, _ := os.ReadDir("/proc")
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid < oldest {
+	for _, pid := range procs.All() {
+		if pid < oldest {
 			continue
 		}
 		if ppid, ok := parentOf(pid); ok {
@@ -324,24 +323,10 @@ func lastPID() int {
 }
 
 func parentOf(pid int) (int, bool) {
-	f, ok := statFields(pid)
-	if !ok || len(f) < 2 {
+	f := procs.Stat(pid)
+	if len(f) < 2 {
 		return 0, false
 	}
 	ppid, err := strconv.Atoi(f[1])
 	return ppid, err == nil
-}
-
-// statFields returns the fields of /proc/pid/stat after the command name: state,
-// ppid, ….
-func statFields(pid int) ([]string, bool) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return nil, false
-	}
-	i := bytes.LastIndexByte(data, ')')
-	if i < 0 {
-		return nil, false
-	}
-	return strings.Fields(string(data[i+1:])), true
 }

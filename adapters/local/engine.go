@@ -34,6 +34,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // idShift is the host user and group ID that the sandbox's ID 0 becomes when the
@@ -469,19 +470,11 @@ func (e *engine) names() ([]string, error) {
 // sandbox. It sees also those that no state file mentions any more.
 func (e *engine) processes() map[string][]int {
 	out := map[string][]int{}
-	entries, _ := os.ReadDir("/proc")
-	want := []byte("--root=" + e.dir("run"))
-	for _, d := range entries {
-		pid, err := strconv.Atoi(d.Name())
-		if err != nil {
-			continue
-		}
-		data, err := os.ReadFile(filepath.Join("/proc", d.Name(), "cmdline"))
-		if err != nil || !bytes.HasPrefix(data, []byte("runsc-")) {
-			continue
-		}
-		argv := bytes.Split(bytes.TrimRight(data, "\x00"), []byte{0})
-		if slices.ContainsFunc(argv, func(a []byte) bool { return bytes.Equal(a, want) }) {
+	root, buf := "--root="+e.dir("run"), make([]byte, 4<<10)
+	for _, pid := range procs.All() {
+		args := procs.Args(pid, buf)
+		if bytes.HasPrefix(args, []byte("runsc-")) && procs.Has(args, root) {
+			argv := bytes.Split(bytes.TrimRight(args, "\x00"), []byte{0})
 			name := string(argv[len(argv)-1])
 			out[name] = append(out[name], pid)
 		}

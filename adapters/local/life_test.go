@@ -28,6 +28,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/images/registrytest"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // up makes a sandbox that is torn down when the test ends.
@@ -610,16 +611,9 @@ func look(t *testing.T, e *engine) resources {
 		}
 		r.mounts += len(m)
 	}
-	entries, _ := os.ReadDir("/proc")
-	for _, d := range entries {
-		var pid int
-		if _, err := fmt.Sscan(d.Name(), &pid); err != nil {
-			continue
-		}
-		if ppid, ok := parentOf(pid); ok && ppid == os.Getpid() {
-			if f, ok := statFields(pid); ok && f[0] == "Z" {
-				r.zombies++
-			}
+	for _, pid := range procs.All() {
+		if f := procs.Stat(pid); len(f) > 1 && f[1] == strconv.Itoa(os.Getpid()) && f[0] == "Z" {
+			r.zombies++
 		}
 	}
 	for _, root := range findCgroups(ours("test")).roots {

@@ -26,6 +26,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 const gatewayIP = "10.0.2.2" // usernet.Gateway, in the sandbox's resolv.conf
@@ -645,8 +646,8 @@ func killAll(pids []int) error {
 	for _, pid := range pids {
 		for {
 			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // if it is our child
-			f, ok := statFields(pid)
-			if !ok || f[0] == "Z" || f[0] == "X" {
+			f := procs.Stat(pid)
+			if len(f) == 0 || f[0] == "Z" || f[0] == "X" {
 				break
 			}
 			if time.Now().After(deadline) {

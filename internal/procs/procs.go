@@ -16,6 +16,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -124,10 +125,5 @@ func Stat(pid int) []string {
 	if err != nil {
 		return nil
 	}
-	var fields []string
-	// The name before it may contain anything.
-	for f := range bytes.FieldsSeq(b[bytes.LastIndexByte(b, ')')+1:]) {
-		fields = append(fields, string(f))
-	}
-	return fields
+	return strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // the name before it may contain anything
 }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -70,5 +71,32 @@ func TestNothingToSee(t *testing.T) {
 	}
 	if d := time.Since(begun); d > 500*time.Millisecond {
 		t.Errorf("it took %s to see nothing", d)
+	}
+}
+
+// A program may have any name, also one that looks like the rest of its line.
+func TestStat(t *testing.T) {
+	if _, err := os.Stat("/proc/self/stat"); err != nil {
+		t.Skip("needs /proc")
+	}
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Skip("needs a sleep command")
+	}
+	link := t.TempDir() + "/a ) Z 1 (b"
+	if err := os.Symlink(sleep, link); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(link, "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	f := procs.Stat(cmd.Process.Pid)
+	if len(f) == 0 || f[0] == "Z" || f[1] != strconv.Itoa(os.Getpid()) {
+		t.Errorf("fields from the state on: %q", f)
+	}
+	if f := procs.Stat(1 << 30); f != nil {
+		t.Errorf("a process that there is not has %q", f)
 	}
 }
