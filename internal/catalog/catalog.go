@@ -27,6 +27,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 // A Layer is one place with catalogue files. Later layers win: a file whose ID an
@@ -115,7 +116,7 @@ func find[T any](all []T, what, id string, of func(T) string) (T, error) {
 	}
 	var none T
 	err := sandboxer.E(sandboxer.NotFound, nil, "there is no %s %q", what, clip(id))
-	if near := nearest(id, ids); near != "" {
+	if near := suggest.Nearest(id, ids); near != "" {
 		return none, err.WithHint("did you mean %q? see all with: sandboxer %s ls", near, what)
 	}
 	return none, err.WithHint("see all with: sandboxer %s ls", what)
@@ -312,7 +313,7 @@ func (l *loader) adapter(f *file, handler string) (sandboxer.Adapter, bool) {
 	slices.Sort(kinds)
 	switch {
 	case !isClass:
-		f.dec.fault("handler", nearest(handler, kinds), "unknown adapter %q: this build has %s", clip(handler), orNone(kinds))
+		f.dec.fault("handler", suggest.Nearest(handler, kinds), "unknown adapter %q: this build has %s", clip(handler), orNone(kinds))
 	case process == nil:
 		f.dec.fault("handler", "", "no adapter of this build stands for the module %q, and extension classes that run out of process are not part of it: it has %s",
 			clip(module), orNone(kinds))
@@ -354,7 +355,7 @@ func (l *loader) binds(p ProfileFile) bool {
 				ids = append(ids, id)
 			}
 			slices.Sort(ids)
-			d.fault("extension", nearest(p.Extension, ids), "there is no extension %q: there is %s", p.Extension, orNone(ids))
+			d.fault("extension", suggest.Nearest(p.Extension, ids), "there is no extension %q: there is %s", p.Extension, orNone(ids))
 		}
 		return false
 	}
@@ -373,7 +374,7 @@ func (l *loader) binds(p ProfileFile) bool {
 	}
 	for k := range p.Inputs {
 		if !slices.Contains(names, k) {
-			d.faultKey(join("inputs", k), nearest(k, names), "%s (adapter %q) takes no such input: it takes %s", e.ID, e.Adapter.Kind, orNone(names))
+			d.faultKey(join("inputs", k), suggest.Nearest(k, names), "%s (adapter %q) takes no such input: it takes %s", e.ID, e.Adapter.Kind, orNone(names))
 		}
 	}
 	return len(p.file.src.faults) == 0 && !l.broken[p.ID]

@@ -674,18 +674,6 @@ func TestInit(t *testing.T) {
 	}
 }
 
-func TestNearest(t *testing.T) {
-	words := []string{"memory", "cpus", "disk", "pids", "gpus"}
-	for in, want := range map[string]string{
-		"memroy": "memory", "cpuz": "cpus", "MEMORY": "memory", "mem": "", "zebra": "", "gpu": "gpus", "": "",
-		strings.Repeat("x", 1000): "",
-	} {
-		if got := nearest(in, words); got != want {
-			t.Errorf("nearest(%.20q) = %q; want %q", in, got, want)
-		}
-	}
-}
-
 // FuzzLoad: no text makes the loader panic, every fault points into the file, and
 // the schema refuses nothing that the loader accepts.
 func FuzzLoad(f *testing.F) {

@@ -10,6 +10,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 // Bounds on one document, against aliases that multiply and nesting that overflows.
@@ -162,7 +163,7 @@ func (d *decoder) scalar(v reflect.Value, sc *scalar, n *yaml.Node, path string,
 	x, ok := sc.parse(n.Value)
 	switch {
 	case !ok && sc.words != nil:
-		d.fault(path, nearest(n.Value, sc.words), "unknown %s %s: expected %s", sc.want, got(n), listed(sc.words, "or"))
+		d.fault(path, suggest.Nearest(n.Value, sc.words), "unknown %s %s: expected %s", sc.want, got(n), listed(sc.words, "or"))
 		return
 	case !ok:
 		d.fault(path, sc.guess(n.Value, r), "expected %s, got %s", sc.want, got(n))
@@ -227,7 +228,7 @@ func (d *decoder) structure(v reflect.Value, n *yaml.Node, path string, r rule, 
 	if r.short != nil && n.Kind == yaml.ScalarNode {
 		f := fields[0]
 		if !slices.Contains(r.short, n.Value) {
-			d.fault(path, nearest(n.Value, r.short), "expected %s or a mapping, got %s", strings.Join(r.short, ", "), got(n))
+			d.fault(path, suggest.Nearest(n.Value, r.short), "expected %s or a mapping, got %s", strings.Join(r.short, ", "), got(n))
 			return
 		}
 		v.FieldByIndex(f.index).SetString(n.Value)
@@ -254,7 +255,7 @@ func (d *decoder) structure(v reflect.Value, n *yaml.Node, path string, r rule, 
 				return
 			}
 			s := elsewhere(name, v.Type())
-			if near := nearest(name, names); near != "" {
+			if near := suggest.Nearest(name, names); near != "" {
 				s = near
 			}
 			guessed = append(guessed, s)

@@ -3,7 +3,6 @@ package catalog
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -118,51 +117,6 @@ func (fs Faults) sorted() Faults {
 	return slices.CompactFunc(fs, func(a, b Fault) bool {
 		return a.File == b.File && a.Line == b.Line && a.Column == b.Column && a.Path == b.Path && a.Message == b.Message
 	})
-}
-
-// nearest returns the candidate that s was probably meant to be, or "".
-func nearest[S ~string](s string, candidates []S) string {
-	best, found := len(s)/3+1, ""
-	for _, c := range candidates {
-		if strings.EqualFold(s, string(c)) {
-			return string(c)
-		}
-		if d := distance(strings.ToLower(s), strings.ToLower(string(c))); d < best || d == best && found == "" {
-			best, found = d, string(c)
-		}
-	}
-	if best >= max(len(s), len(found)) { // nothing of it would remain
-		return ""
-	}
-	return found
-}
-
-// distance counts the insertions, deletions, replacements and swaps of neighbours
-// that turn a into b.
-func distance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 { // no name
-		return math.MaxInt
-	}
-	x, y := []rune(a), []rune(b)
-	prev2, prev, row := make([]int, len(y)+1), make([]int, len(y)+1), make([]int, len(y)+1)
-	for j := range prev {
-		prev[j] = j
-	}
-	for i := 1; i <= len(x); i++ {
-		row[0] = i
-		for j := 1; j <= len(y); j++ {
-			cost := 1
-			if x[i-1] == y[j-1] {
-				cost = 0
-			}
-			row[j] = min(prev[j]+1, row[j-1]+1, prev[j-1]+cost)
-			if i > 1 && j > 1 && x[i-1] == y[j-2] && x[i-2] == y[j-1] {
-				row[j] = min(row[j], prev2[j-2]+1)
-			}
-		}
-		prev2, prev, row = prev, row, prev2
-	}
-	return prev[len(y)]
 }
 
 // listed joins words for a sentence: "a, b or c".

@@ -14,6 +14,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/catalog"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 // catalogOptions are those of commands about what is on offer.
@@ -233,7 +234,7 @@ func catalogShowRun(ctx context.Context, o *catalogOptions) error {
 			ids = append(ids, e.ID)
 		}
 		e := sandboxer.E(sandboxer.NotFound, nil, "there is no extension %q", id)
-		if n := nearest(id, ids); n != "" {
+		if n := suggest.Nearest(id, ids); n != "" {
 			return e.WithHint("did you mean %q? see all with: sandboxer extension ls", n)
 		}
 		return e.WithHint("see all with: sandboxer extension ls")

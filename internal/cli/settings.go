@@ -16,6 +16,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/catalog"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 // A settingDef is one thing that can be configured. Where it is given more than
@@ -351,7 +352,7 @@ func parseConfig(name string, data []byte) (map[string]string, catalog.Faults) {
 			}
 			fault(k, k.Value, "api_key_file", "an API key does not belong into this file: keep it in a private file of its own")
 		case at < 0:
-			fault(k, k.Value, nearest(k.Value, known), "unknown setting")
+			fault(k, k.Value, suggest.Nearest(k.Value, known), "unknown setting")
 		case twice:
 			fault(k, k.Value, "", "given twice")
 		case v.Kind != yaml.ScalarNode || v.Tag == "!!null":
@@ -370,37 +371,6 @@ func parseConfig(name string, data []byte) (map[string]string, catalog.Faults) {
 		}
 	}
 	return values, faults
-}
-
-// nearest returns the one of names that s was perhaps meant to be, or "".
-func nearest(s string, names []string) string {
-	best, dist := "", len(s)/3+1
-	for _, n := range names {
-		if d := distance(s, n); d < dist || d == dist && best == "" {
-			best, dist = n, d
-		}
-	}
-	return best
-}
-
-// distance is the number of single-character edits between a and b.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diag := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			diag, row[j+1] = row[j+1], min(diag+cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
 
 // checkGlobals refuses wrong global settings before a command begins.

@@ -69,15 +69,3 @@ func FuzzDestination(f *testing.F) {
 		}
 	})
 }
-
-// FuzzSuggest wants an answer of the list or none, for anything.
-func FuzzSuggest(f *testing.F) {
-	f.Add("profile.lcoal", "profile.local")
-	f.Add("", "")
-	f.Fuzz(func(t *testing.T, got, word string) {
-		if d := distance(got, word); d < 0 || d != distance(word, got) || got == word && len(got) <= 64 && d != 0 {
-			t.Errorf("distance(%q, %q) = %d", got, word, d)
-		}
-		suggest(got, []string{word})
-	})
-}

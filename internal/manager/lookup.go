@@ -122,7 +122,7 @@ func (m *Manager) List(ctx context.Context, q sandboxer.Query) ([]*sandboxer.San
 	}
 	for _, s := range q.States {
 		if !s.Valid() {
-			return nil, "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a state%s", s, suggest(string(s), strings.Split(join(sandboxer.States()), ", "))).
+			return nil, "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a state%s", s, didYouMean(string(s), strings.Split(join(sandboxer.States()), ", "))).
 				WithHint("the states are: %s", join(sandboxer.States()))
 		}
 	}

@@ -218,7 +218,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 func (m *Manager) checkProfile(p sandboxer.Profile) string {
 	e := m.extension(p.Extension)
 	if e == nil {
-		return "profile " + p.ID + " is on extension " + p.Extension + ", which does not exist" + suggest(p.Extension, m.extensionIDs())
+		return "profile " + p.ID + " is on extension " + p.Extension + ", which does not exist" + didYouMean(p.Extension, m.extensionIDs())
 	}
 	if e.Backend == nil {
 		return ""
@@ -376,7 +376,7 @@ func (m *Manager) Probe(ctx context.Context, id string) (sandboxer.Offer, error)
 		id = "ext." + id
 	}
 	if m.extension(id) == nil {
-		return sandboxer.Offer{}, sandboxer.E(sandboxer.NotFound, nil, "there is no extension %q%s", id, suggest(id, m.extensionIDs()))
+		return sandboxer.Offer{}, sandboxer.E(sandboxer.NotFound, nil, "there is no extension %q%s", id, didYouMean(id, m.extensionIDs()))
 	}
 	b, err := m.backend(id)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 // fuseMargin is how much longer than we a backend keeps a sandbox before it removes
@@ -102,7 +103,7 @@ func (m *Manager) profile(id string) (sandboxer.Profile, error) {
 	if id == "" {
 		return sandboxer.Profile{}, sandboxer.E(sandboxer.Invalid, nil, "no profile given").WithHint("choose one of: %s", join(ids))
 	}
-	return sandboxer.Profile{}, sandboxer.E(sandboxer.Invalid, nil, "profile %q does not exist%s", id, suggest(id, ids)).
+	return sandboxer.Profile{}, sandboxer.E(sandboxer.Invalid, nil, "profile %q does not exist%s", id, didYouMean(id, ids)).
 		WithHint("the profiles are: %s", join(ids))
 }
 
@@ -227,7 +228,7 @@ func (o *order) inputs(prof sandboxer.Profile, req sandboxer.CreateRequest) (map
 	maps.Copy(merged, req.Inputs)
 	for _, k := range slices.Sorted(maps.Keys(merged)) {
 		if !slices.Contains(known, k) {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not take the input %q%s", o.ext.Info.ID, k, suggest(k, known)).
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not take the input %q%s", o.ext.Info.ID, k, didYouMean(k, known)).
 				WithHint("its inputs are: %s", join(known))
 		}
 		if err := checkURL(k, merged[k]); err != nil {
@@ -371,7 +372,7 @@ func checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) e
 		return nil
 	}
 	if modes := []string{"none", "public", "allow"}; want.Mode != "" && !slices.Contains(modes, string(want.Mode)) {
-		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a network mode%s", want.Mode, suggest(string(want.Mode), modes)).
+		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a network mode%s", want.Mode, didYouMean(string(want.Mode), modes)).
 			WithHint("the modes are none, public and allow")
 	}
 	if err := want.Check(); err != nil {
@@ -447,47 +448,21 @@ func merge(a, b map[string]string) map[string]string {
 	return out
 }
 
-// suggest returns `; did you mean "x"?` for the word nearest to got, or "".
-func suggest(got string, words []string) string {
-	best, least := "", max(2, len(got)/3)+1
-	for _, w := range words {
-		d := distance(got, w)
-		for _, prefix := range []string{"profile.", "ext."} {
-			d = min(d, distance(got, strings.TrimPrefix(w, prefix)))
+// didYouMean returns `; did you mean "x"?` for the word nearest to got, or "". The prefix
+// of an ID may be missing.
+func didYouMean(got string, words []string) string {
+	best := suggest.Nearest(got, words)
+	if best == "" {
+		short := make([]string, len(words))
+		for i, w := range words {
+			short[i] = w[strings.IndexByte(w, '.')+1:]
 		}
-		if d < least {
-			best, least = w, d
+		if n := suggest.Nearest(got, short); n != "" {
+			best = words[slices.Index(short, n)]
 		}
 	}
 	if best == "" {
 		return ""
 	}
 	return "; did you mean " + strconv.Quote(best) + "?"
-}
-
-// distance is the number of single-character edits between a and b, a swap of
-// neighbours counting as one.
-func distance(a, b string) int {
-	if len(a) > 64 || len(b) > 64 {
-		return 64
-	}
-	rows := [3][]int{make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)}
-	for j := range rows[1] {
-		rows[1][j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		older, last, row := rows[(i+2)%3], rows[i%3], rows[(i+1)%3]
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := 1
-			if a[i-1] == b[j-1] {
-				cost = 0
-			}
-			row[j] = min(row[j-1]+1, last[j]+1, last[j-1]+cost)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				row[j] = min(row[j], older[j-2]+1)
-			}
-		}
-	}
-	return rows[(len(a)+1)%3][len(b)]
 }

@@ -148,7 +148,7 @@ func (m *Manager) kindFor(b *backend.Backend, ext string, kind sandboxer.Snapsho
 	case kind == "":
 		return "", sandboxer.E(sandboxer.Unsupported, nil, "extension %s can neither save sandboxes nor archive their files", ext)
 	case !slices.Contains(sandboxer.SnapshotKinds(), kind):
-		return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a kind of snapshot%s", kind, suggest(string(kind), strings.Split(join(sandboxer.SnapshotKinds()), ", "))).
+		return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a kind of snapshot%s", kind, didYouMean(string(kind), strings.Split(join(sandboxer.SnapshotKinds()), ", "))).
 			WithHint("the kinds are: %s", join(sandboxer.SnapshotKinds()))
 	case kind.Has(sandboxer.SnapshotNative) && !native:
 		return "", sandboxer.E(sandboxer.Unsupported, nil, "extension %s has no snapshots of its own", ext).

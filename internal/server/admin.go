@@ -8,6 +8,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/manager"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 func (s *Server) profiles(ctx context.Context, _ *none) (*reply[api.List[api.Profile]], error) {
@@ -32,7 +33,7 @@ func (s *Server) profile(ctx context.Context, in *inID) (*reply[api.Profile], er
 		known = append(known, strings.TrimPrefix(p.ID, "profile."))
 	}
 	e := sandboxer.E(sandboxer.NotFound, nil, "profile %q does not exist", in.ID)
-	if n := nearest(slug, known); n != "" {
+	if n := suggest.Nearest(slug, known); n != "" {
 		return nil, e.WithHint("did you mean %q?", "profile."+n)
 	}
 	return nil, e.WithHint("list them with: sandboxer profile ls")

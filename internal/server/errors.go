@@ -9,7 +9,6 @@ import (
 	"math"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -105,35 +104,4 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(p.Status)
 	json.NewEncoder(w).Encode(p)
-}
-
-// nearest returns the one of names that s was perhaps meant to be, or "".
-func nearest(s string, names []string) string {
-	best, dist := "", len(s)/3+2
-	for _, n := range names {
-		if d := distance(strings.ToLower(s), strings.ToLower(n)); d < dist || d == dist && best != "" && n < best {
-			best, dist = n, d
-		}
-	}
-	return best
-}
-
-// distance is the number of single-character edits between a and b.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diag := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			diag, row[j+1] = row[j+1], min(diag+cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -72,16 +72,3 @@ func FuzzExecControl(f *testing.F) {
 		}
 	})
 }
-
-func FuzzNearest(f *testing.F) {
-	f.Add("profil", "profile")
-	f.Add("", "a")
-	f.Fuzz(func(t *testing.T, a, b string) {
-		if d, e := distance(a, b), distance(b, a); d != e || d > max(len(a), len(b)) || (d == 0) != (a == b) {
-			t.Errorf("distance(%q, %q) = %d and %d", a, b, d, e)
-		}
-		if n := nearest(a, []string{b}); n != "" && n != b {
-			t.Errorf("nearest(%q, %q) = %q", a, b, n)
-		}
-	})
-}

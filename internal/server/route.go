@@ -19,6 +19,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 // maxJSON bounds a JSON request body. Raw bodies (files) are not bounded here.
@@ -141,7 +142,7 @@ func (s *Server) badParameters(op *huma.Operation, e *huma.ErrorModel) error {
 }
 
 func didYouMean(name string, known []string) string {
-	if n := nearest(name, known); n != "" {
+	if n := suggest.Nearest(name, known); n != "" {
 		return fmt.Sprintf("did you mean %q?", n)
 	}
 	if len(known) == 0 {
