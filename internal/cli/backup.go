@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -131,6 +132,7 @@ func backUpRegularly(ctx context.Context, log *slog.Logger, dir string, every ti
 		default:
 			log.Info("backup of the books", "file", b.File, "bytes", b.Size)
 		}
+		debug.FreeOSMemory() // several megabytes, not needed again for long
 	}
 }
 
