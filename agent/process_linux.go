@@ -898,8 +898,10 @@ func readProcesses() []procStat {
 }
 
 // statOf returns the line of one process, if it has not ended.
-func statOf(pid int) (procStat, bool) {
-	f := procs.Stat(pid)
+func statOf(pid int) (procStat, bool) { return parseStat(pid, procs.Stat(pid)) }
+
+// parseStat reads what procs.Stat returns.
+func parseStat(pid int, f []string) (procStat, bool) {
 	if len(f) < 22 {
 		return procStat{}, false
 	}

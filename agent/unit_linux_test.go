@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -55,15 +56,20 @@ func TestUserDB(t *testing.T) {
 	}
 }
 
-func TestStatOf(t *testing.T) {
-	got, ok := statOf(os.Getpid())
-	want := procStat{pid: os.Getpid(), parent: os.Getppid(), group: unix.Getpgrp()}
-	want.session, _ = unix.Getsid(0)
-	if got.pages < 100 {
-		t.Errorf("%d pages are resident", got.pages)
-	}
-	if got.pages, got.ticks = 0, 0; !ok || got != want {
+func TestParseStat(t *testing.T) {
+	line := "S 3 4 5 34816 4 4194304 1 2 3 4 60 7 8 9 20 0 1 0 100 1000000 250 18446744073709551615 1 1"
+	got, ok := parseStat(12, strings.Fields(line))
+	want := procStat{pid: 12, parent: 3, group: 4, session: 5, ticks: 67, pages: 250}
+	if !ok || got != want {
 		t.Errorf("%+v, %v; want %+v", got, ok, want)
+	}
+	for _, bad := range []string{"", "12", "Z 1"} {
+		if _, ok := parseStat(12, strings.Fields(bad)); ok {
+			t.Errorf("%q was read", bad)
+		}
+	}
+	if s, ok := statOf(os.Getpid()); !ok || s.dead || s.parent != os.Getppid() || s.group != unix.Getpgrp() {
+		t.Errorf("this process: %+v, %v", s, ok)
 	}
 	if s, ok := statOf(1 << 30); ok {
 		t.Errorf("a process that there is not: %+v", s)

@@ -560,8 +560,8 @@ func (e *engine) remove(name string) (removed []string, err error) {
 	} else {
 		c, err = container.Load(e.dir("run"), container.FullID{SandboxID: name, ContainerID: name}, container.LoadOpts{Exact: true, SkipCheck: true})
 	}
-	// What this process started and saw end has left nothing. Else every process of the
-	// machine is looked at.
+	// Whose processes this one knows, and saw end, has left none. Else every process of
+	// the machine is looked at.
 	stray := held == nil
 	switch {
 	case err == nil:
