@@ -107,9 +107,9 @@ type extension struct {
 	workers  chan struct{} // slots of concurrent sweep actions
 	stocking chan struct{} // slots of provisions for pools
 	demand   demand
-	survey   sync.Mutex // held by the one survey in progress
-	surveyed bool       // guarded by survey: the first one is over
-	probed   time.Time  // guarded by survey: when all it lists was last probed
+	survey   chan struct{} // the slot of the one survey in progress
+	surveyed bool          // guarded by survey: the first one is over
+	probed   time.Time     // guarded by survey: when all it lists was last probed
 }
 
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the broker is stopping").
@@ -192,6 +192,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 			creates:   make(chan struct{}, opts.Creates),
 			workers:   make(chan struct{}, opts.Workers),
 			stocking:  make(chan struct{}, max(1, runtime.NumCPU()/2)),
+			survey:    make(chan struct{}, 1),
 		})
 	}
 	var faults []string

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -34,7 +35,8 @@ const poolActor = "pool"
 type pool struct {
 	profile sandboxer.Profile
 	ext     *extension
-	tending sync.Mutex // held by the one who looks after it
+	tending sync.Mutex  // held by the one who looks after it
+	poked   atomic.Bool // it is to be looked after once more
 
 	mu            sync.Mutex
 	key           string    // what one would be made of now; empty while unknown
@@ -317,16 +319,8 @@ func (m *Manager) keepPools() {
 			m.log.Error("pools", "err", err)
 		}
 		for _, p := range m.pools {
-			m.async(newTally(), func() {
-				if !p.tending.TryLock() {
-					return
-				}
-				err := m.tend(ctx, p)
-				p.tending.Unlock()
-				if err != nil && ctx.Err() == nil {
-					m.log.Warn("pool", "profile", p.profile.ID, "err", err)
-				}
-			})
+			p.poked.Store(true)
+			m.async(newTally(), func() { m.lookAfter(ctx, p) })
 		}
 		select {
 		case <-m.ctx.Done():
@@ -334,6 +328,19 @@ func (m *Manager) keepPools() {
 		case <-tick.C:
 		case <-m.restock:
 		}
+	}
+}
+
+// lookAfter tends p until nobody asks for that any more, unless somebody else does: then
+// that one looks once more, because it may have looked before there was a reason to.
+func (m *Manager) lookAfter(ctx context.Context, p *pool) {
+	for p.poked.Load() && p.tending.TryLock() {
+		for p.poked.Swap(false) {
+			if err := m.tend(ctx, p); err != nil && ctx.Err() == nil {
+				m.log.Warn("pool", "profile", p.profile.ID, "err", err)
+			}
+		}
+		p.tending.Unlock()
 	}
 }
 

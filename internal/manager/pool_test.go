@@ -1,10 +1,12 @@
 package manager
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,18 +34,22 @@ func (r *rig) warm(profile string) []*sandboxer.Sandbox {
 	return items
 }
 
-func (r *rig) full(profile string, size int) []string {
+// full waits until the pool of the profile has size warm ones, in the books as in its
+// memory of them, and returns their IDs.
+func (r *rig) full(profile string, size int) (ids []string) {
 	r.t.Helper()
+	p := r.poolOf("profile." + profile)
 	eventually(r.t, fmt.Sprintf("%d warm ones of %s", size, profile), func() bool {
-		p := r.poolOf("profile." + profile)
+		ids = nil
+		for _, sb := range r.warm(profile) {
+			ids = append(ids, sb.ID)
+		}
 		p.mu.Lock()
-		defer p.mu.Unlock()
-		return len(p.ready) == size
+		known := slices.Clone(p.ready)
+		p.mu.Unlock()
+		slices.Sort(known)
+		return len(ids) == size && slices.Equal(known, slices.Sorted(slices.Values(ids)))
 	})
-	var ids []string
-	for _, sb := range r.warm(profile) {
-		ids = append(ids, sb.ID)
-	}
 	return ids
 }
 
@@ -215,6 +221,45 @@ func TestPoolProfileChange(t *testing.T) {
 	if now := r.full("test", 2); slices.Contains(now, old[0]) {
 		t.Errorf("%s is still there", old[0])
 	}
+	r.sound(2)
+}
+
+// lateBooks give what was read out late, once after hold was set.
+type lateBooks struct {
+	sandboxer.Store
+	hold      atomic.Bool
+	read, out chan struct{}
+}
+
+func (b *lateBooks) Sandboxes(ctx context.Context, q sandboxer.Query) ([]*sandboxer.Sandbox, string, error) {
+	items, next, err := b.Store.Sandboxes(ctx, q)
+	if q.Profile == "profile.test" && b.hold.CompareAndSwap(true, false) {
+		b.read <- struct{}{}
+		<-b.out
+	}
+	return items, next, err
+}
+
+// TestPoolOldLook drains a pool while somebody has looked into the books for it and
+// believes it to be full: it is filled all the same.
+func TestPoolOldLook(t *testing.T) {
+	b := &lateBooks{read: make(chan struct{}), out: make(chan struct{})}
+	r := newRig(t, func(s *setup) {
+		pooled(1)(s)
+		s.books = func(books sandboxer.Store) sandboxer.Store { b.Store = books; return b }
+	})
+	r.full("test", 1)
+	b.hold.Store(true)
+	r.pokePools()
+	<-b.read
+	if _, n, err := r.DrainPool(admin, "test"); err != nil || n != 1 {
+		t.Errorf("drained %d, %v", n, err)
+	}
+	eventually(t, "the wish to look again", func() bool { return len(r.restock) == 0 })
+	time.Sleep(10 * time.Millisecond) // it is heard, and nobody is free for it
+	close(b.out)
+	r.full("test", 1)
+	r.full("paid", 1)
 	r.sound(2)
 }
 

@@ -39,6 +39,7 @@ type setup struct {
 	idle     bool                                      // not started
 	wrap     func(*fake.Extension) sandboxer.Extension // nil leaves the fake as it is
 	other    *fake.World                               // behind ext.other, which has no snapshots of its own
+	books    func(sandboxer.Store) sandboxer.Store     // nil: as they are
 }
 
 var testKey = bytes.Repeat([]byte{7}, 32)
@@ -103,7 +104,11 @@ func (r *rig) open() {
 		info.ID, info.Capabilities = "ext.other", b.Capabilities()
 		exts = append(exts, Extension{info, b})
 	}
-	m, err := New(store, r.setup.profiles, exts, r.setup.opts)
+	books := sandboxer.Store(store)
+	if r.setup.books != nil {
+		books = r.setup.books(store)
+	}
+	m, err := New(books, r.setup.profiles, exts, r.setup.opts)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ type sighting struct {
 func (m *Manager) loop() {
 	tick := time.NewTicker(m.opts.SweepEvery)
 	defer tick.Stop()
-	m.surveyAll(newTally())
+	m.surveyAll(newTally(), false)
 	for {
 		ticked := false
 		select {
@@ -47,7 +47,7 @@ func (m *Manager) loop() {
 			m.log.Error("sweep of snapshots", "err", err)
 		}
 		if ticked {
-			m.surveyAll(t)
+			m.surveyAll(t, false)
 			m.housekeep()
 		}
 	}
@@ -67,7 +67,7 @@ func (m *Manager) Sweep(ctx context.Context) (SweepReport, error) {
 	if err := m.passSnapshots(ctx, t, time.Now()); err != nil {
 		return SweepReport{}, err
 	}
-	m.surveyAll(t)
+	m.surveyAll(t, true)
 	m.housekeep()
 	if err := wait(ctx, t.over()); err != nil {
 		return t.sum(), err
@@ -360,14 +360,20 @@ func (m *Manager) saveUse(ctx context.Context, sb *sandboxer.Sandbox) error {
 	})
 }
 
-// surveyAll starts a survey of every extension that has none in progress.
-func (m *Manager) surveyAll(t *tally) {
+// surveyAll starts a survey of every extension. Where one is in progress, that is enough,
+// or another is made after it, if again is set.
+func (m *Manager) surveyAll(t *tally, again bool) {
 	for _, e := range m.exts {
 		m.async(t, func() {
-			if !e.survey.TryLock() {
+			if !again && len(e.survey) > 0 {
 				return
 			}
-			defer e.survey.Unlock()
+			select {
+			case e.survey <- struct{}{}:
+			case <-m.ctx.Done():
+				return
+			}
+			defer func() { <-e.survey }()
 			if err := m.surveyOne(m.ctx, t, e); err != nil && m.ctx.Err() == nil {
 				m.log.Warn("survey", "extension", e.Info.ID, "err", err)
 			}

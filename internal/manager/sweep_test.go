@@ -457,6 +457,21 @@ func TestSweepReport(t *testing.T) {
 	})
 }
 
+// TestSweepAfterASurvey has a survey in progress that saw nothing yet, or too early: a
+// sweep makes its own.
+func TestSweepAfterASurvey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(s *setup) { s.idle = true })
+		r.create(sandboxer.CreateRequest{})
+		e := r.extension("ext.fake")
+		e.survey <- struct{}{}
+		time.AfterFunc(time.Second, func() { <-e.survey })
+		if report, err := r.Sweep(admin); err != nil || report.Seen != 1 {
+			t.Errorf("%+v, %v", report, err)
+		}
+	})
+}
+
 // partly lists what there is, and then that one machine is away.
 type partly struct{ *fake.Extension }
 
