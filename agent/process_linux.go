@@ -576,12 +576,12 @@ wait:
 	if p.size == nil && p.in != nil {
 		p.in.Close() // also ends a write that blocks because nobody reads
 	}
+	p.t.end(p) // whoever is told its end below does not find it running any more
 	p.mu.Lock()
 	p.ended = true
 	p.pokeAll()
 	poke(p.room)
 	p.mu.Unlock()
-	p.t.end(p)
 }
 
 // end moves p to those that have ended.
@@ -597,7 +597,9 @@ func (t *table) end(p *process) {
 	kept := 0
 	for i := len(t.order) - 1; i >= 0; i-- {
 		q := t.order[i]
-		kept += len(q.out.buf) // does not change any more
+		q.mu.Lock()
+		kept += len(q.out.buf)
+		q.mu.Unlock()
 		if len(t.order)-i > maxEnded {
 			for _, q := range t.order[:i+1] {
 				delete(t.ended, q.pid)

@@ -62,6 +62,8 @@ func createRun(ctx context.Context, o *createOptions) error {
 	defer p.stop()
 	hits, release := interrupts()
 	defer release()
+	order, drop := context.WithCancel(ctx) // an interrupt does not take the order back at once
+	defer drop()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
@@ -84,7 +86,7 @@ func createRun(ctx context.Context, o *createOptions) error {
 			return
 		}
 		req.NoWaiting = true
-		sb, err := s.Create(ctx, req)
+		sb, err := s.Create(order, req)
 		found := err == nil && sb.Found
 		if found {
 			p.note("sandbox %s is there already: another order made it", sb.ID)
@@ -119,7 +121,20 @@ func createRun(ctx context.Context, o *createOptions) error {
 		case <-hits:
 			cancel()
 			p.stop()
+			if sb == nil { // the answer to the order tells what there is to go on with
+				var r result
+				select {
+				case r = <-made:
+				case r = <-done:
+				case <-hits:
+				case <-time.After(second):
+				}
+				s, sb = r.s, r.sb
+			}
 			if sb == nil {
+				if s != nil {
+					s.close()
+				}
 				return sandboxer.E(sandboxer.Canceled, nil, "interrupted before the order was confirmed").
 					WithHint("see whether there is a sandbox: sandboxer ls")
 			}

@@ -340,16 +340,22 @@ func runRun(ctx context.Context, o *runOptions) error {
 	if o.keep {
 		connect = o.f.connectOrStart // somebody must end it
 	}
-	// Everything up to the command ends at the first interrupt.
+	// Everything up to the command ends at the first interrupt, but for the order: its
+	// answer tells what is to be destroyed. That is waited for until the second.
+	order, drop := context.WithCancel(ctx)
+	defer drop()
 	begin, cancel := context.WithCancel(ctx)
 	defer cancel()
 	left := make(chan struct{})
 	defer close(left)
 	go func() {
-		select {
-		case <-hits:
-			cancel()
-		case <-left:
+		for _, end := range []context.CancelFunc{cancel, drop} {
+			select {
+			case <-hits:
+				end()
+			case <-left:
+				return
+			}
 		}
 	}()
 	s, err := connect(begin, p)
@@ -367,7 +373,10 @@ func runRun(ctx context.Context, o *runOptions) error {
 	}
 	req.NoWaiting = true
 	var sb *api.Sandbox
-	if sb, err = s.Create(begin, req); err != nil {
+	if err := begin.Err(); err != nil {
+		return sandboxer.E(sandboxer.Canceled, err, "interrupted")
+	}
+	if sb, err = s.Create(order, req); err != nil {
 		if errors.Is(err, sandboxer.Canceled) {
 			return sandboxer.E(sandboxer.Canceled, err, "interrupted")
 		}

@@ -249,12 +249,11 @@ func (f *factory) startServer(ctx context.Context, p *progress) error {
 			}
 		case <-died:
 			// Somebody else may have been faster: then theirs is as good.
-			for range 100 {
+			for died := time.Now(); ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 				if answers(ctx, socket) {
 					return nil
 				}
-				time.Sleep(10 * time.Millisecond)
-				if tail := logTail(logFile, begin); !strings.Contains(tail, "is in use by") && !strings.Contains(tail, "another server answers") {
+				if time.Since(died) > patienceWith(logTail(logFile, begin)) {
 					break
 				}
 			}
@@ -266,6 +265,18 @@ func (f *factory) startServer(ctx context.Context, p *progress) error {
 			return sandboxer.E(sandboxer.Timeout, nil, "the server (process %d) does not answer", cmd.Process.Pid).WithHint("look into %s", logName)
 		}
 	}
+}
+
+// patienceWith tells for how long another server may answer yet, after one that said tail
+// did not start. Other commands use the data directory, too, and never will.
+func patienceWith(tail string) time.Duration {
+	switch {
+	case strings.Contains(tail, "is in use by") && strings.Contains(tail, "(sandboxer serve"):
+		return 10 * time.Second
+	case strings.Contains(tail, "is in use by"), strings.Contains(tail, "another server answers"):
+		return time.Second
+	}
+	return 0
 }
 
 // serverEnv is the environment of a background server: the caller's, without what

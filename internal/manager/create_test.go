@@ -209,11 +209,12 @@ func TestCreateDuringDestroy(t *testing.T) {
 	r.sound(1)
 
 	// Its teardown fails: the new one must wait, and says so.
-	r.world.Inject(fake.Fault{Verb: fake.VerbTeardown, Kind: sandboxer.Unavailable, Times: 2})
+	r.world.Inject(fake.Fault{Verb: fake.VerbTeardown, Kind: sandboxer.Unavailable})
 	_, err := r.Destroy(acme, sb.ID)
 	wantErr(t, err, sandboxer.Unavailable, "not removed yet")
 	_, err = r.Create(acme, req)
 	wantErr(t, err, sandboxer.Unavailable, "not removed yet")
+	r.world.Forgive()
 	r.create(req)
 	r.sound(1)
 }
@@ -252,14 +253,23 @@ func TestClientLeaves(t *testing.T) {
 }
 
 func TestNoWaiting(t *testing.T) {
-	r := newRig(t, nil)
-	r.world.Inject(fake.Fault{Verb: fake.VerbProvision, Delay: 20 * time.Millisecond})
+	gate := make(chan struct{})
+	r := newRig(t, func(s *setup) {
+		s.opts.fail = func(p point) {
+			if p == pProvision+".before" {
+				<-gate
+			}
+		}
+	})
+	open := sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(open)
 	sb := r.create(sandboxer.CreateRequest{NoWaiting: true})
 	if sb.State != sandboxer.Creating {
 		t.Errorf("answered with %s", sb.State)
 	}
 	_, err := r.Exec(acme, sb.ID, sandboxer.Cmd{Args: []string{"true"}})
 	wantErr(t, err, sandboxer.Conflict, "is creating, not running")
+	open()
 	r.await(sb.ID, sandboxer.Running)
 
 	r.world.Inject(fake.Fault{Verb: fake.VerbWaitReady, Kind: sandboxer.Failed, Times: 1})

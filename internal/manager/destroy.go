@@ -70,6 +70,9 @@ func (m *Manager) doom(ctx context.Context, sb *sandboxer.Sandbox, why ending) e
 		if err != nil && !isKind(err, sandboxer.Conflict) {
 			return err
 		}
+		if err != nil && why.still != nil && (sb.State == sandboxer.Terminating || sb.State == sandboxer.Terminated) {
+			return errMoot // somebody else ended it, and pays
+		}
 	}
 	return nil
 }

@@ -51,6 +51,9 @@ func (m *Manager) run(j *job, work func(context.Context) (*sandboxer.Sandbox, er
 	go func() {
 		defer m.wg.Done()
 		j.sb, j.err = work(j.ctx)
+		if isKind(j.err, sandboxer.Canceled) && j.ctx.Err() != nil {
+			j.err = context.Cause(j.ctx) // what stopped it, not where that showed
+		}
 		if j.err != nil && sandboxer.KindOf(j.err) == sandboxer.Internal {
 			m.log.ErrorContext(j.ctx, "job failed", "sandbox", j.id, "err", j.err)
 		}

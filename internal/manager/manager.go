@@ -92,6 +92,7 @@ type Manager struct {
 
 	acting    map[string]bool        // sandbox IDs the sweep has work queued for
 	mourned   map[incarnation]bool   // damaged records that were reported
+	adopted   map[incarnation]bool   // those of a former process whose network policy is in force
 	sightings map[sighting]time.Time // objects that no live record explains, since when
 	clock     time.Time              // of the last pass, to notice that the clock was set
 	quiet     time.Time              // the clock ends and removes nothing before this
@@ -108,7 +109,6 @@ type extension struct {
 	stocking chan struct{} // slots of provisions for pools
 	demand   demand
 	survey   chan struct{} // the slot of the one survey in progress
-	surveyed bool          // guarded by survey: the first one is over
 	probed   time.Time     // guarded by survey: when all it lists was last probed
 }
 
@@ -179,6 +179,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		pins:      map[string]int{},
 		acting:    map[string]bool{},
 		mourned:   map[incarnation]bool{},
+		adopted:   map[incarnation]bool{},
 		sightings: map[sighting]time.Time{},
 		clock:     now,
 		quiet:     now,

@@ -87,7 +87,11 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 // it may have died between the books and the backend.
 func (m *Manager) adopt(sb *sandboxer.Sandbox) {
 	b, err := m.backend(sb.Extension)
-	if err != nil || sb.State != sandboxer.Running || !b.Can(sandboxer.CanNetwork) {
+	if err != nil || sb.State != sandboxer.Running {
+		return
+	}
+	if !b.Can(sandboxer.CanNetwork) {
+		m.setAdopted(sb)
 		return
 	}
 	done, err := m.exclusive(m.ctx, sb.ID)
@@ -102,6 +106,23 @@ func (m *Manager) adopt(sb *sandboxer.Sandbox) {
 	if err != nil && m.ctx.Err() == nil {
 		m.log.Warn("the network policy of an adopted sandbox could not be enforced again", "sandbox", sb.ID, "err", err)
 	}
+	if err == nil {
+		m.setAdopted(sb)
+	}
+}
+
+func (m *Manager) setAdopted(sb *sandboxer.Sandbox) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.adopted[incarnation{sb.ID, sb.Generation}] = true
+}
+
+// isAdopted reports whether the policy of a sandbox that a former process left is in
+// force. Until it is, every survey tries that again.
+func (m *Manager) isAdopted(sb *sandboxer.Sandbox) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.adopted[incarnation{sb.ID, sb.Generation}]
 }
 
 // exclusive waits until nobody else is between the books and the backend with a change

@@ -198,7 +198,11 @@ func (m *Manager) fromPool(ctx context.Context, o *order, p *pool, id string) (*
 		return nil, errLost
 	}
 	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.assign(ctx, j, &own, p) })
-	return m.await(ctx, &own, j, true)
+	sb, err := m.await(ctx, &own, j, true)
+	if err == errDoomed && !j.recorded {
+		return nil, errLost // it was removed from the pool meanwhile
+	}
+	return sb, err
 }
 
 // assign is the job behind fromPool: one compare-and-swap makes it o's, with the hold, the
@@ -518,10 +522,11 @@ func (m *Manager) stock(ctx context.Context, p *pool, key string) error {
 	return j.err
 }
 
-// discard ends a sandbox that nobody has claimed, in the background.
-func (m *Manager) discard(ctx context.Context, t *tally, sb *sandboxer.Sandbox, why string) {
+// discard ends a sandbox that nobody has claimed, in the background. It returns false
+// while the sweep does something with it.
+func (m *Manager) discard(ctx context.Context, t *tally, sb *sandboxer.Sandbox, why string) bool {
 	if !m.take(sb.ID) {
-		return
+		return false
 	}
 	m.async(t, func() {
 		defer m.drop(sb.ID)
@@ -535,6 +540,7 @@ func (m *Manager) discard(ctx context.Context, t *tally, sb *sandboxer.Sandbox, 
 			m.log.WarnContext(ctx, "removal from a pool", "sandbox", sb.ID, "err", err)
 		}
 	})
+	return true
 }
 
 // Pools describes the pool of every profile that keeps one.
@@ -589,8 +595,13 @@ func (m *Manager) DrainPool(ctx context.Context, profile string) (id string, rem
 	p.key, p.ready = "", nil // ask what they are made of, too
 	p.mu.Unlock()
 	t := newTally()
-	for _, sb := range warm {
-		m.discard(sandboxer.WithPrincipal(m.ctx, sandboxer.PrincipalFrom(ctx)), t, sb, fmt.Sprintf("the pool of %s was drained", prof.ID))
+	for len(warm) > 0 && ctx.Err() == nil && m.ctx.Err() == nil {
+		warm = slices.DeleteFunc(warm, func(sb *sandboxer.Sandbox) bool {
+			return m.discard(sandboxer.WithPrincipal(m.ctx, sandboxer.PrincipalFrom(ctx)), t, sb, fmt.Sprintf("the pool of %s was drained", prof.ID))
+		})
+		if len(warm) > 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
 	}
 	err = wait(ctx, t.over())
 	m.pokePools()

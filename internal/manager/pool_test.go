@@ -224,6 +224,22 @@ func TestPoolProfileChange(t *testing.T) {
 	r.sound(2)
 }
 
+// TestPoolDrainsWhatIsProbed drains a pool while the sweep looks at what is in it.
+func TestPoolDrainsWhatIsProbed(t *testing.T) {
+	r := newRig(t, pooled(2))
+	ids := r.full("test", 2)
+	if !r.take(ids[0]) {
+		t.Fatal("somebody has it")
+	}
+	time.AfterFunc(100*time.Millisecond, func() { r.drop(ids[0]) })
+	if _, n, err := r.DrainPool(admin, "test"); err != nil || n != 2 {
+		t.Errorf("drained %d, %v", n, err)
+	}
+	r.full("test", 2)
+	r.full("paid", 2)
+	r.sound(4)
+}
+
 // lateBooks give what was read out late, once after hold was set.
 type lateBooks struct {
 	sandboxer.Store
@@ -249,6 +265,8 @@ func TestPoolOldLook(t *testing.T) {
 		s.books = func(books sandboxer.Store) sandboxer.Store { b.Store = books; return b }
 	})
 	r.full("test", 1)
+	open := sync.OnceFunc(func() { close(b.out) })
+	t.Cleanup(open)
 	b.hold.Store(true)
 	r.pokePools()
 	<-b.read
@@ -257,7 +275,7 @@ func TestPoolOldLook(t *testing.T) {
 	}
 	eventually(t, "the wish to look again", func() bool { return len(r.restock) == 0 })
 	time.Sleep(10 * time.Millisecond) // it is heard, and nobody is free for it
-	close(b.out)
+	open()
 	r.full("test", 1)
 	r.full("paid", 1)
 	r.sound(2)

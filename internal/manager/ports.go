@@ -226,7 +226,7 @@ func (m *Manager) SignPort(ctx context.Context, ref string, port int, ttl time.D
 	if i < 0 {
 		return "", nil, time.Time{}, notOpen(sb.ID, port)
 	}
-	until := time.Now().Add(ttl).Truncate(time.Second).UTC()
+	until := time.Now().Add(ttl + time.Second - 1).Truncate(time.Second).UTC() // not shorter than was asked for
 	c := portClaim{ID: sb.ID, Generation: sb.Generation, Port: port, Rev: sb.Opened[i].Rev, Until: until}
 	return m.signClaim(c), sb, until, nil
 }

@@ -157,7 +157,11 @@ func TestSignedPorts(t *testing.T) {
 		t.Error("a token outlives the port's closing")
 	}
 
+	begun := time.Now()
 	short := sign(time.Second)
+	if c, ok := r.readClaim(short); !ok || c.Until.Sub(begun) < time.Second {
+		t.Errorf("asked for a second, got %v", c.Until.Sub(begun))
+	}
 	v, err = r.Visit(t.Context(), PortAccess{Token: short})
 	if err != nil {
 		t.Fatal(err)

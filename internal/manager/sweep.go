@@ -216,20 +216,25 @@ func (m *Manager) act(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness) 
 	})
 }
 
+// take makes the caller the only one of the sweep who does something with id, until drop.
 func (m *Manager) take(id string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.acting[id] {
-		return false
-	}
-	m.acting[id] = true
-	return true
+	_, busy := m.acting[id]
+	m.acting[id] = busy
+	return !busy
 }
 
+// drop ends take. Whoever was refused in between may have seen what is due since, so
+// there is another look.
 func (m *Manager) drop(id string) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	again := m.acting[id]
 	delete(m.acting, id)
+	m.mu.Unlock()
+	if again {
+		m.poke()
+	}
 }
 
 // apply takes the step that was decided. It looks at the record again where somebody
@@ -243,7 +248,7 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 	case suspect, trust:
 		err = m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
 			if decide(m.fresh(sb), seen, false, time.Now()) != a {
-				return nil
+				return errMoot
 			}
 			sb.AbsentSince = time.Time{}
 			if a.verb == suspect {
@@ -353,9 +358,10 @@ func (m *Manager) pickUp(ctx context.Context, t *tally, sb *sandboxer.Sandbox) e
 // saveUse stores the time of last use.
 func (m *Manager) saveUse(ctx context.Context, sb *sandboxer.Sandbox) error {
 	return m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
-		if sb.State == sandboxer.Running {
-			m.fresh(sb)
+		if sb.State != sandboxer.Running {
+			return errMoot
 		}
+		m.fresh(sb)
 		return nil
 	})
 }
@@ -377,7 +383,6 @@ func (m *Manager) surveyAll(t *tally, again bool) {
 			if err := m.surveyOne(m.ctx, t, e); err != nil && m.ctx.Err() == nil {
 				m.log.Warn("survey", "extension", e.Info.ID, "err", err)
 			}
-			e.surveyed = true
 		})
 	}
 }
@@ -389,7 +394,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 	listed, lerr := m.listing(ctx, e)
 	seen := make(map[sighting]bool, len(listed))
 	probing := e.Backend != nil && e.Backend.Can(sandboxer.CanProbe)
-	inherited := func(sb *sandboxer.Sandbox) bool { return !e.surveyed && sb.ReadyAt.Before(m.started) }
+	inherited := func(sb *sandboxer.Sandbox) bool { return sb.ReadyAt.Before(m.started) && !m.isAdopted(sb) }
 	all := at.Sub(e.probed) >= probeEvery
 	if all {
 		e.probed = at
@@ -460,10 +465,11 @@ func (m *Manager) listing(ctx context.Context, e *extension) (map[sighting]sandb
 }
 
 // probe asks the backend about one sandbox and acts on the answer. inherited says that
-// a former process left it: found alive, it is adopted.
-func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox, inherited bool) {
+// a former process left it: found alive, it is adopted. While something else is done with
+// the sandbox, it does nothing and returns false.
+func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox, inherited bool) bool {
 	if m.working(sb.ID) || !m.take(sb.ID) {
-		return
+		return false
 	}
 	m.async(t, func() {
 		release, err := m.slot(m.ctx, e.Info.ID)
@@ -484,18 +490,28 @@ func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox, inherited
 		}
 		m.act(t, sb, alive)
 	})
+	return true
 }
 
-// doubt probes a sandbox that its user was told is not there.
+// doubt probes a sandbox that its user was told is not there; if something else is done
+// with it now, then after that, which may have begun before there was a reason to doubt.
 func (m *Manager) doubt(h sandboxer.Handle) {
 	t := newTally()
 	m.async(t, func() {
-		sb, err := m.store.Sandbox(m.ctx, h.SandboxID)
-		if err != nil || sb.State != sandboxer.Running || objectOf(sb) != h.Generation {
-			return
-		}
-		if e := m.extension(sb.Extension); e != nil && e.Backend != nil && e.Backend.Can(sandboxer.CanProbe) {
-			m.probe(t, e, sb, false)
+		for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+			sb, err := m.store.Sandbox(m.ctx, h.SandboxID)
+			if err != nil || sb.State != sandboxer.Running || objectOf(sb) != h.Generation {
+				return
+			}
+			e := m.extension(sb.Extension)
+			if e == nil || e.Backend == nil || !e.Backend.Can(sandboxer.CanProbe) || m.probe(t, e, sb, false) {
+				return
+			}
+			select {
+			case <-time.After(pause):
+			case <-m.ctx.Done():
+				return
+			}
 		}
 	})
 }

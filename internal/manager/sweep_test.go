@@ -472,6 +472,36 @@ func TestSweepAfterASurvey(t *testing.T) {
 	})
 }
 
+// TestDueWhileLookedAt has a sandbox expire, and another one's object die, while the sweep
+// does something with them: neither waits for the next tick.
+func TestDueWhileLookedAt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		synctest.Wait()
+		expires, dead := r.create(sandboxer.CreateRequest{TTL: time.Minute}), r.create(sandboxer.CreateRequest{TTL: time.Hour})
+		for _, id := range []string{expires.ID, dead.ID} {
+			if !r.take(id) {
+				t.Fatal("somebody has it")
+			}
+		}
+		r.world.Kill(dead.ID)
+		if _, err := r.Exec(acme, dead.ID, sandboxer.Cmd{Args: []string{"true"}}); !isKind(err, sandboxer.NotFound) {
+			t.Errorf("a command of the dead: %v", err)
+		}
+		time.Sleep(time.Minute + time.Second)
+		r.drop(expires.ID)
+		r.drop(dead.ID)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if got := r.get(expires.ID); got.State != sandboxer.Terminated || got.Reason != sandboxer.ReasonExpired {
+			t.Errorf("%s (%s)", got.State, got.Reason)
+		}
+		if got := r.get(dead.ID); got.AbsentSince.IsZero() {
+			t.Errorf("nobody looked at the dead: %s", got.State)
+		}
+	})
+}
+
 // partly lists what there is, and then that one machine is away.
 type partly struct{ *fake.Extension }
 

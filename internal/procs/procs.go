@@ -18,6 +18,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Environ returns the environment that pid was started with, NAME=value and a NUL byte
@@ -80,7 +82,8 @@ const amid = time.Second
 
 func started(pid int, what string, buf []byte) []byte {
 	was := "" // where its environment ended at the last look
-	for end, settled := time.Now().Add(amid), 0; ; {
+	for begun, settled := monotonic(), 0; ; {
+		late := monotonic()-begun > amid // before the look: nothing may come in between
 		f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, what))
 		if err != nil {
 			return nil
@@ -91,7 +94,7 @@ func started(pid int, what string, buf []byte) []byte {
 			rest, _ = io.ReadAll(f)
 		}
 		f.Close()
-		if err != nil && err != io.EOF || n > 0 || settled > 1 || time.Now().After(end) {
+		if err != nil && err != io.EOF || n > 0 || settled > 1 || late {
 			return append(buf[:n:n], rest...)
 		}
 		st := Stat(pid)
@@ -106,9 +109,17 @@ func started(pid int, what string, buf []byte) []byte {
 			return nil
 		default:
 			settled = 0
-			time.Sleep(50 * time.Microsecond)
+			_, _ = unix.Select(0, nil, nil, nil, &unix.Timeval{Usec: 50}) // not time.Sleep: see monotonic
 		}
 	}
+}
+
+// monotonic is the kernel's clock. The time package's may be a test's, which stands still
+// while somebody waits for a lock that is held here.
+func monotonic() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t)
+	return time.Duration(t.Nano())
 }
 
 // tells reports whether the kernel says where environments are: gVisor does not, and a

@@ -162,12 +162,16 @@ func (s *Server) execStream(ctx context.Context, in *InRef) (*huma.StreamRespons
 	}), nil
 }
 
+// lastWords is how long the end of a connection that nobody wants any more may take: until
+// the command has ended, and a client that may not read has been told.
+const lastWords = 5 * time.Second
+
 func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 	defer x.ws.CloseNow()
 	// A client that does not read must not hold up the end.
 	giveUp := time.AfterFunc(math.MaxInt64, func() { x.ws.CloseNow() })
 	defer giveUp.Stop()
-	defer context.AfterFunc(ctx, func() { giveUp.Reset(time.Second) })()
+	defer context.AfterFunc(ctx, func() { giveUp.Reset(lastWords) })()
 
 	req, err := s.execRequest(x)
 	gone := make(chan struct{})
@@ -224,7 +228,7 @@ func (s *Server) execEnd(ctx context.Context, x *execution, exit sandboxer.Exit,
 		channel, v = api.ChanError, s.problem(ctx, endOf(ctx, err))
 	}
 	b, _ := json.Marshal(v)
-	wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
 	defer cancel()
 	x.ws.Write(wctx, websocket.MessageBinary, append([]byte{channel}, b...))
 }

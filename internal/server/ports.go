@@ -44,7 +44,7 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 		giveUp := time.AfterFunc(math.MaxInt64, func() { ws.CloseNow() })
 		defer giveUp.Stop()
 		defer context.AfterFunc(sctx, func() {
-			giveUp.Reset(time.Second)
+			giveUp.Reset(lastWords)
 			c.Close()
 		})()
 		p := &pulse{ws: ws}
