@@ -308,6 +308,23 @@ wait`, dir)
 
 var relatives = []string{"leader", "child", "session", "orphan", "shell"}
 
+// expiring is a context whose deadline passes when over is closed.
+type expiring struct {
+	context.Context
+	over chan struct{}
+}
+
+func (e expiring) Done() <-chan struct{} { return e.over }
+
+func (e expiring) Err() error {
+	select {
+	case <-e.over:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
 func TestCancelKillsTheFamily(t *testing.T) {
 	a := startAgent(t)
 	for _, how := range []string{"cancel", "deadline", "broken connection", "signal"} {
@@ -330,10 +347,11 @@ func TestCancelKillsTheFamily(t *testing.T) {
 				defer client.Close()
 			}
 			ctx, cancel := context.WithCancel(t.Context())
-			if how == "deadline" {
-				ctx, cancel = context.WithTimeout(t.Context(), 700*time.Millisecond)
-			}
 			defer cancel()
+			over := make(chan struct{})
+			if how == "deadline" {
+				ctx = expiring{ctx, over}
+			}
 			result := make(chan error, 1)
 			go func() {
 				_, err := client.Exec(ctx, sandboxer.Cmd{Args: []string{"sh", "-c", family(dir)}})
@@ -348,6 +366,7 @@ func TestCancelKillsTheFamily(t *testing.T) {
 			case "cancel":
 				cancel()
 			case "deadline":
+				close(over)
 				want = sandboxer.Timeout
 			case "broken connection":
 				mu.Lock()
@@ -462,7 +481,7 @@ func TestBackground(t *testing.T) {
 // TestDeadlines tells the deadline of a call from that of a process.
 func TestDeadlines(t *testing.T) {
 	a := startAgent(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	pid, err := a.Start(ctx, sandboxer.Cmd{Args: []string{"sleep", "1000"}}, "")
 	if err != nil {
@@ -477,7 +496,7 @@ func TestDeadlines(t *testing.T) {
 	}
 	// A deadline on the wire holds also for a caller who has left.
 	mark := filepath.Join(a.dir, "pid")
-	res := a.stream("process.Process/Start", `{"process":{"cmd":"/bin/sh","args":["-c","echo $$ > `+mark+`; sleep 1000; true"]}}`, "Connect-Timeout-Ms", "1000")
+	res := a.stream("process.Process/Start", `{"process":{"cmd":"/bin/sh","args":["-c","echo $$ > `+mark+`; sleep 1000; true"]}}`, "Connect-Timeout-Ms", "3000")
 	pid = readPID(t, mark)
 	res.Body.Close()
 	eventually(t, "the process outlives its deadline", func() bool { return !alive(pid) })
@@ -486,7 +505,7 @@ func TestDeadlines(t *testing.T) {
 // TestReplayIsBounded writes more than is kept, while nobody reads.
 func TestReplayIsBounded(t *testing.T) {
 	a := startAgent(t, "--replay-kib", "64")
-	pid, err := a.Start(t.Context(), sandboxer.Cmd{Args: []string{"sh", "-c", "seq 1 200000; sleep 0.3; echo err >&2; seq 200001 200010"}}, "")
+	pid, err := a.Start(t.Context(), sandboxer.Cmd{Args: []string{"sh", "-c", "seq 1 200000; sleep 2; echo err >&2; seq 200001 200010"}}, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -523,6 +542,17 @@ func TestBackPressure(t *testing.T) {
 	}
 }
 
+// hears tells that something was written.
+type hears struct {
+	first chan<- struct{}
+	once  sync.Once
+}
+
+func (h *hears) Write(p []byte) (int, error) {
+	h.once.Do(func() { h.first <- struct{}{} })
+	return len(p), nil
+}
+
 // TestStalledReader has one reader stop while another one wants all.
 func TestStalledReader(t *testing.T) {
 	if testing.Short() {
@@ -531,7 +561,7 @@ func TestStalledReader(t *testing.T) {
 	t.Parallel()
 	a := startAgent(t)
 	const size = 64 << 20
-	pid, err := a.Start(t.Context(), sandboxer.Cmd{Args: []string{"sh", "-c", "read go; head -c " + strconv.Itoa(size) + " /dev/zero"},
+	pid, err := a.Start(t.Context(), sandboxer.Cmd{Args: []string{"sh", "-c", "echo; read go; head -c " + strconv.Itoa(size) + " /dev/zero"},
 		Stdin: strings.NewReader("")}, "")
 	if err != nil {
 		t.Fatal(err)
@@ -541,22 +571,19 @@ func TestStalledReader(t *testing.T) {
 	attached := make(chan struct{}, 2)
 	stalled := make(chan error, 1)
 	wg.Go(func() {
-		attached <- struct{}{}
-		_, err := a.Attach(t.Context(), pid, true, Streams{Stdout: stuckWriter{let}})
+		_, err := a.Attach(t.Context(), pid, true, Streams{Stdout: io.MultiWriter(&hears{first: attached}, stuckWriter{let})})
 		stalled <- err
 	})
 	n := counter(0)
 	wg.Go(func() {
-		attached <- struct{}{}
-		x, err := a.Attach(t.Context(), pid, true, Streams{Stdout: &n})
-		if err != nil || x.Code != 0 || n != size {
+		x, err := a.Attach(t.Context(), pid, true, Streams{Stdout: io.MultiWriter(&hears{first: attached}, &n)})
+		if err != nil || x.Code != 0 || n != size+1 {
 			t.Errorf("the good reader: %+v, %v, %d bytes", x, err, n)
 		}
 		close(let)
 	})
 	<-attached
 	<-attached
-	time.Sleep(50 * time.Millisecond) // until both are most likely attached; if not, the test proves less
 	if err := a.SendInput(t.Context(), pid, []byte("go\n"), false); err != nil {
 		t.Fatal(err)
 	}

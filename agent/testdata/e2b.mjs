@@ -11,7 +11,7 @@ const step = async (name, f) => {
   try { await f() } catch (e) { console.log('FAIL ' + name); console.log(e); process.exitCode = 1; return }
   console.log('ok ' + name)
 }
-const until = async (f) => { for (let i = 0; i < 300; i++) { if (await f()) return; await new Promise(r => setTimeout(r, 10)) } throw new Error('timed out') }
+const until = async (f) => { for (let i = 0; i < 3000; i++) { if (await f()) return; await new Promise(r => setTimeout(r, 10)) } throw new Error('timed out') }
 
 await step('run', async () => {
   const r = await sbx.commands.run('echo out; echo err >&2; echo $X; pwd', { envs: { X: 'y' }, cwd: dir })

@@ -82,8 +82,10 @@ const amid = time.Second
 
 func started(pid int, what string, buf []byte) []byte {
 	was := "" // where its environment ended at the last look
-	for begun, settled := monotonic(), 0; ; {
-		late := monotonic()-begun > amid // before the look: nothing may come in between
+	for begun, looks, settled := monotonic(), 1, 0; ; looks++ {
+		// Before the look, so that nothing comes in between; and several, for a machine
+		// that stood still.
+		late := monotonic()-begun > amid && looks > 100
 		f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, what))
 		if err != nil {
 			return nil

@@ -701,7 +701,7 @@ func tokenOf(r *rig) string {
 // A client that hangs up in the middle of a create strands nothing.
 func TestHangUpDuringCreate(t *testing.T) {
 	r := newRig(t)
-	r.world.Inject(fake.Fault{Verb: fake.VerbProvision, Delay: 200 * time.Millisecond, Times: 1})
+	r.world.Inject(fake.Fault{Verb: fake.VerbProvision, Delay: 2 * time.Second, Times: 1})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
@@ -846,7 +846,13 @@ func TestExecOnFake(t *testing.T) {
 		if err != nil || got.Stdout != "é" || !got.StdoutTruncated || got.Stderr != "e\n" || got.StderrTruncated {
 			t.Errorf("%+v, %v", got, err)
 		}
-		got, err = c.Run(ctx, sb.ID, api.Exec{Args: sh(`echo begun; sleep 600`), Timeout: api.Duration(300 * time.Millisecond)})
+		// Until there is time enough to begin.
+		for limit := 300 * time.Millisecond; limit < 20*time.Second; limit *= 2 {
+			got, err = c.Run(ctx, sb.ID, api.Exec{Args: sh(`echo begun; sleep 600`), Timeout: api.Duration(limit)})
+			if err != nil || got.Stdout != "" {
+				break
+			}
+		}
 		if err != nil || !got.TimedOut || got.Code != 137 || got.Stdout != "begun\n" {
 			t.Errorf("%+v, %v", got, err)
 		}
