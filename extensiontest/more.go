@@ -567,8 +567,7 @@ func (s *suite) pause(t *testing.T) {
 		}
 		// What was written before may still be on its way; then silence.
 		quiet, n := 0, 0
-		for range 50 {
-			time.Sleep(50 * time.Millisecond)
+		for end := time.Now().Add(patience); quiet < 25 && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			if m := len(out.String()); m == n {
 				quiet++
 			} else {

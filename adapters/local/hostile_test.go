@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -66,8 +67,7 @@ func TestHostileNeighbour(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			quiet := latency()
-			mineBefore, diskBefore := resident(t), diskFree(t, e)
+			mineBefore, diskBefore := resident(t), taken(e, h)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			var out counting
@@ -84,7 +84,7 @@ func TestHostileNeighbour(t *testing.T) {
 					_, m, _ := e.cgroups.usage(h.Ref)
 					p := e.cgroups.number(e.cgroups.path("pids", h.Ref), "pids.current", "")
 					mostMemory, mostPIDs = max(mostMemory, m), max(mostPIDs, p)
-					mostMine, mostDisk = max(mostMine, resident(t)-mineBefore), max(mostDisk, diskBefore-diskFree(t, e))
+					mostMine, mostDisk = max(mostMine, resident(t)-mineBefore), max(mostDisk, taken(e, h)-diskBefore)
 					select {
 					case <-over:
 						return
@@ -93,11 +93,30 @@ func TestHostileNeighbour(t *testing.T) {
 				}
 			}()
 			time.Sleep(500 * time.Millisecond) // it comes to its worst
-			// The machine is not ours alone: noise of others is no fault of the neighbour's.
-			ratio := 1e9
-			for range 4 {
-				noisy := latency()
-				ratio = min(ratio, float64(noisy)/float64(quiet))
+			// The machine is not ours alone, so quiet is measured beside it, while it is
+			// frozen, and the median of a few rounds counts. Others may begin or end just
+			// then all the same.
+			var ratio float64
+			var quiet time.Duration
+			for range 3 {
+				var ratios []float64
+				for range 5 {
+					noisy := latency()
+					if err := e.Pause(t.Context(), h); err != nil {
+						t.Fatal(err)
+					}
+					quiet = latency()
+					if err := e.Resume(t.Context(), h); err != nil {
+						t.Fatal(err)
+					}
+					ratios = append(ratios, float64(noisy)/float64(quiet))
+					time.Sleep(50 * time.Millisecond)
+				}
+				slices.Sort(ratios)
+				if ratio = ratios[len(ratios)/2]; ratio < 2 {
+					break
+				}
+				t.Logf("the neighbour's exec true, at first: %.2f times as long", ratios)
 			}
 			if c.name == "memory bomb" {
 				for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
@@ -122,7 +141,7 @@ func TestHostileNeighbour(t *testing.T) {
 			if c.name == "memory bomb" && mostMemory < memoryLimit/2 {
 				t.Errorf("it had only %d bytes of memory: no bomb", mostMemory)
 			}
-			if mostMemory > memoryLimit {
+			if mostMemory > memoryLimit+8<<20 { // the kernel counts before it refuses
 				t.Errorf("it had %d bytes of memory", mostMemory)
 			}
 			if mostPIDs > 2*pidLimit+512 {
@@ -131,7 +150,7 @@ func TestHostileNeighbour(t *testing.T) {
 			if mostMine > 128<<20 {
 				t.Errorf("this process grew by %d MiB", mostMine>>20)
 			}
-			if mostDisk > 2*diskLimit+256<<20 { // others write, too
+			if mostDisk > diskLimit+8<<20 || c.name == "disk bomb" && mostDisk < diskLimit/2 {
 				t.Errorf("%d MiB of disk went", mostDisk>>20)
 			}
 			// In the midst of it.
@@ -170,12 +189,24 @@ func resident(t *testing.T) int64 {
 	return n * int64(os.Getpagesize())
 }
 
-func diskFree(t *testing.T, e *engine) int64 {
-	var st unix.Statfs_t
-	if err := unix.Statfs(e.dir(), &st); err != nil {
-		t.Error(err)
+// taken is the room on disk of what a sandbox has open in the engine's directory, where
+// it keeps what was written, in files without a name.
+func taken(e *engine, h sandboxer.Handle) (sum int64) {
+	b, err := e.of(h)
+	if err != nil {
+		return 0
 	}
-	return int64(st.Bavail) * st.Bsize
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", b.pid))
+	seen := map[uint64]bool{}
+	for _, p := range fds {
+		var st unix.Stat_t
+		to, _ := os.Readlink(p)
+		if strings.HasPrefix(to, e.dir()) && unix.Stat(p, &st) == nil && !seen[st.Ino] {
+			seen[st.Ino] = true
+			sum += st.Blocks * 512
+		}
+	}
+	return sum
 }
 
 // processesOf finds processes of a sandbox's name.

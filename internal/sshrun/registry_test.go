@@ -61,7 +61,11 @@ func TestProbe(t *testing.T) {
 		for name, script := range map[string]string{"docker": "case $1 in version) echo 20.10.24;; compose) exit 1;; esac", "docker-compose": "echo 1.29.2"} {
 			os.WriteFile(filepath.Join(tools, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755)
 		}
-		f, err := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target()).Probe(t.Context())
+		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
+		f, err := h.Probe(t.Context())
+		for tries := 0; tries < 5 && err == nil && math.Abs(f.ClockAhead) > 0.5; tries++ {
+			f, err = h.Probe(t.Context()) // the machine may have stood still in the middle of it
+		}
 		if err != nil {
 			t.Fatal(err)
 		}

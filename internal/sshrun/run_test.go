@@ -108,7 +108,7 @@ func TestRun(t *testing.T) {
 			{name: "dir", cmd: sshrun.Cmd{Args: []string{"pwd"}, Dir: dir}, out: dir + "\n"},
 			{name: "no stdin", cmd: sshrun.Cmd{Args: []string{"cat"}}},
 			{name: "stdin", cmd: sshrun.Cmd{Args: []string{"cat"}, Stdin: bytes.NewReader(binary)}, out: string(binary)},
-			{name: "what is left behind does not hold it up", cmd: sshrun.Cmd{Script: "sleep 3 & echo done"}, out: "done\n"},
+			{name: "what is left behind does not hold it up", cmd: sshrun.Cmd{Script: "sleep 30 & echo done"}, out: "done\n"},
 			{name: "traps are not inherited", cmd: sshrun.Cmd{Script: "sh -c 'kill -INT $$; echo alive'"}, exit: sandboxer.Exit{Code: 130, Signal: "INT"}},
 		}
 		for _, tt := range tests {
@@ -126,7 +126,7 @@ func TestRun(t *testing.T) {
 				if out.String() != tt.out || errOut.String() != tt.errOut {
 					t.Errorf("out %.200q, err %.200q; want %.200q, %.200q", out.String(), errOut.String(), tt.out, tt.errOut)
 				}
-				if d := time.Since(start); d > 2500*time.Millisecond {
+				if d := time.Since(start); d > 20*time.Second {
 					t.Errorf("it took %s", d)
 				}
 			})
@@ -227,7 +227,7 @@ func TestTerminal(t *testing.T) {
 		resize := make(chan sandboxer.WinSize, 1)
 		done := make(chan error, 1)
 		go func() {
-			exit, err := h.Run(t.Context(), sshrun.Cmd{Script: `stty size; read l; echo "got $l"; trap 'stty size' WINCH; while :; do sleep 0.05; done`,
+			exit, err := h.Run(t.Context(), sshrun.Cmd{Script: `stty size; read l; trap 'stty size' WINCH; echo "got $l"; while :; do sleep 0.05; done`,
 				TTY: &sandboxer.WinSize{Cols: 101, Rows: 37}, Stdin: in, Stdout: out, Resize: resize})
 			if err == nil && exit.Code != 130 {
 				err = fmt.Errorf("exit %+v", exit)
@@ -372,21 +372,26 @@ func TestOutputIsTakenLate(t *testing.T) {
 			close(stop)
 		})
 		t.Run("what is left behind talks on", func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 800*time.Millisecond)
-			defer cancel()
-			done := make(chan error, 1)
-			go func() {
-				_, err := h.Run(ctx, sshrun.Cmd{Script: "(while echo x; do sleep 0.1; done) & echo done", Stdout: io.Discard})
-				done <- err
-			}()
-			select {
-			case err := <-done:
-				if sandboxer.KindOf(err) != sandboxer.Timeout {
-					t.Errorf("%v, want a timeout", err)
+			// What says nothing for half a second, as it may on a busy machine, is let go.
+			var err error
+			for range 10 {
+				ctx, cancel := context.WithTimeout(t.Context(), 800*time.Millisecond)
+				done := make(chan error, 1)
+				go func() {
+					_, err := h.Run(ctx, sshrun.Cmd{Script: "(while echo x; do sleep 0.1; done) & echo done", Stdout: io.Discard})
+					done <- err
+				}()
+				select {
+				case err = <-done:
+				case <-time.After(15 * time.Second):
+					t.Fatal("Run hangs")
 				}
-			case <-time.After(15 * time.Second):
-				t.Error("Run hangs")
+				cancel()
+				if sandboxer.KindOf(err) == sandboxer.Timeout {
+					return
+				}
 			}
+			t.Errorf("%v, want a timeout", err)
 		})
 	})
 }

@@ -30,14 +30,27 @@ func TestShellsWait(t *testing.T) {
 		if _, err := h.Output(t.Context(), "true"); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, func() bool { return shells() == 2 })
-		time.Sleep(way) // until that is known here
-		for i := range 2 {
-			begun := time.Now()
-			out, err := h.Output(t.Context(), `echo "$1 $SANDBOXER_RUN"`, fmt.Sprint(i))
-			if d := time.Since(begun); err != nil || !strings.HasPrefix(string(out), fmt.Sprint(i, " ")) || d > 2*way+way*2/3 {
-				t.Errorf("%q, %v, after %s; a round trip takes %s", out, err, d, 2*way)
+		// On a busy machine one pair may be slow, but not every one.
+		const limit = 2*way + way*2/3
+		var took time.Duration
+		for range 20 {
+			waitFor(t, func() bool { return shells() == 2 })
+			time.Sleep(way) // until that is known here
+			took = 0
+			for i := range 2 {
+				begun := time.Now()
+				out, err := h.Output(t.Context(), `echo "$1 $SANDBOXER_RUN"`, fmt.Sprint(i))
+				if err != nil || !strings.HasPrefix(string(out), fmt.Sprint(i, " ")) {
+					t.Errorf("%q, %v", out, err)
+				}
+				took = max(took, time.Since(begun))
 			}
+			if took <= limit {
+				break
+			}
+		}
+		if took > limit {
+			t.Errorf("it takes %s; a round trip takes %s", took, 2*way)
 		}
 		waitFor(t, func() bool { return shells() == 0 })
 		// What is killed is found by its own mark, also in a shell that waited.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
@@ -374,7 +375,9 @@ func TestKillByVariable(t *testing.T) {
 		return strings.TrimSpace(string(out))
 	}
 	mine, other := start(id), start(id+"0")
-	time.Sleep(50 * time.Millisecond) // setsid executes
+	waitFor(t, func() bool {
+		return len(procs.WithEnv("SBX_TEST="+id)) == 1 && len(procs.WithEnv("SBX_TEST="+id+"0")) == 1
+	})
 	if err := h.Kill(t.Context(), "SBX_TEST", id); err != nil {
 		t.Error(err)
 	}

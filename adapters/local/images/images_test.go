@@ -280,7 +280,7 @@ func TestBrokenLines(t *testing.T) {
 		defer cancel()
 		start := time.Now()
 		_, err := pull(ctx, s, ref)
-		if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 2*time.Second {
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 10*time.Second {
 			t.Errorf("%v after %s", err, time.Since(start))
 		}
 	})
@@ -299,7 +299,15 @@ func TestKilledWhilePulling(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			for deadline := time.Now().Add(20 * time.Second); reg.Sent() < size/4; time.Sleep(5 * time.Millisecond) {
+			arrived := func() (n int64) {
+				for _, name := range files(t, s, "partial") {
+					if fi, err := os.Stat(s.path("partial", name)); err == nil {
+						n += fi.Size()
+					}
+				}
+				return n
+			}
+			for deadline := time.Now().Add(20 * time.Second); arrived() < size/8; time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatal("it does not pull")
 				}

@@ -42,7 +42,7 @@ func run(verb, arg string, args []string) error {
 	case "map", "maprest":
 		return mapped(arg, verb == "map")
 	case "get":
-		c := http.Client{Timeout: 5 * time.Second}
+		c := http.Client{Timeout: 20 * time.Second}
 		res, err := c.Get(arg)
 		if err == nil {
 			_, err = io.Copy(os.Stdout, res.Body)
@@ -58,7 +58,7 @@ func run(verb, arg string, args []string) error {
 		fmt.Println(strings.Join(lines, "\n"))
 	case "resolve":
 		for _, name := range args {
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 			list, err := (&net.Resolver{PreferGo: true}).LookupHost(ctx, name)
 			cancel()
 			fmt.Println(strings.Join(append(list, short(err)), " "))
@@ -114,12 +114,12 @@ func run(verb, arg string, args []string) error {
 
 func reach(a string) string {
 	network, addr, _ := strings.Cut(a, ":")
-	c, err := net.DialTimeout(network, addr, 5*time.Second)
+	c, err := net.DialTimeout(network, addr, 20*time.Second)
 	if err != nil {
 		return short(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(3 * time.Second))
+	c.SetDeadline(time.Now().Add(6 * time.Second))
 	if network == "udp" {
 		fmt.Fprintln(c, "hello")
 	}
