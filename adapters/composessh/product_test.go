@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -61,12 +60,7 @@ func newProduct(t *testing.T) (*product, *rig) {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	p := &product{dir: dir, env: append(os.Environ(), "PATH="+dir+"/bin:"+os.Getenv("PATH"), "SANDBOXER_HOME="+dir, "SANDBOXER_PROGRESS=none", "SANDBOXER_COMPOSE_CMD="+r.compose)}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
-	serve := exec.Command(dir+"/bin/sandboxer", "serve", "--listen", l.Addr().String())
+	serve := exec.Command(dir+"/bin/sandboxer", "serve", "--listen", "127.0.0.1:0")
 	var said bytes.Buffer
 	serve.Env, serve.Stdout, serve.Stderr = p.env, &said, &said
 	if err := serve.Start(); err != nil {

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -54,6 +55,8 @@ type imageStore struct {
 	dir   string
 	agent string
 	store *images.Store
+	// overdue says that the store has grown since it was pruned.
+	overdue atomic.Bool
 }
 
 // newImageStore opens the store in dir. The images that live sandboxes use stay,
@@ -73,7 +76,7 @@ func (e *engine) newImageStore(dir string) (*imageStore, error) {
 	if err := os.MkdirAll(s.empty(), 0o755); err != nil {
 		return nil, err
 	}
-	if err := store.Prune(); err != nil && e.env.Log != nil {
+	if _, err := store.Prune(); err != nil && e.env.Log != nil {
 		e.env.Log.Warn("images could not be pruned", "extension", e.env.Extension, "err", err)
 	}
 	return s, nil
@@ -164,7 +167,12 @@ func (s *imageStore) get(ctx context.Context, ref string) (_ *image, err error) 
 	done := func() {
 		release()
 		if grown {
-			_ = s.store.Prune() // the next open says what fails
+			s.overdue.Store(true)
+		}
+		if s.overdue.Swap(false) {
+			if done, _ := s.store.Prune(); !done { // the next open says what fails
+				s.overdue.Store(true) // for whoever holds it now
+			}
 		}
 	}
 	defer func() {

@@ -335,7 +335,7 @@ func TestImagesInUseStay(t *testing.T) {
 	if _, err := e.Teardown(t.Context(), h2); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.images.store.Prune(); err != nil || images() != 1 {
+	if _, err := e.images.store.Prune(); err != nil || images() != 1 {
 		t.Errorf("%d images with one sandbox, %v", images(), err)
 	}
 	if got := sh(t, e, h, "echo lives"); got != "lives" {
@@ -343,6 +343,42 @@ func TestImagesInUseStay(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "image", "blobs", "*")); len(left) > 0 {
 		t.Errorf("layers beyond the size to keep: %q", left)
+	}
+}
+
+// An image that is made while another one is being made is not kept beyond the size to
+// keep for that, but only until then.
+func TestPruneIsMadeUpFor(t *testing.T) {
+	needsGVisor(t)
+	reg := registrytest.New(t)
+	dir := shortDir(t)
+	e := openImages(t, dir, func(i *Images) { i.Keep = 1 << 20 })
+	one := reg.Push(t, "one:1", appImage(t, v1.Config{Env: []string{"PATH=/bin"}}))
+	up(t, e, sandboxer.Spec{Image: one})
+	images := func() int {
+		all, _ := filepath.Glob(filepath.Join(dir, "image", "*.erofs"))
+		return len(all)
+	}
+	release, err := e.images.store.Hold(t.Context()) // somebody is making one
+	if err != nil {
+		t.Fatal(err)
+	}
+	two := reg.Push(t, "two:1", appImage(t, v1.Config{Env: []string{"PATH=/bin", "X=2"}}))
+	h2 := up(t, e, sandboxer.Spec{Image: two})
+	if _, err := e.Teardown(t.Context(), h2); err != nil {
+		t.Fatal(err)
+	}
+	if images() != 2 {
+		t.Fatalf("%d images while the store is held", images())
+	}
+	release()
+	img, err := e.images.get(t.Context(), one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img.release()
+	if images() != 1 {
+		t.Errorf("%d images when it was released", images())
 	}
 }
 

@@ -260,6 +260,17 @@ func (l *link) alive() bool {
 	}
 }
 
+// carries asks whether the connection still does: one that is gone may not be known to be.
+func (h *Host) carries(l *link) bool {
+	ctx, cancel := context.WithTimeout(h.pool.ctx, h.pool.opts.ConnectTimeout)
+	defer cancel()
+	s, err := l.start(ctx, "exec true", nil)
+	if err == nil {
+		s.close()
+	}
+	return err == nil || errors.Is(err, errFull)
+}
+
 func (h *Host) wake() {
 	close(h.changed)
 	h.changed = make(chan struct{})

@@ -383,7 +383,7 @@ func (r *running) result(ctx context.Context, l *link, e ended, run string) (san
 		select {
 		case <-l.done():
 		case <-time.After(200 * time.Millisecond):
-			if l.alive() {
+			if l.alive() && r.h.carries(l) {
 				return sandboxer.Exit{Code: 137, Signal: "KILL"}, nil
 			}
 		}

@@ -294,12 +294,12 @@ func digestOf(data []byte) string {
 
 // Hold keeps everything in the store from being removed, by any process, until it is
 // released: from before an image is looked up until a record says that it is in use.
-func (s *Store) Hold(ctx context.Context) (release func(), err error) {
+func (s *Store) Hold(ctx context.Context) (done func(), err error) {
 	f, err := s.flock(ctx, s.path("lock"), unix.LOCK_SH)
 	if err != nil {
 		return nil, err
 	}
-	return func() { f.Close() }, nil
+	return func() { release(f) }, nil
 }
 
 // Lock excludes everybody else from making the image called key.
@@ -308,7 +308,14 @@ func (s *Store) Lock(ctx context.Context, key string) (unlock func(), err error)
 	if err != nil {
 		return nil, err
 	}
-	return func() { f.Close() }, nil
+	return func() { release(f) }, nil
+}
+
+// release gives up the lock that f has, also where a child that is just being started has
+// the file open, too.
+func release(f *os.File) {
+	_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
+	f.Close()
 }
 
 // flock locks a file that is removed only under the exclusive lock of the store. It
@@ -337,20 +344,21 @@ func (s *Store) flock(ctx context.Context, path string, how int) (*os.File, erro
 }
 
 // Prune removes what nobody is making or needs: remains of brokers that died, and,
-// beyond the size to keep, what was not used for longest. It does nothing while
-// somebody holds the store; whoever releases it calls Prune in turn.
-func (s *Store) Prune() error {
+// beyond the size to keep, what was not used for longest. While somebody holds the store
+// it does nothing and returns false.
+func (s *Store) Prune() (done bool, err error) {
 	lock, err := os.OpenFile(s.path("lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return err
+		return false, err
 	}
-	defer lock.Close()
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil // in use
+		lock.Close()
+		return false, nil // in use
 	}
+	defer release(lock)
 	inUse, err := s.opts.InUse()
 	if err != nil {
-		return fmt.Errorf("which images are in use cannot be told: %w", err)
+		return false, fmt.Errorf("which images are in use cannot be told: %w", err)
 	}
 	type item struct {
 		path string
@@ -404,7 +412,7 @@ func (s *Store) Prune() error {
 			errs = append(errs, os.Remove(path))
 		}
 	}))
-	return errors.Join(errs...)
+	return true, errors.Join(errs...)
 }
 
 const (
