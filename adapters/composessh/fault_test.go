@@ -203,6 +203,7 @@ func TestNetworkInTheWay(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			owner := "way" + name
 			r := newRig(t, current(t), 1)
+			r.cfg.Subnets = map[bool]string{false: "10.224.0.0/16", true: "10.225.0.0/16"}[stays] // in nobody else's way
 			e := r.opened(t, owner)
 			s := order("box", repo(t, single, nil))
 			teardown(t, e, s.ID)

@@ -334,7 +334,7 @@ func (e *extension) build(ctx context.Context, name, key string, p *Packer) (str
 		os.Remove(made)
 		return "", sandboxer.E(sandboxer.Unavailable, err, "image %s cannot be kept", name)
 	}
-	a := artefact{Key: key, Image: name, Template: p.Template, Packer: version, BuiltAt: time.Now().UTC().Truncate(time.Second),
+	a := artefact{Key: key, Image: name, Template: p.Template, Packer: version, BuiltAt: time.Now().UTC(),
 		Took: time.Since(began).Seconds(), Log: log}
 	if a.SHA256, a.Bytes, err = digest(made); err == nil {
 		err = errors.Join(os.Chmod(made, 0o400), os.Rename(made, disk))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -182,11 +183,15 @@ func cmdFreePort(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: freeport NAME")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	ts.Check(err)
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	ts.Setenv(args[0], port)
+	// None of those that the kernel gives to anybody: it has to be free a while later.
+	for {
+		port := strconv.Itoa(20_000 + rand.IntN(12_000))
+		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
+			l.Close()
+			ts.Setenv(args[0], port)
+			return
+		}
+	}
 }
 
 // cmdWaitFor repeats a command until it succeeds.

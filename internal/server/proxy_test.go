@@ -20,9 +20,9 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-// web is a program behind a port: it tells what it was asked, and misbehaves where it
-// is asked to.
-func web(port string) error {
+// web is a program behind a port, which it says: it tells what it was asked, and misbehaves
+// where it is asked to.
+func web() error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -71,7 +71,12 @@ func web(port string) error {
 	mux.HandleFunc("/headers", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Big", strings.Repeat("x", 100<<10))
 	})
-	return http.ListenAndServe("127.0.0.1:"+port, mux)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	fmt.Println(l.Addr().(*net.TCPAddr).Port)
+	return http.Serve(l, mux)
 }
 
 // site is a sandbox with that program, whose port is open.
@@ -95,12 +100,7 @@ func newSite(t *testing.T, base string) *site {
 			o.PortURL = u
 		}
 	})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &site{rig: r, port: l.Addr().(*net.TCPAddr).Port, domain: base != ""}
-	l.Close()
+	s := &site{rig: r, domain: base != ""}
 	k, owner := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
 	s.key, s.owner = k.Token, owner
 	s.sb = r.create(owner, api.CreateSandbox{})
@@ -110,12 +110,18 @@ func newSite(t *testing.T, base string) *site {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
+	said, says := io.Pipe()
 	go func() {
 		defer close(done)
+		defer says.Close()
 		r.m.Exec(sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: "acme", Actor: "test", Scopes: sandboxer.Scopes()}), s.sb.ID,
-			sandboxer.Cmd{Args: []string{self, "web", fmt.Sprint(s.port)}})
+			sandboxer.Cmd{Args: []string{self, "web"}, Stdout: says})
 	}()
 	t.Cleanup(func() { cancel(); <-done })
+	if _, err := fmt.Fscanln(said, &s.port); err != nil {
+		t.Fatalf("it does not say where it is: %v", err)
+	}
+	go io.Copy(io.Discard, said)
 	if _, err := owner.OpenPort(t.Context(), s.sb.ID, s.port); err != nil {
 		t.Fatal(err)
 	}

@@ -27,8 +27,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == "web" { // the program behind a port of a sandbox
-		panic(web(os.Args[2]))
+	if len(os.Args) == 2 && os.Args[1] == "web" { // the program behind a port of a sandbox
+		panic(web())
 	}
 	goleak.VerifyTestMain(m)
 }
