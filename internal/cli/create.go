@@ -81,6 +81,9 @@ func createRun(ctx context.Context, o *createOptions) error {
 			return
 		}
 		req, err := o.request(o.f, s)
+		if err == nil {
+			err = ctx.Err()
+		}
 		if err != nil {
 			done <- result{s: s, err: err}
 			return

@@ -109,6 +109,28 @@ func TestNetworkAfterRestart(t *testing.T) {
 	r.destroy(sb.ID)
 }
 
+// TestNetworkAfterAnOutage has the extension not answer when the next broker starts: the
+// books are enforced when it does.
+func TestNetworkAfterAnOutage(t *testing.T) {
+	r := newRig(t, open)
+	sb := r.create(sandboxer.CreateRequest{Profile: "open", Network: &public})
+	r.world.Inject(fake.Fault{Verb: fake.VerbNetwork, Lie: true, Times: 1})
+	if _, err := r.SetNetwork(acme, sb.ID, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkNone}); err != nil {
+		t.Fatal(err)
+	}
+	r.world.Inject(fake.Fault{Verb: fake.VerbList, Kind: sandboxer.Unavailable, Times: 1})
+	r.restart()
+	for range 2 { // the first one may meet the outage
+		if _, err := r.Sweep(admin); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m := r.enforced(); m != sandboxer.NetworkNone {
+		t.Errorf("the books say none, and %q is in force", m)
+	}
+	r.destroy(sb.ID)
+}
+
 func TestSetNetworkConcurrently(t *testing.T) {
 	r := newRig(t, open)
 	sb := r.create(sandboxer.CreateRequest{Profile: "open"})
