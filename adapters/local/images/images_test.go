@@ -240,7 +240,7 @@ func TestBrokenLines(t *testing.T) {
 	t.Run("stands still", func(t *testing.T) {
 		s, reg := open(t, func(o *Options) { o.stall = 200 * time.Millisecond }), registrytest.New(t)
 		ref := reg.Push(t, "x:1", image(t, noise(t, size)))
-		reg.Slow = time.Hour / 3600 // a second a piece: longer than a line may stand still
+		reg.Set(func(r *registrytest.Server) { r.Slow = time.Second }) // a second a piece: longer than a line may stand still
 		var once sync.Once
 		reg.Reply = func(_ http.ResponseWriter, r *http.Request) bool {
 			if r.Header.Get("Range") != "" {
@@ -275,7 +275,7 @@ func TestBrokenLines(t *testing.T) {
 	t.Run("leaving", func(t *testing.T) {
 		s, reg := open(t, nil), registrytest.New(t)
 		ref := reg.Push(t, "x:1", image(t, noise(t, size)))
-		reg.Slow = time.Second
+		reg.Set(func(r *registrytest.Server) { r.Slow = time.Second })
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		start := time.Now()
@@ -293,7 +293,7 @@ func TestKilledWhilePulling(t *testing.T) {
 		t.Run(fmt.Sprintf("damaged=%v", damaged), func(t *testing.T) {
 			s, reg := open(t, nil), registrytest.New(t)
 			ref := reg.Push(t, "x:1", image(t, noise(t, size)))
-			reg.Slow = 20 * time.Millisecond
+			reg.Set(func(r *registrytest.Server) { r.Slow = 20 * time.Millisecond })
 			cmd := exec.Command(os.Args[0])
 			cmd.Env = append(os.Environ(), "SANDBOXER_TEST_PULL="+ref, "SANDBOXER_TEST_STORE="+s.dir)
 			if err := cmd.Start(); err != nil {
@@ -348,7 +348,7 @@ func TestPullsOfOneImageAreOne(t *testing.T) {
 	a := open(t, nil)
 	b := openIn(t, a.dir, nil) // as another process would
 	ref := reg.Push(t, "x:1", image(t, noise(t, 1<<20), layer(t, entry{tar.Header{Name: "x"}, "y"})))
-	reg.Slow = 5 * time.Millisecond
+	reg.Set(func(r *registrytest.Server) { r.Slow = 5 * time.Millisecond })
 	var wg sync.WaitGroup
 	for i := range 12 {
 		wg.Go(func() {
