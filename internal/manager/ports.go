@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"slices"
@@ -181,8 +182,13 @@ func (m *Manager) listening(ctx context.Context, sb *sandboxer.Sandbox) (ports [
 	return slices.Compact(ports), ok
 }
 
+// dockerDNS is 127.0.0.11, where Docker itself answers for names in a container of a network
+// that was made for it, as the kernel's table of sockets has it.
+var dockerDNS = fmt.Sprintf("%08X", binary.NativeEndian.Uint32([]byte{127, 0, 0, 11}))
+
 // parseListeners reads the kernel's table of sockets: number, local address and port
-// in hexadecimal, remote ones, and the state, which is 0A for a listener.
+// in hexadecimal, remote ones, and the state, which is 0A for a listener. It leaves out
+// the container engine's own.
 func parseListeners(r io.Reader) (ports []int, ok bool) {
 	sc := bufio.NewScanner(r)
 	for sc.Scan() {
@@ -192,7 +198,7 @@ func parseListeners(r io.Reader) (ports []int, ok bool) {
 		}
 		ok = ok || f[1] == "local_address"
 		i := strings.LastIndexByte(f[1], ':')
-		if n, err := strconv.ParseUint(f[1][i+1:], 16, 16); i > 0 && err == nil && f[3] == "0A" && n > 0 {
+		if n, err := strconv.ParseUint(f[1][i+1:], 16, 16); i > 0 && err == nil && f[3] == "0A" && n > 0 && f[1][:i] != dockerDNS {
 			ports = append(ports, int(n))
 		}
 	}

@@ -479,6 +479,7 @@ func TestDueWhileLookedAt(t *testing.T) {
 		r := newRig(t, nil)
 		synctest.Wait()
 		expires, dead := r.create(sandboxer.CreateRequest{TTL: time.Minute}), r.create(sandboxer.CreateRequest{TTL: time.Hour})
+		synctest.Wait()
 		for _, id := range []string{expires.ID, dead.ID} {
 			if !r.take(id) {
 				t.Fatal("somebody has it")
