@@ -271,7 +271,7 @@ func newCmdAudit(f *factory, runF func(context.Context, *plainOptions) error) *c
 	o := &plainOptions{f}
 	return &cobra.Command{
 		Use: "audit", Short: "Compare the books with themselves and with every backend",
-		Long: "Compare the books with themselves and with what every backend lists. Exits with 10 when something is wrong.",
+		Long: "Compare the books with themselves and with what every backend lists. Exits with 10 when something is wrong,\nor could not be checked because a backend does not answer.",
 		Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if runF != nil {

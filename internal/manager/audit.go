@@ -14,6 +14,7 @@ import (
 const (
 	invObject  = "every object outside belongs to one living sandbox"
 	invTwice   = "no incarnation has two objects"
+	invAsked   = "every extension says what it has" // what was not checked is not sound
 	invStates  = "states follow the table, each change with cause and actor"
 	invState   = "a record is in the state its last event says"
 	invNegate  = "no tenant has spent more than it was granted"
@@ -33,8 +34,8 @@ const (
 )
 
 // Audit compares the books with themselves and with what every backend lists, and
-// says where the two differ. It changes nothing and needs the admin scope. A backend
-// that cannot be asked makes the audit fail: what was not checked is not sound.
+// says where the two differ. It changes nothing and needs the admin scope. That a backend,
+// or a part of it, cannot be asked is one of the violations, beside those of the rest.
 func (m *Manager) Audit(ctx context.Context) (Audit, error) {
 	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
 		return Audit{}, err
@@ -65,15 +66,18 @@ func (a *Audit) damaged(sb *sandboxer.Sandbox) {
 // again: between the two looks it may have been torn down.
 func (m *Manager) auditObjects(ctx context.Context, a *Audit) error {
 	for _, e := range m.exts {
-		suspects, n, err := m.unexplained(ctx, e)
+		suspects, n, silent, err := m.unexplained(ctx, e)
 		if err != nil {
 			return err
 		}
 		a.Checked += n
+		if silent != nil {
+			a.violated(invAsked, "", "%s: %s", e.Info.ID, sandboxer.Message(silent))
+		}
 		if len(suspects) == 0 {
 			continue
 		}
-		again, _, err := m.unexplained(ctx, e)
+		again, _, _, err := m.unexplained(ctx, e)
 		if err != nil {
 			return err
 		}
@@ -86,30 +90,35 @@ func (m *Manager) auditObjects(ctx context.Context, a *Audit) error {
 	return nil
 }
 
-func (m *Manager) unexplained(ctx context.Context, e *extension) (map[sighting]Violation, int, error) {
+// unexplained looks at what the extension lists, and says in silent why that may not be all.
+func (m *Manager) unexplained(ctx context.Context, e *extension) (out map[sighting]Violation, n int, silent, err error) {
 	if e.Backend == nil || !e.Backend.Can(sandboxer.CanList) {
-		return nil, 0, nil
+		return nil, 0, nil, nil
 	}
 	count := map[sighting]int{}
 	for h, err := range e.Backend.ListRunning(ctx, m.opts.Owner) {
+		if ctx.Err() != nil {
+			return nil, 0, nil, context.Cause(ctx)
+		}
 		if err != nil {
-			return nil, 0, err
+			silent = err
+			break
 		}
 		count[sighting{e.Info.ID, h.SandboxID, h.Generation}]++
 	}
-	out := map[sighting]Violation{}
+	out = map[sighting]Violation{}
 	for s, n := range count {
 		_, stray, err := m.stray(ctx, s)
 		switch {
 		case err != nil:
-			return nil, 0, err
+			return nil, 0, nil, err
 		case stray:
 			out[s] = Violation{invObject, s.id, fmt.Sprintf("%s has generation %d of it, the books have no living one", e.Info.ID, s.generation)}
 		case n > 1:
 			out[s] = Violation{invTwice, s.id, fmt.Sprintf("%s lists generation %d of it %d times", e.Info.ID, s.generation, n)}
 		}
 	}
-	return out, len(count), nil
+	return out, len(count), silent, nil
 }
 
 // An incarnation is one generation of an ID.

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -145,11 +146,23 @@ func TestAuditFinds(t *testing.T) {
 		})
 	}
 
-	// What cannot be asked is not sound.
-	r := newRig(t, nil)
+	// What cannot be asked is not sound; the rest is looked at all the same.
+	other := fake.NewWorld()
+	defer other.Close()
+	r := newRig(t, func(s *setup) { s.idle, s.other = true, other })
 	r.world.Inject(listFails)
-	_, err := r.Audit(admin)
-	wantErr(t, err, sandboxer.Unavailable, "")
+	spec := sandboxer.Spec{ID: "stray", Generation: 1, Owner: "test"}
+	if _, err := r.ext.Provision(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fake.New(other, fake.Config{Owner: "test"}).Provision(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	a, err := r.Audit(admin)
+	if err != nil || len(a.Violations) != 2 || a.Violations[0].Invariant != invAsked || !strings.HasPrefix(a.Violations[0].Detail, "ext.fake: ") ||
+		a.Violations[1].Invariant != invObject {
+		t.Errorf("%+v, %v", a, err)
+	}
 }
 
 var listFails = fake.Fault{Verb: fake.VerbList, Kind: sandboxer.Unavailable}
