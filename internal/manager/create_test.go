@@ -253,23 +253,16 @@ func TestClientLeaves(t *testing.T) {
 }
 
 func TestNoWaiting(t *testing.T) {
-	gate := make(chan struct{})
-	r := newRig(t, func(s *setup) {
-		s.opts.fail = func(p point) {
-			if p == pProvision+".before" {
-				<-gate
-			}
-		}
-	})
-	open := sync.OnceFunc(func() { close(gate) })
-	t.Cleanup(open)
+	hold, let := heldUp(pProvision)
+	r := newRig(t, hold)
+	t.Cleanup(let)
 	sb := r.create(sandboxer.CreateRequest{NoWaiting: true})
 	if sb.State != sandboxer.Creating {
 		t.Errorf("answered with %s", sb.State)
 	}
 	_, err := r.Exec(acme, sb.ID, sandboxer.Cmd{Args: []string{"true"}})
 	wantErr(t, err, sandboxer.Conflict, "is creating, not running")
-	open()
+	let()
 	r.await(sb.ID, sandboxer.Running)
 
 	r.world.Inject(fake.Fault{Verb: fake.VerbWaitReady, Kind: sandboxer.Failed, Times: 1})

@@ -92,9 +92,10 @@ func TestSetNetworkFails(t *testing.T) {
 	}
 }
 
-// TestNetworkAfterRestart lets a broker die between the books and the backend, which
-// the fake imitates by a lie: the next one enforces what is in the books.
-func TestNetworkAfterRestart(t *testing.T) {
+// betweenBooksAndBackend has a sandbox whose books say none and whose network is public
+// still, as after a broker that died in between; the fake imitates that by a lie.
+func betweenBooksAndBackend(t *testing.T) (*rig, *sandboxer.Sandbox) {
+	t.Helper()
 	r := newRig(t, open)
 	sb := r.create(sandboxer.CreateRequest{Profile: "open", Network: &public})
 	r.world.Inject(fake.Fault{Verb: fake.VerbNetwork, Lie: true, Times: 1})
@@ -104,6 +105,12 @@ func TestNetworkAfterRestart(t *testing.T) {
 	if m := r.enforced(); m != sandboxer.NetworkPublic {
 		t.Fatalf("the lie is none: %q", m)
 	}
+	return r, sb
+}
+
+// TestNetworkAfterRestart has the next broker enforce what is in the books.
+func TestNetworkAfterRestart(t *testing.T) {
+	r, sb := betweenBooksAndBackend(t)
 	r.restart()
 	eventually(t, "the policy of the books to be enforced", func() bool { return r.enforced() == sandboxer.NetworkNone })
 	r.destroy(sb.ID)
@@ -112,12 +119,7 @@ func TestNetworkAfterRestart(t *testing.T) {
 // TestNetworkAfterAnOutage has the extension not answer when the next broker starts: the
 // books are enforced when it does.
 func TestNetworkAfterAnOutage(t *testing.T) {
-	r := newRig(t, open)
-	sb := r.create(sandboxer.CreateRequest{Profile: "open", Network: &public})
-	r.world.Inject(fake.Fault{Verb: fake.VerbNetwork, Lie: true, Times: 1})
-	if _, err := r.SetNetwork(acme, sb.ID, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkNone}); err != nil {
-		t.Fatal(err)
-	}
+	r, sb := betweenBooksAndBackend(t)
 	r.world.Inject(fake.Fault{Verb: fake.VerbList, Kind: sandboxer.Unavailable, Times: 1})
 	r.restart()
 	for range 2 { // the first one may meet the outage

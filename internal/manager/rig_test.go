@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -216,6 +217,19 @@ func (r *rig) noHolds() {
 	if err != nil || len(holds) > 0 {
 		r.t.Errorf("open holds %v, %v", holds, err)
 	}
+}
+
+// heldUp is a change of a setup after which nothing gets to a step before let is called.
+// Cleanup has to call it, too, before the rig is closed.
+func heldUp(step point) (hold func(*setup), let func()) {
+	gate := make(chan struct{})
+	return func(s *setup) {
+		s.opts.fail = func(p point) {
+			if p == step+".before" {
+				<-gate
+			}
+		}
+	}, sync.OnceFunc(func() { close(gate) })
 }
 
 // wantErr checks kind and text of err.

@@ -367,16 +367,9 @@ func TestSnapshotExpires(t *testing.T) {
 
 // TestDropWaitsForRestore: what is being restored from is not collected.
 func TestDropWaitsForRestore(t *testing.T) {
-	gate := make(chan struct{})
-	r := newVaultRig(t, func(s *setup) {
-		s.opts.fail = func(p point) {
-			if p == pRestore+".before" {
-				<-gate
-			}
-		}
-	})
-	open := sync.OnceFunc(func() { close(gate) })
-	t.Cleanup(open)
+	hold, let := heldUp(pRestore)
+	r := newVaultRig(t, hold)
+	t.Cleanup(let)
 	sb := r.create(sandboxer.CreateRequest{})
 	rec := r.snapshot(sb.ID, SnapshotRequest{})
 	done := make(chan error, 1)
@@ -384,7 +377,7 @@ func TestDropWaitsForRestore(t *testing.T) {
 	eventually(t, "the restore to begin", func() bool { return len(r.live()) == 2 })
 	_, err := r.DropSnapshot(acme, rec.ID)
 	wantErr(t, err, sandboxer.Conflict, "in use")
-	open()
+	let()
 	if err := <-done; err != nil {
 		t.Errorf("restore: %v", err)
 	}
