@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -167,7 +168,7 @@ func TestWireStart(t *testing.T) {
 		began := time.Now()
 		mark := filepath.Join(a.dir, "pid")
 		got := a.streamAll("process.Process/Start", `{"process":{"cmd":"/bin/sh","args":["-c","echo $$ > `+mark+`; sleep 1000; true"]}}`, "Connect-Timeout-Ms", "3000")
-		if !strings.Contains(got[len(got)-1], `"deadline_exceeded"`) || time.Since(began) > 20*time.Second {
+		if !strings.Contains(got[len(got)-1], `"deadline_exceeded"`) || time.Since(began) > 10*time.Second {
 			t.Errorf("%q", got)
 		}
 		pid := readPID(t, mark)
@@ -175,7 +176,8 @@ func TestWireStart(t *testing.T) {
 	})
 	t.Run("keepalive", func(t *testing.T) {
 		got := a.streamAll("process.Process/Start", `{"process":{"cmd":"sleep","args":["1.2"]}}`, "Keepalive-Ping-Interval", "1")
-		if len(got) < 4 || got[1] != `{"event":{"keepalive":{}}}` {
+		// One, or more where the process was long in starting or ending.
+		if len(got) < 4 || slices.ContainsFunc(got[1:len(got)-2], func(s string) bool { return s != `{"event":{"keepalive":{}}}` }) {
 			t.Errorf("%q", got)
 		}
 	})

@@ -1105,9 +1105,9 @@ func TestMutants(t *testing.T) {
 	check := func(name, subtest string) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			// Some faults show only if two things coincide.
 			passed, out := run(t, name, only(subtest))
-			for tries := 1; passed && tries < 3; tries++ {
+			// This fault shows only if somebody writes while the reader passes.
+			for tries := 1; passed && name == "says that it stood still" && tries < 3; tries++ {
 				passed, out = run(t, name, only(subtest))
 			}
 			failed := "--- FAIL: TestBroken/" + strings.ReplaceAll(subtest, " ", "_") + " "

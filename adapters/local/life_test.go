@@ -656,8 +656,7 @@ func TestDescriptorsAreCloseOnExec(t *testing.T) {
 }
 
 // TestRunnerIsLean holds what every sandbox pays for: the packages linked into
-// gVisor's children and how many of them are initialised. What that takes is measured by
-// make bench; here it is only told.
+// gVisor's children, and the time their initialisation takes.
 func TestRunnerIsLean(t *testing.T) {
 	needsGVisor(t)
 	out, err := exec.Command("go", "list", "-deps", "github.com/sand-boxer/sandboxer/cmd/sandboxer-runner").Output()
@@ -671,8 +670,9 @@ func TestRunnerIsLean(t *testing.T) {
 		}
 	}
 	// The best of several runs: what else the machine does only adds.
+	const budget = 7 * time.Millisecond
 	best, inits := time.Hour, 0
-	for range 10 {
+	for tries := 0; tries < 10 || tries < 200 && best > budget; tries++ {
 		cmd := exec.Command(filepath.Join(helpers, "sandboxer-runner"))
 		cmd.Env = append(os.Environ(), "GODEBUG=inittrace=1")
 		trace, _ := cmd.CombinedOutput() // it refuses to run by hand, after its initialisation
@@ -692,6 +692,9 @@ func TestRunnerIsLean(t *testing.T) {
 	t.Logf("%d packages linked, %d initialised in %s", len(pkgs), inits, best)
 	if inits == 0 || inits > 330 {
 		t.Errorf("%d packages are initialised; the budget is 330", inits)
+	}
+	if best > budget {
+		t.Errorf("initialisation takes %s; the budget is %s", best, budget)
 	}
 }
 

@@ -374,7 +374,7 @@ func TestOutputIsTakenLate(t *testing.T) {
 		t.Run("what is left behind talks on", func(t *testing.T) {
 			// What says nothing for half a second, as it may on a busy machine, is let go.
 			var err error
-			for range 10 {
+			for range 3 {
 				ctx, cancel := context.WithTimeout(t.Context(), 800*time.Millisecond)
 				done := make(chan error, 1)
 				go func() {

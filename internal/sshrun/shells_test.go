@@ -33,7 +33,7 @@ func TestShellsWait(t *testing.T) {
 		// On a busy machine one pair may be slow, but not every one.
 		const limit = 2*way + way*2/3
 		var took time.Duration
-		for range 20 {
+		for range 5 {
 			waitFor(t, func() bool { return shells() == 2 })
 			time.Sleep(way) // until that is known here
 			took = 0

@@ -180,7 +180,7 @@ func TestHostileLayers(t *testing.T) {
 		}
 		start := time.Now()
 		err := NewTree(Limits{Unpacked: 1 << 20, Entries: 10}).AddLayers(t.Context(), "test", []Layer{{Open: func() (io.ReadCloser, error) { return openLayer(p) }}})
-		if err == nil || !strings.Contains(err.Error(), "unpacks to more than 1024 KiB") || time.Since(start) > 10*time.Second {
+		if err == nil || !strings.Contains(err.Error(), "unpacks to more than 1024 KiB") || time.Since(start) > time.Second {
 			t.Errorf("%v after %s", err, time.Since(start))
 		}
 	})
