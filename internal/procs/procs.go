@@ -5,7 +5,7 @@
 // In the middle of an execve a process shows neither environment nor arguments: first
 // because what was opened is the memory it is leaving, and then until its new memory is
 // set up, which lasts as long as the program takes to be read. Such a one is looked at
-// again. It is of the kernel's own making, and so Linux's only; where there is no /proc
+// again, unless it is somebody else's, where that cannot be told. It is of the kernel's own making, and so Linux's only; where there is no /proc
 // nothing is found.
 package procs
 
@@ -99,6 +99,9 @@ func started(pid int, what string, buf []byte) []byte {
 		if err != nil && err != io.EOF || n > 0 || settled > 1 || late {
 			return append(buf[:n:n], rest...)
 		}
+		if what != "environ" && !mayLook(pid) {
+			return nil // its arguments are anybody's to read, and so there are none
+		}
 		st := Stat(pid)
 		switch {
 		case len(st) <= envEnd || st[vsize] == "0": // it ended, is a zombie or one of the kernel's
@@ -114,6 +117,17 @@ func started(pid int, what string, buf []byte) []byte {
 			_, _ = unix.Select(0, nil, nil, nil, &unix.Timeval{Usec: 50}) // not time.Sleep: see monotonic
 		}
 	}
+}
+
+// mayLook reports whether the kernel shows us where the environment of pid is: of a
+// stranger's process it says 0, as of one in the middle of an execve.
+func mayLook(pid int) bool {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		return false
+	}
+	f.Close()
+	return true
 }
 
 // monotonic is the kernel's clock. The time package's may be a test's, which stands still
