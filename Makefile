@@ -2,6 +2,9 @@
 # make test   installs what the tests need, then runs all of them
 # make bench  measures beside what else there is, in one run (BENCHFLAGS=-quick for a look)
 # make lint   formatting, vet, static analysis, tidiness
+# make fuzz   every fuzz target for a minute (FUZZTIME=10m, FUZZ=Untar for others)
+# make sbom   the bill of materials, bin/sandboxer.cdx.json; make notices renews the licence texts
+# make vulncheck   known vulnerabilities in what the programs link
 
 GVISOR  := $(shell go list -m -f '{{.Version}}' gvisor.dev/gvisor)
 # Without its version in it, gVisor would restore a checkpoint of any other build.
@@ -9,7 +12,7 @@ LDFLAGS := -s -w -X gvisor.dev/gvisor/runsc/version.version=$(GVISOR)
 # gVisor's children start in an empty root, where a dynamic binary finds no libraries.
 GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)'
 
-.PHONY: all build demo test lint bench clean
+.PHONY: all build demo test lint fuzz sbom notices vulncheck bench clean
 
 all: build
 
@@ -45,6 +48,24 @@ lint:
 # module proxy, and go.sum says more where it can.
 	! go mod tidy -e -diff 2>/dev/null | grep '^[-+][^-+]' | grep -v '^.github.com/google/pprof '
 	go run honnef.co/go/tools/cmd/staticcheck@v0.8.2 ./...
+
+FUZZTIME := 1m
+FUZZ := .
+
+fuzz:
+	sh scripts/fuzz.sh $(FUZZTIME) '$(FUZZ)'
+
+bin/sbom: scripts/sbom/main.go scripts/sbom/go.sum
+	cd scripts/sbom && go build -trimpath -o ../../bin/sbom .
+
+sbom: bin/sbom
+	bin/sbom -version "$$(git describe --tags --always --dirty)" -o bin/sandboxer.cdx.json
+
+notices: bin/sbom
+	bin/sbom -notices THIRD_PARTY_NOTICES
+
+vulncheck:
+	sh scripts/vulncheck.sh
 
 clean:
 	rm -rf bin

@@ -154,7 +154,7 @@ type pkg struct {
 	ImportPath   string
 	Dir          string
 	Standard     bool
-	Module       *struct{ Path string }
+	Module       *struct{ Path, Version string }
 	Imports      []string
 	TestImports  []string
 	XTestImports []string
@@ -359,6 +359,27 @@ func TestLinkedLists(t *testing.T) {
 			}
 		}
 		t.Errorf("docs/linked/%s.txt is stale; if the change is wanted: go test ./internal/deptest -update", program)
+	}
+}
+
+// TestNotices holds the licence texts that are passed on with the programs to what the
+// programs link.
+func TestNotices(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join(root(), "THIRD_PARTY_NOTICES"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, _, _ := strings.Cut(string(data), "\n---")
+	var want []string
+	for _, p := range list(t, "-deps", "./cmd/...") {
+		if !p.Standard && !p.ours() && p.Module != nil {
+			want = append(want, p.Module.Path+" "+p.Module.Version)
+		}
+	}
+	slices.Sort(want)
+	want = append(slices.Compact(want), "std")
+	if _, list, _ := strings.Cut(head, "licences below.\n\n"); strings.TrimSpace(list) != strings.Join(want, "\n") {
+		t.Errorf("THIRD_PARTY_NOTICES does not list the modules that are linked; renew it: make notices\nit has:\n%s\nlinked:\n%s", list, strings.Join(want, "\n"))
 	}
 }
 
