@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -69,7 +70,20 @@ type ImportOptions struct {
 	Rules Rules
 	// Accept are signers accepted this once, besides our own and the trusted ones.
 	Accept []KeyID
+	// Manifest bounds the bytes of the manifest, which is held in memory, and several
+	// times over while it is read. 0 means DefaultManifest; at most 512 MiB.
+	Manifest int64
 }
+
+// DefaultManifest is the bound on the manifest of what is imported: some 80,000 files.
+const DefaultManifest = 16 << 20
+
+// A manifest that is larger than freeManifest must not become more than manifestRatio times
+// what it was compressed: digests do not compress, and names hardly so.
+const (
+	freeManifest  = 1 << 20
+	manifestRatio = 100
+)
 
 // Import takes a file that Export wrote, of this or of another installation, and
 // returns the manifest of the checkpoint once it is sealed here, as Save does. ID and
@@ -81,7 +95,7 @@ type ImportOptions struct {
 func (s *Store) Import(ctx context.Context, r io.Reader, o ImportOptions) (*Manifest, error) {
 	read := &meter{ctx: ctx, r: r, limit: 1 << 62}
 	in := bufio.NewReaderSize(read, copySize)
-	m, data, env, err := s.readEnvelope(in)
+	env, err := readEnvelope(in, min(cmp.Or(o.Manifest, DefaultManifest), maxManifest))
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +103,14 @@ func (s *Store) Import(ctx context.Context, r io.Reader, o ImportOptions) (*Mani
 		return nil, sandboxer.E(sandboxer.Denied, nil, "the checkpoint is signed by %s, which is not known here", env.Signer).
 			WithHint("if that is the key of whom you got it from, accept it by name")
 	}
+	data := env.Manifest
+	m, err := decodeManifest(data)
+	if err != nil {
+		return nil, err
+	}
+	m.Signer = env.Signer
+	// More entries than the manifest has, it cannot be; each takes memory.
+	o.Rules.Entries = min(o.Rules.withDefaults().Entries, len(m.Files)+1)
 	if have, err := s.Get(ctx, m.ID); err == nil {
 		if have.Digest == m.Digest {
 			return have, nil
@@ -119,54 +141,69 @@ func (s *Store) Import(ctx context.Context, r io.Reader, o ImportOptions) (*Mani
 	return w.seal(m, data, c.part, env.Signer, env.Signature)
 }
 
-func (s *Store) readEnvelope(in io.Reader) (*Manifest, []byte, *envelope, error) {
-	bad := func(err error, why string) (*Manifest, []byte, *envelope, error) {
+// readEnvelope reads what precedes the payload. The signature is verified, its signer is
+// for the caller to judge before the manifest is looked at.
+func readEnvelope(in io.Reader, limit int64) (*envelope, error) {
+	bad := func(err error, why string) (*envelope, error) {
 		var own *sandboxer.Error
 		if errors.As(err, &own) || err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && sandboxer.KindOf(err) != sandboxer.Internal {
-			return nil, nil, nil, err
+			return nil, err
 		}
-		return nil, nil, nil, sandboxer.E(sandboxer.Invalid, err, "this is no exported checkpoint: %s", why)
+		return nil, sandboxer.E(sandboxer.Invalid, err, "this is no exported checkpoint: %s", why)
+	}
+	large := func() (*envelope, error) {
+		return nil, refuse("its manifest has more than %d MiB", limit>>20).
+			WithHint("an administrator may import it; or export it without directories of very many files, such as caches")
 	}
 	var head [8]byte
 	if _, err := io.ReadFull(in, head[:]); err != nil {
 		return bad(err, "it is too short")
 	}
-	n := binary.LittleEndian.Uint32(head[4:])
-	if binary.LittleEndian.Uint32(head[:]) != skippableMagic || n > maxManifest {
+	if binary.LittleEndian.Uint32(head[:]) != skippableMagic {
 		return bad(nil, "it does not begin as one")
 	}
+	n := int64(binary.LittleEndian.Uint32(head[4:]))
+	if n > limit {
+		return large()
+	}
 	var packed bytes.Buffer // grows with what is really there
-	if _, err := io.CopyN(&packed, in, int64(n)); err != nil {
+	if _, err := io.CopyN(&packed, in, n); err != nil {
 		return bad(err, "it is cut short")
 	}
 	dec, err := zstd.NewReader(&packed, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderConcurrency(1))
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
 	defer dec.Close()
-	raw, err := io.ReadAll(io.LimitReader(dec, maxManifest*3/2))
+	most := limit*4/3 + 1<<10 // base64, and what is around it
+	dense := n*manifestRatio < most
+	if dense {
+		most = max(n*manifestRatio, freeManifest)
+	}
+	raw, err := io.ReadAll(io.LimitReader(dec, most+1))
 	if err != nil {
 		return bad(nil, "its manifest cannot be decompressed")
 	}
-	var env envelope
+	if int64(len(raw)) > most {
+		if dense {
+			return nil, refuse("its manifest becomes more than %d times what it was compressed", manifestRatio)
+		}
+		return large()
+	}
+	env := new(envelope)
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.DisallowUnknownFields()
-	if err := d.Decode(&env); err != nil {
+	if err := d.Decode(env); err != nil {
 		return bad(nil, "its manifest cannot be read")
 	}
 	if env.Format != envelopeFormat {
-		return nil, nil, nil, sandboxer.E(sandboxer.Unsupported, nil, "the export has the format %.60q; this program knows %q", env.Format, envelopeFormat).
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "the export has the format %.60q; this program knows %q", env.Format, envelopeFormat).
 			WithHint("use a newer version of sandboxer")
 	}
-	if err := verify(env.Signer, env.Manifest, env.Signature); err != nil {
-		return nil, nil, nil, err
+	if int64(len(env.Manifest)) > limit {
+		return large()
 	}
-	m, err := decodeManifest(env.Manifest)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	m.Signer = env.Signer
-	return m, env.Manifest, &env, nil
+	return env, verify(env.Signer, env.Manifest, env.Signature)
 }
 
 // bomb reads what is decompressed and refuses more than was announced, or than its

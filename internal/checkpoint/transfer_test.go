@@ -1,12 +1,19 @@
 package checkpoint
 
 import (
+	"archive/tar"
 	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -176,4 +183,99 @@ func TestLoadKey(t *testing.T) {
 	_ = os.Chmod(path, 0o600)
 	_, err = LoadKey(dir)
 	wantKind(t, err, sandboxer.Invalid)
+}
+
+// seal makes the beginning of an export, before the payload, of a manifest.
+func seal(t testing.TB, m *Manifest) []byte {
+	t.Helper()
+	data, err := json.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := testKey(1)
+	env, err := json.Marshal(envelope{Format: envelopeFormat, Manifest: data, Signer: ID(key), Signature: sign(key, data)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer enc.Close()
+	body := enc.EncodeAll(env, nil)
+	out := binary.LittleEndian.AppendUint32(nil, skippableMagic)
+	out = binary.LittleEndian.AppendUint32(out, uint32(len(body)))
+	return append(out, body...)
+}
+
+// A manifest of n directories, one in the other's place: as small as entries get.
+func directories(n int) *Manifest {
+	m := &Manifest{Format: Format, ID: "large", Kind: "portable", Created: time.Unix(0, 0).UTC()}
+	for i := range n {
+		m.Files = append(m.Files, File{Path: fmt.Sprintf("%07d", i), Type: TypeDir, Offset: int64(i) * blockSize, Mode: 0o755})
+	}
+	m.Payload = Payload{Digest: digest([32]byte{}), Size: int64(n+2) * blockSize}
+	return m
+}
+
+// A small file must not become much memory: neither by its manifest nor by its payload.
+func TestImportIsBounded(t *testing.T) {
+	s := newStore(t, newDir(t), Options{})
+	took := func(f func()) int64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		f()
+		runtime.ReadMemStats(&after)
+		return int64(after.TotalAlloc - before.TotalAlloc)
+	}
+	refused := func(what string, data []byte, o ImportOptions, why string, most int64) {
+		t.Helper()
+		n := took(func() {
+			_, err := s.Import(t.Context(), bytes.NewReader(data), o)
+			wantKind(t, err, sandboxer.Invalid)
+			if !strings.Contains(err.Error(), why) {
+				t.Errorf("%s: %v; want %q", what, err, why)
+			}
+		})
+		if n > most {
+			t.Errorf("%s: %d bytes became %d MiB", what, len(data), n>>20)
+		}
+	}
+	large := seal(t, directories(400_000)) // 28 MiB
+	refused("a large manifest", large, ImportOptions{}, "more than 16 MiB", 128<<20)
+	// Who may have more gets further: to the payload, of which there is none.
+	if _, err := s.Import(t.Context(), bytes.NewReader(large), ImportOptions{Manifest: math.MaxInt64}); err == nil || strings.Contains(err.Error(), "MiB") {
+		t.Errorf("an administrator's: %v", err)
+	}
+	m := directories(1)
+	m.Producer = strings.Repeat("x", 8<<20)
+	refused("a dense manifest", seal(t, m), ImportOptions{}, "times what it was compressed", 16<<20)
+	// A stranger's manifest is not looked at.
+	stranger, err := New(newDir(t), testKey(2), Options{SpoolDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := seal(t, directories(200_000)) // 14 MiB
+	if n := took(func() {
+		_, err := stranger.Import(t.Context(), bytes.NewReader(most), ImportOptions{})
+		wantKind(t, err, sandboxer.Denied)
+	}); n > 200<<20 {
+		t.Errorf("a stranger's manifest took %d MiB", n>>20)
+	}
+	refused("the largest manifest", most, ImportOptions{}, "", 400<<20)
+	// More entries than the manifest names.
+	var items []item
+	for i := range 20_000 {
+		items = append(items, item{name: fmt.Sprintf("%07d", i), kind: tar.TypeDir})
+	}
+	var payload bytes.Buffer
+	w, err := zstd.NewWriter(&payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = w.Write(archive(t, items...))
+	_ = w.Close()
+	few := directories(10)
+	few.Payload.Size = 1 << 40
+	refused("entries that no manifest names", append(seal(t, few), payload.Bytes()...), ImportOptions{}, "more than 11 entries", 64<<20)
 }
