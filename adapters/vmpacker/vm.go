@@ -31,6 +31,11 @@ import (
 // managed is the kind of a place that is a machine of its own.
 const managed = "managed"
 
+// managedSilence is how long a machine of our own may answer nothing before connections to
+// it count as lost. Its end closes them at once, and one that runs out of memory is busy
+// with reading its programs again and again until the kernel picks a victim.
+const managedSilence = 5 * time.Minute
+
 // An Image is what machines of their own are started from.
 type Image struct {
 	File         string        `yaml:"file" json:"file,omitempty" format:"abspath" help:"A qcow2 image; it must not change while machines or snapshots of it exist."`
@@ -310,7 +315,7 @@ func (e *extension) start(ctx context.Context, p *place, from string) error {
 		return sandboxer.E(sandboxer.Unavailable, errors.New(forwarded), "the machine of sandbox %s forwards no port", p.ID)
 	}
 	port, _ := strconv.Atoi(found[1])
-	p.Target = name(sshrun.Target{Addr: s.User + "@127.0.0.1", Port: port, IdentityFile: s.Identity, HostKeys: s.HostKeys})
+	p.Target = name(sshrun.Target{Addr: s.User + "@127.0.0.1", Port: port, IdentityFile: s.Identity, HostKeys: s.HostKeys, Silence: managedSilence})
 	return e.remember(p)
 }
 

@@ -139,6 +139,43 @@ func TestCutMidway(t *testing.T) {
 	})
 }
 
+// A connection that may be silent for longer outlives one that may not.
+func TestSilence(t *testing.T) {
+	both(t, func(t *testing.T, transport string) {
+		s := sshtest.Start(t, sshtest.Options{})
+		relay := sshtest.NewRelay(t, s.Port, 0)
+		dir := t.TempDir()
+		begin := func(name string, silence time.Duration) <-chan error {
+			target := s.Target()
+			target.Port, target.Silence = relay.Port, silence
+			h := host(t, newPool(t, sshrun.Options{Transport: transport, KeepAlive: time.Second}), target)
+			done := make(chan error, 1)
+			began := filepath.Join(dir, name)
+			go func() {
+				out, err := h.Run(t.Context(), sshrun.Cmd{Script: `: >"$1"; until [ -e "$2" ]; do sleep 0.1; done; exit 7`, Args: []string{began, filepath.Join(dir, "end")}})
+				if err == nil && out.Code != 7 {
+					err = fmt.Errorf("it exited with %d", out.Code)
+				}
+				done <- err
+			}()
+			waitFor(t, func() bool { _, err := os.Stat(began); return err == nil })
+			return done
+		}
+		short, long := begin("short", 0), begin("long", time.Hour)
+		relay.Freeze()
+		if err := <-short; !errors.Is(err, sshrun.ErrLost) {
+			t.Errorf("%v, want ErrLost", err)
+		}
+		relay.Thaw()
+		if err := os.WriteFile(filepath.Join(dir, "end"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-long; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestServerLimits(t *testing.T) {
 	both(t, func(t *testing.T, transport string) {
 		s := sshtest.Start(t, sshtest.Options{Config: "MaxSessions 2\nMaxStartups 1:100:1"})

@@ -1,6 +1,7 @@
 package sshrun
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -52,7 +53,7 @@ func (d *native) connect(ctx context.Context, t Target) (conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	go c.beat(d.opts.KeepAlive)
+	go c.beat(d.opts.KeepAlive, cmp.Or(t.Silence, 3*d.opts.KeepAlive))
 	return c, nil
 }
 
@@ -346,8 +347,8 @@ func plainKey(k ssh.PublicKey) []byte {
 	return k.Marshal()
 }
 
-// beat asks a silent server for signs of life.
-func (c *nativeConn) beat(every time.Duration) {
+// beat asks a server for signs of life, and gives the connection up after the silence.
+func (c *nativeConn) beat(every, silence time.Duration) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
@@ -364,7 +365,7 @@ func (c *nativeConn) beat(every time.Duration) {
 		select {
 		case <-answer:
 		case <-c.gone:
-		case <-time.After(3 * every):
+		case <-time.After(silence):
 			c.Client.Close()
 		}
 		<-answer

@@ -219,6 +219,9 @@ func (d *openSSH) args(t Target, keysFile string) []string {
 	if t.Port != 0 {
 		args = append(args, "-p", strconv.Itoa(t.Port))
 	}
+	if t.Silence > 0 {
+		args = append(args, "-o", "ServerAliveCountMax="+strconv.Itoa(max(1, seconds(t.Silence)/seconds(d.opts.KeepAlive))))
+	}
 	if t.IdentityFile != "" {
 		args = append(args, "-i", t.IdentityFile, "-o", "IdentitiesOnly=yes")
 	}

@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/crypto/ssh"
 
@@ -36,6 +37,11 @@ type Target struct {
 	Connections int
 	// Handshakes is how many connections are being made at once, at most; 0 means 2.
 	Handshakes int
+	// Silence is how long a connection may give no sign of life before it counts as
+	// lost; 0 means three times the pool's KeepAlive. Longer where silence says little:
+	// of a machine next door the end is seen by other means, and one that runs out of
+	// memory may answer nobody for half a minute.
+	Silence time.Duration
 }
 
 // check completes t, or says what is wrong with it.
@@ -72,7 +78,7 @@ func (t Target) check() (Target, error) {
 			WithHint("give the port by itself (host add: --port %s), or write ssh://%s%s:%s", port, strings.TrimSuffix(t.Addr, host), name, port)
 	case t.Port < 0 || t.Port > 65535:
 		return t, invalid("host %s: there is no port %d", t.Name, t.Port)
-	case t.Sessions < 0 || t.Connections < 0 || t.Handshakes < 0:
+	case t.Sessions < 0 || t.Connections < 0 || t.Handshakes < 0 || t.Silence < 0:
 		return t, invalid("host %s: limits are not negative", t.Name)
 	case t.IdentityFile != "" && !filepath.IsAbs(t.IdentityFile), strings.ContainsAny(t.IdentityFile, "\x00\n\""):
 		return t, invalid("host %s: identity file %q is not an absolute name", t.Name, t.IdentityFile)
