@@ -125,6 +125,7 @@ type EventQuery struct {
 	Tenant    string
 	SandboxID string
 	After     int64 // Seq
+	Newest    bool  // of more than Limit the last ones instead of the first; still oldest first
 	Limit     int
 }
 

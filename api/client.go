@@ -445,6 +445,19 @@ type call struct {
 	again        bool      // safe to repeat although it is a POST
 }
 
+// check refuses names that would make the path another route.
+func (q call) check() error {
+	for part := range strings.SplitSeq(strings.TrimPrefix(q.path, "/"), "/") {
+		switch part {
+		case "":
+			return sandboxer.E(sandboxer.Invalid, nil, "the name that was given is empty")
+		case ".", "..":
+			return sandboxer.E(sandboxer.Invalid, nil, "%q is not a name", part)
+		}
+	}
+	return nil
+}
+
 func do[T any](ctx context.Context, c *Client, q call) (T, error) {
 	var out T
 	resp, err := c.send(ctx, q)
@@ -502,6 +515,9 @@ func absent(err error) bool {
 }
 
 func (c *Client) once(ctx context.Context, q call, body []byte) (*http.Response, error) {
+	if err := q.check(); err != nil {
+		return nil, err
+	}
 	var r io.Reader
 	switch {
 	case q.raw != nil:
@@ -554,8 +570,11 @@ func (c *Client) unreachable(ctx context.Context, q call, err error) error {
 	}
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
-		return sandboxer.E(sandboxer.Unavailable, err, "no server answers at %s", c.shown).
-			WithHint("start one with: sandboxer up")
+		e := sandboxer.E(sandboxer.Unavailable, err, "no server answers at %s", c.shown)
+		if strings.HasPrefix(c.shown, "unix:") {
+			return e.WithHint("start one with: sandboxer up")
+		}
+		return e.WithHint("is the address right, and does a server listen there? it is started on that machine, with: sandboxer serve --listen HOST:PORT")
 	}
 	var unsafe *tls.CertificateVerificationError
 	if errors.As(err, &unsafe) {
@@ -565,9 +584,9 @@ func (c *Client) unreachable(ctx context.Context, q call, err error) error {
 		}
 		return e.WithHint("give the server a certificate that is valid for this address and time")
 	}
-	if errors.As(err, new(tls.RecordHeaderError)) {
+	if errors.As(err, new(tls.RecordHeaderError)) || errors.Is(err, http.ErrSchemeMismatch) {
 		return sandboxer.E(sandboxer.Unavailable, err, "the server at %s does not speak TLS", c.shown).
-			WithHint("use the address of its TLS listener, or http:// where nobody listens in")
+			WithHint("where nobody listens in, address it with http:// instead of https://; elsewhere give it a certificate: sandboxer serve --tls-cert FILE --tls-key FILE")
 	}
 	return sandboxer.E(sandboxer.Unavailable, err, "the connection to the server at %s broke", c.shown)
 }
@@ -581,6 +600,10 @@ func problemOf(resp *http.Response) error {
 		// Not ours: a proxy in between, or another program.
 		p = Problem{Status: resp.StatusCode, Code: kindOfStatus(resp.StatusCode),
 			Detail: "the server answered " + resp.Status + " and is perhaps not a sandboxer server"}
+		if resp.StatusCode == http.StatusBadRequest && strings.Contains(string(b), "HTTP request to an HTTPS server") {
+			p = Problem{Status: resp.StatusCode, Code: sandboxer.Unavailable, Detail: "the server speaks TLS there, and nothing else",
+				Hint: "address it with https:// instead of http://"}
+		}
 	}
 	if p.RequestID == "" {
 		p.RequestID = resp.Header.Get("X-Request-Id")

@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -179,5 +181,58 @@ func TestSignals(t *testing.T) {
 		if _, err := ParseSignal(bad); !errors.Is(err, sandboxer.Invalid) {
 			t.Errorf("ParseSignal(%q): %v", bad, err)
 		}
+	}
+}
+
+// TestHintsFit: what cannot be reached is explained by how it was addressed.
+func TestHintsFit(t *testing.T) {
+	h := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("{}")) })
+	plain, secure := httptest.NewServer(h), httptest.NewTLSServer(h)
+	defer plain.Close()
+	defer secure.Close()
+	plain.Config.ErrorLog = log.New(io.Discard, "", 0)
+	secure.Config.ErrorLog = plain.Config.ErrorLog
+	for _, tt := range []struct{ url, msg, hint string }{
+		{"https" + strings.TrimPrefix(plain.URL, "http"), "does not speak TLS", "http://"},
+		{"http" + strings.TrimPrefix(secure.URL, "https"), "speaks TLS", "https://"},
+		{"http://127.0.0.1:1", "no server answers", "is the address right"},
+		{"unix:///nonexistent/api.sock", "no server answers", "sandboxer up"},
+	} {
+		c, err := New(tt.url, Options{NoRetry: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.Status(t.Context())
+		c.Close()
+		if !errors.Is(err, sandboxer.Unavailable) || !strings.Contains(sandboxer.Message(err), tt.msg) || !strings.Contains(sandboxer.HintOf(err), tt.hint) ||
+			strings.HasPrefix(tt.url, "http") == strings.Contains(sandboxer.HintOf(err), "sandboxer up") {
+			t.Errorf("%s: %v, hint %q", tt.url, err, sandboxer.HintOf(err))
+		}
+	}
+}
+
+// TestEmptyNames: a name that would make the path another route is sent to nobody.
+func TestEmptyNames(t *testing.T) {
+	asked := atomic.Int32{}
+	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	defer srv.Close()
+	c, err := New(srv.URL, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, ref := range []string{"", ".", ".."} {
+		_, get := c.Get(t.Context(), ref)
+		_, exec := c.Exec(t.Context(), ref, sandboxer.Cmd{Args: []string{"true"}})
+		_, dial := c.Dial(t.Context(), ref, 80)
+		_, profile := c.Profile(t.Context(), ref)
+		for what, err := range map[string]error{"Get": get, "Exec": exec, "Dial": dial, "Profile": profile, "RevokeKey": c.RevokeKey(t.Context(), ref)} {
+			if !errors.Is(err, sandboxer.Invalid) {
+				t.Errorf("%s of %q: %v", what, ref, err)
+			}
+		}
+	}
+	if n := asked.Load(); n != 0 {
+		t.Errorf("the server was asked %d times", n)
 	}
 }

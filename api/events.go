@@ -19,6 +19,7 @@ import (
 type EventQuery struct {
 	Sandbox string // ID, unique beginning of one, or name
 	After   int64  // Seq
+	Newest  bool   // Events: of more than Limit the last ones instead of the first
 	Limit   int    // of Events
 }
 
@@ -30,12 +31,15 @@ func (q EventQuery) path() string {
 }
 
 // Events returns one page of events after q.After, oldest first; its NextCursor is
-// the After of the next.
+// the After of the next. The newest page has none: nothing follows it yet.
 func (c *Client) Events(ctx context.Context, q EventQuery) (*List[Event], error) {
 	v := url.Values{}
 	page(v, q.Limit, "")
 	if q.After > 0 {
 		v.Set("after", strconv.FormatInt(q.After, 10))
+	}
+	if q.Newest {
+		v.Set("newest", "true")
 	}
 	return do[*List[Event]](ctx, c, call{method: "GET", path: q.path(), query: v})
 }

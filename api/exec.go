@@ -96,6 +96,9 @@ func (c *Client) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandb
 
 // upgrade opens a WebSocket.
 func (c *Client) upgrade(ctx context.Context, q call, protocol string) (*websocket.Conn, error) {
+	if err := q.check(); err != nil {
+		return nil, err
+	}
 	h := http.Header{}
 	c.identify(h)
 	target := c.base + q.path

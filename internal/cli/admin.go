@@ -60,7 +60,7 @@ func newCmdKeyCreate(f *factory, runF func(context.Context, *keyCreateOptions) e
 	}
 	c.Flags().StringVar(&o.k.Name, "name", "", "`name` to know it by")
 	c.Flags().StringVar(&o.k.Tenant, "tenant", "", "`tenant` it acts for (default: yours)")
-	c.Flags().StringSliceVar(&scopes, "scope", nil, "`right` it has: read, write, admin (default: read and write)")
+	c.Flags().StringSliceVar(&scopes, "scope", []string{string(sandboxer.ScopeRead), string(sandboxer.ScopeWrite)}, "`right` it has: read, write, admin")
 	c.Flags().StringVar(&ttl, "ttl", "", "`lifetime`; without it the key does not expire")
 	complete(c, "scope", scopeWords()...)
 	return c

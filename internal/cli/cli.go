@@ -15,13 +15,16 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 // Main runs the command line of this process and returns its exit code.
@@ -97,6 +100,9 @@ func newCmdRoot(f *factory) *cobra.Command {
 	root.SetIn(f.io.in)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		hint := "see: " + cmd.CommandPath() + " --help"
+		if near := nearestFlag(cmd, err); near != "" {
+			hint = fmt.Sprintf("did you mean %q? ", near) + hint
+		}
 		if strings.HasPrefix(err.Error(), "unknown") && cmd.Annotations[guestCommand] != "" {
 			hint = "put -- before the command and its flags; see: " + cmd.CommandPath() + " --help"
 		}
@@ -136,8 +142,16 @@ func newCmdRoot(f *factory) *cobra.Command {
 	add("admin", newCmdKey(f), newCmdCredits(f), newCmdAudit(f, nil), newCmdReconcile(f, nil), newCmdBackup(f, nil))
 	add("server", newCmdServe(f, nil), newCmdUp(f, nil), newCmdDown(f, nil), newCmdStatus(f, nil), newCmdDoctor(f, nil), newCmdBench(f, nil),
 		newCmdConfig(f), newCmdVersion(f, nil))
+	root.SetHelpCommand(newCmdHelp())
 	root.SetHelpCommandGroupID("server")
 	root.SetCompletionCommandGroupID("server")
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" { // the library's, which takes any word for success
+			c.Args = noCommand
+			c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
 	return root
 }
 
@@ -155,19 +169,73 @@ func noCommand(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	e := sandboxer.E(sandboxer.Invalid, nil, "%s has no command %q", cmd.CommandPath(), args[0])
-	if cmd.SuggestionsMinimumDistance <= 0 {
-		cmd.SuggestionsMinimumDistance = 2
-	}
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		return e.WithHint("did you mean %q?", near[0])
+	if near := nearestCommand(cmd, args[0]); near != "" {
+		return e.WithHint("did you mean %q?", near)
 	}
 	return e.WithHint("see: %s --help", cmd.CommandPath())
 }
 
+// nearestCommand is the subcommand that somebody meant who typed word: the one that
+// other tools call so, or else the one with the most similar name.
+func nearestCommand(cmd *cobra.Command, word string) string {
+	var names []string
+	of := map[string]string{}
+	for _, c := range cmd.Commands() {
+		if !c.IsAvailableCommand() {
+			continue
+		}
+		if slices.ContainsFunc(c.SuggestFor, func(s string) bool { return strings.EqualFold(s, word) }) {
+			return c.Name()
+		}
+		for _, name := range append([]string{c.Name()}, c.Aliases...) {
+			names = append(names, name)
+			of[name] = c.Name()
+		}
+	}
+	return of[suggest.Nearest(word, names)]
+}
+
+// newCmdHelp is help as a command. The library's answers a word that is no command with
+// the help of everything, and with success.
+func newCmdHelp() *cobra.Command {
+	return &cobra.Command{
+		Use: "help [COMMAND…]", Short: "Show the help of a command",
+		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) (out []cobra.Completion, _ cobra.ShellCompDirective) {
+			if at, rest, err := c.Root().Find(args); err == nil && len(rest) == 0 {
+				for _, sub := range at.Commands() {
+					if sub.IsAvailableCommand() {
+						out = append(out, cobra.CompletionWithDesc(sub.Name(), sub.Short))
+					}
+				}
+			}
+			return out, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			at, rest, err := c.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				if at == nil {
+					at = c.Root()
+				}
+				if len(rest) == 0 {
+					rest = args
+				}
+				return noCommand(at, rest)
+			}
+			at.InitDefaultHelpFlag()
+			return at.Help()
+		},
+	}
+}
+
 // wants checks the number of arguments, naming them as the usage line does. most < 0
-// means any number.
+// means any number. An empty argument is none: a variable of a script that is not set,
+// mostly.
 func wants(least, most int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
+		if slices.Contains(args, "") {
+			return sandboxer.E(sandboxer.Invalid, nil, "%s takes %s, and an argument is empty", cmd.CommandPath(), what).
+				WithHint("is a variable not set?")
+		}
 		if len(args) >= least && (most < 0 || len(args) <= most) {
 			return nil
 		}
@@ -177,6 +245,20 @@ func wants(least, most int, what string) cobra.PositionalArgs {
 		}
 		return e.WithHint("see: %s --help", cmd.CommandPath())
 	}
+}
+
+// nearestFlag is the flag that was meant where err says that there is none of a name.
+func nearestFlag(cmd *cobra.Command, err error) string {
+	name, ok := strings.CutPrefix(err.Error(), "unknown flag: --")
+	if !ok {
+		return ""
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(fl *pflag.Flag) { names = append(names, fl.Name) })
+	if near := suggest.Nearest(name, names); near != "" {
+		return "--" + near
+	}
+	return ""
 }
 
 // invalid is a wrong flag or argument.

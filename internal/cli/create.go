@@ -23,7 +23,7 @@ type createOptions struct {
 func newCmdCreate(f *factory, runF func(context.Context, *createOptions) error) *cobra.Command {
 	o := &createOptions{f: f}
 	c := &cobra.Command{
-		Use:   "create [PROFILE|IMAGE] [flags] [-- CMD…]",
+		Use: "create [PROFILE|IMAGE] [flags] [-- CMD…]", SuggestFor: []string{"new", "start"},
 		Short: "Create a sandbox that stays until its time is over",
 		Long: "Create a sandbox and print its ID. A server is started in the background if none runs: somebody has to end the\n" +
 			"sandbox when its time is over. CMD replaces the sandbox's main process; to run a command in it, use exec.\n\n" +

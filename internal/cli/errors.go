@@ -78,6 +78,7 @@ func exitCode(cmd *cobra.Command, err error) int {
 
 // report shows err to the user and returns the exit code.
 func (f *factory) report(cmd *cobra.Command, err error) int {
+	err = f.advised(err)
 	code := exitCode(cmd, err)
 	var e *exitError
 	if err == nil || errors.As(err, &e) && e.err == nil {
@@ -94,6 +95,27 @@ func (f *factory) report(cmd *cobra.Command, err error) int {
 		fmt.Fprintln(f.io.err, f.io.paint("36", "hint:")+" "+cleanLines(hint))
 	}
 	return code
+}
+
+// advised is err with a hint for whoever types commands, where the server's is for
+// whoever writes programs.
+func (f *factory) advised(err error) error {
+	var e *sandboxer.Error
+	if !errors.As(err, &e) || e.Kind != sandboxer.Unauthenticated || !errors.As(err, new(*api.Problem)) {
+		return err
+	}
+	hint := "put your key into SANDBOXER_API_KEY, or into a file that SANDBOXER_API_KEY_FILE names; who runs the server makes one with: sandboxer key create NAME"
+	if f.getenv("SANDBOXER_API_KEY") != "" {
+		hint = "the key is the one in SANDBOXER_API_KEY; who runs the server makes another with: sandboxer key create NAME"
+	} else if s, serr := f.settings(); serr == nil && s.get("api_key_file") != "" {
+		hint = "the key is the one in " + s.get("api_key_file") + "; who runs the server makes another with: sandboxer key create NAME"
+	}
+	var p api.Problem
+	if from := (*api.Problem)(nil); errors.As(err, &from) {
+		p = *from
+	}
+	p.Hint = hint
+	return p.Err()
 }
 
 func isJSON(format string) bool { return format == "json" || format == "jsonl" }

@@ -274,8 +274,8 @@ func (o *orderOptions) limits() (l sandboxer.Limits, err error) {
 	return l, nil
 }
 
-// parseSize reads bytes as the catalogue does, and also the short units that other
-// tools take: m and g without an i count in powers of 1024 there and here.
+// parseSize reads sizes as the catalogue does, always with a unit, and also the short
+// units that other tools take: m and g without an i count in powers of 1024 there and here.
 func parseSize(flag, s string) (int64, error) {
 	if s == "" {
 		return 0, nil
@@ -283,6 +283,9 @@ func parseSize(flag, s string) (int64, error) {
 	digits := strings.TrimRight(s, "BKMGTbkmgti ")
 	unit, ok := sizeUnit(strings.TrimSpace(s[len(digits):]))
 	n, err := strconv.ParseFloat(digits, 64)
+	if err == nil && digits == s {
+		return 0, invalid("%s: %q has no unit", flag, s).WithHint("write %sMiB or %sGiB, or %sB for bytes", s, s, s)
+	}
 	n *= unit
 	if !ok || err != nil || strings.Trim(digits, "0123456789.") != "" || !(n >= 1 && n <= 1<<53) || n != math.Trunc(n) {
 		return 0, invalid("%s: %q is not a size", flag, s).WithHint("write for example 512MiB or 2GiB")
@@ -291,7 +294,10 @@ func parseSize(flag, s string) (int64, error) {
 }
 
 func sizeUnit(u string) (float64, bool) {
-	if u == "" || u == "B" || u == "b" {
+	switch u {
+	case "":
+		return 0, false
+	case "B", "b":
 		return 1, true
 	}
 	power := float64(strings.IndexByte("kmgt", u[0]|0x20) + 1)

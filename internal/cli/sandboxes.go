@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,6 +76,20 @@ func sandboxView() view[*api.Sandbox] {
 			}
 		},
 	}
+}
+
+// printMade writes sandboxes that a command made or ended: the bare IDs for people and
+// scripts, as sandboxID does for one.
+func printMade(f *factory, l *api.List[api.Sandbox]) error {
+	if format := f.format(); format != "table" && format != "wide" {
+		return printList(f, pointers(l), sandboxView())
+	}
+	for i := range l.Items {
+		if _, err := fmt.Fprintln(f.io.out, clean(l.Items[i].ID)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func pointers[T any](l *api.List[T]) *api.List[*T] {
@@ -157,7 +172,7 @@ type refOptions struct {
 func newCmdGet(f *factory, runF func(context.Context, *refOptions) error) *cobra.Command {
 	o := &refOptions{f: f}
 	return &cobra.Command{
-		Use: "get ID", Aliases: []string{"show", "inspect"}, Short: "Show a sandbox", Args: wants(1, 1, "one sandbox: its ID, the beginning of it, or its name"),
+		Use: "get ID", SuggestFor: []string{"describe"}, Aliases: []string{"show", "inspect"}, Short: "Show a sandbox", Args: wants(1, 1, "one sandbox: its ID, the beginning of it, or its name"),
 		ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref = args[0]
@@ -295,13 +310,16 @@ type eventsOptions struct {
 	refOptions
 	follow bool
 	after  int64
+	newest bool // nobody said after which
 	limit  int
 }
 
 func newCmdEvents(f *factory, runF func(context.Context, *eventsOptions) error) *cobra.Command {
 	o := &eventsOptions{refOptions: refOptions{f: f}}
 	c := &cobra.Command{
-		Use: "events [ID]", Short: "Show what happened, to one sandbox or all", Args: wants(0, 1, "at most one sandbox"), ValidArgsFunction: f.completeSandbox,
+		Use: "events [ID]", SuggestFor: []string{"log", "logs", "history"}, Short: "Show what happened, to one sandbox or all",
+		Long: "Show the newest events, to one sandbox or all, oldest first; with --after those that follow an event. With -f go on\n" +
+			"showing events as they happen, also when the server starts anew meanwhile, until interrupted.", Args: wants(0, 1, "at most one sandbox"), ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				o.ref = args[0]
@@ -309,6 +327,7 @@ func newCmdEvents(f *factory, runF func(context.Context, *eventsOptions) error) 
 			if err := checkLimit(o.limit); err != nil {
 				return err
 			}
+			o.newest = !cmd.Flags().Changed("after")
 			if o.after < 0 {
 				return invalid("--after: %d is not the number of an event", o.after)
 			}
@@ -319,17 +338,17 @@ func newCmdEvents(f *factory, runF func(context.Context, *eventsOptions) error) 
 		},
 	}
 	c.Flags().BoolVarP(&o.follow, "follow", "f", false, "go on showing events as they happen")
-	c.Flags().Int64Var(&o.after, "after", 0, "only those after this `number`")
+	c.Flags().Int64Var(&o.after, "after", 0, "those after this `number`, 0 for the first ones, instead of the newest")
 	c.Flags().IntVar(&o.limit, "limit", 0, "at most so `many` (default 100)")
 	return c
 }
 
 func eventView() view[*api.Event] {
 	return view[*api.Event]{
-		cols: []string{"SEQ", "TIME", "SANDBOX", "TYPE", "WHAT", "ACTOR"},
+		cols: []string{"SEQ", "TIME", "SANDBOX", "TYPE", "ACTOR", "WHAT"}, // what is long stands last
 		wide: []string{"TENANT", "GENERATION"},
 		row: func(ev *api.Event) []string {
-			return []string{fmt.Sprint(ev.Seq), ev.At.Local().Format("2006-01-02 15:04:05"), ev.SandboxID, string(ev.Type), eventText(ev), ev.Actor,
+			return []string{fmt.Sprint(ev.Seq), ev.At.Local().Format("2006-01-02 15:04:05"), ev.SandboxID, string(ev.Type), ev.Actor, eventText(ev),
 				ev.Tenant, fmt.Sprint(ev.Generation)}
 		},
 		name: func(ev *api.Event) string { return fmt.Sprint(ev.Seq) },
@@ -362,61 +381,118 @@ func eventsRun(ctx context.Context, o *eventsOptions) error {
 		return err
 	}
 	defer s.close()
-	q := api.EventQuery{Sandbox: o.ref, After: o.after, Limit: o.limit}
+	q := api.EventQuery{Sandbox: o.ref, After: o.after, Newest: o.newest, Limit: o.limit}
 	v := eventView()
-	if !o.follow {
+	if o.follow {
+		return eventsFollow(ctx, o, s, q)
+	}
+	l, err := s.Events(ctx, q)
+	if err != nil {
+		return err
+	}
+	next := l.NextCursor
+	if format := o.f.format(); format != "table" && format != "wide" {
+		return printList(o.f, pointers(l), v)
+	}
+	l.NextCursor = ""
+	if err := printList(o.f, pointers(l), v); err != nil {
+		return err
+	}
+	limit := cmp.Or(o.limit, sandboxer.DefaultPage)
+	switch hint := o.f.io.paint("36", "hint:"); {
+	case next != "":
+		fmt.Fprintf(o.f.io.err, "%s there are more: add --after %s\n", hint, next)
+	case q.Newest && len(l.Items) == limit && l.Items[0].Seq > 1:
+		fmt.Fprintf(o.f.io.err, "%s these are the newest %d: add --after 0 for the first ones, or a larger --limit\n", hint, limit)
+	}
+	return nil
+}
+
+// Pauses between the attempts of events -f to find its server again.
+const (
+	followAgain = 200 * time.Millisecond
+	followMost  = 5 * time.Second
+)
+
+// eventsFollow shows events and goes on with those that happen, until ctx ends or the
+// limit is reached. A server that goes away is waited for: the next one goes on after
+// the event that was shown last.
+func eventsFollow(ctx context.Context, o *eventsOptions, s *session, q api.EventQuery) error {
+	p := o.f.progress()
+	defer p.stop()
+	n := 0
+	show := func(ev *api.Event) (enough bool, _ error) {
+		q.After = max(q.After, ev.Seq) // progress has none
+		n++
+		return n == o.limit, printEvent(o.f, ev)
+	}
+	// From here on a server that is away was there before.
+	if _, err := s.Status(ctx); err != nil {
+		return err
+	}
+	if q.Newest {
 		l, err := s.Events(ctx, q)
 		if err != nil {
 			return err
 		}
-		next := l.NextCursor
-		l.NextCursor = ""
-		if format := o.f.format(); format != "table" && format != "wide" {
-			l.NextCursor = next
-			return printList(o.f, pointers(l), v)
+		for i := range l.Items {
+			if enough, err := show(&l.Items[i]); enough || err != nil {
+				return err
+			}
 		}
-		if err := printList(o.f, pointers(l), v); err != nil {
-			return err
-		}
-		if next != "" {
-			fmt.Fprintf(o.f.io.err, "%s there are more: add --after %s\n", o.f.io.paint("36", "hint:"), next)
-		}
-		return nil
 	}
-	format := o.f.format()
-	n := 0
-	for ev, err := range s.Follow(ctx, q) {
-		if err != nil {
-			if ctx.Err() != nil {
-				return nil // that is how following ends
+	for pause := followAgain; ; {
+		var failed error
+		for ev, err := range s.Follow(ctx, q) {
+			if failed = err; err != nil {
+				break
 			}
-			return err
-		}
-		switch format {
-		case "table", "wide":
-			cells := v.row(&ev)
-			if format == "table" {
-				cells = cells[:len(v.cols)]
+			pause = followAgain
+			if enough, err := show(&ev); enough || err != nil {
+				return err
 			}
-			for i := range cells {
-				cells[i] = clean(cells[i])
-			}
-			_, err = fmt.Fprintln(o.f.io.out, strings.Join(cells, "  "))
-		case "json":
-			err = printJSONLine(o.f.io.out, ev) // a stream has no end to close a bracket at
-		case "name":
-			_, err = fmt.Fprintln(o.f.io.out, ev.Seq)
-		default:
-			err = printData(o.f.io.out, format, ev)
 		}
-		if err != nil {
-			return err
+		if ctx.Err() != nil {
+			return nil // that is how following ends
 		}
-		if n++; n == o.limit {
+		if sandboxer.KindOf(failed) != sandboxer.Unavailable {
+			return failed
+		}
+		if pause == followAgain {
+			p.note("%s; waiting for it", sentence(failed))
+		}
+		select {
+		case <-time.After(pause):
+			pause = min(2*pause, followMost)
+		case <-ctx.Done():
 			return nil
 		}
 	}
-	return nil
+}
+
+// printEvent writes one event of a stream, which has no end to close a bracket or to
+// measure columns at.
+func printEvent(f *factory, ev *api.Event) error {
+	switch format := f.format(); format {
+	case "table", "wide":
+		v := eventView()
+		cells := v.row(ev)
+		if format == "table" {
+			cells = cells[:len(v.cols)]
+		}
+		for i := range cells {
+			cells[i] = clean(cells[i])
+		}
+		_, err := fmt.Fprintln(f.io.out, strings.Join(cells, "  "))
+		return err
+	case "json":
+		return printJSONLine(f.io.out, ev)
+	case "name":
+		_, err := fmt.Fprintln(f.io.out, ev.Seq)
+		return err
+	default:
+		return printData(f.io.out, format, ev)
+	}
 }
 
 type extendOptions struct {
@@ -483,12 +559,15 @@ func newCmdDestroy(f *factory, runF func(context.Context, *destroyOptions) error
 	o := &destroyOptions{f: f}
 	var labels []string
 	c := &cobra.Command{
-		Use: "destroy ID…", Aliases: []string{"rm"}, Short: "Destroy sandboxes",
+		Use: "destroy ID…", Aliases: []string{"rm"}, SuggestFor: []string{"delete", "remove", "kill", "stop", "terminate"}, Short: "Destroy sandboxes",
 		Long: "Destroy sandboxes, in whatever state they are, and return when nothing is left of them.\n" +
 			"More than one is asked about on a terminal; --yes answers.",
 		ValidArgsFunction: f.completeSandboxes,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			o.refs = args
+			if err := wants(0, -1, "the IDs or names of sandboxes")(cmd, args); err != nil {
+				return err
+			}
 			if o.labels, err = keyValues("--label", labels); err != nil {
 				return err
 			}
@@ -539,6 +618,13 @@ func destroyRun(ctx context.Context, o *destroyOptions) error {
 				break
 			}
 		}
+		if len(o.refs) == 0 {
+			none := "there is no sandbox"
+			if o.labels != nil {
+				none += " with the label " + pairs(o.labels)
+			}
+			fmt.Fprintf(o.f.io.err, "%s: nothing was destroyed\n", clean(none))
+		}
 	}
 	if len(o.refs) > 1 && !o.yes && o.f.io.inTTY {
 		ok, err := ask(o.f.io, "Destroy %d sandboxes (%s)?", len(o.refs), strings.Join(o.refs, ", "))
@@ -567,7 +653,7 @@ func destroyRun(ctx context.Context, o *destroyOptions) error {
 		})
 	}
 	wg.Wait()
-	list := &api.List[*api.Sandbox]{SchemaVersion: api.SchemaVersion, Items: []*api.Sandbox{}}
+	list := &api.List[api.Sandbox]{SchemaVersion: api.SchemaVersion, Items: []api.Sandbox{}}
 	var first error
 	for i, r := range results {
 		if r.err != nil {
@@ -578,7 +664,7 @@ func destroyRun(ctx context.Context, o *destroyOptions) error {
 			}
 			continue
 		}
-		list.Items = append(list.Items, r.sb)
+		list.Items = append(list.Items, *r.sb)
 		switch {
 		case r.sb.State != sandboxer.Terminated:
 			p.done("%s is being destroyed", r.sb.ID)
@@ -591,11 +677,7 @@ func destroyRun(ctx context.Context, o *destroyOptions) error {
 			}
 		}
 	}
-	if format := o.f.format(); format == "table" || format == "wide" {
-		for _, sb := range list.Items {
-			fmt.Fprintln(o.f.io.out, sb.ID)
-		}
-	} else if err := printList(o.f, list, sandboxView()); err != nil {
+	if err := printMade(o.f, list); err != nil {
 		return err
 	}
 	return first

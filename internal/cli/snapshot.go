@@ -616,7 +616,7 @@ func forkRun(ctx context.Context, o *forkOptions) error {
 	if err != nil {
 		return err
 	}
-	return printList(o.f, pointers(&api.List[api.Sandbox]{SchemaVersion: made.SchemaVersion, Items: made.Items}), sandboxView())
+	return printMade(o.f, &api.List[api.Sandbox]{SchemaVersion: made.SchemaVersion, Items: made.Items})
 }
 
 type pauseOptions struct {

@@ -57,7 +57,7 @@ func (s *Server) admit(r *http.Request, want sandboxer.Scope) (*http.Request, er
 	callOf(r.Context()).actor = p.Actor
 	if !p.Can(want) {
 		return r, sandboxer.E(sandboxer.Denied, nil, "this needs the scope %q, which %s does not have", want, p.Actor).
-			WithHint("ask an administrator for a key with it: sandboxer key create --scope %s", want)
+			WithHint("ask an administrator for a key with it: sandboxer key create NAME --scope %s", want)
 	}
 	return r.WithContext(sandboxer.WithPrincipal(r.Context(), p)), nil
 }

@@ -18,6 +18,7 @@ import (
 
 type InEvents struct {
 	After  int64  `query:"after" minimum:"0" doc:"Only events after this seq"`
+	Newest bool   `query:"newest" doc:"Of more events than the limit the last ones instead of the first; for a page, still oldest first"`
 	Limit  int    `query:"limit" minimum:"1" maximum:"1000" doc:"Items of a page; default 100"`
 	LastID int64  `header:"Last-Event-ID" minimum:"0" doc:"For streams: resume after this seq"`
 	Accept string `header:"Accept" hidden:"true"`
@@ -57,7 +58,10 @@ func (s *Server) events(ctx context.Context, in *InEvents) (*huma.StreamResponse
 }
 
 func (s *Server) history(ctx context.Context, id string, in InEvents) (*huma.StreamResponse, error) {
-	q := sandboxer.EventQuery{SandboxID: id, After: max(in.After, in.LastID), Limit: in.Limit}
+	q := sandboxer.EventQuery{SandboxID: id, After: max(in.After, in.LastID), Newest: in.Newest, Limit: in.Limit}
+	if in.Newest && strings.Contains(in.Accept, "text/event-stream") {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "newest is for a page of events; a stream begins after after")
+	}
 	if strings.Contains(in.Accept, "text/event-stream") {
 		return streamed(ctx, func(w http.ResponseWriter, r *http.Request) { s.follow(w, r, q) }), nil
 	}
@@ -73,7 +77,7 @@ func (s *Server) history(ctx context.Context, id string, in InEvents) (*huma.Str
 		items[i] = api.Event(ev)
 	}
 	next := ""
-	if len(evs) == q.Limit {
+	if len(evs) == q.Limit && !q.Newest {
 		next = strconv.FormatInt(evs[len(evs)-1].Seq, 10)
 	}
 	return streamed(ctx, func(w http.ResponseWriter, _ *http.Request) {

@@ -3,6 +3,7 @@ package sqlstore
 import (
 	"context"
 	"database/sql"
+	"slices"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -25,8 +26,12 @@ func (t *tx) putEvents(events []sandboxer.Event, seqs []int64) error {
 func (s *Store) Events(ctx context.Context, q sandboxer.EventQuery) (events []sandboxer.Event, err error) {
 	f := pageFilter(q.Tenant, q.SandboxID)
 	f.add("seq > ?", q.After)
+	order := " ORDER BY seq"
+	if q.Newest {
+		order += " DESC"
+	}
 	query := `SELECT seq, at, sandbox_id, generation, tenant, type, from_state, to_state, cause, actor, message FROM events` +
-		f.String() + ` ORDER BY seq LIMIT ?`
+		f.String() + order + ` LIMIT ?`
 	err = s.rows(ctx, query, append(f.args, pageSize(q.Limit)), func(rows *sql.Rows) error {
 		var e sandboxer.Event
 		var at int64
@@ -37,5 +42,8 @@ func (s *Store) Events(ctx context.Context, q sandboxer.EventQuery) (events []sa
 		events = append(events, e)
 		return nil
 	})
+	if q.Newest {
+		slices.Reverse(events)
+	}
 	return events, err
 }

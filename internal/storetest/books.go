@@ -44,6 +44,33 @@ func eventNumbers(s *suite) {
 	}
 }
 
+func eventNewest(s *suite) {
+	for i := range 5 {
+		for _, tenant := range []string{"t1", "t2"} {
+			s.ok(s.Write(s.ctx, sandboxer.Writes{Events: []sandboxer.Event{{Tenant: tenant, Type: sandboxer.EventStep, Message: fmt.Sprint(i)}}}))
+		}
+	}
+	first := s.events(sandboxer.EventQuery{Limit: 1})[0].Seq
+	for _, tt := range []struct {
+		q    sandboxer.EventQuery
+		want string
+	}{
+		{sandboxer.EventQuery{Newest: true, Limit: 3}, "344"},
+		{sandboxer.EventQuery{Newest: true, Limit: 2, Tenant: "t1"}, "34"},
+		{sandboxer.EventQuery{Newest: true, Limit: 100, Tenant: "t2"}, "01234"},
+		{sandboxer.EventQuery{Newest: true, Limit: 3, After: first + 7}, "44"},
+		{sandboxer.EventQuery{Limit: 3}, "001"},
+	} {
+		got := ""
+		for _, e := range s.events(tt.q) {
+			got += e.Message
+		}
+		if got != tt.want {
+			s.Errorf("Events(%+v) = %s; want %s", tt.q, got, tt.want)
+		}
+	}
+}
+
 func eventEveryField(s *suite) {
 	w := sandboxer.Writes{Events: []sandboxer.Event{filled[sandboxer.Event](s.T)}}
 	s.ok(s.Write(s.ctx, w))

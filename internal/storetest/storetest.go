@@ -93,6 +93,7 @@ var behaviours = []struct {
 	{"events/numbers grow and are reported", eventNumbers},
 	{"events/every field survives", eventEveryField},
 	{"events/filters and limit", eventFilters},
+	{"events/newest of many", eventNewest},
 	{"events/written with their record or not at all", eventsAtomic},
 
 	{"ledger/balance is the sum", ledgerBalance},

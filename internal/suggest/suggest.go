@@ -8,9 +8,9 @@ import (
 
 // Nearest returns the one of words that got was probably meant to be, or "". It is the
 // one with the fewest edits between them, if these are not more than a third of what was
-// written and one; the first of several.
+// written, or one; the first of several.
 func Nearest[S ~string](got string, words []S) string {
-	best, found := len(got)/3+1, ""
+	best, found := max(1, len(got)/3), ""
 	for _, w := range words {
 		if strings.EqualFold(got, string(w)) {
 			return string(w)

@@ -8,7 +8,7 @@ import (
 func TestNearest(t *testing.T) {
 	words := []string{"memory", "cpus", "disk", "pids", "gpus"}
 	for in, want := range map[string]string{
-		"memroy": "memory", "cpuz": "cpus", "MEMORY": "memory", "mem": "", "zebra": "", "gpu": "gpus", "": "",
+		"memroy": "memory", "cpuz": "cpus", "MEMORY": "memory", "mem": "", "zebra": "", "gpu": "gpus", "": "", "dosk": "disk", "dokk": "",
 		strings.Repeat("x", 1000): "",
 	} {
 		if got := Nearest(in, words); got != want {
