@@ -298,6 +298,7 @@ type PortAccess struct {
 // A Visit is one use of an open port. It counts as use of the sandbox until End.
 type Visit struct {
 	SandboxID  string
+	Tenant     string // whose sandbox it is
 	Generation int
 	Port       int
 	Until      time.Time // when its token expires; zero without one
@@ -352,7 +353,7 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	if err != nil {
 		return nil, err
 	}
-	v.SandboxID, v.Generation, v.b, v.h = sb.ID, sb.Generation, b, h
+	v.SandboxID, v.Tenant, v.Generation, v.b, v.h = sb.ID, sb.Tenant, sb.Generation, b, h
 	inner, cancel := m.within(context.WithoutCancel(ctx))
 	stopTimer := func() bool { return true }
 	if signed {

@@ -42,6 +42,9 @@ type Options struct {
 	// the request brings a token, and what ends that. ctx ends, with the reason as its
 	// cause, when the caller loses the right to go on.
 	Admit func(r *http.Request, token bool) (ctx context.Context, end func(), err error)
+	// Enter is told of every visitor whom the manager lets in, before anything is read
+	// of the request's body; an error turns him away.
+	Enter func(r *http.Request, v *manager.Visit) error
 	// Fail answers with an error.
 	Fail func(http.ResponseWriter, *http.Request, error)
 }
@@ -348,6 +351,10 @@ func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, a manager.PortAcce
 		return
 	}
 	defer v.End()
+	if err := p.opts.Enter(r, v); err != nil {
+		p.opts.Fail(w, r, err)
+		return
+	}
 	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, visitKey{}, v))
 	defer cancel(nil)
 	defer context.AfterFunc(v.Ctx, func() { cancel(context.Cause(v.Ctx)) })()

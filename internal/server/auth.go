@@ -17,7 +17,8 @@ import (
 )
 
 // identify returns who makes the request. The same answer is given for every
-// unusable key, whatever is wrong with it.
+// unusable key, whatever is wrong with it. The key is looked at first: failures slow
+// down nobody whose key is good.
 func (s *Server) identify(r *http.Request) (sandboxer.Principal, error) {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if scheme == "" {
@@ -27,21 +28,33 @@ func (s *Server) identify(r *http.Request) (sandboxer.Principal, error) {
 		return sandboxer.Principal{}, sandboxer.E(sandboxer.Unauthenticated, nil, "this request needs an API key").
 			WithHint("send it as: Authorization: Bearer sbx_key_…")
 	}
-	ip := remoteIP(r)
-	if wait := s.guard.blocked(ip); wait > 0 {
-		e := sandboxer.E(sandboxer.Exhausted, nil, "too many failed logins from %s", ip)
+	var p sandboxer.Principal
+	var err error
+	token = strings.TrimSpace(token)
+	if strings.EqualFold(scheme, "Bearer") {
+		p, err = s.m.Authenticate(r.Context(), sandboxer.Secret(token))
+	} else {
+		err = sandboxer.E(sandboxer.Unauthenticated, nil, "the Authorization header is not of the form Bearer sbx_key_…")
+	}
+	if err == nil || sandboxer.KindOf(err) != sandboxer.Unauthenticated {
+		return p, err
+	}
+	if what, wait := s.guard.failed(remoteIP(r), keyID(token)); wait > 0 {
+		e := sandboxer.E(sandboxer.Exhausted, nil, "too many failed logins %s", what).WithHint("use a key that is good: it is taken at any time")
 		e.RetryAfter = wait
-		return sandboxer.Principal{}, e
+		err = e
 	}
-	if !strings.EqualFold(scheme, "Bearer") {
-		s.guard.failed(ip)
-		return sandboxer.Principal{}, sandboxer.E(sandboxer.Unauthenticated, nil, "the Authorization header is not of the form Bearer sbx_key_…")
+	return sandboxer.Principal{}, err
+}
+
+// keyID is the part of a token by which its key is known; "" if there is none.
+func keyID(token string) string {
+	rest, ok := strings.CutPrefix(token, "sbx_key_")
+	id, _, _ := strings.Cut(rest, "_")
+	if !ok || sandboxer.CheckID(id) != nil {
+		return ""
 	}
-	p, err := s.m.Authenticate(r.Context(), sandboxer.Secret(strings.TrimSpace(token)))
-	if err != nil && sandboxer.KindOf(err) == sandboxer.Unauthenticated {
-		s.guard.failed(ip)
-	}
-	return p, err
+	return id
 }
 
 // admit checks a request's principal against the scope its route wants ("" for
@@ -51,10 +64,14 @@ func (s *Server) admit(r *http.Request, want sandboxer.Scope) (*http.Request, er
 		return r, nil
 	}
 	p, err := s.identify(r)
+	if err == nil {
+		callOf(r.Context()).actor = p.Actor
+		err = s.welcome(r, p)
+	}
 	if err != nil {
+		callOf(r.Context()).w.Header().Set("Connection", "close") // who has no key holds none
 		return r, err
 	}
-	callOf(r.Context()).actor = p.Actor
 	if !p.Can(want) {
 		return r, sandboxer.E(sandboxer.Denied, nil, "this needs the scope %q, which %s does not have", want, p.Actor).
 			WithHint("ask an administrator for a key with it: sandboxer key create NAME --scope %s", want)
@@ -88,51 +105,62 @@ func (s *Server) checkHost(r *http.Request) error {
 		WithHint("address it by the name its operator gave it, or allow this name in its configuration"))
 }
 
-func remoteIP(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return "a local socket"
+// welcome notes that r is made by p: from now on it may take its time.
+func (s *Server) welcome(r *http.Request, p sandboxer.Principal) error {
+	if n := connOf(r.Context()); n != nil {
+		if err := s.conns.authenticated(n, p); err != nil {
+			return err
+		}
 	}
-	return host
+	callOf(r.Context()).admitted.Store(true)
+	return nil
 }
 
-// guard slows down guessing: each address has a bucket of failed logins.
+// remoteIP is the address that a request came from, as failures are counted by it.
+func remoteIP(r *http.Request) string {
+	if a, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
+		return networkOf(a.Addr())
+	}
+	return "a local socket"
+}
+
+// guard counts failed logins: from one address there may be only so many in a while, and
+// fewer with one key. Those above are told so, and when it is enough.
 type guard struct {
 	mu      sync.Mutex
 	buckets map[string]*rate.Limiter
 }
 
 const (
-	failBurst = 20
-	failEvery = 15 * time.Second
-	maxGuards = 10_000
+	failBurst   = 20 // from one address with one key, or with none
+	failBurstIP = 10 * failBurst
+	failEvery   = 15 * time.Second // one more of failBurst; of failBurstIP in a tenth of it
+	maxGuards   = 10_000
 )
 
 func newGuard() *guard { return &guard{buckets: map[string]*rate.Limiter{}} }
 
-// blocked returns how long ip has to wait, or 0.
-func (g *guard) blocked(ip string) time.Duration {
+// failed notes a failed login from ip with the key id ("" if it named none), and returns
+// for how long further ones are too many, and of what; 0 if they are not.
+func (g *guard) failed(ip, id string) (what string, wait time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	b := g.buckets[ip]
-	if b == nil {
-		return 0
+	what, wait = "from "+ip, g.count(ip, failBurstIP, failEvery/10)
+	if w := g.count(ip+" "+id, failBurst, failEvery); w > wait {
+		if wait = w; id != "" {
+			what += " with the key " + id
+		}
 	}
-	t := b.Tokens()
-	if t >= 1 {
-		return 0
-	}
-	return time.Duration((1 - t) * float64(failEvery))
+	return what, wait
 }
 
-func (g *guard) failed(ip string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	b := g.buckets[ip]
+// count takes from a bucket and returns for how long it is empty.
+func (g *guard) count(name string, burst int, every time.Duration) time.Duration {
+	b := g.buckets[name]
 	if b == nil {
 		if len(g.buckets) >= maxGuards {
 			for k, old := range g.buckets {
-				if old.Tokens() >= failBurst {
+				if old.Tokens() >= float64(old.Burst()) {
 					delete(g.buckets, k)
 				}
 			}
@@ -143,8 +171,11 @@ func (g *guard) failed(ip string) {
 				delete(g.buckets, k)
 			}
 		}
-		b = rate.NewLimiter(rate.Every(failEvery), failBurst)
-		g.buckets[ip] = b
+		b = rate.NewLimiter(rate.Every(every), burst)
+		g.buckets[name] = b
 	}
-	b.Allow()
+	if b.Allow() {
+		return 0
+	}
+	return max(time.Duration((1-b.Tokens())*float64(every)), time.Second)
 }

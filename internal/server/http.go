@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -25,7 +26,10 @@ type call struct {
 	actor string
 	w     http.ResponseWriter
 	r     *http.Request
-	err   error // what the caller was told, with the cause
+	body  *requestBody // nil if the request has none
+	err   error        // what the caller was told, with the cause
+
+	admitted atomic.Bool // somebody was authenticated
 }
 
 type callKey struct{}
@@ -45,14 +49,20 @@ var requestID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.work.Add(1)
 	defer s.work.Done()
+	s.open.Add(1)
+	defer s.open.Add(-1)
 	start := time.Now()
 	c := &call{id: r.Header.Get("X-Request-Id"), route: "none"}
 	if !requestID.MatchString(c.id) {
 		c.id = strings.ToLower(rand.Text()[:16])
 	}
-	rec := &recorder{ResponseWriter: w}
+	rec := &recorder{ResponseWriter: w, call: c}
 	c.w = rec
 	r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
+	if r.Body != nil && r.Body != http.NoBody {
+		c.body = &requestBody{ReadCloser: r.Body, call: c, rc: http.NewResponseController(w), waits: r.Header.Get("Expect") != "", late: s.settle}
+		r.Body = c.body
+	}
 	h := rec.Header()
 	h.Set("X-Request-Id", c.id)
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -147,20 +157,23 @@ func (s *Server) note(r *http.Request, c *call, rec *recorder, took time.Duratio
 // recorder notes the status and the size of an answer.
 type recorder struct {
 	http.ResponseWriter
+	call   *call
 	status int
 	bytes  int64
 }
 
 func (r *recorder) WriteHeader(status int) {
 	if r.status == 0 || r.status < 200 {
-		r.status = status
+		if r.status = status; status >= 200 && r.call.body != nil {
+			r.call.body.settle(r.Header())
+		}
 	}
 	r.ResponseWriter.WriteHeader(status)
 }
 
 func (r *recorder) Write(p []byte) (int, error) {
-	if r.status == 0 {
-		r.status = http.StatusOK
+	if r.status < 200 {
+		r.WriteHeader(http.StatusOK)
 	}
 	n, err := r.ResponseWriter.Write(p)
 	r.bytes += int64(n)

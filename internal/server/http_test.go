@@ -1099,28 +1099,6 @@ func TestRevokeDuringExec(t *testing.T) {
 	}
 }
 
-func TestGuessingIsSlowedDown(t *testing.T) {
-	r := newRig(t)
-	_, good := r.key("acme", sandboxer.ScopeRead)
-	bad := r.client(r.tcp, "sbx_key_zzzzzzzz_guess")
-	var err error
-	n := 0
-	for ; n < 100; n++ {
-		if _, err = bad.Status(t.Context()); !errors.Is(err, sandboxer.Unauthenticated) {
-			break
-		}
-	}
-	if !errors.Is(err, sandboxer.Exhausted) || sandboxer.RetryAfterOf(err) <= 0 || n != failBurst {
-		t.Errorf("guess %d: %v, retry after %s", n+1, err, sandboxer.RetryAfterOf(err))
-	}
-	if _, err := good.Status(t.Context()); !errors.Is(err, sandboxer.Exhausted) {
-		t.Errorf("the same address with a good key: %v", err)
-	}
-	if a := r.send("GET", "/v1/status", tokenOf(r), "", ""); a.status != 200 {
-		t.Errorf("another address: %d", a.status)
-	}
-}
-
 func TestHostsAndOrigins(t *testing.T) {
 	r := newRig(t)
 	token := tokenOf(r)

@@ -78,9 +78,15 @@ func ListenTCP(addr string, open bool) (net.Listener, error) {
 
 type peerKey struct{}
 
-// withPeer notes who is at the other end of a Unix socket.
-func withPeer(ctx context.Context, c net.Conn) context.Context {
-	u, ok := c.(*net.UnixConn)
+// withConn notes the connection of a request, and who is at the other end if it is a
+// Unix socket.
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	n := inner(c)
+	if n == nil {
+		return ctx
+	}
+	ctx = context.WithValue(ctx, connKey{}, n)
+	u, ok := n.Conn.(*net.UnixConn)
 	if !ok {
 		return ctx
 	}

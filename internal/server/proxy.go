@@ -9,6 +9,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
 // visitor is the principal of a request to a port of a sandbox.
@@ -21,6 +22,15 @@ func (s *Server) visitor(r *http.Request, token bool) (context.Context, func(), 
 	}
 	ctx, cancel := s.stream(r.Context())
 	return ctx, func() { cancel(nil) }, nil
+}
+
+// visits is told of a visitor whose right was found good: one with a token is
+// authenticated by that.
+func (s *Server) visits(r *http.Request, v *manager.Visit) error {
+	if callOf(r.Context()).admitted.Load() {
+		return nil
+	}
+	return s.welcome(r, sandboxer.Principal{Tenant: v.Tenant, Actor: "url:" + v.SandboxID})
 }
 
 // reachable is the address under which this machine's programs reach a listener.

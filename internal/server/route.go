@@ -233,10 +233,9 @@ func readJSON(ctx context.Context, reg huma.Registry, schema *huma.Schema, v any
 		return withStatus(http.StatusUnsupportedMediaType, sandboxer.E(sandboxer.Invalid, nil, "the request body must be JSON, not %s", got).
 			WithHint("send the header Content-Type: application/json"))
 	}
-	rc := http.NewResponseController(c.w)
-	rc.SetReadDeadline(time.Now().Add(30 * time.Second)) // an error means the connection has none
+	c.body.within(30 * time.Second)
 	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxJSON))
-	rc.SetReadDeadline(time.Time{})
+	c.body.within(0)
 	var tooBig *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooBig):

@@ -104,8 +104,10 @@ type Options struct {
 	// Metrics is shared with the composition root, which gives its Observe to the
 	// backends. nil makes one.
 	Metrics *Metrics
+	// Conns bound the connections.
+	Conns ConnLimits
 	// Drain bounds how long Serve waits for requests under way when it ends;
-	// default 10 s.
+	// default 3 s. Those that go on then are cut, and get a second to notice.
 	Drain time.Duration
 }
 
@@ -123,13 +125,16 @@ type Server struct {
 	address atomic.Pointer[url.URL] // of the first TCP listener
 	cross   *http.CrossOriginProtection
 	guard   *guard
+	conns   *connections
 	started time.Time
 	beat    time.Duration // between keep-alives of event streams
 	pulse   time.Duration // between pings of WebSockets
+	settle  time.Duration // for the rest of a body that is answered already
 
 	closing context.Context // ends when the server is asked to end
 	close   context.CancelCauseFunc
 	work    sync.WaitGroup // requests and detached destroys
+	open    atomic.Int64   // requests under way
 }
 
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the server is shutting down")
@@ -140,17 +145,18 @@ func New(m Manager, opts Options) *Server {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	if opts.Drain == 0 {
-		opts.Drain = 10 * time.Second
+		opts.Drain = 3 * time.Second
 	}
 	if opts.Metrics == nil {
 		opts.Metrics = NewMetrics()
 	}
 	s := &Server{
 		m: m, opts: opts, log: opts.Log, mux: http.NewServeMux(), types: map[string]opTypes{}, metrics: opts.Metrics,
-		cross: http.NewCrossOriginProtection(), guard: newGuard(), started: time.Now(), beat: 15 * time.Second, pulse: 30 * time.Second,
+		cross: http.NewCrossOriginProtection(), guard: newGuard(), conns: newConnections(opts.Conns), started: time.Now(), beat: 15 * time.Second, pulse: 30 * time.Second,
+		settle: 10 * time.Second,
 	}
 	s.closing, s.close = context.WithCancelCause(context.Background())
-	s.ports = portproxy.New(m, portproxy.Options{Base: opts.PortURL, Admit: s.visitor, Fail: s.fail})
+	s.ports = portproxy.New(m, portproxy.Options{Base: opts.PortURL, Admit: s.visitor, Enter: s.visits, Fail: s.fail})
 	s.routes()
 	return s
 }
@@ -168,7 +174,8 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    32 << 10,
-		ConnContext:       withPeer,
+		ConnContext:       withConn,
+		ConnState:         s.conns.state,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	failed := make(chan error, len(listeners))
@@ -176,6 +183,11 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 		if a, ok := l.Addr().(*net.TCPAddr); ok && s.address.Load() == nil {
 			_, plain := l.(*net.TCPListener)
 			s.address.Store(reachable(a, plain))
+		}
+		if t, ok := l.(*tlsListener); ok {
+			l = &tlsListener{s.conns.listen(t.Listener), t.config}
+		} else {
+			l = s.conns.listen(l)
 		}
 		go func() { failed <- hs.Serve(l) }()
 	}
@@ -195,12 +207,29 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	for ; running > 0; running-- {
 		<-failed
 	}
-	s.work.Wait()
+	if !s.ended(lastNotice) {
+		s.log.Warn("requests that do not end are left behind", "requests", s.open.Load())
+	}
 	s.ports.Close()
 	if err != nil && !errors.Is(err, http.ErrServerClosed) {
 		return sandboxer.E(sandboxer.Unavailable, err, "the server cannot go on listening")
 	}
 	return nil
+}
+
+// lastNotice is for requests whose connection was cut.
+const lastNotice = time.Second
+
+// ended waits for d, at most, until no request is under way.
+func (s *Server) ended(d time.Duration) bool {
+	done := make(chan struct{})
+	go func() { s.work.Wait(); close(done) }()
+	select {
+	case <-done:
+		return true
+	case <-time.After(d):
+		return false
+	}
 }
 
 // stream returns a ctx for something that may last: it ends, with the reason as its

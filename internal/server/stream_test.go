@@ -30,6 +30,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "web" { // the program behind a port of a sandbox
 		panic(web())
 	}
+	if len(os.Args) == 3 && os.Args[1] == "door" { // a server with few descriptors
+		panic(doorMain(os.Args[2]))
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -42,11 +42,26 @@ func ListenTLS(addr, certFile, keyFile string, log *slog.Logger) (net.Listener, 
 	if err != nil {
 		return nil, err
 	}
-	return tls.NewListener(l, &tls.Config{
+	return &tlsListener{l, &tls.Config{
 		MinVersion:     tls.VersionTLS12,
 		NextProtos:     []string{"http/1.1"}, // WebSockets need it
 		GetCertificate: c.get,
-	}), nil
+	}}, nil
+}
+
+// tlsListener accepts the connections of a listener below as TLS. What has to be known
+// of a connection before its handshake is done below.
+type tlsListener struct {
+	net.Listener
+	config *tls.Config
+}
+
+func (l *tlsListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return tls.Server(c, l.config), nil
 }
 
 func (c *certificate) stamps() (s [2]stamp) {

@@ -1,0 +1,450 @@
+package server
+
+import (
+	"container/list"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// ConnLimits bound how many connections are open at once. What a field leaves 0 is
+// chosen from the number of file descriptors that the process may have.
+type ConnLimits struct {
+	Unauthenticated int           // on the TCP listeners, before anybody was authenticated on them
+	PerAddress      int           // of those, from one address; of IPv6 a /64 is one address
+	PerKey          int           // authenticated with one key
+	PerTenant       int           // authenticated with any key of one tenant
+	Authenticated   int           // with any key
+	Reserve         int           // descriptors that no connection of a TCP listener takes
+	Wait            time.Duration // for the next byte of a connection on which nobody is authenticated; default 10 s
+}
+
+// filled returns l with its defaults for a process that may have nofile descriptors.
+func (l ConnLimits) filled(nofile int) ConnLimits {
+	def := func(p *int, n int) {
+		if *p == 0 {
+			*p = n
+		}
+	}
+	def(&l.Unauthenticated, min(max(nofile/8, 16), 512))
+	def(&l.PerAddress, max(l.Unauthenticated/2, 1))
+	def(&l.Authenticated, min(max(nofile/2, 32), 8192))
+	def(&l.PerTenant, max(l.Authenticated*3/4, 1))
+	def(&l.PerKey, max(l.Authenticated/2, 1))
+	def(&l.Reserve, min(nofile/8, 256))
+	if l.Wait == 0 {
+		l.Wait = 10 * time.Second
+	}
+	return l
+}
+
+// descriptors is how many file descriptors this process may have.
+func descriptors() int {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+		return 1024
+	}
+	return int(min(uint64(r.Cur), 1<<20))
+}
+
+// connections accounts for every connection of a server's listeners. Until somebody is
+// authenticated on it, a connection lasts only as long as bytes come and go, and makes
+// room for newer ones when there are too many: whoever sends his key at once is served,
+// however many there are who send nothing.
+type connections struct {
+	limits ConnLimits
+	nofile int
+
+	mu        sync.Mutex
+	strangers list.List      // of *conn: nobody is authenticated on them; oldest first
+	addresses map[string]int // of strangers
+	idle      list.List      // of *conn: authenticated, between two requests; longest idle first
+	keys      map[string]int // authenticated, by key or user
+	tenants   map[string]int // authenticated with a key, by tenant
+	all       int            // authenticated with a key
+}
+
+func newConnections(l ConnLimits) *connections {
+	n := descriptors()
+	return &connections{limits: l.filled(n), nofile: n, addresses: map[string]int{}, keys: map[string]int{}, tenants: map[string]int{}}
+}
+
+// A conn is one connection of a listener.
+type conn struct {
+	net.Conn
+	in      *connections
+	address string // of a stranger; "" on a Unix socket
+	local   bool   // on a Unix socket
+
+	// Under in.mu.
+	stranger *list.Element
+	idle     *list.Element
+	key      string // who was authenticated last
+	tenant   string
+	gone     bool
+
+	mu    sync.Mutex
+	known bool      // somebody is authenticated on it
+	read  time.Time // the deadlines that were asked for
+	write time.Time
+}
+
+// gate is a listener whose connections are accounted for.
+type gate struct {
+	net.Listener
+	in *connections
+}
+
+func (c *connections) listen(l net.Listener) net.Listener { return &gate{l, c} }
+
+func (g *gate) Accept() (net.Conn, error) {
+	for {
+		nc, err := g.Listener.Accept()
+		if err != nil {
+			if _, unix := g.Addr().(*net.UnixAddr); unix && errors.Is(err, syscall.EMFILE) && g.in.makeRoom(true) {
+				continue
+			}
+			return nil, err
+		}
+		if c := g.in.enter(nc); c != nil {
+			return c, nil
+		}
+	}
+}
+
+// enter takes a new connection in, or refuses and closes it.
+func (c *connections) enter(nc net.Conn) *conn {
+	n := &conn{Conn: nc, in: c}
+	_, n.local = nc.(*net.UnixConn)
+	// The kernel gives the lowest number that is free: so many are in use at least.
+	used := number(nc)
+	if n.local {
+		if used >= c.nofile-c.limits.Reserve/2 {
+			c.makeRoom(true)
+		}
+		n.known = true // the socket is this user's alone
+		return n
+	}
+	if used >= c.nofile-c.limits.Reserve && !c.makeRoom(false) {
+		refuseConn(nc)
+		return nil
+	}
+	n.address = network(nc.RemoteAddr())
+	c.mu.Lock()
+	var out []*conn
+	if c.addresses[n.address] >= c.limits.PerAddress {
+		out = append(out, c.oldest(n.address))
+	} else if c.strangers.Len() >= c.limits.Unauthenticated {
+		out = append(out, c.oldest(c.busiest()))
+	}
+	n.stranger = c.strangers.PushBack(n)
+	c.addresses[n.address]++
+	c.mu.Unlock()
+	for _, o := range out {
+		o.Close()
+	}
+	return n
+}
+
+// oldest returns the stranger that has been here longest of those from address.
+func (c *connections) oldest(address string) *conn {
+	for e := c.strangers.Front(); e != nil; e = e.Next() {
+		if n := e.Value.(*conn); n.address == address {
+			c.forget(n)
+			return n
+		}
+	}
+	return nil
+}
+
+// busiest returns the address with the most strangers.
+func (c *connections) busiest() (address string) {
+	most := 0
+	for a, n := range c.addresses {
+		if n > most {
+			address, most = a, n
+		}
+	}
+	return address
+}
+
+// makeRoom closes the connection that can best be spared, and reports whether there was
+// one: a stranger's first, then one between two requests, and for a client of the Unix
+// socket also another one's of that.
+func (c *connections) makeRoom(local bool) bool {
+	c.mu.Lock()
+	var out *conn
+	if c.strangers.Len() > 0 {
+		out = c.oldest(c.busiest())
+	}
+	for e := c.idle.Front(); e != nil && out == nil; e = e.Next() {
+		if n := e.Value.(*conn); !n.local || local {
+			out = n
+		}
+	}
+	c.mu.Unlock()
+	if out == nil {
+		return false
+	}
+	out.Close()
+	return true
+}
+
+// forget takes n out of the strangers. Call it with c.mu held.
+func (c *connections) forget(n *conn) {
+	if n.stranger == nil {
+		return
+	}
+	c.strangers.Remove(n.stranger)
+	n.stranger = nil
+	down(c.addresses, n.address)
+}
+
+func down(m map[string]int, k string) {
+	if m[k]--; m[k] <= 0 {
+		delete(m, k)
+	}
+}
+
+// leave takes a connection that is closed out of every account.
+func (c *connections) leave(n *conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n.gone {
+		return
+	}
+	n.gone = true
+	c.forget(n)
+	c.release(n)
+}
+
+// release takes n from the account of whoever was authenticated on it. Call it with
+// c.mu held.
+func (c *connections) release(n *conn) {
+	if n.idle != nil {
+		c.idle.Remove(n.idle)
+		n.idle = nil
+	}
+	if n.key == "" {
+		return
+	}
+	down(c.keys, n.key)
+	if !n.local {
+		down(c.tenants, n.tenant)
+		c.all--
+	}
+	n.key, n.tenant = "", ""
+}
+
+// authenticated notes that p makes a request on n. Exhausted: p has too many
+// connections.
+func (c *connections) authenticated(n *conn, p sandboxer.Principal) error {
+	key := p.Actor + "\x00" + p.Tenant
+	c.mu.Lock()
+	if n.gone {
+		c.mu.Unlock()
+		return sandboxer.E(sandboxer.Canceled, nil, "the client left")
+	}
+	c.forget(n)
+	if n.key != key {
+		c.release(n)
+		var out *conn
+		what := ""
+		switch {
+		case n.local:
+		case c.keys[key] >= c.limits.PerKey:
+			what, out = "this key has", c.spare(func(o *conn) bool { return o.key == key })
+		case c.tenants[p.Tenant] >= c.limits.PerTenant:
+			what, out = "this tenant has", c.spare(func(o *conn) bool { return o.tenant == p.Tenant })
+		case c.all >= c.limits.Authenticated:
+			what, out = "this server has", c.spare(func(*conn) bool { return true })
+		}
+		if what != "" && out == nil {
+			c.mu.Unlock()
+			return exhausted("%s as many connections as it may have", what)
+		}
+		n.key, n.tenant = key, p.Tenant
+		c.keys[key]++
+		if !n.local {
+			c.tenants[p.Tenant]++
+			c.all++
+		}
+		if out != nil {
+			defer out.Close()
+		}
+	}
+	c.mu.Unlock()
+	n.trust()
+	return nil
+}
+
+// spare takes a connection that is between two requests out of its accounts. Call it
+// with c.mu held.
+func (c *connections) spare(of func(*conn) bool) *conn {
+	for e := c.idle.Front(); e != nil; e = e.Next() {
+		if n := e.Value.(*conn); !n.local && of(n) {
+			c.release(n)
+			return n
+		}
+	}
+	return nil
+}
+
+// resting notes whether n is between two requests.
+func (c *connections) resting(n *conn, now bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case now && n.idle == nil && n.stranger == nil && !n.gone:
+		n.idle = c.idle.PushBack(n)
+	case !now && n.idle != nil:
+		c.idle.Remove(n.idle)
+		n.idle = nil
+	}
+}
+
+// state is told of each connection what it does.
+func (c *connections) state(nc net.Conn, now http.ConnState) {
+	if n := inner(nc); n != nil {
+		c.resting(n, now == http.StateIdle || now == http.StateNew && n.local)
+	}
+}
+
+func exhausted(format string, args ...any) error {
+	e := sandboxer.E(sandboxer.Exhausted, nil, format, args...)
+	e.RetryAfter = time.Second
+	return e.WithHint("try again when some of it has ended")
+}
+
+// refuseConn answers a connection that nothing is read of. Over TLS it means nothing to
+// the client, who finds the connection closed.
+func refuseConn(c net.Conn) {
+	_ = c.SetDeadline(time.Now().Add(time.Second))
+	io.WriteString(c, "HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: application/problem+json\r\n\r\n"+
+		`{"type":"urn:sandboxer:problem:exhausted","title":"Exhausted","status":429,"code":"exhausted","detail":"this server has as many connections as it may have","retryable":true,"retry_after":"1s"}`+"\n")
+	c.Close()
+}
+
+// number is the file descriptor of nc.
+func number(nc net.Conn) (n int) {
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return 0
+	}
+	if raw, err := sc.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) { n = int(fd) })
+	}
+	return n
+}
+
+// network is what counts as one address: of IPv6 a /64, whose every address anybody in
+// it can use.
+func network(a net.Addr) string {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return a.String()
+	}
+	return networkOf(t.AddrPort().Addr())
+}
+
+func networkOf(ip netip.Addr) string {
+	ip = ip.Unmap().WithZone("")
+	if ip.Is6() {
+		if p, err := ip.Prefix(64); err == nil {
+			return p.String()
+		}
+	}
+	return ip.String()
+}
+
+// trust lifts the deadlines of strangers.
+func (n *conn) trust() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.known {
+		return
+	}
+	n.known = true
+	n.Conn.SetReadDeadline(n.read)
+	n.Conn.SetWriteDeadline(n.write)
+}
+
+func (n *conn) Close() error {
+	n.in.leave(n)
+	return n.Conn.Close()
+}
+
+// CloseWrite ends the sending half.
+func (n *conn) CloseWrite() error {
+	if w, ok := n.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+func (n *conn) Write(b []byte) (int, error) {
+	n.mu.Lock()
+	if !n.known {
+		n.Conn.SetWriteDeadline(n.soon(n.write))
+	}
+	n.mu.Unlock()
+	return n.Conn.Write(b)
+}
+
+// soon is t, or the end of a stranger's time if that is earlier.
+func (n *conn) soon(t time.Time) time.Time {
+	if end := time.Now().Add(n.in.limits.Wait); t.IsZero() || t.After(end) {
+		return end
+	}
+	return t
+}
+
+func (n *conn) SetReadDeadline(t time.Time) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.read = t; !n.known {
+		t = n.soon(t)
+	}
+	return n.Conn.SetReadDeadline(t)
+}
+
+func (n *conn) SetWriteDeadline(t time.Time) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.write = t; !n.known {
+		t = n.soon(t)
+	}
+	return n.Conn.SetWriteDeadline(t)
+}
+
+func (n *conn) SetDeadline(t time.Time) error {
+	return errors.Join(n.SetReadDeadline(t), n.SetWriteDeadline(t))
+}
+
+type connKey struct{}
+
+// connOf returns the connection that a request came on; nil if it is none of ours.
+func connOf(ctx context.Context) *conn {
+	c, _ := ctx.Value(connKey{}).(*conn)
+	return c
+}
+
+// inner returns the connection below TLS.
+func inner(c net.Conn) *conn {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	n, _ := c.(*conn)
+	return n
+}

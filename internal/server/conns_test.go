@@ -1,0 +1,508 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// patience is how long a test waits for what must happen.
+const patience = time.Minute
+
+// door is a server of m on a TCP listener, one with TLS and a Unix socket.
+type door struct {
+	*testing.T
+	plain, tls, sock string
+	s                *Server
+}
+
+const goodKey = "sbx_key_00000000_good"
+
+// lobby lets in whoever has goodKey, and answers Get with not found.
+type lobby struct {
+	stub
+	get func(ctx context.Context) (*sandboxer.Sandbox, error)
+}
+
+func (*lobby) Authenticate(_ context.Context, token sandboxer.Secret) (sandboxer.Principal, error) {
+	if token.Reveal() != goodKey {
+		return sandboxer.Principal{}, sandboxer.E(sandboxer.Unauthenticated, nil, "the API key is not valid")
+	}
+	return sandboxer.Principal{Tenant: "acme", Actor: "key:00000000", KeyID: "00000000", Scopes: sandboxer.Scopes()}, nil
+}
+
+func (l *lobby) Get(ctx context.Context, _ string) (*sandboxer.Sandbox, error) {
+	if l.get != nil {
+		return l.get(ctx)
+	}
+	return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox")
+}
+
+func newDoor(t *testing.T, m Manager, opts Options) *door {
+	t.Helper()
+	dir := t.TempDir()
+	d := &door{T: t, sock: filepath.Join(dir, "s", "api.sock")}
+	lu, err := ListenUnix(d.sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lp, err := ListenTCP("127.0.0.1:0", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	writeCert(t, cert, key, "test")
+	ls, err := ListenTLS("127.0.0.1:0", cert, key, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.plain, d.tls = lp.Addr().String(), ls.Addr().String()
+	d.s = New(m, opts)
+	d.s.settle = 50 * time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- d.s.Serve(ctx, lu, lp, ls) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// dial opens a connection to one of the listeners.
+func (d *door) dial(network string) net.Conn {
+	d.Helper()
+	c, err := d.try(network)
+	if err != nil {
+		d.Fatal(err)
+	}
+	return c
+}
+
+func (d *door) try(network string) (c net.Conn, err error) {
+	switch network {
+	case "tls":
+		c, err = tls.Dial("tcp", d.tls, &tls.Config{InsecureSkipVerify: true})
+	case "unix":
+		c, err = net.Dial("unix", d.sock)
+	default:
+		c, err = net.Dial("tcp", d.plain)
+	}
+	if err == nil {
+		c.SetDeadline(time.Now().Add(patience))
+		d.Cleanup(func() { c.Close() })
+	}
+	return c, err
+}
+
+// say sends a request and returns the answer.
+func (d *door) say(c net.Conn, request string) (*http.Response, string) {
+	d.Helper()
+	if _, err := io.WriteString(c, request); err != nil {
+		d.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		d.Fatalf("%q: %v", request, err)
+	}
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		d.Fatal(err)
+	}
+	return resp, string(b)
+}
+
+// prompt returns a new connection on which request was answered with status. Where
+// strangers have little time, a busy machine may need several.
+func (d *door) prompt(network, request string, status int) net.Conn {
+	d.Helper()
+	var last any
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		c, err := d.try(network)
+		if err == nil {
+			_, err = io.WriteString(c, request)
+		}
+		if err == nil {
+			var resp *http.Response
+			if resp, err = http.ReadResponse(bufio.NewReader(c), nil); err == nil {
+				if _, err = io.ReadAll(resp.Body); err == nil && resp.StatusCode == status {
+					return c
+				}
+				last = resp.Status
+				continue
+			}
+		}
+		last = err
+	}
+	d.Fatalf("%q: %v", request, last)
+	return nil
+}
+
+// closed waits until the server closes c.
+func (d *door) closed(c net.Conn, what string) {
+	d.Helper()
+	var timeout net.Error
+	if _, err := io.Copy(io.Discard, c); errors.As(err, &timeout) && timeout.Timeout() {
+		d.Fatalf("%s: the connection is held", what)
+	}
+}
+
+func request(line string, headers ...string) string {
+	return line + " HTTP/1.1\r\nHost: localhost\r\n" + strings.Join(append(headers, "", ""), "\r\n")
+}
+
+// Who has no key holds nothing, whatever he promises to send.
+func TestNoKeyHoldsNothing(t *testing.T) {
+	d := newDoor(t, &lobby{}, Options{})
+	const length, chunks, long = "Content-Length: 10", "Transfer-Encoding: chunked", "Content-Length: 1000000000"
+	jsonType, bad, good := "Content-Type: application/json", "Authorization: Bearer sbx_key_11111111_bad", "Authorization: Bearer "+goodKey
+	for _, network := range []string{"tcp", "tls"} {
+		for _, tt := range []struct {
+			request string
+			status  int
+		}{
+			{request("POST /v1/sandboxes", jsonType, length), 401},
+			{request("POST /v1/sandboxes", jsonType, chunks), 401},
+			{request("POST /v1/sandboxes", jsonType, length, "Expect: 100-continue"), 401},
+			{request("POST /v1/sandboxes", jsonType, length, bad), 401},
+			{request("POST /v1/sandboxes", jsonType, length, "Authorization: Basic eA=="), 401},
+			{request("PUT /v1/sandboxes/x/files?path=/a", long), 401},
+			{request("PUT /v1/sandboxes/x/files?path=/a", chunks), 401},
+			{request("POST /v1/snapshots/import", chunks), 401},
+			{request("GET /v1/status"), 401},
+			{request("GET /v1/sandboxes/x/exec", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="), 401},
+			{request("GET /healthz", length), 200},
+			{request("POST /healthz", length), 405},
+			{request("POST /nowhere", chunks), 404},
+			{request("POST /p/abcdefgh/80/", length), 401},
+			{request("POST /v1/sandboxes", jsonType, length, "Sec-Fetch-Site: cross-site"), 403},
+			{"POST /v1/sandboxes HTTP/1.1\r\nHost: evil.example\r\n" + length + "\r\n\r\n", 421},
+			// With a key the answer does not wait for long, either.
+			{request("PUT /v1/sandboxes/x/ports/0", length, good), 400},
+			{request("POST /v1/sandboxes", length, good), 415},
+		} {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				d := &door{T: t, plain: d.plain, tls: d.tls}
+				c := d.dial(network)
+				resp, body := d.say(c, tt.request)
+				if resp.StatusCode != tt.status {
+					t.Errorf("%s %q: %d %s; want %d", network, tt.request, resp.StatusCode, body, tt.status)
+				}
+				d.closed(c, tt.request)
+			})
+		}
+	}
+	// The owner of the Unix socket gets his answer, too, before he sent what he announced.
+	c := d.dial("unix")
+	if resp, body := d.say(c, request("POST /v1/sandboxes", length)); resp.StatusCode != 415 {
+		t.Errorf("Unix: %d %s", resp.StatusCode, body)
+	}
+	d.closed(c, "unix")
+	// Nobody speaks another protocol.
+	c = d.dial("tcp")
+	io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+	d.closed(c, "HTTP/2")
+}
+
+// A connection on which nobody is authenticated lasts as long as bytes come.
+func TestStrangersHaveLittleTime(t *testing.T) {
+	const wait = 50 * time.Millisecond
+	d := newDoor(t, &lobby{}, Options{Conns: ConnLimits{Wait: wait}})
+	for _, network := range []string{"tcp", "tls"} {
+		if c, err := d.try(network); err == nil { // else it was closed in the handshake
+			d.closed(c, network+": nothing sent")
+		}
+		c, err := d.try(network)
+		if err == nil {
+			io.WriteString(c, "GET /v1/status HTTP/1.1\r\nHost: ")
+			d.closed(c, network+": half a header")
+		}
+		d.closed(d.prompt(network, request("GET /healthz"), 200), network+": idle after an open route")
+		// With a key there is time: several times what a stranger has.
+		c = d.prompt(network, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey), 404)
+		for range 3 {
+			time.Sleep(4 * wait)
+			if resp, _ := d.say(c, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey)); resp.StatusCode != 404 {
+				t.Errorf("%s with a key: %d", network, resp.StatusCode)
+			}
+		}
+	}
+	c, err := net.Dial("tcp", d.tls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(patience))
+	io.WriteString(c, "\x16\x03\x01\x02\x00") // the head of a handshake
+	d.closed(c, "half a handshake")
+	// One that reads nothing of a long answer.
+	c = d.dial("tcp")
+	c.(*net.TCPConn).SetReadBuffer(1 << 10)
+	for err == nil {
+		_, err = io.WriteString(c, request("GET /openapi.yaml"))
+	}
+	var timeout net.Error
+	if errors.As(err, &timeout) && timeout.Timeout() {
+		t.Error("whoever reads nothing holds a connection")
+	}
+}
+
+// Too many strangers make room for each other, those of one address first; who sends his
+// key at once is served.
+func TestStrangersMakeRoom(t *testing.T) {
+	d := newDoor(t, &lobby{}, Options{Conns: ConnLimits{Unauthenticated: 6, PerAddress: 4}})
+	from := func(ip string) net.Conn {
+		t.Helper()
+		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", d.plain)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDeadline(time.Now().Add(patience))
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	var one []net.Conn
+	for range 5 {
+		one = append(one, from("127.0.0.1"))
+	}
+	d.closed(one[0], "the oldest of an address with too many")
+	two := []net.Conn{from("127.0.0.2"), from("127.0.0.2"), from("127.0.0.2")}
+	d.closed(one[1], "the oldest of the address with the most")
+	for i := range 50 {
+		c := from("127.0.0.1")
+		if resp, body := d.say(c, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey)); resp.StatusCode != 404 {
+			t.Fatalf("request %d with a key: %d %s", i, resp.StatusCode, body)
+		}
+	}
+	if resp, _ := d.say(two[2], request("GET /healthz")); resp.StatusCode != 200 {
+		t.Errorf("a stranger who waited: %d", resp.StatusCode)
+	}
+}
+
+// Connections of a key are bounded; those on which nothing happens make room.
+func TestConnectionsOfAKey(t *testing.T) {
+	release := make(chan struct{})
+	entered := make(chan struct{}, 8)
+	m := &lobby{get: func(ctx context.Context) (*sandboxer.Sandbox, error) {
+		entered <- struct{}{}
+		select {
+		case <-release:
+		case <-ctx.Done():
+		}
+		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox")
+	}}
+	d := newDoor(t, m, Options{Conns: ConnLimits{PerKey: 3}})
+	busy, quick := request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey), request("POST /v1/sandboxes", "Authorization: Bearer "+goodKey)
+	idle := d.dial("tcp")
+	d.say(idle, quick)
+	var held []net.Conn
+	for range 2 {
+		c := d.dial("tcp")
+		io.WriteString(c, busy)
+		<-entered
+		held = append(held, c)
+	}
+	c := d.dial("tcp")
+	io.WriteString(c, busy)
+	<-entered
+	d.closed(idle, "the idle one")
+	resp, body := d.say(d.dial("tcp"), quick)
+	if resp.StatusCode != 429 || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, `"code":"exhausted"`) {
+		t.Errorf("one too many: %d %v %s", resp.StatusCode, resp.Header, body)
+	}
+	close(release)
+	for _, c := range append(held, c) {
+		if resp, _ := http.ReadResponse(bufio.NewReader(c), nil); resp == nil || resp.StatusCode != 404 {
+			t.Errorf("a held one: %v", resp)
+		}
+	}
+}
+
+// Near the limit of descriptors the Unix socket, health and keys are served.
+func TestDescriptorsRunOut(t *testing.T) {
+	dir := t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, "door", filepath.Join(dir, "s", "api.sock"))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { cmd.Process.Kill(); cmd.Wait() }()
+	d := &door{T: t, sock: filepath.Join(dir, "s", "api.sock")}
+	if _, err := fmt.Fscanln(out, &d.plain); err != nil {
+		t.Fatal(err)
+	}
+	check := func(when string) {
+		t.Helper()
+		for _, network := range []string{"unix", "tcp"} {
+			if resp, _ := d.say(d.dial(network), request("GET /healthz", "Connection: close")); resp.StatusCode != 200 {
+				t.Errorf("%s: health by %s: %d", when, network, resp.StatusCode)
+			}
+			if resp, _ := d.say(d.dial(network), request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey, "Connection: close")); resp.StatusCode != 404 {
+				t.Errorf("%s: with a key by %s: %d", when, network, resp.StatusCode)
+			}
+		}
+	}
+	check("at first")
+	for range 400 { // idle ones without a key
+		d.dial("tcp")
+	}
+	check("beside strangers")
+	for range 300 { // idle ones with a key
+		c, err := net.Dial("tcp", d.plain)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		io.WriteString(c, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey))
+	}
+	check("beside idle connections with a key")
+	for range 300 {
+		d.dial("unix")
+	}
+	check("beside idle connections of the Unix socket")
+}
+
+// doorMain is the server of TestDescriptorsRunOut.
+func doorMain(sock string) error {
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 128, Max: 128}); err != nil {
+		return err
+	}
+	lu, err := ListenUnix(sock)
+	if err != nil {
+		return err
+	}
+	lt, err := ListenTCP("127.0.0.1:0", false)
+	if err != nil {
+		return err
+	}
+	fmt.Println(lt.Addr())
+	return New(&lobby{}, Options{}).Serve(context.Background(), lu, lt)
+}
+
+// A good key passes at any time, also from where others guess.
+func TestGuessingIsSlowedDown(t *testing.T) {
+	r := newRig(t)
+	k, good := r.key("acme", sandboxer.ScopeRead)
+	for _, token := range []sandboxer.Secret{"sbx_key_zzzzzzzz_guess", "guess", sandboxer.Secret("sbx_key_" + k.Key.ID + "_guess")} {
+		bad := r.client(r.tcp, token)
+		var err error
+		n := 0
+		for ; n < 100; n++ {
+			if _, err = bad.Status(t.Context()); !errors.Is(err, sandboxer.Unauthenticated) {
+				break
+			}
+		}
+		if !errors.Is(err, sandboxer.Exhausted) || sandboxer.RetryAfterOf(err) <= 0 || n != failBurst {
+			t.Errorf("guess %d: %v, retry after %s", n+1, err, sandboxer.RetryAfterOf(err))
+		}
+		if _, err := good.Status(t.Context()); err != nil {
+			t.Errorf("the same address with a good key: %v", err)
+		}
+	}
+	// With another key each time.
+	var err error
+	for n := 0; n < 2*failBurstIP && !errors.Is(err, sandboxer.Exhausted); n++ {
+		_, err = r.client(r.tcp, sandboxer.Secret(fmt.Sprintf("sbx_key_%08d_guess", n))).Status(t.Context())
+	}
+	if !errors.Is(err, sandboxer.Exhausted) {
+		t.Errorf("%d guesses from one address: %v", 2*failBurstIP, err)
+	}
+	if _, err := good.Status(t.Context()); err != nil {
+		t.Errorf("the same address with a good key: %v", err)
+	}
+	// From elsewhere even a bad one is simply told so.
+	if a := r.send("GET", "/v1/status", "sbx_key_zzzzzzzz_guess", "", ""); a.status != 401 {
+		t.Errorf("from another address: %d", a.status)
+	}
+}
+
+func TestNetworkOf(t *testing.T) {
+	for in, want := range map[string]string{
+		"127.0.0.1:1": "127.0.0.1", "[::ffff:10.0.0.1]:1": "10.0.0.1", "[2001:db8:1:2:3::4]:1": "2001:db8:1:2::/64",
+		"[2001:db8:1:2:ffff::]:9": "2001:db8:1:2::/64", "[fe80::1%25eth0]:1": "fe80::/64",
+	} {
+		a, err := net.ResolveTCPAddr("tcp", strings.Replace(in, "%25", "%", 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := network(a); got != want {
+			t.Errorf("%s counts as %s; want %s", in, got, want)
+		}
+	}
+}
+
+// A server that is told to end does so, also beside requests that never do.
+func TestShutdownHasAnEnd(t *testing.T) {
+	release, entered := make(chan struct{}), make(chan struct{})
+	m := &lobby{get: func(context.Context) (*sandboxer.Sandbox, error) {
+		close(entered)
+		<-release // deaf to its ctx
+		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox")
+	}}
+	sock := filepath.Join(t.TempDir(), "s", "api.sock")
+	l, err := ListenUnix(sock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log logBuffer
+	s := New(m, Options{Drain: 10 * time.Millisecond, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(ctx, l) }()
+	c, err := api.New("unix://"+sock, api.Options{NoRetry: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	answered := make(chan error, 1)
+	go func() {
+		_, err := c.Get(t.Context(), "x")
+		answered <- err
+	}()
+	<-entered
+	cancel()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Fatal("it does not end")
+	}
+	if err := <-answered; !errors.Is(err, sandboxer.Unavailable) {
+		t.Errorf("the request: %v", err)
+	}
+	if !strings.Contains(log.String(), "requests=1") {
+		t.Errorf("the log does not say what was left: %s", log.String())
+	}
+	close(release)
+	s.work.Wait()
+}
