@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -41,9 +42,15 @@ type ClientOptions struct {
 // dial and stats for an adapter. It keeps connections for reuse until Close; its
 // methods are safe for concurrent use.
 //
-// Errors carry a Kind: Unavailable when the agent does not answer, Unauthenticated for
-// a wrong token, and those of the capability interfaces.
+// The agent is in the sandbox, where somebody may have taken its place: whatever it
+// answers is bounded in bytes, entries and time, and calls end without it.
+//
+// Errors carry a Kind: Unavailable when the agent cannot be reached, Timeout when it does
+// not answer in time (a minute; ten to remove a tree; two between the bytes of a
+// transfer), Failed when what it answers is too large or cannot be read, Unauthenticated
+// for a wrong token, and those of the capability interfaces.
 type Client struct {
+	wait  patience
 	opts  ClientOptions
 	base  string
 	http  *http.Client
@@ -54,7 +61,7 @@ type Client struct {
 
 // NewClient returns a client; it connects with the first call.
 func NewClient(o ClientOptions) *Client {
-	c := &Client{opts: o, base: strings.TrimSuffix(o.BaseURL, "/"), http: o.HTTP}
+	c := &Client{wait: defaultPatience, opts: o, base: strings.TrimSuffix(o.BaseURL, "/"), http: o.HTTP}
 	switch {
 	case o.Dial != nil:
 		// HTTP/1.1, because a stream on a connection of its own needs no windows: output
@@ -64,15 +71,20 @@ func NewClient(o ClientOptions) *Client {
 			DisableCompression:  true,
 			MaxIdleConnsPerHost: idleConns,
 			IdleConnTimeout:     time.Minute,
+
+			MaxResponseHeaderBytes: maxHead,
 		}
 		c.http = &http.Client{Transport: c.owned}
 		c.base = "http://sandbox"
 	case c.http == nil:
 		c.http = http.DefaultClient
 	}
+	hc := *c.http
+	hc.CheckRedirect = noRedirect
+	c.http = &hc
 	rpc := &headerClient{c}
 	opts := []connect.ClientOption{
-		connect.WithReadMaxBytes(64 << 20),
+		connect.WithReadMaxBytes(maxReply),
 		connect.WithAcceptCompression("gzip", nil, nil),
 	}
 	c.proc = processconnect.NewProcessClient(rpc, c.base, opts...)
@@ -99,7 +111,26 @@ func (h *headerClient) Do(r *http.Request) (*http.Response, error) {
 	if r.Header.Get("Authorization") == "" && h.c.opts.User != "" {
 		r.Header.Set("Authorization", basicUser(h.c.opts.User))
 	}
-	return h.c.http.Do(r)
+	res, err := h.c.send(r)
+	switch {
+	case err != nil:
+	case strings.HasPrefix(res.Header.Get("Content-Type"), "application/connect+"):
+		res.Body = &envelopes{ReadCloser: res.Body}
+	default:
+		res.Body = &message{res.Body, maxReply}
+	}
+	return res, err
+}
+
+// send sends a request. An upgrade that nobody asked for is refused: the body of such an
+// answer does not end with the request's context.
+func (c *Client) send(r *http.Request) (*http.Response, error) {
+	res, err := c.http.Do(r)
+	if err == nil && res.StatusCode == http.StatusSwitchingProtocols {
+		res.Body.Close()
+		return nil, unreadable(nil, "an upgrade of the connection")
+	}
+	return res, err
 }
 
 func basicUser(name string) string {
@@ -115,12 +146,25 @@ func (c *Client) decorate(h http.Header) {
 	}
 }
 
-// do sends a plain request and turns an answer that is no success into an error.
-func (c *Client) do(ctx context.Context, method, path string, query url.Values, header http.Header, body io.Reader, size int64) (*http.Response, error) {
+// do sends a plain request and turns an answer that is no success into an error. It is
+// given up when nothing moves; who reads an answer that should be small bounds ctx.
+func (c *Client) do(ctx context.Context, method, path string, query url.Values, header http.Header, body *upload, size int64) (_ *http.Response, err error) {
 	if c.opts.User != "" && !query.Has("username") {
 		query.Set("username", c.opts.User)
 	}
-	r, err := http.NewRequestWithContext(ctx, method, c.base+path+"?"+query.Encode(), body)
+	ctx, cancel, still := moving(ctx, c.wait.progress)
+	defer func() {
+		still.ours()
+		if err != nil {
+			cancel(nil)
+		}
+	}()
+	var content io.Reader
+	if body != nil {
+		body.still = still
+		content = body
+	}
+	r, err := http.NewRequestWithContext(ctx, method, c.base+path+"?"+query.Encode(), content)
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "cannot make a request to the agent")
 	}
@@ -132,57 +176,58 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 		r.ContentLength = size
 	}
 	c.decorate(r.Header)
-	res, err := c.http.Do(r)
+	res, err := c.send(r)
 	if err != nil {
 		return nil, c.transportError(ctx, err)
 	}
+	res.Body = &transfer{res.Body, c, ctx, cancel, still}
 	if res.StatusCode/100 == 2 {
 		return res, nil
 	}
 	defer res.Body.Close()
-	return nil, plainError(res)
+	return nil, c.plainError(res)
 }
 
 // plainError reads a failure of a plain endpoint.
-func plainError(res *http.Response) error {
-	b, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10))
+func (c *Client) plainError(res *http.Response) error {
 	var answer struct {
 		Message string `json:"message"`
 	}
+	b, _ := readAnswer(res.Body)
 	if json.Unmarshal(b, &answer) != nil || answer.Message == "" {
 		answer.Message = "the agent answered " + res.Status
 	}
-	kind := sandboxer.Kind(res.Header.Get(kindHeader))
-	if kind == "" {
-		switch res.StatusCode {
-		case http.StatusBadRequest, http.StatusNotAcceptable:
-			kind = sandboxer.Invalid
-		case http.StatusUnauthorized:
-			kind = sandboxer.Unauthenticated
-		case http.StatusForbidden:
-			kind = sandboxer.Denied
-		case http.StatusNotFound:
-			kind = sandboxer.NotFound
-		case http.StatusInsufficientStorage, http.StatusTooManyRequests:
-			kind = sandboxer.Exhausted
-		case http.StatusNotImplemented:
-			kind = sandboxer.Unsupported
-		case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-			kind = sandboxer.Unavailable
-		default:
-			kind = sandboxer.Internal
-		}
+	kind := sandboxer.Failed
+	switch res.StatusCode {
+	case http.StatusBadRequest, http.StatusNotAcceptable:
+		kind = sandboxer.Invalid
+	case http.StatusUnauthorized:
+		kind = sandboxer.Unauthenticated
+	case http.StatusForbidden:
+		kind = sandboxer.Denied
+	case http.StatusNotFound:
+		kind = sandboxer.NotFound
+	case http.StatusInsufficientStorage, http.StatusTooManyRequests:
+		kind = sandboxer.Exhausted
+	case http.StatusNotImplemented:
+		kind = sandboxer.Unsupported
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		kind = sandboxer.Unavailable
 	}
-	return sandboxer.E(kind, nil, "%s", answer.Message)
+	return c.failure(kind, res.Header.Get(kindHeader), answer.Message)
 }
 
 func (c *Client) transportError(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return sandboxer.E(sandboxer.KindOf(ctx.Err()), err, "the call to the sandbox's agent was given up")
-	}
 	var e *sandboxer.Error
-	if errors.As(err, &e) { // of the dial function
+	switch {
+	case context.Cause(ctx) == errLate:
+		return sandboxer.E(sandboxer.Timeout, err, "the sandbox's agent did not answer in time")
+	case ctx.Err() != nil:
+		return sandboxer.E(sandboxer.KindOf(ctx.Err()), err, "the call to the sandbox's agent was given up")
+	case errors.As(err, &e): // of the dial function, or of a bound
 		return e
+	case strings.Contains(err.Error(), "server response headers exceeded"):
+		return tooLarge("64 KiB of head")
 	}
 	return sandboxer.E(sandboxer.Unavailable, err, "the sandbox's agent cannot be reached")
 }
@@ -196,17 +241,18 @@ func (c *Client) rpcError(ctx context.Context, err error) error {
 	if !errors.As(err, &ce) {
 		return c.transportError(ctx, err)
 	}
-	if kind := sandboxer.Kind(ce.Meta().Get(kindHeader)); kind != "" {
-		return sandboxer.E(kind, nil, "%s", ce.Message())
+	said := ce.Meta().Get(kindHeader)
+	switch code := ce.Code(); {
+	case said != "", code == connect.CodeUnauthenticated, code == connect.CodePermissionDenied: // may be a front's bare status
+	case connect.IsWireError(err):
+	case code == connect.CodeResourceExhausted:
+		return tooLarge("1 MiB in one message")
+	case ctx.Err() == nil && !broke(err) && (code == connect.CodeInternal || code == connect.CodeUnknown || code == connect.CodeInvalidArgument):
+		return unreadable(err, text(ce.Message()))
+	default: // raised on our side
+		return c.transportError(ctx, err)
 	}
-	switch ce.Code() {
-	case connect.CodeUnauthenticated, connect.CodePermissionDenied: // may be a front's bare status
-	default:
-		if !connect.IsWireError(err) { // raised on our side
-			return c.transportError(ctx, err)
-		}
-	}
-	kind := sandboxer.Internal
+	kind := sandboxer.Failed
 	switch ce.Code() {
 	case connect.CodeInvalidArgument, connect.CodeOutOfRange:
 		kind = sandboxer.Invalid
@@ -232,11 +278,13 @@ func (c *Client) rpcError(ctx context.Context, err error) error {
 	case connect.CodeCanceled:
 		kind = sandboxer.Canceled
 	}
-	return sandboxer.E(kind, nil, "%s", ce.Message())
+	return c.failure(kind, said, ce.Message())
 }
 
 // Health reports whether the agent answers.
 func (c *Client) Health(ctx context.Context) error {
+	ctx, cancel := within(ctx, c.wait.answer)
+	defer cancel()
 	res, err := c.do(ctx, http.MethodGet, "/health", url.Values{}, nil, nil, -1)
 	if err != nil {
 		return err
@@ -284,8 +332,10 @@ func (c *Client) Init(ctx context.Context, s Settings) error {
 	if err != nil {
 		return sandboxer.E(sandboxer.Internal, err, "cannot encode the settings")
 	}
+	ctx, cancel := within(ctx, c.wait.answer)
+	defer cancel()
 	res, err := c.do(ctx, http.MethodPost, "/init", url.Values{}, http.Header{"Content-Type": {"application/json"}},
-		strings.NewReader(string(b)), int64(len(b)))
+		&upload{r: bytes.NewReader(b)}, int64(len(b)))
 	if err != nil {
 		return err
 	}
@@ -295,14 +345,25 @@ func (c *Client) Init(ctx context.Context, s Settings) error {
 // Stats measures the sandbox; see sandboxer.Statser.
 func (c *Client) Stats(ctx context.Context) (sandboxer.Stats, error) {
 	var st sandboxer.Stats
+	ctx, cancel := within(ctx, c.wait.answer)
+	defer cancel()
 	res, err := c.do(ctx, http.MethodGet, statsPath, url.Values{}, nil, nil, -1)
 	if err != nil {
 		return st, err
 	}
 	defer res.Body.Close()
-	if err := json.NewDecoder(res.Body).Decode(&st); err != nil {
-		return st, sandboxer.E(sandboxer.Unavailable, err, "the agent's figures cannot be read")
+	b, err := readAnswer(res.Body)
+	if err != nil {
+		return st, c.transportError(ctx, err)
 	}
+	if err := json.Unmarshal(b, &st); err != nil {
+		return sandboxer.Stats{}, unreadable(err, "figures that are none")
+	}
+	for _, n := range []*int64{&st.MemoryBytes, &st.DiskBytes, &st.PIDs, &st.RxBytes, &st.TxBytes} {
+		*n = max(*n, -1)
+	}
+	st.CPU, st.MemoryLimit, st.DiskLimit = max(st.CPU, -1), max(st.MemoryLimit, 0), max(st.DiskLimit, 0)
+	st.At = time.Now().UTC() // the clock inside is the sandbox's
 	return st, nil
 }
 
@@ -316,6 +377,8 @@ func (c *Client) Dial(ctx context.Context, port int) (net.Conn, error) {
 	if err != nil {
 		return nil, c.transportError(ctx, err)
 	}
+	ctx, cancel := within(ctx, c.wait.answer)
+	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	r, err := http.NewRequest(http.MethodGet, "http://sandbox"+relayPath+"?port="+strconv.Itoa(port), nil)
 	if err != nil {
@@ -325,11 +388,16 @@ func (c *Client) Dial(ctx context.Context, port int) (net.Conn, error) {
 	c.decorate(r.Header)
 	r.Header.Set("Connection", "Upgrade")
 	r.Header.Set("Upgrade", relayName)
-	br := bufio.NewReader(conn)
+	br := bufio.NewReader(&headLimit{conn, maxHead + maxAnswer})
 	err = r.Write(conn)
 	var res *http.Response
 	if err == nil {
 		res, err = http.ReadResponse(br, r)
+	}
+	if err == nil && res.StatusCode != http.StatusSwitchingProtocols {
+		defer stop()
+		defer conn.Close()
+		return nil, c.plainError(res)
 	}
 	if !stop() && err == nil {
 		err = ctx.Err()
@@ -337,10 +405,6 @@ func (c *Client) Dial(ctx context.Context, port int) (net.Conn, error) {
 	if err != nil {
 		conn.Close()
 		return nil, c.transportError(ctx, err)
-	}
-	if res.StatusCode != http.StatusSwitchingProtocols {
-		defer conn.Close()
-		return nil, plainError(res)
 	}
 	if br.Buffered() == 0 {
 		return conn, nil

@@ -14,9 +14,6 @@ import (
 	pb "github.com/sand-boxer/sandboxer/agent/proto/process"
 )
 
-// killLimit bounds how long a canceled Exec waits for the command to be gone.
-const killLimit = 10 * time.Second
-
 // Exec runs cmd to its end; see sandboxer.Execer. The command does not outlive the
 // call: it is killed, with what it started, when ctx is done or the connection breaks.
 // A reader behind cmd.Stdin that blocks is not waited for.
@@ -25,20 +22,20 @@ func (c *Client) Exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, e
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.KindOf(err), err, "the command was canceled before it began")
 	}
 	// The stream outlives ctx: after a cancel we still want to see the end.
-	streamCtx, cut := context.WithCancel(context.WithoutCancel(ctx))
+	streamCtx, cut, began := c.begin(context.WithoutCancel(ctx))
 	defer cut()
 	req := startRequest(cmd, nil)
 	req.Header().Set(foregroundHeader, "true")
 	c.as(req.Header(), cmd.User)
 	// A cancel before the start event: give the command the time to begin, because only
 	// then can its end be seen.
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(killLimit, cut) })()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(c.wait.kill, cut) })()
 	stream, err := c.proc.Start(streamCtx, req)
 	if err != nil {
-		return notStartedExit(cmd, err, c.rpcError(ctx, err))
+		return notStartedExit(cmd, err, c.streamError(ctx, streamCtx, err))
 	}
 	defer stream.Close()
-	a := attachment{c: c, ctx: ctx, cut: cut, next: func() *pb.ProcessEvent {
+	a := attachment{c: c, ctx: ctx, stream: streamCtx, cut: cut, began: began, next: func() *pb.ProcessEvent {
 		if !stream.Receive() {
 			return nil
 		}
@@ -108,7 +105,9 @@ type Streams struct {
 type attachment struct {
 	c       *Client
 	ctx     context.Context
+	stream  context.Context
 	cut     context.CancelFunc
+	began   func()
 	next    func() *pb.ProcessEvent
 	err     func() error
 	feedNil bool // a terminal without an input gets its end of file typed
@@ -119,6 +118,7 @@ type attachment struct {
 // is killed when ctx is done; otherwise it is left alone.
 func (a *attachment) run(s Streams, own bool) (x sandboxer.Exit, err error) {
 	first := a.next()
+	a.began()
 	if first.GetStart() == nil {
 		return x, a.broken("the agent did not start the command")
 	}
@@ -135,10 +135,11 @@ func (a *attachment) run(s Streams, own bool) (x sandboxer.Exit, err error) {
 	}
 	giveUp := func() {
 		if own {
-			ctx, cancel := context.WithTimeout(helpers, killLimit)
+			ctx, cancel := context.WithTimeout(helpers, a.c.wait.kill)
 			defer cancel()
 			if a.c.Signal(ctx, pid, 9) == nil {
-				return // the end will come through the stream
+				time.AfterFunc(a.c.wait.kill, a.cut) // the end should come through the stream
+				return
 			}
 		}
 		a.cut()
@@ -194,9 +195,24 @@ func (a *attachment) run(s Streams, own bool) (x sandboxer.Exit, err error) {
 
 func (a *attachment) broken(what string) error {
 	if err := a.err(); err != nil {
-		return a.c.rpcError(a.ctx, err)
+		return a.c.streamError(a.ctx, a.stream, err)
 	}
 	return sandboxer.E(sandboxer.Unavailable, nil, "%s", what)
+}
+
+// begin returns a context for a stream that ends if began is not called in time.
+func (c *Client) begin(parent context.Context) (_ context.Context, cut context.CancelFunc, began func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	late := time.AfterFunc(c.wait.answer, func() { cancel(errLate) })
+	return ctx, func() { late.Stop(); cancel(nil) }, func() { late.Stop() }
+}
+
+// streamError is rpcError for a stream with a context of its own.
+func (c *Client) streamError(ctx, stream context.Context, err error) error {
+	if ctx.Err() == nil && context.Cause(stream) == errLate {
+		ctx = stream
+	}
+	return c.rpcError(ctx, err)
 }
 
 // feed sends r to the input of a process and then closes it.
@@ -264,7 +280,8 @@ func (c *Client) control(ctx context.Context, pid int, s Streams) {
 // command that does not exist is NotFound, one that may not run Denied.
 func (c *Client) Start(ctx context.Context, cmd sandboxer.Cmd, tag string) (int, error) {
 	// Not ctx itself: its deadline would travel and become that of the process.
-	streamCtx, cut := context.WithCancel(context.WithoutCancel(ctx))
+	streamCtx, cut, began := c.begin(context.WithoutCancel(ctx))
+	defer began()
 	defer cut()
 	defer context.AfterFunc(ctx, cut)()
 	var t *string
@@ -275,14 +292,14 @@ func (c *Client) Start(ctx context.Context, cmd sandboxer.Cmd, tag string) (int,
 	c.as(req.Header(), cmd.User)
 	stream, err := c.proc.Start(streamCtx, req)
 	if err != nil {
-		return 0, c.rpcError(ctx, err)
+		return 0, c.streamError(ctx, streamCtx, err)
 	}
-	if !stream.Receive() {
-		return 0, c.rpcError(ctx, stream.Err())
+	if !stream.Receive() && stream.Err() != nil {
+		return 0, c.streamError(ctx, streamCtx, stream.Err())
 	}
 	start := stream.Msg().GetEvent().GetStart()
 	if start == nil {
-		return 0, sandboxer.E(sandboxer.Internal, nil, "the agent did not say which process it started")
+		return 0, unreadable(nil, "it does not say which process it started")
 	}
 	return int(start.GetPid()), nil
 }
@@ -291,7 +308,7 @@ func (c *Client) Start(ctx context.Context, cmd sandboxer.Cmd, tag string) (int,
 // replay it begins with the output that the agent still keeps, otherwise with what
 // comes next. When ctx is done Attach returns and the process goes on.
 func (c *Client) Attach(ctx context.Context, pid int, replay bool, s Streams) (sandboxer.Exit, error) {
-	streamCtx, cut := context.WithCancel(ctx)
+	streamCtx, cut, began := c.begin(ctx)
 	defer cut()
 	req := connect.NewRequest(&pb.ConnectRequest{Process: pidSelector(pid)})
 	if replay {
@@ -299,10 +316,10 @@ func (c *Client) Attach(ctx context.Context, pid int, replay bool, s Streams) (s
 	}
 	stream, err := c.proc.Connect(streamCtx, req)
 	if err != nil {
-		return sandboxer.Exit{}, c.rpcError(ctx, err)
+		return sandboxer.Exit{}, c.streamError(ctx, streamCtx, err)
 	}
 	defer stream.Close()
-	a := attachment{c: c, ctx: ctx, cut: cut, next: func() *pb.ProcessEvent {
+	a := attachment{c: c, ctx: ctx, stream: streamCtx, cut: cut, began: began, next: func() *pb.ProcessEvent {
 		if !stream.Receive() {
 			return nil
 		}
@@ -318,12 +335,16 @@ func pidSelector(pid int) *pb.ProcessSelector {
 // Signal sends a signal, by its Linux number, to a process and what it started; 9 kills
 // also what left its session. NotFound when the process has ended.
 func (c *Client) Signal(ctx context.Context, pid, signal int) error {
+	ctx, cancel := within(ctx, c.wait.answer)
+	defer cancel()
 	_, err := c.proc.SendSignal(ctx, connect.NewRequest(&pb.SendSignalRequest{Process: pidSelector(pid), Signal: pb.Signal(signal)}))
 	return c.rpcError(ctx, err)
 }
 
 // Resize changes the size of a process's terminal.
 func (c *Client) Resize(ctx context.Context, pid int, size sandboxer.WinSize) error {
+	ctx, cancel := within(ctx, c.wait.answer)
+	defer cancel()
 	_, err := c.proc.Update(ctx, connect.NewRequest(&pb.UpdateRequest{Process: pidSelector(pid), Pty: ptySize(size)}))
 	return c.rpcError(ctx, err)
 }
@@ -341,6 +362,8 @@ func (c *Client) SendInput(ctx context.Context, pid int, data []byte, tty bool) 
 
 // CloseStdin ends the input of a process that has no terminal.
 func (c *Client) CloseStdin(ctx context.Context, pid int) error {
+	ctx, cancel := within(ctx, c.wait.answer)
+	defer cancel()
 	_, err := c.proc.CloseStdin(ctx, connect.NewRequest(&pb.CloseStdinRequest{Process: pidSelector(pid)}))
 	return c.rpcError(ctx, err)
 }
@@ -356,6 +379,8 @@ type Process struct {
 
 // Processes lists what runs, oldest first; not what those processes started.
 func (c *Client) Processes(ctx context.Context) ([]Process, error) {
+	ctx, cancel := within(ctx, c.wait.answer)
+	defer cancel()
 	res, err := c.proc.List(ctx, connect.NewRequest(&pb.ListRequest{}))
 	if err != nil {
 		return nil, c.rpcError(ctx, err)

@@ -46,12 +46,15 @@ func (c *Client) WriteFile(ctx context.Context, name string, mode fs.FileMode, r
 
 // An upload remembers why its source failed, to tell that from a failure of the wire.
 type upload struct {
-	r   io.Reader
-	err error
+	r     io.Reader
+	err   error
+	still *stillness
 }
 
 func (u *upload) Read(p []byte) (int, error) {
+	u.still.ours()
 	n, err := u.r.Read(p)
+	u.still.agents()
 	if err != nil && !errors.Is(err, io.EOF) {
 		u.err = err
 	}
@@ -109,6 +112,8 @@ func parseMode(text string, bits uint32) fs.FileMode {
 
 // StatFile describes a file; see sandboxer.Filer.
 func (c *Client) StatFile(ctx context.Context, name string) (sandboxer.FileInfo, error) {
+	ctx, cancel := within(ctx, c.wait.answer)
+	defer cancel()
 	req := connect.NewRequest(&pb.StatRequest{Path: name})
 	req.Header().Set(lstatHeader, "true")
 	res, err := c.files.Stat(ctx, req)
@@ -121,6 +126,8 @@ func (c *Client) StatFile(ctx context.Context, name string) (sandboxer.FileInfo,
 // ListFiles lists a directory in the order of names; see sandboxer.Filer.
 func (c *Client) ListFiles(ctx context.Context, dir string) iter.Seq2[sandboxer.FileInfo, error] {
 	return func(yield func(sandboxer.FileInfo, error) bool) {
+		ctx, cancel := within(ctx, c.wait.answer)
+		defer cancel()
 		req := connect.NewRequest(&pb.ListDirRequest{Path: dir, Depth: 1})
 		req.Header().Set(lstatHeader, "true")
 		res, err := c.files.ListDir(ctx, req)
@@ -138,6 +145,8 @@ func (c *Client) ListFiles(ctx context.Context, dir string) iter.Seq2[sandboxer.
 
 // MakeDir makes a directory with its parents; see sandboxer.Filer.
 func (c *Client) MakeDir(ctx context.Context, dir string) error {
+	ctx, cancel := within(ctx, c.wait.answer)
+	defer cancel()
 	_, err := c.files.MakeDir(ctx, connect.NewRequest(&pb.MakeDirRequest{Path: dir}))
 	if connect.CodeOf(err) == connect.CodeAlreadyExists {
 		return nil
@@ -148,12 +157,16 @@ func (c *Client) MakeDir(ctx context.Context, dir string) error {
 // MoveFile renames a file or directory, making the parents of its new place; see
 // sandboxer.Filer.
 func (c *Client) MoveFile(ctx context.Context, from, to string) error {
+	ctx, cancel := within(ctx, c.wait.answer)
+	defer cancel()
 	_, err := c.files.Move(ctx, connect.NewRequest(&pb.MoveRequest{Source: from, Destination: to}))
 	return c.rpcError(ctx, err)
 }
 
 // RemoveFile removes a file or a tree; see sandboxer.Filer.
 func (c *Client) RemoveFile(ctx context.Context, name string) error {
+	ctx, cancel := within(ctx, c.wait.remove)
+	defer cancel()
 	_, err := c.files.Remove(ctx, connect.NewRequest(&pb.RemoveRequest{Path: name}))
 	return c.rpcError(ctx, err)
 }

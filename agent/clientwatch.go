@@ -29,16 +29,17 @@ type Watch struct {
 // from its return on is reported. Kinds: NotFound, and Invalid for a file and for a
 // network mount.
 func (c *Client) Watch(ctx context.Context, dir string, recursive bool) (*Watch, error) {
-	streamCtx, cut := context.WithCancel(ctx)
+	streamCtx, cut, began := c.begin(ctx)
 	req := connect.NewRequest(&pb.WatchDirRequest{Path: dir, Recursive: recursive, IncludeEntry: true})
 	req.Header().Set(lstatHeader, "true")
 	stream, err := c.files.WatchDir(streamCtx, req)
 	if err == nil && !stream.Receive() {
 		err = stream.Err()
 	}
+	began()
 	if err != nil {
-		cut()
-		return nil, c.rpcError(ctx, err)
+		defer cut()
+		return nil, c.streamError(ctx, streamCtx, err)
 	}
 	return &Watch{c: c, ctx: ctx, cut: cut, stream: stream}, nil
 }

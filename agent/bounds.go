@@ -1,0 +1,215 @@
+package agent
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+	"unicode"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// What an agent answers is the word of its sandbox, where somebody may have taken the
+// agent's place. So everything that a client reads has a bound, and what exceeds it ends
+// the call with Failed; what takes too long ends it with Timeout.
+const (
+	maxHead      = 64 << 10  // bytes of an answer's head
+	maxAnswer    = 64 << 10  // bytes of the body of a plain answer that is no file
+	maxReply     = 1 << 20   // bytes of one message of a remote procedure
+	maxText      = 1 << 10   // bytes of a message about a failure
+	maxPage      = 1024      // entries of one page of a listing
+	maxPageBytes = 256 << 10 // of names and targets in one page
+	maxListed    = 1_000_000 // entries of one listing
+)
+
+// patience is how long a client waits for an agent. What streams without an end of its
+// own, the output of a command say, may be silent for as long as its caller wants.
+type patience struct {
+	answer   time.Duration // for a whole answer, or the beginning of a stream
+	remove   time.Duration // for the removal of a tree
+	progress time.Duration // for the next bytes of a transfer
+	kill     time.Duration // for the end of a command that was killed
+}
+
+var defaultPatience = patience{answer: time.Minute, remove: 10 * time.Minute, progress: 2 * time.Minute, kill: 10 * time.Second}
+
+var (
+	errLate  = errors.New("the agent took too long")
+	errLarge = errors.New("the answer is larger than any of an agent's")
+)
+
+func tooLarge(what string) error {
+	return sandboxer.E(sandboxer.Failed, errLarge, "the sandbox's agent answered with more than %s", what).WithHint("the sandbox is at fault: create a new one")
+}
+
+func unreadable(cause error, what string) error {
+	return sandboxer.E(sandboxer.Failed, cause, "the sandbox's agent gave an answer that cannot be read: %s", what).WithHint("the sandbox is at fault: create a new one")
+}
+
+// within bounds a call whose answer is small.
+func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, d, errLate)
+}
+
+// A stillness ends a transfer that makes no progress.
+type stillness struct {
+	timer *time.Timer
+	d     time.Duration
+}
+
+// moving returns a context that ends when the transfer stands still for d while it is
+// the agent's turn, which it is at first.
+func moving(ctx context.Context, d time.Duration) (context.Context, context.CancelCauseFunc, *stillness) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	return ctx, cancel, &stillness{time.AfterFunc(d, func() { cancel(errLate) }), d}
+}
+
+func (s *stillness) ours()   { s.timer.Stop() }
+func (s *stillness) agents() { s.timer.Reset(s.d) }
+
+// A transfer is the body of an answer that streams.
+type transfer struct {
+	io.ReadCloser
+	c      *Client
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	still  *stillness
+}
+
+func (t *transfer) Read(p []byte) (int, error) {
+	t.still.agents()
+	n, err := t.ReadCloser.Read(p)
+	t.still.ours()
+	if err != nil && err != io.EOF {
+		err = t.c.transportError(t.ctx, err)
+	}
+	return n, err
+}
+
+func (t *transfer) Close() error {
+	t.still.ours()
+	defer t.cancel(nil)
+	return t.ReadCloser.Close()
+}
+
+// readAnswer reads a small body whole.
+func readAnswer(r io.Reader) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(r, maxAnswer+1))
+	if len(b) > maxAnswer {
+		return nil, tooLarge("64 KiB")
+	}
+	return b, err
+}
+
+// noRedirect leaves an answer that points elsewhere as it is: a sandbox does not say
+// where the broker asks.
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// headLimit reads the head of an answer from a raw connection.
+type headLimit struct {
+	r    io.Reader
+	left int
+}
+
+func (h *headLimit) Read(p []byte) (int, error) {
+	if h.left <= 0 {
+		return 0, tooLarge("64 KiB of head")
+	}
+	n, err := h.r.Read(p[:min(len(p), h.left)])
+	h.left -= n
+	return n, err
+}
+
+// text brings what an agent says about a failure into a form that may be shown.
+func text(s string) string {
+	cut := len(s) > maxText
+	if cut {
+		s = s[:maxText]
+	}
+	s = strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			return r
+		}
+		return '\uFFFD'
+	}, strings.ToValidUTF8(s, "\uFFFD"))
+	if cut {
+		s += "…"
+	}
+	return s
+}
+
+// failure makes an error of what an agent says: of the kind in its header, if there is
+// one, else of the given one. What only the broker can know is not for a sandbox to say.
+func (c *Client) failure(kind sandboxer.Kind, header, message string) error {
+	if said := sandboxer.Kind(header); slices.Contains(sandboxer.Kinds(), said) {
+		kind = said
+	}
+	switch {
+	case kind == sandboxer.NoCredit, kind == sandboxer.Internal, kind == sandboxer.Unauthenticated && c.opts.Token == "" && c.owned != nil:
+		kind = sandboxer.Failed
+	}
+	return sandboxer.E(kind, nil, "%s", text(message))
+}
+
+// A message is the body of an answer that is one message. One that is too long fails at
+// once; connect would first read all of it.
+type message struct {
+	io.ReadCloser
+	left int
+}
+
+func (m *message) Read(p []byte) (int, error) {
+	n, err := m.ReadCloser.Read(p)
+	if m.left -= n; m.left < 0 {
+		return 0, tooLarge("1 MiB in one message")
+	}
+	return n, err
+}
+
+// envelopes is the body of a stream of messages, each of which says how long it is. One
+// that is too long fails at once, too.
+type envelopes struct {
+	io.ReadCloser
+	head [5]byte
+	n    int    // of head
+	left uint32 // of the message
+}
+
+func (e *envelopes) Read(p []byte) (int, error) {
+	n, err := e.ReadCloser.Read(p)
+	for b := p[:n]; len(b) > 0; {
+		if e.left > 0 {
+			k := min(uint32(len(b)), e.left)
+			e.left -= k
+			b = b[k:]
+			continue
+		}
+		k := copy(e.head[e.n:], b)
+		e.n += k
+		b = b[k:]
+		if e.n == len(e.head) {
+			e.n, e.left = 0, binary.BigEndian.Uint32(e.head[1:])
+			if e.left > maxReply {
+				return 0, tooLarge("1 MiB in one message")
+			}
+		}
+	}
+	return n, err
+}
+
+// broke reports whether err comes from the connection, or has a Kind already.
+func broke(err error) bool {
+	var ne net.Error
+	var no syscall.Errno
+	var se *sandboxer.Error
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed) ||
+		errors.As(err, &ne) || errors.As(err, &no) || errors.As(err, &se)
+}
