@@ -197,11 +197,14 @@ type Endpoint struct {
 // Liveness is the answer of a probe.
 type Liveness string
 
-// The three answers. An error from a probe means Unknown.
+// The answers. An error from a probe means Unknown.
 const (
 	Alive   Liveness = "alive"
 	Gone    Liveness = "gone"    // proven: the backend answered and does not have it
 	Unknown Liveness = "unknown" // the backend could not tell; never a reason to give up
+	// Unresponsive is there, proven, but does not answer and cannot be used now. It may come
+	// back, and is never a reason to give up either.
+	Unresponsive Liveness = "unresponsive"
 	// OOMKilled is gone, and more: the sandbox as a whole was killed because it used more
 	// memory than its limit. What remains of it may still have to be torn down; after
 	// that it is Gone.

@@ -15,14 +15,13 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/pkg/control/client"
 	"gvisor.dev/gvisor/pkg/sentry/control"
 	"gvisor.dev/gvisor/runsc/boot"
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/container"
-	"gvisor.dev/gvisor/runsc/sandbox"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
@@ -35,16 +34,20 @@ type box struct {
 	name  string
 	rec   record               // as it was found; the network in it may have changed since
 	c     *container.Container // for its end only: its methods are not safe for concurrent use
-	sb    *sandbox.Sandbox     // everything else goes here, by the sandbox's name
-	pid   int                  // of the sentry
-	env   []string             // environment of commands; guarded by mu
-	given map[string]string    // what a claim brought of it, of which the agent does not know; guarded by mu
+	ctl   *controller          // everything else goes here
+	pulse *pulse
+	pid   int               // of the sentry
+	env   []string          // environment of commands; guarded by mu
+	given map[string]string // what a claim brought of it, of which the agent does not know; guarded by mu
 	agent *agent.Client
 
 	awake atomic.Bool // the agent is known to run
 
 	still   sync.Mutex // held by the kill for which every process inside stands still
 	stopped string     // file that exists meanwhile (standStill)
+
+	owed    map[string]int32 // commands to be killed yet: mark → process ID; guarded by mu
+	killing bool             // that is being done; guarded by mu
 
 	wires wires
 
@@ -107,7 +110,8 @@ func (e *engine) load(name string) (*container.Container, error) {
 
 // keep remembers a running sandbox.
 func (e *engine) keep(name string, rec record, c *container.Container) *box {
-	b := &box{name: name, rec: rec, c: c, sb: c.Sandbox, pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped")}
+	b := &box{name: name, rec: rec, c: c, ctl: newController(c.Sandbox, name), pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped")}
+	b.pulse = &pulse{ask: b.ctl.ping, back: b.killOwed, every: pulseEvery, patience: commandPatience}
 	b.env = c.Spec.Process.Env
 	if rec.Claim != "" {
 		if given, err := e.claimedEnv(name); err == nil {
@@ -118,9 +122,11 @@ func (e *engine) keep(name string, rec record, c *container.Container) *box {
 	}
 	b.agent = agent.NewClient(agent.ClientOptions{Dial: b.dialAgent})
 	if _, err := os.Stat(b.stopped); err == nil { // a broker died amid a kill
-		if err := b.standStill(false); err != nil && e.env.Log != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), pulseEvery)
+		if err := b.standStill(ctx, false); err != nil && e.env.Log != nil {
 			e.env.Log.Warn("the processes of a sandbox cannot be continued", "sandbox", name, "err", err)
 		}
+		cancel()
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -156,15 +162,68 @@ func (b *box) close() {
 
 func (b *box) alive() bool { return alive(b.name, b.pid) }
 
-// execute starts a command and returns its process ID inside.
-func (b *box) execute(args *control.ExecArgs) (pid int32, err error) {
-	args.ContainerID = b.name
-	return b.sb.Execute(execConf, args)
+// ask makes a short call into the sandbox's kernel. It ends, with errUnresponsive, also
+// where the kernel does not answer.
+func (b *box) ask(ctx context.Context, f func(context.Context) error) error {
+	ctx, done, err := b.pulse.attend(ctx, false)
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, cancel := context.WithTimeoutCause(ctx, askTime, errUnresponsive)
+	defer cancel()
+	return b.heed(f(ctx))
+}
+
+// askTime is how long a call may take of a kernel that answers others.
+const askTime = 2 * time.Minute
+
+// heed notes an answer of the kernel; what is none is told by why it is.
+func (b *box) heed(err error) error {
+	if _, said := errors.AsType[remoteError](err); said || err == nil {
+		b.pulse.hear()
+	}
+	if errors.Is(err, errUnresponsive) {
+		return errUnresponsive
+	}
+	return err
+}
+
+// execute starts a command and returns its process ID inside. It gives the files away as
+// they are: unlike gVisor's own it leaves their owner alone, which may be the machine's
+// /dev/null.
+func (b *box) execute(ctx context.Context, args *control.ExecArgs) (pid int32, err error) {
+	err = b.ask(ctx, func(ctx context.Context) (err error) { pid, err = b.ctl.execute(ctx, args); return err })
+	return pid, err
+}
+
+// wait waits for the end of what execute started, once.
+func (b *box) wait(ctx context.Context, pid int32) (ws unix.WaitStatus, err error) {
+	ctx, done, err := b.pulse.attend(ctx, true)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	ws, err = b.ctl.waitPID(ctx, pid)
+	return ws, b.heed(err)
+}
+
+// run runs a program of ours that ends by itself, as executeOwn starts it.
+func (b *box) run(ctx context.Context, may []string, files map[int]*os.File, args ...string) (ws unix.WaitStatus, err error) {
+	pid, err := b.executeOwn(ctx, may, files, args...)
+	if err == nil {
+		err = b.ask(ctx, func(ctx context.Context) (err error) { ws, err = b.ctl.waitPID(ctx, pid); return err })
+	}
+	return ws, err
+}
+
+func (b *box) signal(ctx context.Context, pid int32, sig unix.Signal) error {
+	return b.ask(ctx, func(ctx context.Context) error { return b.ctl.signal(ctx, pid, sig) })
 }
 
 // executeOwn starts a program of ours with capabilities of its own, above the limit of processes,
 // with the given files open and nothing for the standard streams that are not among them.
-func (b *box) executeOwn(may []string, files map[int]*os.File, args ...string) (pid int32, err error) {
+func (b *box) executeOwn(ctx context.Context, may []string, files map[int]*os.File, args ...string) (pid int32, err error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return 0, err
@@ -172,7 +231,7 @@ func (b *box) executeOwn(may []string, files map[int]*os.File, args ...string) (
 	defer null.Close()
 	open := map[int]*os.File{0: null, 1: null, 2: null}
 	maps.Copy(open, files)
-	return b.execute(&control.ExecArgs{
+	return b.execute(ctx, &control.ExecArgs{
 		Argv: args, Envv: []string{"PATH=" + defaultPath}, WorkingDirectory: "/",
 		NoNewPrivileges: true, Capabilities: capabilities(may, true),
 		FilePayload: control.NewFilePayload(open, nil),
@@ -198,13 +257,9 @@ func alive(name string, pid int) bool {
 // start starts a created container with its network links. gVisor would take them
 // from a network namespace; ours are given directly, for which Start must believe
 // that there is nothing to do.
-func start(c *container.Container, conf *config.Config, link *os.File) error {
-	cl, err := client.ConnectTo(c.Sandbox.GetControlSocketPath())
-	if err != nil {
-		return fmt.Errorf("connecting to the sandbox: %w", err)
-	}
-	defer cl.Close()
-	if err := cl.Call(boot.ContMgrSetNetworkArgs, usernet.Links(link, "eth0"), nil); err != nil {
+func start(ctx context.Context, c *container.Container, conf *config.Config, link *os.File) error {
+	args := usernet.Links(link, "eth0")
+	if err := newController(c.Sandbox, c.ID).call(ctx, boot.ContMgrSetNetworkArgs, args, nil, args.Files...); err != nil {
 		return fmt.Errorf("giving the sandbox its network: %w", err)
 	}
 	c2 := *conf
@@ -221,12 +276,7 @@ func restore(c *container.Container, conf *config.Config, image string, link *os
 
 // plug gives a running sandbox a new network interface, after its old one lost its
 // other end with a former broker process.
-func plug(c *container.Container, link *os.File, name string) error {
-	cl, err := client.ConnectTo(c.Sandbox.GetControlSocketPath())
-	if err != nil {
-		return err
-	}
-	defer cl.Close()
+func (b *box) plug(ctx context.Context, link *os.File, name string) error {
 	args := usernet.Links(link, name)
 	args.LoopbackLinks = nil
 	for i := range args.FDBasedLinks {
@@ -234,7 +284,9 @@ func plug(c *container.Container, link *os.File, name string) error {
 		args.FDBasedLinks[i].IsPacket = []bool{false}
 		args.FDBasedLinks[i].ProcessorsPerChannel = 1
 	}
-	return cl.Call("Network.CreateLinksAndRoutes", args, nil)
+	return b.ask(ctx, func(ctx context.Context) error {
+		return b.ctl.call(ctx, "Network.CreateLinksAndRoutes", args, nil, args.Files...)
+	})
 }
 
 // dialAgent returns a connection to the agent. It is a pair of pipes whose other ends
@@ -261,8 +313,8 @@ func (b *box) dialAgent(ctx context.Context) (net.Conn, error) {
 			w.batch = min(max(2*w.batch, firstBatch), lastBatch)
 			m, n := &making{done: make(chan struct{})}, w.batch
 			w.making = m
-			go func() {
-				conns, err := b.donate(n)
+			go func() { // for all who wait, whoever of them leaves
+				conns, err := b.donate(context.Background(), n)
 				w.made(m, conns, err)
 			}()
 		}
@@ -354,7 +406,7 @@ func (w *wires) close() {
 	w.spare = nil
 }
 
-func (b *box) donate(n int) (conns []*agent.PipeConn, err error) {
+func (b *box) donate(ctx context.Context, n int) (conns []*agent.PipeConn, err error) {
 	var message tail
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -383,23 +435,16 @@ func (b *box) donate(n int) (conns []*agent.PipeConn, err error) {
 	}
 	count := strconv.Itoa(2 * n)
 	if b.awake.Load() {
-		pid, err := b.executeOwn(ownCapabilities, files, pausePath, "donate", agentSocket, count)
-		if err != nil {
-			return conns, err
-		}
-		if ws, err := b.sb.WaitPID(b.name, pid); err != nil || ws == 0 {
+		if ws, err := b.run(ctx, ownCapabilities, files, pausePath, "donate", agentSocket, count); err != nil || ws == 0 {
 			return conns, err
 		}
 		// Nobody listens yet: the agent's own program waits for that.
 	}
-	pid, err := b.executeOwn(ownCapabilities, files, agentPath, "donate", "--wake", "1", agentSocket, count)
-	if err != nil {
-		return conns, err
-	}
-	w.Close()
-	_, _ = io.Copy(&message, r)
-	ws, err := b.sb.WaitPID(b.name, pid)
+	ws, err := b.run(ctx, ownCapabilities, files, agentPath, "donate", "--wake", "1", agentSocket, count)
 	if err == nil && ws.ExitStatus() != 0 {
+		w.Close()
+		_ = r.SetReadDeadline(time.Now().Add(drainTime)) // what it said is there
+		_, _ = io.Copy(&message, io.LimitReader(r, pipeSize))
 		err = fmt.Errorf("the agent could not be reached: %s", message.String())
 	}
 	if err == nil {
@@ -440,14 +485,14 @@ type identity struct {
 }
 
 // user resolves a user name or "uid[:gid]" by the sandbox's own /etc/passwd.
-func (b *box) user(name string) (identity, error) {
+func (b *box) user(ctx context.Context, name string) (identity, error) {
 	if name == "" || name == "root" || name == "0" || name == "0:0" {
 		return identity{home: "/root", name: "root"}, nil
 	}
 	if v, ok := b.users.Load(name); ok {
 		return v.(identity), nil
 	}
-	passwd, err := b.readSmall("/etc/passwd")
+	passwd, err := b.readSmall(ctx, "/etc/passwd")
 	if err != nil {
 		return identity{}, err
 	}
@@ -484,19 +529,59 @@ func (b *box) user(name string) (identity, error) {
 	return id, nil
 }
 
-// readSmall reads a file of at most 1 MiB through gVisor's control socket.
-func (b *box) readSmall(name string) (string, error) {
-	f, err := os.CreateTemp("", "sandboxer-*")
+// readSmall reads a file of at most 1 MiB through gVisor's control socket. Kinds: Invalid
+// when the sandbox says that it cannot be read, NotFound when it has ended.
+func (b *box) readSmall(ctx context.Context, name string) (string, error) {
+	f, err := memoryFile("sandboxer")
 	if err != nil {
-		return "", err
+		return "", sandboxer.E(sandboxer.Unavailable, err, "no memory for a file of the sandbox")
 	}
 	defer f.Close()
-	if err := os.Remove(f.Name()); err != nil {
-		return "", err
-	}
-	if err := b.sb.ReadFile(b.name, name, 0, 1<<20, f); err != nil {
+	err = b.ask(ctx, func(ctx context.Context) error { return b.ctl.readFile(ctx, name, maxSmall, f) })
+	_, said := errors.AsType[remoteError](err)
+	switch {
+	case said:
 		return "", sandboxer.E(sandboxer.Invalid, err, "%s cannot be read inside the sandbox", name)
+	case err != nil:
+		return "", b.lost(ctx, err, "reading "+name+" inside the sandbox")
 	}
-	data, err := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	data, err := io.ReadAll(io.NewSectionReader(f, 0, maxSmall))
 	return string(data), err
+}
+
+const maxSmall = 1 << 20
+
+// memoryFile returns a file without a name or a place on a disk.
+func memoryFile(name string) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// lost gives a call that the kernel inside did not answer its kind: NotFound where the
+// sandbox has ended, which its process may be about to show.
+func (b *box) lost(ctx context.Context, err error, what string) error {
+	if _, ok := errors.AsType[*sandboxer.Error](err); ok || err == nil {
+		return err
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		return sandboxer.E(sandboxer.KindOf(cause), cause, "%s was not finished in time", what)
+	}
+	if b.ended() {
+		return sandboxer.E(sandboxer.NotFound, err, "the sandbox ended")
+	}
+	return sandboxer.E(sandboxer.Unavailable, err, "%s failed", what)
+}
+
+// ended reports whether the sandbox's kernel is gone. Its process may need a moment after
+// its last connection has broken.
+func (b *box) ended() bool {
+	for end := time.Now().Add(time.Second); b.alive(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
 }

@@ -134,7 +134,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	if e.unlock, err = prepareProcess(runnerPath, e.dir("null")); err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "this process cannot be prepared for gVisor")
 	}
-	if err := e.reconnect(); err != nil && env.Log != nil {
+	if err := e.reconnect(ctx); err != nil && env.Log != nil {
 		env.Log.Warn("sandboxes without network", "extension", env.Extension, "err", err)
 	}
 	return e, nil
@@ -484,37 +484,50 @@ func (e *engine) processes() map[string][]int {
 
 // keyLock is a lock for one sandbox; the last one to leave removes it.
 type keyLock struct {
-	mu   sync.Mutex
+	slot chan struct{}
 	refs int
 }
 
 // lock excludes everybody else, also other processes of this installation, from
-// changing the sandbox called name.
-func (e *engine) lock(name string) (unlock func(), err error) {
+// changing the sandbox called name. Kinds: that of ctx's end.
+func (e *engine) lock(ctx context.Context, name string) (unlock func(), err error) {
 	e.mu.Lock()
 	l := e.busy[name]
 	if l == nil {
-		l = &keyLock{}
+		l = &keyLock{slot: make(chan struct{}, 1)}
 		e.busy[name] = l
 	}
 	l.refs++
 	e.mu.Unlock()
-	l.mu.Lock()
 	leave := func() {
-		l.mu.Unlock()
 		e.mu.Lock()
 		if l.refs--; l.refs == 0 {
 			delete(e.busy, name)
 		}
 		e.mu.Unlock()
 	}
-	release, err := lockByte(e.dir("locks"), name)
-	if err != nil {
+	if err := ctx.Err(); err != nil {
 		leave()
+		return nil, err
+	}
+	select {
+	case l.slot <- struct{}{}:
+	case <-ctx.Done():
+		leave()
+		return nil, sandboxer.E(sandboxer.KindOf(ctx.Err()), context.Cause(ctx), "something else is being done with sandbox %s", name)
+	}
+	release, err := lockByte(ctx, e.dir("locks"), name)
+	if err != nil {
+		<-l.slot
+		leave()
+		if ctx.Err() != nil {
+			return nil, sandboxer.E(sandboxer.KindOf(ctx.Err()), context.Cause(ctx), "another process is doing something with sandbox %s", name)
+		}
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of sandbox %s cannot be taken", name)
 	}
 	return func() {
 		release()
+		<-l.slot
 		leave()
 	}, nil
 }
@@ -522,7 +535,7 @@ func (e *engine) lock(name string) (unlock func(), err error) {
 // lockByte locks the one byte of the file at path that stands for name. The file stays
 // empty; one for each name would be made and removed three times in a short life, and file
 // systems are slow at that.
-func lockByte(path, name string) (release func(), err error) {
+func lockByte(ctx context.Context, path, name string) (release func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
@@ -530,11 +543,22 @@ func lockByte(path, name string) (release func(), err error) {
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, name)
 	at := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart, Start: int64(h.Sum64() >> 2), Len: 1}
-	for {
-		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLKW, &at)
-		if !errors.Is(err, unix.EINTR) {
+	// The kernel's own waiting would take a thread, and has no end.
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &at)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
 			break
 		}
+		select {
+		case <-time.After(pause):
+			continue
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		break
 	}
 	if err != nil {
 		f.Close()

@@ -176,10 +176,10 @@ func TestBrokerDiesAmidKill(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.standStill(true); err != nil {
+	if err := b.standStill(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.sb.SignalContainer(b.name, unix.SIGSTOP, true); err != nil {
+	if err := b.signalAll(t.Context(), unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	for still := false; !still; {

@@ -832,18 +832,18 @@ func TestLockOfOtherBrokers(t *testing.T) {
 	one, two := openIn(t, dir, ours("test")), openIn(t, dir, ours("test"))
 	defer one.Close()
 	defer two.Close()
-	unlock, err := one.lock("a-g1")
+	unlock, err := one.lock(t.Context(), "a-g1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := two.lock("b-g1")
+	other, err := two.lock(t.Context(), "b-g1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	other()
 	got := make(chan error, 1)
 	go func() {
-		unlock, err := two.lock("a-g1")
+		unlock, err := two.lock(t.Context(), "a-g1")
 		if err == nil {
 			unlock()
 		}

@@ -40,7 +40,7 @@ func (e *engine) link(p sandboxer.NetworkPolicy) (*usernet.Net, error) {
 
 // reconnect gives sandboxes that outlived a former broker process their network
 // again. Open connections are lost, as with any change of network.
-func (e *engine) reconnect() error {
+func (e *engine) reconnect(ctx context.Context) error {
 	names, err := e.names()
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func (e *engine) reconnect() error {
 		if err != nil {
 			continue
 		}
-		if err := e.plugIn(b, rec); err != nil {
+		if err := e.plugIn(ctx, b, rec); err != nil {
 			errs = append(errs, fmt.Errorf("sandbox %s: %w", name, err))
 		}
 	}
@@ -64,14 +64,14 @@ func (e *engine) reconnect() error {
 
 // plugIn gives a running sandbox a new link with the policy in rec, which it writes
 // down first.
-func (e *engine) plugIn(b *box, rec record) error {
+func (e *engine) plugIn(ctx context.Context, b *box, rec record) error {
 	n, err := e.link(rec.Network)
 	if err != nil {
 		return err
 	}
 	rec.Plugs++
 	if err = e.writeRecord(b.name, rec); err == nil {
-		err = plug(b.c, n.Guest(), fmt.Sprintf("eth%d", rec.Plugs))
+		err = b.plug(ctx, n.Guest(), fmt.Sprintf("eth%d", rec.Plugs))
 	}
 	n.CloseGuest()
 	if err != nil {
@@ -112,7 +112,7 @@ func (e *engine) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxer
 	former := rec
 	rec.Network = p
 	if link == nil && networked(p) {
-		if err = e.plugIn(b, rec); err == nil {
+		if err = e.plugIn(ctx, b, rec); err == nil {
 			return nil
 		}
 		// The number of the interface is used up, whether it came to be or not.

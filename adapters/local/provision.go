@@ -106,7 +106,7 @@ func (b *box) startMain(ctx context.Context, args []string, dir string) error {
 func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, build func(name string) (*box, error)) (sandboxer.Handle, error) {
 	name := boxName(spec.ID, spec.Generation)
 	h := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation, Host: "localhost", Ref: name}
-	unlock, err := e.lock(name)
+	unlock, err := e.lock(ctx, name)
 	if err != nil {
 		return h, err
 	}
@@ -333,6 +333,8 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	// gVisor's own calls have no end but that of those they wait for.
+	defer context.AfterFunc(ctx, func() { _ = killAll(e.processes()[name]) })()
 	c, err := container.New(conf, container.Args{ID: name, Spec: ociSpec, BundleDir: dir})
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "gVisor could not create the sandbox")
@@ -363,7 +365,7 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	if from != nil {
 		err = restore(c, conf, from.image(), guest)
 	} else {
-		err = start(c, conf, guest)
+		err = start(ctx, c, conf, guest)
 	}
 	if aerr := <-attached; err == nil && aerr != nil {
 		err = aerr
@@ -526,7 +528,7 @@ func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.Cl
 	for _, g := range gens {
 		name := boxName(h.SandboxID, g)
 		removed, err := func() ([]string, error) {
-			unlock, err := e.lock(name)
+			unlock, err := e.lock(ctx, name)
 			if err != nil {
 				return nil, err
 			}

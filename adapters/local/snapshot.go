@@ -19,8 +19,10 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/sentry/control"
+	"gvisor.dev/gvisor/pkg/sentry/state/checkpointfiles"
 	"gvisor.dev/gvisor/pkg/state/statefile"
-	"gvisor.dev/gvisor/runsc/sandbox"
+	"gvisor.dev/gvisor/runsc/boot"
 	"gvisor.dev/gvisor/runsc/version"
 
 	"github.com/sand-boxer/sandboxer"
@@ -73,7 +75,7 @@ func (e *engine) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (s
 	if err != nil {
 		return sandboxer.Snapshot{}, err
 	}
-	release, err := e.lock("snapshot." + id)
+	release, err := e.lock(ctx, "snapshot."+id)
 	if err != nil {
 		return sandboxer.Snapshot{}, err
 	}
@@ -89,7 +91,7 @@ func (e *engine) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (s
 		return sandboxer.Snapshot{}, err
 	}
 	defer unlock()
-	r, err := e.save(b, dir, id)
+	r, err := e.save(ctx, b, dir, id)
 	if err != nil {
 		err = errors.Join(err, os.RemoveAll(dir))
 		if !b.alive() {
@@ -101,7 +103,7 @@ func (e *engine) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (s
 	return r.Snapshot, nil
 }
 
-func (e *engine) save(b *box, dir, id string) (*receipt, error) {
+func (e *engine) save(ctx context.Context, b *box, dir, id string) (*receipt, error) {
 	rec, err := e.record(b.name)
 	if err != nil {
 		return nil, err
@@ -119,16 +121,12 @@ func (e *engine) save(b *box, dir, id string) (*receipt, error) {
 	if err := writeDurably(filepath.Join(dir, savedFile), s); err != nil {
 		return nil, diskError(err, "writing the snapshot down")
 	}
-	conf, err := e.conf(rec.Limits)
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "configuring gVisor failed")
-	}
-	err = b.sb.Checkpoint(conf, b.name, s.image(), sandbox.CheckpointOpts{Resume: true, Compression: statefile.CompressionLevelNone})
+	err = b.checkpoint(ctx, s.image())
 	if err != nil {
 		if strings.Contains(err.Error(), unix.ENOSPC.Error()) {
 			return nil, sandboxer.E(sandboxer.Exhausted, err, "the disk is too full for a snapshot of sandbox %s", rec.SandboxID)
 		}
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "gVisor could not save sandbox %s", rec.SandboxID)
+		return nil, b.failed(ctx, err, "saving sandbox "+rec.SandboxID)
 	}
 	r := &receipt{}
 	if r.Files, err = readBack(s.image()); err != nil {
@@ -146,6 +144,38 @@ func (e *engine) save(b *box, dir, id string) (*receipt, error) {
 		return nil, diskError(err, "sealing the snapshot")
 	}
 	return r, nil
+}
+
+// checkpoint has the sandbox's kernel write itself down in dir, and go on. Meanwhile it
+// answers nobody; how long that takes is bounded by ctx alone.
+func (b *box) checkpoint(ctx context.Context, dir string) error {
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	for _, name := range []string{checkpointfiles.StateFileName, checkpointfiles.PagesMetadataFileName, checkpointfiles.PagesFileName} {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		if err != nil {
+			return err
+		}
+		files = append(files, f)
+	}
+	if err := b.ask(ctx, b.ctl.ping); err != nil {
+		return err
+	}
+	defer b.pulse.hush()()
+	args := &control.SaveOpts{Metadata: statefile.CompressionLevelNone.ToMetadata(), HavePagesFile: true, Resume: true}
+	return b.heed(b.ctl.call(ctx, boot.ContMgrCheckpoint, args, nil, files...))
+}
+
+// failed gives a call its kind that the kernel inside refused or did not answer.
+func (b *box) failed(ctx context.Context, err error, what string) error {
+	if said, ok := errors.AsType[remoteError](err); ok {
+		return sandboxer.E(sandboxer.Unavailable, said, "%s failed", what)
+	}
+	return b.lost(ctx, err, what)
 }
 
 // roomFor refuses a snapshot for which the disk has no room: a full disk harms others.
@@ -378,7 +408,7 @@ func (e *engine) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
 	if err != nil {
 		return err
 	}
-	unlock, err := e.lock("snapshot." + s.SnapshotID)
+	unlock, err := e.lock(ctx, "snapshot."+s.SnapshotID)
 	if err != nil {
 		return err
 	}
@@ -423,15 +453,18 @@ func (e *engine) savedRoots() (skeletons, images []string, err error) {
 // make it two.
 func (e *engine) Pause(ctx context.Context, h sandboxer.Handle) error {
 	return e.freezer(ctx, h, func(b *box) error {
-		frozen, err := e.isFrozen(b)
+		frozen, err := e.isFrozen(ctx, b)
 		if err != nil || frozen {
 			return err
+		}
+		if err := b.ask(ctx, b.ctl.ping); err != nil { // before anything is noted
+			return b.failed(ctx, err, "freezing the sandbox")
 		}
 		if err := e.setFrozen(b.name, stepFreezing); err != nil {
 			return err
 		}
-		if err := b.sb.Pause(b.name); err != nil {
-			return sandboxer.E(sandboxer.Unavailable, err, "the sandbox could not be frozen")
+		if err := b.ask(ctx, b.ctl.pause); err != nil {
+			return b.failed(ctx, err, "freezing the sandbox")
 		}
 		return e.setFrozen(b.name, stepFrozen)
 	})
@@ -440,15 +473,15 @@ func (e *engine) Pause(ctx context.Context, h sandboxer.Handle) error {
 // Resume implements sandboxer.Pauser.
 func (e *engine) Resume(ctx context.Context, h sandboxer.Handle) error {
 	return e.freezer(ctx, h, func(b *box) error {
-		frozen, err := e.isFrozen(b)
+		frozen, err := e.isFrozen(ctx, b)
 		if err != nil || !frozen {
 			return err
 		}
 		if err := e.setFrozen(b.name, stepThawing); err != nil {
 			return err
 		}
-		if err := b.sb.Resume(b.name); err != nil {
-			return sandboxer.E(sandboxer.Unavailable, err, "the sandbox could not be thawed")
+		if err := b.ask(ctx, b.ctl.resume); err != nil {
+			return b.failed(ctx, err, "thawing the sandbox")
 		}
 		if err := e.setFrozen(b.name, ""); err != nil {
 			return err
@@ -507,14 +540,14 @@ func (e *engine) setFrozen(name, step string) error {
 
 // isFrozen tells whether the sandbox is frozen, and if a broker died on the way there or
 // back, looks.
-func (e *engine) isFrozen(b *box) (bool, error) {
+func (e *engine) isFrozen(ctx context.Context, b *box) (bool, error) {
 	switch e.frozen(b.name) {
 	case "":
 		return false, nil
 	case stepFrozen:
 		return true, nil
 	}
-	runs, err := b.runs()
+	runs, err := b.runs(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -526,20 +559,16 @@ func (e *engine) isFrozen(b *box) (bool, error) {
 }
 
 // runs reports whether the sandbox's kernel runs what it is given.
-func (b *box) runs() (bool, error) {
-	pid, err := b.executeOwn(ownCapabilities, nil, pausePath) // ends at once
+func (b *box) runs(ctx context.Context) (bool, error) {
+	pid, err := b.executeOwn(ctx, ownCapabilities, nil, pausePath) // ends at once
 	if err != nil {
-		return false, sandboxer.E(sandboxer.Unavailable, err, "whether the sandbox is frozen cannot be told")
+		return false, b.failed(ctx, err, "asking whether the sandbox is frozen")
 	}
-	ended := make(chan error, 1)
-	go func() { // ends with the sandbox, or when it is thawed
-		_, err := b.sb.WaitPID(b.name, pid)
-		ended <- err
-	}()
-	select {
-	case err := <-ended:
-		return err == nil, err
-	case <-time.After(3 * time.Second):
+	wctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	_, err = b.ctl.waitPID(wctx, pid)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return false, nil
 	}
+	return err == nil, b.lost(ctx, err, "asking whether the sandbox is frozen")
 }

@@ -23,13 +23,14 @@ import (
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/sentry/control"
 	"gvisor.dev/gvisor/pkg/sentry/kernel/auth"
-	"gvisor.dev/gvisor/runsc/config"
+	"gvisor.dev/gvisor/runsc/boot"
 	"gvisor.dev/gvisor/runsc/specutils"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // of returns this process's hold on h's sandbox.
@@ -47,14 +48,11 @@ func (e *engine) alone(ctx context.Context, h sandboxer.Handle) (_ *box, unlock 
 	if err != nil {
 		return nil, nil, err
 	}
-	unlock, err = e.lock(name)
+	unlock, err = e.lock(ctx, name)
 	if err != nil {
 		return nil, nil, err
 	}
-	var b *box
-	if err = ctx.Err(); err == nil {
-		b, err = e.hold(name)
-	}
+	b, err := e.hold(name)
 	if err != nil {
 		unlock()
 		return nil, nil, err
@@ -83,7 +81,7 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 		cmd.Dir = b.rec.Workspace
 	} else if cmd.Dir != b.rec.Workspace {
 		// gVisor starts a command in a file if told so.
-		if fi, err := b.agent.StatFile(ctx, cmd.Dir); err == nil && !fi.Mode.IsDir() && fi.Mode&fs.ModeSymlink == 0 {
+		if fi, err := b.stat(ctx, cmd.Dir); err == nil && !fi.Mode.IsDir() && fi.Mode&fs.ModeSymlink == 0 {
 			return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "working directory %s is not a directory", cmd.Dir)
 		}
 	}
@@ -93,16 +91,24 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 	var x sandboxer.Exit
 	kills := e.oomKills(b)
 	if cmd.TTY != nil {
-		x, err = b.agent.Exec(ctx, b.withGiven(cmd))
+		if err = b.ask(ctx, b.ctl.ping); errors.Is(err, errUnresponsive) {
+			return x, err
+		}
+		err = b.within(ctx, true, func(ctx context.Context) (err error) { x, err = b.agent.Exec(ctx, b.withGiven(cmd)); return err })
 	} else {
 		x, err = b.exec(ctx, cmd)
 	}
-	if err != nil && !b.alive() {
+	// Whose gofer or kernel is ending has its commands killed first. Nobody but the memory
+	// limit and the sandbox's own processes kills otherwise.
+	if killed := err == nil && x.Signal == "KILL"; err != nil && !b.alive() || killed && b.dying() {
 		e.drop(b.name)
 		// What gVisor keeps for a guest is in the sandbox's group as its processes are,
 		// and the largest of them is the first to be killed: then all ends with it.
 		if k := sandboxer.KindOf(err); k != sandboxer.NotFound && k != sandboxer.Canceled && ctx.Err() == nil && e.cgroups.oomKilled(b.name) {
 			return sandboxer.Exit{Code: 128 + int(unix.SIGKILL), Signal: "KILL", OOMKilled: true}, nil
+		}
+		if killed || sandboxer.KindOf(err) != sandboxer.Canceled && ctx.Err() == nil {
+			return sandboxer.Exit{}, errLost
 		}
 		return x, e.gone(b.name)
 	}
@@ -110,6 +116,31 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 		x.OOMKilled = true
 	}
 	return x, err
+}
+
+// errLost is the end of a command whose sandbox ended under it.
+var errLost = sandboxer.E(sandboxer.NotFound, nil, "the sandbox was lost while the command ran: its processes on this machine have ended").
+	WithHint("create a new one, or restore a snapshot")
+
+// dying reports whether the sandbox is ending, and waits until it has.
+func (b *box) dying() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), pulseEvery)
+	defer cancel()
+	state, err := b.ctl.state(ctx)
+	if err == nil && state != boot.RuntimeStateStopped && b.goferAlive() {
+		return false
+	}
+	return b.ended()
+}
+
+// goferAlive reports whether the process is there that serves the sandbox its files.
+func (b *box) goferAlive() bool {
+	pid := int(b.c.GoferPid.Load())
+	if pid <= 0 {
+		return true // it has none
+	}
+	f := procs.Stat(pid)
+	return len(f) > 0 && f[0] != "Z" && f[0] != "X"
 }
 
 // oomKills returns how often the kernel killed for memory in b so far; 0 if there is
@@ -126,7 +157,7 @@ func (e *engine) oomKills(b *box) int64 {
 const execMark = "SANDBOXER_EXEC"
 
 func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
-	who, err := b.user(cmd.User)
+	who, err := b.user(ctx, cmd.User)
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
@@ -145,33 +176,43 @@ func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, erro
 		return sandboxer.Exit{}, err
 	}
 	args.FilePayload = control.NewFilePayload(s.guest, nil)
-	pid, err := b.execute(args)
+	// What is being started when its caller leaves had better be started: it is known then.
+	sctx, cancel := lag(ctx, startLag)
+	pid, err := b.execute(sctx, args)
+	cancel()
 	s.closeGuest()
-	if err != nil {
+	if _, said := errors.AsType[remoteError](err); said {
 		s.abort()
 		return b.notStarted(ctx, cmd, err)
 	}
+	if err != nil { // it may start all the same
+		s.abort()
+		b.owe(mark, 0)
+		return sandboxer.Exit{}, b.lost(ctx, err, "starting the command")
+	}
 	s.start(cmd)
 
-	type result struct {
-		status unix.WaitStatus
-		err    error
-	}
-	ended := make(chan result, 1)
+	ended := make(chan outcome, 1)
+	wctx, leave := context.WithCancel(context.WithoutCancel(ctx))
+	defer leave() // gives back what the waiting takes
 	go func() {
-		ws, err := b.sb.WaitPID(b.name, pid)
-		ended <- result{ws, err}
+		ws, err := b.wait(wctx, pid)
+		ended <- outcome{ws, err}
 	}()
 	signals := cmd.Signals
 	for {
 		select {
 		case r := <-ended:
-			werr := s.finish()
 			if r.err != nil {
-				return sandboxer.Exit{}, sandboxer.E(sandboxer.Unavailable, r.err, "the command's end could not be observed")
+				s.abort()
+				if errors.Is(r.err, errUnresponsive) {
+					b.owe(mark, pid)
+					return sandboxer.Exit{}, errUnresponsive
+				}
+				return sandboxer.Exit{}, b.lost(wctx, r.err, "observing the command's end")
 			}
-			if werr != nil {
-				return sandboxer.Exit{}, werr
+			if err := s.finish(); err != nil {
+				return sandboxer.Exit{}, err
 			}
 			return exitOf(r.status), nil
 		case sig, ok := <-signals:
@@ -180,25 +221,21 @@ func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, erro
 				continue
 			}
 			if n, ok := sig.(syscall.Signal); ok {
-				_ = b.sb.SignalProcess(b.name, pid, unix.Signal(n), false) // it may have just ended
+				_ = b.signal(ctx, pid, n) // it may have just ended
 			}
 		case <-s.broken: // nobody reads the output any more
-			b.kill(mark, pid)
-			<-ended
+			b.end(mark, pid, ended)
 			return sandboxer.Exit{}, s.finish()
 		case <-ctx.Done():
-			b.kill(mark, pid)
-			<-ended
+			b.end(mark, pid, ended)
 			s.abort()
 			return sandboxer.Exit{}, sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the command was ended because its caller left or its time was up")
 		}
 	}
 }
 
-// execConf is the part of gVisor's configuration that starting a command reads: as
-// rootless, it leaves the owner of the streams alone, which may be the machine's
-// /dev/null.
-var execConf = &config.Config{Rootless: true}
+// startLag is how much longer than its caller a command may take to be started.
+const startLag = time.Second
 
 // environ is the environment of a command: the sandbox's, the user's, the caller's.
 func (b *box) environ(extra map[string]string, who identity, mark string) []string {
@@ -240,7 +277,7 @@ func (b *box) notStarted(ctx context.Context, cmd sandboxer.Cmd, err error) (san
 			WithHint("end some of them, or raise limits.pids in the profile")
 	}
 	if cmd.Dir != "" {
-		if fi, serr := b.agent.StatFile(ctx, cmd.Dir); errors.Is(serr, sandboxer.NotFound) || serr == nil && !fi.Mode.IsDir() && fi.Mode&fs.ModeSymlink == 0 {
+		if fi, serr := b.stat(ctx, cmd.Dir); errors.Is(serr, sandboxer.NotFound) || serr == nil && !fi.Mode.IsDir() && fi.Mode&fs.ModeSymlink == 0 {
 			return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, err, "working directory %s does not exist in the sandbox", cmd.Dir)
 		}
 	}
@@ -266,58 +303,147 @@ func exitOf(ws unix.WaitStatus) sandboxer.Exit {
 	return sandboxer.Exit{Code: ws.ExitStatus()}
 }
 
+// An outcome is the end of a command, or why that was not seen.
+type outcome struct {
+	status unix.WaitStatus
+	err    error
+}
+
+// killTime is how long the end of a command and of what it started may take.
+const killTime = time.Minute
+
+// end kills a command and everything it started, and waits until it has ended. In a
+// sandbox that does not respond that is done when it does so again.
+func (b *box) end(mark string, pid int32, ended <-chan outcome) {
+	ctx, cancel := context.WithTimeout(context.Background(), killTime)
+	defer cancel()
+	if b.kill(ctx, mark, pid) != nil {
+		b.owe(mark, pid)
+		return
+	}
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
+}
+
+// owe notes that what carries mark is to be killed, pid first if that is known.
+func (b *box) owe(mark string, pid int32) {
+	b.mu.Lock()
+	if b.owed == nil {
+		b.owed = map[string]int32{}
+	}
+	b.owed[mark] = pid
+	b.mu.Unlock()
+	if !b.pulse.unresponsive() {
+		b.killOwed()
+	}
+}
+
+// killOwed kills what is to be killed yet, one after the other.
+func (b *box) killOwed() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.killing || len(b.owed) == 0 {
+		return
+	}
+	b.killing = true
+	go func() {
+		for {
+			b.mu.Lock()
+			mark, pid, left := "", int32(0), false
+			for mark, pid = range b.owed {
+				left = true
+				break
+			}
+			if !left {
+				b.killing = false
+				b.mu.Unlock()
+				return
+			}
+			b.mu.Unlock()
+			ctx, cancel := context.WithTimeout(context.Background(), killTime)
+			err := b.kill(ctx, mark, pid)
+			cancel()
+			b.mu.Lock()
+			if errors.Is(err, errUnresponsive) { // hear calls this again
+				b.killing = false
+				b.mu.Unlock()
+				return
+			}
+			delete(b.owed, mark)
+			b.mu.Unlock()
+		}
+	}()
+}
+
 // kill ends a command and everything it started. What carries its mark, or belongs to
 // its session, is found inside, by the agent's program: a process may have left the
 // tree, but takes its environment along. What multiplies faster than it can be looked
-// at has to stand still for that, and everybody else inside with it.
-func (b *box) kill(mark string, pid int32) {
-	_ = b.sb.SignalProcess(b.name, pid, unix.SIGKILL, false)
+// at has to stand still for that, and everybody else inside with it. An error says that
+// the kernel inside did not answer.
+func (b *box) kill(ctx context.Context, mark string, pid int32) error {
+	if pid > 0 {
+		if err := b.told(b.signal(ctx, pid, unix.SIGKILL)); err != nil {
+			return err
+		}
+	}
 	var killer atomic.Int32
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		b.killMarked(mark, pid, &killer)
-	}()
+	done := make(chan error, 1)
+	go func() { done <- b.killMarked(ctx, mark, pid, &killer) }()
 	select {
-	case <-done:
-		return
+	case err := <-done:
+		return err
 	case <-time.After(killPatience):
 	}
 	// One after the other: two would stop each other's killers, and the first to be done
 	// would let what the other looks for go on.
 	b.still.Lock()
 	defer b.still.Unlock()
-	if err := b.standStill(true); err != nil {
-		<-done
-		return
+	if err := b.standStill(ctx, true); err != nil {
+		return <-done
 	}
 	// Who was being born is not among those who were stopped.
 	again := time.NewTicker(killPatience / 4)
 	defer again.Stop()
+	var err error
 	for stopped := false; !stopped; {
-		_ = b.sb.SignalContainer(b.name, unix.SIGSTOP, true)
+		_ = b.signalAll(ctx, unix.SIGSTOP)
 		if n := killer.Load(); n != 0 {
-			_ = b.sb.SignalProcess(b.name, n, unix.SIGCONT, false)
+			_ = b.signal(ctx, n, unix.SIGCONT)
 		}
 		select {
-		case <-done:
+		case err = <-done:
 			stopped = true
 		case <-again.C:
 		}
 	}
-	_ = b.standStill(false) // if that fails, the next hold on the sandbox does it
+	_ = b.standStill(context.WithoutCancel(ctx), false) // if that fails, the next hold on the sandbox does it
+	return err
+}
+
+// told drops what the kernel inside had to say against a call: it answered.
+func (b *box) told(err error) error {
+	if _, said := errors.AsType[remoteError](err); said {
+		return nil
+	}
+	return err
 }
 
 // killPatience is how long what a command started may take to be found.
 const killPatience = time.Second
 
+func (b *box) signalAll(ctx context.Context, sig unix.Signal) error {
+	return b.ask(ctx, func(ctx context.Context) error { return b.ctl.signalAll(ctx, sig) })
+}
+
 // standStill notes that every process inside is being stopped, which is the caller's to do;
 // or ends that.
-func (b *box) standStill(on bool) error {
+func (b *box) standStill(ctx context.Context, on bool) error {
 	if on {
 		return os.WriteFile(b.stopped, nil, 0o600)
 	}
-	if err := b.sb.SignalContainer(b.name, unix.SIGCONT, true); err != nil {
+	if err := b.signalAll(ctx, unix.SIGCONT); err != nil {
 		return err
 	}
 	return os.Remove(b.stopped)
@@ -325,12 +451,16 @@ func (b *box) standStill(on bool) error {
 
 // killMarked runs the agent's program that kills what carries mark or belongs to the
 // session, and stores its process ID in killer.
-func (b *box) killMarked(mark string, session int32, killer *atomic.Int32) {
-	pid, err := b.executeOwn(killerCapabilities, nil, agentPath, "kill-marked", execMark+"="+mark, fmt.Sprint(session))
-	if err == nil {
-		killer.Store(pid)
-		_, _ = b.sb.WaitPID(b.name, pid)
+func (b *box) killMarked(ctx context.Context, mark string, session int32, killer *atomic.Int32) error {
+	if session <= 0 {
+		session = 1 << 30 // nobody's
 	}
+	pid, err := b.executeOwn(ctx, killerCapabilities, nil, agentPath, "kill-marked", execMark+"="+mark, fmt.Sprint(session))
+	if err != nil {
+		return b.told(err)
+	}
+	killer.Store(pid)
+	return b.told(b.ask(ctx, func(ctx context.Context) error { _, err := b.ctl.waitPID(ctx, pid); return err }))
 }
 
 // CAP_SYS_RESOURCE: where the process limit is reached, the killer needs a few threads
@@ -517,15 +647,30 @@ func (e *engine) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Co
 	if err != nil {
 		return nil, err
 	}
-	return b.agent.Dial(ctx, port)
+	var c net.Conn
+	err = b.within(ctx, false, func(ctx context.Context) (err error) { c, err = b.agent.Dial(ctx, port); return err })
+	return c, err
 }
 
-// IsAlive implements sandboxer.Prober.
-func (e *engine) IsAlive(_ context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
-	_, err := e.of(h)
+// IsAlive implements sandboxer.Prober. Its process says that a sandbox is there; whether
+// it is of any use, its kernel does.
+func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
+	b, err := e.of(h)
 	switch {
 	case err == nil:
-		return sandboxer.Alive, nil
+		err := b.pulse.check(ctx, b.pulse.every)
+		switch {
+		case err == nil && b.alive():
+			return sandboxer.Alive, nil
+		case err == nil: // it ended while it was asked
+			e.drop(b.name)
+			return sandboxer.Gone, nil
+		case errors.Is(err, errUnresponsive) && b.pulse.quiet():
+			return sandboxer.Alive, nil
+		case errors.Is(err, errUnresponsive):
+			return sandboxer.Unresponsive, nil
+		}
+		return sandboxer.Unknown, err
 	case errors.Is(err, sandboxer.NotFound):
 		if name, ferr := e.find(h); ferr == nil && e.cgroups.oomKilled(name) {
 			return sandboxer.OOMKilled, nil
@@ -577,37 +722,37 @@ func (e *engine) Renew(ctx context.Context, h sandboxer.Handle, until time.Time)
 // setFuse tells the sandbox's first process its fuse: a zero time means none.
 func (b *box) setFuse(ctx context.Context, until time.Time) error {
 	for {
-		awake, err := b.agentAwake()
+		awake, err := b.agentAwake(ctx)
 		if err != nil {
 			return err
 		}
 		if awake {
-			return b.agent.Init(ctx, agent.Settings{Fuse: &until})
+			return b.within(ctx, false, func(ctx context.Context) error { return b.agent.Init(ctx, agent.Settings{Fuse: &until}) })
 		}
 		seconds := int64(0)
 		if !until.IsZero() {
 			seconds = max(1, until.Unix())
 		}
-		pid, err := b.executeOwn(ownCapabilities, nil, pausePath, "fuse", strconv.FormatInt(seconds, 10))
-		if err != nil {
-			return sandboxer.E(sandboxer.Unavailable, err, "moving the sandbox's fuse failed")
+		ws, err := b.run(ctx, ownCapabilities, nil, pausePath, "fuse", strconv.FormatInt(seconds, 10))
+		if err = b.lost(ctx, err, "moving the sandbox's fuse"); err != nil {
+			return err
 		}
-		if ws, err := b.sb.WaitPID(b.name, pid); err != nil || ws != 0 {
-			return sandboxer.E(sandboxer.Unavailable, err, "moving the sandbox's fuse failed: status %#x", uint32(ws))
+		if ws != 0 {
+			return sandboxer.E(sandboxer.Unavailable, nil, "moving the sandbox's fuse failed: status %#x", uint32(ws))
 		}
 		// The agent may have woken meanwhile, and does not heed that signal.
-		if awake, err = b.agentAwake(); err != nil || !awake {
+		if awake, err = b.agentAwake(ctx); err != nil || !awake {
 			return err
 		}
 	}
 }
 
 // agentAwake reports whether the sandbox's first process is the agent by now.
-func (b *box) agentAwake() (bool, error) {
+func (b *box) agentAwake(ctx context.Context) (bool, error) {
 	if b.awake.Load() {
 		return true, nil
 	}
-	first, err := b.readSmall("/proc/1/cmdline")
+	first, err := b.readSmall(ctx, "/proc/1/cmdline")
 	if err != nil {
 		return false, err
 	}
@@ -654,7 +799,12 @@ func (e *engine) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats
 	}
 	s := sandboxer.Stats{At: time.Now().UTC(), DiskBytes: -1, DiskLimit: b.rec.Limits.DiskBytes, PIDs: -1, RxBytes: -1, TxBytes: -1}
 	s.CPU, s.MemoryBytes, s.MemoryLimit = e.cgroups.usage(b.name)
-	if procs, err := b.sb.Processes(b.name); err == nil {
+	var procs []*control.Process
+	err = b.ask(ctx, func(ctx context.Context) (err error) { procs, err = b.ctl.processes(ctx); return err })
+	if errors.Is(err, errUnresponsive) {
+		return sandboxer.Stats{}, err
+	}
+	if err == nil {
 		s.PIDs = 0
 		for _, p := range procs {
 			s.PIDs += int64(max(1, len(p.Threads)))
@@ -663,7 +813,12 @@ func (e *engine) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats
 	if e.frozen(b.name) != "" {
 		return s, nil // the agent does not answer
 	}
-	if in, err := b.agent.Stats(ctx); err == nil {
+	var in sandboxer.Stats
+	err = b.within(ctx, false, func(ctx context.Context) (err error) { in, err = b.agent.Stats(ctx); return err })
+	if errors.Is(err, errUnresponsive) {
+		return sandboxer.Stats{}, err
+	}
+	if err == nil {
 		s.DiskBytes = in.DiskBytes
 		if s.CPU < 0 {
 			s.CPU = in.CPU
@@ -675,6 +830,58 @@ func (e *engine) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats
 	return s, nil
 }
 
+// within makes a call of the agent's, which ends also where the sandbox does not respond. A
+// command is one that runs as long as it likes.
+func (b *box) within(ctx context.Context, command bool, f func(context.Context) error) error {
+	ctx, done, err := b.pulse.attend(ctx, command)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err = f(ctx); err != nil && context.Cause(ctx) == errUnresponsive {
+		return errUnresponsive
+	}
+	return err
+}
+
+func (b *box) stat(ctx context.Context, name string) (fi sandboxer.FileInfo, err error) {
+	err = b.within(ctx, false, func(ctx context.Context) (err error) { fi, err = b.agent.StatFile(ctx, name); return err })
+	return fi, err
+}
+
+// readFile opens a file inside. What is read of it later is attended to as well.
+func (b *box) readFile(ctx context.Context, name string) (io.ReadCloser, error) {
+	ctx, done, err := b.pulse.attend(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	r, err := b.agent.ReadFile(ctx, name)
+	if err != nil {
+		if context.Cause(ctx) == errUnresponsive {
+			err = errUnresponsive
+		}
+		done()
+		return nil, err
+	}
+	return &attendedReader{r, ctx, done}, nil
+}
+
+type attendedReader struct {
+	io.ReadCloser
+	ctx  context.Context
+	done func()
+}
+
+func (r *attendedReader) Read(p []byte) (int, error) {
+	n, err := r.ReadCloser.Read(p)
+	if err != nil && err != io.EOF && context.Cause(r.ctx) == errUnresponsive {
+		err = errUnresponsive
+	}
+	return n, err
+}
+
+func (r *attendedReader) Close() error { defer r.done(); return r.ReadCloser.Close() }
+
 // The file capabilities are the agent's.
 
 func (e *engine) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
@@ -682,7 +889,7 @@ func (e *engine) ReadFile(ctx context.Context, h sandboxer.Handle, name string) 
 	if err != nil {
 		return nil, err
 	}
-	return b.agent.ReadFile(ctx, name)
+	return b.readFile(ctx, name)
 }
 
 func (e *engine) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
@@ -690,7 +897,7 @@ func (e *engine) WriteFile(ctx context.Context, h sandboxer.Handle, name string,
 	if err != nil {
 		return err
 	}
-	return b.agent.WriteFile(ctx, name, mode, r)
+	return b.within(ctx, false, func(ctx context.Context) error { return b.agent.WriteFile(ctx, name, mode, r) })
 }
 
 func (e *engine) StatFile(ctx context.Context, h sandboxer.Handle, name string) (sandboxer.FileInfo, error) {
@@ -698,7 +905,7 @@ func (e *engine) StatFile(ctx context.Context, h sandboxer.Handle, name string) 
 	if err != nil {
 		return sandboxer.FileInfo{}, err
 	}
-	return b.agent.StatFile(ctx, name)
+	return b.stat(ctx, name)
 }
 
 func (e *engine) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) iter.Seq2[sandboxer.FileInfo, error] {
@@ -706,7 +913,23 @@ func (e *engine) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) 
 	if err != nil {
 		return func(yield func(sandboxer.FileInfo, error) bool) { yield(sandboxer.FileInfo{}, err) }
 	}
-	return b.agent.ListFiles(ctx, dir)
+	return func(yield func(sandboxer.FileInfo, error) bool) {
+		left := false
+		err := b.within(ctx, false, func(ctx context.Context) error {
+			for fi, err := range b.agent.ListFiles(ctx, dir) {
+				if err != nil {
+					return err
+				}
+				if left = !yield(fi, nil); left {
+					return nil
+				}
+			}
+			return nil
+		})
+		if err != nil && !left {
+			yield(sandboxer.FileInfo{}, err)
+		}
+	}
 }
 
 func (e *engine) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
@@ -714,7 +937,7 @@ func (e *engine) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) er
 	if err != nil {
 		return err
 	}
-	return b.agent.MakeDir(ctx, dir)
+	return b.within(ctx, false, func(ctx context.Context) error { return b.agent.MakeDir(ctx, dir) })
 }
 
 func (e *engine) MoveFile(ctx context.Context, h sandboxer.Handle, from, to string) error {
@@ -722,7 +945,7 @@ func (e *engine) MoveFile(ctx context.Context, h sandboxer.Handle, from, to stri
 	if err != nil {
 		return err
 	}
-	return b.agent.MoveFile(ctx, from, to)
+	return b.within(ctx, false, func(ctx context.Context) error { return b.agent.MoveFile(ctx, from, to) })
 }
 
 func (e *engine) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) error {
@@ -730,5 +953,5 @@ func (e *engine) RemoveFile(ctx context.Context, h sandboxer.Handle, name string
 	if err != nil {
 		return err
 	}
-	return b.agent.RemoveFile(ctx, name)
+	return b.within(ctx, false, func(ctx context.Context) error { return b.agent.RemoveFile(ctx, name) })
 }

@@ -1,0 +1,257 @@
+//go:build linux
+
+package local
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
+)
+
+// halt stops the kernel of h's sandbox, until the test ends or goOn is called.
+func halt(t *testing.T, b *box) (goOn func()) {
+	t.Helper()
+	goOn = sync.OnceFunc(func() { _ = unix.Kill(b.pid, unix.SIGCONT) })
+	t.Cleanup(goOn)
+	if err := unix.Kill(b.pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if f := procs.Stat(b.pid); len(f) > 0 && f[0] == "T" {
+			return goOn
+		}
+		if time.Now().After(end) {
+			t.Fatal("it does not stop")
+		}
+	}
+}
+
+// hasty has the sandbox of h be given up for unresponsive soon.
+func hasty(t *testing.T, e *engine, h sandboxer.Handle) *box {
+	t.Helper()
+	b, err := e.of(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.pulse.mu.Lock()
+	defer b.pulse.mu.Unlock()
+	b.pulse.every, b.pulse.patience = 500*time.Millisecond, time.Second
+	return b
+}
+
+// Every call into a sandbox whose kernel hangs ends, takes nothing with it, and says why. What
+// should have been killed is, when it goes on.
+func TestHungSandbox(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	b := hasty(t, e, h)
+	if err := e.WriteFile(t.Context(), h, "/tmp/x", 0o600, strings.NewReader("x")); err != nil { // wakes the agent
+		t.Fatal(err)
+	}
+	// Three commands run: one whose caller leaves meanwhile, one whose caller waits for
+	// longer than that is of use, one that is there to see what becomes of its like.
+	start := func(ctx context.Context, name string) <-chan error {
+		out, in := io.Pipe()
+		done := make(chan error, 1)
+		go func() {
+			_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", "echo on; exec sleep 1000." + name}, Stdout: in})
+			in.CloseWithError(io.EOF)
+			done <- err
+		}()
+		if _, err := io.ReadFull(out, make([]byte, 3)); err != nil {
+			t.Fatal(err)
+		}
+		go io.Copy(io.Discard, out)
+		return done
+	}
+	before := look(t, e)
+	leaving, leave := context.WithCancel(t.Context())
+	left, waiting := start(leaving, "1"), start(t.Context(), "2")
+	goOn := halt(t, b)
+
+	leave()
+	calls := map[string]func(context.Context) error{
+		"exec": func(ctx context.Context) error {
+			_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"true"}})
+			return err
+		},
+		"shell": func(ctx context.Context) error {
+			_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"true"}, TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}, Stdin: strings.NewReader(""), Stdout: io.Discard})
+			return err
+		},
+		"stats": func(ctx context.Context) error { _, err := e.Stats(ctx, h); return err },
+		"stat":  func(ctx context.Context) error { _, err := e.StatFile(ctx, h, "/tmp"); return err },
+		"write": func(ctx context.Context) error {
+			return e.WriteFile(ctx, h, "/tmp/y", 0o600, bytes.NewReader(make([]byte, 8<<20)))
+		},
+		"read": func(ctx context.Context) error {
+			r, err := e.ReadFile(ctx, h, "/tmp/x")
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			_, err = io.ReadAll(r)
+			return err
+		},
+		"list": func(ctx context.Context) error {
+			for _, err := range e.ListFiles(ctx, h, "/tmp") {
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"dial":     func(ctx context.Context) error { _, err := e.Dial(ctx, h, 80); return err },
+		"renew":    func(ctx context.Context) error { return e.Renew(ctx, h, time.Now().Add(time.Hour)) },
+		"freeze":   func(ctx context.Context) error { return e.Pause(ctx, h) },
+		"snapshot": func(ctx context.Context) error { _, err := e.Snapshot(ctx, h, "s"); return err },
+		"network":  func(ctx context.Context) error { return e.SetNetwork(ctx, h, allow("192.0.2.1")) },
+	}
+	// Twice: before it is known and after it is.
+	for range 2 {
+		ended := make(chan string, len(calls))
+		for name, call := range calls {
+			go func() {
+				if err := call(t.Context()); !errors.Is(err, sandboxer.Unavailable) {
+					t.Errorf("%s: %v", name, err)
+				}
+				ended <- name
+			}()
+		}
+		open := len(calls)
+		for late := time.After(2 * time.Minute); open > 0; open-- {
+			select {
+			case <-ended:
+			case <-late:
+				t.Fatalf("%d calls have no end", open)
+			}
+		}
+	}
+	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Unresponsive || err != nil {
+		t.Errorf("a probe says %q, %v", l, err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := e.Exec(short, h, sandboxer.Cmd{Args: []string{"true"}}); !errors.Is(err, sandboxer.Timeout) && !errors.Is(err, sandboxer.Unavailable) {
+		t.Errorf("a command whose time is up: %v", err)
+	}
+	if err := <-left; !errors.Is(err, sandboxer.Canceled) {
+		t.Errorf("a command whose caller left: %v", err)
+	}
+	if err := <-waiting; !errors.Is(err, sandboxer.Unavailable) {
+		t.Errorf("a command in it: %v", err)
+	}
+	// Nothing is left of them, while it still hangs.
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		if after := look(t, e); after.fds <= before.fds && after.goroutines <= before.goroutines+2 {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("left over: %+v; before: %+v", after, before)
+		}
+	}
+
+	goOn()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		l, err := e.IsAlive(t.Context(), h)
+		if l == sandboxer.Alive {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("it goes on, and a probe says %q, %v", l, err)
+		}
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		if ps := sh(t, e, h, "cat /proc/*/cmdline 2>/dev/null | tr '\\0' ' '"); !strings.Contains(ps, "sleep 1000.") {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("a command without a caller still runs: %s", ps)
+		}
+	}
+}
+
+// Teardown does not need the sandbox.
+func TestHungSandboxIsTornDown(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	b := hasty(t, e, h)
+	halt(t, b)
+	done := make(chan error, 1)
+	go func() { done <- e.Pause(t.Context(), h) }() // holds the sandbox's lock
+	if err := <-done; !errors.Is(err, sandboxer.Unavailable) {
+		t.Errorf("freezing it: %v", err)
+	}
+	if _, err := e.Teardown(t.Context(), h); err != nil {
+		t.Error(err)
+	}
+	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil {
+		t.Errorf("a probe says %q, %v", l, err)
+	}
+}
+
+// Commands that run take no threads of this process's.
+func TestCommandsTakeNoThreads(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{Limits: sandboxer.Limits{PIDs: 2048}})
+	threads := func() int {
+		tasks, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(tasks)
+	}
+	sh(t, e, h, "true")
+	before := threads()
+	const n = 60
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	said, in := io.Pipe()
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", "echo on; exec sleep 1000"}, Stdout: in})
+			if !errors.Is(err, sandboxer.Canceled) {
+				t.Error(err)
+				in.CloseWithError(err)
+			}
+		})
+	}
+	if _, err := io.ReadFull(said, make([]byte, 3*n)); err != nil {
+		t.Fatal(err)
+	}
+	if took := threads() - before; took > n/3 {
+		t.Errorf("%d commands take %d threads", n, took)
+	}
+	if err := in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	wg.Wait()
+}
+
+// What no answer of the kernel inside proves is told from what one does.
+func TestAnswersOfTheKernel(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	b := hasty(t, e, h)
+	err := b.ask(t.Context(), func(ctx context.Context) error { return b.ctl.call(ctx, "no.Such", nil, nil) })
+	if _, said := errors.AsType[remoteError](err); !said {
+		t.Errorf("a call that it does not know: %v", err)
+	}
+	if _, err := b.readSmall(t.Context(), "/nowhere"); !errors.Is(err, sandboxer.Invalid) {
+		t.Errorf("a file that there is not: %v", err)
+	}
+	if got, err := b.readSmall(t.Context(), "/etc/passwd"); err != nil || !strings.HasPrefix(got, "root:") {
+		t.Errorf("a file that there is: %q, %v", got, err)
+	}
+}
