@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
@@ -31,6 +32,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/images"
 	"github.com/sand-boxer/sandboxer/adapters/local/pause"
+	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
 	"github.com/sand-boxer/sandboxer/agent"
 )
 
@@ -68,6 +70,7 @@ func (e *engine) newImageStore(dir string) (*imageStore, error) {
 		Keep:   c.Keep,
 		Limits: images.Limits{Download: c.MaxDownload, Unpacked: c.MaxUnpacked, Entries: c.MaxEntries},
 		InUse:  e.imagesInUse,
+		Reach:  e.reachesForAnybody,
 	})
 	if err != nil {
 		return nil, err
@@ -80,6 +83,14 @@ func (e *engine) newImageStore(dir string) (*imageStore, error) {
 		e.env.Log.Warn("images could not be pruned", "extension", e.env.Extension, "err", err)
 	}
 	return s, nil
+}
+
+// reachesForAnybody reports whether the broker may connect to a at the wish of anybody: what
+// a sandbox on the public network could reach, too.
+func (e *engine) reachesForAnybody(a netip.Addr) bool {
+	never, err := e.cfg.never()
+	return err == nil && sandboxer.PublicAddr(a) && !usernet.OwnAddr(a) &&
+		!slices.ContainsFunc(never, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // imagesInUse names the files of images that sandboxes and snapshots need.
@@ -125,10 +136,16 @@ func splitImage(ref string) (kind, p, tag string) {
 	return "", ref, ""
 }
 
-func (s *imageStore) check(ref string) error {
+// check refuses what ref cannot be. vouched says that an administrator or a profile names
+// it: else it is what anybody may ask for.
+func (s *imageStore) check(ref string, vouched bool) error {
 	kind, p, _ := splitImage(ref)
 	if kind == "" {
-		return s.store.Check(ref)
+		return s.store.Check(ref, s.store.Access(vouched))
+	}
+	if !vouched {
+		return sandboxer.E(sandboxer.Denied, nil, "image %q is a path on the broker's machine, which only an administrator may use", ref).
+			WithHint("use an image of a registry")
 	}
 	if !filepath.IsAbs(p) || filepath.Clean(p) != p || p == "/" {
 		return sandboxer.E(sandboxer.Invalid, nil, "image %q: want a clean absolute path after %s:", ref, kind)
@@ -144,9 +161,9 @@ func (s *imageStore) check(ref string) error {
 }
 
 // get returns the image for ref, pulling and converting it first if it is new. The
-// caller must release it.
-func (s *imageStore) get(ctx context.Context, ref string) (_ *image, err error) {
-	if err := s.check(ref); err != nil {
+// caller must release it. Of what vouched says, see check.
+func (s *imageStore) get(ctx context.Context, ref string, vouched bool) (_ *image, err error) {
+	if err := s.check(ref, vouched); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -180,7 +197,8 @@ func (s *imageStore) get(ctx context.Context, ref string) (_ *image, err error) 
 			done()
 		}
 	}()
-	src, err := s.open(ctx, ref)
+	access := s.store.Access(vouched)
+	src, err := s.open(ctx, ref, access)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +211,11 @@ func (s *imageStore) get(ctx context.Context, ref string) (_ *image, err error) 
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the in-sandbox agent cannot be read")
 	}
-	sum := sha256.Sum256([]byte(imageFormat + "\x00" + src.digest + "\x00" + program + "\x00" + string(pause.Program)))
+	what := imageFormat + "\x00" + src.digest + "\x00" + program + "\x00" + string(pause.Program)
+	if access != images.Operator {
+		what += "\x00public" // who can name its configuration may not be able to read it
+	}
+	sum := sha256.Sum256([]byte(what))
 	key := hex.EncodeToString(sum[:])[:32]
 	img := &image{path: filepath.Join(s.dir, key+".erofs"), pinned: src.pinned, config: src.config, release: done}
 	unlock, err := s.store.Lock(ctx, key)
@@ -380,12 +402,12 @@ type imageSource struct {
 	tree   func(context.Context) (*images.Tree, error)
 }
 
-func (s *imageStore) open(ctx context.Context, ref string) (imageSource, error) {
+func (s *imageStore) open(ctx context.Context, ref string, access images.Access) (imageSource, error) {
 	kind, p, tag := splitImage(ref)
 	limits := s.store.Limits()
 	switch kind {
 	case "":
-		img, err := s.store.Find(ctx, ref)
+		img, err := s.store.Find(ctx, ref, access)
 		if err != nil {
 			return imageSource{}, err
 		}

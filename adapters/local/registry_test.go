@@ -372,7 +372,7 @@ func TestPruneIsMadeUpFor(t *testing.T) {
 		t.Fatalf("%d images while the store is held", images())
 	}
 	release()
-	img, err := e.images.get(t.Context(), one)
+	img, err := e.images.get(t.Context(), one, true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ import (
 // Pull brings the layers of img here, as far as they are not, and returns their
 // files. What breaks off is continued, by this call or the next one of any process.
 func (s *Store) Pull(ctx context.Context, img *Image) ([]string, error) {
-	places, err := s.places(img.ref)
+	places, err := s.places(img.ref, img.access)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +38,7 @@ func (s *Store) Pull(ctx context.Context, img *Image) ([]string, error) {
 	paths := make([]string, len(img.manifest.Layers))
 	var total int64
 	for i, l := range img.manifest.Layers {
-		paths[i] = s.blobPath(l.Digest)
+		paths[i] = s.blobPath(l.Digest, img.access)
 		if _, ok := unique[l.Digest]; !ok {
 			unique[l.Digest] = l
 			total += l.Size
@@ -55,7 +55,7 @@ func (s *Store) Pull(ctx context.Context, img *Image) ([]string, error) {
 			case <-ctx.Done():
 				return
 			}
-			if err := s.blob(ctx, places, l, fetched.part()); err != nil {
+			if err := s.blob(ctx, source{places, img.access}, l, fetched.part()); err != nil {
 				cancel(err)
 			}
 		})
@@ -71,7 +71,7 @@ func (s *Store) Pull(ctx context.Context, img *Image) ([]string, error) {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return nil, sandboxer.E(sandboxer.Exhausted, err, "image %q cannot be pulled: the disk is full", img.Ref)
 	}
-	return nil, s.explain(err, img.Ref, img.ref.Context())
+	return nil, s.explain(err, img.Ref, img.ref.Context(), img.access)
 }
 
 // meter adds up how much of several parts is done.
@@ -96,12 +96,20 @@ func (m *meter) part() func(done int64) {
 	}
 }
 
-func (s *Store) blobPath(h v1.Hash) string { return s.path("blobs", h.Hex) }
+func (s *Store) blobPath(h v1.Hash, access Access) string {
+	return s.path("blobs", h.Hex+access.suffix())
+}
+
+// A source is where layers come from: the first place that has them.
+type source struct {
+	places []name.Repository
+	access Access
+}
 
 // blob brings one layer here. The unfinished file is also the lock: whoever comes
 // second waits for the first, and goes on where he stopped if he dies.
-func (s *Store) blob(ctx context.Context, places []name.Repository, d v1.Descriptor, done func(int64)) error {
-	final, partial := s.blobPath(d.Digest), s.path("partial", d.Digest.Hex)
+func (s *Store) blob(ctx context.Context, from source, d v1.Descriptor, done func(int64)) error {
+	final, partial := s.blobPath(d.Digest, from.access), s.path("partial", d.Digest.Hex+from.access.suffix())
 	for {
 		if fi, err := os.Stat(final); err == nil && fi.Size() == d.Size {
 			touch(final)
@@ -117,7 +125,7 @@ func (s *Store) blob(ctx context.Context, places []name.Repository, d v1.Descrip
 				done(min(fi.Size(), d.Size))
 			}
 			f.Close()
-			if err := pause(ctx, 0); err != nil {
+			if err := s.pause(ctx, 0); err != nil {
 				return err
 			}
 			continue
@@ -128,15 +136,15 @@ func (s *Store) blob(ctx context.Context, places []name.Repository, d v1.Descrip
 			f.Close()
 			continue
 		}
-		err = s.finish(ctx, places, d, f, done, final)
+		err = s.finish(ctx, from, d, f, done, final)
 		f.Close()
 		return err
 	}
 }
 
 // finish completes the partial file f and moves it to its place.
-func (s *Store) finish(ctx context.Context, places []name.Repository, d v1.Descriptor, f *os.File, done func(int64), final string) error {
-	err := s.download(ctx, places, d, f, done)
+func (s *Store) finish(ctx context.Context, from source, d v1.Descriptor, f *os.File, done func(int64), final string) error {
+	err := s.download(ctx, from, d, f, done)
 	if err == nil {
 		err = f.Sync()
 	}
@@ -162,7 +170,7 @@ func syncDir(dir string) error {
 }
 
 // download fills f with the blob, from where it ends already.
-func (s *Store) download(ctx context.Context, places []name.Repository, d v1.Descriptor, f *os.File, done func(int64)) error {
+func (s *Store) download(ctx context.Context, from source, d v1.Descriptor, f *os.File, done func(int64)) error {
 	sum := sha256.New()
 	have, err := io.Copy(sum, f)
 	if err != nil {
@@ -188,10 +196,10 @@ func (s *Store) download(ctx context.Context, places []name.Repository, d v1.Des
 			if hex.EncodeToString(sum.Sum(nil)) == d.Digest.Hex {
 				return nil
 			}
-			if at < len(places)-1 && !inherited { // a mirror that lies
+			if at < len(from.places)-1 && !inherited { // a mirror that lies
 				at++
 			} else if !inherited {
-				return refusal{fmt.Sprintf("the registry sent a layer with the digest sha256:%x as %s", sum.Sum(nil), d.Digest)}
+				return refusal{why: fmt.Sprintf("the registry sent a layer with the digest sha256:%x as %s", sum.Sum(nil), d.Digest)}
 			}
 			inherited = false
 			if err := restart(); err != nil {
@@ -199,10 +207,10 @@ func (s *Store) download(ctx context.Context, places []name.Repository, d v1.Des
 			}
 			continue
 		}
-		n, err := s.some(ctx, places[at], d, have, &blobWriter{f: f, sum: sum, have: have, done: done})
+		n, err := s.some(ctx, from.places[at], from.access, d, have, &blobWriter{f: f, sum: sum, have: have, done: done})
 		if n < 0 { // it does not continue, and sends all of it again
 			if restarts++; restarts > attempts {
-				return errors.New("the connection breaks again and again, and the registry does not send the rest of a layer")
+				return problem{"the connection breaks again and again, and the registry does not send the rest of a layer"}
 			}
 			if err := restart(); err != nil {
 				return err
@@ -223,14 +231,14 @@ func (s *Store) download(ctx context.Context, places []name.Repository, d v1.Des
 			}
 		}
 		failed++
-		if failed >= attempts || !temporary(err) || at < len(places)-1 {
-			if at == len(places)-1 {
+		if failed >= attempts || !temporary(err) || at < len(from.places)-1 {
+			if at == len(from.places)-1 {
 				return err
 			}
 			at, failed = at+1, 0
 			continue
 		}
-		if err := pause(ctx, failed-1); err != nil {
+		if err := s.pause(ctx, failed-1); err != nil {
 			return err
 		}
 	}
@@ -239,23 +247,23 @@ func (s *Store) download(ctx context.Context, places []name.Repository, d v1.Des
 // some fetches the blob from the byte at have on, and returns how much arrived before
 // the connection ended; -1 if the registry cannot send the rest only and w must begin
 // anew.
-func (s *Store) some(ctx context.Context, repo name.Repository, d v1.Descriptor, have int64, w *blobWriter) (int64, error) {
+func (s *Store) some(ctx context.Context, repo name.Repository, access Access, d v1.Descriptor, have int64, w *blobWriter) (int64, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	idle := time.AfterFunc(2*s.opts.stall, func() { cancel(errStalled) })
 	defer idle.Stop()
-	h := http.Header{"Accept-Encoding": {"identity"}}
+	h := http.Header{}
 	if have > 0 {
 		h.Set("Range", fmt.Sprintf("bytes=%d-%d", have, d.Size-1))
 	}
-	resp, err := s.get(ctx, repo, "blobs/"+d.Digest.String(), h)
+	resp, err := s.get(ctx, repo, access, "blobs/"+d.Digest.String(), h)
 	if err != nil {
 		return 0, err
 	}
 	defer resp.Body.Close()
 	switch {
 	case resp.StatusCode == http.StatusRequestedRangeNotSatisfiable && have == 0:
-		return 0, refusal{"the registry does not send a layer"}
+		return 0, refusal{why: "the registry does not send a layer"}
 	case resp.StatusCode == http.StatusRequestedRangeNotSatisfiable,
 		have > 0 && resp.StatusCode != http.StatusPartialContent,
 		have > 0 && !strings.HasPrefix(resp.Header.Get("Content-Range"), fmt.Sprintf("bytes %d-", have)):
@@ -272,7 +280,7 @@ func (s *Store) some(ctx context.Context, repo name.Repository, d v1.Descriptor,
 	return n, err
 }
 
-var errStalled = errors.New("the connection stands still")
+var errStalled error = problem{"the connection stands still"}
 
 // blobWriter writes to a partial file and keeps its digest.
 type blobWriter struct {

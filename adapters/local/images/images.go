@@ -8,7 +8,7 @@
 //
 // Below the store's directory:
 //
-//	blobs/<sha256>     layers, verified
+//	blobs/<sha256>     layers, verified; of images of the public, <sha256>.public
 //	partial/<sha256>   layers that are being fetched, or were when a broker died
 //	refs/<digest>      what references stood for when they were last asked about
 //	<key>.erofs        images ready to run; made and named by the caller
@@ -26,11 +26,13 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -51,10 +53,25 @@ const (
 	Never   Policy = "never"   // not even for a digest
 )
 
+// Access says on whose word an image is pulled, and so what may be reached and read for
+// it. What was pulled with one access is not there for the other: neither what a
+// reference stands for, nor a layer, nor what the caller made of them. Else whoever can
+// name a private image, or a layer of one, could read it.
+type Access string
+
+const (
+	// Public is for whoever is allowed to ask: without credentials, only what anybody could
+	// read, from public addresses. It is the zero value.
+	Public Access = ""
+	// Operator is for an administrator, a profile or a registry that the settings list:
+	// with the credentials of the user who runs the server, from any address.
+	Operator Access = "operator"
+)
+
 // Options are a store's settings. All bounds must be given.
 type Options struct {
 	Policy     Policy
-	Registries []string            // the only ones to pull from; empty means any
+	Registries []string            // the only ones to pull from, for everybody as Operator; empty means any
 	Insecure   []string            // host[:port] of registries that may speak plain HTTP, besides those on loopback
 	Mirrors    map[string][]string // by registry: hosts that are asked first
 	Keep       int64               // bytes of the store beyond which what was not used for longest is removed
@@ -62,8 +79,12 @@ type Options struct {
 
 	// InUse names the images, as <key>.erofs, that must stay.
 	InUse func() (map[string]bool, error)
+	// Reach reports whether a pull with public access may connect to an address. It must
+	// refuse whatever is not on the public internet.
+	Reach func(netip.Addr) bool
 
 	stall time.Duration // a connection without a byte for so long is broken
+	retry time.Duration // before the second attempt; doubled from there on
 }
 
 // Limits bound one image, against broken and hostile ones.
@@ -84,7 +105,9 @@ const (
 type Store struct {
 	dir  string
 	opts Options
-	http *http.Transport
+
+	http   *http.Transport // as Operator
+	public *http.Transport // connects to where Options.Reach allows, and nowhere else
 
 	mu       sync.Mutex
 	sessions map[string]*session
@@ -95,22 +118,55 @@ func New(dir string, opts Options) (*Store, error) {
 	if opts.stall == 0 {
 		opts.stall = 30 * time.Second
 	}
+	if opts.retry == 0 {
+		opts.retry = 100 * time.Millisecond
+	}
 	s := &Store{dir: dir, opts: opts, sessions: map[string]*session{}}
 	for _, d := range []string{dir, s.path("blobs"), s.path("partial"), s.path("refs")} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, err
 		}
 	}
-	s.http = http.DefaultTransport.(*http.Transport).Clone()
-	s.http.DialContext = (&net.Dialer{Timeout: 15 * time.Second}).DialContext
-	s.http.ResponseHeaderTimeout = opts.stall
-	s.http.MaxIdleConnsPerHost = parallel
-	s.http.IdleConnTimeout = 15 * time.Second
+	s.http, s.public = newTransport(opts.stall, nil), newTransport(opts.stall, s.reach)
+	s.public.Proxy = nil // it would choose the address
 	return s, nil
 }
 
+func newTransport(stall time.Duration, control func(network, address string, _ syscall.RawConn) error) *http.Transport {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.DialContext = (&net.Dialer{Timeout: 15 * time.Second, Control: control}).DialContext
+	t.ResponseHeaderTimeout = stall
+	t.MaxIdleConnsPerHost = parallel
+	t.IdleConnTimeout = 15 * time.Second
+	return t
+}
+
+// reach refuses to connect to an address that is not public, just before that is done:
+// what a name leads to, nobody knows earlier.
+func (s *Store) reach(_, address string, _ syscall.RawConn) error {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil || !s.opts.Reach(to.Addr().Unmap()) {
+		return errNotPublic
+	}
+	return nil
+}
+
+var errNotPublic = errors.New("the address is not public")
+
 // Close lets go of connections. What is on disk stays.
-func (s *Store) Close() { s.http.CloseIdleConnections() }
+func (s *Store) Close() {
+	s.http.CloseIdleConnections()
+	s.public.CloseIdleConnections()
+}
+
+// Access is what whoever asks gets: vouched says that an administrator or a profile names
+// the image. An operator who lists registries vouches for them.
+func (s *Store) Access(vouched bool) Access {
+	if vouched || len(s.opts.Registries) > 0 {
+		return Operator
+	}
+	return Public
+}
 
 // Limits returns the bounds of one image.
 func (s *Store) Limits() Limits { return s.opts.Limits }
@@ -120,7 +176,7 @@ func (s *Store) path(elem ...string) string {
 }
 
 // parse reads a reference to an image of a registry, and says what is wrong with it.
-func (s *Store) parse(ref string) (name.Reference, error) {
+func (s *Store) parse(ref string, access Access) (name.Reference, error) {
 	r, err := name.ParseReference(ref)
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, err, "image %q is not a reference to an image", ref).
@@ -134,12 +190,27 @@ func (s *Store) parse(ref string) (name.Reference, error) {
 		return nil, sandboxer.E(sandboxer.Denied, nil, "image %q: this extension takes images from %s only", ref, strings.Join(s.opts.Registries, ", ")).
 			WithHint("an operator can add %s to images.registries of the extension", shown(host))
 	}
+	if access != Operator && !s.looksPublic(host) {
+		return nil, sandboxer.E(sandboxer.Denied, nil, "image %q: %s is not a registry on the public internet", ref, shown(host)).
+			WithHint("an administrator can use it, or name it in a profile or in images.registries of the extension")
+	}
 	return r, nil
 }
 
-// Check says what is wrong with a reference, without asking anybody.
-func (s *Store) Check(ref string) error {
-	_, err := s.parse(ref)
+// looksPublic reports whether host, as it is written, could be on the public internet.
+// Where a name leads is seen when it is dialled.
+func (s *Store) looksPublic(host string) bool {
+	h, _ := splitHost(host)
+	if ip, err := netip.ParseAddr(h); err == nil {
+		return s.opts.Reach(ip.Unmap())
+	}
+	return !isLoopback(host)
+}
+
+// Check says what is wrong with a reference, without asking anybody. Kinds: Invalid;
+// Denied.
+func (s *Store) Check(ref string, access Access) error {
+	_, err := s.parse(ref, access)
 	return err
 }
 
@@ -168,6 +239,7 @@ type Image struct {
 
 	manifest *v1.Manifest
 	ref      name.Reference
+	access   Access
 }
 
 // Pinned is the reference with the digest: the same image for ever.
@@ -184,29 +256,38 @@ type known struct {
 	Config   []byte `json:"config"`
 }
 
-func (s *Store) refFile(ref name.Reference) string {
+func (s *Store) refFile(ref name.Reference, access Access) string {
 	sum := sha256.Sum256([]byte(ref.Name()))
-	return s.path("refs", hex.EncodeToString(sum[:]))
+	return s.path("refs", hex.EncodeToString(sum[:])+access.suffix())
 }
 
-func (s *Store) remember(ref name.Reference, k known) error {
+// suffix keeps apart the files of the two accesses. Those from before there were two were
+// pulled as Operator.
+func (a Access) suffix() string {
+	if a == Operator {
+		return ""
+	}
+	return ".public"
+}
+
+func (s *Store) remember(ref name.Reference, access Access, k known) error {
 	k.Ref = ref.Name()
 	data, err := json.Marshal(k)
 	if err != nil {
 		return err
 	}
-	return writeFile(s.refFile(ref), data)
+	return writeFile(s.refFile(ref, access), data)
 }
 
 // recall returns what ref stood for when it was last asked about; nil if never.
-func (s *Store) recall(ref name.Reference) *known {
-	data, err := os.ReadFile(s.refFile(ref))
+func (s *Store) recall(ref name.Reference, access Access) *known {
+	data, err := os.ReadFile(s.refFile(ref, access))
 	var k known
 	if err != nil || json.Unmarshal(data, &k) != nil || k.Ref != ref.Name() ||
 		digestOf(k.Manifest) != k.Digest {
 		return nil
 	}
-	touch(s.refFile(ref))
+	touch(s.refFile(ref, access))
 	return &k
 }
 
@@ -214,18 +295,18 @@ func (s *Store) recall(ref name.Reference) *known {
 // Kinds: Invalid, Denied; Failed for an image that does not exist, is not ours to
 // read, not for this platform or broken; Unavailable for a registry that does not
 // answer.
-func (s *Store) Find(ctx context.Context, ref string) (*Image, error) {
-	r, err := s.parse(ref)
+func (s *Store) Find(ctx context.Context, ref string, access Access) (*Image, error) {
+	r, err := s.parse(ref, access)
 	if err != nil {
 		return nil, err
 	}
 	_, pinned := r.(name.Digest)
-	k := s.recall(r)
+	k := s.recall(r, access)
 	if k == nil || s.opts.Policy == Always && !pinned {
 		if s.opts.Policy == Never {
 			return nil, sandboxer.E(sandboxer.Failed, nil, "image %q is not on this machine, and images.pull is never", ref)
 		}
-		if k, err = s.ask(ctx, ref, r); err != nil {
+		if k, err = s.ask(ctx, ref, r, access); err != nil {
 			return nil, err
 		}
 	}
@@ -233,7 +314,7 @@ func (s *Store) Find(ctx context.Context, ref string) (*Image, error) {
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Failed, err, "image %q cannot be used: %v", ref, err)
 	}
-	img.Ref, img.ref = ref, r
+	img.Ref, img.ref, img.access = ref, r, access
 	return img, s.admit(img)
 }
 

@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 
 func defaults() Options {
 	return Options{Policy: Missing, Keep: 1 << 30, Limits: Limits{Download: 1 << 30, Unpacked: 1 << 30, Entries: 10_000},
-		InUse: func() (map[string]bool, error) { return nil, nil }, stall: 2 * time.Second}
+		InUse: func() (map[string]bool, error) { return nil, nil }, Reach: sandboxer.PublicAddr, stall: 2 * time.Second}
 }
 
 func open(t testing.TB, change func(*Options)) *Store {
@@ -77,12 +77,16 @@ func openIn(t testing.TB, dir string, change func(*Options)) *Store {
 
 // pull does what an image's caller does, up to the tree.
 func pull(ctx context.Context, s *Store, ref string) (*Tree, error) {
+	return pullAs(ctx, s, ref, Operator)
+}
+
+func pullAs(ctx context.Context, s *Store, ref string, access Access) (*Tree, error) {
 	release, err := s.Hold(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	img, err := s.Find(ctx, ref)
+	img, err := s.Find(ctx, ref, access)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +208,7 @@ func TestPullWithProgress(t *testing.T) {
 	if got := reg.Requests(); len(got) > 0 {
 		t.Errorf("an image that is here was asked about: %q", got)
 	}
-	img, err := s.Find(t.Context(), ref)
+	img, err := s.Find(t.Context(), ref, Operator)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +273,7 @@ func TestBrokenLines(t *testing.T) {
 	})
 	t.Run("nobody there", func(t *testing.T) {
 		s := open(t, nil)
-		_, err := s.Find(t.Context(), "127.0.0.1:1/x:1")
+		_, err := s.Find(t.Context(), "127.0.0.1:1/x:1", Operator)
 		wantErr(t, err, sandboxer.Unavailable, "cannot be reached")
 	})
 	t.Run("leaving", func(t *testing.T) {
@@ -362,7 +366,7 @@ func TestPullsOfOneImageAreOne(t *testing.T) {
 	for _, r := range reg.Requests() {
 		seen[r]++
 	}
-	img, _ := a.Find(t.Context(), ref)
+	img, _ := a.Find(t.Context(), ref, Operator)
 	for _, l := range img.manifest.Layers {
 		if n := seen["GET /v2/x/blobs/"+l.Digest.String()]; n != 1 {
 			t.Errorf("layer %s was fetched %d times", l.Digest, n)
@@ -533,7 +537,7 @@ func TestCredentials(t *testing.T) {
 			s, reg := open(t, nil), registrytest.New(t)
 			ref := reg.Push(t, "private/x:1", image(t, noise(t, 1000)))
 			reg.Set(func(r *registrytest.Server) { r.Auth, r.User, r.Password = c.kind, user, pass })
-			_, err := s.Find(t.Context(), ref)
+			_, err := s.Find(t.Context(), ref, Operator)
 			wantErr(t, err, sandboxer.Failed, "does not let us read it")
 			if !strings.Contains(sandboxer.HintOf(err), "docker login "+reg.Host) {
 				t.Errorf("hint %q", sandboxer.HintOf(err))
@@ -557,15 +561,15 @@ func TestCredentials(t *testing.T) {
 			// A session from before the login is settled anew.
 			reg.Set(func(r *registrytest.Server) { r.Auth = "" })
 			early := openIn(t, t.TempDir(), func(o *Options) { o.Policy = Always })
-			if _, err := early.Find(t.Context(), ref); err != nil {
+			if _, err := early.Find(t.Context(), ref, Operator); err != nil {
 				t.Fatal(err)
 			}
 			reg.Set(func(r *registrytest.Server) { r.Auth = c.kind })
-			if _, err := early.Find(t.Context(), ref); err != nil {
+			if _, err := early.Find(t.Context(), ref, Operator); err != nil {
 				t.Errorf("with a session from before the login: %v", err)
 			}
 			reg.Set(func(r *registrytest.Server) { r.Password = "another"; r.User = "another" })
-			_, err = openIn(t, t.TempDir(), nil).Find(t.Context(), ref)
+			_, err = openIn(t, t.TempDir(), nil).Find(t.Context(), ref, Operator)
 			wantErr(t, err, sandboxer.Failed, "does not let us read it")
 			if text := fmt.Sprintf("%v %+v", err, errors.Unwrap(err)); strings.Contains(text, pass) || strings.Contains(text, auth) {
 				t.Errorf("the error tells the password: %s", text)
@@ -587,7 +591,7 @@ func TestPlainHTTPOnlyWhereAllowed(t *testing.T) {
 		return s
 	}
 	for _, host := range []string{"registry.example:" + port, "10.1.2.3:" + port, "registry.local:" + port} {
-		_, err := lead(open(t, nil)).Find(t.Context(), host+"/x:1")
+		_, err := lead(open(t, nil)).Find(t.Context(), host+"/x:1", Operator)
 		wantErr(t, err, sandboxer.Unavailable, "cannot be reached")
 		if !strings.Contains(sandboxer.HintOf(err), "images.insecure") {
 			t.Errorf("hint %q", sandboxer.HintOf(err))
@@ -612,7 +616,7 @@ func TestPlainHTTPOnlyWhereAllowed(t *testing.T) {
 		return false
 	}
 	far := "far.example:" + port
-	_, err := lead(open(t, func(o *Options) { o.Insecure = []string{far} })).Find(t.Context(), far+"/x:1")
+	_, err := lead(open(t, func(o *Options) { o.Insecure = []string{far} })).Find(t.Context(), far+"/x:1", Operator)
 	wantErr(t, err, sandboxer.Unavailable, "an address of this machine")
 	if asked || strings.Contains(fmt.Sprint(err), "sig=") {
 		t.Errorf("it followed; or tells the address: %v", err)
@@ -633,12 +637,12 @@ func TestPlatformsPoliciesMirrors(t *testing.T) {
 	want, _ := ours.Digest()
 	t.Run("platform", func(t *testing.T) {
 		s := open(t, nil)
-		img, err := s.Find(t.Context(), ref)
+		img, err := s.Find(t.Context(), ref, Operator)
 		if err != nil || img.Digest != want.String() {
 			t.Fatalf("got %+v, %v; want %s", img, err, want)
 		}
 		foreign := reg.Push(t, "foreign:1", mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: other, Descriptor: platform("mips", "")}))
-		_, err = s.Find(t.Context(), foreign)
+		_, err = s.Find(t.Context(), foreign, Operator)
 		wantErr(t, err, sandboxer.Failed, "only for linux/mips")
 	})
 	t.Run("policies", func(t *testing.T) {
@@ -646,7 +650,7 @@ func TestPlatformsPoliciesMirrors(t *testing.T) {
 		never := openIn(t, s.dir, func(o *Options) { o.Policy = Never })
 		always := openIn(t, s.dir, func(o *Options) { o.Policy = Always })
 		tag := reg.Push(t, "moving:1", ours)
-		_, err := never.Find(t.Context(), tag)
+		_, err := never.Find(t.Context(), tag, Operator)
 		wantErr(t, err, sandboxer.Failed, "images.pull is never")
 		if _, err := pull(t.Context(), s, tag); err != nil {
 			t.Fatal(err)
@@ -654,7 +658,7 @@ func TestPlatformsPoliciesMirrors(t *testing.T) {
 		reg.Push(t, "moving:1", other)
 		reg.Requests()
 		for _, st := range []*Store{s, never} {
-			if img, err := st.Find(t.Context(), tag); err != nil || img.Digest != want.String() {
+			if img, err := st.Find(t.Context(), tag, Operator); err != nil || img.Digest != want.String() {
 				t.Errorf("got %v, %v", img, err)
 			}
 		}
@@ -662,11 +666,11 @@ func TestPlatformsPoliciesMirrors(t *testing.T) {
 			t.Errorf("asked %q", got)
 		}
 		moved, _ := other.Digest()
-		if img, err := always.Find(t.Context(), tag); err != nil || img.Digest != moved.String() {
+		if img, err := always.Find(t.Context(), tag, Operator); err != nil || img.Digest != moved.String() {
 			t.Errorf("got %v, %v", img, err)
 		}
 		reg.Requests()
-		if _, err := always.Find(t.Context(), reg.Host+"/moving@"+want.String()); err != nil || len(reg.Requests()) > 0 {
+		if _, err := always.Find(t.Context(), reg.Host+"/moving@"+want.String(), Operator); err != nil || len(reg.Requests()) > 0 {
 			t.Errorf("a digest: %v", err)
 		}
 	})
@@ -691,8 +695,8 @@ func TestPlatformsPoliciesMirrors(t *testing.T) {
 	})
 	t.Run("allowed registries", func(t *testing.T) {
 		s := open(t, func(o *Options) { o.Registries = []string{"docker.io"} })
-		wantErr(t, s.Check(ref), sandboxer.Denied, "from docker.io only")
-		if err := s.Check("busybox"); err != nil {
+		wantErr(t, s.Check(ref, Operator), sandboxer.Denied, "from docker.io only")
+		if err := s.Check("busybox", Public); err != nil {
 			t.Error(err)
 		}
 	})

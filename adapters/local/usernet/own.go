@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownAddr reports whether ip leads to this machine itself, or to all of a network at
+// OwnAddr reports whether ip leads to this machine itself, or to all of a network at
 // once. The kernel's routing table knows: also addresses that no interface has.
 // What cannot be found out counts as own.
-func ownAddr(ip netip.Addr) bool {
+func OwnAddr(ip netip.Addr) bool {
 	kind, err := routeKind(ip)
 	if err == nil {
 		return kind == unix.RTN_LOCAL || kind == unix.RTN_BROADCAST || kind == unix.RTN_ANYCAST || kind == unix.RTN_MULTICAST

@@ -137,7 +137,7 @@ func New(opts Options) (*Net, error) {
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
 	})
 	n := &Net{
-		opts: opts, policy: opts.Policy, own: ownAddr, stack: s, guest: guest,
+		opts: opts, policy: opts.Policy, own: OwnAddr, stack: s, guest: guest,
 		link:     newLinkEndpoint(conn, mtu+header.EthernetMinimumSize, tcpip.LinkAddress(gatewayMAC)),
 		dnsSlots: make(chan struct{}, dnsPending), flows: map[*flow]struct{}{},
 	}

@@ -74,7 +74,7 @@ func TestPins(t *testing.T) {
 
 func TestOwnAddr(t *testing.T) {
 	for s, want := range map[string]bool{"127.0.0.1": true, "127.9.9.9": true, "224.0.0.1": true} {
-		if got := ownAddr(netip.MustParseAddr(s)); got != want {
+		if got := OwnAddr(netip.MustParseAddr(s)); got != want {
 			t.Errorf("%s: %t", s, got)
 		}
 	}
@@ -93,7 +93,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(append(seed, 0, 0, 41, 16, 0, 0, 0, 0, 0, 0, 0))
 	f.Add([]byte{})
 	n := &Net{policy: policy(f, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"192.0.2.1"}}),
-		opts: Options{Resolvers: func() []string { return nil }}, own: ownAddr}
+		opts: Options{Resolvers: func() []string { return nil }}, own: OwnAddr}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, stream := range []bool{false, true} {
 			out := n.answer(t.Context(), b, stream)

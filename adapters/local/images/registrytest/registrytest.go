@@ -30,6 +30,8 @@ type Server struct {
 	Password string // also the identity token
 	// Reply, if set, is asked before a GET is answered; true means that it did answer.
 	Reply func(w http.ResponseWriter, r *http.Request) bool
+	// Saw, if set, is shown every request before it is looked at.
+	Saw func(r *http.Request)
 	// Cut ends the body of a blob after so many bytes, with the connection; 0 never.
 	Cut int64
 	// Slow is the time between two pieces of 64 KiB of a blob's body.
@@ -121,6 +123,9 @@ const token = "token-of-the-test"
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.Mu.Lock()
 	auth, reply := s.Auth, s.Reply
+	if s.Saw != nil {
+		s.Saw(r)
+	}
 	s.requests = append(s.requests, strings.TrimSpace(r.Method+" "+r.URL.Path+" "+r.Header.Get("Range")))
 	if s.NoRange {
 		r.Header.Del("Range")
