@@ -119,4 +119,5 @@ type ExtensionInfo struct {
 	Capabilities []Capability `json:"capabilities"` // what the opened extension really has
 	Inputs       []Input      `json:"inputs"`
 	Problem      string       `json:"problem,omitempty"` // why it could not be opened here; empty when it was
+	RetryAt      time.Time    `json:"retry_at,omitzero"` // when opening it is tried again
 }

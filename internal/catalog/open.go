@@ -165,6 +165,9 @@ func (e ExtensionFile) decode(v any) error {
 type Opened struct {
 	Info sandboxer.ExtensionInfo
 	Ext  sandboxer.Extension // nil if Info.Problem says why
+	// Again makes another attempt, where there was none that worked: what was missing may
+	// be there by now. Faults of the configuration are then its Info.Problem, too.
+	Again func(context.Context) Opened
 }
 
 // openTimeout bounds one extension's opening; a backend that does not answer must
@@ -183,7 +186,7 @@ func (c *Catalog) Open(ctx context.Context, owner, stateDir string, log *slog.Lo
 	faults := make([]Faults, len(c.Extensions))
 	var wg sync.WaitGroup
 	for i, e := range c.Extensions {
-		wg.Go(func() { opened[i], faults[i] = e.open(ctx, owner, stateDir, log) })
+		wg.Go(func() { opened[i], faults[i] = e.open(ctx, owner, stateDir, log, slog.LevelWarn) })
 	}
 	wg.Wait()
 	var all Faults
@@ -201,7 +204,7 @@ func (c *Catalog) Open(ctx context.Context, owner, stateDir string, log *slog.Lo
 	return nil, all.sorted()
 }
 
-func (e ExtensionFile) open(ctx context.Context, owner, stateDir string, log *slog.Logger) (Opened, Faults) {
+func (e ExtensionFile) open(ctx context.Context, owner, stateDir string, log *slog.Logger, level slog.Level) (Opened, Faults) {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	o := Opened{Info: e.Info()}
@@ -231,7 +234,15 @@ func (e ExtensionFile) open(ctx context.Context, owner, stateDir string, log *sl
 	}
 	o.Info.Problem = problem(err)
 	o.Info.Capabilities = []sandboxer.Capability{}
-	env.Log.Warn("extension cannot be used here", "kind", sandboxer.KindOf(err), "err", err)
+	o.Again = func(ctx context.Context) Opened {
+		again, faults := e.open(ctx, owner, stateDir, log, slog.LevelDebug) // the first one was told
+		if len(faults) > 0 {
+			again.Info.Problem, again.Info.Capabilities = problem(faults), []sandboxer.Capability{}
+			again.Ext = nil
+		}
+		return again
+	}
+	env.Log.Log(ctx, level, "extension cannot be used here", "kind", sandboxer.KindOf(err), "err", err)
 	return o, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -40,7 +41,8 @@ type broker struct {
 	manager  *manager.Manager
 	owner    string
 	store    *sqlstore.Store
-	backends []*backend.Backend
+	mu       sync.Mutex
+	backends []*backend.Backend // guarded by mu while the manager runs
 	vault    *vault
 	tidied   func() // ends the vault's housekeeping; nil before it began
 }
@@ -106,13 +108,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	}
 	var exts []manager.Extension
 	for _, o := range opened {
-		e := manager.Extension{Info: o.Info}
-		if o.Ext != nil {
-			e.Backend = backend.New(o.Info.ID, o.Ext, backend.Options{Observe: cfg.Observe})
-			e.Info.Capabilities = e.Backend.Capabilities()
-			b.backends = append(b.backends, e.Backend)
-		}
-		exts = append(exts, e)
+		exts = append(exts, b.extension(o, cfg))
 	}
 	var profiles []sandboxer.Profile
 	for _, p := range cat.Profiles {
@@ -139,6 +135,22 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	}()
 	b.tidied = func() { stop(); <-done }
 	return b, nil
+}
+
+// extension is o for the manager, which opens it later if it could not be.
+func (b *broker) extension(o catalog.Opened, cfg brokerConfig) manager.Extension {
+	e := manager.Extension{Info: o.Info}
+	if o.Ext == nil {
+		again := o.Again
+		e.Reopen = func(ctx context.Context) manager.Extension { return b.extension(again(ctx), cfg) }
+		return e
+	}
+	e.Backend = backend.New(o.Info.ID, o.Ext, backend.Options{Observe: cfg.Observe})
+	e.Info.Capabilities = e.Backend.Capabilities()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.backends = append(b.backends, e.Backend)
+	return e
 }
 
 // Close stops all work and lets go of everything; sandboxes live on.

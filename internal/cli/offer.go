@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -105,11 +106,17 @@ func extensionView() view[*api.Extension] {
 		}
 		return strings.Join(names, ",")
 	}
+	problem := func(e *api.Extension) string {
+		if e.Problem == "" || e.RetryAt.IsZero() {
+			return e.Problem
+		}
+		return e.Problem + "; tried again at " + e.RetryAt.Local().Format(time.TimeOnly)
+	}
 	return view[*api.Extension]{
 		cols: []string{"EXTENSION", "TITLE", "ADAPTER", "ISOLATION", "PRICING", "PROBLEM"},
 		wide: []string{"CAPABILITIES", "INPUTS"},
 		row: func(e *api.Extension) []string {
-			return []string{e.ID, e.Title, e.Adapter, join(e.Isolation, ","), string(e.Pricing), e.Problem, join(e.Capabilities, ","), inputs(e)}
+			return []string{e.ID, e.Title, e.Adapter, join(e.Isolation, ","), string(e.Pricing), problem(e), join(e.Capabilities, ","), inputs(e)}
 		},
 		name: func(e *api.Extension) string { return e.ID },
 		detail: func(e *api.Extension) [][2]string {
@@ -126,7 +133,7 @@ func extensionView() view[*api.Extension] {
 			}
 			return [][2]string{
 				{"id", e.ID}, {"title", e.Title}, {"adapter", e.Adapter}, {"handler", e.Handler}, {"isolation", join(e.Isolation, ", ")},
-				{"pricing", string(e.Pricing)}, {"capabilities", join(e.Capabilities, ", ")}, {"inputs", strings.Join(ins, "\n")}, {"problem", e.Problem},
+				{"pricing", string(e.Pricing)}, {"capabilities", join(e.Capabilities, ", ")}, {"inputs", strings.Join(ins, "\n")}, {"problem", problem(e)},
 			}
 		},
 	}

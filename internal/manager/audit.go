@@ -65,7 +65,7 @@ func (a *Audit) damaged(sb *sandboxer.Sandbox) {
 // auditObjects holds listings against the books. What does not fit is looked at
 // again: between the two looks it may have been torn down.
 func (m *Manager) auditObjects(ctx context.Context, a *Audit) error {
-	for _, e := range m.exts {
+	for _, e := range m.extensions() {
 		suspects, n, silent, err := m.unexplained(ctx, e)
 		if err != nil {
 			return err

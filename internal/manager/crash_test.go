@@ -123,7 +123,7 @@ func (s script) live() (out outcome, err error) {
 	if strings.HasPrefix(s.Scenario, "pool") {
 		profiles[1].Pool.Size = 1
 	}
-	m, err := New(store, profiles, []Extension{{info, b}}, opts)
+	m, err := New(store, profiles, []Extension{{Info: info, Backend: b}}, opts)
 	if err != nil {
 		return out, err
 	}

@@ -369,7 +369,7 @@ func TestRefused(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.idle = true; s.fake.Drop = []sandboxer.Capability{sandboxer.CanExec} })
 	ok := r.setup.opts
-	e := func() []Extension { return []Extension{r.Manager.exts[0].Extension} }
+	e := func() []Extension { return []Extension{r.Manager.extensions()[0].Extension} }
 	for name, c := range map[string]struct {
 		change   func(*Options)
 		profiles []sandboxer.Profile
@@ -543,7 +543,7 @@ func TestCreatesAreBounded(t *testing.T) {
 	for range 10 {
 		ids = append(ids, r.create(sandboxer.CreateRequest{NoWaiting: true}).ID)
 	}
-	eventually(t, "three at once", func() bool { return len(r.Manager.exts[0].creates) == 3 })
+	eventually(t, "three at once", func() bool { return len(r.Manager.extensions()[0].creates) == 3 })
 	if n := len(r.world.Live()); n != 0 {
 		t.Errorf("%d objects while the slots hang", n)
 	}

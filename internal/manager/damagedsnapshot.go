@@ -78,7 +78,7 @@ func mendedSnapshot(rec *sandboxer.SnapshotRecord) *sandboxer.SnapshotRecord {
 // removeAnywhere drops a snapshot at every extension that has such; of a snapshot that
 // an extension does not know, that is success.
 func (m *Manager) removeAnywhere(ctx context.Context, id string) error {
-	for _, e := range m.exts {
+	for _, e := range m.extensions() {
 		if e.Backend == nil || !e.Backend.Can(sandboxer.CanSnapshot) {
 			continue
 		}

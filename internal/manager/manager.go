@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -30,6 +31,10 @@ import (
 type Extension struct {
 	Info    sandboxer.ExtensionInfo
 	Backend *backend.Backend // nil when Info.Problem is set
+	// Reopen, if set, is asked again for an extension without a Backend, with back-off,
+	// until it has one: a disk that is full or an engine that is down when the broker
+	// starts is not for ever. It must not be asked twice at a time.
+	Reopen func(context.Context) Extension
 }
 
 // Options configure a Manager. Owner and Key are required.
@@ -63,7 +68,7 @@ type Options struct {
 type Manager struct {
 	store    sandboxer.Store
 	profiles []sandboxer.Profile
-	exts     []*extension
+	exts     atomic.Pointer[[]*extension] // replaced as a whole where one is opened later
 	pools    []*pool
 	restock  chan struct{} // one slot: a pool may need something
 	opts     Options
@@ -101,15 +106,16 @@ type Manager struct {
 	keyMu sync.Mutex // serialises read-change-write of API keys
 }
 
-// extension is an Extension with its bounds.
+// extension is an Extension with its bounds. It does not change: one that is opened later is
+// another (reopen), with the same bounds.
 type extension struct {
 	Extension
 	creates  chan struct{} // slots of concurrent provisions
 	workers  chan struct{} // slots of concurrent sweep actions
 	stocking chan struct{} // slots of provisions for pools
-	demand   demand
+	demand   *demand
 	survey   chan struct{} // the slot of the one survey in progress
-	probed   time.Time     // guarded by survey: when all it lists was last probed
+	probed   *time.Time    // guarded by survey: when all it lists was last probed
 }
 
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the broker is stopping").
@@ -184,17 +190,21 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		clock:     now,
 		quiet:     now,
 	}
+	m.exts.Store(new([]*extension))
 	for _, e := range exts {
 		if m.extension(e.Info.ID) != nil {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "extension %q is configured twice", e.Info.ID)
 		}
-		m.exts = append(m.exts, &extension{
+		all := append(m.extensions(), &extension{
 			Extension: e,
 			creates:   make(chan struct{}, opts.Creates),
 			workers:   make(chan struct{}, opts.Workers),
 			stocking:  make(chan struct{}, max(1, runtime.NumCPU()/2)),
+			demand:    new(demand),
 			survey:    make(chan struct{}, 1),
+			probed:    new(time.Time),
 		})
+		m.exts.Store(&all)
 	}
 	var faults []string
 	for i, p := range m.profiles {
@@ -205,7 +215,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 			faults = append(faults, fault)
 		}
 		if p.Pool.Size > 0 {
-			m.pools = append(m.pools, &pool{profile: p, ext: m.extension(p.Extension)})
+			m.pools = append(m.pools, &pool{profile: p})
 		}
 	}
 	if len(faults) > 0 {
@@ -244,15 +254,19 @@ func (m *Manager) Start(ctx context.Context) error {
 		return sandboxer.E(sandboxer.Conflict, nil, "the manager was started or closed before")
 	}
 	m.looping = true
-	m.wg.Add(2)
+	m.wg.Add(3)
 	m.mu.Unlock()
 	if err := m.pass(ctx, newTally(), time.Time{}); err != nil {
-		m.wg.Add(-2)
+		m.wg.Add(-3)
 		return err
 	}
 	go func() {
 		defer m.wg.Done()
 		m.keepPools()
+	}()
+	go func() {
+		defer m.wg.Done()
+		m.reopenAll()
 	}()
 	go func() {
 		defer m.wg.Done()
@@ -310,8 +324,11 @@ func may(ctx context.Context, scope sandboxer.Scope) (sandboxer.Principal, error
 	return p, nil
 }
 
+// extensions returns all of them as they are now.
+func (m *Manager) extensions() []*extension { return *m.exts.Load() }
+
 func (m *Manager) extension(id string) *extension {
-	for _, e := range m.exts {
+	for _, e := range m.extensions() {
 		if e.Info.ID == id {
 			return e
 		}
@@ -321,7 +338,7 @@ func (m *Manager) extension(id string) *extension {
 
 func (m *Manager) extensionIDs() []string {
 	var ids []string
-	for _, e := range m.exts {
+	for _, e := range m.extensions() {
 		ids = append(ids, e.Info.ID)
 	}
 	return ids
@@ -362,7 +379,7 @@ func (m *Manager) Extensions(ctx context.Context) []sandboxer.ExtensionInfo {
 		return nil
 	}
 	var out []sandboxer.ExtensionInfo
-	for _, e := range m.exts {
+	for _, e := range m.extensions() {
 		out = append(out, e.Info)
 	}
 	return out

@@ -114,7 +114,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 		return nil, err
 	}
 	var offers []offer
-	for _, e := range m.exts {
+	for _, e := range m.extensions() {
 		offers = append(offers, e.offer())
 	}
 	chosen, refused := route(prof, offers)

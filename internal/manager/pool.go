@@ -34,7 +34,6 @@ const poolActor = "pool"
 // only a memory of it, which claims are quick with and the next look corrects.
 type pool struct {
 	profile sandboxer.Profile
-	ext     *extension
 	tending sync.Mutex  // held by the one who looks after it
 	poked   atomic.Bool // it is to be looked after once more
 
@@ -442,7 +441,7 @@ func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error
 	if known || key != "" && time.Since(at) < basisEvery {
 		return key, nil
 	}
-	b, err := m.backend(p.ext.Info.ID)
+	b, err := m.backend(p.profile.Extension)
 	if err != nil {
 		return "", err
 	}
@@ -456,7 +455,7 @@ func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error
 		return "", err
 	}
 	spec.ID, spec.Profile.Pool = "", sandboxer.Pool{}
-	j, err := json.Marshal([]any{spec, spec.Env, p.ext.Info.ID, basis})
+	j, err := json.Marshal([]any{spec, spec.Env, p.profile.Extension, basis})
 	if err != nil {
 		return "", err
 	}
@@ -472,13 +471,14 @@ func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error
 
 // stock makes one sandbox for the pool, when nobody else needs the extension.
 func (m *Manager) stock(ctx context.Context, p *pool, key string) error {
+	ext := m.extension(p.profile.Extension)
 	select {
-	case p.ext.stocking <- struct{}{}:
+	case ext.stocking <- struct{}{}:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	defer func() { <-p.ext.stocking }()
-	for give := time.Now().Add(patientFor); !p.ext.demand.calm() && time.Now().Before(give); {
+	defer func() { <-ext.stocking }()
+	for give := time.Now().Add(patientFor); !ext.demand.calm() && time.Now().Before(give); {
 		select {
 		case <-time.After(calmFor / 8):
 		case <-ctx.Done():
@@ -489,7 +489,7 @@ func (m *Manager) stock(ctx context.Context, p *pool, key string) error {
 	spec := m.blank(p.profile)
 	spec.ID, spec.Generation, spec.Warm = sandboxer.NewID(), 1, true
 	sb := &sandboxer.Sandbox{
-		ID: spec.ID, Generation: 1, Profile: p.profile.ID, Extension: p.ext.Info.ID, State: sandboxer.Creating, Spec: spec,
+		ID: spec.ID, Generation: 1, Profile: p.profile.ID, Extension: p.profile.Extension, State: sandboxer.Creating, Spec: spec,
 		Pool: key, Reason: sandboxer.ReasonPool,
 		CreatedAt: at, ExpiresAt: at.Add(cmp.Or(p.profile.Pool.MaxAge, sandboxer.DefaultPoolAge)),
 	}

@@ -98,12 +98,12 @@ func (r *rig) open() {
 		ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation,
 		Capabilities: b.Capabilities(), Inputs: r.setup.inputs,
 	}
-	exts := []Extension{{info, b}}
+	exts := []Extension{{Info: info, Backend: b}}
 	if r.setup.other != nil {
 		cfg.Drop = []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCheckpoint}
 		b := backend.New("ext.other", fake.New(r.setup.other, cfg), r.setup.backend)
 		info.ID, info.Capabilities = "ext.other", b.Capabilities()
-		exts = append(exts, Extension{info, b})
+		exts = append(exts, Extension{Info: info, Backend: b})
 	}
 	books := sandboxer.Store(store)
 	if r.setup.books != nil {

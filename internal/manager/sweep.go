@@ -369,7 +369,7 @@ func (m *Manager) saveUse(ctx context.Context, sb *sandboxer.Sandbox) error {
 // surveyAll starts a survey of every extension. Where one is in progress, that is enough,
 // or another is made after it, if again is set.
 func (m *Manager) surveyAll(t *tally, again bool) {
-	for _, e := range m.exts {
+	for _, e := range m.extensions() {
 		m.async(t, func() {
 			if !again && len(e.survey) > 0 {
 				return
@@ -395,9 +395,9 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 	seen := make(map[sighting]bool, len(listed))
 	probing := e.Backend != nil && e.Backend.Can(sandboxer.CanProbe)
 	inherited := func(sb *sandboxer.Sandbox) bool { return sb.ReadyAt.Before(m.started) && !m.isAdopted(sb) }
-	all := at.Sub(e.probed) >= probeEvery
+	all := at.Sub(*e.probed) >= probeEvery
 	if all {
-		e.probed = at
+		*e.probed = at
 	}
 	q := sandboxer.Query{Extension: e.Info.ID, States: live}
 	err := m.records(ctx, q, func(sb *sandboxer.Sandbox) {

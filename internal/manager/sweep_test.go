@@ -280,7 +280,7 @@ func TestOrphans(t *testing.T) {
 			t.Error("a living sandbox suffered")
 		}
 		// Explained by now: it must be left alone however it came to be on the list.
-		err = r.reap(admin, r.Manager.exts[0], sighting{"ext.fake", "mine", 1}, mine.Handle, "")
+		err = r.reap(admin, r.Manager.extensions()[0], sighting{"ext.fake", "mine", 1}, mine.Handle, "")
 		if err != errMoot || len(r.world.Live()) != 2 {
 			t.Errorf("%v, %d objects", err, len(r.world.Live()))
 		}
@@ -375,7 +375,7 @@ func TestSickExtension(t *testing.T) {
 		defer sickWorld.Close()
 		sick := backend.New("ext.sick", fake.New(sickWorld, fake.Config{Owner: "test"}), backend.Options{})
 		profiles := append(testProfiles(), sandboxer.Profile{ID: "profile.sick", Extension: "ext.sick"})
-		exts := []Extension{r.Manager.exts[0].Extension, {sandboxer.ExtensionInfo{ID: "ext.sick"}, sick}}
+		exts := []Extension{r.Manager.extensions()[0].Extension, {Info: sandboxer.ExtensionInfo{ID: "ext.sick"}, Backend: sick}}
 		m, err := New(r.store, profiles, exts, r.setup.opts)
 		if err != nil {
 			t.Fatal(err)

@@ -158,6 +158,18 @@ func (s *Server) status(ctx context.Context, _ *none) (*reply[api.Status], error
 	return &reply[api.Status]{Body: out}, nil
 }
 
+// usable returns the IDs of all extensions, and of those that cannot be used now.
+func (s *Server) usable(ctx context.Context) (all, down []string) {
+	ctx = sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: "server", Actor: "server", Scopes: []sandboxer.Scope{sandboxer.ScopeRead}})
+	for _, e := range s.m.Extensions(ctx) {
+		all = append(all, e.ID)
+		if e.Problem != "" {
+			down = append(down, e.ID)
+		}
+	}
+	return all, down
+}
+
 // count counts the live sandboxes that ctx's principal sees, by state.
 func (s *Server) count(ctx context.Context) (map[sandboxer.State]int, error) {
 	counts := map[sandboxer.State]int{}

@@ -73,13 +73,23 @@ func (m *Metrics) request(route string, status int, took time.Duration) {
 	m.requests.WithLabelValues(route, strconv.Itoa(status)).Observe(took.Seconds())
 }
 
-// handler serves the metrics; count gives the sandboxes of every tenant by state.
-func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, error)) http.Handler {
+// handler serves the metrics; count gives the sandboxes of every tenant by state,
+// extensions all extensions and those that cannot be used.
+func (m *Metrics) handler(count func(context.Context) (map[sandboxer.State]int, error), extensions func(context.Context) (all, down []string)) http.Handler {
 	desc := prometheus.NewDesc("sandboxer_sandboxes", "Live sandboxes by state.", []string{"state"}, nil)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// Counted for this request, with its principal: a collector has no ctx.
 		own := prometheus.NewRegistry()
 		own.MustRegister(snapshot{desc, func() (map[sandboxer.State]int, error) { return count(r.Context()) }})
+		up := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "sandboxer_extension_up", Help: "Whether an extension can be used: 1, or 0 while opening it is tried again."}, []string{"extension"})
+		own.MustRegister(up)
+		all, down := extensions(r.Context())
+		for _, id := range all {
+			up.WithLabelValues(id).Set(1)
+		}
+		for _, id := range down {
+			up.WithLabelValues(id).Set(0)
+		}
 		promhttp.HandlerFor(prometheus.Gatherers{m.reg, own}, promhttp.HandlerOpts{DisableCompression: true}).ServeHTTP(w, r)
 	})
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"reflect"
@@ -121,13 +122,17 @@ func (s *Server) routes() {
 
 	o = op("health", "GET", "/healthz", "", "operation", "Whether the server answers")
 	o.Responses["200"] = plain("ok", "text/plain")
-	route(s, o, raw(func(w http.ResponseWriter, _ *http.Request) {
+	route(s, o, raw(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		io.WriteString(w, "ok\n")
+		// Who asks has no key: how many, and not which.
+		if all, down := s.usable(r.Context()); len(down) > 0 {
+			fmt.Fprintf(w, "degraded: %d of %d extensions cannot be used\n", len(down), len(all))
+		}
 	}))
 	o = op("metrics", "GET", "/metrics", admin, "operation", "Metrics in the Prometheus text format")
 	o.Responses["200"] = plain("metrics", "text/plain")
-	route(s, o, raw(s.metrics.handler(s.count).ServeHTTP))
+	route(s, o, raw(s.metrics.handler(s.count, s.usable).ServeHTTP))
 	o = op("openapi", "GET", "/openapi.yaml", "", "operation", "This description")
 	o.Responses["200"] = plain("OpenAPI 3.1", "application/yaml")
 	route(s, o, raw(func(w http.ResponseWriter, _ *http.Request) {

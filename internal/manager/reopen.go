@@ -1,0 +1,106 @@
+package manager
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// reopenEvery bounds how long an extension that could not be opened waits for its next
+// attempt; the first comes after about a second.
+const reopenEvery = time.Minute
+
+// reopenAll tries again to open the extensions that could not be, each by itself, until
+// all are open or the manager closes.
+func (m *Manager) reopenAll() {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, e := range m.extensions() {
+		if e.Backend == nil && e.Reopen != nil {
+			wg.Go(func() { m.reopen(e) })
+		}
+	}
+}
+
+func (m *Manager) reopen(e *extension) {
+	for n := 1; ; n++ {
+		wait := min(backoff(n, rand.Float64()), reopenEvery)
+		e = m.replace(e, func(e *Extension) { e.Info.RetryAt = time.Now().Add(wait) })
+		select {
+		case <-time.After(wait):
+		case <-m.ctx.Done():
+			return
+		}
+		again := e.Reopen(m.ctx)
+		if m.ctx.Err() != nil {
+			return
+		}
+		if again.Backend == nil && again.Info.Problem != e.Info.Problem {
+			m.log.Warn("extension still cannot be used", "extension", e.Info.ID, "problem", again.Info.Problem)
+		}
+		e = m.replace(e, func(e *Extension) { e.Info, e.Backend = again.Info, again.Backend })
+		if e.Backend != nil {
+			m.opened(e)
+			return
+		}
+	}
+}
+
+// replace puts a changed copy of e in its place and returns it.
+func (m *Manager) replace(e *extension, change func(*Extension)) *extension {
+	next := *e
+	change(&next.Extension)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := slices.Clone(m.extensions())
+	all[slices.Index(all, e)] = &next
+	m.exts.Store(&all)
+	return &next
+}
+
+// opened has everything looked after at once that waited for e.
+func (m *Manager) opened(e *extension) {
+	m.log.Info("extension can be used now", "extension", e.Info.ID)
+	for _, p := range m.profiles {
+		if p.Extension == e.Info.ID {
+			if fault := m.checkProfile(p); fault != "" {
+				m.log.Warn("profile cannot be used", "why", fault)
+			}
+		}
+	}
+	q := sandboxer.Query{Extension: e.Info.ID, Limit: sandboxer.MaxPage, States: slices.DeleteFunc(sandboxer.States(), func(s sandboxer.State) bool { return s == sandboxer.Terminated })}
+	for {
+		list, next, err := m.store.Sandboxes(m.ctx, q)
+		if err != nil {
+			m.log.Warn("what waits for an extension", "extension", e.Info.ID, "err", err)
+			break
+		}
+		for _, sb := range list {
+			if sb.RetryAt.IsZero() || sb.Damaged != "" {
+				continue
+			}
+			if err := m.update(m.ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+				sb.RetryAt = time.Time{}
+				return nil
+			}); err != nil && m.ctx.Err() == nil { // it is tried again at its time, then
+				m.log.Warn("what waits for an extension", "extension", e.Info.ID, "sandbox", sb.ID, "err", err)
+			}
+		}
+		if q.After = next; next == "" {
+			break
+		}
+	}
+	for _, p := range m.pools {
+		if p.profile.Extension == e.Info.ID {
+			p.mu.Lock()
+			p.failures, p.retryAt = 0, time.Time{}
+			p.mu.Unlock()
+		}
+	}
+	m.poke()
+	m.pokePools()
+	m.surveyAll(newTally(), true)
+}
