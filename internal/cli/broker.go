@@ -63,6 +63,17 @@ const (
 	tidyEvery = 24 * time.Hour
 )
 
+// confineProcess gives up what a broker does not need, before there is one. One that cannot
+// works all the same, with more rights than it should have.
+func (f *factory) confineProcess(log *slog.Logger) {
+	if f.confine == nil {
+		return
+	}
+	if err := f.confine(f.resolved.get("no_new_privileges") != "false"); err != nil {
+		log.Warn("rights that the server does not need cannot be given up", "err", err)
+	}
+}
+
 // newBroker opens everything and makes the first sweep, which resumes what an
 // earlier process left. Nothing is made before the catalogue is found to be sound.
 // Kinds: Invalid for the catalogue's faults, Conflict when another process uses the

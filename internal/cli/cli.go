@@ -24,18 +24,20 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters"
+	"github.com/sand-boxer/sandboxer/internal/confine"
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
 // Main runs the command line of this process and returns its exit code.
 func Main() int {
-	return program{adapters: adapters.All(), builtin: sandboxer.Builtin}.main()
+	return program{adapters: adapters.All(), builtin: sandboxer.Builtin, confine: confine.Process}.main()
 }
 
 // A program is what differs between the real one and the one under test.
 type program struct {
 	adapters []sandboxer.Adapter
-	builtin  fs.FS // the catalogue that every installation starts from
+	builtin  fs.FS                            // the catalogue that every installation starts from
+	confine  func(noNewPrivileges bool) error // called before this process becomes a broker; may be nil
 }
 
 func (p program) main() int {

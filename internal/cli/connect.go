@@ -165,6 +165,7 @@ func (f *factory) embed(ctx context.Context) (_ *session, err error) {
 		return nil, err
 	}
 	cfg.Log = log
+	f.confineProcess(log)
 	metrics := server.NewMetrics()
 	cfg.Observe = metrics.Observe
 	b, err := newBroker(ctx, cfg)

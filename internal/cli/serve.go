@@ -106,6 +106,7 @@ func newCmdServe(f *factory, runF func(context.Context, *serveOptions) error) *c
 func serveRun(ctx context.Context, o *serveOptions) error {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	tell := supervisor(o.f.env)
 	s, err := o.f.settings()
 	if err != nil {
 		return err
@@ -123,6 +124,7 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 	if err != nil {
 		return err
 	}
+	o.f.confineProcess(log)
 	metrics := server.NewMetrics()
 	cfg.Log, cfg.Observe, cfg.OOMKilled, cfg.Pooled = log, metrics.Observe, metrics.OOMKilled, metrics.Pooled
 	b, err := newBroker(ctx, cfg)
@@ -167,9 +169,11 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 			}
 		}
 		srv := server.New(b.manager, opts)
+		tell(log, "READY=1")
 		return srv.Serve(ctx, listeners...)
 	}()
 	stop() // a second signal ends the process at once
+	tell(log, "STOPPING=1")
 	log.Info("stopping; sandboxes live on")
 	return errors.Join(err, b.Close())
 }

@@ -55,6 +55,7 @@ func settingDefs() []settingDef {
 		{key: "insecure", help: "true lets the TCP listener do without TLS where other machines reach it", check: oneOf("yes or no", []string{"true", "false"})},
 		{key: "tls_ca", help: "PEM file with further authorities whose certificates are trusted for url", path: true},
 		{key: "port_url", help: "address below whose host every open port of a sandbox has a name of its own: https://ports.example.org", check: checkPortURL},
+		{key: "no_new_privileges", help: "false lets programs that the server starts gain rights by set-user-ID, as sudo in an ordinary user's Packer template does", check: oneOf("yes or no", []string{"true", "false"})},
 		{key: "log_dir", help: "where a server started in the background logs to", path: true},
 		{key: "log_level", help: "debug, info, warn or error", check: oneOf("log level", logLevels)},
 		{key: "log_format", help: "text or json", check: oneOf("log format", logFormats)},
@@ -202,7 +203,7 @@ type places struct {
 func (f *factory) places() (*places, error) {
 	p := &places{defaults: map[string]string{
 		"output": "table", "progress": "auto", "log_level": "info", "log_format": "text", "profile": "profile.local",
-		"backup_every": "1h", "keep_backups": "24", "keep_history": "30d",
+		"backup_every": "1h", "keep_backups": "24", "keep_history": "30d", "no_new_privileges": "true",
 	}}
 	set := func(data, logs, socket string) {
 		p.defaults["data_dir"], p.defaults["log_dir"], p.defaults["socket"] = data, logs, socket
