@@ -40,13 +40,16 @@ func (k Kind) Error() string { return string(k) }
 // Error attaches a Kind and a sentence for people to a cause.
 //
 // Msg and Hint travel to clients and must not contain secrets; Err is for the
-// operator's log and does not travel.
+// operator's log and does not travel. Where Msg or Hint tell what is an administrator's
+// to know, such as what answers at an address that the caller may have chosen, Public is
+// what everybody else gets instead of both (Discreet).
 type Error struct {
 	Kind       Kind
 	Msg        string        // what failed and why
 	Hint       string        // what to do or type next; may be empty
 	RetryAfter time.Duration // for Exhausted and Unavailable; 0 means unknown
 	Err        error
+	Public     string
 }
 
 func (e *Error) Error() string {
@@ -66,6 +69,43 @@ func (e *Error) Is(target error) bool { return target == error(e.Kind) }
 func (e *Error) WithHint(format string, args ...any) *Error {
 	e.Hint = fmt.Sprintf(format, args...)
 	return e
+}
+
+// WithPublic sets what callers who are no administrators get instead of message and hint,
+// and returns e.
+func (e *Error) WithPublic(format string, args ...any) *Error {
+	e.Public = fmt.Sprintf(format, args...)
+	return e
+}
+
+// Discreet returns err as callers who are no administrators may see it: if a Public
+// sentence is anywhere in its tree, an error of the same Kind with that sentence and err
+// as its cause; else err itself.
+func Discreet(err error) error {
+	public := publicOf(err)
+	if public == "" {
+		return err
+	}
+	return E(KindOf(err), err, "%s", public).WithHint("ask an administrator: the server's log has the cause")
+}
+
+func publicOf(err error) string {
+	switch e := err.(type) {
+	case *Error:
+		if e.Public != "" {
+			return e.Public
+		}
+		return publicOf(e.Err)
+	case interface{ Unwrap() error }:
+		return publicOf(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, err := range e.Unwrap() {
+			if p := publicOf(err); p != "" {
+				return p
+			}
+		}
+	}
+	return ""
 }
 
 // E returns an *Error: E(NotFound, err, "profile %q does not exist", name).

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"slices"
 	"time"
 )
 
@@ -47,6 +48,19 @@ type Extension interface {
 // Provision checks again.
 type Checker interface {
 	Check(ctx context.Context, spec Spec) error
+}
+
+// An Admitter admits values that no operator vouches for (Spec.Vouches): of the inputs
+// that its Adapter declares as Restricted, and of a request's image and host ("image",
+// "host"). It should admit what the extension's own configuration lists, and what
+// reaches, reads and runs nothing but the sandbox itself. What is not admitted is
+// refused with Denied before anything exists, and so is all of it where an extension
+// is no Admitter. (Package internal/backend asks.)
+type Admitter interface {
+	// Admit returns nil if anybody may give the value that spec has for name, or else
+	// Denied with a message that says who may and what an operator can do about it. It
+	// asks nobody outside, changes nothing, and tells nothing of what is there.
+	Admit(spec Spec, name string) error
 }
 
 // A Handle is an extension's receipt for one sandbox. It is opaque to everybody
@@ -112,6 +126,31 @@ type Spec struct {
 	User       string            `json:"user,omitempty"`      // default user of commands
 	Fuse       time.Time         `json:"fuse,omitzero"`       // the backend may destroy the sandbox by itself after this
 	Warm       bool              `json:"warm,omitempty"`      // to be kept ready for a Claim (Pooler)
+	// Vouched names what an administrator gave: inputs, and "image" and "host". Ask Vouches,
+	// which knows the profile, too.
+	Vouched []string `json:"vouched,omitempty"`
+}
+
+// The names by which Spec.Vouches and Admitter know what of a request is no input but
+// restricted as one.
+const (
+	RestrictedImage = "image"
+	RestrictedHost  = "host"
+)
+
+// Vouches reports whether an operator stands for the value of an input, of "image" or of
+// "host": because an administrator gave it, or because the profile says the same. A
+// built-in profile vouches for nothing: nobody here wrote it. What is not given needs
+// nobody to stand for it.
+func (s Spec) Vouches(name string) bool {
+	value, of := s.Inputs[name], s.Profile.Inputs[name]
+	switch name {
+	case RestrictedImage:
+		value, of = s.Image, s.Profile.Image
+	case RestrictedHost:
+		value, of = s.Host, ""
+	}
+	return value == "" || slices.Contains(s.Vouched, name) || value == of && !s.Profile.Builtin
 }
 
 // ClaimDigest identifies s as the order of a claim (Pooler), so that an extension can

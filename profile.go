@@ -37,6 +37,8 @@ type Profile struct {
 	AutoResume bool          `json:"auto_resume,omitempty"`
 	Price      Price         `json:"price,omitzero"` // what tenants pay where the extension quotes nothing
 	Pool       Pool          `json:"pool,omitzero"`
+	// Builtin is set for what came with the program and no operator wrote or changed.
+	Builtin bool `json:"builtin,omitempty"`
 }
 
 // Pool keeps sandboxes of a profile ready, so that a create that asks for nothing
@@ -105,6 +107,10 @@ type Input struct {
 	// must be given.
 	OneOf   string `json:"one_of,omitempty"`
 	Default string `json:"default,omitempty"`
+	// Restricted says that the value decides what the broker or a host of ours reaches,
+	// reads or runs. An administrator and a profile of this installation may give it;
+	// anybody else only what the extension admits (Admitter).
+	Restricted bool `json:"restricted,omitempty"`
 }
 
 // ExtensionInfo describes one configured extension, as its file and its adapter

@@ -44,6 +44,7 @@ type broken struct {
 	read      func(context.Context, sandboxer.Handle, string) (io.ReadCloser, error)
 	write     func(context.Context, sandboxer.Handle, string, fs.FileMode, io.Reader) error
 	stat      func(context.Context, sandboxer.Handle, string) (sandboxer.FileInfo, error)
+	admit     func(sandboxer.Spec, string) error
 	listFiles func(context.Context, sandboxer.Handle, string) iter.Seq2[sandboxer.FileInfo, error]
 	makeDir   func(context.Context, sandboxer.Handle, string) error
 	remove    func(context.Context, sandboxer.Handle, string) error
@@ -80,6 +81,10 @@ func or[F any](isSet bool, broken, sound F) F {
 
 func (b *broken) Provision(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
 	return or(b.provision != nil, b.provision, b.Extension.Provision)(ctx, s)
+}
+
+func (b *broken) Admit(s sandboxer.Spec, name string) error {
+	return or(b.admit != nil, b.admit, b.Extension.Admit)(s, name)
 }
 
 func (b *broken) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
@@ -241,6 +246,9 @@ var mutants = []struct {
 	}},
 	{"concurrent orders make two", "core/concurrent provision makes one", func(b *broken, w *fake.World) {
 		w.Inject(fake.Fault{Verb: fake.VerbProvision, Twice: true, Times: 1})
+	}},
+	{"everybody's paths are taken", "core/restricted inputs", func(b *broken, _ *fake.World) {
+		b.admit = func(sandboxer.Spec, string) error { return nil }
 	}},
 	{"what it must know is in memory", "core/handle survives JSON and another process", func(b *broken, _ *fake.World) {
 		mine := map[string]bool{}
@@ -1019,6 +1027,7 @@ func TestBroken(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := extensiontest.Harness{
+		Inputs:   fake.Adapter.Inputs,
 		Open:     func(t *testing.T) sandboxer.Extension { return mutant(t, w, name, "conformance") },
 		Stranger: func(t *testing.T) sandboxer.Extension { return mutant(t, w, name, "stranger") },
 		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo", Inputs: map[string]string{"volume": "data"}},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"reflect"
 	"runtime"
@@ -39,6 +40,49 @@ func (s *suite) core(t *testing.T) {
 				t.Errorf("the extension has %s, which the harness does not want: add it to Want or disclaim it", c)
 			}
 		}
+	})
+
+	// What decides about more than the sandbox is an operator's to choose.
+	t.Run("restricted inputs", func(t *testing.T) {
+		if len(s.Inputs) == 0 {
+			t.Fatal("the harness does not say which inputs the adapter declares")
+		}
+		b := s.open(t)
+		refused := func(t *testing.T, what string, sp sandboxer.Spec, want ...sandboxer.Kind) {
+			t.Helper()
+			s.owe(t, b, sp)
+			if err := b.Check(ctx(t), sp); !slices.Contains(want, sandboxer.KindOf(err)) {
+				t.Errorf("%s, checked: %s; want %v", what, describe(err), want)
+			}
+			if _, err := b.Provision(ctx(t), sp); !slices.Contains(want, sandboxer.KindOf(err)) {
+				t.Errorf("%s, provisioned: %s; want %v", what, describe(err), want)
+			}
+			if b.Can(sandboxer.CanDiscover) {
+				if h, err := b.Discover(ctx(t), sp.ID); sandboxer.KindOf(err) != sandboxer.NotFound {
+					t.Errorf("%s: something is there: %+v, %v", what, h, err)
+				}
+			}
+		}
+		for _, in := range s.Inputs {
+			if !in.Restricted {
+				continue
+			}
+			for _, v := range []string{"/etc", "somewhere", "root@192.0.2.1", "22"} {
+				sp := s.spec()
+				sp.Vouched = slices.DeleteFunc(sp.Vouched, func(n string) bool { return n == in.Name })
+				sp.Inputs = maps.Clone(sp.Inputs)
+				if sp.Inputs == nil {
+					sp.Inputs = map[string]string{}
+				}
+				sp.Inputs[in.Name] = v
+				refused(t, in.Name+"="+v, sp, sandboxer.Denied)
+				sp.Profile.Builtin, sp.Profile.Inputs = true, sp.Inputs // which nobody here wrote
+				refused(t, in.Name+"="+v+" of a built-in profile", sp, sandboxer.Denied)
+			}
+		}
+		sp := s.spec()
+		sp.Vouched, sp.Host = nil, "root@127.0.0.1"
+		refused(t, "a host that was not configured", sp, sandboxer.Denied, sandboxer.Invalid, sandboxer.Unsupported)
 	})
 
 	t.Run("provision is idempotent", func(t *testing.T) {

@@ -52,6 +52,8 @@ type Harness struct {
 	// Spec is the template of every sandbox: image, command, network, user. The suite
 	// fills in ID, Generation and, where empty, Owner.
 	Spec sandboxer.Spec
+	// Inputs are those that the adapter declares.
+	Inputs []sandboxer.Input
 	// Want lists the capabilities the extension must have: one that is missing fails,
 	// and so does one that it has in addition. Archive comes with exec and need not be
 	// listed then.
@@ -167,7 +169,7 @@ func (s *suite) open(t *testing.T) *backend.Backend {
 
 func (s *suite) wrap(t *testing.T, ext sandboxer.Extension) *backend.Backend {
 	t.Helper()
-	b := backend.New("ext.conformance", ext, backend.Options{})
+	b := backend.New("ext.conformance", ext, backend.Options{Inputs: s.Inputs})
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Errorf("Close: %v", err)
@@ -184,6 +186,10 @@ func (s *suite) spec() sandboxer.Spec {
 	sp.Env = maps.Clone(sp.Env)
 	if sp.Env == nil {
 		sp.Env = map[string]string{}
+	}
+	sp.Vouched = []string{sandboxer.RestrictedImage, sandboxer.RestrictedHost} // it is an operator who asks
+	for _, in := range s.Inputs {
+		sp.Vouched = append(sp.Vouched, in.Name)
 	}
 	sp.Fuse = time.Now().Add(time.Hour) // what an aborted run leaves behind is not for ever
 	return sp

@@ -101,7 +101,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
 		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint},
 	Inputs: []sandboxer.Input{
-		{Name: "repo", Help: "directory of the broker's machine with the compose file, copied to the host", Required: true},
+		{Name: "repo", Restricted: true, Help: "directory of the broker's machine with the compose file, copied to the host", Required: true},
 		{Name: "file", Help: "compose file below repo; compose.yaml, compose.yml, docker-compose.yaml or docker-compose.yml if it is not given"},
 		{Name: "service", Help: "service that commands run in and ports belong to; the first of the file if it is not given"},
 		{Name: "profiles", Help: "compose profiles to enable, separated by commas"},

@@ -371,6 +371,7 @@ func TestConformance(t *testing.T) {
 		}
 	}
 	extensiontest.Run(t, extensiontest.Harness{
+		Inputs:   Adapter.Inputs,
 		Open:     open("conf"),
 		Stranger: open("stranger"),
 		Spec: sandboxer.Spec{Owner: "conf", Inputs: map[string]string{"volumes": "all",

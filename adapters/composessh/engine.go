@@ -39,6 +39,7 @@ type engine struct {
 var _ interface {
 	sandboxer.Extension
 	sandboxer.Checker
+	sandboxer.Admitter
 	sandboxer.Serviced
 	sandboxer.Archiver
 	sandboxer.Dialer

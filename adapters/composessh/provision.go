@@ -29,6 +29,22 @@ func (e *engine) Check(ctx context.Context, spec sandboxer.Spec) error {
 	return err
 }
 
+// Admit implements sandboxer.Admitter.
+func (e *engine) Admit(spec sandboxer.Spec, name string) error {
+	switch name {
+	case sandboxer.RestrictedImage: // those are named in the compose file
+		return nil
+	case sandboxer.RestrictedHost:
+		if names, err := e.names(); err == nil && !slices.Contains(names, spec.Host) {
+			return sandboxer.E(sandboxer.Denied, nil, "%s has no host %q", e.env.Extension, spec.Host).
+				WithHint("leave the host out, or ask an administrator to add it")
+		}
+		return nil
+	}
+	return sandboxer.E(sandboxer.Denied, nil, "the input %q is a path on the broker's machine, which only an administrator may use", name).
+		WithHint("ask for a profile that names the directory")
+}
+
 // A plan is an order that was understood.
 type plan struct {
 	spec    sandboxer.Spec

@@ -85,7 +85,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Pricing:      sandboxer.PricingModels(),
 	Capabilities: sandboxer.Capabilities(),
 	Inputs: []sandboxer.Input{
-		{Name: "repo", Help: "directory of this machine, absolute, that is copied into the workspace"},
+		{Name: "repo", Restricted: true, Help: "directory of this machine, absolute, that is copied into the workspace"},
 		{Name: "volume", Help: "name of a directory beside the workspace, below volumes, that portable snapshots keep, too"},
 	},
 }, Config{}, open)
@@ -116,6 +116,7 @@ type Extension struct {
 // The compiler checks what the adapter claims.
 var _ interface {
 	sandboxer.Extension
+	sandboxer.Admitter
 	sandboxer.Execer
 	sandboxer.Filer
 	sandboxer.Archiver
@@ -616,6 +617,20 @@ func (e *Extension) check(spec sandboxer.Spec) error {
 		}
 	}
 	return e.checkHost(spec.Host)
+}
+
+// Admit implements sandboxer.Admitter.
+func (e *Extension) Admit(spec sandboxer.Spec, name string) error {
+	switch {
+	case name == "repo" && !strings.Contains(spec.Inputs[name], "://"):
+	case name == sandboxer.RestrictedImage && strings.Contains(spec.Image, ":/"):
+	case name == sandboxer.RestrictedHost:
+		return e.checkHost(spec.Host)
+	default:
+		return nil
+	}
+	return sandboxer.E(sandboxer.Denied, nil, "%q is a path on the broker's machine, which only an administrator may use", name).
+		WithHint("ask for a profile that names it")
 }
 
 func (e *Extension) checkHost(host string) error {

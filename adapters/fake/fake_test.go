@@ -45,6 +45,7 @@ func harness(t *testing.T, open func(owner string) *fake.Extension) extensiontes
 		t.Fatal(err)
 	}
 	h := extensiontest.Harness{
+		Inputs:   fake.Adapter.Inputs,
 		Open:     func(*testing.T) sandboxer.Extension { return open("conformance") },
 		Stranger: func(*testing.T) sandboxer.Extension { return open("stranger") },
 		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo", Inputs: map[string]string{"volume": "data"}},

@@ -69,6 +69,7 @@ type engine struct {
 var _ interface {
 	sandboxer.Extension
 	sandboxer.Checker
+	sandboxer.Admitter
 	sandboxer.Execer
 	sandboxer.Filer
 	sandboxer.Dialer

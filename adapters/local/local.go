@@ -117,7 +117,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 		sandboxer.CanDiscover, sandboxer.CanList,
 		sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork, sandboxer.CanPool},
 	Inputs: []sandboxer.Input{
-		{Name: "repo", Help: "directory of this machine, copied into the workspace, or a git URL (https, http, git), cloned inside the sandbox"},
+		{Name: "repo", Restricted: true, Help: "directory of this machine, copied into the workspace, or a git URL (https, http, git), cloned inside the sandbox"},
 		{Name: "ref", Help: "branch, tag or commit to check out when repo is a git URL"},
 		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
 	},

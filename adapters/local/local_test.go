@@ -130,6 +130,7 @@ func TestConformance(t *testing.T) {
 		enforces = append(enforces, extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs)
 	}
 	extensiontest.Run(t, extensiontest.Harness{
+		Inputs:   Adapter.Inputs,
 		Open:     func(t *testing.T) sandboxer.Extension { return openIn(t, dir, ours("conformance")) },
 		Spec:     sandboxer.Spec{Owner: ours("conformance")},
 		Want:     Adapter.Capabilities,

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -143,6 +144,33 @@ func (e *engine) Check(_ context.Context, spec sandboxer.Spec) error {
 	_, err := e.check(spec)
 	return err
 }
+
+// Admit implements sandboxer.Admitter: a git URL is cloned inside, by what the sandbox may
+// reach, and an image's name says nothing of this machine. Paths do.
+func (e *engine) Admit(spec sandboxer.Spec, name string) error {
+	what := ""
+	switch name {
+	case "repo":
+		if !strings.Contains(spec.Inputs[name], "://") {
+			what = "the input \"repo\""
+		}
+	case sandboxer.RestrictedImage:
+		if pathImage.MatchString(spec.Image) {
+			what = "the image"
+		}
+	case sandboxer.RestrictedHost: // there is but one
+	default:
+		what = "the input \"" + name + "\""
+	}
+	if what == "" {
+		return nil
+	}
+	return sandboxer.E(sandboxer.Denied, nil, "%s is a path on the broker's machine, which only an administrator may use", what).
+		WithHint("use a URL, or ask for a profile that names it")
+}
+
+// pathImage matches what could be read as a path by any form of an image's name.
+var pathImage = regexp.MustCompile(`^([/.~]|[A-Za-z-]+:[/.~]|(?i:file):)`)
 
 // source is where a workspace's content comes from.
 type source struct {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
 	"github.com/sand-boxer/sandboxer/extensiontest"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
@@ -279,7 +280,8 @@ func TestManagedConformance(t *testing.T) {
 	want := []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanDiscover,
 		sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats}
 	extensiontest.Run(t, extensiontest.Harness{
-		Open: o.must, Stranger: stranger.must, Want: want,
+		Inputs: vmpacker.Adapter.Inputs,
+		Open:   o.must, Stranger: stranger.must, Want: want,
 		Spec:     sandboxer.Spec{Owner: "conformance", Image: "small"},
 		Enforces: []extensiontest.Feature{extensiontest.Memory, extensiontest.Hostname},
 		Kill: func(t *testing.T, h sandboxer.Handle) {

@@ -42,7 +42,7 @@ import (
 // Config is the extension's `config:` block.
 type Config struct {
 	VMs          map[string]VM    `yaml:"vms" json:"vms,omitempty" keys:"label" help:"Machines to attach to, by alias (the input vm)."`
-	Targets      []string         `yaml:"targets" json:"targets,omitempty" help:"Patterns of SSH targets that callers may name besides the machines of vms and those added with host add, such as ci@*.example.org; empty means any whose host key is trusted, none means none."`
+	Targets      []string         `yaml:"targets" json:"targets,omitempty" help:"Patterns of SSH targets that callers may name besides the machines of vms and those added with host add, such as ci@*.example.org; a pattern without an account stands for the one that the SSH configuration names. Empty means none. Administrators and profiles may name any whose host key is trusted."`
 	WorkspaceDir string           `yaml:"workspace_dir" json:"workspace_dir,omitempty" format:"abspath" help:"Directory on the machine in which workspaces are made."`
 	Capacity     int              `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Sandboxes on one machine at once."`
 	Tools        []string         `yaml:"tools" json:"tools,omitempty" help:"Commands that a machine must have."`
@@ -119,12 +119,12 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe,
 		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats},
 	Inputs: []sandboxer.Input{
-		{Name: "vm", Help: "alias of the machine to attach to: one of the extension's vms, a host added with host add, or an alias of ~/.ssh/config"},
-		{Name: "ssh_target", Help: "the machine to attach to, as one would type it after ssh"},
-		{Name: "ssh_port", Help: "port of the machine's SSH server"},
-		{Name: "tunnel_port", Help: "port of this machine that leads to the SSH server of the machine to attach to"},
-		{Name: "workspace_dir", Help: "directory on the machine in which the workspace is made; /build if nothing else is configured"},
-		{Name: "repo", Help: "directory of this machine, absolute, that is copied into the workspace"},
+		{Name: "vm", Restricted: true, Help: "alias of the machine to attach to: one of the extension's vms, a host added with host add, or an alias of ~/.ssh/config"},
+		{Name: "ssh_target", Restricted: true, Help: "the machine to attach to, as one would type it after ssh"},
+		{Name: "ssh_port", Restricted: true, Help: "port of the machine's SSH server"},
+		{Name: "tunnel_port", Restricted: true, Help: "port of this machine that leads to the SSH server of the machine to attach to"},
+		{Name: "workspace_dir", Restricted: true, Help: "directory on the machine in which the workspace is made; /build if nothing else is configured"},
+		{Name: "repo", Restricted: true, Help: "directory of this machine, absolute, that is copied into the workspace"},
 		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
 	},
 }, Config{WorkspaceDir: "/build", Capacity: 1, MinFree: 64 << 20, Sync: "tar", Transport: "auto", MaxVMs: 4, Accel: "auto"}, open)
@@ -147,6 +147,7 @@ type extension struct {
 var _ interface {
 	sandboxer.Extension
 	sandboxer.Checker
+	sandboxer.Admitter
 	sandboxer.Execer
 	sandboxer.Dialer
 	sandboxer.Prober
@@ -268,7 +269,6 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 	}
 	p := &place{V: 1, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Kind: attached, User: spec.User, Ports: spec.Ports}
 	m := machine{capacity: e.cfg.Capacity, base: e.cfg.WorkspaceDir, tools: e.cfg.Tools}
-	known := alias != ""
 	if alias != "" {
 		found, err := e.machine(alias)
 		switch {
@@ -277,15 +277,11 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 		case sandboxer.KindOf(err) != sandboxer.NotFound:
 			return nil, err
 		case in["ssh_target"] == "":
-			known = false
 			m.target.Addr = alias
 		}
 	}
-	if t := in["ssh_target"]; t != "" {
-		known = known && t == m.target.Addr
-		if !known {
-			m.target = sshrun.Target{Addr: t} // the key of one machine is no other's
-		}
+	if t := in["ssh_target"]; t != "" && t != m.target.Addr {
+		m.target, m.tunnel = sshrun.Target{Addr: t}, false // the key of one machine is no other's
 	}
 	port := func(name string) (int, error) {
 		if in[name] == "" {
@@ -304,15 +300,10 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 		return nil, errors.Join(err1, err2)
 	case ssh != 0 && tunnel != 0:
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the inputs ssh_port and tunnel_port exclude each other: a tunnel has its own port")
-	case ssh != 0 && ssh != m.target.Port:
-		m.target.Port, known = ssh, false
+	case ssh != 0:
+		m.target.Port = ssh
 	case tunnel != 0 && (tunnel != m.target.Port || !m.tunnel):
 		m.through(tunnel)
-		known = false
-	}
-	if !known && !e.allowed(m.target.Addr) {
-		return nil, sandboxer.E(sandboxer.Denied, nil, "%s does not let callers attach to %q", e.env.Extension, m.target.Addr).
-			WithHint("the operator may add it to targets in the extension's config, or with: sandboxer host add")
 	}
 	if m.draining {
 		return nil, sandboxer.E(sandboxer.Exhausted, nil, "host %s is being drained and takes no new sandbox", alias)
@@ -347,11 +338,74 @@ func name(t sshrun.Target) sshrun.Target {
 	return t
 }
 
-// allowed reports whether callers may name the target.
-func (e *extension) allowed(addr string) bool {
-	return len(e.cfg.Targets) == 0 || slices.ContainsFunc(e.cfg.Targets, func(p string) bool {
-		ok, _ := filepath.Match(p, addr)
-		return ok && p != "none"
+// Admit implements sandboxer.Admitter: what the operator configured may be named by
+// everybody, as it is configured.
+func (e *extension) Admit(spec sandboxer.Spec, name string) error {
+	var m machine
+	alias := cmp.Or(spec.Inputs["vm"], spec.Host)
+	declared := false
+	if alias != "" {
+		var err error
+		m, err = e.machine(alias)
+		declared = err == nil
+	}
+	value := spec.Inputs[name]
+	if declared && spec.Inputs["ssh_target"] != "" && spec.Inputs["ssh_target"] != m.target.Addr {
+		m = machine{base: e.cfg.WorkspaceDir} // another machine, of which nothing is configured
+	}
+	switch name {
+	case sandboxer.RestrictedImage:
+		return nil // only what images lists is one
+	case sandboxer.RestrictedHost, "vm":
+		if declared || name == sandboxer.RestrictedHost && spec.Host == "localhost" && spec.Image != "" {
+			return nil
+		}
+		return sandboxer.E(sandboxer.Denied, nil, "%q is not a machine that was configured for %s", alias, e.env.Extension).
+			WithHint("an administrator can add it to vms in the extension's config, or with: sandboxer host add %s USER@HOST", cmp.Or(hostName(alias), "NAME"))
+	case "ssh_target":
+		if value == m.target.Addr || e.listed(value) {
+			return nil
+		}
+	case "ssh_port":
+		if m.target.Port != 0 && !m.tunnel && value == strconv.Itoa(m.target.Port) {
+			return nil
+		}
+	case "tunnel_port":
+		if m.tunnel && value == strconv.Itoa(m.target.Port) {
+			return nil
+		}
+	case "workspace_dir":
+		if value == cmp.Or(m.base, e.cfg.WorkspaceDir) {
+			return nil
+		}
+	case "repo":
+		return sandboxer.E(sandboxer.Denied, nil, "the input \"repo\" is a path on the broker's machine, which only an administrator may use").
+			WithHint("copy the files in once the sandbox is there, or ask for a profile that names the directory")
+	}
+	return sandboxer.E(sandboxer.Denied, nil, "%s takes the input %q of callers only as it is configured", e.env.Extension, name).
+		WithHint("name a machine that was configured with the input vm, or ask an administrator: for a profile, for vms or targets in the extension's config, or for: sandboxer host add")
+}
+
+// hostName is alias if it can be the name of an added host, else "".
+func hostName(alias string) string {
+	if plainName.MatchString(alias) {
+		return alias
+	}
+	return ""
+}
+
+var plainName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,62}$`)
+
+// listed reports whether a pattern of targets matches. One without an account stands for
+// that of the SSH configuration and for no other, and a port is matched only as it is
+// written.
+func (e *extension) listed(target string) bool {
+	return slices.ContainsFunc(e.cfg.Targets, func(p string) bool {
+		if p == "none" || strings.Contains(target, "@") && !strings.Contains(p, "@") || strings.Contains(target, "://") && p != target {
+			return false
+		}
+		ok, _ := filepath.Match(p, target)
+		return ok || p == target
 	})
 }
 

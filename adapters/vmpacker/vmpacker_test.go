@@ -127,6 +127,7 @@ func TestConformance(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := extensiontest.Harness{
+		Inputs:   vmpacker.Adapter.Inputs,
 		Open:     o.must,
 		Stranger: stranger.must,
 		Spec:     sandboxer.Spec{Owner: "conformance", Inputs: map[string]string{"vm": "vm"}},

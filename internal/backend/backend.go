@@ -9,6 +9,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"log/slog"
 	"net"
 	"path"
 	"slices"
@@ -34,6 +36,7 @@ type Backend struct {
 	caps []sandboxer.Capability
 
 	check      sandboxer.Checker
+	admitter   sandboxer.Admitter
 	exec       sandboxer.Execer
 	files      sandboxer.Filer
 	archive    sandboxer.Archiver
@@ -64,6 +67,13 @@ type Options struct {
 	Save      time.Duration // Snapshot, RestoreFromSnapshot, Archive, Unarchive, Checkpoint, ProvisionFrom; default 30 minutes
 	Short     time.Duration // everything else; default 30 seconds
 
+	// Inputs are those that the extension's adapter declares. Restricted ones are taken
+	// only as sandboxer.Input says.
+	Inputs []sandboxer.Input
+
+	// Log gets the causes that callers are not told (sandboxer.Error, Public); nil discards.
+	Log *slog.Logger
+
 	// Observe, if set, is told of every finished call: its operation, the Kind of
 	// its error ("" for success) and how long it took.
 	Observe func(extension, op string, kind sandboxer.Kind, took time.Duration)
@@ -90,6 +100,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 		not = n.Without()
 	}
 	b.check, _ = ext.(sandboxer.Checker)
+	b.admitter, _ = ext.(sandboxer.Admitter)
 	resolve(b, &b.exec, sandboxer.CanExec, not)
 	resolve(b, &b.files, sandboxer.CanFiles, not)
 	if b.files == nil && b.exec != nil {
@@ -147,7 +158,7 @@ func (b *Backend) Close() error {
 // Check says what Provision would refuse of spec, as far as that is known before
 // anything is made.
 func (b *Backend) Check(ctx context.Context, spec sandboxer.Spec) error {
-	if err := checkSpec(spec); err != nil {
+	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
 		return err
 	}
 	if b.check == nil {
@@ -158,7 +169,7 @@ func (b *Backend) Check(ctx context.Context, spec sandboxer.Spec) error {
 
 // Provision checks spec, provisions it and checks the handle that comes back.
 func (b *Backend) Provision(ctx context.Context, spec sandboxer.Spec) (h sandboxer.Handle, err error) {
-	if err := checkSpec(spec); err != nil {
+	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
 		return h, err
 	}
 	err = b.call(ctx, "provision", 0, func(ctx context.Context) error {
@@ -332,7 +343,7 @@ func (b *Backend) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sand
 	if b.checkpoint == nil {
 		return h, b.cannot(sandboxer.CanCheckpoint)
 	}
-	if err := checkSpec(spec); err != nil {
+	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
 		return h, err
 	}
 	err = b.call(ctx, "provision_from", b.opts.Save, func(ctx context.Context) error {
@@ -453,6 +464,7 @@ func (b *Backend) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, 
 	if b.snapshot == nil {
 		return h, b.cannot(sandboxer.CanSnapshot)
 	}
+	// The inputs are not asked about: what was saved goes on, and nothing of them is used.
 	if err := checkSpec(spec); err != nil {
 		return h, err
 	}
@@ -547,7 +559,7 @@ func (b *Backend) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.
 	if b.pool == nil {
 		return out, b.cannot(sandboxer.CanPool)
 	}
-	if err := checkSpec(spec); err != nil {
+	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
 		return out, err
 	}
 	err = b.call(ctx, "claim", b.opts.Provision, func(ctx context.Context) error {
@@ -628,7 +640,7 @@ func (b *Backend) call(ctx context.Context, op string, limit time.Duration, f fu
 	start := time.Now()
 	err := f(ctx)
 	if err != nil {
-		err = b.classify(ctx, op, limit, err)
+		err = b.discreet(ctx, op, b.classify(ctx, op, limit, err))
 	}
 	if b.opts.Observe != nil {
 		b.opts.Observe(b.id, op, sandboxer.KindOf(err), time.Since(start))
@@ -674,6 +686,20 @@ func (b *Backend) classify(ctx context.Context, op string, limit time.Duration, 
 	return sandboxer.E(kind, err, "%s: %s failed", b.id, op)
 }
 
+// discreet leaves to administrators what an error says to them alone (Error.Public). What
+// nobody asked for, such as a step of the sweep, ends in records that its tenant reads.
+func (b *Backend) discreet(ctx context.Context, op string, err error) error {
+	p := sandboxer.PrincipalFrom(ctx)
+	if p.Can(sandboxer.ScopeAdmin) {
+		return err
+	}
+	told := sandboxer.Discreet(err)
+	if told != err && p.Tenant != "" && b.opts.Log != nil {
+		b.opts.Log.WarnContext(ctx, "the caller is not told the cause", "extension", b.id, "op", op, "err", err)
+	}
+	return told
+}
+
 func checkSpec(s sandboxer.Spec) error {
 	if err := sandboxer.CheckID(s.ID); err != nil {
 		return err
@@ -695,6 +721,29 @@ func checkSpec(s sandboxer.Spec) error {
 		}
 	}
 	return nil
+}
+
+// admit refuses what of spec decides about more than the sandbox and was given by
+// somebody who may not (Input.Restricted).
+func (b *Backend) admit(s sandboxer.Spec) error {
+	one := func(name string) error {
+		if s.Vouches(name) {
+			return nil
+		}
+		if b.admitter != nil {
+			return b.admitter.Admit(s, name)
+		}
+		return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator or as its profile has it", b.id, name).
+			WithHint("leave it out, or ask an administrator, who can put it into a profile")
+	}
+	for _, in := range b.opts.Inputs {
+		if in.Restricted && s.Inputs[in.Name] != in.Default {
+			if err := one(in.Name); err != nil {
+				return err
+			}
+		}
+	}
+	return cmp.Or(one(sandboxer.RestrictedHost), one(sandboxer.RestrictedImage))
 }
 
 func checkHandle(h sandboxer.Handle, spec sandboxer.Spec) error {

@@ -30,6 +30,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
+// BuiltIn is the name of the layer of what came with the program.
+const BuiltIn = "built-in"
+
 // A Layer is one place with catalogue files. Later layers win: a file whose ID an
 // earlier layer also has replaces that one as a whole.
 type Layer struct {
@@ -331,6 +334,7 @@ func (l *loader) profile(f *file, n *yaml.Node, seen map[string]Origin) {
 		return
 	}
 	p := ProfileFile{Profile: form.profile(d), Origin: f.origin, file: f}
+	p.Builtin = f.origin.Layer == BuiltIn
 	if old, ok := l.profiles[form.ID]; ok {
 		p.Replaces = append([]Origin{old.Origin}, old.Replaces...)
 	}

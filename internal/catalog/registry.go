@@ -37,6 +37,8 @@ type registryInput struct {
 	Required bool   `yaml:"required,omitempty"`
 	OneOf    string `yaml:"one_of,omitempty"`
 	Default  string `yaml:"default,omitempty"`
+
+	Restricted bool `yaml:"restricted,omitempty"`
 }
 
 // Registry returns the registry's document about an extension, made from what its

@@ -156,7 +156,7 @@ func (b *broker) extension(o catalog.Opened, cfg brokerConfig) manager.Extension
 		e.Reopen = func(ctx context.Context) manager.Extension { return b.extension(again(ctx), cfg) }
 		return e
 	}
-	e.Backend = backend.New(o.Info.ID, o.Ext, backend.Options{Observe: cfg.Observe})
+	e.Backend = backend.New(o.Info.ID, o.Ext, backend.Options{Observe: cfg.Observe, Inputs: o.Info.Inputs, Log: cfg.Log})
 	e.Info.Capabilities = e.Backend.Capabilities()
 	b.mu.Lock()
 	defer b.mu.Unlock()

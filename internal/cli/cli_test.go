@@ -38,8 +38,9 @@ func TestMain(m *testing.M) {
 		"sandboxer-all": func() {
 			os.Exit(program{adapters: append(adapters.All(), fake.Adapter), builtin: testCatalogue()}.main())
 		},
-		"echoserver": echoServer,
-		"fakeworld":  fakeWorld,
+		"sandboxer-real": func() { os.Exit(program{adapters: adapters.All(), builtin: sandboxer.Builtin}.main()) },
+		"echoserver":     echoServer,
+		"fakeworld":      fakeWorld,
 	})
 }
 

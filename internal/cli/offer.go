@@ -126,6 +126,9 @@ func extensionView() view[*api.Extension] {
 				if in.Required {
 					line += " (required)"
 				}
+				if in.Restricted {
+					line += " (restricted)"
+				}
 				if in.Default != "" {
 					line += fmt.Sprintf(" (default %q)", in.Default)
 				}

@@ -127,7 +127,7 @@ func (s *settings) given(key string) bool {
 	return false
 }
 
-const builtIn = "built-in"
+const builtIn = catalog.BuiltIn
 
 // getenv returns an environment variable, "" if it is not set.
 func (f *factory) getenv(name string) string {

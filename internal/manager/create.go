@@ -369,7 +369,11 @@ func (m *Manager) vet(ctx context.Context, o *order, sb *sandboxer.Sandbox) erro
 	if o.ext.Backend == nil {
 		return nil // creating says why
 	}
-	return o.ext.Backend.Check(ctx, sb.Spec)
+	spec := sb.Spec
+	if o.as == sandboxer.SnapshotNative {
+		spec.Vouched = o.restricted(spec) // what was saved goes on, and nothing of these is used again
+	}
+	return o.ext.Backend.Check(ctx, spec)
 }
 
 // explain says why a record could not be made in words of the request.

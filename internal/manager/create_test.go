@@ -279,7 +279,7 @@ func TestNoWaiting(t *testing.T) {
 // TestRefused is every request that must not make anything, with what a person reads.
 func TestRefused(t *testing.T) {
 	inputs := []sandboxer.Input{
-		{Name: "repo", Help: "what to work on", OneOf: "source"}, {Name: "vm", Help: "a machine", OneOf: "source"},
+		{Name: "repo", Help: "what to work on", OneOf: "source", Restricted: true}, {Name: "vm", Help: "a machine", OneOf: "source"},
 		{Name: "branch", Help: "which branch", Required: true},
 	}
 	profiles := []sandboxer.Profile{

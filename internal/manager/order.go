@@ -143,7 +143,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	checks := []error{
 		checkName(req.Name), checkKey(req.Key), checkTTL(prof, req.TTL), checkEnv(req.Env), checkLabels(req.Labels),
 		checkLimits(prof, req.Limits), checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts),
-		checkPaths(p, inputs, req.Image), checkSize(req),
+		checkSize(req),
 	}
 	for _, err := range checks {
 		if err != nil {
@@ -172,8 +172,43 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	l.DiskBytes = cmp.Or(req.Limits.DiskBytes, l.DiskBytes)
 	l.PIDs = cmp.Or(req.Limits.PIDs, l.PIDs)
 	l.GPUs = cmp.Or(req.Limits.GPUs, l.GPUs)
+	if p.Can(sandboxer.ScopeAdmin) {
+		spec.Vouched = o.restricted(spec)
+	}
 	o.spec = spec
 	return o, nil
+}
+
+// restricted names what of spec an operator may have to stand for.
+func (o *order) restricted(spec sandboxer.Spec) (names []string) {
+	for _, in := range o.ext.Info.Inputs {
+		if in.Restricted && spec.Inputs[in.Name] != "" {
+			names = append(names, in.Name)
+		}
+	}
+	if spec.Image != "" {
+		names = append(names, sandboxer.RestrictedImage)
+	}
+	if spec.Host != "" {
+		names = append(names, sandboxer.RestrictedHost)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// inherited are those of the restricted values of spec that an administrator gave to the
+// sandbox of old and that are the same still.
+func inherited(spec, old sandboxer.Spec) (names []string) {
+	for _, n := range old.Vouched {
+		same := spec.Inputs[n] != "" && spec.Inputs[n] == old.Inputs[n]
+		if n == sandboxer.RestrictedImage {
+			same = spec.Image == old.Image
+		}
+		if same && n != sandboxer.RestrictedHost {
+			names = append(names, n)
+		}
+	}
+	return names
 }
 
 // blank is what a sandbox of the profile is made of when its request names nothing, and
@@ -407,30 +442,6 @@ func checkMounts(p sandboxer.Principal, prof sandboxer.Profile, mounts []sandbox
 	}
 	return nil
 }
-
-// checkPaths keeps those who are not administrators from reading the broker's own
-// files through a repository or an image.
-func checkPaths(p sandboxer.Principal, inputs map[string]string, image string) error {
-	if p.Can(sandboxer.ScopeAdmin) {
-		return nil
-	}
-	what := ""
-	switch repo := inputs["repo"]; {
-	case repo != "" && !remoteRepo.MatchString(repo):
-		what = "the input \"repo\""
-	case localImage.MatchString(image):
-		what = "the image"
-	default:
-		return nil
-	}
-	return sandboxer.E(sandboxer.Denied, nil, "%s is a path on the broker's machine, which only an administrator may use", what).
-		WithHint("use a URL")
-}
-
-var (
-	remoteRepo = regexp.MustCompile(`^((https?|ssh|git)://|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:)`)
-	localImage = regexp.MustCompile(`^([/.~]|[A-Za-z-]+:[/.~]|(?i:file):)`)
-)
 
 func cleanAbs(p string) bool {
 	return path.IsAbs(p) && path.Clean(p) == p && !strings.ContainsRune(p, 0)

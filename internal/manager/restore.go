@@ -103,9 +103,6 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	if req.Inputs["sandbox_id"] != "" {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "a restored sandbox has an ID of its own, and does not take the input \"sandbox_id\"")
 	}
-	if err := checkPaths(p, req.Inputs, ""); err != nil {
-		return nil, err
-	}
 	operator := p // what the source was allowed is not asked again
 	operator.Scopes = []sandboxer.Scope{sandboxer.ScopeAdmin}
 	o, err := m.resolve(operator, create)
@@ -132,6 +129,10 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	}
 	if as == sandboxer.SnapshotNative {
 		o.spec.Host = rec.Host
+	}
+	o.spec.Vouched = inherited(o.spec, rec.Spec)
+	if p.Can(sandboxer.ScopeAdmin) {
+		o.spec.Vouched = o.restricted(o.spec)
 	}
 	return o, nil
 }

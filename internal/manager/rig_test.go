@@ -93,7 +93,9 @@ func (r *rig) open() {
 	if r.setup.wrap != nil {
 		ext = r.setup.wrap(r.ext)
 	}
-	b := backend.New("ext.fake", ext, r.setup.backend)
+	opts := r.setup.backend
+	opts.Inputs = r.setup.inputs
+	b := backend.New("ext.fake", ext, opts)
 	info := sandboxer.ExtensionInfo{
 		ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation,
 		Capabilities: b.Capabilities(), Inputs: r.setup.inputs,
@@ -101,7 +103,7 @@ func (r *rig) open() {
 	exts := []Extension{{Info: info, Backend: b}}
 	if r.setup.other != nil {
 		cfg.Drop = []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCheckpoint}
-		b := backend.New("ext.other", fake.New(r.setup.other, cfg), r.setup.backend)
+		b := backend.New("ext.other", fake.New(r.setup.other, cfg), opts)
 		info.ID, info.Capabilities = "ext.other", b.Capabilities()
 		exts = append(exts, Extension{Info: info, Backend: b})
 	}

@@ -32,6 +32,11 @@ var errDropped = errors.New("handshake dropped")
 // fault makes the error of one of the conditions above; detail is what ssh or the
 // host said.
 func (t Target) fault(what error, detail string) error {
+	// What is wrong tells what is at an address: that is for those who may choose them.
+	return t.faulty(what, detail).WithPublic("host %s cannot be used now", t.Name)
+}
+
+func (t Target) faulty(what error, detail string) *sandboxer.Error {
 	cause := what
 	if detail != "" {
 		cause = fmt.Errorf("%w: %s", what, detail)
