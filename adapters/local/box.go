@@ -435,12 +435,12 @@ func (b *box) donate(ctx context.Context, n int) (conns []*agent.PipeConn, err e
 	}
 	count := strconv.Itoa(2 * n)
 	if b.awake.Load() {
-		if ws, err := b.run(ctx, ownCapabilities, files, pausePath, "donate", agentSocket, count); err != nil || ws == 0 {
+		if ws, err := b.run(ctx, ownCapabilities, files, pausePath, "donate", agentSocket(b.rec.AgentMount), count); err != nil || ws == 0 {
 			return conns, err
 		}
 		// Nobody listens yet: the agent's own program waits for that.
 	}
-	ws, err := b.run(ctx, ownCapabilities, files, agentPath, "donate", "--wake", "1", agentSocket, count)
+	ws, err := b.run(ctx, ownCapabilities, files, agentPath, "donate", "--wake", "1", agentSocket(b.rec.AgentMount), count)
 	if err == nil && ws.ExitStatus() != 0 {
 		w.Close()
 		_ = r.SetReadDeadline(time.Now().Add(drainTime)) // what it said is there
@@ -453,8 +453,14 @@ func (b *box) donate(ctx context.Context, n int) (conns []*agent.PipeConn, err e
 	return conns, err
 }
 
-// agentSocket is where the agent takes connections, inside.
-const agentSocket = agentDir + "/agent.sock"
+// agentSocket is where the agent takes connections, inside: in a directory that every
+// sandbox has in memory, whatever its image, and that root alone may write.
+func agentSocket(agentMount bool) string {
+	if agentMount {
+		return "/dev/.sandboxer-agent"
+	}
+	return agentDir + "/agent.sock"
+}
 
 // isOpen reports whether the peer of an unused connection is still there.
 func isOpen(c *agent.PipeConn) bool {

@@ -389,6 +389,11 @@ type record struct {
 	Main       []string                `json:"main,omitempty"`  // of a warm one: the command that its claim starts
 	MainDir    string                  `json:"main_dir,omitempty"`
 	Ready      bool                    `json:"ready"` // everything Provision owes is done
+
+	// AgentMount says that the agent's programs are a mount of their own. Without it they
+	// are files of the sandbox's, as they were in builds before; gVisor restores what was
+	// saved so with the same mounts only.
+	AgentMount bool `json:"agent_mount,omitempty"`
 }
 
 const recordFile = "record.json"
@@ -633,7 +638,7 @@ var ownCapabilities = append(slices.Clone(guestCapabilities), "CAP_SYS_RESOURCE"
 // agent is decided by its connections, which are handed to it as open files: it needs
 // no token.
 func firstProcess(fuse time.Time) []string {
-	args := []string{pausePath, "0", agentPath, "init", "--above-limits", "--listen", "donate:" + agentSocket}
+	args := []string{pausePath, "0", agentPath, "init", "--above-limits", "--listen", "donate:" + agentSocket(true)}
 	if !fuse.IsZero() {
 		args[1] = strconv.FormatInt(fuse.Unix(), 10)
 		args = append(args, "--fuse", fuse.UTC().Format(time.RFC3339))
@@ -642,7 +647,7 @@ func firstProcess(fuse time.Time) []string {
 }
 
 // bundle writes the OCI bundle that gVisor's children read again, and returns it.
-func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image, args []string) (string, error) {
+func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image, args []string, agentMount bool) (string, error) {
 	env := []string{"PATH=" + e.path(img), "HOME=/root", "SANDBOXER=true", "SANDBOXER_ID=" + spec.ID}
 	if img != nil {
 		env = mergeEnv(env, img.config.Env)
@@ -700,12 +705,16 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 		s.Annotations["dev.gvisor.spec.rootfs.source"] = img.path
 		s.Annotations["dev.gvisor.spec.rootfs.type"] = "erofs"
 		s.Annotations["dev.gvisor.spec.rootfs.overlay"] = "dir=" + e.layers()
-		// Without a gofer, nobody opens the file that the writable layer is in; without
-		// any directory of this machine, there is no gofer.
-		s.Mounts = append(s.Mounts, specs.Mount{Destination: layerMount, Source: filepath.Join(skel.root, "mnt"), Type: "bind", Options: []string{"bind", "ro"}})
 		if n := spec.Limits.DiskBytes; n > 0 {
 			s.Annotations["dev.gvisor.spec.rootfs.options"] = "size=" + strconv.FormatInt(n, 10)
 		}
+	}
+	// Without a gofer, nobody opens the file that the writable layer is in; without any
+	// directory of this machine, there is no gofer.
+	if agentMount {
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: agentDir, Source: skel.agent(), Type: "bind", Options: []string{"bind", "ro"}})
+	} else if img != nil {
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: layerMount, Source: filepath.Join(skel.root, "mnt"), Type: "bind", Options: []string{"bind", "ro"}})
 	}
 	dir := e.dir("box", name)
 	data, err := json.Marshal(s)

@@ -31,7 +31,6 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/images"
-	"github.com/sand-boxer/sandboxer/adapters/local/pause"
 	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
 	"github.com/sand-boxer/sandboxer/agent"
 )
@@ -55,7 +54,6 @@ type image struct {
 //	registry/name:tag@digest  an image of a registry
 type imageStore struct {
 	dir   string
-	agent string
 	store *images.Store
 	// overdue says that the store has grown since it was pruned.
 	overdue atomic.Bool
@@ -75,7 +73,7 @@ func (e *engine) newImageStore(dir string) (*imageStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &imageStore{dir: dir, agent: e.agent, store: store}
+	s := &imageStore{dir: dir, store: store}
 	if err := os.MkdirAll(s.empty(), 0o755); err != nil {
 		return nil, err
 	}
@@ -207,11 +205,7 @@ func (s *imageStore) get(ctx context.Context, ref string, vouched bool) (_ *imag
 			return nil, sandboxer.E(sandboxer.Failed, nil, "image %q: its working directory %s is not one of the sandbox's files", ref, wd)
 		}
 	}
-	program, err := fileDigest(s.agent)
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "the in-sandbox agent cannot be read")
-	}
-	what := imageFormat + "\x00" + src.digest + "\x00" + program + "\x00" + string(pause.Program)
+	what := imageFormat + "\x00" + src.digest
 	if access != images.Operator {
 		what += "\x00public" // who can name its configuration may not be able to read it
 	}
@@ -236,7 +230,7 @@ func (s *imageStore) get(ctx context.Context, ref string, vouched bool) (_ *imag
 }
 
 // imageFormat changes whenever what is made of an image does.
-const imageFormat = "3"
+const imageFormat = "4"
 
 // settle checks what the image's configuration asks for, and puts it into the form
 // that the rest of this package takes.
@@ -497,14 +491,14 @@ func fromLayout(dir, tag string) (v1.Image, error) {
 	return idx.Image(found[0].Digest)
 }
 
-// complete adds what every sandbox needs: mount points, name service, the workspace
-// and the agent. What the image has is kept, but for the agent and the name service.
+// complete adds what every sandbox needs: mount points, name service and the workspace.
+// What the image has is kept, but for the name service.
 func (s *imageStore) complete(t *images.Tree, config v1.Config) error {
 	for _, d := range []struct {
 		name string
 		mode fs.FileMode
 		own  bool // must be a directory, not a link to one
-	}{{"/dev", 0o755, true}, {"/proc", 0o555, true}, {"/sys", 0o555, true}, {agentDir, 0o755, true}, {layerMount, 0o755, true},
+	}{{"/dev", 0o755, true}, {"/proc", 0o555, true}, {"/sys", 0o555, true}, {agentDir, 0o755, true},
 		{"/etc", 0o755, false}, {"/root", 0o700, false}, {"/run", 0o755, false},
 		{"/tmp", fs.ModeSticky | 0o777, false}, {workspaceDefault, 0o755, false}} {
 		if err := t.Dir(d.name, d.mode, d.own); err != nil {
@@ -537,16 +531,7 @@ func (s *imageStore) complete(t *images.Tree, config v1.Config) error {
 			return fmt.Errorf("%s: %w", f.name, err)
 		}
 	}
-	fi, err := os.Stat(s.agent)
-	if err != nil {
-		return err
-	}
-	if err := t.File(agentPath, 0o755, fi.Size(), func() (io.ReadCloser, error) { return os.Open(s.agent) }); err != nil {
-		return err
-	}
-	return t.File(pausePath, 0o755, int64(len(pause.Program)), func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(pause.Program)), nil
-	})
+	return nil
 }
 
 // treeDigest identifies a directory's content by names, sizes, modes and times of
@@ -574,14 +559,6 @@ func treeDigest(root string, maxEntries int) (string, error) {
 		return enc.Encode([]any{p, fi.Mode(), fi.Size(), fi.ModTime().UnixNano(), ino, ctime})
 	})
 	return hex.EncodeToString(sum.Sum(nil)), err
-}
-
-func fileDigest(p string) (string, error) {
-	fi, err := os.Stat(p)
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%s %d %d", p, fi.Size(), fi.ModTime().UnixNano()), nil
 }
 
 // stopMain gives the main process of an image that names a stop signal the time to

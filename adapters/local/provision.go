@@ -290,6 +290,7 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	rec := record{
 		Owner: spec.Owner, SandboxID: spec.ID, Generation: spec.Generation, Image: spec.Image,
 		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User, Fuse: spec.Fuse, Warm: spec.Warm,
+		AgentMount: from == nil || from.Record.AgentMount,
 	}
 	if rec.Workspace == "" {
 		rec.Workspace = workspaceDefault
@@ -334,7 +335,7 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	if from != nil {
 		args = from.Args
 	}
-	dir, err := e.bundle(name, spec, skel, img, args)
+	dir, err := e.bundle(name, spec, skel, img, args, rec.AgentMount)
 	if err != nil {
 		return nil, diskError(err, "writing the sandbox's bundle")
 	}

@@ -64,14 +64,20 @@ var etcAllowed = []string{
 }
 
 // agentPath is where the agent stands inside every sandbox, and pausePath the program
-// that waits until it is needed.
+// that waits until it is needed. Their directory is a read-only mount of the skeleton's,
+// not a part of what the sandbox writes: its root cannot put another program in their
+// place, nor take the mount away.
 const (
 	agentDir  = "/.sandboxer"
 	agentPath = agentDir + "/sandboxer-agent"
 	pausePath = agentDir + "/pause"
-	// layerMount is an empty directory of this machine in sandboxes on images.
+	// layerMount is an empty directory of this machine in sandboxes on images that were
+	// saved when the programs were part of what they write (record.AgentMount).
 	layerMount = agentDir + "/empty"
 )
+
+// agent is the directory of the skeleton that is mounted at agentDir.
+func (s *skeleton) agent() string { return filepath.Join(s.root, agentDir) }
 
 // tmpKeeper keeps /tmp from being empty.
 const tmpKeeper = "/tmp/.sandboxer"

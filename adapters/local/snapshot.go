@@ -196,7 +196,7 @@ func (e *engine) roomFor(name, dir string) error {
 func shownIn(mounts []specs.Mount, root string) []string {
 	var out []string
 	for _, m := range mounts {
-		if m.Type == "bind" && m.Destination != layerMount {
+		if m.Type == "bind" && m.Destination != layerMount && m.Destination != agentDir {
 			out = append(out, m.Destination)
 		}
 	}

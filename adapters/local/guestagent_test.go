@@ -1,0 +1,155 @@
+//go:build linux
+
+package local
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// seize is what root inside tries on the agent's programs; each line must fail.
+const seize = `
+cd /
+d=/.sandboxer; a=$d/sandboxer-agent
+took() { echo "$1"; }
+echo x 2>/dev/null >$a && took write
+echo x 2>/dev/null >>$d/pause && took append
+touch 2>/dev/null $d/new && took create
+rm -f $a 2>/dev/null && took remove
+mv $a $d/old 2>/dev/null && took rename
+mv $d /old 2>/dev/null && took "rename the directory"
+rmdir $d 2>/dev/null && took "remove the directory"
+chmod 0 $a 2>/dev/null && took chmod
+chmod 0 $d 2>/dev/null && took "chmod of the directory"
+chown 1 $a 2>/dev/null && took chown
+ln -f /bin/sh $a 2>/dev/null && took link
+cp /bin/sh $a 2>/dev/null && took copy
+touch -d 2001-01-01 $a 2>/dev/null && took touch
+umount $d 2>/dev/null && took umount
+umount -l $d 2>/dev/null && took "lazy umount"
+mkdir -p /m; echo fake >/m/sandboxer-agent
+mount --bind /m $d 2>/dev/null && took "bind over it"
+mount -o remount,rw $d 2>/dev/null && took remount
+unshare -Urm sh -c "mount --bind /m $d" 2>/dev/null
+chroot /m /sandboxer-agent 2>/dev/null && took chroot
+true`
+
+// TestGuestRootCannotReplaceTheAgent lets root of sandboxes of every origin try to put
+// something in the place of the agent's programs.
+func TestGuestRootCannotReplaceTheAgent(t *testing.T) {
+	e := openTest(t)
+	check := func(t *testing.T, h sandboxer.Handle) {
+		t.Helper()
+		want, err := os.ReadFile(e.agent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := sh(t, e, h, seize); got != "" {
+			t.Errorf("root inside could:\n%s", got)
+		}
+		var have bytes.Buffer
+		if _, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"cat", agentPath}, Stdout: &have}); err != nil || !bytes.Equal(have.Bytes(), want) {
+			t.Errorf("the agent inside has %d bytes, %v; ours %d", have.Len(), err, len(want))
+		}
+		if fi, err := e.StatFile(t.Context(), h, "/bin"); err != nil || fi.Path != "/bin" {
+			t.Errorf("StatFile = %+v, %v", fi, err)
+		}
+		b, err := e.of(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !b.rec.AgentMount {
+			t.Error("its record does not say that the agent is mounted")
+		}
+	}
+	h := up(t, e, sandboxer.Spec{})
+	t.Run("new", func(t *testing.T) { check(t, h) })
+	t.Run("restored", func(t *testing.T) { check(t, restored(t, e, sandboxer.Spec{}, snapshot(t, e, h))) })
+	t.Run("restored asleep", func(t *testing.T) {
+		check(t, restored(t, e, sandboxer.Spec{}, snapshot(t, e, up(t, e, sandboxer.Spec{}))))
+	})
+	t.Run("claimed", func(t *testing.T) {
+		spec := sandboxer.Spec{Warm: true}
+		h := up(t, e, spec)
+		spec.ID, spec.Generation, spec.Owner, spec.Warm = h.SandboxID, h.Generation, e.env.Owner, false
+		if _, err := e.Claim(t.Context(), h, spec); err != nil {
+			t.Fatal(err)
+		}
+		check(t, h)
+	})
+	t.Run("image", func(t *testing.T) {
+		root := filepath.Join(t.TempDir(), "root")
+		box, err := os.ReadFile(busybox(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []string{"sh", "cat", "rm", "mv", "rmdir", "chmod", "chown", "ln", "cp", "touch", "umount", "mkdir", "mount", "chroot", "unshare"} {
+			if err := os.MkdirAll(filepath.Join(root, "bin"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(root, "bin", n), box, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// An image that brings an agent of its own.
+		if err := os.MkdirAll(filepath.Join(root, agentDir), 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, agentPath), box, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		h := up(t, e, sandboxer.Spec{Image: "dir:" + root})
+		check(t, h)
+		check(t, restored(t, e, sandboxer.Spec{}, snapshot(t, e, h)))
+	})
+}
+
+// TestNobodyInsideIsAboveTheGuests looks at the capabilities of all that a sandbox runs but
+// its first process: they are the guests' own set, or less.
+func TestNobodyInsideIsAboveTheGuests(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{Command: []string{"sleep", "1000"}, Limits: sandboxer.Limits{PIDs: 64}})
+	want := uint64(capabilities(guestCapabilities, true).BoundingCaps)
+	const look = `for p in /proc/[0-9]*; do [ $p = /proc/1 ] || grep -h '^Cap' $p/status 2>/dev/null; done`
+	check := func(t *testing.T, h sandboxer.Handle, cmd sandboxer.Cmd) {
+		t.Helper()
+		var out bytes.Buffer
+		cmd.Stdout = &out
+		if x, err := e.Exec(t.Context(), h, cmd); err != nil || x.Code != 0 {
+			t.Fatalf("%+v %v", x, err)
+		}
+		n := 0
+		for line := range strings.Lines(out.String()) {
+			var caps uint64
+			name, hex, _ := strings.Cut(strings.TrimSpace(line), ":")
+			if _, err := fmt.Sscanf(strings.TrimSpace(hex), "%x", &caps); err != nil {
+				t.Errorf("%q: %v", line, err)
+			}
+			if n++; caps&^want != 0 {
+				t.Errorf("%s of a process inside is %x; guests have %x", name, caps, want)
+			}
+		}
+		if n < 10 {
+			t.Errorf("only %d lines:\n%s", n, out.String())
+		}
+	}
+	all := func(t *testing.T, h sandboxer.Handle) {
+		t.Helper()
+		for _, user := range []string{"root", "user"} {
+			for _, tty := range []*sandboxer.WinSize{nil, {Cols: 80, Rows: 24}} {
+				check(t, h, sandboxer.Cmd{Args: []string{"sh", "-c", look}, User: user, TTY: tty})
+			}
+		}
+		if got := sh(t, e, h, "ulimit -u 100000 2>/dev/null && echo raised || true"); got != "" {
+			t.Error("root inside raises the limit of processes")
+		}
+	}
+	all(t, h)
+	all(t, restored(t, e, sandboxer.Spec{Limits: sandboxer.Limits{PIDs: 64}}, snapshot(t, e, h)))
+}
