@@ -392,6 +392,11 @@ func (c *Client) Sweep(ctx context.Context) (*Sweep, error) {
 	return do[*Sweep](ctx, c, call{method: "POST", path: "/v1/sweep", again: true})
 }
 
+// Reload lets the server read its profiles anew: all or nothing.
+func (c *Client) Reload(ctx context.Context) (*Reload, error) {
+	return do[*Reload](ctx, c, call{method: "POST", path: "/v1/reload", again: true})
+}
+
 // Status describes the server and who it takes the caller for.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
 	return do[*Status](ctx, c, call{method: "GET", path: "/v1/status"})

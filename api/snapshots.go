@@ -69,7 +69,7 @@ type Snapshot struct {
 
 	Kind    sandboxer.SnapshotKind    `json:"kind" example:"native"`
 	Purpose sandboxer.SnapshotPurpose `json:"purpose,omitempty" doc:"pause or fork: the broker made it for itself"`
-	State   sandboxer.SnapshotState   `json:"state" example:"sealed"`
+	State   sandboxer.SnapshotState   `json:"state" enum:"saving,sealed,dropping,dropped" example:"sealed"`
 	Message string                    `json:"message,omitempty"`
 	Memory  bool                      `json:"memory" doc:"Processes are saved, not only files"`
 

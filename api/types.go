@@ -75,7 +75,7 @@ type Sandbox struct {
 	Host          string             `json:"host,omitempty"`
 	Consumer      sandboxer.Consumer `json:"consumer,omitzero"`
 
-	State   sandboxer.State  `json:"state" example:"running"`
+	State   sandboxer.State  `json:"state" enum:"creating,warm,running,pausing,paused,terminating,terminated" example:"running"`
 	Reason  sandboxer.Reason `json:"reason,omitempty" doc:"Why it ends"`
 	Message string           `json:"message,omitempty" doc:"The same for people"`
 
@@ -408,8 +408,8 @@ type Event struct {
 	Generation int                 `json:"generation,omitempty"`
 	Tenant     string              `json:"tenant"`
 	Type       sandboxer.EventType `json:"type" example:"state"`
-	From       sandboxer.State     `json:"from,omitempty"`
-	To         sandboxer.State     `json:"to,omitempty"`
+	From       sandboxer.State     `json:"from,omitempty" enum:"creating,warm,running,pausing,paused,terminating,terminated"`
+	To         sandboxer.State     `json:"to,omitempty" enum:"creating,warm,running,pausing,paused,terminating,terminated"`
 	Cause      sandboxer.Reason    `json:"cause,omitempty"`
 	Actor      string              `json:"actor" example:"key:k1"`
 	Message    string              `json:"message,omitempty"`
@@ -480,6 +480,15 @@ type Offer = sandboxer.Offer
 
 // Key is the record of one API key.
 type Key = sandboxer.APIKey
+
+// Reload says what reading the profiles anew changed.
+type Reload struct {
+	Added     []string `json:"added" nullable:"false" example:"[\"profile.web\"]" doc:"Profiles that were not there before"`
+	Changed   []string `json:"changed" nullable:"false" example:"[]" doc:"Profiles that say something else now"`
+	Removed   []string `json:"removed" nullable:"false" example:"[]" doc:"Profiles that are gone"`
+	Unchanged int      `json:"unchanged" example:"5" doc:"How many are as before"`
+	Restart   []string `json:"restart" nullable:"false" example:"[]" doc:"Extensions whose files changed, which takes a restart of the server"`
+}
 
 // NewKey asks for an API key.
 type NewKey struct {

@@ -149,11 +149,14 @@ func (s *imageStore) check(ref string, vouched bool) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "image %q: want a clean absolute path after %s:", ref, kind)
 	}
 	fi, err := os.Stat(p)
+	if errors.Is(err, fs.ErrNotExist) {
+		return sandboxer.E(sandboxer.Invalid, err, "image %q: %s does not exist on this machine", ref, p)
+	}
 	if err != nil {
-		return sandboxer.E(sandboxer.Failed, err, "image %q: %s does not exist on this machine", ref, p)
+		return sandboxer.E(sandboxer.Invalid, err, "image %q: %s cannot be read on this machine", ref, p)
 	}
 	if fi.IsDir() != (kind != "tar") {
-		return sandboxer.E(sandboxer.Failed, nil, "image %q: %s is not what %s: takes", ref, p, kind)
+		return sandboxer.E(sandboxer.Invalid, nil, "image %q: %s is not what %s: takes", ref, p, kind)
 	}
 	return nil
 }

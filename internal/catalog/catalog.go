@@ -82,6 +82,11 @@ func (e ExtensionFile) Info() sandboxer.ExtensionInfo {
 	}
 }
 
+// Same reports whether o says the same as e.
+func (e ExtensionFile) Same(o ExtensionFile) bool {
+	return e.ID == o.ID && e.Origin == o.Origin && slices.Equal(e.file.src.lines, o.file.src.lines)
+}
+
 // ProfileFile is one declared profile.
 type ProfileFile struct {
 	sandboxer.Profile

@@ -129,25 +129,13 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 	ttl, most := f.TTL, f.MaxTTL
 	switch {
 	case ttl != 0 && most != 0 && ttl > most:
-		d.fault("ttl", "", "longer than max_ttl (%s)", short(most))
+		d.fault("ttl", "", "longer than max_ttl (%s)", sandboxer.FormatDuration(most))
 	case ttl > sandboxer.DefaultMaxTTL && most == 0 && d.places["max_ttl"].key == nil:
-		d.fault("ttl", "", "longer than the default max_ttl (%s): name a max_ttl", short(sandboxer.DefaultMaxTTL))
+		d.fault("ttl", "", "longer than the default max_ttl (%s): name a max_ttl", sandboxer.FormatDuration(sandboxer.DefaultMaxTTL))
 	case ttl == 0 && most != 0 && most < sandboxer.DefaultTTL && d.places["ttl"].key == nil:
-		d.fault("max_ttl", "", "shorter than the default ttl (%s): name a ttl", short(sandboxer.DefaultTTL))
+		d.fault("max_ttl", "", "shorter than the default ttl (%s): name a ttl", sandboxer.FormatDuration(sandboxer.DefaultTTL))
 	}
 	return p
-}
-
-// short writes a duration as people do: 30m, not 30m0s.
-func short(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = s[:len(s)-2]
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = s[:len(s)-2]
-	}
-	return s
 }
 
 // The prefixes of IDs, which users may leave out.

@@ -22,8 +22,8 @@ func TestParseDuration(t *testing.T) {
 			t.Errorf("parseDuration(%q) = %v, %v; want %v", in, got, ok, want)
 		}
 		if ok {
-			if back, ok := parseDuration(short(got)); !ok || back != got {
-				t.Errorf("short(%v) = %q, which reads as %v", got, short(got), back)
+			if back, ok := parseDuration(sandboxer.FormatDuration(got)); !ok || back != got {
+				t.Errorf("sandboxer.FormatDuration(%v) = %q, which reads as %v", got, sandboxer.FormatDuration(got), back)
 			}
 		}
 	}

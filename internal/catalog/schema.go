@@ -184,7 +184,7 @@ func (s *schema) bound(sc *scalar, r rule) {
 func written(v reflect.Value, r rule) any {
 	switch x := v.Interface().(type) {
 	case time.Duration:
-		return short(x)
+		return sandboxer.FormatDuration(x)
 	case sandboxer.Credits:
 		return x.String()
 	case sandboxer.Secret:

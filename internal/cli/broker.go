@@ -9,11 +9,13 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/catalog"
 	"github.com/sand-boxer/sandboxer/internal/checkpoint"
@@ -45,6 +47,10 @@ type broker struct {
 	backends []*backend.Backend // guarded by mu while the manager runs
 	vault    *vault
 	tidied   func() // ends the vault's housekeeping; nil before it began
+
+	cfg     brokerConfig
+	loading sync.Mutex
+	cat     *catalog.Catalog // as it was read last
 }
 
 // The files of the data directory beside the database.
@@ -83,7 +89,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &broker{}
+	b := &broker{cfg: cfg, cat: cat}
 	if b.store, err = sqlstore.OpenSQLite(ctx, cfg.Dir, sqlstore.Options{Log: cfg.Log}); err != nil {
 		return nil, err
 	}
@@ -121,10 +127,6 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	for _, o := range opened {
 		exts = append(exts, b.extension(o, cfg))
 	}
-	var profiles []sandboxer.Profile
-	for _, p := range cat.Profiles {
-		profiles = append(profiles, p.Profile)
-	}
 	var place func(context.Context) (checkpoint.Blobs, error)
 	if cfg.Bucket != nil {
 		place = func(ctx context.Context) (checkpoint.Blobs, error) { return openBucket(ctx, *cfg.Bucket, b.owner) }
@@ -132,7 +134,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if b.vault, err = openVault(filepath.Join(cfg.Dir, vaultDir), place); err != nil {
 		return nil, err
 	}
-	if b.manager, err = manager.New(b.store, profiles, exts, manager.Options{Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled}); err != nil {
+	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled}); err != nil {
 		return nil, err
 	}
 	if err := b.manager.Start(ctx); err != nil {
@@ -162,6 +164,63 @@ func (b *broker) extension(o catalog.Opened, cfg brokerConfig) manager.Extension
 	defer b.mu.Unlock()
 	b.backends = append(b.backends, e.Backend)
 	return e
+}
+
+func profilesOf(c *catalog.Catalog) (out []sandboxer.Profile) {
+	for _, p := range c.Profiles {
+		out = append(out, p.Profile)
+	}
+	return out
+}
+
+// reload reads the catalogue anew and offers its profiles from now on: all of them, or,
+// when anything is wrong, those of before. Extensions stay as they were opened. Kind:
+// Invalid with every fault.
+func (b *broker) reload(ctx context.Context) (api.Reload, error) {
+	b.loading.Lock()
+	defer b.loading.Unlock()
+	r := api.Reload{Added: []string{}, Changed: []string{}, Removed: []string{}, Restart: []string{}}
+	cat, err := catalog.Load(b.cfg.Layers, b.cfg.Adapters)
+	if err != nil {
+		return r, sandboxer.E(sandboxer.Invalid, err, "nothing was changed: %s", sandboxer.Message(err)).
+			WithHint("mend the files, then check them: sandboxer profile validate")
+	}
+	for _, e := range cat.Extensions {
+		if old, err := b.cat.Extension(e.ID); err != nil || !old.Same(e) {
+			r.Restart = append(r.Restart, e.ID)
+		}
+	}
+	for _, old := range b.cat.Extensions {
+		if _, err := cat.Extension(old.ID); err != nil {
+			r.Restart = append(r.Restart, old.ID)
+		}
+	}
+	if err := b.manager.SetProfiles(profilesOf(cat)); err != nil {
+		e := sandboxer.E(sandboxer.Invalid, err, "nothing was changed: %s", sandboxer.Message(err))
+		if len(r.Restart) > 0 {
+			e = e.WithHint("what changed about %s takes a restart: sandboxer down; sandboxer up", strings.Join(r.Restart, ", "))
+		}
+		return r, e
+	}
+	for _, p := range cat.Profiles {
+		switch old, err := b.cat.Profile(p.ID); {
+		case err != nil:
+			r.Added = append(r.Added, p.ID)
+		case !reflect.DeepEqual(old.Profile, p.Profile):
+			r.Changed = append(r.Changed, p.ID)
+		default:
+			r.Unchanged++
+		}
+	}
+	for _, old := range b.cat.Profiles {
+		if _, err := cat.Profile(old.ID); err != nil {
+			r.Removed = append(r.Removed, old.ID)
+		}
+	}
+	// Of extensions, what is open counts, and not what was read last.
+	b.cat = &catalog.Catalog{Extensions: b.cat.Extensions, Profiles: cat.Profiles}
+	b.cfg.Log.InfoContext(ctx, "profiles read anew", "added", r.Added, "changed", r.Changed, "removed", r.Removed, "restart", r.Restart)
+	return r, nil
 }
 
 // Close stops all work and lets go of everything; sandboxes live on.

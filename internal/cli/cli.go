@@ -64,6 +64,7 @@ type factory struct {
 	}
 	root     *cobra.Command
 	resolved *settings
+	listen   string // of a server that is started in the background
 }
 
 // Annotations of commands.
@@ -142,7 +143,7 @@ func newCmdRoot(f *factory) *cobra.Command {
 		newCmdRestore(f, nil), newCmdFork(f, nil), newCmdDestroy(f, nil))
 	add("offer", newCmdProfile(f), newCmdExtension(f), newCmdPool(f), newCmdHost(f))
 	add("admin", newCmdKey(f), newCmdCredits(f), newCmdAudit(f, nil), newCmdReconcile(f, nil), newCmdBackup(f, nil))
-	add("server", newCmdServe(f, nil), newCmdUp(f, nil), newCmdDown(f, nil), newCmdStatus(f, nil), newCmdDoctor(f, nil), newCmdBench(f, nil),
+	add("server", newCmdServe(f, nil), newCmdUp(f, nil), newCmdDown(f, nil), newCmdReload(f, nil), newCmdStatus(f, nil), newCmdDoctor(f, nil), newCmdBench(f, nil),
 		newCmdConfig(f), newCmdVersion(f, nil))
 	root.SetHelpCommand(newCmdHelp())
 	root.SetHelpCommandGroupID("server")

@@ -100,6 +100,7 @@ func TestScripts(t *testing.T) {
 			"sleepms":  cmdSleep,
 			"expand":   cmdExpand,
 			"mkcert":   cmdMkCert,
+			"hup":      cmdHangUp,
 			"bucket":   cmdBucket,
 		},
 	})
@@ -130,6 +131,16 @@ func stopServer(t *testing.T, home string) {
 	}
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 	t.Errorf("the server of %s did not end in time and was killed", home)
+}
+
+// cmdHangUp sends SIGHUP to the server that runs.
+func cmdHangUp(ts *testscript.TestScript, neg bool, args []string) {
+	b, err := os.ReadFile(filepath.Join(ts.Getenv("SANDBOXER_HOME"), "data", "lock"))
+	ts.Check(err)
+	first, _, _ := strings.Cut(string(b), "\n")
+	pid, err := strconv.Atoi(first)
+	ts.Check(err)
+	ts.Check(syscall.Kill(pid, syscall.SIGHUP))
 }
 
 // cmdCode runs a command and checks its exit code: code 3 sandboxer get nope

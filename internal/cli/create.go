@@ -90,6 +90,9 @@ func createRun(ctx context.Context, o *createOptions) error {
 		}
 		req.NoWaiting = true
 		sb, err := s.Create(order, req)
+		if err != nil {
+			err = o.f.unread(ctx, s, req.Profile, err)
+		}
 		found := err == nil && sb.Found
 		if found {
 			p.note("sandbox %s is there already: another order made it", sb.ID)
@@ -225,13 +228,13 @@ func planRun(ctx context.Context, o *planOptions) error {
 	}
 	plan, err := s.Plan(ctx, req)
 	if err != nil {
-		return err
+		return o.f.unread(ctx, s, req.Profile, err)
 	}
 	return printOne(o.f, plan, view[*api.Plan]{
 		name: func(p *api.Plan) string { return p.Profile },
 		detail: func(p *api.Plan) [][2]string {
 			return [][2]string{
-				{"profile", p.Profile}, {"extension", p.Extension}, {"host", p.Host}, {"ttl", p.TTL.String()},
+				{"profile", p.Profile}, {"extension", p.Extension}, {"host", p.Host}, {"ttl", durationText(p.TTL)},
 				{"price", quoteText(&p.Quote)}, {"inputs", pairs(p.Inputs)}, {"image", p.Image}, {"command", strings.Join(p.Command, " ")},
 				{"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)}, {"limits", limitsText(p.Limits)},
 				{"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"workspace", p.Workspace}, {"user", p.User},
@@ -246,7 +249,7 @@ func quoteText(q *api.Quote) string {
 	}
 	s := "$" + q.Amount.String()
 	if q.Duration > 0 {
-		s += " for " + q.Duration.String()
+		s += " for " + durationText(q.Duration)
 	}
 	if q.PerHour > 0 || q.Setup > 0 {
 		s += fmt.Sprintf(" ($%s per hour, $%s once)", q.PerHour, q.Setup)

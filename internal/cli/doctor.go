@@ -393,7 +393,7 @@ func (c *checkup) broker(ctx context.Context, p *progress) {
 		c.failed("broker", fail, err)
 		return
 	}
-	where := fmt.Sprintf("a server runs, process %d, up %s", st.PID, st.Uptime)
+	where := fmt.Sprintf("a server runs, process %d, up %s", st.PID, sandboxer.FormatDuration(st.Uptime.Std()))
 	if s.inProcess {
 		where = "no server runs; tested in this process"
 	}

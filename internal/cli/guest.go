@@ -300,7 +300,7 @@ func newCmdRun(f *factory, runF func(context.Context, *runOptions) error) *cobra
 		Long: "Create a sandbox, run CMD in it (a shell if there is none and this is a terminal), and destroy it. Exits with\n" +
 			"CMD's exit code; 125 means that sandboxer itself failed. Without a server, everything happens in this process.\n\n" +
 			"While the sandbox is created, the first interrupt destroys it; later, interrupts go to CMD and the third kills it.",
-		Example:           "  sandboxer run --input repo=. -- go test ./...\n  sandboxer run --net public -- curl -s https://example.org",
+		Example:           "  sandboxer run --input repo=. -- go test ./...\n  sandboxer run local-public -- curl -s https://example.org",
 		Annotations:       map[string]string{guestCommand: "yes", ownSignals: "yes"},
 		ValidArgsFunction: f.completeProfiles,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -380,7 +380,7 @@ func runRun(ctx context.Context, o *runOptions) error {
 		if errors.Is(err, sandboxer.Canceled) {
 			return sandboxer.E(sandboxer.Canceled, err, "interrupted")
 		}
-		return err
+		return o.f.unread(ctx, s, req.Profile, err)
 	}
 	id, there := sb.ID, sb.Found // somebody else's is not ours to destroy
 	if there {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,17 +63,13 @@ func profileView() view[*api.Profile] {
 			if p.Price != nil {
 				price = fmt.Sprintf("$%s/h + $%s", p.Price.PerHour, p.Price.Setup)
 			}
-			ttl := ""
-			if p.TTL > 0 {
-				ttl = p.TTL.String()
-			}
-			return []string{p.ID, p.Title, p.Extension, string(p.Isolation), ttl, networkText(p.Network), limitsText(p.Limits), price}
+			return []string{p.ID, p.Title, p.Extension, string(p.Isolation), durationText(p.TTL), networkText(p.Network), limitsText(p.Limits), price}
 		},
 		name: func(p *api.Profile) string { return p.ID },
 		detail: func(p *api.Profile) [][2]string {
 			price, ports, pool := "", "", ""
 			if p.Pool != nil {
-				pool = fmt.Sprintf("%d ready, each for at most %s", p.Pool.Size, p.Pool.MaxAge)
+				pool = fmt.Sprintf("%d ready, each for at most %s", p.Pool.Size, durationText(p.Pool.MaxAge))
 			}
 			if p.Price != nil {
 				price = fmt.Sprintf("$%s per hour, $%s once", p.Price.PerHour, p.Price.Setup)
@@ -80,19 +77,13 @@ func profileView() view[*api.Profile] {
 			for _, n := range p.Ports {
 				ports += fmt.Sprintf("%d ", n)
 			}
-			dur := func(d api.Duration) string {
-				if d == 0 {
-					return ""
-				}
-				return d.String()
-			}
 			return [][2]string{
 				{"id", p.ID}, {"title", p.Title}, {"description", p.Description}, {"extension", p.Extension},
 				{"isolation", string(p.Isolation)}, {"requires", join(p.Requires, ", ")}, {"image", p.Image},
 				{"command", strings.Join(p.Command, " ")}, {"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)},
 				{"limits", limitsText(p.Limits)}, {"network", networkText(p.Network)}, {"ports", strings.TrimSpace(ports)},
 				{"workspace", p.Workspace}, {"user", p.User}, {"inputs", pairs(p.Inputs)},
-				{"ttl", dur(p.TTL)}, {"longest ttl", dur(p.MaxTTL)}, {"idle", dur(p.Idle)}, {"pool", pool}, {"price", price},
+				{"ttl", durationText(p.TTL)}, {"longest ttl", durationText(p.MaxTTL)}, {"idle", durationText(p.Idle)}, {"pool", pool}, {"price", price},
 			}
 		},
 	}
@@ -152,6 +143,61 @@ func (o *catalogOptions) ofServer(ctx context.Context) (*session, error) {
 	return o.f.connect(ctx)
 }
 
+// unread is err with a hint if a server of this machine does not know the profile, and a
+// file of this machine has it: the server has not read that yet, or could not.
+func (f *factory) unread(ctx context.Context, s *session, name string, err error) error {
+	kind := sandboxer.KindOf(err)
+	if name == "" || !s.local || s.inProcess || kind != sandboxer.Invalid && kind != sandboxer.NotFound {
+		return err
+	}
+	if _, perr := s.Profile(ctx, name); !errors.Is(perr, sandboxer.NotFound) {
+		return err
+	}
+	layers, lerr := f.layers()
+	if lerr != nil {
+		return err
+	}
+	c, lerr := catalog.Load(layers, f.adapters)
+	if p, perr := c.Profile(name); perr == nil {
+		return sandboxer.E(kind, err, "%s; %s has it, which the server has not read yet", sandboxer.Message(err), p.Origin.File).
+			WithHint("let it: sandboxer reload")
+	}
+	var faults catalog.Faults
+	if errors.As(lerr, &faults) {
+		for _, x := range faults {
+			if base := filepath.Base(x.File); strings.TrimSuffix(base, filepath.Ext(base)) == catalog.ProfileID(name) {
+				return sandboxer.E(kind, err, "%s; %s has faults", sandboxer.Message(err), x.File).WithHint("see them: sandboxer profile validate")
+			}
+		}
+	}
+	return err
+}
+
+// unreadNote tells which of this machine's profiles the server of this machine has
+// otherwise, or not at all.
+func (f *factory) unreadNote(s *session, served []api.Profile) {
+	if !s.local || s.inProcess {
+		return
+	}
+	text := func(p api.Profile) string {
+		b, _ := json.Marshal(p)
+		return string(b)
+	}
+	has := map[string]string{}
+	for _, p := range served {
+		has[p.ID] = text(p)
+	}
+	var other []string
+	for _, p := range f.whatLoads().Profiles {
+		if has[p.ID] != text(api.NewProfile(p.Profile)) {
+			other = append(other, p.ID+" ("+p.Origin.File+")")
+		}
+	}
+	if len(other) > 0 {
+		f.progress().note("the server has not read what the files say now of %s; let it: sandboxer reload", strings.Join(other, ", "))
+	}
+}
+
 // load reads this machine's catalogue, all of which must be sound.
 func (o *catalogOptions) load() (*catalog.Catalog, error) {
 	layers, err := o.f.layers()
@@ -186,6 +232,7 @@ func catalogLsRun(ctx context.Context, o *catalogOptions) error {
 		if profiles, err = s.Profiles(ctx); err != nil {
 			return err
 		}
+		defer o.f.unreadNote(s, profiles.Items)
 	default:
 		defer s.close()
 		if exts, err = s.Extensions(ctx); err != nil {
@@ -227,7 +274,7 @@ func catalogShowRun(ctx context.Context, o *catalogOptions) error {
 		if o.kind == catalog.KindProfile {
 			p, err := s.Profile(ctx, o.name)
 			if err != nil {
-				return err
+				return o.f.unread(ctx, s, o.name, err)
 			}
 			return printOne(o.f, p, profileView())
 		}

@@ -113,7 +113,7 @@ func portOpenRun(ctx context.Context, o *portOptions) error {
 	}
 	if format := o.f.format(); format == "table" || format == "wide" {
 		if p.Proxy == "" {
-			o.f.progress().note("port %d is open; the server listens on no TCP address yet, which browsers would need", o.port)
+			o.f.progress().note("port %d is open; the server listens on no TCP address, which browsers need: sandboxer down; sandboxer up --listen 127.0.0.1:8080", o.port)
 			return nil
 		}
 		fmt.Fprintln(o.f.io.out, p.Proxy)

@@ -42,7 +42,7 @@ func newCmdServe(f *factory, runF func(context.Context, *serveOptions) error) *c
 		Use:   "serve",
 		Short: "Run the server in the foreground",
 		Long: "Run the server in the foreground, with its log on stderr, until it is interrupted. Sandboxes live on without it;\n" +
-			"the next server finds them again.",
+			"the next server finds them again. SIGHUP lets it read the profiles anew, as reload does.",
 		Args:        wants(0, 0, "no arguments"),
 		Annotations: map[string]string{ownSignals: "yes"},
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -160,9 +160,24 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 		aside.Go(func() {
 			backUpRegularly(bctx, log, cfg.Dir, s.span("backup_every"), s.number("keep_backups"))
 		})
+		hups := make(chan os.Signal, 1)
+		signal.Notify(hups, syscall.SIGHUP)
+		defer signal.Stop(hups)
+		aside.Go(func() {
+			for {
+				select {
+				case <-hups:
+					if _, err := b.reload(bctx); err != nil {
+						log.Error("the profiles cannot be read anew", "err", err)
+					}
+				case <-bctx.Done():
+					return
+				}
+			}
+		})
 		defer aside.Wait()
 		defer cancel()
-		opts := server.Options{Log: log, Version: version(), Owner: b.owner, Data: cfg.Dir, Hosts: o.hosts, Metrics: metrics}
+		opts := server.Options{Log: log, Version: version(), Owner: b.owner, Data: cfg.Dir, Hosts: o.hosts, Metrics: metrics, Reload: b.reload}
 		if o.portURL != "" {
 			if opts.PortURL, err = url.Parse(o.portURL); err != nil {
 				return checkPortURL(o.portURL)
@@ -229,6 +244,9 @@ func (f *factory) startServer(ctx context.Context, p *progress) error {
 	}
 	if f.flags.logLevel != "" {
 		args = append(args, "--log-level", f.flags.logLevel)
+	}
+	if f.listen != "" {
+		args = append(args, "--listen", f.listen)
 	}
 	cmd := exec.Command(self, args...)
 	cmd.Args[0] = "sandboxer"
@@ -311,24 +329,46 @@ func logTail(f *os.File, from int64) string {
 	return string(bytes.Join(lines[max(0, len(lines)-3):], []byte("\n")))
 }
 
-type upOptions struct{ f *factory }
+type upOptions struct {
+	f      *factory
+	listen string
+}
 
 func newCmdUp(f *factory, runF func(context.Context, *upOptions) error) *cobra.Command {
-	o := &upOptions{f}
-	return &cobra.Command{
+	o := &upOptions{f: f}
+	c := &cobra.Command{
 		Use: "up", Short: "Start the server in the background, if none runs", Args: wants(0, 0, "no arguments"),
+		Long: "Start the server in the background, if none runs. It listens on the Unix socket, and where the settings or --listen\n" +
+			"say so on a TCP address too, for clients with an API key and for browsers that visit ports.",
+		Example: "  sandboxer up\n  sandboxer up --listen 127.0.0.1:8080",
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.listen != "" {
+				if err := checkListen(o.listen); err != nil {
+					return err
+				}
+			}
 			if runF != nil {
 				return runF(cmd.Context(), o)
 			}
 			return upRun(cmd.Context(), o)
 		},
 	}
+	c.Flags().StringVar(&o.listen, "listen", "", "also listen on this TCP `address`, for clients with an API key (SANDBOXER_LISTEN)")
+	return c
 }
 
 func upRun(ctx context.Context, o *upOptions) error {
 	p := o.f.progress()
 	defer p.stop()
+	o.f.listen = o.listen
+	if o.listen != "" {
+		if ok, err := o.f.running(ctx); err != nil {
+			return err
+		} else if ok {
+			return sandboxer.E(sandboxer.Conflict, nil, "a server runs already, and where it listens is settled").
+				WithHint("stop it first, which its sandboxes survive: sandboxer down")
+		}
+	}
 	s, err := o.f.connectOrStart(ctx, p)
 	if err != nil {
 		return err
@@ -371,7 +411,7 @@ func showStatus(ctx context.Context, f *factory, s *session) error {
 		name: func(st *api.Status) string { return st.Owner },
 		detail: func(st *api.Status) [][2]string {
 			rows := [][2]string{
-				{"server", fmt.Sprintf("%s, process %d, up %s", st.Version, st.PID, st.Uptime)},
+				{"server", fmt.Sprintf("%s, process %d, up %s", st.Version, st.PID, sandboxer.FormatDuration(st.Uptime.Std()))},
 				{"owner", st.Owner},
 				{"data", st.Data},
 				{"you", fmt.Sprintf("%s, tenant %s, may %s", st.Actor, st.Tenant, join(st.Scopes, ", "))},
@@ -397,6 +437,44 @@ func countStates(m map[sandboxer.State]int) string {
 		return "none"
 	}
 	return strings.Join(parts, ", ")
+}
+
+func newCmdReload(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
+	o := &plainOptions{f}
+	return &cobra.Command{
+		Use: "reload", Short: "Let the server read its profiles anew", Args: wants(0, 0, "no arguments"),
+		Long: "Let the server read its profiles anew, as SIGHUP does. All or nothing: with a fault in any file nothing changes.\n" +
+			"Sandboxes keep what they were made with. Extensions and settings take a restart: down, then up.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return reloadRun(cmd.Context(), o)
+		},
+	}
+}
+
+func reloadRun(ctx context.Context, o *plainOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	r, err := s.Reload(ctx)
+	if err != nil {
+		return err
+	}
+	return printOne(o.f, r, view[*api.Reload]{
+		name: func(r *api.Reload) string { return strings.Join(slices.Concat(r.Added, r.Changed, r.Removed), "\n") },
+		detail: func(r *api.Reload) [][2]string {
+			rows := [][2]string{{"added", strings.Join(r.Added, ", ")}, {"changed", strings.Join(r.Changed, ", ")},
+				{"removed", strings.Join(r.Removed, ", ")}, {"unchanged", fmt.Sprint(r.Unchanged)}}
+			if len(r.Restart) > 0 {
+				rows = append(rows, [2]string{"takes a restart", strings.Join(r.Restart, ", ")})
+			}
+			return rows
+		},
+	})
 }
 
 type downOptions struct{ f *factory }

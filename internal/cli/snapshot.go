@@ -558,7 +558,7 @@ func restoreRun(ctx context.Context, o *restoreOptions) error {
 	}
 	sb, err := s.Restore(ctx, o.ref, req)
 	if err != nil {
-		return err
+		return o.f.unread(ctx, s, req.Profile, err)
 	}
 	p.stop()
 	return printOne(o.f, sb, sandboxID())
@@ -755,5 +755,5 @@ func durationText(d api.Duration) string {
 	if d == 0 {
 		return ""
 	}
-	return d.String()
+	return sandboxer.FormatDuration(d.Std())
 }

@@ -16,6 +16,7 @@ import (
 	"crypto/cipher"
 	"errors"
 	"log/slog"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -66,15 +67,14 @@ type Options struct {
 // sandboxer.Kind; without a principal it is Unauthenticated, without the scope
 // Denied, and a sandbox of another tenant is as absent as one that never was.
 type Manager struct {
-	store    sandboxer.Store
-	profiles []sandboxer.Profile
-	exts     atomic.Pointer[[]*extension] // replaced as a whole where one is opened later
-	pools    []*pool
-	restock  chan struct{} // one slot: a pool may need something
-	opts     Options
-	log      *slog.Logger
-	seal     cipher.AEAD
-	started  time.Time
+	store   sandboxer.Store
+	offered atomic.Pointer[profileSet]
+	exts    atomic.Pointer[[]*extension] // replaced as a whole where one is opened later
+	restock chan struct{}                // one slot: a pool may need something
+	opts    Options
+	log     *slog.Logger
+	seal    cipher.AEAD
+	started time.Time
 
 	ctx  context.Context // of all work; ends at Close
 	stop context.CancelCauseFunc
@@ -102,6 +102,8 @@ type Manager struct {
 	clock     time.Time              // of the last pass, to notice that the clock was set
 	quiet     time.Time              // the clock ends and removes nothing before this
 	forgotten time.Time              // when idempotency keys were last cleared
+
+	offering sync.Mutex // serialises SetProfiles
 
 	keyMu sync.Mutex // serialises read-change-write of API keys
 }
@@ -166,7 +168,6 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	now := time.Now()
 	m := &Manager{
 		store:     store,
-		profiles:  slices.Clone(profiles),
 		opts:      opts,
 		log:       opts.Log,
 		seal:      seal,
@@ -206,23 +207,51 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		})
 		m.exts.Store(&all)
 	}
+	m.offered.Store(&profileSet{})
+	if err := m.SetProfiles(profiles); err != nil {
+		return nil, err
+	}
+	m.ctx, m.stop = context.WithCancelCause(context.Background())
+	return m, nil
+}
+
+// A profileSet is what can be asked for at one time, with the pools that belong to it.
+// It never changes; SetProfiles puts another in its place.
+type profileSet struct {
+	profiles []sandboxer.Profile
+	pools    []*pool
+}
+
+// SetProfiles checks profiles against the extensions they name and offers them from
+// now on instead of those before; sandboxes that exist keep what they were made with. When
+// anything is wrong, nothing changes: all faults found are in the one Invalid error.
+func (m *Manager) SetProfiles(profiles []sandboxer.Profile) error {
+	m.offering.Lock()
+	defer m.offering.Unlock()
 	var faults []string
-	for i, p := range m.profiles {
-		if slices.ContainsFunc(m.profiles[:i], func(q sandboxer.Profile) bool { return q.ID == p.ID }) {
+	next := &profileSet{profiles: slices.Clone(profiles)}
+	for i, p := range next.profiles {
+		if slices.ContainsFunc(next.profiles[:i], func(q sandboxer.Profile) bool { return q.ID == p.ID }) {
 			faults = append(faults, "profile "+p.ID+" exists twice")
 		}
 		if fault := m.checkProfile(p); fault != "" {
 			faults = append(faults, fault)
 		}
 		if p.Pool.Size > 0 {
-			m.pools = append(m.pools, &pool{profile: p})
+			// What is remembered of a pool holds as long as its profile is the same.
+			if old := m.poolOf(p.ID); old != nil && reflect.DeepEqual(old.profile, p) {
+				next.pools = append(next.pools, old)
+				continue
+			}
+			next.pools = append(next.pools, &pool{profile: p})
 		}
 	}
 	if len(faults) > 0 {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s", strings.Join(faults, "\n"))
+		return sandboxer.E(sandboxer.Invalid, nil, "%s", strings.Join(faults, "\n"))
 	}
-	m.ctx, m.stop = context.WithCancelCause(context.Background())
-	return m, nil
+	m.offered.Store(next)
+	m.pokePools() // what waits for a profile that changed is removed
+	return nil
 }
 
 // checkProfile says what is wrong with p, or "". An extension that could not be
@@ -357,14 +386,14 @@ func (m *Manager) backend(id string) (*backend.Backend, error) {
 	return e.Backend, nil
 }
 
-// Profiles lists the profiles in the order given to New. Without the admin scope
+// Profiles lists the profiles in the order given to New, or to SetProfiles since. Without the admin scope
 // the values of their environments are left out.
 func (m *Manager) Profiles(ctx context.Context) []sandboxer.Profile {
 	p, err := may(ctx, sandboxer.ScopeRead)
 	if err != nil {
 		return nil
 	}
-	out := slices.Clone(m.profiles)
+	out := slices.Clone(m.offered.Load().profiles)
 	if !p.Can(sandboxer.ScopeAdmin) {
 		for i := range out {
 			out[i].Env = nil

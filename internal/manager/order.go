@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"maps"
 	"net/url"
 	"path"
@@ -94,7 +95,7 @@ func digest(req sandboxer.CreateRequest) string {
 // profile finds a profile by its ID, with or without the prefix.
 func (m *Manager) profile(id string) (sandboxer.Profile, error) {
 	var ids []string
-	for _, p := range m.profiles {
+	for _, p := range m.offered.Load().profiles {
 		if p.ID == id || p.ID == "profile."+id {
 			return p, nil
 		}
@@ -142,7 +143,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	delete(inputs, "sandbox_id")
 	checks := []error{
 		checkName(req.Name), checkKey(req.Key), checkTTL(prof, req.TTL), checkEnv(req.Env), checkLabels(req.Labels),
-		checkLimits(prof, req.Limits), checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts),
+		checkLimits(prof, req.Limits), m.checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts),
 		checkSize(req),
 	}
 	for _, err := range checks {
@@ -342,7 +343,7 @@ func checkTTL(p sandboxer.Profile, ttl time.Duration) error {
 	case ttl > 0 && ttl < time.Second:
 		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is too short: want at least 1s", ttl)
 	case ttl > longest:
-		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is longer than profile %s allows (%s)", ttl, p.ID, longest)
+		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is longer than profile %s allows (%s)", sandboxer.FormatDuration(ttl), p.ID, sandboxer.FormatDuration(longest))
 	}
 	return nil
 }
@@ -414,6 +415,27 @@ func checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) e
 		return err
 	}
 	return want.Within(have)
+}
+
+// checkNetwork is checkNetwork for an order, whose refusal names the profiles that allow
+// what was asked for.
+func (m *Manager) checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) error {
+	err := checkNetwork(have, want)
+	if err == nil || want.Check() != nil {
+		return err
+	}
+	var ids []string
+	for _, p := range m.offered.Load().profiles {
+		if want.Within(p.Network) == nil && len(ids) < 5 {
+			ids = append(ids, p.ID)
+		}
+	}
+	var e *sandboxer.Error
+	if len(ids) == 0 || !errors.As(err, &e) {
+		return err
+	}
+	with := *e
+	return with.WithHint("a profile that allows it: %s", join(ids))
 }
 
 // checkMounts lets the operator's principal mount anything and others only what the

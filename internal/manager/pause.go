@@ -475,7 +475,7 @@ func (m *Manager) rise(ctx context.Context, j *job, sb *sandboxer.Sandbox, ttl t
 				left = min(ttlOf(prof), maxTTL(prof)-ran)
 			}
 			if ran+left > maxTTL(prof) && !sb.Pause.Undo || left <= 0 && !sb.Pause.Undo {
-				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has run for %s; profile %s allows %s", sb.ID, ran.Round(time.Second), sb.Profile, maxTTL(prof)).
+				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has run for %s; profile %s allows %s", sb.ID, sandboxer.FormatDuration(ran.Round(time.Second)), sb.Profile, sandboxer.FormatDuration(maxTTL(prof))).
 					WithHint("make a snapshot's copy of it, which has a life of its own, or destroy it")
 			}
 			if life := ran + left; life > sb.Quote.Duration {

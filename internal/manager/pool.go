@@ -74,7 +74,7 @@ func (d *demand) calm() bool {
 }
 
 func (m *Manager) poolOf(profile string) *pool {
-	for _, p := range m.pools {
+	for _, p := range m.offered.Load().pools {
 		if p.profile.ID == profile {
 			return p
 		}
@@ -321,7 +321,7 @@ func (m *Manager) keepPools() {
 		if err := m.strays(ctx); err != nil && ctx.Err() == nil {
 			m.log.Error("pools", "err", err)
 		}
-		for _, p := range m.pools {
+		for _, p := range m.offered.Load().pools {
 			p.poked.Store(true)
 			m.async(newTally(), func() { m.lookAfter(ctx, p) })
 		}
@@ -549,7 +549,7 @@ func (m *Manager) Pools(ctx context.Context) ([]PoolStatus, error) {
 		return nil, err
 	}
 	out := []PoolStatus{}
-	for _, p := range m.pools {
+	for _, p := range m.offered.Load().pools {
 		warm, _, err := m.members(ctx, p)
 		if err != nil {
 			return nil, err

@@ -219,7 +219,7 @@ func (m *Manager) SignPort(ctx context.Context, ref string, port int, ttl time.D
 		ttl = DefaultPortTTL
 	}
 	if ttl < time.Second || ttl > MaxPortTTL {
-		return "", nil, time.Time{}, sandboxer.E(sandboxer.Invalid, nil, "a URL cannot last for %s: want 1s to %s", ttl, MaxPortTTL)
+		return "", nil, time.Time{}, sandboxer.E(sandboxer.Invalid, nil, "a URL cannot last for %s: want 1s to %s", sandboxer.FormatDuration(ttl), sandboxer.FormatDuration(MaxPortTTL))
 	}
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {

@@ -51,6 +51,17 @@ func (s *Server) probe(ctx context.Context, in *inID) (*reply[api.Offer], error)
 	return &reply[api.Offer]{Body: o}, nil
 }
 
+func (s *Server) reload(ctx context.Context, _ *none) (*reply[api.Reload], error) {
+	if s.opts.Reload == nil {
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "this server cannot read its profiles anew")
+	}
+	r, err := s.opts.Reload(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &reply[api.Reload]{Body: r}, nil
+}
+
 func (s *Server) createKey(ctx context.Context, _ *none, b api.NewKey) (*reply[api.CreatedKey], error) {
 	token, key, err := s.m.CreateKey(ctx, manager.NewKey{Name: b.Name, Tenant: b.Tenant, Scopes: b.Scopes, TTL: b.TTL.Std()})
 	if err != nil {

@@ -46,6 +46,55 @@ type docBody struct {
 	} `yaml:"content"`
 }
 
+// TestDescriptionIsComplete: it says where servers are, that what needs no key needs
+// none, and which states there are.
+func TestDescriptionIsComplete(t *testing.T) {
+	b, err := os.ReadFile(committed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d struct {
+		Servers    []struct{ URL string } `yaml:"servers"`
+		Components struct {
+			Schemas map[string]struct {
+				Properties map[string]struct {
+					Enum []string `yaml:"enum"`
+				} `yaml:"properties"`
+			} `yaml:"schemas"`
+		} `yaml:"components"`
+	}
+	if err := yaml.Unmarshal(b, &d); err != nil {
+		t.Fatal(err)
+	}
+	if len(d.Servers) == 0 {
+		t.Error("the description names no server")
+	}
+	for path, ops := range readDocument(t).Paths {
+		for method, o := range ops {
+			if o.OperationID != "" && len(o.Security) == 0 {
+				t.Errorf("%s %s does not say whether it needs a key", method, path)
+			}
+		}
+	}
+	words := func(all any) (out []string) {
+		for i := range reflect.ValueOf(all).Len() {
+			out = append(out, reflect.ValueOf(all).Index(i).String())
+		}
+		return out
+	}
+	for _, tt := range []struct {
+		schema, property string
+		want             []string
+	}{
+		{"Sandbox", "state", words(sandboxer.States())}, {"Event", "from", words(sandboxer.States())}, {"Event", "to", words(sandboxer.States())},
+		{"Snapshot", "state", words(sandboxer.SnapshotStates())},
+	} {
+		if got := d.Components.Schemas[tt.schema].Properties[tt.property].Enum; !slices.Equal(got, tt.want) {
+			t.Errorf("%s.%s is one of %q; want %q", tt.schema, tt.property, got, tt.want)
+		}
+	}
+}
+
 func readDocument(t *testing.T) document {
 	t.Helper()
 	b, err := os.ReadFile(committed)

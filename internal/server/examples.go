@@ -95,6 +95,7 @@ func examples() []any {
 		page(entry),
 		api.Audit{SchemaVersion: api.SchemaVersion, Checked: 12, Violations: []api.Violation{}},
 		api.Sweep{Seen: 3, Expired: 1, Torndown: 1},
+		api.Reload{Added: []string{"profile.web"}, Changed: []string{}, Removed: []string{}, Unchanged: 5, Restart: []string{}},
 		api.Status{SchemaVersion: api.SchemaVersion, Version: "v0.1.0", Owner: "main", PID: 4242, StartedAt: at, Uptime: api.Duration(time.Hour),
 			Tenant: "default", Actor: "unix:1000", Scopes: sandboxer.Scopes(), Sandboxes: map[sandboxer.State]int{sandboxer.Running: 1}, Extensions: 1},
 		api.Problem{Type: "urn:sandboxer:problem:not_found", Title: "Not found", Status: 404, Code: sandboxer.NotFound,

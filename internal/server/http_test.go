@@ -457,7 +457,7 @@ func TestBadInput(t *testing.T) {
 		{"POST", "/v1/sandboxes", `{"profile":"test","max_cost":"cheap"}`, 400, `"cheap" is not an amount of credits`, ""},
 		{"POST", "/v1/sandboxes", `{"profile":"tset"}`, 400, `profile "tset" does not exist`, "profile.test"},
 		{"POST", "/v1/sandboxes", `{"profile":"test","inputs":{"rope":"/x"}}`, 400, `"rope"`, "repo"},
-		{"POST", "/v1/sandboxes", `{"profile":"test","ttl":"100h"}`, 400, "100h", ""},
+		{"POST", "/v1/sandboxes", `{"profile":"test","ttl":"100h"}`, 400, "4d4h", ""},
 		{"POST", "/v1/sandboxes", `{"profile":"paid"}`, 402, "", ""},
 		{"POST", "/v1/plan", `{"profile":"tset"}`, 400, `profile "tset" does not exist`, ""},
 		{"GET", "/v1/sandboxes?limit=abc", "", 400, `query parameter "limit": invalid integer`, ""},

@@ -110,7 +110,7 @@ func (s *Server) signPort(ctx context.Context, in *inPort, b api.SignPort) (*rep
 	u := s.portURL(ctx, sb.ID, in.Port, token)
 	if u == "" {
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "the server listens on no address that a browser could reach").
-			WithHint("start it with: sandboxer serve --listen 127.0.0.1:8080")
+			WithHint("start it anew, which its sandboxes survive: sandboxer down; sandboxer up --listen 127.0.0.1:8080")
 	}
 	return &reply[api.PortURL]{Body: api.PortURL{URL: u, Token: token.Reveal(), ExpiresAt: until}}, nil
 }

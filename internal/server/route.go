@@ -41,6 +41,10 @@ func (s *Server) newAPI() huma.API {
 					"of credits (\"0.12\"), sizes are bytes, times are RFC 3339 in UTC. Every failure is an RFC 9457 problem. " +
 					"Clients of the Unix socket that run as the server's user need no key.",
 			},
+			Servers: []*huma.Server{
+				{URL: "http://localhost:8080", Description: "The TCP listener of a server: serve --listen, or up --listen"},
+				{URL: "http://localhost", Description: "The Unix socket of a server, under any name: curl --unix-socket"},
+			},
 			Components: &huma.Components{
 				Schemas:         huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer),
 				SecuritySchemes: map[string]*huma.SecurityScheme{"key": {Type: "http", Scheme: "bearer", BearerFormat: "sbx_key_<id>_<secret>"}},
@@ -168,6 +172,8 @@ func op(id, method, path string, scope sandboxer.Scope, tag, summary string) hum
 		o.Extensions = map[string]any{"x-scope": scope}
 		o.Security = []map[string][]string{{"key": {}}}
 		o.Description = fmt.Sprintf("Needs the scope `%s`.", scope)
+	} else {
+		o.Security = []map[string][]string{{}} // said, and not forgotten
 	}
 	return o
 }

@@ -120,6 +120,10 @@ func (s *Server) routes() {
 	route(s, op("sweep", "POST", "/v1/sweep", admin, "operation", "Run one pass of the sweep now"), s.sweep)
 	route(s, op("getStatus", "GET", "/v1/status", read, "operation", "The server, and who it takes the caller for"), s.status)
 
+	o = op("reload", "POST", "/v1/reload", admin, "operation", "Read the profiles anew")
+	o.Description += " All or nothing: with a fault in any file nothing changes. Sandboxes that exist keep what they were made with."
+	route(s, o, s.reload)
+
 	o = op("health", "GET", "/healthz", "", "operation", "Whether the server answers")
 	o.Responses["200"] = plain("ok", "text/plain")
 	route(s, o, raw(func(w http.ResponseWriter, r *http.Request) {

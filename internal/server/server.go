@@ -21,6 +21,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 	"github.com/sand-boxer/sandboxer/internal/portproxy"
 )
@@ -101,6 +102,8 @@ type Options struct {
 	// PortURL is the address below whose host every open port of a sandbox has a name of
 	// its own, <port>-<id>.<host>; nil puts ports below /p/ of the server's own address.
 	PortURL *url.URL
+	// Reload reads the profiles anew, for administrators; nil where that cannot be done.
+	Reload func(context.Context) (api.Reload, error)
 	// Metrics is shared with the composition root, which gives its Observe to the
 	// backends. nil makes one.
 	Metrics *Metrics
