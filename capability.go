@@ -217,10 +217,19 @@ type Prober interface {
 	IsAlive(ctx context.Context, h Handle) (Liveness, error)
 }
 
-// Discoverer finds a sandbox made by an earlier process by its deterministic ID.
-// It answers NotFound when there is none, also on any doubt about whose it is.
+// Discoverer finds a sandbox made by an earlier process by its deterministic ID, the
+// newest generation if there are several. It answers NotFound when there is none, also on
+// any doubt about whose it is.
 type Discoverer interface {
-	Discover(ctx context.Context, id string) (Handle, error)
+	Discover(ctx context.Context, id string) (Found, error)
+}
+
+// Found is what a backend can tell of a sandbox by itself. The broker asks for it where
+// its database does not know the sandbox.
+type Found struct {
+	Handle Handle
+	Stamp  []byte    // the Spec.Stamp that it was last made, restored or claimed with; nil if the backend does not keep it
+	Fuse   time.Time // as it is now; zero: there is none, or it is not known
 }
 
 // Lister enumerates every object that carries owner's stamp, in whatever condition.

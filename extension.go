@@ -129,6 +129,12 @@ type Spec struct {
 	// Vouched names what an administrator gave: inputs, and "image" and "host". Ask Vouches,
 	// which knows the profile, too.
 	Vouched []string `json:"vouched,omitempty"`
+
+	// Stamp is what the broker wants to be told of the sandbox by Discover if its database
+	// should ever have lost it: opaque, encrypted, at most MaxStampBytes. An extension that
+	// discovers should keep it with the object, outside of the sandbox; one that cannot
+	// leaves it.
+	Stamp []byte `json:"-"`
 }
 
 // The names by which Spec.Vouches and Admitter know what of a request is no input but
@@ -152,6 +158,9 @@ func (s Spec) Vouches(name string) bool {
 	}
 	return value == "" || slices.Contains(s.Vouched, name) || value == of && !s.Profile.Builtin
 }
+
+// MaxStampBytes bounds Spec.Stamp.
+const MaxStampBytes = 64 << 10
 
 // ClaimDigest identifies s as the order of a claim (Pooler), so that an extension can
 // tell whether one that comes again is the same.

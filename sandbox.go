@@ -217,9 +217,13 @@ const (
 	EventPort     EventType = "port"     // a port was opened or closed to the port proxy
 	EventRetry    EventType = "retry"    // a step failed and will be tried again
 	EventOrphan   EventType = "orphan"   // an object without a record was removed
-	EventSnapshot EventType = "snapshot" // a snapshot was begun, sealed or dropped
-	EventKey      EventType = "key"      // an API key was made or revoked
-	EventWarning  EventType = "warning"  // something an operator should look at
+	// EventQuarantine: an object is ours that the database does not know; it is kept until
+	// its fuse, or until an administrator adopts or destroys it.
+	EventQuarantine EventType = "quarantine"
+	EventAdopt      EventType = "adopt"    // a record was made anew for such an object
+	EventSnapshot   EventType = "snapshot" // a snapshot was begun, sealed or dropped
+	EventKey        EventType = "key"      // an API key was made or revoked
+	EventWarning    EventType = "warning"  // something an operator should look at
 )
 
 // Principal is who is calling.

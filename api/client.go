@@ -387,6 +387,17 @@ func (c *Client) Audit(ctx context.Context) (*Audit, error) {
 	return do[*Audit](ctx, c, call{method: "GET", path: "/v1/audit"})
 }
 
+// Quarantined lists what this installation has and its database does not know. It needs
+// the admin scope.
+func (c *Client) Quarantined(ctx context.Context) (*List[Quarantined], error) {
+	return do[*List[Quarantined]](ctx, c, call{method: "GET", path: "/v1/quarantine"})
+}
+
+// Adopt makes a record anew for a quarantined sandbox. It needs the admin scope.
+func (c *Client) Adopt(ctx context.Context, id string, a AdoptSandbox) (*Sandbox, error) {
+	return do[*Sandbox](ctx, c, call{method: "POST", path: sandboxPath(id) + "/adopt", body: a})
+}
+
 // Sweep runs one pass of the sweep now.
 func (c *Client) Sweep(ctx context.Context) (*Sweep, error) {
 	return do[*Sweep](ctx, c, call{method: "POST", path: "/v1/sweep", again: true})

@@ -552,15 +552,39 @@ type Violation struct {
 
 // Sweep counts what one pass of the sweep did.
 type Sweep struct {
-	Seen     int `json:"seen"`
-	Paused   int `json:"paused" doc:"Put to rest because their time ran out, or half paused and finished"`
-	Expired  int `json:"expired"`
-	Torndown int `json:"torndown"`
-	Adopted  int `json:"adopted"`
-	Lost     int `json:"lost"`
-	Orphans  int `json:"orphans"`
-	Failed   int `json:"failed"`
-	Damaged  int `json:"damaged" doc:"Live records that cannot be read and were left alone"`
+	Seen        int `json:"seen"`
+	Paused      int `json:"paused" doc:"Put to rest because their time ran out, or half paused and finished"`
+	Expired     int `json:"expired"`
+	Torndown    int `json:"torndown"`
+	Adopted     int `json:"adopted"`
+	Lost        int `json:"lost"`
+	Orphans     int `json:"orphans"`
+	Quarantined int `json:"quarantined" doc:"Objects that the database does not know, and that are kept"`
+	Failed      int `json:"failed"`
+	Damaged     int `json:"damaged" doc:"Live records that cannot be read and were left alone"`
+}
+
+// Quarantined is an object of this installation that its database does not know: that was
+// restored from a backup, or lost its latest writes.
+type Quarantined struct {
+	ID         string    `json:"id"`
+	Generation int       `json:"generation"`
+	Extension  string    `json:"extension"`
+	Host       string    `json:"host,omitempty"`
+	Tenant     string    `json:"tenant,omitempty" doc:"This, the name, the profile and the time of creation are by its stamp, if it has one"`
+	Name       string    `json:"name,omitempty"`
+	Profile    string    `json:"profile,omitempty"`
+	CreatedAt  time.Time `json:"created_at,omitzero"`
+	Since      time.Time `json:"since" doc:"When this server saw it first"`
+	Until      time.Time `json:"until,omitzero" doc:"Its fuse, until which it is kept; without one it is kept until an administrator decides"`
+	Why        string    `json:"why"`
+}
+
+// AdoptSandbox says what the stamp of a quarantined object does not.
+type AdoptSandbox struct {
+	Tenant  string   `json:"tenant,omitempty" doc:"Whose it becomes; only where it has no stamp"`
+	Profile string   `json:"profile,omitempty" doc:"What it was made from; only where it has no stamp"`
+	TTL     Duration `json:"ttl,omitempty" example:"1h" doc:"How long it lives from now; left out: as long as before"`
 }
 
 // Status describes the server and what it keeps alive for the caller.
@@ -578,4 +602,5 @@ type Status struct {
 	Sandboxes     map[sandboxer.State]int `json:"sandboxes" doc:"Live sandboxes by state; of every tenant for administrators"`
 	Extensions    int                     `json:"extensions" doc:"Configured extensions"`
 	Unavailable   []string                `json:"unavailable,omitempty" doc:"Extensions that could not be opened"`
+	Quarantined   int                     `json:"quarantined,omitempty" doc:"Objects that the database does not know, and that are kept; shown to administrators"`
 }

@@ -50,7 +50,7 @@ type broken struct {
 	remove    func(context.Context, sandboxer.Handle, string) error
 	dial      func(context.Context, sandboxer.Handle, int) (net.Conn, error)
 	isAlive   func(context.Context, sandboxer.Handle) (sandboxer.Liveness, error)
-	discover  func(context.Context, string) (sandboxer.Handle, error)
+	discover  func(context.Context, string) (sandboxer.Found, error)
 	list      func(context.Context, string) iter.Seq2[sandboxer.Handle, error]
 	snapshot  func(context.Context, sandboxer.Handle, string) (sandboxer.Snapshot, error)
 	restore   func(context.Context, sandboxer.Spec, sandboxer.Snapshot) (sandboxer.Handle, error)
@@ -137,7 +137,7 @@ func (b *broken) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liv
 	return or(b.isAlive != nil, b.isAlive, b.Extension.IsAlive)(ctx, h)
 }
 
-func (b *broken) Discover(ctx context.Context, id string) (sandboxer.Handle, error) {
+func (b *broken) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
 	return or(b.discover != nil, b.discover, b.Extension.Discover)(ctx, id)
 }
 
@@ -673,8 +673,21 @@ var mutants = []struct {
 		}
 	}},
 	{"discovers what is not there", "discover/unknown ID", func(b *broken, _ *fake.World) {
-		b.discover = func(_ context.Context, id string) (sandboxer.Handle, error) {
-			return sandboxer.Handle{SandboxID: id, Generation: 1}, nil
+		b.discover = func(_ context.Context, id string) (sandboxer.Found, error) {
+			return sandboxer.Found{Handle: sandboxer.Handle{SandboxID: id, Generation: 1}}, nil
+		}
+	}},
+	{"discovers without the stamp", "discover/by ID from another process", func(b *broken, _ *fake.World) {
+		b.discover = func(ctx context.Context, id string) (sandboxer.Found, error) {
+			f, err := b.Extension.Discover(ctx, id)
+			f.Stamp = nil
+			return f, err
+		}
+	}},
+	{"keeps the stamp of before the claim", "pool/the stamp is the claim's", func(b *broken, _ *fake.World) {
+		b.claim = func(ctx context.Context, h sandboxer.Handle, s sandboxer.Spec) (sandboxer.Handle, error) {
+			s.Stamp = []byte("of before")
+			return b.Extension.Claim(ctx, h, s)
 		}
 	}},
 	{"lists everybody's", "list/owners are apart", func(b *broken, _ *fake.World) {

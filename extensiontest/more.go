@@ -1,6 +1,7 @@
 package extensiontest
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -61,11 +62,19 @@ func (s *suite) probe(t *testing.T) {
 
 func (s *suite) discover(t *testing.T) {
 	t.Run("by ID from another process", func(t *testing.T) {
-		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Generation = 4 })
+		fuse, stamp := time.Now().Add(time.Hour).UTC().Truncate(time.Second), []byte("\x00the stamp\xff")
+		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Generation, sp.Fuse, sp.Stamp = 4, fuse, stamp })
 		b := s.open(t)
-		h, err := b.Discover(ctx(t), sb.spec.ID)
+		f, err := b.Discover(ctx(t), sb.spec.ID)
 		if err != nil {
 			t.Fatal(describe(err))
+		}
+		h := f.Handle
+		if !bytes.Equal(f.Stamp, stamp) {
+			t.Errorf("discovered the stamp %q; want %q", f.Stamp, stamp)
+		}
+		if !f.Fuse.Equal(fuse) && (b.Can(sandboxer.CanRenew) || !f.Fuse.IsZero()) { // what cannot move it need not tell it
+			t.Errorf("discovered the fuse %s; want %s", f.Fuse, fuse)
 		}
 		if h.SandboxID != sb.h.SandboxID || h.Generation != 4 || h.Ref != sb.h.Ref || h.Host != sb.h.Host {
 			t.Errorf("discovered %+v; provisioned %+v", h, sb.h)
@@ -90,8 +99,8 @@ func (s *suite) discover(t *testing.T) {
 		sp := old.spec
 		sp.Generation = 2
 		sb := s.upSpec(t, old.b, sp)
-		if h, err := sb.b.Discover(ctx(t), sp.ID); err != nil || h.Generation != 2 {
-			t.Errorf("Discover = %+v, %v; want generation 2", h, err)
+		if f, err := sb.b.Discover(ctx(t), sp.ID); err != nil || f.Handle.Generation != 2 {
+			t.Errorf("Discover = %+v, %v; want generation 2", f.Handle, err)
 		}
 	})
 	t.Run("makes nothing", func(t *testing.T) {

@@ -129,6 +129,18 @@ func (s *suite) pool(t *testing.T) {
 			t.Errorf("after the same claim again: %q", out)
 		}
 	})
+	t.Run("the stamp is the claim's", func(t *testing.T) {
+		sb := s.up(t, warm, func(sp *sandboxer.Spec) { sp.Stamp = []byte("nobody's") })
+		if !sb.b.Can(sandboxer.CanDiscover) {
+			t.Skip("the extension does not discover")
+		}
+		sp := order(sb)
+		sp.Stamp = []byte("somebody's")
+		claim(t, sb, sp)
+		if f, err := s.open(t).Discover(ctx(t), sb.spec.ID); err != nil || string(f.Stamp) != "somebody's" {
+			t.Errorf("discovered the stamp %q, %v; want that of the claim", f.Stamp, err)
+		}
+	})
 	t.Run("is claimed by one", func(t *testing.T) {
 		sb := s.up(t, warm)
 		got := claim(t, sb, order(sb))

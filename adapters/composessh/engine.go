@@ -88,6 +88,7 @@ type meta struct {
 	Notes      []string              `json:"notes,omitempty"`
 	Volumes    []string              `json:"volumes,omitempty"` // that go into checkpoints
 	Quiesce    bool                  `json:"quiesce,omitempty"`
+	Stamp      []byte                `json:"stamp,omitempty"`
 }
 
 func (m *meta) service(name string) *composefile.Service {

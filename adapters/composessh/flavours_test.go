@@ -137,7 +137,7 @@ func TestFlavours(t *testing.T) {
 			// Another process, which knows nothing, of the same sandbox; and a second one of
 			// the same file, beside it.
 			e2 := r.opened(t, name)
-			if got, err := e2.Discover(t.Context(), "life"); err != nil || got.Ref != h.Ref {
+			if got, err := e2.Discover(t.Context(), "life"); err != nil || got.Handle.Ref != h.Ref {
 				t.Errorf("Discover: %+v, %v", got, err)
 			}
 			s := order("beside", repo(t, web, nil))

@@ -469,16 +469,32 @@ func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liv
 	return sandboxer.Gone, nil
 }
 
-// Discover implements sandboxer.Discoverer.
-func (e *engine) Discover(ctx context.Context, id string) (sandboxer.Handle, error) {
+// Discover implements sandboxer.Discoverer. It tells no fuse: that is not moved with the
+// expiry.
+func (e *engine) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
 	found, err := e.search(ctx, id, 0)
 	if err != nil {
-		return sandboxer.Handle{}, err
+		return sandboxer.Found{}, err
 	}
 	if len(found) == 0 {
-		return sandboxer.Handle{}, gone(sandboxer.Handle{SandboxID: id})
+		return sandboxer.Found{}, gone(sandboxer.Handle{SandboxID: id})
 	}
-	return e.handle(found[0].name, found[0].host), nil
+	f := sandboxer.Found{Handle: e.handle(found[0].name, found[0].host)}
+	ho, err := e.host(found[0].host)
+	if err == nil {
+		err = e.look(ctx, ho)
+	}
+	if err != nil {
+		return sandboxer.Found{}, err
+	}
+	m, err := e.meta(ctx, ho, found[0].name)
+	if err != nil {
+		return sandboxer.Found{}, err
+	}
+	if m != nil {
+		f.Stamp = m.Stamp
+	}
+	return f, nil
 }
 
 func (e *engine) handle(name, host string) sandboxer.Handle {

@@ -107,7 +107,7 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{spec: spec, name: e.name(spec.ID, spec.Generation), repo: repo, project: project}
-	p.meta = meta{V: 1, Name: p.name, ID: spec.ID, Generation: spec.Generation, Owner: e.env.Owner, User: spec.User,
+	p.meta = meta{V: 1, Name: p.name, ID: spec.ID, Generation: spec.Generation, Owner: e.env.Owner, User: spec.User, Stamp: spec.Stamp,
 		Ports: spec.Ports, Services: project.Services, Notes: project.Notes, Service: cmp.Or(spec.Inputs["service"], project.Services[0].Name)}
 	if p.meta.service(p.meta.Service) == nil {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no service %q", project.File, p.meta.Service)

@@ -176,7 +176,8 @@ func (e *Extension) Provision(ctx context.Context, spec sandboxer.Spec) (h sandb
 
 // provision makes the sandbox, from a snapshot or a checkpoint if or names one.
 func (e *Extension) provision(ctx context.Context, verb Verb, or order) (h sandboxer.Handle, err error) {
-	or.Env, or.Host, or.Capacity = or.Spec.Env, cmp.Or(or.Spec.Host, e.cfg.Hosts[0]), e.cfg.Capacity
+	or.Env, or.Stamp = or.Spec.Env, or.Spec.Stamp
+	or.Host, or.Capacity = cmp.Or(or.Spec.Host, e.cfg.Hosts[0]), e.cfg.Capacity
 	err = e.call(ctx, verb, or.Spec.ID, func(f Fault) error {
 		or.Late, or.Twice = f.Late, f.Twice
 		o, err := e.world.create(ctx, or)
@@ -329,19 +330,19 @@ func (e *Extension) IsAlive(ctx context.Context, h sandboxer.Handle) (l sandboxe
 }
 
 // Discover implements sandboxer.Discoverer.
-func (e *Extension) Discover(ctx context.Context, id string) (h sandboxer.Handle, err error) {
+func (e *Extension) Discover(ctx context.Context, id string) (found sandboxer.Found, err error) {
 	err = e.call(ctx, VerbDiscover, id, func(f Fault) error {
 		o, err := e.find(ctx, sandboxer.Handle{SandboxID: id})
 		if err == nil && f.Lie {
 			err = sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s", id)
 		}
-		h = o.handle()
+		found = sandboxer.Found{Handle: o.handle(), Stamp: o.Stamp, Fuse: o.Fuse}
 		return err
 	})
 	if err != nil {
-		return sandboxer.Handle{}, err
+		return sandboxer.Found{}, err
 	}
-	return h, nil
+	return found, nil
 }
 
 // ListRunning implements sandboxer.Lister.
@@ -477,7 +478,7 @@ func (e *Extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxe
 		return out, err
 	}
 	err = e.call(ctx, VerbClaim, h.SandboxID, func(f Fault) error {
-		o, err := e.world.claim(ctx, claim{e.query(h), spec, spec.Env})
+		o, err := e.world.claim(ctx, claim{e.query(h), spec, spec.Env, spec.Stamp})
 		if err != nil {
 			return err
 		}

@@ -41,11 +41,12 @@ type (
 		Verb Verb
 		ID   string
 	}
-	// order is what create gets. Env travels apart, because a Spec keeps its own out
-	// of JSON.
+	// order is what create gets. Env and Stamp travel apart, because a Spec keeps its own
+	// out of JSON.
 	order struct {
 		Spec     sandboxer.Spec
 		Env      map[string]string
+		Stamp    []byte
 		Host     string
 		Snapshot string
 		From     string // directory with what a checkpoint held
@@ -78,9 +79,10 @@ type (
 		Policy sandboxer.NetworkPolicy
 	}
 	claim struct {
-		Of   query
-		Spec sandboxer.Spec
-		Env  map[string]string
+		Of    query
+		Spec  sandboxer.Spec
+		Env   map[string]string
+		Stamp []byte
 	}
 	renewal struct {
 		Of    query
@@ -107,6 +109,7 @@ type Object struct {
 	OOMKilled bool              `json:"oom_killed,omitempty"`
 	CPU       time.Duration     `json:"cpu,omitempty"`     // of finished commands
 	Claimed   string            `json:"claimed,omitempty"` // by which order; it may have failed midway
+	Stamp     []byte            `json:"stamp,omitempty"`
 
 	used bool
 }
@@ -287,7 +290,7 @@ func (w *World) add(or order, ref string, op Op) (Object, error) {
 	}
 	w.made++
 	o := &Object{
-		Ref: ref, Spec: or.Spec, Env: maps.Clone(or.Env), Host: or.Host, CreatedAt: time.Now(), Fuse: or.Spec.Fuse,
+		Ref: ref, Spec: or.Spec, Env: maps.Clone(or.Env), Host: or.Host, CreatedAt: time.Now(), Fuse: or.Spec.Fuse, Stamp: or.Stamp,
 		Dir: filepath.Join(w.base, fmt.Sprintf("%s.%d", ref, w.made)),
 	}
 	if err := w.furnish(o, or.Snapshot, or.From); err != nil {
@@ -622,7 +625,7 @@ func (w *World) claim(_ context.Context, c claim) (Object, error) {
 	o.Claimed = by
 	fuse := o.Fuse
 	warm := o.Spec
-	o.Spec, o.Env, o.Fuse = c.Spec, maps.Clone(c.Env), c.Spec.Fuse
+	o.Spec, o.Env, o.Fuse, o.Stamp = c.Spec, maps.Clone(c.Env), c.Spec.Fuse, c.Stamp
 	if !fuse.IsZero() && fuse.Before(o.Fuse) {
 		w.fuse(o)
 	}

@@ -388,6 +388,7 @@ type record struct {
 	Claim      string                  `json:"claim,omitempty"` // digest of the claim, from its beginning
 	Main       []string                `json:"main,omitempty"`  // of a warm one: the command that its claim starts
 	MainDir    string                  `json:"main_dir,omitempty"`
+	Stamp      []byte                  `json:"stamp,omitempty"`
 	Ready      bool                    `json:"ready"` // everything Provision owes is done
 
 	// AgentMount says that the agent's programs are a mount of their own. Without it they

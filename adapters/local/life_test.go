@@ -285,10 +285,11 @@ func TestSurvivesTheBroker(t *testing.T) {
 
 	e := openIn(t, dir, ours("churn"))
 	defer e.Close()
-	h, err := e.Discover(t.Context(), "churn")
+	f, err := e.Discover(t.Context(), "churn")
 	if err != nil {
 		t.Fatal(err)
 	}
+	h := f.Handle
 	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Alive {
 		t.Fatalf("IsAlive = %s, %v", l, err)
 	}

@@ -79,7 +79,7 @@ func (e *engine) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.S
 	case networked(spec.Network) != networked(rec.Network):
 		return h, sandboxer.E(sandboxer.Unsupported, nil, "a warm sandbox keeps its network mode")
 	}
-	rec.Claim, rec.Network = digest, spec.Network
+	rec.Claim, rec.Network, rec.Stamp = digest, spec.Network, spec.Stamp
 	later := !rec.Fuse.IsZero() && (spec.Fuse.IsZero() || spec.Fuse.After(rec.Fuse))
 	if later {
 		rec.Fuse = spec.Fuse

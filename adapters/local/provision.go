@@ -289,7 +289,7 @@ func redactURL(s string) string {
 func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, img *image, from *saved) (*box, error) {
 	rec := record{
 		Owner: spec.Owner, SandboxID: spec.ID, Generation: spec.Generation, Image: spec.Image,
-		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User, Fuse: spec.Fuse, Warm: spec.Warm,
+		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User, Fuse: spec.Fuse, Warm: spec.Warm, Stamp: spec.Stamp,
 		AgentMount: from == nil || from.Record.AgentMount,
 	}
 	if rec.Workspace == "" {

@@ -681,19 +681,20 @@ func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liv
 }
 
 // Discover implements sandboxer.Discoverer.
-func (e *engine) Discover(_ context.Context, id string) (sandboxer.Handle, error) {
+func (e *engine) Discover(_ context.Context, id string) (sandboxer.Found, error) {
 	name, err := e.find(sandboxer.Handle{SandboxID: id})
 	if err != nil {
-		return sandboxer.Handle{}, err
+		return sandboxer.Found{}, err
 	}
 	if _, err := e.hold(name); err != nil {
-		return sandboxer.Handle{}, err
+		return sandboxer.Found{}, err
 	}
 	rec, err := e.record(name)
 	if err != nil || !rec.Ready || rec.Owner != e.env.Owner {
-		return sandboxer.Handle{}, sandboxer.E(sandboxer.NotFound, err, "there is no complete sandbox %s on this machine", id)
+		return sandboxer.Found{}, sandboxer.E(sandboxer.NotFound, err, "there is no complete sandbox %s on this machine", id)
 	}
-	return sandboxer.Handle{SandboxID: id, Generation: rec.Generation, Host: "localhost", Ref: name}, nil
+	h := sandboxer.Handle{SandboxID: id, Generation: rec.Generation, Host: "localhost", Ref: name}
+	return sandboxer.Found{Handle: h, Stamp: rec.Stamp, Fuse: rec.Fuse}, nil
 }
 
 // Renew implements sandboxer.Renewer. The fuse is in the sandbox's first process: it

@@ -31,6 +31,7 @@ type place struct {
 
 	Shape *shape `json:"shape,omitempty"` // of a machine of its own
 	State state  `json:"state,omitzero"`
+	Stamp []byte `json:"stamp,omitempty"` // of notes, not of handles
 
 	capacity int
 	tools    []string
@@ -46,7 +47,9 @@ func (p *place) key() string { return p.ID + ".g" + strconv.Itoa(p.Generation) }
 func (p *place) mark() string { return sandboxer.ExternalName(p.Owner, p.ID, p.Generation) }
 
 func (p *place) handle() sandboxer.Handle {
-	data, err := json.Marshal(p)
+	bare := *p
+	bare.Stamp = nil
+	data, err := json.Marshal(bare)
 	if err != nil {
 		panic(err) // strings and numbers
 	}

@@ -120,7 +120,7 @@ func (e *extension) managedOrder(spec sandboxer.Spec) (*place, error) {
 		return nil, refuse("a machine from an image has no network besides the way in; %s is not offered", m).
 			WithHint("put what builds need into the image, with Packer")
 	}
-	p := &place{V: 1, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Kind: managed, Host: "localhost",
+	p := &place{V: 1, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Stamp: spec.Stamp, Kind: managed, Host: "localhost",
 		Base: e.cfg.WorkspaceDir, User: spec.User, Ports: spec.Ports}
 	p.Shape = &shape{Image: spec.Image, Kernel: img.Kernel, Initrd: img.Initrd, Append: img.Append,
 		Memory: cmpOr(l.MemoryBytes, img.Memory, 512<<20), CPUs: cmpOr(int(l.MilliCPU/1000), img.CPUs, 1),

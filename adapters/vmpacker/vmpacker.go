@@ -267,7 +267,7 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 	} else if spec.Host != "" && spec.Host != alias {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the host %q is asked for, and by an input another machine", spec.Host)
 	}
-	p := &place{V: 1, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Kind: attached, User: spec.User, Ports: spec.Ports}
+	p := &place{V: 1, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Stamp: spec.Stamp, Kind: attached, User: spec.User, Ports: spec.Ports}
 	m := machine{capacity: e.cfg.Capacity, base: e.cfg.WorkspaceDir, tools: e.cfg.Tools}
 	if alias != "" {
 		found, err := e.machine(alias)
@@ -620,8 +620,9 @@ func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 }
 
 // Discover implements sandboxer.Discoverer. Machines that cannot be reached are passed
-// over: a doubt is answered as if there were nothing.
-func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Handle, error) {
+// over: a doubt is answered as if there were nothing. The stamp is in the note here, and
+// lost with that.
+func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
 	var best *place
 	for p, err := range e.all(ctx, e.env.Owner) {
 		if err == nil && p.ID == id && (best == nil || p.Generation > best.Generation) {
@@ -629,12 +630,16 @@ func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Handle, 
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		return sandboxer.Handle{}, err
+		return sandboxer.Found{}, err
 	}
 	if best == nil {
-		return sandboxer.Handle{}, missing(id)
+		return sandboxer.Found{}, missing(id)
 	}
-	return best.handle(), nil
+	f := sandboxer.Found{Handle: best.handle()}
+	if noted, err := e.recall(best.ID, best.Generation); err == nil {
+		f.Stamp = noted.Stamp
+	}
+	return f, nil
 }
 
 func missing(id string) error {

@@ -402,18 +402,22 @@ func (b *Backend) IsAlive(ctx context.Context, h sandboxer.Handle) (l sandboxer.
 }
 
 // Discover finds a sandbox by its ID.
-func (b *Backend) Discover(ctx context.Context, id string) (h sandboxer.Handle, err error) {
+// A stamp that is too big is left out.
+func (b *Backend) Discover(ctx context.Context, id string) (f sandboxer.Found, err error) {
 	if b.discover == nil {
-		return h, b.cannot(sandboxer.CanDiscover)
+		return f, b.cannot(sandboxer.CanDiscover)
 	}
 	if err := sandboxer.CheckID(id); err != nil {
-		return h, err
+		return f, err
 	}
 	err = b.call(ctx, "discover", b.opts.Short, func(ctx context.Context) error {
-		h, err = b.discover.Discover(ctx, id)
+		f, err = b.discover.Discover(ctx, id)
 		return err
 	})
-	return h, err
+	if len(f.Stamp) > sandboxer.MaxStampBytes {
+		f.Stamp = nil
+	}
+	return f, err
 }
 
 // ListRunning enumerates every object with owner's stamp.

@@ -148,8 +148,8 @@ func (f *full) IsAlive(ctx context.Context, _ sandboxer.Handle) (sandboxer.Liven
 	return sandboxer.Gone, f.call(ctx, "probe")
 }
 
-func (f *full) Discover(ctx context.Context, id string) (sandboxer.Handle, error) {
-	return sandboxer.Handle{SandboxID: id, Generation: 1}, f.call(ctx, "discover")
+func (f *full) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
+	return sandboxer.Found{Handle: sandboxer.Handle{SandboxID: id, Generation: 1}}, f.call(ctx, "discover")
 }
 
 func (f *full) ListRunning(ctx context.Context, _ string) iter.Seq2[sandboxer.Handle, error] {

@@ -321,6 +321,56 @@ func auditRun(ctx context.Context, o *plainOptions) error {
 	return nil
 }
 
+type adoptOptions struct {
+	refOptions
+	adopt api.AdoptSandbox
+}
+
+func newCmdAdopt(f *factory, runF func(context.Context, *adoptOptions) error) *cobra.Command {
+	o := &adoptOptions{refOptions: refOptions{f: f}}
+	var ttl string
+	c := &cobra.Command{
+		Use: "adopt ID", Short: "Make a record anew for a sandbox that the database lost", Args: wants(1, 1, "one sandbox"),
+		Long: "After a restored backup, or lost writes, sandboxes that are younger than the database are kept and listed by\n" +
+			"'sandboxer ls --quarantined'. Adopt one, and it is its tenant's again, with what its stamp says; its time is paid for\n" +
+			"from now on. What has no stamp needs --tenant and --profile. 'sandboxer destroy ID' gets rid of one instead.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.ref = args[0]
+			if ttl != "" {
+				d, err := parseDuration("--ttl", ttl)
+				if err != nil {
+					return err
+				}
+				o.adopt.TTL = api.Duration(d)
+			}
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return adoptRun(cmd.Context(), o)
+		},
+	}
+	c.Flags().StringVar(&o.adopt.Tenant, "tenant", "", "whose it becomes, if it has no stamp: a `tenant`")
+	c.Flags().StringVar(&o.adopt.Profile, "profile", "", "what it was made from, if it has no stamp: a `profile`")
+	c.Flags().StringVar(&ttl, "ttl", "", "`lifetime` from now; left out, as long as before")
+	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
+	return c
+}
+
+func adoptRun(ctx context.Context, o *adoptOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	sb, err := s.Adopt(ctx, o.ref, o.adopt)
+	if err != nil {
+		return err
+	}
+	p := o.f.progress()
+	p.done("%s is tenant %s's and expires %s", sb.ID, sb.Tenant, moment(sb.ExpiresAt, until))
+	return printOne(o.f, sb, sandboxID())
+}
+
 func newCmdReconcile(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
 	o := &plainOptions{f}
 	return &cobra.Command{
@@ -356,7 +406,7 @@ func reconcileRun(ctx context.Context, o *plainOptions) error {
 			for _, x := range []struct {
 				name string
 				n    int
-			}{{"seen", r.Seen}, {"expired", r.Expired}, {"torn down", r.Torndown}, {"adopted", r.Adopted}, {"lost", r.Lost}, {"orphans", r.Orphans}, {"failed", r.Failed}, {"damaged", r.Damaged}} {
+			}{{"seen", r.Seen}, {"expired", r.Expired}, {"torn down", r.Torndown}, {"adopted", r.Adopted}, {"lost", r.Lost}, {"orphans", r.Orphans}, {"quarantined", r.Quarantined}, {"failed", r.Failed}, {"damaged", r.Damaged}} {
 				rows = append(rows, [2]string{x.name, fmt.Sprint(x.n)})
 			}
 			return rows

@@ -71,7 +71,7 @@ func newCmdBackupRestore(f *factory, runF func(context.Context, *backupOptions) 
 		Short: "Put a backup of the books in the place of what is there",
 		Long: "Put BACKUP, or the newest one that is whole, in the place of the database of this machine's data directory. What\n" +
 			"stood there is kept beside it. No server may run. Sandboxes made after the backup are not in the restored books:\n" +
-			"the next server removes them when they have been seen for a minute.",
+			"the next server quarantines them (sandboxer ls --quarantined).",
 		Args: wants(0, 1, "at most one backup"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -101,7 +101,7 @@ func backupRestoreRun(ctx context.Context, o *backupOptions) error {
 	if suffix != "" {
 		p.note("what stood there is kept as %s", filepath.Join(dir, "sandboxer.db"+suffix))
 	}
-	p.note("compare it with the backends before anything is removed: sandboxer audit")
+	p.note("what was made since is kept and can be adopted: sandboxer audit")
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -106,6 +107,8 @@ type lsOptions struct {
 	states []string
 	labels []string
 	all    bool
+
+	quarantined bool
 }
 
 func newCmdLs(f *factory, runF func(context.Context, *lsOptions) error) *cobra.Command {
@@ -115,6 +118,9 @@ func newCmdLs(f *factory, runF func(context.Context, *lsOptions) error) *cobra.C
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.q.States, err = states(o.states); err != nil {
 				return err
+			}
+			if o.quarantined && (o.all || o.states != nil || o.labels != nil || o.q.Profile != "" || o.q.Name != "" || o.q.Tenant != "" || o.q.Limit != 0 || o.q.Cursor != "") {
+				return invalid("--quarantined goes with no other flag of ls")
 			}
 			if o.all {
 				if o.states != nil {
@@ -136,6 +142,7 @@ func newCmdLs(f *factory, runF func(context.Context, *lsOptions) error) *cobra.C
 	}
 	fl := c.Flags()
 	fl.BoolVarP(&o.all, "all", "a", false, "also those that are terminated")
+	fl.BoolVar(&o.quarantined, "quarantined", false, "instead what is there and unknown to the database, for administrators")
 	fl.StringArrayVar(&o.states, "state", nil, "only in this `state`; several with commas")
 	fl.StringArrayVar(&o.labels, "label", nil, "only with this label `key=value`")
 	fl.StringVar(&o.q.Profile, "profile", "", "only of this `profile`")
@@ -160,7 +167,38 @@ func checkLimit(n int) error {
 }
 
 func lsRun(ctx context.Context, o *lsOptions) error {
-	return listed(ctx, o.f, sandboxView(), func(s *session) (*api.List[api.Sandbox], error) { return s.List(ctx, o.q) })
+	if o.quarantined {
+		return listed(ctx, o.f, quarantineView(), func(s *session) (*api.List[api.Quarantined], error) { return s.Quarantined(ctx) })
+	}
+	held := 0
+	err := listed(ctx, o.f, sandboxView(), func(s *session) (*api.List[api.Sandbox], error) {
+		l, err := s.List(ctx, o.q)
+		if format := o.f.format(); err == nil && (format == "table" || format == "wide") {
+			if qs, qerr := s.Quarantined(ctx); qerr == nil { // who is no administrator is not told
+				held = len(qs.Items)
+			}
+		}
+		return l, err
+	})
+	if err == nil && held > 0 {
+		o.f.progress().note("%d more are there that the database does not know: sandboxer ls --quarantined", held)
+	}
+	return err
+}
+
+func quarantineView() view[*api.Quarantined] {
+	return view[*api.Quarantined]{
+		cols: []string{"ID", "TENANT", "PROFILE", "EXTENSION", "KEPT UNTIL"},
+		wide: []string{"GENERATION", "NAME", "CREATED", "SINCE", "WHY"},
+		row: func(q *api.Quarantined) []string {
+			end := "adopted or destroyed"
+			if !q.Until.IsZero() {
+				end = moment(q.Until, until)
+			}
+			return []string{q.ID, q.Tenant, q.Profile, q.Extension, end, strconv.Itoa(q.Generation), q.Name, moment(q.CreatedAt, ago), moment(q.Since, ago), q.Why}
+		},
+		name: func(q *api.Quarantined) string { return q.ID },
+	}
 }
 
 // refOptions are those of a command about one sandbox.

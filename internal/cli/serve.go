@@ -421,6 +421,9 @@ func showStatus(ctx context.Context, f *factory, s *session) error {
 			if len(st.Unavailable) > 0 {
 				rows = append(rows, [2]string{"unavailable", strings.Join(st.Unavailable, ", ")})
 			}
+			if st.Quarantined > 0 {
+				rows = append(rows, [2]string{"quarantined", fmt.Sprintf("%d, unknown to the database: sandboxer ls --quarantined", st.Quarantined)})
+			}
 			return rows
 		},
 	})

@@ -108,11 +108,13 @@ func (m *Manager) unexplained(ctx context.Context, e *extension) (out map[sighti
 	}
 	out = map[sighting]Violation{}
 	for s, n := range count {
-		_, stray, err := m.stray(ctx, s)
+		_, v, err := m.verdictOn(ctx, s)
 		switch {
 		case err != nil:
 			return nil, 0, nil, err
-		case stray:
+		case v == unknown:
+			out[s] = Violation{invObject, s.id, m.quarantineText(e, s)}
+		case v == denies:
 			out[s] = Violation{invObject, s.id, fmt.Sprintf("%s has generation %d of it, the books have no living one", e.Info.ID, s.generation)}
 		case n > 1:
 			out[s] = Violation{invTwice, s.id, fmt.Sprintf("%s lists generation %d of it %d times", e.Info.ID, s.generation, n)}

@@ -142,7 +142,7 @@ func (s script) live() (out outcome, err error) {
 	if strings.HasPrefix(s.Scenario, "pool") && !s.waitForPool(m, store) {
 		return out, errors.New("the pool stays empty")
 	}
-	if s.Scenario != "orphan" {
+	if s.Scenario != "orphan" && s.Scenario != "adopt" {
 		if out.Sandbox, err = m.Create(acme, req); err != nil {
 			return out, err
 		}
@@ -179,8 +179,28 @@ func (s script) live() (out outcome, err error) {
 			}
 		}
 	case "orphan":
-		for len(liveObjects(ext, s.Owner)) > 0 {
-			time.Sleep(5 * time.Millisecond)
+		err := insist(func() error {
+			if _, err := m.Destroy(admin, "stray"); !isKind(err, sandboxer.NotFound) {
+				return err
+			}
+			return nil
+		})
+		if err != nil {
+			return out, err
+		}
+	case "adopt":
+		err := insist(func() error {
+			if _, err := m.Get(acme, "stray"); err == nil { // a former life adopted it
+				return nil
+			}
+			_, err := m.Adopt(admin, "stray", Adoption{Tenant: "acme", Profile: "paid"})
+			return err
+		})
+		if err == nil {
+			out.Sandbox, err = m.Get(acme, "stray")
+		}
+		if err != nil {
+			return out, err
 		}
 	}
 	for out.Sandbox != nil {
@@ -324,6 +344,7 @@ var crashes = map[point]string{
 	pRelapsed: "relapse",
 	pRetry:    "retry",
 	pOrphan:   "orphan",
+	pAdopted:  "adopt",
 	pStock:    "pool", pWarm: "pool", pClaimed: "pool", pClaim: "pool",
 	pDiscard: "pool-dead", pReplaced: "pool-dead",
 }
@@ -371,7 +392,7 @@ func TestCrash(t *testing.T) {
 							if err := remote.Inject(t.Context(), fake.Fault{Verb: fake.VerbRestore, ID: id, Kind: sandboxer.Unavailable, Times: kills + 2}); err != nil {
 								t.Fatal(err)
 							}
-						case "orphan":
+						case "orphan", "adopt":
 							placeOrphan(t, world.Socket, id)
 						}
 						crashAndRecover(t, s, kills)
@@ -431,7 +452,7 @@ func crashAndRecover(t *testing.T, s script, kills int) {
 	if out.Sandbox == nil || out.Sandbox.State != sandboxer.Terminated {
 		t.Fatalf("in the end %+v", out.Sandbox)
 	}
-	if want := sandboxer.Credit - out.Cost; out.Balance != want || out.Sandbox.Cost < 20_000 {
+	if want := sandboxer.Credit - out.Cost; out.Balance != want || out.Sandbox.Cost < 20_000 && s.Scenario != "adopt" {
 		t.Errorf("cost %s, balance %s, want %s", out.Cost, out.Balance, want)
 	}
 }

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -303,6 +304,11 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 			return m.fresh(last), nil
 		}
 	}
+	if o.chosen { // what the database lost under the ID must not be handed out as new
+		if held, err := m.isHeld(ctx, o.id); err != nil || held {
+			return nil, cmp.Or(err, taken(o.id))
+		}
+	}
 	sb := o.record(generation)
 	if err := m.price(ctx, o, sb); err != nil {
 		return nil, err
@@ -507,7 +513,7 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, sb *sandbox
 	if err != nil {
 		return err
 	}
-	spec.Env = env
+	spec.Env, spec.Stamp = env, m.stampOf(sb)
 	hear, done := m.progress(ctx, sb)
 	defer done()
 	ctx = sandboxer.WithProgress(ctx, hear)

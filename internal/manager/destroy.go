@@ -22,20 +22,37 @@ func (m *Manager) Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, 
 			why.message = sb.Message
 		}
 	}
+	admin := sandboxer.PrincipalFrom(ctx).Can(sandboxer.ScopeAdmin)
+	if isKind(err, sandboxer.NotFound) && admin && sandboxer.CheckID(ref) == nil { // it may be quarantined
+		if gone, derr := m.discardStrangers(ctx, ref); gone != nil || derr != nil {
+			return gone, derr
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
-	if sb.State == sandboxer.Terminated {
-		return sb, nil
+	if sb.State != sandboxer.Terminated {
+		if err := m.enter(); err != nil {
+			return nil, err
+		}
+		defer m.wg.Done()
+		if err := m.doom(ctx, sb, why); err != nil {
+			return nil, err
+		}
+		if sb, err = m.finish(ctx, sb); err != nil {
+			return sb, err
+		}
 	}
-	if err := m.enter(); err != nil {
-		return nil, err
+	// A later generation may be there that the database does not know.
+	for _, q := range m.quarantined(sb.ID) {
+		if admin || q.Tenant == sb.Tenant {
+			if _, err := m.discardStrangers(ctx, sb.ID); err != nil {
+				return sb, err
+			}
+			break
+		}
 	}
-	defer m.wg.Done()
-	if err := m.doom(ctx, sb, why); err != nil {
-		return nil, err
-	}
-	return m.finish(ctx, sb)
+	return sb, nil
 }
 
 // ending is why and since when a sandbox ends.

@@ -45,6 +45,7 @@ const (
 	pReplaced  point = "claim.replaced"    // commit: the next generation
 	pRetry     point = "retry"             // commit: a step failed and is to be repeated
 	pOrphan    point = "sweep.orphan"      // effect
+	pAdopted   point = "adopt.record"      // commit: the record of what the database had lost, hold
 )
 
 var points = []point{
@@ -56,7 +57,7 @@ var points = []point{
 	pRestore, pUnarchive, pFrom,
 	pPausing, pFuse, pFreeze, pPaused, pResuming, pThaw, pRelapsed,
 	pStock, pWarm, pClaimed, pClaim, pDiscard, pReplaced,
-	pRetry, pOrphan,
+	pRetry, pOrphan, pAdopted,
 }
 
 // step runs one commit or effect between its two points.

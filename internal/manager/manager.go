@@ -95,13 +95,14 @@ type Manager struct {
 	forks    map[[2]string]*forking                        // in progress, by tenant and idempotency key
 	pins     map[string]int                                // by snapshot ID: uses that a drop must not cut short; -1 while one is being saved or dropped
 
-	acting    map[string]bool        // sandbox IDs the sweep has work queued for
-	mourned   map[incarnation]bool   // damaged records that were reported
-	adopted   map[incarnation]bool   // those of a former process whose network policy is in force
-	sightings map[sighting]time.Time // objects that no live record explains, since when
-	clock     time.Time              // of the last pass, to notice that the clock was set
-	quiet     time.Time              // the clock ends and removes nothing before this
-	forgotten time.Time              // when idempotency keys were last cleared
+	acting     map[string]bool        // sandbox IDs the sweep has work queued for
+	mourned    map[incarnation]bool   // damaged records that were reported
+	adopted    map[incarnation]bool   // those of a former process whose network policy is in force
+	sightings  map[sighting]time.Time // objects that no live record explains, since when
+	quarantine map[sighting]*inmate   // those that the database does not know
+	clock      time.Time              // of the last pass, to notice that the clock was set
+	quiet      time.Time              // the clock ends and removes nothing before this
+	forgotten  time.Time              // when idempotency keys were last cleared
 
 	offering sync.Mutex // serialises SetProfiles
 
@@ -118,6 +119,7 @@ type extension struct {
 	demand   *demand
 	survey   chan struct{} // the slot of the one survey in progress
 	probed   *time.Time    // guarded by survey: when all it lists was last probed
+	surveyed *atomic.Bool  // it was listed since the start
 }
 
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the broker is stopping").
@@ -167,29 +169,30 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	}
 	now := time.Now()
 	m := &Manager{
-		store:     store,
-		opts:      opts,
-		log:       opts.Log,
-		seal:      seal,
-		started:   now,
-		wake:      make(chan struct{}, 1),
-		restock:   make(chan struct{}, 1),
-		jobs:      map[string]*job{},
-		visits:    map[string]map[*Visit]context.CancelCauseFunc{},
-		changing:  map[string]chan struct{}{},
-		uses:      map[string]*use{},
-		bells:     map[string]map[chan struct{}]struct{}{},
-		steps:     map[string]*sandboxer.Event{},
-		bound:     map[string]map[*binding]struct{}{},
-		keyUse:    map[string]time.Time{},
-		forks:     map[[2]string]*forking{},
-		pins:      map[string]int{},
-		acting:    map[string]bool{},
-		mourned:   map[incarnation]bool{},
-		adopted:   map[incarnation]bool{},
-		sightings: map[sighting]time.Time{},
-		clock:     now,
-		quiet:     now,
+		store:      store,
+		opts:       opts,
+		log:        opts.Log,
+		seal:       seal,
+		started:    now,
+		wake:       make(chan struct{}, 1),
+		restock:    make(chan struct{}, 1),
+		jobs:       map[string]*job{},
+		visits:     map[string]map[*Visit]context.CancelCauseFunc{},
+		changing:   map[string]chan struct{}{},
+		uses:       map[string]*use{},
+		bells:      map[string]map[chan struct{}]struct{}{},
+		steps:      map[string]*sandboxer.Event{},
+		bound:      map[string]map[*binding]struct{}{},
+		keyUse:     map[string]time.Time{},
+		forks:      map[[2]string]*forking{},
+		pins:       map[string]int{},
+		acting:     map[string]bool{},
+		mourned:    map[incarnation]bool{},
+		adopted:    map[incarnation]bool{},
+		sightings:  map[sighting]time.Time{},
+		quarantine: map[sighting]*inmate{},
+		clock:      now,
+		quiet:      now,
 	}
 	m.exts.Store(new([]*extension))
 	for _, e := range exts {
@@ -204,6 +207,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 			demand:    new(demand),
 			survey:    make(chan struct{}, 1),
 			probed:    new(time.Time),
+			surveyed:  new(atomic.Bool),
 		})
 		m.exts.Store(&all)
 	}

@@ -257,7 +257,7 @@ func (m *Manager) furnish(ctx context.Context, b *backend.Backend, sb *sandboxer
 	if err != nil {
 		return err
 	}
-	spec.Env = env
+	spec.Env, spec.Stamp = env, m.stampOf(sb)
 	var h sandboxer.Handle
 	err = m.step(pClaim, func() (err error) { h, err = b.Claim(ctx, sb.Handle, spec); return err })
 	if err == nil {

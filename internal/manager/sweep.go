@@ -444,7 +444,11 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(m.orphans(ctx, t, e, listed, seen), lerr)
+	err = m.orphans(ctx, t, e, listed, seen, lerr == nil)
+	if err == nil && e.Backend != nil { // what is away is told when it is back
+		e.surveyed.Store(true)
+	}
+	return errors.Join(err, lerr)
 }
 
 // listing returns what the backend lists under our name, or nothing if it cannot. With
@@ -516,19 +520,25 @@ func (m *Manager) doubt(h sandboxer.Handle) {
 	})
 }
 
-// orphans removes objects that carry our name and belong to no living record, once
-// they have been seen so for a grace period.
-func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed map[sighting]sandboxer.Handle, explained map[sighting]bool) error {
+// orphans removes objects that carry our name and whose record says that they are gone,
+// once they have been seen so for a grace period. Those that no record ever knew are
+// quarantined first. whole says that the listing was.
+func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed map[sighting]sandboxer.Handle, explained map[sighting]bool, whole bool) error {
+	defer m.acquit(e, listed, explained, whole)
 	for s, h := range listed {
 		if explained[s] {
 			continue
 		}
-		tenant, stray, err := m.stray(ctx, s)
+		tenant, v, err := m.verdictOn(ctx, s)
 		if err != nil {
 			return err
 		}
-		if !stray {
+		if v == explains {
 			explained[s] = true
+			continue
+		}
+		if v == unknown && m.detain(t, e, s, h) {
+			t.count(func(r *SweepReport) { r.Quarantined++ })
 			continue
 		}
 		if !m.ripe(s) || !m.take(s.id) {
@@ -558,23 +568,35 @@ func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed ma
 	return nil
 }
 
-// stray reports whether no record explains s: there is none, or it says that the
-// object is gone. tenant is whose it was, if that is known. A record answers for its
-// own generation and those that its resumes made, of which the latest may exist.
-func (m *Manager) stray(ctx context.Context, s sighting) (tenant string, _ bool, err error) {
+// A verdict is what the database says to an object outside.
+type verdict int
+
+const (
+	explains verdict = iota // a living record has it
+	denies                  // its record says that it is gone
+	unknown                 // it never had a record, as far as the database knows
+)
+
+// verdictOn says what the database knows of s. tenant is whose it was, if that is known. A
+// record answers for its own generation and those that its resumes made, of which the
+// latest may exist; a later one had a record that the database lost.
+func (m *Manager) verdictOn(ctx context.Context, s sighting) (tenant string, _ verdict, err error) {
 	sb, err := m.store.Sandbox(ctx, s.id)
 	switch {
 	case isKind(err, sandboxer.NotFound):
-		return "", true, nil
+		return "", unknown, nil
 	case err != nil && sb == nil:
-		return "", false, err
+		return "", explains, err
 	case sb.Damaged != "" && s.generation > sb.Generation: // which it made last cannot be read
-	case s.generation != 0 && s.generation != objectOf(sb):
-		return sb.Tenant, true, nil
-	case sb.State == sandboxer.Paused:
-		return sb.Tenant, !isStanding(sb), nil
+	case s.generation > objectOf(sb):
+		return sb.Tenant, unknown, nil
+	case s.generation != 0 && s.generation != objectOf(sb), sb.State == sandboxer.Paused && !isStanding(sb):
+		return sb.Tenant, denies, nil
 	}
-	return sb.Tenant, sb.State == sandboxer.Terminated, nil // a damaged record explains as much
+	if sb.State == sandboxer.Terminated { // a damaged record explains as much
+		return sb.Tenant, denies, nil
+	}
+	return sb.Tenant, explains, nil
 }
 
 // ripe notes a stray object and reports whether it has been one for long enough.
@@ -607,8 +629,8 @@ func (m *Manager) reap(ctx context.Context, e *extension, s sighting, h sandboxe
 		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s has work in flight", s.id)
 	}
 	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-		_, stray, err := m.stray(ctx, s)
-		if err == nil && !stray {
+		_, v, err := m.verdictOn(ctx, s)
+		if err == nil && v == explains {
 			err = errMoot
 		}
 		if err != nil {
@@ -617,13 +639,16 @@ func (m *Manager) reap(ctx context.Context, e *extension, s sighting, h sandboxe
 		err = m.step(pOrphan, func() error { _, err := e.Backend.Teardown(ctx, h); return err })
 		m.mu.Lock()
 		delete(m.sightings, s) // failed, it has to ripen again
+		if err == nil {
+			delete(m.quarantine, s)
+		}
 		m.mu.Unlock()
 		if err != nil {
 			return nil, err
 		}
 		return nil, m.store.Write(ctx, sandboxer.Writes{Events: []sandboxer.Event{{
 			At: now(), SandboxID: s.id, Generation: s.generation, Tenant: tenant,
-			Type: sandboxer.EventOrphan, Actor: sweeper,
+			Type: sandboxer.EventOrphan, Actor: actor(ctx),
 			Message: fmt.Sprintf("%s had an object that no living sandbox explains; it was removed", e.Info.ID),
 		}}})
 	})

@@ -67,6 +67,8 @@ type SweepReport struct {
 	Adopted  int `json:"adopted"`  // found alive, or half made and resumed, by the first sweep after a start
 	Lost     int `json:"lost"`     // records whose object is proven gone, or was killed for its memory
 	Orphans  int `json:"orphans"`  // objects without a live record that were removed
-	Failed   int `json:"failed"`   // steps that failed and will be repeated
-	Damaged  int `json:"damaged"`  // live records that cannot be read and were left alone
+	// Quarantined counts objects that the database does not know and that are kept.
+	Quarantined int `json:"quarantined"`
+	Failed      int `json:"failed"`  // steps that failed and will be repeated
+	Damaged     int `json:"damaged"` // live records that cannot be read and were left alone
 }

@@ -138,6 +138,26 @@ func (s *Server) audit(ctx context.Context, _ *none) (*reply[api.Audit], error) 
 	return &reply[api.Audit]{Body: out}, nil
 }
 
+func (s *Server) quarantine(ctx context.Context, _ *none) (*reply[api.List[api.Quarantined]], error) {
+	qs, err := s.m.Quarantine(ctx)
+	if err != nil {
+		return nil, err
+	}
+	items := make([]api.Quarantined, len(qs))
+	for i, q := range qs {
+		items[i] = api.Quarantined(q)
+	}
+	return listOf(items, ""), nil
+}
+
+func (s *Server) adopt(ctx context.Context, in *InRef, b api.AdoptSandbox) (*reply[api.Sandbox], error) {
+	sb, err := s.m.Adopt(ctx, in.ID, manager.Adoption{Tenant: b.Tenant, Profile: b.Profile, TTL: b.TTL.Std()})
+	if err != nil {
+		return nil, err
+	}
+	return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
+}
+
 func (s *Server) sweep(ctx context.Context, _ *none) (*reply[api.Sweep], error) {
 	r, err := s.m.Sweep(ctx)
 	if err != nil {
@@ -159,6 +179,11 @@ func (s *Server) status(ctx context.Context, _ *none) (*reply[api.Status], error
 	}
 	if p.Can(sandboxer.ScopeAdmin) {
 		out.Data = s.opts.Data
+		qs, err := s.m.Quarantine(ctx)
+		if err != nil {
+			return nil, err
+		}
+		out.Quarantined = len(qs)
 	}
 	for _, e := range s.m.Extensions(ctx) {
 		out.Extensions++

@@ -117,6 +117,8 @@ func (s *Server) routes() {
 	route(s, op("listEntries", "GET", "/v1/credits/entries", read, "credits", "The ledger, oldest first"), s.entries)
 
 	route(s, op("audit", "GET", "/v1/audit", admin, "operation", "Check the invariants"), s.audit)
+	route(s, op("listQuarantine", "GET", "/v1/quarantine", admin, "operation", "List what is ours and unknown to the database, which was restored or lost its latest writes"), s.quarantine)
+	routeJSON(s, op("adoptSandbox", "POST", "/v1/sandboxes/{id}/adopt", admin, "operation", "Make a record anew for a quarantined sandbox"), s.adopt)
 	route(s, op("sweep", "POST", "/v1/sweep", admin, "operation", "Run one pass of the sweep now"), s.sweep)
 	route(s, op("getStatus", "GET", "/v1/status", read, "operation", "The server, and who it takes the caller for"), s.status)
 

@@ -218,6 +218,9 @@ func (s *Server) destroyed(ctx context.Context, ref string, wait bool) (*sandbox
 	}
 	// The record is found first, so that a name means the same sandbox below.
 	sb, err := s.m.Get(ctx, ref)
+	if errors.Is(err, sandboxer.NotFound) {
+		return s.m.Destroy(ctx, ref) // it may be quarantined
+	}
 	if err != nil {
 		return nil, err
 	}
