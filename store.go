@@ -124,8 +124,9 @@ const (
 type EventQuery struct {
 	Tenant    string
 	SandboxID string
-	After     int64 // Seq
-	Newest    bool  // of more than Limit the last ones instead of the first; still oldest first
+	After     int64     // Seq
+	Since     time.Time // none that happened before
+	Newest    bool      // of more than Limit the last ones instead of the first; still oldest first
 	Limit     int
 }
 

@@ -26,15 +26,17 @@ import (
 
 // brokerConfig says what a broker is put together from.
 type brokerConfig struct {
-	Dir       string     // data directory; only one process at a time may use it
-	Bucket    *s3.Config // keeps portable snapshots; nil: the data directory does
-	Layers    []catalog.Layer
-	Adapters  []sandboxer.Adapter
-	Log       *slog.Logger
-	History   time.Duration                                                       // how long ended things are kept; 0 for ever
-	Pooled    func(profile string, warm bool)                                     // may be nil
-	OOMKilled func(extension, what string)                                        // may be nil
-	Observe   func(extension, op string, kind sandboxer.Kind, took time.Duration) // may be nil
+	Dir        string     // data directory; only one process at a time may use it
+	Bucket     *s3.Config // keeps portable snapshots; nil: the data directory does
+	Layers     []catalog.Layer
+	Adapters   []sandboxer.Adapter
+	Log        *slog.Logger
+	History    time.Duration                                                       // how long ended things are kept; 0 for ever
+	MaxExecs   int                                                                 // commands at once; 0 for the default
+	MaxStreams int                                                                 // other uses at once; 0 for the default
+	Pooled     func(profile string, warm bool)                                     // may be nil
+	OOMKilled  func(extension, what string)                                        // may be nil
+	Observe    func(extension, op string, kind sandboxer.Kind, took time.Duration) // may be nil
 }
 
 // broker is the whole program but its edges: books, backends and the manager that
@@ -134,7 +136,14 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if b.vault, err = openVault(filepath.Join(cfg.Dir, vaultDir), place); err != nil {
 		return nil, err
 	}
-	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled}); err != nil {
+	var execs, streams manager.AtOnce
+	if cfg.MaxExecs > 0 {
+		execs = manager.Shares(cfg.MaxExecs)
+	}
+	if cfg.MaxStreams > 0 {
+		streams = manager.Shares(cfg.MaxStreams)
+	}
+	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Execs: execs, Streams: streams, Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled}); err != nil {
 		return nil, err
 	}
 	if err := b.manager.Start(ctx); err != nil {

@@ -220,5 +220,5 @@ func (f *factory) brokerConfig() (brokerConfig, error) {
 	if err != nil {
 		return brokerConfig{}, err
 	}
-	return brokerConfig{Dir: s.get("data_dir"), Bucket: bucket, History: s.span("keep_history"), Layers: layers, Adapters: f.adapters}, nil
+	return brokerConfig{Dir: s.get("data_dir"), Bucket: bucket, History: s.span("keep_history"), MaxExecs: s.number("max_execs"), MaxStreams: s.number("max_streams"), Layers: layers, Adapters: f.adapters}, nil
 }

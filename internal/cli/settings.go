@@ -43,6 +43,8 @@ func settingDefs() []settingDef {
 		{key: "backup_every", help: "how often the server backs up its books; 0 for never", check: checkSpan},
 		{key: "keep_backups", help: "how many of those backups are kept", check: checkCount},
 		{key: "keep_history", help: "how long ended sandboxes and old events are kept; 0 for ever", check: checkSpan},
+		{key: "max_execs", help: "how many commands may run at once, a sixteenth of them kept for other tenants; by default what the file descriptors allow", check: checkCount},
+		{key: "max_streams", help: "the same for other uses of sandboxes: files, ports, events", check: checkCount},
 		{key: "snapshot_store", help: "where portable snapshots are kept: s3://bucket/prefix; empty means the data directory", check: checkSnapshotStore},
 		{key: "s3_endpoint", help: "URL of the object store, if it is not Amazon's", check: checkS3Endpoint},
 		{key: "s3_region", help: "region of the bucket"},

@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"iter"
+	"math"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -31,6 +32,7 @@ func (m *Manager) listen(id string) (heard <-chan struct{}, quiet func()) {
 
 // ring wakes whoever listens for the sandbox. Call it after the commit.
 func (m *Manager) ring(id string) {
+	m.recent.rung.Add(1)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, key := range [2]string{id, ""} {
@@ -122,8 +124,20 @@ func (m *Manager) Events(ctx context.Context, q sandboxer.EventQuery) ([]sandbox
 	return m.store.Events(ctx, q)
 }
 
-// Follow yields the events after q.After, oldest first, and then each new one as it
-// is committed, and of one sandbox also the progress of its creation, until ctx or the manager ends, which is its last value, an error.
+// Head returns the number of the newest event, after which whoever begins to follow now
+// goes on.
+func (m *Manager) Head(ctx context.Context) (int64, error) {
+	if _, err := may(ctx, sandboxer.ScopeRead); err != nil {
+		return 0, err
+	}
+	_, head, _, err := m.recent.after(ctx, math.MaxInt64)
+	return head, err
+}
+
+// Follow yields the events after q.After, and not before q.Since, oldest first, and then
+// each new one as it is committed, and of one sandbox also the progress of its creation,
+// until ctx or the manager ends, which is its last value, an error. Nothing is held while
+// the caller takes his time. Exhausted: too many streams.
 func (m *Manager) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[sandboxer.Event, error] {
 	return func(yield func(sandboxer.Event, error) bool) {
 		q, err := m.visible(ctx, q)
@@ -131,25 +145,33 @@ func (m *Manager) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[
 			yield(sandboxer.Event{}, err)
 			return
 		}
+		p := sandboxer.PrincipalFrom(ctx)
+		end, err := m.streams.begin(q.SandboxID, p.Tenant, p)
+		if err != nil {
+			yield(sandboxer.Event{}, err)
+			return
+		}
+		defer end()
 		ctx, cancel := m.within(ctx)
 		defer cancel(nil)
 		heard, quiet := m.listen(q.SandboxID)
 		defer quiet()
-		q.Limit = sandboxer.MaxPage
+		q.Limit, q.Newest = sandboxer.MaxPage, false
 		var told *sandboxer.Event
 		for {
-			events, err := m.store.Events(ctx, q)
+			events, more, err := m.next(ctx, &q)
 			if err != nil {
 				yield(sandboxer.Event{}, err)
 				return
 			}
 			for _, ev := range events {
-				if !yield(ev, nil) {
-					return
+				if (q.SandboxID == "" || ev.SandboxID == q.SandboxID) && (q.Tenant == "" || ev.Tenant == q.Tenant) && !ev.At.Before(q.Since) {
+					if !yield(ev, nil) {
+						return
+					}
 				}
-				q.After = ev.Seq
 			}
-			if len(events) == q.Limit {
+			if more {
 				continue
 			}
 			if ev := m.lastStep(q.SandboxID); ev != nil && ev != told {
@@ -163,4 +185,31 @@ func (m *Manager) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[
 			}
 		}
 	}
+}
+
+// next returns events after q.After, among them all that q selects, and moves it. What
+// is long ago is read by few at a time, so that those who replay history leave readers to
+// everybody else.
+func (m *Manager) next(ctx context.Context, q *sandboxer.EventQuery) (events []sandboxer.Event, more bool, err error) {
+	events, head, ok, err := m.recent.after(ctx, q.After)
+	if err != nil || ok {
+		q.After = max(q.After, head)
+		return events, false, err
+	}
+	select {
+	case m.replays <- struct{}{}:
+		defer func() { <-m.replays }()
+	case <-ctx.Done():
+		return nil, false, wait(ctx, nil)
+	}
+	if events, err = m.store.Events(ctx, *q); err != nil {
+		return nil, false, err
+	}
+	if len(events) < q.Limit {
+		q.After = max(q.After, head)
+	}
+	if len(events) > 0 {
+		q.After = max(q.After, events[len(events)-1].Seq)
+	}
+	return events, true, nil
 }

@@ -51,6 +51,11 @@ type Options struct {
 	Snapshots  int           // most snapshots of one tenant that are kept at a time, default 200
 	Creates    int           // concurrent provisions per extension, default 2*NumCPU but at least 8; others queue
 
+	// Execs and Streams bound the commands and the other uses (files, ports, events) at
+	// once. The default of what has no Total is chosen from the file descriptors that the
+	// process may have.
+	Execs, Streams AtOnce
+
 	// OOMKilled, if not nil, is told of every command and every sandbox (what) that a
 	// memory limit killed. One that dies of its command counts as both.
 	OOMKilled func(extension, what string)
@@ -104,7 +109,11 @@ type Manager struct {
 	quiet      time.Time              // the clock ends and removes nothing before this
 	forgotten  time.Time              // when idempotency keys were last cleared
 
-	offering sync.Mutex // serialises SetProfiles
+	offering sync.Mutex    // serialises SetProfiles
+	execs    *usage        // commands at once
+	streams  *usage        // other uses at once
+	recent   recent        // the newest events
+	replays  chan struct{} // slots of those who read long histories
 
 	keyMu sync.Mutex // serialises read-change-write of API keys
 }
@@ -195,6 +204,14 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		quiet:      now,
 	}
 	m.exts.Store(new([]*extension))
+	m.recent.store, m.replays = store, make(chan struct{}, 2)
+	if opts.Execs.Total == 0 {
+		opts.Execs = defaultExecs(Descriptors())
+	}
+	if opts.Streams.Total == 0 {
+		opts.Streams = defaultStreams(Descriptors())
+	}
+	m.execs, m.streams = newUsage("commands", opts.Execs, nil), newUsage("streams", opts.Streams, nil)
 	for _, e := range exts {
 		if m.extension(e.Info.ID) != nil {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "extension %q is configured twice", e.Info.ID)

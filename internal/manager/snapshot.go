@@ -753,6 +753,11 @@ func (m *Manager) ExportSnapshot(ctx context.Context, ref string, w io.Writer) e
 	if err != nil {
 		return err
 	}
+	end, err := m.streams.begin("", rec.Tenant, sandboxer.PrincipalFrom(ctx))
+	if err != nil {
+		return err
+	}
+	defer end()
 	unpin, err := m.pin(ctx, rec.ID)
 	if err != nil {
 		return err
@@ -785,6 +790,11 @@ func (m *Manager) ImportSnapshot(ctx context.Context, req ImportRequest, r io.Re
 	if err := m.checkRoom(ctx, p.Tenant); err != nil {
 		return nil, err
 	}
+	end, err := m.streams.begin("", p.Tenant, p)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	if err := m.enter(); err != nil {
 		return nil, err
 	}

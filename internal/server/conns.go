@@ -13,9 +13,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
 // ConnLimits bound how many connections are open at once. What a field leaves 0 is
@@ -49,15 +48,6 @@ func (l ConnLimits) filled(nofile int) ConnLimits {
 	return l
 }
 
-// descriptors is how many file descriptors this process may have.
-func descriptors() int {
-	var r unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
-		return 1024
-	}
-	return int(min(uint64(r.Cur), 1<<20))
-}
-
 // connections accounts for every connection of a server's listeners. Until somebody is
 // authenticated on it, a connection lasts only as long as bytes come and go, and makes
 // room for newer ones when there are too many: whoever sends his key at once is served,
@@ -76,7 +66,7 @@ type connections struct {
 }
 
 func newConnections(l ConnLimits) *connections {
-	n := descriptors()
+	n := manager.Descriptors()
 	return &connections{limits: l.filled(n), nofile: n, addresses: map[string]int{}, keys: map[string]int{}, tenants: map[string]int{}}
 }
 

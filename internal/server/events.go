@@ -17,11 +17,12 @@ import (
 )
 
 type InEvents struct {
-	After  int64  `query:"after" minimum:"0" doc:"Only events after this seq"`
-	Newest bool   `query:"newest" doc:"Of more events than the limit the last ones instead of the first; for a page, still oldest first"`
-	Limit  int    `query:"limit" minimum:"1" maximum:"1000" doc:"Items of a page; default 100"`
-	LastID int64  `header:"Last-Event-ID" minimum:"0" doc:"For streams: resume after this seq"`
-	Accept string `header:"Accept" hidden:"true"`
+	After  int64     `query:"after" minimum:"0" doc:"Only events after this seq"`
+	Since  time.Time `query:"since" doc:"Only events that happened then or later (RFC 3339)"`
+	Newest bool      `query:"newest" doc:"Of more events than the limit the last ones instead of the first; for a page, still oldest first"`
+	Limit  int       `query:"limit" minimum:"1" maximum:"1000" doc:"Items of a page; default 100"`
+	LastID int64     `header:"Last-Event-ID" minimum:"0" doc:"For streams: resume after this seq; 0 for the first"`
+	Accept string    `header:"Accept" hidden:"true"`
 }
 
 type inSandboxEvents struct {
@@ -33,7 +34,7 @@ type inSandboxEvents struct {
 func (s *Server) eventful(o huma.Operation) huma.Operation {
 	reg := s.api.OpenAPI().Components.Schemas
 	list := reg.Schema(typeOf[api.List[api.Event]](), true, "")
-	o.Description += " With `Accept: text/event-stream` the events are sent as they happen: `id` is the seq to resume after " +
+	o.Description += " With `Accept: text/event-stream` the events are sent as they happen, from now on or after `Last-Event-ID`, `after` or `since`: `id` is the seq to resume after " +
 		"(Last-Event-ID), `event` the type, `data` an Event; `progress` has no `id` and is not kept; a last event `problem` says why a stream ends. Otherwise one page."
 	o.Responses["200"] = &huma.Response{Description: "Events, oldest first", Content: map[string]*huma.MediaType{
 		"application/json":  {Schema: list, Example: exampleOf(typeOf[api.List[api.Event]]())},
@@ -58,11 +59,18 @@ func (s *Server) events(ctx context.Context, in *InEvents) (*huma.StreamResponse
 }
 
 func (s *Server) history(ctx context.Context, id string, in InEvents) (*huma.StreamResponse, error) {
-	q := sandboxer.EventQuery{SandboxID: id, After: max(in.After, in.LastID), Newest: in.Newest, Limit: in.Limit}
+	q := sandboxer.EventQuery{SandboxID: id, After: max(in.After, in.LastID), Since: in.Since, Newest: in.Newest, Limit: in.Limit}
 	if in.Newest && strings.Contains(in.Accept, "text/event-stream") {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "newest is for a page of events; a stream begins after after")
 	}
 	if strings.Contains(in.Accept, "text/event-stream") {
+		if r := callOf(ctx).r; r.Header.Get("Last-Event-ID") == "" && !r.URL.Query().Has("after") && in.Since.IsZero() {
+			head, err := s.m.Head(ctx)
+			if err != nil {
+				return nil, err
+			}
+			q.After = head
+		}
 		return streamed(ctx, func(w http.ResponseWriter, r *http.Request) { s.follow(w, r, q) }), nil
 	}
 	if q.Limit == 0 {
@@ -133,7 +141,11 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, q sandboxer.Even
 		fmt.Fprintf(&out, "event: problem\ndata: %s\n\n", b)
 		send()
 	}
-	out.WriteString("retry: 1000\n\n")
+	out.WriteString("retry: 1000\n")
+	if q.After > 0 { // also a client that has seen nothing yet can resume
+		fmt.Fprintf(&out, "id: %d\n", q.After)
+	}
+	out.WriteString("\n")
 	if !send() {
 		return
 	}

@@ -56,7 +56,7 @@ func (s *Server) run(ctx context.Context, in *InRef, b api.Exec) (*reply[api.Exe
 	} else if b.Stdin != "" {
 		stdin = strings.NewReader(b.Stdin)
 	}
-	stdout, stderr := capped{most: int(most)}, capped{most: int(most)}
+	stdout, stderr := capped{most: int(most), room: s.hold(ctx)}, capped{most: int(most), room: s.hold(ctx)}
 	sctx, cancel := s.stream(ctx)
 	defer cancel(nil)
 	xctx, stop := context.WithTimeout(sctx, limit)
@@ -81,12 +81,16 @@ type capped struct {
 	b    []byte
 	most int
 	cut  bool
+	room *held
 }
 
 func (c *capped) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := min(len(p), c.most-len(c.b))
+	if !c.room.grow(len(c.b) + n) {
+		n, c.most = 0, len(c.b) // and no more of what follows
+	}
 	c.b = append(c.b, p[:n]...)
 	c.cut = c.cut || n < len(p)
 	return len(p), nil
@@ -156,7 +160,8 @@ func (s *Server) execStream(ctx context.Context, in *InRef) (*huma.StreamRespons
 		sctx, cancel := s.stream(ctx)
 		defer cancel(nil)
 		x := &execution{ws: ws, pulse: &pulse{ws: ws}, cancel: cancel, resize: make(chan sandboxer.WinSize, 1), signals: make(chan os.Signal, 16)}
-		x.stdin.grant = x.grant
+		x.room = s.hold(ctx)
+		x.stdin.grant, x.stdin.room = x.grant, s.hold(ctx)
 		x.stdin.changed.L = &x.stdin.mu
 		s.execute(sctx, in.ID, x)
 	}), nil
@@ -208,9 +213,15 @@ func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 func (s *Server) execRequest(x *execution) (req api.ExecStream, err error) {
 	x.ws.SetReadLimit(maxJSON)
 	slow := time.AfterFunc(10*time.Second, func() { x.ws.CloseNow() })
-	typ, b, err := x.ws.Read(context.Background())
+	var b []byte
+	typ, r, err := x.ws.Reader(context.Background())
+	if err == nil {
+		b, err = io.ReadAll(&metered{r: r, room: x.room})
+	}
 	slow.Stop()
 	switch {
+	case errors.Is(err, sandboxer.Exhausted):
+		return req, err
 	case err != nil:
 		return req, sandboxer.E(sandboxer.Canceled, err, "the client left before it named a command")
 	case typ != websocket.MessageText:
@@ -218,7 +229,7 @@ func (s *Server) execRequest(x *execution) (req api.ExecStream, err error) {
 	}
 	x.ws.SetReadLimit(api.ExecWindow + 1)
 	reg := s.api.OpenAPI().Components.Schemas
-	return req, decodeJSON(b, reg, reg.Schema(reflect.TypeFor[api.ExecStream](), true, ""), &req)
+	return req, s.decodeJSON(context.Background(), b, reg, reg.Schema(reflect.TypeFor[api.ExecStream](), true, ""), &req)
 }
 
 // execEnd sends the last message.
@@ -238,6 +249,7 @@ type execution struct {
 	ws      *websocket.Conn
 	pulse   *pulse
 	cancel  context.CancelCauseFunc
+	room    *held // of the first message
 	stdin   intake
 	resize  chan sandboxer.WinSize
 	signals chan os.Signal
@@ -262,7 +274,9 @@ func (x *execution) receive() error {
 		if buf[0] == api.ChanStdin {
 			p := buf[1:n]
 			for {
-				x.stdin.put(p)
+				if err := x.stdin.put(p); err != nil {
+					return err
+				}
 				if err == io.EOF {
 					break
 				} else if err != nil {
@@ -332,22 +346,31 @@ type intake struct {
 	buf     bytes.Buffer
 	err     error // after buf
 	taken   int   // read, not yet granted again
+	room    *held
 	grant   func(n int)
 }
 
 // put adds p, waiting while the buffer is full, which a client that keeps to its
-// window never sees.
-func (i *intake) put(p []byte) {
+// window never sees. Exhausted: there is no memory for it.
+func (i *intake) put(p []byte) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for i.err == nil && i.buf.Len() > 0 && i.buf.Len()+len(p) > api.ExecWindow {
 		i.changed.Wait()
 	}
 	if i.err == nil {
+		if n := i.buf.Len() + len(p); n > freeInput && !i.room.grow(n) {
+			return errNoMemory()
+		}
 		i.buf.Write(p)
 		i.changed.Broadcast()
 	}
+	return nil
 }
+
+// freeInput is how much input of a command is not accounted for: nearly all is read
+// before it gets more.
+const freeInput = 64 << 10
 
 // end says that nothing follows, and why. The first reason stays.
 func (i *intake) end(err error) {

@@ -30,6 +30,16 @@ type call struct {
 	err   error        // what the caller was told, with the cause
 
 	admitted atomic.Bool // somebody was authenticated
+	holds    []*held     // of the memory, until the end
+}
+
+// hold begins to account for memory of the request. What it grows to is given back at
+// the end of the request.
+func (s *Server) hold(ctx context.Context) *held {
+	c := callOf(ctx)
+	h := &held{of: s.memory, p: sandboxer.PrincipalFrom(ctx)}
+	c.holds = append(c.holds, h)
+	return h
 }
 
 type callKey struct{}
@@ -56,6 +66,11 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	if !requestID.MatchString(c.id) {
 		c.id = strings.ToLower(rand.Text()[:16])
 	}
+	defer func() {
+		for _, h := range c.holds {
+			h.end()
+		}
+	}()
 	rec := &recorder{ResponseWriter: w, call: c}
 	c.w = rec
 	r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))

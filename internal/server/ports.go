@@ -89,7 +89,7 @@ func relay(ctx context.Context, p *pulse, c net.Conn) {
 			}
 		}
 	}()
-	buf := make([]byte, 128<<10)
+	buf := make([]byte, 64<<10)
 	for {
 		n, err := c.Read(buf)
 		if n > 0 && p.write(buf[:n]) != nil {

@@ -209,7 +209,7 @@ func routeJSON[I, B, O any](s *Server, o huma.Operation, f func(context.Context,
 	s.types[o.OperationID] = opTypes{in: t}
 	route(s, o, func(ctx context.Context, in *I) (*O, error) {
 		var b B
-		if err := readJSON(ctx, reg, ref, &b); err != nil {
+		if err := s.readJSON(ctx, reg, ref, &b); err != nil {
 			return nil, err
 		}
 		return f(ctx, in, b)
@@ -229,7 +229,7 @@ func (s *Server) describeBody(o huma.Operation, required bool, contentType strin
 }
 
 // readJSON reads the request's body strictly into v.
-func readJSON(ctx context.Context, reg huma.Registry, schema *huma.Schema, v any) error {
+func (s *Server) readJSON(ctx context.Context, reg huma.Registry, schema *huma.Schema, v any) error {
 	c := callOf(ctx)
 	if ct, _, err := mime.ParseMediaType(c.r.Header.Get("Content-Type")); err != nil || ct != "application/json" {
 		got := c.r.Header.Get("Content-Type")
@@ -240,14 +240,27 @@ func readJSON(ctx context.Context, reg huma.Registry, schema *huma.Schema, v any
 			WithHint("send the header Content-Type: application/json"))
 	}
 	c.body.within(30 * time.Second)
-	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxJSON))
+	body, err := io.ReadAll(&metered{r: http.MaxBytesReader(c.w, c.r.Body, maxJSON), room: s.hold(ctx)})
 	c.body.within(0)
 	var tooBig *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooBig):
 		return withStatus(http.StatusRequestEntityTooLarge, sandboxer.E(sandboxer.Invalid, nil, "the request body is larger than %d bytes", maxJSON))
+	case errors.Is(err, sandboxer.Exhausted):
+		return err
 	case err != nil:
 		return sandboxer.E(sandboxer.Invalid, err, "the request body did not arrive whole")
+	}
+	return s.decodeJSON(ctx, body, reg, schema, v)
+}
+
+// decodeJSON is decodeJSON for few at a time.
+func (s *Server) decodeJSON(ctx context.Context, body []byte, reg huma.Registry, schema *huma.Schema, v any) error {
+	select {
+	case s.decodes <- struct{}{}:
+		defer func() { <-s.decodes }()
+	case <-ctx.Done():
+		return sandboxer.E(sandboxer.Canceled, ctx.Err(), "the client left")
 	}
 	return decodeJSON(body, reg, schema, v)
 }

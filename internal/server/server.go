@@ -67,6 +67,7 @@ type Manager interface {
 	Stats(ctx context.Context, ref string) (sandboxer.Stats, error)
 
 	Events(ctx context.Context, q sandboxer.EventQuery) ([]sandboxer.Event, error)
+	Head(ctx context.Context) (int64, error)
 	Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[sandboxer.Event, error]
 	Profiles(ctx context.Context) []sandboxer.Profile
 	Extensions(ctx context.Context) []sandboxer.ExtensionInfo
@@ -131,6 +132,8 @@ type Server struct {
 	cross   *http.CrossOriginProtection
 	guard   *guard
 	conns   *connections
+	memory  *memory
+	decodes chan struct{} // slots of bodies being decoded, which takes many times their size
 	started time.Time
 	beat    time.Duration // between keep-alives of event streams
 	pulse   time.Duration // between pings of WebSockets
@@ -157,7 +160,7 @@ func New(m Manager, opts Options) *Server {
 	}
 	s := &Server{
 		m: m, opts: opts, log: opts.Log, mux: http.NewServeMux(), types: map[string]opTypes{}, metrics: opts.Metrics,
-		cross: http.NewCrossOriginProtection(), guard: newGuard(), conns: newConnections(opts.Conns), started: time.Now(), beat: 15 * time.Second, pulse: 30 * time.Second,
+		cross: http.NewCrossOriginProtection(), guard: newGuard(), conns: newConnections(opts.Conns), memory: newMemory(), decodes: make(chan struct{}, 4), started: time.Now(), beat: 15 * time.Second, pulse: 30 * time.Second,
 		settle: 10 * time.Second,
 	}
 	s.closing, s.close = context.WithCancelCause(context.Background())

@@ -26,6 +26,10 @@ func (t *tx) putEvents(events []sandboxer.Event, seqs []int64) error {
 func (s *Store) Events(ctx context.Context, q sandboxer.EventQuery) (events []sandboxer.Event, err error) {
 	f := pageFilter(q.Tenant, q.SandboxID)
 	f.add("seq > ?", q.After)
+	if !q.Since.IsZero() { // by its index: the history before is not read
+		f.add("seq >= (SELECT seq FROM events WHERE at >= ? ORDER BY at LIMIT 1)", micros(q.Since))
+		f.add("at >= ?", micros(q.Since))
+	}
 	order := " ORDER BY seq"
 	if q.Newest {
 		order += " DESC"

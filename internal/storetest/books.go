@@ -86,16 +86,22 @@ func eventEveryField(s *suite) {
 }
 
 func eventFilters(s *suite) {
+	at := time.Now().Truncate(time.Second)
 	for i := range 12 {
 		s.ok(s.Write(s.ctx, sandboxer.Writes{Events: []sandboxer.Event{{
-			Tenant: []string{"t1", "t2"}[i%2], SandboxID: []string{"a", "b", "c"}[i%3], Type: sandboxer.EventStep, Message: fmt.Sprint(i),
+			At: at.Add(time.Duration(i) * time.Second), Tenant: []string{"t1", "t2"}[i%2], SandboxID: []string{"a", "b", "c"}[i%3], Type: sandboxer.EventStep, Message: fmt.Sprint(i),
 		}}}))
 	}
 	all := s.events(sandboxer.EventQuery{})
+	start := all[0].At
 	for _, c := range []struct {
 		q    sandboxer.EventQuery
 		want string
 	}{
+		{sandboxer.EventQuery{Since: start.Add(9 * time.Second)}, "9 10 11"},
+		{sandboxer.EventQuery{Since: start.Add(3 * time.Second), Tenant: "t2", After: all[5].Seq, Limit: 2}, "7 9"},
+		{sandboxer.EventQuery{Since: start.Add(-time.Hour), SandboxID: "c", Limit: 1}, "2"},
+		{sandboxer.EventQuery{Since: start.Add(time.Hour)}, ""},
 		{sandboxer.EventQuery{}, "0 1 2 3 4 5 6 7 8 9 10 11"},
 		{sandboxer.EventQuery{Tenant: "t2"}, "1 3 5 7 9 11"},
 		{sandboxer.EventQuery{SandboxID: "c"}, "2 5 8 11"},

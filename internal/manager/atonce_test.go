@@ -1,0 +1,196 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+func TestAtOnce(t *testing.T) {
+	u := newUsage("commands", AtOnce{Sandbox: 2, Key: 3, Tenant: 4, Total: 5}, func(tenant string) int { return map[string]int{"small": 1}[tenant] })
+	p := func(actor, tenant string) sandboxer.Principal {
+		return sandboxer.Principal{Actor: actor, Tenant: tenant}
+	}
+	var ends []func()
+	begin := func(sandbox, actor, tenant string, want string) {
+		t.Helper()
+		end, err := u.begin(sandbox, tenant, p(actor, tenant))
+		switch {
+		case want == "" && err != nil:
+			t.Errorf("%s of %s: %v", sandbox, actor, err)
+		case want != "" && (!errors.Is(err, sandboxer.Exhausted) || sandboxer.RetryAfterOf(err) <= 0 || sandboxer.Message(err) != want):
+			t.Errorf("%s of %s: %v; want %s", sandbox, actor, err, want)
+		}
+		if err == nil {
+			ends = append(ends, end)
+		}
+	}
+	begin("a", "k1", "big", "")
+	begin("a", "k1", "big", "")
+	begin("a", "k2", "big", "sandbox a has 2 commands at once, as many as there may be")
+	begin("b", "k1", "big", "")
+	begin("c", "k1", "big", "k1 has 3 commands at once, as many as there may be")
+	begin("c", "k2", "big", "")
+	begin("d", "k3", "big", "tenant big has 4 commands at once, as many as there may be")
+	begin("e", "k4", "small", "")
+	begin("e", "k4", "small", "tenant small has 1 commands at once, as many as its quota allows")
+	begin("f", "k5", "other", "this server has 5 commands at once, as many as there may be")
+	ends[0]()
+	ends[0]() // once counts
+	begin("a", "k1", "big", "")
+	for _, end := range ends {
+		end()
+	}
+	if u.total != 0 || len(u.sandboxes) != 0 || len(u.keys) != 0 || len(u.tenants) != 0 {
+		t.Errorf("left: %+v", u)
+	}
+	for _, n := range []int{1024, 4096, 1 << 19} {
+		x, s := defaultExecs(n), defaultStreams(n)
+		if x.Sandbox < 100 || s.Sandbox < 100 || x.Total*execDescriptors+s.Total*streamDescriptors > n {
+			t.Errorf("%d descriptors: %+v commands, %+v streams", n, x, s)
+		}
+	}
+}
+
+// Every use of a sandbox counts, and is counted off when it is over.
+func TestUsesAreBounded(t *testing.T) {
+	r := newRig(t, func(s *setup) {
+		s.opts.Execs, s.opts.Streams = AtOnce{Sandbox: 1, Total: 9}, AtOnce{Sandbox: 1, Total: 9}
+	})
+	sb := r.create(sandboxer.CreateRequest{})
+	ctx, cancel := context.WithCancel(acme)
+	begun, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		r.Exec(ctx, sb.ID, sandboxer.Cmd{Args: []string{"sh", "-c", "echo; exec sleep 600"}, Stdout: writer(func() { close(begun) })})
+	}()
+	<-begun
+	if _, err := r.Exec(acme, sb.ID, sandboxer.Cmd{Args: []string{"true"}}); !errors.Is(err, sandboxer.Exhausted) {
+		t.Errorf("a second command: %v", err)
+	}
+	cancel()
+	<-done
+	if _, err := r.Exec(acme, sb.ID, sandboxer.Cmd{Args: []string{"true"}}); err != nil {
+		t.Errorf("after it: %v", err)
+	}
+	for ev, err := range r.Follow(acme, sandboxer.EventQuery{SandboxID: sb.ID}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range r.Follow(acme, sandboxer.EventQuery{SandboxID: sb.ID}) {
+			if !errors.Is(err, sandboxer.Exhausted) {
+				t.Errorf("a second stream, at event %d: %v", ev.Seq, err)
+			}
+			break
+		}
+		if err := r.MakeDir(acme, sb.ID, "/tmp/x"); !errors.Is(err, sandboxer.Exhausted) {
+			t.Errorf("a file beside it: %v", err)
+		}
+		break
+	}
+	if err := r.MakeDir(acme, sb.ID, "/tmp/x"); err != nil {
+		t.Errorf("after it: %v", err)
+	}
+}
+
+type writer func()
+
+func (f writer) Write(p []byte) (int, error) { f(); return len(p), nil }
+
+// counted counts the readings of events.
+type counted struct {
+	sandboxer.Store
+	reads chan sandboxer.EventQuery
+}
+
+func (c *counted) Events(ctx context.Context, q sandboxer.EventQuery) ([]sandboxer.Event, error) {
+	c.reads <- q
+	return c.Store.Events(ctx, q)
+}
+
+// Those who follow share one reading of what is new.
+func TestFollowersShareTheirReading(t *testing.T) {
+	c := &counted{reads: make(chan sandboxer.EventQuery, 10_000)}
+	r := newRig(t, func(s *setup) { s.books = func(b sandboxer.Store) sandboxer.Store { c.Store = b; return c } })
+	const followers, events = 50, 20
+	head, err := r.Head(acme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(acme, time.Minute)
+	defer cancel()
+	seen := make(chan []string, followers)
+	for range followers {
+		go func() {
+			var got []string
+			for ev, err := range r.Follow(ctx, sandboxer.EventQuery{After: head}) {
+				if err != nil {
+					got = append(got, err.Error())
+					break
+				}
+				if got = append(got, ev.Message); len(got) == events {
+					break
+				}
+			}
+			seen <- got
+		}()
+	}
+	for len(c.reads) > 0 {
+		<-c.reads
+	}
+	var want []string
+	for i := range events {
+		want = append(want, fmt.Sprint(i))
+		w := sandboxer.Writes{Events: []sandboxer.Event{
+			{At: now(), Tenant: "acme", Type: sandboxer.EventStep, Message: fmt.Sprint(i)}, {At: now(), Tenant: "rival", Type: sandboxer.EventStep, Message: "rival"}}}
+		if err := r.store.Write(ctx, w); err != nil {
+			t.Fatal(err)
+		}
+		r.ring("")
+	}
+	for range followers {
+		if got := <-seen; !slices.Equal(got, want) {
+			t.Errorf("a follower saw %q", got)
+		}
+	}
+	if n := len(c.reads); n > 3*events {
+		t.Errorf("%d readings for %d events and %d followers", n, events, followers)
+	}
+}
+
+// What is older than what memory has comes from the store, without gaps.
+func TestFollowHistory(t *testing.T) {
+	r := newRig(t, func(*setup) {})
+	if _, err := r.Head(acme); err != nil {
+		t.Fatal(err)
+	}
+	const n = keepRecent + 200
+	w := sandboxer.Writes{}
+	for i := range n {
+		w.Events = append(w.Events, sandboxer.Event{At: now(), Tenant: []string{"acme", "rival"}[i%2], Type: sandboxer.EventStep, Message: fmt.Sprint(i)})
+	}
+	if err := r.store.Write(acme, w); err != nil {
+		t.Fatal(err)
+	}
+	r.ring("")
+	next := 0
+	for ev, err := range r.Follow(acme, sandboxer.EventQuery{}) {
+		if err != nil || ev.Message != fmt.Sprint(next) {
+			t.Fatalf("%+v, %v; want %d", ev, err, next)
+		}
+		if next += 2; next == n {
+			w := sandboxer.Writes{Events: []sandboxer.Event{{At: now(), Tenant: "acme", Type: sandboxer.EventStep, Message: fmt.Sprint(n)}}}
+			if err := r.store.Write(acme, w); err != nil {
+				t.Fatal(err)
+			}
+			r.ring("")
+		} else if next > n {
+			break
+		}
+	}
+}

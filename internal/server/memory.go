@@ -1,0 +1,109 @@
+package server
+
+import (
+	"io"
+	"sync"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// How much of callers' data may wait in memory at once: bodies in JSON, input that a
+// command has not read, output that is answered in one piece.
+const (
+	mostWaiting       = 64 << 20
+	mostWaitingTenant = mostWaiting * 3 / 4
+	mostWaitingKey    = mostWaiting / 2
+)
+
+// memory accounts for callers' data in memory.
+type memory struct {
+	mu      sync.Mutex
+	total   int
+	keys    map[string]int
+	tenants map[string]int
+}
+
+func newMemory() *memory { return &memory{keys: map[string]int{}, tenants: map[string]int{}} }
+
+// take accounts for n bytes of p, and reports whether there is room for them.
+func (m *memory) take(p sandboxer.Principal, n int) bool {
+	key := p.Actor + "\x00" + p.Tenant
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.total+n > mostWaiting || m.keys[key]+n > mostWaitingKey || m.tenants[p.Tenant]+n > mostWaitingTenant {
+		return false
+	}
+	m.total += n
+	m.keys[key] += n
+	m.tenants[p.Tenant] += n
+	return true
+}
+
+func (m *memory) give(p sandboxer.Principal, n int) {
+	key := p.Actor + "\x00" + p.Tenant
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.total -= n
+	if m.keys[key] -= n; m.keys[key] <= 0 {
+		delete(m.keys, key)
+	}
+	if m.tenants[p.Tenant] -= n; m.tenants[p.Tenant] <= 0 {
+		delete(m.tenants, p.Tenant)
+	}
+}
+
+// held is what one request holds of the memory.
+type held struct {
+	of *memory
+	p  sandboxer.Principal
+
+	mu   sync.Mutex
+	n    int
+	over bool
+}
+
+// grow makes sure that the request holds n bytes at least, and reports whether there was
+// room for them.
+func (h *held) grow(n int) bool {
+	if h == nil {
+		return true
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if n <= h.n {
+		return true
+	}
+	if more := n - h.n; h.over || !h.of.take(h.p, more) {
+		return false
+	}
+	h.n = n
+	return true
+}
+
+// metered accounts for what is read through it, all of which is kept.
+type metered struct {
+	r    io.Reader
+	room *held
+	n    int
+}
+
+func (m *metered) Read(p []byte) (int, error) {
+	n, err := m.r.Read(p)
+	if m.n += n; !m.room.grow(m.n) {
+		return 0, errNoMemory()
+	}
+	return n, err
+}
+
+// end gives everything back.
+func (h *held) end() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.over = true
+	h.of.give(h.p, h.n)
+	h.n = 0
+}
+
+func errNoMemory() error {
+	return exhausted("too much of what you sent, or are to be sent, waits in the server's memory already")
+}
