@@ -92,7 +92,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 		return nil, err
 	}
 	b := &broker{cfg: cfg, cat: cat}
-	if b.store, err = sqlstore.OpenSQLite(ctx, cfg.Dir, sqlstore.Options{Log: cfg.Log}); err != nil {
+	if b.store, err = sqlstore.OpenSQLite(ctx, cfg.Dir, sqlstore.Options{Log: cfg.Log, Beside: []string{ownerFile, keyFile}}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -100,6 +100,9 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 			_ = b.Close()
 		}
 	}()
+	if err := checkComplete(ctx, b.store, cfg.Dir); err != nil {
+		return nil, err
+	}
 	owner, err := keep(filepath.Join(cfg.Dir, ownerFile), func() []byte { return []byte(sandboxer.NewID()) })
 	if err != nil {
 		return nil, err
@@ -249,6 +252,57 @@ func (b *broker) Close() error {
 	}
 	errs = append(errs, b.store.Close())
 	return errors.Join(errs...)
+}
+
+// checkComplete refuses a database that was used and has lost one of the files that were
+// made with it, or was put beside another installation's. Made anew they would cut every
+// sandbox off: unknown to its backend, its environment sealed for good.
+func checkComplete(ctx context.Context, store *sqlstore.Store, dir string) error {
+	events, err := store.Events(ctx, sandboxer.EventQuery{Limit: 1})
+	if err != nil {
+		return err
+	}
+	sandboxes, _, err := store.Sandboxes(ctx, sandboxer.Query{Limit: 100})
+	if err != nil {
+		return err
+	}
+	snapshots, _, err := store.Snapshots(ctx, sandboxer.SnapshotQuery{Limit: 1})
+	if err != nil {
+		return err
+	}
+	if len(events)+len(sandboxes)+len(snapshots) == 0 {
+		return nil // nothing was ever made
+	}
+	name := ""
+	for _, sb := range sandboxes {
+		if sb.Damaged == "" && sb.Spec.Owner != "" {
+			name = sb.Spec.Owner
+			break
+		}
+	}
+	file := filepath.Join(dir, ownerFile)
+	switch have, err := os.ReadFile(file); {
+	case errors.Is(err, fs.ErrNotExist) && name != "":
+		return sandboxer.E(sandboxer.Failed, err, "%s is missing, by whose content the backends know this installation's sandboxes; the database says that it was %s", file, name).
+			WithHint("write it again: echo %s > %s", name, file)
+	case errors.Is(err, fs.ErrNotExist):
+		return sandboxer.E(sandboxer.Failed, err, "%s is missing, by whose content the backends know this installation's sandboxes", file).
+			WithHint("put back a copy of it; the backends show the name, 8 characters, on what it made: sbx-NAME-…")
+	case err == nil && name != "" && strings.TrimSpace(string(have)) != name && sandboxer.CheckID(strings.TrimSpace(string(have))) == nil:
+		return sandboxer.E(sandboxer.Failed, nil, "%s is another installation's: the sandboxes in the database were made by %s", file, name).
+			WithHint("put the database beside the files it was made with, or write the name that it knows: echo %s > %s", name, file)
+	}
+	file = filepath.Join(dir, keyFile)
+	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
+		return sandboxer.E(sandboxer.Failed, err, "%s is missing, which the environments of sandboxes and snapshots in the database are sealed with", file).
+			WithHint("put back a copy of it; only if there is none, give those environments up with a new one: (umask 077; openssl rand -hex 32 > %s)", file)
+	}
+	file = filepath.Join(dir, vaultDir, checkpoint.KeyFile)
+	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) && len(snapshots) > 0 {
+		return sandboxer.E(sandboxer.Failed, err, "%s is missing, which the portable snapshots of this installation are signed with", file).
+			WithHint("put back a copy of it; only if there is none, give those snapshots up with a new one: (umask 077; openssl genpkey -algorithm ed25519 > %s)", file)
+	}
+	return nil
 }
 
 // keep returns the content of a private file, which is made on first use. A crash

@@ -47,6 +47,7 @@ var migrations embed.FS
 type Options struct {
 	Log     *slog.Logger // nil discards
 	Reserve int64        // bytes kept back for a full disk; 0 means DefaultReserve, negative none
+	Beside  []string     // files of dir that are made after the database: where one is and that is not, it is missing
 }
 
 // OpenSQLite opens the database in dir, making both if they do not exist. dir is
@@ -101,7 +102,7 @@ func openSQLite(ctx context.Context, dir string, opts Options, schema fs.FS) (*S
 
 func openLocked(ctx context.Context, dir string, opts Options, schema fs.FS) (_ *Store, err error) {
 	file := filepath.Join(dir, dbFile)
-	if err := createIfNew(ctx, dir, schema); err != nil {
+	if err := createIfNew(ctx, dir, schema, opts.Beside); err != nil {
 		return nil, err
 	}
 	db, err := open(file, "rw", "_pragma=synchronous(FULL)&_pragma=wal_autocheckpoint(2000)", 1)
@@ -201,7 +202,7 @@ func prepareDir(dir string) error {
 // createIfNew makes an empty database if dir never had one. It becomes visible
 // under its name only when it is complete, so that a database file without tables
 // is always a damaged one.
-func createIfNew(ctx context.Context, dir string, schema fs.FS) error {
+func createIfNew(ctx context.Context, dir string, schema fs.FS, beside []string) error {
 	file, draft := filepath.Join(dir, dbFile), filepath.Join(dir, newDBFile)
 	switch _, err := os.Stat(file); {
 	case err == nil:
@@ -209,7 +210,12 @@ func createIfNew(ctx context.Context, dir string, schema fs.FS) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return sandboxer.E(sandboxer.Unavailable, err, "cannot look at the database %s", file)
 	}
-	if _, err := os.Stat(file + "-wal"); err == nil || newestBackup(dir) != "" {
+	lost := newestBackup(dir) != ""
+	for _, name := range append([]string{dbFile + "-wal"}, beside...) {
+		_, err := os.Stat(filepath.Join(dir, name))
+		lost = lost || err == nil
+	}
+	if lost {
 		return damaged(dir, errors.New("the file is missing, but others that belong to it are there"))
 	}
 	for _, suffix := range []string{"", "-wal", "-shm", "-journal"} {
