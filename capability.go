@@ -96,7 +96,8 @@ type Serviced interface {
 
 // Filer works on files inside a ready sandbox. Names are absolute and clean. Kinds:
 // NotFound for a missing file or sandbox, Invalid for a directory where a file is
-// expected (and the reverse), Exhausted for a full disk.
+// expected (and the reverse), Exhausted for a full disk. Names are bytes, as they are
+// inside: they need not be UTF-8.
 type Filer interface {
 	ReadFile(ctx context.Context, h Handle, name string) (io.ReadCloser, error)
 	// WriteFile creates or replaces the file with r's content, making parent
@@ -104,7 +105,11 @@ type Filer interface {
 	// but an error is certain.
 	WriteFile(ctx context.Context, h Handle, name string, mode fs.FileMode, r io.Reader) error
 	StatFile(ctx context.Context, h Handle, name string) (FileInfo, error)
-	ListFiles(ctx context.Context, h Handle, dir string) iter.Seq2[FileInfo, error]
+	// ListFiles yields what is in dir, without its subdirectories' content, in the byte
+	// order of names: those after the name after, or all if that is empty. A directory
+	// may have millions of entries: only a bounded number is held at a time. An error is
+	// the last value.
+	ListFiles(ctx context.Context, h Handle, dir, after string) iter.Seq2[FileInfo, error]
 	MakeDir(ctx context.Context, h Handle, dir string) error // with parents; an existing directory is success
 	MoveFile(ctx context.Context, h Handle, from, to string) error
 	RemoveFile(ctx context.Context, h Handle, name string) error // recursive; absence is success

@@ -2,14 +2,18 @@ package agent
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"io"
 	"io/fs"
 	"iter"
+	"maps"
 	"net/http"
 	"net/url"
+	"path"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"connectrpc.com/connect"
 
@@ -69,16 +73,57 @@ func sizeOf(r io.Reader) int64 {
 	return -1
 }
 
-func (c *Client) fileInfo(e *pb.EntryInfo) sandboxer.FileInfo {
+// named makes a request about files. header says whether its names are escaped.
+func named[T any](msg *T, header http.Header, paths ...*string) *connect.Request[T] {
+	how := escapeAnswer
+	for _, p := range paths {
+		if !utf8.ValidString(*p) {
+			how = escapeBoth
+		}
+	}
+	if how == escapeBoth {
+		for _, p := range paths {
+			*p = escapeName(*p)
+		}
+	}
+	req := connect.NewRequest(msg)
+	req.Header().Set(escapeHeader, how)
+	maps.Copy(req.Header(), header)
+	return req
+}
+
+// described reads an entry of an answer with these headers. What cannot be of a file is
+// Failed.
+func described(h http.Header, e *pb.EntryInfo) (sandboxer.FileInfo, error) {
+	name := func(s string) string { return s }
+	if h.Get(escapeHeader) != "" {
+		name = unescapeName
+	}
+	fi := fileInfo(e, name)
+	switch base := path.Base(fi.Path); {
+	case !path.IsAbs(fi.Path), path.Clean(fi.Path) != fi.Path, strings.ContainsRune(fi.Path, 0), base != name(e.GetName()):
+		return fi, unreadable(nil, "a file without a proper name")
+	case fi.Size < 0, len(fi.Path) > maxName, len(fi.Target) > maxName, len(fi.Owner) > maxOwner, len(fi.Group) > maxOwner:
+		return fi, unreadable(nil, "a file as no file is")
+	}
+	return fi, nil
+}
+
+const (
+	maxName  = 1 << 15 // bytes of a path; what Linux opens has 4 KiB, what lies deeper more
+	maxOwner = 256
+)
+
+func fileInfo(e *pb.EntryInfo, name func(string) string) sandboxer.FileInfo {
 	fi := sandboxer.FileInfo{
-		Path: e.GetPath(), Size: e.GetSize(), Mode: parseMode(e.GetPermissions(), e.GetMode()),
+		Path: name(e.GetPath()), Size: e.GetSize(), Mode: parseMode(e.GetPermissions(), e.GetMode()),
 		Owner: e.GetOwner(), Group: e.GetGroup(),
 	}
 	if t := e.GetModifiedTime(); t != nil {
 		fi.ModTime = t.AsTime()
 	}
 	if fi.Mode&fs.ModeSymlink != 0 {
-		fi.Target = e.GetSymlinkTarget()
+		fi.Target = name(e.GetSymlinkTarget())
 	}
 	return fi
 }
@@ -114,40 +159,86 @@ func parseMode(text string, bits uint32) fs.FileMode {
 func (c *Client) StatFile(ctx context.Context, name string) (sandboxer.FileInfo, error) {
 	ctx, cancel := within(ctx, c.wait.answer)
 	defer cancel()
-	req := connect.NewRequest(&pb.StatRequest{Path: name})
-	req.Header().Set(lstatHeader, "true")
-	res, err := c.files.Stat(ctx, req)
+	msg := &pb.StatRequest{Path: name}
+	res, err := c.files.Stat(ctx, named(msg, lstat, &msg.Path))
 	if err != nil {
 		return sandboxer.FileInfo{}, c.rpcError(ctx, err)
 	}
-	return c.fileInfo(res.Msg.GetEntry()), nil
+	return described(res.Header(), res.Msg.GetEntry())
 }
 
-// ListFiles lists a directory in the order of names; see sandboxer.Filer.
-func (c *Client) ListFiles(ctx context.Context, dir string) iter.Seq2[sandboxer.FileInfo, error] {
+var lstat = http.Header{lstatHeader: {"true"}}
+
+// ListFiles lists a directory in the order of names, page by page; see sandboxer.Filer.
+func (c *Client) ListFiles(ctx context.Context, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
 	return func(yield func(sandboxer.FileInfo, error) bool) {
-		ctx, cancel := within(ctx, c.wait.answer)
-		defer cancel()
-		req := connect.NewRequest(&pb.ListDirRequest{Path: dir, Depth: 1})
-		req.Header().Set(lstatHeader, "true")
-		res, err := c.files.ListDir(ctx, req)
-		if err != nil {
-			yield(sandboxer.FileInfo{}, c.rpcError(ctx, err))
-			return
-		}
-		for _, e := range res.Msg.GetEntries() {
-			if !yield(c.fileInfo(e), nil) {
+		for seen := 0; ; {
+			page, next, err := c.listPage(ctx, dir, after)
+			for _, fi := range page {
+				if base := path.Base(fi.Path); base <= after {
+					err = unreadable(nil, "a directory that is not in order")
+					break
+				} else {
+					after = base
+				}
+				if seen++; seen > maxListed {
+					err = tooLarge("a million files in a directory")
+					break
+				}
+				if !yield(fi, nil) {
+					return
+				}
+			}
+			if err == nil && next != "" && next < after {
+				err = unreadable(nil, "a directory that is not in order")
+			}
+			if err != nil {
+				yield(sandboxer.FileInfo{}, err)
 				return
 			}
+			if next == "" {
+				return
+			}
+			after = next
 		}
 	}
+}
+
+// listPage returns the next files and, if there are more, the name to go on after.
+func (c *Client) listPage(ctx context.Context, dir, after string) (page []sandboxer.FileInfo, next string, err error) {
+	ctx, cancel := within(ctx, c.wait.answer)
+	defer cancel()
+	msg := &pb.ListDirRequest{Path: dir, Depth: 1}
+	res, err := c.files.ListDir(ctx, named(msg, http.Header{lstatHeader: {"true"}, limitHeader: {strconv.Itoa(maxPage)},
+		afterHeader: {base64.RawURLEncoding.EncodeToString([]byte(after))}}, &msg.Path))
+	if err != nil {
+		return nil, "", c.rpcError(ctx, err)
+	}
+	more, err := base64.RawURLEncoding.DecodeString(res.Header().Get(moreHeader))
+	if err != nil || len(more) > 0 && string(more) <= after {
+		return nil, "", unreadable(err, "a directory without end")
+	}
+	for _, e := range res.Msg.GetEntries() {
+		fi, err := described(res.Header(), e)
+		if err == nil && path.IsAbs(dir) && path.Dir(fi.Path) != path.Clean(dir) {
+			err = unreadable(nil, "a file of another directory")
+		}
+		if err != nil {
+			return nil, "", err
+		}
+		if path.Base(fi.Path) > after { // an agent of an earlier build knows no pages
+			page = append(page, fi)
+		}
+	}
+	return page, string(more), nil
 }
 
 // MakeDir makes a directory with its parents; see sandboxer.Filer.
 func (c *Client) MakeDir(ctx context.Context, dir string) error {
 	ctx, cancel := within(ctx, c.wait.answer)
 	defer cancel()
-	_, err := c.files.MakeDir(ctx, connect.NewRequest(&pb.MakeDirRequest{Path: dir}))
+	msg := &pb.MakeDirRequest{Path: dir}
+	_, err := c.files.MakeDir(ctx, named(msg, nil, &msg.Path))
 	if connect.CodeOf(err) == connect.CodeAlreadyExists {
 		return nil
 	}
@@ -159,7 +250,8 @@ func (c *Client) MakeDir(ctx context.Context, dir string) error {
 func (c *Client) MoveFile(ctx context.Context, from, to string) error {
 	ctx, cancel := within(ctx, c.wait.answer)
 	defer cancel()
-	_, err := c.files.Move(ctx, connect.NewRequest(&pb.MoveRequest{Source: from, Destination: to}))
+	msg := &pb.MoveRequest{Source: from, Destination: to}
+	_, err := c.files.Move(ctx, named(msg, nil, &msg.Source, &msg.Destination))
 	return c.rpcError(ctx, err)
 }
 
@@ -167,7 +259,8 @@ func (c *Client) MoveFile(ctx context.Context, from, to string) error {
 func (c *Client) RemoveFile(ctx context.Context, name string) error {
 	ctx, cancel := within(ctx, c.wait.remove)
 	defer cancel()
-	_, err := c.files.Remove(ctx, connect.NewRequest(&pb.RemoveRequest{Path: name}))
+	msg := &pb.RemoveRequest{Path: name}
+	_, err := c.files.Remove(ctx, named(msg, nil, &msg.Path))
 	return c.rpcError(ctx, err)
 }
 

@@ -30,8 +30,8 @@ type Watch struct {
 // network mount.
 func (c *Client) Watch(ctx context.Context, dir string, recursive bool) (*Watch, error) {
 	streamCtx, cut, began := c.begin(ctx)
-	req := connect.NewRequest(&pb.WatchDirRequest{Path: dir, Recursive: recursive, IncludeEntry: true})
-	req.Header().Set(lstatHeader, "true")
+	msg := &pb.WatchDirRequest{Path: dir, Recursive: recursive, IncludeEntry: true}
+	req := named(msg, lstat, &msg.Path)
 	stream, err := c.files.WatchDir(streamCtx, req)
 	if err == nil && !stream.Receive() {
 		err = stream.Err()
@@ -52,9 +52,16 @@ func (w *Watch) Next() (Change, error) {
 		if ev == nil {
 			continue
 		}
-		ch := Change{Name: ev.GetName(), Op: strings.ToLower(strings.TrimPrefix(ev.GetType().String(), "EVENT_TYPE_"))}
+		name := ev.GetName()
+		if w.stream.ResponseHeader().Get(escapeHeader) != "" {
+			name = unescapeName(name)
+		}
+		ch := Change{Name: name, Op: strings.ToLower(strings.TrimPrefix(ev.GetType().String(), "EVENT_TYPE_"))}
 		if e := ev.GetEntry(); e != nil {
-			fi := w.c.fileInfo(e)
+			fi, err := described(w.stream.ResponseHeader(), e)
+			if err != nil {
+				return Change{}, err
+			}
 			ch.File = &fi
 		}
 		return ch, nil

@@ -9,7 +9,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -55,7 +57,7 @@ func TestFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	var list []string
-	for fi, err := range a.ListFiles(ctx, in("x")) {
+	for fi, err := range a.ListFiles(ctx, in("x"), "") {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +67,7 @@ func TestFiles(t *testing.T) {
 	if got := strings.Join(list, "; "); got != want {
 		t.Errorf("ListFiles:\n%s\nwant\n%s", got, want)
 	}
-	for range a.ListFiles(ctx, in("x")) {
+	for range a.ListFiles(ctx, in("x"), "") {
 		break
 	}
 	if err := errors.Join(a.MakeDir(ctx, in("m/n")), a.MakeDir(ctx, in("m/n")), a.MoveFile(ctx, in("m"), in("new/place")),
@@ -93,7 +95,7 @@ func TestFiles(t *testing.T) {
 		return err
 	}
 	ls := func(name string) (err error) {
-		for _, err = range a.ListFiles(ctx, name) {
+		for _, err = range a.ListFiles(ctx, name, "") {
 		}
 		return err
 	}
@@ -257,5 +259,59 @@ func TestWireStat(t *testing.T) {
 	}
 	if got := strings.Join(names, " "); got != "d d/e dangling f l" {
 		t.Errorf("ListDir: %s", got)
+	}
+}
+
+// TestManyListings: how much a listing takes here does not depend on the directory.
+func TestManyListings(t *testing.T) {
+	a := startAgent(t)
+	const files, callers = 3000, 12
+	dir := filepath.Join(a.dir, "many")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	long := strings.Repeat("n", 200)
+	for i := range files {
+		if err := os.Symlink(long, filepath.Join(dir, fmt.Sprintf("%s%06d", long, i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	before, most := m.HeapAlloc, uint64(0)
+	var mu sync.Mutex
+	look := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		runtime.ReadMemStats(&m)
+		most = max(most, m.HeapAlloc)
+	}
+	var all sync.WaitGroup
+	for range callers {
+		all.Go(func() {
+			n := 0
+			for fi, err := range a.ListFiles(t.Context(), dir, "") {
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if want := fmt.Sprintf("%s/%s%06d", dir, long, n); fi.Path != want || fi.Target != long {
+					t.Errorf("%d: %+v", n, fi)
+					return
+				}
+				if n++; n%1000 == 0 {
+					look()
+				}
+			}
+			if n != files {
+				t.Errorf("%d files listed; want %d", n, files)
+			}
+		})
+	}
+	all.Wait()
+	t.Logf("%d listings of %d names took at most %d MiB", callers, files, (most-before)>>20)
+	if most > before && most-before > 64<<20 { // 12 pages as sent, and read, and garbage
+		t.Errorf("%d listings took %d MiB", callers, (most-before)>>20)
 	}
 }

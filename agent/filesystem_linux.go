@@ -2,11 +2,16 @@ package agent
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
+	"io"
 	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"connectrpc.com/connect"
@@ -26,8 +31,25 @@ func (s filesystemService) target(h http.Header, path string) (user, string, err
 	if err != nil {
 		return u, "", err
 	}
-	path, err = s.resolve(path, u)
+	path, err = s.resolve(nameIn(h, path), u)
 	return u, path, err
+}
+
+// nameIn is a name of a request.
+func nameIn(h http.Header, name string) string {
+	if h.Get(escapeHeader) == escapeBoth {
+		return unescapeName(name)
+	}
+	return name
+}
+
+// answer makes an answer to a request with these headers.
+func answer[T any](h http.Header, msg *T) *connect.Response[T] {
+	res := connect.NewResponse(msg)
+	if h.Get(escapeHeader) != "" {
+		res.Header().Set(escapeHeader, escapeAnswer)
+	}
+	return res
 }
 
 func (s filesystemService) Stat(ctx context.Context, req *connect.Request[pb.StatRequest]) (*connect.Response[pb.StatResponse], error) {
@@ -39,25 +61,53 @@ func (s filesystemService) Stat(ctx context.Context, req *connect.Request[pb.Sta
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&pb.StatResponse{Entry: e}), nil
+	return answer(req.Header(), &pb.StatResponse{Entry: e}), nil
 }
 
 // A describer makes entries and remembers names of owners while it lives.
 type describer struct {
 	users  userDB
 	lstat  bool
+	escape bool
 	owners map[uint32]string
 	groups map[uint32]string
 }
 
 func (s *server) describer(h http.Header) *describer {
-	return &describer{users: s.users, lstat: h.Get(lstatHeader) == "true",
+	return &describer{users: s.users, lstat: h.Get(lstatHeader) == "true", escape: h.Get(escapeHeader) != "",
 		owners: map[uint32]string{}, groups: map[uint32]string{}}
 }
 
-// entry describes the file at path. Of a symbolic link the wire wants the type and
-// mode of what it points to; with lstat set the link itself is described.
+// name brings a name into the form that the caller takes.
+func (d *describer) name(s string) string {
+	if d.escape {
+		return escapeName(s)
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+// entry describes the file at path in the form that the caller takes.
 func (d *describer) entry(path string) (*pb.EntryInfo, error) {
+	e, err := d.describe(path)
+	if err != nil {
+		return nil, err
+	}
+	e.Name, e.Path = d.name(e.Name), d.name(e.Path)
+	if t := e.SymlinkTarget; t != nil {
+		s := d.name(*t)
+		e.SymlinkTarget = &s
+	}
+	e.Owner, e.Group = strings.ToValidUTF8(e.Owner, "\uFFFD"), strings.ToValidUTF8(e.Group, "\uFFFD")
+	for k, v := range e.Metadata {
+		delete(e.Metadata, k)
+		e.Metadata[strings.ToValidUTF8(k, "\uFFFD")] = strings.ToValidUTF8(v, "\uFFFD")
+	}
+	return e, nil
+}
+
+// describe describes the file at path. Of a symbolic link the wire wants the type and
+// mode of what it points to; with lstat set the link itself is described.
+func (d *describer) describe(path string) (*pb.EntryInfo, error) {
 	fi, err := os.Lstat(path)
 	if err != nil {
 		return nil, err
@@ -126,6 +176,9 @@ func (s filesystemService) ListDir(ctx context.Context, req *connect.Request[pb.
 	case !fi.IsDir():
 		return nil, sandboxer.E(sandboxer.Invalid, unix.ENOTDIR, "path '%s' is not a directory", path)
 	}
+	if limit, err := strconv.Atoi(req.Header().Get(limitHeader)); err == nil && limit > 0 && req.Msg.GetDepth() <= 1 {
+		return s.listPage(ctx, req.Header(), path, min(limit, maxPage))
+	}
 	res := &pb.ListDirResponse{}
 	d := s.describer(req.Header())
 	var walk func(dir string, depth uint32) error
@@ -144,7 +197,7 @@ func (s filesystemService) ListDir(ctx context.Context, req *connect.Request[pb.
 			}
 			res.Entries = append(res.Entries, e)
 			if n.IsDir() && depth > 1 {
-				if err := walk(e.Path, depth-1); err != nil {
+				if err := walk(filepath.Join(dir, n.Name()), depth-1); err != nil {
 					return err
 				}
 			}
@@ -154,7 +207,90 @@ func (s filesystemService) ListDir(ctx context.Context, req *connect.Request[pb.
 	if err := walk(path, max(req.Msg.GetDepth(), 1)); err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(res), nil
+	return answer(req.Header(), res), nil
+}
+
+// listPage lists the next entries of a directory, however many it has, with bounded memory.
+func (s filesystemService) listPage(ctx context.Context, h http.Header, dir string, limit int) (*connect.Response[pb.ListDirResponse], error) {
+	after, err := base64.RawURLEncoding.DecodeString(h.Get(afterHeader))
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, err, "%s is not base64url", afterHeader)
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	next := page{after: string(after), limit: limit}
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		names, err := f.Readdirnames(maxPage)
+		for _, n := range names {
+			next.add(n)
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	names, more := next.names()
+	msg := &pb.ListDirResponse{}
+	d, size, last := s.describer(h), 0, ""
+	for _, n := range names {
+		if size > maxPageBytes {
+			more = true
+			break
+		}
+		last = n
+		e, err := d.entry(filepath.Join(dir, n))
+		if err != nil {
+			continue // gone meanwhile
+		}
+		size += len(e.Path) + len(e.Name) + len(e.GetSymlinkTarget()) + len(e.Owner) + len(e.Group)
+		for k, v := range e.Metadata {
+			size += len(k) + len(v)
+		}
+		msg.Entries = append(msg.Entries, e)
+	}
+	res := answer(h, msg)
+	if more {
+		res.Header().Set(moreHeader, base64.RawURLEncoding.EncodeToString([]byte(last)))
+	}
+	return res, nil
+}
+
+// A page collects the first names after one, of any number and in any order.
+type page struct {
+	after string
+	limit int
+	got   []string
+	cut   bool
+}
+
+func (p *page) add(name string) {
+	if name <= p.after {
+		return
+	}
+	if p.got = append(p.got, name); len(p.got) >= 2*p.limit+2 {
+		p.shrink()
+	}
+}
+
+func (p *page) shrink() {
+	slices.Sort(p.got)
+	if len(p.got) > p.limit {
+		p.got, p.cut = p.got[:p.limit], true
+	}
+}
+
+// names returns the page in order, and whether there are more.
+func (p *page) names() ([]string, bool) {
+	p.shrink()
+	return p.got, p.cut
 }
 
 func (s filesystemService) MakeDir(ctx context.Context, req *connect.Request[pb.MakeDirRequest]) (*connect.Response[pb.MakeDirResponse], error) {
@@ -172,7 +308,7 @@ func (s filesystemService) MakeDir(ctx context.Context, req *connect.Request[pb.
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&pb.MakeDirResponse{Entry: e}), nil
+	return answer(req.Header(), &pb.MakeDirResponse{Entry: e}), nil
 }
 
 func (s filesystemService) Move(ctx context.Context, req *connect.Request[pb.MoveRequest]) (*connect.Response[pb.MoveResponse], error) {
@@ -180,7 +316,7 @@ func (s filesystemService) Move(ctx context.Context, req *connect.Request[pb.Mov
 	if err != nil {
 		return nil, err
 	}
-	to, err := s.resolve(req.Msg.GetDestination(), u)
+	to, err := s.resolve(nameIn(req.Header(), req.Msg.GetDestination()), u)
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +336,7 @@ func (s filesystemService) Move(ctx context.Context, req *connect.Request[pb.Mov
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&pb.MoveResponse{Entry: e}), nil
+	return answer(req.Header(), &pb.MoveResponse{Entry: e}), nil
 }
 
 func (s filesystemService) Remove(ctx context.Context, req *connect.Request[pb.RemoveRequest]) (*connect.Response[pb.RemoveResponse], error) {

@@ -104,7 +104,7 @@ var calls = map[string]func(context.Context, *Client) error{
 		return err
 	},
 	"ListFiles": func(ctx context.Context, c *Client) error {
-		for _, err := range c.ListFiles(ctx, "/d") {
+		for _, err := range c.ListFiles(ctx, "/d", "") {
 			if err != nil {
 				return err
 			}

@@ -242,8 +242,8 @@ func (w *watch) forget(name string) {
 }
 
 // event is a change as the wire carries it.
-func (w *watch) event(c change, d *describer) *pb.FilesystemEvent {
-	ev := &pb.FilesystemEvent{Name: c.name, Type: c.kind}
+func (w *watch) event(c change, d *describer, name func(string) string) *pb.FilesystemEvent {
+	ev := &pb.FilesystemEvent{Name: name(c.name), Type: c.kind}
 	if d != nil && c.kind != pb.EventType_EVENT_TYPE_REMOVE && c.kind != pb.EventType_EVENT_TYPE_RENAME {
 		if e, err := d.entry(filepath.Join(w.root, c.name)); err == nil {
 			ev.Entry = e
@@ -262,10 +262,14 @@ func (s filesystemService) WatchDir(ctx context.Context, req *connect.Request[pb
 		return err
 	}
 	defer w.f.Close()
+	if req.Header().Get(escapeHeader) != "" {
+		out.ResponseHeader().Set(escapeHeader, escapeAnswer)
+	}
 	if err := out.Send(&pb.WatchDirResponse{Event: &pb.WatchDirResponse_Start{Start: &pb.WatchDirResponse_StartEvent{}}}); err != nil {
 		return err
 	}
 	interval := keepaliveOf(req.Header())
+	name := s.describer(req.Header()).name
 	defer context.AfterFunc(ctx, func() { w.f.Close() })()
 	for {
 		_ = w.f.SetReadDeadline(time.Now().Add(interval))
@@ -284,7 +288,7 @@ func (s filesystemService) WatchDir(ctx context.Context, req *connect.Request[pb
 			d = s.describer(req.Header())
 		}
 		for _, c := range changes {
-			if err := out.Send(&pb.WatchDirResponse{Event: &pb.WatchDirResponse_Filesystem{Filesystem: w.event(c, d)}}); err != nil {
+			if err := out.Send(&pb.WatchDirResponse{Event: &pb.WatchDirResponse_Filesystem{Filesystem: w.event(c, d, name)}}); err != nil {
 				return err
 			}
 		}
@@ -353,7 +357,7 @@ func (p *polled) collect(describe func() *describer) {
 				err = sandboxer.E(sandboxer.Exhausted, nil, "changes came faster than they were fetched: some are lost")
 				break
 			}
-			p.events = append(p.events, p.w.event(c, d))
+			p.events = append(p.events, p.w.event(c, d, new(describer).name))
 		}
 		if err != nil {
 			p.err = err

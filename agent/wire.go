@@ -10,6 +10,10 @@ const (
 	foregroundHeader = "Sandboxer-Foreground" // of Start, "true": the process is killed when the stream breaks
 	lstatHeader      = "Sandboxer-Lstat"      // of Stat and ListDir, "true": describe links, not what they point to
 	modeHeader       = "Sandboxer-Mode"       // of an upload: permission bits in octal
+	escapeHeader     = "Sandboxer-Escape"     // of file calls and their answers: see escapeName
+	limitHeader      = "Sandboxer-Limit"      // of ListDir: the most entries; an answer that was cut names the last one (moreHeader)
+	afterHeader      = "Sandboxer-After"      // of ListDir with a limit, in base64url: begin after this name
+	moreHeader       = "Sandboxer-More"       // of an answer to ListDir, in base64url: the name to go on after
 	keepaliveHeader  = "Keepalive-Ping-Interval"
 
 	statsPath = "/stats"

@@ -280,12 +280,17 @@ func (c *Client) ListFiles(ctx context.Context, ref, dir string) iter.Seq2[FileI
 
 // MakeDir makes a directory and its parents; an existing one is success.
 func (c *Client) MakeDir(ctx context.Context, ref, dir string) error {
-	return none(ctx, c, call{method: "POST", path: sandboxPath(ref) + "/files/mkdir", body: MakeDir{dir}, again: true})
+	var body MakeDir
+	body.Path, body.PathBase64 = rawPath(dir)
+	return none(ctx, c, call{method: "POST", path: sandboxPath(ref) + "/files/mkdir", body: body, again: true})
 }
 
 // MoveFile renames a file or directory.
 func (c *Client) MoveFile(ctx context.Context, ref, from, to string) error {
-	return none(ctx, c, call{method: "POST", path: sandboxPath(ref) + "/files/move", body: MoveFile{from, to}})
+	var body MoveFile
+	body.From, body.FromBase64 = rawPath(from)
+	body.To, body.ToBase64 = rawPath(to)
+	return none(ctx, c, call{method: "POST", path: sandboxPath(ref) + "/files/move", body: body})
 }
 
 // Ports lists the ports that are declared or published.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -298,7 +299,7 @@ const (
 
 // FileInfo describes one file. Symbolic links are described, not followed.
 type FileInfo struct {
-	Path    string    `json:"path" example:"/workspace/go.mod"`
+	Path    string    `json:"path" example:"/workspace/go.mod" doc:"Bytes that are not UTF-8 are shown as U+FFFD: see path_base64"`
 	Type    string    `json:"type" enum:"file,dir,symlink,other" example:"file"`
 	Size    int64     `json:"size" example:"120"`
 	Mode    string    `json:"mode" example:"0644" doc:"Permission bits, octal"`
@@ -306,12 +307,22 @@ type FileInfo struct {
 	Owner   string    `json:"owner,omitempty"`
 	Group   string    `json:"group,omitempty"`
 	Target  string    `json:"target,omitempty" doc:"Of a symbolic link"`
+
+	PathBase64   []byte `json:"path_base64,omitempty" doc:"The path, where it is not UTF-8. As a query parameter it is percent-encoded byte by byte"`
+	TargetBase64 []byte `json:"target_base64,omitempty" doc:"The target, where it is not UTF-8"`
+}
+
+// Name is the path as it is inside, whatever its bytes.
+func (f FileInfo) Name() string {
+	return cmp.Or(string(f.PathBase64), f.Path)
 }
 
 // NewFileInfo is the public form of fi.
 func NewFileInfo(fi sandboxer.FileInfo) FileInfo {
-	out := FileInfo{Path: fi.Path, Type: TypeOther, Size: fi.Size, Mode: FormatMode(fi.Mode),
-		ModTime: fi.ModTime.UTC(), Owner: fi.Owner, Group: fi.Group, Target: fi.Target}
+	out := FileInfo{Type: TypeOther, Size: fi.Size, Mode: FormatMode(fi.Mode),
+		ModTime: fi.ModTime.UTC(), Owner: valid(fi.Owner), Group: valid(fi.Group)}
+	out.Path, out.PathBase64 = rawPath(fi.Path)
+	out.Target, out.TargetBase64 = rawPath(fi.Target)
 	switch {
 	case fi.Mode.IsRegular():
 		out.Type = TypeFile
@@ -322,6 +333,8 @@ func NewFileInfo(fi sandboxer.FileInfo) FileInfo {
 	}
 	return out
 }
+
+func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // FileMode returns the type and permission bits of f.
 func (f FileInfo) FileMode() fs.FileMode {
@@ -371,13 +384,33 @@ func ParseMode(s string) (fs.FileMode, error) {
 
 // MakeDir names a directory to make.
 type MakeDir struct {
-	Path string `json:"path" example:"/workspace/out"`
+	Path       string `json:"path" example:"/workspace/out"`
+	PathBase64 []byte `json:"path_base64,omitempty" doc:"Instead of path: one that is not UTF-8"`
 }
 
 // MoveFile renames a file or directory.
 type MoveFile struct {
-	From string `json:"from" example:"/workspace/a"`
-	To   string `json:"to" example:"/workspace/b"`
+	From       string `json:"from" example:"/workspace/a"`
+	To         string `json:"to" example:"/workspace/b"`
+	FromBase64 []byte `json:"from_base64,omitempty" doc:"Instead of from: a path that is not UTF-8"`
+	ToBase64   []byte `json:"to_base64,omitempty" doc:"Instead of to: a path that is not UTF-8"`
+}
+
+// rawPath is what a path looks like in JSON: its text and, if that is not all of it, its
+// bytes.
+func rawPath(p string) (string, []byte) {
+	if text := valid(p); text != p {
+		return text, []byte(p)
+	}
+	return p, nil
+}
+
+// Name is the directory that is meant, whatever its bytes.
+func (m MakeDir) Name() string { return cmp.Or(string(m.PathBase64), m.Path) }
+
+// Names are the paths that are meant, whatever their bytes.
+func (m MoveFile) Names() (from, to string) {
+	return cmp.Or(string(m.FromBase64), m.From), cmp.Or(string(m.ToBase64), m.To)
 }
 
 // Stats are a sandbox's consumption at one moment. A missing limit means none; a

@@ -45,7 +45,7 @@ type broken struct {
 	write     func(context.Context, sandboxer.Handle, string, fs.FileMode, io.Reader) error
 	stat      func(context.Context, sandboxer.Handle, string) (sandboxer.FileInfo, error)
 	admit     func(sandboxer.Spec, string) error
-	listFiles func(context.Context, sandboxer.Handle, string) iter.Seq2[sandboxer.FileInfo, error]
+	listFiles func(context.Context, sandboxer.Handle, string, string) iter.Seq2[sandboxer.FileInfo, error]
 	makeDir   func(context.Context, sandboxer.Handle, string) error
 	remove    func(context.Context, sandboxer.Handle, string) error
 	dial      func(context.Context, sandboxer.Handle, int) (net.Conn, error)
@@ -117,8 +117,8 @@ func (b *broken) StatFile(ctx context.Context, h sandboxer.Handle, name string) 
 	return or(b.stat != nil, b.stat, b.Extension.StatFile)(ctx, h, name)
 }
 
-func (b *broken) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) iter.Seq2[sandboxer.FileInfo, error] {
-	return or(b.listFiles != nil, b.listFiles, b.Extension.ListFiles)(ctx, h, dir)
+func (b *broken) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
+	return or(b.listFiles != nil, b.listFiles, b.Extension.ListFiles)(ctx, h, dir, after)
 }
 
 func (b *broken) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
@@ -562,9 +562,9 @@ var mutants = []struct {
 		}
 	}},
 	{"listings are unsorted", "files/list in order", func(b *broken, _ *fake.World) {
-		b.listFiles = func(ctx context.Context, h sandboxer.Handle, dir string) iter.Seq2[sandboxer.FileInfo, error] {
+		b.listFiles = func(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
 			var all []sandboxer.FileInfo
-			for fi, err := range b.Extension.ListFiles(ctx, h, dir) {
+			for fi, err := range b.Extension.ListFiles(ctx, h, dir, after) {
 				if err == nil {
 					all = append([]sandboxer.FileInfo{fi}, all...)
 				}

@@ -52,7 +52,7 @@ func (s *suite) files(t *testing.T) {
 	}
 	list := func(t *testing.T, d string) (names []string) {
 		t.Helper()
-		for fi, err := range sb.b.ListFiles(ctx(t), sb.h, d) {
+		for fi, err := range sb.b.ListFiles(ctx(t), sb.h, d, "") {
 			if err != nil {
 				t.Fatalf("ListFiles(%q): %s", d, describe(err))
 			}
@@ -208,7 +208,7 @@ target" odd`, d)
 				t.Errorf("StatFile(%s) = %+v, %v; want a link to %q", name, fi, err, target)
 			}
 		}
-		for fi, err := range sb.b.ListFiles(ctx(t), sb.h, d) {
+		for fi, err := range sb.b.ListFiles(ctx(t), sb.h, d, "") {
 			if err != nil {
 				t.Fatal(describe(err))
 			}
@@ -251,11 +251,46 @@ target" odd`, d)
 		for _, name := range []string{"a", "b", "c"} {
 			write(t, d+"/"+name, "x")
 		}
-		for fi, err := range sb.b.ListFiles(ctx(t), sb.h, d) {
+		for fi, err := range sb.b.ListFiles(ctx(t), sb.h, d, "") {
 			if err != nil || path.Base(fi.Path) != "a" {
 				t.Errorf("first: %+v, %v", fi, err)
 			}
 			break
+		}
+	})
+
+	t.Run("list from a name", func(t *testing.T) {
+		d := dir(t)
+		for _, name := range []string{"a", "b", "b1", "c", "\xff"} {
+			write(t, d+"/"+name, "x")
+		}
+		for after, want := range map[string]string{"a": "b b1 c \xff", "b0": "b1 c \xff", "c": "\xff", "\xff": "", "zz": "\xff"} {
+			var got []string
+			for fi, err := range sb.b.ListFiles(ctx(t), sb.h, d, after) {
+				if err != nil {
+					t.Fatalf("ListFiles after %q: %s", after, describe(err))
+				}
+				got = append(got, path.Base(fi.Path))
+			}
+			if strings.Join(got, " ") != want {
+				t.Errorf("ListFiles after %q = %q; want %q", after, got, want)
+			}
+		}
+	})
+
+	t.Run("links to names that are not UTF-8", func(t *testing.T) {
+		if !inside {
+			t.Skip("cannot make them: the extension has no exec")
+		}
+		d := dir(t)
+		sb.sh(t, `cd "$1" && ln -s "$(printf 'x\377%%41')" l`, d)
+		if fi, err := sb.b.StatFile(ctx(t), sb.h, d+"/l"); err != nil || fi.Target != "x\xff%41" {
+			t.Errorf("StatFile = %+q, %v", fi.Target, err)
+		}
+		for fi, err := range sb.b.ListFiles(ctx(t), sb.h, d, "") {
+			if err != nil || fi.Target != "x\xff%41" {
+				t.Errorf("ListFiles = %+q, %v", fi.Target, err)
+			}
 		}
 	})
 
@@ -272,7 +307,7 @@ target" odd`, d)
 
 	t.Run("odd names", func(t *testing.T) {
 		d := dir(t)
-		names := []string{" lead", "-n", "a b", "new\nline", "quote'\"", "star*?[x]", "tail ", "back\\slash", "$HOME", "ünï", "日本", "%s", "#x", "~"}
+		names := []string{" lead", "-n", "a b", "new\nline", "quote'\"", "star*?[x]", "tail ", "back\\slash", "$HOME", "ünï", "日本", "%s", "#x", "~", "\xff", "a\xfe%FE", "%FF", "cut\xe6\x97"}
 		for _, name := range names {
 			write(t, d+"/"+name, "content of "+name)
 		}
@@ -314,7 +349,7 @@ target" odd`, d)
 		wantKind(t, err, "ReadFile", sandboxer.NotFound)
 		_, err = sb.b.ReadFile(ctx(t), sb.h, d+"/file/below")
 		wantKind(t, err, "ReadFile below a file", sandboxer.NotFound, sandboxer.Invalid)
-		for _, err := range sb.b.ListFiles(ctx(t), sb.h, d+"/none") {
+		for _, err := range sb.b.ListFiles(ctx(t), sb.h, d+"/none", "") {
 			wantKind(t, err, "ListFiles", sandboxer.NotFound)
 		}
 		wantKind(t, sb.b.MoveFile(ctx(t), sb.h, d+"/none", d+"/other"), "MoveFile", sandboxer.NotFound)
@@ -334,7 +369,7 @@ target" odd`, d)
 		wantKind(t, sb.b.MakeDir(ctx(t), sb.h, d+"/file/sub"), "MakeDir below a file", sandboxer.Invalid)
 		wantKind(t, sb.b.MoveFile(ctx(t), sb.h, d+"/file", d+"/dir"), "MoveFile of a file onto a directory", sandboxer.Invalid)
 		seen := 0
-		for _, err := range sb.b.ListFiles(ctx(t), sb.h, d+"/file") {
+		for _, err := range sb.b.ListFiles(ctx(t), sb.h, d+"/file", "") {
 			wantKind(t, err, "ListFiles of a file", sandboxer.Invalid)
 			seen++
 		}
@@ -437,7 +472,7 @@ target" odd`, d)
 		wantKind(t, sb.b.WriteFile(ctx(t), h, f, 0o644, strings.NewReader("x")), "WriteFile", sandboxer.NotFound)
 		_, err = sb.b.StatFile(ctx(t), h, f)
 		wantKind(t, err, "StatFile", sandboxer.NotFound)
-		for _, err := range sb.b.ListFiles(ctx(t), h, root) {
+		for _, err := range sb.b.ListFiles(ctx(t), h, root, "") {
 			wantKind(t, err, "ListFiles", sandboxer.NotFound)
 		}
 		wantKind(t, sb.b.MakeDir(ctx(t), h, f), "MakeDir", sandboxer.NotFound)

@@ -123,7 +123,7 @@ func (e *Extension) StatFile(ctx context.Context, h sandboxer.Handle, name strin
 }
 
 // ListFiles implements sandboxer.Filer.
-func (e *Extension) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) iter.Seq2[sandboxer.FileInfo, error] {
+func (e *Extension) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
 	return func(yield func(sandboxer.FileInfo, error) bool) {
 		var all []sandboxer.FileInfo
 		err := e.in(ctx, h, dir, func(root *os.Root, o Object) error {
@@ -138,6 +138,9 @@ func (e *Extension) ListFiles(ctx context.Context, h sandboxer.Handle, dir strin
 			}
 			slices.Sort(names)
 			for _, name := range names {
+				if name <= after {
+					continue
+				}
 				fi, err := describe(root, path.Join(o.inside(dir), name), path.Join(dir, name))
 				if err == nil { // else it was removed meanwhile
 					all = append(all, fi)

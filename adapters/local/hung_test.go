@@ -105,7 +105,7 @@ func TestHungSandbox(t *testing.T) {
 			return err
 		},
 		"list": func(ctx context.Context) error {
-			for _, err := range e.ListFiles(ctx, h, "/tmp") {
+			for _, err := range e.ListFiles(ctx, h, "/tmp", "") {
 				if err != nil {
 					return err
 				}

@@ -909,7 +909,7 @@ func (e *engine) StatFile(ctx context.Context, h sandboxer.Handle, name string) 
 	return b.stat(ctx, name)
 }
 
-func (e *engine) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) iter.Seq2[sandboxer.FileInfo, error] {
+func (e *engine) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
 	b, err := e.thawed(h)
 	if err != nil {
 		return func(yield func(sandboxer.FileInfo, error) bool) { yield(sandboxer.FileInfo{}, err) }
@@ -917,7 +917,7 @@ func (e *engine) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) 
 	return func(yield func(sandboxer.FileInfo, error) bool) {
 		left := false
 		err := b.within(ctx, false, func(ctx context.Context) error {
-			for fi, err := range b.agent.ListFiles(ctx, dir) {
+			for fi, err := range b.agent.ListFiles(ctx, dir, after) {
 				if err != nil {
 					return err
 				}

@@ -245,20 +245,31 @@ func (b *Backend) WriteFile(ctx context.Context, h sandboxer.Handle, name string
 // StatFile describes a file.
 func (b *Backend) StatFile(ctx context.Context, h sandboxer.Handle, name string) (fi sandboxer.FileInfo, err error) {
 	err = b.file(ctx, "stat_file", b.opts.Short, func(ctx context.Context) error {
-		fi, err = b.files.StatFile(ctx, h, name)
+		if fi, err = b.files.StatFile(ctx, h, name); err == nil {
+			err = checkFile(&fi)
+		}
 		return err
 	}, name)
 	return fi, err
 }
 
-// ListFiles lists a directory, not its subdirectories, in the order of names.
-func (b *Backend) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) iter.Seq2[sandboxer.FileInfo, error] {
+// ListFiles lists a directory, not its subdirectories, in the order of names, from the
+// one after after. What a sandbox says is not believed: a name that is not directly in
+// dir, or not after the one before, ends it.
+func (b *Backend) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
 	return func(yield func(sandboxer.FileInfo, error) bool) {
 		err := b.file(ctx, "list_files", 0, func(ctx context.Context) error {
-			for fi, err := range b.files.ListFiles(ctx, h, dir) {
+			for fi, err := range b.files.ListFiles(ctx, h, dir, after) {
+				if err == nil {
+					err = checkFile(&fi)
+				}
 				if err != nil {
 					return err
 				}
+				if name := path.Base(fi.Path); path.Join(dir, name) != fi.Path || name <= after {
+					return sandboxer.E(sandboxer.Failed, nil, "%q: the sandbox lists it in a way that cannot be: %q is not a name in it, or not in order", dir, fi.Path)
+				}
+				after = path.Base(fi.Path)
 				if !yield(fi, nil) {
 					yield = nil
 					return nil
@@ -623,6 +634,18 @@ func checkPath(name string) error {
 	if !path.IsAbs(name) || path.Clean(name) != name || strings.ContainsRune(name, 0) {
 		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a clean absolute path", name).
 			WithHint("write it from the root of the sandbox, without . or .. elements: /workspace/file")
+	}
+	return nil
+}
+
+// checkFile refuses what no file is, and brings the rest into a form that every edge can
+// write: a time is one that JSON has.
+func checkFile(fi *sandboxer.FileInfo) error {
+	if checkPath(fi.Path) != nil || fi.Size < 0 || len(fi.Path) > 1<<15 || len(fi.Target) > 1<<15 || len(fi.Owner) > 256 || len(fi.Group) > 256 {
+		return sandboxer.E(sandboxer.Failed, nil, "the sandbox says of a file what cannot be: its name is %.100q, its size %d", fi.Path, fi.Size)
+	}
+	if y := fi.ModTime.UTC().Year(); y < 1 || y > 9999 {
+		fi.ModTime = time.Time{}
 	}
 	return nil
 }

@@ -95,12 +95,16 @@ func (f *full) ProvisionFrom(ctx context.Context, s sandboxer.Spec, _ sandboxer.
 }
 
 func (f *full) StatFile(ctx context.Context, _ sandboxer.Handle, _ string) (sandboxer.FileInfo, error) {
-	return sandboxer.FileInfo{}, f.call(ctx, "stat_file")
+	return sandboxer.FileInfo{Path: "/f"}, f.call(ctx, "stat_file")
 }
 
-func (f *full) ListFiles(ctx context.Context, _ sandboxer.Handle, _ string) iter.Seq2[sandboxer.FileInfo, error] {
+func (f *full) ListFiles(ctx context.Context, _ sandboxer.Handle, _, _ string) iter.Seq2[sandboxer.FileInfo, error] {
 	return func(yield func(sandboxer.FileInfo, error) bool) {
-		_ = yield(sandboxer.FileInfo{Path: "/a"}, nil) && yield(sandboxer.FileInfo{}, f.call(ctx, "list_files"))
+		if yield(sandboxer.FileInfo{Path: "/a"}, nil) {
+			if err := f.call(ctx, "list_files"); err != nil {
+				yield(sandboxer.FileInfo{}, err)
+			}
+		}
 	}
 }
 
@@ -241,7 +245,7 @@ var ops = []op{
 		return err
 	}},
 	{"list_files", sandboxer.CanFiles, 0, func(ctx context.Context, b *backend.Backend) error {
-		return last(b.ListFiles(ctx, handle, "/"))
+		return last(b.ListFiles(ctx, handle, "/", ""))
 	}},
 	{"make_dir", sandboxer.CanFiles, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
 		return b.MakeDir(ctx, handle, "/d")
@@ -584,7 +588,7 @@ func TestArguments(t *testing.T) {
 		{"an unclean file", func() error { return b.RemoveFile(t.Context(), handle, "/a/../b") }, "/a/../b"},
 		{"the second file", func() error { return b.MoveFile(t.Context(), handle, "/a", "b") }, `"b"`},
 		{"a file with NUL", func() error { _, err := b.ReadFile(t.Context(), handle, "/a\x00"); return err }, "clean"},
-		{"a directory to list", func() error { return last(b.ListFiles(t.Context(), handle, "")) }, `""`},
+		{"a directory to list", func() error { return last(b.ListFiles(t.Context(), handle, "", "")) }, `""`},
 		{"dial of port -1", func() error { _, err := b.Dial(t.Context(), handle, -1); return err }, "-1 is not a port"},
 		{"expose of port 65536", func() error { _, err := b.Expose(t.Context(), handle, 65536); return err }, "65536 is not a port"},
 	} {
@@ -649,7 +653,7 @@ func TestListsCanBeBrokenOff(t *testing.T) {
 		}
 		break
 	}
-	for fi, err := range b.ListFiles(t.Context(), handle, "/") {
+	for fi, err := range b.ListFiles(t.Context(), handle, "/", "") {
 		if fi.Path != "/a" || err != nil {
 			t.Errorf("first: %+v, %v", fi, err)
 		}
@@ -728,7 +732,7 @@ func TestFilesFromExecWantProof(t *testing.T) {
 	if fi, err := b.StatFile(t.Context(), handle, "/f"); err == nil {
 		t.Errorf("StatFile = %+v", fi)
 	}
-	if err := last(b.ListFiles(t.Context(), handle, "/")); err == nil {
+	if err := last(b.ListFiles(t.Context(), handle, "/", "")); err == nil {
 		t.Error("ListFiles succeeded")
 	}
 }
@@ -751,7 +755,7 @@ func TestFilesFromExecNeverSplice(t *testing.T) {
 		}
 		b.WriteFile(t.Context(), handle, name, 0o644, &bytes.Buffer{})
 		b.StatFile(t.Context(), handle, name)
-		last(b.ListFiles(t.Context(), handle, name))
+		last(b.ListFiles(t.Context(), handle, name, ""))
 		b.MakeDir(t.Context(), handle, name)
 		b.MoveFile(t.Context(), handle, name, name+"2")
 		b.RemoveFile(t.Context(), handle, name)

@@ -97,7 +97,7 @@ func (f execFiles) WriteFile(ctx context.Context, h sandboxer.Handle, name strin
 	defer cancel(nil)
 	src := &source{r: r, failed: cancel}
 	unique := rand.Text()
-	var out bytes.Buffer
+	out := bounded{most: maxPart}
 	err := f.run(ctx, h, sandboxer.Cmd{Stdin: src, Stdout: &out}, name, writeScript,
 		name, fmt.Sprintf("%o", mode.Perm()), unique)
 	if err != nil && ctx.Err() != nil { // the shell was killed before it could clean up
@@ -134,7 +134,7 @@ stat -c '` + statFormat + `' "$1" || exit
 if [ -L "$1" ]; then readlink "$1"; fi`
 
 func (f execFiles) StatFile(ctx context.Context, h sandboxer.Handle, name string) (sandboxer.FileInfo, error) {
-	var out bytes.Buffer
+	out := bounded{most: maxPart}
 	if err := f.run(ctx, h, sandboxer.Cmd{Stdout: &out}, name, statScript, name); err != nil {
 		return sandboxer.FileInfo{}, err
 	}
@@ -160,20 +160,29 @@ find . ! -name . -prune -type l -exec sh -c '
 	for f do printf "%s\000" "$f"; readlink "$f"; printf "\000"; done' sh {} + 2>/dev/null
 exit 0`
 
-func (f execFiles) ListFiles(ctx context.Context, h sandboxer.Handle, dir string) iter.Seq2[sandboxer.FileInfo, error] {
+func (f execFiles) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
 	return func(yield func(sandboxer.FileInfo, error) bool) {
-		var out bytes.Buffer
-		err := f.run(ctx, h, sandboxer.Cmd{Stdout: &out}, dir, listScript, dir)
-		var all []sandboxer.FileInfo
-		if err == nil {
-			all, err = parseList(dir, out.String())
-		}
-		if err != nil {
-			yield(sandboxer.FileInfo{}, err)
-			return
-		}
-		for _, fi := range all {
-			if !yield(fi, nil) {
+		for {
+			l := &listing{dir: dir, after: after, limit: pageFiles}
+			err := f.run(ctx, h, sandboxer.Cmd{Stdout: l}, dir, listScript, dir)
+			if l.err != nil {
+				err = l.err
+			}
+			var page []sandboxer.FileInfo
+			if err == nil {
+				page, err = l.end()
+			}
+			if err != nil {
+				yield(sandboxer.FileInfo{}, err)
+				return
+			}
+			for _, fi := range page {
+				if !yield(fi, nil) {
+					return
+				}
+				after = path.Base(fi.Path)
+			}
+			if !l.cut {
 				return
 			}
 		}
@@ -209,7 +218,7 @@ func (f execFiles) RemoveFile(ctx context.Context, h sandboxer.Handle, name stri
 
 // run runs a script on the file name and gives its end a kind.
 func (f execFiles) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd, name, script string, args ...string) error {
-	var stderr bytes.Buffer
+	stderr := bounded{most: 4 << 10, drop: true}
 	cmd.Args = append([]string{"sh", "-c", script, "sh"}, args...)
 	cmd.Env = map[string]string{"LC_ALL": "C"} // their messages are read below
 	cmd.Dir = "/"
@@ -252,6 +261,23 @@ func (f execFiles) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cm
 		return sandboxer.E(sandboxer.Invalid, said, "%s: the name is too long", name)
 	}
 	return sandboxer.E(sandboxer.Failed, said, "%s: the shell inside the sandbox ended with %d", name, x.Code)
+}
+
+// bounded keeps the beginning of what a guest prints. More than that fails, unless it is
+// to be dropped.
+type bounded struct {
+	bytes.Buffer
+	most int
+	drop bool
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	fits := min(len(p), b.most-b.Len())
+	b.Buffer.Write(p[:fits])
+	if fits < len(p) && !b.drop {
+		return fits, sandboxer.E(sandboxer.Failed, nil, "the shell inside the sandbox says more than it has to")
+	}
+	return len(p), nil
 }
 
 // source counts what is read from r, and calls failed when that fails. An Execer may
@@ -308,48 +334,156 @@ func parseStat(line string) (fi sandboxer.FileInfo, rest string, err error) {
 	return fi, rest, nil
 }
 
-// parseList reads what listScript printed about dir.
-func parseList(dir, out string) (all []sandboxer.FileInfo, err error) {
-	bad := func(err error) error {
-		return sandboxer.E(sandboxer.Failed, err, "%s: the shell inside the sandbox lists it in a way that cannot be read", dir)
+// A listing reads what listScript prints about dir, and keeps the first files after one.
+type listing struct {
+	dir, after string
+	limit      int
+
+	got   []sandboxer.FileInfo
+	cut   bool // there are more
+	bytes int64
+	err   error
+
+	part   []byte // that has not come to its end
+	record []byte // an entry, which goes on in the next line if that has no slash
+	links  map[string]int
+	link   *int // of got: whose target comes next; -1 if that is not kept
+}
+
+const (
+	pageFiles  = 1000
+	maxPart    = 64 << 10 // bytes of a name or target
+	maxListing = 4 << 30  // bytes, of ten million files and more
+)
+
+// parseList reads the whole of what listScript printed.
+func parseList(dir, out string) ([]sandboxer.FileInfo, error) {
+	l := &listing{dir: dir, limit: len(out)}
+	if _, err := l.Write([]byte(out)); err != nil {
+		return nil, err
 	}
-	entries, links, ok := strings.Cut(out, "\x00")
-	if !ok {
-		return nil, bad(errors.New("cut off"))
+	return l.end()
+}
+
+func (l *listing) bad(err error) error {
+	return sandboxer.E(sandboxer.Failed, err, "%s: the shell inside the sandbox lists it in a way that cannot be read", l.dir)
+}
+
+func (l *listing) Write(p []byte) (int, error) {
+	if l.err == nil {
+		l.err = l.read(p)
 	}
-	targets := map[string]string{}
-	for links != "" {
-		name, rest, ok1 := strings.Cut(links, "\x00")
-		target, rest, ok2 := strings.Cut(rest, "\x00")
-		if !ok1 || !ok2 {
-			return nil, bad(errors.New("cut off in the links"))
+	if l.err != nil {
+		return 0, l.err
+	}
+	return len(p), nil
+}
+
+func (l *listing) read(p []byte) error {
+	if l.bytes += int64(len(p)); l.bytes > maxListing {
+		return l.bad(errors.New("it has no end"))
+	}
+	for len(p) > 0 {
+		ends := "\n\x00"
+		if l.links != nil {
+			ends = "\x00"
 		}
-		targets[strings.TrimPrefix(name, "./")] = strings.TrimSuffix(target, "\n")
-		links = rest
+		i := bytes.IndexAny(p, ends)
+		if i < 0 {
+			i = len(p)
+		}
+		if l.part = append(l.part, p[:i]...); len(l.part)+len(l.record) > maxPart {
+			return l.bad(errors.New("a name is too long"))
+		}
+		if i == len(p) {
+			return nil
+		}
+		err := l.piece(p[i] == 0)
+		if err != nil {
+			return err
+		}
+		l.part, p = l.part[:0], p[i+1:]
 	}
-	var records []string
-	if entries != "" {
-		for _, line := range strings.Split(strings.TrimSuffix(entries, "\n"), "\n") {
-			if strings.Contains(line, "/") {
-				records = append(records, line)
-			} else if len(records) > 0 { // the rest of a name with a line end
-				records[len(records)-1] += "\n" + line
-			} else {
-				return nil, bad(fmt.Errorf("it begins with %q", line))
-			}
+	return nil
+}
+
+// piece takes what is in part, a line of the entries or, after those, a name or target.
+func (l *listing) piece(nul bool) error {
+	if l.links != nil {
+		return l.linked()
+	}
+	switch {
+	case nul && len(l.part) == 0:
+	case bytes.IndexByte(l.part, '/') >= 0:
+		if err := l.entry(); err != nil {
+			return err
+		}
+		l.record = append(l.record, l.part...)
+	case len(l.record) == 0:
+		return l.bad(fmt.Errorf("it begins with %q", l.part))
+	default: // the rest of a name with a line end
+		l.record = append(append(l.record, '\n'), l.part...)
+	}
+	if !nul {
+		return nil
+	}
+	err := l.entry()
+	l.shrink()
+	l.links = map[string]int{}
+	for i, fi := range l.got {
+		l.links["./"+path.Base(fi.Path)] = i
+	}
+	return err
+}
+
+// entry takes the record that is complete.
+func (l *listing) entry() error {
+	if len(l.record) == 0 {
+		return nil
+	}
+	fi, name, err := parseStat(string(l.record))
+	name, ok := strings.CutPrefix(name, "./")
+	if err != nil || !ok || name == "" || name == "." || name == ".." || strings.Contains(name, "/") {
+		return l.bad(errors.Join(err, fmt.Errorf("record %q", l.record)))
+	}
+	l.record = l.record[:0]
+	if name > l.after {
+		fi.Path = path.Join(l.dir, name)
+		if l.got = append(l.got, fi); len(l.got) > 2*l.limit {
+			l.shrink()
 		}
 	}
-	for _, record := range records {
-		fi, name, err := parseStat(record)
-		name, ok := strings.CutPrefix(name, "./")
-		if err != nil || !ok || name == "" || name == "." || name == ".." || strings.Contains(name, "/") {
-			return nil, bad(errors.Join(err, fmt.Errorf("record %q", record)))
-		}
-		fi.Path, fi.Target = path.Join(dir, name), targets[name]
-		all = append(all, fi)
+	return nil
+}
+
+func (l *listing) shrink() {
+	slices.SortFunc(l.got, func(a, b sandboxer.FileInfo) int { return strings.Compare(a.Path, b.Path) })
+	if len(l.got) > l.limit {
+		l.got, l.cut = l.got[:l.limit], true
 	}
-	slices.SortFunc(all, func(a, b sandboxer.FileInfo) int { return strings.Compare(a.Path, b.Path) })
-	return all, nil
+}
+
+func (l *listing) linked() error {
+	if l.link == nil {
+		i, ok := l.links[string(l.part)]
+		if !ok {
+			i = -1
+		}
+		l.link = &i
+		return nil
+	}
+	if *l.link >= 0 {
+		l.got[*l.link].Target = strings.TrimSuffix(string(l.part), "\n")
+	}
+	l.link = nil
+	return nil
+}
+
+func (l *listing) end() ([]sandboxer.FileInfo, error) {
+	if l.links == nil || l.link != nil || len(l.part) > 0 {
+		return nil, l.bad(errors.New("cut off"))
+	}
+	return l.got, nil
 }
 
 // unixMode converts st_mode. The values are the same on every system a guest has.

@@ -1,6 +1,8 @@
 package backend
 
 import (
+	"bytes"
+	"fmt"
 	"io/fs"
 	"path"
 	"reflect"
@@ -83,4 +85,34 @@ func FuzzParseList(f *testing.F) {
 			t.Errorf("parseList(%q) is not in order", out)
 		}
 	})
+}
+
+// TestListingInPages: what a guest prints in any pieces, of any length, is kept by the page.
+func TestListingInPages(t *testing.T) {
+	var out strings.Builder
+	for i := range 10_000 {
+		fmt.Fprintf(&out, "81a4 5 1700000000 0 0 root root ./%05d\nx\n", (i*7919)%10_000)
+	}
+	out.WriteString("\x00./00500\nx\x00target\n\x00")
+	l := &listing{dir: "/d", after: "00498", limit: 3}
+	for b := []byte(out.String()); len(b) > 0; {
+		n := min(len(b), 777)
+		if _, err := l.Write(b[:n]); err != nil {
+			t.Fatal(err)
+		}
+		if b = b[n:]; len(l.got) > 6 {
+			t.Fatalf("%d files are held for a page of 3", len(l.got))
+		}
+	}
+	page, err := l.end()
+	if err != nil || len(page) != 3 || page[0].Path != "/d/00498\nx" || page[2].Target != "target" || !l.cut {
+		t.Errorf("%+v, %v, cut: %t", page, err, l.cut)
+	}
+	endless := &listing{dir: "/d", limit: 3}
+	if _, err := endless.Write(make([]byte, 0)); err != nil {
+		t.Error(err)
+	}
+	if _, err := endless.Write(bytes.Repeat([]byte("a"), maxPart+1)); sandboxer.KindOf(err) != sandboxer.Failed {
+		t.Errorf("a name without end: %v", err)
+	}
 }

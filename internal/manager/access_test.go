@@ -34,7 +34,7 @@ func TestTenancy(t *testing.T) {
 		},
 		"stat": func(ctx context.Context, ref string) error { _, err := r.StatFile(ctx, ref, "/x"); return err },
 		"list": func(ctx context.Context, ref string) error {
-			for _, err := range r.ListFiles(ctx, ref, "/") {
+			for _, err := range r.ListFiles(ctx, ref, "/", "") {
 				return err
 			}
 			return nil
@@ -327,7 +327,7 @@ func TestUse(t *testing.T) {
 		t.Errorf("%+v, %v", fi, err)
 	}
 	var names []string
-	for fi, err := range r.ListFiles(acme, sb.ID, "/workspace/d") {
+	for fi, err := range r.ListFiles(acme, sb.ID, "/workspace/d", "") {
 		names = append(names, fi.Path)
 		if err != nil {
 			t.Error(err)

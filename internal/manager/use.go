@@ -185,8 +185,8 @@ func (m *Manager) StatFile(ctx context.Context, ref, name string) (sandboxer.Fil
 }
 
 // ListFiles lists a directory of a running sandbox, not its subdirectories, in the
-// order of names. An error is the last value.
-func (m *Manager) ListFiles(ctx context.Context, ref, dir string) iter.Seq2[sandboxer.FileInfo, error] {
+// order of names, from the one after after. An error is the last value.
+func (m *Manager) ListFiles(ctx context.Context, ref, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
 	return func(yield func(sandboxer.FileInfo, error) bool) {
 		b, h, end, err := m.open(ctx, sandboxer.ScopeRead, ref)
 		if err != nil {
@@ -194,7 +194,7 @@ func (m *Manager) ListFiles(ctx context.Context, ref, dir string) iter.Seq2[sand
 			return
 		}
 		defer end()
-		b.ListFiles(ctx, h, dir)(yield)
+		b.ListFiles(ctx, h, dir, after)(yield)
 	}
 }
 

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/base64"
 	"io"
 	"net/http"
 	"path"
@@ -89,32 +90,35 @@ type inFiles struct {
 	InPage
 }
 
-// listFiles pages through a directory; the cursor is the last name seen.
+// listFiles pages through a directory; the cursor is the last name seen, in base64url.
 func (s *Server) listFiles(ctx context.Context, in *inFiles) (*reply[api.List[api.FileInfo]], error) {
 	limit := in.Limit
 	if limit == 0 {
 		limit = sandboxer.DefaultPage
 	}
+	after, err := base64.RawURLEncoding.DecodeString(in.Cursor)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, err, "the cursor is not one of a page before")
+	}
 	var items []api.FileInfo
-	for fi, err := range s.m.ListFiles(ctx, in.ID, in.Path) {
+	last := ""
+	for fi, err := range s.m.ListFiles(ctx, in.ID, in.Path, string(after)) {
 		if err != nil {
 			return nil, err
 		}
-		if in.Cursor != "" && path.Base(fi.Path) <= in.Cursor {
-			continue
-		}
 		if len(items) == limit {
-			return listOf(items, path.Base(items[limit-1].Path)), nil
+			return listOf(items, base64.RawURLEncoding.EncodeToString([]byte(last))), nil
 		}
-		items = append(items, api.NewFileInfo(fi))
+		items, last = append(items, api.NewFileInfo(fi)), path.Base(fi.Path)
 	}
 	return listOf(items, ""), nil
 }
 
 func (s *Server) makeDir(ctx context.Context, in *InRef, b api.MakeDir) (*none, error) {
-	return nil, s.m.MakeDir(ctx, in.ID, b.Path)
+	return nil, s.m.MakeDir(ctx, in.ID, b.Name())
 }
 
 func (s *Server) moveFile(ctx context.Context, in *InRef, b api.MoveFile) (*none, error) {
-	return nil, s.m.MoveFile(ctx, in.ID, b.From, b.To)
+	from, to := b.Names()
+	return nil, s.m.MoveFile(ctx, in.ID, from, to)
 }

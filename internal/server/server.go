@@ -53,7 +53,7 @@ type Manager interface {
 	ReadFile(ctx context.Context, ref, name string) (io.ReadCloser, error)
 	WriteFile(ctx context.Context, ref, name string, mode fs.FileMode, r io.Reader) error
 	StatFile(ctx context.Context, ref, name string) (sandboxer.FileInfo, error)
-	ListFiles(ctx context.Context, ref, dir string) iter.Seq2[sandboxer.FileInfo, error]
+	ListFiles(ctx context.Context, ref, dir, after string) iter.Seq2[sandboxer.FileInfo, error]
 	MakeDir(ctx context.Context, ref, dir string) error
 	MoveFile(ctx context.Context, ref, from, to string) error
 	RemoveFile(ctx context.Context, ref, name string) error
