@@ -53,7 +53,9 @@ type engine struct {
 	asRoot  bool
 	cgroups *cgroups
 	memory  *memory
+	makes   skeletonMaker
 	skel    *skeleton
+	former  map[string]time.Time // digests of skeletons that were replaced, since when
 	images  *imageStore
 	agent   string        // program copied into images
 	slots   chan struct{} // bounds concurrent creates: they are bound by processor time, and wait in between
@@ -95,7 +97,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	e := &engine{
 		env: env, cfg: cfg, asRoot: os.Geteuid() == 0,
 		slots: make(chan struct{}, 2*runtime.NumCPU()),
-		boxes: map[string]*box{}, busy: map[string]*keyLock{},
+		boxes: map[string]*box{}, busy: map[string]*keyLock{}, former: map[string]time.Time{},
 		resolvers: usernet.HostResolvers(),
 	}
 	if !e.asRoot {
@@ -123,11 +125,12 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	e.removeNamedLayers()
 	e.cgroups = findCgroups(env.Owner)
 	e.memory = e.newMemory()
-	if err := e.buildSkeleton(); err != nil {
-		return nil, openFailed(err, "the root file system of sandboxes cannot be prepared")
+	e.makes = skeletonMaker{dir: e.dir("skel"), mounts: e.mounts(), agent: e.agent, paths: cfg.Paths, etc: cfg.Etc, asRoot: e.asRoot, checked: map[string]bool{}}
+	if _, err := e.skeleton(); err != nil {
+		return nil, err
 	}
-	if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonInUse); err != nil && env.Log != nil {
-		env.Log.Warn("old skeletons stay", "extension", env.Extension, "err", err)
+	if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonInUse); err != nil {
+		e.warn("old skeletons stay", err)
 	}
 	if e.images, err = e.newImageStore(e.dir("image")); err != nil {
 		return nil, openFailed(err, "the image store cannot be prepared")
@@ -141,26 +144,47 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	return e, nil
 }
 
-func (e *engine) buildSkeleton() (err error) {
-	shift := idShift
-	if !e.asRoot {
-		shift = 0
-	}
-	e.skel, err = buildSkeleton(e.dir("skel"), e.mounts(), e.agent, e.cfg.Paths, shift, e.asRoot)
-	return err
-}
-
 // skeleton returns the root of sandboxes without an image, made again if it was
-// removed.
+// removed, or if the machine has changed since: a program that was installed needs its
+// part of /etc.
 func (e *engine) skeleton() (*skeleton, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.skel.intact() {
-		if err := e.buildSkeleton(); err != nil {
-			return nil, openFailed(err, "the root file system of sandboxes cannot be prepared")
+	whole := e.skel != nil && e.skel.intact()
+	if whole && e.skel.current() {
+		return e.skel, nil
+	}
+	s, err := e.makes.make()
+	switch {
+	case err == nil:
+	case whole: // an older one is better than none
+		e.warn("the root file system of sandboxes cannot follow changes of this machine", err)
+		return e.skel, nil
+	default:
+		return nil, openFailed(err, "the root file system of sandboxes cannot be prepared")
+	}
+	if e.skel != nil && s.digest != e.skel.digest {
+		e.former[e.skel.digest] = time.Now()
+		if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonStays(s.digest)); err != nil {
+			e.warn("old skeletons stay", err)
 		}
 	}
-	return e.skel, nil
+	e.skel = s
+	return s, nil
+}
+
+func (e *engine) warn(what string, err error) {
+	if e.env.Log != nil {
+		e.env.Log.Warn(what, "extension", e.env.Extension, "err", err)
+	}
+}
+
+// skeletonStays tells which skeletons must not be removed: the current one, those of
+// sandboxes and snapshots, and those that a create may just have been given.
+func (e *engine) skeletonStays(current string) func(digest string) bool {
+	return func(digest string) bool {
+		return digest == current || time.Since(e.former[digest]) < 10*time.Minute || strings.HasPrefix(digest, ".new-") || e.skeletonInUse(digest)
+	}
 }
 
 func openFailed(err error, format string, args ...any) error {

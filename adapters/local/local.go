@@ -36,6 +36,10 @@ type Config struct {
 	// Paths are further directories of this machine that sandboxes without an image
 	// see, read-only, besides /usr.
 	Paths []string `yaml:"paths" json:"paths,omitempty" jsonschema:"description=further directories of this machine that sandboxes without an image see besides /usr"`
+	// Etc are further files and directories of /etc that sandboxes without an image get a
+	// copy of, besides what every program needs and what is as its package brought it: as
+	// far as everybody may read them.
+	Etc []string `yaml:"etc" json:"etc,omitempty" jsonschema:"description=further files and directories of /etc that sandboxes without an image get a copy of as far as everybody may read them"`
 	// DNS are the resolvers used for sandboxes with network access; empty means
 	// those of this machine.
 	DNS []string `yaml:"dns" json:"dns,omitempty" jsonschema:"description=resolvers (address or address:port) for sandboxes with network access; empty means those of this machine"`
@@ -64,8 +68,31 @@ type Images struct {
 }
 
 // neverShown are directories that Paths may not open to sandboxes, with everything
-// below them.
-var neverShown = []string{"/", "/root", "/home", "/etc", "/run", "/var/run", "/proc", "/sys", "/dev", "/boot", "/var/lib"}
+// below them and whatever they are in.
+var neverShown = []string{"/", "/root", "/home", "/etc", "/run", "/var/run", "/proc", "/sys", "/dev", "/boot", "/var/lib",
+	"/var/backups", "/var/mail", "/var/spool"}
+
+// checkShown refuses the directory real, which p stands for, if it is never shown.
+func checkShown(p, real string) error {
+	within := func(p, dir string) bool { return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/") }
+	for _, n := range neverShown {
+		var why string
+		switch {
+		case n != "/" && within(real, n) || real == n:
+			why = "it lies in " + n
+		case within(n, real):
+			why = n + " lies in it"
+		default:
+			continue
+		}
+		if real != p {
+			why = "it leads to " + real + ", and " + why
+		}
+		return sandboxer.E(sandboxer.Invalid, nil, "paths: %s is never shown to a sandbox (%s)", p, why).
+			WithHint("copy what sandboxes need to a directory of its own, or use an image")
+	}
+	return nil
+}
 
 // Validate implements the check of sandboxer.Typed.
 func (c *Config) Validate() error {
@@ -73,12 +100,19 @@ func (c *Config) Validate() error {
 		if !filepath.IsAbs(p) || filepath.Clean(p) != p {
 			return sandboxer.E(sandboxer.Invalid, nil, "paths: %q is not a clean absolute path", p)
 		}
-		for _, n := range neverShown {
-			if p == n || n != "/" && len(p) > len(n) && p[:len(n)+1] == n+"/" {
-				return sandboxer.E(sandboxer.Invalid, nil, "paths: %s is never shown to a sandbox (it lies in %s)", p, n).
-					WithHint("copy what sandboxes need to a directory of its own, or use an image")
-			}
+		if err := checkShown(p, p); err != nil {
+			return err
 		}
+	}
+	for i, p := range c.Etc {
+		name := strings.TrimPrefix(p, "/etc/")
+		switch {
+		case !filepath.IsLocal(name) || filepath.Clean(name) != name || name == ".":
+			return sandboxer.E(sandboxer.Invalid, nil, "etc: %q is not the clean name of a file or directory of /etc", p)
+		case reservedEtc(name):
+			return sandboxer.E(sandboxer.Invalid, nil, "etc: /etc/%s is about accounts or this machine, and is never copied", name)
+		}
+		c.Etc[i] = name
 	}
 	for i, s := range c.DNS {
 		if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
@@ -89,6 +123,17 @@ func (c *Config) Validate() error {
 	}
 	_, err := c.never()
 	return err
+}
+
+// reservedEtc reports whether the file of /etc is made up for sandboxes, or about accounts.
+func reservedEtc(name string) bool {
+	top, _, _ := strings.Cut(name, "/")
+	switch strings.TrimRight(top, "-~") {
+	case "passwd", "group", "shadow", "gshadow", "subuid", "subgid", "opasswd", "security", "hosts", "hostname", "resolv.conf", "profile",
+		"machine-id", "fstab", "mtab", "sudoers", "sudoers.d":
+		return true
+	}
+	return false
 }
 
 func (c *Config) never() (out []netip.Prefix, err error) {

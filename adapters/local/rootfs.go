@@ -6,9 +6,12 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
+	"hash/fnv"
 	"io"
 	"io/fs"
 	"os"
@@ -16,6 +19,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -33,6 +38,10 @@ type skeleton struct {
 	root   string   // what gVisor gets as the root file system
 	shown  []string // directories of this machine in it
 	binds  []string // those of them that the sandbox's spec must bind itself (not root)
+
+	watch   []string // what it depends on
+	stamp   uint64   // of that, when it was made
+	settled bool     // nothing of it was changing just then
 }
 
 // intact reports whether the skeleton is still there, with its mounts: another
@@ -85,38 +94,126 @@ const tmpKeeper = "/tmp/.sandboxer"
 // workspaceDefault is the workspace of a sandbox whose profile names none.
 const workspaceDefault = "/workspace"
 
-// buildSkeleton makes, or finds, the skeleton for this machine and agent below dir.
-// Its name is a digest of its content, so that a changed machine gets a new one and
-// running sandboxes keep theirs.
-// As root it is mounted below mounts: the sandbox's file server is an ordinary user to
+// A skeletonMaker makes the skeletons of this machine and agent below dir. Their names are
+// digests of their content, so that a changed machine gets a new one and running sandboxes
+// keep theirs.
+// As root they are mounted below mounts: the sandbox's file server is an ordinary user to
 // this machine and could not walk through the private dir.
-func buildSkeleton(dir, mounts, agent string, paths []string, idShift int, asRoot bool) (*skeleton, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+type skeletonMaker struct {
+	dir, mounts string
+	agent       string
+	paths, etc  []string // of the configuration
+	asRoot      bool
+
+	checked map[string]bool // digests of those that were read through since the start
+}
+
+// make makes, or finds, the skeleton for the machine as it is now. One that is there and
+// whole takes no room on the disk.
+func (m *skeletonMaker) make() (*skeleton, error) {
+	for tries := 0; ; tries++ {
+		s, err := m.attempt()
+		if errors.Is(err, errChanging) && tries < 5 {
+			continue // what is being installed just now
+		}
+		return s, err
+	}
+}
+
+func (m *skeletonMaker) attempt() (*skeleton, error) {
+	b := &skeletonBuilder{sum: sha256.New(), seen: map[string]bool{}, chown: m.asRoot}
+	if m.asRoot {
+		b.shift = idShift
+	}
+	began := time.Now()
+	if err := b.plan(m.agent, m.paths, m.etc); err != nil {
 		return nil, err
 	}
-	tmp, err := os.MkdirTemp(dir, ".new-")
+	s := &skeleton{digest: hex.EncodeToString(b.sum.Sum(nil))[:16], shown: b.binds, watch: b.watch}
+	slices.Sort(s.watch)
+	s.watch = slices.Compact(s.watch)
+	var latest time.Time
+	s.stamp, latest = stampOf(s.watch)
+	// Clocks of file systems are coarse: what changed while it was read, or shortly before, may
+	// be either. The next look reads it again.
+	s.settled = latest.Before(began.Add(-50 * time.Millisecond))
+	final := filepath.Join(m.dir, s.digest)
+	s.dir = filepath.Join(final, "root")
+	s.root, s.binds = s.dir, b.binds
+	if m.asRoot {
+		s.root, s.binds = filepath.Join(m.mounts, s.digest), nil
+	}
+	if m.checked[s.digest] {
+		if _, err := os.Lstat(filepath.Join(s.dir, agentPath)); err == nil {
+			return s, m.mount(s)
+		}
+	} else if b.matches(s.dir) {
+		m.checked[s.digest] = true
+		return s, m.mount(s)
+	}
+	// Not there, or not what it should be: a crash of the machine, or of its disk.
+	if err := os.MkdirAll(m.dir, 0o700); err != nil {
+		return nil, err
+	}
+	tmp, err := os.MkdirTemp(m.dir, ".new-")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(tmp)
-	b := &skeletonBuilder{root: filepath.Join(tmp, "root"), shift: idShift, chown: asRoot}
-	sum := sha256.New()
-	b.sum = sum
-	if err := b.build(agent, paths); err != nil {
+	if err := b.build(filepath.Join(tmp, "root")); err != nil {
 		return nil, err
 	}
-	s := &skeleton{digest: hex.EncodeToString(sum.Sum(nil))[:16]}
-	final := filepath.Join(dir, s.digest)
+	if err := unmountBelow(filepath.Join(m.mounts, s.digest)); err != nil {
+		return nil, err
+	}
+	if err := os.RemoveAll(final); err != nil {
+		return nil, err
+	}
 	if err := os.Rename(tmp, final); err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTEMPTY) {
 		return nil, err
 	}
-	s.dir, s.shown = filepath.Join(final, "root"), b.binds
-	if !asRoot {
-		s.root, s.binds = s.dir, b.binds
-		return s, nil
+	m.checked[s.digest] = true
+	return s, m.mount(s)
+}
+
+func (m *skeletonMaker) mount(s *skeleton) error {
+	if !m.asRoot {
+		return nil
 	}
-	s.root = filepath.Join(mounts, s.digest)
-	return s, s.assemble()
+	return s.assemble()
+}
+
+// errChanging says that a file was another when it was copied than when it was read.
+var errChanging = errors.New("a file of this machine is changing")
+
+// stampOf changes whenever a skeleton made now might be another one: it covers what decides
+// about /etc (the directories and the files at its top that are copied, the package
+// manager's books) by their times, which is quick enough for every create. What is written
+// into a file further down without replacing it is noticed with the next such change, or by
+// the next server. It also returns the time of the latest change.
+func stampOf(names []string) (stamp uint64, latest time.Time) {
+	sum := fnv.New64a()
+	for _, name := range names {
+		var st unix.Stat_t
+		if unix.Lstat(name, &st) != nil {
+			st = unix.Stat_t{}
+		}
+		var b [48]byte
+		for i, v := range []uint64{st.Ino, st.Dev, uint64(st.Size), uint64(st.Mode), uint64(st.Ctim.Sec), uint64(st.Ctim.Nsec)} {
+			binary.NativeEndian.PutUint64(b[8*i:], v)
+		}
+		_, _ = sum.Write(b[:])
+		if at := time.Unix(st.Ctim.Unix()); at.After(latest) {
+			latest = at
+		}
+	}
+	return sum.Sum64(), latest
+}
+
+// current reports whether the machine is as it was when s was made.
+func (s *skeleton) current() bool {
+	stamp, _ := stampOf(s.watch)
+	return s.settled && stamp == s.stamp
 }
 
 // assemble binds the machine's directories into the skeleton once, so that every
@@ -143,12 +240,34 @@ func (s *skeleton) assemble() error {
 		if slices.Contains(mounted, at) {
 			continue
 		}
-		if err := unix.Mount(d, at, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("binding %s into the skeleton: %w", d, err)
+		if err := bindShown(d, at); err != nil {
+			return err
 		}
 		if err := unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
 			return fmt.Errorf("making %s read-only in the skeleton: %w", d, err)
 		}
+	}
+	return nil
+}
+
+// bindShown binds a directory of this machine that sandboxes may see. What is checked is what
+// is mounted, whatever becomes of the names meanwhile.
+func bindShown(dir, at string) error {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("binding %s into the skeleton: %w", dir, err)
+	}
+	defer unix.Close(fd)
+	name := fmt.Sprintf("/proc/self/fd/%d", fd)
+	real, err := os.Readlink(name)
+	if err == nil {
+		err = checkShown(dir, real)
+	}
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount(name, at, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("binding %s into the skeleton: %w", dir, err)
 	}
 	return nil
 }
@@ -241,15 +360,30 @@ func unescapeMount(s string) string {
 	return b.String()
 }
 
+// A skeletonBuilder plans a skeleton, which needs no room, and then builds it.
 type skeletonBuilder struct {
-	root  string
-	shift int  // added to every owner: the host ID of the sandbox's ID 0
-	chown bool // only root can give files away
-	sum   io.Writer
-	binds []string
+	shift   int  // added to every owner: the host ID of the sandbox's ID 0
+	chown   bool // only root can give files away
+	sum     hash.Hash
+	binds   []string
+	entries []skeletonEntry
+	seen    map[string]bool // names of the entries
+	watch   []string        // files and directories of the machine that decide what is planned
 }
 
-func (b *skeletonBuilder) build(agent string, paths []string) error {
+// A skeletonEntry is one file, directory or link of a skeleton's own.
+type skeletonEntry struct {
+	kind   string // dir, link or file
+	name   string
+	mode   fs.FileMode
+	id     int
+	target string // of a link
+	open   func() (io.ReadCloser, error)
+	sum    string // of a file's content
+}
+
+func (b *skeletonBuilder) plan(agent string, paths, etc []string) error {
+	b.watch = append(b.watch, agent, "/etc", "/etc/passwd", "/etc/group", dpkgStatus, ucfHashes, "/lib", "/lib64")
 	for _, d := range []struct {
 		name string
 		mode fs.FileMode
@@ -290,15 +424,18 @@ func (b *skeletonBuilder) build(agent string, paths []string) error {
 		}
 	}
 	for _, p := range paths {
-		if fi, err := os.Stat(p); err != nil || !fi.IsDir() {
+		fi, err := os.Stat(p)
+		if err != nil || !fi.IsDir() {
 			return sandboxer.E(sandboxer.Invalid, err, "paths: %s is not a directory of this machine", p)
 		}
-		if err := b.bind(p); err != nil {
+		real, err := filepath.EvalSymlinks(p)
+		if err != nil {
+			return sandboxer.E(sandboxer.Invalid, err, "paths: %s cannot be followed to where it leads", p)
+		}
+		if err := checkShown(p, real); err != nil {
 			return err
 		}
-	}
-	for _, e := range etcAllowed {
-		if err := b.copyTree("/etc/" + e); err != nil {
+		if err := b.bind(p); err != nil {
 			return err
 		}
 	}
@@ -309,24 +446,31 @@ func (b *skeletonBuilder) build(agent string, paths []string) error {
 		{"/etc/resolv.conf", "nameserver " + gatewayIP + "\n"},
 		{"/etc/profile", "export PATH=" + defaultPath + "\n[ -n \"$BASH_VERSION\" ] && [ -r /etc/bash.bashrc ] && . /etc/bash.bashrc\n"},
 	} {
-		if err := b.file(f.name, 0o644, strings.NewReader(f.content)); err != nil {
+		if err := b.file(f.name, 0o644, content([]byte(f.content))); err != nil {
 			return err
 		}
 	}
+	for _, e := range slices.Concat(etcAllowed, etc) {
+		if err := b.copyTree("/etc/" + e); err != nil {
+			return err
+		}
+	}
+	if err := b.packaged(); err != nil {
+		return err
+	}
 	// gVisor covers an empty /tmp with a file system of its own, in memory and outside
 	// the disk limit.
-	if err := b.file(tmpKeeper, 0o444, strings.NewReader("")); err != nil {
+	if err := b.file(tmpKeeper, 0o444, content(nil)); err != nil {
 		return err
 	}
-	f, err := os.Open(agent)
-	if err != nil {
+	if err := b.file(agentPath, 0o755, func() (io.ReadCloser, error) { return os.Open(agent) }); err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "the in-sandbox agent cannot be read")
 	}
-	defer f.Close()
-	if err := b.file(agentPath, 0o755, f); err != nil {
-		return err
-	}
-	return b.file(pausePath, 0o755, bytes.NewReader(pause.Program))
+	return b.file(pausePath, 0o755, content(pause.Program))
+}
+
+func content(data []byte) func() (io.ReadCloser, error) {
+	return func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil }
 }
 
 // accounts returns passwd and group files with the machine's system accounts and
@@ -364,36 +508,37 @@ func accounts() (passwd, group string) {
 	return keep("/etc/passwd", 7, "user:x:1000:1000::/home/user:/bin/sh\n"), keep("/etc/group", 4, "user:x:1000:\n")
 }
 
+func (b *skeletonBuilder) add(e skeletonEntry, rest string) {
+	if b.seen[e.name] {
+		return
+	}
+	b.seen[e.name] = true
+	b.entries = append(b.entries, e)
+	b.note(e.kind, e.name, e.mode, rest)
+}
+
 func (b *skeletonBuilder) note(kind, name string, mode fs.FileMode, rest string) {
 	fmt.Fprintf(b.sum, "%s %q %o %q\n", kind, name, mode, rest)
 }
 
-func (b *skeletonBuilder) own(p string, id int) error {
-	if !b.chown {
-		return nil
-	}
-	return os.Lchown(p, b.shift+id, b.shift+id)
+func (b *skeletonBuilder) dir(name string, mode fs.FileMode, id int) error {
+	b.above(name)
+	b.add(skeletonEntry{kind: "dir", name: name, mode: mode, id: id}, strconv.Itoa(id))
+	return nil
 }
 
-func (b *skeletonBuilder) dir(name string, mode fs.FileMode, id int) error {
-	p := filepath.Join(b.root, name)
-	if err := os.MkdirAll(p, 0o755); err != nil {
-		return err
+// above plans the directories that name is in.
+func (b *skeletonBuilder) above(name string) {
+	if up := filepath.Dir(name); up != "/" && !b.seen[up] {
+		b.above(up)
+		b.add(skeletonEntry{kind: "dir", name: up, mode: 0o755}, "0")
 	}
-	if err := os.Chmod(p, mode); err != nil {
-		return err
-	}
-	b.note("dir", name, mode, strconv.Itoa(id))
-	return b.own(p, id)
 }
 
 func (b *skeletonBuilder) link(name, target string) error {
-	p := filepath.Join(b.root, name)
-	if err := os.Symlink(target, p); err != nil {
-		return err
-	}
-	b.note("link", name, 0, target)
-	return b.own(p, 0)
+	b.above(name)
+	b.add(skeletonEntry{kind: "link", name: name, target: target}, target)
+	return nil
 }
 
 func (b *skeletonBuilder) bind(dir string) error {
@@ -405,27 +550,111 @@ func (b *skeletonBuilder) bind(dir string) error {
 	return nil
 }
 
-func (b *skeletonBuilder) file(name string, mode fs.FileMode, r io.Reader) error {
-	p := filepath.Join(b.root, name)
-	if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+func (b *skeletonBuilder) file(name string, mode fs.FileMode, open func() (io.ReadCloser, error)) error {
+	if b.seen[name] {
+		return nil
+	}
+	r, err := open()
+	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(p, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	defer r.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, r); err != nil {
+		return err
+	}
+	b.above(name)
+	e := skeletonEntry{kind: "file", name: name, mode: mode, open: open, sum: hex.EncodeToString(sum.Sum(nil))}
+	b.add(e, e.sum)
+	return nil
+}
+
+// build makes what was planned below root.
+func (b *skeletonBuilder) build(root string) error {
+	for _, e := range b.entries {
+		p := filepath.Join(root, e.name)
+		var err error
+		switch e.kind {
+		case "dir":
+			if err = os.MkdirAll(p, 0o755); err == nil {
+				err = os.Chmod(p, e.mode)
+			}
+		case "link":
+			err = os.Symlink(e.target, p)
+		default:
+			err = e.write(p)
+		}
+		if err == nil && b.chown {
+			err = os.Lchown(p, b.shift+e.id, b.shift+e.id)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *skeletonEntry) write(p string) error {
+	r, err := e.open()
+	if err != nil {
+		return errors.Join(errChanging, err)
+	}
+	defer r.Close()
+	f, err := os.OpenFile(p, os.O_WRONLY|os.O_CREATE|os.O_EXCL, e.mode)
 	if err != nil {
 		return err
 	}
 	sum := sha256.New()
 	_, err = io.Copy(io.MultiWriter(f, sum), r)
-	if err := errors.Join(err, f.Chmod(mode), f.Close()); err != nil {
-		return err
+	if err == nil && hex.EncodeToString(sum.Sum(nil)) != e.sum {
+		err = fmt.Errorf("%w: %s", errChanging, e.name)
 	}
-	b.note("file", name, mode, hex.EncodeToString(sum.Sum(nil)))
-	return b.own(p, 0)
+	return errors.Join(err, f.Chmod(e.mode), f.Close())
 }
 
-// copyTree copies one allowed entry of /etc: world-readable regular files, links and
+// matches reports whether what was planned is below root already, to the last byte.
+func (b *skeletonBuilder) matches(root string) bool {
+	for _, e := range b.entries {
+		p := filepath.Join(root, e.name)
+		fi, err := os.Lstat(p)
+		if err != nil {
+			return false
+		}
+		switch e.kind {
+		case "dir":
+			if !fi.IsDir() {
+				return false
+			}
+		case "link":
+			if to, err := os.Readlink(p); err != nil || to != e.target {
+				return false
+			}
+		default:
+			f, err := os.Open(p)
+			if err != nil {
+				return false
+			}
+			sum := sha256.New()
+			_, err = io.Copy(sum, f)
+			f.Close()
+			if err != nil || hex.EncodeToString(sum.Sum(nil)) != e.sum {
+				return false
+			}
+		}
+		if st, ok := fi.Sys().(*syscall.Stat_t); e.kind != "link" && fi.Mode().Perm() != e.mode.Perm() || b.chown && ok && int(st.Uid) != b.shift+e.id {
+			return false
+		}
+	}
+	return true
+}
+
+// copyTree plans a copy of one allowed entry of /etc: world-readable regular files, links and
 // directories. Anything else is left out, as is what is missing.
 func (b *skeletonBuilder) copyTree(src string) error {
+	b.watch = append(b.watch, filepath.Dir(src), src)
+	if up, err := filepath.EvalSymlinks(filepath.Dir(src)); err != nil || up != "/etc" && !strings.HasPrefix(up, "/etc/") {
+		return nil // not there, or not in /etc
+	}
 	return filepath.WalkDir(src, func(p string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 			return nil
@@ -439,24 +668,34 @@ func (b *skeletonBuilder) copyTree(src string) error {
 		}
 		switch {
 		case fi.IsDir():
+			b.watch = append(b.watch, p)
 			return b.dir(p, 0o755, 0)
 		case fi.Mode()&fs.ModeSymlink != 0:
 			to, err := os.Readlink(p)
 			if err != nil {
 				return nil
 			}
-			if err := os.MkdirAll(filepath.Join(b.root, filepath.Dir(p)), 0o755); err != nil {
-				return err
-			}
 			return b.link(p, to)
 		case fi.Mode().IsRegular() && fi.Mode()&0o004 != 0:
-			f, err := os.Open(p)
-			if err != nil {
+			err := b.file(p, fi.Mode().Perm()&^0o022, func() (io.ReadCloser, error) { return openRegular(p) })
+			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 				return nil
 			}
-			defer f.Close()
-			return b.file(p, fi.Mode().Perm()&^0o022, f)
+			return err
 		}
 		return nil
 	})
+}
+
+// openRegular opens a file that everybody may read, through no link.
+func openRegular(p string) (io.ReadCloser, error) {
+	f, err := os.OpenFile(p, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() || fi.Mode()&0o004 == 0 {
+		f.Close()
+		return nil, fs.ErrPermission
+	}
+	return f, nil
 }

@@ -108,8 +108,11 @@ func (e *engine) save(ctx context.Context, b *box, dir, id string) (*receipt, er
 	if err != nil {
 		return nil, err
 	}
-	s := saved{dir: dir, Record: rec, Args: b.c.Spec.Process.Args, Shown: e.skel.shown}
-	if rec.Skeleton != e.skel.digest {
+	e.mu.Lock()
+	current := e.skel
+	e.mu.Unlock()
+	s := saved{dir: dir, Record: rec, Args: b.c.Spec.Process.Args, Shown: current.shown}
+	if rec.Skeleton != current.digest {
 		s.Shown = shownIn(b.c.Spec.Mounts, filepath.Join(e.mounts(), rec.Skeleton))
 	}
 	if err := os.MkdirAll(s.image(), 0o700); err != nil {
