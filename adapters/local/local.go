@@ -58,7 +58,7 @@ type Config struct {
 // Images are the settings for images.
 type Images struct {
 	Pull        string              `yaml:"pull" json:"pull,omitempty" enum:"missing,always,never" help:"When a registry is asked what a tag stands for; a digest is asked about only if its image is not here."`
-	Registries  []string            `yaml:"registries" json:"registries,omitempty" help:"The only registries to pull from, as host[:port]; empty means any."`
+	Registries  []string            `yaml:"registries" json:"registries,omitempty" help:"The only registries to pull from, as host[:port], with the server's credentials for everybody; empty means any, and for who is no administrator public ones without credentials."`
 	Insecure    []string            `yaml:"insecure" json:"insecure,omitempty" help:"Registries that may speak plain HTTP, as host[:port]; those on loopback may anyway."`
 	Mirrors     map[string][]string `yaml:"mirrors" json:"mirrors,omitempty" help:"By registry: hosts that are asked first."`
 	Keep        int64               `yaml:"keep" json:"keep,omitempty" unit:"bytes" min:"1MiB" help:"Size of the image store beyond which what was not used for longest is removed."`

@@ -32,7 +32,7 @@ func (e *engine) Basis(ctx context.Context, spec sandboxer.Spec) (string, error)
 	}
 	basis := "gvisor " + version.Version() + " skeleton " + skel.digest // the agent is in it
 	if spec.Image != "" {
-		img, err := e.images.get(ctx, spec.Image, true)
+		img, err := e.images.get(ctx, spec.Image, spec.Vouches(sandboxer.RestrictedImage))
 		if err != nil {
 			return "", err
 		}

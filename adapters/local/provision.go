@@ -47,7 +47,7 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 	return e.provision(ctx, spec, func(name string) (*box, error) {
 		var img *image
 		if spec.Image != "" { // before taking a slot: a pull takes long, and no processor
-			if img, err = e.images.get(ctx, spec.Image, true); err != nil {
+			if img, err = e.images.get(ctx, spec.Image, spec.Vouches(sandboxer.RestrictedImage)); err != nil {
 				return nil, err
 			}
 			defer img.release() // the record then says that it is in use
@@ -213,7 +213,7 @@ func (e *engine) check(spec sandboxer.Spec) (source, error) {
 		return src, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the workspace: want a clean absolute path outside /dev, /proc, /sys and %s", ws, agentDir)
 	}
 	if spec.Image != "" {
-		if err := e.images.check(spec.Image, true); err != nil {
+		if err := e.images.check(spec.Image, spec.Vouches(sandboxer.RestrictedImage)); err != nil {
 			return src, err
 		}
 	}

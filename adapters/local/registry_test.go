@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -24,6 +25,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/local/images"
 	"github.com/sand-boxer/sandboxer/adapters/local/images/registrytest"
 )
 
@@ -213,7 +215,7 @@ func TestImagesOfRegistries(t *testing.T) {
 	})
 	t.Run("a main process that cannot be started", func(t *testing.T) {
 		r := reg.Push(t, "broken:1", appImage(t, v1.Config{Entrypoint: []string{"/no/such/program"}}))
-		_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "broken", Generation: 1, Owner: ours("test"), Image: r})
+		_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "broken", Generation: 1, Owner: ours("test"), Image: r, Vouched: []string{sandboxer.RestrictedImage}})
 		if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), "/no/such/program") {
 			t.Errorf("got %v", err)
 		}
@@ -225,7 +227,7 @@ func TestImagesOfRegistries(t *testing.T) {
 			"its environment variable": {Env: []string{"SANDBOXER_AGENT_TOKEN=mine"}},
 		} {
 			r := reg.Push(t, "odd:"+strings.ReplaceAll(name, " ", "-"), appImage(t, c))
-			_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "odd", Generation: 1, Owner: ours("test"), Image: r})
+			_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "odd", Generation: 1, Owner: ours("test"), Image: r, Vouched: []string{sandboxer.RestrictedImage}})
 			if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), name) {
 				t.Errorf("%s: got %v", name, err)
 			}
@@ -259,7 +261,7 @@ func TestHostileImages(t *testing.T) {
 				t.Fatal(err)
 			}
 			ref := reg.Push(t, "hostile/"+strings.NewReplacer(" ", "-", ",", "").Replace(name)+":1", img)
-			_, err = e.Provision(t.Context(), sandboxer.Spec{ID: "hostile", Generation: 1, Owner: ours("test"), Image: ref})
+			_, err = e.Provision(t.Context(), sandboxer.Spec{ID: "hostile", Generation: 1, Owner: ours("test"), Image: ref, Vouched: []string{sandboxer.RestrictedImage}})
 			if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), c.says) {
 				t.Errorf("got %v; want %q", err, c.says)
 			}
@@ -395,7 +397,7 @@ func TestCreateCalledOffWhilePulling(t *testing.T) {
 			cancel()
 		}
 	})
-	_, err := e.Provision(ctx, sandboxer.Spec{ID: "off", Generation: 1, Owner: ours("test"), Image: ref})
+	_, err := e.Provision(ctx, sandboxer.Spec{ID: "off", Generation: 1, Owner: ours("test"), Image: ref, Vouched: []string{sandboxer.RestrictedImage}})
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v", err)
 	}
@@ -407,5 +409,60 @@ func TestCreateCalledOffWhilePulling(t *testing.T) {
 	up(t, e, sandboxer.Spec{Image: ref})
 	if got := strings.Join(reg.Requests(), "\n"); !strings.Contains(got, "bytes=") {
 		t.Errorf("it began anew: %s", got)
+	}
+}
+
+// What an operator pulled is not there for whoever is none: neither by its name, nor as the
+// file that was made of it.
+func TestImagesOfTheOperator(t *testing.T) {
+	needsGVisor(t)
+	reg := registrytest.New(t)
+	img := appImage(t, v1.Config{Env: []string{"WORD=private"}})
+	ref := reg.Push(t, "team/private:1", img)
+	dir := shortDir(t)
+	e := openImages(t, dir, nil)
+	told := up(t, e, sandboxer.Spec{Image: ref})
+	if got := sh(t, e, told, "echo $WORD"); got != "private" {
+		t.Errorf("the operator's sandbox says %q", got)
+	}
+	for _, image := range []string{ref, "localhost:1/x", "10.1.2.3/x", "169.254.169.254/x", "dir:/usr", "tar:/etc/passwd", "oci:/var"} {
+		spec := sandboxer.Spec{ID: sandboxer.NewID(), Generation: 1, Owner: e.env.Owner, Image: image}
+		if err := e.Check(t.Context(), spec); sandboxer.KindOf(err) != sandboxer.Denied {
+			t.Errorf("%s: Check says %v", image, err)
+		}
+		if _, err := e.Provision(t.Context(), spec); sandboxer.KindOf(err) != sandboxer.Denied {
+			t.Errorf("%s: Provision says %v", image, err)
+		}
+		if _, err := e.Basis(t.Context(), spec); sandboxer.KindOf(err) != sandboxer.Denied {
+			t.Errorf("%s: Basis says %v", image, err)
+		}
+	}
+	// A profile vouches for its own image.
+	if err := e.Check(t.Context(), sandboxer.Spec{ID: sandboxer.NewID(), Generation: 1, Owner: e.env.Owner, Image: ref, Profile: sandboxer.Profile{Image: ref}}); err != nil {
+		t.Errorf("the profile's own image: %v", err)
+	}
+
+	// As if the registry were public, and its image there for everybody.
+	store, err := images.New(filepath.Join(dir, "image"), images.Options{
+		Policy: images.Missing, Insecure: []string{"127.0.0.1"}, Keep: 1 << 30, Limits: images.Limits{Download: 1 << 30, Unpacked: 1 << 30, Entries: 10_000},
+		InUse: e.imagesInUse, Reach: func(netip.Addr) bool { return true },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.images.store = store
+	theirs, err := e.images.get(t.Context(), ref, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs.release()
+	reg.Requests()
+	anybodys, err := e.images.get(t.Context(), ref, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	anybodys.release()
+	if asked := reg.Requests(); anybodys.path == theirs.path || len(asked) < 3 {
+		t.Errorf("anybody gets %s, the operator %s; the registry was asked %q", anybodys.path, theirs.path, asked)
 	}
 }
