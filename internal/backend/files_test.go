@@ -21,6 +21,7 @@ func TestFilesFromExec(t *testing.T) {
 		w.Inject(fake.Fault{Verb: fake.VerbFiles, Kind: sandboxer.Internal})
 		others := slices.DeleteFunc(sandboxer.Capabilities(), func(c sandboxer.Capability) bool { return c == sandboxer.CanExec })
 		extensiontest.Run(t, extensiontest.Harness{
+			Inputs: fake.Adapter.Inputs,
 			Open: func(*testing.T) sandboxer.Extension {
 				return fake.New(w, fake.Config{Drop: others, Images: []string{"demo"}})
 			},
