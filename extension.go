@@ -1,6 +1,7 @@
 package sandboxer
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -48,6 +49,14 @@ type Extension interface {
 // Provision checks again.
 type Checker interface {
 	Check(ctx context.Context, spec Spec) error
+}
+
+// A Limiter bounds sandboxes also where nobody asks for it.
+type Limiter interface {
+	// DefaultLimits are what holds for the limits that spec leaves out; a zero field
+	// means that nothing does. Callers who are no administrators may not ask for more than
+	// these where the profile says nothing of a limit.
+	DefaultLimits(spec Spec) Limits
 }
 
 // An Admitter admits values that no operator vouches for (Spec.Vouches): of the inputs
@@ -185,6 +194,64 @@ type Limits struct {
 	DiskBytes   int64 `json:"disk_bytes,omitempty"` // writable layer and workspace together
 	PIDs        int64 `json:"pids,omitempty"`       // processes and threads
 	GPUs        int   `json:"gpus,omitempty"`
+}
+
+// The largest limits that can be asked for. They are beyond any machine, and small enough
+// for figures to be converted and summed over a sandbox's parts without overflow.
+const (
+	MaxMilliCPU    = 100_000_000 // a hundred thousand CPUs
+	MaxMemoryBytes = 1 << 50     // a pebibyte
+	MaxDiskBytes   = 1 << 55
+	MaxPIDs        = 1 << 22 // as many as a Linux kernel has
+	MaxGPUs        = 64
+)
+
+// A Limit is one field of Limits.
+type Limit struct {
+	Name       string // as in JSON
+	Value, Max int64
+}
+
+// Each returns every field, with the largest value that it can have.
+func (l Limits) Each() []Limit {
+	return []Limit{
+		{"milli_cpu", l.MilliCPU, MaxMilliCPU}, {"memory_bytes", l.MemoryBytes, MaxMemoryBytes},
+		{"disk_bytes", l.DiskBytes, MaxDiskBytes}, {"pids", l.PIDs, MaxPIDs}, {"gpus", int64(l.GPUs), MaxGPUs},
+	}
+}
+
+// Check refuses, as Invalid, what no sandbox can be held to. Whatever reads limits asks it:
+// requests, profiles, the command line, and package backend for every spec.
+func (l Limits) Check() error {
+	for _, f := range l.Each() {
+		switch {
+		case f.Value < 0:
+			return E(Invalid, nil, "limit %s=%d is negative", f.Name, f.Value)
+		case f.Value > f.Max:
+			return E(Invalid, nil, "limit %s=%d is beyond every machine: the most is %d", f.Name, f.Value, f.Max)
+		}
+	}
+	return nil
+}
+
+// Or returns l with what it leaves out taken from other.
+func (l Limits) Or(other Limits) Limits {
+	return Limits{
+		MilliCPU: cmp.Or(l.MilliCPU, other.MilliCPU), MemoryBytes: cmp.Or(l.MemoryBytes, other.MemoryBytes),
+		DiskBytes: cmp.Or(l.DiskBytes, other.DiskBytes), PIDs: cmp.Or(l.PIDs, other.PIDs), GPUs: cmp.Or(l.GPUs, other.GPUs),
+	}
+}
+
+// Within refuses, as Invalid, what is more than most, in which 0 means no bound; whose
+// says in the message who bounds it.
+func (l Limits) Within(most Limits, whose string) error {
+	bounds := most.Each()
+	for i, f := range l.Each() {
+		if most := bounds[i].Value; most > 0 && f.Value > most {
+			return E(Invalid, nil, "limit %s=%d is more than %s allows (%d)", f.Name, f.Value, whose, most)
+		}
+	}
+	return nil
 }
 
 // NetworkMode is the coarse network policy of a sandbox.

@@ -16,16 +16,20 @@ type Profile struct {
 	Command     []string          `json:"command,omitempty"`
 	Env         map[string]string `json:"env,omitempty"`
 	Labels      map[string]string `json:"labels,omitempty"`
-	Limits      Limits            `json:"limits,omitzero"`
-	Network     NetworkPolicy     `json:"network,omitzero"`
-	Mounts      []Mount           `json:"mounts,omitempty"`
-	Ports       []int             `json:"ports,omitempty"`
-	Workspace   string            `json:"workspace,omitempty"`
-	User        string            `json:"user,omitempty"`
-	Inputs      map[string]string `json:"inputs,omitempty"` // defaults; the caller's win
-	TTL         time.Duration     `json:"ttl_ns,omitempty"` // lifetime when the caller names none
-	MaxTTL      time.Duration     `json:"max_ttl_ns,omitempty"`
-	Idle        time.Duration     `json:"idle_ns,omitempty"` // destroy after so long without use; 0 means never
+	Limits      Limits            `json:"limits,omitzero"` // what holds where the request names none
+	// MaxLimits are the most that who is no administrator may ask for; of what it leaves
+	// out, Limits is, and where that says nothing either, what the extension takes by
+	// default (Limiter).
+	MaxLimits Limits            `json:"max_limits,omitzero"`
+	Network   NetworkPolicy     `json:"network,omitzero"`
+	Mounts    []Mount           `json:"mounts,omitempty"`
+	Ports     []int             `json:"ports,omitempty"`
+	Workspace string            `json:"workspace,omitempty"`
+	User      string            `json:"user,omitempty"`
+	Inputs    map[string]string `json:"inputs,omitempty"` // defaults; the caller's win
+	TTL       time.Duration     `json:"ttl_ns,omitempty"` // lifetime when the caller names none
+	MaxTTL    time.Duration     `json:"max_ttl_ns,omitempty"`
+	Idle      time.Duration     `json:"idle_ns,omitempty"` // destroy after so long without use; 0 means never
 	// OnTTL says what happens when the time to live is over. A paused sandbox costs
 	// nothing and is destroyed after MaxPaused (DefaultMaxPaused if zero). PauseDepth is
 	// the depth where nobody names one; empty takes what the extension can: for an

@@ -463,6 +463,7 @@ type Profile struct {
 	Env         []string                `json:"env,omitempty" doc:"Names of the environment variables"`
 	Labels      map[string]string       `json:"labels,omitempty"`
 	Limits      sandboxer.Limits        `json:"limits,omitzero"`
+	MaxLimits   sandboxer.Limits        `json:"max_limits,omitzero" doc:"The most that a caller may ask for; what is left out is what limits says, or else the extension's default"`
 	Network     sandboxer.NetworkPolicy `json:"network,omitzero"`
 	Mounts      []sandboxer.Mount       `json:"mounts,omitempty"`
 	Ports       []int                   `json:"ports,omitempty"`
@@ -486,7 +487,7 @@ type ProfilePool struct {
 func NewProfile(p sandboxer.Profile) Profile {
 	out := Profile{
 		ID: p.ID, Title: p.Title, Description: p.Description, Extension: p.Extension, Isolation: p.Isolation,
-		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits,
+		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits, MaxLimits: p.MaxLimits,
 		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
 		TTL: Duration(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle),
 	}

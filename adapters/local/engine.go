@@ -72,6 +72,7 @@ var _ interface {
 	sandboxer.Extension
 	sandboxer.Checker
 	sandboxer.Admitter
+	sandboxer.Limiter
 	sandboxer.Execer
 	sandboxer.Filer
 	sandboxer.Dialer
@@ -647,6 +648,11 @@ func (e *engine) defaults(l sandboxer.Limits) sandboxer.Limits {
 		}
 	}
 	return l
+}
+
+// DefaultLimits implements sandboxer.Limiter.
+func (e *engine) DefaultLimits(sandboxer.Spec) sandboxer.Limits {
+	return e.defaults(sandboxer.Limits{})
 }
 
 // guestCapabilities is what root inside a sandbox may do: what container engines

@@ -128,6 +128,16 @@ func (e *extension) managedOrder(spec sandboxer.Spec) (*place, error) {
 	return p, nil
 }
 
+// DefaultLimits implements sandboxer.Limiter: a machine from an image is as large as that
+// says.
+func (e *extension) DefaultLimits(spec sandboxer.Spec) sandboxer.Limits {
+	img, ok := e.cfg.Images[spec.Image]
+	if !ok {
+		return sandboxer.Limits{}
+	}
+	return sandboxer.Limits{MemoryBytes: cmpOr(img.Memory, 512<<20), MilliCPU: 1000 * int64(cmpOr(img.CPUs, 1))}
+}
+
 func cmpOr[T comparable](vals ...T) (zero T) {
 	for _, v := range vals {
 		if v != zero {

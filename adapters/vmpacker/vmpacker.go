@@ -148,6 +148,7 @@ var _ interface {
 	sandboxer.Extension
 	sandboxer.Checker
 	sandboxer.Admitter
+	sandboxer.Limiter
 	sandboxer.Execer
 	sandboxer.Dialer
 	sandboxer.Prober

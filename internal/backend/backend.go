@@ -37,6 +37,7 @@ type Backend struct {
 
 	check      sandboxer.Checker
 	admitter   sandboxer.Admitter
+	limiter    sandboxer.Limiter
 	exec       sandboxer.Execer
 	files      sandboxer.Filer
 	archive    sandboxer.Archiver
@@ -101,6 +102,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	}
 	b.check, _ = ext.(sandboxer.Checker)
 	b.admitter, _ = ext.(sandboxer.Admitter)
+	b.limiter, _ = ext.(sandboxer.Limiter)
 	resolve(b, &b.exec, sandboxer.CanExec, not)
 	resolve(b, &b.files, sandboxer.CanFiles, not)
 	if b.files == nil && b.exec != nil {
@@ -153,6 +155,14 @@ func (b *Backend) Close() error {
 		return c.Close()
 	}
 	return nil
+}
+
+// DefaultLimits are what holds for the limits that spec leaves out.
+func (b *Backend) DefaultLimits(spec sandboxer.Spec) sandboxer.Limits {
+	if b.limiter == nil {
+		return sandboxer.Limits{}
+	}
+	return b.limiter.DefaultLimits(spec)
 }
 
 // Check says what Provision would refuse of spec, as far as that is known before
@@ -741,6 +751,9 @@ func checkSpec(s sandboxer.Spec) error {
 		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
 			return sandboxer.E(sandboxer.Invalid, nil, "environment variable %q: a name has no '=', and neither name nor value a NUL byte", k)
 		}
+	}
+	if err := s.Limits.Check(); err != nil {
+		return err
 	}
 	for _, p := range s.Ports {
 		if err := checkPort(p); err != nil {

@@ -37,6 +37,7 @@ type profileForm struct {
 	Env         map[string]string      `yaml:"env" keys:"env" text:"any" help:"Environment of everything inside."`
 	Labels      map[string]string      `yaml:"labels" keys:"label" text:"any" help:"Labels of every sandbox."`
 	Limits      limitsForm             `yaml:"limits" help:"Bounds of one sandbox; what is left out takes the adapter's default."`
+	MaxLimits   limitsForm             `yaml:"max_limits" help:"The most that a caller may ask for; what is left out is what limits says, or else the adapter's default. Administrators may ask for more."`
 	Network     networkForm            `yaml:"network" short:"none,public" help:"What a sandbox may reach: none (the default), public, or a list."`
 	Mounts      []mountForm            `yaml:"mounts" help:"Host paths made visible inside."`
 	Ports       []int                  `yaml:"ports" min:"1" max:"65535" unique:"true" help:"Ports to publish."`
@@ -83,6 +84,10 @@ type priceForm struct {
 	PerHour sandboxer.Credits `yaml:"per_hour" help:"Per hour of life."`
 }
 
+func (f limitsForm) limits() sandboxer.Limits {
+	return sandboxer.Limits{MilliCPU: f.CPUs, MemoryBytes: f.Memory, DiskBytes: f.Disk, PIDs: f.PIDs, GPUs: f.GPUs}
+}
+
 // profile checks what no single field shows, and translates.
 func (f profileForm) profile(d *decoder) sandboxer.Profile {
 	switch {
@@ -100,14 +105,21 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 	p := sandboxer.Profile{
 		ID: f.ID, Title: f.Title, Description: f.Description, Extension: f.Extension, Isolation: f.Isolation,
 		Requires: f.Requires, Image: f.Image, Command: f.Command, Env: f.Env, Labels: f.Labels,
-		Limits: sandboxer.Limits{MilliCPU: f.Limits.CPUs, MemoryBytes: f.Limits.Memory, DiskBytes: f.Limits.Disk,
-			PIDs: f.Limits.PIDs, GPUs: f.Limits.GPUs},
+		Limits: f.Limits.limits(), MaxLimits: f.MaxLimits.limits(),
 		Network: sandboxer.NetworkPolicy{Mode: f.Network.Mode, Allow: f.Network.Allow},
 		Ports:   f.Ports, Workspace: f.Workspace, User: f.User, Inputs: f.Inputs,
 		TTL: f.TTL, MaxTTL: f.MaxTTL, Idle: f.Idle,
 		OnTTL: f.OnTTL, PauseDepth: f.PauseDepth, MaxPaused: f.MaxPaused, AutoResume: f.AutoResume,
 		Price: sandboxer.Price{Setup: f.Price.Setup, PerHour: f.Price.PerHour},
 		Pool:  sandboxer.Pool{Size: f.Pool.Size, MaxAge: f.Pool.MaxAge},
+	}
+	for key, l := range map[string]sandboxer.Limits{"limits": p.Limits, "max_limits": p.MaxLimits} {
+		if err := l.Check(); err != nil {
+			d.faultKey(key, "", "%s", sandboxer.Message(err))
+		}
+	}
+	if err := p.Limits.Within(p.MaxLimits, "max_limits"); err != nil {
+		d.faultKey("max_limits", "", "%s", sandboxer.Message(err))
 	}
 	if f.Pool.Size == 0 && f.Pool.MaxAge != 0 {
 		d.faultKey("pool.max_age", "", "an age has no effect without a size")

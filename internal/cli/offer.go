@@ -81,7 +81,7 @@ func profileView() view[*api.Profile] {
 				{"id", p.ID}, {"title", p.Title}, {"description", p.Description}, {"extension", p.Extension},
 				{"isolation", string(p.Isolation)}, {"requires", join(p.Requires, ", ")}, {"image", p.Image},
 				{"command", strings.Join(p.Command, " ")}, {"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)},
-				{"limits", limitsText(p.Limits)}, {"network", networkText(p.Network)}, {"ports", strings.TrimSpace(ports)},
+				{"limits", limitsText(p.Limits)}, {"largest limits", limitsText(p.MaxLimits)}, {"network", networkText(p.Network)}, {"ports", strings.TrimSpace(ports)},
 				{"workspace", p.Workspace}, {"user", p.User}, {"inputs", pairs(p.Inputs)},
 				{"ttl", durationText(p.TTL)}, {"longest ttl", durationText(p.MaxTTL)}, {"idle", durationText(p.Idle)}, {"pool", pool}, {"price", price},
 			}

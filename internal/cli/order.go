@@ -271,7 +271,7 @@ func (o *orderOptions) limits() (l sandboxer.Limits, err error) {
 		return l, invalid("--pids: %d is not a number of processes", o.pids)
 	}
 	l.PIDs = o.pids
-	return l, nil
+	return l, l.Check()
 }
 
 // parseSize reads sizes as the catalogue does, always with a unit, and also the short

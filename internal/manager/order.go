@@ -143,7 +143,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	delete(inputs, "sandbox_id")
 	checks := []error{
 		checkName(req.Name), checkKey(req.Key), checkTTL(prof, req.TTL), checkEnv(req.Env), checkLabels(req.Labels),
-		checkLimits(prof, req.Limits), m.checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts),
+		req.Limits.Check(), m.checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts),
 		checkSize(req),
 	}
 	for _, err := range checks {
@@ -167,14 +167,11 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	if req.Network != nil {
 		spec.Network = *req.Network
 	}
-	l := &spec.Limits
-	l.MilliCPU = cmp.Or(req.Limits.MilliCPU, l.MilliCPU)
-	l.MemoryBytes = cmp.Or(req.Limits.MemoryBytes, l.MemoryBytes)
-	l.DiskBytes = cmp.Or(req.Limits.DiskBytes, l.DiskBytes)
-	l.PIDs = cmp.Or(req.Limits.PIDs, l.PIDs)
-	l.GPUs = cmp.Or(req.Limits.GPUs, l.GPUs)
+	spec.Limits = req.Limits.Or(spec.Limits)
 	if p.Can(sandboxer.ScopeAdmin) {
 		spec.Vouched = o.restricted(spec)
+	} else if err := req.Limits.Within(o.ceilings(spec), "profile "+prof.ID); err != nil {
+		return nil, err
 	}
 	o.spec = spec
 	return o, nil
@@ -380,26 +377,14 @@ func checkSize(req sandboxer.CreateRequest) error {
 	return nil
 }
 
-func checkLimits(p sandboxer.Profile, l sandboxer.Limits) error {
-	fields := []struct {
-		name      string
-		want, max int64
-	}{
-		{"milli_cpu", l.MilliCPU, p.Limits.MilliCPU},
-		{"memory_bytes", l.MemoryBytes, p.Limits.MemoryBytes},
-		{"disk_bytes", l.DiskBytes, p.Limits.DiskBytes},
-		{"pids", l.PIDs, p.Limits.PIDs},
-		{"gpus", int64(l.GPUs), int64(p.Limits.GPUs)},
+// ceilings are the most of each limit that callers who are no administrators may have; 0
+// is no bound.
+func (o *order) ceilings(spec sandboxer.Spec) sandboxer.Limits {
+	most := spec.Profile.MaxLimits.Or(spec.Profile.Limits)
+	if o.ext.Backend != nil {
+		most = most.Or(o.ext.Backend.DefaultLimits(spec))
 	}
-	for _, f := range fields {
-		switch {
-		case f.want < 0:
-			return sandboxer.E(sandboxer.Invalid, nil, "limit %s=%d is negative", f.name, f.want)
-		case f.max > 0 && f.want > f.max:
-			return sandboxer.E(sandboxer.Invalid, nil, "limit %s=%d is more than profile %s allows (%d)", f.name, f.want, p.ID, f.max)
-		}
-	}
-	return nil
+	return most
 }
 
 // checkNetwork refuses a policy that reaches more than the profile's.
