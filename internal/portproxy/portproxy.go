@@ -18,6 +18,7 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -156,17 +157,11 @@ func (p *Proxy) Mine(r *http.Request) bool {
 	return ok || strings.HasPrefix(r.URL.Path, Path)
 }
 
-// Redact hides the token in a path, for logs.
-func Redact(path string) string {
-	if strings.HasPrefix(path, Path+manager.PortTokenPrefix) {
-		rest := path[len(Path):]
-		if _, after, ok := strings.Cut(rest, "/"); ok {
-			return Path + "[token]/" + after
-		}
-		return Path + "[token]"
-	}
-	return path
-}
+// token is what may be one in a path, also with some of it escaped.
+var token = regexp.MustCompile(`(?i)(?:s|%(?:25)*[57]3)(?:b|%(?:25)*[46]2)(?:x|%(?:25)*[57]8)(?:_|%(?:25)*5f)(?:p|%(?:25)*[57]0)(?:o|%(?:25)*[46]f)(?:r|%(?:25)*[57]2)(?:t|%(?:25)*[57]4)(?:_|%(?:25)*5f)[^/?#&;\s]*`)
+
+// Redact hides whatever may be a token in the path of a request as it came, for logs.
+func Redact(path string) string { return token.ReplaceAllLiteralString(path, "[token]") }
 
 var errNoPort = sandboxer.E(sandboxer.Unauthenticated, nil, "there is no such port, or it is private").
 	WithHint("ask its owner for a signed URL (sandboxer port url), or send an API key")
@@ -304,7 +299,7 @@ func (p *Proxy) servePath(w http.ResponseWriter, r *http.Request) {
 		number, rest, slash = strings.Cut(rest, "/")
 		n, err := strconv.ParseUint(number, 10, 16)
 		if err != nil || n == 0 {
-			p.opts.Fail(w, r, sandboxer.E(sandboxer.NotFound, nil, "there is nothing at %s", r.URL.Path).
+			p.opts.Fail(w, r, sandboxer.E(sandboxer.NotFound, nil, "there is nothing at %s", Redact(r.URL.Path)).
 				WithHint("a port is at %s<sandbox>/<port>/", Path))
 			return
 		}
@@ -376,12 +371,17 @@ func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, a manager.PortAcce
 		w.Header().Del(h) // the sandbox's to say
 	}
 	rp := &httputil.ReverseProxy{
-		Transport:     p.pool,
+		Transport:     finals{p.pool},
 		FlushInterval: -1,
 		ErrorLog:      log.New(io.Discard, "", 0), // the edge notes how each request went
 		Rewrite:       func(pr *httputil.ProxyRequest) { rewrite(pr, v, at, to, header, a.Token != "") },
 		ModifyResponse: func(res *http.Response) error {
 			amend(res.Header, v, at, to)
+			res.Header.Del("Trailer")
+			res.Trailer = nil // see bounded
+			if res.StatusCode != http.StatusSwitchingProtocols {
+				res.Body = &bounded{res.Body, res}
+			}
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
@@ -396,6 +396,45 @@ func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, a manager.PortAcce
 		},
 	}
 	rp.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// finals gets the final answers alone: what comes before them, such as early hints, can
+// set cookies and speak for the origin as well as they, and nobody needs it.
+type finals struct{ pool http.RoundTripper }
+
+func (f finals) RoundTrip(r *http.Request) (*http.Response, error) {
+	return f.pool.RoundTrip(r.WithContext(untraced{r.Context()}))
+}
+
+// untraced is a ctx without the values of others, among them what is to be called for
+// answers that are not final.
+type untraced struct{ context.Context }
+
+func (u untraced) Value(key any) any {
+	if _, ok := key.(visitKey); ok {
+		return u.Context.Value(key)
+	}
+	return nil
+}
+
+// bounded is the body of an answer, whose trailers are dropped: they are headers, too.
+type bounded struct {
+	io.ReadCloser
+	res *http.Response
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil {
+		b.res.Trailer = nil
+	}
+	return n, err
+}
+
+func (b *bounded) Close() error {
+	err := b.ReadCloser.Close()
+	b.res.Trailer = nil
+	return err
 }
 
 // target is a name for the pool of connections to a port: one incarnation's are not
@@ -464,10 +503,57 @@ func rewrite(pr *httputil.ProxyRequest, v *manager.Visit, at mount, to *url.URL,
 	}
 }
 
+// passes are the headers of an answer that pass below Path, on the broker's own address:
+// those that speak for the answer alone. Whatever else there is or will be may speak for
+// the origin, which is not the sandbox's.
+var passes = map[string]bool{}
+
+func init() {
+	for _, k := range []string{
+		"Access-Control-Allow-Credentials", "Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin",
+		"Access-Control-Expose-Headers", "Access-Control-Max-Age", "Cross-Origin-Embedder-Policy", "Cross-Origin-Opener-Policy", "Cross-Origin-Resource-Policy",
+		"Link", "Mcp-Protocol-Version", "Mcp-Session-Id", "Permissions-Policy", "Refresh", "Timing-Allow-Origin",
+		"Accept-Patch", "Accept-Post", "Accept-Ranges", "Age", "Allow", "Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language",
+		"Content-Length", "Content-Location", "Content-Md5", "Content-Range", "Content-Security-Policy", "Content-Type", "Date", "Digest", "Etag", "Expires",
+		"Last-Modified", "Location", "Pragma", "Preference-Applied", "Ratelimit", "Ratelimit-Limit", "Ratelimit-Policy", "Ratelimit-Remaining", "Ratelimit-Reset",
+		"Repr-Digest", "Retry-After", "Server", "Server-Timing", "Set-Cookie", "Sourcemap", "Vary", "Warning", "Www-Authenticate",
+		"Connection", "Upgrade", "Sec-Websocket-Accept", "Sec-Websocket-Extensions", "Sec-Websocket-Protocol", "Sec-Websocket-Version", // of streams
+	} {
+		passes[k] = true
+	}
+}
+
+// ownHeader reports whether below Path a header of the sandbox's program passes although
+// nobody knows it: browsers take no orders from X- headers but from these.
+func ownHeader(k string) bool {
+	switch k {
+	case "X-Request-Id", "X-Frame-Options", "X-Content-Type-Options", "X-Xss-Protection", "X-Dns-Prefetch-Control", "X-Permitted-Cross-Domain-Policies",
+		"X-Accel-Redirect", "X-Accel-Buffering", "X-Accel-Expires", "X-Accel-Charset", "X-Accel-Limit-Rate", "X-Sendfile", "X-Lighttpd-Send-File",
+		"X-Content-Security-Policy", "X-Webkit-Csp", "X-Robots-Tag", "X-Ua-Compatible":
+		return false
+	}
+	return strings.HasPrefix(k, "X-")
+}
+
+// beyond are the headers that speak for more than an answer also on a name of its own:
+// for other ports of the host, for the time after the sandbox, or to a proxy in front.
+var beyond = []string{
+	"Alt-Svc", "Alt-Used", "Strict-Transport-Security", "Public-Key-Pins", "Public-Key-Pins-Report-Only", "Expect-Ct", "Nel", "Report-To", "Reporting-Endpoints",
+	"X-Request-Id", "X-Accel-Redirect", "X-Accel-Buffering", "X-Accel-Expires", "X-Accel-Charset", "X-Accel-Limit-Rate", "X-Sendfile", "X-Lighttpd-Send-File",
+	"Proxy-Authenticate", "Proxy-Authorization",
+}
+
 // amend keeps an answer within the port's own bounds.
 func amend(h http.Header, v *manager.Visit, at mount, to *url.URL) {
-	for _, k := range []string{"Alt-Svc", "Strict-Transport-Security", "X-Request-Id"} {
-		h.Del(k) // would speak for more than this port, or for the broker
+	for _, k := range beyond {
+		h.Del(k)
+	}
+	if !at.host {
+		for k := range h {
+			if k := http.CanonicalHeaderKey(k); !passes[k] && !ownHeader(k) {
+				h.Del(k)
+			}
+		}
 	}
 	for _, k := range []string{"Location", "Content-Location"} {
 		if s := h.Get(k); s != "" {
@@ -485,12 +571,31 @@ func amend(h http.Header, v *manager.Visit, at mount, to *url.URL) {
 		return
 	}
 	// On the broker's own address a page must not be of its origin. Several policies all
-	// hold, so the sandbox's own cannot weaken this one.
-	h.Del("Clear-Site-Data")
-	h.Del("Service-Worker-Allowed")
-	h.Add("Content-Security-Policy", "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads")
+	// hold, so the sandbox's own cannot weaken this one. Its reports would go to others.
+	var policies []string
+	for _, line := range h["Content-Security-Policy"] {
+		for policy := range strings.SplitSeq(line, ",") {
+			if policy = withoutReports(policy); policy != "" {
+				policies = append(policies, policy)
+			}
+		}
+	}
+	h["Content-Security-Policy"] = append(policies, "sandbox allow-scripts allow-forms allow-popups allow-modals allow-downloads")
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("X-Content-Type-Options", "nosniff")
+}
+
+// withoutReports is a policy without where to report, since reports name the address of
+// the page, in which the token is.
+func withoutReports(policy string) string {
+	var kept []string
+	for d := range strings.SplitSeq(policy, ";") {
+		name, _, _ := strings.Cut(strings.TrimSpace(d), " ")
+		if n := strings.ToLower(name); n != "" && n != "report-uri" && n != "report-to" {
+			kept = append(kept, strings.TrimSpace(d))
+		}
+	}
+	return strings.Join(kept, "; ")
 }
 
 // outward turns a reference to the sandbox's own address into one that works outside.

@@ -137,10 +137,10 @@ func (s *Server) noRoute(w http.ResponseWriter, r *http.Request, mux http.Handle
 		allow := probe.header.Get("Allow")
 		w.Header().Set("Allow", allow)
 		s.fail(w, r, withStatus(http.StatusMethodNotAllowed,
-			sandboxer.E(sandboxer.Invalid, nil, "%s has no method %s", r.URL.Path, r.Method).WithHint("it has: %s", allow)))
+			sandboxer.E(sandboxer.Invalid, nil, "%s has no method %s", portproxy.Redact(r.URL.Path), r.Method).WithHint("it has: %s", allow)))
 		return
 	}
-	s.fail(w, r, sandboxer.E(sandboxer.NotFound, nil, "there is nothing at %s", r.URL.Path).
+	s.fail(w, r, sandboxer.E(sandboxer.NotFound, nil, "there is nothing at %s", portproxy.Redact(r.URL.Path)).
 		WithHint("the routes are listed at /openapi.yaml"))
 }
 
@@ -157,7 +157,7 @@ func (s *Server) note(r *http.Request, c *call, rec *recorder, took time.Duratio
 		level = slog.LevelDebug
 	}
 	attrs := []slog.Attr{
-		slog.String("request_id", c.id), slog.String("method", r.Method), slog.String("path", portproxy.Redact(r.URL.Path)),
+		slog.String("request_id", c.id), slog.String("method", r.Method), slog.String("path", portproxy.Redact(r.URL.EscapedPath())),
 		slog.Int("status", status), slog.Duration("dur", took), slog.Int64("bytes", rec.bytes), slog.String("actor", c.actor),
 	}
 	if c.err != nil {

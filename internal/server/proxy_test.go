@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +38,24 @@ func web() error {
 		w.Header().Set("Alt-Svc", `h3="evil:443"`)
 		w.Header().Set("Clear-Site-Data", `"*"`)
 		w.Header().Set("Content-Security-Policy", "default-src *")
+	})
+	mux.HandleFunc("/beyond", func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		for _, k := range spoken {
+			h.Set(k, "evil")
+		}
+		h.Set("Set-Cookie", "early=1; Path=/")
+		w.WriteHeader(http.StatusEarlyHints)
+		h.Set("Set-Cookie", "late=1; Path=/")
+		h.Set("Content-Security-Policy", "default-src *; report-uri https://evil.test/; Report-To evil, img-src *")
+		h.Set("X-Own", "kept")
+		h.Set("Etag", `"kept"`)
+		h.Set("Access-Control-Allow-Origin", "*")
+		h.Set("Trailer", "Announced")
+		io.WriteString(w, "body")
+		http.NewResponseController(w).Flush()
+		h.Set("Announced", "evil")
+		h.Set(http.TrailerPrefix+"Set-Cookie", "trailer=1")
 	})
 	mux.HandleFunc("/redirect", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Location", r.URL.Query().Get("to"))
@@ -77,6 +96,85 @@ func web() error {
 	}
 	fmt.Println(l.Addr().(*net.TCPAddr).Port)
 	return http.Serve(l, mux)
+}
+
+// spoken are headers that speak for more than the answer they come with.
+var spoken = []string{"Strict-Transport-Security", "Alt-Svc", "Nel", "Report-To", "Reporting-Endpoints", "Expect-Ct", "Public-Key-Pins", "X-Accel-Redirect", "X-Sendfile"}
+
+// spokenByPath are those that speak for the origin, which below /p/ is the server's.
+var spokenByPath = []string{"Clear-Site-Data", "Service-Worker-Allowed", "Accept-Ch", "Critical-Ch", "Origin-Agent-Cluster", "Use-As-Dictionary", "Set-Login",
+	"Content-Security-Policy-Report-Only", "Speculation-Rules", "Something-New"}
+
+// A sandbox's answer speaks for itself alone.
+func TestPortProxyAnswersSpeakForThemselves(t *testing.T) {
+	spoken = append(spoken, spokenByPath...)
+	for _, base := range []string{"", "http://ports.test"} {
+		s := newSite(t, base)
+		u, err := url.Parse(s.signed(time.Hour).URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.tcp, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(patience))
+		path := u.Path + "beyond"
+		if u.RawQuery != "" {
+			path += "?" + u.RawQuery
+		}
+		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nTE: trailers\r\nConnection: close\r\n\r\n", path, u.Host)
+		b, err := io.ReadAll(conn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw := string(b)
+		if !strings.HasPrefix(raw, "HTTP/1.1 200 OK\r\n") || !strings.Contains(raw, "body") {
+			t.Fatalf("%q: %s", base, raw)
+		}
+		for _, k := range spoken {
+			if base != "" && slices.Contains(spokenByPath, k) {
+				continue // the origin is the sandbox's own
+			}
+			if strings.Contains(raw, "\r\n"+k+": evil") {
+				t.Errorf("%q: %s passes", base, k)
+			}
+		}
+		for _, no := range []string{" 103 ", "early=1", "railer", "nnounced", "report-uri"} {
+			if strings.Contains(raw, no) && (no != "report-uri" || base == "") {
+				t.Errorf("%q: %q passes: %s", base, no, raw)
+			}
+		}
+		for _, yes := range []string{"\r\nX-Own: kept", "\r\nEtag: \"kept\"", "\r\nAccess-Control-Allow-Origin: *", "late=1", "\r\nX-Request-Id: "} {
+			if !strings.Contains(raw, yes) {
+				t.Errorf("%q: %q does not pass: %s", base, yes, raw)
+			}
+		}
+	}
+}
+
+// A token is in no log, however its path is written.
+func TestTokensAreNotLogged(t *testing.T) {
+	s := newSite(t, "")
+	u := s.signed(time.Hour)
+	secret := u.Token[len("sbx_port_"):]
+	for _, path := range []string{
+		"/p/" + u.Token + "/x", "/p/%73bx_port_" + secret + "/", "//p/" + u.Token + "/", "/P/" + u.Token, "/p/" + s.sb.ID + "/x/" + u.Token, "/p/x/../" + u.Token + "/",
+		"/p/SBX_PORT_" + secret, "/%70/sbx%5fport%5F" + secret + "/", "/p/%2573bx_port_" + secret, "/v1/" + u.Token, "/" + u.Token,
+	} {
+		a := s.send("GET", path, "", "", "")
+		if strings.Contains(a.body, secret) && a.status != 200 {
+			t.Errorf("%s: the token is in the answer: %s", path, a.body)
+		}
+	}
+	if log := s.log.String(); strings.Contains(log, secret[:20]) || !strings.Contains(log, "[token]") {
+		for line := range strings.Lines(log) {
+			if strings.Contains(line, secret[:20]) {
+				t.Errorf("in the log: %s", line)
+			}
+		}
+	}
 }
 
 // site is a sandbox with that program, whose port is open.
