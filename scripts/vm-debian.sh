@@ -1,7 +1,8 @@
 #!/bin/sh
-# vm-debian.sh DIR: makes a virtual machine of Debian with debootstrap in DIR: vmlinuz,
+# vm-debian.sh DIR [FILES]: makes a virtual machine of Debian with debootstrap in DIR: vmlinuz,
 # initrd and disk.qcow2, with systemd, OpenSSH's server and the real cloud-init. It is an
-# image as people have them: nothing in it knows of sandboxer. Needs root, debootstrap,
+# image as people have them: nothing in it knows of sandboxer, unless the directory FILES, whose
+# content is laid over its root, brings that. Needs root, debootstrap,
 # mke2fs and qemu-img, two minutes and 1 GiB. VM_DEBIAN_SUITE and VM_DEBIAN_MIRROR say which.
 set -eu
 dir=$1
@@ -22,6 +23,7 @@ rm -f "$d"/etc/ssh/ssh_host_* "$d"/var/cache/apt/archives/*.deb
 : >"$d/etc/machine-id"
 # Where to look; else it asks the networks of several clouds first.
 echo 'datasource_list: [NoCloud, None]' >"$d/etc/cloud/cloud.cfg.d/90-datasource.cfg"
+[ -z "${2:-}" ] || cp -R "$2/." "$d/"
 cp -L "$d"/boot/vmlinuz-* "$dir/vmlinuz"
 cp -L "$d"/boot/initrd.img-* "$dir/initrd"
 mke2fs -q -t ext4 -d "$d" "$r/disk.raw" 2G

@@ -220,7 +220,7 @@ func (s *skeleton) current() bool {
 // sandbox needs a single mount. The skeleton is made a private mount first: nothing
 // that happens to it reaches other mount namespaces, or comes back.
 func (s *skeleton) assemble() error {
-	if err := os.MkdirAll(s.root, 0o711); err != nil {
+	if err := walkable(s.root); err != nil {
 		return err
 	}
 	mounted, err := mountsBelow(s.root)
@@ -268,6 +268,26 @@ func bindShown(dir, at string) error {
 	}
 	if err := unix.Mount(name, at, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("binding %s into the skeleton: %w", dir, err)
+	}
+	return nil
+}
+
+// walkable makes the mount point at, below the installation's directory and that of all
+// installations, and has every user walk through the three, also where the umask is
+// stricter, as in a hardened service.
+func walkable(at string) error {
+	if err := os.MkdirAll(at, 0o711); err != nil {
+		return err
+	}
+	mounts := filepath.Dir(at)
+	for _, d := range []string{filepath.Dir(mounts), mounts, at} {
+		fi, err := os.Stat(d)
+		if err == nil && fi.Mode()&0o111 != 0o111 {
+			err = os.Chmod(d, fi.Mode()|0o711)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -101,7 +101,8 @@ func TestServerGivesUpRights(t *testing.T) {
 				}
 			}
 			sandboxer := func(args ...string) *exec.Cmd {
-				cmd := exec.Command(filepath.Join(bin, "sandboxer"), args...)
+				// Hardened services have an umask as strict as this.
+				cmd := exec.Command("sh", append([]string{"-c", `umask 077; exec "$0" "$@"`, filepath.Join(bin, "sandboxer")}, args...)...)
 				cmd.Env = append(os.Environ(), "SANDBOXER_HOME="+home, "SANDBOXER_PROGRESS=none", "HOME="+home)
 				cmd.Env = append(cmd.Env, user.env...)
 				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user.uid, Gid: user.uid}}
