@@ -12,7 +12,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -22,7 +21,7 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -34,6 +33,8 @@ type Backend struct {
 	ext  sandboxer.Extension
 	opts Options
 	caps []sandboxer.Capability
+
+	abandoned atomic.Int64 // calls that go on without a caller
 
 	check      sandboxer.Checker
 	admitter   sandboxer.Admitter
@@ -75,6 +76,19 @@ type Options struct {
 	// Log gets the causes that callers are not told (sandboxer.Error, Public); nil discards.
 	Log *slog.Logger
 
+	// Linger is how long a call may take to stop when its deadline has passed or its caller
+	// has left; after that it is abandoned: its caller gets an error, and what it still does
+	// is nobody's. Default 30 seconds.
+	Linger time.Duration
+	// MaxAbandoned is how many abandoned calls may be about; while there are more,
+	// everything but probes and teardowns is refused as Unavailable, and those with four
+	// times as many. Default 64.
+	MaxAbandoned int
+
+	// Abandoned, if set, is told when a call is abandoned (1) and when one ends that was
+	// (-1).
+	Abandoned func(extension, op string, change int)
+
 	// Observe, if set, is told of every finished call: its operation, the Kind of
 	// its error ("" for success) and how long it took.
 	Observe func(extension, op string, kind sandboxer.Kind, took time.Duration)
@@ -94,6 +108,10 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	def(&opts.Teardown, 5*time.Minute)
 	def(&opts.Save, 30*time.Minute)
 	def(&opts.Short, 30*time.Second)
+	def(&opts.Linger, 30*time.Second)
+	if opts.MaxAbandoned <= 0 {
+		opts.MaxAbandoned = 64
+	}
 
 	b := &Backend{id: id, ext: ext, opts: opts}
 	var not []sandboxer.Capability
@@ -149,13 +167,24 @@ func (b *Backend) Capabilities() []sandboxer.Capability { return slices.Clone(b.
 // Can reports whether the backend has capability c.
 func (b *Backend) Can(c sandboxer.Capability) bool { return slices.Contains(b.caps, c) }
 
-// Close closes the extension, which leaves its sandboxes alone.
+// Close closes the extension, which leaves its sandboxes alone. One that does not let go
+// within two seconds is left to the end of the process.
 func (b *Backend) Close() error {
-	if c, ok := b.ext.(io.Closer); ok {
-		return c.Close()
+	c, ok := b.ext.(io.Closer)
+	if !ok {
+		return nil
 	}
-	return nil
+	closed := make(chan error, 1)
+	go func() { closed <- c.Close() }()
+	select {
+	case err := <-closed:
+		return err
+	case <-time.After(closeTime):
+		return sandboxer.E(sandboxer.Timeout, nil, "%s does not close within %s", b.id, closeTime)
+	}
 }
+
+const closeTime = 2 * time.Second
 
 // DefaultLimits are what holds for the limits that spec leaves out.
 func (b *Backend) DefaultLimits(spec sandboxer.Spec) sandboxer.Limits {
@@ -174,7 +203,7 @@ func (b *Backend) Check(ctx context.Context, spec sandboxer.Spec) error {
 	if b.check == nil {
 		return nil
 	}
-	return b.call(ctx, "check", b.opts.Short, func(ctx context.Context) error { return b.check.Check(ctx, spec) })
+	return do(ctx, b, "check", b.opts.Short, func(ctx context.Context) error { return b.check.Check(ctx, spec) })
 }
 
 // Provision checks spec, provisions it and checks the handle that comes back.
@@ -182,28 +211,24 @@ func (b *Backend) Provision(ctx context.Context, spec sandboxer.Spec) (h sandbox
 	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
 		return h, err
 	}
-	err = b.call(ctx, "provision", 0, func(ctx context.Context) error {
-		ctx, done := whileItMoves(ctx, b.opts.Provision)
-		defer done()
-		h, err = b.ext.Provision(ctx, spec)
-		if err != nil && context.Cause(ctx) == errDeadline {
-			return sandboxer.E(sandboxer.Timeout, err, "%s: provision did not finish within %s", b.id, b.opts.Provision)
-		}
+	moving, done := whileItMoves(ctx, b.opts.Provision)
+	defer done()
+	h, err = call(moving, b, "provision", 0, func(ctx context.Context) (sandboxer.Handle, error) {
+		h, err := b.ext.Provision(ctx, spec)
 		if err != nil {
-			return err
+			return h, err
 		}
-		return checkHandle(h, spec)
+		return h, checkHandle(h, spec)
 	})
+	if err != nil && context.Cause(moving) == errDeadline {
+		err = sandboxer.E(sandboxer.Timeout, err, "%s: provision did not finish within %s", b.id, b.opts.Provision)
+	}
 	return h, err
 }
 
 // WaitReady waits until the sandbox accepts work.
 func (b *Backend) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer.Reachability, err error) {
-	err = b.call(ctx, "wait_ready", b.opts.Ready, func(ctx context.Context) error {
-		r, err = b.ext.WaitReady(ctx, h)
-		return err
-	})
-	return r, err
+	return call(ctx, b, "wait_ready", b.opts.Ready, func(ctx context.Context) (sandboxer.Reachability, error) { return b.ext.WaitReady(ctx, h) })
 }
 
 // Teardown releases everything made for h.
@@ -211,11 +236,7 @@ func (b *Backend) Teardown(ctx context.Context, h sandboxer.Handle) (r sandboxer
 	if err := sandboxer.CheckID(h.SandboxID); err != nil {
 		return r, err
 	}
-	err = b.call(ctx, "teardown", b.opts.Teardown, func(ctx context.Context) error {
-		r, err = b.ext.Teardown(ctx, h)
-		return err
-	})
-	return r, err
+	return call(ctx, b, "teardown", b.opts.Teardown, func(ctx context.Context) (sandboxer.CleanupReport, error) { return b.ext.Teardown(ctx, h) })
 }
 
 // Exec runs a command inside the sandbox; see sandboxer.Execer.
@@ -229,94 +250,83 @@ func (b *Backend) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cm
 	if _, ok := b.exec.(sandboxer.Serviced); !ok && cmd.Service != "" {
 		return x, sandboxer.E(sandboxer.Unsupported, nil, "sandboxes of %s have no services", b.id).WithHint("leave --service out")
 	}
-	err = b.call(ctx, "exec", 0, func(ctx context.Context) error {
-		x, err = b.exec.Exec(ctx, h, cmd)
-		return err
-	})
-	return x, err
+	g := &gate{}
+	defer g.shut()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = g.reader(cmd.Stdin), g.writer(cmd.Stdout), g.writer(cmd.Stderr)
+	return call(ctx, b, "exec", 0, func(ctx context.Context) (sandboxer.Exit, error) { return b.exec.Exec(ctx, h, cmd) })
 }
 
 // ReadFile opens a file; the caller closes it.
 func (b *Backend) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (r io.ReadCloser, err error) {
-	err = b.file(ctx, "read_file", 0, func(ctx context.Context) error {
-		r, err = b.files.ReadFile(ctx, h, name)
-		return err
-	}, name)
-	return r, err
+	return file(ctx, b, "read_file", 0, func(ctx context.Context) (io.ReadCloser, error) { return b.files.ReadFile(ctx, h, name) }, name)
 }
 
 // WriteFile creates or replaces a file.
 func (b *Backend) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
-	return b.file(ctx, "write_file", 0, func(ctx context.Context) error {
-		return b.files.WriteFile(ctx, h, name, mode, r)
-	}, name)
+	g := &gate{}
+	defer g.shut()
+	return doFile(ctx, b, "write_file", 0, func(ctx context.Context) error { return b.files.WriteFile(ctx, h, name, mode, g.reader(r)) }, name)
 }
 
 // StatFile describes a file.
 func (b *Backend) StatFile(ctx context.Context, h sandboxer.Handle, name string) (fi sandboxer.FileInfo, err error) {
-	err = b.file(ctx, "stat_file", b.opts.Short, func(ctx context.Context) error {
-		if fi, err = b.files.StatFile(ctx, h, name); err == nil {
+	return file(ctx, b, "stat_file", b.opts.Short, func(ctx context.Context) (sandboxer.FileInfo, error) {
+		fi, err := b.files.StatFile(ctx, h, name)
+		if err == nil {
 			err = checkFile(&fi)
 		}
-		return err
+		return fi, err
 	}, name)
-	return fi, err
 }
 
 // ListFiles lists a directory, not its subdirectories, in the order of names, from the
 // one after after. What a sandbox says is not believed: a name that is not directly in
 // dir, or not after the one before, ends it.
 func (b *Backend) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
-	return func(yield func(sandboxer.FileInfo, error) bool) {
-		err := b.file(ctx, "list_files", 0, func(ctx context.Context) error {
+	if b.files == nil {
+		return failed[sandboxer.FileInfo](b.cannot(sandboxer.CanFiles))
+	}
+	if err := checkPath(dir); err != nil {
+		return failed[sandboxer.FileInfo](err)
+	}
+	return list(ctx, b, "list_files", 0, func(ctx context.Context) iter.Seq2[sandboxer.FileInfo, error] {
+		return func(yield func(sandboxer.FileInfo, error) bool) {
 			for fi, err := range b.files.ListFiles(ctx, h, dir, after) {
 				if err == nil {
 					err = checkFile(&fi)
 				}
-				if err != nil {
-					return err
+				if name := path.Base(fi.Path); err == nil && (path.Join(dir, name) != fi.Path || name <= after) {
+					err = sandboxer.E(sandboxer.Failed, nil, "%q: the sandbox lists it in a way that cannot be: %q is not a name in it, or not in order", dir, fi.Path)
 				}
-				if name := path.Base(fi.Path); path.Join(dir, name) != fi.Path || name <= after {
-					return sandboxer.E(sandboxer.Failed, nil, "%q: the sandbox lists it in a way that cannot be: %q is not a name in it, or not in order", dir, fi.Path)
+				if !yield(fi, err) || err != nil {
+					return
 				}
 				after = path.Base(fi.Path)
-				if !yield(fi, nil) {
-					yield = nil
-					return nil
-				}
 			}
-			return nil
-		}, dir)
-		if err != nil && yield != nil {
-			yield(sandboxer.FileInfo{}, err)
 		}
-	}
+	})
 }
 
 // MakeDir makes a directory and its parents.
 func (b *Backend) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
-	return b.file(ctx, "make_dir", b.opts.Short, func(ctx context.Context) error {
-		return b.files.MakeDir(ctx, h, dir)
-	}, dir)
+	return doFile(ctx, b, "make_dir", b.opts.Short, func(ctx context.Context) error { return b.files.MakeDir(ctx, h, dir) }, dir)
 }
 
 // MoveFile renames a file or directory.
 func (b *Backend) MoveFile(ctx context.Context, h sandboxer.Handle, from, to string) error {
-	return b.file(ctx, "move_file", b.opts.Short, func(ctx context.Context) error {
-		return b.files.MoveFile(ctx, h, from, to)
-	}, from, to)
+	return doFile(ctx, b, "move_file", b.opts.Short, func(ctx context.Context) error { return b.files.MoveFile(ctx, h, from, to) }, from, to)
 }
 
 // RemoveFile removes a file or a tree.
 func (b *Backend) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) error {
-	return b.file(ctx, "remove_file", 0, func(ctx context.Context) error {
-		return b.files.RemoveFile(ctx, h, name)
-	}, name)
+	return doFile(ctx, b, "remove_file", 0, func(ctx context.Context) error { return b.files.RemoveFile(ctx, h, name) }, name)
 }
 
 // Archive writes a directory as a tar to w; an empty dir is the workspace.
 func (b *Backend) Archive(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
-	return b.archived(ctx, "archive", dir, func(ctx context.Context) error { return b.archive.Archive(ctx, h, dir, w) })
+	g := &gate{}
+	defer g.shut()
+	return b.archived(ctx, "archive", dir, func(ctx context.Context) error { return b.archive.Archive(ctx, h, dir, g.writer(w)) })
 }
 
 // Unarchive makes a directory hold what the tar r holds; an empty dir is the
@@ -325,7 +335,9 @@ func (b *Backend) Unarchive(ctx context.Context, h sandboxer.Handle, dir string,
 	if dir == "/" {
 		return sandboxer.E(sandboxer.Invalid, nil, "the sandbox's root cannot be replaced")
 	}
-	return b.archived(ctx, "unarchive", dir, func(ctx context.Context) error { return b.archive.Unarchive(ctx, h, dir, r) })
+	g := &gate{}
+	defer g.shut()
+	return b.archived(ctx, "unarchive", dir, func(ctx context.Context) error { return b.archive.Unarchive(ctx, h, dir, g.reader(r)) })
 }
 
 func (b *Backend) archived(ctx context.Context, op, dir string, f func(context.Context) error) error {
@@ -337,7 +349,7 @@ func (b *Backend) archived(ctx context.Context, op, dir string, f func(context.C
 			return err
 		}
 	}
-	return b.call(ctx, op, b.opts.Save, f)
+	return do(ctx, b, op, b.opts.Save, f)
 }
 
 // Checkpoint writes what of the sandbox is to be restored anywhere to the writer that
@@ -346,11 +358,13 @@ func (b *Backend) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func
 	if b.checkpoint == nil {
 		return b.cannot(sandboxer.CanCheckpoint)
 	}
-	return b.call(ctx, "checkpoint", b.opts.Save, func(ctx context.Context) error {
+	g := &gate{}
+	defer g.shut()
+	return do(ctx, b, "checkpoint", b.opts.Save, func(ctx context.Context) error {
 		begun := false
 		err := b.checkpoint.Checkpoint(ctx, h, func(c sandboxer.Contents) io.Writer {
 			begun = true
-			return begin(c)
+			return g.begin(func() io.Writer { return begin(c) })
 		})
 		if err == nil && !begun {
 			return sandboxer.E(sandboxer.Internal, nil, "%s: the checkpoint of %s was never written", b.id, h.SandboxID)
@@ -367,14 +381,15 @@ func (b *Backend) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sand
 	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
 		return h, err
 	}
-	err = b.call(ctx, "provision_from", b.opts.Save, func(ctx context.Context) error {
-		h, err = b.checkpoint.ProvisionFrom(ctx, spec, c, r)
+	g := &gate{}
+	defer g.shut()
+	return call(ctx, b, "provision_from", b.opts.Save, func(ctx context.Context) (sandboxer.Handle, error) {
+		h, err := b.checkpoint.ProvisionFrom(ctx, spec, c, g.reader(r))
 		if err != nil {
-			return err
+			return h, err
 		}
-		return checkHandle(h, spec)
+		return h, checkHandle(h, spec)
 	})
-	return h, err
 }
 
 // Dial opens a stream to a port inside the sandbox.
@@ -385,11 +400,7 @@ func (b *Backend) Dial(ctx context.Context, h sandboxer.Handle, port int) (c net
 	if err := checkPort(port); err != nil {
 		return nil, err
 	}
-	err = b.call(ctx, "dial", b.opts.Short, func(ctx context.Context) error {
-		c, err = b.dial.Dial(ctx, h, port)
-		return err
-	})
-	return c, err
+	return call(ctx, b, "dial", b.opts.Short, func(ctx context.Context) (net.Conn, error) { return b.dial.Dial(ctx, h, port) })
 }
 
 // Expose names a backend-published URL for a port.
@@ -400,11 +411,7 @@ func (b *Backend) Expose(ctx context.Context, h sandboxer.Handle, port int) (e s
 	if err := checkPort(port); err != nil {
 		return e, err
 	}
-	err = b.call(ctx, "expose", b.opts.Short, func(ctx context.Context) error {
-		e, err = b.expose.Expose(ctx, h, port)
-		return err
-	})
-	return e, err
+	return call(ctx, b, "expose", b.opts.Short, func(ctx context.Context) (sandboxer.Endpoint, error) { return b.expose.Expose(ctx, h, port) })
 }
 
 // IsAlive probes one sandbox. An error always comes with Unknown.
@@ -412,10 +419,7 @@ func (b *Backend) IsAlive(ctx context.Context, h sandboxer.Handle) (l sandboxer.
 	if b.probe == nil {
 		return sandboxer.Unknown, b.cannot(sandboxer.CanProbe)
 	}
-	err = b.call(ctx, "probe", b.opts.Short, func(ctx context.Context) error {
-		l, err = b.probe.IsAlive(ctx, h)
-		return err
-	})
+	l, err = call(ctx, b, "probe", b.opts.Short, func(ctx context.Context) (sandboxer.Liveness, error) { return b.probe.IsAlive(ctx, h) })
 	if err != nil {
 		return sandboxer.Unknown, err
 	}
@@ -431,10 +435,7 @@ func (b *Backend) Discover(ctx context.Context, id string) (f sandboxer.Found, e
 	if err := sandboxer.CheckID(id); err != nil {
 		return f, err
 	}
-	err = b.call(ctx, "discover", b.opts.Short, func(ctx context.Context) error {
-		f, err = b.discover.Discover(ctx, id)
-		return err
-	})
+	f, err = call(ctx, b, "discover", b.opts.Short, func(ctx context.Context) (sandboxer.Found, error) { return b.discover.Discover(ctx, id) })
 	if len(f.Stamp) > sandboxer.MaxStampBytes {
 		f.Stamp = nil
 	}
@@ -443,27 +444,10 @@ func (b *Backend) Discover(ctx context.Context, id string) (f sandboxer.Found, e
 
 // ListRunning enumerates every object with owner's stamp.
 func (b *Backend) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
-	return func(yield func(sandboxer.Handle, error) bool) {
-		if b.list == nil {
-			yield(sandboxer.Handle{}, b.cannot(sandboxer.CanList))
-			return
-		}
-		err := b.call(ctx, "list", b.opts.Short, func(ctx context.Context) error {
-			for h, err := range b.list.ListRunning(ctx, owner) {
-				if err != nil {
-					return err
-				}
-				if !yield(h, nil) {
-					yield = nil
-					return nil
-				}
-			}
-			return nil
-		})
-		if err != nil && yield != nil {
-			yield(sandboxer.Handle{}, err)
-		}
+	if b.list == nil {
+		return failed[sandboxer.Handle](b.cannot(sandboxer.CanList))
 	}
+	return list(ctx, b, "list", b.opts.Short, func(ctx context.Context) iter.Seq2[sandboxer.Handle, error] { return b.list.ListRunning(ctx, owner) })
 }
 
 // Snapshot saves the sandbox under id.
@@ -474,14 +458,13 @@ func (b *Backend) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (
 	if err := sandboxer.CheckID(id); err != nil {
 		return s, err
 	}
-	err = b.call(ctx, "snapshot", b.opts.Save, func(ctx context.Context) error {
-		s, err = b.snapshot.Snapshot(ctx, h, id)
+	return call(ctx, b, "snapshot", b.opts.Save, func(ctx context.Context) (sandboxer.Snapshot, error) {
+		s, err := b.snapshot.Snapshot(ctx, h, id)
 		if err != nil {
-			return err
+			return s, err
 		}
-		return checkReceipt(s, id)
+		return s, checkReceipt(s, id)
 	})
-	return s, err
 }
 
 // RestoreFromSnapshot provisions a new sandbox from a snapshot.
@@ -493,14 +476,13 @@ func (b *Backend) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, 
 	if err := checkSpec(spec); err != nil {
 		return h, err
 	}
-	err = b.call(ctx, "restore", b.opts.Save, func(ctx context.Context) error {
-		h, err = b.snapshot.RestoreFromSnapshot(ctx, spec, s)
+	return call(ctx, b, "restore", b.opts.Save, func(ctx context.Context) (sandboxer.Handle, error) {
+		h, err := b.snapshot.RestoreFromSnapshot(ctx, spec, s)
 		if err != nil {
-			return err
+			return h, err
 		}
-		return checkHandle(h, spec)
+		return h, checkHandle(h, spec)
 	})
-	return h, err
 }
 
 // DropSnapshot removes a snapshot.
@@ -508,9 +490,7 @@ func (b *Backend) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error 
 	if b.snapshot == nil {
 		return b.cannot(sandboxer.CanSnapshot)
 	}
-	return b.call(ctx, "drop_snapshot", b.opts.Teardown, func(ctx context.Context) error {
-		return b.snapshot.DropSnapshot(ctx, s)
-	})
+	return do(ctx, b, "drop_snapshot", b.opts.Teardown, func(ctx context.Context) error { return b.snapshot.DropSnapshot(ctx, s) })
 }
 
 // EstimateCost asks the backend's price; nil when it knows none.
@@ -518,11 +498,7 @@ func (b *Backend) EstimateCost(ctx context.Context, spec sandboxer.Spec, d time.
 	if b.quote == nil {
 		return nil, b.cannot(sandboxer.CanQuote)
 	}
-	err = b.call(ctx, "quote", b.opts.Short, func(ctx context.Context) error {
-		q, err = b.quote.EstimateCost(ctx, spec, d)
-		return err
-	})
-	return q, err
+	return call(ctx, b, "quote", b.opts.Short, func(ctx context.Context) (*sandboxer.MeterQuote, error) { return b.quote.EstimateCost(ctx, spec, d) })
 }
 
 // MeterActual asks what the sandbox has consumed.
@@ -530,11 +506,7 @@ func (b *Backend) MeterActual(ctx context.Context, h sandboxer.Handle, d time.Du
 	if b.meter == nil {
 		return u, b.cannot(sandboxer.CanMeter)
 	}
-	err = b.call(ctx, "meter", b.opts.Short, func(ctx context.Context) error {
-		u, err = b.meter.MeterActual(ctx, h, d)
-		return err
-	})
-	return u, err
+	return call(ctx, b, "meter", b.opts.Short, func(ctx context.Context) (sandboxer.Usage, error) { return b.meter.MeterActual(ctx, h, d) })
 }
 
 // Pause freezes the sandbox by the backend's own means.
@@ -542,7 +514,7 @@ func (b *Backend) Pause(ctx context.Context, h sandboxer.Handle) error {
 	if b.pause == nil {
 		return b.cannot(sandboxer.CanPause)
 	}
-	return b.call(ctx, "pause", b.opts.Save, func(ctx context.Context) error { return b.pause.Pause(ctx, h) })
+	return do(ctx, b, "pause", b.opts.Save, func(ctx context.Context) error { return b.pause.Pause(ctx, h) })
 }
 
 // Resume thaws the sandbox.
@@ -550,7 +522,7 @@ func (b *Backend) Resume(ctx context.Context, h sandboxer.Handle) error {
 	if b.pause == nil {
 		return b.cannot(sandboxer.CanPause)
 	}
-	return b.call(ctx, "resume", b.opts.Save, func(ctx context.Context) error { return b.pause.Resume(ctx, h) })
+	return do(ctx, b, "resume", b.opts.Save, func(ctx context.Context) error { return b.pause.Resume(ctx, h) })
 }
 
 // SetNetwork changes what the sandbox may reach.
@@ -561,7 +533,7 @@ func (b *Backend) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxe
 	if err := p.Check(); err != nil {
 		return err
 	}
-	return b.call(ctx, "set_network", b.opts.Short, func(ctx context.Context) error { return b.network.SetNetwork(ctx, h, p) })
+	return do(ctx, b, "set_network", b.opts.Short, func(ctx context.Context) error { return b.network.SetNetwork(ctx, h, p) })
 }
 
 // Basis names what a sandbox made for spec now would be made of.
@@ -572,11 +544,7 @@ func (b *Backend) Basis(ctx context.Context, spec sandboxer.Spec) (basis string,
 	if err := checkSpec(spec); err != nil {
 		return "", err
 	}
-	err = b.call(ctx, "basis", b.opts.Provision, func(ctx context.Context) error {
-		basis, err = b.pool.Basis(ctx, spec)
-		return err
-	})
-	return basis, err
+	return call(ctx, b, "basis", b.opts.Provision, func(ctx context.Context) (string, error) { return b.pool.Basis(ctx, spec) })
 }
 
 // Claim gives a warm sandbox to its owner.
@@ -587,13 +555,13 @@ func (b *Backend) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.
 	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
 		return out, err
 	}
-	err = b.call(ctx, "claim", b.opts.Provision, func(ctx context.Context) error {
-		if out, err = b.pool.Claim(ctx, h, spec); err != nil {
-			return err
+	return call(ctx, b, "claim", b.opts.Provision, func(ctx context.Context) (sandboxer.Handle, error) {
+		out, err := b.pool.Claim(ctx, h, spec)
+		if err != nil {
+			return out, err
 		}
-		return checkHandle(out, spec)
+		return out, checkHandle(out, spec)
 	})
-	return out, err
 }
 
 // Renew moves the backend's own deadline.
@@ -601,7 +569,7 @@ func (b *Backend) Renew(ctx context.Context, h sandboxer.Handle, until time.Time
 	if b.renew == nil {
 		return b.cannot(sandboxer.CanRenew)
 	}
-	return b.call(ctx, "renew", b.opts.Short, func(ctx context.Context) error { return b.renew.Renew(ctx, h, until) })
+	return do(ctx, b, "renew", b.opts.Short, func(ctx context.Context) error { return b.renew.Renew(ctx, h, until) })
 }
 
 // Capacity asks what the backend can take now.
@@ -609,11 +577,7 @@ func (b *Backend) Capacity(ctx context.Context, host string) (o sandboxer.Offer,
 	if b.capacity == nil {
 		return o, b.cannot(sandboxer.CanCapacity)
 	}
-	err = b.call(ctx, "capacity", b.opts.Short, func(ctx context.Context) error {
-		o, err = b.capacity.Capacity(ctx, host)
-		return err
-	})
-	return o, err
+	return call(ctx, b, "capacity", b.opts.Short, func(ctx context.Context) (sandboxer.Offer, error) { return b.capacity.Capacity(ctx, host) })
 }
 
 // Stats measures the sandbox.
@@ -621,23 +585,24 @@ func (b *Backend) Stats(ctx context.Context, h sandboxer.Handle) (s sandboxer.St
 	if b.stats == nil {
 		return s, b.cannot(sandboxer.CanStats)
 	}
-	err = b.call(ctx, "stats", b.opts.Short, func(ctx context.Context) error {
-		s, err = b.stats.Stats(ctx, h)
-		return err
-	})
-	return s, err
+	return call(ctx, b, "stats", b.opts.Short, func(ctx context.Context) (sandboxer.Stats, error) { return b.stats.Stats(ctx, h) })
 }
 
-func (b *Backend) file(ctx context.Context, op string, limit time.Duration, f func(context.Context) error, names ...string) error {
+func file[T any](ctx context.Context, b *Backend, op string, limit time.Duration, f func(context.Context) (T, error), names ...string) (none T, _ error) {
 	if b.files == nil {
-		return b.cannot(sandboxer.CanFiles)
+		return none, b.cannot(sandboxer.CanFiles)
 	}
 	for _, n := range names {
 		if err := checkPath(n); err != nil {
-			return err
+			return none, err
 		}
 	}
-	return b.call(ctx, op, limit, f)
+	return call(ctx, b, op, limit, f)
+}
+
+func doFile(ctx context.Context, b *Backend, op string, limit time.Duration, f func(context.Context) error, names ...string) error {
+	_, err := file(ctx, b, op, limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) }, names...)
+	return err
 }
 
 func checkPath(name string) error {
@@ -662,65 +627,6 @@ func checkFile(fi *sandboxer.FileInfo) error {
 
 func (b *Backend) cannot(c sandboxer.Capability) error {
 	return sandboxer.E(sandboxer.Unsupported, nil, "extension %q does not support %s", b.id, c)
-}
-
-// call applies the deadline, classifies the error and reports the call.
-func (b *Backend) call(ctx context.Context, op string, limit time.Duration, f func(context.Context) error) error {
-	if err := ctx.Err(); err != nil { // a call with a done ctx changes nothing
-		return sandboxer.E(sandboxer.KindOf(err), err, "%s was canceled before it began", op)
-	}
-	if limit > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, limit, errDeadline)
-		defer cancel()
-	}
-	start := time.Now()
-	err := f(ctx)
-	if err != nil {
-		err = b.discreet(ctx, op, b.classify(ctx, op, limit, err))
-	}
-	if b.opts.Observe != nil {
-		b.opts.Observe(b.id, op, sandboxer.KindOf(err), time.Since(start))
-	}
-	return err
-}
-
-// whileItMoves returns ctx with a deadline that starts anew whenever progress is
-// reported: a large image may take long over a slow line, but not stand still.
-func whileItMoves(ctx context.Context, limit time.Duration) (_ context.Context, done func()) {
-	outer := ctx
-	ctx, cancel := context.WithCancelCause(ctx)
-	timer := time.AfterFunc(limit, func() { cancel(errDeadline) })
-	var mu sync.Mutex
-	var last sandboxer.Progress
-	ctx = sandboxer.WithProgress(ctx, func(p sandboxer.Progress) {
-		mu.Lock()
-		moved := p != last
-		last = p
-		mu.Unlock()
-		if moved && ctx.Err() == nil {
-			timer.Reset(limit)
-		}
-		sandboxer.ReportProgress(outer, p)
-	})
-	return ctx, func() {
-		timer.Stop()
-		cancel(nil)
-	}
-}
-
-var errDeadline = errors.New("deadline of the call")
-
-func (b *Backend) classify(ctx context.Context, op string, limit time.Duration, err error) error {
-	if errors.Is(err, context.DeadlineExceeded) && context.Cause(ctx) == errDeadline {
-		return sandboxer.E(sandboxer.Timeout, err, "%s: %s did not finish within %s", b.id, op, limit)
-	}
-	var e *sandboxer.Error
-	if errors.As(err, &e) {
-		return err
-	}
-	kind := sandboxer.KindOf(err)
-	return sandboxer.E(kind, err, "%s: %s failed", b.id, op)
 }
 
 // discreet leaves to administrators what an error says to them alone (Error.Public). What
