@@ -62,6 +62,9 @@ type Sandbox struct {
 	Retries     int       `json:"retries,omitempty"`
 	LastError   string    `json:"last_error,omitempty"` // of the step that is being retried
 	AbsentSince time.Time `json:"absent_since,omitzero"`
+	// UnresponsiveSince is when its backend first said that it is there and does not answer;
+	// zero while it does. It is not given up for that.
+	UnresponsiveSince time.Time `json:"unresponsive_since,omitzero"`
 
 	CreatedAt time.Time `json:"created_at"`
 	// ProvisionedAt is when Provision had answered; WaitReady took from then until ReadyAt.

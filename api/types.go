@@ -112,6 +112,7 @@ type Sandbox struct {
 	CreatedAt     time.Time `json:"created_at" doc:"The request was accepted"`
 	ProvisionedAt time.Time `json:"provisioned_at,omitzero" doc:"The backend had made it; after that it was waited for"`
 	ReadyAt       time.Time `json:"ready_at,omitzero"`
+	Unresponsive  time.Time `json:"unresponsive_since,omitzero" doc:"Its backend has it, and it does not answer since then; calls into it end as unavailable. It may come back; it can be destroyed, and expires, as ever"`
 	UsedAt        time.Time `json:"used_at,omitzero"`
 	ResumedAt     time.Time `json:"resumed_at,omitzero"`
 	ExpiresAt     time.Time `json:"expires_at,omitzero" doc:"While it is paused: how long it is kept"`
@@ -132,7 +133,7 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost),
 		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, Damaged: sb.Damaged, Found: sb.Found,
 		CreatedAt: sb.CreatedAt, ProvisionedAt: sb.ProvisionedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
-		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt,
+		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt, Unresponsive: sb.UnresponsiveSince,
 	}
 	out.RestoredFrom, out.RestoredAs = sb.RestoredFrom, sb.RestoredAs
 	out.PausedFor, out.ResumedAt = Duration(sb.PausedFor), sb.ResumedAt

@@ -318,6 +318,8 @@ func (e *Extension) IsAlive(ctx context.Context, h sandboxer.Handle) (l sandboxe
 			return err
 		case gone != f.Lie:
 			l = sandboxer.Gone
+		case f.Silent && !gone:
+			l = sandboxer.Unresponsive
 		default:
 			l = sandboxer.Alive
 		}

@@ -80,6 +80,8 @@ type Fault struct {
 	Lie bool `yaml:"lie" json:"lie,omitempty"`
 	// OOM, of exec, has the sandbox killed for its use of memory once the command runs.
 	OOM bool `yaml:"oom" json:"oom,omitempty"`
+	// Silent, of probe, answers that the sandbox is there and does not respond.
+	Silent bool `yaml:"silent" json:"silent,omitempty"`
 }
 
 func (f Fault) validate() error {

@@ -374,7 +374,7 @@ faults:
 // Every exported field travels in JSON as in YAML, for the world's own process.
 func TestFaultJSON(t *testing.T) {
 	want := fake.Fault{Verb: fake.VerbExec, ID: "a", Times: 2, Skip: 1, Delay: time.Second, Kind: sandboxer.Failed,
-		Hang: true, Lost: true, Late: time.Minute, Twice: true, Lie: true}
+		Hang: true, Lost: true, Late: time.Minute, Twice: true, Lie: true, Silent: true}
 	j, err := json.Marshal(want)
 	if err != nil {
 		t.Fatal(err)

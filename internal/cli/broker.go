@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -35,6 +36,7 @@ type brokerConfig struct {
 	MaxExecs   int                                                                 // commands at once; 0 for the default
 	MaxStreams int                                                                 // other uses at once; 0 for the default
 	Pooled     func(profile string, warm bool)                                     // may be nil
+	Abandoned  func(extension, op string, change int)                              // may be nil
 	OOMKilled  func(extension, what string)                                        // may be nil
 	Observe    func(extension, op string, kind sandboxer.Kind, took time.Duration) // may be nil
 }
@@ -146,7 +148,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if cfg.MaxStreams > 0 {
 		streams = manager.Shares(cfg.MaxStreams)
 	}
-	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Execs: execs, Streams: streams, Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled}); err != nil {
+	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Execs: execs, Streams: streams, Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Stop: stopTime}); err != nil {
 		return nil, err
 	}
 	if err := b.manager.Start(ctx); err != nil {
@@ -170,7 +172,7 @@ func (b *broker) extension(o catalog.Opened, cfg brokerConfig) manager.Extension
 		e.Reopen = func(ctx context.Context) manager.Extension { return b.extension(again(ctx), cfg) }
 		return e
 	}
-	e.Backend = backend.New(o.Info.ID, o.Ext, backend.Options{Observe: cfg.Observe, Inputs: o.Info.Inputs, Log: cfg.Log})
+	e.Backend = backend.New(o.Info.ID, o.Ext, backend.Options{Observe: cfg.Observe, Abandoned: cfg.Abandoned, Inputs: o.Info.Inputs, Log: cfg.Log})
 	e.Info.Capabilities = e.Backend.Capabilities()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -235,6 +237,9 @@ func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 	return r, nil
 }
 
+// stopTime is how long work may take to stop that a hung backend keeps.
+const stopTime = 3 * time.Second
+
 // Close stops all work and lets go of everything; sandboxes live on.
 func (b *broker) Close() error {
 	var errs []error
@@ -244,8 +249,15 @@ func (b *broker) Close() error {
 	if b.manager != nil {
 		errs = append(errs, b.manager.Close())
 	}
-	for _, be := range b.backends {
-		errs = append(errs, be.Close())
+	b.mu.Lock()
+	backends := slices.Clone(b.backends)
+	b.mu.Unlock()
+	closed := make(chan error, len(backends))
+	for _, be := range backends {
+		go func() { closed <- be.Close() }()
+	}
+	for range backends {
+		errs = append(errs, <-closed)
 	}
 	if b.vault != nil {
 		errs = append(errs, b.vault.Close())

@@ -41,6 +41,9 @@ func sandboxView() view[*api.Sandbox] {
 					state += " (" + string(sb.Reason) + ")"
 				}
 			}
+			if !sb.Unresponsive.IsZero() {
+				state += " (unresponsive)"
+			}
 			return []string{sb.ID, sb.Name, strings.TrimPrefix(sb.Profile, "profile."), state, ago(sb.CreatedAt), expires,
 				"$" + sb.Cost.String(), sb.Extension, sb.Host, sb.Tenant, fmt.Sprint(sb.Generation), pairs(sb.Labels), sb.Message}
 		},
@@ -63,7 +66,7 @@ func sandboxView() view[*api.Sandbox] {
 			}
 			return [][2]string{
 				{"id", sb.ID}, {"generation", fmt.Sprint(sb.Generation)}, {"name", sb.Name}, {"state", string(sb.State)},
-				{"reason", string(sb.Reason)}, {"message", sb.Message}, {"profile", sb.Profile}, {"extension", sb.Extension},
+				{"unresponsive", moment(sb.Unresponsive, ago)}, {"reason", string(sb.Reason)}, {"message", sb.Message}, {"profile", sb.Profile}, {"extension", sb.Extension},
 				{"backend name", sb.Ref}, {"tenant", sb.Tenant}, {"consumer", consumerText(sb.Consumer)},
 				{"inputs", pairs(sb.Inputs)}, {"image", sb.Image}, {"command", strings.Join(sb.Command, " ")}, {"labels", pairs(sb.Labels)},
 				{"limits", limitsText(sb.Limits)}, {"network", networkText(sb.Network)}, {"mounts", mountsText(sb.Mounts)}, {"user", sb.User},

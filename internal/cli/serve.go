@@ -126,7 +126,7 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 	}
 	o.f.confineProcess(log)
 	metrics := server.NewMetrics()
-	cfg.Log, cfg.Observe, cfg.OOMKilled, cfg.Pooled = log, metrics.Observe, metrics.OOMKilled, metrics.Pooled
+	cfg.Log, cfg.Observe, cfg.Abandoned, cfg.OOMKilled, cfg.Pooled = log, metrics.Observe, metrics.Abandoned, metrics.OOMKilled, metrics.Pooled
 	b, err := newBroker(ctx, cfg)
 	if err != nil {
 		return err

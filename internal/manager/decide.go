@@ -20,7 +20,8 @@ const (
 	leave    verb = "leave"    // nothing is owed, or somebody is at it, or not yet
 	resume   verb = "resume"   // go on making it, or bringing it back
 	suspect  verb = "suspect"  // note its first absence
-	trust    verb = "trust"    // it is there again: forget the absence
+	trust    verb = "trust"    // it is there again, and responds: forget what was noted
+	doubt    verb = "doubt"    // note that it is there and does not respond
 	pause    verb = "pause"    // its time is over: pause it, or go on pausing it
 	end      verb = "end"      // commit to terminating, then tear down
 	teardown verb = "teardown" // pay what terminating owes
@@ -63,7 +64,9 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 			return action{verb: suspect}
 		case seen == sandboxer.Gone && now.Sub(sb.AbsentSince) >= confirmAfter:
 			return action{end, sandboxer.ReasonLost}
-		case seen == sandboxer.Alive && !sb.AbsentSince.IsZero():
+		case seen == sandboxer.Unresponsive && sb.UnresponsiveSince.IsZero():
+			return action{verb: doubt}
+		case seen == sandboxer.Alive && isDoubted(sb):
 			return action{verb: trust}
 		case sb.State == sandboxer.Running && idle > 0 && now.Sub(sb.UsedAt) >= idle:
 			return action{end, sandboxer.ReasonIdle}
@@ -91,7 +94,9 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 			return action{verb: suspect}
 		case seen == sandboxer.Gone && now.Sub(sb.AbsentSince) >= confirmAfter:
 			return action{end, sandboxer.ReasonLost}
-		case seen == sandboxer.Alive && !sb.AbsentSince.IsZero():
+		case seen == sandboxer.Unresponsive && sb.UnresponsiveSince.IsZero():
+			return action{verb: doubt}
+		case seen == sandboxer.Alive && isDoubted(sb):
 			return action{verb: trust}
 		}
 	case sandboxer.Terminating:
@@ -105,6 +110,11 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 
 // isPaused reports whether sb stands still, or is on its way there or back.
 func isPaused(sb *sandboxer.Sandbox) bool { return !sb.Pause.At.IsZero() }
+
+// isDoubted reports whether sb was missed, or did not respond, at the last look.
+func isDoubted(sb *sandboxer.Sandbox) bool {
+	return !sb.AbsentSince.IsZero() || !sb.UnresponsiveSince.IsZero()
+}
 
 // isStanding reports whether a ready object belongs to sb: it runs, waits in the
 // pool, or is frozen.

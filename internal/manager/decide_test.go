@@ -13,6 +13,7 @@ func TestDecide(t *testing.T) {
 	type record = sandboxer.Sandbox
 	const (
 		alive, gone, unknown = sandboxer.Alive, sandboxer.Gone, sandboxer.Unknown
+		silent               = sandboxer.Unresponsive
 		busy                 = true
 	)
 	young := record{State: sandboxer.Creating, CreatedAt: ago(time.Second), ExpiresAt: now.Add(time.Hour)}
@@ -20,6 +21,10 @@ func TestDecide(t *testing.T) {
 	run := record{State: sandboxer.Running, CreatedAt: ago(time.Hour), ReadyAt: ago(time.Hour), UsedAt: ago(time.Minute), ExpiresAt: now.Add(time.Hour)}
 	lazy := with(run, func(r *record) { r.Spec.Profile.Idle = time.Minute })
 	missed := func(d time.Duration) record { return with(run, func(r *record) { r.AbsentSince = ago(d) }) }
+	mute := with(run, func(r *record) { r.UnresponsiveSince = ago(time.Hour) })
+	frozen := with(run, func(r *record) {
+		r.State, r.Pause = sandboxer.Paused, sandboxer.Pause{Depth: sandboxer.PauseFreeze, At: ago(time.Minute)}
+	})
 	in := func(s sandboxer.State, r record) record { r.State = s; return r }
 	past := func(r record) record { r.ExpiresAt = now; return r }
 	later := func(r record) record { r.RetryAt = now.Add(1); return r }
@@ -55,6 +60,14 @@ func TestDecide(t *testing.T) {
 		{"running, killed for its memory", run, sandboxer.OOMKilled, false, ended(sandboxer.ReasonOOMKilled)},
 		{"running, killed for its memory, somebody at it", run, sandboxer.OOMKilled, busy, action{verb: leave}},
 		{"running, absent once and back", missed(time.Hour), alive, false, action{verb: trust}},
+		{"running, unresponsive", run, silent, false, action{verb: doubt}},
+		{"running, unresponsive, somebody at it", run, silent, busy, action{verb: leave}},
+		{"running, unresponsive for long", mute, silent, false, action{verb: leave}},
+		{"running, unresponsive and now unknown", mute, unknown, false, action{verb: leave}},
+		{"running, unresponsive and back", mute, alive, false, action{verb: trust}},
+		{"running, unresponsive, then absent", mute, gone, false, action{verb: suspect}},
+		{"running, unresponsive and expired", past(mute), silent, false, ended(sandboxer.ReasonExpired)},
+		{"frozen, unresponsive", frozen, silent, false, action{verb: doubt}},
 		{"running, absent, somebody at it", missed(time.Hour), gone, busy, action{verb: leave}},
 		{"running, idle", lazy, alive, false, ended(sandboxer.ReasonIdle)},
 		{"running, idle, unknown", lazy, unknown, false, ended(sandboxer.ReasonIdle)},

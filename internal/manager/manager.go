@@ -16,6 +16,7 @@ import (
 	"crypto/cipher"
 	"errors"
 	"log/slog"
+	"maps"
 	"reflect"
 	"runtime"
 	"slices"
@@ -49,6 +50,7 @@ type Options struct {
 	History    time.Duration // how long ended sandboxes, with their events, are kept; 0 for ever, else at least a day
 	Vault      Vault         // keeps the portable form of snapshots; nil: there are only native ones
 	Snapshots  int           // most snapshots of one tenant that are kept at a time, default 200
+	Stop       time.Duration // how long Close waits for work that does not stop, default 1m
 	Creates    int           // concurrent provisions per extension, default 2*NumCPU but at least 8; others queue
 
 	// Execs and Streams bound the commands and the other uses (files, ports, events) at
@@ -100,6 +102,7 @@ type Manager struct {
 	forks    map[[2]string]*forking                        // in progress, by tenant and idempotency key
 	pins     map[string]int                                // by snapshot ID: uses that a drop must not cut short; -1 while one is being saved or dropped
 
+	doubted    map[string]bool        // sandbox IDs that are about to be probed, because of what a user was told
 	acting     map[string]bool        // sandbox IDs the sweep has work queued for
 	mourned    map[incarnation]bool   // damaged records that were reported
 	adopted    map[incarnation]bool   // those of a former process whose network policy is in force
@@ -164,6 +167,9 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	if opts.Workers <= 0 {
 		opts.Workers = 8
 	}
+	if opts.Stop <= 0 {
+		opts.Stop = time.Minute
+	}
 	if opts.Creates <= 0 {
 		opts.Creates = max(8, 2*runtime.NumCPU())
 	}
@@ -195,6 +201,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		keyUse:     map[string]time.Time{},
 		forks:      map[[2]string]*forking{},
 		pins:       map[string]int{},
+		doubted:    map[string]bool{},
 		acting:     map[string]bool{},
 		mourned:    map[incarnation]bool{},
 		adopted:    map[incarnation]bool{},
@@ -326,7 +333,8 @@ func (m *Manager) Start(ctx context.Context) error {
 }
 
 // Close ends all work, waits until it has stopped, and leaves sandboxes as they are:
-// the next manager on the same store finishes what was cut short.
+// the next manager on the same store finishes what was cut short. Work that does not stop,
+// because a backend hangs, is left to the end of the process after [Options.Stop].
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	if m.closed {
@@ -336,7 +344,18 @@ func (m *Manager) Close() error {
 	m.closed = true
 	m.mu.Unlock()
 	m.stop(errClosing)
-	m.wg.Wait()
+	stopped := make(chan struct{})
+	go func() { m.wg.Wait(); close(stopped) }()
+	late := time.NewTimer(m.opts.Stop)
+	defer late.Stop()
+	select {
+	case <-stopped:
+	case <-late.C:
+		m.mu.Lock()
+		busy := slices.Sorted(maps.Keys(m.jobs))
+		m.mu.Unlock()
+		m.log.Warn("work that does not stop is left behind; the next start finishes it", "after", m.opts.Stop, "jobs", busy)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	return m.flush(ctx)

@@ -32,7 +32,8 @@ func (m *Manager) move(ctx context.Context, sb *sandboxer.Sandbox, next sandboxe
 			return err
 		}
 		sb.State = next
-		sb.Retries, sb.RetryAt, sb.LastError, sb.AbsentSince = 0, time.Time{}, "", time.Time{}
+		sb.Retries, sb.RetryAt, sb.LastError = 0, time.Time{}, ""
+		sb.AbsentSince, sb.UnresponsiveSince = time.Time{}, time.Time{}
 		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventState, sb.Message))
 		ev := &w.Events[len(w.Events)-1]
 		ev.From, ev.To, ev.Cause = from, next, sb.Reason

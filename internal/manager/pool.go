@@ -218,7 +218,7 @@ func (m *Manager) assign(ctx context.Context, j *job, o *order, p *pool) (*sandb
 	p.mu.Lock()
 	key := p.key
 	p.mu.Unlock()
-	if sb.State != sandboxer.Warm || !isPooled(sb) || sb.Pool != key || !time.Now().Before(sb.ExpiresAt) || !sb.AbsentSince.IsZero() {
+	if sb.State != sandboxer.Warm || !isPooled(sb) || sb.Pool != key || !time.Now().Before(sb.ExpiresAt) || isDoubted(sb) {
 		return nil, errLost
 	}
 	next := o.record(sb.Generation)

@@ -245,14 +245,23 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 	switch a.verb {
 	case leave:
 		err = m.saveUse(ctx, sb)
-	case suspect, trust:
-		err = m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+	case suspect, trust, doubt:
+		err = m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			if decide(m.fresh(sb), seen, false, time.Now()) != a {
 				return errMoot
 			}
-			sb.AbsentSince = time.Time{}
-			if a.verb == suspect {
+			switch {
+			case a.verb == doubt:
+				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, "it does not respond; it is kept, for it may come back"))
+			case !sb.UnresponsiveSince.IsZero() && a.verb == trust:
+				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, "it responds again"))
+			}
+			sb.AbsentSince, sb.UnresponsiveSince = time.Time{}, time.Time{}
+			switch a.verb {
+			case suspect:
 				sb.AbsentSince = now()
+			case doubt:
+				sb.UnresponsiveSince = now()
 			}
 			return nil
 		})
@@ -500,8 +509,25 @@ func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox, inherited
 // doubt probes a sandbox that its user was told is not there; if something else is done
 // with it now, then after that, which may have begun before there was a reason to doubt.
 func (m *Manager) doubt(h sandboxer.Handle) {
+	m.mu.Lock()
+	doubted := m.doubted[h.SandboxID]
+	m.doubted[h.SandboxID] = true
+	m.mu.Unlock()
+	if doubted { // by somebody else, who sees to it
+		return
+	}
+	settled := func() {
+		m.mu.Lock()
+		delete(m.doubted, h.SandboxID)
+		m.mu.Unlock()
+	}
+	if m.ctx.Err() != nil {
+		settled()
+		return
+	}
 	t := newTally()
 	m.async(t, func() {
+		defer settled()
 		for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 			sb, err := m.store.Sandbox(m.ctx, h.SandboxID)
 			if err != nil || sb.State != sandboxer.Running || objectOf(sb) != h.Generation {

@@ -133,7 +133,16 @@ func (m *Manager) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sand
 	if x.OOMKilled || isKind(err, sandboxer.NotFound) {
 		m.doubt(h)
 	}
-	return x, err
+	return x, m.noted(h, err)
+}
+
+// noted returns err, the end of a use of h's sandbox, and has the sandbox looked at if it
+// may not respond.
+func (m *Manager) noted(h sandboxer.Handle, err error) error {
+	if isKind(err, sandboxer.Unavailable) {
+		m.doubt(h)
+	}
+	return err
 }
 
 // oomKilled counts what the memory limit killed: a command or a sandbox.
@@ -152,7 +161,7 @@ func (m *Manager) ReadFile(ctx context.Context, ref, name string) (io.ReadCloser
 	r, err := b.ReadFile(ctx, h, name)
 	if err != nil {
 		end()
-		return nil, err
+		return nil, m.noted(h, err)
 	}
 	return &usedReader{r, end}, nil
 }
@@ -171,7 +180,7 @@ func (m *Manager) WriteFile(ctx context.Context, ref, name string, mode fs.FileM
 		return err
 	}
 	defer end()
-	return b.WriteFile(ctx, h, name, mode, r)
+	return m.noted(h, b.WriteFile(ctx, h, name, mode, r))
 }
 
 // StatFile describes a file in a running sandbox.
@@ -181,7 +190,8 @@ func (m *Manager) StatFile(ctx context.Context, ref, name string) (sandboxer.Fil
 		return sandboxer.FileInfo{}, err
 	}
 	defer end()
-	return b.StatFile(ctx, h, name)
+	fi, err := b.StatFile(ctx, h, name)
+	return fi, m.noted(h, err)
 }
 
 // ListFiles lists a directory of a running sandbox, not its subdirectories, in the
@@ -205,7 +215,7 @@ func (m *Manager) MakeDir(ctx context.Context, ref, dir string) error {
 		return err
 	}
 	defer end()
-	return b.MakeDir(ctx, h, dir)
+	return m.noted(h, b.MakeDir(ctx, h, dir))
 }
 
 // MoveFile renames a file or directory in a running sandbox.
@@ -215,7 +225,7 @@ func (m *Manager) MoveFile(ctx context.Context, ref, from, to string) error {
 		return err
 	}
 	defer end()
-	return b.MoveFile(ctx, h, from, to)
+	return m.noted(h, b.MoveFile(ctx, h, from, to))
 }
 
 // RemoveFile removes a file or a tree in a running sandbox; absence is success.
@@ -225,7 +235,7 @@ func (m *Manager) RemoveFile(ctx context.Context, ref, name string) error {
 		return err
 	}
 	defer end()
-	return b.RemoveFile(ctx, h, name)
+	return m.noted(h, b.RemoveFile(ctx, h, name))
 }
 
 // Dial opens a stream to a TCP port inside a running sandbox. It needs the write
@@ -238,7 +248,7 @@ func (m *Manager) Dial(ctx context.Context, ref string, port int) (net.Conn, err
 	c, err := b.Dial(ctx, h, port)
 	if err != nil {
 		end()
-		return nil, err
+		return nil, m.noted(h, err)
 	}
 	return &usedConn{c, end}, nil
 }
@@ -271,5 +281,6 @@ func (m *Manager) Stats(ctx context.Context, ref string) (sandboxer.Stats, error
 	if err != nil {
 		return sandboxer.Stats{}, err
 	}
-	return b.Stats(ctx, sb.Handle)
+	s, err := b.Stats(ctx, sb.Handle)
+	return s, m.noted(sb.Handle, err)
 }

@@ -204,7 +204,7 @@ func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
 	}
 	r := *sb
 	r.Handle.Data = nil // JSON would reformat it
-	for _, t := range []*time.Time{&r.AbsentSince, &r.CreatedAt, &r.ProvisionedAt, &r.ReadyAt, &r.ResumedAt, &r.PooledAt, &r.Pause.At, &r.UsedAt, &r.ExpiresAt, &r.RetryAt, &r.EndingAt, &r.EndedAt, &r.Spec.Fuse} {
+	for _, t := range []*time.Time{&r.AbsentSince, &r.UnresponsiveSince, &r.CreatedAt, &r.ProvisionedAt, &r.ReadyAt, &r.ResumedAt, &r.PooledAt, &r.Pause.At, &r.UsedAt, &r.ExpiresAt, &r.RetryAt, &r.EndingAt, &r.EndedAt, &r.Spec.Fuse} {
 		*t = toMicros(*t)
 	}
 	data, err := json.Marshal(&r)
