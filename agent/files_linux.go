@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"compress/gzip"
 	"errors"
 	"fmt"
@@ -82,6 +83,10 @@ func (s *server) serveDownload(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer f.Close()
+	if err := kernelFile(f, path); err != nil {
+		writeFailure(w, err)
+		return
+	}
 	fi, err := f.Stat()
 	if err != nil {
 		writeFailure(w, err)
@@ -109,6 +114,38 @@ func (s *server) serveDownload(w http.ResponseWriter, r *http.Request) {
 	default:
 		http.ServeContent(w, r, "", fi.ModTime(), f)
 	}
+}
+
+// kernelFile refuses what is open in /proc or /sys, by whatever path: environments and
+// memory of processes are not for who may read files. It asks the file, not its name.
+func kernelFile(f *os.File, path string) error {
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var st unix.Statfs_t
+	if cerr := rc.Control(func(fd uintptr) { err = unix.Fstatfs(int(fd), &st) }); cerr != nil || err != nil {
+		return cmp.Or(cerr, err)
+	}
+	return kernelType(&st, path)
+}
+
+func kernelType(st *unix.Statfs_t, path string) error {
+	switch st.Type {
+	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC:
+		return sandboxer.E(sandboxer.Denied, nil, "path '%s' is the kernel's, not a file: it is not served", path).WithHint("read it by a command: cat")
+	}
+	return nil
+}
+
+// kernelPath refuses to describe what lies in /proc or /sys. What it lies in counts, with
+// links followed, and not what it points to.
+func kernelPath(path string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(path), &st); err != nil {
+		return nil // describing it says why
+	}
+	return kernelType(&st, path)
 }
 
 // encodings says which content encodings a client accepts of those we have.

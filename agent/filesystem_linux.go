@@ -57,6 +57,9 @@ func (s filesystemService) Stat(ctx context.Context, req *connect.Request[pb.Sta
 	if err != nil {
 		return nil, err
 	}
+	if err := kernelPath(path); err != nil {
+		return nil, err
+	}
 	e, err := s.describer(req.Header()).entry(path)
 	if err != nil {
 		return nil, err
@@ -176,6 +179,9 @@ func (s filesystemService) ListDir(ctx context.Context, req *connect.Request[pb.
 	case !fi.IsDir():
 		return nil, sandboxer.E(sandboxer.Invalid, unix.ENOTDIR, "path '%s' is not a directory", path)
 	}
+	if err := kernelPath(filepath.Join(path, "x")); err != nil {
+		return nil, err
+	}
 	if limit, err := strconv.Atoi(req.Header().Get(limitHeader)); err == nil && limit > 0 && req.Msg.GetDepth() <= 1 {
 		return s.listPage(ctx, req.Header(), path, min(limit, maxPage))
 	}
@@ -221,6 +227,9 @@ func (s filesystemService) listPage(ctx context.Context, h http.Header, dir stri
 		return nil, err
 	}
 	defer f.Close()
+	if err := kernelFile(f, dir); err != nil {
+		return nil, err
+	}
 	next := page{after: string(after), limit: limit}
 	for {
 		if err := ctx.Err(); err != nil {

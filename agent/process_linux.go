@@ -814,13 +814,10 @@ func (p *process) signal(sig unix.Signal) error {
 	p.killing.RLock()
 	defer p.killing.RUnlock()
 	// Until a pass finds nothing alive: the members may be forking.
+	buf := make([]byte, procs.Room)
 	for range 100 {
-		ms := p.members(true)
-		if len(ms) == 0 {
+		if killFamily(func(s procStat) bool { return s.pid == p.pid || s.session == p.pid || marked(s.pid, p.mark, buf) }) == 0 {
 			return nil
-		}
-		for _, m := range ms {
-			_ = unix.Kill(m.pid, sig)
 		}
 		time.Sleep(time.Millisecond)
 	}

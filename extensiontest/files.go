@@ -294,6 +294,38 @@ target" odd`, d)
 		}
 	})
 
+	// Who may read files reads no environments or memory of processes.
+	t.Run("nothing of the kernel's", func(t *testing.T) {
+		if !inside {
+			t.Skip("cannot make links: the extension has no exec")
+		}
+		d := dir(t)
+		sb.sh(t, `cd "$1" && ln -s /proc/self/environ file && ln -s /proc/self dir && ln -s ../../../../../../proc up`, d)
+		for _, name := range []string{"/proc/self/environ", "/proc/1/cmdline", "/proc/meminfo", "/sys/kernel/notes", d + "/file", d + "/dir/environ", d + "/up/version"} {
+			r, err := sb.b.ReadFile(ctx(t), sb.h, name)
+			if err == nil {
+				r.Close()
+			}
+			if k := sandboxer.KindOf(err); k != sandboxer.Denied && k != sandboxer.NotFound && k != sandboxer.Invalid {
+				t.Errorf("ReadFile(%q): %s", name, describe(err))
+			}
+		}
+		for _, name := range []string{"/proc/self", "/proc", d + "/dir", d + "/up"} {
+			for fi, err := range sb.b.ListFiles(ctx(t), sb.h, name, "") {
+				if k := sandboxer.KindOf(err); k != sandboxer.Denied && k != sandboxer.NotFound && k != sandboxer.Invalid {
+					t.Errorf("ListFiles(%q) = %+v, %s", name, fi, describe(err))
+				}
+				break
+			}
+		}
+		if _, err := sb.b.StatFile(ctx(t), sb.h, "/proc/self/cwd"); sandboxer.KindOf(err) != sandboxer.Denied && sandboxer.KindOf(err) != sandboxer.NotFound {
+			t.Errorf("StatFile: %s", describe(err))
+		}
+		if fi, err := sb.b.StatFile(ctx(t), sb.h, d+"/file"); err != nil || fi.Target != "/proc/self/environ" {
+			t.Errorf("StatFile of a link = %+v, %s", fi, describe(err))
+		}
+	})
+
 	t.Run("many files", func(t *testing.T) {
 		if !inside {
 			t.Skip("cannot make them quickly: the extension has no exec")

@@ -4,6 +4,7 @@ package local
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent"
 )
 
 // seize is what root inside tries on the agent's programs; each line must fail.
@@ -131,6 +133,7 @@ func TestNobodyInsideIsAboveTheGuests(t *testing.T) {
 			if _, err := fmt.Sscanf(strings.TrimSpace(hex), "%x", &caps); err != nil {
 				t.Errorf("%q: %v", line, err)
 			}
+			caps &= 1<<agent.TagShift - 1 // what is above is a command's tag
 			if n++; caps&^want != 0 {
 				t.Errorf("%s of a process inside is %x; guests have %x", name, caps, want)
 			}
@@ -152,4 +155,40 @@ func TestNobodyInsideIsAboveTheGuests(t *testing.T) {
 	}
 	all(t, h)
 	all(t, restored(t, e, sandboxer.Spec{Limits: sandboxer.Limits{PIDs: 64}}, snapshot(t, e, h)))
+}
+
+// TestCancelFindsWhatHid: a cancel ends what a command started also where that has left
+// its process tree and its session and dropped its environment; nothing else of the sandbox.
+func TestCancelFindsWhatHid(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	sh(t, e, h, "setsid env -i sleep 4001 >/dev/null 2>&1 & sleep 0.1") // of a command that ended by itself
+	for _, tt := range []struct {
+		name, script string
+		tty          *sandboxer.WinSize
+	}{
+		{"its parent lives", "setsid env -i sleep 4002 >/dev/null 2>&1 & touch /started; sleep 4003", nil},
+		{"its parent has ended", "(setsid env -i setsid env -i sleep 4004 >/dev/null 2>&1 &); touch /started; sleep 4005", nil},
+		{"of another user", "setsid env -i /usr/sbin/chroot --userspec=1000:1000 / sleep 4006 >/dev/null 2>&1 & touch /started; sleep 4007", nil},
+		{"of a terminal", "setsid env -i sleep 4008 >/dev/null 2>&1 & touch /started; sleep 4009", &sandboxer.WinSize{Cols: 80, Rows: 24}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			sh(t, e, h, "rm -f /started")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() {
+				_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", tt.script}, TTY: tt.tty})
+				ended <- err
+			}()
+			sh(t, e, h, "i=0; while ! [ -e /started ] || [ $(pgrep -c sleep) -lt 3 ]; do sleep 0.01; [ $((i+=1)) -lt 3000 ] || exit 1; done")
+			cancel()
+			if err := <-ended; sandboxer.KindOf(err) != sandboxer.Canceled {
+				t.Errorf("Exec: %v", err)
+			}
+			if got := sh(t, e, h, "pgrep -fa '^sleep' || true"); !strings.HasSuffix(got, "sleep 4001") || strings.Count(got, "sleep") != 1 {
+				t.Errorf("left:\n%s", got)
+			}
+		})
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"io/fs"
 	"iter"
@@ -156,6 +157,15 @@ func (e *engine) oomKills(b *box) int64 {
 // found when it is cancelled.
 const execMark = "SANDBOXER_EXEC"
 
+// execTag is what also tells a command's processes, however they detach: bits of their
+// bounding set of capabilities above those that there are. All that they start has them,
+// and nothing inside can drop them. 22 bits are enough to tell commands that run at a time.
+func execTag(mark string) uint64 {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, mark)
+	return h.Sum64()>>42 | 1<<22
+}
+
 func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	who, err := b.user(ctx, cmd.User)
 	if err != nil {
@@ -176,6 +186,7 @@ func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, erro
 		return sandboxer.Exit{}, err
 	}
 	args.FilePayload = control.NewFilePayload(s.guest, nil)
+	args.Capabilities.BoundingCaps |= auth.CapabilitySet(execTag(mark) << agent.TagShift)
 	// What is being started when its caller leaves had better be started: it is known then.
 	sctx, cancel := lag(ctx, startLag)
 	pid, err := b.execute(sctx, args)
@@ -384,9 +395,11 @@ func (b *box) killOwed() {
 // the kernel inside did not answer.
 func (b *box) kill(ctx context.Context, mark string, pid int32) error {
 	if pid > 0 {
-		if err := b.told(b.signal(ctx, pid, unix.SIGKILL)); err != nil {
+		// Stopped, it has no more children, and those that it has are still known as its own.
+		if err := b.told(b.signal(ctx, pid, unix.SIGSTOP)); err != nil {
 			return err
 		}
+		defer func() { _ = b.signal(context.WithoutCancel(ctx), pid, unix.SIGKILL) }()
 	}
 	var killer atomic.Int32
 	done := make(chan error, 1)
@@ -455,7 +468,11 @@ func (b *box) killMarked(ctx context.Context, mark string, session int32, killer
 	if session <= 0 {
 		session = 1 << 30 // nobody's
 	}
-	pid, err := b.executeOwn(ctx, killerCapabilities, nil, agentPath, "kill-marked", execMark+"="+mark, fmt.Sprint(session))
+	args := []string{agentPath, "kill-marked", execMark + "=" + mark, fmt.Sprint(session)}
+	if b.rec.AgentMount { // the agent of a sandbox from before knows no tags
+		args = append(args, strconv.FormatUint(execTag(mark), 16))
+	}
+	pid, err := b.executeOwn(ctx, killerCapabilities, nil, args...)
 	if err != nil {
 		return b.told(err)
 	}

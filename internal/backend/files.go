@@ -38,9 +38,14 @@ const (
 	exitNoTools  = 48
 	exitNoParent = 49
 	exitNotFile  = 50
+	exitKernel   = 51
 )
 
-const readScript = `
+// ours ends a script about what lies in /proc or /sys, by whatever path.
+const ours = `ours() { case $(stat -f -c %t "$1" 2>/dev/null) in 9fa0|62656572|27e0eb|63677270|64626720|74726163) exit 51; esac; }
+`
+
+const readScript = ours + `ours "$1"
 [ -e "$1" ] || exit 44
 [ -d "$1" ] && exit 45
 [ -f "$1" ] || exit 50
@@ -128,7 +133,7 @@ func kindIfKnown(err error) sandboxer.Kind {
 
 const statFormat = `%f %s %Y %u %g %U %G`
 
-const statScript = `
+const statScript = ours + `d=${1%/*}; ours "${d:-/}"
 [ -e "$1" ] || [ -L "$1" ] || exit 44
 stat -c '` + statFormat + `' "$1" || exit
 if [ -L "$1" ]; then readlink "$1"; fi`
@@ -150,7 +155,7 @@ func (f execFiles) StatFile(ctx context.Context, h sandboxer.Handle, name string
 // The entries, one a line, each with the only slash of its record; a NUL; then the
 // links, each a name and a target that end in a NUL. An entry that vanishes meanwhile
 // is no error, so tools that are missing must be found out first.
-const listScript = `
+const listScript = ours + `ours "$1"
 [ -d "$1" ] || { [ -e "$1" ] && exit 46; exit 44; }
 cd "$1" 2>/dev/null && [ -r . ] || exit 47
 command -v find >/dev/null && command -v stat >/dev/null && command -v readlink >/dev/null || exit 48
@@ -244,6 +249,8 @@ func (f execFiles) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cm
 		return sandboxer.E(sandboxer.Invalid, nil, "%s: there is a file where a directory is expected", name)
 	case exitNotFile:
 		return sandboxer.E(sandboxer.Invalid, nil, "%s is not a regular file", name)
+	case exitKernel:
+		return sandboxer.E(sandboxer.Denied, nil, "%s is the kernel's, not a file: it is not served", name).WithHint("read it by a command: cat")
 	case exitDenied:
 		return sandboxer.E(sandboxer.Denied, nil, "%s may not be read inside the sandbox", name)
 	case exitNoTools, 126, 127:
