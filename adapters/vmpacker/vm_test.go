@@ -294,7 +294,7 @@ func TestManagedConformance(t *testing.T) {
 }
 
 // A machine of Debian, made with debootstrap and known to nobody here, with the real
-// cloud-init: it is entered by what its seed says.
+// cloud-init: it is entered by what its seed says. What it has besides is for service.
 func TestDebian(t *testing.T) {
 	if os.Getenv("SANDBOXER_TEST_DEBIAN") == "" {
 		t.Skip("takes minutes and 150 MB of packages: it makes a Debian with debootstrap and boots it; set SANDBOXER_TEST_DEBIAN=1, as make test does")
@@ -309,12 +309,12 @@ func TestDebian(t *testing.T) {
 	}
 	dir := t.TempDir()
 	began := time.Now()
-	if out, err := exec.Command("sh", "../../scripts/vm-debian.sh", dir).CombinedOutput(); err != nil {
+	if out, err := exec.Command("sh", "../../scripts/vm-debian.sh", dir, installed(t)).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	t.Logf("made in %s", time.Since(began).Round(time.Second))
 	o := options{Owner: "debian", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{"images": map[string]any{"debian": map[string]any{
-		"file": dir + "/disk.qcow2", "kernel": dir + "/vmlinuz", "initrd": dir + "/initrd", "append": "root=/dev/vda rw console=ttyS0", "memory": 512 << 20, "cpus": 2}}}}
+		"file": dir + "/disk.qcow2", "kernel": dir + "/vmlinuz", "initrd": dir + "/initrd", "append": "root=/dev/vda rw console=ttyS0", "memory": 768 << 20, "cpus": 2}}}}
 	e := o.opened(t)
 	repo := t.TempDir()
 	if err := os.WriteFile(filepath.Join(repo, "Makefile"), []byte("all:\n"), 0o644); err != nil {
@@ -359,6 +359,7 @@ func TestDebian(t *testing.T) {
 	if got := run(t, e, ch, `echo "$(hostname) $(cat mark)"`); got != "restored saved" {
 		t.Errorf("in the copy: %q", got)
 	}
+	t.Run("service", func(t *testing.T) { service(t, e, ch) })
 }
 
 // onTime wants the machine's clock to be right, as far as its seconds tell.
