@@ -24,6 +24,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -44,13 +45,17 @@ type Config struct {
 	Parallel   int    `yaml:"parallel" json:"parallel,omitempty" min:"1" help:"Sandboxes being started on one host at once."`
 	Subnets    string `yaml:"subnets" json:"subnets,omitempty" help:"Private IPv4 range that networks of sandboxes are cut from, 64 addresses each."`
 	// UnfilteredEgress admits the network mode public although nothing filters it.
-	UnfilteredEgress bool   `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Admit the network mode public, although sandboxes then reach whatever their host reaches, private addresses included."`
-	Sync             string `yaml:"sync" json:"sync,omitempty" enum:"tar,rsync" help:"How the content of files travels."`
-	Transport        string `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"Which SSH is used: the machine's own program, or the one built in."`
-	SSHConfig        string `yaml:"ssh_config" json:"ssh_config,omitempty" help:"ssh configuration file; empty means the account's and the system's."`
+	UnfilteredEgress bool          `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Admit the network mode public, although sandboxes then reach whatever their host reaches, private addresses included."`
+	BuildMemory      int64         `yaml:"build_memory" json:"build_memory,omitempty" unit:"bytes" min:"64MiB" help:"Memory of the steps of a build; BuildKit does not heed it."`
+	BuildCPUs        int           `yaml:"build_cpus" json:"build_cpus,omitempty" min:"1" help:"Processors of the steps of a build; BuildKit does not heed it."`
+	BuildTimeout     time.Duration `yaml:"build_timeout" json:"build_timeout,omitempty" min:"1s" help:"Longest time that one image may take to build."`
+	Sync             string        `yaml:"sync" json:"sync,omitempty" enum:"tar,rsync" help:"How the content of files travels."`
+	Transport        string        `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"Which SSH is used: the machine's own program, or the one built in."`
+	SSHConfig        string        `yaml:"ssh_config" json:"ssh_config,omitempty" help:"ssh configuration file; empty means the account's and the system's."`
 }
 
-var defaults = Config{Root: ".sandboxer/compose", Capacity: 16, Parallel: 6, Subnets: "10.213.0.0/16", Sync: "tar", Transport: "auto"}
+var defaults = Config{Root: ".sandboxer/compose", Capacity: 16, Parallel: 6, Subnets: "10.213.0.0/16", Sync: "tar", Transport: "auto",
+	BuildMemory: 4 << 30, BuildCPUs: 2, BuildTimeout: 30 * time.Minute}
 
 // netBits is the size of one network: 61 containers.
 const netBits = 26
@@ -107,6 +112,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 		{Name: "profiles", Help: "compose profiles to enable, separated by commas"},
 		{Name: "volumes", Help: "named volumes that go into portable snapshots with the workspace, separated by commas, or all"},
 		{Name: "quiesce", Help: "yes: the services stand still while a snapshot is read; no: they go on. Without it yes if there are volumes in it, otherwise no"},
+		{Name: "new_privileges", Restricted: true, Help: "yes: services may gain rights by set-uid programs such as sudo; without it they have no-new-privileges"},
 		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
 	},
 }, defaults, open)

@@ -125,6 +125,9 @@ func TestFlavours(t *testing.T) {
 			if got := run(t, e, h, "cat src/main.txt; cat /www/seed; echo more >>src/main.txt; echo $WHO"); got != "source\nseeded\nworld" {
 				t.Errorf("inside: %q", got)
 			}
+			if got := run(t, e, h, "cat /proc/1/status /proc/self/status"); strings.Count(got, "NoNewPrivs:\t1") != 2 {
+				t.Errorf("a service may gain rights: %s", got)
+			}
 			if got := get(t, e, h, 8080, "hello"); got != "hello world" {
 				t.Errorf("the published port says %q", got)
 			}
@@ -237,6 +240,24 @@ func TestNotReady(t *testing.T) {
 			kind(t, err, sandboxer.Failed, c.say)
 		})
 	}
+	built := func(id, dockerfile string) error {
+		s := order(id, repo(t, `services: {main: {build: ., command: [sh, -c, "cat /limit; grep NoNewPrivs: /proc/self/status; exit 3"]}}`, map[string]string{"Dockerfile": "FROM " + image + "\n" + dockerfile}))
+		s.Inputs["new_privileges"] = "yes"
+		teardown(t, e, s.ID)
+		h, err := e.Provision(t.Context(), s)
+		if err == nil {
+			_, err = e.WaitReady(t.Context(), h)
+		}
+		return err
+	}
+	t.Run("build is bounded", func(t *testing.T) {
+		e.cfg.BuildMemory = 192 << 20
+		err := built("memory", "RUN cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes >/limit 2>/dev/null || :\n")
+		kind(t, err, sandboxer.Failed, "it said last: 201326592; NoNewPrivs:0")
+		e.cfg.BuildTimeout = time.Second
+		kind(t, built("time", "RUN sleep 86400\n"), sandboxer.Failed, "took longer than 1s", "build_timeout")
+		e.cfg.BuildTimeout = defaults.BuildTimeout
+	})
 	t.Run("refused", func(t *testing.T) {
 		s := order("refused", repo(t, "services:\n  main:\n    image: "+image+"\n    privileged: true\n", nil))
 		_, err := e.Provision(t.Context(), s)

@@ -265,7 +265,11 @@ func (e *engine) explain(ctx context.Context, h *host, s *sight, cause error) er
 				out = strings.ReplaceAll(out, v, "…")
 			}
 		}
-		return sandboxer.E(sandboxer.KindOf(cause), cause, "%s; it said last: %s", sandboxer.Message(cause), oneLine(out))
+		told := sandboxer.E(sandboxer.KindOf(cause), cause, "%s; it said last: %s", sandboxer.Message(cause), oneLine(out))
+		if strings.Contains(strings.ToLower(out), "no new privileges") || strings.Contains(out, "no-new-privileges") {
+			return told.WithHint("services have no-new-privileges here; a profile whose inputs say new_privileges: yes lets them use sudo and the like")
+		}
+		return told
 	}
 	return cause
 }
@@ -336,15 +340,21 @@ exit 0`
 
 // removeDir removes the directory of sandbox $2 below $1, after its subnets. What
 // containers wrote there may belong to others: the engine $3 is then asked to remove it,
-// with an image that has a shell.
+// with an image that has rm. Whose image that is nobody knows: it sees that directory and
+// nothing else, may no more than remove others' files, and is none that a sandbox built. What
+// hangs there carries the sandbox's label, by which the next try finds it.
 const removeDir = `
 cd -P -- "$1" || exit
 case $2 in sbx-*/*|*..*) exit 1;; sbx-*) ;; *) exit 1;; esac
 if [ -e "$2" ]; then
 	[ ! -L "$2" ] && [ "$(cd -P -- "$2" && pwd -P)" = "$(pwd -P)/$2" ] || { echo "$2 is not a directory of sandboxes" >&2; exit 1; }
 	if ! rm -rf -- "$2/repo" "$2/copies" "$2/files" 2>/dev/null; then
-		for i in $("$3" images -q | head -n 20); do
-			"$3" run --rm --network none -u 0 -v "$(pwd -P)/$2:/w" --entrypoint rm "$i" -rf /w/repo /w/copies /w/files >/dev/null 2>&1 && break
+		built=" $("$3" images -q --filter label=dev.sandboxer.name | tr '\n' ' ')" lim=
+		[ "$3" != docker ] || lim="--memory 128m --pids-limit 32"
+		for i in $("$3" images -q | head -n 50); do
+			case $built in *" $i "*) continue;; esac
+			"$3" run --rm --network none -u 0 --read-only --cap-drop ALL --cap-add DAC_OVERRIDE --cap-add FOWNER --security-opt no-new-privileges $lim \
+				--label "dev.sandboxer.name=$2" -v "$(pwd -P)/$2:/w" --entrypoint rm "$i" -rf /w/repo /w/copies /w/files >/dev/null 2>&1 && break
 		done
 		rm -rf -- "$2/repo" "$2/copies" "$2/files" || exit
 	fi

@@ -41,6 +41,10 @@ func (e *engine) Admit(spec sandboxer.Spec, name string) error {
 		}
 		return nil
 	}
+	if name != "repo" {
+		return sandboxer.E(sandboxer.Denied, nil, "the input %q weakens what holds containers, which only an administrator may do", name).
+			WithHint("ask for a profile that says so")
+	}
 	return sandboxer.E(sandboxer.Denied, nil, "the input %q is a path on the broker's machine, which only an administrator may use", name).
 		WithHint("ask for a profile that names the directory")
 }
@@ -92,6 +96,9 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 		return nil, cannot("repo is a directory of the broker's machine, not a URL", "clone it first and name the directory")
 	case !filepath.IsAbs(repo):
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the input repo, %q, is not an absolute path", repo)
+	}
+	if v := spec.Inputs["new_privileges"]; v != "" && v != "yes" && v != "no" {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the input new_privileges is yes or no, not %q", v)
 	}
 	for k, v := range spec.Env {
 		if strings.ContainsRune(v, 0) || strings.ContainsAny(k, "=\x00") {
@@ -153,7 +160,7 @@ func (p *plan) rendering(dir string, subnets []netip.Prefix, podman bool) compos
 	}
 	return composefile.Rendering{
 		Dir: dir, Labels: p.labels(), ServiceLabel: labelService, Env: p.spec.Env, Subnets: nets, Podman: podman,
-		Sealed: p.spec.Network.Mode != sandboxer.NetworkPublic, Limits: p.spec.Limits, ImageOf: p.image, StopAfter: 10 * time.Second,
+		Sealed: p.spec.Network.Mode != sandboxer.NetworkPublic, NewPrivileges: p.spec.Inputs["new_privileges"] == "yes", Limits: p.spec.Limits, ImageOf: p.image, StopAfter: 10 * time.Second,
 	}
 }
 
@@ -472,6 +479,9 @@ func (e *engine) build(ctx context.Context, h *host, p *plan, env map[string]str
 		if b.Platform != "" {
 			args = append(args, "--platform", b.Platform)
 		}
+		// BuildKit reads over these and is bounded in time only.
+		args = append(args, "--memory", strconv.FormatInt(e.cfg.BuildMemory, 10), "--memory-swap", strconv.FormatInt(e.cfg.BuildMemory, 10),
+			"--cpu-period", "100000", "--cpu-quota", strconv.Itoa(e.cfg.BuildCPUs*100_000))
 		if b.NoCache {
 			args = append(args, "--no-cache")
 		}
@@ -486,7 +496,7 @@ func (e *engine) build(ctx context.Context, h *host, p *plan, env map[string]str
 		}
 		args = append(args, path.Join(dir, "repo", b.Context))
 		for try := 1; ; try++ {
-			err := e.long(ctx, h, p, "building "+b.Service, args, vars)
+			err := e.timed(ctx, h, b.Service, func(ctx context.Context) error { return e.long(ctx, h, p, "building "+b.Service, args, vars) })
 			if err == nil {
 				break
 			}
@@ -497,6 +507,20 @@ func (e *engine) build(ctx context.Context, h *host, p *plan, env map[string]str
 	}
 	return nil
 }
+
+// timed ends a build that takes longer than it may.
+func (e *engine) timed(ctx context.Context, h *host, service string, build func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, e.cfg.BuildTimeout, errBuild)
+	defer cancel()
+	err := build(ctx)
+	if err != nil && context.Cause(ctx) == errBuild {
+		return sandboxer.E(sandboxer.Failed, err, "building %s on host %s took longer than %s", service, h.Name(), e.cfg.BuildTimeout).
+			WithHint("build the image beforehand, or raise build_timeout in the extension's config")
+	}
+	return err
+}
+
+var errBuild = errors.New("a build takes too long")
 
 // builds is how often an image is built that others keep taking the ground from.
 const builds = 4

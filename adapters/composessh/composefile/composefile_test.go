@@ -3,6 +3,7 @@ package composefile
 import (
 	"context"
 	"fmt"
+	"math/big"
 	"os"
 	"path/filepath"
 	"slices"
@@ -261,6 +262,76 @@ func FuzzLoad(f *testing.F) {
 				if m["type"] == "bind" && (filepath.Clean(src) != src || !strings.HasPrefix(src, "/srv/sbx-1/")) {
 					t.Fatalf("mount of %q from %q", src, text)
 				}
+			}
+		}
+	})
+}
+
+// Every service has no-new-privileges, unless the profile says otherwise and the file does
+// not ask for it; what programs of the host would obey is left out, and told.
+func TestHeldTight(t *testing.T) {
+	p, err := Load(t.Context(), workspace(t, `services:
+  web:
+    image: x
+    labels: {traefik.enable: "true", com.centurylinklabs.watchtower.enable: "true", mine: "yes"}
+    ulimits: {nofile: 65536, memlock: -1}
+    mem_limit: 64m
+  own:
+    image: x
+    security_opt: ["no-new-privileges:true"]
+`), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, allow := range []bool{false, true} {
+		services := render(t, p, Rendering{Dir: "/srv/sbx-1", NewPrivileges: allow})["services"].(map[string]any)
+		for name, s := range services {
+			s := s.(map[string]any)
+			opts, _ := s["security_opt"].([]any)
+			if want := !allow || name == "own"; want != slices.Contains(opts, any("no-new-privileges")) || len(opts) > 1 {
+				t.Errorf("new privileges %t: %s has security_opt %v", allow, name, opts)
+			}
+			if l, _ := s["labels"].(map[string]any); name == "web" && (len(l) != 1 || l["mine"] != "yes") {
+				t.Errorf("%s has the labels %v", name, l)
+			}
+		}
+	}
+	if n := strings.Join(p.Notes, "\n"); !strings.Contains(n, "web: the label traefik.enable is left out") || !strings.Contains(n, "watchtower.enable is left out") {
+		t.Errorf("the notes are %s", n)
+	}
+}
+
+// FuzzShare: what all containers get together stays within the sandbox's limits, whatever
+// the file asks for, and the sum is that of arithmetic without bounds.
+func FuzzShare(f *testing.F) {
+	f.Add(int64(1<<62), int64(0), int64(1<<40), uint64(4), uint64(1), int64(4<<30), int64(100), 1.0)
+	f.Add(int64(64<<20), int64(64<<20), int64(10), uint64(2), uint64(60), int64(1<<30), int64(1000), 1e30)
+	f.Add(int64(1<<50), int64(1<<50), int64(1<<22), uint64(60), uint64(1<<62), int64(1<<50), int64(1<<22), 0.001)
+	f.Fuzz(func(t *testing.T, mem1, mem2, pids1 int64, scale1, scale2 uint64, memory, pids int64, cpus float64) {
+		text := fmt.Sprintf("services:\n  a: {image: x, mem_limit: %d, pids_limit: %d, scale: %d, cpus: %g}\n  b: {image: x, mem_limit: %d, scale: %d}\n  c: {image: x}\n",
+			mem1, pids1, scale1, cpus, mem2, scale2)
+		all := sandboxer.Limits{MemoryBytes: memory, PIDs: pids, MilliCPU: 4000}
+		p, err := Load(t.Context(), workspace(t, text), Options{})
+		if err != nil || all.Check() != nil {
+			return
+		}
+		shares, err := p.share(all)
+		if err != nil {
+			return
+		}
+		var sum [3]big.Int
+		for _, s := range p.Services {
+			q := shares[s.Name]
+			for i, n := range []int64{q.memory, q.pids, q.milliCPU} {
+				if n < 0 {
+					t.Fatalf("%s: a share of %s is %d", text, s.Name, n)
+				}
+				sum[i].Add(&sum[i], new(big.Int).Mul(big.NewInt(n), big.NewInt(int64(s.Replicas))))
+			}
+		}
+		for i, most := range []int64{memory, pids, 4000} {
+			if most > 0 && sum[i].Cmp(big.NewInt(most)) > 0 {
+				t.Fatalf("%s: %s of %d are given away (%d)", text, &sum[i], most, i)
 			}
 		}
 	})

@@ -13,9 +13,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/compose-spec/compose-go/v2/dotenv"
 	"github.com/compose-spec/compose-go/v2/types"
+
+	"github.com/sand-boxer/sandboxer"
 )
 
 var (
@@ -276,6 +279,12 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 	l.image(p, s, at)
 	l.environment(s, at)
 	l.labels(top, s.Labels)
+	for _, k := range slices.Sorted(maps.Keys(s.Labels)) {
+		if slices.ContainsFunc(hostTools, func(t string) bool { return strings.HasPrefix(strings.ToLower(k), t) }) {
+			delete(s.Labels, k)
+			note("the label %s is left out: it tells a program of the host what to do", k)
+		}
+	}
 	switch s.Ipc {
 	case "", "private", "none", "shareable":
 	default:
@@ -290,6 +299,8 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 	for i, o := range s.SecurityOpt {
 		switch strings.ReplaceAll(o, "=", ":") {
 		case "no-new-privileges", "no-new-privileges:true":
+		case "no-new-privileges:false":
+			l.refuse(at("security_opt", strconv.Itoa(i)), "%q is for the profile to say, with its input new_privileges", o)
 		default:
 			l.refuse(at("security_opt", strconv.Itoa(i)), "%q loosens or replaces what holds the container", o)
 		}
@@ -366,12 +377,24 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 	if s.Scale != nil {
 		out.Replicas = *s.Scale
 	}
-	if out.Replicas < 0 {
-		l.refuse(at("scale"), "cannot be negative")
+	if out.Replicas < 0 || out.Replicas > maxUnits {
+		l.refuse(at("scale"), "%d containers: 0 to %d are possible", out.Replicas, maxUnits)
+		out.Replicas = 1 // not to be added up
 	}
+	// Within these bounds the limits of all containers can be added up.
 	if s.CPUS < 0 || s.MemLimit < 0 || s.PidsLimit < 0 {
 		l.refuse(top, "a limit cannot be negative, which would be none")
 	}
+	if !(s.CPUS <= sandboxer.MaxMilliCPU/1000) {
+		l.refuse(at("cpus"), "%v is beyond every machine", s.CPUS)
+	}
+	if s.MemLimit > sandboxer.MaxMemoryBytes {
+		l.refuse(at("mem_limit"), "%d bytes are beyond every machine", s.MemLimit)
+	}
+	if s.PidsLimit > sandboxer.MaxPIDs {
+		l.refuse(at("pids_limit"), "%d is beyond every machine", s.PidsLimit)
+	}
+	l.resources(s, at)
 	if s.ContainerName != "" {
 		note("container_name is left out: the engine has it for one sandbox only")
 	}
@@ -380,6 +403,9 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 	}
 	for i, port := range s.Ports {
 		l.port(at("ports", strconv.Itoa(i)), port, &out)
+	}
+	if len(s.Ports) > maxPorts || len(out.Ports) > maxPorts {
+		l.refuse(at("ports"), "%d ports are published: %d are the most; leave ranges out that only other services use", max(len(s.Ports), len(out.Ports)), maxPorts)
 	}
 	if len(s.Ports) > 0 {
 		note("published ports are free ones on the host's loopback")
@@ -393,6 +419,81 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 	}
 	out.OneShot = oneShot(p.model, s)
 	p.Services = append(p.Services, out)
+}
+
+// The most that a service may take of what is no limit of the sandbox's but the host's to
+// give.
+const (
+	maxPorts    = 256 // published ones of a service, each a program or rule on the host
+	maxShm      = 2 << 30
+	maxFiles    = 1 << 20
+	maxLocked   = 64 << 20
+	minInterval = types.Duration(100 * time.Millisecond) // of health checks, each a process of the engine's
+)
+
+// ulimits are those that may be set, with the largest value; -1 is any, of what counts
+// within the container or harms it alone.
+var ulimits = map[string]int{
+	"nofile": maxFiles, "nproc": -1, "core": -1, "stack": -1, "fsize": -1, "cpu": -1, "data": -1, "rss": -1, "as": -1,
+	"sigpending": 1 << 20, "msgqueue": 8 << 20, "locks": 1 << 20,
+}
+
+// hostGroups own what on usual hosts is as good as root, or read what others write there.
+var hostGroups = []string{"root", "docker", "podman", "disk", "kmem", "mem", "sudo", "wheel", "adm", "shadow", "kvm", "lxd", "libvirt", "systemd-journal", "0"}
+
+// hostTools are prefixes of labels by which programs on the host that watch its engine
+// would do what a container says.
+var hostTools = []string{"traefik.", "com.centurylinklabs.watchtower", "ofelia.", "com.github.containrrr", "diun.", "wud.", "autoheal", "docker-volume-backup",
+	"com.ouroboros.", "caddy", "virtual.host", "com.github.nginx-proxy", "com.github.jrcs.", "swarm.cronjob", "homepage.", "glance.", "prometheus.", "co.elastic.", "io.portainer."}
+
+// resources bounds what is the host's and counted by no limit of the sandbox.
+func (l *load) resources(s *types.ServiceConfig, at func(...string) []string) {
+	if s.ShmSize > maxShm {
+		l.refuse(at("shm_size"), "%d bytes of shared memory: at most %d are given", s.ShmSize, int64(maxShm))
+	}
+	if s.ShmSize < 0 {
+		l.refuse(at("shm_size"), "cannot be negative")
+	}
+	for name, u := range s.Ulimits {
+		most, known := ulimits[name]
+		if name == "memlock" {
+			if s.MemLimit > 0 {
+				continue // what is locked counts there
+			}
+			most, known = maxLocked, true
+		}
+		if !known {
+			l.refuse(at("ulimits", name), "takes time or rights from the host's other processes")
+			continue
+		}
+		for _, n := range []int{u.Single, u.Soft, u.Hard} {
+			if most >= 0 && (n > most || n < 0) {
+				hint := ""
+				if name == "memlock" {
+					hint = ", and any figure where the service has a mem_limit"
+				}
+				l.refuse(at("ulimits", name), "%d: 0 to %d are possible%s", n, most, hint)
+				break
+			}
+		}
+	}
+	for i, g := range s.GroupAdd {
+		if slices.Contains(hostGroups, strings.ToLower(g)) {
+			l.refuse(at("group_add", strconv.Itoa(i)), "the group %q has rights on the host", g)
+		} else if !word.MatchString(g) {
+			l.refuse(at("group_add", strconv.Itoa(i)), "%q cannot be the name of a group", g)
+		}
+	}
+	if h := s.HealthCheck; h != nil {
+		for name, d := range map[string]*types.Duration{"interval": h.Interval, "timeout": h.Timeout} {
+			if d != nil && *d != 0 && *d < minInterval {
+				l.refuse(at("healthcheck", name), "%s: at least 100ms, since each check is a process on the host", d)
+			}
+		}
+		if h.Retries != nil && *h.Retries > 1000 {
+			l.refuse(at("healthcheck", "retries"), "%d: at most 1000", *h.Retries)
+		}
+	}
 }
 
 func hasService(m *types.Project, name string) bool { _, ok := m.Services[name]; return ok }

@@ -27,6 +27,9 @@ type Rendering struct {
 	Limits       sandboxer.Limits  // of all services together; zero fields set none
 	ImageOf      func(service string) string
 	StopAfter    time.Duration // longest time that a service is given to end
+	// NewPrivileges lets what runs in containers gain rights by set-uid programs such as
+	// sudo; without it every service has no-new-privileges.
+	NewPrivileges bool
 	// Podman has the file written for podman-compose: what that would drop is refused, and
 	// what it would say in a list of processes is put into EnvFiles.
 	Podman bool
@@ -281,7 +284,12 @@ func (p *Project) renderService(s types.ServiceConfig, info Service, r Rendering
 	list("links", s.Links)
 	list("tmpfs", s.Tmpfs)
 	list("expose", s.Expose)
-	list("security_opt", s.SecurityOpt)
+	// Without the colon every engine knows it.
+	opts := slices.DeleteFunc(slices.Clone(s.SecurityOpt), func(o string) bool { return strings.HasPrefix(o, "no-new-privileges") })
+	if !r.NewPrivileges || len(opts) < len(s.SecurityOpt) {
+		opts = append(opts, "no-new-privileges")
+	}
+	list("security_opt", opts)
 	yes("init", s.Init != nil && *s.Init)
 	yes("tty", s.Tty)
 	yes("stdin_open", s.StdinOpen)
