@@ -298,6 +298,9 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 			m.know(j, last)
 			return m.resume(ctx, j, last.ID, last.Generation)
 		case last.State == sandboxer.Paused && last.Spec.Profile.AutoResume:
+			if err := m.mayResume(ctx, last); err != nil {
+				return nil, err
+			}
 			m.know(j, last)
 			return m.rise(ctx, j, last, 0)
 		default:

@@ -170,7 +170,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	spec.Limits = req.Limits.Or(spec.Limits)
 	if p.Can(sandboxer.ScopeAdmin) {
 		spec.Vouched = o.restricted(spec)
-	} else if err := req.Limits.Within(o.ceilings(spec), "profile "+prof.ID); err != nil {
+	} else if err := req.Limits.Within(m.ceilings(spec), "profile "+prof.ID); err != nil {
 		return nil, err
 	}
 	o.spec = spec
@@ -379,12 +379,35 @@ func checkSize(req sandboxer.CreateRequest) error {
 
 // ceilings are the most of each limit that callers who are no administrators may have; 0
 // is no bound.
-func (o *order) ceilings(spec sandboxer.Spec) sandboxer.Limits {
+func (m *Manager) ceilings(spec sandboxer.Spec) sandboxer.Limits {
 	most := spec.Profile.MaxLimits.Or(spec.Profile.Limits)
-	if o.ext.Backend != nil {
-		most = most.Or(o.ext.Backend.DefaultLimits(spec))
+	if b, err := m.backend(spec.Profile.Extension); err == nil {
+		most = most.Or(b.DefaultLimits(spec))
 	}
 	return most
+}
+
+// holds refuses, for callers who are no administrators, to bring back what was saved or
+// paused with more than prof gives now. what names it.
+func (m *Manager) holds(p sandboxer.Principal, prof sandboxer.Profile, spec sandboxer.Spec, what string) error {
+	if p.Can(sandboxer.ScopeAdmin) {
+		return nil
+	}
+	spec.Profile = prof
+	err := spec.Network.Within(prof.Network)
+	if err == nil {
+		err = spec.Limits.Within(m.ceilings(spec), "profile "+prof.ID)
+	}
+	for _, mt := range spec.Mounts {
+		if err == nil && !offers(prof, mt) {
+			err = sandboxer.E(sandboxer.Denied, nil, "it mounts %s", mt.Source)
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	return sandboxer.E(sandboxer.Denied, err, "%s has more than profile %s gives now: %s", what, prof.ID, sandboxer.Message(err)).
+		WithHint("ask an administrator, or restore it on a profile that gives as much")
 }
 
 // checkNetwork refuses a policy that reaches more than the profile's.
@@ -438,16 +461,20 @@ func checkMounts(p sandboxer.Principal, prof sandboxer.Profile, mounts []sandbox
 			return sandboxer.E(sandboxer.Invalid, nil, "mount %s:%s: something is mounted on %s already", mt.Source, mt.Target, mt.Target)
 		}
 		targets = append(targets, mt.Target)
-		offered := slices.ContainsFunc(prof.Mounts, func(o sandboxer.Mount) bool {
-			below := mt.Source == o.Source || strings.HasPrefix(mt.Source, strings.TrimSuffix(o.Source, "/")+"/")
-			return below && (mt.ReadOnly || !o.ReadOnly)
-		})
-		if !offered && !p.Can(sandboxer.ScopeAdmin) {
+		if !offers(prof, mt) && !p.Can(sandboxer.ScopeAdmin) {
 			return sandboxer.E(sandboxer.Denied, nil, "mount %s: profile %s does not offer that path", mt.Source, prof.ID).
 				WithHint("only an administrator mounts any path of the host")
 		}
 	}
 	return nil
+}
+
+// offers reports whether the profile mounts mt, or what it lies in, with as many rights.
+func offers(prof sandboxer.Profile, mt sandboxer.Mount) bool {
+	return slices.ContainsFunc(prof.Mounts, func(o sandboxer.Mount) bool {
+		below := mt.Source == o.Source || strings.HasPrefix(mt.Source, strings.TrimSuffix(o.Source, "/")+"/")
+		return below && (mt.ReadOnly || !o.ReadOnly)
+	})
 }
 
 func cleanAbs(p string) bool {

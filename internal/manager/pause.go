@@ -409,8 +409,20 @@ func (m *Manager) onDemand(ctx context.Context, sb *sandboxer.Sandbox) (*sandbox
 	return m.rouse(ctx, sb, 0)
 }
 
+// mayResume holds a sandbox that is paused to its profile as it is now, if there is one.
+func (m *Manager) mayResume(ctx context.Context, sb *sandboxer.Sandbox) error {
+	prof, err := m.profile(sb.Profile)
+	if err != nil || sb.State != sandboxer.Paused {
+		return nil
+	}
+	return m.holds(sandboxer.PrincipalFrom(ctx), prof, sb.Spec, "sandbox "+sb.ID)
+}
+
 // rouse resumes sb, or waits for whoever does, and for a pause that is in progress.
 func (m *Manager) rouse(ctx context.Context, sb *sandboxer.Sandbox, ttl time.Duration) (*sandboxer.Sandbox, error) {
+	if err := m.mayResume(ctx, sb); err != nil {
+		return nil, err
+	}
 	for tries := 0; ; tries++ {
 		switch sb.State {
 		case sandboxer.Running:

@@ -127,6 +127,9 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 		o.spec.Image, o.spec.Command, o.spec.Limits, o.spec.Network = s.Image, s.Command, s.Limits, s.Network
 		o.spec.Mounts, o.spec.Ports, o.spec.Workspace, o.spec.User = s.Mounts, s.Ports, s.Workspace, s.User
 	}
+	if err := m.holds(p, prof, o.spec, "snapshot "+rec.ID); err != nil {
+		return nil, err
+	}
 	if as == sandboxer.SnapshotNative {
 		o.spec.Host = rec.Host
 	}
