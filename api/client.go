@@ -403,6 +403,11 @@ func (c *Client) Adopt(ctx context.Context, id string, a AdoptSandbox) (*Sandbox
 	return do[*Sandbox](ctx, c, call{method: "POST", path: sandboxPath(id) + "/adopt", body: a})
 }
 
+// DeepAudit is Audit, and reads all that is kept of every portable snapshot.
+func (c *Client) DeepAudit(ctx context.Context) (*Audit, error) {
+	return do[*Audit](ctx, c, call{method: "GET", path: "/v1/audit", query: url.Values{"deep": {"true"}}})
+}
+
 // Sweep runs one pass of the sweep now.
 func (c *Client) Sweep(ctx context.Context) (*Sweep, error) {
 	return do[*Sweep](ctx, c, call{method: "POST", path: "/v1/sweep", again: true})

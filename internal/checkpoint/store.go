@@ -703,6 +703,26 @@ func (s *Store) Drop(ctx context.Context, id string) error {
 	return nil
 }
 
+// IDs returns the IDs of all checkpoints that were not dropped, in order, without looking at
+// their records, which may be damaged.
+func (s *Store) IDs(ctx context.Context) ([]string, error) {
+	dropped, err := s.names(ctx, dropPrefix)
+	if err != nil {
+		return nil, err
+	}
+	ids, err := s.names(ctx, checkpointPrefix)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Sorted(func(yield func(string) bool) {
+		for id := range ids {
+			if !dropped[id] && !yield(id) {
+				return
+			}
+		}
+	}), nil
+}
+
 // List returns the manifests of all sealed checkpoints that were not dropped, without
 // their files, the newest first. Those whose records cannot be read are left out, and
 // the error, which then comes with the list, names them.

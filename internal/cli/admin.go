@@ -267,11 +267,18 @@ func creditsLedgerRun(ctx context.Context, o *creditsLedgerOptions) error {
 	}, func(s *session) (*api.List[api.Entry], error) { return s.Entries(ctx, o.q) })
 }
 
-func newCmdAudit(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
-	o := &plainOptions{f}
-	return &cobra.Command{
+type auditOptions struct {
+	f    *factory
+	deep bool
+}
+
+func newCmdAudit(f *factory, runF func(context.Context, *auditOptions) error) *cobra.Command {
+	o := &auditOptions{f: f}
+	c := &cobra.Command{
 		Use: "audit", Short: "Compare the books with themselves and with every backend",
-		Long: "Compare the books with themselves and with what every backend lists. Exits with 10 when something is wrong,\nor could not be checked because a backend does not answer.",
+		Long: "Compare the books with themselves and with what every backend lists. Exits with 10 when something is wrong,\n" +
+			"or could not be checked because a backend does not answer. With --deep all that is kept of portable snapshots is\n" +
+			"read and held against its digests, too, which may take long; interrupt it at any time.",
 		Args: wants(0, 0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if runF != nil {
@@ -280,9 +287,11 @@ func newCmdAudit(f *factory, runF func(context.Context, *plainOptions) error) *c
 			return auditRun(cmd.Context(), o)
 		},
 	}
+	c.Flags().BoolVar(&o.deep, "deep", false, "read the content of portable snapshots, too")
+	return c
 }
 
-func auditRun(ctx context.Context, o *plainOptions) error {
+func auditRun(ctx context.Context, o *auditOptions) error {
 	p := o.f.progress()
 	defer p.stop()
 	s, err := o.f.connectOrEmbed(ctx, p)
@@ -290,7 +299,12 @@ func auditRun(ctx context.Context, o *plainOptions) error {
 		return err
 	}
 	defer s.close()
-	a, err := s.Audit(ctx)
+	audit := s.Audit
+	if o.deep {
+		p.note("reading all that is kept of portable snapshots")
+		audit = s.DeepAudit
+	}
+	a, err := audit(ctx)
 	if err != nil {
 		return err
 	}

@@ -2,10 +2,12 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"io"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -226,10 +228,33 @@ func (v *vault) List(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := s.List(ctx)
-	var ids []string
-	for _, m := range all {
-		ids = append(ids, m.ID)
+	return s.IDs(ctx)
+}
+
+// Check implements manager.Vault.
+func (v *vault) Check(ctx context.Context, id string, deep bool) error {
+	s, err := v.store(ctx)
+	if err != nil {
+		return err
 	}
-	return ids, err
+	if deep {
+		var r io.ReadCloser
+		if _, r, err = s.Open(ctx, id); err == nil {
+			_, err = io.Copy(io.Discard, r)
+			err = errors.Join(err, r.Close())
+		}
+	} else {
+		_, err = s.Get(ctx, id)
+	}
+	if sandboxer.KindOf(err) != sandboxer.NotFound || err == nil {
+		return err
+	}
+	ids, lerr := s.IDs(ctx)
+	if lerr != nil {
+		return lerr
+	}
+	if slices.Contains(ids, id) { // not dropped: something that it consists of
+		return sandboxer.E(sandboxer.Failed, err, "a part of it is missing: %s", sandboxer.Message(err))
+	}
+	return err
 }

@@ -26,6 +26,7 @@ const (
 	invWhole   = "every record can be read"
 	invSaved   = "a paused sandbox has a sealed snapshot, or an object that stands still"
 	invForm    = "a sealed snapshot is kept in every form that it says"
+	invRead    = "what is kept of a snapshot is what was saved"
 	invKept    = "what is kept of snapshots belongs to one that is not dropped"
 	invOwn     = "a snapshot that the broker made for itself is needed" // but for two sweeps
 	invName    = "a name means one living sandbox of its tenant"
@@ -36,15 +37,27 @@ const (
 // Audit compares the books with themselves and with what every backend lists, and
 // says where the two differ. It changes nothing and needs the admin scope. That a backend,
 // or a part of it, cannot be asked is one of the violations, beside those of the rest.
-func (m *Manager) Audit(ctx context.Context) (Audit, error) {
+func (m *Manager) Audit(ctx context.Context) (Audit, error) { return m.audit(ctx, false) }
+
+// DeepAudit is Audit, and reads all that is kept of every portable snapshot, one after
+// the other and in little memory, which may take long; it ends with ctx.
+func (m *Manager) DeepAudit(ctx context.Context) (Audit, error) { return m.audit(ctx, true) }
+
+// maxViolations bounds how many violations one audit names.
+const maxViolations = 1000
+
+func (m *Manager) audit(ctx context.Context, deep bool) (Audit, error) {
 	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
 		return Audit{}, err
 	}
-	a := Audit{Violations: []Violation{}, named: map[incarnation]bool{}}
+	a := Audit{Violations: []Violation{}, named: map[incarnation]bool{}, deep: deep}
 	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords, m.auditPools, m.auditSnapshots} {
 		if err := check(ctx, &a); err != nil {
 			return a, err
 		}
+	}
+	if more := len(a.Violations) - maxViolations; more > 0 {
+		a.Violations = append(a.Violations[:maxViolations:maxViolations], Violation{Invariant: invAsked, Detail: fmt.Sprintf("%d more violations are left out", more)})
 	}
 	return a, nil
 }
@@ -66,6 +79,16 @@ func (a *Audit) damaged(sb *sandboxer.Sandbox) {
 // again: between the two looks it may have been torn down.
 func (m *Manager) auditObjects(ctx context.Context, a *Audit) error {
 	for _, e := range m.extensions() {
+		if e.Backend == nil { // what was never used has nothing that could be missed
+			items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Extension: e.Info.ID, Limit: 1})
+			if err != nil {
+				return err
+			}
+			if len(items) > 0 {
+				a.violated(invAsked, "", "%s could not be opened: %s", e.Info.ID, e.Info.Problem)
+			}
+			continue
+		}
 		suspects, n, silent, err := m.unexplained(ctx, e)
 		if err != nil {
 			return err
@@ -396,6 +419,10 @@ func (m *Manager) auditPools(ctx context.Context, a *Audit) error {
 // auditSnapshots holds the records of snapshots against the vault and the sandboxes
 // that need them. What does not fit is looked at again: it may have moved on.
 func (m *Manager) auditSnapshots(ctx context.Context, a *Audit) error {
+	m.auditVault(ctx, a)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	suspects, n, err := m.unsound(ctx)
 	a.Checked += n
 	if err != nil || len(suspects) == 0 {
@@ -410,17 +437,52 @@ func (m *Manager) auditSnapshots(ctx context.Context, a *Audit) error {
 	return err
 }
 
+// auditVault names the snapshots whose files cannot be read: their manifests, or, in a deep
+// audit, any of what they consist of. What several share is read for each, and named for
+// each.
+func (m *Manager) auditVault(ctx context.Context, a *Audit) {
+	if m.opts.Vault == nil {
+		return
+	}
+	ids, err := m.opts.Vault.List(ctx)
+	if err != nil {
+		a.violated(invAsked, "", "the store of portable snapshots: %s", sandboxer.Message(err))
+		return
+	}
+	for _, id := range ids {
+		a.Checked++
+		err := m.opts.Vault.Check(ctx, id, a.deep)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil || isKind(err, sandboxer.NotFound) { // dropped meanwhile
+			continue
+		}
+		of := ""
+		if rec, rerr := m.store.Snapshot(ctx, id); rerr == nil {
+			of = rec.SandboxID
+		}
+		switch sandboxer.KindOf(err) {
+		case sandboxer.Unavailable, sandboxer.Timeout, sandboxer.Exhausted, sandboxer.Canceled:
+			a.violated(invAsked, of, "snapshot %s could not be read: %s", id, sandboxer.Message(err))
+		default:
+			a.violated(invRead, of, "snapshot %s: %s", id, sandboxer.Message(err))
+		}
+	}
+}
+
 func (m *Manager) unsound(ctx context.Context) (map[string]Violation, int, error) {
 	out, n := map[string]Violation{}, 0
 	violated := func(invariant, id, of, format string, args ...any) {
 		out[id+" "+invariant] = Violation{invariant, of, fmt.Sprintf(format, args...)}
 	}
-	kept := map[string]bool{}
+	kept, asked := map[string]bool{}, false
 	if m.opts.Vault != nil {
 		ids, err := m.opts.Vault.List(ctx)
-		if err != nil {
-			return nil, 0, err
+		if ctx.Err() != nil {
+			return nil, 0, context.Cause(ctx)
 		}
+		asked = err == nil // else auditVault says why
 		for _, id := range ids {
 			kept[id] = true
 		}
@@ -447,7 +509,7 @@ func (m *Manager) unsound(ctx context.Context) (map[string]Violation, int, error
 			if rec.Kind.Has(sandboxer.SnapshotNative) && rec.Native.SnapshotID != rec.ID {
 				violated(invForm, rec.ID, rec.SandboxID, "snapshot %s is sealed without the extension's receipt", rec.ID)
 			}
-			if rec.Kind.Has(sandboxer.SnapshotPortable) && (rec.Portable.Digest == "" || m.opts.Vault != nil && !kept[rec.ID]) {
+			if rec.Kind.Has(sandboxer.SnapshotPortable) && (rec.Portable.Digest == "" || asked && !kept[rec.ID]) {
 				violated(invForm, rec.ID, rec.SandboxID, "snapshot %s is sealed, and its files are not kept", rec.ID)
 			}
 			why, err := m.surplus(ctx, rec, time.Now())

@@ -35,8 +35,11 @@ type Vault interface {
 	Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (sandboxer.PortablePayload, error)
 	// Drop removes what is kept, or was begun, under id; absence is success.
 	Drop(ctx context.Context, id string) error
-	// List returns the IDs there is anything under.
+	// List returns the IDs there is anything under, damaged or not.
 	List(ctx context.Context) ([]string, error)
+	// Check reads what is kept under id: what says which files there are, and, if deep is
+	// set, all of their content. Failed: it is not what was saved. NotFound: there is none.
+	Check(ctx context.Context, id string, deep bool) error
 }
 
 // SnapshotRequest asks for a snapshot. Zero fields take the defaults.

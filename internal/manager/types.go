@@ -49,6 +49,7 @@ type Audit struct {
 	Violations []Violation `json:"violations"`
 
 	named map[incarnation]bool // damaged records
+	deep  bool
 }
 
 // Violation is one broken invariant.

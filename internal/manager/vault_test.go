@@ -103,6 +103,8 @@ func (v dirVault) Drop(_ context.Context, id string) error {
 	return nil
 }
 
+func (v dirVault) Check(context.Context, string, bool) error { return nil }
+
 func (v dirVault) List(context.Context) (ids []string, err error) {
 	names, err := filepath.Glob(filepath.Join(v.dir, "*.tar"))
 	for _, n := range names {

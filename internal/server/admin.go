@@ -126,8 +126,16 @@ func (s *Server) entries(ctx context.Context, in *inEntries) (*reply[api.List[ap
 	return listOf(items, next), nil
 }
 
-func (s *Server) audit(ctx context.Context, _ *none) (*reply[api.Audit], error) {
-	a, err := s.m.Audit(ctx)
+type inAudit struct {
+	Deep bool `query:"deep" doc:"Read all that is kept of every portable snapshot, too, which may take long"`
+}
+
+func (s *Server) audit(ctx context.Context, in *inAudit) (*reply[api.Audit], error) {
+	audit := s.m.Audit
+	if in.Deep {
+		audit = s.m.DeepAudit
+	}
+	a, err := audit(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -84,6 +84,7 @@ type Manager interface {
 	Authenticate(ctx context.Context, token sandboxer.Secret) (sandboxer.Principal, error)
 	Bind(ctx context.Context, p sandboxer.Principal) (context.Context, context.CancelFunc)
 	Audit(ctx context.Context) (manager.Audit, error)
+	DeepAudit(ctx context.Context) (manager.Audit, error)
 	Quarantine(context.Context) ([]manager.Quarantined, error)
 	Adopt(ctx context.Context, id string, a manager.Adoption) (*sandboxer.Sandbox, error)
 	Sweep(ctx context.Context) (manager.SweepReport, error)

@@ -3,6 +3,7 @@ package sqlstore
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"modernc.org/sqlite"
@@ -30,6 +31,28 @@ func isFull(err error) bool {
 func isCorrupt(err error) bool {
 	c := code(err) & 0xff
 	return c == sqlite3.SQLITE_CORRUPT || c == sqlite3.SQLITE_NOTADB
+}
+
+// isDamage reports whether err, met while opening the database in file, says that its
+// content is not what it should be. Not all of that has a code of its own: a header that
+// asks for another format is answered with an ordinary error, or as if one might not
+// write.
+func isDamage(err error, file string) bool {
+	var own *sandboxer.Error
+	if errors.As(err, &own) {
+		return false
+	}
+	switch code(err) & 0xff {
+	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FORMAT:
+		return true
+	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN:
+		f, ferr := os.OpenFile(file, os.O_RDWR, 0)
+		if ferr == nil {
+			f.Close()
+		}
+		return ferr == nil
+	}
+	return false
 }
 
 // isTaken reports whether a unique index refused the row.

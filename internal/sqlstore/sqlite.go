@@ -94,9 +94,12 @@ func openSQLite(ctx context.Context, dir string, opts Options, schema fs.FS) (*S
 	}
 	if err != nil {
 		lock.Close()
+		if isDamage(err, filepath.Join(dir, dbFile)) {
+			return nil, damaged(dir, err)
+		}
 		return nil, wrap(err, "open the database in "+dir)
 	}
-	s.lock = lock
+	s.lock, s.dir = lock, dir
 	return s, nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -27,6 +28,7 @@ type Store struct {
 	readers *sql.DB
 	writer  *writer
 	lock    *os.File
+	dir     string
 
 	prepared sync.Map // text of a hot query → *sql.Stmt on readers
 	closing  sync.Once
@@ -78,7 +80,7 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 		return t.putEvents(w.Events, seqs)
 	})
 	if err != nil {
-		return wrap(err, "write the books")
+		return s.wayBack(wrap(err, "write the books"))
 	}
 	for i := range w.Events {
 		w.Events[i].Seq = seqs[i]
@@ -132,8 +134,21 @@ func (s *Store) readError(err error) error {
 	case <-s.writer.closing:
 		return errClosed()
 	default:
-		return wrap(err, "read the books")
+		return s.wayBack(wrap(err, "read the books"))
 	}
+}
+
+// wayBack adds to an error that says that the database is damaged which backup there is.
+func (s *Store) wayBack(err error) error {
+	var own *sandboxer.Error
+	if !isCorrupt(err) || !errors.As(err, &own) {
+		return err
+	}
+	told := *own
+	if backup := newestBackup(s.dir); backup != "" {
+		return told.WithHint("stop the server and put the newest backup in place: sandboxer backup restore --data-dir %s %s", s.dir, backup)
+	}
+	return told.WithHint("stop the server and put a copy of your own in place of %s: the data directory holds no backup", filepath.Join(s.dir, dbFile))
 }
 
 // A filter collects the conditions of a query.
