@@ -77,7 +77,7 @@ func (m *Manager) replay(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 		return nil, nil
 	case err != nil:
 		return nil, err
-	case k.Digest != o.digest:
+	case !m.same(k.Digest, o.digest):
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request, which made sandbox %s", o.key, k.SandboxID).
 			WithHint("use a new key for a new request")
 	}
@@ -235,7 +235,7 @@ func (m *Manager) share(ctx context.Context, o *order, j *job, mine bool, sb *sa
 		return err
 	}
 	k, err := m.store.IdempotencyKey(ctx, o.tenant, o.key)
-	if err == nil && (k.Digest != o.digest || k.SandboxID != sb.ID || k.Generation != sb.Generation) {
+	if err == nil && (!m.same(k.Digest, o.digest) || k.SandboxID != sb.ID || k.Generation != sb.Generation) {
 		err = sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request", o.key)
 	}
 	return err

@@ -70,7 +70,7 @@ func (m *Manager) Fork(ctx context.Context, ref string, req ForkRequest) ([]*san
 		return nil, sandboxer.E(sandboxer.Internal, err, "the request does not encode")
 	}
 	sum := sha256.Sum256(append([]byte("fork\x00"+sb.ID+"\x00"), j...))
-	f, err := m.joinFork(ctx, sb, req, hex.EncodeToString(sum[:]))
+	f, err := m.joinFork(ctx, sb, req, m.mac(hex.EncodeToString(sum[:])))
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +152,7 @@ func (m *Manager) refork(ctx context.Context, sb *sandboxer.Sandbox, req ForkReq
 			continue
 		case err != nil:
 			return nil, err
-		case k.Digest != digest:
+		case !m.same(k.Digest, digest):
 			return nil, sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request, which made sandbox %s", req.Key, k.SandboxID).
 				WithHint("use a new key for a new request")
 		}

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"cmp"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -81,6 +82,28 @@ func (o *order) fulfilled(spec sandboxer.Spec, name string, env map[string]strin
 		!slices.ContainsFunc(r.Mounts, func(m sandboxer.Mount) bool { return !slices.Contains(spec.Mounts, m) })
 }
 
+// macPrefix begins a digest that is kept; older ones have none.
+const macPrefix = "hmac-"
+
+// mac is what is kept of a digest. The environment of the request is in it, which nobody
+// who reads the database shall be able to guess: it is made with the installation's key.
+func (m *Manager) mac(digest string) string {
+	key := hmac.New(sha256.New, m.opts.Key)
+	key.Write([]byte("sandboxer idempotency"))
+	mac := hmac.New(sha256.New, key.Sum(nil))
+	mac.Write([]byte(digest))
+	return macPrefix + hex.EncodeToString(mac.Sum(nil))
+}
+
+// same reports whether what was kept, perhaps by an older version, is of the request with
+// this digest.
+func (m *Manager) same(kept, digest string) bool {
+	if !strings.HasPrefix(kept, macPrefix) {
+		kept = m.mac(kept)
+	}
+	return hmac.Equal([]byte(kept), []byte(digest))
+}
+
 // digest identifies a request under an idempotency key. What says how to answer, not
 // what to make, does not count.
 func digest(req sandboxer.CreateRequest) string {
@@ -130,7 +153,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	}
 	o := &order{
 		tenant: p.Tenant, actor: p.Actor,
-		name: req.Name, key: req.Key, digest: digest(req), maxCost: req.MaxCost, noWaiting: req.NoWaiting,
+		name: req.Name, key: req.Key, digest: m.mac(digest(req)), maxCost: req.MaxCost, noWaiting: req.NoWaiting,
 		ext: m.extension(chosen[0].extension), req: req,
 	}
 	inputs, err := o.inputs(prof, req)

@@ -114,7 +114,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 		return nil, sandboxer.E(sandboxer.Internal, err, "the request does not encode")
 	}
 	sum := sha256.Sum256(append([]byte(rec.ID+"\x00"), j...))
-	o.digest = cmp.Or(req.fork, hex.EncodeToString(sum[:]))
+	o.digest = cmp.Or(req.fork, m.mac(hex.EncodeToString(sum[:])))
 	o.tenant = rec.Tenant
 	o.from, o.as = rec, as
 	env, err := m.openAs(snapshotSealName(rec), "snapshot "+rec.ID, rec.SealedEnv)

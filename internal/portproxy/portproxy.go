@@ -506,21 +506,23 @@ func rewrite(pr *httputil.ProxyRequest, v *manager.Visit, at mount, to *url.URL,
 // passes are the headers of an answer that pass below Path, on the broker's own address:
 // those that speak for the answer alone. Whatever else there is or will be may speak for
 // the origin, which is not the sandbox's.
-var passes = map[string]bool{}
+var passes = set(
+	"Access-Control-Allow-Credentials", "Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin",
+	"Access-Control-Expose-Headers", "Access-Control-Max-Age", "Cross-Origin-Embedder-Policy", "Cross-Origin-Opener-Policy", "Cross-Origin-Resource-Policy",
+	"Link", "Mcp-Protocol-Version", "Mcp-Session-Id", "Permissions-Policy", "Refresh", "Timing-Allow-Origin",
+	"Accept-Patch", "Accept-Post", "Accept-Ranges", "Age", "Allow", "Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language",
+	"Content-Length", "Content-Location", "Content-Md5", "Content-Range", "Content-Security-Policy", "Content-Type", "Date", "Digest", "Etag", "Expires",
+	"Last-Modified", "Location", "Pragma", "Preference-Applied", "Ratelimit", "Ratelimit-Limit", "Ratelimit-Policy", "Ratelimit-Remaining", "Ratelimit-Reset",
+	"Repr-Digest", "Retry-After", "Server", "Server-Timing", "Set-Cookie", "Sourcemap", "Vary", "Warning", "Www-Authenticate",
+	"Connection", "Upgrade", "Sec-Websocket-Accept", "Sec-Websocket-Extensions", "Sec-Websocket-Protocol", "Sec-Websocket-Version", // of streams
+)
 
-func init() {
-	for _, k := range []string{
-		"Access-Control-Allow-Credentials", "Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin",
-		"Access-Control-Expose-Headers", "Access-Control-Max-Age", "Cross-Origin-Embedder-Policy", "Cross-Origin-Opener-Policy", "Cross-Origin-Resource-Policy",
-		"Link", "Mcp-Protocol-Version", "Mcp-Session-Id", "Permissions-Policy", "Refresh", "Timing-Allow-Origin",
-		"Accept-Patch", "Accept-Post", "Accept-Ranges", "Age", "Allow", "Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language",
-		"Content-Length", "Content-Location", "Content-Md5", "Content-Range", "Content-Security-Policy", "Content-Type", "Date", "Digest", "Etag", "Expires",
-		"Last-Modified", "Location", "Pragma", "Preference-Applied", "Ratelimit", "Ratelimit-Limit", "Ratelimit-Policy", "Ratelimit-Remaining", "Ratelimit-Reset",
-		"Repr-Digest", "Retry-After", "Server", "Server-Timing", "Set-Cookie", "Sourcemap", "Vary", "Warning", "Www-Authenticate",
-		"Connection", "Upgrade", "Sec-Websocket-Accept", "Sec-Websocket-Extensions", "Sec-Websocket-Protocol", "Sec-Websocket-Version", // of streams
-	} {
-		passes[k] = true
+func set(names ...string) map[string]bool {
+	m := map[string]bool{}
+	for _, n := range names {
+		m[n] = true
 	}
+	return m
 }
 
 // ownHeader reports whether below Path a header of the sandbox's program passes although

@@ -22,6 +22,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // The bounds of an exec without streams.
@@ -306,7 +307,7 @@ func (x *execution) control(channel byte, p []byte) error {
 		x.stdin.end(io.EOF)
 	case api.ChanResize:
 		var size sandboxer.WinSize
-		if err := json.Unmarshal(p, &size); err != nil || size.Cols == 0 || size.Rows == 0 {
+		if err := strictjson.Decode(p, &size); err != nil || size.Cols == 0 || size.Rows == 0 {
 			return sandboxer.E(sandboxer.Invalid, err, "a resize message is not a terminal size")
 		}
 		for { // only the latest size matters

@@ -388,6 +388,12 @@ func TestExecOfOthers(t *testing.T) {
 }
 
 // Whatever is wrong with a request is said in words that help, and nothing happens.
+// upper writes the first field of a body in another case.
+func upper(body string) string {
+	i := strings.IndexByte(body, '"') + 1
+	return body[:i] + strings.ToUpper(body[i:i+1]) + body[i+1:]
+}
+
 func TestBadInput(t *testing.T) {
 	r := newRig(t)
 	k, acme := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite, sandboxer.ScopeAdmin)
@@ -408,6 +414,8 @@ func TestBadInput(t *testing.T) {
 				detail                  string
 			}{
 				{"not JSON", jsonType, `{"a": }`, 400, "the request body is not JSON: line 1, column 7"},
+				{"a field twice", jsonType, `{"a": 1, "a": 2}`, 400, `the field "a" is given twice`},
+				{"another case", jsonType, upper(op.body), 400, "unknown field"},
 				{"nothing", jsonType, ``, 400, "the request has no body"},
 				{"two documents", jsonType, op.body + op.body, 400, "the request body is not JSON"},
 				{"a list", jsonType, `[]`, 400, "expected object"},

@@ -12,6 +12,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
@@ -28,9 +30,13 @@ const maxJSON = 1 << 20
 // opTypes are the Go types of an operation's bodies, for the contract test.
 type opTypes struct{ in, out reflect.Type }
 
+// strictCasing keeps "Profile" from passing for "profile".
+var strictCasing = sync.OnceFunc(func() { huma.ValidateStrictCasing = true })
+
 // newAPI prepares huma: it parses parameters and generates the description. The
 // bodies, the errors and the authentication are done here.
 func (s *Server) newAPI() huma.API {
+	strictCasing()
 	problem := "application/problem+json"
 	cfg := huma.Config{
 		OpenAPI: &huma.OpenAPI{
@@ -281,6 +287,9 @@ func decodeJSON(body []byte, reg huma.Registry, schema *huma.Schema, v any) erro
 			return sandboxer.E(sandboxer.Invalid, nil, "the request body is not JSON: line %d, column %d: %s", line, max(col, 1), se)
 		}
 		return sandboxer.E(sandboxer.Invalid, nil, "the request body is not JSON: %s", err)
+	}
+	if err := strictjson.Check(body); err != nil {
+		return sandboxer.E(sandboxer.Invalid, nil, "the request body does not fit: %s", err)
 	}
 	var res huma.ValidateResult
 	path := huma.NewPathBuffer(make([]byte, 0, 64), 0)

@@ -1,7 +1,6 @@
 package sshrun
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // A Registry is the directory in which the hosts of an installation are written
@@ -87,9 +87,7 @@ func (r *Registry) Host(name string) (Record, error) {
 		return Record{}, sandboxer.E(sandboxer.Unavailable, err, "the record of host %s cannot be read", name)
 	}
 	var rec Record
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err = d.Decode(&rec); err == nil && rec.Name != name {
+	if err = strictjson.Decode(data, &rec); err == nil && rec.Name != name {
 		err = errors.New("it is of host " + rec.Name)
 	}
 	if err == nil {
