@@ -82,16 +82,13 @@ func service(t *testing.T, e sandboxer.Execer, h sandboxer.Handle) {
 	}
 	t.Log(step("systemd's own judgement is no worse than it was", `systemd-analyze security --no-pager --threshold=56 sandboxer | tail -n 1`))
 	// Last, since a machine that is emulated may be too busy for the patience of a connection.
+	// That it was logged in to and looked at is enough: sandboxes there would need more of them.
 	step("a machine is reached over SSH", `
-		mkdir -p -m 700 /root/.ssh /etc/sandboxer/profiles
+		mkdir -p -m 700 /root/.ssh
 		ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519 </dev/null
 		cat /root/.ssh/id_ed25519.pub >>/root/.ssh/authorized_keys
 		systemctl start sandboxer
-		printf '%s\n' 'id: profile.here' 'title: This machine over SSH' 'extension: ext.vm-packer' 'isolation: vm' 'ttl: 1h' >/etc/sandboxer/profiles/profile.here.yaml
 		systemctl reload sandboxer
 		until sandboxer host add self root@127.0.0.1 --yes </dev/null; do :; done
-		until id=$(sandboxer create --profile profile.here --input vm=self -q); do :; done
-		until test "$(sandboxer exec $id -- id -u </dev/null)" = 0; do :; done
-		until sandboxer destroy $id -q; do :; done
 		systemctl stop sandboxer`)
 }
