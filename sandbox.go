@@ -105,6 +105,7 @@ type CreateRequest struct {
 	Network   *NetworkPolicy    `json:"network,omitempty"`
 	Command   []string          `json:"command,omitempty"`
 	Image     string            `json:"image,omitempty"`
+	User      string            `json:"user,omitempty"` // of commands and files: name or uid[:gid]
 	Mounts    []Mount           `json:"mounts,omitempty"`
 	Host      string            `json:"host,omitempty"`
 	MaxCost   Credits           `json:"max_cost,omitempty"` // refuse with NoCredit when the quote is higher; 0 means no bound

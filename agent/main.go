@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
+	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -13,7 +15,7 @@ import (
 const usage = `usage: sandboxer-agent COMMAND
 
   init [FLAGS] [-- CMD ARGS…]   serve a sandbox, as its first process (see init -h)
-  untar [--strip] [--replace] DIR
+  untar [--strip] [--replace] [--owner UID:GID] DIR
                                 unpack the tar on standard input below DIR
   tar DIR                       pack DIR to standard output
   donate [--wake PID] PATH COUNT
@@ -56,6 +58,16 @@ func runUntar(args []string, in io.Reader) int {
 	fs.BoolVar(&o.Replace, "replace", false, "let files replace existing ones")
 	fs.IntVar(&o.Limits.Entries, "max-entries", 0, "refuse more entries (0 means a million)")
 	fs.Int64Var(&o.Limits.Bytes, "max-bytes", 0, "refuse more content (0 means 64 GiB)")
+	fs.Func("owner", "whom the directory and what is made in it belong to", func(s string) error {
+		uid, gid, ok := strings.Cut(s, ":")
+		u, uerr := strconv.ParseUint(uid, 10, 31)
+		g, gerr := strconv.ParseUint(gid, 10, 31)
+		if !ok || uerr != nil || gerr != nil {
+			return fmt.Errorf("want UID:GID")
+		}
+		o.Owner = &[2]int{int(u), int(g)}
+		return nil
+	})
 	if code, ok := parse(fs, args); !ok {
 		return code
 	}
@@ -63,7 +75,11 @@ func runUntar(args []string, in io.Reader) int {
 		fmt.Fprintln(os.Stderr, "sandboxer-agent: untar needs one directory")
 		return 2
 	}
-	return report(Untar(in, fs.Arg(0), o))
+	err := Untar(in, fs.Arg(0), o)
+	if err == nil && o.Owner != nil {
+		err = os.Chown(fs.Arg(0), o.Owner[0], o.Owner[1])
+	}
+	return report(err)
 }
 
 func runTar(args []string, out io.Writer) int {

@@ -161,6 +161,7 @@ type CreateSandbox struct {
 	Network  *sandboxer.NetworkPolicy `json:"network,omitempty"`
 	Command  []string                 `json:"command,omitempty" doc:"Main process"`
 	Image    string                   `json:"image,omitempty"`
+	User     string                   `json:"user,omitempty" maxLength:"64" doc:"Who runs commands that name nobody, and owns the workspace: name or uid[:gid]"`
 	Mounts   []sandboxer.Mount        `json:"mounts,omitempty"`
 	Host     string                   `json:"host,omitempty" doc:"Asked-for placement"`
 	MaxCost  Credits                  `json:"max_cost,omitempty" example:"0.50" doc:"Refuse when the quote is higher"`
@@ -179,7 +180,7 @@ func (c CreateSandbox) Request() sandboxer.CreateRequest {
 	return sandboxer.CreateRequest{
 		Profile: c.Profile, Inputs: c.Inputs, Name: c.Name, TTL: c.TTL.Std(), Consumer: c.Consumer,
 		Labels: c.Labels, Env: c.Env, Limits: c.Limits, Network: c.Network, Command: c.Command,
-		Image: c.Image, Mounts: c.Mounts, Host: c.Host, MaxCost: c.MaxCost.Std(), Thread: c.Thread,
+		Image: c.Image, User: c.User, Mounts: c.Mounts, Host: c.Host, MaxCost: c.MaxCost.Std(), Thread: c.Thread,
 		Key: c.Key, NoWaiting: c.NoWaiting,
 	}
 }

@@ -102,6 +102,7 @@ const (
 	GPUs     Feature = "gpus"     // Limits.GPUs; its presence is only provisioned, not used
 	Network  Feature = "network"  // network mode none leaves nothing but loopback
 	Hostname Feature = "hostname" // the sandbox's host name is its ID
+	Owned    Feature = "owned"    // Spec.User owns the workspace and what is brought into it
 )
 
 // Run runs the whole suite against the backend that h describes.

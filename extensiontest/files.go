@@ -16,7 +16,45 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
+// owned: the user of a sandbox works in its workspace, and what the broker brings there
+// is theirs.
+func (s *suite) owned(t *testing.T) {
+	if !s.enforces(Owned) {
+		t.Skip("the workspace is not made for the sandbox's user")
+	}
+	b := s.open(t)
+	if !b.Can(sandboxer.CanExec) {
+		t.Skip("cannot look inside: the extension has no exec")
+	}
+	sp := s.spec()
+	sp.User = s.User
+	sb := s.upSpec(t, b, sp)
+	root := sb.dir(t)
+	if got, want := sb.sh(t, "id -u"), sb.sh(t, `id -u "$1"`, s.User); got != want {
+		t.Errorf("commands run as %s; want %s", got, want)
+	}
+	sb.sh(t, `mkdir made && : >made/file && rm -r made`)
+	if err := b.WriteFile(ctx(t), sb.h, root+"/put/there", 0o600, strings.NewReader("brought\n")); err != nil {
+		t.Fatal(describe(err))
+	}
+	if err := b.MakeDir(ctx(t), sb.h, root+"/new/dir"); err != nil {
+		t.Fatal(describe(err))
+	}
+	if got := sb.sh(t, `cat put/there && echo more >>put/there && cat put/there && : >new/dir/file && : >put/beside`); got != "brought\nbrought\nmore" {
+		t.Errorf("the user reads %q", got)
+	}
+	var packed bytes.Buffer
+	if err := b.Archive(ctx(t), sb.h, root+"/put", &packed); err != nil {
+		t.Fatal(describe(err))
+	}
+	if err := b.Unarchive(ctx(t), sb.h, root+"/copied", &packed); err != nil {
+		t.Fatal(describe(err))
+	}
+	sb.sh(t, `echo more >>copied/there && : >copied/beside`)
+}
+
 func (s *suite) files(t *testing.T) {
+	t.Run("user of the sandbox", s.owned)
 	sb := s.up(t)
 	root := sb.dir(t)
 	inside := sb.b.Can(sandboxer.CanExec)

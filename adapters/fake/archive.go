@@ -99,7 +99,7 @@ func pack(out *tar.Writer, root *os.Root, name, rel string) error {
 func (e *Extension) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) error {
 	return e.at(ctx, VerbUnarchive, h, dir, func(root *os.Root, o Object) error {
 		base := o.archived(dir)
-		if err := root.MkdirAll(base, 0o755); err != nil {
+		if err := o.makeDirs(root, base); err != nil {
 			return notDir(err)
 		}
 		if fi, err := root.Stat(base); err != nil || !fi.IsDir() {
@@ -119,7 +119,16 @@ func (e *Extension) Unarchive(ctx context.Context, h sandboxer.Handle, dir strin
 				return err
 			}
 		}
-		return unpack(into, contextReader{ctx, r}, false)
+		if err := unpack(into, contextReader{ctx, r}, false); err != nil {
+			return err
+		}
+		uid, gid, other := o.user()
+		if !other {
+			return nil
+		}
+		return fs.WalkDir(into.FS(), ".", func(name string, _ fs.DirEntry, err error) error {
+			return errors.Join(err, into.Lchown(name, uid, gid))
+		})
 	})
 }
 

@@ -51,6 +51,7 @@ func harness(t *testing.T, open func(owner string) *fake.Extension) extensiontes
 		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo", Inputs: map[string]string{"volume": "data"}},
 		Volume:   "../volumes/data",
 		Want:     sandboxer.Capabilities(),
+		Enforces: []extensiontest.Feature{extensiontest.Owned},
 		Listen: func(port int) []string {
 			return []string{self, "echo", "127.0.0.1:" + strconv.Itoa(port)}
 		},

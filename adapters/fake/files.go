@@ -90,7 +90,7 @@ func (e *Extension) WriteFile(ctx context.Context, h sandboxer.Handle, name stri
 		if fi, err := root.Lstat(to); err == nil && fi.IsDir() {
 			return syscall.EISDIR
 		}
-		if err := root.MkdirAll(path.Dir(to), 0o755); err != nil {
+		if err := o.makeDirs(root, path.Dir(to)); err != nil {
 			return notDir(err)
 		}
 		temp := path.Join(path.Dir(to), ".sandboxer-"+rand.Text())
@@ -102,6 +102,9 @@ func (e *Extension) WriteFile(ctx context.Context, h sandboxer.Handle, name stri
 		if err == nil {
 			err = file.Chmod(mode.Perm()) // whatever the umask says
 		}
+		if uid, gid, ok := o.user(); ok && err == nil {
+			err = file.Chown(uid, gid)
+		}
 		err = errors.Join(err, file.Close())
 		if err == nil {
 			err = root.Rename(temp, to)
@@ -111,6 +114,30 @@ func (e *Extension) WriteFile(ctx context.Context, h sandboxer.Handle, name stri
 		}
 		return err
 	})
+}
+
+// user is whom what the broker brings belongs to, if that is not us.
+func (o Object) user() (uid, gid int, ok bool) {
+	cred, err := credential(o.Spec.User)
+	if err != nil || cred == nil {
+		return 0, 0, false
+	}
+	return int(cred.Uid), int(cred.Gid), true
+}
+
+// makeDirs is MkdirAll, for the user of the sandbox.
+func (o Object) makeDirs(root *os.Root, dir string) error {
+	uid, gid, other := o.user()
+	if !other || dir == "." {
+		return root.MkdirAll(dir, 0o755)
+	}
+	if err := o.makeDirs(root, path.Dir(dir)); err != nil {
+		return err
+	}
+	if err := root.Mkdir(dir, 0o755); err != nil {
+		return root.MkdirAll(dir, 0o755) // it is there, or says why not
+	}
+	return root.Lchown(dir, uid, gid)
 }
 
 // StatFile implements sandboxer.Filer.
@@ -163,7 +190,7 @@ func (e *Extension) ListFiles(ctx context.Context, h sandboxer.Handle, dir, afte
 // MakeDir implements sandboxer.Filer.
 func (e *Extension) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
 	return e.in(ctx, h, dir, func(root *os.Root, o Object) error {
-		if err := root.MkdirAll(o.inside(dir), 0o755); err != nil {
+		if err := o.makeDirs(root, o.inside(dir)); err != nil {
 			return notDir(err)
 		}
 		if fi, err := root.Stat(o.inside(dir)); err != nil || !fi.IsDir() {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -326,6 +327,13 @@ func (w *World) furnish(o *Object, snapshot, from string) error {
 		}
 		if _, err := copyTree(repo, o.workspace()); err != nil {
 			return sandboxer.E(sandboxer.Failed, err, "input repo: %s could not be copied", repo)
+		}
+		if uid, gid, ok := o.user(); ok {
+			if err := filepath.WalkDir(o.workspace(), func(name string, _ fs.DirEntry, err error) error {
+				return errors.Join(err, os.Lchown(name, uid, gid))
+			}); err != nil {
+				return sandboxer.E(sandboxer.Failed, err, "the copy of %s could not be given to %s", repo, o.Spec.User)
+			}
 		}
 	}
 	if len(o.Spec.Command) == 0 {

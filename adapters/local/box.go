@@ -120,7 +120,7 @@ func (e *engine) keep(name string, rec record, c *container.Container) *box {
 			e.env.Log.Warn("the environment of a claimed sandbox cannot be read", "sandbox", name, "err", err)
 		}
 	}
-	b.agent = agent.NewClient(agent.ClientOptions{Dial: b.dialAgent})
+	b.agent = agent.NewClient(agent.ClientOptions{Dial: b.dialAgent, User: rec.User})
 	if _, err := os.Stat(b.stopped); err == nil { // a broker died amid a kill
 		ctx, cancel := context.WithTimeout(context.Background(), pulseEvery)
 		if err := b.standStill(ctx, false); err != nil && e.env.Log != nil {

@@ -129,6 +129,30 @@ func TestRootIsAnAllowList(t *testing.T) {
 	}
 }
 
+// TestCopyBelongsToUser: the user of a sandbox works in the copy of a directory, wherever
+// it is put, and in an empty workspace.
+func TestCopyBelongsToUser(t *testing.T) {
+	e := openTest(t)
+	repo := t.TempDir()
+	if err := os.Mkdir(filepath.Join(repo, "sub"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(repo, "sub", "file"), []byte("original"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, spec := range []sandboxer.Spec{
+		{User: "1234:4321", Inputs: map[string]string{"repo": repo}},
+		{User: "nobody", Inputs: map[string]string{"repo": repo}, Workspace: "/home/user/src"},
+	} {
+		h := up(t, e, spec)
+		if got := sh(t, e, h, `cat sub/file && echo more >>sub/file && : >sub/new && : >new && [ "$(stat -c %u:%g . sub sub/file | sort -u)" = "$(id -u):$(id -g)" ]`); got != "original" {
+			t.Errorf("%+v: %q", spec, got)
+		}
+	}
+	sh(t, e, up(t, e, sandboxer.Spec{User: "1234"}), `: >new && [ "$(stat -c %u .)" = 1234 ]`)
+	sh(t, e, up(t, e, sandboxer.Spec{User: "1234", Workspace: "/srv/work"}), `: >new && [ "$(pwd)" = /srv/work ]`)
+}
+
 func TestRepoIsACopy(t *testing.T) {
 	e := openTest(t)
 	repo := t.TempDir()

@@ -125,7 +125,7 @@ func TestConformance(t *testing.T) {
 	needsGVisor(t)
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	dir := shortDir(t)
-	enforces := []extensiontest.Feature{extensiontest.Disk, extensiontest.Network, extensiontest.Hostname}
+	enforces := []extensiontest.Feature{extensiontest.Disk, extensiontest.Network, extensiontest.Hostname, extensiontest.Owned}
 	if findCgroups(ours("conformance")).usable() {
 		enforces = append(enforces, extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs)
 	}

@@ -425,9 +425,23 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 // inside, where a hostile archive or repository can only harm its own sandbox.
 func (b *box) fill(ctx context.Context, src source) error {
 	ws := b.rec.Workspace
+	who, err := b.user(ctx, b.rec.User)
+	if err != nil {
+		return err
+	}
+	var owner []string // of the workspace and what is brought into it
+	if who.uid != 0 || who.gid != 0 {
+		owner = []string{"--owner", fmt.Sprintf("%d:%d", who.uid, who.gid)}
+	}
+	if owner != nil && src.dir == "" || src == (source{}) && ws != workspaceDefault { // which every root has, as root's
+		args := append(append([]string{agentPath, "untar"}, owner...), ws)
+		if err := b.must(ctx, bytes.NewReader(make([]byte, 1024)), "making the workspace", "/", "root", args...); err != nil { // an empty archive
+			return err
+		}
+	}
 	switch {
 	case src.dir != "":
-		return b.copyIn(ctx, src.dir)
+		return b.copyIn(ctx, src.dir, owner)
 	case src.url != "":
 		args := []string{"git", "-c", "protocol.allow=never", "-c", "protocol.https.allow=always", "-c", "protocol.http.allow=always",
 			"-c", "protocol.git.allow=always", "clone", "--quiet", "--", src.url, ws}
@@ -437,22 +451,19 @@ func (b *box) fill(ctx context.Context, src source) error {
 		if src.ref != "" {
 			return b.git(ctx, ws, "git", "-c", "advice.detachedHead=false", "checkout", "--quiet", src.ref, "--")
 		}
-		return nil
-	case ws != workspaceDefault: // which every root has
-		return b.must(ctx, bytes.NewReader(make([]byte, 1024)), "making the workspace", "/", agentPath, "untar", ws) // an empty archive
 	}
 	return nil
 }
 
 func (b *box) git(ctx context.Context, dir string, args ...string) error {
-	return b.must(ctx, nil, "cloning the repository", dir, args...)
+	return b.must(ctx, nil, "cloning the repository", dir, b.rec.User, args...)
 }
 
 // must runs a command of ours inside the sandbox and turns a failure into an error
 // with the end of what it printed.
-func (b *box) must(ctx context.Context, stdin io.Reader, what, dir string, args ...string) error {
+func (b *box) must(ctx context.Context, stdin io.Reader, what, dir, user string, args ...string) error {
 	var out tail
-	x, err := b.exec(ctx, sandboxer.Cmd{Args: args, Dir: dir, User: "root", Stdin: stdin, Stdout: &out, Stderr: &out,
+	x, err := b.exec(ctx, sandboxer.Cmd{Args: args, Dir: dir, User: user, Stdin: stdin, Stdout: &out, Stderr: &out,
 		Env: map[string]string{"GIT_TERMINAL_PROMPT": "0"}})
 	if err != nil {
 		return err
@@ -726,7 +737,7 @@ func (e *engine) ListRunning(ctx context.Context, owner string) iter.Seq2[sandbo
 
 // copyIn copies a directory of this machine into the workspace, as a tar stream that
 // the agent's program unpacks inside.
-func (b *box) copyIn(ctx context.Context, dir string) error {
+func (b *box) copyIn(ctx context.Context, dir string, owner []string) error {
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
@@ -734,7 +745,8 @@ func (b *box) copyIn(ctx context.Context, dir string) error {
 		packed <- err
 		w.CloseWithError(err)
 	}()
-	err := b.must(ctx, r, "copying "+dir+" into the workspace", "/", agentPath, "untar", b.rec.Workspace)
+	args := append(append([]string{agentPath, "untar"}, owner...), b.rec.Workspace)
+	err := b.must(ctx, r, "copying "+dir+" into the workspace", "/", "root", args...)
 	r.Close() // if the command left early, the packer must not wait for a reader
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return sandboxer.E(sandboxer.Invalid, perr, "input repo: %s cannot be read whole: %v", dir, perr)

@@ -143,6 +143,13 @@ func TestConformance(t *testing.T) {
 	if os.Getuid() != 0 {
 		h.User = s.User
 	}
+	// Another user must be able to pass through to the workspace.
+	h.Enforces = []extensiontest.Feature{extensiontest.Owned}
+	for _, dir := range []string{filepath.Dir(s.Dir), s.Dir} {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
 	extensiontest.Run(t, h)
 	left, _ := filepath.Glob(base + "/sbx-*")
 	locks, _ := filepath.Glob(base + "/.sandboxer/*")

@@ -90,6 +90,12 @@ func TestScripts(t *testing.T) {
 			})
 			return nil
 		},
+		Condition: func(cond string) (bool, error) {
+			if cond == "root" {
+				return os.Getuid() == 0, nil
+			}
+			return false, fmt.Errorf("unknown condition %q", cond)
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"code":     cmdCode,
 			"capture":  cmdCapture,

@@ -48,6 +48,7 @@ func newCmdCreate(f *factory, runF func(context.Context, *createOptions) error) 
 		},
 	}
 	o.register(f, c)
+	o.registerUser(c)
 	c.Flags().StringVar(&o.wait, "wait", "ready", "when to return: ready or `none`")
 	c.Flags().BoolVar(&o.dryRun, "dry-run", false, "show what would be created and what it would cost, and create nothing")
 	complete(c, "wait", "ready", "none")
@@ -211,6 +212,7 @@ func newCmdPlan(f *factory, runF func(context.Context, *planOptions) error) *cob
 		},
 	}
 	o.register(f, c)
+	o.registerUser(c)
 	return c
 }
 

@@ -313,6 +313,9 @@ func newCmdRun(f *factory, runF func(context.Context, *runOptions) error) *cobra
 			if err := o.settle(f, cmd); err != nil {
 				return err
 			}
+			if o.service == "" && o.thread == "" { // it is made for this command: the workspace is its user's
+				o.orderOptions.user = o.guestOptions.user
+			}
 			if len(o.command) == 0 {
 				if !o.tty {
 					return invalid("no command is given, and this is no terminal for a shell").WithHint("write it after --: sandboxer run -- CMD…")

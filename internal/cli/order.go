@@ -32,6 +32,7 @@ type orderOptions struct {
 	pids                    int64
 	maxCost, key            string
 	thread                  string
+	user                    string
 	consumer, consumerKind  string
 	consumerMeta, mounts    []string
 	command                 []string
@@ -65,6 +66,11 @@ func (o *orderOptions) register(f *factory, c *cobra.Command) {
 	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
 }
 
+// registerUser is the flag for the sandbox's user where -u is not the command's.
+func (o *orderOptions) registerUser(c *cobra.Command) {
+	c.Flags().StringVarP(&o.user, "user", "u", "", "`user`, or uid[:gid], of its commands, who also owns the workspace")
+}
+
 // split takes apart "[PROFILE|IMAGE] [-- CMD…]".
 func (o *orderOptions) split(cmd *cobra.Command, args []string) error {
 	dash := cmd.ArgsLenAtDash()
@@ -95,7 +101,7 @@ func (o *orderOptions) request(f *factory, s *session) (api.CreateSandbox, error
 	if err != nil {
 		return api.CreateSandbox{}, err
 	}
-	r := api.CreateSandbox{Profile: o.profile, Image: o.image, Name: o.name, Host: o.host, Key: o.key}
+	r := api.CreateSandbox{Profile: o.profile, Image: o.image, User: o.user, Name: o.name, Host: o.host, Key: o.key}
 	switch {
 	case o.offer == "":
 	case looksLikeImage(o.offer) || o.profile != "":

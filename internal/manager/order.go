@@ -74,6 +74,7 @@ func (o *order) fulfilled(spec sandboxer.Spec, name string, env map[string]strin
 		(r.Name == "" || r.Name == name) &&
 		(r.Image == "" || r.Image == spec.Image) &&
 		(r.Host == "" || r.Host == spec.Host) &&
+		(r.User == "" || r.User == spec.User) &&
 		(len(r.Command) == 0 || slices.Equal(r.Command, spec.Command)) &&
 		(r.Network == nil || r.Network.Mode == spec.Network.Mode && slices.Equal(r.Network.Allow, spec.Network.Allow)) &&
 		is(r.Limits.MilliCPU, spec.Limits.MilliCPU) && is(r.Limits.MemoryBytes, spec.Limits.MemoryBytes) &&
@@ -167,7 +168,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	checks := []error{
 		checkName(req.Name), checkKey(req.Key), checkTTL(prof, req.TTL), checkEnv(req.Env), checkLabels(req.Labels),
 		req.Limits.Check(), m.checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts),
-		checkSize(req),
+		checkUser(req.User), checkSize(req),
 	}
 	for _, err := range checks {
 		if err != nil {
@@ -181,6 +182,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	spec := m.blank(prof)
 	spec.ID, spec.Inputs, spec.Host, spec.Consumer = o.id, inputs, req.Host, req.Consumer
 	spec.Image = cmp.Or(req.Image, prof.Image)
+	spec.User = cmp.Or(req.User, prof.User)
 	spec.Env = merge(prof.Env, req.Env)
 	spec.Labels = merge(prof.Labels, req.Labels)
 	spec.Mounts = slices.Concat(prof.Mounts, req.Mounts)
@@ -431,6 +433,15 @@ func (m *Manager) holds(p sandboxer.Principal, prof sandboxer.Profile, spec sand
 	}
 	return sandboxer.E(sandboxer.Denied, err, "%s has more than profile %s gives now: %s", what, prof.ID, sandboxer.Message(err)).
 		WithHint("ask an administrator, or restore it on a profile that gives as much")
+}
+
+// checkUser refuses what cannot be a user; whether there is such a one, the backend knows.
+func checkUser(user string) error {
+	if len(user) > 64 || strings.ContainsFunc(user, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) || strings.HasPrefix(user, "-") ||
+		strings.HasPrefix(user, ":") || strings.Count(user, ":") > 1 {
+		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a user: want a name or uid[:gid]", user)
+	}
+	return nil
 }
 
 // checkNetwork refuses a policy that reaches more than the profile's.

@@ -99,6 +99,8 @@ func (p *pool) refuses(o *order) string {
 		return "its ID was chosen"
 	case o.spec.Image != prof.Image:
 		return "another image"
+	case o.spec.User != prof.User:
+		return "another user"
 	case !slices.Equal(o.spec.Command, prof.Command):
 		return "another command"
 	case o.spec.Limits != prof.Limits:
