@@ -269,9 +269,11 @@ func (m *Manager) stir(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause
 	hopeless := slices.Contains([]sandboxer.Kind{sandboxer.Unsupported, sandboxer.Invalid, sandboxer.Failed, sandboxer.Denied}, kind)
 	why := ending{reason: sandboxer.ReasonLost, message: says[sandboxer.ReasonLost]}
 	switch {
-	case torn, sb.Pause.Attempts > 0:
+	case torn:
 		return nil, m.postpone(ctx, sb, cause)
-	case kind == sandboxer.NotFound:
+	case kind == sandboxer.NotFound: // its object is gone, however often it was tried
+	case sb.Pause.Attempts > 0:
+		return nil, m.postpone(ctx, sb, cause)
 	case sb.Pause.Cause == sandboxer.ReasonExpired && (hopeless || time.Since(sb.Pause.At) > patience):
 		why = ending{reason: sandboxer.ReasonExpired, message: "its time to live ran out, and it could not be paused: " + sandboxer.Message(cause)}
 	case sb.Pause.Cause == sandboxer.ReasonExpired:

@@ -494,3 +494,34 @@ func TestPortsAfterResume(t *testing.T) {
 	r.destroy(wakes.ID)
 	r.clean()
 }
+
+// A sandbox that could not be resumed, and whose object is gone since, is lost: it does not
+// wait for the end of its time to be frozen again.
+func TestGoneWhilePausingAgain(t *testing.T) {
+	r := newRig(t, nil)
+	sb := r.create(sandboxer.CreateRequest{})
+	if _, err := r.Pause(acme, sb.ID, PauseRequest{Depth: sandboxer.PauseFreeze}); err != nil {
+		t.Fatal(err)
+	}
+	r.world.Inject(fake.Fault{Verb: fake.VerbResume, Kind: sandboxer.Invalid}, fake.Fault{Verb: fake.VerbPause, Kind: sandboxer.Unavailable})
+	if _, err := r.Resume(acme, sb.ID, ResumeRequest{}); err == nil {
+		t.Fatal("it was resumed")
+	}
+	if got := r.get(sb.ID); got.State != sandboxer.Pausing {
+		t.Fatalf("it is %s", got.State)
+	}
+	r.world.Forgive()
+	r.world.Kill(sb.ID)
+	for end := time.Now().Add(time.Minute); r.get(sb.ID).State != sandboxer.Terminated; {
+		if time.Now().After(end) {
+			t.Fatalf("it is %+v", r.get(sb.ID))
+		}
+		if _, err := r.Sweep(admin); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := r.get(sb.ID); got.Reason != sandboxer.ReasonLost {
+		t.Errorf("it ended as %s: %s", got.Reason, got.Message)
+	}
+	r.sound(0)
+}
