@@ -434,7 +434,7 @@ func (b *box) donate(ctx context.Context, n int) (conns []*agent.PipeConn, err e
 		conns = append(conns, ours)
 	}
 	count := strconv.Itoa(2 * n)
-	if b.awake.Load() {
+	if b.awake.Load() && aboveLimits(b.c.Spec.Process.Args) { // one that was saved by an older build knows nothing of that
 		if ws, err := b.run(ctx, ownCapabilities, files, pausePath, "donate", agentSocket(b.rec.AgentMount), count); err != nil || ws == 0 {
 			return conns, err
 		}

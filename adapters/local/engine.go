@@ -31,6 +31,7 @@ import (
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/container"
 	"gvisor.dev/gvisor/runsc/specutils"
+	"gvisor.dev/gvisor/runsc/version"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
@@ -130,7 +131,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	if _, err := e.skeleton(); err != nil {
 		return nil, err
 	}
-	if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonInUse); err != nil {
+	if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonInUse, noSkeleton); err != nil {
 		e.warn("old skeletons stay", err)
 	}
 	if e.images, err = e.newImageStore(e.dir("image")); err != nil {
@@ -139,6 +140,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	if e.unlock, err = prepareProcess(runnerPath, e.dir("null")); err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "this process cannot be prepared for gVisor")
 	}
+	e.warnOfOtherVersions()
 	if err := e.reconnect(ctx); err != nil && env.Log != nil {
 		env.Log.Warn("sandboxes without network", "extension", env.Extension, "err", err)
 	}
@@ -166,7 +168,7 @@ func (e *engine) skeleton() (*skeleton, error) {
 	}
 	if e.skel != nil && s.digest != e.skel.digest {
 		e.former[e.skel.digest] = time.Now()
-		if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonStays(s.digest)); err != nil {
+		if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonStays(s.digest), noSkeleton); err != nil {
 			e.warn("old skeletons stay", err)
 		}
 	}
@@ -185,6 +187,23 @@ func (e *engine) warn(what string, err error) {
 func (e *engine) skeletonStays(current string) func(digest string) bool {
 	return func(digest string) bool {
 		return digest == current || time.Since(e.former[digest]) < 10*time.Minute || strings.HasPrefix(digest, ".new-") || e.skeletonInUse(digest)
+	}
+}
+
+// warnOfOtherVersions says at the start what cannot be restored by this program, while the
+// program that can is perhaps still at hand.
+func (e *engine) warnOfOtherVersions() {
+	entries, _ := os.ReadDir(e.dir("snapshot"))
+	others := map[string]int{}
+	for _, d := range entries {
+		if r, err := readReceipt(e.dir("snapshot", d.Name())); err == nil && r.Snapshot.Meta["gvisor"] != version.Version() {
+			others[r.Snapshot.Meta["gvisor"]]++
+		}
+	}
+	for v, n := range others {
+		e.warn("snapshots and pauses to disk that another version of gVisor saved cannot be restored by this program; "+
+			"to keep them, stop it, start the program that saved them, resume or restore them there, and save their files (snapshot create), which any version restores",
+			fmt.Errorf("%d of gVisor %s; this program has %s", n, v, version.Version()))
 	}
 }
 
@@ -216,7 +235,9 @@ func (e *engine) Close() error {
 	e.cgroups.removeRoots()
 	specutils.UnmountNullNetNS(e.dir("run"))
 	_ = os.Remove(filepath.Join(e.dir("run"), specutils.NullNetNSFilename))
-	return removeSkeletons(e.dir("skel"), e.mounts(), func(string) bool { return false })
+	// What was saved is restored with the root that it had, and no other.
+	saved, _, err := e.savedRoots()
+	return removeSkeletons(e.dir("skel"), e.mounts(), noSkeleton, func(digest string) bool { return err != nil || slices.Contains(saved, digest) })
 }
 
 func (e *engine) dir(elem ...string) string {
@@ -678,7 +699,7 @@ func firstProcess(fuse time.Time) []string {
 }
 
 // bundle writes the OCI bundle that gVisor's children read again, and returns it.
-func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image, args []string, agentMount bool) (string, error) {
+func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image, agentMount bool, from *saved) (string, error) {
 	env := []string{"PATH=" + e.path(img), "HOME=/root", "SANDBOXER=true", "SANDBOXER_ID=" + spec.ID}
 	if img != nil {
 		env = mergeEnv(env, img.config.Env)
@@ -695,7 +716,7 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 		Version: "1.0.0",
 		Root:    &specs.Root{},
 		Process: &specs.Process{
-			Args: args,
+			Args: firstProcess(spec.Fuse),
 			Cwd:  "/",
 			Env:  env,
 			Capabilities: &specs.LinuxCapabilities{
@@ -746,6 +767,11 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: agentDir, Source: skel.agent(), Type: "bind", Options: []string{"bind", "ro"}})
 	} else if img != nil {
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: layerMount, Source: filepath.Join(skel.root, "mnt"), Type: "bind", Options: []string{"bind", "ro"}})
+	}
+	if from != nil {
+		if err := from.dress(s, skel); err != nil {
+			return "", err
+		}
 	}
 	dir := e.dir("box", name)
 	data, err := json.Marshal(s)

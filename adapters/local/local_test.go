@@ -74,7 +74,7 @@ func shortDir(t testing.TB) string {
 	t.Cleanup(func() {
 		// What a test that failed leaves must not hinder the next.
 		e := &engine{env: sandboxer.Env{Dir: dir}}
-		if err := removeSkeletons(e.dir("skel"), e.mounts(), func(string) bool { return false }); err != nil {
+		if err := removeSkeletons(e.dir("skel"), e.mounts(), noSkeleton, noSkeleton); err != nil {
 			t.Error(err)
 		}
 		if err := unmountBelow(dir); err != nil {

@@ -331,11 +331,10 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "configuring gVisor failed")
 	}
-	args := firstProcess(spec.Fuse)
-	if from != nil {
-		args = from.Args
+	dir, err := e.bundle(name, spec, skel, img, rec.AgentMount, from)
+	if _, told := errors.AsType[*sandboxer.Error](err); told {
+		return nil, err
 	}
-	dir, err := e.bundle(name, spec, skel, img, args, rec.AgentMount)
 	if err != nil {
 		return nil, diskError(err, "writing the sandbox's bundle")
 	}

@@ -292,10 +292,14 @@ func walkable(at string) error {
 	return nil
 }
 
+// noSkeleton is none of them.
+func noSkeleton(string) bool { return false }
+
 // removeSkeletons unmounts and removes every skeleton in dir and mounts but those in
-// keep. Sandboxes hold their own reference to the mounts, so this does not disturb
+// keep; of those in rest only the mounts go. Sandboxes hold their own reference to the
+// mounts, so this does not disturb
 // them.
-func removeSkeletons(dir, mounts string, keep func(digest string) bool) error {
+func removeSkeletons(dir, mounts string, keep, rest func(digest string) bool) error {
 	var errs []error
 	for _, d := range []string{mounts, dir} {
 		entries, err := os.ReadDir(d)
@@ -303,7 +307,7 @@ func removeSkeletons(dir, mounts string, keep func(digest string) bool) error {
 			return err
 		}
 		for _, e := range entries {
-			if keep(e.Name()) {
+			if keep(e.Name()) || d == dir && rest(e.Name()) {
 				continue
 			}
 			p := filepath.Join(d, e.Name())

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,6 +46,85 @@ type saved struct {
 	Record record   `json:"record"` // of the sandbox that was saved
 	Args   []string `json:"args"`   // of its first process; gVisor restores no other
 	Shown  []string `json:"shown"`  // the machine's directories in its skeleton
+
+	// Process, Mounts and Annotations are those it ran with: gVisor compares them. They are
+	// absent in what builds saved that did not write them down.
+	Process     *specs.Process    `json:"process,omitempty"` // without its environment, which may differ
+	Mounts      []specs.Mount     `json:"mounts,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// keep notes what gVisor will compare with what the sandbox is restored with.
+func (s *saved) keep(ran *specs.Spec) {
+	p := *ran.Process
+	p.Env = nil
+	s.Process, s.Mounts, s.Annotations = &p, ran.Mounts, ran.Annotations
+}
+
+// Builds that did not write down what a sandbox ran with had one of two sets of
+// capabilities, and the arguments of the first process tell which. These lists are what
+// those builds had, whatever today's sandboxes have.
+var (
+	formerCapabilities = []string{"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
+		"CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT"}
+	formerOwnCapabilities = append(slices.Clone(formerCapabilities), "CAP_SYS_RESOURCE")
+)
+
+// aboveLimits reports whether a first process is one whose agent is above the limits: since
+// then, too, the program that waits can hand over connections.
+func aboveLimits(args []string) bool { return slices.Contains(args, "--above-limits") }
+
+// dress gives the spec of a new sandbox what the saved one ran with, as far as gVisor
+// compares it. What the new one has besides stays: its name, its environment, and where
+// directories and files of this machine are now.
+func (s *saved) dress(spec *specs.Spec, skel *skeleton) error {
+	spec.Process.Args = s.Args
+	if s.Process == nil {
+		had := formerCapabilities
+		if aboveLimits(s.Args) {
+			had = formerOwnCapabilities
+		}
+		spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: had, Effective: had, Permitted: had}
+		return nil
+	}
+	env := spec.Process.Env
+	p := *s.Process
+	p.Args, p.Env = s.Args, env
+	spec.Process = &p
+	now := map[string]string{}
+	for _, m := range spec.Mounts {
+		if m.Type == "bind" {
+			now[m.Destination] = m.Source
+		}
+	}
+	now[layerMount] = filepath.Join(skel.root, "mnt")
+	for _, d := range skel.shown {
+		now[d] = d
+	}
+	mounts := make([]specs.Mount, 0, len(s.Mounts))
+	for _, m := range s.Mounts {
+		if m.Type == "bind" {
+			source, ok := now[m.Destination]
+			if !ok {
+				return sandboxer.E(sandboxer.Unsupported, nil, "the saved sandbox had a directory of this machine at %q, which this version does not give", m.Destination).
+					WithHint("restore it with the version that saved it, or take its files: sandboxer restore --kind portable")
+			}
+			m.Source = source
+		}
+		mounts = append(mounts, m)
+	}
+	spec.Mounts = mounts
+	annotations := map[string]string{}
+	for k, v := range s.Annotations {
+		annotations[k] = v
+	}
+	for _, k := range []string{"dev.gvisor.spec.rootfs.source", "dev.gvisor.spec.rootfs.overlay"} { // where things are now
+		if v, ok := spec.Annotations[k]; ok {
+			annotations[k] = v
+		}
+	}
+	spec.Annotations = annotations
+	return nil
 }
 
 func (s *saved) image() string { return filepath.Join(s.dir, "image") }
@@ -112,6 +192,7 @@ func (e *engine) save(ctx context.Context, b *box, dir, id string) (*receipt, er
 	current := e.skel
 	e.mu.Unlock()
 	s := saved{dir: dir, Record: rec, Args: b.c.Spec.Process.Args, Shown: current.shown}
+	s.keep(b.c.Spec)
 	if rec.Skeleton != current.digest {
 		s.Shown = shownIn(b.c.Spec.Mounts, filepath.Join(e.mounts(), rec.Skeleton))
 	}

@@ -5,8 +5,10 @@ package local
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -16,6 +18,8 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"gvisor.dev/gvisor/runsc/version"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/images/registrytest"
@@ -340,4 +344,113 @@ func (l *lockedBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
+}
+
+// What was saved has its root after the last sandbox is gone, its server has stopped, and
+// another build with another agent has started.
+func TestSavedRootStays(t *testing.T) {
+	needsGVisor(t)
+	dir := shortDir(t)
+	e := openIn(t, dir, ours("test"))
+	h := up(t, e, sandboxer.Spec{})
+	sh(t, e, h, "echo kept >/workspace/f")
+	s, err := e.Snapshot(t.Context(), h, "saved")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Teardown(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(filepath.Join(helpers, "sandboxer-agent"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	newer := filepath.Join(t.TempDir(), "sandboxer-agent")
+	if err := os.WriteFile(newer, append(program, "another build"...), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	e = openIn(t, dir, ours("test"), func(c *Config) { c.Agent = newer })
+	defer e.Close()
+	spec := sandboxer.Spec{ID: sandboxer.NewID(), Generation: 1, Owner: e.env.Owner}
+	copied, err := e.RestoreFromSnapshot(t.Context(), spec, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if _, err := e.Teardown(context.Background(), copied); err != nil {
+			t.Error(err)
+		}
+	}()
+	if got := sh(t, e, copied, "cat /workspace/f"); got != "kept" {
+		t.Errorf("the copy has %q", got)
+	}
+	if err := e.DropSnapshot(t.Context(), s); err != nil {
+		t.Error(err)
+	}
+}
+
+// A start says what this program's gVisor cannot restore.
+func TestOtherVersionsAreTold(t *testing.T) {
+	var log bytes.Buffer
+	e := &engine{env: sandboxer.Env{Dir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	for id, v := range map[string]string{"old1": "v0-old", "old2": "v0-old", "same": version.Version()} {
+		if err := os.MkdirAll(e.dir("snapshot", id), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := writeDurably(e.dir("snapshot", id, receiptFile), receipt{Snapshot: sandboxer.Snapshot{SnapshotID: id, Meta: map[string]string{"gvisor": v}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.warnOfOtherVersions()
+	if got := log.String(); strings.Count(got, "WARN") != 1 || !strings.Contains(got, "2 of gVisor v0-old") || !strings.Contains(got, "start the program that saved them") {
+		t.Errorf("it says %s", got)
+	}
+}
+
+// What builds saved that did not write down what a sandbox ran with gets what those had.
+func TestSavedByFormerBuilds(t *testing.T) {
+	for text, want := range map[string]int{
+		// As commits 069dcec and 8c597fc wrote it.
+		`{"record":{"owner":"o","sandbox_id":"x","generation":1,"skeleton":"0123456789abcdef","network":{},"limits":{},"workspace":"/workspace","ready":true},"args":["/.sandboxer/pause","0","/.sandboxer/sandboxer-agent","init","--listen","donate:/.sandboxer/agent.sock"],"shown":["/usr"]}`:                  12,
+		`{"record":{"owner":"o","sandbox_id":"x","generation":1,"skeleton":"0123456789abcdef","network":{},"limits":{},"workspace":"/workspace","ready":true},"args":["/.sandboxer/pause","0","/.sandboxer/sandboxer-agent","init","--above-limits","--listen","donate:/.sandboxer/agent.sock"],"shown":["/usr"]}`: 13,
+	} {
+		name := filepath.Join(t.TempDir(), savedFile)
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var s saved
+		if err := readJSON(name, &s); err != nil {
+			t.Fatal(err)
+		}
+		spec := &specs.Spec{Process: &specs.Process{Env: []string{"A=b"}}, Mounts: []specs.Mount{{Destination: "/proc"}}}
+		if err := s.dress(spec, &skeleton{root: "/r"}); err != nil {
+			t.Fatal(err)
+		}
+		if got := spec.Process.Capabilities.Bounding; len(got) != want || len(spec.Process.Args) != len(s.Args) || len(spec.Mounts) != 1 {
+			t.Errorf("%q, %+v; want %d", got, spec.Process, want)
+		}
+	}
+	// Since then it is written down: mounts with where they are now, and nothing that is not given.
+	s := saved{Args: []string{"a"}}
+	s.keep(&specs.Spec{
+		Process: &specs.Process{Env: []string{"SECRET=x"}, Cwd: "/was", Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_KILL"}}},
+		Mounts:  []specs.Mount{{Destination: "/usr", Type: "bind", Source: "/old/usr", Options: []string{"ro"}}, {Destination: "/dev/shm", Type: "tmpfs", Options: []string{"size=1"}}},
+	})
+	if data, err := json.Marshal(s); err != nil || bytes.Contains(data, []byte("SECRET")) {
+		t.Errorf("%s, %v", data, err)
+	}
+	spec := &specs.Spec{Process: &specs.Process{Env: []string{"A=b"}, Capabilities: &specs.LinuxCapabilities{}}, Mounts: []specs.Mount{{Destination: "/dev/shm", Type: "tmpfs"}}}
+	if err := s.dress(spec, &skeleton{root: "/r", shown: []string{"/usr"}}); err != nil {
+		t.Fatal(err)
+	}
+	if p := spec.Process; p.Cwd != "/was" || p.Env[0] != "A=b" || p.Capabilities.Bounding[0] != "CAP_KILL" || spec.Mounts[0].Source != "/usr" || spec.Mounts[1].Options[0] != "size=1" {
+		t.Errorf("%+v %+v", spec.Process, spec.Mounts)
+	}
+	s.Mounts[0].Destination = "/strange"
+	if err := s.dress(spec, &skeleton{root: "/r"}); sandboxer.KindOf(err) != sandboxer.Unsupported {
+		t.Errorf("a mount that is not given: %v", err)
+	}
 }
