@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -55,6 +56,9 @@ type image struct {
 type imageStore struct {
 	dir   string
 	store *images.Store
+	// whole are the images whose files were read through since the start, by key: their
+	// numbers (*os.FileInfo).
+	whole sync.Map
 	// overdue says that the store has grown since it was pruned.
 	overdue atomic.Bool
 }
@@ -220,7 +224,7 @@ func (s *imageStore) get(ctx context.Context, ref string, vouched bool) (_ *imag
 		return nil, err
 	}
 	defer unlock()
-	if _, err := os.Stat(img.path); err == nil {
+	if s.isWhole(key) {
 		grown = false
 	} else {
 		if err := s.convert(ctx, key, ref, src); err != nil {
@@ -387,7 +391,56 @@ func (s *imageStore) convert(ctx context.Context, key, ref string, src imageSour
 	if err := errors.Join(f.Chmod(0o444), f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), filepath.Join(s.dir, key+".erofs"))
+	sum, err := sha256File(f.Name())
+	if err != nil {
+		return err
+	}
+	if err := writeDurably(s.sumFile(key), sum); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), filepath.Join(s.dir, key+".erofs")); err != nil {
+		return err
+	}
+	if fi, err := os.Stat(filepath.Join(s.dir, key+".erofs")); err == nil {
+		s.whole.Store(key, fi)
+	}
+	return syncDir(s.dir)
+}
+
+func (s *imageStore) sumFile(key string) string { return filepath.Join(s.dir, key+images.SumSuffix) }
+
+// isWhole reports whether the image called key is here as it was made. Its file is read
+// through on its first use after a start: a crash of the machine may have cut it short, and
+// disks forget. gVisor would run whatever is in it.
+func (s *imageStore) isWhole(key string) bool {
+	name := filepath.Join(s.dir, key+".erofs")
+	fi, err := os.Stat(name)
+	if err != nil {
+		return false
+	}
+	if seen, ok := s.whole.Load(key); ok && os.SameFile(seen.(fs.FileInfo), fi) && seen.(fs.FileInfo).Size() == fi.Size() {
+		return true
+	}
+	var want string
+	if readJSON(s.sumFile(key), &want) != nil {
+		return false
+	}
+	if got, err := sha256File(name); err != nil || got != want {
+		return false
+	}
+	s.whole.Store(key, fi)
+	return true
+}
+
+func sha256File(name string) (string, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	_, err = io.Copy(sum, f)
+	return hex.EncodeToString(sum.Sum(nil)), err
 }
 
 // imageSource is an opened image: what identifies its content, its configuration,

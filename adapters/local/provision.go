@@ -327,6 +327,9 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	if err := e.writeRecord(name, rec); err != nil {
 		return nil, diskError(err, "writing the sandbox's record")
 	}
+	if err := os.MkdirAll(e.layers(), 0o700); err != nil { // somebody may have removed it
+		return nil, diskError(err, "making the directory of writable layers")
+	}
 	conf, err := e.conf(spec.Limits)
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "configuring gVisor failed")

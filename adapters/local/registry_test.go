@@ -466,3 +466,49 @@ func TestImagesOfTheOperator(t *testing.T) {
 		t.Errorf("anybody gets %s, the operator %s; the registry was asked %q", anybodys.path, theirs.path, asked)
 	}
 }
+
+// A converted image that a crash or the disk damaged is made again, and a directory that
+// somebody removed, too.
+func TestDamagedImagesAreMadeAgain(t *testing.T) {
+	needsGVisor(t)
+	reg := registrytest.New(t)
+	ref := reg.Push(t, "team/app:1", appImage(t, v1.Config{}))
+	dir := shortDir(t)
+	e := openImages(t, dir, nil)
+	if got := sh(t, e, up(t, e, sandboxer.Spec{Image: ref}), "echo fine"); got != "fine" {
+		t.Fatal(got)
+	}
+	found, err := filepath.Glob(e.dir("image", "*.erofs"))
+	if err != nil || len(found) != 1 {
+		t.Fatal(found, err)
+	}
+	want, err := os.ReadFile(found[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, damage := range map[string]func() error{
+		"cut":           func() error { return os.WriteFile(found[0], want[:len(want)/2], 0o444) },
+		"flipped":       func() error { b := bytes.Clone(want); b[len(b)/2] ^= 1; return os.WriteFile(found[0], b, 0o444) },
+		"without a sum": func() error { return os.Remove(strings.TrimSuffix(found[0], ".erofs") + images.SumSuffix) },
+		"no layers":     func() error { return os.RemoveAll(e.layers()) },
+	} {
+		// Not written over: what runs has it mapped.
+		if err := errors.Join(os.Rename(found[0], found[0]+".was"), replaceFile(found[0], want), damage()); err != nil {
+			t.Fatal(err)
+		}
+		_ = os.Remove(found[0] + ".was")
+		if what != "no layers" {
+			e.images.whole.Clear() // a start
+		}
+		if got := sh(t, e, up(t, e, sandboxer.Spec{Image: ref}), "echo fine"); got != "fine" {
+			t.Errorf("%s: %q", what, got)
+		}
+		is, err := os.ReadFile(found[0])
+		if key := strings.TrimSuffix(filepath.Base(found[0]), ".erofs"); err != nil || len(is) != len(want) || !e.images.isWhole(key) {
+			t.Errorf("%s: the image has %d bytes, not %d: %v", what, len(is), len(want), err)
+		}
+	}
+}
+
+// replaceFile puts another file in the place of one that is in use.
+func replaceFile(name string, data []byte) error { return os.WriteFile(name, data, 0o644) }

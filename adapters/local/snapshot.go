@@ -420,6 +420,12 @@ func (e *engine) savedImage(ctx context.Context, s *saved) (*image, error) {
 		release()
 		return nil, sandboxer.E(sandboxer.Failed, err, "the image of the saved sandbox, %s, is gone from this machine", s.Record.Image)
 	}
+	key := strings.TrimSuffix(s.Record.ImageFile, ".erofs")
+	if _, err := os.Stat(e.images.sumFile(key)); err == nil && !e.images.isWhole(key) { // builds before had none
+		release()
+		return nil, sandboxer.E(sandboxer.Failed, nil, "the image of the saved sandbox, %s, is damaged on this machine", s.Record.Image).
+			WithHint("create a sandbox with that image: it is made again")
+	}
 	return img, nil
 }
 

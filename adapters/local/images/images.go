@@ -12,6 +12,7 @@
 //	partial/<sha256>   layers that are being fetched, or were when a broker died
 //	refs/<digest>      what references stood for when they were last asked about
 //	<key>.erofs        images ready to run; made and named by the caller
+//	<key>.sum          what the caller knows them by
 //	<key>.tmp/         where one is being made
 //	lock, <key>.lock   see Hold and Lock
 package images
@@ -463,6 +464,10 @@ func (s *Store) Prune() (done bool, err error) {
 			add(path, fi)
 		case strings.HasSuffix(name, ".tmp"), strings.HasPrefix(name, ".new-"):
 			errs = append(errs, os.RemoveAll(path)) // nobody is making it: it would hold the store
+		case strings.HasSuffix(name, SumSuffix):
+			if _, err := os.Lstat(strings.TrimSuffix(path, SumSuffix) + ".erofs"); errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, os.Remove(path))
+			}
 		case strings.HasSuffix(name, ".lock"):
 			errs = append(errs, os.Remove(path))
 		}
@@ -486,6 +491,9 @@ func (s *Store) Prune() (done bool, err error) {
 			errs = append(errs, err)
 			continue
 		}
+		if key, ok := strings.CutSuffix(it.path, ".erofs"); ok {
+			_ = os.Remove(key + SumSuffix) // what is left of it, the next one removes
+		}
 		total -= it.size
 	}
 	errs = append(errs, eachFile(s.path("refs"), func(path string, fi fs.FileInfo) {
@@ -495,6 +503,9 @@ func (s *Store) Prune() (done bool, err error) {
 	}))
 	return true, errors.Join(errs...)
 }
+
+// SumSuffix ends the name of the file that goes with an image's and is removed with it.
+const SumSuffix = ".sum"
 
 const (
 	partialAge = 7 * 24 * time.Hour
