@@ -91,6 +91,7 @@ var owners = map[string][]string{
 	"github.com/pressly/goose/v3":              {"internal/sqlstore"},
 	"golang.org/x/sync":                        {"internal/sqlstore"},
 	"github.com/spf13/cobra":                   {"internal/cli"},
+	"github.com/spf13/pflag":                   {"internal/cli"},
 	"golang.org/x/term":                        {"internal/cli", "internal/sshrun"},
 	"go.yaml.in/yaml/v4":                       {"internal/catalog", "internal/cli", "adapters/composessh/..."},
 	"github.com/compose-spec/compose-go/v2":    {"adapters/composessh/..."},
