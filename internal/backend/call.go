@@ -197,9 +197,9 @@ func (g *gate) shut() {
 	}
 	written := make(chan struct{})
 	go func() {
-		g.mu.Lock()
-		g.mu.Unlock() //nolint:staticcheck // nobody writes any more
+		g.mu.Lock() // when nobody writes any more
 		close(written)
+		g.mu.Unlock()
 	}()
 	select {
 	case <-written:

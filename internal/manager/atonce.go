@@ -92,13 +92,6 @@ func (u *usage) begin(sandbox, tenant string, p sandboxer.Principal) (end func()
 	}), nil
 }
 
-// of returns how many there are for a tenant.
-func (u *usage) of(tenant string) int {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.tenants[tenant]
-}
-
 func less(m map[string]int, k string) {
 	if m[k]--; m[k] <= 0 {
 		delete(m, k)

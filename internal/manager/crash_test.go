@@ -322,15 +322,6 @@ func insist(f func() error) error {
 	}
 }
 
-func liveObjects(ext sandboxer.Extension, owner string) (handles []sandboxer.Handle) {
-	for h, err := range ext.(sandboxer.Lister).ListRunning(context.Background(), owner) {
-		if err == nil {
-			handles = append(handles, h)
-		}
-	}
-	return handles
-}
-
 // crashes says how each point is reached.
 var crashes = map[point]string{
 	pRecord: "create", pProvision: "create", pHandle: "create", pReady: "create", pRunning: "create",
