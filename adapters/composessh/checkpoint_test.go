@@ -52,10 +52,12 @@ func checkpoint(t testing.TB, e *engine, h sandboxer.Handle) (c sandboxer.Conten
 	return c, out.Bytes()
 }
 
+// inService runs a script as the service's own user: root has no capabilities in a service
+// of another user that may gain none.
 func inService(t testing.TB, e *engine, h sandboxer.Handle, service, script string) string {
 	t.Helper()
 	var out, errs strings.Builder
-	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Service: service, User: "0", Stdout: &out, Stderr: &errs})
+	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Service: service, Stdout: &out, Stderr: &errs})
 	if err != nil || x.Code != 0 {
 		t.Fatalf("in %s: %+v, %v, %s", service, x, err, &errs)
 	}
