@@ -201,14 +201,19 @@ func (n *Net) resolve(ctx context.Context, q dnsmessage.Question) (code dnsmessa
 			continue // nobody asked for it
 		}
 		var ip netip.Addr
+		may := func(ip netip.Addr) bool { return policy.tells(ip) && !n.own(ip) }
 		switch b := r.Body.(type) {
 		case *dnsmessage.AResource:
 			ip = netip.AddrFrom4(b.A)
 		case *dnsmessage.AAAAResource:
 			ip = netip.AddrFrom16(b.AAAA)
+		case *dnsmessage.HTTPSResource:
+			blocked = !hints(&b.SVCBResource, may) || blocked
+		case *dnsmessage.SVCBResource:
+			blocked = !hints(b, may) || blocked
 		}
 		if ip.IsValid() {
-			if !policy.tells(ip) || n.own(ip) {
+			if !may(ip) {
 				blocked = true
 				continue
 			}
@@ -224,6 +229,46 @@ func (n *Net) resolve(ctx context.Context, q dnsmessage.Question) (code dnsmessa
 		n.pins.add(t.ip, name, t.ttl, now)
 	}
 	return m.RCode, answers, blocked
+}
+
+// hints takes the addresses that may not be told out of the hints of b (RFC 9460, section
+// 7.3), and reports whether there were none. A hint that is left empty, or is no list of
+// addresses, goes as a whole, also from the keys that a client must understand.
+func hints(b *dnsmessage.SVCBResource, told func(netip.Addr) bool) (all bool) {
+	all = true
+	for key, size := range map[dnsmessage.SVCParamKey]int{dnsmessage.SVCParamIPv4Hint: 4, dnsmessage.SVCParamIPv6Hint: 16} {
+		list, ok := b.GetParam(key)
+		if !ok {
+			continue
+		}
+		var keep []byte
+		for a := range slices.Chunk(list, size) {
+			if ip, ok := netip.AddrFromSlice(a); ok && len(a) == size && told(ip) {
+				keep = append(keep, a...)
+			}
+		}
+		if len(keep) == len(list) {
+			continue
+		}
+		all = false
+		if len(keep) > 0 {
+			b.SetParam(key, keep)
+			continue
+		}
+		b.DeleteParam(key)
+		if must, ok := b.GetParam(dnsmessage.SVCParamMandatory); ok {
+			var rest []byte
+			for k := range slices.Chunk(must, 2) {
+				if len(k) == 2 && binary.BigEndian.Uint16(k) != uint16(key) {
+					rest = append(rest, k...)
+				}
+			}
+			if b.DeleteParam(dnsmessage.SVCParamMandatory); len(rest) > 0 {
+				b.SetParam(dnsmessage.SVCParamMandatory, rest)
+			}
+		}
+	}
+	return all
 }
 
 // domain is a name as policies write it.

@@ -4,6 +4,7 @@ package usernet
 
 import (
 	"net/netip"
+	"reflect"
 	"testing"
 	"time"
 
@@ -42,6 +43,35 @@ func TestPolicyDials(t *testing.T) {
 	} {
 		if got := tc.p.dials(netip.MustParseAddrPort(tc.to), tc.names); got != tc.want {
 			t.Errorf("%s %v %s %v: %t", tc.p.mode, tc.p.list, tc.to, tc.names, got)
+		}
+	}
+}
+
+// TestHints: what may not be reached is not told by way of a service's hints either.
+func TestHints(t *testing.T) {
+	public := policy(t, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic})
+	v4 := func(list ...string) (out []byte) {
+		for _, s := range list {
+			out = append(out, netip.MustParseAddr(s).AsSlice()...)
+		}
+		return out
+	}
+	for _, tc := range []struct {
+		name       string
+		give, want []dnsmessage.SVCParam
+		all        bool
+	}{
+		{"public", []dnsmessage.SVCParam{{Key: 1, Value: []byte("\x02h2")}, {Key: 4, Value: v4("203.0.113.1")}, {Key: 6, Value: v4("2001:db8::1")}},
+			[]dnsmessage.SVCParam{{Key: 1, Value: []byte("\x02h2")}, {Key: 4, Value: v4("203.0.113.1")}, {Key: 6, Value: v4("2001:db8::1")}}, true},
+		{"some", []dnsmessage.SVCParam{{Key: 4, Value: v4("169.254.169.254", "203.0.113.1", "10.0.0.1")}}, []dnsmessage.SVCParam{{Key: 4, Value: v4("203.0.113.1")}}, false},
+		{"none left", []dnsmessage.SVCParam{{Key: 0, Value: []byte{0, 1, 0, 4}}, {Key: 1, Value: []byte("\x02h2")}, {Key: 4, Value: v4("192.168.1.1")}, {Key: 6, Value: v4("fd00:ec2::254")}},
+			[]dnsmessage.SVCParam{{Key: 0, Value: []byte{0, 1}}, {Key: 1, Value: []byte("\x02h2")}}, false},
+		{"only that", []dnsmessage.SVCParam{{Key: 0, Value: []byte{0, 4}}, {Key: 4, Value: v4("127.0.0.1")}}, nil, false},
+		{"no list", []dnsmessage.SVCParam{{Key: 4, Value: []byte{10, 0, 0}}, {Key: 6, Value: v4("::ffff:10.0.0.1", "2001:db8::1")[:20]}}, nil, false},
+	} {
+		b := &dnsmessage.SVCBResource{Params: tc.give}
+		if all := hints(b, public.tells); all != tc.all || len(b.Params) != len(tc.want) || len(tc.want) > 0 && !reflect.DeepEqual(b.Params, tc.want) {
+			t.Errorf("%s: %t, %v; want %t, %v", tc.name, all, b.Params, tc.all, tc.want)
 		}
 	}
 }
