@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
@@ -123,6 +124,28 @@ var (
 	errNoEngine = errors.New("the engine is not there")
 )
 
+// carried returns args in a form that reaches a container as it is. An engine's API is
+// JSON, in which bytes that are no UTF-8 become something else; a shell inside makes them
+// out of what printf's %b reads.
+func carried(args []string) []string {
+	if !slices.ContainsFunc(args, func(a string) bool { return !utf8.ValidString(a) }) {
+		return args
+	}
+	out := []string{"sh", "-c", `i=$#; while [ "$i" -gt 0 ]; do a=$(printf %b. "$1"); shift; set -- "$@" "${a%.}"; i=$((i-1)); done; exec "$@"`, "sh"}
+	for _, a := range args {
+		var b strings.Builder
+		for _, c := range []byte(a) {
+			if c == '\\' || c < ' ' || c > '~' {
+				fmt.Fprintf(&b, `\0%03o`, c)
+			} else {
+				b.WriteByte(c)
+			}
+		}
+		out = append(out, b.String())
+	}
+	return out
+}
+
 func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	id, err := e.unit(ctx, h, m, service)
 	if err != nil {
@@ -164,7 +187,7 @@ func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd
 		// The engine sets the size of a terminal a little after the command began.
 		args = append(args, "sh", "-c", `stty rows "$1" cols "$2" 2>/dev/null; shift 2; exec "$@"`, "sh", strconv.Itoa(int(cmd.TTY.Rows)), strconv.Itoa(int(cmd.TTY.Cols)))
 	}
-	args = append(args, cmd.Args...)
+	args = append(args, carried(cmd.Args)...)
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
