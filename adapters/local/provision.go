@@ -4,6 +4,7 @@ package local
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -368,7 +369,7 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	defer context.AfterFunc(ctx, func() { _ = killAll(e.processes()[name]) })()
 	c, err := container.New(conf, container.Args{ID: name, Spec: ociSpec, BundleDir: dir})
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "gVisor could not create the sandbox")
+		return nil, cmp.Or(ctx.Err(), error(sandboxer.E(sandboxer.Unavailable, err, "gVisor could not create the sandbox")))
 	}
 	// From here on only this process can wait for gVisor's, as their parent.
 	started := false
@@ -413,7 +414,7 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 		if link != nil {
 			link.Close()
 		}
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "gVisor could not start the sandbox")
+		return nil, cmp.Or(ctx.Err(), error(sandboxer.E(sandboxer.Unavailable, err, "gVisor could not start the sandbox")))
 	}
 	started = true
 	b := e.keep(name, rec, c)

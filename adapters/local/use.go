@@ -105,7 +105,7 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 		e.drop(b.name)
 		// What gVisor keeps for a guest is in the sandbox's group as its processes are,
 		// and the largest of them is the first to be killed: then all ends with it.
-		if k := sandboxer.KindOf(err); k != sandboxer.NotFound && k != sandboxer.Canceled && ctx.Err() == nil && e.cgroups.oomKilled(b.name) {
+		if sandboxer.KindOf(err) != sandboxer.Canceled && ctx.Err() == nil && e.oomKills(b) > kills {
 			return sandboxer.Exit{Code: 128 + int(unix.SIGKILL), Signal: "KILL", OOMKilled: true}, nil
 		}
 		if killed || sandboxer.KindOf(err) != sandboxer.Canceled && ctx.Err() == nil {
