@@ -216,7 +216,7 @@ func TestRefusals(t *testing.T) {
 		{"workspace", sandboxer.Spec{Workspace: "/proc/x"}, sandboxer.Invalid, "cannot be the workspace"},
 		{"no image at all", sandboxer.Spec{Image: "Python 3.13"}, sandboxer.Invalid, "is not a reference to an image"},
 		{"impossible registry", sandboxer.Spec{Image: "registry.invalid/x:1"}, sandboxer.Invalid, "can never exist"},
-		{"missing image", sandboxer.Spec{Image: "tar:/no/such.tar"}, sandboxer.Failed, "does not exist"},
+		{"missing image", sandboxer.Spec{Image: "tar:/no/such.tar"}, sandboxer.Invalid, "does not exist"},
 		{"image of the wrong kind", sandboxer.Spec{Image: "oci:" + file}, sandboxer.Invalid, "is not what oci: takes"},
 		{"broken image", sandboxer.Spec{Image: "tar:" + file}, sandboxer.Failed, "not a saved image"},
 		{"missing command", sandboxer.Spec{Command: []string{"no-such-command"}}, sandboxer.Failed, `"no-such-command" could not be started`},

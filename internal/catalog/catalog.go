@@ -215,6 +215,9 @@ func (l *loader) read(fsys fs.FS, name string, o Origin, isExt bool, seen map[st
 	} else if !st.Mode().IsRegular() {
 		l.unreadable(o.File, errors.New("not a regular file"))
 		return
+	} else if st.Mode().Perm()&0o002 != 0 { // who writes it decides what runs here
+		l.unreadable(o.File, errors.New("everybody can write it; chmod o-w"))
+		return
 	}
 	r, err := fsys.Open(name)
 	if err != nil {

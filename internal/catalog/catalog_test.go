@@ -493,6 +493,13 @@ func TestUnreadable(t *testing.T) {
 	if err := os.Symlink(os.DevNull, filepath.Join(dir, "profiles", "device.yaml")); err != nil {
 		t.Fatal(err)
 	}
+	everybodys := filepath.Join(dir, "profiles", "everybodys.yaml")
+	if err := os.WriteFile(everybodys, []byte("id: profile.x\nextension: ext.fake\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(everybodys, 0o646); err != nil {
+		t.Fatal(err)
+	}
 	notDir := filepath.Join(dir, "just-a-file")
 	if err := os.WriteFile(notDir, nil, 0o644); err != nil {
 		t.Fatal(err)
@@ -509,7 +516,9 @@ func TestUnreadable(t *testing.T) {
 %[1]s/profiles/dangling.yaml: 1 problem
   cannot be read: no such file or directory
 %[1]s/profiles/device.yaml: 1 problem
-  cannot be read: not a regular file`, dir)
+  cannot be read: not a regular file
+%[1]s/profiles/everybodys.yaml: 1 problem
+  cannot be read: everybody can write it; chmod o-w`, dir)
 	if err == nil || err.Error() != want {
 		t.Errorf("got:\n%v\nwant:\n%s", err, want)
 	}

@@ -91,9 +91,9 @@ func (f *factory) roots() (*x509.CertPool, error) {
 	if err != nil || s.get("tls_ca") == "" {
 		return nil, err
 	}
-	pem, err := os.ReadFile(s.get("tls_ca"))
+	pem, err := readOwnFile(s.get("tls_ca"))
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Invalid, err, "the file of authorities %s cannot be read", s.get("tls_ca"))
+		return nil, unreadable(err, "the file of authorities %s cannot be read", s.get("tls_ca"))
 	}
 	pool, err := x509.SystemCertPool()
 	if err != nil {

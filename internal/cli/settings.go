@@ -285,12 +285,12 @@ func readConfigFiles(dirs []configDir) ([]configValues, error) {
 	var faults catalog.Faults
 	for _, d := range dirs {
 		name := filepath.Join(d.Path, configFile)
-		data, err := os.ReadFile(name)
+		data, err := readConfigFile(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return nil, sandboxer.E(sandboxer.Invalid, err, "%s cannot be read", name)
+			return nil, unreadable(err, "%s cannot be read", name)
 		}
 		v, fs := parseConfig(name, data)
 		faults = append(faults, fs...)
@@ -396,9 +396,9 @@ func (f *factory) apiKey() (sandboxer.Secret, error) {
 	if name == "" {
 		return "", nil
 	}
-	b, err := os.ReadFile(name)
+	b, err := readOwnFile(name)
 	if err != nil {
-		return "", sandboxer.E(sandboxer.Invalid, err, "the API key in %s cannot be read", name)
+		return "", unreadable(err, "the API key in %s cannot be read", name)
 	}
 	key := strings.TrimSpace(string(b))
 	if key == "" {
