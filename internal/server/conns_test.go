@@ -48,6 +48,9 @@ func (*lobby) Authenticate(_ context.Context, token sandboxer.Secret) (sandboxer
 	return sandboxer.Principal{Tenant: "acme", Actor: "key:00000000", KeyID: "00000000", Scopes: sandboxer.Scopes()}, nil
 }
 
+// Extensions is asked for whoever wants to know whether the server answers.
+func (*lobby) Extensions(context.Context) []sandboxer.ExtensionInfo { return nil }
+
 func (l *lobby) Get(ctx context.Context, _ string) (*sandboxer.Sandbox, error) {
 	if l.get != nil {
 		return l.get(ctx)

@@ -346,8 +346,8 @@ func TestAccessMatrix(t *testing.T) {
 					t.Errorf("not an administrator: %d %s", a.status, a.body)
 				}
 			}
-			if !strings.HasPrefix(op.pattern, "/v1/sandboxes/") || op.id == "execStream" {
-				return // the stream answers inside: TestExecOfOthers
+			if !strings.HasPrefix(op.pattern, "/v1/sandboxes/") || op.id == "execStream" || op.scope == sandboxer.ScopeAdmin {
+				return // the stream answers inside: TestExecOfOthers; an administrator's are refused before anything is looked up
 			}
 			other := r.send(op.method, path, rival.Token, op.contentType(), op.body, op.upgrade()...)
 			nobody := r.send(op.method, op.path(stranger), rival.Token, op.contentType(), op.body, op.upgrade()...)
