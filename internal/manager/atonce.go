@@ -29,7 +29,6 @@ func Shares(total int) AtOnce {
 type usage struct {
 	what  string // plural, for messages
 	bound AtOnce
-	own   func(tenant string) int // the operator's bound for one tenant; 0 for none; may be nil
 
 	mu        sync.Mutex
 	total     int
@@ -38,28 +37,20 @@ type usage struct {
 	tenants   map[string]int
 }
 
-func newUsage(what string, bound AtOnce, own func(string) int) *usage {
-	return &usage{what: what, bound: bound, own: own, sandboxes: map[string]int{}, keys: map[string]int{}, tenants: map[string]int{}}
+func newUsage(what string, bound AtOnce) *usage {
+	return &usage{what: what, bound: bound, sandboxes: map[string]int{}, keys: map[string]int{}, tenants: map[string]int{}}
 }
 
 // begin counts one more, in a sandbox ("" if in none), for p, on account of tenant.
 // Exhausted: there are as many as there may be.
 func (u *usage) begin(sandbox, tenant string, p sandboxer.Principal) (end func(), _ error) {
 	key := p.Actor + "\x00" + p.Tenant
-	own := 0
-	if u.own != nil {
-		own = u.own(tenant)
-	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	full := func(have, may int) bool { return may > 0 && have >= may }
 	var who string
 	var may int
 	switch {
-	case full(u.tenants[tenant], own):
-		e := sandboxer.E(sandboxer.Exhausted, nil, "tenant %s has %d %s at once, as many as its quota allows", tenant, own, u.what)
-		e.RetryAfter = time.Second
-		return nil, e.WithHint("try again when one has ended, or ask the operator for a higher quota")
 	case sandbox != "" && full(u.sandboxes[sandbox], u.bound.Sandbox):
 		who, may = "sandbox "+sandbox, u.bound.Sandbox
 	case full(u.keys[key], u.bound.Key):

@@ -218,7 +218,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	if opts.Streams.Total == 0 {
 		opts.Streams = defaultStreams(Descriptors())
 	}
-	m.execs, m.streams = newUsage("commands", opts.Execs, nil), newUsage("streams", opts.Streams, nil)
+	m.execs, m.streams = newUsage("commands", opts.Execs), newUsage("streams", opts.Streams)
 	for _, e := range exts {
 		if m.extension(e.Info.ID) != nil {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "extension %q is configured twice", e.Info.ID)
