@@ -60,6 +60,7 @@ func report(r io.Reader, w io.Writer, must []string) (ok bool, err error) {
 	result := map[string]string{} // "package Test" → pass, fail, skip
 	output := map[string][]string{}
 	var passed, failed, skipped int
+	var cut []string // tests that did not end
 	sc := bufio.NewScanner(r)
 	sc.Buffer(make([]byte, 1<<20), 16<<20)
 	for sc.Scan() {
@@ -81,6 +82,13 @@ func report(r io.Reader, w io.Writer, must []string) (ok bool, err error) {
 				if e.Action == "fail" {
 					ok = false
 					fmt.Fprint(w, strings.Join(output[key], ""))
+					// A test that the package's end overtook (a time-out, a panic) has no
+					// end of its own, and what it printed is where the stacks are.
+					for _, k := range unfinished(output, e.Package) {
+						cut = append(cut, k)
+						fmt.Fprint(w, strings.Join(clip(output[k]), ""))
+						delete(output, k)
+					}
 				}
 				if e.Action != "skip" { // a package without tests
 					fmt.Fprintf(w, "%-4s %s %.1fs\n", e.Action, e.Package, e.Elapsed)
@@ -116,8 +124,37 @@ func report(r io.Reader, w io.Writer, must []string) (ok bool, err error) {
 			fmt.Fprintf(w, "FAIL %s did not run, but must\n", m)
 		}
 	}
-	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", passed, failed, skipped)
+	for _, k := range cut {
+		fmt.Fprintf(w, "FAIL %s did not end\n", k)
+	}
+	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", passed, failed+len(cut), skipped)
 	return ok, nil
+}
+
+// maxLines is how much of a test that did not end is copied, in lines: the stacks of a
+// large program would bury everything else.
+const maxLines = 1000
+
+// unfinished names the tests of a package that printed something and have no result.
+func unfinished(output map[string][]string, pkg string) []string {
+	var out []string
+	for k := range output {
+		if test, ok := strings.CutPrefix(k, pkg+" "); ok && test != "" {
+			out = append(out, k)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// clip leaves out the middle of what is longer than maxLines.
+func clip(lines []string) []string {
+	if len(lines) <= maxLines {
+		return lines
+	}
+	out := slices.Clone(lines[:maxLines/2])
+	out = append(out, fmt.Sprintf("... %d lines left out\n", len(lines)-maxLines))
+	return append(out, lines[len(lines)-maxLines/2:]...)
 }
 
 // reason finds why a test was skipped in what it printed.
