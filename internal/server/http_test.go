@@ -102,7 +102,7 @@ func newRig(t *testing.T, change ...func(*Options)) *rig {
 	r.admin = r.client("unix://"+r.sock, "")
 	r.stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
+		if err := receive(t, done, "the end of the server"); err != nil {
 			t.Errorf("Serve: %v", err)
 		}
 		if err := r.m.Close(); err != nil {
@@ -726,7 +726,7 @@ func TestHangUpDuringCreate(t *testing.T) {
 		return err == nil && len(l.Items) == 1
 	})
 	cancel()
-	if err := <-done; sandboxer.KindOf(err) != sandboxer.Canceled {
+	if err := receive(t, done, "the end"); sandboxer.KindOf(err) != sandboxer.Canceled {
 		t.Errorf("the client is told %v", err)
 	}
 	sb, err := r.admin.Wait(t.Context(), "late", sandboxer.Running)
@@ -741,7 +741,7 @@ func TestHangUpDuringCreate(t *testing.T) {
 
 func poll(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%s did not happen", what)
 		}
@@ -809,7 +809,7 @@ func TestExecOnFake(t *testing.T) {
 				resize <- sandboxer.WinSize{Cols: 120, Rows: 40}
 			}
 		}
-		if err := <-ended; err != nil || strings.Join(got, ",") != "33 91,ready,40 120" {
+		if err := receive(t, ended, "the end"); err != nil || strings.Join(got, ",") != "33 91,ready,40 120" {
 			t.Errorf("the terminal showed %q, %v", got, err)
 		}
 	})
@@ -838,12 +838,12 @@ func TestExecOnFake(t *testing.T) {
 			_, err := c.Exec(ctx, sb.ID, sandboxer.Cmd{Args: sh(`echo $$; exec sleep 600`), Stdout: w})
 			done <- err
 		}()
-		proc := "/proc/" + <-pid
+		proc := "/proc/" + receive(t, pid, "the process ID")
 		if _, err := os.Stat(proc); err != nil {
 			t.Fatal(err)
 		}
 		cancel()
-		if err := <-done; sandboxer.KindOf(err) != sandboxer.Canceled {
+		if err := receive(t, done, "the end"); sandboxer.KindOf(err) != sandboxer.Canceled {
 			t.Errorf("error %v", err)
 		}
 		poll(t, "the end of the process", func() bool { _, err := os.Stat(proc); return err != nil })
@@ -1312,7 +1312,7 @@ func TestShutdownWaits(t *testing.T) {
 		return err == nil && len(l.Items) == 1
 	})
 	r.stop()
-	if got := <-done; got.err != nil || got.sb.State != sandboxer.Running {
+	if got := receive(t, done, "the end"); got.err != nil || got.sb.State != sandboxer.Running {
 		t.Errorf("the create under way: %+v, %v", got.sb, got.err)
 	}
 	if _, err := r.admin.Get(t.Context(), "last"); !errors.Is(err, sandboxer.Unavailable) {

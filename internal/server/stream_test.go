@@ -100,7 +100,7 @@ func serveUnix(t testing.TB, m Manager) (c *api.Client, stop func()) {
 	}
 	stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
+		if err := receive(t, done, "the end of the server"); err != nil {
 			t.Errorf("Serve: %v", err)
 		}
 		c.Close()
@@ -132,7 +132,7 @@ func silent(t *testing.T, m Manager, path, protocol string, first []byte) {
 	t.Cleanup(func() {
 		ws.CloseNow()
 		cancel()
-		<-done
+		receive(t, done, "the end of the handler")
 		hc.CloseIdleConnections()
 	})
 	if first != nil {
@@ -305,7 +305,7 @@ func TestExecResizeAndSignals(t *testing.T) {
 	if fmt.Fscanln(pr, &line); line != "terminated" {
 		t.Errorf("the command saw the signal %q", line)
 	}
-	if r := <-done; r.err != nil || r.exit.Code != 143 {
+	if r := receive(t, done, "the end"); r.err != nil || r.exit.Code != 143 {
 		t.Errorf("exit %+v, %v", r.exit, r.err)
 	}
 }
@@ -444,7 +444,7 @@ func TestExecSlowReader(t *testing.T) {
 		t.Errorf("%d bytes are under way to a client that does not read", last)
 	}
 	close(open)
-	if err := <-done; err != nil || got != 64<<20 {
+	if err := receive(t, done, "the end"); err != nil || got != 64<<20 {
 		t.Errorf("%d bytes arrived, %v", got, err)
 	}
 }
@@ -682,7 +682,7 @@ func BenchmarkExecEcho(b *testing.B) {
 	}
 	inW.Close()
 	io.Copy(io.Discard, outR)
-	if err := <-done; err != nil {
+	if err := receive(b, done, "the end"); err != nil {
 		b.Fatal(err)
 	}
 }
