@@ -261,3 +261,58 @@ func processesOf(name string) (out []string) {
 	}
 	return out
 }
+
+// TestProcessLimitIsOneForAllUsers has root inside spread its processes and threads over
+// many users, who each have the limit by the kernel's own count.
+func TestProcessLimitIsOneForAllUsers(t *testing.T) {
+	e := openTest(t)
+	if !e.cgroups.usable() {
+		t.Skip(e.cgroups.why)
+	}
+	const limit = 64
+	spec := sandboxer.Spec{Limits: sandboxer.Limits{PIDs: limit}}
+	// A shell that cannot fork ends; what it has started stays.
+	const attack = `exec 2>/dev/null
+prlimit --pid 1 --nproc=unlimited; prlimit --pid $$ --nproc=unlimited
+u=2000
+while [ $((u+=1)) -lt 2005 ]; do
+	chroot --userspec=$u:$u / sh -c 'i=0; while [ $((i+=1)) -lt 80 ]; do sleep 1000 & done'
+	chroot --userspec=$u:$u / %s threads 80 &
+done`
+	try := func(t *testing.T, h sandboxer.Handle) {
+		t.Helper()
+		for _, tty := range []*sandboxer.WinSize{nil, {Cols: 80, Rows: 24}} {
+			cmd := sandboxer.Cmd{Args: []string{"sh", "-c", fmt.Sprintf(attack, filepath.Join(helpers, "tool"))}, TTY: tty}
+			if _, err := e.Exec(t.Context(), h, cmd); err != nil && sandboxer.KindOf(err) != sandboxer.Exhausted {
+				t.Fatal(err)
+			}
+			// A task that was refused is there until it has ended, without having run.
+			var n int64
+			for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				st, err := e.Stats(t.Context(), h)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n = st.PIDs; n <= limit || time.Now().After(deadline) {
+					break
+				}
+			}
+			if n > limit || n < limit-16 {
+				t.Errorf("%d tasks live; the limit is %d", n, limit)
+			}
+		}
+		// The broker's own is not held up by them.
+		if err := e.WriteFile(t.Context(), h, "/tmp/said", 0o644, strings.NewReader("still here")); err != nil {
+			t.Errorf("writing a file: %v", err)
+		}
+		if got := sh(t, e, h, "read a </tmp/said; echo $a"); got != "still here" {
+			t.Errorf("a command of root's: %q", got)
+		}
+	}
+	h := up(t, e, spec)
+	if _, err := e.StatFile(t.Context(), h, "/"); err != nil { // wakes the agent
+		t.Fatal(err)
+	}
+	t.Run("new", func(t *testing.T) { try(t, h) })
+	t.Run("restored", func(t *testing.T) { try(t, restored(t, e, spec, snapshot(t, e, h))) })
+}

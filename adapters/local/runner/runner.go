@@ -9,6 +9,7 @@
 package runner
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -51,6 +52,10 @@ func Main() {
 		withoutTracing()
 		askProcessorOnce()
 		collectLater()
+		if err := limitTasks(os.Args); err != nil {
+			fmt.Fprintln(os.Stderr, "the limit of processes cannot be read:", err)
+			os.Exit(1)
+		}
 		keepDescendants()
 		useSmallUmounter(os.Args)
 	}

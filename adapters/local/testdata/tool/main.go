@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,7 +23,7 @@ import (
 
 func main() {
 	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: tool echo ADDRESS | get URL | reach NET:ADDRESS… | resolve NAME… | hold ADDRESS | map FILE | maprest FILE | many ADDRESS N | push ADDRESS MB | pull ADDRESS MB")
+		fmt.Fprintln(os.Stderr, "usage: tool echo ADDRESS | get URL | reach NET:ADDRESS… | resolve NAME… | hold ADDRESS | map FILE | maprest FILE | many ADDRESS N | threads N | push ADDRESS MB | pull ADDRESS MB")
 		os.Exit(2)
 	}
 	if err := run(os.Args[1], os.Args[2], os.Args[2:]); err != nil {
@@ -75,6 +76,12 @@ func run(verb, arg string, args []string) error {
 		fmt.Println("connected")
 		_, err = io.Copy(io.Discard, c)
 		fmt.Println("ended", short(err))
+	case "threads": // until it is ended, or may have no more
+		n, _ := strconv.Atoi(arg)
+		for range n {
+			go func() { runtime.LockOSThread(); time.Sleep(time.Hour) }()
+		}
+		time.Sleep(time.Hour)
 	case "many":
 		return many(arg, n)
 	case "push", "pull": // first the number of bytes, negative for those wanted
