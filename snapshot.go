@@ -47,8 +47,12 @@ type SnapshotRecord struct {
 	Damaged string `json:"-"`
 }
 
-// Bytes is what the snapshot occupies, in all its forms.
-func (r *SnapshotRecord) Bytes() int64 { return r.Native.Bytes + r.Portable.Bytes }
+// Bytes is how much content the snapshot has, in all its forms. What of it the broker's
+// store shares with other snapshots, perhaps another tenant's, does not show.
+func (r *SnapshotRecord) Bytes() int64 { return r.Native.Bytes + r.Portable.Size }
+
+// StoredBytes is what the snapshot added to what is stored, for administrators.
+func (r *SnapshotRecord) StoredBytes() int64 { return r.Native.Bytes + r.Portable.Bytes }
 
 // Memory reports whether processes are saved, not only files.
 func (r *SnapshotRecord) Memory() bool { return r.Native.Memory }
@@ -56,7 +60,7 @@ func (r *SnapshotRecord) Memory() bool { return r.Native.Memory }
 // PortablePayload is a snapshot's files in the broker's own store.
 type PortablePayload struct {
 	Digest   string `json:"digest,omitempty"` // "sha256:…" of the canonical tar
-	Bytes    int64  `json:"bytes,omitempty"`  // stored
+	Bytes    int64  `json:"bytes,omitempty"`  // added to the store, which has equal parts once
 	Size     int64  `json:"size,omitempty"`   // of the canonical tar
 	Files    int    `json:"files,omitempty"`
 	Quiesced bool   `json:"quiesced,omitempty"` // taken while the sandbox stood still; otherwise crash-consistent

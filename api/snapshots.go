@@ -74,7 +74,8 @@ type Snapshot struct {
 	Memory  bool                      `json:"memory" doc:"Processes are saved, not only files"`
 
 	Quiesced bool   `json:"quiesced" doc:"Taken while nothing was written; otherwise crash-consistent"`
-	Bytes    int64  `json:"bytes" doc:"What it occupies, in all its forms"`
+	Bytes    int64  `json:"bytes" doc:"How much content it has, in all its forms"`
+	Stored   int64  `json:"stored_bytes,omitempty" doc:"What it added to what is stored; for administrators"`
 	Size     int64  `json:"size,omitempty" doc:"Of the portable form, unpacked"`
 	Files    int    `json:"files,omitempty" doc:"Entries of the portable form"`
 	Digest   string `json:"digest,omitempty" doc:"Of the portable form, unpacked"`

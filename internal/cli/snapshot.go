@@ -36,6 +36,10 @@ func snapshotView() view[*api.Snapshot] {
 			if s.Digest != "" {
 				files = fmt.Sprintf("%d, %s unpacked", s.Files, size(s.Size))
 			}
+			stored := ""
+			if s.Stored > 0 {
+				stored = size(s.Stored)
+			}
 			of := s.SandboxID
 			if s.Generation > 0 {
 				of += fmt.Sprintf(", generation %d", s.Generation)
@@ -43,7 +47,7 @@ func snapshotView() view[*api.Snapshot] {
 			return [][2]string{
 				{"id", s.ID}, {"name", s.Name}, {"state", string(s.State)}, {"message", s.Message}, {"kind", string(s.Kind)}, {"purpose", string(s.Purpose)},
 				{"memory", yesNo(s.Memory)}, {"quiesced", yesNo(s.Quiesced)}, {"sandbox", of}, {"parent", s.Parent},
-				{"profile", s.Profile}, {"extension", s.Extension}, {"tenant", s.Tenant}, {"size", size(s.Bytes)}, {"files", files}, {"volumes", strings.Join(s.Volumes, ", ")}, {"digest", s.Digest},
+				{"profile", s.Profile}, {"extension", s.Extension}, {"tenant", s.Tenant}, {"size", size(s.Bytes)}, {"stored", stored}, {"files", files}, {"volumes", strings.Join(s.Volumes, ", ")}, {"digest", s.Digest},
 				{"created", moment(s.CreatedAt, ago)}, {"sealed", moment(s.SealedAt, ago)}, {"expires", moment(s.ExpiresAt, until)},
 				{"dropped", moment(s.DroppedAt, ago)}, {"last error", s.LastError},
 			}

@@ -131,11 +131,11 @@ func failure(sb *sandboxer.Sandbox) error {
 // join makes the sandbox of a chosen ID, or shares in the one there is.
 func (m *Manager) join(ctx context.Context, o *order) (*sandboxer.Sandbox, error) {
 	for {
-		last, err := m.store.Sandbox(ctx, o.id)
+		last, err := m.latest(ctx, o)
 		switch {
-		case isKind(err, sandboxer.NotFound):
 		case err != nil:
 			return nil, err
+		case last == nil:
 		case last.State == sandboxer.Terminating:
 			if _, err := m.finish(ctx, last); err != nil {
 				return nil, err
@@ -150,6 +150,28 @@ func (m *Manager) join(ctx context.Context, o *order) (*sandboxer.Sandbox, error
 		}
 		return sb, err
 	}
+}
+
+// latest returns the newest sandbox of o's ID; nil if there never was one. An ID that is,
+// or was, another tenant's is refused with the same words whatever became of it, and
+// nothing is waited for.
+func (m *Manager) latest(ctx context.Context, o *order) (*sandboxer.Sandbox, error) {
+	last, err := m.store.Sandbox(ctx, o.id)
+	switch {
+	case last != nil && last.Tenant != o.tenant: // or a damaged one, of which nobody knows whose it is
+		return nil, notToBeHad(o.id)
+	case isKind(err, sandboxer.NotFound):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return last, nil
+}
+
+// notToBeHad is all that a caller learns of an ID that is not its tenant's.
+func notToBeHad(id string) error {
+	return sandboxer.E(sandboxer.Conflict, nil, "the sandbox ID %s cannot be had", id).
+		WithHint("choose another ID or thread")
 }
 
 // errAgain says that the ID changed hands between a look and a job.
@@ -169,8 +191,13 @@ func (m *Manager) launch(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 		return nil, err
 	case mine:
 		m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.create(ctx, j, o) })
+	case j.order != nil && j.order.tenant != o.tenant:
+		return nil, notToBeHad(o.id)
 	case !m.makes(j) || j.order == nil:
-		// It is on its way out, or a leftover that is being finished.
+		// It is on its way out, or a leftover that is being finished; o's own.
+		if _, err := m.latest(ctx, o); err != nil {
+			return nil, err
+		}
 		if err := wait(ctx, j.done); err != nil {
 			return nil, err
 		}
@@ -280,14 +307,14 @@ func (o *order) record(generation int) *sandboxer.Sandbox {
 func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sandbox, error) {
 	generation := 1
 	if o.chosen {
-		last, err := m.store.Sandbox(ctx, o.id)
+		last, err := m.latest(ctx, o)
 		switch {
-		case isKind(err, sandboxer.NotFound):
-			if generation, err = m.unbooked(ctx, o.id); err != nil {
-				return nil, err
-			}
 		case err != nil:
 			return nil, err
+		case last == nil:
+			if generation, err = m.unbooked(ctx, o.id, o.tenant); err != nil {
+				return nil, err
+			}
 		case last.State == sandboxer.Terminated:
 			generation = objectOf(last) + 1
 		case last.State == sandboxer.Terminating:
@@ -309,7 +336,7 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 	}
 	if o.chosen { // what the database lost under the ID must not be handed out as new
 		if held, err := m.isHeld(ctx, o.id); err != nil || held {
-			return nil, cmp.Or(err, taken(o.id))
+			return nil, cmp.Or(err, notToBeHad(o.id))
 		}
 	}
 	sb := o.record(generation)
@@ -364,12 +391,17 @@ func (m *Manager) price(ctx context.Context, o *order, sb *sandboxer.Sandbox) er
 }
 
 // unbooked returns the first generation of id that the ledger does not know. Its entries
-// outlive the records, and their keys must not come again.
-func (m *Manager) unbooked(ctx context.Context, id string) (int, error) {
-	generation := 1
+// outlive the records, and their keys must not come again. With a tenant, entries of another
+// one are the end of it.
+func (m *Manager) unbooked(ctx context.Context, id, tenant string) (int, error) {
+	generation, foreign := 1, false
 	err := m.entries(ctx, sandboxer.EntryQuery{SandboxID: id}, func(e sandboxer.Entry) {
 		generation = max(generation, e.Generation+1)
+		foreign = foreign || tenant != "" && e.Tenant != tenant
 	})
+	if err == nil && foreign {
+		err = notToBeHad(id)
+	}
 	return generation, err
 }
 

@@ -164,7 +164,7 @@ func TestIDs(t *testing.T) {
 		t.Errorf("the thread's ID is %s", sb.ID)
 	}
 	_, err := r.Create(rival, thread)
-	wantErr(t, err, sandboxer.Conflict, "belongs to another sandbox")
+	wantErr(t, err, sandboxer.Conflict, "cannot be had")
 	thread.Profile = "lazy"
 	_, err = r.Create(acme, thread)
 	wantErr(t, err, sandboxer.Conflict, "belongs to another sandbox")

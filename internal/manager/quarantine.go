@@ -456,7 +456,7 @@ func (m *Manager) anew(ctx context.Context, x stranger, a Adoption) (*sandboxer.
 		return nil, err
 	}
 	// The ID may have had former lives, which the database or the ledger know.
-	generation, err := m.unbooked(ctx, id)
+	generation, err := m.unbooked(ctx, id, "")
 	if err != nil {
 		return nil, err
 	}

@@ -89,14 +89,26 @@ func (s *Server) fork(ctx context.Context, in *inFork, b api.ForkSandbox) (*repl
 }
 
 func (s *Server) createSnapshot(ctx context.Context, in *InRef, b api.CreateSnapshot) (*reply[api.Snapshot], error) {
-	return snapshotReply(s.m.Snapshot(ctx, in.ID, manager.SnapshotRequest{Name: b.Name, Kind: b.Kind, TTL: b.TTL.Std()}))
+	rec, err := s.m.Snapshot(ctx, in.ID, manager.SnapshotRequest{Name: b.Name, Kind: b.Kind, TTL: b.TTL.Std()})
+	return snapshotReply(ctx, rec, err)
 }
 
-func snapshotReply(rec *sandboxer.SnapshotRecord, err error) (*reply[api.Snapshot], error) {
+// snapshotReply answers ctx's principal with a snapshot.
+func snapshotReply(ctx context.Context, rec *sandboxer.SnapshotRecord, err error) (*reply[api.Snapshot], error) {
 	if err != nil {
 		return nil, err
 	}
-	return &reply[api.Snapshot]{Body: api.NewSnapshot(rec)}, nil
+	return &reply[api.Snapshot]{Body: newSnapshot(ctx, rec)}, nil
+}
+
+// newSnapshot is what ctx's principal sees of a snapshot. What its parts share with those of
+// other tenants in the store is an administrator's to know.
+func newSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord) api.Snapshot {
+	out := api.NewSnapshot(rec)
+	if sandboxer.PrincipalFrom(ctx).Can(sandboxer.ScopeAdmin) {
+		out.Stored = rec.StoredBytes()
+	}
+	return out
 }
 
 type inSnapshots struct {
@@ -123,17 +135,19 @@ func (s *Server) snapshots(ctx context.Context, in *inSnapshots) (*reply[api.Lis
 	}
 	items := make([]api.Snapshot, len(recs))
 	for i, rec := range recs {
-		items[i] = api.NewSnapshot(rec)
+		items[i] = newSnapshot(ctx, rec)
 	}
 	return listOf(items, next), nil
 }
 
 func (s *Server) snapshot(ctx context.Context, in *InSnapshot) (*reply[api.Snapshot], error) {
-	return snapshotReply(s.m.GetSnapshot(ctx, in.ID))
+	rec, err := s.m.GetSnapshot(ctx, in.ID)
+	return snapshotReply(ctx, rec, err)
 }
 
 func (s *Server) dropSnapshot(ctx context.Context, in *InSnapshot) (*reply[api.Snapshot], error) {
-	return snapshotReply(s.m.DropSnapshot(ctx, in.ID))
+	rec, err := s.m.DropSnapshot(ctx, in.ID)
+	return snapshotReply(ctx, rec, err)
 }
 
 type inRestore struct {
@@ -229,5 +243,5 @@ func (s *Server) importSnapshot(ctx context.Context, in *inImport) (*reply[api.S
 	if err != nil {
 		return nil, endOf(sctx, err)
 	}
-	return snapshotReply(rec, nil)
+	return snapshotReply(ctx, rec, nil)
 }
