@@ -485,7 +485,17 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 	}
 	err = ready()
 	if resumed && !frozen && isKind(err, sandboxer.NotFound) { // it did not survive what cut its creation short
-		if err = m.provision(ctx, b, sb); err == nil {
+		err = m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+			if sb.State != sandboxer.Creating {
+				return errDoomed
+			}
+			sb.Handle, sb.AbsentSince = sandboxer.Handle{}, time.Time{} // it is not missed while another is made
+			return nil
+		})
+		if err == nil {
+			err = m.provision(ctx, b, sb)
+		}
+		if err == nil {
 			err = ready()
 		}
 	}

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"slices"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -39,11 +40,25 @@ type action struct {
 func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now time.Time) action {
 	due := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
 	early := now.Before(sb.RetryAt)
+	dead := seen == sandboxer.Gone || seen == sandboxer.OOMKilled
+	missed := dead && sb.AbsentSince.IsZero()
+	lost := dead && !missed && now.Sub(sb.AbsentSince) >= confirmAfter
+	loss := action{end, sandboxer.ReasonLost}
+	if seen == sandboxer.OOMKilled {
+		loss.reason = sandboxer.ReasonOOMKilled
+	}
+	back := seen == sandboxer.Alive && !sb.AbsentSince.IsZero()
 	switch sb.State {
 	case sandboxer.Creating:
 		switch {
 		case due(sb.ExpiresAt): // also what hangs: ending it stops the job
 			return action{end, sandboxer.ReasonExpired}
+		case working && isMade(sb) && missed:
+			return action{verb: suspect}
+		case working && isMade(sb) && lost: // also what hangs
+			return loss
+		case working && isMade(sb) && back:
+			return action{verb: trust}
 		case working || early:
 		case now.Sub(sb.CreatedAt) > patience && !isPaused(sb):
 			return action{end, sandboxer.ReasonFailed}
@@ -57,13 +72,15 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 			return action{end, sandboxer.ReasonOOMKilled}
 		case due(sb.ExpiresAt) && (sb.State == sandboxer.Warm || sb.Spec.Profile.OnTTL != sandboxer.ExpiryPause):
 			return action{end, sandboxer.ReasonExpired} // also while it is being saved: ending it stops that
-		case working:
-		case due(sb.ExpiresAt):
+		case !working && due(sb.ExpiresAt):
 			return action{pause, sandboxer.ReasonExpired}
-		case seen == sandboxer.Gone && sb.AbsentSince.IsZero():
+		case missed:
 			return action{verb: suspect}
-		case seen == sandboxer.Gone && now.Sub(sb.AbsentSince) >= confirmAfter:
-			return action{end, sandboxer.ReasonLost}
+		case lost: // also while a save of it hangs
+			return loss
+		case back:
+			return action{verb: trust}
+		case working:
 		case seen == sandboxer.Unresponsive && sb.UnresponsiveSince.IsZero():
 			return action{verb: doubt}
 		case seen == sandboxer.Alive && isDoubted(sb):
@@ -71,14 +88,18 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 		case sb.State == sandboxer.Running && idle > 0 && now.Sub(sb.UsedAt) >= idle:
 			return action{end, sandboxer.ReasonIdle}
 		}
-	case sandboxer.Pausing:
+	case sandboxer.Pausing: // seen is Unknown if its absence is what pausing comes to (saved)
 		switch {
-		case working:
-		case due(sb.ExpiresAt):
+		case !working && due(sb.ExpiresAt):
 			return action{end, sandboxer.ReasonExpired}
-		case early:
-		default:
+		case !working && !early:
 			return action{verb: pause}
+		case missed:
+			return action{verb: suspect}
+		case lost: // it need not wait for the next try, nor for a call that hangs
+			return loss
+		case back:
+			return action{verb: trust}
 		}
 	case sandboxer.Paused:
 		switch {
@@ -89,19 +110,25 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 			return action{verb: resume}
 		case !isStanding(sb): // nothing that a backend could lose
 		case seen == sandboxer.OOMKilled:
-			return action{end, sandboxer.ReasonOOMKilled}
-		case seen == sandboxer.Gone && sb.AbsentSince.IsZero():
+			return loss
+		case missed:
 			return action{verb: suspect}
-		case seen == sandboxer.Gone && now.Sub(sb.AbsentSince) >= confirmAfter:
-			return action{end, sandboxer.ReasonLost}
+		case lost:
+			return loss
 		case seen == sandboxer.Unresponsive && sb.UnresponsiveSince.IsZero():
 			return action{verb: doubt}
 		case seen == sandboxer.Alive && isDoubted(sb):
 			return action{verb: trust}
 		}
 	case sandboxer.Terminating:
-		if !working && !early {
+		switch {
+		case working:
+		case !early:
 			return action{verb: teardown}
+		case missed: // what could not be removed is gone: that can be found out now
+			return action{verb: suspect}
+		case back:
+			return action{verb: trust}
 		}
 	case sandboxer.Terminated:
 	}
@@ -128,13 +155,28 @@ func isStanding(sb *sandboxer.Sandbox) bool {
 	return false
 }
 
+// isProbed reports whether a look at the object of sb is worth it: it stands, or is
+// needed by what is being done with it, or is what cannot be removed now.
+func isProbed(sb *sandboxer.Sandbox) bool {
+	switch sb.State {
+	case sandboxer.Creating:
+		return isMade(sb)
+	case sandboxer.Pausing:
+		return true
+	case sandboxer.Terminating:
+		return !sb.RetryAt.IsZero()
+	}
+	return isStanding(sb)
+}
+
+// isMade reports whether the object of sb, which is being made, was made already; what a
+// claim does to it is not known.
+func isMade(sb *sandboxer.Sandbox) bool { return sb.Handle.SandboxID != "" && !isClaimed(sb) }
+
 // objectOf is the generation of sb's object outside, the latest if there were several.
 func objectOf(sb *sandboxer.Sandbox) int { return max(sb.Generation, sb.Spec.Generation) }
 
-// standsSince is when the object of sb became ready.
+// standsSince is since when the object of sb has been there as it is now.
 func standsSince(sb *sandboxer.Sandbox) time.Time {
-	if sb.ResumedAt.After(sb.ReadyAt) {
-		return sb.ResumedAt
-	}
-	return sb.ReadyAt
+	return slices.MaxFunc([]time.Time{sb.ProvisionedAt, sb.ReadyAt, sb.ResumedAt}, time.Time.Compare)
 }

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ func TestDecide(t *testing.T) {
 	)
 	young := record{State: sandboxer.Creating, CreatedAt: ago(time.Second), ExpiresAt: now.Add(time.Hour)}
 	with := func(r record, f func(*record)) record { f(&r); return r }
+	made := with(young, func(r *record) { r.Handle.SandboxID = "x" })
 	run := record{State: sandboxer.Running, CreatedAt: ago(time.Hour), ReadyAt: ago(time.Hour), UsedAt: ago(time.Minute), ExpiresAt: now.Add(time.Hour)}
 	lazy := with(run, func(r *record) { r.Spec.Profile.Idle = time.Minute })
 	missed := func(d time.Duration) record { return with(run, func(r *record) { r.AbsentSince = ago(d) }) }
@@ -44,6 +46,11 @@ func TestDecide(t *testing.T) {
 		{"creating, to be retried later", later(young), unknown, false, action{verb: leave}},
 		{"creating for too long", with(young, func(r *record) { r.CreatedAt = ago(patience + 1) }), unknown, false, ended(sandboxer.ReasonFailed)},
 		{"creating for too long, somebody at it", with(young, func(r *record) { r.CreatedAt = ago(patience + 1) }), unknown, busy, action{verb: leave}},
+		{"creating, not made yet, somebody at it", young, gone, busy, action{verb: leave}},
+		{"creating, made, first absence, somebody at it", made, gone, busy, action{verb: suspect}},
+		{"creating, made, absent, somebody at it", with(made, func(r *record) { r.AbsentSince = ago(confirmAfter) }), gone, busy, ended(sandboxer.ReasonLost)},
+		{"creating, made, absent, nobody at it", with(made, func(r *record) { r.AbsentSince = ago(confirmAfter) }), gone, false, action{verb: resume}},
+		{"creating, claimed, absent, somebody at it", with(made, func(r *record) { r.Pool, r.Tenant, r.AbsentSince = "p", "acme", ago(time.Hour) }), gone, busy, action{verb: leave}},
 		{"creating and expired", past(young), unknown, false, ended(sandboxer.ReasonExpired)},
 		{"creating, hanging and expired", past(young), unknown, busy, ended(sandboxer.ReasonExpired)},
 
@@ -58,7 +65,8 @@ func TestDecide(t *testing.T) {
 		{"running, second absence", missed(confirmAfter), gone, false, ended(sandboxer.ReasonLost)},
 		{"running, absent once and now unknown", missed(time.Hour), unknown, false, action{verb: leave}},
 		{"running, killed for its memory", run, sandboxer.OOMKilled, false, ended(sandboxer.ReasonOOMKilled)},
-		{"running, killed for its memory, somebody at it", run, sandboxer.OOMKilled, busy, action{verb: leave}},
+		{"running, killed for its memory, somebody at it", run, sandboxer.OOMKilled, busy, action{verb: suspect}},
+		{"running, killed for its memory, seen twice, somebody at it", missed(confirmAfter), sandboxer.OOMKilled, busy, ended(sandboxer.ReasonOOMKilled)},
 		{"running, absent once and back", missed(time.Hour), alive, false, action{verb: trust}},
 		{"running, unresponsive", run, silent, false, action{verb: doubt}},
 		{"running, unresponsive, somebody at it", run, silent, busy, action{verb: leave}},
@@ -68,7 +76,8 @@ func TestDecide(t *testing.T) {
 		{"running, unresponsive, then absent", mute, gone, false, action{verb: suspect}},
 		{"running, unresponsive and expired", past(mute), silent, false, ended(sandboxer.ReasonExpired)},
 		{"frozen, unresponsive", frozen, silent, false, action{verb: doubt}},
-		{"running, absent, somebody at it", missed(time.Hour), gone, busy, action{verb: leave}},
+		{"running, absent, somebody at it", missed(time.Hour), gone, busy, ended(sandboxer.ReasonLost)},
+		{"running, absent once and back, somebody at it", missed(time.Hour), alive, busy, action{verb: trust}},
 		{"running, idle", lazy, alive, false, ended(sandboxer.ReasonIdle)},
 		{"running, idle, unknown", lazy, unknown, false, ended(sandboxer.ReasonIdle)},
 		{"running, used just now", with(lazy, func(r *record) { r.UsedAt = ago(time.Minute - 1) }), alive, false, action{verb: leave}},
@@ -82,6 +91,15 @@ func TestDecide(t *testing.T) {
 		{"pausing", in(sandboxer.Pausing, run), unknown, busy, action{verb: leave}},
 		{"pausing, expired", in(sandboxer.Pausing, past(run)), unknown, false, ended(sandboxer.ReasonExpired)},
 		{"pausing, expired, somebody at it", in(sandboxer.Pausing, past(run)), unknown, busy, action{verb: leave}},
+		{"pausing, nobody at it", in(sandboxer.Pausing, run), gone, false, action{verb: pause}},
+		{"pausing, first absence, somebody at it", in(sandboxer.Pausing, run), gone, busy, action{verb: suspect}},
+		{"pausing, absent, somebody at it", in(sandboxer.Pausing, missed(confirmAfter)), gone, busy, ended(sandboxer.ReasonLost)},
+		{"pausing, to be retried later", later(in(sandboxer.Pausing, run)), unknown, false, action{verb: leave}},
+		{"pausing, to be retried later, first absence", later(in(sandboxer.Pausing, run)), gone, false, action{verb: suspect}},
+		{"pausing, to be retried later, second absence too soon", later(in(sandboxer.Pausing, missed(confirmAfter-1))), gone, false, action{verb: leave}},
+		{"pausing, to be retried later, second absence", later(in(sandboxer.Pausing, missed(confirmAfter))), gone, false, ended(sandboxer.ReasonLost)},
+		{"pausing, to be retried later, absent once and back", later(in(sandboxer.Pausing, missed(time.Hour))), alive, false, action{verb: trust}},
+		{"pausing, to be retried later, unresponsive", later(in(sandboxer.Pausing, run)), silent, false, action{verb: leave}},
 		{"paused is not lost", in(sandboxer.Paused, missed(time.Hour)), gone, false, action{verb: leave}},
 		{"paused, expired", in(sandboxer.Paused, past(run)), unknown, false, ended(sandboxer.ReasonExpired)},
 
@@ -89,6 +107,9 @@ func TestDecide(t *testing.T) {
 		{"terminating, gone by itself", in(sandboxer.Terminating, run), gone, false, action{verb: teardown}},
 		{"terminating, somebody at it", in(sandboxer.Terminating, run), unknown, busy, action{verb: leave}},
 		{"terminating, to be retried later", later(in(sandboxer.Terminating, run)), unknown, false, action{verb: leave}},
+		{"terminating, to be retried later, first absence", later(in(sandboxer.Terminating, run)), gone, false, action{verb: suspect}},
+		{"terminating, to be retried later, absent", later(in(sandboxer.Terminating, missed(time.Hour))), gone, false, action{verb: leave}},
+		{"terminating, to be retried later, absent once and back", later(in(sandboxer.Terminating, missed(time.Hour))), alive, false, action{verb: trust}},
 		{"terminating, to be retried now", with(in(sandboxer.Terminating, run), func(r *record) { r.RetryAt = now }), unknown, false, action{verb: teardown}},
 		{"terminated", in(sandboxer.Terminated, past(run)), alive, false, action{verb: leave}},
 	} {
@@ -115,6 +136,8 @@ func TestDecideIsSafe(t *testing.T) {
 							a := decide(sb, seen, working, now)
 							n++
 							switch {
+							case a.verb == suspect && seen != sandboxer.Gone && seen != sandboxer.OOMKilled, a.verb == trust && seen != sandboxer.Alive:
+								t.Errorf("%+v gets %v, seen %s", sb, a, seen)
 							case a.reason == sandboxer.ReasonLost && (seen != sandboxer.Gone || absent.IsZero()):
 								t.Errorf("%+v is lost without proof (%s)", sb, seen)
 							case a.reason == sandboxer.ReasonOOMKilled && seen != sandboxer.OOMKilled:
@@ -125,7 +148,7 @@ func TestDecideIsSafe(t *testing.T) {
 								t.Errorf("a terminated sandbox gets %v", a)
 							case a.verb == end && !state.CanBecome(sandboxer.Terminating):
 								t.Errorf("%s cannot end", state)
-							case working && a.verb != leave && a != (action{end, sandboxer.ReasonExpired}):
+							case working && !slices.Contains([]action{{verb: leave}, {verb: suspect}, {verb: trust}, {end, sandboxer.ReasonExpired}, {end, sandboxer.ReasonLost}, {end, sandboxer.ReasonOOMKilled}}, a):
 								t.Errorf("%s gets %v while somebody is at it", state, a)
 							}
 						}

@@ -206,7 +206,11 @@ func (m *Manager) postpone(ctx context.Context, sb *sandboxer.Sandbox, cause err
 			}
 			sb.Retries++
 			sb.LastError = sandboxer.Message(cause)
-			sb.RetryAt = now().Add(backoff(sb.Retries, rand.Float64()))
+			wait := backoff(sb.Retries, rand.Float64())
+			if !sb.AbsentSince.IsZero() { // its object is gone: nothing far away has to come back first
+				wait = min(wait, probeEvery)
+			}
+			sb.RetryAt = now().Add(wait)
 			if sb.Retries <= 3 || sb.Retries%20 == 0 { // a backend that is away for days must not fill the books
 				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventRetry, sb.LastError))
 			}

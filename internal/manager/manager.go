@@ -131,6 +131,7 @@ type extension struct {
 	demand   *demand
 	survey   chan struct{} // the slot of the one survey in progress
 	probed   *time.Time    // guarded by survey: when all it lists was last probed
+	away     *bool         // guarded by survey: its last listing failed
 	surveyed *atomic.Bool  // it was listed since the start
 }
 
@@ -231,6 +232,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 			demand:    new(demand),
 			survey:    make(chan struct{}, 1),
 			probed:    new(time.Time),
+			away:      new(bool),
 			surveyed:  new(atomic.Bool),
 		})
 		m.exts.Store(&all)

@@ -3,6 +3,7 @@ package manager
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -23,7 +24,20 @@ type model struct {
 	ends    map[string]int       // the last generation of an ID that has ended for certain
 	faulty  bool                 // a fault may be waiting for its call
 	granted sandboxer.Credits
+	calm    time.Time              // since when the backend does what it is told; zero: it does not
+	missing map[stranded]time.Time // records whose object is gone, since when that was noticed
 }
+
+// stranded is a state of a sandbox that needs an object, and has none.
+type stranded struct {
+	incarnation
+	object int
+	state  sandboxer.State
+}
+
+// endOf bounds how long a state may outlive its object where the backend does what it is told:
+// two periods, their probes, and a teardown that began to hang before.
+const endOf = 2*30*time.Second + 2*10*time.Second + time.Minute
 
 // believed is a living sandbox.
 type believed struct {
@@ -60,12 +74,12 @@ func playModel(t *testing.T, rt *rapid.T) {
 			s.backend = backend.Options{Provision: time.Minute, Ready: time.Minute, Teardown: time.Minute, Save: time.Minute, Short: 10 * time.Second}
 		}),
 		live: map[string]*believed{}, keys: map[string]string{}, ends: map[string]int{},
-		granted: sandboxer.Credit,
+		granted: sandboxer.Credit, calm: time.Now(), missing: map[stranded]time.Time{},
 	}
 	if err := m.Grant(admin, "acme", m.granted, "start", ""); err != nil {
 		rt.Fatal(err)
 	}
-	rt.Repeat(map[string]func(*rapid.T){
+	actions := map[string]func(*rapid.T){
 		"create":   m.doCreate,
 		"destroy":  m.doDestroy,
 		"extend":   m.doExtend,
@@ -75,8 +89,16 @@ func playModel(t *testing.T, rt *rapid.T) {
 		"snapshot": m.doSnapshot,
 		"restart":  func(*rapid.T) { m.restart() },
 		"fault":    m.doFault,
+		"die":      m.doDie,
+		"reach":    m.doReach,
 		"":         m.check,
-	})
+	}
+	if rapid.Bool().Draw(rt, "peaceful") { // what faults excuse is seen in what goes without
+		for _, a := range []string{"fault", "die", "reach"} {
+			delete(actions, a)
+		}
+	}
+	rt.Repeat(actions)
 	m.end(rt)
 }
 
@@ -117,6 +139,7 @@ func (m *model) doCreate(t *rapid.T) {
 		if sandboxer.KindOf(err) != sandboxer.Conflict {
 			t.Fatalf("%s belongs to %+v, and yet create gave %v, %v", id, b, sb, err)
 		}
+	case b != nil && (isKind(err, sandboxer.Invalid) || isKind(err, sandboxer.NoCredit)): // it cannot live so long
 	case b != nil:
 		if err != nil || sb.Generation != b.generation || sb.State != b.state {
 			t.Fatalf("%s lives (%+v), and yet create gave %v, %v", id, b, sb, err)
@@ -176,9 +199,11 @@ func (m *model) doExtend(t *rapid.T) {
 	}
 }
 
-// believe takes sb to live on as it is, unless it is on its way to another state.
+// believe takes sb to live on as it is, unless it is on its way to another state, or its
+// object died and nobody has noticed yet.
 func (m *model) believe(sb *sandboxer.Sandbox) {
-	if sb.State == sandboxer.Running || sb.State == sandboxer.Paused {
+	stands := slices.ContainsFunc(m.world.Live(), func(o fake.Object) bool { return o.Spec.ID == sb.ID && o.Spec.Generation == objectOf(sb) })
+	if sb.State == sandboxer.Running && stands || sb.State == sandboxer.Paused && (stands || !isStanding(sb)) {
 		m.live[sb.ID] = &believed{sb.Profile, sb.Generation, sb.ExpiresAt, sb.State}
 	}
 }
@@ -286,7 +311,95 @@ func (m *model) doFault(t *rapid.T) {
 		}
 	}
 	m.world.Inject(f)
+	m.faulty, m.calm = true, time.Time{}
+}
+
+// doReach puts the backend out of reach, has it hang, or brings it back.
+func (m *model) doReach(t *rapid.T) {
+	m.world.Forgive()
+	m.faulty, m.calm = true, time.Time{}
+	switch rapid.SampledFrom([]string{"back", "away", "hung"}).Draw(t, "reach") {
+	case "back":
+		m.calm = time.Now()
+	case "away":
+		m.world.Inject(fake.Fault{Verb: fake.VerbAny, Kind: sandboxer.Unavailable})
+	case "hung":
+		m.world.Inject(fake.Fault{Verb: fake.VerbAny, Hang: true})
+	}
+}
+
+// doDie has the object of a sandbox die in the middle of something that hangs, fails slowly
+// or takes its time, or of nothing.
+func (m *model) doDie(t *rapid.T) {
+	m.settle()
+	id := someID(t)
+	verbs := map[string][]fake.Verb{
+		"nothing": nil, "create": {fake.VerbProvision, fake.VerbWaitReady}, "freeze": {fake.VerbPause}, "save": {fake.VerbSnapshot}, "destroy": {fake.VerbTeardown},
+		"pause": {fake.VerbPause, fake.VerbSnapshot, fake.VerbTeardown}, "resume": {fake.VerbResume, fake.VerbRestore, fake.VerbWaitReady},
+	}
+	amid := rapid.SampledFrom(slices.Sorted(maps.Keys(verbs))).Draw(t, "amid")
+	if of := verbs[amid]; of != nil {
+		f := fake.Fault{Verb: rapid.SampledFrom(of).Draw(t, "verb"), Times: 1, Delay: 10 * time.Second, Hang: rapid.Bool().Draw(t, "hang"), Lost: rapid.Bool().Draw(t, "lost")}
+		m.world.Inject(f)
+	}
 	m.faulty = true
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		switch amid {
+		case "create":
+			_, _ = m.Create(acme, sandboxer.CreateRequest{Profile: "test", TTL: time.Hour, Inputs: map[string]string{"sandbox_id": id}})
+		case "freeze":
+			_, _ = m.Pause(acme, id, PauseRequest{Depth: sandboxer.PauseFreeze})
+		case "pause":
+			_, _ = m.Pause(acme, id, PauseRequest{Depth: sandboxer.PauseFiles})
+		case "resume":
+			_, _ = m.Resume(acme, id, ResumeRequest{})
+		case "save":
+			_, _ = m.Snapshot(acme, id, SnapshotRequest{TTL: time.Hour})
+		case "destroy":
+			_, _ = m.Destroy(acme, id)
+		}
+	}()
+	time.Sleep(5 * time.Second)
+	m.world.Kill(id)
+	if rapid.Bool().Draw(t, "forgiven") {
+		m.world.Forgive()
+		m.calm = time.Now()
+	}
+	<-over
+	m.settle()
+	delete(m.live, id) // whatever is known of it
+	if sb, err := m.store.Sandbox(admin, id); err == nil && sb.State == sandboxer.Terminated {
+		m.ends[id] = max(m.ends[id], sb.Generation)
+	}
+}
+
+// checkNoneStranded: no state outlives an object that is gone where the backend does what it is told.
+func (m *model) checkNoneStranded(t *rapid.T) {
+	there := map[incarnation]bool{}
+	for _, o := range m.world.Live() {
+		there[incarnation{o.Spec.ID, o.Spec.Generation}] = true
+	}
+	missing := map[stranded]time.Time{}
+	err := m.records(admin, sandboxer.Query{States: live}, func(sb *sandboxer.Sandbox) {
+		if sb.State == sandboxer.Paused && !isStanding(sb) || there[incarnation{sb.ID, objectOf(sb)}] {
+			return
+		}
+		s := stranded{incarnation{sb.ID, sb.Generation}, objectOf(sb), sb.State}
+		since, ok := m.missing[s]
+		if !ok || m.calm.IsZero() {
+			since = time.Now()
+		}
+		missing[s] = since
+		if time.Since(since) > endOf {
+			t.Fatalf("%+v is %s since %s, and its object is gone", sb, sb.State, since)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.missing = missing
 }
 
 // check holds after every step: the books are sound at every instant, and who is
@@ -302,6 +415,7 @@ func (m *model) check(t *rapid.T) {
 	if len(a.Violations) > 0 {
 		t.Fatalf("%+v", a.Violations)
 	}
+	m.checkNoneStranded(t)
 	for id, b := range m.live {
 		sb, err := m.store.SandboxGeneration(admin, id, b.generation)
 		if err != nil || sb.State != b.state {

@@ -271,7 +271,7 @@ func (m *Manager) stir(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause
 	switch {
 	case torn:
 		return nil, m.postpone(ctx, sb, cause)
-	case kind == sandboxer.NotFound: // its object is gone, however often it was tried
+	case m.isGone(ctx, sb, cause): // however often it was tried
 	case sb.Pause.Attempts > 0:
 		return nil, m.postpone(ctx, sb, cause)
 	case sb.Pause.Cause == sandboxer.ReasonExpired && (hopeless || time.Since(sb.Pause.At) > patience):
@@ -293,6 +293,20 @@ func (m *Manager) stir(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause
 		m.log.WarnContext(ctx, "teardown after a failed pause", "sandbox", sb.ID, "err", err)
 	}
 	return nil, answer
+}
+
+// isGone reports whether cause says that the object of sb is not there, and a second look
+// confirms it.
+func (m *Manager) isGone(ctx context.Context, sb *sandboxer.Sandbox, cause error) bool {
+	if !isKind(cause, sandboxer.NotFound) {
+		return false
+	}
+	b, err := m.backend(sb.Extension)
+	if err != nil || !b.Can(sandboxer.CanProbe) {
+		return err == nil
+	}
+	alive, err := b.IsAlive(ctx, handleOf(sb))
+	return err == nil && (alive == sandboxer.Gone || alive == sandboxer.OOMKilled)
 }
 
 // getUp brings sb, whose object still stands, back to running after a failed pause.
@@ -547,7 +561,7 @@ func (m *Manager) relapse(ctx context.Context, j *job, sb *sandboxer.Sandbox, ca
 	}
 	answer := sandboxer.E(kind, cause, "sandbox %s could not be resumed and stays paused: %s", sb.ID, sandboxer.Message(cause))
 	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
-	if frozen && isKind(cause, sandboxer.NotFound) { // there is nothing to go back to
+	if frozen && m.isGone(ctx, sb, cause) { // there is nothing to go back to
 		answer.Msg = fmt.Sprintf("sandbox %s could not be resumed: %s", sb.ID, sandboxer.Message(cause))
 		if !m.turn(j) {
 			return context.Cause(ctx)

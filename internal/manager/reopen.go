@@ -71,28 +71,7 @@ func (m *Manager) opened(e *extension) {
 			}
 		}
 	}
-	q := sandboxer.Query{Extension: e.Info.ID, Limit: sandboxer.MaxPage, States: slices.DeleteFunc(sandboxer.States(), func(s sandboxer.State) bool { return s == sandboxer.Terminated })}
-	for {
-		list, next, err := m.store.Sandboxes(m.ctx, q)
-		if err != nil {
-			m.log.Warn("what waits for an extension", "extension", e.Info.ID, "err", err)
-			break
-		}
-		for _, sb := range list {
-			if sb.RetryAt.IsZero() || sb.Damaged != "" {
-				continue
-			}
-			if err := m.update(m.ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
-				sb.RetryAt = time.Time{}
-				return nil
-			}); err != nil && m.ctx.Err() == nil { // it is tried again at its time, then
-				m.log.Warn("what waits for an extension", "extension", e.Info.ID, "sandbox", sb.ID, "err", err)
-			}
-		}
-		if q.After = next; next == "" {
-			break
-		}
-	}
+	m.hasten(e)
 	for _, p := range m.offered.Load().pools {
 		if p.profile.Extension == e.Info.ID {
 			p.mu.Lock()
@@ -103,4 +82,23 @@ func (m *Manager) opened(e *extension) {
 	m.poke()
 	m.pokePools()
 	m.surveyAll(newTally(), true)
+}
+
+// hasten has what waits for its next try on e tried at once: e can be asked again.
+func (m *Manager) hasten(e *extension) {
+	err := m.records(m.ctx, sandboxer.Query{Extension: e.Info.ID, States: live}, func(sb *sandboxer.Sandbox) {
+		if sb.Retries == 0 && sb.RetryAt.IsZero() || sb.Damaged != "" {
+			return
+		}
+		err := m.update(m.ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+			sb.Retries, sb.RetryAt = 0, time.Time{} // also of a call in flight, which may hang since before
+			return nil
+		})
+		if err != nil && m.ctx.Err() == nil { // it is tried again at its time, then
+			m.log.Warn("what waits for an extension", "extension", e.Info.ID, "sandbox", sb.ID, "err", err)
+		}
+	})
+	if err != nil && m.ctx.Err() == nil {
+		m.log.Warn("what waits for an extension", "extension", e.Info.ID, "err", err)
+	}
 }

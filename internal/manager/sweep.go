@@ -200,7 +200,9 @@ func (m *Manager) act(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness) 
 	m.alarm(sb.ExpiresAt, sb.ExpiresAt)
 	m.alarm(sb.RetryAt, sb.RetryAt)
 	stored := sb.UsedAt
-	a := decide(m.fresh(sb), seen, m.working(sb.ID), time.Now())
+	working := m.working(sb.ID)
+	seen = m.means(sb, seen)
+	a := decide(m.fresh(sb), seen, working, time.Now())
 	timed := a.reason == sandboxer.ReasonExpired || a.reason == sandboxer.ReasonIdle
 	switch {
 	case timed && m.isQuiet():
@@ -212,8 +214,22 @@ func (m *Manager) act(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness) 
 	}
 	m.async(t, func() {
 		defer m.drop(sb.ID)
-		m.apply(t, sb, seen, a)
+		m.apply(t, sb, seen, working, a)
 	})
+}
+
+// means is what seen says of sb: that one is not there which was saved, to be paused, and
+// is being removed, says nothing.
+func (m *Manager) means(sb *sandboxer.Sandbox, seen sandboxer.Liveness) sandboxer.Liveness {
+	dead := seen == sandboxer.Gone || seen == sandboxer.OOMKilled
+	if !dead || sb.State != sandboxer.Pausing || sb.Pause.Snapshot == "" {
+		return seen
+	}
+	rec, err := m.store.Snapshot(m.ctx, sb.Pause.Snapshot)
+	if isKind(err, sandboxer.NotFound) || err == nil && rec.State != sandboxer.SnapshotSealed {
+		return seen
+	}
+	return sandboxer.Unknown
 }
 
 // take makes the caller the only one of the sweep who does something with id, until drop.
@@ -239,15 +255,18 @@ func (m *Manager) drop(id string) {
 
 // apply takes the step that was decided. It looks at the record again where somebody
 // may have changed it since.
-func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness, a action) {
+func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, a action) {
 	ctx := m.ctx
 	var err error
+	still := func(sb *sandboxer.Sandbox) bool {
+		return decide(m.fresh(sb), m.means(sb, seen), working, time.Now()) == a
+	}
 	switch a.verb {
 	case leave:
 		err = m.saveUse(ctx, sb)
 	case suspect, trust, doubt:
 		err = m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
-			if decide(m.fresh(sb), seen, false, time.Now()) != a {
+			if !still(sb) {
 				return errMoot
 			}
 			switch {
@@ -260,6 +279,9 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 			switch a.verb {
 			case suspect:
 				sb.AbsentSince = now()
+				if sb.State == sandboxer.Terminating {
+					sb.RetryAt = sb.AbsentSince
+				}
 			case doubt:
 				sb.UnresponsiveSince = now()
 			}
@@ -277,9 +299,7 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 		if a.reason == sandboxer.ReasonFailed {
 			why.fault = sandboxer.Timeout
 		}
-		why.still = func(sb *sandboxer.Sandbox) bool {
-			return decide(m.fresh(sb), seen, false, time.Now()) == a
-		}
+		why.still = still
 		if err = m.doom(ctx, sb, why); err != nil {
 			break
 		}
@@ -298,7 +318,7 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 	case teardown:
 		// Somebody else may have tried, and failed, since sb was read.
 		var cur *sandboxer.Sandbox
-		if cur, err = m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err == nil && decide(cur, seen, false, time.Now()) == a {
+		if cur, err = m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err == nil && still(cur) {
 			err = m.payUp(ctx, t, cur)
 		}
 	}
@@ -401,6 +421,12 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 	// The listing comes first: whatever is in it was in the books before.
 	at := time.Now()
 	listed, lerr := m.listing(ctx, e)
+	if away := lerr != nil; *e.away && !away {
+		m.hasten(e)
+		*e.away = false
+	} else {
+		*e.away = away
+	}
 	seen := make(map[sighting]bool, len(listed))
 	probing := e.Backend != nil && e.Backend.Can(sandboxer.CanProbe)
 	inherited := func(sb *sandboxer.Sandbox) bool { return sb.ReadyAt.Before(m.started) && !m.isAdopted(sb) }
@@ -429,7 +455,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 		switch {
 		case ok:
 			seen[s] = true
-			if probing && isStanding(sb) && (all || !sb.AbsentSince.IsZero()) {
+			if probing && isProbed(sb) && (all || !sb.AbsentSince.IsZero()) {
 				m.probe(t, e, sb, inherited(sb))
 				return
 			}
@@ -438,7 +464,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 				t.count(func(r *SweepReport) { r.Adopted++ })
 			}
 			m.act(t, sb, sandboxer.Alive)
-		case !isStanding(sb), e.Backend == nil:
+		case !isProbed(sb), e.Backend == nil:
 			m.act(t, sb, sandboxer.Unknown)
 		case lerr != nil:
 			m.act(t, sb, sandboxer.Unknown)
@@ -478,10 +504,10 @@ func (m *Manager) listing(ctx context.Context, e *extension) (map[sighting]sandb
 }
 
 // probe asks the backend about one sandbox and acts on the answer. inherited says that
-// a former process left it: found alive, it is adopted. While something else is done with
-// the sandbox, it does nothing and returns false.
+// a former process left it: found alive, it is adopted. While the sweep does something else
+// with the sandbox, it does nothing and returns false.
 func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox, inherited bool) bool {
-	if m.working(sb.ID) || !m.take(sb.ID) {
+	if !m.take(sb.ID) {
 		return false
 	}
 	m.async(t, func() {
@@ -490,14 +516,14 @@ func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox, inherited
 			m.drop(sb.ID)
 			return
 		}
-		alive, err := e.Backend.IsAlive(m.ctx, sb.Handle)
+		alive, err := e.Backend.IsAlive(m.ctx, handleOf(sb))
 		release()
 		m.drop(sb.ID)
 		if err != nil {
 			m.log.Debug("probe", "sandbox", sb.ID, "err", err)
 			alive = sandboxer.Unknown
 		}
-		if alive == sandboxer.Alive && inherited {
+		if alive == sandboxer.Alive && inherited && isStanding(sb) {
 			m.adopt(sb)
 			t.count(func(r *SweepReport) { r.Adopted++ })
 		}
@@ -534,7 +560,7 @@ func (m *Manager) doubt(h sandboxer.Handle) {
 				return
 			}
 			e := m.extension(sb.Extension)
-			if e == nil || e.Backend == nil || !e.Backend.Can(sandboxer.CanProbe) || m.probe(t, e, sb, false) {
+			if e == nil || e.Backend == nil || !e.Backend.Can(sandboxer.CanProbe) || !m.working(sb.ID) && m.probe(t, e, sb, false) {
 				return
 			}
 			select {
