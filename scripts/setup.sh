@@ -8,6 +8,7 @@ need() { # COMMAND PACKAGE
 	command -v "$1" >/dev/null 2>&1 || packages="$packages $2"
 }
 need git git
+need curl curl
 need gcc gcc
 need ip iproute2
 need protoc protobuf-compiler

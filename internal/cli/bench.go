@@ -44,7 +44,7 @@ func newCmdBench(f *factory, runF func(context.Context, *benchOptions) error) *c
 			"measured in turns. Nothing is tried twice: a failure counts.\n\n" +
 			"Every sandbox is destroyed, also after an interrupt; if this program is killed, they expire after --ttl.\n" +
 			"The result is kept: see bench ls, bench show and bench compare.",
-		Example: "  sandboxer bench --sequential 20 --burst 10,25,50\n  sandboxer bench local ext.cloud --sequential 50 -- node -v\n" +
+		Example: "  sandboxer bench --sequential 10 --burst 2,5\n  sandboxer bench local ext.cloud --sequential 10 -- node -v\n" +
 			"  sandboxer bench compare 20261121-150405123-x7k2 latest",
 		ValidArgsFunction: f.completeProfiles,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -225,7 +225,7 @@ func newCmdExec(f *factory, runF func(context.Context, *execOptions) error) *cob
 		Long: "Run a command in a sandbox, with your stdin, stdout and stderr, and exit with its exit code. 125 means that\n" +
 			"sandboxer itself failed, 126 and 127 that the command cannot be executed or does not exist, 128+n signal n.\n" +
 			"137 with a line on stderr about memory means that the sandbox's memory limit killed it.",
-		Example:           "  sandboxer exec 7k2m -- go test ./...\n  tar c . | sandboxer exec 7k2m -- tar x",
+		Example:           "  sandboxer exec 7k2m -- make test\n  tar c . | sandboxer exec 7k2m -- tar x",
 		Annotations:       map[string]string{guestCommand: "yes", ownSignals: "yes"},
 		Args:              wants(2, -1, "a sandbox and a command: sandboxer exec ID -- CMD…"),
 		ValidArgsFunction: f.completeSandbox,
@@ -300,7 +300,7 @@ func newCmdRun(f *factory, runF func(context.Context, *runOptions) error) *cobra
 		Long: "Create a sandbox, run CMD in it (a shell if there is none and this is a terminal), and destroy it. Exits with\n" +
 			"CMD's exit code; 125 means that sandboxer itself failed. Without a server, everything happens in this process.\n\n" +
 			"While the sandbox is created, the first interrupt destroys it; later, interrupts go to CMD and the third kills it.",
-		Example:           "  sandboxer run --input repo=. -- go test ./...\n  sandboxer run local-public -- curl -s https://example.org",
+		Example:           "  sandboxer run --input repo=. -- make test\n  sandboxer run local-public -- curl -s https://example.org",
 		Annotations:       map[string]string{guestCommand: "yes", ownSignals: "yes"},
 		ValidArgsFunction: f.completeProfiles,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -546,7 +546,7 @@ func newCmdExtend(f *factory, runF func(context.Context, *extendOptions) error) 
 	var ttl string
 	c := &cobra.Command{
 		Use: "extend ID --ttl [+]DURATION", Short: "Move a sandbox's expiry", Args: wants(1, 1, "one sandbox"), ValidArgsFunction: f.completeSandbox,
-		Example: "  sandboxer extend 7k2m --ttl 1h     an hour from now\n  sandboxer extend 7k2m --ttl +30m   half an hour longer than before",
+		Example: "  sandboxer extend 7k2m --ttl 1h     # an hour from now\n  sandboxer extend 7k2m --ttl +30m   # half an hour longer than before",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref = args[0]
 			rest, add := strings.CutPrefix(ttl, "+")

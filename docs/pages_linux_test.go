@@ -1,0 +1,267 @@
+package docs_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var both = []string{"root", "dev"}
+
+// yes is the answer to whether a host's key is right.
+var yes = []typed{{when: `\[y/N\] `, text: "y\n"}}
+
+// cloud is another extension, and its profile.
+const cloud = `mkdir -p $config/extensions $config/profiles
+printf 'id: ext.cloud\nhandler: local\ncapabilities: {isolation_levels: [gvisor], pricing_model: self-hosted}\n' >$config/extensions/ext.cloud.yaml
+printf 'id: profile.cloud\nextension: ext.cloud\n' >$config/profiles/profile.cloud.yaml`
+
+// benchRun gives the first run of bench the ID that the page has.
+const benchRun = `(cd $data/bench; first=$(ls | grep -v x7k2 | head -n1); id=${first%.*}; sed "s/$id/20261121-150405123-x7k2/" $first >${first/$id/20261121-150405123-x7k2})`
+
+// pages are those with commands. What a reader has beforehand is in setup.
+var pages = []page{
+	{
+		name: "README.md", users: both, dir: "checkout",
+		code:     map[string]int{"cat /etc/shadow": 1}, // the command's own
+		typing:   map[string][]typed{"sandboxer shell": {{when: `[#$] `, text: "exit\n"}}},
+		rootOnly: []string{"make build", "/run/sandboxer/api.sock"},
+	},
+	{
+		name: "docs/cli.md", users: both, dir: "project",
+		typing:   map[string][]typed{"sandboxer shell": {{when: `[#$] `, text: "exit\n"}}},
+		before:   map[string]string{"sandboxer get build": "sandboxer down"},
+		code:     map[string]int{"sandboxer get build": 8},
+		rootOnly: []string{"sandboxer get build"},
+	},
+	{name: "docs/local.md", users: both, dir: "project"},
+	{
+		name: "docs/ports.md", users: both, dir: "project",
+		setup:  "sandboxer create --name 7k2mq0xa; sandboxer exec 7k2mq0xa -- busybox httpd -p 8080 -h /workspace",
+		before: map[string]string{"sandboxer serve": "sandboxer down"},
+		typing: map[string][]typed{"sandboxer serve": {{when: `listening|serving`, text: interrupt}}},
+	},
+	{name: "docs/network.md", users: both, dir: "project", setup: "sandboxer create --profile local-public --name 7k2mq0xa"},
+	{name: "docs/snapshots.md", users: both, dir: "project", setup: "sandboxer create --name box"},
+	{
+		name: "docs/pool.md", users: both, dir: "project",
+		setup: "mkdir -p $config/profiles; cp $PAGE/1.yaml $config/profiles/",
+	},
+	{
+		name: "docs/profiles.md", users: both, dir: "project",
+		setup: "mkdir -p profiles; cp $PAGE/2.yaml profiles/profile.web.yaml",
+		code:  map[string]int{"profile validate": 2},
+	},
+	{
+		name: "docs/operate.md", users: []string{"root"}, dir: "project",
+		setup: "sandboxer up; sandboxer backup; sandboxer down; head -c 4096 /dev/zero >/var/lib/sandboxer/sandboxer.db",
+		code:  map[string]int{"sandboxer up": 8},
+		after: "sandboxer backup restore",
+	},
+	{
+		name: "docs/api.md", users: []string{"dev"}, dir: "project",
+		setup:  "sandboxer create --name build",
+		typing: map[string][]typed{"curl -N": {{when: `data: \{`, text: interrupt}}},
+		code:   map[string]int{"curl -N": 130},
+	},
+	{
+		name: "docs/bench-command.md", users: []string{"root"}, dir: "project",
+		setup:  cloud,
+		before: map[string]string{"bench compare": benchRun},
+	},
+	{
+		name: "docs/ssh-hosts.md", users: both, dir: "project", engine: true,
+		typing: map[string][]typed{"host add": yes},
+	},
+	{
+		name: "docs/compose-ssh.md", users: []string{"dev"}, dir: "project", engine: true,
+		typing: map[string][]typed{"host add": yes},
+	},
+	{
+		name: "docs/migrate-make-e2e.md", users: []string{"root"}, dir: "project", engine: true,
+		setup:  "mkdir -p scripts; cp ~/sandboxer/scripts/make-e2e.sh scripts/; cat $PAGE/1.make >>Makefile",
+		typing: map[string][]typed{"host add": yes},
+	},
+	{
+		name: "docs/vm-packer.md", users: both, dir: "project",
+		setup: "sandboxer host add haskell-build build@vm.example --yes",
+	},
+	{
+		name: "docs/runbooks/profile-vm-haskell-build.md", users: both, dir: "project",
+		typing: map[string][]typed{"host add": yes},
+		after:  "cat out/README",
+	},
+	{
+		name: "help bench", users: []string{"root"}, dir: "project",
+		setup:  cloud,
+		before: map[string]string{"bench compare": benchRun},
+	},
+	{name: "help cp", users: both, dir: "project", setup: "sandboxer create --name 7k2m; sandboxer exec 7k2m -- sh -c 'mkdir -p /var/log; echo a line >/var/log/app.log'"},
+	{name: "help create", users: both, dir: "project"},
+	{name: "help exec", users: both, dir: "project", setup: "sandboxer create --input repo=. --name 7k2m"},
+	{name: "help run", users: both, dir: "project"},
+	{name: "help network set", users: both, dir: "project", setup: "sandboxer create --profile local-public --name 7k2mq0xa"},
+	{name: "help extend", users: both, dir: "project", setup: "sandboxer create --name 7k2m"},
+	{name: "help up", users: both, dir: "project", before: map[string]string{"--listen": "sandboxer down"}},
+}
+
+// onMachine is the test on the machine of its own.
+func onMachine(t *testing.T) {
+	makeMachine(t)
+	checkout, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	users := map[string]user{}
+	for _, u := range []user{{name: "root", home: "/root"}, {name: "dev", home: "/home/dev", runtime: "/run/user/7001"}} {
+		u.env = []string{"HOME=" + u.home, "USER=" + u.name, "LOGNAME=" + u.name, "TERM=xterm", "LANG=C.UTF-8", "SHELL=/bin/bash",
+			"PATH=" + u.home + "/sandboxer/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + os.Getenv("GOROOT") + "/bin",
+			"GOCACHE=" + os.Getenv("GOCACHE"), "GOMODCACHE=" + os.Getenv("GOMODCACHE"), "GOPROXY=off", "GOTOOLCHAIN=local", "GOFLAGS=-mod=readonly"}
+		if u.runtime != "" {
+			u.env = append(u.env, "XDG_RUNTIME_DIR="+u.runtime, "config="+u.home+"/.config/sandboxer", "data="+u.home+"/.local/share/sandboxer")
+		} else {
+			u.env = append(u.env, "config=/etc/sandboxer", "data=/var/lib/sandboxer")
+		}
+		users[u.name] = u
+	}
+	sh(t, `
+cd "$1"
+for home in /root /home/dev; do
+	rm -rf $home/sandboxer $home/project
+	mkdir -p $home/sandboxer $home/project
+	git -c safe.directory='*' ls-files -co --exclude-standard -z | tar c --null -T - --ignore-failed-read 2>/dev/null | tar x -C $home/sandboxer
+	cp -r docs/testdata/project/. $home/project/
+done
+mkdir -p /src/app
+cp -r docs/testdata/project/. /src/app/
+`, checkout)
+	build := newTerminal(t, users["root"], "/root/sandboxer")
+	build.do(t, "make build")
+	sh(t, "cp -r /root/sandboxer/bin /home/dev/sandboxer/; chown -R dev:dev /home/dev /src/app")
+
+	only := os.Getenv("SANDBOXER_DOCS_PAGE")
+	typed, left, engine := 0, 0, false
+	seen := map[string]bool{}
+	examples := map[string]string{}
+	helpExamples(t, "", examples)
+	for _, p := range pages {
+		seen[p.name] = true
+		if only != "" && only != p.name {
+			continue
+		}
+		if p.engine && !engine {
+			serveDocker(t)
+			engine = true
+		}
+		var list []block
+		if help, ok := strings.CutPrefix(p.name, "help "); ok {
+			list = []block{{lang: "sh", text: examples[help]}}
+		} else {
+			list = blocks(read(t, filepath.Join("..", p.name)))
+		}
+		for _, name := range p.users {
+			u := users[name]
+			if !t.Run(p.name+" as "+name, func(t *testing.T) {
+				typed += typePage(t, p, list, u, filepath.Join(u.home, map[string]string{"checkout": "sandboxer", "project": "project"}[p.dir]))
+			}) {
+				t.Logf("%s as %s failed", p.name, name)
+			}
+		}
+	}
+	// Whatever the table does not know was not typed.
+	for name := range examples {
+		if !seen["help "+name] {
+			t.Errorf("nothing types the examples of sandboxer help %s: add it to the table", name)
+		}
+	}
+	for _, pattern := range []string{"../*.md", "*.md", "*/*.md"} {
+		names, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names {
+			rel := strings.TrimPrefix(filepath.Join("docs", name), "docs/../")
+			for _, b := range blocks(read(t, name)) {
+				switch {
+				case b.reason != "":
+					left++
+					t.Logf("%s:%d is not typed: %s", rel, b.line, b.reason)
+				case b.lang == "":
+					t.Errorf("%s:%d: the block does not say its language", rel, b.line)
+				case b.lang != "sh" && b.lang != "console":
+					if promptLine.MatchString(b.text) && !slices.Contains([]string{"yaml", "json", "go"}, b.lang) {
+						t.Errorf("%s:%d: there are commands in a block of %s", rel, b.line, b.lang)
+					}
+				case !seen[rel]:
+					t.Errorf("%s:%d: nothing types the commands of this page: add it to the table, or say <!-- not typed: REASON -->", rel, b.line)
+				}
+			}
+		}
+	}
+	t.Logf("%d commands typed; %d blocks are not, for the reasons above", typed, left)
+}
+
+var listed = regexp.MustCompile(`(?m)^  ([a-z]+)  +[A-Z]`)
+
+// helpExamples collects the examples of a command's help text, and of those below it.
+func helpExamples(t *testing.T, name string, all map[string]string) {
+	t.Helper()
+	text := sh(t, `/root/sandboxer/bin/sandboxer help $1`, name)
+	if _, rest, ok := strings.Cut(text, "\nExamples:\n"); ok {
+		rest, _, _ = strings.Cut(rest, "\n\n")
+		all[name] = rest
+	}
+	text, _, _ = strings.Cut(text, "\nFlags:\n")
+	for _, m := range listed.FindAllStringSubmatch(text, -1) {
+		if below := strings.TrimSpace(name + " " + m[1]); m[1] != "help" && all[below] == "" {
+			helpExamples(t, below, all)
+		}
+	}
+}
+
+var promptLine = regexp.MustCompile(`(?m)^(\$ |sandboxer )`)
+
+// TestRules: what of a page is typed, and what is taken for the same.
+func TestRules(t *testing.T) {
+	page := "text\n\n```console\n$ echo a\na\n$ for x in 1; do\n  echo $x\ndone\n1\n```\n\n<!-- not typed: because -->\n```sh\nrm \\\n  -r /\n```\n"
+	list := blocks(page)
+	if len(list) != 2 || list[0].lang != "console" || list[0].line != 3 || list[0].reason != "" || list[1].reason != "because" {
+		t.Fatalf("%+v", list)
+	}
+	var got []string
+	for _, b := range list {
+		for _, c := range commands(b) {
+			shown := "-"
+			if c.shown != nil {
+				shown = *c.shown
+			}
+			got = append(got, c.text+" => "+shown)
+		}
+	}
+	if want := []string{"echo a => a\n", "for x in 1; do\n  echo $x\ndone => 1\n", "rm \\\n  -r / => -"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	for _, c := range []struct {
+		page, terminal string
+		same           bool
+	}{
+		{"ready in 1.7s · expires 20:12", "\r  creating\r\x1b[Kready in 12.0s · expires 07:01\r\n", true},
+		{"total 1.8s", "total 1.8", false},
+		{"14", "15", false},
+		{"a\nb", "a", false},
+		{"a", "a\nb", false},
+		{"a\n…\nd", "a\nb\nc\nd", true},
+		{"a\n…", "a", true},
+		{"the key SHA256:…. Right?", "the key SHA256:abc. Right?", true},
+		{"id 7k2mq0xa", "id x9y8z7w6", true},
+		{"8.0GiB (free)", "12GiB (free)", true},
+		{"8.0GiB (free)", "12GiB free", false},
+	} {
+		if err := sameScreen(screen(c.terminal), c.page); (err == nil) != c.same {
+			t.Errorf("%q and %q: %v", c.page, c.terminal, err)
+		}
+	}
+}

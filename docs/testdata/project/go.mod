@@ -1,0 +1,3 @@
+module example.org/project
+
+go 1.24
