@@ -134,7 +134,8 @@ func (a *attachment) run(s Streams, own bool) (x sandboxer.Exit, err error) {
 		go a.c.control(helpers, pid, s)
 	}
 	giveUp := func() {
-		if own {
+		// One that is known not to answer kills the command when it finds the stream broken.
+		if own && sandboxer.KindOf(context.Cause(a.ctx)) != sandboxer.Unavailable {
 			ctx, cancel := context.WithTimeout(helpers, a.c.wait.kill)
 			defer cancel()
 			if a.c.Signal(ctx, pid, 9) == nil {

@@ -16,7 +16,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/sand-boxer/sandboxer"
+	pb "github.com/sand-boxer/sandboxer/agent/proto/process"
 )
 
 // A liar is a connection to somebody who has taken the agent's place: it answers every
@@ -261,7 +264,7 @@ func TestLyingAgentTakesNoMemory(t *testing.T) {
 					defer cancel()
 					c.wait.kill = 100 * time.Millisecond
 					_, _ = c.Exec(ctx, sandboxer.Cmd{Args: []string{"true"}})
-				} else if err := calls[name](ctx, c); sandboxer.KindOf(err) != sandboxer.Failed {
+				} else if err := calls[name](ctx, c); sandboxer.KindOf(err) != sandboxer.Failed && sandboxer.KindOf(err) != sandboxer.Unavailable { // the connection that was cut for it, seen by who writes the request
 					t.Errorf("%v; want a failure", err)
 				}
 				runtime.ReadMemStats(&after)
@@ -325,3 +328,27 @@ func FuzzAnswer(f *testing.F) {
 		}
 	})
 }
+
+// TestCommandOutOfReach: whose sandbox is known not to answer does not wait for a kill.
+func TestCommandOutOfReach(t *testing.T) {
+	started, err := proto.Marshal(&pb.StartResponse{Event: &pb.ProcessEvent{Event: &pb.ProcessEvent_Start{Start: &pb.ProcessEvent_StartEvent{Pid: 7}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := proto.Marshal(&pb.StartResponse{Event: &pb.ProcessEvent{Event: &pb.ProcessEvent_Data{Data: &pb.ProcessEvent_DataEvent{
+		Output: &pb.ProcessEvent_DataEvent_Stdout{Stdout: []byte("x")}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := liar{answer: []byte(okStream + "\r\n" + envelope(0, uint32(len(started)), string(started)) + envelope(0, uint32(len(data)), string(data))), hold: true}.client(t, time.Hour)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	gone := sandboxer.E(sandboxer.Unavailable, nil, "it does not respond")
+	_, err = c.Exec(ctx, sandboxer.Cmd{Args: []string{"sleep"}, Stdout: writerFunc(func([]byte) { cancel(gone) })})
+	if err == nil {
+		t.Error("it ended")
+	}
+}
+
+type writerFunc func([]byte)
+
+func (f writerFunc) Write(p []byte) (int, error) { f(p); return len(p), nil }

@@ -5,6 +5,7 @@ package local
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -92,26 +93,36 @@ func (e *engine) gone(name string) error {
 	return sandboxer.E(sandboxer.NotFound, nil, "the sandbox is not running on this machine")
 }
 
-// load reads gVisor's state of name; nil if there is none.
+// load reads gVisor's state of name; nil if there is none. gVisor's own function waits for
+// whoever is changing the state, asks the sandbox whether it is there, without an end, and
+// leaves a lock file, also of what has just been removed.
 func (e *engine) load(name string) (*container.Container, error) {
-	// Loading makes a lock file, also for what does not exist.
-	if _, err := os.Stat(e.dir("run", name+"_sandbox:"+name+".state")); errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+	for try := 1; ; try++ {
+		data, err := os.ReadFile(e.dir("run", name+"_sandbox:"+name+".state"))
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, nil
+		}
+		c := &container.Container{}
+		if err == nil {
+			err = json.Unmarshal(data, c)
+		}
+		switch {
+		case err == nil && c.Sandbox != nil && c.Spec != nil && c.Spec.Process != nil:
+			c.Sandbox.SetRootDir(e.dir("run"))
+			return c, nil
+		case try == loadTries:
+			return nil, sandboxer.E(sandboxer.Internal, err, "gVisor's state of sandbox %s cannot be read", name)
+		}
+		time.Sleep(10 * time.Millisecond) // it may be being written
 	}
-	c, err := container.Load(e.dir("run"), container.FullID{SandboxID: name, ContainerID: name}, container.LoadOpts{Exact: true})
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "gVisor's state of sandbox %s cannot be read", name)
-	}
-	return c, nil
 }
+
+const loadTries = 5
 
 // keep remembers a running sandbox.
 func (e *engine) keep(name string, rec record, c *container.Container) *box {
 	b := &box{name: name, rec: rec, c: c, ctl: newController(c.Sandbox, name), pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped")}
-	b.pulse = &pulse{ask: b.ctl.ping, back: b.killOwed, every: pulseEvery, patience: commandPatience}
+	b.pulse = &pulse{ask: b.ctl.ping, back: func() { e.catchUp(b) }, every: pulseEvery, patience: commandPatience}
 	b.env = c.Spec.Process.Env
 	if rec.Claim != "" {
 		if given, err := e.claimedEnv(name); err == nil {
@@ -123,8 +134,12 @@ func (e *engine) keep(name string, rec record, c *container.Container) *box {
 	b.agent = agent.NewClient(agent.ClientOptions{Dial: b.dialAgent, User: rec.User})
 	if _, err := os.Stat(b.stopped); err == nil { // a broker died amid a kill
 		ctx, cancel := context.WithTimeout(context.Background(), pulseEvery)
-		if err := b.standStill(ctx, false); err != nil && e.env.Log != nil {
+		err := b.standStill(ctx, false)
+		if err != nil && e.env.Log != nil {
 			e.env.Log.Warn("the processes of a sandbox cannot be continued", "sandbox", name, "err", err)
+		}
+		if err != nil {
+			b.pulse.doubt() // when it answers, catchUp does it
 		}
 		cancel()
 	}
@@ -135,6 +150,33 @@ func (e *engine) keep(name string, rec record, c *container.Container) *box {
 	}
 	e.boxes[name] = b
 	return b
+}
+
+// catchUp does what could not be done while the kernel inside did not answer.
+func (e *engine) catchUp(b *box) {
+	e.aside(func() {
+		b.still.Lock()
+		defer b.still.Unlock()
+		if _, err := os.Stat(b.stopped); err != nil {
+			return
+		}
+		ctx, cancel := context.WithTimeout(e.ctx, killTime)
+		defer cancel()
+		// Twice: it may still come to what it was told while it hung.
+		if b.signalAll(ctx, unix.SIGCONT) != nil {
+			return
+		}
+		select {
+		case <-time.After(killPatience):
+		case <-ctx.Done():
+			return
+		}
+		if err := b.standStill(ctx, false); err != nil {
+			e.warn("the processes of a sandbox cannot be continued", fmt.Errorf("sandbox %s: %w", b.name, err))
+		}
+	})
+	b.killOwed()
+	e.replug(b.name)
 }
 
 // drop forgets a sandbox that ended.
@@ -277,6 +319,11 @@ func restore(c *container.Container, conf *config.Config, image string, link *os
 // plug gives a running sandbox a new network interface, after its old one lost its
 // other end with a former broker process.
 func (b *box) plug(ctx context.Context, link *os.File, name string) error {
+	// What a kernel that hangs is told takes effect when it goes on, and with a link that has
+	// been given up by then.
+	if err := b.ask(ctx, b.ctl.ping); err != nil {
+		return err
+	}
 	args := usernet.Links(link, name)
 	args.LoopbackLinks = nil
 	for i := range args.FDBasedLinks {

@@ -64,6 +64,10 @@ type engine struct {
 	resolvers func() []string // this machine's
 	unlock    func()
 
+	ctx  context.Context // ends with Close
+	end  context.CancelFunc
+	work sync.WaitGroup // what goes on beside calls
+
 	mu    sync.Mutex
 	boxes map[string]*box     // by name
 	busy  map[string]*keyLock // by name
@@ -102,6 +106,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 		boxes: map[string]*box{}, busy: map[string]*keyLock{}, former: map[string]time.Time{},
 		resolvers: usernet.HostResolvers(),
 	}
+	e.ctx, e.end = context.WithCancel(context.WithoutCancel(ctx))
 	if !e.asRoot {
 		if err := checkUserNamespaces(); err != nil {
 			return nil, err
@@ -141,8 +146,8 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "this process cannot be prepared for gVisor")
 	}
 	e.warnOfOtherVersions()
-	if err := e.reconnect(ctx); err != nil && env.Log != nil {
-		env.Log.Warn("sandboxes without network", "extension", env.Extension, "err", err)
+	if err := e.reconnect(); err != nil {
+		e.warn("sandboxes are without their network", err)
 	}
 	return e, nil
 }
@@ -207,6 +212,15 @@ func (e *engine) warnOfOtherVersions() {
 	}
 }
 
+// aside does something beside calls, until Close.
+func (e *engine) aside(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ctx.Err() == nil {
+		e.work.Go(f)
+	}
+}
+
 func openFailed(err error, format string, args ...any) error {
 	var se *sandboxer.Error
 	if errors.As(err, &se) {
@@ -219,6 +233,10 @@ func openFailed(err error, format string, args ...any) error {
 // a running broker needs is removed: network links and, when no sandbox is left, the
 // skeleton's mounts and the parent control groups.
 func (e *engine) Close() error {
+	e.mu.Lock()
+	e.end()
+	e.mu.Unlock()
+	e.work.Wait()
 	e.mu.Lock()
 	boxes := e.boxes
 	e.boxes = map[string]*box{}

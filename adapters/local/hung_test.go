@@ -22,13 +22,18 @@ import (
 // halt stops the kernel of h's sandbox, until the test ends or goOn is called.
 func halt(t *testing.T, b *box) (goOn func()) {
 	t.Helper()
-	goOn = sync.OnceFunc(func() { _ = unix.Kill(b.pid, unix.SIGCONT) })
+	return haltProcess(t, b.pid)
+}
+
+func haltProcess(t *testing.T, pid int) (goOn func()) {
+	t.Helper()
+	goOn = sync.OnceFunc(func() { _ = unix.Kill(pid, unix.SIGCONT) })
 	t.Cleanup(goOn)
-	if err := unix.Kill(b.pid, unix.SIGSTOP); err != nil {
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if f := procs.Stat(b.pid); len(f) > 0 && f[0] == "T" {
+		if f := procs.Stat(pid); len(f) > 0 && f[0] == "T" {
 			return goOn
 		}
 		if time.Now().After(end) {
@@ -75,6 +80,7 @@ func TestHungSandbox(t *testing.T) {
 		go io.Copy(io.Discard, out)
 		return done
 	}
+	sh(t, e, h, "(while :; do echo >>/tmp/ticks; sleep 0.05; done) >/dev/null 2>&1 &")
 	before := look(t, e)
 	leaving, leave := context.WithCancel(t.Context())
 	left, waiting := start(leaving, "1"), start(t.Context(), "2")
@@ -178,6 +184,100 @@ func TestHungSandbox(t *testing.T) {
 			t.Fatalf("a command without a caller still runs: %s", ps)
 		}
 	}
+	// Nobody else stands still for that.
+	ticks := sh(t, e, h, "wc -c </tmp/ticks")
+	for end := time.Now().Add(time.Minute); sh(t, e, h, "wc -c </tmp/ticks") == ticks; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("a process of the sandbox stands still: %s", sh(t, e, h, "cat /proc/*/stat; true"))
+		}
+	}
+	if _, err := os.Stat(b.stopped); err == nil {
+		t.Error("its processes count as standing still")
+	}
+}
+
+// keptWires is how many descriptors connections to an agent take that wait to be used.
+const keptWires = 4 * lastBatch
+
+// Every call ends also in a sandbox to which nobody serves the machine's files, whatever
+// it says, and all goes on when somebody does again.
+func TestHungGofer(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	b := hasty(t, e, h)
+	if err := e.WriteFile(t.Context(), h, "/tmp/x", 0o600, strings.NewReader("x")); err != nil {
+		t.Fatal(err)
+	}
+	before := look(t, e)
+	goOn := haltProcess(t, int(b.c.GoferPid.Load()))
+	calls := map[string]func(context.Context) error{
+		"exec": func(ctx context.Context) error {
+			_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"find", "/usr/share", "/usr/lib"}, Stdout: io.Discard})
+			return err
+		},
+		"shell": func(ctx context.Context) error {
+			_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"git", "version"}, TTY: &sandboxer.WinSize{Cols: 80, Rows: 24}, Stdin: strings.NewReader(""), Stdout: io.Discard})
+			return err
+		},
+		"write": func(ctx context.Context) error {
+			return e.WriteFile(ctx, h, "/tmp/y", 0o600, bytes.NewReader(make([]byte, 8<<20)))
+		},
+		"list": func(ctx context.Context) error {
+			for _, err := range e.ListFiles(ctx, h, "/usr/bin", "") {
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		"read": func(ctx context.Context) error {
+			r, err := e.ReadFile(ctx, h, "/usr/bin/git")
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			_, err = io.Copy(io.Discard, r)
+			return err
+		},
+		"stats":    func(ctx context.Context) error { _, err := e.Stats(ctx, h); return err },
+		"snapshot": func(ctx context.Context) error { _, err := e.Snapshot(ctx, h, "s"); return err },
+		"freeze":   func(ctx context.Context) error { return errors.Join(e.Pause(ctx, h), e.Resume(ctx, h)) },
+	}
+	ended := make(chan string, len(calls))
+	for name, call := range calls {
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			if err := call(ctx); err != nil && !errors.Is(err, sandboxer.Unavailable) && !errors.Is(err, sandboxer.Timeout) {
+				t.Errorf("%s: %v", name, err)
+			}
+			ended <- name
+		}()
+	}
+	open := len(calls)
+	for late := time.After(2 * time.Minute); open > 0; open-- {
+		select {
+		case <-ended:
+		case <-late:
+			t.Fatalf("%d calls have no end", open)
+		}
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		if after := look(t, e); after.fds <= before.fds+keptWires && after.goroutines <= before.goroutines+2 {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("left over: %+v; before: %+v", after, before)
+		}
+	}
+	goOn()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		var out bytes.Buffer
+		if _, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"echo", "on"}, Stdout: &out}); err == nil && out.String() == "on\n" {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("it goes on, and a command says %q, %v", out.String(), err)
+		}
+	}
 }
 
 // Teardown does not need the sandbox.
@@ -197,6 +297,27 @@ func TestHungSandboxIsTornDown(t *testing.T) {
 	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil {
 		t.Errorf("a probe says %q, %v", l, err)
 	}
+}
+
+// What is to end with a context is ended until it has: one kill may come too early.
+func TestUntilEnded(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	kills := make(chan int)
+	n := 0
+	stop := untilEnded(ctx, func() { n++; kills <- n })
+	cancel()
+	for want := 1; want <= 3; want++ {
+		if got := <-kills; got != want {
+			t.Fatalf("kill %d; want %d", got, want)
+		}
+	}
+	go func() {
+		for range kills {
+		}
+	}()
+	stop()
+	close(kills) // nobody kills any more
+	untilEnded(t.Context(), func() { t.Error("killed though nobody called it off") })()
 }
 
 // Commands that run take no threads of this process's.

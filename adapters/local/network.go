@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
@@ -39,27 +41,66 @@ func (e *engine) link(p sandboxer.NetworkPolicy) (*usernet.Net, error) {
 }
 
 // reconnect gives sandboxes that outlived a former broker process their network
-// again. Open connections are lost, as with any change of network.
-func (e *engine) reconnect(ctx context.Context) error {
+// again. Open connections are lost, as with any change of network. It does not wait for
+// those that do not answer, which get it when they do.
+func (e *engine) reconnect() error {
 	names, err := e.names()
 	if err != nil {
 		return err
 	}
-	var errs []error
+	var all sync.WaitGroup
 	for _, name := range names {
-		rec, err := e.record(name)
-		if err != nil || !networked(rec.Network) {
-			continue
-		}
-		b, err := e.hold(name)
-		if err != nil {
-			continue
-		}
-		if err := e.plugIn(ctx, b, rec); err != nil {
-			errs = append(errs, fmt.Errorf("sandbox %s: %w", name, err))
+		if rec, err := e.record(name); err == nil && networked(rec.Network) {
+			all.Add(1)
+			e.aside(func() {
+				defer all.Done()
+				e.reconnectOne(name)
+			})
 		}
 	}
-	return errors.Join(errs...)
+	done := make(chan struct{})
+	go func() { all.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(pulseEvery):
+	}
+	return nil
+}
+
+// replug is reconnect for a sandbox that answers again.
+func (e *engine) replug(name string) {
+	if rec, err := e.record(name); err == nil && networked(rec.Network) {
+		e.aside(func() { e.reconnectOne(name) })
+	}
+}
+
+// reconnectOne gives a sandbox its network if it has none and is to have one.
+func (e *engine) reconnectOne(name string) {
+	err := func() error {
+		unlock, err := e.lock(e.ctx, name)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		b, err := e.hold(name)
+		if err != nil {
+			return err
+		}
+		rec, err := e.record(name)
+		if err != nil {
+			return err
+		}
+		b.mu.Lock()
+		has := b.net != nil
+		b.mu.Unlock()
+		if has || !networked(rec.Network) {
+			return nil
+		}
+		return e.plugIn(e.ctx, b, rec)
+	}()
+	if err != nil && !errors.Is(err, sandboxer.NotFound) && e.ctx.Err() == nil {
+		e.warn("a sandbox is without its network", fmt.Errorf("sandbox %s: %w", name, err))
+	}
 }
 
 // plugIn gives a running sandbox a new link with the policy in rec, which it writes

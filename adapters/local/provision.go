@@ -365,8 +365,7 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	// gVisor's own calls have no end but that of those they wait for.
-	defer context.AfterFunc(ctx, func() { _ = killAll(e.processes()[name]) })()
+	defer untilEnded(ctx, func() { _ = killAll(e.processes()[name]) })()
 	c, err := container.New(conf, container.Args{ID: name, Spec: ociSpec, BundleDir: dir})
 	if err != nil {
 		return nil, cmp.Or(ctx.Err(), error(sandboxer.E(sandboxer.Unavailable, err, "gVisor could not create the sandbox")))
@@ -422,6 +421,30 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	b.net = link
 	b.mu.Unlock()
 	return b, nil
+}
+
+// untilEnded makes what waits for processes end with ctx: gVisor's own calls have no end but
+// that of those they wait for. kill is called again and again until stop, since one that has
+// just been started is not known by its arguments yet, and the next may follow.
+func untilEnded(ctx context.Context, kill func()) (stop func()) {
+	over, idle := make(chan struct{}), make(chan struct{})
+	unused := context.AfterFunc(ctx, func() {
+		defer close(idle)
+		for {
+			kill()
+			select {
+			case <-over:
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	})
+	return func() {
+		close(over)
+		if !unused() {
+			<-idle // what comes next may bear the same name
+		}
+	}
 }
 
 // fill brings the workspace's content into the sandbox. It is extracted or cloned
@@ -603,13 +626,15 @@ func (e *engine) remove(name string) (removed []string, err error) {
 	if held != nil {
 		c = held.c // knows whether the processes are our children
 	} else {
-		c, err = container.Load(e.dir("run"), container.FullID{SandboxID: name, ContainerID: name}, container.LoadOpts{Exact: true, SkipCheck: true})
+		c, err = e.load(name)
 	}
 	// Whose processes this one knows, and saw end, has left none. Else every process of
 	// the machine is looked at.
 	stray := held == nil
 	switch {
-	case err == nil:
+	case err != nil:
+		e.warn("unreadable state of gVisor's is removed", fmt.Errorf("sandbox %s: %w", name, err))
+	case c != nil:
 		if err := destroy(c); err != nil {
 			// The processes are dealt with below; what remains of its state, too.
 			stray = true
@@ -618,8 +643,6 @@ func (e *engine) remove(name string) (removed []string, err error) {
 			}
 		}
 		removed = append(removed, "sandbox "+name)
-	case !errors.Is(err, os.ErrNotExist) && e.env.Log != nil:
-		e.env.Log.Debug("unreadable gVisor state is removed", "sandbox", name, "err", err)
 	}
 	if stray {
 		if pids := e.processes()[name]; len(pids) > 0 {

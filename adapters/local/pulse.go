@@ -101,6 +101,15 @@ func (p *pulse) unresponsive() bool {
 	return !p.since.IsZero()
 }
 
+// doubt says that it did not answer when it was asked.
+func (p *pulse) doubt() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.since.IsZero() {
+		p.since = time.Now()
+	}
+}
+
 // quiet reports whether no answer is to be expected now.
 func (p *pulse) quiet() bool {
 	p.mu.Lock()

@@ -323,18 +323,27 @@ type outcome struct {
 // killTime is how long the end of a command and of what it started may take.
 const killTime = time.Minute
 
-// end kills a command and everything it started, and waits until it has ended. In a
+// end kills a command and everything it started, and waits until it has ended, but not for
+// long: who cannot get at the sandbox's files, say, can end it no more than begin. In a
 // sandbox that does not respond that is done when it does so again.
 func (b *box) end(mark string, pid int32, ended <-chan outcome) {
-	ctx, cancel := context.WithTimeout(context.Background(), killTime)
-	defer cancel()
-	if b.kill(ctx, mark, pid) != nil {
-		b.owe(mark, pid)
-		return
-	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ctx, cancel := context.WithTimeout(context.Background(), killTime)
+		defer cancel()
+		if b.kill(ctx, mark, pid) != nil {
+			b.owe(mark, pid)
+			return
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
+		}
+	}()
 	select {
-	case <-ended:
-	case <-ctx.Done():
+	case <-done:
+	case <-time.After(4 * b.pulse.every):
 	}
 }
 
@@ -413,6 +422,10 @@ func (b *box) kill(ctx context.Context, mark string, pid int32) error {
 	// would let what the other looks for go on.
 	b.still.Lock()
 	defer b.still.Unlock()
+	// A kernel that hangs would do it when it goes on, and nobody would continue them then.
+	if b.ask(ctx, b.ctl.ping) != nil {
+		return <-done
+	}
 	if err := b.standStill(ctx, true); err != nil {
 		return <-done
 	}

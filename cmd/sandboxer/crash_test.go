@@ -31,18 +31,14 @@ func TestServerKilledOnGVisor(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	build := exec.Command("go", "build", "-o", dir+"/", "github.com/sand-boxer/sandboxer/cmd/...")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	bin := programs(t)
 	home := filepath.Join(dir, "home")
 	repo := filepath.Join(dir, "repo")
 	if err := errors.Join(os.Mkdir(home, 0o755), os.Mkdir(repo, 0o755), os.WriteFile(filepath.Join(repo, "file"), []byte("content"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	sandboxer := func(args ...string) *exec.Cmd {
-		cmd := exec.Command(filepath.Join(dir, "sandboxer"), args...)
+		cmd := exec.Command(filepath.Join(bin, "sandboxer"), args...)
 		cmd.Env = append(os.Environ(), "SANDBOXER_HOME="+home, "SANDBOXER_PROGRESS=none")
 		return cmd
 	}

@@ -6,12 +6,53 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 )
+
+// TestMain removes what programs made.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, _ := built(); dir != "" {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// programs returns the directory with the programs, as they are installed; it is made once,
+// and everybody may look into it: a sandbox's processes are other users.
+func programs(t *testing.T) string {
+	t.Helper()
+	started.Store(true)
+	dir, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+var started atomic.Bool
+
+var built = sync.OnceValues(func() (dir string, err error) {
+	if !started.Load() {
+		return "", errors.New("nobody wanted them")
+	}
+	if dir, err = os.MkdirTemp("", "sbx"); err != nil {
+		return "", err
+	}
+	build := exec.Command("go", "build", "-o", dir+"/", "github.com/sand-boxer/sandboxer/cmd/...")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return dir, fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return dir, os.Chmod(dir, 0o755)
+})
 
 // TestRealSandbox runs the programs as they are installed, on this machine's gVisor:
 // with the helpers beside the binary, and with the binary alone playing their parts.
@@ -30,12 +71,7 @@ func TestRealSandbox(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil { // a sandbox's processes are other users
 		t.Fatal(err)
 	}
-	bin := filepath.Join(dir, "bin")
-	build := exec.Command("go", "build", "-o", bin+"/", "github.com/sand-boxer/sandboxer/cmd/...")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	bin := programs(t)
 	alone := filepath.Join(dir, "alone")
 	if err := os.Mkdir(alone, 0o755); err != nil {
 		t.Fatal(err)

@@ -237,8 +237,10 @@ func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 	return r, nil
 }
 
-// stopTime is how long work may take to stop that a hung backend keeps.
-const stopTime = 3 * time.Second
+// stopTime is how long work may take to stop that a hung backend keeps. With what requests
+// are given before (server.Options.Drain), a server that is told to stop has gone within
+// five seconds.
+const stopTime = 1500 * time.Millisecond
 
 // Close stops all work and lets go of everything; sandboxes live on.
 func (b *broker) Close() error {

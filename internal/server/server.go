@@ -154,7 +154,7 @@ func New(m Manager, opts Options) *Server {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	if opts.Drain == 0 {
-		opts.Drain = 3 * time.Second
+		opts.Drain = 2 * time.Second
 	}
 	if opts.Metrics == nil {
 		opts.Metrics = NewMetrics()
@@ -227,7 +227,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 }
 
 // lastNotice is for requests whose connection was cut.
-const lastNotice = time.Second
+const lastNotice = time.Second / 2
 
 // ended waits for d, at most, until no request is under way.
 func (s *Server) ended(d time.Duration) bool {
