@@ -27,6 +27,11 @@ type ConnLimits struct {
 	Authenticated   int           // with any key
 	Reserve         int           // descriptors that no connection of a TCP listener takes
 	Wait            time.Duration // for the next byte of a connection on which nobody is authenticated; default 10 s
+
+	// Stall and StreamStall are how long somebody who is authenticated may take nothing of
+	// what is sent: of an answer, default 5 minutes, and of a stream such as the output of
+	// a command, before which a pager may rest, default an hour.
+	Stall, StreamStall time.Duration
 }
 
 // filled returns l with its defaults for a process that may have nofile descriptors.
@@ -42,9 +47,14 @@ func (l ConnLimits) filled(nofile int) ConnLimits {
 	def(&l.PerTenant, max(l.Authenticated*3/4, 1))
 	def(&l.PerKey, max(l.Authenticated/2, 1))
 	def(&l.Reserve, min(nofile/8, 256))
-	if l.Wait == 0 {
-		l.Wait = 10 * time.Second
+	wait := func(p *time.Duration, d time.Duration) {
+		if *p == 0 {
+			*p = d
+		}
 	}
+	wait(&l.Wait, 10*time.Second)
+	wait(&l.Stall, 5*time.Minute)
+	wait(&l.StreamStall, time.Hour)
 	return l
 }
 
@@ -86,6 +96,7 @@ type conn struct {
 
 	mu    sync.Mutex
 	known bool      // somebody is authenticated on it
+	taken bool      // it is a stream now, and no longer one of requests
 	read  time.Time // the deadlines that were asked for
 	write time.Time
 }
@@ -308,6 +319,11 @@ func (c *connections) resting(n *conn, now bool) {
 func (c *connections) state(nc net.Conn, now http.ConnState) {
 	if n := inner(nc); n != nil {
 		c.resting(n, now == http.StateIdle || now == http.StateNew && n.local)
+		if now == http.StateHijacked {
+			n.mu.Lock()
+			n.taken = true
+			n.mu.Unlock()
+		}
 	}
 }
 
@@ -367,7 +383,7 @@ func (n *conn) trust() {
 	}
 	n.known = true
 	n.Conn.SetReadDeadline(n.read)
-	n.Conn.SetWriteDeadline(n.write)
+	n.Conn.SetWriteDeadline(n.soon(n.write))
 }
 
 func (n *conn) Close() error {
@@ -383,18 +399,35 @@ func (n *conn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-func (n *conn) Write(b []byte) (int, error) {
-	n.mu.Lock()
-	if !n.known {
+// progress is how much a client has to take in the time that it has.
+const progress = 64 << 10
+
+// Write ends for a client who takes nothing for longer than they may, which frees what
+// is behind it.
+func (n *conn) Write(b []byte) (done int, err error) {
+	for {
+		p := b[done:min(len(b), done+progress)]
+		n.mu.Lock()
 		n.Conn.SetWriteDeadline(n.soon(n.write))
+		n.mu.Unlock()
+		w, err := n.Conn.Write(p)
+		if done += w; err != nil || done == len(b) {
+			return done, err
+		}
 	}
-	n.mu.Unlock()
-	return n.Conn.Write(b)
 }
 
-// soon is t, or the end of a stranger's time if that is earlier.
+// soon is t, or the end of the time that the client has if that is earlier. Call it with
+// n.mu held.
 func (n *conn) soon(t time.Time) time.Time {
-	if end := time.Now().Add(n.in.limits.Wait); t.IsZero() || t.After(end) {
+	wait := n.in.limits.Wait
+	switch {
+	case n.known && n.taken:
+		wait = n.in.limits.StreamStall
+	case n.known:
+		wait = n.in.limits.Stall
+	}
+	if end := time.Now().Add(wait); t.IsZero() || t.After(end) {
 		return end
 	}
 	return t
@@ -412,10 +445,8 @@ func (n *conn) SetReadDeadline(t time.Time) error {
 func (n *conn) SetWriteDeadline(t time.Time) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.write = t; !n.known {
-		t = n.soon(t)
-	}
-	return n.Conn.SetWriteDeadline(t)
+	n.write = t
+	return n.Conn.SetWriteDeadline(n.soon(t))
 }
 
 func (n *conn) SetDeadline(t time.Time) error {

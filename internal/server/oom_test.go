@@ -18,7 +18,7 @@ func TestOutOfMemory(t *testing.T) {
 	r.world.Inject(fake.Fault{Verb: fake.VerbExec, OOM: true})
 	ended := func(sb *api.Sandbox) {
 		t.Helper()
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 			got, err := c.Get(t.Context(), sb.ID)
 			if err == nil && got.State == sandboxer.Terminated && got.Reason == sandboxer.ReasonOOMKilled {
 				return
