@@ -85,6 +85,8 @@ type table struct {
 	seq     uint64
 	stopped bool
 
+	tagging sync.Mutex // held while a program is started, with its tag as our own limit
+
 	limited bool // our own CAP_SYS_RESOURCE is not for what we start
 	ringMax int
 	idle    chan struct{} // poked when a process has ended
@@ -129,7 +131,7 @@ func (t *table) start(c command) (*process, *subscriber, error) {
 	if stopped {
 		err = sandboxer.E(sandboxer.Unavailable, nil, "the sandbox is shutting down")
 	} else {
-		p.pid, err = t.forkExec(file, c.args, attr)
+		p.pid, err = t.tagged(c.mark, func() (int, error) { return t.forkExec(file, c.args, attr) })
 	}
 	if err == nil {
 		t.mu.Lock()
@@ -875,7 +877,7 @@ func marked(pid int, mark string, buf []byte) bool {
 			return v == mark
 		}
 	}
-	return false
+	return taggedAs(pid) == tagOf(mark)
 }
 
 // procStat is a line of the system's process list.

@@ -235,7 +235,7 @@ func (s *suite) archive(t *testing.T) {
 }
 
 // second is the error of a call that returns a number too.
-func second(_ int, err error) error { return err }
+func second[T any](_ T, err error) error { return err }
 
 type failingReader struct{}
 

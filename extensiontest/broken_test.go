@@ -996,6 +996,15 @@ var mutants = []struct {
 	{"every basis is new", "pool/the basis is stable", func(b *broken, _ *fake.World) {
 		b.basis = func(context.Context, sandboxer.Spec) (string, error) { return sandboxer.NewID(), nil }
 	}},
+	{"what does not answer is not there", "hang", func(b *broken, _ *fake.World) {
+		b.discover = func(ctx context.Context, id string) (sandboxer.Found, error) {
+			f, err := b.Extension.Discover(ctx, id)
+			if sandboxer.KindOf(err) == sandboxer.Unavailable {
+				err = sandboxer.E(sandboxer.NotFound, err, "no such sandbox")
+			}
+			return f, err
+		}
+	}},
 	{"figures of nobody", "stats/unknown sandbox", func(b *broken, _ *fake.World) {
 		b.stats = func(context.Context, sandboxer.Handle) (sandboxer.Stats, error) {
 			return sandboxer.Stats{At: time.Now()}, nil
@@ -1047,6 +1056,10 @@ func TestBroken(t *testing.T) {
 		Volume:   "../volumes/data",
 		Want:     sandboxer.Capabilities(),
 		Kill:     func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) },
+		Hang: func(*testing.T, sandboxer.Handle) func() {
+			w.Inject(fake.Fault{Verb: fake.VerbAny, Silent: true})
+			return w.Forgive
+		},
 		OutOfMemory: func(t *testing.T, h sandboxer.Handle) {
 			if err := w.OOMKill(h.SandboxID); err != nil {
 				t.Fatal(err)

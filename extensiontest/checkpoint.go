@@ -140,7 +140,7 @@ func (s *suite) checkpoint(t *testing.T) {
 		if _, err := b.ProvisionFrom(ctx(t), sp, sandboxer.Contents{}, cut); err == nil {
 			t.Error("a source that failed midway was taken for a whole one")
 		}
-		wantKind(t, second2(b.ProvisionFrom(ctx(t), sp, sandboxer.Contents{}, bytes.NewReader(bytes.Repeat([]byte("no tar at all "), 1000)))), "noise", sandboxer.Invalid)
+		wantKind(t, second(b.ProvisionFrom(ctx(t), sp, sandboxer.Contents{}, bytes.NewReader(bytes.Repeat([]byte("no tar at all "), 1000)))), "noise", sandboxer.Invalid)
 		sb := from(t, b, sp, sandboxer.Contents{}, &in)
 		if got := sb.sh(t, `find . ! -name . ! -type d | LC_ALL=C sort; cat "the last"; wc -c <sub/noise`); got != "./sub/noise\n./the last\nlast\n1048576" {
 			t.Errorf("the workspace has %q", got)
@@ -199,6 +199,3 @@ while [ $i -lt 100000000 ]; do i=$((i+1)); echo $i >>d; echo $i >>c; echo $i >>a
 		wantKind(t, err, "Checkpoint", sandboxer.NotFound)
 	})
 }
-
-// second2 is the error of a call that returns a handle too.
-func second2(_ sandboxer.Handle, err error) error { return err }

@@ -67,6 +67,9 @@ type Harness struct {
 	// Kill removes the sandbox behind the extension's back, as an operator or a crash
 	// would; nil where that is impossible.
 	Kill func(t *testing.T, h sandboxer.Handle)
+	// Hang has what is behind the sandbox stop answering, without any of it being lost,
+	// until resume is called; nil where that is impossible.
+	Hang func(t *testing.T, h sandboxer.Handle) (resume func())
 	// OutOfMemory has a memory limit kill the sandbox; needed only where Enforces does
 	// not list Memory.
 	OutOfMemory func(t *testing.T, h sandboxer.Handle)
@@ -142,6 +145,7 @@ func Run(t *testing.T, h Harness) {
 	s.group(t, sandboxer.CanNetwork, s.network)
 	s.group(t, sandboxer.CanPool, s.pool)
 	s.group(t, sandboxer.CanCheckpoint, s.checkpoint)
+	t.Run("hang", s.hang)
 }
 
 type suite struct{ Harness }

@@ -173,8 +173,12 @@ func (e *engine) pass(out *tar.Writer, under string, write func(io.Writer) error
 func (e *engine) copied(ctx context.Context, h *host, what string, cmd sshrun.Cmd) error {
 	var said strings.Builder
 	cmd.Env, cmd.Stderr = e.engineEnv(), bounded(&said)
+	ctx, done, err := e.pulse(h).attend(ctx)
+	if err != nil {
+		return err
+	}
 	exit, err := h.Run(ctx, cmd)
-	if err == nil && exit.Code != 0 {
+	if err = done(err); err == nil && exit.Code != 0 {
 		err = e.failed(h, what, said.String(), nil)
 	}
 	return err
@@ -208,10 +212,10 @@ func (e *engine) attach(ctx context.Context, h *host, name string, volumes []str
 	detach = func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		_, err := e.script(ctx, h, nil, nil, `"$1" rm -f "$2-keep" >/dev/null && "$1" rmi -f "$2-keep" >/dev/null`, h.known.engine, name)
+		_, err := e.ask(ctx, h, nil, nil, `"$1" rm -f "$2-keep" >/dev/null && "$1" rmi -f "$2-keep" >/dev/null`, h.known.engine, name)
 		return err
 	}
-	if _, err := e.script(ctx, h, map[string]string{"SANDBOXER_SANDBOX": name}, nil, attaching, args...); err != nil {
+	if _, err := e.ask(ctx, h, map[string]string{"SANDBOXER_SANDBOX": name}, nil, attaching, args...); err != nil {
 		return nil, errors.Join(err, detach())
 	}
 	return detach, nil
@@ -436,6 +440,14 @@ printf '%s\n' "$ids" >"frozen.$4.tmp" && mv -f "frozen.$4.tmp" "frozen.$4" && : 
 ) </dev/null >/dev/null 2>&1 3>&- &
 [ -z "$ids" ] || "$e" pause $ids >/dev/null || { thaw "frozen.$4"; exit 1; }`
 
+// goingOn lets, in the directory $1, with the engine $2, go on what freezing made stand
+// still for $3. "late": the host did so by itself.
+const goingOn = `e=$2` + thawing + `
+cd -- "$1" || exit
+rm -f "beat.$3"
+[ -e "frozen.$3" ] || { echo late; exit 0; }
+thaw "frozen.$3"; [ ! -e "frozen.$3" ]`
+
 // freeze has the services stand still that do not, and returns what lets them go on. That
 // they go on is the host's own business, too, if the broker does not come back for it; in
 // that case thaw fails.
@@ -443,22 +455,28 @@ func (e *engine) freeze(ctx context.Context, h *host, m *meta) (thaw func() erro
 	dir, token := path.Join(h.known.root, m.Name), strings.ToLower(rand.Text()[:8])
 	stop := make(chan struct{})
 	ended := make(chan struct{})
+	goOn := func(ctx context.Context) error {
+		_, err := e.script(ctx, h, nil, nil, goingOn, dir, h.known.engine, token)
+		if sandboxer.KindOf(err) == sandboxer.Failed {
+			err = nil // it is removed, perhaps
+		}
+		return err
+	}
 	thaw = func() error {
 		close(stop)
 		<-ended
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		out, err := e.script(ctx, h, nil, nil, `e=$2`+thawing+`
-cd -- "$1" || exit
-rm -f "beat.$3"
-[ -e "frozen.$3" ] || { echo late; exit 0; }
-thaw "frozen.$3"; [ ! -e "frozen.$3" ]`, dir, h.known.engine, token)
+		out, err := e.ask(ctx, h, nil, nil, goingOn, dir, h.known.engine, token)
 		if err == nil && strings.TrimSpace(out) == "late" {
 			err = sandboxer.E(sandboxer.Unavailable, nil, "the services of sandbox %s did not stand still to the end: host %s heard nothing for too long", m.ID, h.Name())
 		}
+		if p := e.pulse(h); err != nil && p != nil && p.isHung() {
+			p.owe(goOn) // it may have heard that they are to stand still
+		}
 		return err
 	}
-	_, err = e.script(ctx, h, map[string]string{"SANDBOXER_SANDBOX": m.Name}, nil, freezing, dir, h.known.engine, m.Name, token, strconv.FormatFloat(max(1, (3*e.beat).Seconds()), 'f', 0, 64))
+	_, err = e.ask(ctx, h, map[string]string{"SANDBOXER_SANDBOX": m.Name}, nil, freezing, dir, h.known.engine, m.Name, token, strconv.FormatFloat(max(1, (3*e.beat).Seconds()), 'f', 0, 64))
 	if err != nil { // it may have begun all the same
 		close(ended)
 		if terr := thaw(); terr != nil && e.env.Log != nil {

@@ -10,7 +10,7 @@
 //	<root>/<name>/repo/          the workspace
 //	<root>/<name>/compose.yaml   the file written from the model
 //	<root>/<name>/files, copies  what is mounted from beside the workspace
-//	<root>/<name>/started, up    how far it came
+//	<root>/<name>/started, up    how far it came; up has the IDs of the containers
 //	<root>/<name>/frozen, beat   while its containers stand still for somebody
 //	<root>/.net/<n>              a link to the sandbox that has subnet n
 //

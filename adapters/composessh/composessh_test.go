@@ -8,8 +8,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -89,6 +91,26 @@ func (e *engineHere) start(t testing.TB) string {
 		t.Skip(e.err)
 	}
 	return "DOCKER_HOST=" + e.host
+}
+
+// hang stops the engine's process, as a machine that stalls would, until resume is called.
+// What its containers run goes on.
+func (e *engineHere) hang(t testing.TB) (resume func()) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(e.dir, "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	resume = sync.OnceFunc(func() { syscall.Kill(pid, syscall.SIGCONT) })
+	t.Cleanup(resume)
+	return resume
 }
 
 var (
@@ -385,6 +407,7 @@ func TestConformance(t *testing.T) {
 			env := r.engines[0]
 			r.engine(t, env, append([]string{"rm", "-f"}, strings.Fields(r.engine(t, env, "ps", "-aq", "--filter", "label="+labelName+"="+h.Ref))...)...)
 		},
+		Hang: func(t *testing.T, _ sandboxer.Handle) func() { return engines[0].hang(t) },
 		Listen: func(port int) []string {
 			return []string{"/bin/echoer", fmt.Sprintf("127.0.0.1:%d", port)}
 		},

@@ -27,13 +27,20 @@ type engine struct {
 	registry *sshrun.Registry
 	settle   time.Duration                   // settled, but in tests
 	beat     time.Duration                   // frozenBeat, but in tests
+	every    time.Duration                   // pulseEvery, but in tests
 	fail     func(p point, after bool) error // for tests
 
-	mu    sync.Mutex
-	known map[string]*known            // by host
-	metas map[string]*meta             // by name of the sandbox; only of what is up
-	ooms  map[string]int               // processes killed for memory, by container, as last seen
-	units map[string]map[string]string // container of each service, by name of the sandbox
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	work   sync.WaitGroup // what is done for nobody who waits
+
+	mu     sync.Mutex
+	known  map[string]*known            // by host
+	pulses map[string]*pulse            // by host
+	metas  map[string]*meta             // by name of the sandbox; only of what is up
+	ooms   map[string]int               // processes killed for memory, by container, as last seen
+	units  map[string]map[string]string // container of each service, by name of the sandbox
+	bare   map[string]bool              // of them, those without a shell
 }
 
 var _ interface {
@@ -65,14 +72,23 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 	if err != nil {
 		return nil, err
 	}
-	return &engine{
-		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat,
-		known: map[string]*known{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{},
-	}, nil
+	e := &engine{
+		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat, every: pulseEvery,
+		known: map[string]*known{}, pulses: map[string]*pulse{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{}, bare: map[string]bool{},
+	}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	return e, nil
 }
 
 // Close ends the connections.
-func (e *engine) Close() error { return e.pool.Close() }
+func (e *engine) Close() error {
+	e.mu.Lock() // nothing begins any more
+	e.cancel()
+	e.mu.Unlock()
+	err := e.pool.Close()
+	e.work.Wait()
+	return err
+}
 
 // meta is what later processes must know of a sandbox. It lies in its directory.
 type meta struct {
@@ -184,8 +200,7 @@ func (e *engine) unplace(name string) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	delete(e.metas, name)
-	delete(e.units, name)
+	e.unknow(name)
 	return nil
 }
 
@@ -322,7 +337,7 @@ exit 0`
 
 // names1 lists the sandboxes of this owner on one host.
 func (e *engine) names1(ctx context.Context, h *host) ([]string, error) {
-	out, err := e.script(ctx, h, nil, nil, inventory, h.known.root, e.env.Owner, h.known.engine)
+	out, err := e.ask(ctx, h, nil, nil, inventory, h.known.root, e.env.Owner, h.known.engine)
 	if err != nil {
 		return nil, err
 	}

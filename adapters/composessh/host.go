@@ -46,7 +46,20 @@ root=$1; shift
 case $root in /*) ;; *) root=$HOME/$root;; esac
 mkdir -p -- "$root/.net" "$root/.taken" && chmod 700 -- "$root" && cd -P -- "$root" || exit 41
 echo "root=$(pwd -P)"
-within() { if command -v timeout >/dev/null 2>&1; then timeout 20 "$@"; else "$@"; fi; }
+# Programs of an engine that hangs do so, too: 124.
+within() {
+	if command -v timeout >/dev/null 2>&1; then
+		timeout 15 "$@"; c=$?
+		case $c in 137|143) c=124;; esac
+		return $c
+	fi
+	"$@" & p=$! c=0
+	while kill -0 $p 2>/dev/null; do
+		[ $((c+=1)) -le 15 ] || { kill -KILL $p; return 124; }
+		sleep 1
+	done
+	wait $p
+}
 try() {
 	case $1 in podman*) e=podman;; *) e=docker;; esac
 	command -v "$1" >/dev/null 2>&1 && command -v $e >/dev/null 2>&1 || return 1
@@ -59,7 +72,7 @@ else try docker compose || try docker-compose || try podman-compose || exit 42; 
 swap=no
 [ ! -r /proc/swaps ] || [ "$(wc -l </proc/swaps)" -le 1 ] || swap=yes
 if [ $e = docker ]; then
-	s=$(within docker version --format '{{.Server.Version}}' 2>&1) || { printf '%s\n' "$s" >&2; exit 43; }
+	s=$(within docker version --format '{{.Server.Version}}' 2>&1) || { [ $? != 124 ] || exit 44; printf '%s\n' "$s" >&2; exit 43; }
 	echo "socket=${DOCKER_HOST:-$(docker context inspect --format '{{.Endpoints.docker.Host}}' 2>/dev/null)}"
 	[ $swap = no ] || [ "$(within docker info --format '{{.SwapLimit}}' 2>/dev/null)" != true ] || swap=bounded
 else
@@ -117,6 +130,12 @@ func (e *engine) look(ctx context.Context, h *host) error {
 		h.known = k
 		return nil
 	}
+	p := e.pulseOf(h.Host)
+	if p.isHung() {
+		if err := p.check(ctx, min(pulseRecheck, p.every)); err == p.hung {
+			return err
+		}
+	}
 	var out, said strings.Builder
 	exit, err := h.Run(ctx, sshrun.Cmd{Script: detect, Args: append([]string{e.cfg.Root}, e.cfg.compose()...), Env: e.engineEnv(), Stdout: &out, Stderr: bounded(&said)})
 	if err != nil {
@@ -130,6 +149,9 @@ func (e *engine) look(ctx context.Context, h *host) error {
 	case 42:
 		return sandboxer.E(sandboxer.Unavailable, why, "host %s has none of docker compose, docker-compose and podman-compose with its engine", h.Name()).
 			WithHint("install one there, or name it with compose_cmd; what there is: sandboxer host probe %s", h.Name())
+	case 44:
+		p.hang()
+		return p.hung
 	default:
 		return sandboxer.E(sandboxer.Unavailable, why, "host %s: the engine does not answer (%s)", h.Name(), oneLine(said.String())).
 			WithHint("is it running, and may the account use it? try there: docker info")

@@ -72,6 +72,7 @@ const view = `
 cd -- "$1" || exit
 if [ ! -d "$2" ]; then echo none; elif [ -e "$2/up" ]; then echo up; else echo making; fi
 ids=$("$3" ps -aq --no-trunc --filter "label=dev.sandboxer.name=$2") || exit
+[ ! -e "$2/up" ] || [ -s "$2/up" ] || [ -z "$ids" ] || printf '%s\n' $ids >"$2/up"
 date +%s.%N
 [ -z "$ids" ] || { "$3" inspect $ids || [ $? = 1 ]; }`
 
@@ -83,7 +84,7 @@ type sight struct {
 }
 
 func (e *engine) see(ctx context.Context, h *host, name string) (*sight, error) {
-	out, err := e.script(ctx, h, nil, nil, view, h.known.root, name, h.known.engine)
+	out, err := e.ask(ctx, h, nil, nil, view, h.known.root, name, h.known.engine)
 	if err != nil {
 		return nil, err
 	}
@@ -256,7 +257,7 @@ func (e *engine) explain(ctx context.Context, h *host, s *sight, cause error) er
 		if !strings.Contains(sandboxer.Message(cause), "service "+u.service()) {
 			continue
 		}
-		out, err := e.script(ctx, h, nil, nil, `"$1" logs --tail 5 "$2" 2>&1 | tail -c 2000`, h.known.engine, u.ID)
+		out, err := e.ask(ctx, h, nil, nil, `"$1" logs --tail 5 "$2" 2>&1 | tail -c 2000`, h.known.engine, u.ID)
 		if err != nil || strings.TrimSpace(out) == "" {
 			continue
 		}
@@ -415,8 +416,7 @@ func (e *engine) remove(ctx context.Context, p place) error {
 		return err
 	}
 	e.mu.Lock()
-	delete(e.metas, p.name)
-	delete(e.units, p.name)
+	e.unknow(p.name)
 	e.mu.Unlock()
 	// What was cut off may still be at it.
 	err = e.step(pProcesses, func() error { return h.Kill(ctx, "SANDBOXER_SANDBOX", p.name) })
@@ -424,12 +424,12 @@ func (e *engine) remove(ctx context.Context, p place) error {
 		return err
 	}
 	err = e.step(pObjects, func() error {
-		_, err := e.script(ctx, h, nil, nil, `cd -- "$4" || exit;`+removeObjects, h.known.engine, p.name, "", h.known.root)
+		_, err := e.ask(ctx, h, nil, nil, `cd -- "$4" || exit;`+removeObjects, h.known.engine, p.name, "", h.known.root)
 		return err
 	})
 	if err == nil {
 		err = e.step(pRemove, func() error {
-			_, err := e.script(ctx, h, nil, nil, removeDir, h.known.root, p.name, h.known.engine)
+			_, err := e.ask(ctx, h, nil, nil, removeDir, h.known.root, p.name, h.known.engine)
 			return err
 		})
 	}
@@ -448,6 +448,12 @@ func (e *engine) notRemoved(h *host, p place, err error) error {
 	return sandboxer.E(sandboxer.Unavailable, err, "sandbox %s could not be removed from host %s: %s", p.name, h.Name(), sandboxer.Message(err)).
 		WithHint("look at it there; it is tried again")
 }
+
+// standing prints "there" if processes of the containers of $2, whose IDs are in its
+// directory below $1 since it was up, are on the host: the kernel knows without the engine.
+const standing = `
+cd -- "$1" && [ -s "$2/up" ] || exit 0
+[ -z "$(grep -lsF -f "$2/up" /proc/[0-9]*/cgroup 2>/dev/null | head -n 1)" ] || echo there`
 
 // IsAlive implements sandboxer.Prober.
 func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
@@ -470,7 +476,14 @@ func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liv
 		return sandboxer.Unknown, err
 	}
 	s, err := e.see(ctx, ho, name)
-	switch {
+	switch p := e.pulse(ho); {
+	case p != nil && err == p.hung:
+		// Containers go on without their engine.
+		out, serr := e.script(ctx, ho, nil, nil, standing, ho.known.root, name)
+		if serr == nil && strings.TrimSpace(out) == "there" {
+			return sandboxer.Unresponsive, nil
+		}
+		return sandboxer.Unknown, err
 	case err != nil:
 		return sandboxer.Unknown, err
 	case len(s.units) > 0 || s.dir == "making":
@@ -580,7 +593,7 @@ func (e *engine) offers(ctx context.Context, only string) ([]offer, error) {
 		o := offer{h: h}
 		if err == nil {
 			var out string
-			out, err = e.script(ctx, h, nil, nil, `cd -- "$1" || exit; n=0; for d in sbx-*; do [ ! -d "$d" ] || n=$((n+1)); done; echo $n; [ "$2" != docker ] || docker version --format . >/dev/null`, h.known.root, h.known.engine)
+			out, err = e.ask(ctx, h, nil, nil, `cd -- "$1" || exit; n=0; for d in sbx-*; do [ ! -d "$d" ] || n=$((n+1)); done; echo $n; [ "$2" != docker ] || docker version --format . >/dev/null`, h.known.root, h.known.engine)
 			o.used, _ = strconv.Atoi(strings.TrimSpace(out))
 		}
 		mu.Lock()

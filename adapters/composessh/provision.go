@@ -359,7 +359,7 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 		if from != nil && from.placed {
 			keep = "data"
 		}
-		if _, err := e.script(ctx, h, env, nil, removeObjects, h.known.engine, p.name, keep); err != nil {
+		if _, err := e.ask(ctx, h, env, nil, removeObjects, h.known.engine, p.name, keep); err != nil {
 			return err
 		}
 	}
@@ -546,9 +546,13 @@ func (e *engine) long(ctx context.Context, h *host, p *plan, what string, args [
 	var said strings.Builder
 	w := &progress{ctx: ctx, step: what, to: bounded(&said)}
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: what})
-	exit, err := h.Run(ctx, sshrun.Cmd{Script: `unset COMPOSE_FILE COMPOSE_PROJECT_NAME COMPOSE_PROFILES COMPOSE_ENV_FILES COMPOSE_PATH_SEPARATOR; exec "$@" 2>&1`,
-		Args: args, Env: all, Dir: path.Join(h.known.root, p.name), Stdout: w})
+	within, done, err := e.pulse(h).attend(ctx)
 	if err != nil {
+		return err
+	}
+	exit, err := h.Run(within, sshrun.Cmd{Script: `unset COMPOSE_FILE COMPOSE_PROJECT_NAME COMPOSE_PROFILES COMPOSE_ENV_FILES COMPOSE_PATH_SEPARATOR; exec "$@" 2>&1`,
+		Args: args, Env: all, Dir: path.Join(h.known.root, p.name), Stdout: w})
+	if err = done(err); err != nil {
 		return err
 	}
 	if exit.Code != 0 {

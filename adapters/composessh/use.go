@@ -32,11 +32,12 @@ func (e *engine) unit(ctx context.Context, h *host, m *meta, service string) (st
 	if id != "" {
 		return id, nil
 	}
-	out, err := e.script(ctx, h, nil, nil, `"$1" ps -aq --no-trunc --filter "label=dev.sandboxer.name=$2" --filter "label=dev.sandboxer.service=$3"`, h.known.engine, m.Name, service)
+	out, err := e.ask(ctx, h, nil, nil, containers, h.known.engine, m.Name, service)
 	if err != nil {
 		return "", err
 	}
-	ids := strings.Fields(out)
+	list, shell, _ := strings.Cut(out, "shell ")
+	ids := strings.Fields(list)
 	if len(ids) == 0 {
 		return "", sandboxer.E(sandboxer.NotFound, nil, "sandbox %s has no container of the service %s any more", m.ID, service)
 	}
@@ -46,12 +47,41 @@ func (e *engine) unit(ctx context.Context, h *host, m *meta, service string) (st
 		e.units[m.Name] = map[string]string{}
 	}
 	e.units[m.Name][service] = ids[len(ids)-1] // the oldest: the first replica
+	if shell = strings.TrimSpace(shell); shell == "126" || shell == "127" {
+		e.bare[ids[len(ids)-1]] = true
+	}
 	return ids[len(ids)-1], nil
+}
+
+// containers prints the containers of the service $3 of $2, and how a shell in the last of
+// them ended: 126 or 127 where there is none.
+const containers = `
+ids=$("$1" ps -aq --no-trunc --filter "label=dev.sandboxer.name=$2" --filter "label=dev.sandboxer.service=$3") || exit
+[ -n "$ids" ] || exit 0
+echo "$ids"
+"$1" exec "${ids##*
+}" sh -c : >/dev/null 2>&1
+echo "shell $?"`
+
+// hasShell reports whether there may be a shell in a container that unit returned.
+func (e *engine) hasShell(id string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return !e.bare[id]
 }
 
 func (e *engine) drop(name string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.unknow(name)
+}
+
+// unknow forgets what is known of a sandbox. The caller holds e.mu.
+func (e *engine) unknow(name string) {
+	for _, id := range e.units[name] {
+		delete(e.bare, id)
+		delete(e.ooms, id)
+	}
 	delete(e.units, name)
 	delete(e.metas, name)
 }
@@ -151,6 +181,17 @@ func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
+	pulse := e.pulse(h)
+	outer, done, err := pulse.attend(ctx)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	exit, err := e.command(outer, h, m, service, id, cmd)
+	return exit, done(err)
+}
+
+// command runs cmd in the container id, until ctx ends.
+func (e *engine) command(ctx context.Context, h *host, m *meta, service, id string, cmd sandboxer.Cmd) (exit sandboxer.Exit, err error) {
 	cookie := rand.Text()
 	args := []string{h.known.engine, "exec"}
 	stdin := cmd.Stdin
@@ -183,16 +224,19 @@ func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd
 	}
 	args = append(args, variables("-e", cmd.Env, env)...)
 	args = append(args, "-e", "SANDBOXER_EXEC="+cookie, id)
-	if cmd.TTY != nil {
+	switch {
+	case cmd.TTY != nil:
 		// The engine sets the size of a terminal a little after the command began.
-		args = append(args, "sh", "-c", `stty rows "$1" cols "$2" 2>/dev/null; shift 2; exec "$@"`, "sh", strconv.Itoa(int(cmd.TTY.Rows)), strconv.Itoa(int(cmd.TTY.Cols)))
+		args = append(args, "sh", "-c", sshrun.Tagging(sshrun.Tag(cookie))+`stty rows "$1" cols "$2" 2>/dev/null; shift 2; exec "$@"`, "sh", strconv.Itoa(int(cmd.TTY.Rows)), strconv.Itoa(int(cmd.TTY.Cols)))
+	case e.hasShell(id):
+		args = append(args, "sh", "-c", sshrun.Tagging(sshrun.Tag(cookie))+`exec "$@"`, "sh")
 	}
 	args = append(args, carried(cmd.Args)...)
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	out := &guard{w: cmd.Stdout, failed: cancel}
-	errs := &guard{w: cmd.Stderr, failed: cancel}
+	out := &guard{w: cmd.Stdout, failed: cancel, heard: e.pulse(h).hear}
+	errs := &guard{w: cmd.Stderr, failed: cancel, heard: out.heard}
 	if cmd.Signals != nil {
 		stop := make(chan struct{})
 		done := make(chan struct{})
@@ -212,7 +256,6 @@ func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd
 		exit, err := h.Run(ctx, rc)
 		ended <- end{exit, err}
 	}()
-	var exit sandboxer.Exit
 	select {
 	case en := <-ended:
 		exit, err = en.exit, en.err
@@ -239,7 +282,7 @@ func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd
 	said := out.held() + errs.held()
 	kind, err := verdict(exit, said, dir, user)
 	if errors.Is(err, errNoEngine) { // a command may say the same of an engine inside
-		if _, err := e.script(ctx, h, nil, nil, `"$1" version >/dev/null`, h.known.engine); err != nil {
+		if _, err := e.ask(ctx, h, nil, nil, `"$1" version >/dev/null`, h.known.engine); err != nil {
 			return sandboxer.Exit{}, err
 		}
 		err = nil
@@ -285,7 +328,7 @@ exit 0`
 // killedForMemory reports whether more processes of a container were killed for memory
 // than when it was asked last.
 func (e *engine) killedForMemory(ctx context.Context, h *host, id string) bool {
-	out, err := e.script(ctx, h, nil, nil, oomKills, h.known.engine, id)
+	out, err := e.ask(ctx, h, nil, nil, oomKills, h.known.engine, id)
 	if err != nil {
 		return false
 	}
@@ -321,7 +364,7 @@ func (r hangUp) Read(p []byte) (int, error) {
 
 // stale tells why a command cannot run in a container.
 func (e *engine) stale(ctx context.Context, h *host, m *meta, id string) error {
-	out, err := e.script(ctx, h, nil, nil, `"$1" inspect --format '{{.State.Status}} {{.State.Paused}}' "$2" 2>/dev/null || "$1" version >/dev/null`, h.known.engine, id)
+	out, err := e.ask(ctx, h, nil, nil, `"$1" inspect --format '{{.State.Status}} {{.State.Paused}}' "$2" 2>/dev/null || "$1" version >/dev/null`, h.known.engine, id)
 	switch {
 	case err != nil:
 		return err
@@ -381,9 +424,13 @@ type guard struct {
 	buf    []byte
 	open   bool
 	failed context.CancelCauseFunc
+	heard  func() // called with every output, if set
 }
 
 func (g *guard) Write(p []byte) (int, error) {
+	if g.heard != nil {
+		g.heard()
+	}
 	if !g.open {
 		g.buf = append(g.buf, p...)
 		line := strings.IndexByte(string(g.buf), '\n')
@@ -478,15 +525,15 @@ const (
 	sizeSeen  = 250 * time.Millisecond
 )
 
-// killScript, inside, ends what carries the cookie $1, or sends the signal $2 to the
+// killScript, inside, ends what carries the cookie $1 or the tag $3, or sends the signal $2 to the
 // first of it, which has no parent inside. It looks twice before it believes that there
 // is none: in the middle of an execve a process has no environment.
 const killScript = `
 none=
 for i in 1 2 3 4 5 6 7 8 9 10; do
-	some=
+	some= t=" $(grep -ls "^Max file locks .* $3 " /proc/[0-9]*/limits 2>/dev/null | tr '\n' ' ') "
 	for f in /proc/[0-9]*; do
-		tr '\0' '\n' <"$f/environ" 2>/dev/null | grep -qxF "SANDBOXER_EXEC=$1" || continue
+		case $t in *" $f/limits "*) ;; *) tr '\0' '\n' <"$f/environ" 2>/dev/null | grep -qxF "SANDBOXER_EXEC=$1" || continue;; esac
 		p=${f#/proc/}
 		if [ "$2" != KILL ]; then
 			grep -qs '^PPid:[^0-9]*0$' "$f/status" && kill "-$2" "$p"
@@ -504,14 +551,30 @@ exit 3`
 // killTime bounds ending a command whose context is over.
 const killTime = 10 * time.Second
 
-// slay ends what a command started, inside; where there is no shell inside, from the
-// host, which works if the account there may.
+// slay ends what a command started, inside; where there is no shell inside, or an engine
+// that does not answer, from the host, which works if the account there may. What an engine
+// could not be asked it is asked when it answers again.
 func (e *engine) slay(ctx context.Context, h *host, id, cookie string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
-	defer cancel()
-	exit, err := h.Run(ctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", killScript, "sh", cookie, "KILL"}, Env: e.engineEnv()})
-	if err != nil || exit.Code == 126 || exit.Code == 127 || exit.Code == 3 {
-		err = h.Kill(ctx, "SANDBOXER_EXEC", cookie)
+	inside := func(ctx context.Context) (sandboxer.Exit, error) {
+		return h.Ask(ctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", killScript, "sh", cookie, "KILL", sshrun.Tag(cookie)}, Env: e.engineEnv()})
+	}
+	limited := func(f func(context.Context) error) error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+		defer cancel()
+		return f(ctx)
+	}
+	pulse := e.pulse(h)
+	exit, err := sandboxer.Exit{}, error(nil)
+	unasked := pulse.isHung()
+	if !unasked {
+		err = limited(func(ctx context.Context) (err error) { exit, err = inside(ctx); return err })
+		unasked = sandboxer.KindOf(err) == sandboxer.Timeout
+	}
+	if unasked && pulse != nil {
+		pulse.owe(func(ctx context.Context) error { _, err := inside(ctx); return err })
+	}
+	if unasked || err != nil || exit.Code == 126 || exit.Code == 127 || exit.Code == 3 {
+		err = limited(func(ctx context.Context) error { return h.Kill(ctx, "SANDBOXER_EXEC", cookie) })
 	}
 	if err != nil && e.env.Log != nil {
 		e.env.Log.Warn("a command that was given up may still run", "extension", e.env.Extension, "host", h.Name(), "container", id, "err", err)
@@ -532,7 +595,7 @@ func (e *engine) forward(ctx context.Context, h *host, id, cookie string, signal
 				continue
 			}
 			kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
-			_, err := h.Run(kctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", killScript, "sh", cookie, strconv.Itoa(int(sig))}, Env: e.engineEnv()})
+			_, err := h.Ask(kctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", killScript, "sh", cookie, strconv.Itoa(int(sig)), sshrun.Tag(cookie)}, Env: e.engineEnv()})
 			cancel()
 			if err != nil && e.env.Log != nil {
 				e.env.Log.Debug("a signal was not delivered", "extension", e.env.Extension, "host", h.Name(), "err", err)
@@ -789,7 +852,7 @@ func (e *engine) pauses(ctx context.Context, h sandboxer.Handle, from, verb stri
 	if len(s.units) == 0 {
 		return gone(h)
 	}
-	_, err = e.script(ctx, ho, nil, nil, pausing, ho.known.engine, m.Name, from, verb)
+	_, err = e.ask(ctx, ho, nil, nil, pausing, ho.known.engine, m.Name, from, verb)
 	return err
 }
 
@@ -947,7 +1010,7 @@ func listening(table string, port int) (known, loopback, wide bool) {
 
 // dialInside connects from within the container, with a tool that the image has.
 func (e *engine) dialInside(ctx context.Context, h *host, id string, port int) (net.Conn, error) {
-	out, err := e.script(ctx, h, nil, nil, `"$1" exec "$2" sh -c 'command -v nc || command -v busybox' 2>/dev/null || echo none`, h.known.engine, id)
+	out, err := e.ask(ctx, h, nil, nil, `"$1" exec "$2" sh -c 'command -v nc || command -v busybox' 2>/dev/null || echo none`, h.known.engine, id)
 	if err != nil {
 		return nil, err
 	}
@@ -963,6 +1026,16 @@ func (e *engine) dialInside(ctx context.Context, h *host, id string, port int) (
 		args = append(args, "nc")
 	}
 	args = append(args, "127.0.0.1", strconv.Itoa(port))
+	ctx, done, err := e.pulse(h).attend(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c, err := e.tunnel(ctx, h, args, port)
+	return c, done(err)
+}
+
+// tunnel opens a stream by way of a command, which first writes a mark.
+func (e *engine) tunnel(ctx context.Context, h *host, args []string, port int) (net.Conn, error) {
 	mine, theirs := net.Pipe()
 	input, feed := net.Pipe()
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))

@@ -69,7 +69,7 @@ func newCommand(o Object, cmd sandboxer.Cmd) (*command, sandboxer.Exit, error) {
 		c.explain(exit)
 		return nil, exit, nil
 	}
-	c.proc.Path, c.proc.Args, c.proc.Dir = file, cmd.Args, dir
+	c.proc.Path, c.proc.Args, c.proc.Dir = "/bin/sh", append([]string{"sh", "-c", tagging(c.cookie, o.cookie()), "sh", file}, cmd.Args[1:]...), dir
 	c.proc.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: cred}
 	return c, exit, nil
 }

@@ -78,6 +78,10 @@ func TestConformance(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	h.Hang = func(*testing.T, sandboxer.Handle) func() {
+		w.Inject(fake.Fault{Verb: fake.VerbAny, Silent: true})
+		return w.Forgive
+	}
 	extensiontest.Run(t, h)
 	if live := w.Live(); len(live) > 0 {
 		t.Errorf("left over: %+v", live)

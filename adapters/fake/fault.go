@@ -80,7 +80,8 @@ type Fault struct {
 	Lie bool `yaml:"lie" json:"lie,omitempty"`
 	// OOM, of exec, has the sandbox killed for its use of memory once the command runs.
 	OOM bool `yaml:"oom" json:"oom,omitempty"`
-	// Silent, of probe, answers that the sandbox is there and does not respond.
+	// Silent, of probe, answers that the sandbox is there and does not respond; of every other
+	// verb, does nothing, and gives up after a second (Unavailable).
 	Silent bool `yaml:"silent" json:"silent,omitempty"`
 }
 
@@ -97,6 +98,9 @@ func (f Fault) validate() error {
 	return nil
 }
 
+// silence is how long a call waits for an answer that is not going to come.
+const silence = time.Second
+
 // around does what was asked as f lets it happen. The zero Fault just does it.
 func (f Fault) around(ctx context.Context, verb Verb, do func(Fault) error) error {
 	if f.Delay > 0 {
@@ -104,6 +108,14 @@ func (f Fault) around(ctx context.Context, verb Verb, do func(Fault) error) erro
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(f.Delay):
+		}
+	}
+	if f.Silent && verb != VerbProbe {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(silence):
+			return sandboxer.E(sandboxer.Unavailable, nil, "the fake was told not to answer %s", verb).WithHint("take the fault away")
 		}
 	}
 	if f.Lost || !f.Hang && f.Kind == "" {

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,11 +22,48 @@ import (
 // cookie is in the environment of every process of the sandbox.
 func (o Object) cookie() string { return "SANDBOXER_ROOT=" + o.Dir }
 
+// tag is what a process with that cookie keeps when it drops its environment: a limit on
+// locks, which Linux has long stopped to heed. The soft limit tells of which command it is,
+// the hard one of which sandbox.
+func tag(cookie string) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(cookie))
+	n := h.Sum64()>>4 | 1<<60
+	if strings.HasPrefix(cookie, "SANDBOXER_ROOT=") {
+		n += 1 << 60 // not below any soft one
+	}
+	return n
+}
+
+// tagging is a script that runs "$@" with the tags.
+func tagging(soft, hard string) string {
+	both := fmt.Sprintf("ulimit -%%[1]s %d && ulimit -S -%%[1]s %d", tag(hard), tag(soft))
+	return "{ " + fmt.Sprintf(both, "w") + "; } 2>/dev/null || { " + fmt.Sprintf(both, "x") + `; } 2>/dev/null; exec "$@"`
+}
+
+// members lists the processes with the cookie.
+func members(cookie string) []int {
+	pids := procs.WithEnv(cookie)
+	want := strconv.FormatUint(tag(cookie), 10)
+	for _, pid := range procs.All() {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
+		if err != nil {
+			continue
+		}
+		_, rest, _ := strings.Cut(string(data), "\nMax file locks")
+		line, _, _ := strings.Cut(rest, "\n")
+		if st := procs.Stat(pid); slices.Contains(strings.Fields(line), want) && !slices.Contains(pids, pid) && len(st) > 0 && st[0] != "Z" && st[0] != "X" {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
 // kill ends every process with the cookie. It returns when there is none left: they
 // may fork while they are looked for.
 func kill(cookie string) error {
 	for try := range 400 {
-		pids := procs.WithEnv(cookie)
+		pids := members(cookie)
 		if len(pids) == 0 {
 			return nil
 		}
@@ -43,7 +82,7 @@ func freeze(cookie string) {
 	stopped := map[int]bool{}
 	for fresh := true; fresh; {
 		fresh = false
-		for _, pid := range procs.WithEnv(cookie) {
+		for _, pid := range members(cookie) {
 			if !stopped[pid] {
 				stopped[pid], fresh = true, true
 				syscall.Kill(pid, syscall.SIGSTOP)
@@ -53,7 +92,7 @@ func freeze(cookie string) {
 }
 
 func thaw(cookie string) {
-	for _, pid := range procs.WithEnv(cookie) {
+	for _, pid := range members(cookie) {
 		syscall.Kill(pid, syscall.SIGCONT)
 	}
 }
@@ -65,7 +104,7 @@ func dial(ctx context.Context, o Object, port int) (net.Conn, error) {
 	if len(sockets) == 0 {
 		return nil, closed
 	}
-	for _, pid := range procs.WithEnv(o.cookie()) {
+	for _, pid := range members(o.cookie()) {
 		dir := fmt.Sprintf("/proc/%d/fd", pid)
 		fds, err := os.ReadDir(dir)
 		if err != nil {
@@ -109,7 +148,7 @@ func listeners(port int) map[string]string {
 func measure(o Object) sandboxer.Stats {
 	s := sandboxer.Stats{At: time.Now(), CPU: o.CPU, RxBytes: -1, TxBytes: -1}
 	const tick = time.Second / 100 // USER_HZ
-	for _, pid := range procs.WithEnv(o.cookie()) {
+	for _, pid := range members(o.cookie()) {
 		f := procs.Stat(pid)
 		if len(f) < 22 {
 			continue

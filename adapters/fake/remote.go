@@ -235,21 +235,28 @@ func (r *Remote) spend(ctx context.Context, s spending) (none, error) {
 	return call[none](ctx, r, "spend", s)
 }
 
+// remoteTime bounds a question to a world in another process: what takes long, such as a
+// command, is done here. That process may be stopped.
+const remoteTime = 10 * time.Second
+
 func call[Out any](ctx context.Context, r *Remote, name string, in any) (out Out, err error) {
 	body, err := json.Marshal(in)
 	if err != nil {
 		return out, err
 	}
+	caller := ctx
+	ctx, cancel := context.WithTimeout(ctx, remoteTime)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://world/"+name, bytes.NewReader(body))
 	if err != nil {
 		return out, err
 	}
 	resp, err := r.http.Do(req)
 	if err != nil {
-		if ctx.Err() != nil {
-			return out, ctx.Err()
+		if caller.Err() != nil {
+			return out, caller.Err()
 		}
-		return out, sandboxer.E(sandboxer.Unavailable, err, "the fake world does not answer")
+		return out, sandboxer.E(sandboxer.Unavailable, err, "the fake world does not answer").WithHint("see whether its process is there, and runs")
 	}
 	defer resp.Body.Close()
 	var a answer

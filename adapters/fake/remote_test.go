@@ -43,6 +43,13 @@ func openRemote(ctx context.Context, socket, owner string, cfg string) (*fake.Ex
 // worldProcess starts this binary as a world and returns its socket and its log.
 func worldProcess(t *testing.T) (socket, log string) {
 	t.Helper()
+	socket, log, _ = stoppableWorld(t)
+	return socket, log
+}
+
+// stoppableWorld is worldProcess, with the process.
+func stoppableWorld(t *testing.T) (socket, log string, _ *os.Process) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "world") // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +78,7 @@ func worldProcess(t *testing.T) (socket, log string) {
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
 		t.Fatalf("the world says %q, %v", line, err)
 	}
-	return socket, log
+	return socket, log, cmd.Process
 }
 
 func readLog(t *testing.T, name string) []fake.Entry {
@@ -89,7 +96,7 @@ func readLog(t *testing.T, name string) []fake.Entry {
 }
 
 func TestConformanceOfAWorldApart(t *testing.T) {
-	socket, log := worldProcess(t)
+	socket, log, world := stoppableWorld(t)
 	r := fake.Connect(socket)
 	defer r.Close()
 	h := harness(t, nil)
@@ -112,6 +119,15 @@ func TestConformanceOfAWorldApart(t *testing.T) {
 		if err := r.Kill(t.Context(), h.SandboxID); err != nil {
 			t.Fatal(err)
 		}
+	}
+	h.Hang = func(t *testing.T, _ sandboxer.Handle) func() {
+		signal := func(s syscall.Signal) {
+			if err := world.Signal(s); err != nil {
+				t.Error(err)
+			}
+		}
+		signal(syscall.SIGSTOP)
+		return func() { signal(syscall.SIGCONT) }
 	}
 	extensiontest.Run(t, h)
 	if faults := fake.Audit(readLog(t, log), true); len(faults) > 0 {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
@@ -344,19 +345,37 @@ func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, err
 			}
 			add(place{Host: alias, Target: name(m.target), Base: m.base})
 		}
+		// All at once: one that does not answer holds up no other.
+		ctx, cancel := context.WithCancel(ctx)
+		var asking sync.WaitGroup
+		defer asking.Wait()
+		defer cancel()
+		type answer struct {
+			w   place
+			out []byte
+			err error
+		}
+		answers := make(chan answer, len(at))
 		for _, w := range at {
-			h, err := e.pool.Host(w.Target)
-			var out []byte
-			if err == nil {
-				out, err = h.Output(ctx, scanScript, w.Base)
-			}
-			if err != nil {
-				if !yield(nil, err) {
+			asking.Go(func() {
+				h, err := e.pool.Host(w.Target)
+				var out []byte
+				if err == nil {
+					out, err = h.Output(ctx, scanScript, w.Base)
+				}
+				answers <- answer{w, out, err}
+			})
+		}
+		for range at {
+			a := <-answers
+			w := a.w
+			if a.err != nil {
+				if !yield(nil, a.err) {
 					return
 				}
 				continue
 			}
-			for line := range strings.Lines(string(out)) {
+			for line := range strings.Lines(string(a.out)) {
 				f := strings.Fields(line)
 				if len(f) != 4 || f[1] != owner {
 					continue
@@ -420,15 +439,27 @@ func (e *extension) attachedCapacity(ctx context.Context, host string) (sandboxe
 		o.Hosts = append(o.Hosts, "localhost")
 	}
 	var errs []error
-	for _, alias := range aliases {
-		m, err := e.machine(alias)
+	type answer struct {
+		m   machine
+		n   int
+		err error
+	}
+	answers := make([]answer, len(aliases))
+	var asking sync.WaitGroup
+	for i, alias := range aliases {
+		asking.Go(func() {
+			a := &answers[i]
+			if a.m, a.err = e.machine(alias); a.err == nil && !a.m.draining {
+				a.n, a.err = e.count(ctx, a.m)
+			}
+		})
+	}
+	asking.Wait()
+	for i, alias := range aliases {
+		m, n, err := answers[i].m, answers[i].n, answers[i].err
 		if err == nil && m.draining {
 			o.Attrs[alias] = "draining"
 			continue
-		}
-		n := 0
-		if err == nil {
-			n, err = e.count(ctx, m)
 		}
 		if err != nil {
 			errs = append(errs, err)

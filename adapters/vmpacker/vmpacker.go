@@ -620,18 +620,24 @@ func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 	}
 }
 
-// Discover implements sandboxer.Discoverer. Machines that cannot be reached are passed
-// over: a doubt is answered as if there were nothing. The stamp is in the note here, and
-// lost with that.
+// Discover implements sandboxer.Discoverer. A machine that cannot be reached is an error
+// only if nothing was found: what was not found may be there. The stamp is in the note
+// here, and lost with that.
 func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
 	var best *place
+	var failed error
 	for p, err := range e.all(ctx, e.env.Owner) {
-		if err == nil && p.ID == id && (best == nil || p.Generation > best.Generation) {
+		if err != nil {
+			failed = errors.Join(failed, err)
+		} else if p.ID == id && (best == nil || p.Generation > best.Generation) {
 			best = p
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return sandboxer.Found{}, err
+	}
+	if best == nil && failed != nil {
+		return sandboxer.Found{}, failed
 	}
 	if best == nil {
 		return sandboxer.Found{}, missing(id)

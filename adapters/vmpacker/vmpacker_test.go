@@ -139,6 +139,7 @@ func TestConformance(t *testing.T) {
 			}
 		},
 		Listen: func(port int) []string { return []string{self, "echo", "127.0.0.1:" + strconv.Itoa(port)} },
+		Hang:   func(*testing.T, sandboxer.Handle) func() { return s.Hang() },
 	}
 	if os.Getuid() != 0 {
 		h.User = s.User

@@ -212,6 +212,7 @@ type Host struct {
 	mu         sync.Mutex
 	changed    chan struct{} // closed and replaced when what follows changes
 	links      []*link
+	alone      time.Time // when the last of them was lost
 	connecting int
 	failures   int   // how often connecting has failed
 	failed     error // the last time
@@ -232,6 +233,9 @@ const (
 	// spare is for ending commands, for which there must be room when commands have
 	// taken all of it.
 	spare
+	// ending is spare for what ends commands: who leaves that leaves it to itself, or ending
+	// it would have to be ended, and so on, on a host that is slow.
+	ending
 	// A stream is not counted against a limit by any server.
 	forStream
 )
@@ -278,8 +282,9 @@ func (h *Host) wake() {
 
 // acquire returns a live connection with a session reserved on it, for release. It
 // waits for connections that are being made; one that fails fails everybody who waits
-// for it and has no other to go to.
-func (h *Host) acquire(ctx context.Context, as use) (*link, error) {
+// for it and has no other to go to. begun is when the caller began to want one: where
+// connections have fallen silent under it, little time is left to make another.
+func (h *Host) acquire(ctx context.Context, as use, begun time.Time) (*link, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, failure(ctx, h.target, err, "connecting")
 	}
@@ -291,7 +296,7 @@ func (h *Host) acquire(ctx context.Context, as use) (*link, error) {
 			return nil, h.target.fault(ErrUnreachable, "its connections are closed")
 		}
 		for _, l := range h.links {
-			if as == forStream || l.sessions < l.limit || as == spare && l.sessions < l.hard {
+			if as == forStream || l.sessions < l.limit || (as == spare || as == ending) && l.sessions < l.hard {
 				if as == forStream {
 					l.streams++
 				} else {
@@ -313,7 +318,7 @@ func (h *Host) acquire(ctx context.Context, as use) (*link, error) {
 			return nil, err
 		}
 		most := h.target.Connections
-		if as == spare {
+		if as == spare || as == ending {
 			most++
 		}
 		if h.connecting < h.target.Handshakes && h.connecting+len(h.links) < most && h.failures == seen {
@@ -325,17 +330,49 @@ func (h *Host) acquire(ctx context.Context, as use) (*link, error) {
 			}
 		}
 		changed := h.changed
+		var late <-chan time.Time
+		var timer *time.Timer
+		if len(h.links) == 0 {
+			left := time.Until(h.patience(begun))
+			if left <= 0 {
+				h.mu.Unlock()
+				return nil, h.target.fault(ErrUnreachable, "it says nothing")
+			}
+			timer = time.NewTimer(left)
+			late = timer.C
+		}
 		h.mu.Unlock()
+		var err error
 		select {
 		case <-changed:
+		case <-late:
 		case <-ctx.Done():
-			return nil, failure(ctx, h.target, ctx.Err(), "waiting for a connection")
+			err = failure(ctx, h.target, ctx.Err(), "waiting for a connection")
+		}
+		if timer != nil {
+			timer.Stop()
+		}
+		if err != nil {
+			return nil, err
 		}
 		h.mu.Lock()
 		if len(h.links) > 0 {
 			seen = h.failures
 		}
 	}
+}
+
+// patience is how long one who began then to want a connection waits while there is
+// none. It is enough for one attempt to make one; who has seen a connection fall silent,
+// which takes as long, has a part of that.
+func (h *Host) patience(begun time.Time) time.Time {
+	limit := h.pool.opts.ConnectTimeout
+	silence := cmp.Or(h.target.Silence, 3*h.pool.opts.KeepAlive)
+	end := begun.Add(limit + silence/2)
+	if last := h.alone.Add(limit / 3); last.After(end) {
+		end = last
+	}
+	return end
 }
 
 // connect makes one connection and watches it to its end.
@@ -403,6 +440,9 @@ func (h *Host) drop(l *link) {
 	defer h.mu.Unlock()
 	if i := slices.Index(h.links, l); i >= 0 {
 		h.links = slices.Delete(h.links, i, i+1)
+		if len(h.links) == 0 {
+			h.alone = time.Now()
+		}
 		h.wake()
 	}
 	h.dismissAll(l)
@@ -458,8 +498,9 @@ func (h *Host) retire(l *link) {
 
 // start begins a session on whichever connection admits it.
 func (h *Host) start(ctx context.Context, line string, tty *sandboxer.WinSize, as use) (session, *link, error) {
+	begun, died := time.Now(), 0
 	for try := 0; ; try++ {
-		l, err := h.acquire(ctx, as)
+		l, err := h.acquire(ctx, as, begun)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -503,7 +544,7 @@ func (h *Host) start(ctx context.Context, line string, tty *sandboxer.WinSize, a
 			// The connection was dead already and nothing was sent over it.
 			h.drop(l)
 			l.conn.close()
-			if try >= 3 {
+			if died++; died > 3 {
 				return nil, nil, h.target.fault(ErrUnreachable, tidy(err.Error()))
 			}
 		}
@@ -527,8 +568,9 @@ func (h *Host) Dial(ctx context.Context, network, addr string) (net.Conn, error)
 	default:
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "streams over ssh are tcp or unix, not %s", network)
 	}
+	begun := time.Now()
 	for try := 0; ; try++ {
-		l, err := h.acquire(ctx, forStream)
+		l, err := h.acquire(ctx, forStream, begun)
 		if err != nil {
 			return nil, err
 		}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -109,6 +111,19 @@ func dirWord(dir string) string {
 	return dir
 }
 
+// Tagging is text for a shell that has it, and everything that it starts, carry tag where it is seen from
+// outside: as a limit that Linux has long stopped to heed, on locks of files. It goes along where a process
+// leaves its session, drops its environment and loses its parent.
+func Tagging(tag string) string {
+	return "[ ! -e /proc/self/limits ] || ulimit -w " + tag + " 2>/dev/null || ulimit -x " + tag + " 2>/dev/null || :\n" // in dash and BusyBox, in bash
+}
+
+// Tag is the tag of what is known by name: a number, the same for the same name.
+func Tag(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return strconv.FormatUint(binary.BigEndian.Uint64(sum[:8])>>2|1<<61, 10) // a limit, and not the absence of one
+}
+
 // header is script in the form that the boot loop reads.
 func header(script string) []byte {
 	var b bytes.Buffer
@@ -140,6 +155,12 @@ func (h *Host) Run(ctx context.Context, c Cmd) (sandboxer.Exit, error) {
 	return h.run(ctx, c, command)
 }
 
+// Ask runs c as Run does, in the room that is kept for ending commands: it gets to the
+// host also when commands have taken all of theirs. It is for short questions.
+func (h *Host) Ask(ctx context.Context, c Cmd) (sandboxer.Exit, error) {
+	return h.run(ctx, c, spare)
+}
+
 func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	mark, run := token(), token()
 	text, err := c.text(mark)
@@ -156,6 +177,7 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	} else if s, l, err = h.start(ctx, boot(run, c.TTY != nil), c.TTY, as); err != nil {
 		return sandboxer.Exit{}, err
 	}
+	text = Tagging(Tag(run)) + text
 	defer h.release(l, false)
 	defer s.close()
 	h.settle()
@@ -204,7 +226,9 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	case <-ctx.Done():
 	case <-r.unheard:
 	}
-	if !h.kill(l, run, out.pid.Load()) {
+	if as == ending {
+		// It ends by itself.
+	} else if !h.kill(l, run, out.pid.Load()) {
 		h.owe(run)
 	} else if !over {
 		select {
@@ -474,8 +498,8 @@ func (o *opening) pass(p []byte) error {
 // killTime bounds ending a command on a host that answers.
 const killTime = 10 * time.Second
 
-// slay kills everything that carries $1, NAME=value, in its environment or among its arguments, and before
-// that the process group $2 if there is one and its leader carries it too. It looks
+// slay kills everything that carries $1, NAME=value, in its environment or among its arguments, or the
+// tag $3, and before that the process group $2 if there is one and its leader carries it too. It looks
 // again until three looks find nothing, for what was started meanwhile and for what could
 // not be seen: in the middle of an execve a process has neither environment nor
 // arguments. Such a one is waited for, and a look during which a process went through an
@@ -500,10 +524,13 @@ if printf 'a\0b\n' | grep -qF b; then some=1; else some=; fi
 i=0 none=0 sure=0 naps=0 was=$(ends)
 while [ $((i += 1)) -le 13 ]; do
 	if [ -n "$some" ]; then f=$(grep -lsF "$1" /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null); else f=$(echo /proc/[0-9]*/environ); fi
+	t=
+	[ -z "$3" ] || t=$(grep -ls "^Max file locks .* $3 " /proc/[0-9]*/limits 2>/dev/null)
 	n=
-	for p in $f; do
+	for p in $t - $f; do
+		[ "$p" != - ] || { t=; continue; }
 		p=${p#/proc/} p=${p%/*}
-		has "$1" "$p" || continue
+		[ -n "$t" ] || has "$1" "$p" || continue
 		case $(cat "/proc/$p/stat" 2>/dev/null) in *") Z "*|*") X "*|"") continue;; esac
 		n=1
 		kill -KILL "$p" 2>/dev/null
@@ -541,7 +568,7 @@ func (h *Host) kill(l *link, run string, pid int64) bool {
 	if pid > 0 {
 		group = strconv.FormatInt(pid, 10)
 	}
-	_, err := h.output(ctx, spare, slay, "SANDBOXER_RUN="+run, group)
+	_, err := h.output(ctx, ending, slay, "SANDBOXER_RUN="+run, group, Tag(run))
 	if err != nil {
 		h.pool.log.Debug("command not killed", "host", h.target.Name, "err", err)
 	}
@@ -555,7 +582,7 @@ func (h *Host) Kill(ctx context.Context, name, value string) error {
 	if err := errors.Join(checkName(name), checkWords("the value", value)); err != nil {
 		return err
 	}
-	exit, said, err := h.capture(ctx, `[ -r /proc/self/environ ] || exit 4`+slay, []string{name + "=" + value, ""})
+	exit, said, err := h.capture(ctx, `[ -r /proc/self/environ ] || exit 4`+slay, []string{name + "=" + value, "", ""})
 	switch {
 	case err != nil:
 		return err
@@ -587,7 +614,7 @@ func (h *Host) settle() {
 		ctx, cancel := context.WithTimeout(h.pool.ctx, killTime)
 		defer cancel()
 		for _, run := range debts {
-			if _, err := h.output(ctx, spare, slay, "SANDBOXER_RUN="+run, ""); err != nil {
+			if _, err := h.output(ctx, ending, slay, "SANDBOXER_RUN="+run, "", Tag(run)); err != nil {
 				h.owe(run)
 			}
 		}

@@ -741,7 +741,7 @@ func (h *Host) rsync(ctx context.Context, local, remote string, names []string, 
 	if err != nil {
 		return sandboxer.E(sandboxer.Unsupported, err, "there is no rsync on this machine").WithHint("install it, or leave the method out")
 	}
-	l, err := h.acquire(ctx, command)
+	l, err := h.acquire(ctx, command, time.Now())
 	if err != nil {
 		return err
 	}

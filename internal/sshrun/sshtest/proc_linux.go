@@ -50,3 +50,18 @@ func descendants(pid int, name string) (found []int) {
 	}
 	return found
 }
+
+// Hang stops the server's processes, as those of a machine that has stalled: connections
+// stay, and nobody answers, until resume is called.
+func (s *Server) Hang() (resume func()) {
+	syscall.Kill(s.PID, syscall.SIGSTOP) // it makes no more of them
+	stopped := append(s.Children(), s.PID)
+	for _, pid := range stopped {
+		syscall.Kill(pid, syscall.SIGSTOP)
+	}
+	return func() {
+		for _, pid := range stopped {
+			syscall.Kill(pid, syscall.SIGCONT)
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package agent
+
+import (
+	"bytes"
+	"hash/fnv"
+	"io"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// A tag is what tells the processes of a command also where they have left its session,
+// dropped its environment and lost their parent: a limit on resident memory, which no
+// Linux heeds any more, and gVisor never did.
+
+// tagOf is the tag of a mark.
+func tagOf(mark string) uint64 {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, mark)
+	return h.Sum64()>>3 | 1<<60 // a limit, and more memory than there is
+}
+
+// tagged starts a program with the tag of mark, if it has one. It goes on without where
+// the limit cannot be had.
+func (t *table) tagged(mark string, start func() (int, error)) (pid int, err error) {
+	t.tagging.Lock()
+	defer t.tagging.Unlock()
+	var was unix.Rlimit
+	if mark == "" || unix.Getrlimit(unix.RLIMIT_RSS, &was) != nil {
+		return start()
+	}
+	if unix.Setrlimit(unix.RLIMIT_RSS, &unix.Rlimit{Cur: tagOf(mark), Max: was.Max}) == nil {
+		defer func() { _ = unix.Setrlimit(unix.RLIMIT_RSS, &was) }()
+	}
+	return start()
+}
+
+// taggedAs returns the tag of a process, or another number.
+func taggedAs(pid int) uint64 {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/limits")
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := bytes.Cut(data, []byte("\nMax resident set "))
+	f := bytes.Fields(rest[:min(len(rest), 64)])
+	if len(f) == 0 {
+		return 0
+	}
+	n, _ := strconv.ParseUint(string(f[0]), 10, 64)
+	return n
+}
