@@ -272,7 +272,7 @@ func (c *Client) StatFile(ctx context.Context, ref, name string) (*FileInfo, err
 // ListFiles lists a directory in the order of names, following pages.
 func (c *Client) ListFiles(ctx context.Context, ref, dir string) iter.Seq2[FileInfo, error] {
 	q := url.Values{"path": {dir}, "limit": {strconv.Itoa(sandboxer.MaxPage)}}
-	return all(func(cursor string) (*List[FileInfo], error) {
+	return All(func(cursor string) (*List[FileInfo], error) {
 		set(q, "cursor", cursor)
 		return do[*List[FileInfo]](ctx, c, call{method: "GET", path: sandboxPath(ref) + "/files/list", query: q})
 	})
@@ -438,14 +438,23 @@ func page(v url.Values, limit int, cursor string) {
 	set(v, "cursor", cursor)
 }
 
-// all follows the pages of a list.
-func all[T any](get func(cursor string) (*List[T], error)) iter.Seq2[T, error] {
+// mostPages bounds a list that is followed: a million entries.
+const mostPages = 1000
+
+// All follows the pages of a list, which get returns by their cursor, "" for the first. A
+// list that has a million entries and more, or goes in a circle, ends with an error
+// ([sandboxer.Unavailable]).
+func All[T any](get func(cursor string) (*List[T], error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		cursor := ""
-		for {
+		for n := 0; ; n++ {
+			var zero T
+			if n == mostPages {
+				yield(zero, sandboxer.E(sandboxer.Unavailable, nil, "the server's list does not end"))
+				return
+			}
 			l, err := get(cursor)
 			if err != nil {
-				var zero T
 				yield(zero, err)
 				return
 			}
@@ -454,9 +463,13 @@ func all[T any](get func(cursor string) (*List[T], error)) iter.Seq2[T, error] {
 					return
 				}
 			}
-			if cursor = l.NextCursor; cursor == "" {
+			if l.NextCursor == "" {
 				return
 			}
+			if l.NextCursor == cursor {
+				n = mostPages - 1 // in a circle
+			}
+			cursor = l.NextCursor
 		}
 	}
 }

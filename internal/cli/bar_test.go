@@ -18,7 +18,7 @@ func TestProgressOfAPull(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &progress{io: &streams{err: out}, mode: mode, begin: time.Now()}
+		p := &progress{io: &streams{err: printer{out}}, mode: mode, begin: time.Now()}
 		for done := range int64(101) {
 			p.step(api.Event{SandboxID: "box", Type: sandboxer.EventProgress, Message: "pulling x:1",
 				Progress: &sandboxer.Progress{Step: "pulling x:1\x1b[2J", Done: done * 1_000_000, Total: 100_000_000}})

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -85,9 +84,7 @@ func (f *factory) report(cmd *cobra.Command, err error) int {
 		return code
 	}
 	if f.flags.json || f.flags.output == "json" || f.flags.output == "jsonl" || f.resolved != nil && isJSON(f.resolved.get("output")) {
-		enc := json.NewEncoder(f.io.err)
-		enc.SetEscapeHTML(false)
-		_ = enc.Encode(problemOf(err))
+		_ = printJSONLine(f.io.err, problemOf(err))
 		return code
 	}
 	fmt.Fprintln(f.io.err, f.io.paint("31", "error:")+" "+cleanLines(sentence(err)))

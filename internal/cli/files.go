@@ -149,14 +149,23 @@ func filesLsRun(ctx context.Context, s *session, o *filesOptions) error {
 	return printList(o.f, l, fileView())
 }
 
+// pour copies content as it is, and closes it. A reader that failed says so again when
+// it is closed.
+func pour(w io.Writer, r io.ReadCloser) error {
+	_, err := io.Copy(w, r)
+	if cerr := r.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
 func filesCatRun(ctx context.Context, s *session, o *filesOptions) error {
 	for _, p := range o.paths {
 		r, err := s.ReadFile(ctx, o.ref, p)
 		if err != nil {
 			return err
 		}
-		_, err = io.Copy(o.f.io.out, r)
-		if err = errors.Join(err, r.Close()); err != nil {
+		if err := pour(o.f.io.stdout, r); err != nil {
 			return err
 		}
 	}
@@ -355,8 +364,7 @@ func copyOut(ctx context.Context, o *cpOptions, s *session) error {
 		if err != nil {
 			return err
 		}
-		_, err = io.Copy(o.f.io.out, r)
-		return errors.Join(err, r.Close())
+		return pour(o.f.io.stdout, r)
 	}
 	dst := o.dst.path
 	into := strings.HasSuffix(dst, "/")

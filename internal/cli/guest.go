@@ -62,7 +62,7 @@ func execIn(ctx context.Context, f *factory, s *session, ref string, args []stri
 	if err != nil {
 		return 0, err
 	}
-	cmd := sandboxer.Cmd{Args: args, Env: env, Dir: g.dir, User: g.user, Service: g.service, Stdout: f.io.out, Stderr: f.io.err}
+	cmd := sandboxer.Cmd{Args: args, Env: env, Dir: g.dir, User: g.user, Service: g.service, Stdout: f.io.stdout, Stderr: f.io.stderr}
 	if g.interactive {
 		cmd.Stdin = f.io.in
 	}
@@ -71,7 +71,7 @@ func execIn(ctx context.Context, f *factory, s *session, ref string, args []stri
 	restore := func() {}
 	if g.tty {
 		size := sandboxer.WinSize{Cols: 80, Rows: 24}
-		if cols, rows, err := term.GetSize(int(f.io.out.Fd())); err == nil && cols > 0 && rows > 0 {
+		if cols, rows, err := term.GetSize(int(f.io.stdout.Fd())); err == nil && cols > 0 && rows > 0 {
 			size = sandboxer.WinSize{Cols: uint16(cols), Rows: uint16(rows)}
 		}
 		cmd.TTY = &size
@@ -94,7 +94,7 @@ func execIn(ctx context.Context, f *factory, s *session, ref string, args []stri
 				case <-ctx.Done():
 					return
 				case <-winch:
-					if cols, rows, err := term.GetSize(int(f.io.out.Fd())); err == nil {
+					if cols, rows, err := term.GetSize(int(f.io.stdout.Fd())); err == nil {
 						select {
 						case resize <- sandboxer.WinSize{Cols: uint16(cols), Rows: uint16(rows)}:
 						case <-ctx.Done():

@@ -389,18 +389,13 @@ func (o *hostOptions) sandboxes(ctx context.Context) ([]string, error) {
 	defer s.close()
 	var there []string
 	q := api.SandboxQuery{Limit: sandboxer.MaxPage}
-	for {
-		l, err := s.List(ctx, q)
+	for sb, err := range everySandbox(ctx, s, q) {
 		if err != nil {
 			return nil, err
 		}
-		for _, sb := range l.Items {
-			if sb.Host == o.name || sb.Reachability.Host == o.name {
-				there = append(there, sb.ID)
-			}
-		}
-		if q.Cursor = l.NextCursor; q.Cursor == "" {
-			return there, nil
+		if sb.Host == o.name || sb.Reachability.Host == o.name {
+			there = append(there, sb.ID)
 		}
 	}
+	return there, nil
 }

@@ -11,6 +11,8 @@ import (
 	"text/tabwriter"
 	"text/template"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
 
@@ -36,7 +38,10 @@ func checkOutput(s string) error {
 
 func parseTemplate(t string) (*template.Template, error) {
 	return template.New("-o").Funcs(template.FuncMap{
-		"json": func(v any) (string, error) { b, err := json.Marshal(v); return string(b), err },
+		"json": func(v any) (string, error) {
+			b, err := encode(v, "")
+			return strings.TrimSuffix(string(b), "\n"), err
+		},
 		"join": func(sep string, v []any) string {
 			s := make([]string, len(v))
 			for i, x := range v {
@@ -173,7 +178,7 @@ func printData(w io.Writer, format string, x any) error {
 		block(&doc)
 		out, err := yaml.Dump(doc.Content[0])
 		if err == nil {
-			_, err = w.Write(out)
+			_, err = w.Write(escaped(out, true))
 		}
 		return err
 	}
@@ -208,8 +213,13 @@ func block(n *yaml.Node) {
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!str" {
 		n.Style = 0
 	}
-	if n.Kind == yaml.ScalarNode && n.Tag == "!!str" && plainYAML(n.Value) {
-		n.Style = 0
+	if n.Kind == yaml.ScalarNode && n.Tag == "!!str" {
+		switch {
+		case strings.ContainsFunc(n.Value, func(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) && r != '\n' }):
+			n.Style = yaml.DoubleQuotedStyle
+		case plainYAML(n.Value):
+			n.Style = 0
+		}
 	}
 	for _, c := range n.Content {
 		block(c)
@@ -239,7 +249,7 @@ func encode(x any, indent string) ([]byte, error) {
 	e.SetEscapeHTML(false)
 	e.SetIndent("", indent)
 	err := e.Encode(x)
-	return b.Bytes(), err
+	return escaped(b.Bytes(), false), err
 }
 
 func table(w io.Writer, rows [][]string) error {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 	"sync"
@@ -148,17 +147,14 @@ func (p *progress) plain(format string, args ...any) {
 }
 
 func (p *progress) json(v any) {
-	b, err := json.Marshal(v)
-	if err == nil {
-		fmt.Fprintf(p.io.err, "%s\n", b)
-	}
+	_ = printJSONLine(p.io.err, v)
 }
 
 // print writes a line above the live one.
 func (p *progress) print(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	fmt.Fprintf(p.io.err, "\r\x1b[K%s\n", text)
+	fmt.Fprintf(p.io.err, "%s%s\n", startOfLine, text)
 	p.redraw()
 }
 
@@ -192,7 +188,7 @@ func (p *progress) draw(text string) {
 
 func (p *progress) redraw() {
 	if p.line != "" {
-		fmt.Fprintf(p.io.err, "\r\x1b[K  %s %.1fs", p.line, time.Since(p.begin).Seconds())
+		fmt.Fprintf(p.io.err, "%s  %s %.1fs", startOfLine, p.line, time.Since(p.begin).Seconds())
 	}
 }
 
@@ -209,7 +205,7 @@ func (p *progress) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.line != "" {
-		fmt.Fprint(p.io.err, "\r\x1b[K")
+		fmt.Fprint(p.io.err, startOfLine)
 		p.line = ""
 	}
 }

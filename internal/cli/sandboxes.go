@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"strconv"
 	"strings"
 	"sync"
@@ -647,17 +648,11 @@ func destroyRun(ctx context.Context, o *destroyOptions) error {
 			return err
 		}
 		q.Tenant = st.Tenant // an administrator's --all means his own too
-		for {
-			l, err := s.List(ctx, q)
+		for sb, err := range everySandbox(ctx, s, q) {
 			if err != nil {
 				return err
 			}
-			for _, sb := range l.Items {
-				o.refs = append(o.refs, sb.ID)
-			}
-			if q.Cursor = l.NextCursor; q.Cursor == "" {
-				break
-			}
+			o.refs = append(o.refs, sb.ID)
 		}
 		if len(o.refs) == 0 {
 			none := "there is no sandbox"
@@ -722,6 +717,14 @@ func destroyRun(ctx context.Context, o *destroyOptions) error {
 		return err
 	}
 	return first
+}
+
+// everySandbox is every page of a list.
+func everySandbox(ctx context.Context, s *session, q api.SandboxQuery) iter.Seq2[api.Sandbox, error] {
+	return api.All(func(cursor string) (*api.List[api.Sandbox], error) {
+		q.Cursor = cursor
+		return s.List(ctx, q)
+	})
 }
 
 // ask asks a yes-or-no question on the terminal; no is the default.

@@ -205,16 +205,16 @@ func snapshotTreeRun(ctx context.Context, o *snapshotLsOptions) error {
 	}
 	defer s.close()
 	all := &api.List[api.Snapshot]{SchemaVersion: api.SchemaVersion}
-	for q := o.q; ; {
-		q.Limit = sandboxer.MaxPage
-		l, err := s.Snapshots(ctx, q)
+	q := o.q
+	q.Limit = sandboxer.MaxPage
+	for sn, err := range api.All(func(cursor string) (*api.List[api.Snapshot], error) {
+		q.Cursor = cursor
+		return s.Snapshots(ctx, q)
+	}) {
 		if err != nil {
 			return err
 		}
-		all.Items = append(all.Items, l.Items...)
-		if q.Cursor = l.NextCursor; q.Cursor == "" {
-			break
-		}
+		all.Items = append(all.Items, sn)
 	}
 	l := pointers(all)
 	tree := snapshotView()
@@ -237,11 +237,16 @@ func treeOf(items []*api.Snapshot, row func(*api.Snapshot) []string) ([]*api.Sna
 		}
 		children[parent] = append(children[parent], it)
 	}
-	var out []*api.Snapshot
+	out := []*api.Snapshot{}
 	lead := map[string]string{}
+	shown := map[string]bool{"": true} // each once, whatever a server says
 	var walk func(id, indent string)
 	walk = func(id, indent string) {
 		for i, c := range children[id] {
+			if shown[c.ID] {
+				continue
+			}
+			shown[c.ID] = true
 			branch, below := "├─ ", "│  "
 			if i == len(children[id])-1 {
 				branch, below = "└─ ", "   "
@@ -379,7 +384,7 @@ func snapshotExportRun(ctx context.Context, o *snapshotFileOptions) (err error) 
 	}
 	defer r.Close()
 	if o.file == "-" {
-		_, err := io.Copy(o.f.io.out, r)
+		_, err := io.Copy(o.f.io.stdout, r)
 		return err
 	}
 	// What breaks off must not look like a whole export.
