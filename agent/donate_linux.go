@@ -22,6 +22,7 @@ import (
 // nothing else; "donate" is that program.
 type donateListener struct {
 	sock  *net.UnixListener
+	path  string
 	conns chan net.Conn
 	done  chan struct{}
 	once  sync.Once
@@ -35,17 +36,23 @@ const (
 )
 
 func listenDonated(path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	// It takes the place of whatever is there in one step: somebody inside may be after it, too.
+	own := path + ".new"
+	if err := os.Remove(own); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	sock, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	sock, err := net.ListenUnix("unix", &net.UnixAddr{Name: own, Net: "unix"})
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(err, sock.Close())
+	sock.SetUnlinkOnClose(false)
+	if err = os.Chmod(own, 0o600); err == nil {
+		err = os.Rename(own, path)
 	}
-	l := &donateListener{sock: sock, conns: make(chan net.Conn, maxDonation), done: make(chan struct{})}
+	if err != nil {
+		return nil, errors.Join(err, os.Remove(own), sock.Close())
+	}
+	l := &donateListener{sock: sock, path: path, conns: make(chan net.Conn, maxDonation), done: make(chan struct{})}
 	l.wg.Go(l.receive)
 	return l, nil
 }
@@ -125,6 +132,7 @@ func (l *donateListener) Close() error {
 	var err error
 	l.once.Do(func() {
 		close(l.done)
+		_ = os.Remove(l.path) // it may be gone, or another's
 		err = l.sock.Close()
 		l.wg.Wait()
 		for {
@@ -164,6 +172,10 @@ func runDonate(args []string) int {
 		fds[i] = firstDonated + i
 	}
 	conn, err := dialSoon(args[0], *wake, 10*time.Second)
+	if errors.Is(err, errStranger) {
+		fmt.Fprintln(os.Stderr, "sandboxer-agent:", err)
+		return StrangerExit
+	}
 	if err == nil {
 		_, _, err = conn.WriteMsgUnix([]byte{0}, unix.UnixRights(fds...), nil)
 		conn.Close()
@@ -171,13 +183,40 @@ func runDonate(args []string) int {
 	return report(err)
 }
 
+// StrangerExit is the exit code of donate where another process than the one to wake has
+// put itself in the agent's place.
+const StrangerExit = 3
+
+var errStranger = errors.New("another process listens where the agent should")
+
+// listener returns who called listen on the other end of conn, by the word of the kernel.
+func listener(conn *net.UnixConn) (pid int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	if cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); cerr != nil || err != nil {
+		return 0, errors.Join(cerr, err)
+	}
+	return int(cred.Pid), nil
+}
+
 // dialSoon connects to the Unix socket at path, which may be about to appear once
-// the process wake, if that is not 0, is woken.
+// the process wake, if that is not 0, is woken. It must then be that process which listens
+// there: root of the sandbox can put a socket of its own in that place.
 func dialSoon(path string, wake int, limit time.Duration) (*net.UnixConn, error) {
 	const patience = 50 // tries after which a signal is taken for lost: the process may just have begun
 	for began, try := time.Now(), 0; ; try++ {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
-		if err == nil || time.Since(began) > limit || !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ECONNREFUSED) {
+		if err == nil && wake > 0 {
+			pid, perr := listener(conn)
+			if perr != nil || pid != wake {
+				conn.Close()
+				conn, err = nil, errors.Join(errStranger, perr)
+			}
+		}
+		if err == nil || time.Since(began) > limit || !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, errStranger) {
 			return conn, err
 		}
 		if wake > 0 && try%patience == 0 {

@@ -482,7 +482,7 @@ func (b *box) donate(ctx context.Context, n int) (conns []*agent.PipeConn, err e
 	}
 	count := strconv.Itoa(2 * n)
 	if b.awake.Load() && aboveLimits(b.c.Spec.Process.Args) { // one that was saved by an older build knows nothing of that
-		if ws, err := b.run(ctx, ownCapabilities, files, pausePath, "donate", agentSocket(b.rec.AgentMount), count); err != nil || ws == 0 {
+		if ws, err := b.run(ctx, ownCapabilities, files, pausePath, "donate", agentSocket(b.rec.AgentMount), count, "1"); err != nil || ws == 0 {
 			return conns, err
 		}
 		// Nobody listens yet: the agent's own program waits for that.
@@ -492,6 +492,9 @@ func (b *box) donate(ctx context.Context, n int) (conns []*agent.PipeConn, err e
 		w.Close()
 		_ = r.SetReadDeadline(time.Now().Add(drainTime)) // what it said is there
 		_, _ = io.Copy(&message, io.LimitReader(r, pipeSize))
+		if !ws.Signaled() && ws.ExitStatus() == agent.StrangerExit {
+			return conns, errReplaced
+		}
 		err = fmt.Errorf("the agent could not be reached: %s", message.String())
 	}
 	if err == nil {
@@ -499,6 +502,10 @@ func (b *box) donate(ctx context.Context, n int) (conns []*agent.PipeConn, err e
 	}
 	return conns, err
 }
+
+// errReplaced is why nothing is asked of an agent in whose place somebody else is.
+var errReplaced = sandboxer.E(sandboxer.Failed, nil, "another program in the sandbox has taken the place of its agent, and is not asked").
+	WithHint("root inside did that; commands without a terminal still run; if it is not wanted, create a new one")
 
 // agentSocket is where the agent takes connections, inside: in a directory that every
 // sandbox has in memory, whatever its image, and that root alone may write.

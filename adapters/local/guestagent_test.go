@@ -5,11 +5,14 @@ package local
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
@@ -110,6 +113,90 @@ func TestGuestRootCannotReplaceTheAgent(t *testing.T) {
 		check(t, h)
 		check(t, restored(t, e, sandboxer.Spec{}, snapshot(t, e, h)))
 	})
+}
+
+// TestGuestRootCannotAnswerForTheAgent lets root inside take the name at which the agent takes
+// its connections, before the agent has started and while it runs, and in a copy: nothing is handed to
+// it and nothing that it says believed, and the sandbox says what is wrong.
+func TestGuestRootCannotAnswerForTheAgent(t *testing.T) {
+	e := openTest(t)
+	socket := agentSocket(true)
+	forget := func(h sandboxer.Handle) { // connections that wait to be used are the agent's
+		t.Helper()
+		b, err := e.of(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.drop(b.name)
+	}
+	impersonated := func(h sandboxer.Handle) (end func()) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		out, in := io.Pipe()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, err := e.Exec(ctx, h, sandboxer.Cmd{Args: []string{filepath.Join(helpers, "tool"), "impersonate", socket}, Stdout: in})
+			in.CloseWithError(errors.Join(err, io.EOF))
+		}()
+		if _, err := io.ReadFull(out, make([]byte, len("there"))); err != nil {
+			t.Fatal(err)
+		}
+		go io.Copy(io.Discard, out)
+		return func() { cancel(); <-done }
+	}
+	look := func(what string, h sandboxer.Handle) {
+		t.Helper()
+		_, err := e.StatFile(t.Context(), h, "/bin")
+		if err != nil && (sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(err.Error(), "taken the place of its agent")) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if given := sh(t, e, h, "cat "+socket+".given 2>/dev/null; true"); given != "" {
+			t.Errorf("%s: somebody else was given connections", what)
+		}
+	}
+	asleep := up(t, e, sandboxer.Spec{})
+	end := impersonated(asleep)
+	look("asleep", asleep)
+	end()
+
+	h := up(t, e, sandboxer.Spec{})
+	if _, err := e.StatFile(t.Context(), h, "/bin"); err != nil { // starts it
+		t.Fatal(err)
+	}
+	end = impersonated(h)
+	look("with connections that wait", h)
+	forget(h)
+	if _, err := e.StatFile(t.Context(), h, "/bin"); sandboxer.KindOf(err) != sandboxer.Failed {
+		t.Errorf("nobody but an impostor is there, and StatFile says %v", err)
+	}
+	if given := sh(t, e, h, "cat "+socket+".given 2>/dev/null; true"); given != "" {
+		t.Error("awake: somebody else was given connections")
+	}
+	end()
+
+	// The agent of a copy is still known for what it is.
+	up := up(t, e, sandboxer.Spec{})
+	if _, err := e.StatFile(t.Context(), up, "/bin"); err != nil {
+		t.Fatal(err)
+	}
+	twin := restored(t, e, sandboxer.Spec{}, snapshot(t, e, up))
+	forget(twin)
+	if _, err := e.StatFile(t.Context(), twin, "/bin"); err != nil {
+		t.Errorf("the agent of a copy: %v", err)
+	}
+	end = impersonated(twin)
+	look("a copy", twin)
+	// Without it there is no sandbox.
+	_, _ = e.Exec(t.Context(), twin, sandboxer.Cmd{Args: []string{"sh", "-c", "kill -9 1; sleep 1000"}})
+	for late := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		if l, err := e.IsAlive(t.Context(), twin); l == sandboxer.Gone {
+			break
+		} else if time.Now().After(late) {
+			t.Fatalf("its first process was killed, and it is %q, %v", l, err)
+		}
+	}
+	end()
 }
 
 // TestNobodyInsideIsAboveTheGuests looks at the capabilities of all that a sandbox runs but

@@ -2,7 +2,7 @@
 #
 #	pause SECONDS AGENT ARGS…
 #	pause fuse SECONDS
-#	pause donate SOCKET COUNT
+#	pause donate SOCKET COUNT [PROCESS]
 #
 # Registers kept throughout: r12 &argv[2], r13 envp, r14 the fuse in seconds since 1970,
 # rbp whether it has burnt down and the time of grace runs.
@@ -12,6 +12,7 @@
 	.set SYS_socket, 41
 	.set SYS_connect, 42
 	.set SYS_sendmsg, 46
+	.set SYS_getsockopt, 55
 	.set SYS_execve, 59
 	.set SYS_rt_sigtimedwait, 128
 	.set SYS_rt_sigqueueinfo, 129
@@ -30,6 +31,8 @@
 	.set AF_UNIX, 1
 	.set SOCK_STREAM, 1
 	.set SOL_SOCKET, 1
+	.set SO_PEERCRED, 17
+	.set EPERM, 1
 	.set SCM_RIGHTS, 1
 	.set MSG_NOSIGNAL, 0x4000
 	.set ADDRESS, 110			# of a socket: its family, and a path of 107 bytes and a NUL
@@ -129,6 +132,27 @@ donate:
 	syscall
 	test	%eax, %eax
 	js	failed
+	mov	40(%rbp), %rsi
+	test	%rsi, %rsi
+	jz	4f
+	# Who listens there must be that process: anybody could be at the path.
+	mov	%r14, %r15
+	call	number
+	movl	$12, 496(%rsp)			# of pid, uid, gid
+	mov	$SYS_getsockopt, %eax
+	mov	%ebx, %edi
+	mov	$SOL_SOCKET, %esi
+	mov	$SO_PEERCRED, %edx
+	lea	480(%rsp), %r10
+	lea	496(%rsp), %r8
+	syscall
+	test	%eax, %eax
+	js	failed
+	mov	$-EPERM, %eax
+	cmp	%r14d, 480(%rsp)
+	jne	failed
+	mov	%r15, %r14
+4:
 	lea	168(%rsp), %rax			# one byte, whichever
 	mov	%rsp, (%rax)
 	movq	$1, 8(%rax)

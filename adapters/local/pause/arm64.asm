@@ -2,7 +2,7 @@
 //
 //	pause SECONDS AGENT ARGS…
 //	pause fuse SECONDS
-//	pause donate SOCKET COUNT
+//	pause donate SOCKET COUNT [PROCESS]
 //
 // Registers kept throughout: x20 &argv[2], x21 envp, x22 the fuse in seconds since 1970,
 // x25 whether it has burnt down and the time of grace runs.
@@ -15,6 +15,7 @@
 	.set SYS_rt_sigqueueinfo, 138
 	.set SYS_socket, 198
 	.set SYS_connect, 203
+	.set SYS_getsockopt, 209
 	.set SYS_sendmsg, 211
 	.set SYS_execve, 221
 	.set SIGUSR1, 10
@@ -30,6 +31,8 @@
 	.set AF_UNIX, 1
 	.set SOCK_STREAM, 1
 	.set SOL_SOCKET, 1
+	.set SO_PEERCRED, 17
+	.set EPERM, 1
 	.set SCM_RIGHTS, 1
 	.set MSG_NOSIGNAL, 0x4000
 	.set ADDRESS, 110			// of a socket: its family, and a path of 107 bytes and a NUL
@@ -124,6 +127,27 @@ donate:
 	mov	x2, #ADDRESS
 	svc	#0
 	tbnz	w0, #31, failed
+	ldr	x1, [x20, #16]
+	cbz	x1, 4f
+	// Who listens there must be that process: anybody could be at the path.
+	mov	x24, x22
+	bl	number
+	mov	w4, #12				// of pid, uid, gid
+	str	w4, [sp, #496]
+	mov	x8, #SYS_getsockopt
+	mov	w0, w23
+	mov	x1, #SOL_SOCKET
+	mov	x2, #SO_PEERCRED
+	add	x3, sp, #480
+	add	x4, sp, #496
+	svc	#0
+	tbnz	w0, #31, failed
+	ldr	w1, [sp, #480]
+	cmp	w1, w22
+	mov	w0, #-EPERM
+	b.ne	failed
+	mov	x22, x24
+4:
 	mov	x0, sp				// one byte, whichever
 	mov	x1, #1
 	str	x0, [sp, #168]

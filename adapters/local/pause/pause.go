@@ -3,7 +3,7 @@
 //
 //	pause SECONDS AGENT ARGS…
 //	pause fuse SECONDS
-//	pause donate SOCKET COUNT
+//	pause donate SOCKET COUNT [PROCESS]
 //
 // The first form lets children nobody waits for vanish, and becomes AGENT on SIGUSR1.
 // On SIGTERM it ends, and with it the sandbox; also ten seconds after it sees the time
@@ -11,7 +11,7 @@
 // has that long to move its fuse. The second form moves the fuse of process 1, by a
 // SIGUSR2 that carries the number. The third form hands the COUNT descriptors from 3 on to
 // who listens at SOCKET, the agent, in one message with a byte; its exit code is 0 or the
-// number of an error.
+// number of an error, EPERM if whoever listens is not PROCESS.
 //
 // Most sandboxes run commands that gVisor starts by itself and never need their agent,
 // whose start would compete with the first command for the processor and whose heap

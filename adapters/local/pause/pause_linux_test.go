@@ -208,7 +208,22 @@ func donates(t *testing.T, program ...string) {
 				defer f.Close()
 				files = append(files, f)
 			}
-			if code := run(files, path, fmt.Sprint(n)); code != 0 {
+			if code := run(files, path, fmt.Sprint(n), "1"); code != int(syscall.EPERM) {
+				t.Errorf("%d to %s of another process: exit code %d", n, path, code)
+			}
+			if c, err := l.AcceptUnix(); err != nil {
+				t.Fatal(err)
+			} else {
+				if got, m, _, _, err := c.ReadMsgUnix(make([]byte, 9), make([]byte, 99)); got > 0 || m > 0 {
+					t.Errorf("another process is given %d bytes, %d of files, %v", got, m, err)
+				}
+				c.Close()
+			}
+			args := []string{path, fmt.Sprint(n)}
+			if n > 1 {
+				args = append(args, fmt.Sprint(os.Getpid()))
+			}
+			if code := run(files, args...); code != 0 {
 				t.Fatalf("%d to %s: exit code %d", n, path, code)
 			}
 			c, err := l.AcceptUnix()

@@ -23,7 +23,7 @@ import (
 
 func main() {
 	if len(os.Args) < 3 {
-		fmt.Fprintln(os.Stderr, "usage: tool echo ADDRESS | get URL | reach NET:ADDRESS… | resolve NAME… | hold ADDRESS | map FILE | maprest FILE | many ADDRESS N | threads N | push ADDRESS MB | pull ADDRESS MB")
+		fmt.Fprintln(os.Stderr, "usage: tool echo ADDRESS | get URL | reach NET:ADDRESS… | resolve NAME… | hold ADDRESS | map FILE | maprest FILE | many ADDRESS N | threads N | push ADDRESS MB | pull ADDRESS MB | impersonate SOCKET")
 		os.Exit(2)
 	}
 	if err := run(os.Args[1], os.Args[2], os.Args[2:]); err != nil {
@@ -76,6 +76,8 @@ func run(verb, arg string, args []string) error {
 		fmt.Println("connected")
 		_, err = io.Copy(io.Discard, c)
 		fmt.Println("ended", short(err))
+	case "impersonate":
+		return impersonate(arg)
 	case "threads": // until it is ended, or may have no more
 		n, _ := strconv.Atoi(arg)
 		for range n {
@@ -209,4 +211,45 @@ func mapped(name string, content bool) error {
 	}
 	fmt.Println(len(rest), "zeros")
 	return nil
+}
+
+// impersonate puts itself in the place of who listens at a Unix socket, again and again, and
+// writes down, beside the socket, what it is given there.
+func impersonate(path string) error {
+	mine := path + ".mine"
+	var is os.FileInfo
+	for said := false; ; time.Sleep(time.Millisecond) {
+		if now, err := os.Lstat(path); err == nil && is != nil && os.SameFile(now, is) {
+			if !said {
+				said = true
+				fmt.Println("there")
+			}
+			continue
+		}
+		_ = os.Remove(mine)
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: mine, Net: "unix"})
+		if err != nil {
+			return err
+		}
+		l.SetUnlinkOnClose(false)
+		go func() {
+			for {
+				c, err := l.AcceptUnix()
+				if err != nil {
+					return
+				}
+				go func() {
+					if n, oob, _, _, _ := c.ReadMsgUnix(make([]byte, 99), make([]byte, 999)); n > 0 || oob > 0 {
+						_ = os.WriteFile(path+".given", []byte("x"), 0o600)
+					}
+				}()
+			}
+		}()
+		if err := os.Rename(mine, path); err != nil {
+			return err
+		}
+		if is, err = os.Lstat(path); err != nil {
+			return err
+		}
+	}
 }
