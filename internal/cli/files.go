@@ -209,6 +209,14 @@ func filesStatRun(ctx context.Context, s *session, o *filesOptions) error {
 type cpOptions struct {
 	f        *factory
 	src, dst place
+	bounds   cpBounds
+}
+
+// cpBounds is what a sandbox may bring out by cp: its word is a stranger's.
+type cpBounds struct {
+	size  int64 // bytes of all files
+	files int   // files, directories and links
+	idle  time.Duration
 }
 
 // A place is one side of cp: a path in a sandbox, a path here, or the standard
@@ -230,11 +238,14 @@ func parsePlace(s string) place {
 
 func newCmdCp(f *factory, runF func(context.Context, *cpOptions) error) *cobra.Command {
 	o := &cpOptions{f: f}
-	return &cobra.Command{
+	var size, idle string
+	c := &cobra.Command{
 		Use: "cp SRC DST", Short: "Copy files and directories into or out of a sandbox",
 		Long: "Copy a file or a directory between this machine and a sandbox, written ID:PATH; - is stdin or stdout. Relative\n" +
 			"paths in a sandbox count from its workspace. A DST that is a directory, or ends in /, gets the copy put into it.\n" +
-			"Write ./a:b for a local name with a colon. Directories are copied with the tar of the sandbox.",
+			"Write ./a:b for a local name with a colon. Directories are copied with the tar of the sandbox.\n\n" +
+			"What comes out of a sandbox has bounds: --max-size, --max-files, and --max-idle without a byte. Beyond them, and when a\n" +
+			"copy breaks off, a DST that was not there is not there afterwards; one that was is named as incomplete.",
 		Example: "  sandboxer cp . 7k2m:src\n  sandboxer cp 7k2m:/var/log/app.log -",
 		Args:    wants(2, 2, "a source and a destination"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -242,12 +253,65 @@ func newCmdCp(f *factory, runF func(context.Context, *cpOptions) error) *cobra.C
 			if (o.src.ref == "") == (o.dst.ref == "") {
 				return invalid("one of %s and %s must be in a sandbox, written ID:PATH, and the other not", args[0], args[1])
 			}
+			var err error
+			if o.bounds.size, err = parseSize("--max-size", size); err != nil {
+				return err
+			}
+			if o.bounds.idle, err = parseDuration("--max-idle", idle); err != nil {
+				return err
+			}
+			if o.bounds.files <= 0 {
+				return invalid("--max-files must be at least 1")
+			}
 			if runF != nil {
 				return runF(cmd.Context(), o)
 			}
 			return cpRun(cmd.Context(), o)
 		},
 	}
+	c.Flags().StringVar(&size, "max-size", "64GiB", "most `bytes` that come out of a sandbox, with their unit")
+	c.Flags().IntVar(&o.bounds.files, "max-files", 1_000_000, "most files, directories and links that come out of a sandbox")
+	c.Flags().StringVar(&idle, "max-idle", "5m", "end a copy out of a sandbox after this `duration` without a byte")
+	return c
+}
+
+// watched gives a copy an end: it is cancelled when nothing was seen for so long.
+func watched(ctx context.Context, ref string, idle time.Duration) (_ context.Context, seen, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(idle, func() {
+		cancel(sandboxer.E(sandboxer.Timeout, nil, "nothing came out of sandbox %s for %s", ref, api.Duration(idle)).
+			WithHint("wait longer with --max-idle"))
+	})
+	return ctx, func() { timer.Reset(idle) }, func() {
+		timer.Stop()
+		cancel(nil)
+	}
+}
+
+// reason is why ctx ended, where that was for a reason of ours, and otherwise err.
+func reason(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); err != nil && sandboxer.KindOf(cause) == sandboxer.Timeout {
+		return cause
+	}
+	return err
+}
+
+// A seeing calls seen for whatever passes.
+type seeing struct {
+	r    io.Reader
+	w    io.Writer
+	seen func()
+}
+
+func (s seeing) Read(b []byte) (int, error) {
+	n, err := s.r.Read(b)
+	s.seen()
+	return n, err
+}
+
+func (s seeing) Write(b []byte) (int, error) {
+	s.seen()
+	return s.w.Write(b)
 }
 
 func cpRun(ctx context.Context, o *cpOptions) error {
@@ -378,25 +442,85 @@ func copyOut(ctx context.Context, o *cpOptions, s *session) error {
 		dst = filepath.Join(dst, path.Base(src))
 	}
 	if fi.Type != api.TypeDir {
-		return copyFileOut(ctx, s, ref, src, dst, fi.FileMode().Perm())
+		return copyFileOut(ctx, s, ref, src, dst, fi.FileMode().Perm(), o.bounds)
 	}
+	if _, err := os.Lstat(dst); err == nil {
+		err := copyTreeOut(ctx, s, ref, src, dst, o.bounds)
+		var e *sandboxer.Error
+		if errors.As(err, &e) {
+			more := *e
+			more.Msg += "; what is in " + dst + " is incomplete"
+			return &more
+		}
+		return err
+	}
+	// What breaks off must not look like a whole copy.
+	if err := os.MkdirAll(filepath.Dir(filepath.Clean(dst)), 0o777); err != nil {
+		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be made", filepath.Dir(dst))
+	}
+	tmp, err := os.MkdirTemp(filepath.Dir(filepath.Clean(dst)), ".sandboxer-*")
+	if err != nil {
+		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", dst)
+	}
+	defer removeTree(tmp)
+	tree := filepath.Join(tmp, "tree") // with the mode that the system gives, not this one's
+	if err := copyTreeOut(ctx, s, ref, src, tree, o.bounds); err != nil {
+		return err
+	}
+	if err := os.Rename(tree, dst); err != nil {
+		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", dst)
+	}
+	return nil
+}
+
+// removeTree removes what was copied, also directories that nobody may write to.
+func removeTree(dir string) {
+	if os.RemoveAll(dir) == nil {
+		return
+	}
+	_ = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if d != nil && d.IsDir() {
+			_ = os.Chmod(name, 0o700)
+		}
+		return nil
+	})
+	_ = os.RemoveAll(dir)
+}
+
+// mostPadding bounds what may follow an archive's end; GNU tar pads to 10 KiB.
+const mostPadding = 1 << 20
+
+// copyTreeOut unpacks what the sandbox's tar says of a directory.
+func copyTreeOut(ctx context.Context, s *session, ref, src, dst string, bounds cpBounds) error {
+	ctx, seen, stop := watched(ctx, ref, bounds.idle)
+	defer stop()
 	r, w := io.Pipe()
 	unpacked := make(chan error, 1)
 	go func() {
-		err := agent.Untar(r, dst, agent.UntarOptions{Replace: true})
+		err := agent.Untar(r, dst, agent.UntarOptions{Replace: true, Limits: agent.TarLimits{Entries: bounds.files, Bytes: bounds.size}})
 		if err == nil {
-			_, err = io.Copy(io.Discard, r) // the padding after an archive's end
+			var n int64
+			if n, err = io.Copy(io.Discard, io.LimitReader(r, mostPadding+1)); err == nil && n > mostPadding {
+				err = sandboxer.E(sandboxer.Invalid, nil, "what follows the archive of sandbox %s does not end", ref)
+			}
 		}
 		r.CloseWithError(err)
 		unpacked <- err
 	}()
 	var complaint tail
-	exit, err := s.Exec(ctx, ref, sandboxer.Cmd{Args: []string{"tar", "-c", "-f", "-", "-C", src, "."}, Dir: "/", Stdout: w, Stderr: &complaint})
+	exit, err := s.Exec(ctx, ref, sandboxer.Cmd{Args: []string{"tar", "-c", "-f", "-", "-C", src, "."}, Dir: "/", Stdout: seeing{w: w, seen: seen}, Stderr: &complaint})
 	w.Close()
 	uerr := <-unpacked
+	broken := uerr != nil && !errors.Is(uerr, io.ErrUnexpectedEOF) // and not just cut off
 	switch {
 	case exit.Code == 127:
 		return noTar(ref)
+	case err != nil && context.Cause(ctx) != nil:
+		return reason(ctx, err)
+	case broken && sandboxer.KindOf(uerr) == sandboxer.Exhausted:
+		return sandboxer.E(sandboxer.Exhausted, uerr, "%s:%s is not copied: %s", ref, src, sentence(uerr)).WithHint("raise --max-size or --max-files, if you trust it")
+	case broken:
+		return uerr
 	case exit.Code != 0:
 		return sandboxer.E(sandboxer.Failed, nil, "tar in sandbox %s ended with %d: %s", ref, exit.Code, complaint.text())
 	case uerr != nil:
@@ -406,7 +530,10 @@ func copyOut(ctx context.Context, o *cpOptions, s *session) error {
 }
 
 // copyFileOut replaces dst by the file when all of it is there.
-func copyFileOut(ctx context.Context, s *session, ref, src, dst string, mode fs.FileMode) (err error) {
+func copyFileOut(ctx context.Context, s *session, ref, src, dst string, mode fs.FileMode, bounds cpBounds) (err error) {
+	ctx, seen, stop := watched(ctx, ref, bounds.idle)
+	defer stop()
+	defer func() { err = reason(ctx, err) }()
 	r, err := s.ReadFile(ctx, ref, src)
 	if err != nil {
 		return err
@@ -420,7 +547,10 @@ func copyFileOut(ctx context.Context, s *session, ref, src, dst string, mode fs.
 		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", dst)
 	}
 	defer os.Remove(tmp.Name())
-	_, err = io.Copy(tmp, r)
+	n, err := io.Copy(tmp, io.LimitReader(seeing{r: r, seen: seen}, bounds.size+1))
+	if err == nil && n > bounds.size {
+		return sandboxer.E(sandboxer.Exhausted, nil, "%s:%s is not copied: it takes more than %s", ref, src, size(bounds.size)).WithHint("raise --max-size, if you trust it")
+	}
 	if err = errors.Join(err, tmp.Chmod(mode), tmp.Close()); err != nil {
 		if sandboxer.KindOf(err) == sandboxer.Internal {
 			err = sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", dst)
