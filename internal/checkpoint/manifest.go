@@ -1,12 +1,9 @@
 package checkpoint
 
 import (
-	"bytes"
 	"crypto/ed25519"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
-	"io"
 	"io/fs"
 	"strings"
 	"time"
@@ -14,6 +11,7 @@ import (
 	"github.com/zeebo/blake3"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // Format is the version of the manifest. A program reads the versions it knows and
@@ -197,13 +195,8 @@ func decodeManifest(data []byte) (*Manifest, error) {
 		return nil, e.WithHint("use the version of sandboxer that made it, or a newer one")
 	}
 	m := new(Manifest)
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(m); err != nil {
+	if err := strictjson.Decode(data, m); err != nil {
 		return bad(err, "it does not have the fields of %s", Format)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return bad(nil, "something follows it")
 	}
 	if err := CheckID(m.ID); err != nil {
 		return nil, err

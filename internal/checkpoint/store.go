@@ -19,6 +19,7 @@ import (
 	"github.com/zeebo/blake3"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // What a store is made of.
@@ -422,9 +423,7 @@ func (s *Store) record(ctx context.Context, id string) (*record, error) {
 
 func (s *Store) decodeRecord(id string, data []byte) (*record, error) {
 	rec := new(record)
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(rec); err != nil || rec.ID != id {
+	if err := strictjson.Decode(data, rec); err != nil || rec.ID != id {
 		return nil, damaged(err, "the record of checkpoint %s cannot be read", id)
 	}
 	if rec.Format != recordFormat {

@@ -15,6 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // An exported checkpoint is one file: a zstd skippable frame with the manifest and its
@@ -191,9 +192,7 @@ func readEnvelope(in io.Reader, limit int64) (*envelope, error) {
 		return large()
 	}
 	env := new(envelope)
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	if err := d.Decode(env); err != nil {
+	if err := strictjson.Decode(raw, env); err != nil {
 		return bad(nil, "its manifest cannot be read")
 	}
 	if env.Format != envelopeFormat {

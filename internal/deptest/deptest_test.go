@@ -49,7 +49,7 @@ var arrows = map[string][]string{
 		"internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/tti"},
 	"internal/sqlstore":      {"."},
 	"internal/storetest":     {"."},
-	"internal/checkpoint":    {"."},
+	"internal/checkpoint":    {".", "internal/strictjson"},
 	"internal/checkpoint/s3": {".", "internal/checkpoint"},
 	"internal/mustrun":       {},
 	"internal/confine":       {},

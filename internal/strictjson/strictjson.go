@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"reflect"
 	"strings"
 	"unicode/utf8"
@@ -24,9 +23,7 @@ func Decode(data []byte, v any) error {
 	if err := check(data, reflect.TypeOf(v)); err != nil {
 		return err
 	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	return dec.Decode(v)
+	return json.Unmarshal(data, v)
 }
 
 // Check reports whether data is one document without what Decode refuses whatever it is
@@ -37,72 +34,162 @@ func check(data []byte, t reflect.Type) error {
 	if !utf8.Valid(data) {
 		return errors.New("it is not UTF-8")
 	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	if err := document(dec, 0, t); err != nil {
-		return err
-	}
-	if _, err := dec.Token(); err != io.EOF {
+	if !json.Valid(data) {
+		var first json.RawMessage
+		if err := json.NewDecoder(bytes.NewReader(data)).Decode(&first); err != nil {
+			return err
+		}
 		return errors.New("something follows the document")
 	}
-	return nil
+	c := checker{data: data, objects: map[reflect.Type]*object{}}
+	return c.value(0, t)
 }
 
-// document reads one value, which is to become a t; nil if that does not matter.
-func document(dec *json.Decoder, depth int, t reflect.Type) error {
-	token, err := dec.Token()
-	if err != nil {
-		return err
+// A checker goes once through a valid document, and allocates next to nothing for what
+// becomes a struct: documents have millions of values.
+type checker struct {
+	data    []byte
+	at      int
+	objects map[reflect.Type]*object
+}
+
+// object is what is known of a struct.
+type object struct {
+	index map[string]int
+	types []reflect.Type
+}
+
+func (c *checker) object(t reflect.Type) *object {
+	o := c.objects[t]
+	if o == nil {
+		known := map[string]reflect.Type{}
+		fields(t, known)
+		o = &object{index: map[string]int{}}
+		for name, t := range known {
+			o.index[name] = len(o.types)
+			o.types = append(o.types, plain(t))
+		}
+		c.objects[t] = o
 	}
+	return o
+}
+
+// next skips white space and returns the byte behind it.
+func (c *checker) next() byte {
+	for {
+		switch b := c.data[c.at]; b {
+		case ' ', '\t', '\r', '\n':
+			c.at++
+		default:
+			return b
+		}
+	}
+}
+
+// text skips a text and returns what is between its quotes.
+func (c *checker) text() []byte {
+	c.at++
+	from := c.at
+	for c.data[c.at] != '"' {
+		if c.data[c.at] == '\\' {
+			c.at++
+		}
+		c.at++
+	}
+	c.at++
+	return c.data[from : c.at-1]
+}
+
+// value goes through one value, which is to become a t; nil if that does not matter.
+func (c *checker) value(depth int, t reflect.Type) error {
 	if depth > maxDepth {
 		return fmt.Errorf("it is nested more than %d deep", maxDepth)
 	}
 	t = plain(t)
-	switch token {
-	case json.Delim('['):
+	switch c.next() {
+	case '"':
+		c.text()
+	case '[':
 		var each reflect.Type
 		if t != nil && (t.Kind() == reflect.Slice || t.Kind() == reflect.Array) {
-			each = t.Elem()
+			each = plain(t.Elem())
 		}
-		for dec.More() {
-			if err := document(dec, depth+1, each); err != nil {
+		c.at++
+		for c.next() != ']' {
+			if c.data[c.at] == ',' {
+				c.at++
+			}
+			if err := c.value(depth+1, each); err != nil {
 				return err
 			}
 		}
-		_, err = dec.Token()
-	case json.Delim('{'):
-		var known map[string]reflect.Type
-		var each reflect.Type
-		if t != nil && t.Kind() == reflect.Struct {
-			known = map[string]reflect.Type{}
-			fields(t, known)
-		} else if t != nil && t.Kind() == reflect.Map {
-			each = t.Elem()
+		c.at++
+	case '{':
+		return c.members(depth, t)
+	default: // a number, true, false or null
+		for c.at < len(c.data) && !strings.ContainsRune(",]} \t\r\n", rune(c.data[c.at])) {
+			c.at++
 		}
-		seen := map[string]bool{}
-		for dec.More() {
-			token, err := dec.Token()
-			if err != nil {
-				return err
-			}
-			name, _ := token.(string)
-			if seen[name] {
-				return fmt.Errorf("the field %.60q is given twice", name)
-			}
-			seen[name] = true
-			if known != nil {
-				var ok bool
-				if each, ok = known[name]; !ok {
-					return fmt.Errorf("unknown field %.60q", name)
-				}
-			}
-			if err := document(dec, depth+1, each); err != nil {
-				return err
-			}
-		}
-		_, err = dec.Token()
 	}
-	return err
+	return nil
+}
+
+func (c *checker) members(depth int, t reflect.Type) error {
+	var known *object
+	var each reflect.Type
+	var few [2]uint64 // of a struct, by the index of its fields
+	seen := few[:]
+	var names map[string]bool // of anything else
+	switch {
+	case t != nil && t.Kind() == reflect.Struct:
+		known = c.object(t)
+		if n := len(known.types)/64 + 1; n > len(seen) {
+			seen = make([]uint64, n)
+		}
+	case t != nil && t.Kind() == reflect.Map:
+		each = plain(t.Elem())
+	}
+	c.at++
+	for c.next() != '}' {
+		if c.data[c.at] == ',' {
+			c.at++
+			c.next()
+		}
+		name := c.text()
+		if bytes.IndexByte(name, '\\') >= 0 {
+			var plain string
+			if err := json.Unmarshal(c.data[c.at-len(name)-2:c.at], &plain); err != nil {
+				return err
+			}
+			name = []byte(plain)
+		}
+		twice := false
+		if known != nil {
+			i, ok := known.index[string(name)]
+			if !ok {
+				return fmt.Errorf("unknown field %.60q", name)
+			}
+			twice = seen[i/64]&(1<<(i%64)) != 0
+			seen[i/64] |= 1 << (i % 64)
+			each = known.types[i]
+		} else {
+			if names == nil {
+				names = map[string]bool{}
+			}
+			twice = names[string(name)]
+			names[string(name)] = true
+		}
+		if twice {
+			return fmt.Errorf("the field %.60q is given twice", name)
+		}
+		c.next()
+		c.at++ // the colon
+		if err := c.value(depth+1, each); err != nil {
+			return err
+		}
+	}
+	c.at++
+	return nil
 }
 
 var (

@@ -1,6 +1,9 @@
 package strictjson
 
 import (
+	"bytes"
+	"encoding/json"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -33,14 +36,82 @@ func TestDecode(t *testing.T) {
 		`{"Never":"x"}`:                   `unknown field "Never"`,
 		`{} {}`:                           "follows",
 		"{\"name\":\"\xff\"}":             "UTF-8",
-		strings.Repeat("[", 200):          "nested",
-		`{"name":`:                        "EOF",
-		`{"name":1}`:                      "cannot unmarshal",
+		strings.Repeat("[", 200) + strings.Repeat("]", 200): "nested",
+		`{"name":`:   "EOF",
+		`{"name":1}`: "cannot unmarshal",
 	} {
 		var d doc
 		err := Decode([]byte(in), &d)
 		if want == "" && (err != nil || d.Name != "a" || d.Deep != "b" || d.Plain != 1) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, %+v; want %q", in, err, d, want)
+		}
+	}
+}
+
+// twice reports, with a decoder of tokens, whether an object has a name twice.
+func twice(dec *json.Decoder) bool {
+	token, err := dec.Token()
+	if err != nil {
+		return false
+	}
+	found := false
+	switch token {
+	case json.Delim('['):
+		for dec.More() {
+			found = twice(dec) || found
+		}
+		_, _ = dec.Token()
+	case json.Delim('{'):
+		seen := map[string]bool{}
+		for dec.More() {
+			name, _ := dec.Token()
+			found = found || seen[name.(string)]
+			seen[name.(string)] = true
+			found = twice(dec) || found
+		}
+		_, _ = dec.Token()
+	}
+	return found
+}
+
+// FuzzCheck: the way through a document agrees with the library's tokens.
+func FuzzCheck(f *testing.F) {
+	for _, s := range []string{`{"a":1,"a":2}`, `[{"a":[1,2,{"b":null}]}, "x\\\"y", -1.5e9,true ]`, `{"a":{"a":1},"b":{"a":1}}`, "{ \"\\u0061\" : \"}\" ,\n\"a\":[] }", `"a" "b"`, `{"a\\":1,"a\\":2}`, `1`, ``, ` [ ] `} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		err := Check(data)
+		if !json.Valid(data) {
+			if err == nil {
+				t.Fatal("what is no JSON passes")
+			}
+			return
+		}
+		dec := json.NewDecoder(bytes.NewReader(data))
+		want := twice(dec)
+		if _, end := dec.Token(); end != io.EOF {
+			t.Fatal("the reference stopped early")
+		}
+		switch {
+		case err == nil && want:
+			t.Errorf("%q passes", data)
+		case err != nil && !want && !strings.Contains(err.Error(), "UTF-8") && !strings.Contains(err.Error(), "nested"):
+			t.Errorf("%q: %v", data, err)
+		}
+		var d doc
+		_ = Decode(data, &d) // does not panic
+	})
+}
+
+// BenchmarkDecode is a document of many small objects, as a list of files is.
+func BenchmarkDecode(b *testing.B) {
+	data := []byte(`{"list":[` + strings.Repeat(`{"deep":"0123456789"},`, 100_000) + `{"deep":"x"}]}`)
+	b.SetBytes(int64(len(data)))
+	b.ReportAllocs()
+	for b.Loop() {
+		var d doc
+		if err := Decode(data, &d); err != nil {
+			b.Fatal(err)
 		}
 	}
 }
