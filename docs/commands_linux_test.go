@@ -157,10 +157,10 @@ type page struct {
 const interrupt = "\x03"
 
 type block struct {
-	line, fence int // of the page
-	lang        string
-	text        string
-	reason      string // not to type it
+	line   int // of the page
+	lang   string
+	text   string
+	reason string // not to type it
 }
 
 var (
