@@ -38,14 +38,6 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
-// idShift is the host user and group ID that the sandbox's ID 0 becomes when the
-// broker is root, and idCount how many IDs follow it: a sandbox's root is nobody on
-// this machine.
-const (
-	idShift = 100_000
-	idCount = 65_536
-)
-
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 type engine struct {
@@ -56,6 +48,7 @@ type engine struct {
 	memory  *memory
 	makes   skeletonMaker
 	skel    *skeleton
+	ids     *idRanges            // nil for an ordinary user
 	former  map[string]time.Time // digests of skeletons that were replaced, since when
 	images  *imageStore
 	agent   string        // program copied into images
@@ -139,6 +132,11 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	if err := removeSkeletons(e.dir("skel"), e.mounts(), e.skeletonInUse, noSkeleton); err != nil {
 		e.warn("old skeletons stay", err)
 	}
+	if e.asRoot {
+		if err := e.openIDs(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if e.images, err = e.newImageStore(e.dir("image")); err != nil {
 		return nil, openFailed(err, "the image store cannot be prepared")
 	}
@@ -179,6 +177,28 @@ func (e *engine) skeleton() (*skeleton, error) {
 	}
 	e.skel = s
 	return s, nil
+}
+
+// openIDs prepares the ranges of user IDs, and claims those of the sandboxes that are there.
+func (e *engine) openIDs(ctx context.Context) error {
+	e.ids = newIDRanges(e.cfg, e.mounts(), e.skel)
+	if e.ids.why != nil {
+		e.warn("all sandboxes have the same user IDs on this machine, which cannot give each its own", e.ids.why)
+	}
+	names, err := e.names()
+	if err != nil {
+		return openFailed(err, "the sandboxes on this machine cannot be listed")
+	}
+	for _, n := range names {
+		rec, err := e.record(n)
+		if err != nil || rec.IDBase == 0 {
+			continue
+		}
+		if err := e.ids.retake(ctx, e.dir("box", n), rec.IDBase); err != nil {
+			e.warn("the user IDs of a sandbox are not noted as taken", err)
+		}
+	}
+	return nil
 }
 
 func (e *engine) warn(what string, err error) {
@@ -246,6 +266,9 @@ func (e *engine) Close() error {
 	}
 	defer e.unlock()
 	e.images.store.Close()
+	if e.ids != nil {
+		defer e.ids.close() // last: what it waits for goes on meanwhile
+	}
 	names, err := e.names()
 	if err != nil || len(names) > 0 {
 		return err
@@ -459,6 +482,10 @@ type record struct {
 	// are files of the sandbox's, as they were in builds before; gVisor restores what was
 	// saved so with the same mounts only.
 	AgentMount bool `json:"agent_mount,omitempty"`
+
+	// IDBase is the first of its host user and group IDs; 0 if those are from idShift on, which
+	// other such sandboxes have too.
+	IDBase uint32 `json:"id_base,omitempty"`
 }
 
 const recordFile = "record.json"
@@ -759,7 +786,9 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 		Annotations: map[string]string{},
 	}
 	if e.asRoot {
-		m := []specs.LinuxIDMapping{{ContainerID: 0, HostID: idShift, Size: idCount}}
+		// gVisor restores a sandbox only with what stands here; what it really has is given to
+		// its processes, see create.
+		m := idMapping(idShift)
 		s.Linux.UIDMappings, s.Linux.GIDMappings = m, m
 	} else {
 		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: uint32(os.Geteuid()), Size: 1}}
@@ -797,6 +826,11 @@ func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *i
 		return "", err
 	}
 	return dir, os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600)
+}
+
+// idMapping makes the host's IDs from base on those that begin with 0.
+func idMapping(base uint32) []specs.LinuxIDMapping {
+	return []specs.LinuxIDMapping{{ContainerID: 0, HostID: base, Size: idCount}}
 }
 
 // path is where commands are looked up. Without an image these are the machine's

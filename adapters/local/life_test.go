@@ -123,8 +123,12 @@ func TestRootIsAnAllowList(t *testing.T) {
 				uid = f[1]
 			}
 		}
-		if uid != fmt.Sprint(idShift) {
-			t.Errorf("the sandbox's kernel runs as user %s here; want %d", uid, idShift)
+		want := uint32(idShift)
+		if e.ids.why == nil {
+			want = e.boxes[h.Ref].rec.IDBase
+		}
+		if uid != fmt.Sprint(want) {
+			t.Errorf("the sandbox's kernel runs as user %s here; want %d", uid, want)
 		}
 	}
 }
@@ -466,6 +470,21 @@ func leftovers(t *testing.T, e *engine) {
 	if p := e.processes(); len(p) > 0 {
 		t.Errorf("left: processes %v", p)
 	}
+	if e.ids != nil {
+		e.ids.leaving.Wait()
+		claimed, err := e.ids.claims()
+		if err != nil {
+			t.Error(err)
+		}
+		for base, owner := range claimed {
+			if strings.HasPrefix(owner, e.dir()+"/") {
+				t.Errorf("left: the user IDs from %d on, of %s", base, owner)
+			}
+		}
+		if entries, _ := os.ReadDir(e.ids.mounts); len(entries) > 0 {
+			t.Errorf("left: mounts %v", entries)
+		}
+	}
 	for _, d := range []string{"run", "box"} {
 		entries, err := os.ReadDir(e.dir(d))
 		if err != nil {
@@ -631,6 +650,11 @@ func look(t *testing.T, e *engine) resources {
 		t.Fatal(err)
 	}
 	r := resources{fds: len(fds), goroutines: runtime.NumGoroutine()}
+	if e.ids != nil {
+		e.ids.mu.Lock()
+		r.fds -= len(e.ids.spaces) // kept on purpose, and bounded
+		e.ids.mu.Unlock()
+	}
 	for _, d := range []string{e.env.Dir, e.mounts()} {
 		m, err := mountsBelow(d)
 		if err != nil {

@@ -47,6 +47,10 @@ type Config struct {
 	// says: public addresses of the operator's own, say. This machine's are among them
 	// without being listed.
 	Never []string `yaml:"never" json:"never,omitempty" jsonschema:"description=addresses and CIDRs that no sandbox reaches whatever its network policy says"`
+	// UIDBase and UIDRanges are the host's user and group IDs for sandboxes where the broker is
+	// root: UIDRanges ranges of 65,536 each, one for each sandbox at a time.
+	UIDBase   int `yaml:"uid_base" json:"uid_base,omitempty" min:"65536" help:"Where the server is root: the first of this machine's user and group IDs that sandboxes have, 65536 each."`
+	UIDRanges int `yaml:"uid_ranges" json:"uid_ranges,omitempty" min:"1" max:"65534" help:"Where the server is root: how many sandboxes there are IDs for, and so how many there can be at once."`
 	// Images is about images, above all those of registries.
 	Images Images `yaml:"images" json:"images,omitzero" help:"Images, above all those of registries."`
 	// Runner and Agent are the helper programs; empty means those beside the running
@@ -94,6 +98,21 @@ func checkShown(p, real string) error {
 	return nil
 }
 
+const (
+	// idShift is the host ID of the owner of a skeleton's files whom sandboxes see as 0. It is
+	// also what ID 0 becomes in sandboxes of builds that had one range for all, and where
+	// mounts cannot map.
+	idShift = 100_000
+	// idCount is how many IDs a range has.
+	idCount = 65_536
+
+	// Defaults of Config.UIDBase and Config.UIDRanges. From here on nobody on a Linux
+	// machine has IDs by convention: neither people, nor their subordinate IDs (subuid(5)
+	// begins at 100000), nor the containers of systemd, which end right before.
+	defaultUIDBase   = 0x7000_0000
+	defaultUIDRanges = 4000
+)
+
 // Validate implements the check of sandboxer.Typed.
 func (c *Config) Validate() error {
 	for _, p := range c.Paths {
@@ -113,6 +132,10 @@ func (c *Config) Validate() error {
 			return sandboxer.E(sandboxer.Invalid, nil, "etc: /etc/%s is about accounts or this machine, and is never copied", name)
 		}
 		c.Etc[i] = name
+	}
+	if end := int64(c.UIDBase) + int64(c.UIDRanges)*idCount; end > 1<<32-idCount || c.UIDBase < idShift+idCount && end > idShift {
+		return sandboxer.E(sandboxer.Invalid, nil, "uid_base and uid_ranges: the IDs %d to %d cannot all be sandboxes' (there are none from %d on, and %d to %d have another use)",
+			c.UIDBase, end-1, int64(1<<32-idCount), idShift, idShift+idCount-1)
 	}
 	for i, s := range c.DNS {
 		if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
@@ -166,6 +189,6 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 		{Name: "ref", Help: "branch, tag or commit to check out when repo is a git URL"},
 		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
 	},
-}, Config{Images: Images{
+}, Config{UIDBase: defaultUIDBase, UIDRanges: defaultUIDRanges, Images: Images{
 	Pull: "missing", Keep: 20 << 30, MaxDownload: 16 << 30, MaxUnpacked: 64 << 30, MaxEntries: 1_000_000,
 }}, open)

@@ -3,6 +3,7 @@
 package local
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -75,6 +76,9 @@ func shortDir(t testing.TB) string {
 		// What a test that failed leaves must not hinder the next.
 		e := &engine{env: sandboxer.Env{Dir: dir}}
 		if err := removeSkeletons(e.dir("skel"), e.mounts(), noSkeleton, noSkeleton); err != nil {
+			t.Error(err)
+		}
+		if err := errors.Join(unmountBelow(e.mounts()), os.RemoveAll(filepath.Join(e.mounts(), boxMounts))); err != nil {
 			t.Error(err)
 		}
 		if err := unmountBelow(dir); err != nil {

@@ -325,8 +325,26 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	if err := os.MkdirAll(e.dir("box", name), 0o700); err != nil {
 		return nil, diskError(err, "making the sandbox's directory")
 	}
-	if err := e.writeRecord(name, rec); err != nil {
-		return nil, diskError(err, "writing the sandbox's record")
+	note := func(base uint32) error {
+		rec.IDBase = base
+		if err := e.writeRecord(name, rec); err != nil {
+			return diskError(err, "writing the sandbox's record")
+		}
+		return nil
+	}
+	if e.ids == nil || e.ids.why != nil {
+		err = note(0)
+	} else {
+		err = e.ids.take(ctx, e.dir("box", name), note)
+	}
+	if err != nil {
+		return nil, err
+	}
+	shown := skel // as it is for this sandbox
+	if rec.IDBase != 0 {
+		there := *skel
+		there.root = e.ids.place(name)
+		shown = &there
 	}
 	if err := os.MkdirAll(e.layers(), 0o700); err != nil { // somebody may have removed it
 		return nil, diskError(err, "making the directory of writable layers")
@@ -335,7 +353,7 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "configuring gVisor failed")
 	}
-	dir, err := e.bundle(name, spec, skel, img, rec.AgentMount, from)
+	dir, err := e.bundle(name, spec, shown, img, rec.AgentMount, from)
 	if _, told := errors.AsType[*sandboxer.Error](err); told {
 		return nil, err
 	}
@@ -345,6 +363,9 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	ociSpec, err := specutils.ReadSpec(dir, conf)
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "gVisor does not accept the sandbox's bundle")
+	}
+	if rec.IDBase != 0 {
+		ociSpec.Linux.UIDMappings, ociSpec.Linux.GIDMappings = idMapping(rec.IDBase), idMapping(rec.IDBase)
 	}
 	need := int64(leastMemory)
 	if from != nil {
@@ -364,6 +385,12 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
+	}
+	if rec.IDBase != 0 {
+		defer e.ids.leave(shown.root)
+		if err := e.ids.show(skel, shown.root, rec.IDBase, img == nil); err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "the sandbox's root file system cannot be mounted")
+		}
 	}
 	defer untilEnded(ctx, func() { _ = killAll(e.processes()[name]) })()
 	c, err := container.New(conf, container.Args{ID: name, Spec: ociSpec, BundleDir: dir})
@@ -671,6 +698,11 @@ func (e *engine) remove(name string) (removed []string, err error) {
 		removed = append(removed, "control groups")
 	}
 	dir := e.dir("box", name)
+	if e.ids != nil {
+		if err := e.forgetIDs(name, held); err != nil {
+			return removed, sandboxer.E(sandboxer.Unavailable, err, "the user IDs of sandbox %s cannot be given back", name)
+		}
+	}
 	if _, err := os.Lstat(dir); err == nil {
 		if err := os.RemoveAll(dir); err != nil {
 			return removed, sandboxer.E(sandboxer.Unavailable, err, "the directory of sandbox %s cannot be removed", name)
@@ -678,6 +710,25 @@ func (e *engine) remove(name string) (removed []string, err error) {
 		removed = append(removed, "directory")
 	}
 	return removed, nil
+}
+
+// forgetIDs gives back the user IDs of a sandbox of which nothing is left but its directory.
+func (e *engine) forgetIDs(name string, held *box) error {
+	if err := e.ids.unshowAll(name); err != nil {
+		return err
+	}
+	var base uint32
+	if held != nil {
+		base = held.rec.IDBase
+	} else if rec, err := e.record(name); err == nil {
+		base = rec.IDBase
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return e.ids.giveBackAll(e.dir("box", name)) // it is damaged
+	}
+	if base == 0 {
+		return nil
+	}
+	return e.ids.giveBack(e.dir("box", name), base)
 }
 
 // destroy ends a container and collects its processes if they are our children.

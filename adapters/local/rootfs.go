@@ -307,7 +307,7 @@ func removeSkeletons(dir, mounts string, keep, rest func(digest string) bool) er
 			return err
 		}
 		for _, e := range entries {
-			if keep(e.Name()) || d == dir && rest(e.Name()) {
+			if keep(e.Name()) || d == dir && rest(e.Name()) || d == mounts && e.Name() == boxMounts {
 				continue
 			}
 			p := filepath.Join(d, e.Name())

@@ -1,0 +1,364 @@
+//go:build linux
+
+package local
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Where the broker is root, each sandbox has a range of host user and group IDs of its
+// own: whoever breaks out of its kernel or file server is, on this machine, somebody who
+// owns nothing but what is this sandbox's, and cannot signal or trace another's processes.
+// The record has the first ID of the range; the sandbox's ID 0 becomes that one.
+//
+// What sandboxes are shown of a skeleton belongs to the IDs from idShift on, on the disk.
+// A mount of the skeleton that maps these to the sandbox's own is made for each one, and
+// taken away when its file server has it.
+
+// idRanges hands out ranges. What is taken is noted for the whole machine, as links in a
+// directory that all installations share: their names are the first IDs, and they lead to
+// the directories of the sandboxes.
+type idRanges struct {
+	dir    string
+	base   uint32
+	count  int
+	mounts string // where skeletons are mounted for single sandboxes
+	why    error  // why this machine cannot do it; nil if it can
+
+	mu      sync.Mutex
+	spaces  map[uint32]*os.File // user namespaces that map idShift to a range
+	placed  int                 // how many places this process has used
+	leaving sync.WaitGroup
+}
+
+// maxSpaces bounds how many user namespaces are kept for the next sandbox of a range.
+const maxSpaces = 64
+
+// newIDRanges prepares ranges, and tries whether this machine can do it for skel.
+func newIDRanges(cfg Config, mounts string, skel *skeleton) *idRanges {
+	r := &idRanges{
+		dir: filepath.Join(filepath.Dir(mounts), "ids"), base: uint32(cfg.UIDBase), count: cfg.UIDRanges,
+		mounts: filepath.Join(mounts, boxMounts), spaces: map[uint32]*os.File{},
+	}
+	for _, kind := range []string{"uid", "gid"} {
+		if r.why = mapped("/proc/self/"+kind+"_map", r.base, r.count); r.why != nil {
+			return r
+		}
+	}
+	fd, err := r.open(skel.root, r.base, false)
+	if err == nil {
+		err = unix.Close(fd)
+	}
+	r.why = err
+	return r
+}
+
+// mapped fails if not all of the ranges are IDs in this process's user namespace.
+func mapped(file string, base uint32, count int) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	first, after := uint64(base), uint64(base)+uint64(count)*idCount
+	for s := bufio.NewScanner(bytes.NewReader(data)); s.Scan(); {
+		var inside, outside, n uint64
+		if _, err := fmt.Sscan(s.Text(), &inside, &outside, &n); err == nil && inside <= first && after <= inside+n {
+			return nil
+		}
+	}
+	return fmt.Errorf("the IDs %d to %d are not all there in this user namespace (%s)", first, after-1, file)
+}
+
+// take finds a range that nobody has, writes it down with note, and claims it for the
+// sandbox whose directory is box. Kinds: Exhausted when there is none; that of ctx's end.
+func (r *idRanges) take(ctx context.Context, box string, note func(base uint32) error) error {
+	unlock, err := r.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	claimed, err := r.claims()
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "what user IDs other sandboxes have cannot be read")
+	}
+	claim := func(base uint32) error {
+		if err := note(base); err != nil {
+			return err
+		}
+		if err := os.Symlink(box, r.link(base)); err != nil {
+			return diskError(err, "noting the sandbox's user IDs")
+		}
+		return nil
+	}
+	for i := range r.count {
+		base := r.base + uint32(i)*idCount
+		if _, ok := claimed[base]; !ok && !inUse(base) {
+			return claim(base)
+		}
+	}
+	// What belongs to directories that somebody has removed by hand.
+	for i := range r.count {
+		base := r.base + uint32(i)*idCount
+		if owner, ok := claimed[base]; ok && owner != box && !inUse(base) {
+			if _, err := os.Lstat(owner); !errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err := os.Remove(r.link(base)); err != nil {
+				return diskError(err, "taking user IDs that nobody has any more")
+			}
+			return claim(base)
+		}
+	}
+	return sandboxer.E(sandboxer.Exhausted, nil, "all %d ranges of user IDs for sandboxes on this machine are taken", r.count).
+		WithHint("destroy sandboxes, or raise uid_ranges of the extension")
+}
+
+// retake claims the range of a sandbox that is there, if the claim is gone: somebody may
+// have emptied the directory.
+func (r *idRanges) retake(ctx context.Context, box string, base uint32) error {
+	if owner, err := os.Readlink(r.link(base)); err == nil && owner == box {
+		return nil
+	}
+	unlock, err := r.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := os.Symlink(box, r.link(base)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil // whoever has it now was there first; see inUse
+}
+
+// giveBack ends the claim of the sandbox whose directory is box, of which nothing may be
+// left but that.
+func (r *idRanges) giveBack(box string, base uint32) error {
+	if owner, err := os.Readlink(r.link(base)); err != nil || owner != box {
+		return nil // there is none
+	}
+	if err := os.Remove(r.link(base)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// giveBackAll does so for a sandbox of which it is not known what it has.
+func (r *idRanges) giveBackAll(box string) error {
+	claimed, err := r.claims()
+	errs := []error{err}
+	for base, owner := range claimed {
+		if owner == box {
+			errs = append(errs, r.giveBack(box, base))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (r *idRanges) link(base uint32) string {
+	return filepath.Join(r.dir, strconv.FormatUint(uint64(base), 10))
+}
+
+// claims returns what is taken, and the directories of the sandboxes.
+func (r *idRanges) claims() (map[uint32]string, error) {
+	entries, err := os.ReadDir(r.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	out := map[uint32]string{}
+	for _, d := range entries {
+		if n, err := strconv.ParseUint(d.Name(), 10, 32); err == nil {
+			owner, err := os.Readlink(filepath.Join(r.dir, d.Name()))
+			if err == nil {
+				out[uint32(n)] = owner
+			}
+		}
+	}
+	return out, nil
+}
+
+// inUse reports whether a process on this machine runs as the user: what is left of a
+// sandbox that nobody knows any more.
+func inUse(uid uint32) bool {
+	_, err := unix.Getpriority(unix.PRIO_USER, int(uid))
+	return !errors.Is(err, unix.ESRCH)
+}
+
+// lock excludes all other installations of this machine from taking ranges.
+func (r *idRanges) lock(ctx context.Context) (unlock func(), err error) {
+	failed := func(err error) error {
+		return sandboxer.E(sandboxer.Unavailable, err, "the list of user IDs that sandboxes have, %s, cannot be locked", r.dir)
+	}
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		if err := os.MkdirAll(r.dir, 0o700); err != nil {
+			return nil, failed(err)
+		}
+		f, err := os.Open(r.dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed by the last one to leave
+		}
+		if err != nil {
+			return nil, failed(err)
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			here, herr := f.Stat()
+			there, terr := os.Lstat(r.dir)
+			if herr == nil && terr == nil && os.SameFile(here, there) {
+				return func() { f.Close() }, nil
+			}
+			err = unix.EAGAIN
+		}
+		f.Close()
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			return nil, failed(err)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, sandboxer.E(sandboxer.KindOf(ctx.Err()), context.Cause(ctx), "another process is taking user IDs for a sandbox")
+		}
+	}
+}
+
+// boxMounts is where, among the mounts of an installation, skeletons are mounted for
+// single sandboxes: "<name>.<process>.<number>", for as long as a create takes.
+const boxMounts = "box"
+
+// place returns where the skeleton of the sandbox called name is going to be mounted.
+func (r *idRanges) place(name string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.placed++
+	return filepath.Join(r.mounts, fmt.Sprintf("%s.%d.%d", name, os.Getpid(), r.placed))
+}
+
+// show mounts skel at a place, as it is for the range at base. whole says whether the
+// directories of this machine are wanted, too.
+func (r *idRanges) show(skel *skeleton, at string, base uint32, whole bool) error {
+	if err := walkable(at); err != nil {
+		return err
+	}
+	fd, err := r.open(skel.root, base, whole)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return os.NewSyscallError("move_mount", unix.MoveMount(fd, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH))
+}
+
+// leave takes away what was mounted at a place; whoever uses it, keeps it. That takes
+// milliseconds of waiting, which nobody waits for.
+func (r *idRanges) leave(at string) {
+	r.leaving.Go(func() { _ = unshow(at) }) // what it leaves, remove finds
+}
+
+// unshow takes away what show has made.
+func unshow(at string) error {
+	if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	if err := unix.Rmdir(at); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
+// unshowAll takes away what a process that died has left mounted for the sandbox.
+func (r *idRanges) unshowAll(name string) error {
+	entries, err := os.ReadDir(r.mounts)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var errs []error
+	for _, d := range entries {
+		if rest, ok := strings.CutPrefix(d.Name(), name+"."); ok && strings.Count(rest, ".") == 1 {
+			errs = append(errs, unshow(filepath.Join(r.mounts, d.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// open returns a mount of the tree at root, without a place yet, whose files belong to the
+// range at base.
+func (r *idRanges) open(root string, base uint32, whole bool) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	space := r.spaces[base]
+	if space == nil {
+		var err error
+		if space, err = idSpace(base); err != nil {
+			return -1, err
+		}
+		if len(r.spaces) < maxSpaces {
+			r.spaces[base] = space
+		} else {
+			defer space.Close()
+		}
+	}
+	flags := uint(unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC)
+	if whole {
+		flags |= unix.AT_RECURSIVE
+	}
+	fd, err := unix.OpenTree(unix.AT_FDCWD, root, flags)
+	if err != nil {
+		return -1, os.NewSyscallError("open_tree", err)
+	}
+	// The skeleton's own files only: those of this machine belong to nobody inside.
+	// All sandboxes see the same ones, which each of them would otherwise own.
+	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP | unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Userns_fd: uint64(space.Fd())}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, attr); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("a mount of %s cannot map user IDs: %w", root, os.NewSyscallError("mount_setattr", err))
+	}
+	return fd, nil
+}
+
+// idSpace makes a user namespace that maps the owners of a skeleton's files to the range at
+// base. It takes a process, which ends before it has run.
+func idSpace(base uint32) (*os.File, error) {
+	runtime.LockOSThread() // whose end would be the child's
+	defer runtime.UnlockOSThread()
+	m := []syscall.SysProcIDMap{{ContainerID: idShift, HostID: int(base), Size: idCount}}
+	p, err := os.StartProcess("/proc/self/exe", []string{"sandboxer-ids"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER, UidMappings: m, GidMappings: m, Ptrace: true, Pdeathsig: syscall.SIGKILL,
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("a user namespace for the IDs from %d on cannot be made: %w", base, err)
+	}
+	defer func() {
+		_ = p.Kill()
+		_, _ = p.Wait()
+	}()
+	return os.Open(fmt.Sprintf("/proc/%d/ns/user", p.Pid)) // it is our child, and not waited for: the number is its own
+}
+
+// close ends what this process holds.
+func (r *idRanges) close() {
+	r.leaving.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, f := range r.spaces {
+		f.Close()
+	}
+	clear(r.spaces)
+	for _, d := range []string{r.mounts, filepath.Dir(r.mounts), r.dir, filepath.Dir(r.dir)} {
+		_ = unix.Rmdir(d) // if empty: the last two are for all installations
+	}
+}
