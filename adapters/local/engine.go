@@ -276,9 +276,16 @@ func (e *engine) Close() error {
 	e.cgroups.removeRoots()
 	specutils.UnmountNullNetNS(e.dir("run"))
 	_ = os.Remove(filepath.Join(e.dir("run"), specutils.NullNetNSFilename))
-	// What was saved is restored with the root that it had, and no other.
+	// What was saved is restored with the root that it had, and no other. The current one the
+	// next server wants, which looks through it first: to remove some thousand files takes a
+	// while, and whoever closes has little time.
+	e.mu.Lock()
+	current := e.skel.digest
+	e.mu.Unlock()
 	saved, _, err := e.savedRoots()
-	return removeSkeletons(e.dir("skel"), e.mounts(), noSkeleton, func(digest string) bool { return err != nil || slices.Contains(saved, digest) })
+	return removeSkeletons(e.dir("skel"), e.mounts(), noSkeleton, func(digest string) bool {
+		return err != nil || digest == current || slices.Contains(saved, digest)
+	})
 }
 
 func (e *engine) dir(elem ...string) string {
