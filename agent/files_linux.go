@@ -138,6 +138,12 @@ func kernelType(st *unix.Statfs_t, path string) error {
 	return nil
 }
 
+// isKernels reports whether a directory is of a file system of the kernel's.
+func isKernels(dir string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(dir, &st) == nil && kernelType(&st, dir) != nil
+}
+
 // kernelPath refuses to describe what lies in /proc or /sys. What it lies in counts, with
 // links followed, and not what it points to.
 func kernelPath(path string) error {

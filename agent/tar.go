@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -345,7 +346,8 @@ func (u *untarrer) failed(name string, err error) error {
 
 // Tar writes the tree below dir to w as a tar stream: directories, regular files, and
 // symbolic and hard links; sockets, pipes and devices are left out. It reads dir
-// without leaving it, whatever links say. Names are relative and in lexical order;
+// without leaving it, whatever links say, and enters nothing of the kernel's, such as
+// /proc, that is mounted there. Names are relative and in lexical order;
 // owners are not recorded.
 func Tar(w io.Writer, dir string) error {
 	root, err := os.OpenRoot(dir)
@@ -376,6 +378,9 @@ func Tar(w io.Writer, dir string) error {
 		h := &tar.Header{Name: name, Mode: int64(fi.Mode().Perm()), ModTime: fi.ModTime().Truncate(time.Second)}
 		switch {
 		case fi.IsDir():
+			if isKernels(filepath.Join(dir, name)) {
+				return fs.SkipDir
+			}
 			h.Typeflag, h.Name = tar.TypeDir, name+"/"
 		case fi.Mode()&fs.ModeSymlink != 0:
 			h.Typeflag = tar.TypeSymlink

@@ -3,6 +3,7 @@ package agent
 import (
 	"net/http"
 	"os"
+	"path/filepath"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -24,6 +25,10 @@ func (s *server) serveTar(w http.ResponseWriter, r *http.Request) {
 		return
 	case !fi.IsDir():
 		writeFailure(w, sandboxer.E(sandboxer.Invalid, nil, "path '%s' is not a directory", dir))
+		return
+	}
+	if err := kernelPath(filepath.Join(dir, "x")); err != nil {
+		writeFailure(w, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-tar")

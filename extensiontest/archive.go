@@ -57,6 +57,15 @@ func (s *suite) archive(t *testing.T) {
 		return out.Bytes()
 	}
 
+	t.Run("what is the kernel's", func(t *testing.T) {
+		sb := inside(t)
+		dir := sb.dir(t)
+		sb.sh(t, `ln -s /proc/self kernels && ln -s /proc elsewhere`)
+		for _, name := range []string{"/proc/1", "/proc/self", "/proc", "/sys", dir + "/kernels", dir + "/elsewhere/1"} {
+			// NotFound and Unsupported: where only the sandbox's own directories are archived.
+			wantKind(t, sb.b.Archive(ctx(t), sb.h, name, io.Discard), "Archive of "+name, sandboxer.Denied, sandboxer.Unsupported, sandboxer.Invalid, sandboxer.NotFound)
+		}
+	})
 	t.Run("round trip", func(t *testing.T) {
 		sb := inside(t)
 		dir := sb.dir(t) + "/tree"

@@ -16,12 +16,19 @@ import (
 type execArchive struct{ exec sandboxer.Execer }
 
 // A tar that meets a file which changes ends with 1 (GNU); what it says is looked at.
-const archiveScript = `
+// What is the kernel's is not archived, neither by whatever path nor below the directory.
+const archiveScript = ours + `ours "$1"
 [ -e "$1" ] || exit 44
 [ -d "$1" ] || exit 46
 cd "$1" 2>/dev/null && [ -r . ] || exit 47
 command -v tar >/dev/null || exit 48
-exec tar -cf - .`
+here=$(pwd -P)
+set --
+while read -r dev at type rest; do
+	case $type in proc|sysfs|cgroup|cgroup2|debugfs|tracefs|securityfs) ;; *) continue;; esac
+	case $at in "${here%/}"/*) set -- "$@" --exclude="./${at#"${here%/}"/}";; esac
+done </proc/self/mounts 2>/dev/null
+exec tar "$@" -cf - .`
 
 // Archive implements sandboxer.Archiver.
 func (a execArchive) Archive(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
@@ -37,7 +44,7 @@ func (a execArchive) Archive(ctx context.Context, h sandboxer.Handle, dir string
 
 // Directories are emptied from below, those of other file systems left alone, so that
 // what is mounted in the workspace keeps its content.
-const unarchiveScript = `
+const unarchiveScript = ours + `ours "$1"
 [ -e "$1" ] && [ ! -d "$1" ] && exit 46
 command -v tar >/dev/null && command -v find >/dev/null || exit 48
 mkdir -p "$1" && cd "$1" || exit
@@ -85,6 +92,8 @@ func (a execArchive) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 		return sandboxer.E(sandboxer.NotFound, nil, "%s does not exist", called(dir))
 	case exitNotDir:
 		return sandboxer.E(sandboxer.Invalid, nil, "%s: there is a file where a directory is expected", called(dir))
+	case exitKernel:
+		return sandboxer.E(sandboxer.Denied, nil, "%s is the kernel's, and no files: it is not archived", called(dir))
 	case exitDenied:
 		return sandboxer.E(sandboxer.Denied, nil, "%s may not be read inside the sandbox", called(dir))
 	case exitNoTools, 126, 127:
