@@ -273,7 +273,7 @@ func TestHeldTight(t *testing.T) {
 	p, err := Load(t.Context(), workspace(t, `services:
   web:
     image: x
-    labels: {traefik.enable: "true", com.centurylinklabs.watchtower.enable: "true", mine: "yes"}
+    labels: {traefik.enable: "true", com.centurylinklabs.watchtower.enable: "true", mine: "yes", org.opencontainers.image.title: t}
     ulimits: {nofile: 65536, memlock: -1}
     mem_limit: 64m
   own:
@@ -291,12 +291,12 @@ func TestHeldTight(t *testing.T) {
 			if want := !allow || name == "own"; want != slices.Contains(opts, any("no-new-privileges")) || len(opts) > 1 {
 				t.Errorf("new privileges %t: %s has security_opt %v", allow, name, opts)
 			}
-			if l, _ := s["labels"].(map[string]any); name == "web" && (len(l) != 1 || l["mine"] != "yes") {
+			if l, _ := s["labels"].(map[string]any); name == "web" && (len(l) != 1 || l["org.opencontainers.image.title"] != "t") {
 				t.Errorf("%s has the labels %v", name, l)
 			}
 		}
 	}
-	if n := strings.Join(p.Notes, "\n"); !strings.Contains(n, "web: the label traefik.enable is left out") || !strings.Contains(n, "watchtower.enable is left out") {
+	if n := strings.Join(p.Notes, "\n"); !strings.Contains(n, "services.web: labels are left out") || !strings.Contains(n, `"mine", "traefik.enable"`) {
 		t.Errorf("the notes are %s", n)
 	}
 }

@@ -111,6 +111,9 @@ type File struct {
 	Content []byte
 }
 
+// ImageOf is the image that the file names for a service.
+func (p *Project) ImageOf(service string) string { return p.model.Services[service].Image }
+
 // Waits reports whether a service is to be started only once another is healthy or done.
 func (p *Project) Waits() bool {
 	for _, s := range p.model.Services {

@@ -201,8 +201,20 @@ func (l *load) word(at []string, s string) {
 	}
 }
 
-func (l *load) labels(at []string, labels types.Labels) {
-	for k := range labels {
+// labels takes from labels what programs of the host could obey, which is all but what
+// describes an image, and says which that is.
+func (l *load) labels(p *Project, at []string, labels types.Labels) {
+	var left []string
+	defer func() {
+		if len(left) > 0 {
+			p.Notes = append(p.Notes, fmt.Sprintf("%s: labels are left out, which programs of the host may obey: %s", strings.Join(at, "."), strings.Join(left, ", ")))
+		}
+	}()
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		if !strings.HasPrefix(k, "org.opencontainers.image.") {
+			left = append(left, strconv.Quote(k))
+			delete(labels, k)
+		}
 		for _, r := range reserved {
 			if strings.HasPrefix(strings.ToLower(k), r) {
 				l.refuse(append(slices.Clip(at), "labels", k), "labels of %s… are not for compose files", r)
@@ -225,7 +237,7 @@ func (l *load) networks(p *Project) {
 		if n.EnableIPv6 != nil && *n.EnableIPv6 {
 			l.refuse(append(at, "enable_ipv6"), "networks of sandboxes have IPv4 only")
 		}
-		l.labels(at, n.Labels)
+		l.labels(p, at, n.Labels)
 		l.allow(at, n, "name", "driver", "internal", "attachable", "labels", "external", "enable_ipv4", "enable_ipv6")
 		if n.Name != "" {
 			p.Notes = append(p.Notes, "networks are named after the sandbox")
@@ -249,7 +261,7 @@ func (l *load) volumes(p *Project) {
 		if len(v.DriverOpts) > 0 {
 			l.refuse(append(at, "driver_opts"), "options can mount any place of the host")
 		}
-		l.labels(at, v.Labels)
+		l.labels(p, at, v.Labels)
 		l.allow(at, v, "name", "driver", "driver_opts", "labels", "external")
 		if v.Name != "" {
 			p.Notes = append(p.Notes, "volumes are named after the sandbox")
@@ -278,13 +290,7 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 
 	l.image(p, s, at)
 	l.environment(s, at)
-	l.labels(top, s.Labels)
-	for _, k := range slices.Sorted(maps.Keys(s.Labels)) {
-		if slices.ContainsFunc(hostTools, func(t string) bool { return strings.HasPrefix(strings.ToLower(k), t) }) {
-			delete(s.Labels, k)
-			note("the label %s is left out: it tells a program of the host what to do", k)
-		}
-	}
+	l.labels(p, top, s.Labels)
 	switch s.Ipc {
 	case "", "private", "none", "shareable":
 	default:
@@ -441,11 +447,6 @@ var ulimits = map[string]int{
 // hostGroups own what on usual hosts is as good as root, or read what others write there.
 var hostGroups = []string{"root", "docker", "podman", "disk", "kmem", "mem", "sudo", "wheel", "adm", "shadow", "kvm", "lxd", "libvirt", "systemd-journal", "0"}
 
-// hostTools are prefixes of labels by which programs on the host that watch its engine
-// would do what a container says.
-var hostTools = []string{"traefik.", "com.centurylinklabs.watchtower", "ofelia.", "com.github.containrrr", "diun.", "wud.", "autoheal", "docker-volume-backup",
-	"com.ouroboros.", "caddy", "virtual.host", "com.github.nginx-proxy", "com.github.jrcs.", "swarm.cronjob", "homepage.", "glance.", "prometheus.", "co.elastic.", "io.portainer."}
-
 // resources bounds what is the host's and counted by no limit of the sandbox.
 func (l *load) resources(s *types.ServiceConfig, at func(...string) []string) {
 	if s.ShmSize > maxShm {
@@ -534,7 +535,7 @@ func (l *load) image(p *Project, s *types.ServiceConfig, at func(...string) []st
 	b := s.Build
 	l.allow(at("build"), b, "context", "dockerfile", "dockerfile_inline", "args", "labels", "no_cache", "pull", "target", "platforms", "tags")
 	build := Build{Service: s.Name, Args: map[string]string{}, Labels: b.Labels, Target: b.Target, NoCache: b.NoCache, Pull: b.Pull, Platform: s.Platform}
-	l.labels(at("build"), b.Labels)
+	l.labels(p, at("build"), b.Labels)
 	if b.Target != "" {
 		l.word(at("build", "target"), b.Target)
 	}
