@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -371,6 +372,11 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 	} else if err := e.prepare(ctx, h, p, r); err != nil {
 		return err
 	}
+	if p.spec.User != "" {
+		if err := e.give(ctx, h, p); err != nil {
+			return err
+		}
+	}
 	return e.up(ctx, h, p, env, numbers, try == 0)
 }
 
@@ -456,6 +462,60 @@ while [ $# -ge 3 ]; do
 	fi
 done
 : >../started`
+
+// numeric is a user that needs no look into an image.
+var numeric = regexp.MustCompile(`^[0-9]{1,9}:[0-9]{1,9}$`)
+
+// giving makes the workspace $1 the property of $2, uid:gid, while nothing runs there. 3:
+// the account may not.
+const giving = `
+u=$(id -u)
+[ "$u:$(id -g)" != "$2" ] || exit 0
+[ "$u" = 0 ] || exit 3
+cd -P -- "$1" && chown -hR "$2" .`
+
+// give makes the workspace the property of the sandbox's user, as the image of the default
+// service knows them. What comes there later belongs to whom the workspace does.
+func (e *engine) give(ctx context.Context, h *host, p *plan) error {
+	user := p.spec.User
+	if !numeric.MatchString(user) {
+		out, err := e.ask(ctx, h, p.env(), nil, whoIs, h.known.engine, p.name, p.imageOf(p.meta.Service), user)
+		if err != nil {
+			return err
+		}
+		uid, gid, _ := strings.Cut(strings.TrimSpace(out), "\n")
+		if user = uid + ":" + gid; !numeric.MatchString(user) {
+			return sandboxer.E(sandboxer.Invalid, errors.New(oneLine(out)), "there is no user %q in the image of the service %s, or it has no id to ask", p.spec.User, p.meta.Service).
+				WithHint("write the user as uid:gid")
+		}
+	}
+	exit, err := h.Run(ctx, sshrun.Cmd{Script: giving, Args: []string{path.Join(h.known.root, p.name, "repo"), user}})
+	switch {
+	case err != nil:
+		return err
+	case exit.Code == 3:
+		return sandboxer.E(sandboxer.Unsupported, nil, "the workspace cannot be given to the user %s: the account on host %s is not root", p.spec.User, h.Name()).
+			WithHint("leave the user out, use a host whose account is root, or a user with that account's uid:gid")
+	case exit.Code != 0:
+		return sandboxer.E(sandboxer.Failed, nil, "the workspace on host %s cannot be given to the user %s", h.Name(), p.spec.User)
+	}
+	return nil
+}
+
+// whoIs prints uid and gid of the user $4 in the image $3, or what is wrong with that.
+const whoIs = `
+ask() { "$e" run --rm --network none --read-only --cap-drop ALL --security-opt no-new-privileges --label "dev.sandboxer.name=$n" -u "$u" --entrypoint id "$i" "$1" 2>&1; }
+e=$1 n=$2 i=$3 u=$4
+ask -u && ask -g
+exit 0`
+
+// imageOf is the image that a service runs.
+func (p *plan) imageOf(service string) string {
+	if slices.ContainsFunc(p.project.Builds, func(b composefile.Build) bool { return b.Service == service }) {
+		return p.image(service)
+	}
+	return p.project.ImageOf(service)
+}
 
 // build makes the images that the file says how to make.
 func (e *engine) build(ctx context.Context, h *host, p *plan, env map[string]string) error {

@@ -629,6 +629,9 @@ func (m *meta) below(dir string) (string, error) {
 const enter = `
 cd -P -- "$1" || exit 40
 root=$(pwd -P)
+# What is made belongs to whom the workspace does.
+o=$(ls -nd . | awk '{ print $3 ":" $4 }')
+own() { [ "$(id -u)" != 0 ] || [ "$o" = 0:0 ] || chown -h "$o" "$@"; }
 [ -e "./$2" ] || [ -n "$make" ] || exit 44
 [ ! -e "./$2" ] || [ -d "./$2" ] || exit 46
 [ -z "$make" ] || {
@@ -636,7 +639,7 @@ root=$(pwd -P)
 	while [ -n "$rest" ]; do
 		part=${rest%%/*} rest=${rest#*/}
 		[ -L "$part" ] && exit 45
-		[ -d "$part" ] || mkdir -- "$part" || exit
+		[ -d "$part" ] || { mkdir -- "$part" && own -- "$part"; } || exit
 		cd -P -- "$part" || exit 47
 	done
 	cd -P -- "$root" || exit
@@ -751,7 +754,8 @@ func (e *engine) refill(ctx context.Context, ho *host, root, rel, dir string, r 
 	var said strings.Builder
 	exit, err := ho.Run(ctx, sshrun.Cmd{Script: "make=1\n" + enter + `
 find . -xdev -mindepth 1 -depth -delete 2>/dev/null || find . -xdev -depth ! -name . -exec rm -rf {} + || exit
-LC_ALL=C tar -xpo -f - || exit`, Args: []string{root, rel}, Stdin: pr, Stderr: bounded(&said)})
+LC_ALL=C tar -xpo -f - || exit
+own -R -- .`, Args: []string{root, rel}, Stdin: pr, Stderr: bounded(&said)})
 	pr.CloseWithError(errors.New("nobody reads any more"))
 	select {
 	case cerr := <-checked:
