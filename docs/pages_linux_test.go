@@ -14,6 +14,9 @@ var both = []string{"root", "dev"}
 // yes is the answer to whether a host's key is right.
 var yes = []typed{{when: `\[y/N\] `, text: "y\n"}}
 
+// shell is a look at how a shell takes wide characters, and the way out of it.
+var shell = []typed{{when: `[#$] `, text: "x=漢字; echo \"=${#x} $COLORTERM $LC_TIME=\"\n"}, {when: `=2 truecolor de_DE=`, text: "exit\n"}}
+
 // cloud is another extension, and its profile.
 const cloud = `mkdir -p $config/extensions $config/profiles
 printf 'id: ext.cloud\nhandler: local\ncapabilities: {isolation_levels: [gvisor], pricing_model: self-hosted}\n' >$config/extensions/ext.cloud.yaml
@@ -27,12 +30,12 @@ var pages = []page{
 	{
 		name: "README.md", users: both, dir: "checkout",
 		code:     map[string]int{"cat /etc/shadow": 1}, // the command's own
-		typing:   map[string][]typed{"sandboxer shell": {{when: `[#$] `, text: "exit\n"}}},
+		typing:   map[string][]typed{"sandboxer shell": shell},
 		rootOnly: []string{"make build", "/run/sandboxer/api.sock"},
 	},
 	{
 		name: "docs/cli.md", users: both, dir: "project",
-		typing:   map[string][]typed{"sandboxer shell": {{when: `[#$] `, text: "exit\n"}}},
+		typing:   map[string][]typed{"sandboxer shell": shell},
 		before:   map[string]string{"sandboxer get build": "sandboxer down"},
 		code:     map[string]int{"sandboxer get build": 8},
 		rootOnly: []string{"sandboxer get build"},
@@ -117,7 +120,7 @@ func onMachine(t *testing.T) {
 	}
 	users := map[string]user{}
 	for _, u := range []user{{name: "root", home: "/root"}, {name: "dev", home: "/home/dev", runtime: "/run/user/7001"}} {
-		u.env = []string{"HOME=" + u.home, "USER=" + u.name, "LOGNAME=" + u.name, "TERM=xterm", "LANG=C.UTF-8", "SHELL=/bin/bash",
+		u.env = []string{"HOME=" + u.home, "USER=" + u.name, "LOGNAME=" + u.name, "TERM=xterm", "LANG=C.UTF-8", "COLORTERM=truecolor", "LC_TIME=de_DE", "SHELL=/bin/bash",
 			"PATH=" + u.home + "/sandboxer/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + os.Getenv("GOROOT") + "/bin",
 			"GOCACHE=" + os.Getenv("GOCACHE"), "GOMODCACHE=" + os.Getenv("GOMODCACHE"), "GOPROXY=off", "GOTOOLCHAIN=local", "GOFLAGS=-mod=readonly"}
 		if u.runtime != "" {

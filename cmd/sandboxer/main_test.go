@@ -137,6 +137,10 @@ func TestRealSandbox(t *testing.T) {
 				t.Error("doctor did not boot a sandbox")
 			}
 
+			if _, errs, code := run("create", "--image", "dir:/nonexistent"); code != 2 || !strings.Contains(errs, "/nonexistent does not exist") {
+				t.Errorf("create of a directory that is not there = %d, %s", code, errs)
+			}
+
 			// The server's path, and what is left when it is gone.
 			if _, errs, code := run("create", "--name", "box"); code != 0 {
 				t.Fatalf("create = %d, %s", code, errs)

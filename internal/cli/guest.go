@@ -75,13 +75,15 @@ func execIn(ctx context.Context, f *factory, s *session, ref string, args []stri
 			size = sandboxer.WinSize{Cols: uint16(cols), Rows: uint16(rows)}
 		}
 		cmd.TTY = &size
-		if t := f.getenv("TERM"); t != "" {
+		for _, name := range terminalEnv {
+			v := f.getenv(name)
+			if _, ok := cmd.Env[name]; v == "" || ok {
+				continue
+			}
 			if cmd.Env == nil {
 				cmd.Env = map[string]string{}
 			}
-			if _, ok := cmd.Env["TERM"]; !ok {
-				cmd.Env["TERM"] = t
-			}
+			cmd.Env[name] = v
 		}
 		resize := make(chan sandboxer.WinSize, 1)
 		cmd.Resize = resize
@@ -279,9 +281,15 @@ func newCmdShell(f *factory, runF func(context.Context, *execOptions) error) *co
 	return c
 }
 
-// loginShell starts the best shell there is.
+// terminalEnv is what a command on a terminal learns of it: what it can show, and how its
+// user writes texts, times and figures.
+var terminalEnv = []string{"TERM", "COLORTERM", "LC_ALL", "LC_CTYPE", "LC_COLLATE", "LC_MESSAGES", "LC_MONETARY", "LC_NUMERIC", "LC_TIME",
+	"LC_ADDRESS", "LC_IDENTIFICATION", "LC_MEASUREMENT", "LC_NAME", "LC_PAPER", "LC_TELEPHONE"}
+
+// loginShell starts the best shell there is. Where neither sandbox nor user says anything of
+// texts they are UTF-8: without, shells take wide characters for several.
 func loginShell() []string {
-	return []string{"/bin/sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash -l; fi; exec sh -l"}
+	return []string{"/bin/sh", "-c", `[ -n "$LANG$LC_ALL$LC_CTYPE" ] || export LANG=C.UTF-8; if command -v bash >/dev/null 2>&1; then exec bash -l; fi; exec sh -l`}
 }
 
 type runOptions struct {

@@ -486,7 +486,14 @@ func snapshotRmRun(ctx context.Context, o *snapshotRmOptions) error {
 	if len(o.refs) == 1 && failed == nil {
 		return printOne(o.f, l.Items[0], snapshotID())
 	}
-	if len(l.Items) > 0 {
+	switch format := o.f.format(); {
+	case format == "table" || format == "wide":
+		for _, snap := range l.Items {
+			if err := printOne(o.f, snap, snapshotID()); err != nil {
+				return err
+			}
+		}
+	case len(l.Items) > 0:
 		if err := printList(o.f, l, snapshotView()); err != nil {
 			return err
 		}
