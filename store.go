@@ -42,6 +42,11 @@ type Store interface {
 	// and the cursor of the next page. A damaged record is among them as in Sandboxes.
 	Snapshots(ctx context.Context, q SnapshotQuery) (items []*SnapshotRecord, next string, err error)
 
+	// QuotaUse returns what tenants have of the resources that records tell (not execs and
+	// requests), in the order of their names, up to q.Limit of them, and the name after
+	// which the next page begins ("" at the end).
+	QuotaUse(ctx context.Context, q QuotaUseQuery) (items []QuotaUse, next string, err error)
+
 	// Write commits w alone.
 	Write(ctx context.Context, w Writes) error
 	// Events returns up to q.Limit events after q.After, oldest first.
@@ -89,6 +94,10 @@ type Writes struct {
 	// their Version: Conflict when it has another, NotFound when there is none. Once
 	// committed, Version has grown by one, here too.
 	Snapshots []*SnapshotRecord
+	// If Quota is set and the transaction would give its tenant more of something than that
+	// allows, nothing is written and the error is Exhausted (Quota.Check). What is too much
+	// already and does not grow is no hindrance.
+	Quota *TenantQuota
 }
 
 // IdempotencyKey remembers which request was made under a caller's key.

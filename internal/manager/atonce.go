@@ -29,6 +29,7 @@ func Shares(total int) AtOnce {
 type usage struct {
 	what  string // plural, for messages
 	bound AtOnce
+	quota func(tenant string) (most int64, bounded bool) // nil: there is none
 
 	mu        sync.Mutex
 	total     int
@@ -47,6 +48,11 @@ func (u *usage) begin(sandbox, tenant string, p sandboxer.Principal) (end func()
 	key := p.Actor + "\x00" + p.Tenant
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if u.quota != nil {
+		if most, bounded := u.quota(tenant); bounded && int64(u.tenants[tenant]) >= most {
+			return nil, sandboxer.OverQuota(tenant, sandboxer.QuotaExecs, int64(u.tenants[tenant]), most, 0)
+		}
+	}
 	full := func(have, may int) bool { return may > 0 && have >= may }
 	var who string
 	var may int
@@ -81,6 +87,13 @@ func (u *usage) begin(sandbox, tenant string, p sandboxer.Principal) (end func()
 			less(u.sandboxes, sandbox)
 		}
 	}), nil
+}
+
+// of is how many go on on account of a tenant.
+func (u *usage) of(tenant string) int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.tenants[tenant]
 }
 
 func less(m map[string]int, k string) {

@@ -59,6 +59,9 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 		return Plan{}, err
 	}
 	sb := o.record(1)
+	if err := m.boundDisk(o, sb); err != nil {
+		return Plan{}, err
+	}
 	if err := m.vet(ctx, o, sb); err != nil {
 		return Plan{}, err
 	}
@@ -347,7 +350,7 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 	ev.To, ev.Cause = sandboxer.Creating, sandboxer.ReasonRequested
 	w := sandboxer.Writes{
 		Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true,
-		Events: []sandboxer.Event{ev}, Key: o.idempotency(sb),
+		Events: []sandboxer.Event{ev}, Key: o.idempotency(sb), Quota: m.heldTo(sb.Tenant, ofSandboxes...),
 	}
 	if o.cold != "" {
 		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "not from the pool: "+o.cold))
@@ -373,6 +376,9 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 // price completes the record of o: what the backend says to it, its environment, and
 // what it costs.
 func (m *Manager) price(ctx context.Context, o *order, sb *sandboxer.Sandbox) error {
+	if err := m.boundDisk(o, sb); err != nil {
+		return err
+	}
 	err := m.vet(ctx, o, sb)
 	if err != nil {
 		return err

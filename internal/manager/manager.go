@@ -41,17 +41,18 @@ type Extension struct {
 
 // Options configure a Manager. Owner and Key are required.
 type Options struct {
-	Owner      string        // installation name, stamped on outside objects
-	Key        []byte        // 32 bytes; seals environments in the store (AES-256-GCM)
-	Log        *slog.Logger  // nil discards
-	SweepEvery time.Duration // default 5s
-	Grace      time.Duration // default 1m: at start nothing without a record is removed before it; also minimum age of an orphan sighting
-	Workers    int           // concurrent sweep actions per extension, default 8
-	History    time.Duration // how long ended sandboxes, with their events, are kept; 0 for ever, else at least a day
-	Vault      Vault         // keeps the portable form of snapshots; nil: there are only native ones
-	Snapshots  int           // most snapshots of one tenant that are kept at a time, default 200
-	Stop       time.Duration // how long Close waits for work that does not stop, default 1m
-	Creates    int           // concurrent provisions per extension, default 2*NumCPU but at least 8; others queue
+	Owner      string           // installation name, stamped on outside objects
+	Key        []byte           // 32 bytes; seals environments in the store (AES-256-GCM)
+	Log        *slog.Logger     // nil discards
+	SweepEvery time.Duration    // default 5s
+	Grace      time.Duration    // default 1m: at start nothing without a record is removed before it; also minimum age of an orphan sighting
+	Workers    int              // concurrent sweep actions per extension, default 8
+	History    time.Duration    // how long ended sandboxes, with their events, are kept; 0 for ever, else at least a day
+	Quotas     sandboxer.Quotas // of tenants; see SetQuotas
+	Vault      Vault            // keeps the portable form of snapshots; nil: there are only native ones
+	Snapshots  int              // most snapshots of one tenant that are kept at a time, default 200
+	Stop       time.Duration    // how long Close waits for work that does not stop, default 1m
+	Creates    int              // concurrent provisions per extension, default 2*NumCPU but at least 8; others queue
 
 	// Execs and Streams bound the commands and the other uses (files, ports, events) at
 	// once. The default of what has no Total is chosen from the file descriptors that the
@@ -76,6 +77,7 @@ type Options struct {
 type Manager struct {
 	store   sandboxer.Store
 	offered atomic.Pointer[profileSet]
+	quotas  atomic.Pointer[sandboxer.Quotas]
 	exts    atomic.Pointer[[]*extension] // replaced as a whole where one is opened later
 	restock chan struct{}                // one slot: a pool may need something
 	opts    Options
@@ -115,6 +117,7 @@ type Manager struct {
 	offering sync.Mutex    // serialises SetProfiles
 	execs    *usage        // commands at once
 	streams  *usage        // other uses at once
+	requests requests      // to the API, of tenants of which they are bounded
 	recent   recent        // the newest events
 	replays  chan struct{} // slots of those who read long histories
 
@@ -220,6 +223,12 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		opts.Streams = defaultStreams(Descriptors())
 	}
 	m.execs, m.streams = newUsage("commands", opts.Execs), newUsage("streams", opts.Streams)
+	m.execs.quota = func(tenant string) (int64, bool) {
+		most, bounded := m.quotas.Load().Of(tenant)[sandboxer.QuotaExecs]
+		return most, bounded
+	}
+	m.requests.full = map[string]time.Time{}
+	m.SetQuotas(opts.Quotas)
 	for _, e := range exts {
 		if m.extension(e.Info.ID) != nil {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "extension %q is configured twice", e.Info.ID)

@@ -50,6 +50,11 @@ func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*san
 			if depth, _, err = m.depthFor(sb, req.Depth, sandboxer.ReasonRequested); err != nil {
 				return nil, err
 			}
+			if depth != sandboxer.PauseFreeze {
+				if err := m.checkSnapshotBytes(ctx, sb.Tenant); err != nil {
+					return nil, err
+				}
+			}
 		}
 		j, mine, err := m.begin(ctx, sb.ID, sb.Generation, true, nil)
 		if err != nil {
@@ -136,6 +141,9 @@ func (m *Manager) lull(ctx context.Context, j *job, sb *sandboxer.Sandbox, depth
 				if rec != nil {
 					sb.Pause.Snapshot = rec.ID
 					w.Snapshots = append(w.Snapshots, rec)
+				}
+				if rec != nil && cause == sandboxer.ReasonRequested { // what is nobody's wish is counted, and never refused
+					w.Quota = m.heldTo(sb.Tenant, sandboxer.QuotaSnapshots)
 				}
 				sb.Reason = cause
 				sb.UsedAt = m.fresh(sb).UsedAt
@@ -225,6 +233,9 @@ func (m *Manager) lieStill(ctx context.Context, b *backend.Backend, sb *sandboxe
 		}
 		err = m.step(pSealed, func() error {
 			rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
+			if sb.Pause.Cause == sandboxer.ReasonRequested && sb.Pause.Attempts == 0 {
+				return m.putSnapshot(ctx, rec, "sealed", sandboxer.QuotaSnapshotBytes)
+			}
 			return m.putSnapshot(ctx, rec, "sealed")
 		})
 		if err != nil {

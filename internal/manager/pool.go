@@ -236,7 +236,7 @@ func (m *Manager) assign(ctx context.Context, j *job, o *order, p *pool) (*sandb
 			sb.Host = cmp.Or(was.Host, sb.Host)
 			sb.Reason = sandboxer.ReasonRequested // until it runs
 			w.Entries, w.Cover = entries(hold(sb, "hold", sb.Quote.Amount)), true
-			w.Key = o.idempotency(sb)
+			w.Key, w.Quota = o.idempotency(sb), m.heldTo(sb.Tenant, ofSandboxes...)
 			return nil
 		})
 	})

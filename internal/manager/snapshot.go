@@ -175,7 +175,10 @@ func (m *Manager) checkRoom(ctx context.Context, tenant string) error {
 		err = sandboxer.E(sandboxer.Exhausted, nil, "%s has %d snapshots, as many as it may keep", tenant, len(items)).
 			WithHint("drop some: sandboxer snapshot rm")
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return m.checkSnapshotBytes(ctx, tenant)
 }
 
 // newSnapshot is the record of a snapshot of sb that is about to be made.
@@ -199,14 +202,14 @@ func (m *Manager) save(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 		return err
 	}
 	defer release()
-	if err := m.step(pSaving, func() error { return m.putSnapshot(ctx, rec, "begun") }); err != nil {
+	if err := m.step(pSaving, func() error { return m.putSnapshot(ctx, rec, "begun", sandboxer.QuotaSnapshots) }); err != nil {
 		return err
 	}
 	err = m.fill(ctx, b, sb, rec)
 	if err == nil {
 		err = m.step(pSealed, func() error {
 			rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
-			return m.putSnapshot(ctx, rec, "sealed")
+			return m.putSnapshot(ctx, rec, "sealed", sandboxer.QuotaSnapshotBytes)
 		})
 	}
 	if err == nil || m.ctx.Err() != nil { // the next manager drops what this one leaves
@@ -214,7 +217,7 @@ func (m *Manager) save(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 	}
 	m.log.WarnContext(ctx, "snapshot failed", "snapshot", rec.ID, "sandbox", sb.ID, "err", err)
 	late := context.WithoutCancel(ctx) // a destroy may have stopped it; what was begun is dropped all the same
-	rec.State = sandboxer.SnapshotSaving
+	rec.State, rec.SealedAt = sandboxer.SnapshotSaving, time.Time{}
 	if derr := m.dropHeld(late, rec, sandboxer.Message(err)); derr != nil {
 		m.log.WarnContext(ctx, "drop after a failed snapshot", "snapshot", rec.ID, "err", derr)
 	}
@@ -287,9 +290,10 @@ func (m *Manager) fill(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 	})
 }
 
-// putSnapshot writes rec with an event that says what became of it.
-func (m *Manager) putSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord, what string) error {
-	w := sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}}
+// putSnapshot writes rec with an event that says what became of it, within the tenant's
+// quota for what it takes.
+func (m *Manager) putSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord, what string, takes ...sandboxer.Resource) error {
+	w := sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}, Quota: m.heldTo(rec.Tenant, takes...)}
 	if what != "" {
 		w.Events = []sandboxer.Event{snapshotEvent(ctx, rec, what)}
 	}
@@ -813,7 +817,7 @@ func (m *Manager) ImportSnapshot(ctx context.Context, req ImportRequest, r io.Re
 		return nil, err
 	}
 	defer release()
-	if err := m.step(pSaving, func() error { return m.putSnapshot(ctx, rec, "begun") }); err != nil {
+	if err := m.step(pSaving, func() error { return m.putSnapshot(ctx, rec, "begun", sandboxer.QuotaSnapshots) }); err != nil {
 		return nil, err
 	}
 	claimed := *rec
@@ -827,13 +831,13 @@ func (m *Manager) ImportSnapshot(ctx context.Context, req ImportRequest, r io.Re
 		rec.Message = claimed.Message
 		err = m.step(pSealed, func() error {
 			rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
-			return m.putSnapshot(ctx, rec, "sealed")
+			return m.putSnapshot(ctx, rec, "sealed", sandboxer.QuotaSnapshotBytes)
 		})
 	}
 	if err == nil {
 		return rec, nil
 	}
-	rec.State = sandboxer.SnapshotSaving
+	rec.State, rec.SealedAt = sandboxer.SnapshotSaving, time.Time{}
 	if m.ctx.Err() == nil {
 		if derr := m.dropHeld(context.WithoutCancel(ctx), rec, sandboxer.Message(err)); derr != nil {
 			m.log.WarnContext(ctx, "drop after a failed import", "snapshot", rec.ID, "err", derr)

@@ -50,6 +50,9 @@ func TestPlans(t *testing.T) {
 		updateSandbox:      "sqlite_autoindex_sandboxes_1",
 		apiKeyByID:         "PRIMARY KEY",
 		tenantBalance:      "PRIMARY KEY",
+
+		useOf(sandboxer.QuotaSandboxes):     "sandboxes_live",
+		useOf(sandboxer.QuotaSnapshotBytes): "snapshots_live",
 	} {
 		if plan := explain(t, s, query, make([]any, strings.Count(query, "?"))); !uses(plan, want) {
 			t.Errorf("%s: plan %q; want %s", query, plan, want)

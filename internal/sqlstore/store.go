@@ -56,6 +56,10 @@ func (s *Store) Write(ctx context.Context, w sandboxer.Writes) error {
 func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sandboxer.Writes) error {
 	seqs := make([]int64, len(w.Events))
 	err := s.writer.write(ctx, grows, func(t *tx) error {
+		before, err := t.use(w.Quota)
+		if err != nil {
+			return err
+		}
 		if err := do(t); err != nil {
 			return err
 		}
@@ -74,6 +78,15 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 		}
 		for _, r := range w.Snapshots {
 			if err := t.putSnapshot(r); err != nil {
+				return err
+			}
+		}
+		if w.Quota != nil {
+			after, err := t.use(w.Quota)
+			if err == nil {
+				err = w.Quota.Quota.Check(w.Quota.Tenant, before, after)
+			}
+			if err != nil {
 				return err
 			}
 		}

@@ -126,6 +126,10 @@ var behaviours = []struct {
 	{"snapshots/filters and pages", snapshotList},
 	{"snapshots/survive reopening", snapshotReopen},
 
+	{"quota/use is counted from the records", quotaUse},
+	{"quota/too much writes nothing", quotaWritesNothing},
+	{"quota/concurrent creates never overshoot", quotaConcurrent},
+
 	{"life/canceled calls change nothing", lifeCanceled},
 	{"life/closed store is unavailable", lifeClosed},
 	{"life/close while writing answers everybody", lifeCloseWhileWriting},

@@ -1,0 +1,126 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"slices"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// The sums say how much of a resource the rows of the living are; where a record is
+// damaged, what cannot be read counts as nothing.
+var (
+	sandboxSums = map[sandboxer.Resource]string{
+		sandboxer.QuotaSandboxes: `count(*)`,
+		sandboxer.QuotaDisk:      `coalesce(sum(CASE WHEN json_valid(data) THEN CAST(data ->> '$.spec.limits.disk_bytes' AS INTEGER) END), 0)`,
+		sandboxer.QuotaImages: `count(DISTINCT CASE WHEN json_valid(data) AND data ->> '$.spec.image' <> coalesce(data ->> '$.spec.profile.image', '')
+THEN data ->> '$.spec.image' END)`,
+	}
+	snapshotSums = map[sandboxer.Resource]string{
+		sandboxer.QuotaSnapshots:     `count(*)`,
+		sandboxer.QuotaSnapshotBytes: `coalesce(sum(CASE WHEN json_valid(data) THEN CAST(coalesce(data ->> '$.native.bytes', 0) AS INTEGER) + CAST(coalesce(data ->> '$.portable.size', 0) AS INTEGER) END), 0)`,
+	}
+)
+
+// useOf returns the query of what one tenant has of one resource. The expression over
+// tenant keeps the planner from the index of all that a tenant ever had.
+func useOf(r sandboxer.Resource) string {
+	if sum, ok := sandboxSums[r]; ok {
+		return `SELECT ` + sum + ` FROM sandboxes WHERE tenant || '' = ? AND state <> 'terminated'`
+	}
+	if sum, ok := snapshotSums[r]; ok {
+		return `SELECT ` + sum + ` FROM snapshots WHERE tenant || '' = ? AND state <> 'dropped'`
+	}
+	return ""
+}
+
+// use returns what q's tenant has of that of which q bounds something.
+func (t *tx) use(q *sandboxer.TenantQuota) (sandboxer.Amounts, error) {
+	if q == nil {
+		return nil, nil
+	}
+	out := sandboxer.Amounts{}
+	for r := range q.Quota {
+		query := useOf(r)
+		if query == "" {
+			continue
+		}
+		var n int64
+		if _, err := t.row(query, []any{q.Tenant}, &n); err != nil {
+			return nil, err
+		}
+		out[r] = n
+	}
+	return out, nil
+}
+
+// QuotaUse returns what tenants have; see sandboxer.Store.
+func (s *Store) QuotaUse(ctx context.Context, q sandboxer.QuotaUseQuery) (items []sandboxer.QuotaUse, next string, err error) {
+	limit := pageSize(q.Limit)
+	all := map[string]sandboxer.Amounts{}
+	if q.Tenant != "" {
+		all[q.Tenant] = sandboxer.Amounts{}
+	}
+	for _, of := range []struct {
+		table, living string
+		sums          map[sandboxer.Resource]string
+	}{{"sandboxes", "state <> 'terminated'", sandboxSums}, {"snapshots", "state <> 'dropped'", snapshotSums}} {
+		var f filter
+		f.add(of.living)
+		f.add("tenant <> ''") // what waits in a pool is nobody's
+		if q.Tenant != "" {
+			f.add("tenant || '' = ?", q.Tenant)
+		}
+		if q.After != "" {
+			f.add("tenant || '' > ?", q.After)
+		}
+		var rs []sandboxer.Resource
+		columns := []string{"tenant"}
+		for _, r := range sandboxer.Resources() {
+			if sum, ok := of.sums[r]; ok {
+				rs, columns = append(rs, r), append(columns, sum)
+			}
+		}
+		query := `SELECT ` + strings.Join(columns, ", ") + ` FROM ` + of.table + f.String() + ` GROUP BY tenant ORDER BY tenant LIMIT ?`
+		err := s.rows(ctx, query, append(f.args, limit+1), func(rows *sql.Rows) error {
+			var tenant string
+			ns := make([]int64, len(rs))
+			dest := []any{&tenant}
+			for i := range ns {
+				dest = append(dest, &ns[i])
+			}
+			if err := rows.Scan(dest...); err != nil {
+				return err
+			}
+			u := all[tenant]
+			if u == nil {
+				u = sandboxer.Amounts{}
+				all[tenant] = u
+			}
+			for i, r := range rs {
+				u[r] = ns[i]
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, "", err
+		}
+	}
+	for tenant, u := range all {
+		for r := range sandboxSums {
+			u[r] += 0
+		}
+		for r := range snapshotSums {
+			u[r] += 0
+		}
+		items = append(items, sandboxer.QuotaUse{Tenant: tenant, Used: u})
+	}
+	slices.SortFunc(items, func(a, b sandboxer.QuotaUse) int { return strings.Compare(a.Tenant, b.Tenant) })
+	if len(items) > limit {
+		items = items[:limit]
+		next = items[limit-1].Tenant
+	}
+	return items, next, nil
+}
