@@ -363,6 +363,20 @@ func (c *Client) Balance(ctx context.Context, tenant string) (*Balance, error) {
 	return do[*Balance](ctx, c, call{method: "GET", path: "/v1/credits", query: v})
 }
 
+// Quotas returns what tenants have and may have.
+func (c *Client) Quotas(ctx context.Context, q QuotaQuery) (*List[Quota], error) {
+	v := url.Values{}
+	set(v, "tenant", q.Tenant)
+	if q.All {
+		v.Set("all", "true")
+	}
+	set(v, "cursor", q.Cursor)
+	if q.Limit > 0 {
+		v.Set("limit", strconv.Itoa(q.Limit))
+	}
+	return do[*List[Quota]](ctx, c, call{method: "GET", path: "/v1/quotas", query: v})
+}
+
 // Grant adds credits to a tenant. An empty g.Key is filled in.
 func (c *Client) Grant(ctx context.Context, g Grant) (*Balance, error) {
 	if g.Key == "" {

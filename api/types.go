@@ -524,6 +524,7 @@ type Reload struct {
 	Removed   []string `json:"removed" nullable:"false" example:"[]" doc:"Profiles that are gone"`
 	Unchanged int      `json:"unchanged" example:"5" doc:"How many are as before"`
 	Restart   []string `json:"restart" nullable:"false" example:"[]" doc:"Extensions whose files changed, which takes a restart of the server"`
+	Quotas    bool     `json:"quotas,omitempty" example:"false" doc:"The quotas changed"`
 }
 
 // NewKey asks for an API key.
@@ -544,6 +545,27 @@ type CreatedKey struct {
 type Balance struct {
 	Tenant  string  `json:"tenant" example:"default"`
 	Balance Credits `json:"balance" example:"10.00"`
+}
+
+// Quota is what a tenant has, and may have.
+type Quota struct {
+	Tenant    string          `json:"tenant" example:"default"`
+	Resources []QuotaResource `json:"resources" nullable:"false"`
+}
+
+// QuotaResource is how much a tenant has of one resource.
+type QuotaResource struct {
+	Resource sandboxer.Resource `json:"resource" enum:"sandboxes,disk,images,snapshots,snapshot_bytes,execs,requests" example:"sandboxes"`
+	Used     int64              `json:"used" example:"3" doc:"disk and snapshot_bytes in bytes; requests in the last minute, counted only where they are bounded"`
+	Limit    *int64             `json:"limit,omitempty" example:"20" doc:"Absent: not bounded"`
+}
+
+// QuotaQuery selects tenants; without fields it is the caller's.
+type QuotaQuery struct {
+	Tenant string
+	All    bool // every tenant, for administrators
+	Cursor string
+	Limit  int
 }
 
 // Grant adds credits to a tenant. Granting twice under one key is granting once.

@@ -37,7 +37,8 @@ const BuiltIn = "built-in"
 // earlier layer also has replaces that one as a whole.
 type Layer struct {
 	Name string // "built-in", "system", "user", …: shown as the origin
-	// FS holds extensions/*.yaml and profiles/*.yaml (or .yml). Nil holds nothing.
+	// FS holds extensions/*.yaml and profiles/*.yaml (or .yml), and quotas.yaml. Nil holds
+	// nothing.
 	FS   fs.FS
 	Root string // shown before the names of files of FS
 	// Files are single files beside FS, by their path on this machine. A file is an
@@ -100,6 +101,7 @@ type ProfileFile struct {
 type Catalog struct {
 	Extensions []ExtensionFile
 	Profiles   []ProfileFile
+	Quotas     sandboxer.Quotas // of the last layer that has any
 }
 
 // Profile returns the profile of that name, with or without the prefix "profile.".
@@ -143,6 +145,7 @@ type loader struct {
 	faults   Faults
 	exts     map[string]ExtensionFile
 	profiles map[string]ProfileFile
+	quotas   sandboxer.Quotas
 	broken   map[string]bool // IDs whose file is faulty: no reference to them is a second fault
 }
 
@@ -155,7 +158,7 @@ func Load(layers []Layer, adapters []sandboxer.Adapter) (*Catalog, error) {
 	for _, layer := range layers {
 		l.layer(layer)
 	}
-	c := &Catalog{}
+	c := &Catalog{Quotas: l.quotas}
 	for _, e := range l.exts {
 		c.Extensions = append(c.Extensions, e)
 	}
@@ -175,10 +178,12 @@ func Load(layers []Layer, adapters []sandboxer.Adapter) (*Catalog, error) {
 func (l *loader) layer(layer Layer) {
 	seen := make(map[string]Origin)
 	if layer.FS != nil {
+		whole := true
 		for _, dir := range []string{"extensions", "profiles"} {
 			entries, err := fs.ReadDir(layer.FS, dir)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				l.unreadable(filepath.Join(layer.Root, dir), err)
+				whole = false
 			}
 			for _, e := range entries {
 				name := e.Name()
@@ -189,14 +194,39 @@ func (l *loader) layer(layer Layer) {
 				if layer.Root != "" {
 					shown = filepath.Join(layer.Root, dir, name)
 				}
-				l.read(layer.FS, path.Join(dir, name), Origin{layer.Name, shown}, dir == "extensions", seen)
+				l.read(layer.FS, path.Join(dir, name), Origin{layer.Name, shown}, l.kind(dir == "extensions", seen))
 			}
+		}
+		// A link that leads nowhere is a fault, and not the absence of bounds.
+		if _, err := fs.Lstat(layer.FS, quotasFile); whole && !errors.Is(err, fs.ErrNotExist) {
+			shown := quotasFile
+			if layer.Root != "" {
+				shown = filepath.Join(layer.Root, quotasFile)
+			}
+			l.read(layer.FS, quotasFile, Origin{layer.Name, shown}, l.readQuotas)
 		}
 	}
 	for _, f := range layer.Files {
 		isExt := strings.HasPrefix(filepath.Base(f), extPrefix) || filepath.Base(filepath.Dir(f)) == "extensions"
-		l.read(os.DirFS(filepath.Dir(f)), filepath.Base(f), Origin{layer.Name, f}, isExt, seen)
+		l.read(os.DirFS(filepath.Dir(f)), filepath.Base(f), Origin{layer.Name, f}, l.kind(isExt, seen))
 	}
+}
+
+// kind is what reads a file that declares an extension, or a profile.
+func (l *loader) kind(isExt bool, seen map[string]Origin) func(*file, *yaml.Node) {
+	if isExt {
+		return func(f *file, n *yaml.Node) { l.extension(f, n, seen) }
+	}
+	return func(f *file, n *yaml.Node) { l.profile(f, n, seen) }
+}
+
+// quotasFile says how much each tenant may have.
+const quotasFile = "quotas.yaml"
+
+func (l *loader) readQuotas(f *file, n *yaml.Node) {
+	var form quotasForm
+	f.dec.value(reflect.ValueOf(&form).Elem(), n, nil, "", rule{required: true}, 0)
+	l.quotas = form.quotas()
 }
 
 func (l *loader) unreadable(name string, err error) {
@@ -207,7 +237,7 @@ func (l *loader) unreadable(name string, err error) {
 	l.faults = append(l.faults, Fault{File: name, Message: "cannot be read: " + err.Error()})
 }
 
-func (l *loader) read(fsys fs.FS, name string, o Origin, isExt bool, seen map[string]Origin) {
+func (l *loader) read(fsys fs.FS, name string, o Origin, take func(*file, *yaml.Node)) {
 	// A pipe would block for ever, a device never end.
 	if st, err := fs.Stat(fsys, name); err != nil {
 		l.unreadable(o.File, err)
@@ -233,11 +263,7 @@ func (l *loader) read(fsys fs.FS, name string, o Origin, isExt bool, seen map[st
 	src := newSource(o.File, data)
 	f := &file{origin: o, src: src, dec: newDecoder(src)}
 	if n := src.parse(data); n != nil {
-		if isExt {
-			l.extension(f, n, seen)
-		} else {
-			l.profile(f, n, seen)
-		}
+		take(f, n)
 	}
 	l.faults = append(l.faults, src.take()...)
 }

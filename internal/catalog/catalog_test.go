@@ -580,7 +580,7 @@ func TestBuiltin(t *testing.T) {
 
 // TestSchemas holds the published schemas to the types.
 func TestSchemas(t *testing.T) {
-	for _, kind := range []string{KindProfile, KindExtension} {
+	for _, kind := range []string{KindProfile, KindExtension, KindQuotas} {
 		text, err := Schema(kind)
 		if err != nil {
 			t.Fatal(err)

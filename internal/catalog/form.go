@@ -170,3 +170,44 @@ func withPrefix(name, prefix string) string {
 	}
 	return prefix + name
 }
+
+// quotasForm is the file form of quotas.yaml.
+type quotasForm struct {
+	Default quotaForm            `yaml:"default" help:"For each tenant without an entry below."`
+	Tenants map[string]quotaForm `yaml:"tenants" help:"Entries by tenant; one replaces the default as a whole."`
+}
+
+// quotaForm is what one tenant may have; nil is no bound.
+type quotaForm struct {
+	Sandboxes     *int64 `yaml:"sandboxes" min:"0" help:"Sandboxes that are not gone, paused ones too."`
+	Disk          *int64 `yaml:"disk" unit:"bytes" help:"Sum of their disk limits, such as 200GiB; each must have one then."`
+	Images        *int64 `yaml:"images" min:"0" help:"Different images that they were asked for with, besides those of their profiles."`
+	Snapshots     *int64 `yaml:"snapshots" min:"0" help:"Snapshots, also those that pauses and forks keep."`
+	SnapshotBytes *int64 `yaml:"snapshot_bytes" unit:"bytes" help:"Size of their content."`
+	Execs         *int64 `yaml:"execs" min:"0" help:"Commands at once."`
+	Requests      *int64 `yaml:"requests" min:"0" help:"Requests to the API a minute; administrators are not counted."`
+}
+
+func (f quotasForm) quotas() sandboxer.Quotas {
+	q := sandboxer.Quotas{Default: f.Default.quota()}
+	for tenant, own := range f.Tenants {
+		if q.Tenants == nil {
+			q.Tenants = map[string]sandboxer.Quota{}
+		}
+		q.Tenants[tenant] = own.quota()
+	}
+	return q
+}
+
+func (f quotaForm) quota() sandboxer.Quota {
+	q := sandboxer.Quota{}
+	for r, most := range map[sandboxer.Resource]*int64{
+		sandboxer.QuotaSandboxes: f.Sandboxes, sandboxer.QuotaDisk: f.Disk, sandboxer.QuotaImages: f.Images, sandboxer.QuotaSnapshots: f.Snapshots,
+		sandboxer.QuotaSnapshotBytes: f.SnapshotBytes, sandboxer.QuotaExecs: f.Execs, sandboxer.QuotaRequests: f.Requests,
+	} {
+		if most != nil {
+			q[r] = *most
+		}
+	}
+	return q
+}

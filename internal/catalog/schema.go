@@ -38,6 +38,7 @@ const dialect = "https://json-schema.org/draft/2020-12/schema"
 const (
 	KindProfile   = "profile"
 	KindExtension = "extension"
+	KindQuotas    = "quotas"
 )
 
 // Schema returns the JSON Schema of a kind of file, indented. It accepts what the
@@ -55,8 +56,12 @@ func Schema(kind string) ([]byte, error) {
 		s = schemaOf(reflect.TypeFor[extensionForm](), rule{required: true}, reflect.Value{})
 		s.Title = "sandboxer extension"
 		s.Description = "A configured backend: extensions/ext.<name>.yaml"
+	case KindQuotas:
+		s = schemaOf(reflect.TypeFor[quotasForm](), rule{required: true}, reflect.Value{})
+		s.Title = "sandboxer quotas"
+		s.Description = "How much each tenant may have: quotas.yaml"
 	default:
-		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no schema %q: there are %s and %s", clip(kind), KindExtension, KindProfile)
+		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no schema %q: there are %s, %s and %s", clip(kind), KindExtension, KindProfile, KindQuotas)
 	}
 	s.Dialect = dialect
 	return indented(s)

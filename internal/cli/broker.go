@@ -148,7 +148,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if cfg.MaxStreams > 0 {
 		streams = manager.Shares(cfg.MaxStreams)
 	}
-	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Execs: execs, Streams: streams, Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Stop: stopTime}); err != nil {
+	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Execs: execs, Streams: streams, Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Stop: stopTime}); err != nil {
 		return nil, err
 	}
 	if err := b.manager.Start(ctx); err != nil {
@@ -231,9 +231,11 @@ func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 			r.Removed = append(r.Removed, old.ID)
 		}
 	}
+	b.manager.SetQuotas(cat.Quotas)
+	r.Quotas = !reflect.DeepEqual(b.cat.Quotas, cat.Quotas)
 	// Of extensions, what is open counts, and not what was read last.
-	b.cat = &catalog.Catalog{Extensions: b.cat.Extensions, Profiles: cat.Profiles}
-	b.cfg.Log.InfoContext(ctx, "profiles read anew", "added", r.Added, "changed", r.Changed, "removed", r.Removed, "restart", r.Restart)
+	b.cat = &catalog.Catalog{Extensions: b.cat.Extensions, Profiles: cat.Profiles, Quotas: cat.Quotas}
+	b.cfg.Log.InfoContext(ctx, "profiles read anew", "added", r.Added, "changed", r.Changed, "removed", r.Removed, "restart", r.Restart, "quotas", r.Quotas)
 	return r, nil
 }
 

@@ -445,8 +445,8 @@ func countStates(m map[sandboxer.State]int) string {
 func newCmdReload(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
 	o := &plainOptions{f}
 	return &cobra.Command{
-		Use: "reload", Short: "Let the server read its profiles anew", Args: wants(0, 0, "no arguments"),
-		Long: "Let the server read its profiles anew, as SIGHUP does. All or nothing: with a fault in any file nothing changes.\n" +
+		Use: "reload", Short: "Let the server read its profiles and quotas anew", Args: wants(0, 0, "no arguments"),
+		Long: "Let the server read its profiles and quotas anew, as SIGHUP does. All or nothing: with a fault in any file nothing changes.\n" +
 			"Sandboxes keep what they were made with. Extensions and settings take a restart: down, then up.",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if runF != nil {
@@ -472,6 +472,9 @@ func reloadRun(ctx context.Context, o *plainOptions) error {
 		detail: func(r *api.Reload) [][2]string {
 			rows := [][2]string{{"added", strings.Join(r.Added, ", ")}, {"changed", strings.Join(r.Changed, ", ")},
 				{"removed", strings.Join(r.Removed, ", ")}, {"unchanged", fmt.Sprint(r.Unchanged)}}
+			if r.Quotas {
+				rows = append(rows, [2]string{"quotas", "changed"})
+			}
 			if len(r.Restart) > 0 {
 				rows = append(rows, [2]string{"takes a restart", strings.Join(r.Restart, ", ")})
 			}

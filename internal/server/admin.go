@@ -101,6 +101,31 @@ func (s *Server) balanceOf(ctx context.Context, tenant string) (*reply[api.Balan
 	return &reply[api.Balance]{Body: api.Balance{Tenant: tenant, Balance: api.Credits(c)}}, nil
 }
 
+type inQuotas struct {
+	InPage
+	Tenant string `query:"tenant" maxLength:"128" doc:"Another one than the caller's, for administrators"`
+	All    bool   `query:"all" doc:"Every tenant, for administrators"`
+}
+
+func (s *Server) quotas(ctx context.Context, in *inQuotas) (*reply[api.List[api.Quota]], error) {
+	all, next, err := s.m.Quotas(ctx, manager.QuotaQuery{Tenant: in.Tenant, All: in.All, After: in.Cursor, Limit: in.Limit})
+	if err != nil {
+		return nil, err
+	}
+	items := make([]api.Quota, len(all))
+	for i, q := range all {
+		items[i].Tenant = q.Tenant
+		for _, r := range sandboxer.Resources() {
+			x := api.QuotaResource{Resource: r, Used: q.Used[r]}
+			if most, bounded := q.Quota[r]; bounded {
+				x.Limit = &most
+			}
+			items[i].Resources = append(items[i].Resources, x)
+		}
+	}
+	return listOf(items, next), nil
+}
+
 func (s *Server) grant(ctx context.Context, _ *none, b api.Grant) (*reply[api.Balance], error) {
 	if err := s.m.Grant(ctx, b.Tenant, b.Amount.Std(), b.Key, b.Note); err != nil {
 		return nil, err

@@ -72,6 +72,9 @@ func (s *Server) admit(r *http.Request, want sandboxer.Scope) (*http.Request, er
 		callOf(r.Context()).w.Header().Set("Connection", "close") // who has no key holds none
 		return r, err
 	}
+	if err := s.m.AdmitRequest(p); err != nil {
+		return r, err
+	}
 	if !p.Can(want) {
 		return r, sandboxer.E(sandboxer.Denied, nil, "this needs the scope %q, which %s does not have", want, p.Actor).
 			WithHint("ask an administrator for a key with it: sandboxer key create NAME --scope %s", want)

@@ -94,6 +94,7 @@ func examples() []any {
 		api.CreatedKey{Token: "sbx_key_k1_0123456789abcdefghjkmnpqrs", Key: key},
 		page(key),
 		api.Balance{Tenant: "default", Balance: 10_000_000},
+		page(api.Quota{Tenant: "default", Resources: []api.QuotaResource{{Resource: sandboxer.QuotaSandboxes, Used: 3, Limit: new(int64(20))}, {Resource: sandboxer.QuotaDisk, Used: 6 << 30}}}),
 		api.Grant{Tenant: "default", Amount: 10_000_000, Key: "invoice-2026-11", Note: "November"},
 		page(entry),
 		api.Audit{SchemaVersion: api.SchemaVersion, Checked: 12, Violations: []api.Violation{}},

@@ -116,6 +116,8 @@ func (s *Server) routes() {
 	routeJSON(s, op("grantCredits", "POST", "/v1/credits/grants", admin, "credits", "Grant credits to a tenant"), s.grant)
 	route(s, op("listEntries", "GET", "/v1/credits/entries", read, "credits", "The ledger, oldest first"), s.entries)
 
+	route(s, op("listQuotas", "GET", "/v1/quotas", read, "quotas", "What a tenant has and may have"), s.quotas)
+
 	route(s, op("audit", "GET", "/v1/audit", admin, "operation", "Check the invariants"), s.audit)
 	route(s, op("listQuarantine", "GET", "/v1/quarantine", admin, "operation", "List what is ours and unknown to the database, which was restored or lost its latest writes"), s.quarantine)
 	routeJSON(s, op("adoptSandbox", "POST", "/v1/sandboxes/{id}/adopt", admin, "operation", "Make a record anew for a quarantined sandbox"), s.adopt)

@@ -76,6 +76,8 @@ type Manager interface {
 	DrainPool(ctx context.Context, profile string) (id string, removed int, _ error)
 
 	Balance(ctx context.Context, tenant string) (sandboxer.Credits, error)
+	Quotas(ctx context.Context, q manager.QuotaQuery) ([]manager.QuotaStatus, string, error)
+	AdmitRequest(p sandboxer.Principal) error
 	Grant(ctx context.Context, tenant string, amount sandboxer.Credits, key, note string) error
 	Entries(ctx context.Context, q sandboxer.EntryQuery) ([]sandboxer.Entry, string, error)
 	CreateKey(ctx context.Context, k manager.NewKey) (sandboxer.Secret, sandboxer.APIKey, error)

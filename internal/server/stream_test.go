@@ -48,6 +48,8 @@ type stub struct {
 	bound []context.CancelCauseFunc
 }
 
+func (m *stub) AdmitRequest(sandboxer.Principal) error { return nil }
+
 func (m *stub) Exec(ctx context.Context, _ string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	return m.exec(ctx, cmd)
 }
