@@ -89,11 +89,17 @@ const macPrefix = "hmac-"
 // mac is what is kept of a digest. The environment of the request is in it, which nobody
 // who reads the database shall be able to guess: it is made with the installation's key.
 func (m *Manager) mac(digest string) string {
+	return macPrefix + hex.EncodeToString(m.keyed("sandboxer idempotency", []byte(digest)))
+}
+
+// keyed digests data with the installation's key, for one purpose: who reads the digest
+// cannot try what it is of.
+func (m *Manager) keyed(purpose string, data []byte) []byte {
 	key := hmac.New(sha256.New, m.opts.Key)
-	key.Write([]byte("sandboxer idempotency"))
+	key.Write([]byte(purpose))
 	mac := hmac.New(sha256.New, key.Sum(nil))
-	mac.Write([]byte(digest))
-	return macPrefix + hex.EncodeToString(mac.Sum(nil))
+	mac.Write(data)
+	return mac.Sum(nil)
 }
 
 // same reports whether what was kept, perhaps by an older version, is of the request with

@@ -3,7 +3,6 @@ package manager
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -461,7 +460,7 @@ func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(j)
+	sum := m.keyed("sandboxer pool", j) // of the profile's environment, too, and kept with each sandbox
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if key = hex.EncodeToString(sum[:16]); key != p.key {

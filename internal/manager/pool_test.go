@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -347,4 +348,26 @@ func TestPoolAge(t *testing.T) {
 		warm := r.warm("test")
 		return len(warm) == 1 && warm[0].ID != id
 	})
+}
+
+// TestPoolKeyIsKeyed: what is kept with a sandbox of a pool is a digest of its environment, too.
+// Without the installation's key nobody can try values; with it, it is the same after a restart.
+func TestPoolKeyIsKeyed(t *testing.T) {
+	pool := func(key []byte) (*rig, string) {
+		r := newRig(t, func(s *setup) {
+			pooled(1)(s)
+			s.opts.Key = key
+		})
+		r.full("test", 1)
+		return r, r.warm("test")[0].Pool
+	}
+	r, one := pool(testKey)
+	if _, other := pool(bytes.Repeat([]byte{8}, 32)); one == other || one == "" {
+		t.Errorf("with another key it is %q, too", other)
+	}
+	id := r.warm("test")[0].ID
+	r.restart()
+	if ids := r.full("test", 1); ids[0] != id {
+		t.Errorf("after a restart %s is ready, not %s", ids[0], id)
+	}
 }

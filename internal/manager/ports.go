@@ -259,13 +259,7 @@ func (m *Manager) signClaim(c portClaim) sandboxer.Secret {
 	return sandboxer.Secret(PortTokenPrefix + base64.RawURLEncoding.EncodeToString(append(b, m.claimMAC(b)...)))
 }
 
-func (m *Manager) claimMAC(b []byte) []byte {
-	key := hmac.New(sha256.New, m.opts.Key)
-	io.WriteString(key, "sandboxer port url\x00")
-	mac := hmac.New(sha256.New, key.Sum(nil))
-	mac.Write(b)
-	return mac.Sum(nil)
-}
+func (m *Manager) claimMAC(b []byte) []byte { return m.keyed("sandboxer port url\x00", b) }
 
 func (m *Manager) readClaim(token sandboxer.Secret) (c portClaim, ok bool) {
 	text, ok := strings.CutPrefix(token.Reveal(), PortTokenPrefix)
