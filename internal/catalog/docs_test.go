@@ -27,7 +27,7 @@ func TestDocs(t *testing.T) {
 				t.Errorf("docs/%s.md has no line for %q", page, f.name)
 			}
 		}
-		blocks := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?").FindAllStringSubmatch(text, -1)
+		blocks := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```\n(?:\n```(?:text|console)\n(?:\\$ [^\n]*\n)?(.*?)^```\n)?").FindAllStringSubmatch(text, -1)
 		if len(blocks) == 0 {
 			t.Errorf("docs/%s.md has no example", page)
 		}
