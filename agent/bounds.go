@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 	"unicode"
@@ -28,6 +29,7 @@ const (
 	maxPage      = 1024      // entries of one page of a listing
 	maxPageBytes = 256 << 10 // of names and targets in one page
 	maxListed    = 1_000_000 // entries of one listing
+	leastMoved   = 64 << 10  // bytes that a transfer moves in the time for progress
 )
 
 // patience is how long a client waits for an agent. What streams without an end of its
@@ -35,7 +37,7 @@ const (
 type patience struct {
 	answer   time.Duration // for a whole answer, or the beginning of a stream
 	remove   time.Duration // for the removal of a tree
-	progress time.Duration // for the next bytes of a transfer
+	progress time.Duration // for the next leastMoved bytes of a transfer
 	kill     time.Duration // for the end of a command that was killed
 }
 
@@ -59,21 +61,45 @@ func within(ctx context.Context, d time.Duration) (context.Context, context.Canc
 	return context.WithTimeoutCause(ctx, d, errLate)
 }
 
-// A stillness ends a transfer that makes no progress.
+// A stillness ends a transfer that makes too little progress: less than leastMoved bytes in
+// d of the agent's time.
 type stillness struct {
+	d time.Duration
+
+	mu    sync.Mutex
 	timer *time.Timer
-	d     time.Duration
+	left  time.Duration // of d, when its turn began
+	began time.Time     // of the agent's turn; zero while it is ours
+	moved int           // since all of d was left
 }
 
 // moving returns a context that ends when the transfer stands still for d while it is
 // the agent's turn, which it is at first.
 func moving(ctx context.Context, d time.Duration) (context.Context, context.CancelCauseFunc, *stillness) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	return ctx, cancel, &stillness{time.AfterFunc(d, func() { cancel(errLate) }), d}
+	return ctx, cancel, &stillness{timer: time.AfterFunc(d, func() { cancel(errLate) }), d: d, left: d, began: time.Now()}
 }
 
-func (s *stillness) ours()   { s.timer.Stop() }
-func (s *stillness) agents() { s.timer.Reset(s.d) }
+// ours ends the agent's turn, in which so many bytes moved.
+func (s *stillness) ours(moved int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.timer.Stop()
+	if !s.began.IsZero() {
+		s.left -= time.Since(s.began)
+		s.began = time.Time{}
+	}
+	if s.moved += moved; s.moved >= leastMoved {
+		s.left, s.moved = s.d, 0
+	}
+}
+
+func (s *stillness) agents() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.began = time.Now()
+	s.timer.Reset(s.left)
+}
 
 // A transfer is the body of an answer that streams.
 type transfer struct {
@@ -87,7 +113,7 @@ type transfer struct {
 func (t *transfer) Read(p []byte) (int, error) {
 	t.still.agents()
 	n, err := t.ReadCloser.Read(p)
-	t.still.ours()
+	t.still.ours(n)
 	if err != nil && err != io.EOF {
 		err = t.c.transportError(t.ctx, err)
 	}
@@ -95,7 +121,7 @@ func (t *transfer) Read(p []byte) (int, error) {
 }
 
 func (t *transfer) Close() error {
-	t.still.ours()
+	t.still.ours(0)
 	defer t.cancel(nil)
 	return t.ReadCloser.Close()
 }

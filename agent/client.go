@@ -46,8 +46,8 @@ type ClientOptions struct {
 // answers is bounded in bytes, entries and time, and calls end without it.
 //
 // Errors carry a Kind: Unavailable when the agent cannot be reached, Timeout when it does
-// not answer in time (a minute; ten to remove a tree; two between the bytes of a
-// transfer), Failed when what it answers is too large or cannot be read, Unauthenticated
+// not answer in time (a minute; ten to remove a tree; two of its own for every 64 KiB of
+// a transfer), Failed when what it answers is too large or cannot be read, Unauthenticated
 // for a wrong token, and those of the capability interfaces.
 type Client struct {
 	wait  patience
@@ -154,7 +154,7 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 	}
 	ctx, cancel, still := moving(ctx, c.wait.progress)
 	defer func() {
-		still.ours()
+		still.ours(0)
 		if err != nil {
 			cancel(nil)
 		}

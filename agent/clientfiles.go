@@ -53,11 +53,13 @@ type upload struct {
 	r     io.Reader
 	err   error
 	still *stillness
+	given int // by the last Read, which the agent is to take
 }
 
 func (u *upload) Read(p []byte) (int, error) {
-	u.still.ours()
+	u.still.ours(u.given)
 	n, err := u.r.Read(p)
+	u.given = n
 	u.still.agents()
 	if err != nil && !errors.Is(err, io.EOF) {
 		u.err = err

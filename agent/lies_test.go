@@ -28,6 +28,7 @@ type liar struct {
 	answer  []byte
 	forever []byte
 	drip    bool // one byte at a time, with a pause
+	slow    bool // what is repeated comes with a pause
 	hold    bool // keeps the connection open after the answer
 }
 
@@ -64,7 +65,7 @@ func (l liar) serve(ctx context.Context, conn net.Conn) {
 		return
 	}
 	for len(l.forever) > 0 {
-		if l.drip {
+		if l.drip || l.slow {
 			time.Sleep(10 * time.Millisecond)
 		}
 		if _, err := conn.Write(l.forever); err != nil {
@@ -352,3 +353,35 @@ func TestCommandOutOfReach(t *testing.T) {
 type writerFunc func([]byte)
 
 func (f writerFunc) Write(p []byte) (int, error) { f(p); return len(p), nil }
+
+// TestDrippingTransfer: what comes by the byte counts as standing still, however long it
+// goes on.
+func TestDrippingTransfer(t *testing.T) {
+	c := liar{answer: []byte(ok + "Content-Length: 1000000000\r\n\r\n"), forever: []byte("x"), slow: true}.client(t, time.Second)
+	r, err := c.ReadFile(t.Context(), "/f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if n, err := io.Copy(io.Discard, r); sandboxer.KindOf(err) != sandboxer.Timeout {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}
+
+// What is slow on our side, or a lot, goes on.
+func TestSlowReader(t *testing.T) {
+	const size = 20 << 16
+	c := liar{answer: []byte(ok + "Content-Length: " + fmt.Sprint(size) + "\r\n\r\n" + strings.Repeat("x", size)), hold: true}.client(t, time.Second)
+	r, err := c.ReadFile(t.Context(), "/f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	read := 0
+	for buf := make([]byte, 1<<16); read < size; time.Sleep(60 * time.Millisecond) { // 1.2 s in all, of which the agent takes little
+		n, err := r.Read(buf)
+		if read += n; err != nil && err != io.EOF {
+			t.Fatalf("%d bytes, %v", read, err)
+		}
+	}
+}
