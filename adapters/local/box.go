@@ -106,12 +106,15 @@ func (e *engine) load(name string) (*container.Container, error) {
 		if err == nil {
 			err = json.Unmarshal(data, c)
 		}
+		if err == nil && (c.Sandbox == nil || c.Spec == nil || c.Spec.Process == nil) {
+			err = errors.New("it is not whole")
+		}
 		switch {
-		case err == nil && c.Sandbox != nil && c.Spec != nil && c.Spec.Process != nil:
+		case err == nil:
 			c.Sandbox.SetRootDir(e.dir("run"))
 			return c, nil
 		case try == loadTries:
-			return nil, sandboxer.E(sandboxer.Internal, err, "gVisor's state of sandbox %s cannot be read", name)
+			return nil, damaged(err, "gVisor's state of sandbox "+name)
 		}
 		time.Sleep(10 * time.Millisecond) // it may be being written
 	}

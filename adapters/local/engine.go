@@ -141,7 +141,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 		return nil, openFailed(err, "the image store cannot be prepared")
 	}
 	if e.unlock, err = prepareProcess(runnerPath, e.dir("null")); err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "this process cannot be prepared for gVisor")
+		return nil, openFailed(err, "this process cannot be prepared for gVisor")
 	}
 	e.warnOfOtherVersions()
 	if err := e.reconnect(); err != nil {
@@ -403,8 +403,14 @@ func openHigh(path string) (*os.File, error) {
 	defer f.Close()
 	const high = 512
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, high)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EMFILE) {
+		var may unix.Rlimit
+		_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &may)
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "this process cannot be prepared for gVisor: it may have %d files open, and needs more than %d", may.Cur, high).
+			WithHint("raise the limit where it is started: ulimit -n %d, or LimitNOFILE=%d in its unit", 2*high, 2*high)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("a descriptor of %d or more: %w", high, err)
+		return nil, err
 	}
 	return os.NewFile(uintptr(fd), path), nil
 }
@@ -497,16 +503,29 @@ type record struct {
 
 const recordFile = "record.json"
 
-// record reads what is written down about the sandbox called name. Kinds: Internal.
+// record reads what is written down about the sandbox called name. Kinds: Failed where it is
+// damaged, Internal.
 func (e *engine) record(name string) (r record, err error) {
 	data, err := os.ReadFile(e.dir("box", name, recordFile))
 	if err == nil {
 		err = json.Unmarshal(data, &r)
 	}
 	if err != nil {
-		return r, sandboxer.E(sandboxer.Internal, err, "the record of sandbox %s cannot be read", name)
+		return r, damaged(err, "the record of sandbox "+name+" on this machine")
 	}
 	return r, nil
+}
+
+// errDamaged is in the chain of errors about a sandbox of which what is written down
+// cannot be read.
+var errDamaged = errors.New("damaged")
+
+func damaged(cause error, what string) error {
+	if errors.Is(cause, fs.ErrNotExist) {
+		return sandboxer.E(sandboxer.Internal, cause, "%s is missing", what)
+	}
+	return sandboxer.E(sandboxer.Failed, errors.Join(errDamaged, cause), "%s is damaged and cannot be read", what).
+		WithHint("it can still be destroyed, and expires as ever")
 }
 
 // writeRecord replaces the record atomically.

@@ -77,6 +77,100 @@ func openTest(t *testing.T) *engine {
 	return e
 }
 
+// TestDamagedState tears what is written down about sandboxes while no broker runs: the next
+// says so of each that is meant, without an end to the others, and destroys it.
+func TestDamagedState(t *testing.T) {
+	needsGVisor(t)
+	dir := shortDir(t)
+	e := openIn(t, dir, ours("test"))
+	t.Cleanup(func() { e.Close() })
+	names := map[string]func(name string) string{
+		"record":  func(name string) string { return e.dir("box", name, recordFile) },
+		"state":   func(name string) string { return e.dir("run", name+"_sandbox:"+name+".state") },
+		"neither": nil,
+	}
+	boxes := map[string]sandboxer.Handle{}
+	for which := range names {
+		boxes[which] = up(t, e, sandboxer.Spec{})
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for which, file := range names {
+		if file == nil {
+			continue
+		}
+		name := file(boxes[which].Ref)
+		fi, err := os.Stat(name)
+		if err == nil {
+			err = os.Truncate(name, fi.Size()/2)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	e = openIn(t, dir, ours("test"))
+	for which, h := range boxes {
+		_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+		l, lerr := e.IsAlive(t.Context(), h)
+		if which == "neither" {
+			if err != nil || l != sandboxer.Alive || lerr != nil {
+				t.Errorf("a whole one: %v; %q, %v", err, l, lerr)
+			}
+			continue
+		}
+		if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.Message(err), "damaged") || sandboxer.HintOf(err) == "" {
+			t.Errorf("a torn %s: a command says %v (%s)", which, err, sandboxer.HintOf(err))
+		}
+		if l != sandboxer.Unresponsive || lerr != nil {
+			t.Errorf("a torn %s: a probe says %q, %v", which, l, lerr)
+		}
+		if _, err := e.Teardown(t.Context(), h); err != nil {
+			t.Errorf("a torn %s: %v", which, err)
+		}
+		if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil || len(e.processes()[h.Ref]) > 0 {
+			t.Errorf("a torn %s, destroyed: a probe says %q, %v; processes %v", which, l, err, e.processes()[h.Ref])
+		}
+	}
+}
+
+// Nothing needs a directory for temporary files.
+func TestNoTemporaryDirectory(t *testing.T) {
+	e := openTest(t)
+	t.Setenv("TMPDIR", "/nowhere")
+	h := up(t, e, sandboxer.Spec{})
+	if x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"id"}, User: "user"}); err != nil || x.Code != 0 {
+		t.Errorf("a command of a user: %+v, %v", x, err)
+	}
+	if err := e.Renew(t.Context(), h, time.Now().Add(time.Hour)); err != nil {
+		t.Errorf("extending: %v", err)
+	}
+	if err := errors.Join(e.Pause(t.Context(), h), e.Resume(t.Context(), h)); err != nil {
+		t.Errorf("pausing: %v", err)
+	}
+	restored(t, e, sandboxer.Spec{}, snapshot(t, e, h))
+}
+
+// Whose process may open too few files learns how many it takes.
+func TestTooFewDescriptors(t *testing.T) {
+	var may unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &may); err != nil {
+		t.Fatal(err)
+	}
+	few := may
+	few.Cur = 500
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+		t.Fatal(err)
+	}
+	_, err := openHigh("/proc/self/exe")
+	if err2 := unix.Setrlimit(unix.RLIMIT_NOFILE, &may); err2 != nil {
+		t.Fatal(err2)
+	}
+	if sandboxer.KindOf(err) != sandboxer.Unavailable || !strings.Contains(sandboxer.Message(err), "may have 500 files open, and needs more than 512") || !strings.Contains(sandboxer.HintOf(err), "ulimit -n 1024") {
+		t.Errorf("%v (%s)", err, sandboxer.HintOf(err))
+	}
+}
+
 // TestRootIsAnAllowList looks from inside for what must not be there.
 func TestRootIsAnAllowList(t *testing.T) {
 	e := openTest(t)

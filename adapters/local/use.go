@@ -701,6 +701,12 @@ func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liv
 			return sandboxer.Unresponsive, nil
 		}
 		return sandboxer.Unknown, err
+	case errors.Is(err, errDamaged):
+		// Its processes may be well, but nobody can get at them any more.
+		if name, ferr := e.find(h); ferr == nil && len(e.processes()[name]) > 0 {
+			return sandboxer.Unresponsive, nil
+		}
+		return sandboxer.Gone, nil
 	case errors.Is(err, sandboxer.NotFound):
 		if name, ferr := e.find(h); ferr == nil && e.cgroups.oomKilled(name) {
 			return sandboxer.OOMKilled, nil

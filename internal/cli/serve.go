@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	stdlog "log"
+	"log/slog"
 	"net"
 	"net/url"
 	"os"
@@ -120,6 +122,7 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 	if err != nil {
 		return err
 	}
+	quietLibraries(log)
 	cfg, err := o.f.brokerConfig()
 	if err != nil {
 		return err
@@ -191,6 +194,13 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 	tell(log, "STOPPING=1")
 	log.Info("stopping; sandboxes live on")
 	return errors.Join(err, b.Close())
+}
+
+// quietLibraries gives what libraries say by themselves the level of debugging: net/http
+// repeats what a sandbox's agent sends unasked, as often as it likes.
+func quietLibraries(log *slog.Logger) {
+	stdlog.SetFlags(0)
+	stdlog.SetOutput(slog.NewLogLogger(log.Handler(), slog.LevelDebug).Writer())
 }
 
 // checkPortURL wants a scheme and the name of a host, under which there can be others.
