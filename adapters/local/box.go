@@ -44,8 +44,9 @@ type box struct {
 
 	awake atomic.Bool // the agent is known to run
 
-	still   sync.Mutex // held by the kill for which every process inside stands still
-	stopped string     // file that exists meanwhile (standStill)
+	still   sync.Mutex    // held by the kill for which every process inside stands still
+	killers chan struct{} // slots of kills that look for processes at once
+	stopped string        // file that exists meanwhile (standStill)
 
 	owed    map[string]int32 // commands to be killed yet: mark → process ID; guarded by mu
 	killing bool             // that is being done; guarded by mu
@@ -124,7 +125,7 @@ const loadTries = 5
 
 // keep remembers a running sandbox.
 func (e *engine) keep(name string, rec record, c *container.Container) *box {
-	b := &box{name: name, rec: rec, c: c, ctl: newController(c.Sandbox, name), pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped")}
+	b := &box{name: name, rec: rec, c: c, ctl: newController(c.Sandbox, name), pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped"), killers: make(chan struct{}, 2)}
 	b.pulse = &pulse{ask: b.ctl.ping, back: func() { e.catchUp(b) }, every: pulseEvery, patience: commandPatience}
 	b.env = c.Spec.Process.Env
 	if rec.Claim != "" {

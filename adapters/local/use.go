@@ -410,6 +410,12 @@ func (b *box) kill(ctx context.Context, mark string, pid int32) error {
 		}
 		defer func() { _ = b.signal(context.WithoutCancel(ctx), pid, unix.SIGKILL) }()
 	}
+	// They take turns: of many programs that look at once none is done in time, and then
+	// everybody would stand still for each of them.
+	b.killers <- struct{}{}
+	defer func() { <-b.killers }()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime) // for its turn
+	defer cancel()
 	var killer atomic.Int32
 	done := make(chan error, 1)
 	go func() { done <- b.killMarked(ctx, mark, pid, &killer) }()
