@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -287,6 +288,12 @@ var errDeadline = errors.New("deadline of the call")
 func (b *Backend) classify(ctx context.Context, op string, limit time.Duration, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) && context.Cause(ctx) == errDeadline {
 		return sandboxer.E(sandboxer.Timeout, err, "%s: %s did not finish within %s", b.id, op, limit)
+	}
+	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		full := sandboxer.E(sandboxer.Exhausted, err, "%s: this server has as many files open as it may have", b.id).
+			WithHint("try again when something has ended; the operator gives it more file descriptors (LimitNOFILE=, ulimit -n)")
+		full.RetryAfter = time.Second
+		return full
 	}
 	var e *sandboxer.Error
 	if errors.As(err, &e) {

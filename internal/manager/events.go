@@ -140,17 +140,28 @@ func (m *Manager) Head(ctx context.Context) (int64, error) {
 // the caller takes his time. Exhausted: too many streams.
 func (m *Manager) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[sandboxer.Event, error] {
 	return func(yield func(sandboxer.Event, error) bool) {
-		q, err := m.visible(ctx, q)
+		events, err := m.Subscribe(ctx, q)
 		if err != nil {
 			yield(sandboxer.Event{}, err)
 			return
 		}
-		p := sandboxer.PrincipalFrom(ctx)
-		end, err := m.streams.begin(q.SandboxID, p.Tenant, p)
-		if err != nil {
-			yield(sandboxer.Event{}, err)
-			return
-		}
+		events(yield)
+	}
+}
+
+// Subscribe is Follow that says at once why there will be no events. What it returns has to
+// be ranged over, once: it takes a place among the streams until then.
+func (m *Manager) Subscribe(ctx context.Context, q sandboxer.EventQuery) (iter.Seq2[sandboxer.Event, error], error) {
+	q, err := m.visible(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	p := sandboxer.PrincipalFrom(ctx)
+	end, err := m.streams.begin(q.SandboxID, p.Tenant, p)
+	if err != nil {
+		return nil, err
+	}
+	return func(yield func(sandboxer.Event, error) bool) {
 		defer end()
 		ctx, cancel := m.within(ctx)
 		defer cancel(nil)
@@ -184,7 +195,7 @@ func (m *Manager) Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[
 				return
 			}
 		}
-	}
+	}, nil
 }
 
 // next returns events after q.After, among them all that q selects, and moves it. What

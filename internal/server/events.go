@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"net/http"
 	"strconv"
 	"strings"
@@ -71,7 +72,16 @@ func (s *Server) history(ctx context.Context, id string, in InEvents) (*huma.Str
 			}
 			q.After = head
 		}
-		return streamed(ctx, func(w http.ResponseWriter, r *http.Request) { s.follow(w, r, q) }), nil
+		sctx, cancel := s.stream(ctx)
+		events, err := s.m.Subscribe(sctx, q)
+		if err != nil {
+			defer cancel(nil)
+			return nil, endOf(sctx, err)
+		}
+		return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
+			defer cancel(nil)
+			s.follow(sctx, cancel, w, r, q.After, events)
+		}), nil
 	}
 	if q.Limit == 0 {
 		q.Limit = sandboxer.DefaultPage
@@ -96,9 +106,7 @@ func (s *Server) history(ctx context.Context, id string, in InEvents) (*huma.Str
 
 // follow sends events as they happen until the client leaves, its key is revoked or
 // the server ends.
-func (s *Server) follow(w http.ResponseWriter, r *http.Request, q sandboxer.EventQuery) {
-	ctx, cancel := s.stream(r.Context())
-	defer cancel(nil)
+func (s *Server) follow(ctx context.Context, cancel context.CancelCauseFunc, w http.ResponseWriter, r *http.Request, after int64, events iter.Seq2[sandboxer.Event, error]) {
 	type item struct {
 		ev  sandboxer.Event
 		err error
@@ -107,7 +115,7 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, q sandboxer.Even
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for ev, err := range s.m.Follow(ctx, q) {
+		for ev, err := range events {
 			if ctx.Err() != nil {
 				return
 			}
@@ -142,8 +150,8 @@ func (s *Server) follow(w http.ResponseWriter, r *http.Request, q sandboxer.Even
 		send()
 	}
 	out.WriteString("retry: 1000\n")
-	if q.After > 0 { // also a client that has seen nothing yet can resume
-		fmt.Fprintf(&out, "id: %d\n", q.After)
+	if after > 0 { // also a client that has seen nothing yet can resume
+		fmt.Fprintf(&out, "id: %d\n", after)
 	}
 	out.WriteString("\n")
 	if !send() {

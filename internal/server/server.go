@@ -68,7 +68,7 @@ type Manager interface {
 
 	Events(ctx context.Context, q sandboxer.EventQuery) ([]sandboxer.Event, error)
 	Head(ctx context.Context) (int64, error)
-	Follow(ctx context.Context, q sandboxer.EventQuery) iter.Seq2[sandboxer.Event, error]
+	Subscribe(ctx context.Context, q sandboxer.EventQuery) (iter.Seq2[sandboxer.Event, error], error)
 	Profiles(ctx context.Context) []sandboxer.Profile
 	Extensions(ctx context.Context) []sandboxer.ExtensionInfo
 	Probe(ctx context.Context, extension string) (sandboxer.Offer, error)
