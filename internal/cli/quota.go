@@ -20,7 +20,7 @@ func newCmdQuota(f *factory, runF func(context.Context, *quotaOptions) error) *c
 	c := &cobra.Command{
 		Use: "quota [TENANT]", Aliases: []string{"quotas"}, Short: "Show what a tenant has and may have, yours if none is named", Args: wants(0, 1, "at most one tenant"),
 		Long: "Show how much of everything that can be bounded a tenant uses, and may use. The operator sets the bounds in quotas.yaml of\n" +
-			"the server's configuration directory; sandboxer reload lets the server take them.",
+			"the server's configuration directory, which the server reads when it starts and on a reload.",
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
