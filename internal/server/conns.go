@@ -181,18 +181,28 @@ func (c *connections) busiest() (address string) {
 }
 
 // makeRoom closes the connection that can best be spared, and reports whether there was
-// one: a stranger's first, then one between two requests, and for a client of the Unix
-// socket also another one's of that.
+// one: a stranger's first, then one between two requests. Those of the Unix socket make
+// room for each other, and for others where they idly hold most of the descriptors.
 func (c *connections) makeRoom(local bool) bool {
 	c.mu.Lock()
 	var out *conn
 	if c.strangers.Len() > 0 {
 		out = c.oldest(c.busiest())
 	}
+	var longest *conn // idle on the Unix socket
+	locals := 0
 	for e := c.idle.Front(); e != nil && out == nil; e = e.Next() {
-		if n := e.Value.(*conn); !n.local || local {
+		n := e.Value.(*conn)
+		if !n.local || local {
 			out = n
+			break
 		}
+		if locals++; longest == nil {
+			longest = n
+		}
+	}
+	if out == nil && locals > c.nofile/2 {
+		out = longest
 	}
 	c.mu.Unlock()
 	if out == nil {

@@ -150,11 +150,14 @@ func (d *door) prompt(network, request string, status int) net.Conn {
 				if _, err = io.ReadAll(resp.Body); err == nil && resp.StatusCode == status {
 					return c
 				}
-				last = resp.Status
-				continue
+				err = fmt.Errorf("%s", resp.Status)
 			}
 		}
 		last = err
+		if c != nil {
+			c.Close() // many of them would be too many
+		}
+		time.Sleep(5 * time.Millisecond)
 	}
 	d.Fatalf("%q: %v", request, last)
 	return nil
