@@ -19,7 +19,10 @@ type Adapter struct {
 	// machine; a configuration may have fewer (Narrower).
 	Capabilities []Capability
 	Inputs       []Input // keys its sandboxes accept; any other key is refused
-	Config       any     // pointer to a config struct with the defaults, for schemas; nil means no config
+	// Runtime is the version of what runs its sandboxes where that is part of this program, and
+	// what it saves of their memory is bound to it.
+	Runtime string
+	Config  any // pointer to a config struct with the defaults, for schemas; nil means no config
 
 	// Open makes a ready extension, or fails with Invalid (configuration) or
 	// Unavailable (this machine lacks something; the message says what to install).

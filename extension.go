@@ -59,6 +59,14 @@ type Limiter interface {
 	DefaultLimits(spec Spec) Limits
 }
 
+// A Noticer has something that an operator should know, and do something about before it is
+// too late: what this version cannot restore any more.
+type Noticer interface {
+	// Notices returns a sentence for each, with what to do. It is asked often, must be
+	// quick, and asks nobody outside.
+	Notices(ctx context.Context) []string
+}
+
 // An Admitter admits values that no operator vouches for (Spec.Vouches): of the inputs
 // that its Adapter declares as Restricted, and of a request's image and host ("image",
 // "host"). It should admit what the extension's own configuration lists, and what

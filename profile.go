@@ -128,6 +128,8 @@ type ExtensionInfo struct {
 	Pricing      PricingModel `json:"pricing_model"`
 	Capabilities []Capability `json:"capabilities"` // what the opened extension really has
 	Inputs       []Input      `json:"inputs"`
+	Runtime      string       `json:"runtime,omitempty"` // Adapter.Runtime
+	Notices      []string     `json:"notices,omitempty"` // what an operator should know and act upon; for administrators
 	Problem      string       `json:"problem,omitempty"` // why it could not be opened here; empty when it was
 	RetryAt      time.Time    `json:"retry_at,omitzero"` // when opening it is tried again
 }

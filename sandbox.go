@@ -78,6 +78,11 @@ type Sandbox struct {
 	EndingAt  time.Time `json:"ending_at,omitzero"`
 	EndedAt   time.Time `json:"ended_at,omitzero"`
 
+	// Unconfirmed says that the database went back and the record may be older than its
+	// sandbox: until that is settled no deadline of it counts. ConfirmedAt is when it was.
+	Unconfirmed Unconfirmed `json:"unconfirmed,omitempty"`
+	ConfirmedAt time.Time   `json:"confirmed_at,omitzero"`
+
 	// Damaged says why the record could not be read; the other fields are then only
 	// what is left of it. It is never stored: writing the record mends it.
 	Damaged string `json:"-"`
@@ -85,6 +90,17 @@ type Sandbox struct {
 	// making it. It is never stored.
 	Found bool `json:"-"`
 }
+
+// Unconfirmed is how far it is known whether what a record says still holds, after the
+// database went back.
+type Unconfirmed string
+
+// What is to be known of an unconfirmed record.
+const (
+	Unasked Unconfirmed = "unasked" // its backend was not asked yet, or could not be
+	Untold  Unconfirmed = "untold"  // its backend cannot tell: it is kept until somebody extends or destroys it
+	Claimed Unconfirmed = "claimed" // it waited in a pool, and may be a tenant's since: its object is quarantined
+)
 
 // OpenPort is a port that the port proxy serves.
 type OpenPort struct {

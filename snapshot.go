@@ -42,6 +42,10 @@ type SnapshotRecord struct {
 	ExpiresAt time.Time `json:"expires_at,omitzero"` // it is dropped then; zero means never
 	DroppedAt time.Time `json:"dropped_at,omitzero"`
 
+	// Unconfirmed says that the database went back to when the snapshot was being saved: it
+	// may be whole since, and is kept until somebody drops it.
+	Unconfirmed bool `json:"unconfirmed,omitempty"`
+
 	// Damaged says why the record could not be read; the other fields are then only
 	// what is left of it. It is never stored.
 	Damaged string `json:"-"`

@@ -58,7 +58,37 @@ func unreadable(cause error, what string) error {
 
 // within bounds a call whose answer is small.
 func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, d, errLate)
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := after(d, func() { cancel(errLate) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// after calls f when so much time has gone by for us, unless stop is called first. It goes by
+// in steps: where the machine stood still, or we did, that counts as one of them. Nobody else
+// could have done anything meanwhile.
+func after(d time.Duration, f func()) (stop func()) {
+	left := 16
+	step := d / time.Duration(left)
+	var mu sync.Mutex
+	var t *time.Timer
+	mu.Lock()
+	defer mu.Unlock()
+	t = time.AfterFunc(step, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		switch left--; {
+		case left > 0:
+			t.Reset(step)
+		case left == 0:
+			f()
+		}
+	})
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		left = 0
+		t.Stop()
+	}
 }
 
 // A stillness ends a transfer that makes too little progress: less than leastMoved bytes in

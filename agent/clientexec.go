@@ -204,8 +204,8 @@ func (a *attachment) broken(what string) error {
 // begin returns a context for a stream that ends if began is not called in time.
 func (c *Client) begin(parent context.Context) (_ context.Context, cut context.CancelFunc, began func()) {
 	ctx, cancel := context.WithCancelCause(parent)
-	late := time.AfterFunc(c.wait.answer, func() { cancel(errLate) })
-	return ctx, func() { late.Stop(); cancel(nil) }, func() { late.Stop() }
+	stop := after(c.wait.answer, func() { cancel(errLate) })
+	return ctx, func() { stop(); cancel(nil) }, stop
 }
 
 // streamError is rpcError for a stream with a context of its own.

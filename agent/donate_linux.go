@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -65,7 +66,7 @@ func (l *donateListener) receive() {
 		}
 		l.wg.Go(func() {
 			defer c.Close()
-			for _, conn := range receiveConns(c) {
+			for _, conn := range receiveConns(c, time.Now().Add(donorPatience)) {
 				select {
 				case l.conns <- conn:
 				case <-l.done:
@@ -76,11 +77,18 @@ func (l *donateListener) receive() {
 	}
 }
 
-// receiveConns reads one message and returns the sockets in it.
-func receiveConns(c *net.UnixConn) (conns []net.Conn) {
-	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+// donorPatience is how long a message is waited for from who has connected.
+const donorPatience = 10 * time.Second
+
+// receiveConns reads one message, which must be there by the given time, and returns the
+// sockets in it.
+func receiveConns(c *net.UnixConn, until time.Time) (conns []net.Conn) {
+	_ = c.SetReadDeadline(until)
 	oob := make([]byte, unix.CmsgSpace(4*maxDonation))
 	_, n, _, _, err := c.ReadMsgUnix(make([]byte, 1), oob)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		n, err = readLate(c, oob)
+	}
 	if err != nil {
 		return nil
 	}
@@ -117,6 +125,19 @@ func receiveConns(c *net.UnixConn) (conns []net.Conn) {
 		}
 	}
 	return conns
+}
+
+// readLate reads the message that is there although its time is up: where we had not had the
+// processor, that says nothing of who sent it.
+func readLate(c *net.UnixConn, oob []byte) (n int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		_, n, _, _, err = unix.Recvmsg(int(fd), make([]byte, 1), oob, unix.MSG_DONTWAIT)
+	})
+	return n, errors.Join(cerr, err)
 }
 
 func (l *donateListener) Accept() (net.Conn, error) {
@@ -171,17 +192,31 @@ func runDonate(args []string) int {
 	for i := range fds {
 		fds[i] = firstDonated + i
 	}
-	conn, err := dialSoon(args[0], *wake, 10*time.Second)
-	if errors.Is(err, errStranger) {
-		fmt.Fprintln(os.Stderr, "sandboxer-agent:", err)
-		return StrangerExit
+	for try := 1; ; try++ {
+		conn, err := dialSoon(args[0], *wake, donateTries)
+		if errors.Is(err, errStranger) {
+			fmt.Fprintln(os.Stderr, "sandboxer-agent:", err)
+			return StrangerExit
+		}
+		if err == nil {
+			_, _, err = conn.WriteMsgUnix([]byte{0}, unix.UnixRights(fds...), nil)
+			conn.Close()
+			// It has given up waiting for us, who were late.
+			if try < lateTries && (errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)) {
+				continue
+			}
+		}
+		return report(err)
 	}
-	if err == nil {
-		_, _, err = conn.WriteMsgUnix([]byte{0}, unix.UnixRights(fds...), nil)
-		conn.Close()
-	}
-	return report(err)
 }
+
+const (
+	// donateTries is how often the agent is looked for, at least 2 ms after each other: ten
+	// seconds and more. They are counted and not timed: where the machine stands still, or has
+	// much else to do, the agent has had no more turns than we.
+	donateTries = 5000
+	lateTries   = 10
+)
 
 // StrangerExit is the exit code of donate where another process than the one to wake has
 // put itself in the agent's place.
@@ -204,10 +239,10 @@ func listener(conn *net.UnixConn) (pid int, err error) {
 
 // dialSoon connects to the Unix socket at path, which may be about to appear once
 // the process wake, if that is not 0, is woken. It must then be that process which listens
-// there: root of the sandbox can put a socket of its own in that place.
-func dialSoon(path string, wake int, limit time.Duration) (*net.UnixConn, error) {
+// there: root of the sandbox can put a socket of its own in that place. It is tried tries times.
+func dialSoon(path string, wake int, tries int) (*net.UnixConn, error) {
 	const patience = 50 // tries after which a signal is taken for lost: the process may just have begun
-	for began, try := time.Now(), 0; ; try++ {
+	for try, next := 0, 0; ; try++ {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 		if err == nil && wake > 0 {
 			pid, perr := listener(conn)
@@ -216,12 +251,40 @@ func dialSoon(path string, wake int, limit time.Duration) (*net.UnixConn, error)
 				conn, err = nil, errors.Join(errStranger, perr)
 			}
 		}
-		if err == nil || time.Since(began) > limit || !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, errStranger) {
+		if err == nil || try == tries || !soon(err) {
 			return conn, err
 		}
-		if wake > 0 && try%patience == 0 {
+		if wake > 0 && try >= next && asleep(wake) && !sameProgram(wake) {
 			_ = unix.Kill(wake, unix.SIGUSR1)
+			next = try + patience
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
+}
+
+// asleep reports whether a process waits for something, or stands still. Who is to be woken
+// does, but for a moment after its start: the signal would end it then.
+func asleep(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true // it may be gone, which the signal finds out
+	}
+	_, rest, _ := bytes.Cut(data, []byte(") "))
+	return !bytes.HasPrefix(rest, []byte("R"))
+}
+
+// soon reports whether an agent that is starting, or busy, may be the cause of err.
+func soon(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EAGAIN) || errors.Is(err, errStranger)
+}
+
+// sameProgram reports whether a process runs the program that we are: then it needs no more
+// signals, and what became so at the word of an older build may die of them.
+func sameProgram(pid int) bool {
+	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return false
+	}
+	ours, err := os.Stat("/proc/self/exe")
+	return err == nil && os.SameFile(theirs, ours)
 }

@@ -16,12 +16,13 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // eventually polls until ok or fails the test.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); !ok(); {
+	for deadline := time.Now().Add(time.Minute); !ok(); {
 		if time.Now().After(deadline) {
 			t.Fatalf("timed out: %s", what)
 		}
@@ -30,8 +31,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 }
 
 func alive(pid int) bool {
-	s, ok := statOf(pid)
-	return ok && !s.dead
+	return !procs.Ended(pid)
 }
 
 // readPID waits for a file with the number of a process.

@@ -15,9 +15,12 @@ type fuse struct {
 
 func newFuse() *fuse { return &fuse{blown: make(chan struct{}, 1)} }
 
-// fuseGrace is how long a fuse smoulders after its time: whoever thaws or restores a
-// sandbox has that long to move it.
-const fuseGrace = 10 * time.Second
+// A fuse smoulders so many times so long after its time: whoever thaws or restores a sandbox
+// has that long to move it. It is counted, so that none goes by while the machine stands still.
+const (
+	fuseGrace = 10
+	graceStep = time.Second
+)
 
 // set moves the fuse; a zero time removes it.
 func (f *fuse) set(at time.Time) {
@@ -30,6 +33,7 @@ func (f *fuse) set(at time.Time) {
 	if at.IsZero() {
 		return
 	}
+	left := fuseGrace
 	var timer *time.Timer
 	timer = time.AfterFunc(time.Until(at), func() {
 		f.mu.Lock()
@@ -37,12 +41,14 @@ func (f *fuse) set(at time.Time) {
 		if f.timer != timer {
 			return
 		}
-		f.timer = time.AfterFunc(fuseGrace, func() {
-			select {
-			case f.blown <- struct{}{}:
-			default:
-			}
-		})
+		if left--; left >= 0 {
+			timer.Reset(graceStep)
+			return
+		}
+		select {
+		case f.blown <- struct{}{}:
+		default:
+		}
 	})
 	f.timer = timer
 }

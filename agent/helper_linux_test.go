@@ -66,7 +66,7 @@ func startAgentWith(t testing.TB, token string, args ...string) *running {
 	}
 	t.Cleanup(r.stop)
 	r.Client = r.client(ClientOptions{Token: token})
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := r.WaitReady(ctx); err != nil {
 		t.Fatalf("WaitReady: %v\n%s", err, r.stderr)

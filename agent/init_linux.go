@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -71,8 +72,8 @@ func runInit(args []string) int {
 	fs.IntVar(&ringKiB, "replay-kib", 1024, "output kept of each process, in KiB")
 	fs.BoolVar(&reserved, "above-limits", false, "keep CAP_SYS_RESOURCE for the agent, and none for what it starts")
 	fs.BoolVar(&verbose, "v", false, "log more")
-	fs.Func("fuse", "`time` (RFC 3339) at which to end by itself, and the sandbox with it", func(v string) (err error) {
-		fuseAt, err = time.Parse(time.RFC3339, v)
+	fs.Func("fuse", "`time` (RFC 3339, or seconds since 1970; 0 means never) at which to end by itself, and the sandbox with it", func(v string) (err error) {
+		fuseAt, err = parseFuse(v)
 		return err
 	})
 	if code, ok := parse(fs, args); !ok {
@@ -143,11 +144,11 @@ func runInit(args []string) int {
 	})
 	s.procs.reap() // what was handed to us before we listened for it
 
-	hs := s.httpServer()
+	hs := s.servers(headTime)
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
 		wg.Go(func() {
-			if err := hs.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			if err := hs.serve(l); !errors.Is(err, http.ErrServerClosed) {
 				failed <- err
 			}
 		})
@@ -176,13 +177,26 @@ func runInit(args []string) int {
 	// Whoever still listens gets the ends of the processes; then all is cut.
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
-	if hs.Shutdown(ctx) != nil {
-		_ = hs.Close()
+	for _, hs := range []*http.Server{hs.made, hs.donated} {
+		if hs.Shutdown(ctx) != nil {
+			_ = hs.Close()
+		}
 	}
 	signal.Stop(children)
 	close(children)
 	wg.Wait()
 	return code
+}
+
+// parseFuse reads a time; the zero one if there is none.
+func parseFuse(v string) (time.Time, error) {
+	if n, err := strconv.ParseInt(v, 10, 64); err == nil {
+		if n <= 0 {
+			return time.Time{}, nil
+		}
+		return time.Unix(n, 0), nil
+	}
+	return time.Parse(time.RFC3339, v)
 }
 
 func (s *server) startMain(args []string) error {

@@ -28,7 +28,11 @@ func TestOrphansAreReaped(t *testing.T) {
 			return err != nil
 		})
 	}
-	for _, p := range readProcesses() {
+	all, err := readProcesses()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
 		if p.parent == a.cmd.Process.Pid {
 			t.Errorf("the agent has a child left: %+v", p)
 		}

@@ -20,8 +20,9 @@ const usage = `usage: sandboxer-agent COMMAND
   tar DIR                       pack DIR to standard output
   donate [--wake PID] PATH COUNT
                                 hand open connections to the agent listening at donate:PATH
-  kill-marked NAME=VALUE SESSION
-                                kill what carries this in its environment, or the session
+  kill-marked NAME=VALUE SESSION [TAG]
+                                kill what carries this in its environment, the session, and what
+                                has the tag; several are given as so many threes
 `
 
 // Main runs the agent with its arguments (without the program's name) and returns the

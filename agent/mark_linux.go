@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"strconv"
@@ -11,37 +12,63 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
-// runKillMarked kills every process whose environment contains the given NAME=VALUE,
-// that belongs to the given session, that descends from its leader or from another such,
-// or whose bounding set of capabilities has the given tag above those that there are,
-// until a look finds none. An adapter that starts commands from outside the sandbox
-// cancels them so: what a command started may have left its process tree and its session
-// and dropped its environment, but takes the tag along.
+// runKillMarked kills what commands started that an adapter begins from outside the
+// sandbox, and cancels so. Each is told by three arguments: every process is killed whose
+// environment contains the first, NAME=VALUE, that belongs to the session that is the
+// second, that descends from its leader or from another such, or whose bounding set of
+// capabilities has the third, in hexadecimal, as tag above those that there are (0: none),
+// until a look finds none: what a command started may have left its process tree and its
+// session and dropped its environment, but takes the tag along.
 func runKillMarked(args []string) int {
-	if len(args) < 2 || len(args) > 3 || !strings.Contains(args[0], "=") {
-		fmt.Fprintln(os.Stderr, "sandboxer-agent: kill-marked needs NAME=VALUE, a session and perhaps a tag")
+	if len(args) == 2 {
+		args = append(args, "0")
+	}
+	if len(args) == 0 || len(args)%3 != 0 {
+		fmt.Fprintln(os.Stderr, "sandboxer-agent: kill-marked needs NAME=VALUE, a session and perhaps a tag, for each command")
 		return 2
 	}
-	mark := args[0]
-	session, err := strconv.Atoi(args[1])
-	if err != nil || session < 2 {
-		fmt.Fprintf(os.Stderr, "sandboxer-agent: %q is not a session\n", args[1])
-		return 2
-	}
-	tag := uint64(0)
-	if len(args) == 3 {
-		if tag, err = strconv.ParseUint(args[2], 16, 64); err != nil {
+	marks, sessions, tags := map[string]bool{}, map[int]bool{}, map[uint64]bool{}
+	for ; len(args) > 0; args = args[3:] {
+		if !strings.Contains(args[0], "=") {
+			fmt.Fprintf(os.Stderr, "sandboxer-agent: %q is not NAME=VALUE\n", args[0])
+			return 2
+		}
+		session, err := strconv.Atoi(args[1])
+		if err != nil || session < 2 {
+			fmt.Fprintf(os.Stderr, "sandboxer-agent: %q is not a session\n", args[1])
+			return 2
+		}
+		tag, err := strconv.ParseUint(args[2], 16, 64)
+		if err != nil {
 			fmt.Fprintf(os.Stderr, "sandboxer-agent: %q is not a tag\n", args[2])
 			return 2
 		}
+		marks[args[0]], sessions[session] = true, true
+		if tag != 0 {
+			tags[tag] = true
+		}
 	}
 	buf := make([]byte, procs.Room)
-	marked := func(s procStat) bool {
-		return s.session == session || s.pid == session || tag != 0 && boundTag(s.pid) == tag || procs.Has(procs.Environ(s.pid, buf), mark)
+	marked := func(s procStat) (bool, error) {
+		if sessions[s.session] || sessions[s.pid] {
+			return true, nil
+		}
+		if len(tags) > 0 {
+			if tag, err := boundTag(s.pid); err != nil || tags[tag] {
+				return err == nil, err
+			}
+		}
+		env, err := procs.Environ(s.pid, buf)
+		return procs.HasAny(env, marks), err
 	}
 	const rounds = 1000 // a fork bomb that outruns us is the process limit's job
 	for range rounds {
-		if killFamily(marked) == 0 {
+		n, err := killFamily(marked)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "sandboxer-agent: the processes cannot be looked at: %v\n", err)
+			return 1
+		}
+		if n == 0 {
 			return 0
 		}
 	}
@@ -53,33 +80,41 @@ func runKillMarked(args []string) int {
 const TagShift = 41
 
 // boundTag is the tag in the bounding set of a process, which it cannot drop.
-func boundTag(pid int) uint64 {
-	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+func boundTag(pid int) (uint64, error) {
+	data, err := procs.Read(pid, "status")
 	if err != nil {
-		return 0
+		return 0, err
 	}
 	_, rest, _ := strings.Cut(string(data), "\nCapBnd:")
 	line, _, _ := strings.Cut(rest, "\n")
 	caps, err := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
 	if err != nil {
-		return 0
+		return 0, nil
 	}
-	return caps >> TagShift
+	return caps >> TagShift, nil
 }
 
 // killFamily kills the processes that are marked and all that descend from them, and
 // returns how many. They are stopped first: who dies leaves children that nobody can tell
-// any more, and who is stopped has none.
-func killFamily(marked func(procStat) bool) int {
+// any more, and who is stopped has none. On an error it killed those that it found.
+func killFamily(marked func(procStat) (bool, error)) (killed int, err error) {
 	self := os.Getpid()
 	family := map[int]bool{}
 	for range 100 {
-		stats, grown := readProcesses(), false
+		stats, rerr := readProcesses()
+		grown := false
+		err = rerr
 		for changed := true; changed; {
 			changed = false
 			for _, s := range stats {
-				if family[s.pid] || s.dead || s.pid == 1 || s.pid == self || !family[s.parent] && !marked(s) {
+				if family[s.pid] || s.dead || s.pid == 1 || s.pid == self {
 					continue
+				}
+				if !family[s.parent] {
+					is, merr := marked(s)
+					if err = cmp.Or(err, merr); !is {
+						continue
+					}
 				}
 				_ = unix.Kill(s.pid, unix.SIGSTOP)
 				family[s.pid], changed, grown = true, true, true
@@ -89,11 +124,10 @@ func killFamily(marked func(procStat) bool) int {
 			break
 		}
 	}
-	killed := 0
 	for pid := range family {
 		if unix.Kill(pid, unix.SIGKILL) == nil {
 			killed++
 		}
 	}
-	return killed
+	return killed, err
 }

@@ -800,8 +800,14 @@ func (s *subscriber) next(buf []byte) (n int, src stream, end bool, err error) {
 func (p *process) signal(sig unix.Signal) error {
 	if sig != unix.SIGKILL {
 		groups := map[int]bool{}
-		for _, m := range p.members(false) {
-			groups[m.group] = true
+		stats, err := readProcesses()
+		if err != nil {
+			return sandboxer.E(sandboxer.Unavailable, err, "cannot signal process %d: the processes cannot be looked at: %v", p.pid, err)
+		}
+		for _, s := range stats {
+			if s.session == p.pid && !s.dead {
+				groups[s.group] = true
+			}
 		}
 		if len(groups) == 0 {
 			groups[p.pid] = true
@@ -818,7 +824,16 @@ func (p *process) signal(sig unix.Signal) error {
 	// Until a pass finds nothing alive: the members may be forking.
 	buf := make([]byte, procs.Room)
 	for range 100 {
-		if killFamily(func(s procStat) bool { return s.pid == p.pid || s.session == p.pid || marked(s.pid, p.mark, buf) }) == 0 {
+		n, err := killFamily(func(s procStat) (bool, error) {
+			if s.pid == p.pid || s.session == p.pid {
+				return true, nil
+			}
+			return marked(s.pid, p.mark, buf)
+		})
+		if err != nil {
+			return sandboxer.E(sandboxer.Unavailable, err, "what process %d started cannot be looked at: %v", p.pid, err)
+		}
+		if n == 0 {
 			return nil
 		}
 		time.Sleep(time.Millisecond)
@@ -826,58 +841,25 @@ func (p *process) signal(sig unix.Signal) error {
 	return nil
 }
 
-type member struct{ pid, group int }
-
-// members lists the living processes of p's session; with all set also descendants
-// in other sessions, and those that bear p's mark in their environment.
-func (p *process) members(all bool) []member {
-	stats := readProcesses()
-	in := map[int]bool{}
-	for _, s := range stats {
-		if s.session == p.pid {
-			in[s.pid] = true
-		}
-	}
-	if all {
-		in[p.pid] = true
-		for changed := true; changed; {
-			changed = false
-			for _, s := range stats {
-				if !in[s.pid] && in[s.parent] {
-					in[s.pid], changed = true, true
-				}
-			}
-		}
-		mark, buf := p.mark, make([]byte, procs.Room)
-		for _, s := range stats {
-			if !in[s.pid] && !s.dead && s.pid != os.Getpid() && marked(s.pid, mark, buf) {
-				in[s.pid] = true
-			}
-		}
-	}
-	var ms []member
-	for _, s := range stats {
-		if in[s.pid] && !s.dead {
-			ms = append(ms, member{s.pid, s.group})
-		}
-	}
-	return ms
-}
-
 // markVar names the variable by which a process that moved to a session of its own is
 // still known as started by one of ours.
 const markVar = "SANDBOXER_PROCESS"
 
-func marked(pid int, mark string, buf []byte) bool {
+func marked(pid int, mark string, buf []byte) (bool, error) {
 	if mark == "" {
-		return false
+		return false, nil
 	}
-	for kv := range strings.SplitSeq(string(procs.Environ(pid, buf)), "\x00") {
+	env, err := procs.Environ(pid, buf)
+	if err != nil {
+		return false, err
+	}
+	for kv := range strings.SplitSeq(string(env), "\x00") {
 		if v, ok := strings.CutPrefix(kv, markVar+"="); ok {
-			return v == mark
+			return v == mark, nil
 		}
 	}
-	return taggedAs(pid) == tagOf(mark)
+	tag, err := taggedAs(pid)
+	return tag == tagOf(mark), err
 }
 
 // procStat is a line of the system's process list.
@@ -888,18 +870,18 @@ type procStat struct {
 	pages                       int64 // resident
 }
 
-func readProcesses() []procStat {
-	var out []procStat
-	for _, pid := range procs.All() {
-		if s, ok := statOf(pid); ok {
+// readProcesses lists the processes that can be seen; on an error, those that it came to.
+func readProcesses() (out []procStat, err error) {
+	pids, err := procs.All()
+	for _, pid := range pids {
+		f, serr := procs.Stat(pid)
+		if s, ok := parseStat(pid, f); ok {
 			out = append(out, s)
 		}
+		err = cmp.Or(err, serr)
 	}
-	return out
+	return out, err
 }
-
-// statOf returns the line of one process, if it has not ended.
-func statOf(pid int) (procStat, bool) { return parseStat(pid, procs.Stat(pid)) }
 
 // parseStat reads what procs.Stat returns.
 func parseStat(pid int, f []string) (procStat, bool) {
@@ -969,7 +951,7 @@ func (t *table) killRest() {
 		sessions[p.pid] = true
 	}
 	for range 100 {
-		stats := readProcesses()
+		stats, err := readProcesses()
 		in := map[int]bool{os.Getpid(): true}
 		for changed := true; changed; {
 			changed = false
@@ -979,7 +961,7 @@ func (t *table) killRest() {
 				}
 			}
 		}
-		alive := false
+		alive := err != nil
 		for _, s := range stats {
 			if in[s.pid] && s.pid != os.Getpid() && !s.dead {
 				alive = true

@@ -480,15 +480,35 @@ func fileError(err error) error {
 	return sandboxer.E(sandboxer.Internal, err, "%s", what)
 }
 
-// httpServer makes the server of s's wire: HTTP/1.1, and HTTP/2 without TLS.
-func (s *server) httpServer() *http.Server {
+// headTime is how long whoever connects by himself may take for the head of a request.
+const headTime = 30 * time.Second
+
+// servers are those of s's wire: for connections that somebody made, and for those that were
+// handed over. The first request on the latter may come at any time, and a time for it
+// would be over, too, where the agent has not had the processor.
+type servers struct{ made, donated *http.Server }
+
+func (s *server) servers(head time.Duration) servers {
+	return servers{s.httpServer(head), s.httpServer(0)}
+}
+
+func (s servers) serve(l net.Listener) error {
+	if _, ok := l.(*donateListener); ok {
+		return s.donated.Serve(l)
+	}
+	return s.made.Serve(l)
+}
+
+// httpServer makes a server of s's wire: HTTP/1.1, and HTTP/2 without TLS. The time for the
+// head of a request may be 0, which is no limit.
+func (s *server) httpServer(head time.Duration) *http.Server {
 	var p http.Protocols
 	p.SetHTTP1(true)
 	p.SetUnencryptedHTTP2(true)
 	return &http.Server{
 		Handler:           s,
 		Protocols:         &p,
-		ReadHeaderTimeout: 30 * time.Second,
+		ReadHeaderTimeout: head,
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams:          1000,
 			MaxReadFrameSize:              256 << 10,

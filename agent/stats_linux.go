@@ -119,7 +119,8 @@ func readInt(file string) int64 {
 func sumProcesses() (cpu time.Duration, memory, n int64) {
 	const tick = time.Second / 100 // USER_HZ is 100 on every port of Linux
 	var ticks int64
-	for _, p := range readProcesses() {
+	all, _ := readProcesses() // of what cannot be looked at nothing is counted
+	for _, p := range all {
 		if p.dead {
 			continue
 		}

@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"hash/fnv"
 	"io"
-	"os"
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // A tag is what tells the processes of a command also where they have left its session,
@@ -37,16 +38,16 @@ func (t *table) tagged(mark string, start func() (int, error)) (pid int, err err
 }
 
 // taggedAs returns the tag of a process, or another number.
-func taggedAs(pid int) uint64 {
-	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/limits")
+func taggedAs(pid int) (uint64, error) {
+	data, err := procs.Read(pid, "limits")
 	if err != nil {
-		return 0
+		return 0, err
 	}
 	_, rest, _ := bytes.Cut(data, []byte("\nMax resident set "))
 	f := bytes.Fields(rest[:min(len(rest), 64)])
 	if len(f) == 0 {
-		return 0
+		return 0, nil
 	}
 	n, _ := strconv.ParseUint(string(f[0]), 10, 64)
-	return n
+	return n, nil
 }

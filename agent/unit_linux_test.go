@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 func TestUserDB(t *testing.T) {
@@ -68,11 +69,9 @@ func TestParseStat(t *testing.T) {
 			t.Errorf("%q was read", bad)
 		}
 	}
-	if s, ok := statOf(os.Getpid()); !ok || s.dead || s.parent != os.Getppid() || s.group != unix.Getpgrp() {
+	f, err := procs.Stat(os.Getpid())
+	if s, ok := parseStat(os.Getpid(), f); err != nil || !ok || s.dead || s.parent != os.Getppid() || s.group != unix.Getpgrp() {
 		t.Errorf("this process: %+v, %v", s, ok)
-	}
-	if s, ok := statOf(1 << 30); ok {
-		t.Errorf("a process that there is not: %+v", s)
 	}
 }
 

@@ -12,10 +12,10 @@ type Pool struct {
 	Extension string    `json:"extension" example:"ext.local"`
 	Size      int       `json:"size" example:"4" doc:"How many should wait"`
 	Ready     int       `json:"ready" example:"4" doc:"How many wait and are as good as new ones"`
-	Claimed   int64     `json:"claimed" doc:"Creates that were answered from it since the server started"`
-	Cold      int64     `json:"cold" doc:"Creates of the profile since then that were not"`
-	Problem   string    `json:"problem,omitempty" doc:"Why it is not full"`
-	RetryAt   time.Time `json:"retry_at,omitzero" doc:"When that is tried again"`
+	Claimed   *int64    `json:"claimed,omitempty" doc:"Creates that were answered from it since the server started; for administrators only"`
+	Cold      *int64    `json:"cold,omitempty" doc:"Creates of the profile since then that were not; for administrators only"`
+	Problem   string    `json:"problem,omitempty" doc:"Why it is not full; for administrators only"`
+	RetryAt   time.Time `json:"retry_at,omitzero" doc:"When that is tried again; for administrators only"`
 }
 
 // DrainedPool says what draining a pool removed.

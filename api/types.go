@@ -109,15 +109,16 @@ type Sandbox struct {
 
 	Found bool `json:"found,omitempty" doc:"In the answer to a create: another request made it, or is making it"`
 
-	CreatedAt     time.Time `json:"created_at" doc:"The request was accepted"`
-	ProvisionedAt time.Time `json:"provisioned_at,omitzero" doc:"The backend had made it; after that it was waited for"`
-	ReadyAt       time.Time `json:"ready_at,omitzero"`
-	Unresponsive  time.Time `json:"unresponsive_since,omitzero" doc:"Its backend has it, and it does not answer since then; calls into it end as unavailable. It may come back; it can be destroyed, and expires, as ever"`
-	UsedAt        time.Time `json:"used_at,omitzero"`
-	ResumedAt     time.Time `json:"resumed_at,omitzero"`
-	ExpiresAt     time.Time `json:"expires_at,omitzero" doc:"While it is paused: how long it is kept"`
-	EndingAt      time.Time `json:"ending_at,omitzero"`
-	EndedAt       time.Time `json:"ended_at,omitzero"`
+	CreatedAt     time.Time             `json:"created_at" doc:"The request was accepted"`
+	ProvisionedAt time.Time             `json:"provisioned_at,omitzero" doc:"The backend had made it; after that it was waited for"`
+	ReadyAt       time.Time             `json:"ready_at,omitzero"`
+	Unconfirmed   sandboxer.Unconfirmed `json:"unconfirmed,omitempty" doc:"The database went back, and this record may be older than the sandbox; no deadline of it counts. unasked: its backend is being asked; untold: the backend cannot tell, extend or destroy it; claimed: it may be a tenant's, an administrator adopts or destroys it"`
+	Unresponsive  time.Time             `json:"unresponsive_since,omitzero" doc:"Its backend has it, and it does not answer since then; calls into it end as unavailable. It may come back; it can be destroyed, and expires, as ever"`
+	UsedAt        time.Time             `json:"used_at,omitzero"`
+	ResumedAt     time.Time             `json:"resumed_at,omitzero"`
+	ExpiresAt     time.Time             `json:"expires_at,omitzero" doc:"While it is paused: how long it is kept"`
+	EndingAt      time.Time             `json:"ending_at,omitzero"`
+	EndedAt       time.Time             `json:"ended_at,omitzero"`
 }
 
 // NewSandbox is the public form of a record.
@@ -133,7 +134,7 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost),
 		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, Damaged: sb.Damaged, Found: sb.Found,
 		CreatedAt: sb.CreatedAt, ProvisionedAt: sb.ProvisionedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
-		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt, Unresponsive: sb.UnresponsiveSince,
+		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt, Unresponsive: sb.UnresponsiveSince, Unconfirmed: sb.Unconfirmed,
 	}
 	out.RestoredFrom, out.RestoredAs = sb.RestoredFrom, sb.RestoredAs
 	out.PausedFor, out.ResumedAt = Duration(sb.PausedFor), sb.ResumedAt
@@ -598,7 +599,8 @@ func NewEntry(e sandboxer.Entry) Entry {
 type Audit struct {
 	SchemaVersion int         `json:"schema_version" example:"1"`
 	Checked       int         `json:"checked" doc:"Invariants checked"`
-	Violations    []Violation `json:"violations" nullable:"false"`
+	Violations    []Violation `json:"violations" nullable:"false" doc:"At most 1,000"`
+	LeftOut       int         `json:"left_out,omitempty" doc:"How many more there are"`
 }
 
 // Violation is one broken invariant.
@@ -618,6 +620,7 @@ type Sweep struct {
 	Lost        int `json:"lost"`
 	Orphans     int `json:"orphans"`
 	Quarantined int `json:"quarantined" doc:"Objects that the database does not know, and that are kept"`
+	Unconfirmed int `json:"unconfirmed" doc:"Records that may be older than their sandboxes, since the database went back, and whose backends are being asked"`
 	Failed      int `json:"failed"`
 	Damaged     int `json:"damaged" doc:"Live records that cannot be read and were left alone"`
 }
@@ -660,5 +663,8 @@ type Status struct {
 	Sandboxes     map[sandboxer.State]int `json:"sandboxes" doc:"Live sandboxes by state; of every tenant for administrators"`
 	Extensions    int                     `json:"extensions" doc:"Configured extensions"`
 	Unavailable   []string                `json:"unavailable,omitempty" doc:"Extensions that could not be opened"`
+	Notices       []string                `json:"notices,omitempty" doc:"What an operator should know and act upon, such as what this version cannot restore; shown to administrators"`
 	Quarantined   int                     `json:"quarantined,omitempty" doc:"Objects that the database does not know, and that are kept; shown to administrators"`
+	WentBack      time.Time               `json:"went_back_at,omitzero" doc:"When the database was last found to be older than it had been; shown to administrators"`
+	Unconfirmed   int                     `json:"unconfirmed,omitempty" doc:"Live sandboxes whose records may be older than they are, since then; shown to administrators"`
 }

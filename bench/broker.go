@@ -245,7 +245,7 @@ func (d *direct) spec(image string) sandboxer.Spec {
 	d.n++
 	s := sandboxer.Spec{ID: fmt.Sprintf("bench-%d", d.n), Generation: 1, Owner: d.owner, Limits: sandboxer.Limits{DiskBytes: 8 << 30}}
 	if image != "" {
-		s.Image = "tar:" + image
+		s.Image, s.Vouched = "tar:"+image, []string{sandboxer.RestrictedImage}
 	}
 	return s
 }

@@ -49,7 +49,7 @@ func main() {
 	runtime.LockOSThread()
 	var o options
 	flag.StringVar(&o.bin, "bin", "bin", "directory with sandboxer, sandboxer-runner and sandboxer-agent")
-	flag.StringVar(&o.runsc, "runsc", "", "gVisor's command line; empty means runsc in -bin, or a fresh build")
+	flag.StringVar(&o.runsc, "runsc", "", "gVisor's command line; empty means runsc in -bin, or a fresh build; none leaves it out")
 	flag.IntVar(&o.rounds, "n", 50, "rounds")
 	flag.BoolVar(&o.quick, "quick", false, "five rounds, without the slow parts")
 	flag.StringVar(&o.out, "o", "", "also write the results to this file, as JSON")
@@ -258,6 +258,8 @@ func (b *bench) prepare(ctx context.Context) error {
 	}
 	switch {
 	case b.root == "":
+	case b.options.runsc == "none":
+		b.r.skip("runsc: left out (-runsc none)")
 	case os.Geteuid() != 0:
 		b.r.skip("runsc: gVisor's command line needs root")
 	default:

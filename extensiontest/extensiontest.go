@@ -174,7 +174,7 @@ func (s *suite) open(t *testing.T) *backend.Backend {
 
 func (s *suite) wrap(t *testing.T, ext sandboxer.Extension) *backend.Backend {
 	t.Helper()
-	b := backend.New("ext.conformance", ext, backend.Options{Inputs: s.Inputs})
+	b := backend.New("ext.conformance", ext, backend.Options{Inputs: s.Inputs, Close: closeTime})
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Errorf("Close: %v", err)
@@ -365,6 +365,9 @@ func poll(t *testing.T, what string, limit time.Duration, ok func() bool) {
 		time.Sleep(10 * time.Millisecond)
 	}
 }
+
+// closeTime is how long an extension may take to close on a machine with other work.
+const closeTime = time.Minute
 
 // ctx bounds one call, so that an extension that hangs fails instead of stopping the
 // suite.

@@ -20,7 +20,7 @@ func (s *suite) hang(t *testing.T) {
 		t.Skip("the harness cannot have the backend hang")
 	}
 	// The extension has to end by itself what it cannot do.
-	b := backend.New("ext.conformance", s.Open(t), backend.Options{Inputs: s.Inputs, Short: 2 * time.Minute})
+	b := backend.New("ext.conformance", s.Open(t), backend.Options{Inputs: s.Inputs, Short: 2 * time.Minute, Close: closeTime})
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
 			t.Errorf("Close: %v", err)

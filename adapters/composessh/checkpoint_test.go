@@ -161,7 +161,7 @@ func TestThaw(t *testing.T) {
 	}
 	wait := func(what string, ok func() bool) {
 		t.Helper()
-		for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("waited in vain for %s", what)
 			}

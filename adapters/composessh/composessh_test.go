@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,6 +29,8 @@ var engines = []*engineHere{{}, {}}
 
 type engineHere struct {
 	once sync.Once
+	kept *exec.Cmd      // scripts/dockerd.sh keep
+	end  io.WriteCloser // its input: it ends with it, and so with this process
 	dir  string
 	host string
 	err  error
@@ -43,8 +46,9 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	for _, e := range engines {
-		if e.dir != "" {
-			exec.Command("sh", "../../scripts/dockerd.sh", "stop", e.dir).Run()
+		if e.kept != nil {
+			e.end.Close()
+			e.kept.Wait()
 			os.RemoveAll(e.dir)
 		}
 	}
@@ -75,9 +79,7 @@ func (e *engineHere) start(t testing.TB) string {
 		if e.dir, e.err = os.MkdirTemp("/tmp", "sbd"); e.err != nil {
 			return
 		}
-		out, err := exec.Command("sh", "../../scripts/dockerd.sh", "start", e.dir).Output()
-		if e.host = strings.TrimSpace(string(out)); err != nil {
-			e.err = fmt.Errorf("dockerd: %w", err)
+		if e.err = e.keep(); e.err != nil {
 			return
 		}
 		imp := exec.Command("docker", "import", "-", image)
@@ -91,6 +93,64 @@ func (e *engineHere) start(t testing.TB) string {
 		t.Skip(e.err)
 	}
 	return "DOCKER_HOST=" + e.host
+}
+
+// keep starts the engine, which ends with this process however that ends.
+func (e *engineHere) keep() error {
+	cmd := exec.Command("sh", "../../scripts/dockerd.sh", "keep", e.dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	e.kept, e.end = cmd, in
+	data, err := io.ReadAll(out)
+	if e.host = strings.TrimSpace(string(data)); e.host == "" {
+		return fmt.Errorf("dockerd: %v, %v: %s", err, cmd.Wait(), said.String())
+	}
+	return nil
+}
+
+// An engine of the tests ends with whoever started it, also one that does not answer.
+func TestEngineEndsWithItsOwner(t *testing.T) {
+	t.Parallel()
+	docker(t) // or skips
+	dir, err := os.MkdirTemp("/tmp", "sbd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	e := &engineHere{dir: dir}
+	if err := e.keep(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "sock")); err != nil {
+		t.Error(err)
+	}
+	pid, err := os.ReadFile(filepath.Join(dir, "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.hang(t)
+	e.end.Close()
+	if err := e.kept.Wait(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat("/proc/" + strings.TrimSpace(string(pid))); err == nil {
+		t.Error("the engine lives on")
+	}
+	if _, err := os.Stat(dir); err == nil {
+		t.Error("its files are left")
+	}
 }
 
 // hang stops the engine's process, as a machine that stalls would, until resume is called.
@@ -258,10 +318,17 @@ func newRig(t testing.TB, compose string, hosts int) *rig {
 // addHost starts a host whose commands have that environment.
 func (r *rig) addHost(t testing.TB, name string, env ...string) *sshtest.Server {
 	t.Helper()
+	return r.host(t, name, sshtest.Options{Silent: true, Env: env})
+}
+
+// host starts a host whose server is as the options say.
+func (r *rig) host(t testing.TB, name string, o sshtest.Options) *sshtest.Server {
+	t.Helper()
+	env := o.Env
 	if !slices.ContainsFunc(r.engines, func(e []string) bool { return slices.Equal(e, env) }) {
 		r.engines = append(r.engines, env)
 	}
-	s := sshtest.Start(t, sshtest.Options{Silent: true, Env: env})
+	s := sshtest.Start(t, o)
 	if r.compose == "docker compose" {
 		plugin, err := filepath.Abs("../../bin/docker-compose")
 		if err != nil {

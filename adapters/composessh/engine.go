@@ -2,7 +2,6 @@ package composessh
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -18,6 +17,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 type engine struct {
@@ -63,6 +64,9 @@ var _ interface {
 func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
 	if err := os.MkdirAll(filepath.Join(env.Dir, "placed"), 0o700); err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the state directory of %s cannot be made", env.Extension)
+	}
+	if err := wholefile.Sweep(filepath.Join(env.Dir, "placed")); err != nil && env.Log != nil {
+		env.Log.Warn("what a former server was writing stays", "extension", env.Extension, "err", err)
 	}
 	transport := cfg.Transport
 	if transport == "auto" {
@@ -163,30 +167,17 @@ func (e *engine) lock(ctx context.Context, name string) (unlock func(), err erro
 func (e *engine) placedFile(name string) string { return filepath.Join(e.env.Dir, "placed", name) }
 
 // placed returns the host that a sandbox was put on, "" if that is not written down.
-func (e *engine) placed(name string) string {
+func (e *engine) placed(name string) (string, error) {
 	data, err := os.ReadFile(e.placedFile(name))
-	if err != nil {
-		return ""
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", sandboxer.E(sandboxer.Unavailable, err, "where sandbox %s was placed cannot be read", name)
 	}
-	return strings.TrimSpace(string(data))
+	return strings.TrimSpace(string(data)), nil
 }
 
 // place writes down where the sandbox goes, before that host hears of it.
 func (e *engine) place(name, host string) error {
-	tmp := e.placedFile(name) + ".new"
-	f, err := os.Create(tmp)
-	if err == nil {
-		_, err = f.WriteString(host + "\n")
-		err = errors.Join(err, f.Sync(), f.Close())
-	}
-	if err == nil {
-		err = os.Rename(tmp, e.placedFile(name))
-	}
-	if err == nil {
-		if d, derr := os.Open(filepath.Dir(tmp)); derr == nil {
-			err = errors.Join(d.Sync(), d.Close())
-		}
-	}
+	err := wholefile.Write(e.placedFile(name), []byte(host+"\n"))
 	if err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "it cannot be written down where sandbox %s goes", name)
 	}
@@ -214,7 +205,7 @@ func (e *engine) where(h sandboxer.Handle) (name, host string) {
 	if name == "" {
 		return "", ""
 	}
-	if p := e.placed(name); p != "" {
+	if p, err := e.placed(name); err == nil && p != "" { // without it, the hosts are asked
 		return name, p
 	}
 	if h.Ref == name {
@@ -269,7 +260,7 @@ func (e *engine) meta(ctx context.Context, h *host, name string) (*meta, error) 
 	}
 	rest, up := strings.CutPrefix(out, "up\n")
 	m = &meta{}
-	if err := json.Unmarshal([]byte(rest), m); err != nil || m.Name != name {
+	if _, err := strictjson.DecodeStored([]byte(rest), m); err != nil || m.Name != name {
 		m = &meta{} // it was not made to the end
 	}
 	if up && m.Name == name {

@@ -461,6 +461,19 @@ func TestSeveralHosts(t *testing.T) {
 	_, err = e.Provision(t.Context(), more)
 	kind(t, err, sandboxer.Invalid, "unknown", "large, small")
 
+	// Where a sandbox is cannot be read: it is neither put somewhere else nor said to be gone.
+	unread := order("unread", dir)
+	if err := os.Mkdir(e.placedFile(e.name(unread.ID, unread.Generation)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, err = e.Provision(t.Context(), unread)
+	kind(t, err, sandboxer.Unavailable, "where sandbox")
+	_, err = e.Teardown(t.Context(), sandboxer.Handle{SandboxID: unread.ID})
+	kind(t, err, sandboxer.Unavailable, "where sandbox")
+	if err := os.Remove(e.placedFile(e.name(unread.ID, unread.Generation))); err != nil {
+		t.Fatal(err)
+	}
+
 	// Found by its ID alone, on whichever it is, by another process in another place.
 	e2 := r.opened(t, "several")
 	e2.env.Dir = t.TempDir()

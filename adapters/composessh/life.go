@@ -373,8 +373,8 @@ func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (report sandb
 		places = []place{{name, at, h.Generation}}
 	} else if places, err = e.search(ctx, h.SandboxID, h.Generation); err != nil {
 		return report, err
-	} else {
-		places = e.withPlaced(places, h.SandboxID, h.Generation)
+	} else if places, err = e.withPlaced(places, h.SandboxID, h.Generation); err != nil {
+		return report, err
 	}
 	for _, p := range places {
 		if err := e.remove(ctx, p); err != nil {
@@ -388,18 +388,25 @@ func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (report sandb
 // withPlaced adds to places those where a sandbox, of any generation if that is 0, is
 // written down to be: its host may have nothing of it any more, and only the answer was
 // lost that said so.
-func (e *engine) withPlaced(places []place, id string, generation int) []place {
-	files, _ := os.ReadDir(filepath.Join(e.env.Dir, "placed"))
+func (e *engine) withPlaced(places []place, id string, generation int) ([]place, error) {
+	files, err := os.ReadDir(filepath.Join(e.env.Dir, "placed"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "where sandbox %s was placed cannot be read", id)
+	}
 	for _, f := range files {
 		got, g, ok := e.split(f.Name())
 		if !ok || got != id || generation != 0 && g != generation || slices.ContainsFunc(places, func(p place) bool { return p.name == f.Name() }) {
 			continue
 		}
-		if at := e.placed(f.Name()); at != "" {
+		at, err := e.placed(f.Name())
+		if err != nil {
+			return nil, err
+		}
+		if at != "" {
 			places = append(places, place{f.Name(), at, g})
 		}
 	}
-	return places
+	return places, nil
 }
 
 func (e *engine) remove(ctx context.Context, p place) error {

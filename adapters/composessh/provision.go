@@ -254,7 +254,11 @@ func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, from *conte
 // choose returns the host for p: the one that it was put on before, the one asked for,
 // or the one with most room. The choice is written down before it is returned.
 func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
-	if at := e.placed(p.name); at != "" {
+	at, err := e.placed(p.name)
+	if err != nil {
+		return nil, err
+	}
+	if at != "" {
 		h, err := e.host(at)
 		if err == nil {
 			err = e.look(ctx, h)

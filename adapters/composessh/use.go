@@ -262,7 +262,7 @@ func (e *engine) command(ctx context.Context, h *host, m *meta, service, id stri
 	case <-ctx.Done():
 	}
 	if ctx.Err() != nil {
-		e.slay(ctx, h, id, cookie)
+		e.killCommand(ctx, h, id, cookie)
 		// Somebody who does not take the output must not keep this from returning.
 		select {
 		case en := <-ended:
@@ -551,10 +551,10 @@ exit 3`
 // killTime bounds ending a command whose context is over.
 const killTime = 10 * time.Second
 
-// slay ends what a command started, inside; where there is no shell inside, or an engine
+// killCommand ends what a command started, inside; where there is no shell inside, or an engine
 // that does not answer, from the host, which works if the account there may. What an engine
 // could not be asked it is asked when it answers again.
-func (e *engine) slay(ctx context.Context, h *host, id, cookie string) {
+func (e *engine) killCommand(ctx context.Context, h *host, id, cookie string) {
 	inside := func(ctx context.Context) (sandboxer.Exit, error) {
 		return h.Ask(ctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", killScript, "sh", cookie, "KILL", sshrun.Tag(cookie)}, Env: e.engineEnv()})
 	}

@@ -3,9 +3,15 @@ package composessh
 import (
 	"archive/tar"
 	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
 
 // The workspace belongs to the sandbox's user, who is looked up in the image that runs, also
@@ -52,5 +58,53 @@ func TestUserOwnsTheWorkspace(t *testing.T) {
 	}
 	if got := run(t, e, h, "stat -c %u:%g . saved saved/file && cat saved/file"); got != "4567:4568\n4567:4568\n4567:4568\nsaved" {
 		t.Errorf("restored: %q", got)
+	}
+}
+
+// Where the account of a host is an ordinary one, who may use the engine, only its own user
+// can have the workspace; another is refused before anything runs, and nothing is left.
+func TestUserOfAnOrdinaryAccount(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, current(t), 0)
+	env := docker(t)
+	socket := strings.TrimPrefix(env, "DOCKER_HOST=unix://")
+	fi, err := os.Stat(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const account = 4321
+	group := fi.Sys().(*syscall.Stat_t).Gid
+	if group == 0 {
+		t.Skip("the engine's socket has no group of its own (the package docker.io makes one)")
+	}
+	s := r.host(t, "ordinary", sshtest.Options{Silent: true, Env: []string{env}, Config: fmt.Sprintf(
+		`ForceCommand exec setpriv --reuid=%d --regid=%[1]d --groups=%d --bounding-set=-all --inh-caps=-all sh -c "$SSH_ORIGINAL_COMMAND"`, account, group)})
+	for _, dir := range []string{s.Dir, filepath.Dir(s.Dir), filepath.Dir(socket)} {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(s.Dir, account, account); err != nil {
+		t.Fatal(err)
+	}
+	e := r.opened(t, "ordinary")
+	dir := repo(t, `services:
+  main:
+    image: `+image+`
+    command: [sleep, "86400"]
+    working_dir: /work
+    volumes: [".:/work"]
+`, map[string]string{"file": "x"})
+	other := order("other", dir)
+	other.User = "4567:4568"
+	teardown(t, e, other.ID)
+	if _, err := e.Provision(t.Context(), other); sandboxer.KindOf(err) != sandboxer.Unsupported || !strings.Contains(sandboxer.Message(err), "is not root") || sandboxer.HintOf(err) == "" {
+		t.Errorf("another user: %v; want unsupported, and what to do", err)
+	}
+	own := order("own", dir)
+	own.User = fmt.Sprintf("%d:%[1]d", account)
+	h, _ := provision(t, e, own)
+	if got := run(t, e, h, "stat -c %u:%g . file && echo more >>file && mkdir new && id -u"); got != "4321:4321\n4321:4321\n4321" {
+		t.Errorf("inside: %q", got)
 	}
 }

@@ -525,8 +525,8 @@ func (e *Extension) Stats(ctx context.Context, h sandboxer.Handle) (s sandboxer.
 		if err != nil {
 			return err
 		}
-		s = measure(o)
-		return nil
+		s, err = measure(o)
+		return err
 	})
 	return s, err
 }

@@ -426,7 +426,7 @@ func TestMainCommand(t *testing.T) {
 	s = order("b")
 	s.Command = []string{"sh", "-c", "exit 3"}
 	h = mustProvision(t, e, s)
-	for end := time.Now().Add(10 * time.Second); ; {
+	for end := time.Now().Add(time.Minute); ; {
 		_, err := e.WaitReady(t.Context(), h)
 		if sandboxer.KindOf(err) == sandboxer.Failed && strings.Contains(err.Error(), "exit 3") {
 			break

@@ -42,30 +42,37 @@ func tagging(soft, hard string) string {
 }
 
 // members lists the processes with the cookie.
-func members(cookie string) []int {
-	pids := procs.WithEnv(cookie)
+func members(cookie string) ([]int, error) {
+	pids, err := procs.WithEnv(cookie)
+	if err != nil {
+		return nil, err
+	}
+	all, err := procs.All()
+	if err != nil {
+		return nil, err
+	}
 	want := strconv.FormatUint(tag(cookie), 10)
-	for _, pid := range procs.All() {
-		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
+	for _, pid := range all {
+		data, err := procs.Read(pid, "limits")
 		if err != nil {
-			continue
+			return nil, err
 		}
 		_, rest, _ := strings.Cut(string(data), "\nMax file locks")
 		line, _, _ := strings.Cut(rest, "\n")
-		if st := procs.Stat(pid); slices.Contains(strings.Fields(line), want) && !slices.Contains(pids, pid) && len(st) > 0 && st[0] != "Z" && st[0] != "X" {
+		if slices.Contains(strings.Fields(line), want) && !slices.Contains(pids, pid) && !procs.Ended(pid) {
 			pids = append(pids, pid)
 		}
 	}
-	return pids
+	return pids, nil
 }
 
 // kill ends every process with the cookie. It returns when there is none left: they
 // may fork while they are looked for.
 func kill(cookie string) error {
 	for try := range 400 {
-		pids := members(cookie)
-		if len(pids) == 0 {
-			return nil
+		pids, err := members(cookie)
+		if err != nil || len(pids) == 0 {
+			return err
 		}
 		for _, pid := range pids {
 			syscall.Kill(pid, syscall.SIGKILL)
@@ -78,23 +85,30 @@ func kill(cookie string) error {
 }
 
 // freeze stops every process with the cookie, and those they fork meanwhile.
-func freeze(cookie string) {
+func freeze(cookie string) error {
 	stopped := map[int]bool{}
 	for fresh := true; fresh; {
 		fresh = false
-		for _, pid := range members(cookie) {
+		pids, err := members(cookie)
+		if err != nil {
+			return err
+		}
+		for _, pid := range pids {
 			if !stopped[pid] {
 				stopped[pid], fresh = true, true
 				syscall.Kill(pid, syscall.SIGSTOP)
 			}
 		}
 	}
+	return nil
 }
 
-func thaw(cookie string) {
-	for _, pid := range members(cookie) {
+func thaw(cookie string) error {
+	pids, err := members(cookie)
+	for _, pid := range pids {
 		syscall.Kill(pid, syscall.SIGCONT)
 	}
+	return err
 }
 
 // dial connects to port if a process of o listens on it.
@@ -104,7 +118,11 @@ func dial(ctx context.Context, o Object, port int) (net.Conn, error) {
 	if len(sockets) == 0 {
 		return nil, closed
 	}
-	for _, pid := range members(o.cookie()) {
+	pids, err := members(o.cookie())
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range pids {
 		dir := fmt.Sprintf("/proc/%d/fd", pid)
 		fds, err := os.ReadDir(dir)
 		if err != nil {
@@ -145,11 +163,18 @@ func listeners(port int) map[string]string {
 }
 
 // measure returns what o consumes now.
-func measure(o Object) sandboxer.Stats {
+func measure(o Object) (sandboxer.Stats, error) {
 	s := sandboxer.Stats{At: time.Now(), CPU: o.CPU, RxBytes: -1, TxBytes: -1}
 	const tick = time.Second / 100 // USER_HZ
-	for _, pid := range members(o.cookie()) {
-		f := procs.Stat(pid)
+	pids, err := members(o.cookie())
+	if err != nil {
+		return s, err
+	}
+	for _, pid := range pids {
+		f, err := procs.Stat(pid)
+		if err != nil {
+			return s, err
+		}
 		if len(f) < 22 {
 			continue
 		}
@@ -166,5 +191,5 @@ func measure(o Object) sandboxer.Stats {
 		}
 		return nil
 	})
-	return s
+	return s, nil
 }

@@ -552,8 +552,10 @@ func (w *World) save(_ context.Context, s saving) (sandboxer.Snapshot, error) {
 		return sandboxer.Snapshot{}, err
 	}
 	if !o.Paused {
-		freeze(o.cookie())
 		defer thaw(o.cookie())
+		if err := freeze(o.cookie()); err != nil {
+			return sandboxer.Snapshot{}, err
+		}
 	}
 	dir := w.snapshotDir(s.ID)
 	n, err := copyTree(o.Dir, dir)
@@ -590,13 +592,15 @@ func (w *World) pause(_ context.Context, p pausing) (none, error) {
 	if err != nil || o.Paused == p.On {
 		return none{}, err
 	}
-	o.Paused = p.On
-	if !p.On {
-		thaw(o.cookie())
-		return none{}, w.note(w.entry(o, OpResume))
+	does, op := thaw, OpResume
+	if p.On {
+		does, op = freeze, OpPause
 	}
-	freeze(o.cookie())
-	return none{}, w.note(w.entry(o, OpPause))
+	if err := does(o.cookie()); err != nil {
+		return none{}, err
+	}
+	o.Paused = p.On
+	return none{}, w.note(w.entry(o, op))
 }
 
 func (w *World) renew(_ context.Context, r renewal) (none, error) {

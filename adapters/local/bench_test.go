@@ -94,7 +94,7 @@ func BenchmarkNetwork(b *testing.B) {
 	}
 	b.Run("link", func(b *testing.B) {
 		for b.Loop() {
-			n, err := e.link(allow(w.host))
+			n, err := e.link(h.Ref, allow(w.host))
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -152,7 +152,7 @@ func BenchmarkNetwork(b *testing.B) {
 			answered = append(answered, time.Since(begin))
 			return err
 		}
-		for end := time.Now().Add(10 * time.Second); echo() != nil; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(time.Minute); echo() != nil; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				b.Fatal("the echo server does not come up")
 			}

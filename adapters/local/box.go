@@ -12,6 +12,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,16 +37,19 @@ type box struct {
 	rec   record               // as it was found; the network in it may have changed since
 	c     *container.Container // for its end only: its methods are not safe for concurrent use
 	ctl   *controller          // everything else goes here
+	poll  *poller
 	pulse *pulse
 	pid   int               // of the sentry
 	env   []string          // environment of commands; guarded by mu
 	given map[string]string // what a claim brought of it, of which the agent does not know; guarded by mu
+	fuse  time.Time         // as this process last set or found it; guarded by mu
 	agent *agent.Client
 
 	awake atomic.Bool // the agent is known to run
 
 	still   sync.Mutex    // held by the kill for which every process inside stands still
 	killers chan struct{} // slots of kills that look for processes at once
+	toKill  []*kill       // that wait for one; guarded by mu
 	stopped string        // file that exists meanwhile (standStill)
 
 	owed    map[string]int32 // commands to be killed yet: mark → process ID; guarded by mu
@@ -125,9 +129,9 @@ const loadTries = 5
 
 // keep remembers a running sandbox.
 func (e *engine) keep(name string, rec record, c *container.Container) *box {
-	b := &box{name: name, rec: rec, c: c, ctl: newController(c.Sandbox, name), pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped"), killers: make(chan struct{}, 2)}
-	b.pulse = &pulse{ask: b.ctl.ping, back: func() { e.catchUp(b) }, every: pulseEvery, patience: commandPatience}
-	b.env = c.Spec.Process.Env
+	b := &box{name: name, rec: rec, c: c, ctl: newController(c.Sandbox, name), poll: e.poll, pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped"), killers: make(chan struct{}, 2)}
+	b.pulse = &pulse{ask: b.look, back: func() { e.catchUp(b) }, every: pulseEvery, patience: commandPatience}
+	b.env, b.fuse = c.Spec.Process.Env, rec.Fuse
 	if rec.Claim != "" {
 		if given, err := e.claimedEnv(name); err == nil {
 			b.give(given)
@@ -171,7 +175,7 @@ func (e *engine) catchUp(b *box) {
 			return
 		}
 		select {
-		case <-time.After(killPatience):
+		case <-time.After(killPatience(1)):
 		case <-ctx.Done():
 			return
 		}
@@ -226,13 +230,30 @@ const askTime = 2 * time.Minute
 
 // heed notes an answer of the kernel; what is none is told by why it is.
 func (b *box) heed(err error) error {
-	if _, said := errors.AsType[remoteError](err); said || err == nil {
+	if _, said := errors.AsType[remoteError](err); (said || err == nil) && !b.filesHang() {
 		b.pulse.hear()
 	}
 	if errors.Is(err, errUnresponsive) {
 		return errUnresponsive
 	}
 	return err
+}
+
+// look asks whether the sandbox can work: its kernel answers, and what serves it the
+// machine's files is not stopped. Whoever needs a file that is not known inside yet would
+// wait for that, without the kernel's having anything to say.
+func (b *box) look(ctx context.Context) error {
+	if err := b.ctl.ping(ctx); err != nil {
+		return err
+	}
+	for b.filesHang() {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // execute starts a command and returns its process ID inside. It gives the files away as
@@ -243,15 +264,19 @@ func (b *box) execute(ctx context.Context, args *control.ExecArgs) (pid int32, e
 	return pid, err
 }
 
-// wait waits for the end of what execute started, once.
-func (b *box) wait(ctx context.Context, pid int32) (ws unix.WaitStatus, err error) {
+// await waits for the end of what execute started, once. The waiting takes no goroutine.
+func (b *box) await(ctx context.Context, pid int32) <-chan outcome {
+	ended := make(chan outcome, 1)
 	ctx, done, err := b.pulse.attend(ctx, true)
 	if err != nil {
-		return 0, err
+		ended <- outcome{err: err}
+		return ended
 	}
-	defer done()
-	ws, err = b.ctl.waitPID(ctx, pid)
-	return ws, b.heed(err)
+	go b.ctl.awaitPID(ctx, b.poll, pid, func(ws unix.WaitStatus, err error) {
+		ended <- outcome{ws, b.heed(err)}
+		done()
+	})
+	return ended
 }
 
 // run runs a program of ours that ends by itself, as executeOwn starts it.
@@ -291,11 +316,13 @@ func alive(name string, pid int) bool {
 	if pid <= 0 {
 		return false
 	}
-	f := procs.Stat(pid)
-	if len(f) == 0 || f[0] == "Z" || f[0] == "X" {
+	if procs.Ended(pid) {
 		return false
 	}
-	data := procs.Args(pid, make([]byte, 4<<10))
+	data, err := procs.Args(pid, make([]byte, 4<<10))
+	if err != nil {
+		return true // what cannot be looked at, for want of descriptors, is not gone
+	}
 	return bytes.HasPrefix(data, []byte("runsc-sandbox\x00")) &&
 		bytes.HasSuffix(bytes.TrimRight(data, "\x00"), []byte("\x00"+name))
 }
@@ -320,8 +347,8 @@ func restore(c *container.Container, conf *config.Config, image string, link *os
 	return c.Restore(conf, image, false, true, args)
 }
 
-// plug gives a running sandbox a new network interface, after its old one lost its
-// other end with a former broker process.
+// plug gives a running sandbox a new network interface: it has none, or one that lost its
+// other end for good.
 func (b *box) plug(ctx context.Context, link *os.File, name string) error {
 	// What a kernel that hangs is told takes effect when it goes on, and with a link that has
 	// been given up by then.
@@ -501,10 +528,26 @@ func (b *box) donate(ctx context.Context, n int) (conns []*agent.PipeConn, err e
 		}
 		err = fmt.Errorf("the agent could not be reached: %s", message.String())
 	}
+	if err == nil && !slices.Contains(b.c.Spec.Process.Args, handedOn) {
+		err = b.tellFuse(ctx, conns[0])
+		conns = conns[1:]
+	}
 	if err == nil {
 		b.awake.Store(true)
 	}
 	return conns, err
+}
+
+// tellFuse tells the agent of an older build, which begins with the fuse of its sandbox's
+// create, the present one, over a connection that is used for that alone.
+func (b *box) tellFuse(ctx context.Context, conn net.Conn) error {
+	b.mu.Lock()
+	fuse := b.fuse
+	b.mu.Unlock()
+	c := agent.NewClient(agent.ClientOptions{Dial: func(context.Context) (net.Conn, error) { return conn, nil }})
+	defer conn.Close()
+	defer c.Close()
+	return c.Init(ctx, agent.Settings{Fuse: &fuse})
 }
 
 // errReplaced is why nothing is asked of an agent in whose place somebody else is.

@@ -274,7 +274,7 @@ func (c *cgroups) number(dir, file, key string) int64 {
 }
 
 // processTree returns roots, which are alive, and all their descendants.
-func processTree(roots ...int) []int {
+func processTree(roots ...int) ([]int, error) {
 	// Children are younger than their parents, and have higher numbers unless these
 	// began anew since: most of the machine's processes need no look.
 	oldest := 0
@@ -287,11 +287,22 @@ func processTree(roots ...int) []int {
 		oldest = 0
 	}
 	kids := map[int][]int{}
-	for _, pid := range procs.All() {
+	pids, err := procs.All()
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range pids {
 		if pid < oldest {
 			continue
 		}
-		if ppid, ok := parentOf(pid); ok {
+		f, err := procs.Stat(pid)
+		if err != nil {
+			return nil, err
+		}
+		if len(f) < 2 {
+			continue // it ended
+		}
+		if ppid, err := strconv.Atoi(f[1]); err == nil {
 			kids[ppid] = append(kids[ppid], pid)
 		}
 	}
@@ -308,7 +319,7 @@ func processTree(roots ...int) []int {
 			walk(r)
 		}
 	}
-	return out
+	return out, nil
 }
 
 // lastPID returns the number given to the youngest process; 0 if it is not known.
@@ -320,13 +331,4 @@ func lastPID() int {
 	f := strings.Fields(string(data))
 	pid, _ := strconv.Atoi(f[len(f)-1])
 	return pid
-}
-
-func parentOf(pid int) (int, bool) {
-	f := procs.Stat(pid)
-	if len(f) < 2 {
-		return 0, false
-	}
-	ppid, err := strconv.Atoi(f[1])
-	return ppid, err == nil
 }

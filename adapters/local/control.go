@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,33 +47,57 @@ func (e remoteError) Error() string { return string(e) }
 // call calls method with arg, passes files along, and stores the answer in result. After
 // the end of ctx the kernel may still do what it was asked for.
 func (c *controller) call(ctx context.Context, method string, arg, result any, files ...*os.File) error {
+	conn, err := c.ask(ctx, method, arg, files)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	return c.answer(ctx, method, conn, result)
+}
+
+// ask begins a call.
+func (c *controller) ask(ctx context.Context, method string, arg any, files []*os.File) (*net.UnixConn, error) {
 	request, err := json.Marshal(struct {
 		Method string `json:"method"`
 		Arg    any    `json:"arg"`
 	}{method, arg})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	conn, err := c.connect(ctx)
 	if err != nil {
-		return fmt.Errorf("connecting to the sandbox's kernel: %w", err)
+		return nil, fmt.Errorf("connecting to the sandbox's kernel: %w", err)
 	}
-	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	if err := exchange(conn, request, result, files); err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		if _, ok := errors.AsType[remoteError](err); ok {
-			return err
-		}
-		return fmt.Errorf("%s: %w", method, err)
+	err = send(conn, request, files)
+	if !stop() && ctx.Err() != nil && err != nil {
+		err = context.Cause(ctx)
 	}
-	return nil
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("%s: %w", method, err)
+	}
+	return conn, nil
 }
 
-func exchange(conn *net.UnixConn, request []byte, result any, files []*os.File) error {
+// answer waits for the end of a call.
+func (c *controller) answer(ctx context.Context, method string, conn *net.UnixConn, result any) error {
+	err := receive(conn, result)
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if _, ok := errors.AsType[remoteError](err); ok {
+		return err
+	}
+	return fmt.Errorf("%s: %w", method, err)
+}
+
+func send(conn *net.UnixConn, request []byte, files []*os.File) error {
 	var rights []byte
 	if len(files) > 0 {
 		fds := make([]int, len(files))
@@ -86,9 +111,10 @@ func exchange(conn *net.UnixConn, request []byte, result any, files []*os.File) 
 	if err == nil && n < len(request) {
 		_, err = conn.Write(request[n:])
 	}
-	if err != nil {
-		return err
-	}
+	return err
+}
+
+func receive(conn *net.UnixConn, result any) error {
 	answer := struct {
 		Success bool   `json:"success"`
 		Err     string `json:"err"`
@@ -162,6 +188,45 @@ func (c *controller) execute(ctx context.Context, args *control.ExecArgs) (pid i
 func (c *controller) waitPID(ctx context.Context, pid int32) (ws unix.WaitStatus, err error) {
 	err = c.call(ctx, boot.ContMgrWaitPID, &boot.WaitPIDArgs{PID: pid, CID: c.name}, &ws)
 	return ws, err
+}
+
+// awaitPID is waitPID for a process that may run for days: when it has asked, it leaves the
+// waiting to p. done is called once; that ctx ends is an error, after which nobody waits.
+func (c *controller) awaitPID(ctx context.Context, p *poller, pid int32, done func(unix.WaitStatus, error)) {
+	conn, err := c.ask(ctx, boot.ContMgrWaitPID, &boot.WaitPIDArgs{PID: pid, CID: c.name}, nil)
+	if err != nil {
+		done(0, err)
+		return
+	}
+	var w *watch
+	armed := make(chan struct{})
+	var once sync.Once
+	end := func(ws unix.WaitStatus, err error) {
+		once.Do(func() {
+			<-armed
+			if w != nil {
+				w.stop()
+			}
+			conn.Close()
+			done(ws, err)
+		})
+	}
+	answer := func() {
+		var ws unix.WaitStatus
+		err := c.answer(ctx, boot.ContMgrWaitPID, conn, &ws)
+		end(ws, err)
+	}
+	context.AfterFunc(ctx, func() {
+		_ = conn.SetDeadline(time.Unix(1, 0)) // for an answer that has begun
+		end(0, fmt.Errorf("%s: %w", boot.ContMgrWaitPID, context.Cause(ctx)))
+	})
+	if w, err = p.watch(conn, answer); err == nil {
+		err = w.arm()
+	}
+	close(armed)
+	if err != nil {
+		answer()
+	}
 }
 
 func (c *controller) signal(ctx context.Context, pid int32, sig unix.Signal) error {

@@ -31,11 +31,11 @@ import (
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/container"
 	"gvisor.dev/gvisor/runsc/specutils"
-	"gvisor.dev/gvisor/runsc/version"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
 	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -52,6 +52,7 @@ type engine struct {
 	former  map[string]time.Time // digests of skeletons that were replaced, since when
 	images  *imageStore
 	agent   string        // program copied into images
+	poll    *poller       // waits for what commands say, and for their ends
 	slots   chan struct{} // bounds concurrent creates: they are bound by processor time, and wait in between
 
 	resolvers func() []string // this machine's
@@ -60,6 +61,12 @@ type engine struct {
 	ctx  context.Context // ends with Close
 	end  context.CancelFunc
 	work sync.WaitGroup // what goes on beside calls
+
+	newer sync.Map // names of those of whose records it was told that a newer version wrote them
+
+	noticing sync.Mutex
+	notices  []string
+	noticed  time.Time // when notices were found
 
 	mu    sync.Mutex
 	boxes map[string]*box     // by name
@@ -71,6 +78,7 @@ var _ interface {
 	sandboxer.Checker
 	sandboxer.Admitter
 	sandboxer.Limiter
+	sandboxer.Noticer
 	sandboxer.Execer
 	sandboxer.Filer
 	sandboxer.Dialer
@@ -140,10 +148,20 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	if e.images, err = e.newImageStore(e.dir("image")); err != nil {
 		return nil, openFailed(err, "the image store cannot be prepared")
 	}
+	if e.poll, err = newPoller(); err != nil {
+		return nil, openFailed(err, "the streams of commands cannot be waited for")
+	}
 	if e.unlock, err = prepareProcess(runnerPath, e.dir("null")); err != nil {
+		e.poll.close()
 		return nil, openFailed(err, "this process cannot be prepared for gVisor")
 	}
-	e.warnOfOtherVersions()
+	go e.poll.run()
+	for _, n := range e.otherVersions() {
+		e.warn(n, nil)
+	}
+	if err := e.removeStrayState(); err != nil {
+		e.warn("files of sandboxes that are gone stay", err)
+	}
 	if err := e.reconnect(); err != nil {
 		e.warn("sandboxes are without their network", err)
 	}
@@ -202,7 +220,11 @@ func (e *engine) openIDs(ctx context.Context) error {
 }
 
 func (e *engine) warn(what string, err error) {
-	if e.env.Log != nil {
+	switch {
+	case e.env.Log == nil:
+	case err == nil:
+		e.env.Log.Warn(what, "extension", e.env.Extension)
+	default:
 		e.env.Log.Warn(what, "extension", e.env.Extension, "err", err)
 	}
 }
@@ -212,23 +234,6 @@ func (e *engine) warn(what string, err error) {
 func (e *engine) skeletonStays(current string) func(digest string) bool {
 	return func(digest string) bool {
 		return digest == current || time.Since(e.former[digest]) < 10*time.Minute || strings.HasPrefix(digest, ".new-") || e.skeletonInUse(digest)
-	}
-}
-
-// warnOfOtherVersions says at the start what cannot be restored by this program, while the
-// program that can is perhaps still at hand.
-func (e *engine) warnOfOtherVersions() {
-	entries, _ := os.ReadDir(e.dir("snapshot"))
-	others := map[string]int{}
-	for _, d := range entries {
-		if r, err := readReceipt(e.dir("snapshot", d.Name())); err == nil && r.Snapshot.Meta["gvisor"] != version.Version() {
-			others[r.Snapshot.Meta["gvisor"]]++
-		}
-	}
-	for v, n := range others {
-		e.warn("snapshots and pauses to disk that another version of gVisor saved cannot be restored by this program; "+
-			"to keep them, stop it, start the program that saved them, resume or restore them there, and save their files (snapshot create), which any version restores",
-			fmt.Errorf("%d of gVisor %s; this program has %s", n, v, version.Version()))
 	}
 }
 
@@ -264,6 +269,7 @@ func (e *engine) Close() error {
 	for _, b := range boxes {
 		b.close()
 	}
+	e.poll.close()
 	defer e.unlock()
 	e.images.store.Close()
 	if e.ids != nil {
@@ -306,6 +312,32 @@ func (e *engine) removeNamedLayers() {
 			_ = os.Remove(filepath.Join(e.layers(), d.Name()))
 		}
 	}
+}
+
+// removeStrayState removes gVisor's lock files and sockets of sandboxes of which nothing else
+// is there: a server died in the wrong moment.
+func (e *engine) removeStrayState() error {
+	files, err := os.ReadDir(e.dir("run"))
+	if err != nil {
+		return err
+	}
+	names, err := e.names() // after them: a sandbox's directory is made first and removed last
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		name, _, ok := strings.Cut(f.Name(), "_sandbox:")
+		if !ok {
+			name = strings.TrimSuffix(strings.TrimPrefix(f.Name(), "runsc-"), ".sock")
+		}
+		if _, _, ok := parseBoxName(name); !ok || !stateOf(f.Name(), name) || slices.Contains(names, name) {
+			continue
+		}
+		if rerr := os.RemoveAll(e.dir("run", f.Name())); rerr != nil {
+			err = errors.Join(err, rerr)
+		}
+	}
+	return err
 }
 
 // mounts is the directory of this installation's skeleton mounts. It lies outside the
@@ -484,6 +516,7 @@ type record struct {
 	User       string                  `json:"user,omitempty"`
 	Fuse       time.Time               `json:"fuse,omitzero"`
 	Plugs      int                     `json:"plugs,omitempty"` // network interfaces added since it started
+	Link       uint64                  `json:"link,omitempty"`  // inode number of the socket that is its network card; see takeLink
 	Warm       bool                    `json:"warm,omitempty"`  // it waits for its claim, or for the end of that
 	Claim      string                  `json:"claim,omitempty"` // digest of the claim, from its beginning
 	Main       []string                `json:"main,omitempty"`  // of a warm one: the command that its claim starts
@@ -496,6 +529,9 @@ type record struct {
 	// saved so with the same mounts only.
 	AgentMount bool `json:"agent_mount,omitempty"`
 
+	// GVisor is the version that runs it. Builds that did not write it down all had firstGVisor.
+	GVisor string `json:"gvisor,omitempty"`
+
 	// IDBase is the first of its host user and group IDs; 0 if those are from idShift on, which
 	// other such sandboxes have too.
 	IDBase uint32 `json:"id_base,omitempty"`
@@ -507,11 +543,17 @@ const recordFile = "record.json"
 // damaged, Internal.
 func (e *engine) record(name string) (r record, err error) {
 	data, err := os.ReadFile(e.dir("box", name, recordFile))
+	var newer []string
 	if err == nil {
-		err = json.Unmarshal(data, &r)
+		newer, err = strictjson.DecodeStored(data, &r)
 	}
 	if err != nil {
 		return r, damaged(err, "the record of sandbox "+name+" on this machine")
+	}
+	if len(newer) > 0 {
+		if _, told := e.newer.LoadOrStore(name, true); !told {
+			e.warn("what a newer version wrote of a sandbox is not heeded, and lost when it is changed", fmt.Errorf("sandbox %s: %q", name, newer))
+		}
 	}
 	return r, nil
 }
@@ -523,6 +565,9 @@ var errDamaged = errors.New("damaged")
 func damaged(cause error, what string) error {
 	if errors.Is(cause, fs.ErrNotExist) {
 		return sandboxer.E(sandboxer.Internal, cause, "%s is missing", what)
+	}
+	if errors.Is(cause, unix.EMFILE) || errors.Is(cause, unix.ENFILE) || errors.Is(cause, unix.ENOMEM) {
+		return sandboxer.E(sandboxer.Unavailable, cause, "%s cannot be read now", what)
 	}
 	return sandboxer.E(sandboxer.Failed, errors.Join(errDamaged, cause), "%s is damaged and cannot be read", what).
 		WithHint("it can still be destroyed, and expires as ever")
@@ -577,7 +622,11 @@ func (e *engine) names() ([]string, error) {
 	for _, n := range e.cgroups.names() {
 		seen[n] = true
 	}
-	for n := range e.processes() {
+	running, err := e.running()
+	if err != nil {
+		return nil, err
+	}
+	for n := range running {
 		seen[n] = true
 	}
 	var out []string
@@ -590,20 +639,33 @@ func (e *engine) names() ([]string, error) {
 	return out, nil
 }
 
-// processes finds the gVisor processes of this extension by their arguments, by
-// sandbox. It sees also those that no state file mentions any more.
-func (e *engine) processes() map[string][]int {
+// processes finds the gVisor processes of the sandbox called name. It sees also those that
+// no state file mentions any more.
+func (e *engine) processes(name string) ([]int, error) {
+	all, err := e.running()
+	return all[name], err
+}
+
+// running finds the gVisor processes of this extension by their arguments, by sandbox.
+func (e *engine) running() (map[string][]int, error) {
 	out := map[string][]int{}
 	root, buf := "--root="+e.dir("run"), make([]byte, 4<<10)
-	for _, pid := range procs.All() {
-		args := procs.Args(pid, buf)
+	pids, err := procs.All()
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the processes of this machine cannot be listed")
+	}
+	for _, pid := range pids {
+		args, err := procs.Args(pid, buf)
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "process %d of this machine cannot be looked at", pid)
+		}
 		if bytes.HasPrefix(args, []byte("runsc-")) && procs.Has(args, root) {
 			argv := bytes.Split(bytes.TrimRight(args, "\x00"), []byte{0})
 			name := string(argv[len(argv)-1])
 			out[name] = append(out[name], pid)
 		}
 	}
-	return out
+	return out, nil
 }
 
 // keyLock is a lock for one sandbox; the last one to leave removes it.
@@ -759,14 +821,22 @@ var ownCapabilities = append(slices.Clone(guestCapabilities), "CAP_SYS_RESOURCE"
 
 // firstProcess is what a sandbox begins with: see package pause. Who may talk to the
 // agent is decided by its connections, which are handed to it as open files: it needs
-// no token.
+// no token. Its fuse is the one that the sandbox has when it starts.
 func firstProcess(fuse time.Time) []string {
-	args := []string{pausePath, "0", agentPath, "init", "--above-limits", "--listen", "donate:" + agentSocket(true)}
-	if !fuse.IsZero() {
-		args[1] = strconv.FormatInt(fuse.Unix(), 10)
-		args = append(args, "--fuse", fuse.UTC().Format(time.RFC3339))
+	return []string{pausePath, strconv.FormatInt(fuseSeconds(fuse), 10), agentPath, "init",
+		"--above-limits", "--listen", "donate:" + agentSocket(true), "--fuse", handedOn}
+}
+
+// handedOn stands for the fuse that a sandbox's first process hands on to the agent. In
+// sandboxes of older builds the agent begins with the fuse of their create.
+const handedOn = "@"
+
+// fuseSeconds is a fuse as the first process knows it: 0 means none.
+func fuseSeconds(fuse time.Time) int64 {
+	if fuse.IsZero() {
+		return 0
 	}
-	return args
+	return max(1, fuse.Unix())
 }
 
 // bundle writes the OCI bundle that gVisor's children read again, and returns it.

@@ -38,9 +38,9 @@ func idsOf(t *testing.T, e *engine, h sandboxer.Handle) map[uint32]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pids := processTree(b.pid, int(b.c.GoferPid.Load()))
-	if len(pids) < 2 {
-		t.Errorf("processes %v only", pids)
+	pids, err := processTree(b.pid, int(b.c.GoferPid.Load()))
+	if err != nil || len(pids) < 2 {
+		t.Errorf("processes %v only, %v", pids, err)
 	}
 	out := map[uint32]string{}
 	for _, pid := range pids {

@@ -128,8 +128,8 @@ func TestDamagedState(t *testing.T) {
 		if _, err := e.Teardown(t.Context(), h); err != nil {
 			t.Errorf("a torn %s: %v", which, err)
 		}
-		if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil || len(e.processes()[h.Ref]) > 0 {
-			t.Errorf("a torn %s, destroyed: a probe says %q, %v; processes %v", which, l, err, e.processes()[h.Ref])
+		if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil || len(processes(t, e)[h.Ref]) > 0 {
+			t.Errorf("a torn %s, destroyed: a probe says %q, %v; processes %v", which, l, err, processes(t, e)[h.Ref])
 		}
 	}
 }
@@ -168,6 +168,63 @@ func TestTooFewDescriptors(t *testing.T) {
 	}
 	if sandboxer.KindOf(err) != sandboxer.Unavailable || !strings.Contains(sandboxer.Message(err), "may have 500 files open, and needs more than 512") || !strings.Contains(sandboxer.HintOf(err), "ulimit -n 1024") {
 		t.Errorf("%v (%s)", err, sandboxer.HintOf(err))
+	}
+}
+
+// Where no descriptor is left to look at processes with, a sandbox that runs is not said to
+// be gone: it would be destroyed.
+func TestNoDescriptorLeft(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	next := openIn(t, e.env.Dir, e.env.Owner) // which has not looked at it yet
+	defer next.Close()
+	var may unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &may); err != nil {
+		t.Fatal(err)
+	}
+	few := may
+	few.Cur = min(may.Cur, 2048)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+		t.Fatal(err)
+	}
+	var full []*os.File
+	for {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			break
+		}
+		full = append(full, f)
+	}
+	live, aerr := e.IsAlive(t.Context(), h)
+	_, xerr := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+	first, ferr := next.IsAlive(t.Context(), h)
+	var listed []error
+	for _, err := range e.ListRunning(t.Context(), e.env.Owner) {
+		listed = append(listed, err)
+	}
+	for _, f := range full {
+		f.Close()
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &may); err != nil {
+		t.Fatal(err)
+	}
+	if live == sandboxer.Gone || errors.Is(aerr, sandboxer.NotFound) {
+		t.Errorf("without descriptors a probe says %q, %v", live, aerr)
+	}
+	if first != sandboxer.Unknown || ferr == nil || errors.Is(ferr, sandboxer.NotFound) || strings.Contains(ferr.Error(), "damaged") {
+		t.Errorf("without descriptors the first probe says %q, %v", first, ferr)
+	}
+	if xerr == nil || errors.Is(xerr, sandboxer.NotFound) {
+		t.Errorf("without descriptors a command says %v", xerr)
+	}
+	if len(listed) != 1 || listed[0] == nil {
+		t.Errorf("without descriptors the list has %v; want an error", listed)
+	}
+	if live, err := e.IsAlive(t.Context(), h); live != sandboxer.Alive || err != nil {
+		t.Errorf("a probe says %q, %v", live, err)
+	}
+	if got := sh(t, e, h, "echo well"); got != "well" {
+		t.Errorf("a command says %q", got)
 	}
 }
 
@@ -424,7 +481,7 @@ func TestSurvivesTheBroker(t *testing.T) {
 		t.Fatalf("Provision again = %+v, %v", again, err)
 	}
 	count := sh(t, e, h, "cat count")
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for sh(t, e, h, "cat count") == count {
 		if time.Now().After(deadline) {
 			t.Fatal("what the former broker started does not run on")
@@ -448,7 +505,7 @@ func TestFuse(t *testing.T) {
 	e := openTest(t)
 	h := up(t, e, sandboxer.Spec{Fuse: time.Now().Add(3 * time.Second)})
 	other := up(t, e, sandboxer.Spec{Fuse: time.Now().Add(time.Hour)})
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		l, err := e.IsAlive(t.Context(), h)
 		if err != nil {
 			t.Fatal(err)
@@ -476,7 +533,7 @@ func TestAgentStartsWhenNeeded(t *testing.T) {
 	}
 	sh(t, e, h, "(sleep 0.05 &) ; (true &)")
 	zombies := `for p in /proc/[0-9]*; do grep -q '^State:.Z' $p/status && echo "$p"; done; true`
-	for deadline := time.Now().Add(10 * time.Second); sh(t, e, h, "pgrep sleep || true") != ""; {
+	for deadline := time.Now().Add(time.Minute); sh(t, e, h, "pgrep sleep || true") != ""; {
 		if time.Now().After(deadline) {
 			t.Fatal("the orphan does not end")
 		}
@@ -493,7 +550,7 @@ func TestAgentStartsWhenNeeded(t *testing.T) {
 	if err := e.Renew(t.Context(), h, time.Now().Add(-time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		if l, _ := e.IsAlive(t.Context(), h); l == sandboxer.Gone {
 			break
 		}
@@ -561,7 +618,7 @@ func leftovers(t *testing.T, e *engine) {
 	if err != nil || len(names) > 0 {
 		t.Errorf("left: sandboxes %v (%v)", names, err)
 	}
-	if p := e.processes(); len(p) > 0 {
+	if p := processes(t, e); len(p) > 0 {
 		t.Errorf("left: processes %v", p)
 	}
 	if e.ids != nil {
@@ -589,6 +646,48 @@ func leftovers(t *testing.T, e *engine) {
 				t.Errorf("left: %s/%s", d, f.Name())
 			}
 		}
+	}
+}
+
+// TestStrayFilesOfState: files that brokers left which died are gone when the next one is open,
+// and those of sandboxes stay.
+func TestStrayFilesOfState(t *testing.T) {
+	needsGVisor(t)
+	dir := shortDir(t)
+	e := openIn(t, dir, ours("test"))
+	t.Cleanup(func() { e.Close() })
+	h := up(t, e, sandboxer.Spec{})
+	state := func() (out []string) {
+		for _, d := range []string{"run", "skel", "image/refs", "box"} {
+			entries, err := os.ReadDir(e.dir(d))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range entries {
+				out = append(out, d+"/"+f.Name())
+			}
+		}
+		return out
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	before := state()
+	old := time.Now().Add(-time.Hour)
+	for _, f := range []string{"run/gone-g1_sandbox:gone-g1.lock", "run/runsc-gone-g1.sock", "image/refs/.new-123"} {
+		if err := errors.Join(os.WriteFile(e.dir(f), nil, 0o600), os.Chtimes(e.dir(f), old, old)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(e.dir("skel/.new-123"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	e = openIn(t, dir, ours("test"))
+	if after := state(); !slices.Equal(after, before) {
+		t.Errorf("before: %v; after a start: %v", before, after)
+	}
+	if got := sh(t, e, h, "echo on"); got != "on" {
+		t.Errorf("its sandbox says %q", got)
 	}
 }
 
@@ -712,7 +811,7 @@ func TestCyclesLeaveNothing(t *testing.T) {
 	close(jobs)
 	wg.Wait()
 	leftovers(t, e)
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		after := look(t, e)
 		if after.within(before) { // there may be fewer: what earlier tests left to the collector
@@ -733,6 +832,16 @@ type resources struct{ fds, goroutines, mounts, zombies, cgroups int }
 func (r resources) within(before resources) bool {
 	return r.fds <= before.fds && r.goroutines <= before.goroutines && r.mounts <= before.mounts &&
 		r.zombies <= before.zombies && r.cgroups <= before.cgroups
+}
+
+// processes is engine.running for tests.
+func processes(t *testing.T, e *engine) map[string][]int {
+	t.Helper()
+	all, err := e.running()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 func look(t *testing.T, e *engine) resources {
@@ -756,8 +865,12 @@ func look(t *testing.T, e *engine) resources {
 		}
 		r.mounts += len(m)
 	}
-	for _, pid := range procs.All() {
-		if f := procs.Stat(pid); len(f) > 1 && f[1] == strconv.Itoa(os.Getpid()) && f[0] == "Z" {
+	pids, err := procs.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range pids {
+		if f, _ := procs.Stat(pid); len(f) > 1 && f[1] == strconv.Itoa(os.Getpid()) && f[0] == "Z" {
 			r.zombies++
 		}
 	}
@@ -883,7 +996,17 @@ func TestOrdinaryUser(t *testing.T) {
 		if _, err := e.StatFile(t.Context(), h, "/workspace/f"); err != nil {
 			t.Error(err)
 		}
-		_, err := e.Provision(t.Context(), sandboxer.Spec{ID: "x", Generation: 1, Owner: ours("test"), Limits: sandboxer.Limits{MemoryBytes: 1 << 30}})
+		b, err := e.of(h)
+		if err == nil {
+			err = e.takeLink(b, b.rec)
+		}
+		if err != nil {
+			t.Errorf("the network of a sandbox that runs already: %v", err)
+		}
+		if got := sh(t, e, h, helpers+"/tool reach tcp:10.0.2.2:9"); got != "refused" {
+			t.Errorf("over it the gateway answers %q", got)
+		}
+		_, err = e.Provision(t.Context(), sandboxer.Spec{ID: "x", Generation: 1, Owner: ours("test"), Limits: sandboxer.Limits{MemoryBytes: 1 << 30}})
 		if !errors.Is(err, sandboxer.Unsupported) || !strings.Contains(sandboxer.HintOf(err), "root") {
 			t.Errorf("a memory limit: %v (hint %q)", err, sandboxer.HintOf(err))
 		}
@@ -1005,7 +1128,7 @@ func TestLockOfOtherBrokers(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("the lock was given back, and the one who waits for it has not got it")
 	}
 }

@@ -181,6 +181,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 		"Without an image a sandbox sees the machine's own programs, read-only, with a private writable layer.",
 	Isolation: []sandboxer.Isolation{sandboxer.IsolationGVisor},
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
+	Runtime:   runtimeVersion(),
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanSnapshot, sandboxer.CanPause,
 		sandboxer.CanDiscover, sandboxer.CanList,
 		sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork, sandboxer.CanPool},

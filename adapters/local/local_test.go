@@ -149,9 +149,24 @@ func TestConformance(t *testing.T) {
 			if err := unix.Kill(b.pid, unix.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			for deadline := time.Now().Add(10 * time.Second); b.alive(); time.Sleep(time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); b.alive(); time.Sleep(time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatal("the sandbox survives SIGKILL")
+				}
+			}
+		},
+		Hang: func(t *testing.T, _ sandboxer.Handle) (resume func()) {
+			e := openIn(t, dir, ours("conformance"))
+			defer e.Close()
+			var all []func()
+			for _, pids := range processes(t, e) { // kernels and file servers of all that there are
+				for _, pid := range pids {
+					all = append(all, haltProcess(t, pid))
+				}
+			}
+			return func() {
+				for _, goOn := range all {
+					goOn()
 				}
 			}
 		},

@@ -3,6 +3,7 @@
 package local
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -150,7 +151,7 @@ func TestThreadsComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A start is over when the program runs, a moment before its thread is back.
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		away := 0
 		threads, err := filepath.Glob("/proc/self/task/*/ns/net")
 		if err != nil || len(threads) == 0 {
@@ -264,4 +265,98 @@ func TestPublicNetwork(t *testing.T) {
 			t.Errorf("a missing repository: %v", err)
 		}
 	})
+}
+
+// TestRestartsKeepTheNetwork: a sandbox that outlives forty brokers has the interfaces and
+// descriptors that it had under the first, and each broker is its way out. (A second
+// interface each time took what its kernel never gives back.)
+func TestRestartsKeepTheNetwork(t *testing.T) {
+	needsGVisor(t)
+	w := outside(t)
+	host := w.host + ":8080"
+	go http.Serve(listenIn(t, w.run, host), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "hello") }))
+	dir := shortDir(t)
+	e := openIn(t, dir, ours("test"))
+	t.Cleanup(func() { e.Close() })
+	sandboxes := map[string]sandboxer.Handle{}
+	for what, policy := range map[string]sandboxer.NetworkPolicy{"from the beginning": allow(w.host), "later": {}} {
+		spec := sandboxer.Spec{ID: sandboxer.NewID(), Generation: 1, Owner: e.env.Owner, Network: policy}
+		t.Cleanup(func() {
+			if _, err := e.Teardown(context.Background(), sandboxer.Handle{SandboxID: spec.ID, Generation: 1}); err != nil {
+				t.Error(err)
+			}
+		})
+		h, err := e.Provision(t.Context(), spec)
+		if err == nil {
+			_, err = e.WaitReady(t.Context(), h)
+		}
+		if err == nil && !networked(policy) {
+			err = e.SetNetwork(t.Context(), h, allow(w.host))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		sandboxes[what] = h
+	}
+	fetch := func(h sandboxer.Handle) string { return sh(t, e, h, helpers+"/tool get http://"+host+"/ || true") }
+	type has struct {
+		interfaces  string
+		descriptors int
+	}
+	look := func(h sandboxer.Handle) has {
+		t.Helper()
+		got := strings.Fields(sh(t, e, h, helpers+"/tool get http://"+host+"/ || true; echo; tail -n +3 /proc/net/dev | cut -d: -f1"))
+		if got[0] != "hello" {
+			t.Fatalf("the world answers %q", got)
+		}
+		b, err := e.of(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", b.pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return has{strings.Join(got[1:], " "), len(fds)}
+	}
+	first, most := map[string]has{}, map[string]int{}
+	for what, h := range sandboxes {
+		first[what] = look(h)
+	}
+	const restarts = 40
+	for i := 1; i <= restarts; i++ {
+		without := i == restarts/2 // it is not to be used when the broker ends, and later again
+		set := func(p sandboxer.NetworkPolicy) {
+			t.Helper()
+			for what, h := range sandboxes {
+				if err := e.SetNetwork(t.Context(), h, p); err != nil {
+					t.Fatalf("network %s: %v", what, err)
+				}
+			}
+		}
+		if without {
+			set(sandboxer.NetworkPolicy{})
+		}
+		if err := e.Close(); err != nil {
+			t.Fatal(err)
+		}
+		e = openIn(t, dir, ours("test"))
+		if without {
+			for what, h := range sandboxes {
+				if got := fetch(h); !strings.Contains(got, "refused") {
+					t.Errorf("network %s: to a sandbox without a policy the world answers %q", what, got)
+				}
+			}
+			set(allow(w.host))
+		}
+		for what, h := range sandboxes {
+			got := look(h)
+			most[what] = max(most[what], got.descriptors)
+			// Some come and go with what runs inside; an interface takes forty, for good.
+			if got.interfaces != first[what].interfaces || got.descriptors >= first[what].descriptors+100 {
+				t.Fatalf("network %s, after %d restarts: %+v; at first %+v", what, i, got, first[what])
+			}
+		}
+	}
+	t.Logf("at first: %+v; descriptors at most, after restarts: %v", first, most)
 }

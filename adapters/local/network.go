@@ -6,8 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
@@ -27,18 +32,27 @@ func (e *engine) policy(p sandboxer.NetworkPolicy) (usernet.Policy, error) {
 	return usernet.NewPolicy(p, never)
 }
 
-// link makes a network link that lets through what p says.
-func (e *engine) link(p sandboxer.NetworkPolicy) (*usernet.Net, error) {
-	policy, err := e.policy(p)
+// link makes a network link for the sandbox called name that lets through what p says.
+func (e *engine) link(name string, p sandboxer.NetworkPolicy) (*usernet.Net, error) {
+	opts, err := e.linkOptions(name, p)
 	if err != nil {
 		return nil, err
 	}
+	return usernet.New(opts)
+}
+
+func (e *engine) linkOptions(name string, p sandboxer.NetworkPolicy) (usernet.Options, error) {
+	policy, err := e.policy(p)
 	resolvers := e.resolvers
 	if list := e.cfg.DNS; len(list) > 0 {
 		resolvers = func() []string { return list }
 	}
-	return usernet.New(usernet.Options{Policy: policy, Resolvers: resolvers})
+	return usernet.Options{Policy: policy, Resolvers: resolvers, Path: e.dir("box", name, "link")}, err
 }
+
+// linked reports whether a running sandbox has a link, or is to have one. One that it may not
+// use at the time needs its other end, too: what refuses at once is there.
+func (r record) linked() bool { return networked(r.Network) || r.Link != 0 }
 
 // reconnect gives sandboxes that outlived a former broker process their network
 // again. Open connections are lost, as with any change of network. It does not wait for
@@ -50,7 +64,7 @@ func (e *engine) reconnect() error {
 	}
 	var all sync.WaitGroup
 	for _, name := range names {
-		if rec, err := e.record(name); err == nil && networked(rec.Network) {
+		if rec, err := e.record(name); err == nil && rec.linked() {
 			all.Add(1)
 			e.aside(func() {
 				defer all.Done()
@@ -69,7 +83,7 @@ func (e *engine) reconnect() error {
 
 // replug is reconnect for a sandbox that answers again.
 func (e *engine) replug(name string) {
-	if rec, err := e.record(name); err == nil && networked(rec.Network) {
+	if rec, err := e.record(name); err == nil && rec.linked() {
 		e.aside(func() { e.reconnectOne(name) })
 	}
 }
@@ -93,23 +107,111 @@ func (e *engine) reconnectOne(name string) {
 		b.mu.Lock()
 		has := b.net != nil
 		b.mu.Unlock()
-		if has || !networked(rec.Network) {
+		if has || !rec.linked() {
 			return nil
 		}
-		return e.plugIn(e.ctx, b, rec)
+		return e.connect(e.ctx, b, rec)
 	}()
 	if err != nil && !errors.Is(err, sandboxer.NotFound) && e.ctx.Err() == nil {
 		e.warn("a sandbox is without its network", fmt.Errorf("sandbox %s: %w", name, err))
 	}
 }
 
-// plugIn gives a running sandbox a new link with the policy in rec, which it writes
+// connect gives a running sandbox its network with the policy in rec, which is written
 // down first.
-func (e *engine) plugIn(ctx context.Context, b *box, rec record) error {
-	n, err := e.link(rec.Network)
+func (e *engine) connect(ctx context.Context, b *box, rec record) error {
+	if rec.Link == 0 { // it never had one, or one of a build whose links end with it
+		return e.plugIn(ctx, b, rec)
+	}
+	err := e.writeRecord(b.name, rec)
 	if err != nil {
 		return err
 	}
+	if err = e.takeLink(b, rec); err == nil || !networked(rec.Network) {
+		return err
+	}
+	e.warn("the network link of a sandbox cannot be taken up; it gets another", fmt.Errorf("sandbox %s: %w", b.name, err))
+	return e.plugIn(ctx, b, rec)
+}
+
+// takeLink makes this process the other end of the link that a sandbox has from a former
+// one. Another interface would take forty descriptors of the sandbox's, which its kernel
+// never gives back; and the kernel would have to answer for that.
+func (e *engine) takeLink(b *box, rec record) error {
+	opts, err := e.linkOptions(b.name, rec.Network)
+	if err != nil {
+		return err
+	}
+	guest, err := b.socket(rec.Link)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(guest)
+	n, err := usernet.Take(opts, guest)
+	if err != nil {
+		return err
+	}
+	b.connected(n)
+	return nil
+}
+
+// socket returns a descriptor of the socket with that inode number which the sandbox's
+// kernel has open. It is no file of Go's, which would have the kernel wait for it.
+func (b *box) socket(inode uint64) (fd int, err error) {
+	process, err := unix.PidfdOpen(b.pid, 0)
+	if err != nil {
+		return -1, os.NewSyscallError("pidfd_open", err)
+	}
+	defer unix.Close(process)
+	if !b.alive() { // so the number was not used again before
+		return -1, errors.New("the sandbox ended")
+	}
+	dir := fmt.Sprintf("/proc/%d/fd", b.pid)
+	open, err := os.ReadDir(dir)
+	if err != nil {
+		return -1, err
+	}
+	want := fmt.Sprintf("socket:[%d]", inode)
+	for _, d := range open {
+		if to, err := os.Readlink(filepath.Join(dir, d.Name())); err != nil || to != want {
+			continue
+		}
+		theirs, err := strconv.Atoi(d.Name())
+		if err != nil {
+			continue
+		}
+		fd, err := unix.PidfdGetfd(process, theirs, 0)
+		if err != nil {
+			return -1, os.NewSyscallError("pidfd_getfd", err)
+		}
+		var st unix.Stat_t
+		if unix.Fstat(fd, &st) == nil && st.Ino == inode && st.Mode&unix.S_IFMT == unix.S_IFSOCK {
+			return fd, nil
+		}
+		unix.Close(fd)
+	}
+	return -1, errors.New("the sandbox's kernel has closed it")
+}
+
+// connected notes the link of b, in place of the former.
+func (b *box) connected(n *usernet.Net) {
+	b.mu.Lock()
+	old := b.net
+	b.net = n
+	b.mu.Unlock()
+	if old != nil {
+		old.Close()
+	}
+}
+
+// plugIn gives a running sandbox a new link with the policy in rec, which it writes
+// down first.
+func (e *engine) plugIn(ctx context.Context, b *box, rec record) error {
+	n, err := e.link(b.name, rec.Network)
+	if err != nil {
+		return err
+	}
+	rec.Link = n.Inode()
 	rec.Plugs++
 	if err = e.writeRecord(b.name, rec); err == nil {
 		err = b.plug(ctx, n.Guest(), fmt.Sprintf("eth%d", rec.Plugs))
@@ -119,13 +221,7 @@ func (e *engine) plugIn(ctx context.Context, b *box, rec record) error {
 		n.Close()
 		return err
 	}
-	b.mu.Lock()
-	old := b.net
-	b.net = n
-	b.mu.Unlock()
-	if old != nil {
-		old.Close()
-	}
+	b.connected(n)
 	return nil
 }
 
@@ -153,7 +249,7 @@ func (e *engine) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxer
 	former := rec
 	rec.Network = p
 	if link == nil && networked(p) {
-		if err = e.plugIn(ctx, b, rec); err == nil {
+		if err = e.connect(ctx, b, rec); err == nil {
 			return nil
 		}
 		// The number of the interface is used up, whether it came to be or not.

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/runsc/container"
 	"gvisor.dev/gvisor/runsc/specutils"
+	"gvisor.dev/gvisor/runsc/version"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
@@ -291,7 +292,7 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	rec := record{
 		Owner: spec.Owner, SandboxID: spec.ID, Generation: spec.Generation, Image: spec.Image,
 		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User, Fuse: spec.Fuse, Warm: spec.Warm, Stamp: spec.Stamp,
-		AgentMount: from == nil || from.Record.AgentMount,
+		AgentMount: from == nil || from.Record.AgentMount, GVisor: version.Version(),
 	}
 	if rec.Workspace == "" {
 		rec.Workspace = workspaceDefault
@@ -392,7 +393,11 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the sandbox's root file system cannot be mounted")
 		}
 	}
-	defer untilEnded(ctx, func() { _ = killAll(e.processes()[name]) })()
+	defer untilEnded(ctx, func() {
+		if pids, err := e.processes(name); err == nil {
+			_ = killAll(pids)
+		}
+	})()
 	c, err := container.New(conf, container.Args{ID: name, Spec: ociSpec, BundleDir: dir})
 	if err != nil {
 		return nil, cmp.Or(ctx.Err(), error(sandboxer.E(sandboxer.Unavailable, err, "gVisor could not create the sandbox")))
@@ -406,9 +411,10 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	}()
 	var link *usernet.Net
 	if networked(rec.Network) {
-		if link, err = e.link(rec.Network); err != nil {
+		if link, err = e.link(name, rec.Network); err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the sandbox's network could not be made")
 		}
+		rec.Link = link.Inode() // it is written down with what else Provision did
 	}
 	// Moving processes into control groups takes one long wait of the kernel, and no
 	// processor time: it goes on while the sandbox starts. A second look then catches
@@ -430,8 +436,10 @@ func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, i
 	}
 	if err == nil && e.cgroups.usable() {
 		// Whether they are inside already is dearer to learn than to make sure of.
-		late := slices.DeleteFunc(processTree(pids...), func(pid int) bool { return slices.Contains(pids, pid) })
-		err = e.cgroups.attach(name, late)
+		var all []int
+		if all, err = processTree(pids...); err == nil {
+			err = e.cgroups.attach(name, slices.DeleteFunc(all, func(pid int) bool { return slices.Contains(pids, pid) }))
+		}
 	}
 	if link != nil {
 		link.CloseGuest()
@@ -672,7 +680,11 @@ func (e *engine) remove(name string) (removed []string, err error) {
 		removed = append(removed, "sandbox "+name)
 	}
 	if stray {
-		if pids := e.processes()[name]; len(pids) > 0 {
+		pids, err := e.processes(name)
+		if err != nil {
+			return removed, sandboxer.E(sandboxer.Unavailable, err, "the processes of sandbox %s cannot be listed", name)
+		}
+		if len(pids) > 0 {
 			if err := killAll(pids); err != nil {
 				return removed, sandboxer.E(sandboxer.Unavailable, err, "a process of sandbox %s does not end", name)
 			}
@@ -765,12 +777,11 @@ func killAll(pids []int) error {
 	for _, pid := range pids {
 		for {
 			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // if it is our child
-			f := procs.Stat(pid)
-			if len(f) == 0 || f[0] == "Z" || f[0] == "X" {
+			if procs.Ended(pid) {
 				break
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("process %d is still there (state %s)", pid, f[0])
+				return fmt.Errorf("process %d is still there", pid)
 			}
 			time.Sleep(time.Millisecond)
 		}

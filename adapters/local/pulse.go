@@ -58,7 +58,7 @@ type attended struct {
 // respond; done must be called. A command is one that runs already, and is given longer.
 func (p *pulse) attend(ctx context.Context, command bool) (_ context.Context, done func(), err error) {
 	if p.unresponsive() && !command {
-		if err := p.check(ctx, min(pulseRecheck, p.every)); err != nil {
+		if err := p.check(ctx, min(pulseRecheck, p.period())); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -93,6 +93,12 @@ func (p *pulse) hush() (done func()) {
 		p.silent--
 		p.missed = 0
 	}
+}
+
+func (p *pulse) period() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.every
 }
 
 func (p *pulse) unresponsive() bool {
@@ -175,7 +181,7 @@ func (p *pulse) tick() {
 		return
 	}
 	p.mu.Unlock()
-	err := p.check(context.Background(), p.every)
+	err := p.check(context.Background(), p.period())
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err == nil {

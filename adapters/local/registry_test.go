@@ -98,7 +98,7 @@ func appImage(t *testing.T, c v1.Config, more ...tar.Header) v1.Image {
 func told(t *testing.T, e *engine, h sandboxer.Handle) string {
 	t.Helper()
 	var got string
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if got = sh(t, e, h, "cat /run/told 2>/dev/null || true"); got != "" {
 			break
 		}

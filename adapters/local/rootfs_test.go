@@ -3,6 +3,7 @@
 package local
 
 import (
+	"bytes"
 	"crypto/md5"
 	"errors"
 	"fmt"
@@ -329,5 +330,45 @@ func TestOpensOnAFullDisk(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// Programs of this machine find the fonts of this machine, which takes files of /etc.
+func TestFonts(t *testing.T) {
+	needsGVisor(t)
+	has := func(name string) bool { _, err := os.Stat(name); return err == nil }
+	if !has("/usr/bin/fc-list") || !has("/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf") || !has("/etc/fonts/fonts.conf") {
+		t.Skip("this machine has no fontconfig, or not the fonts of fonts-dejavu-core")
+	}
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	for _, name := range []string{"root", "nobody"} {
+		var out, said bytes.Buffer
+		x, err := e.Exec(t.Context(), h, sandboxer.Cmd{User: name, Args: []string{"fc-match", "--format", "%{file}\n", "DejaVu Sans"}, Stdout: &out, Stderr: &said})
+		if err != nil || x.Code != 0 || !strings.HasSuffix(strings.TrimSpace(out.String()), "/DejaVuSans.ttf") || strings.Contains(said.String(), "Cannot load") {
+			t.Errorf("as %s: %+v, %v: %q, %q", name, x, err, out.String(), said.String())
+		}
+	}
+}
+
+// matplotlib of the machine finds its configuration, and draws.
+func TestMatplotlib(t *testing.T) {
+	needsGVisor(t)
+	if _, err := os.Stat("/usr/lib/python3/dist-packages/matplotlib"); err != nil {
+		t.Skip("this machine has no python3-matplotlib (scripts/setup.sh installs it)")
+	}
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	const draw = `import matplotlib
+matplotlib.use("Agg")
+import matplotlib.pyplot as p
+p.plot([1, 2]); p.title("two"); p.savefig("/tmp/%d.png" % __import__("os").getuid())
+print(matplotlib.matplotlib_fname())`
+	for _, name := range []string{"root", "user"} {
+		var out, said bytes.Buffer
+		x, err := e.Exec(t.Context(), h, sandboxer.Cmd{User: name, Args: []string{"/usr/bin/python3", "-c", draw}, Stdout: &out, Stderr: &said})
+		if err != nil || x.Code != 0 || out.String() != "/etc/matplotlibrc\n" || said.Len() > 0 {
+			t.Errorf("as %s: %+v, %v: %q, %q", name, x, err, out.String(), said.String())
+		}
 	}
 }

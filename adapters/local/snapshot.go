@@ -27,6 +27,7 @@ import (
 	"gvisor.dev/gvisor/runsc/version"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // Snapshots hold a sandbox's memory and its writable layer, as gVisor saves them, below
@@ -188,6 +189,9 @@ func (e *engine) save(ctx context.Context, b *box, dir, id string) (*receipt, er
 	if err != nil {
 		return nil, err
 	}
+	if err := rec.savable(); err != nil {
+		return nil, err
+	}
 	e.mu.Lock()
 	current := e.skel
 	e.mu.Unlock()
@@ -347,7 +351,8 @@ func readReceipt(dir string) (*receipt, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &r, json.Unmarshal(data, &r)
+	_, err = strictjson.DecodeStored(data, &r)
+	return &r, err
 }
 
 // writeDurably writes v as JSON so that a power cut leaves it whole or absent.
@@ -456,7 +461,7 @@ func (e *engine) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s
 		}
 		if v := r.Snapshot.Meta["gvisor"]; v != version.Version() {
 			return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s was saved by another version of gVisor (%s; this program has %s), which cannot be restored", s.SnapshotID, v, version.Version()).
-				WithHint("its files can, if it was saved as portable too: sandboxer restore --kind portable")
+				WithHint("its files can, if it was saved as portable too: sandboxer restore --kind portable; otherwise start the program that saved it, and save its files there: sandboxer snapshot create --portable")
 		}
 		// gVisor gives what it restores the limits that it had inside.
 		if had, want := from.Record.Limits, spec.Limits; had.DiskBytes != want.DiskBytes || had.PIDs != want.PIDs {
@@ -488,7 +493,8 @@ func readJSON(name string, v any) error {
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(data, v)
+	_, err = strictjson.DecodeStored(data, v)
+	return err
 }
 
 // DropSnapshot implements sandboxer.Snapshotter. Sandboxes that are being restored hold

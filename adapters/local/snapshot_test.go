@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -77,7 +78,7 @@ func TestSnapshotOfABusySandbox(t *testing.T) {
 	}()
 	shows := func(what string) {
 		t.Helper()
-		for deadline := time.Now().Add(20 * time.Second); !strings.Contains(screen.String(), what); time.Sleep(5 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); !strings.Contains(screen.String(), what); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("the terminal does not show %q: %q", what, screen.String())
 			}
@@ -98,7 +99,7 @@ func TestSnapshotOfABusySandbox(t *testing.T) {
 	if first == 0 {
 		t.Error("the main command's file is empty")
 	}
-	for deadline := time.Now().Add(20 * time.Second); count(copied) <= first; {
+	for deadline := time.Now().Add(time.Minute); count(copied) <= first; {
 		if time.Now().After(deadline) {
 			t.Fatal("the main command does not go on in the copy")
 		}
@@ -394,8 +395,7 @@ func TestSavedRootStays(t *testing.T) {
 
 // A start says what this program's gVisor cannot restore.
 func TestOtherVersionsAreTold(t *testing.T) {
-	var log bytes.Buffer
-	e := &engine{env: sandboxer.Env{Dir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	e := &engine{env: sandboxer.Env{Dir: t.TempDir()}}
 	for id, v := range map[string]string{"old1": "v0-old", "old2": "v0-old", "same": version.Version()} {
 		if err := os.MkdirAll(e.dir("snapshot", id), 0o700); err != nil {
 			t.Fatal(err)
@@ -404,9 +404,24 @@ func TestOtherVersionsAreTold(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	e.warnOfOtherVersions()
-	if got := log.String(); strings.Count(got, "WARN") != 1 || !strings.Contains(got, "2 of gVisor v0-old") || !strings.Contains(got, "start the program that saved them") {
-		t.Errorf("it says %s", got)
+	for name, r := range map[string]record{
+		"a-g1": {SandboxID: "a", Generation: 1, GVisor: "v0-old"}, "b-g1": {SandboxID: "b", Generation: 1, GVisor: version.Version()},
+		"c-g1": {SandboxID: "c", Generation: 1}, // of a build before, which had today's version
+	} {
+		if err := os.MkdirAll(e.dir("box", name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.writeRecord(name, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := e.otherVersions()
+	if len(got) != 2 || !strings.Contains(got[0], ": 2; to keep them") || !strings.Contains(got[0], "gVisor v0-old") || !strings.Contains(got[0], "start the program that saved them") ||
+		!strings.Contains(got[1], "sandboxes that gVisor v0-old runs") || !strings.Contains(got[1], ": 1; they go on") || !strings.Contains(got[1], "--portable") {
+		t.Errorf("it says %q", got)
+	}
+	if again := e.Notices(t.Context()); !slices.Equal(again, got) {
+		t.Errorf("its notices are %q", again)
 	}
 }
 
@@ -452,5 +467,52 @@ func TestSavedByFormerBuilds(t *testing.T) {
 	s.Mounts[0].Destination = "/strange"
 	if err := s.dress(spec, &skeleton{root: "/r"}); sandboxer.KindOf(err) != sandboxer.Unsupported {
 		t.Errorf("a mount that is not given: %v", err)
+	}
+}
+
+// TestStoredFilesAreUnambiguous: what is written down is read as it was meant or not at all;
+// what a newer version wrote besides is left out.
+func TestStoredFilesAreUnambiguous(t *testing.T) {
+	var log bytes.Buffer
+	e := &engine{env: sandboxer.Env{Dir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	name := boxName("x", 1)
+	if err := os.MkdirAll(e.dir("box", name), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	readers := map[string]func() (owner string, err error){
+		e.dir("box", name, recordFile): func() (string, error) {
+			r, err := e.record(name)
+			return r.Owner, err
+		},
+		e.dir("box", name, savedFile): func() (string, error) {
+			var s struct {
+				Owner string `json:"owner"`
+			}
+			err := readJSON(e.dir("box", name, savedFile), &s)
+			return s.Owner, err
+		},
+	}
+	for file, read := range readers {
+		for text, ok := range map[string]bool{
+			`{"owner":"a","network":{}}`:                       true,
+			`{"owner":"a","since":{"then":1},"network":{}}`:    true,
+			`{"owner":"a","owner":"b","network":{}}`:           false,
+			`{"owner":"a","Owner":"b","network":{}}`:           false,
+			`{"owner":"a","since":{"then":1,"then":2}}`:        false,
+			`{"owner":"a","network":{}}{"owner":"b"}`:          false,
+			`{"owner":"a","network":{}`:                        false,
+			`{"owner":"a","limits":{"memory_bytes":1e400}}`:    file != e.dir("box", name, recordFile),
+			`{"OWNER":"a","network":{},"limits":{"pids":"x"}}`: false,
+		} {
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if owner, err := read(); (err == nil) != ok || ok && owner != "a" {
+				t.Errorf("%s with %s: %q, %v", filepath.Base(file), text, owner, err)
+			}
+		}
+	}
+	if got := log.String(); strings.Count(got, "WARN") != 1 || !strings.Contains(got, "since") {
+		t.Errorf("of what a newer version wrote it says %s", got)
 	}
 }

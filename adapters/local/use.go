@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -101,7 +102,7 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 	}
 	// Whose gofer or kernel is ending has its commands killed first. Nobody but the memory
 	// limit and the sandbox's own processes kills otherwise.
-	if killed := err == nil && x.Signal == "KILL"; err != nil && !b.alive() || killed && b.dying() {
+	if killed := err == nil && x.Signal == "KILL"; err != nil && !b.alive() || errors.Is(err, sandboxer.Unavailable) && !b.goferAlive() || killed && b.dying() {
 		e.drop(b.name)
 		// What gVisor keeps for a guest is in the sandbox's group as its processes are,
 		// and the largest of them is the first to be killed: then all ends with it.
@@ -131,7 +132,9 @@ func (b *box) dying() bool {
 	if err == nil && state != boot.RuntimeStateStopped && b.goferAlive() {
 		return false
 	}
-	return b.ended()
+	// One without a first process or files has no way back, however long its kernel takes to
+	// end on a busy machine.
+	return b.ended() || err == nil || !b.goferAlive()
 }
 
 // goferAlive reports whether the process is there that serves the sandbox its files.
@@ -140,8 +143,17 @@ func (b *box) goferAlive() bool {
 	if pid <= 0 {
 		return true // it has none
 	}
-	f := procs.Stat(pid)
-	return len(f) > 0 && f[0] != "Z" && f[0] != "X"
+	return !procs.Ended(pid)
+}
+
+// filesHang reports whether that process is there and stopped.
+func (b *box) filesHang() bool {
+	pid := int(b.c.GoferPid.Load())
+	if pid <= 0 {
+		return false
+	}
+	f, _ := procs.Stat(pid)
+	return len(f) > 0 && (f[0] == "T" || f[0] == "t")
 }
 
 // oomKills returns how often the kernel killed for memory in b so far; 0 if there is
@@ -181,7 +193,7 @@ func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, erro
 		NoNewPrivileges:  true,
 		Capabilities:     capabilities(guestCapabilities, who.uid == 0),
 	}
-	s, err := newStreams(cmd)
+	s, err := newStreams(b.poll, cmd)
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
@@ -203,13 +215,9 @@ func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, erro
 	}
 	s.start(cmd)
 
-	ended := make(chan outcome, 1)
 	wctx, leave := context.WithCancel(context.WithoutCancel(ctx))
 	defer leave() // gives back what the waiting takes
-	go func() {
-		ws, err := b.wait(wctx, pid)
-		ended <- outcome{ws, err}
-	}()
+	ended := b.await(wctx, pid)
 	signals := cmd.Signals
 	for {
 		select {
@@ -343,7 +351,7 @@ func (b *box) end(mark string, pid int32, ended <-chan outcome) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(4 * b.pulse.every):
+	case <-time.After(4 * b.pulse.period()):
 	}
 }
 
@@ -410,19 +418,59 @@ func (b *box) kill(ctx context.Context, mark string, pid int32) error {
 		}
 		defer func() { _ = b.signal(context.WithoutCancel(ctx), pid, unix.SIGKILL) }()
 	}
+	k := &kill{mark: mark, session: pid, done: make(chan error, 1)}
+	b.mu.Lock()
+	b.toKill = append(b.toKill, k)
+	b.mu.Unlock()
 	// They take turns: of many programs that look at once none is done in time, and then
-	// everybody would stand still for each of them.
-	b.killers <- struct{}{}
-	defer func() { <-b.killers }()
+	// everybody would stand still for each of them. Whose turn it is kills for all who wait.
+	select {
+	case err := <-k.done:
+		return err
+	case b.killers <- struct{}{}:
+	}
+	for {
+		b.mu.Lock()
+		batch := b.toKill[:min(len(b.toKill), mostKills)]
+		b.toKill = slices.Clone(b.toKill[len(batch):])
+		b.mu.Unlock()
+		if len(batch) == 0 {
+			break
+		}
+		err := b.killAll(ctx, batch)
+		for _, k := range batch {
+			k.done <- err
+		}
+		if slices.Contains(batch, k) {
+			break
+		}
+	}
+	<-b.killers
+	return <-k.done
+}
+
+// A kill is what kill waits for: the end of what carries mark or belongs to a session.
+type kill struct {
+	mark    string
+	session int32
+	done    chan error
+}
+
+// mostKills is how many of them one program is started for: they have a hundred bytes each among
+// its arguments, for which there is room for ten times as many.
+const mostKills = 1500
+
+// killAll kills for all of batch.
+func (b *box) killAll(ctx context.Context, batch []*kill) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime) // for its turn
 	defer cancel()
 	var killer atomic.Int32
 	done := make(chan error, 1)
-	go func() { done <- b.killMarked(ctx, mark, pid, &killer) }()
+	go func() { done <- b.killMarked(ctx, batch, &killer) }()
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(killPatience):
+	case <-time.After(killPatience(len(batch))):
 	}
 	// One after the other: two would stop each other's killers, and the first to be done
 	// would let what the other looks for go on.
@@ -436,7 +484,7 @@ func (b *box) kill(ctx context.Context, mark string, pid int32) error {
 		return <-done
 	}
 	// Who was being born is not among those who were stopped.
-	again := time.NewTicker(killPatience / 4)
+	again := time.NewTicker(killPatience(1) / 4)
 	defer again.Stop()
 	var err error
 	for stopped := false; !stopped; {
@@ -462,8 +510,10 @@ func (b *box) told(err error) error {
 	return err
 }
 
-// killPatience is how long what a command started may take to be found.
-const killPatience = time.Second
+// killPatience is how long what so many commands started may take to be found.
+func killPatience(commands int) time.Duration {
+	return time.Second + time.Duration(commands)*10*time.Millisecond
+}
 
 func (b *box) signalAll(ctx context.Context, sig unix.Signal) error {
 	return b.ask(ctx, func(ctx context.Context) error { return b.ctl.signalAll(ctx, sig) })
@@ -481,22 +531,42 @@ func (b *box) standStill(ctx context.Context, on bool) error {
 	return os.Remove(b.stopped)
 }
 
-// killMarked runs the agent's program that kills what carries mark or belongs to the
-// session, and stores its process ID in killer.
-func (b *box) killMarked(ctx context.Context, mark string, session int32, killer *atomic.Int32) error {
-	if session <= 0 {
-		session = 1 << 30 // nobody's
+// killMarked runs the agent's program that kills what carries the marks or belongs to the
+// sessions, and stores its process ID in killer.
+func (b *box) killMarked(ctx context.Context, batch []*kill, killer *atomic.Int32) error {
+	run := func(batch []*kill) (unix.WaitStatus, error) {
+		args := []string{agentPath, "kill-marked"}
+		for _, k := range batch {
+			session := k.session
+			if session <= 0 {
+				session = 1 << 30 // nobody's
+			}
+			args = append(args, execMark+"="+k.mark, fmt.Sprint(session))
+			if b.rec.AgentMount { // the agent of a sandbox from before knows no tags
+				args = append(args, strconv.FormatUint(execTag(k.mark), 16))
+			}
+		}
+		pid, err := b.executeOwn(ctx, killerCapabilities, nil, args...)
+		if err != nil {
+			return 0, err
+		}
+		killer.Store(pid)
+		var ws unix.WaitStatus
+		err = b.ask(ctx, func(ctx context.Context) (err error) { ws, err = b.ctl.waitPID(ctx, pid); return err })
+		return ws, err
 	}
-	args := []string{agentPath, "kill-marked", execMark + "=" + mark, fmt.Sprint(session)}
-	if b.rec.AgentMount { // the agent of a sandbox from before knows no tags
-		args = append(args, strconv.FormatUint(execTag(mark), 16))
+	if len(batch) == 1 || b.rec.AgentMount {
+		ws, err := run(batch)
+		if err != nil || len(batch) == 1 || ws.ExitStatus() != 2 {
+			return b.told(err)
+		}
 	}
-	pid, err := b.executeOwn(ctx, killerCapabilities, nil, args...)
-	if err != nil {
-		return b.told(err)
+	for _, k := range batch { // the agent of a former build kills for one at a time
+		if _, err := run([]*kill{k}); b.told(err) != nil {
+			return err
+		}
 	}
-	killer.Store(pid)
-	return b.told(b.ask(ctx, func(ctx context.Context) error { _, err := b.ctl.waitPID(ctx, pid); return err }))
+	return nil
 }
 
 // CAP_SYS_RESOURCE: where the process limit is reached, the killer needs a few threads
@@ -509,23 +579,37 @@ type streams struct {
 	stdin  *os.File         // our ends; nil where there is none
 	out    []*outStream
 	broken chan struct{} // closed when a writer fails
+	fail   func()        // closes broken
 }
 
+// An outStream is one stream of a command's output. Nothing of this process stays with it
+// while nothing comes.
 type outStream struct {
+	poll  *poller
 	f     *os.File
+	raw   syscall.RawConn
+	watch *watch
 	w     io.Writer
-	ended chan struct{} // the command ended: no more will come than what is there
-	done  chan struct{}
-	err   error
+	fail  func() // called when w does
+
+	over atomic.Bool // what comes is the affair of finish now
+	mu   sync.Mutex  // held while it flows
+	eof  bool
+	err  error
 }
 
 const (
 	pipeSize = 1 << 20 // what an ordinary user may ask for; fewer switches between writer and reader
-	copySize = 256 << 10
+
+	// A stream that has moved busyOutput and stops is waited for as long as lingerOutput: more
+	// will come soon.
+	busyOutput   = 64 << 10
+	lingerOutput = 10 * time.Millisecond
 )
 
-func newStreams(cmd sandboxer.Cmd) (*streams, error) {
+func newStreams(poll *poller, cmd sandboxer.Cmd) (*streams, error) {
 	s := &streams{guest: map[int]*os.File{}, broken: make(chan struct{})}
+	s.fail = sync.OnceFunc(func() { close(s.broken) })
 	ok := false
 	defer func() {
 		if !ok {
@@ -550,7 +634,11 @@ func newStreams(cmd sandboxer.Cmd) (*streams, error) {
 		}
 		_, _ = unix.FcntlInt(g.Fd(), unix.F_SETPIPE_SZ, pipeSize)
 		s.guest[i+1] = g
-		s.out = append(s.out, &outStream{f: r, w: w, ended: make(chan struct{}), done: make(chan struct{})})
+		o := &outStream{poll: poll, f: r, w: w, fail: s.fail}
+		s.out = append(s.out, o)
+		if o.raw, err = r.SyscallConn(); err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "no pipe for the command's output")
+		}
 	}
 	for i := range 3 {
 		if s.guest[i] == nil {
@@ -576,76 +664,145 @@ func (s *streams) closeGuest() {
 func (s *streams) start(cmd sandboxer.Cmd) {
 	if s.stdin != nil {
 		// Not waited for: a reader may block for ever, and is the caller's to end.
-		go func(w *os.File) {
-			_, _ = io.Copy(w, cmd.Stdin)
-			w.Close()
-		}(s.stdin)
+		go feed(s.stdin, cmd.Stdin)
 	}
-	failed := make(chan struct{}, len(s.out))
 	for _, o := range s.out {
-		go func() {
-			defer close(o.done)
-			if o.err = o.copy(); o.err != nil {
-				failed <- struct{}{}
-			}
-		}()
-	}
-	if len(s.out) > 0 {
-		go func() {
-			for _, o := range s.out {
-				select {
-				case <-failed:
-					close(s.broken)
-					return
-				case <-o.done:
-				}
-			}
-			select {
-			case <-failed:
-				close(s.broken)
-			default:
-			}
-		}()
+		o.mu.Lock() // a stream that flows already waits for its watch
+		var err error
+		if o.watch, err = o.poll.watch(o.f, o.flow); err == nil {
+			err = o.watch.arm()
+		}
+		o.mu.Unlock()
+		if err != nil {
+			go o.flow()
+		}
 	}
 }
 
-// copy moves output until its end. A command may leave something behind that keeps
-// the stream open; once the command itself ended, only what is already in the pipe
-// is taken.
-func (o *outStream) copy() error {
-	buf := make([]byte, 4<<10) // most commands say little
-	raw, err := o.f.SyscallConn()
-	if err != nil {
-		return err
-	}
+// feed copies a command's input. Its buffer is small while little comes.
+func feed(w *os.File, r io.Reader) {
+	defer w.Close()
+	small := make([]byte, 512)
+	buf := small
 	for {
-		n, err := o.f.Read(buf)
-		if errors.Is(err, os.ErrDeadlineExceeded) { // finish says that it ended
-			again := true
-			for again {
-				n = 0
-				rerr := raw.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf) })
-				again = rerr == nil && err == nil && n > 0 || err == unix.EINTR
-				if n > 0 {
-					if _, err := o.w.Write(buf[:n]); err != nil {
-						return sandboxer.E(sandboxer.Canceled, err, "nobody reads the command's output any more")
-					}
-				}
-			}
-			return nil
+		n, err := r.Read(buf)
+		if _, werr := w.Write(buf[:n]); err != nil || werr != nil {
+			return
 		}
-		if n > 0 {
-			if _, err := o.w.Write(buf[:n]); err != nil {
-				return sandboxer.E(sandboxer.Canceled, err, "nobody reads the command's output any more")
-			}
-		}
-		if err != nil {
-			return nil // the end
-		}
-		if n == len(buf) && n < copySize {
-			buf = make([]byte, copySize)
+		switch {
+		case n < len(buf):
+			buf = small
+		case n == len(small):
+			buf = make([]byte, 32<<10)
 		}
 	}
+}
+
+// flow passes on what is there, and has the poller wait for more.
+func (o *outStream) flow() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	buf := o.poll.buffer(false)
+	defer func() { o.poll.recycle(buf) }()
+	for moved, linger, stay := 0, false, false; !o.over.Load() && !o.eof && o.err == nil; {
+		var n int
+		var err error
+		if linger {
+			linger = false
+			n, err = o.f.Read(buf)
+		} else {
+			n, err = o.ready(buf)
+		}
+		o.pass(buf[:n], err)
+		moved += n
+		switch {
+		case n > 0:
+			if n == len(buf) && n < copySize {
+				o.poll.recycle(buf)
+				buf = o.poll.buffer(true)
+			}
+		case err == unix.EAGAIN && moved >= busyOutput:
+			moved = 0
+			linger = o.f.SetReadDeadline(time.Now().Add(lingerOutput)) == nil // before it looks whether it is over
+		case o.eof || o.err != nil:
+		case stay || o.watch == nil || o.watch.arm() != nil: // there is no poller for it
+			stay = true
+			linger = o.f.SetReadDeadline(time.Time{}) == nil
+		default:
+			return
+		}
+	}
+	if o.err != nil {
+		o.fail()
+	}
+}
+
+// ready reads without waiting.
+func (o *outStream) ready(buf []byte) (n int, err error) {
+	cerr := o.raw.Control(func(fd uintptr) {
+		for n, err = -1, unix.EINTR; err == unix.EINTR; {
+			n, err = unix.Read(int(fd), buf)
+		}
+	})
+	if cerr != nil {
+		return 0, cerr
+	}
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	return max(n, 0), err
+}
+
+// pass gives to the caller what was read. An error other than that nothing came is the end.
+func (o *outStream) pass(p []byte, err error) {
+	if len(p) > 0 {
+		if _, err := o.w.Write(p); err != nil {
+			o.err = sandboxer.E(sandboxer.Canceled, err, "nobody reads the command's output any more")
+		}
+	}
+	o.eof = o.eof || err != nil && err != unix.EAGAIN && !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// rest moves output until its end. A command may leave something behind that keeps
+// the stream open; now that the command itself has ended, only what is already in the
+// pipe is taken.
+func (o *outStream) rest() {
+	o.over.Store(true)
+	_ = o.f.SetReadDeadline(time.Unix(1, 0)) // whoever lingers sees it
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.eof || o.err != nil {
+		return
+	}
+	buf := o.poll.buffer(false)
+	defer func() { o.poll.recycle(buf) }()
+	_ = o.f.SetReadDeadline(time.Now().Add(drainTime))
+	for late := false; !o.eof && o.err == nil; {
+		var n int
+		var err error
+		if late {
+			n, err = o.ready(buf)
+		} else {
+			n, err = o.f.Read(buf)
+		}
+		o.pass(buf[:n], err)
+		if late && n == 0 {
+			return
+		}
+		late = late || errors.Is(err, os.ErrDeadlineExceeded)
+		if n == len(buf) && n < copySize {
+			o.poll.recycle(buf)
+			buf = o.poll.buffer(true)
+		}
+	}
+}
+
+func (o *outStream) close() {
+	o.over.Store(true)
+	if o.watch != nil {
+		o.watch.stop()
+	}
+	o.f.Close()
 }
 
 // drainTime is how long after a command's end its output may still be on its way
@@ -659,9 +816,8 @@ func (s *streams) finish() error {
 	}
 	var err error
 	for _, o := range s.out {
-		_ = o.f.SetReadDeadline(time.Now().Add(drainTime))
-		<-o.done
-		o.f.Close()
+		o.rest()
+		o.close()
 		err = errors.Join(err, o.err)
 	}
 	return err
@@ -673,7 +829,7 @@ func (s *streams) abort() {
 		s.stdin.Close()
 	}
 	for _, o := range s.out {
-		o.f.Close()
+		o.close()
 	}
 }
 
@@ -694,7 +850,7 @@ func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liv
 	b, err := e.of(h)
 	switch {
 	case err == nil:
-		err := b.pulse.check(ctx, b.pulse.every)
+		err := b.pulse.check(ctx, b.pulse.period())
 		switch {
 		case err == nil && b.alive():
 			return sandboxer.Alive, nil
@@ -709,8 +865,14 @@ func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liv
 		return sandboxer.Unknown, err
 	case errors.Is(err, errDamaged):
 		// Its processes may be well, but nobody can get at them any more.
-		if name, ferr := e.find(h); ferr == nil && len(e.processes()[name]) > 0 {
-			return sandboxer.Unresponsive, nil
+		if name, ferr := e.find(h); ferr == nil {
+			pids, perr := e.processes(name)
+			if perr != nil {
+				return sandboxer.Unknown, perr
+			}
+			if len(pids) > 0 {
+				return sandboxer.Unresponsive, nil
+			}
 		}
 		return sandboxer.Gone, nil
 	case errors.Is(err, sandboxer.NotFound):
@@ -764,6 +926,9 @@ func (e *engine) Renew(ctx context.Context, h sandboxer.Handle, until time.Time)
 
 // setFuse tells the sandbox's first process its fuse: a zero time means none.
 func (b *box) setFuse(ctx context.Context, until time.Time) error {
+	b.mu.Lock()
+	b.fuse = until
+	b.mu.Unlock()
 	for {
 		awake, err := b.agentAwake(ctx)
 		if err != nil {
@@ -772,11 +937,7 @@ func (b *box) setFuse(ctx context.Context, until time.Time) error {
 		if awake {
 			return b.within(ctx, false, func(ctx context.Context) error { return b.agent.Init(ctx, agent.Settings{Fuse: &until}) })
 		}
-		seconds := int64(0)
-		if !until.IsZero() {
-			seconds = max(1, until.Unix())
-		}
-		ws, err := b.run(ctx, ownCapabilities, nil, pausePath, "fuse", strconv.FormatInt(seconds, 10))
+		ws, err := b.run(ctx, ownCapabilities, nil, pausePath, "fuse", strconv.FormatInt(fuseSeconds(until), 10))
 		if err = b.lost(ctx, err, "moving the sandbox's fuse"); err != nil {
 			return err
 		}

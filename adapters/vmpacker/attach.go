@@ -313,7 +313,11 @@ func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, err
 		if err != nil && !yield(nil, err) {
 			return
 		}
-		for _, p := range e.machines(owner, noted) {
+		machines, err := e.machines(owner, noted)
+		if err != nil && !yield(nil, err) {
+			return
+		}
+		for _, p := range machines {
 			if !yield(p, nil) {
 				return
 			}
@@ -385,7 +389,7 @@ func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, err
 				if !ok || gerr != nil || sandboxer.CheckID(id) != nil {
 					continue
 				}
-				p := &place{V: 1, ID: id, Generation: generation, Owner: owner, Kind: attached, Host: w.Host, Target: w.Target, Base: w.Base}
+				p := &place{V: placeVersion, ID: id, Generation: generation, Owner: owner, Kind: attached, Host: w.Host, Target: w.Target, Base: w.Base}
 				if k := known[p.key()]; k != nil {
 					if k.Target.Name != w.Target.Name || k.Base != w.Base {
 						continue // another one of the same name; the note leads to the one that counts

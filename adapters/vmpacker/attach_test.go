@@ -172,7 +172,7 @@ func TestTeardownEndsProcesses(t *testing.T) {
 	mine, others := strconv.Itoa(1_000_000+rand.IntN(1e9)), strconv.Itoa(1_000_000+rand.IntN(1e9))
 	run(t, e, h, `exec </dev/null >/dev/null 2>&1; setsid sleep `+mine+` & (cd / && (sleep `+mine+` &)); env -i sleep `+mine+` &`)
 	run(t, e, other, `exec </dev/null >/dev/null 2>&1; setsid sleep `+others+` &`)
-	for end := time.Now().Add(20 * time.Second); len(strings.Fields(sleeps(mine))) != 3 || len(strings.Fields(sleeps(others))) != 1; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); len(strings.Fields(sleeps(mine))) != 3 || len(strings.Fields(sleeps(others))) != 1; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("before the teardown run %q and %q", sleeps(mine), sleeps(others))
 		}

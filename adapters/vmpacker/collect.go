@@ -2,7 +2,6 @@ package vmpacker
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -10,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // hold finds the disk that the machine at p begins with, and writes down that p is based
@@ -81,7 +81,10 @@ func (e *extension) collect(ctx context.Context) {
 		}
 		var a artefact
 		data, err := os.ReadFile(e.dir("image", f.Name()))
-		if err != nil || json.Unmarshal(data, &a) != nil {
+		if err == nil {
+			_, err = strictjson.DecodeStored(data, &a)
+		}
+		if err != nil {
 			return
 		}
 		records[key] = a

@@ -38,7 +38,11 @@ func blank(t *testing.T, boot time.Duration) options {
 }
 
 func qemuOf(o options, id string) []int {
-	return procs.WithArg("type=1,manufacturer=sandboxer,product=" + o.Owner + "/" + id + "/1")
+	pids, err := procs.WithArg("type=1,manufacturer=sandboxer,product=" + o.Owner + "/" + id + "/1")
+	if err != nil {
+		panic(err)
+	}
+	return pids
 }
 
 // clean checks that nothing is left of any machine, a note only if it was to stay.
@@ -209,7 +213,7 @@ func killed(t *testing.T, o options, e extension, h sandboxer.Handle) {
 	for _, pid := range qemuOf(o, h.SandboxID) {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
-	for end := time.Now().Add(10 * time.Second); len(qemuOf(o, h.SandboxID)) > 0 && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); len(qemuOf(o, h.SandboxID)) > 0 && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil {

@@ -25,20 +25,20 @@ func dialBelow(ctx context.Context, dir, name string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", d.Fd(), name))
 }
 
-// endAll kills what find lists, until it lists nothing. A number may be another process
+// endAll kills what find lists, until it lists nothing, and fails where it cannot tell. A number may be another process
 // by the time it is used: what holds it is looked at again once it is pinned.
-func endAll(ctx context.Context, find func() []int) error {
+func endAll(ctx context.Context, find func() ([]int, error)) error {
 	for {
-		pids := find()
-		if len(pids) == 0 {
-			return nil
+		pids, err := find()
+		if err != nil || len(pids) == 0 {
+			return err
 		}
 		for _, pid := range pids {
 			fd, err := unix.PidfdOpen(pid, 0)
 			if err != nil {
-				continue
+				continue // it ended, or the next look says what is the matter
 			}
-			if slices.Contains(find(), pid) {
+			if now, err := find(); err == nil && slices.Contains(now, pid) {
 				_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 			}
 			unix.Close(fd)

@@ -18,7 +18,7 @@ func dialBelow(ctx context.Context, dir, name string) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(dir, name))
 }
 
-func endAll(context.Context, func() []int) error { return nil }
-func used(int) (time.Duration, int64, error)     { return 0, 0, errors.ErrUnsupported }
-func apart() *syscall.SysProcAttr                { return nil }
-func mortal() *syscall.SysProcAttr               { return nil }
+func endAll(context.Context, func() ([]int, error)) error { return nil }
+func used(int) (time.Duration, int64, error)              { return 0, 0, errors.ErrUnsupported }
+func apart() *syscall.SysProcAttr                         { return nil }
+func mortal() *syscall.SysProcAttr                        { return nil }

@@ -26,6 +26,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // Packer says how an image is built. Packer itself is whichever is installed, from
@@ -236,7 +237,7 @@ func (e *extension) build(ctx context.Context, name, key string, p *Packer) (str
 	}
 	// Whoever built it before has died, or the lock would not be ours.
 	mark := buildMark + "=" + e.env.Owner + "/" + key
-	find := func() []int { return procs.WithEnv(mark) }
+	find := func() ([]int, error) { return procs.WithEnv(mark) }
 	if err := endAll(ctx, find); err != nil {
 		return "", err
 	}
@@ -341,7 +342,7 @@ func (e *extension) build(ctx context.Context, name, key string, p *Packer) (str
 	}
 	data, jerr := json.MarshalIndent(a, "", "  ")
 	if err = errors.Join(err, jerr); err == nil {
-		err = writeWhole(record, append(data, '\n'))
+		err = wholefile.Write(record, append(data, '\n'))
 	}
 	if err != nil {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "image %s cannot be kept", name)
@@ -462,7 +463,7 @@ func inherited(mark string) (done func(), err error) {
 // packer runs one command of Packer's. What it says goes to the log, not to a pipe: so
 // nothing holds it up, nor kills it, when this process dies, and it is asked to end then.
 // Called off, it may clean up; what is left after that, is killed.
-func packer(ctx context.Context, dir string, env []string, log string, hear func(string), left func() []int, program string, args ...string) error {
+func packer(ctx context.Context, dir string, env []string, log string, hear func(string), left func() ([]int, error), program string, args ...string) error {
 	out, err := os.OpenFile(log, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		return err

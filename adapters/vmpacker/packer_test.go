@@ -289,7 +289,7 @@ func TestPackerDiesWithTheBroker(t *testing.T) {
 	}
 	cmd.Process.Kill()
 	cmd.Wait()
-	for end := time.Now().Add(30 * time.Second); building() != "" && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); building() != "" && time.Now().Before(end); {
 		time.Sleep(100 * time.Millisecond)
 	}
 	if n := building(); n != "" {

@@ -6,14 +6,17 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
+
+const placeVersion = 1
 
 // A place says where one sandbox is. It is written down before anything is made there
 // and removed when nothing is left, and it holds no secret.
@@ -60,35 +63,12 @@ func (p *place) handle() sandboxer.Handle {
 func (e *extension) remember(p *place) error {
 	data, err := json.MarshalIndent(p, "", "  ")
 	if err == nil {
-		err = writeWhole(e.dir("box", p.key()+".json"), append(data, '\n'))
+		err = wholefile.Write(e.dir("box", p.key()+".json"), append(data, '\n'))
 	}
 	if err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "it cannot be written down where sandbox %s is placed", p.ID)
 	}
 	return nil
-}
-
-// writeWhole replaces a file at once and for good.
-func writeWhole(name string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(name), ".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-		return err
-	}
-	d, err := os.Open(filepath.Dir(name))
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 func (e *extension) forget(p *place) error {
@@ -115,6 +95,9 @@ func (e *extension) read(key string) (*place, error) {
 	if err == nil && (p.key() != key || p.Owner != e.env.Owner) {
 		err = errors.New("it is about another sandbox")
 	}
+	if sandboxer.KindOf(err) == sandboxer.Unavailable {
+		return nil, err
+	}
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the note on where sandbox %s is cannot be read", key).
 			WithHint("look at %s", e.dir("box", key+".json"))
@@ -123,10 +106,18 @@ func (e *extension) read(key string) (*place, error) {
 }
 
 func (p *place) decode(data []byte) error {
-	if err := json.Unmarshal(data, p); err != nil {
+	var head struct {
+		V int `json:"v"`
+	}
+	if _, err := strictjson.DecodeStored(data, &head); err == nil && head.V > placeVersion { // whatever else is in it
+		// Not Unsupported: what has to be torn down waits for the upgrade.
+		return sandboxer.E(sandboxer.Unavailable, nil, "the note on where a sandbox is was written by a newer sandboxer (version %d; this program knows %d)", head.V, placeVersion).
+			WithHint("upgrade this program")
+	}
+	if _, err := strictjson.DecodeStored(data, p); err != nil {
 		return err
 	}
-	if p.V != 1 {
+	if p.V != placeVersion {
 		return errors.New("it is of version " + strconv.Itoa(p.V))
 	}
 	if p.Kind == managed && p.Shape == nil {
@@ -189,7 +180,9 @@ func (e *extension) places(h sandboxer.Handle) ([]*place, error) {
 		return nil, nil
 	}
 	var p place
-	if err := p.decode(h.Data); err != nil {
+	if err := p.decode(h.Data); sandboxer.KindOf(err) == sandboxer.Unavailable {
+		return nil, err
+	} else if err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, err, "the handle of sandbox %s cannot be read", h.SandboxID)
 	}
 	if p.ID != h.SandboxID || p.Owner != e.env.Owner || h.Generation > 0 && p.Generation != h.Generation {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // savedTag names a machine's memory within its own disk image.
@@ -38,7 +40,7 @@ func (e *extension) savedAs(id string) (*saved, error) {
 	data, err := os.ReadFile(e.dir("snap", id, "record.json"))
 	var s saved
 	if err == nil {
-		err = json.Unmarshal(data, &s)
+		_, err = strictjson.DecodeStored(data, &s)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no snapshot %s", id)
@@ -110,7 +112,7 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	}
 	if err != nil {
 		os.RemoveAll(dir)
-		if len(p.pids()) == 0 {
+		if p.gone() {
 			return none, missing(p.ID)
 		}
 		if sandboxer.KindOf(err) == sandboxer.Internal {
@@ -125,7 +127,7 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	}
 	data, err := json.MarshalIndent(s, "", "  ")
 	if err == nil {
-		err = writeWhole(filepath.Join(dir, "record.json"), append(data, '\n'))
+		err = wholefile.Write(filepath.Join(dir, "record.json"), append(data, '\n'))
 	}
 	if err != nil {
 		os.RemoveAll(dir)

@@ -26,6 +26,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // managed is the kind of a place that is a machine of its own.
@@ -83,7 +84,13 @@ var ownerName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 func (e *extension) vmDir(p *place) string { return e.dir("vm", p.key()) }
 
 // pids are the processes of the machine at p.
-func (p *place) pids() []int { return procs.WithArg(p.label()) }
+func (p *place) pids() ([]int, error) { return procs.WithArg(p.label()) }
+
+// gone reports whether the machine at p is known to have no process.
+func (p *place) gone() bool {
+	pids, err := p.pids()
+	return err == nil && len(pids) == 0
+}
 
 // managedOrder is what an order for a machine of its own amounts to.
 func (e *extension) managedOrder(spec sandboxer.Spec) (*place, error) {
@@ -120,7 +127,7 @@ func (e *extension) managedOrder(spec sandboxer.Spec) (*place, error) {
 		return nil, refuse("a machine from an image has no network besides the way in; %s is not offered", m).
 			WithHint("put what builds need into the image, with Packer")
 	}
-	p := &place{V: 1, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Stamp: spec.Stamp, Kind: managed, Host: "localhost",
+	p := &place{V: placeVersion, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Stamp: spec.Stamp, Kind: managed, Host: "localhost",
 		Base: e.cfg.WorkspaceDir, User: spec.User, Ports: spec.Ports}
 	p.Shape = &shape{Image: spec.Image, Kernel: img.Kernel, Initrd: img.Initrd, Append: img.Append,
 		Memory: cmpOr(l.MemoryBytes, img.Memory, 512<<20), CPUs: cmpOr(int(l.MilliCPU/1000), img.CPUs, 1),
@@ -150,7 +157,7 @@ func cmpOr[T comparable](vals ...T) (zero T) {
 // create makes the machine of p, or finds it. The caller holds the lock of p. from, if
 // set, is the directory of a snapshot whose disk and memory it begins with.
 func (e *extension) create(ctx context.Context, p *place, spec sandboxer.Spec, from string) error {
-	if p.State.Ready && len(p.pids()) > 0 {
+	if p.State.Ready && !p.gone() {
 		return nil
 	}
 	if err := e.destroy(ctx, p); err != nil { // begun by a call that died
@@ -210,10 +217,10 @@ func (e *extension) ownKey(ctx context.Context) (file, public string, err error)
 	}
 	private, public, err := sshrun.NewKey()
 	if err == nil {
-		err = writeWhole(file, []byte(private))
+		err = wholefile.Write(file, []byte(private))
 	}
 	if err == nil {
-		err = writeWhole(file+".pub", []byte(public+"\n"))
+		err = wholefile.Write(file+".pub", []byte(public+"\n"))
 	}
 	if err != nil {
 		return "", "", sandboxer.E(sandboxer.Unavailable, err, "the key to enter machines by cannot be made")
@@ -388,7 +395,7 @@ func (e *extension) awaitMachine(ctx context.Context, p *place) (h *sshrun.Host,
 		if ctx.Err() != nil {
 			return nil, waited, fmt.Errorf("waiting for %s: %w; its console: %s", waited, ctx.Err(), e.console(p))
 		}
-		if len(p.pids()) == 0 {
+		if p.gone() {
 			text, _ := os.ReadFile(filepath.Join(e.vmDir(p), "qemu.log"))
 			return nil, waited, sandboxer.E(sandboxer.Failed, errors.New(string(text)), "the machine of sandbox %s ended while it started", p.ID).
 				WithHint("does the image %s start by itself? a kernel may have to be given", p.Shape.Image)
@@ -409,7 +416,7 @@ func (e *extension) awaitMachine(ctx context.Context, p *place) (h *sshrun.Host,
 		if ctx.Err() != nil {
 			return nil, waited, fmt.Errorf("waiting for %s: %w; its console: %s", waited, err, e.console(p))
 		}
-		if sandboxer.KindOf(err) != sandboxer.Unavailable || len(p.pids()) == 0 || errors.Is(err, sshrun.ErrHostKey) || errors.Is(err, sshrun.ErrAuth) {
+		if sandboxer.KindOf(err) != sandboxer.Unavailable || p.gone() || errors.Is(err, sshrun.ErrHostKey) || errors.Is(err, sshrun.ErrAuth) {
 			return nil, waited, err
 		}
 	}
@@ -506,10 +513,10 @@ func (e *extension) destroy(ctx context.Context, p *place) error {
 	if p.Target.Name != "" {
 		e.pool.Forget(p.Target.Name)
 	}
-	if len(p.pids()) > 0 {
+	if !p.gone() {
 		c, cancel := context.WithTimeout(ctx, 2*time.Second)
 		if e.tell(c, p, "quit") == nil {
-			for len(p.pids()) > 0 && c.Err() == nil {
+			for !p.gone() && c.Err() == nil {
 				wait(c, 20*time.Millisecond)
 			}
 		}
@@ -535,7 +542,7 @@ func (e *extension) machineIs(p *place) error {
 	} else if sandboxer.KindOf(err) != sandboxer.NotFound {
 		return err
 	}
-	if len(p.pids()) == 0 {
+	if p.gone() {
 		return missing(p.ID)
 	}
 	if p.State.Paused {
@@ -546,42 +553,54 @@ func (e *extension) machineIs(p *place) error {
 
 // machines yields the machines of owner: those that were noted, and those whose processes
 // say so although nobody noted them.
-func (e *extension) machines(owner string, noted []*place) (all []*place) {
+func (e *extension) machines(owner string, noted []*place) (all []*place, err error) {
 	seen := map[string]bool{}
 	for _, p := range noted {
 		if p.Kind != managed {
 			continue
 		}
 		seen[p.key()] = true
-		if _, err := os.Stat(e.vmDir(p)); p.Owner == owner && (!errors.Is(err, fs.ErrNotExist) || len(p.pids()) > 0) {
+		if _, err := os.Stat(e.vmDir(p)); p.Owner == owner && (!errors.Is(err, fs.ErrNotExist) || !p.gone()) {
 			all = append(all, p)
 		}
 	}
-	for _, p := range labelled(owner) {
+	found, err := labelled(owner)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the machines on this one cannot be listed")
+	}
+	for _, p := range found {
 		if !seen[p.key()] {
 			seen[p.key()] = true
 			p.Base = e.cfg.WorkspaceDir
 			all = append(all, p)
 		}
 	}
-	return all
+	return all, nil
 }
 
 // labelled finds machines by the arguments of their processes.
-func labelled(owner string) (all []*place) {
+func labelled(owner string) (all []*place, err error) {
 	prefix := "type=1,manufacturer=sandboxer,product=" + owner + "/"
 	buf := make([]byte, procs.Room)
-	for _, pid := range procs.All() {
-		for w := range bytes.SplitSeq(procs.Args(pid, buf), []byte{0}) {
+	pids, err := procs.All()
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range pids {
+		args, err := procs.Args(pid, buf)
+		if err != nil {
+			return nil, err
+		}
+		for w := range bytes.SplitSeq(args, []byte{0}) {
 			rest, ok := strings.CutPrefix(string(w), prefix)
 			id, gen, ok2 := strings.Cut(rest, "/")
 			n, err := strconv.Atoi(gen)
 			if ok && ok2 && err == nil && sandboxer.CheckID(id) == nil {
-				all = append(all, &place{V: 1, ID: id, Generation: n, Owner: owner, Kind: managed, Host: "localhost"})
+				all = append(all, &place{V: placeVersion, ID: id, Generation: n, Owner: owner, Kind: managed, Host: "localhost"})
 			}
 		}
 	}
-	return all
+	return all, nil
 }
 
 func (e *extension) machineReady(p *place) (r sandboxer.Reachability, err error) {
@@ -601,7 +620,10 @@ func (e *extension) machineReady(p *place) (r sandboxer.Reachability, err error)
 // machineStats measures the machine from outside, and its disk and processes from inside.
 func (e *extension) machineStats(ctx context.Context, p *place, g *guest) (s sandboxer.Stats, err error) {
 	s = sandboxer.Stats{At: now(), DiskBytes: -1, PIDs: -1, RxBytes: -1, TxBytes: -1, MemoryLimit: p.Shape.Memory}
-	pids := p.pids()
+	pids, err := p.pids()
+	if err != nil {
+		return s, sandboxer.E(sandboxer.Unavailable, err, "the machine of sandbox %s cannot be measured", p.ID)
+	}
 	if len(pids) == 0 {
 		return s, missing(p.ID)
 	}

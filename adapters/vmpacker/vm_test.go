@@ -143,7 +143,7 @@ func TestManaged(t *testing.T) {
 				time.Sleep(100 * time.Millisecond)
 				continue
 			}
-			c.SetDeadline(time.Now().Add(10 * time.Second))
+			c.SetDeadline(time.Now().Add(time.Minute))
 			io.WriteString(c, "ping")
 			got = make([]byte, 4)
 			io.ReadFull(c, got)

@@ -37,6 +37,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // Config is the extension's `config:` block.
@@ -170,6 +171,9 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 		if err := os.MkdirAll(e.dir(d), 0o700); err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the directory of %s cannot be made", env.Extension)
 		}
+		if err := wholefile.Sweep(e.dir(d)); err != nil {
+			e.log.Warn("what a former server was writing stays", "extension", env.Extension, "err", err)
+		}
 	}
 	transport := cfg.Transport
 	if transport == "auto" {
@@ -268,7 +272,7 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 	} else if spec.Host != "" && spec.Host != alias {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the host %q is asked for, and by an input another machine", spec.Host)
 	}
-	p := &place{V: 1, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Stamp: spec.Stamp, Kind: attached, User: spec.User, Ports: spec.Ports}
+	p := &place{V: placeVersion, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Stamp: spec.Stamp, Kind: attached, User: spec.User, Ports: spec.Ports}
 	m := machine{capacity: e.cfg.Capacity, base: e.cfg.WorkspaceDir, tools: e.cfg.Tools}
 	if alias != "" {
 		found, err := e.machine(alias)
@@ -471,7 +475,7 @@ func (e *extension) place(ctx context.Context, p *place, spec sandboxer.Spec, fr
 	}
 	defer unlock()
 	if old, err := e.recall(p.ID, p.Generation); err == nil {
-		if p.Kind == managed && old.Kind == managed && len(old.pids()) > 0 && old.State.Ready {
+		if p.Kind == managed && old.Kind == managed && !old.gone() && old.State.Ready {
 			return old.handle(), nil
 		}
 		if old.Kind != p.Kind {
@@ -549,7 +553,7 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 		}
 		var terr error
 		if p.Kind == managed {
-			if _, serr := os.Stat(e.vmDir(p)); serr == nil || len(p.pids()) > 0 {
+			if _, serr := os.Stat(e.vmDir(p)); serr == nil || !p.gone() {
 				r.Removed = append(r.Removed, "machine "+p.mark())
 			}
 			terr = e.destroy(ctx, p)

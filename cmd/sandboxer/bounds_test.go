@@ -189,25 +189,56 @@ func TestServerUnderLoad(t *testing.T) {
 	t.Run("dead while frozen", func(t *testing.T) { deadWhileFrozen(t, dir) })
 }
 
-// With bounds and descriptors raised for it, a thousand commands at once take neither
-// threads nor much memory.
+// requests starts n commands at once that are answered in one piece, and returns when each
+// runs. They end with stop.
+func (in *installation) requests(id string, n int) (stop func()) {
+	in.Helper()
+	ctx, cancel := context.WithCancel(in.Context())
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			x, err := in.client.Run(ctx, id, api.Exec{Args: []string{"sh", "-c", "echo on >>/tmp/requests; exec sleep 10000"}, Timeout: api.Duration(time.Hour)})
+			if ctx.Err() == nil {
+				in.Errorf("a request: %+v, %v", x, err)
+			}
+		})
+	}
+	for end := time.Now().Add(2 * soon); ; time.Sleep(100 * time.Millisecond) {
+		x, err := in.client.Run(ctx, id, api.Exec{Args: []string{"sh", "-c", "wc -l </tmp/requests"}})
+		if err == nil && strings.TrimSpace(x.Stdout) == strconv.Itoa(n) {
+			return func() { cancel(); wg.Wait() }
+		}
+		if time.Now().After(end) {
+			cancel()
+			in.Fatalf("of %d requests run: %+v, %v", n, x, err)
+		}
+	}
+}
+
+// With bounds and descriptors raised for it, a thousand commands at once, half of them
+// streams, take neither threads nor much memory: about 97 MiB where the machine is quiet.
 func thousandCommands(t *testing.T, bin string) {
 	in := serve(t, bin, 16384, nil, "SANDBOXER_MAX_EXECS=1100")
 	id := in.must("create", "--profile", "local", "-q")
 	before := in.status("Threads")
-	const n = 1000
-	running, _, stop := in.execs(id, n)
+	const n, most = 1000, 128 << 10
+	running, _, stop := in.execs(id, n/2)
 	defer stop()
-	threads, rss := in.status("Threads"), in.status("VmRSS")
-	t.Logf("%d commands: %d threads (%d before), %d KiB, %d at most", running, threads, before, rss, in.status("VmHWM"))
-	if running != n {
-		t.Errorf("%d of %d commands run", running, n)
+	defer in.requests(id, n/2)()
+	rss := in.status("VmRSS")
+	for end := time.Now().Add(soon); rss > most && time.Now().Before(end); rss = in.status("VmRSS") { // what starting them took
+		time.Sleep(100 * time.Millisecond)
+	}
+	threads := in.status("Threads")
+	t.Logf("%d commands: %d threads (%d before), %d KiB, %d at most", n, threads, before, rss, in.status("VmHWM"))
+	if running != n/2 {
+		t.Errorf("%d of %d streams run", running, n/2)
 	}
 	if threads > 64 {
 		t.Errorf("%d threads; want at most 64", threads)
 	}
-	if rss > 256<<10 {
-		t.Errorf("%d KiB of memory; want at most 256 MiB", rss)
+	if rss > most {
+		t.Errorf("%d KiB of memory; want at most 128 MiB", rss)
 	}
 }
 

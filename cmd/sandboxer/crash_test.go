@@ -61,7 +61,7 @@ func TestServerKilledOnGVisor(t *testing.T) {
 		if err := server.Start(); err != nil {
 			t.Fatal(err)
 		}
-		for deadline := time.Now().Add(30 * time.Second); sandboxer("status").Run() != nil; {
+		for deadline := time.Now().Add(time.Minute); sandboxer("status").Run() != nil; {
 			if time.Now().After(deadline) {
 				_ = server.Process.Kill()
 				_ = server.Wait()

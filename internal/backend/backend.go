@@ -38,6 +38,7 @@ type Backend struct {
 
 	check      sandboxer.Checker
 	admitter   sandboxer.Admitter
+	noticer    sandboxer.Noticer
 	limiter    sandboxer.Limiter
 	exec       sandboxer.Execer
 	files      sandboxer.Filer
@@ -68,6 +69,7 @@ type Options struct {
 	Teardown  time.Duration // default 5 minutes
 	Save      time.Duration // Snapshot, RestoreFromSnapshot, Archive, Unarchive, Checkpoint, ProvisionFrom; default 30 minutes
 	Short     time.Duration // everything else; default 30 seconds
+	Close     time.Duration // Close; default 2 seconds: whoever ends a server waits for it
 
 	// Inputs are those that the extension's adapter declares. Restricted ones are taken
 	// only as sandboxer.Input says.
@@ -121,6 +123,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	b.check, _ = ext.(sandboxer.Checker)
 	b.admitter, _ = ext.(sandboxer.Admitter)
 	b.limiter, _ = ext.(sandboxer.Limiter)
+	b.noticer, _ = ext.(sandboxer.Noticer)
 	resolve(b, &b.exec, sandboxer.CanExec, not)
 	resolve(b, &b.files, sandboxer.CanFiles, not)
 	if b.files == nil && b.exec != nil {
@@ -168,23 +171,22 @@ func (b *Backend) Capabilities() []sandboxer.Capability { return slices.Clone(b.
 func (b *Backend) Can(c sandboxer.Capability) bool { return slices.Contains(b.caps, c) }
 
 // Close closes the extension, which leaves its sandboxes alone. One that does not let go
-// within two seconds is left to the end of the process.
+// within Options.Close is left to the end of the process.
 func (b *Backend) Close() error {
 	c, ok := b.ext.(io.Closer)
 	if !ok {
 		return nil
 	}
+	limit := cmp.Or(b.opts.Close, 2*time.Second)
 	closed := make(chan error, 1)
 	go func() { closed <- c.Close() }()
 	select {
 	case err := <-closed:
 		return err
-	case <-time.After(closeTime):
-		return sandboxer.E(sandboxer.Timeout, nil, "%s does not close within %s", b.id, closeTime)
+	case <-time.After(limit):
+		return sandboxer.E(sandboxer.Timeout, nil, "%s does not close within %s", b.id, limit)
 	}
 }
-
-const closeTime = 2 * time.Second
 
 // DefaultLimits are what holds for the limits that spec leaves out.
 func (b *Backend) DefaultLimits(spec sandboxer.Spec) sandboxer.Limits {
@@ -667,6 +669,14 @@ func checkSpec(s sandboxer.Spec) error {
 		}
 	}
 	return nil
+}
+
+// Notices returns what an operator should know of the extension, each as a sentence.
+func (b *Backend) Notices(ctx context.Context) []string {
+	if b.noticer == nil {
+		return nil
+	}
+	return b.noticer.Notices(ctx)
 }
 
 // admit refuses what of spec decides about more than the sandbox and was given by

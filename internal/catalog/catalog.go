@@ -77,7 +77,7 @@ type ExtensionFile struct {
 func (e ExtensionFile) Info() sandboxer.ExtensionInfo {
 	return sandboxer.ExtensionInfo{
 		ID: e.ID, Title: cmp.Or(e.Title, e.Adapter.Title), Adapter: e.Adapter.Kind, Handler: e.Handler,
-		Isolation: e.Isolation, Pricing: e.Pricing,
+		Isolation: e.Isolation, Pricing: e.Pricing, Runtime: e.Adapter.Runtime,
 		Capabilities: append([]sandboxer.Capability{}, e.Adapter.Capabilities...),
 		Inputs:       append([]sandboxer.Input{}, e.Adapter.Inputs...),
 	}

@@ -71,7 +71,7 @@ type Native struct {
 
 // Payload describes the canonical tar.
 type Payload struct {
-	Digest string `json:"digest"` // of the whole tar, "blake3:…"
+	Digest string `json:"digest"` // of the tree, or, by the first builds, of the whole tar: "blake3:…"
 	Size   int64  `json:"size"`   // of the whole tar, bytes
 	Bytes  int64  `json:"bytes"`  // of the files in it
 	Keep   Keep   `json:"keep,omitzero"`
@@ -184,18 +184,11 @@ func decodeManifest(data []byte) (*Manifest, error) {
 	if len(data) > maxManifest {
 		return bad(nil, "it has %d bytes; %d is the limit", len(data), maxManifest)
 	}
-	var head struct {
-		Format string `json:"format"`
-	}
-	if err := json.Unmarshal(data, &head); err != nil {
-		return bad(err, "it is not JSON")
-	}
-	if head.Format != Format {
-		e := sandboxer.E(sandboxer.Unsupported, nil, "the manifest has the format %.60q; this program knows %q", head.Format, Format)
-		return nil, e.WithHint("use the version of sandboxer that made it, or a newer one")
+	if err := checkFormat(data, "the manifest", Format); err != nil {
+		return nil, err
 	}
 	m := new(Manifest)
-	if err := strictjson.Decode(data, m); err != nil {
+	if err := strictjson.Decode(data, m); err != nil || m.Format != Format {
 		return bad(err, "it does not have the fields of %s", Format)
 	}
 	if err := CheckID(m.ID); err != nil {

@@ -3,8 +3,12 @@ package checkpoint
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"io"
 	"runtime"
+	"strconv"
+	"strings"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/zeebo/blake3"
@@ -28,6 +32,27 @@ const maxWindow = 32 << 20
 func damaged(cause error, format string, args ...any) error {
 	return sandboxer.E(sandboxer.Failed, cause, format, args...).
 		WithHint("the store has lost or changed data: restore it from a backup, or use another checkpoint")
+}
+
+// checkFormat refuses a document of another format than known, which ends with its version: of
+// what a newer program wrote nothing can be said to be damaged. What does not say its format
+// is for the reader to judge. Kinds: Unsupported.
+func checkFormat(data []byte, what, known string) error {
+	var head struct {
+		Format string `json:"format"`
+	}
+	if json.Unmarshal(data, &head) != nil || head.Format == "" || head.Format == known {
+		return nil
+	}
+	name, version, _ := strings.Cut(known, "/")
+	has, hasVersion, _ := strings.Cut(head.Format, "/")
+	ours, _ := strconv.Atoi(version)
+	if n, err := strconv.Atoi(hasVersion); err == nil && has == name && n > ours {
+		return sandboxer.E(sandboxer.Unsupported, nil, "%s was written by a newer sandboxer (format %.60s; this program knows %s)", what, head.Format, known).
+			WithHint("upgrade this program, or use another snapshot")
+	}
+	return sandboxer.E(sandboxer.Unsupported, nil, "%s has the format %.60q; this program knows %q", what, head.Format, known).
+		WithHint("use the program that made it, or another snapshot")
 }
 
 // open reads a part from its beginning; it verifies the digest where the part ends.
@@ -132,7 +157,20 @@ func (s *Store) openPayload(ctx context.Context, p part, files []File) (io.ReadC
 	if err != nil {
 		return nil, err
 	}
-	return &treeVerifier{r: r, part: p, files: files, tree: blake3.New(), hash: blake3.New()}, nil
+	whole := func() (string, error) { return s.wholeDigest(ctx, p) }
+	return &treeVerifier{r: r, part: p, files: files, tree: blake3.New(), hash: blake3.New(), whole: whole}, nil
+}
+
+// wholeDigest reads all of a part for the digest of its bytes. The first builds put that of
+// the whole tar into manifests, under the same format, and not that of its tree.
+func (s *Store) wholeDigest(ctx context.Context, p part) (string, error) {
+	r, err := s.openAt(ctx, p, 0, p.Size)
+	if err != nil {
+		return "", err
+	}
+	hash := blake3.New()
+	_, err = io.CopyBuffer(struct{ io.Writer }{hash}, struct{ io.Reader }{r}, make([]byte, copySize))
+	return digestOf(hash), errors.Join(err, r.Close())
 }
 
 // treeVerifier is a verifier for a payload, whose digest is that of its tree: of the
@@ -143,6 +181,7 @@ type treeVerifier struct {
 	files []File // that are still to come
 	tree  *blake3.Hasher
 	hash  *blake3.Hasher // of the contents of the first of them
+	whole func() (string, error)
 	n     int64
 }
 
@@ -183,6 +222,13 @@ func (v *treeVerifier) Read(p []byte) (int, error) {
 			return n, damaged(nil, "the checkpoint is shorter than its record says")
 		}
 		if got := digestOf(v.tree); got != v.part.Digest {
+			whole, werr := v.whole()
+			if werr != nil {
+				return n, werr
+			}
+			if whole == v.part.Digest {
+				return n, err
+			}
 			return n, damaged(nil, "the checkpoint has the digest %s instead of %s", got, v.part.Digest)
 		}
 	}

@@ -422,13 +422,19 @@ func (s *Store) record(ctx context.Context, id string) (*record, error) {
 }
 
 func (s *Store) decodeRecord(id string, data []byte) (*record, error) {
-	rec := new(record)
-	if err := strictjson.Decode(data, rec); err != nil || rec.ID != id {
-		return nil, damaged(err, "the record of checkpoint %s cannot be read", id)
+	if err := checkFormat(data, "the record of checkpoint "+id, recordFormat); err != nil {
+		return nil, err
 	}
-	if rec.Format != recordFormat {
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "the record of checkpoint %s has the format %.60q; this program knows %q", id, rec.Format, recordFormat).
-			WithHint("use the version of sandboxer that made it, or a newer one")
+	var head struct {
+		Head json.RawMessage `json:"head"`
+	}
+	_ = json.Unmarshal(data, &head) // what is not JSON at all is refused below
+	if err := checkFormat(head.Head, "the manifest of checkpoint "+id, Format); err != nil {
+		return nil, err
+	}
+	rec := new(record)
+	if err := strictjson.Decode(data, rec); err != nil || rec.ID != id || rec.Format != recordFormat || rec.Head.Format != Format {
+		return nil, damaged(err, "the record of checkpoint %s cannot be read", id)
 	}
 	if rec.Payload.Size < 0 || rec.Manifest.Size <= 0 || rec.Manifest.Size > maxManifest || len(rec.Payload.Chunks)%32 != 0 || len(rec.Manifest.Chunks)%32 != 0 ||
 		rec.Payload.Stream != "" && !strings.HasPrefix(rec.Payload.Stream, streamPrefix) || rec.Manifest.Stream != "" ||

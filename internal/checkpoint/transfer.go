@@ -135,6 +135,18 @@ func (s *Store) Import(ctx context.Context, r io.Reader, o ImportOptions) (*Mani
 	if err != nil {
 		return nil, err
 	}
+	if c.part.Digest != m.Payload.Digest && c.part.Size == m.Payload.Size { // it may be of one of the first builds
+		if err := w.p.flush(); err != nil {
+			return nil, err
+		}
+		whole, err := s.wholeDigest(ctx, c.part)
+		if err != nil {
+			return nil, err
+		}
+		if whole == m.Payload.Digest {
+			c.part.Digest = whole
+		}
+	}
 	// Save would have made exactly this of it; anything else was not made by Save.
 	if c.part.Digest != m.Payload.Digest || c.part.Size != m.Payload.Size || c.bytes != m.Payload.Bytes || !reflect.DeepEqual(c.files, m.Files) && len(c.files)+len(m.Files) > 0 {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the checkpoint was changed: its files are not those of its manifest")
@@ -191,13 +203,12 @@ func readEnvelope(in io.Reader, limit int64) (*envelope, error) {
 		}
 		return large()
 	}
-	env := new(envelope)
-	if err := strictjson.Decode(raw, env); err != nil {
-		return bad(nil, "its manifest cannot be read")
+	if err := checkFormat(raw, "the exported checkpoint", envelopeFormat); err != nil {
+		return nil, err
 	}
-	if env.Format != envelopeFormat {
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "the export has the format %.60q; this program knows %q", env.Format, envelopeFormat).
-			WithHint("use a newer version of sandboxer")
+	env := new(envelope)
+	if err := strictjson.Decode(raw, env); err != nil || env.Format != envelopeFormat {
+		return bad(nil, "its manifest cannot be read")
 	}
 	if int64(len(env.Manifest)) > limit {
 		return large()

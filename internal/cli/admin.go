@@ -310,7 +310,7 @@ func auditRun(ctx context.Context, o *auditOptions) error {
 	}
 	switch format := o.f.format(); format {
 	case "table", "wide":
-		fmt.Fprintf(o.f.io.out, "%d checked, %d violations\n", a.Checked, len(a.Violations))
+		fmt.Fprintf(o.f.io.out, "%d checked, %d violations\n", a.Checked, len(a.Violations)+a.LeftOut)
 		if len(a.Violations) > 0 {
 			rows := [][]string{{"INVARIANT", "SANDBOX", "DETAIL"}}
 			for _, v := range a.Violations {
@@ -318,6 +318,9 @@ func auditRun(ctx context.Context, o *auditOptions) error {
 			}
 			if err := table(o.f.io.out, rows); err != nil {
 				return err
+			}
+			if a.LeftOut > 0 {
+				fmt.Fprintf(o.f.io.out, "%d more are left out\n", a.LeftOut)
 			}
 		}
 	case "name":
@@ -420,7 +423,7 @@ func reconcileRun(ctx context.Context, o *plainOptions) error {
 			for _, x := range []struct {
 				name string
 				n    int
-			}{{"seen", r.Seen}, {"expired", r.Expired}, {"torn down", r.Torndown}, {"adopted", r.Adopted}, {"lost", r.Lost}, {"orphans", r.Orphans}, {"quarantined", r.Quarantined}, {"failed", r.Failed}, {"damaged", r.Damaged}} {
+			}{{"seen", r.Seen}, {"expired", r.Expired}, {"torn down", r.Torndown}, {"adopted", r.Adopted}, {"lost", r.Lost}, {"orphans", r.Orphans}, {"quarantined", r.Quarantined}, {"unconfirmed", r.Unconfirmed}, {"failed", r.Failed}, {"damaged", r.Damaged}} {
 				rows = append(rows, [2]string{x.name, fmt.Sprint(x.n)})
 			}
 			return rows

@@ -2,7 +2,9 @@ package cli
 
 import (
 	"context"
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"io/fs"
@@ -121,10 +123,14 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if err != nil {
 		return nil, err
 	}
-	seal, err := hex.DecodeString(strings.TrimSpace(string(key)))
+	text, renewed := strings.CutPrefix(strings.TrimSpace(string(key)), "new ")
+	seal, err := hex.DecodeString(text)
 	if err != nil || len(seal) != 32 {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not hold a key of 32 bytes", filepath.Join(cfg.Dir, keyFile)).
 			WithHint("put back a copy of it: without it the environments in the database cannot be read")
+	}
+	if err := b.bind(ctx, seal, renewed); err != nil {
+		return nil, err
 	}
 	opened, err := cat.Open(ctx, b.owner, filepath.Join(cfg.Dir, extDir), cfg.Log)
 	if err != nil {
@@ -162,6 +168,31 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	}()
 	b.tidied = func() { stop(); <-done }
 	return b, nil
+}
+
+// bind refuses a database that was used with another name of the installation, or another
+// sealing key. renewed says that the former key is given up.
+func (b *broker) bind(ctx context.Context, seal []byte, renewed bool) error {
+	mac := hmac.New(sha256.New, seal)
+	mac.Write([]byte("sandboxer key check"))
+	check := hex.EncodeToString(mac.Sum(nil)[:16])
+	owner, has, err := b.store.Bind(ctx, b.owner, check, renewed)
+	if err != nil {
+		return err
+	}
+	if file := filepath.Join(b.cfg.Dir, ownerFile); owner != b.owner {
+		return sandboxer.E(sandboxer.Failed, nil, "%s is another installation's: the database was made by %s", file, owner).
+			WithHint("put the database beside the files it was made with, or write the name that it knows: echo %s > %s", owner, file)
+	}
+	file := filepath.Join(b.cfg.Dir, keyFile)
+	if has != check {
+		return sandboxer.E(sandboxer.Failed, nil, "%s is not the key that the database was used with: the environments of sandboxes and snapshots are sealed with another", file).
+			WithHint("put back a copy of it; only if there is none, give those environments up: (umask 077; echo \"new $(openssl rand -hex 32)\" > %s)", file)
+	}
+	if renewed {
+		return writePrivate(file, []byte(hex.EncodeToString(seal)))
+	}
+	return nil
 }
 
 // extension is o for the manager, which opens it later if it could not be.
@@ -311,7 +342,7 @@ func checkComplete(ctx context.Context, store *sqlstore.Store, dir string) error
 	file = filepath.Join(dir, keyFile)
 	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
 		return sandboxer.E(sandboxer.Failed, err, "%s is missing, which the environments of sandboxes and snapshots in the database are sealed with", file).
-			WithHint("put back a copy of it; only if there is none, give those environments up with a new one: (umask 077; openssl rand -hex 32 > %s)", file)
+			WithHint("put back a copy of it; only if there is none, give those environments up with a new one: (umask 077; echo \"new $(openssl rand -hex 32)\" > %s)", file)
 	}
 	file = filepath.Join(dir, vaultDir, checkpoint.KeyFile)
 	if _, err := os.Lstat(file); errors.Is(err, fs.ErrNotExist) && len(snapshots) > 0 {
@@ -332,19 +363,25 @@ func keep(name string, fresh func() []byte) ([]byte, error) {
 		return b, err
 	}
 	b = fresh()
-	err = func() error {
-		tmp, err := os.OpenFile(name+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-		if err != nil {
-			return err
-		}
-		_, err = tmp.Write(append(b, '\n'))
-		if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
-			return err
-		}
-		return os.Rename(tmp.Name(), name)
-	}()
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot be written", name)
+	if err := writePrivate(name, b); err != nil {
+		return nil, err
 	}
 	return b, nil
+}
+
+// writePrivate replaces a private file by one line. A crash leaves the former file, if there
+// was one, or the whole new one.
+func writePrivate(name string, line []byte) error {
+	tmp, err := os.OpenFile(name+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err == nil {
+		_, err = tmp.Write(append(line, '\n'))
+		err = errors.Join(err, tmp.Sync(), tmp.Close())
+	}
+	if err == nil {
+		err = os.Rename(tmp.Name(), name)
+	}
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "%s cannot be written", name)
+	}
+	return nil
 }

@@ -128,7 +128,7 @@ func stopServer(t *testing.T, home string) {
 		return // somebody else has the number by now
 	}
 	_ = syscall.Kill(pid, syscall.SIGTERM)
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for time.Now().Before(deadline) {
 		if syscall.Kill(pid, 0) != nil || isZombie(pid) {
 			return
@@ -217,7 +217,7 @@ func cmdWaitFor(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) == 0 {
 		ts.Fatalf("usage: waitfor command...")
 	}
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for ts.Exec(args[0], args[1:]...) != nil {
 		if time.Now().After(deadline) {
 			ts.Fatalf("%s does not succeed", strings.Join(args, " "))
@@ -254,7 +254,7 @@ func cmdTalk(ts *testscript.TestScript, neg bool, args []string) {
 		}
 		return err
 	}
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		err := say()
 		if err == nil {

@@ -418,14 +418,31 @@ func (c *checkup) broker(ctx context.Context, p *progress) {
 			room = fmt.Sprintf(", room for %d", offer.Free)
 		}
 		c.add(e.ID, ok, "", "opened, isolation %s%s", join(e.Isolation, ", "), room)
+		c.upgrade(e)
 	}
 	c.boot(ctx, s, p)
 	if a, err := s.Audit(ctx); err != nil {
 		c.failed("audit", warn, err)
 	} else if len(a.Violations) > 0 {
-		c.add("audit", fail, "see them with: sandboxer audit", "%d checked, %d violations", a.Checked, len(a.Violations))
+		c.add("audit", fail, "see them with: sandboxer audit", "%d checked, %d violations", a.Checked, len(a.Violations)+a.LeftOut)
 	} else {
 		c.add("audit", ok, "", "%d checked, no violations", a.Checked)
+	}
+}
+
+// upgrade tells what a change of versions takes away: of the one that the server made, and of
+// the one to this program, which may be about to replace the server's.
+func (c *checkup) upgrade(e api.Extension) {
+	for _, n := range e.Notices {
+		what, fix, _ := strings.Cut(n, "; ")
+		c.add(e.ID, warn, fix, "%s", what)
+	}
+	for _, a := range c.o.f.adapters {
+		if a.Kind == e.Adapter && a.Runtime != "" && e.Runtime != "" && a.Runtime != e.Runtime {
+			c.add(e.ID, warn, "before a server of this program replaces that one, resume what is paused to disk, and save the files of what is worth keeping "+
+				"(sandboxer snapshot create --portable), which any version restores; or keep the programs of the server",
+				"the server's is version %s, this program's %s, which cannot restore what the server saves of memory: native snapshots and pauses to disk", e.Runtime, a.Runtime)
+		}
 	}
 }
 

@@ -24,6 +24,7 @@ type filesOptions struct {
 	refOptions
 	paths []string
 	mode  fs.FileMode
+	most  int64 // bytes that come out
 }
 
 type filesRun = func(context.Context, *session, *filesOptions) error
@@ -46,13 +47,18 @@ func newCmdFiles(f *factory) *cobra.Command {
 
 func newCmdFilesX(f *factory, use, short string, least, most int, what string, run filesRun, runF func(context.Context, *filesOptions) error) *cobra.Command {
 	o := &filesOptions{refOptions: refOptions{f: f}}
-	var mode string
+	var mode, limit string
 	c := &cobra.Command{
 		Use: use, Short: short, Args: wants(least, most, what), ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			o.ref, o.paths = args[0], args[1:]
 			if mode != "" {
 				if o.mode, err = api.ParseMode(mode); err != nil {
+					return err
+				}
+			}
+			if limit != "" {
+				if o.most, err = parseSize("--max-size", limit); err != nil {
 					return err
 				}
 			}
@@ -70,8 +76,11 @@ func newCmdFilesX(f *factory, use, short string, least, most int, what string, r
 			return run(cmd.Context(), s, o)
 		},
 	}
-	if c.Name() == "put" {
+	switch c.Name() {
+	case "put":
 		c.Flags().StringVar(&mode, "mode", "", "permission `bits` in octal (default 0644)")
+	case "cat":
+		c.Flags().StringVar(&limit, "max-size", maxOut, "most `bytes` that come out of a sandbox, with their unit")
 	}
 	return c
 }
@@ -149,25 +158,47 @@ func filesLsRun(ctx context.Context, s *session, o *filesOptions) error {
 	return printList(o.f, l, fileView())
 }
 
-// pour copies content as it is, and closes it. A reader that failed says so again when
-// it is closed.
-func pour(w io.Writer, r io.ReadCloser) error {
-	_, err := io.Copy(w, r)
-	if cerr := r.Close(); err == nil {
+// maxOut is how much comes out of a sandbox, whose word is a stranger's, unless somebody
+// says otherwise.
+const maxOut = "64GiB"
+
+// pour writes a file of a sandbox as it is, and returns how long it was. One of more than most bytes is
+// cut off there.
+func pour(ctx context.Context, s *session, w io.Writer, ref, p string, most int64) (int64, error) {
+	r, err := s.ReadFile(ctx, ref, p)
+	if err != nil {
+		return 0, err
+	}
+	n, err := io.Copy(w, io.LimitReader(r, most))
+	if err == nil && n == most {
+		var more [1]byte
+		var k int
+		for k == 0 && err == nil {
+			k, err = r.Read(more[:])
+		}
+		if k > 0 {
+			r.Close()
+			return n, sandboxer.E(sandboxer.Exhausted, nil, "%s:%s is cut off: what comes out takes more than --max-size", ref, p).
+				WithHint("raise --max-size, if you trust it")
+		}
+		if err == io.EOF {
+			err = nil
+		}
+	}
+	if cerr := r.Close(); err == nil { // a reader that failed says so again
 		err = cerr
 	}
-	return err
+	return n, err
 }
 
 func filesCatRun(ctx context.Context, s *session, o *filesOptions) error {
+	left := o.most
 	for _, p := range o.paths {
-		r, err := s.ReadFile(ctx, o.ref, p)
+		n, err := pour(ctx, s, o.f.io.stdout, o.ref, p, left)
 		if err != nil {
 			return err
 		}
-		if err := pour(o.f.io.stdout, r); err != nil {
-			return err
-		}
+		left -= n
 	}
 	return nil
 }
@@ -269,7 +300,7 @@ func newCmdCp(f *factory, runF func(context.Context, *cpOptions) error) *cobra.C
 			return cpRun(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringVar(&size, "max-size", "64GiB", "most `bytes` that come out of a sandbox, with their unit")
+	c.Flags().StringVar(&size, "max-size", maxOut, "most `bytes` that come out of a sandbox, with their unit")
 	c.Flags().IntVar(&o.bounds.files, "max-files", 1_000_000, "most files, directories and links that come out of a sandbox")
 	c.Flags().StringVar(&idle, "max-idle", "5m", "end a copy out of a sandbox after this `duration` without a byte")
 	return c
@@ -424,11 +455,8 @@ func copyOut(ctx context.Context, o *cpOptions, s *session) error {
 		if fi.Type == api.TypeDir {
 			return invalid("%s:%s is a directory", ref, src).WithHint("sandboxer exec %s -- tar -c -C %s .", ref, src)
 		}
-		r, err := s.ReadFile(ctx, ref, src)
-		if err != nil {
-			return err
-		}
-		return pour(o.f.io.stdout, r)
+		_, err := pour(ctx, s, o.f.io.stdout, ref, src, o.bounds.size)
+		return err
 	}
 	dst := o.dst.path
 	into := strings.HasSuffix(dst, "/")

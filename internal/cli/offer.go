@@ -127,7 +127,7 @@ func extensionView() view[*api.Extension] {
 			}
 			return [][2]string{
 				{"id", e.ID}, {"title", e.Title}, {"adapter", e.Adapter}, {"handler", e.Handler}, {"isolation", join(e.Isolation, ", ")},
-				{"pricing", string(e.Pricing)}, {"capabilities", join(e.Capabilities, ", ")}, {"inputs", strings.Join(ins, "\n")}, {"problem", problem(e)},
+				{"pricing", string(e.Pricing)}, {"capabilities", join(e.Capabilities, ", ")}, {"inputs", strings.Join(ins, "\n")}, {"runtime", e.Runtime}, {"notices", strings.Join(e.Notices, "\n")}, {"problem", problem(e)},
 			}
 		},
 	}

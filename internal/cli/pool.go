@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -18,11 +19,19 @@ func poolView() view[*api.Pool] {
 		cols: []string{"PROFILE", "EXTENSION", "READY", "CLAIMED", "COLD", "PROBLEM"},
 		wide: []string{"RETRY"},
 		row: func(p *api.Pool) []string {
-			return []string{p.Profile, p.Extension, fmt.Sprintf("%d of %d", p.Ready, p.Size), fmt.Sprint(p.Claimed), fmt.Sprint(p.Cold), p.Problem,
+			return []string{p.Profile, p.Extension, fmt.Sprintf("%d of %d", p.Ready, p.Size), count(p.Claimed), count(p.Cold), p.Problem,
 				moment(p.RetryAt, until)}
 		},
 		name: func(p *api.Pool) string { return p.Profile },
 	}
+}
+
+// count is n, or a dash where it is not told.
+func count(n *int64) string {
+	if n == nil {
+		return "-"
+	}
+	return strconv.FormatInt(*n, 10)
 }
 
 func newCmdPoolLs(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
@@ -30,7 +39,7 @@ func newCmdPoolLs(f *factory, runF func(context.Context, *plainOptions) error) *
 	return &cobra.Command{
 		Use: "ls", Aliases: []string{"list"}, Short: "List the warm pools", Args: wants(0, 0, "no arguments"),
 		Long: "List the profiles that keep sandboxes ready, with how many wait and should, and how many creates were answered from the\n" +
-			"pool and how many were not (cold) since the server started. The sandboxes themselves: sandboxer ls --state warm",
+			"pool and how many were not (cold) since the server started, which only administrators are told. The sandboxes themselves: sandboxer ls --state warm",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if runF != nil {
 				return runF(cmd.Context(), o)

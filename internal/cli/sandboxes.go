@@ -45,6 +45,9 @@ func sandboxView() view[*api.Sandbox] {
 			if !sb.Unresponsive.IsZero() {
 				state += " (unresponsive)"
 			}
+			if sb.Unconfirmed != "" {
+				state += " (unconfirmed)"
+			}
 			return []string{sb.ID, sb.Name, strings.TrimPrefix(sb.Profile, "profile."), state, ago(sb.CreatedAt), expires,
 				"$" + sb.Cost.String(), sb.Extension, sb.Host, sb.Tenant, fmt.Sprint(sb.Generation), pairs(sb.Labels), sb.Message}
 		},
@@ -67,7 +70,7 @@ func sandboxView() view[*api.Sandbox] {
 			}
 			return [][2]string{
 				{"id", sb.ID}, {"generation", fmt.Sprint(sb.Generation)}, {"name", sb.Name}, {"state", string(sb.State)},
-				{"unresponsive", moment(sb.Unresponsive, ago)}, {"reason", string(sb.Reason)}, {"message", sb.Message}, {"profile", sb.Profile}, {"extension", sb.Extension},
+				{"unresponsive", moment(sb.Unresponsive, ago)}, {"unconfirmed", unconfirmedText(sb)}, {"reason", string(sb.Reason)}, {"message", sb.Message}, {"profile", sb.Profile}, {"extension", sb.Extension},
 				{"backend name", sb.Ref}, {"tenant", sb.Tenant}, {"consumer", consumerText(sb.Consumer)},
 				{"inputs", pairs(sb.Inputs)}, {"image", sb.Image}, {"command", strings.Join(sb.Command, " ")}, {"labels", pairs(sb.Labels)},
 				{"limits", limitsText(sb.Limits)}, {"network", networkText(sb.Network)}, {"mounts", mountsText(sb.Mounts)}, {"user", sb.User},
@@ -188,6 +191,19 @@ func lsRun(ctx context.Context, o *lsOptions) error {
 		o.f.progress().note("%d more are there that the database does not know: sandboxer ls --quarantined", held)
 	}
 	return err
+}
+
+// unconfirmedText says what is not known of a sandbox since the database went back.
+func unconfirmedText(sb *api.Sandbox) string {
+	switch sb.Unconfirmed {
+	case sandboxer.Unasked:
+		return "the database went back; its backend is being asked"
+	case sandboxer.Untold:
+		return "the database went back, and its backend cannot tell how long it is to live; kept until it is extended or destroyed"
+	case sandboxer.Claimed:
+		return "the database went back, and somebody may have claimed it since; kept until it is adopted or destroyed"
+	}
+	return ""
 }
 
 func quarantineView() view[*api.Quarantined] {

@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -157,9 +156,8 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 			log.Info("listening", "network", l.Addr().Network(), "addr", l.Addr().String())
 		}
 		var aside sync.WaitGroup
-		// Starting took more than staying does, and ends a moment after this.
-		defer time.AfterFunc(time.Second, debug.FreeOSMemory).Stop()
 		bctx, cancel := context.WithCancel(ctx)
+		aside.Go(func() { frugal(bctx) })
 		aside.Go(func() {
 			backUpRegularly(bctx, log, cfg.Dir, s.span("backup_every"), s.number("keep_backups"))
 		})
@@ -180,7 +178,7 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 		})
 		defer aside.Wait()
 		defer cancel()
-		opts := server.Options{Log: log, Version: version(), Owner: b.owner, Data: cfg.Dir, Hosts: o.hosts, Metrics: metrics, Reload: b.reload}
+		opts := server.Options{Log: log, Version: version(), Owner: b.owner, Data: cfg.Dir, WentBack: b.store.WentBack(), Hosts: o.hosts, Metrics: metrics, Reload: b.reload}
 		if o.portURL != "" {
 			if opts.PortURL, err = url.Parse(o.portURL); err != nil {
 				return checkPortURL(o.portURL)
@@ -430,6 +428,12 @@ func showStatus(ctx context.Context, f *factory, s *session) error {
 			}
 			if len(st.Unavailable) > 0 {
 				rows = append(rows, [2]string{"unavailable", strings.Join(st.Unavailable, ", ")})
+			}
+			if st.Unconfirmed > 0 || time.Since(st.WentBack) < 24*time.Hour {
+				rows = append(rows, [2]string{"went back", fmt.Sprintf("%s, the database was older than before; %d sandboxes are unconfirmed: sandboxer audit", moment(st.WentBack, ago), st.Unconfirmed)})
+			}
+			for _, n := range st.Notices {
+				rows = append(rows, [2]string{"notice", n})
 			}
 			if st.Quarantined > 0 {
 				rows = append(rows, [2]string{"quarantined", fmt.Sprintf("%d, unknown to the database: sandboxer ls --quarantined", st.Quarantined)})

@@ -319,7 +319,7 @@ func onTerminal(t *testing.T, home string, args ...string) *terminal {
 // expect waits until text was shown since the last expect.
 func (x *terminal) expect(text string) {
 	x.t.Helper()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(time.Minute)
 	for {
 		if before, after, found := strings.Cut(x.seen.String(), text); found {
 			_ = before
@@ -514,7 +514,7 @@ func TestRegularBackups(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); backUpRegularly(ctx, log, dir, time.Millisecond, 2) }()
 	first := ""
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		all := sqlstore.Backups(dir)
 		if len(all) > 0 && first == "" {
 			first = all[len(all)-1].File

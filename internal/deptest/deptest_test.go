@@ -14,6 +14,7 @@ import (
 	"go/token"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -41,14 +42,15 @@ var arrows = map[string][]string{
 	"extensiontest":      {".", "internal/backend"},
 	"adapters":           {".", "adapters/..."},
 	"internal/backend":   {"."},
-	"internal/manager":   {".", "internal/backend", "internal/suggest"},
+	"internal/manager":   {".", "internal/backend", "internal/strictjson", "internal/suggest"},
 	"internal/catalog":   {".", "internal/suggest"},
 	"internal/portproxy": {".", "internal/manager"},
 	"internal/server":    {".", "api", "internal/manager", "internal/portproxy", "internal/strictjson", "internal/suggest"},
 	"internal/cli": {".", "api", "agent", "adapters", "internal/backend", "internal/catalog", "internal/checkpoint/...", "internal/confine", "internal/manager",
 		"internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/tti"},
-	"internal/sqlstore":      {"."},
+	"internal/sqlstore":      {".", "internal/strictjson"},
 	"internal/storetest":     {"."},
+	"internal/compattest":    {},
 	"internal/checkpoint":    {".", "internal/strictjson"},
 	"internal/checkpoint/s3": {".", "internal/checkpoint"},
 	"internal/mustrun":       {},
@@ -56,8 +58,9 @@ var arrows = map[string][]string{
 	"internal/procs":         {},
 	"internal/strictjson":    {},
 	"internal/suggest":       {},
-	"internal/tti":           {".", "api"},
-	"internal/sshrun/...":    {".", "internal/sshrun", "internal/strictjson"},
+	"internal/wholefile":     {},
+	"internal/tti":           {".", "api", "internal/strictjson", "internal/wholefile"},
+	"internal/sshrun/...":    {".", "internal/sshrun", "internal/strictjson", "internal/wholefile"},
 	"bench":                  {".", "api", "adapters/local", "internal/checkpoint", "internal/sshrun/..."},
 	"internal/deptest":       {},
 	"docs":                   {},
@@ -73,7 +76,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/procs"}
+var adapterMay = []string{".", "agent", "internal/procs", "internal/strictjson", "internal/wholefile"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{
@@ -437,6 +440,79 @@ func TestSource(t *testing.T) {
 		if !ok {
 			t.Errorf("package %s has no package comment", dir)
 		}
+	}
+}
+
+// lax are the files that may read JSON with encoding/json itself, which takes a name in
+// another case for a field's and the last of two for the one that was meant, and why.
+var lax = map[string]string{
+	"adapters/composessh/life.go":       "what an engine says",
+	"adapters/fake/fakeworld/main.go":   "the arguments of a program for tests",
+	"adapters/fake/remote.go":           "between two halves of a test",
+	"adapters/local/box.go":             "gVisor's state",
+	"adapters/local/control.go":         "what gVisor's kernel says",
+	"adapters/local/images/registry.go": "what a registry says",
+	"adapters/local/runner/tasks.go":    "a bundle, which gVisor reads beside us",
+	"adapters/vmpacker/packer.go":       "what qemu-img says",
+	"adapters/vmpacker/qmp.go":          "what QEMU says",
+	"agent/client.go":                   "what an agent says, which may be another's",
+	"agent/server_linux.go":             "what clients of another's wire say",
+	"api/client.go":                     "what a server says, which may be newer",
+	"api/events.go":                     "what a server says, which may be newer",
+	"api/exec.go":                       "what a server says, which may be newer",
+	"extensiontest/extensiontest.go":    "what it has just written",
+	"extensiontest/more.go":             "what it has just written",
+	"internal/checkpoint/read.go":       "the format alone; the rest is then read strictly",
+	"internal/checkpoint/store.go":      "the format alone; the rest is then read strictly",
+	"internal/compattest/compattest.go": "the fixtures of tests",
+	"internal/cli/output.go":            "what it has just written",
+	"internal/mustrun/main.go":          "what go test says",
+	"internal/server/route.go":          "a body that was checked before",
+	"internal/strictjson/strictjson.go": "the rule itself",
+}
+
+// TestStrictJSON: what is stored, and what callers say, is read by package strictjson.
+func TestStrictJSON(t *testing.T) {
+	left := maps.Clone(lax)
+	for _, name := range files(t, "*.go") {
+		if strings.HasSuffix(name, "_test.go") || strings.Contains(name, "testdata/") {
+			continue
+		}
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, filepath.Join(root(), name), nil, parser.SkipObjectResolution)
+		if errors.Is(err, fs.ErrNotExist) { // deleted, and git not told yet
+			continue
+		} else if err != nil {
+			t.Error(err)
+			continue
+		}
+		as := ""
+		for _, i := range f.Imports {
+			if i.Path.Value == `"encoding/json"` {
+				if as = "json"; i.Name != nil {
+					as = i.Name.Name
+				}
+			}
+		}
+		if as == "" {
+			continue
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			s, ok := n.(*ast.SelectorExpr)
+			if !ok || s.Sel.Name != "Unmarshal" && s.Sel.Name != "NewDecoder" && s.Sel.Name != "Decoder" {
+				return true
+			}
+			if x, ok := s.X.(*ast.Ident); ok && x.Name == as {
+				delete(left, name)
+				if lax[name] == "" {
+					t.Errorf("%s: json.%s: use strictjson.DecodeStored for what is stored and strictjson.Decode for what callers say, or add the file to lax with a reason", fset.Position(s.Pos()), s.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
+	for name := range left {
+		t.Errorf("%s does not use encoding/json's decoder any more: take it from lax", name)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
 )
 
 // TestTenancy calls every method that takes a sandbox with a foreign one, and with
@@ -283,7 +284,7 @@ func TestFollow(t *testing.T) {
 			}
 			last = ev.Seq
 			return ev
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("no event")
 			panic("unreachable")
 		}
@@ -403,6 +404,24 @@ func TestGrants(t *testing.T) {
 		t.Errorf("%+v, %v", items, err)
 	}
 	r.sound(0)
+}
+
+// telling has something to tell an operator.
+type telling struct{ *fake.Extension }
+
+func (telling) Notices(context.Context) []string { return []string{"the paint is wet"} }
+
+// What an extension has to tell is for who runs it.
+func TestNoticesAreForAdministrators(t *testing.T) {
+	r := newRig(t, func(s *setup) {
+		s.wrap = func(f *fake.Extension) sandboxer.Extension { return telling{f} }
+	})
+	if es := r.Extensions(admin); len(es) != 1 || !slices.Equal(es[0].Notices, []string{"the paint is wet"}) {
+		t.Errorf("an administrator is told %+v", es)
+	}
+	if es := r.Extensions(acme); len(es) != 1 || es[0].Notices != nil {
+		t.Errorf("a tenant is told %+v", es)
+	}
 }
 
 // TestCatalogue is what callers see of profiles and extensions.

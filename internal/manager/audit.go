@@ -22,7 +22,8 @@ const (
 	invOver    = "no more is charged than was on hold"
 	invCost    = "what a sandbox cost is what was posted for it"
 	invQuote   = "what is on hold for a living sandbox is what was quoted"
-	invExpired = "no sandbox runs past its expiry" // but for two sweeps
+	invExpired = "no sandbox runs past its expiry"     // but for two sweeps
+	invCurrent = "no record is older than its sandbox" // the database did not go back, or that is settled
 	invWhole   = "every record can be read"
 	invSaved   = "a paused sandbox has a sealed snapshot, or an object that stands still"
 	invForm    = "a sealed snapshot is kept in every form that it says"
@@ -56,14 +57,20 @@ func (m *Manager) audit(ctx context.Context, deep bool) (Audit, error) {
 			return a, err
 		}
 	}
-	if more := len(a.Violations) - maxViolations; more > 0 {
-		a.Violations = append(a.Violations[:maxViolations:maxViolations], Violation{Invariant: invAsked, Detail: fmt.Sprintf("%d more violations are left out", more)})
-	}
 	return a, nil
 }
 
 func (a *Audit) violated(invariant, id, format string, args ...any) {
-	a.Violations = append(a.Violations, Violation{invariant, id, fmt.Sprintf(format, args...)})
+	a.add(Violation{invariant, id, fmt.Sprintf(format, args...)})
+}
+
+// add names v, or counts it where enough are named.
+func (a *Audit) add(v Violation) {
+	if len(a.Violations) >= maxViolations {
+		a.LeftOut++
+		return
+	}
+	a.Violations = append(a.Violations, v)
 }
 
 // damaged names a damaged record once.
@@ -106,7 +113,7 @@ func (m *Manager) auditObjects(ctx context.Context, a *Audit) error {
 		}
 		for s, v := range suspects {
 			if _, ok := again[s]; ok {
-				a.Violations = append(a.Violations, v)
+				a.add(v)
 			}
 		}
 	}
@@ -354,7 +361,10 @@ func (m *Manager) auditRecords(ctx context.Context, a *Audit) error {
 			a.damaged(sb)
 			return
 		}
-		if over := time.Since(sb.ExpiresAt); isStanding(sb) && !sb.ExpiresAt.IsZero() && over > 2*m.opts.SweepEvery+m.opts.Grace {
+		if sb.Unconfirmed != "" {
+			a.violated(invCurrent, sb.ID, "%s", unconfirmedText(sb))
+		}
+		if over := time.Since(sb.ExpiresAt); sb.Unconfirmed == "" && isStanding(sb) && !sb.ExpiresAt.IsZero() && over > 2*m.opts.SweepEvery+m.opts.Grace {
 			a.violated(invExpired, sb.ID, "it expired %s ago", over.Round(time.Second))
 		}
 		if sb.Name != "" {
@@ -375,7 +385,7 @@ func (m *Manager) auditPools(ctx context.Context, a *Audit) error {
 	}
 	waiting := map[*pool]int{}
 	return m.records(ctx, sandboxer.Query{States: live}, func(sb *sandboxer.Sandbox) {
-		if sb.Damaged != "" {
+		if sb.Damaged != "" || sb.Unconfirmed != "" {
 			return
 		}
 		switch sb.State {
@@ -431,7 +441,7 @@ func (m *Manager) auditSnapshots(ctx context.Context, a *Audit) error {
 	again, _, err := m.unsound(ctx)
 	for k, v := range suspects {
 		if _, ok := again[k]; ok {
-			a.Violations = append(a.Violations, v)
+			a.add(v)
 		}
 	}
 	return err
@@ -502,6 +512,9 @@ func (m *Manager) unsound(ctx context.Context) (map[string]Violation, int, error
 			living[rec.ID] = rec
 			if rec.Damaged != "" {
 				continue
+			}
+			if rec.Unconfirmed && rec.State == sandboxer.SnapshotSaving {
+				violated(invCurrent, rec.ID, rec.SandboxID, "the database went back to when snapshot %s was being saved; it is kept until somebody decides; sandboxer snapshot rm %s", rec.ID, rec.ID)
 			}
 			if rec.State != sandboxer.SnapshotSealed {
 				continue

@@ -255,7 +255,7 @@ func (s script) live() (out outcome, err error) {
 // waitForPool waits until there is something to claim, or was.
 func (s script) waitForPool(m *Manager, store sandboxer.Store) bool {
 	p := m.poolOf("profile.paid")
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		if _, err := store.IdempotencyKey(context.Background(), "acme", "k"); err == nil {
 			return true
 		}
@@ -314,7 +314,7 @@ func (s script) snapshots(m *Manager, id string) error {
 
 // insist repeats f until it succeeds.
 func insist(f func() error) error {
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		err := f()
 		if err == nil || time.Now().After(deadline) {
 			return err

@@ -38,7 +38,8 @@ type action struct {
 // whether a job is in flight on it; sb.UsedAt must be up to date. It depends on
 // nothing else, so that it can be tried on every combination.
 func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now time.Time) action {
-	due := func(t time.Time) bool { return !t.IsZero() && !now.Before(t) }
+	unasked := sb.Unconfirmed == sandboxer.Unasked
+	due := func(t time.Time) bool { return sb.Unconfirmed == "" && !t.IsZero() && !now.Before(t) }
 	early := now.Before(sb.RetryAt)
 	dead := seen == sandboxer.Gone || seen == sandboxer.OOMKilled
 	missed := dead && sb.AbsentSince.IsZero()
@@ -59,8 +60,8 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 			return loss
 		case working && isMade(sb) && back:
 			return action{verb: trust}
-		case working || early:
-		case now.Sub(sb.CreatedAt) > patience && !isPaused(sb):
+		case working || early || unasked || isContested(sb):
+		case now.Sub(sb.CreatedAt) > patience && now.Sub(sb.ConfirmedAt) > patience && !isPaused(sb):
 			return action{end, sandboxer.ReasonFailed}
 		default:
 			return action{verb: resume}
@@ -85,11 +86,12 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 			return action{verb: doubt}
 		case seen == sandboxer.Alive && isDoubted(sb):
 			return action{verb: trust}
-		case sb.State == sandboxer.Running && idle > 0 && now.Sub(sb.UsedAt) >= idle:
+		case sb.State == sandboxer.Running && idle > 0 && !unasked && now.Sub(sb.UsedAt) >= idle:
 			return action{end, sandboxer.ReasonIdle}
 		}
 	case sandboxer.Pausing: // seen is Unknown if its absence is what pausing comes to (saved)
 		switch {
+		case unasked: // what it is paused to may be whole since
 		case !working && due(sb.ExpiresAt):
 			return action{end, sandboxer.ReasonExpired}
 		case !working && !early:
@@ -106,7 +108,7 @@ func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now ti
 		case working:
 		case due(sb.ExpiresAt):
 			return action{end, sandboxer.ReasonExpired}
-		case sb.Pause.Undo && !early:
+		case sb.Pause.Undo && !early && !unasked:
 			return action{verb: resume}
 		case !isStanding(sb): // nothing that a backend could lose
 		case seen == sandboxer.OOMKilled:

@@ -30,8 +30,14 @@ func (m *Manager) Extend(ctx context.Context, ref string, e Extend) (*sandboxer.
 				return notRunning(sb)
 			}
 			until := sb.ExpiresAt.Add(e.Add)
+			if at := now(); sb.Unconfirmed != "" && sb.ExpiresAt.Before(at) {
+				until = at.Add(e.Add)
+			}
 			if e.TTL > 0 {
 				until = now().Add(e.TTL)
+			}
+			if sb.Unconfirmed == sandboxer.Untold { // now it is known
+				sb.Unconfirmed = ""
 			}
 			if sb.State == sandboxer.Paused {
 				return m.keep(ctx, sb, w, until)

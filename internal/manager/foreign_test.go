@@ -50,6 +50,10 @@ func TestForeignIDs(t *testing.T) {
 	if _, err := r.Sweep(admin); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "what was made for the pool is known to be nobody's", func() bool {
+		qs, err := r.Quarantine(admin)
+		return err == nil && len(qs) == 1
+	})
 	r.quarantine("quarantined")
 	if err := r.Grant(admin, "acme", 10*sandboxer.Credit, "again", ""); err != nil {
 		t.Fatal(err)

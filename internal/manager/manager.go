@@ -455,12 +455,17 @@ func (m *Manager) Profiles(ctx context.Context) []sandboxer.Profile {
 
 // Extensions lists the extensions, also those that could not be opened.
 func (m *Manager) Extensions(ctx context.Context) []sandboxer.ExtensionInfo {
-	if _, err := may(ctx, sandboxer.ScopeRead); err != nil {
+	p, err := may(ctx, sandboxer.ScopeRead)
+	if err != nil {
 		return nil
 	}
 	var out []sandboxer.ExtensionInfo
 	for _, e := range m.extensions() {
-		out = append(out, e.Info)
+		info := e.Info
+		if e.Backend != nil && p.Can(sandboxer.ScopeAdmin) {
+			info.Notices = e.Backend.Notices(ctx)
+		}
+		out = append(out, info)
 	}
 	return out
 }

@@ -31,6 +31,10 @@ func (m *Manager) move(ctx context.Context, sb *sandboxer.Sandbox, next sandboxe
 		if err := change(sb, w); err != nil {
 			return err
 		}
+		switch {
+		case from == sandboxer.Running && next == sandboxer.Pausing, from == sandboxer.Paused && next == sandboxer.Creating, next == sandboxer.Terminating:
+			sb.Unconfirmed = "" // its deadline is a new one
+		}
 		sb.State = next
 		sb.Retries, sb.RetryAt, sb.LastError = 0, time.Time{}, ""
 		sb.AbsentSince, sb.UnresponsiveSince = time.Time{}, time.Time{}

@@ -285,6 +285,8 @@ func (m *Manager) stir(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause
 	case m.isGone(ctx, sb, cause): // however often it was tried
 	case sb.Pause.Attempts > 0:
 		return nil, m.postpone(ctx, sb, cause)
+	case sb.Pause.Cause == sandboxer.ReasonExpired && kind == sandboxer.Unsupported && m.mayFreeze(sb):
+		return m.freezeInstead(ctx, j, sb, cause)
 	case sb.Pause.Cause == sandboxer.ReasonExpired && (hopeless || time.Since(sb.Pause.At) > patience):
 		why = ending{reason: sandboxer.ReasonExpired, message: "its time to live ran out, and it could not be paused: " + sandboxer.Message(cause)}
 	case sb.Pause.Cause == sandboxer.ReasonExpired:
@@ -304,6 +306,34 @@ func (m *Manager) stir(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause
 		m.log.WarnContext(ctx, "teardown after a failed pause", "sandbox", sb.ID, "err", err)
 	}
 	return nil, answer
+}
+
+// mayFreeze reports whether nobody insists that sb is paused to disk, and its backend can
+// freeze it.
+func (m *Manager) mayFreeze(sb *sandboxer.Sandbox) bool {
+	b, err := m.backend(sb.Extension)
+	return err == nil && sb.Pause.Depth == sandboxer.PauseDisk && sb.Spec.Profile.PauseDepth == "" && canPause(b, sandboxer.PauseFreeze)
+}
+
+// freezeInstead pauses a sandbox by the backend's freeze that cannot be saved, such as one
+// that another version of its runtime started: it takes memory and loses nothing.
+func (m *Manager) freezeInstead(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) (*sandboxer.Sandbox, error) {
+	m.log.WarnContext(ctx, "a sandbox that cannot be saved is frozen instead", "sandbox", sb.ID, "err", cause)
+	err := m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
+		if sb.State != sandboxer.Pausing || sb.Pause.Depth != sandboxer.PauseDisk {
+			return errDoomed
+		}
+		if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
+			return err
+		}
+		sb.Pause.Depth, sb.Pause.Snapshot = sandboxer.PauseFreeze, ""
+		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "it is frozen, and not saved to disk: "+sandboxer.Message(cause)))
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return m.settleDown(ctx, j, sb)
 }
 
 // isGone reports whether cause says that the object of sb is not there, and a second look

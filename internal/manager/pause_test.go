@@ -394,31 +394,38 @@ func TestPauseMoney(t *testing.T) {
 }
 
 // TestPauseOnExpiryFails: what can never be paused ends as without; what may be later
-// is tried again.
+// is tried again, and what cannot be saved is frozen where nobody insists on a depth.
 func TestPauseOnExpiryFails(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		fault fake.Fault
+		depth sandboxer.PauseDepth // of the profile
 		want  sandboxer.State
+		how   sandboxer.PauseDepth
 	}{
-		{"for good", fake.Fault{Verb: fake.VerbSnapshot, Kind: sandboxer.Failed, Times: 1}, sandboxer.Terminated},
-		{"for now", fake.Fault{Verb: fake.VerbSnapshot, Kind: sandboxer.Unavailable, Times: 2}, sandboxer.Paused},
+		{"for good", fake.Fault{Verb: fake.VerbSnapshot, Kind: sandboxer.Failed, Times: 1}, "", sandboxer.Terminated, ""},
+		{"for now", fake.Fault{Verb: fake.VerbSnapshot, Kind: sandboxer.Unavailable, Times: 2}, "", sandboxer.Paused, sandboxer.PauseFiles},
+		{"not to disk", fake.Fault{Verb: fake.VerbSnapshot, Kind: sandboxer.Unsupported, Times: 9}, "", sandboxer.Paused, sandboxer.PauseFreeze},
+		{"not as is insisted on", fake.Fault{Verb: fake.VerbSnapshot, Kind: sandboxer.Unsupported, Times: 9}, sandboxer.PauseFiles, sandboxer.Terminated, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t, func(s *setup) {
 					quiet(s)
 					s.opts.SweepEvery = 30 * time.Second
-					s.profiles[0].OnTTL = sandboxer.ExpiryPause
+					s.profiles[0].OnTTL, s.profiles[0].PauseDepth = sandboxer.ExpiryPause, tt.depth
 				})
 				sb := r.create(sandboxer.CreateRequest{TTL: time.Minute})
+				r.write(sb.ID, "kept", "as it was")
 				r.world.Inject(tt.fault)
 				time.Sleep(3 * time.Minute)
 				synctest.Wait()
-				if got := r.get(sb.ID); got.State != tt.want {
-					t.Errorf("it is %s (%s, %s)", got.State, got.Message, got.LastError)
+				if got := r.get(sb.ID); got.State != tt.want || tt.how != "" && got.Pause.Depth != tt.how {
+					t.Errorf("it is %s to %q (%s, %s)", got.State, got.Pause.Depth, got.Message, got.LastError)
 				}
 				if tt.want == sandboxer.Paused {
+					r.resume(sb.ID)
+					r.wantFile(sb.ID, "kept", "as it was")
 					r.destroy(sb.ID)
 				}
 				r.clean()

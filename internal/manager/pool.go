@@ -219,7 +219,7 @@ func (m *Manager) assign(ctx context.Context, j *job, o *order, p *pool) (*sandb
 	p.mu.Lock()
 	key := p.key
 	p.mu.Unlock()
-	if sb.State != sandboxer.Warm || !isPooled(sb) || sb.Pool != key || !time.Now().Before(sb.ExpiresAt) || isDoubted(sb) {
+	if sb.State != sandboxer.Warm || !isPooled(sb) || sb.Pool != key || !time.Now().Before(sb.ExpiresAt) || isDoubted(sb) || sb.Unconfirmed != "" {
 		return nil, errLost
 	}
 	next := o.record(sb.Generation)
@@ -351,7 +351,7 @@ func (m *Manager) lookAfter(ctx context.Context, p *pool) {
 // strays removes what waits for a profile that keeps no pool any more.
 func (m *Manager) strays(ctx context.Context) error {
 	return m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Warm}}, func(sb *sandboxer.Sandbox) {
-		if sb.Damaged == "" && m.poolOf(sb.Profile) == nil {
+		if sb.Damaged == "" && sb.Unconfirmed == "" && m.poolOf(sb.Profile) == nil {
 			m.discard(ctx, newTally(), sb, "its profile keeps no pool any more")
 		}
 	})
@@ -362,7 +362,7 @@ func (m *Manager) members(ctx context.Context, p *pool) (warm []*sandboxer.Sandb
 	q := sandboxer.Query{Profile: p.profile.ID, States: []sandboxer.State{sandboxer.Creating, sandboxer.Warm}}
 	err = m.records(ctx, q, func(sb *sandboxer.Sandbox) {
 		switch {
-		case sb.Damaged != "" || !isPooled(sb):
+		case sb.Damaged != "" || !isPooled(sb) || sb.Unconfirmed != "":
 		case sb.State == sandboxer.Warm:
 			warm = append(warm, sb)
 		default:
@@ -532,7 +532,7 @@ func (m *Manager) discard(ctx context.Context, t *tally, sb *sandboxer.Sandbox, 
 	m.async(t, func() {
 		defer m.drop(sb.ID)
 		err := m.doom(ctx, sb, ending{reason: sandboxer.ReasonPool, message: why, still: func(sb *sandboxer.Sandbox) bool {
-			return sb.State == sandboxer.Warm
+			return sb.State == sandboxer.Warm && sb.Unconfirmed == ""
 		}})
 		if err == nil {
 			err = m.payUp(ctx, t, sb)
@@ -544,9 +544,11 @@ func (m *Manager) discard(ctx context.Context, t *tally, sb *sandboxer.Sandbox, 
 	return true
 }
 
-// Pools describes the pool of every profile that keeps one.
+// Pools describes the pool of every profile that keeps one. How often it was used and what
+// keeps it from being full are told to administrators only: they come of all tenants' use.
 func (m *Manager) Pools(ctx context.Context) ([]PoolStatus, error) {
-	if _, err := may(ctx, sandboxer.ScopeRead); err != nil {
+	who, err := may(ctx, sandboxer.ScopeRead)
+	if err != nil {
 		return nil, err
 	}
 	out := []PoolStatus{}
@@ -558,7 +560,9 @@ func (m *Manager) Pools(ctx context.Context) ([]PoolStatus, error) {
 		p.mu.Lock()
 		s := PoolStatus{
 			Profile: p.profile.ID, Extension: p.profile.Extension, Size: p.profile.Pool.Size,
-			Claimed: p.claimed, Cold: p.cold, Problem: p.problem, RetryAt: p.retryAt,
+		}
+		if who.Can(sandboxer.ScopeAdmin) {
+			s.Claimed, s.Cold, s.Problem, s.RetryAt = new(p.claimed), new(p.cold), p.problem, p.retryAt
 		}
 		for _, sb := range warm {
 			if sb.Pool == p.key {

@@ -121,9 +121,14 @@ func TestPoolCold(t *testing.T) {
 			t.Errorf("%s: events %+v, %v", why, events, err)
 		}
 	}
-	pools, err := r.Pools(acme)
-	if err != nil || len(pools) != 2 || pools[0].Ready != 1 || pools[0].Cold != 4 || pools[0].Claimed != 0 {
+	pools, err := r.Pools(admin)
+	if err != nil || len(pools) != 2 || pools[0].Ready != 1 || *pools[0].Cold != 4 || *pools[0].Claimed != 0 {
 		t.Errorf("pools: %+v, %v", pools, err)
+	}
+	// What all tenants' creates came to is none of one tenant's business.
+	pools, err = r.Pools(acme)
+	if err != nil || len(pools) != 2 || pools[0].Ready != 1 || pools[0].Cold != nil || pools[0].Claimed != nil {
+		t.Errorf("pools, to a tenant: %+v, %v", pools, err)
 	}
 	p := sandboxer.Profile{Limits: sandboxer.Limits{PIDs: 9}, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}}
 	for why, o := range map[string]*order{
@@ -297,7 +302,7 @@ func TestPoolBackoff(t *testing.T) {
 	if failures > 3 {
 		t.Errorf("%d failures at once", failures)
 	}
-	pools, err := r.Pools(acme)
+	pools, err := r.Pools(admin)
 	if err != nil || pools[0].Problem == "" || pools[0].RetryAt.IsZero() {
 		t.Errorf("pools: %+v, %v", pools, err)
 	}

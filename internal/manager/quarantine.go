@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // A record is written before anything exists, so an object with our stamp and an ID or a
@@ -86,7 +87,7 @@ func (m *Manager) openStamp(f sandboxer.Found) *sandboxer.Sandbox {
 		return nil
 	}
 	var s stamp
-	if json.Unmarshal(plain, &s) != nil || s.V != 1 || s.Sandbox == nil || s.Sandbox.ID != f.Handle.SandboxID {
+	if _, err := strictjson.DecodeStored(plain, &s); err != nil || s.V != 1 || s.Sandbox == nil || s.Sandbox.ID != f.Handle.SandboxID {
 		return nil
 	}
 	s.Sandbox.SealedEnv = s.Env
@@ -424,7 +425,12 @@ func (m *Manager) takeIn(ctx context.Context, x stranger, a Adoption) (*sandboxe
 	runs.From, runs.To = sandboxer.Creating, sandboxer.Running
 	adopted := event(ctx, sb, sandboxer.EventAdopt, "the database did not know it; its record was made anew")
 	w.Events = append(w.Events, made, runs, adopted)
-	if err := m.step(pAdopted, func() error { return m.store.CreateSandbox(ctx, sb, w) }); err != nil {
+	if last, lerr := m.store.Sandbox(ctx, sb.ID); lerr == nil && isContested(last) {
+		err = m.takeOver(ctx, last, sb, w)
+	} else {
+		err = m.step(pAdopted, func() error { return m.store.CreateSandbox(ctx, sb, w) })
+	}
+	if err != nil {
 		if isKind(err, sandboxer.NoCredit) {
 			return nil, sandboxer.E(sandboxer.NoCredit, err, "the rest of its life costs up to %s credits, which tenant %s does not have", sb.Quote.Amount, sb.Tenant).
 				WithHint("grant them, or adopt it for a shorter time: --ttl")
@@ -436,6 +442,47 @@ func (m *Manager) takeIn(ctx context.Context, x stranger, a Adoption) (*sandboxe
 	m.alarm(time.Time{}, sb.ExpiresAt)
 	m.adopt(sb)
 	return sb, nil
+}
+
+// takeOver makes last, which waited in a pool when the database went back, the record of
+// sb, with what w books. A crash in between leaves it as a claim does that was cut short.
+func (m *Manager) takeOver(ctx context.Context, last, sb *sandboxer.Sandbox, w sandboxer.Writes) error {
+	mine := *sb
+	claim := func(into *sandboxer.Sandbox, also *sandboxer.Writes) error {
+		if !isContested(into) {
+			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is known by now", sb.ID)
+		}
+		was := *into
+		*into = mine
+		into.Generation, into.Version, into.State = was.Generation, was.Version, was.State
+		into.Pool, into.PooledAt, into.ReadyAt = was.Pool, was.PooledAt, time.Time{}
+		into.Reason = sandboxer.ReasonRequested // until it runs
+		also.Entries, also.Cover = w.Entries, w.Cover
+		for _, ev := range w.Events {
+			if ev.Type != sandboxer.EventState {
+				also.Events = append(also.Events, ev)
+			}
+		}
+		return nil
+	}
+	err := m.step(pAdopted, func() error {
+		if last.State == sandboxer.Warm {
+			return m.move(ctx, last, sandboxer.Creating, claim)
+		}
+		return m.update(ctx, last, claim)
+	})
+	if err == nil {
+		err = m.step(pAdopted, func() error {
+			return m.move(ctx, last, sandboxer.Running, func(into *sandboxer.Sandbox, also *sandboxer.Writes) error {
+				into.Reason, into.ReadyAt = "", mine.ReadyAt
+				return nil
+			})
+		})
+	}
+	if err == nil {
+		*sb = *last
+	}
+	return err
 }
 
 // anew makes the record of a stranger. Nothing is written yet.
@@ -465,6 +512,8 @@ func (m *Manager) anew(ctx context.Context, x stranger, a Adoption) (*sandboxer.
 	case isKind(err, sandboxer.NotFound):
 	case err != nil:
 		return nil, err
+	case isContested(last) && objectOf(last) == x.s.generation:
+		generation = max(generation, last.Generation)
 	case last.State.Live():
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s in the database; %s has a later generation of it", id, last.State, x.e.Info.ID).
 			WithHint("if it is paused, sandboxer resume %s; or end both: sandboxer destroy %s", id, id)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // sealEnv encrypts env for the store. The incarnation is authenticated with it, so
@@ -46,7 +47,7 @@ func (m *Manager) openAs(name []byte, whose string, sealed []byte) (map[string]s
 	}
 	var env map[string]string
 	if err == nil {
-		err = json.Unmarshal(plain, &env)
+		_, err = strictjson.DecodeStored(plain, &env)
 	}
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Failed, err, "the stored environment of %s cannot be opened", whose).

@@ -686,6 +686,8 @@ func (m *Manager) surplus(ctx context.Context, rec *sandboxer.SnapshotRecord, at
 		return "its sandbox is not paused any more", nil
 	}
 	switch {
+	case rec.Unconfirmed && rec.State == sandboxer.SnapshotSaving:
+		return "", nil // the database went back: it may be whole since
 	case rec.State == sandboxer.SnapshotSaving:
 		return "the broker stopped while it was being saved", nil
 	case rec.State == sandboxer.SnapshotDropping && !at.Before(rec.RetryAt):

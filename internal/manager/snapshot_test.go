@@ -245,7 +245,7 @@ func TestVolumes(t *testing.T) {
 	copied := r.restored(rec.ID, RestoreRequest{})
 	r.wantFile(copied.ID, "w", "work")
 	r.wantFile(copied.ID, "../volumes/data/f", "data")
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		f, err := r.ReadFile(acme, copied.ID, "/workspace/at-start")
 		if isKind(err, sandboxer.NotFound) && time.Now().Before(deadline) {
 			continue // the first one's command had not begun when it was saved

@@ -442,6 +442,11 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 			m.mourn(sb)
 			return
 		}
+		if sb.Unconfirmed == sandboxer.Unasked && sb.State != sandboxer.Terminating && e.Backend != nil {
+			t.count(func(r *SweepReport) { r.Unconfirmed++ })
+			m.confirm(t, e, sb)
+			return
+		}
 		if sb.State == sandboxer.Paused && !isStanding(sb) { // what is listed of it is left over
 			m.act(t, sb, sandboxer.Unknown)
 			return
@@ -454,7 +459,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 		}
 		switch {
 		case ok:
-			seen[s] = true
+			seen[s] = !isContested(sb)
 			if probing && isProbed(sb) && (all || !sb.AbsentSince.IsZero()) {
 				m.probe(t, e, sb, inherited(sb))
 				return
@@ -647,6 +652,9 @@ func (m *Manager) verdictOn(ctx context.Context, s sighting) (tenant string, _ v
 	}
 	if sb.State == sandboxer.Terminated { // a damaged record explains as much
 		return sb.Tenant, denies, nil
+	}
+	if isContested(sb) {
+		return "", unknown, nil
 	}
 	return sb.Tenant, explains, nil
 }

@@ -16,14 +16,15 @@ type Plan struct {
 
 // PoolStatus describes the pool of one profile.
 type PoolStatus struct {
-	Profile   string    `json:"profile"`
-	Extension string    `json:"extension"`
-	Size      int       `json:"size"`              // how many should wait
-	Ready     int       `json:"ready"`             // how many wait now
-	Claimed   int64     `json:"claimed"`           // creates that were answered from it since the broker started
-	Cold      int64     `json:"cold"`              // creates of the profile that were not
-	Problem   string    `json:"problem,omitempty"` // why it is not full
-	RetryAt   time.Time `json:"retry_at,omitzero"` // when that is tried again
+	Profile   string `json:"profile"`
+	Extension string `json:"extension"`
+	Size      int    `json:"size"`  // how many should wait
+	Ready     int    `json:"ready"` // how many wait now
+	// For administrators only:
+	Claimed *int64    `json:"claimed,omitempty"` // creates that were answered from it since the broker started
+	Cold    *int64    `json:"cold,omitempty"`    // creates of the profile that were not
+	Problem string    `json:"problem,omitempty"` // why it is not full
+	RetryAt time.Time `json:"retry_at,omitzero"` // when that is tried again
 }
 
 // Extend says how a lifetime changes. Exactly one field is set.
@@ -45,8 +46,9 @@ type NewKey struct {
 // Audit is the result of comparing the books with themselves and with every
 // backend's listing.
 type Audit struct {
-	Checked    int         `json:"checked"` // records, objects, tenants and events looked at
-	Violations []Violation `json:"violations"`
+	Checked    int         `json:"checked"`    // records, objects, tenants and events looked at
+	Violations []Violation `json:"violations"` // at most 1,000
+	LeftOut    int         `json:"left_out"`   // how many more there are
 
 	named map[incarnation]bool // damaged records
 	deep  bool
@@ -70,6 +72,9 @@ type SweepReport struct {
 	Orphans  int `json:"orphans"`  // objects without a live record that were removed
 	// Quarantined counts objects that the database does not know and that are kept.
 	Quarantined int `json:"quarantined"`
+	// Unconfirmed counts records that may be older than their sandboxes, since the database
+	// went back, and whose backends are being asked.
+	Unconfirmed int `json:"unconfirmed"`
 	Failed      int `json:"failed"`  // steps that failed and will be repeated
 	Damaged     int `json:"damaged"` // live records that cannot be read and were left alone
 }

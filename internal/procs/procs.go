@@ -5,14 +5,19 @@
 // In the middle of an execve a process shows neither environment nor arguments: first
 // because what was opened is the memory it is leaving, and then until its new memory is
 // set up, which lasts as long as the program takes to be read. Such a one is looked at
-// again, unless it is somebody else's, where that cannot be told. It is of the kernel's own making, and so Linux's only; where there is no /proc
-// nothing is found.
+// again, unless it is somebody else's, where that cannot be told. It is of the kernel's own
+// making, and so Linux's only; where there is no /proc nothing is found.
+//
+// That something cannot be looked at, because this process has no descriptor left for it,
+// never means that it is not there: it is an error.
 package procs
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strconv"
@@ -25,10 +30,10 @@ import (
 // Environ returns the environment that pid was started with, NAME=value and a NUL byte
 // each; nothing for one that ended, is the kernel's own or may not be looked at. buf is
 // room for it: what does not fit is read all the same, but may be that of two programs.
-func Environ(pid int, buf []byte) []byte { return started(pid, "environ", buf) }
+func Environ(pid int, buf []byte) ([]byte, error) { return started(pid, "environ", buf) }
 
 // Args returns the arguments that pid was started with, as Environ does.
-func Args(pid int, buf []byte) []byte { return started(pid, "cmdline", buf) }
+func Args(pid int, buf []byte) ([]byte, error) { return started(pid, "cmdline", buf) }
 
 // Room is how much most environments need.
 const Room = 128 << 10
@@ -38,37 +43,70 @@ func Has(list []byte, entry string) bool {
 	return bytes.HasPrefix(list, []byte(entry+"\x00")) || bytes.Contains(list, []byte("\x00"+entry+"\x00"))
 }
 
+// HasAny reports whether one of entries is one of those of list, which end with a NUL byte
+// each.
+func HasAny(list []byte, entries map[string]bool) bool {
+	for len(list) > 0 {
+		entry, rest, whole := bytes.Cut(list, []byte{0})
+		if whole && entries[string(entry)] {
+			return true
+		}
+		list = rest
+	}
+	return false
+}
+
 // WithEnv lists the processes that have entry, NAME=value, in their environment.
-func WithEnv(entry string) []int { return with("environ", entry) }
+func WithEnv(entry string) ([]int, error) { return with("environ", entry) }
 
 // WithArg lists the processes that have arg among their arguments.
-func WithArg(arg string) []int { return with("cmdline", arg) }
+func WithArg(arg string) ([]int, error) { return with("cmdline", arg) }
 
-func with(what, entry string) (pids []int) {
+func with(what, entry string) (pids []int, err error) {
 	buf := make([]byte, Room)
-	for _, pid := range All() {
-		if Has(started(pid, what, buf), entry) {
+	all, err := All()
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range all {
+		list, err := started(pid, what, buf)
+		if err != nil {
+			return nil, err
+		}
+		if Has(list, entry) {
 			pids = append(pids, pid)
 		}
 	}
-	return pids
+	return pids, nil
 }
 
 // All lists the processes that can be seen.
-func All() (pids []int) {
+func All() (pids []int, err error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
-		return nil
+		return nil, unknown(err)
 	}
 	defer dir.Close()
-	names, _ := dir.Readdirnames(-1)
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
 	for _, name := range names {
 		if pid, err := strconv.Atoi(name); err == nil {
 			pids = append(pids, pid)
 		}
 	}
 	slices.Sort(pids)
-	return pids
+	return pids, nil
+}
+
+// unknown is what is left of err where it does not say that there is nothing, or nothing
+// for us, to see.
+func unknown(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
 }
 
 // Of the fields of /proc/PID/stat, as [Stat] returns them.
@@ -80,7 +118,7 @@ const (
 // amid is how long a process is believed to be in the middle of an execve.
 const amid = time.Second
 
-func started(pid int, what string, buf []byte) []byte {
+func started(pid int, what string, buf []byte) ([]byte, error) {
 	was := "" // where its environment ended at the last look
 	for begun, looks, settled := monotonic(), 1, 0; ; looks++ {
 		// Before the look, so that nothing comes in between; and several, for a machine
@@ -88,30 +126,37 @@ func started(pid int, what string, buf []byte) []byte {
 		late := monotonic()-begun > amid && looks > 100
 		f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, what))
 		if err != nil {
-			return nil
+			return nil, unknown(err)
 		}
 		n, err := f.Read(buf)
 		var rest []byte
 		if n == len(buf) {
-			rest, _ = io.ReadAll(f)
+			rest, err = io.ReadAll(f)
 		}
 		f.Close()
-		if err != nil && err != io.EOF || n > 0 || settled > 1 || late {
-			return append(buf[:n:n], rest...)
+		if err == io.EOF {
+			err = nil
 		}
-		if what != "environ" && !mayLook(pid) {
-			return nil // its arguments are anybody's to read, and so there are none
+		if err != nil || n > 0 || settled > 1 || late {
+			return append(buf[:n:n], rest...), unknown(err)
 		}
-		st := Stat(pid)
+		if what != "environ" {
+			if may, err := mayLook(pid); err != nil || !may {
+				return nil, err // its arguments are anybody's to read, and so there are none
+			}
+		}
+		st, err := Stat(pid)
 		switch {
+		case err != nil:
+			return nil, err
 		case len(st) <= envEnd || st[vsize] == "0": // it ended, is a zombie or one of the kernel's
-			return nil
+			return nil, nil
 		case st[envEnd] == was: // no execve came between this look and the one before
 			settled++
 		case st[envEnd] != "0":
 			was, settled = st[envEnd], 0
 		case was == "" && !tells():
-			return nil
+			return nil, nil
 		default:
 			settled = 0
 			_, _ = unix.Select(0, nil, nil, nil, &unix.Timeval{Usec: 50}) // not time.Sleep: see monotonic
@@ -121,13 +166,13 @@ func started(pid int, what string, buf []byte) []byte {
 
 // mayLook reports whether the kernel shows us where the environment of pid is: of a
 // stranger's process it says 0, as of one in the middle of an execve.
-func mayLook(pid int) bool {
+func mayLook(pid int) (bool, error) {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {
-		return false
+		return false, unknown(err)
 	}
 	f.Close()
-	return true
+	return true, nil
 }
 
 // monotonic is the kernel's clock. The time package's may be a test's, which stands still
@@ -141,16 +186,33 @@ func monotonic() time.Duration {
 // tells reports whether the kernel says where environments are: gVisor does not, and a
 // process there is never seen in the middle of an execve.
 func tells() bool {
-	st := Stat(os.Getpid())
-	return len(st) > envEnd && st[envEnd] != "0"
+	st, err := Stat(os.Getpid())
+	return err != nil || len(st) > envEnd && st[envEnd] != "0"
 }
 
 // Stat returns the fields of /proc/PID/stat from the third on, the state; none when pid
 // ended.
-func Stat(pid int) []string {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+func Stat(pid int) ([]string, error) {
+	b, err := Read(pid, "stat")
+	return strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])), err // the name before it may contain anything
+}
+
+// Read returns the file of a name below /proc/PID; nothing when pid ended, or it may not
+// be read.
+func Read(pid int, name string) ([]byte, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
 	if err != nil {
-		return nil
+		return nil, unknown(err)
 	}
-	return strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // the name before it may contain anything
+	return b, nil
+}
+
+// Ended reports whether pid is known to have ended, or only waits for its parent to take
+// note of that.
+func Ended(pid int) bool {
+	f, err := Stat(pid)
+	if err != nil {
+		return errors.Is(unix.Kill(pid, 0), unix.ESRCH) // takes no descriptor
+	}
+	return len(f) == 0 || f[0] == "Z" || f[0] == "X"
 }

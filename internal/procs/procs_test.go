@@ -1,12 +1,15 @@
 package procs_test
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer/internal/procs"
 )
@@ -28,24 +31,26 @@ func TestAmidExec(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	for pid, end := cmd.Process.Pid, time.Now().Add(10*time.Second); len(procs.Stat(pid)) == 0 && time.Now().Before(end); {
+	for pid, end := cmd.Process.Pid, time.Now().Add(10*time.Second); procs.Ended(pid) && time.Now().Before(end); {
 	}
 	buf := make([]byte, procs.Room)
 	var env, args int
 	const looks = 3000
 	for range looks {
-		if !procs.Has(procs.Environ(cmd.Process.Pid, buf), mark) {
+		if list, err := procs.Environ(cmd.Process.Pid, buf); err != nil || !procs.Has(list, mark) {
 			env++
 		}
-		if !procs.Has(procs.Args(cmd.Process.Pid, buf), mark) {
+		if list, err := procs.Args(cmd.Process.Pid, buf); err != nil || !procs.Has(list, mark) {
 			args++
 		}
 	}
 	if env > 0 || args > 0 {
 		t.Errorf("of %d looks %d did not see its environment, %d not its arguments", looks, env, args)
 	}
-	if !slices.Contains(procs.WithEnv(mark), cmd.Process.Pid) || !slices.Contains(procs.WithArg(mark), cmd.Process.Pid) {
-		t.Error("it is not listed")
+	for _, with := range []func(string) ([]int, error){procs.WithEnv, procs.WithArg} {
+		if pids, err := with(mark); err != nil || !slices.Contains(pids, cmd.Process.Pid) {
+			t.Errorf("it is not listed: %v, %v", pids, err)
+		}
 	}
 }
 
@@ -59,14 +64,14 @@ func TestNothingToSee(t *testing.T) {
 		t.Fatal(err)
 	}
 	begun := time.Now()
-	if env := procs.Environ(cmd.Process.Pid, make([]byte, procs.Room)); len(env) > 0 {
-		t.Errorf("an empty environment reads %q", env)
+	if env, err := procs.Environ(cmd.Process.Pid, make([]byte, procs.Room)); err != nil || len(env) > 0 {
+		t.Errorf("an empty environment reads %q, %v", env, err)
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	for _, pid := range []int{cmd.Process.Pid, 2} {
-		if env := procs.Environ(pid, make([]byte, procs.Room)); len(env) > 0 && pid != 2 {
-			t.Errorf("%d: %q", pid, env)
+		if env, err := procs.Environ(pid, make([]byte, procs.Room)); err != nil || len(env) > 0 && pid != 2 {
+			t.Errorf("%d: %q, %v", pid, env, err)
 		}
 	}
 	if d := time.Since(begun); d > 500*time.Millisecond {
@@ -92,11 +97,67 @@ func TestStat(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	f := procs.Stat(cmd.Process.Pid)
-	if len(f) == 0 || f[0] == "Z" || f[1] != strconv.Itoa(os.Getpid()) {
+	f, err := procs.Stat(cmd.Process.Pid)
+	if err != nil || len(f) == 0 || f[0] == "Z" || f[1] != strconv.Itoa(os.Getpid()) {
 		t.Errorf("fields from the state on: %q", f)
 	}
-	if f := procs.Stat(1 << 30); f != nil {
-		t.Errorf("a process that there is not has %q", f)
+	if f, err := procs.Stat(1 << 30); len(f) > 0 || err != nil {
+		t.Errorf("a process that there is not has %q, %v", f, err)
+	}
+}
+
+// Without a descriptor left nothing can be looked at, and so nothing is said not to be there.
+func TestWithoutDescriptors(t *testing.T) {
+	if _, err := os.Stat("/proc/self/stat"); err != nil {
+		t.Skip("needs /proc")
+	}
+	if os.Getenv("SANDBOXER_TEST_DESCRIPTORS") == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestWithoutDescriptors$", "-test.v")
+		cmd.Env = append(os.Environ(), "SANDBOXER_TEST_DESCRIPTORS=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	parent := os.Getppid()
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	var full []*os.File
+	few := unix.Rlimit{Cur: 64, Max: was.Max}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &few); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			break
+		}
+		full = append(full, f)
+	}
+	buf := make([]byte, procs.Room)
+	_, stat := procs.Stat(parent)
+	_, read := procs.Read(parent, "limits")
+	_, args := procs.Args(parent, buf)
+	_, env := procs.Environ(parent, buf)
+	_, all := procs.All()
+	_, withEnv := procs.WithEnv("A=B")
+	_, withArg := procs.WithArg("A")
+	ended, over := procs.Ended(parent), procs.Ended(gone.Process.Pid)
+	for _, f := range full {
+		f.Close()
+	}
+	for what, err := range map[string]error{"Stat": stat, "Read": read, "Args": args, "Environ": env, "All": all, "WithEnv": withEnv, "WithArg": withArg} {
+		if !errors.Is(err, unix.EMFILE) {
+			t.Errorf("%s: %v; want too many open files", what, err)
+		}
+	}
+	if ended || !over {
+		t.Errorf("one that runs is said to have ended: %v; one that ended: %v", ended, over)
 	}
 }

@@ -34,7 +34,11 @@ func beStrangers(n int) error {
 	// They end with the thread that made them.
 	runtime.LockOSThread()
 	const argStart = 48 - 3
-	args, err := strconv.ParseUint(procs.Stat(os.Getpid())[argStart], 10, 64)
+	f, err := procs.Stat(os.Getpid())
+	if err != nil {
+		return err
+	}
+	args, err := strconv.ParseUint(f[argStart], 10, 64)
 	if err != nil {
 		return err
 	}
@@ -147,11 +151,11 @@ func TestStrangers(t *testing.T) {
 	buf := make([]byte, procs.Room)
 	for _, pid := range strangers(t, 3) {
 		before := reads()
-		if args := procs.Args(pid, buf); len(args) > 0 {
-			t.Errorf("it has the arguments %q", args)
+		if args, err := procs.Args(pid, buf); err != nil || len(args) > 0 {
+			t.Errorf("it has the arguments %q, %v", args, err)
 		}
-		if env := procs.Environ(pid, buf); len(env) > 0 {
-			t.Error("its environment was read")
+		if env, err := procs.Environ(pid, buf); err != nil || len(env) > 0 {
+			t.Errorf("its environment was read: %v", err)
 		}
 		if n := reads() - before; n > 20 {
 			t.Errorf("a process that may not be looked at was read %d times", n)
@@ -164,8 +168,8 @@ func BenchmarkStrangers(b *testing.B) {
 	buf := make([]byte, 4<<10)
 	for b.Loop() {
 		for _, pid := range pids {
-			if len(procs.Args(pid, buf)) > 0 {
-				b.Fatal("it has arguments")
+			if args, err := procs.Args(pid, buf); err != nil || len(args) > 0 {
+				b.Fatalf("it has the arguments %q, %v", args, err)
 			}
 		}
 	}

@@ -164,7 +164,7 @@ func (s *Server) audit(ctx context.Context, in *inAudit) (*reply[api.Audit], err
 	if err != nil {
 		return nil, err
 	}
-	out := api.Audit{SchemaVersion: api.SchemaVersion, Checked: a.Checked, Violations: []api.Violation{}}
+	out := api.Audit{SchemaVersion: api.SchemaVersion, Checked: a.Checked, LeftOut: a.LeftOut, Violations: []api.Violation{}}
 	for _, v := range a.Violations {
 		out.Violations = append(out.Violations, api.Violation(v))
 	}
@@ -201,7 +201,7 @@ func (s *Server) sweep(ctx context.Context, _ *none) (*reply[api.Sweep], error) 
 
 func (s *Server) status(ctx context.Context, _ *none) (*reply[api.Status], error) {
 	p := sandboxer.PrincipalFrom(ctx)
-	counts, err := s.count(ctx)
+	counts, unconfirmed, err := s.tell(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -217,9 +217,13 @@ func (s *Server) status(ctx context.Context, _ *none) (*reply[api.Status], error
 			return nil, err
 		}
 		out.Quarantined = len(qs)
+		out.WentBack, out.Unconfirmed = s.opts.WentBack, unconfirmed
 	}
 	for _, e := range s.m.Extensions(ctx) {
 		out.Extensions++
+		for _, n := range e.Notices {
+			out.Notices = append(out.Notices, e.ID+": "+n)
+		}
 		if e.Problem != "" {
 			out.Unavailable = append(out.Unavailable, e.ID)
 		}
@@ -241,7 +245,13 @@ func (s *Server) usable(ctx context.Context) (all, down []string) {
 
 // count counts the live sandboxes that ctx's principal sees, by state.
 func (s *Server) count(ctx context.Context) (map[sandboxer.State]int, error) {
-	counts := map[sandboxer.State]int{}
+	counts, _, err := s.tell(ctx)
+	return counts, err
+}
+
+// tell is count, and says how many of them are unconfirmed.
+func (s *Server) tell(ctx context.Context) (counts map[sandboxer.State]int, unconfirmed int, err error) {
+	counts = map[sandboxer.State]int{}
 	q := sandboxer.Query{States: liveStates(), Limit: sandboxer.MaxPage}
 	for _, st := range q.States {
 		counts[st] = 0
@@ -249,13 +259,16 @@ func (s *Server) count(ctx context.Context) (map[sandboxer.State]int, error) {
 	for {
 		sbs, next, err := s.m.List(ctx, q)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		for _, sb := range sbs {
 			counts[sb.State]++
+			if sb.Unconfirmed != "" {
+				unconfirmed++
+			}
 		}
 		if q.After = next; next == "" {
-			return counts, nil
+			return counts, unconfirmed, nil
 		}
 	}
 }

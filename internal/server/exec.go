@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
@@ -8,6 +9,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"net"
 	"net/http"
 	"os"
 	"reflect"
@@ -118,7 +120,7 @@ func (c *capped) result() (text string, base64 []byte, cut bool) {
 // accept turns the request into a WebSocket that speaks protocol, or answers it and
 // returns nil. From then on the stream belongs to the caller.
 func (s *Server) accept(w http.ResponseWriter, r *http.Request, protocol string) *websocket.Conn {
-	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{
+	ws, err := websocket.Accept(slim{w}, r, &websocket.AcceptOptions{
 		Subprotocols: []string{protocol}, CompressionMode: websocket.CompressionDisabled,
 	})
 	if err != nil {
@@ -126,6 +128,28 @@ func (s *Server) accept(w http.ResponseWriter, r *http.Request, protocol string)
 		return nil
 	}
 	return ws
+}
+
+// slim gives a WebSocket small buffers: they last as long as it does, and what is larger
+// passes them by.
+type slim struct{ http.ResponseWriter }
+
+const slimBuffer = 512
+
+func (w slim) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	c, b, err := http.NewResponseController(w.ResponseWriter).Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	early, err := b.Peek(b.Reader.Buffered())
+	if err != nil {
+		return nil, nil, errors.Join(err, c.Close())
+	}
+	r := bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(early)), c), max(len(early), slimBuffer))
+	if _, err := r.Peek(len(early)); err != nil { // who accepts takes only what is buffered
+		return nil, nil, errors.Join(err, c.Close())
+	}
+	return c, bufio.NewReadWriter(r, bufio.NewWriterSize(c, slimBuffer)), nil
 }
 
 // wantsStream checks that a WebSocket with protocol is asked for.
@@ -158,13 +182,15 @@ func (s *Server) execStream(ctx context.Context, in *InRef) (*huma.StreamRespons
 		if ws == nil {
 			return
 		}
-		sctx, cancel := s.stream(ctx)
-		defer cancel(nil)
-		x := &execution{ws: ws, pulse: &pulse{ws: ws}, cancel: cancel, resize: make(chan sandboxer.WinSize, 1), signals: make(chan os.Signal, 16)}
-		x.room = s.hold(ctx)
-		x.stdin.grant, x.stdin.room = x.grant, s.hold(ctx)
-		x.stdin.changed.L = &x.stdin.mu
-		s.execute(sctx, in.ID, x)
+		s.apart(ctx, func(ctx context.Context) {
+			sctx, cancel := s.stream(ctx)
+			defer cancel(nil)
+			x := &execution{ws: ws, pulse: &pulse{ws: ws}, buffers: &s.buffers, cancel: cancel, resize: make(chan sandboxer.WinSize, 1), signals: make(chan os.Signal, 16)}
+			x.room = s.hold(ctx)
+			x.stdin.grant, x.stdin.room = x.grant, s.hold(ctx)
+			x.stdin.changed.L = &x.stdin.mu
+			s.execute(sctx, in.ID, x)
+		})
 	}), nil
 }
 
@@ -191,7 +217,7 @@ func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 		}
 		x.cancel(err)
 	}()
-	go x.pulse.watch(ctx, s.pulse, func() {
+	x.pulse.watch(ctx, s.pulse, func() {
 		x.cancel(sandboxer.E(sandboxer.Canceled, nil, "the client does not answer any more"))
 		x.ws.CloseNow()
 	})
@@ -199,7 +225,7 @@ func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 	if err == nil {
 		exit, err = s.m.Exec(ctx, ref, sandboxer.Cmd{
 			Args: req.Args, Env: req.Env, Dir: req.Dir, User: req.User, Service: req.Service, TTY: req.TTY,
-			Stdin: &x.stdin, Stdout: &frames{pulse: x.pulse, channel: api.ChanStdout}, Stderr: &frames{pulse: x.pulse, channel: api.ChanStderr},
+			Stdin: &x.stdin, Stdout: &frames{x: x, channel: api.ChanStdout}, Stderr: &frames{x: x, channel: api.ChanStderr},
 			Resize: x.resize, Signals: x.signals,
 		})
 	}
@@ -249,6 +275,7 @@ func (s *Server) execEnd(ctx context.Context, x *execution, exit sandboxer.Exit,
 type execution struct {
 	ws      *websocket.Conn
 	pulse   *pulse
+	buffers *buffers
 	cancel  context.CancelCauseFunc
 	room    *held // of the first message
 	stdin   intake
@@ -259,45 +286,76 @@ type execution struct {
 // receive reads what the client sends until it leaves. Reads run without a ctx:
 // whoever ends the stream closes the connection.
 func (x *execution) receive() error {
-	buf := make([]byte, 4<<10)
 	for {
 		r, err := x.pulse.next()
 		if err != nil {
 			return err
 		}
-		n, err := r.Read(buf)
-		if n == 0 {
-			if err == io.EOF {
-				continue
-			}
+		if err := x.message(r); err != nil {
 			return err
 		}
-		if buf[0] == api.ChanStdin {
-			p := buf[1:n]
-			for {
-				if err := x.stdin.put(p); err != nil {
-					return err
-				}
-				if err == io.EOF {
-					break
-				} else if err != nil {
-					return err
-				}
-				if n == len(buf) && n < api.ExecFrame {
-					buf = make([]byte, 1+api.ExecFrame)
-				}
-				n, err = r.Read(buf)
-				p = buf[:n]
-			}
-			continue
+	}
+}
+
+func (x *execution) message(r io.Reader) error {
+	buf := x.buffers.get(0)
+	defer func() { x.buffers.put(buf) }()
+	n, err := r.Read(buf[:1])
+	if n == 0 {
+		if err == io.EOF {
+			return nil
 		}
-		rest, err := io.ReadAll(io.LimitReader(r, 4<<10))
+		return err
+	}
+	if channel := buf[0]; channel != api.ChanStdin {
+		rest, err := io.ReadAll(io.LimitReader(r, 8<<10))
 		if err != nil {
 			return err
 		}
-		if err := x.control(buf[0], append(buf[1:n:n], rest...)); err != nil {
+		return x.control(channel, rest)
+	}
+	for {
+		n, err := r.Read(buf)
+		if perr := x.stdin.put(buf[:n]); perr != nil {
+			return perr
+		}
+		if err == io.EOF {
+			return nil
+		} else if err != nil {
 			return err
 		}
+		if n == len(buf) && n == smallFrame {
+			x.buffers.put(buf)
+			buf = x.buffers.get(api.ExecFrame)
+		}
+	}
+}
+
+// buffers lends room for a frame to whoever is moving one.
+type buffers struct{ small, large sync.Pool }
+
+// smallFrame is what most frames fit into.
+const smallFrame = 4 << 10
+
+// get returns a buffer for n bytes, of 4 KiB or of a whole frame.
+func (b *buffers) get(n int) []byte {
+	if n > smallFrame {
+		if p, ok := b.large.Get().(*[1 + api.ExecFrame]byte); ok {
+			return p[:]
+		}
+		return make([]byte, 1+api.ExecFrame)
+	}
+	if p, ok := b.small.Get().(*[smallFrame]byte); ok {
+		return p[:]
+	}
+	return make([]byte, smallFrame)
+}
+
+func (b *buffers) put(p []byte) {
+	if len(p) > smallFrame {
+		b.large.Put((*[1 + api.ExecFrame]byte)(p))
+	} else {
+		b.small.Put((*[smallFrame]byte)(p))
 	}
 }
 
@@ -408,20 +466,18 @@ func (i *intake) Read(p []byte) (int, error) {
 
 // frames writes one channel of output.
 type frames struct {
-	pulse   *pulse
+	x       *execution
 	channel byte
-	mu      sync.Mutex
-	buf     []byte
 }
 
 func (f *frames) Write(p []byte) (int, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	buf := f.x.buffers.get(1 + len(p))
+	defer f.x.buffers.put(buf)
 	done := 0
 	for len(p) > 0 {
-		n := min(len(p), api.ExecFrame)
-		f.buf = append(append(f.buf[:0], f.channel), p[:n]...)
-		if err := f.pulse.write(f.buf); err != nil {
+		buf[0] = f.channel
+		n := copy(buf[1:], p)
+		if err := f.x.pulse.write(buf[:1+n]); err != nil {
 			return done, err
 		}
 		done += n

@@ -31,6 +31,7 @@ type call struct {
 
 	admitted atomic.Bool // somebody was authenticated
 	holds    []*held     // of the memory, until the end
+	rest     func()      // what goes on after the handler; see apart
 }
 
 // hold begins to account for memory of the request. What it grows to is given back at
@@ -58,19 +59,12 @@ var requestID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 // find its route, and note how it went.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.work.Add(1)
-	defer s.work.Done()
 	s.open.Add(1)
-	defer s.open.Add(-1)
 	start := time.Now()
 	c := &call{id: r.Header.Get("X-Request-Id"), route: "none"}
 	if !requestID.MatchString(c.id) {
 		c.id = strings.ToLower(rand.Text()[:16])
 	}
-	defer func() {
-		for _, h := range c.holds {
-			h.end()
-		}
-	}()
 	rec := &recorder{ResponseWriter: w, call: c}
 	c.w = rec
 	r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
@@ -85,18 +79,11 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 
 	defer func() {
 		v := recover()
-		if v != nil && v != http.ErrAbortHandler {
-			err := sandboxer.E(sandboxer.Internal, fmt.Errorf("panic: %v\n%s", v, debug.Stack()), "the request handler panicked")
-			if rec.status == 0 {
-				s.fail(rec, r, err)
-				v = nil
-			} else {
-				s.problem(r.Context(), err) // to the log
-				v = http.ErrAbortHandler
-			}
+		if v == nil && c.rest != nil {
+			go s.goOn(&http.Request{Method: r.Method, URL: r.URL, Host: r.Host}, c, &recorder{call: c, status: rec.status}, start)
+			return
 		}
-		s.note(r, c, rec, time.Since(start), v != nil)
-		if v != nil {
+		if v = s.end(r, c, rec, start, v); v != nil {
 			panic(v)
 		}
 	}()
@@ -126,6 +113,47 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	c.route = pattern
 	s.mux.ServeHTTP(rec, r)
+}
+
+// apart has f go on with the request of ctx when its handler has returned. A stream may
+// last for days, and until then would hold what its request took: a stack that has grown,
+// and net/http's buffers. f must not use the request or the answer any more; its ctx ends
+// only as f has it end.
+func (s *Server) apart(ctx context.Context, f func(context.Context)) {
+	callOf(ctx).rest = func() { f(context.WithoutCancel(ctx)) }
+}
+
+// goOn does the rest of a request, of which r and rec are what is needed for the log.
+func (s *Server) goOn(r *http.Request, c *call, rec *recorder, start time.Time) {
+	r = r.WithContext(context.WithValue(context.Background(), callKey{}, c))
+	rest := c.rest
+	c.r, c.w, c.rest = r, nil, nil
+	defer func() { s.end(r, c, rec, start, recover()) }()
+	rest()
+}
+
+// end notes the end of a request whose handler panicked with v, if that is not nil, and
+// gives back what the request held. What it returns goes on to net/http.
+func (s *Server) end(r *http.Request, c *call, rec *recorder, start time.Time, v any) any {
+	defer s.work.Done()
+	defer s.open.Add(-1)
+	defer func() {
+		for _, h := range c.holds {
+			h.end()
+		}
+	}()
+	if v != nil && v != http.ErrAbortHandler {
+		err := sandboxer.E(sandboxer.Internal, fmt.Errorf("panic: %v\n%s", v, debug.Stack()), "the request handler panicked")
+		if rec.status == 0 {
+			s.fail(rec, r, err)
+			v = nil
+		} else {
+			s.problem(r.Context(), err) // to the log
+			v = http.ErrAbortHandler
+		}
+	}
+	s.note(r, c, rec, time.Since(start), v != nil)
+	return v
 }
 
 // noRoute answers where the mux has nothing, in our form. The mux's own answer

@@ -48,7 +48,7 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 			c.Close()
 		})()
 		p := &pulse{ws: ws}
-		go p.watch(sctx, s.pulse, func() { ws.CloseNow() })
+		p.watch(sctx, s.pulse, func() { ws.CloseNow() })
 		relay(sctx, p, c)
 		// The client closes when it has read the end; closing first could take it away.
 		giveUp.Reset(2 * time.Second)

@@ -223,7 +223,7 @@ func newSite(t *testing.T, base string) *site {
 	if _, err := owner.OpenPort(t.Context(), s.sb.ID, s.port); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		c, err := owner.Dial(t.Context(), s.sb.ID, s.port)
 		if err == nil {
 			c.Close()

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"io"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -34,17 +35,11 @@ func (p *pulse) write(b []byte) error {
 // closing what looks idle, and calls dead once the peer is known not to live. A client
 // that has output left to read answers only when it has: a pager may rest for hours. So
 // silence proves something only after an answer to all that was sent, and while nothing
-// that was received waits to be passed on.
+// that was received waits to be passed on. Between two pings it takes no goroutine.
 func (p *pulse) watch(ctx context.Context, period time.Duration, dead func()) {
-	tick := time.NewTicker(period)
-	defer tick.Stop()
 	answered := int64(0) // of out, by the last pong
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	var tick *time.Timer
+	tick = time.AfterFunc(math.MaxInt64, func() {
 		in, out := p.in.Load(), p.out.Load()
 		pctx, cancel := context.WithTimeout(ctx, period)
 		err := p.ws.Ping(pctx)
@@ -58,5 +53,8 @@ func (p *pulse) watch(ctx context.Context, period time.Duration, dead func()) {
 			dead()
 			return
 		}
-	}
+		tick.Reset(period)
+	})
+	tick.Reset(period)
+	context.AfterFunc(ctx, func() { tick.Stop() })
 }

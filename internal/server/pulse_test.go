@@ -40,13 +40,11 @@ func pulsed(t *testing.T, period time.Duration) (*websocket.Conn, *pulse, <-chan
 			}
 		}()
 		pulses <- p
-		watched := make(chan struct{})
-		go func() { defer close(watched); p.watch(ctx, period, func() { close(dead) }) }()
+		p.watch(ctx, period, func() { close(dead) })
 		<-over
 		cancel()
 		ws.CloseNow()
 		<-read
-		<-watched
 	}))
 	ws, _, err := websocket.Dial(t.Context(), "ws"+srv.URL[len("http"):], &websocket.DialOptions{Subprotocols: []string{"test"}})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"reflect"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -136,6 +137,9 @@ func (s *Server) routes() {
 		// Who asks has no key: how many, and not which.
 		if all, down := s.usable(r.Context()); len(down) > 0 {
 			fmt.Fprintf(w, "degraded: %d of %d extensions cannot be used\n", len(down), len(all))
+		}
+		if at := s.opts.WentBack; time.Since(at) < 24*time.Hour {
+			fmt.Fprintf(w, "the database went back: noticed at %s\n", at.UTC().Format(time.RFC3339))
 		}
 	}))
 	o = op("metrics", "GET", "/metrics", admin, "operation", "Metrics in the Prometheus text format")

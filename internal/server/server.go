@@ -100,6 +100,9 @@ type Options struct {
 	Version string       // of the program
 	Owner   string       // name of the installation
 	Data    string       // data directory, shown to administrators
+	// WentBack is when the database was last found to be older than it had been; zero if it
+	// never was.
+	WentBack time.Time
 	// Hosts are further names by which clients may address a TCP listener. A loopback
 	// listener otherwise accepts only localhost and loopback addresses in the Host
 	// header, so that a web page cannot reach it under a name of its own; any other
@@ -136,6 +139,7 @@ type Server struct {
 	guard   *guard
 	conns   *connections
 	memory  *memory
+	buffers buffers
 	decodes chan struct{} // slots of bodies being decoded, which takes many times their size
 	started time.Time
 	beat    time.Duration // between keep-alives of event streams

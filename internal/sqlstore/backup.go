@@ -210,6 +210,9 @@ func Restore(ctx context.Context, dir, backup string) (restored, suffix string, 
 	if err := copyFile0600(backup, draft); err != nil {
 		return "", "", sandboxer.E(sandboxer.Unavailable, err, "the backup %s cannot be copied", backup)
 	}
+	if err := writeMark(dir, restoredMark()); err != nil {
+		return "", "", sandboxer.E(sandboxer.Unavailable, err, "%s cannot be written", filepath.Join(dir, markFile))
+	}
 	suffix = "-before-restore-" + time.Now().UTC().Format(backupTime)
 	moved := false
 	for _, part := range []string{"-shm", "-wal", ""} { // a log without its database is recognized as damage

@@ -42,7 +42,8 @@ func TestDamagedSnapshotForms(t *testing.T) {
 	if err := s.Write(t.Context(), sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}}); err != nil {
 		t.Fatal(err)
 	}
-	for _, data := range []string{"", "null", "{}", "[]", `{"id":"b","state":"sealed"}`, `{"id":"a","state":"lost"}`, `{"id":"a","generation":"1"}`} {
+	for _, data := range []string{"", "null", "{}", "[]", `{"id":"b","state":"sealed"}`, `{"id":"a","state":"lost"}`, `{"id":"a","generation":"1"}`,
+		`{"id":"a","generation":1,"state":"running","State":"terminated"}`, `{"id":"a","generation":1,"state":"running","state":"terminated"}`} {
 		garbleSnapshot(t, s, "a", data)
 		got, err := s.Snapshot(t.Context(), "a")
 		if sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(sandboxer.HintOf(err), "sandboxer snapshot rm a") || got == nil || got.Tenant != "acme" {
@@ -149,6 +150,10 @@ func TestDamagedForms(t *testing.T) {
 		if items, _, err := s.Sandboxes(t.Context(), sandboxer.Query{}); err != nil || len(items) != 1 || items[0].Damaged == "" {
 			t.Errorf("record %q: listed as %+v, %v", data, items, err)
 		}
+	}
+	garble(t, s, "a", 1, `{"id":"a","generation":1,"state":"running","since":{"then":1}}`)
+	if sb, err := s.Sandbox(t.Context(), "a"); err != nil || sb.State != sandboxer.Running {
+		t.Errorf("a record of a newer version: %+v, %v", sb, err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 const (
@@ -114,7 +115,7 @@ func (r *apiKeyRow) dest() []any {
 
 func (r *apiKeyRow) apiKey() (sandboxer.APIKey, error) {
 	k := r.key
-	if err := json.Unmarshal(r.scopes, &k.Scopes); err != nil {
+	if _, err := strictjson.DecodeStored(r.scopes, &k.Scopes); err != nil {
 		return k, sandboxer.E(sandboxer.Failed, err, "the record of API key %s is damaged", k.ID)
 	}
 	k.CreatedAt, k.ExpiresAt = fromMicros(r.created), fromMicros(r.expires)

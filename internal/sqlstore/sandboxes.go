@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 const (
@@ -204,7 +205,7 @@ func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
 	}
 	r := *sb
 	r.Handle.Data = nil // JSON would reformat it
-	for _, t := range []*time.Time{&r.AbsentSince, &r.UnresponsiveSince, &r.CreatedAt, &r.ProvisionedAt, &r.ReadyAt, &r.ResumedAt, &r.PooledAt, &r.Pause.At, &r.UsedAt, &r.ExpiresAt, &r.RetryAt, &r.EndingAt, &r.EndedAt, &r.Spec.Fuse} {
+	for _, t := range []*time.Time{&r.AbsentSince, &r.UnresponsiveSince, &r.CreatedAt, &r.ProvisionedAt, &r.ReadyAt, &r.ResumedAt, &r.PooledAt, &r.Pause.At, &r.UsedAt, &r.ExpiresAt, &r.RetryAt, &r.EndingAt, &r.EndedAt, &r.ConfirmedAt, &r.Spec.Fuse} {
 		*t = toMicros(*t)
 	}
 	data, err := json.Marshal(&r)
@@ -253,7 +254,7 @@ func (r *sandboxRow) dest() []any {
 // sandbox decodes the record. Any error means that it is damaged.
 func (r *sandboxRow) sandbox() (*sandboxer.Sandbox, error) {
 	sb := new(sandboxer.Sandbox)
-	if err := json.Unmarshal(r.data, sb); err != nil {
+	if _, err := strictjson.DecodeStored(r.data, sb); err != nil {
 		return nil, err
 	}
 	if sb.ID != r.id || sb.Generation != r.generation || !sb.State.Valid() {

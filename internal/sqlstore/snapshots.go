@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 const (
@@ -193,7 +194,7 @@ func (r *snapshotRow) dest() []any {
 // snapshot decodes the record. Of a damaged one it returns what is left.
 func (r *snapshotRow) snapshot() *sandboxer.SnapshotRecord {
 	rec := new(sandboxer.SnapshotRecord)
-	err := json.Unmarshal(r.data, rec)
+	_, err := strictjson.DecodeStored(r.data, rec)
 	if err == nil && (rec.ID != r.left.ID || !rec.State.Valid()) {
 		err = fmt.Errorf("it says that it is snapshot %q in state %q", rec.ID, rec.State)
 	}

@@ -128,6 +128,14 @@ func openLocked(ctx context.Context, dir string, opts Options, schema fs.FS) (_ 
 	if err := migrate(ctx, db, dir, schema, opts.Log); err != nil {
 		return nil, err
 	}
+	now, wentBack, err := guard(ctx, db, dir, opts.Log)
+	if err != nil {
+		return nil, err
+	}
+	revoked, err := holdRevoked(ctx, db, dir, opts.Log)
+	if err != nil {
+		return nil, err
+	}
 	readers, err := open(file, "rw", "_query_only=1", 4)
 	if err != nil {
 		return nil, err
@@ -138,9 +146,12 @@ func openLocked(ctx context.Context, dir string, opts Options, schema fs.FS) (_ 
 		return nil, err
 	}
 	s := &Store{
-		db:      db,
-		readers: readers,
-		writer:  newWriter(conn, openReserve(filepath.Join(dir, reserveFile), opts.Reserve, opts.Log)),
+		db:       db,
+		wentBack: wentBack,
+		revoked:  revoked,
+		marker:   newMarker(dir, opts.Log, now),
+		readers:  readers,
+		writer:   newWriter(conn, openReserve(filepath.Join(dir, reserveFile), opts.Reserve, opts.Log)),
 	}
 	return s, nil
 }
@@ -214,7 +225,7 @@ func createIfNew(ctx context.Context, dir string, schema fs.FS, beside []string)
 		return sandboxer.E(sandboxer.Unavailable, err, "cannot look at the database %s", file)
 	}
 	lost := newestBackup(dir) != ""
-	for _, name := range append([]string{dbFile + "-wal"}, beside...) {
+	for _, name := range append([]string{dbFile + "-wal", markFile}, beside...) {
 		_, err := os.Stat(filepath.Join(dir, name))
 		lost = lost || err == nil
 	}
@@ -378,8 +389,7 @@ func migrate(ctx context.Context, db *sql.DB, dir string, schema fs.FS, log *slo
 	case err != nil:
 		return err
 	case have > want:
-		return sandboxer.E(sandboxer.Failed, nil, "the database in %s was written by a newer sandboxer (schema %d; this program knows %d)", dir, have, want).
-			WithHint("use the newer program")
+		return newer(dir, have, want)
 	case have == want:
 		return nil
 	}
@@ -395,11 +405,29 @@ func migrate(ctx context.Context, db *sql.DB, dir string, schema fs.FS, log *slo
 	return nil
 }
 
+// newer describes a database of a program that is newer than this one, and the two ways out.
+func newer(dir string, have, want int64) error {
+	err := sandboxer.E(sandboxer.Failed, nil, "the database in %s was written by a newer sandboxer (schema %d; this program knows %d)", dir, have, want)
+	// The upgrade left what the database was before. More than one may have happened.
+	for schema := want + 1; schema <= have; schema++ {
+		backup := filepath.Join(dir, backupOf(schema))
+		if _, missing := os.Stat(backup); missing == nil {
+			return err.WithHint("upgrade this program; or go back to what was before, without what was booked since: sandboxer backup restore --data-dir %s %s", dir, backup)
+		}
+	}
+	return err.WithHint("upgrade this program; or restore a backup from before the newer one was used")
+}
+
+// backupOf names the backup that a migration to schema leaves.
+func backupOf(schema int64) string {
+	return fmt.Sprintf("%s%04d%s", backupPrefix, schema, backupSuffix)
+}
+
 // backUp copies the database, as it is before migration to schema want, into one
 // file and returns its name. A backup left by a former try at the same migration is
 // replaced.
 func backUp(ctx context.Context, db *sql.DB, dir string, want int64) (string, error) {
-	file := filepath.Join(dir, fmt.Sprintf("%s%04d%s", backupPrefix, want, backupSuffix))
+	file := filepath.Join(dir, backupOf(want))
 	draft := file + ".new"
 	if err := os.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "cannot remove an unfinished backup")

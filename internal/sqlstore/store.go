@@ -29,6 +29,10 @@ type Store struct {
 	writer  *writer
 	lock    *os.File
 	dir     string
+	marker  *marker
+	revoked *revocations
+
+	wentBack time.Time
 
 	prepared sync.Map // text of a hot query → *sql.Stmt on readers
 	closing  sync.Once
@@ -41,7 +45,7 @@ var _ sandboxer.Store = (*Store)(nil)
 // processes have the data directory. Calls that come later fail with Unavailable.
 func (s *Store) Close() error {
 	s.closing.Do(func() {
-		s.closed = wrap(errors.Join(s.writer.stop(), s.readers.Close(), s.db.Close(), s.lock.Close()), "close the database")
+		s.closed = wrap(errors.Join(s.writer.stop(), s.marker.stop(), s.readers.Close(), s.db.Close(), s.lock.Close()), "close the database")
 	})
 	return s.closed
 }
@@ -54,6 +58,11 @@ func (s *Store) Write(ctx context.Context, w sandboxer.Writes) error {
 // commit runs do and makes the writes of w in one transaction. Once it is durable,
 // the events in w have their numbers.
 func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sandboxer.Writes) error {
+	if k := w.APIKey; k != nil && !k.RevokedAt.IsZero() {
+		if err := s.revoked.add(k.ID); err != nil {
+			return err
+		}
+	}
 	seqs := make([]int64, len(w.Events))
 	err := s.writer.write(ctx, grows, func(t *tx) error {
 		before, err := t.use(w.Quota)
@@ -97,6 +106,7 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 	}
 	for i := range w.Events {
 		w.Events[i].Seq = seqs[i]
+		s.marker.reach(seqs[i])
 	}
 	for _, r := range w.Snapshots {
 		r.Version++

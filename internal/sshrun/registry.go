@@ -13,6 +13,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // A Registry is the directory in which the hosts of an installation are written
@@ -95,7 +96,7 @@ func (r *Registry) Host(name string) (Record, error) {
 	}
 	if err != nil {
 		return Record{}, sandboxer.E(sandboxer.Invalid, err, "the record of host %s is damaged: %v", name, err).
-			WithHint("mend %s, or: sandboxer host rm --force %s", r.file(name), name)
+			WithHint("mend %s, or upgrade if a newer sandboxer wrote it, or: sandboxer host rm --force %s", r.file(name), name)
 	}
 	return rec, nil
 }
@@ -138,19 +139,11 @@ func (r *Registry) Put(rec Record) error {
 	if err == nil {
 		err = os.MkdirAll(r.dir, 0o700)
 	}
-	var f *os.File
 	if err == nil {
-		f, err = os.CreateTemp(r.dir, ".new-*")
+		err = wholefile.Sweep(r.dir)
 	}
 	if err == nil {
-		_, err = f.Write(append(data, '\n'))
-		err = errors.Join(err, f.Sync(), f.Close())
-		if err == nil {
-			err = os.Rename(f.Name(), r.file(rec.Name))
-		}
-		if err != nil {
-			os.Remove(f.Name())
-		}
+		err = wholefile.Write(r.file(rec.Name), append(data, '\n'))
 	}
 	if err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "the record of host %s cannot be written", rec.Name)

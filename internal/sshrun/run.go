@@ -498,13 +498,13 @@ func (o *opening) pass(p []byte) error {
 // killTime bounds ending a command on a host that answers.
 const killTime = 10 * time.Second
 
-// slay kills everything that carries $1, NAME=value, in its environment or among its arguments, or the
+// killing kills everything that carries $1, NAME=value, in its environment or among its arguments, or the
 // tag $3, and before that the process group $2 if there is one and its leader carries it too. It looks
 // again until three looks find nothing, for what was started meanwhile and for what could
 // not be seen: in the middle of an execve a process has neither environment nor
 // arguments. Such a one is waited for, and a look during which a process went through an
 // execve says nothing. 3: some of it would not end.
-const slay = `
+const killing = `
 has() { cat "/proc/$2/environ" "/proc/$2/cmdline" 2>/dev/null | tr '\0' '\n' | grep -qxF "$1"; }
 nap() { sleep 0.0$1 2>/dev/null || sleep 1; }
 # Where the environment of each process ends, as the kernel numbers the fields: at 0 in the
@@ -568,7 +568,7 @@ func (h *Host) kill(l *link, run string, pid int64) bool {
 	if pid > 0 {
 		group = strconv.FormatInt(pid, 10)
 	}
-	_, err := h.output(ctx, ending, slay, "SANDBOXER_RUN="+run, group, Tag(run))
+	_, err := h.output(ctx, ending, killing, "SANDBOXER_RUN="+run, group, Tag(run))
 	if err != nil {
 		h.pool.log.Debug("command not killed", "host", h.target.Name, "err", err)
 	}
@@ -582,7 +582,7 @@ func (h *Host) Kill(ctx context.Context, name, value string) error {
 	if err := errors.Join(checkName(name), checkWords("the value", value)); err != nil {
 		return err
 	}
-	exit, said, err := h.capture(ctx, `[ -r /proc/self/environ ] || exit 4`+slay, []string{name + "=" + value, "", ""})
+	exit, said, err := h.capture(ctx, `[ -r /proc/self/environ ] || exit 4`+killing, []string{name + "=" + value, "", ""})
 	switch {
 	case err != nil:
 		return err
@@ -614,7 +614,7 @@ func (h *Host) settle() {
 		ctx, cancel := context.WithTimeout(h.pool.ctx, killTime)
 		defer cancel()
 		for _, run := range debts {
-			if _, err := h.output(ctx, ending, slay, "SANDBOXER_RUN="+run, "", Tag(run)); err != nil {
+			if _, err := h.output(ctx, ending, killing, "SANDBOXER_RUN="+run, "", Tag(run)); err != nil {
 				h.owe(run)
 			}
 		}

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
@@ -207,9 +208,18 @@ func alive(pid string) bool {
 	return err == nil && !strings.Contains(string(data), ") Z ") && !strings.Contains(string(data), ") X ")
 }
 
+func withEnv(t testing.TB, entry string) []int {
+	t.Helper()
+	pids, err := procs.WithEnv(entry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pids
+}
+
 func waitFor(t testing.TB, ok func() bool) {
 	t.Helper()
-	for range 1000 {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); {
 		if ok() {
 			return
 		}
@@ -366,7 +376,7 @@ func TestOutputIsTakenLate(t *testing.T) {
 				if sandboxer.KindOf(err) != sandboxer.Timeout {
 					t.Errorf("%v, want a timeout", err)
 				}
-			case <-time.After(15 * time.Second):
+			case <-time.After(time.Minute):
 				t.Error("Run hangs")
 			}
 			close(stop)
@@ -383,7 +393,7 @@ func TestOutputIsTakenLate(t *testing.T) {
 				}()
 				select {
 				case err = <-done:
-				case <-time.After(15 * time.Second):
+				case <-time.After(time.Minute):
 					t.Fatal("Run hangs")
 				}
 				cancel()

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
@@ -26,7 +25,7 @@ func TestShellsWait(t *testing.T) {
 		target := s.Target()
 		target.Port = sshtest.NewRelay(t, s.Port, way).Port
 		h := host(t, newPool(t, sshrun.Options{Transport: transport}), target)
-		shells := func() int { return len(procs.WithEnv(mark)) }
+		shells := func() int { return len(withEnv(t, mark)) }
 		if _, err := h.Output(t.Context(), "true"); err != nil {
 			t.Fatal(err)
 		}
@@ -102,11 +101,11 @@ func TestKillAmidExec(t *testing.T) {
 		if _, err := h.Output(t.Context(), `M=$1 setsid "$2" </dev/null >/dev/null 2>&1 &`, mark, script); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, func() bool { return len(procs.WithEnv("M="+mark)) == 1 })
+		waitFor(t, func() bool { return len(withEnv(t, "M="+mark)) == 1 })
 		if err := h.Kill(t.Context(), "M", mark); err != nil {
 			t.Fatal(err)
 		}
-		if left := procs.WithEnv("M=" + mark); len(left) > 0 {
+		if left := withEnv(t, "M="+mark); len(left) > 0 {
 			h.Kill(t.Context(), "M", mark)
 			t.Fatalf("%d: %d lives on", i, left)
 		}

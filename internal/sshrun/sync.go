@@ -551,24 +551,13 @@ func (h *Host) sendTar(ctx context.Context, local, remote string, here map[strin
 	parts := [][]string{names}
 	closed := slices.ContainsFunc(names, func(n string) bool { return here[n].typ == 'd' && here[n].mode&0o300 != 0o300 })
 	if far && size > 8<<20 && !closed {
-		// Directories first and all in one; a file's own are made with it if they
-		// are late.
 		if len(remove) > 0 {
 			if err := h.removeMany(ctx, remote, remove); err != nil {
 				return err
 			}
 			args = args[:2]
 		}
-		parts = make([][]string, streams)
-		sums := make([]int64, streams)
-		for _, n := range names {
-			at := 0
-			if here[n].typ == 'f' {
-				at = slices.Index(sums, slices.Min(sums))
-				sums[at] += here[n].size + 1024
-			}
-			parts[at] = append(parts[at], n)
-		}
+		parts = split(here, names, streams)
 	}
 	errs := make([]error, len(parts))
 	var wg sync.WaitGroup
@@ -587,6 +576,44 @@ func (h *Host) sendTar(ctx context.Context, local, remote string, here map[strin
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// split deals names, which are sorted, out to n streams of about the same size that are
+// unpacked at once. Each has the directories of its own files before them, also where
+// others have them too: a tar that lacks a directory, and finds it made by another one when
+// it is about to make it, gives up.
+func split(here map[string]entry, names []string, n int) [][]string {
+	parts := make([][]string, n)
+	sums := make([]int64, n)
+	has := make([]map[string]bool, n) // what of directories is in a part
+	for i := range has {
+		has[i] = map[string]bool{}
+	}
+	sent := make(map[string]bool)
+	var dirs func(at int, name string)
+	dirs = func(at int, name string) {
+		if dir := path.Dir(name); dir != "." && !has[at][dir] {
+			dirs(at, dir)
+			if sent[dir] {
+				has[at][dir], parts[at] = true, append(parts[at], dir)
+			}
+		}
+	}
+	for _, name := range names {
+		if here[name].typ == 'd' {
+			sent[name], has[0][name] = true, true
+			parts[0] = append(parts[0], name)
+			continue
+		}
+		at := 0
+		if here[name].typ == 'f' {
+			at = slices.Index(sums, slices.Min(sums))
+			sums[at] += here[name].size + 1024
+		}
+		dirs(at, name)
+		parts[at] = append(parts[at], name)
+	}
+	return parts
 }
 
 // changedError is a file that was not what it had been when it was listed.

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
@@ -277,6 +276,33 @@ func TestPushCutMidwayIsRepeatable(t *testing.T) {
 	})
 }
 
+// What many streams have at once needs nobody else's directories.
+func TestPushInParts(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{})
+	relay := sshtest.NewRelay(t, s.Port, 25*time.Millisecond)
+	target := s.Target()
+	target.Port = relay.Port
+	h := host(t, newPool(t, sshrun.Options{}), target)
+	src := t.TempDir()
+	for i := range 12 { // the big ones are the last of their directory: they leave small ones to others
+		d := filepath.Join(src, fmt.Sprintf("d%02d/e/f", i))
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for j := range 8 {
+			os.WriteFile(filepath.Join(d, fmt.Sprint("small", j)), []byte{byte(j)}, 0o644)
+		}
+		os.WriteFile(filepath.Join(d, "zz"), bytes.Repeat([]byte{byte(i)}, 1<<20), 0o644)
+	}
+	for range 10 {
+		dst := t.TempDir()
+		if _, err := h.Push(t.Context(), src, dst, sshrun.SyncOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		sameTree(t, dst, src, false)
+	}
+}
+
 func TestPushFarAway(t *testing.T) {
 	both(t, func(t *testing.T, transport string) {
 		s := sshtest.Start(t, sshtest.Options{})
@@ -376,7 +402,7 @@ func TestKillByVariable(t *testing.T) {
 	}
 	mine, other := start(id), start(id+"0")
 	waitFor(t, func() bool {
-		return len(procs.WithEnv("SBX_TEST="+id)) == 1 && len(procs.WithEnv("SBX_TEST="+id+"0")) == 1
+		return len(withEnv(t, "SBX_TEST="+id)) == 1 && len(withEnv(t, "SBX_TEST="+id+"0")) == 1
 	})
 	if err := h.Kill(t.Context(), "SBX_TEST", id); err != nil {
 		t.Error(err)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -26,23 +27,49 @@ func Decode(data []byte, v any) error {
 	return json.Unmarshal(data, v)
 }
 
+// DecodeStored is Decode for what this program or another version of it has written: names
+// that v does not have are a newer version's, and are returned, up to ten of them. They are lost where v
+// is written again. What differs from a name of v's in case, or is given twice, is an error all the same.
+func DecodeStored(data []byte, v any) (newer []string, err error) {
+	c, err := start(data)
+	if err != nil {
+		return nil, err
+	}
+	c.stored = true
+	if err := c.value(0, reflect.TypeOf(v)); err != nil {
+		return nil, err
+	}
+	return c.newer, json.Unmarshal(data, v)
+}
+
+// maxNewer bounds how many names of a newer version are told.
+const maxNewer = 10
+
 // Check reports whether data is one document without what Decode refuses whatever it is
 // read into.
 func Check(data []byte) error { return check(data, nil) }
 
 func check(data []byte, t reflect.Type) error {
+	c, err := start(data)
+	if err != nil {
+		return err
+	}
+	return c.value(0, t)
+}
+
+// start returns a checker of data, which is one valid document.
+func start(data []byte) (*checker, error) {
 	if !utf8.Valid(data) {
-		return errors.New("it is not UTF-8")
+		return nil, errors.New("it is not UTF-8")
 	}
 	if !json.Valid(data) {
 		var first json.RawMessage
 		if err := json.NewDecoder(bytes.NewReader(data)).Decode(&first); err != nil {
-			return err
+			return nil, err
 		}
-		return errors.New("something follows the document")
+		return nil, errors.New("something follows the document")
 	}
-	c := checker{data: data, objects: map[reflect.Type]*object{}}
-	return c.value(0, t)
+	return &checker{data: data, objects: map[reflect.Type]*object{}}, nil
 }
 
 // A checker goes once through a valid document, and allocates next to nothing for what
@@ -51,6 +78,9 @@ type checker struct {
 	data    []byte
 	at      int
 	objects map[reflect.Type]*object
+
+	stored bool     // unknown names are a newer version's
+	newer  []string // which
 }
 
 // object is what is known of a struct.
@@ -164,11 +194,16 @@ func (c *checker) members(depth int, t reflect.Type) error {
 			name = []byte(plain)
 		}
 		twice := false
+		i, ok := 0, false
 		if known != nil {
-			i, ok := known.index[string(name)]
-			if !ok {
-				return fmt.Errorf("unknown field %.60q", name)
+			if i, ok = known.index[string(name)]; !ok {
+				if err := c.unknown(known, string(name)); err != nil {
+					return err
+				}
+				each = nil
 			}
+		}
+		if ok {
 			twice = seen[i/64]&(1<<(i%64)) != 0
 			seen[i/64] |= 1 << (i % 64)
 			each = known.types[i]
@@ -189,6 +224,22 @@ func (c *checker) members(depth int, t reflect.Type) error {
 		}
 	}
 	c.at++
+	return nil
+}
+
+// unknown says what to make of a name that a struct does not have.
+func (c *checker) unknown(o *object, name string) error {
+	if !c.stored {
+		return fmt.Errorf("unknown field %.60q", name)
+	}
+	for known := range o.index {
+		if strings.EqualFold(known, name) { // which encoding/json would take for it
+			return fmt.Errorf("the field %.60q is written %.60q", known, name)
+		}
+	}
+	if len(c.newer) < maxNewer && !slices.Contains(c.newer, name) {
+		c.newer = append(c.newer, name)
+	}
 	return nil
 }
 

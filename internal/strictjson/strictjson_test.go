@@ -48,6 +48,38 @@ func TestDecode(t *testing.T) {
 	}
 }
 
+// What is stored may have been written by a newer version, but means one thing only.
+func TestDecodeStored(t *testing.T) {
+	for in, want := range map[string]string{
+		`{"name":"a","later":{"x":[1],"Name":2},"list":[{"deep":"c","more":1},{"more":2}]}`: "later more",
+		`{"name":"a","by":{"later":{"then":1}}}`:                                            "then",
+		`{"name":"a","1":0,"2":0,"3":0,"4":0,"5":0,"6":0,"7":0,"8":0,"9":0,"10":0,"11":0}`:  "1 2 3 4 5 6 7 8 9 10",
+		`{"name":"a","Name":"b"}`:                 `!"name" is written "Name"`,
+		`{"name":"a","plain":1}`:                  `!"Plain" is written "plain"`,
+		`{"name":"a","name":"b"}`:                 `!"name" is given twice`,
+		`{"name":"a","later":1,"later":2}`:        `!"later" is given twice`,
+		`{"name":"a","later":{"x":1,"\u0078":2}}`: `!"x" is given twice`,
+		`{"name":"a","list":[{"DEEP":"x"}]}`:      `!"deep" is written "DEEP"`,
+		`{"name":"a","list":[{"deep":"x"}]} {}`:   `!follows`,
+		`{"name":"a","later":` + deep(200) + `}`:  `!nested`,
+		`{"name":"a","li\u017ft":[{"deep":"x"}]}`: `!"list" is written`,
+		`{"name":"a","later":"` + "\xff" + `"}`:   `!UTF-8`,
+		`{"name":"a","Never":"x"}`:                "Never",
+	} {
+		var d doc
+		newer, err := DecodeStored([]byte(in), &d)
+		if want, bad := strings.CutPrefix(want, "!"); bad {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%.80s: %v; want %q", in, err, want)
+			}
+		} else if err != nil || strings.Join(newer, " ") != want || d.Name != "a" || d.Never != "" {
+			t.Errorf("%.80s: %q, %v, %+v; want %q", in, newer, err, d, want)
+		}
+	}
+}
+
+func deep(n int) string { return strings.Repeat("[", n) + strings.Repeat("]", n) }
+
 // twice reports, with a decoder of tokens, whether an object has a name twice.
 func twice(dec *json.Decoder) bool {
 	token, err := dec.Token()

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // NewID names a run that begins at t. IDs sort by time, to the millisecond.
@@ -37,27 +39,12 @@ func (h *History) Save(r *Result) error {
 		err = os.MkdirAll(h.dir, 0o700)
 	}
 	if err == nil {
-		err = replace(filepath.Join(h.dir, r.ID+suffix), append(data, '\n'))
+		err = wholefile.Write(filepath.Join(h.dir, r.ID+suffix), append(data, '\n'))
 	}
 	if err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "the result cannot be kept in %s", h.dir)
 	}
 	return nil
-}
-
-func replace(name string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(name), ".new-")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return err
 }
 
 var runID = regexp.MustCompile(`^\d{8}-\d{9}-[a-z0-9]{4}$`)
@@ -134,7 +121,7 @@ func (h *History) load(id string) (*Result, error) {
 	data, err := os.ReadFile(filepath.Join(h.dir, id+suffix))
 	var r Result
 	if err == nil {
-		err = json.Unmarshal(data, &r)
+		_, err = strictjson.DecodeStored(data, &r)
 	}
 	if err == nil && r.ID != id {
 		err = fmt.Errorf("it is the run %q", r.ID)

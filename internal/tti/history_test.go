@@ -49,7 +49,8 @@ func TestHistory(t *testing.T) {
 		}
 	}
 	// A damaged file is named, and the rest is there.
-	for name, text := range map[string]string{ids[1] + ".json": "{", "notes.txt": "mine", "20261123-000000000-cccc.json": `{"id":"20261121-150000000-aaaa"}`} {
+	for name, text := range map[string]string{ids[1] + ".json": "{", "notes.txt": "mine", "20261123-000000000-cccc.json": `{"id":"20261121-150000000-aaaa"}`,
+		"20261123-000000000-dddd.json": `{"id":"x","ID":"20261123-000000000-dddd"}`} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +59,7 @@ func TestHistory(t *testing.T) {
 	if len(all) != 2 || all[0].ID != ids[2] || all[1].ID != ids[0] {
 		t.Errorf("listed %+v", all)
 	}
-	if !errors.Is(err, sandboxer.Failed) || !strings.Contains(err.Error(), ids[1]) || !strings.Contains(err.Error(), "20261123-000000000-cccc") {
+	if !errors.Is(err, sandboxer.Failed) || !strings.Contains(err.Error(), ids[1]) || !strings.Contains(err.Error(), "20261123-000000000-cccc") || !strings.Contains(err.Error(), "20261123-000000000-dddd") {
 		t.Errorf("damaged: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, ".new-*")); len(left) > 0 {

@@ -41,6 +41,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // Policy says when a registry is asked about a tag. A digest is asked about only if
@@ -277,14 +279,17 @@ func (s *Store) remember(ref name.Reference, access Access, k known) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(s.refFile(ref, access), data)
+	return wholefile.Write(s.refFile(ref, access), data)
 }
 
 // recall returns what ref stood for when it was last asked about; nil if never.
 func (s *Store) recall(ref name.Reference, access Access) *known {
 	data, err := os.ReadFile(s.refFile(ref, access))
 	var k known
-	if err != nil || json.Unmarshal(data, &k) != nil || k.Ref != ref.Name() ||
+	if err == nil {
+		_, err = strictjson.DecodeStored(data, &k)
+	}
+	if err != nil || k.Ref != ref.Name() ||
 		digestOf(k.Manifest) != k.Digest {
 		return nil
 	}
@@ -496,6 +501,7 @@ func (s *Store) Prune() (done bool, err error) {
 		}
 		total -= it.size
 	}
+	errs = append(errs, wholefile.Sweep(s.path("refs")))
 	errs = append(errs, eachFile(s.path("refs"), func(path string, fi fs.FileInfo) {
 		if time.Since(fi.ModTime()) > refAge {
 			errs = append(errs, os.Remove(path))
@@ -527,22 +533,6 @@ func eachFile(dir string, f func(path string, fi fs.FileInfo)) error {
 
 // Touch notes that the file at path was used now.
 func touch(path string) { _ = os.Chtimes(path, time.Now(), time.Now()) }
-
-// writeFile replaces a file atomically and for good.
-func writeFile(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return err
-}
 
 func bytesText(n int64) string {
 	switch {

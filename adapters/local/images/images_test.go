@@ -311,7 +311,7 @@ func TestKilledWhilePulling(t *testing.T) {
 				}
 				return n
 			}
-			for deadline := time.Now().Add(20 * time.Second); arrived() < size/8; time.Sleep(5 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); arrived() < size/8; time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatal("it does not pull")
 				}

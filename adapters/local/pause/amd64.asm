@@ -5,10 +5,14 @@
 #	pause donate SOCKET COUNT [PROCESS]
 #
 # Registers kept throughout: r12 &argv[2], r13 envp, r14 the fuse in seconds since 1970,
-# rbp whether it has burnt down and the time of grace runs.
+# rbp how many seconds of grace have begun since it burnt down.
 
+	.set SYS_read, 0
+	.set SYS_open, 2
+	.set SYS_close, 3
 	.set SYS_rt_sigaction, 13
 	.set SYS_rt_sigprocmask, 14
+	.set SYS_nanosleep, 35
 	.set SYS_socket, 41
 	.set SYS_connect, 42
 	.set SYS_sendmsg, 46
@@ -22,12 +26,16 @@
 	.set SIGUSR2, 12
 	.set SIGTERM, 15
 	.set SIGCHLD, 17
+	.set SIG_DFL, 0
+	.set SIG_IGN, 1
 	.set SIG_SETMASK, 2
 	.set WAITED, (1 << (SIGUSR1 - 1)) | (1 << (SIGUSR2 - 1)) | (1 << (SIGTERM - 1))
+	.set FUSES, 1 << (SIGUSR2 - 1)
 	.set si_code, 8
 	.set si_value, 24
 	.set SI_QUEUE, -1
 	.set GRACE, 10
+	.set LOOKS, 10000			# at process 1, a millisecond apart
 	.set AF_UNIX, 1
 	.set SOCK_STREAM, 1
 	.set SOL_SOCKET, 1
@@ -38,6 +46,8 @@
 	.set ADDRESS, 110			# of a socket: its family, and a path of 107 bytes and a NUL
 	.set FIRST, 3				# descriptor that is donated
 	.set MOST, 64
+	.set DIGITS, 20				# of the fuse that the agent is told
+	.set told, 96				# where they stand
 
 	.globl _start
 _start:
@@ -73,6 +83,43 @@ digit:
 fuse:
 	mov	24(%rbp), %rsi
 	call	number
+	# While it begins, and does not wait yet, it would die of the signal.
+	mov	$LOOKS, %ebp
+look:
+	mov	$SYS_open, %eax
+	lea	stat(%rip), %rdi
+	xor	%esi, %esi
+	syscall
+	mov	%eax, %ebx
+	test	%eax, %eax
+	js	tell
+	mov	$SYS_read, %eax
+	mov	%ebx, %edi
+	mov	%rsp, %rsi
+	mov	$64, %edx			# more than its number and name
+	syscall
+	mov	%eax, %r15d
+	mov	$SYS_close, %eax
+	mov	%ebx, %edi
+	syscall
+	mov	%rsp, %rdi
+	mov	%r15d, %ecx
+	test	%ecx, %ecx
+	jle	tell
+	mov	$')', %al
+	repne scasb
+	jne	tell
+	cmpb	$'R', 1(%rdi)
+	jne	tell
+	movq	$0, (%rsp)
+	movq	$1000000, 8(%rsp)		# ns
+	mov	$SYS_nanosleep, %eax
+	mov	%rsp, %rdi
+	xor	%esi, %esi
+	syscall
+	dec	%ebp
+	jnz	look
+tell:
 	lea	128(%rsp), %rdx			# siginfo
 	xor	%eax, %eax
 	mov	$16, %ecx
@@ -186,9 +233,11 @@ failed:
 wait:
 	xor	%ebp, %ebp
 	# Children nobody waits for, and orphans, vanish by themselves: SIGCHLD is ignored.
-	mov	$1, %ebx			# SIG_IGN
+	mov	$SIGCHLD, %edi
+	mov	$SIG_IGN, %ebx
+	call	action
 	mov	$WAITED, %r15d
-	call	signals
+	call	mask
 again:
 	xor	%edx, %edx			# no time limit
 	test	%r14, %r14
@@ -200,11 +249,12 @@ again:
 	mov	%r14, %rax
 	sub	(%rsp), %rax
 	jg	3f
-	# The fuse has burnt down, perhaps while we were frozen or in a snapshot.
-	test	%ebp, %ebp
-	jnz	end
+	# The fuse has burnt down, perhaps while we were frozen or in a snapshot. The seconds of
+	# grace are counted one by one: while the machine stands still, none goes by.
+	cmp	$GRACE, %ebp
+	je	end
 	inc	%ebp
-	mov	$GRACE, %eax
+	mov	$1, %eax
 3:	mov	%rax, (%rsp)
 	movq	$0, 8(%rsp)
 	mov	%rsp, %rdx
@@ -228,10 +278,58 @@ again:
 	cmp	$SIGUSR1, %eax
 	jne	again
 
-	# Become the agent, with signals as a new program expects them.
-	xor	%ebx, %ebx			# SIG_DFL
+	# A fuse that came before it may still be there: of several signals the lowest comes first.
+	movq	$FUSES, 16(%rsp)
+	movq	$0, (%rsp)
+	movq	$0, 8(%rsp)
+	mov	$SYS_rt_sigtimedwait, %eax
+	lea	16(%rsp), %rdi
+	lea	128(%rsp), %rsi			# siginfo
+	mov	%rsp, %rdx
+	mov	$8, %r10d
+	syscall
+	cmp	$SIGUSR2, %eax
+	jne	2f
+	cmpl	$SI_QUEUE, 128+si_code(%rsp)
+	jne	2f
+	mov	128+si_value(%rsp), %r14
+	xor	%ebp, %ebp
+2:
+	# Become the agent, with signals as a new program expects them; but those that we wait for
+	# would end it until it catches them, and more of them may be on their way.
+	mov	$SIGUSR1, %edi
+	mov	$SIG_IGN, %ebx
+	call	action
+	mov	$SIGUSR2, %edi
+	call	action
+	mov	$SIGCHLD, %edi
+	mov	$SIG_DFL, %ebx
+	call	action
 	xor	%r15d, %r15d
-	call	signals
+	call	mask
+	# The argument "@" is the fuse as it is now.
+	mov	%r14, %rax
+	lea	told(%rsp), %rsi
+	lea	told+DIGITS(%rsp), %rdi
+	movb	$0, (%rdi)
+	mov	$10, %ecx
+3:	xor	%edx, %edx
+	div	%rcx
+	add	$'0', %dl
+	dec	%rdi
+	mov	%dl, (%rdi)
+	cmp	%rsi, %rdi
+	ja	3b
+	mov	%r12, %rdi
+4:	mov	(%rdi), %rax
+	test	%rax, %rax
+	jz	5f
+	cmpw	$'@', (%rax)
+	jne	6f
+	mov	%rsi, (%rdi)
+6:	add	$8, %rdi
+	jmp	4b
+5:
 	mov	$SYS_execve, %eax
 	mov	(%r12), %rdi
 	mov	%r12, %rsi
@@ -239,18 +337,21 @@ again:
 	syscall
 	jmp	wait				# no memory for it now, say: the next signal tries again
 
-# signals sets what becomes of SIGCHLD (ebx) and which signals are blocked (r15).
-signals:
+# action sets what becomes of a signal (edi) to ebx.
+action:
 	lea	40(%rsp), %rsi			# struct sigaction: handler, flags, restorer, mask
 	mov	%rbx, (%rsi)
 	movq	$0, 8(%rsi)
 	movq	$0, 16(%rsi)
 	movq	$0, 24(%rsi)
 	mov	$SYS_rt_sigaction, %eax
-	mov	$SIGCHLD, %edi
 	xor	%edx, %edx
 	mov	$8, %r10d
 	syscall
+	ret
+
+# mask sets which signals are blocked (r15).
+mask:
 	lea	40(%rsp), %rsi
 	mov	%r15, (%rsi)
 	mov	$SYS_rt_sigprocmask, %eax
@@ -259,6 +360,8 @@ signals:
 	mov	$8, %r10d
 	syscall
 	ret
+
+stat:	.asciz	"/proc/1/stat"
 
 usage:
 	mov	$2, %edi

@@ -5,9 +5,13 @@
 //	pause donate SOCKET COUNT [PROCESS]
 //
 // Registers kept throughout: x20 &argv[2], x21 envp, x22 the fuse in seconds since 1970,
-// x25 whether it has burnt down and the time of grace runs.
+// x25 how many seconds of grace have begun since it burnt down.
 
+	.set SYS_openat, 56
+	.set SYS_close, 57
+	.set SYS_read, 63
 	.set SYS_exit_group, 94
+	.set SYS_nanosleep, 101
 	.set SYS_clock_gettime, 113
 	.set SYS_rt_sigaction, 134
 	.set SYS_rt_sigprocmask, 135
@@ -22,12 +26,16 @@
 	.set SIGUSR2, 12
 	.set SIGTERM, 15
 	.set SIGCHLD, 17
+	.set SIG_DFL, 0
+	.set SIG_IGN, 1
 	.set SIG_SETMASK, 2
 	.set WAITED, (1 << (SIGUSR1 - 1)) | (1 << (SIGUSR2 - 1)) | (1 << (SIGTERM - 1))
+	.set FUSES, 1 << (SIGUSR2 - 1)
 	.set si_code, 8
 	.set si_value, 24
 	.set SI_QUEUE, -1
 	.set GRACE, 10
+	.set LOOKS, 10000			// at process 1, a millisecond apart
 	.set AF_UNIX, 1
 	.set SOCK_STREAM, 1
 	.set SOL_SOCKET, 1
@@ -38,6 +46,8 @@
 	.set ADDRESS, 110			// of a socket: its family, and a path of 107 bytes and a NUL
 	.set FIRST, 3				// descriptor that is donated
 	.set MOST, 64
+	.set DIGITS, 20				// of the fuse that the agent is told
+	.set told, 96				// where they stand
 
 	.globl _start
 _start:
@@ -75,6 +85,44 @@ digit:
 fuse:
 	mov	x1, x19
 	bl	number
+	// While it begins, and does not wait yet, it would die of the signal.
+	mov	x25, #LOOKS
+look:
+	mov	x8, #SYS_openat
+	adr	x1, stat
+	mov	x2, #0
+	svc	#0
+	mov	x23, x0
+	tbnz	w0, #31, tell
+	mov	x8, #SYS_read
+	mov	x1, sp
+	mov	x2, #64				// more than its number and name
+	svc	#0
+	mov	x24, x0
+	mov	x8, #SYS_close
+	mov	x0, x23
+	svc	#0
+	mov	x1, sp
+	add	x24, x24, x1
+1:	cmp	x1, x24
+	b.ge	tell
+	ldrb	w2, [x1], #1
+	cmp	w2, #')'
+	b.ne	1b
+	ldrb	w2, [x1, #1]
+	cmp	w2, #'R'
+	b.ne	tell
+	str	xzr, [sp]
+	mov	x2, #1000000 & 0xffff		// ns
+	movk	x2, #1000000 >> 16, lsl #16
+	str	x2, [sp, #8]
+	mov	x8, #SYS_nanosleep
+	mov	x0, sp
+	mov	x1, #0
+	svc	#0
+	subs	x25, x25, #1
+	b.ne	look
+tell:
 	add	x2, sp, #128			// siginfo
 	mov	x3, #128
 1:	sub	x3, x3, #8
@@ -184,9 +232,11 @@ failed:
 wait:
 	mov	x25, #0
 	// Children nobody waits for, and orphans, vanish by themselves: SIGCHLD is ignored.
-	mov	x23, #1				// SIG_IGN
+	mov	x0, #SIGCHLD
+	mov	x23, #SIG_IGN
+	bl	action
 	mov	x24, #WAITED
-	bl	signals
+	bl	mask
 again:
 	mov	x2, #0				// no time limit
 	cbz	x22, 1f
@@ -197,10 +247,12 @@ again:
 	ldr	x0, [sp]
 	subs	x0, x22, x0
 	b.gt	3f
-	// The fuse has burnt down, perhaps while we were frozen or in a snapshot.
-	cbnz	x25, end
-	mov	x25, #1
-	mov	x0, #GRACE
+	// The fuse has burnt down, perhaps while we were frozen or in a snapshot. The seconds of
+	// grace are counted one by one: while the machine stands still, none goes by.
+	cmp	x25, #GRACE
+	b.eq	end
+	add	x25, x25, #1
+	mov	x0, #1
 3:	stp	x0, xzr, [sp]
 	mov	x2, sp
 1:
@@ -225,10 +277,60 @@ again:
 	cmp	w0, #SIGUSR1
 	b.ne	again
 
-	// Become the agent, with signals as a new program expects them.
-	mov	x23, #0				// SIG_DFL
+	// A fuse that came before it may still be there: of several signals the lowest comes first.
+	mov	x0, #FUSES
+	stp	xzr, xzr, [sp]
+	str	x0, [sp, #16]
+	mov	x8, #SYS_rt_sigtimedwait
+	add	x0, sp, #16
+	add	x1, sp, #128			// siginfo
+	mov	x2, sp
+	mov	x3, #8
+	svc	#0
+	cmp	w0, #SIGUSR2
+	b.ne	2f
+	ldr	w2, [sp, #128+si_code]
+	cmn	w2, #1				// SI_QUEUE
+	b.ne	2f
+	ldr	x22, [sp, #128+si_value]
+	mov	x25, #0
+2:
+	// Become the agent, with signals as a new program expects them; but those that we wait for
+	// would end it until it catches them, and more of them may be on their way.
+	mov	x0, #SIGUSR1
+	mov	x23, #SIG_IGN
+	bl	action
+	mov	x0, #SIGUSR2
+	bl	action
+	mov	x0, #SIGCHLD
+	mov	x23, #SIG_DFL
+	bl	action
 	mov	x24, #0
-	bl	signals
+	bl	mask
+	// The argument "@" is the fuse as it is now.
+	mov	x2, x22
+	add	x1, sp, #told
+	add	x3, sp, #told+DIGITS
+	strb	wzr, [x3]
+	mov	x4, #10
+3:	udiv	x5, x2, x4
+	msub	x6, x5, x4, x2
+	add	w6, w6, #'0'
+	strb	w6, [x3, #-1]!
+	mov	x2, x5
+	cmp	x3, x1
+	b.hi	3b
+	mov	x3, x20
+4:	ldr	x0, [x3], #8
+	cbz	x0, 5f
+	ldrb	w2, [x0]
+	cmp	w2, #'@'
+	b.ne	4b
+	ldrb	w2, [x0, #1]
+	cbnz	w2, 4b
+	str	x1, [x3, #-8]
+	b	4b
+5:
 	mov	x8, #SYS_execve
 	ldr	x0, [x20]
 	mov	x1, x20
@@ -236,16 +338,19 @@ again:
 	svc	#0
 	b	wait				// no memory for it now, say: the next signal tries again
 
-// signals sets what becomes of SIGCHLD (x23) and which signals are blocked (x24).
-signals:
+// action sets what becomes of a signal (x0) to x23.
+action:
 	add	x1, sp, #32			// struct sigaction: handler, flags, restorer, mask
 	stp	x23, xzr, [x1]
 	stp	xzr, xzr, [x1, #16]
 	mov	x8, #SYS_rt_sigaction
-	mov	x0, #SIGCHLD
 	mov	x2, #0
 	mov	x3, #8
 	svc	#0
+	ret
+
+// mask sets which signals are blocked (x24).
+mask:
 	add	x1, sp, #32
 	str	x24, [x1]
 	mov	x8, #SYS_rt_sigprocmask
@@ -263,3 +368,5 @@ end:
 exit:
 	mov	x8, #SYS_exit_group
 	svc	#0
+
+stat:	.asciz	"/proc/1/stat"

@@ -5,11 +5,13 @@
 //	pause fuse SECONDS
 //	pause donate SOCKET COUNT [PROCESS]
 //
-// The first form lets children nobody waits for vanish, and becomes AGENT on SIGUSR1.
+// The first form lets children nobody waits for vanish, and becomes AGENT on SIGUSR1, with
+// the fuse as it is then in the place of an argument "@", and with SIGUSR1 and SIGUSR2 ignored:
+// until AGENT catches them, more of either would end it.
 // On SIGTERM it ends, and with it the sandbox; also ten seconds after it sees the time
 // SECONDS (since 1970; 0 means never) in the past: whoever thaws or restores a sandbox
 // has that long to move its fuse. The second form moves the fuse of process 1, by a
-// SIGUSR2 that carries the number. The third form hands the COUNT descriptors from 3 on to
+// SIGUSR2 that carries the number, once that process waits: it would die of it before. The third form hands the COUNT descriptors from 3 on to
 // who listens at SOCKET, the agent, in one message with a byte; its exit code is 0 or the
 // number of an error, EPERM if whoever listens is not PROCESS.
 //

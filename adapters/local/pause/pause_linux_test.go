@@ -3,6 +3,7 @@ package pause
 import (
 	"bytes"
 	"debug/elf"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -48,7 +49,7 @@ func start(t *testing.T, out io.Writer, args ...string) *exec.Cmd {
 // waits returns when pid ignores SIGCHLD and sleeps, as pause does.
 func waits(t *testing.T, pid int) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		ignores, sleeps := false, false
 		for line := range strings.Lines(string(data)) {
@@ -74,14 +75,72 @@ func TestBecomesTheAgent(t *testing.T) {
 	if err := c.Wait(); err != nil {
 		t.Fatal(err)
 	}
+	const usr = 1<<(syscall.SIGUSR1-1) | 1<<(syscall.SIGUSR2-1)
 	for line := range strings.Lines(out.String()) {
 		name, v, ok := strings.Cut(line, ":")
-		if n, err := strconv.ParseUint(strings.TrimSpace(v), 16, 64); ok && (err != nil || n&(1<<(syscall.SIGUSR1-1)|1<<(syscall.SIGTERM-1)|1<<(syscall.SIGCHLD-1)) != 0) {
+		want := uint64(0)
+		if name == "SigIgn" {
+			want = usr
+		}
+		if n, err := strconv.ParseUint(strings.TrimSpace(v), 16, 64); ok && (err != nil || n&(usr|1<<(syscall.SIGTERM-1)|1<<(syscall.SIGCHLD-1)) != want) {
 			t.Errorf("%s is %s: the agent inherited how pause waits", name, v)
 		}
 	}
 	if !strings.HasSuffix(out.String(), "agent \n") {
 		t.Errorf("the agent said %q", out.String())
+	}
+}
+
+// TestManySignals: what comes before the agent catches it is no end of it.
+func TestManySignals(t *testing.T) {
+	var out bytes.Buffer
+	c := start(t, &out, "0", "/bin/sh", "-c", `kill -USR1 $$; kill -USR2 $$; echo lives`)
+	if err := c.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Wait(); err != nil || out.String() != "lives\n" {
+		t.Errorf("%v, said %q", err, out.String())
+	}
+}
+
+// TestHandsOnItsFuse: the agent begins with the fuse as it is, not as it was.
+func TestHandsOnItsFuse(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: a PID namespace")
+	}
+	p := program(t)
+	for _, tt := range []struct{ first, moved, want string }{
+		{"0", "", "0"},
+		{"4102444800", "", "4102444800"},
+		{"1", "4102444800", "4102444800"},
+		{"4102444800", "0", "0"},
+	} {
+		var out bytes.Buffer
+		c := exec.Command(p, tt.first, "/bin/sh", "-c", `echo "$@"`, "agent", "@", "x@", "@x", "", "@")
+		c.Stdout = &out
+		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Process.Kill() })
+		waits(t, c.Process.Pid)
+		if tt.moved != "" {
+			// Both signals are there before it comes to look at either.
+			if err := c.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := exec.Command("nsenter", "-t", strconv.Itoa(c.Process.Pid), "-p", p, "fuse", tt.moved).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		}
+		if err := errors.Join(c.Process.Signal(syscall.SIGUSR1), c.Process.Signal(syscall.SIGCONT)); err != nil {
+			t.Fatal(err)
+		}
+		err := c.Wait()
+		want := fmt.Sprintf("%020s", tt.want)
+		if want += " x@ @x  " + want + "\n"; err != nil || out.String() != want {
+			t.Errorf("first %s, moved to %q: %v, %q; want %q", tt.first, tt.moved, err, out.String(), want)
+		}
 	}
 }
 
@@ -139,6 +198,60 @@ func TestMovedFuse(t *testing.T) {
 }
 
 const grace = 10 * time.Second
+
+// TestFuseOfOneThatBegins: a process 1 that does not wait yet would lose a new fuse, and in a
+// sandbox die of it. Who has one looks first whether it waits.
+func TestFuseOfOneThatBegins(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: namespaces")
+	}
+	p := program(t)
+	c := exec.Command("sh", "-c", `trap 'exec "$0" 0 /bin/false' HUP; echo; while :; do :; done`, p)
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	t.Cleanup(func() { _ = c.Process.Kill() })
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	moved := make(chan error, 1)
+	at := strconv.FormatInt(time.Now().Unix()+1, 10)
+	go func() {
+		said, err := exec.Command("nsenter", "-t", strconv.Itoa(c.Process.Pid), "-p", "unshare", "-m", "sh", "-c",
+			`mount -t proc proc /proc && exec "$0" fuse "$1"`, p, at).CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, said)
+		}
+		moved <- err
+	}()
+	select {
+	case err := <-moved:
+		t.Fatalf("it was told while it began: %v", err)
+	case <-time.After(500 * time.Millisecond):
+	}
+	if err := c.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	go func() { ended <- c.Wait() }()
+	if err := <-moved; err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("its fuse was lost")
+	}
+}
 
 func TestUsage(t *testing.T) {
 	err := exec.Command(program(t), "0").Run()
@@ -297,7 +410,7 @@ func TestOtherArchitecture(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command(emulator, p, "0", "/bin/echo", "became")
+	c := exec.Command(emulator, p, "4102444800", "/bin/echo", "became", "@")
 	var out bytes.Buffer
 	c.Stdout = &out
 	if err := c.Start(); err != nil {
@@ -306,10 +419,16 @@ func TestOtherArchitecture(t *testing.T) {
 	t.Cleanup(func() { _ = c.Process.Kill() })
 	waits(t, c.Process.Pid)
 	_ = c.Process.Signal(syscall.SIGUSR1)
-	if err := c.Wait(); err != nil || out.String() != "became\n" {
+	if err := c.Wait(); err != nil || out.String() != "became 00000000004102444800\n" {
 		t.Errorf("%v, said %q", err, out.String())
 	}
 	donates(t, emulator, p)
+	if os.Geteuid() == 0 { // to a process 1 that does not heed it
+		c := exec.Command("unshare", "-fp", "sh", "-c", `"$0" "$1" fuse 4102444800; exit $?`, emulator, p)
+		if err := c.Run(); err != nil {
+			t.Errorf("telling another fuse: %v", err)
+		}
+	}
 	began := time.Now()
 	if err := exec.Command(emulator, p, "1", "/bin/false").Run(); err != nil || time.Since(began) < grace {
 		t.Errorf("with a burnt fuse: %v after %v", err, time.Since(began))

@@ -18,6 +18,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -75,6 +76,9 @@ type Options struct {
 	// Resolvers tells the DNS servers (host:port) that the gateway asks. They are not
 	// subject to Policy: the sandbox never addresses them itself. nil means none.
 	Resolvers func() []string
+	// Path is the name of the sandbox's end in the file system, in a directory of the
+	// broker's own; what is there is replaced. Without it, Take cannot be.
+	Path string
 }
 
 // Net is the broker's end of one sandbox's link.
@@ -82,7 +86,8 @@ type Net struct {
 	opts     Options
 	stack    *stack.Stack
 	link     *linkEndpoint
-	guest    *os.File
+	guest    *os.File // nil once it is the sandbox's alone
+	inode    uint64   // of the socket that guest is
 	ctx      context.Context
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
@@ -106,27 +111,73 @@ type flow struct {
 }
 
 // New makes a link. Guest returns the sandbox's end.
-func New(opts Options) (*Net, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+//
+// The ends are datagram sockets: one that loses its other end stays what it is, and can be
+// given another (Take).
+func New(opts Options) (_ *Net, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("making the network link: %w", err)
 	}
 	guest, host := os.NewFile(uintptr(fds[0]), "sandbox-link"), os.NewFile(uintptr(fds[1]), "link")
-	window := rootWindow
-	for _, fd := range fds {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 4<<20); err != nil {
-			window = userWindow
+	defer func() {
+		if err != nil {
+			guest.Close()
 		}
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20)
+	}()
+	widen(fds[0])
+	window := widen(fds[1])
+	var st unix.Stat_t
+	err = unix.Fstat(fds[0], &st)
+	if err == nil && opts.Path != "" {
+		err = bind(fds[0], opts.Path)
 	}
-	// The sandbox's end goes to a process that expects to block on it.
-	if err := unix.SetNonblock(fds[0], false); err != nil {
-		return nil, errors.Join(err, guest.Close(), host.Close())
+	if err == nil {
+		// The sandbox's end goes to a process that expects to block on it.
+		err = unix.SetNonblock(fds[0], false)
 	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("making the network link: %w", err), host.Close())
+	}
+	return open(opts, guest, host, st.Ino, window)
+}
+
+// Take makes the other end of a link that lost its own with a former process of the
+// broker's, or still has it there: the sandbox notices nothing but that its connections are
+// gone. guest is the sandbox's end, a descriptor that stays the caller's, and opts.Path its
+// name.
+func Take(opts Options, guest int) (*Net, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(guest, &st); err != nil {
+		return nil, fmt.Errorf("looking at the network link: %w", err)
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("making an end of the network link: %w", err)
+	}
+	host := os.NewFile(uintptr(fd), "link")
+	window := widen(fd)
+	own := opts.Path + ".new" // both have to be told of each other, and need a name for that
+	err = bind(fd, own)
+	if err == nil {
+		// The sandbox's first: while it has another end it refuses to be that of this one.
+		err = errors.Join(connect(guest, own), os.Remove(own))
+	}
+	if err == nil {
+		err = connect(fd, opts.Path)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("taking up the network link: %w", err), host.Close())
+	}
+	return open(opts, nil, host, st.Ino, window)
+}
+
+// open serves the other end of a link.
+func open(opts Options, guest, host *os.File, inode uint64, window int) (*Net, error) {
 	conn, err := net.FileConn(host)
 	host.Close()
 	if err != nil {
-		return nil, errors.Join(err, guest.Close())
+		return nil, err
 	}
 	if opts.Resolvers == nil {
 		opts.Resolvers = func() []string { return nil }
@@ -137,7 +188,7 @@ func New(opts Options) (*Net, error) {
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
 	})
 	n := &Net{
-		opts: opts, policy: opts.Policy, own: OwnAddr, stack: s, guest: guest,
+		opts: opts, policy: opts.Policy, own: OwnAddr, stack: s, guest: guest, inode: inode,
 		link:     newLinkEndpoint(conn, mtu+header.EthernetMinimumSize, tcpip.LinkAddress(gatewayMAC)),
 		dnsSlots: make(chan struct{}, dnsPending), flows: map[*flow]struct{}{},
 	}
@@ -146,7 +197,40 @@ func New(opts Options) (*Net, error) {
 		n.Close()
 		return nil, err
 	}
+	n.link.start() // a sandbox whose link is taken up may be sending already
 	return n, nil
+}
+
+// widen has an end of a link hold more, and returns how much of a stream may be under way.
+func widen(fd int) (window int) {
+	window = rootWindow
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 4<<20); err != nil {
+		window = userWindow
+	}
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20)
+	return window
+}
+
+// bind gives a socket the name path, whatever had it.
+func bind(fd int, path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return named(path, func(a unix.Sockaddr) error { return os.NewSyscallError("bind", unix.Bind(fd, a)) })
+}
+
+func connect(fd int, path string) error {
+	return named(path, func(a unix.Sockaddr) error { return os.NewSyscallError("connect", unix.Connect(fd, a)) })
+}
+
+// named calls f with the address of path, which may be longer than addresses are.
+func named(path string, f func(unix.Sockaddr) error) error {
+	dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return f(&unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))})
 }
 
 func (n *Net) configure(window int) error {
@@ -182,9 +266,13 @@ func (n *Net) configure(window int) error {
 	return nil
 }
 
-// Guest returns the sandbox's end of the link. It stays n's; CloseGuest closes our
-// copy once the sandbox has its own.
+// Guest returns the sandbox's end of a link that is new. It stays n's; CloseGuest closes
+// our copy once the sandbox has its own.
 func (n *Net) Guest() *os.File { return n.guest }
+
+// Inode is the number of the socket that is the sandbox's end, by which it is known among
+// all that the sandbox has open.
+func (n *Net) Inode() uint64 { return n.inode }
 
 // CloseGuest closes this process's copy of the sandbox's end.
 func (n *Net) CloseGuest() { n.guest.Close() }
@@ -459,14 +547,14 @@ func (l *linkEndpoint) IsAttached() bool {
 
 func (l *linkEndpoint) Attach(d stack.NetworkDispatcher) {
 	l.mu.Lock()
-	first := l.disp == nil
+	defer l.mu.Unlock()
 	l.disp = d
-	l.mu.Unlock()
-	if first && d != nil {
-		l.wg.Add(2)
-		go l.read()
-		go l.write()
-	}
+}
+
+// start lets packets through, both ways.
+func (l *linkEndpoint) start() {
+	l.wg.Go(l.read)
+	l.wg.Go(l.write)
 }
 
 func (l *linkEndpoint) Close() {
@@ -492,7 +580,6 @@ func (l *linkEndpoint) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Err
 }
 
 func (l *linkEndpoint) write() {
-	defer l.wg.Done()
 	buf := make([]byte, 0, l.mtu)
 	for {
 		select {
@@ -511,18 +598,20 @@ func (l *linkEndpoint) write() {
 				buf = append(buf, s...)
 			}
 			p.DecRef()
-			_, _ = l.conn.Write(buf) // a failure ends the reader too, which reports nothing: the sandbox is gone
+			_, _ = l.conn.Write(buf) // a failure is told by nobody: the sandbox is gone, or this is no more its other end
 		}
 	}
 }
 
 func (l *linkEndpoint) read() {
-	defer l.wg.Done()
 	buf := make([]byte, l.mtu)
 	for {
 		n, err := l.conn.Read(buf)
-		if err != nil || n == 0 {
+		if err != nil { // closed, or another process has taken the link
 			return
+		}
+		if n < header.EthernetMinimumSize {
+			continue // a datagram may be empty
 		}
 		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithView(buffer.NewViewWithData(buf[:n]))})
 		pkt.RXChecksumValidated = true

@@ -1,0 +1,87 @@
+//go:build linux
+
+package local
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"gvisor.dev/gvisor/runsc/version"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// firstGVisor is the version that sandboxes of builds have that did not write it down.
+const firstGVisor = "v0.0.0-20260905035102-160fafc42237"
+
+// noGVisor is what a program says that was linked without its version.
+const noGVisor = "VERSION_MISSING"
+
+// gvisor returns the version that runs the sandbox of r.
+func (r record) gvisor() string {
+	if r.GVisor == "" && version.Version() == noGVisor {
+		return noGVisor
+	}
+	return cmp.Or(r.GVisor, firstGVisor)
+}
+
+// savable refuses to save the memory of a sandbox that another version of gVisor runs: that
+// kernel would write it down in a form that this program cannot restore. Kinds: Unsupported.
+func (r record) savable() error {
+	if v := r.gvisor(); v != version.Version() {
+		return sandboxer.E(sandboxer.Unsupported, nil, "sandbox %s runs on another version of gVisor (%s; this program has %s), and nothing could restore its memory", r.SandboxID, v, version.Version()).
+			WithHint("it runs on as it is; save its files (sandboxer snapshot create --portable), or let it stand still (sandboxer pause --depth freeze)")
+	}
+	return nil
+}
+
+func runtimeVersion() string { return version.Version() }
+
+// noticesFor is how long what otherVersions found is believed.
+const noticesFor = 5 * time.Second
+
+// Notices implements sandboxer.Noticer.
+func (e *engine) Notices(context.Context) []string {
+	e.noticing.Lock()
+	defer e.noticing.Unlock()
+	if time.Since(e.noticed) > noticesFor {
+		e.notices, e.noticed = e.otherVersions(), time.Now()
+	}
+	return e.notices
+}
+
+// otherVersions says what cannot be restored by this program, while the program that can is
+// perhaps still at hand, and what of the running sandboxes cannot be saved.
+func (e *engine) otherVersions() (notices []string) {
+	saved, running := map[string]int{}, map[string]int{}
+	for _, d := range entriesOf(e.dir("snapshot")) {
+		if r, err := readReceipt(e.dir("snapshot", d.Name())); err == nil && r.Snapshot.Meta["gvisor"] != version.Version() {
+			saved[r.Snapshot.Meta["gvisor"]]++
+		}
+	}
+	for _, d := range entriesOf(e.dir("box")) {
+		if r, err := e.record(d.Name()); err == nil && r.gvisor() != version.Version() {
+			running[r.gvisor()]++
+		}
+	}
+	for _, v := range slices.Sorted(maps.Keys(saved)) {
+		notices = append(notices, fmt.Sprintf("snapshots and pauses to disk that gVisor %s saved, and that this program cannot restore, which has %s: %d; "+
+			"to keep them, stop the server, start the program that saved them, resume or restore them there, and save their files (sandboxer snapshot create --portable), which any version restores",
+			v, version.Version(), saved[v]))
+	}
+	for _, v := range slices.Sorted(maps.Keys(running)) {
+		notices = append(notices, fmt.Sprintf("sandboxes that gVisor %s runs, and whose memory this program cannot save, which has %s: %d; "+
+			"they go on; save their files (sandboxer snapshot create --portable), or pause them to the depth freeze", v, version.Version(), running[v]))
+	}
+	return notices
+}
+
+func entriesOf(dir string) []os.DirEntry {
+	entries, _ := os.ReadDir(dir) // without it there is nothing
+	return entries
+}

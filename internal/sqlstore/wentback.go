@@ -1,0 +1,303 @@
+package sqlstore
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// A database that is restored from a backup, copied back, or loses its log looks like any
+// other. What tells is a mark outside of it: which database was used last, and how far
+// it had come at least. A database that is another, or is not as far, went back.
+
+// markFile is the mark, in the data directory.
+const markFile = "mark"
+
+// markEvery is how much time lies between two writes of the mark at least. What is lost
+// of less than that is not noticed.
+const markEvery = time.Second
+
+// A mark says that the database of the epoch had committed the event of number position.
+type mark struct {
+	epoch    string
+	position int64
+}
+
+// restoredMark is what no database is as far as: Restore leaves it.
+func restoredMark() mark { return mark{epoch: "restored", position: math.MaxInt64} }
+
+// String is what the file holds: one short line, with a checksum, always of the same length.
+func (m mark) String() string {
+	s := fmt.Sprintf("sandboxer mark 1 %-26s %020d", m.epoch, m.position)
+	return fmt.Sprintf("%s %08x\n", s, crc32.ChecksumIEEE([]byte(s)))
+}
+
+// readMark reads the mark in dir. What cannot be read, or is damaged, is no mark that any
+// database has; ok is false where there is none.
+func readMark(dir string) (m mark, ok bool) {
+	b, err := os.ReadFile(filepath.Join(dir, markFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return mark{}, false
+	}
+	if _, serr := fmt.Sscanf(string(b), "sandboxer mark 1 %s %d ", &m.epoch, &m.position); err != nil || serr != nil || m.String() != string(b) {
+		return mark{}, true
+	}
+	return m, true
+}
+
+// writeMark makes m durable. It is written in place, so that a full disk has room for it; a
+// crash in between leaves a damaged mark, and the database then counts as one that went
+// back, which ends nothing.
+func writeMark(dir string, m mark) error {
+	file := filepath.Join(dir, markFile)
+	f, err := os.OpenFile(file, os.O_WRONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := os.WriteFile(file+".new", []byte(m.String()), 0o600); err != nil {
+			return err
+		}
+		return publish(file+".new", file)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt([]byte(m.String()), 0)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// guard compares the database with the mark, begins a new epoch in both, and says whether
+// the database went back: then every living record says that it is unconfirmed.
+func guard(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (now mark, wentBack time.Time, err error) {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return mark{}, time.Time{}, err
+	}
+	defer tx.Rollback()
+	var epoch, former string
+	var at int64
+	if err := tx.QueryRowContext(ctx, `SELECT epoch, former, went_back_at FROM installation`).Scan(&epoch, &former, &at); err != nil {
+		return mark{}, time.Time{}, err
+	}
+	var position int64
+	err = tx.QueryRowContext(ctx, `SELECT seq FROM sqlite_sequence WHERE name = 'events'`).Scan(&position)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return mark{}, time.Time{}, err
+	}
+	last, marked := readMark(dir)
+	// A start that was cut short has begun an epoch in the database alone.
+	same := marked && last.epoch != "" && (last.epoch == epoch || last.epoch == former) && last.position <= position
+	back := !same && (marked || epoch != "")
+	why := "it is older than the mark"
+	switch {
+	case !marked:
+		why = "the mark is missing"
+	case last.epoch == "":
+		why = "the mark cannot be read"
+	case last == restoredMark():
+		why = "it was restored"
+	case last.position <= position:
+		why = "it is not the one that was used last"
+	}
+	now = mark{epoch: rand.Text(), position: position}
+	if back {
+		epoch, at = "", time.Now().UnixMicro()
+		if err := unconfirm(ctx, tx); err != nil {
+			return mark{}, time.Time{}, err
+		}
+		told := []any{at, "", 0, "", string(sandboxer.EventWarning), "", "", "", "start", "the database went back (" + why + "): no deadline in it counts until its backend has confirmed it"}
+		if err := tx.QueryRowContext(ctx, insertEvent, told...).Scan(&now.position); err != nil {
+			return mark{}, time.Time{}, err
+		}
+	}
+	if _, err := tx.ExecContext(ctx, `UPDATE installation SET epoch = ?, former = ?, went_back_at = ?`, now.epoch, epoch, at); err != nil {
+		return mark{}, time.Time{}, err
+	}
+	if err := tx.Commit(); err != nil {
+		return mark{}, time.Time{}, err
+	}
+	if err := writeMark(dir, now); err != nil {
+		log.Warn("that the database goes back would not be noticed: the mark cannot be written", "file", filepath.Join(dir, markFile), "err", err)
+	}
+	if at != 0 {
+		wentBack = fromMicros(at)
+	}
+	if back {
+		log.Warn("the database went back: no deadline in it counts until its backend has confirmed it", "why", why, "event", position)
+	}
+	return now, wentBack, nil
+}
+
+// unconfirm makes every living record say that nobody has asked its backend yet, and
+// every snapshot that was being saved that it may be whole since.
+func unconfirm(ctx context.Context, tx *sql.Tx) error {
+	var sandboxes []*sandboxer.Sandbox
+	rows, err := tx.QueryContext(ctx, selectSandbox+` WHERE state NOT IN ('terminating', 'terminated')`)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var r sandboxRow
+		if err := rows.Scan(r.dest()...); err != nil {
+			return err
+		}
+		if sb, err := r.sandbox(); err == nil {
+			sandboxes = append(sandboxes, sb)
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	for _, sb := range sandboxes {
+		sb.Unconfirmed = sandboxer.Unasked
+		values, err := sandboxValues(sb)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, updateSandbox, append(values, sb.Version)...); err != nil {
+			return err
+		}
+	}
+	var snapshots []*sandboxer.SnapshotRecord
+	saving, err := tx.QueryContext(ctx, selectSnapshot+` WHERE state = 'saving' AND purpose = ''`)
+	if err != nil {
+		return err
+	}
+	defer saving.Close()
+	for saving.Next() {
+		var r snapshotRow
+		if err := saving.Scan(r.dest()...); err != nil {
+			return err
+		}
+		if rec := r.snapshot(); rec.Damaged == "" {
+			snapshots = append(snapshots, rec)
+		}
+	}
+	if err := saving.Err(); err != nil {
+		return err
+	}
+	for _, rec := range snapshots {
+		rec.Unconfirmed = true
+		values, err := snapshotValues(rec)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, updateSnapshot, append(values, rec.Version)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// WentBack is when the database was last found to be older than it had been; zero if it never was.
+func (s *Store) WentBack() time.Time { return s.wentBack }
+
+// A marker keeps the mark behind what is committed, by about markEvery at most.
+type marker struct {
+	dir     string
+	log     *slog.Logger
+	epoch   string
+	reached atomic.Int64
+	wake    chan struct{} // one slot
+	closing chan struct{}
+	stopped chan struct{}
+}
+
+func newMarker(dir string, log *slog.Logger, now mark) *marker {
+	m := &marker{dir: dir, log: log, epoch: now.epoch, wake: make(chan struct{}, 1), closing: make(chan struct{}), stopped: make(chan struct{})}
+	m.reached.Store(now.position)
+	go m.run(now.position)
+	return m
+}
+
+// reach notes that the event of number position is durable.
+func (m *marker) reach(position int64) {
+	for {
+		was := m.reached.Load()
+		if position <= was {
+			return
+		}
+		if m.reached.CompareAndSwap(was, position) {
+			break
+		}
+	}
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (m *marker) run(written int64) {
+	defer close(m.stopped)
+	failed := false
+	write := func() {
+		position := m.reached.Load()
+		if position == written {
+			return
+		}
+		err := writeMark(m.dir, mark{m.epoch, position})
+		if err != nil && !failed {
+			m.log.Warn("that the database goes back would not be noticed: the mark cannot be written", "file", filepath.Join(m.dir, markFile), "err", err)
+		}
+		if failed = err != nil; !failed {
+			written = position
+		}
+	}
+	defer write()
+	for {
+		select {
+		case <-m.wake:
+			write()
+		case <-m.closing:
+			return
+		}
+		t := time.NewTimer(markEvery)
+		select {
+		case <-t.C:
+		case <-m.closing:
+			t.Stop()
+			return
+		}
+	}
+}
+
+// stop writes what was reached.
+func (m *marker) stop() error {
+	close(m.closing)
+	<-m.stopped
+	return nil
+}
+
+// Bind has the database belong to an installation and its sealing key, the first time, and
+// returns to which it belongs. check must not tell the key; where it is renewed it replaces
+// the one that stands.
+func (s *Store) Bind(ctx context.Context, owner, check string, renewed bool) (ownerOf, checkOf string, err error) {
+	err = s.writer.write(ctx, false, func(t *tx) error {
+		if _, err := t.row(`SELECT owner, key_check FROM installation`, nil, &ownerOf, &checkOf); err != nil {
+			return err
+		}
+		if ownerOf != "" && checkOf != "" && !renewed {
+			return nil
+		}
+		if ownerOf == "" {
+			ownerOf = owner
+		}
+		if checkOf == "" || renewed {
+			checkOf = check
+		}
+		_, err := t.exec(`UPDATE installation SET owner = ?, key_check = ?`, ownerOf, checkOf)
+		return err
+	})
+	return ownerOf, checkOf, s.wayBack(wrap(err, "write the database"))
+}
