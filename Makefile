@@ -30,7 +30,7 @@ RACE := -race -gcflags=modernc.org/sqlite/lib=-race=false
 test:
 	sh scripts/setup.sh
 	go build ./...
-	SANDBOXER_TEST_NPM=1 SANDBOXER_TEST_DEBIAN=1 go test -json $(RACE) -shuffle=on -timeout 30m ./... | go run ./internal/mustrun scripts/must-run.txt
+	SANDBOXER_TEST_NPM=1 SANDBOXER_TEST_DEBIAN=1 go test -json $(RACE) -shuffle=on -timeout 60m ./... | go run ./internal/mustrun scripts/must-run.txt
 
 # The engines measured beside it: gVisor's own command line, and Docker where dockerd is
 # installed (scripts/dockerd.sh starts a private one and stops exactly that).

@@ -124,6 +124,66 @@ func TestDesignIsComplete(t *testing.T) {
 	}
 }
 
+// TestTreeIsComplete: the page's tree has a line for every package, or for the directory
+// that it is a part of, and no line for what there is not.
+func TestTreeIsComplete(t *testing.T) {
+	text := read(t, "design.md")
+	_, tree, _ := strings.Cut(text, "```text\n.  ")
+	tree, _, ok := strings.Cut(tree, "```")
+	if !ok {
+		t.Fatal("docs/design.md has no tree")
+	}
+	told := map[string]bool{}
+	parent := ""
+	for _, line := range strings.Split(tree, "\n")[1:] {
+		if line == "" {
+			continue
+		}
+		words := strings.Fields(line)
+		if !strings.HasPrefix(line, " ") {
+			parent = ""
+		}
+		for _, w := range words {
+			if !strings.HasSuffix(w, "/") {
+				break // what follows says what it is
+			}
+			dir := parent + strings.TrimSuffix(w, "/")
+			told[dir] = true
+			if _, err := os.Stat(filepath.Join("..", dir)); err != nil {
+				t.Errorf("the tree has %s: %v", dir, err)
+			}
+		}
+		if !strings.HasPrefix(line, " ") {
+			parent = words[0]
+		}
+	}
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		rel, _ := filepath.Rel("..", path)
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (strings.HasPrefix(d.Name(), ".") && d.Name() != ".." || d.Name() == "testdata" || rel == "bin"):
+			return filepath.SkipDir
+		case d.IsDir() || filepath.Ext(path) != ".go" || filepath.Dir(rel) == ".":
+			return nil
+		}
+		dir := filepath.Dir(rel)
+		top, _, below := strings.Cut(dir, "/")
+		if group := top == "adapters" || top == "internal"; group && below {
+			second, _, _ := strings.Cut(dir[len(top)+1:], "/")
+			top += "/" + second
+		}
+		if !told[top] {
+			t.Errorf("the tree in docs/design.md has no line for %s", top)
+			told[top] = true
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 var link = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
 
 // TestLinks: links between pages lead somewhere.

@@ -5,10 +5,12 @@
 #
 #	scripts/dockerd.sh start DIR    prints the DOCKER_HOST to use
 #	scripts/dockerd.sh stop DIR     stops exactly that engine
+#	scripts/dockerd.sh keep DIR     starts it, and stops it at the end of the input:
+#	                                whoever started it may die in any way
 set -eu
 
 usage() {
-	echo "usage: scripts/dockerd.sh start|stop DIR" >&2
+	echo "usage: scripts/dockerd.sh start|stop|keep DIR" >&2
 	exit 2
 }
 [ $# -eq 2 ] || usage
@@ -52,6 +54,7 @@ stop)
 	if running; then
 		pid=$(cat "$pidfile")
 		kill "$pid"
+		kill -CONT "$pid" # it may have been stopped
 		i=0
 		while kill -0 "$pid" 2>/dev/null; do
 			i=$((i + 1))
@@ -63,6 +66,13 @@ stop)
 	grep -F " $dir/" /proc/self/mounts | cut -d' ' -f2 | sort -r | while read -r m; do umount -l "$m" || true; done
 	rm -rf "$dir/data" "$dir/exec" "$dir/sock" "$dir/log" "$pidfile"
 	rmdir "$dir" 2>/dev/null || true
+	;;
+keep)
+	trap '' HUP INT TERM # of a terminal or a process group that its owner ends with
+	trap 'sh "$0" stop "$dir"' EXIT
+	sh "$0" start "$dir"
+	exec >&- # who reads the address reads to the end
+	cat >/dev/null
 	;;
 *) usage ;;
 esac

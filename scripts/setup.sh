@@ -21,6 +21,9 @@ need npm npm
 need zstd zstd
 need fsck.erofs erofs-utils
 need dash dash
+need fc-list fontconfig
+[ -d /usr/share/fonts/truetype/dejavu ] || packages="$packages fonts-dejavu-core"
+[ -d /usr/lib/python3/dist-packages/matplotlib ] || packages="$packages python3-matplotlib"
 need fish fish
 need tcsh tcsh
 need x86_64-linux-gnu-as binutils-x86-64-linux-gnu
