@@ -111,8 +111,9 @@ func unknown(err error) error {
 
 // Of the fields of /proc/PID/stat, as [Stat] returns them.
 const (
-	vsize  = 23 - 3 // numbered as in proc(5)
-	envEnd = 51 - 3
+	vsize   = 23 - 3 // numbered as in proc(5)
+	endCode = 27 - 3
+	envEnd  = 51 - 3
 )
 
 // amid is how long a process is believed to be in the middle of an execve.
@@ -151,15 +152,17 @@ func started(pid int, what string, buf []byte) ([]byte, error) {
 			return nil, err
 		case len(st) <= envEnd || st[vsize] == "0": // it ended, is a zombie or one of the kernel's
 			return nil, nil
-		case st[envEnd] == was: // no execve came between this look and the one before
-			settled++
-		case st[envEnd] != "0":
-			was, settled = st[envEnd], 0
-		case was == "" && !tells():
+		case st[envEnd] == "0" && was == "" && !tells():
 			return nil, nil
-		default:
+		case st[envEnd] == "0" || st[endCode] == "0":
+			// Its new memory is being set up: where its environment ends is noted first as
+			// where it begins, and where its code is at last.
 			settled = 0
 			_, _ = unix.Select(0, nil, nil, nil, &unix.Timeval{Usec: 50}) // not time.Sleep: see monotonic
+		case st[envEnd] == was: // no execve came between this look and the one before
+			settled++
+		default:
+			was, settled = st[envEnd], 0
 		}
 	}
 }

@@ -2,6 +2,7 @@ package procs_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -26,7 +27,11 @@ func TestAmidExec(t *testing.T) {
 	}
 	mark := "SANDBOXER_TEST=" + script
 	cmd := exec.Command(script, mark)
-	cmd.Env = append(os.Environ(), mark)
+	// Many, so that noting where they are takes a good part of each execve.
+	for i := range 5000 {
+		cmd.Env = append(cmd.Env, fmt.Sprintf("A%d=1", i))
+	}
+	cmd.Env = append(cmd.Env, mark)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
