@@ -47,6 +47,8 @@ type box struct {
 
 	awake atomic.Bool // the agent is known to run
 
+	starts chan struct{} // slots of commands that are being started
+
 	still   sync.Mutex    // held by the kill for which every process inside stands still
 	killers chan struct{} // slots of kills that look for processes at once
 	toKill  []*kill       // that wait for one; guarded by mu
@@ -129,7 +131,7 @@ const loadTries = 5
 
 // keep remembers a running sandbox.
 func (e *engine) keep(name string, rec record, c *container.Container) *box {
-	b := &box{name: name, rec: rec, c: c, ctl: newController(c.Sandbox, name), poll: e.poll, pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped"), killers: make(chan struct{}, 2)}
+	b := &box{name: name, rec: rec, c: c, ctl: newController(c.Sandbox, name), poll: e.poll, pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped"), starts: make(chan struct{}, startsAtOnce), killers: make(chan struct{}, 2)}
 	b.pulse = &pulse{ask: b.look, back: func() { e.catchUp(b) }, every: pulseEvery, patience: commandPatience}
 	b.env, b.fuse = c.Spec.Process.Env, rec.Fuse
 	if rec.Claim != "" {
@@ -254,6 +256,32 @@ func (b *box) look(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// startsAtOnce is how many commands of a sandbox are started at once. Each takes three file
+// descriptors more until it has begun.
+const startsAtOnce = 16
+
+// startSlot waits for its turn to start a command; done must be called when that is over,
+// and may be called again.
+func (b *box) startSlot(ctx context.Context) (done func(), _ error) {
+	done = sync.OnceFunc(func() { <-b.starts })
+	select {
+	case b.starts <- struct{}{}:
+		return done, nil
+	default:
+	}
+	ctx, leave, err := b.pulse.attend(ctx, false) // whoever starts may hang
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	select {
+	case b.starts <- struct{}{}:
+		return done, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 // execute starts a command and returns its process ID inside. It gives the files away as

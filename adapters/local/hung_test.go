@@ -471,3 +471,51 @@ func TestAnswersOfTheKernel(t *testing.T) {
 		t.Errorf("a file that there is: %q, %v", got, err)
 	}
 }
+
+// Commands that are started at once take as few descriptors as those that run, however long
+// their sandbox takes to start them, and all of them run in the end.
+func TestStartsInTurn(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	sh(t, e, h, "true")
+	b, err := e.of(h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	before := open()
+	goOn := halt(t, b)
+	const n, of = 80, 8 // descriptors of one that is being started: three pipes, two ends each, /dev/null, a connection
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"cat"}, Stdin: strings.NewReader("x"), Stdout: io.Discard, Stderr: io.Discard})
+			if err != nil || x.Code != 0 {
+				t.Errorf("a command that was to wait: %+v, %v", x, err)
+			}
+		})
+	}
+	for end := time.Now().Add(time.Minute); len(b.starts) < cap(b.starts) || attending(b) < n; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d commands are being started", len(b.starts))
+		}
+	}
+	if more := open() - before; more > startsAtOnce*of+10 {
+		t.Errorf("%d commands that wait to be started take %d descriptors", n, more)
+	}
+	goOn()
+	wg.Wait()
+}
+
+// attending is how many calls wait for an answer of b's.
+func attending(b *box) int {
+	b.pulse.mu.Lock()
+	defer b.pulse.mu.Unlock()
+	return len(b.pulse.calls)
+}

@@ -193,6 +193,11 @@ func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, erro
 		NoNewPrivileges:  true,
 		Capabilities:     capabilities(guestCapabilities, who.uid == 0),
 	}
+	begun, err := b.startSlot(ctx)
+	if err != nil {
+		return sandboxer.Exit{}, b.lost(ctx, err, "waiting to start the command")
+	}
+	defer begun()
 	s, err := newStreams(b.poll, cmd)
 	if err != nil {
 		return sandboxer.Exit{}, err
@@ -204,6 +209,7 @@ func (b *box) exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, erro
 	pid, err := b.execute(sctx, args)
 	cancel()
 	s.closeGuest()
+	begun()
 	if _, said := errors.AsType[remoteError](err); said {
 		s.abort()
 		return b.notStarted(ctx, cmd, err)

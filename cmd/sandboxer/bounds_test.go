@@ -143,7 +143,7 @@ func (in *installation) execs(id string, n int) (running, refused int, stop func
 			switch {
 			case err == nil:
 				running++
-			case errors.Is(err, sandboxer.Exhausted) && sandboxer.RetryAfterOf(err) > 0:
+			case errors.Is(err, sandboxer.Exhausted) && sandboxer.RetryAfterOf(err) > 0 && strings.Contains(err.Error(), " at once"): // not for want of descriptors
 				refused++
 			default:
 				in.Errorf("a command: %v", err)
