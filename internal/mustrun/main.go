@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -60,7 +61,8 @@ func report(r io.Reader, w io.Writer, must []string) (ok bool, err error) {
 	result := map[string]string{} // "package Test" → pass, fail, skip
 	output := map[string][]string{}
 	var passed, failed, skipped int
-	var cut []string // tests that did not end
+	var cut []string  // tests that did not end
+	var said []string // by tests that failed, in short
 	sc := bufio.NewScanner(r)
 	sc.Buffer(make([]byte, 1<<20), 16<<20)
 	for sc.Scan() {
@@ -102,6 +104,7 @@ func report(r io.Reader, w io.Writer, must []string) (ok bool, err error) {
 				failed++
 				ok = false
 				fmt.Fprint(w, strings.Join(output[key], ""))
+				said = append(said, essence(key, output[key])...)
 			case "skip":
 				skipped++
 				fmt.Fprintf(w, "skip %s: %s\n", key, reason(output[key]))
@@ -124,11 +127,33 @@ func report(r io.Reader, w io.Writer, must []string) (ok bool, err error) {
 			fmt.Fprintf(w, "FAIL %s did not run, but must\n", m)
 		}
 	}
+	for _, line := range said {
+		fmt.Fprintln(w, line)
+	}
 	for _, k := range cut {
 		fmt.Fprintf(w, "FAIL %s did not end\n", k)
 	}
 	fmt.Fprintf(w, "%d passed, %d failed, %d skipped\n", passed, failed+len(cut), skipped)
 	return ok, nil
+}
+
+// Of each test that failed a few lines are repeated at the end, where they are found when
+// a program's log has buried them.
+const (
+	maxSaid  = 8
+	saidLine = 400 // bytes
+)
+
+var message = regexp.MustCompile(`^\s+\w+\.go:[0-9]+: `)
+
+func essence(test string, lines []string) (out []string) {
+	out = []string{"FAIL " + test}
+	for _, l := range lines {
+		if message.MatchString(l) && len(out) <= maxSaid {
+			out = append(out, fmt.Sprintf("%.*s", saidLine, strings.TrimRight(l, "\n")))
+		}
+	}
+	return out
 }
 
 // maxLines is how much of a test that did not end is copied, in lines: the stacks of a
