@@ -259,8 +259,7 @@ func (e *engine) meta(ctx context.Context, h *host, name string) (*meta, error) 
 		return nil, err
 	}
 	rest, up := strings.CutPrefix(out, "up\n")
-	m = &meta{}
-	if _, err := strictjson.DecodeStored([]byte(rest), m); err != nil || m.Name != name {
+	if m, err = readMeta([]byte(rest)); err != nil || m.Name != name {
 		m = &meta{} // it was not made to the end
 	}
 	if up && m.Name == name {
@@ -269,6 +268,12 @@ func (e *engine) meta(ctx context.Context, h *host, name string) (*meta, error) 
 		e.mu.Unlock()
 	}
 	return m, nil
+}
+
+func readMeta(data []byte) (*meta, error) {
+	m := &meta{}
+	_, err := strictjson.DecodeStored(data, m)
+	return m, err
 }
 
 // A place is where a search found something of a sandbox.

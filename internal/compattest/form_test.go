@@ -1,6 +1,7 @@
 package compattest
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -55,5 +56,31 @@ func TestCheckForm(t *testing.T) {
 	CheckForm(f, "no such form", "a int")
 	if len(f.said) != 1 || !strings.Contains(f.said[0], "scripts/fixture.sh") {
 		t.Errorf("a form without its listing: %q", f.said)
+	}
+}
+
+func TestMissing(t *testing.T) {
+	for _, tt := range []struct{ want, have, lost string }{
+		{`{"a":[1,{"b":"x"}],"c":true}`, `{"a":[1,{"b":"x","new":0}],"c":true,"d":1}`, ""},
+		{`{"a":[1,2]}`, `{"a":[1]}`, "it.a is lost"},
+		{`{"a":{"b":1}}`, `{}`, "it.a is lost"},
+		{`{"a":[{"b":1}]}`, `{"a":[{"b":2}]}`, "it.a[0].b is 2; want 1"},
+	} {
+		if got := missing(decoded(t, []byte(tt.want)), decoded(t, []byte(tt.have)), "it"); got != tt.lost {
+			t.Errorf("%s in %s: %q; want %q", tt.want, tt.have, got, tt.lost)
+		}
+	}
+}
+
+func TestUnset(t *testing.T) {
+	full := outer{inner: inner{1}, At: time.Unix(1, 0), Some: []inner{{1}}, By: map[string]inner{"a": {1}}, Data: []byte("d"), Text: "t"}
+	again := full
+	again.Again = &full
+	if got := unset(reflect.ValueOf(again), "it"); got != "it.Again.Again" {
+		t.Errorf("%q is not set", got)
+	}
+	again.Some[0].N = 0
+	if got := unset(reflect.ValueOf(again), "it"); got != "it.Some[]" {
+		t.Errorf("%q is not set", got)
 	}
 }
