@@ -266,6 +266,19 @@ type Snapshotter interface {
 	// the only field that must be set. It is idempotent, absence is success, and
 	// sandboxes restored before are not touched.
 	DropSnapshot(ctx context.Context, s Snapshot) error
+	// ListSnapshots enumerates what Snapshot saved, or began to save, of owner's sandboxes
+	// and DropSnapshot did not remove, in any order, each once. What is ours and not known
+	// to the database is found by it.
+	ListSnapshots(ctx context.Context, owner string) iter.Seq2[FoundSnapshot, error]
+}
+
+// FoundSnapshot is what a backend can tell of a snapshot by itself.
+type FoundSnapshot struct {
+	Snapshot   Snapshot // the receipt; of what was not saved to the end the ID alone
+	Whole      bool     // it was saved to the end
+	SandboxID  string   // of the sandbox that was saved; "" if that is not known, and so on
+	Generation int
+	Stamp      []byte // of that sandbox, as Found.Stamp
 }
 
 // Snapshot is an extension's receipt for a saved checkpoint; the promises of Handle

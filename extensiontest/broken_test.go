@@ -731,6 +731,9 @@ var mutants = []struct {
 			return b.Extension.Provision(ctx, s)
 		}
 	}},
+	{"lists no snapshots", "snapshot/list", func(b *broken, w *fake.World) {
+		w.Inject(fake.Fault{Verb: fake.VerbListSnapshots, Lie: true})
+	}},
 	{"a dropped snapshot stays", "snapshot/drop", func(b *broken, _ *fake.World) {
 		b.drop = func(context.Context, sandboxer.Snapshot) error { return nil }
 	}},

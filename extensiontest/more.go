@@ -394,6 +394,56 @@ func (s *suite) snapshot(t *testing.T) {
 		wantKind(t, err, "RestoreFromSnapshot of a dropped one", sandboxer.NotFound)
 		s.gone(t, sb.b, sp)
 	})
+	t.Run("list", func(t *testing.T) {
+		stamp := []byte("stamp of " + sandboxer.NewID())
+		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Stamp = stamp })
+		snap := sb.save(t, "snap-"+sandboxer.NewID())
+		listed := func(owner string) (all []sandboxer.FoundSnapshot) {
+			t.Helper()
+			for f, err := range s.open(t).ListSnapshots(ctx(t), owner) {
+				if err != nil {
+					t.Fatalf("ListSnapshots: %s", describe(err))
+				}
+				if f.Snapshot.SnapshotID == snap.SnapshotID {
+					all = append(all, f)
+				}
+			}
+			return all
+		}
+		check := func(when string) {
+			t.Helper()
+			all := listed(sb.spec.Owner)
+			if len(all) != 1 {
+				t.Errorf("%s it is listed %d times", when, len(all))
+				return
+			}
+			f := all[0]
+			if !f.Whole || !reflect.DeepEqual(f.Snapshot, snap) {
+				t.Errorf("%s its receipt is %+v, whole: %v; want %+v", when, f.Snapshot, f.Whole, snap)
+			}
+			if f.SandboxID != sb.spec.ID || f.Generation != sb.spec.Generation {
+				t.Errorf("%s it is of %q, generation %d; want %q, %d", when, f.SandboxID, f.Generation, sb.spec.ID, sb.spec.Generation)
+			}
+			// Who keeps stamps of sandboxes keeps them of snapshots.
+			if sb.b.Can(sandboxer.CanDiscover) && !bytes.Equal(f.Stamp, stamp) {
+				t.Errorf("%s its stamp is %q; want %q", when, f.Stamp, stamp)
+			}
+		}
+		check("at first")
+		if all := listed("another" + sb.spec.Owner); len(all) > 0 {
+			t.Error("somebody else is told of it")
+		}
+		if _, err := sb.b.Teardown(ctx(t), sb.h); err != nil {
+			t.Fatal(describe(err))
+		}
+		check("without its sandbox")
+		if err := sb.b.DropSnapshot(ctx(t), snap); err != nil {
+			t.Fatal(describe(err))
+		}
+		if len(listed(sb.spec.Owner)) > 0 {
+			t.Error("a dropped one is listed")
+		}
+	})
 	t.Run("drop by ID alone", func(t *testing.T) {
 		sb, snap := saved(t, nil)
 		if err := s.open(t).DropSnapshot(ctx(t), sandboxer.Snapshot{SnapshotID: snap.SnapshotID}); err != nil {

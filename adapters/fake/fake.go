@@ -402,6 +402,29 @@ func (e *Extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) erro
 	})
 }
 
+// ListSnapshots implements sandboxer.Snapshotter.
+func (e *Extension) ListSnapshots(ctx context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
+	return func(yield func(sandboxer.FoundSnapshot, error) bool) {
+		var found []sandboxer.FoundSnapshot
+		err := e.call(ctx, VerbListSnapshots, "", func(f Fault) (err error) {
+			found, err = e.world.saves(ctx, owner)
+			if f.Lie {
+				found = nil
+			}
+			return err
+		})
+		if err != nil {
+			yield(sandboxer.FoundSnapshot{}, err)
+			return
+		}
+		for _, s := range found {
+			if !yield(s, nil) {
+				return
+			}
+		}
+	}
+}
+
 // EstimateCost implements sandboxer.Quoter.
 func (e *Extension) EstimateCost(ctx context.Context, spec sandboxer.Spec, d time.Duration) (q *sandboxer.MeterQuote, err error) {
 	err = e.call(ctx, VerbQuote, spec.ID, func(Fault) error {

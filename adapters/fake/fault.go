@@ -32,6 +32,7 @@ const (
 	VerbSnapshot      Verb = "snapshot"
 	VerbRestore       Verb = "restore"
 	VerbDropSnapshot  Verb = "drop_snapshot"
+	VerbListSnapshots Verb = "list_snapshots"
 	VerbQuote         Verb = "quote"
 	VerbMeter         Verb = "meter"
 	VerbPause         Verb = "pause"
@@ -45,7 +46,7 @@ const (
 )
 
 var verbs = []Verb{VerbAny, VerbProvision, VerbWaitReady, VerbTeardown, VerbExec, VerbFiles, VerbArchive, VerbUnarchive, VerbCheckpoint, VerbProvisionFrom, VerbDial, VerbExpose,
-	VerbProbe, VerbDiscover, VerbList, VerbSnapshot, VerbRestore, VerbDropSnapshot, VerbQuote, VerbMeter, VerbPause,
+	VerbProbe, VerbDiscover, VerbList, VerbSnapshot, VerbRestore, VerbDropSnapshot, VerbListSnapshots, VerbQuote, VerbMeter, VerbPause,
 	VerbResume, VerbRenew, VerbNetwork, VerbBasis, VerbClaim, VerbCapacity, VerbStats}
 
 // A Fault is one thing that goes wrong with calls of a verb. Of several that apply,

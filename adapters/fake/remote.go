@@ -74,6 +74,7 @@ func (w *World) handler() http.Handler {
 	handle(mux, "list", w.list)
 	handle(mux, "save", w.save)
 	handle(mux, "drop", w.drop)
+	handle(mux, "saves", w.saves)
 	handle(mux, "pause", w.pause)
 	handle(mux, "renew", w.renew)
 	handle(mux, "network", w.network)
@@ -203,6 +204,10 @@ func (r *Remote) save(ctx context.Context, s saving) (sandboxer.Snapshot, error)
 
 func (r *Remote) drop(ctx context.Context, d dropping) (none, error) {
 	return call[none](ctx, r, "drop", d)
+}
+
+func (r *Remote) saves(ctx context.Context, owner string) ([]sandboxer.FoundSnapshot, error) {
+	return call[[]sandboxer.FoundSnapshot](ctx, r, "saves", owner)
 }
 
 func (r *Remote) pause(ctx context.Context, p pausing) (none, error) {

@@ -28,6 +28,7 @@ type world interface {
 	list(context.Context, listing) ([]Object, error)
 	save(context.Context, saving) (sandboxer.Snapshot, error)
 	drop(context.Context, dropping) (none, error)
+	saves(ctx context.Context, owner string) ([]sandboxer.FoundSnapshot, error)
 	pause(context.Context, pausing) (none, error)
 	renew(context.Context, renewal) (none, error)
 	network(context.Context, rewiring) (none, error)
@@ -166,7 +167,10 @@ func NewWorld() *World {
 // saved is a snapshot as the world keeps it.
 type saved struct {
 	sandboxer.Snapshot
-	owner string
+	owner      string
+	of         string
+	generation int
+	stamp      []byte
 }
 
 // Snapshots returns the IDs of the snapshots there are.
@@ -564,10 +568,21 @@ func (w *World) save(_ context.Context, s saving) (sandboxer.Snapshot, error) {
 		return sandboxer.Snapshot{}, sandboxer.E(sandboxer.Unavailable, err, "the files of %s could not be copied", o.Ref)
 	}
 	snap := sandboxer.Snapshot{SnapshotID: s.ID, Bytes: n, Quiesced: true}
-	w.snapshots[s.ID] = saved{snap, o.Spec.Owner}
+	w.snapshots[s.ID] = saved{snap, o.Spec.Owner, o.Spec.ID, o.Spec.Generation, o.Stamp}
 	e := w.entry(o, OpSnapshot)
 	e.Note = s.ID
 	return snap, w.note(e)
+}
+
+func (w *World) saves(_ context.Context, owner string) (found []sandboxer.FoundSnapshot, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range slices.Sorted(maps.Keys(w.snapshots)) {
+		if s := w.snapshots[id]; s.owner == owner {
+			found = append(found, sandboxer.FoundSnapshot{Snapshot: s.Snapshot, Whole: true, SandboxID: s.of, Generation: s.generation, Stamp: s.stamp})
+		}
+	}
+	return found, nil
 }
 
 func (w *World) drop(_ context.Context, d dropping) (none, error) {

@@ -566,11 +566,17 @@ func damaged(cause error, what string) error {
 	if errors.Is(cause, fs.ErrNotExist) {
 		return sandboxer.E(sandboxer.Internal, cause, "%s is missing", what)
 	}
-	if errors.Is(cause, unix.EMFILE) || errors.Is(cause, unix.ENFILE) || errors.Is(cause, unix.ENOMEM) {
+	if isShort(cause) {
 		return sandboxer.E(sandboxer.Unavailable, cause, "%s cannot be read now", what)
 	}
 	return sandboxer.E(sandboxer.Failed, errors.Join(errDamaged, cause), "%s is damaged and cannot be read", what).
 		WithHint("it can still be destroyed, and expires as ever")
+}
+
+// isShort reports whether something could not be read for want of what this process or
+// machine has too little of at the moment.
+func isShort(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
 // writeRecord replaces the record atomically.

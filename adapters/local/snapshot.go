@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -343,6 +344,57 @@ func (r *receipt) verify(dir string) error {
 		}
 	}
 	return nil
+}
+
+// ListSnapshots implements sandboxer.Snapshotter.
+func (e *engine) ListSnapshots(_ context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
+	return func(yield func(sandboxer.FoundSnapshot, error) bool) {
+		dirs, err := os.ReadDir(e.dir("snapshot"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			yield(sandboxer.FoundSnapshot{}, sandboxer.E(sandboxer.Unavailable, err, "the snapshots on this machine cannot be listed"))
+			return
+		}
+		for _, d := range dirs {
+			if sandboxer.CheckID(d.Name()) != nil {
+				continue
+			}
+			f, err := e.foundSnapshot(d.Name(), owner)
+			if errors.Is(err, fs.ErrNotExist) { // dropped meanwhile, or somebody else's
+				continue
+			}
+			if !yield(f, err) {
+				return
+			}
+		}
+	}
+}
+
+// foundSnapshot tells what is kept under id. fs.ErrNotExist: nothing of owner's.
+func (e *engine) foundSnapshot(id, owner string) (f sandboxer.FoundSnapshot, err error) {
+	dir := e.dir("snapshot", id)
+	f.Snapshot.SnapshotID = id
+	if _, err := os.Lstat(dir); err != nil {
+		return f, err
+	}
+	var s saved
+	data, err := os.ReadFile(filepath.Join(dir, savedFile))
+	if err == nil {
+		_, err = strictjson.DecodeStored(data, &s)
+	}
+	if err == nil {
+		if s.Record.Owner != owner {
+			return f, fs.ErrNotExist
+		}
+		f.SandboxID, f.Generation, f.Stamp = s.Record.SandboxID, s.Record.Generation, s.Record.Stamp
+		var r *receipt
+		if r, err = readReceipt(dir); err == nil && r.Snapshot.SnapshotID == id {
+			f.Snapshot, f.Whole = r.Snapshot, true
+		}
+	}
+	if isShort(err) {
+		return f, damaged(err, "snapshot "+id+" on this machine")
+	}
+	return f, nil // what is torn, or was not saved to the end, is there all the same
 }
 
 func readReceipt(dir string) (*receipt, error) {

@@ -516,3 +516,42 @@ func TestStoredFilesAreUnambiguous(t *testing.T) {
 		t.Errorf("of what a newer version wrote it says %s", got)
 	}
 }
+
+// What was begun and not finished, and what is damaged, is listed for what it is.
+func TestListUnfinishedSnapshots(t *testing.T) {
+	e := openTest(t)
+	h := up(t, e, sandboxer.Spec{})
+	for _, id := range []string{"begun", "torn", "whole"} {
+		if _, err := e.Snapshot(t.Context(), h, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Remove(e.dir("snapshot", "begun", receiptFile)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(e.dir("snapshot", "torn", savedFile), 10); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(e.dir("snapshot", "Not one of ours"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]sandboxer.FoundSnapshot{}
+	for f, err := range e.ListSnapshots(t.Context(), e.env.Owner) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[f.Snapshot.SnapshotID] = f
+	}
+	if len(got) != 3 {
+		t.Errorf("listed are %v", got)
+	}
+	if f := got["whole"]; !f.Whole || f.SandboxID != h.SandboxID || f.Snapshot.Bytes == 0 {
+		t.Errorf("the whole one is %+v", f)
+	}
+	if f := got["begun"]; f.Whole || f.SandboxID != h.SandboxID || f.Snapshot.Bytes != 0 {
+		t.Errorf("the begun one is %+v", f)
+	}
+	if f := got["torn"]; f.Whole || f.SandboxID != "" {
+		t.Errorf("the torn one is %+v", f)
+	}
+}

@@ -33,7 +33,7 @@ func TestFormOfMachines(t *testing.T) {
 	})
 	compattest.CheckSamples(t, "machine-snapshot", saved{
 		Receipt: sandboxer.Snapshot{SnapshotID: "before", Bytes: 1 << 30, Memory: true, Quiesced: true, Meta: map[string]string{"machine": "q35"}},
-		Owner:   "0123456789abcdef", Shape: machine,
+		Owner:   "0123456789abcdef", Shape: machine, SandboxID: "builds", Generation: 3, Stamp: []byte("sealed"),
 	}, func(data []byte) (any, error) {
 		e := &extension{env: sandboxer.Env{Dir: t.TempDir()}}
 		name := e.dir("snap", "before", "record.json")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -22,9 +23,12 @@ const savedTag = "sandboxer"
 
 // saved is what a snapshot's record holds.
 type saved struct {
-	Receipt sandboxer.Snapshot `json:"receipt"`
-	Owner   string             `json:"owner"`
-	Shape   shape              `json:"shape"`
+	Receipt    sandboxer.Snapshot `json:"receipt"`
+	Owner      string             `json:"owner"`
+	Shape      shape              `json:"shape"`
+	SandboxID  string             `json:"sandbox_id,omitempty"` // this and the next two: absent in what former builds wrote
+	Generation int                `json:"generation,omitempty"`
+	Stamp      []byte             `json:"stamp,omitempty"`
 }
 
 var snapshotID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
@@ -120,7 +124,7 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 		}
 		return none, err
 	}
-	s := saved{Owner: p.Owner, Shape: *p.Shape, Receipt: sandboxer.Snapshot{SnapshotID: id, Memory: true, Quiesced: true,
+	s := saved{Owner: p.Owner, Shape: *p.Shape, SandboxID: p.ID, Generation: p.Generation, Stamp: p.Stamp, Receipt: sandboxer.Snapshot{SnapshotID: id, Memory: true, Quiesced: true,
 		Meta: map[string]string{"image": p.Shape.Image}}}
 	if fi, err := os.Stat(disk); err == nil {
 		s.Receipt.Bytes = fi.Size()
@@ -233,6 +237,38 @@ func (e *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) erro
 	}
 	e.collect(ctx)
 	return nil
+}
+
+// ListSnapshots implements sandboxer.Snapshotter.
+func (e *extension) ListSnapshots(_ context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
+	return func(yield func(sandboxer.FoundSnapshot, error) bool) {
+		dirs, err := os.ReadDir(e.dir("snap"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			yield(sandboxer.FoundSnapshot{}, sandboxer.E(sandboxer.Unavailable, err, "the snapshots on this machine cannot be listed"))
+			return
+		}
+		for _, d := range dirs {
+			id := d.Name()
+			if checkSnapshotID(id) != nil {
+				continue
+			}
+			f := sandboxer.FoundSnapshot{Snapshot: sandboxer.Snapshot{SnapshotID: id}}
+			s, err := e.savedAs(id)
+			switch {
+			case err == nil && s.Owner != owner:
+				continue
+			case err == nil && s.Receipt.SnapshotID == id:
+				f = sandboxer.FoundSnapshot{Snapshot: s.Receipt, Whole: true, SandboxID: s.SandboxID, Generation: s.Generation, Stamp: s.Stamp}
+			default:
+				if _, gone := os.Lstat(e.dir("snap", id)); errors.Is(gone, fs.ErrNotExist) {
+					continue // dropped meanwhile
+				}
+			}
+			if !yield(f, nil) {
+				return
+			}
+		}
+	}
 }
 
 // Pause implements sandboxer.Pauser.

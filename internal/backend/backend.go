@@ -487,6 +487,32 @@ func (b *Backend) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, 
 	})
 }
 
+// ListSnapshots enumerates what was saved of owner's sandboxes. What a backend says of a
+// snapshot that cannot be is an error, and ends it; a stamp that is too big is left out.
+func (b *Backend) ListSnapshots(ctx context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
+	if b.snapshot == nil {
+		return failed[sandboxer.FoundSnapshot](b.cannot(sandboxer.CanSnapshot))
+	}
+	return list(ctx, b, "list_snapshots", b.opts.Short, func(ctx context.Context) iter.Seq2[sandboxer.FoundSnapshot, error] {
+		return func(yield func(sandboxer.FoundSnapshot, error) bool) {
+			for f, err := range b.snapshot.ListSnapshots(ctx, owner) {
+				if err == nil {
+					err = cmp.Or(sandboxer.CheckID(f.Snapshot.SnapshotID), checkReceipt(f.Snapshot, f.Snapshot.SnapshotID))
+				}
+				if err == nil && f.SandboxID != "" {
+					err = sandboxer.CheckID(f.SandboxID)
+				}
+				if len(f.Stamp) > sandboxer.MaxStampBytes {
+					f.Stamp = nil
+				}
+				if !yield(f, err) || err != nil {
+					return
+				}
+			}
+		}
+	})
+}
+
 // DropSnapshot removes a snapshot.
 func (b *Backend) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
 	if b.snapshot == nil {

@@ -170,6 +170,12 @@ func (f *full) RestoreFromSnapshot(ctx context.Context, s sandboxer.Spec, _ sand
 	return sandboxer.Handle{SandboxID: s.ID, Generation: s.Generation}, f.call(ctx, "restore")
 }
 
+func (f *full) ListSnapshots(ctx context.Context, _ string) iter.Seq2[sandboxer.FoundSnapshot, error] {
+	return func(yield func(sandboxer.FoundSnapshot, error) bool) {
+		yield(sandboxer.FoundSnapshot{Snapshot: sandboxer.Snapshot{SnapshotID: "s"}}, f.call(ctx, "list_snapshots"))
+	}
+}
+
 func (f *full) DropSnapshot(ctx context.Context, _ sandboxer.Snapshot) error {
 	return f.call(ctx, "drop_snapshot")
 }
@@ -294,6 +300,9 @@ var ops = []op{
 	}},
 	{"drop_snapshot", sandboxer.CanSnapshot, 5 * time.Minute, func(ctx context.Context, b *backend.Backend) error {
 		return b.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: "s"})
+	}},
+	{"list_snapshots", sandboxer.CanSnapshot, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
+		return last(b.ListSnapshots(ctx, "me"))
 	}},
 	{"quote", sandboxer.CanQuote, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
 		_, err := b.EstimateCost(ctx, spec, time.Hour)

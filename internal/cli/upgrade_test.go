@@ -24,7 +24,7 @@ var formerBuilds = map[string]string{
 }
 
 // What a former build saved, today's restores: database, native snapshot, a sandbox that is
-// paused to disk and one that runs. Memory is bound to the processor, so that it is
+// paused to disk and one that runs; and what runs goes on with the former build again. Memory is bound to the processor, so that it is
 // saved here, by that build's own program.
 func TestUpgrade(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -167,6 +167,33 @@ func upgrade(t *testing.T, former, today string) {
 	run(today, "pause", "sleeps", "--depth", "disk")
 	run(today, "resume", "sleeps")
 	kept("sleeps")
-	run(today, "destroy", "--all", "--yes")
+	run(today, "destroy", "copy", "second", "sleeps")
+	stop(unix.SIGTERM)
+
+	// And back: a program that does not know the database says so and leaves it alone, and
+	// the copy that the upgrade made is one that it knows.
+	before, err := filepath.Glob(dir + "/d/sandboxer-before-*.db")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(before) > 0 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		cmd := exec.CommandContext(ctx, filepath.Join(former, "sandboxer"), "serve")
+		cmd.Env = env
+		out, err := cmd.CombinedOutput()
+		cancel()
+		if err == nil || !strings.Contains(string(out), "newer sandboxer") {
+			t.Errorf("the former server on today's database: %v\n%s", err, out)
+		}
+		run(former, "backup", "restore", before[0])
+	}
+	stop = serve(former)
+	if got := run(former, "exec", "runs", "--", "cat", "/workspace/f"); got != "kept" {
+		t.Errorf("with the former program again, runs has %q", got)
+	}
+	if got := run(former, "files", "ls", "runs", "/workspace"); !strings.Contains(got, " f") {
+		t.Errorf("with the former program again, runs lists %q", got)
+	}
+	run(former, "destroy", "--all", "--yes")
 	stop(unix.SIGTERM)
 }
