@@ -196,6 +196,12 @@ func (c *Client) DropSnapshot(ctx context.Context, ref string) (*Snapshot, error
 	return do[*Snapshot](ctx, c, call{method: "DELETE", path: snapshotPath(ref)})
 }
 
+// AdoptSnapshot makes a record anew for a snapshot that the database does not know, named by its
+// whole ID. It needs the admin scope.
+func (c *Client) AdoptSnapshot(ctx context.Context, id string, a AdoptSnapshot) (*Snapshot, error) {
+	return do[*Snapshot](ctx, c, call{method: "POST", path: snapshotPath(id) + "/adopt", body: a})
+}
+
 // Restore makes a sandbox from a snapshot.
 func (c *Client) Restore(ctx context.Context, ref string, r RestoreSnapshot) (*Sandbox, error) {
 	if r.Key == "" {

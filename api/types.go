@@ -648,6 +648,13 @@ type AdoptSandbox struct {
 	TTL     Duration `json:"ttl,omitempty" example:"1h" doc:"How long it lives from now; left out: as long as before"`
 }
 
+// AdoptSnapshot says what a snapshot that the database does not know does not say of itself.
+type AdoptSnapshot struct {
+	Name    string `json:"name,omitempty" doc:"Unique among the tenant's snapshots"`
+	Tenant  string `json:"tenant,omitempty" doc:"Whose it becomes; only where it has no stamp, as portable ones have none"`
+	Profile string `json:"profile,omitempty" doc:"What it was made from, where it does not say"`
+}
+
 // Status describes the server and what it keeps alive for the caller.
 type Status struct {
 	SchemaVersion int                     `json:"schema_version" example:"1"`

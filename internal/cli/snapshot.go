@@ -19,7 +19,7 @@ import (
 func newCmdSnapshot(f *factory) *cobra.Command {
 	return newGroup("snapshot", "Save sandboxes, and look after what was saved", []string{"snapshots", "snap"},
 		newCmdSnapshotCreate(f, nil), newCmdSnapshotLs(f, nil), newCmdSnapshotTree(f, nil), newCmdSnapshotGet(f, nil), newCmdSnapshotDiff(f, nil),
-		newCmdSnapshotExport(f, nil), newCmdSnapshotImport(f, nil), newCmdSnapshotRm(f, nil))
+		newCmdSnapshotExport(f, nil), newCmdSnapshotImport(f, nil), newCmdSnapshotRm(f, nil), newCmdSnapshotAdopt(f, nil))
 }
 
 func snapshotView() view[*api.Snapshot] {
@@ -499,6 +499,47 @@ func snapshotRmRun(ctx context.Context, o *snapshotRmOptions) error {
 		}
 	}
 	return failed
+}
+
+type snapshotAdoptOptions struct {
+	refOptions
+	adopt api.AdoptSnapshot
+}
+
+func newCmdSnapshotAdopt(f *factory, runF func(context.Context, *snapshotAdoptOptions) error) *cobra.Command {
+	o := &snapshotAdoptOptions{refOptions: refOptions{f: f}}
+	c := &cobra.Command{
+		Use: "adopt ID", Short: "Make a record anew for a snapshot that the database lost", Args: wants(1, 1, "one snapshot"),
+		Long: "After a restored backup, or lost writes, snapshots that are younger than the database are kept and named by\n" +
+			"'sandboxer audit', those that sandboxes were paused to as well. Adopt one, and it can be restored. Whose it is and what it was\n" +
+			"made from is in the stamp of a native one; a portable one needs --tenant. 'sandboxer snapshot rm ID' drops one instead.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.ref = args[0]
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return snapshotAdoptRun(cmd.Context(), o)
+		},
+	}
+	c.Flags().StringVar(&o.adopt.Name, "name", "", "`name`, unique among the tenant's snapshots")
+	c.Flags().StringVar(&o.adopt.Tenant, "tenant", "", "whose it becomes, if it has no stamp: a `tenant`")
+	c.Flags().StringVar(&o.adopt.Profile, "profile", "", "what it was made from, if it does not say: a `profile`")
+	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
+	return c
+}
+
+func snapshotAdoptRun(ctx context.Context, o *snapshotAdoptOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	snap, err := s.AdoptSnapshot(ctx, o.ref, o.adopt)
+	if err != nil {
+		return err
+	}
+	o.f.progress().done("%s is tenant %s's", snap.ID, snap.Tenant)
+	return printOne(o.f, snap, snapshotID())
 }
 
 type restoreOptions struct {

@@ -146,6 +146,22 @@ func (v *vault) Files(ctx context.Context, id string) ([]manager.SnapshotFile, e
 	return out, nil
 }
 
+// Describe implements manager.Vault.
+func (v *vault) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
+	s, err := v.store(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m, err := s.Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxer.SnapshotRecord{
+		ID: id, SandboxID: m.Source.Sandbox, Generation: m.Source.Generation, Extension: m.Source.Extension, Host: m.Source.Host, Profile: m.Source.Profile,
+		Portable: payloadOf(m),
+	}, nil
+}
+
 // Export implements manager.Vault.
 func (v *vault) Export(ctx context.Context, id string, w io.Writer) error {
 	s, err := v.store(ctx)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -440,11 +441,19 @@ func (m *Manager) auditSnapshots(ctx context.Context, a *Audit) error {
 	}
 	again, _, err := m.unsound(ctx)
 	for k, v := range suspects {
-		if _, ok := again[k]; ok {
+		if _, ok := again[k]; ok && !a.hasAsked(v) {
 			a.add(v)
 		}
 	}
 	return err
+}
+
+// hasAsked reports whether v says of somebody that he could not be asked, which is said already.
+func (a *Audit) hasAsked(v Violation) bool {
+	who, _, _ := strings.Cut(v.Detail, ":")
+	return v.Invariant == invAsked && slices.ContainsFunc(a.Violations, func(o Violation) bool {
+		return o.Invariant == invAsked && strings.HasPrefix(o.Detail, who+":")
+	})
 }
 
 // auditVault names the snapshots whose files cannot be read: their manifests, or, in a deep
@@ -538,12 +547,24 @@ func (m *Manager) unsound(ctx context.Context) (map[string]Violation, int, error
 		}
 		q.After = next
 	}
+	lost, silent, err := m.lostSnapshots(ctx, "")
+	if err != nil {
+		return nil, n, err
+	}
+	for id, s := range lost {
+		violated(invKept, id, s.found.SandboxID, "%s", s.text())
+	}
 	for id := range kept {
-		if living[id] == nil {
+		if living[id] == nil && lost[id] == nil {
 			violated(invKept, id, "", "files of snapshot %s are kept, and there is no such snapshot", id)
 		}
 	}
-	err := m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Paused}}, func(sb *sandboxer.Sandbox) {
+	for name, err := range silent {
+		if m.extension(name) != nil { // else auditVault says why
+			violated(invAsked, name, "", "%s: %s", name, sandboxer.Message(err))
+		}
+	}
+	err = m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Paused}}, func(sb *sandboxer.Sandbox) {
 		rec := living[sb.Pause.Snapshot]
 		if !isStanding(sb) && (rec == nil || rec.State != sandboxer.SnapshotSealed) {
 			violated(invSaved, sb.ID, sb.ID, "it is paused to snapshot %q, which is not sealed", sb.Pause.Snapshot)

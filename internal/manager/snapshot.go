@@ -35,6 +35,9 @@ type Vault interface {
 	Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (sandboxer.PortablePayload, error)
 	// Drop removes what is kept, or was begun, under id; absence is success.
 	Drop(ctx context.Context, id string) error
+	// Describe returns what is kept under id and what it says of where it came from: sandbox,
+	// generation, extension, profile. NotFound: there is none. Failed: it is damaged.
+	Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error)
 	// List returns the IDs there is anything under, damaged or not.
 	List(ctx context.Context) ([]string, error)
 	// Check reads what is kept under id: what says which files there are, and, if deep is
@@ -477,13 +480,19 @@ func (m *Manager) Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) ([]*
 }
 
 // DropSnapshot removes a snapshot and returns its record, dropped. What was restored
-// from it lives on. One that is dropped already is success. Conflict: something is
+// from it lives on. One that is dropped already is success. An administrator may name one that
+// the database does not know, by its whole ID. Conflict: something is
 // being restored from it, or a paused sandbox resumes from it. If the backend cannot
 // do it now, the error is Unavailable and the sweep goes on until it is done.
 func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error) {
 	rec, err := m.findSnapshot(ctx, sandboxer.ScopeWrite, ref)
 	if rec != nil && rec.Damaged != "" {
 		rec, err = m.mendSnapshot(ctx, rec, err)
+	}
+	if isKind(err, sandboxer.NotFound) && checkSnapshotID(ref) == nil {
+		if lost, lerr := m.ownLost(ctx, ref); !isKind(lerr, sandboxer.NotFound) && !isKind(lerr, sandboxer.Denied) {
+			rec, err = lost, lerr
+		}
 	}
 	if err != nil {
 		return nil, err

@@ -30,6 +30,7 @@ func (m *Manager) loop() {
 	tick := time.NewTicker(m.opts.SweepEvery)
 	defer tick.Stop()
 	m.surveyAll(newTally(), false)
+	m.async(newTally(), func() { m.tellLostSnapshots(m.ctx) })
 	for {
 		ticked := false
 		select {

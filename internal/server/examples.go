@@ -68,6 +68,7 @@ func examples() []any {
 		api.ExtendSandbox{TTL: api.Duration(time.Hour)},
 		page(api.Quarantined{ID: sb.ID, Generation: 1, Extension: "ext.local", Host: "localhost", Tenant: "default", Profile: "profile.local", Since: sb.CreatedAt, Until: sb.ExpiresAt,
 			Why: "the database does not know it: that was restored from a backup, or lost its latest writes"}),
+		api.AdoptSnapshot{Name: "rescued", Tenant: "acme"},
 		api.AdoptSandbox{TTL: api.Duration(time.Hour)},
 		api.Plan{SchemaVersion: api.SchemaVersion, Profile: "profile.local", Extension: "ext.local", TTL: api.Duration(30 * time.Minute),
 			Quote: *sb.Quote, Inputs: sb.Inputs, Env: []string{"CI"}, Workspace: "/workspace"},

@@ -44,6 +44,7 @@ type Manager interface {
 	GetSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error)
 	Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) ([]*sandboxer.SnapshotRecord, string, error)
 	DropSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error)
+	AdoptSnapshot(ctx context.Context, id string, a manager.SnapshotAdoption) (*sandboxer.SnapshotRecord, error)
 	Restore(ctx context.Context, ref string, req manager.RestoreRequest) (*sandboxer.Sandbox, error)
 	Diff(ctx context.Context, before, after string) ([]manager.Change, error)
 	ExportSnapshot(ctx context.Context, ref string, w io.Writer) error

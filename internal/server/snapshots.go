@@ -41,6 +41,9 @@ func (s *Server) snapshotRoutes() {
 	o = op("dropSnapshot", "DELETE", "/v1/snapshots/{id}", write, "snapshots", "Drop a snapshot")
 	o.Description += " What was restored from it lives on; dropping what is dropped is success."
 	route(s, o, s.dropSnapshot)
+	o = op("adoptSnapshot", "POST", "/v1/snapshots/{id}/adopt", sandboxer.ScopeAdmin, "operation", "Make a record anew for a snapshot that the database does not know")
+	o.Description += " It is named by its whole ID; the audit lists such."
+	routeJSON(s, o, s.adoptSnapshot)
 	o = op("restoreSnapshot", "POST", "/v1/snapshots/{id}/restore", write, "snapshots", "Make a sandbox from a snapshot")
 	o.DefaultStatus = http.StatusCreated
 	o.Description += " The same Idempotency-Key finds it again."
@@ -147,6 +150,11 @@ func (s *Server) snapshot(ctx context.Context, in *InSnapshot) (*reply[api.Snaps
 
 func (s *Server) dropSnapshot(ctx context.Context, in *InSnapshot) (*reply[api.Snapshot], error) {
 	rec, err := s.m.DropSnapshot(ctx, in.ID)
+	return snapshotReply(ctx, rec, err)
+}
+
+func (s *Server) adoptSnapshot(ctx context.Context, in *InSnapshot, b api.AdoptSnapshot) (*reply[api.Snapshot], error) {
+	rec, err := s.m.AdoptSnapshot(ctx, in.ID, manager.SnapshotAdoption{Name: b.Name, Tenant: b.Tenant, Profile: b.Profile})
 	return snapshotReply(ctx, rec, err)
 }
 

@@ -1,0 +1,306 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// The record of a snapshot is written before anything is saved, and is kept for as long as
+// something is. What an extension or the vault keeps under an ID that the database never
+// had is therefore younger than the database. It is kept, and told, until an
+// administrator adopts or drops it.
+
+// A lost snapshot is one that the database does not know.
+type lostSnapshot struct {
+	id        string
+	extension string // that has a native form of it; "" if none
+	found     sandboxer.FoundSnapshot
+	was       *sandboxer.Sandbox        // of what, by its stamp; nil if there is none
+	portable  *sandboxer.SnapshotRecord // what the vault knows of a portable form; nil if there is none
+	why       error                     // why the portable form cannot be used
+}
+
+// lostSnapshots finds them all, or those of an ID, by ID. What could not be asked is in silent,
+// by name.
+func (m *Manager) lostSnapshots(ctx context.Context, id string) (lost map[string]*lostSnapshot, silent map[string]error, err error) {
+	lost, silent = map[string]*lostSnapshot{}, map[string]error{}
+	known := func(at string) (bool, error) {
+		_, err := m.store.Snapshot(ctx, at)
+		if isKind(err, sandboxer.NotFound) {
+			return false, nil
+		}
+		if ctx.Err() != nil {
+			return false, context.Cause(ctx)
+		}
+		return true, nil // a record that cannot be read is one
+	}
+	of := func(at string) *lostSnapshot {
+		if lost[at] == nil {
+			lost[at] = &lostSnapshot{id: at}
+		}
+		return lost[at]
+	}
+	for _, e := range m.extensions() {
+		if e.Backend == nil || !e.Backend.Can(sandboxer.CanSnapshot) {
+			continue
+		}
+		for f, err := range e.Backend.ListSnapshots(ctx, m.opts.Owner) {
+			if ctx.Err() != nil {
+				return nil, nil, context.Cause(ctx)
+			}
+			if err != nil {
+				silent[e.Info.ID] = err
+				break
+			}
+			at := f.Snapshot.SnapshotID
+			if id != "" && at != id {
+				continue
+			}
+			if known, err := known(at); err != nil {
+				return nil, nil, err
+			} else if known || len(lost) >= maxQuarantine {
+				continue
+			}
+			s := of(at)
+			s.extension, s.found = e.Info.ID, f
+			s.was = m.openStamp(sandboxer.Found{Handle: sandboxer.Handle{SandboxID: f.SandboxID, Generation: f.Generation}, Stamp: f.Stamp})
+		}
+	}
+	if m.opts.Vault == nil {
+		return lost, silent, nil
+	}
+	kept, err := m.opts.Vault.List(ctx)
+	if ctx.Err() != nil {
+		return nil, nil, context.Cause(ctx)
+	}
+	if err != nil {
+		silent["the store of portable snapshots"] = err
+	}
+	for _, at := range kept {
+		if id != "" && at != id {
+			continue
+		}
+		if known, err := known(at); err != nil {
+			return nil, nil, err
+		} else if known || len(lost) >= maxQuarantine {
+			continue
+		}
+		rec, err := m.opts.Vault.Describe(ctx, at)
+		if ctx.Err() != nil {
+			return nil, nil, context.Cause(ctx)
+		}
+		if isKind(err, sandboxer.NotFound) { // dropped meanwhile
+			continue
+		}
+		if err != nil {
+			rec = &sandboxer.SnapshotRecord{ID: at}
+		}
+		s := of(at)
+		s.portable, s.why = rec, err
+	}
+	return lost, silent, nil
+}
+
+// text says of a lost snapshot what is known and what to do.
+func (s *lostSnapshot) text() string {
+	where, has, whose := s.extension, "has", ""
+	switch {
+	case where == "":
+		where = "the store of portable snapshots"
+	case s.portable != nil:
+		where, has = where+" and the store of portable snapshots", "have"
+	}
+	if s.was != nil && s.was.Tenant != "" {
+		whose = fmt.Sprintf(", tenant %s's,", s.was.Tenant)
+	}
+	return fmt.Sprintf("%s %s snapshot %s%s the database does not know it; it is kept until an administrator decides; sandboxer snapshot adopt %s; or sandboxer snapshot rm %s",
+		where, has, s.id, cmp.Or(whose, ","), s.id, s.id)
+}
+
+// tellLostSnapshots tells of those there are, once after a start.
+func (m *Manager) tellLostSnapshots(ctx context.Context) {
+	lost, _, err := m.lostSnapshots(ctx, "") // whoever cannot be asked is the audit's to tell
+	if err != nil {
+		return
+	}
+	for _, id := range slices.Sorted(maps.Keys(lost)) {
+		s := lost[id]
+		e := sandboxer.Event{At: now(), Type: sandboxer.EventQuarantine, Actor: sweeper, Message: s.text()}
+		e.SandboxID, e.Generation = s.found.SandboxID, s.found.Generation
+		if s.portable != nil && e.SandboxID == "" {
+			e.SandboxID, e.Generation = s.portable.SandboxID, s.portable.Generation
+		}
+		if s.was != nil {
+			e.Tenant = s.was.Tenant
+		}
+		m.log.Warn("a snapshot of this installation is unknown to the database; it is kept", "snapshot", id, "sandbox", e.SandboxID, "extension", s.extension, "tenant", e.Tenant)
+		if err := m.store.Write(ctx, sandboxer.Writes{Events: []sandboxer.Event{e}}); err != nil {
+			m.log.Warn("an event could not be written", "snapshot", id, "err", err)
+		}
+	}
+}
+
+// SnapshotAdoption says what a lost snapshot does not say of itself.
+type SnapshotAdoption struct {
+	Name    string `json:"name,omitempty"`
+	Tenant  string `json:"tenant,omitempty"`  // needed where it has no stamp, as portable ones have none
+	Profile string `json:"profile,omitempty"` // where it does not say what it was made from
+}
+
+// AdoptSnapshot makes a record anew for a snapshot that the database does not know, one that it
+// kept for a pause too, and returns it sealed. It needs the admin scope. Kinds: NotFound when
+// there is no such snapshot; Conflict when the database knows it, or it was not saved to the
+// end; Invalid when a contradicts its stamp, or says too little; Failed when it is damaged.
+func (m *Manager) AdoptSnapshot(ctx context.Context, id string, a SnapshotAdoption) (*sandboxer.SnapshotRecord, error) {
+	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
+		return nil, err
+	}
+	if err := checkName(a.Name); err != nil {
+		return nil, err
+	}
+	if err := checkSnapshotID(id); err != nil {
+		return nil, err
+	}
+	release, err := m.claim(id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	s, err := m.lostSnapshot(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	rec, err := m.adoptedSnapshot(s, a)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.step(pSealed, func() error { return m.putSnapshot(ctx, rec, "adopted: the database did not know it") }); err != nil {
+		return nil, err
+	}
+	return rec, nil
+}
+
+func checkSnapshotID(id string) error {
+	if !strings.HasPrefix(id, "snap-") || sandboxer.CheckID(id) != nil {
+		return sandboxer.E(sandboxer.Invalid, nil, "%q is not the ID of a snapshot", id).WithHint("write it as the audit does, as a whole: sandboxer audit")
+	}
+	return nil
+}
+
+// lostSnapshot finds one.
+func (m *Manager) lostSnapshot(ctx context.Context, id string) (*lostSnapshot, error) {
+	if rec, err := m.store.Snapshot(ctx, id); err == nil {
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is known and %s: there is nothing to adopt", id, rec.State)
+	} else if !isKind(err, sandboxer.NotFound) {
+		return nil, err
+	}
+	lost, silent, err := m.lostSnapshots(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	s := lost[id]
+	for name, err := range silent {
+		if s == nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot say whether it has a snapshot %q: %s", name, id, sandboxer.Message(err))
+		}
+	}
+	if s == nil {
+		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no snapshot %q that the database does not know", id).
+			WithHint("those that there are: sandboxer audit; write the whole ID")
+	}
+	return s, nil
+}
+
+// adoptedSnapshot makes the record of s. Nothing is written yet.
+func (m *Manager) adoptedSnapshot(s *lostSnapshot, a SnapshotAdoption) (*sandboxer.SnapshotRecord, error) {
+	native, portable := s.found.Whole, s.portable != nil && s.why == nil
+	switch {
+	case !native && s.portable != nil && s.why != nil:
+		return nil, sandboxer.E(sandboxer.KindOf(s.why), s.why, "snapshot %s cannot be adopted: %s", s.id, sandboxer.Message(s.why))
+	case !native && !portable:
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s was not saved to the end", s.id).WithHint("remove what there is of it: sandboxer snapshot rm %s", s.id)
+	}
+	rec := &sandboxer.SnapshotRecord{SandboxID: s.found.SandboxID, Generation: s.found.Generation, Extension: s.extension}
+	if s.was != nil {
+		rec = newSnapshot(s.was, "", "")
+		rec.Generation, rec.Extension = s.found.Generation, s.extension
+		if a.Tenant != "" && rec.Tenant != "" && a.Tenant != rec.Tenant || a.Profile != "" && a.Profile != rec.Profile && "profile."+a.Profile != rec.Profile {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "snapshot %s is tenant %s's, of profile %s, by its stamp", s.id, rec.Tenant, rec.Profile).
+				WithHint("leave out the tenant and the profile")
+		}
+	}
+	if portable {
+		p := s.portable
+		rec.Portable = p.Portable
+		rec.SandboxID, rec.Profile, rec.Extension = cmp.Or(rec.SandboxID, p.SandboxID), cmp.Or(rec.Profile, p.Profile), cmp.Or(rec.Extension, p.Extension)
+		rec.Generation = cmp.Or(rec.Generation, p.Generation)
+		rec.Kind = sandboxer.SnapshotPortable
+	}
+	if native {
+		rec.Native = s.found.Snapshot
+		rec.Kind = sandboxer.SnapshotNative
+		if portable {
+			rec.Kind = sandboxer.SnapshotBoth
+		}
+	}
+	if rec.Tenant = cmp.Or(rec.Tenant, a.Tenant); rec.Tenant == "" {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "snapshot %s does not say whose it is", s.id).WithHint("say it: --tenant TENANT")
+	}
+	if s.was == nil && a.Profile != "" {
+		prof, err := m.profile(a.Profile)
+		if err != nil {
+			return nil, err
+		}
+		rec.Profile = prof.ID
+	}
+	if rec.Profile == "" && native {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "snapshot %s does not say what it was made from", s.id).WithHint("say it: --profile PROFILE")
+	}
+	rec.ID, rec.Name, rec.State, rec.Purpose = s.id, a.Name, sandboxer.SnapshotSealed, ""
+	rec.CreatedAt = now()
+	rec.SealedAt = rec.CreatedAt
+	if s.was != nil {
+		if err := m.sealFor(s.was, rec); err != nil {
+			return nil, err
+		}
+	}
+	return rec, nil
+}
+
+// ownLost makes the record by which a snapshot is dropped that the database does not know, at the
+// wish of an administrator. NotFound: there is none of that ID.
+func (m *Manager) ownLost(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
+	p, err := may(ctx, sandboxer.ScopeAdmin)
+	if err != nil {
+		return nil, err
+	}
+	release, err := m.claim(id)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	s, err := m.lostSnapshot(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	rec := &sandboxer.SnapshotRecord{
+		ID: id, Tenant: p.Tenant, SandboxID: s.found.SandboxID, Generation: s.found.Generation, Extension: s.extension,
+		Kind: sandboxer.SnapshotPortable, State: sandboxer.SnapshotDropping, Message: "the database did not know it", CreatedAt: now(),
+	}
+	if s.was != nil {
+		rec.Tenant, rec.Profile = cmp.Or(s.was.Tenant, rec.Tenant), s.was.Profile
+	}
+	if s.extension != "" {
+		rec.Kind = sandboxer.SnapshotNative
+		if s.portable != nil {
+			rec.Kind = sandboxer.SnapshotBoth
+		}
+	}
+	return rec, m.step(pDropping, func() error { return m.putSnapshot(ctx, rec, "") })
+}
