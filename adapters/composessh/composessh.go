@@ -46,8 +46,8 @@ type Config struct {
 	Subnets    string `yaml:"subnets" json:"subnets,omitempty" help:"Private IPv4 range that networks of sandboxes are cut from, 64 addresses each."`
 	// UnfilteredEgress admits the network mode public although nothing filters it.
 	UnfilteredEgress bool          `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Admit the network mode public, although sandboxes then reach whatever their host reaches, private addresses included."`
-	BuildMemory      int64         `yaml:"build_memory" json:"build_memory,omitempty" unit:"bytes" min:"64MiB" help:"Memory of the steps of a build; BuildKit does not heed it."`
-	BuildCPUs        int           `yaml:"build_cpus" json:"build_cpus,omitempty" min:"1" help:"Processors of the steps of a build; BuildKit does not heed it."`
+	BuildMemory      int64         `yaml:"build_memory" json:"build_memory,omitempty" unit:"bytes" min:"64MiB" help:"Memory of the steps of a build. BuildKit, which keeps no such limit, is refused where this is not the default."`
+	BuildCPUs        int           `yaml:"build_cpus" json:"build_cpus,omitempty" min:"1" help:"Processors of the steps of a build. BuildKit, which keeps no such limit, is refused where this is not the default."`
 	BuildTimeout     time.Duration `yaml:"build_timeout" json:"build_timeout,omitempty" min:"1s" help:"Longest time that one image may take to build."`
 	Sync             string        `yaml:"sync" json:"sync,omitempty" enum:"tar,rsync" help:"How the content of files travels."`
 	Transport        string        `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"Which SSH is used: the machine's own program, or the one built in."`

@@ -31,6 +31,7 @@ type known struct {
 	version string   // of it
 	server  string   // the engine's version
 	socket  string   // of the engine, if it has one that is known
+	builder string   // buildkit, which holds a build to no limit of memory or processors; or classic
 	swap    string   // no: there is none; bounded: the engine can; yes: nothing bounds it
 	slots   chan struct{}
 }
@@ -74,6 +75,16 @@ swap=no
 if [ $e = docker ]; then
 	s=$(within docker version --format '{{.Server.Version}}' 2>&1) || { [ $? != 124 ] || exit 44; printf '%s\n' "$s" >&2; exit 43; }
 	echo "socket=${DOCKER_HOST:-$(docker context inspect --format '{{.Endpoints.docker.Host}}' 2>/dev/null)}"
+	# As the program decides: since version 23 it builds with buildx where that is there.
+	b=classic
+	case ${DOCKER_BUILDKIT:-} in
+	0|f|F|false|False|FALSE) ;;
+	'') c=$(within docker version --format '{{.Client.Version}}' 2>/dev/null); c=${c%%.*}
+		case $c in *[!0-9]*|'') c=0;; esac
+		[ "$c" -lt 23 ] || ! within docker buildx version >/dev/null 2>&1 || b=buildkit;;
+	*) b=buildkit;;
+	esac
+	echo "builder=$b"
 	[ $swap = no ] || [ "$(within docker info --format '{{.SwapLimit}}' 2>/dev/null)" != true ] || swap=bounded
 else
 	s=$(within podman info --format '{{.Version.Version}}' 2>&1) || { printf '%s\n' "$s" >&2; exit 43; }
@@ -168,6 +179,8 @@ func (e *engine) look(ctx context.Context, h *host) error {
 			k.compose = strings.Fields(v)
 		case "version":
 			k.version = v
+		case "builder":
+			k.builder = v
 		case "swap":
 			k.swap = v
 		case "server":

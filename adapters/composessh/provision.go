@@ -57,6 +57,8 @@ type plan struct {
 	repo    string
 	project *composefile.Project
 	meta    meta
+
+	boundedBuilds bool // the operator set bounds of builds other than the defaults
 }
 
 // plan understands an order or refuses it, before anything exists.
@@ -114,7 +116,8 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{spec: spec, name: e.name(spec.ID, spec.Generation), repo: repo, project: project}
+	p := &plan{spec: spec, name: e.name(spec.ID, spec.Generation), repo: repo, project: project,
+		boundedBuilds: e.cfg.BuildMemory != defaults.BuildMemory || e.cfg.BuildCPUs != defaults.BuildCPUs}
 	p.meta = meta{V: 1, Name: p.name, ID: spec.ID, Generation: spec.Generation, Owner: e.env.Owner, User: spec.User, Stamp: spec.Stamp,
 		Ports: spec.Ports, Services: project.Services, Notes: project.Notes, Service: cmp.Or(spec.Inputs["service"], project.Services[0].Name)}
 	if p.meta.service(p.meta.Service) == nil {
@@ -170,6 +173,10 @@ func (p *plan) fits(h *host) error {
 	if p.spec.Limits.MemoryBytes > 0 && h.known.swap == "yes" {
 		return sandboxer.E(sandboxer.Unsupported, nil, "a limit of memory cannot be enforced on host %s: it swaps, and its engine bounds no swap", h.Name()).
 			WithHint("turn swap off there, or give its engine control of it (swapaccount=1, or podman 4.3), or leave the limit out")
+	}
+	if h.known.builder == "buildkit" && p.boundedBuilds && len(p.project.Builds) > 0 {
+		return sandboxer.E(sandboxer.Unsupported, nil, "build_memory and build_cpus of the extension's config cannot be enforced on host %s: BuildKit builds there, and keeps neither", h.Name()).
+			WithHint("set DOCKER_BUILDKIT=0 for the account there, so that Docker builds by itself; or leave them out of the config; or name an image that is built already")
 	}
 	if !h.known.podmanCompose() {
 		return nil
@@ -315,6 +322,9 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 	dir := path.Join(h.known.root, p.name)
 	if h.known.podmanCompose() && p.project.Waits() {
 		p.meta.Notes = append(slices.Clone(p.project.Notes), "podman-compose starts services in order, without waiting for the conditions of depends_on")
+	}
+	if h.known.builder == "buildkit" && len(p.project.Builds) > 0 {
+		p.meta.Notes = append(slices.Clone(p.project.Notes), "images are built with BuildKit, which is bounded in time, but not in memory and processors")
 	}
 	data, err := json.Marshal(p.meta)
 	if err != nil {
@@ -543,9 +553,10 @@ func (e *engine) build(ctx context.Context, h *host, p *plan, env map[string]str
 		if b.Platform != "" {
 			args = append(args, "--platform", b.Platform)
 		}
-		// BuildKit reads over these and is bounded in time only.
-		args = append(args, "--memory", strconv.FormatInt(e.cfg.BuildMemory, 10), "--memory-swap", strconv.FormatInt(e.cfg.BuildMemory, 10),
-			"--cpu-period", "100000", "--cpu-quota", strconv.Itoa(e.cfg.BuildCPUs*100_000))
+		if h.known.builder != "buildkit" { // which reads over them
+			args = append(args, "--memory", strconv.FormatInt(e.cfg.BuildMemory, 10), "--memory-swap", strconv.FormatInt(e.cfg.BuildMemory, 10),
+				"--cpu-period", "100000", "--cpu-quota", strconv.Itoa(e.cfg.BuildCPUs*100_000))
+		}
 		if b.NoCache {
 			args = append(args, "--no-cache")
 		}
