@@ -691,13 +691,13 @@ func (e *engine) remove(name string) (removed []string, err error) {
 			removed = append(removed, fmt.Sprintf("%d stray processes", len(pids)))
 		}
 	}
-	files, err := filepath.Glob(e.dir("run", "*"+globEscape(name)+"*"))
-	if err != nil {
-		return removed, sandboxer.E(sandboxer.Internal, err, "gVisor's state of sandbox %s cannot be listed", name)
+	files, err := os.ReadDir(e.dir("run")) // not Glob, which finds nothing where it cannot look
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return removed, sandboxer.E(sandboxer.Unavailable, err, "gVisor's state of sandbox %s cannot be listed", name)
 	}
 	for _, f := range files {
-		if stateOf(filepath.Base(f), name) {
-			if err := os.RemoveAll(f); err != nil {
+		if stateOf(f.Name(), name) {
+			if err := os.RemoveAll(e.dir("run", f.Name())); err != nil {
 				return removed, sandboxer.E(sandboxer.Unavailable, err, "gVisor's state of sandbox %s cannot be removed", name)
 			}
 		}
@@ -787,10 +787,6 @@ func killAll(pids []int) error {
 		}
 	}
 	return nil
-}
-
-func globEscape(s string) string {
-	return strings.NewReplacer("*", "\\*", "?", "\\?", "[", "\\[").Replace(s)
 }
 
 // ListRunning implements sandboxer.Lister.

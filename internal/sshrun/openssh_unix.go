@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -139,8 +140,16 @@ func (d *openSSH) sweep(base string) {
 		}
 		if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
 			dir := strings.TrimSuffix(name, ".lock")
-			sockets, _ := filepath.Glob(filepath.Join(dir, "c[0-9]*"))
-			for _, s := range sockets {
+			files, err := os.ReadDir(dir)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) { // not Glob, which finds nothing where it cannot look
+				lock.Close()
+				continue
+			}
+			for _, f := range files {
+				s := filepath.Join(dir, f.Name())
+				if ok, _ := filepath.Match("c[0-9]*", f.Name()); !ok {
+					continue
+				}
 				if pid := masterPID(s); pid > 0 {
 					d.log.Info("ending an ssh connection of a process that died", "pid", pid)
 					endMaster(s, pid)
