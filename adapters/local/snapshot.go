@@ -109,7 +109,7 @@ func (s *saved) dress(spec *specs.Spec, skel *skeleton) error {
 			source, ok := now[m.Destination]
 			if !ok {
 				return sandboxer.E(sandboxer.Unsupported, nil, "the saved sandbox had a directory of this machine at %q, which this version does not give", m.Destination).
-					WithHint("restore it with the version that saved it, or take its files: sandboxer restore --kind portable")
+					WithHint("restore it with the version that saved it, or take its files, if it was saved as portable too: sandboxer restore %s --kind portable", filepath.Base(s.dir))
 			}
 			m.Source = source
 		}
@@ -340,7 +340,7 @@ func (r *receipt) verify(dir string) error {
 		got, err := readPart(filepath.Join(dir, want.Name), false)
 		if err != nil || got != want {
 			return sandboxer.E(sandboxer.Failed, err, "snapshot %s is damaged: %s is not what was saved", r.Snapshot.SnapshotID, want.Name).
-				WithHint("restore another snapshot; remove this one with: sandboxer snapshot rm")
+				WithHint("restore another snapshot; remove this one with: sandboxer snapshot rm %s", r.Snapshot.SnapshotID)
 		}
 	}
 	return nil
@@ -513,7 +513,7 @@ func (e *engine) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s
 		}
 		if v := r.Snapshot.Meta["gvisor"]; v != version.Version() {
 			return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s was saved by another version of gVisor (%s; this program has %s), which cannot be restored", s.SnapshotID, v, version.Version()).
-				WithHint("its files can, if it was saved as portable too: sandboxer restore --kind portable; otherwise start the program that saved it, and save its files there: sandboxer snapshot create --portable")
+				WithHint("its files can, if it was saved as portable too: sandboxer restore %s --kind portable; otherwise start the program that saved it, restore it there, and save its files: sandboxer snapshot create ID --portable", s.SnapshotID)
 		}
 		// gVisor gives what it restores the limits that it had inside.
 		if had, want := from.Record.Limits, spec.Limits; had.DiskBytes != want.DiskBytes || had.PIDs != want.PIDs {

@@ -7,6 +7,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -25,6 +26,155 @@ var (
 // of that name, with flags and arguments that it takes. Nothing is executed.
 func TestHints(t *testing.T) {
 	tried := 0
+	eachCommand(t, func(at, line string) {
+		if err := parses(t, line); err != nil {
+			t.Errorf("%s: %s\n\t%v", at, line, err)
+		}
+		tried++
+	})
+	if tried < 30 {
+		t.Errorf("only %d commands were found", tried)
+	}
+}
+
+// notTyped are commands of texts that TestHintsAreTyped leaves out, by how they begin.
+var notTyped = []struct{ begins, why string }{
+	{"--help", "the help is read by docs.TestCommands"},
+	{"--url https://…", "an option of every command, with an address left open"},
+	{"bench", "docs.TestCommands types it"},
+	{"cp", "docs.TestCommands types it"},
+	{"exec x -- CMD…", "leaves the command open"},
+	{"exec x -- make test", "docs.TestCommands types it, in a project with that"},
+	{"exec x -- tar x", "docs.TestCommands types it, with something to unpack"},
+	{"exec x -- tar -C x", "a workspace to be copied by hand, of a directory that is left open"},
+	{"exec x -- tar -c", "as that"},
+	{"host add", "leaves the host open; docs.TestCommands types it with one"},
+	{"host drain", "of a host that a test with a server of SSH has"},
+	{"host probe", "as that"},
+	{"host rm --force", "as that"},
+	{"network set", "the fake filters nothing; docs.TestCommands types it"},
+	{"adopt", "of what a database lost; TestMoves types it"},
+	{"snapshot adopt", "as that"},
+	{"backup restore --data-dir", "as a server says it that has found its database damaged; TestScripts/backup types it"},
+	{"backup restore FILE", "as that"},
+	{"port forward", "goes on until it is interrupted; TestScripts types it"},
+	{"run local-public", "docs.TestCommands types it"},
+	{"run --input repo=. -- make test", "docs.TestCommands types it, in a project with that"},
+	{"run -- CMD…", "leaves the command open"},
+	{"serve", "goes on until it is interrupted; TestScripts types it"},
+	{"restore x --kind portable", "of a snapshot in both forms; TestScripts types it"},
+	{"up --listen", "takes a port that somebody may have; docs.TestCommands types it"},
+	{"destroy --label", "asks on a terminal, which is not here"},
+	{"shell", "needs a terminal; TestScripts types it"},
+	{"create -q)", "a part of a longer line; docs.TestCommands types it"},
+	{"exec", "the name of a command"},
+	{"create --profile", "docs.TestCommands types it, with what that needs"},
+	{"pool drain", "of a profile with a pool; TestScripts types it"},
+	{"restore SNAPSHOT --input", "as host drain"},
+	{"exec x -- COMMAND", "leaves the command open"},
+	{"host rm", "as host drain"},
+	{"profile init", "makes one of ext.local, which is not built in here; docs.TestCommands types it"},
+	{"profile validate x", "of a file that has a fault"},
+}
+
+// What a text leaves open stands for something that is there, and every command of a text
+// works as it stands.
+func TestHintsAreTyped(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a server, and types every command")
+	}
+	home, err := os.MkdirTemp("", "sbx") // a socket's name is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stopServer(t, home); os.RemoveAll(home) })
+	run := func(args ...string) ([]byte, error) {
+		cmd := selfCommand(home, args...)
+		cmd.Dir = t.TempDir()
+		return cmd.CombinedOutput()
+	}
+	exists := func(name string, make ...string) {
+		t.Helper()
+		if out, err := run(strings.Fields(name)...); err != nil {
+			if make[0] == "create" {
+				_, _ = run("destroy", "x") // the fake forgets its sandboxes when the server ends
+			}
+			if out, err = run(make...); err != nil {
+				t.Fatalf("%s: %v\n%s", strings.Join(make, " "), err, out)
+			}
+		}
+	}
+	typed := map[string]bool{}
+	try := func(at, line string) {
+		for _, stop := range []string{"; ", "   ", " | ", "# "} {
+			if before, _, found := strings.Cut(line, stop); found && !strings.Contains(line, "--help") {
+				line = before
+			}
+		}
+		words := shellWords(line)[1:]
+		for i, w := range words {
+			switch w {
+			case "7k2m", "7k2mq0xa", "ID":
+				words[i] = "x"
+			case "NAME":
+				words[i] = "ext.fake"
+			case "x=x":
+				words[i] = "is=x"
+			case "--scope":
+				words[i+1] = "read"
+			}
+		}
+		said := strings.Join(words, " ")
+		if typed[said] {
+			return
+		}
+		typed[said] = true
+		for _, n := range notTyped {
+			if n.begins == said || n.begins != "exec" && strings.HasPrefix(said, n.begins) {
+				return
+			}
+		}
+		if words[0] != "up" && words[0] != "down" {
+			exists("status", "up")
+			exists("exec x -- true", "create", "--name", "x", "--label", "is=x")
+			_, _ = run("snapshot", "rm", "x") // as above
+			if out, err := run("snapshot", "create", "x", "--name", "x"); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			if words[0] == "backup" && len(words) > 1 && words[1] == "restore" {
+				_, _ = run("backup")
+				_, _ = run("down")
+			}
+		}
+		if out, err := run(words...); err != nil {
+			t.Errorf("%s: sandboxer %s: %v\n%s", at, said, err, out)
+		}
+	}
+	eachCommand(t, try)
+	pages, err := filepath.Glob(filepath.Join("..", "..", "docs", "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range append(pages, filepath.Join("..", "..", "README.md")) {
+		data, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// What is in blocks docs.TestCommands types.
+		for _, m := range codeSpan.FindAllStringSubmatch(codeBlock.ReplaceAllString(string(data), ""), -1) {
+			cmd, rest, err := newCmdRoot(testFactory(t)).Find(shellWords(m[1])[1:])
+			if err == nil && len(rest) == 0 && (cmd.ValidateArgs(nil) != nil || cmd.HasSubCommands() && !cmd.Runnable()) {
+				continue // the name of a command
+			}
+			try(page, m[1])
+		}
+	}
+}
+
+// eachCommand calls f with each command line that a text of the program names, and where that
+// is.
+func eachCommand(t *testing.T, f func(at, line string)) {
+	t.Helper()
 	err := filepath.WalkDir(filepath.Join("..", ".."), func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -42,19 +192,13 @@ func TestHints(t *testing.T) {
 		}
 		eachText(file, func(at token.Pos, text string) {
 			for _, line := range commandsIn(text) {
-				if err := parses(t, line); err != nil {
-					t.Errorf("%s: %s\n\t%v", fset.Position(at), line, err)
-				}
-				tried++
+				f(fset.Position(at).String(), line)
 			}
 		})
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
-	}
-	if tried < 30 {
-		t.Errorf("only %d commands were found", tried)
 	}
 }
 

@@ -176,7 +176,7 @@ func (m *Manager) checkRoom(ctx context.Context, tenant string) error {
 	})
 	if err == nil && len(items) >= m.opts.Snapshots {
 		err = sandboxer.E(sandboxer.Exhausted, nil, "%s has %d snapshots, as many as it may keep", tenant, len(items)).
-			WithHint("drop some: sandboxer snapshot rm")
+			WithHint("drop those that are not needed any more; list them: sandboxer snapshot ls")
 	}
 	if err != nil {
 		return err

@@ -182,7 +182,7 @@ func (m *Manager) outlived(ctx context.Context, sb *sandboxer.Sandbox, why strin
 func unconfirmedText(sb *sandboxer.Sandbox) string {
 	switch sb.Unconfirmed {
 	case sandboxer.Untold:
-		return fmt.Sprintf("the database went back, and %s cannot tell whether it was extended; it is kept until somebody decides; sandboxer extend %s; or sandboxer destroy %s", sb.Extension, sb.ID, sb.ID)
+		return fmt.Sprintf("the database went back, and %s cannot tell whether it was extended; it is kept until somebody decides; sandboxer extend %s --ttl 1h; or sandboxer destroy %s", sb.Extension, sb.ID, sb.ID)
 	case sandboxer.Claimed:
 		return fmt.Sprintf("the database went back, and it may have been claimed from its pool since; it is kept until its fuse; sandboxer adopt %s; or sandboxer destroy %s", sb.ID, sb.ID)
 	}
