@@ -208,7 +208,7 @@ func TestSnapshotRefusals(t *testing.T) {
 
 	r.snapshot(sb.ID, SnapshotRequest{})
 	_, err = r.Snapshot(acme, sb.ID, SnapshotRequest{})
-	wantErr(t, err, sandboxer.Exhausted, "snapshot rm")
+	wantErr(t, err, sandboxer.Exhausted, "snapshot ls")
 	if _, err := r.DropSnapshot(acme, "base"); err != nil {
 		t.Fatal(err)
 	}
