@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // CheckSamples holds read, which decodes a stored form as the product does, to every sample
@@ -70,7 +72,7 @@ func CheckSamples(t testing.TB, name string, is any, read func([]byte) (any, err
 
 func decoded(t testing.TB, data []byte) (v any) {
 	t.Helper()
-	if err := json.Unmarshal(data, &v); err != nil {
+	if err := strictjson.Decode(data, &v); err != nil {
 		t.Fatal(err)
 	}
 	return v

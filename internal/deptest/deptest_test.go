@@ -50,7 +50,7 @@ var arrows = map[string][]string{
 		"internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/tti"},
 	"internal/sqlstore":      {".", "internal/strictjson"},
 	"internal/storetest":     {"."},
-	"internal/compattest":    {},
+	"internal/compattest":    {"internal/strictjson"},
 	"internal/checkpoint":    {".", "internal/strictjson"},
 	"internal/checkpoint/s3": {".", "internal/checkpoint"},
 	"internal/mustrun":       {},
