@@ -95,13 +95,14 @@ func TestHintsAreTyped(t *testing.T) {
 	}
 	exists := func(name string, make ...string) {
 		t.Helper()
-		if out, err := run(strings.Fields(name)...); err != nil {
-			if make[0] == "create" {
-				_, _ = run("destroy", "x") // the fake forgets its sandboxes when the server ends
-			}
-			if out, err = run(make...); err != nil {
-				t.Fatalf("%s: %v\n%s", strings.Join(make, " "), err, out)
-			}
+		if _, err := run(strings.Fields(name)...); err == nil {
+			return
+		}
+		if make[0] == "create" {
+			_, _ = run("destroy", "x") // the fake forgets its sandboxes when the server ends
+		}
+		if out, err := run(make...); err != nil {
+			t.Fatalf("%s: %v\n%s", strings.Join(make, " "), err, out)
 		}
 	}
 	typed := map[string]bool{}
