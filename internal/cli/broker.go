@@ -25,6 +25,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/checkpoint/s3"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 	"github.com/sand-boxer/sandboxer/internal/sqlstore"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // brokerConfig says what a broker is put together from.
@@ -104,6 +105,9 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 			_ = b.Close()
 		}
 	}()
+	if err := wholefile.Sweep(cfg.Dir); err != nil {
+		cfg.Log.Warn("what a former server was writing stays", "dir", cfg.Dir, "err", err)
+	}
 	if err := checkComplete(ctx, b.store, cfg.Dir); err != nil {
 		return nil, err
 	}
@@ -369,18 +373,9 @@ func keep(name string, fresh func() []byte) ([]byte, error) {
 	return b, nil
 }
 
-// writePrivate replaces a private file by one line. A crash leaves the former file, if there
-// was one, or the whole new one.
+// writePrivate replaces a private file by one line.
 func writePrivate(name string, line []byte) error {
-	tmp, err := os.OpenFile(name+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err == nil {
-		_, err = tmp.Write(append(line, '\n'))
-		err = errors.Join(err, tmp.Sync(), tmp.Close())
-	}
-	if err == nil {
-		err = os.Rename(tmp.Name(), name)
-	}
-	if err != nil {
+	if err := wholefile.Write(name, append(slices.Clone(line), '\n')); err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "%s cannot be written", name)
 	}
 	return nil

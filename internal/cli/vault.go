@@ -129,13 +129,17 @@ func (v *vault) Load(ctx context.Context, id string) (io.ReadCloser, error) {
 	return r, err
 }
 
-// Files implements manager.Vault.
-func (v *vault) Files(ctx context.Context, id string) ([]manager.SnapshotFile, error) {
+func (v *vault) manifest(ctx context.Context, id string) (*checkpoint.Manifest, error) {
 	s, err := v.store(ctx)
 	if err != nil {
 		return nil, err
 	}
-	m, err := s.Get(ctx, id)
+	return s.Get(ctx, id)
+}
+
+// Files implements manager.Vault.
+func (v *vault) Files(ctx context.Context, id string) ([]manager.SnapshotFile, error) {
+	m, err := v.manifest(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -148,11 +152,7 @@ func (v *vault) Files(ctx context.Context, id string) ([]manager.SnapshotFile, e
 
 // Describe implements manager.Vault.
 func (v *vault) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
-	s, err := v.store(ctx)
-	if err != nil {
-		return nil, err
-	}
-	m, err := s.Get(ctx, id)
+	m, err := v.manifest(ctx, id)
 	if err != nil {
 		return nil, err
 	}

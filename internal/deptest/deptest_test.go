@@ -47,7 +47,7 @@ var arrows = map[string][]string{
 	"internal/portproxy": {".", "internal/manager"},
 	"internal/server":    {".", "api", "internal/manager", "internal/portproxy", "internal/strictjson", "internal/suggest"},
 	"internal/cli": {".", "api", "agent", "adapters", "internal/backend", "internal/catalog", "internal/checkpoint/...", "internal/confine", "internal/manager",
-		"internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/tti"},
+		"internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/tti", "internal/wholefile"},
 	"internal/sqlstore":      {".", "internal/strictjson"},
 	"internal/storetest":     {"."},
 	"internal/compattest":    {"internal/strictjson"},
