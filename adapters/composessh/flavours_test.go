@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,8 +15,6 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
-	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
 // web is a project as people write them: a check, a job that others wait for, a volume,
@@ -275,67 +272,59 @@ func TestNotReady(t *testing.T) {
 // operator set are refused.
 func TestBuildKit(t *testing.T) {
 	t.Parallel()
-	buildx := os.Getenv("SANDBOXER_TEST_BUILDX")
-	for _, dir := range []string{"/usr/libexec/docker/cli-plugins", "/usr/lib/docker/cli-plugins", "/usr/local/lib/docker/cli-plugins"} {
-		if _, err := os.Stat(dir + "/docker-buildx"); err == nil && buildx == "" {
-			buildx = dir + "/docker-buildx"
-		}
-	}
-	if buildx == "" {
-		t.Skip("needs docker's buildx plugin (SANDBOXER_TEST_BUILDX)")
-	}
 	r := newRig(t, current(t), 0)
-	host := r.addHost(t, "host-1", docker(t), "DOCKER_BUILDKIT=1")
-	plugins := filepath.Join(host.Dir, ".docker", "cli-plugins")
-	if err := errors.Join(os.MkdirAll(plugins, 0o700), os.Symlink(buildx, filepath.Join(plugins, "docker-buildx"))); err != nil {
-		t.Fatal(err)
+	for name, setting := range map[string]string{"host-1": "1", "host-2": "0"} {
+		r.addHost(t, name, docker(t), "DOCKER_BUILDKIT="+setting)
 	}
 	e := r.opened(t, "buildkit")
 	dir := repo(t, "services: {main: {build: ., command: [sleep, '86400']}}", map[string]string{"Dockerfile": "FROM " + image + "\nRUN echo built >/made\n"})
-	h, reach := provision(t, e, order("built", dir))
-	if got := run(t, e, h, "cat /made"); got != "built" {
-		t.Errorf("the image has %q", got)
+	on := func(id, host, dir string) sandboxer.Spec {
+		s := order(id, dir)
+		s.Host = host
+		teardown(t, e, id)
+		return s
 	}
-	if !strings.Contains(reach.Extra["changed"], "BuildKit") {
-		t.Errorf("what was changed: %q", reach.Extra["changed"])
+	noted := func(id, host string) string {
+		t.Helper()
+		h, err := e.host(host)
+		if err == nil {
+			err = e.look(t.Context(), h)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := e.meta(t.Context(), h, e.name(id, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(m.Notes, "; ")
+	}
+	for host, want := range map[string]bool{"host-1": true, "host-2": false} {
+		id := "on-" + host
+		h, err := e.Provision(t.Context(), on(id, host, dir))
+		switch {
+		case err == nil:
+			if got := run(t, e, h, "cat /made"); got != "built" {
+				t.Errorf("on %s the image has %q", host, got)
+			}
+		case !want || !strings.Contains(err.Error(), "buildx component is missing"): // BuildKit's client is a program of its own
+			t.Errorf("on %s: %v", host, err)
+		}
+		if got := noted(id, host); strings.Contains(got, "BuildKit") != want {
+			t.Errorf("on %s what was changed is %q", host, got)
+		}
 	}
 	e.cfg.BuildMemory = 192 << 20
-	s := order("bounded", dir)
-	_, err := e.Provision(t.Context(), s)
+	_, err := e.Provision(t.Context(), on("bounded", "host-1", dir))
 	kind(t, err, sandboxer.Unsupported, "build_memory", "host-1", "DOCKER_BUILDKIT=0")
 	if left := r.remains(t, "buildkit"); slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "bounded") }) {
 		t.Errorf("something was made: %q", left)
 	}
-	s = order("unbuilt", repo(t, single, nil))
-	if _, err := e.Provision(t.Context(), s); err != nil { // nothing is built
+	if _, err := e.Provision(t.Context(), on("unbuilt", "host-1", repo(t, single, nil))); err != nil { // nothing is built
 		t.Error(err)
 	}
-	teardown(t, e, s.ID)
-}
-
-// TestBuildsWithoutLimits: bounds of builds that an operator set are refused where BuildKit
-// builds; those that nobody asked for are not.
-func TestBuildsWithoutLimits(t *testing.T) {
-	pool, err := sshrun.New(sshrun.Options{Config: "none"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
-	base, err := pool.Host(sshrun.Target{Name: "host-1", Addr: "host-1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	on := &host{Host: base, known: &known{engine: "docker", compose: []string{"docker", "compose"}, builder: "buildkit"}}
-	builds := &composefile.Project{Builds: []composefile.Build{{Service: "main"}}}
-	kind(t, (&plan{project: builds, boundedBuilds: true}).fits(on), sandboxer.Unsupported, "build_memory", "host-1", "DOCKER_BUILDKIT=0")
-	for what, p := range map[string]*plan{"the defaults": {project: builds}, "nothing to build": {project: &composefile.Project{}, boundedBuilds: true}} {
-		if err := p.fits(on); err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	on.known.builder = "classic"
-	if err := (&plan{project: builds, boundedBuilds: true}).fits(on); err != nil {
-		t.Errorf("the classic builder: %v", err)
+	if _, err := e.Provision(t.Context(), on("classic", "host-2", dir)); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -62,6 +62,28 @@ func patient(b *box) {
 	b.pulse.every, b.pulse.patience = pulseEvery, commandPatience
 }
 
+// allEnd makes calls at once, each of which must end soon, as unavailable or as it may.
+func allEnd(t *testing.T, calls map[string]func(context.Context) error, may func(error) bool) {
+	t.Helper()
+	ended := make(chan struct{}, len(calls))
+	for name, call := range calls {
+		go func() {
+			if err := call(t.Context()); !may(err) && !errors.Is(err, sandboxer.Unavailable) {
+				t.Errorf("%s: %v", name, err)
+			}
+			ended <- struct{}{}
+		}()
+	}
+	open := len(calls)
+	for late := time.After(2 * time.Minute); open > 0; open-- {
+		select {
+		case <-ended:
+		case <-late:
+			t.Fatalf("%d calls have no end", open)
+		}
+	}
+}
+
 // Every call into a sandbox whose kernel hangs ends, takes nothing with it, and says why. What
 // should have been killed is, when it goes on.
 func TestHungSandbox(t *testing.T) {
@@ -133,23 +155,7 @@ func TestHungSandbox(t *testing.T) {
 	}
 	// Twice: before it is known and after it is.
 	for range 2 {
-		ended := make(chan string, len(calls))
-		for name, call := range calls {
-			go func() {
-				if err := call(t.Context()); !errors.Is(err, sandboxer.Unavailable) {
-					t.Errorf("%s: %v", name, err)
-				}
-				ended <- name
-			}()
-		}
-		open := len(calls)
-		for late := time.After(2 * time.Minute); open > 0; open-- {
-			select {
-			case <-ended:
-			case <-late:
-				t.Fatalf("%d calls have no end", open)
-			}
-		}
+		allEnd(t, calls, func(error) bool { return false })
 	}
 	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Unresponsive || err != nil {
 		t.Errorf("a probe says %q, %v", l, err)
@@ -257,26 +263,6 @@ func TestHungGofer(t *testing.T) {
 		"snapshot": func(ctx context.Context) error { _, err := e.Snapshot(ctx, h, "s"); return err },
 		"freeze":   func(ctx context.Context) error { return e.Pause(ctx, h) },
 	}
-	end := func(calls map[string]func(context.Context) error, may func(error) bool) {
-		t.Helper()
-		ended := make(chan string, len(calls))
-		for name, call := range calls {
-			go func() {
-				if err := call(t.Context()); !may(err) && !errors.Is(err, sandboxer.Unavailable) {
-					t.Errorf("%s: %v", name, err)
-				}
-				ended <- name
-			}()
-		}
-		open := len(calls)
-		for late := time.After(2 * time.Minute); open > 0; open-- {
-			select {
-			case <-ended:
-			case <-late:
-				t.Fatalf("%d calls have no end", open)
-			}
-		}
-	}
 	is := func(want sandboxer.Liveness) {
 		t.Helper()
 		for late := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
@@ -289,10 +275,10 @@ func TestHungGofer(t *testing.T) {
 			}
 		}
 	}
-	end(calls, func(err error) bool { return err == nil }) // what is known inside is served yet
+	allEnd(t, calls, func(err error) bool { return err == nil }) // what is known inside is served yet
 	is(sandboxer.Unresponsive)
 	for _, which := range []map[string]func(context.Context) error{calls, alone} {
-		end(which, func(error) bool { return false })
+		allEnd(t, which, func(error) bool { return false })
 	}
 	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		if after := look(t, e); after.fds <= before.fds+keptWires && after.goroutines <= before.goroutines+keptConns {
@@ -482,14 +468,7 @@ func TestStartsInTurn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := func() int {
-		list, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(list)
-	}
-	before := open()
+	before := look(t, e).fds
 	goOn := halt(t, b)
 	const n, of = 80, 8 // descriptors of one that is being started: three pipes, two ends each, /dev/null, a connection
 	var wg sync.WaitGroup
@@ -506,7 +485,7 @@ func TestStartsInTurn(t *testing.T) {
 			t.Fatalf("%d commands are being started", len(b.starts))
 		}
 	}
-	if more := open() - before; more > startsAtOnce*of+10 {
+	if more := look(t, e).fds - before; more > startsAtOnce*of+10 {
 		t.Errorf("%d commands that wait to be started take %d descriptors", n, more)
 	}
 	goOn()
