@@ -27,7 +27,7 @@ func (s *suite) hang(t *testing.T) {
 		}
 	})
 	sb := s.upSpec(t, b, s.spec())
-	doomed := s.upSpec(t, b, s.spec())
+	removed := s.upSpec(t, b, s.spec())
 	late := s.spec()
 	s.owe(t, b, late)
 	dir := sb.dir(t)
@@ -117,7 +117,7 @@ func (s *suite) hang(t *testing.T) {
 	try("Checkpoint", sandboxer.CanCheckpoint, func(c context.Context) error {
 		return b.Checkpoint(c, sb.h, func(sandboxer.Contents) io.Writer { return io.Discard })
 	})
-	try("Pause", sandboxer.CanPause, func(c context.Context) error { return b.Pause(c, doomed.h) })
+	try("Pause", sandboxer.CanPause, func(c context.Context) error { return b.Pause(c, removed.h) })
 	try("WaitReady", "", func(c context.Context) error { return second(b.WaitReady(c, sb.h)) })
 	try("Provision", "", func(c context.Context) error { return second(b.Provision(c, late)) })
 	wg.Wait()
@@ -127,7 +127,7 @@ func (s *suite) hang(t *testing.T) {
 	if seen == sandboxer.Gone || seen == sandboxer.OOMKilled {
 		t.Errorf("IsAlive of a sandbox whose backend does not answer: %s", seen)
 	}
-	try("Teardown", "", func(c context.Context) error { return second(b.Teardown(c, doomed.h)) }) // beside a Pause it would be no news
+	try("Teardown", "", func(c context.Context) error { return second(b.Teardown(c, removed.h)) }) // beside a Pause it would be no news
 	wg.Wait()
 	resume()
 
@@ -145,10 +145,10 @@ func (s *suite) hang(t *testing.T) {
 		return err == nil && x.Code == 0
 	})
 	sb.alive(t)
-	if _, err := b.Teardown(ctx(t), doomed.h); err != nil {
+	if _, err := b.Teardown(ctx(t), removed.h); err != nil {
 		t.Errorf("the teardown that was tried in vain, again: %s", describe(err))
 	}
-	s.gone(t, b, doomed.spec)
+	s.gone(t, b, removed.spec)
 }
 
 // notFoundIsFine is for files of which only that they are asked for counts.

@@ -547,15 +547,15 @@ func (m *Manager) unsound(ctx context.Context) (map[string]Violation, int, error
 		}
 		q.After = next
 	}
-	lost, silent, err := m.lostSnapshots(ctx, "")
+	unknown, silent, err := m.quarantinedSnapshots(ctx, "")
 	if err != nil {
 		return nil, n, err
 	}
-	for id, s := range lost {
+	for id, s := range unknown {
 		violated(invKept, id, s.found.SandboxID, "%s", s.text())
 	}
 	for id := range kept {
-		if living[id] == nil && lost[id] == nil {
+		if living[id] == nil && unknown[id] == nil {
 			violated(invKept, id, "", "files of snapshot %s are kept, and there is no such snapshot", id)
 		}
 	}

@@ -628,7 +628,7 @@ func (m *Manager) abandon(ctx context.Context, j *job, sb *sandboxer.Sandbox, ca
 	if !m.turn(j) {
 		return context.Cause(ctx)
 	}
-	err := m.doom(ctx, sb, ending{reason: sandboxer.ReasonFailed, message: answer.Msg, fault: kind})
+	err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonFailed, message: answer.Msg, fault: kind})
 	if err == nil {
 		err = m.teardown(ctx, sb)
 	}

@@ -36,7 +36,7 @@ func (m *Manager) Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, 
 			return nil, err
 		}
 		defer m.wg.Done()
-		if err := m.doom(ctx, sb, why); err != nil {
+		if err := m.beginTeardown(ctx, sb, why); err != nil {
 			return nil, err
 		}
 		if sb, err = m.finish(ctx, sb); err != nil {
@@ -67,9 +67,9 @@ type ending struct {
 // errMoot says that the reason to end a sandbox has gone in the meantime.
 var errMoot = errors.New("it need not end any more")
 
-// doom commits the intent to end sb, after which there is no way back. A sandbox that
+// beginTeardown commits the intent to end sb, after which there is no way back. A sandbox that
 // ends already is left as it is.
-func (m *Manager) doom(ctx context.Context, sb *sandboxer.Sandbox, why ending) error {
+func (m *Manager) beginTeardown(ctx context.Context, sb *sandboxer.Sandbox, why ending) error {
 	for sb.State != sandboxer.Terminating && sb.State != sandboxer.Terminated {
 		err := m.step(pEnding, func() error {
 			return m.move(ctx, sb, sandboxer.Terminating, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {

@@ -10,13 +10,13 @@ import (
 // A job is the one piece of work in flight on a sandbox ID: making it, or tearing it
 // down. It is the keyed lock, what callers wait for, and what they cancel.
 type job struct {
-	id     string
-	of     int    // guarded by Manager.mu: the generation it works on; 0 until that has a record
-	making bool   // guarded by Manager.mu: a job that makes ends by tearing down when it fails
-	doomed bool   // guarded by Manager.mu: canceled in favour of a teardown
-	order  *order // what is being made; nil when the sweep resumes it
-	ctx    context.Context
-	cancel context.CancelCauseFunc
+	id         string
+	of         int    // guarded by Manager.mu: the generation it works on; 0 until that has a record
+	making     bool   // guarded by Manager.mu: a job that makes ends by tearing down when it fails
+	superseded bool   // guarded by Manager.mu: canceled in favour of a teardown
+	order      *order // what is being made; nil when the sweep resumes it
+	ctx        context.Context
+	cancel     context.CancelCauseFunc
 
 	known     chan struct{} // closed when the record is committed, or the job has ended
 	knowOnce  sync.Once
@@ -86,11 +86,11 @@ func (m *Manager) working(id string) bool {
 }
 
 // turn makes j a teardown: from now on a destroy waits for it instead of stopping it.
-// It reports false if j is doomed already.
+// It reports false if j is superseded already.
 func (m *Manager) turn(j *job) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if j.doomed {
+	if j.superseded {
 		return false
 	}
 	j.making = false
@@ -107,7 +107,7 @@ func (m *Manager) yield(j *job, generation int) <-chan struct{} {
 	case j.making && j.of == 0:
 		return j.known
 	case j.making && j.of == generation:
-		j.doomed = true
+		j.superseded = true
 		j.cancel(errDoomed)
 	}
 	return j.done
@@ -117,7 +117,7 @@ func (m *Manager) yield(j *job, generation int) <-chan struct{} {
 func (m *Manager) makes(j *job) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return j.making && !j.doomed
+	return j.making && !j.superseded
 }
 
 var errDoomed = sandboxer.E(sandboxer.Conflict, nil, "the sandbox was ended while it was being created")

@@ -107,6 +107,7 @@ type Manager struct {
 	doubted    map[string]bool        // sandbox IDs that are about to be probed, because of what a user was told
 	acting     map[string]bool        // sandbox IDs the sweep has work queued for
 	mourned    map[incarnation]bool   // damaged records that were reported
+	toldOf     map[string]bool        // quarantined snapshots that were reported
 	adopted    map[incarnation]bool   // those of a former process whose network policy is in force
 	sightings  map[sighting]time.Time // objects that no live record explains, since when
 	quarantine map[sighting]*inmate   // those that the database does not know
@@ -208,6 +209,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		doubted:    map[string]bool{},
 		acting:     map[string]bool{},
 		mourned:    map[incarnation]bool{},
+		toldOf:     map[string]bool{},
 		adopted:    map[incarnation]bool{},
 		sightings:  map[sighting]time.Time{},
 		quarantine: map[sighting]*inmate{},

@@ -161,13 +161,13 @@ func (m *Manager) lull(ctx context.Context, j *job, sb *sandboxer.Sandbox, depth
 			return nil, err
 		}
 	}
-	return m.settleDown(ctx, j, sb)
+	return m.finishPause(ctx, j, sb)
 }
 
-// settleDown pays what pausing owes. It does the same for a sandbox whose pause has
+// finishPause pays what pausing owes. It does the same for a sandbox whose pause has
 // just begun, for one that another process left half paused, and for one that could
 // not be resumed.
-func (m *Manager) settleDown(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
+func (m *Manager) finishPause(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
 	b, err := m.backend(sb.Extension)
 	if err != nil {
 		return nil, m.postpone(ctx, sb, err)
@@ -298,7 +298,7 @@ func (m *Manager) stir(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause
 	if !m.turn(j) {
 		return nil, context.Cause(ctx)
 	}
-	err := m.doom(ctx, sb, why)
+	err := m.beginTeardown(ctx, sb, why)
 	if err == nil {
 		err = m.teardown(ctx, sb)
 	}
@@ -333,7 +333,7 @@ func (m *Manager) freezeInstead(ctx context.Context, j *job, sb *sandboxer.Sandb
 	if err != nil {
 		return nil, err
 	}
-	return m.settleDown(ctx, j, sb)
+	return m.finishPause(ctx, j, sb)
 }
 
 // isGone reports whether cause says that the object of sb is not there, and a second look
@@ -420,7 +420,7 @@ func (m *Manager) lieDown(ctx context.Context, t *tally, sb *sandboxer.Sandbox, 
 			return cur, nil
 		}
 		if cur.State == sandboxer.Pausing {
-			return m.settleDown(ctx, j, cur)
+			return m.finishPause(ctx, j, cur)
 		}
 		depth, _, err := m.depthFor(cur, "", cause)
 		if err == nil {
@@ -433,7 +433,7 @@ func (m *Manager) lieDown(ctx context.Context, t *tally, sb *sandboxer.Sandbox, 
 		if !m.turn(j) {
 			return nil, context.Cause(ctx)
 		}
-		if err := m.doom(ctx, cur, why); err != nil {
+		if err := m.beginTeardown(ctx, cur, why); err != nil {
 			return nil, err
 		}
 		return cur, m.teardown(ctx, cur)
@@ -501,7 +501,7 @@ func (m *Manager) rouse(ctx context.Context, sb *sandboxer.Sandbox, ttl time.Dur
 			m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
 				cur, err := m.store.SandboxGeneration(ctx, own.ID, own.Generation)
 				if err == nil && cur.State == sandboxer.Pausing {
-					cur, err = m.settleDown(ctx, j, cur)
+					cur, err = m.finishPause(ctx, j, cur)
 				}
 				if err != nil {
 					return nil, err
@@ -607,7 +607,7 @@ func (m *Manager) relapse(ctx context.Context, j *job, sb *sandboxer.Sandbox, ca
 		if !m.turn(j) {
 			return context.Cause(ctx)
 		}
-		err := m.doom(ctx, sb, ending{reason: sandboxer.ReasonLost, message: says[sandboxer.ReasonLost]})
+		err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonLost, message: says[sandboxer.ReasonLost]})
 		if err == nil {
 			err = m.teardown(ctx, sb)
 		}
@@ -627,7 +627,7 @@ func (m *Manager) relapse(ctx context.Context, j *job, sb *sandboxer.Sandbox, ca
 		})
 	})
 	if err == nil {
-		_, err = m.settleDown(ctx, j, sb)
+		_, err = m.finishPause(ctx, j, sb)
 	}
 	if err != nil && ctx.Err() == nil { // the sweep goes on with it
 		m.log.WarnContext(ctx, "back to paused after a failed resume", "sandbox", sb.ID, "err", err)

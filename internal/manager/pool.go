@@ -531,7 +531,7 @@ func (m *Manager) discard(ctx context.Context, t *tally, sb *sandboxer.Sandbox, 
 	}
 	m.async(t, func() {
 		defer m.drop(sb.ID)
-		err := m.doom(ctx, sb, ending{reason: sandboxer.ReasonPool, message: why, still: func(sb *sandboxer.Sandbox) bool {
+		err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonPool, message: why, still: func(sb *sandboxer.Sandbox) bool {
 			return sb.State == sandboxer.Warm && sb.Unconfirmed == ""
 		}})
 		if err == nil {

@@ -12,39 +12,40 @@ import (
 )
 
 // The record of a snapshot is written before anything is saved, and is kept for as long as
-// something is. What an extension or the vault keeps under an ID that the database never
-// had is therefore younger than the database. It is kept, and told, until an
-// administrator adopts or drops it.
+// something is. What an extension or the store of portable snapshots keeps under an ID that
+// the database never had is therefore younger than the database. It is kept, and told,
+// until an administrator adopts or drops it.
 
-// A lost snapshot is one that the database does not know.
-type lostSnapshot struct {
+// A quarantinedSnapshot is one that the database does not know.
+type quarantinedSnapshot struct {
 	id        string
 	extension string // that has a native form of it; "" if none
 	found     sandboxer.FoundSnapshot
 	was       *sandboxer.Sandbox        // of what, by its stamp; nil if there is none
-	portable  *sandboxer.SnapshotRecord // what the vault knows of a portable form; nil if there is none
+	portable  *sandboxer.SnapshotRecord // what the store knows of a portable form; nil if there is none
 	why       error                     // why the portable form cannot be used
 }
 
-// lostSnapshots finds them all, or those of an ID, by ID. What could not be asked is in silent,
-// by name.
-func (m *Manager) lostSnapshots(ctx context.Context, id string) (lost map[string]*lostSnapshot, silent map[string]error, err error) {
-	lost, silent = map[string]*lostSnapshot{}, map[string]error{}
-	known := func(at string) (bool, error) {
+// quarantinedSnapshots finds them by ID, all or only the one called id. Who could not be asked
+// is in silent, by name.
+func (m *Manager) quarantinedSnapshots(ctx context.Context, id string) (found map[string]*quarantinedSnapshot, silent map[string]error, err error) {
+	found, silent = map[string]*quarantinedSnapshot{}, map[string]error{}
+	// unknown returns the one called at, nil if the database knows it or it is not asked for.
+	unknown := func(at string) (*quarantinedSnapshot, error) {
+		if id != "" && at != id || found[at] == nil && len(found) >= maxQuarantine {
+			return nil, nil
+		}
 		_, err := m.store.Snapshot(ctx, at)
-		if isKind(err, sandboxer.NotFound) {
-			return false, nil
-		}
 		if ctx.Err() != nil {
-			return false, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
-		return true, nil // a record that cannot be read is one
-	}
-	of := func(at string) *lostSnapshot {
-		if lost[at] == nil {
-			lost[at] = &lostSnapshot{id: at}
+		if !isKind(err, sandboxer.NotFound) { // a record that cannot be read is one
+			return nil, nil
 		}
-		return lost[at]
+		if found[at] == nil {
+			found[at] = &quarantinedSnapshot{id: at}
+		}
+		return found[at], nil
 	}
 	for _, e := range m.extensions() {
 		if e.Backend == nil || !e.Backend.Can(sandboxer.CanSnapshot) {
@@ -58,22 +59,19 @@ func (m *Manager) lostSnapshots(ctx context.Context, id string) (lost map[string
 				silent[e.Info.ID] = err
 				break
 			}
-			at := f.Snapshot.SnapshotID
-			if id != "" && at != id {
-				continue
-			}
-			if known, err := known(at); err != nil {
+			s, err := unknown(f.Snapshot.SnapshotID)
+			if err != nil {
 				return nil, nil, err
-			} else if known || len(lost) >= maxQuarantine {
+			}
+			if s == nil {
 				continue
 			}
-			s := of(at)
 			s.extension, s.found = e.Info.ID, f
 			s.was = m.openStamp(sandboxer.Found{Handle: sandboxer.Handle{SandboxID: f.SandboxID, Generation: f.Generation}, Stamp: f.Stamp})
 		}
 	}
 	if m.opts.Vault == nil {
-		return lost, silent, nil
+		return found, silent, nil
 	}
 	kept, err := m.opts.Vault.List(ctx)
 	if ctx.Err() != nil {
@@ -83,32 +81,26 @@ func (m *Manager) lostSnapshots(ctx context.Context, id string) (lost map[string
 		silent["the store of portable snapshots"] = err
 	}
 	for _, at := range kept {
-		if id != "" && at != id {
-			continue
-		}
-		if known, err := known(at); err != nil {
+		s, err := unknown(at)
+		if err != nil {
 			return nil, nil, err
-		} else if known || len(lost) >= maxQuarantine {
+		}
+		if s == nil {
 			continue
 		}
-		rec, err := m.opts.Vault.Describe(ctx, at)
+		s.portable, s.why = m.opts.Vault.Describe(ctx, at)
 		if ctx.Err() != nil {
 			return nil, nil, context.Cause(ctx)
 		}
-		if isKind(err, sandboxer.NotFound) { // dropped meanwhile
-			continue
+		if s.why != nil {
+			s.portable = &sandboxer.SnapshotRecord{ID: at}
 		}
-		if err != nil {
-			rec = &sandboxer.SnapshotRecord{ID: at}
-		}
-		s := of(at)
-		s.portable, s.why = rec, err
 	}
-	return lost, silent, nil
+	return found, silent, nil
 }
 
-// text says of a lost snapshot what is known and what to do.
-func (s *lostSnapshot) text() string {
+// text says of one what is known and what to do.
+func (s *quarantinedSnapshot) text() string {
 	where, has, whose := s.extension, "has", ""
 	switch {
 	case where == "":
@@ -123,14 +115,21 @@ func (s *lostSnapshot) text() string {
 		where, has, s.id, cmp.Or(whose, ","), s.id, s.id)
 }
 
-// tellLostSnapshots tells of those there are, once after a start.
-func (m *Manager) tellLostSnapshots(ctx context.Context) {
-	lost, _, err := m.lostSnapshots(ctx, "") // whoever cannot be asked is the audit's to tell
+// tellQuarantinedSnapshots tells of those there are, of each once.
+func (m *Manager) tellQuarantinedSnapshots(ctx context.Context) {
+	all, _, err := m.quarantinedSnapshots(ctx, "") // whoever cannot be asked is the audit's to tell
 	if err != nil {
 		return
 	}
-	for _, id := range slices.Sorted(maps.Keys(lost)) {
-		s := lost[id]
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		s := all[id]
+		m.mu.Lock()
+		told := m.toldOf[id]
+		m.toldOf[id] = true
+		m.mu.Unlock()
+		if told {
+			continue
+		}
 		e := sandboxer.Event{At: now(), Type: sandboxer.EventQuarantine, Actor: sweeper, Message: s.text()}
 		e.SandboxID, e.Generation = s.found.SandboxID, s.found.Generation
 		if s.portable != nil && e.SandboxID == "" {
@@ -146,7 +145,7 @@ func (m *Manager) tellLostSnapshots(ctx context.Context) {
 	}
 }
 
-// SnapshotAdoption says what a lost snapshot does not say of itself.
+// SnapshotAdoption says what a quarantined snapshot does not say of itself.
 type SnapshotAdoption struct {
 	Name    string `json:"name,omitempty"`
 	Tenant  string `json:"tenant,omitempty"`  // needed where it has no stamp, as portable ones have none
@@ -158,24 +157,14 @@ type SnapshotAdoption struct {
 // there is no such snapshot; Conflict when the database knows it, or it was not saved to the
 // end; Invalid when a contradicts its stamp, or says too little; Failed when it is damaged.
 func (m *Manager) AdoptSnapshot(ctx context.Context, id string, a SnapshotAdoption) (*sandboxer.SnapshotRecord, error) {
-	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
-		return nil, err
-	}
 	if err := checkName(a.Name); err != nil {
 		return nil, err
 	}
-	if err := checkSnapshotID(id); err != nil {
-		return nil, err
-	}
-	release, err := m.claim(id)
+	s, release, err := m.claimQuarantined(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	s, err := m.lostSnapshot(ctx, id)
-	if err != nil {
-		return nil, err
-	}
 	rec, err := m.adoptedSnapshot(s, a)
 	if err != nil {
 		return nil, err
@@ -186,6 +175,26 @@ func (m *Manager) AdoptSnapshot(ctx context.Context, id string, a SnapshotAdopti
 	return rec, nil
 }
 
+// claimQuarantined finds one for an administrator, and reserves it.
+func (m *Manager) claimQuarantined(ctx context.Context, id string) (_ *quarantinedSnapshot, release func(), err error) {
+	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
+		return nil, nil, err
+	}
+	if err := checkSnapshotID(id); err != nil {
+		return nil, nil, err
+	}
+	release, err = m.claim(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := m.quarantinedSnapshot(ctx, id)
+	if err != nil {
+		release()
+		return nil, nil, err
+	}
+	return s, release, nil
+}
+
 func checkSnapshotID(id string) error {
 	if !strings.HasPrefix(id, "snap-") || sandboxer.CheckID(id) != nil {
 		return sandboxer.E(sandboxer.Invalid, nil, "%q is not the ID of a snapshot", id).WithHint("write it as the audit does, as a whole: sandboxer audit")
@@ -193,18 +202,18 @@ func checkSnapshotID(id string) error {
 	return nil
 }
 
-// lostSnapshot finds one.
-func (m *Manager) lostSnapshot(ctx context.Context, id string) (*lostSnapshot, error) {
+// quarantinedSnapshot finds the one called id.
+func (m *Manager) quarantinedSnapshot(ctx context.Context, id string) (*quarantinedSnapshot, error) {
 	if rec, err := m.store.Snapshot(ctx, id); err == nil {
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is known and %s: there is nothing to adopt", id, rec.State)
 	} else if !isKind(err, sandboxer.NotFound) {
 		return nil, err
 	}
-	lost, silent, err := m.lostSnapshots(ctx, id)
+	all, silent, err := m.quarantinedSnapshots(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	s := lost[id]
+	s := all[id]
 	for name, err := range silent {
 		if s == nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot say whether it has a snapshot %q: %s", name, id, sandboxer.Message(err))
@@ -218,7 +227,7 @@ func (m *Manager) lostSnapshot(ctx context.Context, id string) (*lostSnapshot, e
 }
 
 // adoptedSnapshot makes the record of s. Nothing is written yet.
-func (m *Manager) adoptedSnapshot(s *lostSnapshot, a SnapshotAdoption) (*sandboxer.SnapshotRecord, error) {
+func (m *Manager) adoptedSnapshot(s *quarantinedSnapshot, a SnapshotAdoption) (*sandboxer.SnapshotRecord, error) {
 	native, portable := s.found.Whole, s.portable != nil && s.why == nil
 	switch {
 	case !native && s.portable != nil && s.why != nil:
@@ -273,24 +282,16 @@ func (m *Manager) adoptedSnapshot(s *lostSnapshot, a SnapshotAdoption) (*sandbox
 	return rec, nil
 }
 
-// ownLost makes the record by which a snapshot is dropped that the database does not know, at the
+// dropQuarantined makes the record by which a snapshot is dropped that the database does not know, at the
 // wish of an administrator. NotFound: there is none of that ID.
-func (m *Manager) ownLost(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
-	p, err := may(ctx, sandboxer.ScopeAdmin)
-	if err != nil {
-		return nil, err
-	}
-	release, err := m.claim(id)
+func (m *Manager) dropQuarantined(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
+	s, release, err := m.claimQuarantined(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	s, err := m.lostSnapshot(ctx, id)
-	if err != nil {
-		return nil, err
-	}
 	rec := &sandboxer.SnapshotRecord{
-		ID: id, Tenant: p.Tenant, SandboxID: s.found.SandboxID, Generation: s.found.Generation, Extension: s.extension,
+		ID: id, Tenant: sandboxer.PrincipalFrom(ctx).Tenant, SandboxID: s.found.SandboxID, Generation: s.found.Generation, Extension: s.extension,
 		Kind: sandboxer.SnapshotPortable, State: sandboxer.SnapshotDropping, Message: "the database did not know it", CreatedAt: now(),
 	}
 	if s.was != nil {

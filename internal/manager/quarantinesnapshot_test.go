@@ -10,9 +10,9 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// TestLostSnapshots restores a backup. What was saved since, for people or for a pause, is kept
+// TestQuarantinedSnapshots restores a backup. What was saved since, for people or for a pause, is kept
 // and told, and adopted or dropped.
-func TestLostSnapshots(t *testing.T) {
+func TestQuarantinedSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(s *setup) { ticking(s); s.opts.Vault = dirVault{s.dir} })
 		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour, Env: map[string]string{"TOKEN": "of the source"}})
@@ -73,7 +73,7 @@ func TestLostSnapshots(t *testing.T) {
 				said = append(said, e.Message)
 			}
 		}
-		if all := strings.Join(said, "\n"); !slices.Equal(told(all), lost) {
+		if all := strings.Join(said, "\n"); !slices.Equal(told(all), lost) || len(said) != len(lost) {
 			t.Errorf("told was\n%s", all)
 		}
 
@@ -135,8 +135,8 @@ func TestLostSnapshots(t *testing.T) {
 	})
 }
 
-// TestLostSnapshotsAreDropped has an administrator drop what the database does not know.
-func TestLostSnapshotsAreDropped(t *testing.T) {
+// TestQuarantinedSnapshotsAreDropped has an administrator drop what the database does not know.
+func TestQuarantinedSnapshotsAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(s *setup) { ticking(s); s.opts.Vault = dirVault{s.dir} })
 		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})

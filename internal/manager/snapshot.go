@@ -490,7 +490,7 @@ func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.Snap
 		rec, err = m.mendSnapshot(ctx, rec, err)
 	}
 	if isKind(err, sandboxer.NotFound) && checkSnapshotID(ref) == nil {
-		if lost, lerr := m.ownLost(ctx, ref); !isKind(lerr, sandboxer.NotFound) && !isKind(lerr, sandboxer.Denied) {
+		if lost, lerr := m.dropQuarantined(ctx, ref); !isKind(lerr, sandboxer.NotFound) && !isKind(lerr, sandboxer.Denied) {
 			rec, err = lost, lerr
 		}
 	}

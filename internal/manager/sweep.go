@@ -30,7 +30,7 @@ func (m *Manager) loop() {
 	tick := time.NewTicker(m.opts.SweepEvery)
 	defer tick.Stop()
 	m.surveyAll(newTally(), false)
-	m.async(newTally(), func() { m.tellLostSnapshots(m.ctx) })
+	m.async(newTally(), func() { m.tellQuarantinedSnapshots(m.ctx) })
 	for {
 		ticked := false
 		select {
@@ -301,7 +301,7 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 			why.fault = sandboxer.Timeout
 		}
 		why.still = still
-		if err = m.doom(ctx, sb, why); err != nil {
+		if err = m.beginTeardown(ctx, sb, why); err != nil {
 			break
 		}
 		t.count(func(r *SweepReport) {

@@ -168,7 +168,7 @@ func (m *Manager) follow(sb *sandboxer.Sandbox, w *sandboxer.Writes, fuse time.T
 
 // outlived ends a record whose create is over since.
 func (m *Manager) outlived(ctx context.Context, sb *sandboxer.Sandbox, why string) error {
-	err := m.doom(ctx, sb, ending{reason: sandboxer.ReasonLost, message: why, still: func(sb *sandboxer.Sandbox) bool {
+	err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonLost, message: why, still: func(sb *sandboxer.Sandbox) bool {
 		return sb.State == sandboxer.Creating && sb.Unconfirmed == sandboxer.Unasked
 	}})
 	if err != nil {
