@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // A donateListener accepts connections that are handed to it whole: open sockets, or
@@ -265,12 +266,8 @@ func dialSoon(path string, wake int, tries int) (*net.UnixConn, error) {
 // asleep reports whether a process waits for something, or stands still. Who is to be woken
 // does, but for a moment after its start: the signal would end it then.
 func asleep(pid int) bool {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return true // it may be gone, which the signal finds out
-	}
-	_, rest, _ := bytes.Cut(data, []byte(") "))
-	return !bytes.HasPrefix(rest, []byte("R"))
+	f, err := procs.Stat(pid)
+	return err != nil || len(f) == 0 || f[0] != "R" // it may be gone, which the signal finds out
 }
 
 // soon reports whether an agent that is starting, or busy, may be the cause of err.

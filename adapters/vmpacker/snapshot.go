@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -249,7 +250,7 @@ func (e *extension) ListSnapshots(_ context.Context, owner string) iter.Seq2[san
 		}
 		for _, d := range dirs {
 			id := d.Name()
-			if checkSnapshotID(id) != nil {
+			if sandboxer.CheckID(id) != nil { // no broker chose it
 				continue
 			}
 			f := sandboxer.FoundSnapshot{Snapshot: sandboxer.Snapshot{SnapshotID: id}}
@@ -259,7 +260,10 @@ func (e *extension) ListSnapshots(_ context.Context, owner string) iter.Seq2[san
 				continue
 			case err == nil && s.Receipt.SnapshotID == id:
 				f = sandboxer.FoundSnapshot{Snapshot: s.Receipt, Whole: true, SandboxID: s.SandboxID, Generation: s.Generation, Stamp: s.Stamp}
-			default:
+			case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE): // that says nothing of it
+				yield(f, err)
+				return
+			default: // it was not saved to the end, or is damaged
 				if _, gone := os.Lstat(e.dir("snap", id)); errors.Is(gone, fs.ErrNotExist) {
 					continue // dropped meanwhile
 				}
