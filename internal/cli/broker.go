@@ -274,9 +274,8 @@ func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 	return r, nil
 }
 
-// stopTime is how long work may take to stop that a hung backend keeps. With what requests
-// are given before (server.Options.Drain), a server that is told to stop has gone within
-// five seconds.
+// stopTime is how long work may take to stop that a hung backend keeps. It leaves time, of
+// what a server has to stop (stopsWithin), for requests before and for closing afterwards.
 const stopTime = 1500 * time.Millisecond
 
 // Close stops all work and lets go of everything; sandboxes live on.

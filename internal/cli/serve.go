@@ -122,6 +122,10 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 		return err
 	}
 	quietLibraries(log)
+	defer endAfter(ctx, stopsWithin, func() {
+		log.Error("ending although not everything has stopped; the next start finishes what was under way", "after", stopsWithin)
+		os.Exit(exitCode(nil, sandboxer.E(sandboxer.Timeout, nil, "not everything has stopped")))
+	})()
 	cfg, err := o.f.brokerConfig()
 	if err != nil {
 		return err
@@ -192,6 +196,23 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 	tell(log, "STOPPING=1")
 	log.Info("stopping; sandboxes live on")
 	return errors.Join(err, b.Close())
+}
+
+// stopsWithin is how long a server that is told to stop takes at most, whatever hangs: less
+// than the five seconds that are promised. What has not stopped by then ends as by a kill.
+const stopsWithin = 4800 * time.Millisecond
+
+// endAfter calls end when d has passed since ctx ended, unless it is told not to.
+func endAfter(ctx context.Context, d time.Duration, end func()) (stop func()) {
+	over, cancel := context.WithCancel(context.Background())
+	context.AfterFunc(ctx, func() {
+		select {
+		case <-time.After(d):
+			end()
+		case <-over.Done():
+		}
+	})
+	return cancel
 }
 
 // quietLibraries gives what libraries say by themselves the level of debugging: net/http

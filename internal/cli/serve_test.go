@@ -2,11 +2,41 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	stdlog "log"
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 )
+
+// A server that is told to stop ends in time, whatever does not; one that has stopped, or
+// was not told to, is left alone.
+func TestEndsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, tt := range []struct {
+			told    bool
+			takes   time.Duration
+			endedIn time.Duration
+		}{{true, time.Hour, stopsWithin}, {true, stopsWithin / 2, 0}, {false, time.Hour, 0}} {
+			ctx, tell := context.WithCancel(t.Context())
+			var endedIn time.Duration
+			began := time.Now()
+			stopped := endAfter(ctx, stopsWithin, func() { endedIn = time.Since(began) })
+			if tt.told {
+				tell()
+			}
+			time.Sleep(tt.takes)
+			stopped()
+			tell()
+			synctest.Wait()
+			if time.Sleep(time.Hour); endedIn != tt.endedIn {
+				t.Errorf("told to stop: %v, and stopping for %v: ended after %v; want %v", tt.told, tt.takes, endedIn, tt.endedIn)
+			}
+		}
+	})
+}
 
 // What a library says by itself is in the log of who looks for faults, and there as data.
 func TestLibrariesAreQuiet(t *testing.T) {
