@@ -107,6 +107,23 @@ func (in *installation) must(args ...string) string {
 	return strings.TrimSpace(out.String())
 }
 
+// inTime is must for what may be refused at first: until the server has noticed who left.
+func (in *installation) inTime(args ...string) string {
+	in.Helper()
+	for end := time.Now().Add(soon); ; time.Sleep(100 * time.Millisecond) {
+		var errs bytes.Buffer
+		cmd := in.command(args...)
+		cmd.Stderr = &errs
+		out, err := cmd.Output()
+		if err == nil {
+			return strings.TrimSpace(string(out))
+		}
+		if time.Now().After(end) {
+			in.Fatalf("sandboxer %s: %v\n%s%s", strings.Join(args, " "), err, out, errs.String())
+		}
+	}
+}
+
 // status returns a number from the server's /proc/PID/status.
 func (in *installation) status(key string) int {
 	in.Helper()
@@ -346,6 +363,8 @@ func defaultsHold(t *testing.T, bin string) {
 	other = id
 	cancel()
 	wg.Wait()
+	stop()
+	portsToTheirBound(t, in, id, key, serves)
 
 	// Connections that say nothing, and bodies that stop half-way, of somebody with a key.
 	var held []net.Conn
@@ -355,7 +374,9 @@ func defaultsHold(t *testing.T, bin string) {
 		}
 	}()
 	say := map[string]string{
-		"silence":     "",
+		"silence": "",
+		"a command that is not named": "GET /v1/sandboxes/" + id + "/exec HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" +
+			"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: c2FuZGJveGVyIHRlc3QhIQ==\r\nSec-WebSocket-Protocol: " + api.ExecProtocol + "\r\nAuthorization: Bearer " + key + "\r\n\r\n",
 		"half a body": "POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAuthorization: Bearer " + key + "\r\nContent-Length: 1000000\r\n\r\n{\"profile\":",
 	}
 	for what, words := range say {
@@ -374,14 +395,9 @@ func defaultsHold(t *testing.T, bin string) {
 		c.Close()
 	}
 	held = nil
-	stop()
 
-	for end := time.Now().Add(soon); ; time.Sleep(100 * time.Millisecond) { // until it has noticed
-		if out, err := in.command("exec", id, "--", "echo", "well").CombinedOutput(); err == nil && string(out) == "well\n" {
-			break
-		} else if time.Now().After(end) {
-			t.Fatalf("afterwards a command says %q, %v", out, err)
-		}
+	if out := in.inTime("exec", id, "--", "echo", "well"); out != "well" {
+		t.Errorf("afterwards a command says %q", out)
 	}
 	in.must("destroy", id)
 	if out := in.must("audit"); !strings.Contains(out, " 0 violations") {
@@ -389,6 +405,100 @@ func defaultsHold(t *testing.T, bin string) {
 	}
 	if in.server.ProcessState != nil {
 		t.Error("the server has ended")
+	}
+}
+
+// portsToTheirBound opens connections to a program whose answers do not end, and sends it
+// requests through the proxy, until no more are taken.
+func portsToTheirBound(t *testing.T, in *installation, id, key string, serves func(string)) {
+	t.Helper()
+	const port = 8000
+	in.inTime("exec", id, "--", "perl", "-MIO::Socket::INET", "-e", fmt.Sprintf(`
+		$l = IO::Socket::INET->new(LocalAddr => "127.0.0.1", LocalPort => %d, Listen => 1024) or die; exit if fork;
+		close STDIN; close STDOUT; close STDERR;
+		while ($c = $l->accept) { sysread $c, $b, 65536; syswrite $c, "HTTP/1.1 200 OK\r\n\r\n."; push @c, $c }`, port))
+	in.must("port", "open", id, strconv.Itoa(port))
+	remote, err := api.New("http://"+in.address, api.Options{Token: sandboxer.Secret(key), NoRetry: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remote.Close()
+	tr := &http.Transport{MaxIdleConnsPerHost: -1}
+	defer tr.CloseIdleConnections()
+
+	for way, use := range map[string]func(ctx context.Context, open func()) error{
+		"connections": func(ctx context.Context, open func()) error {
+			c, err := remote.Dial(ctx, id, port)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if _, err := io.WriteString(c, "x"); err != nil {
+				return err
+			}
+			if _, err := io.ReadFull(c, make([]byte, 12)); err != nil {
+				return err
+			}
+			open()
+			<-ctx.Done()
+			return nil
+		},
+		"requests": func(ctx context.Context, open func()) error {
+			req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("http://%s/p/%s/%d/", in.address, id, port), nil)
+			if err != nil {
+				return err
+			}
+			req.Header.Set("Authorization", "Bearer "+key)
+			resp, err := tr.RoundTrip(req)
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			switch {
+			case resp.StatusCode == http.StatusOK:
+				open()
+				<-ctx.Done()
+				return nil
+			case resp.StatusCode == http.StatusTooManyRequests && resp.Header.Get("Retry-After") != "":
+				return sandboxer.E(sandboxer.Exhausted, nil, "refused")
+			}
+			return errors.New(resp.Status)
+		},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		const n = 400
+		var wg sync.WaitGroup
+		var opened, full atomic.Int64
+		told := make(chan struct{}, 2*n)
+		atOnce := make(chan struct{}, 16)
+		for range n {
+			wg.Go(func() {
+				atOnce <- struct{}{}
+				answered := sync.OnceFunc(func() { told <- <-atOnce })
+				err := use(ctx, func() { opened.Add(1); answered() })
+				if ctx.Err() == nil {
+					full.Add(1)
+					if !errors.Is(err, sandboxer.Exhausted) {
+						t.Errorf("%s to a port: %v", way, err)
+					}
+				}
+				answered()
+			})
+		}
+		for range n {
+			select {
+			case <-told:
+			case <-time.After(soon):
+				t.Fatalf("%d %s to a port are open and %d were refused, of %d", opened.Load(), way, full.Load(), n)
+			}
+		}
+		t.Logf("%d %s to a port are open, %d were refused; %d threads, %d KiB", opened.Load(), way, full.Load(), in.status("Threads"), in.status("VmRSS"))
+		if opened.Load() < 100 || full.Load() == 0 {
+			t.Errorf("%d %s to a port are open and %d were refused, of %d; want 100 at least, and a bound", opened.Load(), way, full.Load(), n)
+		}
+		serves("with all " + way + " to a port")
+		cancel()
+		wg.Wait()
 	}
 }
 
