@@ -194,6 +194,67 @@ func TestVanished(t *testing.T) {
 	}
 }
 
+// Podman gives up making a network when an interface of anybody's comes or goes while it
+// looks which addresses are in use. Services are started again then, but not for ever.
+func TestStumble(t *testing.T) {
+	t.Parallel()
+	env := podman(t)
+	for name, stumbles := range map[string]int{"twice": 2, "always": 1000} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			real, err := exec.LookPath("podman")
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			script := fmt.Sprintf(`#!/bin/sh
+[ "$1 $2" != "network create" ] || {
+	echo >>%[1]s/tries
+	[ "$(wc -l <%[1]s/tries)" -gt %[2]d ] || { echo "Error: route ip+net: no such network interface" >&2; exit 125; }
+}
+exec %[3]s "$@"
+`, dir, stumbles, real)
+			if err := os.WriteFile(dir+"/podman", []byte(script), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			r := newRig(t, "podman-compose", 0)
+			r.program = "podman"
+			r.addHost(t, "host-1", append(slices.Clone(env), "PATH="+dir+":"+os.Getenv("PATH"))...)
+			e := r.opened(t, "stumbles"+name)
+			s := order("box", repo(t, single, nil))
+			teardown(t, e, s.ID)
+			_, err = e.Provision(t.Context(), s)
+			want := stumbles + 1
+			if stumbles > starts {
+				want = starts
+				kind(t, err, sandboxer.Failed, "no such network interface")
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if tries, err := os.ReadFile(dir + "/tries"); err != nil || len(tries) != want {
+				t.Errorf("a network was made %d times; want %d (%v)", len(tries), want, err)
+			}
+		})
+	}
+}
+
+// What podman says is the reason, and not where podman-compose was at that time.
+func TestReason(t *testing.T) {
+	const where = "Traceback (most recent call last):\n  File \"/usr/bin/podman-compose\", line 33, in <module>\n    sys.exit(main())\nsubprocess.CalledProcessError: Command '['podman', "
+	for said, want := range map[string]string{
+		"Error: network exists\nusing podman\n['podman', 'network', 'create', 'x']\n" + where + "'network', 'create', 'x']' returned non-zero exit status 125.\n": "Error: network exists",
+		where + "'ps']' died with <Signals.SIGKILL: 9>.\n":                                                    "",
+		"Step 3\nTraceback (most recent call last):\n  File \"setup.py\"\nModuleNotFoundError: six\n":         "",
+	} {
+		if want == "" {
+			want = oneLine(said)
+		}
+		if got := oneLine(reason(said)); got != want {
+			t.Errorf("of %q the reason is %q; want %q", said, got, want)
+		}
+	}
+}
+
 // An engine may still be making a network for somebody who was cut off when the same
 // sandbox is asked for again. Its subnet is not a stranger's, then; one that is in the way for
 // good is.

@@ -272,7 +272,7 @@ func (e *engine) failed(h *host, what, said string, secret map[string]string) er
 	says := func(words ...string) bool {
 		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(strings.ToLower(said), w) })
 	}
-	text := oneLine(said)
+	text := oneLine(reason(said))
 	cause := errors.New(text)
 	switch {
 	case says("no space left on device", "disk quota exceeded", "wrote only "): // as the kernel says it, and as tar does
@@ -285,6 +285,21 @@ func (e *engine) failed(h *host, what, said string, secret map[string]string) er
 		return sandboxer.E(sandboxer.Exhausted, cause, "host %s has no network left", h.Name())
 	}
 	return sandboxer.E(sandboxer.Failed, cause, "%s on host %s failed: %s", what, h.Name(), text)
+}
+
+// reason is what podman said when it refused something that podman-compose asked of it,
+// which goes on about what it asked and where it was in its own source; else all of said.
+func reason(said string) string {
+	if !strings.Contains(said, "CalledProcessError: Command '['podman', ") {
+		return said
+	}
+	var lines []string
+	for line := range strings.Lines(said) {
+		if strings.HasPrefix(line, "Error: ") {
+			lines = append(lines, line)
+		}
+	}
+	return cmp.Or(strings.Join(lines, ""), said)
 }
 
 // oneLine is the end of what a program said.

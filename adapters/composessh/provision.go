@@ -673,7 +673,12 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 	}
 	args = append(args, "up", "-d")
 	err := e.step(pUp, func() error {
-		return e.long(ctx, h, p, "starting "+strconv.Itoa(len(p.project.Services))+" services", args, env)
+		for try := 1; ; try++ {
+			err := e.long(ctx, h, p, "starting "+strconv.Itoa(len(p.project.Services))+" services", args, env)
+			if err == nil || try == starts || !isStumble(err) {
+				return err
+			}
+		}
 	})
 	if err != nil {
 		if first && errors.Is(err, errOverlap) {
@@ -698,6 +703,15 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 	}
 	return e.step(pMark, func() error { _, err := e.script(ctx, h, env, nil, `: >"$1/up"`, dir); return err })
 }
+
+// starts is how often services are started where podman stumbles over what others do.
+const starts = 8
+
+// isStumble reports whether podman gave up making a network because another interface of
+// the host came or went while it looked which addresses are in use: a list of interfaces
+// and one of their addresses did not fit together. On a host where much begins and ends
+// that is one network in twenty.
+func isStumble(err error) bool { return strings.Contains(err.Error(), "no such network interface") }
 
 // noSwap takes the swap beside their memory from the containers of $1: podman-compose
 // passes memswap_limit not on, and Podman allows as much again by itself.
