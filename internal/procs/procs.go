@@ -15,8 +15,6 @@ package procs
 import (
 	"bytes"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -121,37 +119,27 @@ const amid = time.Second
 
 func started(pid int, what string, buf []byte) ([]byte, error) {
 	was := "" // where its environment ended at the last look
-	for begun, looks, settled := monotonic(), 1, 0; ; looks++ {
+	for begun, looks, settled := time.Duration(0), 1, 0; ; looks++ {
 		// Before the look, so that nothing comes in between; and several, for a machine
 		// that stood still.
-		late := monotonic()-begun > amid && looks > 100
-		f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, what))
-		if err != nil {
-			return nil, unknown(err)
+		late := looks > 100 && monotonic()-begun > amid
+		list, err := read(pid, what, buf, false)
+		if err != nil || len(list) > 0 || settled > 1 || late {
+			return list, unknown(err)
 		}
-		n, err := f.Read(buf)
-		var rest []byte
-		if n == len(buf) {
-			rest, err = io.ReadAll(f)
+		if looks == 1 {
+			begun = monotonic()
 		}
-		f.Close()
-		if err == io.EOF {
-			err = nil
-		}
-		if err != nil || n > 0 || settled > 1 || late {
-			return append(buf[:n:n], rest...), unknown(err)
+		st, err := Stat(pid)
+		if err != nil || len(st) <= envEnd || st[vsize] == "0" { // it ended, is a zombie or one of the kernel's
+			return nil, err
 		}
 		if what != "environ" {
 			if may, err := mayLook(pid); err != nil || !may {
 				return nil, err // its arguments are anybody's to read, and so there are none
 			}
 		}
-		st, err := Stat(pid)
 		switch {
-		case err != nil:
-			return nil, err
-		case len(st) <= envEnd || st[vsize] == "0": // it ended, is a zombie or one of the kernel's
-			return nil, nil
 		case st[envEnd] == "0" && was == "" && !tells():
 			return nil, nil
 		case st[envEnd] == "0" || st[endCode] == "0":
@@ -170,12 +158,46 @@ func started(pid int, what string, buf []byte) ([]byte, error) {
 // mayLook reports whether the kernel shows us where the environment of pid is: of a
 // stranger's process it says 0, as of one in the middle of an execve.
 func mayLook(pid int) (bool, error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/environ", pid))
+	fd, err := open(pid, "environ")
 	if err != nil {
 		return false, unknown(err)
 	}
-	f.Close()
+	_ = unix.Close(fd)
 	return true, nil
+}
+
+// open and read are the kernel's calls alone: a look at all processes is thousands of
+// files, and what package os does for each takes three times as long.
+func open(pid int, name string) (fd int, err error) {
+	for fd, err = -1, unix.EINTR; err == unix.EINTR; {
+		fd, err = unix.Open("/proc/"+strconv.Itoa(pid)+"/"+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	return fd, err
+}
+
+// read returns a file below /proc/PID, in buf as far as there is room. The kernel gives
+// what a process was started with in one piece; of other files there may be more to come.
+func read(pid int, name string, buf []byte, more bool) ([]byte, error) {
+	fd, err := open(pid, name)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	for have := 0; ; {
+		if have == len(buf) {
+			buf = append(buf, make([]byte, max(len(buf), 4<<10))...)
+		}
+		switch n, err := unix.Read(fd, buf[have:]); {
+		case err == unix.EINTR:
+		case err != nil:
+			return nil, err
+		default:
+			have += n
+			if n == 0 || have < len(buf) && !more {
+				return buf[:have:have], nil
+			}
+		}
+	}
 }
 
 // monotonic is the kernel's clock. The time package's may be a test's, which stands still
@@ -203,11 +225,8 @@ func Stat(pid int) ([]string, error) {
 // Read returns the file of a name below /proc/PID; nothing when pid ended, or it may not
 // be read.
 func Read(pid int, name string) ([]byte, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
-	if err != nil {
-		return nil, unknown(err)
-	}
-	return b, nil
+	b, err := read(pid, name, make([]byte, 4<<10), true)
+	return b, unknown(err)
 }
 
 // Ended reports whether pid is known to have ended, or only waits for its parent to take
