@@ -15,6 +15,7 @@ import (
 	"hash/fnv"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -203,7 +204,7 @@ func (e *engine) openIDs(ctx context.Context) error {
 	if e.ids.why != nil {
 		e.warn("all sandboxes have the same user IDs on this machine, which cannot give each its own", e.ids.why)
 	}
-	names, err := e.names()
+	names, err := e.recorded()
 	if err != nil {
 		return openFailed(err, "the sandboxes on this machine cannot be listed")
 	}
@@ -321,19 +322,28 @@ func (e *engine) removeStrayState() error {
 	if err != nil {
 		return err
 	}
-	names, err := e.names() // after them: a sandbox's directory is made first and removed last
-	if err != nil {
-		return err
-	}
+	stray := map[string]string{} // the names of files, and of whom they are
 	for _, f := range files {
 		name, _, ok := strings.Cut(f.Name(), "_sandbox:")
 		if !ok {
 			name = strings.TrimSuffix(strings.TrimPrefix(f.Name(), "runsc-"), ".sock")
 		}
-		if _, _, ok := parseBoxName(name); !ok || !stateOf(f.Name(), name) || slices.Contains(names, name) {
+		if _, _, ok := parseBoxName(name); ok && stateOf(f.Name(), name) {
+			stray[f.Name()] = name
+		}
+	}
+	if len(stray) == 0 {
+		return nil
+	}
+	names, err := e.names() // after them: a sandbox's directory is made first and removed last
+	if err != nil {
+		return err
+	}
+	for f, name := range stray {
+		if slices.Contains(names, name) {
 			continue
 		}
-		if rerr := os.RemoveAll(e.dir("run", f.Name())); rerr != nil {
+		if rerr := os.RemoveAll(e.dir("run", f)); rerr != nil {
 			err = errors.Join(err, rerr)
 		}
 	}
@@ -611,38 +621,50 @@ func parseBoxName(name string) (id string, generation int, ok bool) {
 // a control group or a process.
 func (e *engine) names() ([]string, error) {
 	seen := map[string]bool{}
-	entries, err := os.ReadDir(e.dir("box"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	recorded, err := e.recorded()
+	if err != nil {
 		return nil, err
 	}
-	for _, d := range entries {
-		seen[d.Name()] = true
+	for _, n := range recorded {
+		seen[n] = true
 	}
 	ids, err := container.List(e.dir("run"))
 	if err != nil {
 		return nil, err
 	}
+	see := func(name string) {
+		if _, _, ok := parseBoxName(name); ok {
+			seen[name] = true
+		}
+	}
 	for _, id := range ids {
-		seen[id.SandboxID] = true
+		see(id.SandboxID)
 	}
 	for _, n := range e.cgroups.names() {
-		seen[n] = true
+		see(n)
 	}
 	running, err := e.running()
 	if err != nil {
 		return nil, err
 	}
 	for n := range running {
-		seen[n] = true
+		see(n)
 	}
-	var out []string
-	for n := range seen {
-		if _, _, ok := parseBoxName(n); ok {
-			out = append(out, n)
+	return slices.Sorted(maps.Keys(seen)), nil
+}
+
+// recorded lists the sandboxes that have a directory: all that can have a record.
+func (e *engine) recorded() (names []string, err error) {
+	entries, err := os.ReadDir(e.dir("box"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, d := range entries {
+		if _, _, ok := parseBoxName(d.Name()); ok {
+			names = append(names, d.Name())
 		}
 	}
-	slices.Sort(out)
-	return out, nil
+	return names, nil
 }
 
 // processes finds the gVisor processes of the sandbox called name. It sees also those that

@@ -58,7 +58,7 @@ func (r record) linked() bool { return networked(r.Network) || r.Link != 0 }
 // again. Open connections are lost, as with any change of network. It does not wait for
 // those that do not answer, which get it when they do.
 func (e *engine) reconnect() error {
-	names, err := e.names()
+	names, err := e.recorded()
 	if err != nil {
 		return err
 	}

@@ -130,16 +130,17 @@ func started(pid int, what string, buf []byte) ([]byte, error) {
 		if looks == 1 {
 			begun = monotonic()
 		}
-		st, err := Stat(pid)
-		if err != nil || len(st) <= envEnd || st[vsize] == "0" { // it ended, is a zombie or one of the kernel's
-			return nil, err
-		}
 		if what != "environ" {
 			if may, err := mayLook(pid); err != nil || !may {
 				return nil, err // its arguments are anybody's to read, and so there are none
 			}
 		}
+		st, err := Stat(pid)
 		switch {
+		case err != nil:
+			return nil, err
+		case len(st) <= envEnd || st[vsize] == "0": // it ended, is a zombie or one of the kernel's
+			return nil, nil
 		case st[envEnd] == "0" && was == "" && !tells():
 			return nil, nil
 		case st[envEnd] == "0" || st[endCode] == "0":
