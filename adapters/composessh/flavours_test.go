@@ -157,6 +157,9 @@ func TestFlavours(t *testing.T) {
 			if err := e2.Resume(t.Context(), h); err != nil {
 				t.Fatal(err)
 			}
+			if _, err := e2.WaitReady(t.Context(), h); err != nil {
+				t.Errorf("resumed: %v", err)
+			}
 			var archive bytes.Buffer
 			if err := e.Archive(t.Context(), h, "", &archive); err != nil {
 				t.Fatal(err)
@@ -380,6 +383,28 @@ func TestPodmanSwap(t *testing.T) {
 	kind(t, p.fits(ho), sandboxer.Unsupported, "host-1", "swap")
 	if !found {
 		t.Skip("this kernel does not account for swap")
+	}
+}
+
+// TestHealth: a container that was paused is as healthy as it was, whatever Docker says of
+// it until it looks again.
+func TestHealth(t *testing.T) {
+	for state, want := range map[string]string{
+		`{}`: "",
+		`{"Health": {"Status": "starting", "FailingStreak": 2}}`:                                             "starting",
+		`{"Health": {"Status": "unhealthy", "FailingStreak": 3, "Log": [{"ExitCode": 1}]}}`:                  "unhealthy",
+		`{"Health": {"Status": "unhealthy", "FailingStreak": 0, "Log": [{"ExitCode": 1}, {"ExitCode": 0}]}}`: "healthy",
+		`{"Health": {"Status": "unhealthy", "FailingStreak": 0, "Log": [{"ExitCode": 1}]}}`:                  "starting",
+		`{"Health": {"Status": "unhealthy"}}`:                                                                "starting",
+		`{"Healthcheck": {"Status": "unhealthy"}}`:                                                           "unhealthy",
+	} {
+		var u unit
+		if err := json.Unmarshal([]byte(state), &u.State); err != nil {
+			t.Fatal(err)
+		}
+		if got := u.health(); got != want {
+			t.Errorf("%s: %q; want %q", state, got, want)
+		}
 	}
 }
 

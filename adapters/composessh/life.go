@@ -36,8 +36,12 @@ type unit struct {
 		Pid       int
 		StartedAt time.Time
 		Health    *struct {
-			Status string
-			Log    []struct{ End time.Time }
+			Status        string
+			FailingStreak int
+			Log           []struct {
+				End      time.Time
+				ExitCode int
+			}
 		}
 		// Podman before version 4.
 		Healthcheck *struct{ Status string }
@@ -56,10 +60,19 @@ type unit struct {
 
 func (u *unit) service() string { return u.Config.Labels[labelService] }
 
+// health is what the engine knows of the container's health: starting, healthy or
+// unhealthy; nothing without a check.
 func (u *unit) health() string {
-	switch {
-	case u.State.Health != nil:
-		return u.State.Health.Status
+	switch h := u.State.Health; {
+	case h != nil && h.Status == "unhealthy" && h.FailingStreak == 0:
+		// No check has failed: Docker says so of a container that was paused, until it looks
+		// the next time. Nothing happened in it since it looked last.
+		if n := len(h.Log); n > 0 && h.Log[n-1].ExitCode == 0 {
+			return "healthy"
+		}
+		return "starting"
+	case h != nil:
+		return h.Status
 	case u.State.Healthcheck != nil:
 		return u.State.Healthcheck.Status
 	}
