@@ -36,6 +36,7 @@ type engine struct {
 	work   sync.WaitGroup // what is done for nobody who waits
 
 	mu     sync.Mutex
+	at     map[string]sshrun.Target     // where a host was when it was last used, by host
 	known  map[string]*known            // by host
 	pulses map[string]*pulse            // by host
 	metas  map[string]*meta             // by name of the sandbox; only of what is up
@@ -78,7 +79,7 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 	}
 	e := &engine{
 		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat, every: pulseEvery,
-		known: map[string]*known{}, pulses: map[string]*pulse{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{}, bare: map[string]bool{},
+		at: map[string]sshrun.Target{}, known: map[string]*known{}, pulses: map[string]*pulse{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{}, bare: map[string]bool{},
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e, nil

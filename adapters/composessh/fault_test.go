@@ -238,6 +238,35 @@ exec %[3]s "$@"
 	}
 }
 
+// An operator who changes where the name of a host leads, or with which key, wants nothing
+// to go on over the former connections.
+func TestHostChanges(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, current(t), 1)
+	e := r.opened(t, "changes")
+	before, err := e.host("host-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := before.Output(t.Context(), "true"); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := e.host("host-1"); err != nil || again.Host != before.Host {
+		t.Errorf("asked for again it is another: %v", err)
+	}
+	r.host(t, "host-1", sshtest.Options{Silent: true, Env: []string{"SERVER=second"}})
+	after, err := e.host("host-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := after.Output(t.Context(), "echo $SERVER"); err != nil || string(out) != "second\n" {
+		t.Errorf("afterwards: %q, %v", out, err)
+	}
+	if _, err := before.Output(t.Context(), "true"); !errors.Is(err, sshrun.ErrUnreachable) {
+		t.Errorf("over the former connections: %v; want them closed", err)
+	}
+}
+
 // What podman says is the reason, and not where podman-compose was at that time.
 func TestReason(t *testing.T) {
 	const where = "Traceback (most recent call last):\n  File \"/usr/bin/podman-compose\", line 33, in <module>\n    sys.exit(main())\nsubprocess.CalledProcessError: Command '['podman', "

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -128,7 +129,14 @@ func (e *engine) host(name string) (*host, error) {
 	case sandboxer.KindOf(err) != sandboxer.NotFound:
 		return nil, err
 	}
-	h.Host, err = e.pool.Host(t)
+	e.mu.Lock()
+	former := e.at[name]
+	e.at[name] = t
+	e.mu.Unlock()
+	if h.Host, err = e.pool.Host(t); err == nil && former.Name != "" && !reflect.DeepEqual(former, t) {
+		e.pool.Forget(former) // an operator changed where the name leads, or with which key
+		e.forget(h)
+	}
 	return h, err
 }
 

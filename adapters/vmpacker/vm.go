@@ -511,7 +511,7 @@ func (e *extension) console(p *place) string {
 // then by force.
 func (e *extension) destroy(ctx context.Context, p *place) error {
 	if p.Target.Name != "" {
-		e.pool.Forget(p.Target.Name)
+		e.pool.Forget(p.Target)
 	}
 	if !p.gone() {
 		c, cancel := context.WithTimeout(ctx, 2*time.Second)

@@ -323,9 +323,7 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 		}
 		m.base = dir
 	}
-	// A name of its own for every target: the same name with another target would end
-	// the connections of the former.
-	m.target.Name = ""
+	m.target.Name = "" // as its address is called, and not as it was asked for
 	p.Host = cmp.Or(alias, m.target.Addr)
 	p.Target, p.Base, p.capacity, p.tools = name(m.target), m.base, m.capacity, m.tools
 	if _, err := e.pool.Host(p.Target); err != nil {
@@ -334,7 +332,7 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 	return p, nil
 }
 
-// name gives a target the name that it has in messages and in the pool.
+// name gives a target the name that it has in messages.
 func name(t sshrun.Target) sshrun.Target {
 	t.Name = t.Addr
 	if t.Port != 0 {

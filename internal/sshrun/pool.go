@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"os/exec"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -52,7 +51,7 @@ type Pool struct {
 	tasks  sync.WaitGroup
 
 	mu     sync.Mutex
-	hosts  map[string]*Host // by name
+	hosts  map[string]*Host // by all of their targets
 	closed bool
 }
 
@@ -125,41 +124,39 @@ func New(opts Options) (*Pool, error) {
 }
 
 // Host returns the host that t describes. Nothing is connected yet. Asking again
-// with the same target gives the same Host; with another one under the same name the
-// former is closed, as when an operator changed where the name leads.
+// with the same target gives the same Host, and with another one, be it of the same name
+// and address, another, whose connections are its own.
 func (p *Pool) Host(t Target) (*Host, error) {
 	t, err := t.check()
 	if err != nil {
 		return nil, err
 	}
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.closed {
-		p.mu.Unlock()
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "the connections to hosts are closed")
 	}
-	former := p.hosts[t.Name]
-	if former != nil && reflect.DeepEqual(former.target, t) {
-		p.mu.Unlock()
-		return former, nil
-	}
-	h := &Host{pool: p, target: t, changed: make(chan struct{})}
-	p.hosts[t.Name] = h
-	p.mu.Unlock()
-	if former != nil {
-		former.shut() // which may have to wait for somebody who waits for us
+	h := p.hosts[t.key()]
+	if h == nil {
+		h = &Host{pool: p, target: t, changed: make(chan struct{})}
+		p.hosts[t.key()] = h
 	}
 	return h, nil
 }
 
-// Forget closes the connections to the host of that name, if there are any. Commands
+// Forget closes the connections to the host that t describes, if there are any. Commands
 // that run there end with ErrLost.
-func (p *Pool) Forget(name string) {
+func (p *Pool) Forget(t Target) {
+	t, err := t.check()
+	if err != nil {
+		return // there is none
+	}
 	p.mu.Lock()
-	h := p.hosts[name]
-	delete(p.hosts, name)
+	h := p.hosts[t.key()]
+	delete(p.hosts, t.key())
 	p.mu.Unlock()
 	if h != nil {
-		h.shut()
+		h.shut() // which may have to wait for somebody who waits for us
 	}
 }
 

@@ -150,6 +150,66 @@ func TestRun(t *testing.T) {
 	})
 }
 
+// Who reaches the same server by another key, or has another idea of which server that is,
+// has connections of their own: nobody's commands end because of somebody else's.
+func TestKeysOfOneAddress(t *testing.T) {
+	both(t, func(t *testing.T, transport string) {
+		dir := t.TempDir()
+		one, first, _ := sshtest.NewKey(t, dir, "one")
+		two, second, _ := sshtest.NewKey(t, dir, "two")
+		s := sshtest.Start(t, sshtest.Options{Authorized: "environment=\"KEY=one\" " + first + "\nenvironment=\"KEY=two\" " + second, Config: "PermitUserEnvironment yes"})
+		p := newPool(t, sshrun.Options{Transport: transport})
+		target := func(change func(*sshrun.Target)) sshrun.Target {
+			t := s.Target()
+			t.Name = "same"
+			change(&t)
+			return t
+		}
+		stranger, _, _ := sshtest.NewKey(t, dir, "stranger")
+		_, otherHost, _ := sshtest.NewKey(t, dir, "host")
+		mine := host(t, p, target(func(t *sshrun.Target) { t.IdentityFile = one }))
+		r, w := io.Pipe()
+		ended := make(chan error, 1)
+		go func() {
+			_, err := mine.Run(t.Context(), sshrun.Cmd{Script: "echo on; read x; echo $KEY $x", Stdin: r})
+			ended <- err
+		}()
+		for what, change := range map[string]struct {
+			of   func(*sshrun.Target)
+			key  string
+			fail error
+		}{
+			"another key":      {func(t *sshrun.Target) { t.IdentityFile = two }, "two", nil},
+			"a wrong key":      {func(t *sshrun.Target) { t.IdentityFile = stranger }, "", sshrun.ErrAuth},
+			"another host key": {func(t *sshrun.Target) { t.IdentityFile, t.HostKeys = one, []string{otherHost} }, "", sshrun.ErrHostKey},
+		} {
+			for range 2 {
+				out, err := host(t, p, target(change.of)).Output(t.Context(), "echo $KEY")
+				if got := strings.TrimSpace(string(out)); got != change.key || !errors.Is(err, change.fail) {
+					t.Errorf("%s: %q, %v; want %q, %v", what, got, err, change.key, change.fail)
+				}
+				if out, err := mine.Output(t.Context(), "echo $KEY"); err != nil || strings.TrimSpace(string(out)) != "one" {
+					t.Errorf("beside %s: %q, %v", what, out, err)
+				}
+			}
+		}
+		io.WriteString(w, "more\n")
+		w.Close()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("the command that ran meanwhile: %v", err)
+			}
+		case <-time.After(time.Minute):
+			t.Error("the command that ran meanwhile does not end")
+		}
+		p.Forget(target(func(t *sshrun.Target) { t.IdentityFile = two }))
+		if _, err := mine.Output(t.Context(), "true"); err != nil {
+			t.Errorf("once the other is forgotten: %v", err)
+		}
+	})
+}
+
 func TestNothingInLists(t *testing.T) {
 	both(t, func(t *testing.T, transport string) {
 		s := sshtest.Start(t, sshtest.Options{})

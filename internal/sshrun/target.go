@@ -1,6 +1,7 @@
 package sshrun
 
 import (
+	"fmt"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -95,6 +96,9 @@ func (t Target) check() (Target, error) {
 			return t, invalid("host %s: %q is not a public key", t.Name, k)
 		}
 	}
+	if len(t.HostKeys) == 0 {
+		t.HostKeys = nil
+	}
 	for _, d := range []struct {
 		n   *int
 		def int
@@ -105,6 +109,10 @@ func (t Target) check() (Target, error) {
 	}
 	return t, nil
 }
+
+// key tells t from every other target: also from one of the same name and address with
+// another account, key or way there.
+func (t Target) key() string { return fmt.Sprintf("%#v", t) }
 
 // word reports whether s can stand where ssh expects a user or host: nothing there
 // may look like an option or mean something to a shell that a configuration calls.
