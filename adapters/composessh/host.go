@@ -312,7 +312,7 @@ func reason(said string) string {
 
 // oneLine is the end of what a program said.
 func oneLine(s string) string {
-	lines := strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' })
+	lines := strings.FieldsFunc(sshrun.Plain(s), func(r rune) bool { return r == '\n' || r == '\r' })
 	if len(lines) > 4 {
 		lines = lines[len(lines)-4:]
 	}

@@ -106,10 +106,18 @@ func classify(said string) error {
 	return ErrUnreachable
 }
 
+// escapes are the sequences of ECMA-48 by which a program colours its words or moves the
+// cursor: with parameters (CSI), with text (OSC and its like), and the short ones.
+var escapes = regexp.MustCompile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|[\\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[ -/]*[0-~])|\u009b[0-?]*[ -/]*[@-~]")
+
+// Plain returns what a program said without the sequences that are for a terminal. What
+// else does not print is left.
+func Plain(said string) string { return escapes.ReplaceAllString(said, "") }
+
 // tidy makes what a program or host said fit to be shown: one line, nothing that
 // moves the cursor, not long.
 func tidy(said string) string {
-	said = strings.ReplaceAll(said, "@", "")
+	said = strings.ReplaceAll(Plain(said), "@", "")
 	said = strings.Join(strings.FieldsFunc(said, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")
 	if r := []rune(said); len(r) > 300 {
 		said = "…" + string(r[len(r)-300:])

@@ -138,3 +138,20 @@ func TestSockets(t *testing.T) {
 		t.Errorf("a directory too long for sockets: %v", err)
 	}
 }
+
+func TestPlain(t *testing.T) {
+	for said, want := range map[string]string{
+		"\x1b[91mE: no\x1b[0m\n":                                           "E: no\n",
+		"\x1b[1;31;48;5;12mred\x1b[K \x1b[2J\x1b[1A":                       "red ",
+		"\x1b]0;a title\x07and \x1b]8;;http://x\x1b\\a link\x1b]8;;\x1b\\": "and a link",
+		"\x1b(B\x1b7\x1bMup\x1b=":                                          "up",
+		"\u009b31mred":                                                     "red",
+		"[91m is no sequence, \t nor is [0m":                               "[91m is no sequence, \t nor is [0m",
+		"\x1b":                                                             "\x1b",
+		"cut \x1b[":                                                        "cut ",
+	} {
+		if got := Plain(said); got != want {
+			t.Errorf("%q: %q; want %q", said, got, want)
+		}
+	}
+}
