@@ -267,6 +267,69 @@ func TestHostChanges(t *testing.T) {
 	}
 }
 
+// Whoever cannot be given a host is told why: of the one that was asked for, or of each. A
+// host that was not asked for is not waited for.
+func TestNoRoom(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, current(t), 2)
+	e := r.opened(t, "room")
+	reg := sshrun.NewRegistry(r.hosts)
+	set := func(name string, change func(*sshrun.Record)) {
+		t.Helper()
+		rec, err := reg.Host(name)
+		if err == nil {
+			change(&rec)
+			err = reg.Put(rec)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	wants := func(host string) *plan {
+		t.Helper()
+		s := order("box", repo(t, single, nil))
+		s.Host = host
+		p, err := e.plan(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	choose := func(host string) error { _, err := e.choose(t.Context(), wants(host)); return err }
+	dir := filepath.Join(r.servers[0].Dir, ".sandboxer/compose/sbx-room-there-g1")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	set("host-1", func(r *sshrun.Record) { r.Capacity = 1 })
+	set("host-2", func(r *sshrun.Record) { r.State = sshrun.Draining })
+	kind(t, choose(""), sandboxer.Exhausted, "host-1 has 1 of 1", "host-2 is being drained")
+	kind(t, choose("host-1"), sandboxer.Exhausted, "host-1 has 1 of 1")
+	kind(t, choose("host-2"), sandboxer.Exhausted, "host host-2 is being drained")
+	if err := reg.Remove("host-2"); err != nil {
+		t.Fatal(err)
+	}
+	kind(t, choose("host-2"), sandboxer.Invalid, "host-2")
+
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	relay := sshtest.NewRelay(t, s.Port, 0)
+	relay.Freeze()
+	target := s.Target()
+	if err := reg.Put(sshrun.Record{Name: "away", Addr: target.Addr, Port: relay.Port, IdentityFile: target.IdentityFile, HostKeys: target.HostKeys, State: sshrun.Active, AddedAt: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	asked := make(chan error, 1)
+	one, any := wants("host-1"), wants("")
+	go func() { _, err := e.choose(ctx, one); asked <- err }()
+	go func() { _, err := e.choose(ctx, any); asked <- err }() // who has to wait for it
+	if err := <-asked; sandboxer.KindOf(err) != sandboxer.Exhausted || ctx.Err() != nil {
+		t.Errorf("the first to be answered: %v; want who asked for host-1", err)
+	}
+	cancel()
+	<-asked
+}
+
 // What podman says is the reason, and not where podman-compose was at that time.
 func TestReason(t *testing.T) {
 	const where = "Traceback (most recent call last):\n  File \"/usr/bin/podman-compose\", line 33, in <module>\n    sys.exit(main())\nsubprocess.CalledProcessError: Command '['podman', "

@@ -228,9 +228,13 @@ func (e *engine) engineEnv() map[string]string {
 // A host that cannot be used is told to f by its error.
 func (e *engine) each(ctx context.Context, f func(name string, h *host, err error)) error {
 	names, err := e.names()
-	if err != nil {
-		return err
+	if err == nil {
+		e.eachOf(ctx, names, f)
 	}
+	return err
+}
+
+func (e *engine) eachOf(ctx context.Context, names []string, f func(name string, h *host, err error)) {
 	var wg sync.WaitGroup
 	for _, name := range names {
 		wg.Go(func() {
@@ -242,7 +246,6 @@ func (e *engine) each(ctx context.Context, f func(name string, h *host, err erro
 		})
 	}
 	wg.Wait()
-	return nil
 }
 
 // script runs a script on h and returns what it says. A non-zero exit is an error with

@@ -603,13 +603,13 @@ func (e *engine) offers(ctx context.Context, only string) ([]offer, error) {
 	if only != "" && !slices.Contains(names, only) {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no host %q", e.env.Extension, only).WithHint("it has %s", strings.Join(names, ", "))
 	}
+	if only != "" {
+		names = []string{only}
+	}
 	var mu sync.Mutex
 	var offers []offer
 	var failed error
-	err = e.each(ctx, func(name string, h *host, err error) {
-		if only != "" && name != only {
-			return
-		}
+	e.eachOf(ctx, names, func(name string, h *host, err error) {
 		o := offer{h: h}
 		if err == nil {
 			var out string
@@ -627,9 +627,6 @@ func (e *engine) offers(ctx context.Context, only string) ([]offer, error) {
 		}
 		offers = append(offers, o)
 	})
-	if err != nil {
-		return nil, err
-	}
 	if len(offers) == 0 {
 		return nil, failed
 	}

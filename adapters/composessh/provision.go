@@ -285,7 +285,7 @@ func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
 			return nil, err
 		}
 		if best.draining {
-			return nil, sandboxer.E(sandboxer.Exhausted, nil, "host %s is being drained and takes no new sandbox", best.Name())
+			return nil, draining(best.Name())
 		}
 	} else {
 		offers, err := e.offers(ctx, p.spec.Host)
@@ -293,19 +293,33 @@ func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
 			return nil, err
 		}
 		most := 0
+		var full []string
 		for _, o := range offers {
-			if o.free > most {
+			switch {
+			case o.free > most:
 				best, most = o.h, o.free
+			case o.h.draining && p.spec.Host != "":
+				return nil, draining(o.h.Name())
+			case o.h.draining:
+				full = append(full, o.h.Name()+" is being drained")
+			case o.free == 0:
+				full = append(full, fmt.Sprintf("%s has %d of %d", o.h.Name(), o.used, o.h.capacity))
 			}
 		}
 		if best == nil {
-			return nil, sandboxer.E(sandboxer.Exhausted, nil, "no host of %s has room for another sandbox", e.env.Extension)
+			return nil, sandboxer.E(sandboxer.Exhausted, nil, "no host of %s has room for another sandbox: %s", e.env.Extension, strings.Join(full, ", ")).
+				WithHint("destroy what is not needed, add a host, or let one have more (host add --capacity)")
 		}
 	}
 	if err := p.fits(best); err != nil {
 		return nil, err
 	}
 	return best, e.place(p.name, best.Name())
+}
+
+func draining(name string) error {
+	return sandboxer.E(sandboxer.Exhausted, nil, "host %s is being drained and takes no new sandbox", name).
+		WithHint("have it take sandboxes again: sandboxer host drain --undo %s", name)
 }
 
 var errOverlap = errors.New("a subnet is taken")
