@@ -2,9 +2,12 @@ package composefile
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"math/big"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -12,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rogpeppe/go-internal/txtar"
 	"go.yaml.in/yaml/v4"
 
 	"github.com/sand-boxer/sandboxer"
@@ -335,4 +339,271 @@ func FuzzShare(f *testing.F) {
 			}
 		}
 	})
+}
+
+// unpack makes the files of an archive, and what its comment says of them: lines of
+// "note: text", which the notes must have.
+func unpack(t *testing.T, name string) (dir string, notes []string) {
+	t.Helper()
+	a, err := txtar.ParseFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(a.Comment)) {
+		what, text, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		switch what {
+		case "note":
+			notes = append(notes, text)
+		default:
+			t.Fatalf("%s: %q is no line of a comment", name, line)
+		}
+	}
+	dir = filepath.Join(t.TempDir(), "repo")
+	for _, f := range a.Files {
+		file := filepath.Join(dir, f.Name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, f.Data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir, notes
+}
+
+// What is written for a host is what docker compose reads of the file, but for what is said
+// to be different.
+func TestAsComposeReadsIt(t *testing.T) {
+	compose, err := filepath.Abs("../../../bin/docker-compose")
+	if err == nil {
+		_, err = os.Stat(compose)
+	}
+	if err != nil {
+		t.Skip("there is no compose plugin in bin (scripts/setup.sh builds it)")
+	}
+	files, err := filepath.Glob("testdata/accepted/*.txtar")
+	if err != nil || len(files) < 20 {
+		t.Fatalf("%d accepted projects, %v", len(files), err)
+	}
+	config := func(t *testing.T, dir string, args ...string) map[string]any {
+		t.Helper()
+		cmd := exec.Command(compose, append(args, "config", "--format", "json")...)
+		cmd.Dir = dir
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}
+		var errs strings.Builder
+		cmd.Stderr = &errs
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("compose config: %v\n%s", err, &errs)
+		}
+		var m map[string]any
+		if err := json.Unmarshal(out, &m); err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	for _, name := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(name), ".txtar"), func(t *testing.T) {
+			t.Parallel()
+			dir, notes := unpack(t, name)
+			p, err := Load(t.Context(), dir, Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := strings.Join(p.Notes, "\n")
+			for _, n := range notes {
+				if !strings.Contains(all, n) {
+					t.Errorf("no note says %q:\n%s", n, all)
+				}
+			}
+			top := t.TempDir()
+			if err := os.Symlink(dir, filepath.Join(top, "repo")); err != nil {
+				t.Fatal(err)
+			}
+			text, err := p.Render(Rendering{Dir: top, NewPrivileges: true, StopAfter: time.Hour, ImageOf: func(s string) string { return "built-" + s }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(top, "ours.yaml")
+			if err := os.WriteFile(file, text, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			theirs, ours := config(t, dir), config(t, top, "-f", file)
+			for key, v := range theirs {
+				one, _ := v.(map[string]any)
+				two, _ := ours[key].(map[string]any)
+				switch key {
+				case "name": // it is the sandbox's
+				case "networks", "volumes", "services":
+					if a, b := slices.Sorted(maps.Keys(one)), slices.Sorted(maps.Keys(two)); !slices.Equal(a, b) {
+						t.Errorf("%s are %v; want %v", key, b, a)
+					}
+				default:
+					if !strings.HasPrefix(key, "x-") {
+						t.Errorf("%s are not compared", key)
+					}
+				}
+				for k := range one {
+					if a, ok := two[k].(map[string]any); key == "services" && ok {
+						sameService(t, k, p, a, one[k].(map[string]any), dir, top)
+					}
+				}
+			}
+		})
+	}
+}
+
+// sameService compares what compose reads of a service in what was written and in what it
+// was written from.
+func sameService(t *testing.T, name string, p *Project, ours, theirs map[string]any, dir, top string) {
+	t.Helper()
+	differ := func(key string, got, want any) {
+		if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
+			t.Errorf("%s.%s is %s; want %s", name, key, g, w)
+		}
+	}
+	words := func(v any, f func(map[string]any) string) (out []string) {
+		list, _ := v.([]any)
+		for _, e := range list {
+			if m, ok := e.(map[string]any); !ok {
+				out = append(out, fmt.Sprint(e))
+			} else if s := f(m); s != "" {
+				out = append(out, s)
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	keys := slices.AppendSeq(slices.Collect(maps.Keys(theirs)), maps.Keys(ours))
+	slices.Sort(keys)
+	for _, key := range slices.Compact(keys) {
+		got, want := ours[key], theirs[key]
+		switch key {
+		case "container_name", "restart", "labels", "logging", "deploy", "build", "profiles", "extends", "develop", "attach", "stop_grace_period":
+			continue // said to be left out, or to be ours
+		case "image":
+			if theirs["build"] != nil {
+				want = "built-" + name
+			}
+		case "scale", "cpus", "mem_limit", "memswap_limit", "pids_limit":
+			continue // of deploy, too: see TestRender
+		case "secrets", "configs":
+			continue // files beside the workspace
+		case "extra_hosts":
+			got, want = words(got, nil), slices.DeleteFunc(words(want, nil), func(s string) bool { return strings.HasSuffix(s, "host-gateway") })
+		case "ports":
+			f := func(m map[string]any) string { return fmt.Sprint(m["target"], "/", m["protocol"]) }
+			got, want = words(got, f), words(want, f)
+		case "depends_on":
+			for _, deps := range []any{got, want} {
+				m, _ := deps.(map[string]any)
+				for _, d := range m {
+					delete(d.(map[string]any), "restart") // of no use to who is started once
+				}
+			}
+		case "networks":
+			for _, nets := range []any{got, want} {
+				m, _ := nets.(map[string]any)
+				for n, v := range m {
+					if v == nil {
+						m[n] = map[string]any{}
+					}
+				}
+			}
+		case "healthcheck":
+			if m, ok := want.(map[string]any); ok {
+				delete(m, "start_interval")
+			}
+		case "security_opt":
+			got, want = strings.ReplaceAll(fmt.Sprint(got), ":true", ""), strings.ReplaceAll(fmt.Sprint(want), ":true", "")
+		case "volumes":
+			f := func(m map[string]any) string {
+				source := fmt.Sprint(m["source"])
+				if ofEveryHost[source] != "" {
+					return ""
+				}
+				source = strings.Replace(source, dir, "REPO", 1)
+				source = strings.Replace(source, filepath.Join(top, "repo"), "REPO", 1)
+				for _, c := range p.Copies {
+					if source == filepath.Join(top, "copies", c.Copy) {
+						source = "REPO/" + c.Source
+					}
+				}
+				volume, _ := m["volume"].(map[string]any)
+				tmpfs, _ := m["tmpfs"].(map[string]any)
+				return fmt.Sprint(m["type"], " ", source, " ", m["target"], " ", m["read_only"], " ", volume["nocopy"], " ", tmpfs["size"])
+			}
+			got, want = words(got, f), words(want, f)
+		}
+		differ(key, got, want)
+	}
+}
+
+// Of several files the one is named that says what is refused; and what comes of a variable
+// that has no value, after that.
+func TestWhereItStands(t *testing.T) {
+	for name, tt := range map[string]struct {
+		files map[string]string
+		want  []string
+	}{
+		"in the second file": {map[string]string{
+			"compose.yaml":          "services:\n  web:\n    image: x\n    tty: true\n",
+			"compose.override.yaml": "services:\n  web:\n\n    privileged: true\n",
+		}, []string{"compose.override.yaml:4: services.web.privileged: "}},
+		"in the first file": {map[string]string{
+			"compose.yaml":          "services:\n  web:\n    image: x\n    pid: host\n",
+			"compose.override.yaml": "\n\n\n\nservices:\n  web:\n    tty: true\n",
+		}, []string{"compose.yaml:4: services.web.pid: "}},
+		"in a list of both": {map[string]string{
+			"compose.yaml":          "services:\n  web:\n    image: x\n    volumes:\n      - .:/a\n      - /:/b\n",
+			"compose.override.yaml": "services:\n  web:\n    volumes:\n      - .:/c\n",
+		}, []string{"compose.override.yaml:3: services.web.volumes."}},
+		"include": {map[string]string{
+			"compose.yaml":          "services:\n  web: {image: x}\n",
+			"compose.override.yaml": "include: [other.yaml]\n",
+		}, []string{"compose.override.yaml:1: include: "}},
+		"an empty variable first": {map[string]string{
+			"compose.yaml": "services:\n  web:\n    image: ${IMAGE}\n    ports: [\"${PORT}:x\"]\n    pid: host\n",
+		}, []string{"compose.yaml: the variables IMAGE, PORT are not set", "compose.yaml:3: invalid containerPort"}},
+		"an empty image": {map[string]string{
+			"compose.yaml": "services:\n  web:\n    image: ${IMAGE}\n",
+		}, []string{"compose.yaml: the variable IMAGE is not set", "compose.yaml:2: services.web: the service has neither image nor build"}},
+		"profiles": {map[string]string{
+			"compose.yaml": "services:\n  web: {image: x, profiles: [b, a]}\n  db: {image: x, profiles: [b]}\n",
+		}, []string{"compose.yaml:1: services: every service belongs to a profile", "names some of a, b"}},
+		"a file of COMPOSE_FILE outside": {map[string]string{
+			"compose.yaml": "services: {web: {image: x}}\n", ".env": "COMPOSE_FILE=compose.yaml:../other.yaml\n",
+		}, []string{"the compose file \"../other.yaml\" is not below the repository"}},
+		"a file of COMPOSE_FILE that is not there": {map[string]string{
+			"compose.yaml": "services: {web: {image: x}}\n", ".env": "COMPOSE_FILE=compose.yaml:other.yaml\n",
+		}, []string{"the compose file other.yaml cannot be read"}},
+		"many files": {map[string]string{
+			"compose.yaml": "services: {web: {image: x}}\n", ".env": "COMPOSE_FILE=" + strings.Repeat("compose.yaml:", 10) + "compose.yaml\n",
+		}, []string{"COMPOSE_FILE names 11 files: 10 are the most"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "repo")
+			for name, text := range tt.files {
+				if err := os.MkdirAll(dir, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			_, err := Load(t.Context(), dir, Options{})
+			if sandboxer.KindOf(err) != sandboxer.Invalid {
+				t.Fatalf("Load: %v", err)
+			}
+			said := sandboxer.Message(err)
+			for _, want := range tt.want {
+				if !strings.Contains(said, want) {
+					t.Errorf("it says %q; want %q", said, want)
+				}
+			}
+			if !strings.HasPrefix(said, tt.want[0]) {
+				t.Errorf("it says %q; want %q first", said, tt.want[0])
+			}
+		})
+	}
 }

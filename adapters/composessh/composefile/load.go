@@ -37,10 +37,19 @@ const (
 // Names are those under which a compose file is looked for, in this order.
 var Names = []string{"compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml"}
 
+// Overrides are the names of files that are merged over one that was found by its name: the
+// first that is there.
+var Overrides = []string{"compose.override.yml", "compose.override.yaml", "docker-compose.override.yml", "docker-compose.override.yaml"}
+
+// maxMerged is how many files are merged, at most.
+const maxMerged = 10
+
 // Options say how a file is read.
 type Options struct {
-	File     string            // below the directory; empty means the first of Names that is there
-	Profiles []string          // profiles to enable
+	// File is below the directory. Empty means those of the variable COMPOSE_FILE, or the
+	// first of Names that is there with the first of Overrides.
+	File     string
+	Profiles []string          // profiles to enable; nil means those of COMPOSE_PROFILES
 	Env      map[string]string // for ${…}, before the file .env of the directory
 }
 
@@ -135,75 +144,166 @@ func Load(ctx context.Context, dir string, o Options) (*Project, error) {
 		return nil, sandboxer.E(sandboxer.Invalid, err, "%s is not a directory that can be read", dir)
 	}
 	defer root.Close()
-	name := o.File
-	if name == "" {
-		for _, n := range Names {
-			if _, err := root.Lstat(n); err == nil {
-				name = n
-				break
+	l := &load{root: root, env: map[string]string{}, places: map[string]place{}, kept: map[string][]int{}}
+	own, err := l.dotenv(".", o.Env)
+	if err != nil && o.File == "" {
+		return nil, err
+	}
+	own = maps.Clone(own)
+	maps.Copy(own, o.Env)
+	if l.files, err = l.choose(dir, o.File, own); err != nil {
+		return nil, err
+	}
+	for i, name := range l.files {
+		if !filepath.IsLocal(name) {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "the compose file %q is not below the repository", name)
+		}
+		l.files[i] = path.Clean(filepath.ToSlash(name))
+	}
+	if o.Profiles == nil {
+		for name := range strings.SplitSeq(own["COMPOSE_PROFILES"], ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				o.Profiles = append(o.Profiles, name)
 			}
 		}
-		if name == "" {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no compose file", dir).
-				WithHint("it is looked for as %s; the input file names another", strings.Join(Names, ", "))
+	}
+	return l.project(ctx, o, own)
+}
+
+// choose returns the files that are merged, in the order in which they are.
+func (l *load) choose(dir, file string, env map[string]string) ([]string, error) {
+	if file != "" {
+		return []string{file}, nil
+	}
+	if list := env["COMPOSE_FILE"]; list != "" {
+		files := strings.Split(list, cmp.Or(env["COMPOSE_PATH_SEPARATOR"], ":"))
+		if len(files) > maxMerged {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "COMPOSE_FILE names %d files: %d are the most", len(files), maxMerged)
+		}
+		return files, nil
+	}
+	first := func(names []string) []string {
+		for _, n := range names {
+			if _, err := l.root.Lstat(n); err == nil {
+				return []string{n}
+			}
+		}
+		return nil
+	}
+	found := first(Names)
+	if found == nil {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no compose file", dir).
+			WithHint("it is looked for as %s; the input file names another", strings.Join(Names, ", "))
+	}
+	return append(found, first(Overrides)...), nil
+}
+
+// dotenv reads the file .env of a directory of the workspace, if there is one.
+func (l *load) dotenv(dir string, over map[string]string) (map[string]string, error) {
+	name := path.Join(dir, ".env")
+	if _, err := l.root.Lstat(name); err != nil {
+		return map[string]string{}, nil
+	}
+	data, err := l.read(name)
+	if err == nil {
+		var vars map[string]string
+		if vars, err = dotenv.ParseWithLookup(bytes.NewReader(data), func(k string) (string, bool) { v, ok := over[k]; return v, ok }); err == nil {
+			return vars, nil
 		}
 	}
-	if !filepath.IsLocal(name) {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "the compose file %q is not below the repository", name)
-	}
-	name = path.Clean(filepath.ToSlash(name))
-	l := &load{root: root, file: name, env: map[string]string{}, lines: map[string]int{}}
-	return l.project(ctx, o)
+	return map[string]string{}, sandboxer.E(sandboxer.Invalid, err, "%s cannot be read", name)
 }
 
 type load struct {
-	root  *os.Root
-	file  string
-	base  string // directory of the file, "." for the workspace itself
-	env   map[string]string
-	lines map[string]int
-	nodes int
-	found []finding
+	root    *os.Root
+	files   []string // the compose file, and what is merged over it
+	reading int      // which of them
+	base    string   // directory of the first, "." for the workspace itself
+	env     map[string]string
+	places  map[string]place // where the model's places stood, by their keys
+	kept    map[string][]int // which of the volumes of a service in the model are left
+	nodes   int
+	found   []finding
+	unset   []string // variables of the file that have no value, and so are empty
 }
 
+// A place is a line of one of the files.
+type place struct {
+	file, line int
+}
+
+func (p place) compare(q place) int {
+	return cmp.Or(cmp.Compare(p.file, q.file), cmp.Compare(p.line, q.line))
+}
+
+func (l *load) show(p place) string { return fmt.Sprintf("%s:%d", l.files[p.file], max(p.line, 1)) }
+
 type finding struct {
-	line int
+	place
 	text string
 }
 
 // refuse notes that what stands at the place is not given.
 func (l *load) refuse(at []string, format string, args ...any) {
-	l.found = append(l.found, finding{l.line(at), strings.Join(at, ".") + ": " + fmt.Sprintf(format, args...)})
+	l.found = append(l.found, finding{l.place(at), strings.Join(at, ".") + ": " + fmt.Sprintf(format, args...)})
 }
 
-// line returns where the place is, or the nearest place around it that is known.
-func (l *load) line(at []string) int {
-	for n := len(at); n > 0; n-- {
-		if line := l.lines[strings.Join(at[:n], "\x00")]; line > 0 {
-			return line
+// place returns where at is, or the nearest place around it that is known.
+func (l *load) place(at []string) place {
+	best := place{line: 1}
+	for n := 1; n <= len(at); n++ {
+		p, known := l.places[strings.Join(at[:n], "\x00")]
+		if known && p.file < best.file {
+			break // an element of a list that a later file has, too: merged, it may be another
+		}
+		if known {
+			best = p
 		}
 	}
-	return 1
+	return best
+}
+
+// mark notes where what is at stands. Of several files the last one counts that says what it
+// is, and of a mapping, which is made of all of them, the first.
+func (l *load) mark(at []string, line int, n *yaml.Node) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	key := strings.Join(at, "\x00")
+	if old, known := l.places[key]; !known || old.file == l.reading || n.Kind != yaml.MappingNode {
+		l.places[key] = place{l.reading, line}
+	}
 }
 
 func (l *load) verdict() error {
 	if len(l.found) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(l.found, func(a, b finding) int { return cmp.Compare(a.line, b.line) })
-	var b strings.Builder
-	shown := map[string]bool{}
+	slices.SortStableFunc(l.found, func(a, b finding) int { return a.compare(b.place) })
+	var lines []string
+	if note := l.empty(); note != "" { // whence other findings may come
+		lines = append(lines, l.files[0]+": "+note)
+	}
 	for _, f := range l.found {
-		text := fmt.Sprintf("%s:%d: %s", l.file, f.line, f.text)
-		if !shown[text] && len(shown) < 20 {
-			if shown[text] = true; b.Len() > 0 {
-				b.WriteByte('\n')
-			}
-			b.WriteString(text)
+		text := l.show(f.place) + ": " + f.text
+		if !slices.Contains(lines, text) && len(lines) < 20 {
+			lines = append(lines, text)
 		}
 	}
-	return sandboxer.E(sandboxer.Invalid, nil, "%s", b.String()).
+	return sandboxer.E(sandboxer.Invalid, nil, "%s", strings.Join(lines, "\n")).
 		WithHint("docs/compose-ssh.md lists what a compose file may ask for")
+}
+
+// empty names the variables that have no value, or is empty.
+func (l *load) empty() string {
+	switch names := l.unset; {
+	case len(names) == 0:
+		return ""
+	case len(names) == 1:
+		return fmt.Sprintf("the variable %s is not set, and so is empty (--env %[1]s=… or .env sets it)", names[0])
+	default:
+		return fmt.Sprintf("the variables %s are not set, and so are empty (--env NAME=… or .env sets them)", strings.Join(names, ", "))
+	}
 }
 
 // read returns a regular file of the workspace to which no link leads.
@@ -263,28 +363,31 @@ func (l *load) below(p string) (string, error) {
 	return p, nil
 }
 
-func (l *load) project(ctx context.Context, o Options) (*Project, error) {
-	l.base = path.Dir(l.file)
-	text, err := l.read(l.file)
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Invalid, err, "the compose file %s cannot be read: %s", l.file, reason(err))
-	}
-	if _, err := l.root.Lstat(path.Join(l.base, ".env")); err == nil {
-		data, err := l.read(path.Join(l.base, ".env"))
-		if err == nil {
-			var vars map[string]string
-			vars, err = dotenv.ParseWithLookup(bytes.NewReader(data), func(k string) (string, bool) { v, ok := o.Env[k]; return v, ok })
-			maps.Copy(l.env, vars)
-		}
-		if err != nil {
-			return nil, sandboxer.E(sandboxer.Invalid, err, "%s cannot be read", path.Join(l.base, ".env"))
-		}
-	}
-	maps.Copy(l.env, o.Env)
-
-	config, err := l.parse(text)
+func (l *load) project(ctx context.Context, o Options, own map[string]string) (*Project, error) {
+	l.base = path.Dir(l.files[0])
+	vars, err := l.dotenv(l.base, o.Env)
 	if err != nil {
 		return nil, err
+	}
+	maps.Copy(l.env, vars)
+	if o.File == "" && own["COMPOSE_FILE"] != "" { // as compose does: who names the files counts
+		maps.Copy(l.env, own)
+	}
+	maps.Copy(l.env, o.Env)
+	var texts [][]byte
+	var configs []types.ConfigFile
+	for i, name := range l.files {
+		text, err := l.read(name)
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Invalid, err, "the compose file %s cannot be read: %s", name, reason(err))
+		}
+		l.reading = i
+		config, err := l.parse(text)
+		if err != nil {
+			return nil, err
+		}
+		texts = append(texts, text)
+		configs = append(configs, types.ConfigFile{Filename: name, Config: config})
 	}
 	dir, err := filepath.Abs(filepath.Join(l.root.Name(), filepath.FromSlash(l.base)))
 	if err != nil {
@@ -293,7 +396,7 @@ func (l *load) project(ctx context.Context, o Options) (*Project, error) {
 	unset := map[string]bool{}
 	model, err := loader.LoadWithContext(ctx, types.ConfigDetails{
 		WorkingDir:  dir,
-		ConfigFiles: []types.ConfigFile{{Filename: l.file, Config: config}},
+		ConfigFiles: configs,
 		Environment: l.env,
 	}, func(lo *loader.Options) {
 		lo.SetProjectName("sandbox", true)
@@ -318,17 +421,27 @@ func (l *load) project(ctx context.Context, o Options) (*Project, error) {
 	if cerr := ctx.Err(); cerr != nil {
 		return nil, cerr
 	}
+	l.unset = slices.Sorted(maps.Keys(unset))
 	if err != nil {
 		said := strings.ReplaceAll(strings.ReplaceAll(err.Error(), l.root.Name()+string(filepath.Separator), ""), "\n", " ")
-		l.found = append(l.found, finding{l.guess(err.Error()), l.redact(said)})
+		at, known := l.guess(err.Error())
+		if !known && len(l.unset) > 0 { // what is empty is the likeliest
+			at = used(texts, l.unset[0])
+		}
+		l.found = append(l.found, finding{at, l.redact(said)})
 		return nil, l.verdict()
 	}
-	for _, name := range slices.Sorted(maps.Keys(unset)) {
-		use := max(bytes.Index(text, []byte("${"+name)), bytes.Index(text, []byte("$"+name)), 0)
-		line := 1 + bytes.Count(text[:use], []byte("\n"))
-		l.found = append(l.found, finding{line, fmt.Sprintf("the variable %s is not set: give it a value with --env %s=…, in .env, or a default in the file", name, name)})
-	}
 	return l.accept(model)
+}
+
+// used returns where a variable is used first.
+func used(texts [][]byte, name string) place {
+	for i, text := range texts {
+		if use := max(bytes.Index(text, []byte("${"+name)), bytes.Index(text, []byte("$"+name))); use >= 0 {
+			return place{i, 1 + bytes.Count(text[:use], []byte("\n"))}
+		}
+	}
+	return place{line: 1}
 }
 
 // plain reports whether t uses the variable without an operator.
@@ -355,23 +468,24 @@ func (l *load) redact(s string) string {
 	return s
 }
 
-// guess finds the line of a place that a message names, services.web.image.
-func (l *load) guess(said string) int {
-	best, line := 0, 1
-	for at, n := range l.lines {
-		for _, dotted := range []string{strings.ReplaceAll(at, "\x00", "."), strings.ReplaceAll(at, "\x00", " ")} {
-			if len(at) > best && strings.Contains(said, dotted) {
-				best, line = len(at), n
+// guess finds where a place is that a message names, services.web.image.
+func (l *load) guess(said string) (at place, known bool) {
+	best := 0
+	at = place{line: 1}
+	for key, p := range l.places {
+		for _, dotted := range []string{strings.ReplaceAll(key, "\x00", "."), strings.ReplaceAll(key, "\x00", " ")} {
+			if len(key) > best && strings.Contains(said, dotted) {
+				best, at = len(key), p
 			}
 		}
 	}
-	if _, after, ok := strings.Cut(said, "service \""); ok {
+	if _, after, ok := strings.Cut(said, "service \""); ok && best == 0 {
 		name, _, _ := strings.Cut(after, "\"")
-		if n := l.lines["services\x00"+name]; n > 0 && best == 0 {
-			line = n
+		if p, known := l.places["services\x00"+name]; known {
+			return p, true
 		}
 	}
-	return line
+	return at, best > 0
 }
 
 // reason is an error without the names of this machine's directories.
@@ -386,7 +500,7 @@ func reason(err error) string {
 // parse reads YAML into maps and remembers where everything stood.
 func (l *load) parse(text []byte) (map[string]any, error) {
 	bad := func(line int, format string, args ...any) error {
-		return sandboxer.E(sandboxer.Invalid, nil, "%s:%d: %s", l.file, max(line, 1), fmt.Sprintf(format, args...))
+		return sandboxer.E(sandboxer.Invalid, nil, "%s: %s", l.show(place{l.reading, line}), fmt.Sprintf(format, args...))
 	}
 	dec := yaml.NewDecoder(bytes.NewReader(text))
 	var doc yaml.Node
@@ -435,7 +549,7 @@ func (l *load) parse(text []byte) (map[string]any, error) {
 
 func (l *load) value(n *yaml.Node, at []string, depth int) (any, error) {
 	bad := func(format string, args ...any) error {
-		return sandboxer.E(sandboxer.Invalid, nil, "%s:%d: %s", l.file, n.Line, fmt.Sprintf(format, args...))
+		return sandboxer.E(sandboxer.Invalid, nil, "%s: %s", l.show(place{l.reading, n.Line}), fmt.Sprintf(format, args...))
 	}
 	if l.nodes++; l.nodes > maxNodes {
 		return nil, bad("the file has more than %d nodes, with its aliases followed", maxNodes)
@@ -443,8 +557,8 @@ func (l *load) value(n *yaml.Node, at []string, depth int) (any, error) {
 	if depth > maxDepth {
 		return nil, bad("the file is nested more than %d deep", maxDepth)
 	}
-	if key := strings.Join(at, "\x00"); l.lines[key] == 0 {
-		l.lines[key] = n.Line
+	if p, known := l.places[strings.Join(at, "\x00")]; !known || p.file != l.reading {
+		l.mark(at, n.Line, n)
 	}
 	switch n.Kind {
 	case yaml.AliasNode:
@@ -500,7 +614,7 @@ func (l *load) value(n *yaml.Node, at []string, depth int) (any, error) {
 				return nil, bad("the key %q is there twice", k.Value)
 			}
 			below := append(slices.Clip(at), k.Value)
-			l.lines[strings.Join(below, "\x00")] = k.Line
+			l.mark(below, k.Line, c)
 			v, err := l.value(c, below, depth+1)
 			if err != nil {
 				return nil, err
@@ -526,7 +640,7 @@ func (l *load) merge(c *yaml.Node, at []string, depth int, into map[string]any) 
 	for _, m := range slices.Backward(list) { // of several, the first counts
 		m, ok := m.(map[string]any)
 		if !ok {
-			return sandboxer.E(sandboxer.Invalid, nil, "%s:%d: << wants a mapping", l.file, c.Line)
+			return sandboxer.E(sandboxer.Invalid, nil, "%s: << wants a mapping", l.show(place{l.reading, c.Line}))
 		}
 		maps.Copy(into, m)
 	}

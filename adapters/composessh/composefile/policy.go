@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"path"
 	"reflect"
 	"regexp"
@@ -131,10 +132,21 @@ func (l *load) allow(at []string, v any, names ...string) {
 
 // accept judges the model and makes the project of it.
 func (l *load) accept(m *types.Project) (*Project, error) {
-	p := &Project{File: l.file, model: m, mounted: map[string][]mount{}, copied: map[string]string{}, internal: map[string]bool{}}
+	p := &Project{File: l.files[0], model: m, mounted: map[string][]mount{}, copied: map[string]string{}, internal: map[string]bool{}}
 	l.allow(nil, m, "name", "services", "networks", "volumes", "secrets", "configs")
+	if note := l.empty(); note != "" {
+		p.Notes = append(p.Notes, note)
+	}
 	if len(m.Services) == 0 {
-		l.refuse([]string{"services"}, "there is no service")
+		var profiles []string
+		for _, s := range m.DisabledServices {
+			profiles = append(profiles, s.Profiles...)
+		}
+		if slices.Sort(profiles); len(profiles) > 0 {
+			l.refuse([]string{"services"}, "every service belongs to a profile, and none is enabled; the input profiles, or COMPOSE_PROFILES in .env, names some of %s", strings.Join(slices.Compact(profiles), ", "))
+		} else {
+			l.refuse([]string{"services"}, "there is no service")
+		}
 	}
 	l.networks(p)
 	l.volumes(p)
@@ -190,7 +202,7 @@ func (l *load) defaultNetwork(p *Project) {
 func (l *load) order(m *types.Project) []string {
 	names := slices.Sorted(maps.Keys(m.Services))
 	slices.SortStableFunc(names, func(a, b string) int {
-		return cmp.Compare(l.lines["services\x00"+a], l.lines["services\x00"+b])
+		return l.places["services\x00"+a].compare(l.places["services\x00"+b])
 	})
 	return names
 }
@@ -321,10 +333,18 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 		}
 	}
 	for host, addrs := range s.ExtraHosts {
-		for _, a := range addrs {
-			if strings.Contains(a, "gateway") {
-				l.refuse(at("extra_hosts"), "%s:%s is the host", host, a)
+		s.ExtraHosts[host] = slices.DeleteFunc(addrs, func(a string) bool {
+			if a == "host-gateway" {
+				note("extra_hosts: %s is left out: the host is not reached from a sandbox", host)
+				return true
 			}
+			if _, err := netip.ParseAddr(strings.Trim(a, "[]")); err != nil {
+				l.refuse(at("extra_hosts"), "%s: %q is no address", host, a)
+			}
+			return false
+		})
+		if len(s.ExtraHosts[host]) == 0 {
+			delete(s.ExtraHosts, host)
 		}
 	}
 	for i, link := range s.Links {
@@ -346,9 +366,6 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 		}
 	}
 	if g := s.Logging; g != nil {
-		if g.Driver != "" && g.Driver != "json-file" && g.Driver != "local" {
-			l.refuse(at("logging", "driver"), "%q sends logs elsewhere from the host", g.Driver)
-		}
 		note("logging is this program's: 10 MB for each container")
 	}
 	for i, d := range s.Tmpfs {
@@ -356,7 +373,7 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 		l.target(at("tmpfs", strconv.Itoa(i)), dir)
 		for o := range strings.SplitSeq(opts, ",") {
 			switch k, _, _ := strings.Cut(o, "="); k {
-			case "", "size", "mode", "uid", "gid", "noexec", "nosuid", "nodev", "ro", "rw":
+			case "", "size", "mode", "uid", "gid", "noexec", "exec", "nosuid", "nodev", "ro", "rw":
 			default:
 				l.refuse(at("tmpfs", strconv.Itoa(i)), "the option %q is not supported", o)
 			}
@@ -533,7 +550,10 @@ func (l *load) image(p *Project, s *types.ServiceConfig, at func(...string) []st
 		return
 	}
 	b := s.Build
-	l.allow(at("build"), b, "context", "dockerfile", "dockerfile_inline", "args", "labels", "no_cache", "pull", "target", "platforms", "tags")
+	l.allow(at("build"), b, "context", "dockerfile", "dockerfile_inline", "args", "labels", "no_cache", "pull", "target", "platforms", "tags", "cache_from")
+	if len(b.CacheFrom) > 0 {
+		p.Notes = append(p.Notes, s.Name+": build.cache_from is left out: images are built from what the host has")
+	}
 	build := Build{Service: s.Name, Args: map[string]string{}, Labels: b.Labels, Target: b.Target, NoCache: b.NoCache, Pull: b.Pull, Platform: s.Platform}
 	l.labels(p, at("build"), b.Labels)
 	if b.Target != "" {
@@ -633,7 +653,7 @@ func (l *load) deploy(s *types.ServiceConfig, at func(...string) []string, note 
 	}
 	l.allow(at("deploy"), d, "mode", "replicas", "labels", "update_config", "rollback_config", "resources", "restart_policy", "endpoint_mode")
 	if d.Mode != "" && d.Mode != "replicated" {
-		l.refuse(at("deploy", "mode"), "%q is for a swarm", d.Mode)
+		note("deploy.mode: %s is left out: it is for a swarm", d.Mode)
 	}
 	if d.UpdateConfig != nil || d.RollbackConfig != nil || d.RestartPolicy != nil || d.EndpointMode != "" || len(d.Labels) > 0 {
 		note("of deploy only replicas and limits count here")
@@ -691,16 +711,36 @@ func (l *load) target(at []string, dir string) {
 	}
 }
 
+// ofEveryHost is what files mount of the host although a service can do without, and why it
+// can.
+var ofEveryHost = map[string]string{
+	"/etc/localtime": "the variable TZ names a time zone",
+	"/etc/timezone":  "the variable TZ names a time zone",
+	"/dev/null":      "nothing of the host is mounted",
+}
+
 func (l *load) mounts(p *Project, s *types.ServiceConfig, at func(...string) []string, out *Service) {
+	kept := s.Volumes[:0]
+	defer func() { s.Volumes = kept }()
 	for i := range s.Volumes {
 		v := &s.Volumes[i]
 		place := at("volumes", strconv.Itoa(i))
+		if why := ofEveryHost[path.Clean(v.Source)]; v.Type == types.VolumeTypeBind && why != "" {
+			p.Notes = append(p.Notes, fmt.Sprintf("%s: %s is not mounted at %s: %s", s.Name, v.Source, v.Target, why))
+			continue
+		}
+		kept = append(kept, *v)
+		v = &kept[len(kept)-1]
+		l.kept[s.Name] = append(l.kept[s.Name], i)
 		l.target(place, v.Target)
 		l.allow(place, *v, "type", "source", "target", "read_only", "consistency", "bind", "volume", "tmpfs")
 		switch v.Type {
 		case types.VolumeTypeBind:
 			l.allow(place, v.Bind, "create_host_path", "propagation", "selinux", "recursive")
-			if b := v.Bind; b != nil && (b.Propagation != "" && b.Propagation != "rprivate" && b.Propagation != "private" || b.SELinux != "" || b.Recursive != "") {
+			if b := v.Bind; b != nil && b.SELinux != "" {
+				p.Notes = append(p.Notes, fmt.Sprintf("%s: the option %s of the mount at %s is left out: it changes labels on the host", s.Name, b.SELinux, v.Target))
+			}
+			if b := v.Bind; b != nil && (b.Propagation != "" && b.Propagation != "rprivate" && b.Propagation != "private" || b.Recursive != "") {
 				l.refuse(place, "options of a bind mount change the host's mounts or labels")
 				continue
 			}
@@ -770,7 +810,7 @@ func (l *load) nested(p *Project) {
 			if v.Type != types.VolumeTypeBind || !within(v.Source) {
 				continue
 			}
-			at := []string{"services", name, "volumes", strconv.Itoa(i)}
+			at := []string{"services", name, "volumes", strconv.Itoa(l.kept[name][i])}
 			if !v.ReadOnly {
 				l.refuse(at, "%q lies in a directory that is mounted writable too, where a link could take its place; mount only one of them, or this one read-only", v.Source)
 				continue
