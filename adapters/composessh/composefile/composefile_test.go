@@ -229,10 +229,16 @@ func FuzzLoad(f *testing.F) {
 		}
 		f.Add(string(text))
 	}
+	f.Add("services: {web: {image: x, extends: {file: sub/b.yaml, service: web}, volumes: [\"./y:/y\"]}}\n")
+	f.Add("include: [sub/b.yaml]\nservices: {web: {image: x}}\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		p, err := Load(ctx, workspace(t, text), Options{})
+		dir := workspace(t, text)
+		if err := os.WriteFile(filepath.Join(dir, "sub", "b.yaml"), []byte(text), 0o644); err != nil { // to be included and extended
+			t.Fatal(err)
+		}
+		p, err := Load(ctx, dir, Options{})
 		if err != nil {
 			return
 		}
@@ -558,10 +564,42 @@ func TestWhereItStands(t *testing.T) {
 			"compose.yaml":          "services:\n  web:\n    image: x\n    volumes:\n      - .:/a\n      - /:/b\n",
 			"compose.override.yaml": "services:\n  web:\n    volumes:\n      - .:/c\n",
 		}, []string{"compose.override.yaml:3: services.web.volumes."}},
-		"include": {map[string]string{
+		"a missing file included": {map[string]string{
 			"compose.yaml":          "services:\n  web: {image: x}\n",
 			"compose.override.yaml": "include: [other.yaml]\n",
-		}, []string{"compose.override.yaml:1: include: "}},
+		}, []string{"compose.override.yaml:1: include: \"other.yaml\" cannot be included: no such file"}},
+		"a file that includes itself": {map[string]string{
+			"compose.yaml": "include: [sub/a.yaml]\n", "sub/a.yaml": "include: [../compose.yaml]\nservices: {web: {image: x}}\n",
+		}, []string{"sub/a.yaml:1: include: \"../compose.yaml\" cannot be included: it includes itself"}},
+		"an included file with variables": {map[string]string{
+			"compose.yaml": "include:\n  - sub/a.yaml\n", "sub/a.yaml": "services: {web: {image: x}}\n", "sub/.env": "A=1\n",
+		}, []string{"compose.yaml:1: include: \"sub/a.yaml\" cannot be included: a .env"}},
+		"include with a project": {map[string]string{
+			"compose.yaml": "include:\n  - {path: a.yaml, project_directory: /}\n", "a.yaml": "services: {web: {image: x}}\n",
+		}, []string{"compose.yaml:1: include: project_directory is not supported"}},
+		"a service of both": {map[string]string{
+			"compose.yaml": "include: [a.yaml]\nservices:\n  web: {image: y}\n", "a.yaml": "services:\n  web: {image: x}\n",
+		}, []string{"compose.yaml:3: services.web: is in a.yaml too"}},
+		"what an included file may not": {map[string]string{
+			"compose.yaml": "include: [sub/a.yaml]\n", "sub/a.yaml": "services:\n  web:\n    image: x\n    volumes:\n      - ../../outside:/x\n      - ${HERE}/y:/y\n",
+		}, []string{"sub/a.yaml:4: services.web.volumes: \"${HERE}/y\" begins with a variable"}},
+		"outside of an included file": {map[string]string{
+			"compose.yaml": "include: [sub/a.yaml]\n", "sub/a.yaml": "services:\n  web:\n    image: x\n    volumes:\n      - ../../outside:/x\n",
+		}, []string{"sub/a.yaml:5: services.web.volumes.0: \"./../outside\" cannot be mounted: it leads out of the workspace"}},
+		"privileges by extends": {map[string]string{
+			"compose.yaml": "services:\n  web:\n    extends: {file: sub/a.yaml, service: base}\n", "sub/a.yaml": "services:\n  base:\n    image: x\n    privileged: true\n",
+		}, []string{"compose.yaml:2: services.web.privileged: "}},
+		"no such service": {map[string]string{
+			"compose.yaml": "services:\n  web:\n    extends: {file: sub/a.yaml, service: other}\n", "sub/a.yaml": "services:\n  base: {image: x}\n",
+		}, []string{"compose.yaml:3: services.web.extends: sub/a.yaml has no service \"other\""}},
+		"extends in a circle": {map[string]string{
+			"compose.yaml": "services:\n  web:\n    extends: {file: a.yaml, service: one}\n",
+			"a.yaml":       "services:\n  one: {extends: {file: b.yaml, service: two}}\n", "b.yaml": "services:\n  two: {extends: {file: a.yaml, service: one}}\n",
+		}, []string{"compose.yaml:"}},
+		"many files included": {map[string]string{
+			"compose.yaml": "include: [a1.yaml, a2.yaml, a3.yaml, a4.yaml, a5.yaml, a6.yaml, a7.yaml, a8.yaml, a9.yaml, b.yaml]\n",
+			"a1.yaml":      "name: x\n", "a2.yaml": "name: x\n", "a3.yaml": "name: x\n", "a4.yaml": "name: x\n", "a5.yaml": "name: x\n", "a6.yaml": "name: x\n", "a7.yaml": "name: x\n", "a8.yaml": "name: x\n", "a9.yaml": "name: x\n", "b.yaml": "name: x\n",
+		}, []string{"compose.yaml and what belongs to it are more than 10 files"}},
 		"an empty variable first": {map[string]string{
 			"compose.yaml": "services:\n  web:\n    image: ${IMAGE}\n    ports: [\"${PORT}:x\"]\n    pid: host\n",
 		}, []string{"compose.yaml: the variables IMAGE, PORT are not set", "compose.yaml:3: invalid containerPort"}},
@@ -584,7 +622,7 @@ func TestWhereItStands(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "repo")
 			for name, text := range tt.files {
-				if err := os.MkdirAll(dir, 0o755); err != nil {
+				if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
 					t.Fatal(err)
 				}
 				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {

@@ -144,21 +144,25 @@ func Load(ctx context.Context, dir string, o Options) (*Project, error) {
 		return nil, sandboxer.E(sandboxer.Invalid, err, "%s is not a directory that can be read", dir)
 	}
 	defer root.Close()
-	l := &load{root: root, env: map[string]string{}, places: map[string]place{}, kept: map[string][]int{}}
+	l := &load{
+		root: root, env: map[string]string{}, places: map[string]place{}, kept: map[string][]int{},
+		included: map[string]map[string]any{}, others: map[string]map[string]any{}, imports: map[string]string{}, extra: map[string]any{},
+	}
 	own, err := l.dotenv(".", o.Env)
 	if err != nil && o.File == "" {
 		return nil, err
 	}
 	own = maps.Clone(own)
 	maps.Copy(own, o.Env)
-	if l.files, err = l.choose(dir, o.File, own); err != nil {
+	files, err := l.choose(dir, o.File, own)
+	if err != nil {
 		return nil, err
 	}
-	for i, name := range l.files {
+	for i, name := range files {
 		if !filepath.IsLocal(name) {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "the compose file %q is not below the repository", name)
 		}
-		l.files[i] = path.Clean(filepath.ToSlash(name))
+		files[i] = path.Clean(filepath.ToSlash(name))
 	}
 	if o.Profiles == nil {
 		for name := range strings.SplitSeq(own["COMPOSE_PROFILES"], ",") {
@@ -167,7 +171,7 @@ func Load(ctx context.Context, dir string, o Options) (*Project, error) {
 			}
 		}
 	}
-	return l.project(ctx, o, own)
+	return l.project(ctx, files, o, own)
 }
 
 // choose returns the files that are merged, in the order in which they are.
@@ -216,15 +220,21 @@ func (l *load) dotenv(dir string, over map[string]string) (map[string]string, er
 
 type load struct {
 	root    *os.Root
-	files   []string // the compose file, and what is merged over it
+	files   []string // the compose file, what is merged over it, and what these include and extend
+	texts   [][]byte // of them
 	reading int      // which of them
 	base    string   // directory of the first, "." for the workspace itself
 	env     map[string]string
 	places  map[string]place // where the model's places stood, by their keys
 	kept    map[string][]int // which of the volumes of a service in the model are left
 	nodes   int
-	found   []finding
-	unset   []string // variables of the file that have no value, and so are empty
+
+	included map[string]map[string]any // files that were included
+	others   map[string]map[string]any // files of which services are extended
+	imports  map[string]string         // names of such services, by file and name
+	extra    map[string]any            // such services, by that name
+	found    []finding
+	unset    []string // variables of the file that have no value, and so are empty
 }
 
 // A place is a line of one of the files.
@@ -363,8 +373,8 @@ func (l *load) below(p string) (string, error) {
 	return p, nil
 }
 
-func (l *load) project(ctx context.Context, o Options, own map[string]string) (*Project, error) {
-	l.base = path.Dir(l.files[0])
+func (l *load) project(ctx context.Context, files []string, o Options, own map[string]string) (*Project, error) {
+	l.base = path.Dir(files[0])
 	vars, err := l.dotenv(l.base, o.Env)
 	if err != nil {
 		return nil, err
@@ -374,20 +384,21 @@ func (l *load) project(ctx context.Context, o Options, own map[string]string) (*
 		maps.Copy(l.env, own)
 	}
 	maps.Copy(l.env, o.Env)
-	var texts [][]byte
 	var configs []types.ConfigFile
-	for i, name := range l.files {
-		text, err := l.read(name)
-		if err != nil {
-			return nil, sandboxer.E(sandboxer.Invalid, err, "the compose file %s cannot be read: %s", name, reason(err))
-		}
-		l.reading = i
-		config, err := l.parse(text)
+	for _, name := range files {
+		config, err := l.open(name)
 		if err != nil {
 			return nil, err
 		}
-		texts = append(texts, text)
 		configs = append(configs, types.ConfigFile{Filename: name, Config: config})
+	}
+	for _, c := range configs { // each has to have what its services extend
+		for name, s := range l.extra {
+			services, _ := c.Config["services"].(map[string]any)
+			if services != nil {
+				services[name] = clone(s)
+			}
+		}
 	}
 	dir, err := filepath.Abs(filepath.Join(l.root.Name(), filepath.FromSlash(l.base)))
 	if err != nil {
@@ -426,10 +437,14 @@ func (l *load) project(ctx context.Context, o Options, own map[string]string) (*
 		said := strings.ReplaceAll(strings.ReplaceAll(err.Error(), l.root.Name()+string(filepath.Separator), ""), "\n", " ")
 		at, known := l.guess(err.Error())
 		if !known && len(l.unset) > 0 { // what is empty is the likeliest
-			at = used(texts, l.unset[0])
+			at = used(l.texts, l.unset[0])
 		}
 		l.found = append(l.found, finding{at, l.redact(said)})
 		return nil, l.verdict()
+	}
+	for name := range l.extra {
+		delete(model.Services, name)
+		delete(model.DisabledServices, name)
 	}
 	return l.accept(model)
 }
@@ -498,7 +513,7 @@ func reason(err error) string {
 }
 
 // parse reads YAML into maps and remembers where everything stood.
-func (l *load) parse(text []byte) (map[string]any, error) {
+func (l *load) parse(text []byte, prefix []string) (map[string]any, error) {
 	bad := func(line int, format string, args ...any) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "%s: %s", l.show(place{l.reading, line}), fmt.Sprintf(format, args...))
 	}
@@ -519,7 +534,7 @@ func (l *load) parse(text []byte) (map[string]any, error) {
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
 		return nil, bad(1, "a compose file is a mapping")
 	}
-	v, err := l.value(doc.Content[0], nil, 0)
+	v, err := l.value(doc.Content[0], prefix, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -531,17 +546,8 @@ func (l *load) parse(text []byte) (map[string]any, error) {
 		case key == "version":
 			delete(config, key) // says nothing any more
 		case key == "include":
-			l.refuse([]string{key}, "other files are not included; use one file")
 		default:
-			l.refuse([]string{key}, "is not supported")
-		}
-	}
-	services, _ := config["services"].(map[string]any)
-	for name, s := range services {
-		if s, ok := s.(map[string]any); ok {
-			if e, ok := s["extends"].(map[string]any); ok && e["file"] != nil {
-				l.refuse([]string{"services", name, "extends", "file"}, "other files are not read; extend a service of the same file")
-			}
+			l.refuse(append(slices.Clip(prefix), key), "is not supported")
 		}
 	}
 	return config, l.verdict()
