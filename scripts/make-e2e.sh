@@ -11,11 +11,15 @@ set -eu
 repo=$(cd "$1" && pwd)
 shift
 
+# By its label it is found also when create was interrupted and its ID is not known.
+mark="make-e2e=$(date +%s)-$$"
 id=""
 finish() {
 	code=$?
-	trap - EXIT INT TERM HUP
-	[ -z "$id" ] || sandboxer destroy "$id" --yes --quiet >&2 || echo "make-e2e: sandbox $id could not be destroyed; it ends after its time to live" >&2
+	trap - EXIT
+	trap '' INT TERM HUP
+	if [ -n "$id" ]; then set -- "$id"; else set -- --label "$mark"; fi
+	sandboxer destroy "$@" --yes --quiet >&2 || echo "make-e2e: the sandbox $id could not be destroyed; it ends after its time to live" >&2
 	exit $code
 }
 trap finish EXIT
@@ -23,7 +27,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 set -- -- "$@"
-id=$(sandboxer create --quiet --profile "${PROFILE:-profile.compose-e2e}" --ttl "${TTL:-1h}" --input "repo=$repo" ${SERVICE:+--input "service=$SERVICE"})
+id=$(sandboxer create --quiet --profile "${PROFILE:-profile.compose-e2e}" --ttl "${TTL:-1h}" --label "$mark" --input "repo=$repo" ${SERVICE:+--input "service=$SERVICE"})
 code=0
 sandboxer exec "$id" "$@" || code=$?
 exit $code

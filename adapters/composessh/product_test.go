@@ -149,6 +149,32 @@ func TestProduct(t *testing.T) {
 		}
 	})
 
+	t.Run("make e2e is interrupted", func(t *testing.T) {
+		slow := repo(t, strings.Replace(shop, "services:\n", "services:\n  late: {image: "+image+", command: [sleep, \"86400\"], healthcheck: {test: [CMD, \"false\"], interval: 1h}}\n", 1), map[string]string{"hello": ""})
+		cmd := exec.Command(p.dir+"/scripts/make-e2e.sh", slow, "true")
+		cmd.Dir, cmd.Env, cmd.SysProcAttr = p.dir, p.env, &syscall.SysProcAttr{Setpgid: true}
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(time.Minute); p.must(t, "sandboxer", "ls", "-o", "name") == ""; time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(end) {
+				_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+				t.Fatalf("no sandbox is being created: %s", &errs)
+			}
+		}
+		if err := syscall.Kill(-cmd.Process.Pid, syscall.SIGINT); err != nil { // as a terminal does
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 130 {
+			t.Errorf("it ended with %v: %s", err, &errs)
+		}
+		if out := p.must(t, "sandboxer", "ls", "-o", "name"); out != "" {
+			t.Errorf("there is still %q: %s", out, &errs)
+		}
+	})
+
 	id := p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-checkpoint", "--input", "repo="+dir)
 	t.Run("snapshot", func(t *testing.T) {
 		p.must(t, "sandboxer", "exec", id, "--", "sh", "-c", "echo changed >/data/hello; echo more >/src/more")
