@@ -2,6 +2,7 @@ package vmpacker_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -53,6 +54,32 @@ func TestWaysToAMachine(t *testing.T) {
 				t.Errorf("in the workspace: %q", got)
 			}
 		})
+	}
+}
+
+// A machine that only a configuration of ssh knows, which need not be the account's.
+func TestConfigurationOfSSH(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"known": fmt.Sprintf("[127.0.0.1]:%d %s\n", s.Port, s.HostKey),
+		"config": fmt.Sprintf("Host far-away\n\tHostName 127.0.0.1\n\tPort %d\n\tUser %s\n\tIdentityFile %s\n\tIdentitiesOnly yes\n\tUserKnownHostsFile %s/known\n\tGlobalKnownHostsFile none\n",
+			s.Port, s.User, s.Identity, dir),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, transport := range []string{"openssh", "native"} {
+		base := filepath.Join(s.Dir, transport)
+		o := options{Owner: "conformance", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{
+			"vms": map[string]any{"far-away": map[string]any{"workspace_dir": base}}, "ssh_config": filepath.Join(dir, "config"), "transport": transport,
+		}}
+		e := o.opened(t)
+		h := provision(t, e, order("far", map[string]string{"vm": "far-away"}))
+		if got := run(t, e, h, "pwd -P"); got != base+"/sbx-far" {
+			t.Errorf("%s: in %q", transport, got)
+		}
 	}
 }
 

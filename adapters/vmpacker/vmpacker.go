@@ -53,6 +53,7 @@ type Config struct {
 	MaxVMs       int              `yaml:"max_vms" json:"max_vms,omitempty" min:"1" help:"Machines of their own at once."`
 	Accel        string           `yaml:"accel" json:"accel,omitempty" enum:"auto,kvm,tcg" help:"How machines of their own run; auto takes KVM only where a guest really runs in it."`
 	Transport    string           `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"How SSH is spoken: by the machine's own ssh, or by this program; auto takes ssh where it is."`
+	SSHConfig    string           `yaml:"ssh_config" json:"ssh_config,omitempty" help:"ssh configuration file; empty means the account's and the system's."`
 }
 
 // VM is a machine to attach to.
@@ -180,7 +181,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 		transport = ""
 	}
 	var err error
-	o := sshrun.Options{Transport: transport, Log: e.log}
+	o := sshrun.Options{Transport: transport, Config: cfg.SSHConfig, Log: e.log}
 	if len(cfg.Images) > 0 {
 		o.ConnectTimeout = time.Minute // an emulated machine thinks long about keys
 	}
