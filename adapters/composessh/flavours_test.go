@@ -229,9 +229,11 @@ func TestNotReady(t *testing.T) {
 	for name, c := range map[string]struct {
 		file, say string
 	}{
-		"ends":      {"services: {main: {image: " + image + `, command: [sh, -c, "echo the reason >&2; exit 3"]}}`, "exit status 3; it said last: the reason"},
-		"unhealthy": {"services: {main: {image: " + image + `, command: [sleep, "86400"], healthcheck: {test: [CMD, "false"], interval: 100ms, retries: 1}}}`, "health check"},
-		"no image":  {"services: {main: {image: sandboxer.invalid/none:1}}", "sandboxer.invalid"},
+		"ends":        {"services: {main: {image: " + image + `, command: [sh, -c, "echo the reason >&2; exit 3"]}}`, "exit status 3; it said last: the reason"},
+		"unhealthy":   {"services: {main: {image: " + image + `, command: [sleep, "86400"], healthcheck: {test: [CMD, "false"], interval: 100ms, retries: 1}}}`, "health check"},
+		"no image":    {"services: {main: {image: sandboxer.invalid/none:1}}", "sandboxer.invalid"},
+		"no registry": {"services: {main: {image: sandboxer.invalid/none:1}}", "the engine of host host-1 that gets images"},
+		"no network":  {"services: {main: {image: " + image + `, command: [sh, -c, "echo \"npm error getaddrinfo EAI_AGAIN registry.invalid\" >&2; exit 1"]}}`, "services have no network unless the profile says network: public, which takes unfiltered_egress: true in the config of ext.test"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := order(strings.ReplaceAll(name, " ", "-"), repo(t, c.file, nil))
@@ -259,6 +261,8 @@ func TestNotReady(t *testing.T) {
 		kind(t, err, sandboxer.Failed, "it said last: 201326592; NoNewPrivs:0")
 		e.cfg.BuildTimeout = time.Second
 		kind(t, built("time", "RUN sleep 86400\n"), sandboxer.Failed, "took longer than 1s", "build_timeout")
+		e.cfg.BuildTimeout = defaults.BuildTimeout
+		kind(t, built("network", "RUN wget -qO- http://nowhere.invalid\n"), sandboxer.Failed, "bad address", "network: public")
 		e.cfg.BuildTimeout = defaults.BuildTimeout
 	})
 	t.Run("refused", func(t *testing.T) {

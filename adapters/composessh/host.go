@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"path"
 	"reflect"
@@ -295,7 +296,29 @@ func (e *engine) failed(h *host, what, said string, secret map[string]string) er
 	case says("could not find an available", "address pool"):
 		return sandboxer.E(sandboxer.Exhausted, cause, "host %s has no network left", h.Name())
 	}
-	return sandboxer.E(sandboxer.Failed, cause, "%s on host %s failed: %s", what, h.Name(), text)
+	failed := sandboxer.E(sandboxer.Failed, cause, "%s on host %s failed: %s", what, h.Name(), text)
+	switch {
+	case says("dial tcp: lookup", "pull access denied", "manifest unknown", "manifest for ", "toomanyrequests"): // as engines say it when they want an image
+		return failed.WithHint("it is the engine of host %s that gets images: does it reach that registry, and may the account there? docker load or podman load puts one there beforehand", h.Name())
+	case lacksNetwork(said):
+		return failed.WithHint("%s", e.networkHint())
+	}
+	return failed
+}
+
+// lacksNetwork reports whether a program said that it found no way to another machine.
+func lacksNetwork(said string) bool {
+	said = strings.ToLower(said)
+	return slices.ContainsFunc([]string{
+		"could not resolve", "couldn't resolve", "failed to resolve", "temporary failure resolving", "name resolution", "name or service not known",
+		"network is unreachable", "network unreachable", "no route to host", "eai_again", "getaddrinfo", "bad address '", "temporary error (try again later)",
+		"failed to establish a new connection", "dns error", "failed to lookup address", "unknownhostexception", "server misbehaving",
+	}, func(words string) bool { return strings.Contains(said, words) })
+}
+
+// networkHint says what gives builds and services a network.
+func (e *engine) networkHint() string {
+	return fmt.Sprintf("builds and services have no network unless the profile says network: public, which takes unfiltered_egress: true in the config of %s", e.env.Extension)
 }
 
 // reason is what podman said when it refused something that podman-compose asked of it,

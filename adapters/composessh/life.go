@@ -283,6 +283,9 @@ func (e *engine) explain(ctx context.Context, h *host, s *sight, cause error) er
 		if strings.Contains(strings.ToLower(out), "no new privileges") || strings.Contains(out, "no-new-privileges") {
 			return told.WithHint("services have no-new-privileges here; a profile whose inputs say new_privileges: yes lets them use sudo and the like")
 		}
+		if lacksNetwork(out) {
+			return told.WithHint("%s", e.networkHint())
+		}
 		return told
 	}
 	return cause
