@@ -84,7 +84,7 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 	case "", sandboxer.NetworkNone:
 	case sandboxer.NetworkPublic:
 		if !e.cfg.UnfilteredEgress {
-			return nil, cannot("the network mode public cannot be enforced: nothing on the hosts filters what services reach", "use the mode none, or let the operator set unfiltered_egress in the extension's config")
+			return nil, cannot("the network mode public cannot be enforced: nothing on the hosts filters what services reach", "use a profile without a network, or have the operator set unfiltered_egress: true in the config of "+e.env.Extension)
 		}
 	case sandboxer.NetworkAllow:
 		return nil, cannot("a list of destinations cannot be enforced on the hosts", "use the mode none")
