@@ -412,6 +412,23 @@ func TestHealth(t *testing.T) {
 	}
 }
 
+// A network is for the operator to admit, and the refusal says by which line.
+func TestOnline(t *testing.T) {
+	r := newRig(t, "docker-compose", 0)
+	s := order("online", repo(t, single, nil))
+	s.Network.Mode = sandboxer.NetworkPublic
+	_, err := r.opened(t, "online").plan(t.Context(), s)
+	kind(t, err, sandboxer.Unsupported, "unfiltered_egress: true in the config of ext.test")
+	r.cfg.UnfilteredEgress = true
+	p, err := r.opened(t, "admitted").plan(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.rendering("/x", nil, false).Sealed {
+		t.Error("its networks lead nowhere")
+	}
+}
+
 // TestNextCheck: the engine is asked again when it can know more.
 func TestNextCheck(t *testing.T) {
 	start := time.Unix(1000, 0)
