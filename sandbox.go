@@ -30,6 +30,7 @@ type Sandbox struct {
 	Reason  Reason `json:"reason,omitempty"`  // why it ends
 	Message string `json:"message,omitempty"` // the same for people
 	Fault   Kind   `json:"fault,omitempty"`   // the kind of error a create failed with, to answer a repeated request alike
+	Hint    string `json:"hint,omitempty"`    // what it said to do
 
 	Spec         Spec           `json:"spec"`
 	SealedEnv    []byte         `json:"-"` // Spec.Env, encrypted by the manager

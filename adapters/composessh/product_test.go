@@ -149,6 +149,20 @@ func TestProduct(t *testing.T) {
 		}
 	})
 
+	t.Run("what a host says reaches who asked", func(t *testing.T) {
+		dir := repo(t, "services: {main: {build: .}}\n", map[string]string{"Dockerfile": "FROM " + image + "\nRUN wget -qO- http://nowhere.invalid\n"})
+		for _, format := range []string{"", "json"} {
+			args := []string{"sandboxer", "create", "--profile", "profile.compose-e2e", "--input", "repo=" + dir}
+			if format != "" {
+				args = append(args, "-o", format)
+			}
+			code, out, errs := p.run(t, args...)
+			if code == 0 || !strings.Contains(errs+out, "bad address") || !strings.Contains(errs+out, "unfiltered_egress: true in the config of ext.compose-ssh") {
+				t.Errorf("-o %q: it ends with %d: %s%s; want the reason, and what to do", format, code, out, errs)
+			}
+		}
+	})
+
 	t.Run("make e2e is interrupted", func(t *testing.T) {
 		slow := repo(t, strings.Replace(shop, "services:\n", "services:\n  late: {image: "+image+", command: [sleep, \"86400\"], healthcheck: {test: [CMD, \"false\"], interval: 1h}}\n", 1), map[string]string{"hello": ""})
 		cmd := exec.Command(p.dir+"/scripts/make-e2e.sh", slow, "true")

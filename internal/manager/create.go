@@ -124,7 +124,9 @@ func (m *Manager) replay(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 func failure(sb *sandboxer.Sandbox) error {
 	switch {
 	case sb.Fault != "":
-		return sandboxer.E(sb.Fault, nil, "%s", sb.Message)
+		err := sandboxer.E(sb.Fault, nil, "%s", sb.Message)
+		err.Hint = sb.Hint
+		return err
 	case sb.ReadyAt.IsZero() && !sb.EndingAt.IsZero():
 		return errDoomed
 	}
@@ -628,7 +630,7 @@ func (m *Manager) abandon(ctx context.Context, j *job, sb *sandboxer.Sandbox, ca
 	if !m.turn(j) {
 		return context.Cause(ctx)
 	}
-	err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonFailed, message: answer.Msg, fault: kind})
+	err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonFailed, message: answer.Msg, fault: kind, hint: answer.Hint})
 	if err == nil {
 		err = m.teardown(ctx, sb)
 	}

@@ -60,6 +60,7 @@ type ending struct {
 	reason  sandboxer.Reason
 	message string
 	fault   sandboxer.Kind
+	hint    string
 	at      time.Time                     // zero means now
 	still   func(*sandboxer.Sandbox) bool // nil, or whether the reason holds for the record as it is now
 }
@@ -76,7 +77,7 @@ func (m *Manager) beginTeardown(ctx context.Context, sb *sandboxer.Sandbox, why 
 				if why.still != nil && !why.still(sb) {
 					return errMoot
 				}
-				sb.Reason, sb.Message, sb.Fault = why.reason, why.message, why.fault
+				sb.Reason, sb.Message, sb.Fault, sb.Hint = why.reason, why.message, why.fault, why.hint
 				sb.EndingAt = now()
 				if !why.at.IsZero() {
 					sb.EndingAt = why.at
