@@ -271,6 +271,14 @@ func TestNoWaiting(t *testing.T) {
 	wantErr(t, err, sandboxer.Failed, "could not be created")
 	r.await(sb.ID, sandboxer.Terminated)
 
+	r.world.Inject(fake.Fault{Verb: fake.VerbWaitReady, Silent: true, Times: 1}) // which the backend has a hint for
+	sb = r.create(sandboxer.CreateRequest{NoWaiting: true})
+	_, err = r.Wait(acme, sb.ID, sandboxer.Running)
+	if hint := sandboxer.HintOf(err); hint != "take the fault away" {
+		t.Errorf("what the backend said to do is %q: %v", hint, err)
+	}
+	r.await(sb.ID, sandboxer.Terminated)
+
 	_, err = r.Create(acme, sandboxer.CreateRequest{Profile: "test", NoWaiting: true, TTL: 1000 * time.Hour})
 	wantErr(t, err, sandboxer.Invalid, "longer than profile")
 	r.sound(1)
