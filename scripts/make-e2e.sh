@@ -19,7 +19,7 @@ finish() {
 	trap - EXIT
 	trap '' INT TERM HUP
 	if [ -n "$id" ]; then set -- "$id"; else set -- --label "$mark"; fi
-	sandboxer destroy "$@" --yes --quiet >&2 || echo "make-e2e: the sandbox $id could not be destroyed; it ends after its time to live" >&2
+	sandboxer destroy "$@" --yes --quiet >&2 || echo "make-e2e: the sandbox ${id:-labelled $mark} could not be destroyed; it ends after its time to live" >&2
 	exit $code
 }
 trap finish EXIT

@@ -285,7 +285,7 @@ func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
 			return nil, err
 		}
 		if best.draining {
-			return nil, draining(best.Name())
+			return nil, sshrun.DrainingError(best.Name())
 		}
 	} else {
 		offers, err := e.offers(ctx, p.spec.Host)
@@ -299,7 +299,7 @@ func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
 			case o.free > most:
 				best, most = o.h, o.free
 			case o.h.draining && p.spec.Host != "":
-				return nil, draining(o.h.Name())
+				return nil, sshrun.DrainingError(o.h.Name())
 			case o.h.draining:
 				full = append(full, o.h.Name()+" is being drained")
 			case o.free == 0:
@@ -315,11 +315,6 @@ func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
 		return nil, err
 	}
 	return best, e.place(p.name, best.Name())
-}
-
-func draining(name string) error {
-	return sandboxer.E(sandboxer.Exhausted, nil, "host %s is being drained and takes no new sandbox", name).
-		WithHint("have it take sandboxes again: sandboxer host drain --undo %s", name)
 }
 
 var errOverlap = errors.New("a subnet is taken")

@@ -312,7 +312,7 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 		m.through(tunnel)
 	}
 	if m.draining {
-		return nil, sandboxer.E(sandboxer.Exhausted, nil, "host %s is being drained and takes no new sandbox", alias)
+		return nil, sshrun.DrainingError(alias)
 	}
 	if spec.Profile.Isolation == sandboxer.IsolationVM && m.capacity > 1 {
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "profile %s promises a machine of its own, and %s puts up to %d sandboxes on one", spec.Profile.ID, e.env.Extension, m.capacity).
@@ -324,7 +324,6 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 		}
 		m.base = dir
 	}
-	m.target.Name = "" // as its address is called, and not as it was asked for
 	p.Host = cmp.Or(alias, m.target.Addr)
 	p.Target, p.Base, p.capacity, p.tools = name(m.target), m.base, m.capacity, m.tools
 	if _, err := e.pool.Host(p.Target); err != nil {

@@ -33,6 +33,12 @@ const (
 	Draining HostState = "draining" // takes no new sandbox; what is there goes on
 )
 
+// DrainingError is the error of who wants to put a sandbox on a host that is being drained.
+func DrainingError(name string) error {
+	return sandboxer.E(sandboxer.Exhausted, nil, "host %s is being drained and takes no new sandbox", name).
+		WithHint("have it take sandboxes again: sandboxer host drain --undo %s", name)
+}
+
 // A Record is what is known about a host that somebody added. It has no secret.
 type Record struct {
 	Name         string            `json:"name"`

@@ -21,12 +21,10 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// workspace is a directory with what the files of the corpus name.
-func workspace(t testing.TB, compose string) string {
+// write makes files below dir, which need not exist.
+func write(t testing.TB, dir string, files map[string]string) {
 	t.Helper()
-	top := t.TempDir()
-	dir := filepath.Join(top, "a", "repo")
-	for name, text := range map[string]string{"compose.yaml": compose, "Dockerfile": "FROM scratch", "sub/file": "x", "app.env": "FROM_FILE=1\nMODE=two\n", "../outside.env": "SECRET=1"} {
+	for name, text := range files {
 		file := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 			t.Fatal(err)
@@ -35,6 +33,14 @@ func workspace(t testing.TB, compose string) string {
 			t.Fatal(err)
 		}
 	}
+}
+
+// workspace is a directory with what the files of the corpus name.
+func workspace(t testing.TB, compose string) string {
+	t.Helper()
+	top := t.TempDir()
+	dir := filepath.Join(top, "a", "repo")
+	write(t, dir, map[string]string{"compose.yaml": compose, "Dockerfile": "FROM scratch", "sub/file": "x", "app.env": "FROM_FILE=1\nMODE=two\n", "../outside.env": "SECRET=1"})
 	for name, to := range map[string]string{"link": "/etc", "linkfile": "/etc/passwd"} {
 		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
@@ -235,9 +241,7 @@ func FuzzLoad(f *testing.F) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		dir := workspace(t, text)
-		if err := os.WriteFile(filepath.Join(dir, "sub", "b.yaml"), []byte(text), 0o644); err != nil { // to be included and extended
-			t.Fatal(err)
-		}
+		write(t, dir, map[string]string{"sub/b.yaml": text}) // to be included and extended
 		p, err := Load(ctx, dir, Options{})
 		if err != nil {
 			return
@@ -365,15 +369,11 @@ func unpack(t *testing.T, name string) (dir string, notes []string) {
 		}
 	}
 	dir = filepath.Join(t.TempDir(), "repo")
+	files := map[string]string{}
 	for _, f := range a.Files {
-		file := filepath.Join(dir, f.Name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, f.Data, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		files[f.Name] = string(f.Data)
 	}
+	write(t, dir, files)
 	return dir, notes
 }
 
@@ -545,6 +545,33 @@ func sameService(t *testing.T, name string, p *Project, ours, theirs map[string]
 	}
 }
 
+// Whichever way files are named, variables are those that compose has: of the request, of
+// the directory where no file is named, and of the one beside the first file.
+func TestVariables(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "repo")
+	const text = "services:\n  web: {image: \"x:${TAG}\", profiles: [one]}\n  db: {image: \"y:${TAG}\", profiles: [two]}\n"
+	for name, tt := range map[string]struct {
+		top, beside string
+		o           Options
+		want        string
+	}{
+		"beside the file":       {"TAG=top\nCOMPOSE_PROFILES=one\n", "TAG=beside\nCOMPOSE_PROFILES=two\n", Options{File: "sub/a.yaml"}, "y:beside"},
+		"not of the directory":  {"TAG=top\nCOMPOSE_PROFILES=one\n", "COMPOSE_PROFILES=two\n", Options{File: "sub/a.yaml"}, "y:"},
+		"of both":               {"COMPOSE_FILE=sub/a.yaml\nTAG=top\n", "TAG=beside\nCOMPOSE_PROFILES=two\n", Options{}, "y:top"},
+		"of the request":        {"COMPOSE_FILE=sub/a.yaml\nTAG=top\n", "COMPOSE_PROFILES=two\n", Options{Env: map[string]string{"TAG": "asked", "COMPOSE_PROFILES": "one"}}, "x:asked"},
+		"asked for":             {"COMPOSE_FILE=sub/a.yaml\nTAG=top\n", "COMPOSE_PROFILES=two\n", Options{Profiles: []string{"one"}}, "x:top"},
+		"damaged, and not read": {"\x00=", "TAG=beside\nCOMPOSE_PROFILES=two\n", Options{File: "sub/a.yaml"}, "y:beside"},
+	} {
+		write(t, dir, map[string]string{"sub/a.yaml": text, ".env": tt.top, "sub/.env": tt.beside})
+		p, err := Load(t.Context(), dir, tt.o)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if got := p.ImageOf(p.Services[0].Name); got != tt.want || len(p.Services) != 1 {
+			t.Errorf("%s: %d services, the first is %s; want %s alone", name, len(p.Services), got, tt.want)
+		}
+	}
+}
+
 // Of several files the one is named that says what is refused; and what comes of a variable
 // that has no value, after that.
 func TestWhereItStands(t *testing.T) {
@@ -571,6 +598,9 @@ func TestWhereItStands(t *testing.T) {
 		"a file that includes itself": {map[string]string{
 			"compose.yaml": "include: [sub/a.yaml]\n", "sub/a.yaml": "include: [../compose.yaml]\nservices: {web: {image: x}}\n",
 		}, []string{"sub/a.yaml:1: include: \"../compose.yaml\" cannot be included: it includes itself"}},
+		"the second of two included": {map[string]string{
+			"compose.yaml": "services: {db: {image: x}}\ninclude:\n  - a.yaml\n  - missing.yaml\n", "a.yaml": "include: [b.yaml]\n", "b.yaml": "services: {web: {image: x}}\n",
+		}, []string{"compose.yaml:2: include: \"missing.yaml\" cannot be included"}},
 		"an included file with variables": {map[string]string{
 			"compose.yaml": "include:\n  - sub/a.yaml\n", "sub/a.yaml": "services: {web: {image: x}}\n", "sub/.env": "A=1\n",
 		}, []string{"compose.yaml:1: include: \"sub/a.yaml\" cannot be included: a .env"}},
@@ -621,14 +651,7 @@ func TestWhereItStands(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "repo")
-			for name, text := range tt.files {
-				if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
+			write(t, dir, tt.files)
 			_, err := Load(t.Context(), dir, Options{})
 			if sandboxer.KindOf(err) != sandboxer.Invalid {
 				t.Fatalf("Load: %v", err)

@@ -148,15 +148,34 @@ func Load(ctx context.Context, dir string, o Options) (*Project, error) {
 		root: root, env: map[string]string{}, places: map[string]place{}, kept: map[string][]int{},
 		included: map[string]map[string]any{}, others: map[string]map[string]any{}, imports: map[string]string{}, extra: map[string]any{},
 	}
-	own, err := l.dotenv(".", o.Env)
-	if err != nil && o.File == "" {
-		return nil, err
-	}
-	own = maps.Clone(own)
-	maps.Copy(own, o.Env)
-	files, err := l.choose(dir, o.File, own)
+	files, err := l.choose(dir, o)
 	if err != nil {
 		return nil, err
+	}
+	if o.Profiles == nil {
+		for name := range strings.SplitSeq(l.env["COMPOSE_PROFILES"], ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				o.Profiles = append(o.Profiles, name)
+			}
+		}
+	}
+	return l.project(ctx, files, o)
+}
+
+// choose returns the files that are merged, in the order in which they are, and sets the
+// variables: those of the request, of the .env of the directory if it was asked which files
+// there are, and of the one beside the first file. The former count more, as for compose.
+func (l *load) choose(dir string, o Options) (files []string, err error) {
+	maps.Copy(l.env, o.Env)
+	if o.File != "" {
+		files = []string{o.File}
+	} else {
+		if err := l.dotenv("."); err != nil {
+			return nil, err
+		}
+		if files, err = l.look(dir); err != nil {
+			return nil, err
+		}
 	}
 	for i, name := range files {
 		if !filepath.IsLocal(name) {
@@ -164,23 +183,16 @@ func Load(ctx context.Context, dir string, o Options) (*Project, error) {
 		}
 		files[i] = path.Clean(filepath.ToSlash(name))
 	}
-	if o.Profiles == nil {
-		for name := range strings.SplitSeq(own["COMPOSE_PROFILES"], ",") {
-			if name = strings.TrimSpace(name); name != "" {
-				o.Profiles = append(o.Profiles, name)
-			}
-		}
+	if l.base = path.Dir(files[0]); o.File != "" || l.base != "." {
+		err = l.dotenv(l.base)
 	}
-	return l.project(ctx, files, o, own)
+	return files, err
 }
 
-// choose returns the files that are merged, in the order in which they are.
-func (l *load) choose(dir, file string, env map[string]string) ([]string, error) {
-	if file != "" {
-		return []string{file}, nil
-	}
-	if list := env["COMPOSE_FILE"]; list != "" {
-		files := strings.Split(list, cmp.Or(env["COMPOSE_PATH_SEPARATOR"], ":"))
+// look returns the files of the directory that compose reads if none is named.
+func (l *load) look(dir string) ([]string, error) {
+	if list := l.env["COMPOSE_FILE"]; list != "" {
+		files := strings.Split(list, cmp.Or(l.env["COMPOSE_PATH_SEPARATOR"], ":"))
 		if len(files) > maxMerged {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "COMPOSE_FILE names %d files: %d are the most", len(files), maxMerged)
 		}
@@ -202,20 +214,23 @@ func (l *load) choose(dir, file string, env map[string]string) ([]string, error)
 	return append(found, first(Overrides)...), nil
 }
 
-// dotenv reads the file .env of a directory of the workspace, if there is one.
-func (l *load) dotenv(dir string, over map[string]string) (map[string]string, error) {
+// dotenv adds the variables of the file .env of a directory of the workspace, if there is
+// one, to those that are not set yet.
+func (l *load) dotenv(dir string) error {
 	name := path.Join(dir, ".env")
 	if _, err := l.root.Lstat(name); err != nil {
-		return map[string]string{}, nil
+		return nil
 	}
 	data, err := l.read(name)
 	if err == nil {
 		var vars map[string]string
-		if vars, err = dotenv.ParseWithLookup(bytes.NewReader(data), func(k string) (string, bool) { v, ok := over[k]; return v, ok }); err == nil {
-			return vars, nil
+		if vars, err = dotenv.ParseWithLookup(bytes.NewReader(data), func(k string) (string, bool) { v, ok := l.env[k]; return v, ok }); err == nil {
+			maps.Copy(vars, l.env)
+			l.env = vars
+			return nil
 		}
 	}
-	return map[string]string{}, sandboxer.E(sandboxer.Invalid, err, "%s cannot be read", name)
+	return sandboxer.E(sandboxer.Invalid, err, "%s cannot be read", name)
 }
 
 type load struct {
@@ -255,7 +270,12 @@ type finding struct {
 
 // refuse notes that what stands at the place is not given.
 func (l *load) refuse(at []string, format string, args ...any) {
-	l.found = append(l.found, finding{l.place(at), strings.Join(at, ".") + ": " + fmt.Sprintf(format, args...)})
+	l.refuseAt(l.place(at), at, format, args...)
+}
+
+// refuseAt is refuse for what is known to stand elsewhere.
+func (l *load) refuseAt(p place, at []string, format string, args ...any) {
+	l.found = append(l.found, finding{p, strings.Join(at, ".") + ": " + fmt.Sprintf(format, args...)})
 }
 
 // place returns where at is, or the nearest place around it that is known.
@@ -373,17 +393,7 @@ func (l *load) below(p string) (string, error) {
 	return p, nil
 }
 
-func (l *load) project(ctx context.Context, files []string, o Options, own map[string]string) (*Project, error) {
-	l.base = path.Dir(files[0])
-	vars, err := l.dotenv(l.base, o.Env)
-	if err != nil {
-		return nil, err
-	}
-	maps.Copy(l.env, vars)
-	if o.File == "" && own["COMPOSE_FILE"] != "" { // as compose does: who names the files counts
-		maps.Copy(l.env, own)
-	}
-	maps.Copy(l.env, o.Env)
+func (l *load) project(ctx context.Context, files []string, o Options) (*Project, error) {
 	var configs []types.ConfigFile
 	for _, name := range files {
 		config, err := l.open(name)

@@ -141,9 +141,11 @@ func (l *load) include(config map[string]any, includes any, rel string) error {
 	if includes == nil {
 		return nil
 	}
+	where := l.place([]string{"include"}) // before what is included says that, too
+	refuse := func(format string, args ...any) { l.refuseAt(where, []string{"include"}, format, args...) }
 	list, ok := includes.([]any)
 	if !ok {
-		l.refuse([]string{"include"}, "is not a list")
+		refuse("is not a list")
 		return nil
 	}
 	for _, one := range list {
@@ -154,7 +156,7 @@ func (l *load) include(config map[string]any, includes any, rel string) error {
 		case map[string]any:
 			for key := range one {
 				if key != "path" {
-					l.refuse([]string{"include"}, "%s is not supported: an included file has its own directory, and the variables of this one", key)
+					refuse("%s is not supported: an included file has its own directory, and the variables of this one", key)
 				}
 			}
 			switch p := one["path"].(type) {
@@ -164,7 +166,7 @@ func (l *load) include(config map[string]any, includes any, rel string) error {
 				if len(p) == 1 {
 					file, _ = p[0].(string)
 				} else {
-					l.refuse([]string{"include"}, "a path of several files is not supported")
+					refuse("a path of several files is not supported")
 				}
 			}
 		}
@@ -173,21 +175,21 @@ func (l *load) include(config map[string]any, includes any, rel string) error {
 			name, err = l.beside(file)
 		}
 		if err != nil {
-			l.refuse([]string{"include"}, "%q cannot be included: %s", file, err)
+			refuse("%q cannot be included: %s", file, err)
 			continue
 		}
 		if _, err := l.stat(name); err != nil {
-			l.refuse([]string{"include"}, "%q cannot be included: %s", file, reason(err))
+			refuse("%q cannot be included: %s", file, reason(err))
 			continue
 		}
 		if dir := path.Dir(name); dir != l.base {
 			if _, err := l.root.Lstat(path.Join(dir, ".env")); err == nil {
-				l.refuse([]string{"include"}, "%q cannot be included: a .env of its own is beside it, and the file has one set of variables here", file)
+				refuse("%q cannot be included: a .env of its own is beside it, and the file has one set of variables here", file)
 				continue
 			}
 		}
 		if slices.Contains(l.files, name) && l.included[name] == nil {
-			l.refuse([]string{"include"}, "%q cannot be included: it includes itself", file)
+			refuse("%q cannot be included: it includes itself", file)
 			continue
 		}
 		other := l.included[name]
