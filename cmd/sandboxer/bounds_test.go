@@ -313,44 +313,13 @@ func defaultsHold(t *testing.T, bin string) {
 		}
 	}
 
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var streams, full atomic.Int64
-	var wg sync.WaitGroup
-	answered := make(chan struct{}, 500)
-	atOnce := make(chan struct{}, 16) // an address may not have many connections of strangers
-	for range 500 {
-		wg.Go(func() {
-			atOnce <- struct{}{}
-			resp, err := get(ctx, "/v1/events?after=0", "text/event-stream")
-			switch {
-			case err != nil: // refused before it was read
-				full.Add(1)
-			case resp.StatusCode == http.StatusTooManyRequests && resp.Header.Get("Retry-After") != "":
-				full.Add(1)
-			case resp.StatusCode == http.StatusOK:
-				streams.Add(1)
-			default:
-				t.Errorf("a stream: %s", resp.Status)
-			}
-			answered <- <-atOnce
-			if err == nil {
-				_, _ = io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
-			}
-		})
-	}
-	for range 500 {
-		select {
-		case <-answered:
-		case <-time.After(soon):
-			t.Fatalf("%d streams are open and %d were refused, of 500", streams.Load(), full.Load())
+	end := in.fill("event streams", 500, func(ctx context.Context, open func()) error {
+		resp, err := get(ctx, "/v1/events?after=0", "text/event-stream")
+		if err != nil { // refused before it was read
+			return sandboxer.E(sandboxer.Exhausted, err, "refused")
 		}
-	}
-	t.Logf("%d event streams are open, %d were refused; %d threads, %d KiB", streams.Load(), full.Load(), in.status("Threads"), in.status("VmRSS"))
-	if streams.Load() < 100 || full.Load() == 0 {
-		t.Errorf("%d streams are open and %d were refused, of 500; want 100 at least, and a bound", streams.Load(), full.Load())
-	}
+		return hold(ctx, resp, open)
+	})
 	running, refused, stop := in.execs(id, 200)
 	t.Logf("%d commands run, %d were refused; %d threads, %d KiB", running, refused, in.status("Threads"), in.status("VmRSS"))
 	if running < 100 || refused == 0 {
@@ -361,10 +330,9 @@ func defaultsHold(t *testing.T, bin string) {
 	in.must("destroy", other)
 	t.Logf("destroy took %s", time.Since(begun))
 	other = id
-	cancel()
-	wg.Wait()
+	end()
 	stop()
-	portsToTheirBound(t, in, id, key, serves)
+	portsToTheirBound(in, id, key, get, serves)
 
 	// Connections that say nothing, and bodies that stop half-way, of somebody with a key.
 	var held []net.Conn
@@ -410,8 +378,8 @@ func defaultsHold(t *testing.T, bin string) {
 
 // portsToTheirBound opens connections to a program whose answers do not end, and sends it
 // requests through the proxy, until no more are taken.
-func portsToTheirBound(t *testing.T, in *installation, id, key string, serves func(string)) {
-	t.Helper()
+func portsToTheirBound(in *installation, id, key string, get func(ctx context.Context, path, accept string) (*http.Response, error), serves func(when string)) {
+	in.Helper()
 	const port = 8000
 	in.inTime("exec", id, "--", "perl", "-MIO::Socket::INET", "-e", fmt.Sprintf(`
 		$l = IO::Socket::INET->new(LocalAddr => "127.0.0.1", LocalPort => %d, Listen => 1024) or die; exit if fork;
@@ -420,14 +388,12 @@ func portsToTheirBound(t *testing.T, in *installation, id, key string, serves fu
 	in.must("port", "open", id, strconv.Itoa(port))
 	remote, err := api.New("http://"+in.address, api.Options{Token: sandboxer.Secret(key), NoRetry: true})
 	if err != nil {
-		t.Fatal(err)
+		in.Fatal(err)
 	}
 	defer remote.Close()
-	tr := &http.Transport{MaxIdleConnsPerHost: -1}
-	defer tr.CloseIdleConnections()
 
 	for way, use := range map[string]func(ctx context.Context, open func()) error{
-		"connections": func(ctx context.Context, open func()) error {
+		"connections to a port": func(ctx context.Context, open func()) error {
 			c, err := remote.Dial(ctx, id, port)
 			if err != nil {
 				return err
@@ -443,63 +409,71 @@ func portsToTheirBound(t *testing.T, in *installation, id, key string, serves fu
 			<-ctx.Done()
 			return nil
 		},
-		"requests": func(ctx context.Context, open func()) error {
-			req, err := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("http://%s/p/%s/%d/", in.address, id, port), nil)
+		"requests to a port": func(ctx context.Context, open func()) error {
+			resp, err := get(ctx, fmt.Sprintf("/p/%s/%d/", id, port), "*/*")
 			if err != nil {
 				return err
 			}
-			req.Header.Set("Authorization", "Bearer "+key)
-			resp, err := tr.RoundTrip(req)
-			if err != nil {
-				return err
-			}
-			defer resp.Body.Close()
-			switch {
-			case resp.StatusCode == http.StatusOK:
-				open()
-				<-ctx.Done()
-				return nil
-			case resp.StatusCode == http.StatusTooManyRequests && resp.Header.Get("Retry-After") != "":
-				return sandboxer.E(sandboxer.Exhausted, nil, "refused")
-			}
-			return errors.New(resp.Status)
+			return hold(ctx, resp, open)
 		},
 	} {
-		ctx, cancel := context.WithCancel(t.Context())
-		const n = 400
-		var wg sync.WaitGroup
-		var opened, full atomic.Int64
-		told := make(chan struct{}, 2*n)
-		atOnce := make(chan struct{}, 16)
-		for range n {
-			wg.Go(func() {
-				atOnce <- struct{}{}
-				answered := sync.OnceFunc(func() { told <- <-atOnce })
-				err := use(ctx, func() { opened.Add(1); answered() })
-				if ctx.Err() == nil {
-					full.Add(1)
-					if !errors.Is(err, sandboxer.Exhausted) {
-						t.Errorf("%s to a port: %v", way, err)
-					}
-				}
-				answered()
-			})
-		}
-		for range n {
-			select {
-			case <-told:
-			case <-time.After(soon):
-				t.Fatalf("%d %s to a port are open and %d were refused, of %d", opened.Load(), way, full.Load(), n)
-			}
-		}
-		t.Logf("%d %s to a port are open, %d were refused; %d threads, %d KiB", opened.Load(), way, full.Load(), in.status("Threads"), in.status("VmRSS"))
-		if opened.Load() < 100 || full.Load() == 0 {
-			t.Errorf("%d %s to a port are open and %d were refused, of %d; want 100 at least, and a bound", opened.Load(), way, full.Load(), n)
-		}
-		serves("with all " + way + " to a port")
-		cancel()
-		wg.Wait()
+		end := in.fill(way, 400, use)
+		serves("with all " + way)
+		end()
 	}
+}
+
+// fill has n callers use the server at once, each until ctx ends; they call open once they
+// are let in. It returns when each was let in or refused; a hundred must be let in, and some
+// refused. They leave with end.
+func (in *installation) fill(what string, n int, use func(ctx context.Context, open func()) error) (end func()) {
+	in.Helper()
+	ctx, cancel := context.WithCancel(in.Context())
+	var wg sync.WaitGroup
+	end = func() { cancel(); wg.Wait() }
+	in.Cleanup(end) // also when it fails
+	var opened, full atomic.Int64
+	told := make(chan struct{}, n)
+	atOnce := make(chan struct{}, 16) // an address may not have many connections of strangers
+	for range n {
+		wg.Go(func() {
+			atOnce <- struct{}{}
+			answered := sync.OnceFunc(func() { told <- <-atOnce })
+			defer answered()
+			if err := use(ctx, func() { opened.Add(1); answered() }); ctx.Err() == nil {
+				full.Add(1)
+				if !errors.Is(err, sandboxer.Exhausted) {
+					in.Errorf("%s: %v", what, err)
+				}
+			}
+		})
+	}
+	for range n {
+		select {
+		case <-told:
+		case <-time.After(soon):
+			in.Fatalf("%d %s are open and %d were refused, of %d", opened.Load(), what, full.Load(), n)
+		}
+	}
+	in.Logf("%d %s are open, %d were refused; %d threads, %d KiB", opened.Load(), what, full.Load(), in.status("Threads"), in.status("VmRSS"))
+	if opened.Load() < 100 || full.Load() == 0 {
+		in.Errorf("%d %s are open and %d were refused, of %d; want 100 at least, and a bound", opened.Load(), what, full.Load(), n)
+	}
+	return end
+}
+
+// hold is what fill's callers do with an answer: they take what comes of it until ctx ends.
+func hold(ctx context.Context, resp *http.Response, open func()) error {
+	defer resp.Body.Close()
+	switch {
+	case resp.StatusCode == http.StatusOK:
+		open()
+		_, err := io.Copy(io.Discard, resp.Body)
+		return err
+	case resp.StatusCode == http.StatusTooManyRequests && resp.Header.Get("Retry-After") != "":
+		return sandboxer.E(sandboxer.Exhausted, nil, "refused")
+	}
+	return errors.New(resp.Status)
 }
 
 // A sandbox whose processes were killed while it was frozen is lost when somebody
