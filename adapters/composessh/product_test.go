@@ -161,6 +161,12 @@ func TestProduct(t *testing.T) {
 				t.Errorf("-o %q: it ends with %d: %s%s; want the reason, and what to do", format, code, out, errs)
 			}
 		}
+		// The reason is told at once; what was begun is destroyed after that.
+		for end := time.Now().Add(time.Minute); p.must(t, "sandboxer", "ls", "-o", "name") != ""; time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("what failed is still there: %s", p.must(t, "sandboxer", "ls"))
+			}
+		}
 	})
 
 	t.Run("make e2e is interrupted", func(t *testing.T) {
