@@ -288,7 +288,7 @@ func (e *engine) fill(ctx context.Context, h *host, p *plan, dir string, from *c
 			return err
 		}
 	}
-	workspace, end := consume(func(r io.Reader) error { return e.refill(ctx, h, path.Join(dir, "repo"), ".", "", r) })
+	workspace, end := consume(func(r io.Reader) error { return e.refill(ctx, h, path.Join(dir, "repo"), ".", "", nil, r) })
 	err = e.distribute(from, workspace, func(v string) (*tar.Writer, string, func(error) error) {
 		under, args := v, []string{h.known.engine, "cp", "-", p.name + "-keep:/v"}
 		if h.known.engine == "podman" { // which sees volumes only where they are mounted, and gives files to the container

@@ -45,13 +45,15 @@ type Config struct {
 	Parallel   int    `yaml:"parallel" json:"parallel,omitempty" min:"1" help:"Sandboxes being started on one host at once."`
 	Subnets    string `yaml:"subnets" json:"subnets,omitempty" help:"Private IPv4 range that networks of sandboxes are cut from, 64 addresses each."`
 	// UnfilteredEgress admits the network mode public although nothing filters it.
-	UnfilteredEgress bool          `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Admit the network mode public, although sandboxes then reach whatever their host reaches, private addresses included."`
-	BuildMemory      int64         `yaml:"build_memory" json:"build_memory,omitempty" unit:"bytes" min:"64MiB" help:"Memory of the steps of a build. BuildKit, which keeps no such limit, is refused where this is not the default."`
-	BuildCPUs        int           `yaml:"build_cpus" json:"build_cpus,omitempty" min:"1" help:"Processors of the steps of a build. BuildKit, which keeps no such limit, is refused where this is not the default."`
-	BuildTimeout     time.Duration `yaml:"build_timeout" json:"build_timeout,omitempty" min:"1s" help:"Longest time that one image may take to build."`
-	Sync             string        `yaml:"sync" json:"sync,omitempty" enum:"tar,rsync" help:"How the content of files travels."`
-	Transport        string        `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"Which SSH is used: the machine's own program, or the one built in."`
-	SSHConfig        string        `yaml:"ssh_config" json:"ssh_config,omitempty" help:"ssh configuration file; empty means the account's and the system's."`
+	UnfilteredEgress bool `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Admit the network mode public, although sandboxes then reach whatever their host reaches, private addresses included."`
+	// HostGateway needs a network: those of sandboxes without one lead nowhere.
+	HostGateway  bool          `yaml:"host_gateway" json:"host_gateway,omitempty" help:"Let services whose profile gives them a network reach the host by the names that the file maps to host-gateway, such as host.docker.internal."`
+	BuildMemory  int64         `yaml:"build_memory" json:"build_memory,omitempty" unit:"bytes" min:"64MiB" help:"Memory of the steps of a build. BuildKit, which keeps no such limit, is refused where this is not the default."`
+	BuildCPUs    int           `yaml:"build_cpus" json:"build_cpus,omitempty" min:"1" help:"Processors of the steps of a build. BuildKit, which keeps no such limit, is refused where this is not the default."`
+	BuildTimeout time.Duration `yaml:"build_timeout" json:"build_timeout,omitempty" min:"1s" help:"Longest time that one image may take to build."`
+	Sync         string        `yaml:"sync" json:"sync,omitempty" enum:"tar,rsync" help:"How the content of files travels."`
+	Transport    string        `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"Which SSH is used: the machine's own program, or the one built in."`
+	SSHConfig    string        `yaml:"ssh_config" json:"ssh_config,omitempty" help:"ssh configuration file; empty means the account's and the system's."`
 }
 
 var defaults = Config{Root: ".sandboxer/compose", Capacity: 16, Parallel: 6, Subnets: "10.213.0.0/16", Sync: "tar", Transport: "auto",

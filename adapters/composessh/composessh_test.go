@@ -205,7 +205,6 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 lock_type = "file"
 tmp_dir = "%[1]s/tmp"
-static_dir = "%[1]s/static"
 volume_path = "%[1]s/volumes"
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]

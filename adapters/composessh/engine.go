@@ -108,6 +108,7 @@ type meta struct {
 	Services   []composefile.Service `json:"services"`
 	Notes      []string              `json:"notes,omitempty"`
 	Volumes    []string              `json:"volumes,omitempty"` // that go into checkpoints
+	Places     map[string]bool       `json:"places,omitempty"`  // of the workspace that must stay what they are: composefile.Project.Places
 	Quiesce    bool                  `json:"quiesce,omitempty"`
 	Stamp      []byte                `json:"stamp,omitempty"`
 }

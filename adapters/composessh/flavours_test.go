@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
 )
 
 // web is a project as people write them: a check, a job that others wait for, a volume,
@@ -273,6 +274,140 @@ func TestNotReady(t *testing.T) {
 			t.Errorf("something was made: %q", left)
 		}
 	})
+}
+
+// TestRestarts: services that wait for others by failing are started again, a number of
+// times; jobs that nobody waits for end.
+func TestRestarts(t *testing.T) {
+	for name, compose := range map[string]string{"docker": current(t), "podman": "podman-compose"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, compose, 1)
+			e := r.opened(t, "restarts-"+name)
+			s := order("life", repo(t, `services:
+  migrate: {image: `+image+`, command: [sh, -c, "sleep 1; echo done"], restart: on-failure}
+  job: {image: `+image+`, command: ["true"]}
+  main:
+    image: `+image+`
+    restart: unless-stopped
+    command: [sh, -c, "echo x >>/tries; [ $$(wc -l </tries) -gt 3 ] || exit 7; exec sleep 86400"]
+  done: {image: `+image+`, command: ["true"]}
+  last: {image: `+image+`, command: [sleep, "86400"], depends_on: {done: {condition: service_completed_successfully}}}
+`, nil))
+			s.Inputs["service"] = "main"
+			h, reach := provision(t, e, s)
+			if got := run(t, e, h, "wc -l </tries"); got != "4" || reach.Extra["service"] != "main" {
+				t.Errorf("it was started %s times; %+v", got, reach)
+			}
+			for name, c := range map[string]struct{ file, say string }{
+				"gives-up": {`services: {main: {image: ` + image + `, restart: "on-failure:2", command: [sh, -c, "echo the reason >&2; exit 3"]}}`,
+					"the service main ended with exit status 3, after it was started again 2 times; it said last: the reason"},
+				"commands":  {`services: {main: {image: ` + image + `, command: ["true"]}}`, "name a service that does: --input service=NAME"},
+				"once-only": {`services: {main: {image: ` + image + `, command: [sh, -c, "exit 3"]}}`, "the service main ended with exit status 3"},
+				"always":    {`services: {main: {image: ` + image + `, command: [sleep, "86400"]}, other: {image: ` + image + `, restart: always, command: ["true"]}}`, "the service other ended with exit status 0"},
+			} {
+				s := order(name, repo(t, c.file, nil))
+				teardown(t, e, s.ID)
+				h, err := e.Provision(t.Context(), s)
+				if err == nil {
+					_, err = e.WaitReady(t.Context(), h)
+				}
+				kind(t, err, sandboxer.Failed, c.say)
+			}
+		})
+	}
+}
+
+// TestPlaces: what a service mounts of the workspace stays what it is, whoever tries to put
+// something else there: the engine would follow a link when it starts the service again.
+// Addresses that a file fixes are the services' in the sandbox's own network.
+func TestPlaces(t *testing.T) {
+	for name, compose := range map[string]string{"docker": current(t), "podman": "podman-compose"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, compose, 1)
+			e := r.opened(t, "places-"+name)
+			fixed := strings.NewReplacer()
+			if name == "podman" { // podman-compose passes no addresses on
+				fixed = strings.NewReplacer(": {ipv4_address: 172.28.1.200}", ": ", ": {ipv4_address: 172.28.1.9}", ": ")
+			}
+			h, _ := provision(t, e, order("life", repo(t, fixed.Replace(`services:
+  main:
+    image: `+image+`
+    volumes: [".:/app"]
+    command: [sleep, "86400"]
+    environment: {OTHER: "http://172.28.1.9:80/"}
+    networks: {inner: {ipv4_address: 172.28.1.200}}
+  other:
+    image: `+image+`
+    restart: always
+    volumes: ["./data/deep:/data"]
+    command: [sh, -c, "echo started >>/data/starts; echo hello >/hello; httpd -p 80 -h /; until [ -e /data/die ]; do sleep 0.1; done; rm /data/die; exit 1"]
+    networks: {inner: {ipv4_address: 172.28.1.9}}
+networks:
+  inner: {ipam: {config: [{subnet: 172.28.1.0/24}]}}
+`), map[string]string{"data/deep/seed": "seeded", "free/x": "x"})))
+			if name == "docker" {
+				if got := run(t, e, h, "wget -qO- ${OTHER}hello"); got != "hello" {
+					t.Errorf("at its fixed address the other service says %q", got)
+				}
+			}
+			swap := func() {
+				t.Helper()
+				for _, dir := range []string{"/app/data", "/app/data/deep"} {
+					var said strings.Builder
+					x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", "mv " + dir + " /app/away 2>&1 || { rm -rf " + dir + " 2>&1; [ -d " + dir + " ]; }"}, Stdout: &said})
+					if err != nil || x.Code != 0 || !strings.Contains(said.String(), "busy") {
+						t.Errorf("%s was moved or removed: %+v, %v, %s", dir, x, err, &said)
+					}
+				}
+			}
+			swap()
+			put := func(links map[string]string, names ...string) error {
+				var b bytes.Buffer
+				w := tar.NewWriter(&b)
+				for _, name := range names {
+					hdr := &tar.Header{Name: name, Mode: 0o755, Typeflag: tar.TypeReg}
+					if to, ok := links[name]; ok {
+						hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, to
+					} else if strings.HasSuffix(name, "/") {
+						hdr.Typeflag = tar.TypeDir
+					}
+					if err := w.WriteHeader(hdr); err != nil {
+						t.Fatal(err)
+					}
+				}
+				w.Close()
+				return e.Unarchive(t.Context(), h, "/app", &b)
+			}
+			kind(t, put(map[string]string{"data": "/"}, "data"), sandboxer.Invalid, "is mounted in a service")
+			kind(t, put(map[string]string{"data/deep": "/"}, "data/", "data/deep"), sandboxer.Invalid, "is mounted in a service")
+			kind(t, put(nil, "data/deep"), sandboxer.Invalid, "is mounted in a service")
+			if err := put(nil, "data/", "data/deep/", "data/deep/fresh", "new"); err != nil {
+				t.Fatal(err)
+			}
+			if got := run(t, e, h, "find . -type f | sort"); got != "./data/deep/fresh\n./new" {
+				t.Errorf("the workspace has %q", got)
+			}
+			swap()
+			run(t, e, h, "touch data/deep/die")
+			for end := time.Now().Add(time.Minute); run(t, e, h, "cat data/deep/starts 2>/dev/null || :") == ""; time.Sleep(100 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("the other service was not started again, or elsewhere")
+				}
+			}
+		})
+	}
+}
+
+// TestFirst: commands run in the first service that is not done once it ended.
+func TestFirst(t *testing.T) {
+	job, web := composefile.Service{Name: "job", OneShot: true}, composefile.Service{Name: "web"}
+	for want, services := range map[string][]composefile.Service{"web": {job, web}, "job": {job}} {
+		if got := first(services); got != want {
+			t.Errorf("%v: %s; want %s", services, got, want)
+		}
+	}
 }
 
 // TestBuildKit: where BuildKit builds, it is said that only time bounds it, and bounds that an

@@ -11,8 +11,8 @@ func TestFormOfCompose(t *testing.T) {
 	compattest.CheckForm(t, "compose-note", compattest.Shape("", meta{}))
 	compattest.CheckSamples(t, "compose-note", meta{
 		V: 1, Name: "sbx-0123456789abcdef-shop-g2", ID: "shop", Generation: 2, Owner: "0123456789abcdef", Service: "web", User: "1000:1000", Ports: []int{9090},
-		Services: []composefile.Service{{Name: "web", Replicas: 1, OneShot: true, Healthy: true, Ports: []composefile.Port{{Target: 80, Published: 8080, Protocol: "tcp"}},
+		Services: []composefile.Service{{Name: "web", Replicas: 1, OneShot: true, MayEnd: true, Restarts: 10, Healthy: true, Ports: []composefile.Port{{Target: 80, Published: 8080, Protocol: "tcp"}},
 			Workspace: "/src", Volumes: map[string]string{"data": "/var/lib/data"}}},
-		Notes: []string{"web: labels are left out"}, Volumes: []string{"data"}, Quiesce: true, Stamp: []byte("sealed"),
+		Notes: []string{"web: labels are left out"}, Volumes: []string{"data"}, Places: map[string]bool{"src": false, "src/file": true}, Quiesce: true, Stamp: []byte("sealed"),
 	}, func(data []byte) (any, error) { return readMeta(data) })
 }

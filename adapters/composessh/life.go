@@ -27,15 +27,17 @@ type unit struct {
 		Env         []string
 		Healthcheck *struct{ Interval time.Duration }
 	}
-	State struct {
-		Status    string
-		Running   bool
-		Paused    bool
-		OOMKilled bool
-		ExitCode  int
-		Pid       int
-		StartedAt time.Time
-		Health    *struct {
+	RestartCount int
+	State        struct {
+		Status     string
+		Running    bool
+		Paused     bool
+		OOMKilled  bool
+		ExitCode   int
+		Pid        int
+		StartedAt  time.Time
+		FinishedAt time.Time
+		Health     *struct {
 			Status        string
 			FailingStreak int
 			Log           []struct {
@@ -120,8 +122,12 @@ func (e *engine) see(ctx context.Context, h *host, name string) (*sight, error) 
 // that runs.
 const settled = 2 * time.Second
 
+// restarting is how long an engine takes from the end of a service to its next start, or
+// at least to saying that it waits for that.
+const restarting = 10 * time.Second
+
 // judge says whether what was seen is ready, and if not whether it can still become so.
-func (m *meta) judge(s *sight, settle time.Duration) (ready bool, wait time.Duration, err error) {
+func (m *meta) judge(s *sight, settle time.Duration, podman bool) (ready bool, wait time.Duration, err error) {
 	ready = true
 	for _, want := range m.Services {
 		count := 0
@@ -133,15 +139,26 @@ func (m *meta) judge(s *sight, settle time.Duration) (ready bool, wait time.Dura
 			count++
 			switch health := u.health(); {
 			case u.State.Status == "exited" || u.State.Status == "dead" || u.State.Status == "stopped":
-				if want.OneShot && u.State.ExitCode == 0 {
+				most := min(want.Restarts, restarts(podman))
+				switch {
+				case u.State.ExitCode == 0 && (want.OneShot || want.MayEnd && want.Name != m.Service):
+					continue
+				case u.State.ExitCode == 0 && want.MayEnd:
+					return false, 0, sandboxer.E(sandboxer.Failed, nil, "the service %s, which commands would run in, ended with exit status 0", want.Name).
+						WithHint("have it stay (command: sleep infinity), or name a service that does: --input service=NAME")
+				case u.State.ExitCode != 0 && u.RestartCount < most && s.at.Sub(u.State.FinishedAt) < restarting:
+					ready = false // the engine is about to
 					continue
 				}
 				why := fmt.Sprintf("ended with exit status %d", u.State.ExitCode)
+				if u.RestartCount > 0 {
+					why += fmt.Sprintf(", after it was started again %d times", u.RestartCount)
+				}
 				if u.State.OOMKilled {
 					why = "was killed for the memory it took"
 				}
 				return false, 0, sandboxer.E(sandboxer.Failed, errors.New(u.State.Error), "the service %s %s", want.Name, why)
-			case !u.State.Running || u.State.Paused:
+			case !u.State.Running || u.State.Paused || u.State.Status == "restarting":
 				ready = false
 			case want.OneShot:
 				ready = false
@@ -216,7 +233,7 @@ func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer
 		} else {
 			missing = 0
 		}
-		ready, wait, err := m.judge(s, e.settle)
+		ready, wait, err := m.judge(s, e.settle, ho.known.engine == "podman")
 		if err != nil {
 			return r, e.explain(ctx, ho, s, err)
 		}

@@ -108,7 +108,7 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "the variable %q cannot be set", k)
 		}
 	}
-	opts := composefile.Options{File: spec.Inputs["file"], Env: spec.Env}
+	opts := composefile.Options{File: spec.Inputs["file"], Env: spec.Env, HostGateway: e.cfg.HostGateway && spec.Network.Mode == sandboxer.NetworkPublic}
 	if p := spec.Inputs["profiles"]; p != "" {
 		opts.Profiles = strings.Split(p, ",")
 	}
@@ -119,7 +119,7 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 	p := &plan{spec: spec, name: e.name(spec.ID, spec.Generation), repo: repo, project: project,
 		boundedBuilds: e.cfg.BuildMemory != defaults.BuildMemory || e.cfg.BuildCPUs != defaults.BuildCPUs}
 	p.meta = meta{V: 1, Name: p.name, ID: spec.ID, Generation: spec.Generation, Owner: e.env.Owner, User: spec.User, Stamp: spec.Stamp,
-		Ports: spec.Ports, Services: project.Services, Notes: project.Notes, Service: cmp.Or(spec.Inputs["service"], project.Services[0].Name)}
+		Ports: spec.Ports, Services: project.Services, Notes: project.Notes, Places: project.Places(), Service: cmp.Or(spec.Inputs["service"], first(project.Services))}
 	if p.meta.service(p.meta.Service) == nil {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no service %q", project.File, p.meta.Service)
 	}
@@ -131,6 +131,22 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// first is the service that commands run in: the first one that is not done once it ended.
+func first(services []composefile.Service) string {
+	i := slices.IndexFunc(services, func(s composefile.Service) bool { return !s.OneShot })
+	return services[max(i, 0)].Name
+}
+
+// restarts is how often in a row an engine starts a service again that failed, where the
+// file lets it: for a minute and a half, if it ends at once. Docker waits longer each time,
+// Podman does not.
+func restarts(podman bool) int {
+	if podman {
+		return 90
+	}
+	return 10
 }
 
 func (p *plan) labels() map[string]string {
@@ -165,6 +181,7 @@ func (p *plan) rendering(dir string, subnets []netip.Prefix, podman bool) compos
 	return composefile.Rendering{
 		Dir: dir, Labels: p.labels(), ServiceLabel: labelService, Env: p.spec.Env, Subnets: nets, Podman: podman,
 		Sealed: p.spec.Network.Mode != sandboxer.NetworkPublic, NewPrivileges: p.spec.Inputs["new_privileges"] == "yes", Limits: p.spec.Limits, ImageOf: p.image, StopAfter: 10 * time.Second,
+		Restarts: restarts(podman),
 	}
 }
 

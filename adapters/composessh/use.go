@@ -738,22 +738,38 @@ func (e *engine) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, 
 		return err
 	}
 	defer func() { err = errors.Join(err, thaw()) }()
-	return e.refill(ctx, ho, path.Join(ho.known.root, m.Name, "repo"), rel, dir, r)
+	return e.refill(ctx, ho, path.Join(ho.known.root, m.Name, "repo"), rel, dir, m.Places, r)
 }
 
 // refill makes the directory rel below the workspace root, which is called dir, hold what
-// the tar r holds, and nothing else.
-func (e *engine) refill(ctx context.Context, ho *host, root, rel, dir string, r io.Reader) error {
+// the tar r holds, and nothing else. places are those below root that must stay what they
+// are: directories, which are kept, though empty, and files, with true.
+func (e *engine) refill(ctx context.Context, ho *host, root, rel, dir string, places map[string]bool, r io.Reader) error {
+	stay := map[string]bool{}
+	keep := ""
+	for _, p := range slices.Sorted(maps.Keys(places)) {
+		rest, in := strings.CutPrefix(p, rel+"/")
+		if rel == "." {
+			rest, in = p, true
+		}
+		if in {
+			stay[rest] = places[p]
+			if !places[p] {
+				keep += " ! -path " + sshrun.Quote("./"+pattern.Replace(rest))
+			}
+		}
+	}
 	pr, pw := io.Pipe()
 	checked := make(chan error, 1)
 	go func() {
-		err := sift(r, pw)
+		err := sift(r, pw, stay)
 		checked <- err
 		pw.CloseWithError(err)
 	}()
 	var said strings.Builder
 	exit, err := ho.Run(ctx, sshrun.Cmd{Script: "make=1\n" + enter + `
-find . -xdev -mindepth 1 -depth -delete 2>/dev/null || find . -xdev -depth ! -name . -exec rm -rf {} + || exit
+find . -xdev -mindepth 1 -depth` + keep + ` -delete 2>/dev/null || find . -xdev -depth ! -name .` + keep + ` ! -type d -exec rm -f {} + || exit
+find . -xdev -depth ! -name .` + keep + ` -type d -exec rmdir {} + || exit
 LC_ALL=C tar -xpo -f - || exit
 own -R -- .`, Args: []string{root, rel}, Stdin: pr, Stderr: bounded(&said)})
 	pr.CloseWithError(errors.New("nobody reads any more"))
@@ -773,9 +789,13 @@ own -R -- .`, Args: []string{root, rel}, Stdin: pr, Stderr: bounded(&said)})
 	return nil
 }
 
+// pattern protects what find -path takes for a pattern.
+var pattern = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `\`, `\\`)
+
 // sift passes on the files of a tar that stay in the directory that it is unpacked in:
 // a name that leads out, also by way of a link in the archive, is refused.
-func sift(r io.Reader, w io.Writer) error {
+// What stay names, with true for files, is of its kind there or missing.
+func sift(r io.Reader, w io.Writer, stay map[string]bool) error {
 	in, out := tar.NewReader(r), tar.NewWriter(w)
 	links, files := map[string]bool{}, map[string]bool{}
 	for {
@@ -798,6 +818,11 @@ func sift(r io.Reader, w io.Writer) error {
 			return sandboxer.E(sandboxer.Invalid, nil, "the archive has the name %q, which leads out of it", hdr.Name)
 		}
 		clean := &tar.Header{Name: name, Typeflag: hdr.Typeflag, Mode: hdr.Mode & 0o777, ModTime: hdr.ModTime.Truncate(time.Second), Format: tar.FormatGNU}
+		if file, mounted := stay[name]; mounted && hdr.Typeflag != tar.TypeDir && (!file || hdr.Typeflag != tar.TypeReg) {
+			return sandboxer.E(sandboxer.Invalid, nil, "%q is mounted in a service and must stay a directory or file, as it was; the archive has something else there", name)
+		} else if mounted && file && hdr.Typeflag == tar.TypeDir {
+			return sandboxer.E(sandboxer.Invalid, nil, "%q is mounted in a service and must stay a file; the archive has a directory there", name)
+		}
 		delete(links, name)
 		switch hdr.Typeflag {
 		case tar.TypeReg:

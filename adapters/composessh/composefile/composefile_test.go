@@ -352,8 +352,8 @@ func FuzzShare(f *testing.F) {
 }
 
 // unpack makes the files of an archive, and what its comment says of them: lines of
-// "note: text", which the notes must have.
-func unpack(t *testing.T, name string) (dir string, notes []string) {
+// "note: text", which the notes must have, and of "leave: host-gateway".
+func unpack(t *testing.T, name string) (dir string, o Options, notes []string) {
 	t.Helper()
 	a, err := txtar.ParseFile(name)
 	if err != nil {
@@ -364,6 +364,8 @@ func unpack(t *testing.T, name string) (dir string, notes []string) {
 		switch what {
 		case "note":
 			notes = append(notes, text)
+		case "leave":
+			o.HostGateway = text == "host-gateway"
 		default:
 			t.Fatalf("%s: %q is no line of a comment", name, line)
 		}
@@ -374,7 +376,7 @@ func unpack(t *testing.T, name string) (dir string, notes []string) {
 		files[f.Name] = string(f.Data)
 	}
 	write(t, dir, files)
-	return dir, notes
+	return dir, o, notes
 }
 
 // What is written for a host is what docker compose reads of the file, but for what is said
@@ -411,8 +413,8 @@ func TestAsComposeReadsIt(t *testing.T) {
 	for _, name := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(name), ".txtar"), func(t *testing.T) {
 			t.Parallel()
-			dir, notes := unpack(t, name)
-			p, err := Load(t.Context(), dir, Options{})
+			dir, o, notes := unpack(t, name)
+			p, err := Load(t.Context(), dir, o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -426,7 +428,7 @@ func TestAsComposeReadsIt(t *testing.T) {
 			if err := os.Symlink(dir, filepath.Join(top, "repo")); err != nil {
 				t.Fatal(err)
 			}
-			text, err := p.Render(Rendering{Dir: top, NewPrivileges: true, StopAfter: time.Hour, ImageOf: func(s string) string { return "built-" + s }})
+			text, err := p.Render(Rendering{Dir: top, NewPrivileges: true, StopAfter: time.Hour, Restarts: 10, ImageOf: func(s string) string { return "built-" + s }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -451,7 +453,7 @@ func TestAsComposeReadsIt(t *testing.T) {
 				}
 				for k := range one {
 					if a, ok := two[k].(map[string]any); key == "services" && ok {
-						sameService(t, k, p, a, one[k].(map[string]any), dir, top)
+						sameService(t, k, p, a, one[k].(map[string]any), dir, top, o)
 					}
 				}
 			}
@@ -461,7 +463,7 @@ func TestAsComposeReadsIt(t *testing.T) {
 
 // sameService compares what compose reads of a service in what was written and in what it
 // was written from.
-func sameService(t *testing.T, name string, p *Project, ours, theirs map[string]any, dir, top string) {
+func sameService(t *testing.T, name string, p *Project, ours, theirs map[string]any, dir, top string, o Options) {
 	t.Helper()
 	differ := func(key string, got, want any) {
 		if g, w := fmt.Sprint(got), fmt.Sprint(want); g != w {
@@ -485,7 +487,9 @@ func sameService(t *testing.T, name string, p *Project, ours, theirs map[string]
 	for _, key := range slices.Compact(keys) {
 		got, want := ours[key], theirs[key]
 		switch key {
-		case "container_name", "restart", "labels", "logging", "deploy", "build", "profiles", "extends", "develop", "attach", "stop_grace_period":
+		case "restart":
+			want = restartOf(want, theirs["deploy"])
+		case "container_name", "labels", "logging", "deploy", "build", "profiles", "extends", "develop", "attach", "stop_grace_period":
 			continue // said to be left out, or to be ours
 		case "image":
 			if theirs["build"] != nil {
@@ -496,7 +500,7 @@ func sameService(t *testing.T, name string, p *Project, ours, theirs map[string]
 		case "secrets", "configs":
 			continue // files beside the workspace
 		case "extra_hosts":
-			got, want = words(got, nil), slices.DeleteFunc(words(want, nil), func(s string) bool { return strings.HasSuffix(s, "host-gateway") })
+			got, want = words(got, nil), slices.DeleteFunc(words(want, nil), func(s string) bool { return !o.HostGateway && strings.HasSuffix(s, "host-gateway") })
 		case "ports":
 			f := func(m map[string]any) string { return fmt.Sprint(m["target"], "/", m["protocol"]) }
 			got, want = words(got, f), words(want, f)
@@ -539,9 +543,121 @@ func sameService(t *testing.T, name string, p *Project, ours, theirs map[string]
 				tmpfs, _ := m["tmpfs"].(map[string]any)
 				return fmt.Sprint(m["type"], " ", source, " ", m["target"], " ", m["read_only"], " ", volume["nocopy"], " ", tmpfs["size"])
 			}
-			got, want = words(got, f), words(want, f)
+			got, want = words(unpinned(got), f), words(unpinned(want), f)
 		}
 		differ(key, got, want)
+	}
+}
+
+// restartOf is what is to become of restart, and of restart_policy in deploy.
+func restartOf(restart, deploy any) string {
+	d, _ := deploy.(map[string]any)
+	policy, _ := d["restart_policy"].(map[string]any)
+	switch {
+	case restart != nil:
+	case policy["condition"] == "on-failure":
+		restart = fmt.Sprint("on-failure:", policy["max_attempts"])
+	case policy["condition"] == "any":
+		restart = "always"
+	}
+	switch restart {
+	case nil, "no":
+		return "no"
+	case "on-failure:3", "on-failure:4":
+		return restart.(string)
+	}
+	return "on-failure:10"
+}
+
+// unpinned are mounts without those that show what is there anyway: of a directory of
+// another mount, at its place there.
+func unpinned(mounts any) any {
+	list, _ := mounts.([]any)
+	text := func(m any, key string) string { return fmt.Sprint(m.(map[string]any)[key]) }
+	var out []any
+	for _, m := range list {
+		if !slices.ContainsFunc(list, func(w any) bool {
+			rest, in := strings.CutPrefix(text(m, "source"), text(w, "source")+"/")
+			return in && text(w, "read_only") == text(m, "read_only") && text(m, "target") == text(w, "target")+"/"+rest
+		}) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// A directory that is mounted writable is mounted where others could remove it, too, with all
+// that it lies in; and what shows something else there is left alone.
+func TestPins(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"data/db/x": "x", "compose.yaml": `services:
+  app: {image: x, volumes: [".:/app", "cache:/app/.cache"]}
+  db: {image: x, volumes: ["./data/db:/var/lib/db"]}
+  covered: {image: x, volumes: [".:/app", "cache:/app/data"]}
+  scratch: {image: x, volumes: [".:/app"], tmpfs: ["/app/data/db"]}
+  reads: {image: x, volumes: [".:/app:ro"]}
+volumes: {cache: }
+`})
+	p, err := Load(t.Context(), dir, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for service, want := range map[string]string{
+		"app": "[. /app cache /app/.cache data /app/data data/db /app/data/db]", "db": "[data/db /var/lib/db]",
+		"covered": "[. /app cache /app/data]", "scratch": "[. /app data /app/data]", "reads": "[. /app]",
+	} {
+		var got []string
+		for _, v := range p.model.Services[service].Volumes {
+			got = append(got, v.Source+" "+v.Target)
+		}
+		if s := fmt.Sprint(got); s != want {
+			t.Errorf("%s mounts %s; want %s", service, s, want)
+		}
+	}
+	if got := p.Places(); !maps.Equal(got, map[string]bool{"data": false, "data/db": false}) {
+		t.Errorf("%v must stay", got)
+	}
+}
+
+// Addresses that a file fixes are others of the sandbox's network, wherever it names them.
+func TestFixedAddresses(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, map[string]string{"compose.yaml": `services:
+  web:
+    image: x
+    command: [sh, -c, "ping 172.28.1.9 172.28.1.90"]
+    environment: {DB: "tcp://172.28.1.9:5432", LONG: "172.28.1.91", WIDE: "1172.28.1.9", FIVE: "1.172.28.1.9", SIX: "172.28.1.9.1", END: "at 172.28.1.9.", ALLOW: "172.28.1.0/24"}
+    extra_hosts: ["db.local:172.28.1.9"]
+    dns: [172.28.1.9]
+    networks: {inner: {ipv4_address: 172.28.1.200}}
+    healthcheck: {test: [CMD, ping, "172.28.1.9"]}
+  db:
+    image: y
+    networks: {inner: {ipv4_address: 172.28.1.9}}
+networks:
+  inner: {ipam: {driver: default, config: [{subnet: 172.28.1.0/24, gateway: 172.28.1.1}]}}
+`})
+	p, err := Load(t.Context(), dir, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := strings.Join(p.Notes, "; "); !strings.Contains(all, "db: the address 172.28.1.9 is another one") || !strings.Contains(all, "networks.inner: subnet and gateway are the sandbox's own") {
+		t.Errorf("it notes %q", all)
+	}
+	for range 2 { // what is written first changes nothing of the model
+		text, err := p.Render(Rendering{Dir: "/x", Subnets: map[string]string{"inner": "10.213.0.64/26"}, ImageOf: func(s string) string { return s }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{
+			"subnet: 10.213.0.64/26", "ip_range: 10.213.0.96/27", "ipv4_address: 10.213.0.67", "ipv4_address: 10.213.0.66", "ping 10.213.0.66 172.28.1.90",
+			"DB: tcp://10.213.0.66:5432", "LONG: 172.28.1.91", "WIDE: 1172.28.1.9", "FIVE: 1.172.28.1.9", "SIX: 172.28.1.9.1", "END: at 10.213.0.66.",
+			"ALLOW: 10.213.0.64/26", "db.local:10.213.0.66", "- 10.213.0.66",
+		} {
+			if !strings.Contains(string(text), want) {
+				t.Errorf("what is written does not say %q:\n%s", want, text)
+			}
+		}
 	}
 }
 

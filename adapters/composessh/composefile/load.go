@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
@@ -51,6 +52,9 @@ type Options struct {
 	File     string
 	Profiles []string          // profiles to enable; nil means those of COMPOSE_PROFILES
 	Env      map[string]string // for ${…}, before the file .env of the directory
+	// HostGateway lets services reach the host by names that extra_hosts maps to
+	// host-gateway.
+	HostGateway bool
 }
 
 // A Project is a compose file that was accepted.
@@ -60,15 +64,16 @@ type Project struct {
 	Networks []string // each needs a subnet
 	Volumes  []string
 	Builds   []Build
-	Binds    []Bind   // what of the workspace is mounted
+	Binds    []Bind   // what of the workspace is mounted, and of directories that on the way which must stay, too
 	Copies   []Bind   // what is mounted from a copy instead, made before anything runs
 	Files    []File   // what has to lie beside the workspace
 	Notes    []string // what differs from the file, for people
 
 	model    *types.Project
-	mounted  map[string][]mount // Files that a service has mounted, read-only
-	copied   map[string]string  // name of the copy, by source
-	internal map[string]bool    // networks that are internal anyway
+	mounted  map[string][]mount             // Files that a service has mounted, read-only
+	copied   map[string]string              // name of the copy, by source
+	internal map[string]bool                // networks that are internal anyway
+	addrs    map[string]map[netip.Addr]bool // that services have chosen, by network
 }
 
 type mount struct{ file, target string }
@@ -78,6 +83,8 @@ type Service struct {
 	Name     string
 	Replicas int
 	OneShot  bool // it is done once it ended with 0
+	MayEnd   bool // nothing is wrong if it ended with 0: the file does not have it started again then
+	Restarts int  // how often in a row it is started again after it failed, as the file has it; at most maxRestarts
 	Healthy  bool // it has a health check
 	Ports    []Port
 	// Workspace is where it has the workspace mounted, "" if it has not.
@@ -146,7 +153,7 @@ func Load(ctx context.Context, dir string, o Options) (*Project, error) {
 	defer root.Close()
 	l := &load{
 		root: root, env: map[string]string{}, places: map[string]place{}, kept: map[string][]int{},
-		included: map[string]map[string]any{}, others: map[string]map[string]any{}, imports: map[string]string{}, extra: map[string]any{},
+		gateway: o.HostGateway, included: map[string]map[string]any{}, others: map[string]map[string]any{}, imports: map[string]string{}, extra: map[string]any{},
 	}
 	files, err := l.choose(dir, o)
 	if err != nil {
@@ -243,6 +250,7 @@ type load struct {
 	places  map[string]place // where the model's places stood, by their keys
 	kept    map[string][]int // which of the volumes of a service in the model are left
 	nodes   int
+	gateway bool // host-gateway is the host
 
 	included map[string]map[string]any // files that were included
 	others   map[string]map[string]any // files of which services are extended

@@ -132,7 +132,7 @@ func (l *load) allow(at []string, v any, names ...string) {
 
 // accept judges the model and makes the project of it.
 func (l *load) accept(m *types.Project) (*Project, error) {
-	p := &Project{File: l.files[0], model: m, mounted: map[string][]mount{}, copied: map[string]string{}, internal: map[string]bool{}}
+	p := &Project{File: l.files[0], model: m, mounted: map[string][]mount{}, copied: map[string]string{}, internal: map[string]bool{}, addrs: map[string]map[netip.Addr]bool{}}
 	l.allow(nil, m, "name", "services", "networks", "volumes", "secrets", "configs")
 	if note := l.empty(); note != "" {
 		p.Notes = append(p.Notes, note)
@@ -250,13 +250,57 @@ func (l *load) networks(p *Project) {
 			l.refuse(append(at, "enable_ipv6"), "networks of sandboxes have IPv4 only")
 		}
 		l.labels(p, at, n.Labels)
-		l.allow(at, n, "name", "driver", "internal", "attachable", "labels", "external", "enable_ipv4", "enable_ipv6")
+		l.allow(at, n, "name", "driver", "internal", "attachable", "labels", "external", "enable_ipv4", "enable_ipv6", "ipam")
+		l.ipam(p, at, n)
 		if n.Name != "" {
 			p.Notes = append(p.Notes, "networks are named after the sandbox")
 		}
 		p.internal[name] = n.Internal
 		p.Networks = append(p.Networks, name)
 	}
+}
+
+// ipam judges what a network says of its addresses, which are the sandbox's own.
+func (l *load) ipam(p *Project, at []string, n types.NetworkConfig) {
+	at = append(slices.Clip(at), "ipam")
+	l.allow(at, n.Ipam, "driver", "config")
+	if d := n.Ipam.Driver; d != "" && d != "default" {
+		l.refuse(append(slices.Clip(at), "driver"), "only the driver default is given, not %q", d)
+	}
+	for i, pool := range n.Ipam.Config {
+		l.allow(append(slices.Clip(at), "config", strconv.Itoa(i)), pool, "subnet", "gateway", "ip_range", "aux_addresses")
+	}
+	if len(n.Ipam.Config) > 0 {
+		p.Notes = append(p.Notes, strings.Join(at[:2], ".")+": subnet and gateway are the sandbox's own")
+	}
+}
+
+// maxFixed is how many addresses of a network services may have chosen: half of it.
+const maxFixed = 29
+
+// fixed judges an address that a service has in a network.
+func (l *load) fixed(p *Project, service, network, addr string) {
+	at := []string{"services", service, "networks", network, "ipv4_address"}
+	a, err := netip.ParseAddr(addr)
+	if err != nil || !a.Is4() {
+		l.refuse(at, "%q is no address", addr)
+		return
+	}
+	if !slices.ContainsFunc(p.model.Networks[network].Ipam.Config, func(c *types.IPAMPool) bool {
+		in, err := netip.ParsePrefix(c.Subnet)
+		return err == nil && in.Contains(a)
+	}) {
+		l.refuse(at, "%s is in no subnet that the file gives the network", addr)
+		return
+	}
+	if p.addrs[network] == nil {
+		p.addrs[network] = map[netip.Addr]bool{}
+	}
+	p.addrs[network][a] = true
+	if len(p.addrs[network]) > maxFixed {
+		l.refuse(at, "more than %d addresses of one network are fixed", maxFixed)
+	}
+	p.Notes = append(p.Notes, fmt.Sprintf("%s: the address %s is another one of the sandbox's own, also where variables, commands and checks name it; files that name it are left as they are", service, a))
 }
 
 func (l *load) volumes(p *Project) {
@@ -324,9 +368,12 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 		}
 	}
 	for name, n := range s.Networks {
-		l.allow(at("networks", name), n, "aliases", "priority", "gw_priority", "use_service_name_alias")
+		l.allow(at("networks", name), n, "aliases", "priority", "gw_priority", "use_service_name_alias", "ipv4_address")
 		if n == nil {
 			continue
+		}
+		if n.Ipv4Address != "" {
+			l.fixed(p, s.Name, name, n.Ipv4Address)
 		}
 		for _, a := range n.Aliases {
 			l.word(at("networks", name, "aliases"), a)
@@ -335,8 +382,10 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 	for host, addrs := range s.ExtraHosts {
 		s.ExtraHosts[host] = slices.DeleteFunc(addrs, func(a string) bool {
 			if a == "host-gateway" {
-				note("extra_hosts: %s is left out: the host is not reached from a sandbox", host)
-				return true
+				if !l.gateway {
+					note("extra_hosts: %s is left out: the host is not reached from a sandbox, unless the operator lets it and the profile gives it a network", host)
+				}
+				return !l.gateway
 			}
 			if _, err := netip.ParseAddr(strings.Trim(a, "[]")); err != nil {
 				l.refuse(at("extra_hosts"), "%s: %q is no address", host, a)
@@ -421,9 +470,7 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 	if s.ContainerName != "" {
 		note("container_name is left out: the engine has it for one sandbox only")
 	}
-	if s.Restart != "" && s.Restart != "no" {
-		note("restart: %s is left out: what dies in a sandbox is told", s.Restart)
-	}
+	l.restart(s, at, note, &out)
 	for i, port := range s.Ports {
 		l.port(at("ports", strconv.Itoa(i)), port, &out)
 	}
@@ -442,6 +489,53 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 	}
 	out.OneShot = oneShot(p.model, s)
 	p.Services = append(p.Services, out)
+}
+
+// maxRestarts stands for any number of times that a service is started again.
+const maxRestarts = 1000
+
+// restart decides how often a service is started again, from restart or, as compose does,
+// from deploy.restart_policy.
+func (l *load) restart(s *types.ServiceConfig, at func(...string) []string, note func(string, ...any), out *Service) {
+	policy, most, bounded := strings.Cut(s.Restart, ":")
+	place := at("restart")
+	if policy == "" && s.Deploy != nil && s.Deploy.RestartPolicy != nil {
+		place = at("deploy", "restart_policy")
+		r := s.Deploy.RestartPolicy
+		l.allow(place, r, "condition", "max_attempts", "delay", "window")
+		if r.Delay != nil || r.Window != nil {
+			note("deploy.restart_policy: delay and window are left out: they are for a swarm")
+		}
+		switch policy = r.Condition; policy {
+		case "none":
+			policy = "no"
+		case "any", "":
+			policy = "always"
+		}
+		if r.MaxAttempts != nil {
+			most, bounded = strconv.FormatUint(*r.MaxAttempts, 10), *r.MaxAttempts > 0
+		}
+	}
+	switch policy {
+	case "", "no":
+		out.MayEnd = true
+		return
+	case "on-failure":
+		out.MayEnd = true
+	case "always", "unless-stopped":
+		note("restart: %s starts it again when it failed, a number of times in a row", policy)
+	default:
+		l.refuse(place, "%q is no way to restart: no, on-failure, always or unless-stopped", policy)
+		return
+	}
+	out.Restarts = maxRestarts
+	if bounded {
+		n, err := strconv.Atoi(most)
+		if err != nil || n < 1 {
+			l.refuse(place, "%q is no number of times", most)
+		}
+		out.Restarts = min(n, maxRestarts)
+	}
 }
 
 // The most that a service may take of what is no limit of the sandbox's but the host's to
@@ -655,8 +749,8 @@ func (l *load) deploy(s *types.ServiceConfig, at func(...string) []string, note 
 	if d.Mode != "" && d.Mode != "replicated" {
 		note("deploy.mode: %s is left out: it is for a swarm", d.Mode)
 	}
-	if d.UpdateConfig != nil || d.RollbackConfig != nil || d.RestartPolicy != nil || d.EndpointMode != "" || len(d.Labels) > 0 {
-		note("of deploy only replicas and limits count here")
+	if d.UpdateConfig != nil || d.RollbackConfig != nil || d.EndpointMode != "" || len(d.Labels) > 0 {
+		note("of deploy only replicas, limits and restart_policy count here")
 	}
 	if d.Replicas != nil {
 		out.Replicas = *d.Replicas
@@ -790,9 +884,13 @@ func (l *load) mounts(p *Project, s *types.ServiceConfig, at func(...string) []s
 
 // nested deals with mounts of what lies in a place that some service may write: a
 // service could put a link there between the look and the mount. Read-only ones are
-// mounted from a copy that was made before; others are refused.
+// mounted from a copy that was made before. Of directories that are mounted writable, each
+// on the way is mounted in that service, too, at the place that it has there: the kernel
+// lets nobody remove or rename what something is mounted on. (It would let another service
+// that has it not mounted, and so does who puts files into the workspace from outside see
+// to it that it stays; Mounts tells what.)
 func (l *load) nested(p *Project) {
-	var writable []string
+	var writable, pins []string
 	for _, s := range p.model.Services {
 		for _, v := range s.Volumes {
 			if v.Type == types.VolumeTypeBind && !v.ReadOnly {
@@ -812,7 +910,11 @@ func (l *load) nested(p *Project) {
 			}
 			at := []string{"services", name, "volumes", strconv.Itoa(l.kept[name][i])}
 			if !v.ReadOnly {
-				l.refuse(at, "%q lies in a directory that is mounted writable too, where a link could take its place; mount only one of them, or this one read-only", v.Source)
+				if slices.Contains(p.Binds, Bind{Source: v.Source, File: true}) {
+					l.refuse(at, "%q lies in a directory that is mounted writable too, where a link could take its place; mount only one of them, or this one read-only", v.Source)
+				} else {
+					pins = append(pins, v.Source)
+				}
 				continue
 			}
 			p.Notes = append(p.Notes, fmt.Sprintf("%s: %s is mounted as it was at the start", name, v.Source))
@@ -830,6 +932,41 @@ func (l *load) nested(p *Project) {
 		}
 	}
 	slices.SortFunc(p.Copies, func(a, b Bind) int { return cmp.Compare(a.Copy, b.Copy) })
+	for _, source := range pins {
+		l.pin(p, source)
+	}
+}
+
+// pin mounts source, a directory, and those that it lies in, in every service that may write
+// one of these, at the places that they have there.
+func (l *load) pin(p *Project, source string) {
+	for _, name := range l.order(p.model) {
+		s := p.model.Services[name]
+		for _, v := range s.Volumes {
+			rest, in := strings.CutPrefix(source, v.Source+"/")
+			if v.Source == "." {
+				rest, in = source, true
+			}
+			if v.Type != types.VolumeTypeBind || v.ReadOnly || !in {
+				continue
+			}
+			dir, target := v.Source, path.Clean(v.Target)
+			for part := range strings.SplitSeq(rest, "/") {
+				dir, target = path.Join(dir, part), path.Join(target, part)
+				if slices.ContainsFunc(s.Volumes, func(o types.ServiceVolumeConfig) bool { return path.Clean(o.Target) == target && o.Source != dir }) ||
+					slices.ContainsFunc(s.Tmpfs, func(o string) bool { at, _, _ := strings.Cut(o, ":"); return path.Clean(at) == target }) {
+					break // something else is there, which the service cannot move, or look behind
+				}
+				if !slices.ContainsFunc(s.Volumes, func(o types.ServiceVolumeConfig) bool { return path.Clean(o.Target) == target }) {
+					s.Volumes = append(s.Volumes, types.ServiceVolumeConfig{Type: types.VolumeTypeBind, Source: dir, Target: target})
+				}
+				if b := (Bind{Source: dir}); !slices.Contains(p.Binds, b) {
+					p.Binds = append(p.Binds, b)
+				}
+			}
+		}
+		p.model.Services[name] = s
+	}
 }
 
 // asset turns the use of a config or secret into a file beside the workspace.

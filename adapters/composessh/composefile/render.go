@@ -2,7 +2,9 @@ package composefile
 
 import (
 	"cmp"
+	"encoding/binary"
 	"maps"
+	"net/netip"
 	"path"
 	"slices"
 	"strconv"
@@ -27,6 +29,8 @@ type Rendering struct {
 	Limits       sandboxer.Limits  // of all services together; zero fields set none
 	ImageOf      func(service string) string
 	StopAfter    time.Duration // longest time that a service is given to end
+	// Restarts is how often in a row a service that failed is started again, at most.
+	Restarts int
 	// NewPrivileges lets what runs in containers gain rights by set-uid programs such as
 	// sudo; without it every service has no-new-privileges.
 	NewPrivileges bool
@@ -49,7 +53,7 @@ func (p *Project) forPodman(out map[string]any, name string, r Rendering) error 
 	nets, _ := out["networks"].(map[string]any)
 	for n, one := range nets {
 		if len(one.(map[string]any)) > 0 {
-			return sandboxer.E(sandboxer.Unsupported, nil, "%s: services.%s.networks.%s: podman-compose does not pass aliases on", p.File, name, n).
+			return sandboxer.E(sandboxer.Unsupported, nil, "%s: services.%s.networks.%s: podman-compose passes neither aliases nor fixed addresses on", p.File, name, n).
 				WithHint("call services by their names, or use a host with docker compose")
 		}
 	}
@@ -87,6 +91,7 @@ func (p *Project) EnvFiles(r Rendering) (files []File) {
 	for _, s := range p.Services {
 		var b strings.Builder
 		env := environment(p.model.Services[s.Name], r)
+		readdress(env, p.readdressed(r))
 		for _, k := range slices.Sorted(maps.Keys(env)) {
 			b.WriteString(k + "=" + env[k] + "\n")
 		}
@@ -133,13 +138,25 @@ func (p *Project) Render(r Rendering) ([]byte, error) {
 			n["internal"] = true
 		}
 		if cidr := r.Subnets[name]; cidr != "" {
-			n["ipam"] = map[string]any{"config": []any{map[string]any{"subnet": cidr}}}
+			pool := map[string]any{"subnet": cidr}
+			if in, err := netip.ParsePrefix(cidr); err == nil && len(p.addrs[name]) > 0 && in.Bits() < 31 {
+				pool["ip_range"] = netip.PrefixFrom(nth(in, 1<<(31-in.Bits())), in.Bits()+1).String() // of the others: the upper half
+			}
+			n["ipam"] = map[string]any{"config": []any{pool}}
 		}
 		networks[name] = n
 	}
 	volumes := map[string]any{}
 	for _, name := range p.Volumes {
 		volumes[name] = map[string]any{"labels": labels(p.model.Volumes[name].Labels, r.Labels)}
+	}
+	by := p.readdressed(r)
+	for _, s := range services {
+		for _, key := range []string{"networks", "environment", "command", "entrypoint", "healthcheck", "extra_hosts", "dns"} {
+			if v, ok := s.(map[string]any)[key]; ok {
+				s.(map[string]any)[key] = readdress(v, by)
+			}
+		}
 	}
 	out := map[string]any{"services": services}
 	if len(networks) > 0 {
@@ -149,6 +166,99 @@ func (p *Project) Render(r Rendering) ([]byte, error) {
 		out["volumes"] = volumes
 	}
 	return yaml.Marshal(escape(out))
+}
+
+// Places are the directories of the workspace that services mount or that those lie in, with
+// false, and the files that they mount, with true. As long as a service may be started again
+// each must stay what it is: the engine follows a link that took its place.
+func (p *Project) Places() map[string]bool {
+	out := map[string]bool{}
+	for _, b := range p.Binds {
+		if b.Source == "." {
+			continue
+		}
+		out[b.Source] = b.File
+		for d := path.Dir(b.Source); d != "."; d = path.Dir(d) {
+			out[d] = false
+		}
+	}
+	return out
+}
+
+// nth is an address of an IPv4 range by its number.
+func nth(in netip.Prefix, n uint32) netip.Addr {
+	a := in.Masked().Addr().As4()
+	binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(a[:])+n)
+	return netip.AddrFrom4(a)
+}
+
+// readdressed is what the addresses that the file fixes, and the subnets that it has them
+// in, become in those of the sandbox: its second address and those that follow, in order.
+func (p *Project) readdressed(r Rendering) map[string]string {
+	out := map[string]string{}
+	for name, addrs := range p.addrs {
+		in, err := netip.ParsePrefix(r.Subnets[name])
+		if err != nil {
+			continue
+		}
+		for _, c := range p.model.Networks[name].Ipam.Config {
+			out[c.Subnet] = in.String()
+		}
+		for i, a := range slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare) {
+			out[a.String()] = nth(in, uint32(i)+2).String()
+		}
+	}
+	return out
+}
+
+// readdress replaces in the strings of v, which it changes, what is a key of by and no part
+// of a longer address.
+func readdress(v any, by map[string]string) any {
+	if len(by) == 0 {
+		return v
+	}
+	switch v := v.(type) {
+	case string:
+		// The longest first: an address may begin a subnet.
+		keys := slices.SortedFunc(maps.Keys(by), func(a, b string) int { return cmp.Or(len(b)-len(a), strings.Compare(a, b)) })
+		var b strings.Builder
+		for i := 0; i < len(v); {
+			k := slices.IndexFunc(keys, func(k string) bool { return strings.HasPrefix(v[i:], k) && alone(v, i, i+len(k)) })
+			if k < 0 {
+				b.WriteByte(v[i])
+				i++
+				continue
+			}
+			b.WriteString(by[keys[k]])
+			i += len(keys[k])
+		}
+		return b.String()
+	case []string:
+		v = slices.Clone(v) // it may be the model's
+		for i := range v {
+			v[i] = readdress(v[i], by).(string)
+		}
+		return v
+	case []any:
+		for i := range v {
+			v[i] = readdress(v[i], by)
+		}
+	case map[string]any:
+		for k := range v {
+			v[k] = readdress(v[k], by)
+		}
+	case map[string]string:
+		for k := range v {
+			v[k] = readdress(v[k], by).(string)
+		}
+	}
+	return v
+}
+
+// alone reports whether the address s[i:j] is no part of a longer one.
+func alone(s string, i, j int) bool {
+	digit := func(i int) bool { return i >= 0 && i < len(s) && s[i] >= '0' && s[i] <= '9' }
+	return !digit(i-1) && !(i > 0 && s[i-1] == '.' && digit(i-2)) && !digit(j) && !(j < len(s) && s[j] == '.' && digit(j+1))
 }
 
 // escape protects every value from being taken for a variable by who reads the file.
@@ -236,6 +346,9 @@ func (p *Project) renderService(s types.ServiceConfig, info Service, r Rendering
 		"labels":  labels(s.Labels, r.Labels),
 		"restart": "no",
 		"logging": map[string]any{"driver": "json-file", "options": map[string]any{"max-size": "10m", "max-file": "1"}},
+	}
+	if n := min(info.Restarts, r.Restarts); n > 0 {
+		out["restart"] = "on-failure:" + strconv.Itoa(n)
 	}
 	if r.ServiceLabel != "" {
 		out["labels"].(map[string]string)[r.ServiceLabel] = s.Name
@@ -376,6 +489,9 @@ func (p *Project) renderService(s types.ServiceConfig, info Service, r Rendering
 			one := map[string]any{}
 			if n != nil && len(n.Aliases) > 0 {
 				one["aliases"] = slices.Clone(n.Aliases)
+			}
+			if n != nil && n.Ipv4Address != "" {
+				one["ipv4_address"] = n.Ipv4Address
 			}
 			nets[name] = one
 		}
