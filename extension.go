@@ -67,6 +67,28 @@ type Noticer interface {
 	Notices(ctx context.Context) []string
 }
 
+// A Cacher keeps things between sandboxes that make later ones faster, such as layers of
+// images that it built on its hosts. It keeps them within bounds of its configuration by
+// itself, apart for each tenant, and marks them as its own.
+type Cacher interface {
+	// Caches lists them, on one host or, with "", everywhere. A host that cannot be asked
+	// is an error, after what the others have.
+	Caches(ctx context.Context, host string) ([]Cache, error)
+	// PruneCaches removes them there, and returns what it removed. What is in use at that
+	// moment stays.
+	PruneCaches(ctx context.Context, host string) ([]Cache, error)
+}
+
+// A Cache is what is kept of one thing.
+type Cache struct {
+	Host    string    // where it is
+	Name    string    // for people: "shop/web"
+	Tenant  string    // whose it is, "" if nobody in particular
+	Bytes   int64     // of it, with what it is based on
+	UsedAt  time.Time // last; zero if that is not known
+	Problem string    // "" or what is wrong with it, such as that it should be gone
+}
+
 // An Admitter admits values that no operator vouches for (Spec.Vouches): of the inputs
 // that its Adapter declares as Restricted, and of a request's image and host ("image",
 // "host"). It should admit what the extension's own configuration lists, and what

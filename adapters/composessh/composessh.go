@@ -12,6 +12,7 @@
 //	<root>/<name>/files, copies  what is mounted from beside the workspace
 //	<root>/<name>/started, up    how far it came; up has the IDs of the containers
 //	<root>/<name>/frozen, beat   while its containers stand still for somebody
+//	<root>/.cache/<build>        when layers of a build were used last, and of what
 //	<root>/.net/<n>              a link to the sandbox that has subnet n
 //
 // The directory is made first and removed last: it is the lock, and what a sweep finds.
@@ -47,9 +48,11 @@ type Config struct {
 	// UnfilteredEgress admits the network mode public although nothing filters it.
 	UnfilteredEgress bool `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Admit the network mode public, although sandboxes then reach whatever their host reaches, private addresses included."`
 	// HostGateway needs a network: those of sandboxes without one lead nowhere.
-	HostGateway  bool          `yaml:"host_gateway" json:"host_gateway,omitempty" help:"Let services whose profile gives them a network reach the host by the names that the file maps to host-gateway, such as host.docker.internal."`
-	BuildMemory  int64         `yaml:"build_memory" json:"build_memory,omitempty" unit:"bytes" min:"64MiB" help:"Memory of the steps of a build. BuildKit, which keeps no such limit, is refused where this is not the default."`
-	BuildCPUs    int           `yaml:"build_cpus" json:"build_cpus,omitempty" min:"1" help:"Processors of the steps of a build. BuildKit, which keeps no such limit, is refused where this is not the default."`
+	HostGateway bool  `yaml:"host_gateway" json:"host_gateway,omitempty" help:"Let services whose profile gives them a network reach the host by the names that the file maps to host-gateway, such as host.docker.internal."`
+	BuildMemory int64 `yaml:"build_memory" json:"build_memory,omitempty" unit:"bytes" min:"64MiB" help:"Memory of the steps of a build. BuildKit, which keeps no such limit, is refused where this is not the default."`
+	BuildCPUs   int   `yaml:"build_cpus" json:"build_cpus,omitempty" min:"1" help:"Processors of the steps of a build. BuildKit, which keeps no such limit, is refused where this is not the default."`
+	// BuildCache counts what an image is based on with it.
+	BuildCache   int64         `yaml:"build_cache" json:"build_cache,omitempty" unit:"bytes" min:"0" help:"Layers of built images that a host keeps for later builds, for each tenant; 0 keeps none. What they are based on counts with them. BuildKit keeps its own, within bounds of its own."`
 	BuildTimeout time.Duration `yaml:"build_timeout" json:"build_timeout,omitempty" min:"1s" help:"Longest time that one image may take to build."`
 	Sync         string        `yaml:"sync" json:"sync,omitempty" enum:"tar,rsync" help:"How the content of files travels."`
 	Transport    string        `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"Which SSH is used: the machine's own program, or the one built in."`
@@ -57,7 +60,7 @@ type Config struct {
 }
 
 var defaults = Config{Root: ".sandboxer/compose", Capacity: 16, Parallel: 6, Subnets: "10.213.0.0/16", Sync: "tar", Transport: "auto",
-	BuildMemory: 4 << 30, BuildCPUs: 2, BuildTimeout: 30 * time.Minute}
+	BuildMemory: 4 << 30, BuildCPUs: 2, BuildCache: 10 << 30, BuildTimeout: 30 * time.Minute}
 
 // netBits is the size of one network: 61 containers.
 const netBits = 26

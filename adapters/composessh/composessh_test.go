@@ -386,7 +386,7 @@ func (r *rig) remains(t testing.TB, owner string) (out []string) {
 	for _, env := range r.engines {
 		for what, args := range map[string][]string{
 			"container": {"ps", "-aq", "--filter", f}, "network": {"network", "ls", "-q", "--filter", f},
-			"volume": {"volume", "ls", "-q", "--filter", f}, "image": {"images", "-q", "--filter", f},
+			"volume": {"volume", "ls", "-q", "--filter", f}, "image": {"images", "-q", "--filter", f, "--filter", "dangling=false"}, // layers may stay: TestLayers
 		} {
 			for id := range strings.FieldsSeq(r.engine(t, env, args...)) {
 				out = append(out, what+" "+id)

@@ -50,6 +50,7 @@ var _ interface {
 	sandboxer.Checker
 	sandboxer.Admitter
 	sandboxer.Serviced
+	sandboxer.Cacher
 	sandboxer.Archiver
 	sandboxer.Dialer
 	sandboxer.Prober

@@ -27,15 +27,16 @@ type host struct {
 // known is what was found out about a host; it is found out anew when it stopped to be
 // true.
 type known struct {
-	root    string   // absolute, links resolved
-	engine  string   // docker or podman
-	compose []string // the program
-	version string   // of it
-	server  string   // the engine's version
-	socket  string   // of the engine, if it has one that is known
-	builder string   // buildkit, which holds a build to no limit of memory or processors; or classic
-	swap    string   // no: there is none; bounded: the engine can; yes: nothing bounds it
-	slots   chan struct{}
+	root    string        // absolute, links resolved
+	engine  string        // docker or podman
+	compose []string      // the program
+	version string        // of it
+	server  string        // the engine's version
+	socket  string        // of the engine, if it has one that is known
+	builder string        // buildkit, which holds a build to no limit of memory or processors; or classic
+	swap    string        // no: there is none; bounded: the engine can; yes: nothing bounds it
+	slots   chan struct{} // of sandboxes that are being started
+	builds  chan struct{} // of images that are being built
 }
 
 // podmanCompose reports whether the compose program is podman-compose, which passes on
@@ -176,7 +177,7 @@ func (e *engine) look(ctx context.Context, h *host) error {
 		return sandboxer.E(sandboxer.Unavailable, why, "host %s: the engine does not answer (%s)", h.Name(), oneLine(said.String())).
 			WithHint("is it running, and may the account use it? try there: docker info")
 	}
-	k = &known{slots: make(chan struct{}, e.cfg.Parallel)}
+	k = &known{slots: make(chan struct{}, e.cfg.Parallel), builds: make(chan struct{}, e.cfg.Parallel)}
 	for line := range strings.Lines(out.String()) {
 		key, v, _ := strings.Cut(strings.TrimSpace(line), "=")
 		switch key {

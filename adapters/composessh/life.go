@@ -347,7 +347,8 @@ func (e *engine) reach(h *host, m *meta) sandboxer.Reachability {
 
 // removeObjects removes, with the engine $1, everything of the sandbox $2, by the name of
 // the project and by label in turn, until one look after the last removal finds nothing:
-// each alone finds all that compose made of the file. With $3, volumes and images stay.
+// each alone finds all that compose made of the file. With $3, volumes and images stay. It
+// prints "built" if there were images; what they are made of stays (images.go).
 const removeObjects = `
 e=$1 n=$2 keep=$3
 case $e in podman) project=io.podman.compose.project;; *) project=com.docker.compose.project;; esac
@@ -368,8 +369,10 @@ for try in 1 2 3 4 5 6; do
 done
 [ -z "$some" ] || { echo "something of $n would not go" >&2; exit 1; }
 [ -z "$keep" ] || exit 0
-ids=$("$e" images -q --filter "label=dev.sandboxer.name=$n") || exit
-[ -z "$ids" ] || "$e" rmi -f $ids >/dev/null 2>&1
+ids=$({ "$e" images -q --no-trunc --filter "label=dev.sandboxer.name=$n" && "$e" images -q --no-trunc "$n"; } | sort -u) || exit
+[ -n "$ids" ] || exit 0
+echo built
+"$e" rmi -f --no-prune $ids >/dev/null 2>&1 || "$e" rmi -f $ids >/dev/null 2>&1
 exit 0`
 
 // removeDir removes the directory of sandbox $2 below $1, after its subnets. What
@@ -383,7 +386,7 @@ case $2 in sbx-*/*|*..*) exit 1;; sbx-*) ;; *) exit 1;; esac
 if [ -e "$2" ]; then
 	[ ! -L "$2" ] && [ "$(cd -P -- "$2" && pwd -P)" = "$(pwd -P)/$2" ] || { echo "$2 is not a directory of sandboxes" >&2; exit 1; }
 	if ! rm -rf -- "$2/repo" "$2/copies" "$2/files" 2>/dev/null; then
-		built=" $("$3" images -q --filter label=dev.sandboxer.name | tr '\n' ' ')" lim=
+		built=" $({ "$3" images -q --filter label=dev.sandboxer.name; "$3" images -q --filter label=dev.sandboxer.cache; } | tr '\n' ' ')" lim=
 		[ "$3" != docker ] || lim="--memory 128m --pids-limit 32"
 		for i in $("$3" images -q | head -n 50); do
 			case $built in *" $i "*) continue;; esac
@@ -464,7 +467,10 @@ func (e *engine) remove(ctx context.Context, p place) error {
 		return err
 	}
 	err = e.step(pObjects, func() error {
-		_, err := e.ask(ctx, h, nil, nil, `cd -- "$4" || exit;`+removeObjects, h.known.engine, p.name, "", h.known.root)
+		out, err := e.ask(ctx, h, nil, nil, `cd -- "$4" || exit;`+removeObjects, h.known.engine, p.name, "", h.known.root)
+		if err == nil && strings.Contains(out, "built") {
+			err = e.collect(ctx, h)
+		}
 		return err
 	})
 	if err == nil {

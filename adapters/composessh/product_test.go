@@ -256,8 +256,42 @@ func TestProduct(t *testing.T) {
 			t.Errorf("once the sandbox is gone its URL says %d, %q", code, body)
 		}
 	})
-	// The owner is the installation's, so look for everything.
 	env := r.engines[0]
+	t.Run("layers", func(t *testing.T) {
+		dir := repo(t, "services: {main: {build: ., command: [sleep, \"86400\"]}}\n", map[string]string{"Dockerfile": "FROM " + image + "\nRUN echo >/built\n"})
+		id := p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-e2e", "--input", "repo="+dir)
+		p.must(t, "sandboxer", "destroy", id, "--yes")
+		name := filepath.Base(dir) + "/main"
+		if out := p.must(t, "sandboxer", "cache", "ls", "-o", "name"); !slices.Contains(strings.Fields(out), name) {
+			t.Errorf("kept are %q; want %s among them", out, name)
+		}
+		if said := p.must(t, "sandboxer", "audit"); !strings.Contains(said, " 0 violations") {
+			t.Errorf("audit: %s", said)
+		}
+		if out := p.must(t, "sandboxer", "cache", "prune", "--host", "build-1", "-o", "name"); !slices.Contains(strings.Fields(out), name) {
+			t.Errorf("removed are %q", out)
+		}
+		// They go with the host.
+		id = p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-e2e", "--input", "repo="+dir)
+		p.must(t, "sandboxer", "destroy", id, "--yes")
+		p.must(t, "sandboxer", "host", "drain", "build-1")
+		kept := func() (out []string) {
+			t.Helper()
+			files, _ := filepath.Glob(filepath.Join(r.servers[0].Dir, ".sandboxer/compose/.cache/*"))
+			for _, f := range files {
+				out = append(out, strings.Fields(r.engine(t, env, "images", "-q", "--filter", "label="+labelCache+"="+filepath.Base(f)+".0"))...)
+			}
+			return out
+		}
+		if len(kept()) == 0 {
+			t.Error("nothing is kept")
+		}
+		p.must(t, "sandboxer", "host", "rm", "build-1")
+		if left := kept(); len(left) > 0 {
+			t.Errorf("left behind: %q", left)
+		}
+	})
+	// The owner is the installation's, so look for everything.
 	if left := r.engine(t, env, "ps", "-aq", "--filter", "label=dev.sandboxer.id="+id) + r.engine(t, env, "volume", "ls", "-q", "--filter", "label=dev.sandboxer.id="+id); left != "" {
 		t.Errorf("left behind: %q", left)
 	}

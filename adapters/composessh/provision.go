@@ -169,7 +169,9 @@ func (p *plan) labels() map[string]string {
 // env is in the environment of everything that makes the sandbox, to find it by.
 func (p *plan) env() map[string]string { return map[string]string{"SANDBOXER_SANDBOX": p.name} }
 
-func (p *plan) image(service string) string { return strings.ToLower(p.name + "-" + service) }
+// image is the name of what is built for a service. The part before the colon is the
+// sandbox's alone.
+func (p *plan) image(service string) string { return strings.ToLower(p.name) + ":" + service }
 
 func (p *plan) rendering(dir string, subnets []netip.Prefix, podman bool) composefile.Rendering {
 	nets := map[string]string{}
@@ -435,9 +437,9 @@ func (e *engine) furnish(ctx context.Context, h *host, p *plan, r composefile.Re
 		}
 		return err
 	}
-	files := p.project.Files
+	files := append(slices.Clone(p.project.Files), e.dockerfiles(h, p)...)
 	if r.Podman {
-		files = append(slices.Clone(files), p.project.EnvFiles(r)...)
+		files = append(files, p.project.EnvFiles(r)...)
 	}
 	for _, f := range files {
 		if err := h.WriteFile(ctx, path.Join(r.Dir, "files", f.Name), f.Mode, bytes.NewReader(f.Content)); err != nil {
@@ -447,7 +449,7 @@ func (e *engine) furnish(ctx context.Context, h *host, p *plan, r composefile.Re
 	if err := e.prepare(ctx, h, p, r); err != nil {
 		return err
 	}
-	if err := e.step(pBuild, func() error { return e.build(ctx, h, p, p.env()) }); err != nil || from == nil {
+	if err := e.step(pBuild, func() error { return e.build(ctx, h, p) }); err != nil || from == nil {
 		return err
 	}
 	if err := e.step(pFill, func() error { return e.fill(ctx, h, p, r.Dir, from) }); err != nil {
@@ -557,86 +559,6 @@ func (p *plan) imageOf(service string) string {
 	return p.project.ImageOf(service)
 }
 
-// build makes the images that the file says how to make.
-func (e *engine) build(ctx context.Context, h *host, p *plan, env map[string]string) error {
-	dir := path.Join(h.known.root, p.name)
-	for _, b := range p.project.Builds {
-		args := []string{h.known.engine, "build", "-t", p.image(b.Service), "--force-rm"}
-		for _, k := range slices.Sorted(maps.Keys(p.labels())) {
-			args = append(args, "--label", k+"="+p.labels()[k])
-		}
-		for _, k := range slices.Sorted(maps.Keys(b.Labels)) {
-			args = append(args, "--label", k+"="+b.Labels[k])
-		}
-		if p.spec.Network.Mode != sandboxer.NetworkPublic {
-			args = append(args, "--network", "none")
-		}
-		vars := maps.Clone(env)
-		args = append(args, variables("--build-arg", b.Args, vars)...)
-		if b.Target != "" {
-			args = append(args, "--target", b.Target)
-		}
-		if b.Platform != "" {
-			args = append(args, "--platform", b.Platform)
-		}
-		if h.known.builder != "buildkit" { // which reads over them
-			args = append(args, "--memory", strconv.FormatInt(e.cfg.BuildMemory, 10), "--memory-swap", strconv.FormatInt(e.cfg.BuildMemory, 10),
-				"--cpu-period", "100000", "--cpu-quota", strconv.Itoa(e.cfg.BuildCPUs*100_000))
-		}
-		if b.NoCache {
-			args = append(args, "--no-cache")
-		}
-		if b.Pull {
-			args = append(args, "--pull")
-		}
-		switch {
-		case b.Inline != "":
-			args = append(args, "-f", path.Join(dir, "files", b.Inline))
-		case b.Dockerfile != "":
-			args = append(args, "-f", path.Join(dir, "repo", b.Dockerfile))
-		}
-		args = append(args, path.Join(dir, "repo", b.Context))
-		for try := 1; ; try++ {
-			err := e.timed(ctx, h, b.Service, func(ctx context.Context) error { return e.long(ctx, h, p, "building "+b.Service, args, vars) })
-			if err == nil {
-				break
-			}
-			if try == builds || !isVanished(err) {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// timed ends a build that takes longer than it may.
-func (e *engine) timed(ctx context.Context, h *host, service string, build func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, e.cfg.BuildTimeout, errBuild)
-	defer cancel()
-	err := build(ctx)
-	if err != nil && context.Cause(ctx) == errBuild {
-		return sandboxer.E(sandboxer.Failed, err, "building %s on host %s took longer than %s", service, h.Name(), e.cfg.BuildTimeout).
-			WithHint("build the image beforehand, or raise build_timeout in the extension's config")
-	}
-	return err
-}
-
-var errBuild = errors.New("a build takes too long")
-
-// builds is how often an image is built that others keep taking the ground from.
-const builds = 4
-
-// isVanished reports whether a build failed because an image that it found in the engine's
-// cache was gone a moment later: an engine that removes an image removes what it was made of
-// with it, if no other image is, and heeds no build that is about to make one.
-func isVanished(err error) bool {
-	said := strings.ToLower(err.Error())
-	return slices.ContainsFunc([]string{
-		"no such image: sha256:", "failed to get digest sha256:", "unknown parent image id", "failed to get layer sha256:", "layer does not exist", // Docker
-		"layer not known", // Podman
-	}, func(s string) bool { return strings.Contains(said, s) })
-}
-
 // long runs a command that takes its time and tells what it says as progress.
 func (e *engine) long(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string) error {
 	all := e.engineEnv()
@@ -660,7 +582,7 @@ func (e *engine) long(ctx context.Context, h *host, p *plan, what string, args [
 		if isOverlap(said.String()) {
 			return errOverlap
 		}
-		return e.failed(h, what, said.String(), p.spec.Env)
+		return e.failed(h, what, e.asWritten(h, p, said.String()), p.spec.Env)
 	}
 	return nil
 }

@@ -40,6 +40,7 @@ type Backend struct {
 	admitter   sandboxer.Admitter
 	noticer    sandboxer.Noticer
 	limiter    sandboxer.Limiter
+	cacher     sandboxer.Cacher
 	exec       sandboxer.Execer
 	files      sandboxer.Filer
 	archive    sandboxer.Archiver
@@ -124,6 +125,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	b.admitter, _ = ext.(sandboxer.Admitter)
 	b.limiter, _ = ext.(sandboxer.Limiter)
 	b.noticer, _ = ext.(sandboxer.Noticer)
+	b.cacher, _ = ext.(sandboxer.Cacher)
 	resolve(b, &b.exec, sandboxer.CanExec, not)
 	resolve(b, &b.files, sandboxer.CanFiles, not)
 	if b.files == nil && b.exec != nil {
@@ -703,6 +705,35 @@ func (b *Backend) Notices(ctx context.Context) []string {
 		return nil
 	}
 	return b.noticer.Notices(ctx)
+}
+
+// Caches lists what the extension keeps between sandboxes, perhaps of one host; nothing if
+// it keeps nothing. What was found is returned with an error, too.
+func (b *Backend) Caches(ctx context.Context, host string) ([]sandboxer.Cache, error) {
+	if b.cacher == nil {
+		return nil, nil
+	}
+	return b.cached(ctx, "caches", b.opts.Short, host, b.cacher.Caches)
+}
+
+// PruneCaches removes it, and returns what it removed.
+func (b *Backend) PruneCaches(ctx context.Context, host string) ([]sandboxer.Cache, error) {
+	if b.cacher == nil {
+		return nil, nil
+	}
+	return b.cached(ctx, "prune caches", b.opts.Teardown, host, b.cacher.PruneCaches)
+}
+
+func (b *Backend) cached(ctx context.Context, op string, limit time.Duration, host string, f func(context.Context, string) ([]sandboxer.Cache, error)) ([]sandboxer.Cache, error) {
+	type answer struct {
+		caches []sandboxer.Cache
+		err    error // with which there may be caches all the same
+	}
+	a, err := call(ctx, b, op, limit, func(ctx context.Context) (answer, error) {
+		caches, err := f(ctx, host)
+		return answer{caches, err}, nil
+	})
+	return a.caches, cmp.Or(err, a.err)
 }
 
 // admit refuses what of spec decides about more than the sandbox and was given by

@@ -334,7 +334,8 @@ func newCmdHostRm(f *factory, runF func(context.Context, *hostOptions) error) *c
 	c := &cobra.Command{
 		Use: "rm NAME", Aliases: []string{"remove"}, Short: "Forget a drained host", Args: wants(1, 1, "the name of one host"),
 		Long: "Forget a host, with the key that it was trusted with. Sandboxes there could no longer be ended, so it must be drained\n" +
-			"and its sandboxes destroyed first, of which the books are asked; --force forgets it as it is. Nothing is changed on the host.",
+			"and its sandboxes destroyed first, of which the books are asked. What is kept there between sandboxes is removed (sandboxer\n" +
+			"cache ls). --force forgets the host as it is, and changes nothing there.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.name = args[0]
 			if runF != nil {
@@ -361,13 +362,8 @@ func hostRmRun(ctx context.Context, o *hostOptions) error {
 			return sandboxer.E(sandboxer.Conflict, nil, "host %s is in use", o.name).
 				WithHint("destroy its sandboxes after: sandboxer host drain %s", o.name)
 		}
-		there, err := o.sandboxes(ctx)
-		if err != nil {
+		if err := o.clear(ctx); err != nil {
 			return err
-		}
-		if len(there) > 0 {
-			return sandboxer.E(sandboxer.Conflict, nil, "host %s has %d sandboxes: %s", o.name, len(there), join(there[:min(len(there), 10)], ", ")).
-				WithHint("destroy them first: sandboxer destroy %s", there[0])
 		}
 	}
 	if err := reg.Remove(o.name); err != nil {
@@ -377,16 +373,41 @@ func hostRmRun(ctx context.Context, o *hostOptions) error {
 	return nil
 }
 
-// sandboxes lists the sandboxes of every tenant that are, or once were and are not proven
-// gone, on the host.
-func (o *hostOptions) sandboxes(ctx context.Context) ([]string, error) {
+// clear sees to it that nothing of this installation is on the host: sandboxes are told, what
+// is kept between them is removed.
+func (o *hostOptions) clear(ctx context.Context) error {
 	p := o.f.progress()
 	defer p.stop()
 	s, err := o.f.connectOrEmbed(ctx, p)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer s.close()
+	there, err := o.sandboxes(ctx, s)
+	if err != nil {
+		return err
+	}
+	if len(there) > 0 {
+		return sandboxer.E(sandboxer.Conflict, nil, "host %s has %d sandboxes: %s", o.name, len(there), join(there[:min(len(there), 10)], ", ")).
+			WithHint("destroy them first: sandboxer destroy %s", there[0])
+	}
+	removed, err := s.PruneCaches(ctx, o.name)
+	if err == nil && removed.Problem != "" {
+		err = sandboxer.E(sandboxer.Unavailable, nil, "%s", removed.Problem)
+	}
+	if err != nil {
+		return sandboxer.E(sandboxer.KindOf(err), err, "what host %s keeps between sandboxes cannot be removed: %s", o.name, sandboxer.Message(err)).
+			WithHint("is the host gone for good? then: sandboxer host rm --force %s", o.name)
+	}
+	if n := len(removed.Items); n > 0 {
+		p.note("removed the layers of %d built images that were kept on host %s", n, o.name)
+	}
+	return nil
+}
+
+// sandboxes lists the sandboxes of every tenant that are, or once were and are not proven
+// gone, on the host.
+func (o *hostOptions) sandboxes(ctx context.Context, s *session) ([]string, error) {
 	var there []string
 	q := api.SandboxQuery{Limit: sandboxer.MaxPage}
 	for sb, err := range everySandbox(ctx, s, q) {

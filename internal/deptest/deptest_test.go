@@ -447,6 +447,7 @@ func TestSource(t *testing.T) {
 // another case for a field's and the last of two for the one that was meant, and why.
 var lax = map[string]string{
 	"adapters/composessh/life.go":       "what an engine says",
+	"adapters/composessh/images.go":     "what an engine says",
 	"adapters/fake/fakeworld/main.go":   "the arguments of a program for tests",
 	"adapters/fake/remote.go":           "between two halves of a test",
 	"adapters/local/box.go":             "gVisor's state",

@@ -30,6 +30,7 @@ const (
 	invForm    = "a sealed snapshot is kept in every form that it says"
 	invRead    = "what is kept of a snapshot is what was saved"
 	invKept    = "what is kept of snapshots belongs to one that is not dropped"
+	invCache   = "what is kept for later sandboxes is within its bounds"
 	invOwn     = "a snapshot that the broker made for itself is needed" // but for two sweeps
 	invName    = "a name means one living sandbox of its tenant"
 	invPooled  = "what is in a pool is nobody's, and whoever has a sandbox is known"
@@ -53,7 +54,7 @@ func (m *Manager) audit(ctx context.Context, deep bool) (Audit, error) {
 		return Audit{}, err
 	}
 	a := Audit{Violations: []Violation{}, named: map[incarnation]bool{}, deep: deep}
-	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords, m.auditPools, m.auditSnapshots} {
+	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords, m.auditPools, m.auditSnapshots, m.auditCaches} {
 		if err := check(ctx, &a); err != nil {
 			return a, err
 		}

@@ -106,6 +106,7 @@ func (s *Server) routes() {
 	route(s, op("probeExtension", "POST", "/v1/extensions/{id}/probe", read, "catalogue", "Ask an extension what it can take now"), s.probe)
 
 	s.poolRoutes()
+	s.cacheRoutes()
 
 	o = op("createKey", "POST", "/v1/keys", admin, "keys", "Make an API key; its token is shown this one time")
 	o.DefaultStatus = http.StatusCreated

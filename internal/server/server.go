@@ -73,6 +73,8 @@ type Manager interface {
 	Profiles(ctx context.Context) []sandboxer.Profile
 	Extensions(ctx context.Context) []sandboxer.ExtensionInfo
 	Probe(ctx context.Context, extension string) (sandboxer.Offer, error)
+	Caches(ctx context.Context, host string) ([]manager.Cache, error)
+	PruneCaches(ctx context.Context, host string) ([]manager.Cache, error)
 	Pools(ctx context.Context) ([]manager.PoolStatus, error)
 	DrainPool(ctx context.Context, profile string) (id string, removed int, _ error)
 

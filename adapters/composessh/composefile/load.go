@@ -103,8 +103,8 @@ type Port struct {
 type Build struct {
 	Service    string
 	Context    string // below the workspace
-	Dockerfile string // below the workspace; empty means Dockerfile in the context
-	Inline     string // the Dockerfile itself, one of Files, instead
+	Dockerfile []byte // what it says; it is given with the build
+	Ignore     []byte // what a file of its own, beside it, says to leave out of the context; nil if there is none
 	Args       map[string]string
 	Labels     map[string]string
 	Target     string

@@ -650,6 +650,11 @@ func (l *load) image(p *Project, s *types.ServiceConfig, at func(...string) []st
 	}
 	build := Build{Service: s.Name, Args: map[string]string{}, Labels: b.Labels, Target: b.Target, NoCache: b.NoCache, Pull: b.Pull, Platform: s.Platform}
 	l.labels(p, at("build"), b.Labels)
+	for k, v := range b.Labels {
+		if strings.ContainsAny(k+v, "\r\n\x00") {
+			l.refuse(at("build", "labels", k), "a label has one line")
+		}
+	}
 	if b.Target != "" {
 		l.word(at("build", "target"), b.Target)
 	}
@@ -668,17 +673,20 @@ func (l *load) image(p *Project, s *types.ServiceConfig, at func(...string) []st
 		return
 	}
 	if b.DockerfileInline != "" {
-		build.Inline = fmt.Sprintf("dockerfile-%d", len(p.Builds))
-		p.Files = append(p.Files, File{Name: build.Inline, Mode: 0o600, Content: []byte(b.DockerfileInline)})
+		build.Dockerfile = []byte(b.DockerfileInline)
 	} else {
 		file := path.Join(cmp.Or(b.Context, "."), cmp.Or(b.Dockerfile, "Dockerfile"))
 		if path.IsAbs(b.Dockerfile) {
 			file = b.Dockerfile
 		}
-		if build.Dockerfile, err = l.below(file); err != nil {
+		if file, err = l.below(file); err != nil {
 			l.refuse(at("build", "dockerfile"), "%q cannot be used: %s", b.Dockerfile, err)
-		} else if fi, err := l.stat(build.Dockerfile); err != nil || !fi.Mode().IsRegular() {
-			l.refuse(at("build", "dockerfile"), "%q is no file of the workspace", build.Dockerfile)
+		} else if fi, err := l.stat(file); err != nil || !fi.Mode().IsRegular() {
+			l.refuse(at("build", "dockerfile"), "%q is no file of the workspace", file)
+		} else if build.Dockerfile, err = l.read(file); err != nil {
+			l.refuse(at("build", "dockerfile"), "%q cannot be read: %s", file, reason(err))
+		} else if build.Ignore, err = l.read(file + ".dockerignore"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			l.refuse(at("build", "dockerfile"), "%q cannot be read: %s", file+".dockerignore", reason(err))
 		}
 	}
 	for k, v := range b.Args {

@@ -1,0 +1,426 @@
+package composessh
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"path"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+)
+
+// Images that are built leave layers, of which the next build takes those that are still
+// right. They outlive the sandbox as images without a name, one for each stage of a
+// Dockerfile, and are told by a label that each stage begins with. That label is a part of
+// what a layer is looked up by, so that none is taken of another installation or tenant: a
+// build can make a layer hold what its Dockerfile does not say (with HTTP_PROXY, for one).
+//
+//	dev.sandboxer.owner=<owner> dev.sandboxer.cache=<tenant>.<build>.<stage>
+//
+// What is of one sandbox is one more layer, with the label that tells it, which goes with the
+// sandbox. (Given to the engine, labels would change the last step of all, or be many layers.)
+//
+// <root>/.cache/<tenant>.<build> says whose that is, and by its time when it was used last.
+const labelCache = "dev.sandboxer.cache"
+
+// copies is how many images of one stage are kept: a branch, and the one that it is off.
+const copies = 2
+
+// A job is an image that is built once, for one service or several that say the same of it.
+type job struct {
+	composefile.Build // of the first of them
+	services          []string
+}
+
+// jobs are what has to be built for p.
+func (p *plan) jobs() (jobs []job) {
+	for _, b := range p.project.Builds {
+		same := b
+		i := slices.IndexFunc(jobs, func(j job) bool { same.Service = j.Service; return reflect.DeepEqual(same, j.Build) })
+		if i < 0 {
+			jobs, i = append(jobs, job{Build: b}), len(jobs)
+		}
+		jobs[i].services = append(jobs[i].services, b.Service)
+	}
+	return jobs
+}
+
+// tenant is by what a tenant's layers are told from others'.
+func (p *plan) tenant() string { return short(p.spec.Consumer.ID) }
+
+// cache is the name of what is kept of a build.
+func (p *plan) cache(j job) string {
+	return p.tenant() + "." + short(filepath.Base(p.repo)+"\x00"+j.Service)
+}
+
+func short(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:6])
+}
+
+func (j job) file() string { return "dockerfile-" + j.Service }
+
+// dockerfiles are what is built from, beside the workspace.
+func (e *engine) dockerfiles(h *host, p *plan) (files []composefile.File) {
+	for _, j := range p.jobs() {
+		labels := composefile.Labels{Target: j.Target, Last: []composefile.Label{{Name: labelName, Value: p.name}}}
+		for _, k := range slices.Backward(slices.Sorted(maps.Keys(j.Labels))) {
+			labels.Last = slices.Insert(labels.Last, 0, composefile.Label{Name: k, Value: j.Labels[k]})
+		}
+		labels.Stage = func(stage int) string {
+			lines := fmt.Sprintf("LABEL dev.sandboxer.owner=%s %s=%s.%d\n", e.env.Owner, labelCache, p.cache(j), stage)
+			if h.known.builder == "buildkit" { // for which labels change nothing of a layer
+				lines += "ARG SANDBOXER_TENANT=" + p.tenant() + "\n"
+			}
+			return lines
+		}
+		files = append(files, composefile.File{Name: j.file(), Mode: 0o600, Content: labels.Write(j.Dockerfile)})
+		if j.Ignore != nil {
+			files = append(files, composefile.File{Name: j.file() + ".dockerignore", Mode: 0o600, Content: j.Ignore})
+		}
+	}
+	return files
+}
+
+// build makes the images that the file says how to make, side by side.
+func (e *engine) build(ctx context.Context, h *host, p *plan) error {
+	jobs := p.jobs()
+	if len(jobs) == 0 {
+		return nil
+	}
+	args := []string{h.known.root}
+	for _, j := range jobs {
+		args = append(args, p.cache(j), url.PathEscape(p.spec.Consumer.ID)+"/"+url.PathEscape(filepath.Base(p.repo))+"/"+j.Service)
+	}
+	if _, err := e.script(ctx, h, p.env(), nil, `cd -- "$1" && mkdir -p .cache || exit; shift
+while [ $# -ge 2 ]; do printf '%s\n' "$2" >".cache/$1"; shift 2; done`, args...); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var all sync.WaitGroup
+	for _, j := range jobs {
+		all.Go(func() {
+			select {
+			case h.known.builds <- struct{}{}:
+				defer func() { <-h.known.builds }()
+			case <-ctx.Done():
+				return
+			}
+			if err := e.buildOne(ctx, h, p, j); err != nil {
+				cancel(err) // the others are of no use
+			}
+		})
+	}
+	all.Wait()
+	return context.Cause(ctx)
+}
+
+func (e *engine) buildOne(ctx context.Context, h *host, p *plan, b job) error {
+	dir := path.Join(h.known.root, p.name)
+	args := []string{h.known.engine, "build", "--force-rm", "-f", path.Join(dir, "files", b.file())}
+	for _, s := range b.services {
+		args = append(args, "-t", p.image(s))
+	}
+	if p.spec.Network.Mode != sandboxer.NetworkPublic {
+		args = append(args, "--network", "none")
+	}
+	vars := p.env()
+	args = append(args, variables("--build-arg", b.Args, vars)...)
+	if b.Target != "" {
+		args = append(args, "--target", b.Target)
+	}
+	if b.Platform != "" {
+		args = append(args, "--platform", b.Platform)
+	}
+	if h.known.builder != "buildkit" { // which reads over them
+		args = append(args, "--memory", strconv.FormatInt(e.cfg.BuildMemory, 10), "--memory-swap", strconv.FormatInt(e.cfg.BuildMemory, 10),
+			"--cpu-period", "100000", "--cpu-quota", strconv.Itoa(e.cfg.BuildCPUs*100_000))
+	}
+	if b.NoCache {
+		args = append(args, "--no-cache")
+	}
+	if b.Pull {
+		args = append(args, "--pull")
+	}
+	args = append(args, path.Join(dir, "repo", b.Context))
+	for try := 1; ; try++ {
+		err := e.timed(ctx, h, b.Service, func(ctx context.Context) error { return e.long(ctx, h, p, "building "+b.Service, args, vars) })
+		if err == nil || try == builds || !isVanished(err) {
+			return err
+		}
+	}
+}
+
+// timed ends a build that takes longer than it may.
+func (e *engine) timed(ctx context.Context, h *host, service string, build func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, e.cfg.BuildTimeout, errBuild)
+	defer cancel()
+	err := build(ctx)
+	if err != nil && context.Cause(ctx) == errBuild {
+		return sandboxer.E(sandboxer.Failed, err, "building %s on host %s took longer than %s", service, h.Name(), e.cfg.BuildTimeout).
+			WithHint("build the image beforehand, or raise build_timeout in the extension's config")
+	}
+	return err
+}
+
+var errBuild = errors.New("a build takes too long")
+
+// builds is how often an image is built that others keep taking the ground from.
+const builds = 4
+
+// isVanished reports whether a build failed because an image that it found in the engine's
+// cache was gone a moment later: an engine that removes an image removes what it was made of
+// with it, if no other image is, and heeds no build that is about to make one.
+func isVanished(err error) bool {
+	said := strings.ToLower(err.Error())
+	return slices.ContainsFunc([]string{
+		"no such image: sha256:", "failed to get digest sha256:", "unknown parent image id", "failed to get layer sha256:", "layer does not exist", // Docker
+		"layer not known", // Podman
+	}, func(s string) bool { return strings.Contains(said, s) })
+}
+
+// parseError is where builders say the line of a Dockerfile that they do not understand.
+var parseError = regexp.MustCompile(`(?i)(dockerfile parse error (?:on )?line )(\d+)`)
+
+// asWritten gives the lines of a Dockerfile that a builder names their numbers in the file
+// that somebody wrote, which does not have the lines that were put behind its stages.
+func (e *engine) asWritten(h *host, p *plan, said string) string {
+	jobs := p.jobs()
+	if len(jobs) != 1 { // nobody knows of which it is
+		return said
+	}
+	return parseError.ReplaceAllStringFunc(said, func(s string) string {
+		m := parseError.FindStringSubmatch(s)
+		said, _ := strconv.Atoi(m[2])
+		n := said
+		text := e.dockerfiles(h, p)[0].Content
+		for i, line := range bytes.Split(text, []byte("\n")) {
+			if i+1 < said && (bytes.HasPrefix(line, []byte("LABEL dev.sandboxer.owner=")) || bytes.HasPrefix(line, []byte("ARG SANDBOXER_TENANT="))) {
+				n--
+			}
+		}
+		return m[1] + strconv.Itoa(n)
+	})
+}
+
+// A layer is an image that is kept of a stage.
+type layer struct {
+	id, label string // <tenant>.<build>.<stage>
+	bytes     int64
+	made      time.Time
+}
+
+func (l layer) build() string { return l.label[:strings.LastIndexByte(l.label, '.')] }
+
+var layerLabel = regexp.MustCompile(`^[0-9a-f]{12}\.[0-9a-f]{12}\.[0-9]{1,4}$`)
+
+// A use is what is known of a build of which layers are kept.
+type use struct {
+	at           time.Time
+	tenant, what string // project/service
+}
+
+// maxLayers is of how many layers one look tells.
+const maxLayers = 2000
+
+// layers prints what the engine $2 has of layers that the owner $3 keeps, and before that
+// what is known of their builds in the directory $1.
+const layers = `
+cd -- "$1" || exit
+for f in .cache/*; do [ ! -f "$f" ] || echo "$(stat -c %Y -- "$f" 2>/dev/null || echo 0) ${f#.cache/} $(head -c 300 -- "$f" | tr '\n' ' ')"; done
+echo --
+ids=$("$2" images -q --no-trunc --filter dangling=true --filter label=dev.sandboxer.cache --filter "label=dev.sandboxer.owner=$3" | sort -u | head -n "$4") || exit
+[ -z "$ids" ] || "$2" inspect --type image $ids || [ $? = 1 ]`
+
+// kept lists the layers on h, and when those of a build were used last.
+func (e *engine) kept(ctx context.Context, h *host) ([]layer, map[string]use, error) {
+	out, err := e.ask(ctx, h, nil, nil, layers, h.known.root, h.known.engine, e.env.Owner, strconv.Itoa(maxLayers))
+	if err != nil {
+		return nil, nil, err
+	}
+	head, rest, _ := strings.Cut(out, "--\n")
+	used := map[string]use{}
+	for line := range strings.Lines(head) {
+		f := strings.SplitN(strings.TrimSpace(line), " ", 3)
+		if len(f) == 3 {
+			sec, _ := strconv.ParseInt(f[0], 10, 64)
+			tenant, project, service := "", "", ""
+			for i, v := range strings.SplitN(f[2], "/", 3) {
+				if text, err := url.PathUnescape(v); err == nil {
+					*[]*string{&tenant, &project, &service}[i] = sshrun.Plain(text)
+				}
+			}
+			used[f[1]] = use{time.Unix(sec, 0), tenant, project + "/" + service}
+		}
+	}
+	var images []struct {
+		ID      string `json:"Id"`
+		Size    int64
+		Created time.Time
+		Config  struct{ Labels map[string]string }
+	}
+	if strings.TrimSpace(rest) != "" {
+		if err := json.Unmarshal([]byte(rest), &images); err != nil {
+			return nil, nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of its images cannot be read", h.Name())
+		}
+	}
+	var all []layer
+	for _, i := range images {
+		if label := i.Config.Labels[labelCache]; layerLabel.MatchString(label) && i.Config.Labels[labelOwner] == e.env.Owner {
+			all = append(all, layer{i.ID, label, i.Size, i.Created.UTC()})
+		}
+	}
+	return all, used, nil
+}
+
+// surplus are those of all that are not kept: all but the newest copies of a stage, and of
+// each tenant what goes beyond limit bytes, the builds first that were not used for longest.
+func surplus(all []layer, used map[string]use, limit int64) (out []layer) {
+	all = slices.Clone(all)
+	slices.SortFunc(all, func(a, b layer) int {
+		return cmp.Or(used[b.build()].at.Compare(used[a.build()].at), strings.Compare(a.build(), b.build()), b.made.Compare(a.made), strings.Compare(a.id, b.id))
+	})
+	count, sum := map[string]int{}, map[string]int64{}
+	for _, l := range all {
+		tenant, _, _ := strings.Cut(l.label, ".")
+		if count[l.label]++; count[l.label] > copies || sum[tenant]+l.bytes > limit {
+			out = append(out, l)
+			continue
+		}
+		sum[tenant] += l.bytes
+	}
+	return out
+}
+
+// collect has h keep no more layers than it may.
+func (e *engine) collect(ctx context.Context, h *host) error {
+	all, used, err := e.kept(ctx, h)
+	if err != nil {
+		return err
+	}
+	return e.discard(ctx, h, surplus(all, used, e.cfg.BuildCache), all, used)
+}
+
+// Caches implements sandboxer.Cacher: layers of built images, by build.
+func (e *engine) Caches(ctx context.Context, host string) ([]sandboxer.Cache, error) {
+	return e.caches(ctx, host, false)
+}
+
+// PruneCaches implements sandboxer.Cacher.
+func (e *engine) PruneCaches(ctx context.Context, host string) ([]sandboxer.Cache, error) {
+	return e.caches(ctx, host, true)
+}
+
+// overdue is how long layers may be more than is kept: they are collected when a sandbox of
+// which images were built is removed.
+const overdue = 24 * time.Hour
+
+func (e *engine) caches(ctx context.Context, only string, prune bool) ([]sandboxer.Cache, error) {
+	names, err := e.names()
+	if only != "" && slices.Contains(names, only) {
+		names = []string{only}
+	} else if only != "" || err != nil {
+		return nil, nil // it is none of this extension's, or there is none at all
+	}
+	var mu sync.Mutex
+	var out []sandboxer.Cache
+	var failed []error
+	e.eachOf(ctx, names, func(name string, h *host, err error) {
+		var found []sandboxer.Cache
+		if err == nil {
+			found, err = e.cachesOf(ctx, h, prune)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		out = append(out, found...)
+		if err != nil {
+			failed = append(failed, err)
+		}
+	})
+	slices.SortFunc(out, func(a, b sandboxer.Cache) int {
+		return cmp.Or(strings.Compare(a.Host, b.Host), strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Name, b.Name))
+	})
+	return out, errors.Join(failed...)
+}
+
+func (e *engine) cachesOf(ctx context.Context, h *host, prune bool) ([]sandboxer.Cache, error) {
+	all, used, err := e.kept(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	gone := all
+	if prune {
+		if err := e.discard(ctx, h, all, all, used); err != nil {
+			return nil, err
+		}
+		left, _, err := e.kept(ctx, h)
+		if err != nil {
+			return nil, err
+		}
+		gone = slices.DeleteFunc(slices.Clone(all), func(l layer) bool { return slices.Contains(left, l) })
+	}
+	over := surplus(all, used, e.cfg.BuildCache)
+	byBuild := map[string]*sandboxer.Cache{}
+	for _, l := range gone {
+		c := byBuild[l.build()]
+		if c == nil {
+			u := used[l.build()]
+			c = &sandboxer.Cache{Host: h.Name(), Name: cmp.Or(u.what, l.build()), Tenant: u.tenant, UsedAt: u.at}
+			byBuild[l.build()] = c
+		}
+		c.Bytes += l.bytes
+		if !prune && slices.Contains(over, l) && time.Since(l.made) > overdue {
+			c.Problem = "it is beyond build_cache for longer than a day; remove it: sandboxer cache prune --host " + h.Name()
+		}
+	}
+	var out []sandboxer.Cache
+	for _, c := range byBuild {
+		out = append(out, *c)
+	}
+	return out, nil
+}
+
+// discard removes layers from h, and what was known of builds that have none then. One
+// that a build or a sandbox began to use meanwhile stays.
+func (e *engine) discard(ctx context.Context, h *host, gone, all []layer, used map[string]use) error {
+	stays := map[string]bool{}
+	for _, l := range all {
+		if !slices.Contains(gone, l) {
+			stays[l.build()] = true
+		}
+	}
+	args := []string{h.known.root, h.known.engine}
+	for b, u := range used {
+		if !stays[b] && time.Since(u.at) > e.cfg.BuildTimeout && layerLabel.MatchString(b+".0") { // else it may be of a build that is at it
+			args = append(args, ".cache/"+b)
+		}
+	}
+	for _, l := range gone {
+		args = append(args, l.id)
+	}
+	if len(args) == 2 {
+		return nil
+	}
+	_, err := e.ask(ctx, h, nil, nil, `cd -- "$1" || exit; e=$2; shift 2
+for i; do case $i in .cache/*) rm -f -- "$i";; *) "$e" rmi "$i" >/dev/null 2>&1;; esac; done
+exit 0`, args...)
+	return err
+}

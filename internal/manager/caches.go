@@ -1,0 +1,61 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// A Cache is what an extension keeps between sandboxes.
+type Cache struct {
+	Extension string
+	sandboxer.Cache
+}
+
+// Caches lists what extensions keep between sandboxes, on one host or, with "", everywhere.
+// What cannot be asked is an error, beside what was found. It needs the admin scope.
+func (m *Manager) Caches(ctx context.Context, host string) ([]Cache, error) {
+	return m.caches(ctx, host, func(e *extension) ([]sandboxer.Cache, error) { return e.Backend.Caches(ctx, host) })
+}
+
+// PruneCaches removes it, and returns what was removed.
+func (m *Manager) PruneCaches(ctx context.Context, host string) ([]Cache, error) {
+	return m.caches(ctx, host, func(e *extension) ([]sandboxer.Cache, error) { return e.Backend.PruneCaches(ctx, host) })
+}
+
+func (m *Manager) caches(ctx context.Context, host string, of func(*extension) ([]sandboxer.Cache, error)) ([]Cache, error) {
+	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
+		return nil, err
+	}
+	out := []Cache{}
+	var failed []error
+	for _, e := range m.extensions() {
+		if e.Backend == nil {
+			continue
+		}
+		caches, err := of(e)
+		if err != nil {
+			failed = append(failed, err)
+		}
+		for _, c := range caches {
+			out = append(out, Cache{e.Info.ID, c})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Cache) int { return strings.Compare(a.Extension, b.Extension) })
+	return out, errors.Join(failed...)
+}
+
+// auditCaches names what is kept and should not be. That a host cannot be asked is said
+// where its sandboxes are looked for.
+func (m *Manager) auditCaches(ctx context.Context, a *Audit) error {
+	all, _ := m.Caches(ctx, "")
+	for _, c := range all {
+		if c.Problem != "" {
+			a.violated(invCache, "", "%s keeps %s on host %s: %s", c.Extension, c.Name, c.Host, c.Problem)
+		}
+	}
+	return ctx.Err()
+}

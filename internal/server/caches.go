@@ -1,0 +1,45 @@
+package server
+
+import (
+	"context"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/manager"
+)
+
+func (s *Server) cacheRoutes() {
+	const admin = sandboxer.ScopeAdmin
+	o := op("listCaches", "GET", "/v1/caches", admin, "operation", "List what is kept between sandboxes, such as layers of built images")
+	o.Description += " What a host that does not answer keeps is missing; problem says so."
+	route(s, o, s.caches)
+	o = op("pruneCaches", "POST", "/v1/caches/prune", admin, "operation", "Remove what is kept between sandboxes")
+	o.Description += " Answers with what was removed. What is in use at that moment stays."
+	route(s, o, s.pruneCaches)
+}
+
+type inCaches struct {
+	Host string `query:"host" maxLength:"253" doc:"Only of this host"`
+}
+
+func (s *Server) caches(ctx context.Context, in *inCaches) (*reply[api.Caches], error) {
+	return cachesOf(s.m.Caches(ctx, in.Host))
+}
+
+func (s *Server) pruneCaches(ctx context.Context, in *inCaches) (*reply[api.Caches], error) {
+	return cachesOf(s.m.PruneCaches(ctx, in.Host))
+}
+
+func cachesOf(found []manager.Cache, err error) (*reply[api.Caches], error) {
+	if err != nil && len(found) == 0 {
+		return nil, err
+	}
+	out := api.Caches{SchemaVersion: api.SchemaVersion, Items: make([]api.Cache, len(found))}
+	for i, c := range found {
+		out.Items[i] = api.Cache{Extension: c.Extension, Host: c.Host, Name: c.Name, Tenant: c.Tenant, Bytes: c.Bytes, UsedAt: c.UsedAt, Problem: c.Problem}
+	}
+	if err != nil {
+		out.Problem = sandboxer.Message(err)
+	}
+	return &reply[api.Caches]{Body: out}, nil
+}
