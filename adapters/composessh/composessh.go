@@ -44,7 +44,9 @@ type Config struct {
 	Engine     string `yaml:"engine" json:"engine,omitempty" help:"Address of the engine on the hosts, as DOCKER_HOST has it, such as unix:///run/user/1000/docker.sock. Empty means the account's default."`
 	Capacity   int    `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Sandboxes on one host at once, where the host's record does not say."`
 	Parallel   int    `yaml:"parallel" json:"parallel,omitempty" min:"1" help:"Sandboxes being started on one host at once."`
-	Subnets    string `yaml:"subnets" json:"subnets,omitempty" help:"Private IPv4 range that networks of sandboxes are cut from, 64 addresses each."`
+	// MinFree is looked at only where there is a choice.
+	MinFree int64  `yaml:"min_free" json:"min_free,omitempty" unit:"bytes" min:"0" help:"Disk that must be free where a host keeps sandboxes and images for it to be chosen among several."`
+	Subnets string `yaml:"subnets" json:"subnets,omitempty" help:"Private IPv4 range that networks of sandboxes are cut from, 64 addresses each."`
 	// UnfilteredEgress admits the network mode public although nothing filters it.
 	UnfilteredEgress bool `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Admit the network mode public, although sandboxes then reach whatever their host reaches, private addresses included."`
 	// HostGateway needs a network: those of sandboxes without one lead nowhere.
@@ -60,7 +62,7 @@ type Config struct {
 }
 
 var defaults = Config{Root: ".sandboxer/compose", Capacity: 16, Parallel: 6, Subnets: "10.213.0.0/16", Sync: "tar", Transport: "auto",
-	BuildMemory: 4 << 30, BuildCPUs: 2, BuildCache: 10 << 30, BuildTimeout: 30 * time.Minute}
+	BuildMemory: 4 << 30, BuildCPUs: 2, BuildCache: 10 << 30, MinFree: 1 << 30, BuildTimeout: 30 * time.Minute}
 
 // netBits is the size of one network: 61 containers.
 const netBits = 26

@@ -43,6 +43,7 @@ type engine struct {
 	ooms   map[string]int               // processes killed for memory, by container, as last seen
 	units  map[string]map[string]string // container of each service, by name of the sandbox
 	bare   map[string]bool              // of them, those without a shell
+	silent map[string]time.Time         // when hosts did not answer in time, by host
 }
 
 var _ interface {
@@ -80,7 +81,7 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 	}
 	e := &engine{
 		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat, every: pulseEvery,
-		at: map[string]sshrun.Target{}, known: map[string]*known{}, pulses: map[string]*pulse{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{}, bare: map[string]bool{},
+		at: map[string]sshrun.Target{}, known: map[string]*known{}, pulses: map[string]*pulse{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{}, bare: map[string]bool{}, silent: map[string]time.Time{},
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e, nil
@@ -169,7 +170,12 @@ func (e *engine) lock(ctx context.Context, name string) (unlock func(), err erro
 
 func (e *engine) placedFile(name string) string { return filepath.Join(e.env.Dir, "placed", name) }
 
-// placed returns the host that a sandbox was put on, "" if that is not written down.
+// untouched stands for a host where it is written down that nothing was done for a sandbox
+// on any host so far. That nothing is written down would prove nothing.
+const untouched = "-"
+
+// placed returns the host that a sandbox was put on, untouched if that is what is written
+// down, "" if nothing is.
 func (e *engine) placed(name string) (string, error) {
 	data, err := os.ReadFile(e.placedFile(name))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -198,7 +204,8 @@ func (e *engine) unplace(name string) error {
 	return nil
 }
 
-// where returns the host of a sandbox by what is known without asking, "" if nothing is.
+// where returns the host of a sandbox by what is known without asking, which may be
+// untouched; "" if nothing is.
 func (e *engine) where(h sandboxer.Handle) (name, host string) {
 	if h.Generation > 0 {
 		name = e.name(h.SandboxID, h.Generation)
@@ -234,6 +241,9 @@ func (e *engine) find(ctx context.Context, h sandboxer.Handle) (*host, *meta, er
 			return nil, nil, gone(h)
 		}
 		name, at = found[0].name, found[0].host
+	}
+	if at == untouched {
+		return nil, nil, gone(h)
 	}
 	ho, err := e.host(at)
 	if err == nil {

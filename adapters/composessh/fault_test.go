@@ -267,6 +267,32 @@ func TestHostChanges(t *testing.T) {
 	}
 }
 
+// TestNeverReached: what no host heard of is released without asking any, by the note that
+// says so; that there is no note proves nothing.
+func TestNeverReached(t *testing.T) {
+	r := newRig(t, "docker-compose", 0)
+	r.cfg.Hosts = []string{"nobody.invalid", "nor-he.invalid"}
+	e := r.opened(t, "never")
+	s := order("typo", repo(t, single, nil))
+	if _, err := e.Provision(t.Context(), s); sandboxer.KindOf(err) != sandboxer.Unavailable {
+		t.Fatalf("Provision: %v", err)
+	}
+	h := sandboxer.Handle{SandboxID: s.ID, Generation: 1}
+	e = r.opened(t, "never") // another process
+	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil {
+		t.Errorf("IsAlive = %s, %v", l, err)
+	}
+	if _, err := e.Teardown(t.Context(), h); err != nil {
+		t.Errorf("Teardown: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(r.dir, "never", "placed", "*")); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+	if _, err := e.Teardown(t.Context(), h); sandboxer.KindOf(err) != sandboxer.Unavailable {
+		t.Errorf("without a note: %v; want the hosts to be asked", err)
+	}
+}
+
 // Whoever cannot be given a host is told why: of the one that was asked for, or of each. A
 // host that was not asked for is not waited for.
 func TestNoRoom(t *testing.T) {
@@ -328,6 +354,49 @@ func TestNoRoom(t *testing.T) {
 	}
 	cancel()
 	<-asked
+
+	// One that does not answer costs little once another has room, and then nothing.
+	set("host-1", func(r *sshrun.Record) { r.Capacity = 5 })
+	if _, err := e.choose(t.Context(), any); err != nil {
+		t.Fatal(err)
+	}
+	if !e.allSilent(map[string]bool{"away": true}) {
+		t.Error("it is waited for again")
+	}
+}
+
+// TestBetter: a host with room is taken that is not busy and has disk left.
+func TestBetter(t *testing.T) {
+	at := func(name string, free int, load float64, disk int64) *offer {
+		h, err := newHost(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &offer{h: h, free: free, load: load, diskFree: disk}
+	}
+	all := []*offer{at("busy", 9, 2.5, 1<<40), at("b", 3, 1.5, 1<<40), at("a", 3, 0, -1), at("less", 1, 0, 1<<40), at("busier", 3, 9, 1<<40)}
+	slices.SortFunc(all, better)
+	var got []string
+	for _, o := range all {
+		got = append(got, o.h.Name())
+	}
+	if want := "[a b less busy busier]"; fmt.Sprint(got) != want {
+		t.Errorf("in order: %s; want %s", got, want)
+	}
+	for want, o := range map[string]*offer{"": at("x", 1, 0, 1<<30), "x has 1023 MiB of disk left": at("x", 1, 0, 1<<30-1), "x has 0 of 0": at("x", 0, 0, 1<<40)} {
+		if got := o.full(1 << 30); got != want {
+			t.Errorf("full = %q; want %q", got, want)
+		}
+	}
+}
+
+func newHost(name string) (*host, error) {
+	pool, err := sshrun.New(sshrun.Options{Transport: "native"})
+	if err != nil {
+		return nil, err
+	}
+	h, err := pool.Host(sshrun.Target{Name: name, Addr: name})
+	return &host{Host: h}, err
 }
 
 // What podman says is the reason, and not where podman-compose was at that time.

@@ -34,6 +34,7 @@ type known struct {
 	server  string        // the engine's version
 	socket  string        // of the engine, if it has one that is known
 	builder string        // buildkit, which holds a build to no limit of memory or processors; or classic
+	data    string        // where the engine keeps images, if it says so
 	swap    string        // no: there is none; bounded: the engine can; yes: nothing bounds it
 	slots   chan struct{} // of sandboxes that are being started
 	builds  chan struct{} // of images that are being built
@@ -88,9 +89,12 @@ if [ $e = docker ]; then
 	*) b=buildkit;;
 	esac
 	echo "builder=$b"
-	[ $swap = no ] || [ "$(within docker info --format '{{.SwapLimit}}' 2>/dev/null)" != true ] || swap=bounded
+	i=$(within docker info --format '{{.SwapLimit}} {{.DockerRootDir}}' 2>/dev/null)
+	[ $swap = no ] || [ "${i%% *}" != true ] || swap=bounded
+	echo "data=${i#* }"
 else
-	s=$(within podman info --format '{{.Version.Version}}' 2>&1) || { printf '%s\n' "$s" >&2; exit 43; }
+	s=$(within podman info --format '{{.Version.Version}} {{.Store.GraphRoot}}' 2>&1) || { printf '%s\n' "$s" >&2; exit 43; }
+	echo "data=${s#* }"; s=${s%% *}
 	[ $swap = no ] || ! podman update --help >/dev/null 2>&1 || swap=bounded
 fi
 echo "swap=$swap"
@@ -130,6 +134,9 @@ func (e *engine) host(name string) (*host, error) {
 		h.capacity = cmp.Or(rec.Capacity, h.capacity)
 	case sandboxer.KindOf(err) != sandboxer.NotFound:
 		return nil, err
+	case name != e.cfg.Host && !slices.Contains(e.cfg.Hosts, name):
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "host %s is not one of %s any more", name, e.env.Extension).
+			WithHint("add it again: sandboxer host add %s USER@HOST; or if it is gone for good: sandboxer forget ID", name)
 	}
 	e.mu.Lock()
 	former := e.at[name]
@@ -193,6 +200,8 @@ func (e *engine) look(ctx context.Context, h *host) error {
 			k.builder = v
 		case "swap":
 			k.swap = v
+		case "data":
+			k.data = v
 		case "server":
 			k.server = v
 		case "socket":

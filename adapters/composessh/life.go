@@ -416,7 +416,9 @@ func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (report sandb
 		if err := e.remove(ctx, p); err != nil {
 			return report, err
 		}
-		report.Removed = append(report.Removed, "compose project "+p.name+" on "+p.host)
+		if p.host != untouched {
+			report.Removed = append(report.Removed, "compose project "+p.name+" on "+p.host)
+		}
 	}
 	return report, nil
 }
@@ -451,6 +453,16 @@ func (e *engine) remove(ctx context.Context, p place) error {
 		return err
 	}
 	defer unlock()
+	if p.host == untouched {
+		at, err := e.placed(p.name)
+		if err != nil || at == "" { // somebody else saw to it meanwhile
+			return err
+		}
+		if at == untouched {
+			return e.unplace(p.name)
+		}
+		p.host = at
+	}
 	h, err := e.host(p.host)
 	if err == nil {
 		err = e.look(ctx, h)
@@ -513,6 +525,9 @@ func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liv
 			return sandboxer.Gone, nil
 		}
 		name, at = found[0].name, found[0].host
+	}
+	if at == untouched {
+		return sandboxer.Gone, nil
 	}
 	ho, err := e.host(at)
 	if err == nil {
@@ -613,56 +628,9 @@ func (e *engine) ListRunning(ctx context.Context, owner string) iter.Seq2[sandbo
 	}
 }
 
-// An offer is the room on one host.
-type offer struct {
-	h    *host
-	free int
-	used int
-}
-
-// offers tells the room on every host, or on one.
-func (e *engine) offers(ctx context.Context, only string) ([]offer, error) {
-	names, err := e.names()
-	if err != nil {
-		return nil, err
-	}
-	if only != "" && !slices.Contains(names, only) {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no host %q", e.env.Extension, only).WithHint("it has %s", strings.Join(names, ", "))
-	}
-	if only != "" {
-		names = []string{only}
-	}
-	var mu sync.Mutex
-	var offers []offer
-	var failed error
-	e.eachOf(ctx, names, func(name string, h *host, err error) {
-		o := offer{h: h}
-		if err == nil {
-			var out string
-			out, err = e.ask(ctx, h, nil, nil, `cd -- "$1" || exit; n=0; for d in sbx-*; do [ ! -d "$d" ] || n=$((n+1)); done; echo $n; [ "$2" != docker ] || docker version --format . >/dev/null`, h.known.root, h.known.engine)
-			o.used, _ = strconv.Atoi(strings.TrimSpace(out))
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if err != nil {
-			failed = err
-			return
-		}
-		if o.free = max(0, h.capacity-o.used); h.draining {
-			o.free = 0
-		}
-		offers = append(offers, o)
-	})
-	if len(offers) == 0 {
-		return nil, failed
-	}
-	slices.SortFunc(offers, func(a, b offer) int { return strings.Compare(a.h.Name(), b.h.Name()) })
-	return offers, nil
-}
-
 // Capacity implements sandboxer.Capacitor.
 func (e *engine) Capacity(ctx context.Context, only string) (sandboxer.Offer, error) {
-	offers, err := e.offers(ctx, only)
+	offers, err := e.offers(ctx, only, false)
 	o := sandboxer.Offer{Attrs: map[string]string{}}
 	for _, of := range offers {
 		o.Free += of.free

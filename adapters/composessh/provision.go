@@ -277,65 +277,6 @@ func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, from *conte
 	}
 }
 
-// choose returns the host for p: the one that it was put on before, the one asked for,
-// or the one with most room. The choice is written down before it is returned.
-func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
-	at, err := e.placed(p.name)
-	if err != nil {
-		return nil, err
-	}
-	if at != "" {
-		h, err := e.host(at)
-		if err == nil {
-			err = e.look(ctx, h)
-		}
-		return h, err
-	}
-	names, err := e.names()
-	if err != nil {
-		return nil, err
-	}
-	var best *host
-	if len(names) == 1 && (p.spec.Host == "" || p.spec.Host == names[0]) {
-		if best, err = e.host(names[0]); err != nil {
-			return nil, err
-		}
-		if err := e.look(ctx, best); err != nil {
-			return nil, err
-		}
-		if best.draining {
-			return nil, sshrun.DrainingError(best.Name())
-		}
-	} else {
-		offers, err := e.offers(ctx, p.spec.Host)
-		if err != nil {
-			return nil, err
-		}
-		most := 0
-		var full []string
-		for _, o := range offers {
-			switch {
-			case o.free > most:
-				best, most = o.h, o.free
-			case o.h.draining && p.spec.Host != "":
-				return nil, sshrun.DrainingError(o.h.Name())
-			case o.h.draining:
-				full = append(full, o.h.Name()+" is being drained")
-			case o.free == 0:
-				full = append(full, fmt.Sprintf("%s has %d of %d", o.h.Name(), o.used, o.h.capacity))
-			}
-		}
-		if best == nil {
-			return nil, sandboxer.E(sandboxer.Exhausted, nil, "no host of %s has room for another sandbox: %s", e.env.Extension, strings.Join(full, ", ")).
-				WithHint("destroy what is not needed, add a host, or let one have more (host add --capacity)")
-		}
-	}
-	if err := p.fits(best); err != nil {
-		return nil, err
-	}
-	return best, e.place(p.name, best.Name())
-}
-
 var errOverlap = errors.New("a subnet is taken")
 
 // start does on h what is not done yet, from the directory to containers that run.
@@ -391,7 +332,7 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 	case "up":
 		return nil
 	case "full":
-		return errors.Join(sandboxer.E(sandboxer.Exhausted, nil, "host %s has its %d sandboxes", h.Name(), h.capacity).WithHint("destroy some, or raise capacity"), e.unplace(p.name))
+		return errors.Join(sandboxer.E(sandboxer.Exhausted, nil, "host %s has its %d sandboxes", h.Name(), h.capacity).WithHint("destroy some, or raise capacity"), e.place(p.name, untouched))
 	case "started":
 		// What ran before may have left links where mounts are going to be made, and
 		// commands that were cut off may still be at it.

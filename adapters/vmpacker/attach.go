@@ -113,6 +113,15 @@ func (e *extension) attach(ctx context.Context, p *place, spec sandboxer.Spec) e
 	if err != nil {
 		return err
 	}
+	if p.Untouched { // until now; that the machine can be reached at all is found out first
+		if _, err := h.Output(ctx, ":"); err != nil {
+			return err
+		}
+		p.Untouched = false
+		if err := e.remember(p); err != nil {
+			return err
+		}
+	}
 	g := e.inside(p, h)
 	as := ""
 	if p.User != "" {
@@ -222,6 +231,8 @@ func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*place, error
 	p, err := e.one(ctx, h)
 	switch {
 	case err != nil:
+	case p.Untouched:
+		err = missing(h.SandboxID)
 	case p.Kind == managed:
 		if err = e.machineIs(p); sandboxer.KindOf(err) == sandboxer.Conflict {
 			err = nil // paused, but there
@@ -333,7 +344,7 @@ func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, err
 			}
 		}
 		for _, p := range noted {
-			if p.Kind != attached {
+			if p.Kind != attached || p.Untouched {
 				continue
 			}
 			known[p.key()] = p

@@ -83,6 +83,38 @@ func TestConfigurationOfSSH(t *testing.T) {
 	}
 }
 
+// TestNeverReached: what was never made on a machine is released without it, by the note
+// that says so: a typo, a wrong port or key.
+func TestNeverReached(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	o := attachTo(t, s, nil)
+	for name, in := range map[string]map[string]string{
+		"typo": {"ssh_target": "nobody@nowhere.invalid"},
+		"port": {"vm": "vm", "ssh_port": "1"},
+		"user": {"ssh_target": "nobody@127.0.0.1", "ssh_port": strconv.Itoa(s.Port)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := o.opened(t).Provision(t.Context(), order("never-"+name, in))
+			if err == nil {
+				t.Fatal("it was made")
+			}
+			e, h := o.opened(t), sandboxer.Handle{SandboxID: "never-" + name, Generation: 1} // another process
+			if l, err := e.(sandboxer.Prober).IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil {
+				t.Errorf("IsAlive = %s, %v", l, err)
+			}
+			for h, err := range e.(sandboxer.Lister).ListRunning(t.Context(), o.Owner) {
+				t.Errorf("listed are %+v, %v", h, err)
+			}
+			if r, err := e.Teardown(t.Context(), h); err != nil || len(r.Removed) > 0 {
+				t.Errorf("Teardown = %+v, %v", r, err)
+			}
+			if left, _ := filepath.Glob(o.Dir + "/box/*"); len(left) > 0 {
+				t.Errorf("left behind: %q", left)
+			}
+		})
+	}
+}
+
 // What an order gets wrong is refused before a machine is asked.
 func TestRefused(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})

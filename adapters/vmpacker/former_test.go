@@ -25,7 +25,7 @@ func TestFormOfMachines(t *testing.T) {
 		V: placeVersion, ID: "builds", Generation: 3, Owner: "0123456789abcdef", Kind: managed, Host: "vm",
 		Target: sshrun.Target{Name: "vm", Addr: "root@127.0.0.1", Port: 2222, IdentityFile: "/keys/id_ed25519", ProxyJump: "jump", HostKeys: []string{hostKey},
 			Sessions: 8, Connections: 1, Handshakes: 1, Silence: time.Minute},
-		Base: "/opt/workspaces", User: "dev", Ports: []int{8080}, Shape: &machine, State: state{Ready: true, Paused: true, Saving: "before"}, Stamp: []byte("sealed"),
+		Base: "/opt/workspaces", User: "dev", Ports: []int{8080}, Untouched: true, Shape: &machine, State: state{Ready: true, Paused: true, Saving: "before"}, Stamp: []byte("sealed"),
 	}, func(data []byte) (any, error) {
 		var p place
 		err := p.decode(data)

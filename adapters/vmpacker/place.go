@@ -32,6 +32,10 @@ type place struct {
 	User       string        `json:"user,omitempty"`
 	Ports      []int         `json:"ports,omitempty"`
 
+	// Untouched says that nothing was done for it on the machine to attach to: no session
+	// was opened there, or one that did nothing. Former notes never say so.
+	Untouched bool `json:"untouched,omitempty"`
+
 	Shape *shape `json:"shape,omitempty"` // of a machine of its own
 	State state  `json:"state,omitzero"`
 	Stamp []byte `json:"stamp,omitempty"` // of notes, not of handles

@@ -483,6 +483,7 @@ func (e *extension) place(ctx context.Context, p *place, spec sandboxer.Spec, fr
 			// It was placed elsewhere by a former configuration: it is found there, or not.
 			p = old
 		}
+		p.Untouched = old.Untouched
 	} else if sandboxer.KindOf(err) != sandboxer.NotFound {
 		return sandboxer.Handle{}, err
 	} else if err := e.reserve(ctx, p); err != nil {
@@ -499,6 +500,7 @@ func (e *extension) place(ctx context.Context, p *place, spec sandboxer.Spec, fr
 // reserve writes down where a sandbox goes, if there is room.
 func (e *extension) reserve(ctx context.Context, p *place) error {
 	if p.Kind != managed {
+		p.Untouched = true
 		return e.remember(p)
 	}
 	unlock, err := e.lock(ctx, "reserve")
@@ -555,7 +557,7 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 				r.Removed = append(r.Removed, "machine "+p.mark())
 			}
 			terr = e.destroy(ctx, p)
-		} else {
+		} else if !p.Untouched {
 			terr = e.detach(ctx, p, &r)
 		}
 		if terr == nil {

@@ -1,0 +1,241 @@
+package composessh
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+)
+
+// An offer is the room on one host.
+type offer struct {
+	h        *host
+	free     int
+	used     int
+	diskFree int64   // bytes, the least of where sandboxes and where images go; -1 if it is not known
+	load     float64 // processes that run or wait, for each processor
+}
+
+// full says why the host takes no sandbox, "" if it does.
+func (o *offer) full(minFree int64) string {
+	switch {
+	case o.h.draining:
+		return o.h.Name() + " is being drained"
+	case o.free == 0:
+		return fmt.Sprintf("%s has %d of %d", o.h.Name(), o.used, o.h.capacity)
+	case o.diskFree >= 0 && o.diskFree < minFree:
+		return fmt.Sprintf("%s has %d MiB of disk left", o.h.Name(), o.diskFree>>20)
+	}
+	return ""
+}
+
+// busy is the load from which on a host is taken only if all are so busy.
+const busy = 2
+
+// better orders offers: hosts that are not busy first, then by room.
+func better(a, b *offer) int {
+	rank := func(o *offer) int {
+		if o.load >= busy {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(rank(a)-rank(b), b.free-a.free, strings.Compare(a.h.Name(), b.h.Name()))
+}
+
+// offering prints how many sandboxes are below $1, kilobytes free there and in $3, the load
+// and how many processors there are; it fails if the engine $2 does not answer.
+const offering = `
+cd -- "$1" || exit; n=0; for d in sbx-*; do [ ! -d "$d" ] || n=$((n+1)); done; echo $n
+{ df -Pk . "$3" 2>/dev/null || df -Pk . 2>/dev/null; } | awk 'NR > 1 && (m == "" || $4 < m) { m = $4 } END { print m == "" ? -1 : m }'
+cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo 0
+grep -c ^processor /proc/cpuinfo 2>/dev/null || echo 1
+[ "$2" != docker ] || docker version --format . >/dev/null`
+
+const (
+	// others is how long a create waits for further hosts once one has room.
+	others = 300 * time.Millisecond
+	// silence is how long one that did not answer by then is not waited for.
+	silence = time.Minute
+)
+
+// offers tells the room on every host, or on one. With hurry it does not wait for those that
+// take longer than others, or that did so lately.
+func (e *engine) offers(ctx context.Context, only string, hurry bool) ([]*offer, error) {
+	names, err := e.names()
+	if err != nil {
+		return nil, err
+	}
+	if only != "" && !slices.Contains(names, only) {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no host %q", e.env.Extension, only).WithHint("it has %s", strings.Join(names, ", "))
+	}
+	if only != "" {
+		names = []string{only}
+	}
+	type answer struct {
+		name string
+		o    *offer
+		err  error
+	}
+	answers := make(chan answer, len(names))
+	asking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	awaited := map[string]bool{}
+	for _, name := range names {
+		awaited[name] = true
+	}
+	go e.eachOf(asking, names, func(name string, h *host, err error) {
+		var o *offer
+		if err == nil {
+			o, err = e.offer(asking, h)
+		}
+		if err == nil {
+			e.heard(name, true)
+		}
+		answers <- answer{name, o, err}
+	})
+	var offers []*offer
+	var failed error
+	var enough <-chan time.Time
+	for len(awaited) > 0 && (enough == nil || !e.allSilent(awaited)) {
+		select {
+		case a := <-answers:
+			delete(awaited, a.name)
+			if a.err != nil {
+				failed = a.err
+				if !hurry || ctx.Err() != nil {
+					continue
+				}
+				e.heard(a.name, false)
+				continue
+			}
+			offers = append(offers, a.o)
+			if hurry && enough == nil && a.o.full(e.cfg.MinFree) == "" {
+				enough = time.After(others)
+			}
+		case <-enough:
+			for name := range awaited {
+				e.heard(name, false)
+			}
+		}
+	}
+	if len(offers) == 0 {
+		return nil, failed
+	}
+	slices.SortFunc(offers, func(a, b *offer) int { return strings.Compare(a.h.Name(), b.h.Name()) })
+	return offers, nil
+}
+
+// heard notes whether a host answered in time.
+func (e *engine) heard(name string, did bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if did {
+		delete(e.silent, name)
+	} else {
+		e.silent[name] = time.Now()
+	}
+}
+
+// allSilent reports whether none of the hosts answered in time lately.
+func (e *engine) allSilent(names map[string]bool) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for name := range names {
+		if at, ok := e.silent[name]; !ok || time.Since(at) > silence {
+			return false
+		}
+	}
+	return true
+}
+
+func (e *engine) offer(ctx context.Context, h *host) (*offer, error) {
+	out, err := e.ask(ctx, h, nil, nil, offering, h.known.root, h.known.engine, cmp.Or(h.known.data, "."))
+	if err != nil {
+		return nil, err
+	}
+	f := append(strings.Fields(out), "", "", "", "")
+	o := &offer{h: h, diskFree: -1}
+	o.used, _ = strconv.Atoi(f[0])
+	if k, err := strconv.ParseInt(f[1], 10, 64); err == nil && k >= 0 && k < 1<<50 {
+		o.diskFree = k << 10
+	}
+	load, _ := strconv.ParseFloat(f[2], 64)
+	processors, _ := strconv.Atoi(f[3])
+	o.load = load / float64(max(1, processors))
+	if o.free = max(0, h.capacity-o.used); h.draining {
+		o.free = 0
+	}
+	return o, nil
+}
+
+// choose returns the host for p: the one that it was put on before, the one asked for,
+// or the one with most room. The choice is written down before it is returned.
+func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
+	at, err := e.placed(p.name)
+	if err != nil {
+		return nil, err
+	}
+	switch at {
+	case "": // before the first host hears of it
+		if err := e.place(p.name, untouched); err != nil {
+			return nil, err
+		}
+	case untouched:
+	default:
+		h, err := e.host(at)
+		if err == nil {
+			err = e.look(ctx, h)
+		}
+		return h, err
+	}
+	names, err := e.names()
+	if err != nil {
+		return nil, err
+	}
+	var best *host
+	if len(names) == 1 && (p.spec.Host == "" || p.spec.Host == names[0]) {
+		if best, err = e.host(names[0]); err != nil {
+			return nil, err
+		}
+		if err := e.look(ctx, best); err != nil {
+			return nil, err
+		}
+		if best.draining {
+			return nil, sshrun.DrainingError(best.Name())
+		}
+	} else {
+		offers, err := e.offers(ctx, p.spec.Host, true)
+		if err != nil {
+			return nil, err
+		}
+		var with []*offer
+		var full []string
+		for _, o := range offers {
+			why := o.full(e.cfg.MinFree)
+			switch {
+			case o.h.draining && p.spec.Host != "":
+				return nil, sshrun.DrainingError(o.h.Name())
+			case why != "":
+				full = append(full, why)
+			default:
+				with = append(with, o)
+			}
+		}
+		if len(with) == 0 {
+			return nil, sandboxer.E(sandboxer.Exhausted, nil, "no host of %s has room for another sandbox: %s", e.env.Extension, strings.Join(full, ", ")).
+				WithHint("destroy what is not needed, make room on disks, add a host, or let one have more (host add --capacity)")
+		}
+		best = slices.MinFunc(with, better).h
+	}
+	if err := p.fits(best); err != nil {
+		return nil, err
+	}
+	return best, e.place(p.name, best.Name())
+}
