@@ -67,6 +67,15 @@ type Noticer interface {
 	Notices(ctx context.Context) []string
 }
 
+// A Forgetter gives up sandboxes whose host is gone for good.
+type Forgetter interface {
+	// Forget removes what is noted here of where a sandbox is, as Teardown does at its end,
+	// and asks nobody outside. It returns what may remain, for people, and where. What is
+	// there after all belongs to no sandbox then, and listings show it. Kinds: Unsupported
+	// if the sandbox is of a kind that Teardown can always remove.
+	Forget(ctx context.Context, h Handle) (remains []string, err error)
+}
+
 // A Cacher keeps things between sandboxes that make later ones faster, such as layers of
 // images that it built on its hosts. It keeps them within bounds of its configuration by
 // itself, apart for each tenant, and marks them as its own.
@@ -141,6 +150,9 @@ type CleanupReport struct {
 	Removed  []string `json:"removed,omitempty"`
 	Kept     []string `json:"kept,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
+	// Forgotten says that nothing was removed: an administrator gave the sandbox up, and
+	// Kept is what may remain (Forgetter).
+	Forgotten bool `json:"forgotten,omitempty"`
 }
 
 // Spec is the resolved order for one sandbox: profile, inputs and request merged.

@@ -206,7 +206,7 @@ func (c *Client) Destroy(ctx context.Context, ref string, wait bool) (*Sandbox, 
 	}
 	if wait && sb.State != sandboxer.Terminated {
 		return sb, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s is not gone yet: %s", sb.ID, sb.LastError).
-			WithHint("the server goes on trying; destroy it again to see how it stands")
+			WithHint("the server goes on trying; destroy it again to see how it stands; if its host is gone for good: sandboxer forget %s", sb.ID)
 	}
 	return sb, nil
 }
@@ -410,6 +410,12 @@ func (c *Client) Audit(ctx context.Context) (*Audit, error) {
 // the admin scope.
 func (c *Client) Quarantined(ctx context.Context) (*List[Quarantined], error) {
 	return do[*List[Quarantined]](ctx, c, call{method: "GET", path: "/v1/quarantine"})
+}
+
+// Forget gives up a sandbox that could not be removed because its host is gone for good. It
+// needs the admin scope.
+func (c *Client) Forget(ctx context.Context, id string) (*Sandbox, error) {
+	return do[*Sandbox](ctx, c, call{method: "POST", path: sandboxPath(id) + "/forget"})
 }
 
 // Adopt makes a record anew for a quarantined sandbox. It needs the admin scope.

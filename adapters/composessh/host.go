@@ -136,7 +136,7 @@ func (e *engine) host(name string) (*host, error) {
 		return nil, err
 	case name != e.cfg.Host && !slices.Contains(e.cfg.Hosts, name):
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "host %s is not one of %s any more", name, e.env.Extension).
-			WithHint("add it again: sandboxer host add %s USER@HOST; or if it is gone for good: sandboxer forget ID", name)
+			WithHint("add it again: sandboxer host add %s USER@HOST", name)
 	}
 	e.mu.Lock()
 	former := e.at[name]

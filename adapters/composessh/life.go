@@ -497,6 +497,31 @@ func (e *engine) remove(ctx context.Context, p place) error {
 	return e.unplace(p.name)
 }
 
+// Forget implements sandboxer.Forgetter.
+func (e *engine) Forget(_ context.Context, h sandboxer.Handle) ([]string, error) {
+	var places []place
+	if name, at := e.where(h); at != "" {
+		places = []place{{name, at, h.Generation}}
+	}
+	places, err := e.withPlaced(places, h.SandboxID, h.Generation)
+	if err != nil {
+		return nil, err
+	}
+	var remains []string
+	for _, p := range places {
+		if p.host != untouched {
+			remains = append(remains, fmt.Sprintf("on host %s what has the label %s=%s (containers, networks, volumes, images), and the directory %s", p.host, labelName, p.name, path.Join(e.cfg.Root, p.name)))
+		}
+		if err := e.unplace(p.name); err != nil {
+			return nil, err
+		}
+	}
+	if len(places) == 0 {
+		remains = append(remains, fmt.Sprintf("on a host that is not known, what has a label %s=%s", labelName, e.name(h.SandboxID, h.Generation)))
+	}
+	return remains, nil
+}
+
 // notRemoved makes an error that the sweep repeats of one that says that the order is at
 // fault.
 func (e *engine) notRemoved(h *host, p place, err error) error {

@@ -273,15 +273,12 @@ func TestProduct(t *testing.T) {
 		}
 		// They go with the host.
 		id = p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-e2e", "--input", "repo="+dir)
+		owner := strings.TrimSpace(r.engine(t, env, "ps", "--filter", "label=dev.sandboxer.id="+id, "--format", `{{.Label "dev.sandboxer.owner"}}`))
 		p.must(t, "sandboxer", "destroy", id, "--yes")
 		p.must(t, "sandboxer", "host", "drain", "build-1")
-		kept := func() (out []string) {
+		kept := func() []string {
 			t.Helper()
-			files, _ := filepath.Glob(filepath.Join(r.servers[0].Dir, ".sandboxer/compose/.cache/*"))
-			for _, f := range files {
-				out = append(out, strings.Fields(r.engine(t, env, "images", "-q", "--filter", "label="+labelCache+"="+filepath.Base(f)+".0"))...)
-			}
-			return out
+			return strings.Fields(r.engine(t, env, "images", "-q", "--filter", "label="+labelCache, "--filter", "label=dev.sandboxer.owner="+owner))
 		}
 		if len(kept()) == 0 {
 			t.Error("nothing is kept")
@@ -289,6 +286,41 @@ func TestProduct(t *testing.T) {
 		p.must(t, "sandboxer", "host", "rm", "build-1")
 		if left := kept(); len(left) > 0 {
 			t.Errorf("left behind: %q", left)
+		}
+	})
+	t.Run("gone for good", func(t *testing.T) {
+		s := r.servers[0]
+		key, err := sshrun.Fingerprint(s.HostKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.must(t, "sandboxer", "host", "add", "build-2", s.User+"@127.0.0.1", "--port", fmt.Sprint(s.Port), "--identity", s.Identity, "--fingerprint", key)
+		id := p.must(t, "sandboxer", "create", "--quiet", "--profile", "profile.compose-e2e", "--input", "repo="+dir)
+		s.Stop()
+		p.must(t, "sandboxer", "host", "rm", "--force", "build-2")
+		if code, _, errs := p.run(t, "sandboxer", "destroy", id, "--yes"); code == 0 || !strings.Contains(errs, "host build-2 is not one of ext.compose-ssh any more") || !strings.Contains(errs, "sandboxer forget") {
+			t.Errorf("destroy: %d, %s", code, errs)
+		}
+		if code, _, errs := p.run(t, "sandboxer", "forget", id, "--yes"); code != 0 || !strings.Contains(errs, "there may remain: on host build-2 what has the label dev.sandboxer.name=sbx-") {
+			t.Errorf("forget: %d, %s", code, errs)
+		}
+		if out := p.must(t, "sandboxer", "ls", "-o", "name"); out != "" {
+			t.Errorf("there is still %q", out)
+		}
+		if code, out, _ := p.run(t, "sandboxer", "audit"); code == 0 || !strings.Contains(out, "there may remain: on host build-2") {
+			t.Errorf("audit: %d, %s", code, out)
+		}
+		// What a lost host keeps.
+		label := "label=dev.sandboxer.id=" + id
+		for _, kind := range [][]string{{"ps", "-aq"}, {"network", "ls", "-q"}, {"volume", "ls", "-q"}} {
+			for _, o := range strings.Fields(r.engine(t, env, append(kind, "--filter", label)...)) {
+				remove := map[string][]string{"ps": {"rm", "-f", "-v", o}, "network": {"network", "rm", o}, "volume": {"volume", "rm", o}}
+				r.engine(t, env, remove[kind[0]]...)
+			}
+		}
+		left, _ := filepath.Glob(filepath.Join(s.Dir, ".sandboxer/compose/sbx-*"))
+		for _, d := range left {
+			os.RemoveAll(d)
 		}
 	})
 	// The owner is the installation's, so look for everything.

@@ -27,6 +27,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -570,6 +571,29 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 		err = errors.Join(err, terr)
 	}
 	return r, err
+}
+
+// Forget implements sandboxer.Forgetter.
+func (e *extension) Forget(_ context.Context, h sandboxer.Handle) (remains []string, err error) {
+	places, err := e.places(h)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range places {
+		if p.Kind == managed {
+			return nil, sandboxer.E(sandboxer.Unsupported, nil, "sandbox %s is a machine on this one, which can be removed", p.ID).
+				WithHint("what keeps it from ending is what its destroy says")
+		}
+	}
+	for _, p := range places {
+		if !p.Untouched {
+			remains = append(remains, "on machine "+p.Host+" ("+p.Target.Name+") the directory "+path.Join(p.Base, workspaceName(p.ID))+", and what runs there")
+		}
+		if err := e.forget(p); err != nil {
+			return nil, err
+		}
+	}
+	return remains, nil
 }
 
 // Exec implements sandboxer.Execer.

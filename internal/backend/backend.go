@@ -41,6 +41,7 @@ type Backend struct {
 	noticer    sandboxer.Noticer
 	limiter    sandboxer.Limiter
 	cacher     sandboxer.Cacher
+	forgetter  sandboxer.Forgetter
 	exec       sandboxer.Execer
 	files      sandboxer.Filer
 	archive    sandboxer.Archiver
@@ -126,6 +127,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	b.limiter, _ = ext.(sandboxer.Limiter)
 	b.noticer, _ = ext.(sandboxer.Noticer)
 	b.cacher, _ = ext.(sandboxer.Cacher)
+	b.forgetter, _ = ext.(sandboxer.Forgetter)
 	resolve(b, &b.exec, sandboxer.CanExec, not)
 	resolve(b, &b.files, sandboxer.CanFiles, not)
 	if b.files == nil && b.exec != nil {
@@ -705,6 +707,15 @@ func (b *Backend) Notices(ctx context.Context) []string {
 		return nil
 	}
 	return b.noticer.Notices(ctx)
+}
+
+// Forget gives a sandbox up and returns what may remain of it.
+func (b *Backend) Forget(ctx context.Context, h sandboxer.Handle) ([]string, error) {
+	if b.forgetter == nil {
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "%s keeps nothing where it could not be removed from", b.id).
+			WithHint("what keeps it from ending is what its destroy says")
+	}
+	return call(ctx, b, "forget", b.opts.Short, func(ctx context.Context) ([]string, error) { return b.forgetter.Forget(ctx, h) })
 }
 
 // Caches lists what the extension keeps between sandboxes, perhaps of one host; nothing if

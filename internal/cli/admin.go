@@ -388,6 +388,67 @@ func adoptRun(ctx context.Context, o *adoptOptions) error {
 	return printOne(o.f, sb, sandboxID())
 }
 
+type forgetOptions struct {
+	f    *factory
+	refs []string
+	yes  bool
+}
+
+func newCmdForget(f *factory, runF func(context.Context, *forgetOptions) error) *cobra.Command {
+	o := &forgetOptions{f: f}
+	c := &cobra.Command{
+		Use: "forget ID…", Short: "Give up sandboxes whose host is gone for good", Args: wants(1, -1, "a sandbox"),
+		Long: "End the record of a sandbox that could not be removed, because its host or machine will never answer again. Nothing is\n" +
+			"removed there: what may remain is printed, kept in the record (cleanup), and named by 'sandboxer audit' until the host\n" +
+			"answers that it is gone. Should the host come back, what is there belongs to no sandbox and is swept.",
+		ValidArgsFunction: f.completeSandboxes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.refs = args
+			if runF != nil {
+				return runF(cmd.Context(), o)
+			}
+			return forgetRun(cmd.Context(), o)
+		},
+	}
+	c.Flags().BoolVar(&o.yes, "yes", false, "do not ask")
+	return c
+}
+
+func forgetRun(ctx context.Context, o *forgetOptions) error {
+	s, err := o.f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if !o.yes {
+		if !o.f.io.inTTY {
+			return invalid("nobody can be asked whether %s may be given up", join(o.refs, ", ")).WithHint("add --yes")
+		}
+		ok, err := ask(o.f.io, "Give up %s? What is left on the host stays there.", join(o.refs, ", "))
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return sandboxer.E(sandboxer.Canceled, nil, "nothing was given up")
+		}
+	}
+	for _, ref := range o.refs {
+		sb, err := s.Forget(ctx, ref)
+		if err != nil {
+			return err
+		}
+		if c := sb.Cleanup; c != nil && c.Forgotten {
+			for _, what := range c.Kept {
+				fmt.Fprintf(o.f.io.err, "%s: there may remain: %s\n", sb.ID, clean(what))
+			}
+		}
+		if err := printOne(o.f, sb, sandboxID()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func newCmdReconcile(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
 	o := &plainOptions{f}
 	return &cobra.Command{

@@ -142,7 +142,7 @@ func newCmdRoot(f *factory) *cobra.Command {
 		newCmdEvents(f, nil), newCmdExtend(f, nil), newCmdPause(f, nil), newCmdResume(f, nil), newCmdSnapshot(f),
 		newCmdRestore(f, nil), newCmdFork(f, nil), newCmdDestroy(f, nil))
 	add("offer", newCmdProfile(f), newCmdExtension(f), newCmdPool(f), newCmdHost(f), newCmdCache(f))
-	add("admin", newCmdKey(f), newCmdCredits(f), newCmdQuota(f, nil), newCmdAudit(f, nil), newCmdAdopt(f, nil), newCmdReconcile(f, nil), newCmdBackup(f, nil))
+	add("admin", newCmdKey(f), newCmdCredits(f), newCmdQuota(f, nil), newCmdAudit(f, nil), newCmdAdopt(f, nil), newCmdForget(f, nil), newCmdReconcile(f, nil), newCmdBackup(f, nil))
 	add("server", newCmdServe(f, nil), newCmdUp(f, nil), newCmdDown(f, nil), newCmdReload(f, nil), newCmdStatus(f, nil), newCmdDoctor(f, nil), newCmdBench(f, nil),
 		newCmdConfig(f), newCmdVersion(f, nil))
 	root.SetHelpCommand(newCmdHelp())

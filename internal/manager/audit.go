@@ -13,28 +13,29 @@ import (
 // The invariants that Audit checks. They are kept at every instant, also by a broker
 // that dies, except where a grace is named.
 const (
-	invObject  = "every object outside belongs to one living sandbox"
-	invTwice   = "no incarnation has two objects"
-	invAsked   = "every extension says what it has" // what was not checked is not sound
-	invStates  = "states follow the table, each change with cause and actor"
-	invState   = "a record is in the state its last event says"
-	invNegate  = "no tenant has spent more than it was granted"
-	invResolve = "a hold is resolved once: an ended sandbox has nothing on hold"
-	invOver    = "no more is charged than was on hold"
-	invCost    = "what a sandbox cost is what was posted for it"
-	invQuote   = "what is on hold for a living sandbox is what was quoted"
-	invExpired = "no sandbox runs past its expiry"     // but for two sweeps
-	invCurrent = "no record is older than its sandbox" // the database did not go back, or that is settled
-	invWhole   = "every record can be read"
-	invSaved   = "a paused sandbox has a sealed snapshot, or an object that stands still"
-	invForm    = "a sealed snapshot is kept in every form that it says"
-	invRead    = "what is kept of a snapshot is what was saved"
-	invKept    = "what is kept of snapshots belongs to one that is not dropped"
-	invCache   = "what is kept for later sandboxes is within its bounds"
-	invOwn     = "a snapshot that the broker made for itself is needed" // but for two sweeps
-	invName    = "a name means one living sandbox of its tenant"
-	invPooled  = "what is in a pool is nobody's, and whoever has a sandbox is known"
-	invPool    = "a pool has what its profile makes now, and no more than that asks for" // but for two sweeps
+	invObject    = "every object outside belongs to one living sandbox"
+	invTwice     = "no incarnation has two objects"
+	invAsked     = "every extension says what it has" // what was not checked is not sound
+	invStates    = "states follow the table, each change with cause and actor"
+	invState     = "a record is in the state its last event says"
+	invNegate    = "no tenant has spent more than it was granted"
+	invResolve   = "a hold is resolved once: an ended sandbox has nothing on hold"
+	invOver      = "no more is charged than was on hold"
+	invCost      = "what a sandbox cost is what was posted for it"
+	invQuote     = "what is on hold for a living sandbox is what was quoted"
+	invExpired   = "no sandbox runs past its expiry"     // but for two sweeps
+	invCurrent   = "no record is older than its sandbox" // the database did not go back, or that is settled
+	invWhole     = "every record can be read"
+	invSaved     = "a paused sandbox has a sealed snapshot, or an object that stands still"
+	invForm      = "a sealed snapshot is kept in every form that it says"
+	invRead      = "what is kept of a snapshot is what was saved"
+	invKept      = "what is kept of snapshots belongs to one that is not dropped"
+	invCache     = "what is kept for later sandboxes is within its bounds"
+	invForgotten = "what was given up is gone"
+	invOwn       = "a snapshot that the broker made for itself is needed" // but for two sweeps
+	invName      = "a name means one living sandbox of its tenant"
+	invPooled    = "what is in a pool is nobody's, and whoever has a sandbox is known"
+	invPool      = "a pool has what its profile makes now, and no more than that asks for" // but for two sweeps
 )
 
 // Audit compares the books with themselves and with what every backend lists, and
@@ -54,7 +55,7 @@ func (m *Manager) audit(ctx context.Context, deep bool) (Audit, error) {
 		return Audit{}, err
 	}
 	a := Audit{Violations: []Violation{}, named: map[incarnation]bool{}, deep: deep}
-	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords, m.auditPools, m.auditSnapshots, m.auditCaches} {
+	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords, m.auditPools, m.auditSnapshots, m.auditCaches, m.auditForgotten} {
 		if err := check(ctx, &a); err != nil {
 			return a, err
 		}

@@ -143,11 +143,17 @@ func (m *Manager) teardown(ctx context.Context, sb *sandboxer.Sandbox) error {
 		}
 		return m.postpone(ctx, sb, err)
 	}
-	err = m.step(pEnded, func() error {
+	return m.ended(ctx, sb, report)
+}
+
+// ended commits that sb has ended, and what became of its object.
+func (m *Manager) ended(ctx context.Context, sb *sandboxer.Sandbox, report sandboxer.CleanupReport) error {
+	err := m.step(pEnded, func() error {
 		err := m.move(ctx, sb, sandboxer.Terminated, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			sb.EndedAt = now()
 			sb.Cleanup = &report
 			sb.Cost, w.Entries = settle(sb)
+			var err error
 			if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
 				return err
 			}

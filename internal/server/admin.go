@@ -183,6 +183,14 @@ func (s *Server) quarantine(ctx context.Context, _ *none) (*reply[api.List[api.Q
 	return listOf(items, ""), nil
 }
 
+func (s *Server) forget(ctx context.Context, in *InRef) (*reply[api.Sandbox], error) {
+	sb, err := s.m.Forget(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
+}
+
 func (s *Server) adopt(ctx context.Context, in *InRef, b api.AdoptSandbox) (*reply[api.Sandbox], error) {
 	sb, err := s.m.Adopt(ctx, in.ID, manager.Adoption{Tenant: b.Tenant, Profile: b.Profile, TTL: b.TTL.Std()})
 	if err != nil {

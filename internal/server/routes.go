@@ -122,6 +122,9 @@ func (s *Server) routes() {
 
 	route(s, op("audit", "GET", "/v1/audit", admin, "operation", "Check the invariants"), s.audit)
 	route(s, op("listQuarantine", "GET", "/v1/quarantine", admin, "operation", "List what is ours and unknown to the database, which was restored or lost its latest writes"), s.quarantine)
+	o = op("forgetSandbox", "POST", "/v1/sandboxes/{id}/forget", admin, "operation", "Give up a sandbox whose host is gone for good")
+	o.Description += " Only one that could not be removed. What may remain is in cleanup.kept, and named by the audit."
+	route(s, o, s.forget)
 	routeJSON(s, op("adoptSandbox", "POST", "/v1/sandboxes/{id}/adopt", admin, "operation", "Make a record anew for a quarantined sandbox"), s.adopt)
 	route(s, op("sweep", "POST", "/v1/sweep", admin, "operation", "Run one pass of the sweep now"), s.sweep)
 	route(s, op("getStatus", "GET", "/v1/status", read, "operation", "The server, and who it takes the caller for"), s.status)

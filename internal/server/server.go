@@ -92,6 +92,7 @@ type Manager interface {
 	DeepAudit(ctx context.Context) (manager.Audit, error)
 	Quarantine(context.Context) ([]manager.Quarantined, error)
 	Adopt(ctx context.Context, id string, a manager.Adoption) (*sandboxer.Sandbox, error)
+	Forget(ctx context.Context, id string) (*sandboxer.Sandbox, error)
 	Sweep(ctx context.Context) (manager.SweepReport, error)
 }
 
