@@ -388,7 +388,7 @@ func (e *engine) cachesOf(ctx context.Context, h *host, prune bool) ([]sandboxer
 		}
 		c.Bytes += l.bytes
 		if !prune && slices.Contains(over, l) && time.Since(l.made) > overdue {
-			c.Problem = "it is beyond build_cache for longer than a day; remove it: sandboxer cache prune --host " + h.Name()
+			c.Problem = fmt.Sprintf("it is beyond build_cache for longer than a day; remove it: sandboxer cache prune --host %s", h.Name())
 		}
 	}
 	var out []sandboxer.Cache

@@ -400,7 +400,8 @@ func newCmdForget(f *factory, runF func(context.Context, *forgetOptions) error) 
 		Use: "forget ID…", Short: "Give up sandboxes whose host is gone for good", Args: wants(1, -1, "a sandbox"),
 		Long: "End the record of a sandbox that could not be removed, because its host or machine will never answer again. Nothing is\n" +
 			"removed there: what may remain is printed, kept in the record (cleanup), and named by 'sandboxer audit' until the host\n" +
-			"answers that it is gone. Should the host come back, what is there belongs to no sandbox and is swept.",
+			"answers that it is gone. Should the host come back, what is there belongs to no sandbox and is swept. More than one is\n" +
+			"asked about on a terminal; --yes answers.",
 		ValidArgsFunction: f.completeSandboxes,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.refs = args
@@ -420,9 +421,9 @@ func forgetRun(ctx context.Context, o *forgetOptions) error {
 		return err
 	}
 	defer s.close()
-	if !o.yes {
+	if len(o.refs) > 1 && !o.yes {
 		if !o.f.io.inTTY {
-			return invalid("nobody can be asked whether %s may be given up", join(o.refs, ", ")).WithHint("add --yes")
+			return invalid("nobody can be asked whether to give them all up").WithHint("add --yes")
 		}
 		ok, err := ask(o.f.io, "Give up %s? What is left on the host stays there.", join(o.refs, ", "))
 		if err != nil {

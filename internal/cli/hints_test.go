@@ -55,6 +55,7 @@ var notTyped = []struct{ begins, why string }{
 	{"network set", "the fake filters nothing; docs.TestCommands types it"},
 	{"adopt", "of what a database lost; TestMoves types it"},
 	{"snapshot adopt", "as that"},
+	{"forget", "of a sandbox that cannot be removed; composessh.TestProduct types it"},
 	{"backup restore --data-dir", "as a server says it that has found its database damaged; TestScripts/backup types it"},
 	{"backup restore FILE", "as that"},
 	{"port forward", "goes on until it is interrupted; TestScripts types it"},
