@@ -49,6 +49,8 @@ type Config struct {
 	Subnets string `yaml:"subnets" json:"subnets,omitempty" help:"Private IPv4 range that networks of sandboxes are cut from, 64 addresses each."`
 	// UnfilteredEgress admits the network mode public although nothing filters it.
 	UnfilteredEgress bool `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Admit the network mode public, although sandboxes then reach whatever their host reaches, private addresses included."`
+	// BuildNetwork is apart from what services reach.
+	BuildNetwork bool `yaml:"build_network" json:"build_network,omitempty" help:"Build images with the network of the host's engine, unfiltered, whatever network the services get."`
 	// HostGateway needs a network: those of sandboxes without one lead nowhere.
 	HostGateway bool  `yaml:"host_gateway" json:"host_gateway,omitempty" help:"Let services whose profile gives them a network reach the host by the names that the file maps to host-gateway, such as host.docker.internal."`
 	BuildMemory int64 `yaml:"build_memory" json:"build_memory,omitempty" unit:"bytes" min:"64MiB" help:"Memory of the steps of a build. BuildKit, which keeps no such limit, is refused where this is not the default."`

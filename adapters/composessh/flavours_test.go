@@ -263,8 +263,7 @@ func TestNotReady(t *testing.T) {
 		e.cfg.BuildTimeout = time.Second
 		kind(t, built("time", "RUN sleep 86400\n"), sandboxer.Failed, "took longer than 1s", "build_timeout")
 		e.cfg.BuildTimeout = defaults.BuildTimeout
-		kind(t, built("network", "RUN wget -qO- http://nowhere.invalid\n"), sandboxer.Failed, "bad address", "network: public")
-		e.cfg.BuildTimeout = defaults.BuildTimeout
+		kind(t, built("network", "RUN wget -qO- http://nowhere.invalid\n"), sandboxer.Failed, "bad address", "network: public", "build_network: true")
 	})
 	t.Run("refused", func(t *testing.T) {
 		s := order("refused", repo(t, "services:\n  main:\n    image: "+image+"\n    privileged: true\n", nil))

@@ -328,7 +328,10 @@ func lacksNetwork(said string) bool {
 
 // networkHint says what gives builds and services a network.
 func (e *engine) networkHint() string {
-	return fmt.Sprintf("builds and services have no network unless the profile says network: public, which takes unfiltered_egress: true in the config of %s", e.env.Extension)
+	if e.cfg.BuildNetwork {
+		return fmt.Sprintf("services have no network unless the profile says network: public, which takes unfiltered_egress: true in the config of %s", e.env.Extension)
+	}
+	return fmt.Sprintf("builds and services have no network unless the profile says network: public, which takes unfiltered_egress: true in the config of %s; build_network: true there gives builds alone one", e.env.Extension)
 }
 
 // reason is what podman said when it refused something that podman-compose asked of it,

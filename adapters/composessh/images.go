@@ -65,9 +65,10 @@ func (p *plan) jobs() (jobs []job) {
 // tenant is by what a tenant's layers are told from others'.
 func (p *plan) tenant() string { return short(p.spec.Consumer.ID) }
 
-// cache is the name of what is kept of a build.
+// cache is the name of what is kept of a build. What was built with a network is apart: engines
+// do not look at that, and the same steps may lead to other layers.
 func (p *plan) cache(j job) string {
-	return p.tenant() + "." + short(filepath.Base(p.repo)+"\x00"+j.Service)
+	return p.tenant() + "." + short(fmt.Sprint(filepath.Base(p.repo), "\x00", j.Service, "\x00", p.buildNetwork))
 }
 
 func short(s string) string {
@@ -134,15 +135,26 @@ while [ $# -ge 2 ]; do printf '%s\n' "$2" >".cache/$1"; shift 2; done`, args...)
 }
 
 func (e *engine) buildOne(ctx context.Context, h *host, p *plan, b job) error {
+	args, vars := e.buildArgs(h, p, b)
+	for try := 1; ; try++ {
+		err := e.timed(ctx, h, b.Service, func(ctx context.Context) error { return e.long(ctx, h, p, "building "+b.Service, args, vars) })
+		if err == nil || try == builds || !isVanished(err) {
+			return err
+		}
+	}
+}
+
+// buildArgs is the command that builds an image, and the variables that it needs.
+func (e *engine) buildArgs(h *host, p *plan, b job) (args []string, vars map[string]string) {
 	dir := path.Join(h.known.root, p.name)
-	args := []string{h.known.engine, "build", "--force-rm", "-f", path.Join(dir, "files", b.file())}
+	args = []string{h.known.engine, "build", "--force-rm", "-f", path.Join(dir, "files", b.file())}
 	for _, s := range b.services {
 		args = append(args, "-t", p.image(s))
 	}
-	if p.spec.Network.Mode != sandboxer.NetworkPublic {
+	if !p.buildNetwork {
 		args = append(args, "--network", "none")
 	}
-	vars := p.env()
+	vars = p.env()
 	args = append(args, variables("--build-arg", b.Args, vars)...)
 	if b.Target != "" {
 		args = append(args, "--target", b.Target)
@@ -160,13 +172,7 @@ func (e *engine) buildOne(ctx context.Context, h *host, p *plan, b job) error {
 	if b.Pull {
 		args = append(args, "--pull")
 	}
-	args = append(args, path.Join(dir, "repo", b.Context))
-	for try := 1; ; try++ {
-		err := e.timed(ctx, h, b.Service, func(ctx context.Context) error { return e.long(ctx, h, p, "building "+b.Service, args, vars) })
-		if err == nil || try == builds || !isVanished(err) {
-			return err
-		}
-	}
+	return append(args, path.Join(dir, "repo", b.Context)), vars
 }
 
 // timed ends a build that takes longer than it may.

@@ -137,6 +137,38 @@ func TestSurplus(t *testing.T) {
 	}
 }
 
+// TestBuildNetwork: builds have a network where the profile gives one, or the operator does to
+// builds alone; what they leave is apart then.
+func TestBuildNetwork(t *testing.T) {
+	r := newRig(t, "docker-compose", 0)
+	dir := repo(t, "services: {main: {build: .}}\n", map[string]string{"Dockerfile": "FROM x\n"})
+	caches := map[bool]string{}
+	for _, c := range []struct {
+		mode        sandboxer.NetworkMode
+		leave, want bool
+	}{{"", false, false}, {sandboxer.NetworkNone, false, false}, {"", true, true}, {sandboxer.NetworkPublic, false, true}} {
+		r.cfg.UnfilteredEgress, r.cfg.BuildNetwork = true, c.leave
+		e := r.opened(t, "build")
+		s := order("build", dir)
+		s.Network.Mode = c.mode
+		p, err := e.plan(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j := p.jobs()[0]
+		args, _ := e.buildArgs(&host{known: &known{engine: "docker"}}, p, j)
+		if got := !strings.Contains(strings.Join(args, " "), " --network none "); got != c.want {
+			t.Errorf("mode %q, with the operator's leave %t: a network is %t; want %t", c.mode, c.leave, got, c.want)
+		}
+		if caches[c.want] == "" {
+			caches[c.want] = p.cache(j)
+		}
+		if caches[true] == caches[false] || caches[c.want] != p.cache(j) {
+			t.Errorf("mode %q: layers are kept as %s, of %v", c.mode, p.cache(j), caches)
+		}
+	}
+}
+
 // TestAsWritten: lines of a Dockerfile are those of the file that somebody wrote.
 func TestAsWritten(t *testing.T) {
 	e := &engine{}

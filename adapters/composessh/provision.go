@@ -58,6 +58,7 @@ type plan struct {
 	project *composefile.Project
 	meta    meta
 
+	buildNetwork  bool // builds have one
 	boundedBuilds bool // the operator set bounds of builds other than the defaults
 }
 
@@ -117,6 +118,7 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{spec: spec, name: e.name(spec.ID, spec.Generation), repo: repo, project: project,
+		buildNetwork:  spec.Network.Mode == sandboxer.NetworkPublic || e.cfg.BuildNetwork,
 		boundedBuilds: e.cfg.BuildMemory != defaults.BuildMemory || e.cfg.BuildCPUs != defaults.BuildCPUs}
 	p.meta = meta{V: 1, Name: p.name, ID: spec.ID, Generation: spec.Generation, Owner: e.env.Owner, User: spec.User, Stamp: spec.Stamp,
 		Ports: spec.Ports, Services: project.Services, Notes: project.Notes, Places: project.Places(), Service: cmp.Or(spec.Inputs["service"], first(project.Services))}
