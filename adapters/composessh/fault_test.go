@@ -355,6 +355,11 @@ func TestNoRoom(t *testing.T) {
 	cancel()
 	<-asked
 
+	set("host-1", func(r *sshrun.Record) { r.Only = sshrun.OnlyMachines })
+	if names, err := e.names(); err != nil || !slices.Equal(names, []string{"away"}) {
+		t.Errorf("compose projects may go to %q, %v; host-1 is for machines", names, err)
+	}
+	set("host-1", func(r *sshrun.Record) { r.Only = sshrun.OnlyCompose })
 	// One that does not answer costs little once another has room, and then nothing.
 	set("host-1", func(r *sshrun.Record) { r.Capacity = 5 })
 	if _, err := e.choose(t.Context(), any); err != nil {

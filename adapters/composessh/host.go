@@ -111,7 +111,9 @@ func (e *engine) names() ([]string, error) {
 	}
 	recs, err := e.registry.Hosts()
 	for _, r := range recs {
-		names = append(names, r.Name)
+		if r.Only != sshrun.OnlyMachines {
+			names = append(names, r.Name)
+		}
 	}
 	if len(names) == 0 && err == nil {
 		err = sandboxer.E(sandboxer.Unavailable, nil, "%s has no host to put sandboxes on", e.env.Extension).

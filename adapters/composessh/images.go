@@ -347,27 +347,42 @@ func (e *engine) caches(ctx context.Context, only string, prune bool) ([]sandbox
 		return nil, nil // it is none of this extension's, or there is none at all
 	}
 	var mu sync.Mutex
+	var all sync.WaitGroup
 	var out []sandboxer.Cache
 	var failed []error
-	e.eachOf(ctx, names, func(name string, h *host, err error) {
-		var found []sandboxer.Cache
-		if err == nil {
-			found, err = e.cachesOf(ctx, h, prune)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		out = append(out, found...)
-		if err != nil {
-			failed = append(failed, err)
-		}
-	})
+	for _, name := range names {
+		all.Go(func() {
+			var found []sandboxer.Cache
+			h, err := e.host(name)
+			if err == nil {
+				found, err = e.cachesOf(ctx, h, prune)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			out = append(out, found...)
+			if err != nil {
+				failed = append(failed, err)
+			}
+		})
+	}
+	all.Wait()
 	slices.SortFunc(out, func(a, b sandboxer.Cache) int {
 		return cmp.Or(strings.Compare(a.Host, b.Host), strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Name, b.Name))
 	})
 	return out, errors.Join(failed...)
 }
 
+// anyBuilt prints something if images were ever built for sandboxes below $1.
+const anyBuilt = `case $1 in /*) ;; *) cd || exit;; esac; ls -- "$1/.cache" 2>/dev/null | head -n 1`
+
 func (e *engine) cachesOf(ctx context.Context, h *host, prune bool) ([]sandboxer.Cache, error) {
+	// A host for machines has no engine, perhaps, and one that was only added nothing at all.
+	if out, err := e.script(ctx, h, nil, nil, anyBuilt, e.cfg.Root); err != nil || out == "" {
+		return nil, err
+	}
+	if err := e.look(ctx, h); err != nil {
+		return nil, err
+	}
 	all, used, err := e.kept(ctx, h)
 	if err != nil {
 		return nil, err

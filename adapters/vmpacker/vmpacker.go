@@ -449,6 +449,10 @@ func (e *extension) machine(alias string) (machine, error) {
 	if err != nil {
 		return machine{}, err
 	}
+	if rec.Only == sshrun.OnlyCompose {
+		return machine{}, sandboxer.E(sandboxer.Unsupported, nil, "host %s is only for compose projects", alias).
+			WithHint("add it for both: sandboxer host add %s USER@HOST", alias)
+	}
 	return machine{target: rec.Target(), base: e.cfg.WorkspaceDir, tools: e.cfg.Tools,
 		capacity: cmp.Or(rec.Capacity, e.cfg.Capacity), draining: rec.State == sshrun.Draining}, nil
 }

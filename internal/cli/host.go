@@ -85,6 +85,9 @@ func hostView() view[*sshrun.Record] {
 			if h.Capacity > 0 {
 				rows = append(rows, [2]string{"capacity", strconv.Itoa(h.Capacity)})
 			}
+			if h.Only != "" {
+				rows = append(rows, [2]string{"only", h.Only})
+			}
 			rows = append(rows, [2]string{"labels", pairs(h.Labels)}, [2]string{"system", f.System}, [2]string{"engine", engine(h)},
 				[2]string{"compose", compose(h)})
 			for _, tool := range []string{"tar", "zstd", "rsync", "git"} {
@@ -155,6 +158,11 @@ func newCmdHostAdd(f *factory, runF func(context.Context, *hostAddOptions) error
 			if o.rec.Labels, err = keyValues("--label", labels); err != nil {
 				return err
 			}
+			if o.rec.Only != "" {
+				if err := oneOf("use of a host", []string{sshrun.OnlyCompose, sshrun.OnlyMachines})(o.rec.Only); err != nil {
+					return err
+				}
+			}
 			if o.rec.IdentityFile != "" {
 				if o.rec.IdentityFile, err = filepath.Abs(o.rec.IdentityFile); err != nil {
 					return invalid("--identity: %q cannot be made absolute", o.rec.IdentityFile)
@@ -171,11 +179,13 @@ func newCmdHostAdd(f *factory, runF func(context.Context, *hostAddOptions) error
 	fl.StringVar(&o.rec.IdentityFile, "identity", "", "`file` with the private key; its name is kept, never its content")
 	fl.StringVar(&o.rec.ProxyJump, "jump", "", "`targets` to go through, as ssh -J takes them")
 	fl.IntVar(&o.rec.Capacity, "capacity", 0, "`number` of sandboxes at once, at most (default: as the extension says)")
+	fl.StringVar(&o.rec.Only, "only", "", "what it is for alone: `compose` projects, or machines, the workspaces of ext.vm-packer (default: both)")
 	fl.StringArrayVar(&labels, "label", nil, "label `key=value`")
 	fl.StringVar(&o.fingerprint, "fingerprint", "", "trust the key with this `SHA256:…` and no other")
 	fl.BoolVar(&o.yes, "yes", false, "trust whatever key it shows now")
 	fl.StringVar(&o.transport, "transport", "", "`way` to speak SSH: openssh or native (default: openssh where it is)")
 	complete(c, "transport", "openssh", "native")
+	complete(c, "only", sshrun.OnlyCompose, sshrun.OnlyMachines)
 	return c
 }
 

@@ -33,6 +33,12 @@ const (
 	Draining HostState = "draining" // takes no new sandbox; what is there goes on
 )
 
+// What a host may be for alone.
+const (
+	OnlyCompose  = "compose"  // compose projects
+	OnlyMachines = "machines" // workspaces of ext.vm-packer
+)
+
 // DrainingError is the error of who wants to put a sandbox on a host that is being drained.
 func DrainingError(name string) error {
 	return sandboxer.E(sandboxer.Exhausted, nil, "host %s is being drained and takes no new sandbox", name).
@@ -49,6 +55,7 @@ type Record struct {
 	HostKeys     []string          `json:"host_keys"`
 	Labels       map[string]string `json:"labels,omitempty"`
 	Capacity     int               `json:"capacity,omitempty"` // sandboxes at once; 0 leaves it to the extension
+	Only         string            `json:"only,omitempty"`     // OnlyCompose or OnlyMachines; "" is for both
 	State        HostState         `json:"state"`
 	AddedAt      time.Time         `json:"added_at"`
 	LastProbe    *Facts            `json:"last_probe,omitempty"`
@@ -70,6 +77,9 @@ func (r Record) check() error {
 	}
 	if r.State != Active && r.State != Draining {
 		return invalid("host %s: %q is not a state", r.Name, r.State)
+	}
+	if r.Only != "" && r.Only != OnlyCompose && r.Only != OnlyMachines {
+		return invalid("host %s: it can be only for %s or %s, not %q", r.Name, OnlyCompose, OnlyMachines, r.Only)
 	}
 	if r.Capacity < 0 {
 		return invalid("host %s: a capacity is not negative", r.Name)
