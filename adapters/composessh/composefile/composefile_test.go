@@ -442,6 +442,7 @@ func TestAsComposeReadsIt(t *testing.T) {
 				two, _ := ours[key].(map[string]any)
 				switch key {
 				case "name": // it is the sandbox's
+				case "secrets", "configs": // files beside the workspace
 				case "networks", "volumes", "services":
 					if a, b := slices.Sorted(maps.Keys(one)), slices.Sorted(maps.Keys(two)); !slices.Equal(a, b) {
 						t.Errorf("%s are %v; want %v", key, b, a)
@@ -495,6 +496,8 @@ func sameService(t *testing.T, name string, p *Project, ours, theirs map[string]
 			if theirs["build"] != nil {
 				want = "built-" + name
 			}
+		case "mem_reservation", "mem_swappiness":
+			continue // left out
 		case "scale", "cpus", "mem_limit", "memswap_limit", "pids_limit":
 			continue // of deploy, too: see TestRender
 		case "secrets", "configs":
@@ -509,6 +512,7 @@ func sameService(t *testing.T, name string, p *Project, ours, theirs map[string]
 				m, _ := deps.(map[string]any)
 				for _, d := range m {
 					delete(d.(map[string]any), "restart") // of no use to who is started once
+					delete(d.(map[string]any), "required")
 				}
 			}
 		case "networks":
@@ -529,7 +533,7 @@ func sameService(t *testing.T, name string, p *Project, ours, theirs map[string]
 		case "volumes":
 			f := func(m map[string]any) string {
 				source := fmt.Sprint(m["source"])
-				if ofEveryHost[source] != "" {
+				if ofEveryHost[source] != "" || strings.HasPrefix(source, filepath.Join(top, "files")) {
 					return ""
 				}
 				source = strings.Replace(source, dir, "REPO", 1)
@@ -596,6 +600,7 @@ func TestPins(t *testing.T) {
   covered: {image: x, volumes: [".:/app", "cache:/app/data"]}
   scratch: {image: x, volumes: [".:/app"], tmpfs: ["/app/data/db"]}
   reads: {image: x, volumes: [".:/app:ro"]}
+  file: {image: x, volumes: ["${PWD}/data/db/x:/x"], user: "${NOBODY}:${NOGROUP}", memswap_limit: 1g}
 volumes: {cache: }
 `})
 	p, err := Load(t.Context(), dir, Options{})
@@ -604,7 +609,7 @@ volumes: {cache: }
 	}
 	for service, want := range map[string]string{
 		"app": "[. /app cache /app/.cache data /app/data data/db /app/data/db]", "db": "[data/db /var/lib/db]",
-		"covered": "[. /app cache /app/data]", "scratch": "[. /app data /app/data]", "reads": "[. /app]",
+		"covered": "[. /app cache /app/data]", "scratch": "[. /app data /app/data]", "reads": "[. /app]", "file": "[data/db/x /x]",
 	} {
 		var got []string
 		for _, v := range p.model.Services[service].Volumes {
@@ -614,8 +619,16 @@ volumes: {cache: }
 			t.Errorf("%s mounts %s; want %s", service, s, want)
 		}
 	}
-	if got := p.Places(); !maps.Equal(got, map[string]bool{"data": false, "data/db": false}) {
+	if got := p.Places(); !maps.Equal(got, map[string]bool{"data": false, "data/db": false, "data/db/x": true}) {
 		t.Errorf("%v must stay", got)
+	}
+	// A file is a copy, in which a service may write.
+	text, err := p.Render(Rendering{Dir: "/d", ImageOf: func(s string) string { return s }})
+	if err != nil || !strings.Contains(string(text), "source: /d/copies/copy-0") {
+		t.Errorf("%v, %s", err, text)
+	}
+	if all := strings.Join(p.Notes, "\n"); !strings.Contains(all, "file: data/db/x is mounted as it was at the start, and what is written there is not in the workspace") || !strings.Contains(all, "file: memswap_limit") {
+		t.Errorf("it notes %s", all)
 	}
 }
 

@@ -152,7 +152,7 @@ func Load(ctx context.Context, dir string, o Options) (*Project, error) {
 	}
 	defer root.Close()
 	l := &load{
-		root: root, env: map[string]string{}, places: map[string]place{}, kept: map[string][]int{},
+		root: root, env: map[string]string{}, places: map[string]place{},
 		gateway: o.HostGateway, included: map[string]map[string]any{}, others: map[string]map[string]any{}, imports: map[string]string{}, extra: map[string]any{},
 	}
 	files, err := l.choose(dir, o)
@@ -193,6 +193,9 @@ func (l *load) choose(dir string, o Options) (files []string, err error) {
 	if l.base = path.Dir(files[0]); o.File != "" || l.base != "." {
 		err = l.dotenv(l.base)
 	}
+	if _, ok := l.env["PWD"]; !ok { // which shells set for compose
+		l.env["PWD"] = "."
+	}
 	return files, err
 }
 
@@ -225,8 +228,8 @@ func (l *load) look(dir string) ([]string, error) {
 // one, to those that are not set yet.
 func (l *load) dotenv(dir string) error {
 	name := path.Join(dir, ".env")
-	if _, err := l.root.Lstat(name); err != nil {
-		return nil
+	if _, err := l.root.Stat(name); errors.Is(err, fs.ErrNotExist) {
+		return nil // also where a link leads nowhere
 	}
 	data, err := l.read(name)
 	if err == nil {
@@ -248,7 +251,6 @@ type load struct {
 	base    string   // directory of the first, "." for the workspace itself
 	env     map[string]string
 	places  map[string]place // where the model's places stood, by their keys
-	kept    map[string][]int // which of the volumes of a service in the model are left
 	nodes   int
 	gateway bool // host-gateway is the host
 

@@ -23,7 +23,7 @@ import (
 )
 
 var (
-	serviceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$`)
+	serviceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`)
 	imageName   = regexp.MustCompile(`^[a-z0-9][A-Za-z0-9._/:@-]{0,400}$`)
 	hexOnly     = regexp.MustCompile(`^[0-9a-f]+$`)
 	variable    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]*$`)
@@ -77,9 +77,6 @@ var never = map[string]string{
 	"pre_start":           "hooks of the life of a service are not supported",
 	"post_start":          "hooks of the life of a service are not supported",
 	"pre_stop":            "hooks of the life of a service are not supported",
-	"memswap_limit":       "limits are given with mem_limit, cpus and pids_limit",
-	"mem_swappiness":      "limits are given with mem_limit, cpus and pids_limit",
-	"mem_reservation":     "limits are given with mem_limit, cpus and pids_limit",
 	"cpu_count":           "limits are given with mem_limit, cpus and pids_limit",
 	"cpu_percent":         "limits are given with mem_limit, cpus and pids_limit",
 	"cpu_period":          "limits are given with mem_limit, cpus and pids_limit",
@@ -93,7 +90,7 @@ var taken = []string{
 	"build", "depends_on", "expose", "healthcheck", "ports", "stdin_open", "tty",
 	"cap_drop", "cpus", "cpu_shares", "command", "configs", "dns", "dns_opt", "dns_search", "domainname", "entrypoint", "environment",
 	"env_file", "extra_hosts", "group_add", "hostname", "image", "init", "ipc", "labels", "logging", "mem_limit",
-	"network_mode", "networks", "pids_limit", "platform", "pull_policy", "read_only", "secrets", "security_opt",
+	"memswap_limit", "mem_swappiness", "mem_reservation", "network_mode", "networks", "pids_limit", "platform", "pull_policy", "read_only", "secrets", "security_opt",
 	"shm_size", "stop_grace_period", "stop_signal", "tmpfs", "ulimits", "user", "volumes", "working_dir",
 }
 
@@ -368,7 +365,7 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 		}
 	}
 	for name, n := range s.Networks {
-		l.allow(at("networks", name), n, "aliases", "priority", "gw_priority", "use_service_name_alias", "ipv4_address")
+		l.allow(at("networks", name), n, "aliases", "priority", "ipv4_address")
 		if n == nil {
 			continue
 		}
@@ -403,6 +400,9 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 	}
 	for name, d := range s.DependsOn {
 		l.allow(at("depends_on", name), d, "condition", "restart", "required")
+		if !d.Required && hasService(p.model, name) {
+			note("depends_on: %s is waited for, although required is false", name)
+		}
 		if d.Required && !hasService(p.model, name) {
 			l.refuse(at("depends_on", name), "%q is no service of the file", name)
 		}
@@ -433,6 +433,9 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 			l.refuse(at("ulimits", name), "is no limit")
 		}
 		l.allow(at("ulimits", name), u, "single", "soft", "hard")
+	}
+	if s.User == ":" {
+		s.User = "" // as of variables that are not set; engines take it so
 	}
 	if s.User != "" && !userName.MatchString(s.User) {
 		l.refuse(at("user"), "%q is no user", s.User)
@@ -467,6 +470,9 @@ func (l *load) service(p *Project, s *types.ServiceConfig) {
 		l.refuse(at("pids_limit"), "%d is beyond every machine", s.PidsLimit)
 	}
 	l.resources(s, at)
+	if s.MemSwapLimit != 0 || s.MemSwappiness != 0 || s.MemReservation != 0 {
+		note("memswap_limit, mem_swappiness and mem_reservation are left out: memory is limited with mem_limit, and swaps never")
+	}
 	if s.ContainerName != "" {
 		note("container_name is left out: the engine has it for one sandbox only")
 	}
@@ -833,7 +839,6 @@ func (l *load) mounts(p *Project, s *types.ServiceConfig, at func(...string) []s
 		}
 		kept = append(kept, *v)
 		v = &kept[len(kept)-1]
-		l.kept[s.Name] = append(l.kept[s.Name], i)
 		l.target(place, v.Target)
 		l.allow(place, *v, "type", "source", "target", "read_only", "consistency", "bind", "volume", "tmpfs")
 		switch v.Type {
@@ -891,8 +896,8 @@ func (l *load) mounts(p *Project, s *types.ServiceConfig, at func(...string) []s
 }
 
 // nested deals with mounts of what lies in a place that some service may write: a
-// service could put a link there between the look and the mount. Read-only ones are
-// mounted from a copy that was made before. Of directories that are mounted writable, each
+// service could put a link there between the look and the mount. Read-only ones, and files,
+// are mounted from a copy that was made before. Of directories that are mounted writable, each
 // on the way is mounted in that service, too, at the place that it has there: the kernel
 // lets nobody remove or rename what something is mounted on. (It would let another service
 // that has it not mounted, and so does who puts files into the workspace from outside see
@@ -912,20 +917,20 @@ func (l *load) nested(p *Project) {
 		})
 	}
 	for _, name := range l.order(p.model) {
-		for i, v := range p.model.Services[name].Volumes {
+		for _, v := range p.model.Services[name].Volumes {
 			if v.Type != types.VolumeTypeBind || !within(v.Source) {
 				continue
 			}
-			at := []string{"services", name, "volumes", strconv.Itoa(l.kept[name][i])}
-			if !v.ReadOnly {
-				if slices.Contains(p.Binds, Bind{Source: v.Source, File: true}) {
-					l.refuse(at, "%q lies in a directory that is mounted writable too, where a link could take its place; mount only one of them, or this one read-only", v.Source)
-				} else {
-					pins = append(pins, v.Source)
-				}
+			file := slices.Contains(p.Binds, Bind{Source: v.Source, File: true})
+			if !v.ReadOnly && !file {
+				pins = append(pins, v.Source)
 				continue
 			}
-			p.Notes = append(p.Notes, fmt.Sprintf("%s: %s is mounted as it was at the start", name, v.Source))
+			what := "%s: %s is mounted as it was at the start"
+			if !v.ReadOnly {
+				what += ", and what is written there is not in the workspace"
+			}
+			p.Notes = append(p.Notes, fmt.Sprintf(what, name, v.Source))
 			if p.copied[v.Source] != "" {
 				continue
 			}

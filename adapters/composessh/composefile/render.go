@@ -490,6 +490,9 @@ func (p *Project) renderService(s types.ServiceConfig, info Service, r Rendering
 			if n != nil && len(n.Aliases) > 0 {
 				one["aliases"] = slices.Clone(n.Aliases)
 			}
+			if n != nil && n.Priority != 0 {
+				one["priority"] = n.Priority
+			}
 			if n != nil && n.Ipv4Address != "" {
 				one["ipv4_address"] = n.Ipv4Address
 			}
@@ -517,7 +520,7 @@ func (p *Project) renderMounts(s types.ServiceConfig, r Rendering) (mounts []any
 		switch v.Type {
 		case types.VolumeTypeBind:
 			m["source"] = path.Join(r.Dir, "repo", v.Source)
-			if c := p.copied[v.Source]; c != "" && v.ReadOnly {
+			if c := p.copied[v.Source]; c != "" && (v.ReadOnly || slices.ContainsFunc(p.Copies, func(b Bind) bool { return b.Copy == c && b.File })) {
 				m["source"] = path.Join(r.Dir, "copies", c)
 			}
 		case types.VolumeTypeVolume:
