@@ -481,7 +481,10 @@ func (e *engine) remove(ctx context.Context, p place) error {
 	err = e.step(pObjects, func() error {
 		out, err := e.ask(ctx, h, nil, nil, `cd -- "$4" || exit;`+removeObjects, h.known.engine, p.name, "", h.known.root)
 		if err == nil && strings.Contains(out, "built") {
-			err = e.collect(ctx, h)
+			// What is kept for others holds up no removal; the next one collects, too.
+			if err := e.collect(ctx, h); err != nil && e.env.Log != nil {
+				e.env.Log.Warn("layers of built images were not looked through", "extension", e.env.Extension, "host", h.Name(), "err", err)
+			}
 		}
 		return err
 	})
