@@ -165,18 +165,21 @@ type Spec struct {
 	Inputs     map[string]string `json:"inputs,omitempty"`
 	Host       string            `json:"host,omitempty"` // asked-for placement; empty lets the extension choose
 	Consumer   Consumer          `json:"consumer,omitzero"`
-	Image      string            `json:"image,omitempty"`   // in the backend's terms; empty means the adapter's default
-	Command    []string          `json:"command,omitempty"` // main process; empty means the adapter's default
-	Env        map[string]string `json:"-"`                 // may hold secrets: the store keeps it sealed, apart from the spec
-	Labels     map[string]string `json:"labels,omitempty"`
-	Limits     Limits            `json:"limits,omitzero"`
-	Network    NetworkPolicy     `json:"network,omitzero"`
-	Mounts     []Mount           `json:"mounts,omitempty"`
-	Ports      []int             `json:"ports,omitempty"`
-	Workspace  string            `json:"workspace,omitempty"` // absolute path of the workspace inside; empty means the adapter's default
-	User       string            `json:"user,omitempty"`      // default user of commands
-	Fuse       time.Time         `json:"fuse,omitzero"`       // the backend may destroy the sandbox by itself after this
-	Warm       bool              `json:"warm,omitempty"`      // to be kept ready for a Claim (Pooler)
+	// Tenant is whose sandbox it is, by the broker's word; what a Consumer says is the caller's.
+	// It is set for Provision and what stands in its place, and not kept.
+	Tenant    string            `json:"tenant,omitempty"`
+	Image     string            `json:"image,omitempty"`   // in the backend's terms; empty means the adapter's default
+	Command   []string          `json:"command,omitempty"` // main process; empty means the adapter's default
+	Env       map[string]string `json:"-"`                 // may hold secrets: the store keeps it sealed, apart from the spec
+	Labels    map[string]string `json:"labels,omitempty"`
+	Limits    Limits            `json:"limits,omitzero"`
+	Network   NetworkPolicy     `json:"network,omitzero"`
+	Mounts    []Mount           `json:"mounts,omitempty"`
+	Ports     []int             `json:"ports,omitempty"`
+	Workspace string            `json:"workspace,omitempty"` // absolute path of the workspace inside; empty means the adapter's default
+	User      string            `json:"user,omitempty"`      // default user of commands
+	Fuse      time.Time         `json:"fuse,omitzero"`       // the backend may destroy the sandbox by itself after this
+	Warm      bool              `json:"warm,omitempty"`      // to be kept ready for a Claim (Pooler)
 	// Vouched names what an administrator gave: inputs, and "image" and "host". Ask Vouches,
 	// which knows the profile, too.
 	Vouched []string `json:"vouched,omitempty"`

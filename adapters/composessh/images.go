@@ -63,7 +63,7 @@ func (p *plan) jobs() (jobs []job) {
 }
 
 // tenant is by what a tenant's layers are told from others'.
-func (p *plan) tenant() string { return short(p.spec.Consumer.ID) }
+func (p *plan) tenant() string { return short(p.spec.Tenant) }
 
 // cache is the name of what is kept of a build. What was built with a network is apart: engines
 // do not look at that, and the same steps may lead to other layers.
@@ -108,7 +108,7 @@ func (e *engine) build(ctx context.Context, h *host, p *plan) error {
 	}
 	args := []string{h.known.root}
 	for _, j := range jobs {
-		args = append(args, p.cache(j), url.PathEscape(p.spec.Consumer.ID)+"/"+url.PathEscape(filepath.Base(p.repo))+"/"+j.Service)
+		args = append(args, p.cache(j), url.PathEscape(p.spec.Tenant)+"/"+url.PathEscape(filepath.Base(p.repo))+"/"+j.Service)
 	}
 	if _, err := e.script(ctx, h, p.env(), nil, `cd -- "$1" && mkdir -p .cache || exit; shift
 while [ $# -ge 2 ]; do printf '%s\n' "$2" >".cache/$1"; shift 2; done`, args...); err != nil {

@@ -36,7 +36,7 @@ func TestLayers(t *testing.T) {
 				t.Helper()
 				n++
 				s := order(fmt.Sprintf("life-%d", n), dir)
-				s.Consumer.ID = tenant
+				s.Tenant = tenant
 				h, _ := provision(t, e, s)
 				got := run(t, e, h, "cat /one /two /three 2>/dev/null || :")
 				same := &strings.Builder{}

@@ -566,7 +566,7 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, sb *sandbox
 	if err != nil {
 		return err
 	}
-	spec.Env, spec.Stamp = env, m.stampOf(sb)
+	spec.Env, spec.Stamp, spec.Tenant = env, m.stampOf(sb), sb.Tenant
 	hear, done := m.progress(ctx, sb)
 	defer done()
 	ctx = sandboxer.WithProgress(ctx, hear)
