@@ -458,7 +458,8 @@ func TestBuildKit(t *testing.T) {
 	e.cfg.BuildMemory = 192 << 20
 	_, err := e.Provision(t.Context(), on("bounded", "host-1", dir))
 	kind(t, err, sandboxer.Unsupported, "build_memory", "host-1", "DOCKER_BUILDKIT=0")
-	if left := r.remains(t, "buildkit"); slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "bounded") }) {
+	// That no host heard of it is noted where it was to be made, until it is released.
+	if left := r.remains(t, "buildkit"); slices.ContainsFunc(left, func(s string) bool { return strings.Contains(s, "bounded") && !strings.Contains(s, "/placed/") }) {
 		t.Errorf("something was made: %q", left)
 	}
 	if _, err := e.Provision(t.Context(), on("unbuilt", "host-1", repo(t, single, nil))); err != nil { // nothing is built
