@@ -730,15 +730,34 @@ func TestWhereItStands(t *testing.T) {
 		"the second of two included": {map[string]string{
 			"compose.yaml": "services: {db: {image: x}}\ninclude:\n  - a.yaml\n  - missing.yaml\n", "a.yaml": "include: [b.yaml]\n", "b.yaml": "services: {web: {image: x}}\n",
 		}, []string{"compose.yaml:2: include: \"missing.yaml\" cannot be included"}},
-		"an included file with variables": {map[string]string{
-			"compose.yaml": "include:\n  - sub/a.yaml\n", "sub/a.yaml": "services: {web: {image: x}}\n", "sub/.env": "A=1\n",
-		}, []string{"compose.yaml:1: include: \"sub/a.yaml\" cannot be included: a .env"}},
-		"include with a project": {map[string]string{
+		"include with a directory of the host": {map[string]string{
 			"compose.yaml": "include:\n  - {path: a.yaml, project_directory: /}\n", "a.yaml": "services: {web: {image: x}}\n",
-		}, []string{"compose.yaml:1: include: project_directory is not supported"}},
-		"a service of both": {map[string]string{
-			"compose.yaml": "include: [a.yaml]\nservices:\n  web: {image: y}\n", "a.yaml": "services:\n  web: {image: x}\n",
-		}, []string{"compose.yaml:3: services.web: is in a.yaml too"}},
+		}, []string{"compose.yaml:1: include: the project_directory \"/\" cannot be taken: it is a path of the host"}},
+		"include with variables of the host": {map[string]string{
+			"compose.yaml": "include:\n  - {path: a.yaml, env_file: ../../.env}\n", "a.yaml": "services: {web: {image: x}}\n",
+		}, []string{"compose.yaml:1: include: the env_file \"../../.env\" cannot be read: it leads out"}},
+		"include of another kind": {map[string]string{
+			"compose.yaml": "include:\n  - {path: a.yaml, ssh: x}\n", "a.yaml": "services: {web: {image: x}}\n",
+		}, []string{"compose.yaml:1: include: ssh is not supported"}},
+		"the empty variable of an included file": {map[string]string{
+			"compose.yaml": "include: [sub/a.yaml]\n", "sub/a.yaml": "services: {web: {image: x, user: \"${NOT_SET}\", pid: host}}\n",
+		}, []string{"compose.yaml: the variable NOT_SET is not set", "sub/a.yaml:1: services.web.pid: "}},
+		"a secret variable of an included file": {map[string]string{
+			"compose.yaml": "include: [sub/a.yaml]\n", "sub/a.yaml": "services: {web: {image: x, ports: [\"${PORT}\"]}}\n", "sub/.env": "PORT=sesame\n",
+		}, []string{"sub/a.yaml:1: invalid containerPort: …"}},
+		"an included service made worse": {map[string]string{
+			"compose.yaml": "include: [a.yaml]\nservices:\n  web: {privileged: true}\n", "a.yaml": "services:\n  web: {image: x}\n",
+		}, []string{"compose.yaml:3: services.web.privileged: "}},
+		"a tag in an extended file": {map[string]string{
+			"compose.yaml": "services:\n  web:\n    extends: {file: a.yaml, service: base}\n", "a.yaml": "services:\n  base:\n    image: x\n    command: !reset []\n",
+		}, []string{"a.yaml:4: a.yaml.services.base.command: the tags !reset and !override are not supported in a file of which"}},
+		"a tag within a list": {map[string]string{
+			"compose.yaml": "services:\n  web:\n    image: x\n    ports:\n      - target: !override 80\n",
+		}, []string{"compose.yaml:5: services.web.ports.0.target: the tags !reset and !override are not supported within lists"}},
+		"what is there after a tag": {map[string]string{
+			"compose.yaml":          "services:\n  web:\n    image: x\n    volumes: [\"/a:/a\"]\n",
+			"compose.override.yaml": "services:\n  web:\n    volumes: !override [\"/b:/b\"]\n",
+		}, []string{"compose.override.yaml:3: services.web.volumes.0: \"/b\" cannot be mounted"}},
 		"what an included file may not": {map[string]string{
 			"compose.yaml": "include: [sub/a.yaml]\n", "sub/a.yaml": "services:\n  web:\n    image: x\n    volumes:\n      - ../../outside:/x\n      - ${HERE}/y:/y\n",
 		}, []string{"sub/a.yaml:4: services.web.volumes: \"${HERE}/y\" begins with a variable"}},
@@ -756,9 +775,8 @@ func TestWhereItStands(t *testing.T) {
 			"a.yaml":       "services:\n  one: {extends: {file: b.yaml, service: two}}\n", "b.yaml": "services:\n  two: {extends: {file: a.yaml, service: one}}\n",
 		}, []string{"compose.yaml:"}},
 		"many files included": {map[string]string{
-			"compose.yaml": "include: [a1.yaml, a2.yaml, a3.yaml, a4.yaml, a5.yaml, a6.yaml, a7.yaml, a8.yaml, a9.yaml, b.yaml]\n",
-			"a1.yaml":      "name: x\n", "a2.yaml": "name: x\n", "a3.yaml": "name: x\n", "a4.yaml": "name: x\n", "a5.yaml": "name: x\n", "a6.yaml": "name: x\n", "a7.yaml": "name: x\n", "a8.yaml": "name: x\n", "a9.yaml": "name: x\n", "b.yaml": "name: x\n",
-		}, []string{"compose.yaml and what belongs to it are more than 10 files"}},
+			"compose.yaml": "include: [" + strings.Repeat("a.yaml, ", 49) + "b.yaml]\n", "a.yaml": "name: x\n", "b.yaml": "name: x\n",
+		}, []string{"compose.yaml and what belongs to it are more than 50 files"}},
 		"an empty variable first": {map[string]string{
 			"compose.yaml": "services:\n  web:\n    image: ${IMAGE}\n    ports: [\"${PORT}:x\"]\n    pid: host\n",
 		}, []string{"compose.yaml: the variables IMAGE, PORT are not set", "compose.yaml:3: invalid containerPort"}},
@@ -775,8 +793,8 @@ func TestWhereItStands(t *testing.T) {
 			"compose.yaml": "services: {web: {image: x}}\n", ".env": "COMPOSE_FILE=compose.yaml:other.yaml\n",
 		}, []string{"the compose file other.yaml cannot be read"}},
 		"many files": {map[string]string{
-			"compose.yaml": "services: {web: {image: x}}\n", ".env": "COMPOSE_FILE=" + strings.Repeat("compose.yaml:", 10) + "compose.yaml\n",
-		}, []string{"COMPOSE_FILE names 11 files: 10 are the most"}},
+			"compose.yaml": "services: {web: {image: x}}\n", ".env": "COMPOSE_FILE=" + strings.Repeat("compose.yaml:", 50) + "compose.yaml\n",
+		}, []string{"COMPOSE_FILE names 51 files: 50 are the most"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "repo")

@@ -42,8 +42,8 @@ var Names = []string{"compose.yaml", "compose.yml", "docker-compose.yaml", "dock
 // first that is there.
 var Overrides = []string{"compose.override.yml", "compose.override.yaml", "docker-compose.override.yml", "docker-compose.override.yaml"}
 
-// maxMerged is how many files are merged, at most.
-const maxMerged = 10
+// maxMerged is how many files are read as compose files, at most.
+const maxMerged = 50
 
 // Options say how a file is read.
 type Options struct {
@@ -152,8 +152,8 @@ func Load(ctx context.Context, dir string, o Options) (*Project, error) {
 	}
 	defer root.Close()
 	l := &load{
-		root: root, env: map[string]string{}, places: map[string]place{},
-		gateway: o.HostGateway, included: map[string]map[string]any{}, others: map[string]map[string]any{}, imports: map[string]string{}, extra: map[string]any{},
+		root: root, env: map[string]string{}, places: map[string]place{}, unset: map[string]bool{},
+		gateway: o.HostGateway, others: map[string]map[string]any{}, imports: map[string]string{}, extra: map[string]any{}, tags: map[string][]tag{},
 	}
 	files, err := l.choose(dir, o)
 	if err != nil {
@@ -177,7 +177,7 @@ func (l *load) choose(dir string, o Options) (files []string, err error) {
 	if o.File != "" {
 		files = []string{o.File}
 	} else {
-		if err := l.dotenv("."); err != nil {
+		if l.env, err = l.dotenv(l.env, "."); err != nil {
 			return nil, err
 		}
 		if files, err = l.look(dir); err != nil {
@@ -191,7 +191,7 @@ func (l *load) choose(dir string, o Options) (files []string, err error) {
 		files[i] = path.Clean(filepath.ToSlash(name))
 	}
 	if l.base = path.Dir(files[0]); o.File != "" || l.base != "." {
-		err = l.dotenv(l.base)
+		l.env, err = l.dotenv(l.env, l.base)
 	}
 	if _, ok := l.env["PWD"]; !ok { // which shells set for compose
 		l.env["PWD"] = "."
@@ -224,42 +224,58 @@ func (l *load) look(dir string) ([]string, error) {
 	return append(found, first(Overrides)...), nil
 }
 
-// dotenv adds the variables of the file .env of a directory of the workspace, if there is
-// one, to those that are not set yet.
-func (l *load) dotenv(dir string) error {
+// dotenv returns env and what the file .env of a directory of the workspace sets beside it,
+// if there is one.
+func (l *load) dotenv(env map[string]string, dir string) (map[string]string, error) {
 	name := path.Join(dir, ".env")
 	if _, err := l.root.Stat(name); errors.Is(err, fs.ErrNotExist) {
-		return nil // also where a link leads nowhere
+		return env, nil // also where a link leads nowhere
 	}
+	vars, err := l.variables(env, name)
+	if err != nil {
+		return env, sandboxer.E(sandboxer.Invalid, err, "%s cannot be read", name)
+	}
+	return vars, nil
+}
+
+// variables returns env and what a file of variables sets beside it.
+func (l *load) variables(env map[string]string, name string) (map[string]string, error) {
 	data, err := l.read(name)
-	if err == nil {
-		var vars map[string]string
-		if vars, err = dotenv.ParseWithLookup(bytes.NewReader(data), func(k string) (string, bool) { v, ok := l.env[k]; return v, ok }); err == nil {
-			maps.Copy(vars, l.env)
-			l.env = vars
-			return nil
+	if err != nil {
+		return nil, err
+	}
+	vars, err := dotenv.ParseWithLookup(bytes.NewReader(data), func(k string) (string, bool) { v, ok := env[k]; return v, ok })
+	if err != nil {
+		return nil, err
+	}
+	for k, v := range vars {
+		if _, set := env[k]; !set {
+			l.values = append(l.values, v)
 		}
 	}
-	return sandboxer.E(sandboxer.Invalid, err, "%s cannot be read", name)
+	maps.Copy(vars, env)
+	return vars, nil
 }
 
 type load struct {
 	root    *os.Root
-	files   []string // the compose file, what is merged over it, and what these include and extend
-	texts   [][]byte // of them
-	reading int      // which of them
-	base    string   // directory of the first, "." for the workspace itself
-	env     map[string]string
-	places  map[string]place // where the model's places stood, by their keys
+	files   []string          // the compose file, what is merged over it, and what these include and extend
+	texts   [][]byte          // of them
+	reading int               // which of them
+	base    string            // directory of the first, "." for the workspace itself
+	env     map[string]string // of what is being read
+	places  map[string]place  // where the model's places stood, by their keys
 	nodes   int
 	gateway bool // host-gateway is the host
 
-	included map[string]map[string]any // files that were included
-	others   map[string]map[string]any // files of which services are extended
-	imports  map[string]string         // names of such services, by file and name
-	extra    map[string]any            // such services, by that name
-	found    []finding
-	unset    []string // variables of the file that have no value, and so are empty
+	within  []string                  // files that are being included
+	others  map[string]map[string]any // files of which services are extended
+	imports map[string]string         // names of such services, by file and name
+	extra   map[string]any            // such services, by that name
+	tags    map[string][]tag          // of each file
+	values  []string                  // of variables: they may be secrets
+	found   []finding
+	unset   map[string]bool // variables of the files that have no value, and so are empty
 }
 
 // A place is a line of one of the files.
@@ -336,7 +352,7 @@ func (l *load) verdict() error {
 
 // empty names the variables that have no value, or is empty.
 func (l *load) empty() string {
-	switch names := l.unset; {
+	switch names := slices.Sorted(maps.Keys(l.unset)); {
 	case len(names) == 0:
 		return ""
 	case len(names) == 1:
@@ -404,69 +420,90 @@ func (l *load) below(p string) (string, error) {
 }
 
 func (l *load) project(ctx context.Context, files []string, o Options) (*Project, error) {
-	var configs []types.ConfigFile
-	for _, name := range files {
-		config, err := l.open(name)
-		if err != nil {
-			return nil, err
-		}
-		configs = append(configs, types.ConfigFile{Filename: name, Config: config})
-	}
-	for _, c := range configs { // each has to have what its services extend
-		for name, s := range l.extra {
-			services, _ := c.Config["services"].(map[string]any)
-			if services != nil {
-				services[name] = clone(s)
-			}
-		}
-	}
-	dir, err := filepath.Abs(filepath.Join(l.root.Name(), filepath.FromSlash(l.base)))
+	l.within = files
+	details, err := l.details(ctx, files, l.base)
 	if err != nil {
 		return nil, err
 	}
-	unset := map[string]bool{}
-	model, err := loader.LoadWithContext(ctx, types.ConfigDetails{
-		WorkingDir:  dir,
-		ConfigFiles: configs,
-		Environment: l.env,
-	}, func(lo *loader.Options) {
-		lo.SetProjectName("sandbox", true)
-		lo.SkipInclude = true
-		lo.ResolvePaths = false
-		lo.SkipNormalization = true
-		lo.SkipConsistencyCheck = true // accept does that, and knows lines
-		lo.SkipResolveEnvironment = true
-		lo.SkipResolveLabels = true
-		lo.MaxNodeVisits = maxNodes
-		lo.Profiles = o.Profiles
-		lo.ResourceLoaders = []loader.ResourceLoader{none{}}
-		lo.Interpolate.Substitute = func(t string, lookup template.Mapping) (string, error) {
-			for name, v := range template.ExtractVariables(map[string]any{"": t}, template.DefaultPattern) {
-				if _, ok := lookup(name); !ok && v.DefaultValue == "" && v.PresenceValue == "" && !v.Required && plain(t, name) {
-					unset[name] = true
-				}
-			}
-			return template.SubstituteWithOptions(t, lookup, template.WithoutLogging)
-		}
-	})
-	if cerr := ctx.Err(); cerr != nil {
-		return nil, cerr
-	}
-	l.unset = slices.Sorted(maps.Keys(unset))
+	model, err := loader.LoadWithContext(ctx, details, l.options, func(lo *loader.Options) { lo.Profiles = o.Profiles })
 	if err != nil {
-		said := strings.ReplaceAll(strings.ReplaceAll(err.Error(), l.root.Name()+string(filepath.Separator), ""), "\n", " ")
-		at, known := l.guess(err.Error())
-		if !known && len(l.unset) > 0 { // what is empty is the likeliest
-			at = used(l.texts, l.unset[0])
-		}
-		l.found = append(l.found, finding{at, l.redact(said)})
-		return nil, l.verdict()
+		return nil, l.said(ctx, files, err)
 	}
 	for name := range l.extra {
 		delete(model.Services, name)
 		delete(model.DisabledServices, name)
 	}
 	return l.accept(model)
+}
+
+// details are files of paths of the directory dir, with what belongs to them, as compose
+// loads them.
+func (l *load) details(ctx context.Context, files []string, dir string) (d types.ConfigDetails, err error) {
+	configs := make([]map[string]any, len(files))
+	for i, name := range files {
+		if configs[i], err = l.open(ctx, name, dir); err != nil {
+			return d, err
+		}
+	}
+	for i, config := range configs {
+		if services, _ := config["services"].(map[string]any); services != nil { // it has to have what its services extend
+			for name, s := range l.extra {
+				services[name] = clone(s)
+			}
+		}
+		file := types.ConfigFile{Filename: files[i], Config: config}
+		if tags := l.tags[files[i]]; len(tags) > 0 {
+			if file.Content, err = tagged(config, tags); err != nil {
+				return d, sandboxer.E(sandboxer.Internal, err, "%s cannot be written again", files[i])
+			}
+			file.Config = nil // it counts where it is there
+		}
+		d.ConfigFiles = append(d.ConfigFiles, file)
+	}
+	if d.WorkingDir, err = filepath.Abs(filepath.Join(l.root.Name(), filepath.FromSlash(l.base))); err != nil {
+		return d, err
+	}
+	d.Environment = l.env
+	return d, nil
+}
+
+// options have compose read nothing but what it is given, and change nothing that accept
+// looks at.
+func (l *load) options(lo *loader.Options) {
+	lo.SetProjectName("sandbox", true)
+	lo.SkipInclude = true
+	lo.ResolvePaths = false
+	lo.SkipNormalization = true
+	lo.SkipConsistencyCheck = true // accept does that, and knows lines
+	lo.SkipResolveEnvironment = true
+	lo.SkipResolveLabels = true
+	lo.MaxNodeVisits = maxNodes
+	lo.ResourceLoaders = []loader.ResourceLoader{none{}}
+	lo.Interpolate.Substitute = func(t string, lookup template.Mapping) (string, error) {
+		for name, v := range template.ExtractVariables(map[string]any{"": t}, template.DefaultPattern) {
+			if _, ok := lookup(name); !ok && v.DefaultValue == "" && v.PresenceValue == "" && !v.Required && plain(t, name) {
+				l.unset[name] = true
+			}
+		}
+		return template.SubstituteWithOptions(t, lookup, template.WithoutLogging)
+	}
+}
+
+// said makes a finding of what compose says of files.
+func (l *load) said(ctx context.Context, files []string, err error) error {
+	if cerr := ctx.Err(); cerr != nil {
+		return cerr
+	}
+	text := strings.ReplaceAll(strings.ReplaceAll(err.Error(), l.root.Name()+string(filepath.Separator), ""), "\n", " ")
+	at, known := l.guess(err.Error())
+	if !known {
+		at.file = slices.Index(l.files, files[0])
+	}
+	if unset := slices.Sorted(maps.Keys(l.unset)); !known && len(unset) > 0 { // what is empty is the likeliest
+		at = used(l.texts, unset[0])
+	}
+	l.found = append(l.found, finding{at, l.redact(text)})
+	return l.verdict()
 }
 
 // used returns where a variable is used first.
@@ -495,7 +532,10 @@ func isNameByte(b byte) bool {
 
 // redact blanks out values of the environment, which may be secrets.
 func (l *load) redact(s string) string {
-	for _, v := range l.env {
+	for v := range maps.Values(l.env) {
+		l.values = append(l.values, v)
+	}
+	for _, v := range l.values {
 		if len(v) > 3 {
 			s = strings.ReplaceAll(s, v, "…")
 		}
@@ -586,6 +626,11 @@ func (l *load) value(n *yaml.Node, at []string, depth int) (any, error) {
 	if p, known := l.places[strings.Join(at, "\x00")]; !known || p.file != l.reading {
 		l.mark(at, n.Line, n)
 	}
+	if n.Tag == "!override" { // see tag: what has !reset is not looked at
+		same := *n
+		same.Tag = ""
+		n = &same
+	}
 	switch n.Kind {
 	case yaml.AliasNode:
 		return l.value(n.Alias, at, depth+1)
@@ -609,6 +654,9 @@ func (l *load) value(n *yaml.Node, at []string, depth int) (any, error) {
 		}
 		list := make([]any, 0, len(n.Content))
 		for i, c := range n.Content {
+			if t := tagOf(c); t == "!reset" || t == "!override" {
+				return nil, bad("the tag %s of an element of a list is not supported", t)
+			}
 			v, err := l.value(c, append(slices.Clip(at), strconv.Itoa(i)), depth+1)
 			if err != nil {
 				return nil, err
@@ -641,6 +689,13 @@ func (l *load) value(n *yaml.Node, at []string, depth int) (any, error) {
 			}
 			below := append(slices.Clip(at), k.Value)
 			l.mark(below, k.Line, c)
+			said := tagOf(c)
+			if said == "!reset" || said == "!override" {
+				l.tags[l.files[l.reading]] = append(l.tags[l.files[l.reading]], tag{below, said == "!reset"})
+			}
+			if said == "!reset" {
+				continue
+			}
 			v, err := l.value(c, below, depth+1)
 			if err != nil {
 				return nil, err
@@ -651,6 +706,14 @@ func (l *load) value(n *yaml.Node, at []string, depth int) (any, error) {
 		return merged, nil
 	}
 	return nil, bad("this cannot be read")
+}
+
+// tagOf is the tag of a node, or of what an alias stands for.
+func tagOf(n *yaml.Node) string {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias.Tag
+	}
+	return n.Tag
 }
 
 // merge adds to into what "<<: c" stands for.

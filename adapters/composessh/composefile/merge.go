@@ -1,12 +1,20 @@
 package composefile
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"path"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/compose-spec/compose-go/v2/loader"
+	"github.com/compose-spec/compose-go/v2/override"
+	"github.com/compose-spec/compose-go/v2/tree"
+	"github.com/compose-spec/compose-go/v2/types"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -16,9 +24,10 @@ import (
 const importedPrefix = "x-sandboxer.extended."
 
 // open reads one more compose file, name below the workspace, with what it includes, and
-// with what services of it extend. Its paths become those of the first file's directory.
-func (l *load) open(name string) (map[string]any, error) {
-	config, rel, err := l.raw(name, nil)
+// with what services of it extend. Its paths are of the directory dir, and become those of
+// the first file's.
+func (l *load) open(ctx context.Context, name, dir string) (map[string]any, error) {
+	config, rel, err := l.raw(name, dir, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -35,15 +44,60 @@ func (l *load) open(name string) (map[string]any, error) {
 	}
 	includes := config["include"]
 	delete(config, "include")
-	if err := l.include(config, includes, rel); err != nil {
+	if err := l.include(ctx, config, l.tags[name], includes, rel); err != nil {
 		return nil, err
 	}
 	return config, l.verdict()
 }
 
-// raw reads and parses one file. Its places are noted below prefix. rel is its directory,
-// seen from that of the first.
-func (l *load) raw(name string, prefix []string) (config map[string]any, rel string, err error) {
+// A tag of a file says that what stands at a place there, or nothing if reset is set, takes
+// the place of what other files have there, where they would be merged.
+type tag struct {
+	at    []string
+	reset bool
+}
+
+// mapped reports whether only mappings lead to a place.
+func mapped(config map[string]any, at []string) bool {
+	v := any(config)
+	for _, key := range at {
+		m, ok := v.(map[string]any)
+		if !ok {
+			return false
+		}
+		v = m[key]
+	}
+	return true
+}
+
+// tagged writes a file with its tags, at places to which mappings lead.
+func tagged(config map[string]any, tags []tag) ([]byte, error) {
+	var doc yaml.Node
+	if err := doc.Encode(config); err != nil {
+		return nil, err
+	}
+	for _, t := range tags {
+		n := &doc
+		for _, key := range t.at {
+			k := 0
+			for k < len(n.Content) && n.Content[k].Value != key {
+				k += 2
+			}
+			if k == len(n.Content) { // a key that is to be reset
+				n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}, &yaml.Node{Kind: yaml.ScalarNode, Value: "null"})
+			}
+			n = n.Content[k+1]
+		}
+		if n.Tag = "!override"; t.reset {
+			n.Tag = "!reset"
+		}
+	}
+	return yaml.Marshal(&doc)
+}
+
+// raw reads and parses one file, whose paths are of the directory dir. Its places are noted
+// below prefix. rel is dir, seen from the first file's.
+func (l *load) raw(name, dir string, prefix []string) (config map[string]any, rel string, err error) {
 	if len(l.files) == maxMerged {
 		return nil, "", sandboxer.E(sandboxer.Invalid, nil, "%s and what belongs to it are more than %d files", l.files[0], maxMerged)
 	}
@@ -58,7 +112,14 @@ func (l *load) raw(name string, prefix []string) (config map[string]any, rel str
 	if config, err = l.parse(text, prefix); err != nil {
 		return nil, "", err
 	}
-	if rel, err = filepath.Rel(l.base, path.Dir(name)); err != nil {
+	for _, t := range l.tags[name] {
+		if len(prefix) > 0 && t.at[0] == prefix[0] {
+			l.refuse(t.at, "the tags !reset and !override are not supported in a file of which services are extended")
+		} else if len(prefix) == 0 && !mapped(config, t.at) {
+			l.refuse(t.at, "the tags !reset and !override are not supported within lists")
+		}
+	}
+	if rel, err = filepath.Rel(l.base, dir); err != nil {
 		return nil, "", err
 	}
 	if rel = filepath.ToSlash(rel); rel != "." {
@@ -120,7 +181,7 @@ func (l *load) imported(file, service string) (string, error) {
 	config := l.others[file]
 	if config == nil {
 		var err error
-		if config, _, err = l.raw(file, []string{file}); err != nil {
+		if config, _, err = l.raw(file, path.Dir(file), []string{file}); err != nil {
 			return "", err
 		}
 		l.others[file] = config
@@ -136,8 +197,10 @@ func (l *load) imported(file, service string) (string, error) {
 	return name, l.extend(file, []string{file, "services", service}, s, true)
 }
 
-// include adds to config what its key include names.
-func (l *load) include(config map[string]any, includes any, rel string) error {
+// include adds to config, of a file in the directory rel that has these tags, what its key
+// include names: each a project of its own, with its own variables. What both have is merged,
+// and the file that includes counts more.
+func (l *load) include(ctx context.Context, config map[string]any, tags []tag, includes any, rel string) error {
 	if includes == nil {
 		return nil
 	}
@@ -149,59 +212,18 @@ func (l *load) include(config map[string]any, includes any, rel string) error {
 		return nil
 	}
 	for _, one := range list {
-		file := ""
-		switch one := one.(type) {
-		case string:
-			file = one
-		case map[string]any:
-			for key := range one {
-				if key != "path" {
-					refuse("%s is not supported: an included file has its own directory, and the variables of this one", key)
-				}
-			}
-			switch p := one["path"].(type) {
-			case string:
-				file = p
-			case []any:
-				if len(p) == 1 {
-					file, _ = p[0].(string)
-				} else {
-					refuse("a path of several files is not supported")
-				}
-			}
-		}
-		name, err := l.beside(path.Join(rel, file))
-		if file == "" || path.IsAbs(file) || strings.HasPrefix(file, "~") {
-			name, err = l.beside(file)
-		}
+		i, err := l.inclusion(one, rel)
 		if err != nil {
-			refuse("%q cannot be included: %s", file, err)
+			refuse("%s", err)
 			continue
 		}
-		if _, err := l.stat(name); err != nil {
-			refuse("%q cannot be included: %s", file, reason(err))
-			continue
+		other, err := l.included(ctx, i)
+		if err != nil {
+			return err
 		}
-		if dir := path.Dir(name); dir != l.base {
-			if _, err := l.root.Lstat(path.Join(dir, ".env")); err == nil {
-				refuse("%q cannot be included: a .env of its own is beside it, and the file has one set of variables here", file)
-				continue
-			}
-		}
-		if slices.Contains(l.files, name) && l.included[name] == nil {
-			refuse("%q cannot be included: it includes itself", file)
-			continue
-		}
-		other := l.included[name]
-		if other == nil {
-			if other, err = l.open(name); err != nil {
-				return err
-			}
-			l.included[name] = other
-		}
-		for kind, v := range other {
-			objects, ok := v.(map[string]any)
-			if !ok || strings.HasPrefix(kind, "x-") {
+		for _, kind := range []string{"services", "networks", "volumes", "configs", "secrets"} {
+			objects, _ := other[kind].(map[string]any)
+			if len(objects) == 0 {
 				continue
 			}
 			mine, _ := config[kind].(map[string]any)
@@ -210,15 +232,164 @@ func (l *load) include(config map[string]any, includes any, rel string) error {
 				config[kind] = mine
 			}
 			for n, o := range objects {
-				if there, twice := mine[n]; twice && !reflect.DeepEqual(there, o) {
-					l.refuse([]string{kind, n}, "is in %s too, which is included", name)
+				there, twice := mine[n]
+				switch {
+				case !twice:
+					mine[n] = o
+					continue
+				case reflect.DeepEqual(there, o):
 					continue
 				}
-				mine[n] = o
+				for _, t := range tags {
+					if o, ok := o.(map[string]any); ok && len(t.at) > 2 && t.at[0] == kind && t.at[1] == n {
+						remove(o, t.at[2:])
+					}
+				}
+				if mine[n], err = override.MergeYaml(o, there, tree.NewPath(kind, n)); err != nil {
+					l.refuse([]string{kind, n}, "cannot be merged with what %s has, which is included: %s", i.files[0], err)
+					mine[n] = there
+				}
 			}
 		}
 	}
 	return nil
+}
+
+// An inclusion is what one element of include asks for.
+type inclusion struct {
+	files []string // below the workspace, merged
+	dir   string   // of their paths
+	env   map[string]string
+}
+
+// inclusion understands an element of include of a file in the directory rel.
+func (l *load) inclusion(one any, rel string) (i inclusion, err error) {
+	words := func(v any) (out []string) {
+		list, ok := v.([]any)
+		if !ok {
+			list = []any{v}
+		}
+		for _, e := range list {
+			s, _ := e.(string)
+			out = append(out, s)
+		}
+		return out
+	}
+	of := func(file string) (string, error) {
+		if file == "" || path.IsAbs(file) || strings.HasPrefix(file, "~") {
+			return l.beside(file)
+		}
+		return l.beside(path.Join(rel, file))
+	}
+	var paths, envs []string
+	dir := ""
+	m, ok := one.(map[string]any)
+	if !ok {
+		m = map[string]any{"path": one}
+	}
+	for key, v := range m {
+		switch key {
+		case "path":
+			paths = words(v)
+		case "project_directory":
+			dir, _ = v.(string)
+		case "env_file":
+			envs = words(v)
+		default:
+			return i, fmt.Errorf("%s is not supported", key)
+		}
+	}
+	if len(paths) == 0 {
+		return i, errors.New("no path is named")
+	}
+	for _, file := range paths {
+		name, err := of(file)
+		if err == nil {
+			_, err = l.stat(name)
+		}
+		if err == nil && slices.Contains(l.within, name) {
+			err = errors.New("it includes itself")
+		}
+		if err != nil {
+			return i, fmt.Errorf("%q cannot be included: %s", file, reason(err))
+		}
+		i.files = append(i.files, name)
+	}
+	if i.dir = path.Dir(i.files[0]); dir != "" {
+		if i.dir, err = of(dir); err != nil {
+			return i, fmt.Errorf("the project_directory %q cannot be taken: %s", dir, reason(err))
+		}
+	}
+	if len(envs) == 0 {
+		i.env, err = l.dotenv(l.env, i.dir)
+		return i, err
+	}
+	i.env = l.env
+	for _, file := range envs {
+		if file == "/dev/null" {
+			continue
+		}
+		name, err := of(file)
+		if err == nil {
+			i.env, err = l.variables(i.env, name)
+		}
+		if err != nil {
+			return i, fmt.Errorf("the env_file %q cannot be read: %s", file, reason(err))
+		}
+	}
+	return i, nil
+}
+
+// included reads what is included, with its own variables in place.
+func (l *load) included(ctx context.Context, i inclusion) (map[string]any, error) {
+	env, extra, imports, others, within := l.env, l.extra, l.imports, l.others, l.within
+	defer func() { l.env, l.extra, l.imports, l.others, l.within = env, extra, imports, others, within }()
+	l.env, l.extra, l.imports, l.others = i.env, map[string]any{}, map[string]string{}, map[string]map[string]any{}
+	l.within = slices.Concat(within, i.files)
+	details, err := l.details(ctx, i.files, i.dir)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(details.ConfigFiles, func(f types.ConfigFile) bool { return len(f.Config)+len(f.Content) > 0 }) {
+		return nil, nil // which compose takes for a mistake, where it is not included
+	}
+	model, err := loader.LoadModelWithContext(ctx, details, l.options)
+	if err != nil {
+		return nil, l.said(ctx, i.files, err)
+	}
+	services, _ := model["services"].(map[string]any)
+	for name := range l.extra {
+		delete(services, name)
+	}
+	return literal(model).(map[string]any), nil
+}
+
+// literal has every text of what YAML can say mean itself where variables are replaced.
+func literal(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, e := range v {
+			v[k] = literal(e)
+		}
+	case []any:
+		for i, e := range v {
+			v[i] = literal(e)
+		}
+	case string:
+		return strings.ReplaceAll(v, "$", "$$")
+	}
+	return v
+}
+
+// remove takes what is at a place out of m.
+func remove(m map[string]any, at []string) {
+	for _, key := range at[:len(at)-1] {
+		var ok bool
+		if m, ok = m[key].(map[string]any); !ok {
+			return
+		}
+	}
+	delete(m, at[len(at)-1])
 }
 
 // beside is below for the path of another compose file.
