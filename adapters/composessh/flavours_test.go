@@ -298,10 +298,25 @@ func TestRestarts(t *testing.T) {
 			if got := run(t, e, h, "wc -l </tries"); got != "4" || reach.Extra["service"] != "main" {
 				t.Errorf("it was started %s times; %+v", got, reach)
 			}
+			// One that another waits for may fail first, too.
+			provision(t, e, order("awaited", repo(t, `services:
+  main: {image: `+image+`, command: [sleep, "86400"], depends_on: {flaky: {condition: service_healthy}, job: {condition: service_completed_successfully}}}
+  flaky:
+    image: `+image+`
+    restart: always
+    command: [sh, -c, "echo x >>/tries; sleep 0.3; [ $$(wc -l </tries) -gt 5 ] || exit 7; touch /up; exec sleep 86400"]
+    healthcheck: {test: [CMD, test, -e, /up], interval: 300ms, retries: 100}
+  job:
+    image: `+image+`
+    restart: on-failure
+    command: [sh, -c, "echo x >>/tries; sleep 0.2; [ $$(wc -l </tries) -gt 4 ]"]
+`, nil)))
 			for name, c := range map[string]struct{ file, say string }{
 				"gives-up": {`services: {main: {image: ` + image + `, restart: "on-failure:2", command: [sh, -c, "echo the reason >&2; exit 3"]}}`,
 					"the service main ended with exit status 3, after it was started again 2 times; it said last: the reason"},
 				"commands":  {`services: {main: {image: ` + image + `, command: ["true"]}}`, "name a service that does: --input service=NAME"},
+				"awaited-in-vain": {`services: {main: {image: ` + image + `, command: [sleep, "86400"], depends_on: {dep: {condition: service_healthy}}}, dep: {image: ` + image + `, restart: "on-failure:2", healthcheck: {test: [CMD, "false"], interval: 1s}, command: [sh, -c, "sleep 0.2; echo the cause >&2; exit 4"]}}`,
+					"the service dep ended with exit status 4, after it was started again 2 times; it said last: the cause"},
 				"once-only": {`services: {main: {image: ` + image + `, command: [sh, -c, "exit 3"]}}`, "the service main ended with exit status 3"},
 				"always":    {`services: {main: {image: ` + image + `, command: [sleep, "86400"]}, other: {image: ` + image + `, restart: always, command: ["true"]}}`, "the service other ended with exit status 0"},
 			} {

@@ -566,7 +566,15 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 	err := e.step(pUp, func() error {
 		for try := 1; ; try++ {
 			err := e.long(ctx, h, p, "starting "+strconv.Itoa(len(p.project.Services))+" services", args, env)
-			if err == nil || try == starts || !isStumble(err) {
+			switch {
+			case err == nil:
+				return nil
+			case isAwaited(err):
+				if err := e.awaited(ctx, h, p, err); err != nil {
+					return err
+				}
+				try = 0
+			case try == starts || !isStumble(err):
 				return err
 			}
 		}
@@ -593,6 +601,33 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 		}
 	}
 	return e.step(pMark, func() error { _, err := e.script(ctx, h, env, nil, `: >"$1/up"`, dir); return err })
+}
+
+// isAwaited reports whether compose gave up since a service that another waits for is not
+// what it waits for. It does so also while the engine is about to start that one again.
+func isAwaited(err error) bool {
+	return strings.Contains(err.Error(), "dependency failed to start") || strings.Contains(err.Error(), "didn't complete successfully")
+}
+
+// awaited returns why services that others wait for failed, after compose gave up on them
+// with cause; nil, after a while, if they did not: the engine starts them again.
+func (e *engine) awaited(ctx context.Context, h *host, p *plan, cause error) error {
+	s, err := e.see(ctx, h, p.name)
+	if err != nil {
+		return errors.Join(cause, err)
+	}
+	if _, _, err = p.meta.judge(s, 0, h.known.engine == "podman"); err != nil {
+		return e.explain(ctx, h, s, err)
+	}
+	if !slices.ContainsFunc(s.units, func(u unit) bool { return u.State.Status == "restarting" || u.RestartCount > 0 }) {
+		return cause
+	}
+	select {
+	case <-time.After(300 * time.Millisecond):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // starts is how often services are started where podman stumbles over what others do.
