@@ -76,6 +76,15 @@ type Forgetter interface {
 	Forget(ctx context.Context, h Handle) (remains []string, err error)
 }
 
+// A PortLister says which ports of a sandbox have a listener, where the table of sockets in
+// the place that commands run in does not say it all: the containers of a compose project
+// have networks of their own.
+type PortLister interface {
+	// ListPorts returns the ports that Dialer.Dial would find a listener at, in any order.
+	// Kinds: those of Dial.
+	ListPorts(ctx context.Context, h Handle) ([]int, error)
+}
+
 // A Cacher keeps things between sandboxes that make later ones faster, such as layers of
 // images that it built on its hosts. It keeps them within bounds of its configuration by
 // itself, apart for each tenant, and marks them as its own.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -81,6 +82,16 @@ func (s *suite) dial(t *testing.T) {
 			if _, err := io.ReadFull(c, buf); err != nil || string(buf) != word {
 				t.Fatalf("echo of %q: %q, %v", word, buf, err)
 			}
+		}
+	})
+
+	t.Run("listed where ports are listed", func(t *testing.T) {
+		ports, known, err := sb.b.ListPorts(ctx(t), sb.h)
+		if err != nil {
+			t.Fatalf("ListPorts: %s", describe(err))
+		}
+		if known && (!slices.Contains(ports, port) || slices.Contains(ports, freePort(t))) {
+			t.Errorf("ListPorts = %v; want %d, and none that nobody listens on", ports, port)
 		}
 	})
 

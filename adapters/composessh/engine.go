@@ -52,6 +52,7 @@ var _ interface {
 	sandboxer.Admitter
 	sandboxer.Serviced
 	sandboxer.Cacher
+	sandboxer.PortLister
 	sandboxer.Forgetter
 	sandboxer.Archiver
 	sandboxer.Dialer

@@ -37,7 +37,8 @@ const web = `services:
     volumes: ["www:/www"]
   db:
     image: ` + image + `
-    command: [sleep, "86400"]
+    command: [httpd, -f, -p, "5432"]
+    ports: ["15432:5432", "99"]
 volumes: {www: {}}
 `
 
@@ -117,8 +118,11 @@ func TestFlavours(t *testing.T) {
 			r := newRig(t, compose, 1)
 			e := r.opened(t, name)
 			h, reach := provision(t, e, order("life", repo(t, web, map[string]string{"src/main.txt": "source\n"})))
-			if reach.ComposeProject != h.Ref || len(reach.Ports) != 1 || reach.Ports[0].Port != 8080 || reach.Extra["service"] != "web" || reach.Extra["compose"] != compose {
+			if reach.ComposeProject != h.Ref || len(reach.Ports) != 3 || reach.Ports[0].Port != 8080 || reach.Extra["service"] != "web" || reach.Extra["compose"] != compose {
 				t.Errorf("reachable as %+v", reach)
+			}
+			if ports, err := e.ListPorts(t.Context(), h); err != nil || !slices.Equal(slices.Sorted(slices.Values(ports)), []int{80, 5432, 8080, 15432}) {
+				t.Errorf("ports that listen are %v, %v", ports, err)
 			}
 			if !strings.Contains(reach.Extra["changed"], "container_name") {
 				t.Errorf("what was changed: %q", reach.Extra["changed"])
@@ -314,7 +318,7 @@ func TestRestarts(t *testing.T) {
 			for name, c := range map[string]struct{ file, say string }{
 				"gives-up": {`services: {main: {image: ` + image + `, restart: "on-failure:2", command: [sh, -c, "echo the reason >&2; exit 3"]}}`,
 					"the service main ended with exit status 3, after it was started again 2 times; it said last: the reason"},
-				"commands":  {`services: {main: {image: ` + image + `, command: ["true"]}}`, "name a service that does: --input service=NAME"},
+				"commands": {`services: {main: {image: ` + image + `, command: ["true"]}}`, "name a service that does: --input service=NAME"},
 				"awaited-in-vain": {`services: {main: {image: ` + image + `, command: [sleep, "86400"], depends_on: {dep: {condition: service_healthy}}}, dep: {image: ` + image + `, restart: "on-failure:2", healthcheck: {test: [CMD, "false"], interval: 1s}, command: [sh, -c, "sleep 0.2; echo the cause >&2; exit 4"]}}`,
 					"the service dep ended with exit status 4, after it was started again 2 times; it said last: the cause"},
 				"once-only": {`services: {main: {image: ` + image + `, command: [sh, -c, "exit 3"]}}`, "the service main ended with exit status 3"},

@@ -21,6 +21,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/procnet"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -1015,26 +1016,84 @@ func (m *meta) target(port int) (service string, target int) {
 	return m.Service, port
 }
 
-// listening reads /proc/net/tcp and tcp6.
-func listening(table string, port int) (known, loopback, wide bool) {
-	want := fmt.Sprintf(":%04X", port)
-	for line := range strings.Lines(table) {
-		f := strings.Fields(line)
-		if len(f) < 4 {
-			continue
-		}
-		known = true
-		if f[3] != "0A" || !strings.HasSuffix(f[1], want) {
-			continue
-		}
-		switch addr := strings.TrimSuffix(f[1], want); {
-		case len(addr) == 8 && strings.HasSuffix(addr, "7F"), addr == "00000000000000000000000001000000":
-			loopback = true
-		default:
-			wide = true
+// listening says who listens on a port, as the tables of sockets in what a host said have it.
+func listening(said string, port int) (known, loopback, wide bool) {
+	all, known := procnet.Listeners(strings.NewReader(said))
+	for _, l := range all {
+		if l.Port == port {
+			loopback, wide = loopback || l.Loopback, wide || !l.Loopback
 		}
 	}
 	return known, loopback, wide
+}
+
+// sockets prints, for every process that is named, its number and the tables of its sockets.
+const sockets = `
+for p; do
+	echo "process $p"
+	cat "/proc/$p/net/tcp" "/proc/$p/net/tcp6" 2>/dev/null | head -c 65536
+	echo
+done
+exit 0`
+
+// ListPorts implements sandboxer.PortLister: those of all services, by the numbers that Dial
+// knows them by.
+func (e *engine) ListPorts(ctx context.Context, h sandboxer.Handle) ([]int, error) {
+	ho, m, err := e.find(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	if m.Name == "" {
+		return nil, gone(h)
+	}
+	s, err := e.see(ctx, ho, m.Name)
+	if err != nil {
+		return nil, err
+	}
+	if len(s.units) == 0 {
+		return nil, gone(h)
+	}
+	service, pids := map[string]string{}, []string{}
+	for i := range s.units {
+		u := &s.units[i]
+		if pid := strconv.Itoa(u.State.Pid); u.State.Running && u.State.Pid > 0 {
+			service[pid] = u.service()
+			pids = append(pids, pid)
+		}
+	}
+	out, err := e.script(ctx, ho, nil, nil, sockets, pids...)
+	if err != nil {
+		return nil, err
+	}
+	open := map[string]map[int]bool{} // ports that listen, by service
+	numbers := map[int]bool{}         // those that may lead to one
+	for part := range strings.SplitSeq("\n"+out, "\nprocess ") {
+		pid, table, _ := strings.Cut(part, "\n")
+		name := service[pid]
+		list, known := procnet.Listeners(strings.NewReader(table))
+		if name == "" || !known {
+			continue
+		}
+		if open[name] == nil {
+			open[name] = map[int]bool{}
+		}
+		for _, l := range list {
+			open[name][l.Port] = true
+			numbers[l.Port] = numbers[l.Port] || name == m.Service
+		}
+	}
+	for _, s := range m.Services {
+		for _, p := range s.Ports {
+			numbers[p.Target], numbers[p.Published] = true, true
+		}
+	}
+	var ports []int
+	for n, may := range numbers {
+		if name, target := m.target(n); may && n > 0 && open[name][target] {
+			ports = append(ports, n)
+		}
+	}
+	return ports, nil
 }
 
 // dialInside connects from within the container, with a tool that the image has.

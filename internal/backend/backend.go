@@ -41,6 +41,7 @@ type Backend struct {
 	noticer    sandboxer.Noticer
 	limiter    sandboxer.Limiter
 	cacher     sandboxer.Cacher
+	ports      sandboxer.PortLister
 	forgetter  sandboxer.Forgetter
 	exec       sandboxer.Execer
 	files      sandboxer.Filer
@@ -127,6 +128,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	b.limiter, _ = ext.(sandboxer.Limiter)
 	b.noticer, _ = ext.(sandboxer.Noticer)
 	b.cacher, _ = ext.(sandboxer.Cacher)
+	b.ports, _ = ext.(sandboxer.PortLister)
 	b.forgetter, _ = ext.(sandboxer.Forgetter)
 	resolve(b, &b.exec, sandboxer.CanExec, not)
 	resolve(b, &b.files, sandboxer.CanFiles, not)
@@ -716,6 +718,24 @@ func (b *Backend) Forget(ctx context.Context, h sandboxer.Handle) ([]string, err
 			WithHint("what keeps it from ending is what its destroy says")
 	}
 	return call(ctx, b, "forget", b.opts.Short, func(ctx context.Context) ([]string, error) { return b.forgetter.Forget(ctx, h) })
+}
+
+// ListPorts returns the ports that Dial would find a listener at, sorted. known is false if the
+// extension has no better way to tell than the sandbox's own table of sockets.
+func (b *Backend) ListPorts(ctx context.Context, h sandboxer.Handle) (ports []int, known bool, err error) {
+	if b.ports == nil {
+		return nil, false, nil
+	}
+	ports, err = call(ctx, b, "list ports", b.opts.Short, func(ctx context.Context) ([]int, error) { return b.ports.ListPorts(ctx, h) })
+	if err != nil {
+		return nil, true, err
+	}
+	slices.Sort(ports)
+	ports = slices.Compact(ports)
+	if len(ports) > 0 && (ports[0] < 1 || ports[len(ports)-1] > 65535) {
+		return nil, true, sandboxer.E(sandboxer.Internal, nil, "%s lists ports that cannot be", b.id)
+	}
+	return ports, true, nil
 }
 
 // Caches lists what the extension keeps between sandboxes, perhaps of one host; nothing if

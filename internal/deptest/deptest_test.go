@@ -42,7 +42,7 @@ var arrows = map[string][]string{
 	"extensiontest":      {".", "internal/backend"},
 	"adapters":           {".", "adapters/..."},
 	"internal/backend":   {"."},
-	"internal/manager":   {".", "internal/backend", "internal/strictjson", "internal/suggest"},
+	"internal/manager":   {".", "internal/backend", "internal/procnet", "internal/strictjson", "internal/suggest"},
 	"internal/catalog":   {".", "internal/suggest"},
 	"internal/portproxy": {".", "internal/manager"},
 	"internal/server":    {".", "api", "internal/manager", "internal/portproxy", "internal/strictjson", "internal/suggest"},
@@ -56,6 +56,7 @@ var arrows = map[string][]string{
 	"internal/mustrun":       {},
 	"internal/confine":       {},
 	"internal/procs":         {},
+	"internal/procnet":       {},
 	"internal/strictjson":    {},
 	"internal/suggest":       {},
 	"internal/wholefile":     {},
@@ -76,7 +77,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/procs", "internal/strictjson", "internal/wholefile"}
+var adapterMay = []string{".", "agent", "internal/procnet", "internal/procs", "internal/strictjson", "internal/wholefile"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{

@@ -1,15 +1,12 @@
 package manager
 
 import (
-	"bufio"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
-	"fmt"
-	"io"
 	"net"
 	"slices"
 	"strconv"
@@ -18,6 +15,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/procnet"
 )
 
 // PortInfo is what is known about one port of a sandbox.
@@ -160,49 +158,35 @@ func (m *Manager) Ports(ctx context.Context, ref string) (*sandboxer.Sandbox, []
 	return sb, list, nil
 }
 
-// listening reads from inside which TCP ports have a listener.
+// listening says which TCP ports have a listener: as the extension knows it, or else as it is
+// read from inside.
 func (m *Manager) listening(ctx context.Context, sb *sandboxer.Sandbox) (ports []int, ok bool) {
 	b, err := m.backend(sb.Extension)
-	if err != nil || sb.State != sandboxer.Running || !b.Can(sandboxer.CanFiles) {
+	if err != nil || sb.State != sandboxer.Running {
 		return nil, false
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
+	if ports, known, err := b.ListPorts(ctx, sb.Handle); known {
+		return ports, err == nil
+	}
+	if !b.Can(sandboxer.CanFiles) {
+		return nil, false
+	}
 	for _, name := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		r, err := b.ReadFile(ctx, sb.Handle, name)
 		if err != nil {
 			continue
 		}
-		found, good := parseListeners(io.LimitReader(r, 1<<20))
+		found, known := procnet.Listeners(r)
 		r.Close()
-		ok = ok || good
-		ports = append(ports, found...)
+		ok = ok || known
+		for _, l := range found {
+			ports = append(ports, l.Port)
+		}
 	}
 	slices.Sort(ports)
 	return slices.Compact(ports), ok
-}
-
-// dockerDNS is 127.0.0.11, where Docker itself answers for names in a container of a network
-// that was made for it, as the kernel's table of sockets has it.
-var dockerDNS = fmt.Sprintf("%08X", binary.NativeEndian.Uint32([]byte{127, 0, 0, 11}))
-
-// parseListeners reads the kernel's table of sockets: number, local address and port
-// in hexadecimal, remote ones, and the state, which is 0A for a listener. It leaves out
-// the container engine's own.
-func parseListeners(r io.Reader) (ports []int, ok bool) {
-	sc := bufio.NewScanner(r)
-	for sc.Scan() {
-		f := strings.Fields(sc.Text())
-		if len(f) < 4 {
-			continue
-		}
-		ok = ok || f[1] == "local_address"
-		i := strings.LastIndexByte(f[1], ':')
-		if n, err := strconv.ParseUint(f[1][i+1:], 16, 16); i > 0 && err == nil && f[3] == "0A" && n > 0 && f[1][:i] != dockerDNS {
-			ports = append(ports, int(n))
-		}
-	}
-	return ports, ok && sc.Err() == nil
 }
 
 // Signed URLs live at most this long, whatever their sandbox does.

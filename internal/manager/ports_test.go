@@ -196,21 +196,6 @@ func TestSignedPorts(t *testing.T) {
 	}
 }
 
-func TestParseListeners(t *testing.T) {
-	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1
-   1: 0100007F:1F91 0100007F:0050 01 00000000:00000000 00:00000000 00000000     0        0 2
-   2: 0B00007F:B3C5 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 3
-   3: 00000000000000000000000000000000:0BB8 00000000000000000000000000000000:0000 0A 00000000:00000000
-`
-	if ports, ok := parseListeners(strings.NewReader(table)); !ok || !slices.Equal(ports, []int{8080, 3000}) {
-		t.Errorf("%v, %t", ports, ok)
-	}
-	if ports, ok := parseListeners(strings.NewReader("not such a table\n")); ok || ports != nil {
-		t.Errorf("%v, %t", ports, ok)
-	}
-}
-
 func FuzzPortToken(f *testing.F) {
 	r := newRig(f, func(s *setup) { quiet(s); s.idle = true })
 	f.Add("sbx_port_AAAA")
