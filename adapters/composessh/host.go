@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"regexp"
 	"reflect"
 	"slices"
 	"strings"
@@ -336,19 +337,35 @@ func (e *engine) networkHint() string {
 	return fmt.Sprintf("builds and services have no network unless the profile says network: public, which takes unfiltered_egress: true in the config of %s; build_network: true there gives builds alone one", e.env.Extension)
 }
 
-// reason is what podman said when it refused something that podman-compose asked of it,
-// which goes on about what it asked and where it was in its own source; else all of said.
+// underWay is a line in which compose says how far it is.
+var underWay = regexp.MustCompile(`^ *(Container|Network|Volume|Image) \S+ +(Creating|Created|Starting|Started|Waiting|Healthy|Running|Pulling|Pulled|Recreate|Recreated|Stopping|Stopped|Interrupted) *$`)
+
+// reason is what counts of what a compose program said: of podman-compose, which goes on
+// about what it asked of podman and where it was in its own source, what podman said when it
+// refused it; of others what is not about how far they are, once.
 func reason(said string) string {
-	if !strings.Contains(said, "CalledProcessError: Command '['podman', ") {
-		return said
-	}
+	podman := strings.Contains(said, "CalledProcessError: Command '['podman', ") || strings.Contains(said, "\nexit code: ")
 	var lines []string
-	for line := range strings.Lines(said) {
-		if strings.HasPrefix(line, "Error: ") {
+	for line := range strings.SplitSeq(sshrun.Plain(said), "\n") {
+		line, isError := strings.CutPrefix(strings.TrimRight(line, " \r"), "Error: ")
+		last := len(lines) - 1
+		switch {
+		case line == "", podman && !isError, underWay.MatchString(line), slices.Contains(lines, line):
+		case last >= 0 && podman && (strings.HasSuffix(line, " "+lines[last]) || strings.HasPrefix(line, "no container with name or ID")):
+			// podman-compose tried to start what podman would not run
+		case last >= 0 && strings.HasSuffix(lines[last], " "+line):
+			lines[last] = line
+		default:
 			lines = append(lines, line)
 		}
 	}
-	return cmp.Or(strings.Join(lines, ""), said)
+	switch {
+	case len(lines) > 0:
+		return strings.Join(lines, "\n")
+	case podman: // what it was asked has the values of variables
+		return "podman did not say why"
+	}
+	return said
 }
 
 // oneLine is the end of what a program said.

@@ -43,6 +43,7 @@ type unit struct {
 			Log           []struct {
 				End      time.Time
 				ExitCode int
+				Output   string
 			}
 		}
 		// Podman before version 4.
@@ -58,6 +59,16 @@ type unit struct {
 		Networks  map[string]struct{ IPAddress string }
 		Ports     map[string][]struct{ HostIP, HostPort string }
 	}
+}
+
+// redact takes what the container's environment says out of what it said.
+func (u *unit) redact(said string) string {
+	for _, kv := range u.Config.Env {
+		if _, v, _ := strings.Cut(kv, "="); len(v) > 3 {
+			said = strings.ReplaceAll(said, v, "…")
+		}
+	}
+	return said
 }
 
 func (u *unit) service() string { return u.Config.Labels[labelService] }
@@ -163,7 +174,13 @@ func (m *meta) judge(s *sight, settle time.Duration, podman bool) (ready bool, w
 			case want.OneShot:
 				ready = false
 			case health == "unhealthy":
-				return false, 0, sandboxer.E(sandboxer.Failed, nil, "the health check of the service %s fails", want.Name)
+				why := ""
+				if h := u.State.Health; h != nil && len(h.Log) > 0 {
+					if said := oneLine(u.redact(h.Log[len(h.Log)-1].Output)); said != "" {
+						why = ": " + said
+					}
+				}
+				return false, 0, sandboxer.E(sandboxer.Failed, nil, "the health check of the service %s fails%s", want.Name, why)
 			case health == "starting":
 				ready, wait = false, max(wait, u.nextCheck(s.at))
 			case health == "healthy":
@@ -291,11 +308,7 @@ func (e *engine) explain(ctx context.Context, h *host, s *sight, cause error) er
 		if err != nil || strings.TrimSpace(out) == "" {
 			continue
 		}
-		for _, kv := range u.Config.Env {
-			if _, v, _ := strings.Cut(kv, "="); len(v) > 3 {
-				out = strings.ReplaceAll(out, v, "…")
-			}
-		}
+		out = u.redact(out)
 		told := sandboxer.E(sandboxer.KindOf(cause), cause, "%s; it said last: %s", sandboxer.Message(cause), oneLine(out))
 		if strings.Contains(strings.ToLower(out), "no new privileges") || strings.Contains(out, "no-new-privileges") {
 			return told.WithHint("services have no-new-privileges here; a profile whose inputs say new_privileges: yes lets them use sudo and the like")

@@ -504,6 +504,12 @@ func (p *plan) imageOf(service string) string {
 
 // long runs a command that takes its time and tells what it says as progress.
 func (e *engine) long(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string) error {
+	return e.longer(ctx, h, p, what, args, env, nil)
+}
+
+// longer is long for what is not believed when it says that it is done: check is given what it
+// said then.
+func (e *engine) longer(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string, check func(said string) error) error {
 	all := e.engineEnv()
 	if all == nil {
 		all = map[string]string{}
@@ -526,6 +532,29 @@ func (e *engine) long(ctx context.Context, h *host, p *plan, what string, args [
 			return errOverlap
 		}
 		return e.failed(h, what, e.asWritten(h, p, said.String()), p.spec.Env)
+	}
+	if check != nil {
+		return check(said.String())
+	}
+	return nil
+}
+
+// started fails if not everything was started: podman-compose goes on when podman refuses to
+// start something, and then says that all is well. said is what it said.
+func (e *engine) started(ctx context.Context, h *host, p *plan, said string) error {
+	s, err := e.see(ctx, h, p.name)
+	if err != nil {
+		return err
+	}
+	for _, want := range p.meta.Services {
+		i := slices.IndexFunc(s.units, func(u unit) bool { return u.service() == want.Name })
+		if i >= 0 && !slices.Contains([]string{"created", "configured", "initialized"}, s.units[i].State.Status) {
+			continue
+		}
+		if isOverlap(said) {
+			return errOverlap
+		}
+		return e.failed(h, "starting the service "+want.Name, said, p.spec.Env)
 	}
 	return nil
 }
@@ -563,9 +592,13 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 		args = append(args, "--project-directory", dir)
 	}
 	args = append(args, "up", "-d")
+	var check func(string) error
+	if h.known.podmanCompose() {
+		check = func(said string) error { return e.started(ctx, h, p, said) }
+	}
 	err := e.step(pUp, func() error {
 		for try := 1; ; try++ {
-			err := e.long(ctx, h, p, "starting "+strconv.Itoa(len(p.project.Services))+" services", args, env)
+			err := e.longer(ctx, h, p, "starting "+service(p.project.Services), args, env, check)
 			switch {
 			case err == nil:
 				return nil
@@ -628,6 +661,14 @@ func (e *engine) awaited(ctx context.Context, h *host, p *plan, cause error) err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// service says of what starts which one it is, if it is one.
+func service(all []composefile.Service) string {
+	if len(all) == 1 {
+		return "the service " + all[0].Name
+	}
+	return "the services"
 }
 
 // starts is how often services are started where podman stumbles over what others do.
