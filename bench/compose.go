@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -27,7 +29,32 @@ const (
 	handDown    = "by hand over ssh: docker compose down -v -t 0"
 	handSix     = "by hand over ssh: docker compose up --wait, six at once"
 	abreast     = 6
+
+	buildCold = "compose over ssh, three builds: create to ready, nothing built before"
+	buildWarm = "compose over ssh, three builds: create to ready, layers there"
+	buildDown = "compose over ssh, three builds: destroy"
+	handCold  = "by hand over ssh, three builds: rsync and up --build --wait, nothing built before"
+	handWarm  = "by hand over ssh, three builds: rsync and up --build --wait, layers there"
+	handGone  = "by hand over ssh, three builds: docker compose down -v"
+	withDead  = "compose over ssh: create to ready, with a second host that is dead"
 )
+
+// buildFile has three services that are built, of directories of their own, one of which ends
+// only when it is killed, as most programs do that were not written for containers.
+const buildFile = `services:
+  web: {build: web, volumes: [".:/src"], healthcheck: {test: ["CMD", "true"], interval: 1s}, depends_on: [api, worker]}
+  api: {build: api, volumes: ["data:/data"]}
+  worker: {build: worker, volumes: ["data:/data"]}
+volumes: {data: {}}
+`
+
+// dockerfile takes a second of work in a step that depends on nonce.
+const dockerfile = `FROM %s
+ENV NONCE=%s
+COPY . /app
+RUN sleep 1 && echo "$NONCE" >/built
+CMD ["sleep", "100000"]
+`
 
 // composeFile has two services with a check a second, in the image %[1]s.
 const composeFile = `services:
@@ -82,7 +109,8 @@ func (b *bench) overCompose(ctx context.Context) (err error) {
 	}
 	t := s.Target()
 	rec := sshrun.Record{Name: "bench", Addr: t.Addr, Port: t.Port, IdentityFile: t.IdentityFile, HostKeys: t.HostKeys, State: sshrun.Active, AddedAt: time.Now()}
-	if err := sshrun.NewRegistry(filepath.Join(b.broker.dir, "data", "hosts")).Put(rec); err != nil {
+	registry := sshrun.NewRegistry(filepath.Join(b.broker.dir, "data", "hosts"))
+	if err := registry.Put(rec); err != nil {
 		return err
 	}
 	login := []string{"-F", "none", "-i", t.IdentityFile, "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
@@ -117,7 +145,86 @@ func (b *bench) overCompose(ctx context.Context) (err error) {
 		_, err := b.broker.Destroy(ctx, id, true)
 		return time.Since(start), err
 	}
+	// What is built lies in a directory here, and is copied as people do it.
+	local, there := b.path("builds"), filepath.Join(s.Dir, "builds")
+	write := func(nonce string) error {
+		err := os.MkdirAll(local, 0o755)
+		for _, name := range []string{"web", "api", "worker"} {
+			err = errors.Join(err, os.MkdirAll(filepath.Join(local, name), 0o755),
+				os.WriteFile(filepath.Join(local, name, "main.txt"), []byte(name+" "+nonce), 0o644),
+				os.WriteFile(filepath.Join(local, name, "Dockerfile"), fmt.Appendf(nil, dockerfile, b.docker.name, name+nonce), 0o644))
+		}
+		return errors.Join(err, os.WriteFile(filepath.Join(local, "compose.yaml"), []byte(buildFile), 0o644))
+	}
+	nonces := 0
+	// builds is one project built for the first time and again, by one of two ways.
+	builds := func(up func() (time.Duration, func() (time.Duration, error), error), cold, warm, gone string) error {
+		nonces++
+		if err := write(fmt.Sprint(os.Getpid(), "-", nonces)); err != nil {
+			return err
+		}
+		for _, what := range []string{cold, warm} {
+			took, down, err := up()
+			if err != nil {
+				return err
+			}
+			b.r.took(what, took)
+			if took, err = down(); err != nil {
+				return err
+			}
+			b.r.took(gone, took)
+		}
+		return nil
+	}
 	one := map[string]func() error{
+		buildWarm: func() error {
+			return builds(func() (time.Duration, func() (time.Duration, error), error) {
+				start := time.Now()
+				sb, err := b.broker.Create(ctx, api.CreateSandbox{Profile: "profile.compose-e2e", Inputs: map[string]string{"repo": local}})
+				if err != nil {
+					return 0, nil, err
+				}
+				return time.Since(start), func() (time.Duration, error) { return destroy(sb.ID) }, nil
+			}, buildCold, buildWarm, buildDown)
+		},
+		handWarm: func() error {
+			in := func(args ...string) (time.Duration, error) {
+				line := "DOCKER_BUILDKIT=0 " + sshrun.Quote(append([]string{"docker", "compose", "-p", "built"}, args...)...)
+				took, _, _, err := command(ctx, nil, append(append([]string{"ssh"}, login...), t.Addr, "cd "+sshrun.Quote(there)+" && "+line)...)
+				return took, err
+			}
+			return builds(func() (time.Duration, func() (time.Duration, error), error) {
+				start := time.Now()
+				_, _, _, err := command(ctx, nil, "rsync", "-a", "--delete", "-e", sshrun.Quote(append([]string{"ssh"}, login...)...), local+"/", t.Addr+":"+there)
+				if err == nil {
+					_, err = in("up", "-d", "--build", "--wait")
+				}
+				took := time.Since(start)
+				if err != nil {
+					return 0, nil, errors.Join(err, func() error { _, err := in("down", "-v", "-t", "0"); return err }())
+				}
+				return took, func() (time.Duration, error) { return in("down", "-v") }, nil
+			}, handCold, handWarm, handGone)
+		},
+		withDead: func() error {
+			dead, err := net.Listen("tcp", "127.0.0.1:0") // it takes connections and never speaks
+			if err != nil {
+				return err
+			}
+			defer dead.Close()
+			away := rec
+			away.Name, away.Port = "away", dead.Addr().(*net.TCPAddr).Port
+			if err := registry.Put(away); err != nil {
+				return err
+			}
+			id, took, err := create(ctx)
+			if err != nil {
+				return errors.Join(err, registry.Remove(away.Name))
+			}
+			b.r.took(withDead, took)
+			_, err = destroy(id)
+			return errors.Join(err, registry.Remove(away.Name))
+		},
 		composeUp: func() error {
 			id, took, err := create(ctx)
 			if err != nil {
@@ -186,8 +293,9 @@ func (b *bench) overCompose(ctx context.Context) (err error) {
 		if i%3 == 0 {
 			ways = append(ways, composeSix, handSix)
 		}
+		ways = append(ways, buildWarm, handWarm, withDead)
 		if i%2 == 1 {
-			ways[0], ways[1] = ways[1], ways[0]
+			slices.Reverse(ways)
 		}
 		for _, w := range ways {
 			do := one[w]
@@ -206,4 +314,8 @@ func (b *bench) composeBars() {
 	m := b.r.median
 	b.r.most(composeUp+" / "+handUp, m(composeUp)/m(handUp), 1.3, "x")
 	b.r.most(composeSix+" / one", m(composeSix)/m(composeUp), 2.5, "x")
+	b.r.most(buildWarm+" / by hand", m(buildWarm)/m(handWarm), 1.1, "x")
+	b.r.most(buildCold+" / by hand", m(buildCold)/m(handCold), 1.3, "x")
+	b.r.most(buildDown+" / by hand", m(buildDown)/m(handGone), 0.5, "x")
+	b.r.most(withDead+" / without", m(withDead)/m(composeUp), 1.2, "x")
 }
