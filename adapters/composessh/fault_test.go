@@ -409,8 +409,8 @@ func TestReason(t *testing.T) {
 	const where = "Traceback (most recent call last):\n  File \"/usr/bin/podman-compose\", line 33, in <module>\n    sys.exit(main())\nsubprocess.CalledProcessError: Command '['podman', "
 	for said, want := range map[string]string{
 		"Step 3\n\x1b[91mE: Unable to locate package x\n\x1b[0mexit code 100\n":                                                                                   "Step 3; E: Unable to locate package x; exit code 100",
-		"Error: network exists\nusing podman\n['podman', 'network', 'create', 'x']\n" + where + "'network', 'create', 'x']' returned non-zero exit status 125.\n": "Error: network exists",
-		where + "'ps']' died with <Signals.SIGKILL: 9>.\n":                                                                                                        "",
+		"Error: network exists\nusing podman\n['podman', 'network', 'create', 'x']\n" + where + "'network', 'create', 'x']' returned non-zero exit status 125.\n": "network exists",
+		where + "'ps']' died with <Signals.SIGKILL: 9>.\n":                                                                                                        "podman did not say why: it died with <Signals.SIGKILL: 9>",
 		"Step 3\nTraceback (most recent call last):\n  File \"setup.py\"\nModuleNotFoundError: six\n":                                                             "",
 	} {
 		if want == "" {

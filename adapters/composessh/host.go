@@ -340,6 +340,9 @@ func (e *engine) networkHint() string {
 // underWay is a line in which compose says how far it is.
 var underWay = regexp.MustCompile(`^ *(Container|Network|Volume|Image) \S+ +(Creating|Created|Starting|Started|Waiting|Healthy|Running|Pulling|Pulled|Recreate|Recreated|Stopping|Stopped|Interrupted) *$`)
 
+// podmanEnded is where podman-compose tells how a podman ended.
+var podmanEnded = regexp.MustCompile(`(?m)\]' ((?:died with|returned non-zero exit status) [^\n]{1,40}?)\.?$`)
+
 // reason is what counts of what a compose program said: of podman-compose, which goes on
 // about what it asked of podman and where it was in its own source, what podman said when it
 // refused it; of others what is not about how far they are, once.
@@ -363,7 +366,11 @@ func reason(said string) string {
 	case len(lines) > 0:
 		return strings.Join(lines, "\n")
 	case podman: // what it was asked has the values of variables
-		return "podman did not say why"
+		how := ""
+		if m := podmanEnded.FindAllStringSubmatch(said, -1); len(m) > 0 {
+			how = ": it " + m[len(m)-1][1]
+		}
+		return "podman did not say why" + how
 	}
 	return said
 }
