@@ -232,9 +232,16 @@ func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
 			return nil, sandboxer.E(sandboxer.Exhausted, nil, "no host of %s has room for another sandbox: %s", e.env.Extension, strings.Join(full, ", ")).
 				WithHint("destroy what is not needed, make room on disks, add a host, or let one have more (host add --capacity)")
 		}
-		best = slices.MinFunc(with, better).h
+		slices.SortStableFunc(with, better)
+		best = with[0].h
+		for _, o := range with { // the first that can hold it, and of none why the first cannot
+			if e.fits(o.h, p) == nil {
+				best = o.h
+				break
+			}
+		}
 	}
-	if err := p.fits(best); err != nil {
+	if err := e.fits(best, p); err != nil {
 		return nil, err
 	}
 	return best, e.place(p.name, best.Name())

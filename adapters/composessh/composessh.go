@@ -47,8 +47,13 @@ type Config struct {
 	// MinFree is looked at only where there is a choice.
 	MinFree int64  `yaml:"min_free" json:"min_free,omitempty" unit:"bytes" min:"0" help:"Disk that must be free where a host keeps sandboxes and images for it to be chosen among several."`
 	Subnets string `yaml:"subnets" json:"subnets,omitempty" help:"Private IPv4 range that networks of sandboxes are cut from, 64 addresses each."`
-	// UnfilteredEgress admits the network mode public although nothing filters it.
-	UnfilteredEgress bool `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Admit the network mode public, although sandboxes then reach whatever their host reaches, private addresses included."`
+	// UnfilteredEgress spares sandboxes with the network mode public the gateway.
+	UnfilteredEgress bool `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Do not filter the network mode public: sandboxes then reach whatever their host reaches, private addresses included. Without it a gateway filters, which takes Docker and /dev/net/tun on the host."`
+	// DNS and Never are what ext.local has under these names.
+	DNS   []string `yaml:"dns" json:"dns,omitempty" help:"Resolvers (address or address:port) for sandboxes whose network is filtered; empty means those of the host."`
+	Never []string `yaml:"never" json:"never,omitempty" help:"Addresses and CIDRs that no sandbox whose network is filtered reaches, whatever its network policy says. The host's own addresses are among them without being listed."`
+	// EgressProgram is for one platform; the programs beside sandboxer are for several.
+	EgressProgram string `yaml:"egress_program" json:"egress_program,omitempty" help:"Path of sandboxer-egress, the program that filters, for the platform of the hosts; empty means beside the running program."`
 	// BuildNetwork is apart from what services reach.
 	BuildNetwork bool `yaml:"build_network" json:"build_network,omitempty" help:"Build images with the network of the host's engine, unfiltered, whatever network the services get."`
 	// HostGateway needs a network: those of sandboxes without one lead nowhere.
@@ -77,6 +82,12 @@ func (c *Config) Validate() error {
 	}
 	if c.Root == "" || path.Clean(c.Root) != c.Root || c.Root == "/" || c.Root == "." || strings.HasPrefix(c.Root, "..") || strings.ContainsAny(c.Root, ":,\\\n") {
 		return sandboxer.E(sandboxer.Invalid, nil, "root: %q is not a clean path without colons and commas", c.Root)
+	}
+	if _, err := c.never(); err != nil {
+		return err
+	}
+	if _, err := c.resolvers(); err != nil {
+		return err
 	}
 	if cmd := c.compose(); len(cmd) > 0 && flavour(cmd) == "" {
 		return sandboxer.E(sandboxer.Invalid, nil, "compose_cmd: %q is none of docker compose, docker-compose, podman compose and podman-compose", strings.Join(cmd, " "))

@@ -44,7 +44,17 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if len(os.Args) == 4 && os.Args[1] == "outside" {
+		if err := serveOutside(os.Args[2], os.Args[3]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	code := m.Run()
+	if egressProgram.path != "" {
+		os.RemoveAll(filepath.Dir(egressProgram.path))
+	}
 	for _, e := range engines {
 		if e.kept != nil {
 			e.end.Close()

@@ -36,9 +36,13 @@ type known struct {
 	socket  string        // of the engine, if it has one that is known
 	builder string        // buildkit, which holds a build to no limit of memory or processors; or classic
 	data    string        // where the engine keeps images, if it says so
+	arch    string        // amd64 or arm64; others are not told
+	tun     bool          // there are TAP devices
 	swap    string        // no: there is none; bounded: the engine can; yes: nothing bounds it
 	slots   chan struct{} // of sandboxes that are being started
 	builds  chan struct{} // of images that are being built
+	// carrying is held by who brings the image of the gateway there.
+	carrying chan struct{}
 }
 
 // podmanCompose reports whether the compose program is podman-compose, which passes on
@@ -99,6 +103,8 @@ else
 	[ $swap = no ] || ! podman update --help >/dev/null 2>&1 || swap=bounded
 fi
 echo "swap=$swap"
+[ ! -c /dev/net/tun ] || echo tun=yes
+case $(uname -s)-$(uname -m) in Linux-x86_64) echo arch=amd64;; Linux-aarch64|Linux-arm64) echo arch=arm64;; esac
 echo "server=$s"`
 
 // names lists the hosts that are configured.
@@ -187,7 +193,7 @@ func (e *engine) look(ctx context.Context, h *host) error {
 		return sandboxer.E(sandboxer.Unavailable, why, "host %s: the engine does not answer (%s)", h.Name(), oneLine(said.String())).
 			WithHint("is it running, and may the account use it? try there: docker info")
 	}
-	k = &known{slots: make(chan struct{}, e.cfg.Parallel), builds: make(chan struct{}, e.cfg.Parallel)}
+	k = &known{slots: make(chan struct{}, e.cfg.Parallel), builds: make(chan struct{}, e.cfg.Parallel), carrying: make(chan struct{}, 1)}
 	for line := range strings.Lines(out.String()) {
 		key, v, _ := strings.Cut(strings.TrimSpace(line), "=")
 		switch key {
@@ -203,6 +209,10 @@ func (e *engine) look(ctx context.Context, h *host) error {
 			k.builder = v
 		case "swap":
 			k.swap = v
+		case "arch":
+			k.arch = v
+		case "tun":
+			k.tun = v == "yes"
 		case "data":
 			k.data = v
 		case "server":
@@ -332,9 +342,9 @@ func lacksNetwork(said string) bool {
 // networkHint says what gives builds and services a network.
 func (e *engine) networkHint() string {
 	if e.cfg.BuildNetwork {
-		return fmt.Sprintf("services have no network unless the profile says network: public, which takes unfiltered_egress: true in the config of %s", e.env.Extension)
+		return "services have no network unless the profile says network: public, or network: allow with the destinations"
 	}
-	return fmt.Sprintf("builds and services have no network unless the profile says network: public, which takes unfiltered_egress: true in the config of %s; build_network: true there gives builds alone one", e.env.Extension)
+	return fmt.Sprintf("builds and services have no network unless the profile says network: public, or network: allow with the destinations; build_network: true in the config of %s gives builds alone one", e.env.Extension)
 }
 
 // underWay is a line in which compose says how far it is.

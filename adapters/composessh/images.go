@@ -68,7 +68,11 @@ func (p *plan) tenant() string { return short(p.spec.Tenant) }
 // cache is the name of what is kept of a build. What was built with a network is apart: engines
 // do not look at that, and the same steps may lead to other layers.
 func (p *plan) cache(j job) string {
-	return p.tenant() + "." + short(fmt.Sprint(filepath.Base(p.repo), "\x00", j.Service, "\x00", p.buildNetwork))
+	reach := fmt.Sprint(p.buildNetwork)
+	if p.linkedBuilds {
+		reach = fmt.Sprint(p.spec.Network.Mode, p.spec.Network.Allow)
+	}
+	return p.tenant() + "." + short(fmt.Sprint(filepath.Base(p.repo), "\x00", j.Service, "\x00", reach))
 }
 
 func short(s string) string {
@@ -151,7 +155,10 @@ func (e *engine) buildArgs(h *host, p *plan, b job) (args []string, vars map[str
 	for _, s := range b.services {
 		args = append(args, "-t", p.image(s))
 	}
-	if !p.buildNetwork {
+	switch {
+	case p.linkedBuilds:
+		args = append(args, "--network", "container:"+buildLink(p.name))
+	case !p.buildNetwork:
 		args = append(args, "--network", "none")
 	}
 	vars = p.env()

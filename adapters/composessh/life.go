@@ -106,7 +106,16 @@ date +%s.%N
 type sight struct {
 	dir   string // none, making or up
 	at    time.Time
-	units []unit
+	units []unit           // of services
+	links map[string]*unit // whose network a service has, by its name, where that is filtered
+}
+
+// network is the container that a service's addresses and published ports are of.
+func (s *sight) network(u *unit) *unit {
+	if l := s.links[u.service()]; l != nil {
+		return l
+	}
+	return u
 }
 
 func (e *engine) see(ctx context.Context, h *host, name string) (*sight, error) {
@@ -125,6 +134,13 @@ func (e *engine) see(ctx context.Context, h *host, name string) (*sight, error) 
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of sandbox %s cannot be read", h.Name(), name)
 		}
 	}
+	s.links = map[string]*unit{}
+	for i := range s.units {
+		if of := s.units[i].Config.Labels[labelLink]; of != "" {
+			s.links[of] = &unit{NetworkSettings: s.units[i].NetworkSettings}
+		}
+	}
+	s.units = slices.DeleteFunc(s.units, func(u unit) bool { return u.service() == "" })
 	slices.SortFunc(s.units, func(a, b unit) int { return strings.Compare(a.Name, b.Name) })
 	return s, nil
 }

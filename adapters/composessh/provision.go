@@ -58,8 +58,10 @@ type plan struct {
 	project *composefile.Project
 	meta    meta
 
-	buildNetwork  bool // builds have one
+	buildNetwork  bool // builds have that of the engine
 	boundedBuilds bool // the operator set bounds of builds other than the defaults
+	filtered      bool // a gateway stands between services and the network
+	linkedBuilds  bool // and between builds and it; known once the host is
 }
 
 // plan understands an order or refuses it, before anything exists.
@@ -81,16 +83,8 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 	case spec.Limits.GPUs > 0:
 		return nil, cannot("GPUs of hosts are not given to sandboxes", "leave the GPUs out")
 	}
-	switch spec.Network.Mode {
-	case "", sandboxer.NetworkNone:
-	case sandboxer.NetworkPublic:
-		if !e.cfg.UnfilteredEgress {
-			return nil, cannot("the network mode public cannot be enforced: nothing on the hosts filters what services reach", "use a profile without a network, or have the operator set unfiltered_egress: true in the config of "+e.env.Extension)
-		}
-	case sandboxer.NetworkAllow:
-		return nil, cannot("a list of destinations cannot be enforced on the hosts", "use the mode none")
-	default:
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "%q is not a network mode", spec.Network.Mode)
+	if err := spec.Network.Check(); err != nil {
+		return nil, err
 	}
 	repo := spec.Inputs["repo"]
 	switch {
@@ -109,7 +103,7 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "the variable %q cannot be set", k)
 		}
 	}
-	opts := composefile.Options{File: spec.Inputs["file"], Env: spec.Env, HostGateway: e.cfg.HostGateway && spec.Network.Mode == sandboxer.NetworkPublic}
+	opts := composefile.Options{File: spec.Inputs["file"], Env: spec.Env, HostGateway: e.cfg.HostGateway && spec.Network.Mode == sandboxer.NetworkPublic && e.cfg.UnfilteredEgress}
 	if p := spec.Inputs["profiles"]; p != "" {
 		opts.Profiles = strings.Split(p, ",")
 	}
@@ -118,10 +112,17 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 		return nil, err
 	}
 	p := &plan{spec: spec, name: e.name(spec.ID, spec.Generation), repo: repo, project: project,
-		buildNetwork:  spec.Network.Mode == sandboxer.NetworkPublic || e.cfg.BuildNetwork,
+		filtered:      e.cfg.filters(spec.Network),
+		buildNetwork:  spec.Network.Mode == sandboxer.NetworkPublic && e.cfg.UnfilteredEgress || e.cfg.BuildNetwork,
 		boundedBuilds: e.cfg.BuildMemory != defaults.BuildMemory || e.cfg.BuildCPUs != defaults.BuildCPUs}
+	notes := project.Notes
+	if p.filtered {
+		for _, name := range project.OwnResolvers() {
+			notes = append(slices.Clone(notes), name+": dns is left out: names are resolved as the network policy lets them be")
+		}
+	}
 	p.meta = meta{V: 1, Name: p.name, ID: spec.ID, Generation: spec.Generation, Owner: e.env.Owner, User: spec.User, Stamp: spec.Stamp,
-		Ports: spec.Ports, Services: project.Services, Notes: project.Notes, Places: project.Places(), Service: cmp.Or(spec.Inputs["service"], first(project.Services))}
+		Ports: spec.Ports, Services: project.Services, Notes: notes, Places: project.Places(), Service: cmp.Or(spec.Inputs["service"], first(project.Services))}
 	if p.meta.service(p.meta.Service) == nil {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no service %q", project.File, p.meta.Service)
 	}
@@ -129,7 +130,9 @@ func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 		return nil, err
 	}
 	// What the services ask for is compared with the limits by rendering.
-	if _, err := p.project.Render(p.rendering("/x", nil, false)); err != nil {
+	r := p.rendering("/x", nil, false)
+	p.behind(&r, "sandboxer-egress")
+	if _, err := p.project.Render(r); err != nil {
 		return nil, err
 	}
 	return p, nil
@@ -204,6 +207,14 @@ func (p *plan) fits(h *host) error {
 	}
 	_, err := p.project.Render(p.rendering("/x", nil, true))
 	return err
+}
+
+// on settles what depends on the host.
+func (p *plan) on(h *host) {
+	p.linkedBuilds = p.filtered && !p.buildNetwork && h.known.builder != "buildkit" && len(p.project.Builds) > 0
+	if p.filtered && !p.buildNetwork && h.known.builder == "buildkit" && len(p.project.Builds) > 0 {
+		p.meta.Notes = append(slices.Clone(p.meta.Notes), "images are built without a network: BuildKit builds on this host, whose network nothing filters")
+	}
 }
 
 // begin makes the directory of sandbox $2 below $1, which is the lock, if at most $3
@@ -292,11 +303,12 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 	env := p.env()
 	dir := path.Join(h.known.root, p.name)
 	if h.known.podmanCompose() && p.project.Waits() {
-		p.meta.Notes = append(slices.Clone(p.project.Notes), "podman-compose starts services in order, without waiting for the conditions of depends_on")
+		p.meta.Notes = append(slices.Clone(p.meta.Notes), "podman-compose starts services in order, without waiting for the conditions of depends_on")
 	}
 	if h.known.builder == "buildkit" && len(p.project.Builds) > 0 {
-		p.meta.Notes = append(slices.Clone(p.project.Notes), "images are built with BuildKit, which is bounded in time, but not in memory and processors")
+		p.meta.Notes = append(slices.Clone(p.meta.Notes), "images are built with BuildKit, which is bounded in time, but not in memory and processors")
 	}
+	p.on(h)
 	data, err := json.Marshal(p.meta)
 	if err != nil {
 		return err
@@ -350,6 +362,13 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 		}
 	}
 	r := p.rendering(dir, subnets, h.known.podmanCompose())
+	if p.filtered {
+		image, err := e.carry(ctx, h)
+		if err != nil {
+			return err
+		}
+		p.behind(&r, image)
+	}
 	if from == nil || !from.placed {
 		if err := e.furnish(ctx, h, p, r, from); err != nil {
 			return err
@@ -392,7 +411,13 @@ func (e *engine) furnish(ctx context.Context, h *host, p *plan, r composefile.Re
 	if err := e.prepare(ctx, h, p, r); err != nil {
 		return err
 	}
-	if err := e.step(pBuild, func() error { return e.build(ctx, h, p) }); err != nil || from == nil {
+	end, err := e.linkBuilds(ctx, h, p)
+	if err != nil {
+		return err
+	}
+	err = e.step(pBuild, func() error { return e.build(ctx, h, p) })
+	end()
+	if err != nil || from == nil {
 		return err
 	}
 	if err := e.step(pFill, func() error { return e.fill(ctx, h, p, r.Dir, from) }); err != nil {
@@ -406,6 +431,16 @@ func (e *engine) prepare(ctx context.Context, h *host, p *plan, r composefile.Re
 	text, err := p.project.Render(r)
 	if err != nil {
 		return err
+	}
+	if p.filtered {
+		cfg, err := e.gatewayConfig(p, r)
+		if err != nil {
+			return err
+		}
+		// The gateway, which has no rights over others' files, reads it whosever it is.
+		if err := h.WriteFile(ctx, r.Egress.File, 0o644, bytes.NewReader(cfg)); err != nil {
+			return err
+		}
 	}
 	args := []string{r.Dir}
 	for _, b := range append(slices.Clone(p.project.Binds), p.project.Copies...) {
@@ -587,16 +622,19 @@ const ownNetwork = time.Second
 // somebody who was cut off; who tries again finds it then.
 func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string, numbers []string, first bool) error {
 	dir := path.Join(h.known.root, p.name)
-	args := append(slices.Clone(h.known.compose), "-p", p.name, "-f", path.Join(dir, "compose.yaml"))
-	if !h.known.podmanCompose() {
-		args = append(args, "--project-directory", dir)
-	}
-	args = append(args, "up", "-d")
+	args := append(e.compose(h, p), "up", "-d")
 	var check func(string) error
 	if h.known.podmanCompose() {
 		check = func(said string) error { return e.started(ctx, h, p, said) }
 	}
-	err := e.step(pUp, func() error {
+	var err error
+	if p.filtered {
+		err = e.step(pLink, func() error { return e.link(ctx, h, p, e.compose(h, p), p.project.Linked()) })
+	}
+	if err != nil {
+		return e.notUp(ctx, h, env, err, numbers, first)
+	}
+	err = e.step(pUp, func() error {
 		for try := 1; ; try++ {
 			err := e.longer(ctx, h, p, "starting "+service(p.project.Services), args, env, check)
 			switch {
@@ -613,20 +651,7 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 		}
 	})
 	if err != nil {
-		if first && errors.Is(err, errOverlap) {
-			select {
-			case <-time.After(ownNetwork):
-				return err
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-		if errors.Is(err, errOverlap) {
-			// Somebody else's network is there: its number is never given again.
-			_, terr := e.script(ctx, h, env, nil, `cd -- "$1/.net" || exit; shift; for n; do ln -sfn ../.taken "$n" || exit; done`, append([]string{h.known.root}, numbers...)...)
-			return errors.Join(err, terr)
-		}
-		return err
+		return e.notUp(ctx, h, env, err, numbers, first)
 	}
 	if h.known.podmanCompose() {
 		if _, err := e.script(ctx, h, env, nil, noSwap, p.name); err != nil {
@@ -634,6 +659,25 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 		}
 	}
 	return e.step(pMark, func() error { _, err := e.script(ctx, h, env, nil, `: >"$1/up"`, dir); return err })
+}
+
+// notUp is what comes of err, with which the services did not start: of a subnet that is taken
+// it is written down that it is.
+func (e *engine) notUp(ctx context.Context, h *host, env map[string]string, err error, numbers []string, first bool) error {
+	if first && errors.Is(err, errOverlap) {
+		select {
+		case <-time.After(ownNetwork):
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if errors.Is(err, errOverlap) {
+		// Somebody else's network is there: its number is never given again.
+		_, terr := e.script(ctx, h, env, nil, `cd -- "$1/.net" || exit; shift; for n; do ln -sfn ../.taken "$n" || exit; done`, append([]string{h.known.root}, numbers...)...)
+		return errors.Join(err, terr)
+	}
+	return err
 }
 
 // isAwaited reports whether compose gave up since a service that another waits for is not

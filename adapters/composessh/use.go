@@ -922,7 +922,7 @@ func (e *engine) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Co
 		return nil, nobody
 	}
 	u := &s.units[at]
-	addrs, published := u.addrs(target)
+	addrs, published := s.network(u).addrs(target)
 	out, err := e.script(ctx, ho, nil, nil, listeners, append([]string{strconv.Itoa(u.State.Pid)}, addrs...)...)
 	if err != nil {
 		return nil, err

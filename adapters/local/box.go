@@ -26,9 +26,9 @@ import (
 	"gvisor.dev/gvisor/runsc/container"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/usernet"
 )
 
 // A box is this process's hold on one running sandbox.
@@ -359,7 +359,7 @@ func alive(name string, pid int) bool {
 // from a network namespace; ours are given directly, for which Start must believe
 // that there is nothing to do.
 func start(ctx context.Context, c *container.Container, conf *config.Config, link *os.File) error {
-	args := usernet.Links(link, "eth0")
+	args := interfaces(link, "eth0")
 	if err := newController(c.Sandbox, c.ID).call(ctx, boot.ContMgrSetNetworkArgs, args, nil, args.Files...); err != nil {
 		return fmt.Errorf("giving the sandbox its network: %w", err)
 	}
@@ -370,7 +370,7 @@ func start(ctx context.Context, c *container.Container, conf *config.Config, lin
 
 // restore starts a created container as it was saved at image, with its network links.
 func restore(c *container.Container, conf *config.Config, image string, link *os.File) error {
-	args := usernet.Links(link, "eth0")
+	args := interfaces(link, "eth0")
 	args.IsRestore = true
 	return c.Restore(conf, image, false, true, args)
 }
@@ -383,7 +383,7 @@ func (b *box) plug(ctx context.Context, link *os.File, name string) error {
 	if err := b.ask(ctx, b.ctl.ping); err != nil {
 		return err
 	}
-	args := usernet.Links(link, name)
+	args := interfaces(link, name)
 	args.LoopbackLinks = nil
 	for i := range args.FDBasedLinks {
 		args.FDBasedLinks[i].PreConfigured = true

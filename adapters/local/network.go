@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -13,9 +15,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/urpc"
+	"gvisor.dev/gvisor/runsc/boot"
+	"gvisor.dev/gvisor/runsc/config"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
+	"github.com/sand-boxer/sandboxer/internal/usernet"
 )
 
 // networked reports whether p needs a link out of the sandbox.
@@ -263,4 +268,30 @@ func (e *engine) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxer
 		link.SetPolicy(policy)
 	}
 	return nil
+}
+
+// interfaces describes the sandbox's interfaces to gVisor: loopback, and, if link is not
+// nil, an Ethernet interface of that name on it.
+func interfaces(link *os.File, name string) *boot.CreateLinksAndRoutesArgs {
+	// Loopback is not a matter of course: without it there is no 127.0.0.1.
+	args := &boot.CreateLinksAndRoutesArgs{LoopbackLinks: []boot.LoopbackLink{boot.DefaultLoopbackLink}}
+	if link == nil {
+		return args
+	}
+	route := func(p netip.Prefix) net.IPNet {
+		return net.IPNet{IP: p.Masked().Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+	}
+	args.FilePayload = urpc.FilePayload{Files: []*os.File{link}}
+	args.FDBasedLinks = []boot.FDBasedLink{{
+		Name: name, MTU: usernet.MTU, NumChannels: 1, LinkAddress: usernet.GuestMAC, QDisc: config.QDiscFIFO,
+		Addresses:         []boot.IPWithPrefix{{Address: usernet.Guest.AsSlice(), PrefixLen: 24}, {Address: usernet.Guest6.AsSlice(), PrefixLen: 64}},
+		Routes:            []boot.Route{{Destination: route(netip.PrefixFrom(usernet.Guest, 24))}, {Destination: route(netip.PrefixFrom(usernet.Guest6, 64))}},
+		Neighbors:         []boot.Neighbor{{IP: usernet.Gateway.AsSlice(), HardwareAddr: usernet.GatewayMAC}, {IP: usernet.Gateway6.AsSlice(), HardwareAddr: usernet.GatewayMAC}},
+		TXChecksumOffload: true, RXChecksumOffload: true,
+	}}
+	args.Defaultv4Gateway = boot.DefaultRoute{Name: name, Route: boot.Route{
+		Destination: route(netip.PrefixFrom(netip.IPv4Unspecified(), 0)), Gateway: usernet.Gateway.AsSlice()}}
+	args.Defaultv6Gateway = boot.DefaultRoute{Name: name, Route: boot.Route{
+		Destination: route(netip.PrefixFrom(netip.IPv6Unspecified(), 0)), Gateway: usernet.Gateway6.AsSlice()}}
+	return args
 }

@@ -27,9 +27,9 @@ import (
 	"gvisor.dev/gvisor/runsc/version"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/local/usernet"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/usernet"
 )
 
 const gatewayIP = "10.0.2.2" // usernet.Gateway, in the sandbox's resolv.conf

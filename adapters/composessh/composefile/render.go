@@ -37,6 +37,9 @@ type Rendering struct {
 	// Podman has the file written for podman-compose: what that would drop is refused, and
 	// what it would say in a list of processes is put into EnvFiles.
 	Podman bool
+	// Egress, if not nil, has services reach the outside through a gateway; the networks
+	// themselves are sealed then.
+	Egress *Egress
 }
 
 // podmanDrops are keys of a service that podman-compose 1.0 reads over.
@@ -121,6 +124,11 @@ func (p *Project) Render(r Rendering) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if r.Egress != nil {
+		if err := p.checkEgress(r); err != nil {
+			return nil, err
+		}
+	}
 	services := map[string]any{}
 	for _, s := range p.Services {
 		one := p.renderService(p.model.Services[s.Name], s, r, share[s.Name])
@@ -134,7 +142,7 @@ func (p *Project) Render(r Rendering) ([]byte, error) {
 	networks := map[string]any{}
 	for _, name := range p.Networks {
 		n := map[string]any{"driver": "bridge", "labels": labels(p.model.Networks[name].Labels, r.Labels)}
-		if r.Sealed || p.internal[name] {
+		if r.Sealed || r.Egress != nil || p.internal[name] {
 			n["internal"] = true
 		}
 		if cidr := r.Subnets[name]; cidr != "" {
@@ -157,6 +165,9 @@ func (p *Project) Render(r Rendering) ([]byte, error) {
 				s.(map[string]any)[key] = readdress(v, by)
 			}
 		}
+	}
+	if r.Egress != nil {
+		p.behindGateway(services, volumes, r)
 	}
 	out := map[string]any{"services": services}
 	if len(networks) > 0 {

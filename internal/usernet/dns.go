@@ -7,7 +7,9 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -173,6 +175,9 @@ func pack(m dnsmessage.Message, limit int) []byte {
 // addresses of the public internet.
 func (n *Net) resolve(ctx context.Context, q dnsmessage.Question) (code dnsmessage.RCode, answers []dnsmessage.Resource, blocked bool) {
 	name := domain(q.Name)
+	if answers, known := n.known(q, name); known {
+		return dnsmessage.RCodeSuccess, answers, false
+	}
 	n.mu.Lock()
 	policy := n.policy
 	n.mu.Unlock()
@@ -229,6 +234,43 @@ func (n *Net) resolve(ctx context.Context, q dnsmessage.Question) (code dnsmessa
 		n.pins.add(t.ip, name, t.ttl, now)
 	}
 	return m.RCode, answers, blocked
+}
+
+// hostsTTL is for how long, in seconds, a sandbox may keep what Options.Hosts says.
+const hostsTTL = 60
+
+// known answers a question about a name or an address of Options.Hosts.
+func (n *Net) known(q dnsmessage.Question, name string) (answers []dnsmessage.Resource, known bool) {
+	add := func(body dnsmessage.ResourceBody) {
+		answers = append(answers, dnsmessage.Resource{Header: dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class, TTL: hostsTTL}, Body: body})
+	}
+	if q.Type == dnsmessage.TypePTR {
+		for _, host := range slices.Sorted(maps.Keys(n.opts.Hosts)) {
+			if to, err := dnsmessage.NewName(host + "."); err == nil && slices.ContainsFunc(n.opts.Hosts[host], func(ip netip.Addr) bool { return name == reverse(ip) }) {
+				add(&dnsmessage.PTRResource{PTR: to})
+			}
+		}
+		return answers, len(answers) > 0
+	}
+	addrs, known := n.opts.Hosts[name]
+	for _, ip := range addrs {
+		if ip = ip.Unmap(); ip.Is4() && q.Type == dnsmessage.TypeA {
+			add(&dnsmessage.AResource{A: ip.As4()})
+		} else if ip.Is6() && q.Type == dnsmessage.TypeAAAA {
+			add(&dnsmessage.AAAAResource{AAAA: ip.As16()})
+		}
+	}
+	return answers, known
+}
+
+// reverse is the name by which one asks for the names of an IPv4 address (RFC 1035, section
+// 3.5); of others none.
+func reverse(ip netip.Addr) string {
+	if ip = ip.Unmap(); !ip.Is4() {
+		return ""
+	}
+	a := ip.As4()
+	return fmt.Sprintf("%d.%d.%d.%d.in-addr.arpa", a[3], a[2], a[1], a[0])
 }
 
 // hints takes the addresses that may not be told out of the hints of b (RFC 9460, section

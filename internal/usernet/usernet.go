@@ -1,8 +1,8 @@
 //go:build linux
 
 // Package usernet is the other end of a sandbox's network: one end of a socket pair
-// is the sandbox's eth0, the other feeds a TCP/IP stack in this process, whose
-// connections are dialled again from here. What a sandbox may reach is therefore
+// is the sandbox's eth0, or a TAP device is, and the other feeds a TCP/IP stack in this
+// process, whose connections are dialled again from here. What a sandbox may reach is therefore
 // decided by Go code (Policy), the same for root and ordinary users, without
 // touching this machine's interfaces, routes or firewall. Names are resolved here
 // too, at the gateway's address, so that a policy may consist of names.
@@ -35,10 +35,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
-	"gvisor.dev/gvisor/pkg/urpc"
 	"gvisor.dev/gvisor/pkg/waiter"
-	"gvisor.dev/gvisor/runsc/boot"
-	"gvisor.dev/gvisor/runsc/config"
 )
 
 // Addresses on every sandbox's link. Gateway also answers DNS.
@@ -49,13 +46,16 @@ var (
 	Gateway6 = netip.MustParseAddr("fd53:4258::2")
 )
 
+// Hardware addresses of the two ends.
 var (
-	guestMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 100}
-	gatewayMAC = net.HardwareAddr{2, 0, 0, 0, 0, 2}
+	GuestMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 100}
+	GatewayMAC = net.HardwareAddr{2, 0, 0, 0, 0, 2}
 )
 
+// MTU is the largest packet on a link, in bytes without its Ethernet header.
+const MTU = 65520
+
 const (
-	mtu = 65520
 	nic = 1
 
 	// The receive window bounds what can be under way to us. Without it the link
@@ -76,6 +76,10 @@ type Options struct {
 	// Resolvers tells the DNS servers (host:port) that the gateway asks. They are not
 	// subject to Policy: the sandbox never addresses them itself. nil means none.
 	Resolvers func() []string
+	// Hosts are names that the gateway knows the addresses of, in lower case and without a
+	// dot at the end. They are answered whatever Policy says, as are their addresses' own
+	// (PTR); what leads to those is not this link.
+	Hosts map[string][]netip.Addr
 	// Path is the name of the sandbox's end in the file system, in a directory of the
 	// broker's own; what is there is replaced. Without it, Take cannot be.
 	Path string
@@ -139,7 +143,19 @@ func New(opts Options) (_ *Net, err error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("making the network link: %w", err), host.Close())
 	}
-	return open(opts, guest, host, st.Ino, window)
+	conn, err := packets(host)
+	if err != nil {
+		return nil, err
+	}
+	return open(opts, guest, conn, st.Ino, window)
+}
+
+// OnDevice serves a TAP device (IFF_TAP and IFF_NO_PI, without offloads), whose own end has
+// the address Guest, the hardware address GuestMAC and its way out by Gateway. The device is
+// n's then, also after an error.
+func OnDevice(opts Options, tap *os.File) (n *Net, err error) {
+	// The queue of the device is its own, and what it does not take is sent again.
+	return open(opts, nil, tap, 0, userWindow)
 }
 
 // Take makes the other end of a link that lost its own with a former process of the
@@ -169,16 +185,22 @@ func Take(opts Options, guest int) (*Net, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("taking up the network link: %w", err), host.Close())
 	}
-	return open(opts, nil, host, st.Ino, window)
-}
-
-// open serves the other end of a link.
-func open(opts Options, guest, host *os.File, inode uint64, window int) (*Net, error) {
-	conn, err := net.FileConn(host)
-	host.Close()
+	conn, err := packets(host)
 	if err != nil {
 		return nil, err
 	}
+	return open(opts, nil, conn, st.Ino, window)
+}
+
+// packets is what a socket carries. The file is closed.
+func packets(f *os.File) (net.Conn, error) {
+	defer f.Close()
+	return net.FileConn(f)
+}
+
+// open serves the other end of a link.
+func open(opts Options, guest *os.File, conn io.ReadWriteCloser, inode uint64, window int) (*Net, error) {
+	_, device := conn.(*os.File)
 	if opts.Resolvers == nil {
 		opts.Resolvers = func() []string { return nil }
 	}
@@ -189,7 +211,7 @@ func open(opts Options, guest, host *os.File, inode uint64, window int) (*Net, e
 	})
 	n := &Net{
 		opts: opts, policy: opts.Policy, own: OwnAddr, stack: s, guest: guest, inode: inode,
-		link:     newLinkEndpoint(conn, mtu+header.EthernetMinimumSize, tcpip.LinkAddress(gatewayMAC)),
+		link:     newLinkEndpoint(conn, MTU+header.EthernetMinimumSize, tcpip.LinkAddress(GatewayMAC), device),
 		dnsSlots: make(chan struct{}, dnsPending), flows: map[*flow]struct{}{},
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
@@ -253,8 +275,8 @@ func (n *Net) configure(window int) error {
 			AddressWithPrefix: tcpip.AddressWithPrefix{Address: addr(Gateway6), PrefixLen: 64}}, stack.AddressProperties{}),
 		s.SetPromiscuousMode(nic, true), // take what is meant for any address
 		s.SetSpoofing(nic, true),        // and answer as that address
-		s.AddStaticNeighbor(nic, ipv4.ProtocolNumber, addr(Guest), tcpip.LinkAddress(guestMAC)),
-		s.AddStaticNeighbor(nic, ipv6.ProtocolNumber, addr(Guest6), tcpip.LinkAddress(guestMAC)),
+		s.AddStaticNeighbor(nic, ipv4.ProtocolNumber, addr(Guest), tcpip.LinkAddress(GuestMAC)),
+		s.AddStaticNeighbor(nic, ipv6.ProtocolNumber, addr(Guest6), tcpip.LinkAddress(GuestMAC)),
 	} {
 		if err != nil {
 			return fmt.Errorf("setting up the network stack: %s", err)
@@ -477,38 +499,13 @@ func pipe(dst, src net.Conn, idle time.Duration) {
 	}
 }
 
-// Links describes the sandbox's interfaces to gVisor: loopback, and, if link is not
-// nil, an Ethernet interface of that name on it.
-func Links(link *os.File, name string) *boot.CreateLinksAndRoutesArgs {
-	// Loopback is not a matter of course: without it there is no 127.0.0.1.
-	args := &boot.CreateLinksAndRoutesArgs{LoopbackLinks: []boot.LoopbackLink{boot.DefaultLoopbackLink}}
-	if link == nil {
-		return args
-	}
-	route := func(p netip.Prefix) net.IPNet {
-		return net.IPNet{IP: p.Masked().Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-	}
-	args.FilePayload = urpc.FilePayload{Files: []*os.File{link}}
-	args.FDBasedLinks = []boot.FDBasedLink{{
-		Name: name, MTU: mtu, NumChannels: 1, LinkAddress: guestMAC, QDisc: config.QDiscFIFO,
-		Addresses:         []boot.IPWithPrefix{{Address: Guest.AsSlice(), PrefixLen: 24}, {Address: Guest6.AsSlice(), PrefixLen: 64}},
-		Routes:            []boot.Route{{Destination: route(netip.PrefixFrom(Guest, 24))}, {Destination: route(netip.PrefixFrom(Guest6, 64))}},
-		Neighbors:         []boot.Neighbor{{IP: Gateway.AsSlice(), HardwareAddr: gatewayMAC}, {IP: Gateway6.AsSlice(), HardwareAddr: gatewayMAC}},
-		TXChecksumOffload: true, RXChecksumOffload: true,
-	}}
-	args.Defaultv4Gateway = boot.DefaultRoute{Name: name, Route: boot.Route{
-		Destination: route(netip.PrefixFrom(netip.IPv4Unspecified(), 0)), Gateway: Gateway.AsSlice()}}
-	args.Defaultv6Gateway = boot.DefaultRoute{Name: name, Route: boot.Route{
-		Destination: route(netip.PrefixFrom(netip.IPv6Unspecified(), 0)), Gateway: Gateway6.AsSlice()}}
-	return args
-}
-
 func addr(a netip.Addr) tcpip.Address { return tcpip.AddrFromSlice(a.AsSlice()) }
 
 // linkEndpoint is a link over a message-preserving connection. It exists because
 // gVisor's own descriptor-based endpoint makes descriptors that leak into children.
 type linkEndpoint struct {
-	conn  net.Conn
+	conn  io.ReadWriteCloser // a packet each
+	sums  bool               // the other side looks at checksums
 	mtu   uint32
 	queue chan *stack.PacketBuffer // bounded: what does not fit is dropped, and TCP slows down
 	done  chan struct{}
@@ -520,8 +517,8 @@ type linkEndpoint struct {
 	mac  tcpip.LinkAddress
 }
 
-func newLinkEndpoint(c net.Conn, mtu uint32, mac tcpip.LinkAddress) *linkEndpoint {
-	return &linkEndpoint{conn: c, mtu: mtu, mac: mac, queue: make(chan *stack.PacketBuffer, 1024), done: make(chan struct{})}
+func newLinkEndpoint(c io.ReadWriteCloser, mtu uint32, mac tcpip.LinkAddress, sums bool) *linkEndpoint {
+	return &linkEndpoint{conn: c, sums: sums, mtu: mtu, mac: mac, queue: make(chan *stack.PacketBuffer, 1024), done: make(chan struct{})}
 }
 
 func (l *linkEndpoint) MTU() uint32                             { return l.mtu }
@@ -536,6 +533,9 @@ func (l *linkEndpoint) SetOnCloseAction(func())                 {}
 func (l *linkEndpoint) Wait()                                   { l.wg.Wait() }
 
 func (l *linkEndpoint) Capabilities() stack.LinkEndpointCapabilities {
+	if l.sums {
+		return stack.CapabilityRXChecksumOffload
+	}
 	return stack.CapabilityRXChecksumOffload | stack.CapabilityTXChecksumOffload
 }
 

@@ -1,0 +1,279 @@
+package composessh
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"debug/elf"
+	"encoding/hex"
+	"errors"
+	"net/netip"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/egress"
+)
+
+// Sandboxes whose network a policy filters have three more kinds of containers, all from an
+// image with one program that is brought to the host: see package egress. That image is kept
+// there as layers of builds are (images.go).
+const (
+	labelLink    = "dev.sandboxer.link" // the service
+	labelGateway = "dev.sandboxer.gateway"
+)
+
+// filters reports whether a gateway stands between services and the network.
+func (c *Config) filters(p sandboxer.NetworkPolicy) bool {
+	return p.Mode == sandboxer.NetworkAllow || p.Mode == sandboxer.NetworkPublic && !c.UnfilteredEgress
+}
+
+// never are the addresses that no sandbox reaches through a gateway.
+func (c *Config) never() (out []netip.Prefix, err error) {
+	for _, s := range c.Never {
+		p, err := netip.ParsePrefix(s)
+		if a, aerr := netip.ParseAddr(s); aerr == nil {
+			p, err = netip.PrefixFrom(a, a.BitLen()), nil
+		}
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "never: %q is not an IP address or CIDR", s)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}
+
+// resolvers are the configured DNS servers as host:port.
+func (c *Config) resolvers() (out []string, err error) {
+	for _, s := range c.DNS {
+		at, err := netip.ParseAddrPort(s)
+		if a, aerr := netip.ParseAddr(s); aerr == nil {
+			at, err = netip.AddrPortFrom(a, 53), nil
+		}
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "dns: %q is not an address or address:port", s)
+		}
+		out = append(out, at.String())
+	}
+	return out, nil
+}
+
+// fits refuses what h cannot do for p.
+func (e *engine) fits(h *host, p *plan) error {
+	if p.filtered {
+		if err := e.filterable(h, p); err != nil {
+			return err
+		}
+	}
+	return p.fits(h)
+}
+
+// filterable says why h cannot filter the network of p; nil if it may be able to.
+func (e *engine) filterable(h *host, p *plan) error {
+	cannot := func(why string) error {
+		return sandboxer.E(sandboxer.Unsupported, nil, "host %s cannot filter what services reach: %s", h.Name(), why).
+			WithHint("%s", e.unfilteredHint(p.spec.Network.Mode))
+	}
+	switch {
+	case h.known.engine != "docker" || h.known.podmanCompose():
+		return cannot("that takes Docker, and it has " + h.known.engine)
+	case !h.known.tun:
+		return cannot("it has no /dev/net/tun (modprobe tun)")
+	case h.known.arch == "":
+		return cannot("it is of a platform that there is no program for")
+	}
+	if _, err := e.program(h.known.arch); err != nil {
+		return err
+	}
+	return nil
+}
+
+// unfilteredHint says what to do where nothing filters.
+func (e *engine) unfilteredHint(mode sandboxer.NetworkMode) string {
+	if mode == sandboxer.NetworkPublic {
+		return "use a profile without a network, a host with Docker and /dev/net/tun, or have the operator set unfiltered_egress: true in the config of " + e.env.Extension
+	}
+	return "use a profile without a network, or a host with Docker and /dev/net/tun"
+}
+
+// program returns the path of the program for hosts of an architecture.
+func (e *engine) program(arch string) (string, error) {
+	file := e.cfg.EgressProgram
+	if file == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return "", sandboxer.E(sandboxer.Unavailable, err, "the path of the running program is unknown")
+		}
+		file = filepath.Join(filepath.Dir(self), "sandboxer-egress-linux-"+arch)
+		if _, err := os.Stat(file); err != nil && runtime.GOOS == "linux" && runtime.GOARCH == arch {
+			file = filepath.Join(filepath.Dir(self), "sandboxer-egress")
+		}
+	}
+	f, err := elf.Open(file)
+	if err != nil {
+		return "", sandboxer.E(sandboxer.Unavailable, err, "there is no program that filters the network of hosts that are linux/%s", arch).
+			WithHint("make build makes it, beside sandboxer; egress_program in the config of %s names another place", e.env.Extension)
+	}
+	defer f.Close()
+	if machine := (map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64})[arch]; f.Machine != machine {
+		return "", sandboxer.E(sandboxer.Unavailable, nil, "the program that filters the network is for %s, and the host is linux/%s", f.Machine, arch).
+			WithHint("leave egress_program out of the config of %s, so that the one for the host is taken", e.env.Extension)
+	}
+	return file, nil
+}
+
+// carriedImage prints the image of the owner $2 with the label $3, and says that it is used: as
+// what is kept of a build, in the directory $4, it is called $5.
+const carriedImage = `
+cd -- "$4" && mkdir -p .cache && printf '%s\n' "$5" >".cache/${3%.0}" || exit
+"$1" images -q --no-trunc --filter dangling=true --filter "label=dev.sandboxer.cache=$3" --filter "label=dev.sandboxer.owner=$2" | head -n 1`
+
+// carry brings the program to h, unless it is there, and returns its image.
+func (e *engine) carry(ctx context.Context, h *host) (string, error) {
+	file, err := e.program(h.known.arch)
+	if err != nil {
+		return "", err
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", sandboxer.E(sandboxer.Unavailable, err, "the program that filters the network cannot be read")
+	}
+	sum := sha256.Sum256(data)
+	label := short("") + "." + hex.EncodeToString(sum[:6]) + ".0"
+	select { // one that is brought need not be brought again
+	case h.known.carrying <- struct{}{}:
+		defer func() { <-h.known.carrying }()
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	look := func() (string, error) {
+		out, err := e.ask(ctx, h, nil, nil, carriedImage, h.known.engine, e.env.Owner, label, h.known.root, "/sandboxer/egress")
+		return strings.TrimSpace(out), err
+	}
+	if id, err := look(); id != "" || err != nil {
+		return id, err
+	}
+	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "bringing sandboxer-egress to " + h.Name()})
+	var packed bytes.Buffer
+	zw := gzip.NewWriter(&packed)
+	tw := tar.NewWriter(zw)
+	for _, dir := range []string{"etc/", "run/", egress.Dir[1:] + "/"} {
+		err = errors.Join(err, tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755}))
+	}
+	err = errors.Join(err, tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: egress.Binary[1:], Mode: 0o755, Size: int64(len(data))}))
+	if err == nil {
+		_, err = tw.Write(data)
+	}
+	if err = errors.Join(err, tw.Close(), zw.Close()); err != nil {
+		return "", err
+	}
+	err = e.step(pCarry, func() error {
+		_, err := e.ask(ctx, h, nil, &packed, `"$1" import -c "LABEL dev.sandboxer.owner=$2 dev.sandboxer.cache=$3" -c "ENTRYPOINT [\"$4\"]" - >/dev/null`, h.known.engine, e.env.Owner, label, egress.Binary)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	id, err := look()
+	if err == nil && id == "" {
+		err = sandboxer.E(sandboxer.Failed, nil, "host %s: the engine does not have the image that it was given", h.Name())
+	}
+	return id, err
+}
+
+// behind completes r for a network that is filtered.
+func (p *plan) behind(r *composefile.Rendering, image string) {
+	if p.filtered {
+		r.Egress = &composefile.Egress{Image: image, File: composefile.EgressFile(r.Dir), LinkLabel: labelLink, GatewayLabel: labelGateway, Container: p.name}
+	}
+}
+
+// gatewayConfig is what the gateway is told.
+func (e *engine) gatewayConfig(p *plan, r composefile.Rendering) ([]byte, error) {
+	cfg := p.project.EgressConfig(r, p.linkedBuilds)
+	cfg.Network = p.spec.Network
+	var err, derr error
+	cfg.Never, err = e.cfg.never()
+	cfg.DNS, derr = e.cfg.resolvers()
+	if err = errors.Join(err, derr); err != nil {
+		return nil, err
+	}
+	return cfg.Marshal()
+}
+
+// linking waits until the gateway $1-gateway of the sandbox $1 serves the links $3…, or tells
+// why it cannot. $2: the engine.
+const linking = `
+n=$1 e=$2; shift 2
+"$e" exec "$n-gateway" ` + egress.Binary + ` wait "$@" & p=$!
+while kill -0 $p 2>/dev/null; do
+	for l in dev.sandboxer.link dev.sandboxer.gateway; do
+		for s in exited restarting dead; do
+			i=$("$e" ps -aq --filter "label=dev.sandboxer.name=$n" --filter "label=$l" --filter status=$s | head -n 1)
+			[ -z "$i" ] || { kill $p; "$e" logs --tail 3 "$i" >&2; exit 1; }
+		done
+	done
+	sleep 0.2 2>/dev/null || sleep 1
+done
+wait $p`
+
+// link starts the gateway and links, and waits until they are in place: what starts after
+// that, and not before, has the way out that the policy gives it, and no other.
+func (e *engine) link(ctx context.Context, h *host, p *plan, compose []string, links []string) error {
+	args := append(slices.Clone(compose), "up", "-d", "--no-deps", egress.Name)
+	for _, l := range links {
+		if l == egress.Build {
+			args = append(args, l)
+		} else {
+			args = append(args, composefile.LinkOf(l))
+		}
+	}
+	if err := e.long(ctx, h, p, "starting the gateway", args, p.env()); err != nil {
+		return err
+	}
+	if len(links) == 0 {
+		return nil
+	}
+	_, err := e.ask(ctx, h, p.env(), nil, linking, append([]string{p.name, h.known.engine}, links...)...)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	if sandboxer.KindOf(err) == sandboxer.Failed {
+		return sandboxer.E(sandboxer.Unsupported, err, "host %s cannot filter what services reach: %s", h.Name(), sandboxer.Message(errors.Unwrap(err))).
+			WithHint("%s", e.unfilteredHint(p.spec.Network.Mode))
+	}
+	return err
+}
+
+// linkBuilds starts the link that images are built behind, and returns what ends it.
+func (e *engine) linkBuilds(ctx context.Context, h *host, p *plan) (end func(), err error) {
+	if !p.linkedBuilds {
+		return func() {}, nil
+	}
+	if err := e.step(pLink, func() error { return e.link(ctx, h, p, e.compose(h, p), []string{egress.Build}) }); err != nil {
+		return nil, err
+	}
+	return func() {
+		// It goes with the sandbox otherwise.
+		_, _ = e.ask(ctx, h, nil, nil, `"$1" rm -f "$2" >/dev/null 2>&1; exit 0`, h.known.engine, buildLink(p.name))
+	}, nil
+}
+
+func buildLink(name string) string { return name + "-build" }
+
+// compose is the compose program with what says which project it is about.
+func (e *engine) compose(h *host, p *plan) []string {
+	dir := path.Join(h.known.root, p.name)
+	args := append(slices.Clone(h.known.compose), "-p", p.name, "-f", path.Join(dir, "compose.yaml"))
+	if !h.known.podmanCompose() {
+		args = append(args, "--project-directory", dir)
+	}
+	return args
+}
