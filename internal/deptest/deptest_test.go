@@ -335,7 +335,7 @@ func TestLinks(t *testing.T) {
 // TestLinkedLists holds the checked-in lists to the truth: what a program links
 // changes in a diff, where it is reviewed like code.
 func TestLinkedLists(t *testing.T) {
-	for _, program := range []string{"sandboxer", "sandboxer-agent", "sandboxer-runner"} {
+	for _, program := range []string{"sandboxer", "sandboxer-agent", "sandboxer-egress", "sandboxer-runner"} {
 		got := linked(t, "cmd/"+program)
 		for _, l := range got {
 			mod, _, _ := strings.Cut(l, " ")

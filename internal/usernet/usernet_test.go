@@ -153,3 +153,35 @@ func TestAliases(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 }
+
+// TestHosts: names of Options.Hosts are answered whatever the policy says, and nobody is asked
+// for them.
+func TestHosts(t *testing.T) {
+	n := &Net{policy: policy(t, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"192.0.2.1"}}), own: OwnAddr,
+		opts: Options{Resolvers: func() []string { t.Error("a resolver is asked"); return nil },
+			Hosts: map[string][]netip.Addr{"db": {netip.MustParseAddr("10.213.0.3"), netip.MustParseAddr("10.213.0.67")}, "rows.internal": {netip.MustParseAddr("10.213.0.3")}}}}
+	for _, c := range []struct {
+		name string
+		kind dnsmessage.Type
+		code dnsmessage.RCode
+		want int
+	}{
+		{"db.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, 2}, {"DB.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, 2}, {"rows.internal.", dnsmessage.TypeA, dnsmessage.RCodeSuccess, 1},
+		{"db.", dnsmessage.TypeAAAA, dnsmessage.RCodeSuccess, 0}, {"db.", dnsmessage.TypeMX, dnsmessage.RCodeSuccess, 0},
+		{"3.0.213.10.in-addr.arpa.", dnsmessage.TypePTR, dnsmessage.RCodeSuccess, 2}, {"4.0.213.10.in-addr.arpa.", dnsmessage.TypePTR, dnsmessage.RCodeNameError, 0},
+		{"other.", dnsmessage.TypeA, dnsmessage.RCodeNameError, 0},
+	} {
+		q := dnsmessage.Message{Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName(c.name), Type: c.kind, Class: dnsmessage.ClassINET}}}
+		query, err := q.Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m dnsmessage.Message
+		if err := m.Unpack(n.answer(t.Context(), query, false)); err != nil {
+			t.Fatal(err)
+		}
+		if m.RCode != c.code || len(m.Answers) != c.want {
+			t.Errorf("%s %s: %s, %v", c.name, c.kind, m.RCode, m.Answers)
+		}
+	}
+}
