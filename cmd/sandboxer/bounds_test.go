@@ -233,7 +233,7 @@ func (in *installation) requests(id string, n int) (stop func()) {
 }
 
 // With bounds and descriptors raised for it, a thousand commands at once, half of them
-// streams, take neither threads nor much memory: about 88 MB.
+// streams, take neither threads nor much memory: about 96 MB.
 func thousandCommands(t *testing.T, bin string) {
 	in := serve(t, bin, 16384, nil, "SANDBOXER_MAX_EXECS=1100")
 	id := in.must("create", "--profile", "local", "-q")

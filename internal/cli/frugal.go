@@ -13,8 +13,11 @@ import (
 func frugal(ctx context.Context) {
 	const (
 		every  = time.Second
-		idle   = 8 << 20 // allocated since the last look, by somebody who does little
-		unused = 8 << 20 // worth giving back
+		still  = 512 << 10 // allocated since the last look, while nobody asks for anything
+		stills = 3         // looks at which that was so, before memory is given back
+		little = 8 << 20   // allocated since the last look, by somebody who does little
+		while  = 30        // looks after which it is given back all the same
+		unused = 8 << 20   // worth giving back
 
 		// Of the program's file. More is there after every burst; to have it back from the
 		// page cache takes less than a millisecond.
@@ -26,6 +29,9 @@ func frugal(ctx context.Context) {
 	}
 	percent, allocated := 100, uint64(0)
 	started := false
+	// Whoever asks once in a while would pay each time for what was given back: collecting
+	// garbage, memory that is cleared, pages that are found again.
+	quiet, since := 0, 0
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
@@ -42,16 +48,22 @@ func frugal(ctx context.Context) {
 		}
 		// Starting took more than staying does, and so did a burst that is over.
 		garbage := objects - min(objects, live)
-		if allocs-allocated < idle && (free+garbage > unused || !started) {
-			debug.FreeOSMemory()
-			started = true
-			metrics.Read(look)
-			allocs = look[2].Value.Uint64()
+		quiet, since = quiet+1, since+1
+		if allocs-allocated >= still {
+			quiet = 0
+		}
+		if allocs-allocated < little && (quiet >= stills || since >= while || !started) {
+			if free+garbage > unused || !started {
+				debug.FreeOSMemory()
+				metrics.Read(look)
+				allocs = look[2].Value.Uint64()
+			}
+			if pagesOfFiles() > ofFile {
+				givePagesBack()
+			}
+			started, since = true, 0
 		}
 		allocated = allocs
-		if pagesOfFiles() > ofFile {
-			givePagesBack()
-		}
 	}
 }
 
