@@ -129,8 +129,8 @@ var egressProgram struct {
 	err  error
 }
 
-// withGateway gives the rig's extensions what they need to filter, and the outside.
-func (r *rig) withGateway(t testing.TB) world {
+// withProgram gives the rig's extensions the program that filters.
+func (r *rig) withProgram(t testing.TB) {
 	t.Helper()
 	egressProgram.Do(func() {
 		dir, err := os.MkdirTemp("", "sandboxer-egress")
@@ -146,8 +146,15 @@ func (r *rig) withGateway(t testing.TB) world {
 	if egressProgram.err != nil {
 		t.Fatal(egressProgram.err)
 	}
+	r.cfg.EgressProgram = egressProgram.path
+}
+
+// withGateway gives them something to filter as well.
+func (r *rig) withGateway(t testing.TB) world {
+	t.Helper()
+	r.withProgram(t)
 	w := outside(t)
-	r.cfg.EgressProgram, r.cfg.DNS = egressProgram.path, []string{w.public}
+	r.cfg.DNS = []string{w.public}
 	return w
 }
 

@@ -77,7 +77,7 @@ func TestConnectionCut(t *testing.T) {
 	for i, p := range points {
 		for _, how := range []string{"lost", "cut off", "unanswered"} {
 			switch {
-			case how == "cut off" && !slices.Contains([]point{pCopy, pBuild, pFill, pUp, pObjects}, p):
+			case how == "cut off" && !slices.Contains([]point{pCopy, pBuild, pFill, pLink, pUp, pObjects}, p):
 				continue // it is over in a moment
 			case how == "lost" && p != points[0] && p != pProcesses:
 				continue // the answer of the step before it is what is lost then
@@ -87,9 +87,13 @@ func TestConnectionCut(t *testing.T) {
 				owner := fmt.Sprintf("cut%d%c", i, how[0])
 				r := newRig(t, current(t), 1)
 				relay := r.afar(t)
+				s := order("box", dir)
+				if p == pCarry || p == pLink {
+					r.withProgram(t)
+					s.Network.Mode = sandboxer.NetworkPublic
+				}
 				e := r.opened(t, owner)
 				e.settle = -time.Second
-				s := order("box", dir)
 				s.Inputs["volumes"] = "all"
 				teardown(t, e, s.ID)
 				met := 0

@@ -238,7 +238,7 @@ func TestNotReady(t *testing.T) {
 		"unhealthy":   {"services: {main: {image: " + image + `, command: [sleep, "86400"], healthcheck: {test: [CMD, "false"], interval: 100ms, retries: 1}}}`, "health check"},
 		"no image":    {"services: {main: {image: sandboxer.invalid/none:1}}", "sandboxer.invalid"},
 		"no registry": {"services: {main: {image: sandboxer.invalid/none:1}}", "the engine of host host-1 that gets images"},
-		"no network":  {"services: {main: {image: " + image + `, command: [sh, -c, "echo \"npm error getaddrinfo EAI_AGAIN registry.invalid\" >&2; exit 1"]}}`, "services have no network unless the profile says network: public, which takes unfiltered_egress: true in the config of ext.test"},
+		"no network":  {"services: {main: {image: " + image + `, command: [sh, -c, "echo \"npm error getaddrinfo EAI_AGAIN registry.invalid\" >&2; exit 1"]}}`, "services have no network unless the profile says network: public, or network: allow with the destinations"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := order(strings.ReplaceAll(name, " ", "-"), repo(t, c.file, nil))
