@@ -165,7 +165,8 @@ func (e *engine) carry(ctx context.Context, h *host) (string, error) {
 	zw := gzip.NewWriter(&packed)
 	tw := tar.NewWriter(zw)
 	for _, dir := range []string{"etc/", "run/", egress.Dir[1:] + "/"} {
-		err = errors.Join(err, tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755}))
+		// A volume that is mounted there takes its owner from it.
+		err = errors.Join(err, tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755, Uid: egress.User, Gid: egress.User}))
 	}
 	err = errors.Join(err, tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: egress.Binary[1:], Mode: 0o755, Size: int64(len(data))}))
 	if err == nil {

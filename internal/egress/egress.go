@@ -29,6 +29,8 @@ const (
 	Name   = Prefix + "gateway"    // of the gateway's service, and of the volume with Dir
 	Device = "sbx0"                // a link's TAP device
 	MaxLen = 1 << 20               // bytes of a Config
+	// User is the user and group of the gateway, who has no rights over anything else.
+	User = 65534
 	// MaxLinks is how many links one gateway has: one for each service, and one for builds.
 	MaxLinks = 128
 )

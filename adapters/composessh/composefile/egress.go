@@ -193,6 +193,7 @@ func (p *Project) behindGateway(services, volumes map[string]any, r Rendering) {
 	}
 	gateway := helper(e.GatewayLabel, "yes", gatewayMemory, "gateway")
 	gateway["network_mode"] = "host"
+	gateway["user"] = fmt.Sprintf("%[1]d:%[1]d", egress.User)
 	gateway["read_only"] = true
 	gateway["container_name"] = e.Container + "-gateway"
 	gateway["volumes"] = append(gateway["volumes"].([]any), map[string]any{"type": "bind", "source": e.File, "target": egress.File, "read_only": true})

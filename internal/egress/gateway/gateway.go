@@ -100,6 +100,10 @@ func Serve(ctx context.Context, cfg *egress.Config, socket string) error {
 		return err
 	}
 	defer context.AfterFunc(ctx, func() { l.Close() })()
+	if err := os.Chmod(socket, 0o666); err != nil { // links are of other users; the directory is theirs and the gateway's alone
+		l.Close()
+		return err
+	}
 	var all sync.WaitGroup
 	defer all.Wait()
 	slots := make(chan struct{}, 2*egress.MaxLinks)
