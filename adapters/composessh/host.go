@@ -173,8 +173,8 @@ func (e *engine) look(ctx context.Context, h *host) error {
 			return err
 		}
 	}
-	var out, said strings.Builder
-	exit, err := h.Run(ctx, sshrun.Cmd{Script: detect, Args: append([]string{e.cfg.Root}, e.cfg.compose()...), Env: e.engineEnv(), Stdout: &out, Stderr: bounded(&said)})
+	var said strings.Builder
+	out, exit, err := h.Capture(ctx, sshrun.Cmd{Script: detect, Args: append([]string{e.cfg.Root}, e.cfg.compose()...), Env: e.engineEnv(), Stderr: bounded(&said)}, 64<<10)
 	if err != nil {
 		return err
 	}
@@ -194,7 +194,7 @@ func (e *engine) look(ctx context.Context, h *host) error {
 			WithHint("is it running, and may the account use it? try there: docker info")
 	}
 	k = &known{slots: make(chan struct{}, e.cfg.Parallel), builds: make(chan struct{}, e.cfg.Parallel), carrying: make(chan struct{}, 1)}
-	for line := range strings.Lines(out.String()) {
+	for line := range strings.Lines(string(out)) {
 		key, v, _ := strings.Cut(strings.TrimSpace(line), "=")
 		switch key {
 		case "root":
@@ -275,7 +275,7 @@ func (e *engine) eachOf(ctx context.Context, names []string, f func(name string,
 // script runs a script on h and returns what it says. A non-zero exit is an error with
 // a kind that fits what was said.
 func (e *engine) script(ctx context.Context, h *host, env map[string]string, stdin io.Reader, script string, args ...string) (string, error) {
-	var out, said strings.Builder
+	var said strings.Builder
 	all := e.engineEnv()
 	if all == nil {
 		all = map[string]string{}
@@ -283,17 +283,17 @@ func (e *engine) script(ctx context.Context, h *host, env map[string]string, std
 	for k, v := range env {
 		all[k] = v
 	}
-	cmd := sshrun.Cmd{Script: script, Args: args, Env: all, Stdin: stdin, Stdout: &out, Stderr: bounded(&said)}
+	cmd := sshrun.Cmd{Script: script, Args: args, Env: all, Stdin: stdin, Stderr: bounded(&said)}
 	if len(env) > 0 {
 		// What works at a sandbox is found by its environment (Host.Kill), which others see
 		// as a process was started with it.
 		cmd.Script, cmd.Args = "", append([]string{"/bin/sh", "-c", script, "sh"}, args...)
 	}
-	exit, err := h.Run(ctx, cmd)
+	out, exit, err := h.Capture(ctx, cmd, sshrun.MaxAnswer)
 	if err == nil && exit.Code != 0 {
 		err = e.failed(h, "a step", said.String(), nil)
 	}
-	return out.String(), err
+	return string(out), err
 }
 
 // failed is the error of a program of the host that ended badly and said that. The

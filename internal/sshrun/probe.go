@@ -73,8 +73,8 @@ func (h *Host) Probe(ctx context.Context) (Facts, error) {
 	}
 	f := Facts{At: time.Now().UTC().Truncate(time.Microsecond), Latency: time.Since(begun).Seconds(), Tools: map[string]string{}}
 	sent := time.Now()
-	heard := &firstTime{w: &out}
-	if _, err := h.Run(ctx, Cmd{Script: look, Args: probed, Stdout: heard, Stderr: io.Discard}); err != nil {
+	heard := &firstTime{w: &limited{&out, 64 << 10}}
+	if _, err := h.Run(ctx, Cmd{Script: look, Args: probed, Stdout: heard, Stderr: io.Discard}); err != nil { // heard is bounded
 		return Facts{}, err
 	}
 	for line := range strings.Lines(out.String()) {

@@ -582,7 +582,7 @@ func (h *Host) Kill(ctx context.Context, name, value string) error {
 	if err := errors.Join(checkName(name), checkWords("the value", value)); err != nil {
 		return err
 	}
-	exit, said, err := h.capture(ctx, `[ -r /proc/self/environ ] || exit 4`+killing, []string{name + "=" + value, "", ""})
+	exit, said, err := h.said(ctx, `[ -r /proc/self/environ ] || exit 4`+killing, []string{name + "=" + value, "", ""})
 	switch {
 	case err != nil:
 		return err
@@ -629,15 +629,70 @@ func (h *Host) Output(ctx context.Context, script string, args ...string) ([]byt
 }
 
 func (h *Host) output(ctx context.Context, as use, script string, args ...string) ([]byte, error) {
-	var out, said bytes.Buffer
-	exit, err := h.run(ctx, Cmd{Script: script, Args: args, Stdout: &out, Stderr: &limited{&said, 16 << 10}}, as)
+	var said bytes.Buffer
+	out, exit, err := h.capture(ctx, Cmd{Script: script, Args: args, Stderr: &limited{&said, 16 << 10}}, MaxAnswer, as)
 	if err == nil && exit.Code != 0 {
 		err = sandboxer.E(sandboxer.Failed, &exitError{exit, tidy(said.String())}, "a command on host %s failed", h.target.Name)
 	}
-	return out.Bytes(), err
+	return out, err
 }
 
-func (h *Host) capture(ctx context.Context, script string, args []string) (sandboxer.Exit, string, error) {
+// MaxAnswer is how much of what a command says is read as a whole, in bytes, where no more
+// is expected.
+const MaxAnswer = 32 << 20
+
+// Capture runs c as Run does and returns what it wrote to stdout. A host, and what guests left
+// there, may say anything: a command that writes more than most bytes is ended, and the error
+// is of the kind Failed.
+func (h *Host) Capture(ctx context.Context, c Cmd, most int) ([]byte, sandboxer.Exit, error) {
+	return h.capture(ctx, c, most, command)
+}
+
+func (h *Host) capture(ctx context.Context, c Cmd, most int, as use) ([]byte, sandboxer.Exit, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	out := &answer{most: most, over: func() {
+		cancel(sandboxer.E(sandboxer.Failed, nil, "host %s: an answer is longer than %d bytes", h.target.Name, most).
+			WithHint("look there at what has become so large or so many"))
+	}}
+	c.Stdout = out
+	exit, err := h.run(ctx, c, as)
+	if out.isOver() { // also if it had written all of it before it could be ended
+		return nil, exit, context.Cause(ctx)
+	}
+	return out.b.Bytes(), exit, err
+}
+
+// An answer keeps what is written to it, and tells once when that is more than it may.
+type answer struct {
+	most int
+	over func()
+
+	mu   sync.Mutex
+	told bool
+	b    bytes.Buffer
+}
+
+func (a *answer) Write(p []byte) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.b.Len()+len(p) > a.most && !a.told {
+		a.told, a.b = true, bytes.Buffer{}
+		a.over()
+	}
+	if !a.told {
+		a.b.Write(p)
+	}
+	return len(p), nil
+}
+
+func (a *answer) isOver() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.told
+}
+
+func (h *Host) said(ctx context.Context, script string, args []string) (sandboxer.Exit, string, error) {
 	var said bytes.Buffer
 	exit, err := h.Run(ctx, Cmd{Script: script, Args: args, Stderr: &limited{&said, 16 << 10}})
 	return exit, tidy(said.String()), err

@@ -469,3 +469,26 @@ func TestOutputIsTakenLate(t *testing.T) {
 type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+// TestCapture: an answer is as long as is expected at most, or the command ends.
+func TestCapture(t *testing.T) {
+	both(t, func(t *testing.T, transport string) {
+		s := sshtest.Start(t, sshtest.Options{})
+		h := host(t, newPool(t, sshrun.Options{Transport: transport}), s.Target())
+		const most = 100_000
+		for script, ok := range map[string]bool{"head -c 100000 /dev/zero": true, "head -c 100001 /dev/zero": false, "exec yes": false} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			out, exit, err := h.Capture(ctx, sshrun.Cmd{Script: script}, most)
+			cancel()
+			if ok && (err != nil || exit.Code != 0 || len(out) != most) {
+				t.Errorf("%s: %d bytes, %+v, %v", script, len(out), exit, err)
+			}
+			if !ok && (sandboxer.KindOf(err) != sandboxer.Failed || !strings.Contains(err.Error(), "longer than 100000 bytes") || out != nil) {
+				t.Errorf("%s: %d bytes, %v", script, len(out), err)
+			}
+		}
+		if out, err := h.Output(t.Context(), "exec yes"); sandboxer.KindOf(err) != sandboxer.Failed || out != nil {
+			t.Errorf("Output: %d bytes, %v", len(out), err)
+		}
+	})
+}

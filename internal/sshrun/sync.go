@@ -96,21 +96,24 @@ type manifest struct {
 	zstd    bool
 }
 
+// maxListing is how much is read of a list of files, in bytes: of a million and more.
+const maxListing = 128 << 20
+
 func (h *Host) list(ctx context.Context, dir string, make bool) (*manifest, error) {
-	var out, said bytes.Buffer
+	var said bytes.Buffer
 	flag := ""
 	if make {
 		flag = "1"
 	}
-	exit, err := h.Run(ctx, Cmd{Script: listing, Args: []string{dir, flag}, Stdout: &out, Stderr: &limited{&said, 8 << 10}})
+	out, exit, err := h.Capture(ctx, Cmd{Script: listing, Args: []string{dir, flag}, Stderr: &limited{&said, 8 << 10}}, maxListing)
 	if err != nil {
 		return nil, err
 	}
-	if exit.Code != 0 && out.Len() == 0 {
+	if exit.Code != 0 && len(out) == 0 {
 		return nil, sandboxer.E(sandboxer.Failed, &exitError{exit, tidy(said.String())}, "directory %s on host %s cannot be used (%s)", dir, h.target.Name, tidy(said.String()))
 	}
 	// A name that vanished while it was listed is an exit status, and no loss.
-	return parseListing(out.Bytes())
+	return parseListing(out)
 }
 
 func parseListing(data []byte) (*manifest, error) {
@@ -286,13 +289,14 @@ rm -f "$f"; exit $r`
 // hashes returns the SHA-256 of files of the host, by name; those that it could not
 // tell are missing.
 func (h *Host) hashes(ctx context.Context, dir string, names []string) (map[string]string, error) {
-	var list, out bytes.Buffer
+	var list bytes.Buffer
 	for _, n := range names {
 		list.WriteString("./" + n + "\x00")
 	}
-	_, err := h.Run(ctx, Cmd{Script: hashScript, Args: []string{dir, strconv.Itoa(list.Len())}, Stdin: &list, Stdout: &out})
+	// For each name at most one line, of 68 bytes beside it, where it has none to escape.
+	out, _, err := h.Capture(ctx, Cmd{Script: hashScript, Args: []string{dir, strconv.Itoa(list.Len())}, Stdin: &list}, 2*list.Len()+80*len(names))
 	sums := map[string]string{}
-	for line := range strings.Lines(out.String()) {
+	for line := range strings.Lines(string(out)) {
 		// A name that needs escaping has a line that begins with a backslash: unknown.
 		if sum, name, ok := strings.Cut(strings.TrimSuffix(line, "\n"), "  ./"); ok && len(sum) == 64 {
 			sums[name] = sum
