@@ -177,9 +177,7 @@ func (r *Remote) create(ctx context.Context, o order) (Object, error) {
 	if err := ctx.Err(); err != nil {
 		return Object{}, err
 	}
-	c, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-	defer cancel()
-	out, err := call[Object](c, r, "create", o)
+	out, err := call[Object](context.WithoutCancel(ctx), r, "create", o) // which has an end of its own
 	if ctx.Err() != nil {
 		return Object{}, ctx.Err()
 	}

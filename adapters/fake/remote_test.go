@@ -270,6 +270,25 @@ func TestRemoteFaults(t *testing.T) {
 	}
 }
 
+// A world that stops between a question and the next does not answer, as one that was
+// stopped before.
+func TestRemoteStopsInBetween(t *testing.T) {
+	t.Parallel()
+	socket, _, p := stoppableWorld(t)
+	e, err := openRemote(t.Context(), socket, "me", `{"faults": [{"verb": "provision", "delay": 1}]}`) // it asks nobody what goes wrong
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if err := p.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer p.Signal(syscall.SIGCONT)
+	if _, err := e.Provision(t.Context(), order("a")); sandboxer.KindOf(err) != sandboxer.Unavailable {
+		t.Errorf("Provision: %v; want unavailable", err)
+	}
+}
+
 // The environment travels to the world, but its secrets not into its log.
 func TestRemoteEnv(t *testing.T) {
 	socket, log := worldProcess(t)
