@@ -206,6 +206,10 @@ func (e *engine) gatewayConfig(p *plan, r composefile.Rendering) ([]byte, error)
 	if err = errors.Join(err, derr); err != nil {
 		return nil, err
 	}
+	// The gateway is on the host, and so could reach what other sandboxes have there.
+	if others, err := netip.ParsePrefix(e.cfg.Subnets); err == nil {
+		cfg.Never = append(cfg.Never, others)
+	}
 	return cfg.Marshal()
 }
 

@@ -312,14 +312,28 @@ func TestFilteredNetwork(t *testing.T) {
 	}
 }
 
-// TestAllowedDestinations: a list of destinations holds for services and for what builds them.
+// TestAllowedDestinations: a list of destinations holds for services and for what builds them,
+// and opens no sandbox to another one, whatever is on it.
 func TestAllowedDestinations(t *testing.T) {
 	r := newRig(t, current(t), 1)
 	w := r.withGateway(t)
 	e := r.opened(t, "listed")
 	s := order("listed", repo(t, "services: {main: {build: ., command: [sleep, '86400']}}\n",
 		map[string]string{"Dockerfile": "FROM " + image + "\nRUN wget -qO /got http://allowed.example/; wget -qO /not http://other.example/ || echo no >/not\n"}))
-	s.Network = sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"allowed.example:80", w.private + ":80"}}
+	s.Network = sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"allowed.example:80", w.private + ":80", "10.0.0.0/8"}}
+	other := order("other", repo(t, online, nil))
+	oh, err := e.Provision(t.Context(), other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	teardown(t, e, other.ID)
+	if _, err := e.WaitReady(t.Context(), oh); err != nil {
+		t.Fatal(err)
+	}
+	address := in(t, e, oh, "main", "hostname -i")
+	if got := in(t, e, oh, "db", wget("http://"+address+":8080/")); got != "inside" {
+		t.Fatalf("the other one says %q at %s", got, address)
+	}
 	h, err := e.Provision(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
@@ -335,6 +349,7 @@ func TestAllowedDestinations(t *testing.T) {
 		wget("http://other.example/"):        "no",
 		wget("http://" + w.private + "/"):    "outside " + w.private,
 		wget("http://" + w.private + ":81/"): "no",
+		wget("http://" + address + ":8080/"): "no",
 		"nslookup other.example || echo no":  "no",
 	} {
 		if got := run(t, e, h, script+" 2>/dev/null"); got != want && !(want == "no" && strings.HasSuffix(got, "no")) {
