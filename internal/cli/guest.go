@@ -20,7 +20,7 @@ import (
 
 // guestOptions say how a command inside a sandbox is attached to this terminal.
 type guestOptions struct {
-	env, envFiles    []string
+	env              envFlags
 	user, dir        string
 	service          string
 	interactive, tty bool
@@ -29,8 +29,7 @@ type guestOptions struct {
 func (g *guestOptions) register(c *cobra.Command, withEnv bool) {
 	fl := c.Flags()
 	if withEnv {
-		fl.StringArrayVarP(&g.env, "env", "e", nil, "environment `NAME=value`, or NAME to pass on yours")
-		fl.StringArrayVar(&g.envFiles, "env-file", nil, "`file` with lines NAME=value")
+		g.env.bind(fl)
 	}
 	fl.StringVarP(&g.user, "user", "u", "", "`user` name or uid[:gid] inside")
 	fl.StringVar(&g.service, "service", "", "`name` of the compose service to run in; default: the sandbox's own")
@@ -50,7 +49,7 @@ func (g *guestOptions) settle(f *factory, c *cobra.Command) error {
 	if !c.Flags().Changed("tty") {
 		g.tty = f.io.inTTY && f.io.outTTY && g.interactive
 	}
-	_, err := environment(f.env, g.env, g.envFiles)
+	_, err := g.env.read(f.env)
 	return err
 }
 
@@ -58,7 +57,7 @@ func (g *guestOptions) settle(f *factory, c *cobra.Command) error {
 // its exit code. Signals sent to this process go to the command; the third interrupt
 // kills it.
 func execIn(ctx context.Context, f *factory, s *session, ref string, args []string, g guestOptions) (int, error) {
-	env, err := environment(f.env, g.env, g.envFiles)
+	env, err := g.env.read(f.env)
 	if err != nil {
 		return 0, err
 	}

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"math"
 	"os"
 	"os/signal"
@@ -17,6 +19,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
@@ -26,7 +29,7 @@ import (
 type orderOptions struct {
 	profile, image, offer   string // offer is the positional [PROFILE|IMAGE]
 	inputs, labels          []string
-	env, envFiles           []string
+	env                     envFlags
 	name, ttl, host         string
 	cpus, memory, disk, net string
 	pids                    int64
@@ -44,8 +47,7 @@ func (o *orderOptions) register(f *factory, c *cobra.Command) {
 	fl.StringVar(&o.profile, "profile", "", "`profile` to create from (SANDBOXER_PROFILE)")
 	fl.StringVar(&o.image, "image", "", "`image` in the backend's terms")
 	fl.StringArrayVar(&o.inputs, "input", nil, "the profile's argument `key=value`; a local directory is made absolute")
-	fl.StringArrayVarP(&o.env, "env", "e", nil, "environment `NAME=value`, or NAME to pass on yours")
-	fl.StringArrayVar(&o.envFiles, "env-file", nil, "`file` with lines NAME=value")
+	o.env.bind(fl)
 	fl.StringArrayVar(&o.labels, "label", nil, "label `key=value`")
 	fl.StringVar(&o.name, "name", "", "`name`, unique among your live sandboxes")
 	fl.StringVar(&o.ttl, "ttl", "", "`lifetime`: 30m, 1h30m, 2d")
@@ -136,7 +138,7 @@ func (o *orderOptions) request(f *factory, s *session) (api.CreateSandbox, error
 	if r.Mounts, err = parseMounts(o.mounts, s); err != nil {
 		return r, err
 	}
-	if r.Env, err = environment(f.env, o.env, o.envFiles); err != nil {
+	if r.Env, err = o.env.read(f.env); err != nil {
 		return r, err
 	}
 	if !o.noMain {
@@ -407,6 +409,33 @@ func localInputs(inputs map[string]string, s *session) error {
 
 // environment merges files and flags; the flags win. A name without a value passes
 // on the caller's, if there is one.
+// envFlags are the flags that set an environment.
+type envFlags struct {
+	vars, files []string
+
+	// A file may be a pipe: it is read when the flags are checked, and not again.
+	done bool
+	env  map[string]string
+	err  error
+}
+
+func (e *envFlags) bind(fl *pflag.FlagSet) {
+	fl.StringArrayVarP(&e.vars, "env", "e", nil, "environment `NAME=value`, or NAME to pass on yours")
+	fl.StringArrayVar(&e.files, "env-file", nil, "`file` with lines NAME=value")
+}
+
+// read returns what the flags set.
+func (e *envFlags) read(lookup func(string) (string, bool)) (map[string]string, error) {
+	if !e.done {
+		e.env, e.err = environment(lookup, e.vars, e.files)
+		e.done = true
+	}
+	return maps.Clone(e.env), e.err
+}
+
+// maxEnvFile is the most that a file of variables may hold, in bytes.
+const maxEnvFile = 1 << 20
+
 func environment(lookup func(string) (string, bool), flags, files []string) (map[string]string, error) {
 	env := map[string]string{}
 	add := func(where, kv string) error {
@@ -427,8 +456,9 @@ func environment(lookup func(string) (string, bool), flags, files []string) (map
 		if err != nil {
 			return nil, sandboxer.E(sandboxer.Invalid, err, "--env-file: %s cannot be read", name)
 		}
-		sc := bufio.NewScanner(f)
-		sc.Buffer(nil, 1<<20)
+		all := &io.LimitedReader{R: f, N: maxEnvFile + 1}
+		sc := bufio.NewScanner(all)
+		sc.Buffer(nil, maxEnvFile+1)
 		for n := 1; sc.Scan(); n++ {
 			line := strings.TrimSuffix(sc.Text(), "\r")
 			if t := strings.TrimSpace(line); t == "" || t[0] == '#' {
@@ -438,6 +468,10 @@ func environment(lookup func(string) (string, bool), flags, files []string) (map
 				f.Close()
 				return nil, err
 			}
+		}
+		if all.N == 0 {
+			f.Close()
+			return nil, invalid("--env-file: %s holds more than %d bytes", name, maxEnvFile)
 		}
 		if err := errors.Join(sc.Err(), f.Close()); err != nil {
 			return nil, sandboxer.E(sandboxer.Invalid, err, "--env-file: %s cannot be read", name)

@@ -573,8 +573,7 @@ func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error
 	fl.StringVar(&o.kind, "kind", "", "restore this `form`: native or portable")
 	fl.StringArrayVar(&or.inputs, "input", nil, "another argument `key=value` than the source's, or key= for none; a local directory is made absolute")
 	fl.StringVar(&or.host, "host", "", "`place` among those the extension has")
-	fl.StringArrayVarP(&or.env, "env", "e", nil, "environment `NAME=value`, or NAME to pass on yours")
-	fl.StringArrayVar(&or.envFiles, "env-file", nil, "`file` with lines NAME=value")
+	or.env.bind(fl)
 	fl.StringArrayVar(&or.labels, "label", nil, "label `key=value`")
 	fl.StringVar(&or.name, "name", "", "`name`, unique among your live sandboxes")
 	fl.StringVar(&or.ttl, "ttl", "", "`lifetime`: 30m, 1h30m, 2d")
@@ -651,7 +650,7 @@ func newCmdFork(f *factory, runF func(context.Context, *forkOptions) error) *cob
 	}
 	fl := c.Flags()
 	fl.IntVarP(&o.count, "count", "n", 1, "how `many`, 1 to 100")
-	fl.StringArrayVarP(&o.order.env, "env", "e", nil, "environment `NAME=value`, or NAME to pass on yours")
+	fl.StringArrayVarP(&o.order.env.vars, "env", "e", nil, "environment `NAME=value`, or NAME to pass on yours")
 	fl.StringArrayVar(&o.order.labels, "label", nil, "label `key=value`")
 	fl.StringVar(&o.order.ttl, "ttl", "", "`lifetime` of each: 30m, 1h30m, 2d")
 	fl.StringVar(&o.key, "idempotency-key", "", "one `key` makes one set of copies, however often it is used")
