@@ -157,7 +157,7 @@ func TestProduct(t *testing.T) {
 				args = append(args, "-o", format)
 			}
 			code, out, errs := p.run(t, args...)
-			if code == 0 || !strings.Contains(errs+out, "bad address") || !strings.Contains(errs+out, "unfiltered_egress: true in the config of ext.compose-ssh") {
+			if code == 0 || !strings.Contains(errs+out, "bad address") || !strings.Contains(errs+out, "the profile says network: public, or network: allow") {
 				t.Errorf("-o %q: it ends with %d: %s%s; want the reason, and what to do", format, code, out, errs)
 			}
 		}
