@@ -175,7 +175,7 @@ func measure(ctx context.Context, o options, say func(string)) (_ *report, err e
 		{composeStep, true, b.overCompose},
 	}
 	for _, s := range steps {
-		if o.only != "" && s.what != o.only && (s.what != prepareStep || o.only != poolStep) || o.dense && !slices.Contains([]string{prepareStep, snapshotStep, idleStep, burstStep, poolStep, networkStep}, s.what) {
+		if o.only != "" && s.what != o.only && (s.what != prepareStep || o.only != poolStep && o.only != composeStep) || o.dense && !slices.Contains([]string{prepareStep, snapshotStep, idleStep, burstStep, poolStep, networkStep}, s.what) {
 			continue
 		}
 		if s.slow && o.quick {

@@ -147,7 +147,7 @@ func (e *engine) see(ctx context.Context, h *host, name string) (*sight, error) 
 
 // settled is how long a service without a health check must have run to count as one
 // that runs.
-const settled = 2 * time.Second
+const settled = time.Second
 
 // restarting is how long an engine takes from the end of a service to its next start, or
 // at least to saying that it waits for that.

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -403,10 +404,8 @@ func (e *engine) furnish(ctx context.Context, h *host, p *plan, r composefile.Re
 	if r.Podman {
 		files = append(files, p.project.EnvFiles(r)...)
 	}
-	for _, f := range files {
-		if err := h.WriteFile(ctx, path.Join(r.Dir, "files", f.Name), f.Mode, bytes.NewReader(f.Content)); err != nil {
-			return err
-		}
+	if err := writeFiles(ctx, h, path.Join(r.Dir, "files"), files); err != nil {
+		return err
 	}
 	if err := e.prepare(ctx, h, p, r); err != nil {
 		return err
@@ -424,6 +423,31 @@ func (e *engine) furnish(ctx context.Context, h *host, p *plan, r composefile.Re
 		return err
 	}
 	return e.prepare(ctx, h, p, r)
+}
+
+// atOnce is how many files are written at a time: each takes two commands of a connection
+// that has room for ten.
+const atOnce = 4
+
+func writeFiles(ctx context.Context, h *host, dir string, files []composefile.File) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	slots := make(chan struct{}, atOnce)
+	var all sync.WaitGroup
+	for _, f := range files {
+		slots <- struct{}{}
+		all.Go(func() {
+			defer func() { <-slots }()
+			if ctx.Err() != nil {
+				return
+			}
+			if err := h.WriteFile(ctx, path.Join(dir, f.Name), f.Mode, bytes.NewReader(f.Content)); err != nil {
+				cancel(err) // the others are of no use
+			}
+		})
+	}
+	all.Wait()
+	return context.Cause(ctx)
 }
 
 // prepare writes the compose file, and makes the places that it mounts.
