@@ -279,14 +279,14 @@ func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer
 		if ho.known.engine == "podman" {
 			wait = 0 // it is this look that has Podman look
 		}
-		last = nil
+		last, wait = nil, min(max(wait, 150*time.Millisecond), time.Second)
 		if ready {
 			last, wait = s, 50*time.Millisecond
 		}
 		select {
 		case <-ctx.Done():
 			return r, ctx.Err()
-		case <-time.After(min(max(wait, 150*time.Millisecond), time.Second)):
+		case <-time.After(wait):
 		}
 	}
 }
