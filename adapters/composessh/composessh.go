@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/egress"
 )
 
 // Config is the extension's `config:` block.
@@ -83,10 +84,10 @@ func (c *Config) Validate() error {
 	if c.Root == "" || path.Clean(c.Root) != c.Root || c.Root == "/" || c.Root == "." || strings.HasPrefix(c.Root, "..") || strings.ContainsAny(c.Root, ":,\\\n") {
 		return sandboxer.E(sandboxer.Invalid, nil, "root: %q is not a clean path without colons and commas", c.Root)
 	}
-	if _, err := c.never(); err != nil {
+	if _, err := egress.Prefixes("never", c.Never); err != nil {
 		return err
 	}
-	if _, err := c.resolvers(); err != nil {
+	if _, err := egress.Resolvers("dns", c.DNS); err != nil {
 		return err
 	}
 	if cmd := c.compose(); len(cmd) > 0 && flavour(cmd) == "" {

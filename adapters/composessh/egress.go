@@ -35,36 +35,6 @@ func (c *Config) filters(p sandboxer.NetworkPolicy) bool {
 	return p.Mode == sandboxer.NetworkAllow || p.Mode == sandboxer.NetworkPublic && !c.UnfilteredEgress
 }
 
-// never are the addresses that no sandbox reaches through a gateway.
-func (c *Config) never() (out []netip.Prefix, err error) {
-	for _, s := range c.Never {
-		p, err := netip.ParsePrefix(s)
-		if a, aerr := netip.ParseAddr(s); aerr == nil {
-			p, err = netip.PrefixFrom(a, a.BitLen()), nil
-		}
-		if err != nil {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "never: %q is not an IP address or CIDR", s)
-		}
-		out = append(out, p.Masked())
-	}
-	return out, nil
-}
-
-// resolvers are the configured DNS servers as host:port.
-func (c *Config) resolvers() (out []string, err error) {
-	for _, s := range c.DNS {
-		at, err := netip.ParseAddrPort(s)
-		if a, aerr := netip.ParseAddr(s); aerr == nil {
-			at, err = netip.AddrPortFrom(a, 53), nil
-		}
-		if err != nil {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "dns: %q is not an address or address:port", s)
-		}
-		out = append(out, at.String())
-	}
-	return out, nil
-}
-
 // fits refuses what h cannot do for p.
 func (e *engine) fits(h *host, p *plan) error {
 	if p.filtered {
@@ -201,8 +171,8 @@ func (e *engine) gatewayConfig(p *plan, r composefile.Rendering) ([]byte, error)
 	cfg := p.project.EgressConfig(r, p.linkedBuilds)
 	cfg.Network = p.spec.Network
 	var err, derr error
-	cfg.Never, err = e.cfg.never()
-	cfg.DNS, derr = e.cfg.resolvers()
+	cfg.Never, err = egress.Prefixes("never", e.cfg.Never)
+	cfg.DNS, derr = egress.Resolvers("dns", e.cfg.DNS)
 	if err = errors.Join(err, derr); err != nil {
 		return nil, err
 	}
@@ -231,8 +201,8 @@ wait $p`
 
 // link starts the gateway and links, and waits until they are in place: what starts after
 // that, and not before, has the way out that the policy gives it, and no other.
-func (e *engine) link(ctx context.Context, h *host, p *plan, compose []string, links []string) error {
-	args := append(slices.Clone(compose), "up", "-d", "--no-deps", egress.Name)
+func (e *engine) link(ctx context.Context, h *host, p *plan, links []string) error {
+	args := append(e.compose(h, p), "up", "-d", "--no-deps", egress.Name)
 	for _, l := range links {
 		if l == egress.Build {
 			args = append(args, l)
@@ -262,7 +232,7 @@ func (e *engine) linkBuilds(ctx context.Context, h *host, p *plan) (end func(), 
 	if !p.linkedBuilds {
 		return func() {}, nil
 	}
-	if err := e.step(pLink, func() error { return e.link(ctx, h, p, e.compose(h, p), []string{egress.Build}) }); err != nil {
+	if err := e.step(pLink, func() error { return e.link(ctx, h, p, []string{egress.Build}) }); err != nil {
 		return nil, err
 	}
 	return func() {

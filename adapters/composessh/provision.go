@@ -653,7 +653,7 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 	}
 	var err error
 	if p.filtered {
-		err = e.step(pLink, func() error { return e.link(ctx, h, p, e.compose(h, p), p.project.Linked()) })
+		err = e.step(pLink, func() error { return e.link(ctx, h, p, p.project.Linked()) })
 	}
 	if err != nil {
 		return e.notUp(ctx, h, env, err, numbers, first)

@@ -23,12 +23,12 @@
 package local
 
 import (
-	"net"
 	"net/netip"
 	"path/filepath"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/egress"
 )
 
 // Config is the extension's `config:` block.
@@ -137,14 +137,12 @@ func (c *Config) Validate() error {
 		return sandboxer.E(sandboxer.Invalid, nil, "uid_base and uid_ranges: the IDs %d to %d cannot all be sandboxes' (there are none from %d on, and %d to %d have another use)",
 			c.UIDBase, end-1, int64(1<<32-idCount), idShift, idShift+idCount-1)
 	}
-	for i, s := range c.DNS {
-		if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
-			c.DNS[i] = net.JoinHostPort(a.String(), "53")
-		} else if _, err := netip.ParseAddrPort(s); err != nil {
-			return sandboxer.E(sandboxer.Invalid, nil, "dns: %q is not an IP address or address:port", s)
-		}
+	dns, err := egress.Resolvers("dns", c.DNS)
+	if err != nil {
+		return err
 	}
-	_, err := c.never()
+	c.DNS = dns
+	_, err = c.never()
 	return err
 }
 
@@ -159,19 +157,7 @@ func reservedEtc(name string) bool {
 	return false
 }
 
-func (c *Config) never() (out []netip.Prefix, err error) {
-	for _, s := range c.Never {
-		p, err := netip.ParsePrefix(s)
-		if a, aerr := netip.ParseAddr(s); aerr == nil {
-			p, err = netip.PrefixFrom(a, a.BitLen()), nil
-		}
-		if err != nil {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "never: %q is not an IP address or CIDR", s)
-		}
-		out = append(out, p.Masked())
-	}
-	return out, nil
-}
+func (c *Config) never() ([]netip.Prefix, error) { return egress.Prefixes("never", c.Never) }
 
 // Adapter is what package adapters lists.
 var Adapter = sandboxer.Typed(sandboxer.Adapter{
