@@ -487,6 +487,33 @@ func TestBuildKit(t *testing.T) {
 	if _, err := e.Provision(t.Context(), on("classic", "host-2", dir)); err != nil {
 		t.Error(err)
 	}
+
+	// BuildKit shares its layers between all who use the engine, but none of a RUN between
+	// tenants.
+	t.Run("tenants", func(t *testing.T) {
+		e.cfg.BuildMemory = 4 << 30
+		dir := repo(t, "services: {main: {build: ., command: [sleep, '86400']}}", map[string]string{"Dockerfile": "FROM " + image + "\nRUN cat /proc/sys/kernel/random/uuid >/made\n"})
+		made := func(id, tenant string) string {
+			s := on(id, "host-1", dir)
+			s.Tenant = tenant
+			h, err := e.Provision(t.Context(), s)
+			switch {
+			case err == nil:
+				return run(t, e, h, "cat /made")
+			case strings.Contains(err.Error(), "buildx component is missing"):
+				t.Skip("there is no buildx: ", err)
+			}
+			t.Fatal(err)
+			return ""
+		}
+		first, again, other := made("first", "one"), made("again", "one"), made("other", "another")
+		if first == "" || first != again {
+			t.Errorf("a tenant's second build made %q; want the %q of its first", again, first)
+		}
+		if first == other {
+			t.Errorf("another tenant got %q, which the first one's build made", other)
+		}
+	})
 }
 
 // TestPodmanSwap: a limit of memory is one also where podman-compose says nothing of swap.
