@@ -143,8 +143,12 @@ type Reachability struct {
 	ComposeProject string            `json:"compose_project,omitempty"` // compose extensions only
 	URL            string            `json:"url,omitempty"`             // base URL of a URL-reachable sandbox
 	Ports          []Port            `json:"ports,omitempty"`           // published ports
-	Extra          map[string]string `json:"extra,omitempty"`
+	Extra          map[string]string `json:"extra,omitempty"`           // what else the adapter has to say; see ExtraChanged
 }
+
+// ExtraChanged is the key of Reachability.Extra under which an adapter says what it left
+// out of a request or did otherwise, in one list separated by "; ".
+const ExtraChanged = "changed"
 
 // A Port is one reachable port of a sandbox.
 type Port struct {

@@ -347,7 +347,7 @@ func (e *engine) reach(h *host, m *meta) sandboxer.Reachability {
 		r.SSH += ":" + strconv.Itoa(t.Port)
 	}
 	if len(m.Notes) > 0 {
-		r.Extra["changed"] = strings.Join(m.Notes, "; ")
+		r.Extra[sandboxer.ExtraChanged] = strings.Join(m.Notes, "; ")
 	}
 	seen := map[int]bool{}
 	add := func(port int) {

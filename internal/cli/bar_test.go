@@ -55,7 +55,45 @@ func TestProgressOfAPull(t *testing.T) {
 	if got := bar(sandboxer.Progress{Step: "unpacking", Done: 2_500_000}); got != "2.5 MB" {
 		t.Errorf("without a total: %q", got)
 	}
+	if got := bar(sandboxer.Progress{Step: "building web", Done: 4_000}); got != "" {
+		t.Errorf("of a step with next to no bytes: %q", got)
+	}
 	if got := bar(sandboxer.Progress{Done: 300, Total: 100}); !strings.HasPrefix(got, "["+strings.Repeat("=", 24)+"] 100%") {
 		t.Errorf("beyond the total: %q", got)
+	}
+}
+
+// TestChanges: what a backend left out of a request is said when the sandbox is ready, and
+// shown with it.
+func TestChanges(t *testing.T) {
+	sb := &api.Sandbox{ID: "box"}
+	sb.Reachability.Extra = map[string]string{sandboxer.ExtraChanged: "a is left out; b is left out\x1b[2J; c is empty; d; e", "service": "web"}
+	rows := map[string]string{}
+	for _, r := range sandboxView().detail(sb) {
+		rows[r[0]] = r[1]
+	}
+	if got := rows["changed"]; strings.Count(got, "\n") != 4 || !strings.HasPrefix(got, "a is left out\nb ") {
+		t.Errorf("changed is %q", got)
+	}
+	if got := rows["details"]; got != "service=web" {
+		t.Errorf("details are %q", got)
+	}
+	name := filepath.Join(t.TempDir(), "out")
+	out, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &progress{io: &streams{err: out}, mode: "plain"}
+	p.changes(sb)
+	p.changes(&api.Sandbox{ID: "other"})
+	p.stop()
+	out.Close()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := string(data)
+	if strings.Count(got, "\n") != 4 || !strings.Contains(got, "changed: c is empty\n") || !strings.Contains(got, "changed: 2 more; see them with: sandboxer get box\n") || strings.Contains(got, "\x1b") {
+		t.Errorf("said when it is ready:\n%s", got)
 	}
 }

@@ -533,6 +533,7 @@ func (p *progress) ready(ctx context.Context, s *session, sb *api.Sandbox) {
 	if p.mode == "none" {
 		return
 	}
+	p.changes(sb)
 	parts := []string{"ready in " + p.took()}
 	if prof, err := s.Profile(ctx, sb.Profile); err == nil && prof.Isolation != "" {
 		parts = append(parts, string(prof.Isolation))
@@ -547,6 +548,18 @@ func (p *progress) ready(ctx context.Context, s *session, sb *api.Sandbox) {
 		last += " · expires " + sb.ExpiresAt.Local().Format("15:04")
 	}
 	p.done("%s", strings.Join(append(parts, last), "  "))
+}
+
+// changes says what became of a request otherwise than it asked.
+func (p *progress) changes(sb *api.Sandbox) {
+	const shown = 3 // a file that was made for another machine has dozens
+	said := changes(sb)
+	for _, c := range said[:min(len(said), shown)] {
+		p.note("changed: %s", c)
+	}
+	if more := len(said) - shown; more > 0 {
+		p.note("changed: %d more; see them with: sandboxer get %s", more, sb.ID)
+	}
 }
 
 func states(words []string) ([]sandboxer.State, error) {

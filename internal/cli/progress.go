@@ -82,7 +82,7 @@ func (p *progress) far(ev api.Event) {
 	case "json":
 		p.json(map[string]any{"event": ev})
 	case "live":
-		p.draw(clean(g.Step) + "  " + bar(*g))
+		p.draw(strings.TrimRight(clean(g.Step)+"  "+bar(*g), " "))
 	case "plain":
 		tenth := int64(-1)
 		if g.Total > 0 {
@@ -92,7 +92,7 @@ func (p *progress) far(ev api.Event) {
 			return
 		}
 		p.long, p.tenth = g.Step, tenth
-		p.plain("%s %s  %s", ev.SandboxID, clean(g.Step), amount(*g))
+		p.plain("%s", strings.TrimRight(fmt.Sprintf("%s %s  %s", ev.SandboxID, clean(g.Step), amount(*g)), " "))
 	}
 }
 
@@ -107,7 +107,10 @@ func bar(g sandboxer.Progress) string {
 }
 
 func amount(g sandboxer.Progress) string {
-	if g.Total <= 0 {
+	switch {
+	case g.Total <= 0 && g.Done < 50_000: // nothing worth a number
+		return ""
+	case g.Total <= 0:
 		return megabytes(g.Done)
 	}
 	return fmt.Sprintf("%d%%  %s of %s", 100*min(g.Done, g.Total)/g.Total, megabytes(g.Done), megabytes(g.Total))

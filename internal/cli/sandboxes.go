@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -76,6 +77,7 @@ func sandboxView() view[*api.Sandbox] {
 				{"limits", limitsText(sb.Limits)}, {"network", networkText(sb.Network)}, {"mounts", mountsText(sb.Mounts)}, {"user", sb.User},
 				{"host", sb.Reachability.Host}, {"workspace", sb.Reachability.RemoteDir}, {"ssh", sb.Reachability.SSH},
 				{"url", sb.Reachability.URL}, {"ports", strings.Join(ports, "\n")},
+				{"changed", strings.Join(changes(sb), "\n")}, {"details", pairs(details(sb))},
 				{"price", quoteText(sb.Quote)}, {"cost", "$" + sb.Cost.String()},
 				{"created", moment(sb.CreatedAt, ago)}, {"ready", moment(sb.ReadyAt, ago)}, {"last used", moment(sb.UsedAt, ago)},
 				{"paused", pauseText(sb)}, {"paused before", durationText(sb.PausedFor)}, {"restored from", restoredText(sb)},
@@ -84,6 +86,22 @@ func sandboxView() view[*api.Sandbox] {
 			}
 		},
 	}
+}
+
+// changes are what the adapter left out of the request or did otherwise.
+func changes(sb *api.Sandbox) []string {
+	said := sb.Reachability.Extra[sandboxer.ExtraChanged]
+	if said == "" {
+		return nil
+	}
+	return strings.Split(said, "; ")
+}
+
+// details are the adapter's other words on how a sandbox is reached.
+func details(sb *api.Sandbox) map[string]string {
+	out := maps.Clone(sb.Reachability.Extra)
+	delete(out, sandboxer.ExtraChanged)
+	return out
 }
 
 // printMade writes sandboxes that a command made or ended: the bare IDs for people and
