@@ -25,8 +25,8 @@ import (
 // markFile is the mark, in the data directory.
 const markFile = "mark"
 
-// markEvery is how much time lies between two writes of the mark at least. What is lost
-// of less than that is not noticed.
+// markEvery is how long after a commit the mark is written, and so how much time lies between
+// two writes of it at least. What is lost of less than that is not noticed.
 const markEvery = time.Second
 
 // A mark says that the database of the epoch had committed the event of number position.
@@ -258,13 +258,15 @@ func (m *marker) run(written int64) {
 	for {
 		select {
 		case <-m.wake:
-			write()
 		case <-m.closing:
 			return
 		}
+		// Not at once: what was committed first is seldom all of what somebody waits for, and
+		// the next commit would wait for the disk twice.
 		t := time.NewTimer(markEvery)
 		select {
 		case <-t.C:
+			write()
 		case <-m.closing:
 			t.Stop()
 			return

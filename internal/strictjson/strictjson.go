@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 )
 
@@ -36,7 +37,7 @@ func DecodeStored(data []byte, v any) (newer []string, err error) {
 		return nil, err
 	}
 	c.stored = true
-	if err := c.value(0, reflect.TypeOf(v)); err != nil {
+	if err := c.value(0, plain(reflect.TypeOf(v))); err != nil {
 		return nil, err
 	}
 	return c.newer, json.Unmarshal(data, v)
@@ -54,7 +55,7 @@ func check(data []byte, t reflect.Type) error {
 	if err != nil {
 		return err
 	}
-	return c.value(0, t)
+	return c.value(0, plain(t))
 }
 
 // start returns a checker of data, which is one valid document.
@@ -69,15 +70,14 @@ func start(data []byte) (*checker, error) {
 		}
 		return nil, errors.New("something follows the document")
 	}
-	return &checker{data: data, objects: map[reflect.Type]*object{}}, nil
+	return &checker{data: data}, nil
 }
 
 // A checker goes once through a valid document, and allocates next to nothing for what
 // becomes a struct: documents have millions of values.
 type checker struct {
-	data    []byte
-	at      int
-	objects map[reflect.Type]*object
+	data []byte
+	at   int
 
 	stored bool     // unknown names are a newer version's
 	newer  []string // which
@@ -86,21 +86,25 @@ type checker struct {
 // object is what is known of a struct.
 type object struct {
 	index map[string]int
-	types []reflect.Type
+	types []reflect.Type // plain
 }
 
-func (c *checker) object(t reflect.Type) *object {
-	o := c.objects[t]
-	if o == nil {
-		known := map[string]reflect.Type{}
-		fields(t, known)
-		o = &object{index: map[string]int{}}
-		for name, t := range known {
-			o.index[name] = len(o.types)
-			o.types = append(o.types, plain(t))
-		}
-		c.objects[t] = o
+// objects has what is known of structs, of which a program has few: to learn it takes longer
+// than to read a record.
+var objects sync.Map // reflect.Type → *object
+
+func objectOf(t reflect.Type) *object {
+	if o, ok := objects.Load(t); ok {
+		return o.(*object)
 	}
+	known := map[string]reflect.Type{}
+	fields(t, known)
+	o := &object{index: map[string]int{}}
+	for name, t := range known {
+		o.index[name] = len(o.types)
+		o.types = append(o.types, plain(t))
+	}
+	objects.Store(t, o)
 	return o
 }
 
@@ -130,12 +134,12 @@ func (c *checker) text() []byte {
 	return c.data[from : c.at-1]
 }
 
-// value goes through one value, which is to become a t; nil if that does not matter.
+// value goes through one value, which is to become a t, which is plain; nil if that does not
+// matter.
 func (c *checker) value(depth int, t reflect.Type) error {
 	if depth > maxDepth {
 		return fmt.Errorf("it is nested more than %d deep", maxDepth)
 	}
-	t = plain(t)
 	switch c.next() {
 	case '"':
 		c.text()
@@ -172,7 +176,7 @@ func (c *checker) members(depth int, t reflect.Type) error {
 	var names map[string]bool // of anything else
 	switch {
 	case t != nil && t.Kind() == reflect.Struct:
-		known = c.object(t)
+		known = objectOf(t)
 		if n := len(known.types)/64 + 1; n > len(seen) {
 			seen = make([]uint64, n)
 		}

@@ -135,6 +135,32 @@ func FuzzCheck(f *testing.F) {
 	})
 }
 
+// TestLearnedOnce: what is known of a type is learned once, not with each record: that took ten
+// times as long as the record.
+func TestLearnedOnce(t *testing.T) {
+	type inner struct{ A, B, C, D, E, F, G, H string }
+	type record struct {
+		A, B, C, D, E, F, G, H inner
+		I, J                   []inner
+	}
+	data, err := json.Marshal(record{I: make([]inner, 2)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	allocs := func(decode func(*record) error) float64 {
+		return testing.AllocsPerRun(20, func() {
+			if err := decode(new(record)); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	plain := allocs(func(r *record) error { return json.Unmarshal(data, r) })
+	strict := allocs(func(r *record) error { _, err := DecodeStored(data, r); return err })
+	if strict > plain+10 {
+		t.Errorf("a record takes %.0f allocations; encoding/json alone %.0f", strict, plain)
+	}
+}
+
 // BenchmarkDecode is a document of many small objects, as a list of files is.
 func BenchmarkDecode(b *testing.B) {
 	data := []byte(`{"list":[` + strings.Repeat(`{"deep":"0123456789"},`, 100_000) + `{"deep":"x"}]}`)
