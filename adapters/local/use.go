@@ -866,6 +866,7 @@ func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liv
 		case errors.Is(err, errUnresponsive) && b.pulse.quiet():
 			return sandboxer.Alive, nil
 		case errors.Is(err, errUnresponsive):
+			b.pulse.doubt() // calls meet what was said of it
 			return sandboxer.Unresponsive, nil
 		}
 		return sandboxer.Unknown, err
