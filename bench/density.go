@@ -303,6 +303,9 @@ func (b *bench) burst(ctx context.Context) error {
 			_, derr := b.broker.Destroy(context.WithoutCancel(ctx), id, true)
 			return errors.Join(err, derr)
 		})
+		if good < n {
+			b.say("the server of the failed lives said:\n" + b.broker.said())
+		}
 		b.r.rate(burstRate, "1/s", float64(good)/took.Seconds())
 		b.r.rate(burstGood, "%", 100*float64(good)/n)
 		if b.docker != nil {
