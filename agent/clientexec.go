@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -34,7 +35,7 @@ func (c *Client) Exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, e
 		return notStartedExit(cmd, err, c.streamError(ctx, streamCtx, err))
 	}
 	defer stream.Close()
-	a := attachment{c: c, ctx: ctx, stream: streamCtx, cut: cut, began: began, next: func() *pb.ProcessEvent {
+	a := &attachment{c: c, ctx: ctx, stream: streamCtx, cut: cut, began: began, next: func() *pb.ProcessEvent {
 		if !stream.Receive() {
 			return nil
 		}
@@ -105,6 +106,7 @@ type attachment struct {
 	tty     func() bool // whether the process has a terminal; known once the first event came
 	feedNil bool        // a terminal without an input gets its end of file typed
 	started bool
+	writing atomic.Int64 // the number of the write that is under way; 0 between two
 }
 
 // run copies events until the end. With own set the process belongs to the caller: it
@@ -138,15 +140,55 @@ func (a *attachment) run(s sandboxer.ProcessStreams, own bool) (x sandboxer.Exit
 		}
 		a.cut()
 	}
-	gaveUp := make(chan struct{})
-	stopWaiting := context.AfterFunc(a.ctx, func() { defer close(gaveUp); giveUp() })
-	defer func() {
-		if !stopWaiting() {
-			<-gaveUp // the end of the leader may be seen before the rest is gone
-		}
+	over := make(chan error, 1)
+	go func() {
+		var err error
+		x, err = a.follow(s, own, giveUp)
+		over <- err
 	}()
+	select {
+	case err := <-over:
+		return x, err
+	case <-a.ctx.Done():
+	}
+	giveUp()
+	for blocked := int64(0); ; {
+		select {
+		case err := <-over: // the end of the leader may be seen before the rest is gone
+			return x, err
+		case <-time.After(blockedWrite):
+		}
+		// A caller who takes nothing does not see the end in the stream.
+		n := a.writing.Load()
+		if n == 0 || n != blocked {
+			blocked = n
+			continue
+		}
+		if own {
+			ctx, cancel := context.WithTimeout(helpers, a.c.wait.kill)
+			_, _ = a.c.Attach(ctx, pid, sandboxer.ProcessStreams{})
+			cancel()
+		}
+		a.cut()
+		return sandboxer.Exit{}, a.gaveUp(own)
+	}
+}
 
-	for {
+// blockedWrite is how long a write of output may take once its caller has left.
+const blockedWrite = 100 * time.Millisecond
+
+func (a *attachment) gaveUp(own bool) error {
+	e := a.ctx.Err()
+	if own {
+		return sandboxer.E(sandboxer.KindOf(e), e, "the command was killed because its caller gave up")
+	}
+	return sandboxer.E(sandboxer.KindOf(e), e, "the process is not followed any more, and goes on")
+}
+
+// follow copies events to s until the end; giveUp is called when the output cannot be
+// written any more.
+func (a *attachment) follow(s sandboxer.ProcessStreams, own bool, giveUp func()) (x sandboxer.Exit, err error) {
+	for n := int64(1); ; n++ {
 		ev := a.next()
 		if ev == nil {
 			return x, a.broken("the connection to the command broke")
@@ -164,8 +206,8 @@ func (a *attachment) run(s sandboxer.ProcessStreams, own bool) (x sandboxer.Exit
 				w, b = s.Stdout, out.Pty
 			}
 		case ev.GetEnd() != nil:
-			if e := a.ctx.Err(); e != nil && own {
-				return x, sandboxer.E(sandboxer.KindOf(e), e, "the command was killed because its caller gave up")
+			if a.ctx.Err() != nil && own {
+				return x, a.gaveUp(own)
 			}
 			if err != nil {
 				return x, err
@@ -176,7 +218,10 @@ func (a *attachment) run(s sandboxer.ProcessStreams, own bool) (x sandboxer.Exit
 		if w == nil || err != nil {
 			continue
 		}
-		if _, werr := w.Write(b); werr != nil {
+		a.writing.Store(n)
+		_, werr := w.Write(b)
+		a.writing.Store(0)
+		if werr != nil {
 			// Nobody reads any more: as with a closed pipe, that ends the command.
 			err = sandboxer.E(sandboxer.Canceled, werr, "the output of the command could not be written")
 			if !own {
@@ -306,7 +351,7 @@ func (c *Client) Attach(ctx context.Context, pid int, s sandboxer.ProcessStreams
 		return sandboxer.Exit{}, c.streamError(ctx, streamCtx, err)
 	}
 	defer stream.Close()
-	a := attachment{c: c, ctx: ctx, stream: streamCtx, cut: cut, began: began, next: func() *pb.ProcessEvent {
+	a := &attachment{c: c, ctx: ctx, stream: streamCtx, cut: cut, began: began, next: func() *pb.ProcessEvent {
 		if !stream.Receive() {
 			return nil
 		}

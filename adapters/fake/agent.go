@@ -98,7 +98,7 @@ func (e *Extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 		if err != nil {
 			return err
 		}
-		c = agent.Call{Agent: e.agentAt(o.Ref, socket), Ctx: ctx, Env: o.Env, Dir: o.workspace(), User: o.Spec.User}
+		c = agent.Call{Agent: e.agentAt(o, socket), Ctx: ctx, Env: o.Env, Dir: o.workspace(), User: o.Spec.User}
 		return nil
 	})
 	return c, err
@@ -110,20 +110,20 @@ type agentClient struct {
 	*agent.Client
 }
 
-func (e *Extension) agentAt(ref, socket string) *agent.Client {
+func (e *Extension) agentAt(o Object, socket string) *agent.Client {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if c := e.agents[ref]; c.socket == socket {
+	if c := e.agents[o.Ref]; c.socket == socket {
 		return c.Client
 	}
-	e.dropAgent(ref)
-	c := agent.NewClient(agent.ClientOptions{Dial: func(ctx context.Context) (net.Conn, error) {
+	e.dropAgent(o.Ref)
+	c := agent.NewClient(agent.ClientOptions{User: o.Spec.User, Dial: func(ctx context.Context) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}})
 	if e.agents == nil {
 		e.agents = map[string]agentClient{}
 	}
-	e.agents[ref] = agentClient{socket, c}
+	e.agents[o.Ref] = agentClient{socket, c}
 	return c
 }
 

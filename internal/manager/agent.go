@@ -58,7 +58,9 @@ func (m *Manager) VisitAgent(ctx context.Context, ref string) (*AgentVisit, erro
 }
 
 // Sandbox returns whose agent it is.
-func (v *AgentVisit) Sandbox() (id string, generation int) { return v.visit.SandboxID, v.visit.Generation }
+func (v *AgentVisit) Sandbox() (id string, generation int) {
+	return v.visit.SandboxID, v.visit.Generation
+}
 
 // Context ends, with the reason as its cause, when the visitor has to go: the sandbox
 // stopped running, the key was revoked or expired, the manager closes, or End was called.
