@@ -189,13 +189,13 @@ type site struct {
 
 func newSite(t *testing.T, base string) *site {
 	t.Helper()
-	r := newRig(t, func(o *Options) {
+	r := newRig(t, func(s *setup) {
 		if base != "" {
 			u, err := url.Parse(base)
 			if err != nil {
 				t.Fatal(err)
 			}
-			o.PortURL = u
+			s.ports = u
 		}
 	})
 	s := &site{rig: r, domain: base != ""}
