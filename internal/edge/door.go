@@ -17,10 +17,9 @@ type Door struct {
 	// door's. Such a host need not be among the names of the server. nil: none is.
 	Host func(host string) bool
 	// Path begins the paths that are the door's on the names of the server, such as
-	// "/p/". Of two doors the one with the longer path has a request; "/" is for all that
-	// is no other door's.
-	Path string
-	// Routes finds the route of a request.
+	// "/p/", and ends with a slash. Of two doors the one with the longer path has a request;
+	// "/" is for all that is no other door's. "": the door has names alone.
+	Path   string
 	Routes Router
 	// AnyOrigin lets requests in that pages of other origins make. It is for doors that
 	// look at the origin themselves, or whose requests nobody's browser can vouch for.
@@ -34,8 +33,11 @@ type Door struct {
 }
 
 func (d *Door) check() {
-	if d.Name == "" || d.Path == "" || d.Path[0] != '/' || d.Routes == nil {
-		panic(fmt.Sprintf("edge: the door %q has no name, no path or no routes", d.Name))
+	switch {
+	case d.Name == "" || d.Routes == nil || d.Path == "" && d.Host == nil:
+		panic(fmt.Sprintf("edge: the door %q lacks a name, routes, or a path and names of its own", d.Name))
+	case d.Path != "" && (d.Path[0] != '/' || d.Path[len(d.Path)-1] != '/'):
+		panic(fmt.Sprintf("edge: the path %q of the door %q does not begin and end with a slash", d.Path, d.Name))
 	}
 	for _, r := range d.Routes.Routes() {
 		r.check()

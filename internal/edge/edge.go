@@ -93,12 +93,12 @@ func New(auth Authenticator, opts Options) *Edge {
 	return e
 }
 
-// Mount adds a door. It panics if d has no name, path or routes, a route that does not
-// declare who may use it, or a path that another door has: faults of the program, which
-// show before anything is served.
+// Mount adds a door. It panics if d is not complete, has a route that does not declare who
+// may use it, or a path that another door has: faults of the program, which show before
+// anything is served.
 func (e *Edge) Mount(d Door) {
 	d.check()
-	if slices.ContainsFunc(e.doors, func(o *Door) bool { return o.Path == d.Path }) {
+	if slices.ContainsFunc(e.doors, func(o *Door) bool { return d.Path != "" && o.Path == d.Path }) {
 		panic("edge: two doors have the path " + d.Path)
 	}
 	if d.Key == nil {
@@ -129,7 +129,7 @@ func (e *Edge) door(r *http.Request) (d *Door, named bool) {
 		}
 	}
 	for _, d := range e.doors {
-		if strings.HasPrefix(r.URL.Path, d.Path) {
+		if d.Path != "" && strings.HasPrefix(r.URL.Path, d.Path) {
 			return d, false
 		}
 	}

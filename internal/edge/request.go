@@ -246,6 +246,9 @@ func (r *recorder) FlushError() error {
 	return http.NewResponseController(r.ResponseWriter).Flush()
 }
 
+// Flush is FlushError for who asks for an http.Flusher.
+func (r *recorder) Flush() { _ = r.FlushError() }
+
 // mustBeBound keeps an answer that may last from outliving the right to it.
 func (r *recorder) mustBeBound(what string) {
 	if !r.call.bound.Load() {
