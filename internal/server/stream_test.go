@@ -24,12 +24,7 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == "web" { // the program behind a port of a sandbox
-		panic(web())
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // scripted is a backend whose streams are Go functions: what is tested with it is the
 // way between client and backend. Without a function the fake's own is used.
@@ -277,9 +272,10 @@ func TestExecResizeAndSignals(t *testing.T) {
 func TestExecStuckInput(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		t.Run(fmt.Sprint("leave=", leave), func(t *testing.T) {
-			ended := make(chan struct{})
+			begun, ended := make(chan struct{}), make(chan struct{})
 			c := serveUnix(t, &scripted{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 				defer close(ended)
+				close(begun)
 				select {
 				case <-cmd.Signals:
 					return sandboxer.Exit{Code: 130}, nil
@@ -296,6 +292,7 @@ func TestExecStuckInput(t *testing.T) {
 				for sent.n.Load() < api.ExecWindow {
 					time.Sleep(time.Millisecond)
 				}
+				<-begun
 				if leave {
 					cancel()
 					return
@@ -467,14 +464,17 @@ func TestExecEnds(t *testing.T) {
 // The caller's own streams end the command when they fail.
 func TestExecBrokenCallerStreams(t *testing.T) {
 	broken := errors.New("broken")
-	for name, cmd := range map[string]sandboxer.Cmd{
-		"stdout": {Stdout: writeFunc(func([]byte) (int, error) { return 0, broken })},
-		"stdin":  {Stdin: readFunc(func([]byte) (int, error) { return 0, broken })},
-	} {
+	for _, name := range []string{"stdout", "stdin"} {
 		t.Run(name, func(t *testing.T) {
-			ended := make(chan struct{})
+			begun, ended := make(chan struct{}), make(chan struct{})
+			cmd := sandboxer.Cmd{Stdout: writeFunc(func([]byte) (int, error) { return 0, broken })}
+			if name == "stdin" {
+				// One that breaks before the command began keeps it from that.
+				cmd = sandboxer.Cmd{Stdin: readFunc(func([]byte) (int, error) { <-begun; return 0, broken })}
+			}
 			c := serveUnix(t, &scripted{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 				defer close(ended)
+				close(begun)
 				io.WriteString(cmd.Stdout, "x")
 				<-ctx.Done()
 				return sandboxer.Exit{}, ctx.Err()
