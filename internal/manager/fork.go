@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"runtime"
 	"slices"
@@ -65,12 +63,7 @@ func (m *Manager) Fork(ctx context.Context, ref string, req ForkRequest) ([]*san
 	if req.Key == "" {
 		return m.fork(ctx, sb, req, "")
 	}
-	j, err := json.Marshal(req)
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "the request does not encode")
-	}
-	sum := sha256.Sum256(append([]byte("fork\x00"+sb.ID+"\x00"), j...))
-	f, err := m.joinFork(ctx, sb, req, m.mac(hex.EncodeToString(sum[:])))
+	f, err := m.joinFork(ctx, sb, req, m.mac(forkDigest(sb.ID, req)))
 	if err != nil {
 		return nil, err
 	}

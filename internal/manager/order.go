@@ -113,12 +113,26 @@ func (m *Manager) same(kept, digest string) bool {
 
 // digest identifies a request under an idempotency key. What says how to answer, not
 // what to make, does not count.
-func digest(req sandboxer.CreateRequest) string {
+func digest(req sandboxer.CreateRequest) string { return digestOf("", req) }
+
+// restoreDigest is digest for a restore of one snapshot.
+func restoreDigest(snapshot string, req RestoreRequest) string {
+	return digestOf(snapshot+"\x00", req)
+}
+
+// forkDigest is digest for a fork of one sandbox.
+func forkDigest(sandbox string, req ForkRequest) string {
+	return digestOf("fork\x00"+sandbox+"\x00", req)
+}
+
+// digestOf digests what is said of what is asked for, and the request. Digests are kept for
+// a day, and those of former builds must be found again.
+func digestOf(what string, req any) string {
 	j, err := json.Marshal(req) // sorts maps; Key and NoWaiting have no JSON
 	if err != nil {
 		panic(err) // plain data always encodes
 	}
-	sum := sha256.Sum256(j)
+	sum := sha256.Sum256(append([]byte(what), j...))
 	return hex.EncodeToString(sum[:])
 }
 

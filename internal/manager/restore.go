@@ -3,9 +3,6 @@ package manager
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"io"
 	"strings"
 	"time"
@@ -109,12 +106,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	if err != nil {
 		return nil, err
 	}
-	j, err := json.Marshal(req)
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "the request does not encode")
-	}
-	sum := sha256.Sum256(append([]byte(rec.ID+"\x00"), j...))
-	o.digest = cmp.Or(req.fork, m.mac(hex.EncodeToString(sum[:])))
+	o.digest = cmp.Or(req.fork, m.mac(restoreDigest(rec.ID, req)))
 	o.tenant = rec.Tenant
 	o.from, o.as = rec, as
 	env, err := m.openAs(snapshotSealName(rec), "snapshot "+rec.ID, rec.SealedEnv)
