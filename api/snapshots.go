@@ -66,6 +66,7 @@ type Snapshot struct {
 	Parent        string `json:"parent,omitempty" doc:"The snapshot that the sandbox was restored from"`
 	Profile       string `json:"profile,omitempty" example:"profile.local"`
 	Extension     string `json:"extension,omitempty" example:"ext.local"`
+	Host          string `json:"host,omitempty" doc:"Where its sandbox was"`
 
 	Kind    sandboxer.SnapshotKind    `json:"kind" example:"native"`
 	Purpose sandboxer.SnapshotPurpose `json:"purpose,omitempty" doc:"pause or fork: the broker made it for itself"`
@@ -82,22 +83,25 @@ type Snapshot struct {
 	// Volumes are data beside the workspace, such as named volumes of a compose project.
 	Volumes []string `json:"volumes,omitempty" doc:"Volumes whose content is in the portable form, besides the workspace"`
 
-	LastError string    `json:"last_error,omitempty" doc:"Of the step that is being retried"`
-	Damaged   string    `json:"damaged,omitempty" doc:"Why the record could not be read; the rest is what is left of it"`
-	CreatedAt time.Time `json:"created_at"`
-	SealedAt  time.Time `json:"sealed_at,omitzero"`
-	ExpiresAt time.Time `json:"expires_at,omitzero"`
-	DroppedAt time.Time `json:"dropped_at,omitzero"`
+	Retries     int       `json:"retries,omitempty" doc:"Attempts of the step that is being retried"`
+	LastError   string    `json:"last_error,omitempty" doc:"Of the step that is being retried"`
+	RetryAt     time.Time `json:"retry_at,omitzero" doc:"When that step is tried again"`
+	Unconfirmed bool      `json:"unconfirmed,omitempty" doc:"The database went back to when it was being saved: it may be whole since, and is kept until somebody drops it"`
+	Damaged     string    `json:"damaged,omitempty" doc:"Why the record could not be read; the rest is what is left of it"`
+	CreatedAt   time.Time `json:"created_at"`
+	SealedAt    time.Time `json:"sealed_at,omitzero"`
+	ExpiresAt   time.Time `json:"expires_at,omitzero"`
+	DroppedAt   time.Time `json:"dropped_at,omitzero"`
 }
 
 // NewSnapshot is the public form of a record.
 func NewSnapshot(r *sandboxer.SnapshotRecord) Snapshot {
 	return Snapshot{
 		SchemaVersion: SchemaVersion, ID: r.ID, Name: r.Name, Tenant: r.Tenant, SandboxID: r.SandboxID, Generation: r.Generation,
-		Parent: r.Parent, Profile: r.Profile, Extension: r.Extension, Kind: r.Kind, Purpose: r.Purpose, State: r.State, Message: r.Message,
+		Parent: r.Parent, Profile: r.Profile, Extension: r.Extension, Host: r.Host, Kind: r.Kind, Purpose: r.Purpose, State: r.State, Message: r.Message,
 		Memory: r.Memory(), Quiesced: r.Kind.Has(sandboxer.SnapshotNative) && r.Native.Quiesced || r.Kind == sandboxer.SnapshotPortable && r.Portable.Quiesced,
 		Bytes: r.Bytes(), Size: r.Portable.Size, Files: r.Portable.Files, Digest: r.Portable.Digest, Volumes: r.Portable.Volumes,
-		LastError: r.LastError, Damaged: r.Damaged, CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt, DroppedAt: r.DroppedAt,
+		Retries: r.Retries, LastError: r.LastError, RetryAt: r.RetryAt, Unconfirmed: r.Unconfirmed, Damaged: r.Damaged, CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt, DroppedAt: r.DroppedAt,
 	}
 }
 

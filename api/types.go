@@ -79,6 +79,8 @@ type Sandbox struct {
 	State   sandboxer.State  `json:"state" enum:"creating,warm,running,pausing,paused,terminating,terminated" example:"running"`
 	Reason  sandboxer.Reason `json:"reason,omitempty" doc:"Why it ends"`
 	Message string           `json:"message,omitempty" doc:"The same for people"`
+	Fault   sandboxer.Kind   `json:"fault,omitempty" doc:"The code of the problem with which its create failed"`
+	Hint    string           `json:"hint,omitempty" doc:"What to do about that"`
 
 	Inputs    map[string]string       `json:"inputs,omitempty"`
 	Image     string                  `json:"image,omitempty"`
@@ -102,10 +104,11 @@ type Sandbox struct {
 	Pause        *Pause                 `json:"pause,omitempty" doc:"How it stands still; absent while it runs"`
 	PausedFor    Duration               `json:"paused_for,omitempty" doc:"Former pauses together; not charged"`
 
-	Version   int64  `json:"version" example:"3"`
-	Retries   int    `json:"retries,omitempty" doc:"Attempts of the step that is being retried"`
-	LastError string `json:"last_error,omitempty" doc:"Of the step that is being retried"`
-	Damaged   string `json:"damaged,omitempty" doc:"Why the record could not be read; the rest is what is left of it. Destroy the sandbox, or restore a backup"`
+	Version   int64     `json:"version" example:"3"`
+	Retries   int       `json:"retries,omitempty" doc:"Attempts of the step that is being retried"`
+	LastError string    `json:"last_error,omitempty" doc:"Of the step that is being retried"`
+	RetryAt   time.Time `json:"retry_at,omitzero" doc:"When that step is tried again"`
+	Damaged   string    `json:"damaged,omitempty" doc:"Why the record could not be read; the rest is what is left of it. Destroy the sandbox, or restore a backup"`
 
 	Found bool `json:"found,omitempty" doc:"In the answer to a create: another request made it, or is making it"`
 
@@ -128,11 +131,11 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		SchemaVersion: SchemaVersion,
 		ID:            sb.ID, Generation: sb.Generation, Name: sb.Name, Tenant: sb.Tenant,
 		Profile: sb.Profile, Extension: sb.Extension, Host: sb.Host, Consumer: sb.Consumer,
-		State: sb.State, Reason: sb.Reason, Message: sb.Message,
+		State: sb.State, Reason: sb.Reason, Message: sb.Message, Fault: sb.Fault, Hint: sb.Hint,
 		Inputs: s.Inputs, Image: s.Image, Command: s.Command, Labels: s.Labels, Limits: s.Limits,
 		Network: s.Network, Mounts: s.Mounts, Ports: s.Ports, Workspace: s.Workspace, User: s.User,
 		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost),
-		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, Damaged: sb.Damaged, Found: sb.Found,
+		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, RetryAt: sb.RetryAt, Damaged: sb.Damaged, Found: sb.Found,
 		CreatedAt: sb.CreatedAt, ProvisionedAt: sb.ProvisionedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
 		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt, Unresponsive: sb.UnresponsiveSince, Unconfirmed: sb.Unconfirmed,
 	}
@@ -476,8 +479,13 @@ type Profile struct {
 	TTL         Duration                `json:"ttl,omitempty" example:"30m0s"`
 	MaxTTL      Duration                `json:"max_ttl,omitempty"`
 	Idle        Duration                `json:"idle,omitempty" doc:"Destroyed after so long without use"`
+	OnTTL       sandboxer.ExpiryAction  `json:"on_ttl,omitempty" example:"pause" doc:"What happens when the time to live is over: destroy or pause. Absent: destroy"`
+	PauseDepth  sandboxer.PauseDepth    `json:"pause_depth,omitempty" example:"disk" doc:"How deep a pause is where nobody says: freeze, disk or files. Absent: as the extension can"`
+	MaxPaused   Duration                `json:"max_paused,omitempty" example:"72h0m0s" doc:"A paused sandbox is kept so long, and then destroyed. Absent: 168h"`
+	AutoResume  bool                    `json:"auto_resume,omitempty" doc:"Using a paused sandbox resumes it"`
 	Pool        *ProfilePool            `json:"pool,omitempty" doc:"Sandboxes that are kept ready. Absent if none are"`
 	Price       *Price                  `json:"price,omitempty"`
+	Builtin     bool                    `json:"builtin,omitempty" doc:"It came with the program, and no operator wrote or changed it"`
 }
 
 // ProfilePool says what a profile keeps ready.
@@ -493,6 +501,7 @@ func NewProfile(p sandboxer.Profile) Profile {
 		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits, MaxLimits: p.MaxLimits,
 		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
 		TTL: Duration(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle),
+		OnTTL: p.OnTTL, PauseDepth: p.PauseDepth, MaxPaused: Duration(p.MaxPaused), AutoResume: p.AutoResume, Builtin: p.Builtin,
 	}
 	if p.Pool.Size > 0 {
 		out.Pool = &ProfilePool{Size: p.Pool.Size, MaxAge: Duration(cmp.Or(p.Pool.MaxAge, sandboxer.DefaultPoolAge))}

@@ -239,7 +239,7 @@ func planRun(ctx context.Context, o *planOptions) error {
 				{"profile", p.Profile}, {"extension", p.Extension}, {"host", p.Host}, {"ttl", durationText(p.TTL)},
 				{"price", quoteText(&p.Quote)}, {"inputs", pairs(p.Inputs)}, {"image", p.Image}, {"command", strings.Join(p.Command, " ")},
 				{"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)}, {"limits", limitsText(p.Limits)},
-				{"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"workspace", p.Workspace}, {"user", p.User},
+				{"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)}, {"workspace", p.Workspace}, {"user", p.User},
 			}
 		},
 	})

@@ -40,6 +40,10 @@ func snapshotView() view[*api.Snapshot] {
 			if s.Stored > 0 {
 				stored = size(s.Stored)
 			}
+			unconfirmed := ""
+			if s.Unconfirmed {
+				unconfirmed = "the database went back to when it was being saved; kept until it is dropped"
+			}
 			of := s.SandboxID
 			if s.Generation > 0 {
 				of += fmt.Sprintf(", generation %d", s.Generation)
@@ -47,9 +51,10 @@ func snapshotView() view[*api.Snapshot] {
 			return [][2]string{
 				{"id", s.ID}, {"name", s.Name}, {"state", string(s.State)}, {"message", s.Message}, {"kind", string(s.Kind)}, {"purpose", string(s.Purpose)},
 				{"memory", yesNo(s.Memory)}, {"quiesced", yesNo(s.Quiesced)}, {"sandbox", of}, {"parent", s.Parent},
-				{"profile", s.Profile}, {"extension", s.Extension}, {"tenant", s.Tenant}, {"size", size(s.Bytes)}, {"stored", stored}, {"files", files}, {"volumes", strings.Join(s.Volumes, ", ")}, {"digest", s.Digest},
+				{"profile", s.Profile}, {"extension", s.Extension}, {"host", s.Host}, {"tenant", s.Tenant}, {"size", size(s.Bytes)}, {"stored", stored}, {"files", files}, {"volumes", strings.Join(s.Volumes, ", ")}, {"digest", s.Digest},
 				{"created", moment(s.CreatedAt, ago)}, {"sealed", moment(s.SealedAt, ago)}, {"expires", moment(s.ExpiresAt, until)},
-				{"dropped", moment(s.DroppedAt, ago)}, {"last error", s.LastError},
+				{"dropped", moment(s.DroppedAt, ago)}, {"unconfirmed", unconfirmed}, {"damaged", s.Damaged},
+				{"last error", retriedText(s.LastError, s.Retries, s.RetryAt)},
 			}
 		},
 	}
@@ -794,8 +799,17 @@ func pauseText(sb *api.Sandbox) string {
 		return ""
 	}
 	text := string(p.Depth) + " since " + moment(p.At, ago)
+	if p.Cause != "" {
+		text += ", " + string(p.Cause)
+	}
 	if p.Left > 0 {
 		text += ", " + p.Left.String() + " left to live"
+	}
+	if p.Snapshot != "" {
+		text += ", saved as " + p.Snapshot
+	}
+	if p.Attempts > 0 {
+		text += fmt.Sprintf(", %d resumes failed", p.Attempts)
 	}
 	return text
 }

@@ -37,7 +37,8 @@ func examples() []any {
 		From: sandboxer.Creating, To: sandboxer.Running, Actor: "key:k1"}
 	profile := api.Profile{ID: "profile.local", Title: "A sandbox on this machine", Extension: "ext.local", Isolation: sandboxer.IsolationGVisor,
 		Requires: []sandboxer.Capability{sandboxer.CanExec}, Env: []string{"CI"}, TTL: api.Duration(30 * time.Minute),
-		MaxTTL: api.Duration(24 * time.Hour), Pool: &api.ProfilePool{Size: 4, MaxAge: api.Duration(time.Hour)}, Price: &api.Price{PerHour: 240_000}}
+		MaxTTL: api.Duration(24 * time.Hour), OnTTL: sandboxer.ExpiryPause, MaxPaused: api.Duration(72 * time.Hour), AutoResume: true,
+		Pool: &api.ProfilePool{Size: 4, MaxAge: api.Duration(time.Hour)}, Price: &api.Price{PerHour: 240_000}}
 	extension := api.Extension{ID: "ext.local", Title: "This machine", Adapter: "local", Handler: "local",
 		Isolation: []sandboxer.Isolation{sandboxer.IsolationGVisor}, Pricing: sandboxer.PricingSelfHosted,
 		Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles},
