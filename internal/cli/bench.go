@@ -231,7 +231,10 @@ func (o *benchOptions) resolve(ctx context.Context, s *session) error {
 		seen[prof.ID] = true
 		inputs, err := keyValues("--input", o.inputs)
 		if err == nil {
-			err = localInputs(inputs, s)
+			var elsewhere error
+			if elsewhere, err = localInputs(inputs); !s.local {
+				err = cmp.Or(err, elsewhere)
+			}
 		}
 		if err != nil {
 			return err

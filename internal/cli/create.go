@@ -38,7 +38,7 @@ func newCmdCreate(f *factory, runF func(context.Context, *createOptions) error) 
 			if err := oneOf("way to wait", []string{"ready", "none"})(o.wait); err != nil {
 				return err
 			}
-			if err := o.check(f); err != nil {
+			if err := o.build(f); err != nil {
 				return err
 			}
 			if runF != nil {
@@ -81,7 +81,7 @@ func createRun(ctx context.Context, o *createOptions) error {
 			done <- result{err: err}
 			return
 		}
-		req, err := o.request(o.f, s)
+		req, err := o.requestFor(s)
 		if err == nil {
 			err = ctx.Err()
 		}
@@ -202,7 +202,7 @@ func newCmdPlan(f *factory, runF func(context.Context, *planOptions) error) *cob
 			if err := o.split(cmd, args); err != nil {
 				return err
 			}
-			if err := o.check(f); err != nil {
+			if err := o.build(f); err != nil {
 				return err
 			}
 			if runF != nil {
@@ -224,7 +224,7 @@ func planRun(ctx context.Context, o *planOptions) error {
 		return err
 	}
 	defer s.close()
-	req, err := o.request(o.f, s)
+	req, err := o.requestFor(s)
 	if err != nil {
 		return err
 	}

@@ -552,6 +552,8 @@ type restoreOptions struct {
 	order  orderOptions
 	kind   string
 	detach bool
+
+	req api.RestoreSnapshot // what the flags ask for (build)
 }
 
 func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error) *cobra.Command {
@@ -564,7 +566,7 @@ func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error
 		Args: wants(1, 1, "one snapshot"), ValidArgsFunction: f.completeSnapshot,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref = args[0]
-			if _, err := o.request(nil); err != nil {
+			if err := o.build(); err != nil {
 				return err
 			}
 			if runF != nil {
@@ -593,16 +595,21 @@ func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error
 	return c
 }
 
-func (o *restoreOptions) request(s *session) (api.RestoreSnapshot, error) {
-	r, err := o.order.request(o.f, s)
-	kind := sandboxer.SnapshotKind(o.kind)
-	if err == nil && kind != "" && kind != sandboxer.SnapshotNative && kind != sandboxer.SnapshotPortable {
-		err = invalid("--kind: %q is not a form to restore", o.kind).WithHint("it is native or portable")
+// build makes the request of the flags, as orderOptions.build does.
+func (o *restoreOptions) build() error {
+	if err := o.order.build(o.f); err != nil {
+		return err
 	}
-	return api.RestoreSnapshot{
+	kind := sandboxer.SnapshotKind(o.kind)
+	if kind != "" && kind != sandboxer.SnapshotNative && kind != sandboxer.SnapshotPortable {
+		return invalid("--kind: %q is not a form to restore", o.kind).WithHint("it is native or portable")
+	}
+	r := o.order.req
+	o.req = api.RestoreSnapshot{
 		Profile: o.order.profile, Kind: kind, Inputs: r.Inputs, Host: r.Host, Name: r.Name, TTL: r.TTL, Consumer: r.Consumer, Labels: r.Labels, Env: r.Env,
 		MaxCost: r.MaxCost, Key: r.Key, NoWaiting: o.detach,
-	}, err
+	}
+	return nil
 }
 
 func restoreRun(ctx context.Context, o *restoreOptions) error {
@@ -613,13 +620,12 @@ func restoreRun(ctx context.Context, o *restoreOptions) error {
 		return err
 	}
 	defer s.close()
-	req, err := o.request(s)
-	if err != nil {
+	if _, err := o.order.requestFor(s); err != nil {
 		return err
 	}
-	sb, err := s.Restore(ctx, o.ref, req)
+	sb, err := s.Restore(ctx, o.ref, o.req)
 	if err != nil {
-		return o.f.unread(ctx, s, req.Profile, err)
+		return o.f.unread(ctx, s, o.req.Profile, err)
 	}
 	p.stop()
 	return printOne(o.f, sb, sandboxID())
@@ -630,6 +636,8 @@ type forkOptions struct {
 	order orderOptions
 	count int
 	key   string
+
+	req api.ForkSandbox // what the flags ask for
 }
 
 func newCmdFork(f *factory, runF func(context.Context, *forkOptions) error) *cobra.Command {
@@ -644,9 +652,11 @@ func newCmdFork(f *factory, runF func(context.Context, *forkOptions) error) *cob
 			if o.count < 1 || o.count > 100 {
 				return invalid("--count: %d is not between 1 and 100", o.count)
 			}
-			if _, err := o.order.request(f, nil); err != nil {
+			if err := o.order.build(f); err != nil {
 				return err
 			}
+			r := o.order.req
+			o.req = api.ForkSandbox{Count: o.count, TTL: r.TTL, Labels: r.Labels, Env: r.Env, MaxCost: r.MaxCost, Key: o.key}
 			if runF != nil {
 				return runF(cmd.Context(), o)
 			}
@@ -664,16 +674,12 @@ func newCmdFork(f *factory, runF func(context.Context, *forkOptions) error) *cob
 }
 
 func forkRun(ctx context.Context, o *forkOptions) error {
-	r, err := o.order.request(o.f, nil)
-	if err != nil {
-		return err
-	}
 	s, err := o.f.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	made, err := s.Fork(ctx, o.ref, api.ForkSandbox{Count: o.count, TTL: r.TTL, Labels: r.Labels, Env: r.Env, MaxCost: r.MaxCost, Key: o.key})
+	made, err := s.Fork(ctx, o.ref, o.req)
 	if err != nil {
 		return err
 	}
