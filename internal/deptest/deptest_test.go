@@ -51,6 +51,7 @@ var arrows = map[string][]string{
 	"internal/sqlstore":       {".", "internal/strictjson"},
 	"internal/storetest":      {"."},
 	"internal/compattest":     {"internal/strictjson"},
+	"internal/fieldtest":      {},
 	"internal/checkpoint":     {".", "internal/strictjson"},
 	"internal/checkpoint/s3":  {".", "internal/checkpoint"},
 	"internal/mustrun":        {},
