@@ -420,7 +420,7 @@ func (m *Manager) vet(ctx context.Context, o *order, sb *sandboxer.Sandbox) erro
 	}
 	spec := sb.Spec
 	if o.as == sandboxer.SnapshotNative {
-		spec.Vouched = o.restricted(spec) // what was saved goes on, and nothing of these is used again
+		spec.Vouched = o.ext.restricted(spec) // what was saved goes on, and nothing of these is used again
 	}
 	return o.ext.Backend.Check(ctx, spec)
 }

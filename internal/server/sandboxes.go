@@ -18,10 +18,15 @@ type inCreate struct {
 	Prefer string `header:"Prefer" doc:"respond-async: answer 202 as soon as the order is written down"`
 }
 
-func (s *Server) create(ctx context.Context, in *inCreate, b api.CreateSandbox) (*answer, error) {
+// request is what a create asks for in its headers and its body.
+func (in *inCreate) request(b api.CreateSandbox) sandboxer.CreateRequest {
 	req := b.Request()
-	req.Key = in.Key
-	req.NoWaiting = prefersAsync(in.Prefer)
+	req.Key, req.NoWaiting = in.Key, prefersAsync(in.Prefer)
+	return req
+}
+
+func (s *Server) create(ctx context.Context, in *inCreate, b api.CreateSandbox) (*answer, error) {
+	req := in.request(b)
 	sb, err := s.m.Create(ctx, req)
 	if err != nil {
 		return nil, err

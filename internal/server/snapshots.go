@@ -79,8 +79,13 @@ type inFork struct {
 	Key string `header:"Idempotency-Key" maxLength:"255" doc:"One key makes one set of copies, however often it is sent; another body under it is a conflict"`
 }
 
+// request is what a fork asks for in its headers and its body.
+func (in *inFork) request(b api.ForkSandbox) manager.ForkRequest {
+	return manager.ForkRequest{Count: b.Count, TTL: b.TTL.Std(), Labels: b.Labels, Env: b.Env, MaxCost: b.MaxCost.Std(), Key: in.Key}
+}
+
 func (s *Server) fork(ctx context.Context, in *inFork, b api.ForkSandbox) (*reply[api.Forked], error) {
-	sbs, err := s.m.Fork(ctx, in.ID, manager.ForkRequest{Count: b.Count, TTL: b.TTL.Std(), Labels: b.Labels, Env: b.Env, MaxCost: b.MaxCost.Std(), Key: in.Key})
+	sbs, err := s.m.Fork(ctx, in.ID, in.request(b))
 	if err != nil {
 		return nil, err
 	}
@@ -164,11 +169,16 @@ type inRestore struct {
 	Prefer string `header:"Prefer" doc:"respond-async: answer 202 as soon as the order is written down"`
 }
 
-func (s *Server) restore(ctx context.Context, in *inRestore, b api.RestoreSnapshot) (*answer, error) {
-	req := manager.RestoreRequest{
+// request is what a restore asks for in its headers and its body.
+func (in *inRestore) request(b api.RestoreSnapshot) manager.RestoreRequest {
+	return manager.RestoreRequest{
 		Profile: b.Profile, Kind: b.Kind, Inputs: b.Inputs, Host: b.Host, Name: b.Name, TTL: b.TTL.Std(), Consumer: b.Consumer, Labels: b.Labels, Env: b.Env,
 		MaxCost: b.MaxCost.Std(), Key: in.Key, NoWaiting: prefersAsync(in.Prefer),
 	}
+}
+
+func (s *Server) restore(ctx context.Context, in *inRestore, b api.RestoreSnapshot) (*answer, error) {
+	req := in.request(b)
 	sb, err := s.m.Restore(ctx, in.ID, req)
 	if err != nil {
 		return nil, err
