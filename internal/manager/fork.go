@@ -250,11 +250,7 @@ func (m *Manager) copies(ctx, caller context.Context, rec *sandboxer.SnapshotRec
 		}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			one := RestoreRequest{TTL: req.TTL, Labels: req.Labels, Env: req.Env, MaxCost: req.MaxCost, fork: digest}
-			if req.Key != "" {
-				one.Key = forkKey(req.Key, i)
-			}
-			sb, err := m.restoreOne(ctx, rec, one)
+			sb, err := m.restoreOne(ctx, rec, req.copy(i, digest))
 			mu.Lock()
 			defer mu.Unlock()
 			all[i] = sb
@@ -274,6 +270,15 @@ func (m *Manager) copies(ctx, caller context.Context, rec *sandboxer.SnapshotRec
 	answer := sandboxer.E(sandboxer.KindOf(first), first, "%d copies of sandbox %s could not be made, %s: %s", req.Count, rec.SandboxID, what, sandboxer.Message(first))
 	answer.Hint, answer.RetryAfter = sandboxer.HintOf(first), sandboxer.RetryAfterOf(first)
 	return nil, answer
+}
+
+// copy is the restore that makes copy i.
+func (r ForkRequest) copy(i int, digest string) RestoreRequest {
+	one := RestoreRequest{TTL: r.TTL, Labels: r.Labels, Env: r.Env, MaxCost: r.MaxCost, fork: digest}
+	if r.Key != "" {
+		one.Key = forkKey(r.Key, i)
+	}
+	return one
 }
 
 // checkCapacity refuses what the extension says it has no room for.
