@@ -3,6 +3,7 @@ package backend
 import (
 	"context"
 	"io"
+	"iter"
 	"strings"
 	"testing"
 	"time"
@@ -29,8 +30,8 @@ func (x *specs) Provision(_ context.Context, s sandboxer.Spec) (sandboxer.Handle
 func (x *specs) ProvisionFrom(_ context.Context, s sandboxer.Spec, _ sandboxer.Contents, _ io.Reader) (sandboxer.Handle, error) {
 	return x.made(s)
 }
-func (x *specs) Checkpoint(context.Context, sandboxer.Handle, io.Writer) (sandboxer.Contents, error) {
-	return sandboxer.Contents{}, nil
+func (x *specs) Checkpoint(context.Context, sandboxer.Handle, func(sandboxer.Contents) io.Writer) error {
+	return nil
 }
 func (x *specs) RestoreFromSnapshot(_ context.Context, s sandboxer.Spec, _ sandboxer.Snapshot) (sandboxer.Handle, error) {
 	return x.made(s)
@@ -39,6 +40,9 @@ func (x *specs) Snapshot(context.Context, sandboxer.Handle, string) (sandboxer.S
 	return sandboxer.Snapshot{}, nil
 }
 func (x *specs) DropSnapshot(context.Context, sandboxer.Snapshot) error { return nil }
+func (x *specs) ListSnapshots(context.Context, string) iter.Seq2[sandboxer.FoundSnapshot, error] {
+	return nil
+}
 func (x *specs) Claim(_ context.Context, _ sandboxer.Handle, s sandboxer.Spec) (sandboxer.Handle, error) {
 	return x.made(s)
 }
