@@ -232,7 +232,11 @@ func planRun(ctx context.Context, o *planOptions) error {
 	if err != nil {
 		return o.f.unread(ctx, s, req.Profile, err)
 	}
-	return printOne(o.f, plan, view[*api.Plan]{
+	return printOne(o.f, plan, planView())
+}
+
+func planView() view[*api.Plan] {
+	return view[*api.Plan]{
 		name: func(p *api.Plan) string { return p.Profile },
 		detail: func(p *api.Plan) [][2]string {
 			return [][2]string{
@@ -242,7 +246,7 @@ func planRun(ctx context.Context, o *planOptions) error {
 				{"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)}, {"workspace", p.Workspace}, {"user", p.User},
 			}
 		},
-	})
+	}
 }
 
 func quoteText(q *api.Quote) string {

@@ -116,6 +116,9 @@ func extensionView() view[*api.Extension] {
 				if in.Required {
 					line += " (required)"
 				}
+				if in.OneOf != "" {
+					line += fmt.Sprintf(" (one of %s is required)", in.OneOf)
+				}
 				if in.Restricted {
 					line += " (restricted)"
 				}
