@@ -378,3 +378,28 @@ func set(of reflect.Type, values map[string]string) map[string]bool {
 	}
 	return out
 }
+
+// Taken asks take for base with one more of its fields set, for each in turn. It fails for a
+// field that is neither refused nor said to be kept: that is what would be dropped silently. A
+// list or a map is set as a whole.
+func Taken[T any](t testing.TB, base T, values Values, take func(T) error, kept Withheld) {
+	t.Helper()
+	full := Fill[T](values)
+	held := map[string]bool{}
+	f := filler{values: values, used: map[string]bool{}}
+	f.fill(reflect.New(reflect.TypeFor[T]()).Elem(), "")
+	for _, path := range f.paths {
+		path, _, _ = strings.Cut(path, "[")
+		one := base
+		to, from := reflect.ValueOf(&one).Elem(), reflect.ValueOf(full)
+		for name := range strings.SplitSeq(path, ".") {
+			if to.Kind() == reflect.Pointer {
+				break
+			}
+			to, from = to.FieldByName(name), from.FieldByName(name)
+		}
+		to.Set(from)
+		held[path] = take(one) != nil
+	}
+	judge(t, "is neither refused nor known to be kept", held, kept)
+}

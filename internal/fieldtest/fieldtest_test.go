@@ -121,3 +121,21 @@ func TestNamed(t *testing.T) {
 		t.Errorf("a string has the fields %v", got)
 	}
 }
+
+func TestTaken(t *testing.T) {
+	f := &faults{TB: t}
+	take := func(v in) error {
+		if v.Ports != nil || v.Pointer != nil || v.Name == "no" {
+			return fmt.Errorf("no")
+		}
+		return nil
+	}
+	kept := Withheld{"Other": "here", "Kind": "here", "At": "here", "TTL": "here", "On": "here", "Parts": "here", "Data": "here", "Ports": "here"}
+	base := in{Name: "x"}
+	Taken(f, base, Values{"Name": {"no", "no"}, "Pointer": {(*part)(&part{}), (*part)(nil)}}, take, kept)
+	want := []string{"Env is neither refused nor known to be kept: carry it, or say here why not", `Ports is withheld by "Ports", and comes through`}
+	slices.Sort(f.said)
+	if !slices.Equal(f.said, want) {
+		t.Errorf("said %q; want %q", f.said, want)
+	}
+}
