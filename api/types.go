@@ -14,48 +14,25 @@ import (
 )
 
 // Duration is a time.Duration written as a Go duration string.
-type Duration time.Duration
-
-// Std returns d as a time.Duration.
-func (d Duration) Std() time.Duration { return time.Duration(d) }
-
-func (d Duration) String() string { return time.Duration(d).String() }
-
-// MarshalText writes d as "1h30m0s".
-func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
-
-// UnmarshalText accepts what time.ParseDuration accepts.
-func (d *Duration) UnmarshalText(b []byte) error {
-	v, err := time.ParseDuration(string(b))
-	if err != nil {
-		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a duration", b).
-			WithHint(`write a number with a unit: "30m", "1h30m", "90s"`)
-	}
-	*d = Duration(v)
-	return nil
-}
+type Duration = sandboxer.DurationText
 
 // Credits is an amount of money, written as an exact decimal string of credits; one
 // credit is one US dollar.
-type Credits sandboxer.Credits
+type Credits = sandboxer.CreditsText
 
-// Std returns c as sandboxer.Credits.
-func (c Credits) Std() sandboxer.Credits { return sandboxer.Credits(c) }
-
-func (c Credits) String() string { return sandboxer.Credits(c).String() }
-
-// MarshalText writes c with at least two decimals.
-func (c Credits) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
-
-// UnmarshalText reads a decimal with at most six decimals.
-func (c *Credits) UnmarshalText(b []byte) error {
-	v, err := sandboxer.ParseCredits(string(b))
-	if err != nil {
-		return err
-	}
-	*c = Credits(v)
-	return nil
-}
+// The requests are the broker's own, which write durations and money as text.
+type (
+	CreateSandbox   = sandboxer.CreateRequest
+	RestoreSnapshot = sandboxer.RestoreRequest
+	ForkSandbox     = sandboxer.ForkRequest
+	CreateSnapshot  = sandboxer.SnapshotRequest
+	ExtendSandbox   = sandboxer.ExtendRequest
+	PauseSandbox    = sandboxer.PauseRequest
+	ResumeSandbox   = sandboxer.ResumeRequest
+	AdoptSandbox    = sandboxer.AdoptRequest
+	AdoptSnapshot   = sandboxer.AdoptSnapshotRequest
+	NewKey          = sandboxer.KeyRequest
+)
 
 // List is one page of a list. NextCursor, if not empty, asks for the next page.
 type List[T any] struct {
@@ -149,51 +126,6 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		out.Quote = &q
 	}
 	return out
-}
-
-// CreateSandbox asks for a sandbox. Everything but the profile may be left out and
-// then takes the profile's value.
-type CreateSandbox struct {
-	Profile  string                   `json:"profile" example:"profile.local" doc:"Also accepted without its prefix: local"`
-	Inputs   map[string]string        `json:"inputs,omitempty" example:"{\"repo\":\"/src/app\"}" doc:"The profile's key=value arguments"`
-	Name     string                   `json:"name,omitempty" example:"build" doc:"Unique among the tenant's live sandboxes"`
-	TTL      Duration                 `json:"ttl,omitempty" example:"30m"`
-	Consumer sandboxer.Consumer       `json:"consumer,omitzero" doc:"Who asked, for attribution"`
-	Labels   map[string]string        `json:"labels,omitempty"`
-	Env      map[string]string        `json:"env,omitempty" doc:"Environment of the sandbox's processes; never returned"`
-	Limits   sandboxer.Limits         `json:"limits,omitzero"`
-	Network  *sandboxer.NetworkPolicy `json:"network,omitempty"`
-	Command  []string                 `json:"command,omitempty" doc:"Main process"`
-	Image    string                   `json:"image,omitempty"`
-	User     string                   `json:"user,omitempty" maxLength:"64" doc:"Who runs commands that name nobody, and owns the workspace: name or uid[:gid]"`
-	Mounts   []sandboxer.Mount        `json:"mounts,omitempty"`
-	Host     string                   `json:"host,omitempty" doc:"Asked-for placement"`
-	MaxCost  Credits                  `json:"max_cost,omitempty" example:"0.50" doc:"Refuse when the quote is higher"`
-	Thread   sandboxer.Thread         `json:"thread,omitzero" doc:"Gives the sandbox a deterministic ID"`
-
-	// Key is sent as the Idempotency-Key header, not in the body. The client makes
-	// one when it is empty.
-	Key string `json:"-"`
-	// NoWaiting asks for an answer as soon as the order is written down, with the
-	// sandbox still creating. It is sent as "Prefer: respond-async".
-	NoWaiting bool `json:"-"`
-}
-
-// Request returns c in the manager's terms.
-func (c CreateSandbox) Request() sandboxer.CreateRequest {
-	return sandboxer.CreateRequest{
-		Profile: c.Profile, Inputs: c.Inputs, Name: c.Name, TTL: c.TTL.Std(), Consumer: c.Consumer,
-		Labels: c.Labels, Env: c.Env, Limits: c.Limits, Network: c.Network, Command: c.Command,
-		Image: c.Image, User: c.User, Mounts: c.Mounts, Host: c.Host, MaxCost: c.MaxCost.Std(), Thread: c.Thread,
-		Key: c.Key, NoWaiting: c.NoWaiting,
-	}
-}
-
-// ExtendSandbox moves the expiry: TTL counts from now, Add from the present expiry.
-// Exactly one is given.
-type ExtendSandbox struct {
-	TTL Duration `json:"ttl,omitempty" example:"1h" doc:"Lifetime from now"`
-	Add Duration `json:"add,omitempty" doc:"Added to the present expiry"`
 }
 
 // Quote is the price of a sandbox before it exists.
@@ -537,14 +469,6 @@ type Reload struct {
 	Quotas    bool     `json:"quotas,omitempty" example:"false" doc:"The quotas changed"`
 }
 
-// NewKey asks for an API key.
-type NewKey struct {
-	Name   string            `json:"name" example:"ci"`
-	Tenant string            `json:"tenant,omitempty" example:"default" doc:"The caller's if empty"`
-	Scopes []sandboxer.Scope `json:"scopes" minItems:"1" nullable:"false" enum:"read,write,admin" example:"[\"read\",\"write\"]"`
-	TTL    Duration          `json:"ttl,omitempty" example:"720h" doc:"Never expires if empty"`
-}
-
 // CreatedKey carries a fresh API key. Token is shown this one time only.
 type CreatedKey struct {
 	Token string `json:"token" example:"sbx_key_k1_…"`
@@ -648,20 +572,6 @@ type Quarantined struct {
 	Since      time.Time `json:"since" doc:"When this server saw it first"`
 	Until      time.Time `json:"until,omitzero" doc:"Its fuse, until which it is kept; without one it is kept until an administrator decides"`
 	Why        string    `json:"why"`
-}
-
-// AdoptSandbox says what the stamp of a quarantined object does not.
-type AdoptSandbox struct {
-	Tenant  string   `json:"tenant,omitempty" doc:"Whose it becomes; only where it has no stamp"`
-	Profile string   `json:"profile,omitempty" doc:"What it was made from; only where it has no stamp"`
-	TTL     Duration `json:"ttl,omitempty" example:"1h" doc:"How long it lives from now; left out: as long as before"`
-}
-
-// AdoptSnapshot says what a snapshot that the database does not know does not say of itself.
-type AdoptSnapshot struct {
-	Name    string `json:"name,omitempty" doc:"Unique among the tenant's snapshots"`
-	Tenant  string `json:"tenant,omitempty" doc:"Whose it becomes; only where it has no stamp, as portable ones have none"`
-	Profile string `json:"profile,omitempty" doc:"What it was made from, where it does not say"`
 }
 
 // Status describes the server and what it keeps alive for the caller.

@@ -283,7 +283,7 @@ func (o *benchOptions) afford(ctx context.Context, s *session, p *progress) erro
 	var sum sandboxer.Credits
 	for _, t := range o.cfg.Targets {
 		order := t.Order
-		order.TTL = api.Duration(o.cfg.TTL)
+		order.TTL = o.cfg.TTL
 		plan, err := s.Plan(ctx, order)
 		if err != nil {
 			return err

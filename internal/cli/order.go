@@ -169,7 +169,7 @@ func (o *orderOptions) request(f *factory) (api.CreateSandbox, error) {
 		if err != nil {
 			return r, err
 		}
-		r.TTL = api.Duration(d)
+		r.TTL = d
 	}
 	if r.Limits, err = o.limits(); err != nil {
 		return r, err
@@ -189,7 +189,7 @@ func (o *orderOptions) request(f *factory) (api.CreateSandbox, error) {
 		if c <= 0 {
 			return r, invalid("--max-cost: %q is not a positive amount", cost)
 		}
-		r.MaxCost = api.Credits(c)
+		r.MaxCost = c
 	}
 	return r, nil
 }

@@ -612,9 +612,9 @@ func newCmdExtend(f *factory, runF func(context.Context, *extendOptions) error) 
 				return err
 			}
 			if add {
-				o.extend.Add = api.Duration(d)
+				o.extend.Add = d
 			} else {
-				o.extend.TTL = api.Duration(d)
+				o.extend.TTL = d
 			}
 			if runF != nil {
 				return runF(cmd.Context(), o)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -97,7 +98,7 @@ func newCmdSnapshotCreate(f *factory, runF func(context.Context, *snapshotCreate
 				if err != nil {
 					return err
 				}
-				o.req.TTL = api.Duration(d)
+				o.req.TTL = d
 			}
 			if runF != nil {
 				return runF(cmd.Context(), o)
@@ -690,7 +691,7 @@ type pauseOptions struct {
 	refOptions
 	depth string
 	ttl   string
-	until api.Duration
+	until time.Duration
 }
 
 func newCmdPause(f *factory, runF func(context.Context, *pauseOptions) error) *cobra.Command {
@@ -742,7 +743,7 @@ func newCmdResume(f *factory, runF func(context.Context, *pauseOptions) error) *
 				if err != nil {
 					return err
 				}
-				o.until = api.Duration(d)
+				o.until = d
 			}
 			if runF != nil {
 				return runF(cmd.Context(), o)

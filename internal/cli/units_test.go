@@ -116,7 +116,7 @@ func TestOptions(t *testing.T) {
 	req := got.req
 	want := api.CreateSandbox{Profile: "mine", Limits: sandboxer.Limits{MilliCPU: 500, MemoryBytes: 1 << 30, PIDs: 9},
 		Network: &sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"a.example", "b.example:443"}},
-		TTL:     api.Duration(time.Hour), Labels: map[string]string{"a": "b"}, Env: map[string]string{"A": "1"}, MaxCost: 250_000, Command: []string{"sleep", "9"}}
+		TTL:     time.Hour, Labels: map[string]string{"a": "b"}, Env: map[string]string{"A": "1"}, MaxCost: 250_000, Command: []string{"sleep", "9"}}
 	if fmt.Sprintf("%+v %v", req, *req.Network) != fmt.Sprintf("%+v %v", want, *want.Network) && !equalRequests(req, want) {
 		t.Errorf("request = %+v; want %+v", req, want)
 	}

@@ -247,7 +247,7 @@ func (m *Manager) share(ctx context.Context, o *order, j *job, mine bool, sb *sa
 		return nil
 	}
 	if o.outlives(sb) {
-		longer, err := m.Extend(ctx, sb.ID, Extend{TTL: o.req.TTL, least: true})
+		longer, err := m.extend(ctx, sb.ID, Extend{TTL: o.req.TTL}, true)
 		if err != nil {
 			return sandboxer.E(sandboxer.KindOf(err), err, "sandbox %s is there and cannot live as long as is asked: %s", sb.ID, sandboxer.Message(err)).
 				WithHint("ask for it without a time to live, which leaves its expiry as it is")

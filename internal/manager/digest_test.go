@@ -22,7 +22,7 @@ func TestDigestsStay(t *testing.T) {
 	}
 	restore := RestoreRequest{
 		Profile: "profile.other", Kind: sandboxer.SnapshotPortable, Inputs: create.Inputs, Host: create.Host, Name: create.Name, TTL: create.TTL,
-		Consumer: create.Consumer, Labels: create.Labels, Env: create.Env, MaxCost: create.MaxCost, Key: "k", NoWaiting: true, fork: "f",
+		Consumer: create.Consumer, Labels: create.Labels, Env: create.Env, MaxCost: create.MaxCost, Key: "k", NoWaiting: true,
 	}
 	fork := ForkRequest{Count: 3, TTL: create.TTL, Labels: create.Labels, Env: create.Env, MaxCost: create.MaxCost, Key: "k"}
 	for _, tt := range []struct{ name, got, want string }{

@@ -189,7 +189,7 @@ func TestSourceInRestore(t *testing.T) {
 func TestForkFields(t *testing.T) {
 	rest := "the source's"
 	fieldtest.Conversion[ForkRequest, RestoreRequest]{
-		Convert:  func(req ForkRequest) RestoreRequest { return req.copy(1, "digest") },
+		Convert:  func(req ForkRequest) RestoreRequest { return copyOf(req, 1) },
 		Withheld: fieldtest.Withheld{"Count": "how many there are"},
 		Unset: fieldtest.Withheld{"Profile": rest, "Kind": "the one that was saved for it", "Inputs": rest, "Host": rest, "Name": "names are unique",
 			"Consumer": "a fork names nobody", "NoWaiting": "all are waited for"},

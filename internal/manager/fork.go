@@ -13,16 +13,6 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// ForkRequest asks for copies of a running sandbox.
-type ForkRequest struct {
-	Count   int               `json:"count"` // 1 to MaxFork
-	TTL     time.Duration     `json:"ttl_ns,omitempty"`
-	Labels  map[string]string `json:"labels,omitempty"`
-	Env     map[string]string `json:"env,omitempty"`
-	MaxCost sandboxer.Credits `json:"max_cost,omitempty"` // of each
-	Key     string            `json:"-"`                  // idempotency key
-}
-
 // MaxFork bounds the copies of one fork.
 const MaxFork = 100
 
@@ -250,7 +240,7 @@ func (m *Manager) copies(ctx, caller context.Context, rec *sandboxer.SnapshotRec
 		}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			sb, err := m.restoreOne(ctx, rec, req.copy(i, digest))
+			sb, err := m.restoreOne(ctx, rec, copyOf(req, i), digest)
 			mu.Lock()
 			defer mu.Unlock()
 			all[i] = sb
@@ -272,9 +262,9 @@ func (m *Manager) copies(ctx, caller context.Context, rec *sandboxer.SnapshotRec
 	return nil, answer
 }
 
-// copy is the restore that makes copy i.
-func (r ForkRequest) copy(i int, digest string) RestoreRequest {
-	one := RestoreRequest{TTL: r.TTL, Labels: r.Labels, Env: r.Env, MaxCost: r.MaxCost, fork: digest}
+// copyOf is the restore that makes copy i of a fork.
+func copyOf(r ForkRequest, i int) RestoreRequest {
+	one := RestoreRequest{TTL: r.TTL, Labels: r.Labels, Env: r.Env, MaxCost: r.MaxCost}
 	if r.Key != "" {
 		one.Key = forkKey(r.Key, i)
 	}

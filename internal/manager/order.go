@@ -7,9 +7,11 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"net/url"
 	"path"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -126,9 +128,18 @@ func forkDigest(sandbox string, req ForkRequest) string {
 }
 
 // digestOf digests what is said of what is asked for, and the request. Digests are kept for
-// a day, and those of former builds must be found again.
+// a day, and those of former builds must be found again: they are made of a form that wrote
+// durations as nanoseconds, under names that said so, and money as a number.
 func digestOf(what string, req any) string {
-	j, err := json.Marshal(req) // sorts maps; Key and NoWaiting have no JSON
+	v := reflect.ValueOf(req)
+	fields := reflect.VisibleFields(v.Type())
+	for i, f := range fields {
+		if f.Type == reflect.TypeFor[time.Duration]() {
+			name, opts, _ := strings.Cut(f.Tag.Get("json"), ",")
+			fields[i].Tag = reflect.StructTag(fmt.Sprintf("json:%q", name+"_ns,"+opts))
+		}
+	}
+	j, err := json.Marshal(v.Convert(reflect.StructOf(fields)).Interface()) // sorts maps; Key and NoWaiting have no JSON
 	if err != nil {
 		panic(err) // plain data always encodes
 	}

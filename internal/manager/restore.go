@@ -5,34 +5,10 @@ import (
 	"context"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
-
-// RestoreRequest asks for a new sandbox from a snapshot. Zero fields take the values of
-// the profile; environment and inputs are the source's, with Env and Inputs added.
-type RestoreRequest struct {
-	// Profile is another profile to restore on; empty means the source's. On another
-	// extension only a portable snapshot can be restored.
-	Profile string                 `json:"profile,omitempty"`
-	Kind    sandboxer.SnapshotKind `json:"kind,omitempty"` // native or portable; empty prefers native where that can be restored
-	// Inputs and Host say otherwise than the source had it, and so only for the portable form:
-	// a native one goes on as it was. An empty input takes away that of the source.
-	Inputs    map[string]string  `json:"inputs,omitempty"`
-	Host      string             `json:"host,omitempty"`
-	Name      string             `json:"name,omitempty"`
-	TTL       time.Duration      `json:"ttl_ns,omitempty"`
-	Consumer  sandboxer.Consumer `json:"consumer,omitzero"`
-	Labels    map[string]string  `json:"labels,omitempty"`
-	Env       map[string]string  `json:"env,omitempty"`
-	MaxCost   sandboxer.Credits  `json:"max_cost,omitempty"`
-	Key       string             `json:"-"` // idempotency key
-	NoWaiting bool               `json:"-"` // answer as soon as the record is committed
-
-	fork string // digest of the fork that this is a part of, if it is
-}
 
 // Restore makes a sandbox from a sealed snapshot and returns it running. ID, generation,
 // owner, labels, tokens and time to live are its own. It is safe to repeat as Create
@@ -43,13 +19,17 @@ func (m *Manager) Restore(ctx context.Context, ref string, req RestoreRequest) (
 	if err != nil {
 		return nil, err
 	}
-	return m.restoreOne(ctx, rec, req)
+	return m.restoreOne(ctx, rec, req, "")
 }
 
-func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord, req RestoreRequest) (*sandboxer.Sandbox, error) {
+// restoreOne is Restore of one record, for the fork with that digest if it is part of one.
+func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord, req RestoreRequest, fork string) (*sandboxer.Sandbox, error) {
 	o, err := m.resolveRestore(sandboxer.PrincipalFrom(ctx), rec, req)
 	if err != nil {
 		return nil, err
+	}
+	if fork != "" {
+		o.digest = fork
 	}
 	if o.key != "" {
 		if sb, err := m.replay(ctx, o); sb != nil || err != nil {
@@ -125,7 +105,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	return &order{
 		tenant: rec.Tenant, actor: p.Actor, id: id, chosen: chosen, name: req.Name, ext: ext, spec: spec,
 		ttl: cmp.Or(req.TTL, ttlOf(prof)), maxCost: req.MaxCost,
-		key: req.Key, digest: cmp.Or(req.fork, m.mac(restoreDigest(rec.ID, req))), noWaiting: req.NoWaiting,
+		key: req.Key, digest: m.mac(restoreDigest(rec.ID, req)), noWaiting: req.NoWaiting,
 		from: rec, as: as,
 	}, nil
 }

@@ -20,9 +20,8 @@ type inCreate struct {
 
 // request is what a create asks for in its headers and its body.
 func (in *inCreate) request(b api.CreateSandbox) sandboxer.CreateRequest {
-	req := b.Request()
-	req.Key, req.NoWaiting = in.Key, prefersAsync(in.Prefer)
-	return req
+	b.Key, b.NoWaiting = in.Key, prefersAsync(in.Prefer)
+	return b
 }
 
 func (s *Server) create(ctx context.Context, in *inCreate, b api.CreateSandbox) (*answer, error) {
@@ -60,7 +59,7 @@ func place(sb *sandboxer.Sandbox) *answer {
 }
 
 func (s *Server) plan(ctx context.Context, _ *none, b api.CreateSandbox) (*reply[api.Plan], error) {
-	p, err := s.m.Plan(ctx, b.Request())
+	p, err := s.m.Plan(ctx, b)
 	if err != nil {
 		return nil, err
 	}
@@ -180,7 +179,7 @@ func durationIn(name, v string, def, most time.Duration) (time.Duration, error) 
 }
 
 func (s *Server) extend(ctx context.Context, in *InRef, b api.ExtendSandbox) (*reply[api.Sandbox], error) {
-	sb, err := s.m.Extend(ctx, in.ID, manager.Extend{TTL: b.TTL.Std(), Add: b.Add.Std()})
+	sb, err := s.m.Extend(ctx, in.ID, b)
 	if err != nil {
 		return nil, err
 	}

@@ -60,11 +60,11 @@ func (s *Server) snapshotRoutes() {
 }
 
 func (s *Server) pause(ctx context.Context, in *InRef, b api.PauseSandbox) (*reply[api.Sandbox], error) {
-	return sandboxReply(s.m.Pause(ctx, in.ID, manager.PauseRequest{Depth: b.Depth}))
+	return sandboxReply(s.m.Pause(ctx, in.ID, b))
 }
 
 func (s *Server) resume(ctx context.Context, in *InRef, b api.ResumeSandbox) (*reply[api.Sandbox], error) {
-	return sandboxReply(s.m.Resume(ctx, in.ID, manager.ResumeRequest{TTL: b.TTL.Std()}))
+	return sandboxReply(s.m.Resume(ctx, in.ID, b))
 }
 
 func sandboxReply(sb *sandboxer.Sandbox, err error) (*reply[api.Sandbox], error) {
@@ -81,7 +81,8 @@ type inFork struct {
 
 // request is what a fork asks for in its headers and its body.
 func (in *inFork) request(b api.ForkSandbox) manager.ForkRequest {
-	return manager.ForkRequest{Count: b.Count, TTL: b.TTL.Std(), Labels: b.Labels, Env: b.Env, MaxCost: b.MaxCost.Std(), Key: in.Key}
+	b.Key = in.Key
+	return b
 }
 
 func (s *Server) fork(ctx context.Context, in *inFork, b api.ForkSandbox) (*reply[api.Forked], error) {
@@ -97,7 +98,7 @@ func (s *Server) fork(ctx context.Context, in *inFork, b api.ForkSandbox) (*repl
 }
 
 func (s *Server) createSnapshot(ctx context.Context, in *InRef, b api.CreateSnapshot) (*reply[api.Snapshot], error) {
-	rec, err := s.m.Snapshot(ctx, in.ID, manager.SnapshotRequest{Name: b.Name, Kind: b.Kind, TTL: b.TTL.Std()})
+	rec, err := s.m.Snapshot(ctx, in.ID, b)
 	return snapshotReply(ctx, rec, err)
 }
 
@@ -159,7 +160,7 @@ func (s *Server) dropSnapshot(ctx context.Context, in *InSnapshot) (*reply[api.S
 }
 
 func (s *Server) adoptSnapshot(ctx context.Context, in *InSnapshot, b api.AdoptSnapshot) (*reply[api.Snapshot], error) {
-	rec, err := s.m.AdoptSnapshot(ctx, in.ID, manager.SnapshotAdoption{Name: b.Name, Tenant: b.Tenant, Profile: b.Profile})
+	rec, err := s.m.AdoptSnapshot(ctx, in.ID, b)
 	return snapshotReply(ctx, rec, err)
 }
 
@@ -171,10 +172,8 @@ type inRestore struct {
 
 // request is what a restore asks for in its headers and its body.
 func (in *inRestore) request(b api.RestoreSnapshot) manager.RestoreRequest {
-	return manager.RestoreRequest{
-		Profile: b.Profile, Kind: b.Kind, Inputs: b.Inputs, Host: b.Host, Name: b.Name, TTL: b.TTL.Std(), Consumer: b.Consumer, Labels: b.Labels, Env: b.Env,
-		MaxCost: b.MaxCost.Std(), Key: in.Key, NoWaiting: prefersAsync(in.Prefer),
-	}
+	b.Key, b.NoWaiting = in.Key, prefersAsync(in.Prefer)
+	return b
 }
 
 func (s *Server) restore(ctx context.Context, in *inRestore, b api.RestoreSnapshot) (*answer, error) {
