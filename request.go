@@ -1,6 +1,7 @@
 package sandboxer
 
 import (
+	"bytes"
 	"encoding/json"
 	"time"
 )
@@ -192,16 +193,22 @@ func (r ResumeRequest) MarshalJSON() ([]byte, error)   { return json.Marshal(r.t
 func (r AdoptRequest) MarshalJSON() ([]byte, error)    { return json.Marshal(r.text()) }
 func (r KeyRequest) MarshalJSON() ([]byte, error)      { return json.Marshal(r.text()) }
 
-// UnmarshalJSON reads what MarshalJSON writes. Kind: Invalid for a duration or an amount that
-// is none.
-func (r *CreateRequest) UnmarshalJSON(b []byte) error   { return json.Unmarshal(b, r.text()) }
-func (r *RestoreRequest) UnmarshalJSON(b []byte) error  { return json.Unmarshal(b, r.text()) }
-func (r *ForkRequest) UnmarshalJSON(b []byte) error     { return json.Unmarshal(b, r.text()) }
-func (r *SnapshotRequest) UnmarshalJSON(b []byte) error { return json.Unmarshal(b, r.text()) }
-func (r *ExtendRequest) UnmarshalJSON(b []byte) error   { return json.Unmarshal(b, r.text()) }
-func (r *ResumeRequest) UnmarshalJSON(b []byte) error   { return json.Unmarshal(b, r.text()) }
-func (r *AdoptRequest) UnmarshalJSON(b []byte) error    { return json.Unmarshal(b, r.text()) }
-func (r *KeyRequest) UnmarshalJSON(b []byte) error      { return json.Unmarshal(b, r.text()) }
+// UnmarshalJSON reads what MarshalJSON writes, and no other names. Kind: Invalid for a duration or
+// an amount that is none.
+func (r *CreateRequest) UnmarshalJSON(b []byte) error   { return readText(b, r.text()) }
+func (r *RestoreRequest) UnmarshalJSON(b []byte) error  { return readText(b, r.text()) }
+func (r *ForkRequest) UnmarshalJSON(b []byte) error     { return readText(b, r.text()) }
+func (r *SnapshotRequest) UnmarshalJSON(b []byte) error { return readText(b, r.text()) }
+func (r *ExtendRequest) UnmarshalJSON(b []byte) error   { return readText(b, r.text()) }
+func (r *ResumeRequest) UnmarshalJSON(b []byte) error   { return readText(b, r.text()) }
+func (r *AdoptRequest) UnmarshalJSON(b []byte) error    { return readText(b, r.text()) }
+func (r *KeyRequest) UnmarshalJSON(b []byte) error      { return readText(b, r.text()) }
+
+func readText(b []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields() // which a decoder that is strict does not pass on
+	return d.Decode(v)
+}
 
 // DurationText is a time.Duration written as a Go duration string.
 type DurationText time.Duration

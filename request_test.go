@@ -69,6 +69,9 @@ func requestJSON[R any](t *testing.T, withheld fieldtest.Withheld) {
 	if _, has := written["ttl"]; !has {
 		return
 	}
+	if err := json.Unmarshal([]byte(`{"ttl":"30m","tll":"30m"}`), &none); err == nil {
+		t.Errorf("%T takes a name that it does not know", r)
+	}
 	for _, bad := range []string{`{"ttl":"soon"}`, `{"ttl":"30"}`} {
 		if err := json.Unmarshal([]byte(bad), &none); !errors.Is(err, Invalid) || HintOf(err) == "" {
 			t.Errorf("%T of %s: %v", r, bad, err)
