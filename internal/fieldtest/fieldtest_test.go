@@ -11,7 +11,6 @@ import (
 
 type part struct {
 	A, B string
-	skip int
 }
 
 type in struct {
