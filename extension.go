@@ -179,7 +179,7 @@ type Spec struct {
 	Host       string            `json:"host,omitempty"` // asked-for placement; empty lets the extension choose
 	Consumer   Consumer          `json:"consumer,omitzero"`
 	// Tenant is whose sandbox it is, by the broker's word; what a Consumer says is the caller's.
-	// It is set for Provision and what stands in its place, and not kept.
+	// It is set for Provision and what stands in its place, a Claim too, and not kept.
 	Tenant    string            `json:"tenant,omitempty"`
 	Image     string            `json:"image,omitempty"`   // in the backend's terms; empty means the adapter's default
 	Command   []string          `json:"command,omitempty"` // main process; empty means the adapter's default
@@ -232,7 +232,7 @@ const MaxStampBytes = 64 << 10
 // ClaimDigest identifies s as the order of a claim (Pooler), so that an extension can
 // tell whether one that comes again is the same.
 func (s Spec) ClaimDigest() string {
-	s.Fuse, s.Warm = time.Time{}, false
+	s.Fuse, s.Warm, s.Tenant = time.Time{}, false, "" // Tenant was not said of claims before
 	j, err := json.Marshal(struct {
 		Spec Spec
 		Env  map[string]string

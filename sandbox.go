@@ -109,28 +109,6 @@ type OpenPort struct {
 	Rev  int64 `json:"rev"` // signed URLs hold for one Rev; no two of a sandbox are equal
 }
 
-// CreateRequest is what a caller asks for. Zero fields take the profile's values.
-type CreateRequest struct {
-	Profile   string            `json:"profile"`
-	Inputs    map[string]string `json:"inputs,omitempty"`
-	Name      string            `json:"name,omitempty"` // unique among the tenant's live sandboxes
-	TTL       time.Duration     `json:"ttl_ns,omitempty"`
-	Consumer  Consumer          `json:"consumer,omitzero"`
-	Labels    map[string]string `json:"labels,omitempty"`
-	Env       map[string]string `json:"env,omitempty"`
-	Limits    Limits            `json:"limits,omitzero"`
-	Network   *NetworkPolicy    `json:"network,omitempty"`
-	Command   []string          `json:"command,omitempty"`
-	Image     string            `json:"image,omitempty"`
-	User      string            `json:"user,omitempty"` // of commands and files: name or uid[:gid]
-	Mounts    []Mount           `json:"mounts,omitempty"`
-	Host      string            `json:"host,omitempty"`
-	MaxCost   Credits           `json:"max_cost,omitempty"` // refuse with NoCredit when the quote is higher; 0 means no bound
-	Thread    Thread            `json:"thread,omitzero"`    // gives the sandbox a deterministic ID
-	Key       string            `json:"-"`                  // idempotency key
-	NoWaiting bool              `json:"-"`                  // answer as soon as the record is committed
-}
-
 // Thread identifies a conversation of an agent: the same thread always gets the
 // same sandbox ID.
 type Thread struct {

@@ -18,7 +18,7 @@ func Example() {
 			return err
 		}
 		defer c.Close()
-		sb, err := c.Create(ctx, api.CreateSandbox{Profile: "profile.local", TTL: api.Duration(10 * time.Minute)})
+		sb, err := c.Create(ctx, api.CreateSandbox{Profile: "profile.local", TTL: 10 * time.Minute})
 		if err != nil {
 			return err
 		}

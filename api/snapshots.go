@@ -21,38 +21,10 @@ type Pause struct {
 	Attempts int                  `json:"attempts,omitempty" doc:"Resumes that failed"`
 }
 
-// PauseSandbox says how to pause.
-type PauseSandbox struct {
-	Depth sandboxer.PauseDepth `json:"depth,omitempty" enum:"freeze,disk,files" doc:"Default: the profile's, else freeze where the extension can, else disk"`
-}
-
-// ResumeSandbox says how to go on.
-type ResumeSandbox struct {
-	TTL Duration `json:"ttl,omitempty" example:"30m" doc:"Time to live from now; default: what was left goes on"`
-}
-
-// ForkSandbox asks for copies of a running sandbox.
-type ForkSandbox struct {
-	Count   int               `json:"count" minimum:"1" maximum:"100" example:"2"`
-	TTL     Duration          `json:"ttl,omitempty" example:"30m"`
-	Labels  map[string]string `json:"labels,omitempty"`
-	Env     map[string]string `json:"env,omitempty" doc:"Added to the source's"`
-	MaxCost Credits           `json:"max_cost,omitempty" doc:"Of each"`
-
-	Key string `json:"-"` // header Idempotency-Key; Client.Fork fills it in
-}
-
 // Forked are the copies that a fork made.
 type Forked struct {
 	SchemaVersion int       `json:"schema_version" example:"1"`
 	Items         []Sandbox `json:"items" nullable:"false"`
-}
-
-// CreateSnapshot asks for a snapshot of a running sandbox.
-type CreateSnapshot struct {
-	Name string                 `json:"name,omitempty" example:"base" doc:"Unique among the tenant's snapshots"`
-	Kind sandboxer.SnapshotKind `json:"kind,omitempty" enum:"native,portable,both" doc:"native: the extension's own, fast, perhaps with memory. portable: the workspace's files, restored on any extension. Default native where the extension can, else portable"`
-	TTL  Duration               `json:"ttl,omitempty" example:"24h" doc:"Drop it after so long; default never"`
 }
 
 // Snapshot is what was saved of a sandbox. Only a sealed one can be restored.
@@ -66,6 +38,7 @@ type Snapshot struct {
 	Parent        string `json:"parent,omitempty" doc:"The snapshot that the sandbox was restored from"`
 	Profile       string `json:"profile,omitempty" example:"profile.local"`
 	Extension     string `json:"extension,omitempty" example:"ext.local"`
+	Host          string `json:"host,omitempty" doc:"Where its sandbox was"`
 
 	Kind    sandboxer.SnapshotKind    `json:"kind" example:"native"`
 	Purpose sandboxer.SnapshotPurpose `json:"purpose,omitempty" doc:"pause or fork: the broker made it for itself"`
@@ -82,41 +55,26 @@ type Snapshot struct {
 	// Volumes are data beside the workspace, such as named volumes of a compose project.
 	Volumes []string `json:"volumes,omitempty" doc:"Volumes whose content is in the portable form, besides the workspace"`
 
-	LastError string    `json:"last_error,omitempty" doc:"Of the step that is being retried"`
-	Damaged   string    `json:"damaged,omitempty" doc:"Why the record could not be read; the rest is what is left of it"`
-	CreatedAt time.Time `json:"created_at"`
-	SealedAt  time.Time `json:"sealed_at,omitzero"`
-	ExpiresAt time.Time `json:"expires_at,omitzero"`
-	DroppedAt time.Time `json:"dropped_at,omitzero"`
+	Retries     int       `json:"retries,omitempty" doc:"Attempts of the step that is being retried"`
+	LastError   string    `json:"last_error,omitempty" doc:"Of the step that is being retried"`
+	RetryAt     time.Time `json:"retry_at,omitzero" doc:"When that step is tried again"`
+	Unconfirmed bool      `json:"unconfirmed,omitempty" doc:"The database went back to when it was being saved: it may be whole since, and is kept until somebody drops it"`
+	Damaged     string    `json:"damaged,omitempty" doc:"Why the record could not be read; the rest is what is left of it"`
+	CreatedAt   time.Time `json:"created_at"`
+	SealedAt    time.Time `json:"sealed_at,omitzero"`
+	ExpiresAt   time.Time `json:"expires_at,omitzero"`
+	DroppedAt   time.Time `json:"dropped_at,omitzero"`
 }
 
 // NewSnapshot is the public form of a record.
 func NewSnapshot(r *sandboxer.SnapshotRecord) Snapshot {
 	return Snapshot{
 		SchemaVersion: SchemaVersion, ID: r.ID, Name: r.Name, Tenant: r.Tenant, SandboxID: r.SandboxID, Generation: r.Generation,
-		Parent: r.Parent, Profile: r.Profile, Extension: r.Extension, Kind: r.Kind, Purpose: r.Purpose, State: r.State, Message: r.Message,
+		Parent: r.Parent, Profile: r.Profile, Extension: r.Extension, Host: r.Host, Kind: r.Kind, Purpose: r.Purpose, State: r.State, Message: r.Message,
 		Memory: r.Memory(), Quiesced: r.Kind.Has(sandboxer.SnapshotNative) && r.Native.Quiesced || r.Kind == sandboxer.SnapshotPortable && r.Portable.Quiesced,
 		Bytes: r.Bytes(), Size: r.Portable.Size, Files: r.Portable.Files, Digest: r.Portable.Digest, Volumes: r.Portable.Volumes,
-		LastError: r.LastError, Damaged: r.Damaged, CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt, DroppedAt: r.DroppedAt,
+		Retries: r.Retries, LastError: r.LastError, RetryAt: r.RetryAt, Unconfirmed: r.Unconfirmed, Damaged: r.Damaged, CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt, DroppedAt: r.DroppedAt,
 	}
-}
-
-// RestoreSnapshot asks for a sandbox from a snapshot. What is left out takes the
-// profile's value.
-type RestoreSnapshot struct {
-	Profile  string                 `json:"profile,omitempty" example:"profile.local" doc:"Default: the source's. On another extension only a portable snapshot can be restored"`
-	Kind     sandboxer.SnapshotKind `json:"kind,omitempty" enum:"native,portable" doc:"Default native where that can be restored"`
-	Inputs   map[string]string      `json:"inputs,omitempty" doc:"Added to the source's, which an empty value takes away; only for the portable form"`
-	Host     string                 `json:"host,omitempty" doc:"Asked-for placement; only for the portable form"`
-	Name     string                 `json:"name,omitempty" example:"copy"`
-	TTL      Duration               `json:"ttl,omitempty" example:"30m"`
-	Consumer sandboxer.Consumer     `json:"consumer,omitzero"`
-	Labels   map[string]string      `json:"labels,omitempty"`
-	Env      map[string]string      `json:"env,omitempty" doc:"Added to the source's; never returned"`
-	MaxCost  Credits                `json:"max_cost,omitempty"`
-
-	Key       string `json:"-"` // Idempotency-Key; Restore makes one if it is empty
-	NoWaiting bool   `json:"-"` // answer as soon as it is written down
 }
 
 // SnapshotChange is one difference between two snapshots.

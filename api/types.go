@@ -14,48 +14,25 @@ import (
 )
 
 // Duration is a time.Duration written as a Go duration string.
-type Duration time.Duration
-
-// Std returns d as a time.Duration.
-func (d Duration) Std() time.Duration { return time.Duration(d) }
-
-func (d Duration) String() string { return time.Duration(d).String() }
-
-// MarshalText writes d as "1h30m0s".
-func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
-
-// UnmarshalText accepts what time.ParseDuration accepts.
-func (d *Duration) UnmarshalText(b []byte) error {
-	v, err := time.ParseDuration(string(b))
-	if err != nil {
-		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a duration", b).
-			WithHint(`write a number with a unit: "30m", "1h30m", "90s"`)
-	}
-	*d = Duration(v)
-	return nil
-}
+type Duration = sandboxer.DurationText
 
 // Credits is an amount of money, written as an exact decimal string of credits; one
 // credit is one US dollar.
-type Credits sandboxer.Credits
+type Credits = sandboxer.CreditsText
 
-// Std returns c as sandboxer.Credits.
-func (c Credits) Std() sandboxer.Credits { return sandboxer.Credits(c) }
-
-func (c Credits) String() string { return sandboxer.Credits(c).String() }
-
-// MarshalText writes c with at least two decimals.
-func (c Credits) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
-
-// UnmarshalText reads a decimal with at most six decimals.
-func (c *Credits) UnmarshalText(b []byte) error {
-	v, err := sandboxer.ParseCredits(string(b))
-	if err != nil {
-		return err
-	}
-	*c = Credits(v)
-	return nil
-}
+// The requests are the broker's own, which write durations and money as text.
+type (
+	CreateSandbox   = sandboxer.CreateRequest
+	RestoreSnapshot = sandboxer.RestoreRequest
+	ForkSandbox     = sandboxer.ForkRequest
+	CreateSnapshot  = sandboxer.SnapshotRequest
+	ExtendSandbox   = sandboxer.ExtendRequest
+	PauseSandbox    = sandboxer.PauseRequest
+	ResumeSandbox   = sandboxer.ResumeRequest
+	AdoptSandbox    = sandboxer.AdoptRequest
+	AdoptSnapshot   = sandboxer.AdoptSnapshotRequest
+	NewKey          = sandboxer.KeyRequest
+)
 
 // List is one page of a list. NextCursor, if not empty, asks for the next page.
 type List[T any] struct {
@@ -79,6 +56,8 @@ type Sandbox struct {
 	State   sandboxer.State  `json:"state" enum:"creating,warm,running,pausing,paused,terminating,terminated" example:"running"`
 	Reason  sandboxer.Reason `json:"reason,omitempty" doc:"Why it ends"`
 	Message string           `json:"message,omitempty" doc:"The same for people"`
+	Fault   sandboxer.Kind   `json:"fault,omitempty" doc:"The code of the problem with which its create failed"`
+	Hint    string           `json:"hint,omitempty" doc:"What to do about that"`
 
 	Inputs    map[string]string       `json:"inputs,omitempty"`
 	Image     string                  `json:"image,omitempty"`
@@ -102,10 +81,11 @@ type Sandbox struct {
 	Pause        *Pause                 `json:"pause,omitempty" doc:"How it stands still; absent while it runs"`
 	PausedFor    Duration               `json:"paused_for,omitempty" doc:"Former pauses together; not charged"`
 
-	Version   int64  `json:"version" example:"3"`
-	Retries   int    `json:"retries,omitempty" doc:"Attempts of the step that is being retried"`
-	LastError string `json:"last_error,omitempty" doc:"Of the step that is being retried"`
-	Damaged   string `json:"damaged,omitempty" doc:"Why the record could not be read; the rest is what is left of it. Destroy the sandbox, or restore a backup"`
+	Version   int64     `json:"version" example:"3"`
+	Retries   int       `json:"retries,omitempty" doc:"Attempts of the step that is being retried"`
+	LastError string    `json:"last_error,omitempty" doc:"Of the step that is being retried"`
+	RetryAt   time.Time `json:"retry_at,omitzero" doc:"When that step is tried again"`
+	Damaged   string    `json:"damaged,omitempty" doc:"Why the record could not be read; the rest is what is left of it. Destroy the sandbox, or restore a backup"`
 
 	Found bool `json:"found,omitempty" doc:"In the answer to a create: another request made it, or is making it"`
 
@@ -128,11 +108,11 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		SchemaVersion: SchemaVersion,
 		ID:            sb.ID, Generation: sb.Generation, Name: sb.Name, Tenant: sb.Tenant,
 		Profile: sb.Profile, Extension: sb.Extension, Host: sb.Host, Consumer: sb.Consumer,
-		State: sb.State, Reason: sb.Reason, Message: sb.Message,
+		State: sb.State, Reason: sb.Reason, Message: sb.Message, Fault: sb.Fault, Hint: sb.Hint,
 		Inputs: s.Inputs, Image: s.Image, Command: s.Command, Labels: s.Labels, Limits: s.Limits,
 		Network: s.Network, Mounts: s.Mounts, Ports: s.Ports, Workspace: s.Workspace, User: s.User,
 		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost),
-		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, Damaged: sb.Damaged, Found: sb.Found,
+		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, RetryAt: sb.RetryAt, Damaged: sb.Damaged, Found: sb.Found,
 		CreatedAt: sb.CreatedAt, ProvisionedAt: sb.ProvisionedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
 		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt, Unresponsive: sb.UnresponsiveSince, Unconfirmed: sb.Unconfirmed,
 	}
@@ -146,51 +126,6 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		out.Quote = &q
 	}
 	return out
-}
-
-// CreateSandbox asks for a sandbox. Everything but the profile may be left out and
-// then takes the profile's value.
-type CreateSandbox struct {
-	Profile  string                   `json:"profile" example:"profile.local" doc:"Also accepted without its prefix: local"`
-	Inputs   map[string]string        `json:"inputs,omitempty" example:"{\"repo\":\"/src/app\"}" doc:"The profile's key=value arguments"`
-	Name     string                   `json:"name,omitempty" example:"build" doc:"Unique among the tenant's live sandboxes"`
-	TTL      Duration                 `json:"ttl,omitempty" example:"30m"`
-	Consumer sandboxer.Consumer       `json:"consumer,omitzero" doc:"Who asked, for attribution"`
-	Labels   map[string]string        `json:"labels,omitempty"`
-	Env      map[string]string        `json:"env,omitempty" doc:"Environment of the sandbox's processes; never returned"`
-	Limits   sandboxer.Limits         `json:"limits,omitzero"`
-	Network  *sandboxer.NetworkPolicy `json:"network,omitempty"`
-	Command  []string                 `json:"command,omitempty" doc:"Main process"`
-	Image    string                   `json:"image,omitempty"`
-	User     string                   `json:"user,omitempty" maxLength:"64" doc:"Who runs commands that name nobody, and owns the workspace: name or uid[:gid]"`
-	Mounts   []sandboxer.Mount        `json:"mounts,omitempty"`
-	Host     string                   `json:"host,omitempty" doc:"Asked-for placement"`
-	MaxCost  Credits                  `json:"max_cost,omitempty" example:"0.50" doc:"Refuse when the quote is higher"`
-	Thread   sandboxer.Thread         `json:"thread,omitzero" doc:"Gives the sandbox a deterministic ID"`
-
-	// Key is sent as the Idempotency-Key header, not in the body. The client makes
-	// one when it is empty.
-	Key string `json:"-"`
-	// NoWaiting asks for an answer as soon as the order is written down, with the
-	// sandbox still creating. It is sent as "Prefer: respond-async".
-	NoWaiting bool `json:"-"`
-}
-
-// Request returns c in the manager's terms.
-func (c CreateSandbox) Request() sandboxer.CreateRequest {
-	return sandboxer.CreateRequest{
-		Profile: c.Profile, Inputs: c.Inputs, Name: c.Name, TTL: c.TTL.Std(), Consumer: c.Consumer,
-		Labels: c.Labels, Env: c.Env, Limits: c.Limits, Network: c.Network, Command: c.Command,
-		Image: c.Image, User: c.User, Mounts: c.Mounts, Host: c.Host, MaxCost: c.MaxCost.Std(), Thread: c.Thread,
-		Key: c.Key, NoWaiting: c.NoWaiting,
-	}
-}
-
-// ExtendSandbox moves the expiry: TTL counts from now, Add from the present expiry.
-// Exactly one is given.
-type ExtendSandbox struct {
-	TTL Duration `json:"ttl,omitempty" example:"1h" doc:"Lifetime from now"`
-	Add Duration `json:"add,omitempty" doc:"Added to the present expiry"`
 }
 
 // Quote is the price of a sandbox before it exists.
@@ -476,8 +411,13 @@ type Profile struct {
 	TTL         Duration                `json:"ttl,omitempty" example:"30m0s"`
 	MaxTTL      Duration                `json:"max_ttl,omitempty"`
 	Idle        Duration                `json:"idle,omitempty" doc:"Destroyed after so long without use"`
+	OnTTL       sandboxer.ExpiryAction  `json:"on_ttl,omitempty" example:"pause" doc:"What happens when the time to live is over: destroy or pause. Absent: destroy"`
+	PauseDepth  sandboxer.PauseDepth    `json:"pause_depth,omitempty" example:"disk" doc:"How deep a pause is where nobody says: freeze, disk or files. Absent: as the extension can"`
+	MaxPaused   Duration                `json:"max_paused,omitempty" example:"72h0m0s" doc:"A paused sandbox is kept so long, and then destroyed. Absent: 168h"`
+	AutoResume  bool                    `json:"auto_resume,omitempty" doc:"Using a paused sandbox resumes it"`
 	Pool        *ProfilePool            `json:"pool,omitempty" doc:"Sandboxes that are kept ready. Absent if none are"`
 	Price       *Price                  `json:"price,omitempty"`
+	Builtin     bool                    `json:"builtin,omitempty" doc:"It came with the program, and no operator wrote or changed it"`
 }
 
 // ProfilePool says what a profile keeps ready.
@@ -493,6 +433,7 @@ func NewProfile(p sandboxer.Profile) Profile {
 		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits, MaxLimits: p.MaxLimits,
 		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
 		TTL: Duration(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle),
+		OnTTL: p.OnTTL, PauseDepth: p.PauseDepth, MaxPaused: Duration(p.MaxPaused), AutoResume: p.AutoResume, Builtin: p.Builtin,
 	}
 	if p.Pool.Size > 0 {
 		out.Pool = &ProfilePool{Size: p.Pool.Size, MaxAge: Duration(cmp.Or(p.Pool.MaxAge, sandboxer.DefaultPoolAge))}
@@ -526,14 +467,6 @@ type Reload struct {
 	Unchanged int      `json:"unchanged" example:"5" doc:"How many are as before"`
 	Restart   []string `json:"restart" nullable:"false" example:"[]" doc:"Extensions whose files changed, which takes a restart of the server"`
 	Quotas    bool     `json:"quotas,omitempty" example:"false" doc:"The quotas changed"`
-}
-
-// NewKey asks for an API key.
-type NewKey struct {
-	Name   string            `json:"name" example:"ci"`
-	Tenant string            `json:"tenant,omitempty" example:"default" doc:"The caller's if empty"`
-	Scopes []sandboxer.Scope `json:"scopes" minItems:"1" nullable:"false" enum:"read,write,admin" example:"[\"read\",\"write\"]"`
-	TTL    Duration          `json:"ttl,omitempty" example:"720h" doc:"Never expires if empty"`
 }
 
 // CreatedKey carries a fresh API key. Token is shown this one time only.
@@ -639,20 +572,6 @@ type Quarantined struct {
 	Since      time.Time `json:"since" doc:"When this server saw it first"`
 	Until      time.Time `json:"until,omitzero" doc:"Its fuse, until which it is kept; without one it is kept until an administrator decides"`
 	Why        string    `json:"why"`
-}
-
-// AdoptSandbox says what the stamp of a quarantined object does not.
-type AdoptSandbox struct {
-	Tenant  string   `json:"tenant,omitempty" doc:"Whose it becomes; only where it has no stamp"`
-	Profile string   `json:"profile,omitempty" doc:"What it was made from; only where it has no stamp"`
-	TTL     Duration `json:"ttl,omitempty" example:"1h" doc:"How long it lives from now; left out: as long as before"`
-}
-
-// AdoptSnapshot says what a snapshot that the database does not know does not say of itself.
-type AdoptSnapshot struct {
-	Name    string `json:"name,omitempty" doc:"Unique among the tenant's snapshots"`
-	Tenant  string `json:"tenant,omitempty" doc:"Whose it becomes; only where it has no stamp, as portable ones have none"`
-	Profile string `json:"profile,omitempty" doc:"What it was made from, where it does not say"`
 }
 
 // Status describes the server and what it keeps alive for the caller.

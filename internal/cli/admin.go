@@ -50,7 +50,7 @@ func newCmdKeyCreate(f *factory, runF func(context.Context, *keyCreateOptions) e
 				if err != nil {
 					return err
 				}
-				o.k.TTL = api.Duration(d)
+				o.k.TTL = d
 			}
 			if runF != nil {
 				return runF(cmd.Context(), o)
@@ -358,7 +358,7 @@ func newCmdAdopt(f *factory, runF func(context.Context, *adoptOptions) error) *c
 				if err != nil {
 					return err
 				}
-				o.adopt.TTL = api.Duration(d)
+				o.adopt.TTL = d
 			}
 			if runF != nil {
 				return runF(cmd.Context(), o)

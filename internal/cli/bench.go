@@ -231,7 +231,10 @@ func (o *benchOptions) resolve(ctx context.Context, s *session) error {
 		seen[prof.ID] = true
 		inputs, err := keyValues("--input", o.inputs)
 		if err == nil {
-			err = localInputs(inputs, s)
+			var elsewhere error
+			if elsewhere, err = localInputs(inputs); !s.local {
+				err = cmp.Or(err, elsewhere)
+			}
 		}
 		if err != nil {
 			return err
@@ -280,7 +283,7 @@ func (o *benchOptions) afford(ctx context.Context, s *session, p *progress) erro
 	var sum sandboxer.Credits
 	for _, t := range o.cfg.Targets {
 		order := t.Order
-		order.TTL = api.Duration(o.cfg.TTL)
+		order.TTL = o.cfg.TTL
 		plan, err := s.Plan(ctx, order)
 		if err != nil {
 			return err

@@ -38,7 +38,7 @@ func newCmdCreate(f *factory, runF func(context.Context, *createOptions) error) 
 			if err := oneOf("way to wait", []string{"ready", "none"})(o.wait); err != nil {
 				return err
 			}
-			if err := o.check(f); err != nil {
+			if err := o.build(f); err != nil {
 				return err
 			}
 			if runF != nil {
@@ -81,7 +81,7 @@ func createRun(ctx context.Context, o *createOptions) error {
 			done <- result{err: err}
 			return
 		}
-		req, err := o.request(o.f, s)
+		req, err := o.requestFor(s)
 		if err == nil {
 			err = ctx.Err()
 		}
@@ -202,7 +202,7 @@ func newCmdPlan(f *factory, runF func(context.Context, *planOptions) error) *cob
 			if err := o.split(cmd, args); err != nil {
 				return err
 			}
-			if err := o.check(f); err != nil {
+			if err := o.build(f); err != nil {
 				return err
 			}
 			if runF != nil {
@@ -224,7 +224,7 @@ func planRun(ctx context.Context, o *planOptions) error {
 		return err
 	}
 	defer s.close()
-	req, err := o.request(o.f, s)
+	req, err := o.requestFor(s)
 	if err != nil {
 		return err
 	}
@@ -232,17 +232,21 @@ func planRun(ctx context.Context, o *planOptions) error {
 	if err != nil {
 		return o.f.unread(ctx, s, req.Profile, err)
 	}
-	return printOne(o.f, plan, view[*api.Plan]{
+	return printOne(o.f, plan, planView())
+}
+
+func planView() view[*api.Plan] {
+	return view[*api.Plan]{
 		name: func(p *api.Plan) string { return p.Profile },
 		detail: func(p *api.Plan) [][2]string {
 			return [][2]string{
 				{"profile", p.Profile}, {"extension", p.Extension}, {"host", p.Host}, {"ttl", durationText(p.TTL)},
 				{"price", quoteText(&p.Quote)}, {"inputs", pairs(p.Inputs)}, {"image", p.Image}, {"command", strings.Join(p.Command, " ")},
 				{"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)}, {"limits", limitsText(p.Limits)},
-				{"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"workspace", p.Workspace}, {"user", p.User},
+				{"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)}, {"workspace", p.Workspace}, {"user", p.User},
 			}
 		},
-	})
+	}
 }
 
 func quoteText(q *api.Quote) string {

@@ -458,7 +458,7 @@ func (c *checkup) boot(ctx context.Context, s *session, p *progress) {
 		return err
 	}
 	err := timed(0, func() error {
-		sb, err := s.Create(ctx, api.CreateSandbox{Profile: c.o.profile, TTL: api.Duration(5 * time.Minute),
+		sb, err := s.Create(ctx, api.CreateSandbox{Profile: c.o.profile, TTL: 5 * time.Minute,
 			Labels: map[string]string{"sandboxer/doctor": "self-test"}, NoWaiting: true})
 		if err != nil {
 			return err

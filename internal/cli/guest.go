@@ -24,6 +24,8 @@ type guestOptions struct {
 	user, dir        string
 	service          string
 	interactive, tty bool
+
+	cmd sandboxer.Cmd // what the flags ask for (build); without streams
 }
 
 func (g *guestOptions) register(c *cobra.Command, withEnv bool) {
@@ -39,29 +41,44 @@ func (g *guestOptions) register(c *cobra.Command, withEnv bool) {
 }
 
 // settle reads the flags that depend on the terminal.
-func (g *guestOptions) settle(f *factory, c *cobra.Command) error {
-	if g.dir != "" && !strings.HasPrefix(g.dir, "/") {
-		return invalid("--workdir: %q is not an absolute path", g.dir)
-	}
+func (g *guestOptions) settle(f *factory, c *cobra.Command) {
 	if !c.Flags().Changed("interactive") {
 		g.interactive = true
 	}
 	if !c.Flags().Changed("tty") {
 		g.tty = f.io.inTTY && f.io.outTTY && g.interactive
 	}
-	_, err := g.env.read(f.env)
-	return err
 }
 
-// execIn runs args in the sandbox, attached to this process's streams, and returns
-// its exit code. Signals sent to this process go to the command; the third interrupt
-// kills it.
-func execIn(ctx context.Context, f *factory, s *session, ref string, args []string, g guestOptions) (int, error) {
+// build makes the command of the flags and args, once, after settle.
+func (g *guestOptions) build(f *factory, args []string) error {
+	if g.dir != "" && !strings.HasPrefix(g.dir, "/") {
+		return invalid("--workdir: %q is not an absolute path", g.dir)
+	}
 	env, err := g.env.read(f.env)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	cmd := sandboxer.Cmd{Args: args, Env: env, Dir: g.dir, User: g.user, Service: g.service, Stdout: f.io.stdout, Stderr: f.io.stderr}
+	for _, name := range terminalEnv {
+		v := f.getenv(name)
+		if _, ok := env[name]; !g.tty || v == "" || ok {
+			continue
+		}
+		if env == nil {
+			env = map[string]string{}
+		}
+		env[name] = v
+	}
+	g.cmd = sandboxer.Cmd{Args: args, Env: env, Dir: g.dir, User: g.user, Service: g.service}
+	return nil
+}
+
+// execIn runs the command of g in the sandbox, attached to this process's streams, and returns
+// its exit code. Signals sent to this process go to the command; the third interrupt
+// kills it.
+func execIn(ctx context.Context, f *factory, s *session, ref string, g guestOptions) (int, error) {
+	cmd := g.cmd
+	cmd.Stdout, cmd.Stderr = f.io.stdout, f.io.stderr
 	if g.interactive {
 		cmd.Stdin = f.io.in
 	}
@@ -74,16 +91,6 @@ func execIn(ctx context.Context, f *factory, s *session, ref string, args []stri
 			size = sandboxer.WinSize{Cols: uint16(cols), Rows: uint16(rows)}
 		}
 		cmd.TTY = &size
-		for _, name := range terminalEnv {
-			v := f.getenv(name)
-			if _, ok := cmd.Env[name]; v == "" || ok {
-				continue
-			}
-			if cmd.Env == nil {
-				cmd.Env = map[string]string{}
-			}
-			cmd.Env[name] = v
-		}
 		resize := make(chan sandboxer.WinSize, 1)
 		cmd.Resize = resize
 		winch := make(chan os.Signal, 1)
@@ -215,7 +222,6 @@ func whyOOM(s *session, ref string) string {
 type execOptions struct {
 	refOptions
 	guestOptions
-	args []string
 }
 
 func newCmdExec(f *factory, runF func(context.Context, *execOptions) error) *cobra.Command {
@@ -231,8 +237,9 @@ func newCmdExec(f *factory, runF func(context.Context, *execOptions) error) *cob
 		Args:              wants(2, -1, "a sandbox and a command: sandboxer exec ID -- CMD…"),
 		ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.ref, o.args = args[0], args[1:]
-			if err := o.settle(f, cmd); err != nil {
+			o.ref = args[0]
+			o.settle(f, cmd)
+			if err := o.build(f, args[1:]); err != nil {
 				return err
 			}
 			if runF != nil {
@@ -251,7 +258,7 @@ func execRun(ctx context.Context, o *execOptions) error {
 		return err
 	}
 	defer s.close()
-	code, err := execIn(ctx, o.f, s, o.ref, o.args, o.guestOptions)
+	code, err := execIn(ctx, o.f, s, o.ref, o.guestOptions)
 	if err != nil || code == 0 {
 		return err
 	}
@@ -266,8 +273,9 @@ func newCmdShell(f *factory, runF func(context.Context, *execOptions) error) *co
 		Args:              wants(1, 1, "one sandbox"),
 		ValidArgsFunction: f.completeSandbox,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.ref, o.args = args[0], loginShell()
-			if err := o.settle(f, cmd); err != nil {
+			o.ref = args[0]
+			o.settle(f, cmd)
+			if err := o.build(f, loginShell()); err != nil {
 				return err
 			}
 			if runF != nil {
@@ -314,20 +322,21 @@ func newCmdRun(f *factory, runF func(context.Context, *runOptions) error) *cobra
 			if err := o.split(cmd, args); err != nil {
 				return err
 			}
-			if err := o.check(f); err != nil {
-				return err
-			}
-			if err := o.settle(f, cmd); err != nil {
-				return err
-			}
+			o.settle(f, cmd)
 			if o.service == "" && o.thread == "" { // it is made for this command: the workspace is its user's
 				o.orderOptions.user = o.guestOptions.user
+			}
+			if err := o.orderOptions.build(f); err != nil {
+				return err
 			}
 			if len(o.command) == 0 {
 				if !o.tty {
 					return invalid("no command is given, and this is no terminal for a shell").WithHint("write it after --: sandboxer run -- CMD…")
 				}
 				o.command = loginShell()
+			}
+			if err := o.guestOptions.build(f, o.command); err != nil {
+				return err
 			}
 			if runF != nil {
 				return runF(cmd.Context(), o)
@@ -377,7 +386,7 @@ func runRun(ctx context.Context, o *runOptions) error {
 			fmt.Fprintf(o.f.io.err, "%s %s\n", o.f.io.paint("33", "warning:"), cleanLines(sentence(cerr)))
 		}
 	}()
-	req, err := o.request(o.f, s)
+	req, err := o.requestFor(s)
 	if err != nil {
 		return err
 	}
@@ -407,7 +416,7 @@ func runRun(ctx context.Context, o *runOptions) error {
 	}
 	p.ready(ctx, s, sb)
 	release() // from here on, interrupts are the command's
-	code, err := execIn(ctx, o.f, s, id, o.command, o.guestOptions)
+	code, err := execIn(ctx, o.f, s, id, o.guestOptions)
 	if err != nil {
 		return err
 	}

@@ -67,23 +67,22 @@ func profileView() view[*api.Profile] {
 		},
 		name: func(p *api.Profile) string { return p.ID },
 		detail: func(p *api.Profile) [][2]string {
-			price, ports, pool := "", "", ""
+			price, pool := "", ""
 			if p.Pool != nil {
 				pool = fmt.Sprintf("%d ready, each for at most %s", p.Pool.Size, durationText(p.Pool.MaxAge))
 			}
 			if p.Price != nil {
 				price = fmt.Sprintf("$%s per hour, $%s once", p.Price.PerHour, p.Price.Setup)
 			}
-			for _, n := range p.Ports {
-				ports += fmt.Sprintf("%d ", n)
-			}
 			return [][2]string{
 				{"id", p.ID}, {"title", p.Title}, {"description", p.Description}, {"extension", p.Extension},
 				{"isolation", string(p.Isolation)}, {"requires", join(p.Requires, ", ")}, {"image", p.Image},
 				{"command", strings.Join(p.Command, " ")}, {"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)},
-				{"limits", limitsText(p.Limits)}, {"largest limits", limitsText(p.MaxLimits)}, {"network", networkText(p.Network)}, {"ports", strings.TrimSpace(ports)},
+				{"limits", limitsText(p.Limits)}, {"largest limits", limitsText(p.MaxLimits)}, {"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)},
 				{"workspace", p.Workspace}, {"user", p.User}, {"inputs", pairs(p.Inputs)},
-				{"ttl", durationText(p.TTL)}, {"longest ttl", durationText(p.MaxTTL)}, {"idle", durationText(p.Idle)}, {"pool", pool}, {"price", price},
+				{"ttl", durationText(p.TTL)}, {"longest ttl", durationText(p.MaxTTL)}, {"idle", durationText(p.Idle)},
+				{"on ttl", string(p.OnTTL)}, {"pause depth", string(p.PauseDepth)}, {"longest pause", durationText(p.MaxPaused)}, {"auto resume", ifSo(p.AutoResume)},
+				{"pool", pool}, {"price", price}, {"built in", ifSo(p.Builtin)},
 			}
 		},
 	}
@@ -116,6 +115,9 @@ func extensionView() view[*api.Extension] {
 				line := in.Name + "  " + in.Help
 				if in.Required {
 					line += " (required)"
+				}
+				if in.OneOf != "" {
+					line += fmt.Sprintf(" (one of %s is required)", in.OneOf)
 				}
 				if in.Restricted {
 					line += " (restricted)"
@@ -180,6 +182,7 @@ func (f *factory) unreadNote(s *session, served []api.Profile) {
 		return
 	}
 	text := func(p api.Profile) string {
+		p.Builtin = false // says where it is from; servers before did not
 		b, _ := json.Marshal(p)
 		return string(b)
 	}

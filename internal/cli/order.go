@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,9 @@ type orderOptions struct {
 	consumerMeta, mounts    []string
 	command                 []string
 	noMain                  bool // run: command is executed, it is not the main process
+
+	req       api.CreateSandbox // what the flags ask for (build)
+	elsewhere error             // why a server of another machine cannot be asked that; nil if it can
 }
 
 func (o *orderOptions) register(f *factory, c *cobra.Command) {
@@ -96,9 +100,23 @@ func (o *orderOptions) split(cmd *cobra.Command, args []string) error {
 // looksLikeImage tells references and paths from the names of profiles.
 func looksLikeImage(s string) bool { return strings.ContainsAny(s, "/:@") }
 
-// request makes the create request. local says whether the server sees this
-// machine's files.
-func (o *orderOptions) request(f *factory, s *session) (api.CreateSandbox, error) {
+// build makes the request of the flags and finds what is wrong with them, before anything
+// is started for it. It is called once: what is checked is what is sent, and what the
+// flags name may be a pipe.
+func (o *orderOptions) build(f *factory) (err error) {
+	o.req, err = o.request(f)
+	return err
+}
+
+// requestFor is the request for the server of s.
+func (o *orderOptions) requestFor(s *session) (api.CreateSandbox, error) {
+	if !s.local && o.elsewhere != nil {
+		return api.CreateSandbox{}, o.elsewhere
+	}
+	return o.req, nil
+}
+
+func (o *orderOptions) request(f *factory) (api.CreateSandbox, error) {
 	set, err := f.settings()
 	if err != nil {
 		return api.CreateSandbox{}, err
@@ -120,7 +138,7 @@ func (o *orderOptions) request(f *factory, s *session) (api.CreateSandbox, error
 	if r.Inputs, err = keyValues("--input", o.inputs); err != nil {
 		return r, err
 	}
-	if err := localInputs(r.Inputs, s); err != nil {
+	if o.elsewhere, err = localInputs(r.Inputs); err != nil {
 		return r, err
 	}
 	if r.Labels, err = keyValues("--label", o.labels); err != nil {
@@ -135,9 +153,11 @@ func (o *orderOptions) request(f *factory, s *session) (api.CreateSandbox, error
 	if r.Thread.ID != "" && r.Inputs["sandbox_id"] != "" {
 		return r, invalid("the sandbox ID is given twice: --thread and --input sandbox_id")
 	}
-	if r.Mounts, err = parseMounts(o.mounts, s); err != nil {
+	var elsewhere error
+	if r.Mounts, elsewhere, err = parseMounts(o.mounts); err != nil {
 		return r, err
 	}
+	o.elsewhere = cmp.Or(o.elsewhere, elsewhere)
 	if r.Env, err = o.env.read(f.env); err != nil {
 		return r, err
 	}
@@ -149,7 +169,7 @@ func (o *orderOptions) request(f *factory, s *session) (api.CreateSandbox, error
 		if err != nil {
 			return r, err
 		}
-		r.TTL = api.Duration(d)
+		r.TTL = d
 	}
 	if r.Limits, err = o.limits(); err != nil {
 		return r, err
@@ -169,15 +189,9 @@ func (o *orderOptions) request(f *factory, s *session) (api.CreateSandbox, error
 		if c <= 0 {
 			return r, invalid("--max-cost: %q is not a positive amount", cost)
 		}
-		r.MaxCost = api.Credits(c)
+		r.MaxCost = c
 	}
 	return r, nil
-}
-
-// check finds what is wrong with the flags before anything is started for them.
-func (o *orderOptions) check(f *factory) error {
-	_, err := o.request(f, nil)
-	return err
 }
 
 // consumedBy is who the sandbox is attributed to.
@@ -218,35 +232,35 @@ func parseThread(s string) (t sandboxer.Thread, err error) {
 }
 
 // parseMounts reads SRC:DST[:ro]. A relative source is one of this machine, which
-// the server has to share; an absolute one is the server's to find.
-func parseMounts(list []string, s *session) ([]sandboxer.Mount, error) {
-	var out []sandboxer.Mount
+// the server has to share: elsewhere says so of the first. An absolute one is the
+// server's to find.
+func parseMounts(list []string) (mounts []sandboxer.Mount, elsewhere, err error) {
 	for _, v := range list {
 		src, rest, _ := strings.Cut(v, ":")
 		dst, mode, has := strings.Cut(rest, ":")
 		if src == "" || dst == "" || has && mode != "ro" {
-			return nil, invalid("--mount: %q is not of the form SRC:DST[:ro]", v)
+			return nil, nil, invalid("--mount: %q is not of the form SRC:DST[:ro]", v)
 		}
 		if !path.IsAbs(dst) {
-			return nil, invalid("--mount: %q is not an absolute path inside the sandbox", dst)
+			return nil, nil, invalid("--mount: %q is not an absolute path inside the sandbox", dst)
 		}
 		full := inHome(src)
 		if !filepath.IsAbs(src) {
-			if s != nil && !s.local {
-				return nil, invalid("--mount: %s is a path of this machine, and the server is on another", src).
-					WithHint("give an absolute path of the server's machine, or copy the files in later: sandboxer cp")
-			}
 			if _, err := os.Stat(full); err != nil {
-				return nil, sandboxer.E(sandboxer.Invalid, err, "--mount: %s cannot be mounted", src)
+				return nil, nil, sandboxer.E(sandboxer.Invalid, err, "--mount: %s cannot be mounted", src)
+			}
+			if elsewhere == nil {
+				elsewhere = invalid("--mount: %s is a path of this machine, and the server is on another", src).
+					WithHint("give an absolute path of the server's machine, or copy the files in later: sandboxer cp")
 			}
 		}
 		abs, err := filepath.Abs(full)
 		if err != nil {
-			return nil, sandboxer.E(sandboxer.Invalid, err, "--mount: %q cannot be made absolute", src)
+			return nil, nil, sandboxer.E(sandboxer.Invalid, err, "--mount: %q cannot be made absolute", src)
 		}
-		out = append(out, sandboxer.Mount{Source: abs, Target: path.Clean(dst), ReadOnly: has})
+		mounts = append(mounts, sandboxer.Mount{Source: abs, Target: path.Clean(dst), ReadOnly: has})
 	}
-	return out, nil
+	return mounts, elsewhere, nil
 }
 
 // inHome puts the user's home directory in the place of a leading ~/, which a shell
@@ -376,9 +390,11 @@ func keyValues(flag string, list []string) (map[string]string, error) {
 }
 
 // localInputs makes the paths of local directories among the inputs absolute: the
-// server has another working directory.
-func localInputs(inputs map[string]string, s *session) error {
-	for k, v := range inputs {
+// server has another working directory. One on another machine has not got them at all,
+// which elsewhere says of the first.
+func localInputs(inputs map[string]string) (elsewhere, err error) {
+	for _, k := range slices.Sorted(maps.Keys(inputs)) {
+		v := inputs[k]
 		rel := v == "." || v == ".." || strings.HasPrefix(v, "./") || strings.HasPrefix(v, "../")
 		if full := inHome(v); full != v {
 			v, rel = full, true
@@ -391,32 +407,25 @@ func localInputs(inputs map[string]string, s *session) error {
 				continue
 			}
 		}
-		if s != nil && !s.local {
-			return invalid("--input %s: %s is a directory of this machine, and the server is on another", k, v).
-				WithHint("give a git URL, or copy the files in later: sandboxer cp")
-		}
 		abs, err := filepath.Abs(v)
 		if err != nil {
-			return sandboxer.E(sandboxer.Invalid, err, "--input %s: %q cannot be made absolute", k, v)
+			return nil, sandboxer.E(sandboxer.Invalid, err, "--input %s: %q cannot be made absolute", k, v)
 		}
 		if st, err := os.Stat(abs); err != nil || !st.IsDir() {
-			return sandboxer.E(sandboxer.Invalid, err, "--input %s: %s is not a directory", k, v)
+			return nil, sandboxer.E(sandboxer.Invalid, err, "--input %s: %s is not a directory", k, v)
+		}
+		if elsewhere == nil {
+			elsewhere = invalid("--input %s: %s is a directory of this machine, and the server is on another", k, v).
+				WithHint("give a git URL, or copy the files in later: sandboxer cp")
 		}
 		inputs[k] = abs
 	}
-	return nil
+	return elsewhere, nil
 }
 
-// environment merges files and flags; the flags win. A name without a value passes
-// on the caller's, if there is one.
 // envFlags are the flags that set an environment.
 type envFlags struct {
 	vars, files []string
-
-	// A file may be a pipe: it is read when the flags are checked, and not again.
-	done bool
-	env  map[string]string
-	err  error
 }
 
 func (e *envFlags) bind(fl *pflag.FlagSet) {
@@ -424,18 +433,16 @@ func (e *envFlags) bind(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&e.files, "env-file", nil, "`file` with lines NAME=value")
 }
 
-// read returns what the flags set.
+// read returns what the flags set. A file may be a pipe, which can be read once.
 func (e *envFlags) read(lookup func(string) (string, bool)) (map[string]string, error) {
-	if !e.done {
-		e.env, e.err = environment(lookup, e.vars, e.files)
-		e.done = true
-	}
-	return maps.Clone(e.env), e.err
+	return environment(lookup, e.vars, e.files)
 }
 
 // maxEnvFile is the most that a file of variables may hold, in bytes.
 const maxEnvFile = 1 << 20
 
+// environment merges files and flags; the flags win. A name without a value passes
+// on the caller's, if there is one.
 func environment(lookup func(string) (string, bool), flags, files []string) (map[string]string, error) {
 	env := map[string]string{}
 	add := func(where, kv string) error {

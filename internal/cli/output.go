@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"text/template"
@@ -381,6 +382,22 @@ func mountsText(mounts []sandboxer.Mount) string {
 		out = append(out, line)
 	}
 	return strings.Join(out, "\n")
+}
+
+func portsText(ports []int) string {
+	var out []string
+	for _, n := range ports {
+		out = append(out, strconv.Itoa(n))
+	}
+	return strings.Join(out, " ")
+}
+
+// ifSo is yes, or nothing.
+func ifSo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return ""
 }
 
 func consumerText(c sandboxer.Consumer) string {

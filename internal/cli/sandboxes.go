@@ -56,6 +56,9 @@ func sandboxView() view[*api.Sandbox] {
 		detail: func(sb *api.Sandbox) [][2]string {
 			var cleanup []string
 			if c := sb.Cleanup; c != nil {
+				if c.Forgotten {
+					cleanup = append(cleanup, "given up: nothing was removed")
+				}
 				for _, part := range []struct {
 					what string
 					list []string
@@ -71,21 +74,37 @@ func sandboxView() view[*api.Sandbox] {
 			}
 			return [][2]string{
 				{"id", sb.ID}, {"generation", fmt.Sprint(sb.Generation)}, {"name", sb.Name}, {"state", string(sb.State)},
-				{"unresponsive", moment(sb.Unresponsive, ago)}, {"unconfirmed", unconfirmedText(sb)}, {"reason", string(sb.Reason)}, {"message", sb.Message}, {"profile", sb.Profile}, {"extension", sb.Extension},
+				{"unresponsive", moment(sb.Unresponsive, ago)}, {"unconfirmed", unconfirmedText(sb)}, {"damaged", sb.Damaged}, {"reason", string(sb.Reason)}, {"message", sb.Message},
+				{"fault", string(sb.Fault)}, {"hint", sb.Hint}, {"profile", sb.Profile}, {"extension", sb.Extension},
 				{"backend name", sb.Ref}, {"tenant", sb.Tenant}, {"consumer", consumerText(sb.Consumer)},
 				{"inputs", pairs(sb.Inputs)}, {"image", sb.Image}, {"command", strings.Join(sb.Command, " ")}, {"labels", pairs(sb.Labels)},
 				{"limits", limitsText(sb.Limits)}, {"network", networkText(sb.Network)}, {"mounts", mountsText(sb.Mounts)}, {"user", sb.User},
-				{"host", sb.Reachability.Host}, {"workspace", sb.Reachability.RemoteDir}, {"ssh", sb.Reachability.SSH},
-				{"url", sb.Reachability.URL}, {"ports", strings.Join(ports, "\n")},
+				{"host", cmp.Or(sb.Reachability.Host, sb.Host)}, {"workspace", cmp.Or(sb.Reachability.RemoteDir, sb.Workspace)}, {"ssh", sb.Reachability.SSH},
+				{"compose project", sb.Reachability.ComposeProject}, {"url", sb.Reachability.URL}, {"declared ports", portsText(sb.Ports)}, {"ports", strings.Join(ports, "\n")},
 				{"changed", strings.Join(changes(sb), "\n")}, {"details", pairs(details(sb))},
 				{"price", quoteText(sb.Quote)}, {"cost", "$" + sb.Cost.String()},
-				{"created", moment(sb.CreatedAt, ago)}, {"ready", moment(sb.ReadyAt, ago)}, {"last used", moment(sb.UsedAt, ago)},
-				{"paused", pauseText(sb)}, {"paused before", durationText(sb.PausedFor)}, {"restored from", restoredText(sb)},
-				{"expires", moment(sb.ExpiresAt, until)}, {"ended", moment(sb.EndedAt, ago)},
-				{"last error", sb.LastError}, {"cleanup", strings.Join(cleanup, "\n")},
+				{"created", moment(sb.CreatedAt, ago)}, {"made", moment(sb.ProvisionedAt, ago)}, {"ready", moment(sb.ReadyAt, ago)}, {"last used", moment(sb.UsedAt, ago)},
+				{"paused", pauseText(sb)}, {"paused before", durationText(sb.PausedFor)}, {"resumed", moment(sb.ResumedAt, ago)}, {"restored from", restoredText(sb)},
+				{"expires", moment(sb.ExpiresAt, until)}, {"ending", moment(sb.EndingAt, ago)}, {"ended", moment(sb.EndedAt, ago)},
+				{"last error", retriedText(sb.LastError, sb.Retries, sb.RetryAt)}, {"cleanup", strings.Join(cleanup, "\n")},
 			}
 		},
 	}
+}
+
+// retriedText is the error of a step that is being retried.
+func retriedText(lastError string, retries int, at time.Time) string {
+	var parts []string
+	if lastError != "" {
+		parts = append(parts, lastError)
+	}
+	if retries > 0 {
+		parts = append(parts, fmt.Sprintf("attempt %d", retries))
+	}
+	if !at.IsZero() {
+		parts = append(parts, "tried again at "+at.Local().Format(time.TimeOnly))
+	}
+	return strings.Join(parts, "; ")
 }
 
 // changes are what the adapter left out of the request or did otherwise.
@@ -593,9 +612,9 @@ func newCmdExtend(f *factory, runF func(context.Context, *extendOptions) error) 
 				return err
 			}
 			if add {
-				o.extend.Add = api.Duration(d)
+				o.extend.Add = d
 			} else {
-				o.extend.TTL = api.Duration(d)
+				o.extend.TTL = d
 			}
 			if runF != nil {
 				return runF(cmd.Context(), o)

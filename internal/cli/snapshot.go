@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -40,6 +41,10 @@ func snapshotView() view[*api.Snapshot] {
 			if s.Stored > 0 {
 				stored = size(s.Stored)
 			}
+			unconfirmed := ""
+			if s.Unconfirmed {
+				unconfirmed = "the database went back to when it was being saved; kept until it is dropped"
+			}
 			of := s.SandboxID
 			if s.Generation > 0 {
 				of += fmt.Sprintf(", generation %d", s.Generation)
@@ -47,9 +52,10 @@ func snapshotView() view[*api.Snapshot] {
 			return [][2]string{
 				{"id", s.ID}, {"name", s.Name}, {"state", string(s.State)}, {"message", s.Message}, {"kind", string(s.Kind)}, {"purpose", string(s.Purpose)},
 				{"memory", yesNo(s.Memory)}, {"quiesced", yesNo(s.Quiesced)}, {"sandbox", of}, {"parent", s.Parent},
-				{"profile", s.Profile}, {"extension", s.Extension}, {"tenant", s.Tenant}, {"size", size(s.Bytes)}, {"stored", stored}, {"files", files}, {"volumes", strings.Join(s.Volumes, ", ")}, {"digest", s.Digest},
+				{"profile", s.Profile}, {"extension", s.Extension}, {"host", s.Host}, {"tenant", s.Tenant}, {"size", size(s.Bytes)}, {"stored", stored}, {"files", files}, {"volumes", strings.Join(s.Volumes, ", ")}, {"digest", s.Digest},
 				{"created", moment(s.CreatedAt, ago)}, {"sealed", moment(s.SealedAt, ago)}, {"expires", moment(s.ExpiresAt, until)},
-				{"dropped", moment(s.DroppedAt, ago)}, {"last error", s.LastError},
+				{"dropped", moment(s.DroppedAt, ago)}, {"unconfirmed", unconfirmed}, {"damaged", s.Damaged},
+				{"last error", retriedText(s.LastError, s.Retries, s.RetryAt)},
 			}
 		},
 	}
@@ -92,7 +98,7 @@ func newCmdSnapshotCreate(f *factory, runF func(context.Context, *snapshotCreate
 				if err != nil {
 					return err
 				}
-				o.req.TTL = api.Duration(d)
+				o.req.TTL = d
 			}
 			if runF != nil {
 				return runF(cmd.Context(), o)
@@ -547,6 +553,8 @@ type restoreOptions struct {
 	order  orderOptions
 	kind   string
 	detach bool
+
+	req api.RestoreSnapshot // what the flags ask for (build)
 }
 
 func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error) *cobra.Command {
@@ -559,7 +567,7 @@ func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error
 		Args: wants(1, 1, "one snapshot"), ValidArgsFunction: f.completeSnapshot,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.ref = args[0]
-			if _, err := o.request(nil); err != nil {
+			if err := o.build(); err != nil {
 				return err
 			}
 			if runF != nil {
@@ -588,16 +596,21 @@ func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error
 	return c
 }
 
-func (o *restoreOptions) request(s *session) (api.RestoreSnapshot, error) {
-	r, err := o.order.request(o.f, s)
-	kind := sandboxer.SnapshotKind(o.kind)
-	if err == nil && kind != "" && kind != sandboxer.SnapshotNative && kind != sandboxer.SnapshotPortable {
-		err = invalid("--kind: %q is not a form to restore", o.kind).WithHint("it is native or portable")
+// build makes the request of the flags, as orderOptions.build does.
+func (o *restoreOptions) build() error {
+	if err := o.order.build(o.f); err != nil {
+		return err
 	}
-	return api.RestoreSnapshot{
+	kind := sandboxer.SnapshotKind(o.kind)
+	if kind != "" && kind != sandboxer.SnapshotNative && kind != sandboxer.SnapshotPortable {
+		return invalid("--kind: %q is not a form to restore", o.kind).WithHint("it is native or portable")
+	}
+	r := o.order.req
+	o.req = api.RestoreSnapshot{
 		Profile: o.order.profile, Kind: kind, Inputs: r.Inputs, Host: r.Host, Name: r.Name, TTL: r.TTL, Consumer: r.Consumer, Labels: r.Labels, Env: r.Env,
 		MaxCost: r.MaxCost, Key: r.Key, NoWaiting: o.detach,
-	}, err
+	}
+	return nil
 }
 
 func restoreRun(ctx context.Context, o *restoreOptions) error {
@@ -608,13 +621,12 @@ func restoreRun(ctx context.Context, o *restoreOptions) error {
 		return err
 	}
 	defer s.close()
-	req, err := o.request(s)
-	if err != nil {
+	if _, err := o.order.requestFor(s); err != nil {
 		return err
 	}
-	sb, err := s.Restore(ctx, o.ref, req)
+	sb, err := s.Restore(ctx, o.ref, o.req)
 	if err != nil {
-		return o.f.unread(ctx, s, req.Profile, err)
+		return o.f.unread(ctx, s, o.req.Profile, err)
 	}
 	p.stop()
 	return printOne(o.f, sb, sandboxID())
@@ -625,6 +637,8 @@ type forkOptions struct {
 	order orderOptions
 	count int
 	key   string
+
+	req api.ForkSandbox // what the flags ask for
 }
 
 func newCmdFork(f *factory, runF func(context.Context, *forkOptions) error) *cobra.Command {
@@ -639,9 +653,11 @@ func newCmdFork(f *factory, runF func(context.Context, *forkOptions) error) *cob
 			if o.count < 1 || o.count > 100 {
 				return invalid("--count: %d is not between 1 and 100", o.count)
 			}
-			if _, err := o.order.request(f, nil); err != nil {
+			if err := o.order.build(f); err != nil {
 				return err
 			}
+			r := o.order.req
+			o.req = api.ForkSandbox{Count: o.count, TTL: r.TTL, Labels: r.Labels, Env: r.Env, MaxCost: r.MaxCost, Key: o.key}
 			if runF != nil {
 				return runF(cmd.Context(), o)
 			}
@@ -659,16 +675,12 @@ func newCmdFork(f *factory, runF func(context.Context, *forkOptions) error) *cob
 }
 
 func forkRun(ctx context.Context, o *forkOptions) error {
-	r, err := o.order.request(o.f, nil)
-	if err != nil {
-		return err
-	}
 	s, err := o.f.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	made, err := s.Fork(ctx, o.ref, api.ForkSandbox{Count: o.count, TTL: r.TTL, Labels: r.Labels, Env: r.Env, MaxCost: r.MaxCost, Key: o.key})
+	made, err := s.Fork(ctx, o.ref, o.req)
 	if err != nil {
 		return err
 	}
@@ -679,7 +691,7 @@ type pauseOptions struct {
 	refOptions
 	depth string
 	ttl   string
-	until api.Duration
+	until time.Duration
 }
 
 func newCmdPause(f *factory, runF func(context.Context, *pauseOptions) error) *cobra.Command {
@@ -731,7 +743,7 @@ func newCmdResume(f *factory, runF func(context.Context, *pauseOptions) error) *
 				if err != nil {
 					return err
 				}
-				o.until = api.Duration(d)
+				o.until = d
 			}
 			if runF != nil {
 				return runF(cmd.Context(), o)
@@ -794,8 +806,17 @@ func pauseText(sb *api.Sandbox) string {
 		return ""
 	}
 	text := string(p.Depth) + " since " + moment(p.At, ago)
+	if p.Cause != "" {
+		text += ", " + string(p.Cause)
+	}
 	if p.Left > 0 {
 		text += ", " + p.Left.String() + " left to live"
+	}
+	if p.Snapshot != "" {
+		text += ", saved as " + p.Snapshot
+	}
+	if p.Attempts > 0 {
+		text += fmt.Sprintf(", %d resumes failed", p.Attempts)
 	}
 	return text
 }

@@ -113,13 +113,10 @@ func TestOptions(t *testing.T) {
 	if err := c.Execute(); err != nil {
 		t.Fatal(err)
 	}
-	req, err := got.request(f, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := got.req
 	want := api.CreateSandbox{Profile: "mine", Limits: sandboxer.Limits{MilliCPU: 500, MemoryBytes: 1 << 30, PIDs: 9},
 		Network: &sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"a.example", "b.example:443"}},
-		TTL:     api.Duration(time.Hour), Labels: map[string]string{"a": "b"}, Env: map[string]string{"A": "1"}, MaxCost: 250_000, Command: []string{"sleep", "9"}}
+		TTL:     time.Hour, Labels: map[string]string{"a": "b"}, Env: map[string]string{"A": "1"}, MaxCost: 250_000, Command: []string{"sleep", "9"}}
 	if fmt.Sprintf("%+v %v", req, *req.Network) != fmt.Sprintf("%+v %v", want, *want.Network) && !equalRequests(req, want) {
 		t.Errorf("request = %+v; want %+v", req, want)
 	}
@@ -137,9 +134,7 @@ func TestOptions(t *testing.T) {
 	if err := c.Execute(); err != nil {
 		t.Fatal(err)
 	}
-	if req, err = got.request(f, nil); err != nil {
-		t.Fatal(err)
-	}
+	req = got.req
 	if want := (sandboxer.Thread{User: "a@b/c", ID: "t-1"}); req.Thread != want {
 		t.Errorf("thread = %+v; want %+v", req.Thread, want)
 	}
@@ -151,16 +146,32 @@ func TestOptions(t *testing.T) {
 		t.Errorf("mounts = %+v; want %+v", req.Mounts, want)
 	}
 	// A server elsewhere has its own files.
-	if _, err := parseMounts([]string{"/y:/z"}, &session{}); err != nil {
-		t.Errorf("an absolute source for a server elsewhere: %v", err)
+	o := &orderOptions{mounts: []string{"/y:/z"}}
+	if err := o.build(f); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := o.requestFor(&session{}); err != nil || len(r.Mounts) != 1 {
+		t.Errorf("an absolute source for a server elsewhere: %+v, %v", r.Mounts, err)
+	}
+	t.Setenv("HOME", t.TempDir())
+	if err := os.Mkdir(filepath.Join(os.Getenv("HOME"), "x"), 0o700); err != nil {
+		t.Fatal(err)
 	}
 	for _, src := range []string{".", "~/x"} {
 		want := "--mount: " + src + " is a path of this machine, and the server is on another"
-		if _, err := parseMounts([]string{src + ":/z"}, &session{}); sandboxer.Message(err) != want {
+		o := &orderOptions{mounts: []string{src + ":/z"}}
+		if err := o.build(f); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := o.requestFor(&session{local: true}); err != nil {
+			t.Errorf("a source of this machine for a server of it: %v", err)
+		}
+		if _, err := o.requestFor(&session{}); sandboxer.Message(err) != want {
 			t.Errorf("a source of this machine for a server elsewhere: %v; want %s", err, want)
 		}
 	}
-	if _, err := parseMounts([]string{"~/no-such:/z"}, nil); !strings.Contains(fmt.Sprint(err), "/home/u/no-such") {
+	t.Setenv("HOME", "/home/u")
+	if _, _, err := parseMounts([]string{"~/no-such:/z"}); !strings.Contains(fmt.Sprint(err), "/home/u/no-such") {
 		t.Errorf("a source at home: %v", err)
 	}
 
@@ -170,7 +181,8 @@ func TestOptions(t *testing.T) {
 	} {
 		o := &createOptions{f: f}
 		o.offer = arg
-		r, err := o.request(f, nil)
+		err := o.build(f)
+		r := o.req
 		if err != nil || r.Profile != want[0] || r.Image != want[1] {
 			t.Errorf("create %q asks for profile %q, image %q, %v; want %q", arg, r.Profile, r.Image, err, want)
 		}

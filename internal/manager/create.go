@@ -247,7 +247,7 @@ func (m *Manager) share(ctx context.Context, o *order, j *job, mine bool, sb *sa
 		return nil
 	}
 	if o.outlives(sb) {
-		longer, err := m.Extend(ctx, sb.ID, Extend{TTL: o.req.TTL, least: true})
+		longer, err := m.extend(ctx, sb.ID, Extend{TTL: o.req.TTL}, true)
 		if err != nil {
 			return sandboxer.E(sandboxer.KindOf(err), err, "sandbox %s is there and cannot live as long as is asked: %s", sb.ID, sandboxer.Message(err)).
 				WithHint("ask for it without a time to live, which leaves its expiry as it is")
@@ -420,7 +420,7 @@ func (m *Manager) vet(ctx context.Context, o *order, sb *sandboxer.Sandbox) erro
 	}
 	spec := sb.Spec
 	if o.as == sandboxer.SnapshotNative {
-		spec.Vouched = o.restricted(spec) // what was saved goes on, and nothing of these is used again
+		spec.Vouched = o.ext.restricted(spec) // what was saved goes on, and nothing of these is used again
 	}
 	return o.ext.Backend.Check(ctx, spec)
 }
@@ -552,6 +552,17 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 	return sb, nil
 }
 
+// specFor is the spec of sb as its extension gets it, with what is not kept in it.
+func (m *Manager) specFor(sb *sandboxer.Sandbox) (sandboxer.Spec, error) {
+	env, err := m.openEnv(sb)
+	if err != nil {
+		return sandboxer.Spec{}, err
+	}
+	spec := sb.Spec
+	spec.Env, spec.Stamp, spec.Tenant = env, m.stampOf(sb), sb.Tenant
+	return spec, nil
+}
+
 // provision makes the object of sb and stores its handle.
 func (m *Manager) provision(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
 	e := m.extension(sb.Extension)
@@ -561,12 +572,10 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, sb *sandbox
 		return context.Cause(ctx)
 	}
 	defer func() { <-e.creates }()
-	spec := sb.Spec
-	env, err := m.openEnv(sb)
+	spec, err := m.specFor(sb)
 	if err != nil {
 		return err
 	}
-	spec.Env, spec.Stamp, spec.Tenant = env, m.stampOf(sb), sb.Tenant
 	hear, done := m.progress(ctx, sb)
 	defer done()
 	ctx = sandboxer.WithProgress(ctx, hear)

@@ -13,6 +13,11 @@ import (
 // runs nor is paused (any more). Invalid: beyond the profile's longest life, or not in
 // the future. NoCredit: the tenant cannot pay for it; nothing has changed.
 func (m *Manager) Extend(ctx context.Context, ref string, e Extend) (*sandboxer.Sandbox, error) {
+	return m.extend(ctx, ref, e, false)
+}
+
+// extend is Extend; with longer, a time to live never shortens.
+func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool) (*sandboxer.Sandbox, error) {
 	if (e.TTL == 0) == (e.Add == 0) || e.TTL < 0 || e.Add < 0 {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "want either a time to live from now or a time to add, above zero")
 	}
@@ -42,7 +47,7 @@ func (m *Manager) Extend(ctx context.Context, ref string, e Extend) (*sandboxer.
 			if sb.State == sandboxer.Paused {
 				return m.keep(ctx, sb, w, until)
 			}
-			if e.least && !until.After(sb.ExpiresAt) {
+			if longer && !until.After(sb.ExpiresAt) {
 				return errMoot
 			}
 			life := until.Sub(sb.CreatedAt) - sb.PausedFor

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"runtime"
 	"slices"
@@ -14,16 +12,6 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 )
-
-// ForkRequest asks for copies of a running sandbox.
-type ForkRequest struct {
-	Count   int               `json:"count"` // 1 to MaxFork
-	TTL     time.Duration     `json:"ttl_ns,omitempty"`
-	Labels  map[string]string `json:"labels,omitempty"`
-	Env     map[string]string `json:"env,omitempty"`
-	MaxCost sandboxer.Credits `json:"max_cost,omitempty"` // of each
-	Key     string            `json:"-"`                  // idempotency key
-}
 
 // MaxFork bounds the copies of one fork.
 const MaxFork = 100
@@ -65,12 +53,7 @@ func (m *Manager) Fork(ctx context.Context, ref string, req ForkRequest) ([]*san
 	if req.Key == "" {
 		return m.fork(ctx, sb, req, "")
 	}
-	j, err := json.Marshal(req)
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "the request does not encode")
-	}
-	sum := sha256.Sum256(append([]byte("fork\x00"+sb.ID+"\x00"), j...))
-	f, err := m.joinFork(ctx, sb, req, m.mac(hex.EncodeToString(sum[:])))
+	f, err := m.joinFork(ctx, sb, req, m.mac(forkDigest(sb.ID, req)))
 	if err != nil {
 		return nil, err
 	}
@@ -257,11 +240,7 @@ func (m *Manager) copies(ctx, caller context.Context, rec *sandboxer.SnapshotRec
 		}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			one := RestoreRequest{TTL: req.TTL, Labels: req.Labels, Env: req.Env, MaxCost: req.MaxCost, fork: digest}
-			if req.Key != "" {
-				one.Key = forkKey(req.Key, i)
-			}
-			sb, err := m.restoreOne(ctx, rec, one)
+			sb, err := m.restoreOne(ctx, rec, copyOf(req, i), digest)
 			mu.Lock()
 			defer mu.Unlock()
 			all[i] = sb
@@ -281,6 +260,15 @@ func (m *Manager) copies(ctx, caller context.Context, rec *sandboxer.SnapshotRec
 	answer := sandboxer.E(sandboxer.KindOf(first), first, "%d copies of sandbox %s could not be made, %s: %s", req.Count, rec.SandboxID, what, sandboxer.Message(first))
 	answer.Hint, answer.RetryAfter = sandboxer.HintOf(first), sandboxer.RetryAfterOf(first)
 	return nil, answer
+}
+
+// copyOf is the restore that makes copy i of a fork.
+func copyOf(r ForkRequest, i int) RestoreRequest {
+	one := RestoreRequest{TTL: r.TTL, Labels: r.Labels, Env: r.Env, MaxCost: r.MaxCost}
+	if r.Key != "" {
+		one.Key = forkKey(r.Key, i)
+	}
+	return one
 }
 
 // checkCapacity refuses what the extension says it has no room for.

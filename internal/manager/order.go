@@ -7,9 +7,11 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"net/url"
 	"path"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -25,7 +27,7 @@ import (
 // bound what a dead broker costs.
 const fuseMargin = 2 * time.Minute
 
-// An order is a checked create request.
+// An order is a checked create or restore.
 type order struct {
 	tenant, actor string
 	id            string // never empty
@@ -37,7 +39,7 @@ type order struct {
 	maxCost       sandboxer.Credits
 	key, digest   string
 	noWaiting     bool
-	req           sandboxer.CreateRequest // as it came
+	req           sandboxer.CreateRequest // a create as it came; zero for a restore, whose ID nobody else can ask for
 
 	cold string // why it is not answered from the pool of its profile; empty without one
 
@@ -113,12 +115,35 @@ func (m *Manager) same(kept, digest string) bool {
 
 // digest identifies a request under an idempotency key. What says how to answer, not
 // what to make, does not count.
-func digest(req sandboxer.CreateRequest) string {
-	j, err := json.Marshal(req) // sorts maps; Key and NoWaiting have no JSON
+func digest(req sandboxer.CreateRequest) string { return digestOf("", req) }
+
+// restoreDigest is digest for a restore of one snapshot.
+func restoreDigest(snapshot string, req RestoreRequest) string {
+	return digestOf(snapshot+"\x00", req)
+}
+
+// forkDigest is digest for a fork of one sandbox.
+func forkDigest(sandbox string, req ForkRequest) string {
+	return digestOf("fork\x00"+sandbox+"\x00", req)
+}
+
+// digestOf digests what is said of what is asked for, and the request. Digests are kept for
+// a day, and those of former builds must be found again: they are made of a form that wrote
+// durations as nanoseconds, under names that said so, and money as a number.
+func digestOf(what string, req any) string {
+	v := reflect.ValueOf(req)
+	fields := reflect.VisibleFields(v.Type())
+	for i, f := range fields {
+		if f.Type == reflect.TypeFor[time.Duration]() {
+			name, opts, _ := strings.Cut(f.Tag.Get("json"), ",")
+			fields[i].Tag = reflect.StructTag(fmt.Sprintf("json:%q", name+"_ns,"+opts))
+		}
+	}
+	j, err := json.Marshal(v.Convert(reflect.StructOf(fields)).Interface()) // sorts maps; Key and NoWaiting have no JSON
 	if err != nil {
 		panic(err) // plain data always encodes
 	}
-	sum := sha256.Sum256(j)
+	sum := sha256.Sum256(append([]byte(what), j...))
 	return hex.EncodeToString(sum[:])
 }
 
@@ -138,12 +163,60 @@ func (m *Manager) profile(id string) (sandboxer.Profile, error) {
 		WithHint("the profiles are: %s", join(ids))
 }
 
-// resolve checks req for p and merges it with its profile. Nothing exists yet.
+// resolve checks a create for p and merges it with its profile. Nothing exists yet.
 func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*order, error) {
 	prof, err := m.profile(req.Profile)
 	if err != nil {
 		return nil, err
 	}
+	ext, err := m.serving(prof)
+	if err != nil {
+		return nil, err
+	}
+	inputs, err := ext.inputs(prof, req.Inputs)
+	if err != nil {
+		return nil, err
+	}
+	id, chosen, err := identify(inputs, req.Thread)
+	if err != nil {
+		return nil, err
+	}
+	for _, err := range []error{
+		checkCommon(prof, common{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
+		req.Limits.Check(), m.checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts), checkUser(req.User), checkSize(req),
+	} {
+		if err != nil {
+			return nil, err
+		}
+	}
+	spec := m.blank(prof)
+	spec.ID, spec.Inputs, spec.Host, spec.Consumer = id, inputs, req.Host, req.Consumer
+	spec.Image = cmp.Or(req.Image, prof.Image)
+	spec.User = cmp.Or(req.User, prof.User)
+	spec.Env = merge(prof.Env, req.Env)
+	spec.Labels = merge(prof.Labels, req.Labels)
+	spec.Mounts = slices.Concat(prof.Mounts, req.Mounts)
+	if len(req.Command) > 0 {
+		spec.Command = req.Command
+	}
+	if req.Network != nil {
+		spec.Network = *req.Network
+	}
+	spec.Limits = req.Limits.Or(spec.Limits)
+	if p.Can(sandboxer.ScopeAdmin) {
+		spec.Vouched = ext.restricted(spec)
+	} else if err := req.Limits.Within(m.ceilings(spec), "profile "+prof.ID); err != nil {
+		return nil, err
+	}
+	return &order{
+		tenant: p.Tenant, actor: p.Actor, id: id, chosen: chosen, name: req.Name, ext: ext, spec: spec,
+		ttl: cmp.Or(req.TTL, ttlOf(prof)), maxCost: req.MaxCost,
+		key: req.Key, digest: m.mac(digest(req)), noWaiting: req.NoWaiting, req: req,
+	}, nil
+}
+
+// serving finds the extension that serves a profile. Kind: Unavailable.
+func (m *Manager) serving(prof sandboxer.Profile) (*extension, error) {
 	var offers []offer
 	for _, e := range m.extensions() {
 		offers = append(offers, e.offer())
@@ -158,59 +231,32 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 		}
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "profile %s cannot be used: %s", prof.ID, why)
 	}
-	o := &order{
-		tenant: p.Tenant, actor: p.Actor,
-		name: req.Name, key: req.Key, digest: m.mac(digest(req)), maxCost: req.MaxCost, noWaiting: req.NoWaiting,
-		ext: m.extension(chosen[0].extension), req: req,
-	}
-	inputs, err := o.inputs(prof, req)
-	if err != nil {
-		return nil, err
-	}
-	if err := o.choose(inputs, req.Thread); err != nil {
-		return nil, err
-	}
-	delete(inputs, "sandbox_id")
-	checks := []error{
-		checkName(req.Name), checkKey(req.Key), checkTTL(prof, req.TTL), checkEnv(req.Env), checkLabels(req.Labels),
-		req.Limits.Check(), m.checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts),
-		checkUser(req.User), checkSize(req),
-	}
-	for _, err := range checks {
+	return m.extension(chosen[0].extension), nil
+}
+
+// common is what creates and restores may both ask for and is checked alike.
+type common struct {
+	name, key   string
+	ttl         time.Duration
+	env, labels map[string]string
+	maxCost     sandboxer.Credits
+}
+
+func checkCommon(prof sandboxer.Profile, c common) error {
+	for _, err := range []error{checkName(c.name), checkKey(c.key), checkTTL(prof, c.ttl), checkEnv(c.env), checkLabels(c.labels)} {
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
-	if req.MaxCost < 0 {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "max_cost %s is negative", req.MaxCost)
+	if c.maxCost < 0 {
+		return sandboxer.E(sandboxer.Invalid, nil, "max_cost %s is negative", c.maxCost)
 	}
-	o.ttl = cmp.Or(req.TTL, ttlOf(prof))
-	spec := m.blank(prof)
-	spec.ID, spec.Inputs, spec.Host, spec.Consumer = o.id, inputs, req.Host, req.Consumer
-	spec.Image = cmp.Or(req.Image, prof.Image)
-	spec.User = cmp.Or(req.User, prof.User)
-	spec.Env = merge(prof.Env, req.Env)
-	spec.Labels = merge(prof.Labels, req.Labels)
-	spec.Mounts = slices.Concat(prof.Mounts, req.Mounts)
-	if len(req.Command) > 0 {
-		spec.Command = req.Command
-	}
-	if req.Network != nil {
-		spec.Network = *req.Network
-	}
-	spec.Limits = req.Limits.Or(spec.Limits)
-	if p.Can(sandboxer.ScopeAdmin) {
-		spec.Vouched = o.restricted(spec)
-	} else if err := req.Limits.Within(m.ceilings(spec), "profile "+prof.ID); err != nil {
-		return nil, err
-	}
-	o.spec = spec
-	return o, nil
+	return nil
 }
 
 // restricted names what of spec an operator may have to stand for.
-func (o *order) restricted(spec sandboxer.Spec) (names []string) {
-	for _, in := range o.ext.Info.Inputs {
+func (e *extension) restricted(spec sandboxer.Spec) (names []string) {
+	for _, in := range e.Info.Inputs {
 		if in.Restricted && spec.Inputs[in.Name] != "" {
 			names = append(names, in.Name)
 		}
@@ -251,31 +297,31 @@ func (m *Manager) blank(prof sandboxer.Profile) sandboxer.Spec {
 	return spec
 }
 
-// choose settles the ID: the caller's, the thread's, or a fresh one.
-func (o *order) choose(inputs map[string]string, thread sandboxer.Thread) (err error) {
-	o.id = inputs["sandbox_id"]
-	o.chosen = true
+// identify settles the ID: the caller's, the thread's, or a fresh one. It takes it out of
+// the inputs.
+func identify(inputs map[string]string, thread sandboxer.Thread) (id string, chosen bool, err error) {
+	id = inputs["sandbox_id"]
+	delete(inputs, "sandbox_id")
 	switch {
-	case o.id != "" && thread != (sandboxer.Thread{}):
-		return sandboxer.E(sandboxer.Invalid, nil, "both the input sandbox_id and a thread say which sandbox is meant").
+	case id != "" && thread != (sandboxer.Thread{}):
+		return "", false, sandboxer.E(sandboxer.Invalid, nil, "both the input sandbox_id and a thread say which sandbox is meant").
 			WithHint("give one of them")
-	case o.id != "":
-		return sandboxer.CheckID(o.id)
+	case id != "":
+		return id, true, sandboxer.CheckID(id)
 	case thread.ID != "":
-		o.id, err = thread.SandboxID()
-		return err
+		id, err = thread.SandboxID()
+		return id, true, err
 	case thread.User != "":
-		return sandboxer.E(sandboxer.Invalid, nil, "thread user %q is given without a thread", thread.User).
+		return "", false, sandboxer.E(sandboxer.Invalid, nil, "thread user %q is given without a thread", thread.User).
 			WithHint("give the thread's ID too, or no thread at all")
 	}
-	o.id, o.chosen = sandboxer.NewID(), false
-	return nil
+	return sandboxer.NewID(), false, nil
 }
 
-// inputs merges the caller's inputs with the defaults and checks them against what
+// inputs merges what is asked for with the profile's and the defaults, and checks it against what
 // the extension declares.
-func (o *order) inputs(prof sandboxer.Profile, req sandboxer.CreateRequest) (map[string]string, error) {
-	declared := o.ext.Info.Inputs
+func (e *extension) inputs(prof sandboxer.Profile, asked map[string]string) (map[string]string, error) {
+	declared := e.Info.Inputs
 	known := []string{"sandbox_id"}
 	for _, in := range declared {
 		if in.Name != known[0] {
@@ -289,10 +335,10 @@ func (o *order) inputs(prof sandboxer.Profile, req sandboxer.CreateRequest) (map
 		}
 	}
 	maps.Copy(merged, prof.Inputs)
-	maps.Copy(merged, req.Inputs)
+	maps.Copy(merged, asked)
 	for _, k := range slices.Sorted(maps.Keys(merged)) {
 		if !slices.Contains(known, k) {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not take the input %q%s", o.ext.Info.ID, k, didYouMean(k, known)).
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not take the input %q%s", e.Info.ID, k, didYouMean(k, known)).
 				WithHint("its inputs are: %s", join(known))
 		}
 		if err := checkURL(k, merged[k]); err != nil {
@@ -305,7 +351,7 @@ func (o *order) inputs(prof sandboxer.Profile, req sandboxer.CreateRequest) (map
 	groups := map[string][]string{}
 	for _, in := range declared {
 		if in.Required && merged[in.Name] == "" {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs the input %q: %s", o.ext.Info.ID, in.Name, in.Help).
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs the input %q: %s", e.Info.ID, in.Name, in.Help).
 				WithHint("add --input %s=…", in.Name)
 		}
 		if in.OneOf != "" {
@@ -314,7 +360,7 @@ func (o *order) inputs(prof sandboxer.Profile, req sandboxer.CreateRequest) (map
 	}
 	for _, g := range slices.Sorted(maps.Keys(groups)) {
 		if !slices.ContainsFunc(groups[g], func(name string) bool { return merged[name] != "" }) {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs one of the inputs %s", o.ext.Info.ID, join(groups[g])).
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs one of the inputs %s", e.Info.ID, join(groups[g])).
 				WithHint("add --input %s=…", groups[g][0])
 		}
 	}
@@ -400,8 +446,7 @@ func checkLabels(labels map[string]string) error {
 // maxRequest bounds what one request adds to the books.
 const maxRequest = 256 << 10
 
-func checkSize(req sandboxer.CreateRequest) error {
-	req.Key = ""
+func checkSize(req any) error {
 	if j, err := json.Marshal(req); err != nil || len(j) > maxRequest {
 		return sandboxer.E(sandboxer.Invalid, err, "the request has %d bytes: want at most %d", len(j), maxRequest)
 	}

@@ -11,18 +11,6 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
-// PauseRequest says how to pause. Zero fields take the profile's values.
-type PauseRequest struct {
-	Depth sandboxer.PauseDepth `json:"depth,omitempty"`
-}
-
-// ResumeRequest says how to go on.
-type ResumeRequest struct {
-	// TTL is the time to live from now; 0 lets what was left go on, or grants the
-	// profile's anew where nothing was.
-	TTL time.Duration `json:"ttl_ns,omitempty"`
-}
-
 // Pause makes a running sandbox stand still, and returns it paused. It keeps its ID,
 // name and place in the books; running time and the time to live stop. Pausing what is
 // paused is success. If it cannot be paused it runs on. Kinds: Unsupported where the

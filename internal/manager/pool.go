@@ -253,12 +253,10 @@ func (m *Manager) assign(ctx context.Context, j *job, o *order, p *pool) (*sandb
 // furnish brings to a claimed sandbox what its owner asked for. If that cannot be done
 // because of the sandbox, it is removed, and another is made in its place.
 func (m *Manager) furnish(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
-	spec := sb.Spec
-	env, err := m.openEnv(sb)
+	spec, err := m.specFor(sb)
 	if err != nil {
 		return err
 	}
-	spec.Env, spec.Stamp = env, m.stampOf(sb)
 	var h sandboxer.Handle
 	err = m.step(pClaim, func() (err error) { h, err = b.Claim(ctx, sb.Handle, spec); return err })
 	if err == nil {

@@ -326,13 +326,6 @@ func (m *Manager) discardStrangers(ctx context.Context, id string) (*sandboxer.S
 	return gone, nil
 }
 
-// Adoption says what a stamp does not.
-type Adoption struct {
-	Tenant  string        `json:"tenant,omitempty"`  // needed where there is no stamp
-	Profile string        `json:"profile,omitempty"` // needed where there is no stamp
-	TTL     time.Duration `json:"ttl_ns,omitempty"`  // from now; 0: what its fuse or its profile says
-}
-
 // Adopt makes a record anew for a quarantined object, from its stamp or, where it has
 // none, from what a says, and returns it running. Its time is paid for from now on. It
 // needs the admin scope. Kinds: NotFound when no extension has such an object; Conflict

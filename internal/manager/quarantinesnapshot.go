@@ -145,13 +145,6 @@ func (m *Manager) tellQuarantinedSnapshots(ctx context.Context) {
 	}
 }
 
-// SnapshotAdoption says what a quarantined snapshot does not say of itself.
-type SnapshotAdoption struct {
-	Name    string `json:"name,omitempty"`
-	Tenant  string `json:"tenant,omitempty"`  // needed where it has no stamp, as portable ones have none
-	Profile string `json:"profile,omitempty"` // where it does not say what it was made from
-}
-
 // AdoptSnapshot makes a record anew for a snapshot that the database does not know, one that it
 // kept for a pause too, and returns it sealed. It needs the admin scope. Kinds: NotFound when
 // there is no such snapshot; Conflict when the database knows it, or it was not saved to the

@@ -3,39 +3,12 @@ package manager
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
-
-// RestoreRequest asks for a new sandbox from a snapshot. Zero fields take the values of
-// the profile; environment and inputs are the source's, with Env and Inputs added.
-type RestoreRequest struct {
-	// Profile is another profile to restore on; empty means the source's. On another
-	// extension only a portable snapshot can be restored.
-	Profile string                 `json:"profile,omitempty"`
-	Kind    sandboxer.SnapshotKind `json:"kind,omitempty"` // native or portable; empty prefers native where that can be restored
-	// Inputs and Host say otherwise than the source had it, and so only for the portable form:
-	// a native one goes on as it was. An empty input takes away that of the source.
-	Inputs    map[string]string  `json:"inputs,omitempty"`
-	Host      string             `json:"host,omitempty"`
-	Name      string             `json:"name,omitempty"`
-	TTL       time.Duration      `json:"ttl_ns,omitempty"`
-	Consumer  sandboxer.Consumer `json:"consumer,omitzero"`
-	Labels    map[string]string  `json:"labels,omitempty"`
-	Env       map[string]string  `json:"env,omitempty"`
-	MaxCost   sandboxer.Credits  `json:"max_cost,omitempty"`
-	Key       string             `json:"-"` // idempotency key
-	NoWaiting bool               `json:"-"` // answer as soon as the record is committed
-
-	fork string // digest of the fork that this is a part of, if it is
-}
 
 // Restore makes a sandbox from a sealed snapshot and returns it running. ID, generation,
 // owner, labels, tokens and time to live are its own. It is safe to repeat as Create
@@ -46,13 +19,17 @@ func (m *Manager) Restore(ctx context.Context, ref string, req RestoreRequest) (
 	if err != nil {
 		return nil, err
 	}
-	return m.restoreOne(ctx, rec, req)
+	return m.restoreOne(ctx, rec, req, "")
 }
 
-func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord, req RestoreRequest) (*sandboxer.Sandbox, error) {
+// restoreOne is Restore of one record, for the fork with that digest if it is part of one.
+func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord, req RestoreRequest, fork string) (*sandboxer.Sandbox, error) {
 	o, err := m.resolveRestore(sandboxer.PrincipalFrom(ctx), rec, req)
 	if err != nil {
 		return nil, err
+	}
+	if fork != "" {
+		o.digest = fork
 	}
 	if o.key != "" {
 		if sb, err := m.replay(ctx, o); sb != nil || err != nil {
@@ -71,7 +48,9 @@ func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord,
 	return sb, err
 }
 
-// resolveRestore makes an order of a restore request.
+// resolveRestore checks a restore of rec for p and merges it with its source and its
+// profile, as resolve does for a create. What the source was allowed is not asked again,
+// but for what its profile does not give any more.
 func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, req RestoreRequest) (*order, error) {
 	target := cmp.Or(req.Profile, rec.Profile)
 	if target == "" {
@@ -89,55 +68,78 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	if err != nil {
 		return nil, err
 	}
-	create := sandboxer.CreateRequest{
-		Profile: prof.ID, Name: req.Name, TTL: req.TTL, Consumer: req.Consumer, Labels: req.Labels, Env: req.Env,
-		MaxCost: req.MaxCost, Key: req.Key, NoWaiting: req.NoWaiting, Host: req.Host,
-	}
-	if e := m.extension(prof.Extension); e != nil {
-		create.Inputs = inputsFor(e.Info.Inputs, rec.Spec.Inputs)
-	}
-	if prof.ID != rec.Profile {
-		create.Inputs = merge(create.Inputs, prof.Inputs) // whoever names another profile means it
-	}
-	create.Inputs = merge(create.Inputs, req.Inputs)
 	if req.Inputs["sandbox_id"] != "" {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "a restored sandbox has an ID of its own, and does not take the input \"sandbox_id\"")
 	}
-	operator := p // what the source was allowed is not asked again
-	operator.Scopes = []sandboxer.Scope{sandboxer.ScopeAdmin}
-	o, err := m.resolve(operator, create)
+	ext, err := m.serving(prof)
 	if err != nil {
 		return nil, err
 	}
-	j, err := json.Marshal(req)
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "the request does not encode")
-	}
-	sum := sha256.Sum256(append([]byte(rec.ID+"\x00"), j...))
-	o.digest = cmp.Or(req.fork, m.mac(hex.EncodeToString(sum[:])))
-	o.tenant = rec.Tenant
-	o.from, o.as = rec, as
 	env, err := m.openAs(snapshotSealName(rec), "snapshot "+rec.ID, rec.SealedEnv)
 	if err != nil {
 		return nil, err
 	}
-	o.spec.Env = merge(merge(prof.Env, env), req.Env)
-	if prof.ID == rec.Profile && rec.Spec.ID != "" { // as its source was, whatever has become of the profile
-		s := rec.Spec
-		o.spec.Image, o.spec.Command, o.spec.Limits, o.spec.Network = s.Image, s.Command, s.Limits, s.Network
-		o.spec.Mounts, o.spec.Ports, o.spec.Workspace, o.spec.User = s.Mounts, s.Ports, s.Workspace, s.User
-	}
-	if err := m.holds(p, prof, o.spec, "snapshot "+rec.ID); err != nil {
+	spec := m.restored(ext, prof, rec, env, req, as)
+	sized := req
+	sized.Inputs = spec.Inputs
+	if spec.Inputs, err = ext.inputs(prof, spec.Inputs); err != nil {
 		return nil, err
 	}
-	if as == sandboxer.SnapshotNative {
-		o.spec.Host = rec.Host
+	id, chosen, err := identify(spec.Inputs, sandboxer.Thread{})
+	if err != nil {
+		return nil, err
 	}
-	o.spec.Vouched = inherited(o.spec, rec.Spec)
+	spec.ID = id
+	for _, err := range []error{
+		checkCommon(prof, common{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
+		checkSize(sized), m.holds(p, prof, spec, "snapshot "+rec.ID),
+	} {
+		if err != nil {
+			return nil, err
+		}
+	}
+	spec.Vouched = inherited(spec, rec.Spec)
 	if p.Can(sandboxer.ScopeAdmin) {
-		o.spec.Vouched = o.restricted(o.spec)
+		spec.Vouched = ext.restricted(spec)
 	}
-	return o, nil
+	return &order{
+		tenant: rec.Tenant, actor: p.Actor, id: id, chosen: chosen, name: req.Name, ext: ext, spec: spec,
+		ttl: cmp.Or(req.TTL, ttlOf(prof)), maxCost: req.MaxCost,
+		key: req.Key, digest: m.mac(restoreDigest(rec.ID, req)), noWaiting: req.NoWaiting,
+		from: rec, as: as,
+	}, nil
+}
+
+// restored says what a restored sandbox has from where; what it does not name is the
+// profile's. Inputs are what is asked for, before they are checked; ID and Vouched are not
+// settled yet.
+func (m *Manager) restored(ext *extension, prof sandboxer.Profile, rec *sandboxer.SnapshotRecord, env map[string]string, req RestoreRequest, as sandboxer.SnapshotKind) sandboxer.Spec {
+	spec := m.blank(prof)
+
+	// The source's: the inputs that the extension takes, and the environment. On its own
+	// profile it is all as its source was, whatever has become of the profile.
+	spec.Inputs = inputsFor(ext.Info.Inputs, rec.Spec.Inputs)
+	spec.Env = merge(prof.Env, env)
+	if prof.ID != rec.Profile {
+		spec.Inputs = merge(spec.Inputs, prof.Inputs) // whoever names another profile means it
+	} else if s := rec.Spec; s.ID != "" { // not an imported one, which has no spec
+		spec.Image, spec.Command, spec.Limits, spec.Network = s.Image, s.Command, s.Limits, s.Network
+		spec.Mounts, spec.Ports, spec.Workspace, spec.User = s.Mounts, s.Ports, s.Workspace, s.User
+	}
+	if as == sandboxer.SnapshotNative {
+		spec.Host = rec.Host // a native form goes on where it is
+	}
+
+	// The request's: consumer, and what it adds. It names inputs and a host for a portable
+	// form alone (formFor). Name and time to live are the order's.
+	spec.Inputs = merge(spec.Inputs, req.Inputs)
+	spec.Env = merge(spec.Env, req.Env)
+	spec.Labels = merge(prof.Labels, req.Labels)
+	spec.Consumer = req.Consumer
+	if as == sandboxer.SnapshotPortable {
+		spec.Host = req.Host
+	}
+	return spec
 }
 
 // formFor settles in which form rec is restored on a profile.

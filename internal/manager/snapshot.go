@@ -45,13 +45,6 @@ type Vault interface {
 	Check(ctx context.Context, id string, deep bool) error
 }
 
-// SnapshotRequest asks for a snapshot. Zero fields take the defaults.
-type SnapshotRequest struct {
-	Name string                 `json:"name,omitempty"`   // unique among the tenant's snapshots
-	Kind sandboxer.SnapshotKind `json:"kind,omitempty"`   // default native where the extension can, else portable
-	TTL  time.Duration          `json:"ttl_ns,omitempty"` // drop it after so long; 0 means never
-}
-
 // ImportRequest says what to make of an exported snapshot.
 type ImportRequest struct {
 	Name    string   `json:"name,omitempty"`

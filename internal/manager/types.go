@@ -27,21 +27,18 @@ type PoolStatus struct {
 	RetryAt time.Time `json:"retry_at,omitzero"` // when that is tried again
 }
 
-// Extend says how a lifetime changes. Exactly one field is set.
-type Extend struct {
-	TTL time.Duration `json:"ttl_ns,omitempty"` // the sandbox expires this long from now; may also shorten
-	Add time.Duration `json:"add_ns,omitempty"` // the expiry moves by so much
-
-	least bool // with TTL: never shorten
-}
-
-// NewKey asks for an API key.
-type NewKey struct {
-	Name   string            `json:"name"`
-	Tenant string            `json:"tenant,omitempty"` // empty means the caller's own
-	Scopes []sandboxer.Scope `json:"scopes"`
-	TTL    time.Duration     `json:"ttl_ns,omitempty"` // 0 means it does not expire
-}
+// The requests; what they mean is said in package sandboxer.
+type (
+	RestoreRequest   = sandboxer.RestoreRequest
+	ForkRequest      = sandboxer.ForkRequest
+	SnapshotRequest  = sandboxer.SnapshotRequest
+	SnapshotAdoption = sandboxer.AdoptSnapshotRequest
+	Extend           = sandboxer.ExtendRequest
+	PauseRequest     = sandboxer.PauseRequest
+	ResumeRequest    = sandboxer.ResumeRequest
+	Adoption         = sandboxer.AdoptRequest
+	NewKey           = sandboxer.KeyRequest
+)
 
 // Audit is the result of comparing the books with themselves and with every
 // backend's listing.

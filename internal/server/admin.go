@@ -64,7 +64,7 @@ func (s *Server) reload(ctx context.Context, _ *none) (*reply[api.Reload], error
 }
 
 func (s *Server) createKey(ctx context.Context, _ *none, b api.NewKey) (*reply[api.CreatedKey], error) {
-	token, key, err := s.m.CreateKey(ctx, manager.NewKey{Name: b.Name, Tenant: b.Tenant, Scopes: b.Scopes, TTL: b.TTL.Std()})
+	token, key, err := s.m.CreateKey(ctx, b)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ func (s *Server) forget(ctx context.Context, in *InRef) (*reply[api.Sandbox], er
 }
 
 func (s *Server) adopt(ctx context.Context, in *InRef, b api.AdoptSandbox) (*reply[api.Sandbox], error) {
-	sb, err := s.m.Adopt(ctx, in.ID, manager.Adoption{Tenant: b.Tenant, Profile: b.Profile, TTL: b.TTL.Std()})
+	sb, err := s.m.Adopt(ctx, in.ID, b)
 	if err != nil {
 		return nil, err
 	}

@@ -643,7 +643,7 @@ func TestSandboxLife(t *testing.T) {
 	_, c := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
 	ctx := t.Context()
 
-	plan, err := c.Plan(ctx, api.CreateSandbox{Profile: "test", TTL: api.Duration(time.Hour), Env: map[string]string{"TOKEN": "canary-plan"}})
+	plan, err := c.Plan(ctx, api.CreateSandbox{Profile: "test", TTL: time.Hour, Env: map[string]string{"TOKEN": "canary-plan"}})
 	if err != nil || plan.Extension != "ext.fake" || plan.TTL.Std() != time.Hour || !slices.Contains(plan.Env, "TOKEN") {
 		t.Fatalf("plan %+v, %v", plan, err)
 	}
@@ -690,7 +690,7 @@ func TestSandboxLife(t *testing.T) {
 		}
 	}
 
-	longer, err := c.Extend(ctx, "build", api.ExtendSandbox{Add: api.Duration(time.Minute)})
+	longer, err := c.Extend(ctx, "build", api.ExtendSandbox{Add: time.Minute})
 	if err != nil || !longer.ExpiresAt.Equal(sb.ExpiresAt.Add(time.Minute)) {
 		t.Errorf("extended to %+v, %v", longer, err)
 	}

@@ -52,7 +52,7 @@ func (s *Server) newAPI() huma.API {
 				{URL: "http://localhost", Description: "The Unix socket of a server, under any name: curl --unix-socket"},
 			},
 			Components: &huma.Components{
-				Schemas:         huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer),
+				Schemas:         schemas(),
 				SecuritySchemes: map[string]*huma.SecurityScheme{"key": {Type: "http", Scheme: "bearer", BearerFormat: "sbx_key_<id>_<secret>"}},
 			},
 		},
@@ -68,6 +68,26 @@ func (s *Server) newAPI() huma.API {
 		Content:     map[string]*huma.MediaType{problem: {Schema: schema, Example: exampleOf(reflect.TypeFor[api.Problem]())}},
 	}}
 	return a
+}
+
+// schemas is where the bodies are described: requests by the names that package api has for
+// them, and their durations and money as the text that they write.
+func schemas() huma.Registry {
+	names := map[reflect.Type]string{
+		typeOf[api.CreateSandbox](): "CreateSandbox", typeOf[api.RestoreSnapshot](): "RestoreSnapshot", typeOf[api.ForkSandbox](): "ForkSandbox",
+		typeOf[api.CreateSnapshot](): "CreateSnapshot", typeOf[api.ExtendSandbox](): "ExtendSandbox", typeOf[api.PauseSandbox](): "PauseSandbox",
+		typeOf[api.ResumeSandbox](): "ResumeSandbox", typeOf[api.AdoptSandbox](): "AdoptSandbox", typeOf[api.AdoptSnapshot](): "AdoptSnapshot",
+		typeOf[api.NewKey](): "NewKey",
+	}
+	r := huma.NewMapRegistry("#/components/schemas/", func(t reflect.Type, hint string) string {
+		if name := names[t]; name != "" {
+			return name
+		}
+		return huma.DefaultSchemaNamer(t, hint)
+	})
+	r.RegisterTypeAlias(typeOf[time.Duration](), typeOf[api.Duration]())
+	r.RegisterTypeAlias(typeOf[sandboxer.Credits](), typeOf[api.Credits]())
+	return r
 }
 
 // mount puts huma's operations on the mux, with who may use them.

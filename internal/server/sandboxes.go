@@ -19,10 +19,14 @@ type inCreate struct {
 	Prefer string `header:"Prefer" doc:"respond-async: answer 202 as soon as the order is written down"`
 }
 
+// request is what a create asks for in its headers and its body.
+func (in *inCreate) request(b api.CreateSandbox) sandboxer.CreateRequest {
+	b.Key, b.NoWaiting = in.Key, prefersAsync(in.Prefer)
+	return b
+}
+
 func (s *Server) create(ctx context.Context, in *inCreate, b api.CreateSandbox) (*answer, error) {
-	req := b.Request()
-	req.Key = in.Key
-	req.NoWaiting = prefersAsync(in.Prefer)
+	req := in.request(b)
 	sb, err := s.m.Create(ctx, req)
 	if err != nil {
 		return nil, err
@@ -56,7 +60,7 @@ func place(sb *sandboxer.Sandbox) *answer {
 }
 
 func (s *Server) plan(ctx context.Context, _ *none, b api.CreateSandbox) (*reply[api.Plan], error) {
-	p, err := s.m.Plan(ctx, b.Request())
+	p, err := s.m.Plan(ctx, b)
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +180,7 @@ func durationIn(name, v string, def, most time.Duration) (time.Duration, error) 
 }
 
 func (s *Server) extend(ctx context.Context, in *InRef, b api.ExtendSandbox) (*reply[api.Sandbox], error) {
-	sb, err := s.m.Extend(ctx, in.ID, manager.Extend{TTL: b.TTL.Std(), Add: b.Add.Std()})
+	sb, err := s.m.Extend(ctx, in.ID, b)
 	if err != nil {
 		return nil, err
 	}

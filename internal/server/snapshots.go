@@ -61,11 +61,11 @@ func (s *Server) snapshotRoutes() {
 }
 
 func (s *Server) pause(ctx context.Context, in *InRef, b api.PauseSandbox) (*reply[api.Sandbox], error) {
-	return sandboxReply(s.m.Pause(ctx, in.ID, manager.PauseRequest{Depth: b.Depth}))
+	return sandboxReply(s.m.Pause(ctx, in.ID, b))
 }
 
 func (s *Server) resume(ctx context.Context, in *InRef, b api.ResumeSandbox) (*reply[api.Sandbox], error) {
-	return sandboxReply(s.m.Resume(ctx, in.ID, manager.ResumeRequest{TTL: b.TTL.Std()}))
+	return sandboxReply(s.m.Resume(ctx, in.ID, b))
 }
 
 func sandboxReply(sb *sandboxer.Sandbox, err error) (*reply[api.Sandbox], error) {
@@ -80,8 +80,14 @@ type inFork struct {
 	Key string `header:"Idempotency-Key" maxLength:"255" doc:"One key makes one set of copies, however often it is sent; another body under it is a conflict"`
 }
 
+// request is what a fork asks for in its headers and its body.
+func (in *inFork) request(b api.ForkSandbox) manager.ForkRequest {
+	b.Key = in.Key
+	return b
+}
+
 func (s *Server) fork(ctx context.Context, in *inFork, b api.ForkSandbox) (*reply[api.Forked], error) {
-	sbs, err := s.m.Fork(ctx, in.ID, manager.ForkRequest{Count: b.Count, TTL: b.TTL.Std(), Labels: b.Labels, Env: b.Env, MaxCost: b.MaxCost.Std(), Key: in.Key})
+	sbs, err := s.m.Fork(ctx, in.ID, in.request(b))
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +99,7 @@ func (s *Server) fork(ctx context.Context, in *inFork, b api.ForkSandbox) (*repl
 }
 
 func (s *Server) createSnapshot(ctx context.Context, in *InRef, b api.CreateSnapshot) (*reply[api.Snapshot], error) {
-	rec, err := s.m.Snapshot(ctx, in.ID, manager.SnapshotRequest{Name: b.Name, Kind: b.Kind, TTL: b.TTL.Std()})
+	rec, err := s.m.Snapshot(ctx, in.ID, b)
 	return snapshotReply(ctx, rec, err)
 }
 
@@ -155,7 +161,7 @@ func (s *Server) dropSnapshot(ctx context.Context, in *InSnapshot) (*reply[api.S
 }
 
 func (s *Server) adoptSnapshot(ctx context.Context, in *InSnapshot, b api.AdoptSnapshot) (*reply[api.Snapshot], error) {
-	rec, err := s.m.AdoptSnapshot(ctx, in.ID, manager.SnapshotAdoption{Name: b.Name, Tenant: b.Tenant, Profile: b.Profile})
+	rec, err := s.m.AdoptSnapshot(ctx, in.ID, b)
 	return snapshotReply(ctx, rec, err)
 }
 
@@ -165,11 +171,14 @@ type inRestore struct {
 	Prefer string `header:"Prefer" doc:"respond-async: answer 202 as soon as the order is written down"`
 }
 
+// request is what a restore asks for in its headers and its body.
+func (in *inRestore) request(b api.RestoreSnapshot) manager.RestoreRequest {
+	b.Key, b.NoWaiting = in.Key, prefersAsync(in.Prefer)
+	return b
+}
+
 func (s *Server) restore(ctx context.Context, in *inRestore, b api.RestoreSnapshot) (*answer, error) {
-	req := manager.RestoreRequest{
-		Profile: b.Profile, Kind: b.Kind, Inputs: b.Inputs, Host: b.Host, Name: b.Name, TTL: b.TTL.Std(), Consumer: b.Consumer, Labels: b.Labels, Env: b.Env,
-		MaxCost: b.MaxCost.Std(), Key: in.Key, NoWaiting: prefersAsync(in.Prefer),
-	}
+	req := in.request(b)
 	sb, err := s.m.Restore(ctx, in.ID, req)
 	if err != nil {
 		return nil, err

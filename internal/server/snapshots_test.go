@@ -30,7 +30,7 @@ func TestSnapshotsAndPauses(t *testing.T) {
 		}
 	}
 
-	snap, err := c.Snapshot(ctx, sb.ID, api.CreateSnapshot{Name: "base", TTL: api.Duration(time.Hour)})
+	snap, err := c.Snapshot(ctx, sb.ID, api.CreateSnapshot{Name: "base", TTL: time.Hour})
 	if err != nil || snap.State != sandboxer.SnapshotSealed || snap.SandboxID != sb.ID || snap.Kind != sandboxer.SnapshotNative || snap.ExpiresAt.IsZero() {
 		t.Fatalf("snapshot %+v, %v", snap, err)
 	}
@@ -54,11 +54,11 @@ func TestSnapshotsAndPauses(t *testing.T) {
 		}
 	}
 
-	copied, err := c.Restore(ctx, "base", api.RestoreSnapshot{Name: "copy", TTL: api.Duration(time.Minute), Key: "k"})
+	copied, err := c.Restore(ctx, "base", api.RestoreSnapshot{Name: "copy", TTL: time.Minute, Key: "k"})
 	if err != nil || copied.RestoredFrom != snap.ID || copied.RestoredAs != sandboxer.SnapshotNative || copied.State != sandboxer.Running {
 		t.Fatalf("restored %+v, %v", copied, err)
 	}
-	if again, err := c.Restore(ctx, "base", api.RestoreSnapshot{Name: "copy", TTL: api.Duration(time.Minute), Key: "k"}); err != nil || again.ID != copied.ID {
+	if again, err := c.Restore(ctx, "base", api.RestoreSnapshot{Name: "copy", TTL: time.Minute, Key: "k"}); err != nil || again.ID != copied.ID {
 		t.Errorf("the same key restored %+v, %v", again, err)
 	}
 	f, err := c.ReadFile(ctx, copied.ID, "/workspace/f")
@@ -94,7 +94,7 @@ func TestSnapshotsAndPauses(t *testing.T) {
 	fails("exec on a paused sandbox", err, sandboxer.Conflict)
 	_, err = c.Pause(ctx, sb.ID, api.PauseSandbox{Depth: sandboxer.PauseFreeze})
 	fails("another depth", err, sandboxer.Conflict)
-	if up, err := c.Resume(ctx, sb.ID, api.ResumeSandbox{TTL: api.Duration(time.Minute)}); err != nil || up.State != sandboxer.Running || up.Pause != nil || up.ID != sb.ID {
+	if up, err := c.Resume(ctx, sb.ID, api.ResumeSandbox{TTL: time.Minute}); err != nil || up.State != sandboxer.Running || up.Pause != nil || up.ID != sb.ID {
 		t.Errorf("resumed %+v, %v", up, err)
 	}
 	_, err = c.Pause(ctx, sb.ID, api.PauseSandbox{Depth: sandboxer.PauseDisk})

@@ -345,7 +345,7 @@ func (r *run) pauseOne(ctx context.Context, t *turn) (it Iteration) {
 	rctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	start := time.Now()
-	if _, err := r.Resume(rctx, it.Sandbox, api.ResumeSandbox{TTL: api.Duration(r.cfg.TTL)}); err != nil {
+	if _, err := r.Resume(rctx, it.Sandbox, api.ResumeSandbox{TTL: r.cfg.TTL}); err != nil {
 		it.fail("resume", err)
 		return it
 	}
@@ -372,7 +372,7 @@ func (r *run) save(ctx context.Context, t *turn) (it Iteration) {
 	sctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	begin := time.Now()
-	snap, err := r.Snapshot(sctx, it.Sandbox, api.CreateSnapshot{Name: name, TTL: api.Duration(snapshotTTL)})
+	snap, err := r.Snapshot(sctx, it.Sandbox, api.CreateSnapshot{Name: name, TTL: snapshotTTL})
 	if err != nil {
 		it.fail("snapshot", err)
 		r.strays = true
@@ -398,7 +398,7 @@ func (r *run) restoreOne(ctx context.Context, t *turn) (it Iteration) {
 	start := r.launch(t, &it)
 	defer func() { it.goneAt = time.Since(t.began) }()
 	made := r.make(ctx, t, &it, "restore", func(ctx context.Context) (*api.Sandbox, error) {
-		return r.Restore(ctx, t.snapshot, api.RestoreSnapshot{TTL: api.Duration(r.cfg.TTL), Labels: map[string]string{Label: r.id}})
+		return r.Restore(ctx, t.snapshot, api.RestoreSnapshot{TTL: r.cfg.TTL, Labels: map[string]string{Label: r.id}})
 	})
 	if !made {
 		return it
@@ -418,7 +418,7 @@ func (r *run) launch(t *turn, it *Iteration) time.Time {
 // create makes the sandbox of an iteration.
 func (r *run) create(ctx context.Context, t *turn, it *Iteration) bool {
 	order := t.Order
-	order.TTL = api.Duration(r.cfg.TTL)
+	order.TTL = r.cfg.TTL
 	order.Labels = map[string]string{}
 	maps.Copy(order.Labels, t.Order.Labels)
 	order.Labels[Label] = r.id

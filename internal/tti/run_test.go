@@ -274,7 +274,7 @@ func TestSequential(t *testing.T) {
 		if s.ClientCPU == nil || *s.ClientCPU != 20 {
 			t.Errorf("client's processor time %v", s.ClientCPU)
 		}
-		if o := w.orders[0]; o.TTL.Std() != 3*time.Minute || o.Labels[Label] != "run1" {
+		if o := w.orders[0]; o.TTL != 3*time.Minute || o.Labels[Label] != "run1" {
 			t.Errorf("ordered %+v", o)
 		}
 		if s.TTIWarm != nil || s.TTICold != nil || s.Warm != 0 {
@@ -550,7 +550,7 @@ func TestRestore(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		}
-		if len(w.orders) != 8 || w.orders[7].Labels[Label] != "run1" || w.orders[7].TTL.Std() != DefaultTTL {
+		if len(w.orders) != 8 || w.orders[7].Labels[Label] != "run1" || w.orders[7].TTL != DefaultTTL {
 			t.Errorf("orders %+v", w.orders)
 		}
 		if w.steps["drop"] != 2 {

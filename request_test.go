@@ -1,0 +1,83 @@
+package sandboxer
+
+import (
+	"encoding/json"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer/internal/fieldtest"
+)
+
+// TestRequestJSON: a request comes back from its JSON as it was, under the names of its tags,
+// and every duration and amount in it is text.
+func TestRequestJSON(t *testing.T) {
+	header := fieldtest.Withheld{"Key": "a header", "NoWaiting": "a header"}
+	requestJSON[CreateRequest](t, header)
+	requestJSON[RestoreRequest](t, header)
+	requestJSON[ForkRequest](t, fieldtest.Withheld{"Key": "a header"})
+	requestJSON[SnapshotRequest](t, nil)
+	requestJSON[ExtendRequest](t, nil)
+	requestJSON[PauseRequest](t, nil)
+	requestJSON[ResumeRequest](t, nil)
+	requestJSON[AdoptRequest](t, nil)
+	requestJSON[AdoptSnapshotRequest](t, nil)
+	requestJSON[KeyRequest](t, nil)
+}
+
+func requestJSON[R any](t *testing.T, withheld fieldtest.Withheld) {
+	t.Helper()
+	r := fieldtest.Fill[R](nil)
+	j, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var again R
+	if err := json.Unmarshal(j, &again); err != nil {
+		t.Fatal(err)
+	}
+	fieldtest.Same(t, r, again, withheld)
+	var written map[string]any
+	if err := json.Unmarshal(j, &written); err != nil {
+		t.Fatal(err)
+	}
+	names := 0
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[R]()) {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "-" {
+			continue
+		}
+		names++
+		v, ok := written[name]
+		if !ok {
+			t.Errorf("%T: %s is not in %s", r, name, j)
+		}
+		if _, text := v.(string); (f.Type == reflect.TypeFor[time.Duration]() || f.Type == reflect.TypeFor[Credits]()) && !text {
+			t.Errorf("%T writes %s as %v, not as text", r, name, v)
+		}
+	}
+	if len(written) != names {
+		t.Errorf("%T writes %d names of %d: %s", r, len(written), names, j)
+	}
+	// What is left out is not written.
+	var none R
+	if j, err = json.Marshal(none); err != nil || strings.Contains(string(j), "ttl") || strings.Contains(string(j), "max_cost") || strings.Contains(string(j), "add") {
+		t.Errorf("an empty %T is %s, %v", r, j, err)
+	}
+	if _, has := written["ttl"]; !has {
+		return
+	}
+	if err := json.Unmarshal([]byte(`{"ttl":"30m","tll":"30m"}`), &none); err == nil {
+		t.Errorf("%T takes a name that it does not know", r)
+	}
+	for _, bad := range []string{`{"ttl":"soon"}`, `{"ttl":"30"}`} {
+		if err := json.Unmarshal([]byte(bad), &none); !errors.Is(err, Invalid) || HintOf(err) == "" {
+			t.Errorf("%T of %s: %v", r, bad, err)
+		}
+	}
+	if err := json.Unmarshal([]byte(`{"ttl":7}`), &none); err == nil {
+		t.Errorf("%T takes a number for a duration", r)
+	}
+}
