@@ -35,12 +35,16 @@ const (
 	CanNetwork    Capability = "network"    // Networker
 	CanPool       Capability = "pool"       // Pooler
 	CanCheckpoint Capability = "checkpoint" // Checkpointer
+	CanAgent      Capability = "agent"      // AgentDialer
+	CanProcesses  Capability = "processes"  // ProcessManager
+	CanWatch      Capability = "watch"      // Watcher
 )
 
 // Capabilities lists every Capability.
 func Capabilities() []Capability {
 	return []Capability{CanExec, CanFiles, CanArchive, CanDial, CanExpose, CanProbe, CanDiscover, CanList,
-		CanSnapshot, CanQuote, CanMeter, CanPause, CanRenew, CanCapacity, CanStats, CanNetwork, CanPool, CanCheckpoint}
+		CanSnapshot, CanQuote, CanMeter, CanPause, CanRenew, CanCapacity, CanStats, CanNetwork, CanPool, CanCheckpoint,
+		CanAgent, CanProcesses, CanWatch}
 }
 
 // Execer runs commands inside a ready sandbox.
@@ -186,6 +190,108 @@ const VolumesDir = ".sandboxer/volumes"
 type Dialer interface {
 	Dial(ctx context.Context, h Handle, port int) (net.Conn, error)
 }
+
+// AgentDialer opens connections to the agent inside a ready sandbox (docs/agent.md).
+type AgentDialer interface {
+	// DialAgent opens a connection on which the agent's wire is spoken: HTTP/1.1, that of
+	// E2B's data plane with the additions of docs/agent.md. Whoever has it may do all that
+	// the agent can: requests on it need no token, and may name any user. It goes on when
+	// ctx ends, and ends with the sandbox. What comes out of it is the guest's word.
+	// Kinds: NotFound when the sandbox is gone, Conflict when it is frozen, Unavailable
+	// when the agent cannot be reached, Unsupported for a sandbox in which it cannot run.
+	DialAgent(ctx context.Context, h Handle) (net.Conn, error)
+}
+
+// ProcessManager starts processes that nobody has to wait for, and finds them again, also
+// after the broker was started anew. Kinds of all methods: NotFound when there is no such
+// process or sandbox, Conflict when the sandbox is frozen.
+type ProcessManager interface {
+	// StartProcess starts a process and returns its PID inside. It goes on when ctx ends
+	// and when the broker does. Kinds: NotFound for a command that does not exist, Denied
+	// for one that may not be executed, Invalid for an unusable Dir or User.
+	StartProcess(ctx context.Context, h Handle, p ProcessSpec) (pid int, err error)
+	// AttachProcess follows a process to its end, also one that ended a while ago, and
+	// returns how it ended. When ctx is done it returns and the process goes on. Several
+	// may follow one process; a slow one slows the process down.
+	AttachProcess(ctx context.Context, h Handle, pid int, s ProcessStreams) (Exit, error)
+	// ListProcesses returns the processes that StartProcess started and that have not
+	// ended, oldest first; not what those started.
+	ListProcesses(ctx context.Context, h Handle) ([]Process, error)
+	// SignalProcess sends a signal, by its Linux number, to a process and what it
+	// started; 9 also ends what left its session. Kinds: Invalid for a number that is none.
+	SignalProcess(ctx context.Context, h Handle, pid, signal int) error
+}
+
+// ProcessSpec says what StartProcess starts.
+type ProcessSpec struct {
+	Args []string          // Args[0] is looked up in PATH inside the sandbox
+	Env  map[string]string // added to the sandbox's environment
+	Dir  string            // absolute; empty means the workspace
+	User string            // name or uid[:gid]; empty means the sandbox's default
+	TTY  *WinSize          // non-nil gives it a terminal of that size
+	// Input gives a process without a terminal an input that those attached write to;
+	// without it, it reads the end of file at once.
+	Input bool
+	Tag   string // any name, at most MaxProcessTag bytes; of several with one tag the newest is meant
+}
+
+// MaxProcessTag bounds ProcessSpec.Tag.
+const MaxProcessTag = 256
+
+// Process is one that StartProcess started.
+type Process struct {
+	PID  int               `json:"pid"` // inside the sandbox
+	Tag  string            `json:"tag,omitempty"`
+	Args []string          `json:"args"`
+	Dir  string            `json:"dir,omitempty"` // as asked for
+	Env  map[string]string `json:"-"`             // as asked for; may hold secrets
+}
+
+// ProcessStreams connect a caller to a process; nil fields are unused.
+type ProcessStreams struct {
+	// Replay begins with the output that is still kept (1 MiB for each process, unless
+	// the adapter says otherwise), instead of with what comes next.
+	Replay bool
+	// Stdin is copied to the process's input, or typed at its terminal. Its end closes the
+	// input; at a terminal it types the end of file.
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer // a terminal writes to Stdout only
+	Resize         <-chan WinSize
+	Signals        <-chan os.Signal
+}
+
+// Watcher reports changes of files inside a ready sandbox.
+type Watcher interface {
+	// WatchFiles reports every change in dir from its return on, with recursive also in
+	// the directories below, until ctx is done: the error is then ctx's. Any other error is
+	// the last value: Exhausted says that changes came faster than they were taken and some
+	// are lost; list the directory and watch it anew. The sequence is for one use. Kinds:
+	// NotFound when there is no dir or sandbox, Invalid when dir is no directory.
+	WatchFiles(ctx context.Context, h Handle, dir string, recursive bool) (iter.Seq2[FileChange, error], error)
+}
+
+// FileChange is one change of a file.
+type FileChange struct {
+	Path string    `json:"path"` // absolute
+	Op   FileOp    `json:"op"`
+	File *FileInfo `json:"file,omitempty"` // after a create, write or chmod, if it was still there
+}
+
+// FileOp is what happened to a file.
+type FileOp string
+
+// What can happen to a file. A file that is moved within what is watched is renamed away
+// from its old path and created at its new one.
+const (
+	FileCreate FileOp = "create"
+	FileWrite  FileOp = "write"
+	FileRemove FileOp = "remove"
+	FileRename FileOp = "rename"
+	FileChmod  FileOp = "chmod"
+)
+
+// FileOps lists every FileOp.
+func FileOps() []FileOp { return []FileOp{FileCreate, FileWrite, FileRemove, FileRename, FileChmod} }
 
 // Exposer names a backend-published URL for a port, for backends without raw
 // streams. The broker's proxy adds Header and never shows it to clients.

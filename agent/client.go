@@ -367,6 +367,20 @@ func (c *Client) Stats(ctx context.Context) (sandboxer.Stats, error) {
 	return st, nil
 }
 
+// Connect opens a connection of its own to the agent, for a caller who speaks its wire;
+// see sandboxer.AgentDialer. The agent may be one that wants a token: then the adapter's
+// way to it is none that can be handed on, and the kind is Unsupported.
+func (c *Client) Connect(ctx context.Context) (net.Conn, error) {
+	if c.opts.Dial == nil || c.opts.Token != "" {
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "the way to this agent takes credentials, and cannot be handed on as a connection")
+	}
+	conn, err := c.opts.Dial(ctx)
+	if err != nil {
+		return nil, c.transportError(ctx, err)
+	}
+	return conn, nil
+}
+
 // Dial opens a stream to a TCP port inside the sandbox; see sandboxer.Dialer. The
 // stream has a connection of its own, and CloseWrite.
 func (c *Client) Dial(ctx context.Context, port int) (net.Conn, error) {

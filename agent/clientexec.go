@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -24,7 +24,7 @@ func (c *Client) Exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, e
 	// The stream outlives ctx: after a cancel we still want to see the end.
 	streamCtx, cut, began := c.begin(context.WithoutCancel(ctx))
 	defer cut()
-	req := startRequest(cmd, nil)
+	req := startRequest(sandboxer.ProcessSpec{Args: cmd.Args, Env: cmd.Env, Dir: cmd.Dir, TTY: cmd.TTY, Input: cmd.Stdin != nil})
 	req.Header().Set(foregroundHeader, "true")
 	c.as(req.Header(), cmd.User)
 	// A cancel before the start event: give the command the time to begin, because only
@@ -35,13 +35,13 @@ func (c *Client) Exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, e
 		return notStartedExit(cmd, err, c.streamError(ctx, streamCtx, err))
 	}
 	defer stream.Close()
-	a := attachment{c: c, ctx: ctx, stream: streamCtx, cut: cut, began: began, next: func() *pb.ProcessEvent {
+	a := &attachment{c: c, ctx: ctx, stream: streamCtx, cut: cut, began: began, next: func() *pb.ProcessEvent {
 		if !stream.Receive() {
 			return nil
 		}
 		return stream.Msg().GetEvent()
-	}, err: stream.Err, feedNil: cmd.TTY != nil}
-	x, err := a.run(Streams{TTY: cmd.TTY != nil, Stdin: cmd.Stdin, Stdout: cmd.Stdout, Stderr: cmd.Stderr, Resize: cmd.Resize, Signals: cmd.Signals}, true)
+	}, err: stream.Err, tty: func() bool { return cmd.TTY != nil }, feedNil: cmd.TTY != nil}
+	x, err := a.run(sandboxer.ProcessStreams{Stdin: cmd.Stdin, Stdout: cmd.Stdout, Stderr: cmd.Stderr, Resize: cmd.Resize, Signals: cmd.Signals}, true)
 	if err != nil && !a.started {
 		return notStartedExit(cmd, stream.Err(), err)
 	}
@@ -66,18 +66,20 @@ func notStartedExit(cmd sandboxer.Cmd, raw, err error) (sandboxer.Exit, error) {
 	return sandboxer.Exit{}, err
 }
 
-func startRequest(cmd sandboxer.Cmd, tag *string) *connect.Request[pb.StartRequest] {
-	cfg := &pb.ProcessConfig{Envs: cmd.Env}
-	if len(cmd.Args) > 0 {
-		cfg.Cmd, cfg.Args = cmd.Args[0], cmd.Args[1:]
+func startRequest(p sandboxer.ProcessSpec) *connect.Request[pb.StartRequest] {
+	cfg := &pb.ProcessConfig{Envs: p.Env}
+	if len(p.Args) > 0 {
+		cfg.Cmd, cfg.Args = p.Args[0], p.Args[1:]
 	}
-	if cmd.Dir != "" {
-		cfg.Cwd = &cmd.Dir
+	if p.Dir != "" {
+		cfg.Cwd = &p.Dir
 	}
-	stdin := cmd.Stdin != nil
-	msg := &pb.StartRequest{Process: cfg, Tag: tag, Stdin: &stdin}
-	if cmd.TTY != nil {
-		msg.Pty = ptySize(*cmd.TTY)
+	msg := &pb.StartRequest{Process: cfg, Stdin: &p.Input}
+	if p.Tag != "" {
+		msg.Tag = &p.Tag
+	}
+	if p.TTY != nil {
+		msg.Pty = ptySize(*p.TTY)
 	}
 	return connect.NewRequest(msg)
 }
@@ -92,15 +94,6 @@ func (c *Client) as(h interface{ Set(k, v string) }, name string) {
 	}
 }
 
-// Streams connect a caller to a process; nil fields are unused.
-type Streams struct {
-	TTY            bool // the process has a terminal, and Stdin is typed there
-	Stdin          io.Reader
-	Stdout, Stderr io.Writer // a terminal writes to Stdout only
-	Resize         <-chan sandboxer.WinSize
-	Signals        <-chan os.Signal
-}
-
 // An attachment follows the stream of one process.
 type attachment struct {
 	c       *Client
@@ -110,13 +103,15 @@ type attachment struct {
 	began   func()
 	next    func() *pb.ProcessEvent
 	err     func() error
-	feedNil bool // a terminal without an input gets its end of file typed
+	tty     func() bool // whether the process has a terminal; known once the first event came
+	feedNil bool        // a terminal without an input gets its end of file typed
 	started bool
+	writing atomic.Int64 // the number of the write that is under way; 0 between two
 }
 
 // run copies events until the end. With own set the process belongs to the caller: it
 // is killed when ctx is done; otherwise it is left alone.
-func (a *attachment) run(s Streams, own bool) (x sandboxer.Exit, err error) {
+func (a *attachment) run(s sandboxer.ProcessStreams, own bool) (x sandboxer.Exit, err error) {
 	first := a.next()
 	a.began()
 	if first.GetStart() == nil {
@@ -128,7 +123,7 @@ func (a *attachment) run(s Streams, own bool) (x sandboxer.Exit, err error) {
 	helpers, stop := context.WithCancel(context.WithoutCancel(a.ctx))
 	defer stop()
 	if s.Stdin != nil || a.feedNil {
-		go a.c.feed(helpers, pid, s.Stdin, s.TTY)
+		go a.c.feed(helpers, pid, s.Stdin, a.tty())
 	}
 	if s.Resize != nil || s.Signals != nil {
 		go a.c.control(helpers, pid, s)
@@ -145,15 +140,55 @@ func (a *attachment) run(s Streams, own bool) (x sandboxer.Exit, err error) {
 		}
 		a.cut()
 	}
-	gaveUp := make(chan struct{})
-	stopWaiting := context.AfterFunc(a.ctx, func() { defer close(gaveUp); giveUp() })
-	defer func() {
-		if !stopWaiting() {
-			<-gaveUp // the end of the leader may be seen before the rest is gone
-		}
+	over := make(chan error, 1)
+	go func() {
+		var err error
+		x, err = a.follow(s, own, giveUp)
+		over <- err
 	}()
+	select {
+	case err := <-over:
+		return x, err
+	case <-a.ctx.Done():
+	}
+	giveUp()
+	for blocked := int64(0); ; {
+		select {
+		case err := <-over: // the end of the leader may be seen before the rest is gone
+			return x, err
+		case <-time.After(blockedWrite):
+		}
+		// A caller who takes nothing does not see the end in the stream.
+		n := a.writing.Load()
+		if n == 0 || n != blocked {
+			blocked = n
+			continue
+		}
+		if own {
+			ctx, cancel := context.WithTimeout(helpers, a.c.wait.kill)
+			_, _ = a.c.Attach(ctx, pid, sandboxer.ProcessStreams{})
+			cancel()
+		}
+		a.cut()
+		return sandboxer.Exit{}, a.gaveUp(own)
+	}
+}
 
-	for {
+// blockedWrite is how long a write of output may take once its caller has left.
+const blockedWrite = 100 * time.Millisecond
+
+func (a *attachment) gaveUp(own bool) error {
+	e := a.ctx.Err()
+	if own {
+		return sandboxer.E(sandboxer.KindOf(e), e, "the command was killed because its caller gave up")
+	}
+	return sandboxer.E(sandboxer.KindOf(e), e, "the process is not followed any more, and goes on")
+}
+
+// follow copies events to s until the end; giveUp is called when the output cannot be
+// written any more.
+func (a *attachment) follow(s sandboxer.ProcessStreams, own bool, giveUp func()) (x sandboxer.Exit, err error) {
+	for n := int64(1); ; n++ {
 		ev := a.next()
 		if ev == nil {
 			return x, a.broken("the connection to the command broke")
@@ -171,8 +206,8 @@ func (a *attachment) run(s Streams, own bool) (x sandboxer.Exit, err error) {
 				w, b = s.Stdout, out.Pty
 			}
 		case ev.GetEnd() != nil:
-			if e := a.ctx.Err(); e != nil && own {
-				return x, sandboxer.E(sandboxer.KindOf(e), e, "the command was killed because its caller gave up")
+			if a.ctx.Err() != nil && own {
+				return x, a.gaveUp(own)
 			}
 			if err != nil {
 				return x, err
@@ -183,7 +218,10 @@ func (a *attachment) run(s Streams, own bool) (x sandboxer.Exit, err error) {
 		if w == nil || err != nil {
 			continue
 		}
-		if _, werr := w.Write(b); werr != nil {
+		a.writing.Store(n)
+		_, werr := w.Write(b)
+		a.writing.Store(0)
+		if werr != nil {
 			// Nobody reads any more: as with a closed pipe, that ends the command.
 			err = sandboxer.E(sandboxer.Canceled, werr, "the output of the command could not be written")
 			if !own {
@@ -252,7 +290,7 @@ func (c *Client) feed(ctx context.Context, pid int, r io.Reader, tty bool) {
 }
 
 // control passes sizes and signals on until the process has ended.
-func (c *Client) control(ctx context.Context, pid int, s Streams) {
+func (c *Client) control(ctx context.Context, pid int, s sandboxer.ProcessStreams) {
 	for s.Resize != nil || s.Signals != nil {
 		select {
 		case size, ok := <-s.Resize:
@@ -275,22 +313,16 @@ func (c *Client) control(ctx context.Context, pid int, s Streams) {
 	}
 }
 
-// Start starts a background process and returns its pid. It outlives the client;
-// Attach follows it. Streams, Resize and Signals of cmd are not used, except that a
-// non-nil Stdin gives the process an input that Attach and SendInput write to. A
-// command that does not exist is NotFound, one that may not run Denied.
-func (c *Client) Start(ctx context.Context, cmd sandboxer.Cmd, tag string) (int, error) {
+// Start starts a background process and returns its pid; see sandboxer.ProcessManager. It
+// outlives the client; Attach follows it.
+func (c *Client) Start(ctx context.Context, p sandboxer.ProcessSpec) (int, error) {
 	// Not ctx itself: its deadline would travel and become that of the process.
 	streamCtx, cut, began := c.begin(context.WithoutCancel(ctx))
 	defer began()
 	defer cut()
 	defer context.AfterFunc(ctx, cut)()
-	var t *string
-	if tag != "" {
-		t = &tag
-	}
-	req := startRequest(cmd, t)
-	c.as(req.Header(), cmd.User)
+	req := startRequest(p)
+	c.as(req.Header(), p.User)
 	stream, err := c.proc.Start(streamCtx, req)
 	if err != nil {
 		return 0, c.streamError(ctx, streamCtx, err)
@@ -305,14 +337,13 @@ func (c *Client) Start(ctx context.Context, cmd sandboxer.Cmd, tag string) (int,
 	return int(start.GetPid()), nil
 }
 
-// Attach follows a process until its end, also one that ended a while ago. With
-// replay it begins with the output that the agent still keeps, otherwise with what
-// comes next. When ctx is done Attach returns and the process goes on.
-func (c *Client) Attach(ctx context.Context, pid int, replay bool, s Streams) (sandboxer.Exit, error) {
+// Attach follows a process until its end, also one that ended a while ago; see
+// sandboxer.ProcessManager. When ctx is done Attach returns and the process goes on.
+func (c *Client) Attach(ctx context.Context, pid int, s sandboxer.ProcessStreams) (sandboxer.Exit, error) {
 	streamCtx, cut, began := c.begin(ctx)
 	defer cut()
 	req := connect.NewRequest(&pb.ConnectRequest{Process: pidSelector(pid)})
-	if replay {
+	if s.Replay {
 		req.Header().Set(replayHeader, "true")
 	}
 	stream, err := c.proc.Connect(streamCtx, req)
@@ -320,12 +351,12 @@ func (c *Client) Attach(ctx context.Context, pid int, replay bool, s Streams) (s
 		return sandboxer.Exit{}, c.streamError(ctx, streamCtx, err)
 	}
 	defer stream.Close()
-	a := attachment{c: c, ctx: ctx, stream: streamCtx, cut: cut, began: began, next: func() *pb.ProcessEvent {
+	a := &attachment{c: c, ctx: ctx, stream: streamCtx, cut: cut, began: began, next: func() *pb.ProcessEvent {
 		if !stream.Receive() {
 			return nil
 		}
 		return stream.Msg().GetEvent()
-	}, err: stream.Err}
+	}, err: stream.Err, tty: func() bool { return stream.ResponseHeader().Get(ttyHeader) == "true" }}
 	return a.run(s, false)
 }
 
@@ -369,27 +400,18 @@ func (c *Client) CloseStdin(ctx context.Context, pid int) error {
 	return c.rpcError(ctx, err)
 }
 
-// A Process is a running process that was started through the agent.
-type Process struct {
-	PID  int
-	Tag  string
-	Args []string
-	Env  map[string]string // as asked for
-	Dir  string            // as asked for
-}
-
 // Processes lists what runs, oldest first; not what those processes started.
-func (c *Client) Processes(ctx context.Context) ([]Process, error) {
+func (c *Client) Processes(ctx context.Context) ([]sandboxer.Process, error) {
 	ctx, cancel := within(ctx, c.wait.answer)
 	defer cancel()
 	res, err := c.proc.List(ctx, connect.NewRequest(&pb.ListRequest{}))
 	if err != nil {
 		return nil, c.rpcError(ctx, err)
 	}
-	var ps []Process
+	var ps []sandboxer.Process
 	for _, p := range res.Msg.GetProcesses() {
 		cfg := p.GetConfig()
-		ps = append(ps, Process{
+		ps = append(ps, sandboxer.Process{
 			PID: int(p.GetPid()), Tag: p.GetTag(), Args: append([]string{cfg.GetCmd()}, cfg.GetArgs()...),
 			Env: cfg.GetEnvs(), Dir: cfg.GetCwd(),
 		})

@@ -2,6 +2,8 @@ package agent
 
 import (
 	"context"
+	"path"
+	"slices"
 	"strings"
 
 	"connectrpc.com/connect"
@@ -10,18 +12,12 @@ import (
 	pb "github.com/sand-boxer/sandboxer/agent/proto/filesystem"
 )
 
-// A Change is one event of a Watch.
-type Change struct {
-	Name string              // relative to the watched directory
-	Op   string              // "create", "write", "remove", "rename" (the old name of something moved) or "chmod"
-	File *sandboxer.FileInfo // of create, write and chmod, if the file was still there
-}
-
 // A Watch reports changes of a directory. It is for one goroutine.
 type Watch struct {
 	c      *Client
 	ctx    context.Context
 	cut    context.CancelFunc
+	dir    string
 	stream *connect.ServerStreamForClient[pb.WatchDirResponse]
 }
 
@@ -41,12 +37,12 @@ func (c *Client) Watch(ctx context.Context, dir string, recursive bool) (*Watch,
 		defer cut()
 		return nil, c.streamError(ctx, streamCtx, err)
 	}
-	return &Watch{c: c, ctx: ctx, cut: cut, stream: stream}, nil
+	return &Watch{c: c, ctx: ctx, cut: cut, dir: dir, stream: stream}, nil
 }
 
 // Next waits for the next change. Exhausted says that changes were lost: list the
 // directory and watch it anew.
-func (w *Watch) Next() (Change, error) {
+func (w *Watch) Next() (sandboxer.FileChange, error) {
 	for w.stream.Receive() {
 		ev := w.stream.Msg().GetFilesystem()
 		if ev == nil {
@@ -56,24 +52,35 @@ func (w *Watch) Next() (Change, error) {
 		if w.stream.ResponseHeader().Get(escapeHeader) != "" {
 			name = unescapeName(name)
 		}
-		ch := Change{Name: name, Op: strings.ToLower(strings.TrimPrefix(ev.GetType().String(), "EVENT_TYPE_"))}
+		ch := sandboxer.FileChange{Path: path.Join(w.dir, name), Op: sandboxer.FileOp(strings.ToLower(strings.TrimPrefix(ev.GetType().String(), "EVENT_TYPE_")))}
+		if !slices.Contains(sandboxer.FileOps(), ch.Op) || len(name) > maxName || !below(w.dir, ch.Path) {
+			return sandboxer.FileChange{}, unreadable(nil, "a change that none is")
+		}
 		if e := ev.GetEntry(); e != nil {
 			fi, err := described(w.stream.ResponseHeader(), e)
 			if err != nil {
-				return Change{}, err
+				return sandboxer.FileChange{}, err
+			}
+			if path.Base(fi.Path) != path.Base(ch.Path) {
+				return sandboxer.FileChange{}, unreadable(nil, "a change of one file, and another beside it")
 			}
 			ch.File = &fi
 		}
 		return ch, nil
 	}
 	if err := w.stream.Err(); err != nil {
-		return Change{}, w.c.rpcError(w.ctx, err)
+		return sandboxer.FileChange{}, w.c.rpcError(w.ctx, err)
 	}
-	return Change{}, sandboxer.E(sandboxer.Unavailable, nil, "the agent ended the watch")
+	return sandboxer.FileChange{}, sandboxer.E(sandboxer.Unavailable, nil, "the agent ended the watch")
 }
 
 // Close ends the watch, and a Next that waits.
 func (w *Watch) Close() error {
 	w.cut()
 	return nil
+}
+
+// below reports whether p is dir or lies in it.
+func below(dir, p string) bool {
+	return p == path.Clean(dir) || dir == "/" || strings.HasPrefix(p, path.Clean(dir)+"/")
 }

@@ -412,8 +412,8 @@ func TestCanceledBeforehand(t *testing.T) {
 func TestBackground(t *testing.T) {
 	a := startAgent(t)
 	ctx := t.Context()
-	pid, err := a.Start(ctx, sandboxer.Cmd{Args: []string{"sh", "-c", "echo early; read line; echo got $line; read rest; exit 7"},
-		Stdin: strings.NewReader(""), Env: map[string]string{"K": "v"}, Dir: "/"}, "job")
+	pid, err := a.Start(ctx, sandboxer.ProcessSpec{Args: []string{"sh", "-c", "echo early; read line; echo got $line; read rest; exit 7"},
+		Input: true, Env: map[string]string{"K": "v"}, Dir: "/", Tag: "job"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -429,12 +429,12 @@ func TestBackground(t *testing.T) {
 	leave, left := context.WithCancel(ctx)
 	first := make(chan error, 1)
 	go func() {
-		_, err := a.Attach(leave, pid, true, Streams{Stdout: w1})
+		_, err := a.Attach(leave, pid, sandboxer.ProcessStreams{Replay: true, Stdout: w1})
 		first <- err
 	}()
 	second := make(chan sandboxer.Exit, 1)
 	go func() {
-		x, err := a.Attach(ctx, pid, true, Streams{Stdout: w2})
+		x, err := a.Attach(ctx, pid, sandboxer.ProcessStreams{Replay: true, Stdout: w2})
 		if err != nil {
 			t.Error(err)
 		}
@@ -458,7 +458,7 @@ func TestBackground(t *testing.T) {
 	}
 	for _, replay := range []bool{false, true} {
 		w := &awaited{}
-		x, err := a.Attach(ctx, pid, replay, Streams{Stdout: w})
+		x, err := a.Attach(ctx, pid, sandboxer.ProcessStreams{Replay: replay, Stdout: w})
 		want := ""
 		if replay {
 			want = "early\ngot one\n"
@@ -470,10 +470,10 @@ func TestBackground(t *testing.T) {
 	if err := a.Signal(ctx, pid, 15); sandboxer.KindOf(err) != sandboxer.NotFound {
 		t.Errorf("signal after the end: %v", err)
 	}
-	if _, err := a.Attach(ctx, 1<<22+1, false, Streams{}); sandboxer.KindOf(err) != sandboxer.NotFound {
+	if _, err := a.Attach(ctx, 1<<22+1, sandboxer.ProcessStreams{}); sandboxer.KindOf(err) != sandboxer.NotFound {
 		t.Errorf("Attach to nothing: %v", err)
 	}
-	if _, err := a.Start(ctx, sandboxer.Cmd{Args: []string{"no-such-command"}}, ""); sandboxer.KindOf(err) != sandboxer.NotFound {
+	if _, err := a.Start(ctx, sandboxer.ProcessSpec{Args: []string{"no-such-command"}}); sandboxer.KindOf(err) != sandboxer.NotFound {
 		t.Errorf("Start of nothing: %v", err)
 	}
 }
@@ -483,11 +483,11 @@ func TestDeadlines(t *testing.T) {
 	a := startAgent(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
-	pid, err := a.Start(ctx, sandboxer.Cmd{Args: []string{"sleep", "1000"}}, "")
+	pid, err := a.Start(ctx, sandboxer.ProcessSpec{Args: []string{"sleep", "1000"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.Attach(ctx, pid, false, Streams{}); sandboxer.KindOf(err) != sandboxer.Timeout {
+	if _, err := a.Attach(ctx, pid, sandboxer.ProcessStreams{}); sandboxer.KindOf(err) != sandboxer.Timeout {
 		t.Errorf("Attach: %v", err)
 	}
 	time.Sleep(100 * time.Millisecond)
@@ -505,13 +505,13 @@ func TestDeadlines(t *testing.T) {
 // TestReplayIsBounded writes more than is kept, while nobody reads.
 func TestReplayIsBounded(t *testing.T) {
 	a := startAgent(t, "--replay-kib", "64")
-	pid, err := a.Start(t.Context(), sandboxer.Cmd{Args: []string{"sh", "-c", "seq 1 200000; sleep 2; echo err >&2; seq 200001 200010"}}, "")
+	pid, err := a.Start(t.Context(), sandboxer.ProcessSpec{Args: []string{"sh", "-c", "seq 1 200000; sleep 2; echo err >&2; seq 200001 200010"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the process goes on", func() bool { return !alive(pid) })
 	var out, errs bytes.Buffer
-	x, err := a.Attach(t.Context(), pid, true, Streams{Stdout: &out, Stderr: &errs})
+	x, err := a.Attach(t.Context(), pid, sandboxer.ProcessStreams{Replay: true, Stdout: &out, Stderr: &errs})
 	if err != nil || x.Code != 0 {
 		t.Fatalf("%+v, %v", x, err)
 	}
@@ -561,8 +561,8 @@ func TestStalledReader(t *testing.T) {
 	t.Parallel()
 	a := startAgent(t)
 	const size = 64 << 20
-	pid, err := a.Start(t.Context(), sandboxer.Cmd{Args: []string{"sh", "-c", "echo; read go; head -c " + strconv.Itoa(size) + " /dev/zero"},
-		Stdin: strings.NewReader("")}, "")
+	pid, err := a.Start(t.Context(), sandboxer.ProcessSpec{Args: []string{"sh", "-c", "echo; read go; head -c " + strconv.Itoa(size) + " /dev/zero"},
+		Input: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -571,12 +571,12 @@ func TestStalledReader(t *testing.T) {
 	attached := make(chan struct{}, 2)
 	stalled := make(chan error, 1)
 	wg.Go(func() {
-		_, err := a.Attach(t.Context(), pid, true, Streams{Stdout: io.MultiWriter(&hears{first: attached}, stuckWriter{let})})
+		_, err := a.Attach(t.Context(), pid, sandboxer.ProcessStreams{Replay: true, Stdout: io.MultiWriter(&hears{first: attached}, stuckWriter{let})})
 		stalled <- err
 	})
 	n := counter(0)
 	wg.Go(func() {
-		x, err := a.Attach(t.Context(), pid, true, Streams{Stdout: io.MultiWriter(&hears{first: attached}, &n)})
+		x, err := a.Attach(t.Context(), pid, sandboxer.ProcessStreams{Replay: true, Stdout: io.MultiWriter(&hears{first: attached}, &n)})
 		if err != nil || x.Code != 0 || n != size+1 {
 			t.Errorf("the good reader: %+v, %v, %d bytes", x, err, n)
 		}

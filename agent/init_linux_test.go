@@ -108,7 +108,7 @@ func TestMainCommand(t *testing.T) {
 	w := &awaited{}
 	done := make(chan sandboxer.Exit, 1)
 	go func() {
-		x, err := a.Attach(t.Context(), pid, true, Streams{Stdout: w})
+		x, err := a.Attach(t.Context(), pid, sandboxer.ProcessStreams{Replay: true, Stdout: w})
 		if err != nil {
 			t.Error(err)
 		}
@@ -143,7 +143,7 @@ func TestTermination(t *testing.T) {
 		done <- x
 	}()
 	w.wait(t, "ready")
-	if _, err := a.Start(t.Context(), sandboxer.Cmd{Args: []string{"sh", "-c", "trap '' TERM HUP; " + family(polite)}}, ""); err != nil {
+	if _, err := a.Start(t.Context(), sandboxer.ProcessSpec{Args: []string{"sh", "-c", "trap '' TERM HUP; " + family(polite)}}); err != nil {
 		t.Fatal(err)
 	}
 	var pids []int

@@ -136,13 +136,13 @@ var calls = map[string]func(context.Context, *Client) error{
 		return err
 	},
 	"Start": func(ctx context.Context, c *Client) error {
-		_, err := c.Start(ctx, sandboxer.Cmd{Args: []string{"true"}}, "")
+		_, err := c.Start(ctx, sandboxer.ProcessSpec{Args: []string{"true"}})
 		return err
 	},
 	"Attach": func(ctx context.Context, c *Client) error {
 		ctx, cancel := context.WithTimeout(ctx, c.wait.answer)
 		defer cancel()
-		_, err := c.Attach(ctx, 7, true, Streams{Stdout: io.Discard})
+		_, err := c.Attach(ctx, 7, sandboxer.ProcessStreams{Replay: true, Stdout: io.Discard})
 		return err
 	},
 	"Processes": func(ctx context.Context, c *Client) error {

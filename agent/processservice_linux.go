@@ -87,6 +87,9 @@ func (s processService) Connect(ctx context.Context, req *connect.Request[pb.Con
 	if err != nil {
 		return err
 	}
+	if p.size != nil {
+		out.ResponseHeader().Set(ttyHeader, "true")
+	}
 	sub := p.subscribe(req.Header().Get(replayHeader) == "true")
 	return s.follow(ctx, sub, req.Header(), func(ev *pb.ProcessEvent) error {
 		return out.Send(&pb.ConnectResponse{Event: ev})

@@ -24,7 +24,7 @@ func changesUntil(t *testing.T, w *Watch, last string) []string {
 		if err != nil {
 			t.Fatalf("%v after %q, waiting for %q", err, got, last)
 		}
-		got = append(got, c.Op+" "+c.Name)
+		got = append(got, string(c.Op)+" "+strings.TrimPrefix(c.Path, w.dir+"/"))
 		if got[len(got)-1] == last {
 			return got
 		}
@@ -73,7 +73,7 @@ func TestWatch(t *testing.T) {
 		}
 		eventually(t, "s/x is not reported", func() bool {
 			c, err := w.Next()
-			return err != nil || c.Name == "s/x"
+			return err != nil || c.Path == a.dir+"/s/x"
 		})
 		time.Sleep(50 * time.Millisecond)
 		if _, _, x := a.sh("cd " + a.dir + "; echo 2 > s/y; mv s/y s/x; echo > s/stop"); x.Code != 0 {

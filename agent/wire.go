@@ -7,6 +7,7 @@ const (
 	kindHeader       = "Sandboxer-Kind"       // with an error: its Kind
 	exitHeader       = "Sandboxer-Exit"       // with an error of Start: the exit code that a shell would give
 	replayHeader     = "Sandboxer-Replay"     // of Connect, "true": begin with the output that is still kept
+	ttyHeader        = "Sandboxer-Tty"        // of an answer to Connect, "true": the process has a terminal
 	foregroundHeader = "Sandboxer-Foreground" // of Start, "true": the process is killed when the stream breaks
 	lstatHeader      = "Sandboxer-Lstat"      // of Stat and ListDir, "true": describe links, not what they point to
 	modeHeader       = "Sandboxer-Mode"       // of an upload: permission bits in octal

@@ -317,7 +317,7 @@ func TestWireInput(t *testing.T) {
 	if _, err := io.ReadAll(res.Body); err != nil { // /dev/null: cat ends by itself
 		t.Error(err)
 	}
-	pid, err := a.Start(t.Context(), sandboxer.Cmd{Args: []string{"sleep", "1000"}}, "")
+	pid, err := a.Start(t.Context(), sandboxer.ProcessSpec{Args: []string{"sleep", "1000"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package extensiontest_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,8 +12,11 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -20,6 +24,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/extensiontest"
 )
 
@@ -30,6 +35,9 @@ import (
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "echo" {
 		panic(extensiontest.Echo(os.Args[2]))
+	}
+	if len(os.Args) > 1 && os.Args[1] == "init" {
+		os.Exit(agent.Main(os.Args[1:]))
 	}
 	os.Exit(m.Run())
 }
@@ -69,6 +77,12 @@ type broken struct {
 	claim     func(context.Context, sandboxer.Handle, sandboxer.Spec) (sandboxer.Handle, error)
 	save      func(context.Context, sandboxer.Handle, func(sandboxer.Contents) io.Writer) error
 	from      func(context.Context, sandboxer.Spec, sandboxer.Contents, io.Reader) (sandboxer.Handle, error)
+	dialAgent func(context.Context, sandboxer.Handle) (net.Conn, error)
+	start     func(context.Context, sandboxer.Handle, sandboxer.ProcessSpec) (int, error)
+	attach    func(context.Context, sandboxer.Handle, int, sandboxer.ProcessStreams) (sandboxer.Exit, error)
+	processes func(context.Context, sandboxer.Handle) ([]sandboxer.Process, error)
+	signal    func(context.Context, sandboxer.Handle, int, int) error
+	watch     func(context.Context, sandboxer.Handle, string, bool) (iter.Seq2[sandboxer.FileChange, error], error)
 }
 
 // or returns the broken method or the sound one.
@@ -213,6 +227,60 @@ func (b *broken) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats
 	return or(b.stats != nil, b.stats, b.Extension.Stats)(ctx, h)
 }
 
+func (b *broken) DialAgent(ctx context.Context, h sandboxer.Handle) (net.Conn, error) {
+	return or(b.dialAgent != nil, b.dialAgent, b.Extension.DialAgent)(ctx, h)
+}
+
+func (b *broken) StartProcess(ctx context.Context, h sandboxer.Handle, p sandboxer.ProcessSpec) (int, error) {
+	return or(b.start != nil, b.start, b.Extension.StartProcess)(ctx, h, p)
+}
+
+func (b *broken) AttachProcess(ctx context.Context, h sandboxer.Handle, pid int, s sandboxer.ProcessStreams) (sandboxer.Exit, error) {
+	return or(b.attach != nil, b.attach, b.Extension.AttachProcess)(ctx, h, pid, s)
+}
+
+func (b *broken) ListProcesses(ctx context.Context, h sandboxer.Handle) ([]sandboxer.Process, error) {
+	return or(b.processes != nil, b.processes, b.Extension.ListProcesses)(ctx, h)
+}
+
+func (b *broken) SignalProcess(ctx context.Context, h sandboxer.Handle, pid, signal int) error {
+	return or(b.signal != nil, b.signal, b.Extension.SignalProcess)(ctx, h, pid, signal)
+}
+
+func (b *broken) WatchFiles(ctx context.Context, h sandboxer.Handle, dir string, recursive bool) (iter.Seq2[sandboxer.FileChange, error], error) {
+	return or(b.watch != nil, b.watch, b.Extension.WatchFiles)(ctx, h, dir, recursive)
+}
+
+// attachAs and startAs break one aspect of a process.
+func attachAs(b *broken, change func(*sandboxer.ProcessStreams)) {
+	b.attach = func(ctx context.Context, h sandboxer.Handle, pid int, s sandboxer.ProcessStreams) (sandboxer.Exit, error) {
+		change(&s)
+		return b.Extension.AttachProcess(ctx, h, pid, s)
+	}
+}
+
+func startAs(b *broken, change func(*sandboxer.ProcessSpec)) {
+	b.start = func(ctx context.Context, h sandboxer.Handle, p sandboxer.ProcessSpec) (int, error) {
+		change(&p)
+		return b.Extension.StartProcess(ctx, h, p)
+	}
+}
+
+// watchAs breaks what a watch tells.
+func watchAs(b *broken, change func(*sandboxer.FileChange)) {
+	b.watch = func(ctx context.Context, h sandboxer.Handle, dir string, recursive bool) (iter.Seq2[sandboxer.FileChange, error], error) {
+		seq, err := b.Extension.WatchFiles(ctx, h, dir, recursive)
+		return func(yield func(sandboxer.FileChange, error) bool) {
+			for ch, err := range seq {
+				change(&ch)
+				if !yield(ch, err) {
+					return
+				}
+			}
+		}, err
+	}
+}
+
 // execAs and provisionAs break one aspect of the order.
 func execAs(b *broken, change func(*sandboxer.Cmd)) {
 	b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
@@ -241,6 +309,127 @@ var mutants = []struct {
 	fails  string // the subtest that must fail
 	mutate func(*broken, *fake.World)
 }{
+	{"one agent for all", "agent/in this sandbox and no other", func(b *broken, w *fake.World) {
+		b.dialAgent = func(ctx context.Context, h sandboxer.Handle) (net.Conn, error) {
+			if all := w.Live(); len(all) > 0 {
+				h.SandboxID, h.Generation = all[0].Spec.ID, all[0].Spec.Generation
+			}
+			return b.Extension.DialAgent(ctx, h)
+		}
+	}},
+	{"a connection that ends with its call", "agent/survives the context of the call", func(b *broken, _ *fake.World) {
+		b.dialAgent = func(ctx context.Context, h sandboxer.Handle) (net.Conn, error) {
+			c, err := b.Extension.DialAgent(ctx, h)
+			if err == nil {
+				context.AfterFunc(ctx, func() { c.Close() })
+			}
+			return c, err
+		}
+	}},
+	{"another wire", "agent/its wire, without a token", func(b *broken, _ *fake.World) {
+		b.dialAgent = func(context.Context, sandboxer.Handle) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			go func() { io.WriteString(theirs, "SSH-2.0-none\r\n"); theirs.Close() }()
+			return ours, nil
+		}
+	}},
+	{"what was missed is lost", "processes/start, and what was missed", func(b *broken, _ *fake.World) {
+		attachAs(b, func(s *sandboxer.ProcessStreams) { s.Replay = false })
+	}},
+	{"everything is told again", "processes/start, and what was missed", func(b *broken, _ *fake.World) {
+		attachAs(b, func(s *sandboxer.ProcessStreams) { s.Replay = true })
+	}},
+	{"who leaves ends the process", "processes/who leaves leaves it running", func(b *broken, _ *fake.World) {
+		b.attach = func(ctx context.Context, h sandboxer.Handle, pid int, s sandboxer.ProcessStreams) (sandboxer.Exit, error) {
+			x, err := b.Extension.AttachProcess(ctx, h, pid, s)
+			if ctx.Err() != nil {
+				_ = b.Extension.SignalProcess(context.WithoutCancel(ctx), h, pid, 9)
+			}
+			return x, err
+		}
+	}},
+	{"processes are known in memory", "processes/found by another broker", func(b *broken, _ *fake.World) {
+		var mu sync.Mutex
+		mine := map[int]bool{}
+		b.start = func(ctx context.Context, h sandboxer.Handle, p sandboxer.ProcessSpec) (int, error) {
+			pid, err := b.Extension.StartProcess(ctx, h, p)
+			mu.Lock()
+			defer mu.Unlock()
+			mine[pid] = true
+			return pid, err
+		}
+		b.processes = func(ctx context.Context, h sandboxer.Handle) ([]sandboxer.Process, error) {
+			ps, err := b.Extension.ListProcesses(ctx, h)
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.DeleteFunc(ps, func(p sandboxer.Process) bool { return !mine[p.PID] }), err
+		}
+	}},
+	{"tags are dropped", "processes/listed by pid and tag until it ends", func(b *broken, _ *fake.World) {
+		startAs(b, func(p *sandboxer.ProcessSpec) { p.Tag = "" })
+	}},
+	{"signals of who follows are dropped", "processes/signals of who follows", func(b *broken, _ *fake.World) {
+		attachAs(b, func(s *sandboxer.ProcessStreams) { s.Signals = nil })
+	}},
+	{"a terminal keeps its size", "processes/a terminal and its size", func(b *broken, _ *fake.World) {
+		attachAs(b, func(s *sandboxer.ProcessStreams) { s.Resize = nil })
+	}},
+	{"the end of the input is kept back", "processes/input, and its end", func(b *broken, _ *fake.World) {
+		attachAs(b, func(s *sandboxer.ProcessStreams) {
+			if s.Stdin != nil {
+				never, _ := io.Pipe()
+				s.Stdin = io.MultiReader(s.Stdin, never)
+			}
+		})
+	}},
+	{"processes start at the root", "processes/environment, directory, default directory", func(b *broken, _ *fake.World) {
+		startAs(b, func(p *sandboxer.ProcessSpec) { p.Dir = cmp.Or(p.Dir, "/") })
+	}},
+	{"an input that nobody asked for", "processes/no input is the end of it", func(b *broken, _ *fake.World) {
+		startAs(b, func(p *sandboxer.ProcessSpec) { p.Input = true })
+	}},
+	{"a signal for the wrong process is passed over", "processes/a process that is not there", func(b *broken, _ *fake.World) {
+		b.signal = func(ctx context.Context, h sandboxer.Handle, pid, signal int) error {
+			_ = b.Extension.SignalProcess(ctx, h, pid, signal)
+			return nil
+		}
+	}},
+	{"a watch that sees one directory", "watch/below only if asked", func(b *broken, _ *fake.World) {
+		b.watch = func(ctx context.Context, h sandboxer.Handle, dir string, _ bool) (iter.Seq2[sandboxer.FileChange, error], error) {
+			return b.Extension.WatchFiles(ctx, h, dir, false)
+		}
+	}},
+	{"a watch that sees all", "watch/below only if asked", func(b *broken, _ *fake.World) {
+		b.watch = func(ctx context.Context, h sandboxer.Handle, dir string, _ bool) (iter.Seq2[sandboxer.FileChange, error], error) {
+			return b.Extension.WatchFiles(ctx, h, dir, true)
+		}
+	}},
+	{"a watch that begins late", "watch/every change from the return on", func(b *broken, _ *fake.World) {
+		b.watch = func(ctx context.Context, h sandboxer.Handle, dir string, recursive bool) (iter.Seq2[sandboxer.FileChange, error], error) {
+			return func(yield func(sandboxer.FileChange, error) bool) {
+				time.Sleep(100 * time.Millisecond)
+				seq, err := b.Extension.WatchFiles(ctx, h, dir, recursive)
+				if err != nil {
+					yield(sandboxer.FileChange{}, err)
+					return
+				}
+				seq(yield)
+			}, nil
+		}
+	}},
+	{"a rename is told as a removal", "watch/what happens to a file", func(b *broken, _ *fake.World) {
+		watchAs(b, func(c *sandboxer.FileChange) {
+			if c.Op == sandboxer.FileRename {
+				c.Op = sandboxer.FileRemove
+			}
+		})
+	}},
+	{"changes without the file", "watch/with what the file is", func(b *broken, _ *fake.World) {
+		watchAs(b, func(c *sandboxer.FileChange) { c.File = nil })
+	}},
+	{"names relative to what is watched", "watch/what happens to a file", func(b *broken, _ *fake.World) {
+		watchAs(b, func(c *sandboxer.FileChange) { c.Path = path.Base(c.Path) })
+	}},
 	{"two objects for one order", "core/provision is idempotent", func(b *broken, w *fake.World) {
 		w.Inject(fake.Fault{Verb: fake.VerbProvision, Twice: true})
 	}},
@@ -1058,6 +1247,7 @@ func TestBroken(t *testing.T) {
 		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo", Inputs: map[string]string{"volume": "data"}},
 		Volume:   "../volumes/data",
 		Want:     sandboxer.Capabilities(),
+		Patience: 5 * time.Second, // it waits in vain
 		Kill:     func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) },
 		Hang: func(*testing.T, sandboxer.Handle) func() {
 			w.Inject(fake.Fault{Verb: fake.VerbAny, Silent: true})
@@ -1094,8 +1284,18 @@ func (c closing) Close() error {
 	return nil
 }
 
+// agentProgram is the test binary: TestMain lets it be the agent.
+func agentProgram(t *testing.T) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return self
+}
+
 func mutant(t *testing.T, w *fake.World, name, owner string) sandboxer.Extension {
-	cfg := fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit}
+	cfg := fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit, Agent: agentProgram(t)}
 	switch name {
 	case "a capability is missing":
 		cfg.Drop = []sandboxer.Capability{sandboxer.CanStats}

@@ -64,6 +64,9 @@ type Harness struct {
 
 	// Settle is how long a listing may lag behind the truth.
 	Settle time.Duration
+	// Patience is how long the suite waits for what has to come, where nothing else bounds
+	// it; default a minute, for a machine with other work.
+	Patience time.Duration
 	// Kill removes the sandbox behind the extension's back, as an operator or a crash
 	// would; nil where that is impossible.
 	Kill func(t *testing.T, h sandboxer.Handle)
@@ -119,6 +122,9 @@ func Run(t *testing.T, h Harness) {
 	if h.User == "" {
 		h.User = "nobody"
 	}
+	if h.Patience == 0 {
+		h.Patience = time.Minute
+	}
 	if h.MissingImage == "" {
 		h.MissingImage = "sandboxer.invalid/no-such-image:0"
 	}
@@ -145,6 +151,9 @@ func Run(t *testing.T, h Harness) {
 	s.group(t, sandboxer.CanNetwork, s.network)
 	s.group(t, sandboxer.CanPool, s.pool)
 	s.group(t, sandboxer.CanCheckpoint, s.checkpoint)
+	s.group(t, sandboxer.CanAgent, s.agent)
+	s.group(t, sandboxer.CanProcesses, s.processes)
+	s.group(t, sandboxer.CanWatch, s.watching)
 	t.Run("hang", s.hang)
 }
 

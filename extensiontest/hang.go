@@ -99,6 +99,25 @@ func (s *suite) hang(t *testing.T) {
 		}
 		return err
 	})
+	try("DialAgent", sandboxer.CanAgent, func(c context.Context) error {
+		conn, err := b.DialAgent(c, sb.h)
+		if err == nil {
+			conn.Close()
+		}
+		return err
+	})
+	try("StartProcess", sandboxer.CanProcesses, func(c context.Context) error {
+		return second(b.StartProcess(c, sb.h, sandboxer.ProcessSpec{Args: s.script("true")}))
+	})
+	try("ListProcesses", sandboxer.CanProcesses, func(c context.Context) error { return second(b.ListProcesses(c, sb.h)) })
+	try("AttachProcess", sandboxer.CanProcesses, func(c context.Context) error {
+		return notFoundIsFine(second(b.AttachProcess(c, sb.h, 1<<22+1, sandboxer.ProcessStreams{})))
+	})
+	try("WatchFiles", sandboxer.CanWatch, func(c context.Context) error {
+		c, end := context.WithCancel(c)
+		defer end() // one that began is left
+		return second(b.WatchFiles(c, sb.h, dir, false))
+	})
 	var seen sandboxer.Liveness
 	try("IsAlive", sandboxer.CanProbe, func(c context.Context) (err error) {
 		seen, err = b.IsAlive(c, sb.h)

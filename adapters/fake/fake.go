@@ -22,9 +22,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent"
 )
 
 // Config is the extension's `config:` block. The zero Config works.
@@ -47,6 +49,9 @@ type Config struct {
 	// Revision is what sandboxes are made of; with another value they are made of
 	// something else, as with an image that was built anew.
 	Revision string `yaml:"revision" json:"revision,omitempty"`
+	// Agent is the agent's program, which runs inside from the first call that needs it.
+	// Empty: agent, processes and watch are gone without.
+	Agent string `yaml:"agent" json:"agent,omitempty"`
 	// Drop lists capabilities to go without.
 	Drop []sandboxer.Capability `yaml:"drop" json:"drop,omitempty"`
 	// Faults are what goes wrong, from the start. World.Inject adds to them later.
@@ -107,10 +112,15 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 
 // Extension is the fake's sandboxer.Extension.
 type Extension struct {
+	agent.Capabilities // processes, watch and the agent itself; the rest is our own
+
 	cfg    Config
 	world  world
 	faults *faults
 	owns   bool // the world ends with the extension
+
+	mu     sync.Mutex
+	agents map[string]agentClient // by Object.Ref
 }
 
 // The compiler checks what the adapter claims.
@@ -135,6 +145,9 @@ var _ interface {
 	sandboxer.Networker
 	sandboxer.Pooler
 	sandboxer.Checkpointer
+	sandboxer.AgentDialer
+	sandboxer.ProcessManager
+	sandboxer.Watcher
 	sandboxer.Narrower
 } = (*Extension)(nil)
 
@@ -146,12 +159,15 @@ func newExtension(w world, cfg Config) *Extension {
 	if len(cfg.Hosts) == 0 {
 		cfg.Hosts = []string{"localhost"}
 	}
-	return &Extension{cfg: cfg, world: w, faults: newFaults(cfg.Faults)}
+	e := &Extension{cfg: cfg, world: w, faults: newFaults(cfg.Faults)}
+	e.Open = e.openAgent
+	return e
 }
 
 // Close ends a world that the adapter made for this extension alone; any other
 // world lives on.
 func (e *Extension) Close() error {
+	e.closeAgents()
 	switch w := e.world.(type) {
 	case *World:
 		if e.owns {
@@ -164,7 +180,12 @@ func (e *Extension) Close() error {
 }
 
 // Without implements sandboxer.Narrower.
-func (e *Extension) Without() []sandboxer.Capability { return e.cfg.Drop }
+func (e *Extension) Without() []sandboxer.Capability {
+	if e.cfg.Agent == "" {
+		return append(slices.Clip(e.cfg.Drop), sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch)
+	}
+	return e.cfg.Drop
+}
 
 // Provision implements sandboxer.Extension.
 func (e *Extension) Provision(ctx context.Context, spec sandboxer.Spec) (h sandboxer.Handle, err error) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/extensiontest"
 )
 
@@ -23,6 +24,8 @@ func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) == 3 && os.Args[1] == "echo":
 		panic(extensiontest.Echo(os.Args[2]))
+	case len(os.Args) > 1 && os.Args[1] == "init":
+		os.Exit(agent.Main(os.Args[1:]))
 	case len(os.Args) == 3 && os.Args[1] == "broker":
 		panic(broker(os.Args[2]))
 	case len(os.Args) == 4 && os.Args[1] == "world":
@@ -70,7 +73,7 @@ func TestConformance(t *testing.T) {
 	w := fake.NewWorld()
 	defer w.Close()
 	h := harness(t, func(owner string) *fake.Extension {
-		return fake.New(w, fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit})
+		return fake.New(w, fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit, Agent: self(t)})
 	})
 	h.Kill = func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) }
 	h.OutOfMemory = func(t *testing.T, h sandboxer.Handle) {

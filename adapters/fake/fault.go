@@ -43,11 +43,12 @@ const (
 	VerbClaim         Verb = "claim"
 	VerbCapacity      Verb = "capacity"
 	VerbStats         Verb = "stats"
+	VerbAgent         Verb = "agent"
 )
 
 var verbs = []Verb{VerbAny, VerbProvision, VerbWaitReady, VerbTeardown, VerbExec, VerbFiles, VerbArchive, VerbUnarchive, VerbCheckpoint, VerbProvisionFrom, VerbDial, VerbExpose,
 	VerbProbe, VerbDiscover, VerbList, VerbSnapshot, VerbRestore, VerbDropSnapshot, VerbListSnapshots, VerbQuote, VerbMeter, VerbPause,
-	VerbResume, VerbRenew, VerbNetwork, VerbBasis, VerbClaim, VerbCapacity, VerbStats}
+	VerbResume, VerbRenew, VerbNetwork, VerbBasis, VerbClaim, VerbCapacity, VerbStats, VerbAgent}
 
 // A Fault is one thing that goes wrong with calls of a verb. Of several that apply,
 // a call meets the first one injected.

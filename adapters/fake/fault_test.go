@@ -335,6 +335,7 @@ capacity: 3
 per_hour: 120000
 list_delay: 1m30s
 drop: [snapshot, exec]
+agent: /usr/local/bin/sandboxer-agent
 faults:
 - {verb: provision, kind: unavailable, times: 1}
 - {verb: teardown, lost: true, skip: 2, delay: 100ms}
@@ -346,6 +347,11 @@ faults:
 	defer e.Close()
 	if got := e.Without(); !slices.Equal(got, []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanExec}) {
 		t.Errorf("Without() = %q", got)
+	}
+	none := fake.New(fake.NewWorld(), fake.Config{Drop: []sandboxer.Capability{sandboxer.CanDial}})
+	defer none.Close()
+	if got := none.Without(); !slices.Equal(got, []sandboxer.Capability{sandboxer.CanDial, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch}) {
+		t.Errorf("Without() with no agent = %q", got)
 	}
 	if _, err := e.Provision(t.Context(), order("a")); sandboxer.KindOf(err) != sandboxer.Unavailable {
 		t.Errorf("Provision: %v; want the configured fault", err)

@@ -80,6 +80,7 @@ func (w *World) handler() http.Handler {
 	handle(mux, "network", w.network)
 	handle(mux, "claim", w.claim)
 	handle(mux, "spend", w.spend)
+	handle(mux, "agent", w.agent)
 	handle(mux, "log", func(context.Context, none) ([]Entry, error) { return w.Log(), nil })
 	handle(mux, "oom_kill", w.oomKill)
 	handle(mux, "kill", func(_ context.Context, id string) (none, error) { w.Kill(id); return none{}, nil })
@@ -232,6 +233,10 @@ func (r *Remote) OOMKill(ctx context.Context, id string) error {
 
 func (r *Remote) oomKill(ctx context.Context, id string) (none, error) {
 	return call[none](ctx, r, "oom_kill", id)
+}
+
+func (r *Remote) agent(ctx context.Context, q agentQuery) (string, error) {
+	return call[string](ctx, r, "agent", q)
 }
 
 func (r *Remote) spend(ctx context.Context, s spending) (none, error) {

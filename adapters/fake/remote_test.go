@@ -102,7 +102,7 @@ func TestConformanceOfAWorldApart(t *testing.T) {
 	h := harness(t, nil)
 	open := func(owner string) func(*testing.T) sandboxer.Extension {
 		return func(t *testing.T) sandboxer.Extension {
-			e, err := openRemote(t.Context(), socket, owner, `{"images":["demo"],"per_hour":1000000}`)
+			e, err := openRemote(t.Context(), socket, owner, `{"images":["demo"],"per_hour":1000000,"agent":"`+self(t)+`"}`)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -330,4 +330,14 @@ func TestServeErrors(t *testing.T) {
 	if err := fake.Serve(t.Context(), fake.ServeOptions{Socket: "s", Faults: []fake.Fault{{Verb: "x"}}}); sandboxer.KindOf(err) != sandboxer.Invalid {
 		t.Errorf("Serve with a bad fault: %v", err)
 	}
+}
+
+// self is the test binary, which is also the agent's program.
+func self(t *testing.T) string {
+	t.Helper()
+	name, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
 }

@@ -35,6 +35,7 @@ type world interface {
 	claim(context.Context, claim) (Object, error)
 	spend(context.Context, spending) (none, error)
 	oomKill(ctx context.Context, id string) (none, error)
+	agent(context.Context, agentQuery) (socket string, err error)
 }
 
 type (
@@ -112,6 +113,7 @@ type Object struct {
 	CPU       time.Duration     `json:"cpu,omitempty"`     // of finished commands
 	Claimed   string            `json:"claimed,omitempty"` // by which order; it may have failed midway
 	Stamp     []byte            `json:"stamp,omitempty"`
+	Agent     string            `json:"agent,omitempty"` // the socket of its agent; empty while none runs
 
 	used bool
 }
@@ -143,6 +145,7 @@ type World struct {
 	closed    bool
 	base      string // directory of everything; made when first used
 	made      int
+	agents    int
 	objects   map[string]*Object // by Ref
 	byID      map[string][]*Object
 	removed   []Object  // not long ago, for listings that lag

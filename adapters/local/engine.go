@@ -34,6 +34,7 @@ import (
 	"gvisor.dev/gvisor/runsc/specutils"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
@@ -42,6 +43,8 @@ import (
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 type engine struct {
+	agent.Capabilities // files, ports, processes and watches; commands and figures are our own
+
 	env     sandboxer.Env
 	cfg     Config
 	asRoot  bool
@@ -52,7 +55,7 @@ type engine struct {
 	ids     *idRanges            // nil for an ordinary user
 	former  map[string]time.Time // digests of skeletons that were replaced, since when
 	images  *imageStore
-	agent   string        // program copied into images
+	program string        // of the agent, copied into images
 	poll    *poller       // waits for what commands say, and for their ends
 	slots   chan struct{} // bounds concurrent creates: they are bound by processor time, and wait in between
 
@@ -82,6 +85,9 @@ var _ interface {
 	sandboxer.Noticer
 	sandboxer.Execer
 	sandboxer.Filer
+	sandboxer.AgentDialer
+	sandboxer.ProcessManager
+	sandboxer.Watcher
 	sandboxer.Dialer
 	sandboxer.Prober
 	sandboxer.Discoverer
@@ -108,6 +114,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 		boxes: map[string]*box{}, busy: map[string]*keyLock{}, former: map[string]time.Time{},
 		resolvers: usernet.HostResolvers(),
 	}
+	e.Open = e.openAgent
 	e.ctx, e.end = context.WithCancel(context.WithoutCancel(ctx))
 	if !e.asRoot {
 		if err := checkUserNamespaces(); err != nil {
@@ -116,9 +123,9 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	}
 	runnerPath, err := helper(cfg.Runner, "sandboxer-runner")
 	if err == nil {
-		e.agent, err = helper(cfg.Agent, "sandboxer-agent")
+		e.program, err = helper(cfg.Agent, "sandboxer-agent")
 	}
-	for _, p := range []string{runnerPath, e.agent} {
+	for _, p := range []string{runnerPath, e.program} {
 		if err == nil {
 			err = checkStatic(p)
 		}
@@ -134,7 +141,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	e.removeNamedLayers()
 	e.cgroups = findCgroups(env.Owner)
 	e.memory = e.newMemory()
-	e.makes = skeletonMaker{dir: e.dir("skel"), mounts: e.mounts(), agent: e.agent, paths: cfg.Paths, etc: cfg.Etc, asRoot: e.asRoot, checked: map[string]bool{}}
+	e.makes = skeletonMaker{dir: e.dir("skel"), mounts: e.mounts(), agent: e.program, paths: cfg.Paths, etc: cfg.Etc, asRoot: e.asRoot, checked: map[string]bool{}}
 	if _, err := e.skeleton(); err != nil {
 		return nil, err
 	}

@@ -51,7 +51,7 @@ func TestGuestRootCannotReplaceTheAgent(t *testing.T) {
 	e := openTest(t)
 	check := func(t *testing.T, h sandboxer.Handle) {
 		t.Helper()
-		want, err := os.ReadFile(e.agent)
+		want, err := os.ReadFile(e.program)
 		if err != nil {
 			t.Fatal(err)
 		}

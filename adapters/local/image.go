@@ -32,7 +32,6 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/images"
-	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
 )
 
@@ -636,7 +635,7 @@ func (e *engine) stopMain(ctx context.Context, name string) {
 	defer cancel()
 	for sent := false; ; sent = true {
 		ps, err := b.agent.Processes(ctx)
-		i := slices.IndexFunc(ps, func(p agent.Process) bool { return p.Tag == mainTag })
+		i := slices.IndexFunc(ps, func(p sandboxer.Process) bool { return p.Tag == mainTag })
 		if err != nil || i < 0 {
 			return
 		}

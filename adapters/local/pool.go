@@ -160,15 +160,14 @@ func (b *box) give(env map[string]string) {
 	b.env = all
 }
 
-// withGiven adds to a command of the agent what a claim brought.
-func (b *box) withGiven(cmd sandboxer.Cmd) sandboxer.Cmd {
+// givenEnv is what a command of the agent gets: env, over what a claim brought.
+func (b *box) givenEnv(env map[string]string) map[string]string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.given) == 0 {
-		return cmd
+		return env
 	}
-	env := maps.Clone(b.given)
-	maps.Copy(env, cmd.Env)
-	cmd.Env = env
-	return cmd
+	all := maps.Clone(b.given)
+	maps.Copy(all, env)
+	return all
 }

@@ -97,7 +97,7 @@ func (b *box) startMain(ctx context.Context, args []string, dir string) error {
 		return nil
 	}
 	// A child of the agent: it outlives this broker.
-	_, err := b.agent.Start(ctx, b.withGiven(sandboxer.Cmd{Args: args, Dir: dir, User: b.rec.User}), mainTag)
+	_, err := b.agent.Start(ctx, sandboxer.ProcessSpec{Args: args, Env: b.givenEnv(nil), Dir: dir, User: b.rec.User, Tag: mainTag})
 	if err != nil {
 		return sandboxer.E(sandboxer.Failed, err, "the sandbox's command %q could not be started: %s", args[0], sandboxer.Message(err))
 	}

@@ -9,8 +9,6 @@ import (
 	"hash/fnv"
 	"io"
 	"io/fs"
-	"iter"
-	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -96,7 +94,8 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 		if err = b.ask(ctx, b.ctl.ping); errors.Is(err, errUnresponsive) {
 			return x, err
 		}
-		err = b.within(ctx, true, func(ctx context.Context) (err error) { x, err = b.agent.Exec(ctx, b.withGiven(cmd)); return err })
+		cmd.Env = b.givenEnv(cmd.Env)
+		err = b.within(ctx, true, func(ctx context.Context) (err error) { x, err = b.agent.Exec(ctx, cmd); return err })
 	} else {
 		x, err = b.exec(ctx, cmd)
 	}
@@ -839,17 +838,6 @@ func (s *streams) abort() {
 	}
 }
 
-// Dial implements sandboxer.Dialer.
-func (e *engine) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
-	b, err := e.thawed(h)
-	if err != nil {
-		return nil, err
-	}
-	var c net.Conn
-	err = b.within(ctx, false, func(ctx context.Context) (err error) { c, err = b.agent.Dial(ctx, port); return err })
-	return c, err
-}
-
 // IsAlive implements sandboxer.Prober. Its process says that a sandbox is there; whether
 // it is of any use, its kernel does.
 func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
@@ -1041,6 +1029,26 @@ func (e *engine) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats
 	return s, nil
 }
 
+// openAgent is the way to the agent of h's sandbox for one call (agent.Capabilities).
+func (e *engine) openAgent(ctx context.Context, h sandboxer.Handle, long bool) (agent.Call, error) {
+	b, err := e.thawed(h)
+	if err != nil {
+		return agent.Call{}, err
+	}
+	ctx, done, err := b.pulse.attend(ctx, long)
+	if err != nil {
+		return agent.Call{}, err
+	}
+	end := func(err error) error {
+		if err != nil && context.Cause(ctx) == errUnresponsive {
+			err = errUnresponsive
+		}
+		done()
+		return err
+	}
+	return agent.Call{Agent: b.agent, Ctx: ctx, End: end, Env: b.givenEnv(nil), Dir: b.rec.Workspace, User: b.rec.User}, nil
+}
+
 // within makes a call of the agent's, which ends also where the sandbox does not respond. A
 // command is one that runs as long as it likes.
 func (b *box) within(ctx context.Context, command bool, f func(context.Context) error) error {
@@ -1058,111 +1066,4 @@ func (b *box) within(ctx context.Context, command bool, f func(context.Context) 
 func (b *box) stat(ctx context.Context, name string) (fi sandboxer.FileInfo, err error) {
 	err = b.within(ctx, false, func(ctx context.Context) (err error) { fi, err = b.agent.StatFile(ctx, name); return err })
 	return fi, err
-}
-
-// readFile opens a file inside. What is read of it later is attended to as well.
-func (b *box) readFile(ctx context.Context, name string) (io.ReadCloser, error) {
-	ctx, done, err := b.pulse.attend(ctx, false)
-	if err != nil {
-		return nil, err
-	}
-	r, err := b.agent.ReadFile(ctx, name)
-	if err != nil {
-		if context.Cause(ctx) == errUnresponsive {
-			err = errUnresponsive
-		}
-		done()
-		return nil, err
-	}
-	return &attendedReader{r, ctx, done}, nil
-}
-
-type attendedReader struct {
-	io.ReadCloser
-	ctx  context.Context
-	done func()
-}
-
-func (r *attendedReader) Read(p []byte) (int, error) {
-	n, err := r.ReadCloser.Read(p)
-	if err != nil && err != io.EOF && context.Cause(r.ctx) == errUnresponsive {
-		err = errUnresponsive
-	}
-	return n, err
-}
-
-func (r *attendedReader) Close() error { defer r.done(); return r.ReadCloser.Close() }
-
-// The file capabilities are the agent's.
-
-func (e *engine) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
-	b, err := e.thawed(h)
-	if err != nil {
-		return nil, err
-	}
-	return b.readFile(ctx, name)
-}
-
-func (e *engine) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
-	b, err := e.thawed(h)
-	if err != nil {
-		return err
-	}
-	return b.within(ctx, false, func(ctx context.Context) error { return b.agent.WriteFile(ctx, name, mode, r) })
-}
-
-func (e *engine) StatFile(ctx context.Context, h sandboxer.Handle, name string) (sandboxer.FileInfo, error) {
-	b, err := e.thawed(h)
-	if err != nil {
-		return sandboxer.FileInfo{}, err
-	}
-	return b.stat(ctx, name)
-}
-
-func (e *engine) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
-	b, err := e.thawed(h)
-	if err != nil {
-		return func(yield func(sandboxer.FileInfo, error) bool) { yield(sandboxer.FileInfo{}, err) }
-	}
-	return func(yield func(sandboxer.FileInfo, error) bool) {
-		left := false
-		err := b.within(ctx, false, func(ctx context.Context) error {
-			for fi, err := range b.agent.ListFiles(ctx, dir, after) {
-				if err != nil {
-					return err
-				}
-				if left = !yield(fi, nil); left {
-					return nil
-				}
-			}
-			return nil
-		})
-		if err != nil && !left {
-			yield(sandboxer.FileInfo{}, err)
-		}
-	}
-}
-
-func (e *engine) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
-	b, err := e.thawed(h)
-	if err != nil {
-		return err
-	}
-	return b.within(ctx, false, func(ctx context.Context) error { return b.agent.MakeDir(ctx, dir) })
-}
-
-func (e *engine) MoveFile(ctx context.Context, h sandboxer.Handle, from, to string) error {
-	b, err := e.thawed(h)
-	if err != nil {
-		return err
-	}
-	return b.within(ctx, false, func(ctx context.Context) error { return b.agent.MoveFile(ctx, from, to) })
-}
-
-func (e *engine) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) error {
-	b, err := e.thawed(h)
-	if err != nil {
-		return err
-	}
-	return b.within(ctx, false, func(ctx context.Context) error { return b.agent.RemoveFile(ctx, name) })
 }

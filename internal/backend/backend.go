@@ -61,6 +61,9 @@ type Backend struct {
 	network    sandboxer.Networker
 	pool       sandboxer.Pooler
 	checkpoint sandboxer.Checkpointer
+	agent      sandboxer.AgentDialer
+	processes  sandboxer.ProcessManager
+	watch      sandboxer.Watcher
 }
 
 // Options tune a Backend; the zero value works.
@@ -156,6 +159,9 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	resolve(b, &b.network, sandboxer.CanNetwork, not)
 	resolve(b, &b.pool, sandboxer.CanPool, not)
 	resolve(b, &b.checkpoint, sandboxer.CanCheckpoint, not)
+	resolve(b, &b.agent, sandboxer.CanAgent, not)
+	resolve(b, &b.processes, sandboxer.CanProcesses, not)
+	resolve(b, &b.watch, sandboxer.CanWatch, not)
 	return b
 }
 

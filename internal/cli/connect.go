@@ -13,6 +13,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 	"github.com/sand-boxer/sandboxer/internal/server"
 )
 
@@ -187,18 +188,20 @@ func (f *factory) embed(ctx context.Context) (_ *session, err error) {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "a temporary directory cannot be made")
 	}
 	socket := filepath.Join(dir, "api.sock")
-	l, err := server.ListenUnix(socket)
+	l, err := edge.ListenUnix(socket)
 	if err != nil {
 		os.RemoveAll(dir)
 		return nil, err
 	}
 	sctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	srv := server.New(b.manager, server.Options{Log: log, Version: version(), Owner: b.owner, Data: cfg.Dir, Metrics: metrics})
-	go func() { done <- srv.Serve(sctx, l) }()
+	front, closeDoors := newEdge(b, edge.Options{Log: log}, server.Options{Data: cfg.Dir, Metrics: metrics}, nil)
+	go func() { done <- front.Serve(sctx, l) }()
 	end := func() error {
 		stop()
-		return errors.Join(<-done, b.Close(), os.RemoveAll(dir))
+		err := <-done
+		closeDoors()
+		return errors.Join(err, b.Close(), os.RemoveAll(dir))
 	}
 	c, err := api.New("unix://"+socket, api.Options{UserAgent: "sandboxer/" + version()})
 	if err != nil {

@@ -24,6 +24,8 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/portproxy"
 	"github.com/sand-boxer/sandboxer/internal/server"
 )
 
@@ -139,7 +141,7 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 	}
 	err = func() error {
 		// The socket appears when everything behind it works.
-		unix, err := server.ListenUnix(o.socket)
+		unix, err := edge.ListenUnix(o.socket)
 		if err != nil {
 			return err
 		}
@@ -147,9 +149,9 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 		if o.listen != "" {
 			var tcp net.Listener
 			if o.cert != "" {
-				tcp, err = server.ListenTLS(o.listen, o.cert, o.key, log)
+				tcp, err = edge.ListenTLS(o.listen, o.cert, o.key, log)
 			} else {
-				tcp, err = server.ListenTCP(o.listen, o.insecure)
+				tcp, err = edge.ListenTCP(o.listen, o.insecure)
 			}
 			if err != nil {
 				return errors.Join(err, unix.Close())
@@ -182,20 +184,34 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 		})
 		defer aside.Wait()
 		defer cancel()
-		opts := server.Options{Log: log, Version: version(), Owner: b.owner, Data: cfg.Dir, WentBack: b.store.WentBack(), Hosts: o.hosts, Metrics: metrics, Reload: b.reload}
+		var ports *url.URL
 		if o.portURL != "" {
-			if opts.PortURL, err = url.Parse(o.portURL); err != nil {
+			if ports, err = url.Parse(o.portURL); err != nil {
 				return checkPortURL(o.portURL)
 			}
 		}
-		srv := server.New(b.manager, opts)
+		front, closeDoors := newEdge(b, edge.Options{Log: log, Hosts: o.hosts}, server.Options{Data: cfg.Dir, WentBack: b.store.WentBack(), Metrics: metrics, Reload: b.reload}, ports)
+		defer closeDoors()
 		tell(log, "READY=1")
-		return srv.Serve(ctx, listeners...)
+		return front.Serve(ctx, listeners...)
 	}()
 	stop() // a second signal ends the process at once
 	tell(log, "STOPPING=1")
 	log.Info("stopping; sandboxes live on")
 	return errors.Join(err, b.Close())
+}
+
+// newEdge puts the doors of a broker together: the REST interface, and the ports of its
+// sandboxes, on names of their own below ports if that is not nil. close lets go of what
+// the doors hold.
+func newEdge(b *broker, eo edge.Options, so server.Options, ports *url.URL) (_ *edge.Edge, close func()) {
+	proxy := portproxy.New(b.manager, ports)
+	so.Version, so.Owner, so.PortURL = version(), b.owner, proxy.URL
+	eo.Observe = so.Metrics.Request
+	e := edge.New(b.manager, eo)
+	e.Mount(server.New(b.manager, so).Door())
+	e.Mount(proxy.Door())
+	return e, proxy.Close
 }
 
 // stopsWithin is how long a server that is told to stop takes at most, whatever hangs: less

@@ -32,8 +32,9 @@ const module = "github.com/sand-boxer/sandboxer"
 
 // arrows says which packages of this module each package may import, as paths below
 // the module ("." is the root package, "x/..." is x and what is below it). Arrows
-// point inwards: cmd → cli → server → manager → backend → root; everything else hangs
-// beside and only cli puts it together.
+// point inwards: cmd → cli → the front doors (server, portproxy) → edge → manager →
+// backend → root; a door knows no other, everything else hangs beside, and only cli puts
+// it together.
 var arrows = map[string][]string{
 	".":                  {},
 	"api":                {"."},
@@ -44,10 +45,11 @@ var arrows = map[string][]string{
 	"internal/backend":   {"."},
 	"internal/manager":   {".", "internal/backend", "internal/procnet", "internal/strictjson", "internal/suggest"},
 	"internal/catalog":   {".", "internal/suggest"},
-	"internal/portproxy": {".", "internal/manager"},
-	"internal/server":    {".", "api", "internal/manager", "internal/portproxy", "internal/strictjson", "internal/suggest"},
-	"internal/cli": {".", "api", "agent", "adapters", "internal/backend", "internal/catalog", "internal/checkpoint/...", "internal/confine", "internal/manager",
-		"internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/tti", "internal/wholefile"},
+	"internal/edge":      {".", "api", "internal/manager"},
+	"internal/portproxy": {".", "internal/edge", "internal/manager"},
+	"internal/server":    {".", "api", "internal/edge", "internal/manager", "internal/strictjson", "internal/suggest"},
+	"internal/cli": {".", "api", "agent", "adapters", "internal/backend", "internal/catalog", "internal/checkpoint/...", "internal/confine", "internal/edge", "internal/manager",
+		"internal/portproxy", "internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/tti", "internal/wholefile"},
 	"internal/sqlstore":       {".", "internal/strictjson"},
 	"internal/storetest":      {"."},
 	"internal/compattest":     {"internal/strictjson"},
@@ -95,7 +97,7 @@ var owners = map[string][]string{
 	"github.com/coder/websocket":               {"api", "internal/server"},
 	"github.com/danielgtaylor/huma/v2":         {"internal/server"},
 	"github.com/prometheus/client_golang":      {"internal/server"},
-	"golang.org/x/time":                        {"internal/server"},
+	"golang.org/x/time":                        {"internal/edge"},
 	"modernc.org/sqlite":                       {"internal/sqlstore"},
 	"github.com/pressly/goose/v3":              {"internal/sqlstore"},
 	"golang.org/x/sync":                        {"internal/sqlstore"},

@@ -285,8 +285,9 @@ type Visit struct {
 	Ctx context.Context
 	End func()
 
-	b *backend.Backend
-	h sandboxer.Handle
+	cut context.CancelCauseFunc // ends Ctx
+	b   *backend.Backend
+	h   sandboxer.Handle
 }
 
 var errNoVisit = sandboxer.E(sandboxer.Unauthenticated, nil, "there is no such port, or it is private").
@@ -327,23 +328,45 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 		return nil, notOpen(sb.ID, v.Port)
 	}
 	rev := sb.Opened[i].Rev
-	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, sb.ID)
+	closed := notOpen(sb.ID, v.Port)
+	if signed {
+		closed = errNoVisit
+	}
+	err = m.beginVisit(context.WithoutCancel(ctx), v, sb.ID, func(now *sandboxer.Sandbox, running bool) error {
+		if !running {
+			return errNoVisit
+		}
+		if i := openAt(now, v.Port); i < 0 || now.Opened[i].Rev != rev {
+			return closed
+		}
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	v.SandboxID, v.Tenant, v.Generation, v.b, v.h = sb.ID, sb.Tenant, sb.Generation, b, h
-	inner, cancel := m.within(context.WithoutCancel(ctx))
-	stopTimer := func() bool { return true }
 	if signed {
-		t := time.AfterFunc(time.Until(claim.Until), func() { cancel(errNoVisit) })
-		stopTimer = t.Stop
+		t := time.AfterFunc(time.Until(claim.Until), func() { v.cut(errNoVisit) })
+		end := v.End
+		v.End = func() { t.Stop(); end() }
 	}
-	v.Ctx = inner
+	return v, nil
+}
+
+// beginVisit makes v a use of the sandbox id, until v.End is called. Whoever ended its
+// right before it was counted did not see it: check says of the record as it is then
+// whether it may begin, and whether the object is still the one that runs.
+func (m *Manager) beginVisit(ctx context.Context, v *Visit, id string, check func(now *sandboxer.Sandbox, running bool) error) error {
+	sb, b, h, end, err := m.openFor(ctx, m.streams, sandboxer.ScopeWrite, id)
+	if err != nil {
+		return err
+	}
+	v.SandboxID, v.Tenant, v.Generation, v.b, v.h = sb.ID, sb.Tenant, sb.Generation, b, h
+	v.Ctx, v.cut = m.within(ctx)
 	m.mu.Lock()
 	if m.visits[sb.ID] == nil {
 		m.visits[sb.ID] = map[*Visit]context.CancelCauseFunc{}
 	}
-	m.visits[sb.ID][v] = cancel
+	m.visits[sb.ID][v] = v.cut
 	m.mu.Unlock()
 	v.End = func() {
 		m.mu.Lock()
@@ -352,28 +375,17 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 			delete(m.visits, sb.ID)
 		}
 		m.mu.Unlock()
-		stopTimer()
-		cancel(nil)
+		v.cut(nil)
 		end()
 	}
-	// Whoever closed the port before we were counted did not see us.
 	now, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
-	if err == nil && (now.State != sandboxer.Running || objectOf(now) != h.Generation) {
-		err = errNoVisit // it has gone, and another of its ID may have come
-	}
 	if err == nil {
-		if i := openAt(now, v.Port); i < 0 || now.Opened[i].Rev != rev {
-			err = notOpen(sb.ID, v.Port)
-			if signed {
-				err = errNoVisit
-			}
-		}
+		err = check(now, now.State == sandboxer.Running && objectOf(now) == h.Generation)
 	}
 	if err != nil {
 		v.End()
-		return nil, err
 	}
-	return v, nil
+	return err
 }
 
 // Dials reports whether Dial is the way to the port; otherwise Endpoint is.

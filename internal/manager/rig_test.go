@@ -15,6 +15,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 )
@@ -270,6 +271,9 @@ func history(t testing.TB, m *Manager, id string) string {
 }
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "init" { // the agent of a fake sandbox
+		os.Exit(agent.Main(os.Args[1:]))
+	}
 	if role := os.Getenv(roleVar); role != "" { // a process of the crash tests
 		os.Exit(play(role))
 	}

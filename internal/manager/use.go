@@ -64,32 +64,33 @@ func (m *Manager) forget(id string) {
 // open finds a running sandbox for a principal with scope and notes its use, a stream.
 // end must be called when the use is over. Exhausted: too many uses at once.
 func (m *Manager) open(ctx context.Context, scope sandboxer.Scope, ref string) (b *backend.Backend, h sandboxer.Handle, end func(), err error) {
-	return m.openFor(ctx, m.streams, scope, ref)
+	_, b, h, end, err = m.openFor(ctx, m.streams, scope, ref)
+	return b, h, end, err
 }
 
-func (m *Manager) openFor(ctx context.Context, kind *usage, scope sandboxer.Scope, ref string) (b *backend.Backend, h sandboxer.Handle, end func(), err error) {
-	sb, err := m.find(ctx, scope, ref)
+func (m *Manager) openFor(ctx context.Context, kind *usage, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, h sandboxer.Handle, end func(), err error) {
+	sb, err = m.find(ctx, scope, ref)
 	if err == nil && isPaused(sb) && sb.Spec.Profile.AutoResume {
 		sb, err = m.onDemand(ctx, sb)
 	}
 	if err != nil {
-		return nil, h, nil, err
+		return nil, nil, h, nil, err
 	}
 	if sb.State != sandboxer.Running {
-		return nil, h, nil, notRunning(sb)
+		return nil, nil, h, nil, notRunning(sb)
 	}
 	if b, err = m.backend(sb.Extension); err != nil {
-		return nil, h, nil, err
+		return nil, nil, h, nil, err
 	}
 	if m.ctx.Err() != nil {
-		return nil, h, nil, errClosing
+		return nil, nil, h, nil, errClosing
 	}
 	ended, err := kind.begin(sb.ID, sb.Tenant, sandboxer.PrincipalFrom(ctx))
 	if err != nil {
-		return nil, h, nil, err
+		return nil, nil, h, nil, err
 	}
 	used := m.touch(sb.ID)
-	return b, sb.Handle, func() { used(); ended() }, nil
+	return sb, b, sb.Handle, func() { used(); ended() }, nil
 }
 
 func notRunning(sb *sandboxer.Sandbox) error {
@@ -119,7 +120,7 @@ func (m *Manager) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sand
 		return sandboxer.Exit{}, err
 	}
 	defer m.wg.Done()
-	b, h, end, err := m.openFor(ctx, m.execs, sandboxer.ScopeWrite, ref)
+	_, b, h, end, err := m.openFor(ctx, m.execs, sandboxer.ScopeWrite, ref)
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}

@@ -5,7 +5,8 @@
 // A port has an address of its own where the operator has given a domain for it,
 // https://<port>-<id>.<domain>/, and otherwise lies below /p/ on the broker's own
 // address, where browsers are told to keep it apart (Content-Security-Policy:
-// sandbox). Who may come is the manager's decision (Visit).
+// sandbox). Who may come is the manager's decision (Visit): somebody with a key, or with a
+// token, which a signed URL has in it.
 package portproxy
 
 import (
@@ -18,7 +19,6 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	"net/url"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,29 +26,9 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
-
-// Manager is what the proxy needs of *manager.Manager.
-type Manager interface {
-	Visit(ctx context.Context, a manager.PortAccess) (*manager.Visit, error)
-}
-
-// Options configure a Proxy.
-type Options struct {
-	// Base is the address below whose host every port has a name of its own; nil means
-	// that ports lie below Path only.
-	Base *url.URL
-	// Admit returns the ctx of a request's work, with the principal who makes it unless
-	// the request brings a token, and what ends that. ctx ends, with the reason as its
-	// cause, when the caller loses the right to go on.
-	Admit func(r *http.Request, token bool) (ctx context.Context, end func(), err error)
-	// Enter is told of every visitor whom the manager lets in, before anything is read
-	// of the request's body; an error turns him away.
-	Enter func(r *http.Request, v *manager.Visit) error
-	// Fail answers with an error.
-	Fail func(http.ResponseWriter, *http.Request, error)
-}
 
 // Where callers put a token.
 const (
@@ -72,14 +52,15 @@ const (
 
 // Proxy serves ports of sandboxes. Close lets go of idle connections.
 type Proxy struct {
-	m    Manager
-	opts Options
+	m    *manager.Manager
+	base *url.URL
 	pool *http.Transport
 }
 
-// New returns a proxy in front of m.
-func New(m Manager, opts Options) *Proxy {
-	p := &Proxy{m: m, opts: opts}
+// New returns a proxy in front of m. base is the address below whose host every port has
+// a name of its own; nil means that ports lie below Path only.
+func New(m *manager.Manager, base *url.URL) *Proxy {
+	p := &Proxy{m: m, base: base}
 	p.pool = &http.Transport{
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			v, _ := ctx.Value(visitKey{}).(*manager.Visit)
@@ -111,18 +92,27 @@ func New(m Manager, opts Options) *Proxy {
 // Close closes idle connections to sandboxes.
 func (p *Proxy) Close() { p.pool.CloseIdleConnections() }
 
+// Door is the proxy as a door of an edge. Pages of sandboxes may be of any origin: whose
+// credential a browser could add by itself, its cookie, is held against the origin here.
+func (p *Proxy) Door() edge.Door {
+	return edge.Door{Name: "port proxy", Path: Path, Routes: p, AnyOrigin: true, Host: func(host string) bool {
+		_, _, ok := p.host(host)
+		return ok
+	}}
+}
+
 type visitKey struct{}
 
-// Host returns the sandbox and the port that host, as a request has it, is the name
-// of; false if it is not below Base.
-func (p *Proxy) Host(host string) (id string, port int, ok bool) {
-	if p.opts.Base == nil {
+// host returns the sandbox and the port that host, as a request has it, is the name
+// of; false if it is not below the proxy's own.
+func (p *Proxy) host(host string) (id string, port int, ok bool) {
+	if p.base == nil {
 		return "", 0, false
 	}
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
 	}
-	label, ok := strings.CutSuffix(strings.ToLower(strings.TrimSuffix(host, ".")), "."+strings.ToLower(p.opts.Base.Hostname()))
+	label, ok := strings.CutSuffix(strings.ToLower(strings.TrimSuffix(host, ".")), "."+strings.ToLower(p.base.Hostname()))
 	if !ok {
 		return "", 0, false
 	}
@@ -135,14 +125,18 @@ func (p *Proxy) Host(host string) (id string, port int, ok bool) {
 }
 
 // URL returns the address of a port: by its own name if there is a domain for that, or
-// below base, the broker's own address. With a token it lets its bearer in.
+// below base, the broker's own address; "" if there is neither. With a token it lets its
+// bearer in.
 func (p *Proxy) URL(base *url.URL, id string, port int, token sandboxer.Secret) string {
-	if p.opts.Base != nil {
-		u := url.URL{Scheme: p.opts.Base.Scheme, Host: strconv.Itoa(port) + "-" + id + "." + p.opts.Base.Host, Path: "/"}
+	if p.base != nil {
+		u := url.URL{Scheme: p.base.Scheme, Host: strconv.Itoa(port) + "-" + id + "." + p.base.Host, Path: "/"}
 		if token != "" {
 			u.RawQuery = url.Values{TokenQuery: {token.Reveal()}}.Encode()
 		}
 		return u.String()
+	}
+	if base == nil {
+		return ""
 	}
 	u := url.URL{Scheme: base.Scheme, Host: base.Host, Path: Path + id + "/" + strconv.Itoa(port) + "/"}
 	if token != "" {
@@ -151,32 +145,92 @@ func (p *Proxy) URL(base *url.URL, id string, port int, token sandboxer.Secret) 
 	return u.String()
 }
 
-// Mine reports whether a request is the proxy's: by its host or by its path.
-func (p *Proxy) Mine(r *http.Request) bool {
-	_, _, ok := p.Host(r.Host)
-	return ok || strings.HasPrefix(r.URL.Path, Path)
-}
-
-// token is what may be one in a path, also with some of it escaped.
-var token = regexp.MustCompile(`(?i)(?:s|%(?:25)*[57]3)(?:b|%(?:25)*[46]2)(?:x|%(?:25)*[57]8)(?:_|%(?:25)*5f)(?:p|%(?:25)*[57]0)(?:o|%(?:25)*[46]f)(?:r|%(?:25)*[57]2)(?:t|%(?:25)*[57]4)(?:_|%(?:25)*5f)[^/?#&;\s]*`)
-
-// Redact hides whatever may be a token in the path of a request as it came, for logs.
-func Redact(path string) string { return token.ReplaceAllLiteralString(path, "[token]") }
-
 var errNoPort = sandboxer.E(sandboxer.Unauthenticated, nil, "there is no such port, or it is private").
 	WithHint("ask its owner for a signed URL (sandboxer port url), or send an API key")
 
-// ServeHTTP serves a request that is Mine.
-func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if id, port, ok := p.Host(r.Host); ok {
-		if id == "" {
-			p.opts.Fail(w, r, errNoPort)
-			return
-		}
-		p.serveHost(w, r, id, port)
-		return
+// pattern is the one of every route of the proxy: in metrics there are not as many as
+// there are ports.
+const pattern = "port proxy"
+
+// Routes implements edge.Router.
+func (p *Proxy) Routes() []edge.Route {
+	return []edge.Route{
+		p.toPort(manager.PortAccess{}, mount{}, nil),
+		p.toPort(manager.PortAccess{Token: "token"}, mount{}, nil),
+		p.toExchange(manager.PortAccess{}, http.Cookie{}, nil),
+		anyone(nil), // a slash that is missing
 	}
-	p.servePath(w, r)
+}
+
+// Route implements edge.Router.
+func (p *Proxy) Route(r *http.Request) edge.Route {
+	if id, port, ok := p.host(r.Host); ok {
+		if id == "" {
+			return refuse(errNoPort)
+		}
+		return p.byHost(r, id, port)
+	}
+	return p.byPath(r)
+}
+
+// toPort is the way to a port. r is what the sandbox is to get: without what was meant for
+// the proxy.
+func (p *Proxy) toPort(a manager.PortAccess, at mount, r *http.Request) edge.Route {
+	access := edge.Needs(sandboxer.ScopeWrite)
+	if a.Token != "" {
+		access = edge.Guests(func(ctx context.Context) (context.Context, sandboxer.Principal, func(), error) {
+			ctx, v, end, err := p.visit(ctx, a)
+			if err != nil {
+				return nil, sandboxer.Principal{}, nil, err
+			}
+			return ctx, sandboxer.Principal{Tenant: v.Tenant, Actor: "url:" + v.SandboxID}, end, nil
+		})
+	}
+	return edge.Route{Pattern: pattern, Access: access, Handler: http.HandlerFunc(func(w http.ResponseWriter, in *http.Request) {
+		ctx := in.Context()
+		v, _ := ctx.Value(visitKey{}).(*manager.Visit)
+		if v == nil {
+			var end func()
+			var err error
+			if ctx, v, end, err = p.visit(ctx, a); err != nil {
+				edge.Fail(w, in, err)
+				return
+			}
+			defer end()
+		}
+		p.serve(w, r.WithContext(ctx), v, at, a.Token != "")
+	})}
+}
+
+// visit opens the way to a port: with a token, or for the principal in ctx. The ctx that
+// it returns has the visit in it, and ends when the visitor has to go.
+func (p *Proxy) visit(ctx context.Context, a manager.PortAccess) (context.Context, *manager.Visit, func(), error) {
+	ctx, cancel := edge.Stream(ctx)
+	v, err := p.m.Visit(ctx, a)
+	if err != nil {
+		cancel(nil)
+		return nil, nil, nil, err
+	}
+	stop := context.AfterFunc(v.Ctx, func() { cancel(context.Cause(v.Ctx)) })
+	return context.WithValue(ctx, visitKey{}, v), v, func() {
+		stop()
+		cancel(nil)
+		v.End()
+	}, nil
+}
+
+// toExchange is the way of a browser that comes with a token in its address.
+func (p *Proxy) toExchange(a manager.PortAccess, c http.Cookie, r *http.Request) edge.Route {
+	return anyone(func(w http.ResponseWriter, in *http.Request) { p.exchange(w, r.WithContext(in.Context()), a, c) })
+}
+
+// anyone is a route on which nobody is identified and no sandbox is reached.
+func anyone(h http.HandlerFunc) edge.Route {
+	return edge.Route{Pattern: pattern, Access: edge.Anyone(), Handler: h}
+}
+
+func refuse(err error) edge.Route {
+	return anyone(func(w http.ResponseWriter, r *http.Request) { edge.Fail(w, r, err) })
 }
 
 // mount is where a port appears to its visitors.
@@ -186,8 +240,8 @@ type mount struct {
 	public *url.URL // scheme and host that visitors use
 }
 
-func (p *Proxy) serveHost(w http.ResponseWriter, r *http.Request, id string, port int) {
-	at := mount{host: true, public: &url.URL{Scheme: p.opts.Base.Scheme, Host: r.Host}}
+func (p *Proxy) byHost(r *http.Request, id string, port int) edge.Route {
+	at := mount{host: true, public: &url.URL{Scheme: p.base.Scheme, Host: r.Host}}
 	a := manager.PortAccess{Ref: id, Port: port}
 	q := r.URL.Query()
 	cookie := p.cookie()
@@ -198,24 +252,22 @@ func (p *Proxy) serveHost(w http.ResponseWriter, r *http.Request, id string, por
 		a.Token = sandboxer.Secret(q.Get(TokenQuery))
 		r = withoutQuery(r, TokenQuery)
 		if (r.Method == http.MethodGet || r.Method == http.MethodHead) && strings.Contains(r.Header.Get("Accept"), "text/html") {
-			p.exchange(w, r, a, cookie)
-			return
+			return p.toExchange(a, cookie, r)
 		}
 	default:
 		if c, err := r.Cookie(cookie.Name); err == nil && !strings.Contains(r.Header.Get("Authorization"), keyPrefix) {
 			if !ownOrigin(r, at.public) {
-				p.opts.Fail(w, r, sandboxer.E(sandboxer.Denied, nil, "requests from other web pages are refused"))
-				return
+				return refuse(sandboxer.E(sandboxer.Denied, nil, "requests from other web pages are refused"))
 			}
 			a.Token = sandboxer.Secret(c.Value)
 		}
 	}
-	p.Serve(w, r, a, at)
+	return p.toPort(a, at, r)
 }
 
 func (p *Proxy) cookie() http.Cookie {
 	c := http.Cookie{Name: cookieName, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode}
-	if p.opts.Base.Scheme == "https" {
+	if p.base.Scheme == "https" {
 		c.Name, c.Secure = "__Host-"+cookieName, true // nobody else's host can set it
 	}
 	return c
@@ -225,12 +277,12 @@ func (p *Proxy) cookie() http.Cookie {
 // neither history nor referrers.
 func (p *Proxy) exchange(w http.ResponseWriter, r *http.Request, a manager.PortAccess, c http.Cookie) {
 	if a.Token == "" {
-		p.opts.Fail(w, r, errNoPort)
+		edge.Fail(w, r, errNoPort)
 		return
 	}
 	v, err := p.m.Visit(r.Context(), a)
 	if err != nil {
-		p.opts.Fail(w, r, err)
+		edge.Fail(w, r, err)
 		return
 	}
 	v.End()
@@ -282,7 +334,7 @@ func withoutQuery(r *http.Request, name string) *http.Request {
 
 func safe(method string) bool { return method == http.MethodGet || method == http.MethodHead }
 
-func (p *Proxy) servePath(w http.ResponseWriter, r *http.Request) {
+func (p *Proxy) byPath(r *http.Request) edge.Route {
 	scheme := "http"
 	if r.TLS != nil {
 		scheme = "https"
@@ -299,9 +351,8 @@ func (p *Proxy) servePath(w http.ResponseWriter, r *http.Request) {
 		number, rest, slash = strings.Cut(rest, "/")
 		n, err := strconv.ParseUint(number, 10, 16)
 		if err != nil || n == 0 {
-			p.opts.Fail(w, r, sandboxer.E(sandboxer.NotFound, nil, "there is nothing at %s", Redact(r.URL.Path)).
+			return refuse(sandboxer.E(sandboxer.NotFound, nil, "there is nothing at %s", edge.Redact(r.URL.Path)).
 				WithHint("a port is at %s<sandbox>/<port>/", Path))
-			return
 		}
 		a.Ref, a.Port = first, int(n)
 		at.prefix += "/" + number
@@ -314,46 +365,26 @@ func (p *Proxy) servePath(w http.ResponseWriter, r *http.Request) {
 		if r.URL.RawQuery != "" {
 			to += "?" + r.URL.RawQuery
 		}
-		w.Header().Set("Referrer-Policy", "no-referrer")
-		w.Header().Set("Location", to)
-		w.WriteHeader(http.StatusPermanentRedirect)
-		return
+		return anyone(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Referrer-Policy", "no-referrer")
+			w.Header().Set("Location", to)
+			w.WriteHeader(http.StatusPermanentRedirect)
+		})
 	}
 	path, err := url.PathUnescape(rest)
 	if err != nil {
-		p.opts.Fail(w, r, sandboxer.E(sandboxer.Invalid, err, "the path is not well escaped"))
-		return
+		return refuse(sandboxer.E(sandboxer.Invalid, err, "the path is not well escaped"))
 	}
 	r2 := *r
 	u := *r.URL
 	u.Path, u.RawPath = "/"+path, "/"+rest
 	r2.URL = &u
-	p.Serve(w, &r2, a, at)
+	return p.toPort(a, at, &r2)
 }
 
-// Serve carries one request to the port that a asks for; without a token, for the
-// principal that Admit finds.
-func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, a manager.PortAccess, at mount) {
-	ctx, done, err := p.opts.Admit(r, a.Token != "")
-	if err != nil {
-		p.opts.Fail(w, r, err)
-		return
-	}
-	defer done()
-	v, err := p.m.Visit(ctx, a)
-	if err != nil {
-		p.opts.Fail(w, r, err)
-		return
-	}
-	defer v.End()
-	if err := p.opts.Enter(r, v); err != nil {
-		p.opts.Fail(w, r, err)
-		return
-	}
-	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, visitKey{}, v))
-	defer cancel(nil)
-	defer context.AfterFunc(v.Ctx, func() { cancel(context.Cause(v.Ctx)) })()
-
+// serve carries one request, whose ctx has the visit v in it, to its port.
+func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, v *manager.Visit, at mount, token bool) {
+	ctx := r.Context()
 	to := &url.URL{Scheme: "http", Host: target(v)}
 	header := http.Header{}
 	if !v.Dials() {
@@ -363,7 +394,7 @@ func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, a manager.PortAcce
 			header = e.Header
 		}
 		if err != nil {
-			p.opts.Fail(w, r, err)
+			edge.Fail(w, r, err)
 			return
 		}
 	}
@@ -374,7 +405,7 @@ func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, a manager.PortAcce
 		Transport:     finals{p.pool},
 		FlushInterval: -1,
 		ErrorLog:      log.New(io.Discard, "", 0), // the edge notes how each request went
-		Rewrite:       func(pr *httputil.ProxyRequest) { rewrite(pr, v, at, to, header, a.Token != "") },
+		Rewrite:       func(pr *httputil.ProxyRequest) { rewrite(pr, v, at, to, header, token) },
 		ModifyResponse: func(res *http.Response) error {
 			amend(res.Header, v, at, to)
 			res.Header.Del("Trailer")
@@ -392,10 +423,10 @@ func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, a manager.PortAcce
 			if !errors.As(err, &e) {
 				err = sandboxer.E(sandboxer.Unavailable, err, "port %d of sandbox %s did not answer as HTTP does", v.Port, v.SandboxID)
 			}
-			p.opts.Fail(w, r, err)
+			edge.Fail(w, r, err)
 		},
 	}
-	rp.ServeHTTP(w, r.WithContext(ctx))
+	rp.ServeHTTP(w, r)
 }
 
 // finals gets the final answers alone: what comes before them, such as early hints, can

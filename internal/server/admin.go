@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"os"
 	"strings"
 	"time"
 
@@ -214,7 +215,7 @@ func (s *Server) status(ctx context.Context, _ *none) (*reply[api.Status], error
 		return nil, err
 	}
 	out := api.Status{
-		SchemaVersion: api.SchemaVersion, Version: s.opts.Version, Owner: s.opts.Owner, PID: processID(),
+		SchemaVersion: api.SchemaVersion, Version: s.opts.Version, Owner: s.opts.Owner, PID: os.Getpid(),
 		StartedAt: s.started.UTC(), Uptime: api.Duration(time.Since(s.started).Round(time.Second)),
 		Tenant: p.Tenant, Actor: p.Actor, Scopes: p.Scopes, Sandboxes: counts,
 	}

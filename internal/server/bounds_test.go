@@ -1,20 +1,19 @@
 package server
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 )
 
 // Streams without a cursor begin now, whatever there was before.
@@ -76,75 +75,69 @@ func TestEventStreamsBeginNow(t *testing.T) {
 	}
 }
 
-// Bodies half sent wait in memory only up to a bound.
-func TestHalfBodiesAreBounded(t *testing.T) {
-	d := newDoor(t, &lobby{}, Options{})
-	var refused atomic.Int64
-	for range mostWaitingKey>>20 + 8 {
-		c := d.dial("tcp")
-		go func() {
-			io.WriteString(c, request("POST /v1/sandboxes", "Authorization: Bearer "+goodKey, "Content-Type: application/json", "Content-Length: 1048576")+
-				strings.Repeat(" ", 1<<20-100))
-			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-			if err == nil && resp.StatusCode == 429 && resp.Header.Get("Retry-After") != "" {
-				refused.Add(1)
-			}
-		}()
-	}
-	poll(t, "a refusal", func() bool { return refused.Load() > 0 })
-	if got := d.s.memory.of("acme"); got > mostWaitingKey {
-		t.Errorf("%d bytes of one key are held; want %d at most", got, mostWaitingKey)
-	}
-}
-
-func (m *memory) of(tenant string) int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.tenants[tenant]
-}
-
 // Input that a command does not read, and answers in one piece, are accounted for.
 func TestMemoryOfExecs(t *testing.T) {
-	m := newMemory()
-	p := sandboxer.Principal{Actor: "key:a", Tenant: "t"}
-	var rooms []*held
-	cut := 0
-	for range 40 {
-		h := &held{of: m, p: p}
-		rooms = append(rooms, h)
-		c := capped{most: 16 << 20, room: h}
-		for range 16 {
-			c.Write(make([]byte, 1<<20))
+	const each, fit = 16 << 20, 2 // as many as one key may have in memory
+	r := newRig(t)
+	k, _ := r.key("acme", sandboxer.ScopeRead)
+	other, _ := r.key("rival", sandboxer.ScopeRead)
+	var handle func(context.Context)
+	e := edge.New(r.m, edge.Options{})
+	var mux edge.Mux
+	mux.Handle(edge.Route{Pattern: "GET /{who}", Access: edge.Needs(sandboxer.ScopeRead), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.PathValue("who") == "acme" {
+			handle(r.Context())
+		} else if err := edge.Hold(r.Context()).Grow(1 << 20); err != nil {
+			t.Errorf("another tenant: %v", err)
 		}
-		if c.cut {
-			cut++
-		} else if len(c.b) != 16<<20 {
-			t.Errorf("%d bytes and not cut", len(c.b))
+	})})
+	e.Mount(edge.Door{Name: "test", Path: "/", Routes: &mux})
+	ts := httptest.NewServer(e.Handler())
+	defer ts.Close()
+	ask := func(path, token string) {
+		t.Helper()
+		req, _ := http.NewRequestWithContext(t.Context(), "GET", ts.URL+path, nil)
+		req.Header.Set("Authorization", "Bearer "+token)
+		resp, err := ts.Client().Do(req)
+		if err != nil || resp.StatusCode != 200 {
+			t.Fatal(resp, err)
 		}
+		resp.Body.Close()
 	}
-	if cut != 38 || m.of("t") > mostWaitingKey {
-		t.Errorf("%d of 40 are cut, %d bytes held", cut, m.of("t"))
-	}
-	in := intake{room: &held{of: m, p: p}}
-	in.changed.L = &in.mu
-	if err := in.put(make([]byte, freeInput)); err != nil {
-		t.Errorf("a little input: %v", err)
-	}
-	if err := in.put(make([]byte, 1)); !errors.Is(err, sandboxer.Exhausted) || sandboxer.RetryAfterOf(err) <= 0 {
-		t.Errorf("more input: %v", err)
-	}
-	other := &held{of: m, p: sandboxer.Principal{Actor: "key:b", Tenant: "u"}}
-	if !other.grow(1 << 20) {
-		t.Error("another tenant has no room")
-	}
-	for _, h := range append(rooms, other) {
-		h.end()
-	}
-	if m.total != 0 || len(m.keys) != 0 || len(m.tenants) != 0 {
-		t.Errorf("left: %+v", m)
-	}
-	if rooms[0].grow(1) {
-		t.Error("a request that ended takes memory")
+	for range 2 { // a request that ended has given everything back
+		var room *edge.Held
+		handle = func(ctx context.Context) {
+			cut := 0
+			for range 40 {
+				c := capped{most: each, room: edge.Hold(ctx)}
+				if room == nil {
+					room = c.room
+				}
+				for range 16 {
+					c.Write(make([]byte, each/16))
+				}
+				if c.cut {
+					cut++
+				} else if len(c.b) != each {
+					t.Errorf("%d bytes and not cut", len(c.b))
+				}
+			}
+			if cut != 40-fit {
+				t.Errorf("%d of 40 are cut", cut)
+			}
+			in := intake{room: edge.Hold(ctx)}
+			in.changed.L = &in.mu
+			if err := in.put(make([]byte, freeInput)); err != nil {
+				t.Errorf("a little input: %v", err)
+			}
+			if err := in.put(make([]byte, 1)); !errors.Is(err, sandboxer.Exhausted) || sandboxer.RetryAfterOf(err) <= 0 {
+				t.Errorf("more input: %v", err)
+			}
+			ask("/rival", other.Token)
+		}
+		ask("/acme", k.Token)
+		// The answer may be there before the request has ended, which then takes no more.
+		poll(t, "the end of the request", func() bool { return room.Grow(1) != nil })
 	}
 }
 

@@ -262,25 +262,3 @@ func TestExamplesRoundTrip(t *testing.T) {
 		t.Errorf("only %d bodies were checked", n)
 	}
 }
-
-// The one table of kinds is complete, and a client gets back what the server had.
-func TestKinds(t *testing.T) {
-	seen := map[int]sandboxer.Kind{}
-	for _, k := range sandboxer.Kinds() {
-		row, ok := kinds[k]
-		if !ok {
-			t.Errorf("%s has no HTTP status", k)
-			continue
-		}
-		if row.status < 400 || row.title == "" {
-			t.Errorf("%s: status %d, title %q", k, row.status, row.title)
-		}
-		if other, dup := seen[row.status]; dup {
-			t.Errorf("%s and %s share status %d", k, other, row.status)
-		}
-		seen[row.status] = k
-	}
-	if len(kinds) != len(sandboxer.Kinds()) {
-		t.Errorf("%d rows for %d kinds", len(kinds), len(sandboxer.Kinds()))
-	}
-}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 )
 
 type InEvents struct {
@@ -65,18 +66,18 @@ func (s *Server) history(ctx context.Context, id string, in InEvents) (*huma.Str
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "newest is for a page of events; a stream begins after after")
 	}
 	if strings.Contains(in.Accept, "text/event-stream") {
-		if r := callOf(ctx).r; r.Header.Get("Last-Event-ID") == "" && !r.URL.Query().Has("after") && in.Since.IsZero() {
+		if _, r := edge.Exchange(ctx); r.Header.Get("Last-Event-ID") == "" && !r.URL.Query().Has("after") && in.Since.IsZero() {
 			head, err := s.m.Head(ctx)
 			if err != nil {
 				return nil, err
 			}
 			q.After = head
 		}
-		sctx, cancel := s.stream(ctx)
+		sctx, cancel := edge.Stream(ctx)
 		events, err := s.m.Subscribe(sctx, q)
 		if err != nil {
 			defer cancel(nil)
-			return nil, endOf(sctx, err)
+			return nil, edge.EndOf(sctx, err)
 		}
 		return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
 			defer cancel(nil)
@@ -145,7 +146,7 @@ func (s *Server) follow(ctx context.Context, cancel context.CancelCauseFunc, w h
 		return err == nil && rc.Flush() == nil
 	}
 	problem := func(err error) {
-		b, _ := json.Marshal(s.problem(r.Context(), err))
+		b, _ := json.Marshal(edge.Problem(r.Context(), err))
 		fmt.Fprintf(&out, "event: problem\ndata: %s\n\n", b)
 		send()
 	}
@@ -163,7 +164,7 @@ func (s *Server) follow(ctx context.Context, cancel context.CancelCauseFunc, w h
 		select {
 		case it := <-items:
 			if it.err != nil {
-				problem(endOf(ctx, it.err))
+				problem(edge.EndOf(ctx, it.err))
 				return
 			}
 			b, err := json.Marshal(api.Event(it.ev))
@@ -179,7 +180,7 @@ func (s *Server) follow(ctx context.Context, cancel context.CancelCauseFunc, w h
 			out.WriteString(": still here\n\n")
 		case <-ended: // only after an error, which is taken first, or with ctx
 			if r.Context().Err() == nil {
-				problem(endOf(ctx, context.Cause(ctx)))
+				problem(edge.EndOf(ctx, context.Cause(ctx)))
 			}
 			return
 		}

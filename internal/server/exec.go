@@ -24,6 +24,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
@@ -59,8 +60,8 @@ func (s *Server) run(ctx context.Context, in *InRef, b api.Exec) (*reply[api.Exe
 	} else if b.Stdin != "" {
 		stdin = strings.NewReader(b.Stdin)
 	}
-	stdout, stderr := capped{most: int(most), room: s.hold(ctx)}, capped{most: int(most), room: s.hold(ctx)}
-	sctx, cancel := s.stream(ctx)
+	stdout, stderr := capped{most: int(most), room: edge.Hold(ctx)}, capped{most: int(most), room: edge.Hold(ctx)}
+	sctx, cancel := edge.Stream(ctx)
 	defer cancel(nil)
 	xctx, stop := context.WithTimeout(sctx, limit)
 	defer stop()
@@ -69,7 +70,7 @@ func (s *Server) run(ctx context.Context, in *InRef, b api.Exec) (*reply[api.Exe
 	out := api.ExecResult{Code: exit.Code, Signal: exit.Signal, OOMKilled: exit.OOMKilled, Took: api.Duration(time.Since(start))}
 	if err != nil {
 		if sctx.Err() != nil || xctx.Err() == nil {
-			return nil, endOf(sctx, err)
+			return nil, edge.EndOf(sctx, err)
 		}
 		out.Code, out.Signal, out.TimedOut = 137, "KILL", true
 	}
@@ -84,14 +85,14 @@ type capped struct {
 	b    []byte
 	most int
 	cut  bool
-	room *held
+	room *edge.Held
 }
 
 func (c *capped) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := min(len(p), c.most-len(c.b))
-	if !c.room.grow(len(c.b) + n) {
+	if c.room.Grow(len(c.b)+n) != nil {
 		n, c.most = 0, len(c.b) // and no more of what follows
 	}
 	c.b = append(c.b, p[:n]...)
@@ -119,12 +120,12 @@ func (c *capped) result() (text string, base64 []byte, cut bool) {
 
 // accept turns the request into a WebSocket that speaks protocol, or answers it and
 // returns nil. From then on the stream belongs to the caller.
-func (s *Server) accept(w http.ResponseWriter, r *http.Request, protocol string) *websocket.Conn {
+func accept(w http.ResponseWriter, r *http.Request, protocol string) *websocket.Conn {
 	ws, err := websocket.Accept(slim{w}, r, &websocket.AcceptOptions{
 		Subprotocols: []string{protocol}, CompressionMode: websocket.CompressionDisabled,
 	})
 	if err != nil {
-		callOf(r.Context()).err = sandboxer.E(sandboxer.Invalid, err, "the WebSocket handshake failed")
+		edge.Note(r.Context(), sandboxer.E(sandboxer.Invalid, err, "the WebSocket handshake failed"))
 		return nil
 	}
 	return ws
@@ -154,9 +155,10 @@ func (w slim) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 
 // wantsStream checks that a WebSocket with protocol is asked for.
 func wantsStream(ctx context.Context, protocol, instead string) error {
-	h := callOf(ctx).r.Header
+	_, r := edge.Exchange(ctx)
+	h := r.Header
 	if !strings.EqualFold(h.Get("Upgrade"), "websocket") {
-		return withStatus(http.StatusUpgradeRequired,
+		return edge.WithStatus(http.StatusUpgradeRequired,
 			sandboxer.E(sandboxer.Invalid, nil, "this is a WebSocket and needs an upgrade").WithHint("%s", instead))
 	}
 	var offered []string
@@ -178,16 +180,17 @@ func (s *Server) execStream(ctx context.Context, in *InRef) (*huma.StreamRespons
 		return nil, err
 	}
 	return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
-		ws := s.accept(w, r, api.ExecProtocol)
+		sctx, cancel := edge.Stream(context.WithoutCancel(ctx))
+		ws := accept(w, r, api.ExecProtocol)
 		if ws == nil {
+			cancel(nil)
 			return
 		}
-		s.apart(ctx, func(ctx context.Context) {
-			sctx, cancel := s.stream(ctx)
+		edge.Detach(ctx, func() {
 			defer cancel(nil)
 			x := &execution{ws: ws, pulse: &pulse{ws: ws}, buffers: &s.buffers, cancel: cancel, resize: make(chan sandboxer.WinSize, 1), signals: make(chan os.Signal, 16)}
-			x.room = s.hold(ctx)
-			x.stdin.grant, x.stdin.room = x.grant, s.hold(ctx)
+			x.room = edge.Hold(ctx)
+			x.stdin.grant, x.stdin.room = x.grant, edge.Hold(ctx)
 			x.stdin.changed.L = &x.stdin.mu
 			s.execute(sctx, in.ID, x)
 		})
@@ -243,7 +246,7 @@ func (s *Server) execRequest(x *execution) (req api.ExecStream, err error) {
 	var b []byte
 	typ, r, err := x.ws.Reader(context.Background())
 	if err == nil {
-		b, err = io.ReadAll(&metered{r: r, room: x.room})
+		b, err = io.ReadAll(x.room.Reader(r))
 	}
 	slow.Stop()
 	switch {
@@ -263,7 +266,7 @@ func (s *Server) execRequest(x *execution) (req api.ExecStream, err error) {
 func (s *Server) execEnd(ctx context.Context, x *execution, exit sandboxer.Exit, err error) {
 	channel, v := byte(api.ChanExit), any(exit)
 	if err != nil {
-		channel, v = api.ChanError, s.problem(ctx, endOf(ctx, err))
+		channel, v = api.ChanError, edge.Problem(ctx, edge.EndOf(ctx, err))
 	}
 	b, _ := json.Marshal(v)
 	wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
@@ -277,7 +280,7 @@ type execution struct {
 	pulse   *pulse
 	buffers *buffers
 	cancel  context.CancelCauseFunc
-	room    *held // of the first message
+	room    *edge.Held // of the first message
 	stdin   intake
 	resize  chan sandboxer.WinSize
 	signals chan os.Signal
@@ -405,7 +408,7 @@ type intake struct {
 	buf     bytes.Buffer
 	err     error // after buf
 	taken   int   // read, not yet granted again
-	room    *held
+	room    *edge.Held
 	grant   func(n int)
 }
 
@@ -418,8 +421,10 @@ func (i *intake) put(p []byte) error {
 		i.changed.Wait()
 	}
 	if i.err == nil {
-		if n := i.buf.Len() + len(p); n > freeInput && !i.room.grow(n) {
-			return errNoMemory()
+		if n := i.buf.Len() + len(p); n > freeInput {
+			if err := i.room.Grow(n); err != nil {
+				return err
+			}
 		}
 		i.buf.Write(p)
 		i.changed.Broadcast()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 )
 
 type InFile struct {
@@ -19,11 +20,11 @@ type InFile struct {
 }
 
 func (s *Server) readFile(ctx context.Context, in *InFile) (*huma.StreamResponse, error) {
-	sctx, cancel := s.stream(ctx)
+	sctx, cancel := edge.Stream(ctx)
 	f, err := s.m.ReadFile(sctx, in.ID, in.Path)
 	if err != nil {
 		defer cancel(nil)
-		return nil, endOf(sctx, err)
+		return nil, edge.EndOf(sctx, err)
 	}
 	// The first piece is read before anything is answered: what fails there still
 	// gets its proper answer.
@@ -32,7 +33,7 @@ func (s *Server) readFile(ctx context.Context, in *InFile) (*huma.StreamResponse
 	if err != nil && err != io.EOF {
 		defer cancel(nil)
 		f.Close()
-		return nil, endOf(sctx, err)
+		return nil, edge.EndOf(sctx, err)
 	}
 	return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
 		defer cancel(nil)
@@ -45,7 +46,7 @@ func (s *Server) readFile(ctx context.Context, in *InFile) (*huma.StreamResponse
 			_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{f}, buf)
 		}
 		if err != nil {
-			s.problem(ctx, endOf(sctx, err)) // to the log
+			edge.Problem(ctx, edge.EndOf(sctx, err)) // to the log
 			http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler) // the client must not take the part for the whole
 		}
@@ -65,10 +66,11 @@ func (s *Server) writeFile(ctx context.Context, in *inWrite) (*none, error) {
 	if err != nil {
 		return nil, err
 	}
-	sctx, cancel := s.stream(ctx)
+	_, r := edge.Exchange(ctx)
+	sctx, cancel := edge.Stream(ctx)
 	defer cancel(nil)
-	if err := s.m.WriteFile(sctx, in.ID, in.Path, mode, callOf(ctx).r.Body); err != nil {
-		return nil, endOf(sctx, err)
+	if err := s.m.WriteFile(sctx, in.ID, in.Path, mode, r.Body); err != nil {
+		return nil, edge.EndOf(sctx, err)
 	}
 	return nil, nil
 }

@@ -3,13 +3,21 @@ package server
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,21 +32,37 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 	"github.com/sand-boxer/sandboxer/internal/manager"
+	"github.com/sand-boxer/sandboxer/internal/portproxy"
 	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 )
 
-// rig is a server on the real manager, the real store and the fake backend, on a
-// Unix socket (whose client is the administrator) and on a TCP port.
+// rig is a server on the real manager, the real store and the fake backend, behind an
+// edge with a Unix socket (whose client is the administrator), a TCP port and one with
+// TLS.
 type rig struct {
-	*testing.T
+	testing.TB
 	m     *manager.Manager
+	e     *edge.Edge
 	world *fake.World
 	admin *api.Client
 	tcp   string // http://127.0.0.1:port
+	tls   string // 127.0.0.1:port
 	sock  string
 	log   *logBuffer
 	stop  func()
+}
+
+// setup is what a test changes about a rig.
+type setup struct {
+	opts   Options
+	edge   edge.Options
+	ports  *url.URL // names of ports are below it
+	extend func(*fake.Extension) sandboxer.Extension
+	vault  manager.Vault
+	beat   time.Duration
+	pulse  time.Duration
 }
 
 type logBuffer struct {
@@ -58,53 +82,71 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-func newRig(t *testing.T, change ...func(*Options)) *rig {
+func newRig(t testing.TB, change ...func(*setup)) *rig {
 	t.Helper()
-	r := &rig{T: t, log: &logBuffer{}, world: fake.NewWorld()}
+	r := &rig{TB: t, log: &logBuffer{}, world: fake.NewWorld()}
 	log := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	metrics := NewMetrics()
+	set := setup{
+		opts:   Options{Version: "v0-test", Owner: "test", Data: "/data", Metrics: metrics},
+		edge:   edge.Options{Log: log, Drain: 5 * time.Second, Observe: metrics.Request},
+		extend: func(x *fake.Extension) sandboxer.Extension { return x },
+		beat:   10 * time.Millisecond,
+		pulse:  30 * time.Second,
+	}
+	for _, f := range change {
+		f(&set)
+	}
 	store, err := sqlstore.OpenSQLite(context.Background(), t.TempDir(), sqlstore.Options{Reserve: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	metrics := NewMetrics()
-	b := backend.New("ext.fake", fake.New(r.world, fake.Config{Owner: "test"}), backend.Options{Observe: metrics.Observe})
+	b := backend.New("ext.fake", set.extend(fake.New(r.world, fake.Config{Owner: "test"})), backend.Options{Observe: metrics.Observe})
 	r.m, err = manager.New(store, []sandboxer.Profile{
 		{ID: "profile.test", Title: "For tests", Extension: "ext.fake", TTL: 10 * time.Minute, MaxTTL: 2 * time.Hour, Env: map[string]string{"SECRET": "canary-profile"}},
 		{ID: "profile.paid", Extension: "ext.fake", TTL: time.Hour, Price: sandboxer.Price{PerHour: 120_000}},
 	}, []manager.Extension{
 		{Info: sandboxer.ExtensionInfo{ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation, Capabilities: b.Capabilities(), Inputs: fake.Adapter.Inputs}, Backend: b},
-	}, manager.Options{Owner: "test", Key: bytes.Repeat([]byte{7}, 32), SweepEvery: time.Hour, Log: log, OOMKilled: metrics.OOMKilled})
+	}, manager.Options{Owner: "test", Key: bytes.Repeat([]byte{7}, 32), SweepEvery: time.Hour, Log: log, OOMKilled: metrics.OOMKilled, Vault: set.vault})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := r.m.Start(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	r.sock = filepath.Join(t.TempDir(), "s", "api.sock")
-	lu, err := ListenUnix(r.sock)
+	dir := t.TempDir()
+	r.sock = filepath.Join(dir, "s", "api.sock")
+	lu, err := edge.ListenUnix(r.sock)
 	if err != nil {
 		t.Fatal(err)
 	}
-	lt, err := ListenTCP("127.0.0.1:0", false)
+	lt, err := edge.ListenTCP("127.0.0.1:0", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.tcp = "http://" + lt.Addr().String()
-	opts := Options{Log: log, Version: "v0-test", Owner: "test", Data: "/data", Metrics: metrics, Drain: 5 * time.Second}
-	for _, f := range change {
-		f(&opts)
+	cert, key := writeCert(t, dir)
+	ls, err := edge.ListenTLS("127.0.0.1:0", cert, key, log)
+	if err != nil {
+		t.Fatal(err)
 	}
-	s := New(r.m, opts)
-	s.beat = 10 * time.Millisecond
+	r.tcp, r.tls = "http://"+lt.Addr().String(), ls.Addr().String()
+	proxy := portproxy.New(r.m, set.ports)
+	set.opts.PortURL = proxy.URL
+	s := New(r.m, set.opts)
+	s.beat, s.pulse = set.beat, set.pulse
+	r.e = edge.New(r.m, set.edge)
+	r.e.Mount(s.Door())
+	r.e.Mount(proxy.Door())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- s.Serve(ctx, lu, lt) }()
+	go func() { done <- r.e.Serve(ctx, lu, lt, ls) }()
 	r.admin = r.client("unix://"+r.sock, "")
 	r.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := receive(t, done, "the end of the server"); err != nil {
 			t.Errorf("Serve: %v", err)
 		}
+		proxy.Close()
 		if err := r.m.Close(); err != nil {
 			t.Errorf("manager: %v", err)
 		}
@@ -115,6 +157,47 @@ func newRig(t *testing.T, change ...func(*Options)) *rig {
 	})
 	t.Cleanup(r.stop)
 	return r
+}
+
+// patience is how long a test waits for what must happen.
+const patience = time.Minute
+
+// receive returns what ch gives, which it must within patience: a test that waits for
+// ever tells nobody what for.
+func receive[T any](t testing.TB, ch <-chan T, what string) (v T) {
+	t.Helper()
+	select {
+	case v = <-ch:
+	case <-time.After(patience):
+		t.Fatalf("%s does not come", what)
+	}
+	return v
+}
+
+// writeCert writes a self-signed certificate for 127.0.0.1 and its key.
+func writeCert(t testing.TB, dir string) (certFile, keyFile string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	err = errors.Join(
+		os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600),
+		os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return certFile, keyFile
 }
 
 func (r *rig) client(url string, token sandboxer.Secret) *api.Client {
@@ -309,7 +392,7 @@ func TestAccessMatrix(t *testing.T) {
 	}
 	for _, op := range operations(t) {
 		t.Run(op.id, func(t *testing.T) {
-			r := &rig{T: t, tcp: r.tcp}
+			r := &rig{TB: t, tcp: r.tcp}
 			path := op.path(sb.ID)
 			refused := ""
 			for name, token := range bad {
@@ -405,7 +488,7 @@ func TestBadInput(t *testing.T) {
 	const jsonType = "application/json"
 
 	t.Run("every body", func(t *testing.T) {
-		r := &rig{T: t, tcp: r.tcp}
+		r := &rig{TB: t, tcp: r.tcp}
 		for _, op := range operations(t) {
 			if op.body == "" {
 				continue
@@ -436,7 +519,7 @@ func TestBadInput(t *testing.T) {
 		}
 	})
 	t.Run("every path", func(t *testing.T) {
-		r := &rig{T: t, tcp: r.tcp}
+		r := &rig{TB: t, tcp: r.tcp}
 		for _, op := range operations(t) {
 			path := op.path(sb.ID)
 			a := r.send("PATCH", path, k.Token, "", "")
@@ -524,7 +607,7 @@ func TestBadInput(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.method+" "+tt.path+" "+tt.body, func(t *testing.T) {
-			r := &rig{T: t, tcp: r.tcp}
+			r := &rig{TB: t, tcp: r.tcp}
 			ct := ""
 			if tt.body != "" {
 				ct = jsonType
@@ -542,71 +625,15 @@ func TestBadInput(t *testing.T) {
 }
 
 // What the server has for an error, the client gives back.
-func TestErrorsRoundTrip(t *testing.T) {
-	for _, kind := range sandboxer.Kinds() {
-		t.Run(string(kind), func(t *testing.T) {
-			want := sandboxer.E(kind, errors.New("the private cause"), "what failed").WithHint("what to do")
-			want.RetryAfter = 1500 * time.Millisecond
-			c, _ := serveUnix(t, &getStub{err: fmt.Errorf("wrapped: %w", want)})
-			_, err := c.Get(t.Context(), "x")
-			var e *sandboxer.Error
-			var p *api.Problem
-			if !errors.As(err, &e) || e.Kind != kind || !errors.As(err, &p) || p.Status != kinds[kind].status {
-				t.Fatalf("error %#v", err)
-			}
-			if e.RetryAfter != want.RetryAfter || p.RequestID == "" {
-				t.Errorf("retry after %s, request %q", e.RetryAfter, p.RequestID)
-			}
-			if strings.Contains(err.Error(), "private") {
-				t.Errorf("the cause travelled: %v", err)
-			}
-			if kind != sandboxer.Internal && (e.Msg != want.Msg || e.Hint != want.Hint) {
-				t.Errorf("message %q, hint %q", e.Msg, e.Hint)
-			}
-		})
-	}
-}
-
-type getStub struct {
-	stub
-	err error
-}
-
-func (m *getStub) Get(context.Context, string) (*sandboxer.Sandbox, error) { return nil, m.err }
-
-// Of a bug the client sees an ID, under which the log has the cause.
-func TestInternalErrorID(t *testing.T) {
-	log := &logBuffer{}
-	s := New(&getStub{err: errors.New("secret path /root/x")}, Options{Log: slog.New(slog.NewTextHandler(log, nil))})
-	sock := filepath.Join(t.TempDir(), "api.sock")
-	l, err := ListenUnix(sock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- s.Serve(ctx, l) }()
-	defer func() { cancel(); <-done }()
-	c, _ := api.New("unix://"+sock, api.Options{})
-	defer c.Close()
-	_, err = c.Get(t.Context(), "x")
-	var p *api.Problem
-	if !errors.As(err, &p) {
-		t.Fatal(err)
-	}
-	id, ok := strings.CutPrefix(p.Detail, "internal error ")
-	if !ok || strings.Contains(p.Detail+p.Hint, "/root") {
-		t.Errorf("the client is told %q, %q", p.Detail, p.Hint)
-	}
-	if !strings.Contains(log.String(), "error_id="+id) || !strings.Contains(log.String(), "secret path /root/x") {
-		t.Errorf("the log has no cause under %q:\n%s", id, log)
-	}
-}
-
+// A bug in a handler is answered, too.
 func TestPanicIsAnInternalError(t *testing.T) {
-	c, _ := serveUnix(t, &stub{}) // its Stats is nil
-	_, err := c.Stats(t.Context(), "x")
-	if !errors.Is(err, sandboxer.Internal) {
+	r := newRig(t)
+	e := edge.New(r.m, edge.Options{})
+	e.Mount(New(nil, Options{}).Door()) // without a manager every handler panics
+	ts := httptest.NewServer(e.Handler())
+	defer ts.Close()
+	k, _ := r.key("acme", sandboxer.ScopeRead)
+	if _, err := r.client(ts.URL, sandboxer.Secret(k.Token)).Stats(t.Context(), "x"); !errors.Is(err, sandboxer.Internal) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -1239,41 +1266,6 @@ func TestLogHasNoSecrets(t *testing.T) {
 	}
 }
 
-func TestListenUnix(t *testing.T) {
-	dir := t.TempDir()
-	sock := filepath.Join(dir, "d", "api.sock")
-	l, err := ListenUnix(sock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if fi, err := os.Stat(sock); err != nil || fi.Mode().Perm() != 0o600 {
-		t.Errorf("socket %v, %v", fi.Mode(), err)
-	}
-	if fi, err := os.Stat(filepath.Dir(sock)); err != nil || fi.Mode().Perm() != 0o700 {
-		t.Errorf("directory %v, %v", fi.Mode(), err)
-	}
-	if _, err := ListenUnix(sock); !errors.Is(err, sandboxer.Conflict) || !strings.Contains(err.Error(), "another server answers at") {
-		t.Errorf("a second server: %v", err)
-	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	l.Close() // as a killed server leaves it
-	if l, err = ListenUnix(sock); err != nil {
-		t.Fatalf("after a dead server: %v", err)
-	}
-	l.Close()
-	file := filepath.Join(dir, "file")
-	os.WriteFile(file, []byte("x"), 0o600)
-	if _, err := ListenUnix(file); !errors.Is(err, sandboxer.Conflict) {
-		t.Errorf("over a file: %v", err)
-	}
-	if b, _ := os.ReadFile(file); string(b) != "x" {
-		t.Error("the file was touched")
-	}
-	if _, err := ListenUnix(filepath.Join(dir, strings.Repeat("x", 120))); !errors.Is(err, sandboxer.Invalid) {
-		t.Errorf("a long path: %v", err)
-	}
-}
-
 func TestClientWithoutServer(t *testing.T) {
 	c, err := api.New("unix://"+filepath.Join(t.TempDir(), "none.sock"), api.Options{})
 	if err != nil {
@@ -1320,22 +1312,5 @@ func TestShutdownWaits(t *testing.T) {
 	}
 	if _, err := os.Stat(r.sock); err == nil {
 		t.Error("the socket is still there")
-	}
-}
-
-// Over the Unix socket the server's own user and root need no key; anybody else does.
-func TestUnixPeers(t *testing.T) {
-	s := New(&stub{}, Options{})
-	for uid, ok := range map[int]bool{os.Geteuid(): true, 0: true, os.Geteuid() + 1: false} {
-		ctx := context.WithValue(t.Context(), peerKey{}, uid)
-		r, _ := http.NewRequestWithContext(ctx, "GET", "/", nil)
-		p, err := s.identify(r)
-		if ok && (err != nil || p.Actor != fmt.Sprintf("unix:%d", uid) || !p.Can(sandboxer.ScopeAdmin)) || !ok && !errors.Is(err, sandboxer.Unauthenticated) {
-			t.Errorf("user %d: %+v, %v", uid, p, err)
-		}
-	}
-	r, _ := http.NewRequestWithContext(t.Context(), "GET", "/", nil) // TCP
-	if p, err := s.identify(r); !errors.Is(err, sandboxer.Unauthenticated) {
-		t.Errorf("a TCP peer: %+v, %v", p, err)
 	}
 }

@@ -86,7 +86,8 @@ func (m *Metrics) Pooled(profile string, warm bool) {
 	m.pooled.WithLabelValues(profile, from).Inc()
 }
 
-func (m *Metrics) request(route string, status int, took time.Duration) {
+// Request notes a request that ended; it is made for edge.Options.Observe.
+func (m *Metrics) Request(route string, status int, took time.Duration) {
 	m.requests.WithLabelValues(route, strconv.Itoa(status)).Observe(took.Seconds())
 }
 

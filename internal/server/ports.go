@@ -15,6 +15,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 )
 
 type inPort struct {
@@ -26,16 +27,16 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 	if err := wantsStream(ctx, api.PortProtocol, "connect with: sandboxer port forward"); err != nil {
 		return nil, err
 	}
-	sctx, cancel := s.stream(ctx)
+	sctx, cancel := edge.Stream(ctx)
 	c, err := s.m.Dial(sctx, in.ID, in.Port)
 	if err != nil {
 		defer cancel(nil)
-		return nil, endOf(sctx, err)
+		return nil, edge.EndOf(sctx, err)
 	}
 	return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
 		defer cancel(nil)
 		defer c.Close()
-		ws := s.accept(w, r, api.PortProtocol)
+		ws := accept(w, r, api.PortProtocol)
 		if ws == nil {
 			return
 		}
@@ -103,4 +104,59 @@ func relay(ctx context.Context, p *pulse, c net.Conn) {
 		return
 	}
 	<-in
+}
+
+// portURL is where a port is served, for whoever made the request; "" if nowhere
+// over TCP.
+func (s *Server) portURL(ctx context.Context, id string, port int, token sandboxer.Secret) string {
+	return s.opts.PortURL(edge.BaseURL(ctx), id, port, token)
+}
+
+func (s *Server) listPorts(ctx context.Context, in *InRef) (*reply[api.List[api.SandboxPort]], error) {
+	sb, list, err := s.m.Ports(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	items := make([]api.SandboxPort, len(list))
+	for i, p := range list {
+		items[i] = api.SandboxPort{Port: p.Port.Port, Addr: p.Addr, URL: p.URL, Declared: p.Declared, Open: p.Open, Listening: p.Listening}
+		if p.Open {
+			items[i].Proxy = s.portURL(ctx, sb.ID, p.Port.Port, "")
+		}
+	}
+	return listOf(items, ""), nil
+}
+
+func (s *Server) openPort(ctx context.Context, in *inPort) (*reply[api.SandboxPort], error) {
+	sb, err := s.m.OpenPort(ctx, in.ID, in.Port)
+	if err != nil {
+		return nil, err
+	}
+	return &reply[api.SandboxPort]{Body: api.SandboxPort{Port: in.Port, Open: true, Proxy: s.portURL(ctx, sb.ID, in.Port, "")}}, nil
+}
+
+func (s *Server) closePort(ctx context.Context, in *inPort) (*none, error) {
+	_, err := s.m.ClosePort(ctx, in.ID, in.Port)
+	return &none{}, err
+}
+
+func (s *Server) revokePort(ctx context.Context, in *inPort) (*none, error) {
+	_, err := s.m.RevokePort(ctx, in.ID, in.Port)
+	return &none{}, err
+}
+
+func (s *Server) signPort(ctx context.Context, in *inPort, b api.SignPort) (*reply[api.PortURL], error) {
+	if b.TTL < 0 {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "ttl is negative")
+	}
+	token, sb, until, err := s.m.SignPort(ctx, in.ID, in.Port, time.Duration(b.TTL))
+	if err != nil {
+		return nil, err
+	}
+	u := s.portURL(ctx, sb.ID, in.Port, token)
+	if u == "" {
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "the server listens on no address that a browser could reach").
+			WithHint("start it anew, which its sandboxes survive: sandboxer down; sandboxer up --listen 127.0.0.1:8080")
+	}
+	return &reply[api.PortURL]{Body: api.PortURL{URL: u, Token: token.Reveal(), ExpiresAt: until}}, nil
 }

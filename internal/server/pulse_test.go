@@ -18,9 +18,8 @@ func pulsed(t *testing.T, period time.Duration) (*websocket.Conn, *pulse, <-chan
 	pulses := make(chan *pulse, 1)
 	dead := make(chan struct{})
 	over := make(chan struct{})
-	s := New(&stub{}, Options{})
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ws := s.accept(w, r, "test")
+		ws := accept(w, r, "test")
 		if ws == nil {
 			return
 		}

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"mime"
 	"net/http"
 	"reflect"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
@@ -37,7 +37,7 @@ var strictCasing = sync.OnceFunc(func() { huma.ValidateStrictCasing = true })
 // bodies, the errors and the authentication are done here.
 func (s *Server) newAPI() huma.API {
 	strictCasing()
-	problem := "application/problem+json"
+	problem := edge.ProblemType
 	cfg := huma.Config{
 		OpenAPI: &huma.OpenAPI{
 			OpenAPI: "3.1.0",
@@ -90,22 +90,20 @@ func schemas() huma.Registry {
 	return r
 }
 
-// mount puts huma's operations on the mux, behind the authentication.
+// mount puts huma's operations on the mux, with who may use them.
 type mount struct{ s *Server }
 
-func (m mount) ServeHTTP(w http.ResponseWriter, r *http.Request) { m.s.serve(w, r) }
+// ServeHTTP is part of huma.Adapter, and never called: requests come by the edge.
+func (m mount) ServeHTTP(http.ResponseWriter, *http.Request) {
+	panic("server: a request that did not come by the edge")
+}
 
 func (m mount) Handle(op *huma.Operation, handler func(huma.Context)) {
-	scope, _ := op.Extensions["x-scope"].(sandboxer.Scope)
-	m.s.mux.HandleFunc(op.Method+" "+op.Path, func(w http.ResponseWriter, r *http.Request) {
-		r, err := m.s.admit(r, scope)
-		if err != nil {
-			m.s.fail(w, r, err)
-			return
-		}
-		callOf(r.Context()).r = r
+	access, _ := op.Metadata["access"].(edge.Access)
+	quiet, _ := op.Metadata["quiet"].(bool)
+	m.s.mux.Handle(edge.Route{Pattern: op.Method + " " + op.Path, Access: access, Quiet: quiet, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handler(&humaCall{humaContext: humago.NewContext(op, r, w)})
-	})
+	})})
 }
 
 // humaCall lets transform correct the status that huma gives bad parameters.
@@ -130,7 +128,7 @@ func (s *Server) transform(ctx huma.Context, _ string, v any) (any, error) {
 	case *failure:
 		return e.p, nil
 	case *huma.ErrorModel:
-		p := s.problem(ctx.Context(), s.badParameters(ctx.Operation(), e))
+		p := edge.Problem(ctx.Context(), s.badParameters(ctx.Operation(), e))
 		if c, ok := ctx.(*humaCall); ok {
 			c.status = p.Status
 		}
@@ -188,20 +186,29 @@ type none struct{}
 // reply is an answer with a JSON body.
 type reply[T any] struct{ Body T }
 
-// op describes a route that needs scope ("" for none at all).
+// op describes a route that needs scope.
 func op(id, method, path string, scope sandboxer.Scope, tag, summary string) huma.Operation {
-	o := huma.Operation{
+	o := described(id, method, path, tag, summary)
+	o.Metadata = map[string]any{"access": edge.Needs(scope)}
+	o.Extensions = map[string]any{"x-scope": scope}
+	o.Security = []map[string][]string{{"key": {}}}
+	o.Description = fmt.Sprintf("Needs the scope `%s`.", scope)
+	return o
+}
+
+// openOp describes a route that anyone may use.
+func openOp(id, method, path, tag, summary string) huma.Operation {
+	o := described(id, method, path, tag, summary)
+	o.Metadata = map[string]any{"access": edge.Anyone()}
+	o.Security = []map[string][]string{{}} // said, and not forgotten
+	return o
+}
+
+func described(id, method, path, tag, summary string) huma.Operation {
+	return huma.Operation{
 		OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{tag},
 		Responses: map[string]*huma.Response{"default": {Ref: "#/components/responses/Problem"}},
 	}
-	if scope != "" {
-		o.Extensions = map[string]any{"x-scope": scope}
-		o.Security = []map[string][]string{{"key": {}}}
-		o.Description = fmt.Sprintf("Needs the scope `%s`.", scope)
-	} else {
-		o.Security = []map[string][]string{{}} // said, and not forgotten
-	}
-	return o
 }
 
 // route registers an operation without a JSON request body.
@@ -213,7 +220,7 @@ func route[I, O any](s *Server, o huma.Operation, f func(context.Context, *I) (*
 	huma.Register(s.api, o, func(ctx context.Context, in *I) (*O, error) {
 		out, err := f(ctx, in)
 		if err != nil {
-			return nil, &failure{s.problem(ctx, err)}
+			return nil, &failure{edge.Problem(ctx, err)}
 		}
 		return out, nil
 	})
@@ -256,26 +263,18 @@ func (s *Server) describeBody(o huma.Operation, required bool, contentType strin
 
 // readJSON reads the request's body strictly into v.
 func (s *Server) readJSON(ctx context.Context, reg huma.Registry, schema *huma.Schema, v any) error {
-	c := callOf(ctx)
-	if ct, _, err := mime.ParseMediaType(c.r.Header.Get("Content-Type")); err != nil || ct != "application/json" {
-		got := c.r.Header.Get("Content-Type")
+	_, r := edge.Exchange(ctx)
+	if ct, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || ct != "application/json" {
+		got := r.Header.Get("Content-Type")
 		if got == "" {
 			got = "no content type"
 		}
-		return withStatus(http.StatusUnsupportedMediaType, sandboxer.E(sandboxer.Invalid, nil, "the request body must be JSON, not %s", got).
+		return edge.WithStatus(http.StatusUnsupportedMediaType, sandboxer.E(sandboxer.Invalid, nil, "the request body must be JSON, not %s", got).
 			WithHint("send the header Content-Type: application/json"))
 	}
-	c.body.within(30 * time.Second)
-	body, err := io.ReadAll(&metered{r: http.MaxBytesReader(c.w, c.r.Body, maxJSON), room: s.hold(ctx)})
-	c.body.within(0)
-	var tooBig *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooBig):
-		return withStatus(http.StatusRequestEntityTooLarge, sandboxer.E(sandboxer.Invalid, nil, "the request body is larger than %d bytes", maxJSON))
-	case errors.Is(err, sandboxer.Exhausted):
+	body, err := edge.ReadAll(r, maxJSON, 30*time.Second)
+	if err != nil {
 		return err
-	case err != nil:
-		return sandboxer.E(sandboxer.Invalid, err, "the request body did not arrive whole")
 	}
 	return s.decodeJSON(ctx, body, reg, schema, v)
 }
@@ -391,3 +390,11 @@ func properties(reg huma.Registry, s *huma.Schema, path string) []string {
 	}
 	return names
 }
+
+// failure is a Problem on its way through huma.
+type failure struct{ p *api.Problem }
+
+func (f *failure) Error() string             { return f.p.Error() }
+func (f *failure) GetStatus() int            { return f.p.Status }
+func (f *failure) ContentType(string) string { return edge.ProblemType }
+func (f *failure) GetHeaders() http.Header   { return edge.ProblemHeaders(f.p) }

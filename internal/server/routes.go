@@ -12,6 +12,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 )
 
 // The parameter types that others embed are exported because huma reads only
@@ -133,7 +134,8 @@ func (s *Server) routes() {
 	o.Description += " All or nothing: with a fault in any file nothing changes. Sandboxes that exist keep what they were made with."
 	route(s, o, s.reload)
 
-	o = op("health", "GET", "/healthz", "", "operation", "Whether the server answers")
+	o = openOp("health", "GET", "/healthz", "operation", "Whether the server answers")
+	o.Metadata["quiet"] = true
 	o.Responses["200"] = plain("ok", "text/plain")
 	route(s, o, raw(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -147,9 +149,10 @@ func (s *Server) routes() {
 		}
 	}))
 	o = op("metrics", "GET", "/metrics", admin, "operation", "Metrics in the Prometheus text format")
+	o.Metadata["quiet"] = true
 	o.Responses["200"] = plain("metrics", "text/plain")
 	route(s, o, raw(s.metrics.handler(s.count, s.usable).ServeHTTP))
-	o = op("openapi", "GET", "/openapi.yaml", "", "operation", "This description")
+	o = openOp("openapi", "GET", "/openapi.yaml", "operation", "This description")
 	o.Responses["200"] = plain("OpenAPI 3.1", "application/yaml")
 	route(s, o, raw(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/yaml")
@@ -225,8 +228,8 @@ func raw(h http.HandlerFunc) func(context.Context, *none) (*huma.StreamResponse,
 }
 
 func streamed(ctx context.Context, h http.HandlerFunc) *huma.StreamResponse {
-	c := callOf(ctx)
-	return &huma.StreamResponse{Body: func(huma.Context) { h(c.w, c.r) }}
+	w, r := edge.Exchange(ctx)
+	return &huma.StreamResponse{Body: func(huma.Context) { h(w, r) }}
 }
 
 func listOf[T any](items []T, next string) *reply[api.List[T]] {

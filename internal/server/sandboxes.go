@@ -10,6 +10,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
@@ -144,7 +145,7 @@ func (s *Server) get(ctx context.Context, in *inGet) (*reply[api.Sandbox], error
 		if err != nil {
 			return nil, err
 		}
-		ctx, cancel := s.stream(ctx)
+		ctx, cancel := edge.Stream(ctx)
 		defer cancel(nil)
 		wctx, stop := context.WithTimeout(ctx, limit)
 		sb, err := s.m.Wait(wctx, in.ID, statesOf(in.Wait)...)
@@ -154,7 +155,7 @@ func (s *Server) get(ctx context.Context, in *inGet) (*reply[api.Sandbox], error
 			return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
 		}
 		if !over {
-			return nil, endOf(ctx, err)
+			return nil, edge.EndOf(ctx, err)
 		}
 	}
 	sb, err := s.m.Get(ctx, in.ID)
@@ -205,7 +206,7 @@ func (s *Server) destroy(ctx context.Context, in *inDestroy) (*answer, error) {
 	if err != nil && (sb == nil || !errors.Is(err, sandboxer.Unavailable)) {
 		return nil, err
 	}
-	callOf(ctx).err = err
+	edge.Note(ctx, err)
 	out := place(sb)
 	if sb.State != sandboxer.Terminated {
 		out.Status = http.StatusAccepted
@@ -233,12 +234,8 @@ func (s *Server) destroyed(ctx context.Context, ref string, wait bool) (*sandbox
 		err error
 	}
 	done := make(chan result, 1)
-	s.work.Go(func() {
-		bg, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-		stop := context.AfterFunc(s.closing, func() { cancel(errClosing) })
-		defer stop()
-		defer cancel(nil)
-		sb, err := s.m.Destroy(bg, sb.ID)
+	edge.Go(ctx, func(ctx context.Context) {
+		sb, err := s.m.Destroy(ctx, sb.ID)
 		done <- result{sb, err}
 	})
 	wctx, cancel := context.WithCancel(ctx)

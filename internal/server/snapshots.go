@@ -10,6 +10,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edge"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
@@ -211,7 +212,7 @@ func (s *Server) diffSnapshots(ctx context.Context, in *inDiff) (*reply[api.Snap
 }
 
 func (s *Server) exportSnapshot(ctx context.Context, in *InSnapshot) (*huma.StreamResponse, error) {
-	sctx, cancel := s.stream(ctx)
+	sctx, cancel := edge.Stream(ctx)
 	pr, pw := io.Pipe()
 	done := make(chan struct{})
 	go func() {
@@ -229,7 +230,7 @@ func (s *Server) exportSnapshot(ctx context.Context, in *InSnapshot) (*huma.Stre
 	n, err := io.ReadAtLeast(pr, buf, 1)
 	if err != nil && err != io.EOF {
 		defer end()
-		return nil, endOf(sctx, err)
+		return nil, edge.EndOf(sctx, err)
 	}
 	return streamed(ctx, func(w http.ResponseWriter, _ *http.Request) {
 		defer end()
@@ -240,7 +241,7 @@ func (s *Server) exportSnapshot(ctx context.Context, in *InSnapshot) (*huma.Stre
 			_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{pr}, buf)
 		}
 		if err != nil && !errors.Is(err, io.EOF) {
-			s.problem(ctx, endOf(sctx, err)) // to the log
+			edge.Problem(ctx, edge.EndOf(sctx, err)) // to the log
 			http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler) // the client must not take the part for the whole
 		}
@@ -254,11 +255,12 @@ type inImport struct {
 }
 
 func (s *Server) importSnapshot(ctx context.Context, in *inImport) (*reply[api.Snapshot], error) {
-	sctx, cancel := s.stream(ctx)
+	sctx, cancel := edge.Stream(ctx)
 	defer cancel(nil)
-	rec, err := s.m.ImportSnapshot(sctx, manager.ImportRequest{Name: in.Name, Profile: in.Profile, Accept: in.Accept}, callOf(ctx).r.Body)
+	_, r := edge.Exchange(ctx)
+	rec, err := s.m.ImportSnapshot(sctx, manager.ImportRequest{Name: in.Name, Profile: in.Profile, Accept: in.Accept}, r.Body)
 	if err != nil {
-		return nil, endOf(sctx, err)
+		return nil, edge.EndOf(sctx, err)
 	}
 	return snapshotReply(ctx, rec, nil)
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,72 +15,85 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/manager"
 )
-
-// spring has more than anybody takes, and says when nobody wants more of it.
-type spring struct {
-	lobby
-	shut chan string
-}
 
 type endless struct{ closed func() }
 
 func (endless) Read(p []byte) (int, error) { return rand.Read(p) }
 func (e endless) Close() error             { e.closed(); return nil }
 
-func (s *spring) ReadFile(context.Context, string, string) (io.ReadCloser, error) {
-	return endless{func() { s.shut <- "file" }}, nil
+// endlessVault keeps nothing, and has more of it than anybody takes.
+type endlessVault struct {
+	manager.Vault
+	shut chan string
 }
 
-func (s *spring) ExportSnapshot(_ context.Context, _ string, w io.Writer) error {
+func (endlessVault) List(context.Context) ([]string, error) { return nil, nil }
+
+func (endlessVault) Save(_ context.Context, _ *sandboxer.SnapshotRecord, r io.Reader) (sandboxer.PortablePayload, error) {
+	_, err := io.Copy(io.Discard, r)
+	return sandboxer.PortablePayload{Digest: "sha256:00"}, err
+}
+
+func (v endlessVault) Export(_ context.Context, _ string, w io.Writer) error {
 	_, err := io.Copy(w, endless{})
-	s.shut <- "export"
+	v.shut <- "export"
 	return err
-}
-
-func (s *spring) Exec(ctx context.Context, _ string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
-	_, err := io.Copy(struct{ io.Writer }{cmd.Stdout}, endless{})
-	s.shut <- "exec"
-	return sandboxer.Exit{}, err
-}
-
-func (s *spring) Dial(context.Context, string, int) (net.Conn, error) {
-	near, far := net.Pipe()
-	go func() {
-		_, _ = io.Copy(far, endless{})
-		s.shut <- "port"
-	}()
-	return near, nil
 }
 
 // TestWhoTakesNothing: what is sent to somebody who does not read ends when its time is over,
 // and what is behind it is free again, whichever way it came.
 func TestWhoTakesNothing(t *testing.T) {
-	m := &spring{shut: make(chan string, 1)}
-	d := newDoor(t, m, Options{Conns: ConnLimits{Stall: 200 * time.Millisecond, StreamStall: 200 * time.Millisecond}})
-	const good = "Authorization: Bearer " + goodKey
+	shut := make(chan string, 1)
+	x := &scripted{
+		read: func() (io.ReadCloser, error) { return endless{func() { shut <- "file" }}, nil },
+		exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+			_, err := io.Copy(struct{ io.Writer }{cmd.Stdout}, endless{})
+			shut <- "exec"
+			return sandboxer.Exit{}, err
+		},
+		dial: func(context.Context) (net.Conn, error) {
+			near, far := net.Pipe()
+			go func() {
+				_, _ = io.Copy(far, endless{})
+				shut <- "port"
+			}()
+			return near, nil
+		},
+	}
+	r := newRig(t, scripts(x), func(s *setup) {
+		s.vault = endlessVault{shut: shut}
+		s.edge.Conns = edge.ConnLimits{Stall: 200 * time.Millisecond, StreamStall: 200 * time.Millisecond}
+	})
+	k, c := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
+	r.create(c, api.CreateSandbox{Name: "sb"})
+	if _, err := c.Snapshot(t.Context(), "sb", api.CreateSnapshot{Name: "snap", Kind: sandboxer.SnapshotPortable}); err != nil {
+		t.Fatal(err)
+	}
 	for _, network := range []string{"tcp", "tls", "unix"} {
-		for what, path := range map[string]string{"file": "/v1/sandboxes/a/files?path=/x", "export": "/v1/snapshots/a/export"} {
-			c := d.dial(network)
-			if _, err := io.WriteString(c, request("GET "+path, good)); err != nil {
+		for what, path := range map[string]string{"file": "/v1/sandboxes/sb/files?path=/x", "export": "/v1/snapshots/snap/export"} {
+			c := r.dial(network)
+			if _, err := io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "+k.Token+"\r\n\r\n"); err != nil {
 				t.Fatal(err)
 			}
-			if got := receive(t, m.shut, "the end of a "+what+" over "+network); got != what {
+			if got := receive(t, shut, "the end of a "+what+" over "+network); got != what {
 				t.Errorf("%s ended over %s, and not %s", got, network, what)
 			}
 			c.Close()
 		}
 		hc := &http.Client{Transport: &http.Transport{
-			DialContext:       func(context.Context, string, string) (net.Conn, error) { return d.try(network) },
-			DialTLSContext:    func(context.Context, string, string) (net.Conn, error) { return d.try(network) },
+			DialContext:       func(context.Context, string, string) (net.Conn, error) { return r.try(network) },
+			DialTLSContext:    func(context.Context, string, string) (net.Conn, error) { return r.try(network) },
 			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
 			DisableKeepAlives: true,
 		}}
 		for what, s := range map[string]struct{ path, protocol string }{
-			"exec": {"/v1/sandboxes/a/exec", api.ExecProtocol}, "port": {"/v1/sandboxes/a/ports/80/connect", api.PortProtocol},
+			"exec": {"/v1/sandboxes/sb/exec", api.ExecProtocol}, "port": {"/v1/sandboxes/sb/ports/80/connect", api.PortProtocol},
 		} {
 			ws, _, err := websocket.Dial(t.Context(), "ws://localhost"+s.path, &websocket.DialOptions{
-				HTTPClient: hc, Subprotocols: []string{s.protocol}, HTTPHeader: http.Header{"Authorization": {"Bearer " + goodKey}},
+				HTTPClient: hc, Subprotocols: []string{s.protocol}, HTTPHeader: http.Header{"Authorization": {"Bearer " + k.Token}},
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -89,10 +103,36 @@ func TestWhoTakesNothing(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if got := receive(t, m.shut, "the end of "+what+" over "+network); got != what {
+			if got := receive(t, shut, "the end of "+what+" over "+network); got != what {
 				t.Errorf("%s ended over %s, and not %s", got, network, what)
 			}
 			ws.CloseNow()
 		}
 	}
+}
+
+// try opens a connection to one of the rig's listeners.
+func (r *rig) try(network string) (c net.Conn, err error) {
+	switch network {
+	case "tls":
+		c, err = tls.Dial("tcp", r.tls, &tls.Config{InsecureSkipVerify: true})
+	case "unix":
+		c, err = net.Dial("unix", r.sock)
+	default:
+		c, err = net.Dial("tcp", strings.TrimPrefix(r.tcp, "http://"))
+	}
+	if err == nil {
+		c.SetDeadline(time.Now().Add(patience))
+		r.Cleanup(func() { c.Close() })
+	}
+	return c, err
+}
+
+func (r *rig) dial(network string) net.Conn {
+	r.Helper()
+	c, err := r.try(network)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return c
 }

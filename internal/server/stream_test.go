@@ -7,13 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -23,109 +20,68 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == "web" { // the program behind a port of a sandbox
-		panic(web())
-	}
-	if len(os.Args) == 3 && os.Args[1] == "door" { // a server with few descriptors
-		panic(doorMain(os.Args[2]))
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// stub is a manager whose streams are Go functions: what is tested with it is the
-// way between client and manager alone.
-type stub struct {
-	Manager
+// scripted is a backend whose streams are Go functions: what is tested with it is the
+// way between client and backend. Without a function the fake's own is used.
+type scripted struct {
+	*fake.Extension
 	exec func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error)
 	dial func(ctx context.Context) (net.Conn, error)
 	read func() (io.ReadCloser, error)
-
-	mu    sync.Mutex
-	bound []context.CancelCauseFunc
 }
 
-func (m *stub) AdmitRequest(sandboxer.Principal) error { return nil }
-
-func (m *stub) Exec(ctx context.Context, _ string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
-	return m.exec(ctx, cmd)
-}
-func (m *stub) Dial(ctx context.Context, _ string, _ int) (net.Conn, error) { return m.dial(ctx) }
-func (m *stub) ReadFile(context.Context, string, string) (io.ReadCloser, error) {
-	return m.read()
-}
-func (m *stub) WriteFile(_ context.Context, _, _ string, _ os.FileMode, r io.Reader) error {
-	_, err := io.Copy(io.Discard, r)
-	return err
-}
-func (m *stub) Bind(ctx context.Context, _ sandboxer.Principal) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.bound = append(m.bound, cancel)
-	return ctx, func() { cancel(nil) }
-}
-
-// revoke ends every stream as a revoked key does.
-func (m *stub) revoke() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, cancel := range m.bound {
-		cancel(sandboxer.E(sandboxer.Unauthenticated, nil, "the API key was revoked"))
+func (x *scripted) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	if x.exec == nil {
+		return x.Extension.Exec(ctx, h, cmd)
 	}
+	return x.exec(ctx, cmd)
 }
 
-// serveUnix serves m on a Unix socket and returns a client of it. stop ends the
-// server; it is also done at the end of the test.
-func serveUnix(t testing.TB, m Manager) (c *api.Client, stop func()) {
-	t.Helper()
-	sock := filepath.Join(t.TempDir(), "s", "api.sock")
-	l, err := ListenUnix(sock)
-	if err != nil {
-		t.Fatal(err)
+func (x *scripted) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
+	if x.dial == nil {
+		return x.Extension.Dial(ctx, h, port)
 	}
-	log := slog.New(slog.DiscardHandler)
-	if os.Getenv("TEST_LOG") != "" {
-		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	return x.dial(ctx)
+}
+
+func (x *scripted) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
+	if x.read == nil {
+		return x.Extension.ReadFile(ctx, h, name)
 	}
-	s := New(m, Options{Log: log, Drain: 5 * time.Second})
-	s.beat = 20 * time.Millisecond
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(ctx, l) }()
-	c, err = api.New("unix://"+sock, api.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := receive(t, done, "the end of the server"); err != nil {
-			t.Errorf("Serve: %v", err)
+	return x.read()
+}
+
+// scripts has a rig use x in place of the fake.
+func scripts(x *scripted) func(*setup) {
+	return func(s *setup) {
+		s.extend = func(f *fake.Extension) sandboxer.Extension {
+			x.Extension = f
+			return x
 		}
-		c.Close()
-	})
-	t.Cleanup(stop)
-	return c, stop
+	}
+}
+
+// serveUnix serves x, with a sandbox named sb in it, on a Unix socket and returns a client
+// of it.
+func serveUnix(t testing.TB, x *scripted) *api.Client {
+	t.Helper()
+	r := newRig(t, scripts(x))
+	r.create(r.admin, api.CreateSandbox{Name: "sb"})
+	return r.admin
 }
 
 // silent opens a stream and reads nothing from it, as a machine that lost its power.
-func silent(t *testing.T, m Manager, path, protocol string, first []byte) {
+func silent(t *testing.T, x *scripted, path, protocol string, first []byte) {
 	t.Helper()
-	sock := filepath.Join(t.TempDir(), "s", "api.sock")
-	l, err := ListenUnix(sock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := New(m, Options{Drain: 5 * time.Second})
-	s.pulse = 20 * time.Millisecond
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(ctx, l) }()
+	r := newRig(t, scripts(x), func(s *setup) { s.pulse = 20 * time.Millisecond })
+	r.create(r.admin, api.CreateSandbox{Name: "sb"})
 	hc := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", sock)
+		return (&net.Dialer{}).DialContext(ctx, "unix", r.sock)
 	}}}
 	ws, _, err := websocket.Dial(t.Context(), "ws://localhost"+path, &websocket.DialOptions{HTTPClient: hc, Subprotocols: []string{protocol}})
 	if err != nil {
@@ -133,8 +89,7 @@ func silent(t *testing.T, m Manager, path, protocol string, first []byte) {
 	}
 	t.Cleanup(func() {
 		ws.CloseNow()
-		cancel()
-		receive(t, done, "the end of the handler")
+		r.stop()
 		hc.CloseIdleConnections()
 	})
 	if first != nil {
@@ -148,17 +103,17 @@ func silent(t *testing.T, m Manager, path, protocol string, first []byte) {
 func TestSilentClients(t *testing.T) {
 	t.Run("exec", func(t *testing.T) {
 		ended := make(chan struct{})
-		m := &stub{exec: func(ctx context.Context, _ sandboxer.Cmd) (sandboxer.Exit, error) {
+		m := &scripted{exec: func(ctx context.Context, _ sandboxer.Cmd) (sandboxer.Exit, error) {
 			<-ctx.Done()
 			close(ended)
 			return sandboxer.Exit{}, ctx.Err()
 		}}
-		silent(t, m, "/v1/sandboxes/a/exec", api.ExecProtocol, []byte(`{"args":["x"]}`))
+		silent(t, m, "/v1/sandboxes/sb/exec", api.ExecProtocol, []byte(`{"args":["x"]}`))
 		within(t, 10*time.Second, "the end of the command", ended)
 	})
 	t.Run("port", func(t *testing.T) {
 		ended := make(chan struct{})
-		m := &stub{dial: func(context.Context) (net.Conn, error) {
+		m := &scripted{dial: func(context.Context) (net.Conn, error) {
 			here, there := net.Pipe()
 			go func() {
 				defer close(ended)
@@ -167,7 +122,7 @@ func TestSilentClients(t *testing.T) {
 			}()
 			return here, nil
 		}}
-		silent(t, m, "/v1/sandboxes/a/ports/80/connect", api.PortProtocol, nil)
+		silent(t, m, "/v1/sandboxes/sb/ports/80/connect", api.PortProtocol, nil)
 		within(t, 10*time.Second, "the end of the connection", ended)
 	})
 }
@@ -257,7 +212,7 @@ func TestExecStreams(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c, _ := serveUnix(t, &stub{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) { return tt.exec(ctx, cmd) }})
+			c := serveUnix(t, &scripted{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) { return tt.exec(ctx, cmd) }})
 			var out, errs bytes.Buffer
 			tt.cmd.Stdout, tt.cmd.Stderr = &out, &errs
 			exit, err := c.Exec(t.Context(), "sb", tt.cmd)
@@ -272,7 +227,7 @@ func TestExecStreams(t *testing.T) {
 }
 
 func TestExecResizeAndSignals(t *testing.T) {
-	c, _ := serveUnix(t, &stub{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	c := serveUnix(t, &scripted{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 		for {
 			select {
 			case size := <-cmd.Resize:
@@ -317,9 +272,10 @@ func TestExecResizeAndSignals(t *testing.T) {
 func TestExecStuckInput(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		t.Run(fmt.Sprint("leave=", leave), func(t *testing.T) {
-			ended := make(chan struct{})
-			c, _ := serveUnix(t, &stub{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+			begun, ended := make(chan struct{}), make(chan struct{})
+			c := serveUnix(t, &scripted{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 				defer close(ended)
+				close(begun)
 				select {
 				case <-cmd.Signals:
 					return sandboxer.Exit{Code: 130}, nil
@@ -336,6 +292,7 @@ func TestExecStuckInput(t *testing.T) {
 				for sent.n.Load() < api.ExecWindow {
 					time.Sleep(time.Millisecond)
 				}
+				<-begun
 				if leave {
 					cancel()
 					return
@@ -375,7 +332,7 @@ func (c *counting) Read(p []byte) (int, error) {
 
 func TestExecLargeBothWays(t *testing.T) {
 	const size = 64 << 20
-	c, _ := serveUnix(t, &stub{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	c := serveUnix(t, &scripted{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 		_, err := io.CopyBuffer(struct{ io.Writer }{cmd.Stdout}, struct{ io.Reader }{cmd.Stdin}, make([]byte, 200<<10))
 		return sandboxer.Exit{}, err
 	}})
@@ -409,7 +366,7 @@ func (f readFunc) Read(p []byte) (int, error) { return f(p) }
 // A client that does not read holds the command up instead of filling memory.
 func TestExecSlowReader(t *testing.T) {
 	var written atomic.Int64
-	c, _ := serveUnix(t, &stub{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	c := serveUnix(t, &scripted{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 		buf := make([]byte, 64<<10)
 		for range 1024 {
 			n, err := cmd.Stdout.Write(buf)
@@ -459,19 +416,19 @@ func (f writeFunc) Write(p []byte) (int, error) { return f(p) }
 func TestExecEnds(t *testing.T) {
 	tests := []struct {
 		name string
-		end  func(m *stub, cancel context.CancelFunc, stop func())
+		end  func(cancel context.CancelFunc, revoke, stop func())
 		kind sandboxer.Kind
 		msg  string
 	}{
-		{"the client leaves", func(_ *stub, cancel context.CancelFunc, _ func()) { cancel() }, sandboxer.Canceled, ""},
-		{"the key is revoked", func(m *stub, _ context.CancelFunc, _ func()) { m.revoke() }, sandboxer.Unauthenticated, "the API key was revoked"},
-		{"the server shuts down", func(_ *stub, _ context.CancelFunc, stop func()) { stop() }, sandboxer.Unavailable, "the server is shutting down"},
+		{"the client leaves", func(cancel context.CancelFunc, _, _ func()) { cancel() }, sandboxer.Canceled, ""},
+		{"the key is revoked", func(_ context.CancelFunc, revoke, _ func()) { revoke() }, sandboxer.Unauthenticated, "the API key was revoked or has expired"},
+		{"the server shuts down", func(_ context.CancelFunc, _, stop func()) { stop() }, sandboxer.Unavailable, "the server is shutting down"},
 	}
 	for _, tt := range tests {
 		for _, busy := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/busy=%v", tt.name, busy), func(t *testing.T) {
 				begun, ended := make(chan struct{}), make(chan struct{})
-				m := &stub{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+				x := &scripted{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 					defer close(ended)
 					close(begun)
 					for busy && ctx.Err() == nil {
@@ -480,12 +437,19 @@ func TestExecEnds(t *testing.T) {
 					<-ctx.Done()
 					return sandboxer.Exit{}, ctx.Err()
 				}}
-				c, stop := serveUnix(t, m)
+				r := newRig(t, scripts(x))
+				k, c := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
+				r.create(c, api.CreateSandbox{Name: "sb"})
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
+				revoke := func() {
+					if err := r.admin.RevokeKey(context.Background(), k.Key.ID); err != nil {
+						t.Error(err)
+					}
+				}
 				go func() {
 					<-begun
-					tt.end(m, cancel, stop)
+					tt.end(cancel, revoke, r.stop)
 				}()
 				_, err := c.Exec(ctx, "sb", sandboxer.Cmd{Args: []string{"x"}})
 				if sandboxer.KindOf(err) != tt.kind || tt.msg != "" && sandboxer.Message(err) != tt.msg {
@@ -500,14 +464,17 @@ func TestExecEnds(t *testing.T) {
 // The caller's own streams end the command when they fail.
 func TestExecBrokenCallerStreams(t *testing.T) {
 	broken := errors.New("broken")
-	for name, cmd := range map[string]sandboxer.Cmd{
-		"stdout": {Stdout: writeFunc(func([]byte) (int, error) { return 0, broken })},
-		"stdin":  {Stdin: readFunc(func([]byte) (int, error) { return 0, broken })},
-	} {
+	for _, name := range []string{"stdout", "stdin"} {
 		t.Run(name, func(t *testing.T) {
-			ended := make(chan struct{})
-			c, _ := serveUnix(t, &stub{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+			begun, ended := make(chan struct{}), make(chan struct{})
+			cmd := sandboxer.Cmd{Stdout: writeFunc(func([]byte) (int, error) { return 0, broken })}
+			if name == "stdin" {
+				// One that breaks before the command began keeps it from that.
+				cmd = sandboxer.Cmd{Stdin: readFunc(func([]byte) (int, error) { <-begun; return 0, broken })}
+			}
+			c := serveUnix(t, &scripted{exec: func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 				defer close(ended)
+				close(begun)
 				io.WriteString(cmd.Stdout, "x")
 				<-ctx.Done()
 				return sandboxer.Exit{}, ctx.Err()
@@ -541,11 +508,13 @@ func TestDial(t *testing.T) {
 			}()
 		}
 	}()
-	m := &stub{dial: func(ctx context.Context) (net.Conn, error) {
+	x := &scripted{dial: func(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "tcp", l.Addr().String())
 	}}
-	c, stop := serveUnix(t, m)
+	r := newRig(t, scripts(x))
+	k, c := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
+	r.create(c, api.CreateSandbox{Name: "sb"})
 	conn, err := c.Dial(t.Context(), "sb", 80)
 	if err != nil {
 		t.Fatal(err)
@@ -581,25 +550,26 @@ func TestDial(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		m.revoke()
+		if err := r.admin.RevokeKey(t.Context(), k.Key.ID); err != nil {
+			t.Fatal(err)
+		}
 		if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "the API key was revoked") {
 			t.Errorf("Read after the revocation: %v", err)
 		}
 	})
 	t.Run("nothing listens", func(t *testing.T) {
-		m.dial = func(context.Context) (net.Conn, error) {
+		x.dial = func(context.Context) (net.Conn, error) {
 			return nil, sandboxer.E(sandboxer.Unavailable, nil, "nothing listens on port 80")
 		}
-		if _, err := c.Dial(t.Context(), "sb", 80); !errors.Is(err, sandboxer.Unavailable) || sandboxer.Message(err) != "nothing listens on port 80" {
+		if _, err := r.admin.Dial(t.Context(), "sb", 80); !errors.Is(err, sandboxer.Unavailable) || sandboxer.Message(err) != "nothing listens on port 80" {
 			t.Errorf("Dial: %v", err)
 		}
 	})
-	stop()
 }
 
 // A file that breaks off is never taken for a whole one.
 func TestReadFileBreaksOff(t *testing.T) {
-	c, _ := serveUnix(t, &stub{read: func() (io.ReadCloser, error) {
+	c := serveUnix(t, &scripted{read: func() (io.ReadCloser, error) {
 		return io.NopCloser(io.MultiReader(strings.NewReader("begin"), readFunc(func([]byte) (int, error) { return 0, errors.New("disk") }))), nil
 	}})
 	f, err := c.ReadFile(t.Context(), "sb", "/f")
@@ -614,7 +584,7 @@ func TestReadFileBreaksOff(t *testing.T) {
 }
 
 func BenchmarkExecTrue(b *testing.B) {
-	c, _ := serveUnix(b, &stub{exec: func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error) { return sandboxer.Exit{}, nil }})
+	c := serveUnix(b, &scripted{exec: func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error) { return sandboxer.Exit{}, nil }})
 	for b.Loop() {
 		if _, err := c.Exec(b.Context(), "sb", sandboxer.Cmd{Args: []string{"true"}}); err != nil {
 			b.Fatal(err)
@@ -627,7 +597,7 @@ func BenchmarkExecOutput(b *testing.B) {
 	const size = 64 << 20
 	for _, chunk := range []int{4 << 10, 32 << 10, 64 << 10, 128 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("chunk=%dK", chunk>>10), func(b *testing.B) {
-			c, _ := serveUnix(b, &stub{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+			c := serveUnix(b, &scripted{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 				buf := make([]byte, chunk)
 				for range size / chunk {
 					if _, err := cmd.Stdout.Write(buf); err != nil {
@@ -649,7 +619,7 @@ func BenchmarkExecOutput(b *testing.B) {
 // BenchmarkExecInput measures streamed input.
 func BenchmarkExecInput(b *testing.B) {
 	const size = 64 << 20
-	c, _ := serveUnix(b, &stub{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	c := serveUnix(b, &scripted{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 		_, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{cmd.Stdin}, make([]byte, 64<<10))
 		return sandboxer.Exit{}, err
 	}})
@@ -663,7 +633,7 @@ func BenchmarkExecInput(b *testing.B) {
 
 // BenchmarkExecEcho measures one byte there and back, as a key press.
 func BenchmarkExecEcho(b *testing.B) {
-	c, _ := serveUnix(b, &stub{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	c := serveUnix(b, &scripted{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 		_, err := io.CopyBuffer(struct{ io.Writer }{cmd.Stdout}, struct{ io.Reader }{cmd.Stdin}, make([]byte, 1024))
 		return sandboxer.Exit{}, err
 	}})

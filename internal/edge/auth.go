@@ -1,6 +1,7 @@
-package server
+package edge
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -16,30 +17,49 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
+// noKey is the error of NoKey.
+type noKey struct{ error }
+
+func (e *noKey) Unwrap() error { return e.error }
+
+// NoKey is what Door.Key returns for a request without a key; form says how one is sent.
+func NoKey(form string) error {
+	return &noKey{sandboxer.E(sandboxer.Unauthenticated, nil, "this request needs an API key").WithHint("send it as: %s", form)}
+}
+
+// BearerKey reads a key that is sent as a bearer token (RFC 6750).
+func BearerKey(r *http.Request) (sandboxer.Secret, error) {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if scheme == "" {
+		return "", NoKey("Authorization: Bearer sbx_key_…")
+	}
+	key := sandboxer.Secret(strings.TrimSpace(token))
+	if !strings.EqualFold(scheme, "Bearer") {
+		return key, sandboxer.E(sandboxer.Unauthenticated, nil, "the Authorization header is not of the form Bearer sbx_key_…")
+	}
+	return key, nil
+}
+
 // identify returns who makes the request. The same answer is given for every
 // unusable key, whatever is wrong with it. The key is looked at first: failures slow
 // down nobody whose key is good.
-func (s *Server) identify(r *http.Request) (sandboxer.Principal, error) {
-	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	if scheme == "" {
+func (e *Edge) identify(d *Door, r *http.Request) (sandboxer.Principal, error) {
+	token, err := d.Key(r)
+	var none *noKey
+	if errors.As(err, &none) {
 		if uid, ok := r.Context().Value(peerKey{}).(int); ok && (uid == os.Geteuid() || uid == 0) {
 			return sandboxer.Principal{Tenant: "default", Actor: fmt.Sprintf("unix:%d", uid), Scopes: sandboxer.Scopes()}, nil
 		}
-		return sandboxer.Principal{}, sandboxer.E(sandboxer.Unauthenticated, nil, "this request needs an API key").
-			WithHint("send it as: Authorization: Bearer sbx_key_…")
+		return sandboxer.Principal{}, err
 	}
 	var p sandboxer.Principal
-	var err error
-	token = strings.TrimSpace(token)
-	if strings.EqualFold(scheme, "Bearer") {
-		p, err = s.m.Authenticate(r.Context(), sandboxer.Secret(token))
-	} else {
-		err = sandboxer.E(sandboxer.Unauthenticated, nil, "the Authorization header is not of the form Bearer sbx_key_…")
+	if err == nil {
+		p, err = e.auth.Authenticate(r.Context(), token)
 	}
 	if err == nil || sandboxer.KindOf(err) != sandboxer.Unauthenticated {
 		return p, err
 	}
-	if what, wait := s.guard.failed(remoteIP(r), keyID(token)); wait > 0 {
+	if what, wait := e.guard.failed(remoteIP(r), keyID(token.Reveal())); wait > 0 {
 		e := sandboxer.E(sandboxer.Exhausted, nil, "too many failed logins %s", what).WithHint("use a key that is good: it is taken at any time")
 		e.RetryAfter = wait
 		err = e
@@ -57,22 +77,41 @@ func keyID(token string) string {
 	return id
 }
 
-// admit checks a request's principal against the scope its route wants ("" for
-// none at all).
-func (s *Server) admit(r *http.Request, want sandboxer.Scope) (*http.Request, error) {
-	if want == "" {
+// enter lets a request in to a route, and returns it with who makes it in its ctx.
+func (e *Edge) enter(r *http.Request, a Access) (*http.Request, error) {
+	c := callOf(r.Context())
+	switch {
+	case a.anyone:
 		return r, nil
+	case a.scope != "":
+		return e.admit(r, a.scope)
+	case a.guest != nil:
+		ctx, p, end, err := a.guest(r.Context())
+		if err != nil {
+			return r, err
+		}
+		c.leave = end
+		if err := e.welcome(r, p); err != nil {
+			return r, err
+		}
+		return r.WithContext(sandboxer.WithPrincipal(ctx, p)), nil
 	}
-	p, err := s.identify(r)
+	return r, sandboxer.E(sandboxer.Internal, nil, "the route %q does not declare who may use it", c.route)
+}
+
+// admit finds out who makes a request, and whether they may and have the scope.
+func (e *Edge) admit(r *http.Request, want sandboxer.Scope) (*http.Request, error) {
+	c := callOf(r.Context())
+	p, err := e.identify(c.door, r)
 	if err == nil {
-		callOf(r.Context()).actor = p.Actor
-		err = s.welcome(r, p)
+		c.actor = p.Actor
+		err = e.welcome(r, p)
 	}
 	if err != nil {
-		callOf(r.Context()).w.Header().Set("Connection", "close") // who has no key holds none
+		c.w.Header().Set("Connection", "close") // who has no key holds none
 		return r, err
 	}
-	if err := s.m.AdmitRequest(p); err != nil {
+	if err := e.auth.AdmitRequest(p); err != nil {
 		return r, err
 	}
 	if !p.Can(want) {
@@ -84,7 +123,7 @@ func (s *Server) admit(r *http.Request, want sandboxer.Scope) (*http.Request, er
 
 // checkHost refuses names under which a web page could reach a listener that is
 // meant for this machine only.
-func (s *Server) checkHost(r *http.Request) error {
+func (e *Edge) checkHost(r *http.Request) error {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	if !ok {
 		return nil
@@ -94,24 +133,24 @@ func (s *Server) checkHost(r *http.Request) error {
 		host = h
 	}
 	host = strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
-	if slices.Contains(s.opts.Hosts, host) {
+	if slices.Contains(e.opts.Hosts, host) {
 		return nil
 	}
 	if local.IP.IsLoopback() {
 		if ip, err := netip.ParseAddr(host); host == "localhost" || err == nil && ip.IsLoopback() {
 			return nil
 		}
-	} else if len(s.opts.Hosts) == 0 {
+	} else if len(e.opts.Hosts) == 0 {
 		return nil
 	}
-	return withStatus(http.StatusMisdirectedRequest, sandboxer.E(sandboxer.Denied, nil, "this server is not known as %q", host).
+	return WithStatus(http.StatusMisdirectedRequest, sandboxer.E(sandboxer.Denied, nil, "this server is not known as %q", host).
 		WithHint("address it by the name its operator gave it, or allow this name in its configuration"))
 }
 
 // welcome notes that r is made by p: from now on it may take its time.
-func (s *Server) welcome(r *http.Request, p sandboxer.Principal) error {
+func (e *Edge) welcome(r *http.Request, p sandboxer.Principal) error {
 	if n := connOf(r.Context()); n != nil {
-		if err := s.conns.authenticated(n, p); err != nil {
+		if err := e.conns.authenticated(n, p); err != nil {
 			return err
 		}
 	}

@@ -1,7 +1,8 @@
-package server
+package edge
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -14,10 +15,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"go.uber.org/goleak"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
@@ -26,42 +31,135 @@ import (
 // patience is how long a test waits for what must happen.
 const patience = time.Minute
 
-// door is a server of m on a TCP listener, one with TLS and a Unix socket.
-type door struct {
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "few" { // an edge with few descriptors
+		panic(fewMain(os.Args[2]))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+const (
+	goodKey = "sbx_key_00000000_good"
+	readKey = "sbx_key_00000001_read" // its tenant is another, and it may only read
+)
+
+// lobby knows goodKey and readKey.
+type lobby struct {
+	get func(ctx context.Context) error // of GET /v1/sandboxes/{id}; nil: NotFound
+
+	mu    sync.Mutex
+	bound []context.CancelCauseFunc
+	full  bool // no request is admitted
+}
+
+func (l *lobby) Authenticate(_ context.Context, token sandboxer.Secret) (sandboxer.Principal, error) {
+	switch token.Reveal() {
+	case goodKey:
+		return sandboxer.Principal{Tenant: "acme", Actor: "key:00000000", KeyID: "00000000", Scopes: sandboxer.Scopes()}, nil
+	case readKey:
+		return sandboxer.Principal{Tenant: "rival", Actor: "key:00000001", KeyID: "00000001", Scopes: []sandboxer.Scope{sandboxer.ScopeRead}}, nil
+	}
+	return sandboxer.Principal{}, sandboxer.E(sandboxer.Unauthenticated, nil, "the API key is not valid")
+}
+
+func (l *lobby) AdmitRequest(sandboxer.Principal) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.full {
+		return sandboxer.OverQuota("acme", sandboxer.QuotaRequests, 1, 1, 0)
+	}
+	return nil
+}
+
+func (l *lobby) Bind(ctx context.Context, p sandboxer.Principal) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if p.KeyID != "" {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.bound = append(l.bound, cancel)
+	}
+	return ctx, func() { cancel(nil) }
+}
+
+// revoke ends every stream as a revoked key does, and reports whether there was one.
+func (l *lobby) revoke() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, cancel := range l.bound {
+		cancel(sandboxer.E(sandboxer.Unauthenticated, nil, "the API key was revoked"))
+	}
+	return len(l.bound) > 0
+}
+
+// lobbyDoor has routes as a front door has them, behind which is nothing.
+func lobbyDoor(l *lobby) Door {
+	mux := &Mux{Hint: "look around"}
+	route := func(pattern string, a Access, h http.HandlerFunc) {
+		mux.Handle(Route{Pattern: pattern, Access: a, Handler: h})
+	}
+	answer := func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, "{}")
+	}
+	whole := func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Content-Type") == "" {
+			Fail(w, r, WithStatus(http.StatusUnsupportedMediaType, sandboxer.E(sandboxer.Invalid, nil, "no content type")))
+		} else if _, err := ReadAll(r, 1<<20, 30*time.Second); err != nil {
+			Fail(w, r, err)
+		} else {
+			answer(w, r)
+		}
+	}
+	route("GET /healthz", Anyone(), answer)
+	route("GET /openapi.yaml", Anyone(), func(w http.ResponseWriter, _ *http.Request) { w.Write(make([]byte, 64<<10)) })
+	route("GET /v1/status", Needs(sandboxer.ScopeRead), answer)
+	route("POST /v1/sandboxes", Needs(sandboxer.ScopeWrite), whole)
+	route("POST /v1/snapshots/import", Needs(sandboxer.ScopeWrite), whole)
+	route("PUT /v1/sandboxes/{id}/files", Needs(sandboxer.ScopeWrite), whole)
+	route("PUT /v1/sandboxes/{id}/ports/{port}", Needs(sandboxer.ScopeWrite), func(w http.ResponseWriter, r *http.Request) {
+		Fail(w, r, sandboxer.E(sandboxer.Invalid, nil, "%s is no port", r.PathValue("port")))
+	})
+	route("GET /v1/sandboxes/{id}/exec", Needs(sandboxer.ScopeWrite), answer)
+	route("GET /v1/sandboxes/{id}", Needs(sandboxer.ScopeRead), func(w http.ResponseWriter, r *http.Request) {
+		err := error(sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox"))
+		if l.get != nil {
+			err = l.get(r.Context())
+		}
+		Fail(w, r, err)
+	})
+	return Door{Name: "lobby", Path: "/", Routes: mux}
+}
+
+// served is an edge on a TCP listener, one with TLS and a Unix socket.
+type served struct {
 	*testing.T
 	plain, tls, sock string
-	s                *Server
+	e                *Edge
+	log              *logBuffer
+	stop             func()
 }
 
-const goodKey = "sbx_key_00000000_good"
-
-// lobby lets in whoever has goodKey, and answers Get with not found.
-type lobby struct {
-	stub
-	get func(ctx context.Context) (*sandboxer.Sandbox, error)
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
 }
 
-func (*lobby) Authenticate(_ context.Context, token sandboxer.Secret) (sandboxer.Principal, error) {
-	if token.Reveal() != goodKey {
-		return sandboxer.Principal{}, sandboxer.E(sandboxer.Unauthenticated, nil, "the API key is not valid")
-	}
-	return sandboxer.Principal{Tenant: "acme", Actor: "key:00000000", KeyID: "00000000", Scopes: sandboxer.Scopes()}, nil
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
 }
 
-// Extensions is asked for whoever wants to know whether the server answers.
-func (*lobby) Extensions(context.Context) []sandboxer.ExtensionInfo { return nil }
-
-func (l *lobby) Get(ctx context.Context, _ string) (*sandboxer.Sandbox, error) {
-	if l.get != nil {
-		return l.get(ctx)
-	}
-	return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox")
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
-func newDoor(t *testing.T, m Manager, opts Options) *door {
+func serve(t *testing.T, l *lobby, opts Options, doors ...Door) *served {
 	t.Helper()
 	dir := t.TempDir()
-	d := &door{T: t, sock: filepath.Join(dir, "s", "api.sock")}
+	d := &served{T: t, sock: filepath.Join(dir, "s", "api.sock"), log: &logBuffer{}}
 	lu, err := ListenUnix(d.sock)
 	if err != nil {
 		t.Fatal(err)
@@ -77,22 +175,49 @@ func newDoor(t *testing.T, m Manager, opts Options) *door {
 		t.Fatal(err)
 	}
 	d.plain, d.tls = lp.Addr().String(), ls.Addr().String()
-	d.s = New(m, opts)
-	d.s.settle = 50 * time.Millisecond
+	opts.Log = slog.New(slog.NewTextHandler(d.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	d.e = New(l, opts)
+	d.e.settle = 50 * time.Millisecond
+	d.e.Mount(lobbyDoor(l))
+	for _, door := range doors {
+		d.e.Mount(door)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- d.s.Serve(ctx, lu, lp, ls) }()
-	t.Cleanup(func() {
+	go func() { done <- d.e.Serve(ctx, lu, lp, ls) }()
+	d.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := receive(t, done, "the end of the server"); err != nil {
 			t.Error(err)
 		}
 	})
+	t.Cleanup(d.stop)
 	return d
 }
 
+// client returns a client of the REST interface that knows the server at url.
+func (d *served) client(url string, token sandboxer.Secret) *api.Client {
+	d.Helper()
+	c, err := api.New(url, api.Options{Token: token, NoRetry: true})
+	if err != nil {
+		d.Fatal(err)
+	}
+	d.Cleanup(c.Close)
+	return c
+}
+
+// poll waits until ok.
+func poll(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s does not come", what)
+		}
+	}
+}
+
 // dial opens a connection to one of the listeners.
-func (d *door) dial(network string) net.Conn {
+func (d *served) dial(network string) net.Conn {
 	d.Helper()
 	c, err := d.try(network)
 	if err != nil {
@@ -101,7 +226,7 @@ func (d *door) dial(network string) net.Conn {
 	return c
 }
 
-func (d *door) try(network string) (c net.Conn, err error) {
+func (d *served) try(network string) (c net.Conn, err error) {
 	switch network {
 	case "tls":
 		c, err = tls.Dial("tcp", d.tls, &tls.Config{InsecureSkipVerify: true})
@@ -118,7 +243,7 @@ func (d *door) try(network string) (c net.Conn, err error) {
 }
 
 // say sends a request and returns the answer.
-func (d *door) say(c net.Conn, request string) (*http.Response, string) {
+func (d *served) say(c net.Conn, request string) (*http.Response, string) {
 	d.Helper()
 	if _, err := io.WriteString(c, request); err != nil {
 		d.Fatal(err)
@@ -136,7 +261,7 @@ func (d *door) say(c net.Conn, request string) (*http.Response, string) {
 
 // prompt returns a new connection on which request was answered with status. Where
 // strangers have little time, a busy machine may need several.
-func (d *door) prompt(network, request string, status int) net.Conn {
+func (d *served) prompt(network, request string, status int) net.Conn {
 	d.Helper()
 	var last any
 	for end := time.Now().Add(patience); time.Now().Before(end); {
@@ -164,7 +289,7 @@ func (d *door) prompt(network, request string, status int) net.Conn {
 }
 
 // closed waits until the server closes c.
-func (d *door) closed(c net.Conn, what string) {
+func (d *served) closed(c net.Conn, what string) {
 	d.Helper()
 	var timeout net.Error
 	if _, err := io.Copy(io.Discard, c); errors.As(err, &timeout) && timeout.Timeout() {
@@ -190,7 +315,7 @@ func request(line string, headers ...string) string {
 
 // Who has no key holds nothing, whatever he promises to send.
 func TestNoKeyHoldsNothing(t *testing.T) {
-	d := newDoor(t, &lobby{}, Options{})
+	d := serve(t, &lobby{}, Options{})
 	const length, chunks, long = "Content-Length: 10", "Transfer-Encoding: chunked", "Content-Length: 1000000000"
 	jsonType, bad, good := "Content-Type: application/json", "Authorization: Bearer sbx_key_11111111_bad", "Authorization: Bearer "+goodKey
 	for _, network := range []string{"tcp", "tls"} {
@@ -211,7 +336,6 @@ func TestNoKeyHoldsNothing(t *testing.T) {
 			{request("GET /healthz", length), 200},
 			{request("POST /healthz", length), 405},
 			{request("POST /nowhere", chunks), 404},
-			{request("POST /p/abcdefgh/80/", length), 401},
 			{request("POST /v1/sandboxes", jsonType, length, "Sec-Fetch-Site: cross-site"), 403},
 			{"POST /v1/sandboxes HTTP/1.1\r\nHost: evil.example\r\n" + length + "\r\n\r\n", 421},
 			// With a key the answer does not wait for long, either.
@@ -220,7 +344,7 @@ func TestNoKeyHoldsNothing(t *testing.T) {
 		} {
 			t.Run("", func(t *testing.T) {
 				t.Parallel()
-				d := &door{T: t, plain: d.plain, tls: d.tls}
+				d := &served{T: t, plain: d.plain, tls: d.tls}
 				c := d.dial(network)
 				resp, body := d.say(c, tt.request)
 				if resp.StatusCode != tt.status {
@@ -245,7 +369,7 @@ func TestNoKeyHoldsNothing(t *testing.T) {
 // A connection on which nobody is authenticated lasts as long as bytes come.
 func TestStrangersHaveLittleTime(t *testing.T) {
 	const wait = 50 * time.Millisecond
-	d := newDoor(t, &lobby{}, Options{Conns: ConnLimits{Wait: wait}})
+	d := serve(t, &lobby{}, Options{Conns: ConnLimits{Wait: wait}})
 	for _, network := range []string{"tcp", "tls"} {
 		if c, err := d.try(network); err == nil { // else it was closed in the handshake
 			d.closed(c, network+": nothing sent")
@@ -288,7 +412,7 @@ func TestStrangersHaveLittleTime(t *testing.T) {
 // Too many strangers make room for each other, those of one address first; who sends his
 // key at once is served.
 func TestStrangersMakeRoom(t *testing.T) {
-	d := newDoor(t, &lobby{}, Options{Conns: ConnLimits{Unauthenticated: 6, PerAddress: 4}})
+	d := serve(t, &lobby{}, Options{Conns: ConnLimits{Unauthenticated: 6, PerAddress: 4}})
 	from := func(ip string) net.Conn {
 		t.Helper()
 		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", d.plain)
@@ -321,23 +445,23 @@ func TestStrangersMakeRoom(t *testing.T) {
 func TestConnectionsOfAKey(t *testing.T) {
 	release := make(chan struct{})
 	entered := make(chan struct{}, 8)
-	m := &lobby{get: func(ctx context.Context) (*sandboxer.Sandbox, error) {
+	m := &lobby{get: func(ctx context.Context) error {
 		entered <- struct{}{}
 		select {
 		case <-release:
 		case <-ctx.Done():
 		}
-		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox")
+		return sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox")
 	}}
-	d := newDoor(t, m, Options{Conns: ConnLimits{PerKey: 3}})
+	d := serve(t, m, Options{Conns: ConnLimits{PerKey: 3}})
 	busy, quick := request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey), request("POST /v1/sandboxes", "Authorization: Bearer "+goodKey)
 	idle := d.dial("tcp")
 	d.say(idle, quick)
 	// Its answer can be read before the server has noted that it is idle.
 	poll(t, "an idle connection", func() bool {
-		d.s.conns.mu.Lock()
-		defer d.s.conns.mu.Unlock()
-		return d.s.conns.idle.Len() == 1
+		d.e.conns.mu.Lock()
+		defer d.e.conns.mu.Unlock()
+		return d.e.conns.idle.Len() == 1
 	})
 	hold := func() net.Conn {
 		t.Helper()
@@ -368,7 +492,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, "door", filepath.Join(dir, "s", "api.sock"))
+	cmd := exec.Command(self, "few", filepath.Join(dir, "s", "api.sock"))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -378,7 +502,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { cmd.Process.Kill(); cmd.Wait() }()
-	d := &door{T: t, sock: filepath.Join(dir, "s", "api.sock")}
+	d := &served{T: t, sock: filepath.Join(dir, "s", "api.sock")}
 	if _, err := fmt.Fscanln(out, &d.plain); err != nil {
 		t.Fatal(err)
 	}
@@ -411,8 +535,8 @@ func TestDescriptorsRunOut(t *testing.T) {
 	check("beside idle connections of the Unix socket")
 }
 
-// doorMain is the server of TestDescriptorsRunOut.
-func doorMain(sock string) error {
+// fewMain is the edge of TestDescriptorsRunOut.
+func fewMain(sock string) error {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 128, Max: 128}); err != nil {
 		return err
 	}
@@ -425,15 +549,17 @@ func doorMain(sock string) error {
 		return err
 	}
 	fmt.Println(lt.Addr())
-	return New(&lobby{}, Options{}).Serve(context.Background(), lu, lt)
+	e := New(&lobby{}, Options{})
+	e.Mount(lobbyDoor(&lobby{}))
+	return e.Serve(context.Background(), lu, lt)
 }
 
 // A good key passes at any time, also from where others guess.
 func TestGuessingIsSlowedDown(t *testing.T) {
-	r := newRig(t)
-	k, good := r.key("acme", sandboxer.ScopeRead)
-	for _, token := range []sandboxer.Secret{"sbx_key_zzzzzzzz_guess", "guess", sandboxer.Secret("sbx_key_" + k.Key.ID + "_guess")} {
-		bad := r.client(r.tcp, token)
+	d := serve(t, &lobby{}, Options{})
+	good := d.client("http://"+d.plain, goodKey)
+	for _, token := range []sandboxer.Secret{"sbx_key_zzzzzzzz_guess", "guess", "sbx_key_00000000_guess"} {
+		bad := d.client("http://"+d.plain, token)
 		var err error
 		n := 0
 		for ; n < 100; n++ {
@@ -451,7 +577,7 @@ func TestGuessingIsSlowedDown(t *testing.T) {
 	// With another key each time.
 	var err error
 	for n := 0; n < 2*failBurstIP && !errors.Is(err, sandboxer.Exhausted); n++ {
-		_, err = r.client(r.tcp, sandboxer.Secret(fmt.Sprintf("sbx_key_%08d_guess", n))).Status(t.Context())
+		_, err = d.client("http://"+d.plain, sandboxer.Secret(fmt.Sprintf("sbx_key_%08d_guess", n+2))).Status(t.Context())
 	}
 	if !errors.Is(err, sandboxer.Exhausted) {
 		t.Errorf("%d guesses from one address: %v", 2*failBurstIP, err)
@@ -460,8 +586,13 @@ func TestGuessingIsSlowedDown(t *testing.T) {
 		t.Errorf("the same address with a good key: %v", err)
 	}
 	// From elsewhere even a bad one is simply told so.
-	if a := r.send("GET", "/v1/status", "sbx_key_zzzzzzzz_guess", "", ""); a.status != 401 {
-		t.Errorf("from another address: %d", a.status)
+	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}).Dial("tcp", d.plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if resp, _ := d.say(c, request("GET /v1/status", "Authorization: Bearer sbx_key_zzzzzzzz_guess")); resp.StatusCode != 401 {
+		t.Errorf("from another address: %d", resp.StatusCode)
 	}
 }
 
@@ -483,47 +614,94 @@ func TestNetworkOf(t *testing.T) {
 // A server that is told to end does so, also beside requests that never do.
 func TestShutdownHasAnEnd(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{})
-	m := &lobby{get: func(context.Context) (*sandboxer.Sandbox, error) {
+	d := serve(t, &lobby{get: func(context.Context) error {
 		close(entered)
 		<-release // deaf to its ctx
-		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox")
-	}}
-	sock := filepath.Join(t.TempDir(), "s", "api.sock")
-	l, err := ListenUnix(sock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var log logBuffer
-	s := New(m, Options{Drain: 10 * time.Millisecond, Log: slog.New(slog.NewTextHandler(&log, nil))})
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(ctx, l) }()
-	c, err := api.New("unix://"+sock, api.Options{NoRetry: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+		return sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox")
+	}}, Options{Drain: 10 * time.Millisecond})
+	c := d.client("unix://"+d.sock, "")
 	answered := make(chan error, 1)
 	go func() {
 		_, err := c.Get(t.Context(), "x")
 		answered <- err
 	}()
 	receive(t, entered, "the request's handler")
-	cancel()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(patience):
-		t.Fatal("it does not end")
-	}
+	d.stop()
 	if err := receive(t, answered, "the request's answer"); !errors.Is(err, sandboxer.Unavailable) {
 		t.Errorf("the request: %v", err)
 	}
-	if !strings.Contains(log.String(), "requests=1") {
-		t.Errorf("the log does not say what was left: %s", log.String())
+	if !strings.Contains(d.log.String(), "requests=1") {
+		t.Errorf("the log does not say what was left: %s", d.log)
 	}
 	close(release)
-	s.work.Wait()
+	d.e.work.Wait()
+}
+
+// Bodies half sent wait in memory only up to a bound.
+func TestHalfBodiesAreBounded(t *testing.T) {
+	d := serve(t, &lobby{}, Options{})
+	var refused atomic.Int64
+	for range mostWaitingKey>>20 + 8 {
+		c := d.dial("tcp")
+		go func() {
+			io.WriteString(c, request("POST /v1/sandboxes", "Authorization: Bearer "+goodKey, "Content-Type: application/json", "Content-Length: 1048576")+
+				strings.Repeat(" ", 1<<20-100))
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err == nil && resp.StatusCode == 429 && resp.Header.Get("Retry-After") != "" {
+				refused.Add(1)
+			}
+		}()
+	}
+	poll(t, "a refusal", func() bool { return refused.Load() > 0 })
+	if got := d.e.memory.of("acme"); got > mostWaitingKey {
+		t.Errorf("%d bytes of one key are held; want %d at most", got, mostWaitingKey)
+	}
+}
+
+func (m *memory) of(tenant string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.tenants[tenant]
+}
+
+// What one request holds is accounted for until it ends, to its key and tenant.
+func TestMemory(t *testing.T) {
+	m := newMemory()
+	p := sandboxer.Principal{Actor: "key:a", Tenant: "t"}
+	var rooms []*Held
+	for range mostWaitingKey >> 20 {
+		h := &Held{of: m, p: p}
+		rooms = append(rooms, h)
+		for n := range 4 {
+			if err := h.Grow((n + 1) << 18); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	late := &Held{of: m, p: p}
+	if err := late.Grow(1); !errors.Is(err, sandboxer.Exhausted) || sandboxer.RetryAfterOf(err) <= 0 {
+		t.Errorf("one key takes more than it may: %v", err)
+	}
+	sibling, other := &Held{of: m, p: sandboxer.Principal{Actor: "key:b", Tenant: "t"}}, &Held{of: m, p: sandboxer.Principal{Actor: "key:c", Tenant: "u"}}
+	if err := sibling.Grow(mostWaitingTenant - mostWaitingKey); err != nil {
+		t.Errorf("another key of the tenant: %v", err)
+	}
+	if err := sibling.Grow(mostWaitingTenant - mostWaitingKey + 1); !errors.Is(err, sandboxer.Exhausted) {
+		t.Errorf("one tenant takes more than it may: %v", err)
+	}
+	if err := other.Grow(mostWaiting - mostWaitingTenant); err != nil {
+		t.Errorf("another tenant: %v", err)
+	}
+	if err := other.Grow(mostWaiting - mostWaitingTenant + 1); !errors.Is(err, sandboxer.Exhausted) {
+		t.Errorf("all take more than they may: %v", err)
+	}
+	for _, h := range append(rooms, late, sibling, other) {
+		h.end()
+	}
+	if m.total != 0 || len(m.keys) != 0 || len(m.tenants) != 0 {
+		t.Errorf("left: %+v", m)
+	}
+	if rooms[0].Grow(1) == nil {
+		t.Error("a request that ended takes memory")
+	}
 }

@@ -1,25 +1,46 @@
-package server
+package portproxy_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/coder/websocket"
+	"go.uber.org/goleak"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/manager"
+	"github.com/sand-boxer/sandboxer/internal/portproxy"
+	"github.com/sand-boxer/sandboxer/internal/server"
+	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 )
+
+// patience is how long a test waits for what must happen.
+const patience = time.Minute
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == "web" { // the program behind a port of a sandbox
+		panic(web())
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // web is a program behind a port, which it says: it tells what it was asked, and misbehaves
 // where it is asked to.
@@ -163,12 +184,23 @@ func TestTokensAreNotLogged(t *testing.T) {
 		"/p/" + u.Token + "/x", "/p/%73bx_port_" + secret + "/", "//p/" + u.Token + "/", "/P/" + u.Token, "/p/" + s.sb.ID + "/x/" + u.Token, "/p/x/../" + u.Token + "/",
 		"/p/SBX_PORT_" + secret, "/%70/sbx%5fport%5F" + secret + "/", "/p/%2573bx_port_" + secret, "/v1/" + u.Token, "/" + u.Token,
 	} {
-		a := s.send("GET", path, "", "", "")
-		if strings.Contains(a.body, secret) && a.status != 200 {
-			t.Errorf("%s: the token is in the answer: %s", path, a.body)
+		req, err := http.NewRequestWithContext(t.Context(), "GET", s.tcp+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := http.DefaultTransport.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(res.Body)
+		res.Body.Close()
+		if err != nil || strings.Contains(string(body), secret) && res.StatusCode != 200 {
+			t.Errorf("%s: the token is in the answer: %s, %v", path, body, err)
 		}
 	}
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 	if log := s.log.String(); strings.Contains(log, secret[:20]) || !strings.Contains(log, "[token]") {
+		t.Error("the log does not hide tokens")
 		for line := range strings.Lines(log) {
 			if strings.Contains(line, secret[:20]) {
 				t.Errorf("in the log: %s", line)
@@ -177,54 +209,115 @@ func TestTokensAreNotLogged(t *testing.T) {
 	}
 }
 
-// site is a sandbox with that program, whose port is open.
+// site is a sandbox with that program, whose port is open, and the proxy in front of it,
+// behind an edge with the REST interface beside it.
 type site struct {
-	*rig
-	sb     *api.Sandbox
-	port   int
-	key    string
-	owner  *api.Client
-	domain bool
+	*testing.T
+	m     *manager.Manager
+	proxy *portproxy.Proxy
+	tcp   string // http://127.0.0.1:port
+	log   *logBuffer
+	sb    *sandboxer.Sandbox
+	port  int
+	key   string
+	ctx   context.Context // of the sandbox's owner
+}
+
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// as is a ctx of somebody who may do everything for a tenant.
+func as(tenant string) context.Context {
+	return sandboxer.WithPrincipal(context.Background(), sandboxer.Principal{Tenant: tenant, Actor: "test", Scopes: sandboxer.Scopes()})
 }
 
 func newSite(t *testing.T, base string) *site {
 	t.Helper()
-	r := newRig(t, func(o *Options) {
-		if base != "" {
-			u, err := url.Parse(base)
-			if err != nil {
-				t.Fatal(err)
-			}
-			o.PortURL = u
+	s := &site{T: t, log: &logBuffer{}, ctx: as("acme")}
+	log := slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	store, err := sqlstore.OpenSQLite(t.Context(), t.TempDir(), sqlstore.Options{Reserve: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	world := fake.NewWorld()
+	b := backend.New("ext.fake", fake.New(world, fake.Config{Owner: "test"}), backend.Options{})
+	s.m, err = manager.New(store, []sandboxer.Profile{{ID: "profile.test", Extension: "ext.fake", TTL: 10 * time.Minute}}, []manager.Extension{
+		{Info: sandboxer.ExtensionInfo{ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation, Capabilities: b.Capabilities(), Inputs: fake.Adapter.Inputs}, Backend: b},
+	}, manager.Options{Owner: "test", Key: bytes.Repeat([]byte{7}, 32), SweepEvery: time.Hour, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.m.Start(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	var names *url.URL
+	if base != "" {
+		if names, err = url.Parse(base); err != nil {
+			t.Fatal(err)
 		}
+	}
+	s.proxy = portproxy.New(s.m, names)
+	e := edge.New(s.m, edge.Options{Log: log, Drain: 5 * time.Second})
+	e.Mount(server.New(s.m, server.Options{}).Door())
+	e.Mount(s.proxy.Door())
+	l, err := edge.ListenTCP("127.0.0.1:0", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.tcp = "http://" + l.Addr().String()
+	serving, stop := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- e.Serve(serving, l) }()
+	t.Cleanup(func() {
+		stop()
+		err := <-served
+		s.proxy.Close()
+		if err := errors.Join(err, s.m.Close(), store.Close()); err != nil {
+			t.Error(err)
+		}
+		world.Close()
 	})
-	s := &site{rig: r, domain: base != ""}
-	k, owner := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
-	s.key, s.owner = k.Token, owner
-	s.sb = r.create(owner, api.CreateSandbox{})
+
+	_, s.key = s.newKey("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
+	if s.sb, err = s.m.Create(s.ctx, sandboxer.CreateRequest{Profile: "profile.test"}); err != nil {
+		t.Fatal(err)
+	}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(s.ctx)
 	done := make(chan struct{})
 	said, says := io.Pipe()
 	go func() {
 		defer close(done)
 		defer says.Close()
-		r.m.Exec(sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: "acme", Actor: "test", Scopes: sandboxer.Scopes()}), s.sb.ID,
-			sandboxer.Cmd{Args: []string{self, "web"}, Stdout: says})
+		s.m.Exec(ctx, s.sb.ID, sandboxer.Cmd{Args: []string{self, "web"}, Stdout: says})
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	if _, err := fmt.Fscanln(said, &s.port); err != nil {
 		t.Fatalf("it does not say where it is: %v", err)
 	}
 	go io.Copy(io.Discard, said)
-	if _, err := owner.OpenPort(t.Context(), s.sb.ID, s.port); err != nil {
+	if _, err := s.m.OpenPort(s.ctx, s.sb.ID, s.port); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		c, err := owner.Dial(t.Context(), s.sb.ID, s.port)
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		c, err := s.m.Dial(s.ctx, s.sb.ID, s.port)
 		if err == nil {
 			c.Close()
 			break
@@ -236,13 +329,33 @@ func newSite(t *testing.T, base string) *site {
 	return s
 }
 
-func (s *site) signed(ttl time.Duration) *api.PortURL {
+// newKey makes an API key.
+func (s *site) newKey(tenant string, scopes ...sandboxer.Scope) (id, token string) {
 	s.Helper()
-	u, err := s.owner.SignPort(s.Context(), s.sb.ID, s.port, ttl)
+	secret, k, err := s.m.CreateKey(as("root"), manager.NewKey{Name: "test", Tenant: tenant, Scopes: scopes})
 	if err != nil {
 		s.Fatal(err)
 	}
-	return u
+	return k.ID, secret.Reveal()
+}
+
+// link is a signed URL.
+type link struct {
+	URL, Token string
+	ExpiresAt  time.Time
+}
+
+func (s *site) signed(ttl time.Duration) link {
+	s.Helper()
+	token, sb, until, err := s.m.SignPort(s.ctx, s.sb.ID, s.port, ttl)
+	if err != nil {
+		s.Fatal(err)
+	}
+	own, err := url.Parse(s.tcp)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return link{URL: s.proxy.URL(own, sb.ID, s.port, token), Token: token.Reveal(), ExpiresAt: until}
 }
 
 // seen is a request as the program in the sandbox saw it.
@@ -335,8 +448,8 @@ func TestPortProxyByPath(t *testing.T) {
 		if res, got = s.get("GET", u, "Authorization", bearer); res.StatusCode != 200 || got.Header.Get("Authorization") != "" {
 			t.Errorf("with a key and a token: %d %+v", res.StatusCode, got)
 		}
-		k, _ := s.rig.key("acme", sandboxer.ScopeRead)
-		rival, _ := s.rig.key("rival", sandboxer.ScopeRead, sandboxer.ScopeWrite)
+		_, k := s.newKey("acme", sandboxer.ScopeRead)
+		_, rival := s.newKey("rival", sandboxer.ScopeRead, sandboxer.ScopeWrite)
 		other := fmt.Sprintf("%s/p/%s/%d/", s.tcp, s.sb.ID, s.port+1)
 		last := "A"
 		if strings.HasSuffix(u, "A/") {
@@ -350,8 +463,8 @@ func TestPortProxyByPath(t *testing.T) {
 		}{
 			"nothing":                    {private, nil, 401},
 			"a wrong key":                {private, []string{"Authorization", "Bearer sbx_key_x_y"}, 401},
-			"a key that may read":        {private, []string{"Authorization", "Bearer " + k.Token}, 403},
-			"another's key":              {private, []string{"Authorization", "Bearer " + rival.Token}, 404},
+			"a key that may read":        {private, []string{"Authorization", "Bearer " + k}, 403},
+			"another's key":              {private, []string{"Authorization", "Bearer " + rival}, 404},
 			"a closed port":              {other, []string{"Authorization", bearer}, 404},
 			"a wrong token":              {wrong, nil, 401},
 			"a wrong header, with a key": {private, []string{"X-Sandboxer-Token", "sbx_port_x", "Authorization", bearer}, 401},
@@ -400,11 +513,11 @@ func TestPortProxyByPath(t *testing.T) {
 	})
 	t.Run("streams", func(t *testing.T) { s.streams(t, u, nil) })
 	t.Run("key revoked", func(t *testing.T) {
-		k, _ := s.rig.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
-		next, end := s.follow(t, private+"stream", http.Header{"Authorization": {"Bearer " + k.Token}})
+		id, k := s.newKey("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
+		next, end := s.follow(t, private+"stream", http.Header{"Authorization": {"Bearer " + k}})
 		defer end()
 		next()
-		if err := s.admin.RevokeKey(t.Context(), k.Key.ID); err != nil {
+		if err := s.m.RevokeKey(as("root"), id); err != nil {
 			t.Fatal(err)
 		}
 		for next() {
@@ -471,7 +584,7 @@ func (s *site) streams(t *testing.T, u string, h http.Header) {
 			t.Fatal("the stream ends early")
 		}
 	}
-	if err := s.owner.RevokePort(t.Context(), s.sb.ID, s.port); err != nil {
+	if _, err := s.m.RevokePort(s.ctx, s.sb.ID, s.port); err != nil {
 		t.Fatal(err)
 	}
 	for next() { // until it is cut
@@ -565,7 +678,7 @@ func TestPortProxyByName(t *testing.T) {
 
 	// The URL ends with its sandbox.
 	fresh := s.signed(time.Hour)
-	if _, err := s.owner.Destroy(t.Context(), s.sb.ID, true); err != nil {
+	if _, err := s.m.Destroy(s.ctx, s.sb.ID); err != nil {
 		t.Fatal(err)
 	}
 	if res, _ := s.get("GET", fresh.URL); res.StatusCode != 401 {

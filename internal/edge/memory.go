@@ -1,6 +1,7 @@
-package server
+package edge
 
 import (
+	"context"
 	"io"
 	"sync"
 
@@ -52,8 +53,8 @@ func (m *memory) give(p sandboxer.Principal, n int) {
 	}
 }
 
-// held is what one request holds of the memory.
-type held struct {
+// Held is what one request holds of the memory. A nil one accounts for nothing.
+type Held struct {
 	of *memory
 	p  sandboxer.Principal
 
@@ -62,48 +63,56 @@ type held struct {
 	over bool
 }
 
-// grow makes sure that the request holds n bytes at least, and reports whether there was
-// room for them.
-func (h *held) grow(n int) bool {
+// Hold begins to account for callers' data in memory that belongs to the request of ctx,
+// on behalf of who makes it. What it grows to is given back at the end of the request.
+func Hold(ctx context.Context) *Held {
+	c := callOf(ctx)
+	h := &Held{of: c.edge.memory, p: sandboxer.PrincipalFrom(ctx)}
+	c.holds = append(c.holds, h)
+	return h
+}
+
+// Grow makes sure that the request holds n bytes at least. Exhausted: there is no room
+// for them.
+func (h *Held) Grow(n int) error {
 	if h == nil {
-		return true
+		return nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if n <= h.n {
-		return true
+		return nil
 	}
 	if more := n - h.n; h.over || !h.of.take(h.p, more) {
-		return false
+		return exhausted("too much of what you sent, or are to be sent, waits in the server's memory already")
 	}
 	h.n = n
-	return true
+	return nil
 }
 
-// metered accounts for what is read through it, all of which is kept.
+// Reader accounts for what is read from r, all of which is kept.
+func (h *Held) Reader(r io.Reader) io.Reader { return &metered{r: r, room: h} }
+
 type metered struct {
 	r    io.Reader
-	room *held
+	room *Held
 	n    int
 }
 
 func (m *metered) Read(p []byte) (int, error) {
 	n, err := m.r.Read(p)
-	if m.n += n; !m.room.grow(m.n) {
-		return 0, errNoMemory()
+	m.n += n
+	if err := m.room.Grow(m.n); err != nil {
+		return 0, err
 	}
 	return n, err
 }
 
 // end gives everything back.
-func (h *held) end() {
+func (h *Held) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.over = true
 	h.of.give(h.p, h.n)
 	h.n = 0
-}
-
-func errNoMemory() error {
-	return exhausted("too much of what you sent, or are to be sent, waits in the server's memory already")
 }

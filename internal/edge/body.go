@@ -1,6 +1,7 @@
-package server
+package edge
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"sync/atomic"
@@ -74,4 +75,24 @@ func (b *requestBody) settle(answer http.Header) {
 	answer.Set("Connection", "close")
 	b.fixed.Store(true)
 	b.rc.SetReadDeadline(time.Unix(1, 0)) // net/http would wait for it
+}
+
+// ReadAll reads the body of a request that is kept in memory: most bytes at most, within
+// d. Kinds: Invalid for a body that is larger, which answers 413, or does not arrive
+// whole; Exhausted where there is no memory for it.
+func ReadAll(r *http.Request, most int64, d time.Duration) ([]byte, error) {
+	c := callOf(r.Context())
+	c.body.within(d)
+	body, err := io.ReadAll(Hold(r.Context()).Reader(http.MaxBytesReader(c.w, r.Body, most)))
+	c.body.within(0)
+	var tooBig *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooBig):
+		return nil, WithStatus(http.StatusRequestEntityTooLarge, sandboxer.E(sandboxer.Invalid, nil, "the request body is larger than %d bytes", most))
+	case errors.Is(err, sandboxer.Exhausted):
+		return nil, err
+	case err != nil:
+		return nil, sandboxer.E(sandboxer.Invalid, err, "the request body did not arrive whole")
+	}
+	return body, nil
 }

@@ -1,4 +1,4 @@
-package server
+package edge
 
 import (
 	"context"
@@ -44,11 +44,12 @@ type statusError struct {
 
 func (e *statusError) Unwrap() error { return e.error }
 
-func withStatus(status int, err error) error { return &statusError{err, status} }
+// WithStatus has err answered with another status than that of its kind.
+func WithStatus(status int, err error) error { return &statusError{err, status} }
 
-// problem translates err for the caller and notes it for the log. Of an internal
-// error only an ID travels.
-func (s *Server) problem(ctx context.Context, err error) *api.Problem {
+// Problem translates err for the caller of the request that ctx belongs to, and notes it
+// for the log. Of an internal error only an ID travels.
+func Problem(ctx context.Context, err error) *api.Problem {
 	kind := sandboxer.KindOf(err)
 	k, ok := kinds[kind]
 	if !ok {
@@ -66,7 +67,7 @@ func (s *Server) problem(ctx context.Context, err error) *api.Problem {
 	}
 	if kind == sandboxer.Internal {
 		id := rand.Text()[:10]
-		s.log.LogAttrs(ctx, slog.LevelError, "internal error", slog.String("error_id", id), slog.String("request_id", c.id),
+		c.edge.log.LogAttrs(ctx, slog.LevelError, "internal error", slog.String("error_id", id), slog.String("request_id", c.id),
 			slog.String("op", c.route), slog.Any("err", err))
 		p.Detail = "internal error " + id
 		p.Hint = "report it with this ID; the server's log has the cause under it"
@@ -76,15 +77,16 @@ func (s *Server) problem(ctx context.Context, err error) *api.Problem {
 	return p
 }
 
-// failure is a Problem on its way through huma.
-type failure struct{ p *api.Problem }
+// Fail answers a request with an error, in the form of its door.
+func Fail(w http.ResponseWriter, r *http.Request, err error) {
+	callOf(r.Context()).door.Fail(w, Problem(r.Context(), err))
+}
 
-func (f *failure) Error() string             { return f.p.Error() }
-func (f *failure) GetStatus() int            { return f.p.Status }
-func (f *failure) ContentType(string) string { return "application/problem+json" }
-func (f *failure) GetHeaders() http.Header   { return headersOf(f.p) }
+// ProblemType is the content type of a problem in JSON.
+const ProblemType = "application/problem+json"
 
-func headersOf(p *api.Problem) http.Header {
+// ProblemHeaders are the headers of an answer that say what HTTP knows of a problem.
+func ProblemHeaders(p *api.Problem) http.Header {
 	h := http.Header{}
 	if p.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(time.Duration(p.RetryAfter).Seconds()))))
@@ -95,13 +97,12 @@ func headersOf(p *api.Problem) http.Header {
 	return h
 }
 
-// fail answers outside of huma.
-func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
-	p := s.problem(r.Context(), err)
-	for k, v := range headersOf(p) {
+// writeProblem answers with a problem as RFC 9457 has it.
+func writeProblem(w http.ResponseWriter, p *api.Problem) {
+	for k, v := range ProblemHeaders(p) {
 		w.Header()[k] = v
 	}
-	w.Header().Set("Content-Type", "application/problem+json")
+	w.Header().Set("Content-Type", ProblemType)
 	w.WriteHeader(p.Status)
 	json.NewEncoder(w).Encode(p)
 }

@@ -1,4 +1,4 @@
-package server
+package edge
 
 import (
 	"context"
@@ -68,9 +68,8 @@ func TestTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := New(&stub{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
-		return sandboxer.Exit{Code: 7}, nil
-	}}, Options{})
+	s := New(&lobby{}, Options{})
+	s.Mount(lobbyDoor(&lobby{}))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(ctx, l) }()

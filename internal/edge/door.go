@@ -1,0 +1,171 @@
+package edge
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"regexp"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// A Door is one way in: an interface with paths or names of its own.
+type Door struct {
+	Name string // in messages of faults of the program
+	// Host reports whether every request to a host, as its Host header has it, is the
+	// door's. Such a host need not be among the names of the server. nil: none is.
+	Host func(host string) bool
+	// Path begins the paths that are the door's on the names of the server, such as
+	// "/p/", and ends with a slash. Of two doors the one with the longer path has a request;
+	// "/" is for all that is no other door's. "": the door has names alone.
+	Path   string
+	Routes Router
+	// AnyOrigin lets requests in that pages of other origins make. It is for doors that
+	// look at the origin themselves, or whose requests nobody's browser can vouch for.
+	AnyOrigin bool
+	// Key reads the API key of a request. NoKey: there is none, which is enough for who is
+	// known by a Unix socket. Any other error that is Unauthenticated counts as a failed
+	// login. nil: BearerKey.
+	Key func(*http.Request) (sandboxer.Secret, error)
+	// Fail writes an error in the form of the door's clients. nil: as an RFC 9457 problem.
+	Fail func(http.ResponseWriter, *api.Problem)
+}
+
+func (d *Door) check() {
+	switch {
+	case d.Name == "" || d.Routes == nil || d.Path == "" && d.Host == nil:
+		panic(fmt.Sprintf("edge: the door %q lacks a name, routes, or a path and names of its own", d.Name))
+	case d.Path != "" && (d.Path[0] != '/' || d.Path[len(d.Path)-1] != '/'):
+		panic(fmt.Sprintf("edge: the path %q of the door %q does not begin and end with a slash", d.Path, d.Name))
+	}
+	for _, r := range d.Routes.Routes() {
+		r.check()
+	}
+}
+
+// A Router knows the routes of a door.
+type Router interface {
+	// Route returns the route of a request. A Router also has routes for requests that
+	// are none of its business, which refuse them.
+	Route(*http.Request) Route
+	// Routes returns every route that serves something.
+	Routes() []Route
+}
+
+// A Route is what is served under one pattern.
+type Route struct {
+	Pattern string // in log and metrics
+	Access  Access // who may use it
+	Handler http.Handler
+	Quiet   bool // is asked for all the time, and logged for debugging only
+}
+
+func (r Route) check() {
+	if !r.Access.declared() {
+		panic(fmt.Sprintf("edge: the route %q does not declare who may use it", r.Pattern))
+	}
+}
+
+// Access says who may use a route. The zero value says nothing: such a route is not
+// served.
+type Access struct {
+	scope  sandboxer.Scope
+	anyone bool
+	guest  Admit
+}
+
+// Needs is for callers with a key that has the scope, or with everything that the owner
+// of the Unix socket may do.
+func Needs(s sandboxer.Scope) Access { return Access{scope: s} }
+
+// Anyone is for whoever comes: nobody is identified, and nothing is read of the body.
+func Anyone() Access { return Access{anyone: true} }
+
+// Guests is for callers who bring something else than a key, of which admit finds out
+// whether it is good. Their errors are the caller's answer.
+func Guests(admit Admit) Access { return Access{guest: admit} }
+
+// Admit lets a guest in: it returns who that counts as in the accounts of connections and
+// memory, the ctx for the handler, and what is to be called at the end of the request.
+type Admit func(ctx context.Context) (_ context.Context, p sandboxer.Principal, end func(), _ error)
+
+func (a Access) declared() bool { return a.scope != "" || a.anyone || a.guest != nil }
+
+// Scope is what a caller needs, "" where that is no key.
+func (a Access) Scope() sandboxer.Scope { return a.scope }
+
+// Identified reports whether the handler sees only requests that somebody is known to make.
+func (a Access) Identified() bool { return a.scope != "" || a.guest != nil }
+
+// Mux is a Router with the patterns of http.ServeMux. The zero value has no routes.
+type Mux struct {
+	Hint   string // where routes are listed, for who asks for one that is not there
+	mux    http.ServeMux
+	routes []Route
+}
+
+// entry is a Route in an http.ServeMux, whose own handlers are never one.
+type entry struct{ Route }
+
+func (e *entry) ServeHTTP(w http.ResponseWriter, r *http.Request) { e.Handler.ServeHTTP(w, r) }
+
+// Handle adds a route, whose Handler finds the parts of the path by PathValue. Like
+// http.ServeMux it panics for a pattern that is not one or is another route's, and also
+// for a route that does not declare who may use it.
+func (m *Mux) Handle(r Route) {
+	r.check()
+	m.mux.Handle(r.Pattern, &entry{r})
+	m.routes = append(m.routes, r)
+}
+
+// Routes returns the routes that were added.
+func (m *Mux) Routes() []Route { return m.routes }
+
+// Route implements Router.
+func (m *Mux) Route(r *http.Request) Route {
+	h, pattern := m.mux.Handler(r)
+	if e, ok := h.(*entry); ok {
+		route := e.Route
+		route.Handler = &m.mux // which also tells the parts of the path
+		return route
+	}
+	if pattern != "" { // a path that is not clean is sent to the one that is
+		return Route{Pattern: pattern, Access: Anyone(), Handler: h}
+	}
+	return Route{Pattern: "none", Access: Anyone(), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.noRoute(w, r, h) })}
+}
+
+// noRoute answers where the mux has nothing, in the door's form. The mux's own answer
+// tells a wrong method from a wrong path.
+func (m *Mux) noRoute(w http.ResponseWriter, r *http.Request, mux http.Handler) {
+	probe := &discard{header: http.Header{}}
+	mux.ServeHTTP(probe, r)
+	if probe.status == http.StatusMethodNotAllowed {
+		allow := probe.header.Get("Allow")
+		w.Header().Set("Allow", allow)
+		Fail(w, r, WithStatus(http.StatusMethodNotAllowed,
+			sandboxer.E(sandboxer.Invalid, nil, "%s has no method %s", Redact(r.URL.Path), r.Method).WithHint("it has: %s", allow)))
+		return
+	}
+	err := sandboxer.E(sandboxer.NotFound, nil, "there is nothing at %s", Redact(r.URL.Path))
+	err.Hint = m.Hint
+	Fail(w, r, err)
+}
+
+// discard takes an answer that nobody gets.
+type discard struct {
+	header http.Header
+	status int
+}
+
+func (d *discard) Header() http.Header         { return d.header }
+func (d *discard) WriteHeader(status int)      { d.status = status }
+func (d *discard) Write(p []byte) (int, error) { return len(p), nil }
+
+// token is what may be one in a path, also with some of it escaped.
+var token = regexp.MustCompile(`(?i)(?:s|%(?:25)*[57]3)(?:b|%(?:25)*[46]2)(?:x|%(?:25)*[57]8)(?:_|%(?:25)*5f)(?:p|%(?:25)*[57]0)(?:o|%(?:25)*[46]f)(?:r|%(?:25)*[57]2)(?:t|%(?:25)*[57]4)(?:_|%(?:25)*5f)[^/?#&;\s]*`)
+
+// Redact hides whatever may be the token of a signed URL in the path of a request as it
+// came, for logs and answers.
+func Redact(path string) string { return token.ReplaceAllLiteralString(path, "[token]") }

@@ -1,0 +1,95 @@
+package manager
+
+import (
+	"context"
+	"net"
+	"sync"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// An AgentVisit is one use of the agent inside a sandbox, for a door that speaks its wire.
+// It counts as use of the sandbox until End.
+type AgentVisit struct {
+	visit Visit
+}
+
+// VisitAgent opens the way to the agent of a running sandbox, for the principal in ctx, who
+// needs the write scope: whoever reaches the agent may do everything inside. A paused
+// sandbox is resumed where its profile allows that. Kinds: NotFound, Conflict (it does not
+// run), Exhausted (too many uses at once), Unsupported when the extension has no agent in
+// its sandboxes.
+func (m *Manager) VisitAgent(ctx context.Context, ref string) (*AgentVisit, error) {
+	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
+	if err != nil {
+		return nil, err
+	}
+	b, err := m.backend(sb.Extension)
+	if err != nil {
+		return nil, err
+	}
+	if !b.Can(sandboxer.CanAgent) { // before a paused one is resumed for nothing
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "extension %q has no agent in its sandboxes", sb.Extension)
+	}
+	// It ends with the caller's key, and with everything that ends the use of a port.
+	bound, release := m.Bind(context.WithoutCancel(ctx), sandboxer.PrincipalFrom(ctx))
+	if err := context.Cause(bound); err != nil {
+		release()
+		return nil, err
+	}
+	v := &AgentVisit{}
+	err = m.beginVisit(bound, &v.visit, sb.ID, func(now *sandboxer.Sandbox, running bool) error {
+		switch {
+		case running:
+		case now.State == sandboxer.Running:
+			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was paused and resumed at this moment", now.ID).WithHint("try again")
+		default:
+			return notRunning(now)
+		}
+		return context.Cause(bound) // the key may have ended
+	})
+	if err != nil {
+		release()
+		return nil, err
+	}
+	end := v.visit.End
+	v.visit.End = sync.OnceFunc(func() { end(); release() })
+	return v, nil
+}
+
+// Sandbox returns whose agent it is.
+func (v *AgentVisit) Sandbox() (id string, generation int) {
+	return v.visit.SandboxID, v.visit.Generation
+}
+
+// Context ends, with the reason as its cause, when the visitor has to go: the sandbox
+// stopped running, the key was revoked or expired, the manager closes, or End was called.
+func (v *AgentVisit) Context() context.Context { return v.visit.Ctx }
+
+// Dial opens a connection on which the agent's wire is spoken. It is cut when Context ends.
+func (v *AgentVisit) Dial(ctx context.Context) (net.Conn, error) {
+	if v.visit.Ctx.Err() != nil {
+		return nil, context.Cause(v.visit.Ctx)
+	}
+	c, err := v.visit.b.DialAgent(ctx, v.visit.h)
+	if err != nil {
+		return nil, err
+	}
+	a := &agentConn{Conn: c}
+	a.stop = context.AfterFunc(v.visit.Ctx, func() { c.Close() })
+	return a, nil
+}
+
+// End ends the use and cuts its connections. It may be called again.
+func (v *AgentVisit) End() { v.visit.End() }
+
+// An agentConn is a connection of a visit.
+type agentConn struct {
+	net.Conn
+	stop func() bool
+}
+
+func (c *agentConn) Close() error {
+	c.stop()
+	return c.Conn.Close()
+}
