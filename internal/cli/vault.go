@@ -282,6 +282,14 @@ func (v *vault) List(ctx context.Context) ([]string, error) {
 	return s.IDs(ctx)
 }
 
+// progressing takes what is read for nothing but that it was, and says so.
+type progressing struct{ ctx context.Context }
+
+func (p progressing) Write(b []byte) (int, error) {
+	sandboxer.ReportProgress(p.ctx, sandboxer.Progress{})
+	return len(b), nil
+}
+
 // Check implements manager.Vault.
 func (v *vault) Check(ctx context.Context, id string, deep bool) error {
 	s, err := v.store(ctx)
@@ -291,7 +299,7 @@ func (v *vault) Check(ctx context.Context, id string, deep bool) error {
 	if deep {
 		var r io.ReadCloser
 		if _, r, err = s.Open(ctx, id); err == nil {
-			_, err = io.Copy(io.Discard, r)
+			_, err = io.Copy(progressing{ctx}, r)
 			err = errors.Join(err, r.Close())
 		}
 	} else {
