@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 )
 
@@ -53,4 +54,24 @@ func TestUnusableExtensionIsShown(t *testing.T) {
 	wantSaid(t, answers, "status", "unavailable: ext.shut")
 	wantSaid(t, answers, "extension ls", problem)
 	wantSaid(t, answers, "extension show ext.shut", "problem: "+problem)
+}
+
+// What the database does not know of sandboxes since it went back is in every list, the status
+// says when that was.
+func TestWentBackIsShown(t *testing.T) {
+	sb := api.Sandbox{ID: "abcdefgh", State: sandboxer.Running, Unconfirmed: sandboxer.Unasked}
+	answers := map[string]any{
+		"status":             api.Status{SchemaVersion: api.SchemaVersion, Owner: "test", WentBack: time.Now().Add(-time.Hour), Unconfirmed: 3},
+		"sandboxes":          api.List[api.Sandbox]{Items: []api.Sandbox{sb}},
+		"sandboxes/abcdefgh": sb,
+		"quarantine":         api.List[api.Quarantined]{},
+	}
+	wantSaid(t, answers, "ls", "running (unconfirmed)")
+	wantSaid(t, answers, "get abcdefgh", "unconfirmed: the database went back; its backend is being asked")
+	wantSaid(t, answers, "status", "went back: ", "3 sandboxes are unconfirmed: sandboxer audit")
+	for u, want := range map[sandboxer.Unconfirmed]string{sandboxer.Untold: "kept until it is extended or destroyed", sandboxer.Claimed: "kept until it is adopted or destroyed"} {
+		sb.Unconfirmed = u
+		answers["sandboxes/abcdefgh"] = sb
+		wantSaid(t, answers, "get abcdefgh", want)
+	}
 }

@@ -97,3 +97,19 @@ func TestUnusableExtensionIsTold(t *testing.T) {
 		t.Errorf("extensions: %d %s", a.status, a.body)
 	}
 }
+
+// For a day whoever asks is told that the database went back.
+func TestHealthAfterTheDatabaseWentBack(t *testing.T) {
+	at := time.Now().Add(-23 * time.Hour)
+	r := newTellingRig(t, Options{WentBack: at})
+	if a := r.send("GET", "/healthz", "", "", ""); a.status != 200 || !strings.HasSuffix(a.body, "\nthe database went back: noticed at "+at.UTC().Format(time.RFC3339)+"\n") {
+		t.Errorf("health: %d %q", a.status, a.body)
+	}
+	if st, err := r.admin.Status(t.Context()); err != nil || !st.WentBack.Equal(at) {
+		t.Errorf("status: %+v, %v", st, err)
+	}
+	r = newTellingRig(t, Options{WentBack: time.Now().Add(-25 * time.Hour)})
+	if a := r.send("GET", "/healthz", "", "", ""); strings.Contains(a.body, "went back") {
+		t.Errorf("health after a day: %q", a.body)
+	}
+}
