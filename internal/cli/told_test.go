@@ -75,3 +75,13 @@ func TestWentBackIsShown(t *testing.T) {
 		wantSaid(t, answers, "get abcdefgh", want)
 	}
 }
+
+// What an operator should know of an extension is in the status, and in what is shown of it.
+func TestNoticesAreShown(t *testing.T) {
+	answers := map[string]any{
+		"status":     api.Status{SchemaVersion: api.SchemaVersion, Owner: "test", Notices: []string{"ext.fake: the paint is wet"}},
+		"extensions": api.List[api.Extension]{Items: []api.Extension{{ID: "ext.fake", Adapter: "fake", Notices: []string{"the paint is wet", "mind the step"}}}},
+	}
+	wantSaid(t, answers, "status", "notice: ext.fake: the paint is wet")
+	wantSaid(t, answers, "extension show ext.fake", "notices: the paint is wet", "mind the step")
+}

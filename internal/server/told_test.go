@@ -113,3 +113,14 @@ func TestHealthAfterTheDatabaseWentBack(t *testing.T) {
 		t.Errorf("health after a day: %q", a.body)
 	}
 }
+
+func TestNoticesAreInTheStatus(t *testing.T) {
+	r := newTellingRig(t, Options{})
+	if st, err := r.admin.Status(t.Context()); err != nil || !slices.Equal(st.Notices, []string{"ext.fake: the paint is wet"}) {
+		t.Errorf("%+v, %v", st, err)
+	}
+	_, reader := r.key("acme", sandboxer.ScopeRead)
+	if st, err := reader.Status(t.Context()); err != nil || st.Notices != nil {
+		t.Errorf("a tenant is told %+v, %v", st, err)
+	}
+}
