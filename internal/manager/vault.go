@@ -79,7 +79,9 @@ func (b boundedVault) Describe(ctx context.Context, id string) (*sandboxer.Snaps
 }
 
 // List implements Vault.
-func (b boundedVault) List(ctx context.Context) ([]string, error) { return ask(ctx, vaultAsk, b.v.List) }
+func (b boundedVault) List(ctx context.Context) ([]string, error) {
+	return ask(ctx, vaultAsk, b.v.List)
+}
 
 // Drop implements Vault.
 func (b boundedVault) Drop(ctx context.Context, id string) error {
