@@ -258,6 +258,11 @@ func TestPublicNetwork(t *testing.T) {
 		if got := sh(t, e, up(t, e, spec), "cat file"); got != "one" {
 			t.Errorf("the clone at ref one has %q", got)
 		}
+		spec.User = "nobody"
+		if got := sh(t, e, up(t, e, spec), "stat -c %U . file .git .git/HEAD | sort -u; id -un; cat file; echo more >>file && git commit -q --help >/dev/null 2>&1; git -c user.name=t -c user.email=t@example.org commit -qam mine && git status --porcelain"); got != "nobody\nnobody\none" {
+			t.Errorf("a clone for nobody: %q", got)
+		}
+		spec.User = ""
 		spec.Inputs = map[string]string{"repo": "http://" + host + ":8000/nothing-here"}
 		spec.ID, spec.Generation, spec.Owner = "failing", 1, ours("test")
 		_, err := e.Provision(t.Context(), spec)

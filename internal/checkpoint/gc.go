@@ -195,7 +195,9 @@ func (s *Store) now(ctx context.Context) (time.Time, error) {
 		return time.Time{}, err
 	}
 	b, err := s.blobs.Stat(ctx, name)
-	if e := s.blobs.Delete(context.WithoutCancel(ctx), name); err == nil {
+	late, stop := outlast(ctx)
+	defer stop()
+	if e := s.blobs.Delete(late, name); err == nil {
 		err = e
 	}
 	if err != nil {

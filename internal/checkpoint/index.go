@@ -14,7 +14,7 @@ import (
 type chunkIndex struct {
 	s *Store
 
-	refreshing sync.Mutex
+	refreshing chan struct{} // the slot of the one refresh in progress
 
 	mu        sync.RWMutex
 	packs     map[string][]place
@@ -28,7 +28,7 @@ type at struct {
 }
 
 func newChunkIndex(s *Store) *chunkIndex {
-	return &chunkIndex{s: s, packs: map[string][]place{}, condemned: map[string]bool{}, byID: map[id]at{}}
+	return &chunkIndex{s: s, refreshing: make(chan struct{}, 1), packs: map[string][]place{}, condemned: map[string]bool{}, byID: map[id]at{}}
 }
 
 // find returns the pack that has a chunk and will keep it: none that is about to be
@@ -65,8 +65,12 @@ func (x *chunkIndex) insert(pack string, places []place) {
 
 // refresh takes over what has changed in the store.
 func (x *chunkIndex) refresh(ctx context.Context) error {
-	x.refreshing.Lock()
-	defer x.refreshing.Unlock()
+	select {
+	case x.refreshing <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-x.refreshing }()
 	dead, err := x.s.names(ctx, condemnedPrefix+packPrefix)
 	if err != nil {
 		return err

@@ -269,7 +269,11 @@ func (w *writing) seal(m *Manifest, data []byte, payload part, signer KeyID, sig
 		return nil, err
 	}
 	since := time.Now()
-	defer func() { _ = s.blobs.Delete(context.WithoutCancel(w.ctx), pending) }() // otherwise GC does it
+	defer func() {
+		late, stop := outlast(w.ctx)
+		defer stop()
+		_ = s.blobs.Delete(late, pending) // otherwise GC does it
+	}()
 	if err := w.kept(); err != nil {
 		return nil, err
 	}
@@ -296,7 +300,9 @@ func (w *writing) seal(m *Manifest, data []byte, payload part, signer KeyID, sig
 		return nil, err
 	}
 	if err := held(); err != nil {
-		return nil, errors.Join(err, s.blobs.Delete(context.WithoutCancel(w.ctx), checkpointPrefix+m.ID))
+		late, stop := outlast(w.ctx)
+		defer stop()
+		return nil, errors.Join(err, s.blobs.Delete(late, checkpointPrefix+m.ID))
 	}
 	m.Digest, m.Signer, m.Stored = man.Digest, signer, w.p.bytes+int64(len(enc))
 	if payload.Stream != "" {
@@ -498,7 +504,7 @@ func (s *Store) use(ctx context.Context, id string) (_ *Manifest, data []byte, _
 		return nil, nil, nil, nil, err
 	}
 	name := "open-" + rand.Text()
-	unpin := func() error { return s.Unpin(context.WithoutCancel(ctx), id, name) }
+	unpin := func() error { return s.letGo(ctx, id, name) }
 	defer func() {
 		if err != nil {
 			_ = unpin()
@@ -602,7 +608,7 @@ func (l *leased) Read(p []byte) (int, error) {
 			return 0, err
 		}
 		old := l.release
-		l.release = func() error { return l.s.Unpin(context.WithoutCancel(l.ctx), l.id, next) }
+		l.release = func() error { return l.s.letGo(l.ctx, l.id, next) }
 		l.renewed = time.Now()
 		if err := old(); err != nil {
 			return 0, err
@@ -645,8 +651,36 @@ func (s *Store) Pin(ctx context.Context, id, name string, until time.Time) error
 	if err == nil {
 		err = sandboxer.E(sandboxer.NotFound, nil, "checkpoint %s was dropped", id)
 	}
-	_ = s.Unpin(context.WithoutCancel(ctx), id, name)
+	_ = s.letGo(ctx, id, name)
 	return err
+}
+
+// letGo is Unpin for a pin of our own, also when ctx is over; one that stays ends by itself.
+func (s *Store) letGo(ctx context.Context, id, name string) error {
+	late, stop := outlast(ctx)
+	defer stop()
+	return s.Unpin(late, id, name)
+}
+
+// lateness is how long what has to be put in order may go on when its context is over.
+const lateness = 5 * time.Second
+
+// outlast returns a context that goes on for a little longer than ctx.
+func outlast(ctx context.Context) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var timer *time.Timer
+	armed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		timer = time.AfterFunc(lateness, cancel)
+		close(armed)
+	})
+	return late, func() {
+		if !stop() {
+			<-armed
+			timer.Stop()
+		}
+		cancel()
+	}
 }
 
 func (s *Store) pin(ctx context.Context, id, name string, until time.Time) error {

@@ -70,6 +70,19 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
+// What a clone without history would skip is on the list of what must not skip.
+func TestFormerBuildsMustRun(t *testing.T) {
+	list, err := os.ReadFile("../../scripts/must-run.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for commit := range formerBuilds {
+		if !strings.Contains(string(list), "/internal/cli TestUpgrade/"+commit) {
+			t.Errorf("scripts/must-run.txt does not have TestUpgrade/%s", commit)
+		}
+	}
+}
+
 func upgrade(t *testing.T, former, today string) {
 	dir, err := os.MkdirTemp("", "sbx") // gVisor's sockets need a short name
 	if err != nil {

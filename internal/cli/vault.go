@@ -23,8 +23,16 @@ type vault struct {
 	open  func(context.Context) (checkpoint.Blobs, error)
 	close func() error
 
-	mu sync.Mutex
-	s  *checkpoint.Store // nil until the place was reached
+	mu      sync.Mutex        // held for no longer than it takes to look
+	s       *checkpoint.Store // nil until the place was reached
+	opening *opening          // in progress, nil if none is
+}
+
+// An opening is one attempt to reach the place, which all who need it share.
+type opening struct {
+	done chan struct{} // closed when s and err are set
+	s    *checkpoint.Store
+	err  error
 }
 
 var _ manager.Vault = (*vault)(nil)
@@ -56,13 +64,41 @@ func openVault(dir string, place func(context.Context) (checkpoint.Blobs, error)
 
 func (v *vault) Close() error { return v.close() }
 
-// store reaches the place of the checkpoints.
+// store reaches the place of the checkpoints. Whoever comes while it is being opened has what
+// comes of that, or leaves when its own ctx ends.
 func (v *vault) store(ctx context.Context) (*checkpoint.Store, error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.s != nil {
-		return v.s, nil
+	for {
+		v.mu.Lock()
+		if v.s != nil {
+			defer v.mu.Unlock()
+			return v.s, nil
+		}
+		o, mine := v.opening, v.opening == nil
+		if mine {
+			o = &opening{done: make(chan struct{})}
+			v.opening = o
+		}
+		v.mu.Unlock()
+		if mine {
+			o.s, o.err = v.reach(ctx)
+			v.mu.Lock()
+			v.s, v.opening = o.s, nil
+			v.mu.Unlock()
+			close(o.done)
+			return o.s, o.err
+		}
+		select {
+		case <-o.done:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		if kind := sandboxer.KindOf(o.err); kind != sandboxer.Canceled && kind != sandboxer.Timeout { // of who opened it
+			return o.s, o.err
+		}
 	}
+}
+
+func (v *vault) reach(ctx context.Context) (*checkpoint.Store, error) {
 	key, err := checkpoint.LoadKey(filepath.Dir(v.spool))
 	if err != nil {
 		return nil, err
@@ -71,8 +107,7 @@ func (v *vault) store(ctx context.Context) (*checkpoint.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	v.s, err = checkpoint.New(blobs, key, checkpoint.Options{SpoolDir: v.spool, Producer: "sandboxer " + version()})
-	return v.s, err
+	return checkpoint.New(blobs, key, checkpoint.Options{SpoolDir: v.spool, Producer: "sandboxer " + version()})
 }
 
 // tidy removes what nothing needs any more, first after a while and then now and then,
@@ -247,6 +282,14 @@ func (v *vault) List(ctx context.Context) ([]string, error) {
 	return s.IDs(ctx)
 }
 
+// progressing takes what is read for nothing but that it was, and says so.
+type progressing struct{ ctx context.Context }
+
+func (p progressing) Write(b []byte) (int, error) {
+	sandboxer.ReportProgress(p.ctx, sandboxer.Progress{})
+	return len(b), nil
+}
+
 // Check implements manager.Vault.
 func (v *vault) Check(ctx context.Context, id string, deep bool) error {
 	s, err := v.store(ctx)
@@ -256,7 +299,7 @@ func (v *vault) Check(ctx context.Context, id string, deep bool) error {
 	if deep {
 		var r io.ReadCloser
 		if _, r, err = s.Open(ctx, id); err == nil {
-			_, err = io.Copy(io.Discard, r)
+			_, err = io.Copy(progressing{ctx}, r)
 			err = errors.Join(err, r.Close())
 		}
 	} else {

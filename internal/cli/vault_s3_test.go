@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -100,5 +101,68 @@ func TestVaultPlaceLater(t *testing.T) {
 	v.mu.Unlock()
 	if l, err := v.List(t.Context()); err != nil || len(l) != 0 {
 		t.Errorf("List = %v, %v", l, err)
+	}
+}
+
+// While one waits for a place that hangs, others share what comes of it, and whoever has left
+// waits for nothing.
+func TestVaultPlaceHangs(t *testing.T) {
+	entered, answer := make(chan struct{}, 10), make(chan error)
+	v, err := openVault(t.TempDir(), func(ctx context.Context) (checkpoint.Blobs, error) {
+		entered <- struct{}{}
+		select {
+		case err := <-answer:
+			return nil, err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	list := func(ctx context.Context) <-chan error {
+		got := make(chan error, 1)
+		go func() {
+			_, err := v.List(ctx)
+			got <- err
+		}()
+		return got
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	first := list(ctx)
+	<-entered
+	late, stop := context.WithCancel(t.Context())
+	stop()
+	if err := <-list(late); !errors.Is(err, context.Canceled) {
+		t.Errorf("for who has left: %v", err)
+	}
+
+	// Who opened it leaves: somebody else opens it.
+	second := list(t.Context())
+	leave()
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("who opened it: %v", err)
+	}
+	<-entered
+	var all []<-chan error
+	for range 5 {
+		all = append(all, list(t.Context()))
+	}
+	answer <- sandboxer.E(sandboxer.Unavailable, nil, "it hangs")
+	if err := <-second; sandboxer.KindOf(err) != sandboxer.Unavailable {
+		t.Errorf("who waited: %v", err)
+	}
+	for _, got := range all { // those who came after the answer have opened it once more
+		for over := false; !over; {
+			select {
+			case answer <- sandboxer.E(sandboxer.Unavailable, nil, "it hangs"):
+			case err := <-got:
+				if over = true; sandboxer.KindOf(err) != sandboxer.Unavailable {
+					t.Errorf("another who waited: %v", err)
+				}
+			}
+		}
 	}
 }

@@ -432,16 +432,16 @@ func (m *Manager) auditPools(ctx context.Context, a *Audit) error {
 // auditSnapshots holds the records of snapshots against the vault and the sandboxes
 // that need them. What does not fit is looked at again: it may have moved on.
 func (m *Manager) auditSnapshots(ctx context.Context, a *Audit) error {
-	m.auditVault(ctx, a)
+	vault := m.auditVault(ctx, a)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	suspects, n, err := m.unsound(ctx)
+	suspects, n, err := m.unsound(ctx, vault)
 	a.Checked += n
 	if err != nil || len(suspects) == 0 {
 		return err
 	}
-	again, _, err := m.unsound(ctx)
+	again, _, err := m.unsound(ctx, vault)
 	for k, v := range suspects {
 		if _, ok := again[k]; ok && !a.hasAsked(v) {
 			a.add(v)
@@ -460,21 +460,27 @@ func (a *Audit) hasAsked(v Violation) bool {
 
 // auditVault names the snapshots whose files cannot be read: their manifests, or, in a deep
 // audit, any of what they consist of. What several share is read for each, and named for
-// each.
-func (m *Manager) auditVault(ctx context.Context, a *Audit) {
+// each. It reports whether the store answers: one that does not is named once, and not asked
+// for more.
+func (m *Manager) auditVault(ctx context.Context, a *Audit) bool {
 	if m.opts.Vault == nil {
-		return
+		return false
 	}
 	ids, err := m.opts.Vault.List(ctx)
 	if err != nil {
-		a.violated(invAsked, "", "the store of portable snapshots: %s", sandboxer.Message(err))
-		return
+		a.violated(invAsked, "", "%s: %s", storeName, sandboxer.Message(err))
+		return false
 	}
-	for _, id := range ids {
+	for i, id := range ids {
 		a.Checked++
+		began := time.Now()
 		err := m.opts.Vault.Check(ctx, id, a.deep)
 		if ctx.Err() != nil {
-			return
+			return false
+		}
+		if hung(err, began) {
+			a.violated(invAsked, "", "%s: snapshot %s could not be read, and %d more were not looked at: %s", storeName, id, len(ids)-i-1, sandboxer.Message(err))
+			return false
 		}
 		if err == nil || isKind(err, sandboxer.NotFound) { // dropped meanwhile
 			continue
@@ -490,15 +496,18 @@ func (m *Manager) auditVault(ctx context.Context, a *Audit) {
 			a.violated(invRead, of, "snapshot %s: %s", id, sandboxer.Message(err))
 		}
 	}
+	return true
 }
 
-func (m *Manager) unsound(ctx context.Context) (map[string]Violation, int, error) {
+// unsound looks at the records of snapshots, and at what the store of portable ones has if
+// vault is set.
+func (m *Manager) unsound(ctx context.Context, vault bool) (map[string]Violation, int, error) {
 	out, n := map[string]Violation{}, 0
 	violated := func(invariant, id, of, format string, args ...any) {
 		out[id+" "+invariant] = Violation{invariant, of, fmt.Sprintf(format, args...)}
 	}
 	kept, asked := map[string]bool{}, false
-	if m.opts.Vault != nil {
+	if vault {
 		ids, err := m.opts.Vault.List(ctx)
 		if ctx.Err() != nil {
 			return nil, 0, context.Cause(ctx)
@@ -549,7 +558,7 @@ func (m *Manager) unsound(ctx context.Context) (map[string]Violation, int, error
 		}
 		q.After = next
 	}
-	unknown, silent, err := m.quarantinedSnapshots(ctx, "")
+	unknown, silent, err := m.quarantinedSnapshots(ctx, "", vault)
 	if err != nil {
 		return nil, n, err
 	}
@@ -562,9 +571,7 @@ func (m *Manager) unsound(ctx context.Context) (map[string]Violation, int, error
 		}
 	}
 	for name, err := range silent {
-		if m.extension(name) != nil { // else auditVault says why
-			violated(invAsked, name, "", "%s: %s", name, sandboxer.Message(err))
-		}
+		violated(invAsked, name, "", "%s: %s", name, sandboxer.Message(err))
 	}
 	err = m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Paused}}, func(sb *sandboxer.Sandbox) {
 		rec := living[sb.Pause.Snapshot]

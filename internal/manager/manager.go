@@ -121,6 +121,7 @@ type Manager struct {
 	requests requests      // to the API, of tenants of which they are bounded
 	recent   recent        // the newest events
 	replays  chan struct{} // slots of those who read long histories
+	drops    chan struct{} // slots of the sweep's drops that need the store of portable snapshots alone
 
 	keyMu sync.Mutex // serialises read-change-write of API keys
 }
@@ -131,6 +132,7 @@ type extension struct {
 	Extension
 	creates  chan struct{} // slots of concurrent provisions
 	workers  chan struct{} // slots of concurrent sweep actions
+	saves    chan struct{} // slots of those that need snapshots, which teardowns do not wait for
 	stocking chan struct{} // slots of provisions for pools
 	demand   *demand
 	survey   chan struct{} // the slot of the one survey in progress
@@ -187,6 +189,9 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	if opts.fail == nil {
 		opts.fail = func(point) {}
 	}
+	if opts.Vault != nil {
+		opts.Vault = boundedVault{opts.Vault}
+	}
 	now := time.Now()
 	m := &Manager{
 		store:      store,
@@ -218,6 +223,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	}
 	m.exts.Store(new([]*extension))
 	m.recent.store, m.replays = store, make(chan struct{}, 2)
+	m.drops = make(chan struct{}, opts.Workers)
 	if opts.Execs.Total == 0 {
 		opts.Execs = defaultExecs(Descriptors())
 	}
@@ -239,6 +245,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 			Extension: e,
 			creates:   make(chan struct{}, opts.Creates),
 			workers:   make(chan struct{}, opts.Workers),
+			saves:     make(chan struct{}, opts.Workers),
 			stocking:  make(chan struct{}, max(1, runtime.NumCPU()/2)),
 			demand:    new(demand),
 			survey:    make(chan struct{}, 1),

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -27,8 +28,8 @@ type quarantinedSnapshot struct {
 }
 
 // quarantinedSnapshots finds them by ID, all or only the one called id. Who could not be asked
-// is in silent, by name.
-func (m *Manager) quarantinedSnapshots(ctx context.Context, id string) (found map[string]*quarantinedSnapshot, silent map[string]error, err error) {
+// is in silent, by name; the store of portable snapshots is asked if vault is set.
+func (m *Manager) quarantinedSnapshots(ctx context.Context, id string, vault bool) (found map[string]*quarantinedSnapshot, silent map[string]error, err error) {
 	found, silent = map[string]*quarantinedSnapshot{}, map[string]error{}
 	// unknown returns the one called at, nil if the database knows it or it is not asked for.
 	unknown := func(at string) (*quarantinedSnapshot, error) {
@@ -70,7 +71,7 @@ func (m *Manager) quarantinedSnapshots(ctx context.Context, id string) (found ma
 			s.was = m.openStamp(sandboxer.Found{Handle: sandboxer.Handle{SandboxID: f.SandboxID, Generation: f.Generation}, Stamp: f.Stamp})
 		}
 	}
-	if m.opts.Vault == nil {
+	if m.opts.Vault == nil || !vault {
 		return found, silent, nil
 	}
 	kept, err := m.opts.Vault.List(ctx)
@@ -78,7 +79,7 @@ func (m *Manager) quarantinedSnapshots(ctx context.Context, id string) (found ma
 		return nil, nil, context.Cause(ctx)
 	}
 	if err != nil {
-		silent["the store of portable snapshots"] = err
+		silent[storeName] = err
 	}
 	for _, at := range kept {
 		s, err := unknown(at)
@@ -88,12 +89,17 @@ func (m *Manager) quarantinedSnapshots(ctx context.Context, id string) (found ma
 		if s == nil {
 			continue
 		}
+		began := time.Now()
 		s.portable, s.why = m.opts.Vault.Describe(ctx, at)
 		if ctx.Err() != nil {
 			return nil, nil, context.Cause(ctx)
 		}
 		if s.why != nil {
 			s.portable = &sandboxer.SnapshotRecord{ID: at}
+		}
+		if hung(s.why, began) {
+			silent[storeName] = s.why
+			break
 		}
 	}
 	return found, silent, nil
@@ -104,9 +110,9 @@ func (s *quarantinedSnapshot) text() string {
 	where, has, whose := s.extension, "has", ""
 	switch {
 	case where == "":
-		where = "the store of portable snapshots"
+		where = storeName
 	case s.portable != nil:
-		where, has = where+" and the store of portable snapshots", "have"
+		where, has = where+" and "+storeName, "have"
 	}
 	if s.was != nil && s.was.Tenant != "" {
 		whose = fmt.Sprintf(", tenant %s's,", s.was.Tenant)
@@ -117,7 +123,7 @@ func (s *quarantinedSnapshot) text() string {
 
 // tellQuarantinedSnapshots tells of those there are, of each once.
 func (m *Manager) tellQuarantinedSnapshots(ctx context.Context) {
-	all, _, err := m.quarantinedSnapshots(ctx, "") // whoever cannot be asked is the audit's to tell
+	all, _, err := m.quarantinedSnapshots(ctx, "", true) // whoever cannot be asked is the audit's to tell
 	if err != nil {
 		return
 	}
@@ -202,7 +208,7 @@ func (m *Manager) quarantinedSnapshot(ctx context.Context, id string) (*quaranti
 	} else if !isKind(err, sandboxer.NotFound) {
 		return nil, err
 	}
-	all, silent, err := m.quarantinedSnapshots(ctx, id)
+	all, silent, err := m.quarantinedSnapshots(ctx, id, true)
 	if err != nil {
 		return nil, err
 	}

@@ -53,6 +53,10 @@ func TestExtensionOpensLater(t *testing.T) {
 		if info.Problem != "the disk is still full" || !info.RetryAt.After(time.Now()) || info.RetryAt.After(time.Now().Add(2*reopenEvery)) {
 			t.Errorf("it says %+v", info)
 		}
+		a, err := m.Audit(admin)
+		if err != nil || len(a.Violations) != 1 || a.Violations[0].Invariant != invAsked || a.Violations[0].Detail != "ext.fake could not be opened: the disk is still full" {
+			t.Errorf("the audit says %+v, %v", a.Violations, err)
+		}
 		_, err = m.Create(acme, sandboxer.CreateRequest{Profile: "test"})
 		wantErr(t, err, sandboxer.Unavailable, "the disk is still full")
 		if got := r.get(gone.ID); got.State != sandboxer.Terminating || got.RetryAt.IsZero() {

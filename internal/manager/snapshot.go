@@ -16,7 +16,7 @@ import (
 
 // A Vault keeps the portable form of snapshots: the files of a workspace, in a form
 // of its own that any extension's sandbox can be filled from. Its methods are safe
-// for concurrent use.
+// for concurrent use, and end soon after their context does.
 type Vault interface {
 	// Save keeps what the tar r holds under rec.ID, replacing what was begun there, and
 	// what rec.Portable says of its contents already. It returns once all of it was read
@@ -41,7 +41,8 @@ type Vault interface {
 	// List returns the IDs there is anything under, damaged or not.
 	List(ctx context.Context) ([]string, error)
 	// Check reads what is kept under id: what says which files there are, and, if deep is
-	// set, all of their content. Failed: it is not what was saved. NotFound: there is none.
+	// set, all of their content, with progress reported. Failed: it is not what was saved.
+	// NotFound: there is none.
 	Check(ctx context.Context, id string, deep bool) error
 }
 
@@ -642,7 +643,7 @@ func (m *Manager) passSnapshots(ctx context.Context, t *tally, at time.Time) err
 				}
 				m.async(t, func() {
 					defer m.drop(rec.ID)
-					release, err := m.slot(m.ctx, rec.Extension)
+					release, err := m.dropSlot(m.ctx, rec)
 					if err != nil {
 						return
 					}

@@ -345,9 +345,31 @@ func (m *Manager) slot(ctx context.Context, extension string) (release func(), e
 	if e == nil {
 		return func() {}, nil
 	}
+	return takeSlot(ctx, e.workers)
+}
+
+// saveSlot is slot for what needs snapshots, whose store may hang while teardowns go on.
+func (m *Manager) saveSlot(ctx context.Context, extension string) (release func(), err error) {
+	e := m.extension(extension)
+	if e == nil {
+		return func() {}, nil
+	}
+	return takeSlot(ctx, e.saves)
+}
+
+// dropSlot waits for a slot in which rec may be dropped. What only the store of portable
+// snapshots is needed for holds up nothing of an extension.
+func (m *Manager) dropSlot(ctx context.Context, rec *sandboxer.SnapshotRecord) (release func(), err error) {
+	if !rec.Kind.Has(sandboxer.SnapshotNative) || m.extension(rec.Extension) == nil {
+		return takeSlot(ctx, m.drops)
+	}
+	return m.saveSlot(ctx, rec.Extension)
+}
+
+func takeSlot(ctx context.Context, slots chan struct{}) (release func(), err error) {
 	select {
-	case e.workers <- struct{}{}:
-		return func() { <-e.workers }, nil
+	case slots <- struct{}{}:
+		return func() { <-slots }, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -368,7 +390,11 @@ func (m *Manager) payUp(ctx context.Context, t *tally, sb *sandboxer.Sandbox) er
 
 // pickUp goes on with a sandbox that a former process left half made.
 func (m *Manager) pickUp(ctx context.Context, t *tally, sb *sandboxer.Sandbox) error {
-	release, err := m.slot(ctx, sb.Extension)
+	slot := m.slot
+	if sourceOf(sb) != "" {
+		slot = m.saveSlot
+	}
+	release, err := slot(ctx, sb.Extension)
 	if err != nil {
 		return err
 	}

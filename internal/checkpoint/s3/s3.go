@@ -51,17 +51,9 @@ var _ checkpoint.Blobs = (*Bucket)(nil)
 // Invalid for a configuration that makes no sense, Denied, NotFound for a bucket that
 // is not there, Unsupported for a service that ignores conditions, Unavailable.
 func Open(ctx context.Context, cfg Config) (*Bucket, error) {
-	u, err := url.Parse(cfg.Endpoint)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.Path != "" && u.Path != "/" || u.User != nil {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "the endpoint of the object store is no http or https URL without a path")
-	}
-	if cfg.Bucket == "" || strings.HasPrefix(cfg.Prefix, "/") || strings.HasSuffix(cfg.Prefix, "/") {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "the object store needs a bucket, and a prefix without / at its ends")
-	}
-	c, err := minio.New(u.Host, &minio.Options{Creds: credentials.NewStaticV4(cfg.AccessKey, string(cfg.SecretKey), string(cfg.Token)),
-		Secure: u.Scheme == "https", Region: cfg.Region})
+	c, err := newClient(cfg)
 	if err != nil {
-		return nil, sandboxer.E(sandboxer.Invalid, err, "the object store cannot be used as configured")
+		return nil, err
 	}
 	b := &Bucket{c: c, core: minio.Core{Client: c}, bucket: cfg.Bucket}
 	if cfg.Prefix != "" {
@@ -81,6 +73,22 @@ func Open(ctx context.Context, cfg Config) (*Bucket, error) {
 	return b, b.Delete(ctx, probe)
 }
 
+func newClient(cfg Config) (*minio.Client, error) {
+	u, err := url.Parse(cfg.Endpoint)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.Path != "" && u.Path != "/" || u.User != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the endpoint of the object store is no http or https URL without a path")
+	}
+	if cfg.Bucket == "" || strings.HasPrefix(cfg.Prefix, "/") || strings.HasSuffix(cfg.Prefix, "/") {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the object store needs a bucket, and a prefix without / at its ends")
+	}
+	c, err := minio.New(u.Host, &minio.Options{Creds: credentials.NewStaticV4(cfg.AccessKey, string(cfg.SecretKey), string(cfg.Token)),
+		Secure: u.Scheme == "https", Region: cfg.Region, Transport: newTransport(), MaxRetries: attempts})
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, err, "the object store cannot be used as configured")
+	}
+	return c, nil
+}
+
 // failure gives an error of the service its kind.
 func failure(ctx context.Context, err error, name string) error {
 	if err == nil {
@@ -92,6 +100,10 @@ func failure(ctx context.Context, err error, name string) error {
 	var own *sandboxer.Error
 	if errors.As(err, &own) {
 		return err
+	}
+	if errors.Is(err, errStalled) {
+		return sandboxer.E(sandboxer.Unavailable, err, "the object store did not answer for %s: nothing moved for %s", name, stall).
+			WithHint("see whether the service behind s3_endpoint is well; try again later")
 	}
 	r := minio.ToErrorResponse(err)
 	switch {
@@ -150,7 +162,9 @@ func (b *Bucket) Put(ctx context.Context, name string, r io.Reader) error {
 	}
 	err = b.parts(ctx, key, upload, first, n, src)
 	if err != nil {
-		_ = b.core.AbortMultipartUpload(context.WithoutCancel(ctx), b.bucket, key, upload) // otherwise Tidy does it
+		late, stop := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		_ = b.core.AbortMultipartUpload(late, b.bucket, key, upload) // otherwise Tidy does it
+		stop()
 	}
 	if src.err != nil {
 		return src.err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -19,13 +20,18 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/checkpoint"
 )
 
-func newBucket(t *testing.T) *Bucket {
+func bucketServer(t *testing.T) http.Handler {
 	t.Helper()
 	backend := s3mem.New()
 	if err := backend.CreateBucket("bucket"); err != nil {
 		t.Fatal(err)
 	}
-	srv := httptest.NewServer(gofakes3.New(backend).Server())
+	return gofakes3.New(backend).Server()
+}
+
+func newBucket(t *testing.T) *Bucket {
+	t.Helper()
+	srv := httptest.NewServer(bucketServer(t))
 	t.Cleanup(srv.Close)
 	b, err := Open(t.Context(), Config{Endpoint: srv.URL, Region: "us-east-1", Bucket: "bucket", Prefix: "a/b", AccessKey: "key", SecretKey: "secret"})
 	if err != nil {

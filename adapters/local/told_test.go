@@ -1,0 +1,92 @@
+//go:build linux
+
+package local
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// A sandbox whose profile says nothing has what docs/local.md says, which is also what those
+// who are no administrators may ask for at most: it really is held to it.
+func TestDefaultLimits(t *testing.T) {
+	e := openTest(t)
+	if !e.cgroups.usable() {
+		t.Skip(e.cgroups.why)
+	}
+	var si unix.Sysinfo_t
+	if err := unix.Sysinfo(&si); err != nil {
+		t.Fatal(err)
+	}
+	half := int64(si.Totalram) * int64(si.Unit) / 2
+	const tasks = 2048
+	if l := e.DefaultLimits(sandboxer.Spec{}); l != (sandboxer.Limits{PIDs: tasks, MemoryBytes: half}) {
+		t.Errorf("by default it is %+v; want %d tasks and %d bytes", l, tasks, half)
+	}
+	h := up(t, e, sandboxer.Spec{})
+	st, err := e.Stats(t.Context(), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if page := int64(os.Getpagesize()); st.MemoryLimit > half || st.MemoryLimit < half-page {
+		t.Errorf("its memory is bounded to %d; want %d", st.MemoryLimit, half)
+	}
+	// One after the other takes 400 threads, until one gets no more and ends.
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+	refused := make(chan struct{}, 8)
+	for i := range int64(8) {
+		all.Go(func() {
+			_, _ = e.Exec(ctx, h, sandboxer.Cmd{Args: []string{filepath.Join(helpers, "tool"), "threads", "400"}})
+			refused <- struct{}{}
+		})
+		for end := time.Now().Add(time.Minute); len(refused) == 0; time.Sleep(20 * time.Millisecond) {
+			if st, err = e.Stats(t.Context(), h); err != nil {
+				t.Fatal(err)
+			}
+			if st.PIDs >= 400*(i+1) {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%d tasks live", st.PIDs)
+			}
+		}
+		if len(refused) > 0 {
+			if i*400 < tasks-448 {
+				t.Errorf("after %d threads no more start; want %d tasks", i*400, tasks)
+			}
+			return
+		}
+	}
+	t.Errorf("%d tasks live; the limit is %d", st.PIDs, tasks)
+}
+
+// What docs/local.md says of a sandbox that hangs is what the code has.
+func TestTimesOfAHungSandbox(t *testing.T) {
+	if d := (pulseMisses + 1) * pulseEvery; d > 20*time.Second {
+		t.Errorf("a call into a sandbox that hangs ends within %s", d)
+	}
+	if pulseRecheck > 2*time.Second {
+		t.Errorf("one into a sandbox that is known to ends within %s", pulseRecheck)
+	}
+	page, err := os.ReadFile("../../docs/local.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"end as `unavailable` within 20 seconds, or within two once that", "at most 2048 processes and half of the machine's"} {
+		if !strings.Contains(string(page), want) {
+			t.Errorf("docs/local.md does not say %q: this test holds other numbers", want)
+		}
+	}
+}
