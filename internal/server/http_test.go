@@ -60,6 +60,7 @@ type setup struct {
 	edge   edge.Options
 	ports  *url.URL // names of ports are below it
 	extend func(*fake.Extension) sandboxer.Extension
+	more   []manager.Extension // besides ext.fake
 	vault  manager.Vault
 	beat   time.Duration
 	pulse  time.Duration
@@ -105,9 +106,9 @@ func newRig(t testing.TB, change ...func(*setup)) *rig {
 	r.m, err = manager.New(store, []sandboxer.Profile{
 		{ID: "profile.test", Title: "For tests", Extension: "ext.fake", TTL: 10 * time.Minute, MaxTTL: 2 * time.Hour, Env: map[string]string{"SECRET": "canary-profile"}},
 		{ID: "profile.paid", Extension: "ext.fake", TTL: time.Hour, Price: sandboxer.Price{PerHour: 120_000}},
-	}, []manager.Extension{
+	}, append([]manager.Extension{
 		{Info: sandboxer.ExtensionInfo{ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation, Capabilities: b.Capabilities(), Inputs: fake.Adapter.Inputs}, Backend: b},
-	}, manager.Options{Owner: "test", Key: bytes.Repeat([]byte{7}, 32), SweepEvery: time.Hour, Log: log, OOMKilled: metrics.OOMKilled, Vault: set.vault})
+	}, set.more...), manager.Options{Owner: "test", Key: bytes.Repeat([]byte{7}, 32), SweepEvery: time.Hour, Log: log, OOMKilled: metrics.OOMKilled, Vault: set.vault})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,10 +1,7 @@
 package server
 
 import (
-	"bytes"
 	"context"
-	"log/slog"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,9 +10,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/api"
-	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/manager"
-	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 )
 
 // telling is an extension with something to say to its operator.
@@ -27,49 +22,11 @@ func (telling) Notices(context.Context) []string { return []string{"the paint is
 // notice.
 func newTellingRig(t *testing.T, opts Options) *rig {
 	t.Helper()
-	r := &rig{T: t, world: fake.NewWorld()}
-	store, err := sqlstore.OpenSQLite(context.Background(), t.TempDir(), sqlstore.Options{Reserve: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := backend.New("ext.fake", telling{fake.New(r.world, fake.Config{Owner: "test"})}, backend.Options{})
-	r.m, err = manager.New(store, nil, []manager.Extension{
-		{Info: sandboxer.ExtensionInfo{ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation, Capabilities: b.Capabilities()}, Backend: b},
-		{Info: sandboxer.ExtensionInfo{ID: "ext.shut", Adapter: "fake", Problem: "the disk is full", RetryAt: time.Now().Add(time.Hour)}},
-	}, manager.Options{Owner: "test", Key: bytes.Repeat([]byte{7}, 32), SweepEvery: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.sock = filepath.Join(t.TempDir(), "s", "api.sock")
-	lu, err := ListenUnix(r.sock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lt, err := ListenTCP("127.0.0.1:0", false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.tcp = "http://" + lt.Addr().String()
-	opts.Log, opts.Metrics, opts.Owner = slog.New(slog.DiscardHandler), NewMetrics(), "test"
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	s := New(r.m, opts)
-	go func() { done <- s.Serve(ctx, lu, lt) }()
-	r.admin = r.client("unix://"+r.sock, "")
-	t.Cleanup(func() {
-		cancel()
-		if err := receive(t, done, "the end of the server"); err != nil {
-			t.Errorf("Serve: %v", err)
-		}
-		if err := r.m.Close(); err != nil {
-			t.Errorf("manager: %v", err)
-		}
-		if err := store.Close(); err != nil {
-			t.Errorf("store: %v", err)
-		}
-		r.world.Close()
+	return newRig(t, func(s *setup) {
+		s.opts.WentBack = opts.WentBack
+		s.extend = func(x *fake.Extension) sandboxer.Extension { return telling{x} }
+		s.more = []manager.Extension{{Info: sandboxer.ExtensionInfo{ID: "ext.shut", Adapter: "fake", Problem: "the disk is full", RetryAt: time.Now().Add(time.Hour)}}}
 	})
-	return r
 }
 
 // Who asks without a key learns that an extension cannot be used and not which, others learn
