@@ -131,7 +131,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 		return nil, err
 	}
 	if as == sandboxer.SnapshotNative {
-		o.spec.Host = rec.Host
+		o.place = rec.Host // where it lies; nobody asked for that
 	}
 	o.spec.Vouched = inherited(o.spec, rec.Spec)
 	if p.Can(sandboxer.ScopeAdmin) {
@@ -212,6 +212,11 @@ func sourceOf(sb *sandboxer.Sandbox) string {
 		return sb.RestoredFrom
 	}
 	return ""
+}
+
+// isNative reports whether that snapshot is taken in the form that is its extension's own.
+func isNative(sb *sandboxer.Sandbox) bool {
+	return isPaused(sb) || sb.RestoredAs == sandboxer.SnapshotNative
 }
 
 // restore makes the object of spec from the snapshot's native form, or from the portable
