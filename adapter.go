@@ -38,6 +38,11 @@ type Env struct {
 	Dir       string       // private state directory (0700), kept between runs, unique to the extension
 	Hosts     string       // directory with the records of the hosts of this installation; shared, not to be written to
 	Log       *slog.Logger // for what no caller will see
+	// Recorded returns the handles of the extension's sandboxes whose records say that they
+	// have not ended, also those that have nothing but ID, generation and perhaps host. An
+	// extension whose places are not all in its configuration knows by them where to look.
+	// nil where nobody keeps records. It must not be called before Open has returned.
+	Recorded func(ctx context.Context) ([]Handle, error)
 	// Decode fills a config struct from the file's `config:` block, over the values
 	// already there; unknown keys and wrong types fail with file, line and column.
 	Decode func(v any) error

@@ -323,7 +323,9 @@ const (
 )
 
 // Prober answers cheaply whether one sandbox still exists. A probe must not change
-// what it probes (it must not extend a lifetime).
+// what it probes (it must not extend a lifetime). A handle that names no host is answered
+// with Gone only if no host has the sandbox; one that cannot be asked makes it Unknown,
+// unless another has it.
 type Prober interface {
 	IsAlive(ctx context.Context, h Handle) (Liveness, error)
 }

@@ -50,6 +50,9 @@ type Error struct {
 	RetryAfter time.Duration // for Exhausted and Unavailable; 0 means unknown
 	Err        error
 	Public     string
+	// Untouched says, of an error of Provision and what stands in its place, that this call
+	// made nothing and did nothing at its place, such as a host that it could not reach.
+	Untouched bool
 }
 
 func (e *Error) Error() string {
@@ -76,6 +79,32 @@ func (e *Error) WithHint(format string, args ...any) *Error {
 func (e *Error) WithPublic(format string, args ...any) *Error {
 	e.Public = fmt.Sprintf(format, args...)
 	return e
+}
+
+// Untouched returns err, which is not nil, as one that is Untouched.
+func Untouched(err error) error {
+	e, ok := err.(*Error)
+	if !ok {
+		return &Error{Kind: KindOf(err), Msg: Message(err), Hint: HintOf(err), RetryAfter: RetryAfterOf(err), Err: err, Untouched: true}
+	}
+	own := *e
+	own.Untouched = true
+	return &own
+}
+
+// IsUntouched reports whether an error in err's chain is Untouched.
+func IsUntouched(err error) bool {
+	for err != nil {
+		var e *Error
+		if !errors.As(err, &e) {
+			return false
+		}
+		if e.Untouched {
+			return true
+		}
+		err = e.Err
+	}
+	return false
 }
 
 // Discreet returns err as callers who are no administrators may see it: if a Public

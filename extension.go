@@ -27,8 +27,9 @@ type Extension interface {
 	// If it fails it leaves nothing behind, or something that
 	// Teardown(ctx, Handle{SandboxID: spec.ID, Generation: spec.Generation}) finds.
 	// Kinds: Invalid and Unsupported before anything exists; Unavailable and
-	// Exhausted when another backend may do better; Failed when the order itself is
-	// at fault (a missing image, a broken archive).
+	// Exhausted when another backend, or another host of a Placer, may do better; Failed
+	// when the order itself is at fault (a missing image, a broken archive). Where the call
+	// did not come to do anything, its error should say so (Error.Untouched).
 	Provision(ctx context.Context, spec Spec) (Handle, error)
 
 	// WaitReady blocks until the sandbox accepts work. Kinds: Unavailable when
@@ -39,7 +40,9 @@ type Extension interface {
 	// Teardown releases everything made for h. It is idempotent, accepts a handle
 	// with nothing but SandboxID and Generation, and treats absence as success. It
 	// must not touch a newer generation of the same ID. A nil error promises that
-	// nothing remains that holds resources or costs money.
+	// nothing remains that holds resources or costs money: where h names a host that one
+	// is asked, and where it names none every host on which the sandbox can be. One that
+	// cannot be asked makes the answer Unavailable, with the host in its message.
 	Teardown(ctx context.Context, h Handle) (CleanupReport, error)
 }
 
@@ -50,6 +53,23 @@ type Extension interface {
 type Checker interface {
 	Check(ctx context.Context, spec Spec) error
 }
+
+// A Placer is an extension of several hosts, and says on which one a sandbox is made. The
+// broker asks it before Provision, commits the answer with its record, and hands it to
+// Provision in Spec.Place: where a sandbox may be is known before anything is made, and
+// whatever becomes of the broker or of the extension's own directory.
+type Placer interface {
+	// Place returns the host for spec: spec.Host if that is set, and else whichever suits
+	// it best. It is none of avoid, where making this very sandbox has failed. Place changes
+	// nothing anywhere. A host is named by at most MaxPlaceBytes of visible characters, by
+	// which later processes know it, too: with it as its Host, a Handle needs besides it only
+	// SandboxID and Generation. Kinds: Unavailable and Exhausted when no host can take the
+	// sandbox now; otherwise those of Provision before anything exists.
+	Place(ctx context.Context, spec Spec, avoid []string) (host string, err error)
+}
+
+// MaxPlaceBytes bounds the name of a host (Placer, Spec.Place).
+const MaxPlaceBytes = 1 << 10
 
 // A Limiter bounds sandboxes also where nobody asks for it.
 type Limiter interface {
@@ -69,8 +89,8 @@ type Noticer interface {
 
 // A Forgetter gives up sandboxes whose host is gone for good.
 type Forgetter interface {
-	// Forget removes what is noted here of where a sandbox is, as Teardown does at its end,
-	// and asks nobody outside. It returns what may remain, for people, and where. What is
+	// Forget removes what is kept here of a sandbox, as Teardown does at its end, and asks
+	// nobody outside. It returns what may remain, for people, and where. What is
 	// there after all belongs to no sandbox then, and listings show it. Kinds: Unsupported
 	// if the sandbox is of a kind that Teardown can always remove.
 	Forget(ctx context.Context, h Handle) (remains []string, err error)
@@ -126,7 +146,7 @@ type Admitter interface {
 type Handle struct {
 	SandboxID  string          `json:"sandbox_id"`           // chosen by the broker; always set
 	Generation int             `json:"generation,omitempty"` // incarnation of that ID; 0 means any
-	Host       string          `json:"host,omitempty"`       // where it was placed
+	Host       string          `json:"host,omitempty"`       // where it was placed; empty if that is not known
 	Ref        string          `json:"ref,omitempty"`        // the backend's own name for it
 	Data       json.RawMessage `json:"data,omitempty"`       // private to the adapter, which versions it
 }
@@ -196,6 +216,11 @@ type Spec struct {
 	// Vouched names what an administrator gave: inputs, and "image" and "host". Ask Vouches,
 	// which knows the profile, too.
 	Vouched []string `json:"vouched,omitempty"`
+
+	// Place is the host that Placer.Place chose for the sandbox, where Provision makes it and
+	// nowhere else; what the caller asked for is Host. It is set for Provision and what stands
+	// in its place, of extensions that are Placers, and kept in Sandbox.Host.
+	Place string `json:"-"`
 
 	// Stamp is what the broker wants to be told of the sandbox by Discover if its database
 	// should ever have lost it: opaque, encrypted, at most MaxStampBytes. An extension that

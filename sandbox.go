@@ -17,14 +17,17 @@ import (
 // Sandbox is the broker's record of one incarnation of a sandbox. Only the manager
 // changes it, through a Store.
 type Sandbox struct {
-	ID         string   `json:"id"`
-	Generation int      `json:"generation"` // 1 for the first sandbox of that ID
-	Name       string   `json:"name,omitempty"`
-	Tenant     string   `json:"tenant"`
-	Profile    string   `json:"profile"`
-	Extension  string   `json:"extension"`
-	Host       string   `json:"host,omitempty"`
-	Consumer   Consumer `json:"consumer,omitzero"`
+	ID         string `json:"id"`
+	Generation int    `json:"generation"` // 1 for the first sandbox of that ID
+	Name       string `json:"name,omitempty"`
+	Tenant     string `json:"tenant"`
+	Profile    string `json:"profile"`
+	Extension  string `json:"extension"`
+	Host       string `json:"host,omitempty"` // where it is, or is to be; Spec.Host is what was asked for
+	// Untouched says that nothing of it was made at Host, or anywhere if that is empty, since
+	// none of the calls that were to do so came to it. It is taken back before the next one.
+	Untouched bool     `json:"untouched,omitempty"`
+	Consumer  Consumer `json:"consumer,omitzero"`
 
 	State   State  `json:"state"`
 	Reason  Reason `json:"reason,omitempty"`  // why it ends

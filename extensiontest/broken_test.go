@@ -45,6 +45,7 @@ func TestMain(m *testing.M) {
 // broken is the fake, except for the methods that are set.
 type broken struct {
 	*fake.Extension
+	place     func(context.Context, sandboxer.Spec, []string) (string, error)
 	provision func(context.Context, sandboxer.Spec) (sandboxer.Handle, error)
 	waitReady func(context.Context, sandboxer.Handle) (sandboxer.Reachability, error)
 	teardown  func(context.Context, sandboxer.Handle) (sandboxer.CleanupReport, error)
@@ -91,6 +92,10 @@ func or[F any](isSet bool, broken, sound F) F {
 		return broken
 	}
 	return sound
+}
+
+func (b *broken) Place(ctx context.Context, s sandboxer.Spec, avoid []string) (string, error) {
+	return or(b.place != nil, b.place, b.Extension.Place)(ctx, s, avoid)
 }
 
 func (b *broken) Provision(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
@@ -546,6 +551,108 @@ var mutants = []struct {
 	}},
 	{"a file for each command", "core/leaves no goroutine and no file descriptor", func(b *broken, _ *fake.World) {
 		execAs(b, func(*sandboxer.Cmd) { syscall.Open("/dev/null", syscall.O_RDONLY, 0) })
+	}},
+
+	{"everything goes to the first host", "place/asked-for host is kept", func(b *broken, _ *fake.World) {
+		b.place = func(context.Context, sandboxer.Spec, []string) (string, error) { return "one", nil }
+	}},
+	{"made where it likes", "place/place is where it is made", func(b *broken, _ *fake.World) {
+		provisionAs(b, func(s *sandboxer.Spec) { s.Place = "one" })
+	}},
+	{"made elsewhere than its handle says", "place/place is where it is made", func(b *broken, _ *fake.World) {
+		b.provision = func(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
+			place := s.Place
+			s.Place = "one"
+			h, err := b.Extension.Provision(ctx, s)
+			h.Host = place
+			return h, err
+		}
+	}},
+	{"a host that failed comes again", "place/place is one that did not fail", func(b *broken, _ *fake.World) {
+		b.place = func(ctx context.Context, s sandboxer.Spec, _ []string) (string, error) {
+			return b.Extension.Place(ctx, s, nil)
+		}
+	}},
+	{"placing makes it", "place/place changes nothing", func(b *broken, _ *fake.World) {
+		b.place = func(ctx context.Context, s sandboxer.Spec, avoid []string) (string, error) {
+			host, err := b.Extension.Place(ctx, s, avoid)
+			if err == nil {
+				s.Place = host
+				_, err = b.Extension.Provision(ctx, s)
+			}
+			return host, err
+		}
+	}},
+	{"any host will do", "place/a place that went away", func(b *broken, _ *fake.World) {
+		b.provision = func(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
+			h, err := b.Extension.Provision(ctx, s)
+			if sandboxer.KindOf(err) == sandboxer.Unavailable {
+				s.Place = "one"
+				_, err = b.Extension.Provision(ctx, s)
+				err = sandboxer.E(sandboxer.Unavailable, err, "it is away")
+			}
+			return h, err
+		}
+	}},
+	{"what was not begun is not told apart", "place/a place that went away", func(b *broken, _ *fake.World) {
+		b.provision = func(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
+			h, err := b.Extension.Provision(ctx, s)
+			if sandboxer.IsUntouched(err) {
+				err = sandboxer.E(sandboxer.KindOf(err), nil, "it is away")
+			}
+			return h, err
+		}
+	}},
+	{"a missing note is taken for absence", "place/found by ID alone", func(b *broken, _ *fake.World) {
+		noted := map[string]string{}
+		handleAs(b, func(s sandboxer.Spec, h *sandboxer.Handle) { noted[s.ID] = h.Host })
+		b.teardown = func(ctx context.Context, h sandboxer.Handle) (r sandboxer.CleanupReport, err error) {
+			if h.Host == "" {
+				if h.Host = noted[h.SandboxID]; h.Host == "" {
+					return r, nil
+				}
+			}
+			return b.Extension.Teardown(ctx, h)
+		}
+	}},
+	{"only whole handles are found", "place/found by ID and host", func(b *broken, _ *fake.World) {
+		b.waitReady = func(ctx context.Context, h sandboxer.Handle) (r sandboxer.Reachability, err error) {
+			if h.Ref == "" {
+				return r, sandboxer.E(sandboxer.NotFound, nil, "no such sandbox")
+			}
+			return b.Extension.WaitReady(ctx, h)
+		}
+	}},
+	{"a host that is away has nothing", "place/its host is away", func(b *broken, _ *fake.World) {
+		b.teardown = func(ctx context.Context, h sandboxer.Handle) (r sandboxer.CleanupReport, err error) {
+			if r, err = b.Extension.Teardown(ctx, h); h.Host == "" && sandboxer.KindOf(err) == sandboxer.Unavailable {
+				err = nil
+			}
+			return r, err
+		}
+	}},
+	{"what is away is said to be gone", "place/another host is away", func(b *broken, _ *fake.World) {
+		b.isAlive = func(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
+			l, err := b.Extension.IsAlive(ctx, h)
+			if h.Host == "" && sandboxer.KindOf(err) == sandboxer.Unavailable {
+				return sandboxer.Gone, nil
+			}
+			return l, err
+		}
+	}},
+	{"found on one host, others are not asked", "place/another host is away", func(b *broken, _ *fake.World) {
+		b.teardown = func(ctx context.Context, h sandboxer.Handle) (r sandboxer.CleanupReport, err error) {
+			if r, err = b.Extension.Teardown(ctx, h); len(r.Removed) > 0 {
+				err = nil
+			}
+			return r, err
+		}
+	}},
+	{"every host is asked for what is on one", "place/another host is away", func(b *broken, _ *fake.World) {
+		b.teardown = func(ctx context.Context, h sandboxer.Handle) (sandboxer.CleanupReport, error) {
+			h.Host = ""
+			return b.Extension.Teardown(ctx, h)
+		}
 	}},
 
 	{"stderr goes to stdout", "exec/streams are apart", func(b *broken, _ *fake.World) {
@@ -1253,6 +1360,11 @@ func TestBroken(t *testing.T) {
 			w.Inject(fake.Fault{Verb: fake.VerbAny, Silent: true})
 			return w.Forgive
 		},
+		Hosts: []string{"one", "two"},
+		Away: func(_ *testing.T, host string) func() {
+			w.SetAway(host, true)
+			return func() { w.SetAway(host, false) }
+		},
 		OutOfMemory: func(t *testing.T, h sandboxer.Handle) {
 			if err := w.OOMKill(h.SandboxID); err != nil {
 				t.Fatal(err)
@@ -1295,7 +1407,7 @@ func agentProgram(t *testing.T) string {
 }
 
 func mutant(t *testing.T, w *fake.World, name, owner string) sandboxer.Extension {
-	cfg := fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit, Agent: agentProgram(t)}
+	cfg := fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit, Agent: agentProgram(t), Hosts: []string{"one", "two"}}
 	switch name {
 	case "a capability is missing":
 		cfg.Drop = []sandboxer.Capability{sandboxer.CanStats}
@@ -1374,7 +1486,7 @@ func TestMutants(t *testing.T) {
 	check("a capability nobody wants", "core/capabilities")
 	t.Run("sound", func(t *testing.T) {
 		t.Parallel()
-		if passed, out := run(t, "sound", "^TestBroken$/^(core|files|archive|list|probe|discover|quote|meter|capacity)$"); !passed {
+		if passed, out := run(t, "sound", "^TestBroken$/^(core|files|archive|list|probe|discover|quote|meter|capacity|place)$"); !passed {
 			t.Errorf("the suite fails without a fault:\n%s", out)
 		}
 	})

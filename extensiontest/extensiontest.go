@@ -62,6 +62,15 @@ type Harness struct {
 	// must be refused with Unsupported before anything exists.
 	Enforces []Feature
 
+	// Hosts are those of a sandboxer.Placer that the group place uses, two at least; it is
+	// skipped where there are none. Each can be asked for in Spec.Host.
+	Hosts []string
+	// Away takes one of Hosts out of reach, until back is called.
+	Away func(t *testing.T, host string) (back func())
+	// Bare opens the extension as Open does, as a process that finds nothing in its private
+	// directory; nil if it has none.
+	Bare func(t *testing.T) sandboxer.Extension
+
 	// Settle is how long a listing may lag behind the truth.
 	Settle time.Duration
 	// Patience is how long the suite waits for what has to come, where nothing else bounds
@@ -113,25 +122,7 @@ const (
 
 // Run runs the whole suite against the backend that h describes.
 func Run(t *testing.T, h Harness) {
-	if h.Spec.Owner == "" {
-		h.Spec.Owner = "conformance"
-	}
-	if h.Shell == nil {
-		h.Shell = []string{"sh", "-c"}
-	}
-	if h.User == "" {
-		h.User = "nobody"
-	}
-	if h.Patience == 0 {
-		h.Patience = time.Minute
-	}
-	if h.MissingImage == "" {
-		h.MissingImage = "sandboxer.invalid/no-such-image:0"
-	}
-	if slices.Contains(h.Want, sandboxer.CanExec) && !slices.Contains(h.Want, sandboxer.CanArchive) {
-		h.Want = append(slices.Clip(h.Want), sandboxer.CanArchive) // comes with exec
-	}
-	s := &suite{h}
+	s := newSuite(t, h)
 	t.Run("core", s.core)
 	s.group(t, sandboxer.CanExec, s.exec)
 	s.group(t, sandboxer.CanFiles, s.files)
@@ -154,10 +145,53 @@ func Run(t *testing.T, h Harness) {
 	s.group(t, sandboxer.CanAgent, s.agent)
 	s.group(t, sandboxer.CanProcesses, s.processes)
 	s.group(t, sandboxer.CanWatch, s.watching)
+	t.Run("place", s.places)
 	t.Run("hang", s.hang)
 }
 
-type suite struct{ Harness }
+// RunPlace runs the group place alone, for an adapter whose other groups run with one host.
+func RunPlace(t *testing.T, h Harness) {
+	s := newSuite(t, h)
+	if len(h.Hosts) == 0 {
+		t.Fatal("the harness names no hosts")
+	}
+	t.Run("place", s.places)
+}
+
+func newSuite(t *testing.T, h Harness) *suite {
+	t.Helper()
+	if h.Spec.Owner == "" {
+		h.Spec.Owner = "conformance"
+	}
+	if h.Shell == nil {
+		h.Shell = []string{"sh", "-c"}
+	}
+	if h.User == "" {
+		h.User = "nobody"
+	}
+	if h.Patience == 0 {
+		h.Patience = time.Minute
+	}
+	if h.MissingImage == "" {
+		h.MissingImage = "sandboxer.invalid/no-such-image:0"
+	}
+	if slices.Contains(h.Want, sandboxer.CanExec) && !slices.Contains(h.Want, sandboxer.CanArchive) {
+		h.Want = append(slices.Clip(h.Want), sandboxer.CanArchive) // comes with exec
+	}
+	s := &suite{Harness: h}
+	b := s.open(t)
+	host, err := b.Place(ctx(t), s.spec(), nil)
+	if err != nil {
+		t.Fatalf("Place: %s", describe(err))
+	}
+	s.place = host
+	return s
+}
+
+type suite struct {
+	Harness
+	place string // where the sandboxes go, if the extension is a Placer
+}
 
 // group runs the tests of one capability if the harness wants it. That an extension
 // has a capability nobody wants is reported by core/capabilities.
@@ -197,6 +231,7 @@ func (s *suite) spec() sandboxer.Spec {
 	sp := s.Spec
 	sp.ID = "ct-" + sandboxer.NewID()
 	sp.Generation = 1
+	sp.Place = s.place
 	sp.Env = maps.Clone(sp.Env)
 	if sp.Env == nil {
 		sp.Env = map[string]string{}

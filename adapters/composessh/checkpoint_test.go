@@ -91,7 +91,7 @@ func TestVolumes(t *testing.T) {
 			s2 := order("copy", s.Inputs["repo"])
 			s2.Host, s2.Inputs["volumes"] = "host-2", "data"
 			teardown(t, e, s2.ID)
-			h2, err := e.ProvisionFrom(t.Context(), s2, c, bytes.NewReader(tar))
+			h2, err := e.putFrom(t.Context(), s2, c, bytes.NewReader(tar))
 			if err == nil {
 				_, err = e.WaitReady(t.Context(), h2)
 			}
@@ -141,7 +141,7 @@ func TestKeepRefused(t *testing.T) {
 	if err != nil || p.meta.Quiesce || !slices.Equal(p.meta.Volumes, []string{"data", "scratch"}) {
 		t.Errorf("plan = %+v, %v", p, err)
 	}
-	_, err = e.ProvisionFrom(t.Context(), s, sandboxer.Contents{Volumes: []string{"other"}}, strings.NewReader(""))
+	_, err = e.putFrom(t.Context(), s, sandboxer.Contents{Volumes: []string{"other"}}, strings.NewReader(""))
 	kind(t, err, sandboxer.Unsupported, "other", "compose.yaml")
 }
 

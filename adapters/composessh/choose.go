@@ -65,19 +65,9 @@ const (
 	silence = time.Minute
 )
 
-// offers tells the room on every host, or on one. With hurry it does not wait for those that
+// offers tells the room on those hosts. With hurry it does not wait for those that
 // take longer than others, or that did so lately.
-func (e *engine) offers(ctx context.Context, only string, hurry bool) ([]*offer, error) {
-	names, err := e.names()
-	if err != nil {
-		return nil, err
-	}
-	if only != "" && !slices.Contains(names, only) {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no host %q", e.env.Extension, only).WithHint("it has %s", strings.Join(names, ", "))
-	}
-	if only != "" {
-		names = []string{only}
-	}
+func (e *engine) offers(ctx context.Context, names []string, hurry bool) ([]*offer, error) {
 	type answer struct {
 		name string
 		o    *offer
@@ -175,74 +165,87 @@ func (e *engine) offer(ctx context.Context, h *host) (*offer, error) {
 	return o, nil
 }
 
-// choose returns the host for p: the one that it was put on before, the one asked for,
-// or the one with most room. The choice is written down before it is returned.
-func (e *engine) choose(ctx context.Context, p *plan) (*host, error) {
-	at, err := e.placed(p.name)
+// Place implements sandboxer.Placer: the host that was asked for, or the one with most room.
+// Where there is but one, it is not asked: making the sandbox shows what it can take.
+func (e *engine) Place(ctx context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
+	p, err := e.plan(ctx, spec)
+	if err != nil {
+		return "", err
+	}
+	h, err := e.choose(ctx, p, avoid)
+	if err != nil {
+		return "", err
+	}
+	return h.Name(), nil
+}
+
+// choose returns the host for p, none of avoid.
+func (e *engine) choose(ctx context.Context, p *plan, avoid []string) (*host, error) {
+	avoided := func(name string) bool { return slices.Contains(avoid, name) }
+	if at, err := e.former(p.name); err != nil {
+		return nil, err
+	} else if at != "" && at != untouched && !avoided(at) { // an earlier version put it there
+		return e.host(at)
+	}
+	names, err := e.candidates(p.spec.Host)
 	if err != nil {
 		return nil, err
 	}
-	switch at {
-	case "": // before the first host hears of it
-		if err := e.place(p.name, untouched); err != nil {
-			return nil, err
-		}
-	case untouched:
-	default:
-		h, err := e.host(at)
-		if err == nil {
-			err = e.look(ctx, h)
+	all, err := e.names()
+	if err != nil {
+		return nil, err
+	}
+	if names = slices.DeleteFunc(names, avoided); len(names) == 0 {
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "%s has no other host to put sandbox %s on than %s", e.env.Extension, p.spec.ID, strings.Join(avoid, ", ")).
+			WithHint("add one: sandboxer host add NAME USER@HOST")
+	}
+	if len(all) == 1 {
+		h, err := e.host(names[0])
+		if err == nil && h.draining {
+			err = sshrun.DrainingError(h.Name())
 		}
 		return h, err
 	}
-	names, err := e.names()
+	offers, err := e.offers(ctx, names, true)
 	if err != nil {
 		return nil, err
 	}
-	var best *host
-	if len(names) == 1 && (p.spec.Host == "" || p.spec.Host == names[0]) {
-		if best, err = e.host(names[0]); err != nil {
-			return nil, err
-		}
-		if err := e.look(ctx, best); err != nil {
-			return nil, err
-		}
-		if best.draining {
-			return nil, sshrun.DrainingError(best.Name())
-		}
-	} else {
-		offers, err := e.offers(ctx, p.spec.Host, true)
-		if err != nil {
-			return nil, err
-		}
-		var with []*offer
-		var full []string
-		for _, o := range offers {
-			why := o.full(e.cfg.MinFree)
-			switch {
-			case o.h.draining && p.spec.Host != "":
-				return nil, sshrun.DrainingError(o.h.Name())
-			case why != "":
-				full = append(full, why)
-			default:
-				with = append(with, o)
-			}
-		}
-		if len(with) == 0 {
-			return nil, sandboxer.E(sandboxer.Exhausted, nil, "no host of %s has room for another sandbox: %s", e.env.Extension, strings.Join(full, ", ")).
-				WithHint("destroy what is not needed, make room on disks, add a host, or let one have more (host add --capacity)")
-		}
-		slices.SortStableFunc(with, better)
-		best = with[0].h
-		for _, o := range with { // the first that can hold it, and of none why the first cannot
-			if e.fits(o.h, p) == nil {
-				best = o.h
-				break
-			}
+	var with []*offer
+	var full []string
+	for _, o := range offers {
+		why := o.full(e.cfg.MinFree)
+		switch {
+		case o.h.draining && p.spec.Host != "":
+			return nil, sshrun.DrainingError(o.h.Name())
+		case why != "":
+			full = append(full, why)
+		default:
+			with = append(with, o)
 		}
 	}
-	if err := e.fits(best, p); err != nil {
+	if len(with) == 0 {
+		return nil, sandboxer.E(sandboxer.Exhausted, nil, "no host of %s has room for another sandbox: %s", e.env.Extension, strings.Join(full, ", ")).
+			WithHint("destroy what is not needed, make room on disks, add a host, or let one have more (host add --capacity)")
+	}
+	slices.SortStableFunc(with, better)
+	for _, o := range with { // the first that can hold it, and of none why the first cannot
+		if e.fits(o.h, p) == nil {
+			return o.h, nil
+		}
+	}
+	return with[0].h, e.fits(with[0].h, p)
+}
+
+// candidates are the hosts that one may go to that is asked for on only, or on none.
+func (e *engine) candidates(only string) ([]string, error) {
+	names, err := e.names()
+	switch {
+	case err != nil:
 		return nil, err
+	case only == "":
+		return names, nil
+	case !slices.Contains(names, only):
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no host %q", e.env.Extension, only).WithHint("it has %s", strings.Join(names, ", "))
 	}
-	return best, e.place(p.name, best.Name())
+	return []string{only}, nil
 }

@@ -16,8 +16,8 @@
 //	<root>/.net/<n>              a link to the sandbox that has subnet n
 //
 // The directory is made first and removed last: it is the lock, and what a sweep finds.
-// Which host a sandbox was put on is written down here, in placed/<name> of the
-// extension's directory, before the host hears of it.
+// Which host a sandbox is on is the broker's to know (sandboxer.Placer), and in the handle. Where
+// neither says it, every host is searched.
 package composessh
 
 import (

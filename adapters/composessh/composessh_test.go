@@ -415,8 +415,8 @@ func (r *rig) remains(t testing.TB, owner string) (out []string) {
 			out = append(out, found...)
 		}
 	}
-	placed, _ := filepath.Glob(filepath.Join(r.dir, owner, "placed", "*"))
-	return append(out, placed...)
+	here, _ := filepath.Glob(filepath.Join(r.dir, owner, "*", "*"))
+	return append(out, here...)
 }
 
 // repo makes a directory with a compose file and more.
@@ -489,6 +489,66 @@ func TestConformance(t *testing.T) {
 		},
 	})
 	if left := r.remains(t, "conf"); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+// TestPlace runs the suite's group on two hosts with an engine each. The extension's directory
+// is another one, and empty, wherever the suite asks for that.
+func TestPlace(t *testing.T) {
+	r := newRig(t, current(t), 0)
+	r.addHost(t, "left", docker(t))
+	r.addHost(t, "right", another(t))
+	relays := map[string]*sshtest.Relay{"left": r.behind(t, "left"), "right": r.behind(t, "right")}
+	open := func(t *testing.T) sandboxer.Extension {
+		e := r.open(t, "place")
+		e.settle = -time.Second
+		return e
+	}
+	extensiontest.RunPlace(t, extensiontest.Harness{
+		Inputs: Adapter.Inputs,
+		Open:   open,
+		Bare: func(t *testing.T) sandboxer.Extension {
+			e := open(t).(*engine)
+			e.env.Dir = t.TempDir()
+			return e
+		},
+		Spec: sandboxer.Spec{Owner: "place", Inputs: map[string]string{"repo": repo(t, single, nil)}},
+		Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
+			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint},
+		Settle: 2 * time.Second,
+		Hosts:  []string{"left", "right"},
+		Away:   func(t *testing.T, host string) func() { return relays[host].Away(t) },
+	})
+	if left := r.remains(t, "place"); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+// TestDirectoryDeleted: what the extension keeps for itself is not needed to end a sandbox.
+func TestDirectoryDeleted(t *testing.T) {
+	r := newRig(t, current(t), 0)
+	r.addHost(t, "left", docker(t))
+	r.addHost(t, "right", another(t))
+	e := r.opened(t, "deleted")
+	dir := repo(t, single, nil)
+	for i, host := range []string{"left", "right"} {
+		s := order(fmt.Sprint("box-", i), dir)
+		s.Host = host
+		h, _ := provision(t, e, s)
+		if h.Host != host {
+			t.Fatalf("it is on %s", h.Host)
+		}
+	}
+	if err := os.RemoveAll(filepath.Join(r.dir, "deleted")); err != nil {
+		t.Fatal(err)
+	}
+	for i, e := range []*engine{e, r.opened(t, "deleted")} { // the process that has it open, and the next one
+		if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: fmt.Sprint("box-", i), Generation: 1}); err != nil {
+			t.Errorf("Teardown: %v", err)
+		}
+	}
+	if left := r.remains(t, "deleted"); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
 }

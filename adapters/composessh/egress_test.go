@@ -223,7 +223,7 @@ func TestFilteredNetwork(t *testing.T) {
 	defer l.Close()
 	s := order("public", repo(t, online, nil))
 	s.Network.Mode = sandboxer.NetworkPublic
-	h, err := e.Provision(t.Context(), s)
+	h, err := e.put(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +322,7 @@ func TestAllowedDestinations(t *testing.T) {
 		map[string]string{"Dockerfile": "FROM " + image + "\nRUN wget -qO /got http://allowed.example/; wget -qO /not http://other.example/ || echo no >/not\n"}))
 	s.Network = sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"allowed.example:80", w.private + ":80", "10.0.0.0/8"}}
 	other := order("other", repo(t, online, nil))
-	oh, err := e.Provision(t.Context(), other)
+	oh, err := e.put(t.Context(), other)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +334,7 @@ func TestAllowedDestinations(t *testing.T) {
 	if got := in(t, e, oh, "db", wget("http://"+address+":8080/")); got != "inside" {
 		t.Fatalf("the other one says %q at %s", got, address)
 	}
-	h, err := e.Provision(t.Context(), s)
+	h, err := e.put(t.Context(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -383,12 +383,9 @@ func TestFilteringHost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h, err := e.choose(t.Context(), p)
+		h, err := e.choose(t.Context(), p, nil)
 		if err != nil || h.Name() == cannot {
 			t.Errorf("%v, %v; %s cannot filter", h, err, cannot)
-		}
-		if err := e.unplace(p.name); err != nil {
-			t.Fatal(err)
 		}
 	}
 }

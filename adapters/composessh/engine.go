@@ -1,9 +1,11 @@
 package composessh
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,7 +20,6 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
-	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 type engine struct {
@@ -48,6 +49,7 @@ type engine struct {
 
 var _ interface {
 	sandboxer.Extension
+	sandboxer.Placer
 	sandboxer.Checker
 	sandboxer.Admitter
 	sandboxer.Serviced
@@ -67,11 +69,8 @@ var _ interface {
 } = (*engine)(nil)
 
 func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
-	if err := os.MkdirAll(filepath.Join(env.Dir, "placed"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(env.Dir, lockDir), 0o700); err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the state directory of %s cannot be made", env.Extension)
-	}
-	if err := wholefile.Sweep(filepath.Join(env.Dir, "placed")); err != nil && env.Log != nil {
-		env.Log.Warn("what a former server was writing stays", "extension", env.Extension, "err", err)
 	}
 	transport := cfg.Transport
 	if transport == "auto" {
@@ -149,9 +148,14 @@ func (e *engine) split(name string) (id string, generation int, ok bool) {
 
 // lock keeps other processes of this extension from changing the sandbox meanwhile.
 func (e *engine) lock(ctx context.Context, name string) (unlock func(), err error) {
-	file := filepath.Join(e.env.Dir, "placed", name+".lock")
+	file := filepath.Join(e.env.Dir, lockDir, name+".lock")
 	for {
 		f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
+		if errors.Is(err, os.ErrNotExist) { // somebody cleared the directory
+			if err = os.MkdirAll(filepath.Dir(file), 0o700); err == nil {
+				continue
+			}
+		}
 		if err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of sandbox %s cannot be taken", name)
 		}
@@ -170,34 +174,33 @@ func (e *engine) lock(ctx context.Context, name string) (unlock func(), err erro
 	}
 }
 
-func (e *engine) placedFile(name string) string { return filepath.Join(e.env.Dir, "placed", name) }
+// lockDir and formerDir are in the extension's directory.
+const (
+	lockDir = "lock"
+	// formerDir has what earlier versions noted there of where sandboxes are, in a file for
+	// each that has a host's name. They are read, removed with their sandboxes, and not written.
+	formerDir = "placed"
+)
 
-// untouched stands for a host where it is written down that nothing was done for a sandbox
-// on any host so far. That nothing is written down would prove nothing.
+func (e *engine) formerFile(name string) string { return filepath.Join(e.env.Dir, formerDir, name) }
+
+// untouched stands for a host in a note that says that nothing was done for a sandbox on any
+// host. That there is no note proves nothing.
 const untouched = "-"
 
-// placed returns the host that a sandbox was put on, untouched if that is what is written
-// down, "" if nothing is.
-func (e *engine) placed(name string) (string, error) {
-	data, err := os.ReadFile(e.placedFile(name))
+// former returns the host that an earlier version noted for a sandbox, untouched if that is
+// what it noted, "" if there is no note.
+func (e *engine) former(name string) (string, error) {
+	data, err := os.ReadFile(e.formerFile(name))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "where sandbox %s was placed cannot be read", name)
 	}
 	return strings.TrimSpace(string(data)), nil
 }
 
-// place writes down where the sandbox goes, before that host hears of it.
-func (e *engine) place(name, host string) error {
-	err := wholefile.Write(e.placedFile(name), []byte(host+"\n"))
-	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "it cannot be written down where sandbox %s goes", name)
-	}
-	return nil
-}
-
-// unplace forgets it.
-func (e *engine) unplace(name string) error {
-	if err := os.Remove(e.placedFile(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+// forgetFormer removes that note, and what is known of the sandbox.
+func (e *engine) forgetFormer(name string) error {
+	if err := os.Remove(e.formerFile(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	e.mu.Lock()
@@ -217,13 +220,12 @@ func (e *engine) where(h sandboxer.Handle) (name, host string) {
 	if name == "" {
 		return "", ""
 	}
-	if p, err := e.placed(name); err == nil && p != "" { // without it, the hosts are asked
-		return name, p
+	noted, err := e.former(name)
+	switch {
+	case err == nil && noted == untouched, h.Host == "" && err == nil: // without a note, the hosts are asked
+		return name, noted
 	}
-	if h.Ref == name {
-		return name, h.Host
-	}
-	return name, ""
+	return name, h.Host
 }
 
 func gone(h sandboxer.Handle) error {
@@ -235,11 +237,12 @@ func gone(h sandboxer.Handle) error {
 func (e *engine) find(ctx context.Context, h sandboxer.Handle) (*host, *meta, error) {
 	name, at := e.where(h)
 	if at == "" {
-		found, err := e.search(ctx, h.SandboxID, h.Generation)
-		if err != nil {
+		found, err := e.search(ctx, h)
+		switch {
+		case len(found) > 0:
+		case err != nil:
 			return nil, nil, err
-		}
-		if len(found) == 0 {
+		default:
 			return nil, nil, gone(h)
 		}
 		name, at = found[0].name, found[0].host
@@ -297,38 +300,52 @@ type place struct {
 	generation int
 }
 
-// search looks on every host for what there is of a sandbox, the newest generation
-// first; generation 0 means any. A host that cannot be asked is an error only if nothing
-// was found: what was not found may be there.
-func (e *engine) search(ctx context.Context, id string, generation int) ([]place, error) {
+// search looks for what there is of a sandbox, the newest generation first; generation 0
+// means any. It looks on the host of h, or else on every host. Hosts that cannot be asked are
+// an error, beside what the others have: what was not found may be there.
+func (e *engine) search(ctx context.Context, h sandboxer.Handle) ([]place, error) {
+	hosts := []string{h.Host}
+	if h.Host == "" {
+		var err error
+		if hosts, err = e.names(); err != nil {
+			return nil, err
+		}
+	}
 	var mu sync.Mutex
 	var found []place
-	var failed error
-	err := e.each(ctx, func(name string, h *host, err error) {
+	failed := map[string]error{}
+	e.eachOf(ctx, hosts, func(name string, ho *host, err error) {
 		var names []string
 		if err == nil {
-			names, err = e.names1(ctx, h)
+			names, err = e.names1(ctx, ho)
 		}
 		mu.Lock()
 		defer mu.Unlock()
 		if err != nil {
-			failed = err
+			failed[name] = err
 			return
 		}
 		for _, n := range names {
-			if i, g, ok := e.split(n); ok && i == id && (generation == 0 || g == generation) {
+			if i, g, ok := e.split(n); ok && i == h.SandboxID && (h.Generation == 0 || g == h.Generation) {
 				found = append(found, place{n, name, g})
 			}
 		}
 	})
-	if err != nil {
-		return nil, err
-	}
 	slices.SortFunc(found, func(a, b place) int { return b.generation - a.generation })
-	if len(found) == 0 {
-		return nil, failed
+	if len(failed) == 0 {
+		return found, nil
 	}
-	return found, nil
+	if err := ctx.Err(); err != nil {
+		return found, err
+	}
+	names := slices.Sorted(maps.Keys(failed))
+	errs := make([]error, len(names))
+	for i, n := range names {
+		errs[i] = failed[n]
+	}
+	err := sandboxer.E(sandboxer.Unavailable, errors.Join(errs...), "sandbox %s may be on %s, which cannot be asked: %s", h.SandboxID, strings.Join(names, ", "), sandboxer.Message(errs[0]))
+	err.WithPublic("sandbox %s may be on %s, which cannot be asked now", h.SandboxID, strings.Join(names, ", "))
+	return found, err.WithHint("%s", cmp.Or(sandboxer.HintOf(errs[0]), "bring it back; if it is gone for good: sandboxer host rm --force "+names[0]))
 }
 
 // inventory prints the names of every sandbox of $2 of which something is here: a

@@ -27,14 +27,17 @@ import (
 )
 
 // afar puts a relay between the installation and its only host.
-func (r *rig) afar(t *testing.T) *sshtest.Relay {
+func (r *rig) afar(t *testing.T) *sshtest.Relay { return r.behind(t, "host-1") }
+
+// behind puts one between the installation and a host.
+func (r *rig) behind(t *testing.T, host string) *sshtest.Relay {
 	t.Helper()
-	relay := sshtest.NewRelay(t, r.servers[0].Port, 0)
 	reg := sshrun.NewRegistry(r.hosts)
-	rec, err := reg.Host("host-1")
+	rec, err := reg.Host(host)
 	if err != nil {
 		t.Fatal(err)
 	}
+	relay := sshtest.NewRelay(t, rec.Port, 0)
 	rec.Port = relay.Port
 	if err := reg.Put(rec); err != nil {
 		t.Fatal(err)
@@ -116,7 +119,7 @@ func TestConnectionCut(t *testing.T) {
 				}
 				life := []func() error{
 					func() (err error) {
-						_, err = e.ProvisionFrom(t.Context(), s, sandboxer.Contents{Volumes: []string{"data"}}, bytes.NewReader(archive.Bytes()))
+						_, err = e.putFrom(t.Context(), s, sandboxer.Contents{Volumes: []string{"data"}}, bytes.NewReader(archive.Bytes()))
 						return err
 					},
 					func() error {
@@ -227,7 +230,7 @@ exec %[3]s "$@"
 			e := r.opened(t, "stumbles"+name)
 			s := order("box", repo(t, single, nil))
 			teardown(t, e, s.ID)
-			_, err = e.Provision(t.Context(), s)
+			_, err = e.put(t.Context(), s)
 			want := stumbles + 1
 			if stumbles > starts {
 				want = starts
@@ -271,29 +274,90 @@ func TestHostChanges(t *testing.T) {
 	}
 }
 
-// TestNeverReached: what no host heard of is released without asking any, by the note that
-// says so; that there is no note proves nothing.
+// TestNeverReached: a create that comes to no host says so, and nothing is written down for it
+// here; what an earlier version noted of one is believed, and that there is no note proves nothing.
 func TestNeverReached(t *testing.T) {
 	r := newRig(t, "docker-compose", 0)
 	r.cfg.Hosts = []string{"nobody.invalid", "nor-he.invalid"}
 	e := r.opened(t, "never")
 	s := order("typo", repo(t, single, nil))
-	if _, err := e.Provision(t.Context(), s); sandboxer.KindOf(err) != sandboxer.Unavailable {
-		t.Fatalf("Provision: %v", err)
+	_, err := e.Place(t.Context(), s, nil)
+	kind(t, err, sandboxer.Unavailable)
+	s.Place = "nobody.invalid"
+	if _, err := e.Provision(t.Context(), s); sandboxer.KindOf(err) != sandboxer.Unavailable || !sandboxer.IsUntouched(err) {
+		t.Fatalf("Provision: %v, untouched %t", err, sandboxer.IsUntouched(err))
+	}
+	if left, _ := filepath.Glob(filepath.Join(r.dir, "never", "*", "*")); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
 	}
 	h := sandboxer.Handle{SandboxID: s.ID, Generation: 1}
 	e = r.opened(t, "never") // another process
+	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Unknown || err == nil {
+		t.Errorf("IsAlive = %s, %v; want unknown", l, err)
+	}
+	_, err = e.Teardown(t.Context(), h)
+	kind(t, err, sandboxer.Unavailable, "nobody.invalid", "nor-he.invalid")
+	h.Host = "nor-he.invalid"
+	_, err = e.Teardown(t.Context(), h)
+	kind(t, err, sandboxer.Unavailable, "nor-he.invalid")
+
+	note := e.formerFile(e.name(s.ID, 1))
+	if err := os.MkdirAll(filepath.Dir(note), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(note, []byte("-\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil {
-		t.Errorf("IsAlive = %s, %v", l, err)
+		t.Errorf("IsAlive of what an earlier version noted as untouched = %s, %v", l, err)
+	}
+	if _, err := e.Provision(t.Context(), s); sandboxer.KindOf(err) != sandboxer.Unavailable {
+		t.Errorf("Provision: %v", err)
+	}
+	if _, err := os.Stat(note); err == nil {
+		t.Error("the note still says that no host was asked")
+	}
+	if err := os.WriteFile(note, []byte("-\n"), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	if _, err := e.Teardown(t.Context(), h); err != nil {
-		t.Errorf("Teardown: %v", err)
+		t.Errorf("Teardown of what an earlier version noted as untouched: %v", err)
 	}
-	if left, _ := filepath.Glob(filepath.Join(r.dir, "never", "placed", "*")); len(left) > 0 {
-		t.Errorf("left behind: %q", left)
+	if _, err := os.Stat(note); err == nil {
+		t.Error("the note is left")
 	}
-	if _, err := e.Teardown(t.Context(), h); sandboxer.KindOf(err) != sandboxer.Unavailable {
-		t.Errorf("without a note: %v; want the hosts to be asked", err)
+}
+
+// What earlier versions noted of where a sandbox is counts where neither its record nor its
+// handle says it, also for where it is made; none of it is written any more.
+func TestFormerNotes(t *testing.T) {
+	r := newRig(t, "docker-compose", 0)
+	r.cfg.Hosts = []string{"nobody.invalid", "nor-he.invalid"}
+	e := r.opened(t, "former")
+	s := order("old", repo(t, single, nil))
+	note := e.formerFile(e.name(s.ID, 1))
+	if err := os.MkdirAll(filepath.Dir(note), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(note, []byte("nor-he.invalid\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if host, err := e.Place(t.Context(), s, nil); err != nil || host != "nor-he.invalid" {
+		t.Errorf("Place = %q, %v", host, err)
+	}
+	s.Place = "nobody.invalid"
+	_, err := e.Provision(t.Context(), s)
+	kind(t, err, sandboxer.Conflict, "nor-he.invalid")
+	for _, g := range []int{0, 1} {
+		_, err = e.Teardown(t.Context(), sandboxer.Handle{SandboxID: s.ID, Generation: g})
+		kind(t, err, sandboxer.Unavailable, "nor-he.invalid")
+	}
+	remains, err := e.Forget(t.Context(), sandboxer.Handle{SandboxID: s.ID, Generation: 1})
+	if err != nil || len(remains) != 1 || !strings.Contains(remains[0], "host nor-he.invalid") {
+		t.Errorf("Forget = %q, %v", remains, err)
+	}
+	if _, err := os.Stat(note); err == nil {
+		t.Error("the note is left")
 	}
 }
 
@@ -325,7 +389,7 @@ func TestNoRoom(t *testing.T) {
 		}
 		return p
 	}
-	choose := func(host string) error { _, err := e.choose(t.Context(), wants(host)); return err }
+	choose := func(host string) error { _, err := e.choose(t.Context(), wants(host), nil); return err }
 	dir := filepath.Join(r.servers[0].Dir, ".sandboxer/compose/sbx-room-there-g1")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -351,8 +415,8 @@ func TestNoRoom(t *testing.T) {
 	defer cancel()
 	asked := make(chan error, 1)
 	one, any := wants("host-1"), wants("")
-	go func() { _, err := e.choose(ctx, one); asked <- err }()
-	go func() { _, err := e.choose(ctx, any); asked <- err }() // who has to wait for it
+	go func() { _, err := e.choose(ctx, one, nil); asked <- err }()
+	go func() { _, err := e.choose(ctx, any, nil); asked <- err }() // who has to wait for it
 	if err := <-asked; sandboxer.KindOf(err) != sandboxer.Exhausted || ctx.Err() != nil {
 		t.Errorf("the first to be answered: %v; want who asked for host-1", err)
 	}
@@ -366,7 +430,7 @@ func TestNoRoom(t *testing.T) {
 	set("host-1", func(r *sshrun.Record) { r.Only = sshrun.OnlyCompose })
 	// One that does not answer costs little once another has room, and then nothing.
 	set("host-1", func(r *sshrun.Record) { r.Capacity = 5 })
-	if _, err := e.choose(t.Context(), any); err != nil {
+	if _, err := e.choose(t.Context(), any, nil); err != nil {
 		t.Fatal(err)
 	}
 	if !e.allSilent(map[string]bool{"away": true}) {
@@ -470,7 +534,7 @@ func TestNetworkInTheWay(t *testing.T) {
 				}
 				return nil
 			}
-			_, err := e.Provision(t.Context(), s)
+			_, err := e.put(t.Context(), s)
 			gone()
 			if err != nil {
 				t.Fatalf("Provision: %v (%s)", err, sandboxer.HintOf(err))
@@ -507,7 +571,7 @@ func TestHostAway(t *testing.T) {
 			once()
 		}
 	})
-	if _, err := e.Provision(c, begun); err == nil {
+	if _, err := e.put(c, begun); err == nil {
 		t.Fatal("Provision succeeded on a host that fell silent")
 	}
 	relay.Cut()
@@ -578,7 +642,7 @@ func broker() error {
 	for i := 0; ; i++ {
 		s := order(sandboxer.NewID(), a.Repo)
 		s.Owner = a.Owner
-		h, err := ext.Provision(ctx, s)
+		h, err := ext.(*engine).put(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -636,14 +700,6 @@ func TestKilledAtAnyMoment(t *testing.T) {
 	}
 	left := r.remains(t, "killed")
 	left = slices.DeleteFunc(left, func(s string) bool { return strings.HasSuffix(s, ".lock") || strings.HasSuffix(s, ".new") })
-	// What was written down for a host that never heard of it goes with its record.
-	for _, f := range slices.Clone(left) {
-		if id, g, ok := e.split(filepath.Base(f)); ok && filepath.Dir(f) == filepath.Join(r.dir, "killed", "placed") {
-			if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: id, Generation: g}); err != nil {
-				t.Error(err)
-			}
-		}
-	}
 	if left = slices.DeleteFunc(left, func(f string) bool { _, err := os.Lstat(f); return filepath.IsAbs(f) && err != nil }); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
@@ -684,34 +740,31 @@ func TestSeveralHosts(t *testing.T) {
 	}
 	more := order("more", dir)
 	teardown(t, e, more.ID)
-	_, err := e.Provision(t.Context(), more)
+	_, err := e.put(t.Context(), more)
 	kind(t, err, sandboxer.Exhausted)
 	more.Host = "small"
-	_, err = e.Provision(t.Context(), more)
+	_, err = e.put(t.Context(), more)
 	kind(t, err, sandboxer.Exhausted)
 	more.Host = "unknown"
-	_, err = e.Provision(t.Context(), more)
+	_, err = e.put(t.Context(), more)
 	kind(t, err, sandboxer.Invalid, "unknown", "large, small")
 
 	// Where a sandbox is cannot be read: it is neither put somewhere else nor said to be gone.
 	unread := order("unread", dir)
-	if err := os.Mkdir(e.placedFile(e.name(unread.ID, unread.Generation)), 0o700); err != nil {
+	if err := os.MkdirAll(e.formerFile(e.name(unread.ID, unread.Generation)), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	_, err = e.Provision(t.Context(), unread)
+	_, err = e.put(t.Context(), unread)
 	kind(t, err, sandboxer.Unavailable, "where sandbox")
 	_, err = e.Teardown(t.Context(), sandboxer.Handle{SandboxID: unread.ID})
 	kind(t, err, sandboxer.Unavailable, "where sandbox")
-	if err := os.Remove(e.placedFile(e.name(unread.ID, unread.Generation))); err != nil {
+	if err := os.Remove(e.formerFile(e.name(unread.ID, unread.Generation))); err != nil {
 		t.Fatal(err)
 	}
 
 	// Found by its ID alone, on whichever it is, by another process in another place.
 	e2 := r.opened(t, "several")
 	e2.env.Dir = t.TempDir()
-	if err := os.Mkdir(filepath.Join(e2.env.Dir, "placed"), 0o700); err != nil {
-		t.Fatal(err)
-	}
 	for i := range 2 {
 		if _, err := e2.Teardown(t.Context(), sandboxer.Handle{SandboxID: fmt.Sprintf("spread-%d", i)}); err != nil {
 			t.Fatal(err)
@@ -727,7 +780,7 @@ func TestSeveralHosts(t *testing.T) {
 		}
 	}
 	more.Host = "large"
-	_, err = e.Provision(t.Context(), more)
+	_, err = e.put(t.Context(), more)
 	kind(t, err, sandboxer.Exhausted)
 }
 
@@ -745,7 +798,7 @@ func TestSideBySide(t *testing.T) {
 		s.Env["WHO"] = s.ID
 		teardown(t, e, s.ID)
 		wg.Go(func() {
-			h, err := e.Provision(t.Context(), s)
+			h, err := e.put(t.Context(), s)
 			if err == nil {
 				_, err = e.WaitReady(t.Context(), h)
 			}
@@ -789,7 +842,7 @@ func TestDiskFull(t *testing.T) {
 	r.cfg.Root = filepath.Join(small, "root")
 	e := r.opened(t, "full")
 	s := order("full", repo(t, single, map[string]string{"large": strings.Repeat("large", 1<<20)}))
-	_, err := e.Provision(t.Context(), s)
+	_, err := e.put(t.Context(), s)
 	kind(t, err, sandboxer.Exhausted, "disk", "host-1")
 	if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: s.ID}); err != nil {
 		t.Fatal(err)
@@ -878,7 +931,7 @@ func TestEngineAway(t *testing.T) {
 		}
 		return nil
 	}
-	_, err := e.Provision(t.Context(), begun)
+	_, err := e.put(t.Context(), begun)
 	kind(t, err, sandboxer.Unavailable, "engine does not answer", "host-1")
 	e.fail = nil
 
@@ -909,7 +962,7 @@ func TestEngineAway(t *testing.T) {
 		says(name+": Teardown by ID", err)
 		_, err = e.Capacity(t.Context(), "")
 		says(name+": Capacity", err)
-		_, err = e.Provision(t.Context(), order("more", repo(t, single, nil)))
+		_, err = e.put(t.Context(), order("more", repo(t, single, nil)))
 		says(name+": Provision", err)
 		listed := 0
 		for _, err := range e.ListRunning(t.Context(), "away") {

@@ -50,7 +50,7 @@ func TestEngineHangs(t *testing.T) {
 		defer mu.Unlock()
 		steps = append(steps, p.Step)
 	})
-	_, err := e.Provision(c, on("late", "host-1"))
+	_, err := e.put(c, on("late", "host-1"))
 	hung("Provision", err)
 	mu.Lock()
 	if told := strings.Join(steps, "\n"); !strings.Contains(told, "on host host-1 does not answer") {

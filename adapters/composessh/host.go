@@ -248,6 +248,32 @@ func (e *engine) engineEnv() map[string]string {
 	return map[string]string{"DOCKER_HOST": e.cfg.Engine, "CONTAINER_HOST": e.cfg.Engine}
 }
 
+// assigned returns the host of p's order, looked at, where the sandbox is made.
+func (e *engine) assigned(ctx context.Context, p *plan) (*host, error) {
+	switch at, err := e.former(p.name); {
+	case err != nil:
+		return nil, err
+	case at == untouched: // which is not going to be true any more
+		if err := e.forgetFormer(p.name); err != nil {
+			return nil, err
+		}
+	case at != "" && at != p.spec.Place:
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is placed on host %s, and an earlier version noted that it is on %s", p.spec.ID, p.spec.Place, at).
+			WithHint("destroy it, and create it anew")
+	}
+	if p.spec.Place == "" {
+		return nil, sandboxer.E(sandboxer.Internal, nil, "it is not said on which host of %s sandbox %s is made", e.env.Extension, p.spec.ID)
+	}
+	h, err := e.host(p.spec.Place)
+	if err == nil {
+		err = e.look(ctx, h)
+	}
+	if err == nil {
+		err = e.fits(h, p)
+	}
+	return h, err
+}
+
 // each calls f with every host that is configured, all at once, each looked at first.
 // A host that cannot be used is told to f by its error.
 func (e *engine) each(ctx context.Context, f func(name string, h *host, err error)) error {

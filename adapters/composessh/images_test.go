@@ -76,7 +76,7 @@ func TestLayers(t *testing.T) {
 			change("a", "false")
 			s := order("fails", dir)
 			teardown(t, e, s.ID)
-			_, err := e.Provision(t.Context(), s)
+			_, err := e.put(t.Context(), s)
 			kind(t, err, sandboxer.Failed, "building main")
 			if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: s.ID}); err != nil {
 				t.Fatal(err)

@@ -434,12 +434,14 @@ func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (report sandb
 		return report, err
 	}
 	var places []place
+	var unasked error
 	if name, at := e.where(h); at != "" {
 		places = []place{{name, at, h.Generation}}
-	} else if places, err = e.search(ctx, h.SandboxID, h.Generation); err != nil {
-		return report, err
-	} else if places, err = e.withPlaced(places, h.SandboxID, h.Generation); err != nil {
-		return report, err
+	} else {
+		places, unasked = e.search(ctx, h)
+		if places, err = e.withFormer(places, h.SandboxID, h.Generation); err != nil {
+			return report, err
+		}
 	}
 	for _, p := range places {
 		if err := e.remove(ctx, p); err != nil {
@@ -449,14 +451,13 @@ func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (report sandb
 			report.Removed = append(report.Removed, "compose project "+p.name+" on "+p.host)
 		}
 	}
-	return report, nil
+	return report, unasked // there may be more of it
 }
 
-// withPlaced adds to places those where a sandbox, of any generation if that is 0, is
-// written down to be: its host may have nothing of it any more, and only the answer was
-// lost that said so.
-func (e *engine) withPlaced(places []place, id string, generation int) ([]place, error) {
-	files, err := os.ReadDir(filepath.Join(e.env.Dir, "placed"))
+// withFormer adds to places those where an earlier version noted a sandbox, of any generation
+// if that is 0.
+func (e *engine) withFormer(places []place, id string, generation int) ([]place, error) {
+	files, err := os.ReadDir(filepath.Join(e.env.Dir, formerDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "where sandbox %s was placed cannot be read", id)
 	}
@@ -465,7 +466,7 @@ func (e *engine) withPlaced(places []place, id string, generation int) ([]place,
 		if !ok || got != id || generation != 0 && g != generation || slices.ContainsFunc(places, func(p place) bool { return p.name == f.Name() }) {
 			continue
 		}
-		at, err := e.placed(f.Name())
+		at, err := e.former(f.Name())
 		if err != nil {
 			return nil, err
 		}
@@ -483,14 +484,10 @@ func (e *engine) remove(ctx context.Context, p place) error {
 	}
 	defer unlock()
 	if p.host == untouched {
-		at, err := e.placed(p.name)
-		if err != nil || at == "" { // somebody else saw to it meanwhile
+		if at, err := e.former(p.name); err != nil || at != untouched { // somebody else saw to it meanwhile
 			return err
 		}
-		if at == untouched {
-			return e.unplace(p.name)
-		}
-		p.host = at
+		return e.forgetFormer(p.name)
 	}
 	h, err := e.host(p.host)
 	if err == nil {
@@ -526,7 +523,7 @@ func (e *engine) remove(ctx context.Context, p place) error {
 	if err != nil {
 		return e.notRemoved(h, p, err)
 	}
-	return e.unplace(p.name)
+	return e.forgetFormer(p.name)
 }
 
 // Forget implements sandboxer.Forgetter.
@@ -535,7 +532,7 @@ func (e *engine) Forget(_ context.Context, h sandboxer.Handle) ([]string, error)
 	if name, at := e.where(h); at != "" {
 		places = []place{{name, at, h.Generation}}
 	}
-	places, err := e.withPlaced(places, h.SandboxID, h.Generation)
+	places, err := e.withFormer(places, h.SandboxID, h.Generation)
 	if err != nil {
 		return nil, err
 	}
@@ -544,7 +541,7 @@ func (e *engine) Forget(_ context.Context, h sandboxer.Handle) ([]string, error)
 		if p.host != untouched {
 			remains = append(remains, fmt.Sprintf("on host %s what has the label %s=%s (containers, networks, volumes, images), and the directory %s", p.host, labelName, p.name, path.Join(e.cfg.Root, p.name)))
 		}
-		if err := e.unplace(p.name); err != nil {
+		if err := e.forgetFormer(p.name); err != nil {
 			return nil, err
 		}
 	}
@@ -574,11 +571,12 @@ cd -- "$1" && [ -s "$2/up" ] || exit 0
 func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
 	name, at := e.where(h)
 	if at == "" {
-		found, err := e.search(ctx, h.SandboxID, h.Generation)
-		if err != nil {
+		found, err := e.search(ctx, h)
+		switch {
+		case len(found) > 0:
+		case err != nil:
 			return sandboxer.Unknown, err
-		}
-		if len(found) == 0 {
+		default:
 			return sandboxer.Gone, nil
 		}
 		name, at = found[0].name, found[0].host
@@ -613,8 +611,8 @@ func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liv
 // Discover implements sandboxer.Discoverer. It tells no fuse: that is not moved with the
 // expiry.
 func (e *engine) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
-	found, err := e.search(ctx, id, 0)
-	if err != nil {
+	found, err := e.search(ctx, sandboxer.Handle{SandboxID: id})
+	if len(found) == 0 && err != nil {
 		return sandboxer.Found{}, err
 	}
 	if len(found) == 0 {
@@ -687,7 +685,11 @@ func (e *engine) ListRunning(ctx context.Context, owner string) iter.Seq2[sandbo
 
 // Capacity implements sandboxer.Capacitor.
 func (e *engine) Capacity(ctx context.Context, only string) (sandboxer.Offer, error) {
-	offers, err := e.offers(ctx, only, false)
+	names, err := e.candidates(only)
+	if err != nil {
+		return sandboxer.Offer{}, err
+	}
+	offers, err := e.offers(ctx, names, false)
 	o := sandboxer.Offer{Attrs: map[string]string{}}
 	for _, of := range offers {
 		o.Free += of.free

@@ -268,9 +268,9 @@ func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, from *conte
 		return sandboxer.Handle{}, err
 	}
 	defer unlock()
-	h, err := e.choose(ctx, p)
+	h, err := e.assigned(ctx, p)
 	if err != nil {
-		return sandboxer.Handle{}, err
+		return sandboxer.Handle{}, sandboxer.Untouched(err)
 	}
 	handle := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation, Host: h.Name(), Ref: p.name, Data: json.RawMessage(`{"v":1}`)}
 	for try := 0; ; try++ {
@@ -347,7 +347,7 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 	case "up":
 		return nil
 	case "full":
-		return errors.Join(sandboxer.E(sandboxer.Exhausted, nil, "host %s has its %d sandboxes", h.Name(), h.capacity).WithHint("destroy some, or raise capacity"), e.place(p.name, untouched))
+		return sandboxer.Untouched(sandboxer.E(sandboxer.Exhausted, nil, "host %s has its %d sandboxes", h.Name(), h.capacity).WithHint("destroy some, or raise capacity"))
 	case "started":
 		// What ran before may have left links where mounts are going to be made, and
 		// commands that were cut off may still be at it.

@@ -80,7 +80,7 @@ func TestHintOfNewPrivileges(t *testing.T) {
     command: [sh, -c, 'echo "sudo: The \"no new privileges\" flag is set, which prevents sudo from running as root." >&2; exit 1']
 `, nil))
 	teardown(t, e, s.ID)
-	h, err := e.Provision(t.Context(), s)
+	h, err := e.put(t.Context(), s)
 	if err == nil {
 		_, err = e.WaitReady(t.Context(), h)
 	}

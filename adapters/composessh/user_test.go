@@ -29,7 +29,7 @@ func TestUserOwnsTheWorkspace(t *testing.T) {
 	stranger := order("stranger", dir)
 	stranger.User = "no-such-user"
 	teardown(t, e, stranger.ID)
-	if _, err := e.Provision(t.Context(), stranger); sandboxer.KindOf(err) != sandboxer.Invalid || sandboxer.HintOf(err) == "" {
+	if _, err := e.put(t.Context(), stranger); sandboxer.KindOf(err) != sandboxer.Invalid || sandboxer.HintOf(err) == "" {
 		t.Errorf("a user that is not there: %v; want invalid, and what to write", err)
 	}
 	s := order("box", dir)
@@ -52,7 +52,7 @@ func TestUserOwnsTheWorkspace(t *testing.T) {
 	restored := order("restored", dir)
 	restored.User = "4567:4568" // nobody's name
 	teardown(t, e, restored.ID)
-	h, err := e.ProvisionFrom(t.Context(), restored, sandboxer.Contents{}, &archive)
+	h, err := e.putFrom(t.Context(), restored, sandboxer.Contents{}, &archive)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ func TestUserOfAnOrdinaryAccount(t *testing.T) {
 	other := order("other", dir)
 	other.User = "4567:4568"
 	teardown(t, e, other.ID)
-	if _, err := e.Provision(t.Context(), other); sandboxer.KindOf(err) != sandboxer.Unsupported || !strings.Contains(sandboxer.Message(err), "is not root") || sandboxer.HintOf(err) == "" {
+	if _, err := e.put(t.Context(), other); sandboxer.KindOf(err) != sandboxer.Unsupported || !strings.Contains(sandboxer.Message(err), "is not root") || sandboxer.HintOf(err) == "" {
 		t.Errorf("another user: %v; want unsupported, and what to do", err)
 	}
 	own := order("own", dir)

@@ -30,7 +30,7 @@ func TestWhy(t *testing.T) {
 			} {
 				s := order(id, repo(t, c.file, nil))
 				teardown(t, e, s.ID)
-				h, err := e.Provision(t.Context(), s)
+				h, err := e.put(t.Context(), s)
 				if err == nil {
 					_, err = e.WaitReady(t.Context(), h)
 				}

@@ -14,6 +14,7 @@ import (
 type throughAgent struct {
 	agent.Capabilities
 	sandboxer.Extension
+	sandboxer.Placer
 	sandboxer.Admitter
 	sandboxer.Prober
 	sandboxer.Lister
@@ -33,7 +34,7 @@ func TestConformanceThroughTheAgent(t *testing.T) {
 			e := fake.New(w, fake.Config{Owner: owner, Images: []string{"demo"}, Agent: self(t)})
 			t.Cleanup(func() { e.Close() })
 			// All sandboxes of the fake share the machine's ports.
-			return withoutDial{throughAgent{e.Capabilities, e, e, e, e, e}}
+			return withoutDial{throughAgent{e.Capabilities, e, e, e, e, e, e}}
 		}
 	}
 	h.Open, h.Stranger = open("conformance"), open("stranger")

@@ -126,6 +126,7 @@ type Extension struct {
 // The compiler checks what the adapter claims.
 var _ interface {
 	sandboxer.Extension
+	sandboxer.Placer
 	sandboxer.Admitter
 	sandboxer.Execer
 	sandboxer.Filer
@@ -187,6 +188,35 @@ func (e *Extension) Without() []sandboxer.Capability {
 	return e.cfg.Drop
 }
 
+// Place implements sandboxer.Placer: the host that is asked for, or else the first one that
+// can be reached.
+func (e *Extension) Place(ctx context.Context, spec sandboxer.Spec, avoid []string) (host string, err error) {
+	if err := e.checkHost(spec.Host); err != nil {
+		return "", err
+	}
+	err = e.call(ctx, VerbPlace, spec.ID, func(Fault) error {
+		hosts := e.cfg.Hosts
+		if spec.Host != "" {
+			hosts = []string{spec.Host}
+		}
+		var away []string
+		if len(hosts) > 1 { // of one alone Provision says the same
+			var err error
+			if away, err = e.world.unreachable(ctx, hosts); err != nil {
+				return err
+			}
+		}
+		i := slices.IndexFunc(hosts, func(h string) bool { return !slices.Contains(avoid, h) && !slices.Contains(away, h) })
+		if i < 0 {
+			return sandboxer.E(sandboxer.Unavailable, nil, "none of the fake's hosts can take another sandbox (%s)", strings.Join(hosts, ", ")).
+				WithHint("bring one back")
+		}
+		host = hosts[i]
+		return nil
+	})
+	return host, err
+}
+
 // Provision implements sandboxer.Extension.
 func (e *Extension) Provision(ctx context.Context, spec sandboxer.Spec) (h sandboxer.Handle, err error) {
 	if err := e.check(spec); err != nil {
@@ -198,7 +228,7 @@ func (e *Extension) Provision(ctx context.Context, spec sandboxer.Spec) (h sandb
 // provision makes the sandbox, from a snapshot or a checkpoint if or names one.
 func (e *Extension) provision(ctx context.Context, verb Verb, or order) (h sandboxer.Handle, err error) {
 	or.Env, or.Stamp = or.Spec.Env, or.Spec.Stamp
-	or.Host, or.Capacity = cmp.Or(or.Spec.Host, e.cfg.Hosts[0]), e.cfg.Capacity
+	or.Host, or.Capacity = cmp.Or(or.Spec.Place, or.Spec.Host, e.cfg.Hosts[0]), e.cfg.Capacity
 	err = e.call(ctx, verb, or.Spec.ID, func(f Fault) error {
 		or.Late, or.Twice = f.Late, f.Twice
 		o, err := e.world.create(ctx, or)
@@ -390,6 +420,16 @@ func (e *Extension) ListRunning(ctx context.Context, owner string) iter.Seq2[san
 			if !yield(o.handle(), nil) {
 				return
 			}
+		}
+		if len(e.cfg.Hosts) == 1 {
+			return
+		}
+		away, err := e.world.unreachable(ctx, e.cfg.Hosts)
+		if err == nil && len(away) > 0 {
+			err = hostAway(away)
+		}
+		if err != nil {
+			yield(sandboxer.Handle{}, err)
 		}
 	}
 }
@@ -591,7 +631,7 @@ func (e *Extension) call(ctx context.Context, verb Verb, id string, do func(Faul
 }
 
 func (e *Extension) query(h sandboxer.Handle) query {
-	return query{Owner: e.cfg.Owner, ID: h.SandboxID, Generation: h.Generation}
+	return query{Owner: e.cfg.Owner, ID: h.SandboxID, Generation: h.Generation, Host: h.Host, Hosts: e.cfg.Hosts}
 }
 
 // find returns the sandbox of h, or NotFound.

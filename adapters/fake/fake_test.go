@@ -73,7 +73,7 @@ func TestConformance(t *testing.T) {
 	w := fake.NewWorld()
 	defer w.Close()
 	h := harness(t, func(owner string) *fake.Extension {
-		return fake.New(w, fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit, Agent: self(t)})
+		return fake.New(w, fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit, Agent: self(t), Hosts: []string{"one", "two"}})
 	})
 	h.Kill = func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) }
 	h.OutOfMemory = func(t *testing.T, h sandboxer.Handle) {
@@ -84,6 +84,11 @@ func TestConformance(t *testing.T) {
 	h.Hang = func(*testing.T, sandboxer.Handle) func() {
 		w.Inject(fake.Fault{Verb: fake.VerbAny, Silent: true})
 		return w.Forgive
+	}
+	h.Hosts = []string{"one", "two"}
+	h.Away = func(_ *testing.T, host string) func() {
+		w.SetAway(host, true)
+		return func() { w.SetAway(host, false) }
 	}
 	extensiontest.Run(t, h)
 	if live := w.Live(); len(live) > 0 {

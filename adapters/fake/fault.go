@@ -15,6 +15,7 @@ type Verb string
 // The verbs. VerbFiles covers all of sandboxer.Filer; VerbAny every method.
 const (
 	VerbAny           Verb = "*"
+	VerbPlace         Verb = "place"
 	VerbProvision     Verb = "provision"
 	VerbWaitReady     Verb = "wait_ready"
 	VerbTeardown      Verb = "teardown"
@@ -46,7 +47,7 @@ const (
 	VerbAgent         Verb = "agent"
 )
 
-var verbs = []Verb{VerbAny, VerbProvision, VerbWaitReady, VerbTeardown, VerbExec, VerbFiles, VerbArchive, VerbUnarchive, VerbCheckpoint, VerbProvisionFrom, VerbDial, VerbExpose,
+var verbs = []Verb{VerbAny, VerbPlace, VerbProvision, VerbWaitReady, VerbTeardown, VerbExec, VerbFiles, VerbArchive, VerbUnarchive, VerbCheckpoint, VerbProvisionFrom, VerbDial, VerbExpose,
 	VerbProbe, VerbDiscover, VerbList, VerbSnapshot, VerbRestore, VerbDropSnapshot, VerbListSnapshots, VerbQuote, VerbMeter, VerbPause,
 	VerbResume, VerbRenew, VerbNetwork, VerbBasis, VerbClaim, VerbCapacity, VerbStats, VerbAgent}
 
@@ -69,6 +70,8 @@ type Fault struct {
 	// Lost does what was asked, and then fails (with Kind, or Unavailable) or hangs
 	// all the same.
 	Lost bool `yaml:"lost" json:"lost,omitempty"`
+	// Untouched, of provision and restore, with Kind, says that nothing was done.
+	Untouched bool `yaml:"untouched" json:"untouched,omitempty"`
 	// Late, of provision and restore, fails the call at once (Unavailable); what was
 	// asked happens that much later, whoever may still be waiting.
 	Late time.Duration `yaml:"late" json:"late,omitempty"`
@@ -133,7 +136,9 @@ func (f Fault) around(ctx context.Context, verb Verb, do func(Fault) error) erro
 	if kind == "" {
 		kind = sandboxer.Unavailable
 	}
-	return sandboxer.E(kind, nil, "the fake was told to fail %s", verb)
+	err := sandboxer.E(kind, nil, "the fake was told to fail %s", verb)
+	err.Untouched = f.Untouched && !f.Lost
+	return err
 }
 
 // faults hands out faults to calls.

@@ -75,6 +75,8 @@ func (w *World) handler() http.Handler {
 	handle(mux, "save", w.save)
 	handle(mux, "drop", w.drop)
 	handle(mux, "saves", w.saves)
+	handle(mux, "unreachable", w.unreachable)
+	handle(mux, "away", func(_ context.Context, a setAway) (none, error) { w.SetAway(a.Host, a.Away); return none{}, nil })
 	handle(mux, "pause", w.pause)
 	handle(mux, "renew", w.renew)
 	handle(mux, "network", w.network)
@@ -99,10 +101,16 @@ func (w *World) handler() http.Handler {
 
 // answer is what travels back.
 type answer struct {
-	Kind  sandboxer.Kind  `json:"kind,omitempty"`
-	Msg   string          `json:"msg,omitempty"`
-	Hint  string          `json:"hint,omitempty"`
-	Value json.RawMessage `json:"value,omitempty"`
+	Kind      sandboxer.Kind  `json:"kind,omitempty"`
+	Msg       string          `json:"msg,omitempty"`
+	Hint      string          `json:"hint,omitempty"`
+	Untouched bool            `json:"untouched,omitempty"`
+	Value     json.RawMessage `json:"value,omitempty"`
+}
+
+type setAway struct {
+	Host string
+	Away bool
 }
 
 func handle[In, Out any](mux *http.ServeMux, name string, f func(context.Context, In) (Out, error)) {
@@ -115,7 +123,7 @@ func handle[In, Out any](mux *http.ServeMux, name string, f func(context.Context
 		out, err := f(r.Context(), in)
 		var a answer
 		if err != nil {
-			a = answer{Kind: sandboxer.KindOf(err), Msg: err.Error(), Hint: sandboxer.HintOf(err)}
+			a = answer{Kind: sandboxer.KindOf(err), Msg: err.Error(), Hint: sandboxer.HintOf(err), Untouched: sandboxer.IsUntouched(err)}
 		}
 		if a.Value, err = json.Marshal(out); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -159,6 +167,12 @@ func (r *Remote) Inject(ctx context.Context, faults ...Fault) error {
 // Forgive is World.Forgive.
 func (r *Remote) Forgive(ctx context.Context) error {
 	_, err := call[none](ctx, r, "forgive", none{})
+	return err
+}
+
+// SetAway is World.SetAway.
+func (r *Remote) SetAway(ctx context.Context, host string, away bool) error {
+	_, err := call[none](ctx, r, "away", setAway{host, away})
 	return err
 }
 
@@ -207,6 +221,10 @@ func (r *Remote) drop(ctx context.Context, d dropping) (none, error) {
 
 func (r *Remote) saves(ctx context.Context, owner string) ([]sandboxer.FoundSnapshot, error) {
 	return call[[]sandboxer.FoundSnapshot](ctx, r, "saves", owner)
+}
+
+func (r *Remote) unreachable(ctx context.Context, hosts []string) ([]string, error) {
+	return call[[]string](ctx, r, "unreachable", hosts)
 }
 
 func (r *Remote) pause(ctx context.Context, p pausing) (none, error) {
@@ -273,6 +291,7 @@ func call[Out any](ctx context.Context, r *Remote, name string, in any) (out Out
 	}
 	if a.Kind != "" {
 		e := sandboxer.E(a.Kind, nil, "%s", a.Msg)
+		e.Untouched = a.Untouched
 		if a.Hint != "" {
 			e = e.WithHint("%s", a.Hint)
 		}

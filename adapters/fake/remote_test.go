@@ -102,7 +102,7 @@ func TestConformanceOfAWorldApart(t *testing.T) {
 	h := harness(t, nil)
 	open := func(owner string) func(*testing.T) sandboxer.Extension {
 		return func(t *testing.T) sandboxer.Extension {
-			e, err := openRemote(t.Context(), socket, owner, `{"images":["demo"],"per_hour":1000000,"agent":"`+self(t)+`"}`)
+			e, err := openRemote(t.Context(), socket, owner, `{"images":["demo"],"per_hour":1000000,"hosts":["one","two"],"agent":"`+self(t)+`"}`)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -114,6 +114,16 @@ func TestConformanceOfAWorldApart(t *testing.T) {
 		if err := r.OOMKill(t.Context(), h.SandboxID); err != nil {
 			t.Fatal(err)
 		}
+	}
+	h.Hosts = []string{"one", "two"}
+	h.Away = func(t *testing.T, host string) func() {
+		set := func(away bool) {
+			if err := r.SetAway(context.WithoutCancel(t.Context()), host, away); err != nil {
+				t.Error(err)
+			}
+		}
+		set(true)
+		return func() { set(false) }
 	}
 	h.Kill = func(t *testing.T, h sandboxer.Handle) {
 		if err := r.Kill(t.Context(), h.SandboxID); err != nil {

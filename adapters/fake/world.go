@@ -29,6 +29,7 @@ type world interface {
 	save(context.Context, saving) (sandboxer.Snapshot, error)
 	drop(context.Context, dropping) (none, error)
 	saves(ctx context.Context, owner string) ([]sandboxer.FoundSnapshot, error)
+	unreachable(ctx context.Context, hosts []string) ([]string, error)
 	pause(context.Context, pausing) (none, error)
 	renew(context.Context, renewal) (none, error)
 	network(context.Context, rewiring) (none, error)
@@ -58,10 +59,13 @@ type (
 		Twice    bool
 	}
 	// query names a sandbox: of any owner if that is empty, and of any generation (the
-	// newest, where there must be one) if that is 0.
+	// newest, where there must be one) if that is 0. It is looked for on Host, or else on
+	// all, and not found for certain only if those of Hosts that count can be reached.
 	query struct {
 		Owner, ID  string
 		Generation int
+		Host       string
+		Hosts      []string
 		Use        bool // make its directory if nobody did so far
 	}
 	listing struct {
@@ -118,6 +122,9 @@ type Object struct {
 	used bool
 }
 
+// key names the object in the world: Ref does on its host.
+func (o Object) key() string { return o.Ref + "@" + o.Host }
+
 func (o Object) handle() sandboxer.Handle {
 	return sandboxer.Handle{SandboxID: o.Spec.ID, Generation: o.Spec.Generation, Host: o.Host, Ref: o.Ref}
 }
@@ -146,11 +153,12 @@ type World struct {
 	base      string // directory of everything; made when first used
 	made      int
 	agents    int
-	objects   map[string]*Object // by Ref
+	objects   map[string]*Object // by key
 	byID      map[string][]*Object
 	removed   []Object  // not long ago, for listings that lag
 	burnsAt   time.Time // the earliest fuse; zero if none
 	snapshots map[string]saved
+	away      map[string]bool // hosts that cannot be reached
 	log       []Entry
 	file      *os.File // of the durable log; nil without
 }
@@ -164,6 +172,7 @@ func NewWorld() *World {
 		objects:   map[string]*Object{},
 		byID:      map[string][]*Object{},
 		snapshots: map[string]saved{},
+		away:      map[string]bool{},
 	}
 }
 
@@ -216,6 +225,45 @@ func (w *World) Inject(faults ...Fault) { w.faults.add(faults...) }
 
 // Forgive takes back what Inject did and no call has met yet.
 func (w *World) Forgive() { w.faults.clear() }
+
+// SetAway has a host be out of reach, or back. What is on it goes on.
+func (w *World) SetAway(host string, away bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.away[host] = away
+}
+
+// unreachable returns those of the hosts that cannot be reached.
+func (w *World) unreachable(_ context.Context, hosts []string) ([]string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.outOfReach(hosts), nil
+}
+
+func (w *World) outOfReach(hosts []string) (names []string) {
+	for _, h := range hosts {
+		if w.away[h] {
+			names = append(names, h)
+		}
+	}
+	return names
+}
+
+// reach fails if one of the hosts that q is about cannot be reached.
+func (w *World) reach(q query) error {
+	hosts := q.Hosts
+	if q.Host != "" {
+		hosts = []string{q.Host}
+	}
+	if names := w.outOfReach(hosts); len(names) > 0 {
+		return hostAway(names)
+	}
+	return nil
+}
+
+func hostAway(names []string) *sandboxer.Error {
+	return sandboxer.E(sandboxer.Unavailable, nil, "host %s cannot be reached", strings.Join(names, ", ")).WithHint("bring it back")
+}
 
 // Kill removes sandbox id, of every generation, as if it had crashed.
 func (w *World) Kill(id string) {
@@ -282,8 +330,13 @@ func (w *World) create(_ context.Context, or order) (Object, error) {
 // make finds the object of or, or adds it.
 func (w *World) make(or order, op Op) (Object, error) {
 	w.burn()
+	if w.away[or.Host] {
+		err := hostAway([]string{or.Host})
+		err.Untouched = true
+		return Object{}, err
+	}
 	ref := sandboxer.ExternalName(or.Spec.Owner, or.Spec.ID, or.Spec.Generation)
-	if o, ok := w.objects[ref]; ok {
+	if o, ok := w.objects[Object{Ref: ref, Host: or.Host}.key()]; ok {
 		return *o, w.note(w.entry(o, OpFound))
 	}
 	if or.Capacity > 0 && len(w.objects) >= or.Capacity {
@@ -304,7 +357,7 @@ func (w *World) add(or order, ref string, op Op) (Object, error) {
 	if err := w.furnish(o, or.Snapshot, or.From); err != nil {
 		return Object{}, errors.Join(err, w.clear(o))
 	}
-	w.objects[ref] = o
+	w.objects[o.key()] = o
 	w.byID[o.Spec.ID] = append(w.byID[o.Spec.ID], o)
 	w.fuse(o)
 	return *o, w.note(w.entry(o, op))
@@ -426,6 +479,9 @@ func (w *World) find(_ context.Context, q query) (Object, error) {
 func (w *World) newest(q query) (*Object, error) {
 	all := w.matching(q)
 	if len(all) == 0 {
+		if err := w.reach(q); err != nil {
+			return nil, err
+		}
 		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s", q.ID)
 	}
 	return slices.MaxFunc(all, func(a, b *Object) int { return a.Spec.Generation - b.Spec.Generation }), nil
@@ -433,7 +489,8 @@ func (w *World) newest(q query) (*Object, error) {
 
 func (w *World) matching(q query) (found []*Object) {
 	for _, o := range w.byID[q.ID] {
-		if (q.Owner == "" || o.Spec.Owner == q.Owner) && (q.Generation == 0 || o.Spec.Generation == q.Generation) {
+		if (q.Owner == "" || o.Spec.Owner == q.Owner) && (q.Generation == 0 || o.Spec.Generation == q.Generation) &&
+			(q.Host == "" || o.Host == q.Host) && !w.away[o.Host] {
 			found = append(found, o)
 		}
 	}
@@ -450,6 +507,9 @@ func (w *World) remove(_ context.Context, q query) (removed []Object, err error)
 		}
 		removed = append(removed, *o)
 	}
+	if err := w.reach(q); err != nil {
+		return removed, err
+	}
 	if len(all) == 0 {
 		return nil, w.note(Entry{Op: OpAbsent, Owner: q.Owner, SandboxID: q.ID, Generation: q.Generation})
 	}
@@ -461,7 +521,7 @@ func (w *World) destroy(o *Object, op Op) error {
 	if err := w.clear(o); err != nil {
 		return err
 	}
-	delete(w.objects, o.Ref)
+	delete(w.objects, o.key())
 	w.byID[o.Spec.ID] = slices.DeleteFunc(w.byID[o.Spec.ID], func(p *Object) bool { return p == o })
 	if len(w.byID[o.Spec.ID]) == 0 {
 		delete(w.byID, o.Spec.ID)
@@ -524,12 +584,12 @@ func (w *World) list(_ context.Context, l listing) (found []Object, err error) {
 	w.burn()
 	asOf := time.Now().Add(-l.Lag)
 	for _, o := range w.sorted() {
-		if (l.Owner == "" || o.Spec.Owner == l.Owner) && !o.CreatedAt.After(asOf) {
+		if (l.Owner == "" || o.Spec.Owner == l.Owner) && !o.CreatedAt.After(asOf) && (l.Owner == "" || !w.away[o.Host]) {
 			found = append(found, *o)
 		}
 	}
 	for _, o := range w.removed {
-		if (l.Owner == "" || o.Spec.Owner == l.Owner) && !o.CreatedAt.After(asOf) && o.RemovedAt.After(asOf) {
+		if (l.Owner == "" || o.Spec.Owner == l.Owner) && !o.CreatedAt.After(asOf) && o.RemovedAt.After(asOf) && !w.away[o.Host] {
 			found = append(found, o)
 		}
 	}
@@ -722,6 +782,7 @@ type Entry struct {
 	SandboxID  string    `json:"sandbox_id,omitempty"`
 	Generation int       `json:"generation,omitempty"`
 	Ref        string    `json:"ref,omitempty"`
+	Host       string    `json:"host,omitempty"`
 	// Live is how many objects of that owner, ID and generation there are once it
 	// happened; for OpList how many were listed.
 	Live int    `json:"live"`
@@ -737,7 +798,7 @@ func (w *World) Log() []Entry {
 
 func (w *World) entry(o *Object, op Op) Entry {
 	return Entry{
-		Op: op, Owner: o.Spec.Owner, SandboxID: o.Spec.ID, Generation: o.Spec.Generation, Ref: o.Ref,
+		Op: op, Owner: o.Spec.Owner, SandboxID: o.Spec.ID, Generation: o.Spec.Generation, Ref: o.Ref, Host: o.Host,
 		Live: len(w.matching(query{Owner: o.Spec.Owner, ID: o.Spec.ID, Generation: o.Spec.Generation})),
 	}
 }
@@ -760,14 +821,18 @@ func (w *World) note(e Entry) error {
 }
 
 // Audit reads a log as the judge of a broker and returns what the broker did wrong:
-// two objects of one incarnation at one time, an incarnation made again after its
-// teardown, and (if it is over) objects and snapshots that were left.
+// two objects of one incarnation at one time, an incarnation made again on a host after its
+// teardown there, and (if it is over) objects and snapshots that were left.
 func Audit(log []Entry, over bool) (faults []string) {
 	type incarnation struct {
 		owner, id  string
 		generation int
 	}
-	live, ended := map[incarnation]int{}, map[incarnation]bool{}
+	type place struct {
+		incarnation
+		host string
+	}
+	live, ended := map[incarnation]int{}, map[place]bool{}
 	snapshots := map[string]bool{}
 	for _, e := range log {
 		k := incarnation{e.Owner, e.SandboxID, e.Generation}
@@ -783,12 +848,12 @@ func Audit(log []Entry, over bool) (faults []string) {
 			if live[k]++; live[k] > 1 {
 				faults = append(faults, fmt.Sprintf("line %d: %d objects of %s/%d at one time", e.Seq, live[k], e.SandboxID, e.Generation))
 			}
-			if ended[k] && e.Op == OpCreate {
+			if ended[place{k, e.Host}] && e.Op == OpCreate {
 				faults = append(faults, fmt.Sprintf("line %d: %s/%d was made again after its teardown", e.Seq, e.SandboxID, e.Generation))
 			}
 		case OpRemove, OpKill, OpFuse, OpClose:
 			live[k]--
-			ended[k] = e.Op == OpRemove
+			ended[place{k, e.Host}] = e.Op == OpRemove
 		}
 	}
 	if over {

@@ -3,6 +3,7 @@ package vmpacker
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 // On a machine, below the directory of the workspaces:
@@ -22,6 +24,7 @@ import (
 //	sbx-<id>/                    the workspace
 //	.sandboxer/sbx-<id>.lock     a link that leads nowhere: "owner generation"
 //	.sandboxer/sbx-<id>/env      environment of commands, for the account's eyes only
+//	.sandboxer/sbx-<id>/meta     what a broker must know that finds it (workspaceMeta)
 //	.sandboxer/sbx-<id>/ready    there while the sandbox may be used
 //
 // The link is made at once with what it says, so that it is a lock among everybody who
@@ -41,9 +44,19 @@ const (
 
 func workspaceName(id string) string { return "sbx-" + id }
 
-// make: base, name, owner, generation, capacity, kilobytes free, environment, uid:gid, tools…
+// workspaceMeta is what is kept with a workspace on its machine, for a broker that finds it
+// there. It holds no secret.
+type workspaceMeta struct {
+	V     int    `json:"v"`
+	User  string `json:"user,omitempty"`
+	Ports []int  `json:"ports,omitempty"`
+	Stamp []byte `json:"stamp,omitempty"`
+}
+
+// make: base, name, owner, generation, capacity, kilobytes free, environment, uid:gid, meta,
+// tools…
 const makeScript = `
-b=$1 n=$2 o=$3 g=$4 most=$5 free=$6 env=$7 u=$8; shift 8
+b=$1 n=$2 o=$3 g=$4 most=$5 free=$6 env=$7 u=$8 meta=$9; shift 9
 s=$b/.sandboxer l=$b/.sandboxer/$n.lock r=$b/.sandboxer/$n w=$b/$n
 m=
 for t in readlink awk grep df tr "$@"; do command -v "$t" >/dev/null 2>&1 || m="$m $t"; done
@@ -62,7 +75,7 @@ ln -s "$o $g" "$l" || { [ -L "$l" ] && exit 62; exit 61; }
 c=0; for f in "$s"/*.lock; do [ -L "$f" ] && c=$((c+1)); done
 [ "$c" -le "$most" ] || { rm -f "$l"; echo "$((c-1))" >&2; exit 64; }
 [ ! -e "$w" ] && [ ! -L "$w" ] || { rm -f "$l"; exit 62; }
-mkdir -m 700 "$r" && (umask 077; printf '%s' "$env" >"$r/env") && mkdir -m 755 "$w" || exit 61
+mkdir -m 700 "$r" && (umask 077; printf '%s' "$env" >"$r/env" && printf '%s' "$meta" >"$r/meta") && mkdir -m 755 "$w" || exit 61
 [ -z "$u" ] || chown "$u" "$w" || exit 61`
 
 // remove: base, name, owner, generation (0: any). The caller has ended what carries the
@@ -110,17 +123,21 @@ done`
 // attach makes the workspace of p, or finds it. The caller holds the lock of p.
 func (e *extension) attach(ctx context.Context, p *place, spec sandboxer.Spec) error {
 	h, err := e.pool.Host(p.Target)
+	if err == nil { // that the machine can be reached at all is found out first
+		_, err = h.Output(ctx, ":")
+	}
+	if err != nil {
+		return sandboxer.Untouched(err)
+	}
+	if p.Untouched { // by the word of an earlier version
+		p.Untouched = false
+		if err := e.forget(p); err != nil {
+			return err
+		}
+	}
+	meta, err := json.Marshal(workspaceMeta{V: placeVersion, User: p.User, Ports: p.Ports, Stamp: spec.Stamp})
 	if err != nil {
 		return err
-	}
-	if p.Untouched { // until now; that the machine can be reached at all is found out first
-		if _, err := h.Output(ctx, ":"); err != nil {
-			return err
-		}
-		p.Untouched = false
-		if err := e.remember(p); err != nil {
-			return err
-		}
 	}
 	g := e.inside(p, h)
 	as := ""
@@ -132,7 +149,7 @@ func (e *extension) attach(ctx context.Context, p *place, spec sandboxer.Spec) e
 	n := workspaceName(p.ID)
 	make := func() error {
 		_, err := h.Output(ctx, makeScript, append([]string{p.Base, n, p.Owner, strconv.Itoa(p.Generation),
-			strconv.Itoa(cmp.Or(p.capacity, e.cfg.Capacity)), strconv.FormatInt(e.cfg.MinFree>>10, 10), exports(spec.Env), as}, p.tools...)...)
+			strconv.Itoa(cmp.Or(p.capacity, e.cfg.Capacity)), strconv.FormatInt(e.cfg.MinFree>>10, 10), exports(spec.Env), as, string(meta)}, p.tools...)...)
 		return err
 	}
 	err = make()
@@ -202,6 +219,46 @@ func (e *extension) guest(p *place) (*guest, error) {
 		return nil, err
 	}
 	return e.inside(p, h), nil
+}
+
+// complete adds what the machine keeps of p, if p was found there.
+func (e *extension) complete(ctx context.Context, p *place) error {
+	if !p.partial {
+		return nil
+	}
+	h, err := e.pool.Host(p.Target)
+	if err != nil {
+		return err
+	}
+	out, err := h.Output(ctx, `[ ! -e "$1" ] || cat "$1"`, path.Join(p.Base, ".sandboxer", workspaceName(p.ID), "meta"))
+	if err != nil {
+		return err
+	}
+	if p.partial = false; len(out) == 0 { // an earlier version made it
+		return nil
+	}
+	m, err := readMeta(out)
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "what machine %s keeps of sandbox %s cannot be read", p.Host, p.ID)
+	}
+	p.User, p.Ports, p.Stamp = m.User, m.Ports, m.Stamp
+	return nil
+}
+
+// readMeta reads what a machine keeps of a sandbox. Whoever has the account there can write it.
+func readMeta(data []byte) (m workspaceMeta, err error) {
+	if _, err := strictjson.DecodeStored(data, &m); err != nil {
+		return m, err
+	}
+	switch {
+	case m.V > placeVersion:
+		return m, errors.New("a newer sandboxer wrote it")
+	case len(m.Ports) > 65535 || slices.ContainsFunc(m.Ports, func(n int) bool { return n < 1 || n > 65535 }):
+		return m, errors.New("it has a port that is none")
+	case len(m.Stamp) > sandboxer.MaxStampBytes:
+		return m, errors.New("its stamp is too long")
+	}
+	return m, checkUser(m.User)
 }
 
 // exists asks the machine for the sandbox: nil, NotFound, or why it cannot be told.
@@ -312,8 +369,8 @@ func (e *extension) detach(ctx context.Context, p *place, r *sandboxer.CleanupRe
 	return nil
 }
 
-// all yields every sandbox of owner: on the configured machines, and on those where
-// something was placed. Each machine is asked once.
+// all yields every sandbox of owner: on the configured machines, and on those that records
+// of sandboxes name. Each machine is asked once.
 func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, error] {
 	return func(yield func(*place, error) bool) {
 		if err := ctx.Err(); err != nil {
@@ -333,76 +390,23 @@ func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, err
 				return
 			}
 		}
-		type where struct{ name, base string }
-		asked := map[where]bool{}
-		known := map[string]*place{}
-		var at []place
-		add := func(p place) {
-			if w := (where{p.Target.Name, p.Base}); !asked[w] {
-				asked[w] = true
-				at = append(at, p)
-			}
-		}
+		former := map[string]*place{}
 		for _, p := range noted {
-			if p.Kind != attached || p.Untouched {
-				continue
+			if p.Kind == attached && !p.Untouched {
+				former[p.key()] = p
 			}
-			known[p.key()] = p
-			add(*p)
 		}
-		for _, alias := range slices.Sorted(maps.Keys(e.cfg.VMs)) {
-			m, err := e.machine(alias)
-			if err != nil {
-				if !yield(nil, err) {
-					return
-				}
-				continue
+		at, err := e.known(ctx, false)
+		if err != nil && !yield(nil, err) {
+			return
+		}
+		for a := range e.scan(ctx, at, owner) {
+			if a.err != nil && !yield(nil, a.err) {
+				return
 			}
-			add(place{Host: alias, Target: name(m.target), Base: m.base})
-		}
-		// All at once: one that does not answer holds up no other.
-		ctx, cancel := context.WithCancel(ctx)
-		var asking sync.WaitGroup
-		defer asking.Wait()
-		defer cancel()
-		type answer struct {
-			w   place
-			out []byte
-			err error
-		}
-		answers := make(chan answer, len(at))
-		for _, w := range at {
-			asking.Go(func() {
-				h, err := e.pool.Host(w.Target)
-				var out []byte
-				if err == nil {
-					out, err = h.Output(ctx, scanScript, w.Base)
-				}
-				answers <- answer{w, out, err}
-			})
-		}
-		for range at {
-			a := <-answers
-			w := a.w
-			if a.err != nil {
-				if !yield(nil, a.err) {
-					return
-				}
-				continue
-			}
-			for line := range strings.Lines(string(a.out)) {
-				f := strings.Fields(line)
-				if len(f) != 4 || f[1] != owner {
-					continue
-				}
-				id, ok := strings.CutPrefix(f[0], "sbx-")
-				generation, gerr := strconv.Atoi(f[2])
-				if !ok || gerr != nil || sandboxer.CheckID(id) != nil {
-					continue
-				}
-				p := &place{V: placeVersion, ID: id, Generation: generation, Owner: owner, Kind: attached, Host: w.Host, Target: w.Target, Base: w.Base}
-				if k := known[p.key()]; k != nil {
-					if k.Target.Name != w.Target.Name || k.Base != w.Base {
+			for _, p := range a.found {
+				if k := former[p.key()]; k != nil {
+					if k.Target.Name != p.Target.Name || k.Base != p.Base {
 						continue // another one of the same name; the note leads to the one that counts
 					}
 					p = k
@@ -413,6 +417,58 @@ func (e *extension) all(ctx context.Context, owner string) iter.Seq2[*place, err
 			}
 		}
 	}
+}
+
+// scanned is what one machine has of an owner.
+type scanned struct {
+	machine *place
+	found   []*place
+	err     error
+}
+
+// scan asks machines for what they have of owner, all at once: one that does not answer
+// holds up no other.
+func (e *extension) scan(ctx context.Context, at []*place, owner string) iter.Seq[scanned] {
+	return func(yield func(scanned) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		var asking sync.WaitGroup
+		defer asking.Wait()
+		defer cancel()
+		answers := make(chan scanned, len(at))
+		for _, w := range at {
+			asking.Go(func() {
+				h, err := e.pool.Host(w.Target)
+				var out []byte
+				if err == nil {
+					out, err = h.Output(ctx, scanScript, w.Base)
+				}
+				answers <- scanned{w, found(w, owner, out), err}
+			})
+		}
+		for range at {
+			if !yield(<-answers) {
+				return
+			}
+		}
+	}
+}
+
+// found reads what scanScript said on a machine.
+func found(on *place, owner string, said []byte) (all []*place) {
+	for line := range strings.Lines(string(said)) {
+		f := strings.Fields(line)
+		if len(f) != 4 || f[1] != owner {
+			continue
+		}
+		id, ok := strings.CutPrefix(f[0], "sbx-")
+		generation, err := strconv.Atoi(f[2])
+		if !ok || err != nil || sandboxer.CheckID(id) != nil {
+			continue
+		}
+		all = append(all, &place{V: placeVersion, ID: id, Generation: generation, Owner: owner, Kind: attached, Host: on.Host, Target: on.Target, Base: on.Base,
+			at: on.at, partial: true})
+	}
+	return all
 }
 
 // count returns how many sandboxes, whosever they are, a machine has.

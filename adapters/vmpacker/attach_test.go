@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
+	"github.com/sand-boxer/sandboxer/extensiontest"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
@@ -83,8 +85,9 @@ func TestConfigurationOfSSH(t *testing.T) {
 	}
 }
 
-// TestNeverReached: what was never made on a machine is released without it, by the note
-// that says so: a typo, a wrong port or key.
+// TestNeverReached: a create that comes to no machine, for a typo, a wrong port or key, says
+// so, and leaves nothing here. What may be on a machine that cannot be asked is unknown, but for
+// what an earlier version noted as untouched.
 func TestNeverReached(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
 	o := attachTo(t, s, nil)
@@ -94,24 +97,209 @@ func TestNeverReached(t *testing.T) {
 		"user": {"ssh_target": "nobody@127.0.0.1", "ssh_port": strconv.Itoa(s.Port)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := o.opened(t).Provision(t.Context(), order("never-"+name, in))
-			if err == nil {
-				t.Fatal("it was made")
+			e := o.opened(t)
+			spec := order("never-"+name, in)
+			var err error
+			if spec.Place, err = e.Place(t.Context(), spec, nil); err != nil {
+				t.Fatal(err)
 			}
-			e, h := o.opened(t), sandboxer.Handle{SandboxID: "never-" + name, Generation: 1} // another process
-			if l, err := e.(sandboxer.Prober).IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil {
-				t.Errorf("IsAlive = %s, %v", l, err)
+			if _, err := e.Provision(t.Context(), spec); err == nil || !sandboxer.IsUntouched(err) {
+				t.Fatalf("Provision: %v, untouched %t", err, sandboxer.IsUntouched(err))
 			}
-			for h, err := range e.(sandboxer.Lister).ListRunning(t.Context(), o.Owner) {
+			if left, _ := filepath.Glob(o.Dir + "/box/*"); len(left) > 0 {
+				t.Errorf("left behind: %q", left)
+			}
+			e, h := o.opened(t), sandboxer.Handle{SandboxID: spec.ID, Generation: 1, Host: spec.Place} // another process
+			if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Unknown || err == nil {
+				t.Errorf("IsAlive = %s, %v; want unknown", l, err)
+			}
+			if _, err := e.Teardown(t.Context(), h); err == nil {
+				t.Error("Teardown succeeded although nobody could be asked")
+			}
+			for h, err := range e.ListRunning(t.Context(), o.Owner) {
 				t.Errorf("listed are %+v, %v", h, err)
 			}
+
+			note := fmt.Sprintf(`{"v":1,"id":%q,"generation":1,"owner":%q,"kind":"attached","host":"vm","target":{"Name":"x","Addr":"nobody@nowhere.invalid"},"base":"/build","untouched":true}`, spec.ID, o.Owner)
+			if err := os.WriteFile(filepath.Join(o.Dir, "box", spec.ID+".g1.json"), []byte(note), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if l, err := e.IsAlive(t.Context(), h); l != sandboxer.Gone || err != nil {
+				t.Errorf("IsAlive of what an earlier version noted as untouched = %s, %v", l, err)
+			}
 			if r, err := e.Teardown(t.Context(), h); err != nil || len(r.Removed) > 0 {
-				t.Errorf("Teardown = %+v, %v", r, err)
+				t.Errorf("Teardown of what an earlier version noted as untouched = %+v, %v", r, err)
 			}
 			if left, _ := filepath.Glob(o.Dir + "/box/*"); len(left) > 0 {
 				t.Errorf("left behind: %q", left)
 			}
 		})
+	}
+}
+
+// What earlier versions noted of where a sandbox is counts still, as long as it is there.
+func TestFormerNotes(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	o := attachTo(t, s, nil)
+	made := o
+	made.Config = attachTo(t, s, map[string]any{"workspace_dir": s.Dir + "/formerly"}).Config
+	e := made.opened(t)
+	h := provision(t, e, order("former", map[string]string{"vm": "vm"}))
+	if err := os.WriteFile(filepath.Join(o.Dir, "box", "former.g1.json"), h.Data, 0o600); err != nil { // as it was before
+		t.Fatal(err)
+	}
+	e = o.opened(t)
+	bones := sandboxer.Handle{SandboxID: "former", Generation: 1}
+	if l, err := e.IsAlive(t.Context(), bones); l != sandboxer.Alive || err != nil {
+		t.Errorf("IsAlive = %s, %v", l, err)
+	}
+	if got := run(t, e, bones, "pwd"); got != s.Dir+"/formerly/sbx-former" {
+		t.Errorf("it is in %q", got)
+	}
+	listed := 0
+	for h, err := range e.ListRunning(t.Context(), o.Owner) {
+		if err != nil || h.SandboxID != "former" {
+			t.Errorf("listed: %+v, %v", h, err)
+		}
+		listed++
+	}
+	if listed != 1 {
+		t.Errorf("%d are listed", listed)
+	}
+	if r, err := e.Teardown(t.Context(), bones); err != nil || len(r.Removed) != 1 {
+		t.Errorf("Teardown = %+v, %v", r, err)
+	}
+	if left, _ := filepath.Glob(o.Dir + "/box/*"); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+// TestPlace runs the suite's group on two machines. The extension's directory is another one,
+// and empty, wherever the suite asks for that.
+func TestPlace(t *testing.T) {
+	vms := map[string]any{}
+	relays := map[string]*sshtest.Relay{}
+	for _, name := range []string{"left", "right"} {
+		s := sshtest.Start(t, sshtest.Options{Silent: true})
+		relays[name] = sshtest.NewRelay(t, s.Port, 0)
+		vms[name] = map[string]any{"ssh_target": s.User + "@127.0.0.1", "ssh_port": relays[name].Port, "identity_file": s.Identity, "host_keys": []string{s.HostKey},
+			"workspace_dir": s.Dir + "/build", "capacity": 100}
+	}
+	o := options{Owner: "conformance", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{"vms": vms}}
+	extensiontest.RunPlace(t, extensiontest.Harness{
+		Inputs: vmpacker.Adapter.Inputs,
+		Open:   o.must,
+		Bare: func(t *testing.T) sandboxer.Extension {
+			bare := o
+			bare.Dir = t.TempDir()
+			return bare.must(t)
+		},
+		Spec:  sandboxer.Spec{Owner: "conformance", Host: "left"},
+		Hosts: []string{"left", "right"},
+		Away:  func(t *testing.T, host string) func() { return relays[host].Away(t) },
+	})
+}
+
+// TestDirectoryDeleted: what the extension keeps for itself is not needed to end a sandbox, on
+// any way to a machine, as long as somebody can tell which machine that may be.
+func TestDirectoryDeleted(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	o := attachTo(t, s, nil)
+	base := filepath.Join(s.Dir, "build")
+	rec := sshrun.Record{Name: "added", Addr: s.User + "@127.0.0.1", Port: s.Port, IdentityFile: s.Identity, HostKeys: []string{s.HostKey}, State: sshrun.Active}
+	if err := sshrun.NewRegistry(o.Hosts).Put(rec); err != nil {
+		t.Fatal(err)
+	}
+	o.Config["workspace_dir"] = base + "/default"
+	for name, c := range map[string]struct {
+		in    map[string]string
+		known bool // by configuration, or since it was added
+	}{
+		"alias":     {map[string]string{"vm": "vm"}, true},
+		"host add":  {map[string]string{"vm": "added"}, true},
+		"tunnel":    {map[string]string{"vm": "vm", "tunnel_port": strconv.Itoa(s.Port)}, true}, // the same machine and directory
+		"directory": {map[string]string{"vm": "vm", "workspace_dir": base + "/other"}, false},
+	} {
+		for _, by := range []string{"ID", "record", "place", "handle"} {
+			t.Run(name+" by "+by, func(t *testing.T) {
+				o := o
+				o.Dir = t.TempDir()
+				e := o.opened(t)
+				spec := order("gone-"+sandboxer.NewID(), c.in)
+				place, err := e.Place(t.Context(), spec, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				spec.Place = place
+				h, err := e.Provision(t.Context(), spec)
+				if err != nil || h.Host != place {
+					t.Fatalf("Provision = %+v, %v; want it at %s", h, err, place)
+				}
+				r, err := e.WaitReady(t.Context(), h)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := os.RemoveAll(o.Dir); err != nil {
+					t.Fatal(err)
+				}
+				bones := sandboxer.Handle{SandboxID: spec.ID, Generation: 1}
+				with := bones
+				switch by {
+				case "record": // another sandbox's names the machine
+					other := h
+					o.recorded = []sandboxer.Handle{other}
+				case "place":
+					with.Host = place
+				case "handle":
+					with = h
+				}
+				report, err := o.opened(t).Teardown(t.Context(), with)
+				_, serr := os.Stat(r.RemoteDir)
+				switch gone := os.IsNotExist(serr); {
+				case err != nil:
+					t.Errorf("Teardown: %v", err)
+				case by == "ID" && !c.known:
+					if gone || len(report.Warnings) != 1 {
+						t.Errorf("gone %t; it says %+v; want it to say what it cannot know", gone, report)
+					}
+					if _, err := o.opened(t).Teardown(t.Context(), h); err != nil {
+						t.Error(err)
+					}
+				case !gone || len(report.Removed) != 1:
+					t.Errorf("it is there: %t, %+v", !gone, report)
+				}
+			})
+		}
+	}
+}
+
+// The names of places lead where the inputs do that they were made of.
+func TestNamesOfPlaces(t *testing.T) {
+	s := sshtest.Start(t, sshtest.Options{Silent: true})
+	o := attachTo(t, s, nil)
+	e := o.opened(t)
+	for _, c := range []struct {
+		in   map[string]string
+		host string
+		want string
+	}{
+		{in: map[string]string{"vm": "vm"}, want: "vm"},
+		{host: "vm", want: "vm"},
+		{in: map[string]string{"vm": "elsewhere"}, want: "elsewhere"},
+		{in: map[string]string{"ssh_target": "ci@10.0.0.1"}, want: "ci@10.0.0.1"},
+		{in: map[string]string{"ssh_target": "ci@10.0.0.1", "ssh_port": "2222", "workspace_dir": "/srv/b"}, want: "ci@10.0.0.1?ssh_port=2222&workspace_dir=/srv/b"},
+		{in: map[string]string{"ssh_target": "build"}, want: "build?ssh_target=build&workspace_dir=" + s.Dir + "/build"},
+		{in: map[string]string{"vm": "vm", "tunnel_port": "2200"}, want: "vm?tunnel_port=2200"},
+		{in: map[string]string{"vm": "vm", "ssh_target": "ci@10.0.0.1"}, want: "vm?ssh_target=ci%4010.0.0.1"},
+	} {
+		spec := order("named", c.in)
+		spec.Host = c.host
+		if got, err := e.Place(t.Context(), spec, nil); err != nil || got != c.want {
+			t.Errorf("%v: %q, %v; want %q", c.in, got, err, c.want)
+		}
+		if _, err := e.Place(t.Context(), spec, []string{c.want}); sandboxer.KindOf(err) != sandboxer.Unavailable {
+			t.Errorf("%v where it failed: %v", c.in, err)
+		}
 	}
 }
 

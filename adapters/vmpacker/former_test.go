@@ -47,6 +47,18 @@ func TestFormOfMachines(t *testing.T) {
 	})
 }
 
+// What is kept with a workspace on its machine.
+func TestFormOfWorkspaces(t *testing.T) {
+	compattest.CheckForm(t, "workspace-note", compattest.Shape("1", workspaceMeta{}))
+	compattest.CheckSamples(t, "workspace-note", workspaceMeta{V: placeVersion, User: "dev", Ports: []int{8080}, Stamp: []byte("sealed")},
+		func(data []byte) (any, error) { return readMeta(data) })
+	for _, bad := range []string{`{"v":2}`, `{"v":1,"user":"-oProxyCommand=x"}`, `{"v":1,"ports":[0]}`, `[`} {
+		if _, err := readMeta([]byte(bad)); err == nil {
+			t.Errorf("%s is believed", bad)
+		}
+	}
+}
+
 // A note of a newer program is said to be that.
 func TestNewerFormats(t *testing.T) {
 	err := new(place).decode([]byte(`{"v":2,"id":{"in":"another form"}}`))

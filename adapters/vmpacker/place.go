@@ -1,11 +1,15 @@
 package vmpacker
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
+	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,8 +22,9 @@ import (
 
 const placeVersion = 1
 
-// A place says where one sandbox is. It is written down before anything is made there
-// and removed when nothing is left, and it holds no secret.
+// A place says where one sandbox is, in its handle. That of a machine of its own is also
+// written down here, before anything is made and until nothing is left, with what changes
+// about it. It holds no secret.
 type place struct {
 	V          int           `json:"v"`
 	ID         string        `json:"id"`
@@ -32,14 +37,16 @@ type place struct {
 	User       string        `json:"user,omitempty"`
 	Ports      []int         `json:"ports,omitempty"`
 
-	// Untouched says that nothing was done for it on the machine to attach to: no session
-	// was opened there, or one that did nothing. Former notes never say so.
+	// Untouched says, in notes of earlier versions, that nothing was done for it on the
+	// machine to attach to.
 	Untouched bool `json:"untouched,omitempty"`
 
 	Shape *shape `json:"shape,omitempty"` // of a machine of its own
 	State state  `json:"state,omitzero"`
 	Stamp []byte `json:"stamp,omitempty"` // of notes, not of handles
 
+	at       string // what the broker calls the place (extension.Place); as Host if empty
+	partial  bool   // it was found on its machine: what that keeps of it was not read
 	capacity int
 	tools    []string
 }
@@ -60,10 +67,10 @@ func (p *place) handle() sandboxer.Handle {
 	if err != nil {
 		panic(err) // strings and numbers
 	}
-	return sandboxer.Handle{SandboxID: p.ID, Generation: p.Generation, Host: p.Host, Ref: p.mark(), Data: data}
+	return sandboxer.Handle{SandboxID: p.ID, Generation: p.Generation, Host: cmp.Or(p.at, p.Host), Ref: p.mark(), Data: data}
 }
 
-// remember writes the place down, to the disk.
+// remember writes the place of a machine of its own down, to the disk.
 func (e *extension) remember(p *place) error {
 	data, err := json.MarshalIndent(p, "", "  ")
 	if err == nil {
@@ -154,9 +161,11 @@ func (e *extension) noted() (all []*place, err error) {
 	return all, errors.Join(errs...)
 }
 
-// places returns where the sandbox of h may be: what was noted, or else what the handle
-// says. Without either nothing was ever made, since a note comes first.
-func (e *extension) places(h sandboxer.Handle) ([]*place, error) {
+// places returns where the sandbox of h may be: as it is noted here, as its handle says in
+// full, or where it is found: on the machine that the handle names, or else on every machine
+// that is known. Machines that could not be asked are an error, beside what the others have.
+func (e *extension) places(ctx context.Context, h sandboxer.Handle) ([]*place, error) {
+	var mine []*place
 	if h.Generation > 0 {
 		p, err := e.recall(h.SandboxID, h.Generation)
 		if err == nil {
@@ -170,42 +179,77 @@ func (e *extension) places(h sandboxer.Handle) ([]*place, error) {
 		if err != nil {
 			return nil, err
 		}
-		var mine []*place
 		for _, p := range all {
 			if p.ID == h.SandboxID {
 				mine = append(mine, p)
 			}
 		}
-		if len(mine) > 0 {
-			return mine, nil
-		}
 	}
 	if len(h.Data) == 0 {
+		found, err := e.search(ctx, h)
+		for _, p := range found {
+			if !slices.ContainsFunc(mine, func(m *place) bool { return m.key() == p.key() }) {
+				mine = append(mine, p)
+			}
+		}
+		return mine, err
+	}
+	if len(mine) > 0 {
+		return mine, nil
+	}
+	p, err := e.placeOf(h)
+	if err != nil {
+		return nil, err
+	}
+	if p.ID != h.SandboxID || p.Owner != e.env.Owner || h.Generation > 0 && p.Generation != h.Generation {
 		return nil, nil
 	}
+	return []*place{p}, nil
+}
+
+// unasked returns where the sandbox of h may be as far as is known without asking anybody.
+func (e *extension) unasked(h sandboxer.Handle) ([]*place, error) {
+	if p, err := e.recall(h.SandboxID, h.Generation); err == nil || sandboxer.KindOf(err) != sandboxer.NotFound {
+		return []*place{p}, err
+	}
+	if len(h.Data) > 0 || h.Host == "" {
+		if len(h.Data) == 0 {
+			return nil, nil
+		}
+		p, err := e.placeOf(h)
+		return []*place{p}, err
+	}
+	if h.Host == thisMachine && !e.isConfigured(h.Host) {
+		return []*place{{ID: h.SandboxID, Generation: h.Generation, Owner: e.env.Owner, Kind: managed, Host: h.Host}}, nil
+	}
+	p, err := e.named(h.Host)
+	if err != nil {
+		return nil, err
+	}
+	p.ID, p.Generation, p.Owner, p.Kind = h.SandboxID, h.Generation, e.env.Owner, attached
+	return []*place{p}, nil
+}
+
+// placeOf returns the place that a handle holds.
+func (e *extension) placeOf(h sandboxer.Handle) (*place, error) {
 	var p place
 	if err := p.decode(h.Data); sandboxer.KindOf(err) == sandboxer.Unavailable {
 		return nil, err
 	} else if err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, err, "the handle of sandbox %s cannot be read", h.SandboxID)
 	}
-	if p.ID != h.SandboxID || p.Owner != e.env.Owner || h.Generation > 0 && p.Generation != h.Generation {
-		return nil, nil
-	}
-	return []*place{&p}, nil
+	p.at = h.Host
+	return &p, nil
 }
 
-// one returns where h's sandbox was placed, without asking the machine.
+// one returns where h's sandbox was placed, without asking the machine if it is known.
 func (e *extension) one(ctx context.Context, h sandboxer.Handle) (*place, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	all, err := e.places(h)
-	if err != nil {
-		return nil, err
-	}
+	all, err := e.places(ctx, h)
 	if len(all) == 0 {
-		return nil, missing(h.SandboxID)
+		return nil, cmp.Or(err, missing(h.SandboxID))
 	}
 	newest := all[0]
 	for _, p := range all {
@@ -213,7 +257,184 @@ func (e *extension) one(ctx context.Context, h sandboxer.Handle) (*place, error)
 			newest = p
 		}
 	}
-	return newest, nil
+	return newest, e.complete(ctx, newest)
+}
+
+// Place implements sandboxer.Placer: the machine that the order names, or this one for a
+// machine of its own. A machine to attach to is called by its alias, or else by its target,
+// with the inputs that say more of it behind a question mark: by that alone it is found
+// again (named).
+func (e *extension) Place(_ context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
+	p, err := e.order(spec)
+	if err != nil {
+		return "", err
+	}
+	if slices.Contains(avoid, p.at) {
+		return "", sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s can be made on %s only", spec.ID, p.Host).
+			WithHint("name another machine, or make room on this one")
+	}
+	return p.at, nil
+}
+
+// more are the inputs that a place has behind its question mark.
+var more = []string{"ssh_target", "ssh_port", "tunnel_port", "workspace_dir"}
+
+// placeName is what the broker calls the machine that inputs lead to, with the alias if there
+// is one.
+func (e *extension) placeName(alias string, in map[string]string) string {
+	name := cmp.Or(alias, in["ssh_target"])
+	q := url.Values{}
+	for _, k := range more {
+		if v := in[k]; v != "" && (k != "ssh_target" || v != name) {
+			q.Set(k, v)
+		}
+	}
+	if alias == "" && plainName.MatchString(name) { // which an alias may come to be called, too
+		q.Set("ssh_target", name)
+		q.Set("workspace_dir", cmp.Or(in["workspace_dir"], e.cfg.WorkspaceDir))
+	}
+	if len(q) == 0 {
+		return name
+	}
+	return name + "?" + strings.ReplaceAll(q.Encode(), "%2F", "/")
+}
+
+// named returns the machine to attach to that placeName called so.
+func (e *extension) named(name string) (*place, error) {
+	alias, query, _ := strings.Cut(name, "?")
+	q, err := url.ParseQuery(query)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, err, "%q does not name a machine", name)
+	}
+	in := map[string]string{}
+	for _, k := range more {
+		in[k] = q.Get(k)
+	}
+	m, err := e.lead(alias, in)
+	if err != nil {
+		return nil, err
+	}
+	return &place{Host: alias, Target: m.target, Base: m.base, at: name}, nil
+}
+
+// search looks for the sandbox of h, on its host or else everywhere.
+func (e *extension) search(ctx context.Context, h sandboxer.Handle) ([]*place, error) {
+	var at []*place
+	var failed []error
+	here := h.Host == "" || h.Host == thisMachine
+	switch {
+	case h.Host == "":
+		var err error
+		if at, err = e.known(ctx, true); err != nil {
+			failed = append(failed, err)
+		}
+	case here && !e.isConfigured(h.Host):
+	default:
+		p, err := e.named(h.Host)
+		if err != nil {
+			return nil, err
+		}
+		at = append(at, p)
+	}
+	var found []*place
+	if here {
+		noted, err := e.noted()
+		if err != nil {
+			failed = append(failed, err)
+		}
+		machines, err := e.machines(e.env.Owner, noted)
+		if err != nil {
+			failed = append(failed, err)
+		}
+		found = machines
+	}
+	var away []string
+	for a := range e.scan(ctx, at, e.env.Owner) {
+		if a.err != nil {
+			away = append(away, a.machine.Host)
+			failed = append(failed, a.err)
+		}
+		found = append(found, a.found...)
+	}
+	found = slices.DeleteFunc(found, func(p *place) bool {
+		return p.ID != h.SandboxID || h.Generation > 0 && p.Generation != h.Generation
+	})
+	switch {
+	case ctx.Err() != nil:
+		return found, ctx.Err()
+	case len(failed) == 0:
+		return found, nil
+	case len(away) == 0:
+		return found, errors.Join(failed...)
+	}
+	slices.Sort(away)
+	err := sandboxer.E(sandboxer.Unavailable, errors.Join(failed...), "sandbox %s may be on %s, which cannot be asked: %s", h.SandboxID, strings.Join(away, ", "), sandboxer.Message(failed[len(failed)-1]))
+	err.WithPublic("sandbox %s may be on %s, which cannot be asked now", h.SandboxID, strings.Join(away, ", "))
+	return found, err.WithHint("%s", cmp.Or(sandboxer.HintOf(failed[len(failed)-1]), "bring it back; a host that is gone for good: sandboxer host rm --force NAME"))
+}
+
+// thisMachine is where machines of their own are.
+const thisMachine = "localhost"
+
+// isConfigured reports whether an alias is that of a machine to attach to.
+func (e *extension) isConfigured(alias string) bool {
+	_, err := e.machine(alias)
+	return sandboxer.KindOf(err) != sandboxer.NotFound
+}
+
+// known returns the machines to attach to that are configured, that earlier versions noted,
+// and that records of sandboxes name; with added also every host that was added. One that
+// only a request named, and whose record is lost, is not known.
+func (e *extension) known(ctx context.Context, added bool) (at []*place, err error) {
+	type where struct{ name, base string }
+	seen := map[where]bool{}
+	var errs []error
+	add := func(p *place, err error) {
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case p.Kind != managed && !p.Untouched && !seen[where{p.Target.Name, p.Base}]:
+			seen[where{p.Target.Name, p.Base}] = true
+			at = append(at, p)
+		}
+	}
+	noted, err := e.noted()
+	if err != nil {
+		errs = append(errs, err)
+	}
+	for _, p := range noted {
+		add(p, nil)
+	}
+	for _, alias := range slices.Sorted(maps.Keys(e.cfg.VMs)) {
+		add(e.named(alias))
+	}
+	if added {
+		recs, err := e.hosts.Hosts()
+		if err != nil {
+			errs = append(errs, err)
+		}
+		for _, r := range recs {
+			if r.Only != sshrun.OnlyCompose {
+				add(e.named(r.Name))
+			}
+		}
+	}
+	if e.env.Recorded == nil {
+		return at, errors.Join(errs...)
+	}
+	handles, err := e.env.Recorded(ctx)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	for _, h := range handles {
+		switch {
+		case len(h.Data) > 0:
+			add(e.placeOf(h))
+		case h.Host != "" && (h.Host != thisMachine || e.isConfigured(h.Host)):
+			add(e.named(h.Host))
+		}
+	}
+	return at, errors.Join(errs...)
 }
 
 // keyLock is a lock for one thing; the last one to leave removes it.

@@ -216,7 +216,7 @@ func (e *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 	}
 	shape := s.Shape
 	p.Shape = &shape
-	return e.place(ctx, p, spec, e.dir("snap", from.SnapshotID))
+	return e.provision(ctx, p, spec, e.dir("snap", from.SnapshotID))
 }
 
 // DropSnapshot implements sandboxer.Snapshotter.

@@ -109,7 +109,7 @@ func (e *extension) managedOrder(spec sandboxer.Spec) (*place, error) {
 			WithHint("leave out the image, or the inputs vm and ssh_target")
 	case !ownerName.MatchString(spec.Owner):
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the owner of a machine", spec.Owner)
-	case spec.Host != "" && spec.Host != "localhost":
+	case spec.Host != "" && spec.Host != thisMachine:
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "machines from images run on localhost, not on %q", spec.Host)
 	case l.DiskBytes != 0:
 		return nil, refuse("the size of a machine's disk is its image's, and no limit can be set")
@@ -127,7 +127,7 @@ func (e *extension) managedOrder(spec sandboxer.Spec) (*place, error) {
 		return nil, refuse("a machine from an image has no network besides the way in; %s is not offered", m).
 			WithHint("put what builds need into the image, with Packer")
 	}
-	p := &place{V: placeVersion, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Stamp: spec.Stamp, Kind: managed, Host: "localhost",
+	p := &place{V: placeVersion, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Stamp: spec.Stamp, Kind: managed, Host: thisMachine, at: thisMachine,
 		Base: e.cfg.WorkspaceDir, User: spec.User, Ports: spec.Ports}
 	p.Shape = &shape{Image: spec.Image, Kernel: img.Kernel, Initrd: img.Initrd, Append: img.Append,
 		Memory: cmpOr(l.MemoryBytes, img.Memory, 512<<20), CPUs: cmpOr(int(l.MilliCPU/1000), img.CPUs, 1),
@@ -596,7 +596,7 @@ func labelled(owner string) (all []*place, err error) {
 			id, gen, ok2 := strings.Cut(rest, "/")
 			n, err := strconv.Atoi(gen)
 			if ok && ok2 && err == nil && sandboxer.CheckID(id) == nil {
-				all = append(all, &place{V: placeVersion, ID: id, Generation: n, Owner: owner, Kind: managed, Host: "localhost"})
+				all = append(all, &place{V: placeVersion, ID: id, Generation: n, Owner: owner, Kind: managed, Host: thisMachine, Shape: &shape{}})
 			}
 		}
 	}

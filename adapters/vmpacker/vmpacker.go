@@ -11,7 +11,7 @@
 //
 // What is where, below the extension's private directory:
 //
-//	box/<id>.g<n>.json   where a sandbox was placed, written before anything is made
+//	box/<id>.g<n>.json   a managed machine, written down before anything is made of it
 //	lock/                one file per sandbox, image or snapshot that is being changed
 //	vm/<id>.g<n>/        disk, seed and control socket of a managed machine
 //	image/<key>.*        images that Packer built, with their records and logs
@@ -149,6 +149,8 @@ type extension struct {
 // The compiler checks what the adapter claims.
 var _ interface {
 	sandboxer.Extension
+	sandboxer.Placer
+	sandboxer.Forgetter
 	sandboxer.Checker
 	sandboxer.Admitter
 	sandboxer.Limiter
@@ -275,14 +277,35 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the host %q is asked for, and by an input another machine", spec.Host)
 	}
 	p := &place{V: placeVersion, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Stamp: spec.Stamp, Kind: attached, User: spec.User, Ports: spec.Ports}
-	m := machine{capacity: e.cfg.Capacity, base: e.cfg.WorkspaceDir, tools: e.cfg.Tools}
+	m, err := e.lead(alias, in)
+	if err != nil {
+		return nil, err
+	}
+	if m.draining {
+		return nil, sshrun.DrainingError(alias)
+	}
+	if spec.Profile.Isolation == sandboxer.IsolationVM && m.capacity > 1 {
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "profile %s promises a machine of its own, and %s puts up to %d sandboxes on one", spec.Profile.ID, e.env.Extension, m.capacity).
+			WithHint("set capacity to 1, or the profile's isolation to process")
+	}
+	p.Host, p.at = cmp.Or(alias, m.target.Addr), e.placeName(alias, in)
+	p.Target, p.Base, p.capacity, p.tools = m.target, m.base, m.capacity, m.tools
+	if _, err := e.pool.Host(p.Target); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// lead returns the machine that an alias and inputs lead to.
+func (e *extension) lead(alias string, in map[string]string) (m machine, err error) {
+	m = machine{capacity: e.cfg.Capacity, base: e.cfg.WorkspaceDir, tools: e.cfg.Tools}
 	if alias != "" {
 		found, err := e.machine(alias)
 		switch {
 		case err == nil:
 			m = found
 		case sandboxer.KindOf(err) != sandboxer.NotFound:
-			return nil, err
+			return m, err
 		case in["ssh_target"] == "":
 			m.target.Addr = alias
 		}
@@ -304,33 +327,22 @@ func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 	tunnel, err2 := port("tunnel_port")
 	switch {
 	case errors.Join(err1, err2) != nil:
-		return nil, errors.Join(err1, err2)
+		return m, errors.Join(err1, err2)
 	case ssh != 0 && tunnel != 0:
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "the inputs ssh_port and tunnel_port exclude each other: a tunnel has its own port")
+		return m, sandboxer.E(sandboxer.Invalid, nil, "the inputs ssh_port and tunnel_port exclude each other: a tunnel has its own port")
 	case ssh != 0:
 		m.target.Port = ssh
 	case tunnel != 0 && (tunnel != m.target.Port || !m.tunnel):
 		m.through(tunnel)
 	}
-	if m.draining {
-		return nil, sshrun.DrainingError(alias)
-	}
-	if spec.Profile.Isolation == sandboxer.IsolationVM && m.capacity > 1 {
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "profile %s promises a machine of its own, and %s puts up to %d sandboxes on one", spec.Profile.ID, e.env.Extension, m.capacity).
-			WithHint("set capacity to 1, or the profile's isolation to process")
-	}
 	if dir := in["workspace_dir"]; dir != "" {
 		if err := checkBase(dir); err != nil {
-			return nil, err
+			return m, err
 		}
 		m.base = dir
 	}
-	p.Host = cmp.Or(alias, m.target.Addr)
-	p.Target, p.Base, p.capacity, p.tools = name(m.target), m.base, m.capacity, m.tools
-	if _, err := e.pool.Host(p.Target); err != nil {
-		return nil, err
-	}
-	return p, nil
+	m.target = name(m.target)
+	return m, nil
 }
 
 // name gives a target the name that it has in messages.
@@ -457,20 +469,23 @@ func (e *extension) machine(alias string) (machine, error) {
 		capacity: cmp.Or(rec.Capacity, e.cfg.Capacity), draining: rec.State == sshrun.Draining}, nil
 }
 
-// Provision implements sandboxer.Extension. Where the sandbox goes is written down
-// first; the machine notes that it is complete last.
+// Provision implements sandboxer.Extension. The machine notes that it is complete last.
 func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
 	p, err := e.order(spec)
 	if err != nil {
 		return sandboxer.Handle{}, err
 	}
-	return e.place(ctx, p, spec, "")
+	return e.provision(ctx, p, spec, "")
 }
 
-// place makes the sandbox at p, from a snapshot in the directory from if there is one.
-func (e *extension) place(ctx context.Context, p *place, spec sandboxer.Spec, from string) (sandboxer.Handle, error) {
+// provision makes the sandbox at p, from a snapshot in the directory from if there is one.
+func (e *extension) provision(ctx context.Context, p *place, spec sandboxer.Spec, from string) (sandboxer.Handle, error) {
 	if err := ctx.Err(); err != nil {
 		return sandboxer.Handle{}, err
+	}
+	if spec.Place != "" && spec.Place != p.at {
+		return sandboxer.Handle{}, sandboxer.Untouched(sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is placed on %s, and its order leads to %s by now", spec.ID, spec.Place, p.at).
+			WithHint("destroy it, and create it anew"))
 	}
 	unlock, err := e.lock(ctx, p.key())
 	if err != nil {
@@ -485,7 +500,8 @@ func (e *extension) place(ctx context.Context, p *place, spec sandboxer.Spec, fr
 			return sandboxer.Handle{}, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s, not %s", p.ID, old.Kind, p.Kind)
 		}
 		if p.Kind == attached && (old.Target.Name != p.Target.Name || old.Base != p.Base) {
-			// It was placed elsewhere by a former configuration: it is found there, or not.
+			// An earlier version placed it by a former configuration: it is found there, or not.
+			old.at = p.at
 			p = old
 		}
 		p.Untouched = old.Untouched
@@ -502,11 +518,10 @@ func (e *extension) place(ctx context.Context, p *place, spec sandboxer.Spec, fr
 	return p.handle(), err
 }
 
-// reserve writes down where a sandbox goes, if there is room.
+// reserve writes down a machine of its own, if there is room for it.
 func (e *extension) reserve(ctx context.Context, p *place) error {
-	if p.Kind != managed {
-		p.Untouched = true
-		return e.remember(p)
+	if p.Kind != managed { // the broker knows
+		return nil
 	}
 	unlock, err := e.lock(ctx, "reserve")
 	if err != nil {
@@ -547,10 +562,7 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 	if err := ctx.Err(); err != nil {
 		return r, err
 	}
-	places, err := e.places(h)
-	if err != nil {
-		return r, err
-	}
+	places, unasked := e.places(ctx, h)
 	for _, p := range places {
 		unlock, lerr := e.lock(ctx, p.key())
 		if lerr != nil {
@@ -565,7 +577,7 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 		} else if !p.Untouched {
 			terr = e.detach(ctx, p, &r)
 		}
-		if terr == nil {
+		if terr == nil { // also what an earlier version noted
 			terr = e.forget(p)
 		}
 		unlock()
@@ -574,14 +586,20 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 		}
 		err = errors.Join(err, terr)
 	}
+	if err = errors.Join(err, unasked); err == nil && len(places) == 0 && h.Host == "" && len(h.Data) == 0 {
+		r.Warnings = append(r.Warnings, "where it was is not known; it is on none of the machines that are configured, added, or named by records. One that only its own request named was not asked")
+	}
 	return r, err
 }
 
 // Forget implements sandboxer.Forgetter.
 func (e *extension) Forget(_ context.Context, h sandboxer.Handle) (remains []string, err error) {
-	places, err := e.places(h)
+	places, err := e.unasked(h)
 	if err != nil {
 		return nil, err
+	}
+	if len(places) == 0 {
+		return []string{"on a machine that is not known, the directory " + workspaceName(h.SandboxID) + " where workspaces are made, and what runs there"}, nil
 	}
 	for _, p := range places {
 		if p.Kind == managed {
@@ -653,8 +671,8 @@ func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 }
 
 // Discover implements sandboxer.Discoverer. A machine that cannot be reached is an error
-// only if nothing was found: what was not found may be there. The stamp is in the note
-// here, and lost with that.
+// only if nothing was found: what was not found may be there. The stamp is kept with the
+// workspace on its machine, and that of a machine of its own here.
 func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
 	var best *place
 	var failed error
@@ -674,11 +692,13 @@ func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Found, e
 	if best == nil {
 		return sandboxer.Found{}, missing(id)
 	}
-	f := sandboxer.Found{Handle: best.handle()}
-	if noted, err := e.recall(best.ID, best.Generation); err == nil {
-		f.Stamp = noted.Stamp
+	if err := e.complete(ctx, best); err != nil {
+		return sandboxer.Found{}, err
 	}
-	return f, nil
+	if noted, err := e.recall(best.ID, best.Generation); err == nil {
+		best.Stamp = noted.Stamp
+	}
+	return sandboxer.Found{Handle: best.handle(), Stamp: best.Stamp}, nil
 }
 
 func missing(id string) error {
@@ -686,7 +706,7 @@ func missing(id string) error {
 }
 
 // ListRunning implements sandboxer.Lister: what is on the configured machines and on
-// those where something was placed. A machine that cannot be reached is an error, after
+// those that records of sandboxes name. A machine that cannot be reached is an error, after
 // everything else was yielded.
 func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
 	return func(yield func(sandboxer.Handle, error) bool) {

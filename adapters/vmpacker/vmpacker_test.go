@@ -48,11 +48,13 @@ func TestMain(m *testing.M) {
 type options struct {
 	Owner, Dir, Hosts string
 	Config            map[string]any
+	recorded          []sandboxer.Handle // what records name
 }
 
 func (o options) open(ctx context.Context) (sandboxer.Extension, error) {
 	return vmpacker.Adapter.Open(ctx, sandboxer.Env{
 		Extension: "ext.vm-packer", Owner: o.Owner, Dir: o.Dir, Hosts: o.Hosts,
+		Recorded: func(context.Context) ([]sandboxer.Handle, error) { return o.recorded, nil },
 		Decode: func(v any) error {
 			j, err := json.Marshal(o.Config)
 			if err != nil {
@@ -89,6 +91,7 @@ func (o options) opened(t *testing.T) extension {
 // extension is what the adapter's extensions are.
 type extension interface {
 	sandboxer.Extension
+	sandboxer.Placer
 	sandboxer.Checker
 	sandboxer.Execer
 	sandboxer.Dialer

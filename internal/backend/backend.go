@@ -23,6 +23,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -37,6 +38,7 @@ type Backend struct {
 	abandoned atomic.Int64 // calls that go on without a caller
 
 	check      sandboxer.Checker
+	placer     sandboxer.Placer
 	admitter   sandboxer.Admitter
 	noticer    sandboxer.Noticer
 	limiter    sandboxer.Limiter
@@ -127,6 +129,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 		not = n.Without()
 	}
 	b.check, _ = ext.(sandboxer.Checker)
+	b.placer, _ = ext.(sandboxer.Placer)
 	b.admitter, _ = ext.(sandboxer.Admitter)
 	b.limiter, _ = ext.(sandboxer.Limiter)
 	b.noticer, _ = ext.(sandboxer.Noticer)
@@ -220,9 +223,42 @@ func (b *Backend) Check(ctx context.Context, spec sandboxer.Spec) error {
 	return do(ctx, b, "check", b.opts.Short, func(ctx context.Context) error { return b.check.Check(ctx, spec) })
 }
 
+// Places reports whether the extension has hosts to choose from (sandboxer.Placer).
+func (b *Backend) Places() bool { return b.placer != nil }
+
+// Place returns the host on which spec is to be made, none of avoid; "" if the extension has
+// none to choose from.
+func (b *Backend) Place(ctx context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
+	if b.placer == nil {
+		return "", nil
+	}
+	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
+		return "", err
+	}
+	spec.Place = ""
+	return call(ctx, b, "place", b.opts.Short, func(ctx context.Context) (string, error) {
+		host, err := b.placer.Place(ctx, spec, slices.Clone(avoid))
+		if err != nil {
+			return "", err
+		}
+		if host == "" || checkPlace(host) != nil || slices.Contains(avoid, host) {
+			return "", sandboxer.E(sandboxer.Internal, checkPlace(host), "the extension places %s on %.40q, which cannot be", spec.ID, host)
+		}
+		return host, nil
+	})
+}
+
+// placed refuses to make spec nowhere in particular.
+func (b *Backend) placed(spec sandboxer.Spec) error {
+	if b.placer != nil && spec.Place == "" {
+		return sandboxer.E(sandboxer.Internal, nil, "%s is told to make %s, and not where", b.id, spec.ID)
+	}
+	return nil
+}
+
 // Provision checks spec, provisions it and checks the handle that comes back.
 func (b *Backend) Provision(ctx context.Context, spec sandboxer.Spec) (h sandboxer.Handle, err error) {
-	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
+	if err := cmp.Or(checkSpec(spec), b.placed(spec), b.admit(spec)); err != nil {
 		return h, err
 	}
 	moving, done := whileItMoves(ctx, b.opts.Provision)
@@ -392,7 +428,7 @@ func (b *Backend) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sand
 	if b.checkpoint == nil {
 		return h, b.cannot(sandboxer.CanCheckpoint)
 	}
-	if err := cmp.Or(checkSpec(spec), b.admit(spec)); err != nil {
+	if err := cmp.Or(checkSpec(spec), b.placed(spec), b.admit(spec)); err != nil {
 		return h, err
 	}
 	g := &gate{}
@@ -487,7 +523,7 @@ func (b *Backend) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, 
 		return h, b.cannot(sandboxer.CanSnapshot)
 	}
 	// The inputs are not asked about: what was saved goes on, and nothing of them is used.
-	if err := checkSpec(spec); err != nil {
+	if err := cmp.Or(checkSpec(spec), b.placed(spec)); err != nil {
 		return h, err
 	}
 	return call(ctx, b, "restore", b.opts.Save, func(ctx context.Context) (sandboxer.Handle, error) {
@@ -796,7 +832,21 @@ func (b *Backend) admit(s sandboxer.Spec) error {
 	return cmp.Or(one(sandboxer.RestrictedHost), one(sandboxer.RestrictedImage))
 }
 
+// checkPlace refuses a name that no host can have.
+func checkPlace(host string) error {
+	if len(host) > sandboxer.MaxPlaceBytes {
+		return sandboxer.E(sandboxer.Invalid, nil, "a host is named by at most %d bytes, not %d", sandboxer.MaxPlaceBytes, len(host))
+	}
+	if strings.ContainsFunc(host, func(r rune) bool { return !unicode.IsGraphic(r) || unicode.IsSpace(r) }) {
+		return sandboxer.E(sandboxer.Invalid, nil, "the name of a host has no spaces and nothing invisible in it")
+	}
+	return nil
+}
+
 func checkHandle(h sandboxer.Handle, spec sandboxer.Spec) error {
+	if spec.Place != "" && h.Host != spec.Place {
+		return sandboxer.E(sandboxer.Internal, nil, "the extension was to make %s on %q, and made it on %q", spec.ID, spec.Place, h.Host)
+	}
 	if h.SandboxID != spec.ID || h.Generation != spec.Generation {
 		return sandboxer.E(sandboxer.Internal, nil, "the extension returned a handle of %s/%d for %s/%d",
 			h.SandboxID, h.Generation, spec.ID, spec.Generation)

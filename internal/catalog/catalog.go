@@ -13,6 +13,7 @@ package catalog
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -102,6 +103,10 @@ type Catalog struct {
 	Extensions []ExtensionFile
 	Profiles   []ProfileFile
 	Quotas     sandboxer.Quotas // of the last layer that has any
+
+	// Recorded is what extensions get as sandboxer.Env.Recorded, for the one named; nil where
+	// there are no records. Whoever opens them sets it.
+	Recorded func(ctx context.Context, extension string) ([]sandboxer.Handle, error)
 }
 
 // Profile returns the profile of that name, with or without the prefix "profile.".

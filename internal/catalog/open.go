@@ -186,7 +186,7 @@ func (c *Catalog) Open(ctx context.Context, owner, stateDir string, log *slog.Lo
 	faults := make([]Faults, len(c.Extensions))
 	var wg sync.WaitGroup
 	for i, e := range c.Extensions {
-		wg.Go(func() { opened[i], faults[i] = e.open(ctx, owner, stateDir, log, slog.LevelWarn) })
+		wg.Go(func() { opened[i], faults[i] = e.open(ctx, owner, stateDir, log, slog.LevelWarn, c.Recorded) })
 	}
 	wg.Wait()
 	var all Faults
@@ -204,11 +204,14 @@ func (c *Catalog) Open(ctx context.Context, owner, stateDir string, log *slog.Lo
 	return nil, all.sorted()
 }
 
-func (e ExtensionFile) open(ctx context.Context, owner, stateDir string, log *slog.Logger, level slog.Level) (Opened, Faults) {
+func (e ExtensionFile) open(ctx context.Context, owner, stateDir string, log *slog.Logger, level slog.Level, recorded func(context.Context, string) ([]sandboxer.Handle, error)) (Opened, Faults) {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	o := Opened{Info: e.Info()}
 	env := e.Env(owner, stateDir, log)
+	if recorded != nil {
+		env.Recorded = func(ctx context.Context) ([]sandboxer.Handle, error) { return recorded(ctx, e.ID) }
+	}
 	err := os.MkdirAll(env.Dir, 0o700)
 	if err != nil {
 		err = sandboxer.E(sandboxer.Unavailable, err, "the state directory %s cannot be made", env.Dir)
@@ -235,7 +238,7 @@ func (e ExtensionFile) open(ctx context.Context, owner, stateDir string, log *sl
 	o.Info.Problem = problem(err)
 	o.Info.Capabilities = []sandboxer.Capability{}
 	o.Again = func(ctx context.Context) Opened {
-		again, faults := e.open(ctx, owner, stateDir, log, slog.LevelDebug) // the first one was told
+		again, faults := e.open(ctx, owner, stateDir, log, slog.LevelDebug, recorded) // the first one was told
 		if len(faults) > 0 {
 			again.Info.Problem, again.Info.Capabilities = problem(faults), []sandboxer.Capability{}
 			again.Ext = nil

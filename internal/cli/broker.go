@@ -136,6 +136,9 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if err := b.bind(ctx, seal, renewed); err != nil {
 		return nil, err
 	}
+	cat.Recorded = func(ctx context.Context, extension string) ([]sandboxer.Handle, error) {
+		return manager.Recorded(ctx, b.store, extension)
+	}
 	opened, err := cat.Open(ctx, b.owner, filepath.Join(cfg.Dir, extDir), cfg.Log)
 	if err != nil {
 		return nil, err

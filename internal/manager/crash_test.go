@@ -96,6 +96,9 @@ func (s script) live() (out outcome, err error) {
 		Decode: func(v any) error {
 			cfg := v.(*fake.Config)
 			cfg.Server = s.Socket
+			if s.Scenario == "move" || s.Scenario == "untouched" {
+				cfg.Hosts = []string{"one", "two"}
+			}
 			if s.Scenario == "snapshot-workspace" {
 				cfg.Drop = []sandboxer.Capability{sandboxer.CanCheckpoint}
 			}
@@ -148,7 +151,7 @@ func (s script) live() (out outcome, err error) {
 		}
 	}
 	switch s.Scenario {
-	case "create":
+	case "create", "move", "untouched":
 	case "pool", "pool-dead":
 	case "extend":
 		if _, err := m.Extend(acme, out.Sandbox.ID, Extend{Add: time.Hour}); err != nil && !isKind(err, sandboxer.Conflict) {
@@ -324,7 +327,7 @@ func insist(f func() error) error {
 
 // crashes says how each point is reached.
 var crashes = map[point]string{
-	pRecord: "create", pProvision: "create", pHandle: "create", pReady: "create", pRunning: "create",
+	pRecord: "create", pProvision: "create", pVacate: "move", pPlaced: "move", pUntouched: "untouched", pHandle: "create", pReady: "create", pRunning: "create",
 	pEnding: "create", pTeardown: "create", pEnded: "create", // what was created is destroyed
 	pRenew: "extend", pExtended: "extend",
 	pRewired: "network", pRewire: "network",
@@ -376,6 +379,12 @@ func TestCrash(t *testing.T) {
 						case "retry":
 							s.ID = id
 							if err := remote.Inject(t.Context(), fake.Fault{Verb: fake.VerbTeardown, ID: id, Kind: sandboxer.Unavailable, Times: kills + 2}); err != nil {
+								t.Fatal(err)
+							}
+						case "move", "untouched":
+							s.ID = id
+							f := fake.Fault{Verb: fake.VerbProvision, ID: id, Kind: sandboxer.Unavailable, Untouched: scenario == "untouched", Times: kills}
+							if err := remote.Inject(t.Context(), f); err != nil {
 								t.Fatal(err)
 							}
 						case "relapse":
@@ -517,7 +526,7 @@ func placeOrphan(t *testing.T, socket, owner string) {
 	}
 	b := backend.New("ext.fake", ext, backend.Options{})
 	defer b.Close()
-	if _, err := b.Provision(t.Context(), sandboxer.Spec{ID: "stray", Generation: 1, Owner: owner}); err != nil {
+	if _, err := b.Provision(t.Context(), sandboxer.Spec{ID: "stray", Generation: 1, Owner: owner, Place: "localhost"}); err != nil {
 		t.Fatal(err)
 	}
 }

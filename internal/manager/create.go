@@ -291,7 +291,7 @@ func (o *order) record(generation int) *sandboxer.Sandbox {
 	at := now()
 	sb := &sandboxer.Sandbox{
 		ID: o.id, Generation: generation, Name: o.name, Tenant: o.tenant,
-		Profile: o.spec.Profile.ID, Extension: o.ext.Info.ID, Host: o.spec.Host, Consumer: o.spec.Consumer,
+		Profile: o.spec.Profile.ID, Extension: o.ext.Info.ID, Host: cmp.Or(o.place, o.spec.Host), Consumer: o.spec.Consumer,
 		State: sandboxer.Creating, Spec: o.spec, CreatedAt: at, ExpiresAt: at.Add(o.ttl),
 	}
 	sb.Spec.Generation = generation
@@ -348,6 +348,11 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 	if err := m.price(ctx, o, sb); err != nil {
 		return nil, err
 	}
+	if o.place == "" {
+		if err := m.choosePlace(ctx, sb, sb.Spec.Env, nil); err != nil {
+			return nil, err
+		}
+	}
 	ev := event(ctx, sb, sandboxer.EventState, "")
 	ev.To, ev.Cause = sandboxer.Creating, sandboxer.ReasonRequested
 	w := sandboxer.Writes{
@@ -370,7 +375,7 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 	}
 	m.ring(sb.ID)
 	m.alarm(time.Time{}, sb.ExpiresAt)
-	j.recorded = true
+	j.recorded, j.untried = true, true
 	m.know(j, sb)
 	return m.build(ctx, j, sb)
 }
@@ -479,11 +484,11 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 			return nil, m.abandon(ctx, j, sb, err)
 		}
 	} else if isClaimed(sb) {
-		if err := m.furnish(ctx, b, sb); err != nil {
+		if err := m.furnish(ctx, b, j, sb); err != nil {
 			return nil, m.abandon(ctx, j, sb, err)
 		}
 	} else if !resumed {
-		if err := m.provision(ctx, b, sb); err != nil {
+		if err := m.provision(ctx, b, j, sb); err != nil {
 			return nil, m.abandon(ctx, j, sb, err)
 		}
 	}
@@ -501,7 +506,7 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 			return nil
 		})
 		if err == nil {
-			err = m.provision(ctx, b, sb)
+			err = m.provision(ctx, b, j, sb)
 		}
 		if err == nil {
 			err = ready()
@@ -563,8 +568,9 @@ func (m *Manager) specFor(sb *sandboxer.Sandbox) (sandboxer.Spec, error) {
 	return spec, nil
 }
 
-// provision makes the object of sb and stores its handle.
-func (m *Manager) provision(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
+// provision makes the object of sb and stores its handle. Where a host cannot take it now
+// another is tried (elsewhere).
+func (m *Manager) provision(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox) error {
 	e := m.extension(sb.Extension)
 	select {
 	case e.creates <- struct{}{}:
@@ -579,14 +585,35 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, sb *sandbox
 	hear, done := m.progress(ctx, sb)
 	defer done()
 	ctx = sandboxer.WithProgress(ctx, hear)
-	var h sandboxer.Handle
-	if from := sourceOf(sb); from != "" {
-		h, err = m.restore(ctx, b, spec, from, isPaused(sb) || sb.RestoredAs == sandboxer.SnapshotNative)
-	} else {
-		err = m.step(pProvision, func() (err error) { h, err = b.Provision(ctx, spec); return err })
-	}
-	if err != nil {
+	if err := m.settlePlace(ctx, b, j, sb, spec.Env); err != nil {
 		return err
+	}
+	var h sandboxer.Handle
+	for avoid := []string(nil); ; {
+		if b.Places() {
+			spec.Place = sb.Host
+		}
+		spec.Stamp = m.stampOf(sb) // which says where it is, too
+		untried := j.untried
+		j.untried = false
+		if from := sourceOf(sb); from != "" {
+			h, err = m.restore(ctx, b, spec, from, isNative(sb))
+		} else {
+			err = m.step(pProvision, func() (err error) { h, err = b.Provision(ctx, spec); return err })
+		}
+		if err == nil {
+			break
+		}
+		untouched := untried && sandboxer.IsUntouched(err)
+		if untouched {
+			if uerr := m.leaveUntouched(ctx, sb); uerr != nil {
+				return errors.Join(err, uerr)
+			}
+		}
+		avoid = append(avoid, sb.Host)
+		if ctx.Err() != nil || !m.elsewhere(ctx, b, j, sb, spec.Env, avoid, untouched, err) {
+			return err
+		}
 	}
 	// The handle is worth keeping also when a destroy has come in between.
 	keep := context.WithoutCancel(ctx)
@@ -595,7 +622,7 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, sb *sandbox
 			if sb.State != sandboxer.Creating && sb.State != sandboxer.Terminating {
 				return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s", sb.ID, sb.State)
 			}
-			sb.Handle, sb.ProvisionedAt = h, now()
+			sb.Handle, sb.ProvisionedAt, sb.Untouched = h, now(), false
 			if h.Host != "" {
 				sb.Host = h.Host
 			}

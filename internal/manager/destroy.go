@@ -176,6 +176,9 @@ func (m *Manager) ended(ctx context.Context, sb *sandboxer.Sandbox, report sandb
 // release tears down the object of sb and asks once more whether it is gone, where
 // the backend can tell: a record must not end before its object.
 func (m *Manager) release(ctx context.Context, sb *sandboxer.Sandbox) (r sandboxer.CleanupReport, err error) {
+	if sb.Untouched {
+		return r, nil
+	}
 	b, err := m.backend(sb.Extension)
 	if err != nil {
 		return r, err

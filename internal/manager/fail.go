@@ -7,8 +7,11 @@ type point string
 // The points, in the order of a life. A step without its points here does not
 // compile; a point without a crash case fails the tests.
 const (
-	pRecord    point = "create.record"     // commit: hold, record, idempotency key
+	pRecord    point = "create.record"     // commit: hold, record, idempotency key, and where it is to be made
 	pProvision point = "create.provision"  // effect
+	pVacate    point = "create.vacate"     // effect: the teardown where it could not be made
+	pPlaced    point = "create.placed"     // commit: where else, or where after all, it is to be made
+	pUntouched point = "create.untouched"  // commit: nothing was made there
 	pHandle    point = "create.handle"     // commit
 	pReady     point = "create.ready"      // effect
 	pRunning   point = "create.running"    // commit
@@ -49,7 +52,7 @@ const (
 )
 
 var points = []point{
-	pRecord, pProvision, pHandle, pReady, pRunning,
+	pRecord, pProvision, pVacate, pPlaced, pUntouched, pHandle, pReady, pRunning,
 	pEnding, pTeardown, pEnded,
 	pRenew, pExtended,
 	pRewired, pRewire,

@@ -57,8 +57,7 @@ func (m *Manager) auditForgotten(ctx context.Context, a *Audit) error {
 		if sb.Damaged != "" || sb.Cleanup == nil || !sb.Cleanup.Forgotten || ctx.Err() != nil {
 			return
 		}
-		// Without a handle only the note said where it was.
-		if b, err := m.backend(sb.Extension); err == nil && b.Can(sandboxer.CanProbe) && sb.Handle.SandboxID != "" {
+		if b, err := m.backend(sb.Extension); err == nil && b.Can(sandboxer.CanProbe) && (sb.Handle.SandboxID != "" || sb.Host != "") {
 			if alive, err := b.IsAlive(ctx, handleOf(sb)); err == nil && alive == sandboxer.Gone {
 				return
 			}

@@ -22,6 +22,7 @@ type job struct {
 	knowOnce  sync.Once
 	committed *sandboxer.Sandbox // the record when known was closed; nil if there is none
 	recorded  bool               // the job itself committed it, with order's idempotency key
+	untried   bool               // its place is committed, and nobody was told to make anything there
 	done      chan struct{}      // closed when the job has ended
 	sb        *sandboxer.Sandbox // its result, for whoever waits on done
 	err       error

@@ -71,6 +71,7 @@ func playModel(t *testing.T, rt *rapid.T) {
 			quiet(s)
 			s.profiles[0].MaxPaused, s.profiles[1].MaxPaused = time.Hour, time.Hour
 			s.opts.SweepEvery = 30 * time.Second
+			s.fake.Hosts = []string{"left", "right"}
 			s.backend = backend.Options{Provision: time.Minute, Ready: time.Minute, Teardown: time.Minute, Save: time.Minute, Short: 10 * time.Second}
 		}),
 		live: map[string]*believed{}, keys: map[string]string{}, ends: map[string]int{},
@@ -317,8 +318,11 @@ func (m *model) doFault(t *rapid.T) {
 // doReach puts the backend out of reach, has it hang, or brings it back.
 func (m *model) doReach(t *rapid.T) {
 	m.world.Forgive()
+	m.bringBack()
 	m.faulty, m.calm = true, time.Time{}
-	switch rapid.SampledFrom([]string{"back", "away", "hung"}).Draw(t, "reach") {
+	switch reach := rapid.SampledFrom([]string{"back", "away", "hung", "left", "right"}).Draw(t, "reach"); reach {
+	case "left", "right": // this host alone
+		m.world.SetAway(reach, true)
 	case "back":
 		m.calm = time.Now()
 	case "away":
@@ -326,6 +330,12 @@ func (m *model) doReach(t *rapid.T) {
 	case "hung":
 		m.world.Inject(fake.Fault{Verb: fake.VerbAny, Hang: true})
 	}
+}
+
+// bringBack has every host be in reach.
+func (m *model) bringBack() {
+	m.world.SetAway("left", false)
+	m.world.SetAway("right", false)
 }
 
 // doDie has the object of a sandbox die in the middle of something that hangs, fails slowly
@@ -365,6 +375,7 @@ func (m *model) doDie(t *rapid.T) {
 	m.world.Kill(id)
 	if rapid.Bool().Draw(t, "forgiven") {
 		m.world.Forgive()
+		m.bringBack()
 		m.calm = time.Now()
 	}
 	<-over
@@ -427,6 +438,7 @@ func (m *model) check(t *rapid.T) {
 // end makes peace with the world and adds everything up.
 func (m *model) end(t *rapid.T) {
 	m.world.Forgive()
+	m.bringBack()
 	m.faulty = false
 	time.Sleep(61 * time.Minute) // retries, orphans, snapshots
 	m.settle()

@@ -43,6 +43,8 @@ type order struct {
 
 	cold string // why it is not answered from the pool of its profile; empty without one
 
+	place string // where it has to be made, whoever asked for what; empty leaves that to its extension
+
 	from *sandboxer.SnapshotRecord // what it is restored from; nil for a new one
 	as   sandboxer.SnapshotKind    // in which form
 }

@@ -547,6 +547,7 @@ func (m *Manager) rise(ctx context.Context, j *job, sb *sandboxer.Sandbox, ttl t
 			if !isStanding(sb) { // isStanding: while it is still paused
 				sb.Spec.Generation = objectOf(sb) + 1
 				sb.Handle = sandboxer.Handle{}
+				m.unplace(sb)
 				sb.Spec.Fuse = now().Add(left + fuseMargin)
 				if prof.OnTTL == sandboxer.ExpiryPause {
 					sb.Spec.Fuse = sb.Spec.Fuse.Add(patience)

@@ -252,7 +252,7 @@ func (m *Manager) assign(ctx context.Context, j *job, o *order, p *pool) (*sandb
 
 // furnish brings to a claimed sandbox what its owner asked for. If that cannot be done
 // because of the sandbox, it is removed, and another is made in its place.
-func (m *Manager) furnish(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
+func (m *Manager) furnish(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox) error {
 	spec, err := m.specFor(sb)
 	if err != nil {
 		return err
@@ -282,6 +282,7 @@ func (m *Manager) furnish(ctx context.Context, b *backend.Backend, sb *sandboxer
 			}
 			sb.Spec.Generation = objectOf(sb) + 1
 			sb.Handle, sb.Pool, sb.PooledAt, sb.Reason = sandboxer.Handle{}, "", time.Time{}, ""
+			m.unplace(sb)
 			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "the one from the pool could not be used and is made anew: "+sandboxer.Message(why)))
 			return nil
 		})
@@ -289,7 +290,7 @@ func (m *Manager) furnish(ctx context.Context, b *backend.Backend, sb *sandboxer
 	if err != nil {
 		return err
 	}
-	return m.provision(ctx, b, sb)
+	return m.provision(ctx, b, j, sb)
 }
 
 // shelve puts a sandbox that is ready into its pool.
@@ -502,6 +503,9 @@ func (m *Manager) stock(ctx context.Context, p *pool, key string) error {
 	if sb.SealedEnv, err = m.sealEnv(sb, spec.Env); err != nil {
 		return err
 	}
+	if err := m.choosePlace(ctx, sb, spec.Env, nil); err != nil {
+		return err
+	}
 	ev := event(ctx, sb, sandboxer.EventState, "")
 	ev.To, ev.Cause = sandboxer.Creating, sandboxer.ReasonPool
 	j, mine, err := m.begin(ctx, sb.ID, 1, true, nil)
@@ -514,6 +518,7 @@ func (m *Manager) stock(ctx context.Context, p *pool, key string) error {
 			return nil, err
 		}
 		m.ring(sb.ID)
+		j.untried = true
 		m.know(j, sb)
 		return m.build(ctx, j, sb)
 	})

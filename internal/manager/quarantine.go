@@ -532,7 +532,7 @@ func (m *Manager) anew(ctx context.Context, x stranger, a Adoption) (*sandboxer.
 	if err := m.schedule(sb, x.found.Fuse, a.TTL); err != nil {
 		return nil, err
 	}
-	sb.State, sb.Reason, sb.Message, sb.Fault = sandboxer.Running, "", "", ""
+	sb.State, sb.Reason, sb.Message, sb.Fault, sb.Untouched = sandboxer.Running, "", "", "", false
 	sb.Pause, sb.Retries, sb.RetryAt, sb.LastError, sb.AbsentSince = sandboxer.Pause{}, 0, time.Time{}, "", time.Time{}
 	sb.Version, sb.PausedFor, sb.ResumedAt, sb.Cost = 0, 0, time.Time{}, 0
 	return sb, nil

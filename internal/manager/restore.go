@@ -102,8 +102,12 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	if p.Can(sandboxer.ScopeAdmin) {
 		spec.Vouched = ext.restricted(spec)
 	}
+	place := ""
+	if as == sandboxer.SnapshotNative {
+		place = rec.Host // where it lies; nobody asked for that
+	}
 	return &order{
-		tenant: rec.Tenant, actor: p.Actor, id: id, chosen: chosen, name: req.Name, ext: ext, spec: spec,
+		tenant: rec.Tenant, actor: p.Actor, id: id, chosen: chosen, name: req.Name, ext: ext, spec: spec, place: place,
 		ttl: cmp.Or(req.TTL, ttlOf(prof)), maxCost: req.MaxCost,
 		key: req.Key, digest: m.mac(restoreDigest(rec.ID, req)), noWaiting: req.NoWaiting,
 		from: rec, as: as,
@@ -125,9 +129,6 @@ func (m *Manager) restored(ext *extension, prof sandboxer.Profile, rec *sandboxe
 	} else if s := rec.Spec; s.ID != "" { // not an imported one, which has no spec
 		spec.Image, spec.Command, spec.Limits, spec.Network = s.Image, s.Command, s.Limits, s.Network
 		spec.Mounts, spec.Ports, spec.Workspace, spec.User = s.Mounts, s.Ports, s.Workspace, s.User
-	}
-	if as == sandboxer.SnapshotNative {
-		spec.Host = rec.Host // a native form goes on where it is
 	}
 
 	// The request's: consumer, and what it adds. It names inputs and a host for a portable
@@ -214,6 +215,11 @@ func sourceOf(sb *sandboxer.Sandbox) string {
 		return sb.RestoredFrom
 	}
 	return ""
+}
+
+// isNative reports whether that snapshot is taken in the form that is its extension's own.
+func isNative(sb *sandboxer.Sandbox) bool {
+	return isPaused(sb) || sb.RestoredAs == sandboxer.SnapshotNative
 }
 
 // restore makes the object of spec from the snapshot's native form, or from the portable

@@ -479,10 +479,14 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 			return
 		}
 		s := sighting{e.Info.ID, sb.ID, objectOf(sb)}
-		_, ok := listed[s]
+		found, ok := listed[s]
 		if !ok {
 			s.generation = 0 // an object that does not tell
-			_, ok = listed[s]
+			found, ok = listed[s]
+		}
+		if ok && sb.Host == "" && found.Host != "" && !isContested(sb) && !m.working(sb.ID) {
+			own := *sb
+			m.noteFound(t, &own, found)
 		}
 		switch {
 		case ok:

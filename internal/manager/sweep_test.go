@@ -247,7 +247,7 @@ func TestOrphans(t *testing.T) {
 		make := func(owner, id string, generation int) {
 			t.Helper()
 			b := backend.New("x", fake.New(r.world, fake.Config{Owner: owner}), backend.Options{})
-			if _, err := b.Provision(t.Context(), sandboxer.Spec{ID: id, Generation: generation, Owner: owner}); err != nil {
+			if _, err := b.Provision(t.Context(), sandboxer.Spec{ID: id, Generation: generation, Owner: owner, Place: "localhost"}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -233,8 +233,8 @@ func recordEveryField(s *suite) {
 	want := filled[sandboxer.Sandbox](s.T)
 	want.State = sandboxer.Running
 	want.Version = 1
-	want.Spec.Env, want.Spec.Stamp = nil, nil // only sealed, and not stored
-	want.Damaged, want.Found = "", false      // not stored
+	want.Spec.Env, want.Spec.Stamp, want.Spec.Place = nil, nil, "" // only sealed, and not stored
+	want.Damaged, want.Found = "", false                           // not stored
 	kept(reflect.ValueOf(&want))
 	got, err := s.Sandbox(s.ctx, sb.ID)
 	s.ok(err)

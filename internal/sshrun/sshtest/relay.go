@@ -31,9 +31,11 @@ func NewRelay(t T, port int, delay time.Duration) *Relay {
 	r := &Relay{Port: l.Addr().(*net.TCPAddr).Port, l: l, to: fmt.Sprintf("127.0.0.1:%d", port), delay: delay,
 		conns: map[net.Conn]bool{}, frozen: make(chan struct{})}
 	close(r.frozen)
-	r.wg.Go(r.serve)
+	r.wg.Go(func() { r.serve(l) })
 	t.Cleanup(func() {
-		l.Close()
+		r.mu.Lock()
+		r.l.Close()
+		r.mu.Unlock()
 		r.Thaw()
 		r.Cut()
 		r.wg.Wait()
@@ -41,9 +43,9 @@ func NewRelay(t T, port int, delay time.Duration) *Relay {
 	return r
 }
 
-func (r *Relay) serve() {
+func (r *Relay) serve(l net.Listener) {
 	for {
-		in, err := r.l.Accept()
+		in, err := l.Accept()
 		if err != nil {
 			return
 		}
@@ -110,6 +112,26 @@ func (r *Relay) copy(to, from net.Conn) {
 	}
 	close(way)
 	<-done
+}
+
+// Away cuts every connection and refuses others, as a machine that is off, until back is
+// called.
+func (r *Relay) Away(t T) (back func()) {
+	t.Helper()
+	r.mu.Lock()
+	r.l.Close()
+	r.mu.Unlock()
+	r.Cut()
+	return func() {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", r.Port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.mu.Lock()
+		r.l = l
+		r.mu.Unlock()
+		r.wg.Go(func() { r.serve(l) })
+	}
 }
 
 // Freeze keeps every connection open and passes nothing on, as a network that drops
