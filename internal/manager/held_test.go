@@ -3,6 +3,8 @@ package manager
 import (
 	"context"
 	"fmt"
+	"os"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -83,4 +85,16 @@ func TestLongHistoriesTakeTurns(t *testing.T) {
 			t.Errorf("%d read the history at once; want 2", books.most)
 		}
 	})
+}
+
+// What docs/api.md says of how much may go on at once is what the code has.
+func TestDocumentedBounds(t *testing.T) {
+	page, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("with 1,024 descriptors to %d and %d, with 8,192 or more to %d each", defaultExecs(1024).Total, defaultStreams(1024).Total, defaultExecs(8192).Total)
+	if !strings.Contains(string(page), want) || defaultExecs(8192) != defaultStreams(8192) || defaultExecs(1<<20) != defaultExecs(8192) {
+		t.Errorf("docs/api.md does not say %q", want)
+	}
 }
