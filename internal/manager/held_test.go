@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -96,5 +97,22 @@ func TestDocumentedBounds(t *testing.T) {
 	want := fmt.Sprintf("with 1,024 descriptors to %d and %d, with 8,192 or more to %d each", defaultExecs(1024).Total, defaultStreams(1024).Total, defaultExecs(8192).Total)
 	if !strings.Contains(string(page), want) || defaultExecs(8192) != defaultStreams(8192) || defaultExecs(1<<20) != defaultExecs(8192) {
 		t.Errorf("docs/api.md does not say %q", want)
+	}
+}
+
+// What is kept of a request under an idempotency key cannot be guessed at by who reads the
+// database: its environment is in it.
+func TestIdempotencyDigestIsKeyed(t *testing.T) {
+	kept := func(key byte) string {
+		r := newRig(t, func(s *setup) { s.opts.Key = bytes.Repeat([]byte{key}, 32) })
+		r.create(sandboxer.CreateRequest{Key: "once", Env: map[string]string{"PASSWORD": "secret"}})
+		k, err := r.store.IdempotencyKey(t.Context(), "acme", "once")
+		if err != nil || !strings.HasPrefix(k.Digest, macPrefix) {
+			t.Fatalf("kept is %+v, %v", k, err)
+		}
+		return k.Digest
+	}
+	if one, same, other := kept(1), kept(1), kept(2); one != same || one == other {
+		t.Errorf("of one request there are kept %s and %s, and with another key %s", one, same, other)
 	}
 }
