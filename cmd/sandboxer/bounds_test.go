@@ -328,7 +328,11 @@ func defaultsHold(t *testing.T, bin string) {
 	serves("with all commands and streams")
 	begun := time.Now()
 	in.must("destroy", other)
-	t.Logf("destroy took %s", time.Since(begun))
+	took := time.Since(begun)
+	t.Logf("destroy took %s", took)
+	if took > 5*time.Second { // it took 45 beside 500 streams
+		t.Errorf("destroy took %s beside all commands and streams", took)
+	}
 	other = id
 	end()
 	stop()

@@ -5,6 +5,7 @@ import (
 	"context"
 	stdlog "log"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -49,5 +50,16 @@ func TestLibrariesAreQuiet(t *testing.T) {
 		if _, got, _ := strings.Cut(out.String(), " "); got != want {
 			t.Errorf("at level %s: %q; want %q", level, got, want)
 		}
+	}
+}
+
+// What docs/api.md says of a server that is told to stop is what the code has.
+func TestStopsAsDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stopsWithin >= 5*time.Second || !strings.Contains(string(page), "A server that is told to stop cuts what goes on after 2 seconds, and has gone within 5.") {
+		t.Errorf("it stops within %s", stopsWithin)
 	}
 }
