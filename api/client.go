@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"net/url"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -526,6 +527,9 @@ func do[T any](ctx context.Context, c *Client, q call) (T, error) {
 	defer resp.Body.Close()
 	if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
 		return out, c.unreachable(ctx, q, err)
+	}
+	if v := reflect.ValueOf(out); v.Kind() == reflect.Pointer && v.IsNil() { // a bare null
+		return out, c.unreachable(ctx, q, errors.New("the answer is empty"))
 	}
 	io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<10)) // lets the connection be used again
 	return out, nil

@@ -111,6 +111,7 @@ func TestForeignAnswers(t *testing.T) {
 		{404, "not found", sandboxer.NotFound},
 		{302, "", sandboxer.Internal},
 		{418, `{"code":"invalid"}`, sandboxer.Invalid},
+		{200, "null", sandboxer.Unavailable},
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/elsewhere" {

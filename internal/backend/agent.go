@@ -115,8 +115,8 @@ func (b *Backend) WatchFiles(ctx context.Context, h sandboxer.Handle, dir string
 	begun, err := call(ctx, b, "watch_files", b.opts.Short, func(ctx context.Context) (iter.Seq2[sandboxer.FileChange, error], error) {
 		inTime := context.AfterFunc(ctx, stop)
 		seq, err := b.watch.WatchFiles(watching, h, dir, recursive)
-		if !inTime() && err == nil {
-			err = context.Cause(ctx)
+		if !inTime() { // what it says is that it was stopped
+			err = ctx.Err()
 		}
 		return seq, err
 	})

@@ -2,6 +2,7 @@ package backend_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -61,6 +62,10 @@ type full struct {
 	do      func(ctx context.Context, op string) error
 	without []sandboxer.Capability
 	closed  int
+
+	pid       int // what StartProcess says; 0 is 7
+	processes []sandboxer.Process
+	changes   []sandboxer.FileChange
 }
 
 func (f *full) call(ctx context.Context, op string) error {
@@ -203,6 +208,36 @@ func (f *full) Stats(ctx context.Context, _ sandboxer.Handle) (sandboxer.Stats, 
 	return sandboxer.Stats{}, f.call(ctx, "stats")
 }
 
+func (f *full) DialAgent(ctx context.Context, _ sandboxer.Handle) (net.Conn, error) {
+	return nil, f.call(ctx, "dial_agent")
+}
+
+func (f *full) StartProcess(ctx context.Context, _ sandboxer.Handle, _ sandboxer.ProcessSpec) (int, error) {
+	return cmp.Or(f.pid, 7), f.call(ctx, "start_process")
+}
+
+func (f *full) AttachProcess(ctx context.Context, _ sandboxer.Handle, _ int, _ sandboxer.ProcessStreams) (sandboxer.Exit, error) {
+	return sandboxer.Exit{}, f.call(ctx, "attach_process")
+}
+
+func (f *full) ListProcesses(ctx context.Context, _ sandboxer.Handle) ([]sandboxer.Process, error) {
+	return f.processes, f.call(ctx, "list_processes")
+}
+
+func (f *full) SignalProcess(ctx context.Context, _ sandboxer.Handle, _, _ int) error {
+	return f.call(ctx, "signal_process")
+}
+
+func (f *full) WatchFiles(ctx context.Context, _ sandboxer.Handle, _ string, _ bool) (iter.Seq2[sandboxer.FileChange, error], error) {
+	return func(yield func(sandboxer.FileChange, error) bool) {
+		for _, ch := range f.changes {
+			if !yield(ch, nil) {
+				return
+			}
+		}
+	}, f.call(ctx, "watch_files")
+}
+
 // op is one method of Backend.
 type op struct {
 	name  string
@@ -341,6 +376,29 @@ var ops = []op{
 	}},
 	{"stats", sandboxer.CanStats, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
 		_, err := b.Stats(ctx, handle)
+		return err
+	}},
+	{"dial_agent", sandboxer.CanAgent, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
+		_, err := b.DialAgent(ctx, handle)
+		return err
+	}},
+	{"start_process", sandboxer.CanProcesses, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
+		_, err := b.StartProcess(ctx, handle, sandboxer.ProcessSpec{Args: []string{"true"}})
+		return err
+	}},
+	{"attach_process", sandboxer.CanProcesses, 0, func(ctx context.Context, b *backend.Backend) error {
+		_, err := b.AttachProcess(ctx, handle, 7, sandboxer.ProcessStreams{})
+		return err
+	}},
+	{"list_processes", sandboxer.CanProcesses, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
+		_, err := b.ListProcesses(ctx, handle)
+		return err
+	}},
+	{"signal_process", sandboxer.CanProcesses, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
+		return b.SignalProcess(ctx, handle, 7, 15)
+	}},
+	{"watch_files", sandboxer.CanWatch, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
+		_, err := b.WatchFiles(ctx, handle, "/dir", false)
 		return err
 	}},
 }

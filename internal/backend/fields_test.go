@@ -20,7 +20,7 @@ type specs struct {
 
 func (x *specs) made(s sandboxer.Spec) (sandboxer.Handle, error) {
 	x.got = s
-	return sandboxer.Handle{SandboxID: s.ID, Generation: s.Generation}, nil
+	return sandboxer.Handle{SandboxID: s.ID, Generation: s.Generation, Host: s.Place}, nil
 }
 
 func (x *specs) Check(_ context.Context, s sandboxer.Spec) error { x.got = s; return nil }

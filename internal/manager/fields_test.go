@@ -226,7 +226,7 @@ func TestStampFields(t *testing.T) {
 		t.Fatal("the stamp does not open")
 	}
 	fieldtest.Same(t, sb, *got, fieldtest.Withheld{
-		"Spec.Env": "sealed apart (SealedEnv)", "Spec.Stamp": "itself", "Damaged": "never of what is made", "Found": "of an answer",
+		"Spec.Env": "sealed apart (SealedEnv)", "Spec.Stamp": "itself", "Spec.Place": "the record's host", "Damaged": "never of what is made", "Found": "of an answer",
 	})
 }
 
@@ -244,7 +244,7 @@ func TestSnapshotFields(t *testing.T) {
 			"Spec.Env": "sealed apart (sealFor)", "SealedEnv": "sealed anew for the snapshot (sealFor)", "Handle": now, "Reachability": now, "Opened": now, "Cleanup": now,
 			"Quote": now, "Cost": now, "RestoredAs": "how the source began; its parent is named", "Pause": now, "PausedFor": now, "Pool": now, "PooledAt": now,
 			"Version": now, "Retries": now, "LastError": now, "AbsentSince": now, "UnresponsiveSince": now, "CreatedAt": now, "ProvisionedAt": now, "ReadyAt": now,
-			"ResumedAt": now, "UsedAt": now, "ExpiresAt": now, "RetryAt": now, "EndingAt": now, "EndedAt": now, "Unconfirmed": now, "ConfirmedAt": now, "Damaged": now, "Found": now,
+			"ResumedAt": now, "UsedAt": now, "Untouched": now, "ExpiresAt": now, "RetryAt": now, "EndingAt": now, "EndedAt": now, "Unconfirmed": now, "ConfirmedAt": now, "Damaged": now, "Found": now,
 		},
 	}.Check(t)
 }
