@@ -30,8 +30,8 @@ const (
 	CanMeter      Capability = "meter"      // Meter
 	CanPause      Capability = "pause"      // Pauser
 	CanRenew      Capability = "renew"      // Renewer
-	CanCapacity   Capability = "capacity"   // Capacitor
-	CanStats      Capability = "stats"      // Statser
+	CanCapacity   Capability = "capacity"   // CapacityReporter
+	CanStats      Capability = "stats"      // StatsReader
 	CanNetwork    Capability = "network"    // Networker
 	CanPool       Capability = "pool"       // Pooler
 	CanCheckpoint Capability = "checkpoint" // Checkpointer
@@ -425,20 +425,20 @@ type Renewer interface {
 	Renew(ctx context.Context, h Handle, until time.Time) error
 }
 
-// Capacitor says what the extension can take now. An error takes it out of routing.
-type Capacitor interface {
-	Capacity(ctx context.Context, host string) (Offer, error)
+// CapacityReporter says what the extension can take now. An error takes it out of routing.
+type CapacityReporter interface {
+	Capacity(ctx context.Context, host string) (HostCapacity, error)
 }
 
-// Offer is room for further sandboxes.
-type Offer struct {
+// HostCapacity is room for further sandboxes.
+type HostCapacity struct {
 	Free  int               `json:"free"`            // further sandboxes; -1 if unknown
 	Hosts []string          `json:"hosts,omitempty"` // placement hosts
 	Attrs map[string]string `json:"attrs,omitempty"` // for people: version, platform, …
 }
 
-// Statser measures one sandbox.
-type Statser interface {
+// StatsReader measures one sandbox.
+type StatsReader interface {
 	Stats(ctx context.Context, h Handle) (Stats, error)
 }
 

@@ -1,6 +1,6 @@
 // Package sandboxer says what a sandbox is: the domain types, the states of its
 // life, the kinds of error, the contract an extension fulfils and the contract of
-// the store that keeps the books.
+// the store that keeps the database.
 //
 // It is plain data and interfaces on the standard library, imported by every
 // other package and importing none of them. The rules live elsewhere: package

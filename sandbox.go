@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Sandbox is the broker's record of one incarnation of a sandbox. Only the manager
+// Sandbox is the broker's record of one generation of a sandbox. Only the manager
 // changes it, through a Store.
 type Sandbox struct {
 	ID         string `json:"id"`
@@ -180,7 +180,7 @@ func normalizeForeign(s string) string {
 	return clean + "-" + hex.EncodeToString(sum[:])[:16]
 }
 
-// ExternalName is the name every outside object of one incarnation carries. It is
+// ExternalName is the name every outside object of one generation carries. It is
 // derived from what the broker wrote down before the object existed, so that it can
 // be found again after any crash.
 func ExternalName(owner, id string, generation int) string {

@@ -15,7 +15,7 @@ type SnapshotRecord struct {
 	Tenant string `json:"tenant"`
 
 	SandboxID  string `json:"sandbox_id"`       // of what
-	Generation int    `json:"generation"`       // which incarnation of it
+	Generation int    `json:"generation"`       // which generation of it
 	Parent     string `json:"parent,omitempty"` // the snapshot that the sandbox was restored from
 	Profile    string `json:"profile"`
 	Extension  string `json:"extension"`

@@ -20,7 +20,7 @@ const (
 	Running     State = "running"     // owes nothing; ready, a tenant's
 	Pausing     State = "pausing"     // owes a sealed checkpoint, then Teardown (or the native freeze)
 	Paused      State = "paused"      // owes keeping the checkpoint
-	Terminating State = "terminating" // owes Teardown, then closing the books
+	Terminating State = "terminating" // owes Teardown, then settling the ledger
 	Terminated  State = "terminated"  // owes nothing; history
 )
 
@@ -45,7 +45,7 @@ func (s State) CanBecome(next State) bool { return slices.Contains(transitions[s
 // Valid reports whether s is one of the states.
 func (s State) Valid() bool { _, ok := transitions[s]; return ok }
 
-// Live reports whether something may exist outside the books in state s.
+// Live reports whether something may exist outside the database in state s.
 func (s State) Live() bool { return s != Terminated }
 
 // Reason says why a sandbox ends (or why its last change happened).

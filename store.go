@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Store keeps the books: sandboxes, their history, snapshots, the ledger, idempotency keys and
+// Store keeps the database: sandboxes, their history, snapshots, the ledger, idempotency keys and
 // API keys. Package sqlstore implements it; package internal/storetest is its
 // conformance suite.
 //
@@ -25,7 +25,7 @@ type Store interface {
 	// Sandbox returns the newest generation of id. Failed when its record is damaged;
 	// what can still be read of it, with Damaged set, comes with that error.
 	Sandbox(ctx context.Context, id string) (*Sandbox, error)
-	// SandboxGeneration returns exactly that incarnation of id, as Sandbox does.
+	// SandboxGeneration returns exactly that generation of id, as Sandbox does.
 	SandboxGeneration(ctx context.Context, id string, generation int) (*Sandbox, error)
 	// Sandboxes returns up to q.Limit records in the order of creation, newest
 	// first, and the cursor of the next page ("" at the end). A cursor that the store
@@ -58,7 +58,7 @@ type Store interface {
 	// ForgetHistory removes, in one transaction, up to limit sandboxes that ended before
 	// t and have nothing on hold, each with its events, up to limit snapshots that were
 	// dropped before t, and up to limit events before t that belong to no sandbox in the
-	// books. The ledger is never shortened. It returns how many of all three went; fewer than limit means that no more are left.
+	// database. The ledger is never shortened. It returns how many of all three went; fewer than limit means that no more are left.
 	ForgetHistory(ctx context.Context, t time.Time, limit int) (removed int, err error)
 
 	// Balance returns the sum of the tenant's grants, holds and voids.
@@ -66,7 +66,7 @@ type Store interface {
 	// Entries returns up to q.Limit ledger entries after q.After, oldest first, and the cursor
 	// of the next page.
 	Entries(ctx context.Context, q EntryQuery) (items []Entry, next string, err error)
-	// OpenHolds returns, for every sandbox incarnation whose holds, posts and voids
+	// OpenHolds returns, for every sandbox generation whose holds, posts and voids
 	// do not sum to zero, what is still on hold (positive).
 	OpenHolds(ctx context.Context) ([]OpenHold, error)
 
@@ -80,7 +80,7 @@ type Store interface {
 
 // Writes are committed together with a record.
 type Writes struct {
-	// An entry whose Key stands for the same booking already (tenant, incarnation,
+	// An entry whose Key stands for the same booking already (tenant, generation,
 	// type and amount) is skipped; for another booking it is a Conflict and nothing is
 	// written. If Cover is set and the transaction would leave the balance of an
 	// entry's tenant below zero, nothing is written and the error is NoCredit.
@@ -147,7 +147,7 @@ type EntryQuery struct {
 	Limit     int
 }
 
-// OpenHold is what one sandbox incarnation still has on hold.
+// OpenHold is what one sandbox generation still has on hold.
 type OpenHold struct {
 	Tenant     string
 	SandboxID  string

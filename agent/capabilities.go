@@ -41,7 +41,7 @@ var _ interface {
 	sandboxer.Execer
 	sandboxer.Filer
 	sandboxer.Dialer
-	sandboxer.Statser
+	sandboxer.StatsReader
 	sandboxer.AgentDialer
 	sandboxer.ProcessManager
 	sandboxer.Watcher
@@ -184,7 +184,7 @@ func (c Capabilities) Dial(ctx context.Context, h sandboxer.Handle, port int) (n
 	return with(ctx, c, h, false, func(call Call) (net.Conn, error) { return call.Agent.Dial(call.Ctx, port) })
 }
 
-// Stats implements sandboxer.Statser.
+// Stats implements sandboxer.StatsReader.
 func (c Capabilities) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats, error) {
 	return with(ctx, c, h, false, func(call Call) (sandboxer.Stats, error) { return call.Agent.Stats(call.Ctx) })
 }

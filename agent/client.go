@@ -342,7 +342,7 @@ func (c *Client) Init(ctx context.Context, s Settings) error {
 	return res.Body.Close()
 }
 
-// Stats measures the sandbox; see sandboxer.Statser.
+// Stats measures the sandbox; see sandboxer.StatsReader.
 func (c *Client) Stats(ctx context.Context) (sandboxer.Stats, error) {
 	var st sandboxer.Stats
 	ctx, cancel := within(ctx, c.wait.answer)

@@ -338,8 +338,8 @@ func (c *Client) Extensions(ctx context.Context) (*List[Extension], error) {
 }
 
 // Probe asks an extension what it can take now.
-func (c *Client) Probe(ctx context.Context, extension string) (*Offer, error) {
-	return do[*Offer](ctx, c, call{method: "POST", path: "/v1/extensions/" + url.PathEscape(extension) + "/probe", again: true})
+func (c *Client) Probe(ctx context.Context, extension string) (*HostCapacity, error) {
+	return do[*HostCapacity](ctx, c, call{method: "POST", path: "/v1/extensions/" + url.PathEscape(extension) + "/probe", again: true})
 }
 
 // CreateKey makes an API key; its token is in this answer and nowhere else.

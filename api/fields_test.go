@@ -38,6 +38,8 @@ func TestAnswers(t *testing.T) {
 				"Spec.Warm":         "a state of its own",
 				"Spec.Vouched":      "decides what is admitted when it is made again, and changes nothing about it",
 				"Spec.Stamp":        "encrypted, for the broker alone",
+				"Spec.Place":        "host is where it is",
+				"Untouched":         "whether its host was reached yet, which decides what a teardown owes",
 				"SealedEnv":         "encrypted, for the broker alone",
 				"Handle.SandboxID":  "the sandbox's own",
 				"Handle.Generation": "see Spec.Generation",

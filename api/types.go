@@ -41,7 +41,7 @@ type List[T any] struct {
 	NextCursor    string `json:"next_cursor,omitempty" doc:"Pass it as cursor to get the next page. Absent on the last one."`
 }
 
-// Sandbox is one incarnation of a sandbox.
+// Sandbox is one generation of a sandbox.
 type Sandbox struct {
 	SchemaVersion int                `json:"schema_version" example:"1"`
 	ID            string             `json:"id" example:"7k2mq0xa"`
@@ -453,8 +453,8 @@ type Price struct {
 // Extension describes one configured extension.
 type Extension = sandboxer.ExtensionInfo
 
-// Offer is what an extension can take now.
-type Offer = sandboxer.Offer
+// HostCapacity is what an extension can take now.
+type HostCapacity = sandboxer.HostCapacity
 
 // Key is the record of one API key.
 type Key = sandboxer.APIKey

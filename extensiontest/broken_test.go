@@ -71,7 +71,7 @@ type broken struct {
 	meter     func(context.Context, sandboxer.Handle, time.Duration) (sandboxer.Usage, error)
 	pause     func(context.Context, sandboxer.Handle) error
 	renew     func(context.Context, sandboxer.Handle, time.Time) error
-	capacity  func(context.Context, string) (sandboxer.Offer, error)
+	capacity  func(context.Context, string) (sandboxer.HostCapacity, error)
 	stats     func(context.Context, sandboxer.Handle) (sandboxer.Stats, error)
 	network   func(context.Context, sandboxer.Handle, sandboxer.NetworkPolicy) error
 	basis     func(context.Context, sandboxer.Spec) (string, error)
@@ -204,7 +204,7 @@ func (b *broken) Renew(ctx context.Context, h sandboxer.Handle, until time.Time)
 	return or(b.renew != nil, b.renew, b.Extension.Renew)(ctx, h, until)
 }
 
-func (b *broken) Capacity(ctx context.Context, host string) (sandboxer.Offer, error) {
+func (b *broken) Capacity(ctx context.Context, host string) (sandboxer.HostCapacity, error) {
 	return or(b.capacity != nil, b.capacity, b.Extension.Capacity)(ctx, host)
 }
 
@@ -1230,7 +1230,9 @@ var mutants = []struct {
 		b.renew = func(context.Context, sandboxer.Handle, time.Time) error { return nil }
 	}},
 	{"every host has room", "capacity/unknown host", func(b *broken, _ *fake.World) {
-		b.capacity = func(ctx context.Context, _ string) (sandboxer.Offer, error) { return b.Extension.Capacity(ctx, "") }
+		b.capacity = func(ctx context.Context, _ string) (sandboxer.HostCapacity, error) {
+			return b.Extension.Capacity(ctx, "")
+		}
 	}},
 	{"a policy for nobody", "network/unknown sandbox", func(b *broken, _ *fake.World) {
 		b.network = func(context.Context, sandboxer.Handle, sandboxer.NetworkPolicy) error { return nil }

@@ -13,8 +13,8 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
-// An offer is the room on one host.
-type offer struct {
+// A capacity is the room on one host.
+type capacity struct {
 	h        *host
 	free     int
 	used     int
@@ -23,7 +23,7 @@ type offer struct {
 }
 
 // full says why the host takes no sandbox, "" if it does.
-func (o *offer) full(minFree int64) string {
+func (o *capacity) full(minFree int64) string {
 	switch {
 	case o.h.draining:
 		return o.h.Name() + " is being drained"
@@ -39,8 +39,8 @@ func (o *offer) full(minFree int64) string {
 const busy = 2
 
 // better orders offers: hosts that are not busy first, then by room.
-func better(a, b *offer) int {
-	rank := func(o *offer) int {
+func better(a, b *capacity) int {
+	rank := func(o *capacity) int {
 		if o.load >= busy {
 			return 1
 		}
@@ -65,12 +65,12 @@ const (
 	silence = time.Minute
 )
 
-// offers tells the room on those hosts. With hurry it does not wait for those that
+// capacities tells the room on those hosts. With hurry it does not wait for those that
 // take longer than others, or that did so lately.
-func (e *engine) offers(ctx context.Context, names []string, hurry bool) ([]*offer, error) {
+func (e *engine) capacities(ctx context.Context, names []string, hurry bool) ([]*capacity, error) {
 	type answer struct {
 		name string
-		o    *offer
+		o    *capacity
 		err  error
 	}
 	answers := make(chan answer, len(names))
@@ -81,16 +81,16 @@ func (e *engine) offers(ctx context.Context, names []string, hurry bool) ([]*off
 		awaited[name] = true
 	}
 	go e.eachOf(asking, names, func(name string, h *host, err error) {
-		var o *offer
+		var o *capacity
 		if err == nil {
-			o, err = e.offer(asking, h)
+			o, err = e.capacityOf(asking, h)
 		}
 		if err == nil {
 			e.heard(name, true)
 		}
 		answers <- answer{name, o, err}
 	})
-	var offers []*offer
+	var offers []*capacity
 	var failed error
 	var enough <-chan time.Time
 	for len(awaited) > 0 && (enough == nil || !e.allSilent(awaited)) {
@@ -118,7 +118,7 @@ func (e *engine) offers(ctx context.Context, names []string, hurry bool) ([]*off
 	if len(offers) == 0 {
 		return nil, failed
 	}
-	slices.SortFunc(offers, func(a, b *offer) int { return strings.Compare(a.h.Name(), b.h.Name()) })
+	slices.SortFunc(offers, func(a, b *capacity) int { return strings.Compare(a.h.Name(), b.h.Name()) })
 	return offers, nil
 }
 
@@ -145,13 +145,13 @@ func (e *engine) allSilent(names map[string]bool) bool {
 	return true
 }
 
-func (e *engine) offer(ctx context.Context, h *host) (*offer, error) {
+func (e *engine) capacityOf(ctx context.Context, h *host) (*capacity, error) {
 	out, err := e.ask(ctx, h, nil, nil, offering, h.known.root, h.known.engine, cmp.Or(h.known.data, "."))
 	if err != nil {
 		return nil, err
 	}
 	f := append(strings.Fields(out), "", "", "", "")
-	o := &offer{h: h, diskFree: -1}
+	o := &capacity{h: h, diskFree: -1}
 	o.used, _ = strconv.Atoi(f[0])
 	if k, err := strconv.ParseInt(f[1], 10, 64); err == nil && k >= 0 && k < 1<<50 {
 		o.diskFree = k << 10
@@ -206,11 +206,11 @@ func (e *engine) choose(ctx context.Context, p *plan, avoid []string) (*host, er
 		}
 		return h, err
 	}
-	offers, err := e.offers(ctx, names, true)
+	offers, err := e.capacities(ctx, names, true)
 	if err != nil {
 		return nil, err
 	}
-	var with []*offer
+	var with []*capacity
 	var full []string
 	for _, o := range offers {
 		why := o.full(e.cfg.MinFree)

@@ -62,8 +62,8 @@ var _ interface {
 	sandboxer.Discoverer
 	sandboxer.Lister
 	sandboxer.Pauser
-	sandboxer.Capacitor
-	sandboxer.Statser
+	sandboxer.CapacityReporter
+	sandboxer.StatsReader
 	sandboxer.Checkpointer
 	io.Closer
 } = (*engine)(nil)
@@ -317,7 +317,7 @@ func (e *engine) search(ctx context.Context, h sandboxer.Handle) ([]place, error
 	e.eachOf(ctx, hosts, func(name string, ho *host, err error) {
 		var names []string
 		if err == nil {
-			names, err = e.names1(ctx, ho)
+			names, err = e.namesOn(ctx, ho)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -363,8 +363,8 @@ case $3 in podman) n='{{index .Labels "dev.sandboxer.name"}}';; *) n='{{.Label "
 rm -f .volumes.$$
 exit 0`
 
-// names1 lists the sandboxes of this owner on one host.
-func (e *engine) names1(ctx context.Context, h *host) ([]string, error) {
+// namesOn lists the sandboxes of this owner on one host.
+func (e *engine) namesOn(ctx context.Context, h *host) ([]string, error) {
 	out, err := e.ask(ctx, h, nil, nil, inventory, h.known.root, e.env.Owner, h.known.engine)
 	if err != nil {
 		return nil, err

@@ -440,14 +440,14 @@ func TestNoRoom(t *testing.T) {
 
 // TestBetter: a host with room is taken that is not busy and has disk left.
 func TestBetter(t *testing.T) {
-	at := func(name string, free int, load float64, disk int64) *offer {
+	at := func(name string, free int, load float64, disk int64) *capacity {
 		h, err := newHost(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return &offer{h: h, free: free, load: load, diskFree: disk}
+		return &capacity{h: h, free: free, load: load, diskFree: disk}
 	}
-	all := []*offer{at("busy", 9, 2.5, 1<<40), at("b", 3, 1.5, 1<<40), at("a", 3, 0, -1), at("less", 1, 0, 1<<40), at("busier", 3, 9, 1<<40)}
+	all := []*capacity{at("busy", 9, 2.5, 1<<40), at("b", 3, 1.5, 1<<40), at("a", 3, 0, -1), at("less", 1, 0, 1<<40), at("busier", 3, 9, 1<<40)}
 	slices.SortFunc(all, better)
 	var got []string
 	for _, o := range all {
@@ -456,7 +456,7 @@ func TestBetter(t *testing.T) {
 	if want := "[a b less busy busier]"; fmt.Sprint(got) != want {
 		t.Errorf("in order: %s; want %s", got, want)
 	}
-	for want, o := range map[string]*offer{"": at("x", 1, 0, 1<<30), "x has 1023 MiB of disk left": at("x", 1, 0, 1<<30-1), "x has 0 of 0": at("x", 0, 0, 1<<40)} {
+	for want, o := range map[string]*capacity{"": at("x", 1, 0, 1<<30), "x has 1023 MiB of disk left": at("x", 1, 0, 1<<30-1), "x has 0 of 0": at("x", 0, 0, 1<<40)} {
 		if got := o.full(1 << 30); got != want {
 			t.Errorf("full = %q; want %q", got, want)
 		}

@@ -15,7 +15,7 @@ func TestInsist(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		sizes := make(chan sandboxer.WinSize)
-		to := insist(ctx, sizes)
+		to := repeatFirstSizes(ctx, sizes)
 		var at []time.Time
 		heard := func(d time.Duration) (all []sandboxer.WinSize) {
 			for end := time.After(d); ; {

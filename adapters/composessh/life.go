@@ -654,7 +654,7 @@ func (e *engine) ListRunning(ctx context.Context, owner string) iter.Seq2[sandbo
 		err := e.each(ctx, func(name string, h *host, err error) {
 			var names []string
 			if err == nil {
-				names, err = e.names1(ctx, h)
+				names, err = e.namesOn(ctx, h)
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -683,14 +683,14 @@ func (e *engine) ListRunning(ctx context.Context, owner string) iter.Seq2[sandbo
 	}
 }
 
-// Capacity implements sandboxer.Capacitor.
-func (e *engine) Capacity(ctx context.Context, only string) (sandboxer.Offer, error) {
+// Capacity implements sandboxer.CapacityReporter.
+func (e *engine) Capacity(ctx context.Context, only string) (sandboxer.HostCapacity, error) {
 	names, err := e.candidates(only)
 	if err != nil {
-		return sandboxer.Offer{}, err
+		return sandboxer.HostCapacity{}, err
 	}
-	offers, err := e.offers(ctx, names, false)
-	o := sandboxer.Offer{Attrs: map[string]string{}}
+	offers, err := e.capacities(ctx, names, false)
+	o := sandboxer.HostCapacity{Attrs: map[string]string{}}
 	for _, of := range offers {
 		o.Free += of.free
 		o.Hosts = append(o.Hosts, of.h.Name())

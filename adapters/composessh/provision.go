@@ -371,7 +371,7 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 		p.behind(&r, image)
 	}
 	if from == nil || !from.placed {
-		if err := e.furnish(ctx, h, p, r, from); err != nil {
+		if err := e.populate(ctx, h, p, r, from); err != nil {
 			return err
 		}
 	} else if err := e.prepare(ctx, h, p, r); err != nil {
@@ -385,9 +385,9 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 	return e.up(ctx, h, p, env, numbers, try == 0)
 }
 
-// furnish copies the workspace, makes the images and puts in place what from holds, in
+// populate copies the workspace, makes the images and puts in place what from holds, in
 // this order: what images are made of is what the policy has seen.
-func (e *engine) furnish(ctx context.Context, h *host, p *plan, r composefile.Rendering, from *content) error {
+func (e *engine) populate(ctx context.Context, h *host, p *plan, r composefile.Rendering, from *content) error {
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying " + filepath.Base(p.repo) + " to " + h.Name()})
 	o := sshrun.SyncOptions{Delete: true}
 	if e.cfg.Sync == "rsync" {

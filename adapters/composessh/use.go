@@ -246,7 +246,7 @@ func (e *engine) command(ctx context.Context, h *host, m *meta, service, id stri
 	}
 	rc := sshrun.Cmd{Args: args, Env: env, TTY: cmd.TTY, Stdin: stdin, Stdout: out, Stderr: errs}
 	if cmd.Resize != nil {
-		rc.Resize = insist(ctx, cmd.Resize)
+		rc.Resize = repeatFirstSizes(ctx, cmd.Resize)
 	}
 	type end struct {
 		exit sandboxer.Exit
@@ -281,7 +281,7 @@ func (e *engine) command(ctx context.Context, h *host, m *meta, service, id stri
 		return sandboxer.Exit{}, err
 	}
 	said := out.held() + errs.held()
-	kind, err := verdict(exit, said, dir, user)
+	kind, err := exitOf(exit, said, dir, user)
 	if errors.Is(err, errNoEngine) { // a command may say the same of an engine inside
 		if _, err := e.ask(ctx, h, nil, nil, `"$1" version >/dev/null`, h.known.engine); err != nil {
 			return sandboxer.Exit{}, err
@@ -381,8 +381,8 @@ func (e *engine) stale(ctx context.Context, h *host, m *meta, id string) error {
 var openings = []string{"OCI runtime exec failed", "unable to find user ", "Error response from daemon: ", "Error: ", "unable to start container process", "unable to upgrade to tcp",
 	"Cannot connect to the Docker daemon", "failed to connect to the docker API", "Cannot connect to Podman"}
 
-// verdict tells an engine's failure to start a command from what a command did.
-func verdict(exit sandboxer.Exit, said, dir, user string) (sandboxer.Exit, error) {
+// exitOf tells an engine's failure to start a command from what a command did.
+func exitOf(exit sandboxer.Exit, said, dir, user string) (sandboxer.Exit, error) {
 	if said == "" || exit.Code != 1 && exit.Code != 125 && exit.Code != 126 && exit.Code != 127 && exit.Code != 255 {
 		return sandboxer.Exit{}, nil
 	}
@@ -474,10 +474,10 @@ func (g *guard) held() string {
 	return string(g.buf)
 }
 
-// insist passes sizes of a terminal on, those of its beginning more than once. The engine's
+// repeatFirstSizes passes sizes of a terminal on, those of its beginning more than once. The engine's
 // command heeds changes only after it has told the engine the first size, and a terminal
 // in a browser has its true size just then.
-func insist(ctx context.Context, sizes <-chan sandboxer.WinSize) <-chan sandboxer.WinSize {
+func repeatFirstSizes(ctx context.Context, sizes <-chan sandboxer.WinSize) <-chan sandboxer.WinSize {
 	to := make(chan sandboxer.WinSize)
 	go func() {
 		send := func(s sandboxer.WinSize) {
@@ -763,7 +763,7 @@ func (e *engine) refill(ctx context.Context, ho *host, root, rel, dir string, pl
 	pr, pw := io.Pipe()
 	checked := make(chan error, 1)
 	go func() {
-		err := sift(r, pw, stay)
+		err := filterTar(r, pw, stay)
 		checked <- err
 		pw.CloseWithError(err)
 	}()
@@ -793,10 +793,10 @@ own -R -- .`, Args: []string{root, rel}, Stdin: pr, Stderr: bounded(&said)})
 // pattern protects what find -path takes for a pattern.
 var pattern = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `\`, `\\`)
 
-// sift passes on the files of a tar that stay in the directory that it is unpacked in:
+// filterTar passes on the files of a tar that stay in the directory that it is unpacked in:
 // a name that leads out, also by way of a link in the archive, is refused.
 // What stay names, with true for files, is of its kind there or missing.
-func sift(r io.Reader, w io.Writer, stay map[string]bool) error {
+func filterTar(r io.Reader, w io.Writer, stay map[string]bool) error {
 	in, out := tar.NewReader(r), tar.NewWriter(w)
 	links, files := map[string]bool{}, map[string]bool{}
 	for {
@@ -1193,7 +1193,7 @@ for p; do
 done
 exit 0`
 
-// Stats implements sandboxer.Statser, over all containers. What a host does not tell is
+// Stats implements sandboxer.StatsReader, over all containers. What a host does not tell is
 // negative.
 func (e *engine) Stats(ctx context.Context, h sandboxer.Handle) (st sandboxer.Stats, err error) {
 	ho, m, err := e.find(ctx, h)

@@ -84,7 +84,7 @@ func (e *Extension) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sa
 			return h, err
 		}
 	}
-	return e.provision(ctx, VerbProvisionFrom, order{Spec: spec, From: dir})
+	return e.provision(ctx, VerbProvisionFrom, createRequest{Spec: spec, From: dir})
 }
 
 // moveIn gives o what from holds: its workspace, and its volumes if it has any.

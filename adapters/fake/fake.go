@@ -141,8 +141,8 @@ var _ interface {
 	sandboxer.Meter
 	sandboxer.Pauser
 	sandboxer.Renewer
-	sandboxer.Capacitor
-	sandboxer.Statser
+	sandboxer.CapacityReporter
+	sandboxer.StatsReader
 	sandboxer.Networker
 	sandboxer.Pooler
 	sandboxer.Checkpointer
@@ -222,11 +222,11 @@ func (e *Extension) Provision(ctx context.Context, spec sandboxer.Spec) (h sandb
 	if err := e.check(spec); err != nil {
 		return h, err
 	}
-	return e.provision(ctx, VerbProvision, order{Spec: spec})
+	return e.provision(ctx, VerbProvision, createRequest{Spec: spec})
 }
 
 // provision makes the sandbox, from a snapshot or a checkpoint if or names one.
-func (e *Extension) provision(ctx context.Context, verb Verb, or order) (h sandboxer.Handle, err error) {
+func (e *Extension) provision(ctx context.Context, verb Verb, or createRequest) (h sandboxer.Handle, err error) {
 	or.Env, or.Stamp = or.Spec.Env, or.Spec.Stamp
 	or.Host, or.Capacity = cmp.Or(or.Spec.Place, or.Spec.Host, e.cfg.Hosts[0]), e.cfg.Capacity
 	err = e.call(ctx, verb, or.Spec.ID, func(f Fault) error {
@@ -449,7 +449,7 @@ func (e *Extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 	if err := e.check(spec); err != nil {
 		return h, err
 	}
-	return e.provision(ctx, VerbRestore, order{Spec: spec, Snapshot: s.SnapshotID})
+	return e.provision(ctx, VerbRestore, createRequest{Spec: spec, Snapshot: s.SnapshotID})
 }
 
 // DropSnapshot implements sandboxer.Snapshotter.
@@ -585,13 +585,13 @@ func (e *Extension) Renew(ctx context.Context, h sandboxer.Handle, until time.Ti
 	})
 }
 
-// Capacity implements sandboxer.Capacitor.
-func (e *Extension) Capacity(ctx context.Context, host string) (o sandboxer.Offer, err error) {
+// Capacity implements sandboxer.CapacityReporter.
+func (e *Extension) Capacity(ctx context.Context, host string) (o sandboxer.HostCapacity, err error) {
 	err = e.call(ctx, VerbCapacity, "", func(Fault) error {
 		if err := e.checkHost(host); err != nil {
 			return err
 		}
-		o = sandboxer.Offer{Free: -1, Hosts: e.cfg.Hosts, Attrs: map[string]string{"isolation": "none"}}
+		o = sandboxer.HostCapacity{Free: -1, Hosts: e.cfg.Hosts, Attrs: map[string]string{"isolation": "none"}}
 		if e.cfg.Capacity > 0 {
 			all, err := e.world.list(ctx, listing{})
 			o.Free = max(0, e.cfg.Capacity-len(all))
@@ -602,7 +602,7 @@ func (e *Extension) Capacity(ctx context.Context, host string) (o sandboxer.Offe
 	return o, err
 }
 
-// Stats implements sandboxer.Statser.
+// Stats implements sandboxer.StatsReader.
 func (e *Extension) Stats(ctx context.Context, h sandboxer.Handle) (s sandboxer.Stats, err error) {
 	err = e.call(ctx, VerbStats, h.SandboxID, func(Fault) error {
 		o, err := e.find(ctx, h)

@@ -18,7 +18,7 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 )
 
-func order(id string) sandboxer.Spec {
+func specOf(id string) sandboxer.Spec {
 	return sandboxer.Spec{ID: id, Generation: 1, Owner: "me"}
 }
 
@@ -87,14 +87,14 @@ func TestFaults(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					defer cancel()
 					start := time.Now()
-					_, err := e.Provision(ctx, order("a"))
+					_, err := e.Provision(ctx, specOf("a"))
 					if got := sandboxer.KindOf(err); got != tt.first || time.Since(start) != tt.took {
 						t.Errorf("first: %v (%s) after %s; want %q after %s", err, got, time.Since(start), tt.first, tt.took)
 					}
 					if n := len(w.Live()); n != tt.live {
 						t.Errorf("%d objects; want %d", n, tt.live)
 					}
-					if _, err := e.Provision(t.Context(), order("a")); sandboxer.KindOf(err) != tt.second {
+					if _, err := e.Provision(t.Context(), specOf("a")); sandboxer.KindOf(err) != tt.second {
 						t.Errorf("second: %v; want %q", err, tt.second)
 					}
 					w.Forgive()
@@ -113,7 +113,7 @@ func TestLate(t *testing.T) {
 		w.Inject(fake.Fault{Verb: fake.VerbProvision, Late: time.Minute, Times: 1})
 		e := fake.New(w, fake.Config{})
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := e.Provision(ctx, order("a"))
+		_, err := e.Provision(ctx, specOf("a"))
 		cancel() // nobody waits any more
 		if sandboxer.KindOf(err) != sandboxer.Unavailable {
 			t.Errorf("Provision: %v; want unavailable", err)
@@ -134,12 +134,12 @@ func TestLate(t *testing.T) {
 func TestLies(t *testing.T) {
 	w := newWorld(t)
 	e := fake.New(w, fake.Config{})
-	mustProvision(t, e, order("a"))
+	mustProvision(t, e, specOf("a"))
 	lie := func(v fake.Verb) { w.Inject(fake.Fault{Verb: v, Lie: true, Times: 1}) }
 	ctx := t.Context()
 
 	lie(fake.VerbProvision)
-	if h, err := e.Provision(ctx, order("b")); err != nil || h.SandboxID == "b" {
+	if h, err := e.Provision(ctx, specOf("b")); err != nil || h.SandboxID == "b" {
 		t.Errorf("Provision = %+v, %v; want another's handle", h, err)
 	}
 	lie(fake.VerbTeardown)
@@ -185,7 +185,7 @@ func TestListDelay(t *testing.T) {
 			}
 			return n
 		}
-		mustProvision(t, e, order("a"))
+		mustProvision(t, e, specOf("a"))
 		if n := listed(); n != 0 {
 			t.Errorf("listed %d at once", n)
 		}
@@ -211,7 +211,7 @@ func TestFuse(t *testing.T) {
 		w := newWorld(t)
 		e := fake.New(w, fake.Config{})
 		for i, id := range []string{"a", "b", "c"} {
-			s := order(id)
+			s := specOf(id)
 			s.Fuse = time.Now().Add(time.Duration(i+1) * time.Hour)
 			mustProvision(t, e, s)
 		}
@@ -243,34 +243,34 @@ func TestCapacity(t *testing.T) {
 		}
 	}
 	free(2)
-	mustProvision(t, e, order("a"))
-	mustProvision(t, e, order("b"))
-	mustProvision(t, e, order("b")) // the same again takes no room
+	mustProvision(t, e, specOf("a"))
+	mustProvision(t, e, specOf("b"))
+	mustProvision(t, e, specOf("b")) // the same again takes no room
 	free(0)
-	if _, err := e.Provision(t.Context(), order("c")); sandboxer.KindOf(err) != sandboxer.Exhausted {
+	if _, err := e.Provision(t.Context(), specOf("c")); sandboxer.KindOf(err) != sandboxer.Exhausted {
 		t.Errorf("the third: %v; want exhausted", err)
 	}
 	if _, err := e.Teardown(t.Context(), a1); err != nil {
 		t.Error(err)
 	}
 	free(1)
-	mustProvision(t, e, order("c"))
+	mustProvision(t, e, specOf("c"))
 }
 
 func TestMoney(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		e := fake.New(w, fake.Config{Setup: 1000, PerHour: 60_000})
-		q, err := e.EstimateCost(t.Context(), order("a"), 90*time.Minute)
+		q, err := e.EstimateCost(t.Context(), specOf("a"), 90*time.Minute)
 		if err != nil || q == nil || q.Amount != 91_000 || q.For(time.Hour) != 61_000 {
 			t.Errorf("EstimateCost = %+v, %v", q, err)
 		}
-		h := mustProvision(t, e, order("a"))
+		h := mustProvision(t, e, specOf("a"))
 		time.Sleep(30 * time.Minute)
 		if u, err := e.MeterActual(t.Context(), h, 0); err != nil || u.Cost != 31_000 {
 			t.Errorf("MeterActual = %+v, %v; want 31000", u, err)
 		}
-		if q, err := fake.New(w, fake.Config{}).EstimateCost(t.Context(), order("a"), time.Hour); q != nil || err != nil {
+		if q, err := fake.New(w, fake.Config{}).EstimateCost(t.Context(), specOf("a"), time.Hour); q != nil || err != nil {
 			t.Errorf("without a price: %+v, %v; want no quote", q, err)
 		}
 	})
@@ -297,7 +297,7 @@ func TestRefusals(t *testing.T) {
 		{"command", func(s *sandboxer.Spec) { s.Command = []string{"no-such-command"} }, sandboxer.Failed, "no-such-command"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := order("a")
+			s := specOf("a")
 			tt.change(&s)
 			_, err := e.Provision(t.Context(), s)
 			if sandboxer.KindOf(err) != tt.want || !strings.Contains(sandboxer.Message(err), tt.says) {
@@ -312,7 +312,7 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
-	if h := mustProvision(t, e, order("a")); h.Host != "h1" {
+	if h := mustProvision(t, e, specOf("a")); h.Host != "h1" {
 		t.Errorf("placed on %q; want the first host", h.Host)
 	}
 }
@@ -353,11 +353,11 @@ faults:
 	if got := none.Without(); !slices.Equal(got, []sandboxer.Capability{sandboxer.CanDial, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch}) {
 		t.Errorf("Without() with no agent = %q", got)
 	}
-	if _, err := e.Provision(t.Context(), order("a")); sandboxer.KindOf(err) != sandboxer.Unavailable {
+	if _, err := e.Provision(t.Context(), specOf("a")); sandboxer.KindOf(err) != sandboxer.Unavailable {
 		t.Errorf("Provision: %v; want the configured fault", err)
 	}
-	mustProvision(t, e, order("a"))
-	if q, err := e.EstimateCost(t.Context(), order("a"), time.Hour); err != nil || q.Amount != 120_000 {
+	mustProvision(t, e, specOf("a"))
+	if q, err := e.EstimateCost(t.Context(), specOf("a"), time.Hour); err != nil || q.Amount != 120_000 {
 		t.Errorf("EstimateCost = %+v, %v", q, err)
 	}
 
@@ -420,7 +420,7 @@ func TestAudit(t *testing.T) {
 func TestMainCommand(t *testing.T) {
 	w := newWorld(t)
 	e := fake.New(w, fake.Config{})
-	s := order("a")
+	s := specOf("a")
 	s.Command = []string{"sh", "-c", "echo begun >begun; exec sleep 1000"}
 	h := mustProvision(t, e, s)
 	if _, err := e.WaitReady(t.Context(), h); err != nil {
@@ -429,7 +429,7 @@ func TestMainCommand(t *testing.T) {
 	if st, err := e.Stats(t.Context(), h); err != nil || st.PIDs < 1 {
 		t.Errorf("Stats = %+v, %v; want the main process", st, err)
 	}
-	s = order("b")
+	s = specOf("b")
 	s.Command = []string{"sh", "-c", "exit 3"}
 	h = mustProvision(t, e, s)
 	for end := time.Now().Add(time.Minute); ; {
@@ -457,7 +457,7 @@ func TestRepo(t *testing.T) {
 	}
 	w := newWorld(t)
 	e := fake.New(w, fake.Config{})
-	s := order("a")
+	s := specOf("a")
 	s.Inputs = map[string]string{"repo": repo}
 	h := mustProvision(t, e, s)
 	var out strings.Builder
@@ -473,7 +473,7 @@ func TestRepo(t *testing.T) {
 func TestPausedSandboxRefusesCommands(t *testing.T) {
 	w := newWorld(t)
 	e := fake.New(w, fake.Config{})
-	h := mustProvision(t, e, order("a"))
+	h := mustProvision(t, e, specOf("a"))
 	if err := e.Pause(t.Context(), h); err != nil {
 		t.Fatal(err)
 	}
@@ -493,7 +493,7 @@ func TestPausedSandboxRefusesCommands(t *testing.T) {
 func TestPaths(t *testing.T) {
 	w := newWorld(t)
 	e := fake.New(w, fake.Config{})
-	h := mustProvision(t, e, order("a"))
+	h := mustProvision(t, e, specOf("a"))
 	if err := e.WriteFile(t.Context(), h, "/workspace/f", 0o644, strings.NewReader("x")); err != nil {
 		t.Fatal(err)
 	}
@@ -523,7 +523,7 @@ func TestNothingIsLeft(t *testing.T) {
 	t.Setenv("TMPDIR", tmp)
 	w := fake.NewWorld()
 	e := fake.New(w, fake.Config{})
-	mustProvision(t, e, order("a"))
+	mustProvision(t, e, specOf("a"))
 	if files, err := os.ReadDir(tmp); err != nil || len(files) != 0 {
 		t.Errorf("an unused sandbox has files: %v, %v", files, err)
 	}
@@ -536,7 +536,7 @@ func TestNothingIsLeft(t *testing.T) {
 	if files, err := os.ReadDir(tmp); err != nil || len(files) != 0 {
 		t.Errorf("left over: %v, %v", files, err)
 	}
-	if _, err := e.Provision(t.Context(), order("b")); sandboxer.KindOf(err) != sandboxer.Unavailable {
+	if _, err := e.Provision(t.Context(), specOf("b")); sandboxer.KindOf(err) != sandboxer.Unavailable {
 		t.Errorf("Provision in a closed world: %v; want unavailable", err)
 	}
 }

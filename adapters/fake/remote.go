@@ -188,7 +188,7 @@ func (r *Remote) fault(ctx context.Context, q faultQuery) (Fault, error) {
 
 // create waits for its answer although the caller left: a request under way might
 // come after the teardown that the caller sends next.
-func (r *Remote) create(ctx context.Context, o order) (Object, error) {
+func (r *Remote) create(ctx context.Context, o createRequest) (Object, error) {
 	if err := ctx.Err(); err != nil {
 		return Object{}, err
 	}

@@ -154,7 +154,7 @@ func broker(socket string) error {
 		return err
 	}
 	for {
-		s := order(sandboxer.NewID())
+		s := specOf(sandboxer.NewID())
 		h, err := e.Provision(ctx, s)
 		if err != nil {
 			return err
@@ -263,7 +263,7 @@ func TestRemoteFaults(t *testing.T) {
 	if err := r.Inject(t.Context(), fake.Fault{Verb: fake.VerbProvision, Lost: true, Times: 1}, fake.Fault{Verb: fake.VerbTeardown, Kind: sandboxer.Denied}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Provision(t.Context(), order("a")); sandboxer.KindOf(err) != sandboxer.Unavailable {
+	if _, err := e.Provision(t.Context(), specOf("a")); sandboxer.KindOf(err) != sandboxer.Unavailable {
 		t.Errorf("Provision: %v; want the lost answer", err)
 	}
 	if live, err := r.Live(t.Context()); err != nil || len(live) != 1 {
@@ -294,7 +294,7 @@ func TestRemoteStopsInBetween(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Signal(syscall.SIGCONT)
-	if _, err := e.Provision(t.Context(), order("a")); sandboxer.KindOf(err) != sandboxer.Unavailable {
+	if _, err := e.Provision(t.Context(), specOf("a")); sandboxer.KindOf(err) != sandboxer.Unavailable {
 		t.Errorf("Provision: %v; want unavailable", err)
 	}
 }
@@ -307,7 +307,7 @@ func TestRemoteEnv(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	s := order("a")
+	s := specOf("a")
 	s.Env = map[string]string{"TOKEN": "canary"}
 	h := mustProvision(t, e, s)
 	var out bytes.Buffer

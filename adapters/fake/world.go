@@ -22,7 +22,7 @@ import (
 // this process, Remote in another. Every method takes and returns plain data.
 type world interface {
 	fault(context.Context, faultQuery) (Fault, error)
-	create(context.Context, order) (Object, error)
+	create(context.Context, createRequest) (Object, error)
 	find(context.Context, query) (Object, error)
 	remove(context.Context, query) ([]Object, error)
 	list(context.Context, listing) ([]Object, error)
@@ -45,9 +45,9 @@ type (
 		Verb Verb
 		ID   string
 	}
-	// order is what create gets. Env and Stamp travel apart, because a Spec keeps its own
+	// createRequest is what create gets. Env and Stamp travel apart, because a Spec keeps its own
 	// out of JSON.
-	order struct {
+	createRequest struct {
 		Spec     sandboxer.Spec
 		Env      map[string]string
 		Stamp    []byte
@@ -303,7 +303,7 @@ func (w *World) fault(_ context.Context, q faultQuery) (Fault, error) {
 	return f, w.note(Entry{Op: OpFault, SandboxID: q.ID, Note: string(q.Verb)})
 }
 
-func (w *World) create(_ context.Context, or order) (Object, error) {
+func (w *World) create(_ context.Context, or createRequest) (Object, error) {
 	or.Spec.Env = or.Env
 	if or.Late > 0 {
 		w.wg.Go(func() {
@@ -328,7 +328,7 @@ func (w *World) create(_ context.Context, or order) (Object, error) {
 }
 
 // make finds the object of or, or adds it.
-func (w *World) make(or order, op Op) (Object, error) {
+func (w *World) make(or createRequest, op Op) (Object, error) {
 	w.burn()
 	if w.away[or.Host] {
 		err := hostAway([]string{or.Host})
@@ -345,7 +345,7 @@ func (w *World) make(or order, op Op) (Object, error) {
 	return w.add(or, ref, op)
 }
 
-func (w *World) add(or order, ref string, op Op) (Object, error) {
+func (w *World) add(or createRequest, ref string, op Op) (Object, error) {
 	if w.closed {
 		return Object{}, sandboxer.E(sandboxer.Unavailable, nil, "the fake world has ended")
 	}
@@ -354,7 +354,7 @@ func (w *World) add(or order, ref string, op Op) (Object, error) {
 		Ref: ref, Spec: or.Spec, Env: maps.Clone(or.Env), Host: or.Host, CreatedAt: time.Now(), Fuse: or.Spec.Fuse, Stamp: or.Stamp,
 		Dir: filepath.Join(w.base, fmt.Sprintf("%s.%d", ref, w.made)),
 	}
-	if err := w.furnish(o, or.Snapshot, or.From); err != nil {
+	if err := w.populate(o, or.Snapshot, or.From); err != nil {
 		return Object{}, errors.Join(err, w.clear(o))
 	}
 	w.objects[o.key()] = o
@@ -363,8 +363,8 @@ func (w *World) add(or order, ref string, op Op) (Object, error) {
 	return *o, w.note(w.entry(o, op))
 }
 
-// furnish gives o what its order asks for besides an empty directory.
-func (w *World) furnish(o *Object, snapshot, from string) error {
+// populate gives o what its order asks for besides an empty directory.
+func (w *World) populate(o *Object, snapshot, from string) error {
 	if snapshot != "" {
 		if s, ok := w.snapshots[snapshot]; !ok || s.owner != o.Spec.Owner {
 			return sandboxer.E(sandboxer.NotFound, nil, "there is no snapshot %s", snapshot)
@@ -719,7 +719,7 @@ func (w *World) claim(_ context.Context, c claim) (Object, error) {
 	if !fuse.IsZero() && fuse.Before(o.Fuse) {
 		w.fuse(o)
 	}
-	if err := w.furnish(o, "", ""); err != nil {
+	if err := w.populate(o, "", ""); err != nil {
 		o.Spec = warm
 		return Object{}, err
 	}
@@ -821,21 +821,21 @@ func (w *World) note(e Entry) error {
 }
 
 // Audit reads a log as the judge of a broker and returns what the broker did wrong:
-// two objects of one incarnation at one time, an incarnation made again on a host after its
+// two objects of one generation at one time, a generation made again on a host after its
 // teardown there, and (if it is over) objects and snapshots that were left.
 func Audit(log []Entry, over bool) (faults []string) {
-	type incarnation struct {
+	type generation struct {
 		owner, id  string
 		generation int
 	}
 	type place struct {
-		incarnation
+		generation
 		host string
 	}
-	live, ended := map[incarnation]int{}, map[place]bool{}
+	live, ended := map[generation]int{}, map[place]bool{}
 	snapshots := map[string]bool{}
 	for _, e := range log {
-		k := incarnation{e.Owner, e.SandboxID, e.Generation}
+		k := generation{e.Owner, e.SandboxID, e.Generation}
 		switch e.Op {
 		case OpStart:
 			clear(live) // a world does not survive its process

@@ -57,7 +57,7 @@ type box struct {
 	owed    map[string]int32 // commands to be killed yet: mark → process ID; guarded by mu
 	killing bool             // that is being done; guarded by mu
 
-	wires wires
+	agentConns agentConns
 
 	mu  sync.Mutex
 	net *usernet.Net // nil without network
@@ -202,7 +202,7 @@ func (e *engine) drop(name string) {
 
 func (b *box) close() {
 	b.agent.Close()
-	b.wires.close()
+	b.agentConns.close()
 	b.mu.Lock()
 	n := b.net
 	b.net = nil
@@ -404,7 +404,7 @@ func (b *box) plug(ctx context.Context, link *os.File, name string) error {
 // several connections are made at a time, more before they run out, and more at a time
 // in a sandbox that uses many.
 func (b *box) dialAgent(ctx context.Context) (net.Conn, error) {
-	w := &b.wires
+	w := &b.agentConns
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -446,8 +446,8 @@ const (
 	lastBatch  = 32 // as many as one message to the agent holds
 )
 
-// wires are connections to the agent that wait to be used.
-type wires struct {
+// agentConns are connections to the agent that wait to be used.
+type agentConns struct {
 	mu     sync.Mutex
 	spare  []*agent.PipeConn
 	batch  int     // how many were made last, or are being made
@@ -461,10 +461,10 @@ type making struct {
 }
 
 // few reports whether it is time to make more.
-func (w *wires) few() bool { return len(w.spare) < max(w.batch, firstBatch)/2 }
+func (w *agentConns) few() bool { return len(w.spare) < max(w.batch, firstBatch)/2 }
 
 // take returns a connection that is still open; nil if there is none.
-func (w *wires) take() *agent.PipeConn {
+func (w *agentConns) take() *agent.PipeConn {
 	for len(w.spare) > 0 {
 		last := len(w.spare) - 1
 		c := w.spare[last]
@@ -488,7 +488,7 @@ func widen(c *agent.PipeConn) {
 	}
 }
 
-func (w *wires) made(m *making, conns []*agent.PipeConn, err error) {
+func (w *agentConns) made(m *making, conns []*agent.PipeConn, err error) {
 	w.mu.Lock()
 	if w.closed || err != nil {
 		for _, c := range conns {
@@ -502,7 +502,7 @@ func (w *wires) made(m *making, conns []*agent.PipeConn, err error) {
 	close(m.done)
 }
 
-func (w *wires) close() {
+func (w *agentConns) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true

@@ -95,8 +95,8 @@ var _ interface {
 	sandboxer.Renewer
 	sandboxer.Snapshotter
 	sandboxer.Pauser
-	sandboxer.Capacitor
-	sandboxer.Statser
+	sandboxer.CapacityReporter
+	sandboxer.StatsReader
 	sandboxer.Networker
 	sandboxer.Pooler
 	io.Closer
@@ -609,7 +609,7 @@ func (e *engine) writeRecord(name string, r record) error {
 	return os.Rename(p+".new", p)
 }
 
-// boxName is the name of one incarnation in gVisor's state, in directories and in
+// boxName is the name of one generation in gVisor's state, in directories and in
 // control groups. The installation is already in the directory above.
 func boxName(id string, generation int) string { return fmt.Sprintf("%s-g%d", id, generation) }
 

@@ -131,9 +131,9 @@ func TestManyConnectionsToTheAgentAtOnce(t *testing.T) {
 	}
 	c.Close()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		b.wires.mu.Lock()
-		spare, few := len(b.wires.spare), b.wires.few()
-		b.wires.mu.Unlock()
+		b.agentConns.mu.Lock()
+		spare, few := len(b.agentConns.spare), b.agentConns.few()
+		b.agentConns.mu.Unlock()
 		if !few {
 			break
 		}

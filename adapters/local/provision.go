@@ -58,12 +58,12 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 		if err != nil {
 			return nil, err
 		}
-		return b, e.furnish(ctx, b, spec, img, src)
+		return b, e.populateWorkspace(ctx, b, spec, img, src)
 	})
 }
 
-// furnish gives a new sandbox its workspace's content and its main command.
-func (e *engine) furnish(ctx context.Context, b *box, spec sandboxer.Spec, img *image, src source) error {
+// populateWorkspace gives a new sandbox its workspace's content and its main command.
+func (e *engine) populateWorkspace(ctx context.Context, b *box, spec sandboxer.Spec, img *image, src source) error {
 	if err := b.fill(ctx, src); err != nil {
 		return err
 	}
@@ -600,7 +600,7 @@ func (e *engine) find(h sandboxer.Handle) (string, error) {
 	return boxName(h.SandboxID, gens[len(gens)-1]), nil
 }
 
-// generations lists the incarnations of id of which anything exists, oldest first.
+// generations lists the generations of id of which anything exists, oldest first.
 func (e *engine) generations(id string) ([]int, error) {
 	names, err := e.names()
 	if err != nil {

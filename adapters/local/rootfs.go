@@ -188,7 +188,7 @@ var errChanging = errors.New("a file of this machine is changing")
 
 // stampOf changes whenever a skeleton made now might be another one: it covers what decides
 // about /etc (the directories and the files at its top that are copied, the package
-// manager's books) by their times, which is quick enough for every create. What is written
+// manager's database) by their times, which is quick enough for every create. What is written
 // into a file further down without replacing it is noticed with the next such change, or by
 // the next server. It also returns the time of the latest change.
 func stampOf(names []string) (stamp uint64, latest time.Time) {

@@ -19,7 +19,7 @@ import (
 )
 
 // inOwnEtc runs the calling test again in a process with a mount namespace of its own, in
-// which /etc and dpkg's books are copies, and reports whether this is that process.
+// which /etc and dpkg's database are copies, and reports whether this is that process.
 func inOwnEtc(t *testing.T) bool {
 	t.Helper()
 	const mark = "SANDBOXER_TEST_OWN_ETC"

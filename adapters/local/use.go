@@ -962,17 +962,17 @@ func (b *box) agentAwake(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// Capacity implements sandboxer.Capacitor. Free counts memory, as it is now: sandboxes
+// Capacity implements sandboxer.CapacityReporter. Free counts memory, as it is now: sandboxes
 // that grow later can still exceed the machine's, where their limits allow it.
-func (e *engine) Capacity(_ context.Context, host string) (sandboxer.Offer, error) {
+func (e *engine) Capacity(_ context.Context, host string) (sandboxer.HostCapacity, error) {
 	if host != "" && host != "localhost" {
-		return sandboxer.Offer{}, sandboxer.E(sandboxer.NotFound, nil, "%s has no host %q", e.env.Extension, host)
+		return sandboxer.HostCapacity{}, sandboxer.E(sandboxer.NotFound, nil, "%s has no host %q", e.env.Extension, host)
 	}
 	mode := "root"
 	if !e.asRoot {
 		mode = "ordinary user"
 	}
-	o := sandboxer.Offer{Free: -1, Hosts: []string{"localhost"}, Attrs: map[string]string{"platform": "systrap", "runs_as": mode}}
+	o := sandboxer.HostCapacity{Free: -1, Hosts: []string{"localhost"}, Attrs: map[string]string{"platform": "systrap", "runs_as": mode}}
 	if !e.cgroups.usable() {
 		o.Attrs["limits"] = e.cgroups.why
 	}
@@ -990,7 +990,7 @@ func (e *engine) Capacity(_ context.Context, host string) (sandboxer.Offer, erro
 	return o, nil
 }
 
-// Stats implements sandboxer.Statser.
+// Stats implements sandboxer.StatsReader.
 func (e *engine) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats, error) {
 	b, err := e.of(h)
 	if err != nil {

@@ -484,8 +484,8 @@ func (e *extension) count(ctx context.Context, m machine) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(out)))
 }
 
-func (e *extension) attachedCapacity(ctx context.Context, host string) (sandboxer.Offer, error) {
-	o := sandboxer.Offer{Free: -1}
+func (e *extension) attachedCapacity(ctx context.Context, host string) (sandboxer.HostCapacity, error) {
+	o := sandboxer.HostCapacity{Free: -1}
 	aliases := slices.Sorted(maps.Keys(e.cfg.VMs))
 	if host != "" {
 		aliases = []string{host}
@@ -496,7 +496,7 @@ func (e *extension) attachedCapacity(ctx context.Context, host string) (sandboxe
 		room = max(0, e.cfg.MaxVMs-e.managedCount())
 		o.Attrs["localhost"] = fmt.Sprintf("%d of %d", e.cfg.MaxVMs-room, e.cfg.MaxVMs)
 		if host == "localhost" {
-			return sandboxer.Offer{Free: room, Hosts: []string{host}, Attrs: o.Attrs}, ctx.Err()
+			return sandboxer.HostCapacity{Free: room, Hosts: []string{host}, Attrs: o.Attrs}, ctx.Err()
 		}
 	}
 	if len(aliases) == 0 {
@@ -541,7 +541,7 @@ func (e *extension) attachedCapacity(ctx context.Context, host string) (sandboxe
 		o.Attrs[alias] = fmt.Sprintf("%d of %d", n, m.capacity)
 	}
 	if len(o.Hosts) == 0 && len(errs) > 0 {
-		return sandboxer.Offer{}, errors.Join(errs...)
+		return sandboxer.HostCapacity{}, errors.Join(errs...)
 	}
 	return o, nil
 }

@@ -24,7 +24,7 @@ func TestSpecFields(t *testing.T) {
 		out := fieldtest.Withheld{
 			"ID": "names the object", "Generation": "names the object", "Owner": "names the object", "Profile": broker, "Consumer": broker, "Tenant": broker,
 			"Env": "of every command", "Labels": broker, "Ports": "in its note", "User": "of commands", "Fuse": "nobody there would keep it; the sweep is the one that ends it",
-			"Warm": "nothing to prepare", "Vouched": "asked by internal/backend", "Stamp": "in its note",
+			"Warm": "nothing to prepare", "Vouched": "asked by internal/backend", "Place": "the machine it is made on", "Stamp": "in its note",
 		}
 		for k, v := range more {
 			out[k] = v

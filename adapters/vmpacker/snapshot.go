@@ -160,8 +160,8 @@ func (e *extension) thaw(ctx context.Context, p *place) error {
 	return err
 }
 
-// mend thaws the machines that a broker was saving when it died.
-func (e *extension) mend(ctx context.Context) {
+// thawLeftovers thaws the machines that a broker was saving when it died.
+func (e *extension) thawLeftovers(ctx context.Context) {
 	noted, _ := e.noted()
 	for _, p := range noted {
 		if p.Kind != managed || p.State.Saving == "" {

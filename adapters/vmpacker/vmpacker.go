@@ -161,8 +161,8 @@ var _ interface {
 	sandboxer.Lister
 	sandboxer.Snapshotter
 	sandboxer.Pauser
-	sandboxer.Capacitor
-	sandboxer.Statser
+	sandboxer.CapacityReporter
+	sandboxer.StatsReader
 	sandboxer.Narrower
 } = (*extension)(nil)
 
@@ -196,7 +196,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 			e.pool.Close()
 			return nil, sandboxer.E(sandboxer.Unavailable, nil, "machines are started from images on Linux only").WithHint("take images out of the extension's config")
 		}
-		e.mend(ctx)
+		e.thawLeftovers(ctx)
 	}
 	e.collect(ctx)
 	return e, nil
@@ -724,12 +724,12 @@ func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[san
 	}
 }
 
-// Capacity implements sandboxer.Capacitor.
-func (e *extension) Capacity(ctx context.Context, host string) (sandboxer.Offer, error) {
+// Capacity implements sandboxer.CapacityReporter.
+func (e *extension) Capacity(ctx context.Context, host string) (sandboxer.HostCapacity, error) {
 	return e.attachedCapacity(ctx, host)
 }
 
-// Stats implements sandboxer.Statser.
+// Stats implements sandboxer.StatsReader.
 func (e *extension) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats, error) {
 	p, err := e.find(ctx, h)
 	if err != nil {

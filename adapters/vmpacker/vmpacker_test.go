@@ -100,8 +100,8 @@ type extension interface {
 	sandboxer.Lister
 	sandboxer.Snapshotter
 	sandboxer.Pauser
-	sandboxer.Capacitor
-	sandboxer.Statser
+	sandboxer.CapacityReporter
+	sandboxer.StatsReader
 	Close() error
 }
 

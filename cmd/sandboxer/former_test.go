@@ -16,7 +16,7 @@ import (
 )
 
 // A server starts on what a former one left, knows all of it, restores what is portable, and
-// tears down what there was, with books in order.
+// tears down what there was, and its audit finds nothing.
 func TestFormerInstallations(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and boots everything")

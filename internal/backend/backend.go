@@ -58,8 +58,8 @@ type Backend struct {
 	meter      sandboxer.Meter
 	pause      sandboxer.Pauser
 	renew      sandboxer.Renewer
-	capacity   sandboxer.Capacitor
-	stats      sandboxer.Statser
+	capacity   sandboxer.CapacityReporter
+	stats      sandboxer.StatsReader
 	network    sandboxer.Networker
 	pool       sandboxer.Pooler
 	checkpoint sandboxer.Checkpointer
@@ -649,11 +649,11 @@ func (b *Backend) Renew(ctx context.Context, h sandboxer.Handle, until time.Time
 }
 
 // Capacity asks what the backend can take now.
-func (b *Backend) Capacity(ctx context.Context, host string) (o sandboxer.Offer, err error) {
+func (b *Backend) Capacity(ctx context.Context, host string) (o sandboxer.HostCapacity, err error) {
 	if b.capacity == nil {
 		return o, b.cannot(sandboxer.CanCapacity)
 	}
-	return call(ctx, b, "capacity", b.opts.Short, func(ctx context.Context) (sandboxer.Offer, error) { return b.capacity.Capacity(ctx, host) })
+	return call(ctx, b, "capacity", b.opts.Short, func(ctx context.Context) (sandboxer.HostCapacity, error) { return b.capacity.Capacity(ctx, host) })
 }
 
 // Stats measures the sandbox.

@@ -200,8 +200,8 @@ func (f *full) Renew(ctx context.Context, _ sandboxer.Handle, _ time.Time) error
 	return f.call(ctx, "renew")
 }
 
-func (f *full) Capacity(ctx context.Context, _ string) (sandboxer.Offer, error) {
-	return sandboxer.Offer{}, f.call(ctx, "capacity")
+func (f *full) Capacity(ctx context.Context, _ string) (sandboxer.HostCapacity, error) {
+	return sandboxer.HostCapacity{}, f.call(ctx, "capacity")
 }
 
 func (f *full) Stats(ctx context.Context, _ sandboxer.Handle) (sandboxer.Stats, error) {

@@ -275,8 +275,8 @@ type auditOptions struct {
 func newCmdAudit(f *factory, runF func(context.Context, *auditOptions) error) *cobra.Command {
 	o := &auditOptions{f: f}
 	c := &cobra.Command{
-		Use: "audit", Short: "Compare the books with themselves and with every backend",
-		Long: "Compare the books with themselves and with what every backend lists. Exits with 10 when something is wrong,\n" +
+		Use: "audit", Short: "Compare the database with itself and with every backend",
+		Long: "Compare the database with itself and with what every backend lists. Exits with 10 when something is wrong,\n" +
 			"or could not be checked because a backend does not answer. With --deep all that is kept of portable snapshots is\n" +
 			"read and held against its digests, too, which may take long; interrupt it at any time.",
 		Args: wants(0, 0, "no arguments"),

@@ -24,7 +24,7 @@ func newCmdBackup(f *factory, runF func(context.Context, *backupOptions) error) 
 	o := &backupOptions{f: f}
 	c := &cobra.Command{
 		Use:   "backup [FILE]",
-		Short: "Copy the books of this machine's server into one checked file",
+		Short: "Copy the database of this machine's server into one checked file",
 		Long: "Copy the database of this machine's data directory, in use or not, into one checked file and print its name.\n" +
 			"Without FILE it goes into the data directory, beside the backups that the server makes every hour.",
 		Args: wants(0, 1, "at most one file"),
@@ -68,9 +68,9 @@ func newCmdBackupRestore(f *factory, runF func(context.Context, *backupOptions) 
 	o := &backupOptions{f: f}
 	return &cobra.Command{
 		Use:   "restore [BACKUP]",
-		Short: "Put a backup of the books in the place of what is there",
+		Short: "Put a backup of the database in the place of what is there",
 		Long: "Put BACKUP, or the newest one that is whole, in the place of the database of this machine's data directory. What\n" +
-			"stood there is kept beside it. No server may run. Sandboxes made after the backup are not in the restored books:\n" +
+			"stood there is kept beside it. No server may run. Sandboxes made after the backup are not in the restored database:\n" +
 			"the next server quarantines them (sandboxer ls --quarantined).",
 		Args: wants(0, 1, "at most one backup"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -128,9 +128,9 @@ func backUpRegularly(ctx context.Context, log *slog.Logger, dir string, every ti
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
-			log.Error("backup of the books", "err", err)
+			log.Error("backup of the database", "err", err)
 		default:
-			log.Info("backup of the books", "file", b.File, "bytes", b.Size)
+			log.Info("backup of the database", "file", b.File, "bytes", b.Size)
 		}
 		debug.FreeOSMemory() // several megabytes, not needed again for long
 	}

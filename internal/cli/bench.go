@@ -16,7 +16,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
-	"github.com/sand-boxer/sandboxer/internal/tti"
+	"github.com/sand-boxer/sandboxer/internal/latency"
 )
 
 // benchDir is where results are kept, in the data directory.
@@ -30,7 +30,7 @@ type benchOptions struct {
 	ttl       string
 	maxCost   string
 	noHistory bool
-	cfg       tti.Config
+	cfg       latency.Config
 }
 
 func newCmdBench(f *factory, runF func(context.Context, *benchOptions) error) *cobra.Command {
@@ -110,7 +110,7 @@ func (o *benchOptions) check() (err error) {
 			return err
 		}
 	}
-	o.cfg.Targets = make([]tti.Target, len(o.offers))
+	o.cfg.Targets = make([]latency.Target, len(o.offers))
 	return o.cfg.Check()
 }
 
@@ -159,8 +159,8 @@ func benchRun(ctx context.Context, o *benchOptions) error {
 		return err
 	}
 	defer once.Close()
-	res, err := tti.Run(ctx, once, tti.NewID(time.Now()), o.cfg, tti.Options{
-		Cores: runtime.NumCPU(), Clean: s.Client, CPU: tti.CPU, Progress: p.bench,
+	res, err := latency.Run(ctx, once, latency.NewID(time.Now()), o.cfg, latency.Options{
+		Cores: runtime.NumCPU(), Clean: s.Client, CPU: latency.CPU, Progress: p.bench,
 	})
 	p.stop()
 	if ctx.Err() != nil {
@@ -183,14 +183,14 @@ func benchRun(ctx context.Context, o *benchOptions) error {
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(res.Series, func(s tti.Series) bool { return s.Succeeded < s.Count }) {
+	if slices.ContainsFunc(res.Series, func(s latency.Series) bool { return s.Succeeded < s.Count }) {
 		return &exitError{exitFindings, nil}
 	}
 	return nil
 }
 
 // bench shows how far a measurement has come.
-func (p *progress) bench(x tti.Progress) {
+func (p *progress) bench(x latency.Progress) {
 	text := fmt.Sprintf("%s %s %d/%d", strings.TrimPrefix(x.Profile, "profile."), x.Mode, x.Done, x.Count)
 	if x.Failed > 0 {
 		text += fmt.Sprintf(", %d failed", x.Failed)
@@ -245,7 +245,7 @@ func (o *benchOptions) resolve(ctx context.Context, s *session) error {
 				levels = exts.Items[j].Isolation
 			}
 		}
-		o.cfg.Targets[i] = tti.Target{
+		o.cfg.Targets[i] = latency.Target{
 			Order:  api.CreateSandbox{Profile: prof.ID, Image: o.image, Inputs: inputs},
 			Shared: slices.Contains(levels, sandboxer.IsolationProcess),
 		}
@@ -304,12 +304,12 @@ func (o *benchOptions) afford(ctx context.Context, s *session, p *progress) erro
 	return nil
 }
 
-func (f *factory) benchHistory() (*tti.History, error) {
+func (f *factory) benchHistory() (*latency.History, error) {
 	s, err := f.settings()
 	if err != nil {
 		return nil, err
 	}
-	return tti.NewHistory(filepath.Join(s.get("data_dir"), benchDir)), nil
+	return latency.NewHistory(filepath.Join(s.get("data_dir"), benchDir)), nil
 }
 
 func newCmdBenchLs(f *factory, runF func(context.Context, *plainOptions) error) *cobra.Command {
@@ -334,17 +334,17 @@ func benchLsRun(_ context.Context, o *plainOptions) error {
 	if all == nil && damaged != nil {
 		return damaged
 	}
-	l := &api.List[*tti.Result]{SchemaVersion: api.SchemaVersion, Items: []*tti.Result{}}
+	l := &api.List[*latency.Result]{SchemaVersion: api.SchemaVersion, Items: []*latency.Result{}}
 	for _, r := range all {
 		for i := range r.Series {
 			r.Series[i].Iterations = nil // show has them
 		}
 		l.Items = append(l.Items, r)
 	}
-	err = printList(o.f, l, view[*tti.Result]{
+	err = printList(o.f, l, view[*latency.Result]{
 		cols: []string{"ID", "WHEN", "COMMAND", "MEASURED", "MEDIAN MS"},
 		wide: []string{"SERVER", "CORES"},
-		row: func(r *tti.Result) []string {
+		row: func(r *latency.Result) []string {
 			var what, medians []string
 			for _, s := range r.Series {
 				what = append(what, fmt.Sprintf("%s %s %d", strings.TrimPrefix(s.Profile, "profile."), s.Mode, s.Count))
@@ -352,7 +352,7 @@ func benchLsRun(_ context.Context, o *plainOptions) error {
 			}
 			return []string{r.ID, ago(r.At), strings.Join(r.Command, " "), strings.Join(what, ", "), strings.Join(medians, ", "), r.Server, strconv.Itoa(r.Client.Cores)}
 		},
-		name: func(r *tti.Result) string { return r.ID },
+		name: func(r *latency.Result) string { return r.ID },
 	})
 	if err != nil {
 		return err
@@ -446,7 +446,7 @@ func benchCompareRun(_ context.Context, o *benchCompareOptions) error {
 	if err != nil {
 		return err
 	}
-	c := tti.Compare(a, b)
+	c := latency.Compare(a, b)
 	switch format := o.f.format(); format {
 	case "table", "wide", "name":
 		rows := [][]string{{"PROFILE", "MODE", "N", "MEDIAN MS", "RATIO", "P95 MS", "RATIO", "P99 RATIO", "RAW P99 RATIO", "OK", "SCORE"}}
@@ -474,7 +474,7 @@ func benchCompareRun(_ context.Context, o *benchCompareOptions) error {
 		if len(c.Rows) == 0 {
 			return sandboxer.E(sandboxer.Conflict, nil, "%s and %s have nothing in common to compare", c.A, c.B)
 		}
-		if slices.ContainsFunc(c.Rows, func(r tti.Row) bool { return r.Regressed(o.failAbove) }) {
+		if slices.ContainsFunc(c.Rows, func(r latency.Row) bool { return r.Regressed(o.failAbove) }) {
 			return &exitError{exitFindings, nil}
 		}
 	}
@@ -482,7 +482,7 @@ func benchCompareRun(_ context.Context, o *benchCompareOptions) error {
 }
 
 // printBench writes a run to stdout, and what failed to stderr.
-func printBench(f *factory, r *tti.Result) error {
+func printBench(f *factory, r *latency.Result) error {
 	switch format := f.format(); format {
 	case "table", "wide":
 		if err := benchTables(f.io.out, r); err != nil {
@@ -509,7 +509,7 @@ func printBench(f *factory, r *tti.Result) error {
 	return nil
 }
 
-func benchTables(w io.Writer, r *tti.Result) error {
+func benchTables(w io.Writer, r *latency.Result) error {
 	probe := "after a probe"
 	if !r.Probe {
 		probe = "without a probe"
@@ -520,15 +520,15 @@ func benchTables(w io.Writer, r *tti.Result) error {
 	}
 	fmt.Fprintf(w, "run %s, %s: %s, %s; client with %d processors, server %s on %s\n\n", r.ID, r.At.Local().Format("2006-01-02 15:04:05 MST"),
 		clean(strings.Join(r.Command, " ")), probe, r.Client.Cores, clean(r.Server), place)
-	key := func(s tti.Series) []string {
+	key := func(s latency.Series) []string {
 		return []string{strings.TrimPrefix(s.Profile, "profile."), string(s.Mode), strconv.Itoa(s.Count)}
 	}
-	first := map[string]tti.Millis{} // the median of the profile that others are compared with
+	first := map[string]latency.Millis{} // the median of the profile that others are compared with
 	base := ""
 	if len(r.Series) > 0 {
 		base = r.Series[0].Profile
 	}
-	group := func(s tti.Series) string { return fmt.Sprint(s.Mode, s.Count) }
+	group := func(s latency.Series) string { return fmt.Sprint(s.Mode, s.Count) }
 	for _, s := range r.Series {
 		if s.Profile == base {
 			first[group(s)] = s.TTI.Trimmed.Median
@@ -538,21 +538,21 @@ func benchTables(w io.Writer, r *tti.Result) error {
 	spans := [][]string{{"MEDIAN OF", "", "", "CREATE", "ACCEPT", "PROVISION", "READY", "PROBE", "EXEC", "DESTROY", "SNAPSHOT", "PAUSE", "RESUME"}}
 	walls := [][]string{{"OVERLAPPING", "", "", "FIRST READY", "LAST READY", "LAST DESTROYED", "READY PER S", "PER S AND CORE", "CLIENT CPU"}}
 	some := false // has a series the last three spans
-	median := func(x *tti.Summary) string {
+	median := func(x *latency.Summary) string {
 		if x == nil {
 			return ""
 		}
 		return millisText(x.Raw.Median)
 	}
 	for _, s := range r.Series {
-		line := func(name string, x tti.Summary, rest ...string) {
+		line := func(name string, x latency.Summary, rest ...string) {
 			k := key(s)
 			k[1] += name
 			t, raw := x.Trimmed, x.Raw
 			times = append(times, slices.Concat(k, []string{fmt.Sprintf("%d (%s)", s.Succeeded, percent(s.Success)),
 				measured(t, t.Median), measured(t, t.P95), measured(t, t.P99), measured(raw, raw.P95), measured(raw, raw.P99), measured(raw, raw.Max)}, rest))
 		}
-		line("", s.TTI, strconv.Itoa(s.Warm), fmt.Sprintf("%.2f", s.Score), ratio(tti.Ratio(first[group(s)], s.TTI.Trimmed.Median)))
+		line("", s.TTI, strconv.Itoa(s.Warm), fmt.Sprintf("%.2f", s.Score), ratio(latency.Ratio(first[group(s)], s.TTI.Trimmed.Median)))
 		if s.TTIWarm != nil && s.TTICold != nil {
 			line(", warm", *s.TTIWarm, strconv.Itoa(s.TTIWarm.Raw.N), "", "")
 			line(", cold", *s.TTICold, "0", "", "")
@@ -565,7 +565,7 @@ func benchTables(w io.Writer, r *tti.Result) error {
 		}
 		some = some || x.Pause != nil
 		spans = append(spans, append(key(s), median(x.Create), median(x.Accept), median(x.Provision), median(x.Ready), median(x.Probe), median(x.Exec), median(x.Destroy), saved, median(x.Pause), median(x.Resume)))
-		if s.Mode == tti.Staggered || s.Mode == tti.Burst {
+		if s.Mode == latency.Staggered || s.Mode == latency.Burst {
 			cpu := ""
 			if s.ClientCPU != nil {
 				cpu = millisText(*s.ClientCPU)
@@ -596,7 +596,7 @@ func benchTables(w io.Writer, r *tti.Result) error {
 }
 
 // measured is v, or nothing where nothing was measured.
-func measured(p tti.Percentiles, v tti.Millis) string {
+func measured(p latency.Percentiles, v latency.Millis) string {
 	if p.N == 0 {
 		return ""
 	}
@@ -604,7 +604,7 @@ func measured(p tti.Percentiles, v tti.Millis) string {
 }
 
 // millisText shows milliseconds with three digits or more.
-func millisText(v tti.Millis) string {
+func millisText(v latency.Millis) string {
 	switch {
 	case v >= 100:
 		return strconv.FormatFloat(float64(v), 'f', 0, 64)

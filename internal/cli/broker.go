@@ -44,16 +44,16 @@ type brokerConfig struct {
 	Observe    func(extension, op string, kind sandboxer.Kind, took time.Duration) // may be nil
 }
 
-// broker is the whole program but its edges: books, backends and the manager that
+// broker is the whole program but its edges: database, backends and the manager that
 // rules them. It runs inside serve, and inside run and doctor when no server does.
 type broker struct {
-	manager  *manager.Manager
-	owner    string
-	store    *sqlstore.Store
-	mu       sync.Mutex
-	backends []*backend.Backend // guarded by mu while the manager runs
-	vault    *vault
-	tidied   func() // ends the vault's housekeeping; nil before it began
+	manager   *manager.Manager
+	owner     string
+	store     *sqlstore.Store
+	mu        sync.Mutex
+	backends  []*backend.Backend // guarded by mu while the manager runs
+	snapshots *snapshotStore
+	tidied    func() // ends the vault's housekeeping; nil before it began
 
 	cfg     brokerConfig
 	loading sync.Mutex
@@ -151,7 +151,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if cfg.Bucket != nil {
 		place = func(ctx context.Context) (checkpoint.Blobs, error) { return openBucket(ctx, *cfg.Bucket, b.owner) }
 	}
-	if b.vault, err = openVault(filepath.Join(cfg.Dir, vaultDir), place); err != nil {
+	if b.snapshots, err = openSnapshotStore(filepath.Join(cfg.Dir, vaultDir), place); err != nil {
 		return nil, err
 	}
 	var execs, streams manager.AtOnce
@@ -161,7 +161,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if cfg.MaxStreams > 0 {
 		streams = manager.Shares(cfg.MaxStreams)
 	}
-	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Execs: execs, Streams: streams, Vault: b.vault, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Stop: stopTime}); err != nil {
+	if b.manager, err = manager.New(b.store, profilesOf(cat), exts, manager.Options{Quotas: cat.Quotas, Execs: execs, Streams: streams, SnapshotStore: b.snapshots, Owner: b.owner, Key: seal, Log: cfg.Log, History: cfg.History, OOMKilled: cfg.OOMKilled, Pooled: cfg.Pooled, Stop: stopTime}); err != nil {
 		return nil, err
 	}
 	if err := b.manager.Start(ctx); err != nil {
@@ -171,7 +171,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		b.vault.tidy(tidying, tidyAfter, tidyEvery, func(err error) { cfg.Log.Warn("housekeeping of snapshots", "err", err) })
+		b.snapshots.tidy(tidying, tidyAfter, tidyEvery, func(err error) { cfg.Log.Warn("housekeeping of snapshots", "err", err) })
 	}()
 	b.tidied = func() { stop(); <-done }
 	return b, nil
@@ -300,8 +300,8 @@ func (b *broker) Close() error {
 	for range backends {
 		errs = append(errs, <-closed)
 	}
-	if b.vault != nil {
-		errs = append(errs, b.vault.Close())
+	if b.snapshots != nil {
+		errs = append(errs, b.snapshots.Close())
 	}
 	errs = append(errs, b.store.Close())
 	return errors.Join(errs...)

@@ -14,7 +14,7 @@ import (
 )
 
 type createOptions struct {
-	orderOptions
+	requestOptions
 	f      *factory
 	wait   string // ready or none
 	dryRun bool
@@ -57,7 +57,7 @@ func newCmdCreate(f *factory, runF func(context.Context, *createOptions) error) 
 
 func createRun(ctx context.Context, o *createOptions) error {
 	if o.dryRun {
-		return planRun(ctx, &planOptions{orderOptions: o.orderOptions, f: o.f})
+		return planRun(ctx, &planOptions{requestOptions: o.requestOptions, f: o.f})
 	}
 	p := o.f.progress()
 	defer p.stop()
@@ -187,7 +187,7 @@ func abandon(s *session, p *progress, sb *api.Sandbox, hits <-chan os.Signal) er
 }
 
 type planOptions struct {
-	orderOptions
+	requestOptions
 	f *factory
 }
 

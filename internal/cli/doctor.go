@@ -397,7 +397,7 @@ func (c *checkup) broker(ctx context.Context, p *progress) {
 	if s.inProcess {
 		where = "no server runs; tested in this process"
 	}
-	c.add("broker", ok, "", "%s; books in order; sandboxes: %s", where, countStates(st.Sandboxes))
+	c.add("broker", ok, "", "%s; database in order; sandboxes: %s", where, countStates(st.Sandboxes))
 	exts, err := s.Extensions(ctx)
 	if err != nil {
 		c.failed("extensions", fail, err)

@@ -300,7 +300,7 @@ func loginShell() []string {
 }
 
 type runOptions struct {
-	orderOptions
+	requestOptions
 	guestOptions
 	f    *factory
 	keep bool
@@ -324,9 +324,9 @@ func newCmdRun(f *factory, runF func(context.Context, *runOptions) error) *cobra
 			}
 			o.settle(f, cmd)
 			if o.service == "" && o.thread == "" { // it is made for this command: the workspace is its user's
-				o.orderOptions.user = o.guestOptions.user
+				o.requestOptions.user = o.guestOptions.user
 			}
-			if err := o.orderOptions.build(f); err != nil {
+			if err := o.requestOptions.build(f); err != nil {
 				return err
 			}
 			if len(o.command) == 0 {
@@ -344,7 +344,7 @@ func newCmdRun(f *factory, runF func(context.Context, *runOptions) error) *cobra
 			return runRun(cmd.Context(), o)
 		},
 	}
-	o.orderOptions.register(f, c)
+	o.requestOptions.register(f, c)
 	o.guestOptions.register(c, false)
 	c.Flags().BoolVar(&o.keep, "keep", false, "leave the sandbox there until its time is over")
 	return c

@@ -344,7 +344,7 @@ func newCmdHostRm(f *factory, runF func(context.Context, *hostOptions) error) *c
 	c := &cobra.Command{
 		Use: "rm NAME", Aliases: []string{"remove"}, Short: "Forget a drained host", Args: wants(1, 1, "the name of one host"),
 		Long: "Forget a host, with the key that it was trusted with. Sandboxes there could no longer be ended, so it must be drained\n" +
-			"and its sandboxes destroyed first, of which the books are asked. What is kept there between sandboxes is removed (sandboxer\n" +
+			"and its sandboxes destroyed first, of which the database is asked. What is kept there between sandboxes is removed (sandboxer\n" +
 			"cache ls). --force forgets the host as it is, and changes nothing there.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.name = args[0]

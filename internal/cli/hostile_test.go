@@ -126,7 +126,7 @@ func hostileServer(w http.ResponseWriter, r *http.Request) {
 	case p == "extensions":
 		answer[api.List[api.Extension]](w)
 	case last == "probe":
-		answer[api.Offer](w)
+		answer[api.HostCapacity](w)
 	case p == "pools":
 		answer[api.List[api.Pool]](w)
 	case p == "keys" && r.Method == http.MethodGet:

@@ -468,9 +468,9 @@ func extensionProbeRun(ctx context.Context, o *catalogOptions) error {
 	if err != nil {
 		return err
 	}
-	return printOne(o.f, offer, view[*api.Offer]{
-		name: func(*api.Offer) string { return catalog.ExtensionID(o.name) },
-		detail: func(of *api.Offer) [][2]string {
+	return printOne(o.f, offer, view[*api.HostCapacity]{
+		name: func(*api.HostCapacity) string { return catalog.ExtensionID(o.name) },
+		detail: func(of *api.HostCapacity) [][2]string {
 			free := fmt.Sprintf("%d", of.Free)
 			if of.Free < 0 {
 				free = "not bounded by a number"

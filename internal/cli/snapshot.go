@@ -550,7 +550,7 @@ func snapshotAdoptRun(ctx context.Context, o *snapshotAdoptOptions) error {
 
 type restoreOptions struct {
 	refOptions
-	order  orderOptions
+	order  requestOptions
 	kind   string
 	detach bool
 
@@ -596,7 +596,7 @@ func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error
 	return c
 }
 
-// build makes the request of the flags, as orderOptions.build does.
+// build makes the request of the flags, as requestOptions.build does.
 func (o *restoreOptions) build() error {
 	if err := o.order.build(o.f); err != nil {
 		return err
@@ -634,7 +634,7 @@ func restoreRun(ctx context.Context, o *restoreOptions) error {
 
 type forkOptions struct {
 	refOptions
-	order orderOptions
+	order requestOptions
 	count int
 	key   string
 

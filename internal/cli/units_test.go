@@ -146,7 +146,7 @@ func TestOptions(t *testing.T) {
 		t.Errorf("mounts = %+v; want %+v", req.Mounts, want)
 	}
 	// A server elsewhere has its own files.
-	o := &orderOptions{mounts: []string{"/y:/z"}}
+	o := &requestOptions{mounts: []string{"/y:/z"}}
 	if err := o.build(f); err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestOptions(t *testing.T) {
 	}
 	for _, src := range []string{".", "~/x"} {
 		want := "--mount: " + src + " is a path of this machine, and the server is on another"
-		o := &orderOptions{mounts: []string{src + ":/z"}}
+		o := &requestOptions{mounts: []string{src + ":/z"}}
 		if err := o.build(f); err != nil {
 			t.Fatal(err)
 		}

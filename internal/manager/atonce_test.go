@@ -115,7 +115,7 @@ func (c *counted) Events(ctx context.Context, q sandboxer.EventQuery) ([]sandbox
 // Those who follow share one reading of what is new.
 func TestFollowersShareTheirReading(t *testing.T) {
 	c := &counted{reads: make(chan sandboxer.EventQuery, 10_000)}
-	r := newRig(t, func(s *setup) { s.books = func(b sandboxer.Store) sandboxer.Store { c.Store = b; return c } })
+	r := newRig(t, func(s *setup) { s.database = func(b sandboxer.Store) sandboxer.Store { c.Store = b; return c } })
 	const followers, events = 50, 20
 	head, err := r.Head(acme)
 	if err != nil {
@@ -150,7 +150,7 @@ func TestFollowersShareTheirReading(t *testing.T) {
 		if err := r.store.Write(ctx, w); err != nil {
 			t.Fatal(err)
 		}
-		r.ring("")
+		r.notify("")
 	}
 	for range followers {
 		if got := <-seen; !slices.Equal(got, want) {
@@ -176,7 +176,7 @@ func TestFollowHistory(t *testing.T) {
 	if err := r.store.Write(acme, w); err != nil {
 		t.Fatal(err)
 	}
-	r.ring("")
+	r.notify("")
 	next := 0
 	for ev, err := range r.Follow(acme, sandboxer.EventQuery{}) {
 		if err != nil || ev.Message != fmt.Sprint(next) {
@@ -187,7 +187,7 @@ func TestFollowHistory(t *testing.T) {
 			if err := r.store.Write(acme, w); err != nil {
 				t.Fatal(err)
 			}
-			r.ring("")
+			r.notify("")
 		} else if next > n {
 			break
 		}

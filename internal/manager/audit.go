@@ -14,7 +14,7 @@ import (
 // that dies, except where a grace is named.
 const (
 	invObject    = "every object outside belongs to one living sandbox"
-	invTwice     = "no incarnation has two objects"
+	invTwice     = "no generation has two objects"
 	invAsked     = "every extension says what it has" // what was not checked is not sound
 	invStates    = "states follow the table, each change with cause and actor"
 	invState     = "a record is in the state its last event says"
@@ -38,7 +38,7 @@ const (
 	invPool      = "a pool has what its profile makes now, and no more than that asks for" // but for two sweeps
 )
 
-// Audit compares the books with themselves and with what every backend lists, and
+// Audit compares the database with themselves and with what every backend lists, and
 // says where the two differ. It changes nothing and needs the admin scope. That a backend,
 // or a part of it, cannot be asked is one of the violations, beside those of the rest.
 func (m *Manager) Audit(ctx context.Context) (Audit, error) { return m.audit(ctx, false) }
@@ -54,7 +54,7 @@ func (m *Manager) audit(ctx context.Context, deep bool) (Audit, error) {
 	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
 		return Audit{}, err
 	}
-	a := Audit{Violations: []Violation{}, named: map[incarnation]bool{}, deep: deep}
+	a := Audit{Violations: []Violation{}, named: map[generationKey]bool{}, deep: deep}
 	for _, check := range []func(context.Context, *Audit) error{m.auditObjects, m.auditHistory, m.auditLedger, m.auditRecords, m.auditPools, m.auditSnapshots, m.auditCaches, m.auditForgotten} {
 		if err := check(ctx, &a); err != nil {
 			return a, err
@@ -78,14 +78,14 @@ func (a *Audit) add(v Violation) {
 
 // damaged names a damaged record once.
 func (a *Audit) damaged(sb *sandboxer.Sandbox) {
-	k := incarnation{sb.ID, sb.Generation}
+	k := generationKey{sb.ID, sb.Generation}
 	if !a.named[k] {
 		a.named[k] = true
 		a.violated(invWhole, sb.ID, "the record of generation %d is damaged: %s", sb.Generation, sb.Damaged)
 	}
 }
 
-// auditObjects holds listings against the books. What does not fit is looked at
+// auditObjects holds listings against the database. What does not fit is looked at
 // again: between the two looks it may have been torn down.
 func (m *Manager) auditObjects(ctx context.Context, a *Audit) error {
 	for _, e := range m.extensions() {
@@ -141,14 +141,14 @@ func (m *Manager) unexplained(ctx context.Context, e *extension) (out map[sighti
 	}
 	out = map[sighting]Violation{}
 	for s, n := range count {
-		_, v, err := m.verdictOn(ctx, s)
+		_, v, err := m.recordStatusOf(ctx, s)
 		switch {
 		case err != nil:
 			return nil, 0, nil, err
 		case v == unknown:
 			out[s] = Violation{invObject, s.id, m.quarantineText(e, s)}
 		case v == denies:
-			out[s] = Violation{invObject, s.id, fmt.Sprintf("%s has generation %d of it, the books have no living one", e.Info.ID, s.generation)}
+			out[s] = Violation{invObject, s.id, fmt.Sprintf("%s has generation %d of it, the database has no living one", e.Info.ID, s.generation)}
 		case n > 1:
 			out[s] = Violation{invTwice, s.id, fmt.Sprintf("%s lists generation %d of it %d times", e.Info.ID, s.generation, n)}
 		}
@@ -156,15 +156,15 @@ func (m *Manager) unexplained(ctx context.Context, e *extension) (out map[sighti
 	return out, len(count), silent, nil
 }
 
-// An incarnation is one generation of an ID.
-type incarnation struct {
+// An generation is one generation of an ID.
+type generationKey struct {
 	id         string
 	generation int
 }
 
 // auditHistory replays the events.
 func (m *Manager) auditHistory(ctx context.Context, a *Audit) error {
-	states := map[incarnation]sandboxer.State{}
+	states := map[generationKey]sandboxer.State{}
 	q := sandboxer.EventQuery{Limit: sandboxer.MaxPage}
 	for {
 		events, err := m.store.Events(ctx, q)
@@ -177,7 +177,7 @@ func (m *Manager) auditHistory(ctx context.Context, a *Audit) error {
 				continue
 			}
 			a.Checked++
-			k := incarnation{ev.SandboxID, ev.Generation}
+			k := generationKey{ev.SandboxID, ev.Generation}
 			was, known := states[k]
 			switch {
 			case ev.Actor == "":
@@ -202,7 +202,7 @@ func (m *Manager) auditHistory(ctx context.Context, a *Audit) error {
 	return nil
 }
 
-func (m *Manager) auditState(ctx context.Context, a *Audit, k incarnation, state sandboxer.State) error {
+func (m *Manager) auditState(ctx context.Context, a *Audit, k generationKey, state sandboxer.State) error {
 	sb, err := m.still(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
 		if sb.State == state {
 			return true, nil
@@ -236,7 +236,7 @@ func (m *Manager) auditState(ctx context.Context, a *Audit, k incarnation, state
 
 // still calls judge with the record of k until it finds all well, or nobody has
 // changed the record meanwhile, and returns the record judged.
-func (m *Manager) still(ctx context.Context, k incarnation, judge func(*sandboxer.Sandbox) (bool, error)) (*sandboxer.Sandbox, error) {
+func (m *Manager) still(ctx context.Context, k generationKey, judge func(*sandboxer.Sandbox) (bool, error)) (*sandboxer.Sandbox, error) {
 	sb, err := m.store.SandboxGeneration(ctx, k.id, k.generation)
 	for err == nil {
 		var well bool
@@ -252,10 +252,10 @@ func (m *Manager) still(ctx context.Context, k incarnation, judge func(*sandboxe
 	return sb, err
 }
 
-// books sums the ledger of one incarnation.
-type books struct{ held, posted, voided sandboxer.Credits }
+// ledgerSums sums the ledger of one generation.
+type ledgerSums struct{ held, posted, voided sandboxer.Credits }
 
-func (b *books) add(e sandboxer.Entry) {
+func (b *ledgerSums) add(e sandboxer.Entry) {
 	switch e.Type {
 	case sandboxer.EntryHold:
 		b.held -= e.Amount
@@ -266,8 +266,8 @@ func (b *books) add(e sandboxer.Entry) {
 	}
 }
 
-// fault says what is wrong between the books and the record of a sandbox, or "".
-func (b *books) fault(sb *sandboxer.Sandbox) (invariant, detail string) {
+// fault says what is wrong between the database and the record of a sandbox, or "".
+func (b *ledgerSums) fault(sb *sandboxer.Sandbox) (invariant, detail string) {
 	open := b.held - b.posted - b.voided
 	switch {
 	case b.posted > b.held:
@@ -284,14 +284,14 @@ func (b *books) fault(sb *sandboxer.Sandbox) (invariant, detail string) {
 
 // auditLedger adds up the whole ledger.
 func (m *Manager) auditLedger(ctx context.Context, a *Audit) error {
-	sums := map[incarnation]*books{}
+	sums := map[generationKey]*ledgerSums{}
 	tenants := map[string]sandboxer.Credits{}
 	err := m.entries(ctx, sandboxer.EntryQuery{}, func(e sandboxer.Entry) {
 		a.Checked++
 		if e.SandboxID != "" {
-			k := incarnation{e.SandboxID, e.Generation}
+			k := generationKey{e.SandboxID, e.Generation}
 			if sums[k] == nil {
-				sums[k] = &books{}
+				sums[k] = &ledgerSums{}
 			}
 			sums[k].add(e)
 		}
@@ -312,7 +312,7 @@ func (m *Manager) auditLedger(ctx context.Context, a *Audit) error {
 			if invariant, detail = sum.fault(sb); invariant == "" {
 				return true, nil
 			}
-			now := &books{} // it may have been settled since
+			now := &ledgerSums{} // it may have been settled since
 			err := m.entries(ctx, sandboxer.EntryQuery{SandboxID: k.id}, func(e sandboxer.Entry) {
 				if e.Generation == k.generation {
 					now.add(e)
@@ -432,7 +432,7 @@ func (m *Manager) auditPools(ctx context.Context, a *Audit) error {
 // auditSnapshots holds the records of snapshots against the vault and the sandboxes
 // that need them. What does not fit is looked at again: it may have moved on.
 func (m *Manager) auditSnapshots(ctx context.Context, a *Audit) error {
-	vault := m.auditVault(ctx, a)
+	vault := m.auditSnapshotStore(ctx, a)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -458,15 +458,15 @@ func (a *Audit) hasAsked(v Violation) bool {
 	})
 }
 
-// auditVault names the snapshots whose files cannot be read: their manifests, or, in a deep
+// auditSnapshotStore names the snapshots whose files cannot be read: their manifests, or, in a deep
 // audit, any of what they consist of. What several share is read for each, and named for
 // each. It reports whether the store answers: one that does not is named once, and not asked
 // for more.
-func (m *Manager) auditVault(ctx context.Context, a *Audit) bool {
-	if m.opts.Vault == nil {
+func (m *Manager) auditSnapshotStore(ctx context.Context, a *Audit) bool {
+	if m.opts.SnapshotStore == nil {
 		return false
 	}
-	ids, err := m.opts.Vault.List(ctx)
+	ids, err := m.opts.SnapshotStore.List(ctx)
 	if err != nil {
 		a.violated(invAsked, "", "%s: %s", storeName, sandboxer.Message(err))
 		return false
@@ -474,7 +474,7 @@ func (m *Manager) auditVault(ctx context.Context, a *Audit) bool {
 	for i, id := range ids {
 		a.Checked++
 		began := time.Now()
-		err := m.opts.Vault.Check(ctx, id, a.deep)
+		err := m.opts.SnapshotStore.Check(ctx, id, a.deep)
 		if ctx.Err() != nil {
 			return false
 		}
@@ -508,11 +508,11 @@ func (m *Manager) unsound(ctx context.Context, vault bool) (map[string]Violation
 	}
 	kept, asked := map[string]bool{}, false
 	if vault {
-		ids, err := m.opts.Vault.List(ctx)
+		ids, err := m.opts.SnapshotStore.List(ctx)
 		if ctx.Err() != nil {
 			return nil, 0, context.Cause(ctx)
 		}
-		asked = err == nil // else auditVault says why
+		asked = err == nil // else auditSnapshotStore says why
 		for _, id := range ids {
 			kept[id] = true
 		}

@@ -9,7 +9,7 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 )
 
-// TestAuditFinds spoils the books in every way the audit knows.
+// TestAuditFinds spoils the database in every way the audit knows.
 func TestAuditFinds(t *testing.T) {
 	paid := func(r *rig) *sandboxer.Sandbox {
 		if err := r.Grant(admin, "acme", sandboxer.Credit, "", ""); err != nil {

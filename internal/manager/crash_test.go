@@ -114,7 +114,7 @@ func (s script) live() (out outcome, err error) {
 	b := backend.New("ext.fake", ext, backend.Options{})
 	defer b.Close()
 	opts := Options{Owner: s.Owner, Key: testKey, SweepEvery: 20 * time.Millisecond, Grace: 200 * time.Millisecond}
-	opts.Vault = dirVault{s.Dir}
+	opts.SnapshotStore = dirVault{s.Dir}
 	opts.fail = func(p point) {
 		if p == s.Kill {
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -243,7 +243,7 @@ func (s script) live() (out outcome, err error) {
 	for _, rec := range recs {
 		out.Kept = append(out.Kept, fmt.Sprint(rec.ID, " is ", rec.State))
 	}
-	files, err := opts.Vault.List(context.Background())
+	files, err := opts.SnapshotStore.List(context.Background())
 	if err != nil {
 		return out, err
 	}

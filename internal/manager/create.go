@@ -15,7 +15,7 @@ import (
 const keepKeys = 24 * time.Hour
 
 // Create makes a sandbox and returns it running (req.NoWaiting: as soon as it is in
-// the books). It is safe to repeat: the same req.Key gives the same sandbox or the
+// the database). It is safe to repeat: the same req.Key gives the same sandbox or the
 // same failure for a day, also after a crash of the broker; an ID that the caller
 // chose, or a thread, gives the sandbox that is live under it, once the one being
 // destroyed is gone: then Found is set, and a TTL that req names moves its expiry to no
@@ -39,7 +39,7 @@ func (m *Manager) Create(ctx context.Context, req sandboxer.CreateRequest) (*san
 			return sb, err
 		}
 	}
-	sb, err := m.obtain(ctx, o)
+	sb, err := m.claimOrCreate(ctx, o)
 	if o.key != "" && isKind(err, sandboxer.Conflict) {
 		if sb, err := m.replay(ctx, o); sb != nil || err != nil { // a twin of this request was faster
 			return sb, err
@@ -73,7 +73,7 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 
 // replay answers with what was made under o's key, or with nothing when the key is
 // new.
-func (m *Manager) replay(ctx context.Context, o *order) (*sandboxer.Sandbox, error) {
+func (m *Manager) replay(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
 	k, err := m.store.IdempotencyKey(ctx, o.tenant, o.key)
 	switch {
 	case isKind(err, sandboxer.NotFound) || err == nil && time.Since(k.At) > keepKeys:
@@ -128,13 +128,13 @@ func failure(sb *sandboxer.Sandbox) error {
 		err.Hint = sb.Hint
 		return err
 	case sb.ReadyAt.IsZero() && !sb.EndingAt.IsZero():
-		return errDoomed
+		return errTerminating
 	}
 	return nil
 }
 
 // join makes the sandbox of a chosen ID, or shares in the one there is.
-func (m *Manager) join(ctx context.Context, o *order) (*sandboxer.Sandbox, error) {
+func (m *Manager) join(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
 	for {
 		last, err := m.latest(ctx, o)
 		switch {
@@ -160,7 +160,7 @@ func (m *Manager) join(ctx context.Context, o *order) (*sandboxer.Sandbox, error
 // latest returns the newest sandbox of o's ID; nil if there never was one. An ID that is,
 // or was, another tenant's is refused with the same words whatever became of it, and
 // nothing is waited for.
-func (m *Manager) latest(ctx context.Context, o *order) (*sandboxer.Sandbox, error) {
+func (m *Manager) latest(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
 	last, err := m.store.Sandbox(ctx, o.id)
 	switch {
 	case last != nil && last.Tenant != o.tenant: // or a damaged one, of which nobody knows whose it is
@@ -189,7 +189,7 @@ func taken(id string) error {
 
 // launch starts the job that makes o's sandbox, or joins the one that does, and
 // waits for as much of it as the caller wants.
-func (m *Manager) launch(ctx context.Context, o *order) (*sandboxer.Sandbox, error) {
+func (m *Manager) launch(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
 	j, mine, err := m.begin(ctx, o.id, 0, true, o)
 	switch {
 	case err != nil:
@@ -214,7 +214,7 @@ func (m *Manager) launch(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 }
 
 // await waits for as much of j, which makes o's sandbox, as the caller wants.
-func (m *Manager) await(ctx context.Context, o *order, j *job, mine bool) (*sandboxer.Sandbox, error) {
+func (m *Manager) await(ctx context.Context, o *resolvedRequest, j *job, mine bool) (*sandboxer.Sandbox, error) {
 	if o.noWaiting {
 		if err := wait(ctx, j.known); err != nil {
 			return nil, err
@@ -236,13 +236,13 @@ func (m *Manager) await(ctx context.Context, o *order, j *job, mine bool) (*sand
 }
 
 // outlives reports whether o names a time to live that ends after sb does.
-func (o *order) outlives(sb *sandboxer.Sandbox) bool {
+func (o *resolvedRequest) outlives(sb *sandboxer.Sandbox) bool {
 	return o.req.TTL > 0 && now().Add(o.req.TTL).After(sb.ExpiresAt)
 }
 
 // share makes o's caller a partner in a sandbox that another request made: it lives as
 // long as o asks for, and answers to o's idempotency key.
-func (m *Manager) share(ctx context.Context, o *order, j *job, mine bool, sb *sandboxer.Sandbox) error {
+func (m *Manager) share(ctx context.Context, o *resolvedRequest, j *job, mine bool, sb *sandboxer.Sandbox) error {
 	if mine && j.recorded {
 		return nil
 	}
@@ -274,7 +274,7 @@ func (m *Manager) share(ctx context.Context, o *order, j *job, mine bool, sb *sa
 }
 
 // idempotency is o's key, as old as the sandbox: so replay knows that o made it.
-func (o *order) idempotency(sb *sandboxer.Sandbox) *sandboxer.IdempotencyKey {
+func (o *resolvedRequest) idempotency(sb *sandboxer.Sandbox) *sandboxer.IdempotencyKey {
 	if o.key == "" {
 		return nil
 	}
@@ -287,7 +287,7 @@ func (o *order) idempotency(sb *sandboxer.Sandbox) *sandboxer.IdempotencyKey {
 func now() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }
 
 // record is the sandbox o asks for, before it is priced.
-func (o *order) record(generation int) *sandboxer.Sandbox {
+func (o *resolvedRequest) record(generation int) *sandboxer.Sandbox {
 	at := now()
 	sb := &sandboxer.Sandbox{
 		ID: o.id, Generation: generation, Name: o.name, Tenant: o.tenant,
@@ -309,7 +309,7 @@ func (o *order) record(generation int) *sandboxer.Sandbox {
 }
 
 // create is the job behind Create: it writes the sandbox down, and builds it.
-func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sandbox, error) {
+func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sandboxer.Sandbox, error) {
 	generation := 1
 	if o.chosen {
 		last, err := m.latest(ctx, o)
@@ -327,14 +327,14 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 		case !m.matches(o, last):
 			return nil, taken(o.id)
 		case last.State == sandboxer.Creating:
-			m.know(j, last)
+			m.publishRecord(j, last)
 			return m.resume(ctx, j, last.ID, last.Generation)
 		case last.State == sandboxer.Paused && last.Spec.Profile.AutoResume:
 			if err := m.mayResume(ctx, last); err != nil {
 				return nil, err
 			}
-			m.know(j, last)
-			return m.rise(ctx, j, last, 0)
+			m.publishRecord(j, last)
+			return m.beginResume(ctx, j, last, 0)
 		default:
 			return m.fresh(last), nil
 		}
@@ -373,16 +373,16 @@ func (m *Manager) create(ctx context.Context, j *job, o *order) (*sandboxer.Sand
 	if err != nil {
 		return nil, m.explain(ctx, o, sb, err)
 	}
-	m.ring(sb.ID)
+	m.notify(sb.ID)
 	m.alarm(time.Time{}, sb.ExpiresAt)
 	j.recorded, j.untried = true, true
-	m.know(j, sb)
+	m.publishRecord(j, sb)
 	return m.build(ctx, j, sb)
 }
 
 // price completes the record of o: what the backend says to it, its environment, and
 // what it costs.
-func (m *Manager) price(ctx context.Context, o *order, sb *sandboxer.Sandbox) error {
+func (m *Manager) price(ctx context.Context, o *resolvedRequest, sb *sandboxer.Sandbox) error {
 	if err := m.boundDisk(o, sb); err != nil {
 		return err
 	}
@@ -419,7 +419,7 @@ func (m *Manager) unbooked(ctx context.Context, id, tenant string) (int, error) 
 }
 
 // vet asks the backend whether it would refuse the order outright.
-func (m *Manager) vet(ctx context.Context, o *order, sb *sandboxer.Sandbox) error {
+func (m *Manager) vet(ctx context.Context, o *resolvedRequest, sb *sandboxer.Sandbox) error {
 	if o.ext.Backend == nil {
 		return nil // creating says why
 	}
@@ -431,7 +431,7 @@ func (m *Manager) vet(ctx context.Context, o *order, sb *sandboxer.Sandbox) erro
 }
 
 // explain says why a record could not be made in words of the request.
-func (m *Manager) explain(ctx context.Context, o *order, sb *sandboxer.Sandbox, err error) error {
+func (m *Manager) explain(ctx context.Context, o *resolvedRequest, sb *sandboxer.Sandbox, err error) error {
 	switch {
 	case isKind(err, sandboxer.NoCredit):
 		have, berr := m.store.Balance(ctx, o.tenant)
@@ -462,16 +462,16 @@ func (m *Manager) resume(ctx context.Context, j *job, id string, generation int)
 		}
 		return m.build(ctx, j, sb)
 	case sb.State == sandboxer.Paused && (sb.Pause.Undo || sb.Spec.Profile.AutoResume):
-		return m.rise(ctx, j, sb, 0)
+		return m.beginResume(ctx, j, sb, 0)
 	case sb.State == sandboxer.Terminating, sb.State == sandboxer.Terminated:
-		return nil, errDoomed
+		return nil, errTerminating
 	}
 	return m.fresh(sb), nil
 }
 
-// build brings a sandbox that is in the books to running. It does the same for a
+// build brings a sandbox that is in the database to running. It does the same for a
 // fresh record and for one that another process left half made: Provision is
-// idempotent in the incarnation, so that its lost answer is simply asked for again.
+// idempotent in the generation, so that its lost answer is simply asked for again.
 func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
 	b, err := m.backend(sb.Extension)
 	if err != nil {
@@ -484,7 +484,7 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 			return nil, m.abandon(ctx, j, sb, err)
 		}
 	} else if isClaimed(sb) {
-		if err := m.furnish(ctx, b, j, sb); err != nil {
+		if err := m.finishClaim(ctx, b, j, sb); err != nil {
 			return nil, m.abandon(ctx, j, sb, err)
 		}
 	} else if !resumed {
@@ -500,7 +500,7 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 	if resumed && !frozen && isKind(err, sandboxer.NotFound) { // it did not survive what cut its creation short
 		err = m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
 			if sb.State != sandboxer.Creating {
-				return errDoomed
+				return errTerminating
 			}
 			sb.Handle, sb.AbsentSince = sandboxer.Handle{}, time.Time{} // it is not missed while another is made
 			return nil
@@ -517,7 +517,7 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 	}
 	checkpoint := sb.Pause.Snapshot
 	if err == nil && isPooled(sb) {
-		return m.shelve(ctx, j, sb, reach)
+		return m.addToPool(ctx, j, sb, reach)
 	}
 	if err == nil {
 		handle, claimed := sb.Handle, sb.ProvisionedAt
@@ -644,10 +644,10 @@ func (m *Manager) abandon(ctx context.Context, j *job, sb *sandboxer.Sandbox, ca
 		return context.Cause(ctx)
 	}
 	if sb.State != sandboxer.Creating {
-		return errDoomed
+		return errTerminating
 	}
 	if isPaused(sb) {
-		return m.relapse(ctx, j, sb, cause)
+		return m.undoResume(ctx, j, sb, cause)
 	}
 	kind := sandboxer.KindOf(cause)
 	switch kind {
@@ -663,7 +663,7 @@ func (m *Manager) abandon(ctx context.Context, j *job, sb *sandboxer.Sandbox, ca
 	}
 	answer := sandboxer.E(kind, cause, "sandbox %s could not be created: %s", sb.ID, sandboxer.Message(cause))
 	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
-	if !m.turn(j) {
+	if !m.becomeTeardown(j) {
 		return context.Cause(ctx)
 	}
 	err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonFailed, message: answer.Msg, fault: kind, hint: answer.Hint})
@@ -677,7 +677,7 @@ func (m *Manager) abandon(ctx context.Context, j *job, sb *sandboxer.Sandbox, ca
 }
 
 // quote prices sb: by its backend, or by the profile where the backend knows none.
-func (m *Manager) quote(ctx context.Context, o *order, sb *sandboxer.Sandbox) (sandboxer.MeterQuote, error) {
+func (m *Manager) quote(ctx context.Context, o *resolvedRequest, sb *sandboxer.Sandbox) (sandboxer.MeterQuote, error) {
 	var q *sandboxer.MeterQuote
 	if b := o.ext.Backend; b.Can(sandboxer.CanQuote) {
 		var err error

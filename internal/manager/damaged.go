@@ -15,10 +15,10 @@ func whole(sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
 		WithHint("get rid of it with: sandboxer destroy %s; or restore the database from a backup: sandboxer backup restore", sb.ID)
 }
 
-// mourn says once that a record is damaged. The sweep leaves such a one, and its
+// reportDamaged says once that a record is damaged. The sweep leaves such a one, and its
 // object, alone: what it would have to know stood in the record.
-func (m *Manager) mourn(sb *sandboxer.Sandbox) {
-	k := incarnation{sb.ID, sb.Generation}
+func (m *Manager) reportDamaged(sb *sandboxer.Sandbox) {
+	k := generationKey{sb.ID, sb.Generation}
 	m.mu.Lock()
 	known := m.mourned[k]
 	m.mourned[k] = true
@@ -29,10 +29,10 @@ func (m *Manager) mourn(sb *sandboxer.Sandbox) {
 	}
 }
 
-// mend makes of what is left of a damaged record one by which its sandbox can be
+// repairRecord makes of what is left of a damaged record one by which its sandbox can be
 // ended. Nothing is written yet. What the sandbox cost cannot be known any more, so all
 // that is on hold for it will be given back.
-func (m *Manager) mend(ctx context.Context, sb *sandboxer.Sandbox, cause error) (*sandboxer.Sandbox, error) {
+func (m *Manager) repairRecord(ctx context.Context, sb *sandboxer.Sandbox, cause error) (*sandboxer.Sandbox, error) {
 	if !sb.State.Valid() { // not even the row is left
 		return nil, sandboxer.E(sandboxer.Failed, cause, "nothing but its name is left of the record of sandbox %s", sb.ID).
 			WithHint("restore the database from a backup: sandboxer backup restore")

@@ -19,7 +19,7 @@ func wholeSnapshot(rec *sandboxer.SnapshotRecord) (*sandboxer.SnapshotRecord, er
 // mournSnapshot says once that a record is damaged. The sweep leaves such a one, and
 // what was saved, alone.
 func (m *Manager) mournSnapshot(rec *sandboxer.SnapshotRecord) {
-	k := incarnation{rec.ID, 0}
+	k := generationKey{rec.ID, 0}
 	m.mu.Lock()
 	known := m.mourned[k]
 	m.mourned[k] = true

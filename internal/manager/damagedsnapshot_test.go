@@ -30,7 +30,7 @@ func (r *rig) garbleSnapshot(id string) {
 func TestDamagedSnapshot(t *testing.T) {
 	for _, kind := range sandboxer.SnapshotKinds() {
 		t.Run(string(kind), func(t *testing.T) {
-			r := newVaultRig(t, func(s *setup) { s.opts.Grace = time.Nanosecond })
+			r := newSnapshotRig(t, func(s *setup) { s.opts.Grace = time.Nanosecond })
 			sb := r.create(sandboxer.CreateRequest{})
 			good := r.snapshot(sb.ID, SnapshotRequest{Name: "good", Kind: kind})
 			bad := r.snapshot(sb.ID, SnapshotRequest{Name: "bad", Kind: kind})
@@ -95,7 +95,7 @@ func TestDamagedSnapshot(t *testing.T) {
 // TestDamagedSnapshotOfAPause: what a paused sandbox resumes from is not dropped for
 // its damaged record.
 func TestDamagedSnapshotOfAPause(t *testing.T) {
-	r := newVaultRig(t)
+	r := newSnapshotRig(t)
 	sb := r.create(sandboxer.CreateRequest{})
 	paused, err := r.Pause(acme, sb.ID, PauseRequest{Depth: sandboxer.PauseFiles})
 	if err != nil {
@@ -115,7 +115,7 @@ func TestDamagedSnapshotOfAPause(t *testing.T) {
 // TestSnapshotHistory: what was dropped long ago is forgotten with its events, what is
 // kept is not.
 func TestSnapshotHistory(t *testing.T) {
-	r := newVaultRig(t, func(s *setup) { s.opts.History = 48 * time.Hour })
+	r := newSnapshotRig(t, func(s *setup) { s.opts.History = 48 * time.Hour })
 	sb := r.create(sandboxer.CreateRequest{})
 	old, kept := r.snapshot(sb.ID, SnapshotRequest{Name: "old"}), r.snapshot(sb.ID, SnapshotRequest{Name: "kept"})
 	rec, err := r.DropSnapshot(acme, old.ID)

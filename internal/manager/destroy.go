@@ -18,7 +18,7 @@ func (m *Manager) Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, 
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	why := ending{reason: sandboxer.ReasonRequested}
 	if sb != nil && sb.Damaged != "" {
-		if sb, err = m.mend(ctx, sb, err); err == nil {
+		if sb, err = m.repairRecord(ctx, sb, err); err == nil {
 			why.message = sb.Message
 		}
 	}
@@ -130,7 +130,7 @@ func (m *Manager) finish(ctx context.Context, sb *sandboxer.Sandbox) (*sandboxer
 	}
 }
 
-// teardown releases everything sb has outside and then closes its books. The caller
+// teardown releases everything sb has outside and then closes its database. The caller
 // owns the job of sb.
 func (m *Manager) teardown(ctx context.Context, sb *sandboxer.Sandbox) error {
 	if sb.State == sandboxer.Terminated {
@@ -221,7 +221,7 @@ func (m *Manager) postpone(ctx context.Context, sb *sandboxer.Sandbox, cause err
 				wait = min(wait, probeEvery)
 			}
 			sb.RetryAt = now().Add(wait)
-			if sb.Retries <= 3 || sb.Retries%20 == 0 { // a backend that is away for days must not fill the books
+			if sb.Retries <= 3 || sb.Retries%20 == 0 { // a backend that is away for days must not fill the database
 				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventRetry, sb.LastError))
 			}
 			return nil

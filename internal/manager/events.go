@@ -9,34 +9,34 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// listen returns a channel that receives after every change of the sandbox, or of
+// subscribeTo returns a channel that receives after every change of the sandbox, or of
 // any if id is "", and a function that ends it. Changes in quick succession may be
 // heard once.
-func (m *Manager) listen(id string) (heard <-chan struct{}, quiet func()) {
+func (m *Manager) subscribeTo(id string) (heard <-chan struct{}, quiet func()) {
 	ch := make(chan struct{}, 1)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.bells[id] == nil {
-		m.bells[id] = map[chan struct{}]struct{}{}
+	if m.subscribers[id] == nil {
+		m.subscribers[id] = map[chan struct{}]struct{}{}
 	}
-	m.bells[id][ch] = struct{}{}
+	m.subscribers[id][ch] = struct{}{}
 	return ch, func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		delete(m.bells[id], ch)
-		if len(m.bells[id]) == 0 {
-			delete(m.bells, id)
+		delete(m.subscribers[id], ch)
+		if len(m.subscribers[id]) == 0 {
+			delete(m.subscribers, id)
 		}
 	}
 }
 
-// ring wakes whoever listens for the sandbox. Call it after the commit.
-func (m *Manager) ring(id string) {
+// notify wakes whoever listens for the sandbox. Call it after the commit.
+func (m *Manager) notify(id string) {
 	m.recent.rung.Add(1)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, key := range [2]string{id, ""} {
-		for ch := range m.bells[key] {
+		for ch := range m.subscribers[key] {
 			select {
 			case ch <- struct{}{}:
 			default:
@@ -67,7 +67,7 @@ func (m *Manager) progress(ctx context.Context, sb *sandboxer.Sandbox) (hear fun
 		ev := blank
 		ev.At, ev.Message, ev.Progress = now(), p.Step, &p
 		m.steps[ev.SandboxID] = &ev
-		for ch := range m.bells[ev.SandboxID] {
+		for ch := range m.subscribers[ev.SandboxID] {
 			select {
 			case ch <- struct{}{}:
 			default:
@@ -165,7 +165,7 @@ func (m *Manager) Subscribe(ctx context.Context, q sandboxer.EventQuery) (iter.S
 		defer end()
 		ctx, cancel := m.within(ctx)
 		defer cancel(nil)
-		heard, quiet := m.listen(q.SandboxID)
+		heard, quiet := m.subscribeTo(q.SandboxID)
 		defer quiet()
 		q.Limit, q.Newest = sandboxer.MaxPage, false
 		var told *sandboxer.Event

@@ -59,7 +59,7 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 			// need be, which costs nothing while a broker lives; the other way round a
 			// sandbox might vanish before the time that was promised and paid for.
 			if err := m.renew(ctx, sb, until); err != nil {
-				if isKind(err, sandboxer.NotFound) { // its end may have been faster, and is in the books then
+				if isKind(err, sandboxer.NotFound) { // its end may have been faster, and is in the database then
 					if cur, gerr := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); gerr == nil && cur.State != sb.State {
 						return notRunning(cur)
 					}

@@ -52,7 +52,7 @@ type ordered struct {
 	Record                   sandboxer.Sandbox
 }
 
-func actedUpon(o *order) ordered {
+func actedUpon(o *resolvedRequest) ordered {
 	sb := *o.record(1)
 	sb.ID, sb.Spec.ID, sb.Spec.Profile = "", "", sandboxer.Profile{ID: sb.Spec.Profile.ID}
 	// These count from now.
@@ -159,7 +159,7 @@ func TestSourceInRestore(t *testing.T) {
 			if rec.SealedEnv, err = r.sealAs(snapshotSealName(&rec), rec.Spec.Env); err != nil {
 				t.Fatal(err)
 			}
-			prof := r.offered.Load().profiles[0]
+			prof := r.catalogue.Load().profiles[0]
 			o, err := r.resolveRestore(operator, &rec, RestoreRequest{})
 			if err != nil {
 				t.Fatalf("on %s: %v", prof.ID, err)
@@ -253,7 +253,7 @@ func TestSnapshotFields(t *testing.T) {
 // waits can still be given it.
 func TestPoolFields(t *testing.T) {
 	r := fieldRig(t)
-	p := &pool{profile: r.offered.Load().profiles[0]}
+	p := &pool{profile: r.catalogue.Load().profiles[0]}
 	given := map[string]string{
 		"Profile": "that of the pool", "Inputs": "brought by the claim", "Name": "of the record", "TTL": "of the record", "Consumer": "of the record", "Labels": "of the record",
 		"Env": "brought by the claim", "MaxCost": "asked before it is claimed", "Key": "written with the claim", "NoWaiting": "how to answer",

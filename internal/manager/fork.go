@@ -154,7 +154,7 @@ func (m *Manager) refork(ctx context.Context, sb *sandboxer.Sandbox, req ForkReq
 			WithHint("use a new key to fork again")
 	}
 	for i := range found {
-		copied, err := m.replay(ctx, &order{tenant: sb.Tenant, key: forkKey(req.Key, i), digest: digest})
+		copied, err := m.replay(ctx, &resolvedRequest{tenant: sb.Tenant, key: forkKey(req.Key, i), digest: digest})
 		if err == nil && copied != nil {
 			found[i] = copied
 			continue

@@ -15,13 +15,13 @@ import (
 )
 
 // slowBooks take a while for every page of events, and count how many are read at once.
-type slowBooks struct {
+type slowDatabase struct {
 	sandboxer.Store
 	mu        sync.Mutex
 	now, most int
 }
 
-func (b *slowBooks) Events(ctx context.Context, q sandboxer.EventQuery) ([]sandboxer.Event, error) {
+func (b *slowDatabase) Events(ctx context.Context, q sandboxer.EventQuery) ([]sandboxer.Event, error) {
 	b.mu.Lock()
 	b.now++
 	b.most = max(b.most, b.now)
@@ -39,9 +39,9 @@ func (b *slowBooks) Events(ctx context.Context, q sandboxer.EventQuery) ([]sandb
 // leaves does not wait for his turn.
 func TestLongHistoriesTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		books := new(slowBooks)
+		db := new(slowDatabase)
 		r := newRig(t, func(s *setup) {
-			s.books = func(b sandboxer.Store) sandboxer.Store { books.Store = b; return books }
+			s.database = func(b sandboxer.Store) sandboxer.Store { db.Store = b; return db }
 		})
 		w := sandboxer.Writes{}
 		const events = keepRecent + 200
@@ -54,7 +54,7 @@ func TestLongHistoriesTakeTurns(t *testing.T) {
 		if _, err := r.Head(acme); err != nil {
 			t.Fatal(err)
 		}
-		books.most = 0
+		db.most = 0
 		ctx, cancel := context.WithTimeout(acme, time.Hour)
 		defer cancel()
 		var all sync.WaitGroup
@@ -82,8 +82,8 @@ func TestLongHistoriesTakeTurns(t *testing.T) {
 			t.Errorf("who left waited %s", took)
 		}
 		all.Wait()
-		if books.most != 2 {
-			t.Errorf("%d read the history at once; want 2", books.most)
+		if db.most != 2 {
+			t.Errorf("%d read the history at once; want 2", db.most)
 		}
 	})
 }

@@ -11,10 +11,10 @@ import (
 // down. It is the keyed lock, what callers wait for, and what they cancel.
 type job struct {
 	id         string
-	of         int    // guarded by Manager.mu: the generation it works on; 0 until that has a record
-	making     bool   // guarded by Manager.mu: a job that makes ends by tearing down when it fails
-	superseded bool   // guarded by Manager.mu: canceled in favour of a teardown
-	order      *order // what is being made; nil when the sweep resumes it
+	of         int              // guarded by Manager.mu: the generation it works on; 0 until that has a record
+	making     bool             // guarded by Manager.mu: a job that makes ends by tearing down when it fails
+	superseded bool             // guarded by Manager.mu: canceled in favour of a teardown
+	order      *resolvedRequest // what is being made; nil when the sweep resumes it
 	ctx        context.Context
 	cancel     context.CancelCauseFunc
 
@@ -31,7 +31,7 @@ type job struct {
 // begin starts a job on id unless one is in flight, which it then returns instead.
 // The caller must run the job it began, with run. Values of ctx go with the job, its
 // end does not: work belongs to the manager.
-func (m *Manager) begin(ctx context.Context, id string, generation int, making bool, o *order) (j *job, mine bool, err error) {
+func (m *Manager) begin(ctx context.Context, id string, generation int, making bool, o *resolvedRequest) (j *job, mine bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -67,8 +67,8 @@ func (m *Manager) run(j *job, work func(context.Context) (*sandboxer.Sandbox, er
 	}()
 }
 
-// know publishes the committed record to those who do not wait for the end.
-func (m *Manager) know(j *job, sb *sandboxer.Sandbox) {
+// publishRecord publishes the committed record to those who do not wait for the end.
+func (m *Manager) publishRecord(j *job, sb *sandboxer.Sandbox) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	j.of = sb.Generation
@@ -86,9 +86,9 @@ func (m *Manager) working(id string) bool {
 	return m.jobs[id] != nil
 }
 
-// turn makes j a teardown: from now on a destroy waits for it instead of stopping it.
+// becomeTeardown makes j a teardown: from now on a destroy waits for it instead of stopping it.
 // It reports false if j is superseded already.
-func (m *Manager) turn(j *job) bool {
+func (m *Manager) becomeTeardown(j *job) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if j.superseded {
@@ -109,7 +109,7 @@ func (m *Manager) yield(j *job, generation int) <-chan struct{} {
 		return j.known
 	case j.making && j.of == generation:
 		j.superseded = true
-		j.cancel(errDoomed)
+		j.cancel(errTerminating)
 	}
 	return j.done
 }
@@ -121,7 +121,7 @@ func (m *Manager) makes(j *job) bool {
 	return j.making && !j.superseded
 }
 
-var errDoomed = sandboxer.E(sandboxer.Conflict, nil, "the sandbox was ended while it was being created")
+var errTerminating = sandboxer.E(sandboxer.Conflict, nil, "the sandbox was ended while it was being created")
 
 // wait returns when ch is closed or ctx ends.
 func wait(ctx context.Context, ch <-chan struct{}) error {

@@ -66,7 +66,7 @@ func (m *Manager) writeKey(ctx context.Context, key sandboxer.APIKey, what strin
 		Message: "API key " + key.ID + " (" + key.Name + ") was " + what,
 	}}})
 	if err == nil {
-		m.ring("")
+		m.notify("")
 	}
 	return err
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// bookingKey names one booking of one incarnation, so that repeating it changes
+// bookingKey names one booking of one generation, so that repeating it changes
 // nothing.
 func bookingKey(sb *sandboxer.Sandbox, what string) string {
 	return fmt.Sprintf("sbx:%s:g%d:%s", sb.ID, sb.Generation, what)
@@ -25,7 +25,7 @@ func hold(sb *sandboxer.Sandbox, what string, amount sandboxer.Credits) sandboxe
 	return booking(sb, what, sandboxer.EntryHold, -amount)
 }
 
-// settle closes the books of sb: what it cost, from ready to the wish to end it and
+// settle settles the ledger of sb: what it cost, from ready to the wish to end it and
 // without the time that it was paused, is posted, the rest of the hold given back.
 // Quote.Amount is what is on hold.
 func settle(sb *sandboxer.Sandbox) (cost sandboxer.Credits, _ []sandboxer.Entry) {

@@ -8,7 +8,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// live are the states in which something may exist outside the books.
+// live are the states in which something may exist outside the database.
 var live = slices.DeleteFunc(sandboxer.States(), func(s sandboxer.State) bool { return !s.Live() })
 
 // Get returns the sandbox that ref means: an ID, a name, or the beginning of an ID (3
@@ -148,7 +148,7 @@ func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.Stat
 	}
 	ctx, cancel := m.within(ctx)
 	defer cancel(nil)
-	heard, quiet := m.listen(sb.ID)
+	heard, quiet := m.subscribeTo(sb.ID)
 	defer quiet()
 	if len(states) == 0 {
 		states = []sandboxer.State{sandboxer.Warm, sandboxer.Running, sandboxer.Paused, sandboxer.Terminated}

@@ -4,7 +4,7 @@
 //
 // A sandbox changes state in one function (move), by compare-and-swap in the store,
 // together with its ledger entries and its event. What a state owes outside the
-// books (state.go of the root) is paid by a job; at most one job works on a sandbox
+// database (state.go of the root) is paid by a job; at most one job works on a sandbox
 // at a time, in the manager's own context, so that a client that hangs up strands
 // nothing. What a crash or a failure left unpaid is found and finished by the sweep:
 // there is no other recovery code.
@@ -41,18 +41,18 @@ type Extension struct {
 
 // Options configure a Manager. Owner and Key are required.
 type Options struct {
-	Owner      string           // installation name, stamped on outside objects
-	Key        []byte           // 32 bytes; seals environments in the store (AES-256-GCM)
-	Log        *slog.Logger     // nil discards
-	SweepEvery time.Duration    // default 5s
-	Grace      time.Duration    // default 1m: at start nothing without a record is removed before it; also minimum age of an orphan sighting
-	Workers    int              // concurrent sweep actions per extension, default 8
-	History    time.Duration    // how long ended sandboxes, with their events, are kept; 0 for ever, else at least a day
-	Quotas     sandboxer.Quotas // of tenants; see SetQuotas
-	Vault      Vault            // keeps the portable form of snapshots; nil: there are only native ones
-	Snapshots  int              // most snapshots of one tenant that are kept at a time, default 200
-	Stop       time.Duration    // how long Close waits for work that does not stop, default 1m
-	Creates    int              // concurrent provisions per extension, default 2*NumCPU but at least 8; others queue
+	Owner         string           // installation name, stamped on outside objects
+	Key           []byte           // 32 bytes; seals environments in the store (AES-256-GCM)
+	Log           *slog.Logger     // nil discards
+	SweepEvery    time.Duration    // default 5s
+	Grace         time.Duration    // default 1m: at start nothing without a record is removed before it; also minimum age of an orphan sighting
+	Workers       int              // concurrent sweep actions per extension, default 8
+	History       time.Duration    // how long ended sandboxes, with their events, are kept; 0 for ever, else at least a day
+	Quotas        sandboxer.Quotas // of tenants; see SetQuotas
+	SnapshotStore SnapshotStore    // keeps the portable form of snapshots; nil: there are only native ones
+	Snapshots     int              // most snapshots of one tenant that are kept at a time, default 200
+	Stop          time.Duration    // how long Close waits for work that does not stop, default 1m
+	Creates       int              // concurrent provisions per extension, default 2*NumCPU but at least 8; others queue
 
 	// Execs and Streams bound the commands and the other uses (files, ports, events) at
 	// once. The default of what has no Total is chosen from the file descriptors that the
@@ -75,44 +75,44 @@ type Options struct {
 // sandboxer.Kind; without a principal it is Unauthenticated, without the scope
 // Denied, and a sandbox of another tenant is as absent as one that never was.
 type Manager struct {
-	store   sandboxer.Store
-	offered atomic.Pointer[profileSet]
-	quotas  atomic.Pointer[sandboxer.Quotas]
-	exts    atomic.Pointer[[]*extension] // replaced as a whole where one is opened later
-	restock chan struct{}                // one slot: a pool may need something
-	opts    Options
-	log     *slog.Logger
-	seal    cipher.AEAD
-	started time.Time
+	store     sandboxer.Store
+	catalogue atomic.Pointer[profileSet]
+	quotas    atomic.Pointer[sandboxer.Quotas]
+	exts      atomic.Pointer[[]*extension] // replaced as a whole where one is opened later
+	restock   chan struct{}                // one slot: a pool may need something
+	opts      Options
+	log       *slog.Logger
+	seal      cipher.AEAD
+	started   time.Time
 
 	ctx  context.Context // of all work; ends at Close
 	stop context.CancelCauseFunc
 	wake chan struct{}  // one slot: something may be due
 	wg   sync.WaitGroup // every goroutine of the manager
 
-	mu       sync.Mutex
-	closed   bool
-	looping  bool
-	jobs     map[string]*job                               // by sandbox ID
-	changing map[string]chan struct{}                      // by sandbox ID; see exclusive
-	uses     map[string]*use                               // by sandbox ID
-	bells    map[string]map[chan struct{}]struct{}         // by sandbox ID; "" hears all
-	steps    map[string]*sandboxer.Event                   // by sandbox ID: how far its creation has come
-	bound    map[string]map[*binding]struct{}              // live streams by API key ID
-	keyUse   map[string]time.Time                          // last uses of API keys not yet stored
-	visits   map[string]map[*Visit]context.CancelCauseFunc // by sandbox ID
-	forks    map[[2]string]*forking                        // in progress, by tenant and idempotency key
-	pins     map[string]int                                // by snapshot ID: uses that a drop must not cut short; -1 while one is being saved or dropped
+	mu          sync.Mutex
+	closed      bool
+	looping     bool
+	jobs        map[string]*job                               // by sandbox ID
+	changing    map[string]chan struct{}                      // by sandbox ID; see exclusive
+	uses        map[string]*use                               // by sandbox ID
+	subscribers map[string]map[chan struct{}]struct{}         // by sandbox ID; "" hears all
+	steps       map[string]*sandboxer.Event                   // by sandbox ID: how far its creation has come
+	bound       map[string]map[*binding]struct{}              // live streams by API key ID
+	keyUse      map[string]time.Time                          // last uses of API keys not yet stored
+	visits      map[string]map[*Visit]context.CancelCauseFunc // by sandbox ID
+	forks       map[[2]string]*forking                        // in progress, by tenant and idempotency key
+	pins        map[string]int                                // by snapshot ID: uses that a drop must not cut short; -1 while one is being saved or dropped
 
 	doubted    map[string]bool        // sandbox IDs that are about to be probed, because of what a user was told
 	acting     map[string]bool        // sandbox IDs the sweep has work queued for
-	mourned    map[incarnation]bool   // damaged records that were reported
+	mourned    map[generationKey]bool // damaged records that were reported
 	toldOf     map[string]bool        // quarantined snapshots that were reported
-	adopted    map[incarnation]bool   // those of a former process whose network policy is in force
+	adopted    map[generationKey]bool // those of a former process whose network policy is in force
 	sightings  map[sighting]time.Time // objects that no live record explains, since when
 	quarantine map[sighting]*inmate   // those that the database does not know
 	clock      time.Time              // of the last pass, to notice that the clock was set
-	quiet      time.Time              // the clock ends and removes nothing before this
+	graceUntil time.Time              // the clock ends and removes nothing before this
 	forgotten  time.Time              // when idempotency keys were last cleared
 
 	offering sync.Mutex    // serialises SetProfiles
@@ -189,37 +189,37 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	if opts.fail == nil {
 		opts.fail = func(point) {}
 	}
-	if opts.Vault != nil {
-		opts.Vault = boundedVault{opts.Vault}
+	if opts.SnapshotStore != nil {
+		opts.SnapshotStore = boundedStore{opts.SnapshotStore}
 	}
 	now := time.Now()
 	m := &Manager{
-		store:      store,
-		opts:       opts,
-		log:        opts.Log,
-		seal:       seal,
-		started:    now,
-		wake:       make(chan struct{}, 1),
-		restock:    make(chan struct{}, 1),
-		jobs:       map[string]*job{},
-		visits:     map[string]map[*Visit]context.CancelCauseFunc{},
-		changing:   map[string]chan struct{}{},
-		uses:       map[string]*use{},
-		bells:      map[string]map[chan struct{}]struct{}{},
-		steps:      map[string]*sandboxer.Event{},
-		bound:      map[string]map[*binding]struct{}{},
-		keyUse:     map[string]time.Time{},
-		forks:      map[[2]string]*forking{},
-		pins:       map[string]int{},
-		doubted:    map[string]bool{},
-		acting:     map[string]bool{},
-		mourned:    map[incarnation]bool{},
-		toldOf:     map[string]bool{},
-		adopted:    map[incarnation]bool{},
-		sightings:  map[sighting]time.Time{},
-		quarantine: map[sighting]*inmate{},
-		clock:      now,
-		quiet:      now,
+		store:       store,
+		opts:        opts,
+		log:         opts.Log,
+		seal:        seal,
+		started:     now,
+		wake:        make(chan struct{}, 1),
+		restock:     make(chan struct{}, 1),
+		jobs:        map[string]*job{},
+		visits:      map[string]map[*Visit]context.CancelCauseFunc{},
+		changing:    map[string]chan struct{}{},
+		uses:        map[string]*use{},
+		subscribers: map[string]map[chan struct{}]struct{}{},
+		steps:       map[string]*sandboxer.Event{},
+		bound:       map[string]map[*binding]struct{}{},
+		keyUse:      map[string]time.Time{},
+		forks:       map[[2]string]*forking{},
+		pins:        map[string]int{},
+		doubted:     map[string]bool{},
+		acting:      map[string]bool{},
+		mourned:     map[generationKey]bool{},
+		toldOf:      map[string]bool{},
+		adopted:     map[generationKey]bool{},
+		sightings:   map[sighting]time.Time{},
+		quarantine:  map[sighting]*inmate{},
+		clock:       now,
+		graceUntil:  now,
 	}
 	m.exts.Store(new([]*extension))
 	m.recent.store, m.replays = store, make(chan struct{}, 2)
@@ -255,7 +255,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		})
 		m.exts.Store(&all)
 	}
-	m.offered.Store(&profileSet{})
+	m.catalogue.Store(&profileSet{})
 	if err := m.SetProfiles(profiles); err != nil {
 		return nil, err
 	}
@@ -297,7 +297,7 @@ func (m *Manager) SetProfiles(profiles []sandboxer.Profile) error {
 	if len(faults) > 0 {
 		return sandboxer.E(sandboxer.Invalid, nil, "%s", strings.Join(faults, "\n"))
 	}
-	m.offered.Store(next)
+	m.catalogue.Store(next)
 	m.pokePools() // what waits for a profile that changed is removed
 	return nil
 }
@@ -312,7 +312,7 @@ func (m *Manager) checkProfile(p sandboxer.Profile) string {
 	if e.Backend == nil {
 		return ""
 	}
-	candidates, refused := route(p, []offer{e.offer()})
+	candidates, refused := route(p, []ability{e.ability()})
 	if len(candidates) == 0 {
 		return "profile " + p.ID + ": " + refused[0].why
 	}
@@ -322,7 +322,7 @@ func (m *Manager) checkProfile(p sandboxer.Profile) string {
 	return ""
 }
 
-// Start looks through the books, resumes what an earlier process left unfinished, and
+// Start looks through the database, resumes what an earlier process left unfinished, and
 // then sweeps until Close. ctx bounds only that first look.
 func (m *Manager) Start(ctx context.Context) error {
 	m.mu.Lock()
@@ -453,7 +453,7 @@ func (m *Manager) Profiles(ctx context.Context) []sandboxer.Profile {
 	if err != nil {
 		return nil
 	}
-	out := slices.Clone(m.offered.Load().profiles)
+	out := slices.Clone(m.catalogue.Load().profiles)
 	if !p.Can(sandboxer.ScopeAdmin) {
 		for i := range out {
 			out[i].Env = nil
@@ -481,22 +481,22 @@ func (m *Manager) Extensions(ctx context.Context) []sandboxer.ExtensionInfo {
 
 // Probe asks the extension what it can take now; Free is -1 if it cannot tell.
 // Unavailable says why it cannot be used.
-func (m *Manager) Probe(ctx context.Context, id string) (sandboxer.Offer, error) {
+func (m *Manager) Probe(ctx context.Context, id string) (sandboxer.HostCapacity, error) {
 	if _, err := may(ctx, sandboxer.ScopeRead); err != nil {
-		return sandboxer.Offer{}, err
+		return sandboxer.HostCapacity{}, err
 	}
 	if m.extension(id) == nil && m.extension("ext."+id) != nil {
 		id = "ext." + id
 	}
 	if m.extension(id) == nil {
-		return sandboxer.Offer{}, sandboxer.E(sandboxer.NotFound, nil, "there is no extension %q%s", id, didYouMean(id, m.extensionIDs()))
+		return sandboxer.HostCapacity{}, sandboxer.E(sandboxer.NotFound, nil, "there is no extension %q%s", id, didYouMean(id, m.extensionIDs()))
 	}
 	b, err := m.backend(id)
 	if err != nil {
-		return sandboxer.Offer{}, err
+		return sandboxer.HostCapacity{}, err
 	}
 	if !b.Can(sandboxer.CanCapacity) {
-		return sandboxer.Offer{Free: -1}, nil
+		return sandboxer.HostCapacity{Free: -1}, nil
 	}
 	return b.Capacity(ctx, "")
 }

@@ -30,7 +30,7 @@ type model struct {
 
 // stranded is a state of a sandbox that needs an object, and has none.
 type stranded struct {
-	incarnation
+	generationKey
 	object int
 	state  sandboxer.State
 }
@@ -130,7 +130,7 @@ func (m *model) doCreate(t *rapid.T) {
 	was, known := m.keys[req.Key]
 	b := m.live[id]
 	switch {
-	case err != nil && m.faulty && (!isKind(err, sandboxer.Conflict) || sandboxer.Message(err) == errDoomed.Msg):
+	case err != nil && m.faulty && (!isKind(err, sandboxer.Conflict) || sandboxer.Message(err) == errTerminating.Msg):
 		return // whatever it was, the end of the test adds up
 	case known:
 		if err != nil || fmt.Sprint(sb.ID, "/", sb.Generation) != was {
@@ -388,16 +388,16 @@ func (m *model) doDie(t *rapid.T) {
 
 // checkNoneStranded: no state outlives an object that is gone where the backend does what it is told.
 func (m *model) checkNoneStranded(t *rapid.T) {
-	there := map[incarnation]bool{}
+	there := map[generationKey]bool{}
 	for _, o := range m.world.Live() {
-		there[incarnation{o.Spec.ID, o.Spec.Generation}] = true
+		there[generationKey{o.Spec.ID, o.Spec.Generation}] = true
 	}
 	missing := map[stranded]time.Time{}
 	err := m.records(admin, sandboxer.Query{States: live}, func(sb *sandboxer.Sandbox) {
-		if sb.State == sandboxer.Paused && !isStanding(sb) || there[incarnation{sb.ID, objectOf(sb)}] {
+		if sb.State == sandboxer.Paused && !isStanding(sb) || there[generationKey{sb.ID, objectOf(sb)}] {
 			return
 		}
-		s := stranded{incarnation{sb.ID, sb.Generation}, objectOf(sb), sb.State}
+		s := stranded{generationKey{sb.ID, sb.Generation}, objectOf(sb), sb.State}
 		since, ok := m.missing[s]
 		if !ok || m.calm.IsZero() {
 			since = time.Now()
@@ -413,7 +413,7 @@ func (m *model) checkNoneStranded(t *rapid.T) {
 	m.missing = missing
 }
 
-// check holds after every step: the books are sound at every instant, and who is
+// check holds after every step: the database is sound at every instant, and who is
 // believed to live does.
 func (m *model) check(t *rapid.T) {
 	m.settle()

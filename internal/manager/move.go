@@ -61,7 +61,7 @@ func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func
 			if sb.State != sandboxer.Running {
 				m.endVisits(sb.ID, 0)
 			}
-			m.ring(sb.ID)
+			m.notify(sb.ID)
 			m.alarm(expired, sb.ExpiresAt)
 			m.alarm(retried, sb.RetryAt)
 			return nil

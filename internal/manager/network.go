@@ -38,7 +38,7 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "extension %q cannot change the network of a running sandbox", sb.Extension).
 			WithHint("create another with that network")
 	}
-	// The books go first: after a crash between the two steps the next process enforces
+	// The database go first: after a crash between the two steps the next process enforces
 	// what is in them (adopt).
 	var former sandboxer.NetworkPolicy
 	err = m.step(pRewired, func() error {
@@ -66,7 +66,7 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 		m.doubt(sb.Handle)
 	}
 	if m.ctx.Err() != nil {
-		return nil, err // the next process enforces what is in the books
+		return nil, err // the next process enforces what is in the database
 	}
 	back := m.update(work, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 		if sb.State != sandboxer.Running {
@@ -83,8 +83,8 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 	return nil, errors.Join(err, back)
 }
 
-// adopt enforces what the books say about a sandbox that a former process left:
-// it may have died between the books and the backend.
+// adopt enforces what the database says about a sandbox that a former process left:
+// it may have died between the database and the backend.
 func (m *Manager) adopt(sb *sandboxer.Sandbox) {
 	b, err := m.backend(sb.Extension)
 	if err != nil || sb.State != sandboxer.Running {
@@ -114,7 +114,7 @@ func (m *Manager) adopt(sb *sandboxer.Sandbox) {
 func (m *Manager) setAdopted(sb *sandboxer.Sandbox) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.adopted[incarnation{sb.ID, sb.Generation}] = true
+	m.adopted[generationKey{sb.ID, sb.Generation}] = true
 }
 
 // isAdopted reports whether the policy of a sandbox that a former process left is in
@@ -122,10 +122,10 @@ func (m *Manager) setAdopted(sb *sandboxer.Sandbox) {
 func (m *Manager) isAdopted(sb *sandboxer.Sandbox) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.adopted[incarnation{sb.ID, sb.Generation}]
+	return m.adopted[generationKey{sb.ID, sb.Generation}]
 }
 
-// exclusive waits until nobody else is between the books and the backend with a change
+// exclusive waits until nobody else is between the database and the backend with a change
 // of the running sandbox id.
 func (m *Manager) exclusive(ctx context.Context, id string) (done func(), err error) {
 	for {

@@ -48,11 +48,11 @@ func TestSetNetwork(t *testing.T) {
 	_, err = r.SetNetwork(acme, sb.ID, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"10.0.0.0/8"}})
 	wantErr(t, err, sandboxer.Invalid, "wider than the profile's")
 
-	// What the backend refuses is not in the books either.
+	// What the backend refuses is not in the database either.
 	_, err = r.SetNetwork(acme, sb.ID, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"example.org"}})
 	wantErr(t, err, sandboxer.Unsupported, "the fake")
 	if got := r.get(sb.ID).Spec.Network.Mode; got != sandboxer.NetworkPublic || r.enforced() != got {
-		t.Errorf("after a refusal the books have %q, the backend %q", got, r.enforced())
+		t.Errorf("after a refusal the database has %q, the backend %q", got, r.enforced())
 	}
 
 	other := r.create(sandboxer.CreateRequest{})
@@ -79,7 +79,7 @@ func TestSetNetworkFails(t *testing.T) {
 	_, err := r.SetNetwork(acme, sb.ID, sandboxer.NetworkPolicy{})
 	wantErr(t, err, sandboxer.Unavailable, "")
 	if got := r.get(sb.ID).Spec.Network.Mode; got != sandboxer.NetworkPublic {
-		t.Errorf("after a failure the books have %q", got)
+		t.Errorf("after a failure the database has %q", got)
 	}
 	// Done, but the answer got lost: it is undone, as the caller was told.
 	r.world.Inject(fake.Fault{Verb: fake.VerbNetwork, Lost: true, Times: 1})
@@ -88,13 +88,13 @@ func TestSetNetworkFails(t *testing.T) {
 		t.Fatal("a lost answer is an error")
 	}
 	if got := r.get(sb.ID).Spec.Network.Mode; got != sandboxer.NetworkPublic || r.enforced() != got {
-		t.Errorf("after a lost answer the books have %q, the backend %q", got, r.enforced())
+		t.Errorf("after a lost answer the database has %q, the backend %q", got, r.enforced())
 	}
 }
 
-// betweenBooksAndBackend has a sandbox whose books say none and whose network is public
+// betweenDatabaseAndBackend has a sandbox whose record says none and whose network is public
 // still, as after a broker that died in between; the fake imitates that by a lie.
-func betweenBooksAndBackend(t *testing.T) (*rig, *sandboxer.Sandbox) {
+func betweenDatabaseAndBackend(t *testing.T) (*rig, *sandboxer.Sandbox) {
 	t.Helper()
 	r := newRig(t, open)
 	sb := r.create(sandboxer.CreateRequest{Profile: "open", Network: &public})
@@ -108,18 +108,18 @@ func betweenBooksAndBackend(t *testing.T) (*rig, *sandboxer.Sandbox) {
 	return r, sb
 }
 
-// TestNetworkAfterRestart has the next broker enforce what is in the books.
+// TestNetworkAfterRestart has the next broker enforce what is in the database.
 func TestNetworkAfterRestart(t *testing.T) {
-	r, sb := betweenBooksAndBackend(t)
+	r, sb := betweenDatabaseAndBackend(t)
 	r.restart()
-	eventually(t, "the policy of the books to be enforced", func() bool { return r.enforced() == sandboxer.NetworkNone })
+	eventually(t, "the policy of the database to be enforced", func() bool { return r.enforced() == sandboxer.NetworkNone })
 	r.destroy(sb.ID)
 }
 
 // TestNetworkAfterAnOutage has the extension not answer when the next broker starts: the
-// books are enforced when it does.
+// database is enforced when it does.
 func TestNetworkAfterAnOutage(t *testing.T) {
-	r, sb := betweenBooksAndBackend(t)
+	r, sb := betweenDatabaseAndBackend(t)
 	r.world.Inject(fake.Fault{Verb: fake.VerbList, Kind: sandboxer.Unavailable, Times: 1})
 	r.restart()
 	for range 2 { // the first one may meet the outage
@@ -128,7 +128,7 @@ func TestNetworkAfterAnOutage(t *testing.T) {
 		}
 	}
 	if m := r.enforced(); m != sandboxer.NetworkNone {
-		t.Errorf("the books say none, and %q is in force", m)
+		t.Errorf("the database says none, and %q is in force", m)
 	}
 	r.destroy(sb.ID)
 }
@@ -151,7 +151,7 @@ func TestSetNetworkConcurrently(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if books := r.get(sb.ID).Spec.Network.Mode; books != r.enforced() {
-		t.Errorf("the books have %q, the backend %q", books, r.enforced())
+	if want := r.get(sb.ID).Spec.Network.Mode; want != r.enforced() {
+		t.Errorf("the database has %q, the backend %q", want, r.enforced())
 	}
 }

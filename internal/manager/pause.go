@@ -12,7 +12,7 @@ import (
 )
 
 // Pause makes a running sandbox stand still, and returns it paused. It keeps its ID,
-// name and place in the books; running time and the time to live stop. Pausing what is
+// name and place in the database; running time and the time to live stop. Pausing what is
 // paused is success. If it cannot be paused it runs on. Kinds: Unsupported where the
 // extension cannot go to that depth; Conflict when the sandbox does not run, or is
 // paused to another depth.
@@ -51,7 +51,7 @@ func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*san
 		if mine {
 			own := *sb
 			m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-				return m.lull(ctx, j, &own, depth, sandboxer.ReasonRequested)
+				return m.beginPause(ctx, j, &own, depth, sandboxer.ReasonRequested)
 			})
 		}
 		if err := wait(ctx, j.done); err != nil {
@@ -112,8 +112,8 @@ func maxPaused(p sandboxer.Profile) time.Duration {
 	return cmp.Or(p.MaxPaused, sandboxer.DefaultMaxPaused)
 }
 
-// lull commits the intent to pause sb, unless that was done before, and does it.
-func (m *Manager) lull(ctx context.Context, j *job, sb *sandboxer.Sandbox, depth sandboxer.PauseDepth, cause sandboxer.Reason) (*sandboxer.Sandbox, error) {
+// beginPause commits the intent to pause sb, unless that was done before, and does it.
+func (m *Manager) beginPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, depth sandboxer.PauseDepth, cause sandboxer.Reason) (*sandboxer.Sandbox, error) {
 	if sb.State == sandboxer.Running {
 		var rec *sandboxer.SnapshotRecord
 		if depth != sandboxer.PauseFreeze {
@@ -160,9 +160,9 @@ func (m *Manager) finishPause(ctx context.Context, j *job, sb *sandboxer.Sandbox
 	if err != nil {
 		return nil, m.postpone(ctx, sb, err)
 	}
-	torn, err := m.lieStill(ctx, b, sb)
+	torn, err := m.freezeOrSave(ctx, b, sb)
 	if err != nil {
-		return m.stir(ctx, j, sb, err, torn)
+		return m.handleFailedPause(ctx, j, sb, err, torn)
 	}
 	depth, fuse := sb.Pause.Depth, sb.Spec.Fuse
 	err = m.step(pPaused, func() error {
@@ -181,9 +181,9 @@ func (m *Manager) finishPause(ctx context.Context, j *job, sb *sandboxer.Sandbox
 	return sb, nil
 }
 
-// lieStill freezes sb, or saves and removes it. torn says that the removal has begun,
+// freezeOrSave freezes sb, or saves and removes it. torn says that the removal has begun,
 // after which there is no way back.
-func (m *Manager) lieStill(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) (torn bool, err error) {
+func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) (torn bool, err error) {
 	if sb.Pause.Depth == sandboxer.PauseFreeze {
 		if err := m.delayFuse(ctx, b, sb, sb.ExpiresAt); err != nil {
 			return false, err
@@ -254,15 +254,15 @@ func (m *Manager) delayFuse(ctx context.Context, b *backend.Backend, sb *sandbox
 	return nil
 }
 
-// stir deals with a pause that failed. Where somebody waits for it, the sandbox goes
+// handleFailedPause deals with a pause that failed. Where somebody waits for it, the sandbox goes
 // back to running and they get the reason; where its time was over it is tried again,
 // or ended if that cannot help.
-func (m *Manager) stir(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error, torn bool) (*sandboxer.Sandbox, error) {
+func (m *Manager) handleFailedPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error, torn bool) (*sandboxer.Sandbox, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if sb.State != sandboxer.Pausing {
-		return nil, errDoomed
+		return nil, errTerminating
 	}
 	kind := sandboxer.KindOf(cause)
 	hopeless := slices.Contains([]sandboxer.Kind{sandboxer.Unsupported, sandboxer.Invalid, sandboxer.Failed, sandboxer.Denied}, kind)
@@ -280,10 +280,10 @@ func (m *Manager) stir(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause
 	case sb.Pause.Cause == sandboxer.ReasonExpired:
 		return nil, m.postpone(ctx, sb, cause)
 	default:
-		return nil, m.getUp(ctx, j, sb, cause)
+		return nil, m.undoPause(ctx, j, sb, cause)
 	}
 	answer := sandboxer.E(sandboxer.Failed, cause, "sandbox %s could not be paused: %s", sb.ID, sandboxer.Message(cause))
-	if !m.turn(j) {
+	if !m.becomeTeardown(j) {
 		return nil, context.Cause(ctx)
 	}
 	err := m.beginTeardown(ctx, sb, why)
@@ -309,7 +309,7 @@ func (m *Manager) freezeInstead(ctx context.Context, j *job, sb *sandboxer.Sandb
 	m.log.WarnContext(ctx, "a sandbox that cannot be saved is frozen instead", "sandbox", sb.ID, "err", cause)
 	err := m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
 		if sb.State != sandboxer.Pausing || sb.Pause.Depth != sandboxer.PauseDisk {
-			return errDoomed
+			return errTerminating
 		}
 		if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
 			return err
@@ -338,8 +338,8 @@ func (m *Manager) isGone(ctx context.Context, sb *sandboxer.Sandbox, cause error
 	return err == nil && (alive == sandboxer.Gone || alive == sandboxer.OOMKilled)
 }
 
-// getUp brings sb, whose object still stands, back to running after a failed pause.
-func (m *Manager) getUp(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
+// undoPause brings sb, whose object still stands, back to running after a failed pause.
+func (m *Manager) undoPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
 	m.log.WarnContext(ctx, "pause failed", "sandbox", sb.ID, "err", cause)
 	err := m.step(pPaused, func() error {
 		return m.move(ctx, sb, sandboxer.Paused, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
@@ -356,7 +356,7 @@ func (m *Manager) getUp(ctx context.Context, j *job, sb *sandboxer.Sandbox, caus
 	}
 	answer := sandboxer.E(sandboxer.KindOf(cause), cause, "sandbox %s could not be paused, and runs on: %s", sb.ID, sandboxer.Message(cause))
 	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
-	if _, err := m.rise(ctx, j, sb, 0); err != nil {
+	if _, err := m.beginResume(ctx, j, sb, 0); err != nil {
 		m.log.WarnContext(ctx, "back to running after a failed pause", "sandbox", sb.ID, "err", err)
 		answer.Msg = fmt.Sprintf("sandbox %s could not be paused: %s", sb.ID, sandboxer.Message(cause))
 	}
@@ -387,9 +387,9 @@ func (m *Manager) unneeded(ctx context.Context, sb *sandboxer.Sandbox) ([]*sandb
 	return []*sandboxer.SnapshotRecord{rec}, nil
 }
 
-// lieDown is the sweep's pause: it begins one, or goes on with what a former process
+// sweepPause is the sweep's pause: it begins one, or goes on with what a former process
 // left half paused.
-func (m *Manager) lieDown(ctx context.Context, t *tally, sb *sandboxer.Sandbox, cause sandboxer.Reason) error {
+func (m *Manager) sweepPause(ctx context.Context, t *tally, sb *sandboxer.Sandbox, cause sandboxer.Reason) error {
 	release, err := m.slot(ctx, sb.Extension)
 	if err != nil {
 		return err
@@ -412,13 +412,13 @@ func (m *Manager) lieDown(ctx context.Context, t *tally, sb *sandboxer.Sandbox, 
 		}
 		depth, _, err := m.depthFor(cur, "", cause)
 		if err == nil {
-			return m.lull(ctx, j, cur, depth, cause)
+			return m.beginPause(ctx, j, cur, depth, cause)
 		}
 		if isKind(err, sandboxer.Unavailable) { // the backend may come back
 			return nil, err
 		}
 		why := ending{reason: cause, message: "its time to live ran out, and it cannot be paused: " + sandboxer.Message(err)}
-		if !m.turn(j) {
+		if !m.becomeTeardown(j) {
 			return nil, context.Cause(ctx)
 		}
 		if err := m.beginTeardown(ctx, cur, why); err != nil {
@@ -446,12 +446,12 @@ func (m *Manager) Resume(ctx context.Context, ref string, req ResumeRequest) (*s
 	if err := checkTTL(sb.Spec.Profile, req.TTL); err != nil {
 		return nil, err
 	}
-	return m.rouse(ctx, sb, req.TTL)
+	return m.resumeOrWait(ctx, sb, req.TTL)
 }
 
 // onDemand resumes a sandbox that somebody wants to use.
 func (m *Manager) onDemand(ctx context.Context, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
-	return m.rouse(ctx, sb, 0)
+	return m.resumeOrWait(ctx, sb, 0)
 }
 
 // mayResume holds a sandbox that is paused to its profile as it is now, if there is one.
@@ -463,8 +463,8 @@ func (m *Manager) mayResume(ctx context.Context, sb *sandboxer.Sandbox) error {
 	return m.holds(sandboxer.PrincipalFrom(ctx), prof, sb.Spec, "sandbox "+sb.ID)
 }
 
-// rouse resumes sb, or waits for whoever does, and for a pause that is in progress.
-func (m *Manager) rouse(ctx context.Context, sb *sandboxer.Sandbox, ttl time.Duration) (*sandboxer.Sandbox, error) {
+// resumeOrWait resumes sb, or waits for whoever does, and for a pause that is in progress.
+func (m *Manager) resumeOrWait(ctx context.Context, sb *sandboxer.Sandbox, ttl time.Duration) (*sandboxer.Sandbox, error) {
 	if err := m.mayResume(ctx, sb); err != nil {
 		return nil, err
 	}
@@ -496,7 +496,7 @@ func (m *Manager) rouse(ctx context.Context, sb *sandboxer.Sandbox, ttl time.Dur
 				}
 				switch cur.State {
 				case sandboxer.Paused:
-					return m.rise(ctx, j, cur, ttl)
+					return m.beginResume(ctx, j, cur, ttl)
 				case sandboxer.Creating:
 					return m.build(ctx, j, cur)
 				case sandboxer.Running:
@@ -521,8 +521,8 @@ func (m *Manager) rouse(ctx context.Context, sb *sandboxer.Sandbox, ttl time.Dur
 	}
 }
 
-// rise commits the intent to resume sb, which is paused, and does it.
-func (m *Manager) rise(ctx context.Context, j *job, sb *sandboxer.Sandbox, ttl time.Duration) (*sandboxer.Sandbox, error) {
+// beginResume commits the intent to resume sb, which is paused, and does it.
+func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox, ttl time.Duration) (*sandboxer.Sandbox, error) {
 	err := m.step(pResuming, func() error {
 		return m.move(ctx, sb, sandboxer.Creating, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			prof := sb.Spec.Profile
@@ -577,9 +577,9 @@ func (m *Manager) thaw(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 	return m.step(pThaw, func() error { return b.Resume(ctx, sb.Handle) })
 }
 
-// relapse takes a sandbox that could not be resumed back to where it was: what was
+// undoResume takes a sandbox that could not be resumed back to where it was: what was
 // made of it is torn down, or frozen again, and the caller gets the reason.
-func (m *Manager) relapse(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
+func (m *Manager) undoResume(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
 	kind := sandboxer.KindOf(cause)
 	m.log.WarnContext(ctx, "resume failed", "sandbox", sb.ID, "generation", objectOf(sb), "err", cause)
 	frozen := sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo
@@ -593,7 +593,7 @@ func (m *Manager) relapse(ctx context.Context, j *job, sb *sandboxer.Sandbox, ca
 	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
 	if frozen && m.isGone(ctx, sb, cause) { // there is nothing to go back to
 		answer.Msg = fmt.Sprintf("sandbox %s could not be resumed: %s", sb.ID, sandboxer.Message(cause))
-		if !m.turn(j) {
+		if !m.becomeTeardown(j) {
 			return context.Cause(ctx)
 		}
 		err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonLost, message: says[sandboxer.ReasonLost]})

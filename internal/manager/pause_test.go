@@ -48,7 +48,7 @@ func (r *rig) resume(id string) *sandboxer.Sandbox {
 func TestPauseAndResume(t *testing.T) {
 	for _, depth := range sandboxer.PauseDepths() {
 		t.Run(string(depth), func(t *testing.T) {
-			r := newVaultRig(t, withMemory)
+			r := newSnapshotRig(t, withMemory)
 			sb := r.create(sandboxer.CreateRequest{Name: "web", Env: map[string]string{"K": "v"}})
 			want := ""
 			for i := range 3 {
@@ -102,7 +102,7 @@ func TestPauseAndResume(t *testing.T) {
 }
 
 func TestPauseRefusals(t *testing.T) {
-	r := newVaultRig(t)
+	r := newSnapshotRig(t)
 	sb := r.create(sandboxer.CreateRequest{})
 	_, err := r.Pause(acme, sb.ID, PauseRequest{Depth: "deep"})
 	wantErr(t, err, sandboxer.Invalid, "freeze, disk, files")
@@ -151,7 +151,7 @@ func TestPauseFails(t *testing.T) {
 		{"snapshot lost", sandboxer.PauseFiles, fake.Fault{Verb: fake.VerbSnapshot, Lost: true, Times: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newVaultRig(t)
+			r := newSnapshotRig(t)
 			sb := r.create(sandboxer.CreateRequest{})
 			r.world.Inject(tt.fault)
 			_, err := r.Pause(acme, sb.ID, PauseRequest{Depth: tt.depth})
@@ -169,7 +169,7 @@ func TestPauseFails(t *testing.T) {
 		})
 	}
 	t.Run("teardown", func(t *testing.T) { // the checkpoint is sealed: there is no way back but forward
-		r := newVaultRig(t)
+		r := newSnapshotRig(t)
 		sb := r.create(sandboxer.CreateRequest{})
 		r.world.Inject(fake.Fault{Verb: fake.VerbTeardown, Kind: sandboxer.Unavailable, Times: 1})
 		_, err := r.Pause(acme, sb.ID, PauseRequest{Depth: sandboxer.PauseFiles})
@@ -191,7 +191,7 @@ func TestPauseFails(t *testing.T) {
 		{"thaw", sandboxer.PauseFreeze, fake.Fault{Verb: fake.VerbResume, Kind: sandboxer.Unavailable, Times: 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newVaultRig(t)
+			r := newSnapshotRig(t)
 			sb := r.create(sandboxer.CreateRequest{})
 			r.write(sb.ID, "f", "kept")
 			r.pause(sb.ID, tt.depth)
@@ -215,7 +215,7 @@ func TestPauseFails(t *testing.T) {
 		})
 	}
 	t.Run("the frozen object is gone", func(t *testing.T) {
-		r := newVaultRig(t)
+		r := newSnapshotRig(t)
 		sb := r.create(sandboxer.CreateRequest{})
 		r.pause(sb.ID, sandboxer.PauseFreeze)
 		r.world.Kill(sb.ID)
@@ -240,7 +240,7 @@ func TestDestroyAnywhere(t *testing.T) {
 		{"resuming", fake.VerbRestore, sandboxer.Creating},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newVaultRig(t)
+			r := newSnapshotRig(t)
 			sb := r.create(sandboxer.CreateRequest{})
 			if tt.state == sandboxer.Creating {
 				r.pause(sb.ID, sandboxer.PauseFiles)
@@ -271,7 +271,7 @@ func TestDestroyAnywhere(t *testing.T) {
 	}
 	for _, depth := range []sandboxer.PauseDepth{sandboxer.PauseFreeze, sandboxer.PauseFiles} {
 		t.Run("paused "+string(depth), func(t *testing.T) {
-			r := newVaultRig(t)
+			r := newSnapshotRig(t)
 			sb := r.create(sandboxer.CreateRequest{})
 			r.pause(sb.ID, depth)
 			r.destroy(sb.ID)
@@ -282,7 +282,7 @@ func TestDestroyAnywhere(t *testing.T) {
 
 // TestResumeOnDemand: use resumes where the profile says so, once for all who come.
 func TestResumeOnDemand(t *testing.T) {
-	r := newVaultRig(t, func(s *setup) {
+	r := newSnapshotRig(t, func(s *setup) {
 		s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.doze", Extension: "ext.fake", AutoResume: true, PauseDepth: sandboxer.PauseFiles})
 	})
 	sb := r.create(sandboxer.CreateRequest{Profile: "doze", Inputs: map[string]string{"sandbox_id": "thread"}})
@@ -325,10 +325,10 @@ func TestResumeOnDemand(t *testing.T) {
 // is paid for.
 func TestPauseMoney(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newVaultRig(t, func(s *setup) {
+		r := newSnapshotRig(t, func(s *setup) {
 			quiet(s)
 			s.opts.SweepEvery = 10 * time.Minute // there are days to be swept
-			s.opts.Vault = nil
+			s.opts.SnapshotStore = nil
 			s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.nap", Extension: "ext.fake", TTL: time.Hour, MaxTTL: 4 * time.Hour,
 				OnTTL: sandboxer.ExpiryPause, MaxPaused: 24 * time.Hour, Price: sandboxer.Price{PerHour: 120_000}})
 		})
@@ -436,7 +436,7 @@ func TestPauseOnExpiryFails(t *testing.T) {
 
 // TestPauseCycles: a hundred pauses lose no write.
 func TestPauseCycles(t *testing.T) {
-	r := newVaultRig(t)
+	r := newSnapshotRig(t)
 	sb := r.create(sandboxer.CreateRequest{})
 	var want strings.Builder
 	for i := range 100 {
@@ -461,7 +461,7 @@ func TestPauseCycles(t *testing.T) {
 // TestPortsAfterResume: what was open before a pause is open after it, and leads to the
 // new object; meanwhile it leads nowhere, or wakes the sandbox where the profile says so.
 func TestPortsAfterResume(t *testing.T) {
-	r := newVaultRig(t, func(s *setup) {
+	r := newSnapshotRig(t, func(s *setup) {
 		for _, p := range []sandboxer.Profile{{ID: "profile.web"}, {ID: "profile.wakes", AutoResume: true}} {
 			p.Extension, p.Ports = "ext.fake", []int{8080}
 			s.profiles = append(s.profiles, p)

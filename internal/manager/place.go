@@ -119,7 +119,7 @@ func (m *Manager) commitPlace(ctx context.Context, j *job, sb *sandboxer.Sandbox
 	err := m.step(pPlaced, func() error {
 		return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			if sb.State != sandboxer.Creating {
-				return errDoomed
+				return errTerminating
 			}
 			sb.Host, sb.Untouched = host, false
 			if step != "" {
@@ -141,7 +141,7 @@ func (m *Manager) leaveUntouched(ctx context.Context, sb *sandboxer.Sandbox) err
 	return m.step(pUntouched, func() error {
 		return m.update(keep, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
 			if sb.State != sandboxer.Creating && sb.State != sandboxer.Terminating {
-				return errDoomed
+				return errTerminating
 			}
 			sb.Untouched = true
 			return nil

@@ -29,7 +29,7 @@ const (
 // poolActor is the actor of what is done for pools.
 const poolActor = "pool"
 
-// A pool keeps sandboxes of one profile warm. What there is stands in the books; this is
+// A pool keeps sandboxes of one profile warm. What there is stands in the database; this is
 // only a memory of it, which claims are quick with and the next look corrects.
 type pool struct {
 	profile sandboxer.Profile
@@ -73,7 +73,7 @@ func (d *demand) calm() bool {
 }
 
 func (m *Manager) poolOf(profile string) *pool {
-	for _, p := range m.offered.Load().pools {
+	for _, p := range m.catalogue.Load().pools {
 		if p.profile.ID == profile {
 			return p
 		}
@@ -91,7 +91,7 @@ func isClaimed(sb *sandboxer.Sandbox) bool {
 
 // refuses says what o asks for that cannot be given to a sandbox that is there already,
 // or nothing.
-func (p *pool) refuses(o *order) string {
+func (p *pool) refuses(o *resolvedRequest) string {
 	mode := func(n sandboxer.NetworkPolicy) sandboxer.NetworkMode { return cmp.Or(n.Mode, sandboxer.NetworkNone) }
 	switch prof := &p.profile; {
 	case o.chosen:
@@ -148,8 +148,8 @@ func (m *Manager) pokePools() {
 	}
 }
 
-// obtain answers o with a sandbox of the pool, or with a new one.
-func (m *Manager) obtain(ctx context.Context, o *order) (*sandboxer.Sandbox, error) {
+// claimOrCreate answers o with a sandbox of the pool, or with a new one.
+func (m *Manager) claimOrCreate(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
 	defer o.ext.demand.begin()()
 	make := m.launch
 	if o.chosen {
@@ -187,7 +187,7 @@ func (m *Manager) obtain(ctx context.Context, o *order) (*sandboxer.Sandbox, err
 var errLost = sandboxer.E(sandboxer.Conflict, nil, "somebody else has it")
 
 // fromPool gives the sandbox id of the pool to o.
-func (m *Manager) fromPool(ctx context.Context, o *order, p *pool, id string) (*sandboxer.Sandbox, error) {
+func (m *Manager) fromPool(ctx context.Context, o *resolvedRequest, p *pool, id string) (*sandboxer.Sandbox, error) {
 	own := *o
 	own.id, own.spec.ID = id, id
 	j, mine, err := m.begin(ctx, id, 1, true, &own)
@@ -199,7 +199,7 @@ func (m *Manager) fromPool(ctx context.Context, o *order, p *pool, id string) (*
 	}
 	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.assign(ctx, j, &own, p) })
 	sb, err := m.await(ctx, &own, j, true)
-	if err == errDoomed && !j.recorded {
+	if err == errTerminating && !j.recorded {
 		return nil, errLost // it was removed from the pool meanwhile
 	}
 	return sb, err
@@ -208,7 +208,7 @@ func (m *Manager) fromPool(ctx context.Context, o *order, p *pool, id string) (*
 // assign is the job behind fromPool: one compare-and-swap makes it o's, with the hold, the
 // idempotency key and the event; then it is furnished. A broker that dies in between
 // leaves a record that is creating, as after any create.
-func (m *Manager) assign(ctx context.Context, j *job, o *order, p *pool) (*sandboxer.Sandbox, error) {
+func (m *Manager) assign(ctx context.Context, j *job, o *resolvedRequest, p *pool) (*sandboxer.Sandbox, error) {
 	sb, err := m.store.SandboxGeneration(ctx, o.id, 1)
 	if isKind(err, sandboxer.NotFound) {
 		return nil, errLost
@@ -246,13 +246,13 @@ func (m *Manager) assign(ctx context.Context, j *job, o *order, p *pool) (*sandb
 		return nil, m.explain(ctx, o, next, err)
 	}
 	j.recorded = true
-	m.know(j, sb)
+	m.publishRecord(j, sb)
 	return m.build(ctx, j, sb)
 }
 
-// furnish brings to a claimed sandbox what its owner asked for. If that cannot be done
+// finishClaim brings to a claimed sandbox what its owner asked for. If that cannot be done
 // because of the sandbox, it is removed, and another is made in its place.
-func (m *Manager) furnish(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox) error {
+func (m *Manager) finishClaim(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox) error {
 	spec, err := m.specFor(sb)
 	if err != nil {
 		return err
@@ -278,7 +278,7 @@ func (m *Manager) furnish(ctx context.Context, b *backend.Backend, j *job, sb *s
 	err = m.step(pReplaced, func() error {
 		return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			if sb.State != sandboxer.Creating {
-				return errDoomed
+				return errTerminating
 			}
 			sb.Spec.Generation = objectOf(sb) + 1
 			sb.Handle, sb.Pool, sb.PooledAt, sb.Reason = sandboxer.Handle{}, "", time.Time{}, ""
@@ -293,8 +293,8 @@ func (m *Manager) furnish(ctx context.Context, b *backend.Backend, j *job, sb *s
 	return m.provision(ctx, b, j, sb)
 }
 
-// shelve puts a sandbox that is ready into its pool.
-func (m *Manager) shelve(ctx context.Context, j *job, sb *sandboxer.Sandbox, reach sandboxer.Reachability) (*sandboxer.Sandbox, error) {
+// addToPool puts a sandbox that is ready into its pool.
+func (m *Manager) addToPool(ctx context.Context, j *job, sb *sandboxer.Sandbox, reach sandboxer.Reachability) (*sandboxer.Sandbox, error) {
 	err := m.step(pWarm, func() error {
 		return m.move(ctx, sb, sandboxer.Warm, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
 			sb.Reachability, sb.Reason = reach, sandboxer.ReasonPool
@@ -318,10 +318,10 @@ func (m *Manager) keepPools() {
 	defer tick.Stop()
 	ctx := sandboxer.WithPrincipal(m.ctx, sandboxer.Principal{Actor: poolActor})
 	for {
-		if err := m.strays(ctx); err != nil && ctx.Err() == nil {
+		if err := m.removeStalePools(ctx); err != nil && ctx.Err() == nil {
 			m.log.Error("pools", "err", err)
 		}
-		for _, p := range m.offered.Load().pools {
+		for _, p := range m.catalogue.Load().pools {
 			p.poked.Store(true)
 			m.async(newTally(), func() { m.lookAfter(ctx, p) })
 		}
@@ -347,8 +347,8 @@ func (m *Manager) lookAfter(ctx context.Context, p *pool) {
 	}
 }
 
-// strays removes what waits for a profile that keeps no pool any more.
-func (m *Manager) strays(ctx context.Context) error {
+// removeStalePools removes what waits for a profile that keeps no pool any more.
+func (m *Manager) removeStalePools(ctx context.Context) error {
 	return m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Warm}}, func(sb *sandboxer.Sandbox) {
 		if sb.Damaged == "" && sb.Unconfirmed == "" && m.poolOf(sb.Profile) == nil {
 			m.discard(ctx, newTally(), sb, "its profile keeps no pool any more")
@@ -517,9 +517,9 @@ func (m *Manager) stock(ctx context.Context, p *pool, key string) error {
 		if err := m.step(pStock, func() error { return m.store.CreateSandbox(ctx, sb, w) }); err != nil {
 			return nil, err
 		}
-		m.ring(sb.ID)
+		m.notify(sb.ID)
 		j.untried = true
-		m.know(j, sb)
+		m.publishRecord(j, sb)
 		return m.build(ctx, j, sb)
 	})
 	<-j.done // ends with the manager
@@ -538,7 +538,7 @@ func (m *Manager) discard(ctx context.Context, t *tally, sb *sandboxer.Sandbox, 
 			return sb.State == sandboxer.Warm && sb.Unconfirmed == ""
 		}})
 		if err == nil {
-			err = m.payUp(ctx, t, sb)
+			err = m.retryTeardown(ctx, t, sb)
 		}
 		if err != nil && err != errMoot && ctx.Err() == nil { // the sweep goes on with it
 			m.log.WarnContext(ctx, "removal from a pool", "sandbox", sb.ID, "err", err)
@@ -555,7 +555,7 @@ func (m *Manager) Pools(ctx context.Context) ([]PoolStatus, error) {
 		return nil, err
 	}
 	out := []PoolStatus{}
-	for _, p := range m.offered.Load().pools {
+	for _, p := range m.catalogue.Load().pools {
 		warm, _, err := m.members(ctx, p)
 		if err != nil {
 			return nil, err

@@ -35,7 +35,7 @@ func (r *rig) warm(profile string) []*sandboxer.Sandbox {
 	return items
 }
 
-// full waits until the pool of the profile has size warm ones, in the books as in its
+// full waits until the pool of the profile has size warm ones, in the database as in its
 // memory of them, and returns their IDs.
 func (r *rig) full(profile string, size int) (ids []string) {
 	r.t.Helper()
@@ -131,7 +131,7 @@ func TestPoolCold(t *testing.T) {
 		t.Errorf("pools, to a tenant: %+v, %v", pools, err)
 	}
 	p := sandboxer.Profile{Limits: sandboxer.Limits{PIDs: 9}, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}}
-	for why, o := range map[string]*order{
+	for why, o := range map[string]*resolvedRequest{
 		"other limits":         {spec: sandboxer.Spec{Limits: sandboxer.Limits{PIDs: 8}, Network: p.Network}},
 		"another network mode": {spec: sandboxer.Spec{Limits: p.Limits}},
 		"mounts":               {spec: sandboxer.Spec{Limits: p.Limits, Network: p.Network}, req: sandboxer.CreateRequest{Mounts: make([]sandboxer.Mount, 1)}},
@@ -176,7 +176,7 @@ func TestPoolRace(t *testing.T) {
 	r.sound(24 + 6)
 }
 
-// TestPoolTwoClaims has a memory that is older than the books: it is only a hint.
+// TestPoolTwoClaims has a memory that is older than the database: it is only a hint.
 func TestPoolTwoClaims(t *testing.T) {
 	r := newRig(t, pooled(1))
 	id := r.full("test", 1)[0]
@@ -260,13 +260,13 @@ func (b *lateBooks) Sandboxes(ctx context.Context, q sandboxer.Query) ([]*sandbo
 	return items, next, err
 }
 
-// TestPoolOldLook drains a pool while somebody has looked into the books for it and
+// TestPoolOldLook drains a pool while somebody has looked into the database for it and
 // believes it to be full: it is filled all the same.
 func TestPoolOldLook(t *testing.T) {
 	b := &lateBooks{read: make(chan struct{}), out: make(chan struct{})}
 	r := newRig(t, func(s *setup) {
 		pooled(1)(s)
-		s.books = func(books sandboxer.Store) sandboxer.Store { b.Store = books; return b }
+		s.database = func(db sandboxer.Store) sandboxer.Store { b.Store = db; return b }
 	})
 	r.full("test", 1)
 	open := sync.OnceFunc(func() { close(b.out) })

@@ -197,7 +197,7 @@ const (
 
 // SignPort returns a token that lets its bearer, without any other credential, use an
 // open port through the port proxy, for ttl (0: DefaultPortTTL). It ends earlier with
-// this incarnation of the sandbox, ClosePort and RevokePort. NotFound: it is not open.
+// this generation of the sandbox, ClosePort and RevokePort. NotFound: it is not open.
 func (m *Manager) SignPort(ctx context.Context, ref string, port int, ttl time.Duration) (sandboxer.Secret, *sandboxer.Sandbox, time.Time, error) {
 	if ttl == 0 {
 		ttl = DefaultPortTTL

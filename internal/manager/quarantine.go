@@ -120,7 +120,7 @@ func (m *Manager) detain(t *tally, e *extension, s sighting, h sandboxer.Handle)
 	if now.Sub(q.looked) >= probeEvery {
 		q.looked, look = now, true
 	}
-	over := !q.Until.IsZero() && now.After(q.Until) && !now.Before(m.quiet)
+	over := !q.Until.IsZero() && now.After(q.Until) && !now.Before(m.graceUntil)
 	return !over && !q.dead && !q.nobodys
 }
 
@@ -261,7 +261,7 @@ func (m *Manager) strangers(ctx context.Context, id string) (all []stranger, err
 			continue
 		}
 		s := sighting{e.Info.ID, id, found.Handle.Generation}
-		_, v, err := m.verdictOn(ctx, s)
+		_, v, err := m.recordStatusOf(ctx, s)
 		if err != nil {
 			return nil, err
 		}
@@ -290,7 +290,7 @@ func (m *Manager) isHeld(ctx context.Context, id string) (bool, error) {
 		if err != nil { // not there, or out of reach
 			continue
 		}
-		_, v, err := m.verdictOn(ctx, sighting{e.Info.ID, id, found.Handle.Generation})
+		_, v, err := m.recordStatusOf(ctx, sighting{e.Info.ID, id, found.Handle.Generation})
 		if err != nil || v == unknown {
 			return v == unknown, err
 		}
@@ -372,7 +372,7 @@ func (m *Manager) Adopt(ctx context.Context, id string, a Adoption) (*sandboxer.
 
 // takeIn is the job behind Adopt.
 func (m *Manager) takeIn(ctx context.Context, x stranger, a Adoption) (*sandboxer.Sandbox, error) {
-	_, v, err := m.verdictOn(ctx, x.s)
+	_, v, err := m.recordStatusOf(ctx, x.s)
 	if err == nil && v != unknown {
 		err = sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is known by now", x.s.id)
 	}
@@ -431,7 +431,7 @@ func (m *Manager) takeIn(ctx context.Context, x stranger, a Adoption) (*sandboxe
 		return nil, err
 	}
 	m.acquit(x.e, nil, map[sighting]bool{x.s: true}, false)
-	m.ring(sb.ID)
+	m.notify(sb.ID)
 	m.alarm(time.Time{}, sb.ExpiresAt)
 	m.adopt(sb)
 	return sb, nil

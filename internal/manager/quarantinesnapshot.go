@@ -71,10 +71,10 @@ func (m *Manager) quarantinedSnapshots(ctx context.Context, id string, vault boo
 			s.was = m.openStamp(sandboxer.Found{Handle: sandboxer.Handle{SandboxID: f.SandboxID, Generation: f.Generation}, Stamp: f.Stamp})
 		}
 	}
-	if m.opts.Vault == nil || !vault {
+	if m.opts.SnapshotStore == nil || !vault {
 		return found, silent, nil
 	}
-	kept, err := m.opts.Vault.List(ctx)
+	kept, err := m.opts.SnapshotStore.List(ctx)
 	if ctx.Err() != nil {
 		return nil, nil, context.Cause(ctx)
 	}
@@ -90,7 +90,7 @@ func (m *Manager) quarantinedSnapshots(ctx context.Context, id string, vault boo
 			continue
 		}
 		began := time.Now()
-		s.portable, s.why = m.opts.Vault.Describe(ctx, at)
+		s.portable, s.why = m.opts.SnapshotStore.Describe(ctx, at)
 		if ctx.Err() != nil {
 			return nil, nil, context.Cause(ctx)
 		}

@@ -14,7 +14,7 @@ import (
 // and told, and adopted or dropped.
 func TestQuarantinedSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(s *setup) { ticking(s); s.opts.Vault = dirVault{s.dir} })
+		r := newRig(t, func(s *setup) { ticking(s); s.opts.SnapshotStore = dirVault{s.dir} })
 		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour, Env: map[string]string{"TOKEN": "of the source"}})
 		rests := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
 		save := func(kind sandboxer.SnapshotKind) string {
@@ -138,7 +138,7 @@ func TestQuarantinedSnapshots(t *testing.T) {
 // TestQuarantinedSnapshotsAreDropped has an administrator drop what the database does not know.
 func TestQuarantinedSnapshotsAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(s *setup) { ticking(s); s.opts.Vault = dirVault{s.dir} })
+		r := newRig(t, func(s *setup) { ticking(s); s.opts.SnapshotStore = dirVault{s.dir} })
 		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
 		back := r.backUp()
 		var ids []string
@@ -158,7 +158,7 @@ func TestQuarantinedSnapshotsAreDropped(t *testing.T) {
 				}
 			}
 		}
-		left, err := r.opts.Vault.List(t.Context())
+		left, err := r.opts.SnapshotStore.List(t.Context())
 		if err != nil || len(left) > 0 || len(r.world.Snapshots()) > 0 {
 			t.Errorf("left are %v and %v, %v", left, r.world.Snapshots(), err)
 		}

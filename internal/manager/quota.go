@@ -38,7 +38,7 @@ func (m *Manager) heldTo(tenant string, rs ...sandboxer.Resource) *sandboxer.Ten
 
 // boundDisk gives sb the disk limit that its backend would take anyway, where a quota
 // counts it. What has none cannot be counted, and is refused.
-func (m *Manager) boundDisk(o *order, sb *sandboxer.Sandbox) error {
+func (m *Manager) boundDisk(o *resolvedRequest, sb *sandboxer.Sandbox) error {
 	if _, counted := m.quotas.Load().Of(sb.Tenant)[sandboxer.QuotaDisk]; !counted || sb.Spec.Limits.DiskBytes > 0 {
 		return nil
 	}

@@ -184,7 +184,7 @@ func TestQuotaOfDiskAndImages(t *testing.T) {
 }
 
 func TestQuotaOfSnapshots(t *testing.T) {
-	r := newVaultRig(t, quota(sandboxer.Quota{sandboxer.QuotaSnapshots: 2}))
+	r := newSnapshotRig(t, quota(sandboxer.Quota{sandboxer.QuotaSnapshots: 2}))
 	saves := func() (n int) {
 		for _, e := range r.world.Log() {
 			if e.Op == fake.OpSnapshot {
@@ -260,7 +260,7 @@ func TestQuotaOfSnapshots(t *testing.T) {
 	_, err = r.ImportSnapshot(acme, ImportRequest{}, bytes.NewReader(file.Bytes()))
 	over(t, err, "snapshot_bytes is used")
 	r.used(sandboxer.Amounts{sandboxer.QuotaSnapshots: 1, sandboxer.QuotaSnapshotBytes: has})
-	if ids, err := r.setup.opts.Vault.List(t.Context()); err != nil || len(ids) != 1 {
+	if ids, err := r.setup.opts.SnapshotStore.List(t.Context()); err != nil || len(ids) != 1 {
 		t.Errorf("kept: %v, %v", ids, err)
 	}
 	r.SetQuotas(sandboxer.Quotas{Default: sandboxer.Quota{sandboxer.QuotaSnapshotBytes: has}})

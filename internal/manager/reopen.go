@@ -64,7 +64,7 @@ func (m *Manager) replace(e *extension, change func(*Extension)) *extension {
 // opened has everything looked after at once that waited for e.
 func (m *Manager) opened(e *extension) {
 	m.log.Info("extension can be used now", "extension", e.Info.ID)
-	for _, p := range m.offered.Load().profiles {
+	for _, p := range m.catalogue.Load().profiles {
 		if p.Extension == e.Info.ID {
 			if fault := m.checkProfile(p); fault != "" {
 				m.log.Warn("profile cannot be used", "why", fault)
@@ -72,7 +72,7 @@ func (m *Manager) opened(e *extension) {
 		}
 	}
 	m.hasten(e)
-	for _, p := range m.offered.Load().pools {
+	for _, p := range m.catalogue.Load().pools {
 		if p.profile.Extension == e.Info.ID {
 			p.mu.Lock()
 			p.failures, p.retryAt = 0, time.Time{}

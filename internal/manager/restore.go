@@ -51,7 +51,7 @@ func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord,
 // resolveRestore checks a restore of rec for p and merges it with its source and its
 // profile, as resolve does for a create. What the source was allowed is not asked again,
 // but for what its profile does not give any more.
-func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, req RestoreRequest) (*order, error) {
+func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotRecord, req RestoreRequest) (*resolvedRequest, error) {
 	target := cmp.Or(req.Profile, rec.Profile)
 	if target == "" {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "snapshot %s was made of a profile that does not exist here", rec.ID).
@@ -106,7 +106,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	if as == sandboxer.SnapshotNative {
 		place = rec.Host // where it lies; nobody asked for that
 	}
-	return &order{
+	return &resolvedRequest{
 		tenant: rec.Tenant, actor: p.Actor, id: id, chosen: chosen, name: req.Name, ext: ext, spec: spec, place: place,
 		ttl: cmp.Or(req.TTL, ttlOf(prof)), maxCost: req.MaxCost,
 		key: req.Key, digest: m.mac(restoreDigest(rec.ID, req)), noWaiting: req.NoWaiting,
@@ -272,8 +272,8 @@ func (m *Manager) unarchive(ctx context.Context, b *backend.Backend, sb *sandbox
 
 // load opens the portable form of a snapshot.
 func (m *Manager) load(ctx context.Context, id string) (io.ReadCloser, error) {
-	if m.opts.Vault == nil {
+	if m.opts.SnapshotStore == nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "this installation keeps no portable snapshots any more")
 	}
-	return m.opts.Vault.Load(ctx, id)
+	return m.opts.SnapshotStore.Load(ctx, id)
 }

@@ -87,7 +87,7 @@ func TestRestricted(t *testing.T) {
 	})
 
 	t.Run("restore and fork", func(t *testing.T) {
-		r := newVaultRig(t, change)
+		r := newSnapshotRig(t, change)
 		sb, err := r.Create(owner, sandboxer.CreateRequest{Profile: "test", Inputs: repo})
 		if err != nil {
 			t.Fatal(err)

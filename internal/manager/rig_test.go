@@ -41,7 +41,7 @@ type setup struct {
 	idle     bool                                      // not started
 	wrap     func(*fake.Extension) sandboxer.Extension // nil leaves the fake as it is
 	other    *fake.World                               // behind ext.other, which has no snapshots of its own
-	books    func(sandboxer.Store) sandboxer.Store     // nil: as they are
+	database func(sandboxer.Store) sandboxer.Store     // nil: as they are
 }
 
 var testKey = bytes.Repeat([]byte{7}, 32)
@@ -108,11 +108,11 @@ func (r *rig) open() {
 		info.ID, info.Capabilities = "ext.other", b.Capabilities()
 		exts = append(exts, Extension{Info: info, Backend: b})
 	}
-	books := sandboxer.Store(store)
-	if r.setup.books != nil {
-		books = r.setup.books(store)
+	db := sandboxer.Store(store)
+	if r.setup.database != nil {
+		db = r.setup.database(store)
 	}
-	m, err := New(books, r.setup.profiles, exts, r.setup.opts)
+	m, err := New(db, r.setup.profiles, exts, r.setup.opts)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// offer is what one extension can do for a profile.
-type offer struct {
+// ability is what one extension can do for a profile.
+type ability struct {
 	extension string
 	problem   string // why it cannot be used now
 	can       []sandboxer.Capability
@@ -22,8 +22,8 @@ type candidate struct {
 	why       string
 }
 
-func (e *extension) offer() offer {
-	o := offer{extension: e.Info.ID, problem: e.Info.Problem, isolation: e.Info.Isolation}
+func (e *extension) ability() ability {
+	o := ability{extension: e.Info.ID, problem: e.Info.Problem, isolation: e.Info.Isolation}
 	if e.Backend != nil {
 		o.can = e.Backend.Capabilities()
 	}
@@ -33,7 +33,7 @@ func (e *extension) offer() offer {
 // route says which of the offers can serve p, best first, and why the others cannot.
 // A profile names its extension; among several offers that one is the only
 // candidate.
-func route(p sandboxer.Profile, offers []offer) (chosen, refused []candidate) {
+func route(p sandboxer.Profile, offers []ability) (chosen, refused []candidate) {
 	for _, o := range offers {
 		var missing []string
 		for _, c := range p.Requires {

@@ -9,7 +9,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
-// sealEnv encrypts env for the store. The incarnation is authenticated with it, so
+// sealEnv encrypts env for the store. The generation is authenticated with it, so
 // that one sandbox's environment cannot be moved to another's record.
 func (m *Manager) sealEnv(sb *sandboxer.Sandbox, env map[string]string) ([]byte, error) {
 	return m.sealAs(sealName(sb), env)

@@ -14,10 +14,10 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
-// A Vault keeps the portable form of snapshots: the files of a workspace, in a form
+// A SnapshotStore keeps the portable form of snapshots: the files of a workspace, in a form
 // of its own that any extension's sandbox can be filled from. Its methods are safe
 // for concurrent use, and end soon after their context does.
-type Vault interface {
+type SnapshotStore interface {
 	// Save keeps what the tar r holds under rec.ID, replacing what was begun there, and
 	// what rec.Portable says of its contents already. It returns once all of it was read
 	// back and its digest verified.
@@ -139,7 +139,7 @@ func (m *Manager) saveAs(ctx context.Context, sb *sandboxer.Sandbox, req Snapsho
 // kindFor settles the form of a snapshot on an extension, and refuses what it or this
 // installation cannot do.
 func (m *Manager) kindFor(b *backend.Backend, ext string, kind sandboxer.SnapshotKind) (sandboxer.SnapshotKind, error) {
-	native, portable := b.Can(sandboxer.CanSnapshot), b.Can(sandboxer.CanArchive) && m.opts.Vault != nil
+	native, portable := b.Can(sandboxer.CanSnapshot), b.Can(sandboxer.CanArchive) && m.opts.SnapshotStore != nil
 	switch {
 	case kind == "" && native:
 		return sandboxer.SnapshotNative, nil
@@ -153,7 +153,7 @@ func (m *Manager) kindFor(b *backend.Backend, ext string, kind sandboxer.Snapsho
 	case kind.Has(sandboxer.SnapshotNative) && !native:
 		return "", sandboxer.E(sandboxer.Unsupported, nil, "extension %s has no snapshots of its own", ext).
 			WithHint("make a portable one (--portable), which keeps the files of the workspace")
-	case kind.Has(sandboxer.SnapshotPortable) && m.opts.Vault == nil:
+	case kind.Has(sandboxer.SnapshotPortable) && m.opts.SnapshotStore == nil:
 		return "", sandboxer.E(sandboxer.Unsupported, nil, "this installation keeps no portable snapshots")
 	case kind.Has(sandboxer.SnapshotPortable) && !portable:
 		return "", sandboxer.E(sandboxer.Unsupported, nil, "extension %s cannot archive the files of a sandbox", ext)
@@ -215,7 +215,7 @@ func (m *Manager) save(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 	m.log.WarnContext(ctx, "snapshot failed", "snapshot", rec.ID, "sandbox", sb.ID, "err", err)
 	late := context.WithoutCancel(ctx) // a destroy may have stopped it; what was begun is dropped all the same
 	rec.State, rec.SealedAt = sandboxer.SnapshotSaving, time.Time{}
-	if derr := m.dropHeld(late, rec, sandboxer.Message(err)); derr != nil {
+	if derr := m.dropClaimed(late, rec, sandboxer.Message(err)); derr != nil {
 		m.log.WarnContext(ctx, "drop after a failed snapshot", "snapshot", rec.ID, "err", derr)
 	}
 	if ctx.Err() != nil {
@@ -247,7 +247,7 @@ func (m *Manager) fill(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 	if !rec.Kind.Has(sandboxer.SnapshotPortable) {
 		return nil
 	}
-	if m.opts.Vault == nil {
+	if m.opts.SnapshotStore == nil {
 		return sandboxer.E(sandboxer.Unsupported, nil, "this installation keeps no portable snapshots")
 	}
 	return m.step(pArchive, func() error {
@@ -274,7 +274,7 @@ func (m *Manager) fill(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 		}
 		rec.Portable = sandboxer.PortablePayload{Volumes: c.Volumes, Quiesced: c.Quiesced}
 		var err error
-		rec.Portable, err = m.opts.Vault.Save(ctx, rec, pr)
+		rec.Portable, err = m.opts.SnapshotStore.Save(ctx, rec, pr)
 		if err == nil {
 			_, _ = io.Copy(io.Discard, pr) // the archive ends when it says so
 		}
@@ -296,7 +296,7 @@ func (m *Manager) putSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord
 	}
 	err := m.store.Write(ctx, w)
 	if err == nil {
-		m.ring(rec.SandboxID)
+		m.notify(rec.SandboxID)
 		m.alarm(time.Time{}, rec.RetryAt)
 		if rec.State == sandboxer.SnapshotSealed {
 			m.alarm(time.Time{}, rec.ExpiresAt)
@@ -534,7 +534,7 @@ func (m *Manager) drop1(ctx context.Context, id, why string) (*sandboxer.Snapsho
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is in use: sandbox %s is being restored from it", id, user).
 			WithHint("try again when that sandbox runs")
 	}
-	return rec, m.dropHeld(ctx, rec, why)
+	return rec, m.dropClaimed(ctx, rec, why)
 }
 
 // restoring returns a sandbox that is being made from rec, or "". A sandbox whose
@@ -551,8 +551,8 @@ func (m *Manager) restoring(ctx context.Context, rec *sandboxer.SnapshotRecord) 
 	return user, err
 }
 
-// dropHeld drops rec, which the caller has claimed.
-func (m *Manager) dropHeld(ctx context.Context, rec *sandboxer.SnapshotRecord, why string) error {
+// dropClaimed drops rec, which the caller has claimed.
+func (m *Manager) dropClaimed(ctx context.Context, rec *sandboxer.SnapshotRecord, why string) error {
 	if rec.State == sandboxer.SnapshotDropped {
 		return nil
 	}
@@ -592,10 +592,10 @@ func (m *Manager) dropHeld(ctx context.Context, rec *sandboxer.SnapshotRecord, w
 	return e
 }
 
-// remove removes what there is of rec outside the books.
+// remove removes what there is of rec outside the database.
 func (m *Manager) remove(ctx context.Context, rec *sandboxer.SnapshotRecord) error {
 	if rec.Extension == "" && rec.Kind == sandboxer.SnapshotBoth { // mended
-		if err := m.removeAnywhere(ctx, rec.ID); err != nil || m.opts.Vault == nil {
+		if err := m.removeAnywhere(ctx, rec.ID); err != nil || m.opts.SnapshotStore == nil {
 			return err
 		}
 	} else if rec.Kind.Has(sandboxer.SnapshotNative) {
@@ -610,10 +610,10 @@ func (m *Manager) remove(ctx context.Context, rec *sandboxer.SnapshotRecord) err
 		}
 	}
 	if rec.Kind.Has(sandboxer.SnapshotPortable) {
-		if m.opts.Vault == nil {
+		if m.opts.SnapshotStore == nil {
 			return sandboxer.E(sandboxer.Unavailable, nil, "this installation keeps no portable snapshots any more")
 		}
-		return m.step(pDelete, func() error { return m.opts.Vault.Drop(ctx, rec.ID) })
+		return m.step(pDelete, func() error { return m.opts.SnapshotStore.Drop(ctx, rec.ID) })
 	}
 	return nil
 }
@@ -711,7 +711,7 @@ func (m *Manager) Diff(ctx context.Context, before, after string) ([]Change, err
 		if err != nil {
 			return nil, err
 		}
-		if lists[i], err = m.opts.Vault.Files(ctx, rec.ID); err != nil {
+		if lists[i], err = m.opts.SnapshotStore.Files(ctx, rec.ID); err != nil {
 			return nil, err
 		}
 	}
@@ -729,7 +729,7 @@ func (m *Manager) portable(ctx context.Context, ref string) (*sandboxer.Snapshot
 	case !rec.Kind.Has(sandboxer.SnapshotPortable):
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s is native to %s: what files it has is not known", rec.ID, rec.Extension).
 			WithHint("make a portable one of the sandbox: sandboxer snapshot create --portable %s", rec.SandboxID)
-	case m.opts.Vault == nil:
+	case m.opts.SnapshotStore == nil:
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "this installation keeps no portable snapshots any more")
 	}
 	return rec, nil
@@ -777,7 +777,7 @@ func (m *Manager) ExportSnapshot(ctx context.Context, ref string, w io.Writer) e
 	defer unpin()
 	ctx, cancel := m.within(ctx)
 	defer cancel(nil)
-	return m.opts.Vault.Export(ctx, rec.ID, w)
+	return m.opts.SnapshotStore.Export(ctx, rec.ID, w)
 }
 
 // ImportSnapshot makes a snapshot of a file that ExportSnapshot wrote, and returns it
@@ -790,7 +790,7 @@ func (m *Manager) ImportSnapshot(ctx context.Context, req ImportRequest, r io.Re
 	if err != nil {
 		return nil, err
 	}
-	if m.opts.Vault == nil {
+	if m.opts.SnapshotStore == nil {
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "this installation keeps no portable snapshots")
 	}
 	var prof sandboxer.Profile
@@ -826,7 +826,10 @@ func (m *Manager) ImportSnapshot(ctx context.Context, req ImportRequest, r io.Re
 		return nil, err
 	}
 	claimed := *rec
-	err = m.step(pArchive, func() (err error) { rec.Portable, err = m.opts.Vault.Import(ctx, &claimed, r, req.Accept); return err })
+	err = m.step(pArchive, func() (err error) {
+		rec.Portable, err = m.opts.SnapshotStore.Import(ctx, &claimed, r, req.Accept)
+		return err
+	})
 	if err == nil {
 		if rec.Profile == "" {
 			if prof, perr := m.profile(claimed.Profile); perr == nil {
@@ -844,7 +847,7 @@ func (m *Manager) ImportSnapshot(ctx context.Context, req ImportRequest, r io.Re
 	}
 	rec.State, rec.SealedAt = sandboxer.SnapshotSaving, time.Time{}
 	if m.ctx.Err() == nil {
-		if derr := m.dropHeld(context.WithoutCancel(ctx), rec, sandboxer.Message(err)); derr != nil {
+		if derr := m.dropClaimed(context.WithoutCancel(ctx), rec, sandboxer.Message(err)); derr != nil {
 			m.log.WarnContext(ctx, "drop after a failed import", "snapshot", rec.ID, "err", derr)
 		}
 	}

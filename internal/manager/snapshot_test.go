@@ -19,10 +19,10 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 )
 
-// newVaultRig is a rig that keeps portable snapshots too.
-func newVaultRig(t *testing.T, change ...func(*setup)) *rig {
+// newSnapshotRig is a rig that keeps portable snapshots too.
+func newSnapshotRig(t *testing.T, change ...func(*setup)) *rig {
 	return newRig(t, func(s *setup) {
-		s.opts.Vault = dirVault{t.TempDir()}
+		s.opts.SnapshotStore = dirVault{t.TempDir()}
 		for _, f := range change {
 			f(s)
 		}
@@ -99,7 +99,7 @@ func (r *rig) clean() {
 func TestSnapshotAndRestore(t *testing.T) {
 	for _, kind := range sandboxer.SnapshotKinds() {
 		t.Run(string(kind), func(t *testing.T) {
-			r := newVaultRig(t)
+			r := newSnapshotRig(t)
 			sb := r.create(sandboxer.CreateRequest{Env: map[string]string{"TOKEN": "s3cret", "WHO": "source"}, Labels: map[string]string{"a": "1"}, Name: "web"})
 			r.write(sb.ID, "f", "before")
 			rec := r.snapshot(sb.ID, SnapshotRequest{Name: "base", Kind: kind})
@@ -160,7 +160,7 @@ func (r *rig) live() (all []*sandboxer.Sandbox) {
 }
 
 func TestSnapshotSecretIsSealed(t *testing.T) {
-	r := newVaultRig(t)
+	r := newSnapshotRig(t)
 	sb := r.create(sandboxer.CreateRequest{Env: map[string]string{"TOKEN": "canary-7f3a"}})
 	rec := r.snapshot(sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotBoth})
 	if bytes.Contains(rec.SealedEnv, []byte("canary")) || len(rec.SealedEnv) == 0 || rec.Spec.Env != nil {
@@ -174,7 +174,7 @@ func TestSnapshotSecretIsSealed(t *testing.T) {
 }
 
 func TestSnapshotRefusals(t *testing.T) {
-	r := newVaultRig(t, func(s *setup) { s.opts.Snapshots = 2 })
+	r := newSnapshotRig(t, func(s *setup) { s.opts.Snapshots = 2 })
 	sb := r.create(sandboxer.CreateRequest{})
 	_, err := r.Snapshot(acme, sb.ID, SnapshotRequest{Kind: "odd"})
 	wantErr(t, err, sandboxer.Invalid, "native, portable, both")
@@ -227,7 +227,7 @@ func dropCheckpoint(s *setup) { s.fake.Drop = []sandboxer.Capability{sandboxer.C
 func TestVolumes(t *testing.T) {
 	other := fake.NewWorld()
 	defer other.Close()
-	r := newVaultRig(t, func(s *setup) {
+	r := newSnapshotRig(t, func(s *setup) {
 		s.other = other
 		s.profiles = append(s.profiles,
 			sandboxer.Profile{ID: "profile.kept", Extension: "ext.fake", Inputs: map[string]string{"volume": "data"},
@@ -296,7 +296,7 @@ func TestSnapshotFails(t *testing.T) {
 		"checkpoint": {Verb: fake.VerbCheckpoint, Kind: sandboxer.Exhausted, Times: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newVaultRig(t, func(s *setup) {
+			r := newSnapshotRig(t, func(s *setup) {
 				if name == "archive" {
 					dropCheckpoint(s)
 				}
@@ -317,7 +317,7 @@ func TestSnapshotFails(t *testing.T) {
 		})
 	}
 	t.Run("drop", func(t *testing.T) {
-		r := newVaultRig(t)
+		r := newSnapshotRig(t)
 		sb := r.create(sandboxer.CreateRequest{})
 		rec := r.snapshot(sb.ID, SnapshotRequest{})
 		r.world.Inject(fake.Fault{Verb: fake.VerbDropSnapshot, Kind: sandboxer.Unavailable, Times: 1})
@@ -334,7 +334,7 @@ func TestSnapshotFails(t *testing.T) {
 		r.clean()
 	})
 	t.Run("destroy", func(t *testing.T) {
-		r := newVaultRig(t)
+		r := newSnapshotRig(t)
 		sb := r.create(sandboxer.CreateRequest{})
 		r.world.Inject(fake.Fault{Verb: fake.VerbSnapshot, Hang: true, Times: 1})
 		failed := make(chan error, 1)
@@ -349,7 +349,7 @@ func TestSnapshotFails(t *testing.T) {
 }
 
 func TestSnapshotExpires(t *testing.T) {
-	r := newVaultRig(t)
+	r := newSnapshotRig(t)
 	sb := r.create(sandboxer.CreateRequest{})
 	rec := r.snapshot(sb.ID, SnapshotRequest{TTL: time.Millisecond, Kind: sandboxer.SnapshotBoth})
 	kept := r.snapshot(sb.ID, SnapshotRequest{TTL: time.Hour})
@@ -368,7 +368,7 @@ func TestSnapshotExpires(t *testing.T) {
 // TestDropWaitsForRestore: what is being restored from is not collected.
 func TestDropWaitsForRestore(t *testing.T) {
 	hold, let := heldUp(pRestore)
-	r := newVaultRig(t, hold)
+	r := newSnapshotRig(t, hold)
 	t.Cleanup(let)
 	sb := r.create(sandboxer.CreateRequest{})
 	rec := r.snapshot(sb.ID, SnapshotRequest{})
@@ -387,7 +387,7 @@ func TestDropWaitsForRestore(t *testing.T) {
 }
 
 func TestRestoreIsIdempotent(t *testing.T) {
-	r := newVaultRig(t)
+	r := newSnapshotRig(t)
 	sb := r.create(sandboxer.CreateRequest{})
 	rec := r.snapshot(sb.ID, SnapshotRequest{})
 	a := r.restored(rec.ID, RestoreRequest{Key: "k"})
@@ -403,7 +403,7 @@ func TestRestoreIsIdempotent(t *testing.T) {
 func TestRestoreElsewhere(t *testing.T) {
 	other := fake.NewWorld()
 	defer other.Close()
-	r := newVaultRig(t, func(s *setup) {
+	r := newSnapshotRig(t, func(s *setup) {
 		s.other = other
 		s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.other", Extension: "ext.other", Workspace: "/work", Env: map[string]string{"FROM": "other"}})
 	})
@@ -449,7 +449,7 @@ func TestRestoreElsewhere(t *testing.T) {
 // TestRestoreOtherwise: what is restored may get other inputs and another host than its
 // source, in its portable form; a native one goes on as it was.
 func TestRestoreOtherwise(t *testing.T) {
-	r := newVaultRig(t, func(s *setup) {
+	r := newSnapshotRig(t, func(s *setup) {
 		s.fake.Hosts = []string{"a", "b"}
 		s.inputs = append(slices.Clone(s.inputs), sandboxer.Input{Name: "vm"}, sandboxer.Input{Name: "target"})
 		s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.two", Extension: "ext.fake", Inputs: map[string]string{"vm": "two"}})
@@ -496,7 +496,7 @@ func TestRestoreOtherwise(t *testing.T) {
 }
 
 func TestDiffExportImport(t *testing.T) {
-	r := newVaultRig(t)
+	r := newSnapshotRig(t)
 	sb := r.create(sandboxer.CreateRequest{})
 	r.write(sb.ID, "same", "same")
 	r.write(sb.ID, "gone", "gone")
@@ -536,7 +536,7 @@ func TestDiffExportImport(t *testing.T) {
 }
 
 func TestFork(t *testing.T) {
-	r := newVaultRig(t, func(s *setup) { s.fake.Capacity = 12 })
+	r := newSnapshotRig(t, func(s *setup) { s.fake.Capacity = 12 })
 	sb := r.create(sandboxer.CreateRequest{})
 	r.write(sb.ID, "f", "shared")
 	made, err := r.Fork(acme, sb.ID, ForkRequest{Count: 5, TTL: time.Minute, Labels: map[string]string{"n": "1"}})
@@ -576,7 +576,7 @@ func TestFork(t *testing.T) {
 
 // TestForkAgain repeats a fork: one key makes one set of copies.
 func TestForkAgain(t *testing.T) {
-	r := newVaultRig(t, func(s *setup) { s.fake.Capacity = 12 })
+	r := newSnapshotRig(t, func(s *setup) { s.fake.Capacity = 12 })
 	sb := r.create(sandboxer.CreateRequest{Key: "used"})
 	req := ForkRequest{Count: 3, Key: "k", Env: map[string]string{"A": "1"}}
 	ids := func(made []*sandboxer.Sandbox) (out []string) {
@@ -670,7 +670,7 @@ func TestForkAgain(t *testing.T) {
 }
 
 func TestSnapshotsAtOnce(t *testing.T) {
-	r := newVaultRig(t)
+	r := newSnapshotRig(t)
 	sb := r.create(sandboxer.CreateRequest{})
 	var wg sync.WaitGroup
 	for range 8 {
@@ -690,7 +690,7 @@ func TestSnapshotsAtOnce(t *testing.T) {
 
 // TestLeftSaving: what a broker that is gone was saving is dropped by the next.
 func TestLeftSaving(t *testing.T) {
-	r := newVaultRig(t)
+	r := newSnapshotRig(t)
 	sb := r.create(sandboxer.CreateRequest{})
 	rec := newSnapshot(sb, sandboxer.SnapshotBoth, "")
 	if err := r.store.Write(context.Background(), sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}}); err != nil {

@@ -161,7 +161,7 @@ func (m *Manager) pass(ctx context.Context, t *tally, due time.Time) error {
 	m.checkClock()
 	return m.records(ctx, sandboxer.Query{States: live, DueBefore: due}, func(sb *sandboxer.Sandbox) {
 		if sb.Damaged != "" {
-			m.mourn(sb)
+			m.reportDamaged(sb)
 			return
 		}
 		m.act(t, sb, sandboxer.Unknown)
@@ -175,7 +175,7 @@ func (m *Manager) checkClock() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if jumped(m.clock, now) {
-		m.quiet = now.Add(m.opts.Grace)
+		m.graceUntil = now.Add(m.opts.Grace)
 		m.log.Warn("the clock was set; nothing expires before the grace period is over", "grace", m.opts.Grace)
 	}
 	m.clock = now
@@ -192,7 +192,7 @@ func jumped(a, b time.Time) bool {
 func (m *Manager) isQuiet() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return time.Now().Before(m.quiet)
+	return time.Now().Before(m.graceUntil)
 }
 
 // act decides about sb and sets the action in motion, unless the sweep has something
@@ -289,9 +289,9 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 			return nil
 		})
 	case resume:
-		err = m.pickUp(ctx, t, sb)
+		err = m.continueCreate(ctx, t, sb)
 	case pause:
-		err = m.lieDown(ctx, t, sb, a.reason)
+		err = m.sweepPause(ctx, t, sb, a.reason)
 	case end:
 		why := ending{reason: a.reason, message: says[a.reason]}
 		if a.reason == sandboxer.ReasonLost {
@@ -315,12 +315,12 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 		if a.reason == sandboxer.ReasonOOMKilled {
 			m.oomKilled(sb.Extension, "sandbox")
 		}
-		err = m.payUp(ctx, t, sb)
+		err = m.retryTeardown(ctx, t, sb)
 	case teardown:
 		// Somebody else may have tried, and failed, since sb was read.
 		var cur *sandboxer.Sandbox
 		if cur, err = m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err == nil && still(cur) {
-			err = m.payUp(ctx, t, cur)
+			err = m.retryTeardown(ctx, t, cur)
 		}
 	}
 	if err != nil && err != errMoot && ctx.Err() == nil {
@@ -375,8 +375,8 @@ func takeSlot(ctx context.Context, slots chan struct{}) (release func(), err err
 	}
 }
 
-// payUp tears sb down.
-func (m *Manager) payUp(ctx context.Context, t *tally, sb *sandboxer.Sandbox) error {
+// retryTeardown tears sb down.
+func (m *Manager) retryTeardown(ctx context.Context, t *tally, sb *sandboxer.Sandbox) error {
 	release, err := m.slot(ctx, sb.Extension)
 	if err != nil {
 		return err
@@ -388,8 +388,8 @@ func (m *Manager) payUp(ctx context.Context, t *tally, sb *sandboxer.Sandbox) er
 	return err
 }
 
-// pickUp goes on with a sandbox that a former process left half made.
-func (m *Manager) pickUp(ctx context.Context, t *tally, sb *sandboxer.Sandbox) error {
+// continueCreate goes on with a sandbox that a former process left half made.
+func (m *Manager) continueCreate(ctx context.Context, t *tally, sb *sandboxer.Sandbox) error {
 	slot := m.slot
 	if sourceOf(sb) != "" {
 		slot = m.saveSlot
@@ -445,7 +445,7 @@ func (m *Manager) surveyAll(t *tally, again bool) {
 
 // surveyOne compares the records of one extension with what its backend has.
 func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
-	// The listing comes first: whatever is in it was in the books before.
+	// The listing comes first: whatever is in it was in the database before.
 	at := time.Now()
 	listed, lerr := m.listing(ctx, e)
 	if away := lerr != nil; *e.away && !away {
@@ -466,7 +466,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 		t.count(func(r *SweepReport) { r.Seen++ })
 		if sb.Damaged != "" {
 			t.count(func(r *SweepReport) { r.Damaged++ })
-			m.mourn(sb)
+			m.reportDamaged(sb)
 			return
 		}
 		if sb.Unconfirmed == sandboxer.Unasked && sb.State != sandboxer.Terminating && e.Backend != nil {
@@ -617,7 +617,7 @@ func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed ma
 		if explained[s] {
 			continue
 		}
-		tenant, v, err := m.verdictOn(ctx, s)
+		tenant, v, err := m.recordStatusOf(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -656,19 +656,19 @@ func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed ma
 	return nil
 }
 
-// A verdict is what the database says to an object outside.
-type verdict int
+// A recordStatus is what the database says to an object outside.
+type recordStatus int
 
 const (
-	explains verdict = iota // a living record has it
-	denies                  // its record says that it is gone
-	unknown                 // it never had a record, as far as the database knows
+	explains recordStatus = iota // a living record has it
+	denies                       // its record says that it is gone
+	unknown                      // it never had a record, as far as the database knows
 )
 
-// verdictOn says what the database knows of s. tenant is whose it was, if that is known. A
+// recordStatusOf says what the database knows of s. tenant is whose it was, if that is known. A
 // record answers for its own generation and those that its resumes made, of which the
 // latest may exist; a later one had a record that the database lost.
-func (m *Manager) verdictOn(ctx context.Context, s sighting) (tenant string, _ verdict, err error) {
+func (m *Manager) recordStatusOf(ctx context.Context, s sighting) (tenant string, _ recordStatus, err error) {
 	sb, err := m.store.Sandbox(ctx, s.id)
 	switch {
 	case isKind(err, sandboxer.NotFound):
@@ -702,7 +702,7 @@ func (m *Manager) ripe(s sighting) bool {
 		m.sightings[s] = now
 		return false
 	}
-	return now.Sub(first) >= m.opts.Grace && !now.Before(m.quiet)
+	return now.Sub(first) >= m.opts.Grace && !now.Before(m.graceUntil)
 }
 
 // reap tears down one stray object, unless its ID has work in flight.
@@ -720,7 +720,7 @@ func (m *Manager) reap(ctx context.Context, e *extension, s sighting, h sandboxe
 		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s has work in flight", s.id)
 	}
 	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-		_, v, err := m.verdictOn(ctx, s)
+		_, v, err := m.recordStatusOf(ctx, s)
 		if err == nil && v == explains {
 			err = errMoot
 		}
@@ -744,7 +744,7 @@ func (m *Manager) reap(ctx context.Context, e *extension, s sighting, h sandboxe
 		}}})
 	})
 	<-j.done
-	m.ring(s.id)
+	m.notify(s.id)
 	return j.err
 }
 
@@ -765,7 +765,7 @@ func (m *Manager) housekeep() {
 		}
 	}
 	m.mu.Lock()
-	for id, u := range m.uses { // what is older is in the books
+	for id, u := range m.uses { // what is older is in the database
 		if u.now == 0 && time.Since(u.last) > time.Hour {
 			delete(m.uses, id)
 		}

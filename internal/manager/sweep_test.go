@@ -240,7 +240,7 @@ func TestUnknownIsNotGone(t *testing.T) {
 	}
 }
 
-// TestOrphans puts objects into the world that the books do not know.
+// TestOrphans puts objects into the world that the database do not know.
 func TestOrphans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, ticking)
@@ -351,7 +351,7 @@ func TestClockIsSet(t *testing.T) {
 		r := newRig(t, ticking)
 		sb := r.create(sandboxer.CreateRequest{TTL: 10 * time.Second})
 		r.Manager.mu.Lock()
-		r.Manager.quiet = time.Now().Add(time.Minute) // as checkClock does after a jump
+		r.Manager.graceUntil = time.Now().Add(time.Minute) // as checkClock does after a jump
 		r.Manager.mu.Unlock()
 		time.Sleep(50 * time.Second)
 		synctest.Wait()

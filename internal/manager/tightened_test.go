@@ -21,7 +21,7 @@ func TestTightened(t *testing.T) {
 			"memory_bytes=8589934592 is more"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newVaultRig(t, func(s *setup) {
+			r := newSnapshotRig(t, func(s *setup) {
 				s.wrap = func(e *fake.Extension) sandboxer.Extension { return bounded{e} }
 				c.before.ID, c.before.Extension, c.before.AutoResume = "profile.tight", "ext.fake", true
 				s.profiles = append(slices.Clone(s.profiles), c.before)

@@ -40,14 +40,14 @@ type (
 	NewKey           = sandboxer.KeyRequest
 )
 
-// Audit is the result of comparing the books with themselves and with every
+// Audit is the result of comparing the database with themselves and with every
 // backend's listing.
 type Audit struct {
 	Checked    int         `json:"checked"`    // records, objects, tenants and events looked at
 	Violations []Violation `json:"violations"` // at most 1,000
 	LeftOut    int         `json:"left_out"`   // how many more there are
 
-	named map[incarnation]bool // damaged records
+	named map[generationKey]bool // damaged records
 	deep  bool
 }
 

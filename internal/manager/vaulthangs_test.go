@@ -121,7 +121,7 @@ func TestVaultHangs(t *testing.T) {
 		hangs := new(atomic.Int64)
 		r := newRig(t, func(s *setup) {
 			ticking(s)
-			s.opts.Vault = stuckVault{dirVault{s.dir}, hangs}
+			s.opts.SnapshotStore = stuckVault{dirVault{s.dir}, hangs}
 		})
 		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
 		snap := func(name string) *sandboxer.SnapshotRecord {
@@ -151,20 +151,20 @@ func TestVaultHangs(t *testing.T) {
 		ends("drop", vaultAsk, err, began)
 		began = time.Now()
 		_, err = r.Diff(acme, one.ID, one.ID)
-		ends("diff", vaultRead, err, began)
+		ends("diff", storeRead, err, began)
 		began = time.Now()
-		ends("export", vaultRead, r.ExportSnapshot(acme, one.ID, io.Discard), began)
+		ends("export", storeRead, r.ExportSnapshot(acme, one.ID, io.Discard), began)
 		began = time.Now()
 		_, err = r.ImportSnapshot(acme, ImportRequest{Profile: "test"}, bytes.NewReader(file.Bytes()))
-		ends("import", vaultSave+vaultAsk, err, began) // it drops what came of it
+		ends("import", storeSave+vaultAsk, err, began) // it drops what came of it
 		began = time.Now()
 		_, err = r.Snapshot(acme, sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotPortable})
-		ends("snapshot", vaultSave+vaultAsk, err, began)
+		ends("snapshot", storeSave+vaultAsk, err, began)
 		for _, h := range []int64{hangsReading, hangsAll} {
 			hangs.Store(h)
 			began = time.Now()
 			_, err = r.Restore(acme, one.ID, RestoreRequest{})
-			ends("restore", 2*vaultRead, err, began)
+			ends("restore", 2*storeRead, err, began)
 		}
 
 		hangs.Store(hangsNever)
@@ -187,7 +187,7 @@ func TestVaultHangs(t *testing.T) {
 func TestAuditOfAVaultThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hangs := new(atomic.Int64)
-		r := newRig(t, func(s *setup) { s.opts.Vault = stuckVault{dirVault{s.dir}, hangs} })
+		r := newRig(t, func(s *setup) { s.opts.SnapshotStore = stuckVault{dirVault{s.dir}, hangs} })
 		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
 		for range 3 {
 			if _, err := r.Snapshot(acme, sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotPortable}); err != nil {
@@ -200,7 +200,7 @@ func TestAuditOfAVaultThatHangs(t *testing.T) {
 			want  string
 		}{
 			{hangsAll, vaultAsk, storeName + ": " + storeName + " cannot be reached"},
-			{hangsReading, vaultRead, "2 more were not looked at"},
+			{hangsReading, storeRead, "2 more were not looked at"},
 		} {
 			hangs.Store(c.hangs)
 			began := time.Now()
@@ -213,7 +213,7 @@ func TestAuditOfAVaultThatHangs(t *testing.T) {
 			}
 		}
 		began := time.Now()
-		if a, err := r.DeepAudit(admin); err != nil || len(a.Violations) != 1 || time.Since(began) > vaultRead {
+		if a, err := r.DeepAudit(admin); err != nil || len(a.Violations) != 1 || time.Since(began) > storeRead {
 			t.Errorf("deep audit: %v, %+v after %s", err, a.Violations, time.Since(began))
 		}
 		hangs.Store(hangsNever)
@@ -229,7 +229,7 @@ func TestExpiryBesideAVaultThatHangs(t *testing.T) {
 		r := newRig(t, func(s *setup) {
 			ticking(s)
 			s.opts.Workers = 2
-			s.opts.Vault = stuckVault{dirVault{s.dir}, hangs}
+			s.opts.SnapshotStore = stuckVault{dirVault{s.dir}, hangs}
 		})
 		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
 		for _, kind := range []sandboxer.SnapshotKind{sandboxer.SnapshotPortable, sandboxer.SnapshotBoth} {

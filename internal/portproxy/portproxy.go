@@ -468,7 +468,7 @@ func (b *bounded) Close() error {
 	return err
 }
 
-// target is a name for the pool of connections to a port: one incarnation's are not
+// target is a name for the pool of connections to a port: one generation's are not
 // used for the next.
 func target(v *manager.Visit) string {
 	return strconv.Itoa(v.Port) + "-g" + strconv.Itoa(v.Generation) + "-" + v.SandboxID + ".sandbox.invalid:" + strconv.Itoa(v.Port)

@@ -44,12 +44,12 @@ func (s *Server) extensions(ctx context.Context, _ *none) (*reply[api.List[api.E
 	return listOf(s.m.Extensions(ctx), ""), nil
 }
 
-func (s *Server) probe(ctx context.Context, in *inID) (*reply[api.Offer], error) {
+func (s *Server) probe(ctx context.Context, in *inID) (*reply[api.HostCapacity], error) {
 	o, err := s.m.Probe(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	return &reply[api.Offer]{Body: o}, nil
+	return &reply[api.HostCapacity]{Body: o}, nil
 }
 
 func (s *Server) reload(ctx context.Context, _ *none) (*reply[api.Reload], error) {

@@ -92,7 +92,7 @@ func examples() []any {
 		page(api.Pool{Profile: profile.ID, Extension: "ext.local", Size: 4, Ready: 4, Claimed: new(int64(40)), Cold: new(int64(2))}),
 		api.Caches{SchemaVersion: api.SchemaVersion, Items: []api.Cache{{Extension: "ext.compose-ssh", Host: "build-1", Name: "shop/web", Tenant: "default", Bytes: 73400320, UsedAt: at}}},
 		api.DrainedPool{Profile: profile.ID, Removed: 4},
-		api.Offer{Free: 12, Hosts: []string{"localhost"}, Attrs: map[string]string{"platform": "systrap"}},
+		api.HostCapacity{Free: 12, Hosts: []string{"localhost"}, Attrs: map[string]string{"platform": "systrap"}},
 		api.NewKey{Name: "ci", Tenant: "default", Scopes: key.Scopes, TTL: 720 * time.Hour},
 		api.CreatedKey{Token: "sbx_key_k1_0123456789abcdefghjkmnpqrs", Key: key},
 		page(key),

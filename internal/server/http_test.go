@@ -61,7 +61,7 @@ type setup struct {
 	ports  *url.URL // names of ports are below it
 	extend func(*fake.Extension) sandboxer.Extension
 	more   []manager.Extension // besides ext.fake
-	vault  manager.Vault
+	vault  manager.SnapshotStore
 	beat   time.Duration
 	pulse  time.Duration
 }
@@ -108,7 +108,7 @@ func newRig(t testing.TB, change ...func(*setup)) *rig {
 		{ID: "profile.paid", Extension: "ext.fake", TTL: time.Hour, Price: sandboxer.Price{PerHour: 120_000}},
 	}, append([]manager.Extension{
 		{Info: sandboxer.ExtensionInfo{ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation, Capabilities: b.Capabilities(), Inputs: fake.Adapter.Inputs}, Backend: b},
-	}, set.more...), manager.Options{Owner: "test", Key: bytes.Repeat([]byte{7}, 32), SweepEvery: time.Hour, Log: log, OOMKilled: metrics.OOMKilled, Vault: set.vault})
+	}, set.more...), manager.Options{Owner: "test", Key: bytes.Repeat([]byte{7}, 32), SweepEvery: time.Hour, Log: log, OOMKilled: metrics.OOMKilled, SnapshotStore: set.vault})
 	if err != nil {
 		t.Fatal(err)
 	}

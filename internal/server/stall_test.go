@@ -24,20 +24,20 @@ type endless struct{ closed func() }
 func (endless) Read(p []byte) (int, error) { return rand.Read(p) }
 func (e endless) Close() error             { e.closed(); return nil }
 
-// endlessVault keeps nothing, and has more of it than anybody takes.
-type endlessVault struct {
-	manager.Vault
+// endlessStore keeps nothing, and has more of it than anybody takes.
+type endlessStore struct {
+	manager.SnapshotStore
 	shut chan string
 }
 
-func (endlessVault) List(context.Context) ([]string, error) { return nil, nil }
+func (endlessStore) List(context.Context) ([]string, error) { return nil, nil }
 
-func (endlessVault) Save(_ context.Context, _ *sandboxer.SnapshotRecord, r io.Reader) (sandboxer.PortablePayload, error) {
+func (endlessStore) Save(_ context.Context, _ *sandboxer.SnapshotRecord, r io.Reader) (sandboxer.PortablePayload, error) {
 	_, err := io.Copy(io.Discard, r)
 	return sandboxer.PortablePayload{Digest: "sha256:00"}, err
 }
 
-func (v endlessVault) Export(_ context.Context, _ string, w io.Writer) error {
+func (v endlessStore) Export(_ context.Context, _ string, w io.Writer) error {
 	_, err := io.Copy(w, endless{})
 	v.shut <- "export"
 	return err
@@ -64,7 +64,7 @@ func TestWhoTakesNothing(t *testing.T) {
 		},
 	}
 	r := newRig(t, scripts(x), func(s *setup) {
-		s.vault = endlessVault{shut: shut}
+		s.vault = endlessStore{shut: shut}
 		s.edge.Conns = edge.ConnLimits{Stall: 200 * time.Millisecond, StreamStall: 200 * time.Millisecond}
 	})
 	k, c := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)

@@ -143,13 +143,13 @@ func TestKill(t *testing.T) {
 		if !killed.Load() {
 			t.Fatalf("round %d: the writer ended by itself", round)
 		}
-		checkBooks(t, dir, acknowledged)
+		checkDatabase(t, dir, acknowledged)
 	}
 	t.Logf("%d sandboxes acknowledged in 20 lives", len(acknowledged))
 }
 
-// checkBooks opens dir and compares it with what was acknowledged and with itself.
-func checkBooks(t *testing.T, dir string, acknowledged map[string]int64) {
+// checkDatabase opens dir and compares it with what was acknowledged and with itself.
+func checkDatabase(t *testing.T, dir string, acknowledged map[string]int64) {
 	t.Helper()
 	s := openTest(t, dir)
 	if !s.WentBack().IsZero() {

@@ -152,7 +152,7 @@ func (s *Store) Entries(ctx context.Context, q sandboxer.EntryQuery) (items []sa
 	return items, next, nil
 }
 
-// OpenHolds returns what is still on hold, per sandbox incarnation.
+// OpenHolds returns what is still on hold, per sandbox generation.
 func (s *Store) OpenHolds(ctx context.Context) (holds []sandboxer.OpenHold, err error) {
 	query := `SELECT tenant, sandbox_id, generation, amount FROM open_holds ORDER BY tenant, sandbox_id, generation`
 	err = s.rows(ctx, query, nil, func(rows *sql.Rows) error {

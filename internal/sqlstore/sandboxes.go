@@ -100,7 +100,7 @@ func (s *Store) Sandbox(ctx context.Context, id string) (*sandboxer.Sandbox, err
 	return s.one(ctx, sandboxByID, id, 0)
 }
 
-// SandboxGeneration returns one incarnation of id.
+// SandboxGeneration returns one generation of id.
 func (s *Store) SandboxGeneration(ctx context.Context, id string, generation int) (*sandboxer.Sandbox, error) {
 	if generation < 1 {
 		return nil, noSandbox(id, generation)

@@ -359,7 +359,7 @@ func damaged(dir string, cause error) error {
 	backup := newestBackup(dir)
 	if backup == "" {
 		return sandboxer.E(sandboxer.Failed, cause, "the database %s is damaged or not sandboxer's, and the data directory holds no backup of it", file).
-			WithHint("put back a copy of your own; only if nothing that sandboxer made exists any more, move %s away to begin with empty books", dir)
+			WithHint("put back a copy of your own; only if nothing that sandboxer made exists any more, move %s away to begin with an empty database", dir)
 	}
 	return sandboxer.E(sandboxer.Failed, cause, "the database %s is damaged or not sandboxer's; its newest backup is %s", file, backup).
 		WithHint("put it in place; what stands there is kept: sandboxer backup restore --data-dir %s %s", dir, backup)

@@ -464,7 +464,7 @@ func FuzzCursor(f *testing.F) {
 }
 
 func TestLockedByAnother(t *testing.T) {
-	err := wrap(lockedError(t), "write the books")
+	err := wrap(lockedError(t), "write the database")
 	refused(t, err, sandboxer.Unavailable, "locked")
 }
 

@@ -1,4 +1,4 @@
-// Package sqlstore keeps the broker's books in SQLite: it implements
+// Package sqlstore keeps the broker's database in SQLite: it implements
 // sandboxer.Store. Writes of concurrent callers share commits (writer.go); reads run
 // beside them on connections of their own.
 //
@@ -102,7 +102,7 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 		return t.putEvents(w.Events, seqs)
 	})
 	if err != nil {
-		return s.wayBack(wrap(err, "write the books"))
+		return s.wayBack(wrap(err, "write the database"))
 	}
 	for i := range w.Events {
 		w.Events[i].Seq = seqs[i]
@@ -157,7 +157,7 @@ func (s *Store) readError(err error) error {
 	case <-s.writer.closing:
 		return errClosed()
 	default:
-		return s.wayBack(wrap(err, "read the books"))
+		return s.wayBack(wrap(err, "read the database"))
 	}
 }
 

@@ -117,7 +117,7 @@ func (w *writer) commit(first *request) {
 
 // answer tells everybody in the group how the attempt ended.
 func (w *writer) answer(err error) {
-	err = wrap(err, "write the books")
+	err = wrap(err, "write the database")
 	for i, r := range w.group {
 		if err == nil {
 			r.done <- r.err

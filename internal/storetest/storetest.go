@@ -1,5 +1,5 @@
 // Package storetest is the conformance suite of sandboxer.Store: whatever keeps the
-// books runs it, and new behaviour of stores is written here first.
+// database runs it, and new behaviour of stores is written here first.
 package storetest
 
 import (
@@ -19,7 +19,7 @@ import (
 // Run tests the store that open returns. open is called once for every behaviour and
 // returns a new, empty store, which the suite closes. reopen closes s and opens what
 // it stored again; it may be nil for a store that does not outlive its process. damage
-// makes the stored record of one incarnation, or of the snapshot id if generation is
+// makes the stored record of one generation, or of the snapshot id if generation is
 // 0, unreadable, but not what the store searches
 // it by; it may be left out for a store whose records nobody can reach.
 func Run(t *testing.T, open func(t *testing.T) sandboxer.Store, reopen func(t *testing.T, s sandboxer.Store) sandboxer.Store,

@@ -27,8 +27,8 @@ import (
 // bound what a dead broker costs.
 const fuseMargin = 2 * time.Minute
 
-// An order is a checked create or restore.
-type order struct {
+// A resolvedRequest is a checked create or restore.
+type resolvedRequest struct {
 	tenant, actor string
 	id            string // never empty
 	chosen        bool   // the caller chose the ID, so it may exist already
@@ -50,20 +50,20 @@ type order struct {
 }
 
 // matches reports whether sb is what o asks for, so that o may be answered with it.
-func (m *Manager) matches(o *order, sb *sandboxer.Sandbox) bool {
+func (m *Manager) matches(o *resolvedRequest, sb *sandboxer.Sandbox) bool {
 	env, err := m.openEnv(sb)
 	return err == nil && o.tenant == sb.Tenant && o.fulfilled(sb.Spec, sb.Name, env)
 }
 
 // same is matches for two requests.
-func (o *order) same(p *order) bool {
+func (o *resolvedRequest) same(p *resolvedRequest) bool {
 	return o.tenant == p.tenant && o.fulfilled(p.spec, p.name, p.spec.Env)
 }
 
 // fulfilled reports whether a sandbox of this spec, name and environment has the
 // profile and the inputs that o asks for, and whatever else the request itself names.
 // What it leaves to the profile does not count: the profile may be another by now.
-func (o *order) fulfilled(spec sandboxer.Spec, name string, env map[string]string) bool {
+func (o *resolvedRequest) fulfilled(spec sandboxer.Spec, name string, env map[string]string) bool {
 	r := &o.req
 	has := func(all, some map[string]string) bool {
 		for k, v := range some {
@@ -152,7 +152,7 @@ func digestOf(what string, req any) string {
 // profile finds a profile by its ID, with or without the prefix.
 func (m *Manager) profile(id string) (sandboxer.Profile, error) {
 	var ids []string
-	for _, p := range m.offered.Load().profiles {
+	for _, p := range m.catalogue.Load().profiles {
 		if p.ID == id || p.ID == "profile."+id {
 			return p, nil
 		}
@@ -166,7 +166,7 @@ func (m *Manager) profile(id string) (sandboxer.Profile, error) {
 }
 
 // resolve checks a create for p and merges it with its profile. Nothing exists yet.
-func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*order, error) {
+func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*resolvedRequest, error) {
 	prof, err := m.profile(req.Profile)
 	if err != nil {
 		return nil, err
@@ -210,7 +210,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	} else if err := req.Limits.Within(m.ceilings(spec), "profile "+prof.ID); err != nil {
 		return nil, err
 	}
-	return &order{
+	return &resolvedRequest{
 		tenant: p.Tenant, actor: p.Actor, id: id, chosen: chosen, name: req.Name, ext: ext, spec: spec,
 		ttl: cmp.Or(req.TTL, ttlOf(prof)), maxCost: req.MaxCost,
 		key: req.Key, digest: m.mac(digest(req)), noWaiting: req.NoWaiting, req: req,
@@ -219,9 +219,9 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 
 // serving finds the extension that serves a profile. Kind: Unavailable.
 func (m *Manager) serving(prof sandboxer.Profile) (*extension, error) {
-	var offers []offer
+	var offers []ability
 	for _, e := range m.extensions() {
-		offers = append(offers, e.offer())
+		offers = append(offers, e.ability())
 	}
 	chosen, refused := route(prof, offers)
 	if len(chosen) == 0 {
@@ -445,7 +445,7 @@ func checkLabels(labels map[string]string) error {
 	return nil
 }
 
-// maxRequest bounds what one request adds to the books.
+// maxRequest bounds what one request adds to the database.
 const maxRequest = 256 << 10
 
 func checkSize(req any) error {
@@ -477,7 +477,7 @@ func (m *Manager) holds(p sandboxer.Principal, prof sandboxer.Profile, spec sand
 		err = spec.Limits.Within(m.ceilings(spec), "profile "+prof.ID)
 	}
 	for _, mt := range spec.Mounts {
-		if err == nil && !offers(prof, mt) {
+		if err == nil && !allowsMount(prof, mt) {
 			err = sandboxer.E(sandboxer.Denied, nil, "it mounts %s", mt.Source)
 		}
 	}
@@ -520,7 +520,7 @@ func (m *Manager) checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.Net
 		return err
 	}
 	var ids []string
-	for _, p := range m.offered.Load().profiles {
+	for _, p := range m.catalogue.Load().profiles {
 		if want.Within(p.Network) == nil && len(ids) < 5 {
 			ids = append(ids, p.ID)
 		}
@@ -548,7 +548,7 @@ func checkMounts(p sandboxer.Principal, prof sandboxer.Profile, mounts []sandbox
 			return sandboxer.E(sandboxer.Invalid, nil, "mount %s:%s: something is mounted on %s already", mt.Source, mt.Target, mt.Target)
 		}
 		targets = append(targets, mt.Target)
-		if !offers(prof, mt) && !p.Can(sandboxer.ScopeAdmin) {
+		if !allowsMount(prof, mt) && !p.Can(sandboxer.ScopeAdmin) {
 			return sandboxer.E(sandboxer.Denied, nil, "mount %s: profile %s does not offer that path", mt.Source, prof.ID).
 				WithHint("only an administrator mounts any path of the host")
 		}
@@ -556,8 +556,8 @@ func checkMounts(p sandboxer.Principal, prof sandboxer.Profile, mounts []sandbox
 	return nil
 }
 
-// offers reports whether the profile mounts mt, or what it lies in, with as many rights.
-func offers(prof sandboxer.Profile, mt sandboxer.Mount) bool {
+// allowsMount reports whether the profile mounts mt, or what it lies in, with as many rights.
+func allowsMount(prof sandboxer.Profile, mt sandboxer.Mount) bool {
 	return slices.ContainsFunc(prof.Mounts, func(o sandboxer.Mount) bool {
 		below := mt.Source == o.Source || strings.HasPrefix(mt.Source, strings.TrimSuffix(o.Source, "/")+"/")
 		return below && (mt.ReadOnly || !o.ReadOnly)

@@ -1,6 +1,6 @@
 //go:build unix
 
-package tti
+package latency
 
 import (
 	"syscall"

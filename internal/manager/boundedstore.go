@@ -13,52 +13,52 @@ import (
 // nothing up for ever; what takes long because there is much of it must not be cut.
 const (
 	vaultAsk  = time.Minute      // a question about names, and a drop
-	vaultRead = 5 * time.Minute  // reading, from the last piece on
-	vaultSave = 30 * time.Minute // saving, from the last piece that it took: it reads all of it back then
+	storeRead = 5 * time.Minute  // reading, from the last piece on
+	storeSave = 30 * time.Minute // saving, from the last piece that it took: it reads all of it back then
 )
 
 // storeName is what messages call the store of portable snapshots.
 const storeName = "the store of portable snapshots"
 
-var errVaultHangs = errors.New("it did not answer in time")
+var errStoreHangs = errors.New("it did not answer in time")
 
-// A boundedVault is a Vault whose calls end, as long as it heeds their contexts.
-type boundedVault struct{ v Vault }
+// A boundedStore is a SnapshotStore whose calls end, as long as it heeds their contexts.
+type boundedStore struct{ v SnapshotStore }
 
 // ask calls f, which may take as long as limit says.
 func ask[T any](ctx context.Context, limit time.Duration, f func(context.Context) (T, error)) (T, error) {
-	ctx, w := watchVault(ctx, limit)
+	ctx, w := watchStore(ctx, limit)
 	defer w.end()
 	out, err := f(ctx)
 	return out, w.cause(err)
 }
 
-// Save implements Vault.
-func (b boundedVault) Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (sandboxer.PortablePayload, error) {
-	ctx, w := watchVault(ctx, vaultSave)
+// Save implements SnapshotStore.
+func (b boundedStore) Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (sandboxer.PortablePayload, error) {
+	ctx, w := watchStore(ctx, storeSave)
 	defer w.end()
 	p, err := b.v.Save(ctx, rec, watchedReader{r, w})
 	return p, w.cause(err)
 }
 
-// Import implements Vault.
-func (b boundedVault) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (sandboxer.PortablePayload, error) {
-	ctx, w := watchVault(ctx, vaultSave)
+// Import implements SnapshotStore.
+func (b boundedStore) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (sandboxer.PortablePayload, error) {
+	ctx, w := watchStore(ctx, storeSave)
 	defer w.end()
 	p, err := b.v.Import(ctx, rec, watchedReader{r, w}, accept)
 	return p, w.cause(err)
 }
 
-// Export implements Vault.
-func (b boundedVault) Export(ctx context.Context, id string, to io.Writer) error {
-	ctx, w := watchVault(ctx, vaultRead)
+// Export implements SnapshotStore.
+func (b boundedStore) Export(ctx context.Context, id string, to io.Writer) error {
+	ctx, w := watchStore(ctx, storeRead)
 	defer w.end()
 	return w.cause(b.v.Export(ctx, id, watchedWriter{to, w}))
 }
 
-// Load implements Vault. The reader has to be closed.
-func (b boundedVault) Load(ctx context.Context, id string) (io.ReadCloser, error) {
-	ctx, w := watchVault(ctx, vaultRead)
+// Load implements SnapshotStore. The reader has to be closed.
+func (b boundedStore) Load(ctx context.Context, id string) (io.ReadCloser, error) {
+	ctx, w := watchStore(ctx, storeRead)
 	r, err := b.v.Load(ctx, id)
 	if err != nil {
 		w.end()
@@ -68,63 +68,63 @@ func (b boundedVault) Load(ctx context.Context, id string) (io.ReadCloser, error
 	return loading{r, w}, nil
 }
 
-// Files implements Vault.
-func (b boundedVault) Files(ctx context.Context, id string) ([]SnapshotFile, error) {
-	return ask(ctx, vaultRead, func(ctx context.Context) ([]SnapshotFile, error) { return b.v.Files(ctx, id) })
+// Files implements SnapshotStore.
+func (b boundedStore) Files(ctx context.Context, id string) ([]SnapshotFile, error) {
+	return ask(ctx, storeRead, func(ctx context.Context) ([]SnapshotFile, error) { return b.v.Files(ctx, id) })
 }
 
-// Describe implements Vault.
-func (b boundedVault) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
-	return ask(ctx, vaultRead, func(ctx context.Context) (*sandboxer.SnapshotRecord, error) { return b.v.Describe(ctx, id) })
+// Describe implements SnapshotStore.
+func (b boundedStore) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
+	return ask(ctx, storeRead, func(ctx context.Context) (*sandboxer.SnapshotRecord, error) { return b.v.Describe(ctx, id) })
 }
 
-// List implements Vault.
-func (b boundedVault) List(ctx context.Context) ([]string, error) {
+// List implements SnapshotStore.
+func (b boundedStore) List(ctx context.Context) ([]string, error) {
 	return ask(ctx, vaultAsk, b.v.List)
 }
 
-// Drop implements Vault.
-func (b boundedVault) Drop(ctx context.Context, id string) error {
+// Drop implements SnapshotStore.
+func (b boundedStore) Drop(ctx context.Context, id string) error {
 	_, err := ask(ctx, vaultAsk, func(ctx context.Context) (struct{}, error) { return struct{}{}, b.v.Drop(ctx, id) })
 	return err
 }
 
-// Check implements Vault. A deep one moves while it reports progress.
-func (b boundedVault) Check(ctx context.Context, id string, deep bool) error {
-	ctx, w := watchVault(ctx, vaultRead)
+// Check implements SnapshotStore. A deep one moves while it reports progress.
+func (b boundedStore) Check(ctx context.Context, id string, deep bool) error {
+	ctx, w := watchStore(ctx, storeRead)
 	defer w.end()
 	return w.cause(b.v.Check(sandboxer.WithProgress(ctx, func(sandboxer.Progress) { w.moved() }), id, deep))
 }
 
-// A vaultWatch ends a call of which nothing moves.
-type vaultWatch struct {
+// A storeWatch ends a call of which nothing moves.
+type storeWatch struct {
 	ctx   context.Context
 	limit time.Duration
 	timer *time.Timer
 	stop  context.CancelCauseFunc
 }
 
-func watchVault(ctx context.Context, limit time.Duration) (context.Context, *vaultWatch) {
+func watchStore(ctx context.Context, limit time.Duration) (context.Context, *storeWatch) {
 	ctx, stop := context.WithCancelCause(ctx)
-	return ctx, &vaultWatch{ctx, limit, time.AfterFunc(limit, func() { stop(errVaultHangs) }), stop}
+	return ctx, &storeWatch{ctx, limit, time.AfterFunc(limit, func() { stop(errStoreHangs) }), stop}
 }
 
 // moved starts the time anew.
-func (w *vaultWatch) moved() {
+func (w *storeWatch) moved() {
 	if w.ctx.Err() == nil {
 		w.timer.Reset(w.limit)
 	}
 }
 
-func (w *vaultWatch) end() {
+func (w *storeWatch) end() {
 	w.timer.Stop()
 	w.stop(nil)
 }
 
 // cause says in err's place that the store hangs, if that is why.
-func (w *vaultWatch) cause(err error) error {
-	if err != nil && err != io.EOF && context.Cause(w.ctx) == errVaultHangs {
-		return sandboxer.E(sandboxer.Unavailable, errVaultHangs, "%s cannot be reached: nothing came of it within %s", storeName, w.limit).
+func (w *storeWatch) cause(err error) error {
+	if err != nil && err != io.EOF && context.Cause(w.ctx) == errStoreHangs {
+		return sandboxer.E(sandboxer.Unavailable, errStoreHangs, "%s cannot be reached: nothing came of it within %s", storeName, w.limit).
 			WithHint("see whether the place of snapshot_store is well; try again later")
 	}
 	return err
@@ -139,7 +139,7 @@ func hung(err error, since time.Time) bool {
 // watchedReader is what the store takes from. While it waits for more, that is not its fault.
 type watchedReader struct {
 	r io.Reader
-	w *vaultWatch
+	w *storeWatch
 }
 
 func (r watchedReader) Read(p []byte) (int, error) {
@@ -152,7 +152,7 @@ func (r watchedReader) Read(p []byte) (int, error) {
 // watchedWriter is what the store gives to.
 type watchedWriter struct {
 	to io.Writer
-	w  *vaultWatch
+	w  *storeWatch
 }
 
 func (r watchedWriter) Write(p []byte) (int, error) {
@@ -165,7 +165,7 @@ func (r watchedWriter) Write(p []byte) (int, error) {
 // loading is what the store gives to who reads, and counts only while somebody does.
 type loading struct {
 	io.ReadCloser
-	w *vaultWatch
+	w *storeWatch
 }
 
 func (l loading) Read(p []byte) (int, error) {

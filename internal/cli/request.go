@@ -26,8 +26,8 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-// orderOptions are the flags with which a sandbox is asked for.
-type orderOptions struct {
+// requestOptions are the flags with which a sandbox is asked for.
+type requestOptions struct {
 	profile, image, offer   string // offer is the positional [PROFILE|IMAGE]
 	inputs, labels          []string
 	env                     envFlags
@@ -46,7 +46,7 @@ type orderOptions struct {
 	elsewhere error             // why a server of another machine cannot be asked that; nil if it can
 }
 
-func (o *orderOptions) register(f *factory, c *cobra.Command) {
+func (o *requestOptions) register(f *factory, c *cobra.Command) {
 	fl := c.Flags()
 	fl.StringVar(&o.profile, "profile", "", "`profile` to create from (SANDBOXER_PROFILE)")
 	fl.StringVar(&o.image, "image", "", "`image` in the backend's terms")
@@ -73,12 +73,12 @@ func (o *orderOptions) register(f *factory, c *cobra.Command) {
 }
 
 // registerUser is the flag for the sandbox's user where -u is not the command's.
-func (o *orderOptions) registerUser(c *cobra.Command) {
+func (o *requestOptions) registerUser(c *cobra.Command) {
 	c.Flags().StringVarP(&o.user, "user", "u", "", "`user`, or uid[:gid], of its commands, who also owns the workspace")
 }
 
 // split takes apart "[PROFILE|IMAGE] [-- CMD…]".
-func (o *orderOptions) split(cmd *cobra.Command, args []string) error {
+func (o *requestOptions) split(cmd *cobra.Command, args []string) error {
 	dash := cmd.ArgsLenAtDash()
 	if dash < 0 {
 		dash = len(args)
@@ -103,20 +103,20 @@ func looksLikeImage(s string) bool { return strings.ContainsAny(s, "/:@") }
 // build makes the request of the flags and finds what is wrong with them, before anything
 // is started for it. It is called once: what is checked is what is sent, and what the
 // flags name may be a pipe.
-func (o *orderOptions) build(f *factory) (err error) {
+func (o *requestOptions) build(f *factory) (err error) {
 	o.req, err = o.request(f)
 	return err
 }
 
 // requestFor is the request for the server of s.
-func (o *orderOptions) requestFor(s *session) (api.CreateSandbox, error) {
+func (o *requestOptions) requestFor(s *session) (api.CreateSandbox, error) {
 	if !s.local && o.elsewhere != nil {
 		return api.CreateSandbox{}, o.elsewhere
 	}
 	return o.req, nil
 }
 
-func (o *orderOptions) request(f *factory) (api.CreateSandbox, error) {
+func (o *requestOptions) request(f *factory) (api.CreateSandbox, error) {
 	set, err := f.settings()
 	if err != nil {
 		return api.CreateSandbox{}, err
@@ -195,7 +195,7 @@ func (o *orderOptions) request(f *factory) (api.CreateSandbox, error) {
 }
 
 // consumedBy is who the sandbox is attributed to.
-func (o *orderOptions) consumedBy() (c sandboxer.Consumer, err error) {
+func (o *requestOptions) consumedBy() (c sandboxer.Consumer, err error) {
 	c = sandboxer.Consumer{ID: o.consumer, Kind: o.consumerKind}
 	if c.Meta, err = keyValues("--consumer-meta", o.consumerMeta); err != nil {
 		return c, err
@@ -274,7 +274,7 @@ func inHome(name string) string {
 	return name
 }
 
-func (o *orderOptions) limits() (l sandboxer.Limits, err error) {
+func (o *requestOptions) limits() (l sandboxer.Limits, err error) {
 	if o.cpus != "" {
 		n, err := strconv.ParseFloat(o.cpus, 64)
 		milli := math.Round(n * 1000)

@@ -16,9 +16,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
-// vault is the manager's vault on a store of checkpoints, in a local directory or in a
+// snapshotStore is the manager's vault on a store of checkpoints, in a local directory or in a
 // bucket.
-type vault struct {
+type snapshotStore struct {
 	spool string // where imports are looked at first
 	open  func(context.Context) (checkpoint.Blobs, error)
 	close func() error
@@ -35,12 +35,12 @@ type opening struct {
 	err  error
 }
 
-var _ manager.Vault = (*vault)(nil)
+var _ manager.SnapshotStore = (*snapshotStore)(nil)
 
-// openVault opens, or makes, the vault in dir. Checkpoints themselves are in the place
+// openSnapshotStore opens, or makes, the vault in dir. Checkpoints themselves are in the place
 // that place opens, if it is not nil: when they are needed first, so that a server runs,
 // and tears down, while an object store cannot be reached.
-func openVault(dir string, place func(context.Context) (checkpoint.Blobs, error)) (*vault, error) {
+func openSnapshotStore(dir string, place func(context.Context) (checkpoint.Blobs, error)) (*snapshotStore, error) {
 	spool := filepath.Join(dir, "spool")
 	if err := os.RemoveAll(spool); err != nil { // of a process that died
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot be cleared", spool)
@@ -51,7 +51,7 @@ func openVault(dir string, place func(context.Context) (checkpoint.Blobs, error)
 	if _, err := checkpoint.LoadKey(dir); err != nil {
 		return nil, err
 	}
-	v := &vault{spool: spool, open: place, close: func() error { return nil }}
+	v := &snapshotStore{spool: spool, open: place, close: func() error { return nil }}
 	if place == nil {
 		blobs, err := checkpoint.OpenDir(filepath.Join(dir, "store"))
 		if err != nil {
@@ -62,11 +62,11 @@ func openVault(dir string, place func(context.Context) (checkpoint.Blobs, error)
 	return v, nil
 }
 
-func (v *vault) Close() error { return v.close() }
+func (v *snapshotStore) Close() error { return v.close() }
 
 // store reaches the place of the checkpoints. Whoever comes while it is being opened has what
 // comes of that, or leaves when its own ctx ends.
-func (v *vault) store(ctx context.Context) (*checkpoint.Store, error) {
+func (v *snapshotStore) store(ctx context.Context) (*checkpoint.Store, error) {
 	for {
 		v.mu.Lock()
 		if v.s != nil {
@@ -98,7 +98,7 @@ func (v *vault) store(ctx context.Context) (*checkpoint.Store, error) {
 	}
 }
 
-func (v *vault) reach(ctx context.Context) (*checkpoint.Store, error) {
+func (v *snapshotStore) reach(ctx context.Context) (*checkpoint.Store, error) {
 	key, err := checkpoint.LoadKey(filepath.Dir(v.spool))
 	if err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func (v *vault) reach(ctx context.Context) (*checkpoint.Store, error) {
 
 // tidy removes what nothing needs any more, first after a while and then now and then,
 // until ctx ends. What failed is tried again an hour later.
-func (v *vault) tidy(ctx context.Context, after, every time.Duration, failed func(error)) {
+func (v *snapshotStore) tidy(ctx context.Context, after, every time.Duration, failed func(error)) {
 	next := time.NewTimer(after)
 	defer next.Stop()
 	for {
@@ -134,7 +134,7 @@ func (v *vault) tidy(ctx context.Context, after, every time.Duration, failed fun
 }
 
 // Save implements manager.Vault.
-func (v *vault) Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (sandboxer.PortablePayload, error) {
+func (v *snapshotStore) Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (sandboxer.PortablePayload, error) {
 	meta := checkpoint.Meta{Source: checkpoint.Source{
 		Extension: rec.Extension, Host: rec.Host, Sandbox: rec.SandboxID, Generation: rec.Generation, Profile: rec.Profile,
 	}, Root: rec.Spec.Workspace, Parent: rec.Parent, Quiesced: rec.Portable.Quiesced, Volumes: rec.Portable.Volumes}
@@ -155,7 +155,7 @@ func payloadOf(m *checkpoint.Manifest) sandboxer.PortablePayload {
 }
 
 // Load implements manager.Vault.
-func (v *vault) Load(ctx context.Context, id string) (io.ReadCloser, error) {
+func (v *snapshotStore) Load(ctx context.Context, id string) (io.ReadCloser, error) {
 	s, err := v.store(ctx)
 	if err != nil {
 		return nil, err
@@ -164,7 +164,7 @@ func (v *vault) Load(ctx context.Context, id string) (io.ReadCloser, error) {
 	return r, err
 }
 
-func (v *vault) manifest(ctx context.Context, id string) (*checkpoint.Manifest, error) {
+func (v *snapshotStore) manifest(ctx context.Context, id string) (*checkpoint.Manifest, error) {
 	s, err := v.store(ctx)
 	if err != nil {
 		return nil, err
@@ -173,7 +173,7 @@ func (v *vault) manifest(ctx context.Context, id string) (*checkpoint.Manifest, 
 }
 
 // Files implements manager.Vault.
-func (v *vault) Files(ctx context.Context, id string) ([]manager.SnapshotFile, error) {
+func (v *snapshotStore) Files(ctx context.Context, id string) ([]manager.SnapshotFile, error) {
 	m, err := v.manifest(ctx, id)
 	if err != nil {
 		return nil, err
@@ -186,7 +186,7 @@ func (v *vault) Files(ctx context.Context, id string) ([]manager.SnapshotFile, e
 }
 
 // Describe implements manager.Vault.
-func (v *vault) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
+func (v *snapshotStore) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
 	m, err := v.manifest(ctx, id)
 	if err != nil {
 		return nil, err
@@ -198,7 +198,7 @@ func (v *vault) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRec
 }
 
 // Export implements manager.Vault.
-func (v *vault) Export(ctx context.Context, id string, w io.Writer) error {
+func (v *snapshotStore) Export(ctx context.Context, id string, w io.Writer) error {
 	s, err := v.store(ctx)
 	if err != nil {
 		return err
@@ -209,7 +209,7 @@ func (v *vault) Export(ctx context.Context, id string, w io.Writer) error {
 // Import implements manager.Vault. The file is first imported, and thereby verified,
 // into a store of its own: it keeps its ID there, and what comes of it here has the
 // ID that the broker chose, as often as one file is imported.
-func (v *vault) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (p sandboxer.PortablePayload, err error) {
+func (v *snapshotStore) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (p sandboxer.PortablePayload, err error) {
 	dir, err := os.MkdirTemp(v.spool, "import-")
 	if err != nil {
 		return p, sandboxer.E(sandboxer.Unavailable, err, "an import has no room")
@@ -261,7 +261,7 @@ func (v *vault) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.
 }
 
 // Drop implements manager.Vault. The space is given back by tidy, a day later.
-func (v *vault) Drop(ctx context.Context, id string) error {
+func (v *snapshotStore) Drop(ctx context.Context, id string) error {
 	s, err := v.store(ctx)
 	if err != nil {
 		return err
@@ -274,7 +274,7 @@ func (v *vault) Drop(ctx context.Context, id string) error {
 }
 
 // List implements manager.Vault.
-func (v *vault) List(ctx context.Context) ([]string, error) {
+func (v *snapshotStore) List(ctx context.Context) ([]string, error) {
 	s, err := v.store(ctx)
 	if err != nil {
 		return nil, err
@@ -291,7 +291,7 @@ func (p progressing) Write(b []byte) (int, error) {
 }
 
 // Check implements manager.Vault.
-func (v *vault) Check(ctx context.Context, id string, deep bool) error {
+func (v *snapshotStore) Check(ctx context.Context, id string, deep bool) error {
 	s, err := v.store(ctx)
 	if err != nil {
 		return err

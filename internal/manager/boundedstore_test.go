@@ -18,7 +18,7 @@ import (
 )
 
 // A dirVault keeps tars as they come, in a directory: what the rules of the manager
-// need of a Vault, and no more.
+// need of a SnapshotStore, and no more.
 type dirVault struct{ dir string }
 
 func (v dirVault) name(id string) string { return filepath.Join(v.dir, id+".tar") }

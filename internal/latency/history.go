@@ -1,4 +1,4 @@
-package tti
+package latency
 
 import (
 	"crypto/rand"

@@ -16,7 +16,7 @@ import (
 // TestVaultTellsNoSharing: two tenants save the same file. The store has it once, and neither
 // learns that from what it is shown.
 func TestVaultTellsNoSharing(t *testing.T) {
-	v, err := openVault(t.TempDir(), nil)
+	v, err := openSnapshotStore(t.TempDir(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -76,7 +76,7 @@ func TestS3Settings(t *testing.T) {
 func TestVaultPlaceLater(t *testing.T) {
 	dir := t.TempDir()
 	down := true
-	v, err := openVault(dir, func(context.Context) (checkpoint.Blobs, error) {
+	v, err := openSnapshotStore(dir, func(context.Context) (checkpoint.Blobs, error) {
 		if down {
 			return nil, sandboxer.E(sandboxer.Unavailable, nil, "down")
 		}
@@ -108,7 +108,7 @@ func TestVaultPlaceLater(t *testing.T) {
 // waits for nothing.
 func TestVaultPlaceHangs(t *testing.T) {
 	entered, answer := make(chan struct{}, 10), make(chan error)
-	v, err := openVault(t.TempDir(), func(ctx context.Context) (checkpoint.Blobs, error) {
+	v, err := openSnapshotStore(t.TempDir(), func(ctx context.Context) (checkpoint.Blobs, error) {
 		entered <- struct{}{}
 		select {
 		case err := <-answer:

@@ -1,4 +1,4 @@
-// Package tti measures the time to interactive of sandboxes: from just before a create
+// Package latency measures the time to interactive of sandboxes: from just before a create
 // is asked for until a command in the sandbox has ended well, seen by a client.
 //
 // An iteration is create, probe, command, destroy. The time runs until the command has
@@ -15,7 +15,7 @@
 // runs the command once, and pauses it: its time runs from asking to resume until the
 // command has ended again. Restore saves one sandbox of each target; its time runs from
 // asking for a sandbox of that snapshot until the command has ended in it.
-package tti
+package latency
 
 import (
 	"context"
