@@ -179,8 +179,12 @@ func newSuite(t *testing.T, h Harness) *suite {
 		h.Want = append(slices.Clip(h.Want), sandboxer.CanArchive) // comes with exec
 	}
 	s := &suite{Harness: h}
-	b := s.open(t)
+	// Closed at once: what a test finds open at its end is its own.
+	b := backend.New("ext.conformance", s.Open(t), backend.Options{Inputs: s.Inputs, Close: closeTime})
 	host, err := b.Place(ctx(t), s.spec(), nil)
+	if cerr := b.Close(); cerr != nil {
+		t.Errorf("Close: %v", cerr)
+	}
 	if err != nil {
 		t.Fatalf("Place: %s", describe(err))
 	}

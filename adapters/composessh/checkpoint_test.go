@@ -141,7 +141,8 @@ func TestKeepRefused(t *testing.T) {
 	if err != nil || p.meta.Quiesce || !slices.Equal(p.meta.Volumes, []string{"data", "scratch"}) {
 		t.Errorf("plan = %+v, %v", p, err)
 	}
-	_, err = e.putFrom(t.Context(), s, sandboxer.Contents{Volumes: []string{"other"}}, strings.NewReader(""))
+	s.Place = "nowhere" // which is not asked
+	_, err = e.ProvisionFrom(t.Context(), s, sandboxer.Contents{Volumes: []string{"other"}}, strings.NewReader(""))
 	kind(t, err, sandboxer.Unsupported, "other", "compose.yaml")
 }
 

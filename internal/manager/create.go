@@ -469,85 +469,23 @@ func (m *Manager) resume(ctx context.Context, j *job, id string, generation int)
 	return m.fresh(sb), nil
 }
 
-// build brings a sandbox that is in the database to running. It does the same for a
-// fresh record and for one that another process left half made: Provision is
+// build brings a sandbox that is in the database to running, or into its pool. It does the
+// same for a fresh record and for one that another process left half made: Provision is
 // idempotent in the generation, so that its lost answer is simply asked for again.
 func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
 	b, err := m.backend(sb.Extension)
+	var reach sandboxer.Reachability
+	if err == nil {
+		reach, err = m.prepare(ctx, b, j, sb)
+	}
 	if err != nil {
 		return nil, m.abandon(ctx, j, sb, err)
 	}
-	resumed := sb.Handle.SandboxID != ""
-	frozen := isPaused(sb) && (sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo)
-	if frozen {
-		if err := m.thaw(ctx, b, sb); err != nil {
-			return nil, m.abandon(ctx, j, sb, err)
-		}
-	} else if isClaimed(sb) {
-		if err := m.finishClaim(ctx, b, j, sb); err != nil {
-			return nil, m.abandon(ctx, j, sb, err)
-		}
-	} else if !resumed {
-		if err := m.provision(ctx, b, j, sb); err != nil {
-			return nil, m.abandon(ctx, j, sb, err)
-		}
-	}
-	var reach sandboxer.Reachability
-	ready := func() error {
-		return m.step(pReady, func() (err error) { reach, err = b.WaitReady(ctx, sb.Handle); return err })
-	}
-	err = ready()
-	if resumed && !frozen && isKind(err, sandboxer.NotFound) { // it did not survive what cut its creation short
-		err = m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
-			if sb.State != sandboxer.Creating {
-				return errTerminating
-			}
-			sb.Handle, sb.AbsentSince = sandboxer.Handle{}, time.Time{} // it is not missed while another is made
-			return nil
-		})
-		if err == nil {
-			err = m.provision(ctx, b, j, sb)
-		}
-		if err == nil {
-			err = ready()
-		}
-	}
-	if err == nil && sb.RestoredAs == sandboxer.SnapshotPortable && sb.ReadyAt.IsZero() && !b.Can(sandboxer.CanCheckpoint) {
-		err = m.unarchive(ctx, b, sb)
-	}
-	checkpoint := sb.Pause.Snapshot
-	if err == nil && isPooled(sb) {
+	if isPooled(sb) {
 		return m.addToPool(ctx, j, sb, reach)
 	}
-	if err == nil {
-		handle, claimed := sb.Handle, sb.ProvisionedAt
-		err = m.step(pRunning, func() error {
-			return m.move(ctx, sb, sandboxer.Running, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
-				sb.Reachability = reach
-				sb.UsedAt = now()
-				if isPaused(sb) {
-					if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
-						return err
-					}
-					sb.ResumedAt = sb.UsedAt
-					sb.PausedFor += sb.ResumedAt.Sub(sb.Pause.At)
-					sb.ExpiresAt = sb.ResumedAt.Add(sb.Pause.Left)
-					sb.Pause, sb.Reason, sb.Message = sandboxer.Pause{}, "", ""
-				} else {
-					sb.ReadyAt = sb.UsedAt
-					if sb.Pool != "" { // what furnish brought
-						sb.Handle, sb.ProvisionedAt = handle, claimed
-						sb.Reason = ""
-					}
-				}
-				if reach.Host != "" {
-					sb.Host = reach.Host
-				}
-				return nil
-			})
-		})
-	}
-	if err != nil {
+	checkpoint := sb.Pause.Snapshot
+	if err := m.setRunning(ctx, sb, reach); err != nil {
 		return nil, m.abandon(ctx, j, sb, err)
 	}
 	if checkpoint != "" {
@@ -555,6 +493,94 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 	}
 	sb.Spec.Env = nil
 	return sb, nil
+}
+
+// prepare returns when the object of sb is there, ready, and holds what it begins with.
+func (m *Manager) prepare(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox) (sandboxer.Reachability, error) {
+	interrupted := sb.Handle.SandboxID != "" && !isFrozen(sb)
+	if err := m.ensureObject(ctx, b, j, sb); err != nil {
+		return sandboxer.Reachability{}, err
+	}
+	reach, err := m.awaitReady(ctx, b, sb)
+	if interrupted && isKind(err, sandboxer.NotFound) {
+		reach, err = m.makeAgain(ctx, b, j, sb)
+	}
+	if err == nil && sb.RestoredAs == sandboxer.SnapshotPortable && sb.ReadyAt.IsZero() && !b.Can(sandboxer.CanCheckpoint) {
+		err = m.unarchive(ctx, b, sb)
+	}
+	return reach, err
+}
+
+// isFrozen reports whether the object of sb stands, frozen or nearly so, and is to go on.
+func isFrozen(sb *sandboxer.Sandbox) bool {
+	return isPaused(sb) && (sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo)
+}
+
+// ensureObject makes the object of sb, unless it was made before.
+func (m *Manager) ensureObject(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox) error {
+	switch {
+	case isFrozen(sb):
+		return m.thaw(ctx, b, sb)
+	case isClaimed(sb):
+		return m.finishClaim(ctx, b, j, sb)
+	case sb.Handle.SandboxID != "":
+		return nil
+	}
+	return m.provision(ctx, b, j, sb)
+}
+
+func (m *Manager) awaitReady(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) (reach sandboxer.Reachability, err error) {
+	err = m.step(pReady, func() (err error) { reach, err = b.WaitReady(ctx, sb.Handle); return err })
+	return reach, err
+}
+
+// makeAgain makes another object for sb, whose own did not survive what cut its creation
+// short.
+func (m *Manager) makeAgain(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox) (sandboxer.Reachability, error) {
+	err := m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+		if sb.State != sandboxer.Creating {
+			return errTerminating
+		}
+		sb.Handle, sb.AbsentSince = sandboxer.Handle{}, time.Time{} // it is not missed while another is made
+		return nil
+	})
+	if err == nil {
+		err = m.provision(ctx, b, j, sb)
+	}
+	if err != nil {
+		return sandboxer.Reachability{}, err
+	}
+	return m.awaitReady(ctx, b, sb)
+}
+
+// setRunning commits that sb runs: for the first time, claimed, or resumed.
+func (m *Manager) setRunning(ctx context.Context, sb *sandboxer.Sandbox, reach sandboxer.Reachability) error {
+	handle, claimed := sb.Handle, sb.ProvisionedAt
+	return m.step(pRunning, func() error {
+		return m.move(ctx, sb, sandboxer.Running, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
+			sb.Reachability = reach
+			sb.UsedAt = now()
+			if isPaused(sb) {
+				if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
+					return err
+				}
+				sb.ResumedAt = sb.UsedAt
+				sb.PausedFor += sb.ResumedAt.Sub(sb.Pause.At)
+				sb.ExpiresAt = sb.ResumedAt.Add(sb.Pause.Left)
+				sb.Pause, sb.Reason, sb.Message = sandboxer.Pause{}, "", ""
+			} else {
+				sb.ReadyAt = sb.UsedAt
+				if sb.Pool != "" { // what finishClaim brought
+					sb.Handle, sb.ProvisionedAt = handle, claimed
+					sb.Reason = ""
+				}
+			}
+			if reach.Host != "" {
+				sb.Host = reach.Host
+			}
+			return nil
+		})
+	})
 }
 
 // specFor is the spec of sb as its extension gets it, with what is not kept in it.
