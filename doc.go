@@ -10,5 +10,5 @@
 //
 // The vocabulary is fixed (docs/design.md lists it): an adapter is a Go package for
 // a kind of backend, an extension is one configured use of it, a profile is a named
-// offer to users, a handle is what an extension must remember about one sandbox.
+// kind of sandbox, a handle is what an extension must remember about one sandbox.
 package sandboxer

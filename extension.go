@@ -28,7 +28,7 @@ type Extension interface {
 	// Teardown(ctx, Handle{SandboxID: spec.ID, Generation: spec.Generation}) finds.
 	// Kinds: Invalid and Unsupported before anything exists; Unavailable and
 	// Exhausted when another backend, or another host of a Placer, may do better; Failed
-	// when the order itself is at fault (a missing image, a broken archive). Where the call
+	// when the request itself is at fault (a missing image, a broken archive). Where the call
 	// did not come to do anything, its error should say so (Error.Untouched).
 	Provision(ctx context.Context, spec Spec) (Handle, error)
 
@@ -188,7 +188,7 @@ type CleanupReport struct {
 	Forgotten bool `json:"forgotten,omitempty"`
 }
 
-// Spec is the resolved order for one sandbox: profile, inputs and request merged.
+// Spec is the resolved request for one sandbox: profile, inputs and request merged.
 // Extensions never modify it.
 type Spec struct {
 	ID         string            `json:"id"`

@@ -2,7 +2,7 @@ package sandboxer
 
 import "time"
 
-// Profile is a named offer to users: what they may ask for, on which extension, with
+// Profile is a named kind of sandbox: what they may ask for, on which extension, with
 // which defaults and bounds. Its file form is profiles/profile.<slug>.yaml; package
 // internal/catalog reads it.
 type Profile struct {

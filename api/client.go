@@ -194,7 +194,7 @@ func (c *Client) SetNetwork(ctx context.Context, ref string, p sandboxer.Network
 
 // Destroy destroys the sandbox. With wait it returns when nothing is left, or, if
 // that has to be tried again later, with the terminating sandbox and an Unavailable
-// error; without, as soon as the order is written down. Destroying what is
+// error; without, as soon as the request is written down. Destroying what is
 // terminated already is success.
 func (c *Client) Destroy(ctx context.Context, ref string, wait bool) (*Sandbox, error) {
 	q := url.Values{}

@@ -387,7 +387,7 @@ type Event struct {
 	Progress   *sandboxer.Progress `json:"progress,omitempty" doc:"How far a long step has come; only in the stream of a sandbox's events, with a seq of 0"`
 }
 
-// Profile is a named offer. Price is what tenants pay where the extension quotes
+// Profile is a named kind of sandbox. Price is what tenants pay where the extension quotes
 // nothing.
 type Profile struct {
 	ID          string                  `json:"id" example:"profile.local"`

@@ -286,7 +286,7 @@ func watchAs(b *broken, change func(*sandboxer.FileChange)) {
 	}
 }
 
-// execAs and provisionAs break one aspect of the order.
+// execAs and provisionAs break one aspect of the spec.
 func execAs(b *broken, change func(*sandboxer.Cmd)) {
 	b.exec = func(ctx context.Context, h sandboxer.Handle, c sandboxer.Cmd) (sandboxer.Exit, error) {
 		change(&c)

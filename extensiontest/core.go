@@ -152,7 +152,7 @@ func (s *suite) core(t *testing.T) {
 
 	t.Run("handle is small", func(t *testing.T) {
 		sb := s.up(t, func(sp *sandboxer.Spec) {
-			sp.Env["BIG"] = strings.Repeat("x", 8<<10) // what the order holds, the receipt need not
+			sp.Env["BIG"] = strings.Repeat("x", 8<<10) // what the spec holds, the receipt need not
 		})
 		j, err := json.Marshal(sb.h)
 		if err != nil || len(j) > 4<<10 {
@@ -563,7 +563,7 @@ func (s *suite) core(t *testing.T) {
 		s.gone(t, b, sp)
 	})
 
-	// Refused orders must be refused before anything exists.
+	// Refused specs must be refused before anything exists.
 	refused := func(name string, change func(*sandboxer.Spec), kinds ...sandboxer.Kind) {
 		t.Run(name, func(t *testing.T) {
 			b, sp := s.open(t), s.spec()

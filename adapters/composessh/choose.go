@@ -38,7 +38,7 @@ func (o *capacity) full(minFree int64) string {
 // busy is the load from which on a host is taken only if all are so busy.
 const busy = 2
 
-// better orders offers: hosts that are not busy first, then by room.
+// better sorts capacities: hosts that are not busy first, then by room.
 func better(a, b *capacity) int {
 	rank := func(o *capacity) int {
 		if o.load >= busy {

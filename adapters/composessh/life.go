@@ -551,7 +551,7 @@ func (e *engine) Forget(_ context.Context, h sandboxer.Handle) ([]string, error)
 	return remains, nil
 }
 
-// notRemoved makes an error that the sweep repeats of one that says that the order is at
+// notRemoved makes an error that the sweep repeats of one that says that the spec is at
 // fault.
 func (e *engine) notRemoved(h *host, p place, err error) error {
 	if sandboxer.KindOf(err) != sandboxer.Failed {

@@ -51,7 +51,7 @@ func (e *engine) Admit(spec sandboxer.Spec, name string) error {
 		WithHint("ask for a profile that names the directory")
 }
 
-// A plan is an order that was understood.
+// A plan is a spec that was understood.
 type plan struct {
 	spec    sandboxer.Spec
 	name    string
@@ -65,7 +65,7 @@ type plan struct {
 	linkedBuilds  bool // and between builds and it; known once the host is
 }
 
-// plan understands an order or refuses it, before anything exists.
+// plan understands a spec or refuses it, before anything exists.
 func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 	cannot := func(what, hint string) error {
 		return sandboxer.E(sandboxer.Unsupported, nil, "%s: %s", e.env.Extension, what).WithHint("%s", hint)

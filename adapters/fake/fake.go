@@ -36,7 +36,7 @@ type Config struct {
 	Server string `yaml:"server" json:"server,omitempty"`
 	// Hosts are the places a sandbox can be put; empty means localhost alone.
 	Hosts []string `yaml:"hosts" json:"hosts,omitempty"`
-	// Images are the ones that exist; an order for another fails. Empty accepts any.
+	// Images are the ones that exist; a request for another fails. Empty accepts any.
 	Images []string `yaml:"images" json:"images,omitempty"`
 	// Capacity bounds the live sandboxes of the world; 0 means no bound.
 	Capacity int `yaml:"capacity" json:"capacity,omitempty"`

@@ -363,7 +363,7 @@ func (w *World) add(or createRequest, ref string, op Op) (Object, error) {
 	return *o, w.note(w.entry(o, op))
 }
 
-// populate gives o what its order asks for besides an empty directory.
+// populate gives o what its spec asks for besides an empty directory.
 func (w *World) populate(o *Object, snapshot, from string) error {
 	if snapshot != "" {
 		if s, ok := w.snapshots[snapshot]; !ok || s.owner != o.Spec.Owner {
@@ -756,7 +756,7 @@ const (
 	OpStart    Op = "start"    // the world began (its log may be older)
 	OpCreate   Op = "create"   // an object came to be
 	OpLate     Op = "late"     // the same, by a Late fault
-	OpFound    Op = "found"    // an order met what it had made before
+	OpFound    Op = "found"    // a request met what it had made before
 	OpRemove   Op = "remove"   // an object was removed by teardown
 	OpKill     Op = "kill"     // … by World.Kill
 	OpFuse     Op = "fuse"     // … by its fuse

@@ -303,7 +303,7 @@ func TestNamesOfPlaces(t *testing.T) {
 	}
 }
 
-// What an order gets wrong is refused before a machine is asked.
+// What a spec gets wrong is refused before a machine is asked.
 func TestRefused(t *testing.T) {
 	s := sshtest.Start(t, sshtest.Options{Silent: true})
 	o := attachTo(t, s, nil)

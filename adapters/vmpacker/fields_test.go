@@ -32,7 +32,7 @@ func TestSpecFields(t *testing.T) {
 		return out
 	}
 	values := fieldtest.Values{"Env[key]": {"A", "A"}, "User": {"ci", "ci"}, "Network.Mode": {sandboxer.NetworkPublic, sandboxer.NetworkPublic}}
-	take := func(s sandboxer.Spec) error { _, err := e.order(s); return err }
+	take := func(s sandboxer.Spec) error { _, err := e.resolve(s); return err }
 	attach := sandboxer.Spec{ID: "x", Generation: 1, Owner: "test", Inputs: map[string]string{"vm": "vm"}}
 	fieldtest.Taken(t, attach, values, take, kept(nil))
 

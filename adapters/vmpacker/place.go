@@ -260,12 +260,12 @@ func (e *extension) one(ctx context.Context, h sandboxer.Handle) (*place, error)
 	return newest, e.complete(ctx, newest)
 }
 
-// Place implements sandboxer.Placer: the machine that the order names, or this one for a
+// Place implements sandboxer.Placer: the machine that the spec names, or this one for a
 // machine of its own. A machine to attach to is called by its alias, or else by its target,
 // with the inputs that say more of it behind a question mark: by that alone it is found
 // again (named).
 func (e *extension) Place(_ context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
-	p, err := e.order(spec)
+	p, err := e.resolve(spec)
 	if err != nil {
 		return "", err
 	}

@@ -204,7 +204,7 @@ func (e *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 	if s.Owner != spec.Owner {
 		return sandboxer.Handle{}, sandboxer.E(sandboxer.NotFound, nil, "there is no snapshot %s", from.SnapshotID)
 	}
-	p, err := e.order(spec)
+	p, err := e.resolve(spec)
 	if err != nil {
 		return sandboxer.Handle{}, err
 	}

@@ -92,8 +92,8 @@ func (p *place) gone() bool {
 	return err == nil && len(pids) == 0
 }
 
-// managedOrder is what an order for a machine of its own amounts to.
-func (e *extension) managedOrder(spec sandboxer.Spec) (*place, error) {
+// resolveManaged is what a spec for a machine of its own amounts to.
+func (e *extension) resolveManaged(spec sandboxer.Spec) (*place, error) {
 	img, ok := e.cfg.Images[spec.Image]
 	if !ok {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no image %q", e.env.Extension, spec.Image).

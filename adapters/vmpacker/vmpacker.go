@@ -220,13 +220,13 @@ func (e *extension) dir(parts ...string) string {
 
 // Check implements sandboxer.Checker.
 func (e *extension) Check(_ context.Context, spec sandboxer.Spec) error {
-	_, err := e.order(spec)
+	_, err := e.resolve(spec)
 	return err
 }
 
-// order is what an order amounts to, or why it is refused. Nothing is asked of a
+// resolve is what a spec amounts to, or why it is refused. Nothing is asked of a
 // machine.
-func (e *extension) order(spec sandboxer.Spec) (*place, error) {
+func (e *extension) resolve(spec sandboxer.Spec) (*place, error) {
 	refuse := func(format string, args ...any) (*place, error) {
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "%s "+format, append([]any{e.env.Extension}, args...)...)
 	}
@@ -247,7 +247,7 @@ func (e *extension) order(spec sandboxer.Spec) (*place, error) {
 		}
 	}
 	if spec.Image != "" && len(e.cfg.Images) > 0 {
-		return e.managedOrder(spec)
+		return e.resolveManaged(spec)
 	}
 	switch {
 	case spec.Image != "":
@@ -264,7 +264,7 @@ func (e *extension) order(spec sandboxer.Spec) (*place, error) {
 	return e.attachment(spec)
 }
 
-// attachment finds out which machine an order means.
+// attachment finds out which machine a spec means.
 func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 	in := spec.Inputs
 	alias := in["vm"]
@@ -471,7 +471,7 @@ func (e *extension) machine(alias string) (machine, error) {
 
 // Provision implements sandboxer.Extension. The machine notes that it is complete last.
 func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
-	p, err := e.order(spec)
+	p, err := e.resolve(spec)
 	if err != nil {
 		return sandboxer.Handle{}, err
 	}

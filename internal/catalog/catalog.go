@@ -1,5 +1,5 @@
-// Package catalog reads what an installation offers: extensions (configured
-// backends) and profiles (named offers to users), from YAML files in layers.
+// Package catalog reads what an installation has: extensions (configured
+// backends) and profiles (named kinds of sandbox), from YAML files in layers.
 //
 // It is strict. Every fault in every file is found in one pass and reported with
 // file, line, column, the offending line and, where something similar exists, what

@@ -63,7 +63,7 @@ func createRun(ctx context.Context, o *createOptions) error {
 	defer p.stop()
 	hits, release := interrupts()
 	defer release()
-	order, drop := context.WithCancel(ctx) // an interrupt does not take the order back at once
+	order, drop := context.WithCancel(ctx) // an interrupt does not take the request back at once
 	defer drop()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -128,7 +128,7 @@ func createRun(ctx context.Context, o *createOptions) error {
 		case <-hits:
 			cancel()
 			p.stop()
-			if sb == nil { // the answer to the order tells what there is to go on with
+			if sb == nil { // the answer to the request tells what there is to go on with
 				var r result
 				select {
 				case r = <-made:

@@ -359,7 +359,7 @@ func runRun(ctx context.Context, o *runOptions) error {
 	if o.keep {
 		connect = o.f.connectOrStart // somebody must end it
 	}
-	// Everything up to the command ends at the first interrupt, but for the order: its
+	// Everything up to the command ends at the first interrupt, but for the request: its
 	// answer tells what is to be destroyed. That is waited for until the second.
 	order, drop := context.WithCancel(ctx)
 	defer drop()

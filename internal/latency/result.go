@@ -80,7 +80,7 @@ type Saved struct {
 
 // Spans are the parts of the time to interactive. Accept, Provision and Ready make up
 // the create: accept is the way to the server and back with what it checks before it
-// has taken the order and says after it is done; provision lasts until the backend has
+// has taken the request and says after it is done; provision lasts until the backend has
 // made the sandbox, ready until it takes work. They are by the server's clock alone, and
 // left out for what was not made for the request, such as warm sandboxes. Of a restore
 // series, the create is the restore; of a pause series, exec is the command after the

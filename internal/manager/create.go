@@ -418,7 +418,7 @@ func (m *Manager) unbooked(ctx context.Context, id, tenant string) (int, error) 
 	return generation, err
 }
 
-// vet asks the backend whether it would refuse the order outright.
+// vet asks the backend whether it would refuse the request outright.
 func (m *Manager) vet(ctx context.Context, o *resolvedRequest, sb *sandboxer.Sandbox) error {
 	if o.ext.Backend == nil {
 		return nil // creating says why

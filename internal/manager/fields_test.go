@@ -40,7 +40,7 @@ func with(more fieldtest.Values) fieldtest.Values {
 	return out
 }
 
-// ordered is what of an order is acted upon. Without its ID, which is another each time, and its
+// ordered is what of a request is acted upon. Without its ID, which is another each time, and its
 // digest, which changes with everything.
 type ordered struct {
 	Tenant, Actor, Name, Key string

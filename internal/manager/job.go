@@ -21,7 +21,7 @@ type job struct {
 	known     chan struct{} // closed when the record is committed, or the job has ended
 	knowOnce  sync.Once
 	committed *sandboxer.Sandbox // the record when known was closed; nil if there is none
-	recorded  bool               // the job itself committed it, with order's idempotency key
+	recorded  bool               // the job itself committed it, with the request's idempotency key
 	untried   bool               // its place is committed, and nobody was told to make anything there
 	done      chan struct{}      // closed when the job has ended
 	sb        *sandboxer.Sandbox // its result, for whoever waits on done

@@ -65,7 +65,7 @@ func TestListedButDead(t *testing.T) {
 	}
 }
 
-// picky refuses orders before anything is made.
+// picky refuses specs before anything is made.
 type picky struct{ *fake.Extension }
 
 func (picky) Check(_ context.Context, spec sandboxer.Spec) error {

@@ -512,7 +512,7 @@ func checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) e
 	return want.Within(have)
 }
 
-// checkNetwork is checkNetwork for an order, whose refusal names the profiles that allow
+// checkNetwork is checkNetwork for a request, whose refusal names the profiles that allow
 // what was asked for.
 func (m *Manager) checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) error {
 	err := checkNetwork(have, want)

@@ -132,7 +132,7 @@ func (m *Manager) restored(ext *extension, prof sandboxer.Profile, rec *sandboxe
 	}
 
 	// The request's: consumer, and what it adds. It names inputs and a host for a portable
-	// form alone (formFor). Name and time to live are the order's.
+	// form alone (formFor). Name and time to live are the request's.
 	spec.Inputs = merge(spec.Inputs, req.Inputs)
 	spec.Env = merge(spec.Env, req.Env)
 	spec.Labels = merge(prof.Labels, req.Labels)

@@ -30,8 +30,8 @@ func (e *extension) ability() ability {
 	return o
 }
 
-// route says which of the offers can serve p, best first, and why the others cannot.
-// A profile names its extension; among several offers that one is the only
+// route says which of the extensions can serve p, best first, and why the others cannot.
+// A profile names its extension; among several that one is the only
 // candidate.
 func route(p sandboxer.Profile, offers []ability) (chosen, refused []candidate) {
 	for _, o := range offers {

@@ -19,7 +19,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
-// catalogOptions are those of commands about what is on offer.
+// catalogOptions are those of commands about the catalogue.
 type catalogOptions struct {
 	f     *factory
 	kind  string // catalog.KindProfile or KindExtension
