@@ -258,7 +258,7 @@ func (b *Backend) placed(spec sandboxer.Spec) error {
 
 // Provision checks spec, provisions it and checks the handle that comes back.
 func (b *Backend) Provision(ctx context.Context, spec sandboxer.Spec) (h sandboxer.Handle, err error) {
-	if err := cmp.Or(checkSpec(spec), b.placed(spec), b.admit(spec)); err != nil {
+	if err := cmp.Or(checkSpec(spec), b.admit(spec), b.placed(spec)); err != nil {
 		return h, err
 	}
 	moving, done := whileItMoves(ctx, b.opts.Provision)
@@ -428,7 +428,7 @@ func (b *Backend) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sand
 	if b.checkpoint == nil {
 		return h, b.cannot(sandboxer.CanCheckpoint)
 	}
-	if err := cmp.Or(checkSpec(spec), b.placed(spec), b.admit(spec)); err != nil {
+	if err := cmp.Or(checkSpec(spec), b.admit(spec), b.placed(spec)); err != nil {
 		return h, err
 	}
 	g := &gate{}

@@ -105,6 +105,7 @@ func TestProfileInSpec(t *testing.T) {
 		Unset: unset[sandboxer.Spec](fieldtest.Withheld{
 			"ID": "settled when it is made", "Generation": "settled when it is made", "Inputs": "see above", "Host": "the request's", "Consumer": "the request's",
 			"Tenant": "the sandbox's (specFor)", "Fuse": "counts from when it is made", "Warm": "of those that wait in a pool", "Vouched": "depends on the caller", "Stamp": "made with the object",
+			"Place":   "committed with the record, before it is made",
 			"Profile": "see above",
 		}, "Profile.ID"),
 	}.Check(t)
@@ -176,7 +177,7 @@ func TestSourceInRestore(t *testing.T) {
 			"Extension": "the profile's, which must be able to restore it (formFor)",
 			"Spec.ID":   anew, "Spec.Generation": anew, "Spec.Owner": "this installation's", "Spec.Host": "where the source was asked to be; a native form stays where it was (Host)",
 			"Spec.Profile": "today's profile of that name", "Spec.Consumer": anew, "Spec.Tenant": "not kept", "Spec.Labels": anew, "Spec.Fuse": anew, "Spec.Warm": anew,
-			"Spec.Vouched": "asked anew of who restores it (inherited)", "Spec.Stamp": "not kept", "SealedEnv": "see Spec.Env, of which it is made here",
+			"Spec.Vouched": "asked anew of who restores it (inherited)", "Spec.Stamp": "not kept", "Spec.Place": "not kept", "SealedEnv": "see Spec.Env, of which it is made here",
 			"Purpose": "of the snapshot", "State": "what is not sealed is refused", "Message": "of the snapshot", "Native": "what the extension restores from, by the snapshot's ID", "Portable": "what is restored, by the snapshot's ID",
 			"Version": "of the snapshot", "Retries": "of the snapshot", "LastError": "of the snapshot", "RetryAt": "of the snapshot", "CreatedAt": "of the snapshot", "SealedAt": "of the snapshot",
 			"ExpiresAt": "of the snapshot", "DroppedAt": "of the snapshot", "Unconfirmed": "of the snapshot", "Damaged": "of the snapshot",
