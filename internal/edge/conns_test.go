@@ -443,6 +443,14 @@ func TestStrangersMakeRoom(t *testing.T) {
 
 // Connections of a key are bounded; those on which nothing happens make room.
 func TestConnectionsOfAKey(t *testing.T) {
+	for whose, limits := range map[string]ConnLimits{
+		"this key has": {PerKey: 3}, "this tenant has": {PerTenant: 3}, "this server has": {Authenticated: 3, PerTenant: 10, PerKey: 10},
+	} {
+		t.Run(whose, func(t *testing.T) { connectionsAreBounded(t, limits, whose) })
+	}
+}
+
+func connectionsAreBounded(t *testing.T, limits ConnLimits, whose string) {
 	release := make(chan struct{})
 	entered := make(chan struct{}, 8)
 	m := &lobby{get: func(ctx context.Context) error {
@@ -453,7 +461,7 @@ func TestConnectionsOfAKey(t *testing.T) {
 		}
 		return sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox")
 	}}
-	d := serve(t, m, Options{Conns: ConnLimits{PerKey: 3}})
+	d := serve(t, m, Options{Conns: limits})
 	busy, quick := request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey), request("POST /v1/sandboxes", "Authorization: Bearer "+goodKey)
 	idle := d.dial("tcp")
 	d.say(idle, quick)
@@ -474,7 +482,7 @@ func TestConnectionsOfAKey(t *testing.T) {
 	c := hold()
 	d.closed(idle, "the idle one")
 	resp, body := d.say(d.dial("tcp"), quick)
-	if resp.StatusCode != 429 || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, `"code":"exhausted"`) {
+	if resp.StatusCode != 429 || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, `"code":"exhausted"`) || !strings.Contains(body, whose) {
 		t.Errorf("one too many: %d %v %s", resp.StatusCode, resp.Header, body)
 	}
 	close(release)
