@@ -82,7 +82,7 @@ func newClient(cfg Config) (*minio.Client, error) {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the object store needs a bucket, and a prefix without / at its ends")
 	}
 	c, err := minio.New(u.Host, &minio.Options{Creds: credentials.NewStaticV4(cfg.AccessKey, string(cfg.SecretKey), string(cfg.Token)),
-		Secure: u.Scheme == "https", Region: cfg.Region, Transport: newTransport(), MaxRetries: attempts})
+		Secure: u.Scheme == "https", Region: cfg.Region, Transport: newTransport()})
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, err, "the object store cannot be used as configured")
 	}
@@ -135,6 +135,7 @@ func (s *source) Read(p []byte) (int, error) {
 
 // Put implements checkpoint.Blobs.
 func (b *Bucket) Put(ctx context.Context, name string, r io.Reader) error {
+	ctx = bounded(ctx)
 	src := &source{r: r}
 	first := make([]byte, partSize)
 	n, err := io.ReadFull(src, first)
@@ -195,6 +196,7 @@ func (b *Bucket) parts(ctx context.Context, key, upload string, buf []byte, n in
 
 // Get implements checkpoint.Blobs.
 func (b *Bucket) Get(ctx context.Context, name string, off, n int64) (io.ReadCloser, error) {
+	ctx = bounded(ctx)
 	var o minio.GetObjectOptions
 	if n == 0 {
 		return io.NopCloser(strings.NewReader("")), nil
@@ -231,12 +233,14 @@ func (b body) Read(p []byte) (int, error) {
 
 // Stat implements checkpoint.Blobs.
 func (b *Bucket) Stat(ctx context.Context, name string) (checkpoint.Blob, error) {
+	ctx = bounded(ctx)
 	o, err := b.c.StatObject(ctx, b.bucket, b.prefix+name, minio.StatObjectOptions{})
 	return checkpoint.Blob{Name: name, Size: o.Size, Time: o.LastModified}, failure(ctx, err, name)
 }
 
 // List implements checkpoint.Blobs.
 func (b *Bucket) List(ctx context.Context, prefix string) ([]checkpoint.Blob, error) {
+	ctx = bounded(ctx)
 	ctx, stop := context.WithCancel(ctx) // ends the lister's goroutine
 	defer stop()
 	var list []checkpoint.Blob
@@ -251,6 +255,7 @@ func (b *Bucket) List(ctx context.Context, prefix string) ([]checkpoint.Blob, er
 
 // Delete implements checkpoint.Blobs.
 func (b *Bucket) Delete(ctx context.Context, name string) error {
+	ctx = bounded(ctx)
 	err := failure(ctx, b.c.RemoveObject(ctx, b.bucket, b.prefix+name, minio.RemoveObjectOptions{}), name)
 	if sandboxer.KindOf(err) == sandboxer.NotFound {
 		return nil
@@ -260,6 +265,7 @@ func (b *Bucket) Delete(ctx context.Context, name string) error {
 
 // Tidy implements checkpoint.Blobs.
 func (b *Bucket) Tidy(ctx context.Context, before time.Time) error {
+	ctx = bounded(ctx)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	for u := range b.c.ListIncompleteUploads(ctx, b.bucket, b.prefix, true) {

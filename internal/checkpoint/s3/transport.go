@@ -11,8 +11,23 @@ import (
 	"time"
 )
 
-// attempts is how often a request is made until it is given up.
+// attempts is how often in a row a request may come to nothing because nothing moves, until
+// what it belongs to is given up. What is answered, if only that the service is busy, is tried
+// again as often as the library does, which takes some seconds.
 const attempts = 3
+
+// connectTime is how long a connection, and then TLS, may take.
+const connectTime = 10 * time.Second
+
+type failuresKey struct{}
+
+// bounded returns ctx for one call of a Bucket, in which attempts are counted.
+func bounded(ctx context.Context) context.Context {
+	if ctx.Value(failuresKey{}) != nil {
+		return ctx
+	}
+	return context.WithValue(ctx, failuresKey{}, new(atomic.Int32))
+}
 
 // stall is how long nothing of a request may move, neither way, until it is cut. One that
 // moves may take as long as it does. Tests shorten it.
@@ -27,8 +42,8 @@ type transport struct{ next http.RoundTripper }
 func newTransport() http.RoundTripper {
 	return transport{&http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
-		DialContext:         (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
-		TLSHandshakeTimeout: 10 * time.Second,
+		DialContext:         (&net.Dialer{Timeout: connectTime, KeepAlive: 30 * time.Second}).DialContext,
+		TLSHandshakeTimeout: connectTime,
 		TLSClientConfig:     &tls.Config{MinVersion: tls.VersionTLS12},
 		MaxIdleConns:        256,
 		MaxIdleConnsPerHost: 16,
@@ -39,8 +54,19 @@ func newTransport() http.RoundTripper {
 
 // RoundTrip implements http.RoundTripper.
 func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	failures, _ := req.Context().Value(failuresKey{}).(*atomic.Int32)
+	if failures == nil {
+		failures = new(atomic.Int32)
+	}
+	if failures.Load() >= attempts {
+		if req.Body != nil {
+			req.Body.Close()
+		}
+		return nil, errStalled // what is left of the library's own attempts takes no time
+	}
 	ctx, cancel := context.WithCancelCause(req.Context())
 	w := &watch{cancel: cancel}
+	begun := time.Now()
 	w.timer = time.AfterFunc(stall, func() {
 		w.fired.Store(true)
 		cancel(errStalled)
@@ -52,9 +78,13 @@ func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	res, err := t.next.RoundTrip(req)
 	if err != nil {
+		if w.fired.Load() || time.Since(begun) >= connectTime {
+			failures.Add(1)
+		}
 		w.end()
 		return nil, w.cause(err)
 	}
+	failures.Store(0)
 	w.timer.Stop() // until somebody reads: who takes his time is not the store's fault
 	res.Body = receiving{res.Body, w}
 	return res, nil

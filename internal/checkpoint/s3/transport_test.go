@@ -9,11 +9,14 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/minio/minio-go/v7"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -49,6 +52,12 @@ func mute(t *testing.T, takes int64) (addr string, connections *atomic.Int64) {
 
 func at(addr string) Config {
 	return Config{Endpoint: "http://" + addr, Region: "us-east-1", Bucket: "bucket", AccessKey: "key", SecretKey: "secret"}
+}
+
+// The library waits seconds between its attempts, which these tests need not.
+func TestMain(m *testing.M) {
+	minio.DefaultRetryUnit, minio.DefaultRetryCap = 2*time.Millisecond, 10*time.Millisecond
+	os.Exit(m.Run())
 }
 
 // A store that takes connections and does not answer ends nobody's patience but ours.
@@ -153,6 +162,31 @@ func TestStandsStill(t *testing.T) {
 	stalled("Put", c.Put(t.Context(), "large", bytes.NewReader(make([]byte, partSize-1))))
 	if n := connections.Load(); n != attempts {
 		t.Errorf("%d attempts to put, want %d", n, attempts)
+	}
+}
+
+// A service that is busy for a moment is asked again, more often than one that says nothing.
+func TestBusy(t *testing.T) {
+	h := &hold{bucket: bucketServer(t)}
+	srv := httptest.NewServer(h)
+	t.Cleanup(srv.Close)
+	b, err := Open(t.Context(), at(srv.Listener.Addr().String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked atomic.Int32
+	var busy func(http.ResponseWriter, *http.Request) = func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) <= 2*attempts {
+			w.Header().Set("Content-Type", "application/xml")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprint(w, `<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>busy</Message></Error>`)
+			return
+		}
+		h.bucket.ServeHTTP(w, r)
+	}
+	h.way.Store(&busy)
+	if err := b.Put(t.Context(), "patient", strings.NewReader("x")); err != nil {
+		t.Errorf("Put to a busy service, asked %d times: %v", asked.Load(), err)
 	}
 }
 
