@@ -119,8 +119,9 @@ type reading struct {
 func (r *reading) Read(p []byte) (int, error) {
 	n, err := r.ReadCloser.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
-		r.ended(err)
-		err = r.err
+		if r.ended(err); r.err != nil {
+			err = r.err
+		}
 	}
 	return n, err
 }
@@ -228,22 +229,24 @@ func (c Capabilities) WatchFiles(ctx context.Context, h sandboxer.Handle, dir st
 	if err != nil {
 		return nil, call.end(err)
 	}
-	stop := context.AfterFunc(ctx, func() { w.Close() }) // also if nobody takes anything of it
+	var once sync.Once
+	end := func(err error) (told error) {
+		told = err
+		once.Do(func() { w.Close(); told = call.end(err) })
+		return told
+	}
+	stop := context.AfterFunc(ctx, func() { _ = end(ctx.Err()) }) // also if nobody takes anything of it
 	return func(yield func(sandboxer.FileChange, error) bool) {
-		var err error
-		defer func() { stop(); w.Close(); _ = call.end(err) }()
+		defer func() { stop(); _ = end(nil) }()
 		for {
-			var ch sandboxer.FileChange
-			if ch, err = w.Next(); err != nil {
-				break
+			ch, err := w.Next()
+			if err != nil {
+				yield(sandboxer.FileChange{}, end(err))
+				return
 			}
 			if !yield(ch, nil) {
-				err = nil
 				return
 			}
 		}
-		told := call.end(err)
-		call.End = nil
-		yield(sandboxer.FileChange{}, told)
 	}, nil
 }

@@ -140,22 +140,25 @@ func (a *attachment) run(s sandboxer.ProcessStreams, own bool) (x sandboxer.Exit
 		}
 		a.cut()
 	}
-	over := make(chan error, 1)
+	type outcome struct {
+		x   sandboxer.Exit
+		err error
+	}
+	over := make(chan outcome, 1)
 	go func() {
-		var err error
-		x, err = a.follow(s, own, giveUp)
-		over <- err
+		x, err := a.follow(s, own, giveUp)
+		over <- outcome{x, err}
 	}()
 	select {
-	case err := <-over:
-		return x, err
+	case o := <-over:
+		return o.x, o.err
 	case <-a.ctx.Done():
 	}
 	giveUp()
 	for blocked := int64(0); ; {
 		select {
-		case err := <-over: // the end of the leader may be seen before the rest is gone
-			return x, err
+		case o := <-over: // the end of the leader may be seen before the rest is gone
+			return o.x, o.err
 		case <-time.After(blockedWrite):
 		}
 		// A caller who takes nothing does not see the end in the stream.

@@ -79,6 +79,7 @@ func (w *World) agent(ctx context.Context, q agentQuery) (socket string, err err
 		}
 		select {
 		case <-ctx.Done():
+			_ = c.proc.Process.Kill() // or each call would leave one
 			return "", sandboxer.E(sandboxer.Unavailable, err, "the agent %s does not listen", q.Program)
 		case <-ended:
 			return "", sandboxer.E(sandboxer.Unavailable, err, "the agent %s ended at once", q.Program)

@@ -317,6 +317,16 @@ func (e *extension) named(name string) (*place, error) {
 	return &place{Host: alias, Target: m.target, Base: m.base, at: name}, nil
 }
 
+// declared reports whether an operator has named the machine, in the configuration or as a
+// host of this installation.
+func (e *extension) declared(name string) bool {
+	if _, ok := e.cfg.VMs[name]; ok {
+		return true
+	}
+	recs, _ := e.hosts.Hosts() // what cannot be read is not told
+	return slices.ContainsFunc(recs, func(r sshrun.Record) bool { return r.Name == name })
+}
+
 // search looks for the sandbox of h, on its host or else everywhere.
 func (e *extension) search(ctx context.Context, h sandboxer.Handle) ([]*place, error) {
 	var at []*place
@@ -369,7 +379,12 @@ func (e *extension) search(ctx context.Context, h sandboxer.Handle) ([]*place, e
 	}
 	slices.Sort(away)
 	err := sandboxer.E(sandboxer.Unavailable, errors.Join(failed...), "sandbox %s may be on %s, which cannot be asked: %s", h.SandboxID, strings.Join(away, ", "), sandboxer.Message(failed[len(failed)-1]))
-	err.WithPublic("sandbox %s may be on %s, which cannot be asked now", h.SandboxID, strings.Join(away, ", "))
+	// A machine that a record alone names may be another tenant's.
+	told := slices.DeleteFunc(away, func(name string) bool { return name != h.Host && !e.declared(name) })
+	if len(told) == 0 {
+		told = []string{"a machine"}
+	}
+	err.WithPublic("sandbox %s may be on %s, which cannot be asked now", h.SandboxID, strings.Join(told, ", "))
 	return found, err.WithHint("%s", cmp.Or(sandboxer.HintOf(failed[len(failed)-1]), "bring it back; a host that is gone for good: sandboxer host rm --force NAME"))
 }
 

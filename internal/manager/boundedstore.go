@@ -12,7 +12,7 @@ import (
 // How long a call of the store of portable snapshots may take. One that hangs must hold
 // nothing up for ever; what takes long because there is much of it must not be cut.
 const (
-	vaultAsk  = time.Minute      // a question about names, and a drop
+	storeAsk  = time.Minute      // a question about names, and a drop
 	storeRead = 5 * time.Minute  // reading, from the last piece on
 	storeSave = 30 * time.Minute // saving, from the last piece that it took: it reads all of it back then
 )
@@ -80,12 +80,12 @@ func (b boundedStore) Describe(ctx context.Context, id string) (*sandboxer.Snaps
 
 // List implements SnapshotStore.
 func (b boundedStore) List(ctx context.Context) ([]string, error) {
-	return ask(ctx, vaultAsk, b.v.List)
+	return ask(ctx, storeAsk, b.v.List)
 }
 
 // Drop implements SnapshotStore.
 func (b boundedStore) Drop(ctx context.Context, id string) error {
-	_, err := ask(ctx, vaultAsk, func(ctx context.Context) (struct{}, error) { return struct{}{}, b.v.Drop(ctx, id) })
+	_, err := ask(ctx, storeAsk, func(ctx context.Context) (struct{}, error) { return struct{}{}, b.v.Drop(ctx, id) })
 	return err
 }
 
@@ -133,7 +133,7 @@ func (w *storeWatch) cause(err error) error {
 // hung reports whether err says that the store did not answer, as opposed to that it
 // answered badly: whoever asks for the next thing would wait as long again.
 func hung(err error, since time.Time) bool {
-	return sandboxer.KindOf(err) == sandboxer.Unavailable && time.Since(since) >= vaultAsk/2
+	return sandboxer.KindOf(err) == sandboxer.Unavailable && time.Since(since) >= storeAsk/2
 }
 
 // watchedReader is what the store takes from. While it waits for more, that is not its fault.

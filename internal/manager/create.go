@@ -349,7 +349,7 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 		return nil, err
 	}
 	if o.place == "" {
-		if err := m.choosePlace(ctx, sb, sb.Spec.Env, nil); err != nil {
+		if err := m.choosePlaceInTurn(ctx, sb); err != nil {
 			return nil, err
 		}
 	}
@@ -630,14 +630,15 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, j *job, sb 
 		if err == nil {
 			break
 		}
-		untouched := untried && sandboxer.IsUntouched(err)
+		var source *sourceError
+		untouched := untried && (sandboxer.IsUntouched(err) || errors.As(err, &source))
 		if untouched {
 			if uerr := m.leaveUntouched(ctx, sb); uerr != nil {
 				return errors.Join(err, uerr)
 			}
 		}
 		avoid = append(avoid, sb.Host)
-		if ctx.Err() != nil || !m.elsewhere(ctx, b, j, sb, spec.Env, avoid, untouched, err) {
+		if source != nil || ctx.Err() != nil || !m.elsewhere(ctx, b, j, sb, spec.Env, avoid, untouched, err) {
 			return err
 		}
 	}

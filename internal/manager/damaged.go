@@ -20,8 +20,8 @@ func whole(sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
 func (m *Manager) reportDamaged(sb *sandboxer.Sandbox) {
 	k := generationKey{sb.ID, sb.Generation}
 	m.mu.Lock()
-	known := m.mourned[k]
-	m.mourned[k] = true
+	known := m.reported[k]
+	m.reported[k] = true
 	m.mu.Unlock()
 	if !known {
 		m.log.Error("a record is damaged; its sandbox is left as it is until somebody destroys it",

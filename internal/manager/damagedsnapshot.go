@@ -21,8 +21,8 @@ func wholeSnapshot(rec *sandboxer.SnapshotRecord) (*sandboxer.SnapshotRecord, er
 func (m *Manager) mournSnapshot(rec *sandboxer.SnapshotRecord) {
 	k := generationKey{rec.ID, 0}
 	m.mu.Lock()
-	known := m.mourned[k]
-	m.mourned[k] = true
+	known := m.reported[k]
+	m.reported[k] = true
 	m.mu.Unlock()
 	if !known {
 		m.log.Error("a record is damaged; its snapshot is left as it is until somebody drops it",

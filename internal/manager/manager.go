@@ -106,7 +106,7 @@ type Manager struct {
 
 	doubted    map[string]bool        // sandbox IDs that are about to be probed, because of what a user was told
 	acting     map[string]bool        // sandbox IDs the sweep has work queued for
-	mourned    map[generationKey]bool // damaged records that were reported
+	reported   map[generationKey]bool // damaged records that were reported
 	toldOf     map[string]bool        // quarantined snapshots that were reported
 	adopted    map[generationKey]bool // those of a former process whose network policy is in force
 	sightings  map[sighting]time.Time // objects that no live record explains, since when
@@ -213,7 +213,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		pins:        map[string]int{},
 		doubted:     map[string]bool{},
 		acting:      map[string]bool{},
-		mourned:     map[generationKey]bool{},
+		reported:    map[generationKey]bool{},
 		toldOf:      map[string]bool{},
 		adopted:     map[generationKey]bool{},
 		sightings:   map[sighting]time.Time{},

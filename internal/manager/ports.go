@@ -332,7 +332,7 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	if signed {
 		closed = errNoVisit
 	}
-	err = m.beginVisit(context.WithoutCancel(ctx), v, sb.ID, func(now *sandboxer.Sandbox, running bool) error {
+	err = m.beginVisit(ctx, context.WithoutCancel(ctx), v, sb.ID, func(now *sandboxer.Sandbox, running bool) error {
 		if !running {
 			return errNoVisit
 		}
@@ -352,16 +352,17 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	return v, nil
 }
 
-// beginVisit makes v a use of the sandbox id, until v.End is called. Whoever ended its
-// right before it was counted did not see it: check says of the record as it is then
-// whether it may begin, and whether the object is still the one that runs.
-func (m *Manager) beginVisit(ctx context.Context, v *Visit, id string, check func(now *sandboxer.Sandbox, running bool) error) error {
+// beginVisit makes v a use of the sandbox id, until v.End is called. The way to it ends with
+// ctx, the visit itself with stay. Whoever ended its right before it was counted did not see
+// it: check says of the record as it is then whether it may begin, and whether the object is
+// still the one that runs.
+func (m *Manager) beginVisit(ctx, stay context.Context, v *Visit, id string, check func(now *sandboxer.Sandbox, running bool) error) error {
 	sb, b, h, end, err := m.openFor(ctx, m.streams, sandboxer.ScopeWrite, id)
 	if err != nil {
 		return err
 	}
 	v.SandboxID, v.Tenant, v.Generation, v.b, v.h = sb.ID, sb.Tenant, sb.Generation, b, h
-	v.Ctx, v.cut = m.within(ctx)
+	v.Ctx, v.cut = m.within(stay)
 	m.mu.Lock()
 	if m.visits[sb.ID] == nil {
 		m.visits[sb.ID] = map[*Visit]context.CancelCauseFunc{}

@@ -222,6 +222,12 @@ func isNative(sb *sandboxer.Sandbox) bool {
 	return isPaused(sb) || sb.RestoredAs == sandboxer.SnapshotNative
 }
 
+// A sourceError is why what a sandbox is restored from cannot be had: no host is to blame, and
+// none heard of it.
+type sourceError struct{ error }
+
+func (e *sourceError) Unwrap() error { return e.error }
+
 // restore makes the object of spec from the snapshot's native form, or from the portable
 // one where the extension takes that; elsewhere its files come once it is ready.
 func (m *Manager) restore(ctx context.Context, b *backend.Backend, spec sandboxer.Spec, from string, native bool) (h sandboxer.Handle, err error) {
@@ -238,7 +244,7 @@ func (m *Manager) restore(ctx context.Context, b *backend.Backend, spec sandboxe
 		err = m.step(pFrom, func() error {
 			r, err := m.load(ctx, from)
 			if err != nil {
-				return err
+				return &sourceError{err}
 			}
 			defer r.Close()
 			h, err = b.ProvisionFrom(ctx, spec, sandboxer.Contents{Volumes: rec.Portable.Volumes, Quiesced: rec.Portable.Quiesced}, r)

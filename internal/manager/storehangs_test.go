@@ -148,7 +148,7 @@ func TestVaultHangs(t *testing.T) {
 		}
 		began := time.Now()
 		_, err := r.DropSnapshot(acme, two.ID)
-		ends("drop", vaultAsk, err, began)
+		ends("drop", storeAsk, err, began)
 		began = time.Now()
 		_, err = r.Diff(acme, one.ID, one.ID)
 		ends("diff", storeRead, err, began)
@@ -156,10 +156,10 @@ func TestVaultHangs(t *testing.T) {
 		ends("export", storeRead, r.ExportSnapshot(acme, one.ID, io.Discard), began)
 		began = time.Now()
 		_, err = r.ImportSnapshot(acme, ImportRequest{Profile: "test"}, bytes.NewReader(file.Bytes()))
-		ends("import", storeSave+vaultAsk, err, began) // it drops what came of it
+		ends("import", storeSave+storeAsk, err, began) // it drops what came of it
 		began = time.Now()
 		_, err = r.Snapshot(acme, sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotPortable})
-		ends("snapshot", storeSave+vaultAsk, err, began)
+		ends("snapshot", storeSave+storeAsk, err, began)
 		for _, h := range []int64{hangsReading, hangsAll} {
 			hangs.Store(h)
 			began = time.Now()
@@ -199,7 +199,7 @@ func TestAuditOfAVaultThatHangs(t *testing.T) {
 			limit time.Duration
 			want  string
 		}{
-			{hangsAll, vaultAsk, storeName + ": " + storeName + " cannot be reached"},
+			{hangsAll, storeAsk, storeName + ": " + storeName + " cannot be reached"},
 			{hangsReading, storeRead, "2 more were not looked at"},
 		} {
 			hangs.Store(c.hangs)
