@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -289,5 +290,39 @@ func TestNativeSnapshotStaysOnItsHost(t *testing.T) {
 	}
 	if sb, err = r.Resume(acme, sb.ID, ResumeRequest{}); err != nil || sb.Host != "two" || sb.Untouched || !slices.Equal(r.hostsOf(sb.ID), []string{"two"}) {
 		t.Errorf("resumed it is %+v on %q, %v", sb, r.hostsOf(sb.ID), err)
+	}
+}
+
+// unreadable keeps snapshots that cannot be read.
+type unreadable struct{ dirVault }
+
+func (unreadable) Load(context.Context, string) (io.ReadCloser, error) {
+	return nil, sandboxer.E(sandboxer.Unavailable, nil, "the bucket is away")
+}
+
+// That a snapshot cannot be read is no host's fault: no other host is tried, none is asked to
+// tear down what it never heard of, and the record ends at once.
+func TestUnreadableSnapshotMovesNobody(t *testing.T) {
+	r, spy := onTwoHosts(t, func(s *setup) { s.opts.SnapshotStore = unreadable{dirVault{t.TempDir()}} })
+	sb := r.create(sandboxer.CreateRequest{Profile: "test"})
+	if _, err := r.Snapshot(acme, sb.ID, SnapshotRequest{Name: "base", Kind: sandboxer.SnapshotPortable}); err != nil {
+		t.Fatal(err)
+	}
+	spy.mu.Lock()
+	spy.torn = nil
+	spy.mu.Unlock()
+	_, err := r.Restore(acme, "base", RestoreRequest{Name: "again"})
+	wantErr(t, err, sandboxer.Unavailable, "the bucket is away")
+	spy.mu.Lock()
+	defer spy.mu.Unlock()
+	if len(spy.torn) != 0 {
+		t.Errorf("torn down: %+v", spy.torn)
+	}
+	items, _, err := r.List(acme, sandboxer.Query{States: []sandboxer.State{sandboxer.Terminated}})
+	if err != nil || len(items) != 1 || items[0].Host != "one" {
+		t.Fatalf("ended: %+v, %v; want the restored one, on its first host", items, err)
+	}
+	if h := history(t, r.Manager, items[0].ID); strings.Contains(h, "two") {
+		t.Errorf("another host was tried: %s", h)
 	}
 }
