@@ -349,7 +349,7 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 		return nil, err
 	}
 	if o.place == "" {
-		if err := m.choosePlaceInTurn(ctx, sb); err != nil {
+		if err := m.choosePlace(ctx, sb, sb.Spec.Env, nil); err != nil {
 			return nil, err
 		}
 	}

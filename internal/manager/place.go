@@ -26,22 +26,6 @@ func (m *Manager) choosePlace(ctx context.Context, sb *sandboxer.Sandbox, env ma
 	return err
 }
 
-// choosePlaceInTurn is choosePlace for a sandbox that has no record yet, and so nothing that
-// bounds how many there are: it asks the hosts when one more could be made.
-func (m *Manager) choosePlaceInTurn(ctx context.Context, sb *sandboxer.Sandbox) error {
-	e := m.extension(sb.Extension)
-	if e == nil || e.Backend == nil || !e.Backend.Places() {
-		return nil
-	}
-	select {
-	case e.creates <- struct{}{}:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	defer func() { <-e.creates }()
-	return m.choosePlace(ctx, sb, sb.Spec.Env, nil)
-}
-
 // unplace has sb, of which the next generation is to be made, placed anew.
 func (m *Manager) unplace(sb *sandboxer.Sandbox) {
 	if e := m.extension(sb.Extension); e != nil && e.Backend != nil && e.Backend.Places() {
