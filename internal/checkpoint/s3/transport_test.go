@@ -175,7 +175,7 @@ func TestBusy(t *testing.T) {
 		t.Fatal(err)
 	}
 	var asked atomic.Int32
-	var busy func(http.ResponseWriter, *http.Request) = func(w http.ResponseWriter, r *http.Request) {
+	busy := func(w http.ResponseWriter, r *http.Request) {
 		if asked.Add(1) <= 2*attempts {
 			w.Header().Set("Content-Type", "application/xml")
 			w.WriteHeader(http.StatusServiceUnavailable)
