@@ -145,7 +145,7 @@ type Admitter interface {
 // stay small (MaxHandleBytes) and must not contain secrets.
 type Handle struct {
 	SandboxID  string          `json:"sandbox_id"`           // chosen by the broker; always set
-	Generation int             `json:"generation,omitempty"` // generation of that ID; 0 means any
+	Generation int             `json:"generation,omitempty"` // which sandbox of that ID; 0 means any
 	Host       string          `json:"host,omitempty"`       // where it was placed; empty if that is not known
 	Ref        string          `json:"ref,omitempty"`        // the backend's own name for it
 	Data       json.RawMessage `json:"data,omitempty"`       // private to the adapter, which versions it

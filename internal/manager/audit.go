@@ -38,7 +38,7 @@ const (
 	invPool      = "a pool has what its profile makes now, and no more than that asks for" // but for two sweeps
 )
 
-// Audit compares the database with themselves and with what every backend lists, and
+// Audit compares the database with itself and with what every backend lists, and
 // says where the two differ. It changes nothing and needs the admin scope. That a backend,
 // or a part of it, cannot be asked is one of the violations, beside those of the rest.
 func (m *Manager) Audit(ctx context.Context) (Audit, error) { return m.audit(ctx, false) }
@@ -156,7 +156,7 @@ func (m *Manager) unexplained(ctx context.Context, e *extension) (out map[sighti
 	return out, len(count), silent, nil
 }
 
-// An generation is one generation of an ID.
+// A generationKey names one generation of an ID.
 type generationKey struct {
 	id         string
 	generation int

@@ -130,7 +130,7 @@ func (m *Manager) finish(ctx context.Context, sb *sandboxer.Sandbox) (*sandboxer
 	}
 }
 
-// teardown releases everything sb has outside and then closes its database. The caller
+// teardown releases everything sb has outside and then settles its ledger. The caller
 // owns the job of sb.
 func (m *Manager) teardown(ctx context.Context, sb *sandboxer.Sandbox) error {
 	if sb.State == sandboxer.Terminated {
