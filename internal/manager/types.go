@@ -40,7 +40,7 @@ type (
 	NewKey           = sandboxer.KeyRequest
 )
 
-// Audit is the result of comparing the database with themselves and with every
+// Audit is the result of comparing the database with itself and with every
 // backend's listing.
 type Audit struct {
 	Checked    int         `json:"checked"`    // records, objects, tenants and events looked at
