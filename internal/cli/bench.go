@@ -17,6 +17,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/latency"
+	"github.com/sand-boxer/sandboxer/internal/measure"
 )
 
 // benchDir is where results are kept, in the data directory.
@@ -160,7 +161,7 @@ func benchRun(ctx context.Context, o *benchOptions) error {
 	}
 	defer once.Close()
 	res, err := latency.Run(ctx, once, latency.NewID(time.Now()), o.cfg, latency.Options{
-		Cores: runtime.NumCPU(), Clean: s.Client, CPU: latency.CPU, Progress: p.bench,
+		Cores: runtime.NumCPU(), Clean: s.Client, CPU: measure.CPU, Progress: p.bench,
 	})
 	p.stop()
 	if ctx.Err() != nil {
@@ -456,7 +457,7 @@ func benchCompareRun(_ context.Context, o *benchCompareOptions) error {
 				n += "→" + strconv.Itoa(r.CountB)
 			}
 			rows = append(rows, []string{strings.TrimPrefix(r.Profile, "profile."), string(r.Mode), n,
-				millisText(r.Median.A) + "→" + millisText(r.Median.B), ratio(r.Median.Ratio), millisText(r.P95.A) + "→" + millisText(r.P95.B), ratio(r.P95.Ratio),
+				millisText(r.Median.A) + "→" + millisText(r.Median.B), medianRatio(r), millisText(r.P95.A) + "→" + millisText(r.P95.B), ratio(r.P95.Ratio),
 				ratio(r.P99.Ratio), ratio(r.RawP99.Ratio), percent(r.Success[0]) + "→" + percent(r.Success[1]), fmt.Sprintf("%.1f→%.1f", r.Score[0], r.Score[1])})
 		}
 		if err := table(o.f.io.out, rows); err != nil {
@@ -552,7 +553,7 @@ func benchTables(w io.Writer, r *latency.Result) error {
 			times = append(times, slices.Concat(k, []string{fmt.Sprintf("%d (%s)", s.Succeeded, percent(s.Success)),
 				measured(t, t.Median), measured(t, t.P95), measured(t, t.P99), measured(raw, raw.P95), measured(raw, raw.P99), measured(raw, raw.Max)}, rest))
 		}
-		line("", s.TTI, strconv.Itoa(s.Warm), fmt.Sprintf("%.2f", s.Score), ratio(latency.Ratio(first[group(s)], s.TTI.Trimmed.Median)))
+		line("", s.TTI, strconv.Itoa(s.Warm), fmt.Sprintf("%.2f", s.Score), ratio(measure.Times(float64(first[group(s)]), float64(s.TTI.Trimmed.Median))))
 		if s.TTIWarm != nil && s.TTICold != nil {
 			line(", warm", *s.TTIWarm, strconv.Itoa(s.TTIWarm.Raw.N), "", "")
 			line(", cold", *s.TTICold, "0", "", "")
@@ -603,22 +604,21 @@ func measured(p latency.Percentiles, v latency.Millis) string {
 	return millisText(v)
 }
 
-// millisText shows milliseconds with three digits or more.
-func millisText(v latency.Millis) string {
-	switch {
-	case v >= 100:
-		return strconv.FormatFloat(float64(v), 'f', 0, 64)
-	case v >= 10:
-		return strconv.FormatFloat(float64(v), 'f', 1, 64)
-	}
-	return strconv.FormatFloat(float64(v), 'f', 2, 64)
-}
+func millisText(v latency.Millis) string { return measure.Figure(float64(v)) }
 
 func ratio(r float64) string {
 	if r == 0 {
 		return ""
 	}
 	return strconv.FormatFloat(r, 'f', 2, 64)
+}
+
+// medianRatio is the ratio of the medians, with its bounds where they are known.
+func medianRatio(r latency.Row) string {
+	if r.MedianHigh == 0 {
+		return ratio(r.Median.Ratio)
+	}
+	return fmt.Sprintf("%s (%s–%s)", ratio(r.Median.Ratio), ratio(r.MedianLow), ratio(r.MedianHigh))
 }
 
 func percent(share float64) string {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/sand-boxer/sandboxer/internal/measure"
 )
 
 // Comparison sets run B against run A.
@@ -17,17 +19,21 @@ type Comparison struct {
 
 // Row compares two series of one profile and mode.
 type Row struct {
-	Profile string     `json:"profile"`
-	Mode    Mode       `json:"mode"`
-	CountA  int        `json:"count_a"`
-	CountB  int        `json:"count_b"`
-	Median  Change     `json:"median"` // trimmed, as P95 and P99
-	P95     Change     `json:"p95"`
-	P99     Change     `json:"p99"`
-	RawP95  Change     `json:"raw_p95"`
-	RawP99  Change     `json:"raw_p99"`
-	Success [2]float64 `json:"success"` // of A and of B
-	Score   [2]float64 `json:"score"`
+	Profile string `json:"profile"`
+	Mode    Mode   `json:"mode"`
+	CountA  int    `json:"count_a"`
+	CountB  int    `json:"count_b"`
+	Median  Change `json:"median"` // trimmed, as P95 and P99
+	// The ratio of the medians lies between these with 95 %; 0 where there are too few
+	// iterations to say.
+	MedianLow  float64    `json:"median_ratio_low,omitempty"`
+	MedianHigh float64    `json:"median_ratio_high,omitempty"`
+	P95        Change     `json:"p95"`
+	P99        Change     `json:"p99"`
+	RawP95     Change     `json:"raw_p95"`
+	RawP99     Change     `json:"raw_p99"`
+	Success    [2]float64 `json:"success"` // of A and of B
+	Score      [2]float64 `json:"score"`
 }
 
 // Change is what one figure became. Ratio is B/A: above 1 it got slower; 0 when one of
@@ -70,9 +76,11 @@ func Compare(a, b *Result) *Comparison {
 		y := b.Series[i]
 		change := func(f func(Summary) Millis) Change {
 			va, vb := f(x.TTI), f(y.TTI)
-			return Change{va, vb, Ratio(va, vb)}
+			return Change{va, vb, measure.Times(float64(va), float64(vb))}
 		}
+		bounds := measure.RatioOf(x.times(), y.times())
 		c.Rows = append(c.Rows, Row{
+			MedianLow: bounds.Low, MedianHigh: bounds.High,
 			Profile: x.Profile, Mode: x.Mode, CountA: x.Count, CountB: y.Count,
 			Median:  change(func(s Summary) Millis { return s.Trimmed.Median }),
 			P95:     change(func(s Summary) Millis { return s.Trimmed.P95 }),
@@ -88,6 +96,16 @@ func Compare(a, b *Result) *Comparison {
 		}
 	}
 	return c
+}
+
+// times are the times of the iterations that succeeded; listings have none.
+func (s *Series) times() (out []Millis) {
+	for _, it := range s.Iterations {
+		if it.OK {
+			out = append(out, it.TTI)
+		}
+	}
+	return out
 }
 
 // Regressed reports whether the median or the p95 became more than limit times what it

@@ -115,3 +115,21 @@ func TestCompare(t *testing.T) {
 		t.Error("fewer that succeed are no regression")
 	}
 }
+
+// TestCompareTellsHowSure: from six iterations on a ratio has bounds.
+func TestCompareTellsHowSure(t *testing.T) {
+	of := func(n int, each Millis) *Result {
+		s := Series{Profile: "p", Mode: Sequential, Iterations: []Iteration{{OK: false, TTI: 9999}}}
+		for i := range n {
+			s.Iterations = append(s.Iterations, Iteration{OK: true, TTI: each + Millis(i%2)})
+		}
+		s.close(1)
+		return &Result{Series: []Series{s}}
+	}
+	if r := Compare(of(20, 100), of(20, 200)).Rows[0]; r.Median.Ratio != 1.995 || r.MedianLow < 1.9 || r.MedianLow > 1.995 || r.MedianHigh < 1.995 || r.MedianHigh > 2.1 {
+		t.Errorf("twice as long: %+v", r)
+	}
+	if r := Compare(of(5, 100), of(20, 200)).Rows[0]; r.Median.Ratio == 0 || r.MedianLow != 0 || r.MedianHigh != 0 {
+		t.Errorf("of five: %+v", r)
+	}
+}

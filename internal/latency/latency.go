@@ -23,6 +23,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/measure"
 )
 
 // Broker is what a sandboxer server does for a measurement; *api.Client is one.
@@ -58,7 +59,7 @@ const Label = "sandboxer.bench"
 
 // The bounds of a run, and of the steps of an iteration.
 const (
-	MaxIterations = 10_000 // of a series that is not a burst
+	MaxIterations = measure.MaxRounds // of a series that is not a burst
 	MaxBurst      = 1000
 	MinEvery      = time.Millisecond
 	MaxEvery      = time.Minute

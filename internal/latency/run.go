@@ -13,6 +13,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/measure"
 )
 
 // Progress is how far a series has come.
@@ -156,9 +157,24 @@ func (r *run) turns(ctx context.Context, mode Mode, count int, prepare func(cont
 		out[i] = it.Kind == sandboxer.Unsupported && mode != Sequential || it.Step == "snapshot"
 		r.tell(s, count)
 	}
+	arms := make([]measure.Arm, len(r.cfg.Targets))
 	for i, t := range r.cfg.Targets {
 		series[i] = Series{Profile: t.Order.Profile, Mode: mode, Iterations: []Iteration{}}
 		turns[i] = turn{Target: t, series: &series[i], began: began}
+		arms[i] = measure.Arm{Name: t.Order.Profile, Sample: func(ctx context.Context, _ *measure.Set) error {
+			if out[i] {
+				return measure.ErrDone
+			}
+			turns[i].n++
+			cpu := r.cpu()
+			it := one(ctx, &turns[i])
+			if err := ctx.Err(); err != nil {
+				return err // what was cut off is no measurement
+			}
+			series[i].used(cpu, r.cpu())
+			note(i, it)
+			return nil
+		}}
 	}
 	if prepare != nil {
 		for i := range turns {
@@ -172,24 +188,8 @@ func (r *run) turns(ctx context.Context, mode Mode, count int, prepare func(cont
 			}
 		}
 	}
-	for n := range count {
-		for _, i := range r.Order(len(series)) {
-			if ctx.Err() != nil {
-				return series
-			}
-			if out[i] {
-				continue
-			}
-			turns[i].n = n + 1
-			cpu := r.cpu()
-			it := one(ctx, &turns[i])
-			if ctx.Err() != nil {
-				return series // what was cut off is no measurement
-			}
-			series[i].used(cpu, r.cpu())
-			note(i, it)
-		}
-	}
+	// It ends early with ctx, which whoever called looks at.
+	_, _ = measure.Plan{Rounds: count, Order: r.Order}.Interleave(ctx, arms...)
 	return series
 }
 
@@ -207,37 +207,20 @@ func (r *run) overlapping(ctx context.Context, t Target, mode Mode, count int, e
 	s := Series{Profile: t.Order.Profile, Mode: mode, Iterations: []Iteration{}}
 	cpu := r.cpu()
 	began := time.Now()
-	var wg sync.WaitGroup
-	for n := range count {
-		if n > 0 && every > 0 && !sleepUntil(ctx, began.Add(time.Duration(n)*every)) {
-			break
+	measure.Load{Count: count, Every: every}.Run(ctx, func(n int) error {
+		it := r.iterate(ctx, &turn{Target: t, n: n + 1, series: &s, began: began})
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
-		wg.Go(func() {
-			it := r.iterate(ctx, &turn{Target: t, n: n + 1, series: &s, began: began})
-			if ctx.Err() != nil {
-				return
-			}
-			r.mu.Lock()
-			s.Iterations = append(s.Iterations, it)
-			r.mu.Unlock()
-			r.tell(&s, count)
-		})
-	}
-	wg.Wait()
+		r.mu.Lock()
+		s.Iterations = append(s.Iterations, it)
+		r.mu.Unlock()
+		r.tell(&s, count)
+		return nil
+	})
 	s.used(cpu, r.cpu())
 	slices.SortFunc(s.Iterations, func(a, b Iteration) int { return a.N - b.N })
 	return s
-}
-
-func sleepUntil(ctx context.Context, at time.Time) bool {
-	t := time.NewTimer(time.Until(at))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // cpu is the processor time of this process so far, or less than 0.
@@ -491,19 +474,9 @@ func (r *run) destroy(ctx context.Context, it *Iteration) {
 	it.Destroy = millis(time.Since(begin))
 }
 
-// parallel does work for each of list, a few at a time.
+// parallel does work for each of list, a few at a time, also when nobody waits any more.
 func parallel[T any](list []T, work func(T)) {
-	const most = 8
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, most)
-	for _, x := range list {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			work(x)
-		})
-	}
-	wg.Wait()
+	measure.Load{Count: len(list), Width: 8}.Run(context.Background(), func(i int) error { work(list[i]); return nil })
 }
 
 // claims asks the history of every sandbox whether it was claimed from the warm pool. It is
@@ -560,7 +533,7 @@ func (r *run) clean(ctx context.Context, late bool) (left []string, err error) {
 				}
 			})
 		}
-		if more > 0 && !sleepUntil(ctx, time.Now().Add(pause)) {
+		if more > 0 && measure.Sleep(ctx, pause) != nil {
 			return left, sandboxer.E(sandboxer.Timeout, ctx.Err(), "%d sandboxes or snapshots of the run %s are not gone yet", len(left), r.id).
 				WithHint("they expire by themselves; to end them now: sandboxer destroy --label %s=%s", Label, r.id)
 		}

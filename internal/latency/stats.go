@@ -2,8 +2,9 @@ package latency
 
 import (
 	"math"
-	"slices"
 	"time"
+
+	"github.com/sand-boxer/sandboxer/internal/measure"
 )
 
 // Millis is a duration in milliseconds, kept to the microsecond.
@@ -13,8 +14,7 @@ func millis(d time.Duration) Millis {
 	return Millis(d.Round(time.Microsecond)) / Millis(time.Millisecond)
 }
 
-// Percentiles describe one distribution. Median is the middle value, of an even number
-// the mean of the middle two; P95 and P99 are nearest-rank: values that occurred.
+// Percentiles are [measure.Percentiles] as results have them.
 type Percentiles struct {
 	N      int    `json:"n"`
 	Min    Millis `json:"min_ms"`
@@ -37,26 +37,7 @@ const trimmedShare = 0.05
 
 // Summarize describes values, in any order. It leaves them as they are.
 func Summarize(values []Millis) Summary {
-	sorted := slices.Sorted(slices.Values(values))
-	k := int(float64(len(sorted)) * trimmedShare)
-	return Summary{Raw: describe(sorted), Trimmed: describe(sorted[k : len(sorted)-k])}
-}
-
-func describe(sorted []Millis) Percentiles {
-	n := len(sorted)
-	if n == 0 {
-		return Percentiles{}
-	}
-	return Percentiles{
-		N: n, Min: sorted[0], Median: (sorted[(n-1)/2] + sorted[n/2]) / 2,
-		P95: nearestRank(sorted, 95), P99: nearestRank(sorted, 99), Max: sorted[n-1],
-	}
-}
-
-// nearestRank is the smallest value that at least p hundredths of sorted do not exceed.
-func nearestRank(sorted []Millis, p int) Millis {
-	rank := (p*len(sorted) + 99) / 100 // rounded up, in whole numbers
-	return sorted[max(rank, 1)-1]
+	return Summary{Raw: Percentiles(measure.Describe(values)), Trimmed: Percentiles(measure.Describe(measure.Trim(values, trimmedShare)))}
 }
 
 // worst is the time to interactive that is worth nothing.
@@ -72,12 +53,4 @@ func Score(success float64, trimmed Percentiles) float64 {
 	worth := func(v Millis) float64 { return max(0, 100*float64(1-v/worst)) }
 	s := success * (0.60*worth(trimmed.Median) + 0.25*worth(trimmed.P95) + 0.15*worth(trimmed.P99))
 	return math.Round(100*s) / 100
-}
-
-// Ratio is how many times b is a, to the thousandth; 0 when there is nothing to compare.
-func Ratio(a, b Millis) float64 {
-	if a <= 0 || b <= 0 {
-		return 0
-	}
-	return math.Round(1000*float64(b/a)) / 1000
 }

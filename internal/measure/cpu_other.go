@@ -1,6 +1,6 @@
 //go:build !unix
 
-package latency
+package measure
 
 import "time"
 
