@@ -29,6 +29,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/measure"
 )
 
 // broker is a `sandboxer serve` process of our own and a client of it.
@@ -58,8 +59,8 @@ func startBroker(ctx context.Context, bin, dir string, profiles map[string]strin
 	if err := os.MkdirAll(filepath.Join(dir, "profiles"), 0o755); err != nil {
 		return nil, err
 	}
-	for id, more := range profiles {
-		if err := os.WriteFile(filepath.Join(dir, "profiles", id+".yaml"), []byte(like(id, more)), 0o644); err != nil {
+	for id, text := range profiles {
+		if err := os.WriteFile(filepath.Join(dir, "profiles", id+".yaml"), []byte(text), 0o644); err != nil {
 			return nil, err
 		}
 	}
@@ -69,7 +70,7 @@ func startBroker(ctx context.Context, bin, dir string, profiles map[string]strin
 	}
 	defer log.Close()
 	b.cmd = exec.Command(filepath.Join(bin, "sandboxer"), "serve", "--log-level", "warn")
-	b.cmd.Env = append(withoutSettings(os.Environ()), "SANDBOXER_HOME="+dir)
+	b.cmd.Env = b.env()
 	b.cmd.Stdout, b.cmd.Stderr = log, log
 	// An interrupt of the terminal is ours to handle: the server has work to do first.
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
@@ -97,6 +98,44 @@ func startBroker(ctx context.Context, bin, dir string, profiles map[string]strin
 			return b, fmt.Errorf("the server does not answer: %w", err)
 		}
 	}
+}
+
+// started reports whether there is a server to close.
+func (b *broker) started() bool { return b != nil && b.cmd.Process != nil }
+
+// withServer calls do with a server of its own, which ends after it.
+func (b *bench) withServer(ctx context.Context, bin, dir string, profiles map[string]string, do func(*broker) error) (err error) {
+	br, err := startBroker(ctx, bin, b.path(dir), profiles)
+	if br.started() {
+		defer func() { err = errors.Join(err, br.close()) }()
+	}
+	if err == nil {
+		err = do(br)
+	}
+	if err != nil && br.started() && br.said() != "" {
+		b.say(fmt.Sprintf("the server of %s said:\n%s", bin, br.said()))
+	}
+	return err
+}
+
+// env is the environment of the server, and of commands for it.
+func (b *broker) env() []string {
+	return append(withoutSettings(os.Environ()), "SANDBOXER_HOME="+b.dir)
+}
+
+// command runs the command line of the server's build.
+func (b *broker) command(ctx context.Context, args ...string) error {
+	cmd := exec.CommandContext(ctx, b.cmd.Path, args...)
+	cmd.Env = b.env()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// sandboxPIDs are gVisor's processes of a sandbox that was never resumed.
+func (b *broker) sandboxPIDs(id string) []int {
+	return gvisor(filepath.Join(b.stateDir(), "run"))[id+"-g1"]
 }
 
 // withoutSettings is env without what would configure the server otherwise.
@@ -191,7 +230,7 @@ func (b *broker) run(ctx context.Context, id string) error {
 }
 
 // life measures a sandbox from nothing to nothing.
-func (b *broker) life(ctx context.Context, r *report, profile, what string) error {
+func (b *broker) life(ctx context.Context, to *measure.Set, profile, what string) error {
 	cpu := treeCPU(b.pid())
 	begin := time.Now()
 	id, err := b.create(ctx, profile)
@@ -207,12 +246,12 @@ func (b *broker) life(ctx context.Context, r *report, profile, what string) erro
 		return err
 	}
 	gone := time.Now()
-	r.took(what+": create to first exec", ran.Sub(begin))
-	r.took(what+": create", created.Sub(begin))
-	r.took(what+": first exec", ran.Sub(created))
-	r.took(what+": destroy", gone.Sub(ran))
-	r.took(what+": whole life", gone.Sub(begin))
-	r.spent(what+": whole life", treeCPU(b.pid())-cpu)
+	to.Took(what+": create to first exec", ran.Sub(begin))
+	to.Took(what+": create", created.Sub(begin))
+	to.Took(what+": first exec", ran.Sub(created))
+	to.Took(what+": destroy", gone.Sub(ran))
+	to.Took(what+": whole life", gone.Sub(begin))
+	to.Spent(what+": whole life", treeCPU(b.pid())-cpu)
 	return nil
 }
 
@@ -258,7 +297,7 @@ func (d *direct) exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 	return err
 }
 
-func (d *direct) life(ctx context.Context, r *report, image, what string) error {
+func (d *direct) life(ctx context.Context, to *measure.Set, image, what string) error {
 	begin := time.Now()
 	h, err := d.ext.Provision(ctx, d.spec(image))
 	if err != nil {
@@ -274,8 +313,8 @@ func (d *direct) life(ctx context.Context, r *report, image, what string) error 
 	if _, err := d.ext.Teardown(ctx, h); err != nil {
 		return err
 	}
-	r.took(what+": create to first exec", ran.Sub(begin))
-	r.took(what+": destroy", time.Since(ran))
+	to.Took(what+": create to first exec", ran.Sub(begin))
+	to.Took(what+": destroy", time.Since(ran))
 	return nil
 }
 

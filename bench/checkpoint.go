@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer/internal/checkpoint"
+	"github.com/sand-boxer/sandboxer/internal/measure"
 )
 
 const (
@@ -64,48 +65,53 @@ func (b *bench) checkpoints(ctx context.Context) error {
 		return m, errors.Join(err, cmd.Wait())
 	}
 	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
-	for range min(b.rounds, 11) {
-		at := time.Now()
-		if out, err := exec.CommandContext(ctx, "sh", "-c", `tar -C "$1" -cf - . | zstd -1 -q -f -o "$2" && sync "$2"`, "sh", tree, filepath.Join(dir, "tar.zst")).CombinedOutput(); err != nil {
-			return fmt.Errorf("tar | zstd: %w: %s", err, out)
-		}
-		b.r.took(ckptTools, time.Since(at))
-		for _, e := range []checkpoint.Encoding{checkpoint.Chunks, checkpoint.Stream} {
-			place, err := checkpoint.OpenDir(filepath.Join(dir, string(e)))
+	arm := func(name string, sample func(ctx context.Context, to *measure.Set) error) measure.Arm {
+		return measure.Arm{Name: name, To: b.to, Sample: sample}
+	}
+	// as is an arm that saves into a place of its own, with what it does then.
+	as := func(name string, e checkpoint.Encoding, then func(s *checkpoint.Store, first *checkpoint.Manifest, to *measure.Set) error) measure.Arm {
+		return arm(name, func(_ context.Context, to *measure.Set) error {
+			at := filepath.Join(dir, string(e))
+			place, err := checkpoint.OpenDir(at)
 			if err != nil {
 				return err
 			}
 			s, err := checkpoint.New(place, key, checkpoint.Options{Encoding: e, SpoolDir: dir})
-			if err != nil {
-				return err
-			}
-			at := time.Now()
-			first, err := save(s, "first")
-			if err != nil {
-				return err
-			}
-			if e == checkpoint.Stream {
-				b.r.took(ckptStream, time.Since(at))
-			} else {
-				b.r.took(ckptFirst, time.Since(at))
-				for i := range 10 {
-					if err := os.WriteFile(name(i*455), fmt.Appendf(nil, "changed %d", rnd.Uint64()), 0o644); err != nil {
-						return err
-					}
+			if err == nil {
+				begin := time.Now()
+				var first *checkpoint.Manifest
+				if first, err = save(s, "first"); err == nil {
+					to.Took(name, time.Since(begin))
+					err = then(s, first, to)
 				}
-				at = time.Now()
-				second, err := save(s, "second")
-				if err != nil {
+			}
+			return errors.Join(err, place.Close(), os.RemoveAll(at))
+		})
+	}
+	_, err := measure.Plan{Rounds: min(b.rounds, 11), Each: turnTimeout}.Interleave(ctx,
+		arm(ckptTools, func(ctx context.Context, to *measure.Set) error {
+			took, _, _, err := command(ctx, nil, "sh", "-c", `tar -C "$1" -cf - . | zstd -1 -q -f -o "$2" && sync "$2"`, "sh", tree, filepath.Join(dir, "tar.zst"))
+			to.Took(ckptTools, took)
+			return err
+		}),
+		as(ckptFirst, checkpoint.Chunks, func(s *checkpoint.Store, first *checkpoint.Manifest, to *measure.Set) error {
+			for i := range 10 {
+				if err := os.WriteFile(name(i*455), fmt.Appendf(nil, "changed %d", rnd.Uint64()), 0o644); err != nil {
 					return err
 				}
-				b.r.took(ckptSecond, time.Since(at))
-				m := b.r.metric(ckptAdded, "%")
-				m.samples = append(m.samples, 100*float64(second.Stored)/float64(first.Stored))
 			}
-			if err := errors.Join(place.Close(), os.RemoveAll(filepath.Join(dir, string(e)))); err != nil {
+			begin := time.Now()
+			second, err := save(s, "second")
+			if err != nil {
 				return err
 			}
-		}
+			to.Took(ckptSecond, time.Since(begin))
+			to.Add(ckptAdded, "%", 100*float64(second.Stored)/float64(first.Stored))
+			return nil
+		}),
+		as(ckptStream, checkpoint.Stream, func(*checkpoint.Store, *checkpoint.Manifest, *measure.Set) error { return nil }))
+	if err != nil {
+		return err
 	}
 	return os.RemoveAll(dir)
 }

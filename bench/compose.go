@@ -8,20 +8,17 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/measure"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
 
 const (
-	composeStep = "compose projects over ssh"
 	composeUp   = "compose over ssh: create to ready"
 	composeDown = "compose over ssh: destroy"
 	composeSix  = "compose over ssh: six at once, create to ready"
@@ -71,40 +68,51 @@ const composeFile = `services:
 volumes: {data: {}}
 `
 
-// overCompose measures compose projects on a host on loopback, through the broker and as
+// oneService has one service, in the image %s.
+const oneService = `services:
+  web: {image: %s, command: [sleep, "100000"], healthcheck: {test: ["CMD", "true"], interval: 1s}}
+`
+
+// composeProjects measures compose projects on a host on loopback, through the broker and as
 // somebody does who types the commands into a connection of ssh that is open already,
 // into a directory where the project is already.
-func (b *bench) overCompose(ctx context.Context) (err error) {
-	h := &harness{b: b}
-	defer func() {
-		if p := recover(); p != nil {
-			s, ok := p.(stopped)
-			if !ok {
-				panic(p)
-			}
-			b.r.skip("%s: %v", composeStep, s.error)
-		}
-		for i := len(h.undo) - 1; i >= 0; i-- {
-			h.undo[i]()
-		}
-	}()
-	if b.docker == nil {
-		b.r.skip("%s: no Docker engine", composeStep)
-		return nil
+func (b *bench) composeProjects(ctx context.Context) error {
+	return b.withSSH(composeStep, func(h *harness) error { return b.projects(ctx, h) })
+}
+
+// composeHost starts an SSH server on which docker compose is the engine that the bench uses.
+// Without one, or without the compose plugin, the step is left out.
+func (h *harness) composeHost() (*sshtest.Server, error) {
+	plugin := filepath.Join(h.b.bin, "docker-compose")
+	if h.b.docker == nil {
+		h.Skip("no Docker engine")
 	}
-	plugin := filepath.Join(b.bin, "docker-compose")
 	if _, err := os.Stat(plugin); err != nil {
-		b.r.skip("%s: %v (scripts/setup.sh builds it)", composeStep, err)
-		return nil
+		h.Fatalf("%v (scripts/setup.sh builds it)", err)
 	}
 	s := sshtest.Start(h, sshtest.Options{Silent: true, Env: []string{"DOCKER_HOST=" + os.Getenv("DOCKER_HOST")}})
-	plugins, dir := filepath.Join(s.Dir, ".docker", "cli-plugins"), filepath.Join(s.Dir, "project")
-	err = errors.Join(os.MkdirAll(plugins, 0o755), os.Mkdir(dir, 0o755))
-	if err == nil {
-		err = errors.Join(os.Symlink(plugin, filepath.Join(plugins, "docker-compose")),
-			os.WriteFile(filepath.Join(dir, "compose.yaml"), fmt.Appendf(nil, composeFile, b.docker.name), 0o644))
+	plugins := filepath.Join(s.Dir, ".docker", "cli-plugins")
+	if err := os.MkdirAll(plugins, 0o755); err != nil {
+		return nil, err
 	}
+	return s, os.Symlink(plugin, filepath.Join(plugins, "docker-compose"))
+}
+
+// writeProject makes a compose project of a file.
+func writeProject(dir, file string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "compose.yaml"), []byte(file), 0o644)
+}
+
+func (b *bench) projects(ctx context.Context, h *harness) error {
+	s, err := h.composeHost()
 	if err != nil {
+		return err
+	}
+	dir := filepath.Join(s.Dir, "project")
+	if err := writeProject(dir, fmt.Sprintf(composeFile, b.docker.name)); err != nil {
 		return err
 	}
 	t := s.Target()
@@ -113,17 +121,18 @@ func (b *bench) overCompose(ctx context.Context) (err error) {
 	if err := registry.Put(rec); err != nil {
 		return err
 	}
-	login := []string{"-F", "none", "-i", t.IdentityFile, "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
-		"-o", "LogLevel=ERROR", "-S", b.path("c"), "-p", strconv.Itoa(t.Port)}
-	if out, err := exec.CommandContext(ctx, "ssh", append(login, "-M", "-N", "-f", t.Addr)...).CombinedOutput(); err != nil {
-		return fmt.Errorf("%w: %s", err, out)
+	ssh, err := h.login(ctx, t)
+	if err != nil {
+		return err
 	}
-	h.Cleanup(func() { exec.Command("ssh", append(login, "-O", "exit", t.Addr)...).Run() })
+	// there runs a command in a directory of the host.
+	there := func(ctx context.Context, dir, line string) (time.Duration, error) {
+		took, _, _, err := command(ctx, nil, append(slices.Clone(ssh), t.Addr, "cd "+sshrun.Quote(dir)+" && "+line)...)
+		return took, err
+	}
 
 	hand := func(ctx context.Context, project string, args ...string) (time.Duration, error) {
-		line := sshrun.Quote(append([]string{"docker", "compose", "-p", project}, args...)...)
-		took, _, _, err := command(ctx, nil, append(append([]string{"ssh"}, login...), t.Addr, "cd "+sshrun.Quote(dir)+" && "+line)...)
-		return took, err
+		return there(ctx, dir, sshrun.Quote(append([]string{"docker", "compose", "-p", project}, args...)...))
 	}
 	handDownAll := func(project string) (time.Duration, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -132,7 +141,7 @@ func (b *bench) overCompose(ctx context.Context) (err error) {
 	}
 	create := func(ctx context.Context) (id string, took time.Duration, err error) {
 		start := time.Now()
-		sb, err := b.broker.Create(ctx, api.CreateSandbox{Profile: "profile.compose-e2e", Inputs: map[string]string{"repo": dir}})
+		sb, err := b.broker.Create(ctx, api.CreateSandbox{Profile: composeProfile, Inputs: map[string]string{"repo": dir}})
 		if err != nil {
 			return "", 0, err
 		}
@@ -146,7 +155,7 @@ func (b *bench) overCompose(ctx context.Context) (err error) {
 		return time.Since(start), err
 	}
 	// What is built lies in a directory here, and is copied as people do it.
-	local, there := b.path("builds"), filepath.Join(s.Dir, "builds")
+	local, copied := b.path("builds"), filepath.Join(s.Dir, "builds")
 	write := func(nonce string) error {
 		err := os.MkdirAll(local, 0o755)
 		for _, name := range []string{"web", "api", "worker"} {
@@ -158,7 +167,7 @@ func (b *bench) overCompose(ctx context.Context) (err error) {
 	}
 	nonces := 0
 	// builds is one project built for the first time and again, by one of two ways.
-	builds := func(up func() (time.Duration, func() (time.Duration, error), error), cold, warm, gone string) error {
+	builds := func(to *measure.Set, up func() (time.Duration, func() (time.Duration, error), error), cold, warm, gone string) error {
 		nonces++
 		if err := write(fmt.Sprint(os.Getpid(), "-", nonces)); err != nil {
 			return err
@@ -168,113 +177,115 @@ func (b *bench) overCompose(ctx context.Context) (err error) {
 			if err != nil {
 				return err
 			}
-			b.r.took(what, took)
+			to.Took(what, took)
 			if took, err = down(); err != nil {
 				return err
 			}
-			b.r.took(gone, took)
+			to.Took(gone, took)
 		}
 		return nil
 	}
-	one := map[string]func() error{
-		buildWarm: func() error {
-			return builds(func() (time.Duration, func() (time.Duration, error), error) {
-				start := time.Now()
-				sb, err := b.broker.Create(ctx, api.CreateSandbox{Profile: "profile.compose-e2e", Inputs: map[string]string{"repo": local}})
-				if err != nil {
-					return 0, nil, err
-				}
-				return time.Since(start), func() (time.Duration, error) { return destroy(sb.ID) }, nil
-			}, buildCold, buildWarm, buildDown)
-		},
-		handWarm: func() error {
-			in := func(args ...string) (time.Duration, error) {
-				line := "DOCKER_BUILDKIT=0 " + sshrun.Quote(append([]string{"docker", "compose", "-p", "built"}, args...)...)
-				took, _, _, err := command(ctx, nil, append(append([]string{"ssh"}, login...), t.Addr, "cd "+sshrun.Quote(there)+" && "+line)...)
-				return took, err
-			}
-			return builds(func() (time.Duration, func() (time.Duration, error), error) {
-				start := time.Now()
-				_, _, _, err := command(ctx, nil, "rsync", "-a", "--delete", "-e", sshrun.Quote(append([]string{"ssh"}, login...)...), local+"/", t.Addr+":"+there)
-				if err == nil {
-					_, err = in("up", "-d", "--build", "--wait")
-				}
-				took := time.Since(start)
-				if err != nil {
-					return 0, nil, errors.Join(err, func() error { _, err := in("down", "-v", "-t", "0"); return err }())
-				}
-				return took, func() (time.Duration, error) { return in("down", "-v") }, nil
-			}, handCold, handWarm, handGone)
-		},
-		withDead: func() error {
-			dead, err := net.Listen("tcp", "127.0.0.1:0") // it takes connections and never speaks
-			if err != nil {
-				return err
-			}
-			defer dead.Close()
-			away := rec
-			away.Name, away.Port = "away", dead.Addr().(*net.TCPAddr).Port
-			if err := registry.Put(away); err != nil {
-				return err
-			}
-			id, took, err := create(ctx)
-			if err != nil {
-				return errors.Join(err, registry.Remove(away.Name))
-			}
-			b.r.took(withDead, took)
-			_, err = destroy(id)
-			return errors.Join(err, registry.Remove(away.Name))
-		},
-		composeUp: func() error {
-			id, took, err := create(ctx)
-			if err != nil {
-				return err
-			}
-			gone, err := destroy(id)
-			b.r.took(composeUp, took)
-			b.r.took(composeDown, gone)
-			return err
-		},
-		handUp: func() error {
-			took, err := hand(ctx, "hand", "up", "-d", "--wait")
-			gone, derr := handDownAll("hand")
-			b.r.took(handUp, took)
-			b.r.took(handDown, gone)
-			return errors.Join(err, derr)
-		},
+	var arms []measure.Arm
+	arm := func(name string, sample func(ctx context.Context, to *measure.Set) error) {
+		arms = append(arms, measure.Arm{Name: name, To: b.to, Sample: sample})
 	}
+	arm(buildWarm, func(ctx context.Context, to *measure.Set) error {
+		return builds(to, func() (time.Duration, func() (time.Duration, error), error) {
+			start := time.Now()
+			sb, err := b.broker.Create(ctx, api.CreateSandbox{Profile: composeProfile, Inputs: map[string]string{"repo": local}})
+			if err != nil {
+				return 0, nil, err
+			}
+			return time.Since(start), func() (time.Duration, error) { return destroy(sb.ID) }, nil
+		}, buildCold, buildWarm, buildDown)
+	})
+	arm(handWarm, func(ctx context.Context, to *measure.Set) error {
+		in := func(args ...string) (time.Duration, error) {
+			return there(ctx, copied, "DOCKER_BUILDKIT=0 "+sshrun.Quote(append([]string{"docker", "compose", "-p", "built"}, args...)...))
+		}
+		return builds(to, func() (time.Duration, func() (time.Duration, error), error) {
+			start := time.Now()
+			_, _, _, err := command(ctx, nil, "rsync", "-a", "--delete", "-e", sshrun.Quote(ssh...), local+"/", t.Addr+":"+copied)
+			if err == nil {
+				_, err = in("up", "-d", "--build", "--wait")
+			}
+			took := time.Since(start)
+			if err != nil {
+				return 0, nil, errors.Join(err, func() error { _, err := in("down", "-v", "-t", "0"); return err }())
+			}
+			return took, func() (time.Duration, error) { return in("down", "-v") }, nil
+		}, handCold, handWarm, handGone)
+	})
+	arm(withDead, func(ctx context.Context, to *measure.Set) error {
+		dead, err := net.Listen("tcp", "127.0.0.1:0") // it takes connections and never speaks
+		if err != nil {
+			return err
+		}
+		defer dead.Close()
+		away := rec
+		away.Name, away.Port = "away", dead.Addr().(*net.TCPAddr).Port
+		if err := registry.Put(away); err != nil {
+			return err
+		}
+		id, took, err := create(ctx)
+		if err != nil {
+			return errors.Join(err, registry.Remove(away.Name))
+		}
+		to.Took(withDead, took)
+		_, err = destroy(id)
+		return errors.Join(err, registry.Remove(away.Name))
+	})
+	arm(composeUp, func(ctx context.Context, to *measure.Set) error {
+		id, took, err := create(ctx)
+		if err != nil {
+			return err
+		}
+		gone, err := destroy(id)
+		to.Took(composeUp, took)
+		to.Took(composeDown, gone)
+		return err
+	})
+	arm(handUp, func(ctx context.Context, to *measure.Set) error {
+		took, err := hand(ctx, "hand", "up", "-d", "--wait")
+		gone, derr := handDownAll("hand")
+		to.Took(handUp, took)
+		to.Took(handDown, gone)
+		return errors.Join(err, derr)
+	})
 	// together calls f six times at once.
 	together := func(f func(i int) error) (time.Duration, error) {
-		var wg sync.WaitGroup
-		errs := make([]error, abreast)
-		start := time.Now()
-		for i := range abreast {
-			wg.Go(func() { errs[i] = f(i) })
-		}
-		wg.Wait()
-		return time.Since(start), errors.Join(errs...)
+		took, failed := measure.Load{Count: abreast}.Run(ctx, f)
+		return took, errors.Join(append(failed, ctx.Err())...)
 	}
-	six := map[string]func() error{
-		composeSix: func() error {
-			ids := make([]string, abreast)
-			took, err := together(func(i int) (err error) { ids[i], _, err = create(ctx); return err })
-			_, derr := together(func(i int) error {
-				if ids[i] == "" {
-					return nil
-				}
-				_, err := destroy(ids[i])
-				return err
-			})
-			b.r.took(composeSix, took)
-			return errors.Join(err, derr)
-		},
-		handSix: func() error {
-			took, err := together(func(i int) error { _, err := hand(ctx, fmt.Sprintf("hand%d", i), "up", "-d", "--wait"); return err })
-			_, derr := together(func(i int) error { _, err := handDownAll(fmt.Sprintf("hand%d", i)); return err })
-			b.r.took(handSix, took)
-			return errors.Join(err, derr)
-		},
+	// six is an arm that has a turn in every third round.
+	six := func(name string, sample func(ctx context.Context, to *measure.Set) error) {
+		round := 0
+		arm(name, func(ctx context.Context, to *measure.Set) error {
+			if round++; round%3 != 1 {
+				return nil
+			}
+			return sample(ctx, to)
+		})
 	}
+	six(composeSix, func(ctx context.Context, to *measure.Set) error {
+		ids := make([]string, abreast)
+		took, err := together(func(i int) (err error) { ids[i], _, err = create(ctx); return err })
+		_, derr := together(func(i int) error {
+			if ids[i] == "" {
+				return nil
+			}
+			_, err := destroy(ids[i])
+			return err
+		})
+		to.Took(composeSix, took)
+		return errors.Join(err, derr)
+	})
+	six(handSix, func(ctx context.Context, to *measure.Set) error {
+		took, err := together(func(i int) error { _, err := hand(ctx, fmt.Sprintf("hand%d", i), "up", "-d", "--wait"); return err })
+		_, derr := together(func(i int) error { _, err := handDownAll(fmt.Sprintf("hand%d", i)); return err })
+		to.Took(handSix, took)
+		return errors.Join(err, derr)
+	})
 	// What is done for the first time is not what is compared: the connection, the look
 	// at the host.
 	id, _, err := create(ctx)
@@ -288,26 +299,8 @@ func (b *bench) overCompose(ctx context.Context) (err error) {
 	if b.quick {
 		rounds = 3
 	}
-	for i := range rounds {
-		ways := []string{composeUp, handUp}
-		if i%3 == 0 {
-			ways = append(ways, composeSix, handSix)
-		}
-		ways = append(ways, buildWarm, handWarm, withDead)
-		if i%2 == 1 {
-			slices.Reverse(ways)
-		}
-		for _, w := range ways {
-			do := one[w]
-			if do == nil {
-				do = six[w]
-			}
-			if err := do(); err != nil {
-				return fmt.Errorf("%s: %w", w, err)
-			}
-		}
-	}
-	return nil
+	_, err = measure.Plan{Rounds: rounds, Each: turnTimeout}.Interleave(ctx, arms...)
+	return err
 }
 
 func (b *bench) composeBars() {

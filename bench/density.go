@@ -10,13 +10,13 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/measure"
 )
 
 const (
@@ -77,16 +77,15 @@ func (b *bench) snapshots(ctx context.Context) error {
 		return err
 	}
 	defer b.forget(ctx, id)
-	save := func(series string) (*api.Snapshot, error) {
+	// saveAndRestore saves the sandbox, makes a copy, and forgets both.
+	saveAndRestore := func(ctx context.Context, to *measure.Set, saved, restored string, exec bool) error {
 		begin := time.Now()
 		s, err := b.broker.Snapshot(ctx, id, api.CreateSnapshot{Kind: sandboxer.SnapshotNative})
-		if series != "" && err == nil {
-			b.r.took(series, time.Since(begin))
+		if err != nil {
+			return err
 		}
-		return s, err
-	}
-	restore := func(s *api.Snapshot, series string, exec bool) error {
-		begin := time.Now()
+		to.Took(saved, time.Since(begin))
+		begin = time.Now()
 		sb, err := b.broker.Restore(ctx, s.ID, api.RestoreSnapshot{})
 		if err != nil {
 			return err
@@ -95,74 +94,64 @@ func (b *bench) snapshots(ctx context.Context) error {
 		if exec {
 			err = b.broker.run(ctx, sb.ID)
 		}
-		if series != "" && err == nil {
-			b.r.took(series, time.Since(begin))
-		}
-		return err
+		to.Took(restored, time.Since(begin))
+		_, derr := b.broker.DropSnapshot(ctx, s.ID)
+		return errors.Join(err, derr)
 	}
-	for i := range 11 {
-		small, first := snapSmall, snapFirst
-		if i == 0 { // to warm up
-			small, first = "", ""
-		}
-		s, err := save(small)
-		if err == nil {
-			err = restore(s, first, true)
-		}
-		if err == nil {
-			_, err = b.broker.DropSnapshot(ctx, s.ID)
-		}
-		if err == nil && b.runsc != nil {
-			var took time.Duration
-			if took, _, err = b.runsc.run(ctx); i > 0 {
-				b.r.took(snapRunsc, took)
-			}
-		}
-		if err != nil {
+	arm := func(name string, sample func(ctx context.Context, to *measure.Set) error) measure.Arm {
+		return measure.Arm{Name: name, To: b.to, Sample: sample}
+	}
+	small := []measure.Arm{arm(snapSmall, func(ctx context.Context, to *measure.Set) error {
+		return saveAndRestore(ctx, to, snapSmall, snapFirst, true)
+	})}
+	if b.runsc != nil {
+		small = append(small, arm(snapRunsc, func(ctx context.Context, to *measure.Set) error {
+			took, _, err := b.runsc.run(ctx)
+			to.Took(snapRunsc, took)
 			return err
-		}
+		}))
+	}
+	if _, err := (measure.Plan{Rounds: 10, WarmUp: 1, Each: turnTimeout}).Interleave(ctx, small...); err != nil {
+		return err
 	}
 	if err := b.sh(ctx, id, holding(200_000_000)); err != nil {
 		return err
 	}
-	for range 5 {
-		s, err := save(snapBig)
-		if err == nil {
-			err = restore(s, snapBigUp, false)
-		}
-		if err == nil {
-			_, err = b.broker.DropSnapshot(ctx, s.ID)
-		}
-		if err != nil {
+	_, err = measure.Plan{Rounds: 5, Each: turnTimeout}.Interleave(ctx,
+		arm(snapBig, func(ctx context.Context, to *measure.Set) error {
+			return saveAndRestore(ctx, to, snapBig, snapBigUp, false)
+		}),
+		arm(snapFill, func(_ context.Context, to *measure.Set) error {
+			took, err := fillMemory(200_000_000)
+			to.Took(snapFill, took)
 			return err
-		}
-		took, err := fillMemory(200_000_000)
-		if err != nil {
-			return err
-		}
-		b.r.took(snapFill, took)
-		begin := time.Now()
-		cold, err := b.broker.create(ctx, profile)
-		if err != nil {
-			return err
-		}
-		b.r.took(snapCold, time.Since(begin))
-		b.forget(ctx, cold)
+		}),
+		arm(snapCold, func(ctx context.Context, to *measure.Set) error {
+			begin := time.Now()
+			cold, err := b.broker.create(ctx, profile)
+			if err != nil {
+				return err
+			}
+			to.Took(snapCold, time.Since(begin))
+			b.forget(ctx, cold)
+			return nil
+		}))
+	if err != nil {
+		return err
 	}
 	begin := time.Now()
 	forked, err := b.broker.Fork(ctx, id, api.ForkSandbox{Count: 20})
 	if err != nil {
 		return err
 	}
-	b.r.took(forkTwenty, time.Since(begin))
+	b.to.Took(forkTwenty, time.Since(begin))
 	for _, sb := range forked.Items {
 		defer b.forget(ctx, sb.ID)
 	}
 	time.Sleep(2 * time.Second) // gVisor loads the last pages behind
 	pids := gvisor(filepath.Join(b.broker.stateDir(), "run"))
 	for _, sb := range forked.Items {
-		m := b.r.metric(forkPSS, "MB")
-		m.samples = append(m.samples, float64(memoryOf(pids[sb.ID+"-g1"]))/1e6)
+		b.to.Add(forkPSS, "MB", float64(memoryOf(pids[sb.ID+"-g1"]))/1e6)
 	}
 	return nil
 }
@@ -219,7 +208,7 @@ func (b *bench) density(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b.r.metric(densityMem, "MB").samples = []float64{float64(before-after) / n / 1e6}
+	b.to.Add(densityMem, "MB", float64(before-after)/n/1e6)
 	all := gvisor(filepath.Join(b.broker.stateDir(), "run"))
 	var pids []int
 	for _, id := range ids {
@@ -229,7 +218,7 @@ func (b *bench) density(ctx context.Context) error {
 		begin := time.Now()
 		time.Sleep(10 * time.Second)
 		later, _ := onCPU(pids)
-		b.r.metric(densityCPU, "%").samples = []float64{100 * float64(later-d) / float64(time.Since(begin)) / n}
+		b.to.Add(densityCPU, "%", 100*float64(later-d)/float64(time.Since(begin))/n)
 	}
 	return ctx.Err()
 }
@@ -276,22 +265,11 @@ func (b *bench) burst(ctx context.Context) error {
 		profile = imageProfile
 	}
 	all := func(do func() error) (good int, took time.Duration) {
-		var mu sync.Mutex
-		var wg sync.WaitGroup
-		begin := time.Now()
-		for range n {
-			wg.Go(func() {
-				if err := do(); err != nil {
-					b.say(err.Error())
-					return
-				}
-				mu.Lock()
-				good++
-				mu.Unlock()
-			})
+		took, failed := measure.Load{Count: n}.Run(ctx, func(int) error { return do() })
+		for _, err := range failed {
+			b.say(err.Error())
 		}
-		wg.Wait()
-		return good, time.Since(begin)
+		return n - len(failed), took
 	}
 	for range 3 {
 		good, took := all(func() error {
@@ -306,82 +284,100 @@ func (b *bench) burst(ctx context.Context) error {
 		if good < n {
 			b.say("the server of the failed lives said:\n" + b.broker.said())
 		}
-		b.r.rate(burstRate, "1/s", float64(good)/took.Seconds())
-		b.r.rate(burstGood, "%", 100*float64(good)/n)
+		b.to.Rate(burstRate, "1/s", float64(good)/took.Seconds())
+		b.to.Rate(burstGood, "%", 100*float64(good)/n)
 		if b.docker != nil {
 			good, took := all(func() error { _, err := b.docker.run(ctx); return err })
-			b.r.rate(burstDocker, "1/s", float64(good)/took.Seconds())
+			b.to.Rate(burstDocker, "1/s", float64(good)/took.Seconds())
 			b.r.fact("burst of 50 docker run --rm true", "%d succeed", good)
 		}
 	}
 	return ctx.Err()
 }
 
-// pool claims warm sandboxes, one a second, of a server of its own: what fills the pool
-// again is not to be in the way of anything else.
-func (b *bench) pool(ctx context.Context) (err error) {
-	const size = 4
+// pooled is a profile of which so many sandboxes are kept warm.
+func (b *bench) pooled(size int) string {
 	more := fmt.Sprintf("pool:\n  size: %d", size)
 	if b.image != "" {
 		more += "\nimage: tar:" + b.image
 	}
-	br, err := startBroker(ctx, b.bin, b.path("p"), map[string]string{poolProfile: more})
-	if br != nil && br.cmd.Process != nil {
-		defer func() { err = errors.Join(err, br.close()) }()
+	return like(poolProfile, more)
+}
+
+// fill waits until the pool is full.
+func (b *broker) fill(ctx context.Context, size int) error {
+	for deadline := time.Now().Add(time.Minute); ; {
+		l, err := b.List(ctx, api.SandboxQuery{Profile: poolProfile, States: []sandboxer.State{sandboxer.Warm}})
+		if err != nil || len(l.Items) == size {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the pool has %d of %d: %s", len(l.Items), size, b.said())
+		}
+		if err := measure.Sleep(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// claim measures a warm sandbox until its first command has ended, and returns when the pool
+// is full again, and so nothing is made any more.
+func (b *broker) claim(ctx context.Context, to *measure.Set, size int) error {
+	begin := time.Now()
+	id, err := b.create(ctx, poolProfile)
+	claimed := time.Now()
+	if err == nil {
+		err = b.run(ctx, id)
 	}
 	if err != nil {
 		return err
 	}
-	full := func() error {
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-			l, err := br.List(ctx, api.SandboxQuery{Profile: poolProfile, States: []sandboxer.State{sandboxer.Warm}})
-			if err != nil || len(l.Items) == size {
-				return err
-			}
-			if time.Now().After(deadline) {
-				return fmt.Errorf("the pool has %d of %d: %s", len(l.Items), size, br.said())
-			}
-		}
-	}
-	if err := full(); err != nil {
+	to.Took(claimFirst, time.Since(begin))
+	to.Took(claimExec, time.Since(claimed))
+	if _, err := b.Destroy(ctx, id, true); err != nil {
 		return err
 	}
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for range b.rounds {
-		begin := time.Now()
-		id, err := br.create(ctx, poolProfile)
-		claimed := time.Now()
-		if err == nil {
-			err = br.run(ctx, id)
+	return b.fill(ctx, size)
+}
+
+// pool claims warm sandboxes, one a second, of a server of its own: what fills the pool
+// again is not to be in the way of anything else.
+func (b *bench) pool(ctx context.Context) error {
+	const size = 4
+	return b.withServer(ctx, b.bin, "p", map[string]string{poolProfile: b.pooled(size)}, func(br *broker) error {
+		if err := br.fill(ctx, size); err != nil {
+			return err
 		}
+		arms := []measure.Arm{{Name: claimFirst, To: b.to, Sample: func(ctx context.Context, to *measure.Set) error { return br.claim(ctx, to, size) }}}
+		if b.runsc != nil {
+			arms = append(arms, measure.Arm{Name: claimRunsc, To: b.to, Sample: func(ctx context.Context, to *measure.Set) error {
+				took, _, err := b.runsc.run(ctx)
+				to.Took(claimRunsc, took)
+				return err
+			}})
+		}
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		p := b.plan(b.rounds)
+		p.WarmUp = 0 // all count, for the share that is claimed
+		say := p.Round
+		p.Round = func(n int) error {
+			if n > 1 {
+				<-tick.C
+			}
+			return say(n)
+		}
+		if _, err := p.Interleave(ctx, arms...); err != nil {
+			return err
+		}
+		all, err := br.metrics()
 		if err != nil {
 			return err
 		}
-		b.r.took(claimFirst, time.Since(begin))
-		b.r.took(claimExec, time.Since(claimed))
-		if _, err := br.Destroy(ctx, id, true); err != nil {
-			return err
-		}
-		if b.runsc != nil {
-			if err := full(); err != nil { // and nothing is made at the same time
-				return err
-			}
-			took, _, err := b.runsc.run(ctx)
-			if err != nil {
-				return err
-			}
-			b.r.took(claimRunsc, took)
-		}
-		<-tick.C
-	}
-	all, err := br.metrics()
-	if err != nil {
-		return err
-	}
-	warm := all[fmt.Sprintf(`sandboxer_pool_creates_total{from="pool",profile="%s"}`, poolProfile)]
-	b.r.rate(claimWarm, "%", 100*warm/float64(b.rounds))
-	return nil
+		warm := all[fmt.Sprintf(`sandboxer_pool_creates_total{from="pool",profile="%s"}`, poolProfile)]
+		b.to.Rate(claimWarm, "%", 100*warm/float64(b.rounds))
+		return nil
+	})
 }
 
 // network runs ext.local's own benchmark of its network, which has a network namespace
@@ -412,18 +408,18 @@ func (b *bench) network(ctx context.Context) error {
 			ms := time.Duration(figures["ns/op"])
 			switch strings.TrimPrefix(trimCPUs(name), "BenchmarkNetwork/") {
 			case "push":
-				b.r.rate(netPush, "MB/s", figures["MB/s"])
+				b.to.Rate(netPush, "MB/s", figures["MB/s"])
 			case "pull":
-				b.r.rate(netPull, "MB/s", figures["MB/s"])
+				b.to.Rate(netPull, "MB/s", figures["MB/s"])
 			case "link":
-				b.r.took(netLink, ms)
+				b.to.Took(netLink, ms)
 			case "policy":
-				b.r.took(netPolicy, ms)
+				b.to.Took(netPolicy, ms)
 			case "plug":
-				b.r.took(netPlug, ms)
+				b.to.Took(netPlug, ms)
 			case "dial":
-				b.r.took(netDial, time.Duration(figures["dial-ns"]))
-				b.r.took(netByte, time.Duration(figures["answer-ns"]))
+				b.to.Took(netDial, time.Duration(figures["dial-ns"]))
+				b.to.Took(netByte, time.Duration(figures["answer-ns"]))
 			}
 		}
 	}
@@ -438,7 +434,7 @@ func (b *bench) densityBars() {
 	r.most(snapBigUp+" / filling a memfd and a create", m(snapBigUp)/(m(snapFill)+m(snapCold)), 2.5, "x")
 	r.most(claimFirst+" / "+claimRunsc, m(claimFirst)/m(claimRunsc), 0.2, "x")
 	r.most(claimFirst, m(claimFirst), 15, "ms")
-	r.most(claimFirst+", 99th percentile", r.quantile(claimFirst, 0.99), 50, "ms")
+	r.most(claimFirst+", 99th percentile", r.percentile(claimFirst, 99), 50, "ms")
 	r.least(claimWarm, m(claimWarm), 100, "%")
 	r.least(burstGood, m(burstGood), 100, "%")
 	r.least(burstRate, m(burstRate), 20, "1/s")

@@ -4,11 +4,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -17,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -25,23 +22,33 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/measure"
 )
 
 type options struct {
-	bin    string
-	runsc  string
-	rounds int
-	quick  bool
-	out    string
-	dir    string
-	only   string
-	dense  bool
+	bin     string
+	before  string // the same of an older tree; "" leaves the comparison out
+	runsc   string
+	rounds  int
+	quick   bool
+	out     string
+	against string // a file that out was in another run
+	dir     string
+	only    []string // steps; nil means all
 }
 
-// These need nothing of the others.
+// The steps that can be asked for alone.
 const (
-	sshStep        = "what goes over ssh"
+	prepareStep    = "preparing"
+	beforeStep     = "beside an older build"
 	checkpointStep = "checkpoints"
+	snapshotStep   = "snapshots with memory"
+	idleStep       = "a hundred idle sandboxes"
+	burstStep      = "bursts"
+	poolStep       = "the warm pool"
+	networkStep    = "the network of sandboxes"
+	sshStep        = "what goes over ssh"
+	composeStep    = "compose projects over ssh"
 )
 
 func main() {
@@ -49,28 +56,40 @@ func main() {
 	runtime.LockOSThread()
 	var o options
 	flag.StringVar(&o.bin, "bin", "bin", "directory with sandboxer, sandboxer-runner and sandboxer-agent")
+	flag.StringVar(&o.before, "before", "", "directory with the same of an older build, which is measured beside them sample by sample")
 	flag.StringVar(&o.runsc, "runsc", "", "gVisor's command line; empty means runsc in -bin, or a fresh build; none leaves it out")
 	flag.IntVar(&o.rounds, "n", 50, "rounds")
 	flag.BoolVar(&o.quick, "quick", false, "five rounds, without the slow parts")
 	flag.StringVar(&o.out, "o", "", "also write the results to this file, as JSON")
+	flag.StringVar(&o.against, "against", "", "also compare with the results in this file, which -o wrote in another run")
 	flag.StringVar(&o.dir, "dir", os.TempDir(), "where to work; gVisor's sockets need a short path")
-	ssh := flag.Bool("ssh", false, "only what goes over ssh")
-	warm := flag.Bool("pool", false, "only the warm pool")
-	ckpt := flag.Bool("checkpoints", false, "only portable checkpoints")
-	projects := flag.Bool("compose", false, "only compose projects over ssh")
-	flag.BoolVar(&o.dense, "density", false, "only snapshots with memory, a hundred sandboxes, bursts and the network")
-	flag.Parse()
-	if *ssh {
-		o.only = sshStep
-	} else if *warm {
-		o.only = poolStep
-	} else if *ckpt {
-		o.only = checkpointStep
-	} else if *projects {
-		o.only = composeStep
+	for _, alone := range []struct {
+		name, help string
+		steps      []string
+	}{
+		{"ssh", "only what goes over ssh", []string{sshStep}},
+		{"pool", "only the warm pool", []string{prepareStep, poolStep}},
+		{"checkpoints", "only portable checkpoints", []string{checkpointStep}},
+		{"compose", "only compose projects over ssh", []string{prepareStep, composeStep}},
+		{"builds", "only the comparison with the build of -before", []string{beforeStep}},
+		{"density", "only snapshots with memory, a hundred sandboxes, bursts and the network",
+			[]string{prepareStep, snapshotStep, idleStep, burstStep, poolStep, networkStep}},
+	} {
+		flag.BoolFunc(alone.name, alone.help, func(v string) error {
+			on, err := strconv.ParseBool(v)
+			if on {
+				o.only = alone.steps
+			}
+			return err
+		})
 	}
-	if flag.NArg() > 0 || o.rounds < 1 {
-		fmt.Fprintln(os.Stderr, "bench: no arguments are taken, and at least one round")
+	flag.Parse()
+	if flag.NArg() > 0 || o.rounds < 1 || o.rounds > measure.MaxRounds {
+		fmt.Fprintf(os.Stderr, "bench: no arguments are taken, and 1 to %d rounds\n", measure.MaxRounds)
+		os.Exit(2)
+	}
+	if o.before == "" && slices.Contains(o.only, beforeStep) {
+		fmt.Fprintln(os.Stderr, "bench: -builds compares with an older build: name the directory of its programs with -before")
 		os.Exit(2)
 	}
 	if o.quick {
@@ -79,11 +98,17 @@ func main() {
 	// Opening ext.local in this process takes the standard streams from it.
 	stdout, stderr := os.Stdout, os.Stderr
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	r, err := measure(ctx, o, func(s string) { fmt.Fprintln(stderr, "bench: "+s) })
+	former, err := readReport(o.against)
+	var r *report
+	if err == nil {
+		r, err = run(ctx, o, func(s string) { fmt.Fprintln(stderr, "bench: "+s) })
+	}
 	stop()
 	if err == nil {
-		r.print(stdout)
-		err = write(r, o.out)
+		if former != nil {
+			r.compare(former, o.against)
+		}
+		err = errors.Join(r.print(stdout), r.write(o.out))
 	}
 	if err != nil {
 		fmt.Fprintln(stderr, "bench:", err)
@@ -91,32 +116,12 @@ func main() {
 	}
 }
 
-func write(r *report, to string) error {
-	if to == "" {
-		return nil
-	}
-	data, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(to, append(data, '\n'), 0o644)
-}
-
-// The steps of -density.
-const (
-	prepareStep  = "preparing"
-	snapshotStep = "snapshots with memory"
-	idleStep     = "a hundred idle sandboxes"
-	burstStep    = "bursts"
-	poolStep     = "the warm pool"
-	networkStep  = "the network of sandboxes"
-)
-
 // bench is one run with everything that takes part in it.
 type bench struct {
 	options
 	say  func(string)
 	r    *report
+	to   *measure.Set // the series of r
 	base string
 
 	image, archive, root string // of busybox; empty without one
@@ -132,11 +137,18 @@ type bench struct {
 	undo []func() error
 }
 
-func measure(ctx context.Context, o options, say func(string)) (_ *report, err error) {
+// run measures what o asks for.
+func run(ctx context.Context, o options, say func(string)) (_ *report, err error) {
 	b := &bench{options: o, say: say, echoes: map[string]*echo{}}
-	b.r = &report{Time: time.Now().UTC().Truncate(time.Second), Revision: revision(ctx), Machine: thisMachine(), Rounds: o.rounds}
+	b.r = &report{Time: time.Now().UTC().Truncate(time.Second), Revision: revision(ctx, "."), Machine: thisMachine(), Rounds: o.rounds}
+	b.to = &b.r.Metrics
 	if b.bin, err = filepath.Abs(o.bin); err != nil {
 		return nil, err
+	}
+	if b.before != "" {
+		if b.before, err = filepath.Abs(o.before); err != nil {
+			return nil, err
+		}
 	}
 	if b.base, err = os.MkdirTemp(o.dir, "sb"); err != nil {
 		return nil, err
@@ -161,8 +173,9 @@ func measure(ctx context.Context, o options, say func(string)) (_ *report, err e
 		{prepareStep, false, b.prepare},
 		{"measuring the idle server", false, b.idleServer},
 		{"starting what is measured while it runs", false, b.startAll},
-		{"rounds", false, b.compare},
+		{"rounds", false, b.engines},
 		{"idle sandboxes", false, b.idle},
+		{beforeStep, false, b.beside},
 		{"lives that should leave nothing", true, b.cycles},
 		{"the manager on the fake", true, b.manager},
 		{checkpointStep, true, b.checkpoints},
@@ -172,10 +185,10 @@ func measure(ctx context.Context, o options, say func(string)) (_ *report, err e
 		{poolStep, true, b.pool},
 		{networkStep, true, b.network},
 		{sshStep, false, b.overSSH},
-		{composeStep, true, b.overCompose},
+		{composeStep, true, b.composeProjects},
 	}
 	for _, s := range steps {
-		if o.only != "" && s.what != o.only && (s.what != prepareStep || o.only != poolStep && o.only != composeStep) || o.dense && !slices.Contains([]string{prepareStep, snapshotStep, idleStep, burstStep, poolStep, networkStep}, s.what) {
+		if o.only != nil && !slices.Contains(o.only, s.what) || s.what == beforeStep && b.before == "" {
 			continue
 		}
 		if s.slow && o.quick {
@@ -193,13 +206,13 @@ func measure(ctx context.Context, o options, say func(string)) (_ *report, err e
 			return nil, fmt.Errorf("%s: %w", s.what, err)
 		}
 	}
-	b.r.finish()
 	b.bars()
 	return b.r, nil
 }
 
-func revision(ctx context.Context) string {
-	out, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output()
+// revision is that of the tree that dir is in, "" if it is in none.
+func revision(ctx context.Context, dir string) string {
+	out, err := exec.CommandContext(ctx, "git", "-C", dir, "describe", "--always", "--dirty").Output()
 	if err != nil {
 		return ""
 	}
@@ -222,30 +235,29 @@ func (b *bench) path(elem ...string) string {
 	return filepath.Join(append([]string{b.base}, elem...)...)
 }
 
+// programs are what a build has in its directory.
+var programs = []string{"sandboxer", "sandboxer-runner", "sandboxer-agent"}
+
 // prepare starts the broker and finds the other engines.
 func (b *bench) prepare(ctx context.Context) error {
-	for _, name := range []string{"sandboxer", "sandboxer-runner", "sandboxer-agent"} {
-		fi, err := os.Stat(filepath.Join(b.bin, name))
-		if err != nil {
-			return fmt.Errorf("%w (build it, or name its directory with -bin)", err)
-		}
-		b.r.fact("size of "+name, "%.1f MB", float64(fi.Size())/1e6)
+	if err := checkPrograms(b.bin); err != nil {
+		return err
 	}
-	box, err := findBusybox()
-	if err != nil {
-		b.r.skip("the image and the other engines: %v", err)
-	} else {
-		b.image, b.archive, b.root = b.path("image.tar"), b.path("root.tar"), b.path("root")
-		if err := buildRoot(box, b.root, b.image, b.archive); err != nil {
-			return fmt.Errorf("making the image: %w", err)
+	for _, name := range programs {
+		if fi, err := os.Stat(filepath.Join(b.bin, name)); err == nil {
+			b.r.fact("size of "+name, "%.1f MB", float64(fi.Size())/1e6)
 		}
+	}
+	if err := b.findImage(); err != nil {
+		return err
 	}
 	profiles := map[string]string{}
 	if b.image != "" {
-		profiles[imageProfile] = "image: tar:" + b.image
+		profiles[imageProfile] = like(imageProfile, "image: tar:"+b.image)
 	}
+	var err error
 	b.broker, err = startBroker(ctx, b.bin, b.path("b"), profiles)
-	if b.broker != nil && b.broker.cmd.Process != nil {
+	if b.broker.started() {
 		b.undo = append(b.undo, b.broker.close)
 	}
 	if err != nil {
@@ -267,7 +279,29 @@ func (b *bench) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	if b.root == "" {
+	return b.findDocker(ctx)
+}
+
+// findImage makes the image, once, where there is a busybox.
+func (b *bench) findImage() error {
+	if b.image != "" {
+		return nil
+	}
+	box, err := findBusybox()
+	if err != nil {
+		b.r.skip("the image and the other engines: %v", err)
+		return nil
+	}
+	b.image, b.archive, b.root = b.path("image.tar"), b.path("root.tar"), b.path("root")
+	if err := buildRoot(box, b.root, b.image, b.archive); err != nil {
+		return fmt.Errorf("making the image: %w", err)
+	}
+	return nil
+}
+
+// findDocker brings the image to a Docker engine, once, where one answers.
+func (b *bench) findDocker(ctx context.Context) error {
+	if b.root == "" || b.docker != nil {
 		return nil
 	}
 	version, err := findDocker(ctx)
@@ -300,12 +334,10 @@ func (b *bench) findRunsc(ctx context.Context) error {
 }
 
 func (b *bench) idleServer(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(2 * time.Second):
+	if err := measure.Sleep(ctx, 2*time.Second); err != nil {
+		return err
 	}
-	b.r.metric("idle server: resident", "MB").samples = []float64{float64(rss(b.broker.pid())) / 1e6}
+	b.to.Add(idleServer, "MB", float64(rss(b.broker.pid()))/1e6)
 	return nil
 }
 
@@ -366,114 +398,123 @@ const (
 	sixteen     = "16-way "
 )
 
-// compare does everything that is compared once per round.
-func (b *bench) compare(ctx context.Context) error {
+// turnTimeout bounds one turn of anything that takes turns.
+const turnTimeout = 5 * time.Minute
+
+// plan is what has everything take turns: one round to warm up, for what is made once (the
+// image, the wires to the agent) is not what is measured.
+func (b *bench) plan(rounds int) measure.Plan {
+	rounds = min(rounds, measure.MaxRounds)
+	return measure.Plan{Rounds: rounds, WarmUp: 1, Each: turnTimeout, Round: func(n int) error {
+		if n%10 == 0 {
+			b.say(fmt.Sprintf("round %d of %d", n, rounds))
+		}
+		return nil
+	}}
+}
+
+// engines does everything that is compared once per round.
+func (b *bench) engines(ctx context.Context) error {
 	noop := sandboxer.Cmd{Args: []string{"true"}}
-	server := func() time.Duration { return treeCPU(b.broker.pid()) }
-	ops := []func() error{
-		func() error { return b.broker.life(ctx, b.r, plainProfile, viaAPI) },
-		func() error { return b.direct.life(ctx, b.r, "", belowAPI) },
-		func() error {
-			cpu, begin := server(), time.Now()
-			err := b.broker.run(ctx, b.plain)
-			b.r.took(apiRun, time.Since(begin))
-			b.r.spent(apiRun, server()-cpu)
-			return err
-		},
-		func() error {
-			cpu, begin := server(), time.Now()
-			err := b.apiExec(ctx, noop)
-			b.r.took(apiStream, time.Since(begin))
-			b.r.spent(apiStream, server()-cpu)
-			return err
-		},
-		func() error {
-			begin := time.Now()
-			err := b.direct.exec(ctx, b.handle, noop)
-			b.r.took(directExec, time.Since(begin))
-			return err
-		},
-		func() error {
-			return b.parallel(sixteen+apiRun, 96, func() error { return b.broker.run(ctx, b.plain) })
-		},
-		func() error {
-			return b.parallel(sixteen+apiStream, 96, func() error { return b.apiExec(ctx, noop) })
-		},
-		func() error { return b.trips("api", "echo of a byte") },
-		func() error { return b.trips("below", "below the API, echo of a byte") },
-		func() error {
-			return b.stream("output", 128, func(c sandboxer.Cmd) error { return b.apiExec(ctx, c) })
-		},
-		func() error {
-			return b.stream("below the API, output", 512, func(c sandboxer.Cmd) error { return b.direct.exec(ctx, b.handle, c) })
-		},
+	var arms []measure.Arm
+	arm := func(name string, sample func(ctx context.Context, to *measure.Set) error) {
+		arms = append(arms, measure.Arm{Name: name, To: b.to, Sample: sample})
 	}
+	// timed is an arm of one operation, with the processor time of who serves it.
+	timed := func(name string, server func() time.Duration, do func(ctx context.Context) error) {
+		arm(name, func(ctx context.Context, to *measure.Set) error {
+			cpu, begin := server(), time.Now()
+			err := do(ctx)
+			to.Took(name, time.Since(begin))
+			if cpu >= 0 {
+				to.Spent(name, server()-cpu)
+			}
+			return err
+		})
+	}
+	server := func() time.Duration { return treeCPU(b.broker.pid()) }
+	nobody := func() time.Duration { return -1 } // whose time is not watched
+	many := func(name string, n int, do func(ctx context.Context) error) {
+		arm(sixteen+name, func(ctx context.Context, to *measure.Set) error {
+			took, failed := measure.Load{Count: n, Width: 16}.Run(ctx, func(int) error { return do(ctx) })
+			to.Rate(sixteen+name, "1/s", float64(n)/took.Seconds())
+			return errors.Join(append(failed, ctx.Err())...)
+		})
+	}
+	apiExec := func(ctx context.Context) error { return b.apiExec(ctx, noop) }
+	apiOnce := func(ctx context.Context) error { return b.broker.run(ctx, b.plain) }
+
+	arm(viaAPI, func(ctx context.Context, to *measure.Set) error { return b.broker.life(ctx, to, plainProfile, viaAPI) })
+	arm(belowAPI, func(ctx context.Context, to *measure.Set) error { return b.direct.life(ctx, to, "", belowAPI) })
+	timed(apiRun, server, apiOnce)
+	timed(apiStream, server, apiExec)
+	timed(directExec, nobody, func(ctx context.Context) error { return b.direct.exec(ctx, b.handle, noop) })
+	many(apiRun, 96, apiOnce)
+	many(apiStream, 96, apiExec)
+	trips := func(which, name string) {
+		arm(name, func(_ context.Context, to *measure.Set) error {
+			for range 20 {
+				took, err := b.echoes[which].trip()
+				if err != nil {
+					return err
+				}
+				to.Took(name, took)
+			}
+			return nil
+		})
+	}
+	trips("api", "echo of a byte")
+	trips("below", "below the API, echo of a byte")
+	output := func(name string, mib int, exec func(context.Context, sandboxer.Cmd) error) {
+		arm(name, func(ctx context.Context, to *measure.Set) error {
+			v, err := stream(mib, func(c sandboxer.Cmd) error { return exec(ctx, c) })
+			to.Rate(name, "MB/s", v)
+			return err
+		})
+	}
+	output("output", 128, b.apiExec)
+	output("below the API, output", 512, func(ctx context.Context, c sandboxer.Cmd) error { return b.direct.exec(ctx, b.handle, c) })
 	if b.image != "" {
-		ops = append(ops,
-			func() error { return b.broker.life(ctx, b.r, imageProfile, viaAPIImage) },
-			func() error { return b.direct.life(ctx, b.r, b.image, belowImage) },
-			func() error {
-				cpu, begin := server(), time.Now()
-				err := b.broker.run(ctx, b.onImage)
-				b.r.took(apiImageRun, time.Since(begin))
-				b.r.spent(apiImageRun, server()-cpu)
-				return err
-			},
-			func() error {
-				return b.parallel(sixteen+apiImageRun, 96, func() error { return b.broker.run(ctx, b.onImage) })
-			})
+		once := func(ctx context.Context) error { return b.broker.run(ctx, b.onImage) }
+		arm(viaAPIImage, func(ctx context.Context, to *measure.Set) error {
+			return b.broker.life(ctx, to, imageProfile, viaAPIImage)
+		})
+		arm(belowImage, func(ctx context.Context, to *measure.Set) error { return b.direct.life(ctx, to, b.image, belowImage) })
+		timed(apiImageRun, server, once)
+		many(apiImageRun, 96, once)
 	}
 	if b.runsc != nil {
-		ops = append(ops, func() error {
+		arm(runscRun, func(ctx context.Context, to *measure.Set) error {
 			took, cpu, err := b.runsc.run(ctx)
-			b.r.took(runscRun, took)
-			b.r.spent(runscRun, cpu)
+			to.Took(runscRun, took)
+			to.Spent(runscRun, cpu)
 			return err
-		}, func() error {
+		})
+		arm(runscExec, func(ctx context.Context, to *measure.Set) error {
 			pids := gvisor(b.runsc.state())[b.runsc.running]
 			before := treeCPU(pids...)
 			took, cpu, err := b.runsc.exec(ctx)
-			b.r.took(runscExec, took)
-			b.r.spent(runscExec, cpu+treeCPU(pids...)-before)
+			to.Took(runscExec, took)
+			to.Spent(runscExec, cpu+treeCPU(pids...)-before)
 			return err
-		}, func() error {
-			return b.parallel(sixteen+runscExec, 32, func() error { _, _, err := b.runsc.exec(ctx); return err })
 		})
+		many(runscExec, 32, func(ctx context.Context) error { _, _, err := b.runsc.exec(ctx); return err })
 	}
 	if b.docker != nil {
-		ops = append(ops, func() error {
-			took, err := b.docker.run(ctx)
-			b.r.took(dockerRun, took)
-			return err
-		}, func() error {
-			took, err := b.docker.exec(ctx)
-			b.r.took(dockerExec, took)
-			return err
-		})
+		timed(dockerRun, nobody, func(ctx context.Context) error { _, err := b.docker.run(ctx); return err })
+		timed(dockerExec, nobody, func(ctx context.Context) error { _, err := b.docker.exec(ctx); return err })
 	}
-	// One round to warm up: what is made once (the image, the wires to the agent) is
-	// not what is measured.
-	kept := b.r
 	var calls map[string]float64
-	for i := range b.rounds + 1 {
-		if i == 0 {
-			b.r = &report{}
+	p := b.plan(b.rounds)
+	say := p.Round
+	p.Round = func(n int) (err error) {
+		if n == 1 { // only what counts is in the shares
+			calls, err = b.broker.metrics()
 		}
-		for _, k := range rand.Perm(len(ops)) {
-			if err := errors.Join(ops[k](), ctx.Err()); err != nil {
-				return err
-			}
-		}
-		if i == 0 {
-			b.r = kept
-			var err error
-			if calls, err = b.broker.metrics(); err != nil {
-				return err
-			}
-		}
-		if i > 0 && i%10 == 0 {
-			b.say(fmt.Sprintf("round %d of %d", i, b.rounds))
-		}
+		return errors.Join(err, say(n))
+	}
+	if _, err := p.Interleave(ctx, arms...); err != nil {
+		return err
 	}
 	return b.shares(calls)
 }
@@ -493,11 +534,9 @@ func (b *bench) shares(before map[string]float64) error {
 	}
 	whole := func(what string) float64 {
 		sum, n := 0.0, 0
-		for _, m := range b.r.Metrics {
-			if m.Name == viaAPI+": "+what || m.Name == viaAPIImage+": "+what {
-				for _, v := range m.samples {
-					sum, n = sum+v, n+1
-				}
+		for _, name := range []string{viaAPI, viaAPIImage} {
+			for _, v := range b.to.Series(name+": "+what, "ms").Samples {
+				sum, n = sum+v, n+1
 			}
 		}
 		return sum / float64(n)
@@ -507,59 +546,22 @@ func (b *bench) shares(before map[string]float64) error {
 	return nil
 }
 
-func (b *bench) trips(which, name string) error {
-	for range 20 {
-		took, err := b.echoes[which].trip()
-		if err != nil {
-			return err
-		}
-		b.r.took(name, took)
-	}
-	return nil
-}
+// settleTime is for what the start of sandboxes left to do: it gives back what it took, after
+// three seconds.
+const settleTime = 5 * time.Second
 
-func (b *bench) stream(name string, mib int, exec func(sandboxer.Cmd) error) error {
-	v, err := stream(mib, exec)
-	b.r.rate(name, "MB/s", v)
-	return err
-}
-
-// parallel does n operations, 16 at a time.
-func (b *bench) parallel(name string, n int, do func() error) error {
-	var (
-		wg   sync.WaitGroup
-		mu   sync.Mutex
-		errs []error
-		work = make(chan struct{}, n)
-	)
-	for range n {
-		work <- struct{}{}
+// each is how many idle sandboxes of a kind are looked at: many, because they share their
+// program, and what one more costs is what counts.
+func (b *bench) each() int {
+	if b.quick {
+		return 3
 	}
-	close(work)
-	begin := time.Now()
-	for range 16 {
-		wg.Go(func() {
-			for range work {
-				if err := do(); err != nil {
-					mu.Lock()
-					errs = append(errs, err)
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	wg.Wait()
-	b.r.rate(name, "1/s", float64(n)/time.Since(begin).Seconds())
-	return errors.Join(errs...)
+	return 10
 }
 
 // idle looks at sandboxes that do nothing, and at the programs themselves.
 func (b *bench) idle(ctx context.Context) error {
-	// Many, because they share their program: what one more costs is what counts.
-	each := 10
-	if b.quick {
-		each = 3
-	}
+	each := b.each()
 	type group struct {
 		name string
 		pids [][]int // by sandbox
@@ -570,7 +572,6 @@ func (b *bench) idle(ctx context.Context) error {
 	}
 	var groups []*group
 	var awake []waking
-	root := filepath.Join(b.broker.stateDir(), "run")
 	for _, p := range []struct{ profile, name string }{{plainProfile, "idle " + viaAPI}, {imageProfile, "idle " + viaAPIImage}} {
 		if p.profile == imageProfile && b.image == "" {
 			continue
@@ -582,7 +583,7 @@ func (b *bench) idle(ctx context.Context) error {
 				return err
 			}
 			defer func() { _, _ = b.broker.Destroy(context.WithoutCancel(ctx), id, true) }()
-			g.pids = append(g.pids, gvisor(root)[id+"-g1"])
+			g.pids = append(g.pids, b.broker.sandboxPIDs(id))
 			awake = append(awake, waking{id, g.name, g.pids[len(g.pids)-1]})
 		}
 		groups = append(groups, g)
@@ -594,16 +595,7 @@ func (b *bench) idle(ctx context.Context) error {
 	if b.quick {
 		span = 2 * time.Second
 	}
-	wait := func(d time.Duration) error {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(d):
-			return nil
-		}
-	}
-	// For what their start left to do: it gives back what it took, after three seconds.
-	if err := wait(5 * time.Second); err != nil {
+	if err := measure.Sleep(ctx, settleTime); err != nil {
 		return err
 	}
 	before := map[*group][]time.Duration{}
@@ -620,18 +612,16 @@ func (b *bench) idle(ctx context.Context) error {
 		}
 	}
 	begin := time.Now()
-	if err := wait(span); err != nil {
+	if err := measure.Sleep(ctx, span); err != nil {
 		return err
 	}
 	for _, g := range groups {
 		for i, pids := range g.pids {
 			d, ok := onCPU(pids)
 			if ok {
-				m := b.r.metric(g.name+": CPU", "%")
-				m.samples = append(m.samples, 100*float64(d-before[g][i])/float64(time.Since(begin)))
+				b.to.Add(g.name+": CPU", "%", 100*float64(d-before[g][i])/float64(time.Since(begin)))
 			}
-			m := b.r.metric(g.name+": memory (PSS)", "MB")
-			m.samples = append(m.samples, float64(memoryOf(pids))/1e6)
+			b.to.Add(g.name+idleMemory, "MB", float64(memoryOf(pids))/1e6)
 		}
 	}
 	for _, w := range awake {
@@ -639,12 +629,11 @@ func (b *bench) idle(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := wait(2 * time.Second); err != nil {
+	if err := measure.Sleep(ctx, 2*time.Second); err != nil {
 		return err
 	}
 	for _, w := range awake {
-		m := b.r.metric(w.name+": memory (PSS), its agent awake", "MB")
-		m.samples = append(m.samples, float64(memoryOf(w.pids))/1e6)
+		b.to.Add(w.name+idleMemory+", its agent awake", "MB", float64(memoryOf(w.pids))/1e6)
 	}
 	if res, err := b.broker.Run(ctx, b.plain, api.Exec{Args: []string{"cat", "/proc/1/status"}}); err == nil {
 		for line := range strings.Lines(res.Stdout) {
@@ -676,10 +665,8 @@ func (b *bench) childInit() error {
 		if n == 0 { // it refuses to run by hand, which is no error here
 			return fmt.Errorf("sandboxer-runner tells nothing of its initialisation: %w", err)
 		}
-		m := b.r.metric("child init", "ms")
-		m.samples = append(m.samples, total)
-		m = b.r.metric("child init: packages", "")
-		m.samples = append(m.samples, float64(n))
+		b.to.Add("child init", "ms", total)
+		b.to.Add("child init: packages", "", float64(n))
 	}
 	return nil
 }
@@ -729,8 +716,7 @@ func (b *bench) cycles(ctx context.Context) error {
 		after.Zombies - before.Zombies, after.Processes - before.Processes, after.Cgroups - before.Cgroups, after.Files - before.Files} {
 		more += max(0, d)
 	}
-	m := b.r.metric("left behind by 200 lives", "")
-	m.samples = []float64{float64(more)}
+	b.to.Add("left behind by 200 lives", "", float64(more))
 	return nil
 }
 
@@ -765,7 +751,7 @@ func (b *bench) manager(ctx context.Context) error {
 		}
 		for name, figures := range out {
 			if v, ok := figures["lives/s"]; ok {
-				b.r.rate("manager on the fake, "+strings.TrimPrefix(trimCPUs(name), lives+"/")+": lives", "1/s", v)
+				b.to.Rate("manager on the fake, "+strings.TrimPrefix(trimCPUs(name), lives+"/")+": lives", "1/s", v)
 			}
 		}
 	}
@@ -774,9 +760,9 @@ func (b *bench) manager(ctx context.Context) error {
 		return err
 	}
 	for _, figures := range out {
-		b.r.metric("sweep over 10,000 records", "ms").samples = []float64{figures["ns/op"] / 1e6}
-		b.r.metric("sweep over 10,000 records: heap at its peak", "MB").samples = []float64{figures["peak-MiB"] * (1 << 20) / 1e6}
-		b.r.metric("sweep over 10,000 records: resident at its peak, fake and its filling included", "MB").samples = []float64{float64(peak) / 1e6}
+		b.to.Add("sweep over 10,000 records", "ms", figures["ns/op"]/1e6)
+		b.to.Add("sweep over 10,000 records: heap at its peak", "MB", figures["peak-MiB"]*(1<<20)/1e6)
+		b.to.Add("sweep over 10,000 records: resident at its peak, fake and its filling included", "MB", float64(peak)/1e6)
 	}
 	return nil
 }
@@ -829,6 +815,7 @@ func (b *bench) bars() {
 	b.composeBars()
 	b.checkpointBars()
 	b.densityBars()
+	b.besideBars()
 	r := b.r
 	m := r.median
 	for _, x := range []string{viaAPI, viaAPIImage} {
@@ -848,7 +835,7 @@ func (b *bench) bars() {
 		r.most(x+": destroy", m(x+": destroy"), 15, "ms")
 	}
 	for _, x := range []string{viaAPI, viaAPIImage} {
-		r.most("idle "+x+": memory (PSS)", m("idle "+x+": memory (PSS)"), 14, "MB")
+		r.most("idle "+x+idleMemory, m("idle "+x+idleMemory), 14, "MB")
 		r.most("idle "+x+": CPU", m("idle "+x+": CPU"), 0.02, "%")
 	}
 	r.most("child init", m("child init"), 7, "ms")
@@ -857,5 +844,5 @@ func (b *bench) bars() {
 	r.least("manager on the fake, 16 clients", m("manager on the fake, clients=16: lives"), 300, "1/s")
 	r.most("sweep over 10,000 records", m("sweep over 10,000 records"), 1000, "ms")
 	r.most("sweep over 10,000 records: heap at its peak", m("sweep over 10,000 records: heap at its peak"), 200, "MB")
-	r.most("idle server: resident", m("idle server: resident"), 60, "MB")
+	r.most(idleServer, m(idleServer), 60, "MB")
 }

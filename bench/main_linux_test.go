@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+
+	"github.com/sand-boxer/sandboxer/internal/measure"
 )
 
 // TestMeasure: what every run measures can be measured. Only what it needs for that is
@@ -29,12 +31,12 @@ func TestMeasure(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	r, err := measure(t.Context(), options{bin: bin, runsc: "none", rounds: 1, quick: true, dir: dir}, func(s string) { t.Log(s) })
+	r, err := run(t.Context(), options{bin: bin, runsc: "none", rounds: 1, quick: true, dir: dir}, func(s string) { t.Log(s) })
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{viaAPI + ": create to first exec", viaAPIImage + ": create to first exec", belowImage + ": create to first exec", apiRun, apiImageRun} {
-		if !slices.ContainsFunc(r.Metrics, func(m *metric) bool { return m.Name == want && m.N > 0 }) {
+		if !slices.ContainsFunc(r.Metrics.All(), func(s *measure.Series) bool { return s.Name == want && len(s.Samples) > 0 }) {
 			t.Errorf("%s was not measured; skipped: %q", want, r.Skipped)
 		}
 	}

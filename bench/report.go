@@ -3,24 +3,39 @@
 package main
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
-	"slices"
-	"text/tabwriter"
+	"os"
 	"time"
+
+	"github.com/sand-boxer/sandboxer/internal/measure"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
-// report collects what was measured; series keep the order in which they came.
+// report is what a run measured.
 type report struct {
-	Time     time.Time `json:"time"`
-	Revision string    `json:"revision,omitempty"`
-	Machine  machine   `json:"machine"`
-	Rounds   int       `json:"rounds"`
-	Skipped  []string  `json:"skipped,omitempty"`
-	Metrics  []*metric `json:"metrics"`
-	Facts    []fact    `json:"facts"`
-	Bars     []bar     `json:"bars"`
+	Time     time.Time   `json:"time"`
+	Revision string      `json:"revision,omitempty"`
+	Machine  machine     `json:"machine"`
+	Rounds   int         `json:"rounds"`
+	Skipped  []string    `json:"skipped,omitempty"`
+	Metrics  measure.Set `json:"metrics"`
+	Beside   *beside     `json:"beside,omitempty"`  // an older build, in the same run
+	Against  *against    `json:"against,omitempty"` // another run
+	Facts    []fact      `json:"facts"`
+	Bars     []bar       `json:"bars"`
+}
+
+// against is how the run differs from another: of two moments, so that what else the machine
+// did is in it.
+type against struct {
+	File     string           `json:"file"`
+	Time     time.Time        `json:"time"`
+	Revision string           `json:"revision,omitempty"`
+	Changes  []measure.Change `json:"changes"`
 }
 
 type machine struct {
@@ -28,22 +43,6 @@ type machine struct {
 	CPUs   int    `json:"cpus"`
 	Go     string `json:"go"`
 	Load   string `json:"load"` // average over 1, 5 and 15 minutes when the run began
-}
-
-// metric is one series of samples.
-type metric struct {
-	Name  string  `json:"name"`
-	Unit  string  `json:"unit"`
-	N     int     `json:"n"`
-	P50   float64 `json:"p50"`
-	P95   float64 `json:"p95"`
-	Best  float64 `json:"best"`
-	CPUms float64 `json:"cpu_ms,omitempty"` // mean of one operation, over all processes that took part
-
-	samples []float64
-	cpu     time.Duration
-	cpuN    int
-	more    bool // a larger sample is better
 }
 
 // fact is one figure that is not a series.
@@ -62,37 +61,6 @@ type bar struct {
 	OK    bool    `json:"ok"`
 }
 
-func (r *report) metric(name, unit string) *metric {
-	for _, m := range r.Metrics {
-		if m.Name == name {
-			return m
-		}
-	}
-	m := &metric{Name: name, Unit: unit}
-	r.Metrics = append(r.Metrics, m)
-	return m
-}
-
-// took adds a duration in milliseconds.
-func (r *report) took(name string, d time.Duration) {
-	m := r.metric(name, "ms")
-	m.samples = append(m.samples, float64(d)/float64(time.Millisecond))
-}
-
-// rate adds a sample of which more is better.
-func (r *report) rate(name, unit string, v float64) {
-	m := r.metric(name, unit)
-	m.more = true
-	m.samples = append(m.samples, v)
-}
-
-// spent adds the processor time of one operation of the series.
-func (r *report) spent(name string, d time.Duration) {
-	m := r.metric(name, "ms")
-	m.cpu += d
-	m.cpuN++
-}
-
 func (r *report) fact(name, format string, args ...any) {
 	r.Facts = append(r.Facts, fact{name, fmt.Sprintf(format, args...)})
 }
@@ -101,49 +69,18 @@ func (r *report) skip(format string, args ...any) {
 	r.Skipped = append(r.Skipped, fmt.Sprintf(format, args...))
 }
 
-// finish computes what is derived from the samples.
-func (r *report) finish() {
-	for _, m := range r.Metrics {
-		s := slices.Sorted(slices.Values(m.samples))
-		if len(s) == 0 {
-			continue
-		}
-		if m.more { // the 95th percentile is always the bad end
-			slices.Reverse(s)
-		}
-		m.N, m.P50, m.P95, m.Best = len(s), quantile(s, 0.5), quantile(s, 0.95), s[0]
-		if m.cpuN > 0 {
-			m.CPUms = float64(m.cpu) / float64(m.cpuN) / float64(time.Millisecond)
-		}
-	}
-}
-
-// quantile interpolates in sorted samples.
-func quantile(s []float64, q float64) float64 {
-	x := q * float64(len(s)-1)
-	i := int(x)
-	if i+1 == len(s) {
-		return s[i]
-	}
-	return s[i] + (x-float64(i))*(s[i+1]-s[i])
-}
-
 // median is that of a series, NaN if nothing was measured.
-func (r *report) median(name string) float64 {
-	for _, m := range r.Metrics {
-		if m.Name == name && m.N > 0 {
-			return m.P50
-		}
-	}
-	return math.NaN()
-}
+func (r *report) median(name string) float64 { return r.percentile(name, 50) }
 
-// quantile is the q-quantile of a series of durations.
-func (r *report) quantile(name string, q float64) float64 {
-	for _, m := range r.Metrics {
-		if m.Name == name && m.N > 0 {
-			return quantile(slices.Sorted(slices.Values(m.samples)), q)
-		}
+// percentile is the value that p hundredths of a series are no worse than, NaN if nothing was
+// measured.
+func (r *report) percentile(name string, p int) float64 {
+	get := func() (float64, bool) { return r.Metrics.Percentile(name, p) }
+	if p == 50 {
+		get = func() (float64, bool) { return r.Metrics.Median(name) }
+	}
+	if v, ok := get(); ok {
+		return v
 	}
 	return math.NaN()
 }
@@ -161,31 +98,63 @@ func (r *report) least(name string, got, limit float64, unit string) {
 	}
 }
 
-func (r *report) print(w io.Writer) {
+// readReport reads what another run wrote; nil if file is "".
+func readReport(file string) (*report, error) {
+	if file == "" {
+		return nil, nil
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var r report
+	if _, err := strictjson.DecodeStored(data, &r); err != nil {
+		return nil, fmt.Errorf("%s is not what -o writes: %w", file, err)
+	}
+	return &r, nil
+}
+
+// compare sets the run against a former one.
+func (r *report) compare(former *report, file string) {
+	r.Against = &against{file, former.Time, former.Revision, measure.Compare(&former.Metrics, &r.Metrics)}
+}
+
+// write writes the report to a file, if one is named.
+func (r *report) write(file string) error {
+	if file == "" {
+		return nil
+	}
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(data, '\n'), 0o644)
+}
+
+// print writes the report for people.
+func (r *report) print(w io.Writer) error {
 	fmt.Fprintf(w, "%s, revision %s, Linux %s, %d CPUs, %s, load %s, %d rounds\n", r.Time.Format("2006-01-02 15:04 MST"),
 		r.Revision, r.Machine.Kernel, r.Machine.CPUs, r.Machine.Go, r.Machine.Load, r.Rounds)
 	for _, s := range r.Skipped {
 		fmt.Fprintf(w, "skipped: %s\n", s)
 	}
-	fmt.Fprintln(w)
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(tw, "n\tp50\tp95\tbest\tCPU ms\tunit\t \n")
-	for _, m := range r.Metrics {
-		cpu := "-"
-		if m.cpuN > 0 {
-			cpu = figure(m.CPUms)
-		}
-		fmt.Fprintf(tw, "%d\t%s\t%s\t%s\t%s\t%s\t %s\n", m.N, figure(m.P50), figure(m.P95), figure(m.Best), cpu, m.Unit, m.Name)
+	var errs []error
+	if len(r.Metrics.All()) > 0 {
+		fmt.Fprintln(w)
+		errs = append(errs, r.Metrics.Write(w))
 	}
-	tw.Flush()
-	fmt.Fprintln(w)
-	tw = tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if x := r.Beside; x != nil {
+		fmt.Fprintf(w, "\nbefore: %s in %s; now: %s in %s; by turns\n\n", x.Before.Revision, x.Before.Bin, x.Now.Revision, x.Now.Bin)
+		errs = append(errs, measure.WriteChanges(w, "before", "now", x.Changes))
+	}
+	if x := r.Against; x != nil {
+		fmt.Fprintf(w, "\nformer: revision %s, %s, in %s: another moment of the machine\n\n", x.Revision, x.Time.Format("2006-01-02 15:04 MST"), x.File)
+		errs = append(errs, measure.WriteChanges(w, "former", "now", x.Changes))
+	}
+	var facts, bars [][]string
 	for _, f := range r.Facts {
-		fmt.Fprintf(tw, "%s\t%s\n", f.Name, f.Value)
+		facts = append(facts, []string{f.Name, f.Value})
 	}
-	tw.Flush()
-	fmt.Fprintln(w)
-	tw = tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, b := range r.Bars {
 		sign, verdict := "<=", "ok"
 		if b.Least {
@@ -194,23 +163,13 @@ func (r *report) print(w io.Writer) {
 		if !b.OK {
 			verdict = "MISSED"
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s %s %s\n", verdict, b.Name, figure(b.Got), sign, figure(b.Limit), b.Unit)
+		bars = append(bars, []string{verdict, b.Name, measure.Figure(b.Got), fmt.Sprintf("%s %s %s", sign, measure.Figure(b.Limit), b.Unit)})
 	}
-	tw.Flush()
-}
-
-// figure prints three significant digits, without an exponent.
-func figure(v float64) string {
-	switch a := math.Abs(v); {
-	case a == math.Trunc(a) && a < 1e6:
-		return fmt.Sprintf("%.0f", v)
-	case a >= 100:
-		return fmt.Sprintf("%.0f", v)
-	case a >= 10:
-		return fmt.Sprintf("%.1f", v)
-	case a >= 1:
-		return fmt.Sprintf("%.2f", v)
-	default:
-		return fmt.Sprintf("%.3f", v)
+	for _, rows := range [][][]string{facts, bars} {
+		if len(rows) > 0 {
+			fmt.Fprintln(w)
+			errs = append(errs, measure.Table(w, 0, rows))
+		}
 	}
+	return errors.Join(errs...)
 }

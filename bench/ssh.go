@@ -10,10 +10,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/sand-boxer/sandboxer/internal/measure"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
@@ -53,22 +55,48 @@ const (
 	viaOwn   = "native"
 )
 
-// overSSH measures commands and copies to a host on loopback, near and 40 ms away,
-// beside rsync over a multiplexed connection of ssh.
-func (b *bench) overSSH(ctx context.Context) (err error) {
+// withSSH calls do with what starts the servers of tests, which end after it. What they lack on
+// this machine leaves out the step.
+func (b *bench) withSSH(step string, do func(h *harness) error) error {
 	h := &harness{b: b}
+	defer func() {
+		for i := len(h.undo) - 1; i >= 0; i-- {
+			h.undo[i]()
+		}
+	}()
 	defer func() {
 		if p := recover(); p != nil {
 			s, ok := p.(stopped)
 			if !ok {
 				panic(p)
 			}
-			b.r.skip("what goes over ssh: %v", s.error)
-		}
-		for i := len(h.undo) - 1; i >= 0; i-- {
-			h.undo[i]()
+			b.r.skip("%s: %v", step, s.error)
 		}
 	}()
+	return do(h)
+}
+
+// login opens a connection of ssh that stays, as people do who work on a host, and returns how
+// ssh is called that uses it.
+func (h *harness) login(ctx context.Context, t sshrun.Target) ([]string, error) {
+	ssh := []string{"ssh", "-F", "none", "-i", t.IdentityFile, "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
+		"-o", "LogLevel=ERROR", "-S", h.b.path("m" + strconv.Itoa(t.Port)), "-p", strconv.Itoa(t.Port)}
+	if _, _, _, err := command(ctx, nil, append(slices.Clone(ssh), "-M", "-N", "-f", t.Addr)...); err != nil {
+		return nil, err
+	}
+	h.Cleanup(func() {
+		_, _, _, _ = command(context.WithoutCancel(ctx), nil, append(slices.Clone(ssh), "-O", "exit", t.Addr)...)
+	})
+	return ssh, nil
+}
+
+// overSSH measures commands and copies to a host on loopback, near and 40 ms away,
+// beside rsync over a multiplexed connection of ssh.
+func (b *bench) overSSH(ctx context.Context) error {
+	return b.withSSH(sshStep, func(h *harness) error { return b.commandsAndCopies(ctx, h) })
+}
+
+func (b *bench) commandsAndCopies(ctx context.Context, h *harness) error {
 	s := sshtest.Start(h, sshtest.Options{})
 	near := s.Target()
 	far := near
@@ -89,6 +117,7 @@ func (b *bench) overSSH(ctx context.Context) (err error) {
 		return err
 	}
 
+	var commands []measure.Arm
 	type way struct {
 		name string
 		push func(ctx context.Context, to string) error
@@ -110,26 +139,7 @@ func (b *bench) overSSH(ctx context.Context) (err error) {
 				}
 			}
 			if t.Name == near.Name {
-				for range b.rounds * 4 {
-					start := time.Now()
-					if _, err := host.Run(ctx, sshrun.Cmd{Script: "true"}); err != nil {
-						return nil, err
-					}
-					b.r.took(sshRun+transport, time.Since(start))
-					start = time.Now()
-					if _, err := host.Run(ctx, sshrun.Cmd{Args: []string{"true"}}); err != nil {
-						return nil, err
-					}
-					b.r.took(sshExec+transport, time.Since(start))
-				}
-				for range b.rounds * 2 {
-					time.Sleep(10 * time.Millisecond)
-					start := time.Now()
-					if _, err := host.Run(ctx, sshrun.Cmd{Script: "true"}); err != nil {
-						return nil, err
-					}
-					b.r.took(sshCalm+transport, time.Since(start))
-				}
+				commands = append(commands, measure.Arm{Name: transport, To: b.to, Sample: sshCommands(host, transport)})
 			}
 			ws = append(ws, way{transport, func(ctx context.Context, to string) error {
 				_, err := host.Push(ctx, tree, to, sshrun.SyncOptions{Delete: true})
@@ -140,19 +150,13 @@ func (b *bench) overSSH(ctx context.Context) (err error) {
 			b.r.skip("rsync: %v", err)
 			return ws, nil
 		}
-		socket := b.path("m" + strconv.Itoa(t.Port))
-		login := []string{"-F", "none", "-i", t.IdentityFile, "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
-			"-o", "LogLevel=ERROR", "-S", socket, "-p", strconv.Itoa(t.Port)}
-		if out, err := exec.CommandContext(ctx, "ssh", append(login, "-M", "-N", "-f", t.Addr)...).CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("%w: %s", err, out)
+		ssh, err := h.login(ctx, t)
+		if err != nil {
+			return nil, err
 		}
-		h.Cleanup(func() { exec.Command("ssh", append(login, "-O", "exit", t.Addr)...).Run() })
 		return append(ws, way{viaRsync, func(ctx context.Context, to string) error {
-			out, err := exec.CommandContext(ctx, "rsync", "-a", "--delete", "-e", sshrun.Quote(append([]string{"ssh"}, login...)...), tree+"/", t.Addr+":"+to+"/").CombinedOutput()
-			if err != nil {
-				return fmt.Errorf("%w: %s", err, out)
-			}
-			return nil
+			_, _, _, err := command(ctx, nil, "rsync", "-a", "--delete", "-e", sshrun.Quote(ssh...), tree+"/", t.Addr+":"+to+"/")
+			return err
 		}}), nil
 	}
 	for _, at := range []struct {
@@ -164,42 +168,78 @@ func (b *bench) overSSH(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		rounds := func(n int) int {
-			if b.quick {
-				return 1
+		if at.suffix == "" {
+			if _, err := b.plan(b.rounds).Interleave(ctx, commands...); err != nil {
+				return err
 			}
-			return n
 		}
-		for range rounds(at.full) {
-			for _, w := range ws {
-				to := filepath.Join(dir, "to-"+strings.Fields(w.name)[0])
-				if err := os.RemoveAll(to); err != nil {
+		plan := func(rounds int) measure.Plan {
+			if b.quick {
+				rounds = 1
+			}
+			return measure.Plan{Rounds: rounds, Each: turnTimeout}
+		}
+		to := func(w way) string { return filepath.Join(dir, "to-"+strings.Fields(w.name)[0]) }
+		var full, again []measure.Arm
+		for _, w := range ws {
+			full = append(full, measure.Arm{Name: w.name, To: b.to, Sample: func(ctx context.Context, set *measure.Set) error {
+				if err := os.RemoveAll(to(w)); err != nil {
 					return err
 				}
 				start := time.Now()
-				if err := w.push(ctx, to); err != nil {
-					return fmt.Errorf("%s: %w", w.name, err)
-				}
-				b.r.took(sshFull+w.name+at.suffix, time.Since(start))
-			}
+				err := w.push(ctx, to(w))
+				set.Took(sshFull+w.name+at.suffix, time.Since(start))
+				return err
+			}})
+			again = append(again, measure.Arm{Name: w.name, To: b.to, Sample: func(ctx context.Context, set *measure.Set) error {
+				start := time.Now()
+				err := w.push(ctx, to(w))
+				set.Took(sshSome+w.name+at.suffix, time.Since(start))
+				return err
+			}})
 		}
-		for i := range rounds(at.again) {
+		if _, err := plan(at.full).Interleave(ctx, full...); err != nil {
+			return err
+		}
+		changed := plan(at.again)
+		changed.Round = func(i int) error {
 			for n := range 10 {
 				f := filepath.Join(tree, fmt.Sprintf("d%02d", n*5), fmt.Sprintf("f%03d", i%100))
 				if err := os.WriteFile(f, fmt.Appendf(nil, "%d %s changed", i, time.Now()), 0o644); err != nil {
 					return err
 				}
 			}
-			for _, w := range ws {
-				start := time.Now()
-				if err := w.push(ctx, filepath.Join(dir, "to-"+strings.Fields(w.name)[0])); err != nil {
-					return fmt.Errorf("%s: %w", w.name, err)
-				}
-				b.r.took(sshSome+w.name+at.suffix, time.Since(start))
-			}
+			return nil
+		}
+		if _, err := changed.Interleave(ctx, again...); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// sshCommands samples commands of one transport: some one right after the other, and some after
+// a pause, in which the shell for the next one gets ready.
+func sshCommands(host *sshrun.Host, transport string) func(context.Context, *measure.Set) error {
+	return func(ctx context.Context, to *measure.Set) error {
+		timed := func(name string, cmd sshrun.Cmd) error {
+			start := time.Now()
+			_, err := host.Run(ctx, cmd)
+			to.Took(name+transport, time.Since(start))
+			return err
+		}
+		for range 4 {
+			if err := errors.Join(timed(sshRun, sshrun.Cmd{Script: "true"}), timed(sshExec, sshrun.Cmd{Args: []string{"true"}})); err != nil {
+				return err
+			}
+		}
+		for range 2 {
+			if err := errors.Join(measure.Sleep(ctx, 10*time.Millisecond), timed(sshCalm, sshrun.Cmd{Script: "true"})); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 }
 
 // sshTree makes 5,000 files of 200 MB together, half of which cannot be compressed.

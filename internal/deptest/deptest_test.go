@@ -69,7 +69,7 @@ var arrows = map[string][]string{
 	"internal/latency":        {".", "api", "internal/measure", "internal/strictjson", "internal/wholefile"},
 	"internal/measure":        {"internal/strictjson"},
 	"internal/sshrun/...":     {".", "internal/sshrun", "internal/strictjson", "internal/wholefile"},
-	"bench":                   {".", "api", "adapters/local", "internal/checkpoint", "internal/measure", "internal/sshrun/..."},
+	"bench":                   {".", "api", "adapters/local", "internal/checkpoint", "internal/measure", "internal/sshrun/...", "internal/strictjson"},
 	"internal/deptest":        {},
 	"docs":                    {},
 	"registry":                {},

@@ -1,0 +1,259 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/measure"
+	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
+)
+
+// beside is an older build and this one, measured in one run by turns: sample by sample, in a
+// new order each time.
+type beside struct {
+	Before  *build           `json:"before"`
+	Now     *build           `json:"now"`
+	Changes []measure.Change `json:"changes"`
+}
+
+// build is the programs of one tree, which are asked through the API and the command line that
+// all builds have.
+type build struct {
+	Bin      string      `json:"bin"`
+	Revision string      `json:"revision,omitempty"` // of the tree that Bin is in, if it is in one
+	Metrics  measure.Set `json:"metrics"`
+
+	broker *broker
+}
+
+const (
+	vmProfile      = "profile.bench-vm"
+	composeProfile = "profile.compose-e2e"
+
+	idleServer   = "idle server: resident"
+	idleMemory   = ": memory (PSS)" // after idle + viaAPI
+	overCompose  = "compose-ssh: exec true, one request"
+	overMachine  = "vm-packer: exec true, one request"
+	besidePool   = 2 // warm sandboxes of each build
+	execsPerLife = 4 // they are short
+)
+
+// beside compares the build of -before with that of -bin.
+func (b *bench) beside(ctx context.Context) error {
+	if err := errors.Join(b.findImage(), b.findDocker(ctx)); err != nil {
+		return err
+	}
+	profiles := map[string]string{
+		poolProfile: b.pooled(besidePool),
+		vmProfile:   fmt.Sprintf("id: %s\nextension: ext.vm-packer\nisolation: process\nrequires: [exec, files]\nttl: 30m\n", vmProfile),
+	}
+	if b.image != "" {
+		profiles[imageProfile] = like(imageProfile, "image: tar:"+b.image)
+	}
+	x := &beside{Before: &build{Bin: b.before}, Now: &build{Bin: b.bin}}
+	for _, y := range []*build{x.Before, x.Now} {
+		if err := checkPrograms(y.Bin); err != nil {
+			return err
+		}
+		y.Revision = revision(ctx, y.Bin)
+	}
+	err := b.withServer(ctx, x.Before.Bin, "o", profiles, func(before *broker) error {
+		return b.withServer(ctx, x.Now.Bin, "n", profiles, func(now *broker) error {
+			x.Before.broker, x.Now.broker = before, now
+			return b.takeTurns(ctx, []*build{x.Before, x.Now})
+		})
+	})
+	x.Changes = measure.Compare(&x.Before.Metrics, &x.Now.Metrics)
+	b.r.Beside = x
+	return err
+}
+
+// takeTurns measures builds side by side.
+func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
+	profiles := []struct{ id, name, exec string }{{plainProfile, viaAPI, apiRun}}
+	if b.image != "" {
+		profiles = append(profiles, struct{ id, name, exec string }{imageProfile, viaAPIImage, apiImageRun})
+	}
+	for _, x := range builds { // what fills pools is in nobody's way
+		if err := x.broker.fill(ctx, besidePool); err != nil {
+			return err
+		}
+		x.Metrics.Add(idleServer, "MB", float64(rss(x.broker.pid()))/1e6)
+	}
+	lives, execs := b.turns(b.rounds), b.turns(b.rounds*execsPerLife)
+	for _, x := range builds {
+		for _, p := range profiles {
+			lives.arm(x, func(ctx context.Context, to *measure.Set) error { return x.broker.life(ctx, to, p.id, p.name) })
+			id, err := x.broker.create(ctx, p.id)
+			if err != nil {
+				return err
+			}
+			execs.run(x, p.exec, id)
+			if p.id == plainProfile {
+				execs.arm(x, func(ctx context.Context, to *measure.Set) error {
+					begin := time.Now()
+					_, err := x.broker.Exec(ctx, id, sandboxer.Cmd{Args: []string{"true"}})
+					to.Took(apiStream, time.Since(begin))
+					return err
+				})
+			}
+		}
+		lives.arm(x, func(ctx context.Context, to *measure.Set) error { return x.broker.claim(ctx, to, besidePool) })
+	}
+	if err := lives.take(ctx); err != nil {
+		return err
+	}
+	if err := execs.take(ctx); err != nil {
+		return err
+	}
+	for _, p := range profiles {
+		if err := b.idleBeside(ctx, builds, p.id, "idle "+p.name+idleMemory); err != nil {
+			return err
+		}
+	}
+	return b.sshBeside(ctx, builds)
+}
+
+// turns are arms of several builds and how they take turns.
+type turns struct {
+	plan measure.Plan
+	arms []measure.Arm
+}
+
+func (b *bench) turns(rounds int) *turns { return &turns{plan: b.plan(rounds)} }
+
+func (t *turns) arm(x *build, sample func(ctx context.Context, to *measure.Set) error) {
+	t.arms = append(t.arms, measure.Arm{Name: x.Bin, To: &x.Metrics, Sample: sample})
+}
+
+// run is an arm that runs true in a sandbox, as one request.
+func (t *turns) run(x *build, name, id string) {
+	t.arm(x, func(ctx context.Context, to *measure.Set) error {
+		begin := time.Now()
+		err := x.broker.run(ctx, id)
+		to.Took(name, time.Since(begin))
+		return err
+	})
+}
+
+func (t *turns) take(ctx context.Context) error {
+	_, err := t.plan.Interleave(ctx, t.arms...)
+	return err
+}
+
+// idleBeside makes as many sandboxes of each build, by turns, lets them do nothing for a while,
+// and looks at each.
+func (b *bench) idleBeside(ctx context.Context, builds []*build, profile, name string) error {
+	each := b.each()
+	made, looks := b.turns(each), b.turns(each)
+	made.plan.WarmUp, looks.plan.WarmUp = 0, 0
+	for _, x := range builds {
+		var ids []string
+		defer func() {
+			for _, id := range ids {
+				_, _ = x.broker.Destroy(context.WithoutCancel(ctx), id, true)
+			}
+		}()
+		made.arm(x, func(ctx context.Context, _ *measure.Set) error {
+			id, err := x.broker.create(ctx, profile)
+			if err == nil {
+				ids = append(ids, id)
+				err = x.broker.run(ctx, id)
+			}
+			return err
+		})
+		next := 0
+		looks.arm(x, func(_ context.Context, to *measure.Set) error {
+			pids := x.broker.sandboxPIDs(ids[next])
+			if next++; len(pids) == 0 {
+				return errors.New("the processes of a sandbox are not to be found")
+			}
+			to.Add(name, "MB", float64(memoryOf(pids))/1e6)
+			return nil
+		})
+	}
+	// What their start took they give back after three seconds.
+	return errors.Join(made.take(ctx), measure.Sleep(ctx, settleTime), looks.take(ctx))
+}
+
+// sshBeside measures commands on a host on loopback: in a workspace on it, and in a compose
+// project.
+func (b *bench) sshBeside(ctx context.Context, builds []*build) error {
+	err := b.withSSH(beforeStep+", vm-packer", func(h *harness) error {
+		return b.hostBeside(ctx, builds, sshtest.Start(h, sshtest.Options{Silent: true}), overMachine, func(i int, host string) api.CreateSandbox {
+			return api.CreateSandbox{Profile: vmProfile, Inputs: map[string]string{"vm": host, "workspace_dir": b.path("w" + strconv.Itoa(i))}}
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return b.withSSH(beforeStep+", compose-ssh", func(h *harness) error {
+		s, err := h.composeHost()
+		if err != nil {
+			return err
+		}
+		project := b.path("one")
+		if err := writeProject(project, fmt.Sprintf(oneService, b.docker.name)); err != nil {
+			return err
+		}
+		return b.hostBeside(ctx, builds, s, overCompose, func(_ int, host string) api.CreateSandbox {
+			return api.CreateSandbox{Profile: composeProfile, Host: host, Inputs: map[string]string{"repo": project}}
+		})
+	})
+}
+
+// hostBeside has each build know the server as a host, makes a sandbox there, and runs commands
+// in them by turns.
+func (b *bench) hostBeside(ctx context.Context, builds []*build, s *sshtest.Server, name string, request func(i int, host string) api.CreateSandbox) error {
+	host := strings.Fields(strings.ReplaceAll(name, ":", " "))[0]
+	t := s.Target()
+	execs := b.turns(b.rounds * execsPerLife)
+	for i, x := range builds {
+		err := x.broker.command(ctx, "host", "add", host, t.Addr, "--port", strconv.Itoa(t.Port), "--identity", t.IdentityFile, "--yes")
+		if err != nil {
+			return err
+		}
+		sb, err := x.broker.Create(ctx, request(i, host))
+		if err != nil {
+			return fmt.Errorf("%s: %w", x.Bin, err)
+		}
+		// The host is gone after the step: what is on it has to be gone before.
+		defer func() { _, _ = x.broker.Destroy(context.WithoutCancel(ctx), sb.ID, true) }()
+		execs.run(x, name, sb.ID)
+	}
+	return execs.take(ctx)
+}
+
+// besideBars holds this build to the older one.
+func (b *bench) besideBars() {
+	if b.r.Beside == nil {
+		return
+	}
+	for _, c := range b.r.Beside.Changes {
+		switch c.Name {
+		case viaAPI + ": create to first exec", viaAPIImage + ": create to first exec", apiRun, apiStream, apiImageRun, claimFirst,
+			"idle " + viaAPI + idleMemory, "idle " + viaAPIImage + idleMemory, overCompose, overMachine:
+			b.r.most(c.Name+", now / before", c.Value, 1.05, "x")
+		}
+	}
+}
+
+// checkPrograms reports what is missing of a build.
+func checkPrograms(bin string) error {
+	for _, name := range programs {
+		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
+			return fmt.Errorf("%w (build it, or name its directory with -bin or -before)", err)
+		}
+	}
+	return nil
+}
