@@ -111,12 +111,22 @@ func readReport(file string) (*report, error) {
 	if _, err := strictjson.DecodeStored(data, &r); err != nil {
 		return nil, fmt.Errorf("%s is not what -o writes: %w", file, err)
 	}
+	if x := r.Beside; x != nil && (x.Before == nil || x.Now == nil) {
+		return nil, fmt.Errorf("%s is not what -o writes: a build of two is missing", file)
+	}
 	return &r, nil
 }
 
 // compare sets the run against a former one.
 func (r *report) compare(former *report, file string) {
-	r.Against = &against{file, former.Time, former.Revision, measure.Compare(&former.Metrics, &r.Metrics)}
+	changes := measure.Compare(&former.Metrics, &r.Metrics)
+	if former.Beside != nil && r.Beside != nil {
+		for _, c := range measure.Compare(&former.Beside.Now.Metrics, &r.Beside.Now.Metrics) {
+			c.Name += ", " + beforeStep
+			changes = append(changes, c)
+		}
+	}
+	r.Against = &against{file, former.Time, former.Revision, changes}
 }
 
 // write writes the report to a file, if one is named.
