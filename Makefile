@@ -1,6 +1,7 @@
 # make demo   the main job, end to end, on this machine
 # make test   installs what the tests need, then runs all of them
-# make bench  measures beside what else there is, in one run (BENCHFLAGS=-quick for a look)
+# make bench  measures beside what else there is, in one run (BENCHFLAGS=-quick for a look;
+#             BEFORE=DIR beside the programs of an older build, too)
 # make lint   formatting, vet, static analysis, tidiness
 # make fuzz   every fuzz target for a minute (FUZZTIME=10m, FUZZ=Untar for others)
 # make sbom   the bill of materials, bin/sandboxer.cdx.json; make notices renews the licence texts
@@ -41,7 +42,7 @@ bench: build
 	CGO_ENABLED=0 go build -o bin/bench ./bench
 	d=$$(mktemp -d /tmp/sbd.XXXX); host=$$(sh scripts/dockerd.sh start $$d) || host=unix://$$d/none.sock; \
 	trap "sh scripts/dockerd.sh stop $$d; rm -rf $$d" EXIT; trap "exit 130" INT TERM; \
-	DOCKER_HOST=$$host bin/bench -bin bin -o bin/bench.json $(BENCHFLAGS)
+	DOCKER_HOST=$$host bin/bench -bin bin -o bin/bench.json $(if $(BEFORE),-before '$(BEFORE)') $(BENCHFLAGS)
 
 lint:
 	test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); exit 1; }

@@ -78,42 +78,49 @@ func (b *bench) beside(ctx context.Context) error {
 	return err
 }
 
-// takeTurns measures builds side by side.
+// takeTurns measures builds side by side, one thing after the other.
 func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
-	profiles := []struct{ id, name, exec string }{{plainProfile, viaAPI, apiRun}}
-	if b.image != "" {
-		profiles = append(profiles, struct{ id, name, exec string }{imageProfile, viaAPIImage, apiImageRun})
-	}
 	for _, x := range builds { // what fills pools is in nobody's way
 		if err := x.broker.fill(ctx, besidePool); err != nil {
 			return err
 		}
 		x.Metrics.Add(idleServer, "MB", float64(rss(x.broker.pid()))/1e6)
 	}
-	lives, execs := b.turns(b.rounds), b.turns(b.rounds*execsPerLife)
-	for _, x := range builds {
-		for _, p := range profiles {
-			lives.arm(x, func(ctx context.Context, to *measure.Set) error { return x.broker.life(ctx, to, p.id, p.name) })
+	profiles := []struct{ id, name, exec string }{{plainProfile, viaAPI, apiRun}}
+	if b.image != "" {
+		profiles = append(profiles, struct{ id, name, exec string }{imageProfile, viaAPIImage, apiImageRun})
+	}
+	for _, p := range profiles {
+		if err := b.alternate(ctx, b.plan(b.rounds), builds, func(ctx context.Context, x *build, to *measure.Set) error {
+			return x.broker.life(ctx, to, p.id, p.name)
+		}); err != nil {
+			return err
+		}
+		running := map[*build]string{}
+		for _, x := range builds {
 			id, err := x.broker.create(ctx, p.id)
 			if err != nil {
 				return err
 			}
-			execs.run(x, p.exec, id)
-			if p.id == plainProfile {
-				execs.arm(x, func(ctx context.Context, to *measure.Set) error {
-					begin := time.Now()
-					_, err := x.broker.Exec(ctx, id, sandboxer.Cmd{Args: []string{"true"}})
-					to.Took(apiStream, time.Since(begin))
-					return err
-				})
+			running[x] = id
+		}
+		if err := b.execsBeside(ctx, builds, p.exec, running); err != nil {
+			return err
+		}
+		if p.id == plainProfile {
+			if err := b.alternate(ctx, b.plan(b.rounds*execsPerLife), builds, func(ctx context.Context, x *build, to *measure.Set) error {
+				begin := time.Now()
+				err := x.broker.exec(ctx, running[x], sandboxer.Cmd{Args: []string{"true"}})
+				to.Took(apiStream, time.Since(begin))
+				return err
+			}); err != nil {
+				return err
 			}
 		}
-		lives.arm(x, func(ctx context.Context, to *measure.Set) error { return x.broker.claim(ctx, to, besidePool) })
 	}
-	if err := lives.take(ctx); err != nil {
-		return err
-	}
-	if err := execs.take(ctx); err != nil {
+	if err := b.alternate(ctx, b.plan(b.rounds), builds, func(ctx context.Context, x *build, to *measure.Set) error {
+		return x.broker.claim(ctx, to, besidePool)
+	}); err != nil {
 		return err
 	}
 	for _, p := range profiles {
@@ -124,66 +131,61 @@ func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
 	return b.sshBeside(ctx, builds)
 }
 
-// turns are arms of several builds and how they take turns.
-type turns struct {
-	plan measure.Plan
-	arms []measure.Arm
+// alternate samples one thing of the builds by turns.
+func (b *bench) alternate(ctx context.Context, p measure.Plan, builds []*build, sample func(ctx context.Context, x *build, to *measure.Set) error) error {
+	var arms []measure.Arm
+	for _, x := range builds {
+		arms = append(arms, measure.Arm{Name: x.Bin, To: &x.Metrics, Sample: func(ctx context.Context, to *measure.Set) error { return sample(ctx, x, to) }})
+	}
+	_, err := p.Interleave(ctx, arms...)
+	return err
 }
 
-func (b *bench) turns(rounds int) *turns { return &turns{plan: b.plan(rounds)} }
-
-func (t *turns) arm(x *build, sample func(ctx context.Context, to *measure.Set) error) {
-	t.arms = append(t.arms, measure.Arm{Name: x.Bin, To: &x.Metrics, Sample: sample})
-}
-
-// run is an arm that runs true in a sandbox, as one request.
-func (t *turns) run(x *build, name, id string) {
-	t.arm(x, func(ctx context.Context, to *measure.Set) error {
+// execsBeside runs true in a sandbox of each build, as one request.
+func (b *bench) execsBeside(ctx context.Context, builds []*build, name string, ids map[*build]string) error {
+	return b.alternate(ctx, b.plan(b.rounds*execsPerLife), builds, func(ctx context.Context, x *build, to *measure.Set) error {
 		begin := time.Now()
-		err := x.broker.run(ctx, id)
+		err := x.broker.run(ctx, ids[x])
 		to.Took(name, time.Since(begin))
 		return err
 	})
 }
 
-func (t *turns) take(ctx context.Context) error {
-	_, err := t.plan.Interleave(ctx, t.arms...)
-	return err
-}
-
 // idleBeside makes as many sandboxes of each build, by turns, lets them do nothing for a while,
 // and looks at each.
 func (b *bench) idleBeside(ctx context.Context, builds []*build, profile, name string) error {
-	each := b.each()
-	made, looks := b.turns(each), b.turns(each)
-	made.plan.WarmUp, looks.plan.WarmUp = 0, 0
-	for _, x := range builds {
-		var ids []string
-		defer func() {
-			for _, id := range ids {
+	p := b.plan(b.each())
+	p.WarmUp = 0
+	ids := map[*build][]string{}
+	defer func() {
+		for x, made := range ids {
+			for _, id := range made {
 				_, _ = x.broker.Destroy(context.WithoutCancel(ctx), id, true)
 			}
-		}()
-		made.arm(x, func(ctx context.Context, _ *measure.Set) error {
-			id, err := x.broker.create(ctx, profile)
-			if err == nil {
-				ids = append(ids, id)
-				err = x.broker.run(ctx, id)
-			}
+		}
+	}()
+	if err := b.alternate(ctx, p, builds, func(ctx context.Context, x *build, _ *measure.Set) error {
+		id, err := x.broker.create(ctx, profile)
+		if err != nil {
 			return err
-		})
-		next := 0
-		looks.arm(x, func(_ context.Context, to *measure.Set) error {
-			pids := x.broker.sandboxPIDs(ids[next])
-			if next++; len(pids) == 0 {
-				return errors.New("the processes of a sandbox are not to be found")
-			}
-			to.Add(name, "MB", float64(memoryOf(pids))/1e6)
-			return nil
-		})
+		}
+		ids[x] = append(ids[x], id)
+		return x.broker.run(ctx, id)
+	}); err != nil {
+		return err
 	}
-	// What their start took they give back after three seconds.
-	return errors.Join(made.take(ctx), measure.Sleep(ctx, settleTime), looks.take(ctx))
+	if err := measure.Sleep(ctx, settleTime); err != nil {
+		return err
+	}
+	next := map[*build]int{}
+	return b.alternate(ctx, p, builds, func(_ context.Context, x *build, to *measure.Set) error {
+		pids := x.broker.sandboxPIDs(ids[x][next[x]])
+		if next[x]++; len(pids) == 0 {
+			return errors.New("the processes of a sandbox are not to be found")
+		}
+		to.Add(name, "MB", float64(memoryOf(pids))/1e6)
+		return nil
+	})
 }
 
 // sshBeside measures commands on a host on loopback: in a workspace on it, and in a compose
@@ -215,9 +217,9 @@ func (b *bench) sshBeside(ctx context.Context, builds []*build) error {
 // hostBeside has each build know the server as a host, makes a sandbox there, and runs commands
 // in them by turns.
 func (b *bench) hostBeside(ctx context.Context, builds []*build, s *sshtest.Server, name string, request func(i int, host string) api.CreateSandbox) error {
-	host := strings.Fields(strings.ReplaceAll(name, ":", " "))[0]
+	host, _, _ := strings.Cut(name, ":")
 	t := s.Target()
-	execs := b.turns(b.rounds * execsPerLife)
+	ids := map[*build]string{}
 	for i, x := range builds {
 		err := x.broker.command(ctx, "host", "add", host, t.Addr, "--port", strconv.Itoa(t.Port), "--identity", t.IdentityFile, "--yes")
 		if err != nil {
@@ -229,9 +231,9 @@ func (b *bench) hostBeside(ctx context.Context, builds []*build, s *sshtest.Serv
 		}
 		// The host is gone after the step: what is on it has to be gone before.
 		defer func() { _, _ = x.broker.Destroy(context.WithoutCancel(ctx), sb.ID, true) }()
-		execs.run(x, name, sb.ID)
+		ids[x] = sb.ID
 	}
-	return execs.take(ctx)
+	return b.execsBeside(ctx, builds, name, ids)
 }
 
 // besideBars holds this build to the older one.

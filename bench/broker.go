@@ -229,6 +229,15 @@ func (b *broker) run(ctx context.Context, id string) error {
 	return err
 }
 
+// exec runs a command with its streams in the sandbox.
+func (b *broker) exec(ctx context.Context, id string, cmd sandboxer.Cmd) error {
+	x, err := b.Exec(ctx, id, cmd)
+	if err == nil && x.Code != 0 {
+		err = fmt.Errorf("%s exits with %d", cmd.Args[0], x.Code)
+	}
+	return err
+}
+
 // life measures a sandbox from nothing to nothing.
 func (b *broker) life(ctx context.Context, to *measure.Set, profile, what string) error {
 	cpu := treeCPU(b.pid())

@@ -353,7 +353,7 @@ func (b *bench) startAll(ctx context.Context) (err error) {
 	if b.handle, err = b.direct.ext.Provision(ctx, b.direct.spec("")); err != nil {
 		return err
 	}
-	b.echo("api", func(cmd sandboxer.Cmd) error { return b.apiExec(ctx, cmd) })
+	b.echo("api", func(cmd sandboxer.Cmd) error { return b.broker.exec(ctx, b.plain, cmd) })
 	b.echo("below", func(cmd sandboxer.Cmd) error { return b.direct.exec(ctx, b.handle, cmd) })
 	if b.runsc != nil {
 		if err := b.runsc.start(ctx); err != nil {
@@ -370,15 +370,6 @@ func (b *bench) echo(name string, exec func(sandboxer.Cmd) error) {
 	e := startEcho(exec)
 	b.echoes[name] = e
 	b.undo = append(b.undo, func() error { _ = e.close(); return nil })
-}
-
-// apiExec runs a command with its streams through the API.
-func (b *bench) apiExec(ctx context.Context, cmd sandboxer.Cmd) error {
-	x, err := b.broker.Exec(ctx, b.plain, cmd)
-	if err == nil && x.Code != 0 {
-		err = fmt.Errorf("%s exits with %d", cmd.Args[0], x.Code)
-	}
-	return err
 }
 
 // The names of the series.
@@ -441,7 +432,7 @@ func (b *bench) engines(ctx context.Context) error {
 			return errors.Join(append(failed, ctx.Err())...)
 		})
 	}
-	apiExec := func(ctx context.Context) error { return b.apiExec(ctx, noop) }
+	apiExec := func(ctx context.Context) error { return b.broker.exec(ctx, b.plain, noop) }
 	apiOnce := func(ctx context.Context) error { return b.broker.run(ctx, b.plain) }
 
 	arm(viaAPI, func(ctx context.Context, to *measure.Set) error { return b.broker.life(ctx, to, plainProfile, viaAPI) })
@@ -472,7 +463,7 @@ func (b *bench) engines(ctx context.Context) error {
 			return err
 		})
 	}
-	output("output", 128, b.apiExec)
+	output("output", 128, func(ctx context.Context, c sandboxer.Cmd) error { return b.broker.exec(ctx, b.plain, c) })
 	output("below the API, output", 512, func(ctx context.Context, c sandboxer.Cmd) error { return b.direct.exec(ctx, b.handle, c) })
 	if b.image != "" {
 		once := func(ctx context.Context) error { return b.broker.run(ctx, b.onImage) }

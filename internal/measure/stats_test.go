@@ -216,7 +216,7 @@ func properties(t *testing.T, a, b []float64) {
 	// The order in which samples came does not matter.
 	ra, rb := slices.Clone(a), slices.Clone(b)
 	slices.Reverse(ra)
-	rand.Shuffle(len(rb), func(i, j int) { rb[i], rb[j] = rb[j], rb[i] })
+	rand.New(rand.NewPCG(5, 6)).Shuffle(len(rb), func(i, j int) { rb[i], rb[j] = rb[j], rb[i] })
 	if Describe(ra) != d || Spread(ra) != Spread(a) || Outliers(ra) != Outliers(a) || RatioOf(ra, rb) != r {
 		t.Errorf("%v and %v: another order is told otherwise", a, b)
 	}
