@@ -40,8 +40,7 @@ const (
 	vmProfile      = "profile.bench-vm"
 	composeProfile = "profile.compose-e2e"
 
-	idleServer   = "idle server: resident"
-	idleMemory   = ": memory (PSS)" // after idle + viaAPI
+	warmServer   = "server, its pool of two full: resident"
 	overCompose  = "compose-ssh: exec true, one request"
 	overMachine  = "vm-packer: exec true, one request"
 	besidePool   = 2 // warm sandboxes of each build
@@ -84,7 +83,12 @@ func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
 		if err := x.broker.fill(ctx, besidePool); err != nil {
 			return err
 		}
-		x.Metrics.Add(idleServer, "MB", float64(rss(x.broker.pid()))/1e6)
+	}
+	if err := measure.Sleep(ctx, settleTime); err != nil {
+		return err
+	}
+	for _, x := range builds {
+		x.Metrics.Add(warmServer, "MB", float64(rss(x.broker.pid()))/1e6)
 	}
 	profiles := []struct{ id, name, exec string }{{plainProfile, viaAPI, apiRun}}
 	if b.image != "" {

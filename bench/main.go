@@ -387,6 +387,8 @@ const (
 	apiImageRun = "exec true on EROFS, one request"
 	directExec  = "below the API, exec true"
 	sixteen     = "16-way "
+	idleServer  = "idle server: resident"
+	idleMemory  = ": memory (PSS)" // after "idle local"
 )
 
 // turnTimeout bounds one turn of anything that takes turns.
