@@ -399,7 +399,7 @@ const turnTimeout = 5 * time.Minute
 func (b *bench) plan(rounds int) measure.Plan {
 	rounds = min(rounds, measure.MaxRounds)
 	return measure.Plan{Rounds: rounds, WarmUp: 1, Each: turnTimeout, Round: func(n int) error {
-		if n%10 == 0 {
+		if n%max(10, rounds/5) == 0 {
 			b.say(fmt.Sprintf("round %d of %d", n, rounds))
 		}
 		return nil
