@@ -44,7 +44,7 @@ const (
 	overCompose  = "compose-ssh: exec true, one request"
 	overMachine  = "vm-packer: exec true, one request"
 	besidePool   = 2 // warm sandboxes of each build
-	execsPerLife = 4 // they are short
+	execsPerLife = 4 // commands for one create: they are short
 )
 
 // beside compares the build of -before with that of -bin.
@@ -100,26 +100,14 @@ func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
 		}); err != nil {
 			return err
 		}
-		running := map[*build]string{}
-		for _, x := range builds {
-			id, err := x.broker.create(ctx, p.id)
-			if err != nil {
-				return err
-			}
-			running[x] = id
-		}
-		if err := b.execsBeside(ctx, builds, p.exec, running); err != nil {
-			return err
-		}
+		execs := []timedExec{{p.exec, once}}
 		if p.id == plainProfile {
-			if err := b.alternate(ctx, b.plan(b.rounds*execsPerLife), builds, func(ctx context.Context, x *build, to *measure.Set) error {
-				begin := time.Now()
-				err := x.broker.exec(ctx, running[x], sandboxer.Cmd{Args: []string{"true"}})
-				to.Took(apiStream, time.Since(begin))
-				return err
-			}); err != nil {
-				return err
-			}
+			execs = append(execs, timedExec{apiStream, streamed})
+		}
+		if err := b.execsBeside(ctx, builds, min(b.rounds, 10), execs, func(ctx context.Context, x *build) (string, error) {
+			return x.broker.create(ctx, p.id)
+		}); err != nil {
+			return err
 		}
 	}
 	if err := b.alternate(ctx, b.plan(b.rounds), builds, func(ctx context.Context, x *build, to *measure.Set) error {
@@ -145,14 +133,52 @@ func (b *bench) alternate(ctx context.Context, p measure.Plan, builds []*build, 
 	return err
 }
 
-// execsBeside runs true in a sandbox of each build, as one request.
-func (b *bench) execsBeside(ctx context.Context, builds []*build, name string, ids map[*build]string) error {
-	return b.alternate(ctx, b.plan(b.rounds*execsPerLife), builds, func(ctx context.Context, x *build, to *measure.Set) error {
-		begin := time.Now()
-		err := x.broker.run(ctx, ids[x])
-		to.Took(name, time.Since(begin))
-		return err
-	})
+// timedExec is a way to run a command that does nothing, and the name of its series.
+type timedExec struct {
+	name string
+	run  func(ctx context.Context, b *broker, id string) error
+}
+
+func once(ctx context.Context, b *broker, id string) error { return b.run(ctx, id) }
+
+func streamed(ctx context.Context, b *broker, id string) error {
+	return b.exec(ctx, id, sandboxer.Cmd{Args: []string{"true"}})
+}
+
+// execsBeside runs commands in so many sandboxes of each build, one after the other: commands
+// of one sandbox have in common what makes it faster or slower than the next.
+func (b *bench) execsBeside(ctx context.Context, builds []*build, sandboxes int, execs []timedExec, create func(ctx context.Context, x *build) (string, error)) error {
+	plan := b.plan(max(1, b.rounds*execsPerLife/sandboxes))
+	plan.Round = nil
+	for range sandboxes {
+		if err := b.execsOfOne(ctx, plan, builds, execs, create); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) execsOfOne(ctx context.Context, plan measure.Plan, builds []*build, execs []timedExec, create func(ctx context.Context, x *build) (string, error)) error {
+	ids := map[*build]string{}
+	for _, x := range builds {
+		id, err := create(ctx, x)
+		if err != nil {
+			return fmt.Errorf("%s: %w", x.Bin, err)
+		}
+		defer func() { _, _ = x.broker.Destroy(context.WithoutCancel(ctx), id, true) }()
+		ids[x] = id
+	}
+	for _, e := range execs {
+		if err := b.alternate(ctx, plan, builds, func(ctx context.Context, x *build, to *measure.Set) error {
+			begin := time.Now()
+			err := e.run(ctx, x.broker, ids[x])
+			to.Took(e.name, time.Since(begin))
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // idleBeside makes as many sandboxes of each build, by turns, lets them do nothing for a while,
@@ -218,26 +244,26 @@ func (b *bench) sshBeside(ctx context.Context, builds []*build) error {
 	})
 }
 
-// hostBeside has each build know the server as a host, makes a sandbox there, and runs commands
-// in them by turns.
+// hostBeside has each build know the server as a host, makes sandboxes there, and runs commands
+// in them by turns. What is on the host is gone at the end, as the host is.
 func (b *bench) hostBeside(ctx context.Context, builds []*build, s *sshtest.Server, name string, request func(i int, host string) api.CreateSandbox) error {
 	host, _, _ := strings.Cut(name, ":")
 	t := s.Target()
-	ids := map[*build]string{}
+	places := map[*build]int{}
 	for i, x := range builds {
 		err := x.broker.command(ctx, "host", "add", host, t.Addr, "--port", strconv.Itoa(t.Port), "--identity", t.IdentityFile, "--yes")
 		if err != nil {
 			return err
 		}
-		sb, err := x.broker.Create(ctx, request(i, host))
-		if err != nil {
-			return fmt.Errorf("%s: %w", x.Bin, err)
-		}
-		// The host is gone after the step: what is on it has to be gone before.
-		defer func() { _, _ = x.broker.Destroy(context.WithoutCancel(ctx), sb.ID, true) }()
-		ids[x] = sb.ID
+		places[x] = i
 	}
-	return b.execsBeside(ctx, builds, name, ids)
+	return b.execsBeside(ctx, builds, min(b.rounds, 5), []timedExec{{name, once}}, func(ctx context.Context, x *build) (string, error) {
+		sb, err := x.broker.Create(ctx, request(places[x], host))
+		if err != nil {
+			return "", err
+		}
+		return sb.ID, nil
+	})
 }
 
 // besideBars holds this build to the older one.
