@@ -185,7 +185,7 @@ func (b *bench) execsOfOne(ctx context.Context, plan measure.Plan, builds []*bui
 // and looks at each.
 func (b *bench) idleBeside(ctx context.Context, builds []*build, profile, name string) error {
 	p := b.plan(b.each())
-	p.WarmUp = 0
+	p.WarmUp, p.Within = 0, 0 // as many looks as sandboxes
 	ids := map[*build][]string{}
 	defer func() {
 		for x, made := range ids {

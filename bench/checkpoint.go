@@ -88,7 +88,7 @@ func (b *bench) checkpoints(ctx context.Context) error {
 			return errors.Join(err, place.Close(), os.RemoveAll(at))
 		})
 	}
-	_, err := measure.Plan{Rounds: min(b.rounds, 11), Each: turnTimeout}.Interleave(ctx,
+	_, err := measure.Plan{Rounds: min(b.rounds, 11), Within: b.within, Each: turnTimeout}.Interleave(ctx,
 		arm(ckptTools, func(ctx context.Context, to *measure.Set) error {
 			took, _, _, err := command(ctx, nil, "sh", "-c", `tar -C "$1" -cf - . | zstd -1 -q -f -o "$2" && sync "$2"`, "sh", tree, filepath.Join(dir, "tar.zst"))
 			to.Took(ckptTools, took)

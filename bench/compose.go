@@ -299,7 +299,7 @@ func (b *bench) projects(ctx context.Context, h *harness) error {
 	if b.quick {
 		rounds = 3
 	}
-	_, err = measure.Plan{Rounds: rounds, Each: turnTimeout}.Interleave(ctx, arms...)
+	_, err = measure.Plan{Rounds: rounds, Within: b.within, Each: turnTimeout}.Interleave(ctx, arms...)
 	return err
 }
 

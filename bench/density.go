@@ -111,13 +111,13 @@ func (b *bench) snapshots(ctx context.Context) error {
 			return err
 		}))
 	}
-	if _, err := (measure.Plan{Rounds: 10, WarmUp: 1, Each: turnTimeout}).Interleave(ctx, small...); err != nil {
+	if _, err := (measure.Plan{Rounds: 10, WarmUp: 1, Within: b.within, Each: turnTimeout}).Interleave(ctx, small...); err != nil {
 		return err
 	}
 	if err := b.sh(ctx, id, holding(200_000_000)); err != nil {
 		return err
 	}
-	_, err = measure.Plan{Rounds: 5, Each: turnTimeout}.Interleave(ctx,
+	_, err = measure.Plan{Rounds: 5, Within: b.within, Each: turnTimeout}.Interleave(ctx,
 		arm(snapBig, func(ctx context.Context, to *measure.Set) error {
 			return saveAndRestore(ctx, to, snapBig, snapBigUp, false)
 		}),
@@ -367,7 +367,8 @@ func (b *bench) pool(ctx context.Context) error {
 			}
 			return say(n)
 		}
-		if _, err := p.Interleave(ctx, arms...); err != nil {
+		rounds, err := p.Interleave(ctx, arms...)
+		if err != nil {
 			return err
 		}
 		all, err := br.metrics()
@@ -375,7 +376,7 @@ func (b *bench) pool(ctx context.Context) error {
 			return err
 		}
 		warm := all[fmt.Sprintf(`sandboxer_pool_creates_total{from="pool",profile="%s"}`, poolProfile)]
-		b.to.Rate(claimWarm, "%", 100*warm/float64(b.rounds))
+		b.to.Rate(claimWarm, "%", 100*warm/float64(rounds))
 		return nil
 	})
 }

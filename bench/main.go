@@ -30,6 +30,7 @@ type options struct {
 	before  string // the same of an older tree; "" leaves the comparison out
 	runsc   string
 	rounds  int
+	within  time.Duration // of the rounds of one step; 0 is any time
 	quick   bool
 	out     string
 	against string // a file that out was in another run
@@ -59,6 +60,7 @@ func main() {
 	flag.StringVar(&o.before, "before", "", "directory with the same of an older build, which is measured beside them sample by sample")
 	flag.StringVar(&o.runsc, "runsc", "", "gVisor's command line; empty means runsc in -bin, or a fresh build; none leaves it out")
 	flag.IntVar(&o.rounds, "n", 50, "rounds")
+	flag.DurationVar(&o.within, "within", 0, "begin no further round of a step after this time; 0 means -n rounds however long they take")
 	flag.BoolVar(&o.quick, "quick", false, "five rounds, without the slow parts")
 	flag.StringVar(&o.out, "o", "", "also write the results to this file, as JSON")
 	flag.StringVar(&o.against, "against", "", "also compare with the results in this file, which -o wrote in another run")
@@ -84,8 +86,8 @@ func main() {
 		})
 	}
 	flag.Parse()
-	if flag.NArg() > 0 || o.rounds < 1 || o.rounds > measure.MaxRounds {
-		fmt.Fprintf(os.Stderr, "bench: no arguments are taken, and 1 to %d rounds\n", measure.MaxRounds)
+	if flag.NArg() > 0 || o.rounds < 1 || o.rounds > measure.MaxRounds || o.within < 0 {
+		fmt.Fprintf(os.Stderr, "bench: no arguments are taken, 1 to %d rounds, and no time below 0\n", measure.MaxRounds)
 		os.Exit(2)
 	}
 	if o.before == "" && slices.Contains(o.only, beforeStep) {
@@ -398,7 +400,7 @@ const turnTimeout = 5 * time.Minute
 // image, the wires to the agent) is not what is measured.
 func (b *bench) plan(rounds int) measure.Plan {
 	rounds = min(rounds, measure.MaxRounds)
-	return measure.Plan{Rounds: rounds, WarmUp: 1, Each: turnTimeout, Round: func(n int) error {
+	return measure.Plan{Rounds: rounds, WarmUp: 1, Within: b.within, Each: turnTimeout, Round: func(n int) error {
 		if n%max(10, rounds/5) == 0 {
 			b.say(fmt.Sprintf("round %d of %d", n, rounds))
 		}

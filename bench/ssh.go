@@ -177,7 +177,7 @@ func (b *bench) commandsAndCopies(ctx context.Context, h *harness) error {
 			if b.quick {
 				rounds = 1
 			}
-			return measure.Plan{Rounds: rounds, Each: turnTimeout}
+			return measure.Plan{Rounds: rounds, Within: b.within, Each: turnTimeout}
 		}
 		to := func(w way) string { return filepath.Join(dir, "to-"+strings.Fields(w.name)[0]) }
 		var full, again []measure.Arm
