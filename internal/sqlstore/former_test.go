@@ -2,7 +2,6 @@ package sqlstore
 
 import (
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -183,18 +182,14 @@ func TestFormOfDatabase(t *testing.T) {
 	sb.Pause.Depth, sb.Pause.Cause, sb.Unconfirmed = sandboxer.PauseDisk, sandboxer.ReasonExpired, sandboxer.Unasked
 	fillSpec(&sb.Spec)
 	compattest.CheckSamples(t, "database-sandbox", &sb, func(data []byte) (any, error) {
-		return (&sandboxRow{id: "id", generation: 1, version: 1, data: data, handleData: sb.Handle.Data}).sandbox()
+		return sandboxes.decode(&row{recordKey: recordKey{"id", 1}, version: 1, data: data, handleData: sb.Handle.Data})
 	})
 	var rec sandboxer.SnapshotRecord
 	fill(reflect.ValueOf(&rec).Elem(), "snapshot")
 	rec.Kind, rec.Purpose, rec.State = sandboxer.SnapshotBoth, sandboxer.ForPause, sandboxer.SnapshotSealed
 	fillSpec(&rec.Spec)
 	compattest.CheckSamples(t, "database-snapshot", &rec, func(data []byte) (any, error) {
-		r := (&snapshotRow{left: sandboxer.SnapshotRecord{ID: "id", Version: 1}, data: data}).snapshot()
-		if r.Damaged != "" {
-			return nil, errors.New(r.Damaged)
-		}
-		return r, nil
+		return snapshots.decode(&row{recordKey: recordKey{id: "id"}, version: 1, data: data})
 	})
 }
 

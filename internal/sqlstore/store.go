@@ -178,6 +178,11 @@ func (s *Store) wayBack(err error) error {
 type filter struct {
 	where []string
 	args  []any
+
+	// A damaged record of which only the ID can be read is selected by that: if it begins
+	// with idPrefix, and the conditions ask for no owner, origin or name (byColumns).
+	byColumns bool
+	idPrefix  string
 }
 
 func (f *filter) add(condition string, args ...any) {

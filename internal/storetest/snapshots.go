@@ -35,6 +35,13 @@ func (s *suite) putFails(r *sandboxer.SnapshotRecord, kind sandboxer.Kind) {
 	s.wroteNothing("x")
 }
 
+func snapshotIDs(items []*sandboxer.SnapshotRecord) (out []string) {
+	for _, r := range items {
+		out = append(out, r.ID)
+	}
+	return out
+}
+
 func snapshotVersions(s *suite) {
 	r := s.put(snapshot("one"))
 	if r.Version != 1 {

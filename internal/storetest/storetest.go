@@ -16,6 +16,14 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
+// A Record is a kind of record that a store keeps and that can be damaged.
+type Record string
+
+const (
+	SandboxRecord  Record = "sandbox"
+	SnapshotRecord Record = "snapshot"
+)
+
 // Run tests the store that open returns. open is called once for every behaviour and
 // returns a new, empty store, which the suite closes. reopen closes s and opens what
 // it stored again; it may be nil for a store that does not outlive its process. damage
@@ -23,8 +31,8 @@ import (
 // 0, unreadable, but not what the store searches
 // it by; it may be left out for a store whose records nobody can reach.
 func Run(t *testing.T, open func(t *testing.T) sandboxer.Store, reopen func(t *testing.T, s sandboxer.Store) sandboxer.Store,
-	damage ...func(t *testing.T, s sandboxer.Store, id string, generation int)) {
-	for _, b := range behaviours {
+	damage ...func(t *testing.T, s sandboxer.Store, of Record, id string)) {
+	for _, b := range slices.Concat(behaviours, damaged(damagedSandbox), damaged(damagedSnapshot)) {
 		t.Run(b.name, func(t *testing.T) {
 			s := &suite{T: t, ctx: t.Context(), Store: open(t), reopen: reopen}
 			if len(damage) > 0 {
@@ -37,10 +45,12 @@ func Run(t *testing.T, open func(t *testing.T) sandboxer.Store, reopen func(t *t
 	t.Run("model/random operations", func(t *testing.T) { testModel(t, open) })
 }
 
-var behaviours = []struct {
+type behaviour struct {
 	name string
 	test func(*suite)
-}{
+}
+
+var behaviours = []behaviour{
 	{"create/sets version 1", createSetsVersion},
 	{"create/live ID is a conflict", createLiveID},
 	{"create/live name is a conflict in its tenant only", createLiveName},
@@ -82,13 +92,6 @@ var behaviours = []struct {
 	{"list/limit has a default and a maximum", listLimits},
 	{"list/foreign cursor is invalid", listBadCursor},
 	{"list/tenants do not see each other", listTenants},
-
-	{"damaged/one record stops nobody", damagedListed},
-	{"damaged/asked for by name it is failed", damagedGet},
-	{"damaged/writing the record mends it", damagedMended},
-
-	{"damaged/one snapshot's record stops nobody", damagedSnapshotListed},
-	{"damaged/writing a snapshot's record mends it", damagedSnapshotMended},
 
 	{"events/numbers grow and are reported", eventNumbers},
 	{"events/every field survives", eventEveryField},
@@ -142,7 +145,7 @@ type suite struct {
 	sandboxer.Store
 	ctx    context.Context
 	reopen func(*testing.T, sandboxer.Store) sandboxer.Store
-	damage func(*testing.T, sandboxer.Store, string, int)
+	damage func(*testing.T, sandboxer.Store, Record, string)
 }
 
 var start = time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
