@@ -49,7 +49,8 @@ type lobby struct {
 
 	mu    sync.Mutex
 	bound []context.CancelCauseFunc
-	full  bool // no request is admitted
+	held  map[*int]bool // streams that were bound and not released
+	full  bool          // no request is admitted
 }
 
 func (l *lobby) Authenticate(_ context.Context, token sandboxer.Secret) (sandboxer.Principal, error) {
@@ -73,12 +74,29 @@ func (l *lobby) AdmitRequest(sandboxer.Principal) error {
 
 func (l *lobby) Bind(ctx context.Context, p sandboxer.Principal) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if p.KeyID != "" {
-		l.mu.Lock()
-		defer l.mu.Unlock()
 		l.bound = append(l.bound, cancel)
 	}
-	return ctx, func() { cancel(nil) }
+	if l.held == nil {
+		l.held = map[*int]bool{}
+	}
+	id := new(int)
+	l.held[id] = true
+	return ctx, func() {
+		cancel(nil)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.held, id)
+	}
+}
+
+// streams is how many streams are bound and not released.
+func (l *lobby) streams() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.held)
 }
 
 // revoke ends every stream as a revoked key does, and reports whether there was one.

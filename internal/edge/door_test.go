@@ -139,7 +139,7 @@ func probes(seen *reached) *Mux {
 		Detach(ctx, func() {
 			defer cancel(nil)
 			defer c.Close()
-			if w, r := Exchange(ctx); w != nil || r.Body != nil {
+			if w, r := Exchange(ctx); w != nil || r != nil {
 				io.WriteString(c, "what the request took is still held\n")
 			}
 			io.WriteString(c, "begun\n")
@@ -154,6 +154,25 @@ func probes(seen *reached) *Mux {
 		http.NewResponseController(w).Hijack()
 	})
 	add("GET /x/panic", Needs(sandboxer.ScopeRead), func(http.ResponseWriter, *http.Request) { panic("private matters") })
+	add("GET /x/stream/panic", Needs(sandboxer.ScopeRead), func(w http.ResponseWriter, r *http.Request) {
+		Stream(r.Context())
+		io.WriteString(w, "begun\n")
+		w.(http.Flusher).Flush()
+		panic("private matters")
+	})
+	add("GET /x/detached/panic", Needs(sandboxer.ScopeRead), func(w http.ResponseWriter, r *http.Request) {
+		ctx, _ := Stream(context.WithoutCancel(r.Context()))
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			Fail(w, r, err)
+			return
+		}
+		Detach(ctx, func() {
+			defer c.Close()
+			io.WriteString(c, "begun\n")
+			panic("private matters")
+		})
+	})
 	left := make(chan struct{}, 1)
 	add("GET /x/guest/good", Guests(func(ctx context.Context) (context.Context, sandboxer.Principal, func(), error) {
 		return ctx, sandboxer.Principal{Tenant: "acme", Actor: "url:x"}, func() { left <- struct{}{} }, nil
@@ -372,6 +391,10 @@ func TestEveryDoor(t *testing.T) {
 					}
 				}
 				rest := func(r *bufio.Reader) string { b, _ := io.ReadAll(r); return string(b) }
+				for _, path := range []string{"/x/stream/panic", "/x/detached/panic"} {
+					rest(begin(path))
+					poll(t, "what its panic left to be released", func() bool { return l.streams() == 0 })
+				}
 				for _, path := range []string{"/x/stream", "/x/detached"} {
 					r := begin(path)
 					l.revoke()

@@ -31,7 +31,7 @@ type Authenticator interface {
 	// made too many.
 	AdmitRequest(p sandboxer.Principal) error
 	// Bind returns a ctx that also ends when p's key is revoked or expires, with a cause
-	// that is Unauthenticated. The returned function releases it.
+	// that is Unauthenticated. The returned function releases it, and may be called again.
 	Bind(ctx context.Context, p sandboxer.Principal) (context.Context, context.CancelFunc)
 }
 

@@ -32,11 +32,12 @@ type call struct {
 	body  *requestBody // nil if the request has none
 	err   error        // what the caller was told, with the cause
 
-	admitted atomic.Bool // somebody was authenticated
-	bound    atomic.Bool // by Stream
-	holds    []*Held     // of the memory, until the end
-	leave    func()      // of a guest, at the end
-	rest     func()      // what goes on after the handler; see Detach
+	admitted atomic.Bool               // somebody was authenticated
+	bound    atomic.Bool               // by Stream
+	streams  []context.CancelCauseFunc // of Stream, called again at the end
+	holds    []*Held                   // of the memory, until the end
+	leave    func()                    // of a guest, at the end
+	rest     func()                    // what goes on after the handler; see Detach
 }
 
 type callKey struct{}
@@ -143,7 +144,7 @@ func (e *Edge) serve(w http.ResponseWriter, r *http.Request) {
 func (e *Edge) goOn(r *http.Request, c *call, rec *recorder, start time.Time) {
 	r = r.WithContext(context.WithValue(context.Background(), callKey{}, c))
 	rest := c.rest
-	c.r, c.w, c.rest = r, nil, nil
+	c.r, c.w, c.rest = nil, nil, nil
 	defer func() { e.end(r, c, rec, start, recover()) }()
 	rest()
 }
@@ -154,6 +155,9 @@ func (e *Edge) end(r *http.Request, c *call, rec *recorder, start time.Time, v a
 	defer e.work.Done()
 	defer e.open.Add(-1)
 	defer func() {
+		for _, cancel := range c.streams {
+			cancel(nil)
+		}
 		for _, h := range c.holds {
 			h.end()
 		}

@@ -10,18 +10,21 @@ import (
 // Stream returns a ctx for something that may last: it ends with ctx and, with the reason
 // as its cause, when the key of who makes the request is revoked or expires and when the
 // server ends. Every answer that is flushed piece by piece, and every connection that is
-// taken over, needs one first. Call cancel when it is over.
+// taken over, needs one first. Call cancel when it is over; the end of the request, or of
+// what it was detached for, does so too, whatever a handler leaves out or panics with.
 func Stream(ctx context.Context) (_ context.Context, cancel context.CancelCauseFunc) {
 	c := callOf(ctx)
 	c.bound.Store(true)
 	bound, unbind := c.edge.auth.Bind(ctx, sandboxer.PrincipalFrom(ctx))
 	ctx, end := context.WithCancelCause(bound)
 	stop := context.AfterFunc(c.edge.closing, func() { end(errClosing) })
-	return ctx, func(cause error) {
+	cancel = func(cause error) {
 		end(cause)
 		stop()
 		unbind()
 	}
+	c.streams = append(c.streams, cancel)
+	return ctx, cancel
 }
 
 // EndOf returns why a stream ended: the cause of ctx's end if that was not merely
