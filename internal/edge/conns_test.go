@@ -2,13 +2,10 @@ package edge
 
 import (
 	"bufio"
-	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -26,10 +23,8 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
-
-// patience is how long a test waits for what must happen.
-const patience = time.Minute
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "few" { // an edge with few descriptors
@@ -151,113 +146,29 @@ func lobbyDoor(l *lobby) Door {
 // served is an edge on a TCP listener, one with TLS and a Unix socket.
 type served struct {
 	*testing.T
-	plain, tls, sock string
-	e                *Edge
-	log              *logBuffer
-	stop             func()
-}
-
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	*edgetest.Server
+	e   *Edge
+	log *edgetest.Log
 }
 
 func serve(t *testing.T, l *lobby, opts Options, doors ...Door) *served {
 	t.Helper()
-	dir := t.TempDir()
-	d := &served{T: t, sock: filepath.Join(dir, "s", "api.sock"), log: &logBuffer{}}
-	lu, err := ListenUnix(d.sock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lp, err := ListenTCP("127.0.0.1:0", false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	writeCert(t, cert, key, "test")
-	ls, err := ListenTLS("127.0.0.1:0", cert, key, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.plain, d.tls = lp.Addr().String(), ls.Addr().String()
-	opts.Log = slog.New(slog.NewTextHandler(d.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	d := &served{T: t, log: &edgetest.Log{}}
+	opts.Log = d.log.Logger()
 	d.e = New(l, opts)
 	d.e.settle = 50 * time.Millisecond
 	d.e.Mount(lobbyDoor(l))
 	for _, door := range doors {
 		d.e.Mount(door)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- d.e.Serve(ctx, lu, lp, ls) }()
-	d.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := receive(t, done, "the end of the server"); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(d.stop)
+	d.Server = edgetest.Serve(t, edgetest.Listen{Unix: ListenUnix, TCP: ListenTCP, TLS: ListenTLS}, opts.Log, d.e.Serve)
 	return d
-}
-
-// client returns a client of the REST interface that knows the server at url.
-func (d *served) client(url string, token sandboxer.Secret) *api.Client {
-	d.Helper()
-	c, err := api.New(url, api.Options{Token: token, NoRetry: true})
-	if err != nil {
-		d.Fatal(err)
-	}
-	d.Cleanup(c.Close)
-	return c
-}
-
-// poll waits until ok.
-func poll(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s does not come", what)
-		}
-	}
 }
 
 // dial opens a connection to one of the listeners.
 func (d *served) dial(network string) net.Conn {
 	d.Helper()
-	c, err := d.try(network)
-	if err != nil {
-		d.Fatal(err)
-	}
-	return c
-}
-
-func (d *served) try(network string) (c net.Conn, err error) {
-	switch network {
-	case "tls":
-		c, err = tls.Dial("tcp", d.tls, &tls.Config{InsecureSkipVerify: true})
-	case "unix":
-		c, err = net.Dial("unix", d.sock)
-	default:
-		c, err = net.Dial("tcp", d.plain)
-	}
-	if err == nil {
-		c.SetDeadline(time.Now().Add(patience))
-		d.Cleanup(func() { c.Close() })
-	}
-	return c, err
+	return d.Dial(d, network)
 }
 
 // say sends a request and returns the answer.
@@ -282,8 +193,8 @@ func (d *served) say(c net.Conn, request string) (*http.Response, string) {
 func (d *served) prompt(network, request string, status int) net.Conn {
 	d.Helper()
 	var last any
-	for end := time.Now().Add(patience); time.Now().Before(end); {
-		c, err := d.try(network)
+	for end := time.Now().Add(edgetest.Patience); time.Now().Before(end); {
+		c, err := d.Try(d, network)
 		if err == nil {
 			_, err = io.WriteString(c, request)
 		}
@@ -313,18 +224,6 @@ func (d *served) closed(c net.Conn, what string) {
 	if _, err := io.Copy(io.Discard, c); errors.As(err, &timeout) && timeout.Timeout() {
 		d.Fatalf("%s: the connection is held", what)
 	}
-}
-
-// receive returns what ch gives, which it must within patience: a test that waits for
-// ever tells nobody what for.
-func receive[T any](t testing.TB, ch <-chan T, what string) (v T) {
-	t.Helper()
-	select {
-	case v = <-ch:
-	case <-time.After(patience):
-		t.Fatalf("%s does not come", what)
-	}
-	return v
 }
 
 func request(line string, headers ...string) string {
@@ -362,7 +261,7 @@ func TestNoKeyHoldsNothing(t *testing.T) {
 		} {
 			t.Run("", func(t *testing.T) {
 				t.Parallel()
-				d := &served{T: t, plain: d.plain, tls: d.tls}
+				d := &served{T: t, Server: d.Server}
 				c := d.dial(network)
 				resp, body := d.say(c, tt.request)
 				if resp.StatusCode != tt.status {
@@ -389,10 +288,10 @@ func TestStrangersHaveLittleTime(t *testing.T) {
 	const wait = 50 * time.Millisecond
 	d := serve(t, &lobby{}, Options{Conns: ConnLimits{Wait: wait}})
 	for _, network := range []string{"tcp", "tls"} {
-		if c, err := d.try(network); err == nil { // else it was closed in the handshake
+		if c, err := d.Try(d, network); err == nil { // else it was closed in the handshake
 			d.closed(c, network+": nothing sent")
 		}
-		c, err := d.try(network)
+		c, err := d.Try(d, network)
 		if err == nil {
 			io.WriteString(c, "GET /v1/status HTTP/1.1\r\nHost: ")
 			d.closed(c, network+": half a header")
@@ -407,12 +306,12 @@ func TestStrangersHaveLittleTime(t *testing.T) {
 			}
 		}
 	}
-	c, err := net.Dial("tcp", d.tls)
+	c, err := net.Dial("tcp", d.TLS)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(patience))
+	c.SetDeadline(time.Now().Add(edgetest.Patience))
 	io.WriteString(c, "\x16\x03\x01\x02\x00") // the head of a handshake
 	d.closed(c, "half a handshake")
 	// One that reads nothing of a long answer.
@@ -433,11 +332,11 @@ func TestStrangersMakeRoom(t *testing.T) {
 	d := serve(t, &lobby{}, Options{Conns: ConnLimits{Unauthenticated: 6, PerAddress: 4}})
 	from := func(ip string) net.Conn {
 		t.Helper()
-		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", d.plain)
+		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", d.TCP)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(edgetest.Patience))
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
@@ -484,7 +383,7 @@ func connectionsAreBounded(t *testing.T, limits ConnLimits, whose string) {
 	idle := d.dial("tcp")
 	d.say(idle, quick)
 	// Its answer can be read before the server has noted that it is idle.
-	poll(t, "an idle connection", func() bool {
+	edgetest.Poll(t, "an idle connection", func() bool {
 		d.e.conns.mu.Lock()
 		defer d.e.conns.mu.Unlock()
 		return d.e.conns.idle.Len() == 1
@@ -493,7 +392,7 @@ func connectionsAreBounded(t *testing.T, limits ConnLimits, whose string) {
 		t.Helper()
 		c := d.dial("tcp")
 		io.WriteString(c, busy)
-		receive(t, entered, "a request's handler")
+		edgetest.Receive(t, entered, "a request's handler")
 		return c
 	}
 	held := []net.Conn{hold(), hold()}
@@ -528,8 +427,8 @@ func TestDescriptorsRunOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { cmd.Process.Kill(); cmd.Wait() }()
-	d := &served{T: t, sock: filepath.Join(dir, "s", "api.sock")}
-	if _, err := fmt.Fscanln(out, &d.plain); err != nil {
+	d := &served{T: t, Server: &edgetest.Server{Unix: filepath.Join(dir, "s", "api.sock")}}
+	if _, err := fmt.Fscanln(out, &d.TCP); err != nil {
 		t.Fatal(err)
 	}
 	// Whoever has not sent his key yet may have to make room for those who come at the
@@ -547,7 +446,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 	}
 	check("beside strangers")
 	for range 300 { // idle ones with a key
-		c, err := net.Dial("tcp", d.plain)
+		c, err := net.Dial("tcp", d.TCP)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -583,9 +482,9 @@ func fewMain(sock string) error {
 // A good key passes at any time, also from where others guess.
 func TestGuessingIsSlowedDown(t *testing.T) {
 	d := serve(t, &lobby{}, Options{})
-	good := d.client("http://"+d.plain, goodKey)
+	good := edgetest.Client(t, "http://"+d.TCP, api.Options{Token: goodKey, NoRetry: true})
 	for _, token := range []sandboxer.Secret{"sbx_key_zzzzzzzz_guess", "guess", "sbx_key_00000000_guess"} {
-		bad := d.client("http://"+d.plain, token)
+		bad := edgetest.Client(t, "http://"+d.TCP, api.Options{Token: token, NoRetry: true})
 		var err error
 		n := 0
 		for ; n < 100; n++ {
@@ -603,7 +502,7 @@ func TestGuessingIsSlowedDown(t *testing.T) {
 	// With another key each time.
 	var err error
 	for n := 0; n < 2*failBurstIP && !errors.Is(err, sandboxer.Exhausted); n++ {
-		_, err = d.client("http://"+d.plain, sandboxer.Secret(fmt.Sprintf("sbx_key_%08d_guess", n+2))).Status(t.Context())
+		_, err = edgetest.Client(t, "http://"+d.TCP, api.Options{Token: sandboxer.Secret(fmt.Sprintf("sbx_key_%08d_guess", n+2)), NoRetry: true}).Status(t.Context())
 	}
 	if !errors.Is(err, sandboxer.Exhausted) {
 		t.Errorf("%d guesses from one address: %v", 2*failBurstIP, err)
@@ -612,7 +511,7 @@ func TestGuessingIsSlowedDown(t *testing.T) {
 		t.Errorf("the same address with a good key: %v", err)
 	}
 	// From elsewhere even a bad one is simply told so.
-	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}).Dial("tcp", d.plain)
+	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}).Dial("tcp", d.TCP)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -645,15 +544,15 @@ func TestShutdownHasAnEnd(t *testing.T) {
 		<-release // deaf to its ctx
 		return sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox")
 	}}, Options{Drain: 10 * time.Millisecond})
-	c := d.client("unix://"+d.sock, "")
+	c := edgetest.Client(t, "unix://"+d.Unix, api.Options{NoRetry: true})
 	answered := make(chan error, 1)
 	go func() {
 		_, err := c.Get(t.Context(), "x")
 		answered <- err
 	}()
-	receive(t, entered, "the request's handler")
-	d.stop()
-	if err := receive(t, answered, "the request's answer"); !errors.Is(err, sandboxer.Unavailable) {
+	edgetest.Receive(t, entered, "the request's handler")
+	d.Stop()
+	if err := edgetest.Receive(t, answered, "the request's answer"); !errors.Is(err, sandboxer.Unavailable) {
 		t.Errorf("the request: %v", err)
 	}
 	if !strings.Contains(d.log.String(), "requests=1") {
@@ -678,7 +577,7 @@ func TestHalfBodiesAreBounded(t *testing.T) {
 			}
 		}()
 	}
-	poll(t, "a refusal", func() bool { return refused.Load() > 0 })
+	edgetest.Poll(t, "a refusal", func() bool { return refused.Load() > 0 })
 	if got := d.e.memory.of("acme"); got > mostWaitingKey {
 		t.Errorf("%d bytes of one key are held; want %d at most", got, mostWaitingKey)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
 
 // form is how a door of TestEveryDoor is found, told keys, and answers errors.
@@ -196,11 +197,11 @@ func TestEveryDoor(t *testing.T) {
 			from := func() net.Conn {
 				t.Helper()
 				next++
-				c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, byte(1+i), byte(next))}}).Dial("tcp", d.plain)
+				c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, byte(1+i), byte(next))}}).Dial("tcp", d.TCP)
 				if err != nil {
 					t.Fatal(err)
 				}
-				c.SetDeadline(time.Now().Add(patience))
+				c.SetDeadline(time.Now().Add(edgetest.Patience))
 				t.Cleanup(func() { c.Close() })
 				return c
 			}
@@ -300,11 +301,11 @@ func TestEveryDoor(t *testing.T) {
 				address := c.LocalAddr().(*net.TCPAddr).IP
 				c.Close()
 				for n := range failBurst + 1 {
-					c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: address}}).Dial("tcp", d.plain)
+					c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: address}}).Dial("tcp", d.TCP)
 					if err != nil {
 						t.Fatal(err)
 					}
-					c.SetDeadline(time.Now().Add(patience))
+					c.SetDeadline(time.Now().Add(edgetest.Patience))
 					resp, body := d.say(c, text("GET /x/read/a", bad))
 					c.Close()
 					want := 401
@@ -351,7 +352,7 @@ func TestEveryDoor(t *testing.T) {
 					if resp.StatusCode != 500 || code != 500 || !ok || strings.Contains(body, "private") {
 						t.Errorf("%s: %d %s", path, resp.StatusCode, body)
 					}
-					poll(t, "the cause in the log", func() bool { return strings.Contains(d.log.String(), "error_id="+id) })
+					edgetest.Poll(t, "the cause in the log", func() bool { return strings.Contains(d.log.String(), "error_id="+id) })
 				}
 				if !strings.Contains(d.log.String(), "private matters") || !strings.Contains(d.log.String(), "without edge.Stream") {
 					t.Errorf("the log does not say why:\n%s", d.log)
@@ -360,10 +361,10 @@ func TestEveryDoor(t *testing.T) {
 			t.Run("log and metrics", func(t *testing.T) {
 				observed.take()
 				ask("GET /x/read/secret?q=secret", good, "X-Request-Id: logged")
-				poll(t, "the metric", func() bool {
+				edgetest.Poll(t, "the metric", func() bool {
 					return strings.Contains(strings.Join(observed.take(), "\n"), "GET /x/read/{part} 200")
 				})
-				poll(t, "the log", func() bool { return strings.Contains(d.log.String(), "request_id=logged") })
+				edgetest.Poll(t, "the log", func() bool { return strings.Contains(d.log.String(), "request_id=logged") })
 				for line := range strings.Lines(d.log.String()) {
 					if strings.Contains(line, "request_id=logged") && (!strings.Contains(line, "actor=key:00000000") || !strings.Contains(line, "status=200") || strings.Contains(line, "q=")) {
 						t.Errorf("logged: %s", line)
@@ -393,7 +394,7 @@ func TestEveryDoor(t *testing.T) {
 				rest := func(r *bufio.Reader) string { b, _ := io.ReadAll(r); return string(b) }
 				for _, path := range []string{"/x/stream/panic", "/x/detached/panic"} {
 					rest(begin(path))
-					poll(t, "what its panic left to be released", func() bool { return l.streams() == 0 })
+					edgetest.Poll(t, "what its panic left to be released", func() bool { return l.streams() == 0 })
 				}
 				for _, path := range []string{"/x/stream", "/x/detached"} {
 					r := begin(path)
@@ -403,7 +404,7 @@ func TestEveryDoor(t *testing.T) {
 					}
 				}
 				one, two := begin("/x/stream"), begin("/x/detached")
-				go d.stop()
+				go d.Stop()
 				for _, r := range []*bufio.Reader{one, two} {
 					if got := rest(r); !strings.Contains(got, "the server is shutting down") {
 						t.Errorf("at the server's end a stream ends with %q", got)
@@ -548,7 +549,7 @@ func TestGo(t *testing.T) {
 		t.Fatalf("it ended with its request: %v", err)
 	default:
 	}
-	d.stop()
+	d.Stop()
 	select {
 	case err := <-ended:
 		if !errors.Is(err, errClosing) {

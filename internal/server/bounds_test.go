@@ -14,6 +14,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
 
 // Streams without a cursor begin now, whatever there was before.
@@ -137,7 +138,7 @@ func TestMemoryOfExecs(t *testing.T) {
 		}
 		ask("/acme", k.Token)
 		// The answer may be there before the request has ended, which then takes no more.
-		poll(t, "the end of the request", func() bool { return room.Grow(1) != nil })
+		edgetest.Poll(t, "the end of the request", func() bool { return room.Grow(1) != nil })
 	}
 }
 
@@ -177,7 +178,7 @@ func TestManyAtOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-		case <-time.After(2 * patience):
+		case <-time.After(2 * edgetest.Patience):
 			t.Fatal("they do not all begin")
 		}
 	}
