@@ -24,7 +24,7 @@ func TestFormerDatabases(t *testing.T) {
 			f.Install(t, dir)
 			data := filepath.Join(dir, compattest.DataDir)
 			s := openTest(t, data)
-			_, err := os.Stat(filepath.Join(data, backupOf(newestSchema(t))))
+			_, err := os.Stat(filepath.Join(data, migrationBackupFile(newestSchema(t))))
 			if migrated := f.Schema < newestSchema(t); migrated != (err == nil) {
 				t.Errorf("from schema %d to %d: the backup before it: %v", f.Schema, newestSchema(t), err)
 			}
@@ -127,7 +127,7 @@ func TestNewerFormats(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = OpenSQLite(t.Context(), dir, Options{Reserve: -1})
-	backup := filepath.Join(dir, backupOf(900))
+	backup := filepath.Join(dir, migrationBackupFile(900))
 	refused(t, err, sandboxer.Failed, dir, "newer sandboxer", "schema 900", "upgrade", "sandboxer backup restore --data-dir "+dir+" "+backup)
 	if strings.Contains(err.Error(), "damaged") {
 		t.Errorf("%v", err)

@@ -48,8 +48,8 @@ func TestPlans(t *testing.T) {
 		apiKeyByID:        "PRIMARY KEY",
 		tenantBalance:     "PRIMARY KEY",
 
-		useOf(sandboxer.QuotaSandboxes):     "sandboxes_live",
-		useOf(sandboxer.QuotaSnapshotBytes): "snapshots_live",
+		quotaUseQuery(sandboxer.QuotaSandboxes):     "sandboxes_live",
+		quotaUseQuery(sandboxer.QuotaSnapshotBytes): "snapshots_live",
 	} {
 		if plan := explain(t, s, query, make([]any, strings.Count(query, "?"))); !uses(plan, want) {
 			t.Errorf("%s: plan %q; want %s", query, plan, want)

@@ -24,9 +24,9 @@ THEN data ->> '$.spec.image' END)`,
 	}
 )
 
-// useOf returns the query of what one tenant has of one resource. The expression over
+// quotaUseQuery returns the query of what one tenant has of one resource. The expression over
 // tenant keeps the planner from the index of all that a tenant ever had.
-func useOf(r sandboxer.Resource) string {
+func quotaUseQuery(r sandboxer.Resource) string {
 	if sum, ok := sandboxSums[r]; ok {
 		return `SELECT ` + sum + ` FROM sandboxes WHERE tenant || '' = ? AND state <> 'terminated'`
 	}
@@ -36,14 +36,14 @@ func useOf(r sandboxer.Resource) string {
 	return ""
 }
 
-// use returns what q's tenant has of that of which q bounds something.
-func (t *tx) use(q *sandboxer.TenantQuota) (sandboxer.Amounts, error) {
+// quotaUse returns what q's tenant has of that of which q bounds something.
+func (t *tx) quotaUse(q *sandboxer.TenantQuota) (sandboxer.Amounts, error) {
 	if q == nil {
 		return nil, nil
 	}
 	out := sandboxer.Amounts{}
 	for r := range q.Quota {
-		query := useOf(r)
+		query := quotaUseQuery(r)
 		if query == "" {
 			continue
 		}

@@ -76,9 +76,9 @@ func writeMark(dir string, m mark) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// guard compares the database with the mark, begins a new epoch in both, and says whether
+// checkMark compares the database with the mark, begins a new epoch in both, and says whether
 // the database went back: then every living record says that it is unconfirmed.
-func guard(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (now mark, wentBack time.Time, err error) {
+func checkMark(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (now mark, wentBack time.Time, err error) {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return mark{}, time.Time{}, err
@@ -249,5 +249,5 @@ func (s *Store) Bind(ctx context.Context, owner, check string, renewed bool) (ow
 		_, err := t.exec(`UPDATE installation SET owner = ?, key_check = ?`, ownerOf, checkOf)
 		return err
 	})
-	return ownerOf, checkOf, s.wayBack(wrap(err, "write the database"))
+	return ownerOf, checkOf, s.withBackupHint(wrap(err, "write the database"))
 }

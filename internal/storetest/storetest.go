@@ -133,10 +133,10 @@ var behaviours = []behaviour{
 	{"quota/too much writes nothing", quotaWritesNothing},
 	{"quota/concurrent creates never overshoot", quotaConcurrent},
 
-	{"life/canceled calls change nothing", lifeCanceled},
-	{"life/closed store is unavailable", lifeClosed},
-	{"life/close while writing answers everybody", lifeCloseWhileWriting},
-	{"life/everything survives reopening", lifeReopen},
+	{"closing/canceled calls change nothing", canceledCalls},
+	{"closing/closed store is unavailable", closedStore},
+	{"closing/close while writing answers everybody", closeWhileWriting},
+	{"closing/everything survives reopening", reopenEverything},
 }
 
 // A suite is one behaviour's store with helpers.
@@ -365,8 +365,8 @@ func filled[T any](t *testing.T) T {
 	return v
 }
 
-// kept replaces every time below v by what a store keeps of it.
-func kept(v reflect.Value) {
+// truncateTimes replaces every time below v by what a store keeps of it.
+func truncateTimes(v reflect.Value) {
 	if t, ok := v.Interface().(time.Time); ok {
 		v.Set(reflect.ValueOf(t.UTC().Truncate(time.Microsecond)))
 		return
@@ -374,15 +374,15 @@ func kept(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
-			kept(v.Field(i))
+			truncateTimes(v.Field(i))
 		}
 	case reflect.Pointer:
 		if !v.IsNil() {
-			kept(v.Elem())
+			truncateTimes(v.Elem())
 		}
 	case reflect.Slice:
 		for i := range v.Len() {
-			kept(v.Index(i))
+			truncateTimes(v.Index(i))
 		}
 	}
 }
@@ -412,4 +412,4 @@ func count(errs []error, kind sandboxer.Kind) (n int) {
 	return n
 }
 
-func long(s string, n int) string { return strings.Repeat(s, n) }
+func repeat(s string, n int) string { return strings.Repeat(s, n) }
