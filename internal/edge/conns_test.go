@@ -38,8 +38,8 @@ const (
 	readKey = "sbx_key_00000001_read" // its tenant is another, and it may only read
 )
 
-// lobby knows goodKey and readKey.
-type lobby struct {
+// fakeAuth knows goodKey and readKey.
+type fakeAuth struct {
 	get func(ctx context.Context) error // of GET /v1/sandboxes/{id}; nil: NotFound
 
 	mu    sync.Mutex
@@ -48,7 +48,7 @@ type lobby struct {
 	full  bool          // no request is admitted
 }
 
-func (l *lobby) Authenticate(_ context.Context, token sandboxer.Secret) (sandboxer.Principal, error) {
+func (l *fakeAuth) Authenticate(_ context.Context, token sandboxer.Secret) (sandboxer.Principal, error) {
 	switch token.Reveal() {
 	case goodKey:
 		return sandboxer.Principal{Tenant: "acme", Actor: "key:00000000", KeyID: "00000000", Scopes: sandboxer.Scopes()}, nil
@@ -58,7 +58,7 @@ func (l *lobby) Authenticate(_ context.Context, token sandboxer.Secret) (sandbox
 	return sandboxer.Principal{}, sandboxer.E(sandboxer.Unauthenticated, nil, "the API key is not valid")
 }
 
-func (l *lobby) AdmitRequest(sandboxer.Principal) error {
+func (l *fakeAuth) AdmitRequest(sandboxer.Principal) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.full {
@@ -67,7 +67,7 @@ func (l *lobby) AdmitRequest(sandboxer.Principal) error {
 	return nil
 }
 
-func (l *lobby) Bind(ctx context.Context, p sandboxer.Principal) (context.Context, context.CancelFunc) {
+func (l *fakeAuth) Bind(ctx context.Context, p sandboxer.Principal) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -88,14 +88,14 @@ func (l *lobby) Bind(ctx context.Context, p sandboxer.Principal) (context.Contex
 }
 
 // streams is how many streams are bound and not released.
-func (l *lobby) streams() int {
+func (l *fakeAuth) streams() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.held)
 }
 
 // revoke ends every stream as a revoked key does, and reports whether there was one.
-func (l *lobby) revoke() bool {
+func (l *fakeAuth) revoke() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, cancel := range l.bound {
@@ -104,8 +104,8 @@ func (l *lobby) revoke() bool {
 	return len(l.bound) > 0
 }
 
-// lobbyDoor has routes as a front door has them, behind which is nothing.
-func lobbyDoor(l *lobby) Door {
+// fakeDoor has routes as a front door has them, behind which is nothing.
+func fakeDoor(l *fakeAuth) Door {
 	mux := &Mux{Hint: "look around"}
 	route := func(pattern string, a Access, h http.HandlerFunc) {
 		mux.Handle(Route{Pattern: pattern, Access: a, Handler: h})
@@ -140,7 +140,7 @@ func lobbyDoor(l *lobby) Door {
 		}
 		Fail(w, r, err)
 	})
-	return Door{Name: "lobby", Path: "/", Routes: mux}
+	return Door{Name: "fake", Path: "/", Routes: mux}
 }
 
 // served is an edge on a TCP listener, one with TLS and a Unix socket.
@@ -151,13 +151,13 @@ type served struct {
 	log *edgetest.Log
 }
 
-func serve(t *testing.T, l *lobby, opts Options, doors ...Door) *served {
+func serve(t *testing.T, l *fakeAuth, opts Options, doors ...Door) *served {
 	t.Helper()
 	d := &served{T: t, log: &edgetest.Log{}}
 	opts.Log = d.log.Logger()
 	d.e = New(l, opts)
-	d.e.settle = 50 * time.Millisecond
-	d.e.Mount(lobbyDoor(l))
+	d.e.drainTime = 50 * time.Millisecond
+	d.e.Mount(fakeDoor(l))
 	for _, door := range doors {
 		d.e.Mount(door)
 	}
@@ -171,8 +171,8 @@ func (d *served) dial(network string) net.Conn {
 	return d.Dial(d, network)
 }
 
-// say sends a request and returns the answer.
-func (d *served) say(c net.Conn, request string) (*http.Response, string) {
+// roundTrip sends a request and returns the answer.
+func (d *served) roundTrip(c net.Conn, request string) (*http.Response, string) {
 	d.Helper()
 	if _, err := io.WriteString(c, request); err != nil {
 		d.Fatal(err)
@@ -188,9 +188,9 @@ func (d *served) say(c net.Conn, request string) (*http.Response, string) {
 	return resp, string(b)
 }
 
-// prompt returns a new connection on which request was answered with status. Where
-// strangers have little time, a busy machine may need several.
-func (d *served) prompt(network, request string, status int) net.Conn {
+// retry returns a new connection on which request was answered with status. Where
+// anonymous connections have little time, a busy machine may need several.
+func (d *served) retry(network, request string, status int) net.Conn {
 	d.Helper()
 	var last any
 	for end := time.Now().Add(edgetest.Patience); time.Now().Before(end); {
@@ -232,7 +232,7 @@ func request(line string, headers ...string) string {
 
 // Who has no key holds nothing, whatever he promises to send.
 func TestNoKeyHoldsNothing(t *testing.T) {
-	d := serve(t, &lobby{}, Options{})
+	d := serve(t, &fakeAuth{}, Options{})
 	const length, chunks, long = "Content-Length: 10", "Transfer-Encoding: chunked", "Content-Length: 1000000000"
 	jsonType, bad, good := "Content-Type: application/json", "Authorization: Bearer sbx_key_11111111_bad", "Authorization: Bearer "+goodKey
 	for _, network := range []string{"tcp", "tls"} {
@@ -263,7 +263,7 @@ func TestNoKeyHoldsNothing(t *testing.T) {
 				t.Parallel()
 				d := &served{T: t, Server: d.Server}
 				c := d.dial(network)
-				resp, body := d.say(c, tt.request)
+				resp, body := d.roundTrip(c, tt.request)
 				if resp.StatusCode != tt.status {
 					t.Errorf("%s %q: %d %s; want %d", network, tt.request, resp.StatusCode, body, tt.status)
 				}
@@ -273,7 +273,7 @@ func TestNoKeyHoldsNothing(t *testing.T) {
 	}
 	// The owner of the Unix socket gets his answer, too, before he sent what he announced.
 	c := d.dial("unix")
-	if resp, body := d.say(c, request("POST /v1/sandboxes", length)); resp.StatusCode != 415 {
+	if resp, body := d.roundTrip(c, request("POST /v1/sandboxes", length)); resp.StatusCode != 415 {
 		t.Errorf("Unix: %d %s", resp.StatusCode, body)
 	}
 	d.closed(c, "unix")
@@ -284,9 +284,9 @@ func TestNoKeyHoldsNothing(t *testing.T) {
 }
 
 // A connection on which nobody is authenticated lasts as long as bytes come.
-func TestStrangersHaveLittleTime(t *testing.T) {
+func TestAnonymousConnectionsHaveLittleTime(t *testing.T) {
 	const wait = 50 * time.Millisecond
-	d := serve(t, &lobby{}, Options{Conns: ConnLimits{Wait: wait}})
+	d := serve(t, &fakeAuth{}, Options{Conns: ConnLimits{Wait: wait}})
 	for _, network := range []string{"tcp", "tls"} {
 		if c, err := d.Try(d, network); err == nil { // else it was closed in the handshake
 			d.closed(c, network+": nothing sent")
@@ -296,12 +296,12 @@ func TestStrangersHaveLittleTime(t *testing.T) {
 			io.WriteString(c, "GET /v1/status HTTP/1.1\r\nHost: ")
 			d.closed(c, network+": half a header")
 		}
-		d.closed(d.prompt(network, request("GET /healthz"), 200), network+": idle after an open route")
-		// With a key there is time: several times what a stranger has.
-		c = d.prompt(network, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey), 404)
+		d.closed(d.retry(network, request("GET /healthz"), 200), network+": idle after an open route")
+		// With a key there is time: several times what others have.
+		c = d.retry(network, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey), 404)
 		for range 3 {
 			time.Sleep(4 * wait)
-			if resp, _ := d.say(c, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey)); resp.StatusCode != 404 {
+			if resp, _ := d.roundTrip(c, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey)); resp.StatusCode != 404 {
 				t.Errorf("%s with a key: %d", network, resp.StatusCode)
 			}
 		}
@@ -326,10 +326,10 @@ func TestStrangersHaveLittleTime(t *testing.T) {
 	}
 }
 
-// Too many strangers make room for each other, those of one address first; who sends his
+// Too many anonymous connections make room for each other, those of one address first; who sends his
 // key at once is served.
-func TestStrangersMakeRoom(t *testing.T) {
-	d := serve(t, &lobby{}, Options{Conns: ConnLimits{Unauthenticated: 6, PerAddress: 4}})
+func TestAnonymousConnectionsMakeRoom(t *testing.T) {
+	d := serve(t, &fakeAuth{}, Options{Conns: ConnLimits{Unauthenticated: 6, PerAddress: 4}})
 	from := func(ip string) net.Conn {
 		t.Helper()
 		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", d.TCP)
@@ -349,12 +349,12 @@ func TestStrangersMakeRoom(t *testing.T) {
 	d.closed(one[1], "the oldest of the address with the most")
 	for i := range 50 {
 		c := from("127.0.0.1")
-		if resp, body := d.say(c, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey)); resp.StatusCode != 404 {
+		if resp, body := d.roundTrip(c, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey)); resp.StatusCode != 404 {
 			t.Fatalf("request %d with a key: %d %s", i, resp.StatusCode, body)
 		}
 	}
-	if resp, _ := d.say(two[2], request("GET /healthz")); resp.StatusCode != 200 {
-		t.Errorf("a stranger who waited: %d", resp.StatusCode)
+	if resp, _ := d.roundTrip(two[2], request("GET /healthz")); resp.StatusCode != 200 {
+		t.Errorf("one who waited without a key: %d", resp.StatusCode)
 	}
 }
 
@@ -370,7 +370,7 @@ func TestConnectionsOfAKey(t *testing.T) {
 func connectionsAreBounded(t *testing.T, limits ConnLimits, whose string) {
 	release := make(chan struct{})
 	entered := make(chan struct{}, 8)
-	m := &lobby{get: func(ctx context.Context) error {
+	m := &fakeAuth{get: func(ctx context.Context) error {
 		entered <- struct{}{}
 		select {
 		case <-release:
@@ -381,7 +381,7 @@ func connectionsAreBounded(t *testing.T, limits ConnLimits, whose string) {
 	d := serve(t, m, Options{Conns: limits})
 	busy, quick := request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey), request("POST /v1/sandboxes", "Authorization: Bearer "+goodKey)
 	idle := d.dial("tcp")
-	d.say(idle, quick)
+	d.roundTrip(idle, quick)
 	// Its answer can be read before the server has noted that it is idle.
 	edgetest.Poll(t, "an idle connection", func() bool {
 		d.e.conns.mu.Lock()
@@ -398,7 +398,7 @@ func connectionsAreBounded(t *testing.T, limits ConnLimits, whose string) {
 	held := []net.Conn{hold(), hold()}
 	c := hold()
 	d.closed(idle, "the idle one")
-	resp, body := d.say(d.dial("tcp"), quick)
+	resp, body := d.roundTrip(d.dial("tcp"), quick)
 	if resp.StatusCode != 429 || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, `"code":"exhausted"`) || !strings.Contains(body, whose) {
 		t.Errorf("one too many: %d %v %s", resp.StatusCode, resp.Header, body)
 	}
@@ -436,15 +436,15 @@ func TestDescriptorsRunOut(t *testing.T) {
 	check := func(when string) {
 		t.Helper()
 		for _, network := range []string{"unix", "tcp"} {
-			d.prompt(network, request("GET /healthz", "Connection: close"), 200)
-			d.prompt(network, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey, "Connection: close"), 404)
+			d.retry(network, request("GET /healthz", "Connection: close"), 200)
+			d.retry(network, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey, "Connection: close"), 404)
 		}
 	}
 	check("at first")
 	for range 400 { // idle ones without a key
 		d.dial("tcp")
 	}
-	check("beside strangers")
+	check("beside anonymous connections")
 	for range 300 { // idle ones with a key
 		c, err := net.Dial("tcp", d.TCP)
 		if err != nil {
@@ -474,14 +474,14 @@ func fewMain(sock string) error {
 		return err
 	}
 	fmt.Println(lt.Addr())
-	e := New(&lobby{}, Options{})
-	e.Mount(lobbyDoor(&lobby{}))
+	e := New(&fakeAuth{}, Options{})
+	e.Mount(fakeDoor(&fakeAuth{}))
 	return e.Serve(context.Background(), lu, lt)
 }
 
 // A good key passes at any time, also from where others guess.
 func TestGuessingIsSlowedDown(t *testing.T) {
-	d := serve(t, &lobby{}, Options{})
+	d := serve(t, &fakeAuth{}, Options{})
 	good := edgetest.Client(t, "http://"+d.TCP, api.Options{Token: goodKey, NoRetry: true})
 	for _, token := range []sandboxer.Secret{"sbx_key_zzzzzzzz_guess", "guess", "sbx_key_00000000_guess"} {
 		bad := edgetest.Client(t, "http://"+d.TCP, api.Options{Token: token, NoRetry: true})
@@ -516,7 +516,7 @@ func TestGuessingIsSlowedDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if resp, _ := d.say(c, request("GET /v1/status", "Authorization: Bearer sbx_key_zzzzzzzz_guess")); resp.StatusCode != 401 {
+	if resp, _ := d.roundTrip(c, request("GET /v1/status", "Authorization: Bearer sbx_key_zzzzzzzz_guess")); resp.StatusCode != 401 {
 		t.Errorf("from another address: %d", resp.StatusCode)
 	}
 }
@@ -539,7 +539,7 @@ func TestNetworkOf(t *testing.T) {
 // A server that is told to end does so, also beside requests that never do.
 func TestShutdownHasAnEnd(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{})
-	d := serve(t, &lobby{get: func(context.Context) error {
+	d := serve(t, &fakeAuth{get: func(context.Context) error {
 		close(entered)
 		<-release // deaf to its ctx
 		return sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox")
@@ -564,9 +564,9 @@ func TestShutdownHasAnEnd(t *testing.T) {
 
 // Bodies half sent wait in memory only up to a bound.
 func TestHalfBodiesAreBounded(t *testing.T) {
-	d := serve(t, &lobby{}, Options{})
+	d := serve(t, &fakeAuth{}, Options{})
 	var refused atomic.Int64
-	for range mostWaitingKey>>20 + 8 {
+	for range maxReservedKey>>20 + 8 {
 		c := d.dial("tcp")
 		go func() {
 			io.WriteString(c, request("POST /v1/sandboxes", "Authorization: Bearer "+goodKey, "Content-Type: application/json", "Content-Length: 1048576")+
@@ -578,8 +578,8 @@ func TestHalfBodiesAreBounded(t *testing.T) {
 		}()
 	}
 	edgetest.Poll(t, "a refusal", func() bool { return refused.Load() > 0 })
-	if got := d.e.memory.of("acme"); got > mostWaitingKey {
-		t.Errorf("%d bytes of one key are held; want %d at most", got, mostWaitingKey)
+	if got := d.e.memory.of("acme"); got > maxReservedKey {
+		t.Errorf("%d bytes of one key are held; want %d at most", got, maxReservedKey)
 	}
 }
 
@@ -593,9 +593,9 @@ func (m *memory) of(tenant string) int {
 func TestMemory(t *testing.T) {
 	m := newMemory()
 	p := sandboxer.Principal{Actor: "key:a", Tenant: "t"}
-	var rooms []*Held
-	for range mostWaitingKey >> 20 {
-		h := &Held{of: m, p: p}
+	var rooms []*MemoryReservation
+	for range maxReservedKey >> 20 {
+		h := &MemoryReservation{of: m, p: p}
 		rooms = append(rooms, h)
 		for n := range 4 {
 			if err := h.Grow((n + 1) << 18); err != nil {
@@ -603,25 +603,25 @@ func TestMemory(t *testing.T) {
 			}
 		}
 	}
-	late := &Held{of: m, p: p}
+	late := &MemoryReservation{of: m, p: p}
 	if err := late.Grow(1); !errors.Is(err, sandboxer.Exhausted) || sandboxer.RetryAfterOf(err) <= 0 {
 		t.Errorf("one key takes more than it may: %v", err)
 	}
-	sibling, other := &Held{of: m, p: sandboxer.Principal{Actor: "key:b", Tenant: "t"}}, &Held{of: m, p: sandboxer.Principal{Actor: "key:c", Tenant: "u"}}
-	if err := sibling.Grow(mostWaitingTenant - mostWaitingKey); err != nil {
+	sibling, other := &MemoryReservation{of: m, p: sandboxer.Principal{Actor: "key:b", Tenant: "t"}}, &MemoryReservation{of: m, p: sandboxer.Principal{Actor: "key:c", Tenant: "u"}}
+	if err := sibling.Grow(maxReservedTenant - maxReservedKey); err != nil {
 		t.Errorf("another key of the tenant: %v", err)
 	}
-	if err := sibling.Grow(mostWaitingTenant - mostWaitingKey + 1); !errors.Is(err, sandboxer.Exhausted) {
+	if err := sibling.Grow(maxReservedTenant - maxReservedKey + 1); !errors.Is(err, sandboxer.Exhausted) {
 		t.Errorf("one tenant takes more than it may: %v", err)
 	}
-	if err := other.Grow(mostWaiting - mostWaitingTenant); err != nil {
+	if err := other.Grow(maxReserved - maxReservedTenant); err != nil {
 		t.Errorf("another tenant: %v", err)
 	}
-	if err := other.Grow(mostWaiting - mostWaitingTenant + 1); !errors.Is(err, sandboxer.Exhausted) {
+	if err := other.Grow(maxReserved - maxReservedTenant + 1); !errors.Is(err, sandboxer.Exhausted) {
 		t.Errorf("all take more than they may: %v", err)
 	}
 	for _, h := range append(rooms, late, sibling, other) {
-		h.end()
+		h.release()
 	}
 	if m.total != 0 || len(m.keys) != 0 || len(m.tenants) != 0 {
 		t.Errorf("left: %+v", m)

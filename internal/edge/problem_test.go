@@ -41,7 +41,7 @@ func TestErrorsRoundTrip(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			want := sandboxer.E(kind, errors.New("the private cause"), "what failed").WithHint("what to do")
 			want.RetryAfter = 1500 * time.Millisecond
-			d := serve(t, &lobby{get: func(context.Context) error { return fmt.Errorf("wrapped: %w", want) }}, Options{})
+			d := serve(t, &fakeAuth{get: func(context.Context) error { return fmt.Errorf("wrapped: %w", want) }}, Options{})
 			_, err := edgetest.Client(t, "unix://"+d.Unix, api.Options{NoRetry: true}).Get(t.Context(), "x")
 			var e *sandboxer.Error
 			var p *api.Problem
@@ -63,7 +63,7 @@ func TestErrorsRoundTrip(t *testing.T) {
 
 // Of a bug the client sees an ID, under which the log has the cause.
 func TestInternalErrorID(t *testing.T) {
-	d := serve(t, &lobby{get: func(context.Context) error { return errors.New("secret path /root/x") }}, Options{})
+	d := serve(t, &fakeAuth{get: func(context.Context) error { return errors.New("secret path /root/x") }}, Options{})
 	_, err := edgetest.Client(t, "unix://"+d.Unix, api.Options{NoRetry: true}).Get(t.Context(), "x")
 	var p *api.Problem
 	if !errors.As(err, &p) {

@@ -14,7 +14,7 @@ import (
 // what it was detached for, does so too, whatever a handler leaves out or panics with.
 func Stream(ctx context.Context) (_ context.Context, cancel context.CancelCauseFunc) {
 	c := callOf(ctx)
-	c.bound.Store(true)
+	c.hasStream.Store(true)
 	bound, unbind := c.edge.auth.Bind(ctx, sandboxer.PrincipalFrom(ctx))
 	ctx, end := context.WithCancelCause(bound)
 	stop := context.AfterFunc(c.edge.closing, func() { end(errClosing) })
@@ -27,9 +27,9 @@ func Stream(ctx context.Context) (_ context.Context, cancel context.CancelCauseF
 	return ctx, cancel
 }
 
-// EndOf returns why a stream ended: the cause of ctx's end if that was not merely
+// StreamError returns why a stream ended: the cause of ctx's end if that was not merely
 // the caller leaving, else err.
-func EndOf(ctx context.Context, err error) error {
+func StreamError(ctx context.Context, err error) error {
 	var e *sandboxer.Error
 	if cause := context.Cause(ctx); cause != nil && errors.As(cause, &e) {
 		return cause
@@ -42,7 +42,7 @@ func EndOf(ctx context.Context, err error) error {
 // and net/http's buffers. f must not use the request or the answer any more, and since
 // net/http ends the ctx of the request, its own is one of Stream for
 // context.WithoutCancel(ctx).
-func Detach(ctx context.Context, f func()) { callOf(ctx).rest = f }
+func Detach(ctx context.Context, f func()) { callOf(ctx).detached = f }
 
 // Go has f go on beside the request of ctx and after it, for which the server waits when
 // it ends. The ctx of f does not end with the request, but when the server is to end.

@@ -28,8 +28,8 @@ func TestTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := New(&lobby{}, Options{})
-	s.Mount(lobbyDoor(&lobby{}))
+	s := New(&fakeAuth{}, Options{})
+	s.Mount(fakeDoor(&fakeAuth{}))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(ctx, l) }()

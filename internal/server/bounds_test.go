@@ -88,7 +88,7 @@ func TestMemoryOfExecs(t *testing.T) {
 	mux.Handle(edge.Route{Pattern: "GET /{who}", Access: edge.Needs(sandboxer.ScopeRead), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.PathValue("who") == "acme" {
 			handle(r.Context())
-		} else if err := edge.Hold(r.Context()).Grow(1 << 20); err != nil {
+		} else if err := edge.ReserveMemory(r.Context()).Grow(1 << 20); err != nil {
 			t.Errorf("another tenant: %v", err)
 		}
 	})})
@@ -106,13 +106,13 @@ func TestMemoryOfExecs(t *testing.T) {
 		resp.Body.Close()
 	}
 	for range 2 { // a request that ended has given everything back
-		var room *edge.Held
+		var room *edge.MemoryReservation
 		handle = func(ctx context.Context) {
 			cut := 0
 			for range 40 {
-				c := capped{most: each, room: edge.Hold(ctx)}
+				c := capped{limit: each, reservation: edge.ReserveMemory(ctx)}
 				if room == nil {
-					room = c.room
+					room = c.reservation
 				}
 				for range 16 {
 					c.Write(make([]byte, each/16))
@@ -126,9 +126,9 @@ func TestMemoryOfExecs(t *testing.T) {
 			if cut != 40-fit {
 				t.Errorf("%d of 40 are cut", cut)
 			}
-			in := intake{room: edge.Hold(ctx)}
+			in := stdinBuffer{reservation: edge.ReserveMemory(ctx)}
 			in.changed.L = &in.mu
-			if err := in.put(make([]byte, freeInput)); err != nil {
+			if err := in.put(make([]byte, unreservedInput)); err != nil {
 				t.Errorf("a little input: %v", err)
 			}
 			if err := in.put(make([]byte, 1)); !errors.Is(err, sandboxer.Exhausted) || sandboxer.RetryAfterOf(err) <= 0 {

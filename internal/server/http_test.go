@@ -48,14 +48,14 @@ type rig struct {
 
 // setup is what a test changes about a rig.
 type setup struct {
-	opts   Options
-	edge   edge.Options
-	ports  *url.URL // names of ports are below it
-	extend func(*fake.Extension) sandboxer.Extension
-	more   []manager.Extension // besides ext.fake
-	store  manager.SnapshotStore
-	beat   time.Duration
-	pulse  time.Duration
+	opts                 Options
+	edge                 edge.Options
+	ports                *url.URL // names of ports are below it
+	extend               func(*fake.Extension) sandboxer.Extension
+	more                 []manager.Extension // besides ext.fake
+	store                manager.SnapshotStore
+	eventsKeepaliveEvery time.Duration
+	keepaliveEvery       time.Duration
 }
 
 func newRig(t testing.TB, change ...func(*setup)) *rig {
@@ -64,10 +64,10 @@ func newRig(t testing.TB, change ...func(*setup)) *rig {
 	log := r.log.Logger()
 	metrics := NewMetrics()
 	set := setup{
-		opts:  Options{Version: "v0-test", Owner: "test", Data: "/data", Metrics: metrics},
-		edge:  edge.Options{Log: log, Drain: 5 * time.Second, Observe: metrics.Request},
-		beat:  10 * time.Millisecond,
-		pulse: 30 * time.Second,
+		opts:                 Options{Version: "v0-test", Owner: "test", Data: "/data", Metrics: metrics},
+		edge:                 edge.Options{Log: log, Drain: 5 * time.Second, Observe: metrics.Request},
+		eventsKeepaliveEvery: 10 * time.Millisecond,
+		keepaliveEvery:       30 * time.Second,
 	}
 	for _, f := range change {
 		f(&set)
@@ -84,7 +84,7 @@ func newRig(t testing.TB, change ...func(*setup)) *rig {
 	proxy := portproxy.New(r.m.Manager, set.ports)
 	set.opts.PortURL = proxy.URL
 	s := New(r.m.Manager, set.opts)
-	s.beat, s.pulse = set.beat, set.pulse
+	s.eventsKeepaliveEvery, s.keepaliveEvery = set.eventsKeepaliveEvery, set.keepaliveEvery
 	r.e = edge.New(r.m.Manager, set.edge)
 	r.e.Mount(s.Door())
 	r.e.Mount(proxy.Door())

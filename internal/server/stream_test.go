@@ -79,7 +79,7 @@ func serveUnix(t testing.TB, x *scripted) *api.Client {
 // silent opens a stream and reads nothing from it, as a machine that lost its power.
 func silent(t *testing.T, x *scripted, path, protocol string, first []byte) {
 	t.Helper()
-	r := newRig(t, scripts(x), func(s *setup) { s.pulse = 20 * time.Millisecond })
+	r := newRig(t, scripts(x), func(s *setup) { s.keepaliveEvery = 20 * time.Millisecond })
 	r.create(r.admin, api.CreateSandbox{Name: "sb"})
 	hc := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", r.Unix)
