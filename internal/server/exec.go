@@ -204,9 +204,9 @@ const closeTimeout = 5 * time.Second
 func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 	defer x.ws.CloseNow()
 	// A client that does not read must not hold up the end.
-	giveUp := time.AfterFunc(math.MaxInt64, func() { x.ws.CloseNow() })
-	defer giveUp.Stop()
-	defer context.AfterFunc(ctx, func() { giveUp.Reset(closeTimeout) })()
+	closeTimer := time.AfterFunc(math.MaxInt64, func() { x.ws.CloseNow() })
+	defer closeTimer.Stop()
+	defer context.AfterFunc(ctx, func() { closeTimer.Reset(closeTimeout) })()
 
 	req, err := s.execRequest(x)
 	gone := make(chan struct{})
@@ -235,7 +235,7 @@ func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 	x.stdin.end(io.ErrClosedPipe) // what still arrives is read and dropped
 	s.execEnd(ctx, x, exit, err)
 	// The client closes once it has the end; closing first could take it away.
-	giveUp.Reset(2 * time.Second)
+	closeTimer.Reset(2 * time.Second)
 	<-gone
 }
 
@@ -277,7 +277,7 @@ func (s *Server) execEnd(ctx context.Context, x *execution, exit sandboxer.Exit,
 // execution is one exec stream.
 type execution struct {
 	ws          *websocket.Conn
-	keepalive       *keepalive
+	keepalive   *keepalive
 	buffers     *buffers
 	cancel      context.CancelCauseFunc
 	reservation *edge.MemoryReservation // of the first message

@@ -42,17 +42,17 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 		}
 		defer ws.CloseNow()
 		// A client that does not read must not hold up the end.
-		giveUp := time.AfterFunc(math.MaxInt64, func() { ws.CloseNow() })
-		defer giveUp.Stop()
+		closeTimer := time.AfterFunc(math.MaxInt64, func() { ws.CloseNow() })
+		defer closeTimer.Stop()
 		defer context.AfterFunc(sctx, func() {
-			giveUp.Reset(closeTimeout)
+			closeTimer.Reset(closeTimeout)
 			c.Close()
 		})()
 		p := &keepalive{ws: ws}
 		p.watch(sctx, s.keepaliveEvery, func() { ws.CloseNow() })
 		relay(sctx, p, c)
 		// The client closes when it has read the end; closing first could take it away.
-		giveUp.Reset(2 * time.Second)
+		closeTimer.Reset(2 * time.Second)
 		status, why := websocket.StatusNormalClosure, ""
 		var e *sandboxer.Error
 		if cause := context.Cause(sctx); errors.As(cause, &e) {
