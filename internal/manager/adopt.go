@@ -10,8 +10,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// isKnown refuses to adopt what the database knows.
-func (w recordWords) isKnown(id, state string) error {
+// known is the refusal to adopt what the database knows.
+func (w recordWords) known(id, state string) error {
 	return sandboxer.E(sandboxer.Conflict, nil, "%s %s is known and %s: there is nothing to adopt", w.name, id, state)
 }
 
@@ -50,7 +50,7 @@ func (m *Manager) Adopt(ctx context.Context, id string, a Adoption) (*sandboxer.
 			WithHint("only one of them can have the ID; destroy all with: sandboxer destroy %s", id)
 	case len(all) == 0:
 		if sb, err := m.store.Sandbox(ctx, id); err == nil && sb.State.Live() {
-			return nil, sandboxRecords.isKnown(id, string(sb.State))
+			return nil, sandboxRecords.known(id, string(sb.State))
 		}
 		return nil, sandboxer.E(sandboxer.NotFound, nil, "no extension has a sandbox %q that the database does not know", id).
 			WithHint("list those that there are: sandboxer ls --quarantined")
@@ -369,7 +369,7 @@ func checkSnapshotID(id string) error {
 // unknownSnapshot finds the one called id.
 func (m *Manager) unknownSnapshot(ctx context.Context, id string) (*unknownSnapshot, error) {
 	if rec, err := m.store.Snapshot(ctx, id); err == nil {
-		return nil, snapshotRecords.isKnown(id, string(rec.State))
+		return nil, snapshotRecords.known(id, string(rec.State))
 	} else if !isKind(err, sandboxer.NotFound) {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// The sums say how much of a resource the rows of the living are; where a record is
+// The sums say how much of a resource the rows of live records are; where a record is
 // damaged, what cannot be read counts as nothing.
 var (
 	sandboxSums = map[sandboxer.Resource]string{
@@ -64,11 +64,11 @@ func (s *Store) QuotaUse(ctx context.Context, q sandboxer.QuotaUseQuery) (items 
 		all[q.Tenant] = sandboxer.Amounts{}
 	}
 	for _, of := range []struct {
-		table, living string
-		sums          map[sandboxer.Resource]string
+		table, live string
+		sums        map[sandboxer.Resource]string
 	}{{"sandboxes", "state <> 'terminated'", sandboxSums}, {"snapshots", "state <> 'dropped'", snapshotSums}} {
 		var f filter
-		f.add(of.living)
+		f.add(of.live)
 		f.add("tenant <> ''") // what waits in a pool is nobody's
 		if q.Tenant != "" {
 			f.add("tenant || '' = ?", q.Tenant)

@@ -125,7 +125,7 @@ func sandboxFilter(q sandboxer.Query) filter {
 		f.add("extension = ?", q.Extension)
 	}
 	if q.Name != "" {
-		f.add("name = ? AND name <> ''", q.Name) // as the index of names of the living has it
+		f.add("name = ? AND name <> ''", q.Name) // as the index of live names has it
 	}
 	if q.IDPrefix != "" {
 		f.add("id >= ? AND id < ?", q.IDPrefix, q.IDPrefix+"\U0010FFFF")
@@ -133,7 +133,7 @@ func sandboxFilter(q sandboxer.Query) filter {
 	if len(q.States) > 0 {
 		in(&f, "state", q.States)
 		if live {
-			f.add("state <> 'terminated'") // lets the index of the living be used
+			f.add("state <> 'terminated'") // lets the index of live records be used
 		}
 	}
 	for k, v := range q.Labels {
