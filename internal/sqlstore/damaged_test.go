@@ -181,7 +181,7 @@ func (k damageable[T]) testPages(t *testing.T) {
 		t.Helper()
 		seen := map[string]bool{}
 		for after := ""; ; {
-			items, next, err := k.list(t, s, tenant, 15, after)
+			items, next, err := k.list(t, s, tenant, 2, after)
 			if err != nil {
 				t.Fatalf("list: %v", err)
 			}
