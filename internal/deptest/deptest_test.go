@@ -54,6 +54,7 @@ var arrows = map[string][]string{
 	"internal/storetest":      {"."},
 	"internal/compattest":     {"internal/strictjson"},
 	"internal/fieldtest":      {},
+	"internal/edgetest":       {".", "adapters/fake", "api", "internal/backend", "internal/manager", "internal/sqlstore"},
 	"internal/checkpoint":     {".", "internal/strictjson"},
 	"internal/checkpoint/s3":  {".", "internal/checkpoint"},
 	"internal/mustrun":        {},

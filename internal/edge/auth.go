@@ -59,7 +59,7 @@ func (e *Edge) identify(d *Door, r *http.Request) (sandboxer.Principal, error) {
 	if err == nil || sandboxer.KindOf(err) != sandboxer.Unauthenticated {
 		return p, err
 	}
-	if what, wait := e.guard.failed(remoteIP(r), keyID(token.Reveal())); wait > 0 {
+	if what, wait := e.logins.failed(remoteIP(r), keyID(token.Reveal())); wait > 0 {
 		e := sandboxer.E(sandboxer.Exhausted, nil, "too many failed logins %s", what).WithHint("use a key that is good: it is taken at any time")
 		e.RetryAfter = wait
 		err = e
@@ -77,21 +77,21 @@ func keyID(token string) string {
 	return id
 }
 
-// enter lets a request in to a route, and returns it with who makes it in its ctx.
-func (e *Edge) enter(r *http.Request, a Access) (*http.Request, error) {
+// authorize lets a request in to a route, and returns it with who makes it in its ctx.
+func (e *Edge) authorize(r *http.Request, a Access) (*http.Request, error) {
 	c := callOf(r.Context())
 	switch {
 	case a.anyone:
 		return r, nil
 	case a.scope != "":
 		return e.admit(r, a.scope)
-	case a.guest != nil:
-		ctx, p, end, err := a.guest(r.Context())
+	case a.admitter != nil:
+		ctx, p, end, err := a.admitter(r.Context())
 		if err != nil {
 			return r, err
 		}
-		c.leave = end
-		if err := e.welcome(r, p); err != nil {
+		c.endGuest = end
+		if err := e.admitConn(r, p); err != nil {
 			return r, err
 		}
 		return r.WithContext(sandboxer.WithPrincipal(ctx, p)), nil
@@ -105,7 +105,7 @@ func (e *Edge) admit(r *http.Request, want sandboxer.Scope) (*http.Request, erro
 	p, err := e.identify(c.door, r)
 	if err == nil {
 		c.actor = p.Actor
-		err = e.welcome(r, p)
+		err = e.admitConn(r, p)
 	}
 	if err != nil {
 		c.w.Header().Set("Connection", "close") // who has no key holds none
@@ -147,8 +147,8 @@ func (e *Edge) checkHost(r *http.Request) error {
 		WithHint("address it by the name its operator gave it, or allow this name in its configuration"))
 }
 
-// welcome notes that r is made by p: from now on it may take its time.
-func (e *Edge) welcome(r *http.Request, p sandboxer.Principal) error {
+// admitConn notes that r is made by p: from now on its connection may take its time.
+func (e *Edge) admitConn(r *http.Request, p sandboxer.Principal) error {
 	if n := connOf(r.Context()); n != nil {
 		if err := e.conns.authenticated(n, p); err != nil {
 			return err
@@ -166,25 +166,25 @@ func remoteIP(r *http.Request) string {
 	return "a local socket"
 }
 
-// guard counts failed logins: from one address there may be only so many in a while, and
+// A loginLimiter counts failed logins: from one address there may be only so many in a while, and
 // fewer with one key. Those above are told so, and when it is enough.
-type guard struct {
+type loginLimiter struct {
 	mu      sync.Mutex
 	buckets map[string]*rate.Limiter
 }
 
 const (
-	failBurst   = 20 // from one address with one key, or with none
-	failBurstIP = 10 * failBurst
-	failEvery   = 15 * time.Second // one more of failBurst; of failBurstIP in a tenth of it
-	maxGuards   = 10_000
+	failBurst       = 20 // from one address with one key, or with none
+	failBurstIP     = 10 * failBurst
+	failEvery       = 15 * time.Second // one more of failBurst; of failBurstIP in a tenth of it
+	maxLoginBuckets = 10_000
 )
 
-func newGuard() *guard { return &guard{buckets: map[string]*rate.Limiter{}} }
+func newLoginLimiter() *loginLimiter { return &loginLimiter{buckets: map[string]*rate.Limiter{}} }
 
 // failed notes a failed login from ip with the key id ("" if it named none), and returns
 // for how long further ones are too many, and of what; 0 if they are not.
-func (g *guard) failed(ip, id string) (what string, wait time.Duration) {
+func (g *loginLimiter) failed(ip, id string) (what string, wait time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	what, wait = "from "+ip, g.count(ip, failBurstIP, failEvery/10)
@@ -197,17 +197,17 @@ func (g *guard) failed(ip, id string) (what string, wait time.Duration) {
 }
 
 // count takes from a bucket and returns for how long it is empty.
-func (g *guard) count(name string, burst int, every time.Duration) time.Duration {
+func (g *loginLimiter) count(name string, burst int, every time.Duration) time.Duration {
 	b := g.buckets[name]
 	if b == nil {
-		if len(g.buckets) >= maxGuards {
+		if len(g.buckets) >= maxLoginBuckets {
 			for k, old := range g.buckets {
 				if old.Tokens() >= float64(old.Burst()) {
 					delete(g.buckets, k)
 				}
 			}
 			for k := range g.buckets { // still full: somebody has many addresses
-				if len(g.buckets) < maxGuards {
+				if len(g.buckets) < maxLoginBuckets {
 					break
 				}
 				delete(g.buckets, k)

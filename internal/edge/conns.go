@@ -34,8 +34,8 @@ type ConnLimits struct {
 	Stall, StreamStall time.Duration
 }
 
-// filled returns l with its defaults for a process that may have nofile descriptors.
-func (l ConnLimits) filled(nofile int) ConnLimits {
+// withDefaults returns l with its defaults for a process that may have nofile descriptors.
+func (l ConnLimits) withDefaults(nofile int) ConnLimits {
 	def := func(p *int, n int) {
 		if *p == 0 {
 			*p = n
@@ -67,8 +67,8 @@ type connections struct {
 	nofile int
 
 	mu        sync.Mutex
-	strangers list.List      // of *conn: nobody is authenticated on them; oldest first
-	addresses map[string]int // of strangers
+	anonymous list.List      // of *conn: nobody is authenticated on them; oldest first
+	addresses map[string]int // of anonymous
 	idle      list.List      // of *conn: authenticated, between two requests; longest idle first
 	keys      map[string]int // authenticated, by key or user
 	tenants   map[string]int // authenticated with a key, by tenant
@@ -77,39 +77,39 @@ type connections struct {
 
 func newConnections(l ConnLimits) *connections {
 	n := manager.Descriptors()
-	return &connections{limits: l.filled(n), nofile: n, addresses: map[string]int{}, keys: map[string]int{}, tenants: map[string]int{}}
+	return &connections{limits: l.withDefaults(n), nofile: n, addresses: map[string]int{}, keys: map[string]int{}, tenants: map[string]int{}}
 }
 
 // A conn is one connection of a listener.
 type conn struct {
 	net.Conn
 	in      *connections
-	address string // of a stranger; "" on a Unix socket
+	address string // as it counts while anonymous; "" on a Unix socket
 	local   bool   // on a Unix socket
 
 	// Under in.mu.
-	stranger *list.Element
-	idle     *list.Element
-	key      string // who was authenticated last
-	tenant   string
-	gone     bool
+	anonymous *list.Element
+	idle      *list.Element
+	key       string // who was authenticated last
+	tenant    string
+	gone      bool
 
-	mu    sync.Mutex
-	known bool      // somebody is authenticated on it
-	taken bool      // it is a stream now, and no longer one of requests
-	read  time.Time // the deadlines that were asked for
-	write time.Time
+	mu            sync.Mutex
+	authenticated bool      // somebody is authenticated on it
+	hijacked      bool      // it is a stream now, and no longer one of requests
+	read          time.Time // the deadlines that were asked for
+	write         time.Time
 }
 
-// gate is a listener whose connections are accounted for.
-type gate struct {
+// countedListener is a listener whose connections are accounted for.
+type countedListener struct {
 	net.Listener
 	in *connections
 }
 
-func (c *connections) listen(l net.Listener) net.Listener { return &gate{l, c} }
+func (c *connections) listen(l net.Listener) net.Listener { return &countedListener{l, c} }
 
-func (g *gate) Accept() (net.Conn, error) {
+func (g *countedListener) Accept() (net.Conn, error) {
 	for {
 		nc, err := g.Listener.Accept()
 		if err != nil {
@@ -118,23 +118,23 @@ func (g *gate) Accept() (net.Conn, error) {
 			}
 			return nil, err
 		}
-		if c := g.in.enter(nc); c != nil {
+		if c := g.in.add(nc); c != nil {
 			return c, nil
 		}
 	}
 }
 
-// enter takes a new connection in, or refuses and closes it.
-func (c *connections) enter(nc net.Conn) *conn {
+// add takes a new connection in, or refuses and closes it.
+func (c *connections) add(nc net.Conn) *conn {
 	n := &conn{Conn: nc, in: c}
 	_, n.local = nc.(*net.UnixConn)
 	// The kernel gives the lowest number that is free: so many are in use at least.
-	used := number(nc)
+	used := descriptor(nc)
 	if n.local {
 		if used >= c.nofile-c.limits.Reserve/2 {
 			c.makeRoom(true)
 		}
-		n.known = true // the socket is this user's alone
+		n.authenticated = true // the socket is this user's alone
 		return n
 	}
 	if used >= c.nofile-c.limits.Reserve && !c.makeRoom(false) {
@@ -145,11 +145,11 @@ func (c *connections) enter(nc net.Conn) *conn {
 	c.mu.Lock()
 	var out []*conn
 	if c.addresses[n.address] >= c.limits.PerAddress {
-		out = append(out, c.oldest(n.address))
-	} else if c.strangers.Len() >= c.limits.Unauthenticated {
-		out = append(out, c.oldest(c.busiest()))
+		out = append(out, c.evictOldest(n.address))
+	} else if c.anonymous.Len() >= c.limits.Unauthenticated {
+		out = append(out, c.evictOldest(c.busiestAddress()))
 	}
-	n.stranger = c.strangers.PushBack(n)
+	n.anonymous = c.anonymous.PushBack(n)
 	c.addresses[n.address]++
 	c.mu.Unlock()
 	for _, o := range out {
@@ -158,19 +158,20 @@ func (c *connections) enter(nc net.Conn) *conn {
 	return n
 }
 
-// oldest returns the stranger that has been here longest of those from address.
-func (c *connections) oldest(address string) *conn {
-	for e := c.strangers.Front(); e != nil; e = e.Next() {
+// evictOldest takes the anonymous connection that is open longest, of those from address, out of
+// their account, and returns it.
+func (c *connections) evictOldest(address string) *conn {
+	for e := c.anonymous.Front(); e != nil; e = e.Next() {
 		if n := e.Value.(*conn); n.address == address {
-			c.forget(n)
+			c.dropAnonymous(n)
 			return n
 		}
 	}
 	return nil
 }
 
-// busiest returns the address with the most strangers.
-func (c *connections) busiest() (address string) {
+// busiestAddress returns the address with the most anonymous connections.
+func (c *connections) busiestAddress() (address string) {
 	most := 0
 	for a, n := range c.addresses {
 		if n > most {
@@ -181,13 +182,13 @@ func (c *connections) busiest() (address string) {
 }
 
 // makeRoom closes the connection that can best be spared, and reports whether there was
-// one: a stranger's first, then one between two requests. Those of the Unix socket make
+// one: an anonymous one first, then one between two requests. Those of the Unix socket make
 // room for each other, and for others where they idly hold most of the descriptors.
 func (c *connections) makeRoom(local bool) bool {
 	c.mu.Lock()
 	var out *conn
-	if c.strangers.Len() > 0 {
-		out = c.oldest(c.busiest())
+	if c.anonymous.Len() > 0 {
+		out = c.evictOldest(c.busiestAddress())
 	}
 	var longest *conn // idle on the Unix socket
 	locals := 0
@@ -212,37 +213,37 @@ func (c *connections) makeRoom(local bool) bool {
 	return true
 }
 
-// forget takes n out of the strangers. Call it with c.mu held.
-func (c *connections) forget(n *conn) {
-	if n.stranger == nil {
+// dropAnonymous takes n out of the anonymous connections. Call it with c.mu held.
+func (c *connections) dropAnonymous(n *conn) {
+	if n.anonymous == nil {
 		return
 	}
-	c.strangers.Remove(n.stranger)
-	n.stranger = nil
-	down(c.addresses, n.address)
+	c.anonymous.Remove(n.anonymous)
+	n.anonymous = nil
+	decrement(c.addresses, n.address)
 }
 
-func down(m map[string]int, k string) {
+func decrement(m map[string]int, k string) {
 	if m[k]--; m[k] <= 0 {
 		delete(m, k)
 	}
 }
 
-// leave takes a connection that is closed out of every account.
-func (c *connections) leave(n *conn) {
+// remove takes a connection that is closed out of every account.
+func (c *connections) remove(n *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n.gone {
 		return
 	}
 	n.gone = true
-	c.forget(n)
-	c.release(n)
+	c.dropAnonymous(n)
+	c.dropAuthenticated(n)
 }
 
-// release takes n from the account of whoever was authenticated on it. Call it with
+// dropAuthenticated takes n from the account of whoever was authenticated on it. Call it with
 // c.mu held.
-func (c *connections) release(n *conn) {
+func (c *connections) dropAuthenticated(n *conn) {
 	if n.idle != nil {
 		c.idle.Remove(n.idle)
 		n.idle = nil
@@ -250,9 +251,9 @@ func (c *connections) release(n *conn) {
 	if n.key == "" {
 		return
 	}
-	down(c.keys, n.key)
+	decrement(c.keys, n.key)
 	if !n.local {
-		down(c.tenants, n.tenant)
+		decrement(c.tenants, n.tenant)
 		c.all--
 	}
 	n.key, n.tenant = "", ""
@@ -267,19 +268,19 @@ func (c *connections) authenticated(n *conn, p sandboxer.Principal) error {
 		c.mu.Unlock()
 		return sandboxer.E(sandboxer.Canceled, nil, "the client left")
 	}
-	c.forget(n)
+	c.dropAnonymous(n)
 	if n.key != key {
-		c.release(n)
+		c.dropAuthenticated(n)
 		var out *conn
 		what := ""
 		switch {
 		case n.local:
 		case c.keys[key] >= c.limits.PerKey:
-			what, out = "this key has", c.spare(func(o *conn) bool { return o.key == key })
+			what, out = "this key has", c.evictIdle(func(o *conn) bool { return o.key == key })
 		case c.tenants[p.Tenant] >= c.limits.PerTenant:
-			what, out = "this tenant has", c.spare(func(o *conn) bool { return o.tenant == p.Tenant })
+			what, out = "this tenant has", c.evictIdle(func(o *conn) bool { return o.tenant == p.Tenant })
 		case c.all >= c.limits.Authenticated:
-			what, out = "this server has", c.spare(func(*conn) bool { return true })
+			what, out = "this server has", c.evictIdle(func(*conn) bool { return true })
 		}
 		if what != "" && out == nil {
 			c.mu.Unlock()
@@ -296,28 +297,28 @@ func (c *connections) authenticated(n *conn, p sandboxer.Principal) error {
 		}
 	}
 	c.mu.Unlock()
-	n.trust()
+	n.setAuthenticated()
 	return nil
 }
 
-// spare takes a connection that is between two requests out of its accounts. Call it
+// evictIdle takes a connection that is between two requests out of its accounts. Call it
 // with c.mu held.
-func (c *connections) spare(of func(*conn) bool) *conn {
+func (c *connections) evictIdle(of func(*conn) bool) *conn {
 	for e := c.idle.Front(); e != nil; e = e.Next() {
 		if n := e.Value.(*conn); !n.local && of(n) {
-			c.release(n)
+			c.dropAuthenticated(n)
 			return n
 		}
 	}
 	return nil
 }
 
-// resting notes whether n is between two requests.
-func (c *connections) resting(n *conn, now bool) {
+// setIdle notes whether n is between two requests.
+func (c *connections) setIdle(n *conn, now bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case now && n.idle == nil && n.stranger == nil && !n.gone:
+	case now && n.idle == nil && n.anonymous == nil && !n.gone:
 		n.idle = c.idle.PushBack(n)
 	case !now && n.idle != nil:
 		c.idle.Remove(n.idle)
@@ -327,11 +328,11 @@ func (c *connections) resting(n *conn, now bool) {
 
 // state is told of each connection what it does.
 func (c *connections) state(nc net.Conn, now http.ConnState) {
-	if n := inner(nc); n != nil {
-		c.resting(n, now == http.StateIdle || now == http.StateNew && n.local)
+	if n := belowTLS(nc); n != nil {
+		c.setIdle(n, now == http.StateIdle || now == http.StateNew && n.local)
 		if now == http.StateHijacked {
 			n.mu.Lock()
-			n.taken = true
+			n.hijacked = true
 			n.mu.Unlock()
 		}
 	}
@@ -352,8 +353,8 @@ func refuseConn(c net.Conn) {
 	c.Close()
 }
 
-// number is the file descriptor of nc.
-func number(nc net.Conn) (n int) {
+// descriptor is the file descriptor of nc.
+func descriptor(nc net.Conn) (n int) {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {
 		return 0
@@ -384,20 +385,20 @@ func networkOf(ip netip.Addr) string {
 	return ip.String()
 }
 
-// trust lifts the deadlines of strangers.
-func (n *conn) trust() {
+// setAuthenticated lifts the deadlines of anonymous connections.
+func (n *conn) setAuthenticated() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.known {
+	if n.authenticated {
 		return
 	}
-	n.known = true
+	n.authenticated = true
 	n.Conn.SetReadDeadline(n.read)
-	n.Conn.SetWriteDeadline(n.soon(n.write))
+	n.Conn.SetWriteDeadline(n.writeDeadline(n.write))
 }
 
 func (n *conn) Close() error {
-	n.in.leave(n)
+	n.in.remove(n)
 	return n.Conn.Close()
 }
 
@@ -418,7 +419,7 @@ func (n *conn) Write(b []byte) (done int, err error) {
 	for {
 		p := b[done:min(len(b), done+progress)]
 		n.mu.Lock()
-		n.Conn.SetWriteDeadline(n.soon(n.write))
+		n.Conn.SetWriteDeadline(n.writeDeadline(n.write))
 		n.mu.Unlock()
 		w, err := n.Conn.Write(p)
 		if done += w; err != nil || done == len(b) {
@@ -427,14 +428,14 @@ func (n *conn) Write(b []byte) (done int, err error) {
 	}
 }
 
-// soon is t, or the end of the time that the client has if that is earlier. Call it with
+// writeDeadline is t, or the end of the time that the client has if that is earlier. Call it with
 // n.mu held.
-func (n *conn) soon(t time.Time) time.Time {
+func (n *conn) writeDeadline(t time.Time) time.Time {
 	wait := n.in.limits.Wait
 	switch {
-	case n.known && n.taken:
+	case n.authenticated && n.hijacked:
 		wait = n.in.limits.StreamStall
-	case n.known:
+	case n.authenticated:
 		wait = n.in.limits.Stall
 	}
 	if end := time.Now().Add(wait); t.IsZero() || t.After(end) {
@@ -446,8 +447,8 @@ func (n *conn) soon(t time.Time) time.Time {
 func (n *conn) SetReadDeadline(t time.Time) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.read = t; !n.known {
-		t = n.soon(t)
+	if n.read = t; !n.authenticated {
+		t = n.writeDeadline(t)
 	}
 	return n.Conn.SetReadDeadline(t)
 }
@@ -456,7 +457,7 @@ func (n *conn) SetWriteDeadline(t time.Time) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.write = t
-	return n.Conn.SetWriteDeadline(n.soon(t))
+	return n.Conn.SetWriteDeadline(n.writeDeadline(t))
 }
 
 func (n *conn) SetDeadline(t time.Time) error {
@@ -471,8 +472,8 @@ func connOf(ctx context.Context) *conn {
 	return c
 }
 
-// inner returns the connection below TLS.
-func inner(c net.Conn) *conn {
+// belowTLS returns the connection below TLS.
+func belowTLS(c net.Conn) *conn {
 	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
 	}

@@ -2,13 +2,10 @@ package edge
 
 import (
 	"bufio"
-	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -26,10 +23,8 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
-
-// patience is how long a test waits for what must happen.
-const patience = time.Minute
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 3 && os.Args[1] == "few" { // an edge with few descriptors
@@ -43,16 +38,17 @@ const (
 	readKey = "sbx_key_00000001_read" // its tenant is another, and it may only read
 )
 
-// lobby knows goodKey and readKey.
-type lobby struct {
+// fakeAuth knows goodKey and readKey.
+type fakeAuth struct {
 	get func(ctx context.Context) error // of GET /v1/sandboxes/{id}; nil: NotFound
 
 	mu    sync.Mutex
 	bound []context.CancelCauseFunc
-	full  bool // no request is admitted
+	held  map[*int]bool // streams that were bound and not released
+	full  bool          // no request is admitted
 }
 
-func (l *lobby) Authenticate(_ context.Context, token sandboxer.Secret) (sandboxer.Principal, error) {
+func (l *fakeAuth) Authenticate(_ context.Context, token sandboxer.Secret) (sandboxer.Principal, error) {
 	switch token.Reveal() {
 	case goodKey:
 		return sandboxer.Principal{Tenant: "acme", Actor: "key:00000000", KeyID: "00000000", Scopes: sandboxer.Scopes()}, nil
@@ -62,7 +58,7 @@ func (l *lobby) Authenticate(_ context.Context, token sandboxer.Secret) (sandbox
 	return sandboxer.Principal{}, sandboxer.E(sandboxer.Unauthenticated, nil, "the API key is not valid")
 }
 
-func (l *lobby) AdmitRequest(sandboxer.Principal) error {
+func (l *fakeAuth) AdmitRequest(sandboxer.Principal) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.full {
@@ -71,18 +67,35 @@ func (l *lobby) AdmitRequest(sandboxer.Principal) error {
 	return nil
 }
 
-func (l *lobby) Bind(ctx context.Context, p sandboxer.Principal) (context.Context, context.CancelFunc) {
+func (l *fakeAuth) Bind(ctx context.Context, p sandboxer.Principal) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if p.KeyID != "" {
-		l.mu.Lock()
-		defer l.mu.Unlock()
 		l.bound = append(l.bound, cancel)
 	}
-	return ctx, func() { cancel(nil) }
+	if l.held == nil {
+		l.held = map[*int]bool{}
+	}
+	id := new(int)
+	l.held[id] = true
+	return ctx, func() {
+		cancel(nil)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.held, id)
+	}
+}
+
+// streams is how many streams are bound and not released.
+func (l *fakeAuth) streams() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.held)
 }
 
 // revoke ends every stream as a revoked key does, and reports whether there was one.
-func (l *lobby) revoke() bool {
+func (l *fakeAuth) revoke() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, cancel := range l.bound {
@@ -91,8 +104,8 @@ func (l *lobby) revoke() bool {
 	return len(l.bound) > 0
 }
 
-// lobbyDoor has routes as a front door has them, behind which is nothing.
-func lobbyDoor(l *lobby) Door {
+// fakeDoor has routes as a front door has them, behind which is nothing.
+func fakeDoor(l *fakeAuth) Door {
 	mux := &Mux{Hint: "look around"}
 	route := func(pattern string, a Access, h http.HandlerFunc) {
 		mux.Handle(Route{Pattern: pattern, Access: a, Handler: h})
@@ -127,123 +140,39 @@ func lobbyDoor(l *lobby) Door {
 		}
 		Fail(w, r, err)
 	})
-	return Door{Name: "lobby", Path: "/", Routes: mux}
+	return Door{Name: "fake", Path: "/", Routes: mux}
 }
 
 // served is an edge on a TCP listener, one with TLS and a Unix socket.
 type served struct {
 	*testing.T
-	plain, tls, sock string
-	e                *Edge
-	log              *logBuffer
-	stop             func()
+	*edgetest.Server
+	e   *Edge
+	log *edgetest.Log
 }
 
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-func serve(t *testing.T, l *lobby, opts Options, doors ...Door) *served {
+func serve(t *testing.T, l *fakeAuth, opts Options, doors ...Door) *served {
 	t.Helper()
-	dir := t.TempDir()
-	d := &served{T: t, sock: filepath.Join(dir, "s", "api.sock"), log: &logBuffer{}}
-	lu, err := ListenUnix(d.sock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lp, err := ListenTCP("127.0.0.1:0", false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	writeCert(t, cert, key, "test")
-	ls, err := ListenTLS("127.0.0.1:0", cert, key, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.plain, d.tls = lp.Addr().String(), ls.Addr().String()
-	opts.Log = slog.New(slog.NewTextHandler(d.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	d := &served{T: t, log: &edgetest.Log{}}
+	opts.Log = d.log.Logger()
 	d.e = New(l, opts)
-	d.e.settle = 50 * time.Millisecond
-	d.e.Mount(lobbyDoor(l))
+	d.e.drainTime = 50 * time.Millisecond
+	d.e.Mount(fakeDoor(l))
 	for _, door := range doors {
 		d.e.Mount(door)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- d.e.Serve(ctx, lu, lp, ls) }()
-	d.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := receive(t, done, "the end of the server"); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(d.stop)
+	d.Server = edgetest.Serve(t, edgetest.Listen{Unix: ListenUnix, TCP: ListenTCP, TLS: ListenTLS}, opts.Log, d.e.Serve)
 	return d
-}
-
-// client returns a client of the REST interface that knows the server at url.
-func (d *served) client(url string, token sandboxer.Secret) *api.Client {
-	d.Helper()
-	c, err := api.New(url, api.Options{Token: token, NoRetry: true})
-	if err != nil {
-		d.Fatal(err)
-	}
-	d.Cleanup(c.Close)
-	return c
-}
-
-// poll waits until ok.
-func poll(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s does not come", what)
-		}
-	}
 }
 
 // dial opens a connection to one of the listeners.
 func (d *served) dial(network string) net.Conn {
 	d.Helper()
-	c, err := d.try(network)
-	if err != nil {
-		d.Fatal(err)
-	}
-	return c
+	return d.Dial(d, network)
 }
 
-func (d *served) try(network string) (c net.Conn, err error) {
-	switch network {
-	case "tls":
-		c, err = tls.Dial("tcp", d.tls, &tls.Config{InsecureSkipVerify: true})
-	case "unix":
-		c, err = net.Dial("unix", d.sock)
-	default:
-		c, err = net.Dial("tcp", d.plain)
-	}
-	if err == nil {
-		c.SetDeadline(time.Now().Add(patience))
-		d.Cleanup(func() { c.Close() })
-	}
-	return c, err
-}
-
-// say sends a request and returns the answer.
-func (d *served) say(c net.Conn, request string) (*http.Response, string) {
+// roundTrip sends a request and returns the answer.
+func (d *served) roundTrip(c net.Conn, request string) (*http.Response, string) {
 	d.Helper()
 	if _, err := io.WriteString(c, request); err != nil {
 		d.Fatal(err)
@@ -259,13 +188,13 @@ func (d *served) say(c net.Conn, request string) (*http.Response, string) {
 	return resp, string(b)
 }
 
-// prompt returns a new connection on which request was answered with status. Where
-// strangers have little time, a busy machine may need several.
-func (d *served) prompt(network, request string, status int) net.Conn {
+// retry returns a new connection on which request was answered with status. Where
+// anonymous connections have little time, a busy machine may need several.
+func (d *served) retry(network, request string, status int) net.Conn {
 	d.Helper()
 	var last any
-	for end := time.Now().Add(patience); time.Now().Before(end); {
-		c, err := d.try(network)
+	for end := time.Now().Add(edgetest.Patience); time.Now().Before(end); {
+		c, err := d.Try(d, network)
 		if err == nil {
 			_, err = io.WriteString(c, request)
 		}
@@ -297,25 +226,13 @@ func (d *served) closed(c net.Conn, what string) {
 	}
 }
 
-// receive returns what ch gives, which it must within patience: a test that waits for
-// ever tells nobody what for.
-func receive[T any](t testing.TB, ch <-chan T, what string) (v T) {
-	t.Helper()
-	select {
-	case v = <-ch:
-	case <-time.After(patience):
-		t.Fatalf("%s does not come", what)
-	}
-	return v
-}
-
 func request(line string, headers ...string) string {
 	return line + " HTTP/1.1\r\nHost: localhost\r\n" + strings.Join(append(headers, "", ""), "\r\n")
 }
 
 // Who has no key holds nothing, whatever he promises to send.
 func TestNoKeyHoldsNothing(t *testing.T) {
-	d := serve(t, &lobby{}, Options{})
+	d := serve(t, &fakeAuth{}, Options{})
 	const length, chunks, long = "Content-Length: 10", "Transfer-Encoding: chunked", "Content-Length: 1000000000"
 	jsonType, bad, good := "Content-Type: application/json", "Authorization: Bearer sbx_key_11111111_bad", "Authorization: Bearer "+goodKey
 	for _, network := range []string{"tcp", "tls"} {
@@ -344,9 +261,9 @@ func TestNoKeyHoldsNothing(t *testing.T) {
 		} {
 			t.Run("", func(t *testing.T) {
 				t.Parallel()
-				d := &served{T: t, plain: d.plain, tls: d.tls}
+				d := &served{T: t, Server: d.Server}
 				c := d.dial(network)
-				resp, body := d.say(c, tt.request)
+				resp, body := d.roundTrip(c, tt.request)
 				if resp.StatusCode != tt.status {
 					t.Errorf("%s %q: %d %s; want %d", network, tt.request, resp.StatusCode, body, tt.status)
 				}
@@ -356,7 +273,7 @@ func TestNoKeyHoldsNothing(t *testing.T) {
 	}
 	// The owner of the Unix socket gets his answer, too, before he sent what he announced.
 	c := d.dial("unix")
-	if resp, body := d.say(c, request("POST /v1/sandboxes", length)); resp.StatusCode != 415 {
+	if resp, body := d.roundTrip(c, request("POST /v1/sandboxes", length)); resp.StatusCode != 415 {
 		t.Errorf("Unix: %d %s", resp.StatusCode, body)
 	}
 	d.closed(c, "unix")
@@ -367,34 +284,34 @@ func TestNoKeyHoldsNothing(t *testing.T) {
 }
 
 // A connection on which nobody is authenticated lasts as long as bytes come.
-func TestStrangersHaveLittleTime(t *testing.T) {
+func TestAnonymousConnectionsHaveLittleTime(t *testing.T) {
 	const wait = 50 * time.Millisecond
-	d := serve(t, &lobby{}, Options{Conns: ConnLimits{Wait: wait}})
+	d := serve(t, &fakeAuth{}, Options{Conns: ConnLimits{Wait: wait}})
 	for _, network := range []string{"tcp", "tls"} {
-		if c, err := d.try(network); err == nil { // else it was closed in the handshake
+		if c, err := d.Try(d, network); err == nil { // else it was closed in the handshake
 			d.closed(c, network+": nothing sent")
 		}
-		c, err := d.try(network)
+		c, err := d.Try(d, network)
 		if err == nil {
 			io.WriteString(c, "GET /v1/status HTTP/1.1\r\nHost: ")
 			d.closed(c, network+": half a header")
 		}
-		d.closed(d.prompt(network, request("GET /healthz"), 200), network+": idle after an open route")
-		// With a key there is time: several times what a stranger has.
-		c = d.prompt(network, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey), 404)
+		d.closed(d.retry(network, request("GET /healthz"), 200), network+": idle after an open route")
+		// With a key there is time: several times what others have.
+		c = d.retry(network, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey), 404)
 		for range 3 {
 			time.Sleep(4 * wait)
-			if resp, _ := d.say(c, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey)); resp.StatusCode != 404 {
+			if resp, _ := d.roundTrip(c, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey)); resp.StatusCode != 404 {
 				t.Errorf("%s with a key: %d", network, resp.StatusCode)
 			}
 		}
 	}
-	c, err := net.Dial("tcp", d.tls)
+	c, err := net.Dial("tcp", d.TLS)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(patience))
+	c.SetDeadline(time.Now().Add(edgetest.Patience))
 	io.WriteString(c, "\x16\x03\x01\x02\x00") // the head of a handshake
 	d.closed(c, "half a handshake")
 	// One that reads nothing of a long answer.
@@ -409,17 +326,17 @@ func TestStrangersHaveLittleTime(t *testing.T) {
 	}
 }
 
-// Too many strangers make room for each other, those of one address first; who sends his
+// Too many anonymous connections make room for each other, those of one address first; who sends his
 // key at once is served.
-func TestStrangersMakeRoom(t *testing.T) {
-	d := serve(t, &lobby{}, Options{Conns: ConnLimits{Unauthenticated: 6, PerAddress: 4}})
+func TestAnonymousConnectionsMakeRoom(t *testing.T) {
+	d := serve(t, &fakeAuth{}, Options{Conns: ConnLimits{Unauthenticated: 6, PerAddress: 4}})
 	from := func(ip string) net.Conn {
 		t.Helper()
-		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", d.plain)
+		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}).Dial("tcp", d.TCP)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.SetDeadline(time.Now().Add(patience))
+		c.SetDeadline(time.Now().Add(edgetest.Patience))
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
@@ -432,12 +349,12 @@ func TestStrangersMakeRoom(t *testing.T) {
 	d.closed(one[1], "the oldest of the address with the most")
 	for i := range 50 {
 		c := from("127.0.0.1")
-		if resp, body := d.say(c, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey)); resp.StatusCode != 404 {
+		if resp, body := d.roundTrip(c, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey)); resp.StatusCode != 404 {
 			t.Fatalf("request %d with a key: %d %s", i, resp.StatusCode, body)
 		}
 	}
-	if resp, _ := d.say(two[2], request("GET /healthz")); resp.StatusCode != 200 {
-		t.Errorf("a stranger who waited: %d", resp.StatusCode)
+	if resp, _ := d.roundTrip(two[2], request("GET /healthz")); resp.StatusCode != 200 {
+		t.Errorf("one who waited without a key: %d", resp.StatusCode)
 	}
 }
 
@@ -453,7 +370,7 @@ func TestConnectionsOfAKey(t *testing.T) {
 func connectionsAreBounded(t *testing.T, limits ConnLimits, whose string) {
 	release := make(chan struct{})
 	entered := make(chan struct{}, 8)
-	m := &lobby{get: func(ctx context.Context) error {
+	m := &fakeAuth{get: func(ctx context.Context) error {
 		entered <- struct{}{}
 		select {
 		case <-release:
@@ -464,9 +381,9 @@ func connectionsAreBounded(t *testing.T, limits ConnLimits, whose string) {
 	d := serve(t, m, Options{Conns: limits})
 	busy, quick := request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey), request("POST /v1/sandboxes", "Authorization: Bearer "+goodKey)
 	idle := d.dial("tcp")
-	d.say(idle, quick)
+	d.roundTrip(idle, quick)
 	// Its answer can be read before the server has noted that it is idle.
-	poll(t, "an idle connection", func() bool {
+	edgetest.Poll(t, "an idle connection", func() bool {
 		d.e.conns.mu.Lock()
 		defer d.e.conns.mu.Unlock()
 		return d.e.conns.idle.Len() == 1
@@ -475,13 +392,13 @@ func connectionsAreBounded(t *testing.T, limits ConnLimits, whose string) {
 		t.Helper()
 		c := d.dial("tcp")
 		io.WriteString(c, busy)
-		receive(t, entered, "a request's handler")
+		edgetest.Receive(t, entered, "a request's handler")
 		return c
 	}
 	held := []net.Conn{hold(), hold()}
 	c := hold()
 	d.closed(idle, "the idle one")
-	resp, body := d.say(d.dial("tcp"), quick)
+	resp, body := d.roundTrip(d.dial("tcp"), quick)
 	if resp.StatusCode != 429 || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, `"code":"exhausted"`) || !strings.Contains(body, whose) {
 		t.Errorf("one too many: %d %v %s", resp.StatusCode, resp.Header, body)
 	}
@@ -510,8 +427,8 @@ func TestDescriptorsRunOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { cmd.Process.Kill(); cmd.Wait() }()
-	d := &served{T: t, sock: filepath.Join(dir, "s", "api.sock")}
-	if _, err := fmt.Fscanln(out, &d.plain); err != nil {
+	d := &served{T: t, Server: &edgetest.Server{Unix: filepath.Join(dir, "s", "api.sock")}}
+	if _, err := fmt.Fscanln(out, &d.TCP); err != nil {
 		t.Fatal(err)
 	}
 	// Whoever has not sent his key yet may have to make room for those who come at the
@@ -519,17 +436,17 @@ func TestDescriptorsRunOut(t *testing.T) {
 	check := func(when string) {
 		t.Helper()
 		for _, network := range []string{"unix", "tcp"} {
-			d.prompt(network, request("GET /healthz", "Connection: close"), 200)
-			d.prompt(network, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey, "Connection: close"), 404)
+			d.retry(network, request("GET /healthz", "Connection: close"), 200)
+			d.retry(network, request("GET /v1/sandboxes/x", "Authorization: Bearer "+goodKey, "Connection: close"), 404)
 		}
 	}
 	check("at first")
 	for range 400 { // idle ones without a key
 		d.dial("tcp")
 	}
-	check("beside strangers")
+	check("beside anonymous connections")
 	for range 300 { // idle ones with a key
-		c, err := net.Dial("tcp", d.plain)
+		c, err := net.Dial("tcp", d.TCP)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -557,17 +474,17 @@ func fewMain(sock string) error {
 		return err
 	}
 	fmt.Println(lt.Addr())
-	e := New(&lobby{}, Options{})
-	e.Mount(lobbyDoor(&lobby{}))
+	e := New(&fakeAuth{}, Options{})
+	e.Mount(fakeDoor(&fakeAuth{}))
 	return e.Serve(context.Background(), lu, lt)
 }
 
 // A good key passes at any time, also from where others guess.
 func TestGuessingIsSlowedDown(t *testing.T) {
-	d := serve(t, &lobby{}, Options{})
-	good := d.client("http://"+d.plain, goodKey)
+	d := serve(t, &fakeAuth{}, Options{})
+	good := edgetest.Client(t, "http://"+d.TCP, api.Options{Token: goodKey, NoRetry: true})
 	for _, token := range []sandboxer.Secret{"sbx_key_zzzzzzzz_guess", "guess", "sbx_key_00000000_guess"} {
-		bad := d.client("http://"+d.plain, token)
+		bad := edgetest.Client(t, "http://"+d.TCP, api.Options{Token: token, NoRetry: true})
 		var err error
 		n := 0
 		for ; n < 100; n++ {
@@ -585,7 +502,7 @@ func TestGuessingIsSlowedDown(t *testing.T) {
 	// With another key each time.
 	var err error
 	for n := 0; n < 2*failBurstIP && !errors.Is(err, sandboxer.Exhausted); n++ {
-		_, err = d.client("http://"+d.plain, sandboxer.Secret(fmt.Sprintf("sbx_key_%08d_guess", n+2))).Status(t.Context())
+		_, err = edgetest.Client(t, "http://"+d.TCP, api.Options{Token: sandboxer.Secret(fmt.Sprintf("sbx_key_%08d_guess", n+2)), NoRetry: true}).Status(t.Context())
 	}
 	if !errors.Is(err, sandboxer.Exhausted) {
 		t.Errorf("%d guesses from one address: %v", 2*failBurstIP, err)
@@ -594,12 +511,12 @@ func TestGuessingIsSlowedDown(t *testing.T) {
 		t.Errorf("the same address with a good key: %v", err)
 	}
 	// From elsewhere even a bad one is simply told so.
-	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}).Dial("tcp", d.plain)
+	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}).Dial("tcp", d.TCP)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if resp, _ := d.say(c, request("GET /v1/status", "Authorization: Bearer sbx_key_zzzzzzzz_guess")); resp.StatusCode != 401 {
+	if resp, _ := d.roundTrip(c, request("GET /v1/status", "Authorization: Bearer sbx_key_zzzzzzzz_guess")); resp.StatusCode != 401 {
 		t.Errorf("from another address: %d", resp.StatusCode)
 	}
 }
@@ -622,20 +539,20 @@ func TestNetworkOf(t *testing.T) {
 // A server that is told to end does so, also beside requests that never do.
 func TestShutdownHasAnEnd(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{})
-	d := serve(t, &lobby{get: func(context.Context) error {
+	d := serve(t, &fakeAuth{get: func(context.Context) error {
 		close(entered)
 		<-release // deaf to its ctx
 		return sandboxer.E(sandboxer.NotFound, nil, "there is no such sandbox")
 	}}, Options{Drain: 10 * time.Millisecond})
-	c := d.client("unix://"+d.sock, "")
+	c := edgetest.Client(t, "unix://"+d.Unix, api.Options{NoRetry: true})
 	answered := make(chan error, 1)
 	go func() {
 		_, err := c.Get(t.Context(), "x")
 		answered <- err
 	}()
-	receive(t, entered, "the request's handler")
-	d.stop()
-	if err := receive(t, answered, "the request's answer"); !errors.Is(err, sandboxer.Unavailable) {
+	edgetest.Receive(t, entered, "the request's handler")
+	d.Stop()
+	if err := edgetest.Receive(t, answered, "the request's answer"); !errors.Is(err, sandboxer.Unavailable) {
 		t.Errorf("the request: %v", err)
 	}
 	if !strings.Contains(d.log.String(), "requests=1") {
@@ -647,9 +564,9 @@ func TestShutdownHasAnEnd(t *testing.T) {
 
 // Bodies half sent wait in memory only up to a bound.
 func TestHalfBodiesAreBounded(t *testing.T) {
-	d := serve(t, &lobby{}, Options{})
+	d := serve(t, &fakeAuth{}, Options{})
 	var refused atomic.Int64
-	for range mostWaitingKey>>20 + 8 {
+	for range maxReservedKey>>20 + 8 {
 		c := d.dial("tcp")
 		go func() {
 			io.WriteString(c, request("POST /v1/sandboxes", "Authorization: Bearer "+goodKey, "Content-Type: application/json", "Content-Length: 1048576")+
@@ -660,9 +577,9 @@ func TestHalfBodiesAreBounded(t *testing.T) {
 			}
 		}()
 	}
-	poll(t, "a refusal", func() bool { return refused.Load() > 0 })
-	if got := d.e.memory.of("acme"); got > mostWaitingKey {
-		t.Errorf("%d bytes of one key are held; want %d at most", got, mostWaitingKey)
+	edgetest.Poll(t, "a refusal", func() bool { return refused.Load() > 0 })
+	if got := d.e.memory.of("acme"); got > maxReservedKey {
+		t.Errorf("%d bytes of one key are held; want %d at most", got, maxReservedKey)
 	}
 }
 
@@ -676,9 +593,9 @@ func (m *memory) of(tenant string) int {
 func TestMemory(t *testing.T) {
 	m := newMemory()
 	p := sandboxer.Principal{Actor: "key:a", Tenant: "t"}
-	var rooms []*Held
-	for range mostWaitingKey >> 20 {
-		h := &Held{of: m, p: p}
+	var rooms []*MemoryReservation
+	for range maxReservedKey >> 20 {
+		h := &MemoryReservation{of: m, p: p}
 		rooms = append(rooms, h)
 		for n := range 4 {
 			if err := h.Grow((n + 1) << 18); err != nil {
@@ -686,25 +603,25 @@ func TestMemory(t *testing.T) {
 			}
 		}
 	}
-	late := &Held{of: m, p: p}
+	late := &MemoryReservation{of: m, p: p}
 	if err := late.Grow(1); !errors.Is(err, sandboxer.Exhausted) || sandboxer.RetryAfterOf(err) <= 0 {
 		t.Errorf("one key takes more than it may: %v", err)
 	}
-	sibling, other := &Held{of: m, p: sandboxer.Principal{Actor: "key:b", Tenant: "t"}}, &Held{of: m, p: sandboxer.Principal{Actor: "key:c", Tenant: "u"}}
-	if err := sibling.Grow(mostWaitingTenant - mostWaitingKey); err != nil {
+	sibling, other := &MemoryReservation{of: m, p: sandboxer.Principal{Actor: "key:b", Tenant: "t"}}, &MemoryReservation{of: m, p: sandboxer.Principal{Actor: "key:c", Tenant: "u"}}
+	if err := sibling.Grow(maxReservedTenant - maxReservedKey); err != nil {
 		t.Errorf("another key of the tenant: %v", err)
 	}
-	if err := sibling.Grow(mostWaitingTenant - mostWaitingKey + 1); !errors.Is(err, sandboxer.Exhausted) {
+	if err := sibling.Grow(maxReservedTenant - maxReservedKey + 1); !errors.Is(err, sandboxer.Exhausted) {
 		t.Errorf("one tenant takes more than it may: %v", err)
 	}
-	if err := other.Grow(mostWaiting - mostWaitingTenant); err != nil {
+	if err := other.Grow(maxReserved - maxReservedTenant); err != nil {
 		t.Errorf("another tenant: %v", err)
 	}
-	if err := other.Grow(mostWaiting - mostWaitingTenant + 1); !errors.Is(err, sandboxer.Exhausted) {
+	if err := other.Grow(maxReserved - maxReservedTenant + 1); !errors.Is(err, sandboxer.Exhausted) {
 		t.Errorf("all take more than they may: %v", err)
 	}
 	for _, h := range append(rooms, late, sibling, other) {
-		h.end()
+		h.release()
 	}
 	if m.total != 0 || len(m.keys) != 0 || len(m.tenants) != 0 {
 		t.Errorf("left: %+v", m)

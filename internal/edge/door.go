@@ -70,9 +70,9 @@ func (r Route) check() {
 // Access says who may use a route. The zero value says nothing: such a route is not
 // served.
 type Access struct {
-	scope  sandboxer.Scope
-	anyone bool
-	guest  Admit
+	scope    sandboxer.Scope
+	anyone   bool
+	admitter Admit
 }
 
 // Needs is for callers with a key that has the scope, or with everything that the owner
@@ -82,21 +82,21 @@ func Needs(s sandboxer.Scope) Access { return Access{scope: s} }
 // Anyone is for whoever comes: nobody is identified, and nothing is read of the body.
 func Anyone() Access { return Access{anyone: true} }
 
-// Guests is for callers who bring something else than a key, of which admit finds out
+// AdmittedBy is for callers who bring something else than a key, of which admit finds out
 // whether it is good. Their errors are the caller's answer.
-func Guests(admit Admit) Access { return Access{guest: admit} }
+func AdmittedBy(admit Admit) Access { return Access{admitter: admit} }
 
-// Admit lets a guest in: it returns who that counts as in the accounts of connections and
+// Admit lets a caller in: it returns who that counts as in the accounts of connections and
 // memory, the ctx for the handler, and what is to be called at the end of the request.
 type Admit func(ctx context.Context) (_ context.Context, p sandboxer.Principal, end func(), _ error)
 
-func (a Access) declared() bool { return a.scope != "" || a.anyone || a.guest != nil }
+func (a Access) declared() bool { return a.scope != "" || a.anyone || a.admitter != nil }
 
 // Scope is what a caller needs, "" where that is no key.
 func (a Access) Scope() sandboxer.Scope { return a.scope }
 
 // Identified reports whether the handler sees only requests that somebody is known to make.
-func (a Access) Identified() bool { return a.scope != "" || a.guest != nil }
+func (a Access) Identified() bool { return a.scope != "" || a.admitter != nil }
 
 // Mux is a Router with the patterns of http.ServeMux. The zero value has no routes.
 type Mux struct {
@@ -139,7 +139,7 @@ func (m *Mux) Route(r *http.Request) Route {
 // noRoute answers where the mux has nothing, in the door's form. The mux's own answer
 // tells a wrong method from a wrong path.
 func (m *Mux) noRoute(w http.ResponseWriter, r *http.Request, mux http.Handler) {
-	probe := &discard{header: http.Header{}}
+	probe := &discardWriter{header: http.Header{}}
 	mux.ServeHTTP(probe, r)
 	if probe.status == http.StatusMethodNotAllowed {
 		allow := probe.header.Get("Allow")
@@ -153,15 +153,15 @@ func (m *Mux) noRoute(w http.ResponseWriter, r *http.Request, mux http.Handler) 
 	Fail(w, r, err)
 }
 
-// discard takes an answer that nobody gets.
-type discard struct {
+// discardWriter takes an answer that nobody gets.
+type discardWriter struct {
 	header http.Header
 	status int
 }
 
-func (d *discard) Header() http.Header         { return d.header }
-func (d *discard) WriteHeader(status int)      { d.status = status }
-func (d *discard) Write(p []byte) (int, error) { return len(p), nil }
+func (d *discardWriter) Header() http.Header         { return d.header }
+func (d *discardWriter) WriteHeader(status int)      { d.status = status }
+func (d *discardWriter) Write(p []byte) (int, error) { return len(p), nil }
 
 // token is what may be one in a path, also with some of it escaped.
 var token = regexp.MustCompile(`(?i)(?:s|%(?:25)*[57]3)(?:b|%(?:25)*[46]2)(?:x|%(?:25)*[57]8)(?:_|%(?:25)*5f)(?:p|%(?:25)*[57]0)(?:o|%(?:25)*[46]f)(?:r|%(?:25)*[57]2)(?:t|%(?:25)*[57]4)(?:_|%(?:25)*5f)[^/?#&;\s]*`)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
 
 // form is how a door of TestEveryDoor is found, told keys, and answers errors.
@@ -126,7 +127,7 @@ func probes(seen *reached) *Mux {
 		io.WriteString(w, "begun\n")
 		w.(http.Flusher).Flush()
 		<-ctx.Done()
-		io.WriteString(w, sandboxer.Message(EndOf(ctx, ctx.Err()))+"\n")
+		io.WriteString(w, sandboxer.Message(StreamError(ctx, ctx.Err()))+"\n")
 	})
 	add("GET /x/detached", Needs(sandboxer.ScopeRead), func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := Stream(context.WithoutCancel(r.Context()))
@@ -139,12 +140,12 @@ func probes(seen *reached) *Mux {
 		Detach(ctx, func() {
 			defer cancel(nil)
 			defer c.Close()
-			if w, r := Exchange(ctx); w != nil || r.Body != nil {
+			if w, r := Exchange(ctx); w != nil || r != nil {
 				io.WriteString(c, "what the request took is still held\n")
 			}
 			io.WriteString(c, "begun\n")
 			<-ctx.Done()
-			io.WriteString(c, sandboxer.Message(EndOf(ctx, ctx.Err()))+"\n")
+			io.WriteString(c, sandboxer.Message(StreamError(ctx, ctx.Err()))+"\n")
 		})
 	})
 	add("GET /x/unbound/flush", Needs(sandboxer.ScopeRead), func(w http.ResponseWriter, _ *http.Request) {
@@ -154,12 +155,31 @@ func probes(seen *reached) *Mux {
 		http.NewResponseController(w).Hijack()
 	})
 	add("GET /x/panic", Needs(sandboxer.ScopeRead), func(http.ResponseWriter, *http.Request) { panic("private matters") })
+	add("GET /x/stream/panic", Needs(sandboxer.ScopeRead), func(w http.ResponseWriter, r *http.Request) {
+		Stream(r.Context())
+		io.WriteString(w, "begun\n")
+		w.(http.Flusher).Flush()
+		panic("private matters")
+	})
+	add("GET /x/detached/panic", Needs(sandboxer.ScopeRead), func(w http.ResponseWriter, r *http.Request) {
+		ctx, _ := Stream(context.WithoutCancel(r.Context()))
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			Fail(w, r, err)
+			return
+		}
+		Detach(ctx, func() {
+			defer c.Close()
+			io.WriteString(c, "begun\n")
+			panic("private matters")
+		})
+	})
 	left := make(chan struct{}, 1)
-	add("GET /x/guest/good", Guests(func(ctx context.Context) (context.Context, sandboxer.Principal, func(), error) {
+	add("GET /x/admit/good", AdmittedBy(func(ctx context.Context) (context.Context, sandboxer.Principal, func(), error) {
 		return ctx, sandboxer.Principal{Tenant: "acme", Actor: "url:x"}, func() { left <- struct{}{} }, nil
 	}), who)
-	add("GET /x/guest/left", Anyone(), func(w http.ResponseWriter, _ *http.Request) { <-left })
-	add("GET /x/guest/bad", Guests(func(context.Context) (context.Context, sandboxer.Principal, func(), error) {
+	add("GET /x/admit/left", Anyone(), func(w http.ResponseWriter, _ *http.Request) { <-left })
+	add("GET /x/admit/bad", AdmittedBy(func(context.Context) (context.Context, sandboxer.Principal, func(), error) {
 		return nil, sandboxer.Principal{}, nil, sandboxer.E(sandboxer.Unauthenticated, nil, "the invitation is not good")
 	}), who)
 	return mux
@@ -169,7 +189,7 @@ func probes(seen *reached) *Mux {
 func TestEveryDoor(t *testing.T) {
 	for i, f := range forms {
 		t.Run(f.name, func(t *testing.T) {
-			l, seen := &lobby{}, &reached{}
+			l, seen := &fakeAuth{}, &reached{}
 			var observed reached
 			d := serve(t, l, Options{Observe: func(route string, status int, _ time.Duration) { observed.add(fmt.Sprint(route, " ", status)) }}, f.door(probes(seen)))
 			next := 0
@@ -177,11 +197,11 @@ func TestEveryDoor(t *testing.T) {
 			from := func() net.Conn {
 				t.Helper()
 				next++
-				c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, byte(1+i), byte(next))}}).Dial("tcp", d.plain)
+				c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, byte(1+i), byte(next))}}).Dial("tcp", d.TCP)
 				if err != nil {
 					t.Fatal(err)
 				}
-				c.SetDeadline(time.Now().Add(patience))
+				c.SetDeadline(time.Now().Add(edgetest.Patience))
 				t.Cleanup(func() { c.Close() })
 				return c
 			}
@@ -190,7 +210,7 @@ func TestEveryDoor(t *testing.T) {
 			}
 			ask := func(line string, headers ...string) (*http.Response, string) {
 				t.Helper()
-				return d.say(from(), text(line, headers...))
+				return d.roundTrip(from(), text(line, headers...))
 			}
 			// refused checks an answer that no handler gave.
 			refused := func(what string, resp *http.Response, body string, status int) {
@@ -218,31 +238,31 @@ func TestEveryDoor(t *testing.T) {
 					t.Errorf("a good key: %d %s", resp.StatusCode, body)
 				}
 				c := d.dial("unix")
-				if resp, body := d.say(c, text("GET /x/read/b")); resp.StatusCode != 200 || !strings.HasPrefix(body, fmt.Sprintf("b unix:%d ", os.Getuid())) {
+				if resp, body := d.roundTrip(c, text("GET /x/read/b")); resp.StatusCode != 200 || !strings.HasPrefix(body, fmt.Sprintf("b unix:%d ", os.Getuid())) {
 					t.Errorf("the Unix socket: %d %s", resp.StatusCode, body)
 				}
 				c = d.dial("unix")
 				seen.take()
-				resp, body := d.say(c, text("GET /x/read/b", bad))
+				resp, body := d.roundTrip(c, text("GET /x/read/b", bad))
 				refused("a bad key on the Unix socket", resp, body, 401)
 				if resp, body := ask("GET /x/open"); resp.StatusCode != 200 || !strings.HasPrefix(body, " ") {
 					t.Errorf("an open route: %d %s", resp.StatusCode, body)
 				}
-				if resp, body := d.say(from(), text("POST /x/open", good, "Content-Length: 1")+"x"); resp.StatusCode != 200 || !strings.HasPrefix(body, "0 ") {
+				if resp, body := d.roundTrip(from(), text("POST /x/open", good, "Content-Length: 1")+"x"); resp.StatusCode != 200 || !strings.HasPrefix(body, "0 ") {
 					t.Errorf("the body of an open route: %d %s; want nothing read of it", resp.StatusCode, body)
 				}
 				seen.take()
 			})
-			t.Run("guests", func(t *testing.T) {
+			t.Run("admitted otherwise", func(t *testing.T) {
 				c := from()
-				if resp, body := d.say(c, text("GET /x/guest/good")); resp.StatusCode != 200 || !strings.HasPrefix(body, "url:x ") {
+				if resp, body := d.roundTrip(c, text("GET /x/admit/good")); resp.StatusCode != 200 || !strings.HasPrefix(body, "url:x ") {
 					t.Errorf("a good one: %d %s", resp.StatusCode, body)
 				}
-				if resp, _ := d.say(c, text("GET /x/guest/left")); resp.StatusCode != 200 { // waits for its end
+				if resp, _ := d.roundTrip(c, text("GET /x/admit/left")); resp.StatusCode != 200 { // waits for its end
 					t.Errorf("after the end: %d", resp.StatusCode)
 				}
 				seen.take()
-				resp, body := ask("GET /x/guest/bad", good)
+				resp, body := ask("GET /x/admit/bad", good)
 				refused("a bad one", resp, body, 401)
 			})
 			t.Run("scope", func(t *testing.T) {
@@ -267,7 +287,7 @@ func TestEveryDoor(t *testing.T) {
 			})
 			t.Run("host", func(t *testing.T) {
 				c := from()
-				resp, body := d.say(c, "GET /x/read/a HTTP/1.1\r\nHost: evil.example\r\n"+good+"\r\n\r\n")
+				resp, body := d.roundTrip(c, "GET /x/read/a HTTP/1.1\r\nHost: evil.example\r\n"+good+"\r\n\r\n")
 				if resp.StatusCode != 421 || len(seen.take()) > 0 {
 					t.Errorf("under another name: %d %s", resp.StatusCode, body)
 				}
@@ -276,17 +296,17 @@ func TestEveryDoor(t *testing.T) {
 				resp, body := ask("POST /x/write", good, "Sec-Fetch-Site: cross-site", "Origin: https://evil.example", "Content-Length: 0")
 				refused("another web page", resp, body, 403)
 			})
-			t.Run("login guard", func(t *testing.T) {
+			t.Run("login limiter", func(t *testing.T) {
 				c := from()
 				address := c.LocalAddr().(*net.TCPAddr).IP
 				c.Close()
 				for n := range failBurst + 1 {
-					c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: address}}).Dial("tcp", d.plain)
+					c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: address}}).Dial("tcp", d.TCP)
 					if err != nil {
 						t.Fatal(err)
 					}
-					c.SetDeadline(time.Now().Add(patience))
-					resp, body := d.say(c, text("GET /x/read/a", bad))
+					c.SetDeadline(time.Now().Add(edgetest.Patience))
+					resp, body := d.roundTrip(c, text("GET /x/read/a", bad))
 					c.Close()
 					want := 401
 					if n == failBurst {
@@ -296,17 +316,17 @@ func TestEveryDoor(t *testing.T) {
 				}
 			})
 			t.Run("body", func(t *testing.T) {
-				if resp, body := d.say(from(), text("POST /x/write", good, "Content-Length: 5")+"whole"); resp.StatusCode != 200 || body != "whole" {
+				if resp, body := d.roundTrip(from(), text("POST /x/write", good, "Content-Length: 5")+"whole"); resp.StatusCode != 200 || body != "whole" {
 					t.Errorf("a whole one: %d %s", resp.StatusCode, body)
 				}
 				seen.take()
 				c := from()
-				resp, body := d.say(c, text("POST /x/write", good, "Content-Length: 5")+"half")
+				resp, body := d.roundTrip(c, text("POST /x/write", good, "Content-Length: 5")+"half")
 				if code, _ := f.fault(body); resp.StatusCode != 400 || code != 400 {
 					t.Errorf("half a body: %d %s", resp.StatusCode, body)
 				}
 				d.closed(c, "after half a body")
-				resp, body = d.say(from(), text("POST /x/write", good, "Content-Length: 101")+strings.Repeat("x", 101))
+				resp, body = d.roundTrip(from(), text("POST /x/write", good, "Content-Length: 101")+strings.Repeat("x", 101))
 				if code, _ := f.fault(body); resp.StatusCode != 413 || code != 413 {
 					t.Errorf("too large a body: %d %s", resp.StatusCode, body)
 				}
@@ -332,7 +352,7 @@ func TestEveryDoor(t *testing.T) {
 					if resp.StatusCode != 500 || code != 500 || !ok || strings.Contains(body, "private") {
 						t.Errorf("%s: %d %s", path, resp.StatusCode, body)
 					}
-					poll(t, "the cause in the log", func() bool { return strings.Contains(d.log.String(), "error_id="+id) })
+					edgetest.Poll(t, "the cause in the log", func() bool { return strings.Contains(d.log.String(), "error_id="+id) })
 				}
 				if !strings.Contains(d.log.String(), "private matters") || !strings.Contains(d.log.String(), "without edge.Stream") {
 					t.Errorf("the log does not say why:\n%s", d.log)
@@ -341,10 +361,10 @@ func TestEveryDoor(t *testing.T) {
 			t.Run("log and metrics", func(t *testing.T) {
 				observed.take()
 				ask("GET /x/read/secret?q=secret", good, "X-Request-Id: logged")
-				poll(t, "the metric", func() bool {
+				edgetest.Poll(t, "the metric", func() bool {
 					return strings.Contains(strings.Join(observed.take(), "\n"), "GET /x/read/{part} 200")
 				})
-				poll(t, "the log", func() bool { return strings.Contains(d.log.String(), "request_id=logged") })
+				edgetest.Poll(t, "the log", func() bool { return strings.Contains(d.log.String(), "request_id=logged") })
 				for line := range strings.Lines(d.log.String()) {
 					if strings.Contains(line, "request_id=logged") && (!strings.Contains(line, "actor=key:00000000") || !strings.Contains(line, "status=200") || strings.Contains(line, "q=")) {
 						t.Errorf("logged: %s", line)
@@ -372,6 +392,10 @@ func TestEveryDoor(t *testing.T) {
 					}
 				}
 				rest := func(r *bufio.Reader) string { b, _ := io.ReadAll(r); return string(b) }
+				for _, path := range []string{"/x/stream/panic", "/x/detached/panic"} {
+					rest(begin(path))
+					edgetest.Poll(t, "what its panic left to be released", func() bool { return l.streams() == 0 })
+				}
 				for _, path := range []string{"/x/stream", "/x/detached"} {
 					r := begin(path)
 					l.revoke()
@@ -380,7 +404,7 @@ func TestEveryDoor(t *testing.T) {
 					}
 				}
 				one, two := begin("/x/stream"), begin("/x/detached")
-				go d.stop()
+				go d.Stop()
 				for _, r := range []*bufio.Reader{one, two} {
 					if got := rest(r); !strings.Contains(got, "the server is shutting down") {
 						t.Errorf("at the server's end a stream ends with %q", got)
@@ -395,7 +419,7 @@ func TestEveryDoor(t *testing.T) {
 func TestConnectionsAtEveryDoor(t *testing.T) {
 	for _, f := range forms {
 		t.Run(f.name, func(t *testing.T) {
-			d := serve(t, &lobby{}, Options{Conns: ConnLimits{PerKey: 1}}, f.door(probes(&reached{})))
+			d := serve(t, &fakeAuth{}, Options{Conns: ConnLimits{PerKey: 1}}, f.door(probes(&reached{})))
 			text := func(path string) string {
 				return "GET " + path + " HTTP/1.1\r\nHost: " + f.host + "\r\n" + f.key(goodKey) + "\r\n\r\n"
 			}
@@ -405,7 +429,7 @@ func TestConnectionsAtEveryDoor(t *testing.T) {
 			if err != nil || resp.StatusCode != 200 {
 				t.Fatal(resp, err)
 			}
-			resp, body := d.say(d.dial("tcp"), text("/x/read/a"))
+			resp, body := d.roundTrip(d.dial("tcp"), text("/x/read/a"))
 			if code, msg := f.fault(body); resp.StatusCode != 429 || code != 429 || !strings.Contains(msg, "as many connections as it may have") {
 				t.Errorf("%d %s", resp.StatusCode, body)
 			}
@@ -419,13 +443,13 @@ func TestAnyOrigin(t *testing.T) {
 	seen := &reached{}
 	door := forms[0].door(probes(seen))
 	door.AnyOrigin = true
-	d := serve(t, &lobby{}, Options{}, door)
+	d := serve(t, &fakeAuth{}, Options{}, door)
 	from := []string{"Sec-Fetch-Site: cross-site", "Origin: https://other.example", "Content-Length: 0"}
-	if resp, body := d.say(d.dial("tcp"), request("POST /x/write", append(from, "Authorization: Bearer "+goodKey)...)); resp.StatusCode != 200 {
+	if resp, body := d.roundTrip(d.dial("tcp"), request("POST /x/write", append(from, "Authorization: Bearer "+goodKey)...)); resp.StatusCode != 200 {
 		t.Errorf("another web page: %d %s", resp.StatusCode, body)
 	}
 	seen.take()
-	if resp, body := d.say(d.dial("tcp"), request("POST /x/write", from...)); resp.StatusCode != 401 || len(seen.take()) > 0 {
+	if resp, body := d.roundTrip(d.dial("tcp"), request("POST /x/write", from...)); resp.StatusCode != 401 || len(seen.take()) > 0 {
 		t.Errorf("another web page without a key: %d %s", resp.StatusCode, body)
 	}
 }
@@ -450,8 +474,8 @@ func TestRoutesDeclareAccess(t *testing.T) {
 	h := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the handler was reached") })
 	panics("a route without access", func() { new(Mux).Handle(Route{Pattern: "GET /", Handler: h}) })
 	panics("a route that needs no scope", func() { new(Mux).Handle(Route{Pattern: "GET /", Access: Needs(""), Handler: h}) })
-	panics("guests whom nobody lets in", func() { new(Mux).Handle(Route{Pattern: "GET /", Access: Guests(nil), Handler: h}) })
-	e := New(&lobby{}, Options{})
+	panics("callers whom nobody lets in", func() { new(Mux).Handle(Route{Pattern: "GET /", Access: AdmittedBy(nil), Handler: h}) })
+	e := New(&fakeAuth{}, Options{})
 	panics("a door that lists such a route", func() {
 		e.Mount(Door{Name: "x", Path: "/x/", Routes: &Mux{routes: []Route{{Pattern: "GET /x/", Handler: h}}}})
 	})
@@ -464,9 +488,9 @@ func TestRoutesDeclareAccess(t *testing.T) {
 	if len(e.Doors()) != 0 {
 		t.Errorf("mounted: %v", e.Doors())
 	}
-	d := serve(t, &lobby{}, Options{}, Door{Name: "x", Path: "/x/", Routes: zeroRouter{h}})
+	d := serve(t, &fakeAuth{}, Options{}, Door{Name: "x", Path: "/x/", Routes: zeroRouter{h}})
 	panics("a path of another door", func() { d.e.Mount(Door{Name: "y", Path: "/x/", Routes: &Mux{}}) })
-	if resp, body := d.say(d.dial("tcp"), request("GET /x/", "Authorization: Bearer "+goodKey)); resp.StatusCode != 500 {
+	if resp, body := d.roundTrip(d.dial("tcp"), request("GET /x/", "Authorization: Bearer "+goodKey)); resp.StatusCode != 500 {
 		t.Errorf("a route without access: %d %s", resp.StatusCode, body)
 	}
 }
@@ -478,7 +502,7 @@ func TestDoorsOfPaths(t *testing.T) {
 		mux.Handle(Route{Pattern: path, Access: Anyone(), Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, name) })})
 		return Door{Name: name, Path: path, Routes: mux}
 	}
-	e := New(&lobby{}, Options{})
+	e := New(&fakeAuth{}, Options{})
 	e.Mount(door("short", "/a/"))
 	e.Mount(door("long", "/a/b/"))
 	for path, want := range map[string]string{"/a/": "short", "/a/b": "short", "/a/b/": "long", "/a/b/c": "long", "/": "404", "/ab": "404"} {
@@ -515,9 +539,9 @@ func TestGo(t *testing.T) {
 			ended <- errors.Join(context.Cause(ctx), r.Context().Err())
 		})
 	})})
-	d := serve(t, &lobby{}, Options{}, Door{Name: "x", Path: "/x/", Routes: mux})
+	d := serve(t, &fakeAuth{}, Options{}, Door{Name: "x", Path: "/x/", Routes: mux})
 	c := d.dial("tcp")
-	if resp, _ := d.say(c, request("POST /x/", "Content-Length: 0", "Authorization: Bearer "+goodKey)); resp.StatusCode != 200 {
+	if resp, _ := d.roundTrip(c, request("POST /x/", "Content-Length: 0", "Authorization: Bearer "+goodKey)); resp.StatusCode != 200 {
 		t.Fatal(resp.Status)
 	}
 	select {
@@ -525,7 +549,7 @@ func TestGo(t *testing.T) {
 		t.Fatalf("it ended with its request: %v", err)
 	default:
 	}
-	d.stop()
+	d.Stop()
 	select {
 	case err := <-ended:
 		if !errors.Is(err, errClosing) {
@@ -538,7 +562,7 @@ func TestGo(t *testing.T) {
 
 // Over the Unix socket the server's own user and root need no key; anybody else does.
 func TestUnixPeers(t *testing.T) {
-	e := New(&lobby{}, Options{})
+	e := New(&fakeAuth{}, Options{})
 	d := &Door{Key: BearerKey}
 	for uid, ok := range map[int]bool{os.Geteuid(): true, 0: true, os.Geteuid() + 1: false} {
 		ctx := context.WithValue(t.Context(), peerKey{}, uid)

@@ -31,7 +31,7 @@ type Authenticator interface {
 	// made too many.
 	AdmitRequest(p sandboxer.Principal) error
 	// Bind returns a ctx that also ends when p's key is revoked or expires, with a cause
-	// that is Unauthenticated. The returned function releases it.
+	// that is Unauthenticated. The returned function releases it, and may be called again.
 	Bind(ctx context.Context, p sandboxer.Principal) (context.Context, context.CancelFunc)
 }
 
@@ -55,16 +55,16 @@ type Options struct {
 
 // Edge serves doors. Mount them all, then call Serve once, or use Handler.
 type Edge struct {
-	auth    Authenticator
-	opts    Options
-	log     *slog.Logger
-	doors   []*Door
-	address atomic.Pointer[url.URL] // of the first TCP listener
-	cross   *http.CrossOriginProtection
-	guard   *guard
-	conns   *connections
-	memory  *memory
-	settle  time.Duration // for the rest of a body that is answered already
+	auth      Authenticator
+	opts      Options
+	log       *slog.Logger
+	doors     []*Door
+	address   atomic.Pointer[url.URL] // of the first TCP listener
+	cross     *http.CrossOriginProtection
+	logins    *loginLimiter
+	conns     *connections
+	memory    *memory
+	drainTime time.Duration // for the rest of a body that is answered already
 
 	closing context.Context // ends when Serve is asked to end
 	close   context.CancelCauseFunc
@@ -86,8 +86,8 @@ func New(auth Authenticator, opts Options) *Edge {
 		opts.Observe = func(string, int, time.Duration) {}
 	}
 	e := &Edge{
-		auth: auth, opts: opts, log: opts.Log, cross: http.NewCrossOriginProtection(), guard: newGuard(),
-		conns: newConnections(opts.Conns), memory: newMemory(), settle: 10 * time.Second,
+		auth: auth, opts: opts, log: opts.Log, cross: http.NewCrossOriginProtection(), logins: newLoginLimiter(),
+		conns: newConnections(opts.Conns), memory: newMemory(), drainTime: 10 * time.Second,
 	}
 	e.closing, e.close = context.WithCancelCause(context.Background())
 	return e
@@ -121,8 +121,8 @@ func (e *Edge) Doors() []Door {
 	return out
 }
 
-// door returns whose request r is, and whether it is that by a name of the door's own.
-func (e *Edge) door(r *http.Request) (d *Door, named bool) {
+// doorOf returns whose request r is, and whether it is that by a name of the door's own.
+func (e *Edge) doorOf(r *http.Request) (d *Door, named bool) {
 	for _, d := range e.doors {
 		if d.Host != nil && d.Host(r.Host) {
 			return d, true
@@ -157,7 +157,7 @@ func (e *Edge) Serve(ctx context.Context, listeners ...net.Listener) error {
 	for _, l := range listeners {
 		if a, ok := l.Addr().(*net.TCPAddr); ok && e.address.Load() == nil {
 			_, plain := l.(*net.TCPListener)
-			e.address.Store(reachable(a, plain))
+			e.address.Store(reachableURL(a, plain))
 		}
 		if t, ok := l.(*tlsListener); ok {
 			l = &tlsListener{e.conns.listen(t.Listener), t.config}
@@ -182,7 +182,7 @@ func (e *Edge) Serve(ctx context.Context, listeners ...net.Listener) error {
 	for ; running > 0; running-- {
 		<-failed
 	}
-	if !e.ended(lastNotice) {
+	if !e.waitIdle(cutGrace) {
 		e.log.Warn("requests that do not end are left behind", "requests", e.open.Load())
 	}
 	if err != nil && !errors.Is(err, http.ErrServerClosed) {
@@ -192,10 +192,10 @@ func (e *Edge) Serve(ctx context.Context, listeners ...net.Listener) error {
 }
 
 // lastNotice is for requests whose connection was cut.
-const lastNotice = time.Second / 2
+const cutGrace = time.Second / 2
 
-// ended waits for d, at most, until no request is under way.
-func (e *Edge) ended(d time.Duration) bool {
+// waitIdle waits for d, at most, until no request is under way.
+func (e *Edge) waitIdle(d time.Duration) bool {
 	done := make(chan struct{})
 	go func() { e.work.Wait(); close(done) }()
 	select {
@@ -206,8 +206,8 @@ func (e *Edge) ended(d time.Duration) bool {
 	}
 }
 
-// reachable is the address under which this machine's programs reach a listener.
-func reachable(a *net.TCPAddr, plain bool) *url.URL {
+// reachableURL is the address under which this machine's programs reach a listener.
+func reachableURL(a *net.TCPAddr, plain bool) *url.URL {
 	u := &url.URL{Scheme: "https", Host: a.String()}
 	if plain {
 		u.Scheme = "http"

@@ -81,7 +81,7 @@ type peerKey struct{}
 // withConn notes the connection of a request, and who is at the other end if it is a
 // Unix socket.
 func withConn(ctx context.Context, c net.Conn) context.Context {
-	n := inner(c)
+	n := belowTLS(c)
 	if n == nil {
 		return ctx
 	}

@@ -11,9 +11,9 @@ import (
 // How much of callers' data may wait in memory at once: bodies in JSON, input that a
 // command has not read, output that is answered in one piece.
 const (
-	mostWaiting       = 64 << 20
-	mostWaitingTenant = mostWaiting * 3 / 4
-	mostWaitingKey    = mostWaiting / 2
+	maxReserved       = 64 << 20
+	maxReservedTenant = maxReserved * 3 / 4
+	maxReservedKey    = maxReserved / 2
 )
 
 // memory accounts for callers' data in memory.
@@ -26,12 +26,12 @@ type memory struct {
 
 func newMemory() *memory { return &memory{keys: map[string]int{}, tenants: map[string]int{}} }
 
-// take accounts for n bytes of p, and reports whether there is room for them.
-func (m *memory) take(p sandboxer.Principal, n int) bool {
+// reserve accounts for n bytes of p, and reports whether there is room for them.
+func (m *memory) reserve(p sandboxer.Principal, n int) bool {
 	key := p.Actor + "\x00" + p.Tenant
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.total+n > mostWaiting || m.keys[key]+n > mostWaitingKey || m.tenants[p.Tenant]+n > mostWaitingTenant {
+	if m.total+n > maxReserved || m.keys[key]+n > maxReservedKey || m.tenants[p.Tenant]+n > maxReservedTenant {
 		return false
 	}
 	m.total += n
@@ -40,7 +40,7 @@ func (m *memory) take(p sandboxer.Principal, n int) bool {
 	return true
 }
 
-func (m *memory) give(p sandboxer.Principal, n int) {
+func (m *memory) release(p sandboxer.Principal, n int) {
 	key := p.Actor + "\x00" + p.Tenant
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -53,28 +53,28 @@ func (m *memory) give(p sandboxer.Principal, n int) {
 	}
 }
 
-// Held is what one request holds of the memory. A nil one accounts for nothing.
-type Held struct {
+// MemoryReservation is what one request holds of the memory. A nil one accounts for nothing.
+type MemoryReservation struct {
 	of *memory
 	p  sandboxer.Principal
 
-	mu   sync.Mutex
-	n    int
-	over bool
+	mu    sync.Mutex
+	n     int
+	ended bool
 }
 
-// Hold begins to account for callers' data in memory that belongs to the request of ctx,
+// ReserveMemory begins to account for callers' data in memory that belongs to the request of ctx,
 // on behalf of who makes it. What it grows to is given back at the end of the request.
-func Hold(ctx context.Context) *Held {
+func ReserveMemory(ctx context.Context) *MemoryReservation {
 	c := callOf(ctx)
-	h := &Held{of: c.edge.memory, p: sandboxer.PrincipalFrom(ctx)}
-	c.holds = append(c.holds, h)
+	h := &MemoryReservation{of: c.edge.memory, p: sandboxer.PrincipalFrom(ctx)}
+	c.reservations = append(c.reservations, h)
 	return h
 }
 
 // Grow makes sure that the request holds n bytes at least. Exhausted: there is no room
 // for them.
-func (h *Held) Grow(n int) error {
+func (h *MemoryReservation) Grow(n int) error {
 	if h == nil {
 		return nil
 	}
@@ -83,7 +83,7 @@ func (h *Held) Grow(n int) error {
 	if n <= h.n {
 		return nil
 	}
-	if more := n - h.n; h.over || !h.of.take(h.p, more) {
+	if more := n - h.n; h.ended || !h.of.reserve(h.p, more) {
 		return exhausted("too much of what you sent, or are to be sent, waits in the server's memory already")
 	}
 	h.n = n
@@ -91,28 +91,30 @@ func (h *Held) Grow(n int) error {
 }
 
 // Reader accounts for what is read from r, all of which is kept.
-func (h *Held) Reader(r io.Reader) io.Reader { return &metered{r: r, room: h} }
-
-type metered struct {
-	r    io.Reader
-	room *Held
-	n    int
+func (h *MemoryReservation) Reader(r io.Reader) io.Reader {
+	return &reservedReader{r: r, reservation: h}
 }
 
-func (m *metered) Read(p []byte) (int, error) {
+type reservedReader struct {
+	r           io.Reader
+	reservation *MemoryReservation
+	n           int
+}
+
+func (m *reservedReader) Read(p []byte) (int, error) {
 	n, err := m.r.Read(p)
 	m.n += n
-	if err := m.room.Grow(m.n); err != nil {
+	if err := m.reservation.Grow(m.n); err != nil {
 		return 0, err
 	}
 	return n, err
 }
 
-// end gives everything back.
-func (h *Held) end() {
+// release gives everything back.
+func (h *MemoryReservation) release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.over = true
-	h.of.give(h.p, h.n)
+	h.ended = true
+	h.of.release(h.p, h.n)
 	h.n = 0
 }

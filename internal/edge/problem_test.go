@@ -10,6 +10,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
 
 // The one table of kinds is complete, and a client gets back what the server had.
@@ -40,8 +41,8 @@ func TestErrorsRoundTrip(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			want := sandboxer.E(kind, errors.New("the private cause"), "what failed").WithHint("what to do")
 			want.RetryAfter = 1500 * time.Millisecond
-			d := serve(t, &lobby{get: func(context.Context) error { return fmt.Errorf("wrapped: %w", want) }}, Options{})
-			_, err := d.client("unix://"+d.sock, "").Get(t.Context(), "x")
+			d := serve(t, &fakeAuth{get: func(context.Context) error { return fmt.Errorf("wrapped: %w", want) }}, Options{})
+			_, err := edgetest.Client(t, "unix://"+d.Unix, api.Options{NoRetry: true}).Get(t.Context(), "x")
 			var e *sandboxer.Error
 			var p *api.Problem
 			if !errors.As(err, &e) || e.Kind != kind || !errors.As(err, &p) || p.Status != kinds[kind].status {
@@ -62,8 +63,8 @@ func TestErrorsRoundTrip(t *testing.T) {
 
 // Of a bug the client sees an ID, under which the log has the cause.
 func TestInternalErrorID(t *testing.T) {
-	d := serve(t, &lobby{get: func(context.Context) error { return errors.New("secret path /root/x") }}, Options{})
-	_, err := d.client("unix://"+d.sock, "").Get(t.Context(), "x")
+	d := serve(t, &fakeAuth{get: func(context.Context) error { return errors.New("secret path /root/x") }}, Options{})
+	_, err := edgetest.Client(t, "unix://"+d.Unix, api.Options{NoRetry: true}).Get(t.Context(), "x")
 	var p *api.Problem
 	if !errors.As(err, &p) {
 		t.Fatal(err)

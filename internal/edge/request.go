@@ -32,11 +32,12 @@ type call struct {
 	body  *requestBody // nil if the request has none
 	err   error        // what the caller was told, with the cause
 
-	admitted atomic.Bool // somebody was authenticated
-	bound    atomic.Bool // by Stream
-	holds    []*Held     // of the memory, until the end
-	leave    func()      // of a guest, at the end
-	rest     func()      // what goes on after the handler; see Detach
+	admitted     atomic.Bool               // somebody was authenticated
+	hasStream    atomic.Bool               // by Stream
+	streams      []context.CancelCauseFunc // of Stream, called again at the end
+	reservations []*MemoryReservation      // of the memory, until the end
+	endGuest     func()                    // what Admit returned, called at the end
+	detached     func()                    // what goes on after the handler; see Detach
 }
 
 type callKey struct{}
@@ -60,8 +61,8 @@ func Exchange(ctx context.Context) (http.ResponseWriter, *http.Request) {
 	return c.w, c.r
 }
 
-// Note has the log say err of the request that ctx belongs to, which is answered otherwise.
-func Note(ctx context.Context, err error) { callOf(ctx).err = err }
+// LogError has the log say err of the request that ctx belongs to, which is answered otherwise.
+func LogError(ctx context.Context, err error) { callOf(ctx).err = err }
 
 // BaseURL returns the address below which whoever made the request reaches this server
 // over TCP; nil if there is no such listener.
@@ -91,13 +92,13 @@ func (e *Edge) serve(w http.ResponseWriter, r *http.Request) {
 	if !requestID.MatchString(c.id) {
 		c.id = strings.ToLower(rand.Text()[:16])
 	}
-	d, named := e.door(r)
+	d, named := e.doorOf(r)
 	c.door = d
 	rec := &recorder{ResponseWriter: w, call: c}
 	c.w = rec
 	r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
 	if r.Body != nil && r.Body != http.NoBody {
-		c.body = &requestBody{ReadCloser: r.Body, call: c, rc: http.NewResponseController(w), waits: r.Header.Get("Expect") != "", late: e.settle}
+		c.body = &requestBody{ReadCloser: r.Body, call: c, rc: http.NewResponseController(w), expectsContinue: r.Header.Get("Expect") != "", drainTime: e.drainTime}
 		r.Body = c.body
 	}
 	h := rec.Header()
@@ -107,11 +108,11 @@ func (e *Edge) serve(w http.ResponseWriter, r *http.Request) {
 
 	defer func() {
 		v := recover()
-		if v == nil && c.rest != nil {
-			go e.goOn(&http.Request{Method: r.Method, URL: r.URL, Host: r.Host}, c, &recorder{call: c, status: rec.status}, start)
+		if v == nil && c.detached != nil {
+			go e.runDetached(&http.Request{Method: r.Method, URL: r.URL, Host: r.Host}, c, &recorder{call: c, status: rec.status}, start)
 			return
 		}
-		if v = e.end(r, c, rec, start, v); v != nil {
+		if v = e.finish(r, c, rec, start, v); v != nil {
 			panic(v)
 		}
 	}()
@@ -130,7 +131,7 @@ func (e *Edge) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	route := d.Routes.Route(r)
 	c.route, c.quiet = route.Pattern, route.Quiet
-	r, err := e.enter(r, route.Access)
+	r, err := e.authorize(r, route.Access)
 	if err != nil {
 		Fail(rec, r, err)
 		return
@@ -139,26 +140,29 @@ func (e *Edge) serve(w http.ResponseWriter, r *http.Request) {
 	route.Handler.ServeHTTP(rec, r)
 }
 
-// goOn does the rest of a request, of which r and rec are what is needed for the log.
-func (e *Edge) goOn(r *http.Request, c *call, rec *recorder, start time.Time) {
+// runDetached does the rest of a request, of which r and rec are what is needed for the log.
+func (e *Edge) runDetached(r *http.Request, c *call, rec *recorder, start time.Time) {
 	r = r.WithContext(context.WithValue(context.Background(), callKey{}, c))
-	rest := c.rest
-	c.r, c.w, c.rest = r, nil, nil
-	defer func() { e.end(r, c, rec, start, recover()) }()
+	rest := c.detached
+	c.r, c.w, c.detached = nil, nil, nil
+	defer func() { e.finish(r, c, rec, start, recover()) }()
 	rest()
 }
 
-// end notes the end of a request whose handler panicked with v, if that is not nil, and
+// finish notes the end of a request whose handler panicked with v, if that is not nil, and
 // gives back what the request held. What it returns goes on to net/http.
-func (e *Edge) end(r *http.Request, c *call, rec *recorder, start time.Time, v any) any {
+func (e *Edge) finish(r *http.Request, c *call, rec *recorder, start time.Time, v any) any {
 	defer e.work.Done()
 	defer e.open.Add(-1)
 	defer func() {
-		for _, h := range c.holds {
-			h.end()
+		for _, cancel := range c.streams {
+			cancel(nil)
 		}
-		if c.leave != nil {
-			c.leave()
+		for _, h := range c.reservations {
+			h.release()
+		}
+		if c.endGuest != nil {
+			c.endGuest()
 		}
 	}()
 	if v != nil && v != http.ErrAbortHandler {
@@ -171,13 +175,13 @@ func (e *Edge) end(r *http.Request, c *call, rec *recorder, start time.Time, v a
 			v = http.ErrAbortHandler
 		}
 	}
-	e.note(r, c, rec, time.Since(start), v != nil)
+	e.logRequest(r, c, rec, time.Since(start), v != nil)
 	return v
 }
 
-// note writes the access log and the metrics. Query values may name files and are
+// logRequest writes the access log and the metrics. Query values may name files and are
 // left out.
-func (e *Edge) note(r *http.Request, c *call, rec *recorder, took time.Duration, aborted bool) {
+func (e *Edge) logRequest(r *http.Request, c *call, rec *recorder, took time.Duration, aborted bool) {
 	status := rec.status
 	if status == 0 && !aborted {
 		status = http.StatusOK
@@ -211,7 +215,7 @@ type recorder struct {
 func (r *recorder) WriteHeader(status int) {
 	if r.status == 0 || r.status < 200 {
 		if r.status = status; status >= 200 && r.call.body != nil {
-			r.call.body.settle(r.Header())
+			r.call.body.drain(r.Header())
 		}
 	}
 	r.ResponseWriter.WriteHeader(status)
@@ -231,7 +235,7 @@ func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 // Hijack hands out the connection, for a WebSocket for example.
 func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	r.mustBeBound("took over the connection")
+	r.requireStream("took over the connection")
 	hj, ok := r.ResponseWriter.(http.Hijacker)
 	if !ok {
 		return nil, nil, errors.ErrUnsupported
@@ -242,16 +246,16 @@ func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 
 // FlushError sends what was written, for an answer that comes piece by piece.
 func (r *recorder) FlushError() error {
-	r.mustBeBound("answers piece by piece")
+	r.requireStream("answers piece by piece")
 	return http.NewResponseController(r.ResponseWriter).Flush()
 }
 
 // Flush is FlushError for who asks for an http.Flusher.
 func (r *recorder) Flush() { _ = r.FlushError() }
 
-// mustBeBound keeps an answer that may last from outliving the right to it.
-func (r *recorder) mustBeBound(what string) {
-	if !r.call.bound.Load() {
+// requireStream keeps an answer that may last from outliving the right to it.
+func (r *recorder) requireStream(what string) {
+	if !r.call.hasStream.Load() {
 		panic(fmt.Sprintf("edge: the route %q %s without edge.Stream", r.call.route, what))
 	}
 }

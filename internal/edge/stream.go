@@ -10,23 +10,26 @@ import (
 // Stream returns a ctx for something that may last: it ends with ctx and, with the reason
 // as its cause, when the key of who makes the request is revoked or expires and when the
 // server ends. Every answer that is flushed piece by piece, and every connection that is
-// taken over, needs one first. Call cancel when it is over.
+// taken over, needs one first. Call cancel when it is over; the end of the request, or of
+// what it was detached for, does so too, whatever a handler leaves out or panics with.
 func Stream(ctx context.Context) (_ context.Context, cancel context.CancelCauseFunc) {
 	c := callOf(ctx)
-	c.bound.Store(true)
+	c.hasStream.Store(true)
 	bound, unbind := c.edge.auth.Bind(ctx, sandboxer.PrincipalFrom(ctx))
 	ctx, end := context.WithCancelCause(bound)
 	stop := context.AfterFunc(c.edge.closing, func() { end(errClosing) })
-	return ctx, func(cause error) {
+	cancel = func(cause error) {
 		end(cause)
 		stop()
 		unbind()
 	}
+	c.streams = append(c.streams, cancel)
+	return ctx, cancel
 }
 
-// EndOf returns why a stream ended: the cause of ctx's end if that was not merely
+// StreamError returns why a stream ended: the cause of ctx's end if that was not merely
 // the caller leaving, else err.
-func EndOf(ctx context.Context, err error) error {
+func StreamError(ctx context.Context, err error) error {
 	var e *sandboxer.Error
 	if cause := context.Cause(ctx); cause != nil && errors.As(cause, &e) {
 		return cause
@@ -39,7 +42,7 @@ func EndOf(ctx context.Context, err error) error {
 // and net/http's buffers. f must not use the request or the answer any more, and since
 // net/http ends the ctx of the request, its own is one of Stream for
 // context.WithoutCancel(ctx).
-func Detach(ctx context.Context, f func()) { callOf(ctx).rest = f }
+func Detach(ctx context.Context, f func()) { callOf(ctx).detached = f }
 
 // Go has f go on beside the request of ctx and after it, for which the server waits when
 // it ends. The ctx of f does not end with the request, but when the server is to end.

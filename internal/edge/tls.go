@@ -17,13 +17,13 @@ type certificate struct {
 	certFile, keyFile string
 	log               *slog.Logger
 
-	mu     sync.Mutex
-	cert   *tls.Certificate
-	stamp  [2]stamp
-	looked time.Time
+	mu         sync.Mutex
+	cert       *tls.Certificate
+	versions   [2]fileVersion
+	complained time.Time
 }
 
-type stamp struct {
+type fileVersion struct {
 	at   time.Time
 	size int64
 }
@@ -64,35 +64,35 @@ func (l *tlsListener) Accept() (net.Conn, error) {
 	return tls.Server(c, l.config), nil
 }
 
-func (c *certificate) stamps() (s [2]stamp) {
+func (c *certificate) fileVersions() (s [2]fileVersion) {
 	for i, name := range []string{c.certFile, c.keyFile} {
 		if st, err := os.Stat(name); err == nil {
-			s[i] = stamp{st.ModTime(), st.Size()}
+			s[i] = fileVersion{st.ModTime(), st.Size()}
 		}
 	}
 	return s
 }
 
 func (c *certificate) load() error {
-	stamps := c.stamps() // first: a change during the reading is seen next time
+	stamps := c.fileVersions() // first: a change during the reading is seen next time
 	cert, err := tls.LoadX509KeyPair(c.certFile, c.keyFile)
 	if err != nil {
 		return err
 	}
-	c.cert, c.stamp = &cert, stamps
+	c.cert, c.versions = &cert, stamps
 	return nil
 }
 
 func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.stamps() != c.stamp {
+	if c.fileVersions() != c.versions {
 		err := c.load()
 		switch {
 		case err == nil:
 			c.log.Info("certificate read again", "file", c.certFile)
-		case time.Since(c.looked) > time.Minute: // not once for every connection
-			c.looked = time.Now()
+		case time.Since(c.complained) > time.Minute: // not once for every connection
+			c.complained = time.Now()
 			c.log.Error("the changed certificate cannot be used; the former one serves on", "file", c.certFile, "err", err)
 		}
 	}

@@ -2,58 +2,18 @@ package edge
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"errors"
 	"log/slog"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
-
-// writeCert writes a self-signed certificate for 127.0.0.1 and returns it.
-func writeCert(t *testing.T, certFile, keyFile, name string) *x509.Certificate {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = errors.Join(
-		os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600),
-		os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert
-}
 
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
@@ -63,13 +23,13 @@ func TestTLS(t *testing.T) {
 	if sandboxer.KindOf(err) != sandboxer.Invalid || !strings.Contains(err.Error(), certFile) {
 		t.Errorf("without files: %v; want them named as unusable", err)
 	}
-	first := writeCert(t, certFile, keyFile, "first")
+	first := edgetest.WriteCert(t, certFile, keyFile, "first")
 	l, err := ListenTLS("127.0.0.1:0", certFile, keyFile, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := New(&lobby{}, Options{})
-	s.Mount(lobbyDoor(&lobby{}))
+	s := New(&fakeAuth{}, Options{})
+	s.Mount(fakeDoor(&fakeAuth{}))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(ctx, l) }()
@@ -111,7 +71,7 @@ func TestTLS(t *testing.T) {
 	}
 
 	// A changed certificate is taken up, half a change is not.
-	writeCert(t, certFile, keyFile, "second certificate")
+	edgetest.WriteCert(t, certFile, keyFile, "second certificate")
 	if got := shows(); got != "second certificate" {
 		t.Errorf("after a change it shows %q", got)
 	}
@@ -121,7 +81,7 @@ func TestTLS(t *testing.T) {
 	if got := shows(); got != "second certificate" {
 		t.Errorf("with a broken key it shows %q", got)
 	}
-	writeCert(t, certFile, keyFile, "third")
+	edgetest.WriteCert(t, certFile, keyFile, "third")
 	if got := shows(); got != "third" {
 		t.Errorf("after the next change it shows %q", got)
 	}

@@ -78,10 +78,10 @@ func (a *Audit) add(v Violation) {
 
 // damaged names a damaged record once.
 func (a *Audit) damaged(sb *sandboxer.Sandbox) {
-	k := generationKey{sb.ID, sb.Generation}
+	k := sandboxRecords.key(sb)
 	if !a.named[k] {
 		a.named[k] = true
-		a.violated(invWhole, sb.ID, "the record of generation %d is damaged: %s", sb.Generation, sb.Damaged)
+		a.add(sandboxRecords.violate(sb))
 	}
 }
 
@@ -429,19 +429,19 @@ func (m *Manager) auditPools(ctx context.Context, a *Audit) error {
 	})
 }
 
-// auditSnapshots holds the records of snapshots against the vault and the sandboxes
+// auditSnapshots holds the records of snapshots against the store of portable snapshots and the sandboxes
 // that need them. What does not fit is looked at again: it may have moved on.
 func (m *Manager) auditSnapshots(ctx context.Context, a *Audit) error {
-	vault := m.auditSnapshotStore(ctx, a)
+	withStore := m.auditSnapshotStore(ctx, a)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	suspects, n, err := m.unsound(ctx, vault)
+	suspects, n, err := m.unsound(ctx, withStore)
 	a.Checked += n
 	if err != nil || len(suspects) == 0 {
 		return err
 	}
-	again, _, err := m.unsound(ctx, vault)
+	again, _, err := m.unsound(ctx, withStore)
 	for k, v := range suspects {
 		if _, ok := again[k]; ok && !a.hasAsked(v) {
 			a.add(v)
@@ -500,14 +500,14 @@ func (m *Manager) auditSnapshotStore(ctx context.Context, a *Audit) bool {
 }
 
 // unsound looks at the records of snapshots, and at what the store of portable ones has if
-// vault is set.
-func (m *Manager) unsound(ctx context.Context, vault bool) (map[string]Violation, int, error) {
+// withStore is set.
+func (m *Manager) unsound(ctx context.Context, withStore bool) (map[string]Violation, int, error) {
 	out, n := map[string]Violation{}, 0
 	violated := func(invariant, id, of, format string, args ...any) {
 		out[id+" "+invariant] = Violation{invariant, of, fmt.Sprintf(format, args...)}
 	}
 	kept, asked := map[string]bool{}, false
-	if vault {
+	if withStore {
 		ids, err := m.opts.SnapshotStore.List(ctx)
 		if ctx.Err() != nil {
 			return nil, 0, context.Cause(ctx)
@@ -527,7 +527,7 @@ func (m *Manager) unsound(ctx context.Context, vault bool) (map[string]Violation
 		for _, rec := range items {
 			n++
 			if rec.Damaged != "" {
-				violated(invWhole, rec.ID, rec.SandboxID, "snapshot %s: %s", rec.ID, rec.Damaged)
+				out[rec.ID+" "+invWhole] = snapshotRecords.violate(rec)
 			}
 			living[rec.ID] = rec
 			if rec.Damaged != "" {
@@ -558,7 +558,7 @@ func (m *Manager) unsound(ctx context.Context, vault bool) (map[string]Violation
 		}
 		q.After = next
 	}
-	unknown, silent, err := m.quarantinedSnapshots(ctx, "", vault)
+	unknown, silent, err := m.unknownSnapshots(ctx, "", withStore)
 	if err != nil {
 		return nil, n, err
 	}

@@ -340,7 +340,7 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 		}
 	}
 	if o.chosen { // what the database lost under the ID must not be handed out as new
-		if held, err := m.isHeld(ctx, o.id); err != nil || held {
+		if held, err := m.isQuarantined(ctx, o.id); err != nil || held {
 			return nil, cmp.Or(err, notToBeHad(o.id))
 		}
 	}

@@ -2,64 +2,180 @@ package manager
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/sand-boxer/sandboxer"
 )
 
-// whole returns sb, and as an error what is wrong with its record if that is damaged.
-func whole(sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
-	if sb.Damaged == "" {
-		return sb, nil
-	}
-	return sb, sandboxer.E(sandboxer.Failed, nil, "the record of sandbox %s is damaged: %s", sb.ID, sb.Damaged).
-		WithHint("get rid of it with: sandboxer destroy %s; or restore the database from a backup: sandboxer backup restore", sb.ID)
+// A recordKind describes a kind of record to what deals with those that cannot be read. One
+// that is damaged is listed with what is left of it; the sweep leaves it, and what it is
+// the record of, alone, since what it would have to know stood in the record; the audit
+// names it; and it is repaired as far as is needed to get rid of both.
+type recordKind[T any] struct {
+	recordWords
+	key     func(*T) generationKey
+	why     func(*T) *string // the field that says why it is damaged
+	hasRow  func(*T) bool    // whether more than its name is left
+	log     func(*T) []any   // attributes that name it
+	violate func(*T) Violation
+
+	// repair makes of what is left, in r, a record by which what it stands for can be ended.
+	// cause is the error about the damage.
+	repair func(ctx context.Context, m *Manager, r *T, cause error) error
 }
 
-// reportDamaged says once that a record is damaged. The sweep leaves such a one, and its
-// object, alone: what it would have to know stood in the record.
-func (m *Manager) reportDamaged(sb *sandboxer.Sandbox) {
-	k := generationKey{sb.ID, sb.Generation}
+// recordWords are the words of messages about one kind of record.
+type recordWords struct {
+	name   string // of what it is the record
+	ends   string // what somebody does who ends that
+	remove string // the command for it
+	adopt  string // the command that makes a record anew
+	object string // what an extension has, with its article
+}
+
+var (
+	sandboxRecords = &recordKind[sandboxer.Sandbox]{
+		recordWords: recordWords{"sandbox", "destroys", "sandboxer destroy", "sandboxer adopt", "an object"},
+		key:         func(sb *sandboxer.Sandbox) generationKey { return generationKey{sb.ID, sb.Generation} },
+		why:         func(sb *sandboxer.Sandbox) *string { return &sb.Damaged },
+		hasRow:      func(sb *sandboxer.Sandbox) bool { return sb.State.Valid() },
+		log: func(sb *sandboxer.Sandbox) []any {
+			return []any{"sandbox", sb.ID, "generation", sb.Generation, "extension", sb.Extension}
+		},
+		violate: func(sb *sandboxer.Sandbox) Violation {
+			return Violation{invWhole, sb.ID, fmt.Sprintf("the record of generation %d is damaged: %s", sb.Generation, sb.Damaged)}
+		},
+		repair: repairSandbox,
+	}
+	snapshotRecords = &recordKind[sandboxer.SnapshotRecord]{
+		recordWords: recordWords{"snapshot", "drops", "sandboxer snapshot rm", "sandboxer snapshot adopt", "a snapshot"},
+		key:         func(rec *sandboxer.SnapshotRecord) generationKey { return generationKey{rec.ID, 0} },
+		why:         func(rec *sandboxer.SnapshotRecord) *string { return &rec.Damaged },
+		hasRow:      func(rec *sandboxer.SnapshotRecord) bool { return rec.State.Valid() },
+		log: func(rec *sandboxer.SnapshotRecord) []any {
+			return []any{"snapshot", rec.ID, "sandbox", rec.SandboxID}
+		},
+		violate: func(rec *sandboxer.SnapshotRecord) Violation {
+			return Violation{invWhole, rec.SandboxID, fmt.Sprintf("snapshot %s: %s", rec.ID, rec.Damaged)}
+		},
+		repair: repairSnapshot,
+	}
+)
+
+// whole returns r, and as an error what is wrong with it if it is damaged.
+func (k *recordKind[T]) whole(r *T) (*T, error) {
+	why, id := *k.why(r), k.key(r).id
+	if why == "" {
+		return r, nil
+	}
+	return r, sandboxer.E(sandboxer.Failed, nil, "the record of %s %s is damaged: %s", k.name, id, why).
+		WithHint("get rid of it with: %s %s; or restore the database from a backup: sandboxer backup restore", k.remove, id)
+}
+
+// report logs once that r is damaged.
+func (k *recordKind[T]) report(m *Manager, r *T) {
+	key := k.key(r)
 	m.mu.Lock()
-	known := m.reported[k]
-	m.reported[k] = true
+	known := m.reported[key]
+	m.reported[key] = true
 	m.mu.Unlock()
 	if !known {
-		m.log.Error("a record is damaged; its sandbox is left as it is until somebody destroys it",
-			"sandbox", sb.ID, "generation", sb.Generation, "extension", sb.Extension, "err", sb.Damaged)
+		m.log.Error(fmt.Sprintf("a record is damaged; its %s is left as it is until somebody %s it", k.name, k.ends),
+			append(k.log(r), "err", *k.why(r))...)
 	}
 }
 
-// repairRecord makes of what is left of a damaged record one by which its sandbox can be
-// ended. Nothing is written yet. What the sandbox cost cannot be known any more, so all
-// that is on hold for it will be given back.
-func (m *Manager) repairRecord(ctx context.Context, sb *sandboxer.Sandbox, cause error) (*sandboxer.Sandbox, error) {
-	if !sb.State.Valid() { // not even the row is left
-		return nil, sandboxer.E(sandboxer.Failed, cause, "nothing but its name is left of the record of sandbox %s", sb.ID).
+// repaired returns r, of which cause says that it is damaged, as a record by which what it
+// stands for can be ended.
+func (k *recordKind[T]) repaired(ctx context.Context, m *Manager, r *T, cause error) (*T, error) {
+	if !k.hasRow(r) {
+		return nil, sandboxer.E(sandboxer.Failed, cause, "nothing but its name is left of the record of %s %s", k.name, k.key(r).id).
 			WithHint("restore the database from a backup: sandboxer backup restore")
 	}
-	mended := *sb
-	mended.Damaged = ""
-	mended.Spec = sandboxer.Spec{ID: sb.ID, Generation: sb.Generation, Owner: m.opts.Owner}
-	mended.Message = "its record was damaged; nothing was charged for it"
-	mended.EndingAt = now()
+	repaired := *r
+	*k.why(&repaired) = ""
+	if err := k.repair(ctx, m, &repaired, cause); err != nil {
+		return nil, err
+	}
+	return &repaired, nil
+}
+
+// repairSandbox writes nothing yet. What the sandbox cost cannot be known any more, so all
+// that is on hold for it will be given back.
+func repairSandbox(ctx context.Context, m *Manager, sb *sandboxer.Sandbox, _ error) error {
+	sb.Spec = sandboxer.Spec{ID: sb.ID, Generation: sb.Generation, Owner: m.opts.Owner}
+	sb.Message = "its record was damaged; nothing was charged for it"
+	sb.EndingAt = now()
 	holds, err := m.store.OpenHolds(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, h := range holds {
 		if h.SandboxID == sb.ID && h.Generation == sb.Generation {
-			mended.Quote.Amount = h.Amount
+			sb.Quote.Amount = h.Amount
 		}
 	}
 	events, err := m.store.Events(ctx, sandboxer.EventQuery{SandboxID: sb.ID, Limit: sandboxer.MaxPage})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, ev := range events {
 		if ev.Generation == sb.Generation {
-			mended.CreatedAt = ev.At
+			sb.CreatedAt = ev.At
 			break
 		}
 	}
-	return &mended, nil
+	return nil
+}
+
+// repairSnapshot writes the record, dropping. Conflict: a paused sandbox resumes from it.
+func repairSnapshot(ctx context.Context, m *Manager, rec *sandboxer.SnapshotRecord, cause error) error {
+	release, err := m.claim(rec.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	*rec = *droppable(rec)
+	if sb, err := m.store.Sandbox(ctx, rec.SandboxID); err == nil {
+		rec.Generation, rec.Profile = sb.Generation, sb.Profile
+	}
+	if rec.Purpose == sandboxer.ForPause {
+		sb, err := m.store.SandboxGeneration(ctx, rec.SandboxID, max(1, rec.Generation))
+		if err == nil && sb.Pause.Snapshot == rec.ID && sb.State != sandboxer.Terminated {
+			return sandboxer.E(sandboxer.Conflict, cause, "sandbox %s is paused and resumes from snapshot %s, whose record is damaged", sb.ID, rec.ID).
+				WithHint("restore the database from a backup: sandboxer backup restore; or give the sandbox up: sandboxer destroy %s", sb.ID)
+		}
+	}
+	return m.step(pDropping, func() error { return m.putSnapshot(ctx, rec, "") })
+}
+
+// droppable returns the record by which the snapshot of rec, which is damaged, is dropped.
+// In which forms it was saved, and by which extension, is not known any more: all of them
+// will be asked to drop it.
+func droppable(rec *sandboxer.SnapshotRecord) *sandboxer.SnapshotRecord {
+	repaired := *rec
+	repaired.Damaged = ""
+	repaired.Kind = sandboxer.SnapshotBoth
+	repaired.Message = "its record was damaged"
+	repaired.CreatedAt = now()
+	if rec.State != sandboxer.SnapshotDropped {
+		repaired.State = sandboxer.SnapshotDropping
+	} else {
+		repaired.DroppedAt = now()
+	}
+	return &repaired
+}
+
+// removeAnywhere drops a snapshot at every extension that has such; of a snapshot that
+// an extension does not know, that is success.
+func (m *Manager) removeAnywhere(ctx context.Context, id string) error {
+	for _, e := range m.extensions() {
+		if e.Backend == nil || !e.Backend.Can(sandboxer.CanSnapshot) {
+			continue
+		}
+		if err := m.step(pDrop, func() error { return e.Backend.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: id}) }); err != nil {
+			return err
+		}
+	}
+	return nil
 }

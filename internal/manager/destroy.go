@@ -18,13 +18,13 @@ func (m *Manager) Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, 
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
 	why := ending{reason: sandboxer.ReasonRequested}
 	if sb != nil && sb.Damaged != "" {
-		if sb, err = m.repairRecord(ctx, sb, err); err == nil {
+		if sb, err = sandboxRecords.repaired(ctx, m, sb, err); err == nil {
 			why.message = sb.Message
 		}
 	}
 	admin := sandboxer.PrincipalFrom(ctx).Can(sandboxer.ScopeAdmin)
 	if isKind(err, sandboxer.NotFound) && admin && sandboxer.CheckID(ref) == nil { // it may be quarantined
-		if gone, derr := m.discardStrangers(ctx, ref); gone != nil || derr != nil {
+		if gone, derr := m.removeUnknownObjects(ctx, ref); gone != nil || derr != nil {
 			return gone, derr
 		}
 	}
@@ -46,7 +46,7 @@ func (m *Manager) Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, 
 	// A later generation may be there that the database does not know.
 	for _, q := range m.quarantined(sb.ID) {
 		if admin || q.Tenant == sb.Tenant {
-			if _, err := m.discardStrangers(ctx, sb.ID); err != nil {
+			if _, err := m.removeUnknownObjects(ctx, sb.ID); err != nil {
 				return sb, err
 			}
 			break

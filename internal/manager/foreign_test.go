@@ -72,7 +72,7 @@ func TestForeignIDs(t *testing.T) {
 	made("ended", "test")
 	r.destroy("ended")
 	made("damaged", "test")
-	r.garble("damaged")
+	r.garble("sandboxes", "damaged")
 	made("terminating", "test")
 	made("stuck", "test")
 	r.world.Inject(

@@ -63,3 +63,30 @@ func TestHistoryTooShort(t *testing.T) {
 	_, err := New(nil, nil, nil, Options{Owner: "test", Key: testKey, History: time.Hour})
 	wantErr(t, err, sandboxer.Invalid, "too short")
 }
+
+// TestSnapshotHistory: what was dropped long ago is forgotten with its events, what is
+// kept is not.
+func TestSnapshotHistory(t *testing.T) {
+	r := newSnapshotRig(t, func(s *setup) { s.opts.History = 48 * time.Hour })
+	sb := r.create(sandboxer.CreateRequest{})
+	old, kept := r.snapshot(sb.ID, SnapshotRequest{Name: "old"}), r.snapshot(sb.ID, SnapshotRequest{Name: "kept"})
+	rec, err := r.DropSnapshot(acme, old.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec.DroppedAt = now().Add(-49 * time.Hour)
+	if err := r.store.Write(context.Background(), sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Sweep(admin); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.GetSnapshot(acme, old.ID)
+	wantErr(t, err, sandboxer.NotFound, "")
+	if _, err := r.GetSnapshot(acme, kept.ID); err != nil {
+		t.Fatal(err)
+	}
+	r.sound(1)
+	r.destroy(sb.ID)
+	r.clean()
+}

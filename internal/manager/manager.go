@@ -110,7 +110,7 @@ type Manager struct {
 	toldOf     map[string]bool        // quarantined snapshots that were reported
 	adopted    map[generationKey]bool // those of a former process whose network policy is in force
 	sightings  map[sighting]time.Time // objects that no live record explains, since when
-	quarantine map[sighting]*inmate   // those that the database does not know
+	quarantine quarantineList         // those that the database does not know
 	clock      time.Time              // of the last pass, to notice that the clock was set
 	graceUntil time.Time              // the clock ends and removes nothing before this
 	forgotten  time.Time              // when idempotency keys were last cleared
@@ -217,7 +217,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		toldOf:      map[string]bool{},
 		adopted:     map[generationKey]bool{},
 		sightings:   map[sighting]time.Time{},
-		quarantine:  map[sighting]*inmate{},
+		quarantine:  quarantineList{},
 		clock:       now,
 		graceUntil:  now,
 	}

@@ -377,7 +377,7 @@ func (m *Manager) unneeded(ctx context.Context, sb *sandboxer.Sandbox) ([]*sandb
 		if !rec.State.CanBecome(sandboxer.SnapshotDropping) {
 			return nil, nil
 		}
-		rec = mendedSnapshot(rec)
+		rec = droppable(rec)
 	case err != nil:
 		return nil, err
 	case !rec.State.CanBecome(sandboxer.SnapshotDropping):

@@ -3,22 +3,20 @@ package manager
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
-// A record is written before anything exists, so an object with our stamp and an ID or a
-// generation that the database never had is younger than the database: that was restored
-// from a backup, or lost its latest writes. Such an object may be somebody's work. It is
-// quarantined: kept, and told, until its fuse, or until an administrator adopts it, which
-// makes a record anew from its stamp, or destroys it.
+// A record is written before anything exists, and is kept for as long as something does. What
+// carries our stamp under an ID or a generation that the database never had is therefore
+// younger than the database: that was restored from a backup, or lost its latest writes. It
+// may be somebody's work. It is quarantined: kept, and told, until its fuse, which a snapshot
+// has not, or until an administrator adopts it, which makes a record anew, or removes it.
 
 // maxQuarantine bounds of how many quarantined objects more is known than that they are
 // kept.
@@ -39,8 +37,11 @@ type Quarantined struct {
 	Why        string    `json:"why"`
 }
 
-// inmate is what the manager remembers of a quarantined object. Guarded by Manager.mu.
-type inmate struct {
+// A quarantineList has the objects that the database does not know. Guarded by Manager.mu.
+type quarantineList map[sighting]*quarantinedObject
+
+// quarantinedObject is what the manager remembers of one.
+type quarantinedObject struct {
 	Quarantined
 	looked    time.Time // when its backend was last asked
 	told      bool
@@ -49,54 +50,30 @@ type inmate struct {
 	nobodys   bool      // its stamp says that it was made for a pool and never claimed
 }
 
-// A stamp is the record of a sandbox as it was when its object was made.
-type stamp struct {
-	V       int                `json:"v"`
-	Sandbox *sandboxer.Sandbox `json:"sandbox"`
-	Env     []byte             `json:"env,omitempty"` // Sandbox.SealedEnv
+// unknownText says of something that the database does not know what is known, until when it
+// is kept, and what to do.
+func (w recordWords) unknownText(has, until, id string) string {
+	return fmt.Sprintf("%s the database does not know it; it is kept %s; %s %s; or %s %s", has, until, w.adopt, id, w.remove, id)
 }
 
-func stampName(id string, generation int) []byte {
-	return fmt.Appendf(nil, "stamp/%s/%d", id, generation)
+func keptUntil(at time.Time) string {
+	if at.IsZero() {
+		return "until an administrator decides"
+	}
+	return "until " + at.UTC().Format(time.RFC3339)
 }
 
-// stampOf seals what Spec.Stamp says of sb, or returns nil for what is too big.
-func (m *Manager) stampOf(sb *sandboxer.Sandbox) []byte {
-	plain, err := json.Marshal(stamp{1, sb, sb.SealedEnv})
-	if err != nil {
-		return nil
-	}
-	nonce := make([]byte, m.seal.NonceSize(), m.seal.NonceSize()+len(plain)+m.seal.Overhead())
-	rand.Read(nonce)
-	sealed := m.seal.Seal(nonce, nonce, plain, stampName(sb.ID, objectOf(sb)))
-	if len(sealed) > sandboxer.MaxStampBytes {
-		return nil
-	}
-	return sealed
+// reportUnknown logs that there is something that the database does not know, and writes ev,
+// which says so.
+func (m *Manager) reportUnknown(ctx context.Context, w recordWords, ev sandboxer.Event, attrs ...any) error {
+	m.log.Warn(w.object+" of this installation is unknown to the database; it is kept", attrs...)
+	ev.At, ev.Type, ev.Actor = now(), sandboxer.EventQuarantine, sweeper
+	return m.store.Write(ctx, sandboxer.Writes{Events: []sandboxer.Event{ev}})
 }
 
-// openStamp returns the record that a stamp of ours holds, or nil: there is none, or it is
-// another object's, or another installation's.
-func (m *Manager) openStamp(f sandboxer.Found) *sandboxer.Sandbox {
-	n := m.seal.NonceSize()
-	if len(f.Stamp) <= n {
-		return nil
-	}
-	plain, err := m.seal.Open(nil, f.Stamp[:n], f.Stamp[n:], stampName(f.Handle.SandboxID, f.Handle.Generation))
-	if err != nil {
-		return nil
-	}
-	var s stamp
-	if _, err := strictjson.DecodeStored(plain, &s); err != nil || s.V != 1 || s.Sandbox == nil || s.Sandbox.ID != f.Handle.SandboxID {
-		return nil
-	}
-	s.Sandbox.SealedEnv = s.Env
-	return s.Sandbox
-}
-
-// detain says whether the object s, which the database does not know, is to be kept, and
+// quarantineUnknown says whether the object s, which the database does not know, is to be kept, and
 // sees to it that it is looked at and told.
-func (m *Manager) detain(t *tally, e *extension, s sighting, h sandboxer.Handle) bool {
+func (m *Manager) quarantineUnknown(t *tally, e *extension, s sighting, h sandboxer.Handle) bool {
 	now := time.Now()
 	m.mu.Lock()
 	look := false
@@ -111,7 +88,7 @@ func (m *Manager) detain(t *tally, e *extension, s sighting, h sandboxer.Handle)
 		if len(m.quarantine) >= maxQuarantine {
 			return true
 		}
-		q = &inmate{Quarantined: Quarantined{
+		q = &quarantinedObject{Quarantined: Quarantined{
 			ID: s.id, Generation: s.generation, Extension: e.Info.ID, Host: h.Host, Since: now.UTC(),
 			Why: "the database does not know it: that was restored from a backup, or lost its latest writes",
 		}}
@@ -175,16 +152,11 @@ func (m *Manager) inspect(e *extension, s sighting, h sandboxer.Handle) {
 	if !tell {
 		return
 	}
-	until := "until an administrator decides"
-	if !say.Until.IsZero() {
-		until = "until " + say.Until.UTC().Format(time.RFC3339)
-	}
-	m.log.Warn("an object of this installation is unknown to the database; it is kept", "sandbox", s.id, "generation", s.generation,
+	until := keptUntil(say.Until)
+	ev := sandboxer.Event{SandboxID: s.id, Generation: s.generation, Tenant: say.Tenant}
+	ev.Message = sandboxRecords.unknownText(e.Info.ID+" has it,", until, s.id)
+	err = m.reportUnknown(m.ctx, sandboxRecords.recordWords, ev, "sandbox", s.id, "generation", s.generation,
 		"extension", e.Info.ID, "tenant", say.Tenant, "profile", say.Profile, "until", until)
-	err = m.store.Write(m.ctx, sandboxer.Writes{Events: []sandboxer.Event{{
-		At: now, SandboxID: s.id, Generation: s.generation, Tenant: say.Tenant, Type: sandboxer.EventQuarantine, Actor: sweeper,
-		Message: fmt.Sprintf("%s has it, the database does not know it; it is kept %s; sandboxer adopt %s; or sandboxer destroy %s", e.Info.ID, until, s.id, s.id),
-	}}})
 	if err != nil {
 		m.mu.Lock()
 		q.told = false
@@ -192,9 +164,9 @@ func (m *Manager) inspect(e *extension, s sighting, h sandboxer.Handle) {
 	}
 }
 
-// acquit forgets quarantined objects of e that are known by now or, if the listing was
+// endQuarantine forgets quarantined objects of e that are known by now or, if the listing was
 // whole, not there any more.
-func (m *Manager) acquit(e *extension, listed map[sighting]sandboxer.Handle, explained map[sighting]bool, whole bool) {
+func (m *Manager) endQuarantine(e *extension, listed map[sighting]sandboxer.Handle, explained map[sighting]bool, whole bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for s := range m.quarantine {
@@ -229,16 +201,31 @@ func (m *Manager) quarantined(id string) []Quarantined {
 	return all
 }
 
-// A stranger is an object that the database does not know.
-type stranger struct {
+// quarantineText says of an object that the database does not know how long it is kept.
+func (m *Manager) quarantineText(e *extension, s sighting) string {
+	var until time.Time
+	whose := ","
+	m.mu.Lock()
+	if q := m.quarantine[s]; q != nil {
+		until = q.Until
+		if q.Tenant != "" {
+			whose = fmt.Sprintf(", tenant %s's by its stamp,", q.Tenant)
+		}
+	}
+	m.mu.Unlock()
+	return sandboxRecords.unknownText(fmt.Sprintf("%s has generation %d of it%s", e.Info.ID, s.generation, whose), keptUntil(until), s.id)
+}
+
+// An unknownObject is an object that the database does not know.
+type unknownObject struct {
 	e     *extension
 	s     sighting
 	found sandboxer.Found // nothing but the handle if the extension cannot discover
 }
 
-// strangers finds what the extensions have under id and the database does not know: also
+// unknownObjects finds what the extensions have under id and the database does not know: also
 // what no survey has seen so far.
-func (m *Manager) strangers(ctx context.Context, id string) (all []stranger, err error) {
+func (m *Manager) unknownObjects(ctx context.Context, id string) (all []unknownObject, err error) {
 	for _, e := range m.extensions() {
 		if e.Backend == nil {
 			continue
@@ -266,16 +253,16 @@ func (m *Manager) strangers(ctx context.Context, id string) (all []stranger, err
 			return nil, err
 		}
 		if v == unknown {
-			all = append(all, stranger{e, s, found})
+			all = append(all, unknownObject{e, s, found})
 		}
 	}
 	return all, nil
 }
 
-// isHeld reports whether an extension has an object under id that the database does not
+// isQuarantined reports whether an extension has an object under id that the database does not
 // know, so that nothing new may be made under it. Once a survey has seen what the
 // extensions have, nobody is asked.
-func (m *Manager) isHeld(ctx context.Context, id string) (bool, error) {
+func (m *Manager) isQuarantined(ctx context.Context, id string) (bool, error) {
 	if len(m.quarantined(id)) > 0 {
 		return true, nil
 	}
@@ -298,311 +285,134 @@ func (m *Manager) isHeld(ctx context.Context, id string) (bool, error) {
 	return false, nil
 }
 
-// discardStrangers tears down what the database does not know under id, at the wish of whoever is
-// in ctx, and returns what that was; nil if there is nothing.
-func (m *Manager) discardStrangers(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
-	all, err := m.strangers(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	var gone *sandboxer.Sandbox
-	for _, x := range all {
-		sb := &sandboxer.Sandbox{ID: id}
-		if was := m.openStamp(x.found); was != nil {
-			sb = was
+// An unknownSnapshot is one that the database does not know.
+type unknownSnapshot struct {
+	id        string
+	extension string // that has a native form of it; "" if none
+	found     sandboxer.FoundSnapshot
+	was       *sandboxer.Sandbox        // of what, by its stamp; nil if there is none
+	portable  *sandboxer.SnapshotRecord // what the store knows of a portable form; nil if there is none
+	why       error                     // why the portable form cannot be used
+}
+
+// unknownSnapshots finds them by ID, all or only the one called id. Who could not be asked
+// is in silent, by name; the store of portable snapshots is asked if withStore is set.
+func (m *Manager) unknownSnapshots(ctx context.Context, id string, withStore bool) (found map[string]*unknownSnapshot, silent map[string]error, err error) {
+	found, silent = map[string]*unknownSnapshot{}, map[string]error{}
+	// unknown returns the one called at, nil if the database knows it or it is not asked for.
+	unknown := func(at string) (*unknownSnapshot, error) {
+		if id != "" && at != id || found[at] == nil && len(found) >= maxQuarantine {
+			return nil, nil
 		}
-		err := m.reap(ctx, x.e, x.s, x.found.Handle, sb.Tenant)
-		if err == errMoot {
+		_, err := m.store.Snapshot(ctx, at)
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if !isKind(err, sandboxer.NotFound) { // a record that cannot be read is one
+			return nil, nil
+		}
+		if found[at] == nil {
+			found[at] = &unknownSnapshot{id: at}
+		}
+		return found[at], nil
+	}
+	for _, e := range m.extensions() {
+		if e.Backend == nil || !e.Backend.Can(sandboxer.CanSnapshot) {
 			continue
 		}
-		if err != nil {
-			return nil, err
-		}
-		sb.Generation, sb.Extension, sb.Handle, sb.State = x.s.generation, x.e.Info.ID, x.found.Handle, sandboxer.Terminated
-		sb.Reason, sb.Message, sb.EndedAt = sandboxer.ReasonRequested, "the database did not know it; it was removed", now()
-		sb.Quote, sb.SealedEnv, sb.Spec.Env = sandboxer.MeterQuote{}, nil, nil
-		gone = sb
-	}
-	return gone, nil
-}
-
-// Adopt makes a record anew for a quarantined object, from its stamp or, where it has
-// none, from what a says, and returns it running. Its time is paid for from now on. It
-// needs the admin scope. Kinds: NotFound when no extension has such an object; Conflict
-// when the database knows the ID, as another tenant's too, or several extensions have it;
-// Invalid when a contradicts the stamp, or says too little; NoCredit when the tenant
-// cannot pay; and the backend's.
-func (m *Manager) Adopt(ctx context.Context, id string, a Adoption) (*sandboxer.Sandbox, error) {
-	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
-		return nil, err
-	}
-	if err := sandboxer.CheckID(id); err != nil {
-		return nil, err
-	}
-	if a.TTL < 0 {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is not above zero", a.TTL)
-	}
-	all, err := m.strangers(ctx, id)
-	switch {
-	case err != nil:
-		return nil, err
-	case len(all) > 1:
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "%s and %s both have a sandbox %s that the database does not know", all[0].e.Info.ID, all[1].e.Info.ID, id).
-			WithHint("only one of them can have the ID; destroy all with: sandboxer destroy %s", id)
-	case len(all) == 0:
-		if sb, err := m.store.Sandbox(ctx, id); err == nil && sb.State.Live() {
-			return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is known and %s: there is nothing to adopt", id, sb.State)
-		}
-		return nil, sandboxer.E(sandboxer.NotFound, nil, "no extension has a sandbox %q that the database does not know", id).
-			WithHint("list those that there are: sandboxer ls --quarantined")
-	}
-	j, mine, err := m.begin(ctx, id, all[0].s.generation, false, nil)
-	if err != nil {
-		return nil, err
-	}
-	if !mine {
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s has work in flight", id).WithHint("try again in a moment")
-	}
-	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.takeIn(ctx, all[0], a) })
-	if err := wait(ctx, j.done); err != nil {
-		return nil, err
-	}
-	return j.sb, j.err
-}
-
-// takeIn is the job behind Adopt.
-func (m *Manager) takeIn(ctx context.Context, x stranger, a Adoption) (*sandboxer.Sandbox, error) {
-	_, v, err := m.recordStatusOf(ctx, x.s)
-	if err == nil && v != unknown {
-		err = sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is known by now", x.s.id)
-	}
-	if err != nil {
-		return nil, err
-	}
-	sb, err := m.anew(ctx, x, a)
-	if err != nil {
-		return nil, err
-	}
-	b := x.e.Backend
-	if b.Can(sandboxer.CanPause) { // it may be frozen
-		if err := m.step(pThaw, func() error { return b.Resume(ctx, x.found.Handle) }); err != nil {
-			return nil, err
-		}
-	}
-	err = m.step(pReady, func() (err error) { sb.Reachability, err = b.WaitReady(ctx, x.found.Handle); return err })
-	if err != nil {
-		return nil, err
-	}
-	if b.Can(sandboxer.CanRenew) {
-		if err := m.step(pRenew, func() error { return b.Renew(ctx, x.found.Handle, sb.Spec.Fuse) }); err != nil {
-			return nil, err
-		}
-	}
-	sb.Handle, sb.Host = x.found.Handle, cmp.Or(sb.Reachability.Host, x.found.Handle.Host, sb.Host)
-	sb.ReadyAt = now()
-	sb.UsedAt, sb.ProvisionedAt = sb.ReadyAt, sb.ReadyAt
-	w := sandboxer.Writes{Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true}
-	if sb.Name != "" {
-		items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: sb.Tenant, Name: sb.Name, States: live, Limit: 1})
-		if err != nil {
-			return nil, err
-		}
-		if len(items) > 0 {
-			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, fmt.Sprintf("its name, %q, belongs to sandbox %s by now", sb.Name, items[0].ID)))
-			sb.Name = ""
-		}
-	}
-	made := event(ctx, sb, sandboxer.EventState, "")
-	made.To, made.Cause = sandboxer.Creating, sandboxer.ReasonRequested
-	runs := event(ctx, sb, sandboxer.EventState, "")
-	runs.From, runs.To = sandboxer.Creating, sandboxer.Running
-	adopted := event(ctx, sb, sandboxer.EventAdopt, "the database did not know it; its record was made anew")
-	w.Events = append(w.Events, made, runs, adopted)
-	if last, lerr := m.store.Sandbox(ctx, sb.ID); lerr == nil && isContested(last) {
-		err = m.takeOver(ctx, last, sb, w)
-	} else {
-		err = m.step(pAdopted, func() error { return m.store.CreateSandbox(ctx, sb, w) })
-	}
-	if err != nil {
-		if isKind(err, sandboxer.NoCredit) {
-			return nil, sandboxer.E(sandboxer.NoCredit, err, "the rest of its life costs up to %s credits, which tenant %s does not have", sb.Quote.Amount, sb.Tenant).
-				WithHint("grant them, or adopt it for a shorter time: --ttl")
-		}
-		return nil, err
-	}
-	m.acquit(x.e, nil, map[sighting]bool{x.s: true}, false)
-	m.notify(sb.ID)
-	m.alarm(time.Time{}, sb.ExpiresAt)
-	m.adopt(sb)
-	return sb, nil
-}
-
-// takeOver makes last, which waited in a pool when the database went back, the record of
-// sb, with what w books. A crash in between leaves it as a claim does that was cut short.
-func (m *Manager) takeOver(ctx context.Context, last, sb *sandboxer.Sandbox, w sandboxer.Writes) error {
-	mine := *sb
-	claim := func(into *sandboxer.Sandbox, also *sandboxer.Writes) error {
-		if !isContested(into) {
-			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is known by now", sb.ID)
-		}
-		was := *into
-		*into = mine
-		into.Generation, into.Version, into.State = was.Generation, was.Version, was.State
-		into.Pool, into.PooledAt, into.ReadyAt = was.Pool, was.PooledAt, time.Time{}
-		into.Reason = sandboxer.ReasonRequested // until it runs
-		also.Entries, also.Cover = w.Entries, w.Cover
-		for _, ev := range w.Events {
-			if ev.Type != sandboxer.EventState {
-				also.Events = append(also.Events, ev)
+		for f, err := range e.Backend.ListSnapshots(ctx, m.opts.Owner) {
+			if ctx.Err() != nil {
+				return nil, nil, context.Cause(ctx)
 			}
+			if err != nil {
+				silent[e.Info.ID] = err
+				break
+			}
+			s, err := unknown(f.Snapshot.SnapshotID)
+			if err != nil {
+				return nil, nil, err
+			}
+			if s == nil {
+				continue
+			}
+			s.extension, s.found = e.Info.ID, f
+			s.was = m.openStamp(sandboxer.Found{Handle: sandboxer.Handle{SandboxID: f.SandboxID, Generation: f.Generation}, Stamp: f.Stamp})
 		}
-		return nil
 	}
-	err := m.step(pAdopted, func() error {
-		if last.State == sandboxer.Warm {
-			return m.move(ctx, last, sandboxer.Creating, claim)
+	if m.opts.SnapshotStore == nil || !withStore {
+		return found, silent, nil
+	}
+	kept, err := m.opts.SnapshotStore.List(ctx)
+	if ctx.Err() != nil {
+		return nil, nil, context.Cause(ctx)
+	}
+	if err != nil {
+		silent[storeName] = err
+	}
+	for _, at := range kept {
+		s, err := unknown(at)
+		if err != nil {
+			return nil, nil, err
 		}
-		return m.update(ctx, last, claim)
-	})
-	if err == nil {
-		err = m.step(pAdopted, func() error {
-			return m.move(ctx, last, sandboxer.Running, func(into *sandboxer.Sandbox, also *sandboxer.Writes) error {
-				into.Reason, into.ReadyAt = "", mine.ReadyAt
-				return nil
-			})
-		})
+		if s == nil {
+			continue
+		}
+		began := time.Now()
+		s.portable, s.why = m.opts.SnapshotStore.Describe(ctx, at)
+		if ctx.Err() != nil {
+			return nil, nil, context.Cause(ctx)
+		}
+		if s.why != nil {
+			s.portable = &sandboxer.SnapshotRecord{ID: at}
+		}
+		if hung(s.why, began) {
+			silent[storeName] = s.why
+			break
+		}
 	}
-	if err == nil {
-		*sb = *last
-	}
-	return err
+	return found, silent, nil
 }
 
-// anew makes the record of a stranger. Nothing is written yet.
-func (m *Manager) anew(ctx context.Context, x stranger, a Adoption) (*sandboxer.Sandbox, error) {
-	id := x.s.id
-	sb := m.openStamp(x.found)
-	if sb != nil && sb.Tenant == "" {
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was made for a pool and is nobody's", id).
-			WithHint("it is removed by itself; or: sandboxer destroy %s", id)
-	}
-	var err error
-	if sb != nil {
-		if a.Tenant != "" && a.Tenant != sb.Tenant || a.Profile != "" && a.Profile != sb.Profile && "profile."+a.Profile != sb.Profile {
-			return nil, sandboxer.E(sandboxer.Invalid, nil, "sandbox %s is tenant %s's, of profile %s, by its stamp", id, sb.Tenant, sb.Profile).
-				WithHint("leave out the tenant and the profile")
-		}
-	} else if sb, err = m.unstamped(ctx, x, a); err != nil {
-		return nil, err
-	}
-	// The ID may have had former lives, which the database or the ledger know.
-	generation, err := m.unbooked(ctx, id, "")
-	if err != nil {
-		return nil, err
-	}
-	last, err := m.store.Sandbox(ctx, id)
+// text says of one what is known and what to do.
+func (s *unknownSnapshot) text() string {
+	where, has, whose := s.extension, "has", ","
 	switch {
-	case isKind(err, sandboxer.NotFound):
-	case err != nil:
-		return nil, err
-	case isContested(last) && objectOf(last) == x.s.generation:
-		generation = max(generation, last.Generation)
-	case last.State.Live():
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s in the database; %s has a later generation of it", id, last.State, x.e.Info.ID).
-			WithHint("if it is paused, sandboxer resume %s; or end both: sandboxer destroy %s", id, id)
-	case last.Tenant != sb.Tenant:
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "the ID %s was tenant %s's; it cannot become %s's", id, last.Tenant, sb.Tenant).
-			WithHint("get rid of the object with: sandboxer destroy %s", id)
-	default:
-		generation = max(generation, objectOf(last)+1)
+	case where == "":
+		where = storeName
+	case s.portable != nil:
+		where, has = where+" and "+storeName, "have"
 	}
-	if generation > x.s.generation {
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "the ledger knows generation %d of sandbox %s already", x.s.generation, id).
-			WithHint("get rid of the object with: sandboxer destroy %s", id)
+	if s.was != nil && s.was.Tenant != "" {
+		whose = fmt.Sprintf(", tenant %s's,", s.was.Tenant)
 	}
-	env, err := m.openEnv(sb)
+	return snapshotRecords.unknownText(fmt.Sprintf("%s %s snapshot %s%s", where, has, s.id, whose), keptUntil(time.Time{}), s.id)
+}
+
+// reportUnknownSnapshots tells of those there are, of each once.
+func (m *Manager) reportUnknownSnapshots(ctx context.Context) {
+	all, _, err := m.unknownSnapshots(ctx, "", true) // whoever cannot be asked is the audit's to tell
 	if err != nil {
-		return nil, err
+		return
 	}
-	sb.Generation = min(max(sb.Generation, generation), x.s.generation)
-	sb.Spec.ID, sb.Spec.Generation, sb.Extension = id, x.s.generation, x.e.Info.ID
-	if sb.SealedEnv, err = m.sealEnv(sb, env); err != nil {
-		return nil, err
-	}
-	if err := m.schedule(sb, x.found.Fuse, a.TTL); err != nil {
-		return nil, err
-	}
-	sb.State, sb.Reason, sb.Message, sb.Fault, sb.Untouched = sandboxer.Running, "", "", "", false
-	sb.Pause, sb.Retries, sb.RetryAt, sb.LastError, sb.AbsentSince = sandboxer.Pause{}, 0, time.Time{}, "", time.Time{}
-	sb.Version, sb.PausedFor, sb.ResumedAt, sb.Cost = 0, 0, time.Time{}, 0
-	return sb, nil
-}
-
-// schedule sets when an adopted sandbox ends, and what it costs until then. What it was
-// before went with what the database lost: it counts as made now.
-func (m *Manager) schedule(sb *sandboxer.Sandbox, fuse time.Time, ttl time.Duration) error {
-	at := now()
-	margin := fuseMargin
-	if sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause {
-		margin += patience
-	}
-	switch {
-	case ttl > 0:
-		if err := checkTTL(sb.Spec.Profile, ttl); err != nil {
-			return err
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		s := all[id]
+		m.mu.Lock()
+		told := m.toldOf[id]
+		m.toldOf[id] = true
+		m.mu.Unlock()
+		if told {
+			continue
 		}
-		sb.ExpiresAt = at.Add(ttl)
-	case !fuse.IsZero():
-		sb.ExpiresAt = fuse.Add(-margin).UTC().Truncate(time.Microsecond)
-	}
-	if !sb.ExpiresAt.After(at) {
-		return sandboxer.E(sandboxer.Invalid, nil, "the time of sandbox %s ran out at %s", sb.ID, sb.ExpiresAt.UTC().Format(time.RFC3339)).
-			WithHint("say how long it is to live from now: --ttl 1h")
-	}
-	sb.CreatedAt, sb.Spec.Fuse = at, sb.ExpiresAt.Add(margin)
-	q := &sb.Quote
-	q.Setup = 0 // that was paid for, in what the database lost
-	q.Duration = sb.ExpiresAt.Sub(at)
-	q.Amount = q.For(q.Duration)
-	return nil
-}
-
-// unstamped makes the record of an object of which nothing is known but what a says.
-func (m *Manager) unstamped(ctx context.Context, x stranger, a Adoption) (*sandboxer.Sandbox, error) {
-	if a.Tenant == "" || a.Profile == "" {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has no stamp that says whose it is and what it was made from", x.s.id).
-			WithHint("say it: --tenant TENANT --profile PROFILE")
-	}
-	p := sandboxer.PrincipalFrom(ctx)
-	p.Tenant = a.Tenant
-	o, err := m.resolve(p, sandboxer.CreateRequest{Profile: a.Profile})
-	if err != nil {
-		return nil, err
-	}
-	if o.ext.Info.ID != x.e.Info.ID {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "profile %s makes sandboxes on %s; %s is on %s", o.spec.Profile.ID, o.ext.Info.ID, x.s.id, x.e.Info.ID)
-	}
-	o.id, o.spec.ID = x.s.id, x.s.id
-	sb := o.record(x.s.generation)
-	if sb.Quote, err = m.quote(ctx, o, sb); err != nil {
-		return nil, err
-	}
-	return sb, nil
-}
-
-// quarantineText says of an object that the database does not know how long it is kept.
-func (m *Manager) quarantineText(e *extension, s sighting) string {
-	until, whose := "until an administrator decides", ""
-	m.mu.Lock()
-	if q := m.quarantine[s]; q != nil {
-		if !q.Until.IsZero() {
-			until = "until " + q.Until.UTC().Format(time.RFC3339)
+		ev := sandboxer.Event{SandboxID: s.found.SandboxID, Generation: s.found.Generation, Message: s.text()}
+		if s.portable != nil && ev.SandboxID == "" {
+			ev.SandboxID, ev.Generation = s.portable.SandboxID, s.portable.Generation
 		}
-		if q.Tenant != "" {
-			whose = fmt.Sprintf(", tenant %s's by its stamp,", q.Tenant)
+		if s.was != nil {
+			ev.Tenant = s.was.Tenant
+		}
+		err := m.reportUnknown(ctx, snapshotRecords.recordWords, ev, "snapshot", id, "sandbox", ev.SandboxID, "extension", s.extension, "tenant", ev.Tenant)
+		if err != nil {
+			m.log.Warn("an event could not be written", "snapshot", id, "err", err)
 		}
 	}
-	m.mu.Unlock()
-	return fmt.Sprintf("%s has generation %d of it%s the database does not know it; it is kept %s; sandboxer adopt %s; or sandboxer destroy %s",
-		e.Info.ID, s.generation, cmp.Or(whose, ","), until, s.id, s.id)
 }

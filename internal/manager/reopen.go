@@ -82,7 +82,7 @@ func (m *Manager) opened(e *extension) {
 	m.poke()
 	m.pokePools()
 	m.surveyAll(newTally(), true)
-	m.async(newTally(), func() { m.tellQuarantinedSnapshots(m.ctx) })
+	m.async(newTally(), func() { m.reportUnknownSnapshots(m.ctx) })
 }
 
 // hasten has what waits for its next try on e tried at once: e can be asked again.

@@ -414,7 +414,7 @@ func (m *Manager) findSnapshot(ctx context.Context, scope sandboxer.Scope, ref s
 				return nil, err
 			}
 			if len(items) == 1 || len(items) > 1 && by.Name != "" && states == nil && q.Tenant != "" {
-				return wholeSnapshot(items[0])
+				return snapshotRecords.whole(items[0])
 			}
 			if len(items) > 1 {
 				return nil, sandboxer.E(sandboxer.Conflict, nil, "%q means several snapshots: %s and %s", ref, items[0].ID, items[1].ID).
@@ -481,10 +481,10 @@ func (m *Manager) Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) ([]*
 func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error) {
 	rec, err := m.findSnapshot(ctx, sandboxer.ScopeWrite, ref)
 	if rec != nil && rec.Damaged != "" {
-		rec, err = m.mendSnapshot(ctx, rec, err)
+		rec, err = snapshotRecords.repaired(ctx, m, rec, err)
 	}
 	if isKind(err, sandboxer.NotFound) && checkSnapshotID(ref) == nil {
-		if lost, lerr := m.dropQuarantined(ctx, ref); !isKind(lerr, sandboxer.NotFound) && !isKind(lerr, sandboxer.Denied) {
+		if lost, lerr := m.dropUnknownSnapshot(ctx, ref); !isKind(lerr, sandboxer.NotFound) && !isKind(lerr, sandboxer.Denied) {
 			rec, err = lost, lerr
 		}
 	}
@@ -594,7 +594,7 @@ func (m *Manager) dropClaimed(ctx context.Context, rec *sandboxer.SnapshotRecord
 
 // remove removes what there is of rec outside the database.
 func (m *Manager) remove(ctx context.Context, rec *sandboxer.SnapshotRecord) error {
-	if rec.Extension == "" && rec.Kind == sandboxer.SnapshotBoth { // mended
+	if rec.Extension == "" && rec.Kind == sandboxer.SnapshotBoth { // repaired
 		if err := m.removeAnywhere(ctx, rec.ID); err != nil || m.opts.SnapshotStore == nil {
 			return err
 		}
@@ -631,7 +631,7 @@ func (m *Manager) passSnapshots(ctx context.Context, t *tally, at time.Time) err
 			}
 			for _, rec := range items {
 				if rec.Damaged != "" {
-					m.mournSnapshot(rec)
+					snapshotRecords.report(m, rec)
 					continue // what it is would have to be known
 				}
 				why, err := m.surplus(ctx, rec, at)

@@ -30,7 +30,7 @@ func (m *Manager) loop() {
 	tick := time.NewTicker(m.opts.SweepEvery)
 	defer tick.Stop()
 	m.surveyAll(newTally(), false)
-	m.async(newTally(), func() { m.tellQuarantinedSnapshots(m.ctx) })
+	m.async(newTally(), func() { m.reportUnknownSnapshots(m.ctx) })
 	for {
 		ticked := false
 		select {
@@ -161,7 +161,7 @@ func (m *Manager) pass(ctx context.Context, t *tally, due time.Time) error {
 	m.checkClock()
 	return m.records(ctx, sandboxer.Query{States: live, DueBefore: due}, func(sb *sandboxer.Sandbox) {
 		if sb.Damaged != "" {
-			m.reportDamaged(sb)
+			sandboxRecords.report(m, sb)
 			return
 		}
 		m.act(t, sb, sandboxer.Unknown)
@@ -466,7 +466,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 		t.count(func(r *SweepReport) { r.Seen++ })
 		if sb.Damaged != "" {
 			t.count(func(r *SweepReport) { r.Damaged++ })
-			m.reportDamaged(sb)
+			sandboxRecords.report(m, sb)
 			return
 		}
 		if sb.Unconfirmed == sandboxer.Unasked && sb.State != sandboxer.Terminating && e.Backend != nil {
@@ -612,7 +612,7 @@ func (m *Manager) doubt(h sandboxer.Handle) {
 // once they have been seen so for a grace period. Those that no record ever knew are
 // quarantined first. whole says that the listing was.
 func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed map[sighting]sandboxer.Handle, explained map[sighting]bool, whole bool) error {
-	defer m.acquit(e, listed, explained, whole)
+	defer m.endQuarantine(e, listed, explained, whole)
 	for s, h := range listed {
 		if explained[s] {
 			continue
@@ -625,7 +625,7 @@ func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed ma
 			explained[s] = true
 			continue
 		}
-		if v == unknown && m.detain(t, e, s, h) {
+		if v == unknown && m.quarantineUnknown(t, e, s, h) {
 			t.count(func(r *SweepReport) { r.Quarantined++ })
 			continue
 		}

@@ -155,10 +155,10 @@ const pattern = "port proxy"
 // Routes implements edge.Router.
 func (p *Proxy) Routes() []edge.Route {
 	return []edge.Route{
-		p.toPort(manager.PortAccess{}, mount{}, nil),
-		p.toPort(manager.PortAccess{Token: "token"}, mount{}, nil),
-		p.toExchange(manager.PortAccess{}, http.Cookie{}, nil),
-		anyone(nil), // a slash that is missing
+		p.portRoute(manager.PortAccess{}, mount{}, nil),
+		p.portRoute(manager.PortAccess{Token: "token"}, mount{}, nil),
+		p.exchangeRoute(manager.PortAccess{}, http.Cookie{}, nil),
+		openRoute(nil), // a slash that is missing
 	}
 }
 
@@ -166,19 +166,19 @@ func (p *Proxy) Routes() []edge.Route {
 func (p *Proxy) Route(r *http.Request) edge.Route {
 	if id, port, ok := p.host(r.Host); ok {
 		if id == "" {
-			return refuse(errNoPort)
+			return refusal(errNoPort)
 		}
 		return p.byHost(r, id, port)
 	}
 	return p.byPath(r)
 }
 
-// toPort is the way to a port. r is what the sandbox is to get: without what was meant for
+// portRoute is the way to a port. r is what the sandbox is to get: without what was meant for
 // the proxy.
-func (p *Proxy) toPort(a manager.PortAccess, at mount, r *http.Request) edge.Route {
+func (p *Proxy) portRoute(a manager.PortAccess, at mount, r *http.Request) edge.Route {
 	access := edge.Needs(sandboxer.ScopeWrite)
 	if a.Token != "" {
-		access = edge.Guests(func(ctx context.Context) (context.Context, sandboxer.Principal, func(), error) {
+		access = edge.AdmittedBy(func(ctx context.Context) (context.Context, sandboxer.Principal, func(), error) {
 			ctx, v, end, err := p.visit(ctx, a)
 			if err != nil {
 				return nil, sandboxer.Principal{}, nil, err
@@ -219,18 +219,18 @@ func (p *Proxy) visit(ctx context.Context, a manager.PortAccess) (context.Contex
 	}, nil
 }
 
-// toExchange is the way of a browser that comes with a token in its address.
-func (p *Proxy) toExchange(a manager.PortAccess, c http.Cookie, r *http.Request) edge.Route {
-	return anyone(func(w http.ResponseWriter, in *http.Request) { p.exchange(w, r.WithContext(in.Context()), a, c) })
+// exchangeRoute is the way of a browser that comes with a token in its address.
+func (p *Proxy) exchangeRoute(a manager.PortAccess, c http.Cookie, r *http.Request) edge.Route {
+	return openRoute(func(w http.ResponseWriter, in *http.Request) { p.exchange(w, r.WithContext(in.Context()), a, c) })
 }
 
-// anyone is a route on which nobody is identified and no sandbox is reached.
-func anyone(h http.HandlerFunc) edge.Route {
+// openRoute is a route on which nobody is identified and no sandbox is reached.
+func openRoute(h http.HandlerFunc) edge.Route {
 	return edge.Route{Pattern: pattern, Access: edge.Anyone(), Handler: h}
 }
 
-func refuse(err error) edge.Route {
-	return anyone(func(w http.ResponseWriter, r *http.Request) { edge.Fail(w, r, err) })
+func refusal(err error) edge.Route {
+	return openRoute(func(w http.ResponseWriter, r *http.Request) { edge.Fail(w, r, err) })
 }
 
 // mount is where a port appears to its visitors.
@@ -252,17 +252,17 @@ func (p *Proxy) byHost(r *http.Request, id string, port int) edge.Route {
 		a.Token = sandboxer.Secret(q.Get(TokenQuery))
 		r = withoutQuery(r, TokenQuery)
 		if (r.Method == http.MethodGet || r.Method == http.MethodHead) && strings.Contains(r.Header.Get("Accept"), "text/html") {
-			return p.toExchange(a, cookie, r)
+			return p.exchangeRoute(a, cookie, r)
 		}
 	default:
 		if c, err := r.Cookie(cookie.Name); err == nil && !strings.Contains(r.Header.Get("Authorization"), keyPrefix) {
 			if !ownOrigin(r, at.public) {
-				return refuse(sandboxer.E(sandboxer.Denied, nil, "requests from other web pages are refused"))
+				return refusal(sandboxer.E(sandboxer.Denied, nil, "requests from other web pages are refused"))
 			}
 			a.Token = sandboxer.Secret(c.Value)
 		}
 	}
-	return p.toPort(a, at, r)
+	return p.portRoute(a, at, r)
 }
 
 func (p *Proxy) cookie() http.Cookie {
@@ -308,12 +308,12 @@ func ownOrigin(r *http.Request, public *url.URL) bool {
 		return true
 	case "none", "":
 		if origin == "" {
-			return r.Header.Get("Sec-Fetch-Site") != "" || r.Header.Get("Upgrade") == "" && safe(r.Method)
+			return r.Header.Get("Sec-Fetch-Site") != "" || r.Header.Get("Upgrade") == "" && isSafe(r.Method)
 		}
 		u, err := url.Parse(origin)
 		return err == nil && u.Scheme == public.Scheme && strings.EqualFold(u.Host, public.Host)
 	}
-	return safe(r.Method) && r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
+	return isSafe(r.Method) && r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
 }
 
 // withoutQuery returns r without one parameter of its query, the others as they came.
@@ -332,7 +332,7 @@ func withoutQuery(r *http.Request, name string) *http.Request {
 	return &out
 }
 
-func safe(method string) bool { return method == http.MethodGet || method == http.MethodHead }
+func isSafe(method string) bool { return method == http.MethodGet || method == http.MethodHead }
 
 func (p *Proxy) byPath(r *http.Request) edge.Route {
 	scheme := "http"
@@ -351,7 +351,7 @@ func (p *Proxy) byPath(r *http.Request) edge.Route {
 		number, rest, slash = strings.Cut(rest, "/")
 		n, err := strconv.ParseUint(number, 10, 16)
 		if err != nil || n == 0 {
-			return refuse(sandboxer.E(sandboxer.NotFound, nil, "there is nothing at %s", edge.Redact(r.URL.Path)).
+			return refusal(sandboxer.E(sandboxer.NotFound, nil, "there is nothing at %s", edge.Redact(r.URL.Path)).
 				WithHint("a port is at %s<sandbox>/<port>/", Path))
 		}
 		a.Ref, a.Port = first, int(n)
@@ -365,7 +365,7 @@ func (p *Proxy) byPath(r *http.Request) edge.Route {
 		if r.URL.RawQuery != "" {
 			to += "?" + r.URL.RawQuery
 		}
-		return anyone(func(w http.ResponseWriter, _ *http.Request) {
+		return openRoute(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Referrer-Policy", "no-referrer")
 			w.Header().Set("Location", to)
 			w.WriteHeader(http.StatusPermanentRedirect)
@@ -373,13 +373,13 @@ func (p *Proxy) byPath(r *http.Request) edge.Route {
 	}
 	path, err := url.PathUnescape(rest)
 	if err != nil {
-		return refuse(sandboxer.E(sandboxer.Invalid, err, "the path is not well escaped"))
+		return refusal(sandboxer.E(sandboxer.Invalid, err, "the path is not well escaped"))
 	}
 	r2 := *r
 	u := *r.URL
 	u.Path, u.RawPath = "/"+path, "/"+rest
 	r2.URL = &u
-	return p.toPort(a, at, &r2)
+	return p.portRoute(a, at, &r2)
 }
 
 // serve carries one request, whose ctx has the visit v in it, to its port.
@@ -402,16 +402,16 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, v *manager.Visit, 
 		w.Header().Del(h) // the sandbox's to say
 	}
 	rp := &httputil.ReverseProxy{
-		Transport:     finals{p.pool},
+		Transport:     finalResponses{p.pool},
 		FlushInterval: -1,
 		ErrorLog:      log.New(io.Discard, "", 0), // the edge notes how each request went
 		Rewrite:       func(pr *httputil.ProxyRequest) { rewrite(pr, v, at, to, header, token) },
 		ModifyResponse: func(res *http.Response) error {
-			amend(res.Header, v, at, to)
+			restrictHeader(res.Header, v, at, to)
 			res.Header.Del("Trailer")
-			res.Trailer = nil // see bounded
+			res.Trailer = nil // see withoutTrailers
 			if res.StatusCode != http.StatusSwitchingProtocols {
-				res.Body = &bounded{res.Body, res}
+				res.Body = &withoutTrailers{res.Body, res}
 			}
 			return nil
 		},
@@ -429,32 +429,32 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, v *manager.Visit, 
 	rp.ServeHTTP(w, r)
 }
 
-// finals gets the final answers alone: what comes before them, such as early hints, can
+// finalResponses gets the final answers alone: what comes before them, such as early hints, can
 // set cookies and speak for the origin as well as they, and nobody needs it.
-type finals struct{ pool http.RoundTripper }
+type finalResponses struct{ pool http.RoundTripper }
 
-func (f finals) RoundTrip(r *http.Request) (*http.Response, error) {
-	return f.pool.RoundTrip(r.WithContext(untraced{r.Context()}))
+func (f finalResponses) RoundTrip(r *http.Request) (*http.Response, error) {
+	return f.pool.RoundTrip(r.WithContext(withoutValues{r.Context()}))
 }
 
-// untraced is a ctx without the values of others, among them what is to be called for
+// withoutValues is a ctx without the values of others, among them what is to be called for
 // answers that are not final.
-type untraced struct{ context.Context }
+type withoutValues struct{ context.Context }
 
-func (u untraced) Value(key any) any {
+func (u withoutValues) Value(key any) any {
 	if _, ok := key.(visitKey); ok {
 		return u.Context.Value(key)
 	}
 	return nil
 }
 
-// bounded is the body of an answer, whose trailers are dropped: they are headers, too.
-type bounded struct {
+// withoutTrailers is the body of an answer, whose trailers are dropped: they are headers, too.
+type withoutTrailers struct {
 	io.ReadCloser
 	res *http.Response
 }
 
-func (b *bounded) Read(p []byte) (int, error) {
+func (b *withoutTrailers) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
 		b.res.Trailer = nil
@@ -462,7 +462,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (b *bounded) Close() error {
+func (b *withoutTrailers) Close() error {
 	err := b.ReadCloser.Close()
 	b.res.Trailer = nil
 	return err
@@ -474,8 +474,8 @@ func target(v *manager.Visit) string {
 	return strconv.Itoa(v.Port) + "-g" + strconv.Itoa(v.Generation) + "-" + v.SandboxID + ".sandbox.invalid:" + strconv.Itoa(v.Port)
 }
 
-// inside is what a program in the sandbox takes its own address for.
-func inside(v *manager.Visit) string { return "localhost:" + strconv.Itoa(v.Port) }
+// insideHost is what a program in the sandbox takes its own address for.
+func insideHost(v *manager.Visit) string { return "localhost:" + strconv.Itoa(v.Port) }
 
 // rewrite makes the request that the sandbox gets.
 func rewrite(pr *httputil.ProxyRequest, v *manager.Visit, at mount, to *url.URL, header http.Header, token bool) {
@@ -484,7 +484,7 @@ func rewrite(pr *httputil.ProxyRequest, v *manager.Visit, at mount, to *url.URL,
 	if base := strings.TrimSuffix(to.Path, "/"); base != "" {
 		out.URL.Path, out.URL.RawPath = base+out.URL.Path, ""
 	}
-	out.Host = inside(v)
+	out.Host = insideHost(v)
 	if at.host {
 		out.Host = pr.In.Host // as it is in Origin, which many compare
 	}
@@ -534,10 +534,10 @@ func rewrite(pr *httputil.ProxyRequest, v *manager.Visit, at mount, to *url.URL,
 	}
 }
 
-// passes are the headers of an answer that pass below Path, on the broker's own address:
+// passedByPath are the headers of an answer that pass below Path, on the broker's own address:
 // those that speak for the answer alone. Whatever else there is or will be may speak for
 // the origin, which is not the sandbox's.
-var passes = set(
+var passedByPath = set(
 	"Access-Control-Allow-Credentials", "Access-Control-Allow-Headers", "Access-Control-Allow-Methods", "Access-Control-Allow-Origin",
 	"Access-Control-Expose-Headers", "Access-Control-Max-Age", "Cross-Origin-Embedder-Policy", "Cross-Origin-Opener-Policy", "Cross-Origin-Resource-Policy",
 	"Link", "Mcp-Protocol-Version", "Mcp-Session-Id", "Permissions-Policy", "Refresh", "Timing-Allow-Origin",
@@ -568,29 +568,29 @@ func ownHeader(k string) bool {
 	return strings.HasPrefix(k, "X-")
 }
 
-// beyond are the headers that speak for more than an answer also on a name of its own:
+// neverPassed are the headers that speak for more than an answer also on a name of its own:
 // for other ports of the host, for the time after the sandbox, or to a proxy in front.
-var beyond = []string{
+var neverPassed = []string{
 	"Alt-Svc", "Alt-Used", "Strict-Transport-Security", "Public-Key-Pins", "Public-Key-Pins-Report-Only", "Expect-Ct", "Nel", "Report-To", "Reporting-Endpoints",
 	"X-Request-Id", "X-Accel-Redirect", "X-Accel-Buffering", "X-Accel-Expires", "X-Accel-Charset", "X-Accel-Limit-Rate", "X-Sendfile", "X-Lighttpd-Send-File",
 	"Proxy-Authenticate", "Proxy-Authorization",
 }
 
-// amend keeps an answer within the port's own bounds.
-func amend(h http.Header, v *manager.Visit, at mount, to *url.URL) {
-	for _, k := range beyond {
+// restrictHeader keeps an answer within the port's own bounds.
+func restrictHeader(h http.Header, v *manager.Visit, at mount, to *url.URL) {
+	for _, k := range neverPassed {
 		h.Del(k)
 	}
 	if !at.host {
 		for k := range h {
-			if k := http.CanonicalHeaderKey(k); !passes[k] && !ownHeader(k) {
+			if k := http.CanonicalHeaderKey(k); !passedByPath[k] && !ownHeader(k) {
 				h.Del(k)
 			}
 		}
 	}
 	for _, k := range []string{"Location", "Content-Location"} {
 		if s := h.Get(k); s != "" {
-			h.Set(k, at.outward(s, v, to))
+			h.Set(k, at.publicURL(s, v, to))
 		}
 	}
 	lines := h["Set-Cookie"]
@@ -631,14 +631,14 @@ func withoutReports(policy string) string {
 	return strings.Join(kept, "; ")
 }
 
-// outward turns a reference to the sandbox's own address into one that works outside.
-func (m mount) outward(s string, v *manager.Visit, to *url.URL) string {
+// publicURL turns a reference to the sandbox's own address into one that works outside.
+func (m mount) publicURL(s string, v *manager.Visit, to *url.URL) string {
 	u, err := url.Parse(s)
 	if err != nil {
 		return s
 	}
 	if u.Host != "" {
-		own := []string{inside(v), "127.0.0.1:" + strconv.Itoa(v.Port), "[::1]:" + strconv.Itoa(v.Port), to.Host}
+		own := []string{insideHost(v), "127.0.0.1:" + strconv.Itoa(v.Port), "[::1]:" + strconv.Itoa(v.Port), to.Host}
 		if m.host {
 			own = append(own, m.public.Host)
 		}
@@ -713,7 +713,7 @@ type idleConn struct {
 	last time.Time
 }
 
-func (c *idleConn) stir() {
+func (c *idleConn) touch() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// Moving a deadline takes a lock of the connection's; once a minute is enough.
@@ -723,8 +723,8 @@ func (c *idleConn) stir() {
 	}
 }
 
-func (c *idleConn) Read(b []byte) (int, error)  { c.stir(); return c.Conn.Read(b) }
-func (c *idleConn) Write(b []byte) (int, error) { c.stir(); return c.Conn.Write(b) }
+func (c *idleConn) Read(b []byte) (int, error)  { c.touch(); return c.Conn.Read(b) }
+func (c *idleConn) Write(b []byte) (int, error) { c.touch(); return c.Conn.Write(b) }
 
 // CloseWrite ends the sending half, where the stream can do that.
 func (c *idleConn) CloseWrite() error {

@@ -2,20 +2,16 @@ package portproxy_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,17 +19,12 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/fake"
-	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 	"github.com/sand-boxer/sandboxer/internal/portproxy"
 	"github.com/sand-boxer/sandboxer/internal/server"
-	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 )
-
-// patience is how long a test waits for what must happen.
-const patience = time.Minute
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "web" { // the program behind a port of a sandbox
@@ -140,7 +131,7 @@ func TestPortProxyAnswersSpeakForThemselves(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		conn.SetDeadline(time.Now().Add(patience))
+		conn.SetDeadline(time.Now().Add(edgetest.Patience))
 		path := u.Path + "beyond"
 		if u.RawQuery != "" {
 			path += "?" + u.RawQuery
@@ -213,31 +204,14 @@ func TestTokensAreNotLogged(t *testing.T) {
 // behind an edge with the REST interface beside it.
 type site struct {
 	*testing.T
-	m     *manager.Manager
+	m     *edgetest.Broker
 	proxy *portproxy.Proxy
 	tcp   string // http://127.0.0.1:port
-	log   *logBuffer
+	log   *edgetest.Log
 	sb    *sandboxer.Sandbox
 	port  int
 	key   string
 	ctx   context.Context // of the sandbox's owner
-}
-
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // as is a ctx of somebody who may do everything for a tenant.
@@ -247,50 +221,25 @@ func as(tenant string) context.Context {
 
 func newSite(t *testing.T, base string) *site {
 	t.Helper()
-	s := &site{T: t, log: &logBuffer{}, ctx: as("acme")}
-	log := slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	store, err := sqlstore.OpenSQLite(t.Context(), t.TempDir(), sqlstore.Options{Reserve: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	world := fake.NewWorld()
-	b := backend.New("ext.fake", fake.New(world, fake.Config{Owner: "test"}), backend.Options{})
-	s.m, err = manager.New(store, []sandboxer.Profile{{ID: "profile.test", Extension: "ext.fake", TTL: 10 * time.Minute}}, []manager.Extension{
-		{Info: sandboxer.ExtensionInfo{ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation, Capabilities: b.Capabilities(), Inputs: fake.Adapter.Inputs}, Backend: b},
-	}, manager.Options{Owner: "test", Key: bytes.Repeat([]byte{7}, 32), SweepEvery: time.Hour, Log: log})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.m.Start(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	s := &site{T: t, log: &edgetest.Log{}, ctx: as("acme")}
+	log := s.log.Logger()
+	s.m = edgetest.NewBroker(t, edgetest.BrokerOptions{
+		Profiles: []sandboxer.Profile{{ID: "profile.test", Extension: "ext.fake", TTL: 10 * time.Minute}},
+		Manager:  manager.Options{Log: log},
+	})
 	var names *url.URL
+	var err error
 	if base != "" {
 		if names, err = url.Parse(base); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.proxy = portproxy.New(s.m, names)
-	e := edge.New(s.m, edge.Options{Log: log, Drain: 5 * time.Second})
-	e.Mount(server.New(s.m, server.Options{}).Door())
+	s.proxy = portproxy.New(s.m.Manager, names)
+	t.Cleanup(s.proxy.Close)
+	e := edge.New(s.m.Manager, edge.Options{Log: log, Drain: 5 * time.Second})
+	e.Mount(server.New(s.m.Manager, server.Options{}).Door())
 	e.Mount(s.proxy.Door())
-	l, err := edge.ListenTCP("127.0.0.1:0", false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.tcp = "http://" + l.Addr().String()
-	serving, stop := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- e.Serve(serving, l) }()
-	t.Cleanup(func() {
-		stop()
-		err := <-served
-		s.proxy.Close()
-		if err := errors.Join(err, s.m.Close(), store.Close()); err != nil {
-			t.Error(err)
-		}
-		world.Close()
-	})
+	s.tcp = "http://" + edgetest.Serve(t, edgetest.Listen{Unix: edge.ListenUnix, TCP: edge.ListenTCP, TLS: edge.ListenTLS}, log, e.Serve).TCP
 
 	_, s.key = s.newKey("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
 	if s.sb, err = s.m.Create(s.ctx, sandboxer.CreateRequest{Profile: "profile.test"}); err != nil {
@@ -316,16 +265,13 @@ func newSite(t *testing.T, base string) *site {
 	if _, err := s.m.OpenPort(s.ctx, s.sb.ID, s.port); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	edgetest.Poll(t, "the program's listener", func() bool {
 		c, err := s.m.Dial(s.ctx, s.sb.ID, s.port)
 		if err == nil {
 			c.Close()
-			break
 		}
-		if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
+		return err == nil
+	})
 	return s
 }
 

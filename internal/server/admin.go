@@ -210,7 +210,7 @@ func (s *Server) sweep(ctx context.Context, _ *none) (*reply[api.Sweep], error) 
 
 func (s *Server) status(ctx context.Context, _ *none) (*reply[api.Status], error) {
 	p := sandboxer.PrincipalFrom(ctx)
-	counts, unconfirmed, err := s.tell(ctx)
+	counts, unconfirmed, err := s.countAll(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -240,8 +240,8 @@ func (s *Server) status(ctx context.Context, _ *none) (*reply[api.Status], error
 	return &reply[api.Status]{Body: out}, nil
 }
 
-// usable returns the IDs of all extensions, and of those that cannot be used now.
-func (s *Server) usable(ctx context.Context) (all, down []string) {
+// extensionIDs returns the IDs of all extensions, and of those that cannot be used now.
+func (s *Server) extensionIDs(ctx context.Context) (all, down []string) {
 	ctx = sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: "server", Actor: "server", Scopes: []sandboxer.Scope{sandboxer.ScopeRead}})
 	for _, e := range s.m.Extensions(ctx) {
 		all = append(all, e.ID)
@@ -254,12 +254,12 @@ func (s *Server) usable(ctx context.Context) (all, down []string) {
 
 // count counts the live sandboxes that ctx's principal sees, by state.
 func (s *Server) count(ctx context.Context) (map[sandboxer.State]int, error) {
-	counts, _, err := s.tell(ctx)
+	counts, _, err := s.countAll(ctx)
 	return counts, err
 }
 
-// tell is count, and says how many of them are unconfirmed.
-func (s *Server) tell(ctx context.Context) (counts map[sandboxer.State]int, unconfirmed int, err error) {
+// countAll is count, and says how many of them are unconfirmed.
+func (s *Server) countAll(ctx context.Context) (counts map[sandboxer.State]int, unconfirmed int, err error) {
 	counts = map[sandboxer.State]int{}
 	q := sandboxer.Query{States: liveStates(), Limit: sandboxer.MaxPage}
 	for _, st := range q.States {

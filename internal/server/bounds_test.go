@@ -14,6 +14,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
 
 // Streams without a cursor begin now, whatever there was before.
@@ -87,7 +88,7 @@ func TestMemoryOfExecs(t *testing.T) {
 	mux.Handle(edge.Route{Pattern: "GET /{who}", Access: edge.Needs(sandboxer.ScopeRead), Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.PathValue("who") == "acme" {
 			handle(r.Context())
-		} else if err := edge.Hold(r.Context()).Grow(1 << 20); err != nil {
+		} else if err := edge.ReserveMemory(r.Context()).Grow(1 << 20); err != nil {
 			t.Errorf("another tenant: %v", err)
 		}
 	})})
@@ -105,13 +106,13 @@ func TestMemoryOfExecs(t *testing.T) {
 		resp.Body.Close()
 	}
 	for range 2 { // a request that ended has given everything back
-		var room *edge.Held
+		var room *edge.MemoryReservation
 		handle = func(ctx context.Context) {
 			cut := 0
 			for range 40 {
-				c := capped{most: each, room: edge.Hold(ctx)}
+				c := capped{limit: each, reservation: edge.ReserveMemory(ctx)}
 				if room == nil {
-					room = c.room
+					room = c.reservation
 				}
 				for range 16 {
 					c.Write(make([]byte, each/16))
@@ -125,9 +126,9 @@ func TestMemoryOfExecs(t *testing.T) {
 			if cut != 40-fit {
 				t.Errorf("%d of 40 are cut", cut)
 			}
-			in := intake{room: edge.Hold(ctx)}
+			in := stdinBuffer{reservation: edge.ReserveMemory(ctx)}
 			in.changed.L = &in.mu
-			if err := in.put(make([]byte, freeInput)); err != nil {
+			if err := in.put(make([]byte, unreservedInput)); err != nil {
 				t.Errorf("a little input: %v", err)
 			}
 			if err := in.put(make([]byte, 1)); !errors.Is(err, sandboxer.Exhausted) || sandboxer.RetryAfterOf(err) <= 0 {
@@ -137,7 +138,7 @@ func TestMemoryOfExecs(t *testing.T) {
 		}
 		ask("/acme", k.Token)
 		// The answer may be there before the request has ended, which then takes no more.
-		poll(t, "the end of the request", func() bool { return room.Grow(1) != nil })
+		edgetest.Poll(t, "the end of the request", func() bool { return room.Grow(1) != nil })
 	}
 }
 
@@ -177,7 +178,7 @@ func TestManyAtOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-		case <-time.After(2 * patience):
+		case <-time.After(2 * edgetest.Patience):
 			t.Fatal("they do not all begin")
 		}
 	}

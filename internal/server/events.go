@@ -32,8 +32,8 @@ type inSandboxEvents struct {
 	InEvents
 }
 
-// eventful describes the two forms of an events route.
-func (s *Server) eventful(o huma.Operation) huma.Operation {
+// describeEvents describes the two forms of an events route.
+func (s *Server) describeEvents(o huma.Operation) huma.Operation {
 	reg := s.api.OpenAPI().Components.Schemas
 	list := reg.Schema(typeOf[api.List[api.Event]](), true, "")
 	o.Description += " With `Accept: text/event-stream` the events are sent as they happen, from now on or after `Last-Event-ID`, `after` or `since`: `id` is the seq to resume after " +
@@ -77,7 +77,7 @@ func (s *Server) history(ctx context.Context, id string, in InEvents) (*huma.Str
 		events, err := s.m.Subscribe(sctx, q)
 		if err != nil {
 			defer cancel(nil)
-			return nil, edge.EndOf(sctx, err)
+			return nil, edge.StreamError(sctx, err)
 		}
 		return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
 			defer cancel(nil)
@@ -158,13 +158,13 @@ func (s *Server) follow(ctx context.Context, cancel context.CancelCauseFunc, w h
 	if !send() {
 		return
 	}
-	beat := time.NewTicker(s.beat)
-	defer beat.Stop()
+	tick := time.NewTicker(s.eventsKeepaliveEvery)
+	defer tick.Stop()
 	for {
 		select {
 		case it := <-items:
 			if it.err != nil {
-				problem(edge.EndOf(ctx, it.err))
+				problem(edge.StreamError(ctx, it.err))
 				return
 			}
 			b, err := json.Marshal(api.Event(it.ev))
@@ -176,11 +176,11 @@ func (s *Server) follow(ctx context.Context, cancel context.CancelCauseFunc, w h
 				fmt.Fprintf(&out, "id: %d\n", it.ev.Seq)
 			}
 			fmt.Fprintf(&out, "event: %s\ndata: %s\n\n", it.ev.Type, b)
-		case <-beat.C:
+		case <-tick.C:
 			out.WriteString(": still here\n\n")
 		case <-ended: // only after an error, which is taken first, or with ctx
 			if r.Context().Err() == nil {
-				problem(edge.EndOf(ctx, context.Cause(ctx)))
+				problem(edge.StreamError(ctx, context.Cause(ctx)))
 			}
 			return
 		}

@@ -60,7 +60,7 @@ func (s *Server) run(ctx context.Context, in *InRef, b api.Exec) (*reply[api.Exe
 	} else if b.Stdin != "" {
 		stdin = strings.NewReader(b.Stdin)
 	}
-	stdout, stderr := capped{most: int(most), room: edge.Hold(ctx)}, capped{most: int(most), room: edge.Hold(ctx)}
+	stdout, stderr := capped{limit: int(most), reservation: edge.ReserveMemory(ctx)}, capped{limit: int(most), reservation: edge.ReserveMemory(ctx)}
 	sctx, cancel := edge.Stream(ctx)
 	defer cancel(nil)
 	xctx, stop := context.WithTimeout(sctx, limit)
@@ -70,7 +70,7 @@ func (s *Server) run(ctx context.Context, in *InRef, b api.Exec) (*reply[api.Exe
 	out := api.ExecResult{Code: exit.Code, Signal: exit.Signal, OOMKilled: exit.OOMKilled, Took: api.Duration(time.Since(start))}
 	if err != nil {
 		if sctx.Err() != nil || xctx.Err() == nil {
-			return nil, edge.EndOf(sctx, err)
+			return nil, edge.StreamError(sctx, err)
 		}
 		out.Code, out.Signal, out.TimedOut = 137, "KILL", true
 	}
@@ -81,19 +81,19 @@ func (s *Server) run(ctx context.Context, in *InRef, b api.Exec) (*reply[api.Exe
 
 // capped keeps the beginning of what is written to it.
 type capped struct {
-	mu   sync.Mutex
-	b    []byte
-	most int
-	cut  bool
-	room *edge.Held
+	mu          sync.Mutex
+	b           []byte
+	limit       int
+	cut         bool
+	reservation *edge.MemoryReservation
 }
 
 func (c *capped) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := min(len(p), c.most-len(c.b))
-	if c.room.Grow(len(c.b)+n) != nil {
-		n, c.most = 0, len(c.b) // and no more of what follows
+	n := min(len(p), c.limit-len(c.b))
+	if c.reservation.Grow(len(c.b)+n) != nil {
+		n, c.limit = 0, len(c.b) // and no more of what follows
 	}
 	c.b = append(c.b, p[:n]...)
 	c.cut = c.cut || n < len(p)
@@ -121,23 +121,23 @@ func (c *capped) result() (text string, base64 []byte, cut bool) {
 // accept turns the request into a WebSocket that speaks protocol, or answers it and
 // returns nil. From then on the stream belongs to the caller.
 func accept(w http.ResponseWriter, r *http.Request, protocol string) *websocket.Conn {
-	ws, err := websocket.Accept(slim{w}, r, &websocket.AcceptOptions{
+	ws, err := websocket.Accept(smallBuffers{w}, r, &websocket.AcceptOptions{
 		Subprotocols: []string{protocol}, CompressionMode: websocket.CompressionDisabled,
 	})
 	if err != nil {
-		edge.Note(r.Context(), sandboxer.E(sandboxer.Invalid, err, "the WebSocket handshake failed"))
+		edge.LogError(r.Context(), sandboxer.E(sandboxer.Invalid, err, "the WebSocket handshake failed"))
 		return nil
 	}
 	return ws
 }
 
-// slim gives a WebSocket small buffers: they last as long as it does, and what is larger
+// smallBuffers gives a WebSocket small buffers: they last as long as it does, and what is larger
 // passes them by.
-type slim struct{ http.ResponseWriter }
+type smallBuffers struct{ http.ResponseWriter }
 
-const slimBuffer = 512
+const smallBufferSize = 512
 
-func (w slim) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+func (w smallBuffers) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	c, b, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err != nil {
 		return nil, nil, err
@@ -146,11 +146,11 @@ func (w slim) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, c.Close())
 	}
-	r := bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(early)), c), max(len(early), slimBuffer))
+	r := bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(early)), c), max(len(early), smallBufferSize))
 	if _, err := r.Peek(len(early)); err != nil { // who accepts takes only what is buffered
 		return nil, nil, errors.Join(err, c.Close())
 	}
-	return c, bufio.NewReadWriter(r, bufio.NewWriterSize(c, slimBuffer)), nil
+	return c, bufio.NewReadWriter(r, bufio.NewWriterSize(c, smallBufferSize)), nil
 }
 
 // wantsStream checks that a WebSocket with protocol is asked for.
@@ -188,25 +188,25 @@ func (s *Server) execStream(ctx context.Context, in *InRef) (*huma.StreamRespons
 		}
 		edge.Detach(ctx, func() {
 			defer cancel(nil)
-			x := &execution{ws: ws, pulse: &pulse{ws: ws}, buffers: &s.buffers, cancel: cancel, resize: make(chan sandboxer.WinSize, 1), signals: make(chan os.Signal, 16)}
-			x.room = edge.Hold(ctx)
-			x.stdin.grant, x.stdin.room = x.grant, edge.Hold(ctx)
+			x := &execution{ws: ws, keepalive: &keepalive{ws: ws}, buffers: &s.buffers, cancel: cancel, resize: make(chan sandboxer.WinSize, 1), signals: make(chan os.Signal, 16)}
+			x.reservation = edge.ReserveMemory(ctx)
+			x.stdin.grant, x.stdin.reservation = x.grant, edge.ReserveMemory(ctx)
 			x.stdin.changed.L = &x.stdin.mu
 			s.execute(sctx, in.ID, x)
 		})
 	}), nil
 }
 
-// lastWords is how long the end of a connection that nobody wants any more may take: until
+// closeTimeout is how long the end of a connection that nobody wants any more may take: until
 // the command has ended, and a client that may not read has been told.
-const lastWords = 5 * time.Second
+const closeTimeout = 5 * time.Second
 
 func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 	defer x.ws.CloseNow()
 	// A client that does not read must not hold up the end.
-	giveUp := time.AfterFunc(math.MaxInt64, func() { x.ws.CloseNow() })
-	defer giveUp.Stop()
-	defer context.AfterFunc(ctx, func() { giveUp.Reset(lastWords) })()
+	closeTimer := time.AfterFunc(math.MaxInt64, func() { x.ws.CloseNow() })
+	defer closeTimer.Stop()
+	defer context.AfterFunc(ctx, func() { closeTimer.Reset(closeTimeout) })()
 
 	req, err := s.execRequest(x)
 	gone := make(chan struct{})
@@ -220,7 +220,7 @@ func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 		}
 		x.cancel(err)
 	}()
-	x.pulse.watch(ctx, s.pulse, func() {
+	x.keepalive.watch(ctx, s.keepaliveEvery, func() {
 		x.cancel(sandboxer.E(sandboxer.Canceled, nil, "the client does not answer any more"))
 		x.ws.CloseNow()
 	})
@@ -228,14 +228,14 @@ func (s *Server) execute(ctx context.Context, ref string, x *execution) {
 	if err == nil {
 		exit, err = s.m.Exec(ctx, ref, sandboxer.Cmd{
 			Args: req.Args, Env: req.Env, Dir: req.Dir, User: req.User, Service: req.Service, TTY: req.TTY,
-			Stdin: &x.stdin, Stdout: &frames{x: x, channel: api.ChanStdout}, Stderr: &frames{x: x, channel: api.ChanStderr},
+			Stdin: &x.stdin, Stdout: &frameWriter{x: x, channel: api.ChanStdout}, Stderr: &frameWriter{x: x, channel: api.ChanStderr},
 			Resize: x.resize, Signals: x.signals,
 		})
 	}
 	x.stdin.end(io.ErrClosedPipe) // what still arrives is read and dropped
 	s.execEnd(ctx, x, exit, err)
 	// The client closes once it has the end; closing first could take it away.
-	giveUp.Reset(2 * time.Second)
+	closeTimer.Reset(2 * time.Second)
 	<-gone
 }
 
@@ -246,7 +246,7 @@ func (s *Server) execRequest(x *execution) (req api.ExecStream, err error) {
 	var b []byte
 	typ, r, err := x.ws.Reader(context.Background())
 	if err == nil {
-		b, err = io.ReadAll(x.room.Reader(r))
+		b, err = io.ReadAll(x.reservation.Reader(r))
 	}
 	slow.Stop()
 	switch {
@@ -266,31 +266,31 @@ func (s *Server) execRequest(x *execution) (req api.ExecStream, err error) {
 func (s *Server) execEnd(ctx context.Context, x *execution, exit sandboxer.Exit, err error) {
 	channel, v := byte(api.ChanExit), any(exit)
 	if err != nil {
-		channel, v = api.ChanError, edge.Problem(ctx, edge.EndOf(ctx, err))
+		channel, v = api.ChanError, edge.Problem(ctx, edge.StreamError(ctx, err))
 	}
 	b, _ := json.Marshal(v)
-	wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
+	wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	x.ws.Write(wctx, websocket.MessageBinary, append([]byte{channel}, b...))
 }
 
 // execution is one exec stream.
 type execution struct {
-	ws      *websocket.Conn
-	pulse   *pulse
-	buffers *buffers
-	cancel  context.CancelCauseFunc
-	room    *edge.Held // of the first message
-	stdin   intake
-	resize  chan sandboxer.WinSize
-	signals chan os.Signal
+	ws          *websocket.Conn
+	keepalive   *keepalive
+	buffers     *buffers
+	cancel      context.CancelCauseFunc
+	reservation *edge.MemoryReservation // of the first message
+	stdin       stdinBuffer
+	resize      chan sandboxer.WinSize
+	signals     chan os.Signal
 }
 
 // receive reads what the client sends until it leaves. Reads run without a ctx:
 // whoever ends the stream closes the connection.
 func (x *execution) receive() error {
 	for {
-		r, err := x.pulse.next()
+		r, err := x.keepalive.next()
 		if err != nil {
 			return err
 		}
@@ -397,32 +397,32 @@ func (x *execution) control(channel byte, p []byte) error {
 
 func (x *execution) grant(n int) {
 	b := binary.BigEndian.AppendUint32([]byte{api.ChanWindow}, uint32(n))
-	x.pulse.write(b)
+	x.keepalive.write(b)
 }
 
-// intake is the stdin of a command: a buffer of at most ExecWindow bytes between
+// stdinBuffer is the stdin of a command: a buffer of at most ExecWindow bytes between
 // the connection and the command, granted again as the command reads.
-type intake struct {
-	mu      sync.Mutex
-	changed sync.Cond
-	buf     bytes.Buffer
-	err     error // after buf
-	taken   int   // read, not yet granted again
-	room    *edge.Held
-	grant   func(n int)
+type stdinBuffer struct {
+	mu          sync.Mutex
+	changed     sync.Cond
+	buf         bytes.Buffer
+	err         error // after buf
+	taken       int   // read, not yet granted again
+	reservation *edge.MemoryReservation
+	grant       func(n int)
 }
 
 // put adds p, waiting while the buffer is full, which a client that keeps to its
 // window never sees. Exhausted: there is no memory for it.
-func (i *intake) put(p []byte) error {
+func (i *stdinBuffer) put(p []byte) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for i.err == nil && i.buf.Len() > 0 && i.buf.Len()+len(p) > api.ExecWindow {
 		i.changed.Wait()
 	}
 	if i.err == nil {
-		if n := i.buf.Len() + len(p); n > freeInput {
-			if err := i.room.Grow(n); err != nil {
+		if n := i.buf.Len() + len(p); n > unreservedInput {
+			if err := i.reservation.Grow(n); err != nil {
 				return err
 			}
 		}
@@ -432,12 +432,12 @@ func (i *intake) put(p []byte) error {
 	return nil
 }
 
-// freeInput is how much input of a command is not accounted for: nearly all is read
+// unreservedInput is how much input of a command is not accounted for: nearly all is read
 // before it gets more.
-const freeInput = 64 << 10
+const unreservedInput = 64 << 10
 
 // end says that nothing follows, and why. The first reason stays.
-func (i *intake) end(err error) {
+func (i *stdinBuffer) end(err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.err == nil {
@@ -446,7 +446,7 @@ func (i *intake) end(err error) {
 	i.changed.Broadcast()
 }
 
-func (i *intake) Read(p []byte) (int, error) {
+func (i *stdinBuffer) Read(p []byte) (int, error) {
 	i.mu.Lock()
 	for i.buf.Len() == 0 && i.err == nil {
 		i.changed.Wait()
@@ -469,20 +469,20 @@ func (i *intake) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// frames writes one channel of output.
-type frames struct {
+// frameWriter writes one channel of output.
+type frameWriter struct {
 	x       *execution
 	channel byte
 }
 
-func (f *frames) Write(p []byte) (int, error) {
+func (f *frameWriter) Write(p []byte) (int, error) {
 	buf := f.x.buffers.get(1 + len(p))
 	defer f.x.buffers.put(buf)
 	done := 0
 	for len(p) > 0 {
 		buf[0] = f.channel
 		n := copy(buf[1:], p)
-		if err := f.x.pulse.write(buf[:1+n]); err != nil {
+		if err := f.x.keepalive.write(buf[:1+n]); err != nil {
 			return done, err
 		}
 		done += n

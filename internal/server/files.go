@@ -24,7 +24,7 @@ func (s *Server) readFile(ctx context.Context, in *InFile) (*huma.StreamResponse
 	f, err := s.m.ReadFile(sctx, in.ID, in.Path)
 	if err != nil {
 		defer cancel(nil)
-		return nil, edge.EndOf(sctx, err)
+		return nil, edge.StreamError(sctx, err)
 	}
 	// The first piece is read before anything is answered: what fails there still
 	// gets its proper answer.
@@ -33,7 +33,7 @@ func (s *Server) readFile(ctx context.Context, in *InFile) (*huma.StreamResponse
 	if err != nil && err != io.EOF {
 		defer cancel(nil)
 		f.Close()
-		return nil, edge.EndOf(sctx, err)
+		return nil, edge.StreamError(sctx, err)
 	}
 	return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
 		defer cancel(nil)
@@ -46,7 +46,7 @@ func (s *Server) readFile(ctx context.Context, in *InFile) (*huma.StreamResponse
 			_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{f}, buf)
 		}
 		if err != nil {
-			edge.Problem(ctx, edge.EndOf(sctx, err)) // to the log
+			edge.Problem(ctx, edge.StreamError(sctx, err)) // to the log
 			http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler) // the client must not take the part for the whole
 		}
@@ -70,7 +70,7 @@ func (s *Server) writeFile(ctx context.Context, in *inWrite) (*none, error) {
 	sctx, cancel := edge.Stream(ctx)
 	defer cancel(nil)
 	if err := s.m.WriteFile(sctx, in.ID, in.Path, mode, r.Body); err != nil {
-		return nil, edge.EndOf(sctx, err)
+		return nil, edge.StreamError(sctx, err)
 	}
 	return nil, nil
 }

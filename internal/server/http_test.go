@@ -3,17 +3,10 @@ package server
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -33,9 +26,9 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 	"github.com/sand-boxer/sandboxer/internal/portproxy"
-	"github.com/sand-boxer/sandboxer/internal/sqlstore"
 )
 
 // rig is a server on the real manager, the real store and the fake backend, behind an
@@ -43,172 +36,73 @@ import (
 // TLS.
 type rig struct {
 	testing.TB
-	m     *manager.Manager
+	*edgetest.Server
+	m     *edgetest.Broker
 	e     *edge.Edge
 	world *fake.World
 	admin *api.Client
 	tcp   string // http://127.0.0.1:port
-	tls   string // 127.0.0.1:port
-	sock  string
-	log   *logBuffer
+	log   *edgetest.Log
 	stop  func()
 }
 
 // setup is what a test changes about a rig.
 type setup struct {
-	opts   Options
-	edge   edge.Options
-	ports  *url.URL // names of ports are below it
-	extend func(*fake.Extension) sandboxer.Extension
-	more   []manager.Extension // besides ext.fake
-	vault  manager.SnapshotStore
-	beat   time.Duration
-	pulse  time.Duration
-}
-
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
+	opts                 Options
+	edge                 edge.Options
+	ports                *url.URL // names of ports are below it
+	extend               func(*fake.Extension) sandboxer.Extension
+	more                 []manager.Extension // besides ext.fake
+	store                manager.SnapshotStore
+	eventsKeepaliveEvery time.Duration
+	keepaliveEvery       time.Duration
 }
 
 func newRig(t testing.TB, change ...func(*setup)) *rig {
 	t.Helper()
-	r := &rig{TB: t, log: &logBuffer{}, world: fake.NewWorld()}
-	log := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	r := &rig{TB: t, log: &edgetest.Log{}}
+	log := r.log.Logger()
 	metrics := NewMetrics()
 	set := setup{
-		opts:   Options{Version: "v0-test", Owner: "test", Data: "/data", Metrics: metrics},
-		edge:   edge.Options{Log: log, Drain: 5 * time.Second, Observe: metrics.Request},
-		extend: func(x *fake.Extension) sandboxer.Extension { return x },
-		beat:   10 * time.Millisecond,
-		pulse:  30 * time.Second,
+		opts:                 Options{Version: "v0-test", Owner: "test", Data: "/data", Metrics: metrics},
+		edge:                 edge.Options{Log: log, Drain: 5 * time.Second, Observe: metrics.Request},
+		eventsKeepaliveEvery: 10 * time.Millisecond,
+		keepaliveEvery:       30 * time.Second,
 	}
 	for _, f := range change {
 		f(&set)
 	}
-	store, err := sqlstore.OpenSQLite(context.Background(), t.TempDir(), sqlstore.Options{Reserve: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := backend.New("ext.fake", set.extend(fake.New(r.world, fake.Config{Owner: "test"})), backend.Options{Observe: metrics.Observe})
-	r.m, err = manager.New(store, []sandboxer.Profile{
-		{ID: "profile.test", Title: "For tests", Extension: "ext.fake", TTL: 10 * time.Minute, MaxTTL: 2 * time.Hour, Env: map[string]string{"SECRET": "canary-profile"}},
-		{ID: "profile.paid", Extension: "ext.fake", TTL: time.Hour, Price: sandboxer.Price{PerHour: 120_000}},
-	}, append([]manager.Extension{
-		{Info: sandboxer.ExtensionInfo{ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation, Capabilities: b.Capabilities(), Inputs: fake.Adapter.Inputs}, Backend: b},
-	}, set.more...), manager.Options{Owner: "test", Key: bytes.Repeat([]byte{7}, 32), SweepEvery: time.Hour, Log: log, OOMKilled: metrics.OOMKilled, SnapshotStore: set.vault})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.m.Start(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	r.sock = filepath.Join(dir, "s", "api.sock")
-	lu, err := edge.ListenUnix(r.sock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lt, err := edge.ListenTCP("127.0.0.1:0", false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, key := writeCert(t, dir)
-	ls, err := edge.ListenTLS("127.0.0.1:0", cert, key, log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.tcp, r.tls = "http://"+lt.Addr().String(), ls.Addr().String()
-	proxy := portproxy.New(r.m, set.ports)
+	r.m = edgetest.NewBroker(t, edgetest.BrokerOptions{
+		Backend: backend.Options{Observe: metrics.Observe}, Extend: set.extend, More: set.more,
+		Profiles: []sandboxer.Profile{
+			{ID: "profile.test", Title: "For tests", Extension: "ext.fake", TTL: 10 * time.Minute, MaxTTL: 2 * time.Hour, Env: map[string]string{"SECRET": "canary-profile"}},
+			{ID: "profile.paid", Extension: "ext.fake", TTL: time.Hour, Price: sandboxer.Price{PerHour: 120_000}},
+		},
+		Manager: manager.Options{Log: log, OOMKilled: metrics.OOMKilled, SnapshotStore: set.store},
+	})
+	r.world = r.m.World
+	proxy := portproxy.New(r.m.Manager, set.ports)
 	set.opts.PortURL = proxy.URL
-	s := New(r.m, set.opts)
-	s.beat, s.pulse = set.beat, set.pulse
-	r.e = edge.New(r.m, set.edge)
+	s := New(r.m.Manager, set.opts)
+	s.eventsKeepaliveEvery, s.keepaliveEvery = set.eventsKeepaliveEvery, set.keepaliveEvery
+	r.e = edge.New(r.m.Manager, set.edge)
 	r.e.Mount(s.Door())
 	r.e.Mount(proxy.Door())
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- r.e.Serve(ctx, lu, lt, ls) }()
-	r.admin = r.client("unix://"+r.sock, "")
+	r.Server = edgetest.Serve(t, edgetest.Listen{Unix: edge.ListenUnix, TCP: edge.ListenTCP, TLS: edge.ListenTLS}, log, r.e.Serve)
+	r.tcp = "http://" + r.TCP
+	r.admin = r.client("unix://"+r.Unix, "")
 	r.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := receive(t, done, "the end of the server"); err != nil {
-			t.Errorf("Serve: %v", err)
-		}
+		r.Stop()
 		proxy.Close()
-		if err := r.m.Close(); err != nil {
-			t.Errorf("manager: %v", err)
-		}
-		if err := store.Close(); err != nil {
-			t.Errorf("store: %v", err)
-		}
-		r.world.Close()
+		r.m.Stop()
 	})
 	t.Cleanup(r.stop)
 	return r
 }
 
-// patience is how long a test waits for what must happen.
-const patience = time.Minute
-
-// receive returns what ch gives, which it must within patience: a test that waits for
-// ever tells nobody what for.
-func receive[T any](t testing.TB, ch <-chan T, what string) (v T) {
-	t.Helper()
-	select {
-	case v = <-ch:
-	case <-time.After(patience):
-		t.Fatalf("%s does not come", what)
-	}
-	return v
-}
-
-// writeCert writes a self-signed certificate for 127.0.0.1 and its key.
-func writeCert(t testing.TB, dir string) (certFile, keyFile string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	err = errors.Join(
-		os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600),
-		os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return certFile, keyFile
-}
-
 func (r *rig) client(url string, token sandboxer.Secret) *api.Client {
 	r.Helper()
-	c, err := api.New(url, api.Options{Token: token})
-	if err != nil {
-		r.Fatal(err)
-	}
-	r.Cleanup(c.Close)
-	return c
+	return edgetest.Client(r, url, api.Options{Token: token})
 }
 
 // key makes an API key and a TCP client that uses it.
@@ -749,12 +643,12 @@ func TestHangUpDuringCreate(t *testing.T) {
 		_, err := r.admin.Create(ctx, api.CreateSandbox{Profile: "test", Name: "late", Key: "k"})
 		done <- err
 	}()
-	poll(t, "the record", func() bool {
+	edgetest.Poll(t, "the record", func() bool {
 		l, err := r.admin.List(t.Context(), api.SandboxQuery{Name: "late"})
 		return err == nil && len(l.Items) == 1
 	})
 	cancel()
-	if err := receive(t, done, "the end"); sandboxer.KindOf(err) != sandboxer.Canceled {
+	if err := edgetest.Receive(t, done, "the end"); sandboxer.KindOf(err) != sandboxer.Canceled {
 		t.Errorf("the client is told %v", err)
 	}
 	sb, err := r.admin.Wait(t.Context(), "late", sandboxer.Running)
@@ -764,15 +658,6 @@ func TestHangUpDuringCreate(t *testing.T) {
 	again := r.create(r.admin, api.CreateSandbox{Profile: "test", Name: "late", Key: "k"})
 	if again.ID != sb.ID {
 		t.Errorf("the same key found %s, not %s", again.ID, sb.ID)
-	}
-}
-
-func poll(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s did not happen", what)
-		}
 	}
 }
 
@@ -837,7 +722,7 @@ func TestExecOnFake(t *testing.T) {
 				resize <- sandboxer.WinSize{Cols: 120, Rows: 40}
 			}
 		}
-		if err := receive(t, ended, "the end"); err != nil || strings.Join(got, ",") != "33 91,ready,40 120" {
+		if err := edgetest.Receive(t, ended, "the end"); err != nil || strings.Join(got, ",") != "33 91,ready,40 120" {
 			t.Errorf("the terminal showed %q, %v", got, err)
 		}
 	})
@@ -866,15 +751,15 @@ func TestExecOnFake(t *testing.T) {
 			_, err := c.Exec(ctx, sb.ID, sandboxer.Cmd{Args: sh(`echo $$; exec sleep 600`), Stdout: w})
 			done <- err
 		}()
-		proc := "/proc/" + receive(t, pid, "the process ID")
+		proc := "/proc/" + edgetest.Receive(t, pid, "the process ID")
 		if _, err := os.Stat(proc); err != nil {
 			t.Fatal(err)
 		}
 		cancel()
-		if err := receive(t, done, "the end"); sandboxer.KindOf(err) != sandboxer.Canceled {
+		if err := edgetest.Receive(t, done, "the end"); sandboxer.KindOf(err) != sandboxer.Canceled {
 			t.Errorf("error %v", err)
 		}
-		poll(t, "the end of the process", func() bool { _, err := os.Stat(proc); return err != nil })
+		edgetest.Poll(t, "the end of the process", func() bool { _, err := os.Stat(proc); return err != nil })
 	})
 
 	t.Run("in one piece", func(t *testing.T) {
@@ -1300,18 +1185,18 @@ func TestShutdownWaits(t *testing.T) {
 		sb, err := r.admin.Create(t.Context(), api.CreateSandbox{Profile: "test", Name: "last"})
 		done <- result{sb, err}
 	}()
-	poll(t, "the record", func() bool {
+	edgetest.Poll(t, "the record", func() bool {
 		l, err := r.admin.List(t.Context(), api.SandboxQuery{Name: "last"})
 		return err == nil && len(l.Items) == 1
 	})
 	r.stop()
-	if got := receive(t, done, "the end"); got.err != nil || got.sb.State != sandboxer.Running {
+	if got := edgetest.Receive(t, done, "the end"); got.err != nil || got.sb.State != sandboxer.Running {
 		t.Errorf("the create under way: %+v, %v", got.sb, got.err)
 	}
 	if _, err := r.admin.Get(t.Context(), "last"); !errors.Is(err, sandboxer.Unavailable) {
 		t.Errorf("after the end: %v", err)
 	}
-	if _, err := os.Stat(r.sock); err == nil {
+	if _, err := os.Stat(r.Unix); err == nil {
 		t.Error("the socket is still there")
 	}
 }

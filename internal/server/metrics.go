@@ -15,13 +15,13 @@ import (
 
 // Metrics are the measurements served at /metrics.
 type Metrics struct {
-	reg      *prometheus.Registry
-	backend  *prometheus.HistogramVec
-	requests *prometheus.HistogramVec
-	oomKills *prometheus.CounterVec
-	pooled   *prometheus.CounterVec
-	left     *prometheus.CounterVec
-	leftNow  *prometheus.GaugeVec
+	reg          *prometheus.Registry
+	backend      *prometheus.HistogramVec
+	requests     *prometheus.HistogramVec
+	oomKills     *prometheus.CounterVec
+	pooled       *prometheus.CounterVec
+	abandoned    *prometheus.CounterVec
+	abandonedNow *prometheus.GaugeVec
 }
 
 // NewMetrics returns an empty set.
@@ -42,14 +42,14 @@ func NewMetrics() *Metrics {
 		pooled: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sandboxer_pool_creates_total", Help: "Creates of profiles that keep a pool, by where the sandbox came from: pool or cold.",
 		}, []string{"profile", "from"}),
-		left: prometheus.NewCounterVec(prometheus.CounterOpts{
+		abandoned: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sandboxer_backend_calls_abandoned_total", Help: "Calls of extensions that did not stop at their deadline or when their caller left, and were left behind.",
 		}, []string{"extension", "op"}),
-		leftNow: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		abandonedNow: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "sandboxer_backend_calls_abandoned", Help: "Calls of extensions that were left behind and have not ended.",
 		}, []string{"extension", "op"}),
 	}
-	m.reg.MustRegister(m.left, m.leftNow, m.oomKills, m.pooled, m.backend, m.requests, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.reg.MustRegister(m.abandoned, m.abandonedNow, m.oomKills, m.pooled, m.backend, m.requests, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
@@ -65,9 +65,9 @@ func (m *Metrics) Observe(extension, op string, kind sandboxer.Kind, took time.D
 // (-1); it is made for backend.Options.Abandoned.
 func (m *Metrics) Abandoned(extension, op string, change int) {
 	if change > 0 {
-		m.left.WithLabelValues(extension, op).Inc()
+		m.abandoned.WithLabelValues(extension, op).Inc()
 	}
-	m.leftNow.WithLabelValues(extension, op).Add(float64(change))
+	m.abandonedNow.WithLabelValues(extension, op).Add(float64(change))
 }
 
 // OOMKilled notes that a memory limit killed a command or a sandbox; it is made for

@@ -8,6 +8,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
 
 // TestOutOfMemory: that the memory limit killed a command and its sandbox arrives as
@@ -18,7 +19,7 @@ func TestOutOfMemory(t *testing.T) {
 	r.world.Inject(fake.Fault{Verb: fake.VerbExec, OOM: true})
 	ended := func(sb *api.Sandbox) {
 		t.Helper()
-		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(edgetest.Patience); ; time.Sleep(10 * time.Millisecond) {
 			got, err := c.Get(t.Context(), sb.ID)
 			if err == nil && got.State == sandboxer.Terminated && got.Reason == sandboxer.ReasonOOMKilled {
 				return

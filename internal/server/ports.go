@@ -31,7 +31,7 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 	c, err := s.m.Dial(sctx, in.ID, in.Port)
 	if err != nil {
 		defer cancel(nil)
-		return nil, edge.EndOf(sctx, err)
+		return nil, edge.StreamError(sctx, err)
 	}
 	return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
 		defer cancel(nil)
@@ -42,17 +42,17 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 		}
 		defer ws.CloseNow()
 		// A client that does not read must not hold up the end.
-		giveUp := time.AfterFunc(math.MaxInt64, func() { ws.CloseNow() })
-		defer giveUp.Stop()
+		closeTimer := time.AfterFunc(math.MaxInt64, func() { ws.CloseNow() })
+		defer closeTimer.Stop()
 		defer context.AfterFunc(sctx, func() {
-			giveUp.Reset(lastWords)
+			closeTimer.Reset(closeTimeout)
 			c.Close()
 		})()
-		p := &pulse{ws: ws}
-		p.watch(sctx, s.pulse, func() { ws.CloseNow() })
+		p := &keepalive{ws: ws}
+		p.watch(sctx, s.keepaliveEvery, func() { ws.CloseNow() })
 		relay(sctx, p, c)
 		// The client closes when it has read the end; closing first could take it away.
-		giveUp.Reset(2 * time.Second)
+		closeTimer.Reset(2 * time.Second)
 		status, why := websocket.StatusNormalClosure, ""
 		var e *sandboxer.Error
 		if cause := context.Cause(sctx); errors.As(cause, &e) {
@@ -63,7 +63,7 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 }
 
 // relay copies both ways until both directions ended or one broke.
-func relay(ctx context.Context, p *pulse, c net.Conn) {
+func relay(ctx context.Context, p *keepalive, c net.Conn) {
 	ws := p.ws
 	ws.SetReadLimit(-1)       // passed on piece by piece
 	in := make(chan struct{}) // the client's direction ended

@@ -188,7 +188,7 @@ type reply[T any] struct{ Body T }
 
 // op describes a route that needs scope.
 func op(id, method, path string, scope sandboxer.Scope, tag, summary string) huma.Operation {
-	o := described(id, method, path, tag, summary)
+	o := newOperation(id, method, path, tag, summary)
 	o.Metadata = map[string]any{"access": edge.Needs(scope)}
 	o.Extensions = map[string]any{"x-scope": scope}
 	o.Security = []map[string][]string{{"key": {}}}
@@ -198,13 +198,13 @@ func op(id, method, path string, scope sandboxer.Scope, tag, summary string) hum
 
 // openOp describes a route that anyone may use.
 func openOp(id, method, path, tag, summary string) huma.Operation {
-	o := described(id, method, path, tag, summary)
+	o := newOperation(id, method, path, tag, summary)
 	o.Metadata = map[string]any{"access": edge.Anyone()}
 	o.Security = []map[string][]string{{}} // said, and not forgotten
 	return o
 }
 
-func described(id, method, path, tag, summary string) huma.Operation {
+func newOperation(id, method, path, tag, summary string) huma.Operation {
 	return huma.Operation{
 		OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{tag},
 		Responses: map[string]*huma.Response{"default": {Ref: "#/components/responses/Problem"}},
@@ -282,8 +282,8 @@ func (s *Server) readJSON(ctx context.Context, reg huma.Registry, schema *huma.S
 // decodeJSON is decodeJSON for few at a time.
 func (s *Server) decodeJSON(ctx context.Context, body []byte, reg huma.Registry, schema *huma.Schema, v any) error {
 	select {
-	case s.decodes <- struct{}{}:
-		defer func() { <-s.decodes }()
+	case s.decoding <- struct{}{}:
+		defer func() { <-s.decoding }()
 	case <-ctx.Done():
 		return sandboxer.E(sandboxer.Canceled, ctx.Err(), "the client left")
 	}

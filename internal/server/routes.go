@@ -97,9 +97,9 @@ func (s *Server) routes() {
 	route(s, o, s.connectPort)
 
 	o = op("sandboxEvents", "GET", "/v1/sandboxes/{id}/events", read, "events", "The history of a sandbox, or its events as they happen")
-	route(s, s.eventful(o), s.sandboxEvents)
+	route(s, s.describeEvents(o), s.sandboxEvents)
 	o = op("events", "GET", "/v1/events", read, "events", "The history of every sandbox, or events as they happen")
-	route(s, s.eventful(o), s.events)
+	route(s, s.describeEvents(o), s.events)
 
 	route(s, op("listProfiles", "GET", "/v1/profiles", read, "catalogue", "List profiles"), s.profiles)
 	route(s, op("getProfile", "GET", "/v1/profiles/{id}", read, "catalogue", "Get a profile"), s.profile)
@@ -141,7 +141,7 @@ func (s *Server) routes() {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		io.WriteString(w, "ok\n")
 		// Who asks has no key: how many, and not which.
-		if all, down := s.usable(r.Context()); len(down) > 0 {
+		if all, down := s.extensionIDs(r.Context()); len(down) > 0 {
 			fmt.Fprintf(w, "degraded: %d of %d extensions cannot be used\n", len(down), len(all))
 		}
 		if at := s.opts.WentBack; time.Since(at) < 24*time.Hour {
@@ -151,7 +151,7 @@ func (s *Server) routes() {
 	o = op("metrics", "GET", "/metrics", admin, "operation", "Metrics in the Prometheus text format")
 	o.Metadata["quiet"] = true
 	o.Responses["200"] = plain("metrics", "text/plain")
-	route(s, o, raw(s.metrics.handler(s.count, s.usable).ServeHTTP))
+	route(s, o, raw(s.metrics.handler(s.count, s.extensionIDs).ServeHTTP))
 	o = openOp("openapi", "GET", "/openapi.yaml", "operation", "This description")
 	o.Responses["200"] = plain("OpenAPI 3.1", "application/yaml")
 	route(s, o, raw(func(w http.ResponseWriter, _ *http.Request) {
@@ -167,7 +167,7 @@ func (s *Server) finish() {
 	// huma registers its own error type for every operation; ours is Problem.
 	delete(doc.Components.Schemas.Map(), "ErrorModel")
 	delete(doc.Components.Schemas.Map(), "ErrorDetail")
-	s.loosen(doc.Components.Schemas)
+	s.allowNewFields(doc.Components.Schemas)
 	y, err := doc.YAML()
 	if err != nil {
 		panic(err) // the description is made of constants
@@ -175,9 +175,9 @@ func (s *Server) finish() {
 	s.doc = y
 }
 
-// loosen lets answers grow: what is not part of a request may have further fields
+// allowNewFields lets answers grow: what is not part of a request may have further fields
 // in a later version, and a client must not refuse them.
-func (s *Server) loosen(reg huma.Registry) {
+func (s *Server) allowNewFields(reg huma.Registry) {
 	strict := map[*huma.Schema]bool{}
 	var mark func(*huma.Schema)
 	mark = func(sc *huma.Schema) {

@@ -155,7 +155,7 @@ func (s *Server) get(ctx context.Context, in *inGet) (*reply[api.Sandbox], error
 			return &reply[api.Sandbox]{Body: api.NewSandbox(sb)}, nil
 		}
 		if !over {
-			return nil, edge.EndOf(ctx, err)
+			return nil, edge.StreamError(ctx, err)
 		}
 	}
 	sb, err := s.m.Get(ctx, in.ID)
@@ -206,7 +206,7 @@ func (s *Server) destroy(ctx context.Context, in *inDestroy) (*answer, error) {
 	if err != nil && (sb == nil || !errors.Is(err, sandboxer.Unavailable)) {
 		return nil, err
 	}
-	edge.Note(ctx, err)
+	edge.LogError(ctx, err)
 	out := place(sb)
 	if sb.State != sandboxer.Terminated {
 		out.Status = http.StatusAccepted

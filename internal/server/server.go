@@ -37,18 +37,18 @@ type Options struct {
 
 // Server serves the REST interface.
 type Server struct {
-	m       *manager.Manager
-	opts    Options
-	mux     edge.Mux
-	api     huma.API
-	doc     []byte
-	types   map[string]opTypes
-	metrics *Metrics
-	buffers buffers
-	decodes chan struct{} // slots of bodies being decoded, which takes many times their size
-	started time.Time
-	beat    time.Duration // between keep-alives of event streams
-	pulse   time.Duration // between pings of WebSockets
+	m                    *manager.Manager
+	opts                 Options
+	mux                  edge.Mux
+	api                  huma.API
+	doc                  []byte
+	types                map[string]opTypes
+	metrics              *Metrics
+	buffers              buffers
+	decoding             chan struct{} // slots of bodies being decoded, which takes many times their size
+	started              time.Time
+	eventsKeepaliveEvery time.Duration // between keep-alives of event streams
+	keepaliveEvery       time.Duration // between pings of WebSockets
 }
 
 // New returns a server in front of m.
@@ -60,8 +60,8 @@ func New(m *manager.Manager, opts Options) *Server {
 		opts.PortURL = func(*url.URL, string, int, sandboxer.Secret) string { return "" }
 	}
 	s := &Server{
-		m: m, opts: opts, types: map[string]opTypes{}, metrics: opts.Metrics, decodes: make(chan struct{}, 4),
-		started: time.Now(), beat: 15 * time.Second, pulse: 30 * time.Second,
+		m: m, opts: opts, types: map[string]opTypes{}, metrics: opts.Metrics, decoding: make(chan struct{}, 4),
+		started: time.Now(), eventsKeepaliveEvery: 15 * time.Second, keepaliveEvery: 30 * time.Second,
 	}
 	s.mux.Hint = "the routes are listed at /openapi.yaml"
 	s.routes()

@@ -230,7 +230,7 @@ func (s *Server) exportSnapshot(ctx context.Context, in *InSnapshot) (*huma.Stre
 	n, err := io.ReadAtLeast(pr, buf, 1)
 	if err != nil && err != io.EOF {
 		defer end()
-		return nil, edge.EndOf(sctx, err)
+		return nil, edge.StreamError(sctx, err)
 	}
 	return streamed(ctx, func(w http.ResponseWriter, _ *http.Request) {
 		defer end()
@@ -241,7 +241,7 @@ func (s *Server) exportSnapshot(ctx context.Context, in *InSnapshot) (*huma.Stre
 			_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{pr}, buf)
 		}
 		if err != nil && !errors.Is(err, io.EOF) {
-			edge.Problem(ctx, edge.EndOf(sctx, err)) // to the log
+			edge.Problem(ctx, edge.StreamError(sctx, err)) // to the log
 			http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler) // the client must not take the part for the whole
 		}
@@ -260,7 +260,7 @@ func (s *Server) importSnapshot(ctx context.Context, in *inImport) (*reply[api.S
 	_, r := edge.Exchange(ctx)
 	rec, err := s.m.ImportSnapshot(sctx, manager.ImportRequest{Name: in.Name, Profile: in.Profile, Accept: in.Accept}, r.Body)
 	if err != nil {
-		return nil, edge.EndOf(sctx, err)
+		return nil, edge.StreamError(sctx, err)
 	}
 	return snapshotReply(ctx, rec, nil)
 }

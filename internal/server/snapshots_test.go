@@ -105,7 +105,7 @@ func TestSnapshotsAndPauses(t *testing.T) {
 	_, err = c.DiffSnapshots(ctx, "base", "base")
 	fails("diff of native snapshots", err, sandboxer.Unsupported)
 	_, err = c.ImportSnapshot(ctx, "", "", nil, strings.NewReader("x"))
-	fails("import without a vault", err, sandboxer.Unsupported)
+	fails("import without a snapshot store", err, sandboxer.Unsupported)
 	if dropped, err := c.DropSnapshot(ctx, "base"); err != nil || dropped.State != sandboxer.SnapshotDropped {
 		t.Errorf("dropped %+v, %v", dropped, err)
 	}

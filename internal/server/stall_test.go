@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
@@ -64,7 +64,7 @@ func TestWhoTakesNothing(t *testing.T) {
 		},
 	}
 	r := newRig(t, scripts(x), func(s *setup) {
-		s.vault = endlessStore{shut: shut}
+		s.store = endlessStore{shut: shut}
 		s.edge.Conns = edge.ConnLimits{Stall: 200 * time.Millisecond, StreamStall: 200 * time.Millisecond}
 	})
 	k, c := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
@@ -74,18 +74,18 @@ func TestWhoTakesNothing(t *testing.T) {
 	}
 	for _, network := range []string{"tcp", "tls", "unix"} {
 		for what, path := range map[string]string{"file": "/v1/sandboxes/sb/files?path=/x", "export": "/v1/snapshots/snap/export"} {
-			c := r.dial(network)
+			c := r.Dial(r, network)
 			if _, err := io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "+k.Token+"\r\n\r\n"); err != nil {
 				t.Fatal(err)
 			}
-			if got := receive(t, shut, "the end of a "+what+" over "+network); got != what {
+			if got := edgetest.Receive(t, shut, "the end of a "+what+" over "+network); got != what {
 				t.Errorf("%s ended over %s, and not %s", got, network, what)
 			}
 			c.Close()
 		}
 		hc := &http.Client{Transport: &http.Transport{
-			DialContext:       func(context.Context, string, string) (net.Conn, error) { return r.try(network) },
-			DialTLSContext:    func(context.Context, string, string) (net.Conn, error) { return r.try(network) },
+			DialContext:       func(context.Context, string, string) (net.Conn, error) { return r.Try(r, network) },
+			DialTLSContext:    func(context.Context, string, string) (net.Conn, error) { return r.Try(r, network) },
 			TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
 			DisableKeepAlives: true,
 		}}
@@ -103,36 +103,10 @@ func TestWhoTakesNothing(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if got := receive(t, shut, "the end of "+what+" over "+network); got != what {
+			if got := edgetest.Receive(t, shut, "the end of "+what+" over "+network); got != what {
 				t.Errorf("%s ended over %s, and not %s", got, network, what)
 			}
 			ws.CloseNow()
 		}
 	}
-}
-
-// try opens a connection to one of the rig's listeners.
-func (r *rig) try(network string) (c net.Conn, err error) {
-	switch network {
-	case "tls":
-		c, err = tls.Dial("tcp", r.tls, &tls.Config{InsecureSkipVerify: true})
-	case "unix":
-		c, err = net.Dial("unix", r.sock)
-	default:
-		c, err = net.Dial("tcp", strings.TrimPrefix(r.tcp, "http://"))
-	}
-	if err == nil {
-		c.SetDeadline(time.Now().Add(patience))
-		r.Cleanup(func() { c.Close() })
-	}
-	return c, err
-}
-
-func (r *rig) dial(network string) net.Conn {
-	r.Helper()
-	c, err := r.try(network)
-	if err != nil {
-		r.Fatal(err)
-	}
-	return c
 }

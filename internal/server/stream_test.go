@@ -22,6 +22,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -78,10 +79,10 @@ func serveUnix(t testing.TB, x *scripted) *api.Client {
 // silent opens a stream and reads nothing from it, as a machine that lost its power.
 func silent(t *testing.T, x *scripted, path, protocol string, first []byte) {
 	t.Helper()
-	r := newRig(t, scripts(x), func(s *setup) { s.pulse = 20 * time.Millisecond })
+	r := newRig(t, scripts(x), func(s *setup) { s.keepaliveEvery = 20 * time.Millisecond })
 	r.create(r.admin, api.CreateSandbox{Name: "sb"})
 	hc := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", r.sock)
+		return (&net.Dialer{}).DialContext(ctx, "unix", r.Unix)
 	}}}
 	ws, _, err := websocket.Dial(t.Context(), "ws://localhost"+path, &websocket.DialOptions{HTTPClient: hc, Subprotocols: []string{protocol}})
 	if err != nil {
@@ -262,7 +263,7 @@ func TestExecResizeAndSignals(t *testing.T) {
 	if fmt.Fscanln(pr, &line); line != "terminated" {
 		t.Errorf("the command saw the signal %q", line)
 	}
-	if r := receive(t, done, "the end"); r.err != nil || r.exit.Code != 143 {
+	if r := edgetest.Receive(t, done, "the end"); r.err != nil || r.exit.Code != 143 {
 		t.Errorf("exit %+v, %v", r.exit, r.err)
 	}
 }
@@ -403,7 +404,7 @@ func TestExecSlowReader(t *testing.T) {
 		t.Errorf("%d bytes are under way to a client that does not read", last)
 	}
 	close(open)
-	if err := receive(t, done, "the end"); err != nil || got != 64<<20 {
+	if err := edgetest.Receive(t, done, "the end"); err != nil || got != 64<<20 {
 		t.Errorf("%d bytes arrived, %v", got, err)
 	}
 }
@@ -654,7 +655,7 @@ func BenchmarkExecEcho(b *testing.B) {
 	}
 	inW.Close()
 	io.Copy(io.Discard, outR)
-	if err := receive(b, done, "the end"); err != nil {
+	if err := edgetest.Receive(b, done, "the end"); err != nil {
 		b.Fatal(err)
 	}
 }

@@ -71,7 +71,7 @@ func BackUp(ctx context.Context, dir, file string, keep int) (Backup, error) {
 		return Backup{}, err
 	}
 	if regular && keep > 0 {
-		if err := thin(dir, keep); err != nil {
+		if err := prune(dir, keep); err != nil {
 			return Backup{}, err
 		}
 	}
@@ -123,12 +123,12 @@ func verify(ctx context.Context, file string) error {
 	if id != applicationID {
 		return bad(fmt.Errorf("application ID %#x", id))
 	}
-	var verdict string
-	if err := db.QueryRowContext(ctx, "PRAGMA integrity_check(1)").Scan(&verdict); err != nil {
+	var result string
+	if err := db.QueryRowContext(ctx, "PRAGMA integrity_check(1)").Scan(&result); err != nil {
 		return bad(err)
 	}
-	if verdict != "ok" {
-		return bad(errors.New(verdict))
+	if result != "ok" {
+		return bad(errors.New(result))
 	}
 	return nil
 }
@@ -158,8 +158,8 @@ func newestBackup(dir string) string {
 	return ""
 }
 
-// thin removes all but the newest keep regular backups.
-func thin(dir string, keep int) error {
+// prune removes all but the newest keep regular backups.
+func prune(dir string, keep int) error {
 	all := slices.DeleteFunc(Backups(dir), func(b Backup) bool { return !strings.HasPrefix(filepath.Base(b.File), regularPrefix) })
 	for _, b := range all[min(keep, len(all)):] {
 		if err := os.Remove(b.File); err != nil {

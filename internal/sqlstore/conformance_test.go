@@ -34,11 +34,8 @@ func TestConformance(t *testing.T) {
 			}
 			return open(t, dirs[s])
 		},
-		func(t *testing.T, s sandboxer.Store, id string, generation int) {
-			if generation == 0 {
-				garbleSnapshot(t, s.(*Store), id, `{"id":`)
-				return
-			}
-			garble(t, s.(*Store), id, generation, `{"id":`)
+		func(t *testing.T, s sandboxer.Store, of storetest.Record, id string) {
+			table := map[storetest.Record]cursor{storetest.SandboxRecord: sandboxes.table, storetest.SnapshotRecord: snapshots.table}[of]
+			garble(t, s.(*Store), table, id, `{"id":`)
 		})
 }

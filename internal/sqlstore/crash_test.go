@@ -163,9 +163,9 @@ func checkDatabase(t *testing.T, dir string, acknowledged map[string]int64) {
 		}
 		return n
 	}
-	var verdict string
-	if err := s.readers.QueryRow("PRAGMA integrity_check").Scan(&verdict); err != nil || verdict != "ok" {
-		t.Fatalf("integrity_check: %s, %v", verdict, err)
+	var result string
+	if err := s.readers.QueryRow("PRAGMA integrity_check").Scan(&result); err != nil || result != "ok" {
+		t.Fatalf("integrity_check: %s, %v", result, err)
 	}
 	stored := map[string]int64{}
 	rows, err := s.readers.Query("SELECT id, version FROM sandboxes")

@@ -2,7 +2,6 @@ package sqlstore
 
 import (
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -25,7 +24,7 @@ func TestFormerDatabases(t *testing.T) {
 			f.Install(t, dir)
 			data := filepath.Join(dir, compattest.DataDir)
 			s := openTest(t, data)
-			_, err := os.Stat(filepath.Join(data, backupOf(newestSchema(t))))
+			_, err := os.Stat(filepath.Join(data, migrationBackupFile(newestSchema(t))))
 			if migrated := f.Schema < newestSchema(t); migrated != (err == nil) {
 				t.Errorf("from schema %d to %d: the backup before it: %v", f.Schema, newestSchema(t), err)
 			}
@@ -128,7 +127,7 @@ func TestNewerFormats(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = OpenSQLite(t.Context(), dir, Options{Reserve: -1})
-	backup := filepath.Join(dir, backupOf(900))
+	backup := filepath.Join(dir, migrationBackupFile(900))
 	refused(t, err, sandboxer.Failed, dir, "newer sandboxer", "schema 900", "upgrade", "sandboxer backup restore --data-dir "+dir+" "+backup)
 	if strings.Contains(err.Error(), "damaged") {
 		t.Errorf("%v", err)
@@ -183,18 +182,14 @@ func TestFormOfDatabase(t *testing.T) {
 	sb.Pause.Depth, sb.Pause.Cause, sb.Unconfirmed = sandboxer.PauseDisk, sandboxer.ReasonExpired, sandboxer.Unasked
 	fillSpec(&sb.Spec)
 	compattest.CheckSamples(t, "database-sandbox", &sb, func(data []byte) (any, error) {
-		return (&sandboxRow{id: "id", generation: 1, version: 1, data: data, handleData: sb.Handle.Data}).sandbox()
+		return sandboxes.decode(&row{recordKey: recordKey{"id", 1}, version: 1, data: data, handleData: sb.Handle.Data})
 	})
 	var rec sandboxer.SnapshotRecord
 	fill(reflect.ValueOf(&rec).Elem(), "snapshot")
 	rec.Kind, rec.Purpose, rec.State = sandboxer.SnapshotBoth, sandboxer.ForPause, sandboxer.SnapshotSealed
 	fillSpec(&rec.Spec)
 	compattest.CheckSamples(t, "database-snapshot", &rec, func(data []byte) (any, error) {
-		r := (&snapshotRow{left: sandboxer.SnapshotRecord{ID: "id", Version: 1}, data: data}).snapshot()
-		if r.Damaged != "" {
-			return nil, errors.New(r.Damaged)
-		}
-		return r, nil
+		return snapshots.decode(&row{recordKey: recordKey{id: "id"}, version: 1, data: data})
 	})
 }
 

@@ -29,30 +29,27 @@ func TestPlans(t *testing.T) {
 		{sandboxer.Query{IDPrefix: "a"}, "sqlite_autoindex_sandboxes_1"},
 		{sandboxer.Query{IDPrefix: "a", Tenant: "t"}, "sqlite_autoindex_sandboxes_1"},
 	} {
-		f, err := sandboxFilter(c.q)
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := sandboxFilter(c.q)
 		plan := explain(t, s, selectSandbox+f.String()+` ORDER BY seq DESC LIMIT 10`, f.args)
 		if !uses(plan, c.want) {
 			t.Errorf("Sandboxes(%+v): plan %q; want %s", c.q, plan, c.want)
 		}
 	}
 	for query, want := range map[string]string{
-		sandboxByID:        "sqlite_autoindex_sandboxes_1",
-		sandboxGeneration:  "sqlite_autoindex_sandboxes_1",
-		identities:         "COVERING INDEX sqlite_autoindex_sandboxes_1",
-		oldSandboxes:       "sandboxes_ended",
-		forgetSnapshots:    "snapshots_dropped",
-		snapshotIdentities: "COVERING INDEX sqlite_autoindex_snapshots_1",
-		forgetEvents:       "events_at",
-		newestSandbox:      "sqlite_autoindex_sandboxes_1",
-		updateSandbox:      "sqlite_autoindex_sandboxes_1",
-		apiKeyByID:         "PRIMARY KEY",
-		tenantBalance:      "PRIMARY KEY",
+		sandboxByID:       "sqlite_autoindex_sandboxes_1",
+		sandboxGeneration: "sqlite_autoindex_sandboxes_1",
+		sandboxes.index:   "COVERING INDEX sqlite_autoindex_sandboxes_1",
+		oldSandboxes:      "sandboxes_ended",
+		forgetSnapshots:   "snapshots_dropped",
+		snapshots.index:   "COVERING INDEX sqlite_autoindex_snapshots_1",
+		forgetEvents:      "events_at",
+		newestSandbox:     "sqlite_autoindex_sandboxes_1",
+		updateSandbox:     "sqlite_autoindex_sandboxes_1",
+		apiKeyByID:        "PRIMARY KEY",
+		tenantBalance:     "PRIMARY KEY",
 
-		useOf(sandboxer.QuotaSandboxes):     "sandboxes_live",
-		useOf(sandboxer.QuotaSnapshotBytes): "snapshots_live",
+		quotaUseQuery(sandboxer.QuotaSandboxes):     "sandboxes_live",
+		quotaUseQuery(sandboxer.QuotaSnapshotBytes): "snapshots_live",
 	} {
 		if plan := explain(t, s, query, make([]any, strings.Count(query, "?"))); !uses(plan, want) {
 			t.Errorf("%s: plan %q; want %s", query, plan, want)

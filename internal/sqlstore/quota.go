@@ -9,7 +9,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// The sums say how much of a resource the rows of the living are; where a record is
+// The sums say how much of a resource the rows of live records are; where a record is
 // damaged, what cannot be read counts as nothing.
 var (
 	sandboxSums = map[sandboxer.Resource]string{
@@ -24,9 +24,9 @@ THEN data ->> '$.spec.image' END)`,
 	}
 )
 
-// useOf returns the query of what one tenant has of one resource. The expression over
+// quotaUseQuery returns the query of what one tenant has of one resource. The expression over
 // tenant keeps the planner from the index of all that a tenant ever had.
-func useOf(r sandboxer.Resource) string {
+func quotaUseQuery(r sandboxer.Resource) string {
 	if sum, ok := sandboxSums[r]; ok {
 		return `SELECT ` + sum + ` FROM sandboxes WHERE tenant || '' = ? AND state <> 'terminated'`
 	}
@@ -36,14 +36,14 @@ func useOf(r sandboxer.Resource) string {
 	return ""
 }
 
-// use returns what q's tenant has of that of which q bounds something.
-func (t *tx) use(q *sandboxer.TenantQuota) (sandboxer.Amounts, error) {
+// quotaUse returns what q's tenant has of that of which q bounds something.
+func (t *tx) quotaUse(q *sandboxer.TenantQuota) (sandboxer.Amounts, error) {
 	if q == nil {
 		return nil, nil
 	}
 	out := sandboxer.Amounts{}
 	for r := range q.Quota {
-		query := useOf(r)
+		query := quotaUseQuery(r)
 		if query == "" {
 			continue
 		}
@@ -64,11 +64,11 @@ func (s *Store) QuotaUse(ctx context.Context, q sandboxer.QuotaUseQuery) (items 
 		all[q.Tenant] = sandboxer.Amounts{}
 	}
 	for _, of := range []struct {
-		table, living string
-		sums          map[sandboxer.Resource]string
+		table, live string
+		sums        map[sandboxer.Resource]string
 	}{{"sandboxes", "state <> 'terminated'", sandboxSums}, {"snapshots", "state <> 'dropped'", snapshotSums}} {
 		var f filter
-		f.add(of.living)
+		f.add(of.live)
 		f.add("tenant <> ''") // what waits in a pool is nobody's
 		if q.Tenant != "" {
 			f.add("tenant || '' = ?", q.Tenant)

@@ -32,9 +32,9 @@ func revokedLine(id string) string {
 	return fmt.Sprintf("%s %08x\n", id, crc32.ChecksumIEEE([]byte(id)))
 }
 
-// holdRevoked revokes again what the list in dir has and the database does not know, and
+// openRevocations revokes again what the list in dir has and the database does not know, and
 // adds to the list what it lacks.
-func holdRevoked(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (*revocations, error) {
+func openRevocations(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (*revocations, error) {
 	r := &revocations{file: filepath.Join(dir, revokedFile), ids: map[string]bool{}}
 	f, err := os.Open(r.file)
 	switch {

@@ -2,15 +2,11 @@ package sqlstore
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
-	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 const (
@@ -97,7 +93,7 @@ func (s *Store) UpdateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 
 // Sandbox returns the newest generation of id.
 func (s *Store) Sandbox(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
-	return s.one(ctx, sandboxByID, id, 0)
+	return sandboxes.one(ctx, s, sandboxByID, recordKey{id: id})
 }
 
 // SandboxGeneration returns one generation of id.
@@ -105,60 +101,19 @@ func (s *Store) SandboxGeneration(ctx context.Context, id string, generation int
 	if generation < 1 {
 		return nil, noSandbox(id, generation)
 	}
-	return s.one(ctx, sandboxGeneration, id, generation)
+	return sandboxes.one(ctx, s, sandboxGeneration, recordKey{id, generation})
 }
 
 // Sandboxes returns a page of records, newest first; see sandboxer.Store.
 func (s *Store) Sandboxes(ctx context.Context, q sandboxer.Query) (items []*sandboxer.Sandbox, next string, err error) {
-	f, err := sandboxFilter(q)
-	if err != nil {
-		return nil, "", err
-	}
-	limit := pageSize(q.Limit)
-	found := make([]sandboxRow, 0, limit)
-	items = make([]*sandboxer.Sandbox, limit)
-	// Decoding costs more than reading, so it is done beside it.
-	const chunk = 128
-	var decode sync.WaitGroup
-	decodeFrom := func(lo int) {
-		from, to := found[lo:], items[lo:]
-		decode.Go(func() {
-			for i := range from {
-				var err error
-				if to[i], err = from[i].sandbox(); err != nil {
-					to[i] = s.remains(ctx, from[i].id, from[i].generation, err)
-				}
-			}
-		})
-	}
-	err = s.rows(ctx, selectSandbox+f.String()+` ORDER BY seq DESC LIMIT ?`, append(f.args, limit+1), func(rows *sql.Rows) error {
-		n := len(found)
-		if n == limit {
-			next = sandboxCursor.encode(found[n-1].seq)
-			return nil
-		}
-		found = found[:n+1]
-		if err := rows.Scan(found[n].dest()...); err != nil {
-			return err
-		}
-		if len(found)%chunk == 0 {
-			decodeFrom(len(found) - chunk)
-		}
-		return nil
-	})
-	decodeFrom(len(found) / chunk * chunk)
-	decode.Wait()
-	if isCorrupt(err) {
-		return s.salvageSandboxes(ctx, q, f, limit)
-	}
-	if err != nil {
-		return nil, "", err
-	}
-	return items[:len(found):len(found)], next, nil
+	return sandboxes.page(ctx, s, sandboxFilter(q), q.After, q.Limit)
 }
 
-func sandboxFilter(q sandboxer.Query) (filter, error) {
-	var f filter
+func sandboxFilter(q sandboxer.Query) filter {
+	f := filter{
+		byColumns: q.Tenant != "" || q.Profile != "" || q.Extension != "" || q.Name != "" || len(q.Labels) > 0,
+		idPrefix:  q.IDPrefix,
+	}
 	live := len(q.States) > 0 && !slices.ContainsFunc(q.States, func(st sandboxer.State) bool { return !st.Live() })
 	if q.Tenant != "" {
 		f.tenant(q.Tenant, live && q.Name == "" || q.IDPrefix != "")
@@ -170,7 +125,7 @@ func sandboxFilter(q sandboxer.Query) (filter, error) {
 		f.add("extension = ?", q.Extension)
 	}
 	if q.Name != "" {
-		f.add("name = ? AND name <> ''", q.Name) // as the index of names of the living has it
+		f.add("name = ? AND name <> ''", q.Name) // as the index of live names has it
 	}
 	if q.IDPrefix != "" {
 		f.add("id >= ? AND id < ?", q.IDPrefix, q.IDPrefix+"\U0010FFFF")
@@ -178,7 +133,7 @@ func sandboxFilter(q sandboxer.Query) (filter, error) {
 	if len(q.States) > 0 {
 		in(&f, "state", q.States)
 		if live {
-			f.add("state <> 'terminated'") // lets the index of the living be used
+			f.add("state <> 'terminated'") // lets the index of live records be used
 		}
 	}
 	for k, v := range q.Labels {
@@ -187,14 +142,7 @@ func sandboxFilter(q sandboxer.Query) (filter, error) {
 	if !q.DueBefore.IsZero() {
 		f.add("due_at <= ?", micros(q.DueBefore))
 	}
-	if q.After != "" {
-		seq, err := sandboxCursor.decode(q.After)
-		if err != nil {
-			return f, err
-		}
-		f.add("seq < ?", seq)
-	}
-	return f, nil
+	return f
 }
 
 // sandboxValues returns the columns of sb in the order of insertSandbox and
@@ -236,34 +184,6 @@ func earlier(expires, retry time.Time) any {
 		return micros(retry)
 	}
 	return micros(expires)
-}
-
-// A sandboxRow is a row of selectSandbox.
-type sandboxRow struct {
-	seq                         int64
-	id                          string
-	generation                  int
-	version                     int64
-	data, handleData, sealedEnv []byte
-}
-
-func (r *sandboxRow) dest() []any {
-	return []any{&r.seq, &r.id, &r.generation, &r.version, &r.data, &r.handleData, &r.sealedEnv}
-}
-
-// sandbox decodes the record. Any error means that it is damaged.
-func (r *sandboxRow) sandbox() (*sandboxer.Sandbox, error) {
-	sb := new(sandboxer.Sandbox)
-	if _, err := strictjson.DecodeStored(r.data, sb); err != nil {
-		return nil, err
-	}
-	if sb.ID != r.id || sb.Generation != r.generation || !sb.State.Valid() {
-		return nil, fmt.Errorf("it says that it is generation %d of %q in state %q", sb.Generation, sb.ID, sb.State)
-	}
-	sb.Version = r.version
-	sb.Handle.Data = r.handleData
-	sb.SealedEnv = r.sealedEnv
-	return sb, nil
 }
 
 func noSandbox(id string, generation int) error {

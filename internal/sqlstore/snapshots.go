@@ -2,16 +2,12 @@ package sqlstore
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 const (
@@ -23,7 +19,7 @@ sealed_env = ?, version = version + 1 WHERE id = ? AND version = ?`
 
 	snapshotVersion = `SELECT version FROM snapshots WHERE id = ?`
 
-	selectSnapshot = `SELECT seq, id, version, tenant, name, sandbox_id, parent, purpose, state, data, sealed_env FROM snapshots`
+	selectSnapshot = `SELECT seq, id, 0, version, data, NULL, sealed_env FROM snapshots`
 	snapshotByID   = selectSnapshot + ` WHERE id = ?`
 )
 
@@ -62,54 +58,16 @@ func (t *tx) putSnapshot(r *sandboxer.SnapshotRecord) error {
 
 // Snapshot returns the record of one snapshot.
 func (s *Store) Snapshot(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
-	var r snapshotRow
-	found, err := s.row(ctx, snapshotByID, []any{id}, r.dest()...)
-	switch {
-	case isCorrupt(err):
-		return s.snapshotRemains(ctx, id, err), damagedSnapshot(id, err)
-	case err != nil:
-		return nil, err
-	case !found:
-		return nil, noSnapshot(id)
-	}
-	rec := r.snapshot()
-	if rec.Damaged != "" {
-		return rec, damagedSnapshot(id, errors.New(rec.Damaged))
-	}
-	return rec, nil
+	return snapshots.one(ctx, s, snapshotByID, recordKey{id: id})
 }
 
 // Snapshots returns a page of records, newest first.
 func (s *Store) Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) (items []*sandboxer.SnapshotRecord, next string, err error) {
-	f, err := snapshotFilter(q)
-	if err != nil {
-		return nil, "", err
-	}
-	limit := pageSize(q.Limit)
-	var last int64
-	err = s.rows(ctx, selectSnapshot+f.String()+` ORDER BY seq DESC LIMIT ?`, append(f.args, limit+1), func(rows *sql.Rows) error {
-		if len(items) == limit {
-			next = snapshotCursor.encode(last)
-			return nil
-		}
-		var r snapshotRow
-		if err := rows.Scan(r.dest()...); err != nil {
-			return err
-		}
-		last = r.seq
-		items = append(items, r.snapshot())
-		return nil
-	})
-	if isCorrupt(err) {
-		return s.salvageSnapshots(ctx, q, f, limit)
-	}
-	if err != nil {
-		return nil, "", err
-	}
-	return items, next, nil
+	return snapshots.page(ctx, s, snapshotFilter(q), q.After, q.Limit)
 }
 
-func snapshotFilter(q sandboxer.SnapshotQuery) (f filter, err error) {
+func snapshotFilter(q sandboxer.SnapshotQuery) filter {
+	f := filter{byColumns: q.Tenant != "" || q.SandboxID != "" || q.Parent != "" || q.Name != "", idPrefix: q.IDPrefix}
 	live := len(q.States) > 0 && !slices.Contains(q.States, sandboxer.SnapshotDropped)
 	if q.Tenant != "" {
 		f.tenant(q.Tenant, live && q.Name == "" || q.IDPrefix != "" || q.SandboxID != "" || q.Parent != "")
@@ -138,14 +96,7 @@ func snapshotFilter(q sandboxer.SnapshotQuery) (f filter, err error) {
 	if !q.DueBefore.IsZero() {
 		f.add("due_at <= ? AND state <> 'dropped'", micros(q.DueBefore))
 	}
-	if q.After != "" {
-		seq, err := snapshotCursor.decode(q.After)
-		if err != nil {
-			return f, err
-		}
-		f.add("seq < ?", seq)
-	}
-	return f, nil
+	return f
 }
 
 // in restricts column to some values.
@@ -177,35 +128,6 @@ func snapshotValues(r *sandboxer.SnapshotRecord) ([]any, error) {
 	}
 	return []any{r.Tenant, r.Name, r.SandboxID, r.Parent, string(r.Purpose), string(r.State),
 		due, string(data), r.SealedEnv, r.ID}, nil
-}
-
-// A snapshotRow is a row of selectSnapshot.
-type snapshotRow struct {
-	seq             int64
-	left            sandboxer.SnapshotRecord // what the columns say
-	data, sealedEnv []byte
-}
-
-func (r *snapshotRow) dest() []any {
-	l := &r.left
-	return []any{&r.seq, &l.ID, &l.Version, &l.Tenant, &l.Name, &l.SandboxID, &l.Parent, &l.Purpose, &l.State, &r.data, &r.sealedEnv}
-}
-
-// snapshot decodes the record. Of a damaged one it returns what is left.
-func (r *snapshotRow) snapshot() *sandboxer.SnapshotRecord {
-	rec := new(sandboxer.SnapshotRecord)
-	_, err := strictjson.DecodeStored(r.data, rec)
-	if err == nil && (rec.ID != r.left.ID || !rec.State.Valid()) {
-		err = fmt.Errorf("it says that it is snapshot %q in state %q", rec.ID, rec.State)
-	}
-	if err != nil {
-		rec = &r.left
-		rec.Damaged = err.Error()
-		return rec
-	}
-	rec.Version = r.left.Version
-	rec.SealedEnv = r.sealedEnv
-	return rec
 }
 
 func noSnapshot(id string) error {

@@ -128,11 +128,11 @@ func openLocked(ctx context.Context, dir string, opts Options, schema fs.FS) (_ 
 	if err := migrate(ctx, db, dir, schema, opts.Log); err != nil {
 		return nil, err
 	}
-	now, wentBack, err := guard(ctx, db, dir, opts.Log)
+	now, wentBack, err := checkMark(ctx, db, dir, opts.Log)
 	if err != nil {
 		return nil, err
 	}
-	revoked, err := holdRevoked(ctx, db, dir, opts.Log)
+	revoked, err := openRevocations(ctx, db, dir, opts.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -311,7 +311,7 @@ func check(ctx context.Context, db *sql.DB, dir string) error {
 		}
 		return err
 	}
-	if !atLeast(version, oldestSQLite) {
+	if !versionAtLeast(version, oldestSQLite) {
 		return sandboxer.E(sandboxer.Internal, nil, "this program was built with SQLite %s, which can damage databases; it needs %s or newer", version, oldestSQLite)
 	}
 	var id int64
@@ -365,8 +365,8 @@ func damaged(dir string, cause error) error {
 		WithHint("put it in place; what stands there is kept: sandboxer backup restore --data-dir %s %s", dir, backup)
 }
 
-// atLeast compares dotted version numbers.
-func atLeast(have, want string) bool {
+// versionAtLeast compares dotted version numbers.
+func versionAtLeast(have, want string) bool {
 	var h, w [3]int
 	fmt.Sscanf(have, "%d.%d.%d", &h[0], &h[1], &h[2])
 	fmt.Sscanf(want, "%d.%d.%d", &w[0], &w[1], &w[2])
@@ -393,7 +393,7 @@ func migrate(ctx context.Context, db *sql.DB, dir string, schema fs.FS, log *slo
 	case have == want:
 		return nil
 	}
-	backup, err := backUp(ctx, db, dir, want)
+	backup, err := backUpForMigration(ctx, db, dir, want)
 	if err != nil {
 		return err
 	}
@@ -410,7 +410,7 @@ func newer(dir string, have, want int64) error {
 	err := sandboxer.E(sandboxer.Failed, nil, "the database in %s was written by a newer sandboxer (schema %d; this program knows %d)", dir, have, want)
 	// The upgrade left what the database was before. More than one may have happened.
 	for schema := want + 1; schema <= have; schema++ {
-		backup := filepath.Join(dir, backupOf(schema))
+		backup := filepath.Join(dir, migrationBackupFile(schema))
 		if _, missing := os.Stat(backup); missing == nil {
 			return err.WithHint("upgrade this program; or go back to what was before, without what was booked since: sandboxer backup restore --data-dir %s %s", dir, backup)
 		}
@@ -418,16 +418,16 @@ func newer(dir string, have, want int64) error {
 	return err.WithHint("upgrade this program; or restore a backup from before the newer one was used")
 }
 
-// backupOf names the backup that a migration to schema leaves.
-func backupOf(schema int64) string {
+// migrationBackupFile names the backup that a migration to schema leaves.
+func migrationBackupFile(schema int64) string {
 	return fmt.Sprintf("%s%04d%s", backupPrefix, schema, backupSuffix)
 }
 
-// backUp copies the database, as it is before migration to schema want, into one
+// backUpForMigration copies the database, as it is before migration to schema want, into one
 // file and returns its name. A backup left by a former try at the same migration is
 // replaced.
-func backUp(ctx context.Context, db *sql.DB, dir string, want int64) (string, error) {
-	file := filepath.Join(dir, backupOf(want))
+func backUpForMigration(ctx context.Context, db *sql.DB, dir string, want int64) (string, error) {
+	file := filepath.Join(dir, migrationBackupFile(want))
 	draft := file + ".new"
 	if err := os.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "cannot remove an unfinished backup")

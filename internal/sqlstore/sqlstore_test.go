@@ -84,7 +84,7 @@ func TestVersionGate(t *testing.T) {
 		have string
 		want bool
 	}{{"3.51.3", true}, {"3.51.2", false}, {"3.54.1", true}, {"3.9.99", false}, {"4.0.0", true}, {"", false}} {
-		if got := atLeast(c.have, oldestSQLite); got != c.want {
+		if got := versionAtLeast(c.have, oldestSQLite); got != c.want {
 			t.Errorf("atLeast(%q, %s) = %t; want %t", c.have, oldestSQLite, got, c.want)
 		}
 	}

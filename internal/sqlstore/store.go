@@ -65,7 +65,7 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 	}
 	seqs := make([]int64, len(w.Events))
 	err := s.writer.write(ctx, grows, func(t *tx) error {
-		before, err := t.use(w.Quota)
+		before, err := t.quotaUse(w.Quota)
 		if err != nil {
 			return err
 		}
@@ -91,7 +91,7 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 			}
 		}
 		if w.Quota != nil {
-			after, err := t.use(w.Quota)
+			after, err := t.quotaUse(w.Quota)
 			if err == nil {
 				err = w.Quota.Quota.Check(w.Quota.Tenant, before, after)
 			}
@@ -102,7 +102,7 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 		return t.putEvents(w.Events, seqs)
 	})
 	if err != nil {
-		return s.wayBack(wrap(err, "write the database"))
+		return s.withBackupHint(wrap(err, "write the database"))
 	}
 	for i := range w.Events {
 		w.Events[i].Seq = seqs[i]
@@ -157,12 +157,12 @@ func (s *Store) readError(err error) error {
 	case <-s.writer.closing:
 		return errClosed()
 	default:
-		return s.wayBack(wrap(err, "read the database"))
+		return s.withBackupHint(wrap(err, "read the database"))
 	}
 }
 
-// wayBack adds to an error that says that the database is damaged which backup there is.
-func (s *Store) wayBack(err error) error {
+// withBackupHint adds to an error that says that the database is damaged which backup there is.
+func (s *Store) withBackupHint(err error) error {
 	var own *sandboxer.Error
 	if !isCorrupt(err) || !errors.As(err, &own) {
 		return err
@@ -178,6 +178,11 @@ func (s *Store) wayBack(err error) error {
 type filter struct {
 	where []string
 	args  []any
+
+	// A damaged record of which only the ID can be read is selected by that: if it begins
+	// with idPrefix, and the conditions ask for no owner, origin or name (byColumns).
+	byColumns bool
+	idPrefix  string
 }
 
 func (f *filter) add(condition string, args ...any) {

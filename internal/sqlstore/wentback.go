@@ -76,9 +76,9 @@ func writeMark(dir string, m mark) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// guard compares the database with the mark, begins a new epoch in both, and says whether
+// checkMark compares the database with the mark, begins a new epoch in both, and says whether
 // the database went back: then every living record says that it is unconfirmed.
-func guard(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (now mark, wentBack time.Time, err error) {
+func checkMark(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (now mark, wentBack time.Time, err error) {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return mark{}, time.Time{}, err
@@ -141,63 +141,11 @@ func guard(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (now m
 // unconfirm makes every living record say that nobody has asked its backend yet, and
 // every snapshot that was being saved that it may be whole since.
 func unconfirm(ctx context.Context, tx *sql.Tx) error {
-	var sandboxes []*sandboxer.Sandbox
-	rows, err := tx.QueryContext(ctx, selectSandbox+` WHERE state NOT IN ('terminating', 'terminated')`)
+	err := sandboxes.rewrite(ctx, tx, `state NOT IN ('terminating', 'terminated')`, func(sb *sandboxer.Sandbox) { sb.Unconfirmed = sandboxer.Unasked })
 	if err != nil {
 		return err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		var r sandboxRow
-		if err := rows.Scan(r.dest()...); err != nil {
-			return err
-		}
-		if sb, err := r.sandbox(); err == nil {
-			sandboxes = append(sandboxes, sb)
-		}
-	}
-	if err := rows.Err(); err != nil {
-		return err
-	}
-	for _, sb := range sandboxes {
-		sb.Unconfirmed = sandboxer.Unasked
-		values, err := sandboxValues(sb)
-		if err != nil {
-			return err
-		}
-		if _, err := tx.ExecContext(ctx, updateSandbox, append(values, sb.Version)...); err != nil {
-			return err
-		}
-	}
-	var snapshots []*sandboxer.SnapshotRecord
-	saving, err := tx.QueryContext(ctx, selectSnapshot+` WHERE state = 'saving' AND purpose = ''`)
-	if err != nil {
-		return err
-	}
-	defer saving.Close()
-	for saving.Next() {
-		var r snapshotRow
-		if err := saving.Scan(r.dest()...); err != nil {
-			return err
-		}
-		if rec := r.snapshot(); rec.Damaged == "" {
-			snapshots = append(snapshots, rec)
-		}
-	}
-	if err := saving.Err(); err != nil {
-		return err
-	}
-	for _, rec := range snapshots {
-		rec.Unconfirmed = true
-		values, err := snapshotValues(rec)
-		if err != nil {
-			return err
-		}
-		if _, err := tx.ExecContext(ctx, updateSnapshot, append(values, rec.Version)...); err != nil {
-			return err
-		}
-	}
-	return nil
+	return snapshots.rewrite(ctx, tx, `state = 'saving' AND purpose = ''`, func(rec *sandboxer.SnapshotRecord) { rec.Unconfirmed = true })
 }
 
 // WentBack is when the database was last found to be older than it had been; zero if it never was.
@@ -301,5 +249,5 @@ func (s *Store) Bind(ctx context.Context, owner, check string, renewed bool) (ow
 		_, err := t.exec(`UPDATE installation SET owner = ?, key_check = ?`, ownerOf, checkOf)
 		return err
 	})
-	return ownerOf, checkOf, s.wayBack(wrap(err, "write the database"))
+	return ownerOf, checkOf, s.withBackupHint(wrap(err, "write the database"))
 }

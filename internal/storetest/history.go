@@ -90,3 +90,33 @@ func historyBatches(s *suite) {
 		s.Errorf("%d events are left", n)
 	}
 }
+
+func historySnapshots(s *suite) {
+	edge := start.Add(time.Hour)
+	drop := func(id string, at time.Time) {
+		r := s.put(snapshot(id))
+		r.State = sandboxer.SnapshotDropping
+		s.put(r)
+		r.State, r.DroppedAt = sandboxer.SnapshotDropped, at
+		s.put(r)
+	}
+	for _, id := range []string{"one", "two", "three"} {
+		drop(id, edge.Add(-time.Microsecond))
+	}
+	drop("young", edge)
+	s.put(snapshot("sealed", func(r *sandboxer.SnapshotRecord) { // whatever it says: it was not dropped
+		r.State, r.DroppedAt = sandboxer.SnapshotSealed, edge.Add(-time.Hour)
+	}))
+	for _, want := range []int{2, 1, 0} {
+		if n, err := s.ForgetHistory(s.ctx, edge, 2); err != nil || n != want {
+			s.Errorf("%d went, %v; want %d", n, err, want)
+		}
+	}
+	items, _, err := s.Snapshots(s.ctx, sandboxer.SnapshotQuery{})
+	s.ok(err)
+	if got := snapshotIDs(items); !slices.Equal(got, []string{"sealed", "young"}) {
+		s.Errorf("left: %v", got)
+	}
+	_, err = s.Snapshot(s.ctx, "one")
+	s.fails(err, sandboxer.NotFound)
+}

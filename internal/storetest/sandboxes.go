@@ -235,7 +235,7 @@ func recordEveryField(s *suite) {
 	want.Version = 1
 	want.Spec.Env, want.Spec.Stamp, want.Spec.Place = nil, nil, "" // only sealed, and not stored
 	want.Damaged, want.Found = "", false                           // not stored
-	kept(reflect.ValueOf(&want))
+	truncateTimes(reflect.ValueOf(&want))
 	got, err := s.Sandbox(s.ctx, sb.ID)
 	s.ok(err)
 	s.same("created", *got, want)
@@ -321,7 +321,7 @@ func recordIsCopy(s *suite) {
 
 func recordOddStrings(s *suite) {
 	short := "it's \"q\"; -- %_\\ \n <b>&é世\U0001F600"
-	odd := short + long("x", 100_000)
+	odd := short + repeat("x", 100_000)
 	s.create("a", 1, func(sb *sandboxer.Sandbox) {
 		sb.Name, sb.Message, sb.Host = short, odd, odd
 		sb.Spec.Labels = map[string]string{short: short}
@@ -644,7 +644,7 @@ func listLimits(s *suite) {
 
 // foreign are cursors that no store made, or that it made for another list.
 func foreign(own, other string) []string {
-	return []string{"x", "1", "0", "-1", "' OR 1=1", own + "0", own[:len(own)-1], "0" + own, other, long("a", 10_000)}
+	return []string{"x", "1", "0", "-1", "' OR 1=1", own + "0", own[:len(own)-1], "0" + own, other, repeat("a", 10_000)}
 }
 
 // cursors returns one of sandboxes and one of entries.

@@ -16,6 +16,14 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
+// A Record is a kind of record that a store keeps and that can be damaged.
+type Record string
+
+const (
+	SandboxRecord  Record = "sandbox"
+	SnapshotRecord Record = "snapshot"
+)
+
 // Run tests the store that open returns. open is called once for every behaviour and
 // returns a new, empty store, which the suite closes. reopen closes s and opens what
 // it stored again; it may be nil for a store that does not outlive its process. damage
@@ -23,8 +31,8 @@ import (
 // 0, unreadable, but not what the store searches
 // it by; it may be left out for a store whose records nobody can reach.
 func Run(t *testing.T, open func(t *testing.T) sandboxer.Store, reopen func(t *testing.T, s sandboxer.Store) sandboxer.Store,
-	damage ...func(t *testing.T, s sandboxer.Store, id string, generation int)) {
-	for _, b := range behaviours {
+	damage ...func(t *testing.T, s sandboxer.Store, of Record, id string)) {
+	for _, b := range slices.Concat(behaviours, damaged(damagedSandbox), damaged(damagedSnapshot)) {
 		t.Run(b.name, func(t *testing.T) {
 			s := &suite{T: t, ctx: t.Context(), Store: open(t), reopen: reopen}
 			if len(damage) > 0 {
@@ -37,10 +45,12 @@ func Run(t *testing.T, open func(t *testing.T) sandboxer.Store, reopen func(t *t
 	t.Run("model/random operations", func(t *testing.T) { testModel(t, open) })
 }
 
-var behaviours = []struct {
+type behaviour struct {
 	name string
 	test func(*suite)
-}{
+}
+
+var behaviours = []behaviour{
 	{"create/sets version 1", createSetsVersion},
 	{"create/live ID is a conflict", createLiveID},
 	{"create/live name is a conflict in its tenant only", createLiveName},
@@ -83,13 +93,6 @@ var behaviours = []struct {
 	{"list/foreign cursor is invalid", listBadCursor},
 	{"list/tenants do not see each other", listTenants},
 
-	{"damaged/one record stops nobody", damagedListed},
-	{"damaged/asked for by name it is failed", damagedGet},
-	{"damaged/writing the record mends it", damagedMended},
-
-	{"damaged/one snapshot's record stops nobody", damagedSnapshotListed},
-	{"damaged/writing a snapshot's record mends it", damagedSnapshotMended},
-
 	{"events/numbers grow and are reported", eventNumbers},
 	{"events/every field survives", eventEveryField},
 	{"events/filters and limit", eventFilters},
@@ -130,10 +133,10 @@ var behaviours = []struct {
 	{"quota/too much writes nothing", quotaWritesNothing},
 	{"quota/concurrent creates never overshoot", quotaConcurrent},
 
-	{"life/canceled calls change nothing", lifeCanceled},
-	{"life/closed store is unavailable", lifeClosed},
-	{"life/close while writing answers everybody", lifeCloseWhileWriting},
-	{"life/everything survives reopening", lifeReopen},
+	{"closing/canceled calls change nothing", canceledCalls},
+	{"closing/closed store is unavailable", closedStore},
+	{"closing/close while writing answers everybody", closeWhileWriting},
+	{"closing/everything survives reopening", reopenEverything},
 }
 
 // A suite is one behaviour's store with helpers.
@@ -142,7 +145,7 @@ type suite struct {
 	sandboxer.Store
 	ctx    context.Context
 	reopen func(*testing.T, sandboxer.Store) sandboxer.Store
-	damage func(*testing.T, sandboxer.Store, string, int)
+	damage func(*testing.T, sandboxer.Store, Record, string)
 }
 
 var start = time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC)
@@ -362,8 +365,8 @@ func filled[T any](t *testing.T) T {
 	return v
 }
 
-// kept replaces every time below v by what a store keeps of it.
-func kept(v reflect.Value) {
+// truncateTimes replaces every time below v by what a store keeps of it.
+func truncateTimes(v reflect.Value) {
 	if t, ok := v.Interface().(time.Time); ok {
 		v.Set(reflect.ValueOf(t.UTC().Truncate(time.Microsecond)))
 		return
@@ -371,15 +374,15 @@ func kept(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
-			kept(v.Field(i))
+			truncateTimes(v.Field(i))
 		}
 	case reflect.Pointer:
 		if !v.IsNil() {
-			kept(v.Elem())
+			truncateTimes(v.Elem())
 		}
 	case reflect.Slice:
 		for i := range v.Len() {
-			kept(v.Index(i))
+			truncateTimes(v.Index(i))
 		}
 	}
 }
@@ -409,4 +412,4 @@ func count(errs []error, kind sandboxer.Kind) (n int) {
 	return n
 }
 
-func long(s string, n int) string { return strings.Repeat(s, n) }
+func repeat(s string, n int) string { return strings.Repeat(s, n) }

@@ -10,7 +10,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-func lifeCanceled(s *suite) {
+func canceledCalls(s *suite) {
 	sb := s.create("a", 1)
 	w := everything("kept")
 	s.ok(s.Write(s.ctx, w))
@@ -63,7 +63,7 @@ func lifeCanceled(s *suite) {
 	}
 }
 
-func lifeClosed(s *suite) {
+func closedStore(s *suite) {
 	sb := s.create("a", 1)
 	s.ok(s.Close())
 	for name, call := range map[string]func() error{
@@ -81,7 +81,7 @@ func lifeClosed(s *suite) {
 	s.ok(s.Close()) // again is no error
 }
 
-func lifeCloseWhileWriting(s *suite) {
+func closeWhileWriting(s *suite) {
 	var acknowledged atomic.Int64
 	closed := make(chan error, 1)
 	errs := parallel(16, func(i int) error {
@@ -110,7 +110,7 @@ func lifeCloseWhileWriting(s *suite) {
 	}
 }
 
-func lifeReopen(s *suite) {
+func reopenEverything(s *suite) {
 	if s.reopen == nil {
 		s.Skip("this store does not outlive its process")
 	}

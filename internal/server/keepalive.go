@@ -10,15 +10,15 @@ import (
 	"github.com/coder/websocket"
 )
 
-// A pulse tells a WebSocket whose peer is dead from one on which nothing happens.
-type pulse struct {
+// A keepalive tells a WebSocket whose peer is dead from one on which nothing happens.
+type keepalive struct {
 	ws      *websocket.Conn
 	in, out atomic.Int64 // messages begun in each direction
 	reading atomic.Bool  // somebody waits for the next message, and so hears an answer
 }
 
 // next waits for the next message.
-func (p *pulse) next() (io.Reader, error) {
+func (p *keepalive) next() (io.Reader, error) {
 	p.reading.Store(true)
 	_, r, err := p.ws.Reader(context.Background())
 	p.reading.Store(false)
@@ -26,7 +26,7 @@ func (p *pulse) next() (io.Reader, error) {
 	return r, err
 }
 
-func (p *pulse) write(b []byte) error {
+func (p *keepalive) write(b []byte) error {
 	p.out.Add(1)
 	return p.ws.Write(context.Background(), websocket.MessageBinary, b)
 }
@@ -36,7 +36,7 @@ func (p *pulse) write(b []byte) error {
 // that has output left to read answers only when it has: a pager may rest for hours. So
 // silence proves something only after an answer to all that was sent, and while nothing
 // that was received waits to be passed on. Between two pings it takes no goroutine.
-func (p *pulse) watch(ctx context.Context, period time.Duration, dead func()) {
+func (p *keepalive) watch(ctx context.Context, period time.Duration, dead func()) {
 	answered := int64(0) // of out, by the last pong
 	var tick *time.Timer
 	tick = time.AfterFunc(math.MaxInt64, func() {

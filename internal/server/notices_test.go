@@ -13,18 +13,18 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
-// telling is an extension with something to say to its operator.
-type telling struct{ *fake.Extension }
+// withNotices is an extension with something to say to its operator.
+type withNotices struct{ *fake.Extension }
 
-func (telling) Notices(context.Context) []string { return []string{"the paint is wet"} }
+func (withNotices) Notices(context.Context) []string { return []string{"the paint is wet"} }
 
-// newTellingRig is a rig with an extension that cannot be opened, beside one that can and has a
+// newNoticesRig is a rig with an extension that cannot be opened, beside one that can and has a
 // notice.
-func newTellingRig(t *testing.T, opts Options) *rig {
+func newNoticesRig(t *testing.T, opts Options) *rig {
 	t.Helper()
 	return newRig(t, func(s *setup) {
 		s.opts.WentBack = opts.WentBack
-		s.extend = func(x *fake.Extension) sandboxer.Extension { return telling{x} }
+		s.extend = func(x *fake.Extension) sandboxer.Extension { return withNotices{x} }
 		s.more = []manager.Extension{{Info: sandboxer.ExtensionInfo{ID: "ext.shut", Adapter: "fake", Problem: "the disk is full", RetryAt: time.Now().Add(time.Hour)}}}
 	})
 }
@@ -32,7 +32,7 @@ func newTellingRig(t *testing.T, opts Options) *rig {
 // Who asks without a key learns that an extension cannot be used and not which, others learn
 // which, and why.
 func TestUnusableExtensionIsTold(t *testing.T) {
-	r := newTellingRig(t, Options{})
+	r := newNoticesRig(t, Options{})
 	k, reader := r.key("acme", sandboxer.ScopeRead)
 	if a := r.send("GET", "/healthz", "", "", ""); a.status != 200 || a.body != "ok\ndegraded: 1 of 2 extensions cannot be used\n" {
 		t.Errorf("health: %d %q", a.status, a.body)
@@ -58,21 +58,21 @@ func TestUnusableExtensionIsTold(t *testing.T) {
 // For a day whoever asks is told that the database went back.
 func TestHealthAfterTheDatabaseWentBack(t *testing.T) {
 	at := time.Now().Add(-23 * time.Hour)
-	r := newTellingRig(t, Options{WentBack: at})
+	r := newNoticesRig(t, Options{WentBack: at})
 	if a := r.send("GET", "/healthz", "", "", ""); a.status != 200 || !strings.HasSuffix(a.body, "\nthe database went back: noticed at "+at.UTC().Format(time.RFC3339)+"\n") {
 		t.Errorf("health: %d %q", a.status, a.body)
 	}
 	if st, err := r.admin.Status(t.Context()); err != nil || !st.WentBack.Equal(at) {
 		t.Errorf("status: %+v, %v", st, err)
 	}
-	r = newTellingRig(t, Options{WentBack: time.Now().Add(-25 * time.Hour)})
+	r = newNoticesRig(t, Options{WentBack: time.Now().Add(-25 * time.Hour)})
 	if a := r.send("GET", "/healthz", "", "", ""); strings.Contains(a.body, "went back") {
 		t.Errorf("health after a day: %q", a.body)
 	}
 }
 
 func TestNoticesAreInTheStatus(t *testing.T) {
-	r := newTellingRig(t, Options{})
+	r := newNoticesRig(t, Options{})
 	if st, err := r.admin.Status(t.Context()); err != nil || !slices.Equal(st.Notices, []string{"ext.fake: the paint is wet"}) {
 		t.Errorf("%+v, %v", st, err)
 	}

@@ -11,11 +11,11 @@ import (
 	"github.com/coder/websocket"
 )
 
-// pulsed serves one WebSocket that is watched with a short period and returns the
-// client's end, the server's pulse, and what is closed when the client counts as dead.
-func pulsed(t *testing.T, period time.Duration) (*websocket.Conn, *pulse, <-chan struct{}) {
+// newKeepalive serves one WebSocket that is watched with a short period and returns the
+// client's end, the server's keepalive, and what is closed when the client counts as dead.
+func newKeepalive(t *testing.T, period time.Duration) (*websocket.Conn, *keepalive, <-chan struct{}) {
 	t.Helper()
-	pulses := make(chan *pulse, 1)
+	made := make(chan *keepalive, 1)
 	dead := make(chan struct{})
 	over := make(chan struct{})
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -26,7 +26,7 @@ func pulsed(t *testing.T, period time.Duration) (*websocket.Conn, *pulse, <-chan
 		defer ws.CloseNow()
 		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()
-		p := &pulse{ws: ws}
+		p := &keepalive{ws: ws}
 		read := make(chan struct{})
 		go func() { // as both streams do
 			defer close(read)
@@ -38,7 +38,7 @@ func pulsed(t *testing.T, period time.Duration) (*websocket.Conn, *pulse, <-chan
 				io.Copy(io.Discard, r)
 			}
 		}()
-		pulses <- p
+		made <- p
 		p.watch(ctx, period, func() { close(dead) })
 		<-over
 		cancel()
@@ -54,20 +54,20 @@ func pulsed(t *testing.T, period time.Duration) (*websocket.Conn, *pulse, <-chan
 		ws.CloseNow()
 		srv.Close()
 	})
-	return ws, <-pulses, dead
+	return ws, <-made, dead
 }
 
-func TestPulse(t *testing.T) {
+func TestKeepalive(t *testing.T) {
 	const (
 		period  = 20 * time.Millisecond
 		patient = 20 * period // with who is not to be taken for dead on a busy machine
 	)
 	t.Run("a silent client is dead", func(t *testing.T) {
-		_, _, dead := pulsed(t, period) // it reads nothing, so it answers nothing
+		_, _, dead := newKeepalive(t, period) // it reads nothing, so it answers nothing
 		within(t, 10*time.Second, "noticing it", dead)
 	})
 	t.Run("an idle client that reads lives", func(t *testing.T) {
-		ws, _, dead := pulsed(t, patient)
+		ws, _, dead := newKeepalive(t, patient)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*patient)
 		defer cancel()
 		ws.Read(ctx)
@@ -78,7 +78,7 @@ func TestPulse(t *testing.T) {
 		}
 	})
 	t.Run("a client with output left to read lives", func(t *testing.T) {
-		_, p, dead := pulsed(t, patient)
+		_, p, dead := newKeepalive(t, patient)
 		if err := p.write([]byte("something to read at leisure")); err != nil {
 			t.Fatal(err)
 		}
@@ -89,7 +89,7 @@ func TestPulse(t *testing.T) {
 		}
 	})
 	t.Run("a client that sends lives", func(t *testing.T) {
-		ws, _, dead := pulsed(t, patient)
+		ws, _, dead := newKeepalive(t, patient)
 		for range 50 {
 			if err := ws.Write(t.Context(), websocket.MessageBinary, []byte("x")); err != nil {
 				t.Fatal(err)
