@@ -306,8 +306,8 @@ func TestFollow(t *testing.T) {
 	if err := <-ended; sandboxer.KindOf(err) != sandboxer.Canceled {
 		t.Errorf("it ended with %v", err)
 	}
-	if len(r.Manager.subscribers) != 0 {
-		t.Errorf("%d listeners left", len(r.Manager.subscribers))
+	if len(r.notifier.subscribers) != 0 {
+		t.Errorf("%d listeners left", len(r.notifier.subscribers))
 	}
 }
 

@@ -608,9 +608,9 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, j *job, sb 
 	if err != nil {
 		return err
 	}
-	hear, done := m.progress(ctx, sb)
+	report, done := m.notifier.trackProgress(event(ctx, sb, sandboxer.EventProgress, ""))
 	defer done()
-	ctx = sandboxer.WithProgress(ctx, hear)
+	ctx = sandboxer.WithProgress(ctx, report)
 	if err := m.settlePlace(ctx, b, j, sb, spec.Env); err != nil {
 		return err
 	}

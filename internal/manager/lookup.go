@@ -148,8 +148,8 @@ func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.Stat
 	}
 	ctx, cancel := m.within(ctx)
 	defer cancel(nil)
-	heard, quiet := m.subscribeTo(sb.ID)
-	defer quiet()
+	changed, unsubscribe := m.notifier.subscribe(sb.ID)
+	defer unsubscribe()
 	if len(states) == 0 {
 		states = []sandboxer.State{sandboxer.Warm, sandboxer.Running, sandboxer.Paused, sandboxer.Terminated}
 	}
@@ -167,7 +167,7 @@ func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.Stat
 			}
 			return sb, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s (%s) and will not become %s", sb.ID, sb.State, sb.Reason, join(states))
 		}
-		if err := wait(ctx, heard); err != nil {
+		if err := wait(ctx, changed); err != nil {
 			return nil, err
 		}
 	}

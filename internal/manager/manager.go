@@ -90,19 +90,19 @@ type Manager struct {
 	wake chan struct{}  // one slot: something may be due
 	wg   sync.WaitGroup // every goroutine of the manager
 
-	mu          sync.Mutex
-	closed      bool
-	looping     bool
-	jobs        map[string]*job                               // by sandbox ID
-	changing    map[string]chan struct{}                      // by sandbox ID; see exclusive
-	uses        map[string]*use                               // by sandbox ID
-	subscribers map[string]map[chan struct{}]struct{}         // by sandbox ID; "" hears all
-	steps       map[string]*sandboxer.Event                   // by sandbox ID: how far its creation has come
-	bound       map[string]map[*binding]struct{}              // live streams by API key ID
-	keyUse      map[string]time.Time                          // last uses of API keys not yet stored
-	visits      map[string]map[*Visit]context.CancelCauseFunc // by sandbox ID
-	forks       map[[2]string]*forking                        // in progress, by tenant and idempotency key
-	pins        map[string]int                                // by snapshot ID: uses that a drop must not cut short; -1 while one is being saved or dropped
+	notifier *notifier
+
+	mu       sync.Mutex
+	closed   bool
+	looping  bool
+	jobs     map[string]*job                               // by sandbox ID
+	changing map[string]chan struct{}                      // by sandbox ID; see exclusive
+	uses     map[string]*use                               // by sandbox ID
+	bound    map[string]map[*binding]struct{}              // live streams by API key ID
+	keyUse   map[string]time.Time                          // last uses of API keys not yet stored
+	visits   map[string]map[*Visit]context.CancelCauseFunc // by sandbox ID
+	forks    map[[2]string]*forking                        // in progress, by tenant and idempotency key
+	pins     map[string]int                                // by snapshot ID: uses that a drop must not cut short; -1 while one is being saved or dropped
 
 	doubted    map[string]bool        // sandbox IDs that are about to be probed, because of what a user was told
 	acting     map[string]bool        // sandbox IDs the sweep has work queued for
@@ -194,32 +194,31 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	}
 	now := time.Now()
 	m := &Manager{
-		store:       store,
-		opts:        opts,
-		log:         opts.Log,
-		seal:        seal,
-		started:     now,
-		wake:        make(chan struct{}, 1),
-		restock:     make(chan struct{}, 1),
-		jobs:        map[string]*job{},
-		visits:      map[string]map[*Visit]context.CancelCauseFunc{},
-		changing:    map[string]chan struct{}{},
-		uses:        map[string]*use{},
-		subscribers: map[string]map[chan struct{}]struct{}{},
-		steps:       map[string]*sandboxer.Event{},
-		bound:       map[string]map[*binding]struct{}{},
-		keyUse:      map[string]time.Time{},
-		forks:       map[[2]string]*forking{},
-		pins:        map[string]int{},
-		doubted:     map[string]bool{},
-		acting:      map[string]bool{},
-		reported:    map[generationKey]bool{},
-		toldOf:      map[string]bool{},
-		adopted:     map[generationKey]bool{},
-		sightings:   map[sighting]time.Time{},
-		quarantine:  map[sighting]*inmate{},
-		clock:       now,
-		graceUntil:  now,
+		store:      store,
+		opts:       opts,
+		log:        opts.Log,
+		seal:       seal,
+		started:    now,
+		wake:       make(chan struct{}, 1),
+		restock:    make(chan struct{}, 1),
+		jobs:       map[string]*job{},
+		visits:     map[string]map[*Visit]context.CancelCauseFunc{},
+		changing:   map[string]chan struct{}{},
+		uses:       map[string]*use{},
+		notifier:   newNotifier(),
+		bound:      map[string]map[*binding]struct{}{},
+		keyUse:     map[string]time.Time{},
+		forks:      map[[2]string]*forking{},
+		pins:       map[string]int{},
+		doubted:    map[string]bool{},
+		acting:     map[string]bool{},
+		reported:   map[generationKey]bool{},
+		toldOf:     map[string]bool{},
+		adopted:    map[generationKey]bool{},
+		sightings:  map[sighting]time.Time{},
+		quarantine: map[sighting]*inmate{},
+		clock:      now,
+		graceUntil: now,
 	}
 	m.exts.Store(new([]*extension))
 	m.recent.store, m.replays = store, make(chan struct{}, 2)

@@ -70,7 +70,7 @@ func TestFollowersHearOfProgress(t *testing.T) {
 			t.Errorf("stored: %+v", ev)
 		}
 	}
-	if len(r.steps) > 0 {
-		t.Errorf("kept: %v", r.steps)
+	if len(r.notifier.progress) > 0 {
+		t.Errorf("kept: %v", r.notifier.progress)
 	}
 }

@@ -15,12 +15,12 @@ const keepRecent = 1024
 // recent has the newest events: they are read once for all who follow, however many
 // there are.
 type recent struct {
-	store sandboxer.Store
-	rung  atomic.Uint64 // how often something was committed
+	store   sandboxer.Store
+	commits atomic.Uint64 // how often something was committed
 
 	mu     sync.Mutex
 	begun  bool
-	loaded uint64            // rung when events was last brought up to date
+	loaded uint64            // commits when events was last brought up to date
 	events []sandboxer.Event // never changed in place
 	from   int64             // every event after this one is in events
 	head   int64             // the last
@@ -43,7 +43,7 @@ func (r *recent) after(ctx context.Context, seq int64) (events []sandboxer.Event
 
 func (r *recent) load(ctx context.Context) error {
 	if !r.begun {
-		rung := r.rung.Load()
+		commits := r.commits.Load()
 		newest, err := r.store.Events(ctx, sandboxer.EventQuery{Newest: true, Limit: 1})
 		if err != nil {
 			return err
@@ -51,9 +51,9 @@ func (r *recent) load(ctx context.Context) error {
 		if len(newest) > 0 {
 			r.head = newest[0].Seq
 		}
-		r.from, r.loaded, r.begun = r.head, rung, true
+		r.from, r.loaded, r.begun = r.head, commits, true
 	}
-	for rung := r.rung.Load(); r.loaded != rung; {
+	for commits := r.commits.Load(); r.loaded != commits; {
 		more, err := r.store.Events(ctx, sandboxer.EventQuery{After: r.head, Limit: sandboxer.MaxPage})
 		if err != nil {
 			return err
@@ -67,7 +67,7 @@ func (r *recent) load(ctx context.Context) error {
 			}
 		}
 		if len(more) < sandboxer.MaxPage {
-			r.loaded = rung
+			r.loaded = commits
 		}
 	}
 	return nil
