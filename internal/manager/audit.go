@@ -549,7 +549,7 @@ func (m *Manager) unsound(ctx context.Context, vault bool) (map[string]Violation
 			if err != nil {
 				return nil, n, err
 			}
-			if over := time.Since(rec.SealedAt); why != "" && rec.Purpose != "" && !m.inUse(rec.ID) && over > 2*m.opts.SweepEvery+m.opts.Grace {
+			if over := time.Since(rec.SealedAt); why != "" && rec.Purpose != "" && !m.pins.inUse(rec.ID) && over > 2*m.opts.SweepEvery+m.opts.Grace {
 				violated(invOwn, rec.ID, rec.SandboxID, "snapshot %s: %s", rec.ID, why)
 			}
 		}

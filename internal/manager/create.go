@@ -363,7 +363,7 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "not from the pool: "+o.cold))
 	}
 	if o.from != nil {
-		unpin, err := m.pin(ctx, o.from.ID)
+		unpin, err := m.pinSealed(ctx, o.from.ID)
 		if err != nil {
 			return nil, err
 		}

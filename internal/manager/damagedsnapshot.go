@@ -38,7 +38,7 @@ func (m *Manager) mendSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecor
 		return nil, sandboxer.E(sandboxer.Failed, cause, "nothing but its name is left of the record of snapshot %s", rec.ID).
 			WithHint("restore the database from a backup: sandboxer backup restore")
 	}
-	release, err := m.claim(rec.ID)
+	release, err := m.pins.claim(rec.ID)
 	if err != nil {
 		return nil, err
 	}

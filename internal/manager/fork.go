@@ -206,7 +206,7 @@ func (m *Manager) fork(ctx context.Context, sb *sandboxer.Sandbox, req ForkReque
 	// A caller who leaves must not leave half a fork behind.
 	bg, cancel := m.within(context.WithoutCancel(ctx))
 	defer cancel(nil)
-	unpin, err := m.pin(bg, rec.ID)
+	unpin, err := m.pinSealed(bg, rec.ID)
 	if err != nil {
 		return nil, err
 	}

@@ -91,6 +91,7 @@ type Manager struct {
 	wg   sync.WaitGroup // every goroutine of the manager
 
 	notifier *notifier
+	pins     *snapshotPins
 
 	mu       sync.Mutex
 	closed   bool
@@ -102,7 +103,6 @@ type Manager struct {
 	keyUse   map[string]time.Time                          // last uses of API keys not yet stored
 	visits   map[string]map[*Visit]context.CancelCauseFunc // by sandbox ID
 	forks    map[[2]string]*forking                        // in progress, by tenant and idempotency key
-	pins     map[string]int                                // by snapshot ID: uses that a drop must not cut short; -1 while one is being saved or dropped
 
 	doubted    map[string]bool        // sandbox IDs that are about to be probed, because of what a user was told
 	acting     map[string]bool        // sandbox IDs the sweep has work queued for
@@ -209,7 +209,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		bound:      map[string]map[*binding]struct{}{},
 		keyUse:     map[string]time.Time{},
 		forks:      map[[2]string]*forking{},
-		pins:       map[string]int{},
+		pins:       newSnapshotPins(),
 		doubted:    map[string]bool{},
 		acting:     map[string]bool{},
 		reported:   map[generationKey]bool{},

@@ -195,7 +195,7 @@ func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sand
 		return false, err
 	}
 	if rec.State == sandboxer.SnapshotSaving {
-		release, err := m.claim(rec.ID)
+		release, err := m.pins.claim(rec.ID)
 		if err != nil {
 			return false, err
 		}

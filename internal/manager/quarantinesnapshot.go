@@ -182,7 +182,7 @@ func (m *Manager) claimQuarantined(ctx context.Context, id string) (_ *quarantin
 	if err := checkSnapshotID(id); err != nil {
 		return nil, nil, err
 	}
-	release, err = m.claim(id)
+	release, err = m.pins.claim(id)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -194,7 +194,7 @@ func (m *Manager) save(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 	if err := m.sealFor(sb, rec); err != nil {
 		return err
 	}
-	release, err := m.claim(rec.ID)
+	release, err := m.pins.claim(rec.ID)
 	if err != nil {
 		return err
 	}
@@ -312,38 +312,12 @@ func snapshotEvent(ctx context.Context, rec *sandboxer.SnapshotRecord, what stri
 	}
 }
 
-// claim reserves a snapshot for whoever saves or drops it, alone. Conflict: it is in
-// use.
-func (m *Manager) claim(id string) (release func(), err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.pins[id] != 0 {
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is in use", id).
-			WithHint("try again when what is restored from it runs")
-	}
-	m.pins[id] = -1
-	return func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		delete(m.pins, id)
-	}, nil
-}
-
-// pin keeps a sealed snapshot from being dropped until unpin.
-func (m *Manager) pin(ctx context.Context, id string) (unpin func(), err error) {
-	m.mu.Lock()
-	if m.pins[id] < 0 {
-		m.mu.Unlock()
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is being saved or dropped", id)
-	}
-	m.pins[id]++
-	m.mu.Unlock()
-	unpin = func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.pins[id]--; m.pins[id] == 0 {
-			delete(m.pins, id)
-		}
+// pinSealed keeps a sealed snapshot from being dropped until unpin. NotFound: it was dropped;
+// Conflict: it is being saved or dropped.
+func (m *Manager) pinSealed(ctx context.Context, id string) (unpin func(), err error) {
+	unpin, err = m.pins.pin(id)
+	if err != nil {
+		return nil, err
 	}
 	rec, err := m.store.Snapshot(ctx, id)
 	if err == nil && rec.State != sandboxer.SnapshotSealed {
@@ -363,13 +337,6 @@ func unsealed(rec *sandboxer.SnapshotRecord) error {
 	}
 	return sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is not sealed yet", rec.ID).
 		WithHint("wait until it is: sandboxer snapshot get %s", rec.ID)
-}
-
-// pinned reports whether claimed or pinned by this process.
-func (m *Manager) inUse(id string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.pins[id] != 0
 }
 
 // GetSnapshot returns the snapshot that ref means: an ID, a name, or the beginning of
@@ -519,7 +486,7 @@ func (m *Manager) dropOwn(ctx context.Context, id string) {
 
 // drop1 drops one snapshot unless it is in use.
 func (m *Manager) drop1(ctx context.Context, id, why string) (*sandboxer.SnapshotRecord, error) {
-	release, err := m.claim(id)
+	release, err := m.pins.claim(id)
 	if err != nil {
 		return nil, err
 	}
@@ -638,7 +605,7 @@ func (m *Manager) passSnapshots(ctx context.Context, t *tally, at time.Time) err
 				if err != nil {
 					return err
 				}
-				if why == "" || m.inUse(rec.ID) || !m.take(rec.ID) {
+				if why == "" || m.pins.inUse(rec.ID) || !m.take(rec.ID) {
 					continue
 				}
 				m.async(t, func() {
@@ -770,7 +737,7 @@ func (m *Manager) ExportSnapshot(ctx context.Context, ref string, w io.Writer) e
 		return err
 	}
 	defer end()
-	unpin, err := m.pin(ctx, rec.ID)
+	unpin, err := m.pinSealed(ctx, rec.ID)
 	if err != nil {
 		return err
 	}
@@ -817,7 +784,7 @@ func (m *Manager) ImportSnapshot(ctx context.Context, req ImportRequest, r io.Re
 		ID: sandboxer.NewSnapshotID(), Name: req.Name, Tenant: p.Tenant, Profile: prof.ID, Kind: sandboxer.SnapshotPortable,
 		State: sandboxer.SnapshotSaving, CreatedAt: now(),
 	}
-	release, err := m.claim(rec.ID)
+	release, err := m.pins.claim(rec.ID)
 	if err != nil {
 		return nil, err
 	}
