@@ -341,7 +341,7 @@ func TestUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, busy := r.lastUse(sb.ID); !busy {
+	if _, busy := r.usage.last(sb.ID); !busy {
 		t.Error("an open file is use")
 	}
 	b, err := io.ReadAll(f)
@@ -350,7 +350,7 @@ func TestUse(t *testing.T) {
 	}
 	f.Close()
 	f.Close()
-	if at, busy := r.lastUse(sb.ID); busy || at.IsZero() {
+	if at, busy := r.usage.last(sb.ID); busy || at.IsZero() {
 		t.Error("a closed file is no use any more")
 	}
 	if err := r.RemoveFile(acme, sb.ID, "/workspace/d"); err != nil {
@@ -364,7 +364,7 @@ func TestUse(t *testing.T) {
 	wantErr(t, err, sandboxer.Invalid, "is not a port")
 	_, err = r.Dial(acme, sb.ID, 1)
 	wantErr(t, err, sandboxer.Unavailable, "")
-	if _, busy := r.lastUse(sb.ID); busy {
+	if _, busy := r.usage.last(sb.ID); busy {
 		t.Error("a failed use is over")
 	}
 	if s, err := r.Stats(acme, sb.ID); err != nil || s.At.IsZero() {
@@ -377,7 +377,7 @@ func TestUse(t *testing.T) {
 	r.destroy(sb.ID)
 	_, err = r.Exec(acme, sb.ID, sandboxer.Cmd{Args: []string{"true"}})
 	wantErr(t, err, sandboxer.Conflict, "is terminated, not running (requested)")
-	if at, _ := r.lastUse(sb.ID); !at.IsZero() {
+	if at, _ := r.usage.last(sb.ID); !at.IsZero() {
 		t.Error("memory keeps what has ended")
 	}
 }

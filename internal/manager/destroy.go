@@ -163,7 +163,7 @@ func (m *Manager) ended(ctx context.Context, sb *sandboxer.Sandbox, report sandb
 			return nil
 		})
 		if err == nil {
-			m.forget(sb.ID)
+			m.usage.forget(sb.ID)
 		}
 		return err
 	})

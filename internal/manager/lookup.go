@@ -98,7 +98,7 @@ func ambiguous(ref string, items []*sandboxer.Sandbox) error {
 
 // fresh completes a record read from the store with what is only in memory.
 func (m *Manager) fresh(sb *sandboxer.Sandbox) *sandboxer.Sandbox {
-	if at, _ := m.lastUse(sb.ID); sb.State == sandboxer.Running && at.After(sb.UsedAt) {
+	if at, _ := m.usage.last(sb.ID); sb.State == sandboxer.Running && at.After(sb.UsedAt) {
 		sb.UsedAt = at
 	}
 	return sb

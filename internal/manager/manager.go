@@ -92,13 +92,13 @@ type Manager struct {
 
 	notifier *notifier
 	pins     *snapshotPins
+	usage    *usage
 
 	mu       sync.Mutex
 	closed   bool
 	looping  bool
 	jobs     map[string]*job                               // by sandbox ID
 	changing map[string]chan struct{}                      // by sandbox ID; see exclusive
-	uses     map[string]*use                               // by sandbox ID
 	bound    map[string]map[*binding]struct{}              // live streams by API key ID
 	keyUse   map[string]time.Time                          // last uses of API keys not yet stored
 	visits   map[string]map[*Visit]context.CancelCauseFunc // by sandbox ID
@@ -116,8 +116,8 @@ type Manager struct {
 	forgotten  time.Time              // when idempotency keys were last cleared
 
 	offering sync.Mutex    // serialises SetProfiles
-	execs    *usage        // commands at once
-	streams  *usage        // other uses at once
+	execs    *limiter      // commands at once
+	streams  *limiter      // other uses at once
 	requests requests      // to the API, of tenants of which they are bounded
 	recent   recent        // the newest events
 	replays  chan struct{} // slots of those who read long histories
@@ -204,7 +204,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		jobs:       map[string]*job{},
 		visits:     map[string]map[*Visit]context.CancelCauseFunc{},
 		changing:   map[string]chan struct{}{},
-		uses:       map[string]*use{},
+		usage:      newUsage(),
 		notifier:   newNotifier(),
 		bound:      map[string]map[*binding]struct{}{},
 		keyUse:     map[string]time.Time{},
@@ -229,7 +229,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	if opts.Streams.Total == 0 {
 		opts.Streams = defaultStreams(Descriptors())
 	}
-	m.execs, m.streams = newUsage("commands", opts.Execs), newUsage("streams", opts.Streams)
+	m.execs, m.streams = newLimiter("commands", opts.Execs), newLimiter("streams", opts.Streams)
 	m.execs.quota = func(tenant string) (int64, bool) {
 		most, bounded := m.quotas.Load().Of(tenant)[sandboxer.QuotaExecs]
 		return most, bounded

@@ -126,7 +126,7 @@ func TestSignedPorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, busy := r.lastUse(sb.ID); !busy {
+	if _, busy := r.usage.last(sb.ID); !busy {
 		t.Error("a visit is not use")
 	}
 	if _, err := r.RevokePort(acme, sb.ID, port); err != nil {
@@ -134,7 +134,7 @@ func TestSignedPorts(t *testing.T) {
 	}
 	<-v.Ctx.Done()
 	v.End()
-	if _, busy := r.lastUse(sb.ID); busy {
+	if _, busy := r.usage.last(sb.ID); busy {
 		t.Error("a visit that ended is use")
 	}
 	if good(token) {

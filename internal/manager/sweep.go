@@ -764,13 +764,7 @@ func (m *Manager) housekeep() {
 			m.log.Warn("forget history", "err", err)
 		}
 	}
-	m.mu.Lock()
-	for id, u := range m.uses { // what is older is in the database
-		if u.now == 0 && time.Since(u.last) > time.Hour {
-			delete(m.uses, id)
-		}
-	}
-	m.mu.Unlock()
+	m.usage.forgetUnused(time.Hour)
 	if err := m.saveKeyUse(m.ctx, time.Minute); err != nil && m.ctx.Err() == nil {
 		m.log.Warn("last use of API keys", "err", err)
 	}
@@ -806,13 +800,7 @@ func (m *Manager) forgetHistory(ctx context.Context) error {
 
 // flush stores what is only in memory, at the end.
 func (m *Manager) flush(ctx context.Context) error {
-	m.mu.Lock()
-	var ids []string
-	for id := range m.uses {
-		ids = append(ids, id)
-	}
-	m.mu.Unlock()
-	for _, id := range ids {
+	for _, id := range m.usage.ids() {
 		sb, err := m.store.Sandbox(ctx, id)
 		if err == nil && sb.State == sandboxer.Running {
 			err = m.saveUse(ctx, sb)

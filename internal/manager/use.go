@@ -6,60 +6,10 @@ import (
 	"io/fs"
 	"iter"
 	"net"
-	"sync"
-	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
-
-// A use remembers when a sandbox was last used and by how many now. It stays in
-// memory: the sweep stores it now and then, so that using a sandbox writes nothing.
-type use struct {
-	now  int
-	last time.Time
-}
-
-// touch notes the begin of a use; the function it returns notes its end.
-func (m *Manager) touch(id string) (end func()) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	u := m.uses[id]
-	if u == nil {
-		u = &use{}
-		m.uses[id] = u
-	}
-	u.now++
-	u.last = now()
-	return sync.OnceFunc(func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		u.now--
-		u.last = now()
-	})
-}
-
-// lastUse says when the sandbox was last used, as far as memory goes, and whether it
-// is in use now.
-func (m *Manager) lastUse(id string) (at time.Time, busy bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	u := m.uses[id]
-	switch {
-	case u == nil:
-		return time.Time{}, false
-	case u.now > 0:
-		return now(), true
-	}
-	return u.last, false
-}
-
-// forget drops what memory has about a sandbox that ended.
-func (m *Manager) forget(id string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.uses, id)
-}
 
 // open finds a running sandbox for a principal with scope and notes its use, a stream.
 // end must be called when the use is over. Exhausted: too many uses at once.
@@ -68,7 +18,7 @@ func (m *Manager) open(ctx context.Context, scope sandboxer.Scope, ref string) (
 	return b, h, end, err
 }
 
-func (m *Manager) openFor(ctx context.Context, kind *usage, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, h sandboxer.Handle, end func(), err error) {
+func (m *Manager) openFor(ctx context.Context, kind *limiter, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, h sandboxer.Handle, end func(), err error) {
 	sb, err = m.find(ctx, scope, ref)
 	if err == nil && isPaused(sb) && sb.Spec.Profile.AutoResume {
 		sb, err = m.onDemand(ctx, sb)
@@ -89,7 +39,7 @@ func (m *Manager) openFor(ctx context.Context, kind *usage, scope sandboxer.Scop
 	if err != nil {
 		return nil, nil, h, nil, err
 	}
-	used := m.touch(sb.ID)
+	used := m.usage.begin(sb.ID)
 	return sb, b, sb.Handle, func() { used(); ended() }, nil
 }
 

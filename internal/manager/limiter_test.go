@@ -11,8 +11,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-func TestAtOnce(t *testing.T) {
-	u := newUsage("commands", AtOnce{Sandbox: 2, Key: 3, Tenant: 4, Total: 5})
+func TestLimiter(t *testing.T) {
+	u := newLimiter("commands", AtOnce{Sandbox: 2, Key: 3, Tenant: 4, Total: 5})
 	p := func(actor, tenant string) sandboxer.Principal {
 		return sandboxer.Principal{Actor: actor, Tenant: tenant}
 	}

@@ -24,9 +24,12 @@ func Shares(total int) AtOnce {
 	return AtOnce{Sandbox: most, Key: most, Tenant: most, Total: total}
 }
 
-// usage counts what goes on of one kind, such as commands. Whoever wants more than there
-// may be is refused at once: nobody queues.
-type usage struct {
+// A limiter counts what goes on of one kind, such as commands, for each sandbox, key and
+// tenant, and holds it to bounds. Whoever wants more than there may be is refused at once:
+// nobody queues.
+//
+// mu guards the counts. Nothing else happens under it: quota is asked before.
+type limiter struct {
 	what  string // plural, for messages
 	bound AtOnce
 	quota func(tenant string) (most int64, bounded bool) // nil: there is none
@@ -38,65 +41,68 @@ type usage struct {
 	tenants   map[string]int
 }
 
-func newUsage(what string, bound AtOnce) *usage {
-	return &usage{what: what, bound: bound, sandboxes: map[string]int{}, keys: map[string]int{}, tenants: map[string]int{}}
+func newLimiter(what string, bound AtOnce) *limiter {
+	return &limiter{what: what, bound: bound, sandboxes: map[string]int{}, keys: map[string]int{}, tenants: map[string]int{}}
 }
 
 // begin counts one more, in a sandbox ("" if in none), for p, on account of tenant.
 // Exhausted: there are as many as there may be.
-func (u *usage) begin(sandbox, tenant string, p sandboxer.Principal) (end func(), _ error) {
+func (l *limiter) begin(sandbox, tenant string, p sandboxer.Principal) (end func(), _ error) {
 	key := p.Actor + "\x00" + p.Tenant
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.quota != nil {
-		if most, bounded := u.quota(tenant); bounded && int64(u.tenants[tenant]) >= most {
-			return nil, sandboxer.OverQuota(tenant, sandboxer.QuotaExecs, int64(u.tenants[tenant]), most, 0)
-		}
+	var most int64
+	var bounded bool
+	if l.quota != nil {
+		most, bounded = l.quota(tenant)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if have := int64(l.tenants[tenant]); bounded && have >= most {
+		return nil, sandboxer.OverQuota(tenant, sandboxer.QuotaExecs, have, most, 0)
 	}
 	full := func(have, may int) bool { return may > 0 && have >= may }
 	var who string
 	var may int
 	switch {
-	case sandbox != "" && full(u.sandboxes[sandbox], u.bound.Sandbox):
-		who, may = "sandbox "+sandbox, u.bound.Sandbox
-	case full(u.keys[key], u.bound.Key):
-		who, may = p.Actor, u.bound.Key
-	case full(u.tenants[tenant], u.bound.Tenant):
-		who, may = "tenant "+tenant, u.bound.Tenant
-	case full(u.total, u.bound.Total):
-		who, may = "this server", u.bound.Total
+	case sandbox != "" && full(l.sandboxes[sandbox], l.bound.Sandbox):
+		who, may = "sandbox "+sandbox, l.bound.Sandbox
+	case full(l.keys[key], l.bound.Key):
+		who, may = p.Actor, l.bound.Key
+	case full(l.tenants[tenant], l.bound.Tenant):
+		who, may = "tenant "+tenant, l.bound.Tenant
+	case full(l.total, l.bound.Total):
+		who, may = "this server", l.bound.Total
 	}
 	if who != "" {
-		e := sandboxer.E(sandboxer.Exhausted, nil, "%s has %d %s at once, as many as there may be", who, may, u.what)
+		e := sandboxer.E(sandboxer.Exhausted, nil, "%s has %d %s at once, as many as there may be", who, may, l.what)
 		e.RetryAfter = time.Second
 		return nil, e.WithHint("try again when one has ended")
 	}
-	u.total++
-	u.keys[key]++
-	u.tenants[tenant]++
+	l.total++
+	l.keys[key]++
+	l.tenants[tenant]++
 	if sandbox != "" {
-		u.sandboxes[sandbox]++
+		l.sandboxes[sandbox]++
 	}
 	return sync.OnceFunc(func() {
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		u.total--
-		less(u.keys, key)
-		less(u.tenants, tenant)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.total--
+		decrement(l.keys, key)
+		decrement(l.tenants, tenant)
 		if sandbox != "" {
-			less(u.sandboxes, sandbox)
+			decrement(l.sandboxes, sandbox)
 		}
 	}), nil
 }
 
 // of is how many go on on account of a tenant.
-func (u *usage) of(tenant string) int {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.tenants[tenant]
+func (l *limiter) of(tenant string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.tenants[tenant]
 }
 
-func less(m map[string]int, k string) {
+func decrement(m map[string]int, k string) {
 	if m[k]--; m[k] <= 0 {
 		delete(m, k)
 	}
