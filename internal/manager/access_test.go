@@ -252,8 +252,8 @@ func TestKeys(t *testing.T) {
 		for _, cancel := range []context.CancelFunc{cancel, cancel2, cancel3, cancel4} {
 			cancel()
 		}
-		if len(r.Manager.bound) > 0 {
-			t.Errorf("%d bindings left", len(r.Manager.bound))
+		if len(r.keys.streams) > 0 {
+			t.Errorf("%d streams left", len(r.keys.streams))
 		}
 	})
 }

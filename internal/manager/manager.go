@@ -91,6 +91,7 @@ type Manager struct {
 	wg   sync.WaitGroup // every goroutine of the manager
 
 	notifier *notifier
+	keys     *apiKeys
 	pins     *snapshotPins
 	usage    *usage
 
@@ -99,8 +100,6 @@ type Manager struct {
 	looping  bool
 	jobs     map[string]*job                               // by sandbox ID
 	changing map[string]chan struct{}                      // by sandbox ID; see exclusive
-	bound    map[string]map[*binding]struct{}              // live streams by API key ID
-	keyUse   map[string]time.Time                          // last uses of API keys not yet stored
 	visits   map[string]map[*Visit]context.CancelCauseFunc // by sandbox ID
 	forks    map[[2]string]*forking                        // in progress, by tenant and idempotency key
 
@@ -122,8 +121,6 @@ type Manager struct {
 	recent   recent        // the newest events
 	replays  chan struct{} // slots of those who read long histories
 	drops    chan struct{} // slots of the sweep's drops that need the store of portable snapshots alone
-
-	keyMu sync.Mutex // serialises read-change-write of API keys
 }
 
 // extension is an Extension with its bounds. It does not change: one that is opened later is
@@ -206,8 +203,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		changing:   map[string]chan struct{}{},
 		usage:      newUsage(),
 		notifier:   newNotifier(),
-		bound:      map[string]map[*binding]struct{}{},
-		keyUse:     map[string]time.Time{},
+		keys:       newAPIKeys(store),
 		forks:      map[[2]string]*forking{},
 		pins:       newSnapshotPins(),
 		doubted:    map[string]bool{},

@@ -765,7 +765,7 @@ func (m *Manager) housekeep() {
 		}
 	}
 	m.usage.forgetUnused(time.Hour)
-	if err := m.saveKeyUse(m.ctx, time.Minute); err != nil && m.ctx.Err() == nil {
+	if err := m.keys.saveLastUse(m.ctx, time.Minute); err != nil && m.ctx.Err() == nil {
 		m.log.Warn("last use of API keys", "err", err)
 	}
 }
@@ -809,5 +809,5 @@ func (m *Manager) flush(ctx context.Context) error {
 			return err
 		}
 	}
-	return m.saveKeyUse(ctx, 0)
+	return m.keys.saveLastUse(ctx, 0)
 }
