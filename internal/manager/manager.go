@@ -92,16 +92,16 @@ type Manager struct {
 
 	notifier *notifier
 	keys     *apiKeys
+	ports    *portAccess
 	pins     *snapshotPins
 	usage    *usage
 
 	mu       sync.Mutex
 	closed   bool
 	looping  bool
-	jobs     map[string]*job                               // by sandbox ID
-	changing map[string]chan struct{}                      // by sandbox ID; see exclusive
-	visits   map[string]map[*Visit]context.CancelCauseFunc // by sandbox ID
-	forks    map[[2]string]*forking                        // in progress, by tenant and idempotency key
+	jobs     map[string]*job          // by sandbox ID
+	changing map[string]chan struct{} // by sandbox ID; see exclusive
+	forks    map[[2]string]*forking   // in progress, by tenant and idempotency key
 
 	doubted    map[string]bool        // sandbox IDs that are about to be probed, because of what a user was told
 	acting     map[string]bool        // sandbox IDs the sweep has work queued for
@@ -199,7 +199,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		wake:       make(chan struct{}, 1),
 		restock:    make(chan struct{}, 1),
 		jobs:       map[string]*job{},
-		visits:     map[string]map[*Visit]context.CancelCauseFunc{},
+		ports:      newPortAccess(opts.Key),
 		changing:   map[string]chan struct{}{},
 		usage:      newUsage(),
 		notifier:   newNotifier(),

@@ -59,7 +59,7 @@ func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func
 			expired, retried := sb.ExpiresAt, sb.RetryAt
 			*sb = next
 			if sb.State != sandboxer.Running {
-				m.endVisits(sb.ID, 0)
+				m.ports.end(sb.ID, 0)
 			}
 			m.notify(sb.ID)
 			m.alarm(expired, sb.ExpiresAt)

@@ -459,7 +459,7 @@ func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error
 	if err != nil {
 		return "", err
 	}
-	sum := m.keyed("sandboxer pool", j) // of the profile's environment, too, and kept with each sandbox
+	sum := keyedDigest(m.opts.Key, "sandboxer pool", j) // of the profile's environment, too, and kept with each sandbox
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if key = hex.EncodeToString(sum[:16]); key != p.key {

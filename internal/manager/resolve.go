@@ -93,15 +93,15 @@ const macPrefix = "hmac-"
 // mac is what is kept of a digest. The environment of the request is in it, which nobody
 // who reads the database shall be able to guess: it is made with the installation's key.
 func (m *Manager) mac(digest string) string {
-	return macPrefix + hex.EncodeToString(m.keyed("sandboxer idempotency", []byte(digest)))
+	return macPrefix + hex.EncodeToString(keyedDigest(m.opts.Key, "sandboxer idempotency", []byte(digest)))
 }
 
-// keyed digests data with the installation's key, for one purpose: who reads the digest
+// keyedDigest digests data with the installation's key, for one purpose: who reads the digest
 // cannot try what it is of.
-func (m *Manager) keyed(purpose string, data []byte) []byte {
-	key := hmac.New(sha256.New, m.opts.Key)
-	key.Write([]byte(purpose))
-	mac := hmac.New(sha256.New, key.Sum(nil))
+func keyedDigest(key []byte, purpose string, data []byte) []byte {
+	derived := hmac.New(sha256.New, key)
+	derived.Write([]byte(purpose))
+	mac := hmac.New(sha256.New, derived.Sum(nil))
 	mac.Write(data)
 	return mac.Sum(nil)
 }
