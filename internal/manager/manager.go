@@ -52,7 +52,7 @@ type Options struct {
 	SnapshotStore SnapshotStore    // keeps the portable form of snapshots; nil: there are only native ones
 	Snapshots     int              // most snapshots of one tenant that are kept at a time, default 200
 	Stop          time.Duration    // how long Close waits for work that does not stop, default 1m
-	Creates       int              // concurrent provisions per extension, default 2*NumCPU but at least 8; others queue
+	Creates       int              // concurrent provisions per extension, and as many who ask it for a place, default 2*NumCPU but at least 8; others queue
 
 	// Execs and Streams bound the commands and the other uses (files, ports, events) at
 	// once. The default of what has no Total is chosen from the file descriptors that the
@@ -127,15 +127,16 @@ type Manager struct {
 // another (reopen), with the same bounds.
 type extension struct {
 	Extension
-	creates  chan struct{} // slots of concurrent provisions
-	workers  chan struct{} // slots of concurrent sweep actions
-	saves    chan struct{} // slots of those that need snapshots, which teardowns do not wait for
-	stocking chan struct{} // slots of provisions for pools
-	demand   *demand
-	survey   chan struct{} // the slot of the one survey in progress
-	probed   *time.Time    // guarded by survey: when all it lists was last probed
-	away     *bool         // guarded by survey: its last listing failed
-	surveyed *atomic.Bool  // it was listed since the start
+	creates    chan struct{} // slots of concurrent provisions
+	placements chan struct{} // slots of those who ask for a place; taken also under a slot of creates, never before one
+	workers    chan struct{} // slots of concurrent sweep actions
+	saves      chan struct{} // slots of those that need snapshots, which teardowns do not wait for
+	stocking   chan struct{} // slots of provisions for pools
+	demand     *demand
+	survey     chan struct{} // the slot of the one survey in progress
+	probed     *time.Time    // guarded by survey: when all it lists was last probed
+	away       *bool         // guarded by survey: its last listing failed
+	surveyed   *atomic.Bool  // it was listed since the start
 }
 
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the broker is stopping").
@@ -237,16 +238,17 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "extension %q is configured twice", e.Info.ID)
 		}
 		all := append(m.extensions(), &extension{
-			Extension: e,
-			creates:   make(chan struct{}, opts.Creates),
-			workers:   make(chan struct{}, opts.Workers),
-			saves:     make(chan struct{}, opts.Workers),
-			stocking:  make(chan struct{}, max(1, runtime.NumCPU()/2)),
-			demand:    new(demand),
-			survey:    make(chan struct{}, 1),
-			probed:    new(time.Time),
-			away:      new(bool),
-			surveyed:  new(atomic.Bool),
+			Extension:  e,
+			creates:    make(chan struct{}, opts.Creates),
+			placements: make(chan struct{}, opts.Creates),
+			workers:    make(chan struct{}, opts.Workers),
+			saves:      make(chan struct{}, opts.Workers),
+			stocking:   make(chan struct{}, max(1, runtime.NumCPU()/2)),
+			demand:     new(demand),
+			survey:     make(chan struct{}, 1),
+			probed:     new(time.Time),
+			away:       new(bool),
+			surveyed:   new(atomic.Bool),
 		})
 		m.exts.Store(&all)
 	}

@@ -11,12 +11,19 @@ import (
 
 // choosePlace has the extension of sb say on which of its hosts, none of avoid, sb is made,
 // and sets sb.Host to that; the caller commits it. Extensions that have no choice keep what
-// they were asked for.
+// they were asked for. Naming a place may mean to ask hosts, and is done for creates of which
+// neither credit nor quota is known yet: so many ask an extension at once, and the others wait
+// until ctx ends. It is a limit apart from that of provisions, which recorded creates wait for.
 func (m *Manager) choosePlace(ctx context.Context, sb *sandboxer.Sandbox, env map[string]string, avoid []string) error {
 	e := m.extension(sb.Extension)
 	if e == nil || e.Backend == nil || !e.Backend.Places() {
 		return nil // making it says why
 	}
+	release, err := takeSlot(ctx, e.placements)
+	if err != nil {
+		return err
+	}
+	defer release()
 	spec := sb.Spec
 	spec.Env, spec.Tenant = env, sb.Tenant
 	host, err := e.Backend.Place(ctx, spec, avoid)

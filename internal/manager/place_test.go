@@ -18,7 +18,17 @@ type spied struct {
 	*fake.Extension
 	mu        sync.Mutex
 	provision func(sandboxer.Spec)
+	place     func(context.Context) error
 	torn      []sandboxer.Handle
+}
+
+func (s *spied) Place(ctx context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
+	if s.place != nil {
+		if err := s.place(ctx); err != nil {
+			return "", err
+		}
+	}
+	return s.Extension.Place(ctx, spec, avoid)
 }
 
 func (s *spied) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
@@ -324,5 +334,83 @@ func TestUnreadableSnapshotMovesNobody(t *testing.T) {
 	}
 	if h := history(t, r.Manager, items[0].ID); strings.Contains(h, "two") {
 		t.Errorf("another host was tried: %s", h)
+	}
+}
+
+// However many creates come, so many ask for a place at once; the others wait, until there is
+// room, their caller leaves, or the manager closes.
+func TestPlacementsAreBounded(t *testing.T) {
+	const bound, creates = 3, 10
+	asking := make(chan struct{}, creates)
+	gate := make(chan struct{})
+	r, spy := onTwoHosts(t, func(s *setup) { s.opts.Creates = bound })
+	spy.place = func(ctx context.Context) error {
+		asking <- struct{}{}
+		defer func() { <-asking }()
+		select {
+		case <-gate:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	type answer struct {
+		sb  *sandboxer.Sandbox
+		err error
+	}
+	create := func(ctx context.Context) <-chan answer {
+		out := make(chan answer, 1)
+		go func() {
+			sb, err := r.Create(ctx, sandboxer.CreateRequest{Profile: "test", NoWaiting: true})
+			out <- answer{sb, err}
+		}()
+		return out
+	}
+	jobs := func() int {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.jobs)
+	}
+	some := func() (all []<-chan answer) {
+		for range creates {
+			all = append(all, create(acme))
+		}
+		eventually(t, "every create to have its job", func() bool { return jobs() == creates })
+		eventually(t, "as many to ask as may", func() bool { return len(asking) == bound })
+		return all
+	}
+
+	all := some()
+	ctx, leave := context.WithCancel(acme)
+	left := create(ctx)
+	eventually(t, "one more job", func() bool { return jobs() == creates+1 })
+	leave()
+	if a := <-left; sandboxer.KindOf(a.err) != sandboxer.Canceled {
+		t.Errorf("who left while it waited for its turn: %+v", a)
+	}
+	for range creates + 1 { // also of who left: the work goes on
+		if n := len(asking); n > bound {
+			t.Errorf("%d ask at once; want at most %d", n, bound)
+		}
+		gate <- struct{}{}
+	}
+	for _, c := range all {
+		if a := <-c; a.err != nil {
+			t.Error(a.err)
+		}
+	}
+	eventually(t, "all to run", func() bool {
+		items, _, err := r.List(acme, sandboxer.Query{States: []sandboxer.State{sandboxer.Running}})
+		return err == nil && len(items) == creates+1 && jobs() == 0
+	})
+
+	all = some()
+	if err := r.Manager.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, c := range all {
+		if a := <-c; sandboxer.KindOf(a.err) != sandboxer.Unavailable {
+			t.Errorf("when the manager closed: %+v", a)
+		}
 	}
 }
