@@ -2,7 +2,6 @@ package manager
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -66,13 +65,7 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 				}
 				return err
 			}
-			if life > sb.Quote.Duration {
-				more := sb.Quote.For(life) - sb.Quote.For(sb.Quote.Duration)
-				w.Entries = entries(hold(sb, fmt.Sprintf("hold:%d", sb.Version), more))
-				w.Cover = true
-				sb.Quote.Amount += more
-				sb.Quote.Duration = life
-			}
+			holdMore(sb, w, life)
 			sb.ExpiresAt = until
 			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventExtend, "expires at "+until.Format(time.RFC3339)))
 			return nil

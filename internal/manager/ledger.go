@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -23,6 +24,19 @@ func booking(sb *sandboxer.Sandbox, what string, t sandboxer.EntryType, amount s
 
 func hold(sb *sandboxer.Sandbox, what string, amount sandboxer.Credits) sandboxer.Entry {
 	return booking(sb, what, sandboxer.EntryHold, -amount)
+}
+
+// holdMore puts on hold what a life of sb, without the time that it is paused, costs beyond what
+// is on hold already, in w; a shorter life than that changes nothing. The tenant must be able to
+// pay for it (NoCredit of the store).
+func holdMore(sb *sandboxer.Sandbox, w *sandboxer.Writes, life time.Duration) {
+	if life <= sb.Quote.Duration {
+		return
+	}
+	more := sb.Quote.For(life) - sb.Quote.For(sb.Quote.Duration)
+	w.Entries, w.Cover = entries(hold(sb, fmt.Sprintf("hold:%d", sb.Version), more)), true
+	sb.Quote.Amount += more
+	sb.Quote.Duration = life
 }
 
 // settle settles the ledger of sb: what it cost, from ready to the wish to end it and

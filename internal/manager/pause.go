@@ -535,13 +535,7 @@ func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox
 				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has run for %s; profile %s allows %s", sb.ID, sandboxer.FormatDuration(ran.Round(time.Second)), sb.Profile, sandboxer.FormatDuration(maxTTL(prof))).
 					WithHint("make a snapshot's copy of it, which has a life of its own, or destroy it")
 			}
-			if life := ran + left; life > sb.Quote.Duration {
-				more := sb.Quote.For(life) - sb.Quote.For(sb.Quote.Duration)
-				w.Entries = entries(hold(sb, fmt.Sprintf("hold:%d", sb.Version), more))
-				w.Cover = true
-				sb.Quote.Amount += more
-				sb.Quote.Duration = life
-			}
+			holdMore(sb, w, ran+left)
 			sb.Pause.Left = left
 			sb.Reason = sandboxer.ReasonRequested
 			if !isStanding(sb) { // isStanding: while it is still paused

@@ -157,13 +157,9 @@ func (m *Manager) follow(sb *sandboxer.Sandbox, w *sandboxer.Writes, fuse time.T
 	sb.ExpiresAt = until
 	w.Events = append(w.Events, event(m.ctx, sb, sandboxer.EventExtend, "the database went back; by its backend it expires at "+until.Format(time.RFC3339)))
 	life := until.Sub(sb.CreatedAt) - sb.PausedFor
-	if sb.State != sandboxer.Running && sb.State != sandboxer.Creating || life <= sb.Quote.Duration || !covered {
-		return
+	if covered && (sb.State == sandboxer.Running || sb.State == sandboxer.Creating) {
+		holdMore(sb, w, life)
 	}
-	more := sb.Quote.For(life) - sb.Quote.For(sb.Quote.Duration)
-	w.Entries, w.Cover = entries(hold(sb, fmt.Sprintf("hold:%d", sb.Version), more)), true
-	sb.Quote.Amount += more
-	sb.Quote.Duration = life
 }
 
 // outlived ends a record whose create is over since.
