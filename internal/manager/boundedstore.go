@@ -65,7 +65,7 @@ func (b boundedStore) Load(ctx context.Context, id string) (io.ReadCloser, error
 		return nil, w.cause(err)
 	}
 	w.timer.Stop() // until somebody reads
-	return loading{r, w}, nil
+	return loadReader{r, w}, nil
 }
 
 // Files implements SnapshotStore.
@@ -162,20 +162,20 @@ func (r watchedWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// loading is what the store gives to who reads, and counts only while somebody does.
-type loading struct {
+// loadReader is what the store gives to who reads, and counts only while somebody does.
+type loadReader struct {
 	io.ReadCloser
 	w *storeWatch
 }
 
-func (l loading) Read(p []byte) (int, error) {
+func (l loadReader) Read(p []byte) (int, error) {
 	l.w.moved()
 	n, err := l.ReadCloser.Read(p)
 	l.w.timer.Stop()
 	return n, l.w.cause(err)
 }
 
-func (l loading) Close() error {
+func (l loadReader) Close() error {
 	err := l.ReadCloser.Close()
 	l.w.end()
 	return err

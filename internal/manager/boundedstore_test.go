@@ -17,13 +17,13 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A dirVault keeps tars as they come, in a directory: what the rules of the manager
+// A dirStore keeps tars as they come, in a directory: what the rules of the manager
 // need of a SnapshotStore, and no more.
-type dirVault struct{ dir string }
+type dirStore struct{ dir string }
 
-func (v dirVault) name(id string) string { return filepath.Join(v.dir, id+".tar") }
+func (v dirStore) name(id string) string { return filepath.Join(v.dir, id+".tar") }
 
-func (v dirVault) Save(_ context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (p sandboxer.PortablePayload, err error) {
+func (v dirStore) Save(_ context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (p sandboxer.PortablePayload, err error) {
 	f, err := os.Create(v.name(rec.ID))
 	if err != nil {
 		return p, err
@@ -38,7 +38,7 @@ func (v dirVault) Save(_ context.Context, rec *sandboxer.SnapshotRecord, r io.Re
 		Quiesced: rec.Portable.Quiesced, Volumes: rec.Portable.Volumes}, err
 }
 
-func (v dirVault) Load(_ context.Context, id string) (io.ReadCloser, error) {
+func (v dirStore) Load(_ context.Context, id string) (io.ReadCloser, error) {
 	f, err := os.Open(v.name(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, sandboxer.E(sandboxer.NotFound, err, "nothing is kept of %s", id)
@@ -46,7 +46,7 @@ func (v dirVault) Load(_ context.Context, id string) (io.ReadCloser, error) {
 	return f, err
 }
 
-func (v dirVault) Files(_ context.Context, id string) (out []SnapshotFile, err error) {
+func (v dirStore) Files(_ context.Context, id string) (out []SnapshotFile, err error) {
 	b, err := os.ReadFile(v.name(id))
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func (v dirVault) Files(_ context.Context, id string) (out []SnapshotFile, err e
 	}
 }
 
-func (v dirVault) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
+func (v dirStore) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
 	files, err := v.Files(ctx, id)
 	if err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func (v dirVault) Describe(ctx context.Context, id string) (*sandboxer.SnapshotR
 	return &sandboxer.SnapshotRecord{ID: id, Profile: "profile.test", Portable: sandboxer.PortablePayload{Digest: "sha256:test", Files: len(files), Size: 1}}, nil
 }
 
-func (v dirVault) Export(ctx context.Context, id string, w io.Writer) error {
+func (v dirStore) Export(ctx context.Context, id string, w io.Writer) error {
 	r, err := v.Load(ctx, id)
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ func (v dirVault) Export(ctx context.Context, id string, w io.Writer) error {
 	return err
 }
 
-func (v dirVault) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, _ []string) (sandboxer.PortablePayload, error) {
+func (v dirStore) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, _ []string) (sandboxer.PortablePayload, error) {
 	rec.Profile, rec.Message = "profile.test", "imported"
 	p, err := v.Save(ctx, rec, r)
 	if err != nil {
@@ -104,16 +104,16 @@ func (v dirVault) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r i
 	return p, err
 }
 
-func (v dirVault) Drop(_ context.Context, id string) error {
+func (v dirStore) Drop(_ context.Context, id string) error {
 	if err := os.Remove(v.name(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-func (v dirVault) Check(context.Context, string, bool) error { return nil }
+func (v dirStore) Check(context.Context, string, bool) error { return nil }
 
-func (v dirVault) List(context.Context) (ids []string, err error) {
+func (v dirStore) List(context.Context) (ids []string, err error) {
 	names, err := filepath.Glob(filepath.Join(v.dir, "*.tar"))
 	for _, n := range names {
 		ids = append(ids, strings.TrimSuffix(filepath.Base(n), ".tar"))

@@ -37,18 +37,18 @@ func (m *Manager) repairRecord(ctx context.Context, sb *sandboxer.Sandbox, cause
 		return nil, sandboxer.E(sandboxer.Failed, cause, "nothing but its name is left of the record of sandbox %s", sb.ID).
 			WithHint("restore the database from a backup: sandboxer backup restore")
 	}
-	mended := *sb
-	mended.Damaged = ""
-	mended.Spec = sandboxer.Spec{ID: sb.ID, Generation: sb.Generation, Owner: m.opts.Owner}
-	mended.Message = "its record was damaged; nothing was charged for it"
-	mended.EndingAt = now()
+	repaired := *sb
+	repaired.Damaged = ""
+	repaired.Spec = sandboxer.Spec{ID: sb.ID, Generation: sb.Generation, Owner: m.opts.Owner}
+	repaired.Message = "its record was damaged; nothing was charged for it"
+	repaired.EndingAt = now()
 	holds, err := m.store.OpenHolds(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, h := range holds {
 		if h.SandboxID == sb.ID && h.Generation == sb.Generation {
-			mended.Quote.Amount = h.Amount
+			repaired.Quote.Amount = h.Amount
 		}
 	}
 	events, err := m.store.Events(ctx, sandboxer.EventQuery{SandboxID: sb.ID, Limit: sandboxer.MaxPage})
@@ -57,9 +57,9 @@ func (m *Manager) repairRecord(ctx context.Context, sb *sandboxer.Sandbox, cause
 	}
 	for _, ev := range events {
 		if ev.Generation == sb.Generation {
-			mended.CreatedAt = ev.At
+			repaired.CreatedAt = ev.At
 			break
 		}
 	}
-	return &mended, nil
+	return &repaired, nil
 }

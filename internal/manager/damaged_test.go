@@ -45,7 +45,7 @@ func TestDamagedRecord(t *testing.T) {
 		_, err = r.Get(rival, ref)
 		wantErr(t, err, sandboxer.NotFound, "")
 	}
-	items, _, err := r.List(acme, sandboxer.Query{States: live})
+	items, _, err := r.List(acme, sandboxer.Query{States: liveStates})
 	if err != nil || len(items) != 3 || items[1].Damaged == "" {
 		t.Fatalf("list = %d, %v; want three, the second damaged", len(items), err)
 	}

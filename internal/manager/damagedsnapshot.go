@@ -16,9 +16,9 @@ func wholeSnapshot(rec *sandboxer.SnapshotRecord) (*sandboxer.SnapshotRecord, er
 		WithHint("get rid of it with: sandboxer snapshot rm %s; or restore the database from a backup: sandboxer backup restore", rec.ID)
 }
 
-// mournSnapshot says once that a record is damaged. The sweep leaves such a one, and
+// reportDamagedSnapshot says once that a record is damaged. The sweep leaves such a one, and
 // what was saved, alone.
-func (m *Manager) mournSnapshot(rec *sandboxer.SnapshotRecord) {
+func (m *Manager) reportDamagedSnapshot(rec *sandboxer.SnapshotRecord) {
 	k := generationKey{rec.ID, 0}
 	m.mu.Lock()
 	known := m.reported[k]
@@ -30,10 +30,10 @@ func (m *Manager) mournSnapshot(rec *sandboxer.SnapshotRecord) {
 	}
 }
 
-// mendSnapshot makes of what is left of a damaged record one by which the snapshot is
+// repairSnapshotRecord makes of what is left of a damaged record one by which the snapshot is
 // dropped, and writes it. In which forms it was saved, and by which extension, is not
 // known any more: all of them will be asked to drop it.
-func (m *Manager) mendSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord, cause error) (*sandboxer.SnapshotRecord, error) {
+func (m *Manager) repairSnapshotRecord(ctx context.Context, rec *sandboxer.SnapshotRecord, cause error) (*sandboxer.SnapshotRecord, error) {
 	if !rec.State.Valid() { // not even the row is left
 		return nil, sandboxer.E(sandboxer.Failed, cause, "nothing but its name is left of the record of snapshot %s", rec.ID).
 			WithHint("restore the database from a backup: sandboxer backup restore")
@@ -43,41 +43,41 @@ func (m *Manager) mendSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecor
 		return nil, err
 	}
 	defer release()
-	mended := mendedSnapshot(rec)
+	repaired := repairedSnapshot(rec)
 	if sb, err := m.store.Sandbox(ctx, rec.SandboxID); err == nil {
-		mended.Generation, mended.Profile = sb.Generation, sb.Profile
+		repaired.Generation, repaired.Profile = sb.Generation, sb.Profile
 	}
 	if rec.Purpose == sandboxer.ForPause {
-		sb, err := m.store.SandboxGeneration(ctx, rec.SandboxID, max(1, mended.Generation))
+		sb, err := m.store.SandboxGeneration(ctx, rec.SandboxID, max(1, repaired.Generation))
 		if err == nil && sb.Pause.Snapshot == rec.ID && sb.State != sandboxer.Terminated {
 			return nil, sandboxer.E(sandboxer.Conflict, cause, "sandbox %s is paused and resumes from snapshot %s, whose record is damaged", sb.ID, rec.ID).
 				WithHint("restore the database from a backup: sandboxer backup restore; or give the sandbox up: sandboxer destroy %s", sb.ID)
 		}
 	}
-	if err := m.step(pDropping, func() error { return m.putSnapshot(ctx, mended, "") }); err != nil {
+	if err := m.step(pDropping, func() error { return m.putSnapshot(ctx, repaired, "") }); err != nil {
 		return nil, err
 	}
-	return mended, nil
+	return repaired, nil
 }
 
-// mendedSnapshot returns the record by which rec, which is damaged, is dropped.
-func mendedSnapshot(rec *sandboxer.SnapshotRecord) *sandboxer.SnapshotRecord {
-	mended := *rec
-	mended.Damaged = ""
-	mended.Kind = sandboxer.SnapshotBoth
-	mended.Message = "its record was damaged"
-	mended.CreatedAt = now()
+// repairedSnapshot returns the record by which rec, which is damaged, is dropped.
+func repairedSnapshot(rec *sandboxer.SnapshotRecord) *sandboxer.SnapshotRecord {
+	repaired := *rec
+	repaired.Damaged = ""
+	repaired.Kind = sandboxer.SnapshotBoth
+	repaired.Message = "its record was damaged"
+	repaired.CreatedAt = now()
 	if rec.State != sandboxer.SnapshotDropped {
-		mended.State = sandboxer.SnapshotDropping
+		repaired.State = sandboxer.SnapshotDropping
 	} else {
-		mended.DroppedAt = now()
+		repaired.DroppedAt = now()
 	}
-	return &mended
+	return &repaired
 }
 
-// removeAnywhere drops a snapshot at every extension that has such; of a snapshot that
+// removeFromAllExtensions drops a snapshot at every extension that has such; of a snapshot that
 // an extension does not know, that is success.
-func (m *Manager) removeAnywhere(ctx context.Context, id string) error {
+func (m *Manager) removeFromAllExtensions(ctx context.Context, id string) error {
 	for _, e := range m.extensions() {
 		if e.Backend == nil || !e.Backend.Can(sandboxer.CanSnapshot) {
 			continue

@@ -89,7 +89,7 @@ func (m *Manager) Subscribe(ctx context.Context, q sandboxer.EventQuery) (iter.S
 	}
 	return func(yield func(sandboxer.Event, error) bool) {
 		defer end()
-		ctx, cancel := m.within(ctx)
+		ctx, cancel := m.untilClosed(ctx)
 		defer cancel(nil)
 		changed, unsubscribe := m.notifier.subscribe(q.SandboxID)
 		defer unsubscribe()

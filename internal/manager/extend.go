@@ -44,10 +44,10 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 				sb.Unconfirmed = ""
 			}
 			if sb.State == sandboxer.Paused {
-				return m.keep(ctx, sb, w, until)
+				return m.extendPaused(ctx, sb, w, until)
 			}
 			if longer && !until.After(sb.ExpiresAt) {
-				return errMoot
+				return errNotNeeded
 			}
 			life := until.Sub(sb.CreatedAt) - sb.PausedFor
 			if longest := maxTTL(sb.Spec.Profile); life > longest {
@@ -71,10 +71,10 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 			return nil
 		})
 	})
-	if err != nil && err != errMoot {
+	if err != nil && err != errNotNeeded {
 		return nil, err
 	}
-	return m.fresh(sb), nil
+	return m.withLastUse(sb), nil
 }
 
 // renew moves the backend's own deadline of sb behind until.

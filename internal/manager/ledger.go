@@ -67,8 +67,8 @@ func entries(all ...sandboxer.Entry) []sandboxer.Entry {
 	return out
 }
 
-// purse returns the tenant whose money a principal may look at.
-func purse(p sandboxer.Principal, tenant string) (string, error) {
+// billedTenant returns the tenant whose money a principal may look at.
+func billedTenant(p sandboxer.Principal, tenant string) (string, error) {
 	tenant = cmp.Or(tenant, p.Tenant)
 	if tenant != p.Tenant && !p.Can(sandboxer.ScopeAdmin) {
 		return "", sandboxer.E(sandboxer.Denied, nil, "the credits of another tenant are not yours to see")
@@ -80,7 +80,7 @@ func purse(p sandboxer.Principal, tenant string) (string, error) {
 func (m *Manager) Balance(ctx context.Context, tenant string) (sandboxer.Credits, error) {
 	p, err := may(ctx, sandboxer.ScopeRead)
 	if err == nil {
-		tenant, err = purse(p, tenant)
+		tenant, err = billedTenant(p, tenant)
 	}
 	if err != nil {
 		return 0, err
@@ -130,7 +130,7 @@ func (m *Manager) Entries(ctx context.Context, q sandboxer.EntryQuery) ([]sandbo
 		return nil, "", err
 	}
 	if q.Tenant != "" || !p.Can(sandboxer.ScopeAdmin) {
-		if q.Tenant, err = purse(p, q.Tenant); err != nil {
+		if q.Tenant, err = billedTenant(p, q.Tenant); err != nil {
 			return nil, "", err
 		}
 	}

@@ -79,16 +79,16 @@ type Manager struct {
 	catalogue atomic.Pointer[profileSet]
 	quotas    atomic.Pointer[sandboxer.Quotas]
 	exts      atomic.Pointer[[]*extension] // replaced as a whole where one is opened later
-	restock   chan struct{}                // one slot: a pool may need something
+	poolsDue  chan struct{}                // one slot: a pool may need something
 	opts      Options
 	log       *slog.Logger
 	seal      cipher.AEAD
 	started   time.Time
 
-	ctx  context.Context // of all work; ends at Close
-	stop context.CancelCauseFunc
-	wake chan struct{}  // one slot: something may be due
-	wg   sync.WaitGroup // every goroutine of the manager
+	ctx      context.Context // of all work; ends at Close
+	stop     context.CancelCauseFunc
+	sweepDue chan struct{}  // one slot: something may be due
+	wg       sync.WaitGroup // every goroutine of the manager
 
 	notifier *notifier
 	keys     *apiKeys
@@ -99,44 +99,44 @@ type Manager struct {
 	mu       sync.Mutex
 	closed   bool
 	looping  bool
-	jobs     map[string]*job          // by sandbox ID
-	changing map[string]chan struct{} // by sandbox ID; see exclusive
-	forks    map[[2]string]*forking   // in progress, by tenant and idempotency key
+	jobs     map[string]*job               // by sandbox ID
+	changing map[string]chan struct{}      // by sandbox ID; see exclusive
+	forks    map[[2]string]*forkInProgress // in progress, by tenant and idempotency key
 
-	doubted    map[string]bool        // sandbox IDs that are about to be probed, because of what a user was told
-	acting     map[string]bool        // sandbox IDs the sweep has work queued for
-	reported   map[generationKey]bool // damaged records that were reported
-	toldOf     map[string]bool        // quarantined snapshots that were reported
-	adopted    map[generationKey]bool // those of a former process whose network policy is in force
-	sightings  map[sighting]time.Time // objects that no live record explains, since when
-	quarantine map[sighting]*inmate   // those that the database does not know
-	clock      time.Time              // of the last pass, to notice that the clock was set
-	graceUntil time.Time              // the clock ends and removes nothing before this
-	forgotten  time.Time              // when idempotency keys were last cleared
+	probing           map[string]bool                  // sandbox IDs that are about to be probed, because of what a user was told
+	acting            map[string]bool                  // sandbox IDs the sweep has work queued for
+	reported          map[generationKey]bool           // damaged records that were reported
+	reportedSnapshots map[string]bool                  // quarantined snapshots that were reported
+	adopted           map[generationKey]bool           // those of a former process whose network policy is in force
+	orphanSince       map[objectKey]time.Time          // objects that no live record explains, since when
+	quarantine        map[objectKey]*quarantinedObject // those that the database does not know
+	clock             time.Time                        // of the last pass, to notice that the clock was set
+	graceUntil        time.Time                        // the clock ends and removes nothing before this
+	forgotten         time.Time                        // when idempotency keys were last cleared
 
-	offering sync.Mutex    // serialises SetProfiles
-	execs    *limiter      // commands at once
-	streams  *limiter      // other uses at once
-	requests requests      // to the API, of tenants of which they are bounded
-	recent   recent        // the newest events
-	replays  chan struct{} // slots of those who read long histories
-	drops    chan struct{} // slots of the sweep's drops that need the store of portable snapshots alone
+	settingProfiles sync.Mutex    // serialises SetProfiles
+	execs           *limiter      // commands at once
+	streams         *limiter      // other uses at once
+	requests        requests      // to the API, of tenants of which they are bounded
+	recent          recent        // the newest events
+	replays         chan struct{} // slots of those who read long histories
+	drops           chan struct{} // slots of the sweep's drops that need the store of portable snapshots alone
 }
 
 // extension is an Extension with its bounds. It does not change: one that is opened later is
 // another (reopen), with the same bounds.
 type extension struct {
 	Extension
-	creates    chan struct{} // slots of concurrent provisions
-	placements chan struct{} // slots of those who ask for a place; taken also under a slot of creates, never before one
-	workers    chan struct{} // slots of concurrent sweep actions
-	saves      chan struct{} // slots of those that need snapshots, which teardowns do not wait for
-	stocking   chan struct{} // slots of provisions for pools
-	demand     *demand
-	survey     chan struct{} // the slot of the one survey in progress
-	probed     *time.Time    // guarded by survey: when all it lists was last probed
-	away       *bool         // guarded by survey: its last listing failed
-	surveyed   *atomic.Bool  // it was listed since the start
+	creates     chan struct{} // slots of concurrent provisions
+	placements  chan struct{} // slots of those who ask for a place; taken also under a slot of creates, never before one
+	workers     chan struct{} // slots of concurrent sweep actions
+	saves       chan struct{} // slots of those that need snapshots, which teardowns do not wait for
+	poolCreates chan struct{} // slots of provisions for pools
+	demand      *demand
+	survey      chan struct{} // the slot of the one survey in progress
+	probed      *time.Time    // guarded by survey: when all it lists was last probed
+	unlisted    *bool         // guarded by survey: its last listing failed
+	surveyed    *atomic.Bool  // it was listed since the start
 }
 
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the broker is stopping").
@@ -192,30 +192,30 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	}
 	now := time.Now()
 	m := &Manager{
-		store:      store,
-		opts:       opts,
-		log:        opts.Log,
-		seal:       seal,
-		started:    now,
-		wake:       make(chan struct{}, 1),
-		restock:    make(chan struct{}, 1),
-		jobs:       map[string]*job{},
-		ports:      newPortAccess(opts.Key),
-		changing:   map[string]chan struct{}{},
-		usage:      newUsage(),
-		notifier:   newNotifier(),
-		keys:       newAPIKeys(store),
-		forks:      map[[2]string]*forking{},
-		pins:       newSnapshotPins(),
-		doubted:    map[string]bool{},
-		acting:     map[string]bool{},
-		reported:   map[generationKey]bool{},
-		toldOf:     map[string]bool{},
-		adopted:    map[generationKey]bool{},
-		sightings:  map[sighting]time.Time{},
-		quarantine: map[sighting]*inmate{},
-		clock:      now,
-		graceUntil: now,
+		store:             store,
+		opts:              opts,
+		log:               opts.Log,
+		seal:              seal,
+		started:           now,
+		sweepDue:          make(chan struct{}, 1),
+		poolsDue:          make(chan struct{}, 1),
+		jobs:              map[string]*job{},
+		ports:             newPortAccess(opts.Key),
+		changing:          map[string]chan struct{}{},
+		usage:             newUsage(),
+		notifier:          newNotifier(),
+		keys:              newAPIKeys(store),
+		forks:             map[[2]string]*forkInProgress{},
+		pins:              newSnapshotPins(),
+		probing:           map[string]bool{},
+		acting:            map[string]bool{},
+		reported:          map[generationKey]bool{},
+		reportedSnapshots: map[string]bool{},
+		adopted:           map[generationKey]bool{},
+		orphanSince:       map[objectKey]time.Time{},
+		quarantine:        map[objectKey]*quarantinedObject{},
+		clock:             now,
+		graceUntil:        now,
 	}
 	m.exts.Store(new([]*extension))
 	m.recent.store, m.replays = store, make(chan struct{}, 2)
@@ -238,17 +238,17 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "extension %q is configured twice", e.Info.ID)
 		}
 		all := append(m.extensions(), &extension{
-			Extension:  e,
-			creates:    make(chan struct{}, opts.Creates),
-			placements: make(chan struct{}, opts.Creates),
-			workers:    make(chan struct{}, opts.Workers),
-			saves:      make(chan struct{}, opts.Workers),
-			stocking:   make(chan struct{}, max(1, runtime.NumCPU()/2)),
-			demand:     new(demand),
-			survey:     make(chan struct{}, 1),
-			probed:     new(time.Time),
-			away:       new(bool),
-			surveyed:   new(atomic.Bool),
+			Extension:   e,
+			creates:     make(chan struct{}, opts.Creates),
+			placements:  make(chan struct{}, opts.Creates),
+			workers:     make(chan struct{}, opts.Workers),
+			saves:       make(chan struct{}, opts.Workers),
+			poolCreates: make(chan struct{}, max(1, runtime.NumCPU()/2)),
+			demand:      new(demand),
+			survey:      make(chan struct{}, 1),
+			probed:      new(time.Time),
+			unlisted:    new(bool),
+			surveyed:    new(atomic.Bool),
 		})
 		m.exts.Store(&all)
 	}
@@ -271,8 +271,8 @@ type profileSet struct {
 // now on instead of those before; sandboxes that exist keep what they were made with. When
 // anything is wrong, nothing changes: all faults found are in the one Invalid error.
 func (m *Manager) SetProfiles(profiles []sandboxer.Profile) error {
-	m.offering.Lock()
-	defer m.offering.Unlock()
+	m.settingProfiles.Lock()
+	defer m.settingProfiles.Unlock()
 	var faults []string
 	next := &profileSet{profiles: slices.Clone(profiles)}
 	for i, p := range next.profiles {
@@ -295,7 +295,7 @@ func (m *Manager) SetProfiles(profiles []sandboxer.Profile) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "%s", strings.Join(faults, "\n"))
 	}
 	m.catalogue.Store(next)
-	m.pokePools() // what waits for a profile that changed is removed
+	m.wakePools() // what waits for a profile that changed is removed
 	return nil
 }
 
@@ -330,7 +330,7 @@ func (m *Manager) Start(ctx context.Context) error {
 	m.looping = true
 	m.wg.Add(3)
 	m.mu.Unlock()
-	if err := m.pass(ctx, newTally(), time.Time{}); err != nil {
+	if err := m.sweepRecords(ctx, newTracker(), time.Time{}); err != nil {
 		m.wg.Add(-3)
 		return err
 	}
@@ -389,8 +389,8 @@ func (m *Manager) enter() error {
 	return nil
 }
 
-// within returns ctx that also ends, with its cause, when the manager closes.
-func (m *Manager) within(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+// untilClosed returns ctx that also ends, with its cause, when the manager closes.
+func (m *Manager) untilClosed(ctx context.Context) (context.Context, context.CancelCauseFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(m.ctx, func() { cancel(context.Cause(m.ctx)) })
 	return ctx, func(cause error) { stop(); cancel(cause) }

@@ -62,8 +62,8 @@ func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func
 				m.ports.end(sb.ID, 0)
 			}
 			m.notify(sb.ID)
-			m.alarm(expired, sb.ExpiresAt)
-			m.alarm(retried, sb.RetryAt)
+			m.scheduleSweep(expired, sb.ExpiresAt)
+			m.scheduleSweep(retried, sb.RetryAt)
 			return nil
 		}
 		if !isKind(err, sandboxer.Conflict) {

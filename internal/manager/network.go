@@ -23,7 +23,7 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 	}
 	defer m.wg.Done()
 	// What is begun is brought to its end, also for a caller who leaves.
-	work, cancel := m.within(context.WithoutCancel(ctx))
+	work, cancel := m.untilClosed(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	done, err := m.exclusive(ctx, sb.ID)
 	if err != nil {
@@ -41,7 +41,7 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 	// The database go first: after a crash between the two steps the next process enforces
 	// what is in them (adopt).
 	var former sandboxer.NetworkPolicy
-	err = m.step(pRewired, func() error {
+	err = m.step(pNetworkRecord, func() error {
 		return m.update(work, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			if sb.State != sandboxer.Running {
 				return notRunning(sb)
@@ -58,12 +58,12 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 	if err != nil {
 		return nil, err
 	}
-	err = m.step(pRewire, func() error { return b.SetNetwork(work, sb.Handle, p) })
+	err = m.step(pNetworkSet, func() error { return b.SetNetwork(work, sb.Handle, p) })
 	if err == nil {
-		return m.fresh(sb), nil
+		return m.withLastUse(sb), nil
 	}
 	if isKind(err, sandboxer.NotFound) {
-		m.doubt(sb.Handle)
+		m.probeSoon(sb.Handle)
 	}
 	if m.ctx.Err() != nil {
 		return nil, err // the next process enforces what is in the database

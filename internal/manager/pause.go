@@ -131,10 +131,10 @@ func (m *Manager) beginPause(ctx context.Context, j *job, sb *sandboxer.Sandbox,
 					w.Snapshots = append(w.Snapshots, rec)
 				}
 				if rec != nil && cause == sandboxer.ReasonRequested { // what is nobody's wish is counted, and never refused
-					w.Quota = m.heldTo(sb.Tenant, sandboxer.QuotaSnapshots)
+					w.Quota = m.quotaFor(sb.Tenant, sandboxer.QuotaSnapshots)
 				}
 				sb.Reason = cause
-				sb.UsedAt = m.fresh(sb).UsedAt
+				sb.UsedAt = m.withLastUse(sb).UsedAt
 				sb.ExpiresAt = at.Add(maxPaused(sb.Spec.Profile))
 				if b, err := m.backend(sb.Extension); err == nil && depth == sandboxer.PauseFreeze && !b.Can(sandboxer.CanRenew) && !sb.Spec.Fuse.IsZero() {
 					// The backend will remove it by itself.
@@ -158,7 +158,7 @@ func (m *Manager) beginPause(ctx context.Context, j *job, sb *sandboxer.Sandbox,
 func (m *Manager) finishPause(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
 	b, err := m.backend(sb.Extension)
 	if err != nil {
-		return nil, m.postpone(ctx, sb, err)
+		return nil, m.scheduleRetry(ctx, sb, err)
 	}
 	torn, err := m.freezeOrSave(ctx, b, sb)
 	if err != nil {
@@ -200,7 +200,7 @@ func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sand
 			return false, err
 		}
 		defer release()
-		if err := m.delayFuse(ctx, b, sb, now().Add(patience)); err != nil {
+		if err := m.delayFuse(ctx, b, sb, now().Add(stuckAfter)); err != nil {
 			return false, err
 		}
 		// What happens between the snapshot and the teardown would be lost, so nothing
@@ -210,7 +210,7 @@ func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sand
 				return false, err
 			}
 		}
-		if err := m.fill(ctx, b, sb, rec); err != nil {
+		if err := m.saveData(ctx, b, sb, rec); err != nil {
 			return false, err
 		}
 		if !rec.Native.Memory && sb.Pause.Depth == sandboxer.PauseDisk {
@@ -236,7 +236,7 @@ func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sand
 	if !rec.Native.Memory {
 		sb.Pause.Depth = sandboxer.PauseFiles // as the commit that follows says
 	}
-	_, err = m.release(ctx, sb)
+	_, err = m.teardownObject(ctx, sb)
 	return true, err
 }
 
@@ -266,19 +266,19 @@ func (m *Manager) handleFailedPause(ctx context.Context, j *job, sb *sandboxer.S
 	}
 	kind := sandboxer.KindOf(cause)
 	hopeless := slices.Contains([]sandboxer.Kind{sandboxer.Unsupported, sandboxer.Invalid, sandboxer.Failed, sandboxer.Denied}, kind)
-	why := ending{reason: sandboxer.ReasonLost, message: says[sandboxer.ReasonLost]}
+	why := ending{reason: sandboxer.ReasonLost, message: endMessages[sandboxer.ReasonLost]}
 	switch {
 	case torn:
-		return nil, m.postpone(ctx, sb, cause)
+		return nil, m.scheduleRetry(ctx, sb, cause)
 	case m.isGone(ctx, sb, cause): // however often it was tried
 	case sb.Pause.Attempts > 0:
-		return nil, m.postpone(ctx, sb, cause)
+		return nil, m.scheduleRetry(ctx, sb, cause)
 	case sb.Pause.Cause == sandboxer.ReasonExpired && kind == sandboxer.Unsupported && m.mayFreeze(sb):
 		return m.freezeInstead(ctx, j, sb, cause)
-	case sb.Pause.Cause == sandboxer.ReasonExpired && (hopeless || time.Since(sb.Pause.At) > patience):
+	case sb.Pause.Cause == sandboxer.ReasonExpired && (hopeless || time.Since(sb.Pause.At) > stuckAfter):
 		why = ending{reason: sandboxer.ReasonExpired, message: "its time to live ran out, and it could not be paused: " + sandboxer.Message(cause)}
 	case sb.Pause.Cause == sandboxer.ReasonExpired:
-		return nil, m.postpone(ctx, sb, cause)
+		return nil, m.scheduleRetry(ctx, sb, cause)
 	default:
 		return nil, m.undoPause(ctx, j, sb, cause)
 	}
@@ -311,7 +311,7 @@ func (m *Manager) freezeInstead(ctx context.Context, j *job, sb *sandboxer.Sandb
 		if sb.State != sandboxer.Pausing || sb.Pause.Depth != sandboxer.PauseDisk {
 			return errTerminating
 		}
-		if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
+		if w.Snapshots, err = m.dropPauseSnapshot(ctx, sb); err != nil {
 			return err
 		}
 		sb.Pause.Depth, sb.Pause.Snapshot = sandboxer.PauseFreeze, ""
@@ -343,7 +343,7 @@ func (m *Manager) undoPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, 
 	m.log.WarnContext(ctx, "pause failed", "sandbox", sb.ID, "err", cause)
 	err := m.step(pPaused, func() error {
 		return m.move(ctx, sb, sandboxer.Paused, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
-			if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
+			if w.Snapshots, err = m.dropPauseSnapshot(ctx, sb); err != nil {
 				return err
 			}
 			sb.Pause.Undo = true
@@ -363,9 +363,9 @@ func (m *Manager) undoPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, 
 	return answer
 }
 
-// unneeded returns the record of the snapshot that sb was paused to, as one that is
+// dropPauseSnapshot returns the record of the snapshot that sb was paused to, as one that is
 // being dropped, to be committed with the change that makes it so.
-func (m *Manager) unneeded(ctx context.Context, sb *sandboxer.Sandbox) ([]*sandboxer.SnapshotRecord, error) {
+func (m *Manager) dropPauseSnapshot(ctx context.Context, sb *sandboxer.Sandbox) ([]*sandboxer.SnapshotRecord, error) {
 	if sb.Pause.Snapshot == "" {
 		return nil, nil
 	}
@@ -377,7 +377,7 @@ func (m *Manager) unneeded(ctx context.Context, sb *sandboxer.Sandbox) ([]*sandb
 		if !rec.State.CanBecome(sandboxer.SnapshotDropping) {
 			return nil, nil
 		}
-		rec = mendedSnapshot(rec)
+		rec = repairedSnapshot(rec)
 	case err != nil:
 		return nil, err
 	case !rec.State.CanBecome(sandboxer.SnapshotDropping):
@@ -389,7 +389,7 @@ func (m *Manager) unneeded(ctx context.Context, sb *sandboxer.Sandbox) ([]*sandb
 
 // sweepPause is the sweep's pause: it begins one, or goes on with what a former process
 // left half paused.
-func (m *Manager) sweepPause(ctx context.Context, t *tally, sb *sandboxer.Sandbox, cause sandboxer.Reason) error {
+func (m *Manager) sweepPause(ctx context.Context, t *tracker, sb *sandboxer.Sandbox, cause sandboxer.Reason) error {
 	release, err := m.slot(ctx, sb.Extension)
 	if err != nil {
 		return err
@@ -404,7 +404,7 @@ func (m *Manager) sweepPause(ctx context.Context, t *tally, sb *sandboxer.Sandbo
 		if err != nil {
 			return nil, err
 		}
-		if a := decide(m.fresh(cur), sandboxer.Unknown, false, time.Now()); a.verb != pause {
+		if a := decide(m.withLastUse(cur), sandboxer.Unknown, false, time.Now()); a.verb != verbPause {
 			return cur, nil
 		}
 		if cur.State == sandboxer.Pausing {
@@ -460,7 +460,7 @@ func (m *Manager) mayResume(ctx context.Context, sb *sandboxer.Sandbox) error {
 	if err != nil || sb.State != sandboxer.Paused {
 		return nil
 	}
-	return m.holds(sandboxer.PrincipalFrom(ctx), prof, sb.Spec, "sandbox "+sb.ID)
+	return m.checkStillAllowed(sandboxer.PrincipalFrom(ctx), prof, sb.Spec, "sandbox "+sb.ID)
 }
 
 // resumeOrWait resumes sb, or waits for whoever does, and for a pause that is in progress.
@@ -471,7 +471,7 @@ func (m *Manager) resumeOrWait(ctx context.Context, sb *sandboxer.Sandbox, ttl t
 	for tries := 0; ; tries++ {
 		switch sb.State {
 		case sandboxer.Running:
-			return m.fresh(sb), nil
+			return m.withLastUse(sb), nil
 		case sandboxer.Paused, sandboxer.Pausing:
 		case sandboxer.Creating:
 			if !isPaused(sb) {
@@ -538,13 +538,13 @@ func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox
 			holdMore(sb, w, ran+left)
 			sb.Pause.Left = left
 			sb.Reason = sandboxer.ReasonRequested
-			if !isStanding(sb) { // isStanding: while it is still paused
-				sb.Spec.Generation = objectOf(sb) + 1
+			if !hasReadyObject(sb) { // hasReadyObject: while it is still paused
+				sb.Spec.Generation = objectGeneration(sb) + 1
 				sb.Handle = sandboxer.Handle{}
-				m.unplace(sb)
+				m.clearPlace(sb)
 				sb.Spec.Fuse = now().Add(left + fuseMargin)
 				if prof.OnTTL == sandboxer.ExpiryPause {
-					sb.Spec.Fuse = sb.Spec.Fuse.Add(patience)
+					sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter)
 				}
 			}
 			return nil
@@ -560,22 +560,22 @@ func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox
 	return m.build(ctx, j, sb)
 }
 
-// thaw lets the frozen object of sb go on.
-func (m *Manager) thaw(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
+// unfreeze lets the frozen object of sb go on.
+func (m *Manager) unfreeze(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
 	if err := m.delayFuse(ctx, b, sb, now().Add(sb.Pause.Left)); err != nil {
 		return err
 	}
 	if !b.Can(sandboxer.CanPause) {
 		return nil // it was never frozen
 	}
-	return m.step(pThaw, func() error { return b.Resume(ctx, sb.Handle) })
+	return m.step(pUnfreeze, func() error { return b.Resume(ctx, sb.Handle) })
 }
 
 // undoResume takes a sandbox that could not be resumed back to where it was: what was
 // made of it is torn down, or frozen again, and the caller gets the reason.
 func (m *Manager) undoResume(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
 	kind := sandboxer.KindOf(cause)
-	m.log.WarnContext(ctx, "resume failed", "sandbox", sb.ID, "generation", objectOf(sb), "err", cause)
+	m.log.WarnContext(ctx, "resume failed", "sandbox", sb.ID, "generation", objectGeneration(sb), "err", cause)
 	frozen := sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo
 	switch kind {
 	case sandboxer.NotFound: // the object, not what the caller named
@@ -590,7 +590,7 @@ func (m *Manager) undoResume(ctx context.Context, j *job, sb *sandboxer.Sandbox,
 		if !m.becomeTeardown(j) {
 			return context.Cause(ctx)
 		}
-		err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonLost, message: says[sandboxer.ReasonLost]})
+		err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonLost, message: endMessages[sandboxer.ReasonLost]})
 		if err == nil {
 			err = m.teardown(ctx, sb)
 		}
@@ -599,7 +599,7 @@ func (m *Manager) undoResume(ctx context.Context, j *job, sb *sandboxer.Sandbox,
 		}
 		return answer
 	}
-	err := m.step(pRelapsed, func() error {
+	err := m.step(pResumeFailed, func() error {
 		return m.move(ctx, sb, sandboxer.Pausing, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
 			if frozen {
 				sb.Pause.Depth, sb.Pause.Undo, sb.Pause.Snapshot = sandboxer.PauseFreeze, false, ""
@@ -618,13 +618,13 @@ func (m *Manager) undoResume(ctx context.Context, j *job, sb *sandboxer.Sandbox,
 	return answer
 }
 
-// keep moves how long a paused sandbox is kept.
-func (m *Manager) keep(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, until time.Time) error {
+// extendPaused moves how long a paused sandbox is kept.
+func (m *Manager) extendPaused(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, until time.Time) error {
 	longest := maxPaused(sb.Spec.Profile)
 	if until.Sub(now()) > longest {
 		return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would stay paused for %s from now; profile %s allows %s", sb.ID, until.Sub(now()).Round(time.Second), sb.Profile, longest)
 	}
-	if isStanding(sb) {
+	if hasReadyObject(sb) {
 		b, err := m.backend(sb.Extension)
 		if err != nil {
 			return err

@@ -8,7 +8,7 @@ import (
 
 // snapshotPins says which snapshots this process is reading or restoring from, so that none
 // of them is dropped meanwhile, and which it is saving or dropping, which one may do alone.
-// What must outlive the process is in the records: see restoring.
+// What must outlive the process is in the records: see restoringFrom.
 //
 // mu guards the counts. Nothing else happens under it: whether a snapshot exists and is
 // sealed, the caller looks up once it has its pin.

@@ -33,16 +33,16 @@ func (m *Manager) choosePlace(ctx context.Context, sb *sandboxer.Sandbox, env ma
 	return err
 }
 
-// unplace has sb, of which the next generation is to be made, placed anew.
-func (m *Manager) unplace(sb *sandboxer.Sandbox) {
+// clearPlace has a place chosen again for sb, of which the next generation is to be made.
+func (m *Manager) clearPlace(sb *sandboxer.Sandbox) {
 	if e := m.extension(sb.Extension); e != nil && e.Backend != nil && e.Backend.Places() {
 		sb.Host, sb.Untouched = "", true
 	}
 }
 
-// settlePlace commits where sb is made, if its record does not say. What an older broker may
+// ensurePlace commits where sb is made, if its record does not say. What an older broker may
 // have made of it is looked for first.
-func (m *Manager) settlePlace(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox, env map[string]string) error {
+func (m *Manager) ensurePlace(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox, env map[string]string) error {
 	if !b.Places() || sb.Host != "" {
 		if sb.Untouched { // of a former process, which did not come to end it
 			return m.commitPlace(ctx, j, sb, sb.Host, "")
@@ -50,7 +50,7 @@ func (m *Manager) settlePlace(ctx context.Context, b *backend.Backend, j *job, s
 		return nil
 	}
 	if !sb.Untouched {
-		where, err := m.foundAt(ctx, b, sb)
+		where, err := m.discoverHost(ctx, b, sb)
 		if err != nil {
 			return err
 		}
@@ -76,8 +76,8 @@ func (m *Manager) settlePlace(ctx context.Context, b *backend.Backend, j *job, s
 	return m.commitPlace(ctx, j, sb, found.Host, "")
 }
 
-// foundAt returns the host that has the object of sb, "" if none has.
-func (m *Manager) foundAt(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) (string, error) {
+// discoverHost returns the host that has the object of sb, "" if none has.
+func (m *Manager) discoverHost(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) (string, error) {
 	if !b.Can(sandboxer.CanDiscover) {
 		return "", nil
 	}
@@ -87,16 +87,16 @@ func (m *Manager) foundAt(ctx context.Context, b *backend.Backend, sb *sandboxer
 		return "", nil
 	case err != nil:
 		return "", err
-	case found.Handle.Generation != objectOf(sb):
+	case found.Handle.Generation != objectGeneration(sb):
 		return "", nil
 	}
 	return found.Handle.Host, nil
 }
 
-// elsewhere commits another host for sb, which could not be made at the last one of avoid
+// tryOtherHost commits another host for sb, which could not be made at the last one of avoid
 // because of err, and reports whether there is one. Nothing may be left behind first. It is
 // the only way on to another host.
-func (m *Manager) elsewhere(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox, env map[string]string, avoid []string, untouched bool, err error) bool {
+func (m *Manager) tryOtherHost(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox, env map[string]string, avoid []string, untouched bool, err error) bool {
 	retryable := isKind(err, sandboxer.Unavailable) || isKind(err, sandboxer.Exhausted)
 	if !b.Places() || !retryable || sb.Spec.Host != "" || sourceOf(sb) != "" && isNative(sb) {
 		return false
@@ -106,7 +106,7 @@ func (m *Manager) elsewhere(ctx context.Context, b *backend.Backend, j *job, sb 
 		return false
 	}
 	if !untouched {
-		terr := m.step(pVacate, func() error { _, err := b.Teardown(ctx, handleOf(sb)); return err })
+		terr := m.step(pLeaveHost, func() error { _, err := b.Teardown(ctx, handleOf(sb)); return err })
 		if terr != nil {
 			m.log.WarnContext(ctx, "not made on another host: it may be left on this one", "sandbox", sb.ID, "host", sb.Host, "err", terr)
 			return false
@@ -141,9 +141,9 @@ func (m *Manager) commitPlace(ctx context.Context, j *job, sb *sandboxer.Sandbox
 	return err
 }
 
-// leaveUntouched commits that there is nothing of sb at its place, so that its end need not
+// commitUntouched commits that there is nothing of sb at its place, so that its end need not
 // wait for a host that never heard of it; also when a destroy has come in between.
-func (m *Manager) leaveUntouched(ctx context.Context, sb *sandboxer.Sandbox) error {
+func (m *Manager) commitUntouched(ctx context.Context, sb *sandboxer.Sandbox) error {
 	keep := context.WithoutCancel(ctx)
 	return m.step(pUntouched, func() error {
 		return m.update(keep, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
@@ -156,17 +156,17 @@ func (m *Manager) leaveUntouched(ctx context.Context, sb *sandboxer.Sandbox) err
 	})
 }
 
-// noteFound fills in where sb is, of which the record does not say it.
-func (m *Manager) noteFound(t *tally, sb *sandboxer.Sandbox, at sandboxer.Handle) {
+// recordHost fills in where sb is, of which the record does not say it.
+func (m *Manager) recordHost(t *tracker, sb *sandboxer.Sandbox, at sandboxer.Handle) {
 	m.async(t, func() {
 		err := m.update(m.ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
-			if sb.Host != "" || objectOf(sb) != at.Generation || !sb.State.Live() {
-				return errMoot
+			if sb.Host != "" || objectGeneration(sb) != at.Generation || !sb.State.Live() {
+				return errNotNeeded
 			}
 			sb.Host = at.Host
 			return nil
 		})
-		if err != nil && err != errMoot && m.ctx.Err() == nil {
+		if err != nil && err != errNotNeeded && m.ctx.Err() == nil {
 			m.log.Warn("where a sandbox was found is not written down", "sandbox", sb.ID, "host", at.Host, "err", err)
 		}
 	})
@@ -176,7 +176,7 @@ func (m *Manager) noteFound(t *tally, sb *sandboxer.Sandbox, at sandboxer.Handle
 // their records say. What is left of a damaged record has no more than ID and generation.
 func Recorded(ctx context.Context, store sandboxer.Store, extension string) ([]sandboxer.Handle, error) {
 	var all []sandboxer.Handle
-	q := sandboxer.Query{Extension: extension, States: live, Limit: sandboxer.MaxPage}
+	q := sandboxer.Query{Extension: extension, States: liveStates, Limit: sandboxer.MaxPage}
 	for {
 		items, next, err := store.Sandboxes(ctx, q)
 		if err != nil {

@@ -304,7 +304,7 @@ func TestNativeSnapshotStaysOnItsHost(t *testing.T) {
 }
 
 // unreadable keeps snapshots that cannot be read.
-type unreadable struct{ dirVault }
+type unreadable struct{ dirStore }
 
 func (unreadable) Load(context.Context, string) (io.ReadCloser, error) {
 	return nil, sandboxer.E(sandboxer.Unavailable, nil, "the bucket is away")
@@ -313,7 +313,7 @@ func (unreadable) Load(context.Context, string) (io.ReadCloser, error) {
 // That a snapshot cannot be read is no host's fault: no other host is tried, none is asked to
 // tear down what it never heard of, and the record ends at once.
 func TestUnreadableSnapshotMovesNobody(t *testing.T) {
-	r, spy := onTwoHosts(t, func(s *setup) { s.opts.SnapshotStore = unreadable{dirVault{t.TempDir()}} })
+	r, spy := onTwoHosts(t, func(s *setup) { s.opts.SnapshotStore = unreadable{dirStore{t.TempDir()}} })
 	sb := r.create(sandboxer.CreateRequest{Profile: "test"})
 	if _, err := r.Snapshot(acme, sb.ID, SnapshotRequest{Name: "base", Kind: sandboxer.SnapshotPortable}); err != nil {
 		t.Fatal(err)

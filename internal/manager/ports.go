@@ -108,7 +108,7 @@ func (m *Manager) changePort(ctx context.Context, ref string, port int, change f
 	if what != "" && what != "opened" {
 		m.ports.end(sb.ID, port)
 	}
-	return m.fresh(sb), nil
+	return m.withLastUse(sb), nil
 }
 
 func openAt(sb *sandboxer.Sandbox, port int) int {
@@ -308,12 +308,12 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 // it: check says of the record as it is then whether it may begin, and whether the object is
 // still the one that runs.
 func (m *Manager) beginVisit(ctx, stay context.Context, v *Visit, id string, check func(now *sandboxer.Sandbox, running bool) error) error {
-	sb, b, h, end, err := m.openFor(ctx, m.streams, sandboxer.ScopeWrite, id)
+	sb, b, h, end, err := m.beginUse(ctx, m.streams, sandboxer.ScopeWrite, id)
 	if err != nil {
 		return err
 	}
 	v.SandboxID, v.Tenant, v.Generation, v.b, v.h = sb.ID, sb.Tenant, sb.Generation, b, h
-	v.Ctx, v.cut = m.within(stay)
+	v.Ctx, v.cut = m.untilClosed(stay)
 	leave := m.ports.enter(v)
 	v.End = func() {
 		leave()
@@ -322,7 +322,7 @@ func (m *Manager) beginVisit(ctx, stay context.Context, v *Visit, id string, che
 	}
 	now, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
 	if err == nil {
-		err = check(now, now.State == sandboxer.Running && objectOf(now) == h.Generation)
+		err = check(now, now.State == sandboxer.Running && objectGeneration(now) == h.Generation)
 	}
 	if err != nil {
 		v.End()

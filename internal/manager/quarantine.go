@@ -39,14 +39,14 @@ type Quarantined struct {
 	Why        string    `json:"why"`
 }
 
-// inmate is what the manager remembers of a quarantined object. Guarded by Manager.mu.
-type inmate struct {
+// quarantinedObject is what the manager remembers of a quarantined object. Guarded by Manager.mu.
+type quarantinedObject struct {
 	Quarantined
-	looked    time.Time // when its backend was last asked
-	told      bool
+	probedAt  time.Time // when its backend was last asked
+	reported  bool
 	deadSince time.Time // when it was first proven dead
 	dead      bool      // proven twice: nothing is left to keep
-	nobodys   bool      // its stamp says that it was made for a pool and never claimed
+	unclaimed bool      // its stamp says that it was made for a pool and never claimed
 }
 
 // A stamp is the record of a sandbox as it was when its object was made.
@@ -68,7 +68,7 @@ func (m *Manager) stampOf(sb *sandboxer.Sandbox) []byte {
 	}
 	nonce := make([]byte, m.seal.NonceSize(), m.seal.NonceSize()+len(plain)+m.seal.Overhead())
 	rand.Read(nonce)
-	sealed := m.seal.Seal(nonce, nonce, plain, stampName(sb.ID, objectOf(sb)))
+	sealed := m.seal.Seal(nonce, nonce, plain, stampName(sb.ID, objectGeneration(sb)))
 	if len(sealed) > sandboxer.MaxStampBytes {
 		return nil
 	}
@@ -94,16 +94,16 @@ func (m *Manager) openStamp(f sandboxer.Found) *sandboxer.Sandbox {
 	return s.Sandbox
 }
 
-// detain says whether the object s, which the database does not know, is to be kept, and
+// quarantineObject says whether the object s, which the database does not know, is to be kept, and
 // sees to it that it is looked at and told.
-func (m *Manager) detain(t *tally, e *extension, s sighting, h sandboxer.Handle) bool {
+func (m *Manager) quarantineObject(t *tracker, e *extension, s objectKey, h sandboxer.Handle) bool {
 	now := time.Now()
 	m.mu.Lock()
 	look := false
 	defer func() {
 		m.mu.Unlock()
 		if look {
-			m.async(t, func() { m.inspect(e, s, h) })
+			m.async(t, func() { m.inspectQuarantined(e, s, h) })
 		}
 	}()
 	q := m.quarantine[s]
@@ -111,21 +111,21 @@ func (m *Manager) detain(t *tally, e *extension, s sighting, h sandboxer.Handle)
 		if len(m.quarantine) >= maxQuarantine {
 			return true
 		}
-		q = &inmate{Quarantined: Quarantined{
+		q = &quarantinedObject{Quarantined: Quarantined{
 			ID: s.id, Generation: s.generation, Extension: e.Info.ID, Host: h.Host, Since: now.UTC(),
 			Why: "the database does not know it: that was restored from a backup, or lost its latest writes",
 		}}
 		m.quarantine[s] = q
 	}
-	if now.Sub(q.looked) >= probeEvery {
-		q.looked, look = now, true
+	if now.Sub(q.probedAt) >= probeEvery {
+		q.probedAt, look = now, true
 	}
 	over := !q.Until.IsZero() && now.After(q.Until) && !now.Before(m.graceUntil)
-	return !over && !q.dead && !q.nobodys
+	return !over && !q.dead && !q.unclaimed
 }
 
-// inspect asks the backend about a quarantined object, and tells of it the first time.
-func (m *Manager) inspect(e *extension, s sighting, h sandboxer.Handle) {
+// inspectQuarantined asks the backend about a quarantined object, and tells of it the first time.
+func (m *Manager) inspectQuarantined(e *extension, s objectKey, h sandboxer.Handle) {
 	release, err := m.slot(m.ctx, e.Info.ID)
 	if err != nil {
 		return
@@ -158,7 +158,7 @@ func (m *Manager) inspect(e *extension, s sighting, h sandboxer.Handle) {
 	}
 	if was != nil {
 		q.Tenant, q.Name, q.Profile, q.CreatedAt = was.Tenant, was.Name, was.Profile, was.CreatedAt
-		q.nobodys = isPooled(was)
+		q.unclaimed = isPooled(was)
 	}
 	switch {
 	case alive != sandboxer.Gone && alive != sandboxer.OOMKilled:
@@ -168,8 +168,8 @@ func (m *Manager) inspect(e *extension, s sighting, h sandboxer.Handle) {
 	case now.Sub(q.deadSince) >= confirmAfter:
 		q.dead = true
 	}
-	tell := !q.told && !q.nobodys && q.deadSince.IsZero()
-	q.told = q.told || tell
+	tell := !q.reported && !q.unclaimed && q.deadSince.IsZero()
+	q.reported = q.reported || tell
 	say := q.Quarantined
 	m.mu.Unlock()
 	if !tell {
@@ -187,14 +187,14 @@ func (m *Manager) inspect(e *extension, s sighting, h sandboxer.Handle) {
 	}}})
 	if err != nil {
 		m.mu.Lock()
-		q.told = false
+		q.reported = false
 		m.mu.Unlock()
 	}
 }
 
-// acquit forgets quarantined objects of e that are known by now or, if the listing was
+// releaseFromQuarantine forgets quarantined objects of e that are known by now or, if the listing was
 // whole, not there any more.
-func (m *Manager) acquit(e *extension, listed map[sighting]sandboxer.Handle, explained map[sighting]bool, whole bool) {
+func (m *Manager) releaseFromQuarantine(e *extension, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool, whole bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for s := range m.quarantine {
@@ -219,7 +219,7 @@ func (m *Manager) quarantined(id string) []Quarantined {
 	defer m.mu.Unlock()
 	all := []Quarantined{}
 	for s, q := range m.quarantine {
-		if id == "" && !q.dead && !q.nobodys || s.id == id {
+		if id == "" && !q.dead && !q.unclaimed || s.id == id {
 			all = append(all, q.Quarantined)
 		}
 	}
@@ -229,16 +229,16 @@ func (m *Manager) quarantined(id string) []Quarantined {
 	return all
 }
 
-// A stranger is an object that the database does not know.
-type stranger struct {
+// An unknownObject is an object that the database does not know.
+type unknownObject struct {
 	e     *extension
-	s     sighting
+	s     objectKey
 	found sandboxer.Found // nothing but the handle if the extension cannot discover
 }
 
-// strangers finds what the extensions have under id and the database does not know: also
+// unknownObjects finds what the extensions have under id and the database does not know: also
 // what no survey has seen so far.
-func (m *Manager) strangers(ctx context.Context, id string) (all []stranger, err error) {
+func (m *Manager) unknownObjects(ctx context.Context, id string) (all []unknownObject, err error) {
 	for _, e := range m.extensions() {
 		if e.Backend == nil {
 			continue
@@ -260,22 +260,22 @@ func (m *Manager) strangers(ctx context.Context, id string) (all []stranger, err
 		if found.Handle.SandboxID == "" {
 			continue
 		}
-		s := sighting{e.Info.ID, id, found.Handle.Generation}
+		s := objectKey{e.Info.ID, id, found.Handle.Generation}
 		_, v, err := m.recordStatusOf(ctx, s)
 		if err != nil {
 			return nil, err
 		}
-		if v == unknown {
-			all = append(all, stranger{e, s, found})
+		if v == recordMissing {
+			all = append(all, unknownObject{e, s, found})
 		}
 	}
 	return all, nil
 }
 
-// isHeld reports whether an extension has an object under id that the database does not
+// isQuarantinedID reports whether an extension has an object under id that the database does not
 // know, so that nothing new may be made under it. Once a survey has seen what the
 // extensions have, nobody is asked.
-func (m *Manager) isHeld(ctx context.Context, id string) (bool, error) {
+func (m *Manager) isQuarantinedID(ctx context.Context, id string) (bool, error) {
 	if len(m.quarantined(id)) > 0 {
 		return true, nil
 	}
@@ -290,18 +290,18 @@ func (m *Manager) isHeld(ctx context.Context, id string) (bool, error) {
 		if err != nil { // not there, or out of reach
 			continue
 		}
-		_, v, err := m.recordStatusOf(ctx, sighting{e.Info.ID, id, found.Handle.Generation})
-		if err != nil || v == unknown {
-			return v == unknown, err
+		_, v, err := m.recordStatusOf(ctx, objectKey{e.Info.ID, id, found.Handle.Generation})
+		if err != nil || v == recordMissing {
+			return v == recordMissing, err
 		}
 	}
 	return false, nil
 }
 
-// discardStrangers tears down what the database does not know under id, at the wish of whoever is
+// removeUnknownObjects tears down what the database does not know under id, at the wish of whoever is
 // in ctx, and returns what that was; nil if there is nothing.
-func (m *Manager) discardStrangers(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
-	all, err := m.strangers(ctx, id)
+func (m *Manager) removeUnknownObjects(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
+	all, err := m.unknownObjects(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -311,8 +311,8 @@ func (m *Manager) discardStrangers(ctx context.Context, id string) (*sandboxer.S
 		if was := m.openStamp(x.found); was != nil {
 			sb = was
 		}
-		err := m.reap(ctx, x.e, x.s, x.found.Handle, sb.Tenant)
-		if err == errMoot {
+		err := m.removeOrphan(ctx, x.e, x.s, x.found.Handle, sb.Tenant)
+		if err == errNotNeeded {
 			continue
 		}
 		if err != nil {
@@ -342,7 +342,7 @@ func (m *Manager) Adopt(ctx context.Context, id string, a Adoption) (*sandboxer.
 	if a.TTL < 0 {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is not above zero", a.TTL)
 	}
-	all, err := m.strangers(ctx, id)
+	all, err := m.unknownObjects(ctx, id)
 	switch {
 	case err != nil:
 		return nil, err
@@ -363,29 +363,29 @@ func (m *Manager) Adopt(ctx context.Context, id string, a Adoption) (*sandboxer.
 	if !mine {
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s has work in flight", id).WithHint("try again in a moment")
 	}
-	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.takeIn(ctx, all[0], a) })
+	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.adoptObject(ctx, all[0], a) })
 	if err := wait(ctx, j.done); err != nil {
 		return nil, err
 	}
 	return j.sb, j.err
 }
 
-// takeIn is the job behind Adopt.
-func (m *Manager) takeIn(ctx context.Context, x stranger, a Adoption) (*sandboxer.Sandbox, error) {
+// adoptObject is the job behind Adopt.
+func (m *Manager) adoptObject(ctx context.Context, x unknownObject, a Adoption) (*sandboxer.Sandbox, error) {
 	_, v, err := m.recordStatusOf(ctx, x.s)
-	if err == nil && v != unknown {
+	if err == nil && v != recordMissing {
 		err = sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is known by now", x.s.id)
 	}
 	if err != nil {
 		return nil, err
 	}
-	sb, err := m.anew(ctx, x, a)
+	sb, err := m.recordOfUnknown(ctx, x, a)
 	if err != nil {
 		return nil, err
 	}
 	b := x.e.Backend
 	if b.Can(sandboxer.CanPause) { // it may be frozen
-		if err := m.step(pThaw, func() error { return b.Resume(ctx, x.found.Handle) }); err != nil {
+		if err := m.step(pUnfreeze, func() error { return b.Resume(ctx, x.found.Handle) }); err != nil {
 			return nil, err
 		}
 	}
@@ -403,7 +403,7 @@ func (m *Manager) takeIn(ctx context.Context, x stranger, a Adoption) (*sandboxe
 	sb.UsedAt, sb.ProvisionedAt = sb.ReadyAt, sb.ReadyAt
 	w := sandboxer.Writes{Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true}
 	if sb.Name != "" {
-		items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: sb.Tenant, Name: sb.Name, States: live, Limit: 1})
+		items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: sb.Tenant, Name: sb.Name, States: liveStates, Limit: 1})
 		if err != nil {
 			return nil, err
 		}
@@ -418,8 +418,8 @@ func (m *Manager) takeIn(ctx context.Context, x stranger, a Adoption) (*sandboxe
 	runs.From, runs.To = sandboxer.Creating, sandboxer.Running
 	adopted := event(ctx, sb, sandboxer.EventAdopt, "the database did not know it; its record was made anew")
 	w.Events = append(w.Events, made, runs, adopted)
-	if last, lerr := m.store.Sandbox(ctx, sb.ID); lerr == nil && isContested(last) {
-		err = m.takeOver(ctx, last, sb, w)
+	if last, lerr := m.store.Sandbox(ctx, sb.ID); lerr == nil && mayBeClaimed(last) {
+		err = m.replaceClaimed(ctx, last, sb, w)
 	} else {
 		err = m.step(pAdopted, func() error { return m.store.CreateSandbox(ctx, sb, w) })
 	}
@@ -430,19 +430,19 @@ func (m *Manager) takeIn(ctx context.Context, x stranger, a Adoption) (*sandboxe
 		}
 		return nil, err
 	}
-	m.acquit(x.e, nil, map[sighting]bool{x.s: true}, false)
+	m.releaseFromQuarantine(x.e, nil, map[objectKey]bool{x.s: true}, false)
 	m.notify(sb.ID)
-	m.alarm(time.Time{}, sb.ExpiresAt)
+	m.scheduleSweep(time.Time{}, sb.ExpiresAt)
 	m.adopt(sb)
 	return sb, nil
 }
 
-// takeOver makes last, which waited in a pool when the database went back, the record of
+// replaceClaimed makes last, which waited in a pool when the database went back, the record of
 // sb, with what w books. A crash in between leaves it as a claim does that was cut short.
-func (m *Manager) takeOver(ctx context.Context, last, sb *sandboxer.Sandbox, w sandboxer.Writes) error {
+func (m *Manager) replaceClaimed(ctx context.Context, last, sb *sandboxer.Sandbox, w sandboxer.Writes) error {
 	mine := *sb
 	claim := func(into *sandboxer.Sandbox, also *sandboxer.Writes) error {
-		if !isContested(into) {
+		if !mayBeClaimed(into) {
 			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is known by now", sb.ID)
 		}
 		was := *into
@@ -478,8 +478,8 @@ func (m *Manager) takeOver(ctx context.Context, last, sb *sandboxer.Sandbox, w s
 	return err
 }
 
-// anew makes the record of a stranger. Nothing is written yet.
-func (m *Manager) anew(ctx context.Context, x stranger, a Adoption) (*sandboxer.Sandbox, error) {
+// recordOfUnknown makes the record of an unknown object. Nothing is written yet.
+func (m *Manager) recordOfUnknown(ctx context.Context, x unknownObject, a Adoption) (*sandboxer.Sandbox, error) {
 	id := x.s.id
 	sb := m.openStamp(x.found)
 	if sb != nil && sb.Tenant == "" {
@@ -492,11 +492,11 @@ func (m *Manager) anew(ctx context.Context, x stranger, a Adoption) (*sandboxer.
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "sandbox %s is tenant %s's, of profile %s, by its stamp", id, sb.Tenant, sb.Profile).
 				WithHint("leave out the tenant and the profile")
 		}
-	} else if sb, err = m.unstamped(ctx, x, a); err != nil {
+	} else if sb, err = m.recordWithoutStamp(ctx, x, a); err != nil {
 		return nil, err
 	}
 	// The ID may have had former lives, which the database or the ledger know.
-	generation, err := m.unbooked(ctx, id, "")
+	generation, err := m.unusedGeneration(ctx, id, "")
 	if err != nil {
 		return nil, err
 	}
@@ -505,7 +505,7 @@ func (m *Manager) anew(ctx context.Context, x stranger, a Adoption) (*sandboxer.
 	case isKind(err, sandboxer.NotFound):
 	case err != nil:
 		return nil, err
-	case isContested(last) && objectOf(last) == x.s.generation:
+	case mayBeClaimed(last) && objectGeneration(last) == x.s.generation:
 		generation = max(generation, last.Generation)
 	case last.State.Live():
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s in the database; %s has a later generation of it", id, last.State, x.e.Info.ID).
@@ -514,7 +514,7 @@ func (m *Manager) anew(ctx context.Context, x stranger, a Adoption) (*sandboxer.
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "the ID %s was tenant %s's; it cannot become %s's", id, last.Tenant, sb.Tenant).
 			WithHint("get rid of the object with: sandboxer destroy %s", id)
 	default:
-		generation = max(generation, objectOf(last)+1)
+		generation = max(generation, objectGeneration(last)+1)
 	}
 	if generation > x.s.generation {
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "the ledger knows generation %d of sandbox %s already", x.s.generation, id).
@@ -544,7 +544,7 @@ func (m *Manager) schedule(sb *sandboxer.Sandbox, fuse time.Time, ttl time.Durat
 	at := now()
 	margin := fuseMargin
 	if sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause {
-		margin += patience
+		margin += stuckAfter
 	}
 	switch {
 	case ttl > 0:
@@ -567,8 +567,8 @@ func (m *Manager) schedule(sb *sandboxer.Sandbox, fuse time.Time, ttl time.Durat
 	return nil
 }
 
-// unstamped makes the record of an object of which nothing is known but what a says.
-func (m *Manager) unstamped(ctx context.Context, x stranger, a Adoption) (*sandboxer.Sandbox, error) {
+// recordWithoutStamp makes the record of an object of which nothing is known but what a says.
+func (m *Manager) recordWithoutStamp(ctx context.Context, x unknownObject, a Adoption) (*sandboxer.Sandbox, error) {
 	if a.Tenant == "" || a.Profile == "" {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has no stamp that says whose it is and what it was made from", x.s.id).
 			WithHint("say it: --tenant TENANT --profile PROFILE")
@@ -591,7 +591,7 @@ func (m *Manager) unstamped(ctx context.Context, x stranger, a Adoption) (*sandb
 }
 
 // quarantineText says of an object that the database does not know how long it is kept.
-func (m *Manager) quarantineText(e *extension, s sighting) string {
+func (m *Manager) quarantineText(e *extension, s objectKey) string {
 	until, whose := "until an administrator decides", ""
 	m.mu.Lock()
 	if q := m.quarantine[s]; q != nil {

@@ -200,7 +200,7 @@ func TestQuarantineWithoutStamp(t *testing.T) {
 // TestQuarantineOfALaterGeneration has the database forget that a sandbox was resumed.
 func TestQuarantineOfALaterGeneration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(s *setup) { ticking(s); s.opts.SnapshotStore = dirVault{s.dir} })
+		r := newRig(t, func(s *setup) { ticking(s); s.opts.SnapshotStore = dirStore{s.dir} })
 		id := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour}).ID
 		if _, err := r.Pause(acme, id, PauseRequest{Depth: sandboxer.PauseFiles}); err != nil {
 			t.Fatal(err)

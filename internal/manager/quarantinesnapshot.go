@@ -28,8 +28,8 @@ type quarantinedSnapshot struct {
 }
 
 // quarantinedSnapshots finds them by ID, all or only the one called id. Who could not be asked
-// is in silent, by name; the store of portable snapshots is asked if vault is set.
-func (m *Manager) quarantinedSnapshots(ctx context.Context, id string, vault bool) (found map[string]*quarantinedSnapshot, silent map[string]error, err error) {
+// is in silent, by name; the store of portable snapshots is asked if withStore is set.
+func (m *Manager) quarantinedSnapshots(ctx context.Context, id string, withStore bool) (found map[string]*quarantinedSnapshot, silent map[string]error, err error) {
 	found, silent = map[string]*quarantinedSnapshot{}, map[string]error{}
 	// unknown returns the one called at, nil if the database knows it or it is not asked for.
 	unknown := func(at string) (*quarantinedSnapshot, error) {
@@ -71,7 +71,7 @@ func (m *Manager) quarantinedSnapshots(ctx context.Context, id string, vault boo
 			s.was = m.openStamp(sandboxer.Found{Handle: sandboxer.Handle{SandboxID: f.SandboxID, Generation: f.Generation}, Stamp: f.Stamp})
 		}
 	}
-	if m.opts.SnapshotStore == nil || !vault {
+	if m.opts.SnapshotStore == nil || !withStore {
 		return found, silent, nil
 	}
 	kept, err := m.opts.SnapshotStore.List(ctx)
@@ -121,8 +121,8 @@ func (s *quarantinedSnapshot) text() string {
 		where, has, s.id, cmp.Or(whose, ","), s.id, s.id)
 }
 
-// tellQuarantinedSnapshots tells of those there are, of each once.
-func (m *Manager) tellQuarantinedSnapshots(ctx context.Context) {
+// reportQuarantinedSnapshots tells of those there are, of each once.
+func (m *Manager) reportQuarantinedSnapshots(ctx context.Context) {
 	all, _, err := m.quarantinedSnapshots(ctx, "", true) // whoever cannot be asked is the audit's to tell
 	if err != nil {
 		return
@@ -130,8 +130,8 @@ func (m *Manager) tellQuarantinedSnapshots(ctx context.Context) {
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		s := all[id]
 		m.mu.Lock()
-		told := m.toldOf[id]
-		m.toldOf[id] = true
+		told := m.reportedSnapshots[id]
+		m.reportedSnapshots[id] = true
 		m.mu.Unlock()
 		if told {
 			continue

@@ -52,18 +52,18 @@ type resolvedRequest struct {
 // matches reports whether sb is what o asks for, so that o may be answered with it.
 func (m *Manager) matches(o *resolvedRequest, sb *sandboxer.Sandbox) bool {
 	env, err := m.openEnv(sb)
-	return err == nil && o.tenant == sb.Tenant && o.fulfilled(sb.Spec, sb.Name, env)
+	return err == nil && o.tenant == sb.Tenant && o.isFulfilledBy(sb.Spec, sb.Name, env)
 }
 
 // same is matches for two requests.
 func (o *resolvedRequest) same(p *resolvedRequest) bool {
-	return o.tenant == p.tenant && o.fulfilled(p.spec, p.name, p.spec.Env)
+	return o.tenant == p.tenant && o.isFulfilledBy(p.spec, p.name, p.spec.Env)
 }
 
-// fulfilled reports whether a sandbox of this spec, name and environment has the
+// isFulfilledBy reports whether a sandbox of this spec, name and environment has the
 // profile and the inputs that o asks for, and whatever else the request itself names.
 // What it leaves to the profile does not count: the profile may be another by now.
-func (o *resolvedRequest) fulfilled(spec sandboxer.Spec, name string, env map[string]string) bool {
+func (o *resolvedRequest) isFulfilledBy(spec sandboxer.Spec, name string, env map[string]string) bool {
 	r := &o.req
 	has := func(all, some map[string]string) bool {
 		for k, v := range some {
@@ -171,7 +171,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	ext, err := m.serving(prof)
+	ext, err := m.extensionFor(prof)
 	if err != nil {
 		return nil, err
 	}
@@ -184,14 +184,14 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 		return nil, err
 	}
 	for _, err := range []error{
-		checkCommon(prof, common{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
+		checkCommon(prof, commonRequest{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
 		req.Limits.Check(), m.checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts), checkUser(req.User), checkSize(req),
 	} {
 		if err != nil {
 			return nil, err
 		}
 	}
-	spec := m.blank(prof)
+	spec := m.profileSpec(prof)
 	spec.ID, spec.Inputs, spec.Host, spec.Consumer = id, inputs, req.Host, req.Consumer
 	spec.Image = cmp.Or(req.Image, prof.Image)
 	spec.User = cmp.Or(req.User, prof.User)
@@ -217,13 +217,13 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	}, nil
 }
 
-// serving finds the extension that serves a profile. Kind: Unavailable.
-func (m *Manager) serving(prof sandboxer.Profile) (*extension, error) {
-	var offers []ability
+// extensionFor finds the extension that serves a profile. Kind: Unavailable.
+func (m *Manager) extensionFor(prof sandboxer.Profile) (*extension, error) {
+	var abilities []ability
 	for _, e := range m.extensions() {
-		offers = append(offers, e.ability())
+		abilities = append(abilities, e.ability())
 	}
-	chosen, refused := route(prof, offers)
+	chosen, refused := route(prof, abilities)
 	if len(chosen) == 0 {
 		why := "no extension can serve it"
 		for _, c := range refused {
@@ -236,15 +236,15 @@ func (m *Manager) serving(prof sandboxer.Profile) (*extension, error) {
 	return m.extension(chosen[0].extension), nil
 }
 
-// common is what creates and restores may both ask for and is checked alike.
-type common struct {
+// commonRequest is what creates and restores may both ask for and is checked alike.
+type commonRequest struct {
 	name, key   string
 	ttl         time.Duration
 	env, labels map[string]string
 	maxCost     sandboxer.Credits
 }
 
-func checkCommon(prof sandboxer.Profile, c common) error {
+func checkCommon(prof sandboxer.Profile, c commonRequest) error {
 	for _, err := range []error{checkName(c.name), checkKey(c.key), checkTTL(prof, c.ttl), checkEnv(c.env), checkLabels(c.labels)} {
 		if err != nil {
 			return err
@@ -288,9 +288,9 @@ func inherited(spec, old sandboxer.Spec) (names []string) {
 	return names
 }
 
-// blank is what a sandbox of the profile is made of when its request names nothing, and
+// profileSpec is what a sandbox of the profile is made of when its request names nothing, and
 // without the inputs.
-func (m *Manager) blank(prof sandboxer.Profile) sandboxer.Spec {
+func (m *Manager) profileSpec(prof sandboxer.Profile) sandboxer.Spec {
 	spec := sandboxer.Spec{
 		Owner: m.opts.Owner, Profile: prof, Image: prof.Image, Command: prof.Command, Env: prof.Env, Labels: prof.Labels,
 		Limits: prof.Limits, Network: prof.Network, Mounts: prof.Mounts, Ports: prof.Ports, Workspace: prof.Workspace, User: prof.User,
@@ -465,9 +465,9 @@ func (m *Manager) ceilings(spec sandboxer.Spec) sandboxer.Limits {
 	return most
 }
 
-// holds refuses, for callers who are no administrators, to bring back what was saved or
+// checkStillAllowed refuses, for callers who are no administrators, to bring back what was saved or
 // paused with more than prof gives now. what names it.
-func (m *Manager) holds(p sandboxer.Principal, prof sandboxer.Profile, spec sandboxer.Spec, what string) error {
+func (m *Manager) checkStillAllowed(p sandboxer.Principal, prof sandboxer.Profile, spec sandboxer.Spec, what string) error {
 	if p.Can(sandboxer.ScopeAdmin) {
 		return nil
 	}

@@ -80,10 +80,10 @@ func (m *Manager) Snapshot(ctx context.Context, ref string, req SnapshotRequest)
 	if err != nil {
 		return nil, err
 	}
-	return m.saveAs(ctx, sb, req, "")
+	return m.takeSnapshot(ctx, sb, req, "")
 }
 
-func (m *Manager) saveAs(ctx context.Context, sb *sandboxer.Sandbox, req SnapshotRequest, purpose sandboxer.SnapshotPurpose) (*sandboxer.SnapshotRecord, error) {
+func (m *Manager) takeSnapshot(ctx context.Context, sb *sandboxer.Sandbox, req SnapshotRequest, purpose sandboxer.SnapshotPurpose) (*sandboxer.SnapshotRecord, error) {
 	if err := checkName(req.Name); err != nil {
 		return nil, err
 	}
@@ -121,7 +121,7 @@ func (m *Manager) saveAs(ctx context.Context, sb *sandboxer.Sandbox, req Snapsho
 				if req.TTL > 0 {
 					rec.ExpiresAt = rec.CreatedAt.Add(req.TTL)
 				}
-				return nil, m.save(ctx, b, &own, rec)
+				return nil, m.saveSnapshot(ctx, b, &own, rec)
 			})
 		}
 		if err := wait(ctx, j.done); err != nil {
@@ -189,8 +189,8 @@ func newSnapshot(sb *sandboxer.Sandbox, kind sandboxer.SnapshotKind, purpose san
 	}
 }
 
-// save writes rec down, saves sb, and seals rec. The caller owns the job of sb.
-func (m *Manager) save(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) (err error) {
+// saveSnapshot writes rec down, saves sb, and seals rec. The caller owns the job of sb.
+func (m *Manager) saveSnapshot(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) (err error) {
 	if err := m.sealFor(sb, rec); err != nil {
 		return err
 	}
@@ -202,7 +202,7 @@ func (m *Manager) save(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 	if err := m.step(pSaving, func() error { return m.putSnapshot(ctx, rec, "begun", sandboxer.QuotaSnapshots) }); err != nil {
 		return err
 	}
-	err = m.fill(ctx, b, sb, rec)
+	err = m.saveData(ctx, b, sb, rec)
 	if err == nil {
 		err = m.step(pSealed, func() error {
 			rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
@@ -236,8 +236,8 @@ func (m *Manager) sealFor(sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) 
 	return err
 }
 
-// fill saves sb in the forms that rec asks for and completes rec with the receipts.
-func (m *Manager) fill(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) error {
+// saveData saves sb in the forms that rec asks for and completes rec with the receipts.
+func (m *Manager) saveData(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) error {
 	if rec.Kind.Has(sandboxer.SnapshotNative) {
 		err := m.step(pSave, func() (err error) { rec.Native, err = b.Snapshot(ctx, sb.Handle, rec.ID); return err })
 		if err != nil {
@@ -290,16 +290,16 @@ func (m *Manager) fill(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 // putSnapshot writes rec with an event that says what became of it, within the tenant's
 // quota for what it takes.
 func (m *Manager) putSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord, what string, takes ...sandboxer.Resource) error {
-	w := sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}, Quota: m.heldTo(rec.Tenant, takes...)}
+	w := sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}, Quota: m.quotaFor(rec.Tenant, takes...)}
 	if what != "" {
 		w.Events = []sandboxer.Event{snapshotEvent(ctx, rec, what)}
 	}
 	err := m.store.Write(ctx, w)
 	if err == nil {
 		m.notify(rec.SandboxID)
-		m.alarm(time.Time{}, rec.RetryAt)
+		m.scheduleSweep(time.Time{}, rec.RetryAt)
 		if rec.State == sandboxer.SnapshotSealed {
-			m.alarm(time.Time{}, rec.ExpiresAt)
+			m.scheduleSweep(time.Time{}, rec.ExpiresAt)
 		}
 	}
 	return err
@@ -321,7 +321,7 @@ func (m *Manager) pinSealed(ctx context.Context, id string) (unpin func(), err e
 	}
 	rec, err := m.store.Snapshot(ctx, id)
 	if err == nil && rec.State != sandboxer.SnapshotSealed {
-		err = unsealed(rec)
+		err = notSealed(rec)
 	}
 	if err != nil {
 		unpin()
@@ -330,7 +330,7 @@ func (m *Manager) pinSealed(ctx context.Context, id string) (unpin func(), err e
 	return unpin, nil
 }
 
-func unsealed(rec *sandboxer.SnapshotRecord) error {
+func notSealed(rec *sandboxer.SnapshotRecord) error {
 	if rec.State == sandboxer.SnapshotDropping || rec.State == sandboxer.SnapshotDropped {
 		return sandboxer.E(sandboxer.NotFound, nil, "snapshot %s was dropped", rec.ID).
 			WithHint("list those there are: sandboxer snapshot ls")
@@ -448,7 +448,7 @@ func (m *Manager) Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) ([]*
 func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error) {
 	rec, err := m.findSnapshot(ctx, sandboxer.ScopeWrite, ref)
 	if rec != nil && rec.Damaged != "" {
-		rec, err = m.mendSnapshot(ctx, rec, err)
+		rec, err = m.repairSnapshotRecord(ctx, rec, err)
 	}
 	if isKind(err, sandboxer.NotFound) && checkSnapshotID(ref) == nil {
 		if lost, lerr := m.dropQuarantined(ctx, ref); !isKind(lerr, sandboxer.NotFound) && !isKind(lerr, sandboxer.Denied) {
@@ -471,21 +471,21 @@ func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.Snap
 		return nil, err
 	}
 	defer m.wg.Done()
-	bg, cancel := m.within(context.WithoutCancel(ctx))
+	bg, cancel := m.untilClosed(context.WithoutCancel(ctx))
 	defer cancel(nil)
-	return m.drop1(bg, rec.ID, "")
+	return m.dropByID(bg, rec.ID, "")
 }
 
-// dropOwn drops a snapshot that the broker made for itself, as far as that is possible
+// dropInternal drops a snapshot that the broker made for itself, as far as that is possible
 // now; the sweep does the rest.
-func (m *Manager) dropOwn(ctx context.Context, id string) {
-	if _, err := m.drop1(ctx, id, ""); err != nil && ctx.Err() == nil {
+func (m *Manager) dropInternal(ctx context.Context, id string) {
+	if _, err := m.dropByID(ctx, id, ""); err != nil && ctx.Err() == nil {
 		m.log.WarnContext(ctx, "drop of a snapshot that is not needed any more", "snapshot", id, "err", err)
 	}
 }
 
-// drop1 drops one snapshot unless it is in use.
-func (m *Manager) drop1(ctx context.Context, id, why string) (*sandboxer.SnapshotRecord, error) {
+// dropByID drops one snapshot unless it is in use.
+func (m *Manager) dropByID(ctx context.Context, id, why string) (*sandboxer.SnapshotRecord, error) {
 	release, err := m.pins.claim(id)
 	if err != nil {
 		return nil, err
@@ -495,7 +495,7 @@ func (m *Manager) drop1(ctx context.Context, id, why string) (*sandboxer.Snapsho
 	if err != nil {
 		return nil, err
 	}
-	if user, err := m.restoring(ctx, rec); err != nil {
+	if user, err := m.restoringFrom(ctx, rec); err != nil {
 		return nil, err
 	} else if user != "" {
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is in use: sandbox %s is being restored from it", id, user).
@@ -504,9 +504,9 @@ func (m *Manager) drop1(ctx context.Context, id, why string) (*sandboxer.Snapsho
 	return rec, m.dropClaimed(ctx, rec, why)
 }
 
-// restoring returns a sandbox that is being made from rec, or "". A sandbox whose
+// restoringFrom returns a sandbox that is being made from rec, or "". A sandbox whose
 // object exists needs the snapshot no more, but its making may be repeated.
-func (m *Manager) restoring(ctx context.Context, rec *sandboxer.SnapshotRecord) (user string, err error) {
+func (m *Manager) restoringFrom(ctx context.Context, rec *sandboxer.SnapshotRecord) (user string, err error) {
 	if rec.State != sandboxer.SnapshotSealed {
 		return "", nil
 	}
@@ -536,7 +536,7 @@ func (m *Manager) dropClaimed(ctx context.Context, rec *sandboxer.SnapshotRecord
 			return err
 		}
 	}
-	err := m.remove(ctx, rec)
+	err := m.removeSnapshotData(ctx, rec)
 	if err == nil {
 		return m.step(pDropped, func() error {
 			rec.State, rec.DroppedAt = sandboxer.SnapshotDropped, now()
@@ -559,10 +559,10 @@ func (m *Manager) dropClaimed(ctx context.Context, rec *sandboxer.SnapshotRecord
 	return e
 }
 
-// remove removes what there is of rec outside the database.
-func (m *Manager) remove(ctx context.Context, rec *sandboxer.SnapshotRecord) error {
-	if rec.Extension == "" && rec.Kind == sandboxer.SnapshotBoth { // mended
-		if err := m.removeAnywhere(ctx, rec.ID); err != nil || m.opts.SnapshotStore == nil {
+// removeSnapshotData removes what there is of rec outside the database.
+func (m *Manager) removeSnapshotData(ctx context.Context, rec *sandboxer.SnapshotRecord) error {
+	if rec.Extension == "" && rec.Kind == sandboxer.SnapshotBoth { // repaired
+		if err := m.removeFromAllExtensions(ctx, rec.ID); err != nil || m.opts.SnapshotStore == nil {
 			return err
 		}
 	} else if rec.Kind.Has(sandboxer.SnapshotNative) {
@@ -585,10 +585,10 @@ func (m *Manager) remove(ctx context.Context, rec *sandboxer.SnapshotRecord) err
 	return nil
 }
 
-// passSnapshots takes the steps that snapshots owe: those that a dead process was
+// sweepSnapshots takes the steps that snapshots owe: those that a dead process was
 // saving are dropped, as are those whose time is over, and those that the broker made
 // for a sandbox or a fork that needs them no more.
-func (m *Manager) passSnapshots(ctx context.Context, t *tally, at time.Time) error {
+func (m *Manager) sweepSnapshots(ctx context.Context, t *tracker, at time.Time) error {
 	each := func(q sandboxer.SnapshotQuery) error {
 		q.Limit = sandboxer.MaxPage
 		for {
@@ -598,10 +598,10 @@ func (m *Manager) passSnapshots(ctx context.Context, t *tally, at time.Time) err
 			}
 			for _, rec := range items {
 				if rec.Damaged != "" {
-					m.mournSnapshot(rec)
+					m.reportDamagedSnapshot(rec)
 					continue // what it is would have to be known
 				}
-				why, err := m.surplus(ctx, rec, at)
+				why, err := m.whyDrop(ctx, rec, at)
 				if err != nil {
 					return err
 				}
@@ -618,7 +618,7 @@ func (m *Manager) passSnapshots(ctx context.Context, t *tally, at time.Time) err
 					if rec.State != sandboxer.SnapshotSaving {
 						why = ""
 					}
-					if _, err := m.drop1(m.ctx, rec.ID, why); err != nil && m.ctx.Err() == nil && !isKind(err, sandboxer.Conflict) {
+					if _, err := m.dropByID(m.ctx, rec.ID, why); err != nil && m.ctx.Err() == nil && !isKind(err, sandboxer.Conflict) {
 						t.count(func(r *SweepReport) { r.Failed++ })
 						m.log.Warn("sweep", "snapshot", rec.ID, "err", err)
 					}
@@ -642,8 +642,8 @@ func (m *Manager) passSnapshots(ctx context.Context, t *tally, at time.Time) err
 	return nil
 }
 
-// surplus says why rec is to be dropped now, or "".
-func (m *Manager) surplus(ctx context.Context, rec *sandboxer.SnapshotRecord, at time.Time) (why string, err error) {
+// whyDrop says why rec is to be dropped now, or "".
+func (m *Manager) whyDrop(ctx context.Context, rec *sandboxer.SnapshotRecord, at time.Time) (why string, err error) {
 	if rec.Purpose == sandboxer.ForPause && (rec.State == sandboxer.SnapshotSaving || rec.State == sandboxer.SnapshotSealed) {
 		sb, err := m.store.SandboxGeneration(ctx, rec.SandboxID, rec.Generation)
 		switch {
@@ -664,7 +664,7 @@ func (m *Manager) surplus(ctx context.Context, rec *sandboxer.SnapshotRecord, at
 		return "it is being dropped", nil
 	case rec.State == sandboxer.SnapshotSealed && rec.Purpose == sandboxer.ForFork:
 		return "its fork is over", nil
-	case rec.State == sandboxer.SnapshotSealed && !rec.ExpiresAt.IsZero() && !at.Before(rec.ExpiresAt) && !m.isQuiet():
+	case rec.State == sandboxer.SnapshotSealed && !rec.ExpiresAt.IsZero() && !at.Before(rec.ExpiresAt) && !m.inGracePeriod():
 		return "its time to live ran out", nil
 	}
 	return "", nil
@@ -692,7 +692,7 @@ func (m *Manager) portable(ctx context.Context, ref string) (*sandboxer.Snapshot
 	case err != nil:
 		return nil, err
 	case rec.State != sandboxer.SnapshotSealed:
-		return nil, unsealed(rec)
+		return nil, notSealed(rec)
 	case !rec.Kind.Has(sandboxer.SnapshotPortable):
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s is native to %s: what files it has is not known", rec.ID, rec.Extension).
 			WithHint("make a portable one of the sandbox: sandboxer snapshot create --portable %s", rec.SandboxID)
@@ -742,7 +742,7 @@ func (m *Manager) ExportSnapshot(ctx context.Context, ref string, w io.Writer) e
 		return err
 	}
 	defer unpin()
-	ctx, cancel := m.within(ctx)
+	ctx, cancel := m.untilClosed(ctx)
 	defer cancel(nil)
 	return m.opts.SnapshotStore.Export(ctx, rec.ID, w)
 }
@@ -778,7 +778,7 @@ func (m *Manager) ImportSnapshot(ctx context.Context, req ImportRequest, r io.Re
 		return nil, err
 	}
 	defer m.wg.Done()
-	ctx, cancel := m.within(ctx)
+	ctx, cancel := m.untilClosed(ctx)
 	defer cancel(nil)
 	rec := &sandboxer.SnapshotRecord{
 		ID: sandboxer.NewSnapshotID(), Name: req.Name, Tenant: p.Tenant, Profile: prof.ID, Kind: sandboxer.SnapshotPortable,

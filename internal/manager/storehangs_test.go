@@ -14,9 +14,9 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A stuck vault answers until it hangs; then it heeds nothing but its context.
-type stuckVault struct {
-	dirVault
+// A stuckStore answers until it hangs; then it heeds nothing but its context.
+type stuckStore struct {
+	dirStore
 	hangs *atomic.Int64 // from which kind of call on: see the constants
 }
 
@@ -26,7 +26,7 @@ const (
 	hangsAll
 )
 
-func (v stuckVault) wait(ctx context.Context, from int64) error {
+func (v stuckStore) wait(ctx context.Context, from int64) error {
 	if v.hangs.Load() >= from {
 		<-ctx.Done()
 		return ctx.Err()
@@ -34,25 +34,25 @@ func (v stuckVault) wait(ctx context.Context, from int64) error {
 	return nil
 }
 
-func (v stuckVault) Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (p sandboxer.PortablePayload, err error) {
-	if p, err = v.dirVault.Save(ctx, rec, r); err == nil {
+func (v stuckStore) Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (p sandboxer.PortablePayload, err error) {
+	if p, err = v.dirStore.Save(ctx, rec, r); err == nil {
 		err = v.wait(ctx, hangsReading) // what it has taken, it reads back
 	}
 	return p, err
 }
 
-func (v stuckVault) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (p sandboxer.PortablePayload, err error) {
-	if p, err = v.dirVault.Import(ctx, rec, r, accept); err == nil {
+func (v stuckStore) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (p sandboxer.PortablePayload, err error) {
+	if p, err = v.dirStore.Import(ctx, rec, r, accept); err == nil {
 		err = v.wait(ctx, hangsReading)
 	}
 	return p, err
 }
 
-func (v stuckVault) Load(ctx context.Context, id string) (io.ReadCloser, error) {
+func (v stuckStore) Load(ctx context.Context, id string) (io.ReadCloser, error) {
 	if err := v.wait(ctx, hangsAll); err != nil {
 		return nil, err
 	}
-	r, err := v.dirVault.Load(ctx, id)
+	r, err := v.dirStore.Load(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func (v stuckVault) Load(ctx context.Context, id string) (io.ReadCloser, error) 
 type stuckReader struct {
 	io.ReadCloser
 	ctx context.Context
-	v   stuckVault
+	v   stuckStore
 }
 
 func (r stuckReader) Read(p []byte) (int, error) {
@@ -72,46 +72,46 @@ func (r stuckReader) Read(p []byte) (int, error) {
 	return r.ReadCloser.Read(p)
 }
 
-func (v stuckVault) Export(ctx context.Context, id string, w io.Writer) error {
+func (v stuckStore) Export(ctx context.Context, id string, w io.Writer) error {
 	if err := v.wait(ctx, hangsReading); err != nil {
 		return err
 	}
-	return v.dirVault.Export(ctx, id, w)
+	return v.dirStore.Export(ctx, id, w)
 }
 
-func (v stuckVault) Files(ctx context.Context, id string) ([]SnapshotFile, error) {
+func (v stuckStore) Files(ctx context.Context, id string) ([]SnapshotFile, error) {
 	if err := v.wait(ctx, hangsReading); err != nil {
 		return nil, err
 	}
-	return v.dirVault.Files(ctx, id)
+	return v.dirStore.Files(ctx, id)
 }
 
-func (v stuckVault) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
+func (v stuckStore) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
 	if err := v.wait(ctx, hangsReading); err != nil {
 		return nil, err
 	}
-	return v.dirVault.Describe(ctx, id)
+	return v.dirStore.Describe(ctx, id)
 }
 
-func (v stuckVault) Check(ctx context.Context, id string, deep bool) error {
+func (v stuckStore) Check(ctx context.Context, id string, deep bool) error {
 	if err := v.wait(ctx, hangsReading); err != nil {
 		return err
 	}
-	return v.dirVault.Check(ctx, id, deep)
+	return v.dirStore.Check(ctx, id, deep)
 }
 
-func (v stuckVault) Drop(ctx context.Context, id string) error {
+func (v stuckStore) Drop(ctx context.Context, id string) error {
 	if err := v.wait(ctx, hangsAll); err != nil {
 		return err
 	}
-	return v.dirVault.Drop(ctx, id)
+	return v.dirStore.Drop(ctx, id)
 }
 
-func (v stuckVault) List(ctx context.Context) ([]string, error) {
+func (v stuckStore) List(ctx context.Context) ([]string, error) {
 	if err := v.wait(ctx, hangsAll); err != nil {
 		return nil, err
 	}
-	return v.dirVault.List(ctx)
+	return v.dirStore.List(ctx)
 }
 
 // Every call that needs a store that hangs ends, says what hangs, and leaves a record that the
@@ -121,7 +121,7 @@ func TestVaultHangs(t *testing.T) {
 		hangs := new(atomic.Int64)
 		r := newRig(t, func(s *setup) {
 			ticking(s)
-			s.opts.SnapshotStore = stuckVault{dirVault{s.dir}, hangs}
+			s.opts.SnapshotStore = stuckStore{dirStore{s.dir}, hangs}
 		})
 		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
 		snap := func(name string) *sandboxer.SnapshotRecord {
@@ -187,7 +187,7 @@ func TestVaultHangs(t *testing.T) {
 func TestAuditOfAVaultThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hangs := new(atomic.Int64)
-		r := newRig(t, func(s *setup) { s.opts.SnapshotStore = stuckVault{dirVault{s.dir}, hangs} })
+		r := newRig(t, func(s *setup) { s.opts.SnapshotStore = stuckStore{dirStore{s.dir}, hangs} })
 		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
 		for range 3 {
 			if _, err := r.Snapshot(acme, sb.ID, SnapshotRequest{Kind: sandboxer.SnapshotPortable}); err != nil {
@@ -229,7 +229,7 @@ func TestExpiryBesideAVaultThatHangs(t *testing.T) {
 		r := newRig(t, func(s *setup) {
 			ticking(s)
 			s.opts.Workers = 2
-			s.opts.SnapshotStore = stuckVault{dirVault{s.dir}, hangs}
+			s.opts.SnapshotStore = stuckStore{dirStore{s.dir}, hangs}
 		})
 		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
 		for _, kind := range []sandboxer.SnapshotKind{sandboxer.SnapshotPortable, sandboxer.SnapshotBoth} {
@@ -270,7 +270,7 @@ func TestExpiryBesideAVaultThatHangs(t *testing.T) {
 		}
 		hangs.Store(hangsNever)
 		for end := time.Now().Add(2 * time.Hour); ; time.Sleep(time.Second) {
-			left, err := dirVault{r.setup.dir}.List(t.Context())
+			left, err := dirStore{r.setup.dir}.List(t.Context())
 			if err == nil && len(left) == 1 { // the one without a time
 				break
 			}

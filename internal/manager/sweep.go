@@ -17,8 +17,8 @@ const probeEvery = 30 * time.Second
 // touchEvery is how far the stored time of last use may lag behind the real one.
 const touchEvery = 10 * time.Second
 
-// A sighting is an object outside, as a backend lists it.
-type sighting struct {
+// An objectKey is an object outside, as a backend lists it.
+type objectKey struct {
 	extension, id string
 	generation    int
 }
@@ -29,22 +29,22 @@ type sighting struct {
 func (m *Manager) loop() {
 	tick := time.NewTicker(m.opts.SweepEvery)
 	defer tick.Stop()
-	m.surveyAll(newTally(), false)
-	m.async(newTally(), func() { m.tellQuarantinedSnapshots(m.ctx) })
+	m.surveyAll(newTracker(), false)
+	m.async(newTracker(), func() { m.reportQuarantinedSnapshots(m.ctx) })
 	for {
 		ticked := false
 		select {
 		case <-m.ctx.Done():
 			return
-		case <-m.wake:
+		case <-m.sweepDue:
 		case <-tick.C:
 			ticked = true
 		}
-		t := newTally()
-		if err := m.pass(m.ctx, t, time.Now()); err != nil && m.ctx.Err() == nil {
+		t := newTracker()
+		if err := m.sweepRecords(m.ctx, t, time.Now()); err != nil && m.ctx.Err() == nil {
 			m.log.Error("sweep", "err", err)
 		}
-		if err := m.passSnapshots(m.ctx, t, time.Now()); err != nil && m.ctx.Err() == nil {
+		if err := m.sweepSnapshots(m.ctx, t, time.Now()); err != nil && m.ctx.Err() == nil {
 			m.log.Error("sweep of snapshots", "err", err)
 		}
 		if ticked {
@@ -61,50 +61,50 @@ func (m *Manager) Sweep(ctx context.Context) (SweepReport, error) {
 		return SweepReport{}, err
 	}
 	ctx = sandboxer.WithPrincipal(ctx, sandboxer.Principal{}) // what it does, the sweep does
-	t := newTally()
-	if err := m.pass(ctx, t, time.Now()); err != nil {
+	t := newTracker()
+	if err := m.sweepRecords(ctx, t, time.Now()); err != nil {
 		return SweepReport{}, err
 	}
-	if err := m.passSnapshots(ctx, t, time.Now()); err != nil {
+	if err := m.sweepSnapshots(ctx, t, time.Now()); err != nil {
 		return SweepReport{}, err
 	}
 	m.surveyAll(t, true)
 	m.housekeep()
-	if err := wait(ctx, t.over()); err != nil {
-		return t.sum(), err
+	if err := wait(ctx, t.done()); err != nil {
+		return t.summary(), err
 	}
-	return t.sum(), nil
+	return t.summary(), nil
 }
 
-// A tally counts what one sweep does, and knows when it is over.
-type tally struct {
+// A tracker counts what one sweep does, and knows when it is over.
+type tracker struct {
 	wg     sync.WaitGroup
 	mu     sync.Mutex
 	report SweepReport
 }
 
-func newTally() *tally { return &tally{} }
+func newTracker() *tracker { return &tracker{} }
 
-func (t *tally) count(f func(*SweepReport)) {
+func (t *tracker) count(f func(*SweepReport)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f(&t.report)
 }
 
-func (t *tally) sum() SweepReport {
+func (t *tracker) summary() SweepReport {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.report
 }
 
-func (t *tally) over() <-chan struct{} {
+func (t *tracker) done() <-chan struct{} {
 	done := make(chan struct{})
 	go func() { t.wg.Wait(); close(done) }()
 	return done
 }
 
 // async runs f in a goroutine that both the manager and t wait for.
-func (m *Manager) async(t *tally, f func()) {
+func (m *Manager) async(t *tracker, f func()) {
 	if m.enter() != nil {
 		return
 	}
@@ -116,24 +116,24 @@ func (m *Manager) async(t *tally, f func()) {
 	}()
 }
 
-// poke makes the loop look for due records.
-func (m *Manager) poke() {
+// wakeSweep makes the loop look for due records.
+func (m *Manager) wakeSweep() {
 	select {
-	case m.wake <- struct{}{}:
+	case m.sweepDue <- struct{}{}:
 	default:
 	}
 }
 
-// alarm has the loop look at the time at, if that comes before the next tick would
+// scheduleSweep has the loop look at the time at, if that comes before the next tick would
 // see to it anyway. If it has passed already, the loop looks at once, but only if it is
 // another time than before: it may have passed while it was being written.
-func (m *Manager) alarm(before, at time.Time) {
+func (m *Manager) scheduleSweep(before, at time.Time) {
 	switch d := time.Until(at); {
 	case at.IsZero() || d > m.opts.SweepEvery:
 	case d > 0:
-		time.AfterFunc(d, m.poke)
+		time.AfterFunc(d, m.wakeSweep)
 	case !at.Equal(before):
-		m.poke()
+		m.wakeSweep()
 	}
 }
 
@@ -155,16 +155,16 @@ func (m *Manager) records(ctx context.Context, q sandboxer.Query, f func(*sandbo
 	}
 }
 
-// pass looks at the records due at the given time, or at all living ones if it is
+// sweepRecords looks at the records due at the given time, or at all living ones if it is
 // zero, without a look at their backends.
-func (m *Manager) pass(ctx context.Context, t *tally, due time.Time) error {
+func (m *Manager) sweepRecords(ctx context.Context, t *tracker, due time.Time) error {
 	m.checkClock()
-	return m.records(ctx, sandboxer.Query{States: live, DueBefore: due}, func(sb *sandboxer.Sandbox) {
+	return m.records(ctx, sandboxer.Query{States: liveStates, DueBefore: due}, func(sb *sandboxer.Sandbox) {
 		if sb.Damaged != "" {
 			m.reportDamaged(sb)
 			return
 		}
-		m.act(t, sb, sandboxer.Unknown)
+		m.sweepOne(t, sb, sandboxer.Unknown)
 	})
 }
 
@@ -188,40 +188,40 @@ func jumped(a, b time.Time) bool {
 	return d.Abs() > 5*time.Second
 }
 
-// isQuiet reports whether the clock must not be trusted yet.
-func (m *Manager) isQuiet() bool {
+// inGracePeriod reports whether the clock must not be trusted yet.
+func (m *Manager) inGracePeriod() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return time.Now().Before(m.graceUntil)
 }
 
-// act decides about sb and sets the action in motion, unless the sweep has something
+// sweepOne decides about sb and sets the action in motion, unless the sweep has something
 // queued for it already.
-func (m *Manager) act(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness) {
-	m.alarm(sb.ExpiresAt, sb.ExpiresAt)
-	m.alarm(sb.RetryAt, sb.RetryAt)
+func (m *Manager) sweepOne(t *tracker, sb *sandboxer.Sandbox, seen sandboxer.Liveness) {
+	m.scheduleSweep(sb.ExpiresAt, sb.ExpiresAt)
+	m.scheduleSweep(sb.RetryAt, sb.RetryAt)
 	stored := sb.UsedAt
 	working := m.working(sb.ID)
-	seen = m.means(sb, seen)
-	a := decide(m.fresh(sb), seen, working, time.Now())
+	seen = m.interpret(sb, seen)
+	a := decide(m.withLastUse(sb), seen, working, time.Now())
 	timed := a.reason == sandboxer.ReasonExpired || a.reason == sandboxer.ReasonIdle
 	switch {
-	case timed && m.isQuiet():
+	case timed && m.inGracePeriod():
 		return
-	case a.verb == leave && sb.UsedAt.Sub(stored) < touchEvery:
+	case a.verb == verbNone && sb.UsedAt.Sub(stored) < touchEvery:
 		return
 	case !m.take(sb.ID):
 		return
 	}
 	m.async(t, func() {
 		defer m.drop(sb.ID)
-		m.apply(t, sb, seen, working, a)
+		m.applyAction(t, sb, seen, working, a)
 	})
 }
 
-// means is what seen says of sb: that one is not there which was saved, to be paused, and
+// interpret is what seen says of sb: that one is not there which was saved, to be paused, and
 // is being removed, says nothing.
-func (m *Manager) means(sb *sandboxer.Sandbox, seen sandboxer.Liveness) sandboxer.Liveness {
+func (m *Manager) interpret(sb *sandboxer.Sandbox, seen sandboxer.Liveness) sandboxer.Liveness {
 	dead := seen == sandboxer.Gone || seen == sandboxer.OOMKilled
 	if !dead || sb.State != sandboxer.Pausing || sb.Pause.Snapshot == "" {
 		return seen
@@ -250,50 +250,50 @@ func (m *Manager) drop(id string) {
 	delete(m.acting, id)
 	m.mu.Unlock()
 	if again {
-		m.poke()
+		m.wakeSweep()
 	}
 }
 
-// apply takes the step that was decided. It looks at the record again where somebody
+// applyAction takes the step that was decided. It looks at the record again where somebody
 // may have changed it since.
-func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, a action) {
+func (m *Manager) applyAction(t *tracker, sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, a action) {
 	ctx := m.ctx
 	var err error
 	still := func(sb *sandboxer.Sandbox) bool {
-		return decide(m.fresh(sb), m.means(sb, seen), working, time.Now()) == a
+		return decide(m.withLastUse(sb), m.interpret(sb, seen), working, time.Now()) == a
 	}
 	switch a.verb {
-	case leave:
+	case verbNone:
 		err = m.saveUse(ctx, sb)
-	case suspect, trust, doubt:
+	case verbMarkAbsent, verbClearMarks, verbMarkUnresponsive:
 		err = m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			if !still(sb) {
-				return errMoot
+				return errNotNeeded
 			}
 			switch {
-			case a.verb == doubt:
+			case a.verb == verbMarkUnresponsive:
 				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, "it does not respond; it is kept, for it may come back"))
-			case !sb.UnresponsiveSince.IsZero() && a.verb == trust:
+			case !sb.UnresponsiveSince.IsZero() && a.verb == verbClearMarks:
 				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, "it responds again"))
 			}
 			sb.AbsentSince, sb.UnresponsiveSince = time.Time{}, time.Time{}
 			switch a.verb {
-			case suspect:
+			case verbMarkAbsent:
 				sb.AbsentSince = now()
 				if sb.State == sandboxer.Terminating {
 					sb.RetryAt = sb.AbsentSince
 				}
-			case doubt:
+			case verbMarkUnresponsive:
 				sb.UnresponsiveSince = now()
 			}
 			return nil
 		})
-	case resume:
+	case verbResume:
 		err = m.continueCreate(ctx, t, sb)
-	case pause:
+	case verbPause:
 		err = m.sweepPause(ctx, t, sb, a.reason)
-	case end:
-		why := ending{reason: a.reason, message: says[a.reason]}
+	case verbEnd:
+		why := ending{reason: a.reason, message: endMessages[a.reason]}
 		if a.reason == sandboxer.ReasonLost {
 			why.at = sb.AbsentSince
 		}
@@ -316,21 +316,21 @@ func (m *Manager) apply(t *tally, sb *sandboxer.Sandbox, seen sandboxer.Liveness
 			m.oomKilled(sb.Extension, "sandbox")
 		}
 		err = m.retryTeardown(ctx, t, sb)
-	case teardown:
+	case verbTeardown:
 		// Somebody else may have tried, and failed, since sb was read.
 		var cur *sandboxer.Sandbox
 		if cur, err = m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err == nil && still(cur) {
 			err = m.retryTeardown(ctx, t, cur)
 		}
 	}
-	if err != nil && err != errMoot && ctx.Err() == nil {
+	if err != nil && err != errNotNeeded && ctx.Err() == nil {
 		t.count(func(r *SweepReport) { r.Failed++ })
 		m.log.Warn("sweep", "sandbox", sb.ID, "generation", sb.Generation, "step", string(a.verb), "err", err)
 	}
 }
 
-// says is the message of a record that the sweep ends.
-var says = map[sandboxer.Reason]string{
+// endMessages is the message of a record that the sweep ends.
+var endMessages = map[sandboxer.Reason]string{
 	sandboxer.ReasonExpired:   "its time to live ran out",
 	sandboxer.ReasonIdle:      "nobody used it for longer than its profile allows",
 	sandboxer.ReasonOOMKilled: "it used more memory than its limit and was killed",
@@ -376,20 +376,20 @@ func takeSlot(ctx context.Context, slots chan struct{}) (release func(), err err
 }
 
 // retryTeardown tears sb down.
-func (m *Manager) retryTeardown(ctx context.Context, t *tally, sb *sandboxer.Sandbox) error {
+func (m *Manager) retryTeardown(ctx context.Context, t *tracker, sb *sandboxer.Sandbox) error {
 	release, err := m.slot(ctx, sb.Extension)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if sb, err = m.finish(ctx, sb); err == nil && sb.State == sandboxer.Terminated {
+	if sb, err = m.finishTeardown(ctx, sb); err == nil && sb.State == sandboxer.Terminated {
 		t.count(func(r *SweepReport) { r.Torndown++ })
 	}
 	return err
 }
 
 // continueCreate goes on with a sandbox that a former process left half made.
-func (m *Manager) continueCreate(ctx context.Context, t *tally, sb *sandboxer.Sandbox) error {
+func (m *Manager) continueCreate(ctx context.Context, t *tracker, sb *sandboxer.Sandbox) error {
 	slot := m.slot
 	if sourceOf(sb) != "" {
 		slot = m.saveSlot
@@ -415,16 +415,16 @@ func (m *Manager) continueCreate(ctx context.Context, t *tally, sb *sandboxer.Sa
 func (m *Manager) saveUse(ctx context.Context, sb *sandboxer.Sandbox) error {
 	return m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
 		if sb.State != sandboxer.Running {
-			return errMoot
+			return errNotNeeded
 		}
-		m.fresh(sb)
+		m.withLastUse(sb)
 		return nil
 	})
 }
 
 // surveyAll starts a survey of every extension. Where one is in progress, that is enough,
 // or another is made after it, if again is set.
-func (m *Manager) surveyAll(t *tally, again bool) {
+func (m *Manager) surveyAll(t *tracker, again bool) {
 	for _, e := range m.extensions() {
 		m.async(t, func() {
 			if !again && len(e.survey) > 0 {
@@ -444,24 +444,24 @@ func (m *Manager) surveyAll(t *tally, again bool) {
 }
 
 // surveyOne compares the records of one extension with what its backend has.
-func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
+func (m *Manager) surveyOne(ctx context.Context, t *tracker, e *extension) error {
 	// The listing comes first: whatever is in it was in the database before.
 	at := time.Now()
 	listed, lerr := m.listing(ctx, e)
-	if away := lerr != nil; *e.away && !away {
-		m.hasten(e)
-		*e.away = false
+	if away := lerr != nil; *e.unlisted && !away {
+		m.retryNow(e)
+		*e.unlisted = false
 	} else {
-		*e.away = away
+		*e.unlisted = away
 	}
-	seen := make(map[sighting]bool, len(listed))
+	seen := make(map[objectKey]bool, len(listed))
 	probing := e.Backend != nil && e.Backend.Can(sandboxer.CanProbe)
 	inherited := func(sb *sandboxer.Sandbox) bool { return sb.ReadyAt.Before(m.started) && !m.isAdopted(sb) }
 	all := at.Sub(*e.probed) >= probeEvery
 	if all {
 		*e.probed = at
 	}
-	q := sandboxer.Query{Extension: e.Info.ID, States: live}
+	q := sandboxer.Query{Extension: e.Info.ID, States: liveStates}
 	err := m.records(ctx, q, func(sb *sandboxer.Sandbox) {
 		t.count(func(r *SweepReport) { r.Seen++ })
 		if sb.Damaged != "" {
@@ -471,27 +471,27 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 		}
 		if sb.Unconfirmed == sandboxer.Unasked && sb.State != sandboxer.Terminating && e.Backend != nil {
 			t.count(func(r *SweepReport) { r.Unconfirmed++ })
-			m.confirm(t, e, sb)
+			m.confirmRecord(t, e, sb)
 			return
 		}
-		if sb.State == sandboxer.Paused && !isStanding(sb) { // what is listed of it is left over
-			m.act(t, sb, sandboxer.Unknown)
+		if sb.State == sandboxer.Paused && !hasReadyObject(sb) { // what is listed of it is left over
+			m.sweepOne(t, sb, sandboxer.Unknown)
 			return
 		}
-		s := sighting{e.Info.ID, sb.ID, objectOf(sb)}
+		s := objectKey{e.Info.ID, sb.ID, objectGeneration(sb)}
 		found, ok := listed[s]
 		if !ok {
 			s.generation = 0 // an object that does not tell
 			found, ok = listed[s]
 		}
-		if ok && sb.Host == "" && found.Host != "" && !isContested(sb) && !m.working(sb.ID) {
+		if ok && sb.Host == "" && found.Host != "" && !mayBeClaimed(sb) && !m.working(sb.ID) {
 			own := *sb
-			m.noteFound(t, &own, found)
+			m.recordHost(t, &own, found)
 		}
 		switch {
 		case ok:
-			seen[s] = !isContested(sb)
-			if probing && isProbed(sb) && (all || !sb.AbsentSince.IsZero()) {
+			seen[s] = !mayBeClaimed(sb)
+			if probing && needsProbe(sb) && (all || !sb.AbsentSince.IsZero()) {
 				m.probe(t, e, sb, inherited(sb))
 				return
 			}
@@ -499,17 +499,17 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 				m.async(t, func() { m.adopt(sb) })
 				t.count(func(r *SweepReport) { r.Adopted++ })
 			}
-			m.act(t, sb, sandboxer.Alive)
-		case !isProbed(sb), e.Backend == nil:
-			m.act(t, sb, sandboxer.Unknown)
+			m.sweepOne(t, sb, sandboxer.Alive)
+		case !needsProbe(sb), e.Backend == nil:
+			m.sweepOne(t, sb, sandboxer.Unknown)
 		case lerr != nil:
-			m.act(t, sb, sandboxer.Unknown)
+			m.sweepOne(t, sb, sandboxer.Unknown)
 		case probing:
 			m.probe(t, e, sb, inherited(sb))
-		case e.Backend.Can(sandboxer.CanList) && at.Sub(standsSince(sb)) >= m.opts.Grace:
-			m.act(t, sb, sandboxer.Gone)
+		case e.Backend.Can(sandboxer.CanList) && at.Sub(objectSince(sb)) >= m.opts.Grace:
+			m.sweepOne(t, sb, sandboxer.Gone)
 		default: // it may be too new for a slow listing, or nobody can tell
-			m.act(t, sb, sandboxer.Unknown)
+			m.sweepOne(t, sb, sandboxer.Unknown)
 		}
 	})
 	if err != nil {
@@ -525,16 +525,16 @@ func (m *Manager) surveyOne(ctx context.Context, t *tally, e *extension) error {
 // listing returns what the backend lists under our name, or nothing if it cannot. With
 // an error, what is not in it may be there all the same: one of its machines may be
 // away.
-func (m *Manager) listing(ctx context.Context, e *extension) (map[sighting]sandboxer.Handle, error) {
+func (m *Manager) listing(ctx context.Context, e *extension) (map[objectKey]sandboxer.Handle, error) {
 	if e.Backend == nil || !e.Backend.Can(sandboxer.CanList) {
 		return nil, nil
 	}
-	listed := map[sighting]sandboxer.Handle{}
+	listed := map[objectKey]sandboxer.Handle{}
 	for h, err := range e.Backend.ListRunning(ctx, m.opts.Owner) {
 		if err != nil {
 			return listed, err
 		}
-		listed[sighting{e.Info.ID, h.SandboxID, h.Generation}] = h
+		listed[objectKey{e.Info.ID, h.SandboxID, h.Generation}] = h
 	}
 	return listed, nil
 }
@@ -542,7 +542,7 @@ func (m *Manager) listing(ctx context.Context, e *extension) (map[sighting]sandb
 // probe asks the backend about one sandbox and acts on the answer. inherited says that
 // a former process left it: found alive, it is adopted. While the sweep does something else
 // with the sandbox, it does nothing and returns false.
-func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox, inherited bool) bool {
+func (m *Manager) probe(t *tracker, e *extension, sb *sandboxer.Sandbox, inherited bool) bool {
 	if !m.take(sb.ID) {
 		return false
 	}
@@ -559,40 +559,40 @@ func (m *Manager) probe(t *tally, e *extension, sb *sandboxer.Sandbox, inherited
 			m.log.Debug("probe", "sandbox", sb.ID, "err", err)
 			alive = sandboxer.Unknown
 		}
-		if alive == sandboxer.Alive && inherited && isStanding(sb) {
+		if alive == sandboxer.Alive && inherited && hasReadyObject(sb) {
 			m.adopt(sb)
 			t.count(func(r *SweepReport) { r.Adopted++ })
 		}
-		m.act(t, sb, alive)
+		m.sweepOne(t, sb, alive)
 	})
 	return true
 }
 
-// doubt probes a sandbox that its user was told is not there; if something else is done
+// probeSoon probes a sandbox that its user was told is not there; if something else is done
 // with it now, then after that, which may have begun before there was a reason to doubt.
-func (m *Manager) doubt(h sandboxer.Handle) {
+func (m *Manager) probeSoon(h sandboxer.Handle) {
 	m.mu.Lock()
-	doubted := m.doubted[h.SandboxID]
-	m.doubted[h.SandboxID] = true
+	doubted := m.probing[h.SandboxID]
+	m.probing[h.SandboxID] = true
 	m.mu.Unlock()
 	if doubted { // by somebody else, who sees to it
 		return
 	}
 	settled := func() {
 		m.mu.Lock()
-		delete(m.doubted, h.SandboxID)
+		delete(m.probing, h.SandboxID)
 		m.mu.Unlock()
 	}
 	if m.ctx.Err() != nil {
 		settled()
 		return
 	}
-	t := newTally()
+	t := newTracker()
 	m.async(t, func() {
 		defer settled()
 		for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 			sb, err := m.store.Sandbox(m.ctx, h.SandboxID)
-			if err != nil || sb.State != sandboxer.Running || objectOf(sb) != h.Generation {
+			if err != nil || sb.State != sandboxer.Running || objectGeneration(sb) != h.Generation {
 				return
 			}
 			e := m.extension(sb.Extension)
@@ -611,8 +611,8 @@ func (m *Manager) doubt(h sandboxer.Handle) {
 // orphans removes objects that carry our name and whose record says that they are gone,
 // once they have been seen so for a grace period. Those that no record ever knew are
 // quarantined first. whole says that the listing was.
-func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed map[sighting]sandboxer.Handle, explained map[sighting]bool, whole bool) error {
-	defer m.acquit(e, listed, explained, whole)
+func (m *Manager) orphans(ctx context.Context, t *tracker, e *extension, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool, whole bool) error {
+	defer m.releaseFromQuarantine(e, listed, explained, whole)
 	for s, h := range listed {
 		if explained[s] {
 			continue
@@ -621,21 +621,21 @@ func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed ma
 		if err != nil {
 			return err
 		}
-		if v == explains {
+		if v == recordLive {
 			explained[s] = true
 			continue
 		}
-		if v == unknown && m.detain(t, e, s, h) {
+		if v == recordMissing && m.quarantineObject(t, e, s, h) {
 			t.count(func(r *SweepReport) { r.Quarantined++ })
 			continue
 		}
-		if !m.ripe(s) || !m.take(s.id) {
+		if !m.isOldOrphan(s) || !m.take(s.id) {
 			continue
 		}
 		m.async(t, func() {
 			defer m.drop(s.id)
-			err := m.reap(m.ctx, e, s, h, tenant)
-			if err == errMoot {
+			err := m.removeOrphan(m.ctx, e, s, h, tenant)
+			if err == errNotNeeded {
 				return
 			}
 			if err != nil {
@@ -648,9 +648,9 @@ func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed ma
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for s := range m.sightings {
+	for s := range m.orphanSince {
 		if _, ok := listed[s]; s.extension == e.Info.ID && (!ok || explained[s]) {
-			delete(m.sightings, s)
+			delete(m.orphanSince, s)
 		}
 	}
 	return nil
@@ -660,53 +660,53 @@ func (m *Manager) orphans(ctx context.Context, t *tally, e *extension, listed ma
 type recordStatus int
 
 const (
-	explains recordStatus = iota // a living record has it
-	denies                       // its record says that it is gone
-	unknown                      // it never had a record, as far as the database knows
+	recordLive    recordStatus = iota // a living record has it
+	recordEnded                       // its record says that it is gone
+	recordMissing                     // it never had a record, as far as the database knows
 )
 
 // recordStatusOf says what the database knows of s. tenant is whose it was, if that is known. A
 // record answers for its own generation and those that its resumes made, of which the
 // latest may exist; a later one had a record that the database lost.
-func (m *Manager) recordStatusOf(ctx context.Context, s sighting) (tenant string, _ recordStatus, err error) {
+func (m *Manager) recordStatusOf(ctx context.Context, s objectKey) (tenant string, _ recordStatus, err error) {
 	sb, err := m.store.Sandbox(ctx, s.id)
 	switch {
 	case isKind(err, sandboxer.NotFound):
-		return "", unknown, nil
+		return "", recordMissing, nil
 	case err != nil && sb == nil:
-		return "", explains, err
+		return "", recordLive, err
 	case sb.Damaged != "" && s.generation > sb.Generation: // which it made last cannot be read
-	case s.generation > objectOf(sb):
-		return sb.Tenant, unknown, nil
-	case s.generation != 0 && s.generation != objectOf(sb), sb.State == sandboxer.Paused && !isStanding(sb):
-		return sb.Tenant, denies, nil
+	case s.generation > objectGeneration(sb):
+		return sb.Tenant, recordMissing, nil
+	case s.generation != 0 && s.generation != objectGeneration(sb), sb.State == sandboxer.Paused && !hasReadyObject(sb):
+		return sb.Tenant, recordEnded, nil
 	}
 	if sb.State == sandboxer.Terminated { // a damaged record explains as much
-		return sb.Tenant, denies, nil
+		return sb.Tenant, recordEnded, nil
 	}
-	if isContested(sb) {
-		return "", unknown, nil
+	if mayBeClaimed(sb) {
+		return "", recordMissing, nil
 	}
-	return sb.Tenant, explains, nil
+	return sb.Tenant, recordLive, nil
 }
 
-// ripe notes a stray object and reports whether it has been one for long enough.
+// isOldOrphan notes a stray object and reports whether it has been one for long enough.
 // Sightings begin with the process, so a fresh one removes nothing for a grace
 // period.
-func (m *Manager) ripe(s sighting) bool {
+func (m *Manager) isOldOrphan(s objectKey) bool {
 	now := time.Now()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	first, ok := m.sightings[s]
+	first, ok := m.orphanSince[s]
 	if !ok {
-		m.sightings[s] = now
+		m.orphanSince[s] = now
 		return false
 	}
 	return now.Sub(first) >= m.opts.Grace && !now.Before(m.graceUntil)
 }
 
-// reap tears down one stray object, unless its ID has work in flight.
-func (m *Manager) reap(ctx context.Context, e *extension, s sighting, h sandboxer.Handle, tenant string) error {
+// removeOrphan tears down one stray object, unless its ID has work in flight.
+func (m *Manager) removeOrphan(ctx context.Context, e *extension, s objectKey, h sandboxer.Handle, tenant string) error {
 	release, err := m.slot(ctx, e.Info.ID)
 	if err != nil {
 		return err
@@ -721,15 +721,15 @@ func (m *Manager) reap(ctx context.Context, e *extension, s sighting, h sandboxe
 	}
 	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
 		_, v, err := m.recordStatusOf(ctx, s)
-		if err == nil && v == explains {
-			err = errMoot
+		if err == nil && v == recordLive {
+			err = errNotNeeded
 		}
 		if err != nil {
 			return nil, err
 		}
 		err = m.step(pOrphan, func() error { _, err := e.Backend.Teardown(ctx, h); return err })
 		m.mu.Lock()
-		delete(m.sightings, s) // failed, it has to ripen again
+		delete(m.orphanSince, s) // failed, it has to ripen again
 		if err == nil {
 			delete(m.quarantine, s)
 		}

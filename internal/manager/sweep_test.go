@@ -118,7 +118,7 @@ func TestIdle(t *testing.T) {
 		idle := r.create(sandboxer.CreateRequest{Profile: "lazy"})
 		busy := r.create(sandboxer.CreateRequest{Profile: "lazy"})
 		now, then := time.Now(), r.get(busy.ID).Version
-		_, _, end, err := r.Manager.open(acme, sandboxer.ScopeWrite, busy.ID) // a command that runs for long
+		_, _, end, err := r.Manager.beginStream(acme, sandboxer.ScopeWrite, busy.ID) // a command that runs for long
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -280,8 +280,8 @@ func TestOrphans(t *testing.T) {
 			t.Error("a living sandbox suffered")
 		}
 		// Explained by now: it must be left alone however it came to be on the list.
-		err = r.reap(admin, r.Manager.extensions()[0], sighting{"ext.fake", "mine", 2}, mine.Handle, "")
-		if err != errMoot || len(r.world.Live()) != 2 {
+		err = r.removeOrphan(admin, r.Manager.extensions()[0], objectKey{"ext.fake", "mine", 2}, mine.Handle, "")
+		if err != errNotNeeded || len(r.world.Live()) != 2 {
 			t.Errorf("%v, %d objects", err, len(r.world.Live()))
 		}
 		orphans := 0

@@ -11,14 +11,14 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
-// open finds a running sandbox for a principal with scope and notes its use, a stream.
+// beginStream finds a running sandbox for a principal with scope and notes its use, a stream.
 // end must be called when the use is over. Exhausted: too many uses at once.
-func (m *Manager) open(ctx context.Context, scope sandboxer.Scope, ref string) (b *backend.Backend, h sandboxer.Handle, end func(), err error) {
-	_, b, h, end, err = m.openFor(ctx, m.streams, scope, ref)
+func (m *Manager) beginStream(ctx context.Context, scope sandboxer.Scope, ref string) (b *backend.Backend, h sandboxer.Handle, end func(), err error) {
+	_, b, h, end, err = m.beginUse(ctx, m.streams, scope, ref)
 	return b, h, end, err
 }
 
-func (m *Manager) openFor(ctx context.Context, kind *limiter, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, h sandboxer.Handle, end func(), err error) {
+func (m *Manager) beginUse(ctx context.Context, kind *limiter, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, h sandboxer.Handle, end func(), err error) {
 	sb, err = m.find(ctx, scope, ref)
 	if err == nil && isPaused(sb) && sb.Spec.Profile.AutoResume {
 		sb, err = m.onDemand(ctx, sb)
@@ -70,28 +70,28 @@ func (m *Manager) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sand
 		return sandboxer.Exit{}, err
 	}
 	defer m.wg.Done()
-	_, b, h, end, err := m.openFor(ctx, m.execs, sandboxer.ScopeWrite, ref)
+	_, b, h, end, err := m.beginUse(ctx, m.execs, sandboxer.ScopeWrite, ref)
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
 	defer end()
-	ctx, cancel := m.within(ctx)
+	ctx, cancel := m.untilClosed(ctx)
 	defer cancel(nil)
 	x, err := b.Exec(ctx, h, cmd)
 	if x.OOMKilled {
 		m.oomKilled(b.ID(), "command")
 	}
 	if x.OOMKilled || isKind(err, sandboxer.NotFound) {
-		m.doubt(h)
+		m.probeSoon(h)
 	}
-	return x, m.noted(h, err)
+	return x, m.probeOnError(h, err)
 }
 
-// noted returns err, the end of a use of h's sandbox, and has the sandbox looked at if it
+// probeOnError returns err, the end of a use of h's sandbox, and has the sandbox looked at if it
 // may not respond.
-func (m *Manager) noted(h sandboxer.Handle, err error) error {
+func (m *Manager) probeOnError(h sandboxer.Handle, err error) error {
 	if isKind(err, sandboxer.Unavailable) {
-		m.doubt(h)
+		m.probeSoon(h)
 	}
 	return err
 }
@@ -105,14 +105,14 @@ func (m *Manager) oomKilled(extension, what string) {
 
 // ReadFile opens a file in a running sandbox; the caller closes it.
 func (m *Manager) ReadFile(ctx context.Context, ref, name string) (io.ReadCloser, error) {
-	b, h, end, err := m.open(ctx, sandboxer.ScopeRead, ref)
+	b, h, end, err := m.beginStream(ctx, sandboxer.ScopeRead, ref)
 	if err != nil {
 		return nil, err
 	}
 	r, err := b.ReadFile(ctx, h, name)
 	if err != nil {
 		end()
-		return nil, m.noted(h, err)
+		return nil, m.probeOnError(h, err)
 	}
 	return &usedReader{r, end}, nil
 }
@@ -126,30 +126,30 @@ func (r *usedReader) Close() error { defer r.end(); return r.ReadCloser.Close() 
 
 // WriteFile creates or replaces a file in a running sandbox; see sandboxer.Filer.
 func (m *Manager) WriteFile(ctx context.Context, ref, name string, mode fs.FileMode, r io.Reader) error {
-	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, ref)
+	b, h, end, err := m.beginStream(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
 		return err
 	}
 	defer end()
-	return m.noted(h, b.WriteFile(ctx, h, name, mode, r))
+	return m.probeOnError(h, b.WriteFile(ctx, h, name, mode, r))
 }
 
 // StatFile describes a file in a running sandbox.
 func (m *Manager) StatFile(ctx context.Context, ref, name string) (sandboxer.FileInfo, error) {
-	b, h, end, err := m.open(ctx, sandboxer.ScopeRead, ref)
+	b, h, end, err := m.beginStream(ctx, sandboxer.ScopeRead, ref)
 	if err != nil {
 		return sandboxer.FileInfo{}, err
 	}
 	defer end()
 	fi, err := b.StatFile(ctx, h, name)
-	return fi, m.noted(h, err)
+	return fi, m.probeOnError(h, err)
 }
 
 // ListFiles lists a directory of a running sandbox, not its subdirectories, in the
 // order of names, from the one after after. An error is the last value.
 func (m *Manager) ListFiles(ctx context.Context, ref, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
 	return func(yield func(sandboxer.FileInfo, error) bool) {
-		b, h, end, err := m.open(ctx, sandboxer.ScopeRead, ref)
+		b, h, end, err := m.beginStream(ctx, sandboxer.ScopeRead, ref)
 		if err != nil {
 			yield(sandboxer.FileInfo{}, err)
 			return
@@ -161,45 +161,45 @@ func (m *Manager) ListFiles(ctx context.Context, ref, dir, after string) iter.Se
 
 // MakeDir makes a directory with its parents in a running sandbox.
 func (m *Manager) MakeDir(ctx context.Context, ref, dir string) error {
-	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, ref)
+	b, h, end, err := m.beginStream(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
 		return err
 	}
 	defer end()
-	return m.noted(h, b.MakeDir(ctx, h, dir))
+	return m.probeOnError(h, b.MakeDir(ctx, h, dir))
 }
 
 // MoveFile renames a file or directory in a running sandbox.
 func (m *Manager) MoveFile(ctx context.Context, ref, from, to string) error {
-	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, ref)
+	b, h, end, err := m.beginStream(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
 		return err
 	}
 	defer end()
-	return m.noted(h, b.MoveFile(ctx, h, from, to))
+	return m.probeOnError(h, b.MoveFile(ctx, h, from, to))
 }
 
 // RemoveFile removes a file or a tree in a running sandbox; absence is success.
 func (m *Manager) RemoveFile(ctx context.Context, ref, name string) error {
-	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, ref)
+	b, h, end, err := m.beginStream(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
 		return err
 	}
 	defer end()
-	return m.noted(h, b.RemoveFile(ctx, h, name))
+	return m.probeOnError(h, b.RemoveFile(ctx, h, name))
 }
 
 // Dial opens a stream to a TCP port inside a running sandbox. It needs the write
 // scope; an open stream counts as use until it is closed.
 func (m *Manager) Dial(ctx context.Context, ref string, port int) (net.Conn, error) {
-	b, h, end, err := m.open(ctx, sandboxer.ScopeWrite, ref)
+	b, h, end, err := m.beginStream(ctx, sandboxer.ScopeWrite, ref)
 	if err != nil {
 		return nil, err
 	}
 	c, err := b.Dial(ctx, h, port)
 	if err != nil {
 		end()
-		return nil, m.noted(h, err)
+		return nil, m.probeOnError(h, err)
 	}
 	return &usedConn{c, end}, nil
 }
@@ -233,5 +233,5 @@ func (m *Manager) Stats(ctx context.Context, ref string) (sandboxer.Stats, error
 		return sandboxer.Stats{}, err
 	}
 	s, err := b.Stats(ctx, sb.Handle)
-	return s, m.noted(sb.Handle, err)
+	return s, m.probeOnError(sb.Handle, err)
 }

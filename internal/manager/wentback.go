@@ -15,8 +15,8 @@ import (
 // deadline of it, resumes nothing and hands nothing out, until the survey of its extension
 // has asked the backend. What the backend cannot tell, people decide.
 
-// confirm holds the unconfirmed record of sb against its backend.
-func (m *Manager) confirm(t *tally, e *extension, sb *sandboxer.Sandbox) {
+// confirmRecord holds the unconfirmed record of sb against its backend.
+func (m *Manager) confirmRecord(t *tracker, e *extension, sb *sandboxer.Sandbox) {
 	if m.working(sb.ID) || !m.take(sb.ID) {
 		return
 	}
@@ -26,21 +26,21 @@ func (m *Manager) confirm(t *tally, e *extension, sb *sandboxer.Sandbox) {
 			m.drop(sb.ID)
 			return
 		}
-		err = m.holdAgainst(m.ctx, e, sb)
+		err = m.compareWithBackend(m.ctx, e, sb)
 		release()
 		m.drop(sb.ID)
 		switch {
 		case err == nil:
-			m.act(t, sb, sandboxer.Unknown)
-		case err != errMoot && m.ctx.Err() == nil:
+			m.sweepOne(t, sb, sandboxer.Unknown)
+		case err != errNotNeeded && m.ctx.Err() == nil:
 			m.log.Warn("a record could not be confirmed after the database went back; it is tried again", "sandbox", sb.ID, "generation", sb.Generation, "err", err)
 		}
 	})
 }
 
-// holdAgainst asks the backend about sb, and settles what its record says. An error leaves it
+// compareWithBackend asks the backend about sb, and settles what its record says. An error leaves it
 // unconfirmed.
-func (m *Manager) holdAgainst(ctx context.Context, e *extension, sb *sandboxer.Sandbox) error {
+func (m *Manager) compareWithBackend(ctx context.Context, e *extension, sb *sandboxer.Sandbox) error {
 	b := e.Backend
 	var found sandboxer.Found
 	var err error
@@ -49,18 +49,18 @@ func (m *Manager) holdAgainst(ctx context.Context, e *extension, sb *sandboxer.S
 			return err
 		}
 	}
-	if found.Handle.Generation > objectOf(sb) {
+	if found.Handle.Generation > objectGeneration(sb) {
 		// It went on without the record, and is quarantined.
 		if sb.State == sandboxer.Creating {
-			return m.outlived(ctx, sb, "the database went back, and a later generation of it exists by now")
+			return m.endStaleRecord(ctx, sb, "the database went back, and a later generation of it exists by now")
 		}
-		return m.settled(ctx, sb, "", sandboxer.Found{}, "")
+		return m.commitConfirmed(ctx, sb, "", sandboxer.Found{}, "")
 	}
 	if found.Handle.SandboxID != "" {
-		return m.holdTo(ctx, e, sb, found)
+		return m.compareWithObject(ctx, e, sb, found)
 	}
-	if sb.State == sandboxer.Paused && !isStanding(sb) { // it has no object, as far as anybody knows
-		return m.settled(ctx, sb, sandboxer.Untold, found, "the database went back, and nobody can tell whether it was to be kept for longer")
+	if sb.State == sandboxer.Paused && !hasReadyObject(sb) { // it has no object, as far as anybody knows
+		return m.commitConfirmed(ctx, sb, sandboxer.Untold, found, "the database went back, and nobody can tell whether it was to be kept for longer")
 	}
 	there := sandboxer.Unknown
 	if b.Can(sandboxer.CanProbe) {
@@ -73,42 +73,42 @@ func (m *Manager) holdAgainst(ctx context.Context, e *extension, sb *sandboxer.S
 	case there == sandboxer.Unknown && b.Can(sandboxer.CanProbe):
 		return sandboxer.E(sandboxer.Unavailable, nil, "%s cannot say whether it is there", e.Info.ID)
 	case gone && sb.State == sandboxer.Creating:
-		return m.outlived(ctx, sb, "the database went back, and its backend does not have it any more")
+		return m.endStaleRecord(ctx, sb, "the database went back, and its backend does not have it any more")
 	case gone && sb.State == sandboxer.Pausing && sb.Pause.Snapshot != "":
 		return sandboxer.E(sandboxer.Unavailable, nil, "it may be paused by now, or removed") // and what it was paused to must not be dropped
 	case gone:
-		return m.settled(ctx, sb, "", found, "")
+		return m.commitConfirmed(ctx, sb, "", found, "")
 	case isPooled(sb):
-		return m.settled(ctx, sb, sandboxer.Claimed, found, "the database went back, and nobody can tell whether it was claimed since")
+		return m.commitConfirmed(ctx, sb, sandboxer.Claimed, found, "the database went back, and nobody can tell whether it was claimed since")
 	}
-	return m.settled(ctx, sb, sandboxer.Untold, found, "the database went back, and its backend cannot tell how long it was to live")
+	return m.commitConfirmed(ctx, sb, sandboxer.Untold, found, "the database went back, and its backend cannot tell how long it was to live")
 }
 
-// holdTo settles the record of sb by what the backend found of its object.
-func (m *Manager) holdTo(ctx context.Context, e *extension, sb *sandboxer.Sandbox, found sandboxer.Found) error {
+// compareWithObject settles the record of sb by what the backend found of its object.
+func (m *Manager) compareWithObject(ctx context.Context, e *extension, sb *sandboxer.Sandbox, found sandboxer.Found) error {
 	if isPooled(sb) {
 		if was := m.openStamp(found); was != nil && isPooled(was) {
-			return m.settled(ctx, sb, "", found, "")
+			return m.commitConfirmed(ctx, sb, "", found, "")
 		}
-		return m.settled(ctx, sb, sandboxer.Claimed, found, "the database went back, and it was claimed since, as far as its stamp can tell")
+		return m.commitConfirmed(ctx, sb, sandboxer.Claimed, found, "the database went back, and it was claimed since, as far as its stamp can tell")
 	}
 	if sb.State == sandboxer.Running && e.Backend.Can(sandboxer.CanPause) { // it may be frozen since
-		if err := m.step(pThaw, func() error { return e.Backend.Resume(ctx, found.Handle) }); err != nil {
+		if err := m.step(pUnfreeze, func() error { return e.Backend.Resume(ctx, found.Handle) }); err != nil {
 			return err
 		}
 	}
 	if found.Fuse.IsZero() && !sb.ExpiresAt.IsZero() {
-		return m.settled(ctx, sb, sandboxer.Untold, found, "the database went back, and its backend cannot tell how long it was to live")
+		return m.commitConfirmed(ctx, sb, sandboxer.Untold, found, "the database went back, and its backend cannot tell how long it was to live")
 	}
-	return m.settled(ctx, sb, "", found, "")
+	return m.commitConfirmed(ctx, sb, "", found, "")
 }
 
-// settled commits what became known of sb, and when it ends by the fuse that was found.
-func (m *Manager) settled(ctx context.Context, sb *sandboxer.Sandbox, as sandboxer.Unconfirmed, found sandboxer.Found, why string) error {
+// commitConfirmed commits what became known of sb, and when it ends by the fuse that was found.
+func (m *Manager) commitConfirmed(ctx context.Context, sb *sandboxer.Sandbox, as sandboxer.Unconfirmed, found sandboxer.Found, why string) error {
 	settle := func(covered bool) error {
 		return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			if sb.Unconfirmed != sandboxer.Unasked || sb.State == sandboxer.Terminated {
-				return errMoot
+				return errNotNeeded
 			}
 			sb.Unconfirmed, sb.ConfirmedAt = as, now()
 			if sb.State == sandboxer.Running && sb.UsedAt.Before(sb.ConfirmedAt) {
@@ -118,7 +118,7 @@ func (m *Manager) settled(ctx context.Context, sb *sandboxer.Sandbox, as sandbox
 				sb.Handle = found.Handle
 			}
 			if as == "" && !found.Fuse.IsZero() {
-				m.follow(sb, w, found.Fuse, covered)
+				m.followFuse(sb, w, found.Fuse, covered)
 			}
 			if why != "" {
 				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, why))
@@ -136,10 +136,10 @@ func (m *Manager) settled(ctx context.Context, sb *sandboxer.Sandbox, as sandbox
 	return err
 }
 
-// follow has the record of sb expire as its backend's fuse says, which was moved since. What
+// followFuse has the record of sb expire as its backend's fuse says, which was moved since. What
 // that costs is put on hold, unless the tenant does not have it (covered is not set):
 // then no more is charged than is on hold.
-func (m *Manager) follow(sb *sandboxer.Sandbox, w *sandboxer.Writes, fuse time.Time, covered bool) {
+func (m *Manager) followFuse(sb *sandboxer.Sandbox, w *sandboxer.Writes, fuse time.Time, covered bool) {
 	const tolerance = 2 * time.Second // of backends that keep whole seconds
 	if fuse.Sub(sb.Spec.Fuse).Abs() < tolerance || sb.ExpiresAt.IsZero() {
 		return
@@ -162,8 +162,8 @@ func (m *Manager) follow(sb *sandboxer.Sandbox, w *sandboxer.Writes, fuse time.T
 	}
 }
 
-// outlived ends a record whose create is over since.
-func (m *Manager) outlived(ctx context.Context, sb *sandboxer.Sandbox, why string) error {
+// endStaleRecord ends a record whose create is over since.
+func (m *Manager) endStaleRecord(ctx context.Context, sb *sandboxer.Sandbox, why string) error {
 	err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonLost, message: why, still: func(sb *sandboxer.Sandbox) bool {
 		return sb.State == sandboxer.Creating && sb.Unconfirmed == sandboxer.Unasked
 	}})
@@ -185,5 +185,5 @@ func unconfirmedText(sb *sandboxer.Sandbox) string {
 	return fmt.Sprintf("the database went back, and %s did not say yet whether what it knows still holds", cmp.Or(sb.Extension, "its extension"))
 }
 
-// isContested reports whether the database may be wrong about whose the object of sb is.
-func isContested(sb *sandboxer.Sandbox) bool { return sb.Unconfirmed == sandboxer.Claimed }
+// mayBeClaimed reports whether the database may be wrong about whose the object of sb is.
+func mayBeClaimed(sb *sandboxer.Sandbox) bool { return sb.Unconfirmed == sandboxer.Claimed }

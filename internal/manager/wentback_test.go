@@ -128,7 +128,7 @@ func TestWentBackWithoutFuse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(s *setup) {
 			ticking(s)
-			s.opts.SnapshotStore, s.profiles[0].MaxPaused = dirVault{s.dir}, 30*time.Minute
+			s.opts.SnapshotStore, s.profiles[0].MaxPaused = dirStore{s.dir}, 30*time.Minute
 			s.fake.Drop = []sandboxer.Capability{sandboxer.CanRenew}
 			s.wrap = func(e *fake.Extension) sandboxer.Extension { return dull{e} }
 		})
