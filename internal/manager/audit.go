@@ -581,3 +581,21 @@ func (m *Manager) unsoundSnapshots(ctx context.Context, withStore bool) (map[str
 	})
 	return out, n, err
 }
+
+// Audit is the result of comparing the database with itself and with every
+// backend's listing.
+type Audit struct {
+	Checked    int         `json:"checked"`    // records, objects, tenants and events looked at
+	Violations []Violation `json:"violations"` // at most 1,000
+	LeftOut    int         `json:"left_out"`   // how many more there are
+
+	named map[generationKey]bool // damaged records
+	deep  bool
+}
+
+// Violation is one broken invariant.
+type Violation struct {
+	Invariant string `json:"invariant"`
+	SandboxID string `json:"sandbox_id,omitempty"`
+	Detail    string `json:"detail"`
+}

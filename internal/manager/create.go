@@ -726,3 +726,11 @@ func (m *Manager) quote(ctx context.Context, o *resolvedRequest, sb *sandboxer.S
 	}
 	return *q, nil
 }
+
+// Plan is what a create would do.
+type Plan struct {
+	Spec      sandboxer.Spec       `json:"spec"`
+	Extension string               `json:"extension"`
+	Quote     sandboxer.MeterQuote `json:"quote"`
+	TTL       time.Duration        `json:"ttl_ns"`
+}

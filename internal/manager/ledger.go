@@ -139,10 +139,3 @@ func (m *Manager) Entries(ctx context.Context, q sandboxer.EntryQuery) ([]sandbo
 	}
 	return m.store.Entries(ctx, q)
 }
-
-func checkPage(limit int) error {
-	if limit < 0 || limit > sandboxer.MaxPage {
-		return sandboxer.E(sandboxer.Invalid, nil, "a page of %d items: want 1 to %d", limit, sandboxer.MaxPage)
-	}
-	return nil
-}

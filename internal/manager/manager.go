@@ -17,27 +17,14 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-	"reflect"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/backend"
 )
-
-// Extension is one configured extension, opened or not.
-type Extension struct {
-	Info    sandboxer.ExtensionInfo
-	Backend *backend.Backend // nil when Info.Problem is set
-	// Reopen, if set, is asked again for an extension without a Backend, with back-off,
-	// until it has one: a disk that is full or an engine that is down when the broker
-	// starts is not for ever. It must not be asked twice at a time.
-	Reopen func(context.Context) Extension
-}
 
 // Options configure a Manager. Owner and Key are required.
 type Options struct {
@@ -121,22 +108,6 @@ type Manager struct {
 	recent          recent        // the newest events
 	replays         chan struct{} // slots of those who read long histories
 	drops           chan struct{} // slots of the sweep's drops that need the store of portable snapshots alone
-}
-
-// extension is an Extension with its bounds. It does not change: one that is opened later is
-// another (reopen), with the same bounds.
-type extension struct {
-	Extension
-	creates     chan struct{} // slots of concurrent provisions
-	placements  chan struct{} // slots of those who ask for a place; taken also under a slot of creates, never before one
-	workers     chan struct{} // slots of concurrent sweep actions
-	saves       chan struct{} // slots of those that need snapshots, which teardowns do not wait for
-	poolCreates chan struct{} // slots of provisions for pools
-	demand      *demand
-	survey      chan struct{} // the slot of the one survey in progress
-	probed      *time.Time    // guarded by survey: when all it lists was last probed
-	unlisted    *bool         // guarded by survey: its last listing failed
-	surveyed    *atomic.Bool  // it was listed since the start
 }
 
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the broker is stopping").
@@ -260,65 +231,6 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	return m, nil
 }
 
-// A profileSet is what can be asked for at one time, with the pools that belong to it.
-// It never changes; SetProfiles puts another in its place.
-type profileSet struct {
-	profiles []sandboxer.Profile
-	pools    []*pool
-}
-
-// SetProfiles checks profiles against the extensions they name and offers them from
-// now on instead of those before; sandboxes that exist keep what they were made with. When
-// anything is wrong, nothing changes: all faults found are in the one Invalid error.
-func (m *Manager) SetProfiles(profiles []sandboxer.Profile) error {
-	m.settingProfiles.Lock()
-	defer m.settingProfiles.Unlock()
-	var faults []string
-	next := &profileSet{profiles: slices.Clone(profiles)}
-	for i, p := range next.profiles {
-		if slices.ContainsFunc(next.profiles[:i], func(q sandboxer.Profile) bool { return q.ID == p.ID }) {
-			faults = append(faults, "profile "+p.ID+" exists twice")
-		}
-		if fault := m.checkProfile(p); fault != "" {
-			faults = append(faults, fault)
-		}
-		if p.Pool.Size > 0 {
-			// What is remembered of a pool holds as long as its profile is the same.
-			if old := m.poolOf(p.ID); old != nil && reflect.DeepEqual(old.profile, p) {
-				next.pools = append(next.pools, old)
-				continue
-			}
-			next.pools = append(next.pools, &pool{profile: p})
-		}
-	}
-	if len(faults) > 0 {
-		return sandboxer.E(sandboxer.Invalid, nil, "%s", strings.Join(faults, "\n"))
-	}
-	m.catalogue.Store(next)
-	m.wakePools() // what waits for a profile that changed is removed
-	return nil
-}
-
-// checkProfile says what is wrong with p, or "". An extension that could not be
-// opened on this machine makes its profiles unusable, not wrong.
-func (m *Manager) checkProfile(p sandboxer.Profile) string {
-	e := m.extension(p.Extension)
-	if e == nil {
-		return "profile " + p.ID + " is on extension " + p.Extension + ", which does not exist" + didYouMean(p.Extension, m.extensionIDs())
-	}
-	if e.Backend == nil {
-		return ""
-	}
-	candidates, refused := route(p, []ability{e.ability()})
-	if len(candidates) == 0 {
-		return "profile " + p.ID + ": " + refused[0].why
-	}
-	if p.Pool.Size > 0 && !e.Backend.Can(sandboxer.CanPool) {
-		return "profile " + p.ID + " keeps a pool, which extension " + p.Extension + " cannot"
-	}
-	return ""
-}
-
 // Start looks through the database, resumes what an earlier process left unfinished, and
 // then sweeps until Close. ctx bounds only that first look.
 func (m *Manager) Start(ctx context.Context) error {
@@ -408,94 +320,6 @@ func may(ctx context.Context, scope sandboxer.Scope) (sandboxer.Principal, error
 			WithHint("ask an administrator for a key with that scope")
 	}
 	return p, nil
-}
-
-// extensions returns all of them as they are now.
-func (m *Manager) extensions() []*extension { return *m.exts.Load() }
-
-func (m *Manager) extension(id string) *extension {
-	for _, e := range m.extensions() {
-		if e.Info.ID == id {
-			return e
-		}
-	}
-	return nil
-}
-
-func (m *Manager) extensionIDs() []string {
-	var ids []string
-	for _, e := range m.extensions() {
-		ids = append(ids, e.Info.ID)
-	}
-	return ids
-}
-
-// backend returns the backend of the extension, or why there is none now.
-func (m *Manager) backend(id string) (*backend.Backend, error) {
-	e := m.extension(id)
-	switch {
-	case e == nil:
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "extension %q is not configured any more", id).
-			WithHint("configure it again: its sandboxes cannot be used or removed without it")
-	case e.Backend == nil:
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "extension %q cannot be used here: %s", id, e.Info.Problem)
-	}
-	return e.Backend, nil
-}
-
-// Profiles lists the profiles in the order given to New, or to SetProfiles since. Without the admin scope
-// the values of their environments are left out.
-func (m *Manager) Profiles(ctx context.Context) []sandboxer.Profile {
-	p, err := may(ctx, sandboxer.ScopeRead)
-	if err != nil {
-		return nil
-	}
-	out := slices.Clone(m.catalogue.Load().profiles)
-	if !p.Can(sandboxer.ScopeAdmin) {
-		for i := range out {
-			out[i].Env = nil
-		}
-	}
-	return out
-}
-
-// Extensions lists the extensions, also those that could not be opened.
-func (m *Manager) Extensions(ctx context.Context) []sandboxer.ExtensionInfo {
-	p, err := may(ctx, sandboxer.ScopeRead)
-	if err != nil {
-		return nil
-	}
-	var out []sandboxer.ExtensionInfo
-	for _, e := range m.extensions() {
-		info := e.Info
-		if e.Backend != nil && p.Can(sandboxer.ScopeAdmin) {
-			info.Notices = e.Backend.Notices(ctx)
-		}
-		out = append(out, info)
-	}
-	return out
-}
-
-// Probe asks the extension what it can take now; Free is -1 if it cannot tell.
-// Unavailable says why it cannot be used.
-func (m *Manager) Probe(ctx context.Context, id string) (sandboxer.HostCapacity, error) {
-	if _, err := may(ctx, sandboxer.ScopeRead); err != nil {
-		return sandboxer.HostCapacity{}, err
-	}
-	if m.extension(id) == nil && m.extension("ext."+id) != nil {
-		id = "ext." + id
-	}
-	if m.extension(id) == nil {
-		return sandboxer.HostCapacity{}, sandboxer.E(sandboxer.NotFound, nil, "there is no extension %q%s", id, didYouMean(id, m.extensionIDs()))
-	}
-	b, err := m.backend(id)
-	if err != nil {
-		return sandboxer.HostCapacity{}, err
-	}
-	if !b.Can(sandboxer.CanCapacity) {
-		return sandboxer.HostCapacity{Free: -1}, nil
-	}
-	return b.Capacity(ctx, "")
 }
 
 // isKind is errors.Is, for readability at the call.

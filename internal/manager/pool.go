@@ -615,3 +615,16 @@ func (m *Manager) DrainPool(ctx context.Context, profile string) (id string, rem
 	m.wakePools()
 	return prof.ID, t.summary().Torndown, err
 }
+
+// PoolStatus describes the pool of one profile.
+type PoolStatus struct {
+	Profile   string `json:"profile"`
+	Extension string `json:"extension"`
+	Size      int    `json:"size"`  // how many should wait
+	Ready     int    `json:"ready"` // how many wait now
+	// For administrators only:
+	Claimed *int64    `json:"claimed,omitempty"` // creates that were answered from it since the broker started
+	Cold    *int64    `json:"cold,omitempty"`    // creates of the profile that were not
+	Problem string    `json:"problem,omitempty"` // why it is not full
+	RetryAt time.Time `json:"retry_at,omitzero"` // when that is tried again
+}

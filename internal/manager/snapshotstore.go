@@ -180,3 +180,45 @@ func (l loadReader) Close() error {
 	l.w.end()
 	return err
 }
+
+// A SnapshotStore keeps the portable form of snapshots: the files of a workspace, in a form
+// of its own that any extension's sandbox can be filled from. Its methods are safe
+// for concurrent use, and end soon after their context does.
+type SnapshotStore interface {
+	// Save keeps what the tar r holds under rec.ID, replacing what was begun there, and
+	// what rec.Portable says of its contents already. It returns once all of it was read
+	// back and its digest verified.
+	Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (sandboxer.PortablePayload, error)
+	// Load opens the tar kept under id. Reading fails with Failed where it is not what
+	// was saved. NotFound: there is none.
+	Load(ctx context.Context, id string) (io.ReadCloser, error)
+	// Files lists what is kept under id, in the order of names.
+	Files(ctx context.Context, id string) ([]SnapshotFile, error)
+	// Export writes what is kept under id as one file that Import reads anywhere.
+	Export(ctx context.Context, id string, w io.Writer) error
+	// Import is Save from such a file. It completes rec with what the file says of its
+	// origin. accept names signers to be trusted this once. Invalid: it is not such a
+	// file, or not a whole one. Denied: nobody here knows who signed it.
+	Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (sandboxer.PortablePayload, error)
+	// Drop removes what is kept, or was begun, under id; absence is success.
+	Drop(ctx context.Context, id string) error
+	// Describe returns what is kept under id and what it says of where it came from: sandbox,
+	// generation, extension, profile. NotFound: there is none. Failed: it is damaged.
+	Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error)
+	// List returns the IDs there is anything under, damaged or not.
+	List(ctx context.Context) ([]string, error)
+	// Check reads what is kept under id: what says which files there are, and, if deep is
+	// set, all of their content, with progress reported. Failed: it is not what was saved.
+	// NotFound: there is none.
+	Check(ctx context.Context, id string, deep bool) error
+}
+
+// SnapshotFile is one file of a portable snapshot.
+type SnapshotFile struct {
+	Path   string `json:"path"` // relative to the workspace
+	Type   string `json:"type"` // "file", "dir", "link"
+	Size   int64  `json:"size"`
+	Mode   int64  `json:"mode"`             // permission bits
+	Target string `json:"target,omitempty"` // of a link
+	Digest string `json:"digest,omitempty"` // of a file's content
+}
