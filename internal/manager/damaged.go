@@ -19,11 +19,7 @@ func whole(sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
 // object, alone: what it would have to know stood in the record.
 func (m *Manager) reportDamaged(sb *sandboxer.Sandbox) {
 	k := generationKey{sb.ID, sb.Generation}
-	m.mu.Lock()
-	known := m.reported[k]
-	m.reported[k] = true
-	m.mu.Unlock()
-	if !known {
+	if m.reportedDamage.add(k) {
 		m.log.Error("a record is damaged; its sandbox is left as it is until somebody destroys it",
 			"sandbox", sb.ID, "generation", sb.Generation, "extension", sb.Extension, "err", sb.Damaged)
 	}
@@ -78,11 +74,7 @@ func wholeSnapshot(rec *sandboxer.SnapshotRecord) (*sandboxer.SnapshotRecord, er
 // what was saved, alone.
 func (m *Manager) reportDamagedSnapshot(rec *sandboxer.SnapshotRecord) {
 	k := generationKey{rec.ID, 0}
-	m.mu.Lock()
-	known := m.reported[k]
-	m.reported[k] = true
-	m.mu.Unlock()
-	if !known {
+	if m.reportedDamage.add(k) {
 		m.log.Error("a record is damaged; its snapshot is left as it is until somebody drops it",
 			"snapshot", rec.ID, "sandbox", rec.SandboxID, "err", rec.Damaged)
 	}

@@ -171,16 +171,6 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-func TestJumped(t *testing.T) {
-	a := time.Now()
-	if jumped(a, a.Add(time.Hour)) {
-		t.Error("an hour that passed is no jump")
-	}
-	if b := time.Now().Round(0).Add(time.Hour); !jumped(a.Round(0), b) && jumped(a, b) {
-		t.Error("readings without a monotonic part say nothing")
-	}
-}
-
 // TestMove tries every pair of states on real records.
 func TestMove(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.idle = true })

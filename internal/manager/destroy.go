@@ -44,7 +44,7 @@ func (m *Manager) Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, 
 		}
 	}
 	// A later generation may be there that the database does not know.
-	for _, q := range m.quarantined(sb.ID) {
+	for _, q := range m.quarantine.list(sb.ID) {
 		if admin || q.Tenant == sb.Tenant {
 			if _, err := m.removeUnknownObjects(ctx, sb.ID); err != nil {
 				return sb, err

@@ -10,9 +10,9 @@ import (
 // housekeep does the small things that may lag behind.
 func (m *Manager) housekeep() {
 	m.mu.Lock()
-	due := time.Since(m.forgotten) >= time.Hour
+	due := time.Since(m.lastCleanup) >= time.Hour
 	if due {
-		m.forgotten = time.Now()
+		m.lastCleanup = time.Now()
 	}
 	m.mu.Unlock()
 	if due {
@@ -52,7 +52,7 @@ func (m *Manager) forgetHistory(ctx context.Context) error {
 	}
 	m.log.Info("old history was removed, more is left", "count", total, "before", before)
 	m.mu.Lock()
-	m.forgotten = time.Time{}
+	m.lastCleanup = time.Time{}
 	m.mu.Unlock()
 	return nil
 }

@@ -77,29 +77,30 @@ type Manager struct {
 	sweepDue chan struct{}  // one slot: something may be due
 	wg       sync.WaitGroup // every goroutine of the manager
 
-	notifier *notifier
-	keys     *apiKeys
-	ports    *portAccess
-	pins     *snapshotPins
-	usage    *usage
+	// Each of these has a lock of its own, and calls none of the others.
+	notifier          *notifier
+	keys              *apiKeys
+	ports             *portAccess
+	pins              *snapshotPins
+	usage             *usage
+	clock             *graceClock
+	quarantine        *quarantine
+	orphanSightings   *orphanSightings
+	sweepLocks        *sweepLocks
+	networkChanges    *keyedLock              // by sandbox ID: who is between the database and the backend with a policy
+	networkEnforced   *syncSet[generationKey] // those of a former process whose network policy is in force
+	probing           *syncSet[string]        // sandbox IDs that are about to be probed, because of what a user was told
+	reportedDamage    *syncSet[generationKey] // damaged records that were reported
+	reportedSnapshots *syncSet[string]        // quarantined snapshots that were reported
 
-	mu       sync.Mutex
-	closed   bool
-	looping  bool
-	jobs     map[string]*job               // by sandbox ID
-	changing map[string]chan struct{}      // by sandbox ID; see exclusive
-	forks    map[[2]string]*forkInProgress // in progress, by tenant and idempotency key
-
-	probing           map[string]bool                  // sandbox IDs that are about to be probed, because of what a user was told
-	acting            map[string]bool                  // sandbox IDs the sweep has work queued for
-	reported          map[generationKey]bool           // damaged records that were reported
-	reportedSnapshots map[string]bool                  // quarantined snapshots that were reported
-	adopted           map[generationKey]bool           // those of a former process whose network policy is in force
-	orphanSince       map[objectKey]time.Time          // objects that no live record explains, since when
-	quarantine        map[objectKey]*quarantinedObject // those that the database does not know
-	clock             time.Time                        // of the last pass, to notice that the clock was set
-	graceUntil        time.Time                        // the clock ends and removes nothing before this
-	forgotten         time.Time                        // when idempotency keys were last cleared
+	// mu guards what follows, the fields of jobs and forks that say so, and the replacement of
+	// exts. No method of the above, of the store or of a backend is called under it.
+	mu          sync.Mutex
+	closed      bool
+	looping     bool
+	jobs        map[string]*job               // by sandbox ID
+	forks       map[[2]string]*forkInProgress // by tenant and idempotency key
+	lastCleanup time.Time                     // when idempotency keys and old history were last removed
 
 	settingProfiles sync.Mutex    // serialises SetProfiles
 	execs           *limiter      // commands at once
@@ -170,23 +171,22 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		started:           now,
 		sweepDue:          make(chan struct{}, 1),
 		poolsDue:          make(chan struct{}, 1),
-		jobs:              map[string]*job{},
-		ports:             newPortAccess(opts.Key),
-		changing:          map[string]chan struct{}{},
-		usage:             newUsage(),
 		notifier:          newNotifier(),
 		keys:              newAPIKeys(store),
-		forks:             map[[2]string]*forkInProgress{},
+		ports:             newPortAccess(opts.Key),
 		pins:              newSnapshotPins(),
-		probing:           map[string]bool{},
-		acting:            map[string]bool{},
-		reported:          map[generationKey]bool{},
-		reportedSnapshots: map[string]bool{},
-		adopted:           map[generationKey]bool{},
-		orphanSince:       map[objectKey]time.Time{},
-		quarantine:        map[objectKey]*quarantinedObject{},
-		clock:             now,
-		graceUntil:        now,
+		usage:             newUsage(),
+		clock:             newGraceClock(opts.Grace, now),
+		quarantine:        newQuarantine(),
+		orphanSightings:   newOrphanSightings(),
+		sweepLocks:        newSweepLocks(),
+		networkChanges:    newKeyedLock(),
+		networkEnforced:   newSyncSet[generationKey](),
+		probing:           newSyncSet[string](),
+		reportedDamage:    newSyncSet[generationKey](),
+		reportedSnapshots: newSyncSet[string](),
+		jobs:              map[string]*job{},
+		forks:             map[[2]string]*forkInProgress{},
 	}
 	m.exts.Store(new([]*extension))
 	m.recent.store, m.replays = store, make(chan struct{}, 2)

@@ -3,6 +3,7 @@ package manager
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -12,7 +13,7 @@ import (
 // once they have been seen so for a grace period. Those that no record ever knew are
 // quarantined first. whole says that the listing was.
 func (m *Manager) orphans(ctx context.Context, t *tracker, e *extension, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool, whole bool) error {
-	defer m.releaseFromQuarantine(e, listed, explained, whole)
+	defer m.quarantine.release(e.Info.ID, listed, explained, whole)
 	for s, h := range listed {
 		if explained[s] {
 			continue
@@ -29,11 +30,11 @@ func (m *Manager) orphans(ctx context.Context, t *tracker, e *extension, listed 
 			t.count(func(r *SweepReport) { r.Quarantined++ })
 			continue
 		}
-		if !m.isOldOrphan(s) || !m.take(s.id) {
+		if !m.isOldOrphan(s) || !m.sweepLocks.tryLock(s.id) {
 			continue
 		}
 		m.async(t, func() {
-			defer m.drop(s.id)
+			defer m.unlockSweep(s.id)
 			err := m.removeOrphan(m.ctx, e, s, h, tenant)
 			if err == errNotNeeded {
 				return
@@ -46,14 +47,48 @@ func (m *Manager) orphans(ctx context.Context, t *tracker, e *extension, listed 
 			t.count(func(r *SweepReport) { r.Orphans++ })
 		})
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for s := range m.orphanSince {
-		if _, ok := listed[s]; s.extension == e.Info.ID && (!ok || explained[s]) {
-			delete(m.orphanSince, s)
+	m.orphanSightings.retain(e.Info.ID, listed, explained)
+	return nil
+}
+
+// orphanSightings remember since when objects are listed that no living record explains.
+//
+// mu guards the map. Nothing is called under it.
+type orphanSightings struct {
+	mu    sync.Mutex
+	since map[objectKey]time.Time
+}
+
+func newOrphanSightings() *orphanSightings {
+	return &orphanSightings{since: map[objectKey]time.Time{}}
+}
+
+// note returns when k was first seen, which is now for a new one.
+func (o *orphanSightings) note(k objectKey, now time.Time) (since time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if _, ok := o.since[k]; !ok {
+		o.since[k] = now
+	}
+	return o.since[k]
+}
+
+// forget has the time of k begin anew.
+func (o *orphanSightings) forget(k objectKey) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.since, k)
+}
+
+// retain forgets those of an extension that it does not list any more, or that are explained.
+func (o *orphanSightings) retain(extension string, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for k := range o.since {
+		if _, ok := listed[k]; k.extension == extension && (!ok || explained[k]) {
+			delete(o.since, k)
 		}
 	}
-	return nil
 }
 
 // A recordStatus is what the database says to an object outside.
@@ -93,16 +128,9 @@ func (m *Manager) recordStatusOf(ctx context.Context, s objectKey) (tenant strin
 // isOldOrphan notes a stray object and reports whether it has been one for long enough.
 // Sightings begin with the process, so a fresh one removes nothing for a grace
 // period.
-func (m *Manager) isOldOrphan(s objectKey) bool {
+func (m *Manager) isOldOrphan(k objectKey) bool {
 	now := time.Now()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	first, ok := m.orphanSince[s]
-	if !ok {
-		m.orphanSince[s] = now
-		return false
-	}
-	return now.Sub(first) >= m.opts.Grace && !now.Before(m.graceUntil)
+	return now.Sub(m.orphanSightings.note(k, now)) >= m.opts.Grace && !m.clock.inGracePeriod(now)
 }
 
 // removeOrphan tears down one stray object, unless its ID has work in flight.
@@ -128,15 +156,11 @@ func (m *Manager) removeOrphan(ctx context.Context, e *extension, s objectKey, h
 			return nil, err
 		}
 		err = m.step(pOrphan, func() error { _, err := e.Backend.Teardown(ctx, h); return err })
-		m.mu.Lock()
-		delete(m.orphanSince, s) // failed, it has to ripen again
-		if err == nil {
-			delete(m.quarantine, s)
-		}
-		m.mu.Unlock()
+		m.orphanSightings.forget(s) // if it failed, its grace period begins anew
 		if err != nil {
 			return nil, err
 		}
+		m.quarantine.remove(s)
 		return nil, m.store.Write(ctx, sandboxer.Writes{Events: []sandboxer.Event{{
 			At: now(), SandboxID: s.id, Generation: s.generation, Tenant: tenant,
 			Type: sandboxer.EventOrphan, Actor: actor(ctx),

@@ -529,11 +529,11 @@ func (m *Manager) makePooled(ctx context.Context, p *pool, key string) error {
 // discardPooled ends a sandbox that nobody has claimed, in the background. It returns false
 // while the sweep does something with it.
 func (m *Manager) discardPooled(ctx context.Context, t *tracker, sb *sandboxer.Sandbox, why string) bool {
-	if !m.take(sb.ID) {
+	if !m.sweepLocks.tryLock(sb.ID) {
 		return false
 	}
 	m.async(t, func() {
-		defer m.drop(sb.ID)
+		defer m.unlockSweep(sb.ID)
 		err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonPool, message: why, still: func(sb *sandboxer.Sandbox) bool {
 			return sb.State == sandboxer.Warm && sb.Unconfirmed == ""
 		}})

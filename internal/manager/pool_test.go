@@ -234,8 +234,8 @@ func TestPoolProfileChange(t *testing.T) {
 func TestPoolDrainsWhatIsProbed(t *testing.T) {
 	r := newRig(t, pooled(2))
 	ids := r.full("test", 2)
-	eventually(t, "it to be free", func() bool { return r.take(ids[0]) })
-	time.AfterFunc(100*time.Millisecond, func() { r.drop(ids[0]) })
+	eventually(t, "it to be free", func() bool { return r.sweepLocks.tryLock(ids[0]) })
+	time.AfterFunc(100*time.Millisecond, func() { r.unlockSweep(ids[0]) })
 	if _, n, err := r.DrainPool(admin, "test"); err != nil || n != 2 {
 		t.Errorf("drained %d, %v", n, err)
 	}

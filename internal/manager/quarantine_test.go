@@ -229,3 +229,135 @@ func TestQuarantineOfALaterGeneration(t *testing.T) {
 		}
 	})
 }
+
+// What an unknown object is kept by: until its fuse, until it is proven dead twice, and not at
+// all if it was made for a pool; it is asked about and told now and then, and forgotten when it
+// is explained or gone.
+func TestQuarantineKeeps(t *testing.T) {
+	k, at := objectKey{"ext.fake", "box", 3}, time.Now()
+	found := sandboxer.Found{Handle: sandboxer.Handle{SandboxID: "box", Generation: 3}, Fuse: at.Add(time.Hour)}
+	was := &sandboxer.Sandbox{ID: "box", Tenant: "acme", Name: "mine", Profile: "profile.test"}
+	see := func(q *quarantine, after time.Duration, grace, wantKeep, wantLook bool) {
+		t.Helper()
+		if keep, look := q.see(k, "one", at.Add(after), grace); keep != wantKeep || look != wantLook {
+			t.Errorf("after %s: keep %t, look %t; want %t, %t", after, keep, look, wantKeep, wantLook)
+		}
+	}
+	q := newQuarantine()
+	see(q, 0, false, true, true)
+	see(q, probeEvery-1, false, true, false)
+	see(q, probeEvery, false, true, true)
+	if o, report := q.inspected(k, found, was, sandboxer.Alive, at); !report || o.Tenant != "acme" || o.Profile != "profile.test" || o.Until != found.Fuse || o.Host != "one" {
+		t.Errorf("inspected: %+v, report %t", o, report)
+	}
+	if _, report := q.inspected(k, found, was, sandboxer.Alive, at); report {
+		t.Error("it is told twice")
+	}
+	q.reportAgain(k)
+	if _, report := q.inspected(k, found, was, sandboxer.Alive, at); !report {
+		t.Error("what could not be told is not told again")
+	}
+	see(q, time.Hour, false, true, true)
+	see(q, time.Hour+1, true, true, false) // the clock may be wrong
+	see(q, time.Hour+1, false, false, false)
+
+	q = newQuarantine() // without a fuse
+	see(q, 0, false, true, true)
+	see(q, 1000*time.Hour, false, true, true)
+	for i, c := range []struct {
+		alive sandboxer.Liveness
+		after time.Duration
+		keep  bool
+	}{
+		{sandboxer.Gone, 0, true},
+		{sandboxer.Gone, confirmAfter - 1, true},
+		{sandboxer.Unknown, confirmAfter, true}, // proves nothing, and begins anew
+		{sandboxer.OOMKilled, confirmAfter, true},
+		{sandboxer.Gone, 2 * confirmAfter, false},
+		{sandboxer.Alive, 2 * confirmAfter, true},
+	} {
+		if _, report := q.inspected(k, sandboxer.Found{}, nil, c.alive, at.Add(c.after)); report && c.alive != sandboxer.Alive && c.alive != sandboxer.Unknown {
+			t.Errorf("look %d: a dead one is told of", i)
+		}
+		if keep, _ := q.see(k, "", at, false); keep != c.keep {
+			t.Errorf("look %d (%s): kept: %t", i, c.alive, keep)
+		}
+	}
+
+	q = newQuarantine() // of a pool
+	see(q, 0, false, true, true)
+	if _, report := q.inspected(k, found, &sandboxer.Sandbox{ID: "box", Pool: "p"}, sandboxer.Alive, at); report {
+		t.Error("what is nobody's is told of")
+	}
+	see(q, 0, false, false, false)
+	if len(q.list("")) != 0 || len(q.list("box")) != 1 || q.get(k).ID != "box" {
+		t.Errorf("listed: %+v, by ID %+v", q.list(""), q.list("box"))
+	}
+
+	for name, c := range map[string]struct {
+		extension         string
+		listed, explained bool
+		whole, gone       bool
+	}{
+		"listed":           {"ext.fake", true, false, true, false},
+		"explained":        {"ext.fake", true, true, false, true},
+		"gone":             {"ext.fake", false, false, true, true},
+		"perhaps gone":     {"ext.fake", false, false, false, false},
+		"another's survey": {"ext.other", false, false, true, false},
+	} {
+		q := newQuarantine()
+		q.see(k, "", at, false)
+		listed, explained := map[objectKey]sandboxer.Handle{}, map[objectKey]bool{k: c.explained}
+		if c.listed {
+			listed[k] = sandboxer.Handle{}
+		}
+		q.release(c.extension, listed, explained, c.whole)
+		if gone := len(q.objects) == 0; gone != c.gone {
+			t.Errorf("%s: forgotten: %t", name, gone)
+		}
+		q.remove(k)
+		if _, report := q.inspected(k, found, was, sandboxer.Alive, at); report || len(q.objects) != 0 || q.get(k) != (Quarantined{}) {
+			t.Errorf("%s: a look that comes late brings it back", name)
+		}
+	}
+}
+
+// The memory of unknown objects is bounded; what is beyond is kept all the same.
+func TestQuarantineIsBounded(t *testing.T) {
+	q := newQuarantine()
+	for i := range maxQuarantine + 5 {
+		if keep, look := q.see(objectKey{"ext.fake", "box", i + 1}, "", time.Now(), false); !keep || look != (i < maxQuarantine) {
+			t.Fatalf("object %d: keep %t, look %t", i, keep, look)
+		}
+	}
+	if len(q.objects) != maxQuarantine || len(q.list("")) != maxQuarantine {
+		t.Errorf("%d remembered, %d listed; want %d", len(q.objects), len(q.list("")), maxQuarantine)
+	}
+}
+
+// A stray object's grace period begins when it is first seen, and anew when it was forgotten.
+func TestOrphanSightings(t *testing.T) {
+	o, at := newOrphanSightings(), time.Now()
+	a, b, other := objectKey{"ext.fake", "a", 1}, objectKey{"ext.fake", "b", 1}, objectKey{"ext.other", "c", 1}
+	for _, k := range []objectKey{a, b, other} {
+		if since := o.note(k, at); !since.Equal(at) {
+			t.Errorf("%v since %s", k, since)
+		}
+	}
+	later := at.Add(time.Minute)
+	if since := o.note(a, later); !since.Equal(at) {
+		t.Errorf("seen again: since %s; want the first time", since)
+	}
+	o.forget(a)
+	if since := o.note(a, later); !since.Equal(later) {
+		t.Errorf("forgotten and seen: since %s", since)
+	}
+	o.retain("ext.fake", map[objectKey]sandboxer.Handle{a: {}, b: {}}, map[objectKey]bool{b: true})
+	if len(o.since) != 2 || o.note(b, later) != later || o.note(other, later) != at {
+		t.Errorf("left: %v; want a and what is another's", o.since)
+	}
+	o.retain("ext.fake", nil, nil)
+	if len(o.since) != 1 {
+		t.Errorf("left: %v; want what is another's", o.since)
+	}
+}

@@ -173,11 +173,11 @@ func (m *Manager) sweepSnapshots(ctx context.Context, t *tracker, at time.Time) 
 				if err != nil {
 					return err
 				}
-				if why == "" || m.pins.inUse(rec.ID) || !m.take(rec.ID) {
+				if why == "" || m.pins.inUse(rec.ID) || !m.sweepLocks.tryLock(rec.ID) {
 					continue
 				}
 				m.async(t, func() {
-					defer m.drop(rec.ID)
+					defer m.unlockSweep(rec.ID)
 					release, err := m.dropSlot(m.ctx, rec)
 					if err != nil {
 						return
@@ -232,7 +232,7 @@ func (m *Manager) whyDrop(ctx context.Context, rec *sandboxer.SnapshotRecord, at
 		return "it is being dropped", nil
 	case rec.State == sandboxer.SnapshotSealed && rec.Purpose == sandboxer.ForFork:
 		return "its fork is over", nil
-	case rec.State == sandboxer.SnapshotSealed && !rec.ExpiresAt.IsZero() && !at.Before(rec.ExpiresAt) && !m.inGracePeriod():
+	case rec.State == sandboxer.SnapshotSealed && !rec.ExpiresAt.IsZero() && !at.Before(rec.ExpiresAt) && !m.clock.inGracePeriod(time.Now()):
 		return "its time to live ran out", nil
 	}
 	return "", nil

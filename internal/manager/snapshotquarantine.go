@@ -129,11 +129,7 @@ func (m *Manager) reportQuarantinedSnapshots(ctx context.Context) {
 	}
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		s := all[id]
-		m.mu.Lock()
-		told := m.reportedSnapshots[id]
-		m.reportedSnapshots[id] = true
-		m.mu.Unlock()
-		if told {
+		if !m.reportedSnapshots.add(id) {
 			continue
 		}
 		e := sandboxer.Event{At: now(), Type: sandboxer.EventQuarantine, Actor: sweeper, Message: s.text()}

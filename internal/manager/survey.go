@@ -52,7 +52,9 @@ func (m *Manager) surveyOne(ctx context.Context, t *tracker, e *extension) error
 	}
 	seen := make(map[objectKey]bool, len(listed))
 	probing := e.Backend != nil && e.Backend.Can(sandboxer.CanProbe)
-	inherited := func(sb *sandboxer.Sandbox) bool { return sb.ReadyAt.Before(m.started) && !m.isAdopted(sb) }
+	inherited := func(sb *sandboxer.Sandbox) bool {
+		return sb.ReadyAt.Before(m.started) && !m.networkEnforced.contains(generationKey{sb.ID, sb.Generation})
+	}
 	all := at.Sub(*e.probed) >= probeEvery
 	if all {
 		*e.probed = at
@@ -92,7 +94,7 @@ func (m *Manager) surveyOne(ctx context.Context, t *tracker, e *extension) error
 				return
 			}
 			if sb.State == sandboxer.Running && inherited(sb) {
-				m.async(t, func() { m.adopt(sb) })
+				m.async(t, func() { m.enforceNetwork(sb) })
 				t.count(func(r *SweepReport) { r.Adopted++ })
 			}
 			m.sweepOne(t, sb, sandboxer.Alive)
@@ -139,24 +141,24 @@ func (m *Manager) listing(ctx context.Context, e *extension) (map[objectKey]sand
 // a former process left it: found alive, it is adopted. While the sweep does something else
 // with the sandbox, it does nothing and returns false.
 func (m *Manager) probe(t *tracker, e *extension, sb *sandboxer.Sandbox, inherited bool) bool {
-	if !m.take(sb.ID) {
+	if !m.sweepLocks.tryLock(sb.ID) {
 		return false
 	}
 	m.async(t, func() {
 		release, err := m.slot(m.ctx, e.Info.ID)
 		if err != nil {
-			m.drop(sb.ID)
+			m.unlockSweep(sb.ID)
 			return
 		}
 		alive, err := e.Backend.IsAlive(m.ctx, handleOf(sb))
 		release()
-		m.drop(sb.ID)
+		m.unlockSweep(sb.ID)
 		if err != nil {
 			m.log.Debug("probe", "sandbox", sb.ID, "err", err)
 			alive = sandboxer.Unknown
 		}
 		if alive == sandboxer.Alive && inherited && hasReadyObject(sb) {
-			m.adopt(sb)
+			m.enforceNetwork(sb)
 			t.count(func(r *SweepReport) { r.Adopted++ })
 		}
 		m.sweepOne(t, sb, alive)
@@ -167,25 +169,17 @@ func (m *Manager) probe(t *tracker, e *extension, sb *sandboxer.Sandbox, inherit
 // probeSoon probes a sandbox that its user was told is not there; if something else is done
 // with it now, then after that, which may have begun before there was a reason to doubt.
 func (m *Manager) probeSoon(h sandboxer.Handle) {
-	m.mu.Lock()
-	doubted := m.probing[h.SandboxID]
-	m.probing[h.SandboxID] = true
-	m.mu.Unlock()
-	if doubted { // by somebody else, who sees to it
+	if !m.probing.add(h.SandboxID) { // somebody else sees to it
 		return
 	}
-	settled := func() {
-		m.mu.Lock()
-		delete(m.probing, h.SandboxID)
-		m.mu.Unlock()
-	}
+	done := func() { m.probing.remove(h.SandboxID) }
 	if m.ctx.Err() != nil {
-		settled()
+		done()
 		return
 	}
 	t := newTracker()
 	m.async(t, func() {
-		defer settled()
+		defer done()
 		for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 			sb, err := m.store.Sandbox(m.ctx, h.SandboxID)
 			if err != nil || sb.State != sandboxer.Running || objectGeneration(sb) != h.Generation {

@@ -146,7 +146,9 @@ func (m *Manager) records(ctx context.Context, q sandboxer.Query, f func(*sandbo
 // sweepRecords looks at the records due at the given time, or at all living ones if it is
 // zero, without a look at their backends.
 func (m *Manager) sweepRecords(ctx context.Context, t *tracker, due time.Time) error {
-	m.checkClock()
+	if m.clock.check(time.Now()) {
+		m.log.Warn("the clock was set; nothing expires before the grace period is over", "grace", m.opts.Grace)
+	}
 	return m.records(ctx, sandboxer.Query{States: liveStates, DueBefore: due}, func(sb *sandboxer.Sandbox) {
 		if sb.Damaged != "" {
 			m.reportDamaged(sb)
@@ -167,15 +169,15 @@ func (m *Manager) sweepOne(t *tracker, sb *sandboxer.Sandbox, seen sandboxer.Liv
 	a := decide(m.withLastUse(sb), seen, working, time.Now())
 	timed := a.reason == sandboxer.ReasonExpired || a.reason == sandboxer.ReasonIdle
 	switch {
-	case timed && m.inGracePeriod():
+	case timed && m.clock.inGracePeriod(time.Now()):
 		return
 	case a.verb == verbNone && sb.UsedAt.Sub(stored) < touchEvery:
 		return
-	case !m.take(sb.ID):
+	case !m.sweepLocks.tryLock(sb.ID):
 		return
 	}
 	m.async(t, func() {
-		defer m.drop(sb.ID)
+		defer m.unlockSweep(sb.ID)
 		m.applyAction(t, sb, seen, working, a)
 	})
 }
@@ -194,23 +196,10 @@ func (m *Manager) interpret(sb *sandboxer.Sandbox, seen sandboxer.Liveness) sand
 	return sandboxer.Unknown
 }
 
-// take makes the caller the only one of the sweep who does something with id, until drop.
-func (m *Manager) take(id string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	_, busy := m.acting[id]
-	m.acting[id] = busy
-	return !busy
-}
-
-// drop ends take. Whoever was refused in between may have seen what is due since, so
-// there is another look.
-func (m *Manager) drop(id string) {
-	m.mu.Lock()
-	again := m.acting[id]
-	delete(m.acting, id)
-	m.mu.Unlock()
-	if again {
+// unlockSweep ends m.sweepLocks.tryLock. Whoever was refused in between may have seen what is
+// due since, so there is another look.
+func (m *Manager) unlockSweep(id string) {
+	if m.sweepLocks.unlock(id) {
 		m.wakeSweep()
 	}
 }

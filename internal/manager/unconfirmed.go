@@ -17,18 +17,18 @@ import (
 
 // confirmRecord holds the unconfirmed record of sb against its backend.
 func (m *Manager) confirmRecord(t *tracker, e *extension, sb *sandboxer.Sandbox) {
-	if m.working(sb.ID) || !m.take(sb.ID) {
+	if m.working(sb.ID) || !m.sweepLocks.tryLock(sb.ID) {
 		return
 	}
 	m.async(t, func() {
 		release, err := m.slot(m.ctx, e.Info.ID)
 		if err != nil {
-			m.drop(sb.ID)
+			m.unlockSweep(sb.ID)
 			return
 		}
 		err = m.compareWithBackend(m.ctx, e, sb)
 		release()
-		m.drop(sb.ID)
+		m.unlockSweep(sb.ID)
 		switch {
 		case err == nil:
 			m.sweepOne(t, sb, sandboxer.Unknown)
