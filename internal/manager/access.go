@@ -18,7 +18,7 @@ func (m *Manager) beginStream(ctx context.Context, scope sandboxer.Scope, ref st
 func (m *Manager) beginUse(ctx context.Context, kind *limiter, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, h sandboxer.Handle, end func(), err error) {
 	sb, err = m.find(ctx, scope, ref)
 	if err == nil && isPaused(sb) && sb.Spec.Profile.AutoResume {
-		sb, err = m.onDemand(ctx, sb)
+		sb, err = m.resumeOrWait(ctx, sb, 0)
 	}
 	if err != nil {
 		return nil, nil, h, nil, err

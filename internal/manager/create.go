@@ -676,29 +676,49 @@ func (m *Manager) failCreate(ctx context.Context, j *job, sb *sandboxer.Sandbox,
 	if isPaused(sb) {
 		return m.undoResume(ctx, j, sb, cause)
 	}
-	kind := sandboxer.KindOf(cause)
-	switch kind {
-	case sandboxer.NotFound: // the object, not what the caller named
-		kind = sandboxer.Failed
-	case sandboxer.Canceled: // by nobody here
-		kind = sandboxer.Unavailable
-	}
+	kind := kindForCaller(cause)
 	if kind == sandboxer.Internal {
 		m.log.ErrorContext(ctx, "create failed", "sandbox", sb.ID, "generation", sb.Generation, "err", cause)
 	} else {
 		m.log.WarnContext(ctx, "create failed", "sandbox", sb.ID, "generation", sb.Generation, "err", cause)
 	}
-	answer := sandboxer.E(kind, cause, "sandbox %s could not be created: %s", sb.ID, sandboxer.Message(cause))
-	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
+	answer := wrapError(kind, cause, "sandbox %s could not be created", sb.ID)
+	return m.endFailed(ctx, j, sb, ending{reason: sandboxer.ReasonFailed, message: answer.Msg, fault: kind, hint: answer.Hint}, answer)
+}
+
+// kindForCaller is the kind of cause for whoever asked for a sandbox of which it tells.
+func kindForCaller(cause error) sandboxer.Kind {
+	switch kind := sandboxer.KindOf(cause); kind {
+	case sandboxer.NotFound: // the object, not what the caller named
+		return sandboxer.Failed
+	case sandboxer.Canceled: // by nobody here
+		return sandboxer.Unavailable
+	default:
+		return kind
+	}
+}
+
+// wrapError is an error that says what failed, and cause as the reason, with its hint and when
+// to come back.
+func wrapError(kind sandboxer.Kind, cause error, format string, args ...any) *sandboxer.Error {
+	e := sandboxer.E(kind, cause, "%s: %s", fmt.Sprintf(format, args...), sandboxer.Message(cause))
+	e.Hint, e.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
+	return e
+}
+
+// endFailed ends sb, of which something failed, in the job that tried it, and returns answer,
+// which says so; or what stopped the job, if a destroy was faster. What of the teardown cannot be
+// done now is the sweep's to go on with.
+func (m *Manager) endFailed(ctx context.Context, j *job, sb *sandboxer.Sandbox, why ending, answer error) error {
 	if !m.becomeTeardown(j) {
 		return context.Cause(ctx)
 	}
-	err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonFailed, message: answer.Msg, fault: kind, hint: answer.Hint})
+	err := m.beginTeardown(ctx, sb, why)
 	if err == nil {
 		err = m.teardown(ctx, sb)
 	}
-	if err != nil { // the sweep goes on with it
-		m.log.WarnContext(ctx, "teardown after a failed create", "sandbox", sb.ID, "err", err)
+	if err != nil {
+		m.log.WarnContext(ctx, "teardown after a failure", "sandbox", sb.ID, "failed", answer, "err", err)
 	}
 	return answer
 }

@@ -257,9 +257,7 @@ func (m *Manager) makeCopies(ctx, caller context.Context, rec *sandboxer.Snapsho
 	if left > 0 {
 		what = fmt.Sprintf("of the %d that were made, %d are still being destroyed", len(all), left)
 	}
-	answer := sandboxer.E(sandboxer.KindOf(first), first, "%d copies of sandbox %s could not be made, %s: %s", req.Count, rec.SandboxID, what, sandboxer.Message(first))
-	answer.Hint, answer.RetryAfter = sandboxer.HintOf(first), sandboxer.RetryAfterOf(first)
-	return nil, answer
+	return nil, wrapError(sandboxer.KindOf(first), first, "%d copies of sandbox %s could not be made, %s", req.Count, rec.SandboxID, what)
 }
 
 // copyOf is the restore that makes copy i of a fork.

@@ -35,7 +35,7 @@ func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*san
 		}
 		depth := sb.Pause.Depth
 		if sb.State == sandboxer.Running {
-			if depth, _, err = m.depthFor(sb, req.Depth, sandboxer.ReasonRequested); err != nil {
+			if depth, err = m.depthFor(sb, req.Depth, sandboxer.ReasonRequested); err != nil {
 				return nil, err
 			}
 			if depth != sandboxer.PauseFreeze {
@@ -66,18 +66,18 @@ func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*san
 	}
 }
 
-// depthFor settles how deep sb is paused. loose says that nobody insists on memory.
-func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, cause sandboxer.Reason) (depth sandboxer.PauseDepth, loose bool, err error) {
+// depthFor settles how deep sb is paused: as is asked, else as its profile says, else as its
+// extension can.
+func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, cause sandboxer.Reason) (sandboxer.PauseDepth, error) {
 	b, err := m.backend(sb.Extension)
 	if err != nil {
-		return "", false, err
+		return "", err
 	}
-	depth = cmp.Or(asked, sb.Spec.Profile.PauseDepth)
+	depth := cmp.Or(asked, sb.Spec.Profile.PauseDepth)
 	if depth == "" {
 		order := []sandboxer.PauseDepth{sandboxer.PauseFreeze, sandboxer.PauseDisk}
 		if cause == sandboxer.ReasonExpired { // nobody is about to come back
 			slices.Reverse(order)
-			loose = true
 		}
 		depth = order[0]
 		if !canPause(b, depth) {
@@ -86,7 +86,7 @@ func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, ca
 	}
 	switch {
 	case !slices.Contains(sandboxer.PauseDepths(), depth):
-		return "", false, sandboxer.E(sandboxer.Invalid, nil, "%q is not a depth of pausing", depth).
+		return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a depth of pausing", depth).
 			WithHint("the depths are: %s", join(sandboxer.PauseDepths()))
 	case !canPause(b, depth):
 		e := sandboxer.E(sandboxer.Unsupported, nil, "extension %s cannot pause to the depth %s", sb.Extension, depth)
@@ -96,9 +96,9 @@ func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, ca
 				break
 			}
 		}
-		return "", false, e
+		return "", e
 	}
-	return depth, loose, nil
+	return depth, nil
 }
 
 func canPause(b *backend.Backend, depth sandboxer.PauseDepth) bool {
@@ -115,41 +115,46 @@ func maxPaused(p sandboxer.Profile) time.Duration {
 // beginPause commits the intent to pause sb, unless that was done before, and does it.
 func (m *Manager) beginPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, depth sandboxer.PauseDepth, cause sandboxer.Reason) (*sandboxer.Sandbox, error) {
 	if sb.State == sandboxer.Running {
-		var rec *sandboxer.SnapshotRecord
-		if depth != sandboxer.PauseFreeze {
-			rec = newSnapshot(sb, sandboxer.SnapshotNative, sandboxer.ForPause)
-			if err := m.sealFor(sb, rec); err != nil {
-				return nil, err
-			}
-		}
-		err := m.step(pPausing, func() error {
-			return m.move(ctx, sb, sandboxer.Pausing, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
-				at := now()
-				sb.Pause = sandboxer.Pause{Depth: depth, At: at, Left: max(0, sb.ExpiresAt.Sub(at)), Cause: cause}
-				if rec != nil {
-					sb.Pause.Snapshot = rec.ID
-					w.Snapshots = append(w.Snapshots, rec)
-				}
-				if rec != nil && cause == sandboxer.ReasonRequested { // what is nobody's wish is counted, and never refused
-					w.Quota = m.quotaFor(sb.Tenant, sandboxer.QuotaSnapshots)
-				}
-				sb.Reason = cause
-				sb.UsedAt = m.withLastUse(sb).UsedAt
-				sb.ExpiresAt = at.Add(maxPaused(sb.Spec.Profile))
-				if b, err := m.backend(sb.Extension); err == nil && depth == sandboxer.PauseFreeze && !b.Can(sandboxer.CanRenew) && !sb.Spec.Fuse.IsZero() {
-					// The backend will remove it by itself.
-					if burns := sb.Spec.Fuse.Add(-fuseMargin); burns.Before(sb.ExpiresAt) {
-						sb.ExpiresAt = burns
-					}
-				}
-				return nil
-			})
-		})
-		if err != nil {
+		if err := m.commitPausing(ctx, sb, depth, cause); err != nil {
 			return nil, err
 		}
 	}
 	return m.finishPause(ctx, j, sb)
+}
+
+// commitPausing commits the intent to pause sb, with the record of the snapshot that it is
+// paused to.
+func (m *Manager) commitPausing(ctx context.Context, sb *sandboxer.Sandbox, depth sandboxer.PauseDepth, cause sandboxer.Reason) error {
+	var rec *sandboxer.SnapshotRecord
+	if depth != sandboxer.PauseFreeze {
+		rec = newSnapshot(sb, sandboxer.SnapshotNative, sandboxer.ForPause)
+		if err := m.sealFor(sb, rec); err != nil {
+			return err
+		}
+	}
+	return m.step(pPausing, func() error {
+		return m.move(ctx, sb, sandboxer.Pausing, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			at := now()
+			sb.Pause = sandboxer.Pause{Depth: depth, At: at, Left: max(0, sb.ExpiresAt.Sub(at)), Cause: cause}
+			if rec != nil {
+				sb.Pause.Snapshot = rec.ID
+				w.Snapshots = append(w.Snapshots, rec)
+			}
+			if rec != nil && cause == sandboxer.ReasonRequested { // what is nobody's wish is counted, and never refused
+				w.Quota = m.quotaFor(sb.Tenant, sandboxer.QuotaSnapshots)
+			}
+			sb.Reason = cause
+			sb.UsedAt = m.withLastUse(sb).UsedAt
+			sb.ExpiresAt = at.Add(maxPaused(sb.Spec.Profile))
+			if b, err := m.backend(sb.Extension); err == nil && depth == sandboxer.PauseFreeze && !b.Can(sandboxer.CanRenew) && !sb.Spec.Fuse.IsZero() {
+				// The backend will remove it by itself.
+				if burns := sb.Spec.Fuse.Add(-fuseMargin); burns.Before(sb.ExpiresAt) {
+					sb.ExpiresAt = burns
+				}
+			}
+			return nil
+		})
+	})
 }
 
 // finishPause pays what pausing owes. It does the same for a sandbox whose pause has
@@ -200,33 +205,7 @@ func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sand
 			return false, err
 		}
 		defer release()
-		if err := m.delayFuse(ctx, b, sb, now().Add(stuckAfter)); err != nil {
-			return false, err
-		}
-		// What happens between the snapshot and the teardown would be lost, so nothing
-		// must happen.
-		if b.Can(sandboxer.CanPause) {
-			if err := m.step(pFreeze, func() error { return b.Pause(ctx, sb.Handle) }); err != nil {
-				return false, err
-			}
-		}
-		if err := m.saveData(ctx, b, sb, rec); err != nil {
-			return false, err
-		}
-		if !rec.Native.Memory && sb.Pause.Depth == sandboxer.PauseDisk {
-			if sb.Pause.Cause != sandboxer.ReasonExpired || sb.Spec.Profile.PauseDepth != "" {
-				return false, sandboxer.E(sandboxer.Unsupported, nil, "extension %s saves files, not memory: the sandbox's processes would end", sb.Extension).
-					WithHint("pause to the depth freeze, or say that files are enough: --depth files")
-			}
-		}
-		err = m.step(pSealed, func() error {
-			rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
-			if sb.Pause.Cause == sandboxer.ReasonRequested && sb.Pause.Attempts == 0 {
-				return m.putSnapshot(ctx, rec, "sealed", sandboxer.QuotaSnapshotBytes)
-			}
-			return m.putSnapshot(ctx, rec, "sealed")
-		})
-		if err != nil {
+		if err := m.savePaused(ctx, b, sb, rec); err != nil {
 			return false, err
 		}
 	}
@@ -238,6 +217,35 @@ func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sand
 	}
 	_, err = m.teardownObject(ctx, sb)
 	return true, err
+}
+
+// savePaused saves sb to rec, which it is paused to and the caller has claimed, and seals that. Where the backend can, sb
+// stands still from then on: what happened between the snapshot and the teardown would be lost.
+func (m *Manager) savePaused(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) error {
+	if err := m.delayFuse(ctx, b, sb, now().Add(stuckAfter)); err != nil {
+		return err
+	}
+	if b.Can(sandboxer.CanPause) {
+		if err := m.step(pFreeze, func() error { return b.Pause(ctx, sb.Handle) }); err != nil {
+			return err
+		}
+	}
+	if err := m.saveData(ctx, b, sb, rec); err != nil {
+		return err
+	}
+	if !rec.Native.Memory && sb.Pause.Depth == sandboxer.PauseDisk {
+		if sb.Pause.Cause != sandboxer.ReasonExpired || sb.Spec.Profile.PauseDepth != "" {
+			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s saves files, not memory: the sandbox's processes would end", sb.Extension).
+				WithHint("pause to the depth freeze, or say that files are enough: --depth files")
+		}
+	}
+	return m.step(pSealed, func() error {
+		rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
+		if sb.Pause.Cause == sandboxer.ReasonRequested && sb.Pause.Attempts == 0 {
+			return m.putSnapshot(ctx, rec, "sealed", sandboxer.QuotaSnapshotBytes)
+		}
+		return m.putSnapshot(ctx, rec, "sealed")
+	})
 }
 
 // delayFuse moves the backend's own deadline behind until, if it is before and can be
@@ -283,17 +291,7 @@ func (m *Manager) handleFailedPause(ctx context.Context, j *job, sb *sandboxer.S
 		return nil, m.undoPause(ctx, j, sb, cause)
 	}
 	answer := sandboxer.E(sandboxer.Failed, cause, "sandbox %s could not be paused: %s", sb.ID, sandboxer.Message(cause))
-	if !m.becomeTeardown(j) {
-		return nil, context.Cause(ctx)
-	}
-	err := m.beginTeardown(ctx, sb, why)
-	if err == nil {
-		err = m.teardown(ctx, sb)
-	}
-	if err != nil { // the sweep goes on with it
-		m.log.WarnContext(ctx, "teardown after a failed pause", "sandbox", sb.ID, "err", err)
-	}
-	return nil, answer
+	return nil, m.endFailed(ctx, j, sb, why, answer)
 }
 
 // mayFreeze reports whether nobody insists that sb is paused to disk, and its backend can
@@ -354,8 +352,7 @@ func (m *Manager) undoPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, 
 	if err != nil {
 		return err
 	}
-	answer := sandboxer.E(sandboxer.KindOf(cause), cause, "sandbox %s could not be paused, and runs on: %s", sb.ID, sandboxer.Message(cause))
-	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
+	answer := wrapError(sandboxer.KindOf(cause), cause, "sandbox %s could not be paused, and runs on", sb.ID)
 	if _, err := m.beginResume(ctx, j, sb, 0); err != nil {
 		m.log.WarnContext(ctx, "back to running after a failed pause", "sandbox", sb.ID, "err", err)
 		answer.Msg = fmt.Sprintf("sandbox %s could not be paused: %s", sb.ID, sandboxer.Message(cause))
@@ -400,37 +397,43 @@ func (m *Manager) sweepPause(ctx context.Context, t *tracker, sb *sandboxer.Sand
 		return err
 	}
 	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-		cur, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
-		if err != nil {
-			return nil, err
-		}
-		if a := decide(m.withLastUse(cur), sandboxer.Unknown, false, time.Now()); a.verb != verbPause {
-			return cur, nil
-		}
-		if cur.State == sandboxer.Pausing {
-			return m.finishPause(ctx, j, cur)
-		}
-		depth, _, err := m.depthFor(cur, "", cause)
-		if err == nil {
-			return m.beginPause(ctx, j, cur, depth, cause)
-		}
-		if isKind(err, sandboxer.Unavailable) { // the backend may come back
-			return nil, err
-		}
-		why := ending{reason: cause, message: "its time to live ran out, and it cannot be paused: " + sandboxer.Message(err)}
-		if !m.becomeTeardown(j) {
-			return nil, context.Cause(ctx)
-		}
-		if err := m.beginTeardown(ctx, cur, why); err != nil {
-			return nil, err
-		}
-		return cur, m.teardown(ctx, cur)
+		return m.pauseExpired(ctx, j, sb.ID, sb.Generation, cause)
 	})
 	<-j.done
 	if j.err == nil {
 		t.count(func(r *SweepReport) { r.Paused++ })
 	}
 	return j.err
+}
+
+// pauseExpired pauses a sandbox whose time is over, or ends one that cannot be paused, if that
+// is still what it needs.
+func (m *Manager) pauseExpired(ctx context.Context, j *job, id string, generation int, cause sandboxer.Reason) (*sandboxer.Sandbox, error) {
+	cur, err := m.store.SandboxGeneration(ctx, id, generation)
+	if err != nil {
+		return nil, err
+	}
+	if a := decide(m.withLastUse(cur), sandboxer.Unknown, false, time.Now()); a.verb != verbPause {
+		return cur, nil
+	}
+	if cur.State == sandboxer.Pausing {
+		return m.finishPause(ctx, j, cur)
+	}
+	depth, err := m.depthFor(cur, "", cause)
+	if err == nil {
+		return m.beginPause(ctx, j, cur, depth, cause)
+	}
+	if isKind(err, sandboxer.Unavailable) { // the backend may come back
+		return nil, err
+	}
+	why := ending{reason: cause, message: "its time to live ran out, and it cannot be paused: " + sandboxer.Message(err)}
+	if !m.becomeTeardown(j) {
+		return nil, context.Cause(ctx)
+	}
+	if err := m.beginTeardown(ctx, cur, why); err != nil {
+		return nil, err
+	}
+	return cur, m.teardown(ctx, cur)
 }
 
 // extendPaused moves how long a paused sandbox is kept.

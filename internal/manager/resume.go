@@ -26,11 +26,6 @@ func (m *Manager) Resume(ctx context.Context, ref string, req ResumeRequest) (*s
 	return m.resumeOrWait(ctx, sb, req.TTL)
 }
 
-// onDemand resumes a sandbox that somebody wants to use.
-func (m *Manager) onDemand(ctx context.Context, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
-	return m.resumeOrWait(ctx, sb, 0)
-}
-
 // mayResume holds a sandbox that is paused to its profile as it is now, if there is one.
 func (m *Manager) mayResume(ctx context.Context, sb *sandboxer.Sandbox) error {
 	prof, err := m.profile(sb.Profile)
@@ -45,7 +40,7 @@ func (m *Manager) resumeOrWait(ctx context.Context, sb *sandboxer.Sandbox, ttl t
 	if err := m.mayResume(ctx, sb); err != nil {
 		return nil, err
 	}
-	for tries := 0; ; tries++ {
+	for {
 		switch sb.State {
 		case sandboxer.Running:
 			return m.withLastUse(sb), nil
@@ -151,30 +146,13 @@ func (m *Manager) unfreeze(ctx context.Context, b *backend.Backend, sb *sandboxe
 // undoResume takes a sandbox that could not be resumed back to where it was: what was
 // made of it is torn down, or frozen again, and the caller gets the reason.
 func (m *Manager) undoResume(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
-	kind := sandboxer.KindOf(cause)
+	kind := kindForCaller(cause)
 	m.log.WarnContext(ctx, "resume failed", "sandbox", sb.ID, "generation", objectGeneration(sb), "err", cause)
 	frozen := sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo
-	switch kind {
-	case sandboxer.NotFound: // the object, not what the caller named
-		kind = sandboxer.Failed
-	case sandboxer.Canceled: // by nobody here
-		kind = sandboxer.Unavailable
-	}
-	answer := sandboxer.E(kind, cause, "sandbox %s could not be resumed and stays paused: %s", sb.ID, sandboxer.Message(cause))
-	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
+	answer := wrapError(kind, cause, "sandbox %s could not be resumed and stays paused", sb.ID)
 	if frozen && m.isGone(ctx, sb, cause) { // there is nothing to go back to
 		answer.Msg = fmt.Sprintf("sandbox %s could not be resumed: %s", sb.ID, sandboxer.Message(cause))
-		if !m.becomeTeardown(j) {
-			return context.Cause(ctx)
-		}
-		err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonLost, message: endMessages[sandboxer.ReasonLost]})
-		if err == nil {
-			err = m.teardown(ctx, sb)
-		}
-		if err != nil {
-			m.log.WarnContext(ctx, "teardown after a failed resume", "sandbox", sb.ID, "err", err)
-		}
-		return answer
+		return m.endFailed(ctx, j, sb, ending{reason: sandboxer.ReasonLost, message: endMessages[sandboxer.ReasonLost]}, answer)
 	}
 	err := m.step(pResumeFailed, func() error {
 		return m.move(ctx, sb, sandboxer.Pausing, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {

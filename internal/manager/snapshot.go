@@ -162,10 +162,7 @@ func (m *Manager) saveSnapshot(ctx context.Context, b *backend.Backend, sb *sand
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	kind := sandboxer.KindOf(err)
-	answer := sandboxer.E(kind, err, "sandbox %s could not be saved: %s", sb.ID, sandboxer.Message(err))
-	answer.Hint, answer.RetryAfter = sandboxer.HintOf(err), sandboxer.RetryAfterOf(err)
-	return answer
+	return wrapError(sandboxer.KindOf(err), err, "sandbox %s could not be saved", sb.ID)
 }
 
 // sealFor gives rec the environment of sb, sealed for rec.
