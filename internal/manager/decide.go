@@ -38,101 +38,154 @@ type action struct {
 // whether a job is in flight on it; sb.UsedAt must be up to date. It depends on
 // nothing else, so that it can be tried on every combination.
 func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now time.Time) action {
-	unasked := sb.Unconfirmed == sandboxer.Unasked
-	due := func(t time.Time) bool { return sb.Unconfirmed == "" && !t.IsZero() && !now.Before(t) }
-	early := now.Before(sb.RetryAt)
 	dead := seen == sandboxer.Gone || seen == sandboxer.OOMKilled
-	missed := dead && sb.AbsentSince.IsZero()
-	lost := dead && !missed && now.Sub(sb.AbsentSince) >= confirmAfter
-	loss := action{verbEnd, sandboxer.ReasonLost}
-	if seen == sandboxer.OOMKilled {
-		loss.reason = sandboxer.ReasonOOMKilled
+	f := facts{
+		sb: sb, seen: seen, working: working, now: now,
+		unasked: sb.Unconfirmed == sandboxer.Unasked,
+		early:   now.Before(sb.RetryAt),
+		missed:  dead && sb.AbsentSince.IsZero(),
+		lost:    dead && !sb.AbsentSince.IsZero() && now.Sub(sb.AbsentSince) >= confirmAfter,
+		back:    seen == sandboxer.Alive && !sb.AbsentSince.IsZero(),
 	}
-	back := seen == sandboxer.Alive && !sb.AbsentSince.IsZero()
 	switch sb.State {
 	case sandboxer.Creating:
-		switch {
-		case due(sb.ExpiresAt): // also what hangs: ending it stops the job
-			return action{verbEnd, sandboxer.ReasonExpired}
-		case working && isProvisioned(sb) && missed:
-			return action{verb: verbMarkAbsent}
-		case working && isProvisioned(sb) && lost: // also what hangs
-			return loss
-		case working && isProvisioned(sb) && back:
-			return action{verb: verbClearMarks}
-		case working || early || unasked || mayBeClaimed(sb):
-		case now.Sub(sb.CreatedAt) > stuckAfter && now.Sub(sb.ConfirmedAt) > stuckAfter && !isPaused(sb):
-			return action{verbEnd, sandboxer.ReasonFailed}
-		default:
-			return action{verb: verbResume}
-		}
+		return f.creating()
 	case sandboxer.Warm, sandboxer.Running:
-		idle := sb.Spec.Profile.Idle
-		switch {
-		case !working && seen == sandboxer.OOMKilled: // seen dead, not only missed
-			return action{verbEnd, sandboxer.ReasonOOMKilled}
-		case due(sb.ExpiresAt) && (sb.State == sandboxer.Warm || sb.Spec.Profile.OnTTL != sandboxer.ExpiryPause):
-			return action{verbEnd, sandboxer.ReasonExpired} // also while it is being saved: ending it stops that
-		case !working && due(sb.ExpiresAt):
-			return action{verbPause, sandboxer.ReasonExpired}
-		case missed:
-			return action{verb: verbMarkAbsent}
-		case lost: // also while a save of it hangs
-			return loss
-		case back:
-			return action{verb: verbClearMarks}
-		case working:
-		case seen == sandboxer.Unresponsive && sb.UnresponsiveSince.IsZero():
-			return action{verb: verbMarkUnresponsive}
-		case seen == sandboxer.Alive && hasMarks(sb):
-			return action{verb: verbClearMarks}
-		case sb.State == sandboxer.Running && idle > 0 && !unasked && now.Sub(sb.UsedAt) >= idle:
-			return action{verbEnd, sandboxer.ReasonIdle}
-		}
-	case sandboxer.Pausing: // seen is Unknown if its absence is what pausing comes to (saved)
-		switch {
-		case unasked: // what it is paused to may be whole since
-		case !working && due(sb.ExpiresAt):
-			return action{verbEnd, sandboxer.ReasonExpired}
-		case !working && !early:
-			return action{verb: verbPause}
-		case missed:
-			return action{verb: verbMarkAbsent}
-		case lost: // it need not wait for the next try, nor for a call that hangs
-			return loss
-		case back:
-			return action{verb: verbClearMarks}
-		}
+		return f.ready()
+	case sandboxer.Pausing:
+		return f.pausing()
 	case sandboxer.Paused:
-		switch {
-		case working:
-		case due(sb.ExpiresAt):
-			return action{verbEnd, sandboxer.ReasonExpired}
-		case sb.Pause.Undo && !early && !unasked:
-			return action{verb: verbResume}
-		case !hasReadyObject(sb): // nothing that a backend could lose
-		case seen == sandboxer.OOMKilled:
-			return loss
-		case missed:
-			return action{verb: verbMarkAbsent}
-		case lost:
-			return loss
-		case seen == sandboxer.Unresponsive && sb.UnresponsiveSince.IsZero():
-			return action{verb: verbMarkUnresponsive}
-		case seen == sandboxer.Alive && hasMarks(sb):
-			return action{verb: verbClearMarks}
-		}
+		return f.paused()
 	case sandboxer.Terminating:
-		switch {
-		case working:
-		case !early:
-			return action{verb: verbTeardown}
-		case missed: // what could not be removed is gone: that can be found out now
-			return action{verb: verbMarkAbsent}
-		case back:
-			return action{verb: verbClearMarks}
-		}
+		return f.terminating()
 	case sandboxer.Terminated:
+	}
+	return action{verb: verbNone}
+}
+
+// facts are what decide decides by. Their methods are one for each state, whose first case
+// that holds counts.
+type facts struct {
+	sb      *sandboxer.Sandbox
+	seen    sandboxer.Liveness
+	working bool
+	now     time.Time
+	unasked bool // the database went back, and its backend was not asked yet
+	early   bool // what failed is tried again later
+	missed  bool // its object is absent, for the first time
+	lost    bool // and was absent before, long enough ago to prove that it is gone
+	back    bool // it was absent, and is there again
+}
+
+// expired reports whether its time is over, as far as its record can be relied on for that.
+func (f facts) expired() bool {
+	return f.sb.Unconfirmed == "" && !f.sb.ExpiresAt.IsZero() && !f.now.Before(f.sb.ExpiresAt)
+}
+
+// loss ends what is lost, with the reason that was seen.
+func (f facts) loss() action {
+	if f.seen == sandboxer.OOMKilled {
+		return action{verbEnd, sandboxer.ReasonOOMKilled}
+	}
+	return action{verbEnd, sandboxer.ReasonLost}
+}
+
+func (f facts) creating() action {
+	switch sb := f.sb; {
+	case f.expired(): // also what hangs: ending it stops the job
+		return action{verbEnd, sandboxer.ReasonExpired}
+	case f.working && isProvisioned(sb) && f.missed:
+		return action{verb: verbMarkAbsent}
+	case f.working && isProvisioned(sb) && f.lost: // also what hangs
+		return f.loss()
+	case f.working && isProvisioned(sb) && f.back:
+		return action{verb: verbClearMarks}
+	case f.working, f.early, f.unasked, mayBeClaimed(sb):
+		return action{verb: verbNone}
+	case f.now.Sub(sb.CreatedAt) > stuckAfter && f.now.Sub(sb.ConfirmedAt) > stuckAfter && !isPaused(sb):
+		return action{verbEnd, sandboxer.ReasonFailed}
+	}
+	return action{verb: verbResume}
+}
+
+// ready is for what is warm or runs.
+func (f facts) ready() action {
+	sb := f.sb
+	pauses := sb.State == sandboxer.Running && sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause
+	idle := sb.Spec.Profile.Idle
+	switch {
+	case !f.working && f.seen == sandboxer.OOMKilled: // seen dead, not only missed
+		return action{verbEnd, sandboxer.ReasonOOMKilled}
+	case f.expired() && !pauses:
+		return action{verbEnd, sandboxer.ReasonExpired} // also while it is being saved: ending it stops that
+	case f.expired() && !f.working:
+		return action{verbPause, sandboxer.ReasonExpired}
+	case f.missed:
+		return action{verb: verbMarkAbsent}
+	case f.lost: // also while a save of it hangs
+		return f.loss()
+	case f.back:
+		return action{verb: verbClearMarks}
+	case f.working:
+	case f.seen == sandboxer.Unresponsive && sb.UnresponsiveSince.IsZero():
+		return action{verb: verbMarkUnresponsive}
+	case f.seen == sandboxer.Alive && hasMarks(sb):
+		return action{verb: verbClearMarks}
+	case sb.State == sandboxer.Running && idle > 0 && !f.unasked && f.now.Sub(sb.UsedAt) >= idle:
+		return action{verbEnd, sandboxer.ReasonIdle}
+	}
+	return action{verb: verbNone}
+}
+
+// pausing takes seen to be Unknown if its absence is what pausing comes to (interpret).
+func (f facts) pausing() action {
+	switch {
+	case f.unasked: // what it is paused to may be whole since
+	case !f.working && f.expired():
+		return action{verbEnd, sandboxer.ReasonExpired}
+	case !f.working && !f.early:
+		return action{verb: verbPause}
+	case f.missed:
+		return action{verb: verbMarkAbsent}
+	case f.lost: // it need not wait for the next try, nor for a call that hangs
+		return f.loss()
+	case f.back:
+		return action{verb: verbClearMarks}
+	}
+	return action{verb: verbNone}
+}
+
+func (f facts) paused() action {
+	switch sb := f.sb; {
+	case f.working:
+	case f.expired():
+		return action{verbEnd, sandboxer.ReasonExpired}
+	case sb.Pause.Undo && !f.early && !f.unasked:
+		return action{verb: verbResume}
+	case !hasReadyObject(sb): // nothing that a backend could lose
+	case f.seen == sandboxer.OOMKilled:
+		return f.loss()
+	case f.missed:
+		return action{verb: verbMarkAbsent}
+	case f.lost:
+		return f.loss()
+	case f.seen == sandboxer.Unresponsive && sb.UnresponsiveSince.IsZero():
+		return action{verb: verbMarkUnresponsive}
+	case f.seen == sandboxer.Alive && hasMarks(sb):
+		return action{verb: verbClearMarks}
+	}
+	return action{verb: verbNone}
+}
+
+func (f facts) terminating() action {
+	switch {
+	case f.working:
+	case !f.early:
+		return action{verb: verbTeardown}
+	case f.missed: // what could not be removed is gone: that can be found out now
+		return action{verb: verbMarkAbsent}
+	case f.back:
+		return action{verb: verbClearMarks}
 	}
 	return action{verb: verbNone}
 }

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"context"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -33,6 +34,22 @@ type extension struct {
 	probed      *time.Time    // guarded by survey: when all it lists was last probed
 	unlisted    *bool         // guarded by survey: its last listing failed
 	surveyed    *atomic.Bool  // it was listed since the start
+}
+
+func newExtension(e Extension, opts Options) *extension {
+	return &extension{
+		Extension:   e,
+		creates:     make(chan struct{}, opts.Creates),
+		placements:  make(chan struct{}, opts.Creates),
+		workers:     make(chan struct{}, opts.Workers),
+		saves:       make(chan struct{}, opts.Workers),
+		poolCreates: make(chan struct{}, max(1, runtime.NumCPU()/2)),
+		demand:      new(demand),
+		survey:      make(chan struct{}, 1),
+		probed:      new(time.Time),
+		unlisted:    new(bool),
+		surveyed:    new(atomic.Bool),
+	}
 }
 
 // extensions returns all of them as they are now.

@@ -114,24 +114,8 @@ type Manager struct {
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the broker is stopping").
 	WithHint("ask again when it runs; what was begun is finished after its next start")
 
-// New checks profiles against the extensions they name and returns a manager, which
-// works at once but takes care of what was left over only after Start. It does not
-// close the store or the backends. All faults found are in the one Invalid error.
-func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, opts Options) (*Manager, error) {
-	if err := sandboxer.CheckID(opts.Owner); err != nil {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the name of an installation: want 1 to 48 characters a-z, 0-9 and inner hyphens", opts.Owner)
-	}
-	if len(opts.Key) != 32 {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "the key that seals environments has %d bytes; want 32", len(opts.Key))
-	}
-	block, err := aes.NewCipher(opts.Key)
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "the sealing key cannot be used")
-	}
-	seal, err := cipher.NewGCM(block)
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "the sealing key cannot be used")
-	}
+// withDefaults fills in what is left out.
+func (opts Options) withDefaults() Options {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
@@ -150,18 +134,46 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	if opts.Creates <= 0 {
 		opts.Creates = max(8, 2*runtime.NumCPU())
 	}
-	if opts.History != 0 && opts.History < keepKeys {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "history kept for %s is too short: want %s or more, for so long a repeated request is answered alike", opts.History, keepKeys)
-	}
 	if opts.Snapshots <= 0 {
 		opts.Snapshots = 200
 	}
 	if opts.fail == nil {
 		opts.fail = func(point) {}
 	}
+	if opts.Execs.Total == 0 {
+		opts.Execs = defaultExecs(Descriptors())
+	}
+	if opts.Streams.Total == 0 {
+		opts.Streams = defaultStreams(Descriptors())
+	}
 	if opts.SnapshotStore != nil {
 		opts.SnapshotStore = boundedStore{opts.SnapshotStore}
 	}
+	return opts
+}
+
+// New checks profiles against the extensions they name and returns a manager, which
+// works at once but takes care of what was left over only after Start. It does not
+// close the store or the backends. All faults found are in the one Invalid error.
+func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, opts Options) (*Manager, error) {
+	if err := sandboxer.CheckID(opts.Owner); err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the name of an installation: want 1 to 48 characters a-z, 0-9 and inner hyphens", opts.Owner)
+	}
+	if len(opts.Key) != 32 {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the key that seals environments has %d bytes; want 32", len(opts.Key))
+	}
+	block, err := aes.NewCipher(opts.Key)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "the sealing key cannot be used")
+	}
+	seal, err := cipher.NewGCM(block)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Internal, err, "the sealing key cannot be used")
+	}
+	if opts.History != 0 && opts.History < keepKeys {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "history kept for %s is too short: want %s or more, for so long a repeated request is answered alike", opts.History, keepKeys)
+	}
+	opts = opts.withDefaults()
 	now := time.Now()
 	m := &Manager{
 		store:             store,
@@ -191,12 +203,6 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	m.exts.Store(new([]*extension))
 	m.recent.store, m.replays = store, make(chan struct{}, 2)
 	m.drops = make(chan struct{}, opts.Workers)
-	if opts.Execs.Total == 0 {
-		opts.Execs = defaultExecs(Descriptors())
-	}
-	if opts.Streams.Total == 0 {
-		opts.Streams = defaultStreams(Descriptors())
-	}
 	m.execs, m.streams = newLimiter("commands", opts.Execs), newLimiter("streams", opts.Streams)
 	m.execs.quota = func(tenant string) (int64, bool) {
 		most, bounded := m.quotas.Load().Of(tenant)[sandboxer.QuotaExecs]
@@ -208,19 +214,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		if m.extension(e.Info.ID) != nil {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "extension %q is configured twice", e.Info.ID)
 		}
-		all := append(m.extensions(), &extension{
-			Extension:   e,
-			creates:     make(chan struct{}, opts.Creates),
-			placements:  make(chan struct{}, opts.Creates),
-			workers:     make(chan struct{}, opts.Workers),
-			saves:       make(chan struct{}, opts.Workers),
-			poolCreates: make(chan struct{}, max(1, runtime.NumCPU()/2)),
-			demand:      new(demand),
-			survey:      make(chan struct{}, 1),
-			probed:      new(time.Time),
-			unlisted:    new(bool),
-			surveyed:    new(atomic.Bool),
-		})
+		all := append(m.extensions(), newExtension(e, opts))
 		m.exts.Store(&all)
 	}
 	m.catalogue.Store(&profileSet{})

@@ -216,56 +216,13 @@ func (m *Manager) applyAction(t *tracker, sb *sandboxer.Sandbox, seen sandboxer.
 	case verbNone:
 		err = m.saveUse(ctx, sb)
 	case verbMarkAbsent, verbClearMarks, verbMarkUnresponsive:
-		err = m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
-			if !still(sb) {
-				return errNotNeeded
-			}
-			switch {
-			case a.verb == verbMarkUnresponsive:
-				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, "it does not respond; it is kept, for it may come back"))
-			case !sb.UnresponsiveSince.IsZero() && a.verb == verbClearMarks:
-				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, "it responds again"))
-			}
-			sb.AbsentSince, sb.UnresponsiveSince = time.Time{}, time.Time{}
-			switch a.verb {
-			case verbMarkAbsent:
-				sb.AbsentSince = now()
-				if sb.State == sandboxer.Terminating {
-					sb.RetryAt = sb.AbsentSince
-				}
-			case verbMarkUnresponsive:
-				sb.UnresponsiveSince = now()
-			}
-			return nil
-		})
+		err = m.commitMarks(ctx, sb, a.verb, still)
 	case verbResume:
 		err = m.continueCreate(ctx, t, sb)
 	case verbPause:
 		err = m.sweepPause(ctx, t, sb, a.reason)
 	case verbEnd:
-		why := ending{reason: a.reason, message: endMessages[a.reason]}
-		if a.reason == sandboxer.ReasonLost {
-			why.at = sb.AbsentSince
-		}
-		if a.reason == sandboxer.ReasonFailed {
-			why.fault = sandboxer.Timeout
-		}
-		why.still = still
-		if err = m.beginTeardown(ctx, sb, why); err != nil {
-			break
-		}
-		t.count(func(r *SweepReport) {
-			switch a.reason {
-			case sandboxer.ReasonExpired, sandboxer.ReasonIdle:
-				r.Expired++
-			case sandboxer.ReasonLost, sandboxer.ReasonOOMKilled:
-				r.Lost++
-			}
-		})
-		if a.reason == sandboxer.ReasonOOMKilled {
-			m.oomKilled(sb.Extension, "sandbox")
-		}
-		err = m.retryTeardown(ctx, t, sb)
+		err = m.sweepEnd(ctx, t, sb, a.reason, still)
 	case verbTeardown:
 		// Somebody else may have tried, and failed, since sb was read.
 		var cur *sandboxer.Sandbox
@@ -277,6 +234,59 @@ func (m *Manager) applyAction(t *tracker, sb *sandboxer.Sandbox, seen sandboxer.
 		t.count(func(r *SweepReport) { r.Failed++ })
 		m.log.Warn("sweep", "sandbox", sb.ID, "generation", sb.Generation, "step", string(a.verb), "err", err)
 	}
+}
+
+// commitMarks notes what a look at the object of sb came to, as long as still holds for its
+// record: that it is absent, or does not respond, or neither any more.
+func (m *Manager) commitMarks(ctx context.Context, sb *sandboxer.Sandbox, mark verb, still func(*sandboxer.Sandbox) bool) error {
+	return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+		if !still(sb) {
+			return errNotNeeded
+		}
+		switch {
+		case mark == verbMarkUnresponsive:
+			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, "it does not respond; it is kept, for it may come back"))
+		case !sb.UnresponsiveSince.IsZero() && mark == verbClearMarks:
+			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, "it responds again"))
+		}
+		sb.AbsentSince, sb.UnresponsiveSince = time.Time{}, time.Time{}
+		switch mark {
+		case verbMarkAbsent:
+			sb.AbsentSince = now()
+			if sb.State == sandboxer.Terminating {
+				sb.RetryAt = sb.AbsentSince
+			}
+		case verbMarkUnresponsive:
+			sb.UnresponsiveSince = now()
+		}
+		return nil
+	})
+}
+
+// sweepEnd ends sb, as long as still holds for its record, and tears it down.
+func (m *Manager) sweepEnd(ctx context.Context, t *tracker, sb *sandboxer.Sandbox, reason sandboxer.Reason, still func(*sandboxer.Sandbox) bool) error {
+	why := ending{reason: reason, message: endMessages[reason], still: still}
+	switch reason {
+	case sandboxer.ReasonLost:
+		why.at = sb.AbsentSince
+	case sandboxer.ReasonFailed:
+		why.fault = sandboxer.Timeout
+	}
+	if err := m.beginTeardown(ctx, sb, why); err != nil {
+		return err
+	}
+	t.count(func(r *SweepReport) {
+		switch reason {
+		case sandboxer.ReasonExpired, sandboxer.ReasonIdle:
+			r.Expired++
+		case sandboxer.ReasonLost, sandboxer.ReasonOOMKilled:
+			r.Lost++
+		}
+	})
+	if reason == sandboxer.ReasonOOMKilled {
+		m.oomKilled(sb.Extension, "sandbox")
+	}
+	return m.retryTeardown(ctx, t, sb)
 }
 
 // endMessages is the message of a record that the sweep ends.
