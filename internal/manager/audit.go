@@ -518,45 +518,15 @@ func (m *Manager) unsoundSnapshots(ctx context.Context, withStore bool) (map[str
 		}
 	}
 	living := map[string]*sandboxer.SnapshotRecord{}
-	q := sandboxer.SnapshotQuery{States: keptStates, Limit: sandboxer.MaxPage}
-	for {
-		items, next, err := m.store.Snapshots(ctx, q)
-		if err != nil {
-			return nil, n, err
-		}
-		for _, rec := range items {
-			n++
-			if rec.Damaged != "" {
-				violated(invWhole, rec.ID, rec.SandboxID, "snapshot %s: %s", rec.ID, rec.Damaged)
-			}
-			living[rec.ID] = rec
-			if rec.Damaged != "" {
-				continue
-			}
-			if rec.Unconfirmed && rec.State == sandboxer.SnapshotSaving {
-				violated(invCurrent, rec.ID, rec.SandboxID, "the database went back to when snapshot %s was being saved; it is kept until somebody decides; sandboxer snapshot rm %s", rec.ID, rec.ID)
-			}
-			if rec.State != sandboxer.SnapshotSealed {
-				continue
-			}
-			if rec.Kind.Has(sandboxer.SnapshotNative) && rec.Native.SnapshotID != rec.ID {
-				violated(invForm, rec.ID, rec.SandboxID, "snapshot %s is sealed without the extension's receipt", rec.ID)
-			}
-			if rec.Kind.Has(sandboxer.SnapshotPortable) && (rec.Portable.Digest == "" || asked && !kept[rec.ID]) {
-				violated(invForm, rec.ID, rec.SandboxID, "snapshot %s is sealed, and its files are not kept", rec.ID)
-			}
-			why, err := m.whyDrop(ctx, rec, time.Now())
-			if err != nil {
-				return nil, n, err
-			}
-			if over := time.Since(rec.SealedAt); why != "" && rec.Purpose != "" && !m.pins.inUse(rec.ID) && over > 2*m.opts.SweepEvery+m.opts.Grace {
-				violated(invOwn, rec.ID, rec.SandboxID, "snapshot %s: %s", rec.ID, why)
-			}
-		}
-		if next == "" {
-			break
-		}
-		q.After = next
+	err := m.snapshots(ctx, sandboxer.SnapshotQuery{States: keptStates}, func(rec *sandboxer.SnapshotRecord) error {
+		n++
+		living[rec.ID] = rec
+		return m.unsoundSnapshot(ctx, rec, asked && !kept[rec.ID], func(invariant, format string, args ...any) {
+			violated(invariant, rec.ID, rec.SandboxID, format, args...)
+		})
+	})
+	if err != nil {
+		return nil, n, err
 	}
 	unknown, silent, err := m.quarantinedSnapshots(ctx, "", withStore)
 	if err != nil {
@@ -580,6 +550,35 @@ func (m *Manager) unsoundSnapshots(ctx context.Context, withStore bool) (map[str
 		}
 	})
 	return out, n, err
+}
+
+// unsoundSnapshot tells violated what is wrong with one record. lacksFiles says that the store
+// of portable snapshots has nothing of it.
+func (m *Manager) unsoundSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord, lacksFiles bool, violated func(invariant, format string, args ...any)) error {
+	switch {
+	case rec.Damaged != "":
+		violated(invWhole, "snapshot %s: %s", rec.ID, rec.Damaged)
+		return nil
+	case rec.Unconfirmed && rec.State == sandboxer.SnapshotSaving:
+		violated(invCurrent, "the database went back to when snapshot %s was being saved; it is kept until somebody decides; sandboxer snapshot rm %s", rec.ID, rec.ID)
+	}
+	if rec.State != sandboxer.SnapshotSealed {
+		return nil
+	}
+	if rec.Kind.Has(sandboxer.SnapshotNative) && rec.Native.SnapshotID != rec.ID {
+		violated(invForm, "snapshot %s is sealed without the extension's receipt", rec.ID)
+	}
+	if rec.Kind.Has(sandboxer.SnapshotPortable) && (rec.Portable.Digest == "" || lacksFiles) {
+		violated(invForm, "snapshot %s is sealed, and its files are not kept", rec.ID)
+	}
+	why, err := m.whyDrop(ctx, rec, time.Now())
+	if err != nil {
+		return err
+	}
+	if over := time.Since(rec.SealedAt); why != "" && rec.Purpose != "" && !m.pins.inUse(rec.ID) && over > 2*m.opts.SweepEvery+m.opts.Grace {
+		violated(invOwn, "snapshot %s: %s", rec.ID, why)
+	}
+	return nil
 }
 
 // Audit is the result of comparing the database with itself and with every

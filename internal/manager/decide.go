@@ -18,14 +18,14 @@ const (
 type verb string
 
 const (
-	verbNone             verb = "leave"    // nothing is owed, or somebody is at it, or not yet
-	verbResume           verb = "resume"   // go on making it, or bringing it back
-	verbMarkAbsent       verb = "suspect"  // note its first absence
-	verbClearMarks       verb = "trust"    // it is there again, and responds: forget what was noted
-	verbMarkUnresponsive verb = "doubt"    // note that it is there and does not respond
-	verbPause            verb = "pause"    // its time is over: pause it, or go on pausing it
-	verbEnd              verb = "end"      // commit to terminating, then tear down
-	verbTeardown         verb = "teardown" // pay what terminating owes
+	verbNone             verb = "none"              // nothing is owed, or somebody is at it, or not yet
+	verbResume           verb = "resume"            // go on making it, or bringing it back
+	verbMarkAbsent       verb = "mark absent"       // note its first absence
+	verbClearMarks       verb = "clear marks"       // it is there again, and responds: forget what was noted
+	verbMarkUnresponsive verb = "mark unresponsive" // note that it is there and does not respond
+	verbPause            verb = "pause"             // its time is over: pause it, or go on pausing it
+	verbEnd              verb = "end"               // commit to terminating, then tear down
+	verbTeardown         verb = "teardown"          // pay what terminating owes
 )
 
 // An action is a verb, with the reason where it is end.

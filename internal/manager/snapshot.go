@@ -250,6 +250,26 @@ func snapshotEvent(ctx context.Context, rec *sandboxer.SnapshotRecord, what stri
 	}
 }
 
+// snapshots calls f with every record q selects, page by page, until it fails.
+func (m *Manager) snapshots(ctx context.Context, q sandboxer.SnapshotQuery, f func(*sandboxer.SnapshotRecord) error) error {
+	q.Limit = sandboxer.MaxPage
+	for {
+		items, next, err := m.store.Snapshots(ctx, q)
+		if err != nil {
+			return err
+		}
+		for _, rec := range items {
+			if err := f(rec); err != nil {
+				return err
+			}
+		}
+		if next == "" {
+			return nil
+		}
+		q.After = next
+	}
+}
+
 // pinSealed keeps a sealed snapshot from being dropped until unpin. NotFound: it was dropped;
 // Conflict: it is being saved or dropped.
 func (m *Manager) pinSealed(ctx context.Context, id string) (unpin func(), err error) {

@@ -157,56 +157,47 @@ func (m *Manager) removeSnapshotData(ctx context.Context, rec *sandboxer.Snapsho
 // saving are dropped, as are those whose time is over, and those that the broker made
 // for a sandbox or a fork that needs them no more.
 func (m *Manager) sweepSnapshots(ctx context.Context, t *tracker, at time.Time) error {
-	each := func(q sandboxer.SnapshotQuery) error {
-		q.Limit = sandboxer.MaxPage
-		for {
-			items, next, err := m.store.Snapshots(ctx, q)
-			if err != nil {
-				return err
-			}
-			for _, rec := range items {
-				if rec.Damaged != "" {
-					m.reportDamagedSnapshot(rec)
-					continue // what it is would have to be known
-				}
-				why, err := m.whyDrop(ctx, rec, at)
-				if err != nil {
-					return err
-				}
-				if why == "" || m.pins.inUse(rec.ID) || !m.sweepLocks.tryLock(rec.ID) {
-					continue
-				}
-				m.async(t, func() {
-					defer m.unlockSweep(rec.ID)
-					release, err := m.dropSlot(m.ctx, rec)
-					if err != nil {
-						return
-					}
-					defer release()
-					if rec.State != sandboxer.SnapshotSaving {
-						why = ""
-					}
-					if _, err := m.dropByID(m.ctx, rec.ID, why); err != nil && m.ctx.Err() == nil && !isKind(err, sandboxer.Conflict) {
-						t.count(func(r *SweepReport) { r.Failed++ })
-						m.log.Warn("sweep", "snapshot", rec.ID, "err", err)
-					}
-				})
-			}
-			if next == "" {
-				return nil
-			}
-			q.After = next
-		}
-	}
 	for _, q := range []sandboxer.SnapshotQuery{
 		{States: []sandboxer.SnapshotState{sandboxer.SnapshotSaving, sandboxer.SnapshotDropping}},
 		{States: []sandboxer.SnapshotState{sandboxer.SnapshotSealed}, Purposes: []sandboxer.SnapshotPurpose{sandboxer.ForPause, sandboxer.ForFork}},
 		{States: []sandboxer.SnapshotState{sandboxer.SnapshotSealed}, DueBefore: at},
 	} {
-		if err := each(q); err != nil {
+		err := m.snapshots(ctx, q, func(rec *sandboxer.SnapshotRecord) error { return m.sweepSnapshot(ctx, t, rec, at) })
+		if err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// sweepSnapshot sets the drop of rec in motion, if it is due.
+func (m *Manager) sweepSnapshot(ctx context.Context, t *tracker, rec *sandboxer.SnapshotRecord, at time.Time) error {
+	if rec.Damaged != "" { // what it is would have to be known
+		m.reportDamagedSnapshot(rec)
+		return nil
+	}
+	why, err := m.whyDrop(ctx, rec, at)
+	if err != nil {
+		return err
+	}
+	if why == "" || m.pins.inUse(rec.ID) || !m.sweepLocks.tryLock(rec.ID) {
+		return nil
+	}
+	m.async(t, func() {
+		defer m.unlockSweep(rec.ID)
+		release, err := m.dropSlot(m.ctx, rec)
+		if err != nil {
+			return
+		}
+		defer release()
+		if rec.State != sandboxer.SnapshotSaving {
+			why = ""
+		}
+		if _, err := m.dropByID(m.ctx, rec.ID, why); err != nil && m.ctx.Err() == nil && !isKind(err, sandboxer.Conflict) {
+			t.count(func(r *SweepReport) { r.Failed++ })
+			m.log.Warn("sweep", "snapshot", rec.ID, "err", err)
+		}
+	})
 	return nil
 }
 

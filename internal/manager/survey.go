@@ -39,85 +39,99 @@ func (m *Manager) surveyAll(t *tracker, again bool) {
 	}
 }
 
+// A survey is one comparison of the records of an extension with what its backend has.
+type survey struct {
+	e         *extension
+	at        time.Time
+	listed    map[objectKey]sandboxer.Handle
+	listErr   error              // why listed is not all
+	explained map[objectKey]bool // of listed, what a record has
+	probeAll  bool               // not only what is missing
+}
+
+// canProbe reports whether the backend can be asked about one sandbox.
+func (v *survey) canProbe() bool {
+	return v.e.Backend != nil && v.e.Backend.Can(sandboxer.CanProbe)
+}
+
+// find returns the object of sb, if it is listed.
+func (v *survey) find(sb *sandboxer.Sandbox) (k objectKey, h sandboxer.Handle, ok bool) {
+	k = objectKey{v.e.Info.ID, sb.ID, objectGeneration(sb)}
+	if h, ok = v.listed[k]; !ok {
+		k.generation = 0 // an object that does not tell
+		h, ok = v.listed[k]
+	}
+	return k, h, ok
+}
+
 // surveyOne compares the records of one extension with what its backend has.
 func (m *Manager) surveyOne(ctx context.Context, t *tracker, e *extension) error {
 	// The listing comes first: whatever is in it was in the database before.
-	at := time.Now()
-	listed, lerr := m.listing(ctx, e)
-	if away := lerr != nil; *e.unlisted && !away {
+	v := &survey{e: e, at: time.Now()}
+	v.listed, v.listErr = m.listing(ctx, e)
+	v.explained = make(map[objectKey]bool, len(v.listed))
+	if *e.unlisted && v.listErr == nil {
 		m.retryNow(e)
-		*e.unlisted = false
-	} else {
-		*e.unlisted = away
 	}
-	seen := make(map[objectKey]bool, len(listed))
-	probing := e.Backend != nil && e.Backend.Can(sandboxer.CanProbe)
-	inherited := func(sb *sandboxer.Sandbox) bool {
-		return sb.ReadyAt.Before(m.started) && !m.networkEnforced.contains(generationKey{sb.ID, sb.Generation})
-	}
-	all := at.Sub(*e.probed) >= probeEvery
-	if all {
-		*e.probed = at
+	*e.unlisted = v.listErr != nil
+	if v.probeAll = v.at.Sub(*e.probed) >= probeEvery; v.probeAll {
+		*e.probed = v.at
 	}
 	q := sandboxer.Query{Extension: e.Info.ID, States: liveStates}
-	err := m.records(ctx, q, func(sb *sandboxer.Sandbox) {
-		t.count(func(r *SweepReport) { r.Seen++ })
-		if sb.Damaged != "" {
-			t.count(func(r *SweepReport) { r.Damaged++ })
-			m.reportDamaged(sb)
-			return
-		}
-		if sb.Unconfirmed == sandboxer.Unasked && sb.State != sandboxer.Terminating && e.Backend != nil {
-			t.count(func(r *SweepReport) { r.Unconfirmed++ })
-			m.confirmRecord(t, e, sb)
-			return
-		}
-		if sb.State == sandboxer.Paused && !hasReadyObject(sb) { // what is listed of it is left over
-			m.sweepOne(t, sb, sandboxer.Unknown)
-			return
-		}
-		s := objectKey{e.Info.ID, sb.ID, objectGeneration(sb)}
-		found, ok := listed[s]
-		if !ok {
-			s.generation = 0 // an object that does not tell
-			found, ok = listed[s]
-		}
-		if ok && sb.Host == "" && found.Host != "" && !mayBeClaimed(sb) && !m.working(sb.ID) {
-			own := *sb
-			m.recordHost(t, &own, found)
-		}
-		switch {
-		case ok:
-			seen[s] = !mayBeClaimed(sb)
-			if probing && needsProbe(sb) && (all || !sb.AbsentSince.IsZero()) {
-				m.probe(t, e, sb, inherited(sb))
-				return
-			}
-			if sb.State == sandboxer.Running && inherited(sb) {
-				m.async(t, func() { m.enforceNetwork(sb) })
-				t.count(func(r *SweepReport) { r.Adopted++ })
-			}
-			m.sweepOne(t, sb, sandboxer.Alive)
-		case !needsProbe(sb), e.Backend == nil:
-			m.sweepOne(t, sb, sandboxer.Unknown)
-		case lerr != nil:
-			m.sweepOne(t, sb, sandboxer.Unknown)
-		case probing:
-			m.probe(t, e, sb, inherited(sb))
-		case e.Backend.Can(sandboxer.CanList) && at.Sub(objectSince(sb)) >= m.opts.Grace:
-			m.sweepOne(t, sb, sandboxer.Gone)
-		default: // it may be too new for a slow listing, or nobody can tell
-			m.sweepOne(t, sb, sandboxer.Unknown)
-		}
-	})
-	if err != nil {
+	if err := m.records(ctx, q, func(sb *sandboxer.Sandbox) { m.surveyRecord(t, v, sb) }); err != nil {
 		return err
 	}
-	err = m.orphans(ctx, t, e, listed, seen, lerr == nil)
+	err := m.orphans(ctx, t, e, v.listed, v.explained, v.listErr == nil)
 	if err == nil && e.Backend != nil { // what is away is told when it is back
 		e.surveyed.Store(true)
 	}
-	return errors.Join(err, lerr)
+	return errors.Join(err, v.listErr)
+}
+
+// surveyRecord acts on what a survey says of one sandbox.
+func (m *Manager) surveyRecord(t *tracker, v *survey, sb *sandboxer.Sandbox) {
+	e := v.e
+	t.count(func(r *SweepReport) { r.Seen++ })
+	switch {
+	case sb.Damaged != "":
+		t.count(func(r *SweepReport) { r.Damaged++ })
+		m.reportDamaged(sb)
+		return
+	case sb.Unconfirmed == sandboxer.Unasked && sb.State != sandboxer.Terminating && e.Backend != nil:
+		t.count(func(r *SweepReport) { r.Unconfirmed++ })
+		m.confirmRecord(t, e, sb)
+		return
+	case sb.State == sandboxer.Paused && !hasReadyObject(sb): // what is listed of it is left over
+		m.sweepOne(t, sb, sandboxer.Unknown)
+		return
+	}
+	inherited := sb.ReadyAt.Before(m.started) && !m.networkEnforced.contains(generationKey{sb.ID, sb.Generation})
+	k, found, ok := v.find(sb)
+	if ok && sb.Host == "" && found.Host != "" && !mayBeClaimed(sb) && !m.working(sb.ID) {
+		own := *sb
+		m.recordHost(t, &own, found)
+	}
+	switch {
+	case ok:
+		v.explained[k] = !mayBeClaimed(sb)
+		if v.canProbe() && needsProbe(sb) && (v.probeAll || !sb.AbsentSince.IsZero()) {
+			m.probe(t, e, sb, inherited)
+			return
+		}
+		if sb.State == sandboxer.Running && inherited {
+			m.async(t, func() { m.enforceNetwork(sb) })
+			t.count(func(r *SweepReport) { r.Adopted++ })
+		}
+		m.sweepOne(t, sb, sandboxer.Alive)
+	case !needsProbe(sb), e.Backend == nil, v.listErr != nil:
+		m.sweepOne(t, sb, sandboxer.Unknown)
+	case v.canProbe():
+		m.probe(t, e, sb, inherited)
+	case e.Backend.Can(sandboxer.CanList) && v.at.Sub(objectSince(sb)) >= m.opts.Grace:
+		m.sweepOne(t, sb, sandboxer.Gone)
+	default: // it may be too new for a slow listing, or nobody can tell
+		m.sweepOne(t, sb, sandboxer.Unknown)
+	}
 }
 
 // listing returns what the backend lists under our name, or nothing if it cannot. With
