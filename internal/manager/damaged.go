@@ -2,26 +2,54 @@ package manager
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/sand-boxer/sandboxer"
 )
 
-// whole returns sb, and as an error what is wrong with its record if that is damaged.
-func whole(sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
-	if sb.Damaged == "" {
-		return sb, nil
+// A damaged record cannot be read, but for what stands in columns of its own. The sweep leaves
+// it, and what it stands for, alone: what it would have to know stood in the record. Whoever asks
+// for it gets an error beside what is left, and may get rid of both.
+
+// damagedError says that the record called what is damaged, and how to get rid of what it
+// stands for; nil if damaged is empty.
+func damagedError(what, damaged, remedy string) error {
+	if damaged == "" {
+		return nil
 	}
-	return sb, sandboxer.E(sandboxer.Failed, nil, "the record of sandbox %s is damaged: %s", sb.ID, sb.Damaged).
-		WithHint("get rid of it with: sandboxer destroy %s; or restore the database from a backup: sandboxer backup restore", sb.ID)
+	return sandboxer.E(sandboxer.Failed, nil, "the record of %s is damaged: %s", what, damaged).
+		WithHint("%s; or restore the database from a backup: sandboxer backup restore", remedy)
 }
 
-// reportDamaged says once that a record is damaged. The sweep leaves such a one, and its
-// object, alone: what it would have to know stood in the record.
+// nothingLeft says that of the record called what not even the row is left.
+func nothingLeft(what string, cause error) error {
+	return sandboxer.E(sandboxer.Failed, cause, "nothing but its name is left of the record of %s", what).
+		WithHint("restore the database from a backup: sandboxer backup restore")
+}
+
+// readable returns sb, and as an error what is wrong with its record if that is damaged.
+func readable(sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
+	return sb, damagedError("sandbox "+sb.ID, sb.Damaged, fmt.Sprintf("get rid of it with: sandboxer destroy %s", sb.ID))
+}
+
+// readableSnapshot is readable for a snapshot.
+func readableSnapshot(rec *sandboxer.SnapshotRecord) (*sandboxer.SnapshotRecord, error) {
+	return rec, damagedError("snapshot "+rec.ID, rec.Damaged, fmt.Sprintf("get rid of it with: sandboxer snapshot rm %s", rec.ID))
+}
+
+// reportDamaged says once that the record of sb is damaged.
 func (m *Manager) reportDamaged(sb *sandboxer.Sandbox) {
-	k := generationKey{sb.ID, sb.Generation}
-	if m.reportedDamage.add(k) {
+	if m.reportedDamage.add(generationKey{sb.ID, sb.Generation}) {
 		m.log.Error("a record is damaged; its sandbox is left as it is until somebody destroys it",
 			"sandbox", sb.ID, "generation", sb.Generation, "extension", sb.Extension, "err", sb.Damaged)
+	}
+}
+
+// reportDamagedSnapshot is reportDamaged for a snapshot.
+func (m *Manager) reportDamagedSnapshot(rec *sandboxer.SnapshotRecord) {
+	if m.reportedDamage.add(generationKey{rec.ID, 0}) {
+		m.log.Error("a record is damaged; its snapshot is left as it is until somebody drops it",
+			"snapshot", rec.ID, "sandbox", rec.SandboxID, "err", rec.Damaged)
 	}
 }
 
@@ -29,9 +57,8 @@ func (m *Manager) reportDamaged(sb *sandboxer.Sandbox) {
 // ended. Nothing is written yet. What the sandbox cost cannot be known any more, so all
 // that is on hold for it will be given back.
 func (m *Manager) repairRecord(ctx context.Context, sb *sandboxer.Sandbox, cause error) (*sandboxer.Sandbox, error) {
-	if !sb.State.Valid() { // not even the row is left
-		return nil, sandboxer.E(sandboxer.Failed, cause, "nothing but its name is left of the record of sandbox %s", sb.ID).
-			WithHint("restore the database from a backup: sandboxer backup restore")
+	if !sb.State.Valid() {
+		return nil, nothingLeft("sandbox "+sb.ID, cause)
 	}
 	repaired := *sb
 	repaired.Damaged = ""
@@ -60,33 +87,12 @@ func (m *Manager) repairRecord(ctx context.Context, sb *sandboxer.Sandbox, cause
 	return &repaired, nil
 }
 
-// wholeSnapshot returns rec, and as an error what is wrong with its record if that is
-// damaged.
-func wholeSnapshot(rec *sandboxer.SnapshotRecord) (*sandboxer.SnapshotRecord, error) {
-	if rec.Damaged == "" {
-		return rec, nil
-	}
-	return rec, sandboxer.E(sandboxer.Failed, nil, "the record of snapshot %s is damaged: %s", rec.ID, rec.Damaged).
-		WithHint("get rid of it with: sandboxer snapshot rm %s; or restore the database from a backup: sandboxer backup restore", rec.ID)
-}
-
-// reportDamagedSnapshot says once that a record is damaged. The sweep leaves such a one, and
-// what was saved, alone.
-func (m *Manager) reportDamagedSnapshot(rec *sandboxer.SnapshotRecord) {
-	k := generationKey{rec.ID, 0}
-	if m.reportedDamage.add(k) {
-		m.log.Error("a record is damaged; its snapshot is left as it is until somebody drops it",
-			"snapshot", rec.ID, "sandbox", rec.SandboxID, "err", rec.Damaged)
-	}
-}
-
 // repairSnapshotRecord makes of what is left of a damaged record one by which the snapshot is
 // dropped, and writes it. In which forms it was saved, and by which extension, is not
 // known any more: all of them will be asked to drop it.
 func (m *Manager) repairSnapshotRecord(ctx context.Context, rec *sandboxer.SnapshotRecord, cause error) (*sandboxer.SnapshotRecord, error) {
-	if !rec.State.Valid() { // not even the row is left
-		return nil, sandboxer.E(sandboxer.Failed, cause, "nothing but its name is left of the record of snapshot %s", rec.ID).
-			WithHint("restore the database from a backup: sandboxer backup restore")
+	if !rec.State.Valid() {
+		return nil, nothingLeft("snapshot "+rec.ID, cause)
 	}
 	release, err := m.pins.claim(rec.ID)
 	if err != nil {

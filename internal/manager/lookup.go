@@ -54,7 +54,7 @@ func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (
 					return nil, err
 				}
 				if len(items) == 1 || len(items) > 1 && states == nil && tenants != "" {
-					return whole(m.withLastUse(items[0]))
+					return readable(m.withLastUse(items[0]))
 				}
 				if len(items) > 1 && tenants == "" {
 					return nil, ambiguous(ref, items)
@@ -70,7 +70,7 @@ func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (
 			}
 			ids := slices.CompactFunc(items, func(a, b *sandboxer.Sandbox) bool { return a.ID == b.ID })
 			if len(ids) == 1 {
-				return whole(m.withLastUse(ids[0]))
+				return readable(m.withLastUse(ids[0]))
 			}
 			if len(ids) > 1 {
 				return nil, ambiguous(ref, ids)

@@ -339,7 +339,7 @@ func (m *Manager) findSnapshot(ctx context.Context, scope sandboxer.Scope, ref s
 				return nil, err
 			}
 			if len(items) == 1 || len(items) > 1 && by.Name != "" && states == nil && q.Tenant != "" {
-				return wholeSnapshot(items[0])
+				return readableSnapshot(items[0])
 			}
 			if len(items) > 1 {
 				return nil, sandboxer.E(sandboxer.Conflict, nil, "%q means several snapshots: %s and %s", ref, items[0].ID, items[1].ID).
