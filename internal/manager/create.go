@@ -300,7 +300,7 @@ func (o *resolvedRequest) record(generation int) *sandboxer.Sandbox {
 		sb.Opened = append(sb.Opened, sandboxer.OpenPort{Port: p, Rev: 1})
 	}
 	if sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause {
-		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter) // it must not burn while it is being paused
+		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter) // the backend must not remove it while it is being paused
 	}
 	if o.from != nil {
 		sb.RestoredFrom, sb.RestoredAs = o.from.ID, o.as

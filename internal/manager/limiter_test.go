@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"os"
+	"strings"
 	"testing"
-	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -101,95 +101,14 @@ type writer func()
 
 func (f writer) Write(p []byte) (int, error) { f(); return len(p), nil }
 
-// counted counts the readings of events.
-type counted struct {
-	sandboxer.Store
-	reads chan sandboxer.EventQuery
-}
-
-func (c *counted) Events(ctx context.Context, q sandboxer.EventQuery) ([]sandboxer.Event, error) {
-	c.reads <- q
-	return c.Store.Events(ctx, q)
-}
-
-// Those who follow share one reading of what is new.
-func TestFollowersShareTheirReading(t *testing.T) {
-	c := &counted{reads: make(chan sandboxer.EventQuery, 10_000)}
-	r := newRig(t, func(s *setup) { s.database = func(b sandboxer.Store) sandboxer.Store { c.Store = b; return c } })
-	const followers, events = 50, 20
-	head, err := r.Head(acme)
+// What docs/api.md says of how much may go on at once is what the code has.
+func TestDocumentedBounds(t *testing.T) {
+	page, err := os.ReadFile("../../docs/api.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(acme, time.Minute)
-	defer cancel()
-	seen := make(chan []string, followers)
-	for range followers {
-		go func() {
-			var got []string
-			for ev, err := range r.Follow(ctx, sandboxer.EventQuery{After: head}) {
-				if err != nil {
-					got = append(got, err.Error())
-					break
-				}
-				if got = append(got, ev.Message); len(got) == events {
-					break
-				}
-			}
-			seen <- got
-		}()
-	}
-	for len(c.reads) > 0 {
-		<-c.reads
-	}
-	var want []string
-	for i := range events {
-		want = append(want, fmt.Sprint(i))
-		w := sandboxer.Writes{Events: []sandboxer.Event{
-			{At: now(), Tenant: "acme", Type: sandboxer.EventStep, Message: fmt.Sprint(i)}, {At: now(), Tenant: "rival", Type: sandboxer.EventStep, Message: "rival"}}}
-		if err := r.store.Write(ctx, w); err != nil {
-			t.Fatal(err)
-		}
-		r.notify("")
-	}
-	for range followers {
-		if got := <-seen; !slices.Equal(got, want) {
-			t.Errorf("a follower saw %q", got)
-		}
-	}
-	if n := len(c.reads); n > 3*events {
-		t.Errorf("%d readings for %d events and %d followers", n, events, followers)
-	}
-}
-
-// What is older than what memory has comes from the store, without gaps.
-func TestFollowHistory(t *testing.T) {
-	r := newRig(t, func(*setup) {})
-	if _, err := r.Head(acme); err != nil {
-		t.Fatal(err)
-	}
-	const n = keepRecent + 200
-	w := sandboxer.Writes{}
-	for i := range n {
-		w.Events = append(w.Events, sandboxer.Event{At: now(), Tenant: []string{"acme", "rival"}[i%2], Type: sandboxer.EventStep, Message: fmt.Sprint(i)})
-	}
-	if err := r.store.Write(acme, w); err != nil {
-		t.Fatal(err)
-	}
-	r.notify("")
-	next := 0
-	for ev, err := range r.Follow(acme, sandboxer.EventQuery{}) {
-		if err != nil || ev.Message != fmt.Sprint(next) {
-			t.Fatalf("%+v, %v; want %d", ev, err, next)
-		}
-		if next += 2; next == n {
-			w := sandboxer.Writes{Events: []sandboxer.Event{{At: now(), Tenant: "acme", Type: sandboxer.EventStep, Message: fmt.Sprint(n)}}}
-			if err := r.store.Write(acme, w); err != nil {
-				t.Fatal(err)
-			}
-			r.notify("")
-		} else if next > n {
-			break
-		}
+	want := fmt.Sprintf("with 1,024 descriptors to %d and %d, with 8,192 or more to %d each", defaultExecs(1024).Total, defaultStreams(1024).Total, defaultExecs(8192).Total)
+	if !strings.Contains(string(page), want) || defaultExecs(8192) != defaultStreams(8192) || defaultExecs(1<<20) != defaultExecs(8192) {
+		t.Errorf("docs/api.md does not say %q", want)
 	}
 }

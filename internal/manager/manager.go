@@ -46,11 +46,11 @@ type Options struct {
 	// process may have.
 	Execs, Streams AtOnce
 
-	// OOMKilled, if not nil, is told of every command and every sandbox (what) that a
+	// OOMKilled, if not nil, is called for every command and every sandbox (what) that a
 	// memory limit killed. One that dies of its command counts as both.
 	OOMKilled func(extension, what string)
 
-	// Pooled, if not nil, is told of every create of a profile that keeps a pool: whether
+	// Pooled, if not nil, is called for every create of a profile that keeps a pool: whether
 	// it was answered from there.
 	Pooled func(profile string, warm bool)
 
@@ -106,7 +106,7 @@ type Manager struct {
 	execs           *limiter      // commands at once
 	streams         *limiter      // other uses at once
 	requests        requests      // to the API, of tenants of which they are bounded
-	recent          recent        // the newest events
+	recent          recentEvents  // the newest events
 	replays         chan struct{} // slots of those who read long histories
 	drops           chan struct{} // slots of the sweep's drops that need the store of portable snapshots alone
 }

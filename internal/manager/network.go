@@ -38,8 +38,8 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "extension %q cannot change the network of a running sandbox", sb.Extension).
 			WithHint("create another with that network")
 	}
-	// The database go first: after a crash between the two steps the next process enforces
-	// what is in them (enforceNetwork).
+	// The database comes first: after a crash between the two steps the next process enforces
+	// what is in it (enforceNetwork).
 	var former sandboxer.NetworkPolicy
 	err = m.step(pNetworkRecord, func() error {
 		return m.update(work, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {

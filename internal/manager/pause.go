@@ -148,8 +148,8 @@ func (m *Manager) commitPausing(ctx context.Context, sb *sandboxer.Sandbox, dept
 			sb.ExpiresAt = at.Add(maxPaused(sb.Spec.Profile))
 			if b, err := m.backend(sb.Extension); err == nil && depth == sandboxer.PauseFreeze && !b.Can(sandboxer.CanRenew) && !sb.Spec.Fuse.IsZero() {
 				// The backend will remove it by itself.
-				if burns := sb.Spec.Fuse.Add(-fuseMargin); burns.Before(sb.ExpiresAt) {
-					sb.ExpiresAt = burns
+				if removed := sb.Spec.Fuse.Add(-fuseMargin); removed.Before(sb.ExpiresAt) {
+					sb.ExpiresAt = removed
 				}
 			}
 			return nil
@@ -450,9 +450,9 @@ func (m *Manager) extendPaused(ctx context.Context, sb *sandboxer.Sandbox, w *sa
 		if err := m.delayFuse(ctx, b, sb, until); err != nil {
 			return err
 		}
-		if burns := sb.Spec.Fuse.Add(-fuseMargin); !sb.Spec.Fuse.IsZero() && burns.Before(until) {
+		if removed := sb.Spec.Fuse.Add(-fuseMargin); !sb.Spec.Fuse.IsZero() && removed.Before(until) {
 			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s removes sandbox %s by itself and cannot be told to wait until then", sb.Extension, sb.ID).
-				WithHint("at most until %s", burns.Format(time.RFC3339))
+				WithHint("at most until %s", removed.Format(time.RFC3339))
 		}
 	}
 	sb.ExpiresAt = until

@@ -34,7 +34,7 @@ const poolActor = "pool"
 type pool struct {
 	profile sandboxer.Profile
 	filling sync.Mutex  // held by the one who looks after it
-	due     atomic.Bool // it is to be looked after once more
+	due     atomic.Bool // it is to be filled once more
 
 	mu            sync.Mutex
 	key           string    // what one would be made of now; empty while unknown
@@ -206,7 +206,7 @@ func (m *Manager) claimFromPool(ctx context.Context, o *resolvedRequest, p *pool
 }
 
 // claimPooled is the job behind claimFromPool: one compare-and-swap makes it o's, with the hold, the
-// idempotency key and the event; then it is furnished. A broker that dies in between
+// idempotency key and the event; then finishClaim brings it what its owner asked for. A broker that dies in between
 // leaves a record that is creating, as after any create.
 func (m *Manager) claimPooled(ctx context.Context, j *job, o *resolvedRequest, p *pool) (*sandboxer.Sandbox, error) {
 	sb, err := m.store.SandboxGeneration(ctx, o.id, 1)

@@ -12,9 +12,12 @@ import (
 // keepRecent is how many of the newest events are kept in memory.
 const keepRecent = 1024
 
-// recent has the newest events: they are read once for all who follow, however many
+// recentEvents has the newest events: they are read once for all who follow, however many
 // there are.
-type recent struct {
+//
+// mu guards what follows it, and is held while the store is read: whoever comes meanwhile
+// waits for that and has its result. It is taken under no other lock.
+type recentEvents struct {
 	store   sandboxer.Store
 	commits atomic.Uint64 // how often something was committed
 
@@ -28,7 +31,7 @@ type recent struct {
 
 // after returns every event after seq, and the number of the last there is. ok is false
 // if seq is too long ago: then they are in the store alone.
-func (r *recent) after(ctx context.Context, seq int64) (events []sandboxer.Event, head int64, ok bool, err error) {
+func (r *recentEvents) after(ctx context.Context, seq int64) (events []sandboxer.Event, head int64, ok bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.load(ctx); err != nil {
@@ -41,7 +44,7 @@ func (r *recent) after(ctx context.Context, seq int64) (events []sandboxer.Event
 	return r.events[i:len(r.events):len(r.events)], r.head, true, nil
 }
 
-func (r *recent) load(ctx context.Context) error {
+func (r *recentEvents) load(ctx context.Context) error {
 	if !r.begun {
 		commits := r.commits.Load()
 		newest, err := r.store.Events(ctx, sandboxer.EventQuery{Newest: true, Limit: 1})

@@ -348,7 +348,7 @@ func (m *Manager) saveUse(ctx context.Context, sb *sandboxer.Sandbox) error {
 // SweepReport counts what one sweep saw and did.
 type SweepReport struct {
 	Seen     int `json:"seen"`     // live records
-	Paused   int `json:"paused"`   // put to rest because their time ran out, or half paused and finished
+	Paused   int `json:"paused"`   // because their time ran out, or half paused and finished
 	Expired  int `json:"expired"`  // ended because their time ran out or nobody used them
 	Torndown int `json:"torndown"` // teardowns that succeeded
 	Adopted  int `json:"adopted"`  // found alive, or half made and resumed, by the first sweep after a start

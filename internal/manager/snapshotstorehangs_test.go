@@ -116,7 +116,7 @@ func (v stuckStore) List(ctx context.Context) ([]string, error) {
 
 // Every call that needs a store that hangs ends, says what hangs, and leaves a record that the
 // sweep goes on with.
-func TestVaultHangs(t *testing.T) {
+func TestSnapshotStoreHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hangs := new(atomic.Int64)
 		r := newRig(t, func(s *setup) {
@@ -184,7 +184,7 @@ func TestVaultHangs(t *testing.T) {
 }
 
 // The audit names a store that does not answer, once, and checks the rest.
-func TestAuditOfAVaultThatHangs(t *testing.T) {
+func TestAuditOfASnapshotStoreThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hangs := new(atomic.Int64)
 		r := newRig(t, func(s *setup) { s.opts.SnapshotStore = stuckStore{dirStore{s.dir}, hangs} })
@@ -223,7 +223,7 @@ func TestAuditOfAVaultThatHangs(t *testing.T) {
 }
 
 // Sandboxes expire on time beside any number of snapshots that are due in a store that hangs.
-func TestExpiryBesideAVaultThatHangs(t *testing.T) {
+func TestExpiryBesideASnapshotStoreThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hangs := new(atomic.Int64)
 		r := newRig(t, func(s *setup) {
