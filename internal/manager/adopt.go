@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -62,29 +61,29 @@ func (m *Manager) Adopt(ctx context.Context, id string, a Adoption) (*sandboxer.
 	if !mine {
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s has work in flight", id).WithHint("try again in a moment")
 	}
-	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.runAdopt(ctx, all[0], a) })
+	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.adoptObject(ctx, all[0], a) })
 	if err := wait(ctx, j.done); err != nil {
 		return nil, err
 	}
 	return j.sb, j.err
 }
 
-// runAdopt is the job behind Adopt.
-func (m *Manager) runAdopt(ctx context.Context, x unknownObject, a Adoption) (*sandboxer.Sandbox, error) {
+// adoptObject is the job behind Adopt.
+func (m *Manager) adoptObject(ctx context.Context, x unknownObject, a Adoption) (*sandboxer.Sandbox, error) {
 	_, v, err := m.recordStatusOf(ctx, x.s)
-	if err == nil && v != unknown {
+	if err == nil && v != recordMissing {
 		err = sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is known by now", x.s.id)
 	}
 	if err != nil {
 		return nil, err
 	}
-	sb, err := m.adoptedSandbox(ctx, x, a)
+	sb, err := m.recordOfUnknown(ctx, x, a)
 	if err != nil {
 		return nil, err
 	}
 	b := x.e.Backend
 	if b.Can(sandboxer.CanPause) { // it may be frozen
-		if err := m.step(pThaw, func() error { return b.Resume(ctx, x.found.Handle) }); err != nil {
+		if err := m.step(pUnfreeze, func() error { return b.Resume(ctx, x.found.Handle) }); err != nil {
 			return nil, err
 		}
 	}
@@ -102,7 +101,7 @@ func (m *Manager) runAdopt(ctx context.Context, x unknownObject, a Adoption) (*s
 	sb.UsedAt, sb.ProvisionedAt = sb.ReadyAt, sb.ReadyAt
 	w := sandboxer.Writes{Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true}
 	if sb.Name != "" {
-		items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: sb.Tenant, Name: sb.Name, States: live, Limit: 1})
+		items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: sb.Tenant, Name: sb.Name, States: liveStates, Limit: 1})
 		if err != nil {
 			return nil, err
 		}
@@ -117,8 +116,8 @@ func (m *Manager) runAdopt(ctx context.Context, x unknownObject, a Adoption) (*s
 	runs.From, runs.To = sandboxer.Creating, sandboxer.Running
 	adopted := event(ctx, sb, sandboxer.EventAdopt, "the database did not know it; its record was made anew")
 	w.Events = append(w.Events, made, runs, adopted)
-	if last, lerr := m.store.Sandbox(ctx, sb.ID); lerr == nil && isContested(last) {
-		err = m.adoptAsClaim(ctx, last, sb, w)
+	if last, lerr := m.store.Sandbox(ctx, sb.ID); lerr == nil && mayBeClaimed(last) {
+		err = m.replaceClaimed(ctx, last, sb, w)
 	} else {
 		err = m.step(pAdopted, func() error { return m.store.CreateSandbox(ctx, sb, w) })
 	}
@@ -129,19 +128,19 @@ func (m *Manager) runAdopt(ctx context.Context, x unknownObject, a Adoption) (*s
 		}
 		return nil, err
 	}
-	m.endQuarantine(x.e, nil, map[sighting]bool{x.s: true}, false)
+	m.quarantine.remove(x.s)
 	m.notify(sb.ID)
-	m.alarm(time.Time{}, sb.ExpiresAt)
-	m.adopt(sb)
+	m.scheduleSweep(time.Time{}, sb.ExpiresAt)
+	m.enforceNetwork(sb)
 	return sb, nil
 }
 
-// adoptAsClaim makes last, which waited in a pool when the database went back, the record of
+// replaceClaimed makes last, which waited in a pool when the database went back, the record of
 // sb, with what w books. A crash in between leaves it as a claim does that was cut short.
-func (m *Manager) adoptAsClaim(ctx context.Context, last, sb *sandboxer.Sandbox, w sandboxer.Writes) error {
+func (m *Manager) replaceClaimed(ctx context.Context, last, sb *sandboxer.Sandbox, w sandboxer.Writes) error {
 	mine := *sb
 	claim := func(into *sandboxer.Sandbox, also *sandboxer.Writes) error {
-		if !isContested(into) {
+		if !mayBeClaimed(into) {
 			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is known by now", sb.ID)
 		}
 		was := *into
@@ -177,8 +176,8 @@ func (m *Manager) adoptAsClaim(ctx context.Context, last, sb *sandboxer.Sandbox,
 	return err
 }
 
-// adoptedSandbox makes the record of x. Nothing is written yet.
-func (m *Manager) adoptedSandbox(ctx context.Context, x unknownObject, a Adoption) (*sandboxer.Sandbox, error) {
+// recordOfUnknown makes the record of an unknown object. Nothing is written yet.
+func (m *Manager) recordOfUnknown(ctx context.Context, x unknownObject, a Adoption) (*sandboxer.Sandbox, error) {
 	id := x.s.id
 	sb := m.openStamp(x.found)
 	if sb != nil && sb.Tenant == "" {
@@ -190,11 +189,11 @@ func (m *Manager) adoptedSandbox(ctx context.Context, x unknownObject, a Adoptio
 		if err := sandboxRecords.checkStamp(id, sb, a.Tenant, a.Profile); err != nil {
 			return nil, err
 		}
-	} else if sb, err = m.withoutStamp(ctx, x, a); err != nil {
+	} else if sb, err = m.recordWithoutStamp(ctx, x, a); err != nil {
 		return nil, err
 	}
 	// The ID may have had former lives, which the database or the ledger know.
-	generation, err := m.unbooked(ctx, id, "")
+	generation, err := m.unusedGeneration(ctx, id, "")
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +202,7 @@ func (m *Manager) adoptedSandbox(ctx context.Context, x unknownObject, a Adoptio
 	case isKind(err, sandboxer.NotFound):
 	case err != nil:
 		return nil, err
-	case isContested(last) && objectOf(last) == x.s.generation:
+	case mayBeClaimed(last) && objectGeneration(last) == x.s.generation:
 		generation = max(generation, last.Generation)
 	case last.State.Live():
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s in the database; %s has a later generation of it", id, last.State, x.e.Info.ID).
@@ -212,7 +211,7 @@ func (m *Manager) adoptedSandbox(ctx context.Context, x unknownObject, a Adoptio
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "the ID %s was tenant %s's; it cannot become %s's", id, last.Tenant, sb.Tenant).
 			WithHint("get rid of the object with: sandboxer destroy %s", id)
 	default:
-		generation = max(generation, objectOf(last)+1)
+		generation = max(generation, objectGeneration(last)+1)
 	}
 	if generation > x.s.generation {
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "the ledger knows generation %d of sandbox %s already", x.s.generation, id).
@@ -227,7 +226,7 @@ func (m *Manager) adoptedSandbox(ctx context.Context, x unknownObject, a Adoptio
 	if sb.SealedEnv, err = m.sealEnv(sb, env); err != nil {
 		return nil, err
 	}
-	if err := m.scheduleAdopted(sb, x.found.Fuse, a.TTL); err != nil {
+	if err := m.schedule(sb, x.found.Fuse, a.TTL); err != nil {
 		return nil, err
 	}
 	sb.State, sb.Reason, sb.Message, sb.Fault, sb.Untouched = sandboxer.Running, "", "", "", false
@@ -236,13 +235,13 @@ func (m *Manager) adoptedSandbox(ctx context.Context, x unknownObject, a Adoptio
 	return sb, nil
 }
 
-// scheduleAdopted sets when an adopted sandbox ends, and what it costs until then. What it was
+// schedule sets when an adopted sandbox ends, and what it costs until then. What it was
 // before went with what the database lost: it counts as made now.
-func (m *Manager) scheduleAdopted(sb *sandboxer.Sandbox, fuse time.Time, ttl time.Duration) error {
+func (m *Manager) schedule(sb *sandboxer.Sandbox, fuse time.Time, ttl time.Duration) error {
 	at := now()
 	margin := fuseMargin
 	if sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause {
-		margin += patience
+		margin += stuckAfter
 	}
 	switch {
 	case ttl > 0:
@@ -265,8 +264,8 @@ func (m *Manager) scheduleAdopted(sb *sandboxer.Sandbox, fuse time.Time, ttl tim
 	return nil
 }
 
-// withoutStamp makes the record of an object of which nothing is known but what a says.
-func (m *Manager) withoutStamp(ctx context.Context, x unknownObject, a Adoption) (*sandboxer.Sandbox, error) {
+// recordWithoutStamp makes the record of an object of which nothing is known but what a says.
+func (m *Manager) recordWithoutStamp(ctx context.Context, x unknownObject, a Adoption) (*sandboxer.Sandbox, error) {
 	if a.Tenant == "" || a.Profile == "" {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has no stamp that says whose it is and what it was made from", x.s.id).
 			WithHint("say it: --tenant TENANT --profile PROFILE")
@@ -286,185 +285,4 @@ func (m *Manager) withoutStamp(ctx context.Context, x unknownObject, a Adoption)
 		return nil, err
 	}
 	return sb, nil
-}
-
-// removeUnknownObjects tears down what the database does not know under id, at the wish of whoever is
-// in ctx, and returns what that was; nil if there is nothing.
-func (m *Manager) removeUnknownObjects(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
-	all, err := m.unknownObjects(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	var gone *sandboxer.Sandbox
-	for _, x := range all {
-		sb := &sandboxer.Sandbox{ID: id}
-		if was := m.openStamp(x.found); was != nil {
-			sb = was
-		}
-		err := m.reap(ctx, x.e, x.s, x.found.Handle, sb.Tenant)
-		if err == errMoot {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		sb.Generation, sb.Extension, sb.Handle, sb.State = x.s.generation, x.e.Info.ID, x.found.Handle, sandboxer.Terminated
-		sb.Reason, sb.Message, sb.EndedAt = sandboxer.ReasonRequested, "the database did not know it; it was removed", now()
-		sb.Quote, sb.SealedEnv, sb.Spec.Env = sandboxer.MeterQuote{}, nil, nil
-		gone = sb
-	}
-	return gone, nil
-}
-
-// AdoptSnapshot makes a record anew for a snapshot that the database does not know, one that it
-// kept for a pause too, and returns it sealed. It needs the admin scope. Kinds: NotFound when
-// there is no such snapshot; Conflict when the database knows it, or it was not saved to the
-// end; Invalid when a contradicts its stamp, or says too little; Failed when it is damaged.
-func (m *Manager) AdoptSnapshot(ctx context.Context, id string, a SnapshotAdoption) (*sandboxer.SnapshotRecord, error) {
-	if err := checkName(a.Name); err != nil {
-		return nil, err
-	}
-	s, release, err := m.claimUnknownSnapshot(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	rec, err := m.adoptedSnapshot(s, a)
-	if err != nil {
-		return nil, err
-	}
-	if err := m.step(pSealed, func() error { return m.putSnapshot(ctx, rec, "adopted: the database did not know it") }); err != nil {
-		return nil, err
-	}
-	return rec, nil
-}
-
-// claimUnknownSnapshot finds one for an administrator, and reserves it.
-func (m *Manager) claimUnknownSnapshot(ctx context.Context, id string) (_ *unknownSnapshot, release func(), err error) {
-	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
-		return nil, nil, err
-	}
-	if err := checkSnapshotID(id); err != nil {
-		return nil, nil, err
-	}
-	release, err = m.claim(id)
-	if err != nil {
-		return nil, nil, err
-	}
-	s, err := m.unknownSnapshot(ctx, id)
-	if err != nil {
-		release()
-		return nil, nil, err
-	}
-	return s, release, nil
-}
-
-func checkSnapshotID(id string) error {
-	if !strings.HasPrefix(id, "snap-") || sandboxer.CheckID(id) != nil {
-		return sandboxer.E(sandboxer.Invalid, nil, "%q is not the ID of a snapshot", id).WithHint("write it as the audit does, as a whole: sandboxer audit")
-	}
-	return nil
-}
-
-// unknownSnapshot finds the one called id.
-func (m *Manager) unknownSnapshot(ctx context.Context, id string) (*unknownSnapshot, error) {
-	if rec, err := m.store.Snapshot(ctx, id); err == nil {
-		return nil, snapshotRecords.known(id, string(rec.State))
-	} else if !isKind(err, sandboxer.NotFound) {
-		return nil, err
-	}
-	all, silent, err := m.unknownSnapshots(ctx, id, true)
-	if err != nil {
-		return nil, err
-	}
-	s := all[id]
-	for name, err := range silent {
-		if s == nil {
-			return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot say whether it has a snapshot %q: %s", name, id, sandboxer.Message(err))
-		}
-	}
-	if s == nil {
-		return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no snapshot %q that the database does not know", id).
-			WithHint("those that there are: sandboxer audit; write the whole ID")
-	}
-	return s, nil
-}
-
-// adoptedSnapshot makes the record of s. Nothing is written yet.
-func (m *Manager) adoptedSnapshot(s *unknownSnapshot, a SnapshotAdoption) (*sandboxer.SnapshotRecord, error) {
-	native, portable := s.found.Whole, s.portable != nil && s.why == nil
-	switch {
-	case !native && s.portable != nil && s.why != nil:
-		return nil, sandboxer.E(sandboxer.KindOf(s.why), s.why, "snapshot %s cannot be adopted: %s", s.id, sandboxer.Message(s.why))
-	case !native && !portable:
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s was not saved to the end", s.id).WithHint("remove what there is of it: sandboxer snapshot rm %s", s.id)
-	}
-	rec := &sandboxer.SnapshotRecord{SandboxID: s.found.SandboxID, Generation: s.found.Generation, Extension: s.extension}
-	if s.was != nil {
-		rec = newSnapshot(s.was, "", "")
-		rec.Generation, rec.Extension = s.found.Generation, s.extension
-		if err := snapshotRecords.checkStamp(s.id, s.was, a.Tenant, a.Profile); err != nil {
-			return nil, err
-		}
-	}
-	if portable {
-		p := s.portable
-		rec.Portable = p.Portable
-		rec.SandboxID, rec.Profile, rec.Extension = cmp.Or(rec.SandboxID, p.SandboxID), cmp.Or(rec.Profile, p.Profile), cmp.Or(rec.Extension, p.Extension)
-		rec.Generation = cmp.Or(rec.Generation, p.Generation)
-		rec.Kind = sandboxer.SnapshotPortable
-	}
-	if native {
-		rec.Native = s.found.Snapshot
-		rec.Kind = sandboxer.SnapshotNative
-		if portable {
-			rec.Kind = sandboxer.SnapshotBoth
-		}
-	}
-	if rec.Tenant = cmp.Or(rec.Tenant, a.Tenant); rec.Tenant == "" {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "snapshot %s does not say whose it is", s.id).WithHint("say it: --tenant TENANT")
-	}
-	if s.was == nil && a.Profile != "" {
-		prof, err := m.profile(a.Profile)
-		if err != nil {
-			return nil, err
-		}
-		rec.Profile = prof.ID
-	}
-	if rec.Profile == "" && native {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "snapshot %s does not say what it was made from", s.id).WithHint("say it: --profile PROFILE")
-	}
-	rec.ID, rec.Name, rec.State, rec.Purpose = s.id, a.Name, sandboxer.SnapshotSealed, ""
-	rec.CreatedAt = now()
-	rec.SealedAt = rec.CreatedAt
-	if s.was != nil {
-		if err := m.sealFor(s.was, rec); err != nil {
-			return nil, err
-		}
-	}
-	return rec, nil
-}
-
-// dropUnknownSnapshot makes the record by which a snapshot is dropped that the database does not know, at the
-// wish of an administrator. NotFound: there is none of that ID.
-func (m *Manager) dropUnknownSnapshot(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
-	s, release, err := m.claimUnknownSnapshot(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	rec := &sandboxer.SnapshotRecord{
-		ID: id, Tenant: sandboxer.PrincipalFrom(ctx).Tenant, SandboxID: s.found.SandboxID, Generation: s.found.Generation, Extension: s.extension,
-		Kind: sandboxer.SnapshotPortable, State: sandboxer.SnapshotDropping, Message: "the database did not know it", CreatedAt: now(),
-	}
-	if s.was != nil {
-		rec.Tenant, rec.Profile = cmp.Or(s.was.Tenant, rec.Tenant), s.was.Profile
-	}
-	if s.extension != "" {
-		rec.Kind = sandboxer.SnapshotNative
-		if s.portable != nil {
-			rec.Kind = sandboxer.SnapshotBoth
-		}
-	}
-	return rec, m.step(pDropping, func() error { return m.putSnapshot(ctx, rec, "") })
 }

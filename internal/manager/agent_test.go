@@ -156,11 +156,11 @@ func TestVisitAgent(t *testing.T) {
 	t.Run("is a use", func(t *testing.T) {
 		own := r.create(sandboxer.CreateRequest{Profile: "idle"})
 		v, _ := r.visited(acme, own.ID)
-		if _, busy := r.lastUse(own.ID); !busy {
+		if _, busy := r.usage.last(own.ID); !busy {
 			t.Error("a sandbox whose agent is visited counts as idle")
 		}
 		v.End()
-		if _, busy := r.lastUse(own.ID); busy {
+		if _, busy := r.usage.last(own.ID); busy {
 			t.Error("a sandbox counts as used after the visit")
 		}
 	})

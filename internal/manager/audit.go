@@ -78,7 +78,7 @@ func (a *Audit) add(v Violation) {
 
 // damaged names a damaged record once.
 func (a *Audit) damaged(sb *sandboxer.Sandbox) {
-	k := sandboxRecords.key(sb)
+	k := generationKey{sb.ID, sb.Generation}
 	if !a.named[k] {
 		a.named[k] = true
 		a.add(sandboxRecords.violate(sb))
@@ -124,11 +124,11 @@ func (m *Manager) auditObjects(ctx context.Context, a *Audit) error {
 }
 
 // unexplained looks at what the extension lists, and says in silent why that may not be all.
-func (m *Manager) unexplained(ctx context.Context, e *extension) (out map[sighting]Violation, n int, silent, err error) {
+func (m *Manager) unexplained(ctx context.Context, e *extension) (out map[objectKey]Violation, n int, silent, err error) {
 	if e.Backend == nil || !e.Backend.Can(sandboxer.CanList) {
 		return nil, 0, nil, nil
 	}
-	count := map[sighting]int{}
+	count := map[objectKey]int{}
 	for h, err := range e.Backend.ListRunning(ctx, m.opts.Owner) {
 		if ctx.Err() != nil {
 			return nil, 0, nil, context.Cause(ctx)
@@ -137,17 +137,17 @@ func (m *Manager) unexplained(ctx context.Context, e *extension) (out map[sighti
 			silent = err
 			break
 		}
-		count[sighting{e.Info.ID, h.SandboxID, h.Generation}]++
+		count[objectKey{e.Info.ID, h.SandboxID, h.Generation}]++
 	}
-	out = map[sighting]Violation{}
+	out = map[objectKey]Violation{}
 	for s, n := range count {
 		_, v, err := m.recordStatusOf(ctx, s)
 		switch {
 		case err != nil:
 			return nil, 0, nil, err
-		case v == unknown:
+		case v == recordMissing:
 			out[s] = Violation{invObject, s.id, m.quarantineText(e, s)}
-		case v == denies:
+		case v == recordEnded:
 			out[s] = Violation{invObject, s.id, fmt.Sprintf("%s has generation %d of it, the database has no living one", e.Info.ID, s.generation)}
 		case n > 1:
 			out[s] = Violation{invTwice, s.id, fmt.Sprintf("%s lists generation %d of it %d times", e.Info.ID, s.generation, n)}
@@ -203,7 +203,7 @@ func (m *Manager) auditHistory(ctx context.Context, a *Audit) error {
 }
 
 func (m *Manager) auditState(ctx context.Context, a *Audit, k generationKey, state sandboxer.State) error {
-	sb, err := m.still(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
+	sb, err := m.recheckRecord(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
 		if sb.State == state {
 			return true, nil
 		}
@@ -234,9 +234,9 @@ func (m *Manager) auditState(ctx context.Context, a *Audit, k generationKey, sta
 	return nil
 }
 
-// still calls judge with the record of k until it finds all well, or nobody has
+// recheckRecord calls judge with the record of k until it finds all well, or nobody has
 // changed the record meanwhile, and returns the record judged.
-func (m *Manager) still(ctx context.Context, k generationKey, judge func(*sandboxer.Sandbox) (bool, error)) (*sandboxer.Sandbox, error) {
+func (m *Manager) recheckRecord(ctx context.Context, k generationKey, judge func(*sandboxer.Sandbox) (bool, error)) (*sandboxer.Sandbox, error) {
 	sb, err := m.store.SandboxGeneration(ctx, k.id, k.generation)
 	for err == nil {
 		var well bool
@@ -308,7 +308,7 @@ func (m *Manager) auditLedger(ctx context.Context, a *Audit) error {
 	}
 	for k, sum := range sums {
 		var invariant, detail string
-		sb, err := m.still(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
+		sb, err := m.recheckRecord(ctx, k, func(sb *sandboxer.Sandbox) (bool, error) {
 			if invariant, detail = sum.fault(sb); invariant == "" {
 				return true, nil
 			}
@@ -358,7 +358,7 @@ func (m *Manager) entries(ctx context.Context, q sandboxer.EntryQuery, f func(sa
 
 func (m *Manager) auditRecords(ctx context.Context, a *Audit) error {
 	names := map[[2]string]string{}
-	return m.records(ctx, sandboxer.Query{States: live}, func(sb *sandboxer.Sandbox) {
+	return m.records(ctx, sandboxer.Query{States: liveStates}, func(sb *sandboxer.Sandbox) {
 		a.Checked++
 		if sb.Damaged != "" {
 			a.damaged(sb)
@@ -367,7 +367,7 @@ func (m *Manager) auditRecords(ctx context.Context, a *Audit) error {
 		if sb.Unconfirmed != "" {
 			a.violated(invCurrent, sb.ID, "%s", unconfirmedText(sb))
 		}
-		if over := time.Since(sb.ExpiresAt); sb.Unconfirmed == "" && isStanding(sb) && !sb.ExpiresAt.IsZero() && over > 2*m.opts.SweepEvery+m.opts.Grace {
+		if over := time.Since(sb.ExpiresAt); sb.Unconfirmed == "" && hasReadyObject(sb) && !sb.ExpiresAt.IsZero() && over > 2*m.opts.SweepEvery+m.opts.Grace {
 			a.violated(invExpired, sb.ID, "it expired %s ago", over.Round(time.Second))
 		}
 		if sb.Name != "" {
@@ -387,7 +387,7 @@ func (m *Manager) auditPools(ctx context.Context, a *Audit) error {
 		return time.Since(slices.MaxFunc(since, time.Time.Compare)) > 2*m.opts.SweepEvery+m.opts.Grace
 	}
 	waiting := map[*pool]int{}
-	return m.records(ctx, sandboxer.Query{States: live}, func(sb *sandboxer.Sandbox) {
+	return m.records(ctx, sandboxer.Query{States: liveStates}, func(sb *sandboxer.Sandbox) {
 		if sb.Damaged != "" || sb.Unconfirmed != "" {
 			return
 		}
@@ -429,19 +429,19 @@ func (m *Manager) auditPools(ctx context.Context, a *Audit) error {
 	})
 }
 
-// auditSnapshots holds the records of snapshots against the store of portable snapshots and the sandboxes
+// auditSnapshots holds the records of snapshots against their store and the sandboxes
 // that need them. What does not fit is looked at again: it may have moved on.
 func (m *Manager) auditSnapshots(ctx context.Context, a *Audit) error {
 	withStore := m.auditSnapshotStore(ctx, a)
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	suspects, n, err := m.unsound(ctx, withStore)
+	suspects, n, err := m.unsoundSnapshots(ctx, withStore)
 	a.Checked += n
 	if err != nil || len(suspects) == 0 {
 		return err
 	}
-	again, _, err := m.unsound(ctx, withStore)
+	again, _, err := m.unsoundSnapshots(ctx, withStore)
 	for k, v := range suspects {
 		if _, ok := again[k]; ok && !a.hasAsked(v) {
 			a.add(v)
@@ -499,9 +499,9 @@ func (m *Manager) auditSnapshotStore(ctx context.Context, a *Audit) bool {
 	return true
 }
 
-// unsound looks at the records of snapshots, and at what the store of portable ones has if
+// unsoundSnapshots looks at the records of snapshots, and at what the store of portable ones has if
 // withStore is set.
-func (m *Manager) unsound(ctx context.Context, withStore bool) (map[string]Violation, int, error) {
+func (m *Manager) unsoundSnapshots(ctx context.Context, withStore bool) (map[string]Violation, int, error) {
 	out, n := map[string]Violation{}, 0
 	violated := func(invariant, id, of, format string, args ...any) {
 		out[id+" "+invariant] = Violation{invariant, of, fmt.Sprintf(format, args...)}
@@ -518,47 +518,17 @@ func (m *Manager) unsound(ctx context.Context, withStore bool) (map[string]Viola
 		}
 	}
 	living := map[string]*sandboxer.SnapshotRecord{}
-	q := sandboxer.SnapshotQuery{States: keptStates, Limit: sandboxer.MaxPage}
-	for {
-		items, next, err := m.store.Snapshots(ctx, q)
-		if err != nil {
-			return nil, n, err
-		}
-		for _, rec := range items {
-			n++
-			if rec.Damaged != "" {
-				out[rec.ID+" "+invWhole] = snapshotRecords.violate(rec)
-			}
-			living[rec.ID] = rec
-			if rec.Damaged != "" {
-				continue
-			}
-			if rec.Unconfirmed && rec.State == sandboxer.SnapshotSaving {
-				violated(invCurrent, rec.ID, rec.SandboxID, "the database went back to when snapshot %s was being saved; it is kept until somebody decides; sandboxer snapshot rm %s", rec.ID, rec.ID)
-			}
-			if rec.State != sandboxer.SnapshotSealed {
-				continue
-			}
-			if rec.Kind.Has(sandboxer.SnapshotNative) && rec.Native.SnapshotID != rec.ID {
-				violated(invForm, rec.ID, rec.SandboxID, "snapshot %s is sealed without the extension's receipt", rec.ID)
-			}
-			if rec.Kind.Has(sandboxer.SnapshotPortable) && (rec.Portable.Digest == "" || asked && !kept[rec.ID]) {
-				violated(invForm, rec.ID, rec.SandboxID, "snapshot %s is sealed, and its files are not kept", rec.ID)
-			}
-			why, err := m.surplus(ctx, rec, time.Now())
-			if err != nil {
-				return nil, n, err
-			}
-			if over := time.Since(rec.SealedAt); why != "" && rec.Purpose != "" && !m.inUse(rec.ID) && over > 2*m.opts.SweepEvery+m.opts.Grace {
-				violated(invOwn, rec.ID, rec.SandboxID, "snapshot %s: %s", rec.ID, why)
-			}
-		}
-		if next == "" {
-			break
-		}
-		q.After = next
+	err := m.snapshots(ctx, sandboxer.SnapshotQuery{States: keptStates}, func(rec *sandboxer.SnapshotRecord) error {
+		n++
+		living[rec.ID] = rec
+		return m.unsoundSnapshot(ctx, rec, asked && !kept[rec.ID], func(invariant, format string, args ...any) {
+			violated(invariant, rec.ID, rec.SandboxID, format, args...)
+		})
+	})
+	if err != nil {
+		return nil, n, err
 	}
-	unknown, silent, err := m.unknownSnapshots(ctx, "", withStore)
+	unknown, silent, err := m.quarantinedSnapshots(ctx, "", withStore)
 	if err != nil {
 		return nil, n, err
 	}
@@ -575,9 +545,56 @@ func (m *Manager) unsound(ctx context.Context, withStore bool) (map[string]Viola
 	}
 	err = m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Paused}}, func(sb *sandboxer.Sandbox) {
 		rec := living[sb.Pause.Snapshot]
-		if !isStanding(sb) && (rec == nil || rec.State != sandboxer.SnapshotSealed) {
+		if !hasReadyObject(sb) && (rec == nil || rec.State != sandboxer.SnapshotSealed) {
 			violated(invSaved, sb.ID, sb.ID, "it is paused to snapshot %q, which is not sealed", sb.Pause.Snapshot)
 		}
 	})
 	return out, n, err
+}
+
+// unsoundSnapshot tells violated what is wrong with one record. lacksFiles says that the store
+// of portable snapshots has nothing of it.
+func (m *Manager) unsoundSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord, lacksFiles bool, violated func(invariant, format string, args ...any)) error {
+	switch {
+	case rec.Damaged != "":
+		violated(invWhole, "%s", snapshotRecords.violate(rec).Detail)
+		return nil
+	case rec.Unconfirmed && rec.State == sandboxer.SnapshotSaving:
+		violated(invCurrent, "the database went back to when snapshot %s was being saved; it is kept until somebody decides; sandboxer snapshot rm %s", rec.ID, rec.ID)
+	}
+	if rec.State != sandboxer.SnapshotSealed {
+		return nil
+	}
+	if rec.Kind.Has(sandboxer.SnapshotNative) && rec.Native.SnapshotID != rec.ID {
+		violated(invForm, "snapshot %s is sealed without the extension's receipt", rec.ID)
+	}
+	if rec.Kind.Has(sandboxer.SnapshotPortable) && (rec.Portable.Digest == "" || lacksFiles) {
+		violated(invForm, "snapshot %s is sealed, and its files are not kept", rec.ID)
+	}
+	why, err := m.whyDrop(ctx, rec, time.Now())
+	if err != nil {
+		return err
+	}
+	if over := time.Since(rec.SealedAt); why != "" && rec.Purpose != "" && !m.pins.inUse(rec.ID) && over > 2*m.opts.SweepEvery+m.opts.Grace {
+		violated(invOwn, "snapshot %s: %s", rec.ID, why)
+	}
+	return nil
+}
+
+// Audit is the result of comparing the database with itself and with every
+// backend's listing.
+type Audit struct {
+	Checked    int         `json:"checked"`    // records, objects, tenants and events looked at
+	Violations []Violation `json:"violations"` // at most 1,000
+	LeftOut    int         `json:"left_out"`   // how many more there are
+
+	named map[generationKey]bool // damaged records
+	deep  bool
+}
+
+// Violation is one broken invariant.
+type Violation struct {
+	Invariant string `json:"invariant"`
+	SandboxID string `json:"sandbox_id,omitempty"`
+	Detail    string `json:"detail"`
 }

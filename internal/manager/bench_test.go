@@ -112,7 +112,7 @@ func BenchmarkUse(b *testing.B) {
 	sb := r.create(sandboxer.CreateRequest{})
 	b.ReportAllocs()
 	for b.Loop() {
-		_, _, end, err := r.Manager.open(acme, sandboxer.ScopeWrite, sb.ID)
+		_, _, end, err := r.Manager.beginStream(acme, sandboxer.ScopeWrite, sb.ID)
 		if err != nil {
 			b.Fatal(err)
 		}

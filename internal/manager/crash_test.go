@@ -55,7 +55,7 @@ type outcome struct {
 	Holds      []sandboxer.OpenHold
 	Balance    sandboxer.Credits
 	Cost       sandboxer.Credits // of all sandboxes
-	Kept       []string          // snapshots that are not dropped, and what the vault has
+	Kept       []string          // snapshots that are not dropped, and what the store has
 	Err        string
 }
 
@@ -114,7 +114,7 @@ func (s script) live() (out outcome, err error) {
 	b := backend.New("ext.fake", ext, backend.Options{})
 	defer b.Close()
 	opts := Options{Owner: s.Owner, Key: testKey, SweepEvery: 20 * time.Millisecond, Grace: 200 * time.Millisecond}
-	opts.SnapshotStore = dirVault{s.Dir}
+	opts.SnapshotStore = dirStore{s.Dir}
 	opts.fail = func(p point) {
 		if p == s.Kill {
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -275,12 +275,12 @@ func (s script) waitForPool(m *Manager, store sandboxer.Store) bool {
 // emptyPool ends the pool and what is in it, as a broker without its profile does.
 func emptyPool(m *Manager, store sandboxer.Store) error {
 	p := m.poolOf("profile.paid")
-	p.tending.Lock() // for good
+	p.filling.Lock() // for good
 	return insist(func() error {
 		if _, _, err := m.DrainPool(admin, "paid"); err != nil {
 			return err
 		}
-		left, _, err := store.Sandboxes(context.Background(), sandboxer.Query{States: live})
+		left, _, err := store.Sandboxes(context.Background(), sandboxer.Query{States: liveStates})
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("%d sandboxes are left", len(left))
 		}
@@ -327,19 +327,19 @@ func insist(f func() error) error {
 
 // crashes says how each point is reached.
 var crashes = map[point]string{
-	pRecord: "create", pProvision: "create", pVacate: "move", pPlaced: "move", pUntouched: "untouched", pHandle: "create", pReady: "create", pRunning: "create",
+	pRecord: "create", pProvision: "create", pLeaveHost: "move", pPlaced: "move", pUntouched: "untouched", pHandle: "create", pReady: "create", pRunning: "create",
 	pEnding: "create", pTeardown: "create", pEnded: "create", // what was created is destroyed
 	pRenew: "extend", pExtended: "extend",
-	pRewired: "network", pRewire: "network",
+	pNetworkRecord: "network", pNetworkSet: "network",
 	pSaving: "snapshot", pSave: "snapshot", pArchive: "snapshot", pSealed: "snapshot",
 	pDropping: "snapshot", pDrop: "snapshot", pDelete: "snapshot", pDropped: "snapshot",
-	pRestore: "snapshot", pFrom: "snapshot", pUnarchive: "snapshot-workspace",
-	pPausing: "pause", pFuse: "pause", pFreeze: "pause", pPaused: "pause", pResuming: "pause", pThaw: "pause",
-	pRelapsed: "relapse",
-	pRetry:    "retry",
-	pOrphan:   "orphan",
-	pAdopted:  "adopt",
-	pStock:    "pool", pWarm: "pool", pClaimed: "pool", pClaim: "pool",
+	pRestore: "snapshot", pRestoreFrom: "snapshot", pUnarchive: "snapshot-workspace",
+	pPausing: "pause", pFuse: "pause", pFreeze: "pause", pPaused: "pause", pResuming: "pause", pUnfreeze: "pause",
+	pResumeFailed: "relapse",
+	pRetry:        "retry",
+	pOrphan:       "orphan",
+	pAdopted:      "adopt",
+	pPoolRecord:   "pool", pWarm: "pool", pClaimed: "pool", pClaim: "pool",
 	pDiscard: "pool-dead", pReplaced: "pool-dead",
 }
 

@@ -62,7 +62,7 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 	if err := m.boundDisk(o, sb); err != nil {
 		return Plan{}, err
 	}
-	if err := m.vet(ctx, o, sb); err != nil {
+	if err := m.checkBackend(ctx, o, sb); err != nil {
 		return Plan{}, err
 	}
 	if sb.Quote, err = m.quote(ctx, o, sb); err != nil {
@@ -117,7 +117,7 @@ func (m *Manager) replay(ctx context.Context, o *resolvedRequest) (*sandboxer.Sa
 		return nil, err
 	}
 	sb.Found = found
-	return m.fresh(sb), nil
+	return m.withLastUse(sb), nil
 }
 
 // failure repeats the error with which sb could not be made, or nil.
@@ -133,8 +133,8 @@ func failure(sb *sandboxer.Sandbox) error {
 	return nil
 }
 
-// join makes the sandbox of a chosen ID, or shares in the one there is.
-func (m *Manager) join(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
+// createOrShare makes the sandbox of a chosen ID, or shares in the one there is.
+func (m *Manager) createOrShare(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
 	for {
 		last, err := m.latest(ctx, o)
 		switch {
@@ -142,15 +142,15 @@ func (m *Manager) join(ctx context.Context, o *resolvedRequest) (*sandboxer.Sand
 			return nil, err
 		case last == nil:
 		case last.State == sandboxer.Terminating:
-			if _, err := m.finish(ctx, last); err != nil {
+			if _, err := m.finishTeardown(ctx, last); err != nil {
 				return nil, err
 			}
 			continue
 		case last.State.Live() && !m.matches(o, last):
-			return nil, taken(o.id)
+			return nil, idTaken(o.id)
 		}
-		sb, err := m.launch(ctx, o)
-		if errors.Is(err, errAgain) {
+		sb, err := m.startCreate(ctx, o)
+		if errors.Is(err, errLookAgain) {
 			continue
 		}
 		return sb, err
@@ -164,7 +164,7 @@ func (m *Manager) latest(ctx context.Context, o *resolvedRequest) (*sandboxer.Sa
 	last, err := m.store.Sandbox(ctx, o.id)
 	switch {
 	case last != nil && last.Tenant != o.tenant: // or a damaged one, of which nobody knows whose it is
-		return nil, notToBeHad(o.id)
+		return nil, idUnavailable(o.id)
 	case isKind(err, sandboxer.NotFound):
 		return nil, nil
 	case err != nil:
@@ -173,32 +173,32 @@ func (m *Manager) latest(ctx context.Context, o *resolvedRequest) (*sandboxer.Sa
 	return last, nil
 }
 
-// notToBeHad is all that a caller learns of an ID that is not its tenant's.
-func notToBeHad(id string) error {
+// idUnavailable is all that a caller learns of an ID that is not its tenant's.
+func idUnavailable(id string) error {
 	return sandboxer.E(sandboxer.Conflict, nil, "the sandbox ID %s cannot be had", id).
 		WithHint("choose another ID or thread")
 }
 
-// errAgain says that the ID changed hands between a look and a job.
-var errAgain = errors.New("look again")
+// errLookAgain says that the ID changed hands between a look and a job.
+var errLookAgain = errors.New("look again")
 
-func taken(id string) error {
+func idTaken(id string) error {
 	return sandboxer.E(sandboxer.Conflict, nil, "the sandbox ID %s belongs to another sandbox", id).
 		WithHint("ask for it with the profile, the inputs and the settings it was made with, or choose another ID")
 }
 
-// launch starts the job that makes o's sandbox, or joins the one that does, and
+// startCreate starts the job that makes o's sandbox, or joins the one that does, and
 // waits for as much of it as the caller wants.
-func (m *Manager) launch(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
+func (m *Manager) startCreate(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
 	j, mine, err := m.begin(ctx, o.id, 0, true, o)
 	switch {
 	case err != nil:
 		return nil, err
 	case mine:
 		m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.create(ctx, j, o) })
-	case j.order != nil && j.order.tenant != o.tenant:
-		return nil, notToBeHad(o.id)
-	case !m.makes(j) || j.order == nil:
+	case j.request != nil && j.request.tenant != o.tenant:
+		return nil, idUnavailable(o.id)
+	case !m.isMaking(j) || j.request == nil:
 		// It is on its way out, or a leftover that is being finished; o's own.
 		if _, err := m.latest(ctx, o); err != nil {
 			return nil, err
@@ -206,9 +206,9 @@ func (m *Manager) launch(ctx context.Context, o *resolvedRequest) (*sandboxer.Sa
 		if err := wait(ctx, j.done); err != nil {
 			return nil, err
 		}
-		return nil, errAgain
-	case !o.same(j.order):
-		return nil, taken(o.id)
+		return nil, errLookAgain
+	case !o.same(j.request):
+		return nil, idTaken(o.id)
 	}
 	return m.await(ctx, o, j, mine)
 }
@@ -216,13 +216,13 @@ func (m *Manager) launch(ctx context.Context, o *resolvedRequest) (*sandboxer.Sa
 // await waits for as much of j, which makes o's sandbox, as the caller wants.
 func (m *Manager) await(ctx context.Context, o *resolvedRequest, j *job, mine bool) (*sandboxer.Sandbox, error) {
 	if o.noWaiting {
-		if err := wait(ctx, j.known); err != nil {
+		if err := wait(ctx, j.published); err != nil {
 			return nil, err
 		}
 		// One that is to live longer than it was made for has to be ready for that.
 		if j.committed != nil && (mine && j.recorded || !o.outlives(j.committed)) {
 			sb := *j.committed
-			return &sb, m.share(ctx, o, j, mine, &sb)
+			return &sb, m.joinExisting(ctx, o, j, mine, &sb)
 		}
 	}
 	if err := wait(ctx, j.done); err != nil {
@@ -232,7 +232,7 @@ func (m *Manager) await(ctx context.Context, o *resolvedRequest, j *job, mine bo
 		return nil, j.err
 	}
 	sb := *j.sb
-	return &sb, m.share(ctx, o, j, mine, &sb)
+	return &sb, m.joinExisting(ctx, o, j, mine, &sb)
 }
 
 // outlives reports whether o names a time to live that ends after sb does.
@@ -240,9 +240,9 @@ func (o *resolvedRequest) outlives(sb *sandboxer.Sandbox) bool {
 	return o.req.TTL > 0 && now().Add(o.req.TTL).After(sb.ExpiresAt)
 }
 
-// share makes o's caller a partner in a sandbox that another request made: it lives as
+// joinExisting makes o's caller a partner in a sandbox that another request made: it lives as
 // long as o asks for, and answers to o's idempotency key.
-func (m *Manager) share(ctx context.Context, o *resolvedRequest, j *job, mine bool, sb *sandboxer.Sandbox) error {
+func (m *Manager) joinExisting(ctx context.Context, o *resolvedRequest, j *job, mine bool, sb *sandboxer.Sandbox) error {
 	if mine && j.recorded {
 		return nil
 	}
@@ -300,7 +300,7 @@ func (o *resolvedRequest) record(generation int) *sandboxer.Sandbox {
 		sb.Opened = append(sb.Opened, sandboxer.OpenPort{Port: p, Rev: 1})
 	}
 	if sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause {
-		sb.Spec.Fuse = sb.Spec.Fuse.Add(patience) // it must not burn while it is being paused
+		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter) // the backend must not remove it while it is being paused
 	}
 	if o.from != nil {
 		sb.RestoredFrom, sb.RestoredAs = o.from.ID, o.as
@@ -317,15 +317,15 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 		case err != nil:
 			return nil, err
 		case last == nil:
-			if generation, err = m.unbooked(ctx, o.id, o.tenant); err != nil {
+			if generation, err = m.unusedGeneration(ctx, o.id, o.tenant); err != nil {
 				return nil, err
 			}
 		case last.State == sandboxer.Terminated:
-			generation = objectOf(last) + 1
+			generation = objectGeneration(last) + 1
 		case last.State == sandboxer.Terminating:
-			return nil, errAgain
+			return nil, errLookAgain
 		case !m.matches(o, last):
-			return nil, taken(o.id)
+			return nil, idTaken(o.id)
 		case last.State == sandboxer.Creating:
 			m.publishRecord(j, last)
 			return m.resume(ctx, j, last.ID, last.Generation)
@@ -336,12 +336,12 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 			m.publishRecord(j, last)
 			return m.beginResume(ctx, j, last, 0)
 		default:
-			return m.fresh(last), nil
+			return m.withLastUse(last), nil
 		}
 	}
 	if o.chosen { // what the database lost under the ID must not be handed out as new
-		if held, err := m.isQuarantined(ctx, o.id); err != nil || held {
-			return nil, cmp.Or(err, notToBeHad(o.id))
+		if held, err := m.isQuarantinedID(ctx, o.id); err != nil || held {
+			return nil, cmp.Or(err, idUnavailable(o.id))
 		}
 	}
 	sb := o.record(generation)
@@ -357,13 +357,13 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 	ev.To, ev.Cause = sandboxer.Creating, sandboxer.ReasonRequested
 	w := sandboxer.Writes{
 		Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true,
-		Events: []sandboxer.Event{ev}, Key: o.idempotency(sb), Quota: m.heldTo(sb.Tenant, ofSandboxes...),
+		Events: []sandboxer.Event{ev}, Key: o.idempotency(sb), Quota: m.quotaFor(sb.Tenant, ofSandboxes...),
 	}
 	if o.cold != "" {
 		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "not from the pool: "+o.cold))
 	}
 	if o.from != nil {
-		unpin, err := m.pin(ctx, o.from.ID)
+		unpin, err := m.pinSealed(ctx, o.from.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -371,10 +371,10 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 	}
 	err := m.step(pRecord, func() error { return m.store.CreateSandbox(ctx, sb, w) })
 	if err != nil {
-		return nil, m.explain(ctx, o, sb, err)
+		return nil, m.explainCreateError(ctx, o, sb, err)
 	}
 	m.notify(sb.ID)
-	m.alarm(time.Time{}, sb.ExpiresAt)
+	m.scheduleSweep(time.Time{}, sb.ExpiresAt)
 	j.recorded, j.untried = true, true
 	m.publishRecord(j, sb)
 	return m.build(ctx, j, sb)
@@ -386,7 +386,7 @@ func (m *Manager) price(ctx context.Context, o *resolvedRequest, sb *sandboxer.S
 	if err := m.boundDisk(o, sb); err != nil {
 		return err
 	}
-	err := m.vet(ctx, o, sb)
+	err := m.checkBackend(ctx, o, sb)
 	if err != nil {
 		return err
 	}
@@ -403,23 +403,23 @@ func (m *Manager) price(ctx context.Context, o *resolvedRequest, sb *sandboxer.S
 	return nil
 }
 
-// unbooked returns the first generation of id that the ledger does not know. Its entries
+// unusedGeneration returns the first generation of id that the ledger does not know. Its entries
 // outlive the records, and their keys must not come again. With a tenant, entries of another
 // one are the end of it.
-func (m *Manager) unbooked(ctx context.Context, id, tenant string) (int, error) {
+func (m *Manager) unusedGeneration(ctx context.Context, id, tenant string) (int, error) {
 	generation, foreign := 1, false
 	err := m.entries(ctx, sandboxer.EntryQuery{SandboxID: id}, func(e sandboxer.Entry) {
 		generation = max(generation, e.Generation+1)
 		foreign = foreign || tenant != "" && e.Tenant != tenant
 	})
 	if err == nil && foreign {
-		err = notToBeHad(id)
+		err = idUnavailable(id)
 	}
 	return generation, err
 }
 
-// vet asks the backend whether it would refuse the request outright.
-func (m *Manager) vet(ctx context.Context, o *resolvedRequest, sb *sandboxer.Sandbox) error {
+// checkBackend asks the backend whether it would refuse the request outright.
+func (m *Manager) checkBackend(ctx context.Context, o *resolvedRequest, sb *sandboxer.Sandbox) error {
 	if o.ext.Backend == nil {
 		return nil // creating says why
 	}
@@ -430,8 +430,8 @@ func (m *Manager) vet(ctx context.Context, o *resolvedRequest, sb *sandboxer.San
 	return o.ext.Backend.Check(ctx, spec)
 }
 
-// explain says why a record could not be made in words of the request.
-func (m *Manager) explain(ctx context.Context, o *resolvedRequest, sb *sandboxer.Sandbox, err error) error {
+// explainCreateError says why a record could not be made in words of the request.
+func (m *Manager) explainCreateError(ctx context.Context, o *resolvedRequest, sb *sandboxer.Sandbox, err error) error {
 	switch {
 	case isKind(err, sandboxer.NoCredit):
 		have, berr := m.store.Balance(ctx, o.tenant)
@@ -441,7 +441,7 @@ func (m *Manager) explain(ctx context.Context, o *resolvedRequest, sb *sandboxer
 		return sandboxer.E(sandboxer.NoCredit, err, "it costs up to %s credits for %s, and %s has %s", sb.Quote.Amount, o.ttl, o.tenant, have).
 			WithHint("ask an administrator for credits, or for a shorter time to live")
 	case isKind(err, sandboxer.Conflict) && o.name != "":
-		items, _, qerr := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: o.tenant, Name: o.name, States: live, Limit: 1})
+		items, _, qerr := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: o.tenant, Name: o.name, States: liveStates, Limit: 1})
 		if qerr == nil && len(items) == 1 {
 			return sandboxer.E(sandboxer.Conflict, err, "the name %q belongs to sandbox %s", o.name, items[0].ID).
 				WithHint("choose another name, or destroy that sandbox first")
@@ -458,7 +458,7 @@ func (m *Manager) resume(ctx context.Context, j *job, id string, generation int)
 		return nil, err
 	case sb.State == sandboxer.Creating:
 		if _, err := m.backend(sb.Extension); err != nil { // it may come back: an engine that starts after us
-			return nil, m.postpone(ctx, sb, err)
+			return nil, m.scheduleRetry(ctx, sb, err)
 		}
 		return m.build(ctx, j, sb)
 	case sb.State == sandboxer.Paused && (sb.Pause.Undo || sb.Spec.Profile.AutoResume):
@@ -466,7 +466,7 @@ func (m *Manager) resume(ctx context.Context, j *job, id string, generation int)
 	case sb.State == sandboxer.Terminating, sb.State == sandboxer.Terminated:
 		return nil, errTerminating
 	}
-	return m.fresh(sb), nil
+	return m.withLastUse(sb), nil
 }
 
 // build brings a sandbox that is in the database to running, or into its pool. It does the
@@ -479,17 +479,17 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 		reach, err = m.prepare(ctx, b, j, sb)
 	}
 	if err != nil {
-		return nil, m.abandon(ctx, j, sb, err)
+		return nil, m.failCreate(ctx, j, sb, err)
 	}
 	if isPooled(sb) {
 		return m.addToPool(ctx, j, sb, reach)
 	}
 	checkpoint := sb.Pause.Snapshot
 	if err := m.setRunning(ctx, sb, reach); err != nil {
-		return nil, m.abandon(ctx, j, sb, err)
+		return nil, m.failCreate(ctx, j, sb, err)
 	}
 	if checkpoint != "" {
-		m.dropOwn(ctx, checkpoint)
+		m.dropInternal(ctx, checkpoint)
 	}
 	sb.Spec.Env = nil
 	return sb, nil
@@ -520,7 +520,7 @@ func isFrozen(sb *sandboxer.Sandbox) bool {
 func (m *Manager) ensureObject(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox) error {
 	switch {
 	case isFrozen(sb):
-		return m.thaw(ctx, b, sb)
+		return m.unfreeze(ctx, b, sb)
 	case isClaimed(sb):
 		return m.finishClaim(ctx, b, j, sb)
 	case sb.Handle.SandboxID != "":
@@ -561,7 +561,7 @@ func (m *Manager) setRunning(ctx context.Context, sb *sandboxer.Sandbox, reach s
 			sb.Reachability = reach
 			sb.UsedAt = now()
 			if isPaused(sb) {
-				if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
+				if w.Snapshots, err = m.dropPauseSnapshot(ctx, sb); err != nil {
 					return err
 				}
 				sb.ResumedAt = sb.UsedAt
@@ -595,7 +595,7 @@ func (m *Manager) specFor(sb *sandboxer.Sandbox) (sandboxer.Spec, error) {
 }
 
 // provision makes the object of sb and stores its handle. Where a host cannot take it now
-// another is tried (elsewhere).
+// another is tried (tryOtherHost).
 func (m *Manager) provision(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox) error {
 	e := m.extension(sb.Extension)
 	select {
@@ -608,10 +608,10 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, j *job, sb 
 	if err != nil {
 		return err
 	}
-	hear, done := m.progress(ctx, sb)
+	report, done := m.notifier.trackProgress(event(ctx, sb, sandboxer.EventProgress, ""))
 	defer done()
-	ctx = sandboxer.WithProgress(ctx, hear)
-	if err := m.settlePlace(ctx, b, j, sb, spec.Env); err != nil {
+	ctx = sandboxer.WithProgress(ctx, report)
+	if err := m.ensurePlace(ctx, b, j, sb, spec.Env); err != nil {
 		return err
 	}
 	var h sandboxer.Handle
@@ -633,12 +633,12 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, j *job, sb 
 		var source *sourceError
 		untouched := untried && (sandboxer.IsUntouched(err) || errors.As(err, &source))
 		if untouched {
-			if uerr := m.leaveUntouched(ctx, sb); uerr != nil {
+			if uerr := m.commitUntouched(ctx, sb); uerr != nil {
 				return errors.Join(err, uerr)
 			}
 		}
 		avoid = append(avoid, sb.Host)
-		if source != nil || ctx.Err() != nil || !m.elsewhere(ctx, b, j, sb, spec.Env, avoid, untouched, err) {
+		if source != nil || ctx.Err() != nil || !m.tryOtherHost(ctx, b, j, sb, spec.Env, avoid, untouched, err) {
 			return err
 		}
 	}
@@ -663,10 +663,10 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, j *job, sb 
 	})
 }
 
-// abandon ends a create that failed: what it made is torn down, what it held is
+// failCreate ends a create that failed: what it made is torn down, what it held is
 // given back, and the caller gets the reason. Not so when it was stopped from
 // outside: a destroy then does all that, or the next start goes on.
-func (m *Manager) abandon(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
+func (m *Manager) failCreate(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -676,29 +676,49 @@ func (m *Manager) abandon(ctx context.Context, j *job, sb *sandboxer.Sandbox, ca
 	if isPaused(sb) {
 		return m.undoResume(ctx, j, sb, cause)
 	}
-	kind := sandboxer.KindOf(cause)
-	switch kind {
-	case sandboxer.NotFound: // the object, not what the caller named
-		kind = sandboxer.Failed
-	case sandboxer.Canceled: // by nobody here
-		kind = sandboxer.Unavailable
-	}
+	kind := kindForCaller(cause)
 	if kind == sandboxer.Internal {
 		m.log.ErrorContext(ctx, "create failed", "sandbox", sb.ID, "generation", sb.Generation, "err", cause)
 	} else {
 		m.log.WarnContext(ctx, "create failed", "sandbox", sb.ID, "generation", sb.Generation, "err", cause)
 	}
-	answer := sandboxer.E(kind, cause, "sandbox %s could not be created: %s", sb.ID, sandboxer.Message(cause))
-	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
+	answer := wrapError(kind, cause, "sandbox %s could not be created", sb.ID)
+	return m.endFailed(ctx, j, sb, ending{reason: sandboxer.ReasonFailed, message: answer.Msg, fault: kind, hint: answer.Hint}, answer)
+}
+
+// kindForCaller is the kind of cause for whoever asked for a sandbox of which it tells.
+func kindForCaller(cause error) sandboxer.Kind {
+	switch kind := sandboxer.KindOf(cause); kind {
+	case sandboxer.NotFound: // the object, not what the caller named
+		return sandboxer.Failed
+	case sandboxer.Canceled: // by nobody here
+		return sandboxer.Unavailable
+	default:
+		return kind
+	}
+}
+
+// wrapError is an error that says what failed, and cause as the reason, with its hint and when
+// to come back.
+func wrapError(kind sandboxer.Kind, cause error, format string, args ...any) *sandboxer.Error {
+	e := sandboxer.E(kind, cause, "%s: %s", fmt.Sprintf(format, args...), sandboxer.Message(cause))
+	e.Hint, e.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
+	return e
+}
+
+// endFailed ends sb, of which something failed, in the job that tried it, and returns answer,
+// which says so; or what stopped the job, if a destroy was faster. What of the teardown cannot be
+// done now is the sweep's to go on with.
+func (m *Manager) endFailed(ctx context.Context, j *job, sb *sandboxer.Sandbox, why ending, answer error) error {
 	if !m.becomeTeardown(j) {
 		return context.Cause(ctx)
 	}
-	err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonFailed, message: answer.Msg, fault: kind, hint: answer.Hint})
+	err := m.beginTeardown(ctx, sb, why)
 	if err == nil {
 		err = m.teardown(ctx, sb)
 	}
-	if err != nil { // the sweep goes on with it
-		m.log.WarnContext(ctx, "teardown after a failed create", "sandbox", sb.ID, "err", err)
+	if err != nil {
+		m.log.WarnContext(ctx, "teardown after a failure", "sandbox", sb.ID, "failed", answer, "err", err)
 	}
 	return answer
 }
@@ -725,4 +745,12 @@ func (m *Manager) quote(ctx context.Context, o *resolvedRequest, sb *sandboxer.S
 		return sandboxer.MeterQuote{}, sandboxer.E(sandboxer.Internal, fmt.Errorf("quote %+v", *q), "%s quotes a negative price", o.ext.Info.ID)
 	}
 	return *q, nil
+}
+
+// Plan is what a create would do.
+type Plan struct {
+	Spec      sandboxer.Spec       `json:"spec"`
+	Extension string               `json:"extension"`
+	Quote     sandboxer.MeterQuote `json:"quote"`
+	TTL       time.Duration        `json:"ttl_ns"`
 }

@@ -74,12 +74,7 @@ func (k *recordKind[T]) whole(r *T) (*T, error) {
 
 // report logs once that r is damaged.
 func (k *recordKind[T]) report(m *Manager, r *T) {
-	key := k.key(r)
-	m.mu.Lock()
-	known := m.reported[key]
-	m.reported[key] = true
-	m.mu.Unlock()
-	if !known {
+	if m.reportedDamage.add(k.key(r)) {
 		m.log.Error(fmt.Sprintf("a record is damaged; its %s is left as it is until somebody %s it", k.name, k.ends),
 			append(k.log(r), "err", *k.why(r))...)
 	}
@@ -130,7 +125,7 @@ func repairSandbox(ctx context.Context, m *Manager, sb *sandboxer.Sandbox, _ err
 
 // repairSnapshot writes the record, dropping. Conflict: a paused sandbox resumes from it.
 func repairSnapshot(ctx context.Context, m *Manager, rec *sandboxer.SnapshotRecord, cause error) error {
-	release, err := m.claim(rec.ID)
+	release, err := m.pins.claim(rec.ID)
 	if err != nil {
 		return err
 	}
@@ -164,18 +159,4 @@ func droppable(rec *sandboxer.SnapshotRecord) *sandboxer.SnapshotRecord {
 		repaired.DroppedAt = now()
 	}
 	return &repaired
-}
-
-// removeAnywhere drops a snapshot at every extension that has such; of a snapshot that
-// an extension does not know, that is success.
-func (m *Manager) removeAnywhere(ctx context.Context, id string) error {
-	for _, e := range m.extensions() {
-		if e.Backend == nil || !e.Backend.Can(sandboxer.CanSnapshot) {
-			continue
-		}
-		if err := m.step(pDrop, func() error { return e.Backend.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: id}) }); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -31,7 +31,7 @@ func TestDecide(t *testing.T) {
 	past := func(r record) record { r.ExpiresAt = now; return r }
 	later := func(r record) record { r.RetryAt = now.Add(1); return r }
 
-	ended := func(r sandboxer.Reason) action { return action{end, r} }
+	ended := func(r sandboxer.Reason) action { return action{verbEnd, r} }
 	for _, c := range []struct {
 		name    string
 		record  record
@@ -39,79 +39,79 @@ func TestDecide(t *testing.T) {
 		working bool
 		want    action
 	}{
-		{"creating, somebody at it", young, unknown, busy, action{verb: leave}},
-		{"creating, nobody at it", young, unknown, false, action{verb: resume}},
-		{"creating, nobody at it, and it is there", young, alive, false, action{verb: resume}},
-		{"creating, nobody at it, and it is not there", young, gone, false, action{verb: resume}},
-		{"creating, to be retried later", later(young), unknown, false, action{verb: leave}},
-		{"creating for too long", with(young, func(r *record) { r.CreatedAt = ago(patience + 1) }), unknown, false, ended(sandboxer.ReasonFailed)},
-		{"creating for too long, somebody at it", with(young, func(r *record) { r.CreatedAt = ago(patience + 1) }), unknown, busy, action{verb: leave}},
-		{"creating, not made yet, somebody at it", young, gone, busy, action{verb: leave}},
-		{"creating, made, first absence, somebody at it", made, gone, busy, action{verb: suspect}},
+		{"creating, somebody at it", young, unknown, busy, action{verb: verbNone}},
+		{"creating, nobody at it", young, unknown, false, action{verb: verbResume}},
+		{"creating, nobody at it, and it is there", young, alive, false, action{verb: verbResume}},
+		{"creating, nobody at it, and it is not there", young, gone, false, action{verb: verbResume}},
+		{"creating, to be retried later", later(young), unknown, false, action{verb: verbNone}},
+		{"creating for too long", with(young, func(r *record) { r.CreatedAt = ago(stuckAfter + 1) }), unknown, false, ended(sandboxer.ReasonFailed)},
+		{"creating for too long, somebody at it", with(young, func(r *record) { r.CreatedAt = ago(stuckAfter + 1) }), unknown, busy, action{verb: verbNone}},
+		{"creating, not made yet, somebody at it", young, gone, busy, action{verb: verbNone}},
+		{"creating, made, first absence, somebody at it", made, gone, busy, action{verb: verbMarkAbsent}},
 		{"creating, made, absent, somebody at it", with(made, func(r *record) { r.AbsentSince = ago(confirmAfter) }), gone, busy, ended(sandboxer.ReasonLost)},
-		{"creating, made, absent, nobody at it", with(made, func(r *record) { r.AbsentSince = ago(confirmAfter) }), gone, false, action{verb: resume}},
-		{"creating, claimed, absent, somebody at it", with(made, func(r *record) { r.Pool, r.Tenant, r.AbsentSince = "p", "acme", ago(time.Hour) }), gone, busy, action{verb: leave}},
+		{"creating, made, absent, nobody at it", with(made, func(r *record) { r.AbsentSince = ago(confirmAfter) }), gone, false, action{verb: verbResume}},
+		{"creating, claimed, absent, somebody at it", with(made, func(r *record) { r.Pool, r.Tenant, r.AbsentSince = "p", "acme", ago(time.Hour) }), gone, busy, action{verb: verbNone}},
 		{"creating and expired", past(young), unknown, false, ended(sandboxer.ReasonExpired)},
 		{"creating, hanging and expired", past(young), unknown, busy, ended(sandboxer.ReasonExpired)},
 
-		{"running", run, alive, false, action{verb: leave}},
-		{"running, unknown", run, unknown, false, action{verb: leave}},
+		{"running", run, alive, false, action{verb: verbNone}},
+		{"running, unknown", run, unknown, false, action{verb: verbNone}},
 		{"running, expired", past(run), alive, false, ended(sandboxer.ReasonExpired)},
 		{"running, expired, unknown", past(run), unknown, false, ended(sandboxer.ReasonExpired)},
 		{"running, expired, somebody at it", past(run), alive, busy, ended(sandboxer.ReasonExpired)},
-		{"running without expiry", with(run, func(r *record) { r.ExpiresAt = time.Time{} }), alive, false, action{verb: leave}},
-		{"running, first absence", run, gone, false, action{verb: suspect}},
-		{"running, second absence too soon", missed(confirmAfter - 1), gone, false, action{verb: leave}},
+		{"running without expiry", with(run, func(r *record) { r.ExpiresAt = time.Time{} }), alive, false, action{verb: verbNone}},
+		{"running, first absence", run, gone, false, action{verb: verbMarkAbsent}},
+		{"running, second absence too soon", missed(confirmAfter - 1), gone, false, action{verb: verbNone}},
 		{"running, second absence", missed(confirmAfter), gone, false, ended(sandboxer.ReasonLost)},
-		{"running, absent once and now unknown", missed(time.Hour), unknown, false, action{verb: leave}},
+		{"running, absent once and now unknown", missed(time.Hour), unknown, false, action{verb: verbNone}},
 		{"running, killed for its memory", run, sandboxer.OOMKilled, false, ended(sandboxer.ReasonOOMKilled)},
-		{"running, killed for its memory, somebody at it", run, sandboxer.OOMKilled, busy, action{verb: suspect}},
+		{"running, killed for its memory, somebody at it", run, sandboxer.OOMKilled, busy, action{verb: verbMarkAbsent}},
 		{"running, killed for its memory, seen twice, somebody at it", missed(confirmAfter), sandboxer.OOMKilled, busy, ended(sandboxer.ReasonOOMKilled)},
-		{"running, absent once and back", missed(time.Hour), alive, false, action{verb: trust}},
-		{"running, unresponsive", run, silent, false, action{verb: doubt}},
-		{"running, unresponsive, somebody at it", run, silent, busy, action{verb: leave}},
-		{"running, unresponsive for long", mute, silent, false, action{verb: leave}},
-		{"running, unresponsive and now unknown", mute, unknown, false, action{verb: leave}},
-		{"running, unresponsive and back", mute, alive, false, action{verb: trust}},
-		{"running, unresponsive, then absent", mute, gone, false, action{verb: suspect}},
+		{"running, absent once and back", missed(time.Hour), alive, false, action{verb: verbClearMarks}},
+		{"running, unresponsive", run, silent, false, action{verb: verbMarkUnresponsive}},
+		{"running, unresponsive, somebody at it", run, silent, busy, action{verb: verbNone}},
+		{"running, unresponsive for long", mute, silent, false, action{verb: verbNone}},
+		{"running, unresponsive and now unknown", mute, unknown, false, action{verb: verbNone}},
+		{"running, unresponsive and back", mute, alive, false, action{verb: verbClearMarks}},
+		{"running, unresponsive, then absent", mute, gone, false, action{verb: verbMarkAbsent}},
 		{"running, unresponsive and expired", past(mute), silent, false, ended(sandboxer.ReasonExpired)},
-		{"frozen, unresponsive", frozen, silent, false, action{verb: doubt}},
+		{"frozen, unresponsive", frozen, silent, false, action{verb: verbMarkUnresponsive}},
 		{"running, absent, somebody at it", missed(time.Hour), gone, busy, ended(sandboxer.ReasonLost)},
-		{"running, absent once and back, somebody at it", missed(time.Hour), alive, busy, action{verb: trust}},
+		{"running, absent once and back, somebody at it", missed(time.Hour), alive, busy, action{verb: verbClearMarks}},
 		{"running, idle", lazy, alive, false, ended(sandboxer.ReasonIdle)},
 		{"running, idle, unknown", lazy, unknown, false, ended(sandboxer.ReasonIdle)},
-		{"running, used just now", with(lazy, func(r *record) { r.UsedAt = ago(time.Minute - 1) }), alive, false, action{verb: leave}},
+		{"running, used just now", with(lazy, func(r *record) { r.UsedAt = ago(time.Minute - 1) }), alive, false, action{verb: verbNone}},
 		{"running, lost rather than idle", with(lazy, func(r *record) { r.AbsentSince = ago(confirmAfter) }), gone, false, ended(sandboxer.ReasonLost)},
 
-		{"warm", in(sandboxer.Warm, run), alive, false, action{verb: leave}},
-		{"warm is not idle", in(sandboxer.Warm, lazy), alive, false, action{verb: leave}},
+		{"warm", in(sandboxer.Warm, run), alive, false, action{verb: verbNone}},
+		{"warm is not idle", in(sandboxer.Warm, lazy), alive, false, action{verb: verbNone}},
 		{"warm, expired", in(sandboxer.Warm, past(run)), alive, false, ended(sandboxer.ReasonExpired)},
-		{"warm, first absence", in(sandboxer.Warm, run), gone, false, action{verb: suspect}},
+		{"warm, first absence", in(sandboxer.Warm, run), gone, false, action{verb: verbMarkAbsent}},
 
-		{"pausing", in(sandboxer.Pausing, run), unknown, busy, action{verb: leave}},
+		{"pausing", in(sandboxer.Pausing, run), unknown, busy, action{verb: verbNone}},
 		{"pausing, expired", in(sandboxer.Pausing, past(run)), unknown, false, ended(sandboxer.ReasonExpired)},
-		{"pausing, expired, somebody at it", in(sandboxer.Pausing, past(run)), unknown, busy, action{verb: leave}},
-		{"pausing, nobody at it", in(sandboxer.Pausing, run), gone, false, action{verb: pause}},
-		{"pausing, first absence, somebody at it", in(sandboxer.Pausing, run), gone, busy, action{verb: suspect}},
+		{"pausing, expired, somebody at it", in(sandboxer.Pausing, past(run)), unknown, busy, action{verb: verbNone}},
+		{"pausing, nobody at it", in(sandboxer.Pausing, run), gone, false, action{verb: verbPause}},
+		{"pausing, first absence, somebody at it", in(sandboxer.Pausing, run), gone, busy, action{verb: verbMarkAbsent}},
 		{"pausing, absent, somebody at it", in(sandboxer.Pausing, missed(confirmAfter)), gone, busy, ended(sandboxer.ReasonLost)},
-		{"pausing, to be retried later", later(in(sandboxer.Pausing, run)), unknown, false, action{verb: leave}},
-		{"pausing, to be retried later, first absence", later(in(sandboxer.Pausing, run)), gone, false, action{verb: suspect}},
-		{"pausing, to be retried later, second absence too soon", later(in(sandboxer.Pausing, missed(confirmAfter-1))), gone, false, action{verb: leave}},
+		{"pausing, to be retried later", later(in(sandboxer.Pausing, run)), unknown, false, action{verb: verbNone}},
+		{"pausing, to be retried later, first absence", later(in(sandboxer.Pausing, run)), gone, false, action{verb: verbMarkAbsent}},
+		{"pausing, to be retried later, second absence too soon", later(in(sandboxer.Pausing, missed(confirmAfter-1))), gone, false, action{verb: verbNone}},
 		{"pausing, to be retried later, second absence", later(in(sandboxer.Pausing, missed(confirmAfter))), gone, false, ended(sandboxer.ReasonLost)},
-		{"pausing, to be retried later, absent once and back", later(in(sandboxer.Pausing, missed(time.Hour))), alive, false, action{verb: trust}},
-		{"pausing, to be retried later, unresponsive", later(in(sandboxer.Pausing, run)), silent, false, action{verb: leave}},
-		{"paused is not lost", in(sandboxer.Paused, missed(time.Hour)), gone, false, action{verb: leave}},
+		{"pausing, to be retried later, absent once and back", later(in(sandboxer.Pausing, missed(time.Hour))), alive, false, action{verb: verbClearMarks}},
+		{"pausing, to be retried later, unresponsive", later(in(sandboxer.Pausing, run)), silent, false, action{verb: verbNone}},
+		{"paused is not lost", in(sandboxer.Paused, missed(time.Hour)), gone, false, action{verb: verbNone}},
 		{"paused, expired", in(sandboxer.Paused, past(run)), unknown, false, ended(sandboxer.ReasonExpired)},
 
-		{"terminating", in(sandboxer.Terminating, run), unknown, false, action{verb: teardown}},
-		{"terminating, gone by itself", in(sandboxer.Terminating, run), gone, false, action{verb: teardown}},
-		{"terminating, somebody at it", in(sandboxer.Terminating, run), unknown, busy, action{verb: leave}},
-		{"terminating, to be retried later", later(in(sandboxer.Terminating, run)), unknown, false, action{verb: leave}},
-		{"terminating, to be retried later, first absence", later(in(sandboxer.Terminating, run)), gone, false, action{verb: suspect}},
-		{"terminating, to be retried later, absent", later(in(sandboxer.Terminating, missed(time.Hour))), gone, false, action{verb: leave}},
-		{"terminating, to be retried later, absent once and back", later(in(sandboxer.Terminating, missed(time.Hour))), alive, false, action{verb: trust}},
-		{"terminating, to be retried now", with(in(sandboxer.Terminating, run), func(r *record) { r.RetryAt = now }), unknown, false, action{verb: teardown}},
-		{"terminated", in(sandboxer.Terminated, past(run)), alive, false, action{verb: leave}},
+		{"terminating", in(sandboxer.Terminating, run), unknown, false, action{verb: verbTeardown}},
+		{"terminating, gone by itself", in(sandboxer.Terminating, run), gone, false, action{verb: verbTeardown}},
+		{"terminating, somebody at it", in(sandboxer.Terminating, run), unknown, busy, action{verb: verbNone}},
+		{"terminating, to be retried later", later(in(sandboxer.Terminating, run)), unknown, false, action{verb: verbNone}},
+		{"terminating, to be retried later, first absence", later(in(sandboxer.Terminating, run)), gone, false, action{verb: verbMarkAbsent}},
+		{"terminating, to be retried later, absent", later(in(sandboxer.Terminating, missed(time.Hour))), gone, false, action{verb: verbNone}},
+		{"terminating, to be retried later, absent once and back", later(in(sandboxer.Terminating, missed(time.Hour))), alive, false, action{verb: verbClearMarks}},
+		{"terminating, to be retried now", with(in(sandboxer.Terminating, run), func(r *record) { r.RetryAt = now }), unknown, false, action{verb: verbTeardown}},
+		{"terminated", in(sandboxer.Terminated, past(run)), alive, false, action{verb: verbNone}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if got := decide(&c.record, c.seen, c.working, now); got != c.want {
@@ -136,7 +136,7 @@ func TestDecideIsSafe(t *testing.T) {
 							a := decide(sb, seen, working, now)
 							n++
 							switch {
-							case a.verb == suspect && seen != sandboxer.Gone && seen != sandboxer.OOMKilled, a.verb == trust && seen != sandboxer.Alive:
+							case a.verb == verbMarkAbsent && seen != sandboxer.Gone && seen != sandboxer.OOMKilled, a.verb == verbClearMarks && seen != sandboxer.Alive:
 								t.Errorf("%+v gets %v, seen %s", sb, a, seen)
 							case a.reason == sandboxer.ReasonLost && (seen != sandboxer.Gone || absent.IsZero()):
 								t.Errorf("%+v is lost without proof (%s)", sb, seen)
@@ -144,11 +144,11 @@ func TestDecideIsSafe(t *testing.T) {
 								t.Errorf("%+v is killed for memory without proof (%s)", sb, seen)
 							case a.reason == sandboxer.ReasonExpired && !expires.Equal(now) && !expires.Equal(now.Add(-time.Hour)):
 								t.Errorf("%+v has expired too soon", sb)
-							case state == sandboxer.Terminated && a.verb != leave:
+							case state == sandboxer.Terminated && a.verb != verbNone:
 								t.Errorf("a terminated sandbox gets %v", a)
-							case a.verb == end && !state.CanBecome(sandboxer.Terminating):
+							case a.verb == verbEnd && !state.CanBecome(sandboxer.Terminating):
 								t.Errorf("%s cannot end", state)
-							case working && !slices.Contains([]action{{verb: leave}, {verb: suspect}, {verb: trust}, {end, sandboxer.ReasonExpired}, {end, sandboxer.ReasonLost}, {end, sandboxer.ReasonOOMKilled}}, a):
+							case working && !slices.Contains([]action{{verb: verbNone}, {verb: verbMarkAbsent}, {verb: verbClearMarks}, {verbEnd, sandboxer.ReasonExpired}, {verbEnd, sandboxer.ReasonLost}, {verbEnd, sandboxer.ReasonOOMKilled}}, a):
 								t.Errorf("%s gets %v while somebody is at it", state, a)
 							}
 						}
@@ -168,16 +168,6 @@ func TestBackoff(t *testing.T) {
 		if least != want*3/4 || most <= want || most > want*5/4 {
 			t.Errorf("backoff(%d) is %s to %s, want %s give or take a quarter", n, least, most, want)
 		}
-	}
-}
-
-func TestJumped(t *testing.T) {
-	a := time.Now()
-	if jumped(a, a.Add(time.Hour)) {
-		t.Error("an hour that passed is no jump")
-	}
-	if b := time.Now().Round(0).Add(time.Hour); !jumped(a.Round(0), b) && jumped(a, b) {
-		t.Error("readings without a monotonic part say nothing")
 	}
 }
 

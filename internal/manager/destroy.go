@@ -39,12 +39,12 @@ func (m *Manager) Destroy(ctx context.Context, ref string) (*sandboxer.Sandbox, 
 		if err := m.beginTeardown(ctx, sb, why); err != nil {
 			return nil, err
 		}
-		if sb, err = m.finish(ctx, sb); err != nil {
+		if sb, err = m.finishTeardown(ctx, sb); err != nil {
 			return sb, err
 		}
 	}
 	// A later generation may be there that the database does not know.
-	for _, q := range m.quarantined(sb.ID) {
+	for _, q := range m.quarantine.list(sb.ID) {
 		if admin || q.Tenant == sb.Tenant {
 			if _, err := m.removeUnknownObjects(ctx, sb.ID); err != nil {
 				return sb, err
@@ -65,8 +65,8 @@ type ending struct {
 	still   func(*sandboxer.Sandbox) bool // nil, or whether the reason holds for the record as it is now
 }
 
-// errMoot says that the reason to end a sandbox has gone in the meantime.
-var errMoot = errors.New("it need not end any more")
+// errNotNeeded says that the reason to end a sandbox has gone in the meantime.
+var errNotNeeded = errors.New("it need not end any more")
 
 // beginTeardown commits the intent to end sb, after which there is no way back. A sandbox that
 // ends already is left as it is.
@@ -75,7 +75,7 @@ func (m *Manager) beginTeardown(ctx context.Context, sb *sandboxer.Sandbox, why 
 		err := m.step(pEnding, func() error {
 			return m.move(ctx, sb, sandboxer.Terminating, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
 				if why.still != nil && !why.still(sb) {
-					return errMoot
+					return errNotNeeded
 				}
 				sb.Reason, sb.Message, sb.Fault, sb.Hint = why.reason, why.message, why.fault, why.hint
 				sb.EndingAt = now()
@@ -89,28 +89,28 @@ func (m *Manager) beginTeardown(ctx context.Context, sb *sandboxer.Sandbox, why 
 			return err
 		}
 		if err != nil && why.still != nil && (sb.State == sandboxer.Terminating || sb.State == sandboxer.Terminated) {
-			return errMoot // somebody else ended it, and pays
+			return errNotNeeded // somebody else ended it, and pays
 		}
 	}
 	return nil
 }
 
-// finish pays what a terminating sandbox owes, or waits for whoever is doing so, and
+// finishTeardown pays what a terminating sandbox owes, or waits for whoever is doing so, and
 // returns it terminated; or terminating, with the error after which it will be tried
 // again.
-func (m *Manager) finish(ctx context.Context, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
+func (m *Manager) finishTeardown(ctx context.Context, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
 	for {
 		j, mine, err := m.begin(ctx, sb.ID, sb.Generation, false, nil)
 		if err != nil {
 			return nil, err
 		}
 		over := (<-chan struct{})(j.done)
-		tearing := !mine && !m.makes(j)
+		tearing := !mine && !m.isMaking(j)
 		if mine {
 			own := *sb
 			m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return &own, m.teardown(ctx, &own) })
 		} else {
-			over = m.yield(j, sb.Generation)
+			over = m.cancelForTeardown(j, sb.Generation)
 		}
 		if err := wait(ctx, over); err != nil {
 			return nil, err
@@ -136,25 +136,25 @@ func (m *Manager) teardown(ctx context.Context, sb *sandboxer.Sandbox) error {
 	if sb.State == sandboxer.Terminated {
 		return nil
 	}
-	report, err := m.release(ctx, sb)
+	report, err := m.teardownObject(ctx, sb)
 	if err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		return m.postpone(ctx, sb, err)
+		return m.scheduleRetry(ctx, sb, err)
 	}
-	return m.ended(ctx, sb, report)
+	return m.commitTerminated(ctx, sb, report)
 }
 
-// ended commits that sb has ended, and what became of its object.
-func (m *Manager) ended(ctx context.Context, sb *sandboxer.Sandbox, report sandboxer.CleanupReport) error {
+// commitTerminated commits that sb has ended, and what became of its object.
+func (m *Manager) commitTerminated(ctx context.Context, sb *sandboxer.Sandbox, report sandboxer.CleanupReport) error {
 	err := m.step(pEnded, func() error {
 		err := m.move(ctx, sb, sandboxer.Terminated, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			sb.EndedAt = now()
 			sb.Cleanup = &report
 			sb.Cost, w.Entries = settle(sb)
 			var err error
-			if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
+			if w.Snapshots, err = m.dropPauseSnapshot(ctx, sb); err != nil {
 				return err
 			}
 			for _, s := range report.Warnings {
@@ -163,19 +163,19 @@ func (m *Manager) ended(ctx context.Context, sb *sandboxer.Sandbox, report sandb
 			return nil
 		})
 		if err == nil {
-			m.forget(sb.ID)
+			m.usage.forget(sb.ID)
 		}
 		return err
 	})
 	if err == nil && sb.Pause.Snapshot != "" {
-		m.dropOwn(ctx, sb.Pause.Snapshot)
+		m.dropInternal(ctx, sb.Pause.Snapshot)
 	}
 	return err
 }
 
-// release tears down the object of sb and asks once more whether it is gone, where
+// teardownObject tears down the object of sb and asks once more whether it is gone, where
 // the backend can tell: a record must not end before its object.
-func (m *Manager) release(ctx context.Context, sb *sandboxer.Sandbox) (r sandboxer.CleanupReport, err error) {
+func (m *Manager) teardownObject(ctx context.Context, sb *sandboxer.Sandbox) (r sandboxer.CleanupReport, err error) {
 	if sb.Untouched {
 		return r, nil
 	}
@@ -202,11 +202,11 @@ func handleOf(sb *sandboxer.Sandbox) sandboxer.Handle {
 	if sb.Handle.SandboxID != "" {
 		return sb.Handle
 	}
-	return sandboxer.Handle{SandboxID: sb.ID, Generation: objectOf(sb), Host: sb.Host}
+	return sandboxer.Handle{SandboxID: sb.ID, Generation: objectGeneration(sb), Host: sb.Host}
 }
 
-// postpone notes that a step of sb failed, and when it is tried again.
-func (m *Manager) postpone(ctx context.Context, sb *sandboxer.Sandbox, cause error) error {
+// scheduleRetry notes that a step of sb failed, and when it is tried again.
+func (m *Manager) scheduleRetry(ctx context.Context, sb *sandboxer.Sandbox, cause error) error {
 	m.log.WarnContext(ctx, "step failed", "sandbox", sb.ID, "generation", sb.Generation, "state", sb.State, "err", cause)
 	state := sb.State
 	err := m.step(pRetry, func() error {

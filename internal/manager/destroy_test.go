@@ -70,7 +70,7 @@ func TestLateDestroy(t *testing.T) {
 	r.world.Inject(fake.Fault{Verb: fake.VerbWaitReady, Delay: 50 * time.Millisecond})
 	req.NoWaiting = true
 	next := r.create(req)
-	got, err := r.finish(acme, &old)
+	got, err := r.finishTeardown(acme, &old)
 	if err != nil || got.Generation != 1 || got.State != sandboxer.Terminated {
 		t.Errorf("%+v, %v", got, err)
 	}

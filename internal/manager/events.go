@@ -4,88 +4,14 @@ import (
 	"context"
 	"iter"
 	"math"
-	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
 
-// subscribeTo returns a channel that receives after every change of the sandbox, or of
-// any if id is "", and a function that ends it. Changes in quick succession may be
-// heard once.
-func (m *Manager) subscribeTo(id string) (heard <-chan struct{}, quiet func()) {
-	ch := make(chan struct{}, 1)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.subscribers[id] == nil {
-		m.subscribers[id] = map[chan struct{}]struct{}{}
-	}
-	m.subscribers[id][ch] = struct{}{}
-	return ch, func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		delete(m.subscribers[id], ch)
-		if len(m.subscribers[id]) == 0 {
-			delete(m.subscribers, id)
-		}
-	}
-}
-
-// notify wakes whoever listens for the sandbox. Call it after the commit.
+// notify wakes whoever waits for a change of the sandbox. Call it after the commit.
 func (m *Manager) notify(id string) {
-	m.recent.rung.Add(1)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, key := range [2]string{id, ""} {
-		for ch := range m.subscribers[key] {
-			select {
-			case ch <- struct{}{}:
-			default:
-			}
-		}
-		if key == "" {
-			return
-		}
-	}
-}
-
-// progressEvery is how often followers hear of progress.
-const progressEvery = 200 * time.Millisecond
-
-// progress returns what hears of the progress of sb's creation and tells it to those
-// who follow sb, and a function that ends that.
-func (m *Manager) progress(ctx context.Context, sb *sandboxer.Sandbox) (hear func(sandboxer.Progress), done func()) {
-	blank := event(ctx, sb, sandboxer.EventProgress, "")
-	var last time.Time
-	hear = func(p sandboxer.Progress) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		old := m.steps[blank.SandboxID]
-		if time.Since(last) < progressEvery && old != nil && old.Progress.Step == p.Step && p.Done != p.Total {
-			return
-		}
-		last = time.Now()
-		ev := blank
-		ev.At, ev.Message, ev.Progress = now(), p.Step, &p
-		m.steps[ev.SandboxID] = &ev
-		for ch := range m.subscribers[ev.SandboxID] {
-			select {
-			case ch <- struct{}{}:
-			default:
-			}
-		}
-	}
-	return hear, func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		delete(m.steps, blank.SandboxID)
-	}
-}
-
-// lastStep is the last progress of the sandbox; nil if there is none, or none asked for.
-func (m *Manager) lastStep(id string) *sandboxer.Event {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.steps[id]
+	m.recent.commits.Add(1)
+	m.notifier.notify(id)
 }
 
 // visible narrows q to what the principal may see, and turns a name or the beginning
@@ -163,10 +89,10 @@ func (m *Manager) Subscribe(ctx context.Context, q sandboxer.EventQuery) (iter.S
 	}
 	return func(yield func(sandboxer.Event, error) bool) {
 		defer end()
-		ctx, cancel := m.within(ctx)
+		ctx, cancel := m.untilClosed(ctx)
 		defer cancel(nil)
-		heard, quiet := m.subscribeTo(q.SandboxID)
-		defer quiet()
+		changed, unsubscribe := m.notifier.subscribe(q.SandboxID)
+		defer unsubscribe()
 		q.Limit, q.Newest = sandboxer.MaxPage, false
 		var told *sandboxer.Event
 		for {
@@ -185,12 +111,12 @@ func (m *Manager) Subscribe(ctx context.Context, q sandboxer.EventQuery) (iter.S
 			if more {
 				continue
 			}
-			if ev := m.lastStep(q.SandboxID); ev != nil && ev != told {
+			if ev := m.notifier.latestProgress(q.SandboxID); ev != nil && ev != told {
 				if told = ev; !yield(*ev, nil) {
 					return
 				}
 			}
-			if err := wait(ctx, heard); err != nil {
+			if err := wait(ctx, changed); err != nil {
 				yield(sandboxer.Event{}, err)
 				return
 			}

@@ -2,7 +2,6 @@ package manager
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -45,10 +44,10 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 				sb.Unconfirmed = ""
 			}
 			if sb.State == sandboxer.Paused {
-				return m.keep(ctx, sb, w, until)
+				return m.extendPaused(ctx, sb, w, until)
 			}
 			if longer && !until.After(sb.ExpiresAt) {
-				return errMoot
+				return errNotNeeded
 			}
 			life := until.Sub(sb.CreatedAt) - sb.PausedFor
 			if longest := maxTTL(sb.Spec.Profile); life > longest {
@@ -66,22 +65,16 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 				}
 				return err
 			}
-			if life > sb.Quote.Duration {
-				more := sb.Quote.For(life) - sb.Quote.For(sb.Quote.Duration)
-				w.Entries = entries(hold(sb, fmt.Sprintf("hold:%d", sb.Version), more))
-				w.Cover = true
-				sb.Quote.Amount += more
-				sb.Quote.Duration = life
-			}
+			holdMore(sb, w, life)
 			sb.ExpiresAt = until
 			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventExtend, "expires at "+until.Format(time.RFC3339)))
 			return nil
 		})
 	})
-	if err != nil && err != errMoot {
+	if err != nil && err != errNotNeeded {
 		return nil, err
 	}
-	return m.fresh(sb), nil
+	return m.withLastUse(sb), nil
 }
 
 // renew moves the backend's own deadline of sb behind until.

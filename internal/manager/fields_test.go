@@ -92,7 +92,7 @@ func TestProfileInSpec(t *testing.T) {
 	read := "where it matters, from the profile that the spec has"
 	fieldtest.Conversion[sandboxer.Profile, sandboxer.Spec]{
 		Convert: func(p sandboxer.Profile) sandboxer.Spec {
-			spec := r.blank(p)
+			spec := r.profileSpec(p)
 			spec.Profile = sandboxer.Profile{ID: p.ID}
 			return spec
 		},
@@ -109,7 +109,7 @@ func TestProfileInSpec(t *testing.T) {
 			"Profile": "see above",
 		}, "Profile.ID"),
 	}.Check(t)
-	fieldtest.Same(t, fieldtest.Fill[sandboxer.Profile](nil), r.blank(fieldtest.Fill[sandboxer.Profile](nil)).Profile,
+	fieldtest.Same(t, fieldtest.Fill[sandboxer.Profile](nil), r.profileSpec(fieldtest.Fill[sandboxer.Profile](nil)).Profile,
 		fieldtest.Withheld{"Env": "its values are in the spec's own, which is sealed"})
 	got, err := r.extension("ext.fake").inputs(sandboxer.Profile{Inputs: map[string]string{"in-a": "of the profile"}}, nil)
 	if err != nil || got["in-a"] != "of the profile" {
@@ -222,7 +222,7 @@ func TestStampFields(t *testing.T) {
 	r := fieldRig(t)
 	sb := fieldtest.Fill[sandboxer.Sandbox](nil)
 	sb.Generation = sb.Spec.Generation
-	got := r.openStamp(sandboxer.Found{Handle: sandboxer.Handle{SandboxID: sb.ID, Generation: objectOf(&sb)}, Stamp: r.stampOf(&sb)})
+	got := r.openStamp(sandboxer.Found{Handle: sandboxer.Handle{SandboxID: sb.ID, Generation: objectGeneration(&sb)}, Stamp: r.stampOf(&sb)})
 	if got == nil {
 		t.Fatal("the stamp does not open")
 	}
@@ -270,7 +270,7 @@ func TestPoolFields(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if why, ok := p.refuses(o), given[name] != ""; ok != (why == "") {
+		if why, ok := p.whyCold(o), given[name] != ""; ok != (why == "") {
 			t.Errorf("a create that names %s is refused by the pool for %q; that it can be given is said: %v", name, why, ok)
 		}
 		delete(given, name)

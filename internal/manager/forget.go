@@ -41,7 +41,7 @@ func (m *Manager) Forget(ctx context.Context, ref string) (*sandboxer.Sandbox, e
 	}
 	report := sandboxer.CleanupReport{Forgotten: true, Kept: remains,
 		Warnings: []string{"it was given up while its host could not be asked; there may remain: " + strings.Join(remains, "; ")}}
-	if err := m.ended(ctx, sb, report); err != nil {
+	if err := m.commitTerminated(ctx, sb, report); err != nil {
 		if now, gerr := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); gerr == nil && now.State == sandboxer.Terminated {
 			return now, nil // it could be removed after all
 		}

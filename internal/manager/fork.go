@@ -20,8 +20,8 @@ const MaxFork = 100
 // connection broke asks again.
 const forkGrace = 10 * time.Second
 
-// A forking is a fork with an idempotency key, while it is made.
-type forking struct {
+// A forkInProgress is a fork with an idempotency key, while it is made.
+type forkInProgress struct {
 	digest  string
 	abandon context.CancelCauseFunc
 	waiting int // callers; guarded by Manager.mu
@@ -65,7 +65,7 @@ func (m *Manager) Fork(ctx context.Context, ref string, req ForkRequest) ([]*san
 }
 
 // joinFork begins the fork that req asks for, or takes part in the one in progress.
-func (m *Manager) joinFork(ctx context.Context, sb *sandboxer.Sandbox, req ForkRequest, digest string) (*forking, error) {
+func (m *Manager) joinFork(ctx context.Context, sb *sandboxer.Sandbox, req ForkRequest, digest string) (*forkInProgress, error) {
 	if err := m.enter(); err != nil {
 		return nil, err
 	}
@@ -82,14 +82,14 @@ func (m *Manager) joinFork(ctx context.Context, sb *sandboxer.Sandbox, req ForkR
 		f.waiting++
 		return f, nil
 	}
-	f = &forking{digest: digest, waiting: 1, done: make(chan struct{})}
+	f = &forkInProgress{digest: digest, waiting: 1, done: make(chan struct{})}
 	work, abandon := context.WithCancelCause(context.WithoutCancel(ctx))
 	f.abandon = abandon
 	m.forks[id] = f
 	go func() {
 		defer m.wg.Done()
 		defer abandon(nil)
-		f.made, f.err = m.refork(work, sb, req, digest)
+		f.made, f.err = m.forkOnce(work, sb, req, digest)
 		m.mu.Lock()
 		delete(m.forks, id)
 		m.mu.Unlock()
@@ -99,7 +99,7 @@ func (m *Manager) joinFork(ctx context.Context, sb *sandboxer.Sandbox, req ForkR
 }
 
 // leaveFork is the end of one caller's wait. Without callers the fork is given up.
-func (m *Manager) leaveFork(f *forking) {
+func (m *Manager) leaveFork(f *forkInProgress) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if f.waiting--; f.waiting > 0 {
@@ -123,10 +123,10 @@ func forkKey(key string, i int) string {
 	return fmt.Sprintf("fork:%x:%d", sum[:16], i)
 }
 
-// refork answers with the copies that were made under req's key, or makes them. Of a
+// forkOnce answers with the copies that were made under req's key, or makes them. Of a
 // fork that a former process did not finish, nothing is left: the state that the rest
 // should be copies of is gone.
-func (m *Manager) refork(ctx context.Context, sb *sandboxer.Sandbox, req ForkRequest, digest string) ([]*sandboxer.Sandbox, error) {
+func (m *Manager) forkOnce(ctx context.Context, sb *sandboxer.Sandbox, req ForkRequest, digest string) ([]*sandboxer.Sandbox, error) {
 	var found []*sandboxer.Sandbox
 	for i := range req.Count {
 		k, err := m.store.IdempotencyKey(ctx, sb.Tenant, forkKey(req.Key, i))
@@ -149,7 +149,7 @@ func (m *Manager) refork(ctx context.Context, sb *sandboxer.Sandbox, req ForkReq
 		return m.fork(ctx, sb, req, digest)
 	}
 	if len(found) < req.Count {
-		m.undo(ctx, found)
+		m.destroyCopies(ctx, found)
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "the fork under the idempotency key %q was cut short, and what it had made is destroyed", req.Key).
 			WithHint("use a new key to fork again")
 	}
@@ -160,21 +160,21 @@ func (m *Manager) refork(ctx context.Context, sb *sandboxer.Sandbox, req ForkReq
 			continue
 		}
 		if now, e := m.store.SandboxGeneration(ctx, found[i].ID, found[i].Generation); e == nil && failure(now) != nil {
-			m.undo(ctx, found)
+			m.destroyCopies(ctx, found)
 		}
 		if err == nil {
-			err = errLost
+			err = errClaimLost
 		}
 		return nil, err
 	}
 	return found, nil
 }
 
-// undo destroys copies and returns how many of them are still there.
-func (m *Manager) undo(ctx context.Context, made []*sandboxer.Sandbox) (left int) {
+// destroyCopies destroys copies and returns how many of them are still there.
+func (m *Manager) destroyCopies(ctx context.Context, made []*sandboxer.Sandbox) (left int) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	ctx, cancel := m.within(context.WithoutCancel(ctx))
+	ctx, cancel := m.untilClosed(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	for _, sb := range made {
 		wg.Go(func() {
@@ -195,7 +195,7 @@ func (m *Manager) fork(ctx context.Context, sb *sandboxer.Sandbox, req ForkReque
 	if err := m.checkCapacity(ctx, sb, req.Count); err != nil {
 		return nil, err
 	}
-	rec, err := m.saveAs(ctx, sb, SnapshotRequest{}, sandboxer.ForFork)
+	rec, err := m.takeSnapshot(ctx, sb, SnapshotRequest{}, sandboxer.ForFork)
 	if err != nil {
 		return nil, err
 	}
@@ -204,20 +204,20 @@ func (m *Manager) fork(ctx context.Context, sb *sandboxer.Sandbox, req ForkReque
 	}
 	defer m.wg.Done()
 	// A caller who leaves must not leave half a fork behind.
-	bg, cancel := m.within(context.WithoutCancel(ctx))
+	bg, cancel := m.untilClosed(context.WithoutCancel(ctx))
 	defer cancel(nil)
-	unpin, err := m.pin(bg, rec.ID)
+	unpin, err := m.pinSealed(bg, rec.ID)
 	if err != nil {
 		return nil, err
 	}
-	made, err := m.copies(bg, ctx, rec, req, digest)
+	made, err := m.makeCopies(bg, ctx, rec, req, digest)
 	unpin()
-	m.dropOwn(bg, rec.ID)
+	m.dropInternal(bg, rec.ID)
 	return made, err
 }
 
-// copies restores req.Count sandboxes from rec, until the caller leaves.
-func (m *Manager) copies(ctx, caller context.Context, rec *sandboxer.SnapshotRecord, req ForkRequest, digest string) ([]*sandboxer.Sandbox, error) {
+// makeCopies restores req.Count sandboxes from rec, until the caller leaves.
+func (m *Manager) makeCopies(ctx, caller context.Context, rec *sandboxer.SnapshotRecord, req ForkRequest, digest string) ([]*sandboxer.Sandbox, error) {
 	all := make([]*sandboxer.Sandbox, req.Count)
 	var (
 		mu    sync.Mutex
@@ -252,14 +252,12 @@ func (m *Manager) copies(ctx, caller context.Context, rec *sandboxer.SnapshotRec
 		return all, nil
 	}
 	all = slices.DeleteFunc(all, func(sb *sandboxer.Sandbox) bool { return sb == nil })
-	left := m.undo(ctx, all)
+	left := m.destroyCopies(ctx, all)
 	what := fmt.Sprintf("the %d that were made are destroyed again", len(all))
 	if left > 0 {
 		what = fmt.Sprintf("of the %d that were made, %d are still being destroyed", len(all), left)
 	}
-	answer := sandboxer.E(sandboxer.KindOf(first), first, "%d copies of sandbox %s could not be made, %s: %s", req.Count, rec.SandboxID, what, sandboxer.Message(first))
-	answer.Hint, answer.RetryAfter = sandboxer.HintOf(first), sandboxer.RetryAfterOf(first)
-	return nil, answer
+	return nil, wrapError(sandboxer.KindOf(first), first, "%d copies of sandbox %s could not be made, %s", req.Count, rec.SandboxID, what)
 }
 
 // copyOf is the restore that makes copy i of a fork.
@@ -277,12 +275,12 @@ func (m *Manager) checkCapacity(ctx context.Context, sb *sandboxer.Sandbox, coun
 	if err != nil || !b.Can(sandboxer.CanCapacity) {
 		return err
 	}
-	offer, err := b.Capacity(ctx, sb.Host)
+	capacity, err := b.Capacity(ctx, sb.Host)
 	if err != nil {
 		return err
 	}
-	if offer.Free >= 0 && offer.Free < count {
-		return sandboxer.E(sandboxer.Exhausted, nil, "%s has room for %d more sandboxes, not for %d", sb.Extension, offer.Free, count).
+	if capacity.Free >= 0 && capacity.Free < count {
+		return sandboxer.E(sandboxer.Exhausted, nil, "%s has room for %d more sandboxes, not for %d", sb.Extension, capacity.Free, count).
 			WithHint("make fewer copies, or destroy other sandboxes first")
 	}
 	return nil

@@ -11,21 +11,21 @@ import (
 // down. It is the keyed lock, what callers wait for, and what they cancel.
 type job struct {
 	id         string
-	of         int              // guarded by Manager.mu: the generation it works on; 0 until that has a record
+	generation int              // guarded by Manager.mu: the generation it works on; 0 until that has a record
 	making     bool             // guarded by Manager.mu: a job that makes ends by tearing down when it fails
 	superseded bool             // guarded by Manager.mu: canceled in favour of a teardown
-	order      *resolvedRequest // what is being made; nil when the sweep resumes it
+	request    *resolvedRequest // what is being made; nil when the sweep resumes it
 	ctx        context.Context
 	cancel     context.CancelCauseFunc
 
-	known     chan struct{} // closed when the record is committed, or the job has ended
-	knowOnce  sync.Once
-	committed *sandboxer.Sandbox // the record when known was closed; nil if there is none
-	recorded  bool               // the job itself committed it, with the request's idempotency key
-	untried   bool               // its place is committed, and nobody was told to make anything there
-	done      chan struct{}      // closed when the job has ended
-	sb        *sandboxer.Sandbox // its result, for whoever waits on done
-	err       error
+	published   chan struct{} // closed when the record is committed, or the job has ended
+	publishOnce sync.Once
+	committed   *sandboxer.Sandbox // the record when known was closed; nil if there is none
+	recorded    bool               // the job itself committed it, with the request's idempotency key
+	untried     bool               // its place is committed, and nobody was told to make anything there
+	done        chan struct{}      // closed when the job has ended
+	sb          *sandboxer.Sandbox // its result, for whoever waits on done
+	err         error
 }
 
 // begin starts a job on id unless one is in flight, which it then returns instead.
@@ -40,8 +40,8 @@ func (m *Manager) begin(ctx context.Context, id string, generation int, making b
 	if j := m.jobs[id]; j != nil {
 		return j, false, nil
 	}
-	j = &job{id: id, of: generation, making: making, order: o, known: make(chan struct{}), done: make(chan struct{})}
-	j.ctx, j.cancel = m.within(context.WithoutCancel(ctx))
+	j = &job{id: id, generation: generation, making: making, request: o, published: make(chan struct{}), done: make(chan struct{})}
+	j.ctx, j.cancel = m.untilClosed(context.WithoutCancel(ctx))
 	m.jobs[id] = j
 	m.wg.Add(1)
 	return j, true, nil
@@ -62,7 +62,7 @@ func (m *Manager) run(j *job, work func(context.Context) (*sandboxer.Sandbox, er
 		delete(m.jobs, j.id)
 		m.mu.Unlock()
 		j.cancel(nil)
-		j.knowOnce.Do(func() { close(j.known) })
+		j.publishOnce.Do(func() { close(j.published) })
 		close(j.done)
 	}()
 }
@@ -71,11 +71,11 @@ func (m *Manager) run(j *job, work func(context.Context) (*sandboxer.Sandbox, er
 func (m *Manager) publishRecord(j *job, sb *sandboxer.Sandbox) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	j.of = sb.Generation
-	j.knowOnce.Do(func() {
+	j.generation = sb.Generation
+	j.publishOnce.Do(func() {
 		cp := *sb
 		j.committed = &cp
-		close(j.known)
+		close(j.published)
 	})
 }
 
@@ -98,24 +98,24 @@ func (m *Manager) becomeTeardown(j *job) bool {
 	return true
 }
 
-// yield makes way for the teardown of generation: it cancels j if j is making just
+// cancelForTeardown makes way for the teardown of generation: it cancels j if j is making just
 // that, and returns what to wait for before looking again. A job that makes another
 // generation is left alone.
-func (m *Manager) yield(j *job, generation int) <-chan struct{} {
+func (m *Manager) cancelForTeardown(j *job, generation int) <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case j.making && j.of == 0:
-		return j.known
-	case j.making && j.of == generation:
+	case j.making && j.generation == 0:
+		return j.published
+	case j.making && j.generation == generation:
 		j.superseded = true
 		j.cancel(errTerminating)
 	}
 	return j.done
 }
 
-// makes reports whether j still works towards a usable sandbox.
-func (m *Manager) makes(j *job) bool {
+// isMaking reports whether j still works towards a usable sandbox.
+func (m *Manager) isMaking(j *job) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return j.making && !j.superseded

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -23,6 +24,19 @@ func booking(sb *sandboxer.Sandbox, what string, t sandboxer.EntryType, amount s
 
 func hold(sb *sandboxer.Sandbox, what string, amount sandboxer.Credits) sandboxer.Entry {
 	return booking(sb, what, sandboxer.EntryHold, -amount)
+}
+
+// holdMore puts on hold what a life of sb, without the time that it is paused, costs beyond what
+// is on hold already, in w; a shorter life than that changes nothing. The tenant must be able to
+// pay for it (NoCredit of the store).
+func holdMore(sb *sandboxer.Sandbox, w *sandboxer.Writes, life time.Duration) {
+	if life <= sb.Quote.Duration {
+		return
+	}
+	more := sb.Quote.For(life) - sb.Quote.For(sb.Quote.Duration)
+	w.Entries, w.Cover = entries(hold(sb, fmt.Sprintf("hold:%d", sb.Version), more)), true
+	sb.Quote.Amount += more
+	sb.Quote.Duration = life
 }
 
 // settle settles the ledger of sb: what it cost, from ready to the wish to end it and
@@ -53,8 +67,8 @@ func entries(all ...sandboxer.Entry) []sandboxer.Entry {
 	return out
 }
 
-// purse returns the tenant whose money a principal may look at.
-func purse(p sandboxer.Principal, tenant string) (string, error) {
+// billedTenant returns the tenant whose money a principal may look at.
+func billedTenant(p sandboxer.Principal, tenant string) (string, error) {
 	tenant = cmp.Or(tenant, p.Tenant)
 	if tenant != p.Tenant && !p.Can(sandboxer.ScopeAdmin) {
 		return "", sandboxer.E(sandboxer.Denied, nil, "the credits of another tenant are not yours to see")
@@ -66,7 +80,7 @@ func purse(p sandboxer.Principal, tenant string) (string, error) {
 func (m *Manager) Balance(ctx context.Context, tenant string) (sandboxer.Credits, error) {
 	p, err := may(ctx, sandboxer.ScopeRead)
 	if err == nil {
-		tenant, err = purse(p, tenant)
+		tenant, err = billedTenant(p, tenant)
 	}
 	if err != nil {
 		return 0, err
@@ -116,7 +130,7 @@ func (m *Manager) Entries(ctx context.Context, q sandboxer.EntryQuery) ([]sandbo
 		return nil, "", err
 	}
 	if q.Tenant != "" || !p.Can(sandboxer.ScopeAdmin) {
-		if q.Tenant, err = purse(p, q.Tenant); err != nil {
+		if q.Tenant, err = billedTenant(p, q.Tenant); err != nil {
 			return nil, "", err
 		}
 	}
@@ -124,11 +138,4 @@ func (m *Manager) Entries(ctx context.Context, q sandboxer.EntryQuery) ([]sandbo
 		return nil, "", err
 	}
 	return m.store.Entries(ctx, q)
-}
-
-func checkPage(limit int) error {
-	if limit < 0 || limit > sandboxer.MaxPage {
-		return sandboxer.E(sandboxer.Invalid, nil, "a page of %d items: want 1 to %d", limit, sandboxer.MaxPage)
-	}
-	return nil
 }

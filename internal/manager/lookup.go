@@ -8,8 +8,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// live are the states in which something may exist outside the database.
-var live = slices.DeleteFunc(sandboxer.States(), func(s sandboxer.State) bool { return !s.Live() })
+// liveStates are the states in which something may exist outside the database.
+var liveStates = slices.DeleteFunc(sandboxer.States(), func(s sandboxer.State) bool { return !s.Live() })
 
 // Get returns the sandbox that ref means: an ID, a name, or the beginning of an ID (3
 // characters or more) that only one sandbox has. Living sandboxes go before ended
@@ -38,7 +38,7 @@ func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (
 		sb, err := m.store.Sandbox(ctx, ref)
 		switch {
 		case err == nil && (tenant == "" || sb.Tenant == tenant):
-			return m.fresh(sb), nil
+			return m.withLastUse(sb), nil
 		case sb != nil && (tenant == "" || sb.Tenant == tenant):
 			return sb, err // damaged
 		case sb != nil: // somebody else's
@@ -48,13 +48,13 @@ func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (
 	}
 	if ref != "" && checkName(ref) == nil {
 		for _, tenants := range slices.Compact([]string{p.Tenant, tenant}) {
-			for _, states := range [][]sandboxer.State{live, nil} {
+			for _, states := range [][]sandboxer.State{liveStates, nil} {
 				items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: tenants, Name: ref, States: states, Limit: 2})
 				if err != nil {
 					return nil, err
 				}
 				if len(items) == 1 || len(items) > 1 && states == nil && tenants != "" {
-					return sandboxRecords.whole(m.fresh(items[0]))
+					return sandboxRecords.whole(m.withLastUse(items[0]))
 				}
 				if len(items) > 1 && tenants == "" {
 					return nil, ambiguous(ref, items)
@@ -63,14 +63,14 @@ func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (
 		}
 	}
 	if len(ref) >= 3 && sandboxer.CheckID(strings.TrimRight(ref, "-")) == nil {
-		for _, states := range [][]sandboxer.State{live, nil} {
+		for _, states := range [][]sandboxer.State{liveStates, nil} {
 			items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: tenant, IDPrefix: ref, States: states, Limit: 20})
 			if err != nil {
 				return nil, err
 			}
 			ids := slices.CompactFunc(items, func(a, b *sandboxer.Sandbox) bool { return a.ID == b.ID })
 			if len(ids) == 1 {
-				return sandboxRecords.whole(m.fresh(ids[0]))
+				return sandboxRecords.whole(m.withLastUse(ids[0]))
 			}
 			if len(ids) > 1 {
 				return nil, ambiguous(ref, ids)
@@ -96,9 +96,9 @@ func ambiguous(ref string, items []*sandboxer.Sandbox) error {
 		WithHint("write more of the ID")
 }
 
-// fresh completes a record read from the store with what is only in memory.
-func (m *Manager) fresh(sb *sandboxer.Sandbox) *sandboxer.Sandbox {
-	if at, _ := m.lastUse(sb.ID); sb.State == sandboxer.Running && at.After(sb.UsedAt) {
+// withLastUse completes a record read from the store with what is only in memory.
+func (m *Manager) withLastUse(sb *sandboxer.Sandbox) *sandboxer.Sandbox {
+	if at, _ := m.usage.last(sb.ID); sb.State == sandboxer.Running && at.After(sb.UsedAt) {
 		sb.UsedAt = at
 	}
 	return sb
@@ -133,7 +133,7 @@ func (m *Manager) List(ctx context.Context, q sandboxer.Query) ([]*sandboxer.San
 	}
 	items, next, err := m.store.Sandboxes(ctx, q)
 	for _, sb := range items {
-		m.fresh(sb)
+		m.withLastUse(sb)
 	}
 	return items, next, err
 }
@@ -146,10 +146,10 @@ func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.Stat
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := m.within(ctx)
+	ctx, cancel := m.untilClosed(ctx)
 	defer cancel(nil)
-	heard, quiet := m.subscribeTo(sb.ID)
-	defer quiet()
+	changed, unsubscribe := m.notifier.subscribe(sb.ID)
+	defer unsubscribe()
 	if len(states) == 0 {
 		states = []sandboxer.State{sandboxer.Warm, sandboxer.Running, sandboxer.Paused, sandboxer.Terminated}
 	}
@@ -159,7 +159,7 @@ func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.Stat
 			return nil, err
 		}
 		if slices.Contains(states, sb.State) {
-			return m.fresh(sb), nil
+			return m.withLastUse(sb), nil
 		}
 		if sb.State == sandboxer.Terminated || sb.State == sandboxer.Terminating && !slices.Contains(states, sandboxer.Terminated) {
 			if err := failure(sb); err != nil {
@@ -167,7 +167,7 @@ func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.Stat
 			}
 			return sb, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s (%s) and will not become %s", sb.ID, sb.State, sb.Reason, join(states))
 		}
-		if err := wait(ctx, heard); err != nil {
+		if err := wait(ctx, changed); err != nil {
 			return nil, err
 		}
 	}

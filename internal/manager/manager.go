@@ -17,27 +17,14 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-	"reflect"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/backend"
 )
-
-// Extension is one configured extension, opened or not.
-type Extension struct {
-	Info    sandboxer.ExtensionInfo
-	Backend *backend.Backend // nil when Info.Problem is set
-	// Reopen, if set, is asked again for an extension without a Backend, with back-off,
-	// until it has one: a disk that is full or an engine that is down when the broker
-	// starts is not for ever. It must not be asked twice at a time.
-	Reopen func(context.Context) Extension
-}
 
 // Options configure a Manager. Owner and Key are required.
 type Options struct {
@@ -52,18 +39,18 @@ type Options struct {
 	SnapshotStore SnapshotStore    // keeps the portable form of snapshots; nil: there are only native ones
 	Snapshots     int              // most snapshots of one tenant that are kept at a time, default 200
 	Stop          time.Duration    // how long Close waits for work that does not stop, default 1m
-	Creates       int              // concurrent provisions per extension, default 2*NumCPU but at least 8; others queue
+	Creates       int              // concurrent provisions per extension, and as many who ask it for a place, default 2*NumCPU but at least 8; others queue
 
 	// Execs and Streams bound the commands and the other uses (files, ports, events) at
 	// once. The default of what has no Total is chosen from the file descriptors that the
 	// process may have.
 	Execs, Streams AtOnce
 
-	// OOMKilled, if not nil, is told of every command and every sandbox (what) that a
+	// OOMKilled, if not nil, is called for every command and every sandbox (what) that a
 	// memory limit killed. One that dies of its command counts as both.
 	OOMKilled func(extension, what string)
 
-	// Pooled, if not nil, is told of every create of a profile that keeps a pool: whether
+	// Pooled, if not nil, is called for every create of a profile that keeps a pool: whether
 	// it was answered from there.
 	Pooled func(profile string, warm bool)
 
@@ -79,70 +66,91 @@ type Manager struct {
 	catalogue atomic.Pointer[profileSet]
 	quotas    atomic.Pointer[sandboxer.Quotas]
 	exts      atomic.Pointer[[]*extension] // replaced as a whole where one is opened later
-	restock   chan struct{}                // one slot: a pool may need something
+	poolsDue  chan struct{}                // one slot: a pool may need something
 	opts      Options
 	log       *slog.Logger
 	seal      cipher.AEAD
 	started   time.Time
 
-	ctx  context.Context // of all work; ends at Close
-	stop context.CancelCauseFunc
-	wake chan struct{}  // one slot: something may be due
-	wg   sync.WaitGroup // every goroutine of the manager
+	ctx      context.Context // of all work; ends at Close
+	stop     context.CancelCauseFunc
+	sweepDue chan struct{}  // one slot: something may be due
+	wg       sync.WaitGroup // every goroutine of the manager
 
+	// Each of these has a lock of its own, and calls none of the others.
+	notifier          *notifier
+	keys              *apiKeys
+	ports             *portAccess
+	pins              *snapshotPins
+	usage             *usage
+	clock             *graceClock
+	quarantine        *quarantine
+	orphanSightings   *orphanSightings
+	sweepLocks        *sweepLocks
+	networkChanges    *keyedLock              // by sandbox ID: who is between the database and the backend with a policy
+	networkEnforced   *syncSet[generationKey] // those of a former process whose network policy is in force
+	probing           *syncSet[string]        // sandbox IDs that are about to be probed, because of what a user was told
+	reportedDamage    *syncSet[generationKey] // damaged records that were reported
+	reportedSnapshots *syncSet[string]        // quarantined snapshots that were reported
+
+	// mu guards what follows, the fields of jobs and forks that say so, and the replacement of
+	// exts. No method of the above, of the store or of a backend is called under it.
 	mu          sync.Mutex
 	closed      bool
 	looping     bool
-	jobs        map[string]*job                               // by sandbox ID
-	changing    map[string]chan struct{}                      // by sandbox ID; see exclusive
-	uses        map[string]*use                               // by sandbox ID
-	subscribers map[string]map[chan struct{}]struct{}         // by sandbox ID; "" hears all
-	steps       map[string]*sandboxer.Event                   // by sandbox ID: how far its creation has come
-	bound       map[string]map[*binding]struct{}              // live streams by API key ID
-	keyUse      map[string]time.Time                          // last uses of API keys not yet stored
-	visits      map[string]map[*Visit]context.CancelCauseFunc // by sandbox ID
-	forks       map[[2]string]*forking                        // in progress, by tenant and idempotency key
-	pins        map[string]int                                // by snapshot ID: uses that a drop must not cut short; -1 while one is being saved or dropped
+	jobs        map[string]*job               // by sandbox ID
+	forks       map[[2]string]*forkInProgress // by tenant and idempotency key
+	lastCleanup time.Time                     // when idempotency keys and old history were last removed
 
-	doubted    map[string]bool        // sandbox IDs that are about to be probed, because of what a user was told
-	acting     map[string]bool        // sandbox IDs the sweep has work queued for
-	reported   map[generationKey]bool // damaged records that were reported
-	toldOf     map[string]bool        // quarantined snapshots that were reported
-	adopted    map[generationKey]bool // those of a former process whose network policy is in force
-	sightings  map[sighting]time.Time // objects that no live record explains, since when
-	quarantine quarantineList         // those that the database does not know
-	clock      time.Time              // of the last pass, to notice that the clock was set
-	graceUntil time.Time              // the clock ends and removes nothing before this
-	forgotten  time.Time              // when idempotency keys were last cleared
-
-	offering sync.Mutex    // serialises SetProfiles
-	execs    *usage        // commands at once
-	streams  *usage        // other uses at once
-	requests requests      // to the API, of tenants of which they are bounded
-	recent   recent        // the newest events
-	replays  chan struct{} // slots of those who read long histories
-	drops    chan struct{} // slots of the sweep's drops that need the store of portable snapshots alone
-
-	keyMu sync.Mutex // serialises read-change-write of API keys
-}
-
-// extension is an Extension with its bounds. It does not change: one that is opened later is
-// another (reopen), with the same bounds.
-type extension struct {
-	Extension
-	creates  chan struct{} // slots of concurrent provisions
-	workers  chan struct{} // slots of concurrent sweep actions
-	saves    chan struct{} // slots of those that need snapshots, which teardowns do not wait for
-	stocking chan struct{} // slots of provisions for pools
-	demand   *demand
-	survey   chan struct{} // the slot of the one survey in progress
-	probed   *time.Time    // guarded by survey: when all it lists was last probed
-	away     *bool         // guarded by survey: its last listing failed
-	surveyed *atomic.Bool  // it was listed since the start
+	settingProfiles sync.Mutex    // serialises SetProfiles
+	execs           *limiter      // commands at once
+	streams         *limiter      // other uses at once
+	requests        requests      // to the API, of tenants of which they are bounded
+	recent          recentEvents  // the newest events
+	replays         chan struct{} // slots of those who read long histories
+	drops           chan struct{} // slots of the sweep's drops that need the store of portable snapshots alone
 }
 
 var errClosing = sandboxer.E(sandboxer.Unavailable, nil, "the broker is stopping").
 	WithHint("ask again when it runs; what was begun is finished after its next start")
+
+// withDefaults fills in what is left out.
+func (opts Options) withDefaults() Options {
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	if opts.SweepEvery <= 0 {
+		opts.SweepEvery = 5 * time.Second
+	}
+	if opts.Grace <= 0 {
+		opts.Grace = time.Minute
+	}
+	if opts.Workers <= 0 {
+		opts.Workers = 8
+	}
+	if opts.Stop <= 0 {
+		opts.Stop = time.Minute
+	}
+	if opts.Creates <= 0 {
+		opts.Creates = max(8, 2*runtime.NumCPU())
+	}
+	if opts.Snapshots <= 0 {
+		opts.Snapshots = 200
+	}
+	if opts.fail == nil {
+		opts.fail = func(point) {}
+	}
+	if opts.Execs.Total == 0 {
+		opts.Execs = defaultExecs(Descriptors())
+	}
+	if opts.Streams.Total == 0 {
+		opts.Streams = defaultStreams(Descriptors())
+	}
+	if opts.SnapshotStore != nil {
+		opts.SnapshotStore = boundedStore{opts.SnapshotStore}
+	}
+	return opts
+}
 
 // New checks profiles against the extensions they name and returns a manager, which
 // works at once but takes care of what was left over only after Start. It does not
@@ -162,75 +170,40 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "the sealing key cannot be used")
 	}
-	if opts.Log == nil {
-		opts.Log = slog.New(slog.DiscardHandler)
-	}
-	if opts.SweepEvery <= 0 {
-		opts.SweepEvery = 5 * time.Second
-	}
-	if opts.Grace <= 0 {
-		opts.Grace = time.Minute
-	}
-	if opts.Workers <= 0 {
-		opts.Workers = 8
-	}
-	if opts.Stop <= 0 {
-		opts.Stop = time.Minute
-	}
-	if opts.Creates <= 0 {
-		opts.Creates = max(8, 2*runtime.NumCPU())
-	}
 	if opts.History != 0 && opts.History < keepKeys {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "history kept for %s is too short: want %s or more, for so long a repeated request is answered alike", opts.History, keepKeys)
 	}
-	if opts.Snapshots <= 0 {
-		opts.Snapshots = 200
-	}
-	if opts.fail == nil {
-		opts.fail = func(point) {}
-	}
-	if opts.SnapshotStore != nil {
-		opts.SnapshotStore = boundedStore{opts.SnapshotStore}
-	}
+	opts = opts.withDefaults()
 	now := time.Now()
 	m := &Manager{
-		store:       store,
-		opts:        opts,
-		log:         opts.Log,
-		seal:        seal,
-		started:     now,
-		wake:        make(chan struct{}, 1),
-		restock:     make(chan struct{}, 1),
-		jobs:        map[string]*job{},
-		visits:      map[string]map[*Visit]context.CancelCauseFunc{},
-		changing:    map[string]chan struct{}{},
-		uses:        map[string]*use{},
-		subscribers: map[string]map[chan struct{}]struct{}{},
-		steps:       map[string]*sandboxer.Event{},
-		bound:       map[string]map[*binding]struct{}{},
-		keyUse:      map[string]time.Time{},
-		forks:       map[[2]string]*forking{},
-		pins:        map[string]int{},
-		doubted:     map[string]bool{},
-		acting:      map[string]bool{},
-		reported:    map[generationKey]bool{},
-		toldOf:      map[string]bool{},
-		adopted:     map[generationKey]bool{},
-		sightings:   map[sighting]time.Time{},
-		quarantine:  quarantineList{},
-		clock:       now,
-		graceUntil:  now,
+		store:             store,
+		opts:              opts,
+		log:               opts.Log,
+		seal:              seal,
+		started:           now,
+		sweepDue:          make(chan struct{}, 1),
+		poolsDue:          make(chan struct{}, 1),
+		notifier:          newNotifier(),
+		keys:              newAPIKeys(store),
+		ports:             newPortAccess(opts.Key),
+		pins:              newSnapshotPins(),
+		usage:             newUsage(),
+		clock:             newGraceClock(opts.Grace, now),
+		quarantine:        newQuarantine(),
+		orphanSightings:   newOrphanSightings(),
+		sweepLocks:        newSweepLocks(),
+		networkChanges:    newKeyedLock(),
+		networkEnforced:   newSyncSet[generationKey](),
+		probing:           newSyncSet[string](),
+		reportedDamage:    newSyncSet[generationKey](),
+		reportedSnapshots: newSyncSet[string](),
+		jobs:              map[string]*job{},
+		forks:             map[[2]string]*forkInProgress{},
 	}
 	m.exts.Store(new([]*extension))
 	m.recent.store, m.replays = store, make(chan struct{}, 2)
 	m.drops = make(chan struct{}, opts.Workers)
-	if opts.Execs.Total == 0 {
-		opts.Execs = defaultExecs(Descriptors())
-	}
-	if opts.Streams.Total == 0 {
-		opts.Streams = defaultStreams(Descriptors())
-	}
-	m.execs, m.streams = newUsage("commands", opts.Execs), newUsage("streams", opts.Streams)
+	m.execs, m.streams = newLimiter("commands", opts.Execs), newLimiter("streams", opts.Streams)
 	m.execs.quota = func(tenant string) (int64, bool) {
 		most, bounded := m.quotas.Load().Of(tenant)[sandboxer.QuotaExecs]
 		return most, bounded
@@ -241,18 +214,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		if m.extension(e.Info.ID) != nil {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "extension %q is configured twice", e.Info.ID)
 		}
-		all := append(m.extensions(), &extension{
-			Extension: e,
-			creates:   make(chan struct{}, opts.Creates),
-			workers:   make(chan struct{}, opts.Workers),
-			saves:     make(chan struct{}, opts.Workers),
-			stocking:  make(chan struct{}, max(1, runtime.NumCPU()/2)),
-			demand:    new(demand),
-			survey:    make(chan struct{}, 1),
-			probed:    new(time.Time),
-			away:      new(bool),
-			surveyed:  new(atomic.Bool),
-		})
+		all := append(m.extensions(), newExtension(e, opts))
 		m.exts.Store(&all)
 	}
 	m.catalogue.Store(&profileSet{})
@@ -261,65 +223,6 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 	}
 	m.ctx, m.stop = context.WithCancelCause(context.Background())
 	return m, nil
-}
-
-// A profileSet is what can be asked for at one time, with the pools that belong to it.
-// It never changes; SetProfiles puts another in its place.
-type profileSet struct {
-	profiles []sandboxer.Profile
-	pools    []*pool
-}
-
-// SetProfiles checks profiles against the extensions they name and offers them from
-// now on instead of those before; sandboxes that exist keep what they were made with. When
-// anything is wrong, nothing changes: all faults found are in the one Invalid error.
-func (m *Manager) SetProfiles(profiles []sandboxer.Profile) error {
-	m.offering.Lock()
-	defer m.offering.Unlock()
-	var faults []string
-	next := &profileSet{profiles: slices.Clone(profiles)}
-	for i, p := range next.profiles {
-		if slices.ContainsFunc(next.profiles[:i], func(q sandboxer.Profile) bool { return q.ID == p.ID }) {
-			faults = append(faults, "profile "+p.ID+" exists twice")
-		}
-		if fault := m.checkProfile(p); fault != "" {
-			faults = append(faults, fault)
-		}
-		if p.Pool.Size > 0 {
-			// What is remembered of a pool holds as long as its profile is the same.
-			if old := m.poolOf(p.ID); old != nil && reflect.DeepEqual(old.profile, p) {
-				next.pools = append(next.pools, old)
-				continue
-			}
-			next.pools = append(next.pools, &pool{profile: p})
-		}
-	}
-	if len(faults) > 0 {
-		return sandboxer.E(sandboxer.Invalid, nil, "%s", strings.Join(faults, "\n"))
-	}
-	m.catalogue.Store(next)
-	m.pokePools() // what waits for a profile that changed is removed
-	return nil
-}
-
-// checkProfile says what is wrong with p, or "". An extension that could not be
-// opened on this machine makes its profiles unusable, not wrong.
-func (m *Manager) checkProfile(p sandboxer.Profile) string {
-	e := m.extension(p.Extension)
-	if e == nil {
-		return "profile " + p.ID + " is on extension " + p.Extension + ", which does not exist" + didYouMean(p.Extension, m.extensionIDs())
-	}
-	if e.Backend == nil {
-		return ""
-	}
-	candidates, refused := route(p, []ability{e.ability()})
-	if len(candidates) == 0 {
-		return "profile " + p.ID + ": " + refused[0].why
-	}
-	if p.Pool.Size > 0 && !e.Backend.Can(sandboxer.CanPool) {
-		return "profile " + p.ID + " keeps a pool, which extension " + p.Extension + " cannot"
-	}
-	return ""
 }
 
 // Start looks through the database, resumes what an earlier process left unfinished, and
@@ -333,7 +236,7 @@ func (m *Manager) Start(ctx context.Context) error {
 	m.looping = true
 	m.wg.Add(3)
 	m.mu.Unlock()
-	if err := m.pass(ctx, newTally(), time.Time{}); err != nil {
+	if err := m.sweepRecords(ctx, newTracker(), time.Time{}); err != nil {
 		m.wg.Add(-3)
 		return err
 	}
@@ -392,8 +295,8 @@ func (m *Manager) enter() error {
 	return nil
 }
 
-// within returns ctx that also ends, with its cause, when the manager closes.
-func (m *Manager) within(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+// untilClosed returns ctx that also ends, with its cause, when the manager closes.
+func (m *Manager) untilClosed(ctx context.Context) (context.Context, context.CancelCauseFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(m.ctx, func() { cancel(context.Cause(m.ctx)) })
 	return ctx, func(cause error) { stop(); cancel(cause) }
@@ -411,94 +314,6 @@ func may(ctx context.Context, scope sandboxer.Scope) (sandboxer.Principal, error
 			WithHint("ask an administrator for a key with that scope")
 	}
 	return p, nil
-}
-
-// extensions returns all of them as they are now.
-func (m *Manager) extensions() []*extension { return *m.exts.Load() }
-
-func (m *Manager) extension(id string) *extension {
-	for _, e := range m.extensions() {
-		if e.Info.ID == id {
-			return e
-		}
-	}
-	return nil
-}
-
-func (m *Manager) extensionIDs() []string {
-	var ids []string
-	for _, e := range m.extensions() {
-		ids = append(ids, e.Info.ID)
-	}
-	return ids
-}
-
-// backend returns the backend of the extension, or why there is none now.
-func (m *Manager) backend(id string) (*backend.Backend, error) {
-	e := m.extension(id)
-	switch {
-	case e == nil:
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "extension %q is not configured any more", id).
-			WithHint("configure it again: its sandboxes cannot be used or removed without it")
-	case e.Backend == nil:
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "extension %q cannot be used here: %s", id, e.Info.Problem)
-	}
-	return e.Backend, nil
-}
-
-// Profiles lists the profiles in the order given to New, or to SetProfiles since. Without the admin scope
-// the values of their environments are left out.
-func (m *Manager) Profiles(ctx context.Context) []sandboxer.Profile {
-	p, err := may(ctx, sandboxer.ScopeRead)
-	if err != nil {
-		return nil
-	}
-	out := slices.Clone(m.catalogue.Load().profiles)
-	if !p.Can(sandboxer.ScopeAdmin) {
-		for i := range out {
-			out[i].Env = nil
-		}
-	}
-	return out
-}
-
-// Extensions lists the extensions, also those that could not be opened.
-func (m *Manager) Extensions(ctx context.Context) []sandboxer.ExtensionInfo {
-	p, err := may(ctx, sandboxer.ScopeRead)
-	if err != nil {
-		return nil
-	}
-	var out []sandboxer.ExtensionInfo
-	for _, e := range m.extensions() {
-		info := e.Info
-		if e.Backend != nil && p.Can(sandboxer.ScopeAdmin) {
-			info.Notices = e.Backend.Notices(ctx)
-		}
-		out = append(out, info)
-	}
-	return out
-}
-
-// Probe asks the extension what it can take now; Free is -1 if it cannot tell.
-// Unavailable says why it cannot be used.
-func (m *Manager) Probe(ctx context.Context, id string) (sandboxer.HostCapacity, error) {
-	if _, err := may(ctx, sandboxer.ScopeRead); err != nil {
-		return sandboxer.HostCapacity{}, err
-	}
-	if m.extension(id) == nil && m.extension("ext."+id) != nil {
-		id = "ext." + id
-	}
-	if m.extension(id) == nil {
-		return sandboxer.HostCapacity{}, sandboxer.E(sandboxer.NotFound, nil, "there is no extension %q%s", id, didYouMean(id, m.extensionIDs()))
-	}
-	b, err := m.backend(id)
-	if err != nil {
-		return sandboxer.HostCapacity{}, err
-	}
-	if !b.Can(sandboxer.CanCapacity) {
-		return sandboxer.HostCapacity{Free: -1}, nil
-	}
-	return b.Capacity(ctx, "")
 }
 
 // isKind is errors.Is, for readability at the call.

@@ -203,8 +203,8 @@ func (m *model) doExtend(t *rapid.T) {
 // believe takes sb to live on as it is, unless it is on its way to another state, or its
 // object died and nobody has noticed yet.
 func (m *model) believe(sb *sandboxer.Sandbox) {
-	stands := slices.ContainsFunc(m.world.Live(), func(o fake.Object) bool { return o.Spec.ID == sb.ID && o.Spec.Generation == objectOf(sb) })
-	if sb.State == sandboxer.Running && stands || sb.State == sandboxer.Paused && (stands || !isStanding(sb)) {
+	stands := slices.ContainsFunc(m.world.Live(), func(o fake.Object) bool { return o.Spec.ID == sb.ID && o.Spec.Generation == objectGeneration(sb) })
+	if sb.State == sandboxer.Running && stands || sb.State == sandboxer.Paused && (stands || !hasReadyObject(sb)) {
 		m.live[sb.ID] = &believed{sb.Profile, sb.Generation, sb.ExpiresAt, sb.State}
 	}
 }
@@ -393,11 +393,11 @@ func (m *model) checkNoneStranded(t *rapid.T) {
 		there[generationKey{o.Spec.ID, o.Spec.Generation}] = true
 	}
 	missing := map[stranded]time.Time{}
-	err := m.records(admin, sandboxer.Query{States: live}, func(sb *sandboxer.Sandbox) {
-		if sb.State == sandboxer.Paused && !isStanding(sb) || there[generationKey{sb.ID, objectOf(sb)}] {
+	err := m.records(admin, sandboxer.Query{States: liveStates}, func(sb *sandboxer.Sandbox) {
+		if sb.State == sandboxer.Paused && !hasReadyObject(sb) || there[generationKey{sb.ID, objectGeneration(sb)}] {
 			return
 		}
-		s := stranded{generationKey{sb.ID, sb.Generation}, objectOf(sb), sb.State}
+		s := stranded{generationKey{sb.ID, sb.Generation}, objectGeneration(sb), sb.State}
 		since, ok := m.missing[s]
 		if !ok || m.calm.IsZero() {
 			since = time.Now()

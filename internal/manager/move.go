@@ -59,11 +59,11 @@ func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func
 			expired, retried := sb.ExpiresAt, sb.RetryAt
 			*sb = next
 			if sb.State != sandboxer.Running {
-				m.endVisits(sb.ID, 0)
+				m.ports.end(sb.ID, 0)
 			}
 			m.notify(sb.ID)
-			m.alarm(expired, sb.ExpiresAt)
-			m.alarm(retried, sb.RetryAt)
+			m.scheduleSweep(expired, sb.ExpiresAt)
+			m.scheduleSweep(retried, sb.RetryAt)
 			return nil
 		}
 		if !isKind(err, sandboxer.Conflict) {

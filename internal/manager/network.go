@@ -23,13 +23,13 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 	}
 	defer m.wg.Done()
 	// What is begun is brought to its end, also for a caller who leaves.
-	work, cancel := m.within(context.WithoutCancel(ctx))
+	work, cancel := m.untilClosed(context.WithoutCancel(ctx))
 	defer cancel(nil)
-	done, err := m.exclusive(ctx, sb.ID)
+	unlock, err := m.networkChanges.lock(ctx, sb.ID)
 	if err != nil {
 		return nil, err
 	}
-	defer done()
+	defer unlock()
 	b, err := m.backend(sb.Extension)
 	if err != nil {
 		return nil, err
@@ -38,10 +38,10 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "extension %q cannot change the network of a running sandbox", sb.Extension).
 			WithHint("create another with that network")
 	}
-	// The database go first: after a crash between the two steps the next process enforces
-	// what is in them (adopt).
+	// The database comes first: after a crash between the two steps the next process enforces
+	// what is in it (enforceNetwork).
 	var former sandboxer.NetworkPolicy
-	err = m.step(pRewired, func() error {
+	err = m.step(pNetworkRecord, func() error {
 		return m.update(work, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			if sb.State != sandboxer.Running {
 				return notRunning(sb)
@@ -58,12 +58,12 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 	if err != nil {
 		return nil, err
 	}
-	err = m.step(pRewire, func() error { return b.SetNetwork(work, sb.Handle, p) })
+	err = m.step(pNetworkSet, func() error { return b.SetNetwork(work, sb.Handle, p) })
 	if err == nil {
-		return m.fresh(sb), nil
+		return m.withLastUse(sb), nil
 	}
 	if isKind(err, sandboxer.NotFound) {
-		m.doubt(sb.Handle)
+		m.probeSoon(sb.Handle)
 	}
 	if m.ctx.Err() != nil {
 		return nil, err // the next process enforces what is in the database
@@ -83,22 +83,22 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 	return nil, errors.Join(err, back)
 }
 
-// adopt enforces what the database says about a sandbox that a former process left:
+// enforceNetwork enforces what the database says about a sandbox that a former process left:
 // it may have died between the database and the backend.
-func (m *Manager) adopt(sb *sandboxer.Sandbox) {
+func (m *Manager) enforceNetwork(sb *sandboxer.Sandbox) {
 	b, err := m.backend(sb.Extension)
 	if err != nil || sb.State != sandboxer.Running {
 		return
 	}
 	if !b.Can(sandboxer.CanNetwork) {
-		m.setAdopted(sb)
+		m.networkEnforced.add(generationKey{sb.ID, sb.Generation})
 		return
 	}
-	done, err := m.exclusive(m.ctx, sb.ID)
+	unlock, err := m.networkChanges.lock(m.ctx, sb.ID)
 	if err != nil {
 		return
 	}
-	defer done()
+	defer unlock()
 	now, err := m.store.SandboxGeneration(m.ctx, sb.ID, sb.Generation)
 	if err == nil && now.State == sandboxer.Running {
 		err = b.SetNetwork(m.ctx, now.Handle, now.Spec.Network)
@@ -107,45 +107,7 @@ func (m *Manager) adopt(sb *sandboxer.Sandbox) {
 		m.log.Warn("the network policy of an adopted sandbox could not be enforced again", "sandbox", sb.ID, "err", err)
 	}
 	if err == nil {
-		m.setAdopted(sb)
-	}
-}
-
-func (m *Manager) setAdopted(sb *sandboxer.Sandbox) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.adopted[generationKey{sb.ID, sb.Generation}] = true
-}
-
-// isAdopted reports whether the policy of a sandbox that a former process left is in
-// force. Until it is, every survey tries that again.
-func (m *Manager) isAdopted(sb *sandboxer.Sandbox) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.adopted[generationKey{sb.ID, sb.Generation}]
-}
-
-// exclusive waits until nobody else is between the database and the backend with a change
-// of the running sandbox id.
-func (m *Manager) exclusive(ctx context.Context, id string) (done func(), err error) {
-	for {
-		m.mu.Lock()
-		busy := m.changing[id]
-		if busy == nil {
-			mine := make(chan struct{})
-			m.changing[id] = mine
-			m.mu.Unlock()
-			return func() {
-				m.mu.Lock()
-				delete(m.changing, id)
-				m.mu.Unlock()
-				close(mine)
-			}, nil
-		}
-		m.mu.Unlock()
-		if err := wait(ctx, busy); err != nil {
-			return nil, err
-		}
+		m.networkEnforced.add(generationKey{sb.ID, sb.Generation})
 	}
 }
 

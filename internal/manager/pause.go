@@ -35,7 +35,7 @@ func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*san
 		}
 		depth := sb.Pause.Depth
 		if sb.State == sandboxer.Running {
-			if depth, _, err = m.depthFor(sb, req.Depth, sandboxer.ReasonRequested); err != nil {
+			if depth, err = m.depthFor(sb, req.Depth, sandboxer.ReasonRequested); err != nil {
 				return nil, err
 			}
 			if depth != sandboxer.PauseFreeze {
@@ -66,18 +66,18 @@ func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*san
 	}
 }
 
-// depthFor settles how deep sb is paused. loose says that nobody insists on memory.
-func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, cause sandboxer.Reason) (depth sandboxer.PauseDepth, loose bool, err error) {
+// depthFor settles how deep sb is paused: as is asked, else as its profile says, else as its
+// extension can.
+func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, cause sandboxer.Reason) (sandboxer.PauseDepth, error) {
 	b, err := m.backend(sb.Extension)
 	if err != nil {
-		return "", false, err
+		return "", err
 	}
-	depth = cmp.Or(asked, sb.Spec.Profile.PauseDepth)
+	depth := cmp.Or(asked, sb.Spec.Profile.PauseDepth)
 	if depth == "" {
 		order := []sandboxer.PauseDepth{sandboxer.PauseFreeze, sandboxer.PauseDisk}
 		if cause == sandboxer.ReasonExpired { // nobody is about to come back
 			slices.Reverse(order)
-			loose = true
 		}
 		depth = order[0]
 		if !canPause(b, depth) {
@@ -86,7 +86,7 @@ func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, ca
 	}
 	switch {
 	case !slices.Contains(sandboxer.PauseDepths(), depth):
-		return "", false, sandboxer.E(sandboxer.Invalid, nil, "%q is not a depth of pausing", depth).
+		return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a depth of pausing", depth).
 			WithHint("the depths are: %s", join(sandboxer.PauseDepths()))
 	case !canPause(b, depth):
 		e := sandboxer.E(sandboxer.Unsupported, nil, "extension %s cannot pause to the depth %s", sb.Extension, depth)
@@ -96,9 +96,9 @@ func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, ca
 				break
 			}
 		}
-		return "", false, e
+		return "", e
 	}
-	return depth, loose, nil
+	return depth, nil
 }
 
 func canPause(b *backend.Backend, depth sandboxer.PauseDepth) bool {
@@ -115,41 +115,46 @@ func maxPaused(p sandboxer.Profile) time.Duration {
 // beginPause commits the intent to pause sb, unless that was done before, and does it.
 func (m *Manager) beginPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, depth sandboxer.PauseDepth, cause sandboxer.Reason) (*sandboxer.Sandbox, error) {
 	if sb.State == sandboxer.Running {
-		var rec *sandboxer.SnapshotRecord
-		if depth != sandboxer.PauseFreeze {
-			rec = newSnapshot(sb, sandboxer.SnapshotNative, sandboxer.ForPause)
-			if err := m.sealFor(sb, rec); err != nil {
-				return nil, err
-			}
-		}
-		err := m.step(pPausing, func() error {
-			return m.move(ctx, sb, sandboxer.Pausing, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
-				at := now()
-				sb.Pause = sandboxer.Pause{Depth: depth, At: at, Left: max(0, sb.ExpiresAt.Sub(at)), Cause: cause}
-				if rec != nil {
-					sb.Pause.Snapshot = rec.ID
-					w.Snapshots = append(w.Snapshots, rec)
-				}
-				if rec != nil && cause == sandboxer.ReasonRequested { // what is nobody's wish is counted, and never refused
-					w.Quota = m.heldTo(sb.Tenant, sandboxer.QuotaSnapshots)
-				}
-				sb.Reason = cause
-				sb.UsedAt = m.fresh(sb).UsedAt
-				sb.ExpiresAt = at.Add(maxPaused(sb.Spec.Profile))
-				if b, err := m.backend(sb.Extension); err == nil && depth == sandboxer.PauseFreeze && !b.Can(sandboxer.CanRenew) && !sb.Spec.Fuse.IsZero() {
-					// The backend will remove it by itself.
-					if burns := sb.Spec.Fuse.Add(-fuseMargin); burns.Before(sb.ExpiresAt) {
-						sb.ExpiresAt = burns
-					}
-				}
-				return nil
-			})
-		})
-		if err != nil {
+		if err := m.commitPausing(ctx, sb, depth, cause); err != nil {
 			return nil, err
 		}
 	}
 	return m.finishPause(ctx, j, sb)
+}
+
+// commitPausing commits the intent to pause sb, with the record of the snapshot that it is
+// paused to.
+func (m *Manager) commitPausing(ctx context.Context, sb *sandboxer.Sandbox, depth sandboxer.PauseDepth, cause sandboxer.Reason) error {
+	var rec *sandboxer.SnapshotRecord
+	if depth != sandboxer.PauseFreeze {
+		rec = newSnapshot(sb, sandboxer.SnapshotNative, sandboxer.ForPause)
+		if err := m.sealFor(sb, rec); err != nil {
+			return err
+		}
+	}
+	return m.step(pPausing, func() error {
+		return m.move(ctx, sb, sandboxer.Pausing, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			at := now()
+			sb.Pause = sandboxer.Pause{Depth: depth, At: at, Left: max(0, sb.ExpiresAt.Sub(at)), Cause: cause}
+			if rec != nil {
+				sb.Pause.Snapshot = rec.ID
+				w.Snapshots = append(w.Snapshots, rec)
+			}
+			if rec != nil && cause == sandboxer.ReasonRequested { // what is nobody's wish is counted, and never refused
+				w.Quota = m.quotaFor(sb.Tenant, sandboxer.QuotaSnapshots)
+			}
+			sb.Reason = cause
+			sb.UsedAt = m.withLastUse(sb).UsedAt
+			sb.ExpiresAt = at.Add(maxPaused(sb.Spec.Profile))
+			if b, err := m.backend(sb.Extension); err == nil && depth == sandboxer.PauseFreeze && !b.Can(sandboxer.CanRenew) && !sb.Spec.Fuse.IsZero() {
+				// The backend will remove it by itself.
+				if removed := sb.Spec.Fuse.Add(-fuseMargin); removed.Before(sb.ExpiresAt) {
+					sb.ExpiresAt = removed
+				}
+			}
+			return nil
+		})
+	})
 }
 
 // finishPause pays what pausing owes. It does the same for a sandbox whose pause has
@@ -158,7 +163,7 @@ func (m *Manager) beginPause(ctx context.Context, j *job, sb *sandboxer.Sandbox,
 func (m *Manager) finishPause(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
 	b, err := m.backend(sb.Extension)
 	if err != nil {
-		return nil, m.postpone(ctx, sb, err)
+		return nil, m.scheduleRetry(ctx, sb, err)
 	}
 	torn, err := m.freezeOrSave(ctx, b, sb)
 	if err != nil {
@@ -195,38 +200,12 @@ func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sand
 		return false, err
 	}
 	if rec.State == sandboxer.SnapshotSaving {
-		release, err := m.claim(rec.ID)
+		release, err := m.pins.claim(rec.ID)
 		if err != nil {
 			return false, err
 		}
 		defer release()
-		if err := m.delayFuse(ctx, b, sb, now().Add(patience)); err != nil {
-			return false, err
-		}
-		// What happens between the snapshot and the teardown would be lost, so nothing
-		// must happen.
-		if b.Can(sandboxer.CanPause) {
-			if err := m.step(pFreeze, func() error { return b.Pause(ctx, sb.Handle) }); err != nil {
-				return false, err
-			}
-		}
-		if err := m.fill(ctx, b, sb, rec); err != nil {
-			return false, err
-		}
-		if !rec.Native.Memory && sb.Pause.Depth == sandboxer.PauseDisk {
-			if sb.Pause.Cause != sandboxer.ReasonExpired || sb.Spec.Profile.PauseDepth != "" {
-				return false, sandboxer.E(sandboxer.Unsupported, nil, "extension %s saves files, not memory: the sandbox's processes would end", sb.Extension).
-					WithHint("pause to the depth freeze, or say that files are enough: --depth files")
-			}
-		}
-		err = m.step(pSealed, func() error {
-			rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
-			if sb.Pause.Cause == sandboxer.ReasonRequested && sb.Pause.Attempts == 0 {
-				return m.putSnapshot(ctx, rec, "sealed", sandboxer.QuotaSnapshotBytes)
-			}
-			return m.putSnapshot(ctx, rec, "sealed")
-		})
-		if err != nil {
+		if err := m.savePaused(ctx, b, sb, rec); err != nil {
 			return false, err
 		}
 	}
@@ -236,8 +215,37 @@ func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sand
 	if !rec.Native.Memory {
 		sb.Pause.Depth = sandboxer.PauseFiles // as the commit that follows says
 	}
-	_, err = m.release(ctx, sb)
+	_, err = m.teardownObject(ctx, sb)
 	return true, err
+}
+
+// savePaused saves sb to rec, which it is paused to and the caller has claimed, and seals that. Where the backend can, sb
+// stands still from then on: what happened between the snapshot and the teardown would be lost.
+func (m *Manager) savePaused(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) error {
+	if err := m.delayFuse(ctx, b, sb, now().Add(stuckAfter)); err != nil {
+		return err
+	}
+	if b.Can(sandboxer.CanPause) {
+		if err := m.step(pFreeze, func() error { return b.Pause(ctx, sb.Handle) }); err != nil {
+			return err
+		}
+	}
+	if err := m.saveData(ctx, b, sb, rec); err != nil {
+		return err
+	}
+	if !rec.Native.Memory && sb.Pause.Depth == sandboxer.PauseDisk {
+		if sb.Pause.Cause != sandboxer.ReasonExpired || sb.Spec.Profile.PauseDepth != "" {
+			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s saves files, not memory: the sandbox's processes would end", sb.Extension).
+				WithHint("pause to the depth freeze, or say that files are enough: --depth files")
+		}
+	}
+	return m.step(pSealed, func() error {
+		rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
+		if sb.Pause.Cause == sandboxer.ReasonRequested && sb.Pause.Attempts == 0 {
+			return m.putSnapshot(ctx, rec, "sealed", sandboxer.QuotaSnapshotBytes)
+		}
+		return m.putSnapshot(ctx, rec, "sealed")
+	})
 }
 
 // delayFuse moves the backend's own deadline behind until, if it is before and can be
@@ -266,34 +274,24 @@ func (m *Manager) handleFailedPause(ctx context.Context, j *job, sb *sandboxer.S
 	}
 	kind := sandboxer.KindOf(cause)
 	hopeless := slices.Contains([]sandboxer.Kind{sandboxer.Unsupported, sandboxer.Invalid, sandboxer.Failed, sandboxer.Denied}, kind)
-	why := ending{reason: sandboxer.ReasonLost, message: says[sandboxer.ReasonLost]}
+	why := ending{reason: sandboxer.ReasonLost, message: endMessages[sandboxer.ReasonLost]}
 	switch {
 	case torn:
-		return nil, m.postpone(ctx, sb, cause)
+		return nil, m.scheduleRetry(ctx, sb, cause)
 	case m.isGone(ctx, sb, cause): // however often it was tried
 	case sb.Pause.Attempts > 0:
-		return nil, m.postpone(ctx, sb, cause)
+		return nil, m.scheduleRetry(ctx, sb, cause)
 	case sb.Pause.Cause == sandboxer.ReasonExpired && kind == sandboxer.Unsupported && m.mayFreeze(sb):
 		return m.freezeInstead(ctx, j, sb, cause)
-	case sb.Pause.Cause == sandboxer.ReasonExpired && (hopeless || time.Since(sb.Pause.At) > patience):
+	case sb.Pause.Cause == sandboxer.ReasonExpired && (hopeless || time.Since(sb.Pause.At) > stuckAfter):
 		why = ending{reason: sandboxer.ReasonExpired, message: "its time to live ran out, and it could not be paused: " + sandboxer.Message(cause)}
 	case sb.Pause.Cause == sandboxer.ReasonExpired:
-		return nil, m.postpone(ctx, sb, cause)
+		return nil, m.scheduleRetry(ctx, sb, cause)
 	default:
 		return nil, m.undoPause(ctx, j, sb, cause)
 	}
 	answer := sandboxer.E(sandboxer.Failed, cause, "sandbox %s could not be paused: %s", sb.ID, sandboxer.Message(cause))
-	if !m.becomeTeardown(j) {
-		return nil, context.Cause(ctx)
-	}
-	err := m.beginTeardown(ctx, sb, why)
-	if err == nil {
-		err = m.teardown(ctx, sb)
-	}
-	if err != nil { // the sweep goes on with it
-		m.log.WarnContext(ctx, "teardown after a failed pause", "sandbox", sb.ID, "err", err)
-	}
-	return nil, answer
+	return nil, m.endFailed(ctx, j, sb, why, answer)
 }
 
 // mayFreeze reports whether nobody insists that sb is paused to disk, and its backend can
@@ -311,7 +309,7 @@ func (m *Manager) freezeInstead(ctx context.Context, j *job, sb *sandboxer.Sandb
 		if sb.State != sandboxer.Pausing || sb.Pause.Depth != sandboxer.PauseDisk {
 			return errTerminating
 		}
-		if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
+		if w.Snapshots, err = m.dropPauseSnapshot(ctx, sb); err != nil {
 			return err
 		}
 		sb.Pause.Depth, sb.Pause.Snapshot = sandboxer.PauseFreeze, ""
@@ -343,7 +341,7 @@ func (m *Manager) undoPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, 
 	m.log.WarnContext(ctx, "pause failed", "sandbox", sb.ID, "err", cause)
 	err := m.step(pPaused, func() error {
 		return m.move(ctx, sb, sandboxer.Paused, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
-			if w.Snapshots, err = m.unneeded(ctx, sb); err != nil {
+			if w.Snapshots, err = m.dropPauseSnapshot(ctx, sb); err != nil {
 				return err
 			}
 			sb.Pause.Undo = true
@@ -354,8 +352,7 @@ func (m *Manager) undoPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, 
 	if err != nil {
 		return err
 	}
-	answer := sandboxer.E(sandboxer.KindOf(cause), cause, "sandbox %s could not be paused, and runs on: %s", sb.ID, sandboxer.Message(cause))
-	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
+	answer := wrapError(sandboxer.KindOf(cause), cause, "sandbox %s could not be paused, and runs on", sb.ID)
 	if _, err := m.beginResume(ctx, j, sb, 0); err != nil {
 		m.log.WarnContext(ctx, "back to running after a failed pause", "sandbox", sb.ID, "err", err)
 		answer.Msg = fmt.Sprintf("sandbox %s could not be paused: %s", sb.ID, sandboxer.Message(cause))
@@ -363,9 +360,9 @@ func (m *Manager) undoPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, 
 	return answer
 }
 
-// unneeded returns the record of the snapshot that sb was paused to, as one that is
+// dropPauseSnapshot returns the record of the snapshot that sb was paused to, as one that is
 // being dropped, to be committed with the change that makes it so.
-func (m *Manager) unneeded(ctx context.Context, sb *sandboxer.Sandbox) ([]*sandboxer.SnapshotRecord, error) {
+func (m *Manager) dropPauseSnapshot(ctx context.Context, sb *sandboxer.Sandbox) ([]*sandboxer.SnapshotRecord, error) {
 	if sb.Pause.Snapshot == "" {
 		return nil, nil
 	}
@@ -389,7 +386,7 @@ func (m *Manager) unneeded(ctx context.Context, sb *sandboxer.Sandbox) ([]*sandb
 
 // sweepPause is the sweep's pause: it begins one, or goes on with what a former process
 // left half paused.
-func (m *Manager) sweepPause(ctx context.Context, t *tally, sb *sandboxer.Sandbox, cause sandboxer.Reason) error {
+func (m *Manager) sweepPause(ctx context.Context, t *tracker, sb *sandboxer.Sandbox, cause sandboxer.Reason) error {
 	release, err := m.slot(ctx, sb.Extension)
 	if err != nil {
 		return err
@@ -400,31 +397,7 @@ func (m *Manager) sweepPause(ctx context.Context, t *tally, sb *sandboxer.Sandbo
 		return err
 	}
 	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-		cur, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
-		if err != nil {
-			return nil, err
-		}
-		if a := decide(m.fresh(cur), sandboxer.Unknown, false, time.Now()); a.verb != pause {
-			return cur, nil
-		}
-		if cur.State == sandboxer.Pausing {
-			return m.finishPause(ctx, j, cur)
-		}
-		depth, _, err := m.depthFor(cur, "", cause)
-		if err == nil {
-			return m.beginPause(ctx, j, cur, depth, cause)
-		}
-		if isKind(err, sandboxer.Unavailable) { // the backend may come back
-			return nil, err
-		}
-		why := ending{reason: cause, message: "its time to live ran out, and it cannot be paused: " + sandboxer.Message(err)}
-		if !m.becomeTeardown(j) {
-			return nil, context.Cause(ctx)
-		}
-		if err := m.beginTeardown(ctx, cur, why); err != nil {
-			return nil, err
-		}
-		return cur, m.teardown(ctx, cur)
+		return m.pauseExpired(ctx, j, sb.ID, sb.Generation, cause)
 	})
 	<-j.done
 	if j.err == nil {
@@ -433,204 +406,43 @@ func (m *Manager) sweepPause(ctx context.Context, t *tally, sb *sandboxer.Sandbo
 	return j.err
 }
 
-// Resume lets a paused sandbox go on, and returns it running: under the same ID, with
-// the same name, addresses and tokens of its own. Resuming what runs is success. Those
-// who ask at the same time share one resume. If it fails the sandbox stays paused.
-// Kinds: Conflict when the sandbox is neither; NoCredit when more time has to be held
-// than the tenant can pay; what the backend said when it failed.
-func (m *Manager) Resume(ctx context.Context, ref string, req ResumeRequest) (*sandboxer.Sandbox, error) {
-	sb, err := m.find(ctx, sandboxer.ScopeWrite, ref)
+// pauseExpired pauses a sandbox whose time is over, or ends one that cannot be paused, if that
+// is still what it needs.
+func (m *Manager) pauseExpired(ctx context.Context, j *job, id string, generation int, cause sandboxer.Reason) (*sandboxer.Sandbox, error) {
+	cur, err := m.store.SandboxGeneration(ctx, id, generation)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkTTL(sb.Spec.Profile, req.TTL); err != nil {
-		return nil, err
+	if a := decide(m.withLastUse(cur), sandboxer.Unknown, false, time.Now()); a.verb != verbPause {
+		return cur, nil
 	}
-	return m.resumeOrWait(ctx, sb, req.TTL)
-}
-
-// onDemand resumes a sandbox that somebody wants to use.
-func (m *Manager) onDemand(ctx context.Context, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
-	return m.resumeOrWait(ctx, sb, 0)
-}
-
-// mayResume holds a sandbox that is paused to its profile as it is now, if there is one.
-func (m *Manager) mayResume(ctx context.Context, sb *sandboxer.Sandbox) error {
-	prof, err := m.profile(sb.Profile)
-	if err != nil || sb.State != sandboxer.Paused {
-		return nil
+	if cur.State == sandboxer.Pausing {
+		return m.finishPause(ctx, j, cur)
 	}
-	return m.holds(sandboxer.PrincipalFrom(ctx), prof, sb.Spec, "sandbox "+sb.ID)
-}
-
-// resumeOrWait resumes sb, or waits for whoever does, and for a pause that is in progress.
-func (m *Manager) resumeOrWait(ctx context.Context, sb *sandboxer.Sandbox, ttl time.Duration) (*sandboxer.Sandbox, error) {
-	if err := m.mayResume(ctx, sb); err != nil {
-		return nil, err
-	}
-	for tries := 0; ; tries++ {
-		switch sb.State {
-		case sandboxer.Running:
-			return m.fresh(sb), nil
-		case sandboxer.Paused, sandboxer.Pausing:
-		case sandboxer.Creating:
-			if !isPaused(sb) {
-				return nil, notRunning(sb)
-			}
-		default:
-			return nil, notRunning(sb)
-		}
-		j, mine, err := m.begin(ctx, sb.ID, sb.Generation, true, nil)
-		if err != nil {
-			return nil, err
-		}
-		if mine {
-			own := *sb
-			m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-				cur, err := m.store.SandboxGeneration(ctx, own.ID, own.Generation)
-				if err == nil && cur.State == sandboxer.Pausing {
-					cur, err = m.finishPause(ctx, j, cur)
-				}
-				if err != nil {
-					return nil, err
-				}
-				switch cur.State {
-				case sandboxer.Paused:
-					return m.beginResume(ctx, j, cur, ttl)
-				case sandboxer.Creating:
-					return m.build(ctx, j, cur)
-				case sandboxer.Running:
-					return cur, nil
-				}
-				return nil, notRunning(cur)
-			})
-		}
-		if err := wait(ctx, j.done); err != nil {
-			return nil, err
-		}
-		if mine {
-			return j.sb, j.err
-		}
-		was := sb.State
-		if sb, err = m.store.SandboxGeneration(ctx, sb.ID, sb.Generation); err != nil {
-			return nil, err
-		}
-		if was == sandboxer.Paused && sb.State == sandboxer.Paused && j.err != nil && sb.Pause.Attempts > 0 {
-			return nil, j.err // it was tried, for somebody else
-		}
-	}
-}
-
-// beginResume commits the intent to resume sb, which is paused, and does it.
-func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox, ttl time.Duration) (*sandboxer.Sandbox, error) {
-	err := m.step(pResuming, func() error {
-		return m.move(ctx, sb, sandboxer.Creating, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
-			prof := sb.Spec.Profile
-			ran := sb.Pause.At.Sub(sb.CreatedAt) - sb.PausedFor
-			left := cmp.Or(ttl, sb.Pause.Left)
-			if left < time.Second && !sb.Pause.Undo { // its time was over: it gets a new one, as far as there is one
-				left = min(ttlOf(prof), maxTTL(prof)-ran)
-			}
-			if ran+left > maxTTL(prof) && !sb.Pause.Undo || left <= 0 && !sb.Pause.Undo {
-				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has run for %s; profile %s allows %s", sb.ID, sandboxer.FormatDuration(ran.Round(time.Second)), sb.Profile, sandboxer.FormatDuration(maxTTL(prof))).
-					WithHint("make a snapshot's copy of it, which has a life of its own, or destroy it")
-			}
-			if life := ran + left; life > sb.Quote.Duration {
-				more := sb.Quote.For(life) - sb.Quote.For(sb.Quote.Duration)
-				w.Entries = entries(hold(sb, fmt.Sprintf("hold:%d", sb.Version), more))
-				w.Cover = true
-				sb.Quote.Amount += more
-				sb.Quote.Duration = life
-			}
-			sb.Pause.Left = left
-			sb.Reason = sandboxer.ReasonRequested
-			if !isStanding(sb) { // isStanding: while it is still paused
-				sb.Spec.Generation = objectOf(sb) + 1
-				sb.Handle = sandboxer.Handle{}
-				m.unplace(sb)
-				sb.Spec.Fuse = now().Add(left + fuseMargin)
-				if prof.OnTTL == sandboxer.ExpiryPause {
-					sb.Spec.Fuse = sb.Spec.Fuse.Add(patience)
-				}
-			}
-			return nil
-		})
-	})
-	if err != nil {
-		if isKind(err, sandboxer.NoCredit) {
-			err = sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot go on: its tenant cannot pay for more time", sb.ID).
-				WithHint("ask an administrator for credits, or resume it for a shorter time (--ttl)")
-		}
-		return nil, err
-	}
-	return m.build(ctx, j, sb)
-}
-
-// thaw lets the frozen object of sb go on.
-func (m *Manager) thaw(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
-	if err := m.delayFuse(ctx, b, sb, now().Add(sb.Pause.Left)); err != nil {
-		return err
-	}
-	if !b.Can(sandboxer.CanPause) {
-		return nil // it was never frozen
-	}
-	return m.step(pThaw, func() error { return b.Resume(ctx, sb.Handle) })
-}
-
-// undoResume takes a sandbox that could not be resumed back to where it was: what was
-// made of it is torn down, or frozen again, and the caller gets the reason.
-func (m *Manager) undoResume(ctx context.Context, j *job, sb *sandboxer.Sandbox, cause error) error {
-	kind := sandboxer.KindOf(cause)
-	m.log.WarnContext(ctx, "resume failed", "sandbox", sb.ID, "generation", objectOf(sb), "err", cause)
-	frozen := sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo
-	switch kind {
-	case sandboxer.NotFound: // the object, not what the caller named
-		kind = sandboxer.Failed
-	case sandboxer.Canceled: // by nobody here
-		kind = sandboxer.Unavailable
-	}
-	answer := sandboxer.E(kind, cause, "sandbox %s could not be resumed and stays paused: %s", sb.ID, sandboxer.Message(cause))
-	answer.Hint, answer.RetryAfter = sandboxer.HintOf(cause), sandboxer.RetryAfterOf(cause)
-	if frozen && m.isGone(ctx, sb, cause) { // there is nothing to go back to
-		answer.Msg = fmt.Sprintf("sandbox %s could not be resumed: %s", sb.ID, sandboxer.Message(cause))
-		if !m.becomeTeardown(j) {
-			return context.Cause(ctx)
-		}
-		err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonLost, message: says[sandboxer.ReasonLost]})
-		if err == nil {
-			err = m.teardown(ctx, sb)
-		}
-		if err != nil {
-			m.log.WarnContext(ctx, "teardown after a failed resume", "sandbox", sb.ID, "err", err)
-		}
-		return answer
-	}
-	err := m.step(pRelapsed, func() error {
-		return m.move(ctx, sb, sandboxer.Pausing, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
-			if frozen {
-				sb.Pause.Depth, sb.Pause.Undo, sb.Pause.Snapshot = sandboxer.PauseFreeze, false, ""
-			}
-			sb.Pause.Attempts++
-			sb.Message = "it could not be resumed: " + sandboxer.Message(cause)
-			return nil
-		})
-	})
+	depth, err := m.depthFor(cur, "", cause)
 	if err == nil {
-		_, err = m.finishPause(ctx, j, sb)
+		return m.beginPause(ctx, j, cur, depth, cause)
 	}
-	if err != nil && ctx.Err() == nil { // the sweep goes on with it
-		m.log.WarnContext(ctx, "back to paused after a failed resume", "sandbox", sb.ID, "err", err)
+	if isKind(err, sandboxer.Unavailable) { // the backend may come back
+		return nil, err
 	}
-	return answer
+	why := ending{reason: cause, message: "its time to live ran out, and it cannot be paused: " + sandboxer.Message(err)}
+	if !m.becomeTeardown(j) {
+		return nil, context.Cause(ctx)
+	}
+	if err := m.beginTeardown(ctx, cur, why); err != nil {
+		return nil, err
+	}
+	return cur, m.teardown(ctx, cur)
 }
 
-// keep moves how long a paused sandbox is kept.
-func (m *Manager) keep(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, until time.Time) error {
+// extendPaused moves how long a paused sandbox is kept.
+func (m *Manager) extendPaused(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, until time.Time) error {
 	longest := maxPaused(sb.Spec.Profile)
 	if until.Sub(now()) > longest {
 		return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would stay paused for %s from now; profile %s allows %s", sb.ID, until.Sub(now()).Round(time.Second), sb.Profile, longest)
 	}
-	if isStanding(sb) {
+	if hasReadyObject(sb) {
 		b, err := m.backend(sb.Extension)
 		if err != nil {
 			return err
@@ -638,9 +450,9 @@ func (m *Manager) keep(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.
 		if err := m.delayFuse(ctx, b, sb, until); err != nil {
 			return err
 		}
-		if burns := sb.Spec.Fuse.Add(-fuseMargin); !sb.Spec.Fuse.IsZero() && burns.Before(until) {
+		if removed := sb.Spec.Fuse.Add(-fuseMargin); !sb.Spec.Fuse.IsZero() && removed.Before(until) {
 			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s removes sandbox %s by itself and cannot be told to wait until then", sb.Extension, sb.ID).
-				WithHint("at most until %s", burns.Format(time.RFC3339))
+				WithHint("at most until %s", removed.Format(time.RFC3339))
 		}
 	}
 	sb.ExpiresAt = until

@@ -20,10 +20,10 @@ import (
 const (
 	// basisEvery is how often it is asked what the sandboxes of a pool would be made of.
 	basisEvery = 30 * time.Second
-	// calmFor is how long an extension must not have been asked for a sandbox before one
-	// is made for a pool, and patientFor how long a pool waits for that: requests go first.
-	calmFor    = 150 * time.Millisecond
-	patientFor = 2 * time.Second
+	// idleFor is how long an extension must not have been asked for a sandbox before one
+	// is made for a pool, and maxIdleWait how long a pool waits for that: requests go first.
+	idleFor     = 150 * time.Millisecond
+	maxIdleWait = 2 * time.Second
 )
 
 // poolActor is the actor of what is done for pools.
@@ -33,8 +33,8 @@ const poolActor = "pool"
 // only a memory of it, which claims are quick with and the next look corrects.
 type pool struct {
 	profile sandboxer.Profile
-	tending sync.Mutex  // held by the one who looks after it
-	poked   atomic.Bool // it is to be looked after once more
+	filling sync.Mutex  // held by the one who looks after it
+	due     atomic.Bool // it is to be filled once more
 
 	mu            sync.Mutex
 	key           string    // what one would be made of now; empty while unknown
@@ -66,10 +66,10 @@ func (d *demand) begin() (end func()) {
 	}
 }
 
-func (d *demand) calm() bool {
+func (d *demand) isIdle() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.now == 0 && time.Since(d.last) >= calmFor
+	return d.now == 0 && time.Since(d.last) >= idleFor
 }
 
 func (m *Manager) poolOf(profile string) *pool {
@@ -89,9 +89,9 @@ func isClaimed(sb *sandboxer.Sandbox) bool {
 	return sb.Pool != "" && sb.Tenant != "" && sb.ReadyAt.IsZero() && !isPaused(sb)
 }
 
-// refuses says what o asks for that cannot be given to a sandbox that is there already,
+// whyCold says what o asks for that cannot be given to a sandbox that is there already,
 // or nothing.
-func (p *pool) refuses(o *resolvedRequest) string {
+func (p *pool) whyCold(o *resolvedRequest) string {
 	mode := func(n sandboxer.NetworkPolicy) sandboxer.NetworkMode { return cmp.Or(n.Mode, sandboxer.NetworkNone) }
 	switch prof := &p.profile; {
 	case o.chosen:
@@ -114,8 +114,8 @@ func (p *pool) refuses(o *resolvedRequest) string {
 	return ""
 }
 
-// take hands out one that should be ready, to one caller.
-func (p *pool) take() (id string) {
+// takeReady hands out one that should be ready, to one caller.
+func (p *pool) takeReady() (id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.ready) == 0 {
@@ -125,8 +125,8 @@ func (p *pool) take() (id string) {
 	return id
 }
 
-// count notes how a create of the profile was answered.
-func (m *Manager) count(p *pool, warm bool) {
+// countCreate notes how a create of the profile was answered.
+func (m *Manager) countCreate(p *pool, warm bool) {
 	p.mu.Lock()
 	if warm {
 		p.claimed++
@@ -137,13 +137,13 @@ func (m *Manager) count(p *pool, warm bool) {
 	if m.opts.Pooled != nil {
 		m.opts.Pooled(p.profile.ID, warm)
 	}
-	m.pokePools()
+	m.wakePools()
 }
 
-// pokePools has the pools looked after.
-func (m *Manager) pokePools() {
+// wakePools has the pools looked after.
+func (m *Manager) wakePools() {
 	select {
-	case m.restock <- struct{}{}:
+	case m.poolsDue <- struct{}{}:
 	default:
 	}
 }
@@ -151,43 +151,43 @@ func (m *Manager) pokePools() {
 // claimOrCreate answers o with a sandbox of the pool, or with a new one.
 func (m *Manager) claimOrCreate(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
 	defer o.ext.demand.begin()()
-	make := m.launch
+	make := m.startCreate
 	if o.chosen {
-		make = m.join
+		make = m.createOrShare
 	}
 	p := m.poolOf(o.spec.Profile.ID)
 	if p == nil {
 		return make(ctx, o)
 	}
-	for o.cold = p.refuses(o); o.cold == ""; {
-		id := p.take()
+	for o.cold = p.whyCold(o); o.cold == ""; {
+		id := p.takeReady()
 		if id == "" {
 			o.cold = "it was empty"
 			break
 		}
-		sb, err := m.fromPool(ctx, o, p, id)
-		if errors.Is(err, errLost) {
+		sb, err := m.claimFromPool(ctx, o, p, id)
+		if errors.Is(err, errClaimLost) {
 			continue
 		}
 		if err == nil {
-			m.count(p, true)
+			m.countCreate(p, true)
 		} else {
-			m.pokePools() // it may be ready still
+			m.wakePools() // it may be ready still
 		}
 		return sb, err
 	}
 	sb, err := make(ctx, o)
 	if err == nil && !sb.Found {
-		m.count(p, false)
+		m.countCreate(p, false)
 	}
 	return sb, err
 }
 
-// errLost says that a sandbox of the pool cannot be had any more.
-var errLost = sandboxer.E(sandboxer.Conflict, nil, "somebody else has it")
+// errClaimLost says that a sandbox of the pool cannot be had any more.
+var errClaimLost = sandboxer.E(sandboxer.Conflict, nil, "somebody else has it")
 
-// fromPool gives the sandbox id of the pool to o.
-func (m *Manager) fromPool(ctx context.Context, o *resolvedRequest, p *pool, id string) (*sandboxer.Sandbox, error) {
+// claimFromPool gives the sandbox id of the pool to o.
+func (m *Manager) claimFromPool(ctx context.Context, o *resolvedRequest, p *pool, id string) (*sandboxer.Sandbox, error) {
 	own := *o
 	own.id, own.spec.ID = id, id
 	j, mine, err := m.begin(ctx, id, 1, true, &own)
@@ -195,23 +195,23 @@ func (m *Manager) fromPool(ctx context.Context, o *resolvedRequest, p *pool, id 
 		return nil, err
 	}
 	if !mine {
-		return nil, errLost
+		return nil, errClaimLost
 	}
-	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.assign(ctx, j, &own, p) })
+	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.claimPooled(ctx, j, &own, p) })
 	sb, err := m.await(ctx, &own, j, true)
 	if err == errTerminating && !j.recorded {
-		return nil, errLost // it was removed from the pool meanwhile
+		return nil, errClaimLost // it was removed from the pool meanwhile
 	}
 	return sb, err
 }
 
-// assign is the job behind fromPool: one compare-and-swap makes it o's, with the hold, the
-// idempotency key and the event; then it is furnished. A broker that dies in between
+// claimPooled is the job behind claimFromPool: one compare-and-swap makes it o's, with the hold, the
+// idempotency key and the event; then finishClaim brings it what its owner asked for. A broker that dies in between
 // leaves a record that is creating, as after any create.
-func (m *Manager) assign(ctx context.Context, j *job, o *resolvedRequest, p *pool) (*sandboxer.Sandbox, error) {
+func (m *Manager) claimPooled(ctx context.Context, j *job, o *resolvedRequest, p *pool) (*sandboxer.Sandbox, error) {
 	sb, err := m.store.SandboxGeneration(ctx, o.id, 1)
 	if isKind(err, sandboxer.NotFound) {
-		return nil, errLost
+		return nil, errClaimLost
 	}
 	if err != nil {
 		return nil, err
@@ -219,8 +219,8 @@ func (m *Manager) assign(ctx context.Context, j *job, o *resolvedRequest, p *poo
 	p.mu.Lock()
 	key := p.key
 	p.mu.Unlock()
-	if sb.State != sandboxer.Warm || !isPooled(sb) || sb.Pool != key || !time.Now().Before(sb.ExpiresAt) || isDoubted(sb) || sb.Unconfirmed != "" {
-		return nil, errLost
+	if sb.State != sandboxer.Warm || !isPooled(sb) || sb.Pool != key || !time.Now().Before(sb.ExpiresAt) || hasMarks(sb) || sb.Unconfirmed != "" {
+		return nil, errClaimLost
 	}
 	next := o.record(sb.Generation)
 	if err := m.price(ctx, o, next); err != nil {
@@ -235,15 +235,15 @@ func (m *Manager) assign(ctx context.Context, j *job, o *resolvedRequest, p *poo
 			sb.Host = cmp.Or(was.Host, sb.Host)
 			sb.Reason = sandboxer.ReasonRequested // until it runs
 			w.Entries, w.Cover = entries(hold(sb, "hold", sb.Quote.Amount)), true
-			w.Key, w.Quota = o.idempotency(sb), m.heldTo(sb.Tenant, ofSandboxes...)
+			w.Key, w.Quota = o.idempotency(sb), m.quotaFor(sb.Tenant, ofSandboxes...)
 			return nil
 		})
 	})
 	if isKind(err, sandboxer.Conflict) && sb.State != sandboxer.Warm {
-		return nil, errLost
+		return nil, errClaimLost
 	}
 	if err != nil {
-		return nil, m.explain(ctx, o, next, err)
+		return nil, m.explainCreateError(ctx, o, next, err)
 	}
 	j.recorded = true
 	m.publishRecord(j, sb)
@@ -280,9 +280,9 @@ func (m *Manager) finishClaim(ctx context.Context, b *backend.Backend, j *job, s
 			if sb.State != sandboxer.Creating {
 				return errTerminating
 			}
-			sb.Spec.Generation = objectOf(sb) + 1
+			sb.Spec.Generation = objectGeneration(sb) + 1
 			sb.Handle, sb.Pool, sb.PooledAt, sb.Reason = sandboxer.Handle{}, "", time.Time{}, ""
-			m.unplace(sb)
+			m.clearPlace(sb)
 			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "the one from the pool could not be used and is made anew: "+sandboxer.Message(why)))
 			return nil
 		})
@@ -305,10 +305,10 @@ func (m *Manager) addToPool(ctx context.Context, j *job, sb *sandboxer.Sandbox, 
 		})
 	})
 	if err != nil {
-		return nil, m.abandon(ctx, j, sb, err)
+		return nil, m.failCreate(ctx, j, sb, err)
 	}
 	sb.Spec.Env = nil
-	m.pokePools()
+	m.wakePools()
 	return sb, nil
 }
 
@@ -322,28 +322,28 @@ func (m *Manager) keepPools() {
 			m.log.Error("pools", "err", err)
 		}
 		for _, p := range m.catalogue.Load().pools {
-			p.poked.Store(true)
-			m.async(newTally(), func() { m.lookAfter(ctx, p) })
+			p.due.Store(true)
+			m.async(newTracker(), func() { m.keepPoolFull(ctx, p) })
 		}
 		select {
 		case <-m.ctx.Done():
 			return
 		case <-tick.C:
-		case <-m.restock:
+		case <-m.poolsDue:
 		}
 	}
 }
 
-// lookAfter tends p until nobody asks for that any more, unless somebody else does: then
+// keepPoolFull tends p until nobody asks for that any more, unless somebody else does: then
 // that one looks once more, because it may have looked before there was a reason to.
-func (m *Manager) lookAfter(ctx context.Context, p *pool) {
-	for p.poked.Load() && p.tending.TryLock() {
-		for p.poked.Swap(false) {
-			if err := m.tend(ctx, p); err != nil && ctx.Err() == nil {
+func (m *Manager) keepPoolFull(ctx context.Context, p *pool) {
+	for p.due.Load() && p.filling.TryLock() {
+		for p.due.Swap(false) {
+			if err := m.fillPool(ctx, p); err != nil && ctx.Err() == nil {
 				m.log.Warn("pool", "profile", p.profile.ID, "err", err)
 			}
 		}
-		p.tending.Unlock()
+		p.filling.Unlock()
 	}
 }
 
@@ -351,7 +351,7 @@ func (m *Manager) lookAfter(ctx context.Context, p *pool) {
 func (m *Manager) removeStalePools(ctx context.Context) error {
 	return m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Warm}}, func(sb *sandboxer.Sandbox) {
 		if sb.Damaged == "" && sb.Unconfirmed == "" && m.poolOf(sb.Profile) == nil {
-			m.discard(ctx, newTally(), sb, "its profile keeps no pool any more")
+			m.discardPooled(ctx, newTracker(), sb, "its profile keeps no pool any more")
 		}
 	})
 }
@@ -371,16 +371,16 @@ func (m *Manager) members(ctx context.Context, p *pool) (warm []*sandboxer.Sandb
 	return warm, making, err
 }
 
-// tend brings the pool to its size: what is of no use is removed, what is missing made,
+// fillPool brings the pool to its size: what is of no use is removed, what is missing made,
 // one after the other.
-func (m *Manager) tend(ctx context.Context, p *pool) error {
+func (m *Manager) fillPool(ctx context.Context, p *pool) error {
 	for ctx.Err() == nil {
 		p.mu.Lock()
 		early := time.Until(p.retryAt)
 		p.mu.Unlock()
 		key, err := m.basis(ctx, p, early > 0)
 		if err != nil {
-			return m.troubled(p, err)
+			return m.poolFailed(p, err)
 		}
 		warm, making, err := m.members(ctx, p)
 		if err != nil {
@@ -391,10 +391,10 @@ func (m *Manager) tend(ctx context.Context, p *pool) error {
 			switch {
 			case sb.Pool != key:
 				if key != "" {
-					m.discard(ctx, newTally(), sb, "it is not what its profile makes now")
+					m.discardPooled(ctx, newTracker(), sb, "it is not what its profile makes now")
 				}
 			case len(ready) >= p.profile.Pool.Size:
-				m.discard(ctx, newTally(), sb, "there are more than its profile keeps")
+				m.discardPooled(ctx, newTracker(), sb, "there are more than its profile keeps")
 			case m.working(sb.ID): // being claimed, or removed
 			default:
 				ready = append(ready, sb.ID)
@@ -411,15 +411,15 @@ func (m *Manager) tend(ctx context.Context, p *pool) error {
 		if full || early > 0 {
 			return nil
 		}
-		if err := m.stock(ctx, p, key); err != nil {
-			return m.troubled(p, err)
+		if err := m.makePooled(ctx, p, key); err != nil {
+			return m.poolFailed(p, err)
 		}
 	}
 	return nil
 }
 
-// troubled notes why the pool is not full, and when that is tried again.
-func (m *Manager) troubled(p *pool, cause error) error {
+// poolFailed notes why the pool is not full, and when that is tried again.
+func (m *Manager) poolFailed(p *pool, cause error) error {
 	if m.ctx.Err() != nil {
 		return nil
 	}
@@ -428,7 +428,7 @@ func (m *Manager) troubled(p *pool, cause error) error {
 	wait := backoff(p.failures, rand.Float64())
 	p.retryAt, p.problem = now().Add(wait), sandboxer.Message(cause)
 	p.mu.Unlock()
-	time.AfterFunc(wait, m.pokePools)
+	time.AfterFunc(wait, m.wakePools)
 	return cause
 }
 
@@ -445,7 +445,7 @@ func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error
 	if err != nil {
 		return "", err
 	}
-	spec := m.blank(p.profile)
+	spec := m.profileSpec(p.profile)
 	spec.ID, spec.Generation, spec.Warm = sandboxer.NewID(), 1, true
 	if err := b.Check(ctx, spec); err != nil {
 		return "", err
@@ -459,7 +459,7 @@ func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error
 	if err != nil {
 		return "", err
 	}
-	sum := m.keyed("sandboxer pool", j) // of the profile's environment, too, and kept with each sandbox
+	sum := keyedDigest(m.opts.Key, "sandboxer pool", j) // of the profile's environment, too, and kept with each sandbox
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if key = hex.EncodeToString(sum[:16]); key != p.key {
@@ -469,24 +469,24 @@ func (m *Manager) basis(ctx context.Context, p *pool, known bool) (string, error
 	return key, nil
 }
 
-// stock makes one sandbox for the pool, when nobody else needs the extension.
-func (m *Manager) stock(ctx context.Context, p *pool, key string) error {
+// makePooled makes one sandbox for the pool, when nobody else needs the extension.
+func (m *Manager) makePooled(ctx context.Context, p *pool, key string) error {
 	ext := m.extension(p.profile.Extension)
 	select {
-	case ext.stocking <- struct{}{}:
+	case ext.poolCreates <- struct{}{}:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	defer func() { <-ext.stocking }()
-	for give := time.Now().Add(patientFor); !ext.demand.calm() && time.Now().Before(give); {
+	defer func() { <-ext.poolCreates }()
+	for give := time.Now().Add(maxIdleWait); !ext.demand.isIdle() && time.Now().Before(give); {
 		select {
-		case <-time.After(calmFor / 8):
+		case <-time.After(idleFor / 8):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
 	at := now()
-	spec := m.blank(p.profile)
+	spec := m.profileSpec(p.profile)
 	spec.ID, spec.Generation, spec.Warm = sandboxer.NewID(), 1, true
 	sb := &sandboxer.Sandbox{
 		ID: spec.ID, Generation: 1, Profile: p.profile.ID, Extension: p.profile.Extension, State: sandboxer.Creating, Spec: spec,
@@ -497,7 +497,7 @@ func (m *Manager) stock(ctx context.Context, p *pool, key string) error {
 	// to be moved.
 	sb.Spec.Fuse = sb.ExpiresAt.Add(ttlOf(p.profile) + fuseMargin)
 	if p.profile.OnTTL == sandboxer.ExpiryPause {
-		sb.Spec.Fuse = sb.Spec.Fuse.Add(patience)
+		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter)
 	}
 	var err error
 	if sb.SealedEnv, err = m.sealEnv(sb, spec.Env); err != nil {
@@ -514,7 +514,7 @@ func (m *Manager) stock(ctx context.Context, p *pool, key string) error {
 	}
 	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
 		w := sandboxer.Writes{Events: []sandboxer.Event{ev}}
-		if err := m.step(pStock, func() error { return m.store.CreateSandbox(ctx, sb, w) }); err != nil {
+		if err := m.step(pPoolRecord, func() error { return m.store.CreateSandbox(ctx, sb, w) }); err != nil {
 			return nil, err
 		}
 		m.notify(sb.ID)
@@ -526,21 +526,21 @@ func (m *Manager) stock(ctx context.Context, p *pool, key string) error {
 	return j.err
 }
 
-// discard ends a sandbox that nobody has claimed, in the background. It returns false
+// discardPooled ends a sandbox that nobody has claimed, in the background. It returns false
 // while the sweep does something with it.
-func (m *Manager) discard(ctx context.Context, t *tally, sb *sandboxer.Sandbox, why string) bool {
-	if !m.take(sb.ID) {
+func (m *Manager) discardPooled(ctx context.Context, t *tracker, sb *sandboxer.Sandbox, why string) bool {
+	if !m.sweepLocks.tryLock(sb.ID) {
 		return false
 	}
 	m.async(t, func() {
-		defer m.drop(sb.ID)
+		defer m.unlockSweep(sb.ID)
 		err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonPool, message: why, still: func(sb *sandboxer.Sandbox) bool {
 			return sb.State == sandboxer.Warm && sb.Unconfirmed == ""
 		}})
 		if err == nil {
 			err = m.retryTeardown(ctx, t, sb)
 		}
-		if err != nil && err != errMoot && ctx.Err() == nil { // the sweep goes on with it
+		if err != nil && err != errNotNeeded && ctx.Err() == nil { // the sweep goes on with it
 			m.log.WarnContext(ctx, "removal from a pool", "sandbox", sb.ID, "err", err)
 		}
 	})
@@ -602,16 +602,29 @@ func (m *Manager) DrainPool(ctx context.Context, profile string) (id string, rem
 	p.mu.Lock()
 	p.key, p.ready = "", nil // ask what they are made of, too
 	p.mu.Unlock()
-	t := newTally()
+	t := newTracker()
 	for len(warm) > 0 && ctx.Err() == nil && m.ctx.Err() == nil {
 		warm = slices.DeleteFunc(warm, func(sb *sandboxer.Sandbox) bool {
-			return m.discard(sandboxer.WithPrincipal(m.ctx, sandboxer.PrincipalFrom(ctx)), t, sb, fmt.Sprintf("the pool of %s was drained", prof.ID))
+			return m.discardPooled(sandboxer.WithPrincipal(m.ctx, sandboxer.PrincipalFrom(ctx)), t, sb, fmt.Sprintf("the pool of %s was drained", prof.ID))
 		})
 		if len(warm) > 0 {
 			time.Sleep(10 * time.Millisecond)
 		}
 	}
-	err = wait(ctx, t.over())
-	m.pokePools()
-	return prof.ID, t.sum().Torndown, err
+	err = wait(ctx, t.done())
+	m.wakePools()
+	return prof.ID, t.summary().Torndown, err
+}
+
+// PoolStatus describes the pool of one profile.
+type PoolStatus struct {
+	Profile   string `json:"profile"`
+	Extension string `json:"extension"`
+	Size      int    `json:"size"`  // how many should wait
+	Ready     int    `json:"ready"` // how many wait now
+	// For administrators only:
+	Claimed *int64    `json:"claimed,omitempty"` // creates that were answered from it since the broker started
+	Cold    *int64    `json:"cold,omitempty"`    // creates of the profile that were not
+	Problem string    `json:"problem,omitempty"` // why it is not full
+	RetryAt time.Time `json:"retry_at,omitzero"` // when that is tried again
 }

@@ -136,7 +136,7 @@ func TestPoolCold(t *testing.T) {
 		"another network mode": {spec: sandboxer.Spec{Limits: p.Limits}},
 		"mounts":               {spec: sandboxer.Spec{Limits: p.Limits, Network: p.Network}, req: sandboxer.CreateRequest{Mounts: make([]sandboxer.Mount, 1)}},
 	} {
-		if got := (&pool{profile: p}).refuses(o); got != why {
+		if got := (&pool{profile: p}).whyCold(o); got != why {
 			t.Errorf("refused because of %q, want %q", got, why)
 		}
 	}
@@ -234,8 +234,8 @@ func TestPoolProfileChange(t *testing.T) {
 func TestPoolDrainsWhatIsProbed(t *testing.T) {
 	r := newRig(t, pooled(2))
 	ids := r.full("test", 2)
-	eventually(t, "it to be free", func() bool { return r.take(ids[0]) })
-	time.AfterFunc(100*time.Millisecond, func() { r.drop(ids[0]) })
+	eventually(t, "it to be free", func() bool { return r.sweepLocks.tryLock(ids[0]) })
+	time.AfterFunc(100*time.Millisecond, func() { r.unlockSweep(ids[0]) })
 	if _, n, err := r.DrainPool(admin, "test"); err != nil || n != 2 {
 		t.Errorf("drained %d, %v", n, err)
 	}
@@ -272,12 +272,12 @@ func TestPoolOldLook(t *testing.T) {
 	open := sync.OnceFunc(func() { close(b.out) })
 	t.Cleanup(open)
 	b.hold.Store(true)
-	r.pokePools()
+	r.wakePools()
 	<-b.read
 	if _, n, err := r.DrainPool(admin, "test"); err != nil || n != 1 {
 		t.Errorf("drained %d, %v", n, err)
 	}
-	eventually(t, "the wish to look again", func() bool { return len(r.restock) == 0 })
+	eventually(t, "the wish to look again", func() bool { return len(r.poolsDue) == 0 })
 	time.Sleep(10 * time.Millisecond) // it is heard, and nobody is free for it
 	open()
 	r.full("test", 1)
@@ -293,7 +293,7 @@ func TestPoolBackoff(t *testing.T) {
 	p := r.poolOf("profile.test")
 	eventually(t, "two failures", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return p.failures >= 2 })
 	for range 20 {
-		r.pokePools()
+		r.wakePools()
 		time.Sleep(5 * time.Millisecond)
 	}
 	p.mu.Lock()

@@ -2,15 +2,10 @@ package manager
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"net"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -111,9 +106,9 @@ func (m *Manager) changePort(ctx context.Context, ref string, port int, change f
 		return nil, err
 	}
 	if what != "" && what != "opened" {
-		m.endVisits(sb.ID, port)
+		m.ports.end(sb.ID, port)
 	}
-	return m.fresh(sb), nil
+	return m.withLastUse(sb), nil
 }
 
 func openAt(sb *sandboxer.Sandbox, port int) int {
@@ -218,51 +213,7 @@ func (m *Manager) SignPort(ctx context.Context, ref string, port int, ttl time.D
 	}
 	until := time.Now().Add(ttl + time.Second - 1).Truncate(time.Second).UTC() // not shorter than was asked for
 	c := portClaim{ID: sb.ID, Generation: sb.Generation, Port: port, Rev: sb.Opened[i].Rev, Until: until}
-	return m.signClaim(c), sb, until, nil
-}
-
-// PortTokenPrefix begins every token of SignPort, so that leaked ones are recognized.
-const PortTokenPrefix = "sbx_port_"
-
-// portClaim is what a token of SignPort says.
-type portClaim struct {
-	ID         string
-	Generation int
-	Port       int
-	Rev        int64
-	Until      time.Time
-}
-
-func (m *Manager) signClaim(c portClaim) sandboxer.Secret {
-	b := []byte{1} // version
-	b = binary.BigEndian.AppendUint16(b, uint16(c.Port))
-	b = binary.BigEndian.AppendUint32(b, uint32(c.Generation))
-	b = binary.BigEndian.AppendUint64(b, uint64(c.Rev))
-	b = binary.BigEndian.AppendUint64(b, uint64(c.Until.Unix()))
-	b = append(b, c.ID...) // all before it has a fixed length
-	return sandboxer.Secret(PortTokenPrefix + base64.RawURLEncoding.EncodeToString(append(b, m.claimMAC(b)...)))
-}
-
-func (m *Manager) claimMAC(b []byte) []byte { return m.keyed("sandboxer port url\x00", b) }
-
-func (m *Manager) readClaim(token sandboxer.Secret) (c portClaim, ok bool) {
-	text, ok := strings.CutPrefix(token.Reveal(), PortTokenPrefix)
-	if !ok || len(text) > 256 {
-		return c, false
-	}
-	b, err := base64.RawURLEncoding.Strict().DecodeString(text)
-	const fixed = 1 + 2 + 4 + 8 + 8
-	if err != nil || len(b) < fixed+1+sha256.Size {
-		return c, false
-	}
-	b, mac := b[:len(b)-sha256.Size], b[len(b)-sha256.Size:]
-	if !hmac.Equal(mac, m.claimMAC(b)) || b[0] != 1 {
-		return c, false
-	}
-	return portClaim{
-		Port: int(binary.BigEndian.Uint16(b[1:])), Generation: int(binary.BigEndian.Uint32(b[3:])),
-		Rev: int64(binary.BigEndian.Uint64(b[7:])), Until: time.Unix(int64(binary.BigEndian.Uint64(b[15:])), 0).UTC(), ID: string(b[fixed:]),
-	}, true
+	return m.ports.sign(c), sb, until, nil
 }
 
 // PortAccess asks for the way to an open port: with a token of SignPort, or for the
@@ -301,7 +252,7 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	var claim portClaim
 	if signed {
 		var ok bool
-		claim, ok = m.readClaim(a.Token)
+		claim, ok = m.ports.read(a.Token)
 		if !ok || time.Now().After(claim.Until) || a.Ref != "" && a.Ref != claim.ID || a.Port != 0 && a.Port != claim.Port {
 			return nil, errNoVisit
 		}
@@ -357,31 +308,21 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 // it: check says of the record as it is then whether it may begin, and whether the object is
 // still the one that runs.
 func (m *Manager) beginVisit(ctx, stay context.Context, v *Visit, id string, check func(now *sandboxer.Sandbox, running bool) error) error {
-	sb, b, h, end, err := m.openFor(ctx, m.streams, sandboxer.ScopeWrite, id)
+	sb, b, h, end, err := m.beginUse(ctx, m.streams, sandboxer.ScopeWrite, id)
 	if err != nil {
 		return err
 	}
 	v.SandboxID, v.Tenant, v.Generation, v.b, v.h = sb.ID, sb.Tenant, sb.Generation, b, h
-	v.Ctx, v.cut = m.within(stay)
-	m.mu.Lock()
-	if m.visits[sb.ID] == nil {
-		m.visits[sb.ID] = map[*Visit]context.CancelCauseFunc{}
-	}
-	m.visits[sb.ID][v] = v.cut
-	m.mu.Unlock()
+	v.Ctx, v.cut = m.untilClosed(stay)
+	leave := m.ports.enter(v)
 	v.End = func() {
-		m.mu.Lock()
-		delete(m.visits[sb.ID], v)
-		if len(m.visits[sb.ID]) == 0 {
-			delete(m.visits, sb.ID)
-		}
-		m.mu.Unlock()
+		leave()
 		v.cut(nil)
 		end()
 	}
 	now, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
 	if err == nil {
-		err = check(now, now.State == sandboxer.Running && objectOf(now) == h.Generation)
+		err = check(now, now.State == sandboxer.Running && objectGeneration(now) == h.Generation)
 	}
 	if err != nil {
 		v.End()
@@ -398,15 +339,4 @@ func (v *Visit) Dial(ctx context.Context) (net.Conn, error) { return v.b.Dial(ct
 // Endpoint is where the backend publishes the port.
 func (v *Visit) Endpoint(ctx context.Context) (sandboxer.Endpoint, error) {
 	return v.b.Expose(ctx, v.h, v.Port)
-}
-
-// endVisits cuts whoever uses a port of the sandbox (0: any).
-func (m *Manager) endVisits(id string, port int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for v, cancel := range m.visits[id] {
-		if port == 0 || v.Port == port {
-			cancel(sandboxer.E(sandboxer.Denied, nil, "port %d of sandbox %s was closed", v.Port, id))
-		}
-	}
 }

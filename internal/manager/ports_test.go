@@ -126,7 +126,7 @@ func TestSignedPorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, busy := r.lastUse(sb.ID); !busy {
+	if _, busy := r.usage.last(sb.ID); !busy {
 		t.Error("a visit is not use")
 	}
 	if _, err := r.RevokePort(acme, sb.ID, port); err != nil {
@@ -134,7 +134,7 @@ func TestSignedPorts(t *testing.T) {
 	}
 	<-v.Ctx.Done()
 	v.End()
-	if _, busy := r.lastUse(sb.ID); busy {
+	if _, busy := r.usage.last(sb.ID); busy {
 		t.Error("a visit that ended is use")
 	}
 	if good(token) {
@@ -159,7 +159,7 @@ func TestSignedPorts(t *testing.T) {
 
 	begun := time.Now()
 	short := sign(time.Second)
-	if c, ok := r.readClaim(short); !ok || c.Until.Sub(begun) < time.Second {
+	if c, ok := r.ports.read(short); !ok || c.Until.Sub(begun) < time.Second {
 		t.Errorf("asked for a second, got %v", c.Until.Sub(begun))
 	}
 	v, err = r.Visit(t.Context(), PortAccess{Token: short})
@@ -197,11 +197,11 @@ func TestSignedPorts(t *testing.T) {
 }
 
 func FuzzPortToken(f *testing.F) {
-	r := newRig(f, func(s *setup) { quiet(s); s.idle = true })
+	a := newPortAccess(testKey)
 	f.Add("sbx_port_AAAA")
-	f.Add(r.signClaim(portClaim{ID: "a", Generation: 1, Port: 1, Rev: 1, Until: time.Now()}).Reveal())
+	f.Add(a.sign(portClaim{ID: "a", Generation: 1, Port: 1, Rev: 1, Until: time.Now()}).Reveal())
 	f.Fuzz(func(t *testing.T, s string) {
-		if c, ok := r.readClaim(sandboxer.Secret(s)); ok && r.signClaim(c).Reveal() != s {
+		if c, ok := a.read(sandboxer.Secret(s)); ok && a.sign(c).Reveal() != s {
 			t.Errorf("%q is read as %+v", s, c)
 		}
 	})

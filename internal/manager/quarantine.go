@@ -4,19 +4,19 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A record is written before anything exists, and is kept for as long as something does. What
-// carries our stamp under an ID or a generation that the database never had is therefore
-// younger than the database: that was restored from a backup, or lost its latest writes. It
-// may be somebody's work. It is quarantined: kept, and told, until its fuse, which a snapshot
-// has not, or until an administrator adopts it, which makes a record anew, or removes it.
+// A record is written before anything exists, so an object with our stamp and an ID or a
+// generation that the database never had is younger than the database: that was restored
+// from a backup, or lost its latest writes. Such an object may be somebody's work. It is
+// quarantined: kept, and told, until its fuse, or until an administrator adopts it, which
+// makes a record anew from its stamp, or destroys it.
 
 // maxQuarantine bounds of how many quarantined objects more is known than that they are
 // kept.
@@ -37,17 +37,297 @@ type Quarantined struct {
 	Why        string    `json:"why"`
 }
 
-// A quarantineList has the objects that the database does not know. Guarded by Manager.mu.
-type quarantineList map[sighting]*quarantinedObject
+// quarantine has the quarantined objects, as far as surveys have seen them.
+//
+// mu guards the map and the objects in it. Neither the store nor a backend is called under it.
+type quarantine struct {
+	mu      sync.Mutex
+	objects map[objectKey]*quarantinedObject
+}
 
-// quarantinedObject is what the manager remembers of one.
+// quarantinedObject is what is remembered of a quarantined object.
 type quarantinedObject struct {
 	Quarantined
-	looked    time.Time // when its backend was last asked
-	told      bool
+	probedAt  time.Time // when its backend was last asked
+	reported  bool
 	deadSince time.Time // when it was first proven dead
 	dead      bool      // proven twice: nothing is left to keep
-	nobodys   bool      // its stamp says that it was made for a pool and never claimed
+	unclaimed bool      // its stamp says that it was made for a pool and never claimed
+}
+
+func newQuarantine() *quarantine { return &quarantine{objects: map[objectKey]*quarantinedObject{}} }
+
+// see notes that k is listed, and says whether it is to be kept and whether its backend is to
+// be asked about it now. In a grace period no fuse is over.
+func (q *quarantine) see(k objectKey, host string, now time.Time, grace bool) (keep, look bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	o := q.objects[k]
+	if o == nil {
+		if len(q.objects) >= maxQuarantine {
+			return true, false
+		}
+		o = &quarantinedObject{Quarantined: Quarantined{
+			ID: k.id, Generation: k.generation, Extension: k.extension, Host: host, Since: now.UTC(),
+			Why: "the database does not know it: that was restored from a backup, or lost its latest writes",
+		}}
+		q.objects[k] = o
+	}
+	if now.Sub(o.probedAt) >= probeEvery {
+		o.probedAt, look = now, true
+	}
+	over := !o.Until.IsZero() && now.After(o.Until) && !grace
+	return !over && !o.dead && !o.unclaimed, look
+}
+
+// inspected notes what its backend says of k: what was found of it, if anything, what its
+// stamp says, if it has one, and whether it is alive. It reports whether it is to be told of, for
+// the first time.
+func (q *quarantine) inspected(k objectKey, found sandboxer.Found, was *sandboxer.Sandbox, alive sandboxer.Liveness, now time.Time) (_ Quarantined, report bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	o := q.objects[k]
+	if o == nil {
+		return Quarantined{}, false
+	}
+	if found.Handle.SandboxID != "" {
+		o.Until = found.Fuse
+	}
+	if was != nil {
+		o.Tenant, o.Name, o.Profile, o.CreatedAt = was.Tenant, was.Name, was.Profile, was.CreatedAt
+		o.unclaimed = isPooled(was)
+	}
+	switch {
+	case alive != sandboxer.Gone && alive != sandboxer.OOMKilled:
+		o.deadSince, o.dead = time.Time{}, false
+	case o.deadSince.IsZero():
+		o.deadSince = now
+	case now.Sub(o.deadSince) >= confirmAfter:
+		o.dead = true
+	}
+	report = !o.reported && !o.unclaimed && o.deadSince.IsZero()
+	o.reported = o.reported || report
+	return o.Quarantined, report
+}
+
+// reportAgain has the next inspection of k tell of it, as the last one could not.
+func (q *quarantine) reportAgain(k objectKey) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if o := q.objects[k]; o != nil {
+		o.reported = false
+	}
+}
+
+// release forgets the objects of an extension that are explained by now or, if the listing was
+// whole, not there any more.
+func (q *quarantine) release(extension string, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool, whole bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for k := range q.objects {
+		if _, ok := listed[k]; k.extension == extension && (explained[k] || !ok && whole) {
+			delete(q.objects, k)
+		}
+	}
+}
+
+// remove forgets k.
+func (q *quarantine) remove(k objectKey) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.objects, k)
+}
+
+// get returns what is known of k; nothing if it is not quarantined.
+func (q *quarantine) get(k objectKey) Quarantined {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if o := q.objects[k]; o != nil {
+		return o.Quarantined
+	}
+	return Quarantined{}
+}
+
+// list returns what is quarantined under id, or, if that is "", all that is to be kept, oldest
+// first.
+func (q *quarantine) list(id string) []Quarantined {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	all := []Quarantined{}
+	for k, o := range q.objects {
+		if id == "" && !o.dead && !o.unclaimed || k.id == id {
+			all = append(all, o.Quarantined)
+		}
+	}
+	slices.SortFunc(all, func(a, b Quarantined) int {
+		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.ID, b.ID), a.Generation-b.Generation)
+	})
+	return all
+}
+
+// quarantineObject says whether the object k, which the database does not know, is to be kept,
+// and has it looked at and told.
+func (m *Manager) quarantineObject(t *tracker, e *extension, k objectKey, h sandboxer.Handle) (keep bool) {
+	now := time.Now()
+	keep, look := m.quarantine.see(k, h.Host, now, m.clock.inGracePeriod(now))
+	if look {
+		m.async(t, func() { m.inspectQuarantined(e, k, h) })
+	}
+	return keep
+}
+
+// inspectQuarantined asks the backend about a quarantined object, and tells of it the first
+// time.
+func (m *Manager) inspectQuarantined(e *extension, k objectKey, h sandboxer.Handle) {
+	release, err := m.slot(m.ctx, e.Info.ID)
+	if err != nil {
+		return
+	}
+	defer release()
+	var found sandboxer.Found
+	var was *sandboxer.Sandbox
+	if e.Backend.Can(sandboxer.CanDiscover) {
+		if found, err = e.Backend.Discover(m.ctx, k.id); err == nil && found.Handle.Generation == k.generation {
+			was = m.openStamp(found)
+		} else {
+			found = sandboxer.Found{}
+		}
+	}
+	alive := sandboxer.Unknown
+	if e.Backend.Can(sandboxer.CanProbe) {
+		if alive, err = e.Backend.IsAlive(m.ctx, h); err != nil {
+			alive = sandboxer.Unknown
+		}
+	}
+	now := time.Now()
+	q, report := m.quarantine.inspected(k, found, was, alive, now)
+	if !report {
+		return
+	}
+	until := keptUntil(q.Until)
+	ev := sandboxer.Event{SandboxID: k.id, Generation: k.generation, Tenant: q.Tenant}
+	ev.Message = sandboxRecords.unknownText(e.Info.ID+" has it,", until, k.id)
+	err = m.reportUnknown(m.ctx, sandboxRecords.recordWords, ev, "sandbox", k.id, "generation", k.generation,
+		"extension", e.Info.ID, "tenant", q.Tenant, "profile", q.Profile, "until", until)
+	if err != nil {
+		m.quarantine.reportAgain(k)
+	}
+}
+
+// Quarantine lists what is quarantined, at most MaxPage objects, oldest first. It needs
+// the admin scope.
+func (m *Manager) Quarantine(ctx context.Context) ([]Quarantined, error) {
+	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
+		return nil, err
+	}
+	return m.quarantine.list(""), nil
+}
+
+// An unknownObject is an object that the database does not know.
+type unknownObject struct {
+	e     *extension
+	s     objectKey
+	found sandboxer.Found // nothing but the handle if the extension cannot discover
+}
+
+// unknownObjects finds what the extensions have under id and the database does not know: also
+// what no survey has seen so far.
+func (m *Manager) unknownObjects(ctx context.Context, id string) (all []unknownObject, err error) {
+	for _, e := range m.extensions() {
+		if e.Backend == nil {
+			continue
+		}
+		var found sandboxer.Found
+		if e.Backend.Can(sandboxer.CanDiscover) {
+			found, err = e.Backend.Discover(ctx, id)
+			if err != nil && !isKind(err, sandboxer.NotFound) {
+				return nil, err
+			}
+		}
+		if found.Handle.SandboxID == "" { // incomplete, dead, or the extension cannot tell
+			for _, q := range m.quarantine.list(id) {
+				if q.Extension == e.Info.ID && q.Generation > found.Handle.Generation {
+					found = sandboxer.Found{Handle: sandboxer.Handle{SandboxID: id, Generation: q.Generation, Host: q.Host}}
+				}
+			}
+		}
+		if found.Handle.SandboxID == "" {
+			continue
+		}
+		s := objectKey{e.Info.ID, id, found.Handle.Generation}
+		_, v, err := m.recordStatusOf(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		if v == recordMissing {
+			all = append(all, unknownObject{e, s, found})
+		}
+	}
+	return all, nil
+}
+
+// isQuarantinedID reports whether an extension has an object under id that the database does not
+// know, so that nothing new may be made under it. Once a survey has seen what the
+// extensions have, nobody is asked.
+func (m *Manager) isQuarantinedID(ctx context.Context, id string) (bool, error) {
+	if len(m.quarantine.list(id)) > 0 {
+		return true, nil
+	}
+	for _, e := range m.extensions() {
+		if e.Backend == nil || e.surveyed.Load() || !e.Backend.Can(sandboxer.CanDiscover) {
+			continue
+		}
+		found, err := e.Backend.Discover(ctx, id)
+		if ctx.Err() != nil {
+			return false, context.Cause(ctx)
+		}
+		if err != nil { // not there, or out of reach
+			continue
+		}
+		_, v, err := m.recordStatusOf(ctx, objectKey{e.Info.ID, id, found.Handle.Generation})
+		if err != nil || v == recordMissing {
+			return v == recordMissing, err
+		}
+	}
+	return false, nil
+}
+
+// removeUnknownObjects tears down what the database does not know under id, at the wish of whoever is
+// in ctx, and returns what that was; nil if there is nothing.
+func (m *Manager) removeUnknownObjects(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
+	all, err := m.unknownObjects(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	var gone *sandboxer.Sandbox
+	for _, x := range all {
+		sb := &sandboxer.Sandbox{ID: id}
+		if was := m.openStamp(x.found); was != nil {
+			sb = was
+		}
+		err := m.removeOrphan(ctx, x.e, x.s, x.found.Handle, sb.Tenant)
+		if err == errNotNeeded {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		sb.Generation, sb.Extension, sb.Handle, sb.State = x.s.generation, x.e.Info.ID, x.found.Handle, sandboxer.Terminated
+		sb.Reason, sb.Message, sb.EndedAt = sandboxer.ReasonRequested, "the database did not know it; it was removed", now()
+		sb.Quote, sb.SealedEnv, sb.Spec.Env = sandboxer.MeterQuote{}, nil, nil
+		gone = sb
+	}
+	return gone, nil
+}
+
+// quarantineText says of an object that the database does not know how long it is kept.
+func (m *Manager) quarantineText(e *extension, s objectKey) string {
+	whose := ","
+	q := m.quarantine.get(s)
+	if q.Tenant != "" {
+		whose = fmt.Sprintf(", tenant %s's by its stamp,", q.Tenant)
+	}
+	return sandboxRecords.unknownText(fmt.Sprintf("%s has generation %d of it%s", e.Info.ID, s.generation, whose), keptUntil(q.Until), s.id)
 }
 
 // unknownText says of something that the database does not know what is known, until when it
@@ -69,350 +349,4 @@ func (m *Manager) reportUnknown(ctx context.Context, w recordWords, ev sandboxer
 	m.log.Warn(w.object+" of this installation is unknown to the database; it is kept", attrs...)
 	ev.At, ev.Type, ev.Actor = now(), sandboxer.EventQuarantine, sweeper
 	return m.store.Write(ctx, sandboxer.Writes{Events: []sandboxer.Event{ev}})
-}
-
-// quarantineUnknown says whether the object s, which the database does not know, is to be kept, and
-// sees to it that it is looked at and told.
-func (m *Manager) quarantineUnknown(t *tally, e *extension, s sighting, h sandboxer.Handle) bool {
-	now := time.Now()
-	m.mu.Lock()
-	look := false
-	defer func() {
-		m.mu.Unlock()
-		if look {
-			m.async(t, func() { m.inspect(e, s, h) })
-		}
-	}()
-	q := m.quarantine[s]
-	if q == nil {
-		if len(m.quarantine) >= maxQuarantine {
-			return true
-		}
-		q = &quarantinedObject{Quarantined: Quarantined{
-			ID: s.id, Generation: s.generation, Extension: e.Info.ID, Host: h.Host, Since: now.UTC(),
-			Why: "the database does not know it: that was restored from a backup, or lost its latest writes",
-		}}
-		m.quarantine[s] = q
-	}
-	if now.Sub(q.looked) >= probeEvery {
-		q.looked, look = now, true
-	}
-	over := !q.Until.IsZero() && now.After(q.Until) && !now.Before(m.graceUntil)
-	return !over && !q.dead && !q.nobodys
-}
-
-// inspect asks the backend about a quarantined object, and tells of it the first time.
-func (m *Manager) inspect(e *extension, s sighting, h sandboxer.Handle) {
-	release, err := m.slot(m.ctx, e.Info.ID)
-	if err != nil {
-		return
-	}
-	defer release()
-	var found sandboxer.Found
-	var was *sandboxer.Sandbox
-	if e.Backend.Can(sandboxer.CanDiscover) {
-		if found, err = e.Backend.Discover(m.ctx, s.id); err == nil && found.Handle.Generation == s.generation {
-			was = m.openStamp(found)
-		} else {
-			found = sandboxer.Found{}
-		}
-	}
-	alive := sandboxer.Unknown
-	if e.Backend.Can(sandboxer.CanProbe) {
-		if alive, err = e.Backend.IsAlive(m.ctx, h); err != nil {
-			alive = sandboxer.Unknown
-		}
-	}
-	now := time.Now()
-	m.mu.Lock()
-	q := m.quarantine[s]
-	if q == nil {
-		m.mu.Unlock()
-		return
-	}
-	if found.Handle.SandboxID != "" {
-		q.Until = found.Fuse
-	}
-	if was != nil {
-		q.Tenant, q.Name, q.Profile, q.CreatedAt = was.Tenant, was.Name, was.Profile, was.CreatedAt
-		q.nobodys = isPooled(was)
-	}
-	switch {
-	case alive != sandboxer.Gone && alive != sandboxer.OOMKilled:
-		q.deadSince, q.dead = time.Time{}, false
-	case q.deadSince.IsZero():
-		q.deadSince = now
-	case now.Sub(q.deadSince) >= confirmAfter:
-		q.dead = true
-	}
-	tell := !q.told && !q.nobodys && q.deadSince.IsZero()
-	q.told = q.told || tell
-	say := q.Quarantined
-	m.mu.Unlock()
-	if !tell {
-		return
-	}
-	until := keptUntil(say.Until)
-	ev := sandboxer.Event{SandboxID: s.id, Generation: s.generation, Tenant: say.Tenant}
-	ev.Message = sandboxRecords.unknownText(e.Info.ID+" has it,", until, s.id)
-	err = m.reportUnknown(m.ctx, sandboxRecords.recordWords, ev, "sandbox", s.id, "generation", s.generation,
-		"extension", e.Info.ID, "tenant", say.Tenant, "profile", say.Profile, "until", until)
-	if err != nil {
-		m.mu.Lock()
-		q.told = false
-		m.mu.Unlock()
-	}
-}
-
-// endQuarantine forgets quarantined objects of e that are known by now or, if the listing was
-// whole, not there any more.
-func (m *Manager) endQuarantine(e *extension, listed map[sighting]sandboxer.Handle, explained map[sighting]bool, whole bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for s := range m.quarantine {
-		if _, ok := listed[s]; s.extension == e.Info.ID && (explained[s] || !ok && whole) {
-			delete(m.quarantine, s)
-		}
-	}
-}
-
-// Quarantine lists what is quarantined, at most MaxPage objects, oldest first. It needs
-// the admin scope.
-func (m *Manager) Quarantine(ctx context.Context) ([]Quarantined, error) {
-	if _, err := may(ctx, sandboxer.ScopeAdmin); err != nil {
-		return nil, err
-	}
-	return m.quarantined(""), nil
-}
-
-// quarantined lists what is quarantined under id, or under all if that is "".
-func (m *Manager) quarantined(id string) []Quarantined {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	all := []Quarantined{}
-	for s, q := range m.quarantine {
-		if id == "" && !q.dead && !q.nobodys || s.id == id {
-			all = append(all, q.Quarantined)
-		}
-	}
-	slices.SortFunc(all, func(a, b Quarantined) int {
-		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.ID, b.ID), a.Generation-b.Generation)
-	})
-	return all
-}
-
-// quarantineText says of an object that the database does not know how long it is kept.
-func (m *Manager) quarantineText(e *extension, s sighting) string {
-	var until time.Time
-	whose := ","
-	m.mu.Lock()
-	if q := m.quarantine[s]; q != nil {
-		until = q.Until
-		if q.Tenant != "" {
-			whose = fmt.Sprintf(", tenant %s's by its stamp,", q.Tenant)
-		}
-	}
-	m.mu.Unlock()
-	return sandboxRecords.unknownText(fmt.Sprintf("%s has generation %d of it%s", e.Info.ID, s.generation, whose), keptUntil(until), s.id)
-}
-
-// An unknownObject is an object that the database does not know.
-type unknownObject struct {
-	e     *extension
-	s     sighting
-	found sandboxer.Found // nothing but the handle if the extension cannot discover
-}
-
-// unknownObjects finds what the extensions have under id and the database does not know: also
-// what no survey has seen so far.
-func (m *Manager) unknownObjects(ctx context.Context, id string) (all []unknownObject, err error) {
-	for _, e := range m.extensions() {
-		if e.Backend == nil {
-			continue
-		}
-		var found sandboxer.Found
-		if e.Backend.Can(sandboxer.CanDiscover) {
-			found, err = e.Backend.Discover(ctx, id)
-			if err != nil && !isKind(err, sandboxer.NotFound) {
-				return nil, err
-			}
-		}
-		if found.Handle.SandboxID == "" { // incomplete, dead, or the extension cannot tell
-			for _, q := range m.quarantined(id) {
-				if q.Extension == e.Info.ID && q.Generation > found.Handle.Generation {
-					found = sandboxer.Found{Handle: sandboxer.Handle{SandboxID: id, Generation: q.Generation, Host: q.Host}}
-				}
-			}
-		}
-		if found.Handle.SandboxID == "" {
-			continue
-		}
-		s := sighting{e.Info.ID, id, found.Handle.Generation}
-		_, v, err := m.recordStatusOf(ctx, s)
-		if err != nil {
-			return nil, err
-		}
-		if v == unknown {
-			all = append(all, unknownObject{e, s, found})
-		}
-	}
-	return all, nil
-}
-
-// isQuarantined reports whether an extension has an object under id that the database does not
-// know, so that nothing new may be made under it. Once a survey has seen what the
-// extensions have, nobody is asked.
-func (m *Manager) isQuarantined(ctx context.Context, id string) (bool, error) {
-	if len(m.quarantined(id)) > 0 {
-		return true, nil
-	}
-	for _, e := range m.extensions() {
-		if e.Backend == nil || e.surveyed.Load() || !e.Backend.Can(sandboxer.CanDiscover) {
-			continue
-		}
-		found, err := e.Backend.Discover(ctx, id)
-		if ctx.Err() != nil {
-			return false, context.Cause(ctx)
-		}
-		if err != nil { // not there, or out of reach
-			continue
-		}
-		_, v, err := m.recordStatusOf(ctx, sighting{e.Info.ID, id, found.Handle.Generation})
-		if err != nil || v == unknown {
-			return v == unknown, err
-		}
-	}
-	return false, nil
-}
-
-// An unknownSnapshot is one that the database does not know.
-type unknownSnapshot struct {
-	id        string
-	extension string // that has a native form of it; "" if none
-	found     sandboxer.FoundSnapshot
-	was       *sandboxer.Sandbox        // of what, by its stamp; nil if there is none
-	portable  *sandboxer.SnapshotRecord // what the store knows of a portable form; nil if there is none
-	why       error                     // why the portable form cannot be used
-}
-
-// unknownSnapshots finds them by ID, all or only the one called id. Who could not be asked
-// is in silent, by name; the store of portable snapshots is asked if withStore is set.
-func (m *Manager) unknownSnapshots(ctx context.Context, id string, withStore bool) (found map[string]*unknownSnapshot, silent map[string]error, err error) {
-	found, silent = map[string]*unknownSnapshot{}, map[string]error{}
-	// unknown returns the one called at, nil if the database knows it or it is not asked for.
-	unknown := func(at string) (*unknownSnapshot, error) {
-		if id != "" && at != id || found[at] == nil && len(found) >= maxQuarantine {
-			return nil, nil
-		}
-		_, err := m.store.Snapshot(ctx, at)
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		if !isKind(err, sandboxer.NotFound) { // a record that cannot be read is one
-			return nil, nil
-		}
-		if found[at] == nil {
-			found[at] = &unknownSnapshot{id: at}
-		}
-		return found[at], nil
-	}
-	for _, e := range m.extensions() {
-		if e.Backend == nil || !e.Backend.Can(sandboxer.CanSnapshot) {
-			continue
-		}
-		for f, err := range e.Backend.ListSnapshots(ctx, m.opts.Owner) {
-			if ctx.Err() != nil {
-				return nil, nil, context.Cause(ctx)
-			}
-			if err != nil {
-				silent[e.Info.ID] = err
-				break
-			}
-			s, err := unknown(f.Snapshot.SnapshotID)
-			if err != nil {
-				return nil, nil, err
-			}
-			if s == nil {
-				continue
-			}
-			s.extension, s.found = e.Info.ID, f
-			s.was = m.openStamp(sandboxer.Found{Handle: sandboxer.Handle{SandboxID: f.SandboxID, Generation: f.Generation}, Stamp: f.Stamp})
-		}
-	}
-	if m.opts.SnapshotStore == nil || !withStore {
-		return found, silent, nil
-	}
-	kept, err := m.opts.SnapshotStore.List(ctx)
-	if ctx.Err() != nil {
-		return nil, nil, context.Cause(ctx)
-	}
-	if err != nil {
-		silent[storeName] = err
-	}
-	for _, at := range kept {
-		s, err := unknown(at)
-		if err != nil {
-			return nil, nil, err
-		}
-		if s == nil {
-			continue
-		}
-		began := time.Now()
-		s.portable, s.why = m.opts.SnapshotStore.Describe(ctx, at)
-		if ctx.Err() != nil {
-			return nil, nil, context.Cause(ctx)
-		}
-		if s.why != nil {
-			s.portable = &sandboxer.SnapshotRecord{ID: at}
-		}
-		if hung(s.why, began) {
-			silent[storeName] = s.why
-			break
-		}
-	}
-	return found, silent, nil
-}
-
-// text says of one what is known and what to do.
-func (s *unknownSnapshot) text() string {
-	where, has, whose := s.extension, "has", ","
-	switch {
-	case where == "":
-		where = storeName
-	case s.portable != nil:
-		where, has = where+" and "+storeName, "have"
-	}
-	if s.was != nil && s.was.Tenant != "" {
-		whose = fmt.Sprintf(", tenant %s's,", s.was.Tenant)
-	}
-	return snapshotRecords.unknownText(fmt.Sprintf("%s %s snapshot %s%s", where, has, s.id, whose), keptUntil(time.Time{}), s.id)
-}
-
-// reportUnknownSnapshots tells of those there are, of each once.
-func (m *Manager) reportUnknownSnapshots(ctx context.Context) {
-	all, _, err := m.unknownSnapshots(ctx, "", true) // whoever cannot be asked is the audit's to tell
-	if err != nil {
-		return
-	}
-	for _, id := range slices.Sorted(maps.Keys(all)) {
-		s := all[id]
-		m.mu.Lock()
-		told := m.toldOf[id]
-		m.toldOf[id] = true
-		m.mu.Unlock()
-		if told {
-			continue
-		}
-		ev := sandboxer.Event{SandboxID: s.found.SandboxID, Generation: s.found.Generation, Message: s.text()}
-		if s.portable != nil && ev.SandboxID == "" {
-			ev.SandboxID, ev.Generation = s.portable.SandboxID, s.portable.Generation
-		}
-		if s.was != nil {
-			ev.Tenant = s.was.Tenant
-		}
-		err := m.reportUnknown(ctx, snapshotRecords.recordWords, ev, "snapshot", id, "sandbox", ev.SandboxID, "extension", s.extension, "tenant", ev.Tenant)
-		if err != nil {
-			m.log.Warn("an event could not be written", "snapshot", id, "err", err)
-		}
-	}
 }

@@ -200,7 +200,7 @@ func TestQuarantineWithoutStamp(t *testing.T) {
 // TestQuarantineOfALaterGeneration has the database forget that a sandbox was resumed.
 func TestQuarantineOfALaterGeneration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(s *setup) { ticking(s); s.opts.SnapshotStore = dirVault{s.dir} })
+		r := newRig(t, func(s *setup) { ticking(s); s.opts.SnapshotStore = dirStore{s.dir} })
 		id := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour}).ID
 		if _, err := r.Pause(acme, id, PauseRequest{Depth: sandboxer.PauseFiles}); err != nil {
 			t.Fatal(err)
@@ -230,162 +230,134 @@ func TestQuarantineOfALaterGeneration(t *testing.T) {
 	})
 }
 
-// TestQuarantinedSnapshots restores a backup. What was saved since, for people or for a pause, is kept
-// and told, and adopted or dropped.
-func TestQuarantinedSnapshots(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(s *setup) { ticking(s); s.opts.SnapshotStore = dirVault{s.dir} })
-		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour, Env: map[string]string{"TOKEN": "of the source"}})
-		rests := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
-		save := func(kind sandboxer.SnapshotKind) string {
-			t.Helper()
-			rec, err := r.Snapshot(acme, sb.ID, SnapshotRequest{Kind: kind, Name: "before-" + string(kind)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return rec.ID
+// What an unknown object is kept by: until its fuse, until it is proven dead twice, and not at
+// all if it was made for a pool; it is asked about and told now and then, and forgotten when it
+// is explained or gone.
+func TestQuarantineKeeps(t *testing.T) {
+	k, at := objectKey{"ext.fake", "box", 3}, time.Now()
+	found := sandboxer.Found{Handle: sandboxer.Handle{SandboxID: "box", Generation: 3}, Fuse: at.Add(time.Hour)}
+	was := &sandboxer.Sandbox{ID: "box", Tenant: "acme", Name: "mine", Profile: "profile.test"}
+	see := func(q *quarantine, after time.Duration, grace, wantKeep, wantLook bool) {
+		t.Helper()
+		if keep, look := q.see(k, "one", at.Add(after), grace); keep != wantKeep || look != wantLook {
+			t.Errorf("after %s: keep %t, look %t; want %t, %t", after, keep, look, wantKeep, wantLook)
 		}
-		known := save(sandboxer.SnapshotNative)
-		if _, err := r.DropSnapshot(acme, known); err != nil {
-			t.Fatal(err)
-		}
-		back := r.backUp()
-		native, portable, both := save(sandboxer.SnapshotNative), save(sandboxer.SnapshotPortable), save(sandboxer.SnapshotBoth)
-		if _, err := r.Pause(acme, rests.ID, PauseRequest{Depth: sandboxer.PauseFiles}); err != nil {
-			t.Fatal(err)
-		}
-		paused := r.get(rests.ID).Pause.Snapshot
-		back()
-		time.Sleep(time.Hour)
-		synctest.Wait()
+	}
+	q := newQuarantine()
+	see(q, 0, false, true, true)
+	see(q, probeEvery-1, false, true, false)
+	see(q, probeEvery, false, true, true)
+	if o, report := q.inspected(k, found, was, sandboxer.Alive, at); !report || o.Tenant != "acme" || o.Profile != "profile.test" || o.Until != found.Fuse || o.Host != "one" {
+		t.Errorf("inspected: %+v, report %t", o, report)
+	}
+	if _, report := q.inspected(k, found, was, sandboxer.Alive, at); report {
+		t.Error("it is told twice")
+	}
+	q.reportAgain(k)
+	if _, report := q.inspected(k, found, was, sandboxer.Alive, at); !report {
+		t.Error("what could not be told is not told again")
+	}
+	see(q, time.Hour, false, true, true)
+	see(q, time.Hour+1, true, true, false) // the clock may be wrong
+	see(q, time.Hour+1, false, false, false)
 
-		lost := []string{native, portable, both, paused}
-		told := func(text string) (ids []string) {
-			for _, id := range lost {
-				if strings.Contains(text, "snapshot adopt "+id) && strings.Contains(text, "snapshot rm "+id) {
-					ids = append(ids, id)
-				}
-			}
-			return ids
+	q = newQuarantine() // without a fuse
+	see(q, 0, false, true, true)
+	see(q, 1000*time.Hour, false, true, true)
+	for i, c := range []struct {
+		alive sandboxer.Liveness
+		after time.Duration
+		keep  bool
+	}{
+		{sandboxer.Gone, 0, true},
+		{sandboxer.Gone, confirmAfter - 1, true},
+		{sandboxer.Unknown, confirmAfter, true}, // proves nothing, and begins anew
+		{sandboxer.OOMKilled, confirmAfter, true},
+		{sandboxer.Gone, 2 * confirmAfter, false},
+		{sandboxer.Alive, 2 * confirmAfter, true},
+	} {
+		if _, report := q.inspected(k, sandboxer.Found{}, nil, c.alive, at.Add(c.after)); report && c.alive != sandboxer.Alive && c.alive != sandboxer.Unknown {
+			t.Errorf("look %d: a dead one is told of", i)
 		}
-		audit := func() string {
-			t.Helper()
-			a, err := r.Audit(admin)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var all []string
-			for _, v := range a.Violations {
-				all = append(all, v.Invariant+": "+v.Detail)
-			}
-			return strings.Join(all, "\n")
+		if keep, _ := q.see(k, "", at, false); keep != c.keep {
+			t.Errorf("look %d (%s): kept: %t", i, c.alive, keep)
 		}
-		if said := audit(); !slices.Equal(told(said), lost) || !strings.Contains(said, "tenant acme's") {
-			t.Errorf("audit says\n%s", said)
-		}
-		events, err := r.Events(admin, sandboxer.EventQuery{Newest: true, Limit: 100})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var said []string
-		for _, e := range events {
-			if e.Type == sandboxer.EventQuarantine {
-				said = append(said, e.Message)
-			}
-		}
-		if all := strings.Join(said, "\n"); !slices.Equal(told(all), lost) || len(said) != len(lost) {
-			t.Errorf("told was\n%s", all)
-		}
+	}
 
-		refused := func(err error, kind sandboxer.Kind) {
-			t.Helper()
-			if sandboxer.KindOf(err) != kind {
-				t.Errorf("%v; want %s", err, kind)
-			}
-		}
-		// They are nobody's yet, and an administrator's to decide upon.
-		for _, id := range lost {
-			_, err := r.AdoptSnapshot(acme, id, SnapshotAdoption{})
-			refused(err, sandboxer.Denied)
-			_, err = r.DropSnapshot(acme, id)
-			refused(err, sandboxer.NotFound)
-			_, err = r.Restore(acme, id, RestoreRequest{})
-			refused(err, sandboxer.NotFound)
-		}
-		_, err = r.AdoptSnapshot(admin, known, SnapshotAdoption{})
-		refused(err, sandboxer.Conflict)
-		_, err = r.AdoptSnapshot(admin, "snap-none", SnapshotAdoption{})
-		refused(err, sandboxer.NotFound)
-		_, err = r.AdoptSnapshot(admin, native, SnapshotAdoption{Tenant: "other"})
-		refused(err, sandboxer.Invalid)
-		_, err = r.AdoptSnapshot(admin, portable, SnapshotAdoption{})
-		refused(err, sandboxer.Invalid)
+	q = newQuarantine() // of a pool
+	see(q, 0, false, true, true)
+	if _, report := q.inspected(k, found, &sandboxer.Sandbox{ID: "box", Pool: "p"}, sandboxer.Alive, at); report {
+		t.Error("what is nobody's is told of")
+	}
+	see(q, 0, false, false, false)
+	if len(q.list("")) != 0 || len(q.list("box")) != 1 || q.get(k).ID != "box" {
+		t.Errorf("listed: %+v, by ID %+v", q.list(""), q.list("box"))
+	}
 
-		for id, a := range map[string]SnapshotAdoption{native: {Name: "again"}, portable: {Tenant: "acme"}, both: {}, paused: {Tenant: "acme"}} {
-			rec, err := r.AdoptSnapshot(admin, id, a)
-			if err != nil {
-				t.Errorf("adopting %s: %v", id, err)
-				continue
-			}
-			if rec.State != sandboxer.SnapshotSealed || rec.Tenant != "acme" || rec.Name != a.Name || rec.Profile != "profile.test" || rec.Purpose != "" {
-				t.Errorf("adopted is %+v", rec)
-			}
-			copied, err := r.Restore(acme, id, RestoreRequest{})
-			if err != nil {
-				t.Errorf("restoring %s: %v", id, err)
-				continue
-			}
-			if id == native || id == both {
-				if env, err := r.openEnv(copied); err != nil || env["TOKEN"] != "of the source" {
-					t.Errorf("the environment of what came of %s is %v, %v", id, env, err)
-				}
-			}
-			r.destroy(copied.ID)
+	for name, c := range map[string]struct {
+		extension         string
+		listed, explained bool
+		whole, gone       bool
+	}{
+		"listed":           {"ext.fake", true, false, true, false},
+		"explained":        {"ext.fake", true, true, false, true},
+		"gone":             {"ext.fake", false, false, true, true},
+		"perhaps gone":     {"ext.fake", false, false, false, false},
+		"another's survey": {"ext.other", false, false, true, false},
+	} {
+		q := newQuarantine()
+		q.see(k, "", at, false)
+		listed, explained := map[objectKey]sandboxer.Handle{}, map[objectKey]bool{k: c.explained}
+		if c.listed {
+			listed[k] = sandboxer.Handle{}
 		}
-		_, err = r.AdoptSnapshot(admin, both, SnapshotAdoption{})
-		refused(err, sandboxer.Conflict)
-		if said := audit(); len(told(said)) > 0 {
-			t.Errorf("audit still says\n%s", said)
+		q.release(c.extension, listed, explained, c.whole)
+		if gone := len(q.objects) == 0; gone != c.gone {
+			t.Errorf("%s: forgotten: %t", name, gone)
 		}
-		for _, id := range lost {
-			if _, err := r.DropSnapshot(acme, id); err != nil {
-				t.Errorf("dropping %s: %v", id, err)
-			}
+		q.remove(k)
+		if _, report := q.inspected(k, found, was, sandboxer.Alive, at); report || len(q.objects) != 0 || q.get(k) != (Quarantined{}) {
+			t.Errorf("%s: a look that comes late brings it back", name)
 		}
-	})
+	}
 }
 
-// TestQuarantinedSnapshotsAreDropped has an administrator drop what the database does not know.
-func TestQuarantinedSnapshotsAreDropped(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(s *setup) { ticking(s); s.opts.SnapshotStore = dirVault{s.dir} })
-		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
-		back := r.backUp()
-		var ids []string
-		for _, kind := range sandboxer.SnapshotKinds() {
-			rec, err := r.Snapshot(acme, sb.ID, SnapshotRequest{Kind: kind})
-			if err != nil {
-				t.Fatal(err)
-			}
-			ids = append(ids, rec.ID)
+// The memory of unknown objects is bounded; what is beyond is kept all the same.
+func TestQuarantineIsBounded(t *testing.T) {
+	q := newQuarantine()
+	for i := range maxQuarantine + 5 {
+		if keep, look := q.see(objectKey{"ext.fake", "box", i + 1}, "", time.Now(), false); !keep || look != (i < maxQuarantine) {
+			t.Fatalf("object %d: keep %t, look %t", i, keep, look)
 		}
-		back()
-		time.Sleep(time.Hour)
-		for _, id := range ids {
-			for range 2 { // the second time it is known, and dropped
-				if rec, err := r.DropSnapshot(admin, id); err != nil || rec.State != sandboxer.SnapshotDropped {
-					t.Errorf("dropping %s: %+v, %v", id, rec, err)
-				}
-			}
+	}
+	if len(q.objects) != maxQuarantine || len(q.list("")) != maxQuarantine {
+		t.Errorf("%d remembered, %d listed; want %d", len(q.objects), len(q.list("")), maxQuarantine)
+	}
+}
+
+// A stray object's grace period begins when it is first seen, and anew when it was forgotten.
+func TestOrphanSightings(t *testing.T) {
+	o, at := newOrphanSightings(), time.Now()
+	a, b, other := objectKey{"ext.fake", "a", 1}, objectKey{"ext.fake", "b", 1}, objectKey{"ext.other", "c", 1}
+	for _, k := range []objectKey{a, b, other} {
+		if since := o.note(k, at); !since.Equal(at) {
+			t.Errorf("%v since %s", k, since)
 		}
-		left, err := r.opts.SnapshotStore.List(t.Context())
-		if err != nil || len(left) > 0 || len(r.world.Snapshots()) > 0 {
-			t.Errorf("left are %v and %v, %v", left, r.world.Snapshots(), err)
-		}
-		synctest.Wait()
-		a, err := r.Audit(admin)
-		if err != nil || len(a.Violations) > 0 {
-			t.Errorf("audit: %+v, %v", a.Violations, err)
-		}
-	})
+	}
+	later := at.Add(time.Minute)
+	if since := o.note(a, later); !since.Equal(at) {
+		t.Errorf("seen again: since %s; want the first time", since)
+	}
+	o.forget(a)
+	if since := o.note(a, later); !since.Equal(later) {
+		t.Errorf("forgotten and seen: since %s", since)
+	}
+	o.retain("ext.fake", map[objectKey]sandboxer.Handle{a: {}, b: {}}, map[objectKey]bool{b: true})
+	if len(o.since) != 2 || o.note(b, later) != later || o.note(other, later) != at {
+		t.Errorf("left: %v; want a and what is another's", o.since)
+	}
+	o.retain("ext.fake", nil, nil)
+	if len(o.since) != 1 {
+		t.Errorf("left: %v; want what is another's", o.since)
+	}
 }

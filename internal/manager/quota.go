@@ -26,9 +26,9 @@ func (m *Manager) SetQuotas(q sandboxer.Quotas) {
 // ofSandboxes are the resources that a new sandbox takes.
 var ofSandboxes = []sandboxer.Resource{sandboxer.QuotaSandboxes, sandboxer.QuotaDisk, sandboxer.QuotaImages}
 
-// heldTo is what the store holds tenant to when a change takes some of these resources;
+// quotaFor is what the store holds tenant to when a change takes some of these resources;
 // nil where nothing bounds them.
-func (m *Manager) heldTo(tenant string, rs ...sandboxer.Resource) *sandboxer.TenantQuota {
+func (m *Manager) quotaFor(tenant string, rs ...sandboxer.Resource) *sandboxer.TenantQuota {
 	q := m.quotas.Load().Of(tenant).Only(rs...)
 	if q == nil {
 		return nil

@@ -75,7 +75,7 @@ func TestQuotaOfSandboxes(t *testing.T) {
 	if _, err := r.Create(rival, sandboxer.CreateRequest{Profile: "test"}); err != nil {
 		t.Errorf("another tenant: %v", err)
 	}
-	items, _, err := r.List(acme, sandboxer.Query{States: live})
+	items, _, err := r.List(acme, sandboxer.Query{States: liveStates})
 	if err != nil || len(items) != 7 {
 		t.Fatalf("%d live, %v", len(items), err)
 	}

@@ -43,7 +43,7 @@ func (m *Manager) reopen(e *extension) {
 		}
 		e = m.replace(e, func(e *Extension) { e.Info, e.Backend = again.Info, again.Backend })
 		if e.Backend != nil {
-			m.opened(e)
+			m.extensionOpened(e)
 			return
 		}
 	}
@@ -61,8 +61,8 @@ func (m *Manager) replace(e *extension, change func(*Extension)) *extension {
 	return &next
 }
 
-// opened has everything looked after at once that waited for e.
-func (m *Manager) opened(e *extension) {
+// extensionOpened has everything looked after at once that waited for e.
+func (m *Manager) extensionOpened(e *extension) {
 	m.log.Info("extension can be used now", "extension", e.Info.ID)
 	for _, p := range m.catalogue.Load().profiles {
 		if p.Extension == e.Info.ID {
@@ -71,7 +71,7 @@ func (m *Manager) opened(e *extension) {
 			}
 		}
 	}
-	m.hasten(e)
+	m.retryNow(e)
 	for _, p := range m.catalogue.Load().pools {
 		if p.profile.Extension == e.Info.ID {
 			p.mu.Lock()
@@ -79,15 +79,15 @@ func (m *Manager) opened(e *extension) {
 			p.mu.Unlock()
 		}
 	}
-	m.poke()
-	m.pokePools()
-	m.surveyAll(newTally(), true)
-	m.async(newTally(), func() { m.reportUnknownSnapshots(m.ctx) })
+	m.wakeSweep()
+	m.wakePools()
+	m.surveyAll(newTracker(), true)
+	m.async(newTracker(), func() { m.reportQuarantinedSnapshots(m.ctx) })
 }
 
-// hasten has what waits for its next try on e tried at once: e can be asked again.
-func (m *Manager) hasten(e *extension) {
-	err := m.records(m.ctx, sandboxer.Query{Extension: e.Info.ID, States: live}, func(sb *sandboxer.Sandbox) {
+// retryNow has what waits for its next try on e tried at once: e can be asked again.
+func (m *Manager) retryNow(e *extension) {
+	err := m.records(m.ctx, sandboxer.Query{Extension: e.Info.ID, States: liveStates}, func(sb *sandboxer.Sandbox) {
 		if sb.Retries == 0 && sb.RetryAt.IsZero() || sb.Damaged != "" {
 			return
 		}

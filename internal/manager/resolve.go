@@ -2,17 +2,7 @@ package manager
 
 import (
 	"cmp"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"maps"
-	"net/url"
-	"path"
-	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -52,18 +42,18 @@ type resolvedRequest struct {
 // matches reports whether sb is what o asks for, so that o may be answered with it.
 func (m *Manager) matches(o *resolvedRequest, sb *sandboxer.Sandbox) bool {
 	env, err := m.openEnv(sb)
-	return err == nil && o.tenant == sb.Tenant && o.fulfilled(sb.Spec, sb.Name, env)
+	return err == nil && o.tenant == sb.Tenant && o.isFulfilledBy(sb.Spec, sb.Name, env)
 }
 
 // same is matches for two requests.
 func (o *resolvedRequest) same(p *resolvedRequest) bool {
-	return o.tenant == p.tenant && o.fulfilled(p.spec, p.name, p.spec.Env)
+	return o.tenant == p.tenant && o.isFulfilledBy(p.spec, p.name, p.spec.Env)
 }
 
-// fulfilled reports whether a sandbox of this spec, name and environment has the
+// isFulfilledBy reports whether a sandbox of this spec, name and environment has the
 // profile and the inputs that o asks for, and whatever else the request itself names.
 // What it leaves to the profile does not count: the profile may be another by now.
-func (o *resolvedRequest) fulfilled(spec sandboxer.Spec, name string, env map[string]string) bool {
+func (o *resolvedRequest) isFulfilledBy(spec sandboxer.Spec, name string, env map[string]string) bool {
 	r := &o.req
 	has := func(all, some map[string]string) bool {
 		for k, v := range some {
@@ -87,91 +77,13 @@ func (o *resolvedRequest) fulfilled(spec sandboxer.Spec, name string, env map[st
 		!slices.ContainsFunc(r.Mounts, func(m sandboxer.Mount) bool { return !slices.Contains(spec.Mounts, m) })
 }
 
-// macPrefix begins a digest that is kept; older ones have none.
-const macPrefix = "hmac-"
-
-// mac is what is kept of a digest. The environment of the request is in it, which nobody
-// who reads the database shall be able to guess: it is made with the installation's key.
-func (m *Manager) mac(digest string) string {
-	return macPrefix + hex.EncodeToString(m.keyed("sandboxer idempotency", []byte(digest)))
-}
-
-// keyed digests data with the installation's key, for one purpose: who reads the digest
-// cannot try what it is of.
-func (m *Manager) keyed(purpose string, data []byte) []byte {
-	key := hmac.New(sha256.New, m.opts.Key)
-	key.Write([]byte(purpose))
-	mac := hmac.New(sha256.New, key.Sum(nil))
-	mac.Write(data)
-	return mac.Sum(nil)
-}
-
-// same reports whether what was kept, perhaps by an older version, is of the request with
-// this digest.
-func (m *Manager) same(kept, digest string) bool {
-	if !strings.HasPrefix(kept, macPrefix) {
-		kept = m.mac(kept)
-	}
-	return hmac.Equal([]byte(kept), []byte(digest))
-}
-
-// digest identifies a request under an idempotency key. What says how to answer, not
-// what to make, does not count.
-func digest(req sandboxer.CreateRequest) string { return digestOf("", req) }
-
-// restoreDigest is digest for a restore of one snapshot.
-func restoreDigest(snapshot string, req RestoreRequest) string {
-	return digestOf(snapshot+"\x00", req)
-}
-
-// forkDigest is digest for a fork of one sandbox.
-func forkDigest(sandbox string, req ForkRequest) string {
-	return digestOf("fork\x00"+sandbox+"\x00", req)
-}
-
-// digestOf digests what is said of what is asked for, and the request. Digests are kept for
-// a day, and those of former builds must be found again: they are made of a form that wrote
-// durations as nanoseconds, under names that said so, and money as a number.
-func digestOf(what string, req any) string {
-	v := reflect.ValueOf(req)
-	fields := reflect.VisibleFields(v.Type())
-	for i, f := range fields {
-		if f.Type == reflect.TypeFor[time.Duration]() {
-			name, opts, _ := strings.Cut(f.Tag.Get("json"), ",")
-			fields[i].Tag = reflect.StructTag(fmt.Sprintf("json:%q", name+"_ns,"+opts))
-		}
-	}
-	j, err := json.Marshal(v.Convert(reflect.StructOf(fields)).Interface()) // sorts maps; Key and NoWaiting have no JSON
-	if err != nil {
-		panic(err) // plain data always encodes
-	}
-	sum := sha256.Sum256(append([]byte(what), j...))
-	return hex.EncodeToString(sum[:])
-}
-
-// profile finds a profile by its ID, with or without the prefix.
-func (m *Manager) profile(id string) (sandboxer.Profile, error) {
-	var ids []string
-	for _, p := range m.catalogue.Load().profiles {
-		if p.ID == id || p.ID == "profile."+id {
-			return p, nil
-		}
-		ids = append(ids, p.ID)
-	}
-	if id == "" {
-		return sandboxer.Profile{}, sandboxer.E(sandboxer.Invalid, nil, "no profile given").WithHint("choose one of: %s", join(ids))
-	}
-	return sandboxer.Profile{}, sandboxer.E(sandboxer.Invalid, nil, "profile %q does not exist%s", id, didYouMean(id, ids)).
-		WithHint("the profiles are: %s", join(ids))
-}
-
 // resolve checks a create for p and merges it with its profile. Nothing exists yet.
 func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*resolvedRequest, error) {
 	prof, err := m.profile(req.Profile)
 	if err != nil {
 		return nil, err
 	}
-	ext, err := m.serving(prof)
+	ext, err := m.extensionFor(prof)
 	if err != nil {
 		return nil, err
 	}
@@ -184,14 +96,14 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 		return nil, err
 	}
 	for _, err := range []error{
-		checkCommon(prof, common{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
+		checkCommon(prof, commonRequest{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
 		req.Limits.Check(), m.checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts), checkUser(req.User), checkSize(req),
 	} {
 		if err != nil {
 			return nil, err
 		}
 	}
-	spec := m.blank(prof)
+	spec := m.profileSpec(prof)
 	spec.ID, spec.Inputs, spec.Host, spec.Consumer = id, inputs, req.Host, req.Consumer
 	spec.Image = cmp.Or(req.Image, prof.Image)
 	spec.User = cmp.Or(req.User, prof.User)
@@ -217,13 +129,13 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	}, nil
 }
 
-// serving finds the extension that serves a profile. Kind: Unavailable.
-func (m *Manager) serving(prof sandboxer.Profile) (*extension, error) {
-	var offers []ability
+// extensionFor finds the extension that serves a profile. Kind: Unavailable.
+func (m *Manager) extensionFor(prof sandboxer.Profile) (*extension, error) {
+	var abilities []ability
 	for _, e := range m.extensions() {
-		offers = append(offers, e.ability())
+		abilities = append(abilities, e.ability())
 	}
-	chosen, refused := route(prof, offers)
+	chosen, refused := route(prof, abilities)
 	if len(chosen) == 0 {
 		why := "no extension can serve it"
 		for _, c := range refused {
@@ -234,26 +146,6 @@ func (m *Manager) serving(prof sandboxer.Profile) (*extension, error) {
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "profile %s cannot be used: %s", prof.ID, why)
 	}
 	return m.extension(chosen[0].extension), nil
-}
-
-// common is what creates and restores may both ask for and is checked alike.
-type common struct {
-	name, key   string
-	ttl         time.Duration
-	env, labels map[string]string
-	maxCost     sandboxer.Credits
-}
-
-func checkCommon(prof sandboxer.Profile, c common) error {
-	for _, err := range []error{checkName(c.name), checkKey(c.key), checkTTL(prof, c.ttl), checkEnv(c.env), checkLabels(c.labels)} {
-		if err != nil {
-			return err
-		}
-	}
-	if c.maxCost < 0 {
-		return sandboxer.E(sandboxer.Invalid, nil, "max_cost %s is negative", c.maxCost)
-	}
-	return nil
 }
 
 // restricted names what of spec an operator may have to stand for.
@@ -288,9 +180,9 @@ func inherited(spec, old sandboxer.Spec) (names []string) {
 	return names
 }
 
-// blank is what a sandbox of the profile is made of when its request names nothing, and
+// profileSpec is what a sandbox of the profile is made of when its request names nothing, and
 // without the inputs.
-func (m *Manager) blank(prof sandboxer.Profile) sandboxer.Spec {
+func (m *Manager) profileSpec(prof sandboxer.Profile) sandboxer.Spec {
 	spec := sandboxer.Spec{
 		Owner: m.opts.Owner, Profile: prof, Image: prof.Image, Command: prof.Command, Env: prof.Env, Labels: prof.Labels,
 		Limits: prof.Limits, Network: prof.Network, Mounts: prof.Mounts, Ports: prof.Ports, Workspace: prof.Workspace, User: prof.User,
@@ -369,203 +261,12 @@ func (e *extension) inputs(prof sandboxer.Profile, asked map[string]string) (map
 	return merged, nil
 }
 
-// checkURL refuses a secret in the address of a repository: it would end up in the
-// record, in logs and in the arguments of git. A bare user name is no secret over
-// SSH; over HTTP it is the usual place of a token.
-func checkURL(name, value string) error {
-	u, err := url.Parse(value)
-	if err != nil || u.User == nil || u.Host == "" {
-		if err != nil && strings.Contains(value, "://") {
-			return sandboxer.E(sandboxer.Invalid, nil, "the input %q is not a usable URL", name) // the text of err repeats the secret
-		}
-		return nil
-	}
-	_, password := u.User.Password()
-	if password || u.Scheme == "http" || u.Scheme == "https" {
-		return sandboxer.E(sandboxer.Invalid, nil, "the URL in the input %q contains credentials", name).
-			WithHint("write the URL without user and password, and pass the secret in the environment (--env)")
-	}
-	return nil
-}
-
-var namePattern = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$`)
-
-func checkName(name string) error {
-	if name != "" && !namePattern.MatchString(name) {
-		return sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the name of a sandbox: want 1 to 63 characters a-z, 0-9 and inner . _ -", name)
-	}
-	return nil
-}
-
-func checkKey(key string) error {
-	if len(key) > 255 || strings.ContainsFunc(key, func(r rune) bool { return r < 0x21 || r > 0x7e }) {
-		return sandboxer.E(sandboxer.Invalid, nil, "an idempotency key has 1 to 255 visible ASCII characters")
-	}
-	return nil
-}
-
 func ttlOf(p sandboxer.Profile) time.Duration {
 	return cmp.Or(p.TTL, min(sandboxer.DefaultTTL, maxTTL(p)))
 }
 
 func maxTTL(p sandboxer.Profile) time.Duration {
 	return cmp.Or(p.MaxTTL, max(sandboxer.DefaultMaxTTL, p.TTL))
-}
-
-func checkTTL(p sandboxer.Profile, ttl time.Duration) error {
-	switch longest := maxTTL(p); {
-	case ttl < 0:
-		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is negative", ttl)
-	case ttl > 0 && ttl < time.Second:
-		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is too short: want at least 1s", ttl)
-	case ttl > longest:
-		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is longer than profile %s allows (%s)", sandboxer.FormatDuration(ttl), p.ID, sandboxer.FormatDuration(longest))
-	}
-	return nil
-}
-
-func checkEnv(env map[string]string) error {
-	for k, v := range env {
-		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
-			return sandboxer.E(sandboxer.Invalid, nil, "environment variable %q: a name has no '=', and neither name nor value a NUL byte", k)
-		}
-	}
-	return nil
-}
-
-func checkLabels(labels map[string]string) error {
-	if len(labels) > 64 {
-		return sandboxer.E(sandboxer.Invalid, nil, "%d labels are too many: want at most 64", len(labels))
-	}
-	for k, v := range labels {
-		if k == "" || len(k) > 128 || len(v) > 1024 || strings.ContainsAny(k, "=\x00\n") || strings.ContainsAny(v, "\x00\n") {
-			return sandboxer.E(sandboxer.Invalid, nil, "label %q: want a name of 1 to 128 bytes without '=' and a value of at most 1024 bytes, neither with a line break", k)
-		}
-	}
-	return nil
-}
-
-// maxRequest bounds what one request adds to the database.
-const maxRequest = 256 << 10
-
-func checkSize(req any) error {
-	if j, err := json.Marshal(req); err != nil || len(j) > maxRequest {
-		return sandboxer.E(sandboxer.Invalid, err, "the request has %d bytes: want at most %d", len(j), maxRequest)
-	}
-	return nil
-}
-
-// ceilings are the most of each limit that callers who are no administrators may have; 0
-// is no bound.
-func (m *Manager) ceilings(spec sandboxer.Spec) sandboxer.Limits {
-	most := spec.Profile.MaxLimits.Or(spec.Profile.Limits)
-	if b, err := m.backend(spec.Profile.Extension); err == nil {
-		most = most.Or(b.DefaultLimits(spec))
-	}
-	return most
-}
-
-// holds refuses, for callers who are no administrators, to bring back what was saved or
-// paused with more than prof gives now. what names it.
-func (m *Manager) holds(p sandboxer.Principal, prof sandboxer.Profile, spec sandboxer.Spec, what string) error {
-	if p.Can(sandboxer.ScopeAdmin) {
-		return nil
-	}
-	spec.Profile = prof
-	err := spec.Network.Within(prof.Network)
-	if err == nil {
-		err = spec.Limits.Within(m.ceilings(spec), "profile "+prof.ID)
-	}
-	for _, mt := range spec.Mounts {
-		if err == nil && !allowsMount(prof, mt) {
-			err = sandboxer.E(sandboxer.Denied, nil, "it mounts %s", mt.Source)
-		}
-	}
-	if err == nil {
-		return nil
-	}
-	return sandboxer.E(sandboxer.Denied, err, "%s has more than profile %s gives now: %s", what, prof.ID, sandboxer.Message(err)).
-		WithHint("ask an administrator, or restore it on a profile that gives as much")
-}
-
-// checkUser refuses what cannot be a user; whether there is such a one, the backend knows.
-func checkUser(user string) error {
-	if len(user) > 64 || strings.ContainsFunc(user, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) || strings.HasPrefix(user, "-") ||
-		strings.HasPrefix(user, ":") || strings.Count(user, ":") > 1 {
-		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a user: want a name or uid[:gid]", user)
-	}
-	return nil
-}
-
-// checkNetwork refuses a policy that reaches more than the profile's.
-func checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) error {
-	if want == nil {
-		return nil
-	}
-	if modes := []string{"none", "public", "allow"}; want.Mode != "" && !slices.Contains(modes, string(want.Mode)) {
-		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a network mode%s", want.Mode, didYouMean(string(want.Mode), modes)).
-			WithHint("the modes are none, public and allow")
-	}
-	if err := want.Check(); err != nil {
-		return err
-	}
-	return want.Within(have)
-}
-
-// checkNetwork is checkNetwork for a request, whose refusal names the profiles that allow
-// what was asked for.
-func (m *Manager) checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) error {
-	err := checkNetwork(have, want)
-	if err == nil || want.Check() != nil {
-		return err
-	}
-	var ids []string
-	for _, p := range m.catalogue.Load().profiles {
-		if want.Within(p.Network) == nil && len(ids) < 5 {
-			ids = append(ids, p.ID)
-		}
-	}
-	var e *sandboxer.Error
-	if len(ids) == 0 || !errors.As(err, &e) {
-		return err
-	}
-	with := *e
-	return with.WithHint("a profile that allows it: %s", join(ids))
-}
-
-// checkMounts lets the operator's principal mount anything and others only what the
-// profile mounts, or below it, and not with more rights.
-func checkMounts(p sandboxer.Principal, prof sandboxer.Profile, mounts []sandboxer.Mount) error {
-	var targets []string
-	for _, m := range prof.Mounts {
-		targets = append(targets, m.Target)
-	}
-	for _, mt := range mounts {
-		if !cleanAbs(mt.Source) || !cleanAbs(mt.Target) {
-			return sandboxer.E(sandboxer.Invalid, nil, "mount %s:%s: want clean absolute paths", mt.Source, mt.Target)
-		}
-		if slices.Contains(targets, mt.Target) {
-			return sandboxer.E(sandboxer.Invalid, nil, "mount %s:%s: something is mounted on %s already", mt.Source, mt.Target, mt.Target)
-		}
-		targets = append(targets, mt.Target)
-		if !allowsMount(prof, mt) && !p.Can(sandboxer.ScopeAdmin) {
-			return sandboxer.E(sandboxer.Denied, nil, "mount %s: profile %s does not offer that path", mt.Source, prof.ID).
-				WithHint("only an administrator mounts any path of the host")
-		}
-	}
-	return nil
-}
-
-// allowsMount reports whether the profile mounts mt, or what it lies in, with as many rights.
-func allowsMount(prof sandboxer.Profile, mt sandboxer.Mount) bool {
-	return slices.ContainsFunc(prof.Mounts, func(o sandboxer.Mount) bool {
-		below := mt.Source == o.Source || strings.HasPrefix(mt.Source, strings.TrimSuffix(o.Source, "/")+"/")
-		return below && (mt.ReadOnly || !o.ReadOnly)
-	})
-}
-
-func cleanAbs(p string) bool {
-	return path.IsAbs(p) && path.Clean(p) == p && !strings.ContainsRune(p, 0)
 }
 
 func merge(a, b map[string]string) map[string]string {

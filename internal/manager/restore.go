@@ -37,9 +37,9 @@ func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord,
 		}
 	}
 	if rec.State != sandboxer.SnapshotSealed {
-		return nil, unsealed(rec)
+		return nil, notSealed(rec)
 	}
-	sb, err := m.launch(ctx, o)
+	sb, err := m.startCreate(ctx, o)
 	if o.key != "" && isKind(err, sandboxer.Conflict) {
 		if sb, err := m.replay(ctx, o); sb != nil || err != nil {
 			return sb, err
@@ -71,7 +71,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	if req.Inputs["sandbox_id"] != "" {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "a restored sandbox has an ID of its own, and does not take the input \"sandbox_id\"")
 	}
-	ext, err := m.serving(prof)
+	ext, err := m.extensionFor(prof)
 	if err != nil {
 		return nil, err
 	}
@@ -91,8 +91,8 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	}
 	spec.ID = id
 	for _, err := range []error{
-		checkCommon(prof, common{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
-		checkSize(sized), m.holds(p, prof, spec, "snapshot "+rec.ID),
+		checkCommon(prof, commonRequest{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
+		checkSize(sized), m.checkStillAllowed(p, prof, spec, "snapshot "+rec.ID),
 	} {
 		if err != nil {
 			return nil, err
@@ -118,7 +118,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 // profile's. Inputs are what is asked for, before they are checked; ID and Vouched are not
 // settled yet.
 func (m *Manager) restored(ext *extension, prof sandboxer.Profile, rec *sandboxer.SnapshotRecord, env map[string]string, req RestoreRequest, as sandboxer.SnapshotKind) sandboxer.Spec {
-	spec := m.blank(prof)
+	spec := m.profileSpec(prof)
 
 	// The source's: the inputs that the extension takes, and the environment. On its own
 	// profile it is all as its source was, whatever has become of the profile.
@@ -241,7 +241,7 @@ func (m *Manager) restore(ctx context.Context, b *backend.Backend, spec sandboxe
 		return h, sandboxer.E(sandboxer.Failed, nil, "the snapshot %s is %s, not sealed", from, rec.State)
 	}
 	if !native && b.Can(sandboxer.CanCheckpoint) {
-		err = m.step(pFrom, func() error {
+		err = m.step(pRestoreFrom, func() error {
 			r, err := m.load(ctx, from)
 			if err != nil {
 				return &sourceError{err}

@@ -33,8 +33,8 @@ func (e *extension) ability() ability {
 // route says which of the extensions can serve p, best first, and why the others cannot.
 // A profile names its extension; among several that one is the only
 // candidate.
-func route(p sandboxer.Profile, offers []ability) (chosen, refused []candidate) {
-	for _, o := range offers {
+func route(p sandboxer.Profile, abilities []ability) (chosen, refused []candidate) {
+	for _, o := range abilities {
 		var missing []string
 		for _, c := range p.Requires {
 			if !slices.Contains(o.can, c) {

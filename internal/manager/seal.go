@@ -59,3 +59,7 @@ func (m *Manager) openAs(name []byte, whose string, sealed []byte) (map[string]s
 func sealName(sb *sandboxer.Sandbox) []byte {
 	return fmt.Appendf(nil, "%s/%d/%s", sb.ID, sb.Generation, sb.Tenant)
 }
+
+func snapshotSealName(rec *sandboxer.SnapshotRecord) []byte {
+	return fmt.Appendf(nil, "snapshot/%s/%s", rec.ID, rec.Tenant)
+}

@@ -3,9 +3,7 @@ package manager
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -13,63 +11,6 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/backend"
 )
-
-// A SnapshotStore keeps the portable form of snapshots: the files of a workspace, in a form
-// of its own that any extension's sandbox can be filled from. Its methods are safe
-// for concurrent use, and end soon after their context does.
-type SnapshotStore interface {
-	// Save keeps what the tar r holds under rec.ID, replacing what was begun there, and
-	// what rec.Portable says of its contents already. It returns once all of it was read
-	// back and its digest verified.
-	Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (sandboxer.PortablePayload, error)
-	// Load opens the tar kept under id. Reading fails with Failed where it is not what
-	// was saved. NotFound: there is none.
-	Load(ctx context.Context, id string) (io.ReadCloser, error)
-	// Files lists what is kept under id, in the order of names.
-	Files(ctx context.Context, id string) ([]SnapshotFile, error)
-	// Export writes what is kept under id as one file that Import reads anywhere.
-	Export(ctx context.Context, id string, w io.Writer) error
-	// Import is Save from such a file. It completes rec with what the file says of its
-	// origin. accept names signers to be trusted this once. Invalid: it is not such a
-	// file, or not a whole one. Denied: nobody here knows who signed it.
-	Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (sandboxer.PortablePayload, error)
-	// Drop removes what is kept, or was begun, under id; absence is success.
-	Drop(ctx context.Context, id string) error
-	// Describe returns what is kept under id and what it says of where it came from: sandbox,
-	// generation, extension, profile. NotFound: there is none. Failed: it is damaged.
-	Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error)
-	// List returns the IDs there is anything under, damaged or not.
-	List(ctx context.Context) ([]string, error)
-	// Check reads what is kept under id: what says which files there are, and, if deep is
-	// set, all of their content, with progress reported. Failed: it is not what was saved.
-	// NotFound: there is none.
-	Check(ctx context.Context, id string, deep bool) error
-}
-
-// ImportRequest says what to make of an exported snapshot.
-type ImportRequest struct {
-	Name    string   `json:"name,omitempty"`
-	Profile string   `json:"profile,omitempty"` // what it is restored as, where the one it was made of does not exist here
-	Accept  []string `json:"accept,omitempty"`  // signers to be trusted this once
-}
-
-// SnapshotFile is one file of a portable snapshot.
-type SnapshotFile struct {
-	Path   string `json:"path"` // relative to the workspace
-	Type   string `json:"type"` // "file", "dir", "link"
-	Size   int64  `json:"size"`
-	Mode   int64  `json:"mode"`             // permission bits
-	Target string `json:"target,omitempty"` // of a link
-	Digest string `json:"digest,omitempty"` // of a file's content
-}
-
-// Change is one difference between two snapshots.
-type Change struct {
-	Path   string `json:"path"`
-	Change string `json:"change"` // "added", "removed", "changed"
-	Before int64  `json:"before"` // size; 0 where it was added
-	After  int64  `json:"after"`  // size; 0 where it was removed
-}
 
 // Snapshot saves a running sandbox, which goes on running, and returns the record once
 // it is sealed: read back and verified. A caller who leaves does not stop it. Kinds:
@@ -80,10 +21,10 @@ func (m *Manager) Snapshot(ctx context.Context, ref string, req SnapshotRequest)
 	if err != nil {
 		return nil, err
 	}
-	return m.saveAs(ctx, sb, req, "")
+	return m.takeSnapshot(ctx, sb, req, "")
 }
 
-func (m *Manager) saveAs(ctx context.Context, sb *sandboxer.Sandbox, req SnapshotRequest, purpose sandboxer.SnapshotPurpose) (*sandboxer.SnapshotRecord, error) {
+func (m *Manager) takeSnapshot(ctx context.Context, sb *sandboxer.Sandbox, req SnapshotRequest, purpose sandboxer.SnapshotPurpose) (*sandboxer.SnapshotRecord, error) {
 	if err := checkName(req.Name); err != nil {
 		return nil, err
 	}
@@ -121,7 +62,7 @@ func (m *Manager) saveAs(ctx context.Context, sb *sandboxer.Sandbox, req Snapsho
 				if req.TTL > 0 {
 					rec.ExpiresAt = rec.CreatedAt.Add(req.TTL)
 				}
-				return nil, m.save(ctx, b, &own, rec)
+				return nil, m.saveSnapshot(ctx, b, &own, rec)
 			})
 		}
 		if err := wait(ctx, j.done); err != nil {
@@ -189,12 +130,12 @@ func newSnapshot(sb *sandboxer.Sandbox, kind sandboxer.SnapshotKind, purpose san
 	}
 }
 
-// save writes rec down, saves sb, and seals rec. The caller owns the job of sb.
-func (m *Manager) save(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) (err error) {
+// saveSnapshot writes rec down, saves sb, and seals rec. The caller owns the job of sb.
+func (m *Manager) saveSnapshot(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) (err error) {
 	if err := m.sealFor(sb, rec); err != nil {
 		return err
 	}
-	release, err := m.claim(rec.ID)
+	release, err := m.pins.claim(rec.ID)
 	if err != nil {
 		return err
 	}
@@ -202,7 +143,7 @@ func (m *Manager) save(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 	if err := m.step(pSaving, func() error { return m.putSnapshot(ctx, rec, "begun", sandboxer.QuotaSnapshots) }); err != nil {
 		return err
 	}
-	err = m.fill(ctx, b, sb, rec)
+	err = m.saveData(ctx, b, sb, rec)
 	if err == nil {
 		err = m.step(pSealed, func() error {
 			rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
@@ -221,10 +162,7 @@ func (m *Manager) save(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	kind := sandboxer.KindOf(err)
-	answer := sandboxer.E(kind, err, "sandbox %s could not be saved: %s", sb.ID, sandboxer.Message(err))
-	answer.Hint, answer.RetryAfter = sandboxer.HintOf(err), sandboxer.RetryAfterOf(err)
-	return answer
+	return wrapError(sandboxer.KindOf(err), err, "sandbox %s could not be saved", sb.ID)
 }
 
 // sealFor gives rec the environment of sb, sealed for rec.
@@ -236,8 +174,8 @@ func (m *Manager) sealFor(sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) 
 	return err
 }
 
-// fill saves sb in the forms that rec asks for and completes rec with the receipts.
-func (m *Manager) fill(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) error {
+// saveData saves sb in the forms that rec asks for and completes rec with the receipts.
+func (m *Manager) saveData(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) error {
 	if rec.Kind.Has(sandboxer.SnapshotNative) {
 		err := m.step(pSave, func() (err error) { rec.Native, err = b.Snapshot(ctx, sb.Handle, rec.ID); return err })
 		if err != nil {
@@ -290,16 +228,16 @@ func (m *Manager) fill(ctx context.Context, b *backend.Backend, sb *sandboxer.Sa
 // putSnapshot writes rec with an event that says what became of it, within the tenant's
 // quota for what it takes.
 func (m *Manager) putSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord, what string, takes ...sandboxer.Resource) error {
-	w := sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}, Quota: m.heldTo(rec.Tenant, takes...)}
+	w := sandboxer.Writes{Snapshots: []*sandboxer.SnapshotRecord{rec}, Quota: m.quotaFor(rec.Tenant, takes...)}
 	if what != "" {
 		w.Events = []sandboxer.Event{snapshotEvent(ctx, rec, what)}
 	}
 	err := m.store.Write(ctx, w)
 	if err == nil {
 		m.notify(rec.SandboxID)
-		m.alarm(time.Time{}, rec.RetryAt)
+		m.scheduleSweep(time.Time{}, rec.RetryAt)
 		if rec.State == sandboxer.SnapshotSealed {
-			m.alarm(time.Time{}, rec.ExpiresAt)
+			m.scheduleSweep(time.Time{}, rec.ExpiresAt)
 		}
 	}
 	return err
@@ -312,42 +250,36 @@ func snapshotEvent(ctx context.Context, rec *sandboxer.SnapshotRecord, what stri
 	}
 }
 
-// claim reserves a snapshot for whoever saves or drops it, alone. Conflict: it is in
-// use.
-func (m *Manager) claim(id string) (release func(), err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.pins[id] != 0 {
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is in use", id).
-			WithHint("try again when what is restored from it runs")
+// snapshots calls f with every record q selects, page by page, until it fails.
+func (m *Manager) snapshots(ctx context.Context, q sandboxer.SnapshotQuery, f func(*sandboxer.SnapshotRecord) error) error {
+	q.Limit = sandboxer.MaxPage
+	for {
+		items, next, err := m.store.Snapshots(ctx, q)
+		if err != nil {
+			return err
+		}
+		for _, rec := range items {
+			if err := f(rec); err != nil {
+				return err
+			}
+		}
+		if next == "" {
+			return nil
+		}
+		q.After = next
 	}
-	m.pins[id] = -1
-	return func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		delete(m.pins, id)
-	}, nil
 }
 
-// pin keeps a sealed snapshot from being dropped until unpin.
-func (m *Manager) pin(ctx context.Context, id string) (unpin func(), err error) {
-	m.mu.Lock()
-	if m.pins[id] < 0 {
-		m.mu.Unlock()
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is being saved or dropped", id)
-	}
-	m.pins[id]++
-	m.mu.Unlock()
-	unpin = func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.pins[id]--; m.pins[id] == 0 {
-			delete(m.pins, id)
-		}
+// pinSealed keeps a sealed snapshot from being dropped until unpin. NotFound: it was dropped;
+// Conflict: it is being saved or dropped.
+func (m *Manager) pinSealed(ctx context.Context, id string) (unpin func(), err error) {
+	unpin, err = m.pins.pin(id)
+	if err != nil {
+		return nil, err
 	}
 	rec, err := m.store.Snapshot(ctx, id)
 	if err == nil && rec.State != sandboxer.SnapshotSealed {
-		err = unsealed(rec)
+		err = notSealed(rec)
 	}
 	if err != nil {
 		unpin()
@@ -356,20 +288,13 @@ func (m *Manager) pin(ctx context.Context, id string) (unpin func(), err error) 
 	return unpin, nil
 }
 
-func unsealed(rec *sandboxer.SnapshotRecord) error {
+func notSealed(rec *sandboxer.SnapshotRecord) error {
 	if rec.State == sandboxer.SnapshotDropping || rec.State == sandboxer.SnapshotDropped {
 		return sandboxer.E(sandboxer.NotFound, nil, "snapshot %s was dropped", rec.ID).
 			WithHint("list those there are: sandboxer snapshot ls")
 	}
 	return sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is not sealed yet", rec.ID).
 		WithHint("wait until it is: sandboxer snapshot get %s", rec.ID)
-}
-
-// pinned reports whether claimed or pinned by this process.
-func (m *Manager) inUse(id string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.pins[id] != 0
 }
 
 // GetSnapshot returns the snapshot that ref means: an ID, a name, or the beginning of
@@ -471,389 +396,4 @@ func (m *Manager) Snapshots(ctx context.Context, q sandboxer.SnapshotQuery) ([]*
 		q.Purposes = []sandboxer.SnapshotPurpose{""}
 	}
 	return m.store.Snapshots(ctx, q)
-}
-
-// DropSnapshot removes a snapshot and returns its record, dropped. What was restored
-// from it lives on. One that is dropped already is success. An administrator may name one that
-// the database does not know, by its whole ID. Conflict: something is
-// being restored from it, or a paused sandbox resumes from it. If the backend cannot
-// do it now, the error is Unavailable and the sweep goes on until it is done.
-func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error) {
-	rec, err := m.findSnapshot(ctx, sandboxer.ScopeWrite, ref)
-	if rec != nil && rec.Damaged != "" {
-		rec, err = snapshotRecords.repaired(ctx, m, rec, err)
-	}
-	if isKind(err, sandboxer.NotFound) && checkSnapshotID(ref) == nil {
-		if lost, lerr := m.dropUnknownSnapshot(ctx, ref); !isKind(lerr, sandboxer.NotFound) && !isKind(lerr, sandboxer.Denied) {
-			rec, err = lost, lerr
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	if rec.State == sandboxer.SnapshotDropped {
-		return rec, nil
-	}
-	if rec.Purpose == sandboxer.ForPause {
-		if sb, err := m.store.Sandbox(ctx, rec.SandboxID); err == nil && sb.Pause.Snapshot == rec.ID {
-			return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused and resumes from snapshot %s", sb.ID, rec.ID).
-				WithHint("destroy or resume that sandbox instead")
-		}
-	}
-	if err := m.enter(); err != nil {
-		return nil, err
-	}
-	defer m.wg.Done()
-	bg, cancel := m.within(context.WithoutCancel(ctx))
-	defer cancel(nil)
-	return m.drop1(bg, rec.ID, "")
-}
-
-// dropOwn drops a snapshot that the broker made for itself, as far as that is possible
-// now; the sweep does the rest.
-func (m *Manager) dropOwn(ctx context.Context, id string) {
-	if _, err := m.drop1(ctx, id, ""); err != nil && ctx.Err() == nil {
-		m.log.WarnContext(ctx, "drop of a snapshot that is not needed any more", "snapshot", id, "err", err)
-	}
-}
-
-// drop1 drops one snapshot unless it is in use.
-func (m *Manager) drop1(ctx context.Context, id, why string) (*sandboxer.SnapshotRecord, error) {
-	release, err := m.claim(id)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	rec, err := m.store.Snapshot(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	if user, err := m.restoring(ctx, rec); err != nil {
-		return nil, err
-	} else if user != "" {
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "snapshot %s is in use: sandbox %s is being restored from it", id, user).
-			WithHint("try again when that sandbox runs")
-	}
-	return rec, m.dropClaimed(ctx, rec, why)
-}
-
-// restoring returns a sandbox that is being made from rec, or "". A sandbox whose
-// object exists needs the snapshot no more, but its making may be repeated.
-func (m *Manager) restoring(ctx context.Context, rec *sandboxer.SnapshotRecord) (user string, err error) {
-	if rec.State != sandboxer.SnapshotSealed {
-		return "", nil
-	}
-	err = m.records(ctx, sandboxer.Query{States: []sandboxer.State{sandboxer.Creating}}, func(sb *sandboxer.Sandbox) {
-		if sourceOf(sb) == rec.ID {
-			user = sb.ID
-		}
-	})
-	return user, err
-}
-
-// dropClaimed drops rec, which the caller has claimed.
-func (m *Manager) dropClaimed(ctx context.Context, rec *sandboxer.SnapshotRecord, why string) error {
-	if rec.State == sandboxer.SnapshotDropped {
-		return nil
-	}
-	if rec.State != sandboxer.SnapshotDropping {
-		err := m.step(pDropping, func() error {
-			rec.State = sandboxer.SnapshotDropping
-			if why != "" {
-				rec.Message = why
-			}
-			rec.Retries, rec.RetryAt, rec.LastError = 0, time.Time{}, ""
-			return m.putSnapshot(ctx, rec, "")
-		})
-		if err != nil {
-			return err
-		}
-	}
-	err := m.remove(ctx, rec)
-	if err == nil {
-		return m.step(pDropped, func() error {
-			rec.State, rec.DroppedAt = sandboxer.SnapshotDropped, now()
-			rec.RetryAt, rec.LastError, rec.SealedEnv = time.Time{}, "", nil
-			return m.putSnapshot(ctx, rec, "dropped")
-		})
-	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	rec.Retries++
-	rec.LastError = sandboxer.Message(err)
-	rec.RetryAt = now().Add(backoff(rec.Retries, rand.Float64()))
-	if werr := m.step(pRetry, func() error { return m.putSnapshot(ctx, rec, "") }); werr != nil {
-		return werr
-	}
-	e := sandboxer.E(sandboxer.Unavailable, err, "snapshot %s is not dropped yet: %s", rec.ID, rec.LastError).
-		WithHint("it is tried again by itself")
-	e.RetryAfter = time.Until(rec.RetryAt)
-	return e
-}
-
-// remove removes what there is of rec outside the database.
-func (m *Manager) remove(ctx context.Context, rec *sandboxer.SnapshotRecord) error {
-	if rec.Extension == "" && rec.Kind == sandboxer.SnapshotBoth { // repaired
-		if err := m.removeAnywhere(ctx, rec.ID); err != nil || m.opts.SnapshotStore == nil {
-			return err
-		}
-	} else if rec.Kind.Has(sandboxer.SnapshotNative) {
-		b, err := m.backend(rec.Extension)
-		if err != nil {
-			return err
-		}
-		receipt := rec.Native
-		receipt.SnapshotID = rec.ID
-		if err := m.step(pDrop, func() error { return b.DropSnapshot(ctx, receipt) }); err != nil {
-			return err
-		}
-	}
-	if rec.Kind.Has(sandboxer.SnapshotPortable) {
-		if m.opts.SnapshotStore == nil {
-			return sandboxer.E(sandboxer.Unavailable, nil, "this installation keeps no portable snapshots any more")
-		}
-		return m.step(pDelete, func() error { return m.opts.SnapshotStore.Drop(ctx, rec.ID) })
-	}
-	return nil
-}
-
-// passSnapshots takes the steps that snapshots owe: those that a dead process was
-// saving are dropped, as are those whose time is over, and those that the broker made
-// for a sandbox or a fork that needs them no more.
-func (m *Manager) passSnapshots(ctx context.Context, t *tally, at time.Time) error {
-	each := func(q sandboxer.SnapshotQuery) error {
-		q.Limit = sandboxer.MaxPage
-		for {
-			items, next, err := m.store.Snapshots(ctx, q)
-			if err != nil {
-				return err
-			}
-			for _, rec := range items {
-				if rec.Damaged != "" {
-					snapshotRecords.report(m, rec)
-					continue // what it is would have to be known
-				}
-				why, err := m.surplus(ctx, rec, at)
-				if err != nil {
-					return err
-				}
-				if why == "" || m.inUse(rec.ID) || !m.take(rec.ID) {
-					continue
-				}
-				m.async(t, func() {
-					defer m.drop(rec.ID)
-					release, err := m.dropSlot(m.ctx, rec)
-					if err != nil {
-						return
-					}
-					defer release()
-					if rec.State != sandboxer.SnapshotSaving {
-						why = ""
-					}
-					if _, err := m.drop1(m.ctx, rec.ID, why); err != nil && m.ctx.Err() == nil && !isKind(err, sandboxer.Conflict) {
-						t.count(func(r *SweepReport) { r.Failed++ })
-						m.log.Warn("sweep", "snapshot", rec.ID, "err", err)
-					}
-				})
-			}
-			if next == "" {
-				return nil
-			}
-			q.After = next
-		}
-	}
-	for _, q := range []sandboxer.SnapshotQuery{
-		{States: []sandboxer.SnapshotState{sandboxer.SnapshotSaving, sandboxer.SnapshotDropping}},
-		{States: []sandboxer.SnapshotState{sandboxer.SnapshotSealed}, Purposes: []sandboxer.SnapshotPurpose{sandboxer.ForPause, sandboxer.ForFork}},
-		{States: []sandboxer.SnapshotState{sandboxer.SnapshotSealed}, DueBefore: at},
-	} {
-		if err := each(q); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// surplus says why rec is to be dropped now, or "".
-func (m *Manager) surplus(ctx context.Context, rec *sandboxer.SnapshotRecord, at time.Time) (why string, err error) {
-	if rec.Purpose == sandboxer.ForPause && (rec.State == sandboxer.SnapshotSaving || rec.State == sandboxer.SnapshotSealed) {
-		sb, err := m.store.SandboxGeneration(ctx, rec.SandboxID, rec.Generation)
-		switch {
-		case isKind(err, sandboxer.NotFound):
-		case err != nil:
-			return "", err
-		case sb.Pause.Snapshot == rec.ID && sb.State != sandboxer.Terminated:
-			return "", nil
-		}
-		return "its sandbox is not paused any more", nil
-	}
-	switch {
-	case rec.Unconfirmed && rec.State == sandboxer.SnapshotSaving:
-		return "", nil // the database went back: it may be whole since
-	case rec.State == sandboxer.SnapshotSaving:
-		return "the broker stopped while it was being saved", nil
-	case rec.State == sandboxer.SnapshotDropping && !at.Before(rec.RetryAt):
-		return "it is being dropped", nil
-	case rec.State == sandboxer.SnapshotSealed && rec.Purpose == sandboxer.ForFork:
-		return "its fork is over", nil
-	case rec.State == sandboxer.SnapshotSealed && !rec.ExpiresAt.IsZero() && !at.Before(rec.ExpiresAt) && !m.isQuiet():
-		return "its time to live ran out", nil
-	}
-	return "", nil
-}
-
-// Diff compares the files of two portable snapshots, in the order of names.
-func (m *Manager) Diff(ctx context.Context, before, after string) ([]Change, error) {
-	var lists [2][]SnapshotFile
-	for i, ref := range []string{before, after} {
-		rec, err := m.portable(ctx, ref)
-		if err != nil {
-			return nil, err
-		}
-		if lists[i], err = m.opts.SnapshotStore.Files(ctx, rec.ID); err != nil {
-			return nil, err
-		}
-	}
-	return compare(lists[0], lists[1]), nil
-}
-
-// portable finds a sealed snapshot that has the portable form.
-func (m *Manager) portable(ctx context.Context, ref string) (*sandboxer.SnapshotRecord, error) {
-	rec, err := m.findSnapshot(ctx, sandboxer.ScopeRead, ref)
-	switch {
-	case err != nil:
-		return nil, err
-	case rec.State != sandboxer.SnapshotSealed:
-		return nil, unsealed(rec)
-	case !rec.Kind.Has(sandboxer.SnapshotPortable):
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s is native to %s: what files it has is not known", rec.ID, rec.Extension).
-			WithHint("make a portable one of the sandbox: sandboxer snapshot create --portable %s", rec.SandboxID)
-	case m.opts.SnapshotStore == nil:
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "this installation keeps no portable snapshots any more")
-	}
-	return rec, nil
-}
-
-// compare merges two lists that are in the order of paths.
-func compare(a, b []SnapshotFile) []Change {
-	out := []Change{}
-	byPath := func(a, b SnapshotFile) int { return strings.Compare(a.Path, b.Path) }
-	a, b = slices.SortedFunc(slices.Values(a), byPath), slices.SortedFunc(slices.Values(b), byPath)
-	for len(a) > 0 || len(b) > 0 {
-		switch {
-		case len(b) == 0 || len(a) > 0 && a[0].Path < b[0].Path:
-			out = append(out, Change{a[0].Path, "removed", a[0].Size, 0})
-			a = a[1:]
-		case len(a) == 0 || b[0].Path < a[0].Path:
-			out = append(out, Change{b[0].Path, "added", 0, b[0].Size})
-			b = b[1:]
-		default:
-			if a[0] != b[0] {
-				out = append(out, Change{a[0].Path, "changed", a[0].Size, b[0].Size})
-			}
-			a, b = a[1:], b[1:]
-		}
-	}
-	return out
-}
-
-// ExportSnapshot writes the portable form of a snapshot to w, as one file that
-// ImportSnapshot reads on any installation.
-func (m *Manager) ExportSnapshot(ctx context.Context, ref string, w io.Writer) error {
-	rec, err := m.portable(ctx, ref)
-	if err != nil {
-		return err
-	}
-	end, err := m.streams.begin("", rec.Tenant, sandboxer.PrincipalFrom(ctx))
-	if err != nil {
-		return err
-	}
-	defer end()
-	unpin, err := m.pin(ctx, rec.ID)
-	if err != nil {
-		return err
-	}
-	defer unpin()
-	ctx, cancel := m.within(ctx)
-	defer cancel(nil)
-	return m.opts.SnapshotStore.Export(ctx, rec.ID, w)
-}
-
-// ImportSnapshot makes a snapshot of a file that ExportSnapshot wrote, and returns it
-// sealed. What the file says is not trusted beyond its files.
-func (m *Manager) ImportSnapshot(ctx context.Context, req ImportRequest, r io.Reader) (*sandboxer.SnapshotRecord, error) {
-	p, err := may(ctx, sandboxer.ScopeWrite)
-	if err == nil {
-		err = checkName(req.Name)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if m.opts.SnapshotStore == nil {
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "this installation keeps no portable snapshots")
-	}
-	var prof sandboxer.Profile
-	if req.Profile != "" {
-		if prof, err = m.profile(req.Profile); err != nil {
-			return nil, err
-		}
-	}
-	if err := m.checkRoom(ctx, p.Tenant); err != nil {
-		return nil, err
-	}
-	end, err := m.streams.begin("", p.Tenant, p)
-	if err != nil {
-		return nil, err
-	}
-	defer end()
-	if err := m.enter(); err != nil {
-		return nil, err
-	}
-	defer m.wg.Done()
-	ctx, cancel := m.within(ctx)
-	defer cancel(nil)
-	rec := &sandboxer.SnapshotRecord{
-		ID: sandboxer.NewSnapshotID(), Name: req.Name, Tenant: p.Tenant, Profile: prof.ID, Kind: sandboxer.SnapshotPortable,
-		State: sandboxer.SnapshotSaving, CreatedAt: now(),
-	}
-	release, err := m.claim(rec.ID)
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	if err := m.step(pSaving, func() error { return m.putSnapshot(ctx, rec, "begun", sandboxer.QuotaSnapshots) }); err != nil {
-		return nil, err
-	}
-	claimed := *rec
-	err = m.step(pArchive, func() (err error) {
-		rec.Portable, err = m.opts.SnapshotStore.Import(ctx, &claimed, r, req.Accept)
-		return err
-	})
-	if err == nil {
-		if rec.Profile == "" {
-			if prof, perr := m.profile(claimed.Profile); perr == nil {
-				rec.Profile = prof.ID
-			}
-		}
-		rec.Message = claimed.Message
-		err = m.step(pSealed, func() error {
-			rec.State, rec.SealedAt = sandboxer.SnapshotSealed, now()
-			return m.putSnapshot(ctx, rec, "sealed", sandboxer.QuotaSnapshotBytes)
-		})
-	}
-	if err == nil {
-		return rec, nil
-	}
-	rec.State, rec.SealedAt = sandboxer.SnapshotSaving, time.Time{}
-	if m.ctx.Err() == nil {
-		if derr := m.dropClaimed(context.WithoutCancel(ctx), rec, sandboxer.Message(err)); derr != nil {
-			m.log.WarnContext(ctx, "drop after a failed import", "snapshot", rec.ID, "err", derr)
-		}
-	}
-	return nil, err
-}
-
-func snapshotSealName(rec *sandboxer.SnapshotRecord) []byte {
-	return fmt.Appendf(nil, "snapshot/%s/%s", rec.ID, rec.Tenant)
 }

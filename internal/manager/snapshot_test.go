@@ -22,7 +22,7 @@ import (
 // newSnapshotRig is a rig that keeps portable snapshots too.
 func newSnapshotRig(t *testing.T, change ...func(*setup)) *rig {
 	return newRig(t, func(s *setup) {
-		s.opts.SnapshotStore = dirVault{t.TempDir()}
+		s.opts.SnapshotStore = dirStore{t.TempDir()}
 		for _, f := range change {
 			f(s)
 		}
@@ -153,7 +153,7 @@ func TestSnapshotAndRestore(t *testing.T) {
 // live returns the living sandboxes.
 func (r *rig) live() (all []*sandboxer.Sandbox) {
 	r.t.Helper()
-	if err := r.records(admin, sandboxer.Query{States: live}, func(sb *sandboxer.Sandbox) { all = append(all, sb) }); err != nil {
+	if err := r.records(admin, sandboxer.Query{States: liveStates}, func(sb *sandboxer.Sandbox) { all = append(all, sb) }); err != nil {
 		r.t.Fatal(err)
 	}
 	return all

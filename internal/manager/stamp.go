@@ -28,7 +28,7 @@ func (m *Manager) stampOf(sb *sandboxer.Sandbox) []byte {
 	}
 	nonce := make([]byte, m.seal.NonceSize(), m.seal.NonceSize()+len(plain)+m.seal.Overhead())
 	rand.Read(nonce)
-	sealed := m.seal.Seal(nonce, nonce, plain, stampName(sb.ID, objectOf(sb)))
+	sealed := m.seal.Seal(nonce, nonce, plain, stampName(sb.ID, objectGeneration(sb)))
 	if len(sealed) > sandboxer.MaxStampBytes {
 		return nil
 	}

@@ -118,7 +118,7 @@ func TestIdle(t *testing.T) {
 		idle := r.create(sandboxer.CreateRequest{Profile: "lazy"})
 		busy := r.create(sandboxer.CreateRequest{Profile: "lazy"})
 		now, then := time.Now(), r.get(busy.ID).Version
-		_, _, end, err := r.Manager.open(acme, sandboxer.ScopeWrite, busy.ID) // a command that runs for long
+		_, _, end, err := r.Manager.beginStream(acme, sandboxer.ScopeWrite, busy.ID) // a command that runs for long
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -280,8 +280,8 @@ func TestOrphans(t *testing.T) {
 			t.Error("a living sandbox suffered")
 		}
 		// Explained by now: it must be left alone however it came to be on the list.
-		err = r.reap(admin, r.Manager.extensions()[0], sighting{"ext.fake", "mine", 2}, mine.Handle, "")
-		if err != errMoot || len(r.world.Live()) != 2 {
+		err = r.removeOrphan(admin, r.Manager.extensions()[0], objectKey{"ext.fake", "mine", 2}, mine.Handle, "")
+		if err != errNotNeeded || len(r.world.Live()) != 2 {
 			t.Errorf("%v, %d objects", err, len(r.world.Live()))
 		}
 		orphans := 0
@@ -351,7 +351,7 @@ func TestClockIsSet(t *testing.T) {
 		r := newRig(t, ticking)
 		sb := r.create(sandboxer.CreateRequest{TTL: 10 * time.Second})
 		r.Manager.mu.Lock()
-		r.Manager.graceUntil = time.Now().Add(time.Minute) // as checkClock does after a jump
+		r.clock.until = time.Since(r.clock.start) + time.Minute // as after a jump
 		r.Manager.mu.Unlock()
 		time.Sleep(50 * time.Second)
 		synctest.Wait()
@@ -481,7 +481,7 @@ func TestDueWhileLookedAt(t *testing.T) {
 		expires, dead := r.create(sandboxer.CreateRequest{TTL: time.Minute}), r.create(sandboxer.CreateRequest{TTL: time.Hour})
 		synctest.Wait()
 		for _, id := range []string{expires.ID, dead.ID} {
-			if !r.take(id) {
+			if !r.sweepLocks.tryLock(id) {
 				t.Fatal("somebody has it")
 			}
 		}
@@ -490,8 +490,8 @@ func TestDueWhileLookedAt(t *testing.T) {
 			t.Errorf("a command of the dead: %v", err)
 		}
 		time.Sleep(time.Minute + time.Second)
-		r.drop(expires.ID)
-		r.drop(dead.ID)
+		r.unlockSweep(expires.ID)
+		r.unlockSweep(dead.ID)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		if got := r.get(expires.ID); got.State != sandboxer.Terminated || got.Reason != sandboxer.ReasonExpired {

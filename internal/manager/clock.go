@@ -1,0 +1,52 @@
+package manager
+
+import (
+	"sync"
+	"time"
+)
+
+// A graceClock notices that the wall clock was set, by comparing it with the time that passed.
+// For one grace period after that nothing is ended or removed by the clock, so that a wrong
+// clock that is put right kills nobody.
+//
+// mu guards the readings. Nothing is called under it.
+type graceClock struct {
+	grace time.Duration
+	start time.Time // with a monotonic reading
+
+	mu     sync.Mutex
+	wall   time.Time     // of the last reading
+	passed time.Duration // since start, at the last reading
+	until  time.Duration // since start: the clock ends and removes nothing before this
+}
+
+func newGraceClock(grace time.Duration, start time.Time) *graceClock {
+	return &graceClock{grace: grace, start: start, wall: start.Round(0)}
+}
+
+// check takes a reading, with which it begins a grace period if the clock was set since the
+// last one, and reports whether it was.
+func (c *graceClock) check(now time.Time) (wasSet bool) {
+	return c.read(now.Round(0), now.Sub(c.start))
+}
+
+// read is check of what the wall clock says and how much time has passed since the start.
+func (c *graceClock) read(wall time.Time, passed time.Duration) (wasSet bool) {
+	const tolerance = 5 * time.Second
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	off := wall.Sub(c.wall) - (passed - c.passed)
+	c.wall, c.passed = wall, passed
+	if off.Abs() <= tolerance {
+		return false
+	}
+	c.until = passed + c.grace
+	return true
+}
+
+// inGracePeriod reports whether the clock must not be trusted yet.
+func (c *graceClock) inGracePeriod(now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return now.Sub(c.start) < c.until
+}

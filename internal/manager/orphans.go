@@ -1,0 +1,173 @@
+package manager
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// orphans removes objects that carry our name and whose record says that they are gone,
+// once they have been seen so for a grace period. Those that no record ever knew are
+// quarantined first. whole says that the listing was.
+func (m *Manager) orphans(ctx context.Context, t *tracker, e *extension, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool, whole bool) error {
+	defer m.quarantine.release(e.Info.ID, listed, explained, whole)
+	for s, h := range listed {
+		if explained[s] {
+			continue
+		}
+		tenant, v, err := m.recordStatusOf(ctx, s)
+		if err != nil {
+			return err
+		}
+		if v == recordLive {
+			explained[s] = true
+			continue
+		}
+		if v == recordMissing && m.quarantineObject(t, e, s, h) {
+			t.count(func(r *SweepReport) { r.Quarantined++ })
+			continue
+		}
+		if !m.isOldOrphan(s) || !m.sweepLocks.tryLock(s.id) {
+			continue
+		}
+		m.async(t, func() {
+			defer m.unlockSweep(s.id)
+			err := m.removeOrphan(m.ctx, e, s, h, tenant)
+			if err == errNotNeeded {
+				return
+			}
+			if err != nil {
+				t.count(func(r *SweepReport) { r.Failed++ })
+				m.log.Warn("orphan", "extension", e.Info.ID, "sandbox", s.id, "generation", s.generation, "err", err)
+				return
+			}
+			t.count(func(r *SweepReport) { r.Orphans++ })
+		})
+	}
+	m.orphanSightings.retain(e.Info.ID, listed, explained)
+	return nil
+}
+
+// orphanSightings remember since when objects are listed that no living record explains.
+//
+// mu guards the map. Nothing is called under it.
+type orphanSightings struct {
+	mu    sync.Mutex
+	since map[objectKey]time.Time
+}
+
+func newOrphanSightings() *orphanSightings {
+	return &orphanSightings{since: map[objectKey]time.Time{}}
+}
+
+// note returns when k was first seen, which is now for a new one.
+func (o *orphanSightings) note(k objectKey, now time.Time) (since time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if _, ok := o.since[k]; !ok {
+		o.since[k] = now
+	}
+	return o.since[k]
+}
+
+// forget has the time of k begin anew.
+func (o *orphanSightings) forget(k objectKey) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.since, k)
+}
+
+// retain forgets those of an extension that it does not list any more, or that are explained.
+func (o *orphanSightings) retain(extension string, listed map[objectKey]sandboxer.Handle, explained map[objectKey]bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for k := range o.since {
+		if _, ok := listed[k]; k.extension == extension && (!ok || explained[k]) {
+			delete(o.since, k)
+		}
+	}
+}
+
+// A recordStatus is what the database says to an object outside.
+type recordStatus int
+
+const (
+	recordLive    recordStatus = iota // a living record has it
+	recordEnded                       // its record says that it is gone
+	recordMissing                     // it never had a record, as far as the database knows
+)
+
+// recordStatusOf says what the database knows of s. tenant is whose it was, if that is known. A
+// record answers for its own generation and those that its resumes made, of which the
+// latest may exist; a later one had a record that the database lost.
+func (m *Manager) recordStatusOf(ctx context.Context, s objectKey) (tenant string, _ recordStatus, err error) {
+	sb, err := m.store.Sandbox(ctx, s.id)
+	switch {
+	case isKind(err, sandboxer.NotFound):
+		return "", recordMissing, nil
+	case err != nil && sb == nil:
+		return "", recordLive, err
+	case sb.Damaged != "" && s.generation > sb.Generation: // which it made last cannot be read
+	case s.generation > objectGeneration(sb):
+		return sb.Tenant, recordMissing, nil
+	case s.generation != 0 && s.generation != objectGeneration(sb), sb.State == sandboxer.Paused && !hasReadyObject(sb):
+		return sb.Tenant, recordEnded, nil
+	}
+	if sb.State == sandboxer.Terminated { // a damaged record explains as much
+		return sb.Tenant, recordEnded, nil
+	}
+	if mayBeClaimed(sb) {
+		return "", recordMissing, nil
+	}
+	return sb.Tenant, recordLive, nil
+}
+
+// isOldOrphan notes a stray object and reports whether it has been one for long enough.
+// Sightings begin with the process, so a fresh one removes nothing for a grace
+// period.
+func (m *Manager) isOldOrphan(k objectKey) bool {
+	now := time.Now()
+	return now.Sub(m.orphanSightings.note(k, now)) >= m.opts.Grace && !m.clock.inGracePeriod(now)
+}
+
+// removeOrphan tears down one stray object, unless its ID has work in flight.
+func (m *Manager) removeOrphan(ctx context.Context, e *extension, s objectKey, h sandboxer.Handle, tenant string) error {
+	release, err := m.slot(ctx, e.Info.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	j, mine, err := m.begin(ctx, s.id, s.generation, false, nil)
+	if err != nil {
+		return err
+	}
+	if !mine {
+		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s has work in flight", s.id)
+	}
+	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
+		_, v, err := m.recordStatusOf(ctx, s)
+		if err == nil && v == recordLive {
+			err = errNotNeeded
+		}
+		if err != nil {
+			return nil, err
+		}
+		err = m.step(pOrphan, func() error { _, err := e.Backend.Teardown(ctx, h); return err })
+		m.orphanSightings.forget(s) // if it failed, its grace period begins anew
+		if err != nil {
+			return nil, err
+		}
+		m.quarantine.remove(s)
+		return nil, m.store.Write(ctx, sandboxer.Writes{Events: []sandboxer.Event{{
+			At: now(), SandboxID: s.id, Generation: s.generation, Tenant: tenant,
+			Type: sandboxer.EventOrphan, Actor: actor(ctx),
+			Message: fmt.Sprintf("%s had an object that no living sandbox explains; it was removed", e.Info.ID),
+		}}})
+	})
+	<-j.done
+	m.notify(s.id)
+	return j.err
+}

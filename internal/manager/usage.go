@@ -1,0 +1,86 @@
+package manager
+
+import (
+	"sync"
+	"time"
+)
+
+// usage remembers when each sandbox was last used and how many use it now, which is what
+// idle time is measured by. It stays in memory: the sweep stores it now and then, so that
+// using a sandbox writes nothing, and what is older is in the database.
+//
+// mu guards the map and the uses in it. The store is never called under it.
+type usage struct {
+	mu   sync.Mutex
+	uses map[string]*use // by sandbox ID
+}
+
+type use struct {
+	users int       // now
+	last  time.Time // when one began or ended
+}
+
+func newUsage() *usage { return &usage{uses: map[string]*use{}} }
+
+// begin notes that somebody begins to use the sandbox, and end that he stops.
+func (u *usage) begin(id string) (end func()) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	one := u.uses[id]
+	if one == nil {
+		one = &use{}
+		u.uses[id] = one
+	}
+	one.users++
+	one.last = now()
+	return sync.OnceFunc(func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		one.users--
+		one.last = now()
+	})
+}
+
+// last returns when the sandbox was last used, as far as memory goes (zero: not at all), and
+// whether it is in use now, of which the last time is now.
+func (u *usage) last(id string) (at time.Time, busy bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	one := u.uses[id]
+	switch {
+	case one == nil:
+		return time.Time{}, false
+	case one.users > 0:
+		return now(), true
+	}
+	return one.last, false
+}
+
+// ids returns the sandboxes of which there is something to remember.
+func (u *usage) ids() []string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	ids := make([]string, 0, len(u.uses))
+	for id := range u.uses {
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// forget drops what is remembered of a sandbox that ended.
+func (u *usage) forget(id string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.uses, id)
+}
+
+// forgetUnused drops what nobody uses and nobody used for longer than age.
+func (u *usage) forgetUnused(age time.Duration) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for id, one := range u.uses {
+		if one.users == 0 && time.Since(one.last) > age {
+			delete(u.uses, id)
+		}
+	}
+}

@@ -1,0 +1,76 @@
+package manager
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// What is in use was used just now; else it is the end of the last use that counts.
+func TestUsage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := newUsage()
+		check := func(id string, wantBusy bool, ago time.Duration) {
+			t.Helper()
+			at, busy := u.last(id)
+			if busy != wantBusy || time.Since(at).Round(time.Millisecond) != ago {
+				t.Errorf("%s: busy %t, %s ago; want %t, %s", id, busy, time.Since(at), wantBusy, ago)
+			}
+		}
+		if at, busy := u.last("box"); busy || !at.IsZero() {
+			t.Errorf("of one never used: %s, %t", at, busy)
+		}
+		end1, end2 := u.begin("box"), u.begin("box")
+		time.Sleep(time.Minute)
+		check("box", true, 0)
+		end1()
+		end1() // once counts
+		check("box", true, 0)
+		end2()
+		time.Sleep(time.Minute)
+		check("box", false, time.Minute)
+
+		endOther := u.begin("other")
+		if ids := slices.Sorted(slices.Values(u.ids())); !slices.Equal(ids, []string{"box", "other"}) {
+			t.Errorf("remembered: %q", ids)
+		}
+		time.Sleep(time.Hour)
+		u.forgetUnused(time.Hour) // other is in use
+		if ids := u.ids(); !slices.Equal(ids, []string{"other"}) {
+			t.Errorf("remembered: %q", ids)
+		}
+		u.forgetUnused(0)
+		check("other", true, 0)
+
+		// A use may end after its sandbox: that brings nothing back.
+		u.forget("other")
+		endOther()
+		if ids := u.ids(); len(ids) != 0 {
+			t.Errorf("remembered: %q", ids)
+		}
+	})
+}
+
+func TestUsageIsConcurrent(t *testing.T) {
+	u := newUsage()
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 200 {
+				end := u.begin("box")
+				if _, busy := u.last("box"); !busy {
+					t.Error("in use, and not busy")
+				}
+				u.ids()
+				u.forgetUnused(time.Hour)
+				end()
+			}
+		})
+	}
+	all.Wait()
+	if _, busy := u.last("box"); busy {
+		t.Error("nobody uses it any more")
+	}
+}

@@ -1,0 +1,232 @@
+package manager
+
+import (
+	"encoding/json"
+	"errors"
+	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// commonRequest is what creates and restores may both ask for and is checked alike.
+type commonRequest struct {
+	name, key   string
+	ttl         time.Duration
+	env, labels map[string]string
+	maxCost     sandboxer.Credits
+}
+
+func checkCommon(prof sandboxer.Profile, c commonRequest) error {
+	for _, err := range []error{checkName(c.name), checkKey(c.key), checkTTL(prof, c.ttl), checkEnv(c.env), checkLabels(c.labels)} {
+		if err != nil {
+			return err
+		}
+	}
+	if c.maxCost < 0 {
+		return sandboxer.E(sandboxer.Invalid, nil, "max_cost %s is negative", c.maxCost)
+	}
+	return nil
+}
+
+// checkURL refuses a secret in the address of a repository: it would end up in the
+// record, in logs and in the arguments of git. A bare user name is no secret over
+// SSH; over HTTP it is the usual place of a token.
+func checkURL(name, value string) error {
+	u, err := url.Parse(value)
+	if err != nil || u.User == nil || u.Host == "" {
+		if err != nil && strings.Contains(value, "://") {
+			return sandboxer.E(sandboxer.Invalid, nil, "the input %q is not a usable URL", name) // the text of err repeats the secret
+		}
+		return nil
+	}
+	_, password := u.User.Password()
+	if password || u.Scheme == "http" || u.Scheme == "https" {
+		return sandboxer.E(sandboxer.Invalid, nil, "the URL in the input %q contains credentials", name).
+			WithHint("write the URL without user and password, and pass the secret in the environment (--env)")
+	}
+	return nil
+}
+
+var namePattern = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$`)
+
+func checkName(name string) error {
+	if name != "" && !namePattern.MatchString(name) {
+		return sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the name of a sandbox: want 1 to 63 characters a-z, 0-9 and inner . _ -", name)
+	}
+	return nil
+}
+
+func checkKey(key string) error {
+	if len(key) > 255 || strings.ContainsFunc(key, func(r rune) bool { return r < 0x21 || r > 0x7e }) {
+		return sandboxer.E(sandboxer.Invalid, nil, "an idempotency key has 1 to 255 visible ASCII characters")
+	}
+	return nil
+}
+
+func checkTTL(p sandboxer.Profile, ttl time.Duration) error {
+	switch longest := maxTTL(p); {
+	case ttl < 0:
+		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is negative", ttl)
+	case ttl > 0 && ttl < time.Second:
+		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is too short: want at least 1s", ttl)
+	case ttl > longest:
+		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is longer than profile %s allows (%s)", sandboxer.FormatDuration(ttl), p.ID, sandboxer.FormatDuration(longest))
+	}
+	return nil
+}
+
+func checkEnv(env map[string]string) error {
+	for k, v := range env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+			return sandboxer.E(sandboxer.Invalid, nil, "environment variable %q: a name has no '=', and neither name nor value a NUL byte", k)
+		}
+	}
+	return nil
+}
+
+func checkLabels(labels map[string]string) error {
+	if len(labels) > 64 {
+		return sandboxer.E(sandboxer.Invalid, nil, "%d labels are too many: want at most 64", len(labels))
+	}
+	for k, v := range labels {
+		if k == "" || len(k) > 128 || len(v) > 1024 || strings.ContainsAny(k, "=\x00\n") || strings.ContainsAny(v, "\x00\n") {
+			return sandboxer.E(sandboxer.Invalid, nil, "label %q: want a name of 1 to 128 bytes without '=' and a value of at most 1024 bytes, neither with a line break", k)
+		}
+	}
+	return nil
+}
+
+// maxRequest bounds what one request adds to the database.
+const maxRequest = 256 << 10
+
+func checkSize(req any) error {
+	if j, err := json.Marshal(req); err != nil || len(j) > maxRequest {
+		return sandboxer.E(sandboxer.Invalid, err, "the request has %d bytes: want at most %d", len(j), maxRequest)
+	}
+	return nil
+}
+
+// ceilings are the most of each limit that callers who are no administrators may have; 0
+// is no bound.
+func (m *Manager) ceilings(spec sandboxer.Spec) sandboxer.Limits {
+	most := spec.Profile.MaxLimits.Or(spec.Profile.Limits)
+	if b, err := m.backend(spec.Profile.Extension); err == nil {
+		most = most.Or(b.DefaultLimits(spec))
+	}
+	return most
+}
+
+// checkStillAllowed refuses, for callers who are no administrators, to bring back what was saved or
+// paused with more than prof gives now. what names it.
+func (m *Manager) checkStillAllowed(p sandboxer.Principal, prof sandboxer.Profile, spec sandboxer.Spec, what string) error {
+	if p.Can(sandboxer.ScopeAdmin) {
+		return nil
+	}
+	spec.Profile = prof
+	err := spec.Network.Within(prof.Network)
+	if err == nil {
+		err = spec.Limits.Within(m.ceilings(spec), "profile "+prof.ID)
+	}
+	for _, mt := range spec.Mounts {
+		if err == nil && !allowsMount(prof, mt) {
+			err = sandboxer.E(sandboxer.Denied, nil, "it mounts %s", mt.Source)
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	return sandboxer.E(sandboxer.Denied, err, "%s has more than profile %s gives now: %s", what, prof.ID, sandboxer.Message(err)).
+		WithHint("ask an administrator, or restore it on a profile that gives as much")
+}
+
+// checkUser refuses what cannot be a user; whether there is such a one, the backend knows.
+func checkUser(user string) error {
+	if len(user) > 64 || strings.ContainsFunc(user, func(r rune) bool { return r <= ' ' || r > '~' || r == '/' }) || strings.HasPrefix(user, "-") ||
+		strings.HasPrefix(user, ":") || strings.Count(user, ":") > 1 {
+		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a user: want a name or uid[:gid]", user)
+	}
+	return nil
+}
+
+// checkNetwork refuses a policy that reaches more than the profile's.
+func checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) error {
+	if want == nil {
+		return nil
+	}
+	if modes := []string{"none", "public", "allow"}; want.Mode != "" && !slices.Contains(modes, string(want.Mode)) {
+		return sandboxer.E(sandboxer.Invalid, nil, "%q is not a network mode%s", want.Mode, didYouMean(string(want.Mode), modes)).
+			WithHint("the modes are none, public and allow")
+	}
+	if err := want.Check(); err != nil {
+		return err
+	}
+	return want.Within(have)
+}
+
+// checkNetwork is checkNetwork for a request, whose refusal names the profiles that allow
+// what was asked for.
+func (m *Manager) checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.NetworkPolicy) error {
+	err := checkNetwork(have, want)
+	if err == nil || want.Check() != nil {
+		return err
+	}
+	var ids []string
+	for _, p := range m.catalogue.Load().profiles {
+		if want.Within(p.Network) == nil && len(ids) < 5 {
+			ids = append(ids, p.ID)
+		}
+	}
+	var e *sandboxer.Error
+	if len(ids) == 0 || !errors.As(err, &e) {
+		return err
+	}
+	with := *e
+	return with.WithHint("a profile that allows it: %s", join(ids))
+}
+
+// checkMounts lets the operator's principal mount anything and others only what the
+// profile mounts, or below it, and not with more rights.
+func checkMounts(p sandboxer.Principal, prof sandboxer.Profile, mounts []sandboxer.Mount) error {
+	var targets []string
+	for _, m := range prof.Mounts {
+		targets = append(targets, m.Target)
+	}
+	for _, mt := range mounts {
+		if !cleanAbs(mt.Source) || !cleanAbs(mt.Target) {
+			return sandboxer.E(sandboxer.Invalid, nil, "mount %s:%s: want clean absolute paths", mt.Source, mt.Target)
+		}
+		if slices.Contains(targets, mt.Target) {
+			return sandboxer.E(sandboxer.Invalid, nil, "mount %s:%s: something is mounted on %s already", mt.Source, mt.Target, mt.Target)
+		}
+		targets = append(targets, mt.Target)
+		if !allowsMount(prof, mt) && !p.Can(sandboxer.ScopeAdmin) {
+			return sandboxer.E(sandboxer.Denied, nil, "mount %s: profile %s does not offer that path", mt.Source, prof.ID).
+				WithHint("only an administrator mounts any path of the host")
+		}
+	}
+	return nil
+}
+
+// allowsMount reports whether the profile mounts mt, or what it lies in, with as many rights.
+func allowsMount(prof sandboxer.Profile, mt sandboxer.Mount) bool {
+	return slices.ContainsFunc(prof.Mounts, func(o sandboxer.Mount) bool {
+		below := mt.Source == o.Source || strings.HasPrefix(mt.Source, strings.TrimSuffix(o.Source, "/")+"/")
+		return below && (mt.ReadOnly || !o.ReadOnly)
+	})
+}
+
+func cleanAbs(p string) bool {
+	return path.IsAbs(p) && path.Clean(p) == p && !strings.ContainsRune(p, 0)
+}
+
+func checkPage(limit int) error {
+	if limit < 0 || limit > sandboxer.MaxPage {
+		return sandboxer.E(sandboxer.Invalid, nil, "a page of %d items: want 1 to %d", limit, sandboxer.MaxPage)
+	}
+	return nil
+}
