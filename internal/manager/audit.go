@@ -443,15 +443,15 @@ func (m *Manager) auditSnapshots(ctx context.Context, a *Audit) error {
 	}
 	again, _, err := m.unsoundSnapshots(ctx, withStore)
 	for k, v := range suspects {
-		if _, ok := again[k]; ok && !a.hasAsked(v) {
+		if _, ok := again[k]; ok && !a.isReported(v) {
 			a.add(v)
 		}
 	}
 	return err
 }
 
-// hasAsked reports whether v says of somebody that he could not be asked, which is said already.
-func (a *Audit) hasAsked(v Violation) bool {
+// isReported reports whether v says of somebody that he could not be asked, which is said already.
+func (a *Audit) isReported(v Violation) bool {
 	who, _, _ := strings.Cut(v.Detail, ":")
 	return v.Invariant == invAsked && slices.ContainsFunc(a.Violations, func(o Violation) bool {
 		return o.Invariant == invAsked && strings.HasPrefix(o.Detail, who+":")

@@ -80,7 +80,7 @@ func (m *Manager) replay(ctx context.Context, o *resolvedRequest) (*sandboxer.Sa
 		return nil, nil
 	case err != nil:
 		return nil, err
-	case !m.same(k.Digest, o.digest):
+	case !m.digestMatches(k.Digest, o.digest):
 		return nil, sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request, which made sandbox %s", o.key, k.SandboxID).
 			WithHint("use a new key for a new request")
 	}
@@ -267,7 +267,7 @@ func (m *Manager) joinExisting(ctx context.Context, o *resolvedRequest, j *job, 
 		return err
 	}
 	k, err := m.store.IdempotencyKey(ctx, o.tenant, o.key)
-	if err == nil && (!m.same(k.Digest, o.digest) || k.SandboxID != sb.ID || k.Generation != sb.Generation) {
+	if err == nil && (!m.digestMatches(k.Digest, o.digest) || k.SandboxID != sb.ID || k.Generation != sb.Generation) {
 		err = sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request", o.key)
 	}
 	return err

@@ -32,9 +32,9 @@ func keyedDigest(key []byte, purpose string, data []byte) []byte {
 	return mac.Sum(nil)
 }
 
-// same reports whether what was kept, perhaps by an older version, is of the request with
+// digestMatches reports whether what was kept, perhaps by an older version, is of the request with
 // this digest.
-func (m *Manager) same(kept, digest string) bool {
+func (m *Manager) digestMatches(kept, digest string) bool {
 	if !strings.HasPrefix(kept, macPrefix) {
 		kept = m.mac(kept)
 	}

@@ -135,7 +135,7 @@ func (m *Manager) forkOnce(ctx context.Context, sb *sandboxer.Sandbox, req ForkR
 			continue
 		case err != nil:
 			return nil, err
-		case !m.same(k.Digest, digest):
+		case !m.digestMatches(k.Digest, digest):
 			return nil, sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request, which made sandbox %s", req.Key, k.SandboxID).
 				WithHint("use a new key for a new request")
 		}

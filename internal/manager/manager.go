@@ -8,6 +8,12 @@
 // at a time, in the manager's own context, so that a client that hangs up strands
 // nothing. What a crash or a failure left unpaid is found and finished by the sweep:
 // there is no other recovery code.
+//
+// That core (create, destroy, move, sweep) is in Manager. What it remembers beside the
+// database is in types with a lock of their own, which call neither each other, the store
+// nor a backend under it, save where their comments say so: notifier (who waits for changes),
+// apiKeys, portAccess, snapshotPins, usage (who uses a sandbox, and since when nobody does),
+// limiter (how much goes on at once), quarantine, orphanSightings and graceClock.
 package manager
 
 import (

@@ -15,12 +15,7 @@ import (
 // what is new is refused.
 func (m *Manager) SetQuotas(q sandboxer.Quotas) {
 	m.quotas.Store(&q)
-	m.requests.mu.Lock()
-	defer m.requests.mu.Unlock()
-	maps.DeleteFunc(m.requests.full, func(tenant string, _ time.Time) bool {
-		_, bounded := q.Of(tenant)[sandboxer.QuotaRequests]
-		return !bounded
-	})
+	m.requests.forgetUnbounded(q)
 }
 
 // ofSandboxes are the resources that a new sandbox takes.
@@ -82,6 +77,16 @@ func (m *Manager) AdmitRequest(p sandboxer.Principal) error {
 type requests struct {
 	mu   sync.Mutex
 	full map[string]time.Time // when the bucket is full again
+}
+
+// forgetUnbounded drops the buckets of tenants whose requests q does not bound.
+func (r *requests) forgetUnbounded(q sandboxer.Quotas) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.full, func(tenant string, _ time.Time) bool {
+		_, bounded := q.Of(tenant)[sandboxer.QuotaRequests]
+		return !bounded
+	})
 }
 
 func (r *requests) take(tenant string, most int64, at time.Time) error {

@@ -165,9 +165,9 @@ func (e *extension) restricted(spec sandboxer.Spec) (names []string) {
 	return names
 }
 
-// inherited are those of the restricted values of spec that an administrator gave to the
+// keptRestrictions are those of the restricted values of spec that an administrator gave to the
 // sandbox of old and that are the same still.
-func inherited(spec, old sandboxer.Spec) (names []string) {
+func keptRestrictions(spec, old sandboxer.Spec) (names []string) {
 	for _, n := range old.Vouched {
 		same := spec.Inputs[n] != "" && spec.Inputs[n] == old.Inputs[n]
 		if n == sandboxer.RestrictedImage {

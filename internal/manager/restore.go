@@ -79,7 +79,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	if err != nil {
 		return nil, err
 	}
-	spec := m.restored(ext, prof, rec, env, req, as)
+	spec := m.restoredSpec(ext, prof, rec, env, req, as)
 	sized := req
 	sized.Inputs = spec.Inputs
 	if spec.Inputs, err = ext.inputs(prof, spec.Inputs); err != nil {
@@ -98,7 +98,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 			return nil, err
 		}
 	}
-	spec.Vouched = inherited(spec, rec.Spec)
+	spec.Vouched = keptRestrictions(spec, rec.Spec)
 	if p.Can(sandboxer.ScopeAdmin) {
 		spec.Vouched = ext.restricted(spec)
 	}
@@ -114,10 +114,10 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	}, nil
 }
 
-// restored says what a restored sandbox has from where; what it does not name is the
+// restoredSpec says what a restored sandbox has from where; what it does not name is the
 // profile's. Inputs are what is asked for, before they are checked; ID and Vouched are not
 // settled yet.
-func (m *Manager) restored(ext *extension, prof sandboxer.Profile, rec *sandboxer.SnapshotRecord, env map[string]string, req RestoreRequest, as sandboxer.SnapshotKind) sandboxer.Spec {
+func (m *Manager) restoredSpec(ext *extension, prof sandboxer.Profile, rec *sandboxer.SnapshotRecord, env map[string]string, req RestoreRequest, as sandboxer.SnapshotKind) sandboxer.Spec {
 	spec := m.profileSpec(prof)
 
 	// The source's: the inputs that the extension takes, and the environment. On its own
