@@ -50,10 +50,11 @@ var arrows = map[string][]string{
 	"internal/server":    {".", "api", "internal/edge", "internal/manager", "internal/strictjson", "internal/suggest"},
 	"internal/cli": {".", "api", "agent", "adapters", "internal/backend", "internal/catalog", "internal/checkpoint/...", "internal/confine", "internal/edge", "internal/manager",
 		"internal/portproxy", "internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/latency", "internal/wholefile"},
-	"internal/sqlstore":       {".", "internal/strictjson"},
+	"internal/sqlstore":       {".", "internal/filelock", "internal/strictjson"},
 	"internal/storetest":      {"."},
 	"internal/compattest":     {"internal/strictjson"},
 	"internal/fieldtest":      {},
+	"internal/filelock":       {},
 	"internal/checkpoint":     {".", "internal/strictjson"},
 	"internal/checkpoint/s3":  {".", "internal/checkpoint"},
 	"internal/mustrun":        {},
@@ -67,7 +68,7 @@ var arrows = map[string][]string{
 	"internal/suggest":        {},
 	"internal/wholefile":      {},
 	"internal/latency":        {".", "api", "internal/strictjson", "internal/wholefile"},
-	"internal/sshrun/...":     {".", "internal/sshrun", "internal/strictjson", "internal/wholefile"},
+	"internal/sshrun/...":     {".", "internal/filelock", "internal/sshrun", "internal/strictjson", "internal/wholefile"},
 	"bench":                   {".", "api", "adapters/local", "internal/checkpoint", "internal/sshrun/..."},
 	"internal/deptest":        {},
 	"docs":                    {},
@@ -84,7 +85,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/egress", "internal/procnet", "internal/procs", "internal/strictjson", "internal/usernet", "internal/wholefile"}
+var adapterMay = []string{".", "agent", "internal/egress", "internal/filelock", "internal/procnet", "internal/procs", "internal/strictjson", "internal/usernet", "internal/wholefile"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
 )
 
 // Pull brings the layers of img here, as far as they are not, and returns their
@@ -120,7 +121,12 @@ func (s *Store) blob(ctx context.Context, from source, d v1.Descriptor, done fun
 		if err != nil {
 			return err
 		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock, err := filelock.TryFile(f, filelock.Exclusive)
+		switch {
+		case errors.Is(err, filelock.ErrReplaced): // the one before us just finished it
+			f.Close()
+			continue
+		case errors.Is(err, filelock.ErrHeld):
 			if fi, err := f.Stat(); err == nil {
 				done(min(fi.Size(), d.Size))
 			}
@@ -129,15 +135,12 @@ func (s *Store) blob(ctx context.Context, from source, d v1.Descriptor, done fun
 				return err
 			}
 			continue
-		}
-		mine, err1 := f.Stat()
-		there, err2 := os.Stat(partial)
-		if err1 != nil || err2 != nil || !os.SameFile(mine, there) { // the one before us just finished it
+		case err != nil:
 			f.Close()
-			continue
+			return err
 		}
 		err = s.finish(ctx, from, d, f, done, final)
-		f.Close()
+		lock.Release()
 		return err
 	}
 }
