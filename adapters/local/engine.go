@@ -39,6 +39,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -597,17 +598,14 @@ func isShort(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
-// writeRecord replaces the record atomically.
+// writeRecord replaces the record atomically. What it describes does not outlive a crash of the
+// machine, and a create does not wait for the disk.
 func (e *engine) writeRecord(name string, r record) error {
 	data, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	p := e.dir("box", name, recordFile)
-	if err := os.WriteFile(p+".new", data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(p+".new", p)
+	return wholefile.Replace(e.dir("box", name, recordFile), data)
 }
 
 // boxName is the name of one generation in gVisor's state, in directories and in

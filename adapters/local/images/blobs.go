@@ -12,7 +12,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // Pull brings the layers of img here, as far as they are not, and returns their
@@ -149,27 +149,16 @@ func (s *Store) blob(ctx context.Context, from source, d v1.Descriptor, done fun
 func (s *Store) finish(ctx context.Context, from source, d v1.Descriptor, f *os.File, done func(int64), final string) error {
 	err := s.download(ctx, from, d, f, done)
 	if err == nil {
-		err = f.Sync()
+		err = wholefile.Publish(f.Name(), final)
 	}
 	if err == nil {
-		err = os.Rename(f.Name(), final)
-	}
-	if err == nil {
-		return syncDir(filepath.Dir(final))
+		return nil
 	}
 	var r refusal
 	if errors.As(err, &r) || errors.Is(err, unix.ENOSPC) { // of no use to the next one, or in everybody's way
 		os.Remove(f.Name())
 	}
 	return err
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 // download fills f with the blob, from where it ends already.
