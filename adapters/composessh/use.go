@@ -281,7 +281,7 @@ func (e *engine) command(ctx context.Context, h *host, m *meta, service, id stri
 		return sandboxer.Exit{}, err
 	}
 	said := out.held() + errs.held()
-	kind, err := exitOf(exit, said, dir, user)
+	err = refusal(cmd.Args[0], exit, said, dir, user)
 	if errors.Is(err, errNoEngine) { // a command may say the same of an engine inside
 		if _, err := e.ask(ctx, h, nil, nil, `"$1" version >/dev/null`, h.known.engine); err != nil {
 			return sandboxer.Exit{}, err
@@ -292,20 +292,10 @@ func (e *engine) command(ctx context.Context, h *host, m *meta, service, id stri
 		if errors.Is(err, errStale) {
 			return sandboxer.Exit{}, e.stale(ctx, h, m, id)
 		}
+		if se := (*sandboxer.StartError)(nil); errors.As(err, &se) {
+			return se.Exit(cmd), nil
+		}
 		return sandboxer.Exit{}, err
-	} else if kind.Code != 0 {
-		to := cmd.Stderr
-		if cmd.TTY != nil || to == nil {
-			to = cmd.Stdout
-		}
-		if to != nil {
-			text := "command not found"
-			if kind.Code == 126 {
-				text = "cannot be executed"
-			}
-			fmt.Fprintf(to, "sandboxer: %s: %s\n", cmd.Args[0], text)
-		}
-		return kind, nil
 	}
 	out.release()
 	errs.release()
@@ -381,39 +371,37 @@ func (e *engine) stale(ctx context.Context, h *host, m *meta, id string) error {
 var openings = []string{"OCI runtime exec failed", "unable to find user ", "Error response from daemon: ", "Error: ", "unable to start container process", "unable to upgrade to tcp",
 	"Cannot connect to the Docker daemon", "failed to connect to the docker API", "Cannot connect to Podman"}
 
-// exitOf tells an engine's failure to start a command from what a command did.
-func exitOf(exit sandboxer.Exit, said, dir, user string) (sandboxer.Exit, error) {
+// refusal tells an engine's failure to start the command called name from what a command did.
+func refusal(name string, exit sandboxer.Exit, said, dir, user string) error {
 	if said == "" || exit.Code != 1 && exit.Code != 125 && exit.Code != 126 && exit.Code != 127 && exit.Code != 255 {
-		return sandboxer.Exit{}, nil
+		return nil
 	}
 	low := strings.ToLower(said)
 	has := func(words ...string) bool {
 		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(low, w) })
 	}
 	if has("cannot connect to the docker daemon", "failed to connect to the docker api", "cannot connect to podman") {
-		return sandboxer.Exit{}, errNoEngine
+		return errNoEngine
 	}
 	oci := has("oci runtime", "unable to start container process", "crun:", "runc:")
 	switch {
 	case has("no such container", "no container with", "is not running", "is paused", "only create exec sessions on running", "container state improper"):
-		return sandboxer.Exit{}, errStale
+		return errStale
 	case has("unable to find user", "no matching entries in passwd", "unable to find group"):
-		return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "there is no user %q inside", user)
-	case oci && has("chdir to cwd", "no such file or directory: oci runtime attempted to invoke", "workdir"):
-		if has("chdir to cwd", "workdir") {
-			return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "%s is not a directory inside that can be entered", dir)
-		}
-		return sandboxer.Exit{Code: 127}, nil
-	case oci && has("executable file not found", "no such file or directory", "not found"):
-		return sandboxer.Exit{Code: 127}, nil
-	case oci && has("permission denied", "is a directory", "exec format error", "not a directory"):
-		return sandboxer.Exit{Code: 126}, nil
-	case oci && has("resource temporarily unavailable", "cannot fork", "try again", "read init-p", "errno 11", "newosproc"):
-		return sandboxer.Exit{}, sandboxer.E(sandboxer.Exhausted, errors.New(said), "the sandbox has no process left to start a command with")
-	case oci && has("procready", "broken pipe", "unexpected eof", "cannot allocate", "cgroup"):
-		return sandboxer.Exit{}, errStale // it ended just then
+		return sandboxer.E(sandboxer.Invalid, nil, "there is no user %q inside", user)
+	case oci && has("chdir to cwd", "workdir"):
+		return sandboxer.E(sandboxer.Invalid, nil, "%s is not a directory inside that can be entered", dir)
 	}
-	return sandboxer.Exit{}, nil
+	if se := sandboxer.StartErrorOf(name, errors.New(said)); oci && se != nil {
+		return se
+	}
+	switch {
+	case oci && has("resource temporarily unavailable", "cannot fork", "try again", "read init-p", "errno 11", "newosproc"):
+		return sandboxer.E(sandboxer.Exhausted, errors.New(said), "the sandbox has no process left to start a command with")
+	case oci && has("procready", "broken pipe", "unexpected eof", "cannot allocate", "cgroup"):
+		return errStale // it ended just then
+	}
+	return nil
 }
 
 var errWriter = errors.New("the output could not be written")
@@ -574,7 +562,7 @@ func (e *engine) killCommand(ctx context.Context, h *host, id, cookie string) {
 	if unasked && pulse != nil {
 		pulse.owe(func(ctx context.Context) error { _, err := inside(ctx); return err })
 	}
-	if unasked || err != nil || exit.Code == 126 || exit.Code == 127 || exit.Code == 3 {
+	if unasked || err != nil || exit.Code == sandboxer.ExitNotExecutable || exit.Code == sandboxer.ExitNotFound || exit.Code == 3 {
 		err = limited(func(ctx context.Context) error { return h.Kill(ctx, "SANDBOXER_EXEC", cookie) })
 	}
 	if err != nil && e.env.Log != nil {

@@ -292,11 +292,10 @@ func capabilities(names []string, root bool) *auth.TaskCapabilities {
 
 // notStarted turns gVisor's refusal to start a command into what a shell would say.
 func (b *box) notStarted(ctx context.Context, cmd sandboxer.Cmd, err error) (sandboxer.Exit, error) {
-	text := err.Error()
 	if !b.alive() {
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.NotFound, err, "the sandbox ended")
 	}
-	if strings.Contains(text, "try again") {
+	if strings.Contains(err.Error(), "try again") {
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.Exhausted, err, "the command could not be started: the sandbox has as many processes as its limit allows").
 			WithHint("end some of them, or raise limits.pids in the profile")
 	}
@@ -305,17 +304,8 @@ func (b *box) notStarted(ctx context.Context, cmd sandboxer.Cmd, err error) (san
 			return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, err, "working directory %s does not exist in the sandbox", cmd.Dir)
 		}
 	}
-	say := func(code int, why string) (sandboxer.Exit, error) {
-		if cmd.Stderr != nil {
-			fmt.Fprintf(cmd.Stderr, "sandboxer: %s: %s\n", cmd.Args[0], why)
-		}
-		return sandboxer.Exit{Code: code}, nil
-	}
-	switch {
-	case strings.Contains(text, "permission denied") || strings.Contains(text, "exec format error") || strings.Contains(text, "is a directory"):
-		return say(126, "cannot be executed")
-	case strings.Contains(text, "no such file") || strings.Contains(text, "not a directory") || strings.Contains(text, "not found"):
-		return say(127, "command not found")
+	if se := sandboxer.StartErrorOf(cmd.Args[0], err); se != nil {
+		return se.Exit(cmd), nil
 	}
 	return sandboxer.Exit{}, sandboxer.E(sandboxer.Unavailable, err, "the command could not be started")
 }

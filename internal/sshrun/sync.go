@@ -795,7 +795,7 @@ func (h *Host) rsync(ctx context.Context, local, remote string, names []string, 
 	cmd.Stderr, cmd.WaitDelay = said, time.Second
 	err = cmd.Run()
 	if e := (*exec.ExitError)(nil); errors.As(err, &e) && ctx.Err() == nil {
-		if e.ExitCode() == 127 || strings.Contains(said.String(), "not found") {
+		if e.ExitCode() == sandboxer.ExitNotFound || strings.Contains(said.String(), "not found") {
 			return sandboxer.E(sandboxer.Unsupported, err, "host %s has no rsync (%s)", h.target.Name, tidy(said.String()))
 		}
 		if !l.alive() || e.ExitCode() == 255 {
