@@ -38,7 +38,7 @@ const module = "github.com/sand-boxer/sandboxer"
 var arrows = map[string][]string{
 	".":                  {},
 	"api":                {"."},
-	"agent":              {".", "agent/proto/...", "internal/procs"},
+	"agent":              {".", "agent/proto/...", "internal/procs", "internal/safetar"},
 	"agent/proto":        {},
 	"extensiontest":      {".", "internal/backend"},
 	"adapters":           {".", "adapters/..."},
@@ -55,7 +55,7 @@ var arrows = map[string][]string{
 	"internal/compattest":     {"internal/strictjson"},
 	"internal/fieldtest":      {},
 	"internal/filelock":       {},
-	"internal/checkpoint":     {".", "internal/strictjson", "internal/wholefile"},
+	"internal/checkpoint":     {".", "internal/safetar", "internal/strictjson", "internal/wholefile"},
 	"internal/checkpoint/s3":  {".", "internal/checkpoint"},
 	"internal/mustrun":        {},
 	"internal/confine":        {},
@@ -64,6 +64,7 @@ var arrows = map[string][]string{
 	"internal/usernet":        {"."},
 	"internal/procs":          {},
 	"internal/procnet":        {},
+	"internal/safetar":        {"."},
 	"internal/strictjson":     {},
 	"internal/suggest":        {},
 	"internal/wholefile":      {},
@@ -85,7 +86,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/egress", "internal/filelock", "internal/procnet", "internal/procs", "internal/strictjson", "internal/usernet", "internal/wholefile"}
+var adapterMay = []string{".", "agent", "internal/egress", "internal/filelock", "internal/procnet", "internal/procs", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/wholefile"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{
