@@ -33,6 +33,8 @@ type Rules struct {
 	// SkipSpecial leaves out devices, FIFOs and sockets, and hard links to them, instead of
 	// refusing the archive.
 	SkipSpecial bool
+	// Strip drops the first element of every name, and what has no other.
+	Strip bool
 	// FoldCase refuses names that differ by case only, for file systems that do not tell them
 	// apart.
 	FoldCase bool
@@ -152,6 +154,7 @@ type Checker struct {
 	seen   map[string]node
 	folded map[string]string
 	root   bool // was announced
+	others int  // entries besides those of seen
 	bytes  int64
 }
 
@@ -189,9 +192,12 @@ func (c *Checker) Check(h *tar.Header) (Entry, error) {
 			return Entry{}, sparse(h)
 		}
 	}
-	name, err := c.rules.CleanName(h.Name)
+	name, err := c.name(h.Name)
 	if err != nil {
 		return Entry{}, err
+	}
+	if name == "" {
+		return Entry{}, c.further()
 	}
 	e := Entry{Name: name, Kind: h.Typeflag, Link: h.Linkname}
 	slash := strings.HasSuffix(h.Name, "/")
@@ -226,7 +232,7 @@ func (c *Checker) Check(h *tar.Header) (Entry, error) {
 		return Entry{}, Refuse("the root is not a directory in it")
 	}
 	if e.Kind == tar.TypeLink {
-		if e.Link, err = c.rules.CleanName(h.Linkname); err != nil {
+		if e.Link, err = c.name(h.Linkname); err != nil {
 			return Entry{}, Refuse("the hard link %q leads to %.80q", name, h.Linkname)
 		}
 		to, ok := c.seen[e.Link]
@@ -260,6 +266,15 @@ func (c *Checker) Check(h *tar.Header) (Entry, error) {
 	return e, c.place(&e)
 }
 
+// name returns a name as it counts; "" if it is stripped away.
+func (c *Checker) name(name string) (string, error) {
+	name, err := c.rules.CleanName(name)
+	if err == nil && c.rules.Strip {
+		_, name, _ = strings.Cut(name, "/")
+	}
+	return name, err
+}
+
 func sparse(h *tar.Header) error {
 	return Refuse("%.80q is a sparse file: its size is %d bytes, whatever the archive holds of it", h.Name, h.Size).
 		WithHint("make the archive without tar's --sparse")
@@ -269,7 +284,10 @@ func sparse(h *tar.Header) error {
 func (c *Checker) place(e *Entry) error {
 	if e.Name == "." { // nothing can link to it
 		e.Again, c.root = c.root, true
-		return nil
+		if !e.Again {
+			return nil
+		}
+		return c.further()
 	}
 	old, taken := c.seen[e.Name]
 	if taken {
@@ -278,7 +296,10 @@ func (c *Checker) place(e *Entry) error {
 		}
 		e.Again, e.Late = !old.implied, old.implied
 		c.seen[e.Name] = node{kind: tar.TypeDir}
-		return nil
+		if e.Late {
+			return nil
+		}
+		return c.further()
 	}
 	// Every directory above, the outermost first.
 	for i := 0; i < len(e.Name); i++ {
@@ -299,10 +320,20 @@ func (c *Checker) place(e *Entry) error {
 	return c.add(e.Name, node{kind: e.Kind, link: e.Link})
 }
 
-func (c *Checker) add(name string, n node) error {
-	if len(c.seen) >= c.rules.Entries {
+// further counts an entry that adds no name.
+func (c *Checker) further() error {
+	if len(c.seen)+c.others >= c.rules.Entries {
 		return over("it has more than %d entries, which is the limit", c.rules.Entries)
 	}
+	c.others++
+	return nil
+}
+
+func (c *Checker) add(name string, n node) error {
+	if err := c.further(); err != nil {
+		return err
+	}
+	c.others-- // it is counted by its name
 	if c.folded != nil {
 		key := strings.ToLower(name)
 		if other, ok := c.folded[key]; ok {
