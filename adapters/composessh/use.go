@@ -22,6 +22,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
 	"github.com/sand-boxer/sandboxer/internal/procnet"
+	"github.com/sand-boxer/sandboxer/internal/safetar"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -781,63 +782,48 @@ own -R -- .`, Args: []string{root, rel}, Stdin: pr, Stderr: bounded(&said)})
 // pattern protects what find -path takes for a pattern.
 var pattern = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `\`, `\\`)
 
-// filterTar passes on the files of a tar that stay in the directory that it is unpacked in:
-// a name that leads out, also by way of a link in the archive, is refused.
+// filterTar passes on the files of a tar of a workspace, which is unpacked by a tar that
+// believes it; so it is held to the rules of package safetar.
 // What stay names, with true for files, is of its kind there or missing.
 func filterTar(r io.Reader, w io.Writer, stay map[string]bool) error {
-	in, out := tar.NewReader(r), tar.NewWriter(w)
-	links, files := map[string]bool{}, map[string]bool{}
+	in, out := safetar.NewReader(r, safetar.Rules{OutsideLinks: true, SkipSpecial: true}), tar.NewWriter(w)
 	for {
 		hdr, err := in.Next()
 		if err == io.EOF {
-			break
+			return out.Close()
 		}
 		if err != nil {
-			return sandboxer.E(sandboxer.Invalid, err, "the archive cannot be read")
+			return err
 		}
-		name := path.Clean(strings.TrimPrefix(hdr.Name, "./"))
+		name := hdr.Name
 		if name == "." {
 			continue
 		}
-		bad := path.IsAbs(name) || name == ".." || strings.HasPrefix(name, "../")
-		for d := path.Dir(name); d != "." && d != "/" && !bad; d = path.Dir(d) {
-			bad = links[d]
-		}
-		if bad {
-			return sandboxer.E(sandboxer.Invalid, nil, "the archive has the name %q, which leads out of it", hdr.Name)
-		}
-		clean := &tar.Header{Name: name, Typeflag: hdr.Typeflag, Mode: hdr.Mode & 0o777, ModTime: hdr.ModTime.Truncate(time.Second), Format: tar.FormatGNU}
 		if file, mounted := stay[name]; mounted && hdr.Typeflag != tar.TypeDir && (!file || hdr.Typeflag != tar.TypeReg) {
 			return sandboxer.E(sandboxer.Invalid, nil, "%q is mounted in a service and must stay a directory or file, as it was; the archive has something else there", name)
 		} else if mounted && file && hdr.Typeflag == tar.TypeDir {
 			return sandboxer.E(sandboxer.Invalid, nil, "%q is mounted in a service and must stay a file; the archive has a directory there", name)
 		}
-		delete(links, name)
-		switch hdr.Typeflag {
-		case tar.TypeReg:
-			clean.Size, files[name] = hdr.Size, true
-		case tar.TypeDir:
-			clean.Name += "/"
-		case tar.TypeSymlink:
-			clean.Linkname, links[name] = hdr.Linkname, true
-		case tar.TypeLink:
-			if clean.Linkname = path.Clean(strings.TrimPrefix(hdr.Linkname, "./")); !files[clean.Linkname] {
-				return sandboxer.E(sandboxer.Invalid, nil, "the archive has the link %q to what is not in it", hdr.Name)
-			}
-			files[name] = true
-		default:
-			continue // sockets, pipes and devices
-		}
-		if err := out.WriteHeader(clean); err != nil {
+		if err := copyEntry(out, in, &tar.Header{Name: name, Linkname: hdr.Linkname, Mode: hdr.Mode & 0o777}, hdr); err != nil {
 			return err
 		}
-		if hdr.Typeflag == tar.TypeReg {
-			if _, err := io.Copy(out, in); err != nil {
-				return sandboxer.E(sandboxer.Invalid, err, "the archive cannot be read")
-			}
-		}
 	}
-	return out.Close()
+}
+
+// copyEntry writes as, completed by what hdr says, and the contents that in has of it.
+func copyEntry(out *tar.Writer, in io.Reader, as, hdr *tar.Header) error {
+	as.Typeflag, as.ModTime, as.Format = hdr.Typeflag, hdr.ModTime.Truncate(time.Second), tar.FormatGNU
+	switch hdr.Typeflag {
+	case tar.TypeReg:
+		as.Size = hdr.Size
+	case tar.TypeDir:
+		as.Name += "/"
+	}
+	if err := out.WriteHeader(as); err != nil {
+		return err
+	}
+	_, err := io.Copy(out, in)
+	return err
 }
 
 // pausing applies $4 to the containers of $2 that are in the state $3.
