@@ -22,6 +22,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
 	"github.com/sand-boxer/sandboxer/internal/procnet"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/safetar"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
@@ -225,7 +226,7 @@ func (e *engine) command(ctx context.Context, h *host, m *meta, service, id stri
 		maps.Copy(env, e.engineEnv())
 	}
 	args = append(args, variables("-e", cmd.Env, env)...)
-	args = append(args, "-e", "SANDBOXER_EXEC="+cookie, id)
+	args = append(args, "-e", procs.ExecVar+"="+cookie, id)
 	switch {
 	case cmd.TTY != nil:
 		// The engine sets the size of a terminal a little after the command began.
@@ -515,29 +516,6 @@ const (
 	sizeSeen  = 250 * time.Millisecond
 )
 
-// killScript, inside, ends what carries the cookie $1 or the tag $3, or sends the signal $2 to the
-// first of it, which has no parent inside. It looks twice before it believes that there
-// is none: in the middle of an execve a process has no environment.
-const killScript = `
-none=
-for i in 1 2 3 4 5 6 7 8 9 10; do
-	some= t=" $(grep -ls "^Max file locks .* $3 " /proc/[0-9]*/limits 2>/dev/null | tr '\n' ' ') "
-	for f in /proc/[0-9]*; do
-		case $t in *" $f/limits "*) ;; *) tr '\0' '\n' <"$f/environ" 2>/dev/null | grep -qxF "SANDBOXER_EXEC=$1" || continue;; esac
-		p=${f#/proc/}
-		if [ "$2" != KILL ]; then
-			grep -qs '^PPid:[^0-9]*0$' "$f/status" && kill "-$2" "$p"
-			continue
-		fi
-		case $(cat "$f/stat" 2>/dev/null) in *") Z "*|*") X "*|"") continue;; esac
-		some=1; kill -KILL "$p" 2>/dev/null
-	done
-	[ "$2" = KILL ] || exit 0
-	if [ -n "$some" ]; then none=; elif [ -n "$none" ]; then exit 0; else none=1; fi
-	[ $i -lt 3 ] || sleep 0.1 2>/dev/null || sleep 1
-done
-exit 3`
-
 // killTime bounds ending a command whose context is over.
 const killTime = 10 * time.Second
 
@@ -546,7 +524,7 @@ const killTime = 10 * time.Second
 // could not be asked it is asked when it answers again.
 func (e *engine) killCommand(ctx context.Context, h *host, id, cookie string) {
 	inside := func(ctx context.Context) (sandboxer.Exit, error) {
-		return h.Ask(ctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", killScript, "sh", cookie, "KILL", sshrun.Tag(cookie)}, Env: e.engineEnv()})
+		return h.Ask(ctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", sshrun.KillMarked, "sh", procs.ExecVar, cookie, sshrun.Tag(cookie)}, Env: e.engineEnv()})
 	}
 	limited := func(f func(context.Context) error) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
@@ -564,7 +542,7 @@ func (e *engine) killCommand(ctx context.Context, h *host, id, cookie string) {
 		pulse.owe(func(ctx context.Context) error { _, err := inside(ctx); return err })
 	}
 	if unasked || err != nil || exit.Code == sandboxer.ExitNotExecutable || exit.Code == sandboxer.ExitNotFound || exit.Code == 3 {
-		err = limited(func(ctx context.Context) error { return h.Kill(ctx, "SANDBOXER_EXEC", cookie) })
+		err = limited(func(ctx context.Context) error { return h.Kill(ctx, procs.ExecVar, cookie) })
 	}
 	if err != nil && e.env.Log != nil {
 		e.env.Log.Warn("a command that was given up may still run", "extension", e.env.Extension, "host", h.Name(), "container", id, "err", err)
@@ -585,7 +563,7 @@ func (e *engine) forward(ctx context.Context, h *host, id, cookie string, signal
 				continue
 			}
 			kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
-			_, err := h.Ask(kctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", killScript, "sh", cookie, strconv.Itoa(int(sig)), sshrun.Tag(cookie)}, Env: e.engineEnv()})
+			_, err := h.Ask(kctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", sshrun.SignalMarked, "sh", procs.ExecVar, cookie, sshrun.Tag(cookie), strconv.Itoa(int(sig))}, Env: e.engineEnv()})
 			cancel()
 			if err != nil && e.env.Log != nil {
 				e.env.Log.Debug("a signal was not delivered", "extension", e.env.Extension, "host", h.Name(), "err", err)

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // command is one command of a sandbox.
@@ -46,7 +47,7 @@ func newCommand(o Object, cmd sandboxer.Cmd) (*command, error) {
 		return nil, err
 	}
 
-	c := &command{cmd: cmd, cookie: "SANDBOXER_EXEC=" + rand.Text()}
+	c := &command{cmd: cmd, cookie: procs.ExecVar + "=" + rand.Text()}
 	// Nothing of our own environment but what a login would set.
 	env := map[string]string{
 		"PATH": os.Getenv("PATH"), "HOME": o.workspace(), "PWD": dir, "SANDBOXER_ID": o.Spec.ID,

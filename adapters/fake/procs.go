@@ -52,15 +52,13 @@ func members(cookie string) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	want := strconv.FormatUint(tag(cookie), 10)
+	want := tag(cookie)
 	for _, pid := range all {
-		data, err := procs.Read(pid, "limits")
+		soft, hard, err := procs.Limit(pid, "Max file locks")
 		if err != nil {
 			return nil, err
 		}
-		_, rest, _ := strings.Cut(string(data), "\nMax file locks")
-		line, _, _ := strings.Cut(rest, "\n")
-		if slices.Contains(strings.Fields(line), want) && !slices.Contains(pids, pid) && !procs.Ended(pid) {
+		if (soft == want || hard == want) && !slices.Contains(pids, pid) && !procs.Ended(pid) {
 			pids = append(pids, pid)
 		}
 	}

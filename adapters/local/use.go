@@ -164,10 +164,6 @@ func (e *engine) oomKills(b *box) int64 {
 	return e.cgroups.oomKills(b.name)
 }
 
-// execMark is the environment variable by which a command and all it started are
-// found when it is cancelled.
-const execMark = "SANDBOXER_EXEC"
-
 // execTag is what also tells a command's processes, however they detach: bits of their
 // bounding set of capabilities above those that there are. All that they start has them,
 // and nothing inside can drop them. 22 bits are enough to tell commands that run at a time.
@@ -275,7 +271,7 @@ func (b *box) environ(extra map[string]string, who identity, mark string) []stri
 	for k, v := range extra {
 		env = mergeEnv(env, []string{k + "=" + v})
 	}
-	return append(env, execMark+"="+mark)
+	return append(env, procs.ExecVar+"="+mark)
 }
 
 func capabilities(names []string, root bool) *auth.TaskCapabilities {
@@ -536,7 +532,7 @@ func (b *box) killMarked(ctx context.Context, batch []*kill, killer *atomic.Int3
 			if session <= 0 {
 				session = 1 << 30 // nobody's
 			}
-			args = append(args, execMark+"="+k.mark, fmt.Sprint(session))
+			args = append(args, procs.ExecVar+"="+k.mark, fmt.Sprint(session))
 			if b.rec.AgentMount { // the agent of a sandbox from before knows no tags
 				args = append(args, strconv.FormatUint(execTag(k.mark), 16))
 			}
