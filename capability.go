@@ -52,7 +52,7 @@ type Execer interface {
 	// Exec runs cmd to its end. A non-zero exit is a result, not an error: the error
 	// says only that cmd could not be started or observed to the end. A command that
 	// does not exist is Exit{Code: 127}, one that may not be executed Exit{Code: 126},
-	// each with the explanation on Stderr. Cancelling ctx kills cmd and what it
+	// each with the explanation on Stderr; StartErrorOf tells them. Cancelling ctx kills cmd and what it
 	// started, inside the sandbox, before Exec returns. Kinds: NotFound when the
 	// sandbox is gone, Invalid for an unusable Dir or User.
 	Exec(ctx context.Context, h Handle, cmd Cmd) (Exit, error)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -53,14 +54,11 @@ func notStartedExit(cmd sandboxer.Cmd, raw, err error) (sandboxer.Exit, error) {
 	var ce *connect.Error
 	if errors.As(raw, &ce) {
 		if code, e := strconv.Atoi(ce.Meta().Get(exitHeader)); e == nil {
-			w := cmd.Stderr
-			if cmd.TTY != nil {
-				w = cmd.Stdout
+			se := &sandboxer.StartError{Name: cmd.Args[0], Code: code}
+			if known := se.Error(); ce.Message() != known {
+				se.Why = strings.TrimPrefix(strings.TrimPrefix(ce.Message(), known+": "), se.Name+": ") // former agents have the name alone
 			}
-			if w != nil {
-				_, _ = io.WriteString(w, ce.Message()+"\n")
-			}
-			return sandboxer.Exit{Code: code}, nil
+			return se.Exit(cmd), nil
 		}
 	}
 	return sandboxer.Exit{}, err

@@ -251,31 +251,24 @@ func startError(err error, c command, file string) error {
 		return err
 	}
 	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		// The file was found a moment ago: what is missing is its interpreter.
-		return &notStarted{127, c.args[0] + ": cannot execute: the interpreter or loader that it names does not exist"}
-	case errors.Is(err, unix.EACCES):
-		return &notStarted{126, c.args[0] + ": permission denied (as user " + c.as.name + ", in " + c.dir + ")"}
-	case errors.Is(err, unix.ENOEXEC):
-		return &notStarted{126, file + ": not a program: exec format error"}
-	case errors.Is(err, unix.E2BIG):
-		return &notStarted{126, c.args[0] + ": argument list too long"}
 	case errors.Is(err, unix.EPERM):
 		return sandboxer.E(sandboxer.Invalid, err, "cannot run as user %s: not permitted", c.as.name)
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOMEM):
 		return sandboxer.E(sandboxer.Exhausted, err, "cannot start %s: %v", c.args[0], err)
 	}
-	return &notStarted{126, c.args[0] + ": " + err.Error()}
+	se := sandboxer.StartErrorOf(c.args[0], err)
+	switch {
+	case se == nil:
+		return &sandboxer.StartError{Name: c.args[0], Code: sandboxer.ExitNotExecutable, Why: err.Error()}
+	case se.Code == sandboxer.ExitNotFound: // the file was found a moment ago
+		se.Why = "the interpreter or loader that it names does not exist"
+	case errors.Is(err, unix.EACCES):
+		se.Why += " (as user " + c.as.name + ", in " + c.dir + ")"
+	case errors.Is(err, unix.ENOEXEC) && file != c.args[0]:
+		se.Why += " (" + file + ")"
+	}
+	return se
 }
-
-// notStarted is the failure of a command that does not exist or may not run: to its
-// caller an exit code, as from a shell.
-type notStarted struct {
-	code int
-	msg  string
-}
-
-func (e *notStarted) Error() string { return e.msg }
 
 // lookPath finds the program that name means to a process in dir with env.
 func lookPath(name, dir string, env []string) (string, error) {
@@ -287,8 +280,8 @@ func lookPath(name, dir string, env []string) (string, error) {
 		if !filepath.IsAbs(file) {
 			file = filepath.Join(dir, file)
 		}
-		if err := executable(file); err != nil {
-			return "", &notStarted{err.code, name + ": " + err.msg}
+		if err := executable(name, file); err != nil {
+			return "", err
 		}
 		return file, nil
 	}
@@ -301,30 +294,29 @@ func lookPath(name, dir string, env []string) (string, error) {
 			d = filepath.Join(dir, d)
 		}
 		file := filepath.Join(d, name)
-		switch err := executable(file); {
+		switch err := executable(name, file); {
 		case err == nil:
 			return file, nil
-		case err.code == 126:
+		case err.Code == sandboxer.ExitNotExecutable:
 			denied = true
 		}
 	}
 	if denied {
-		return "", &notStarted{126, name + ": permission denied"}
+		return "", sandboxer.StartErrorOf(name, unix.EACCES)
 	}
-	return "", &notStarted{127, name + ": command not found"}
+	return "", sandboxer.StartErrorOf(name, unix.ENOENT)
 }
 
-func executable(file string) *notStarted {
+// executable returns what keeps the command called name, which is that file, from being one.
+func executable(name, file string) *sandboxer.StartError {
 	fi, err := os.Stat(file)
 	switch {
-	case errors.Is(err, os.ErrPermission):
-		return &notStarted{126, "permission denied"}
+	case errors.Is(err, os.ErrPermission), err == nil && !fi.IsDir() && fi.Mode()&0o111 == 0:
+		return sandboxer.StartErrorOf(name, unix.EACCES)
 	case err != nil:
-		return &notStarted{127, "no such file or directory"}
+		return sandboxer.StartErrorOf(name, unix.ENOENT)
 	case fi.IsDir():
-		return &notStarted{126, "is a directory"}
-	case fi.Mode()&0o111 == 0:
-		return &notStarted{126, "permission denied"}
+		return sandboxer.StartErrorOf(name, unix.EISDIR)
 	}
 	return nil
 }

@@ -387,14 +387,14 @@ func wireError(err error) error {
 	if errors.As(err, &ce) {
 		return err
 	}
-	var ns *notStarted
-	if errors.As(err, &ns) {
+	var start *sandboxer.StartError
+	if errors.As(err, &start) {
 		code := connect.CodeNotFound
-		if ns.code != 127 {
+		if start.Code != sandboxer.ExitNotFound {
 			code = connect.CodePermissionDenied
 		}
-		ce = connect.NewError(code, ns)
-		ce.Meta().Set(exitHeader, strconv.Itoa(ns.code))
+		ce = connect.NewError(code, start)
+		ce.Meta().Set(exitHeader, strconv.Itoa(start.Code))
 		return ce
 	}
 	err = fileError(err)

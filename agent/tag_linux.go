@@ -1,10 +1,8 @@
 package agent
 
 import (
-	"bytes"
 	"hash/fnv"
 	"io"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -39,15 +37,6 @@ func (t *table) tagged(mark string, start func() (int, error)) (pid int, err err
 
 // taggedAs returns the tag of a process, or another number.
 func taggedAs(pid int) (uint64, error) {
-	data, err := procs.Read(pid, "limits")
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := bytes.Cut(data, []byte("\nMax resident set "))
-	f := bytes.Fields(rest[:min(len(rest), 64)])
-	if len(f) == 0 {
-		return 0, nil
-	}
-	n, _ := strconv.ParseUint(string(f[0]), 10, 64)
-	return n, nil
+	tag, _, err := procs.Limit(pid, "Max resident set")
+	return tag, err
 }

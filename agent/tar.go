@@ -2,7 +2,9 @@ package agent
 
 import (
 	"archive/tar"
+	"cmp"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/safetar"
 )
 
 // TarLimits bound what an archive may unpack to. A zero field means its default.
@@ -22,35 +25,25 @@ type TarLimits struct {
 	Bytes   int64 // content of all files; default 64 GiB
 }
 
-func (l TarLimits) withDefaults() TarLimits {
-	def := func(v *int, d int) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	def(&l.Entries, 1_000_000)
-	def(&l.Path, 4096)
-	def(&l.Depth, 128)
-	if l.Bytes == 0 {
-		l.Bytes = 64 << 30
-	}
-	return l
-}
-
 // UntarOptions say how an archive is unpacked.
 type UntarOptions struct {
 	Limits TarLimits
 	Strip  bool // drop the first element of every name
 	// Replace lets files take the place of existing ones. Without it an existing file
-	// is Invalid, which also refuses archives that hold one name twice.
+	// is Invalid. An archive that holds one file twice is refused in either case.
 	Replace bool
 	Owner   *[2]int // uid and gid of what is made; nil leaves it to the system
 }
 
+func (o UntarOptions) rules() safetar.Rules {
+	return safetar.Rules{Entries: o.Limits.Entries, PathBytes: o.Limits.Path, Depth: cmp.Or(o.Limits.Depth, 128), Bytes: o.Limits.Bytes, OutsideLinks: true, Strip: o.Strip}
+}
+
 // Untar unpacks the tar stream r below dir, which it makes if it is missing. It does
-// not trust the archive: nothing outside dir is touched, whatever names and links say;
-// entries other than directories, regular files, symbolic links and hard links to
-// files of the archive are refused; set-user-ID and its kin are dropped. After an
+// not trust the archive: it is held to the rules of package safetar, and nothing outside dir
+// is touched, whatever names and links say, those of dir's own included. Entries other
+// than directories, regular files, symbolic links and hard links to files of the
+// archive are refused; set-user-ID and its kin are dropped. After an
 // error dir holds what came before. Kinds: Invalid for an archive that is refused or
 // broken, Exhausted when a limit is passed or the disk is full.
 func Untar(r io.Reader, dir string, o UntarOptions) error {
@@ -62,11 +55,8 @@ func Untar(r io.Reader, dir string, o UntarOptions) error {
 		return err
 	}
 	defer root.Close()
-	u := &untarrer{root: root, opts: o, limits: o.Limits.withDefaults(), buf: make([]byte, 128<<10)}
+	u := &untarrer{root: root, opts: o, checker: safetar.NewChecker(o.rules()), buf: make([]byte, 128<<10)}
 	defer u.leave()
-	if o.Replace {
-		u.seen = map[string]bool{}
-	}
 	tr := tar.NewReader(r)
 	for {
 		h, err := tr.Next()
@@ -85,11 +75,8 @@ func Untar(r io.Reader, dir string, o UntarOptions) error {
 type untarrer struct {
 	root    *os.Root
 	opts    UntarOptions
-	limits  TarLimits
-	entries int
-	bytes   int64
+	checker *safetar.Checker
 	buf     []byte
-	seen    map[string]bool // names unpacked, when existing files may be replaced
 
 	// Most archives are in the order of directories: the last one stays open, which
 	// spares the walk from the root for every file.
@@ -106,36 +93,15 @@ type dirMode struct {
 }
 
 func (u *untarrer) entry(h *tar.Header, r io.Reader) error {
-	if h.Typeflag == tar.TypeXGlobalHeader {
-		return nil
+	e, err := u.checker.Check(h)
+	if err != nil || e.Kind == 0 {
+		return err
 	}
+	name := e.Name
 	bad := func(format string, args ...any) error {
-		e := sandboxer.E(sandboxer.Invalid, nil, format, args...)
-		e.Msg = "archive entry " + quoted(h.Name) + ": " + e.Msg
-		return e
-	}
-	over := func(format string, args ...any) error {
-		return sandboxer.E(sandboxer.Exhausted, nil, format, args...)
-	}
-	if u.entries++; u.entries > u.limits.Entries {
-		return over("the archive has more than %d entries", u.limits.Entries)
-	}
-	if len(h.Name) > u.limits.Path || len(h.Linkname) > u.limits.Path {
-		return bad("the name takes more than %d bytes", u.limits.Path)
-	}
-	name, err := u.clean(h.Name)
-	switch {
-	case err != nil:
-		return bad("%v", err)
-	case name == "":
-		return nil // stripped away
-	case strings.Count(name, "/")+1 > u.limits.Depth:
-		return bad("more than %d levels deep", u.limits.Depth)
+		return safetar.Refuse("%.200q: %s", h.Name, fmt.Sprintf(format, args...))
 	}
 	if name == "." {
-		if h.Typeflag != tar.TypeDir {
-			return bad("only a directory can have this name")
-		}
 		return nil
 	}
 	dir, base := path.Split(name)
@@ -144,10 +110,6 @@ func (u *untarrer) entry(h *tar.Header, r io.Reader) error {
 		return u.failed(h.Name, err)
 	}
 	if u.opts.Replace && h.Typeflag != tar.TypeDir {
-		if u.seen[name] {
-			return bad("the name occurs twice")
-		}
-		u.seen[name] = true
 		if fi, err := in.Lstat(base); err == nil && !fi.IsDir() {
 			if err := in.Remove(base); err != nil {
 				return u.failed(h.Name, err)
@@ -170,26 +132,17 @@ func (u *untarrer) entry(h *tar.Header, r io.Reader) error {
 			u.dirs = append(u.dirs, dirMode{name, fs.FileMode(h.Mode & 0o777), h.ModTime})
 		}
 	case tar.TypeReg:
-		if u.bytes += h.Size; u.bytes > u.limits.Bytes || h.Size < 0 {
-			return over("the files of the archive take more than %d bytes", u.limits.Bytes)
-		}
 		err = u.file(in, base, h, r)
 	case tar.TypeSymlink:
 		if err = in.Symlink(h.Linkname, base); err == nil {
 			err = u.chown(in, base)
 		}
 	case tar.TypeLink:
-		target, cerr := u.clean(h.Linkname)
-		if cerr != nil || target == "" {
-			return bad("hard link to %s, which is outside", quoted(h.Linkname))
+		// What was a file of the archive may be somebody else's by now.
+		if fi, lerr := u.root.Lstat(e.Link); e.Kind != tar.TypeLink || lerr != nil || !fi.Mode().IsRegular() {
+			return bad("a hard link to %.200q, which is no earlier file of the archive", h.Linkname)
 		}
-		fi, lerr := u.root.Lstat(target)
-		if lerr != nil || !fi.Mode().IsRegular() || (u.opts.Replace && !u.seen[target]) {
-			return bad("hard link to %s, which is no earlier file of the archive", quoted(h.Linkname))
-		}
-		err = u.root.Link(target, name)
-	default:
-		return bad("type %s is not allowed: only directories, files and links are", quoted(string(h.Typeflag)))
+		err = u.root.Link(e.Link, name)
 	}
 	if errors.Is(err, fs.ErrExist) {
 		return bad("a file of this name exists already")
@@ -202,27 +155,6 @@ func quoted(s string) string {
 		s = s[:200] + "…"
 	}
 	return "'" + strings.ToValidUTF8(s, "�") + "'"
-}
-
-// clean makes a name of the archive relative to the directory; "" means that Strip
-// left nothing of it.
-func (u *untarrer) clean(name string) (string, error) {
-	if strings.HasPrefix(name, "/") {
-		return "", errors.New("the name is absolute")
-	}
-	if strings.ContainsRune(name, 0) {
-		return "", errors.New("the name contains a NUL byte")
-	}
-	for el := range strings.SplitSeq(name, "/") {
-		if el == ".." {
-			return "", errors.New("the name leads upwards")
-		}
-	}
-	name = path.Clean(name)
-	if u.opts.Strip {
-		_, name, _ = strings.Cut(name, "/")
-	}
-	return name, nil
 }
 
 // enter opens the directory of the next entry, making it if need be.

@@ -104,22 +104,22 @@ func TestUntarRefuses(t *testing.T) {
 		kind sandboxer.Kind
 		msg  string
 	}{
-		{"upwards", []tar.Header{reg("../evil", "x")}, sandboxer.Invalid, "upwards"},
-		{"upwards inside", []tar.Header{reg("a/../../evil", "x")}, sandboxer.Invalid, "upwards"},
+		{"upwards", []tar.Header{reg("../evil", "x")}, sandboxer.Invalid, "leads out"},
+		{"upwards inside", []tar.Header{reg("a/../../evil", "x")}, sandboxer.Invalid, "leads out"},
 		{"absolute", []tar.Header{reg("/evil", "x")}, sandboxer.Invalid, "absolute"},
 		{"through an absolute link", []tar.Header{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "OUTSIDE"}, reg("l/evil", "x")}, sandboxer.Invalid, "l/evil"},
 		{"through an upward link", []tar.Header{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "../outside"}, reg("l/evil", "x")}, sandboxer.Invalid, "l/evil"},
-		{"a directory over a link", []tar.Header{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "../outside"}, {Name: "l", Typeflag: tar.TypeDir}}, sandboxer.Invalid, "exists already"},
+		{"a directory over a link", []tar.Header{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "../outside"}, {Name: "l", Typeflag: tar.TypeDir}}, sandboxer.Invalid, "twice"},
 		{"a link of a link", []tar.Header{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "../outside/secret"}, {Name: "h", Typeflag: tar.TypeLink, Linkname: "l"}}, sandboxer.Invalid, "no earlier file"},
 		{"a link to the outside", []tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "../outside/secret"}}, sandboxer.Invalid, "outside"},
 		{"a link to nothing", []tar.Header{{Name: "h", Typeflag: tar.TypeLink, Linkname: "x"}}, sandboxer.Invalid, "no earlier file"},
-		{"one name twice", []tar.Header{reg("a", "1"), reg("./a", "2")}, sandboxer.Invalid, "exists already"},
-		{"a device", []tar.Header{{Name: "d", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}}, sandboxer.Invalid, "not allowed"},
-		{"a pipe", []tar.Header{{Name: "d", Typeflag: tar.TypeFifo}}, sandboxer.Invalid, "not allowed"},
+		{"one name twice", []tar.Header{reg("a", "1"), reg("./a", "2")}, sandboxer.Invalid, "twice"},
+		{"a device", []tar.Header{{Name: "d", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}}, sandboxer.Invalid, "character device"},
+		{"a pipe", []tar.Header{{Name: "d", Typeflag: tar.TypeFifo}}, sandboxer.Invalid, "FIFO"},
 		{"too many", []tar.Header{reg("a", ""), reg("b", ""), reg("c", ""), reg("d", "")}, sandboxer.Exhausted, "more than 3 entries"},
 		{"too much", []tar.Header{reg("a", "123456"), reg("b", "123456")}, sandboxer.Exhausted, "more than 10 bytes"},
-		{"too deep", []tar.Header{reg("a/b/c/d/e", "")}, sandboxer.Invalid, "4 levels"},
-		{"too long", []tar.Header{reg(long, "")}, sandboxer.Invalid, "200 bytes"},
+		{"too deep", []tar.Header{reg("a/b/c/d/e", "")}, sandboxer.Invalid, "4 is the limit"},
+		{"too long", []tar.Header{reg(long, "")}, sandboxer.Invalid, "200 is the limit"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, replace := range []bool{false, true} {
@@ -137,12 +137,8 @@ func TestUntarRefuses(t *testing.T) {
 					in = append(in, h)
 				}
 				err := Untar(archive(t, in...), filepath.Join(base, "in"), UntarOptions{Limits: small, Replace: replace})
-				msg := tt.msg
-				if tt.name == "one name twice" && replace {
-					msg = "occurs twice"
-				}
-				if sandboxer.KindOf(err) != tt.kind || !strings.Contains(sandboxer.Message(err), msg) {
-					t.Errorf("replace %v: %v (%s); want %s with %q", replace, err, sandboxer.KindOf(err), tt.kind, msg)
+				if sandboxer.KindOf(err) != tt.kind || !strings.Contains(sandboxer.Message(err), tt.msg) {
+					t.Errorf("replace %v: %v (%s); want %s with %q", replace, err, sandboxer.KindOf(err), tt.kind, tt.msg)
 				}
 				checkOutside(t, base)
 			}

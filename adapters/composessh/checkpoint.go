@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/safetar"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -126,7 +127,8 @@ func (e *engine) pass(out *tar.Writer, under string, write func(io.Writer) error
 		written <- err
 	}()
 	err := func() error {
-		in := tar.NewReader(pr)
+		// What comes of an engine is no more to be believed than what comes of a sandbox.
+		in := safetar.NewReader(pr, safetar.Rules{OutsideLinks: true, SkipSpecial: true})
 		for {
 			hdr, err := in.Next()
 			if err == io.EOF {
@@ -136,34 +138,22 @@ func (e *engine) pass(out *tar.Writer, under string, write func(io.Writer) error
 			if err != nil {
 				return err
 			}
-			name := path.Clean(strings.TrimPrefix(hdr.Name, "./"))
+			name := hdr.Name
 			if under == "" && (name == sandboxer.VolumesDir || strings.HasPrefix(name, sandboxer.VolumesDir+"/")) {
 				return sandboxer.E(sandboxer.Conflict, nil, "the workspace has %s, where checkpoints keep volumes", sandboxer.VolumesDir).
 					WithHint("move it, or leave the volumes out of snapshots")
 			}
-			clean := &tar.Header{Name: path.Join(under, name), Linkname: hdr.Linkname, Typeflag: hdr.Typeflag, Mode: hdr.Mode, Uid: hdr.Uid, Gid: hdr.Gid,
-				ModTime: hdr.ModTime.Truncate(time.Second), Format: tar.FormatGNU}
-			switch hdr.Typeflag {
-			case tar.TypeReg:
-				clean.Size = hdr.Size
-			case tar.TypeLink:
-				clean.Linkname = path.Join(under, path.Clean(strings.TrimPrefix(hdr.Linkname, "./")))
-			case tar.TypeDir:
-				clean.Name += "/"
-			case tar.TypeSymlink:
-			default:
-				continue // sockets, pipes and devices
+			as := &tar.Header{Name: path.Join(under, name), Linkname: hdr.Linkname, Mode: hdr.Mode, Uid: hdr.Uid, Gid: hdr.Gid}
+			if hdr.Typeflag == tar.TypeLink {
+				as.Linkname = path.Join(under, hdr.Linkname)
 			}
-			if err := out.WriteHeader(clean); err != nil {
-				return err
-			}
-			if _, err := io.Copy(out, in); err != nil {
+			if err := copyEntry(out, in, as, hdr); err != nil {
 				return err
 			}
 		}
 	}()
 	pr.CloseWithError(errors.New("nobody reads any more"))
-	if werr := <-written; werr != nil && sandboxer.KindOf(err) == sandboxer.Internal {
+	if werr := <-written; werr != nil && (sandboxer.KindOf(err) == sandboxer.Internal || errors.Is(err, werr)) {
 		return werr
 	}
 	return err
@@ -312,7 +302,7 @@ func (e *engine) distribute(from *content, workspace *tar.Writer, open func(v st
 	bad := func(format string, args ...any) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "the checkpoint "+format, args...)
 	}
-	in := tar.NewReader(from.r)
+	in := safetar.NewReader(from.r, safetar.Rules{OutsideLinks: true, SkipSpecial: true})
 	var volume, under string
 	var vw *tar.Writer
 	end := func(err error) error { return err }
@@ -328,25 +318,16 @@ func (e *engine) distribute(from *content, workspace *tar.Writer, open func(v st
 			break
 		}
 		if err != nil {
-			return unreadable(err)
+			return err
 		}
-		name := path.Clean(strings.TrimPrefix(hdr.Name, "./"))
+		name := hdr.Name
 		rest, inVolumes := strings.CutPrefix(name+"/", sandboxer.VolumesDir+"/")
 		if inVolumes = inVolumes && len(from.Volumes) > 0; !inVolumes {
 			if len(from.Volumes) > 0 && name == path.Dir(sandboxer.VolumesDir) {
 				continue // it is there for the volumes
 			}
-			switch hdr.Typeflag {
-			case tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink:
-			default:
-				continue
-			}
-			out := &tar.Header{Name: hdr.Name, Linkname: hdr.Linkname, Typeflag: hdr.Typeflag, Size: hdr.Size, Mode: hdr.Mode, ModTime: hdr.ModTime.Truncate(time.Second), Format: tar.FormatGNU}
-			if err := workspace.WriteHeader(out); err != nil {
+			if err := copyEntry(workspace, in, &tar.Header{Name: name, Linkname: hdr.Linkname, Mode: hdr.Mode}, hdr); err != nil {
 				return err
-			}
-			if _, err := io.Copy(workspace, in); err != nil {
-				return unreadable(err)
 			}
 			continue
 		}
@@ -367,29 +348,16 @@ func (e *engine) distribute(from *content, workspace *tar.Writer, open func(v st
 			seen[v], volume = true, v
 			vw, under, end = open(v)
 		}
-		out := &tar.Header{Name: path.Join(under, below), Typeflag: hdr.Typeflag, Mode: hdr.Mode & 0o1777, Uid: hdr.Uid, Gid: hdr.Gid,
-			ModTime: hdr.ModTime.Truncate(time.Second), Format: tar.FormatGNU}
-		switch hdr.Typeflag {
-		case tar.TypeReg:
-			out.Size = hdr.Size
-		case tar.TypeDir:
-			out.Name += "/"
-		case tar.TypeSymlink:
-			out.Linkname = hdr.Linkname
-		case tar.TypeLink:
-			target, ok := strings.CutPrefix(path.Clean(strings.TrimPrefix(hdr.Linkname, "./")), path.Join(sandboxer.VolumesDir, v)+"/")
+		as := &tar.Header{Name: path.Join(under, below), Linkname: hdr.Linkname, Mode: hdr.Mode & 0o1777, Uid: hdr.Uid, Gid: hdr.Gid}
+		if hdr.Typeflag == tar.TypeLink {
+			target, ok := strings.CutPrefix(hdr.Linkname, path.Join(sandboxer.VolumesDir, v)+"/")
 			if !ok {
 				return bad("has the link %q, which leads out of its volume", hdr.Name)
 			}
-			out.Linkname = path.Join(under, target)
-		default:
-			continue
+			as.Linkname = path.Join(under, target)
 		}
-		if err := vw.WriteHeader(out); err != nil {
+		if err := copyEntry(vw, in, as, hdr); err != nil {
 			return err
-		}
-		if _, err := io.Copy(vw, in); err != nil {
-			return unreadable(err)
 		}
 	}
 	if err := end(nil); err != nil {
@@ -401,13 +369,6 @@ func (e *engine) distribute(from *content, workspace *tar.Writer, open func(v st
 		}
 	}
 	return nil
-}
-
-func unreadable(err error) error {
-	if sandboxer.KindOf(err) != sandboxer.Internal || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	return sandboxer.E(sandboxer.Invalid, err, "the checkpoint cannot be read")
 }
 
 // frozenBeat is how often the host is told that somebody still needs the services to

@@ -14,10 +14,9 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
@@ -150,27 +149,19 @@ func (e *engine) split(name string) (id string, generation int, ok bool) {
 func (e *engine) lock(ctx context.Context, name string) (unlock func(), err error) {
 	file := filepath.Join(e.env.Dir, lockDir, name+".lock")
 	for {
-		f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
+		l, err := filelock.Take(ctx, file, filelock.Exclusive)
 		if errors.Is(err, os.ErrNotExist) { // somebody cleared the directory
 			if err = os.MkdirAll(filepath.Dir(file), 0o700); err == nil {
 				continue
 			}
 		}
-		if err != nil {
-			return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of sandbox %s cannot be taken", name)
-		}
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		held, herr := f.Stat()
-		there, terr := os.Stat(file)
-		if err == nil && herr == nil && terr == nil && os.SameFile(held, there) {
-			return func() { _ = os.Remove(file); f.Close() }, nil
-		}
-		f.Close()
-		select {
-		case <-ctx.Done():
+		switch {
+		case err == nil:
+			return l.Remove, nil
+		case ctx.Err() != nil:
 			return nil, ctx.Err()
-		case <-time.After(10 * time.Millisecond):
 		}
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of sandbox %s cannot be taken", name)
 	}
 }
 

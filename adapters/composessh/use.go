@@ -22,6 +22,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
 	"github.com/sand-boxer/sandboxer/internal/procnet"
+	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/safetar"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -224,7 +226,7 @@ func (e *engine) command(ctx context.Context, h *host, m *meta, service, id stri
 		maps.Copy(env, e.engineEnv())
 	}
 	args = append(args, variables("-e", cmd.Env, env)...)
-	args = append(args, "-e", "SANDBOXER_EXEC="+cookie, id)
+	args = append(args, "-e", procs.ExecVar+"="+cookie, id)
 	switch {
 	case cmd.TTY != nil:
 		// The engine sets the size of a terminal a little after the command began.
@@ -281,7 +283,7 @@ func (e *engine) command(ctx context.Context, h *host, m *meta, service, id stri
 		return sandboxer.Exit{}, err
 	}
 	said := out.held() + errs.held()
-	kind, err := exitOf(exit, said, dir, user)
+	err = refusal(cmd.Args[0], exit, said, dir, user)
 	if errors.Is(err, errNoEngine) { // a command may say the same of an engine inside
 		if _, err := e.ask(ctx, h, nil, nil, `"$1" version >/dev/null`, h.known.engine); err != nil {
 			return sandboxer.Exit{}, err
@@ -292,20 +294,10 @@ func (e *engine) command(ctx context.Context, h *host, m *meta, service, id stri
 		if errors.Is(err, errStale) {
 			return sandboxer.Exit{}, e.stale(ctx, h, m, id)
 		}
+		if se := (*sandboxer.StartError)(nil); errors.As(err, &se) {
+			return se.Exit(cmd), nil
+		}
 		return sandboxer.Exit{}, err
-	} else if kind.Code != 0 {
-		to := cmd.Stderr
-		if cmd.TTY != nil || to == nil {
-			to = cmd.Stdout
-		}
-		if to != nil {
-			text := "command not found"
-			if kind.Code == 126 {
-				text = "cannot be executed"
-			}
-			fmt.Fprintf(to, "sandboxer: %s: %s\n", cmd.Args[0], text)
-		}
-		return kind, nil
 	}
 	out.release()
 	errs.release()
@@ -381,39 +373,37 @@ func (e *engine) stale(ctx context.Context, h *host, m *meta, id string) error {
 var openings = []string{"OCI runtime exec failed", "unable to find user ", "Error response from daemon: ", "Error: ", "unable to start container process", "unable to upgrade to tcp",
 	"Cannot connect to the Docker daemon", "failed to connect to the docker API", "Cannot connect to Podman"}
 
-// exitOf tells an engine's failure to start a command from what a command did.
-func exitOf(exit sandboxer.Exit, said, dir, user string) (sandboxer.Exit, error) {
+// refusal tells an engine's failure to start the command called name from what a command did.
+func refusal(name string, exit sandboxer.Exit, said, dir, user string) error {
 	if said == "" || exit.Code != 1 && exit.Code != 125 && exit.Code != 126 && exit.Code != 127 && exit.Code != 255 {
-		return sandboxer.Exit{}, nil
+		return nil
 	}
 	low := strings.ToLower(said)
 	has := func(words ...string) bool {
 		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(low, w) })
 	}
 	if has("cannot connect to the docker daemon", "failed to connect to the docker api", "cannot connect to podman") {
-		return sandboxer.Exit{}, errNoEngine
+		return errNoEngine
 	}
 	oci := has("oci runtime", "unable to start container process", "crun:", "runc:")
 	switch {
 	case has("no such container", "no container with", "is not running", "is paused", "only create exec sessions on running", "container state improper"):
-		return sandboxer.Exit{}, errStale
+		return errStale
 	case has("unable to find user", "no matching entries in passwd", "unable to find group"):
-		return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "there is no user %q inside", user)
-	case oci && has("chdir to cwd", "no such file or directory: oci runtime attempted to invoke", "workdir"):
-		if has("chdir to cwd", "workdir") {
-			return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "%s is not a directory inside that can be entered", dir)
-		}
-		return sandboxer.Exit{Code: 127}, nil
-	case oci && has("executable file not found", "no such file or directory", "not found"):
-		return sandboxer.Exit{Code: 127}, nil
-	case oci && has("permission denied", "is a directory", "exec format error", "not a directory"):
-		return sandboxer.Exit{Code: 126}, nil
-	case oci && has("resource temporarily unavailable", "cannot fork", "try again", "read init-p", "errno 11", "newosproc"):
-		return sandboxer.Exit{}, sandboxer.E(sandboxer.Exhausted, errors.New(said), "the sandbox has no process left to start a command with")
-	case oci && has("procready", "broken pipe", "unexpected eof", "cannot allocate", "cgroup"):
-		return sandboxer.Exit{}, errStale // it ended just then
+		return sandboxer.E(sandboxer.Invalid, nil, "there is no user %q inside", user)
+	case oci && has("chdir to cwd", "workdir"):
+		return sandboxer.E(sandboxer.Invalid, nil, "%s is not a directory inside that can be entered", dir)
 	}
-	return sandboxer.Exit{}, nil
+	if se := sandboxer.StartErrorOf(name, errors.New(said)); oci && se != nil {
+		return se
+	}
+	switch {
+	case oci && has("resource temporarily unavailable", "cannot fork", "try again", "read init-p", "errno 11", "newosproc"):
+		return sandboxer.E(sandboxer.Exhausted, errors.New(said), "the sandbox has no process left to start a command with")
+	case oci && has("procready", "broken pipe", "unexpected eof", "cannot allocate", "cgroup"):
+		return errStale // it ended just then
+	}
+	return nil
 }
 
 var errWriter = errors.New("the output could not be written")
@@ -526,29 +516,6 @@ const (
 	sizeSeen  = 250 * time.Millisecond
 )
 
-// killScript, inside, ends what carries the cookie $1 or the tag $3, or sends the signal $2 to the
-// first of it, which has no parent inside. It looks twice before it believes that there
-// is none: in the middle of an execve a process has no environment.
-const killScript = `
-none=
-for i in 1 2 3 4 5 6 7 8 9 10; do
-	some= t=" $(grep -ls "^Max file locks .* $3 " /proc/[0-9]*/limits 2>/dev/null | tr '\n' ' ') "
-	for f in /proc/[0-9]*; do
-		case $t in *" $f/limits "*) ;; *) tr '\0' '\n' <"$f/environ" 2>/dev/null | grep -qxF "SANDBOXER_EXEC=$1" || continue;; esac
-		p=${f#/proc/}
-		if [ "$2" != KILL ]; then
-			grep -qs '^PPid:[^0-9]*0$' "$f/status" && kill "-$2" "$p"
-			continue
-		fi
-		case $(cat "$f/stat" 2>/dev/null) in *") Z "*|*") X "*|"") continue;; esac
-		some=1; kill -KILL "$p" 2>/dev/null
-	done
-	[ "$2" = KILL ] || exit 0
-	if [ -n "$some" ]; then none=; elif [ -n "$none" ]; then exit 0; else none=1; fi
-	[ $i -lt 3 ] || sleep 0.1 2>/dev/null || sleep 1
-done
-exit 3`
-
 // killTime bounds ending a command whose context is over.
 const killTime = 10 * time.Second
 
@@ -557,7 +524,7 @@ const killTime = 10 * time.Second
 // could not be asked it is asked when it answers again.
 func (e *engine) killCommand(ctx context.Context, h *host, id, cookie string) {
 	inside := func(ctx context.Context) (sandboxer.Exit, error) {
-		return h.Ask(ctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", killScript, "sh", cookie, "KILL", sshrun.Tag(cookie)}, Env: e.engineEnv()})
+		return h.Ask(ctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", sshrun.KillMarked, "sh", procs.ExecVar, cookie, sshrun.Tag(cookie)}, Env: e.engineEnv()})
 	}
 	limited := func(f func(context.Context) error) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
@@ -574,8 +541,8 @@ func (e *engine) killCommand(ctx context.Context, h *host, id, cookie string) {
 	if unasked && pulse != nil {
 		pulse.owe(func(ctx context.Context) error { _, err := inside(ctx); return err })
 	}
-	if unasked || err != nil || exit.Code == 126 || exit.Code == 127 || exit.Code == 3 {
-		err = limited(func(ctx context.Context) error { return h.Kill(ctx, "SANDBOXER_EXEC", cookie) })
+	if unasked || err != nil || exit.Code == sandboxer.ExitNotExecutable || exit.Code == sandboxer.ExitNotFound || exit.Code == 3 {
+		err = limited(func(ctx context.Context) error { return h.Kill(ctx, procs.ExecVar, cookie) })
 	}
 	if err != nil && e.env.Log != nil {
 		e.env.Log.Warn("a command that was given up may still run", "extension", e.env.Extension, "host", h.Name(), "container", id, "err", err)
@@ -596,7 +563,7 @@ func (e *engine) forward(ctx context.Context, h *host, id, cookie string, signal
 				continue
 			}
 			kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
-			_, err := h.Ask(kctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", killScript, "sh", cookie, strconv.Itoa(int(sig)), sshrun.Tag(cookie)}, Env: e.engineEnv()})
+			_, err := h.Ask(kctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", sshrun.SignalMarked, "sh", procs.ExecVar, cookie, sshrun.Tag(cookie), strconv.Itoa(int(sig))}, Env: e.engineEnv()})
 			cancel()
 			if err != nil && e.env.Log != nil {
 				e.env.Log.Debug("a signal was not delivered", "extension", e.env.Extension, "host", h.Name(), "err", err)
@@ -793,63 +760,48 @@ own -R -- .`, Args: []string{root, rel}, Stdin: pr, Stderr: bounded(&said)})
 // pattern protects what find -path takes for a pattern.
 var pattern = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `\`, `\\`)
 
-// filterTar passes on the files of a tar that stay in the directory that it is unpacked in:
-// a name that leads out, also by way of a link in the archive, is refused.
+// filterTar passes on the files of a tar of a workspace, which is unpacked by a tar that
+// believes it; so it is held to the rules of package safetar.
 // What stay names, with true for files, is of its kind there or missing.
 func filterTar(r io.Reader, w io.Writer, stay map[string]bool) error {
-	in, out := tar.NewReader(r), tar.NewWriter(w)
-	links, files := map[string]bool{}, map[string]bool{}
+	in, out := safetar.NewReader(r, safetar.Rules{OutsideLinks: true, SkipSpecial: true}), tar.NewWriter(w)
 	for {
 		hdr, err := in.Next()
 		if err == io.EOF {
-			break
+			return out.Close()
 		}
 		if err != nil {
-			return sandboxer.E(sandboxer.Invalid, err, "the archive cannot be read")
+			return err
 		}
-		name := path.Clean(strings.TrimPrefix(hdr.Name, "./"))
+		name := hdr.Name
 		if name == "." {
 			continue
 		}
-		bad := path.IsAbs(name) || name == ".." || strings.HasPrefix(name, "../")
-		for d := path.Dir(name); d != "." && d != "/" && !bad; d = path.Dir(d) {
-			bad = links[d]
-		}
-		if bad {
-			return sandboxer.E(sandboxer.Invalid, nil, "the archive has the name %q, which leads out of it", hdr.Name)
-		}
-		clean := &tar.Header{Name: name, Typeflag: hdr.Typeflag, Mode: hdr.Mode & 0o777, ModTime: hdr.ModTime.Truncate(time.Second), Format: tar.FormatGNU}
 		if file, mounted := stay[name]; mounted && hdr.Typeflag != tar.TypeDir && (!file || hdr.Typeflag != tar.TypeReg) {
 			return sandboxer.E(sandboxer.Invalid, nil, "%q is mounted in a service and must stay a directory or file, as it was; the archive has something else there", name)
 		} else if mounted && file && hdr.Typeflag == tar.TypeDir {
 			return sandboxer.E(sandboxer.Invalid, nil, "%q is mounted in a service and must stay a file; the archive has a directory there", name)
 		}
-		delete(links, name)
-		switch hdr.Typeflag {
-		case tar.TypeReg:
-			clean.Size, files[name] = hdr.Size, true
-		case tar.TypeDir:
-			clean.Name += "/"
-		case tar.TypeSymlink:
-			clean.Linkname, links[name] = hdr.Linkname, true
-		case tar.TypeLink:
-			if clean.Linkname = path.Clean(strings.TrimPrefix(hdr.Linkname, "./")); !files[clean.Linkname] {
-				return sandboxer.E(sandboxer.Invalid, nil, "the archive has the link %q to what is not in it", hdr.Name)
-			}
-			files[name] = true
-		default:
-			continue // sockets, pipes and devices
-		}
-		if err := out.WriteHeader(clean); err != nil {
+		if err := copyEntry(out, in, &tar.Header{Name: name, Linkname: hdr.Linkname, Mode: hdr.Mode & 0o777}, hdr); err != nil {
 			return err
 		}
-		if hdr.Typeflag == tar.TypeReg {
-			if _, err := io.Copy(out, in); err != nil {
-				return sandboxer.E(sandboxer.Invalid, err, "the archive cannot be read")
-			}
-		}
 	}
-	return out.Close()
+}
+
+// copyEntry writes as, completed by what hdr says, and the contents that in has of it.
+func copyEntry(out *tar.Writer, in io.Reader, as, hdr *tar.Header) error {
+	as.Typeflag, as.ModTime, as.Format = hdr.Typeflag, hdr.ModTime.Truncate(time.Second), tar.FormatGNU
+	switch hdr.Typeflag {
+	case tar.TypeReg:
+		as.Size = hdr.Size
+	case tar.TypeDir:
+		as.Name += "/"
+	}
+	if err := out.WriteHeader(as); err != nil {
+		return err
+	}
+	_, err := io.Copy(out, in)
+	return err
 }
 
 // pausing applies $4 to the containers of $2 that are in the state $3.

@@ -2,6 +2,7 @@ package fake
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -47,12 +48,12 @@ func (w *World) agent(ctx context.Context, q agentQuery) (socket string, err err
 	socket = filepath.Join(w.base, "agent"+strconv.Itoa(w.agents))
 	own := *o
 	own.Spec.User = "" // it runs what others run
-	c, exit, err := newCommand(own, sandboxer.Cmd{Args: []string{q.Program, "init", "--listen", "unix:" + socket, "--workdir", o.workspace()}})
+	c, err := newCommand(own, sandboxer.Cmd{Args: []string{q.Program, "init", "--listen", "unix:" + socket, "--workdir", o.workspace()}})
+	if se := (*sandboxer.StartError)(nil); errors.As(err, &se) {
+		return "", sandboxer.E(sandboxer.Unsupported, se, "the agent could not be started: %v", se)
+	}
 	if err != nil {
 		return "", err
-	}
-	if c == nil {
-		return "", sandboxer.E(sandboxer.Unsupported, nil, "the agent %s could not be started (%d)", q.Program, exit.Code)
 	}
 	if err := c.proc.Start(); err != nil {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "the agent %s could not be started", q.Program)

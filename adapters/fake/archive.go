@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/safetar"
 )
 
 // Archive implements sandboxer.Archiver.
@@ -136,21 +137,18 @@ func (e *Extension) Unarchive(ctx context.Context, h sandboxer.Handle, dir strin
 // names where those may be set.
 func unpack(root *os.Root, r io.Reader, owners bool) error {
 	var dirs []*tar.Header // their modes and times come last: the one may forbid, the other forgets
-	in := tar.NewReader(r)
+	in := safetar.NewReader(r, safetar.Rules{OutsideLinks: true, SkipSpecial: true})
 	for {
 		hdr, err := in.Next()
 		if err == io.EOF {
 			break
 		}
 		if err != nil {
-			return unreadable(err)
+			return err
 		}
-		name := path.Clean(strings.TrimPrefix(hdr.Name, "./"))
+		name := hdr.Name
 		if name == "." {
 			continue
-		}
-		if !fs.ValidPath(name) {
-			return sandboxer.E(sandboxer.Invalid, nil, "the archive has the name %q, which leads out of it", hdr.Name)
 		}
 		if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
 			return notDir(err)
@@ -160,7 +158,6 @@ func unpack(root *os.Root, r io.Reader, owners bool) error {
 			if err := root.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 				return err
 			}
-			hdr.Name = name
 			dirs = append(dirs, hdr)
 		case tar.TypeReg:
 			file, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
@@ -168,9 +165,6 @@ func unpack(root *os.Root, r io.Reader, owners bool) error {
 				return err
 			}
 			_, err = io.Copy(file, in)
-			if err != nil {
-				err = unreadable(err)
-			}
 			if err := errors.Join(err, file.Chmod(mode.Perm()), file.Close()); err != nil {
 				return err
 			}
@@ -182,7 +176,7 @@ func unpack(root *os.Root, r io.Reader, owners bool) error {
 				return err
 			}
 		case tar.TypeLink:
-			if err := root.Link(path.Clean(hdr.Linkname), name); err != nil {
+			if err := root.Link(hdr.Linkname, name); err != nil {
 				return err
 			}
 		}
@@ -198,12 +192,4 @@ func unpack(root *os.Root, r io.Reader, owners bool) error {
 		}
 	}
 	return nil
-}
-
-func unreadable(err error) error {
-	var known *sandboxer.Error
-	if errors.As(err, &known) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	return sandboxer.E(sandboxer.Invalid, err, "the archive cannot be read")
 }

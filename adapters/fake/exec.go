@@ -4,9 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -23,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // command is one command of a sandbox.
@@ -32,13 +31,12 @@ type command struct {
 	cookie string // in the environment of the command and of what it starts
 }
 
-// newCommand prepares cmd in sandbox o. If the program cannot be run it returns no
-// command but the exit that stands for the reason, which it has told on Stderr.
-func newCommand(o Object, cmd sandboxer.Cmd) (*command, sandboxer.Exit, error) {
-	var exit sandboxer.Exit
+// newCommand prepares cmd in sandbox o. A *sandboxer.StartError says that the program cannot
+// be run.
+func newCommand(o Object, cmd sandboxer.Cmd) (*command, error) {
 	dir := o.workDir(cmd.Dir)
 	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
-		return nil, exit, sandboxer.E(sandboxer.Invalid, err, "%s is not a directory inside the sandbox", dir)
+		return nil, sandboxer.E(sandboxer.Invalid, err, "%s is not a directory inside the sandbox", dir)
 	}
 	name := cmd.User
 	if name == "" {
@@ -46,10 +44,10 @@ func newCommand(o Object, cmd sandboxer.Cmd) (*command, sandboxer.Exit, error) {
 	}
 	cred, err := credential(name)
 	if err != nil {
-		return nil, exit, err
+		return nil, err
 	}
 
-	c := &command{cmd: cmd, cookie: "SANDBOXER_EXEC=" + rand.Text()}
+	c := &command{cmd: cmd, cookie: procs.ExecVar + "=" + rand.Text()}
 	// Nothing of our own environment but what a login would set.
 	env := map[string]string{
 		"PATH": os.Getenv("PATH"), "HOME": o.workspace(), "PWD": dir, "SANDBOXER_ID": o.Spec.ID,
@@ -64,34 +62,18 @@ func newCommand(o Object, cmd sandboxer.Cmd) (*command, sandboxer.Exit, error) {
 	}
 	c.proc.Env = append(c.proc.Env, o.cookie(), c.cookie)
 
-	file, exit := look(cmd.Args[0], env["PATH"], dir)
-	if exit.Code != 0 {
-		c.explain(exit)
-		return nil, exit, nil
+	file, err := look(cmd.Args[0], env["PATH"], dir)
+	if err != nil {
+		return nil, err
 	}
 	c.proc.Path, c.proc.Args, c.proc.Dir = "/bin/sh", append([]string{"sh", "-c", tagging(c.cookie, o.cookie()), "sh", file}, cmd.Args[1:]...), dir
 	c.proc.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: cred}
-	return c, exit, nil
-}
-
-// explain tells on Stderr why there is no such command.
-func (c *command) explain(x sandboxer.Exit) {
-	w := c.cmd.Stderr
-	if c.cmd.TTY != nil || w == nil {
-		w = c.cmd.Stdout
-	}
-	if w != nil {
-		text := "command not found"
-		if x.Code == 126 {
-			text = "cannot be executed"
-		}
-		fmt.Fprintf(w, "sandboxer: %s: %s\n", c.cmd.Args[0], text)
-	}
+	return c, nil
 }
 
 // look finds the program name as a shell in dir would.
-func look(name, path, dir string) (string, sandboxer.Exit) {
-	code := 127
+func look(name, path, dir string) (string, error) {
+	refused := error(syscall.ENOENT)
 	candidates := []string{name}
 	if !strings.Contains(name, "/") {
 		candidates = nil
@@ -106,12 +88,14 @@ func look(name, path, dir string) (string, sandboxer.Exit) {
 		switch fi, err := os.Stat(file); {
 		case err != nil:
 		case fi.Mode().IsRegular() && fi.Mode()&0o111 != 0:
-			return file, sandboxer.Exit{}
+			return file, nil
+		case fi.IsDir():
+			refused = syscall.EISDIR
 		default:
-			code = 126
+			refused = syscall.EACCES
 		}
 	}
-	return "", sandboxer.Exit{Code: code}
+	return "", sandboxer.StartErrorOf(name, refused)
 }
 
 // credential returns how to become user, "" being who we are.
@@ -208,18 +192,10 @@ func (c *command) run(ctx context.Context, check func() error) (x sandboxer.Exit
 	}
 
 	if err := c.proc.Start(); err != nil {
-		switch {
-		case errors.Is(err, fs.ErrNotExist): // of its interpreter: the program itself was found
-			x.Code = 127
-		case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.ENOEXEC):
-			x.Code = 126
-		case errors.Is(err, syscall.E2BIG):
-			return x, sandboxer.E(sandboxer.Invalid, err, "the arguments and the environment are too long")
-		default:
-			return x, sandboxer.E(sandboxer.Unavailable, err, "the command could not be started")
+		if se := sandboxer.StartErrorOf(c.cmd.Args[0], err); se != nil {
+			return se.Exit(c.cmd), nil
 		}
-		c.explain(x)
-		return x, nil
+		return x, sandboxer.E(sandboxer.Unavailable, err, "the command could not be started")
 	}
 	for _, f := range theirs {
 		f.Close()

@@ -15,6 +15,7 @@ package fake
 import (
 	"cmp"
 	"context"
+	"errors"
 	"iter"
 	"net"
 	"os"
@@ -300,9 +301,12 @@ func (e *Extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 		if err != nil {
 			return err
 		}
-		c, exit, err := newCommand(o, cmd)
-		if c == nil {
-			x = exit
+		c, err := newCommand(o, cmd)
+		if se := (*sandboxer.StartError)(nil); errors.As(err, &se) {
+			x = se.Exit(cmd)
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 		// A teardown or a pause that began meanwhile may have overlooked the new process.

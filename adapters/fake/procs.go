@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procnet"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
@@ -51,15 +52,13 @@ func members(cookie string) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	want := strconv.FormatUint(tag(cookie), 10)
+	want := tag(cookie)
 	for _, pid := range all {
-		data, err := procs.Read(pid, "limits")
+		soft, hard, err := procs.Limit(pid, "Max file locks")
 		if err != nil {
 			return nil, err
 		}
-		_, rest, _ := strings.Cut(string(data), "\nMax file locks")
-		line, _, _ := strings.Cut(rest, "\n")
-		if slices.Contains(strings.Fields(line), want) && !slices.Contains(pids, pid) && !procs.Ended(pid) {
+		if (soft == want || hard == want) && !slices.Contains(pids, pid) && !procs.Ended(pid) {
 			pids = append(pids, pid)
 		}
 	}
@@ -149,14 +148,16 @@ func dial(ctx context.Context, o Object, port int) (net.Conn, error) {
 func listeners(port int) map[string]string {
 	found := map[string]string{}
 	for file, host := range map[string]string{"/proc/net/tcp": "127.0.0.1", "/proc/net/tcp6": "::1"} {
-		table, _ := os.ReadFile(file)
-		for line := range strings.Lines(string(table)) {
-			// sl local_address rem_address st … uid timeout inode
-			f := strings.Fields(line)
-			if len(f) < 10 || f[3] != "0A" || !strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) {
-				continue
+		table, err := os.Open(file)
+		if err != nil {
+			continue
+		}
+		list, _ := procnet.Listeners(table)
+		table.Close()
+		for _, l := range list {
+			if l.Port == port && l.Inode != 0 {
+				found[fmt.Sprintf("socket:[%d]", l.Inode)] = net.JoinHostPort(host, strconv.Itoa(port))
 			}
-			found["socket:["+f[9]+"]"] = net.JoinHostPort(host, strconv.Itoa(port))
 		}
 	}
 	return found

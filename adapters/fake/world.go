@@ -402,12 +402,12 @@ func (w *World) populate(o *Object, snapshot, from string) error {
 	if err := o.use(); err != nil {
 		return err
 	}
-	c, exit, err := newCommand(*o, sandboxer.Cmd{Args: o.Spec.Command})
+	c, err := newCommand(*o, sandboxer.Cmd{Args: o.Spec.Command})
+	if se := (*sandboxer.StartError)(nil); errors.As(err, &se) {
+		return sandboxer.E(sandboxer.Failed, se, "the main command could not be started: %v", se)
+	}
 	if err != nil {
 		return err
-	}
-	if c == nil {
-		return sandboxer.E(sandboxer.Failed, nil, "the main command %q could not be started (%d)", o.Spec.Command[0], exit.Code)
 	}
 	if err := c.proc.Start(); err != nil {
 		return sandboxer.E(sandboxer.Failed, err, "the main command %q could not be started", o.Spec.Command[0])

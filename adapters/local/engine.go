@@ -35,9 +35,11 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -596,17 +598,14 @@ func isShort(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
-// writeRecord replaces the record atomically.
+// writeRecord replaces the record atomically. What it describes does not outlive a crash of the
+// machine, and a create does not wait for the disk.
 func (e *engine) writeRecord(name string, r record) error {
 	data, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	p := e.dir("box", name, recordFile)
-	if err := os.WriteFile(p+".new", data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(p+".new", p)
+	return wholefile.Replace(e.dir("box", name, recordFile), data)
 }
 
 // boxName is the name of one generation in gVisor's state, in directories and in
@@ -755,7 +754,8 @@ func (e *engine) lock(ctx context.Context, name string) (unlock func(), err erro
 
 // lockByte locks the one byte of the file at path that stands for name. The file stays
 // empty; one for each name would be made and removed three times in a short life, and file
-// systems are slow at that.
+// systems are slow at that. Package filelock has no such locks: nobody else needs them, and
+// only Linux gives them to an open file rather than to a process.
 func lockByte(ctx context.Context, path, name string) (release func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -764,23 +764,13 @@ func lockByte(ctx context.Context, path, name string) (release func(), err error
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, name)
 	at := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart, Start: int64(h.Sum64() >> 2), Len: 1}
-	// The kernel's own waiting would take a thread, and has no end.
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &at)
-		if errors.Is(err, unix.EINTR) {
-			continue
+	err = filelock.Wait(ctx, func() error {
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &at)
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINTR) {
+			return filelock.ErrHeld
 		}
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
-			break
-		}
-		select {
-		case <-time.After(pause):
-			continue
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
-		break
-	}
+		return err
+	})
 	if err != nil {
 		f.Close()
 		return nil, err

@@ -16,11 +16,11 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
 )
 
 // Where the broker is root, each sandbox has a range of host user and group IDs of its
@@ -202,39 +202,30 @@ func inUse(uid uint32) bool {
 
 // lock excludes all other installations of this machine from taking ranges.
 func (r *idRanges) lock(ctx context.Context) (unlock func(), err error) {
-	failed := func(err error) error {
-		return sandboxer.E(sandboxer.Unavailable, err, "the list of user IDs that sandboxes have, %s, cannot be locked", r.dir)
-	}
-	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+	var l *filelock.Lock
+	err = filelock.Wait(ctx, func() error {
 		if err := os.MkdirAll(r.dir, 0o700); err != nil {
-			return nil, failed(err)
+			return err
 		}
 		f, err := os.Open(r.dir)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed by the last one to leave
+			return filelock.ErrReplaced // removed by the last one to leave
 		}
 		if err != nil {
-			return nil, failed(err)
+			return err
 		}
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			here, herr := f.Stat()
-			there, terr := os.Lstat(r.dir)
-			if herr == nil && terr == nil && os.SameFile(here, there) {
-				return func() { f.Close() }, nil
-			}
-			err = unix.EAGAIN
+		if l, err = filelock.TryFile(f, filelock.Exclusive); err != nil {
+			f.Close()
 		}
-		f.Close()
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
-			return nil, failed(err)
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return nil, sandboxer.E(sandboxer.KindOf(ctx.Err()), context.Cause(ctx), "another process is taking user IDs for a sandbox")
-		}
+		return err
+	})
+	switch {
+	case err == nil:
+		return l.Release, nil
+	case ctx.Err() != nil:
+		return nil, sandboxer.E(sandboxer.KindOf(ctx.Err()), context.Cause(ctx), "another process is taking user IDs for a sandbox")
 	}
+	return nil, sandboxer.E(sandboxer.Unavailable, err, "the list of user IDs that sandboxes have, %s, cannot be locked", r.dir)
 }
 
 // boxMounts is where, among the mounts of an installation, skeletons are mounted for

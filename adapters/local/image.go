@@ -33,6 +33,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/images"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // An image is a root file system in one EROFS file, read by gVisor itself: it needs
@@ -387,7 +388,7 @@ func (s *imageStore) convert(ctx context.Context, key, ref string, src imageSour
 	if err := t.Write(ctx, ref, f, tmp); err != nil {
 		return err
 	}
-	if err := errors.Join(f.Chmod(0o444), f.Sync(), f.Close()); err != nil {
+	if err := errors.Join(f.Chmod(0o444), f.Close()); err != nil {
 		return err
 	}
 	sum, err := sha256File(f.Name())
@@ -397,13 +398,14 @@ func (s *imageStore) convert(ctx context.Context, key, ref string, src imageSour
 	if err := writeDurably(s.sumFile(key), sum); err != nil {
 		return err
 	}
-	if err := os.Rename(f.Name(), filepath.Join(s.dir, key+".erofs")); err != nil {
+	final := filepath.Join(s.dir, key+".erofs")
+	if err := wholefile.Publish(f.Name(), final); err != nil {
 		return err
 	}
-	if fi, err := os.Stat(filepath.Join(s.dir, key+".erofs")); err == nil {
+	if fi, err := os.Stat(final); err == nil {
 		s.whole.Store(key, fi)
 	}
-	return syncDir(s.dir)
+	return nil
 }
 
 func (s *imageStore) sumFile(key string) string { return filepath.Join(s.dir, key+images.SumSuffix) }

@@ -14,6 +14,7 @@ import (
 	"gvisor.dev/gvisor/runsc/version"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // A warm sandbox has no environment but what every sandbox has. Its claim writes down in
@@ -132,11 +133,7 @@ func (e *engine) writeClaim(name string, env map[string]string) error {
 	if err != nil {
 		return err
 	}
-	p := e.dir("box", name, claimFile)
-	if err := os.WriteFile(p+".new", data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(p+".new", p)
+	return wholefile.Replace(e.dir("box", name, claimFile), data)
 }
 
 func (e *engine) claimedEnv(name string) (map[string]string, error) {

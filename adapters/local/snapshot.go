@@ -29,6 +29,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // Snapshots hold a sandbox's memory and its writable layer, as gVisor saves them, below
@@ -315,7 +316,7 @@ func readBack(dir string) ([]savedPart, error) {
 		}
 		parts = append(parts, p)
 	}
-	return parts, syncDir(dir)
+	return parts, wholefile.SyncDir(dir)
 }
 
 func readPart(name string, sync bool) (savedPart, error) {
@@ -413,26 +414,7 @@ func writeDurably(name string, v any) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(name+".new", name); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(name))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return wholefile.Write(name, data)
 }
 
 // savedSkeleton finds the skeleton that a saved sandbox had.
@@ -676,11 +658,7 @@ func (e *engine) setFrozen(name, step string) error {
 		}
 		return nil
 	}
-	err := os.WriteFile(p+".new", []byte(step), 0o600)
-	if err == nil {
-		err = os.Rename(p+".new", p)
-	}
-	if err != nil {
+	if err := wholefile.Replace(p, []byte(step)); err != nil {
 		return diskError(err, "noting that the sandbox is frozen")
 	}
 	return nil

@@ -164,10 +164,6 @@ func (e *engine) oomKills(b *box) int64 {
 	return e.cgroups.oomKills(b.name)
 }
 
-// execMark is the environment variable by which a command and all it started are
-// found when it is cancelled.
-const execMark = "SANDBOXER_EXEC"
-
 // execTag is what also tells a command's processes, however they detach: bits of their
 // bounding set of capabilities above those that there are. All that they start has them,
 // and nothing inside can drop them. 22 bits are enough to tell commands that run at a time.
@@ -275,7 +271,7 @@ func (b *box) environ(extra map[string]string, who identity, mark string) []stri
 	for k, v := range extra {
 		env = mergeEnv(env, []string{k + "=" + v})
 	}
-	return append(env, execMark+"="+mark)
+	return append(env, procs.ExecVar+"="+mark)
 }
 
 func capabilities(names []string, root bool) *auth.TaskCapabilities {
@@ -292,11 +288,10 @@ func capabilities(names []string, root bool) *auth.TaskCapabilities {
 
 // notStarted turns gVisor's refusal to start a command into what a shell would say.
 func (b *box) notStarted(ctx context.Context, cmd sandboxer.Cmd, err error) (sandboxer.Exit, error) {
-	text := err.Error()
 	if !b.alive() {
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.NotFound, err, "the sandbox ended")
 	}
-	if strings.Contains(text, "try again") {
+	if strings.Contains(err.Error(), "try again") {
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.Exhausted, err, "the command could not be started: the sandbox has as many processes as its limit allows").
 			WithHint("end some of them, or raise limits.pids in the profile")
 	}
@@ -305,17 +300,8 @@ func (b *box) notStarted(ctx context.Context, cmd sandboxer.Cmd, err error) (san
 			return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, err, "working directory %s does not exist in the sandbox", cmd.Dir)
 		}
 	}
-	say := func(code int, why string) (sandboxer.Exit, error) {
-		if cmd.Stderr != nil {
-			fmt.Fprintf(cmd.Stderr, "sandboxer: %s: %s\n", cmd.Args[0], why)
-		}
-		return sandboxer.Exit{Code: code}, nil
-	}
-	switch {
-	case strings.Contains(text, "permission denied") || strings.Contains(text, "exec format error") || strings.Contains(text, "is a directory"):
-		return say(126, "cannot be executed")
-	case strings.Contains(text, "no such file") || strings.Contains(text, "not a directory") || strings.Contains(text, "not found"):
-		return say(127, "command not found")
+	if se := sandboxer.StartErrorOf(cmd.Args[0], err); se != nil {
+		return se.Exit(cmd), nil
 	}
 	return sandboxer.Exit{}, sandboxer.E(sandboxer.Unavailable, err, "the command could not be started")
 }
@@ -546,7 +532,7 @@ func (b *box) killMarked(ctx context.Context, batch []*kill, killer *atomic.Int3
 			if session <= 0 {
 				session = 1 << 30 // nobody's
 			}
-			args = append(args, execMark+"="+k.mark, fmt.Sprint(session))
+			args = append(args, procs.ExecVar+"="+k.mark, fmt.Sprint(session))
 			if b.rec.AgentMount { // the agent of a sandbox from before knows no tags
 				args = append(args, strconv.FormatUint(execTag(k.mark), 16))
 			}

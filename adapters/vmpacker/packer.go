@@ -338,7 +338,7 @@ func (e *extension) build(ctx context.Context, name, key string, p *Packer) (str
 	a := artefact{Key: key, Image: name, Template: p.Template, Packer: version, BuiltAt: time.Now().UTC(),
 		Took: time.Since(began).Seconds(), Log: log}
 	if a.SHA256, a.Bytes, err = digest(made); err == nil {
-		err = errors.Join(os.Chmod(made, 0o400), os.Rename(made, disk))
+		err = errors.Join(os.Chmod(made, 0o400), wholefile.Publish(made, disk))
 	}
 	data, jerr := json.MarshalIndent(a, "", "  ")
 	if err = errors.Join(err, jerr); err == nil {
@@ -423,7 +423,7 @@ func digest(name string) (sum string, size int64, err error) {
 	defer f.Close()
 	h := sha256.New()
 	size, err = io.Copy(h, f)
-	return hex.EncodeToString(h.Sum(nil)), size, errors.Join(err, f.Sync())
+	return hex.EncodeToString(h.Sum(nil)), size, err
 }
 
 // grace is how long Packer may clean up once it was asked to end.

@@ -12,9 +12,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
@@ -482,26 +482,18 @@ func (e *extension) lock(ctx context.Context, key string) (unlock func(), err er
 		leave()
 		return nil, ctx.Err()
 	}
-	for {
-		release, err := tryLockFile(e.dir("lock", key))
-		if err != nil {
-			<-l.held
-			leave()
-			return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of %s cannot be taken", key)
-		}
-		if release != nil {
-			return func() {
-				release()
-				<-l.held
-				leave()
-			}, nil
-		}
-		select { // another process holds it
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			<-l.held
-			leave()
+	file, err := filelock.Take(ctx, e.dir("lock", key), filelock.Exclusive)
+	if err != nil {
+		<-l.held
+		leave()
+		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the lock of %s cannot be taken", key)
 	}
+	return func() {
+		file.Remove()
+		<-l.held
+		leave()
+	}, nil
 }

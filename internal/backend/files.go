@@ -253,7 +253,7 @@ func (f execFiles) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cm
 		return sandboxer.E(sandboxer.Denied, nil, "%s is the kernel's, not a file: it is not served", name).WithHint("read it by a command: cat")
 	case exitDenied:
 		return sandboxer.E(sandboxer.Denied, nil, "%s may not be read inside the sandbox", name)
-	case exitNoTools, 126, 127:
+	case exitNoTools, sandboxer.ExitNotExecutable, sandboxer.ExitNotFound:
 		return sandboxer.E(sandboxer.Unsupported, said, "the sandbox's image lacks the tools that working on its files takes").
 			WithHint("use an image with sh and coreutils or busybox")
 	}

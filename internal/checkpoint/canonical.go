@@ -116,7 +116,7 @@ func (c *canonicaliser) run(ctx context.Context, r io.Reader) (_ *canonical, err
 	if err != nil {
 		return nil, err
 	}
-	return &canonical{part: p, files: em.files, bytes: s.bytes, changed: s.changed}, nil
+	return &canonical{part: p, files: em.files, bytes: s.checker.Bytes(), changed: s.changed}, nil
 }
 
 // resolved gives a hard link the attributes of its file: they are one.

@@ -163,14 +163,6 @@ func (d *Dir) sync(dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
 func ignoreMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // KeyFile is the name of the signing key in a data directory.
@@ -46,7 +47,7 @@ func LoadKey(dir string) (ed25519.PrivateKey, error) {
 		}
 	}
 	if err == nil {
-		err = syncDir(dir)
+		err = wholefile.SyncDir(dir)
 	}
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the key that signs checkpoints cannot be written to %s", dir)

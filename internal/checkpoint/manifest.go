@@ -11,6 +11,7 @@ import (
 	"github.com/zeebo/blake3"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/safetar"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
@@ -211,7 +212,7 @@ func decodeManifest(data []byte) (*Manifest, error) {
 	var end, sum int64
 	for i := range m.Files {
 		f := &m.Files[i]
-		name, err := cleanName(f.Name(), Rules{}.withDefaults())
+		name, err := safetar.Rules{}.WithDefaults().CleanName(f.Name())
 		if err != nil || name == "." || name != f.Name() || f.Path != display(name) || (f.Raw != nil) != (f.Path != name) {
 			return bad(err, "entry %d is not called properly", i)
 		}

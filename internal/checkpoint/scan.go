@@ -10,6 +10,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/safetar"
 )
 
 // maxTime is the last second that a tar header can hold: in the year 2242.
@@ -39,25 +42,19 @@ type entry struct {
 // come in the order of the archive, directories that it merely implies before what is
 // in them.
 type scanner struct {
-	rules   Rules
+	checker *safetar.Checker
 	keep    Keep
 	in      *meter
 	tr      *tar.Reader
-	byName  map[string]*entry // nil for one that was skipped
-	folded  map[string]string
+	byName  map[string]*entry
 	pending []*entry
 	body    io.Reader
-	bytes   int64
 	changed Changes
 }
 
 func newScanner(ctx context.Context, r io.Reader, rules Rules, keep Keep) *scanner {
 	in := &meter{ctx: ctx, r: r, limit: headerRoom}
-	s := &scanner{rules: rules.withDefaults(), keep: keep, in: in, tr: tar.NewReader(in), byName: map[string]*entry{}}
-	if rules.FoldCase {
-		s.folded = map[string]string{}
-	}
-	return s
+	return &scanner{checker: safetar.NewChecker(rules.tar()), keep: keep, in: in, tr: tar.NewReader(in), byName: map[string]*entry{}}
 }
 
 // meter counts what is read, ends when ctx does, and refuses more than limit.
@@ -124,7 +121,7 @@ func (s *scanner) read() error {
 	s.in.limit = end + headerRoom
 	hdr, err := s.tr.Next()
 	if errors.Is(err, tar.ErrInsecurePath) {
-		err = nil // cleanName says it better
+		err = nil // the checker says it better
 	}
 	if err == io.EOF {
 		return s.end(end)
@@ -162,109 +159,56 @@ func (s *scanner) end(last int64) error {
 }
 
 func (s *scanner) take(hdr *tar.Header) error {
-	if hdr.Typeflag == tar.TypeXGlobalHeader {
-		for k := range hdr.PAXRecords {
-			if k != "comment" { // git archive's
-				return refuse("its global header sets %q for everything that follows", k)
-			}
-		}
-		return nil
-	}
-	for k := range hdr.PAXRecords {
-		if strings.HasPrefix(k, "GNU.sparse.") {
-			return s.sparse(hdr)
-		}
-	}
-	name, err := cleanName(hdr.Name, s.rules)
+	c, err := s.checker.Check(hdr)
 	if err != nil {
+		var e *sandboxer.Error
+		if errors.As(err, &e) && e.Kind == sandboxer.Exhausted { // a checkpoint that is too large is no checkpoint
+			over := *e
+			over.Kind, err = sandboxer.Invalid, &over
+		}
 		return err
 	}
-	e := &entry{name: name, kind: hdr.Typeflag, mode: uint32(hdr.Mode & 0o777)}
-	slash := strings.HasSuffix(hdr.Name, "/")
-	switch hdr.Typeflag {
-	case tar.TypeReg:
-		if slash {
-			return refuse("%q is a file, and called like a directory", hdr.Name)
-		}
-		e.size = hdr.Size
-	case tar.TypeDir, tar.TypeSymlink, tar.TypeLink:
-		if hdr.Size != 0 {
-			return refuse("%q is no file, and has %d bytes", hdr.Name, hdr.Size)
-		}
-		if slash && hdr.Typeflag != tar.TypeDir {
-			return refuse("%q is a link, and called like a directory", hdr.Name)
-		}
-		e.link = hdr.Linkname
-	case tar.TypeGNUSparse:
-		return s.sparse(hdr)
-	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
-		what := map[byte]string{tar.TypeChar: "character device", tar.TypeBlock: "block device", tar.TypeFifo: "FIFO"}[hdr.Typeflag]
-		if !s.rules.SkipSpecial {
-			return refuse("%q is a %s", name, what).WithHint("exclude it")
-		}
-		s.changed.Skipped++
-		return s.place(name, nil)
-	default:
-		return refuse("%q has the unknown type %q", name, hdr.Typeflag)
+	for _, dir := range c.Implied {
+		s.add(&entry{name: dir, kind: tar.TypeDir, mode: 0o755, implied: true})
 	}
-	if name == "." {
-		if e.kind != tar.TypeDir {
-			return refuse("the root is not a directory in it")
-		}
-		if _, again := s.byName["."]; again {
-			return refuse("it has the root twice")
-		}
-		s.byName["."] = e
+	switch {
+	case hdr.Typeflag == tar.TypeXGlobalHeader:
+		return nil
+	case c.Kind == 0:
+		s.changed.Skipped++
+		return nil
+	case c.Again && c.Name == ".":
+		return refuse("it has the root twice")
+	case c.Again:
+		return refuse("%q is in it twice", c.Name)
+	case c.Name == ".":
 		return nil // its name, mode and time are the target's own
 	}
-	// A link to what was left out is left out with it.
-	if e.kind == tar.TypeLink {
-		if e.link, err = cleanName(hdr.Linkname, s.rules); err != nil {
-			return refuse("the hard link %q leads to %.80q", name, hdr.Linkname)
-		}
-		to, ok := s.byName[e.link]
-		switch {
-		case !ok || to != nil && to.kind == tar.TypeDir:
-			return refuse("the hard link %q leads to %q, which is no earlier file", name, e.link)
-		case to == nil:
-			s.changed.Skipped++
-			return s.place(name, nil)
-		case to.kind == tar.TypeSymlink:
-			e.kind, e.link = tar.TypeSymlink, to.link
-		case to.kind == tar.TypeLink:
-			e.link = to.link
-		}
+	e := &entry{name: c.Name, kind: c.Kind, mode: uint32(hdr.Mode & 0o777), link: c.Link}
+	if e.kind == tar.TypeReg {
+		e.size = hdr.Size
 	}
 	s.attributes(e, hdr)
-	if e.kind == tar.TypeSymlink {
-		inside, err := checkTarget(name, e.link, s.rules)
-		if err != nil {
-			return err
-		}
-		if !inside {
-			s.changed.OutsideLinks++
-		}
+	if c.Outside {
+		s.changed.OutsideLinks++
 	}
-	if e.kind == tar.TypeReg {
-		if e.size > s.rules.FileBytes {
-			return refuse("%q has %d bytes; %d is the limit for one file", name, e.size, s.rules.FileBytes)
-		}
-		if e.size > s.rules.Bytes-s.bytes {
-			return refuse("its files have more than %d bytes, which is the limit, at %q", s.rules.Bytes, name)
-		}
-		s.bytes += e.size
-	}
-	if err := s.place(name, e); err != nil {
-		return err
+	if c.Late {
+		// The directory is announced anew, with what is now known of it.
+		old := s.byName[e.name]
+		e.listed = old.listed
+		*old = *e
+		s.pending = append(s.pending, old)
+	} else {
+		s.add(e)
 	}
 	s.in.limit = math.MaxInt64 // the body ends by itself
 	s.body = bodyOf{s}
 	return nil
 }
 
-func (s *scanner) sparse(hdr *tar.Header) error {
-	return refuse("%.80q is a sparse file: its size is %d bytes, whatever the archive holds of it", hdr.Name, hdr.Size).
-		WithHint("make the archive without tar's --sparse")
+func (s *scanner) add(e *entry) {
+	s.byName[e.name] = e
+	s.pending = append(s.pending, e)
 }
 
 // bodyOf reads the contents of the current entry.
@@ -310,56 +254,6 @@ func (s *scanner) attributes(e *entry, hdr *tar.Header) {
 	if lost {
 		s.changed.Attributes++
 	}
-}
-
-// place puts e (nil: something that is left out) where it belongs in the tree, and into
-// pending.
-func (s *scanner) place(name string, e *entry) error {
-	if old, taken := s.byName[name]; taken {
-		if old == nil || !old.implied || e == nil || e.kind != tar.TypeDir {
-			return refuse("%q is in it twice", name)
-		}
-		// The entry of a directory after something in it: the directory is announced
-		// anew, with what is now known of it.
-		e.listed = old.listed
-		*old = *e
-		s.pending = append(s.pending, old)
-		return nil
-	}
-	// Every directory above, the outermost first.
-	for i := 0; i < len(name); i++ {
-		if name[i] != '/' {
-			continue
-		}
-		dir := name[:i]
-		switch d, ok := s.byName[dir]; {
-		case !ok:
-			if err := s.add(dir, &entry{name: dir, kind: tar.TypeDir, mode: 0o755, implied: true}); err != nil {
-				return err
-			}
-		case d == nil || d.kind != tar.TypeDir:
-			return refuse("%q lies below %q, which is no directory", name, dir)
-		}
-	}
-	return s.add(name, e)
-}
-
-func (s *scanner) add(name string, e *entry) error {
-	if len(s.byName) >= s.rules.Entries {
-		return refuse("it has more than %d entries, which is the limit", s.rules.Entries)
-	}
-	if s.folded != nil {
-		key := strings.ToLower(name)
-		if other, ok := s.folded[key]; ok {
-			return refuse("%q and %q differ by case only", other, name)
-		}
-		s.folded[key] = name
-	}
-	s.byName[name] = e
-	if e != nil {
-		s.pending = append(s.pending, e)
-	}
-	return nil
 }
 
 // The canonical tar.

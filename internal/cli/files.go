@@ -424,7 +424,7 @@ func copyIn(ctx context.Context, o *cpOptions, s *session) error {
 	r.Close()
 	perr := <-packed
 	switch {
-	case exit.Code == 127:
+	case exit.Code == sandboxer.ExitNotFound:
 		return noTar(ref)
 	case perr != nil && !errors.Is(perr, io.ErrClosedPipe):
 		return sandboxer.E(sandboxer.KindOf(perr), perr, "%s cannot be packed: %v", o.src.path, perr)
@@ -541,7 +541,7 @@ func copyTreeOut(ctx context.Context, s *session, ref, src, dst string, bounds c
 	uerr := <-unpacked
 	broken := uerr != nil && !errors.Is(uerr, io.ErrUnexpectedEOF) // and not just cut off
 	switch {
-	case exit.Code == 127:
+	case exit.Code == sandboxer.ExitNotFound:
 		return noTar(ref)
 	case err != nil && context.Cause(ctx) != nil:
 		return reason(ctx, err)

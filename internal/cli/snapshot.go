@@ -15,6 +15,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 func newCmdSnapshot(f *factory) *cobra.Command {
@@ -405,7 +406,7 @@ func snapshotExportRun(ctx context.Context, o *snapshotFileOptions) (err error) 
 	if err := errors.Join(tmp.Chmod(0o600), tmp.Sync(), tmp.Close()); err != nil {
 		return sandboxer.E(sandboxer.Exhausted, err, "%s cannot be written", o.file)
 	}
-	if err := os.Rename(tmp.Name(), o.file); err != nil {
+	if err := wholefile.Publish(tmp.Name(), o.file); err != nil {
 		return sandboxer.E(sandboxer.Invalid, err, "%s cannot be written", o.file)
 	}
 	return nil

@@ -38,7 +38,7 @@ const module = "github.com/sand-boxer/sandboxer"
 var arrows = map[string][]string{
 	".":                  {},
 	"api":                {"."},
-	"agent":              {".", "agent/proto/...", "internal/procs"},
+	"agent":              {".", "agent/proto/...", "internal/procs", "internal/safetar"},
 	"agent/proto":        {},
 	"extensiontest":      {".", "internal/backend"},
 	"adapters":           {".", "adapters/..."},
@@ -49,13 +49,14 @@ var arrows = map[string][]string{
 	"internal/portproxy": {".", "internal/edge", "internal/manager"},
 	"internal/server":    {".", "api", "internal/edge", "internal/manager", "internal/strictjson", "internal/suggest"},
 	"internal/cli": {".", "api", "agent", "adapters", "internal/backend", "internal/catalog", "internal/checkpoint/...", "internal/confine", "internal/edge", "internal/manager",
-		"internal/portproxy", "internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/latency", "internal/measure", "internal/wholefile"},
-	"internal/sqlstore":       {".", "internal/strictjson"},
+		"internal/latency", "internal/measure", "internal/portproxy", "internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/wholefile"},
+	"internal/sqlstore":       {".", "internal/filelock", "internal/strictjson", "internal/wholefile"},
 	"internal/storetest":      {"."},
 	"internal/compattest":     {"internal/strictjson"},
 	"internal/fieldtest":      {},
 	"internal/edgetest":       {".", "adapters/fake", "api", "internal/backend", "internal/manager", "internal/sqlstore"},
-	"internal/checkpoint":     {".", "internal/strictjson"},
+	"internal/checkpoint":     {".", "internal/safetar", "internal/strictjson", "internal/wholefile"},
+	"internal/filelock":       {},
 	"internal/checkpoint/s3":  {".", "internal/checkpoint"},
 	"internal/mustrun":        {},
 	"internal/confine":        {},
@@ -64,13 +65,14 @@ var arrows = map[string][]string{
 	"internal/usernet":        {"."},
 	"internal/procs":          {},
 	"internal/procnet":        {},
+	"internal/safetar":        {"."},
 	"internal/strictjson":     {},
 	"internal/suggest":        {},
 	"internal/wholefile":      {},
 	"internal/latency":        {".", "api", "internal/measure", "internal/strictjson", "internal/wholefile"},
 	"internal/measure":        {"internal/strictjson"},
-	"internal/sshrun/...":     {".", "internal/sshrun", "internal/strictjson", "internal/wholefile"},
-	"bench":                   {".", "api", "adapters/local", "internal/checkpoint", "internal/measure", "internal/sshrun/...", "internal/strictjson"},
+	"internal/sshrun/...":     {".", "internal/filelock", "internal/sshrun", "internal/strictjson", "internal/wholefile"},
+	"bench":                   {".", "adapters/local", "api", "internal/checkpoint", "internal/measure", "internal/sshrun/...", "internal/strictjson"},
 	"internal/deptest":        {},
 	"docs":                    {},
 	"registry":                {},
@@ -86,7 +88,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/egress", "internal/procnet", "internal/procs", "internal/strictjson", "internal/usernet", "internal/wholefile"}
+var adapterMay = []string{".", "agent", "internal/egress", "internal/filelock", "internal/procnet", "internal/procs", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/wholefile"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{

@@ -20,6 +20,9 @@ const MaxBytes = 1 << 20
 type Listener struct {
 	Port     int
 	Loopback bool // it takes those alone that come from where it is
+	// Inode is the number in what /proc/PID/fd calls the socket, "socket:[inode]", where the
+	// table says it.
+	Inode uint64
 }
 
 const listen = "0A" // TCP_LISTEN
@@ -46,7 +49,11 @@ func Listeners(r io.Reader) (list []Listener, known bool) {
 		if !ok || err != nil || n == 0 || f[3] != listen || addr == dockerDNS {
 			continue
 		}
-		list = append(list, Listener{int(n), isLoopback(addr)})
+		l := Listener{Port: int(n), Loopback: isLoopback(addr)}
+		if len(f) >= 10 {
+			l.Inode, _ = strconv.ParseUint(f[9], 10, 64)
+		}
+		list = append(list, l)
 	}
 	return list, known && sc.Err() == nil
 }

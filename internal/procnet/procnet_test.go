@@ -13,12 +13,12 @@ func TestListeners(t *testing.T) {
    2: 0B00007F:B3C5 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 3
   sl  local_address remote_address st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    3: 00000000000000000000000000000000:0BB8 00000000000000000000000000000000:0000 0A 00000000:00000000
-   4: 00000000000000000000000001000000:0BB9 00000000000000000000000000000000:0000 0A 00000000:00000000
+   4: 00000000000000000000000001000000:0BB9 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4
    5: 0100000A:0050 00000000:0000 0A
    6: junk 00000000:0000 0A
    7: 0100000A:10050 00000000:0000 0A
 `
-	want := []Listener{{8080, true}, {3000, false}, {3001, true}, {80, false}}
+	want := []Listener{{8080, true, 1}, {3000, false, 0}, {3001, true, 4}, {80, false, 0}}
 	if got, known := Listeners(strings.NewReader(table)); !known || !slices.Equal(got, want) {
 		t.Errorf("Listeners = %v, %t; want %v", got, known, want)
 	}

@@ -25,6 +25,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// ExecVar is the variable by which a command that an adapter starts from outside of the sandbox,
+// and all that the command started, are found when it is cancelled.
+const ExecVar = "SANDBOXER_EXEC"
+
 // Environ returns the environment that pid was started with, NAME=value and a NUL byte
 // each; nothing for one that ended, is the kernel's own or may not be looked at. buf is
 // room for it: what does not fit is read all the same, but may be that of two programs.
@@ -52,6 +56,24 @@ func HasAny(list []byte, entries map[string]bool) bool {
 		list = rest
 	}
 	return false
+}
+
+// Limit returns the limit of pid that /proc/PID/limits calls by that name, such as "Max file
+// locks". One that the kernel does not heed any more can tell whose a process is: it goes
+// along where one drops its environment and leaves its session. Both are 0 for a process that
+// ended or may not be looked at, and each where there is none.
+func Limit(pid int, name string) (soft, hard uint64, err error) {
+	data, err := Read(pid, "limits")
+	if err != nil {
+		return 0, 0, err
+	}
+	_, rest, _ := bytes.Cut(data, []byte("\n"+name+" "))
+	line, _, _ := bytes.Cut(rest, []byte{'\n'})
+	if f := bytes.Fields(line); len(f) >= 2 {
+		soft, _ = strconv.ParseUint(string(f[0]), 10, 64) // "unlimited" is none
+		hard, _ = strconv.ParseUint(string(f[1]), 10, 64)
+	}
+	return soft, hard, nil
 }
 
 // WithEnv lists the processes that have entry, NAME=value, in their environment.

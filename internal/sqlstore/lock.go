@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
 )
 
 // lockDir makes this process the only one that uses dir, until the file it returns
@@ -23,8 +24,9 @@ func lockDir(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "cannot open the lock file of the data directory %s", dir)
 	}
-	err = flock(f)
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	// The lock lasts as long as the file is open, which is all that is wanted of it.
+	_, err = filelock.TryFile(f, filelock.Exclusive)
+	if errors.Is(err, filelock.ErrHeld) {
 		defer f.Close()
 		pid, command := holder(f)
 		if pid == 0 {
@@ -45,14 +47,6 @@ func lockDir(dir string) (*os.File, error) {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "cannot lock the data directory %s", dir)
 	}
 	return f, nil
-}
-
-func flock(f *os.File) error {
-	for {
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
 }
 
 // holder reads who has the lock. Between taking the lock and writing its name a

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // revokedFile lists the API keys that were revoked, one a line, each with a checksum. A
@@ -112,7 +113,7 @@ func (r *revocations) add(ids ...string) error {
 			}
 		}
 		_, err = f.WriteString(text)
-		err = errors.Join(err, f.Sync(), f.Close(), syncFile(filepath.Dir(r.file)))
+		err = errors.Join(err, f.Sync(), f.Close(), wholefile.SyncDir(filepath.Dir(r.file)))
 	}
 	if err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "the list of revoked API keys, %s, cannot be written", r.file).

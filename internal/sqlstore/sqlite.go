@@ -17,6 +17,7 @@ import (
 	"github.com/pressly/goose/v3"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // The files of a data directory. The database has companions with the suffixes -wal
@@ -269,25 +270,10 @@ func createIfNew(ctx context.Context, dir string, schema fs.FS, beside []string)
 
 // publish makes the finished file from durable under its name to.
 func publish(from, to string) error {
-	err := syncFile(from)
-	if err == nil {
-		err = os.Rename(from, to)
-	}
-	if err == nil {
-		err = syncFile(filepath.Dir(to))
-	}
-	if err != nil {
+	if err := wholefile.Publish(from, to); err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "cannot put %s in its place", to)
 	}
 	return nil
-}
-
-func syncFile(name string) error {
-	f, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 func writeZeros(f *os.File, size int64) error {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // A database that is restored from a backup, copied back, or loses its log looks like any
@@ -64,10 +65,7 @@ func writeMark(dir string, m mark) error {
 	file := filepath.Join(dir, markFile)
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := os.WriteFile(file+".new", []byte(m.String()), 0o600); err != nil {
-			return err
-		}
-		return publish(file+".new", file)
+		return wholefile.Write(file, []byte(m.String()))
 	}
 	if err != nil {
 		return err

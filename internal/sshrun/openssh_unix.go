@@ -20,9 +20,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
 )
 
 // openSSH is the driver that keeps ssh master processes.
@@ -30,8 +29,8 @@ type openSSH struct {
 	program string
 	opts    Options
 	log     *slog.Logger
-	dir     string   // of this pool alone
-	lock    *os.File // held while the pool lives; who gets it finds an abandoned directory
+	dir     string         // of this pool alone
+	lock    *filelock.Lock // held while the pool lives; who gets it finds an abandoned directory
 
 	// unixStdio is whether ssh forwards unix sockets to descriptors: since 9.4.
 	unixStdio bool
@@ -108,57 +107,53 @@ func (d *openSSH) claim(base string) error {
 		if err != nil {
 			return err
 		}
-		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			// A sweep was quicker and is about to remove it.
+		held, err := filelock.TryFile(lock, filelock.Exclusive)
+		if err != nil {
 			lock.Close()
-			continue
+			if errors.Is(err, filelock.ErrHeld) || errors.Is(err, filelock.ErrReplaced) {
+				continue // a sweep was quicker, and is about to remove it or has
+			}
+			return err
 		}
-		if fi, err := os.Stat(lock.Name()); err != nil || !same(fi, lock) {
-			lock.Close()
-			continue
-		}
-		d.dir, d.lock = filepath.Join(base, name), lock
+		d.dir, d.lock = filepath.Join(base, name), held
 		return os.Mkdir(d.dir, 0o700)
 	}
-}
-
-func same(fi os.FileInfo, f *os.File) bool {
-	g, err := f.Stat()
-	return err == nil && os.SameFile(fi, g)
 }
 
 // sweep ends what pools left whose process has died: masters, sockets, directories.
 func (d *openSSH) sweep(base string) {
 	locks, _ := filepath.Glob(filepath.Join(base, "*.lock"))
 	for _, name := range locks {
-		if name == d.lock.Name() {
+		if name == d.lock.File().Name() {
 			continue
 		}
-		lock, err := os.OpenFile(name, os.O_RDWR, 0)
+		file, err := os.OpenFile(name, os.O_RDWR, 0) // one that is gone is not made again
 		if err != nil {
 			continue
 		}
-		if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			dir := strings.TrimSuffix(name, ".lock")
-			files, err := os.ReadDir(dir)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) { // not Glob, which finds nothing where it cannot look
-				lock.Close()
+		lock, err := filelock.TryFile(file, filelock.Exclusive)
+		if err != nil {
+			file.Close()
+			continue
+		}
+		dir := strings.TrimSuffix(name, ".lock")
+		files, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // not Glob, which finds nothing where it cannot look
+			lock.Release()
+			continue
+		}
+		for _, f := range files {
+			s := filepath.Join(dir, f.Name())
+			if ok, _ := filepath.Match("c[0-9]*", f.Name()); !ok {
 				continue
 			}
-			for _, f := range files {
-				s := filepath.Join(dir, f.Name())
-				if ok, _ := filepath.Match("c[0-9]*", f.Name()); !ok {
-					continue
-				}
-				if pid := masterPID(s); pid > 0 {
-					d.log.Info("ending an ssh connection of a process that died", "pid", pid)
-					endMaster(s, pid)
-				}
+			if pid := masterPID(s); pid > 0 {
+				d.log.Info("ending an ssh connection of a process that died", "pid", pid)
+				endMaster(s, pid)
 			}
-			os.RemoveAll(dir)
-			os.Remove(name)
 		}
-		lock.Close()
+		os.RemoveAll(dir)
+		lock.Remove()
 	}
 }
 
@@ -398,7 +393,9 @@ func (d *openSSH) scan(ctx context.Context, t Target) ([]string, error) {
 func (d *openSSH) close() error {
 	err := os.RemoveAll(d.dir)
 	// The lock's name goes while it is held: a sweep that opens it later finds none.
-	return errors.Join(err, os.Remove(d.lock.Name()), d.lock.Close())
+	err = errors.Join(err, os.Remove(d.lock.File().Name()))
+	d.lock.Release()
+	return err
 }
 
 // sshCommand is how another program uses the connection c by way of ssh.

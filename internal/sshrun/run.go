@@ -52,6 +52,9 @@ const (
 	restore = `stty "$g";`
 )
 
+// runVar is the variable that tells what a command started.
+const runVar = "SANDBOXER_RUN"
+
 // boot is the command that runs what is sent to it. run, the value of SANDBOXER_RUN,
 // is in the arguments of the shell too: a shell's own environment, as others see it,
 // is the one that it was started with.
@@ -60,7 +63,7 @@ func boot(run string, tty bool) string {
 	if tty {
 		script = begin + prompt + strings.Replace(loop, "%s", restore, 1)
 	}
-	return script + "' sh SANDBOXER_RUN=" + run
+	return script + "' sh " + runVar + "=" + run
 }
 
 // text is the script that the boot loop runs for c. The command runs in a child that
@@ -498,14 +501,32 @@ func (o *opening) pass(p []byte) error {
 // killTime bounds ending a command on a host that answers.
 const killTime = 10 * time.Second
 
+// each calls act with the PID of every process that carries $1, NAME=value, in its environment or
+// among its arguments, or the tag $2.
+const each = `
+has() { cat "/proc/$2/environ" "/proc/$2/cmdline" 2>/dev/null | tr '\0' '\n' | grep -qxF "$1"; }
+# A grep that takes a NUL for the end sees only the first variable: then all are looked at.
+if printf 'a\0b\n' | grep -qF b; then some=1; else some=; fi
+each() {
+	if [ -n "$some" ]; then f=$(grep -lsF "$1" /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null); else f=$(echo /proc/[0-9]*/environ); fi
+	t=
+	[ -z "$2" ] || t=$(grep -ls "^Max file locks .* $2 " /proc/[0-9]*/limits 2>/dev/null)
+	for p in $t - $f; do
+		[ "$p" != - ] || { t=; continue; }
+		p=${p#/proc/} p=${p%/*}
+		[ -n "$t" ] || has "$1" "$p" || continue
+		act "$p"
+	done
+}
+`
+
 // killing kills everything that carries $1, NAME=value, in its environment or among its arguments, or the
 // tag $3, and before that the process group $2 if there is one and its leader carries it too. It looks
 // again until three looks find nothing, for what was started meanwhile and for what could
 // not be seen: in the middle of an execve a process has neither environment nor
 // arguments. Such a one is waited for, and a look during which a process went through an
 // execve says nothing. 3: some of it would not end.
-const killing = `
-has() { cat "/proc/$2/environ" "/proc/$2/cmdline" 2>/dev/null | tr '\0' '\n' | grep -qxF "$1"; }
+const killing = each + `
 nap() { sleep 0.0$1 2>/dev/null || sleep 1; }
 # Where the environment of each process ends, as the kernel numbers the fields: at 0 in the
 # middle of an execve, and somewhere else after it.
@@ -517,24 +538,17 @@ amid() {
 	done
 	return 1
 }
+act() {
+	case $(cat "/proc/$1/stat" 2>/dev/null) in *") Z "*|*") X "*|"") return;; esac
+	n=1
+	kill -KILL "$1" 2>/dev/null
+}
 [ -z "$2" ] || { [ -r "/proc/$2/cmdline" ] && ! has "$1" "$2"; } || kill -KILL "-$2" 2>/dev/null
 [ -r /proc/self/environ ] || exit 0
-# A grep that takes a NUL for the end sees only the first variable: then all are looked at.
-if printf 'a\0b\n' | grep -qF b; then some=1; else some=; fi
 i=0 none=0 sure=0 naps=0 was=$(ends)
 while [ $((i += 1)) -le 13 ]; do
-	if [ -n "$some" ]; then f=$(grep -lsF "$1" /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null); else f=$(echo /proc/[0-9]*/environ); fi
-	t=
-	[ -z "$3" ] || t=$(grep -ls "^Max file locks .* $3 " /proc/[0-9]*/limits 2>/dev/null)
 	n=
-	for p in $t - $f; do
-		[ "$p" != - ] || { t=; continue; }
-		p=${p#/proc/} p=${p%/*}
-		[ -n "$t" ] || has "$1" "$p" || continue
-		case $(cat "/proc/$p/stat" 2>/dev/null) in *") Z "*|*") X "*|"") continue;; esac
-		n=1
-		kill -KILL "$p" 2>/dev/null
-	done
+	each "$1" "$3"
 	now=$(ends) none=$((none + 1))
 	if [ -n "$n" ]; then
 		none=0 sure=0
@@ -550,6 +564,24 @@ done
 # Somebody here is always in the middle of an execve: as far as can be seen.
 [ $none -lt 3 ] || exit 0
 exit 3`
+
+// These scripts are for the inside of a container, where there is nothing of ours. They look for
+// what carries a mark; their arguments are its name, its value and its tag, or "". They need
+// a POSIX shell with cat, grep and tr, and find nothing without /proc.
+const (
+	// KillMarked ends it, as [Host.Kill] does, and exits with 3 if some of it would not end.
+	KillMarked = unmarked + killing
+	// SignalMarked sends the signal whose number is the further argument to that of it which
+	// has no parent inside.
+	SignalMarked = unmarked + each + `
+sig=$4
+act() { grep -qs '^PPid:[^0-9]*0$' "/proc/$1/status" && kill "-$sig" "$1"; }
+each "$1" "$3"
+exit 0`
+	// unmarked puts the mark together. The script's own shell so has no argument that is one.
+	unmarked = `
+m=$1=$2; shift 2; set -- "$m" "" "$@"`
+)
 
 // kill ends run, of which pid leads the process group if it is not 0. false: the host
 // could not be reached to do it.
@@ -568,7 +600,7 @@ func (h *Host) kill(l *link, run string, pid int64) bool {
 	if pid > 0 {
 		group = strconv.FormatInt(pid, 10)
 	}
-	_, err := h.output(ctx, ending, killing, "SANDBOXER_RUN="+run, group, Tag(run))
+	_, err := h.output(ctx, ending, killing, runVar+"="+run, group, Tag(run))
 	if err != nil {
 		h.pool.log.Debug("command not killed", "host", h.target.Name, "err", err)
 	}
@@ -614,7 +646,7 @@ func (h *Host) settle() {
 		ctx, cancel := context.WithTimeout(h.pool.ctx, killTime)
 		defer cancel()
 		for _, run := range debts {
-			if _, err := h.output(ctx, ending, killing, "SANDBOXER_RUN="+run, "", Tag(run)); err != nil {
+			if _, err := h.output(ctx, ending, killing, runVar+"="+run, "", Tag(run)); err != nil {
 				h.owe(run)
 			}
 		}

@@ -795,7 +795,7 @@ func (h *Host) rsync(ctx context.Context, local, remote string, names []string, 
 	cmd.Stderr, cmd.WaitDelay = said, time.Second
 	err = cmd.Run()
 	if e := (*exec.ExitError)(nil); errors.As(err, &e) && ctx.Err() == nil {
-		if e.ExitCode() == 127 || strings.Contains(said.String(), "not found") {
+		if e.ExitCode() == sandboxer.ExitNotFound || strings.Contains(said.String(), "not found") {
 			return sandboxer.E(sandboxer.Unsupported, err, "host %s has no rsync (%s)", h.target.Name, tidy(said.String()))
 		}
 		if !l.alive() || e.ExitCode() == 255 {
@@ -956,7 +956,8 @@ func fileMode(mode uint32) fs.FileMode {
 }
 
 // unpack writes what is wanted of a tar stream below root, taking each off wanted.
-// Whatever else the stream holds is refused.
+// Whatever else the stream holds is refused: a rule that is stricter than those of package
+// safetar, for archives of which nobody knows what is in them.
 func unpack(root *os.Root, r io.Reader, wanted map[string]bool, z bool, most int64) error {
 	if z {
 		d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(256<<20))

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -18,23 +19,73 @@ const draft = ".new-"
 // Write replaces the file at name by one with that content, for its owner alone. When it
 // returns nil, the file outlives a crash of the machine.
 func Write(name string, data []byte) error {
+	return write(name, data, true)
+}
+
+// Replace is Write for what a crash of the machine ends anyway: it does not wait for the disk.
+// Of a process that dies the file is whole all the same.
+func Replace(name string, data []byte) error {
+	return write(name, data, false)
+}
+
+func write(name string, data []byte, durably bool) error {
 	dir := filepath.Dir(name)
 	f, err := os.CreateTemp(dir, draft) // 0600
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(data)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+	if err == nil && durably {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), name)
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
+	if durably {
+		return SyncDir(dir)
+	}
+	return nil
+}
+
+// Publish gives the finished file at from the name to, in the same file system, in the place
+// of whatever is there. When it returns nil, what is in it and that it has that name outlive
+// a crash of the machine.
+func Publish(from, to string) error {
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(to))
+}
+
+// SyncDir makes the names in dir outlive a crash of the machine. A file system that cannot do
+// that for directories says so with EINVAL or ENOTSUP, and keeps names in a way of its own.
+func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	err = d.Sync()
+	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOTSUP) {
+		err = nil
+	}
+	return errors.Join(err, d.Close())
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // age is how old a draft is that nobody writes any more.
@@ -53,9 +104,7 @@ func Sweep(dir string) error {
 			continue
 		}
 		if fi, err := d.Info(); err == nil && time.Since(fi.ModTime()) > age {
-			if err := os.Remove(filepath.Join(dir, d.Name())); !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, err)
-			}
+			errs = append(errs, ignoreMissing(os.Remove(filepath.Join(dir, d.Name()))))
 		}
 	}
 	return errors.Join(errs...)

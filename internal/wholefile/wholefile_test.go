@@ -1,6 +1,8 @@
 package wholefile
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -23,12 +25,20 @@ func TestWrite(t *testing.T) {
 			t.Errorf("its mode is %v, %v", fi.Mode(), err)
 		}
 	}
+	if err := Replace(name, []byte("a third")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(name); err != nil || string(got) != "a third" {
+		t.Errorf("replaced, it has %q, %v", got, err)
+	}
 	occupied := filepath.Join(dir, "directory")
 	if err := os.Mkdir(occupied, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := Write(occupied, []byte("x")); err == nil {
-		t.Error("a directory was replaced by a file")
+	for _, write := range []func(string, []byte) error{Write, Replace} {
+		if err := write(occupied, []byte("x")); err == nil {
+			t.Error("a directory was replaced by a file")
+		}
 	}
 	names := func() (out []string) {
 		entries, err := os.ReadDir(dir)
@@ -62,6 +72,35 @@ func TestWrite(t *testing.T) {
 		t.Errorf("after a sweep there are %v", got)
 	}
 	if err := Sweep(filepath.Join(dir, "nowhere")); err != nil {
+		t.Errorf("a directory that is not there: %v", err)
+	}
+}
+
+// TestPublish moves a finished file as it is, and nothing where there is none.
+func TestPublish(t *testing.T) {
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	for _, n := range []string{from, to} {
+		if err := os.WriteFile(n, []byte(n), 0o400); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Publish(from, to); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(to); err != nil || string(got) != from {
+		t.Errorf("there is %q, %v", got, err)
+	}
+	if fi, err := os.Stat(to); err != nil || fi.Mode().Perm() != 0o400 {
+		t.Errorf("its mode is %v, %v", fi.Mode(), err)
+	}
+	if err := Publish(from, to); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of nothing: %v", err)
+	}
+	if got, err := os.ReadFile(to); err != nil || string(got) != from {
+		t.Errorf("of nothing, there is %q, %v", got, err)
+	}
+	if err := SyncDir(filepath.Join(dir, "nowhere")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a directory that is not there: %v", err)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -22,6 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
 // Pull brings the layers of img here, as far as they are not, and returns their
@@ -120,7 +121,12 @@ func (s *Store) blob(ctx context.Context, from source, d v1.Descriptor, done fun
 		if err != nil {
 			return err
 		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock, err := filelock.TryFile(f, filelock.Exclusive)
+		switch {
+		case errors.Is(err, filelock.ErrReplaced): // the one before us just finished it
+			f.Close()
+			continue
+		case errors.Is(err, filelock.ErrHeld):
 			if fi, err := f.Stat(); err == nil {
 				done(min(fi.Size(), d.Size))
 			}
@@ -129,15 +135,12 @@ func (s *Store) blob(ctx context.Context, from source, d v1.Descriptor, done fun
 				return err
 			}
 			continue
-		}
-		mine, err1 := f.Stat()
-		there, err2 := os.Stat(partial)
-		if err1 != nil || err2 != nil || !os.SameFile(mine, there) { // the one before us just finished it
+		case err != nil:
 			f.Close()
-			continue
+			return err
 		}
 		err = s.finish(ctx, from, d, f, done, final)
-		f.Close()
+		lock.Release()
 		return err
 	}
 }
@@ -146,27 +149,16 @@ func (s *Store) blob(ctx context.Context, from source, d v1.Descriptor, done fun
 func (s *Store) finish(ctx context.Context, from source, d v1.Descriptor, f *os.File, done func(int64), final string) error {
 	err := s.download(ctx, from, d, f, done)
 	if err == nil {
-		err = f.Sync()
+		err = wholefile.Publish(f.Name(), final)
 	}
 	if err == nil {
-		err = os.Rename(f.Name(), final)
-	}
-	if err == nil {
-		return syncDir(filepath.Dir(final))
+		return nil
 	}
 	var r refusal
 	if errors.As(err, &r) || errors.Is(err, unix.ENOSPC) { // of no use to the next one, or in everybody's way
 		os.Remove(f.Name())
 	}
 	return err
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 // download fills f with the blob, from where it ends already.

@@ -38,9 +38,9 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
@@ -382,67 +382,34 @@ func digestOf(data []byte) string {
 // Hold keeps everything in the store from being removed, by any process, until it is
 // released: from before an image is looked up until a record says that it is in use.
 func (s *Store) Hold(ctx context.Context) (done func(), err error) {
-	f, err := s.flock(ctx, s.path("lock"), unix.LOCK_SH)
+	l, err := filelock.Take(ctx, s.path("lock"), filelock.Shared)
 	if err != nil {
 		return nil, err
 	}
-	return func() { release(f) }, nil
+	return l.Release, nil
 }
 
 // Lock excludes everybody else from making the image called key.
 func (s *Store) Lock(ctx context.Context, key string) (unlock func(), err error) {
-	f, err := s.flock(ctx, s.path(key+".lock"), unix.LOCK_EX)
+	l, err := filelock.Take(ctx, s.path(key+".lock"), filelock.Exclusive) // its file is removed by Prune
 	if err != nil {
 		return nil, err
 	}
-	return func() { release(f) }, nil
-}
-
-// release gives up the lock that f has, also where a child that is just being started has
-// the file open, too.
-func release(f *os.File) {
-	_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
-	f.Close()
-}
-
-// flock locks a file that is removed only under the exclusive lock of the store. It
-// waits as long as ctx allows; somebody else's pull may take minutes.
-func (s *Store) flock(ctx context.Context, path string, how int) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-		if err == nil {
-			return f, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			f.Close()
-			return nil, err
-		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			f.Close()
-			return nil, ctx.Err()
-		}
-	}
+	return l.Release, nil
 }
 
 // Prune removes what nobody is making or needs: remains of brokers that died, and,
 // beyond the size to keep, what was not used for longest. While somebody holds the store
 // it does nothing and returns false.
 func (s *Store) Prune() (done bool, err error) {
-	lock, err := os.OpenFile(s.path("lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := filelock.Try(s.path("lock"), filelock.Exclusive)
+	if errors.Is(err, filelock.ErrHeld) {
+		return false, nil // in use
+	}
 	if err != nil {
 		return false, err
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		lock.Close()
-		return false, nil // in use
-	}
-	defer release(lock)
+	defer lock.Release()
 	inUse, err := s.opts.InUse()
 	if err != nil {
 		return false, fmt.Errorf("which images are in use cannot be told: %w", err)

@@ -92,7 +92,9 @@ func (t *Tree) count(size int64) error {
 	return nil
 }
 
-// parts splits a name of an archive. Names are relative to the image's root, with or
+// parts splits a name of an archive. Layers are no archives for package safetar: what is in
+// them twice replaces, absolute names and names below links are common, and devices are left
+// out. They are laid on a tree in memory, which nothing leads out of. Names are relative to the image's root, with or
 // without a slash in front.
 func parts(name string) ([]string, error) {
 	if len(name) > maxPath {
