@@ -519,10 +519,13 @@ func (s *server) httpServer(head time.Duration) *http.Server {
 	}
 }
 
-// listen opens "host:port" or "unix:/path".
+// listen opens one of the addresses of init.
 func listen(addr string) (net.Listener, error) {
 	if path, ok := strings.CutPrefix(addr, donatePrefix); ok {
 		return listenDonated(path)
+	}
+	if name, ok := strings.CutPrefix(addr, ownPrefix); ok {
+		return listenOwn(name)
 	}
 	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
 		// A socket left by an agent that was killed would be in the way.
