@@ -93,8 +93,9 @@ func (s *server) build() {
 	mux.HandleFunc("GET /envs", s.serveEnvs)
 	mux.HandleFunc("GET "+statsPath, s.serveStats)
 	mux.HandleFunc("GET "+relayPath, s.serveRelay)
-	mux.HandleFunc("GET "+tarPath, s.serveTar)
-	mux.HandleFunc("PUT "+tarPath, s.serveUntar)
+	mux.HandleFunc("GET "+archivePath, s.serveArchive)
+	mux.HandleFunc("DELETE "+archivePath, s.serveEmpty)
+	mux.HandleFunc("PUT "+archivePath, s.serveUnarchive)
 	authed := s.authenticated(mux)
 
 	open := http.NewServeMux()

@@ -85,6 +85,7 @@ var _ interface {
 	sandboxer.Noticer
 	sandboxer.Execer
 	sandboxer.Filer
+	sandboxer.Archiver
 	sandboxer.AgentDialer
 	sandboxer.ProcessManager
 	sandboxer.Watcher
