@@ -197,6 +197,10 @@ func (c *Client) plainError(res *http.Response) error {
 	if json.Unmarshal(b, &answer) != nil || answer.Message == "" {
 		answer.Message = "the agent answered " + res.Status
 	}
+	said := res.Header.Get(kindHeader)
+	if said == "" && (res.StatusCode == http.StatusNotFound || res.StatusCode == http.StatusMethodNotAllowed) {
+		return sandboxer.E(sandboxer.NotFound, errNoRoute, "%s", text(answer.Message))
+	}
 	kind := sandboxer.Failed
 	switch res.StatusCode {
 	case http.StatusBadRequest, http.StatusNotAcceptable:
@@ -214,8 +218,11 @@ func (c *Client) plainError(res *http.Response) error {
 	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		kind = sandboxer.Unavailable
 	}
-	return c.failure(kind, res.Header.Get(kindHeader), answer.Message)
+	return c.failure(kind, said, answer.Message)
 }
+
+// errNoRoute is the cause of an error where an agent does not know what it is asked for.
+var errNoRoute = errors.New("the agent has no such call")
 
 func (c *Client) transportError(ctx context.Context, err error) error {
 	var e *sandboxer.Error

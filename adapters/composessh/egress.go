@@ -5,21 +5,17 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"crypto/sha256"
-	"debug/elf"
-	"encoding/hex"
 	"errors"
 	"net/netip"
 	"os"
 	"path"
-	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
 	"github.com/sand-boxer/sandboxer/internal/egress"
+	"github.com/sand-boxer/sandboxer/internal/program"
 )
 
 // Sandboxes whose network a policy filters have three more kinds of containers, all from an
@@ -73,30 +69,15 @@ func (e *engine) unfilteredHint(mode sandboxer.NetworkMode) string {
 	return "use a profile without a network, or a host with Docker and /dev/net/tun"
 }
 
-// program returns the path of the program for hosts of an architecture.
-func (e *engine) program(arch string) (string, error) {
-	file := e.cfg.EgressProgram
-	if file == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return "", sandboxer.E(sandboxer.Unavailable, err, "the path of the running program is unknown")
-		}
-		file = filepath.Join(filepath.Dir(self), "sandboxer-egress-linux-"+arch)
-		if _, err := os.Stat(file); err != nil && runtime.GOOS == "linux" && runtime.GOARCH == arch {
-			file = filepath.Join(filepath.Dir(self), "sandboxer-egress")
-		}
+// program returns the program for hosts of an architecture.
+func (e *engine) program(arch string) (program.Program, error) {
+	p, err := e.programs.Find("sandboxer-egress", arch, e.cfg.EgressProgram)
+	var because *sandboxer.Error
+	if errors.As(err, &because) {
+		return p, sandboxer.E(sandboxer.Unavailable, err, "there is no program that filters the network of hosts that are linux/%s: %s", arch, because.Msg).
+			WithHint("make build makes it, beside sandboxer, where it is found unless egress_program in the config of %s names another place", e.env.Extension)
 	}
-	f, err := elf.Open(file)
-	if err != nil {
-		return "", sandboxer.E(sandboxer.Unavailable, err, "there is no program that filters the network of hosts that are linux/%s", arch).
-			WithHint("make build makes it, beside sandboxer; egress_program in the config of %s names another place", e.env.Extension)
-	}
-	defer f.Close()
-	if machine := (map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64})[arch]; f.Machine != machine {
-		return "", sandboxer.E(sandboxer.Unavailable, nil, "the program that filters the network is for %s, and the host is linux/%s", f.Machine, arch).
-			WithHint("leave egress_program out of the config of %s, so that the one for the host is taken", e.env.Extension)
-	}
-	return file, nil
+	return p, err
 }
 
 // carriedImage prints the image of the owner $2 with the label $3, and says that it is used: as
@@ -107,16 +88,15 @@ cd -- "$4" && mkdir -p .cache && printf '%s\n' "$5" >".cache/${3%.0}" || exit
 
 // carry brings the program to h, unless it is there, and returns its image.
 func (e *engine) carry(ctx context.Context, h *host) (string, error) {
-	file, err := e.program(h.known.arch)
+	prog, err := e.program(h.known.arch)
 	if err != nil {
 		return "", err
 	}
-	data, err := os.ReadFile(file)
+	data, err := os.ReadFile(prog.Path)
 	if err != nil {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "the program that filters the network cannot be read")
 	}
-	sum := sha256.Sum256(data)
-	label := short("") + "." + hex.EncodeToString(sum[:6]) + ".0"
+	label := short("") + "." + prog.Digest[:12] + ".0"
 	select { // one that is brought need not be brought again
 	case h.known.carrying <- struct{}{}:
 		defer func() { <-h.known.carrying }()

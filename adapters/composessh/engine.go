@@ -18,6 +18,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/program"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
@@ -27,6 +28,7 @@ type engine struct {
 	cfg      Config
 	pool     *sshrun.Pool
 	registry *sshrun.Registry
+	programs program.Finder
 	settle   time.Duration                   // settled, but in tests
 	beat     time.Duration                   // frozenBeat, but in tests
 	every    time.Duration                   // pulseEvery, but in tests

@@ -64,6 +64,7 @@ var arrows = map[string][]string{
 	"internal/usernet":        {"."},
 	"internal/procs":          {},
 	"internal/procnet":        {},
+	"internal/program":        {"."},
 	"internal/strictjson":     {},
 	"internal/suggest":        {},
 	"internal/wholefile":      {},
@@ -86,7 +87,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/egress", "internal/procnet", "internal/procs", "internal/strictjson", "internal/usernet", "internal/wholefile"}
+var adapterMay = []string{".", "agent", "internal/egress", "internal/procnet", "internal/procs", "internal/program", "internal/strictjson", "internal/usernet", "internal/wholefile"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{
