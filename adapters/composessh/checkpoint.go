@@ -51,7 +51,7 @@ func (p *plan) keep(volumes, quiesce string) error {
 
 // Checkpoint implements sandboxer.Checkpointer. The workspace is read on the host, volumes
 // by the engine, by way of a container that never runs: images need no tools.
-func (e *engine) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) (err error) {
+func (e *extension) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) (err error) {
 	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return err
@@ -100,7 +100,7 @@ func (e *engine) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func(
 
 // rootOf adds the directory that a volume of Podman is to out, under that name: what
 // Podman exports has only what is in it.
-func (e *engine) rootOf(ctx context.Context, h *host, volume, name string, out *tar.Writer) error {
+func (e *extension) rootOf(ctx context.Context, h *host, volume, name string, out *tar.Writer) error {
 	said, err := e.script(ctx, h, nil, nil, `m=$(podman volume inspect --format '{{.Mountpoint}}' "$1") || exit
 if [ "$(id -u)" = 0 ]; then stat -c '%a %u %g %Y' "$m"; else podman unshare stat -c '%a %u %g %Y' "$m"; fi`, volume)
 	if err != nil {
@@ -117,7 +117,7 @@ if [ "$(id -u)" = 0 ]; then stat -c '%a %u %g %Y' "$m"; else podman unshare stat
 
 // pass adds what the tar that write writes holds to out, below the name under. A reader
 // that leaves is the writer's error.
-func (e *engine) pass(out *tar.Writer, under string, write func(io.Writer) error) error {
+func (e *extension) pass(out *tar.Writer, under string, write func(io.Writer) error) error {
 	pr, pw := io.Pipe()
 	written := make(chan error, 1)
 	go func() {
@@ -170,7 +170,7 @@ func (e *engine) pass(out *tar.Writer, under string, write func(io.Writer) error
 }
 
 // copied runs a command that moves a volume.
-func (e *engine) copied(ctx context.Context, h *host, what string, cmd sshrun.Cmd) error {
+func (e *extension) copied(ctx context.Context, h *host, what string, cmd sshrun.Cmd) error {
 	var said strings.Builder
 	cmd.Env, cmd.Stderr = e.engineEnv(), bounded(&said)
 	ctx, done, err := e.pulse(h).attend(ctx)
@@ -204,7 +204,7 @@ dd if=/dev/zero bs=512 count=2 2>/dev/null | "$e" import -c "LABEL dev.sandboxer
 
 // attach makes what volumes of a sandbox are read and written through, and the volumes
 // that are not there yet; detach removes it again.
-func (e *engine) attach(ctx context.Context, h *host, name string, volumes []string, labels map[string]string) (detach func() error, err error) {
+func (e *extension) attach(ctx context.Context, h *host, name string, volumes []string, labels map[string]string) (detach func() error, err error) {
 	args := append([]string{h.known.engine, name, strconv.Itoa(len(volumes))}, volumes...)
 	for k, v := range labels {
 		args = append(args, "--label", k+"="+v)
@@ -240,13 +240,13 @@ func (c *content) fits(p *plan) error {
 }
 
 // ProvisionFrom implements sandboxer.Checkpointer.
-func (e *engine) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sandboxer.Contents, r io.Reader) (sandboxer.Handle, error) {
+func (e *extension) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sandboxer.Contents, r io.Reader) (sandboxer.Handle, error) {
 	return e.provision(ctx, spec, &content{Contents: c, r: r})
 }
 
 // fill puts in place what from holds, before anything of the sandbox was made but its
 // images.
-func (e *engine) fill(ctx context.Context, h *host, p *plan, dir string, from *content) (err error) {
+func (e *extension) fill(ctx context.Context, h *host, p *plan, dir string, from *content) (err error) {
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "filling the workspace"})
 	if _, err := e.script(ctx, h, p.env(), nil, `rm -rf -- "$1/copies" && mkdir -- "$1/copies"`, dir); err != nil {
 		return err
@@ -308,7 +308,7 @@ func (e *engine) fill(ctx context.Context, h *host, p *plan, dir string, from *c
 
 // distribute writes what from holds of the workspace to workspace, and each volume to
 // the writer that open returns for it, which calls the volume under.
-func (e *engine) distribute(from *content, workspace *tar.Writer, open func(v string) (w *tar.Writer, under string, end func(error) error)) (err error) {
+func (e *extension) distribute(from *content, workspace *tar.Writer, open func(v string) (w *tar.Writer, under string, end func(error) error)) (err error) {
 	bad := func(format string, args ...any) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "the checkpoint "+format, args...)
 	}
@@ -451,7 +451,7 @@ thaw "frozen.$3"; [ ! -e "frozen.$3" ]`
 // freeze has the services stand still that do not, and returns what lets them go on. That
 // they go on is the host's own business, too, if the broker does not come back for it; in
 // that case thaw fails.
-func (e *engine) freeze(ctx context.Context, h *host, m *meta) (thaw func() error, err error) {
+func (e *extension) freeze(ctx context.Context, h *host, m *meta) (thaw func() error, err error) {
 	dir, token := path.Join(h.known.root, m.Name), strings.ToLower(rand.Text()[:8])
 	stop := make(chan struct{})
 	ended := make(chan struct{})

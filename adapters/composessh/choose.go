@@ -67,7 +67,7 @@ const (
 
 // capacities tells the room on those hosts. With hurry it does not wait for those that
 // take longer than others, or that did so lately.
-func (e *engine) capacities(ctx context.Context, names []string, hurry bool) ([]*capacity, error) {
+func (e *extension) capacities(ctx context.Context, names []string, hurry bool) ([]*capacity, error) {
 	type answer struct {
 		name string
 		o    *capacity
@@ -123,7 +123,7 @@ func (e *engine) capacities(ctx context.Context, names []string, hurry bool) ([]
 }
 
 // heard notes whether a host answered in time.
-func (e *engine) heard(name string, did bool) {
+func (e *extension) heard(name string, did bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if did {
@@ -134,7 +134,7 @@ func (e *engine) heard(name string, did bool) {
 }
 
 // allSilent reports whether none of the hosts answered in time lately.
-func (e *engine) allSilent(names map[string]bool) bool {
+func (e *extension) allSilent(names map[string]bool) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for name := range names {
@@ -145,7 +145,7 @@ func (e *engine) allSilent(names map[string]bool) bool {
 	return true
 }
 
-func (e *engine) capacityOf(ctx context.Context, h *host) (*capacity, error) {
+func (e *extension) capacityOf(ctx context.Context, h *host) (*capacity, error) {
 	out, err := e.ask(ctx, h, nil, nil, offering, h.known.root, h.known.engine, cmp.Or(h.known.data, "."))
 	if err != nil {
 		return nil, err
@@ -167,7 +167,7 @@ func (e *engine) capacityOf(ctx context.Context, h *host) (*capacity, error) {
 
 // Place implements sandboxer.Placer: the host that was asked for, or the one with most room.
 // Where there is but one, it is not asked: making the sandbox shows what it can take.
-func (e *engine) Place(ctx context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
+func (e *extension) Place(ctx context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
 	p, err := e.plan(ctx, spec)
 	if err != nil {
 		return "", err
@@ -180,7 +180,7 @@ func (e *engine) Place(ctx context.Context, spec sandboxer.Spec, avoid []string)
 }
 
 // choose returns the host for p, none of avoid.
-func (e *engine) choose(ctx context.Context, p *plan, avoid []string) (*host, error) {
+func (e *extension) choose(ctx context.Context, p *plan, avoid []string) (*host, error) {
 	avoided := func(name string) bool { return slices.Contains(avoid, name) }
 	if at, err := e.former(p.name); err != nil {
 		return nil, err
@@ -237,7 +237,7 @@ func (e *engine) choose(ctx context.Context, p *plan, avoid []string) (*host, er
 }
 
 // candidates are the hosts that one may go to that is asked for on only, or on none.
-func (e *engine) candidates(only string) ([]string, error) {
+func (e *extension) candidates(only string) ([]string, error) {
 	names, err := e.names()
 	switch {
 	case err != nil:

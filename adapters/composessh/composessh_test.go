@@ -365,14 +365,14 @@ func (r *rig) host(t testing.TB, name string, o sshtest.Options) *sshtest.Server
 	return s
 }
 
-func (r *rig) open(t testing.TB, owner string) *engine {
+func (r *rig) open(t testing.TB, owner string) *extension {
 	t.Helper()
 	dir := filepath.Join(r.dir, owner)
 	ext, err := open(t.Context(), sandboxer.Env{Extension: "ext.test", Owner: owner, Dir: dir, Hosts: r.hosts}, r.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ext.(*engine)
+	return ext.(*extension)
 }
 
 // engine runs an engine's program on this machine, which is every host of the rig.
@@ -509,7 +509,7 @@ func TestPlace(t *testing.T) {
 		Inputs: Adapter.Inputs,
 		Open:   open,
 		Bare: func(t *testing.T) sandboxer.Extension {
-			e := open(t).(*engine)
+			e := open(t).(*extension)
 			e.env.Dir = t.TempDir()
 			return e
 		},
@@ -543,7 +543,7 @@ func TestDirectoryDeleted(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(r.dir, "deleted")); err != nil {
 		t.Fatal(err)
 	}
-	for i, e := range []*engine{e, r.opened(t, "deleted")} { // the process that has it open, and the next one
+	for i, e := range []*extension{e, r.opened(t, "deleted")} { // the process that has it open, and the next one
 		if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: fmt.Sprint("box-", i), Generation: 1}); err != nil {
 			t.Errorf("Teardown: %v", err)
 		}

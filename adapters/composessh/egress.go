@@ -36,7 +36,7 @@ func (c *Config) filters(p sandboxer.NetworkPolicy) bool {
 }
 
 // fits refuses what h cannot do for p.
-func (e *engine) fits(h *host, p *plan) error {
+func (e *extension) fits(h *host, p *plan) error {
 	if p.filtered {
 		if err := e.filterable(h, p); err != nil {
 			return err
@@ -46,7 +46,7 @@ func (e *engine) fits(h *host, p *plan) error {
 }
 
 // filterable says why h cannot filter the network of p; nil if it may be able to.
-func (e *engine) filterable(h *host, p *plan) error {
+func (e *extension) filterable(h *host, p *plan) error {
 	cannot := func(why string) error {
 		return sandboxer.E(sandboxer.Unsupported, nil, "host %s cannot filter what services reach: %s", h.Name(), why).
 			WithHint("%s", e.unfilteredHint(p.spec.Network.Mode))
@@ -66,7 +66,7 @@ func (e *engine) filterable(h *host, p *plan) error {
 }
 
 // unfilteredHint says what to do where nothing filters.
-func (e *engine) unfilteredHint(mode sandboxer.NetworkMode) string {
+func (e *extension) unfilteredHint(mode sandboxer.NetworkMode) string {
 	if mode == sandboxer.NetworkPublic {
 		return "use a profile without a network, a host with Docker and /dev/net/tun, or have the operator set unfiltered_egress: true in the config of " + e.env.Extension
 	}
@@ -74,7 +74,7 @@ func (e *engine) unfilteredHint(mode sandboxer.NetworkMode) string {
 }
 
 // program returns the path of the program for hosts of an architecture.
-func (e *engine) program(arch string) (string, error) {
+func (e *extension) program(arch string) (string, error) {
 	file := e.cfg.EgressProgram
 	if file == "" {
 		self, err := os.Executable()
@@ -106,7 +106,7 @@ cd -- "$4" && mkdir -p .cache && printf '%s\n' "$5" >".cache/${3%.0}" || exit
 "$1" images -q --no-trunc --filter dangling=true --filter "label=dev.sandboxer.cache=$3" --filter "label=dev.sandboxer.owner=$2" | head -n 1`
 
 // carry brings the program to h, unless it is there, and returns its image.
-func (e *engine) carry(ctx context.Context, h *host) (string, error) {
+func (e *extension) carry(ctx context.Context, h *host) (string, error) {
 	file, err := e.program(h.known.arch)
 	if err != nil {
 		return "", err
@@ -167,7 +167,7 @@ func (p *plan) behind(r *composefile.Rendering, image string) {
 }
 
 // gatewayConfig is what the gateway is told.
-func (e *engine) gatewayConfig(p *plan, r composefile.Rendering) ([]byte, error) {
+func (e *extension) gatewayConfig(p *plan, r composefile.Rendering) ([]byte, error) {
 	cfg := p.project.EgressConfig(r, p.linkedBuilds)
 	cfg.Network = p.spec.Network
 	var err, derr error
@@ -201,7 +201,7 @@ wait $p`
 
 // link starts the gateway and links, and waits until they are in place: what starts after
 // that, and not before, has the way out that the policy gives it, and no other.
-func (e *engine) link(ctx context.Context, h *host, p *plan, links []string) error {
+func (e *extension) link(ctx context.Context, h *host, p *plan, links []string) error {
 	args := append(e.compose(h, p), "up", "-d", "--no-deps", egress.Name)
 	for _, l := range links {
 		if l == egress.Build {
@@ -228,7 +228,7 @@ func (e *engine) link(ctx context.Context, h *host, p *plan, links []string) err
 }
 
 // linkBuilds starts the link that images are built behind, and returns what ends it.
-func (e *engine) linkBuilds(ctx context.Context, h *host, p *plan) (end func(), err error) {
+func (e *extension) linkBuilds(ctx context.Context, h *host, p *plan) (end func(), err error) {
 	if !p.linkedBuilds {
 		return func() {}, nil
 	}
@@ -244,7 +244,7 @@ func (e *engine) linkBuilds(ctx context.Context, h *host, p *plan) (end func(), 
 func buildLink(name string) string { return name + "-build" }
 
 // compose is the compose program with what says which project it is about.
-func (e *engine) compose(h *host, p *plan) []string {
+func (e *extension) compose(h *host, p *plan) []string {
 	dir := path.Join(h.known.root, p.name)
 	args := append(slices.Clone(h.known.compose), "-p", p.name, "-f", path.Join(dir, "compose.yaml"))
 	if !h.known.podmanCompose() {

@@ -22,7 +22,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
-type engine struct {
+type extension struct {
 	env      sandboxer.Env
 	cfg      Config
 	pool     *sshrun.Pool
@@ -66,7 +66,7 @@ var _ interface {
 	sandboxer.StatsReader
 	sandboxer.Checkpointer
 	io.Closer
-} = (*engine)(nil)
+} = (*extension)(nil)
 
 func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
 	if err := os.MkdirAll(filepath.Join(env.Dir, lockDir), 0o700); err != nil {
@@ -80,7 +80,7 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 	if err != nil {
 		return nil, err
 	}
-	e := &engine{
+	e := &extension{
 		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat, every: pulseEvery,
 		at: map[string]sshrun.Target{}, known: map[string]*known{}, pulses: map[string]*pulse{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{}, bare: map[string]bool{}, silent: map[string]time.Time{},
 	}
@@ -89,7 +89,7 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 }
 
 // Close ends the connections.
-func (e *engine) Close() error {
+func (e *extension) Close() error {
 	e.mu.Lock() // nothing begins any more
 	e.cancel()
 	e.mu.Unlock()
@@ -130,12 +130,12 @@ const (
 	labelService = "dev.sandboxer.service"
 )
 
-func (e *engine) name(id string, generation int) string {
+func (e *extension) name(id string, generation int) string {
 	return sandboxer.ExternalName(e.env.Owner, id, generation)
 }
 
 // split takes a name of this owner apart.
-func (e *engine) split(name string) (id string, generation int, ok bool) {
+func (e *extension) split(name string) (id string, generation int, ok bool) {
 	rest, ours := strings.CutPrefix(name, "sbx-"+e.env.Owner+"-")
 	i := strings.LastIndex(rest, "-g")
 	if !ours || i < 1 {
@@ -147,7 +147,7 @@ func (e *engine) split(name string) (id string, generation int, ok bool) {
 }
 
 // lock keeps other processes of this extension from changing the sandbox meanwhile.
-func (e *engine) lock(ctx context.Context, name string) (unlock func(), err error) {
+func (e *extension) lock(ctx context.Context, name string) (unlock func(), err error) {
 	file := filepath.Join(e.env.Dir, lockDir, name+".lock")
 	for {
 		f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o600)
@@ -182,7 +182,7 @@ const (
 	formerDir = "placed"
 )
 
-func (e *engine) formerFile(name string) string { return filepath.Join(e.env.Dir, formerDir, name) }
+func (e *extension) formerFile(name string) string { return filepath.Join(e.env.Dir, formerDir, name) }
 
 // untouched stands for a host in a note that says that nothing was done for a sandbox on any
 // host. That there is no note proves nothing.
@@ -190,7 +190,7 @@ const untouched = "-"
 
 // former returns the host that an earlier version noted for a sandbox, untouched if that is
 // what it noted, "" if there is no note.
-func (e *engine) former(name string) (string, error) {
+func (e *extension) former(name string) (string, error) {
 	data, err := os.ReadFile(e.formerFile(name))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "where sandbox %s was placed cannot be read", name)
@@ -199,7 +199,7 @@ func (e *engine) former(name string) (string, error) {
 }
 
 // forgetFormer removes that note, and what is known of the sandbox.
-func (e *engine) forgetFormer(name string) error {
+func (e *extension) forgetFormer(name string) error {
 	if err := os.Remove(e.formerFile(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -211,7 +211,7 @@ func (e *engine) forgetFormer(name string) error {
 
 // where returns the host of a sandbox by what is known without asking, which may be
 // untouched; "" if nothing is.
-func (e *engine) where(h sandboxer.Handle) (name, host string) {
+func (e *extension) where(h sandboxer.Handle) (name, host string) {
 	if h.Generation > 0 {
 		name = e.name(h.SandboxID, h.Generation)
 	} else if id, _, ok := e.split(h.Ref); ok && id == h.SandboxID {
@@ -234,7 +234,7 @@ func gone(h sandboxer.Handle) error {
 
 // find returns where a sandbox is and what is known of it. NotFound: it is proven not
 // to be anywhere.
-func (e *engine) find(ctx context.Context, h sandboxer.Handle) (*host, *meta, error) {
+func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*host, *meta, error) {
 	name, at := e.where(h)
 	if at == "" {
 		found, err := e.search(ctx, h)
@@ -265,7 +265,7 @@ func (e *engine) find(ctx context.Context, h sandboxer.Handle) (*host, *meta, er
 }
 
 // meta reads what lies in the directory of a sandbox; nil if there is none.
-func (e *engine) meta(ctx context.Context, h *host, name string) (*meta, error) {
+func (e *extension) meta(ctx context.Context, h *host, name string) (*meta, error) {
 	e.mu.Lock()
 	m := e.metas[name]
 	e.mu.Unlock()
@@ -303,7 +303,7 @@ type place struct {
 // search looks for what there is of a sandbox, the newest generation first; generation 0
 // means any. It looks on the host of h, or else on every host. Hosts that cannot be asked are
 // an error, beside what the others have: what was not found may be there.
-func (e *engine) search(ctx context.Context, h sandboxer.Handle) ([]place, error) {
+func (e *extension) search(ctx context.Context, h sandboxer.Handle) ([]place, error) {
 	hosts := []string{h.Host}
 	if h.Host == "" {
 		var err error
@@ -364,7 +364,7 @@ rm -f .volumes.$$
 exit 0`
 
 // namesOn lists the sandboxes of this owner on one host.
-func (e *engine) namesOn(ctx context.Context, h *host) ([]string, error) {
+func (e *extension) namesOn(ctx context.Context, h *host) ([]string, error) {
 	out, err := e.ask(ctx, h, nil, nil, inventory, h.known.root, e.env.Owner, h.known.engine)
 	if err != nil {
 		return nil, err

@@ -642,7 +642,7 @@ func broker() error {
 	for i := 0; ; i++ {
 		s := order(sandboxer.NewID(), a.Repo)
 		s.Owner = a.Owner
-		h, err := ext.(*engine).put(ctx, s)
+		h, err := ext.(*extension).put(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -941,7 +941,7 @@ func TestEngineAway(t *testing.T) {
 			t.Errorf("%s: %q error %v", what, k, err)
 		}
 	}
-	for name, e := range map[string]*engine{"the same process": e, "another": r.opened(t, "away"), "one that knows it": warm} {
+	for name, e := range map[string]*extension{"the same process": e, "another": r.opened(t, "away"), "one that knows it": warm} {
 		_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
 		says(name+": Exec", err)
 		_, err = e.WaitReady(t.Context(), h)

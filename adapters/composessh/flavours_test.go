@@ -47,7 +47,7 @@ func order(id, repo string) sandboxer.Spec {
 }
 
 // teardown has the sandbox go when the test ends, whatever became of it.
-func teardown(t testing.TB, e *engine, id string) {
+func teardown(t testing.TB, e *extension, id string) {
 	t.Cleanup(func() {
 		c, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
 		defer cancel()
@@ -58,7 +58,7 @@ func teardown(t testing.TB, e *engine, id string) {
 }
 
 // put places a sandbox and provisions it, as the broker does.
-func (e *engine) put(ctx context.Context, s sandboxer.Spec) (h sandboxer.Handle, err error) {
+func (e *extension) put(ctx context.Context, s sandboxer.Spec) (h sandboxer.Handle, err error) {
 	if s.Place, err = e.Place(ctx, s, nil); err != nil {
 		return h, err
 	}
@@ -66,14 +66,14 @@ func (e *engine) put(ctx context.Context, s sandboxer.Spec) (h sandboxer.Handle,
 }
 
 // putFrom is put for what a checkpoint holds.
-func (e *engine) putFrom(ctx context.Context, s sandboxer.Spec, c sandboxer.Contents, r io.Reader) (h sandboxer.Handle, err error) {
+func (e *extension) putFrom(ctx context.Context, s sandboxer.Spec, c sandboxer.Contents, r io.Reader) (h sandboxer.Handle, err error) {
 	if s.Place, err = e.Place(ctx, s, nil); err != nil {
 		return h, err
 	}
 	return e.ProvisionFrom(ctx, s, c, r)
 }
 
-func provision(t testing.TB, e *engine, s sandboxer.Spec) (sandboxer.Handle, sandboxer.Reachability) {
+func provision(t testing.TB, e *extension, s sandboxer.Spec) (sandboxer.Handle, sandboxer.Reachability) {
 	t.Helper()
 	teardown(t, e, s.ID)
 	h, err := e.put(t.Context(), s)
@@ -87,7 +87,7 @@ func provision(t testing.TB, e *engine, s sandboxer.Spec) (sandboxer.Handle, san
 	return h, r
 }
 
-func (r *rig) opened(t testing.TB, owner string) *engine {
+func (r *rig) opened(t testing.TB, owner string) *extension {
 	t.Helper()
 	e := r.open(t, owner)
 	t.Cleanup(func() {
@@ -98,7 +98,7 @@ func (r *rig) opened(t testing.TB, owner string) *engine {
 	return e
 }
 
-func run(t testing.TB, e *engine, h sandboxer.Handle, script string) string {
+func run(t testing.TB, e *extension, h sandboxer.Handle, script string) string {
 	t.Helper()
 	var out, errs bytes.Buffer
 	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Stdout: &out, Stderr: &errs})
@@ -109,7 +109,7 @@ func run(t testing.TB, e *engine, h sandboxer.Handle, script string) string {
 }
 
 // get asks a port of the sandbox for a page.
-func get(t testing.TB, e *engine, h sandboxer.Handle, port int, page string) string {
+func get(t testing.TB, e *extension, h sandboxer.Handle, port int, page string) string {
 	t.Helper()
 	c, err := e.Dial(t.Context(), h, port)
 	if err != nil {

@@ -108,7 +108,7 @@ case $(uname -s)-$(uname -m) in Linux-x86_64) echo arch=amd64;; Linux-aarch64|Li
 echo "server=$s"`
 
 // names lists the hosts that are configured.
-func (e *engine) names() ([]string, error) {
+func (e *extension) names() ([]string, error) {
 	names := slices.Clone(e.cfg.Hosts)
 	if e.cfg.Host != "" && !slices.Contains(names, e.cfg.Host) {
 		names = append(names, e.cfg.Host)
@@ -133,7 +133,7 @@ func (e *engine) names() ([]string, error) {
 }
 
 // host returns a host by name, without a look at it.
-func (e *engine) host(name string) (*host, error) {
+func (e *extension) host(name string) (*host, error) {
 	t := sshrun.Target{Name: name, Addr: name}
 	h := &host{capacity: e.cfg.Capacity}
 	rec, err := e.registry.Host(name)
@@ -159,7 +159,7 @@ func (e *engine) host(name string) (*host, error) {
 }
 
 // look finds out about h what is not known yet.
-func (e *engine) look(ctx context.Context, h *host) error {
+func (e *extension) look(ctx context.Context, h *host) error {
 	e.mu.Lock()
 	k := e.known[h.Name()]
 	e.mu.Unlock()
@@ -235,13 +235,13 @@ func (e *engine) look(ctx context.Context, h *host) error {
 }
 
 // forget has the next look at a host be a real one.
-func (e *engine) forget(h *host) {
+func (e *extension) forget(h *host) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.known, h.Name())
 }
 
-func (e *engine) engineEnv() map[string]string {
+func (e *extension) engineEnv() map[string]string {
 	if e.cfg.Engine == "" {
 		return nil
 	}
@@ -249,7 +249,7 @@ func (e *engine) engineEnv() map[string]string {
 }
 
 // assigned returns the host of p's order, looked at, where the sandbox is made.
-func (e *engine) assigned(ctx context.Context, p *plan) (*host, error) {
+func (e *extension) assigned(ctx context.Context, p *plan) (*host, error) {
 	switch at, err := e.former(p.name); {
 	case err != nil:
 		return nil, err
@@ -276,7 +276,7 @@ func (e *engine) assigned(ctx context.Context, p *plan) (*host, error) {
 
 // each calls f with every host that is configured, all at once, each looked at first.
 // A host that cannot be used is told to f by its error.
-func (e *engine) each(ctx context.Context, f func(name string, h *host, err error)) error {
+func (e *extension) each(ctx context.Context, f func(name string, h *host, err error)) error {
 	names, err := e.names()
 	if err == nil {
 		e.eachOf(ctx, names, f)
@@ -284,7 +284,7 @@ func (e *engine) each(ctx context.Context, f func(name string, h *host, err erro
 	return err
 }
 
-func (e *engine) eachOf(ctx context.Context, names []string, f func(name string, h *host, err error)) {
+func (e *extension) eachOf(ctx context.Context, names []string, f func(name string, h *host, err error)) {
 	var wg sync.WaitGroup
 	for _, name := range names {
 		wg.Go(func() {
@@ -300,7 +300,7 @@ func (e *engine) eachOf(ctx context.Context, names []string, f func(name string,
 
 // script runs a script on h and returns what it says. A non-zero exit is an error with
 // a kind that fits what was said.
-func (e *engine) script(ctx context.Context, h *host, env map[string]string, stdin io.Reader, script string, args ...string) (string, error) {
+func (e *extension) script(ctx context.Context, h *host, env map[string]string, stdin io.Reader, script string, args ...string) (string, error) {
 	var said strings.Builder
 	all := e.engineEnv()
 	if all == nil {
@@ -324,7 +324,7 @@ func (e *engine) script(ctx context.Context, h *host, env map[string]string, std
 
 // failed is the error of a program of the host that ended badly and said that. The
 // values of secret are blanked out of it.
-func (e *engine) failed(h *host, what, said string, secret map[string]string) error {
+func (e *extension) failed(h *host, what, said string, secret map[string]string) error {
 	for _, v := range secret {
 		if len(v) > 3 {
 			said = strings.ReplaceAll(said, v, "…")
@@ -366,7 +366,7 @@ func lacksNetwork(said string) bool {
 }
 
 // networkHint says what gives builds and services a network.
-func (e *engine) networkHint() string {
+func (e *extension) networkHint() string {
 	if e.cfg.BuildNetwork {
 		return "services have no network unless the profile says network: public, or network: allow with the destinations"
 	}

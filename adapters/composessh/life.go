@@ -118,7 +118,7 @@ func (s *sight) network(u *unit) *unit {
 	return u
 }
 
-func (e *engine) see(ctx context.Context, h *host, name string) (*sight, error) {
+func (e *extension) see(ctx context.Context, h *host, name string) (*sight, error) {
 	out, err := e.ask(ctx, h, nil, nil, view, h.known.root, name, h.known.engine)
 	if err != nil {
 		return nil, err
@@ -239,7 +239,7 @@ func same(a, b *sight) bool {
 // WaitReady implements sandboxer.Extension. What compose answered does not count: the
 // engine is asked, by label, until every service of the file was seen to run, and to be
 // healthy where it has a check, twice.
-func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer.Reachability, err error) {
+func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer.Reachability, err error) {
 	if err := ctx.Err(); err != nil {
 		return r, err
 	}
@@ -293,7 +293,7 @@ func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandboxer
 
 // check has Podman look at the health of the services that are due: it does so by itself
 // only where systemd runs its timers. checked is when each was looked at last.
-func (e *engine) check(ctx context.Context, h *host, s *sight, checked map[string]time.Time) error {
+func (e *extension) check(ctx context.Context, h *host, s *sight, checked map[string]time.Time) error {
 	if h.known.engine != "podman" {
 		return nil
 	}
@@ -314,7 +314,7 @@ func (e *engine) check(ctx context.Context, h *host, s *sight, checked map[strin
 
 // explain adds to the failure of a service what it said last, without what its
 // environment says.
-func (e *engine) explain(ctx context.Context, h *host, s *sight, cause error) error {
+func (e *extension) explain(ctx context.Context, h *host, s *sight, cause error) error {
 	for i := range s.units {
 		u := &s.units[i]
 		if !strings.Contains(sandboxer.Message(cause), "service "+u.service()) {
@@ -337,7 +337,7 @@ func (e *engine) explain(ctx context.Context, h *host, s *sight, cause error) er
 	return cause
 }
 
-func (e *engine) reach(h *host, m *meta) sandboxer.Reachability {
+func (e *extension) reach(h *host, m *meta) sandboxer.Reachability {
 	t := h.Target()
 	r := sandboxer.Reachability{
 		Host: h.Name(), SSH: t.Addr, RemoteDir: path.Join(h.known.root, m.Name, "repo"), ComposeProject: m.Name,
@@ -429,7 +429,7 @@ for l in .net/*; do [ "$(readlink -- "$l" 2>/dev/null)" != "../$2" ] || rm -f --
 rm -rf -- "$2"`
 
 // Teardown implements sandboxer.Extension.
-func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (report sandboxer.CleanupReport, err error) {
+func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (report sandboxer.CleanupReport, err error) {
 	if err := ctx.Err(); err != nil {
 		return report, err
 	}
@@ -456,7 +456,7 @@ func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (report sandb
 
 // withFormer adds to places those where an earlier version noted a sandbox, of any generation
 // if that is 0.
-func (e *engine) withFormer(places []place, id string, generation int) ([]place, error) {
+func (e *extension) withFormer(places []place, id string, generation int) ([]place, error) {
 	files, err := os.ReadDir(filepath.Join(e.env.Dir, formerDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "where sandbox %s was placed cannot be read", id)
@@ -477,7 +477,7 @@ func (e *engine) withFormer(places []place, id string, generation int) ([]place,
 	return places, nil
 }
 
-func (e *engine) remove(ctx context.Context, p place) error {
+func (e *extension) remove(ctx context.Context, p place) error {
 	unlock, err := e.lock(ctx, p.name)
 	if err != nil {
 		return err
@@ -527,7 +527,7 @@ func (e *engine) remove(ctx context.Context, p place) error {
 }
 
 // Forget implements sandboxer.Forgetter.
-func (e *engine) Forget(_ context.Context, h sandboxer.Handle) ([]string, error) {
+func (e *extension) Forget(_ context.Context, h sandboxer.Handle) ([]string, error) {
 	var places []place
 	if name, at := e.where(h); at != "" {
 		places = []place{{name, at, h.Generation}}
@@ -553,7 +553,7 @@ func (e *engine) Forget(_ context.Context, h sandboxer.Handle) ([]string, error)
 
 // notRemoved makes an error that the sweep repeats of one that says that the spec is at
 // fault.
-func (e *engine) notRemoved(h *host, p place, err error) error {
+func (e *extension) notRemoved(h *host, p place, err error) error {
 	if sandboxer.KindOf(err) != sandboxer.Failed {
 		return err
 	}
@@ -568,7 +568,7 @@ cd -- "$1" && [ -s "$2/up" ] || exit 0
 [ -z "$(grep -lsF -f "$2/up" /proc/[0-9]*/cgroup 2>/dev/null | head -n 1)" ] || echo there`
 
 // IsAlive implements sandboxer.Prober.
-func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
+func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
 	name, at := e.where(h)
 	if at == "" {
 		found, err := e.search(ctx, h)
@@ -610,7 +610,7 @@ func (e *engine) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liv
 
 // Discover implements sandboxer.Discoverer. It tells no fuse: that is not moved with the
 // expiry.
-func (e *engine) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
+func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
 	found, err := e.search(ctx, sandboxer.Handle{SandboxID: id})
 	if len(found) == 0 && err != nil {
 		return sandboxer.Found{}, err
@@ -636,14 +636,14 @@ func (e *engine) Discover(ctx context.Context, id string) (sandboxer.Found, erro
 	return f, nil
 }
 
-func (e *engine) handle(name, host string) sandboxer.Handle {
+func (e *extension) handle(name, host string) sandboxer.Handle {
 	id, g, _ := e.split(name)
 	return sandboxer.Handle{SandboxID: id, Generation: g, Host: host, Ref: name, Data: json.RawMessage(`{"v":1}`)}
 }
 
 // ListRunning implements sandboxer.Lister. A host that cannot be asked is an error of
 // the listing, after what the others have.
-func (e *engine) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
+func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
 	return func(yield func(sandboxer.Handle, error) bool) {
 		if owner != e.env.Owner { // nothing of others is known here
 			return
@@ -684,7 +684,7 @@ func (e *engine) ListRunning(ctx context.Context, owner string) iter.Seq2[sandbo
 }
 
 // Capacity implements sandboxer.CapacityReporter.
-func (e *engine) Capacity(ctx context.Context, only string) (sandboxer.HostCapacity, error) {
+func (e *extension) Capacity(ctx context.Context, only string) (sandboxer.HostCapacity, error) {
 	names, err := e.candidates(only)
 	if err != nil {
 		return sandboxer.HostCapacity{}, err

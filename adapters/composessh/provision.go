@@ -26,13 +26,13 @@ import (
 )
 
 // Check implements sandboxer.Checker.
-func (e *engine) Check(ctx context.Context, spec sandboxer.Spec) error {
+func (e *extension) Check(ctx context.Context, spec sandboxer.Spec) error {
 	_, err := e.plan(ctx, spec)
 	return err
 }
 
 // Admit implements sandboxer.Admitter.
-func (e *engine) Admit(spec sandboxer.Spec, name string) error {
+func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	switch name {
 	case sandboxer.RestrictedImage: // those are named in the compose file
 		return nil
@@ -66,7 +66,7 @@ type plan struct {
 }
 
 // plan understands a spec or refuses it, before anything exists.
-func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
+func (e *extension) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 	cannot := func(what, hint string) error {
 		return sandboxer.E(sandboxer.Unsupported, nil, "%s: %s", e.env.Extension, what).WithHint("%s", hint)
 	}
@@ -246,11 +246,11 @@ done
 echo $state`
 
 // Provision implements sandboxer.Extension.
-func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
+func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
 	return e.provision(ctx, spec, nil)
 }
 
-func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, from *content) (sandboxer.Handle, error) {
+func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, from *content) (sandboxer.Handle, error) {
 	if err := ctx.Err(); err != nil {
 		return sandboxer.Handle{}, err
 	}
@@ -294,7 +294,7 @@ func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, from *conte
 var errOverlap = errors.New("a subnet is taken")
 
 // start does on h what is not done yet, from the directory to containers that run.
-func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try int) error {
+func (e *extension) start(ctx context.Context, h *host, p *plan, from *content, try int) error {
 	select {
 	case h.known.slots <- struct{}{}:
 		defer func() { <-h.known.slots }()
@@ -387,7 +387,7 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 
 // populate copies the workspace, makes the images and puts in place what from holds, in
 // this order: what images are made of is what the policy has seen.
-func (e *engine) populate(ctx context.Context, h *host, p *plan, r composefile.Rendering, from *content) error {
+func (e *extension) populate(ctx context.Context, h *host, p *plan, r composefile.Rendering, from *content) error {
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying " + filepath.Base(p.repo) + " to " + h.Name()})
 	o := sshrun.SyncOptions{Delete: true}
 	if e.cfg.Sync == "rsync" {
@@ -451,7 +451,7 @@ func writeFiles(ctx context.Context, h *host, dir string, files []composefile.Fi
 }
 
 // prepare writes the compose file, and makes the places that it mounts.
-func (e *engine) prepare(ctx context.Context, h *host, p *plan, r composefile.Rendering) error {
+func (e *extension) prepare(ctx context.Context, h *host, p *plan, r composefile.Rendering) error {
 	text, err := p.project.Render(r)
 	if err != nil {
 		return err
@@ -520,7 +520,7 @@ cd -P -- "$1" && chown -hR "$2" .`
 
 // give makes the workspace the property of the sandbox's user, as the image of the default
 // service knows them. What comes there later belongs to whom the workspace does.
-func (e *engine) give(ctx context.Context, h *host, p *plan) error {
+func (e *extension) give(ctx context.Context, h *host, p *plan) error {
 	user := p.spec.User
 	if !numeric.MatchString(user) {
 		out, err := e.ask(ctx, h, p.env(), nil, whoIs, h.known.engine, p.name, p.imageOf(p.meta.Service), user)
@@ -562,13 +562,13 @@ func (p *plan) imageOf(service string) string {
 }
 
 // long runs a command that takes its time and tells what it says as progress.
-func (e *engine) long(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string) error {
+func (e *extension) long(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string) error {
 	return e.longer(ctx, h, p, what, args, env, nil)
 }
 
 // longer is long for what is not believed when it says that it is done: check is given what it
 // said then.
-func (e *engine) longer(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string, check func(said string) error) error {
+func (e *extension) longer(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string, check func(said string) error) error {
 	all := e.engineEnv()
 	if all == nil {
 		all = map[string]string{}
@@ -600,7 +600,7 @@ func (e *engine) longer(ctx context.Context, h *host, p *plan, what string, args
 
 // started fails if not everything was started: podman-compose goes on when podman refuses to
 // start something, and then says that all is well. said is what it said.
-func (e *engine) started(ctx context.Context, h *host, p *plan, said string) error {
+func (e *extension) started(ctx context.Context, h *host, p *plan, said string) error {
 	s, err := e.see(ctx, h, p.name)
 	if err != nil {
 		return err
@@ -644,7 +644,7 @@ const ownNetwork = time.Second
 // up starts the services. errOverlap: one of the subnets with those numbers is taken. With
 // first it may be by a network of the sandbox itself, which the engine is still making for
 // somebody who was cut off; who tries again finds it then.
-func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string, numbers []string, first bool) error {
+func (e *extension) up(ctx context.Context, h *host, p *plan, env map[string]string, numbers []string, first bool) error {
 	dir := path.Join(h.known.root, p.name)
 	args := append(e.compose(h, p), "up", "-d")
 	var check func(string) error
@@ -687,7 +687,7 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 
 // notUp is what comes of err, with which the services did not start: of a subnet that is taken
 // it is written down that it is.
-func (e *engine) notUp(ctx context.Context, h *host, env map[string]string, err error, numbers []string, first bool) error {
+func (e *extension) notUp(ctx context.Context, h *host, env map[string]string, err error, numbers []string, first bool) error {
 	if first && errors.Is(err, errOverlap) {
 		select {
 		case <-time.After(ownNetwork):
@@ -712,7 +712,7 @@ func isAwaited(err error) bool {
 
 // awaited returns why services that others wait for failed, after compose gave up on them
 // with cause; nil, after a while, if they did not: the engine starts them again.
-func (e *engine) awaited(ctx context.Context, h *host, p *plan, cause error) error {
+func (e *extension) awaited(ctx context.Context, h *host, p *plan, cause error) error {
 	s, err := e.see(ctx, h, p.name)
 	if err != nil {
 		return errors.Join(cause, err)

@@ -245,7 +245,7 @@ done
 exit 0`
 
 // pulse returns that of h's engine, nil where there is nothing to watch.
-func (e *engine) pulse(h *host) *pulse {
+func (e *extension) pulse(h *host) *pulse {
 	if h.known.engine != "docker" {
 		return nil
 	}
@@ -253,7 +253,7 @@ func (e *engine) pulse(h *host) *pulse {
 }
 
 // pulseOf is pulse for a host whose engine is Docker.
-func (e *engine) pulseOf(h *sshrun.Host) *pulse {
+func (e *extension) pulseOf(h *sshrun.Host) *pulse {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if p := e.pulses[h.Name()]; p != nil {
@@ -289,7 +289,7 @@ func (e *engine) pulseOf(h *sshrun.Host) *pulse {
 }
 
 // do does what was owed to an engine, until the extension is closed.
-func (e *engine) do(p *pulse, owed []func(context.Context) error) {
+func (e *extension) do(p *pulse, owed []func(context.Context) error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.ctx.Err() != nil {
@@ -313,7 +313,7 @@ func (e *engine) do(p *pulse, owed []func(context.Context) error) {
 
 // ask runs a script on h, as e.script does, that needs the engine. Unavailable: the engine
 // does not answer.
-func (e *engine) ask(ctx context.Context, h *host, env map[string]string, stdin io.Reader, script string, args ...string) (string, error) {
+func (e *extension) ask(ctx context.Context, h *host, env map[string]string, stdin io.Reader, script string, args ...string) (string, error) {
 	p := e.pulse(h)
 	ctx, done, err := p.attend(ctx)
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 )
 
 // unit returns the container of a service.
-func (e *engine) unit(ctx context.Context, h *host, m *meta, service string) (string, error) {
+func (e *extension) unit(ctx context.Context, h *host, m *meta, service string) (string, error) {
 	e.mu.Lock()
 	id := e.units[m.Name][service]
 	e.mu.Unlock()
@@ -65,20 +65,20 @@ echo "$ids"
 echo "shell $?"`
 
 // hasShell reports whether there may be a shell in a container that unit returned.
-func (e *engine) hasShell(id string) bool {
+func (e *extension) hasShell(id string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return !e.bare[id]
 }
 
-func (e *engine) drop(name string) {
+func (e *extension) drop(name string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.unknow(name)
 }
 
 // unknow forgets what is known of a sandbox. The caller holds e.mu.
-func (e *engine) unknow(name string) {
+func (e *extension) unknow(name string) {
 	for _, id := range e.units[name] {
 		delete(e.bare, id)
 		delete(e.ooms, id)
@@ -88,7 +88,7 @@ func (e *engine) unknow(name string) {
 }
 
 // Services implements sandboxer.Serviced.
-func (e *engine) Services(ctx context.Context, h sandboxer.Handle) ([]string, error) {
+func (e *extension) Services(ctx context.Context, h sandboxer.Handle) ([]string, error) {
 	_, m, err := e.find(ctx, h)
 	if err != nil {
 		return nil, err
@@ -111,7 +111,7 @@ func (m *meta) names() []string {
 }
 
 // Exec implements sandboxer.Execer.
-func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	exit, err := e.execOnce(ctx, h, cmd)
 	// A sandbox that has all its processes may have one less soon. Nothing ran yet, and no
 	// input was taken.
@@ -131,7 +131,7 @@ func (e *engine) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd
 	return exit, err
 }
 
-func (e *engine) execOnce(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+func (e *extension) execOnce(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return sandboxer.Exit{}, err
@@ -177,7 +177,7 @@ func carried(args []string) []string {
 	return out
 }
 
-func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+func (e *extension) exec(ctx context.Context, h *host, m *meta, service string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	id, err := e.unit(ctx, h, m, service)
 	if err != nil {
 		return sandboxer.Exit{}, err
@@ -192,7 +192,7 @@ func (e *engine) exec(ctx context.Context, h *host, m *meta, service string, cmd
 }
 
 // command runs cmd in the container id, until ctx ends.
-func (e *engine) command(ctx context.Context, h *host, m *meta, service, id string, cmd sandboxer.Cmd) (exit sandboxer.Exit, err error) {
+func (e *extension) command(ctx context.Context, h *host, m *meta, service, id string, cmd sandboxer.Cmd) (exit sandboxer.Exit, err error) {
 	cookie := rand.Text()
 	args := []string{h.known.engine, "exec"}
 	stdin := cmd.Stdin
@@ -328,7 +328,7 @@ exit 0`
 
 // killedForMemory reports whether more processes of a container were killed for memory
 // than when it was asked last.
-func (e *engine) killedForMemory(ctx context.Context, h *host, id string) bool {
+func (e *extension) killedForMemory(ctx context.Context, h *host, id string) bool {
 	out, err := e.ask(ctx, h, nil, nil, oomKills, h.known.engine, id)
 	if err != nil {
 		return false
@@ -364,7 +364,7 @@ func (r hangUp) Read(p []byte) (int, error) {
 }
 
 // stale tells why a command cannot run in a container.
-func (e *engine) stale(ctx context.Context, h *host, m *meta, id string) error {
+func (e *extension) stale(ctx context.Context, h *host, m *meta, id string) error {
 	out, err := e.ask(ctx, h, nil, nil, `"$1" inspect --format '{{.State.Status}} {{.State.Paused}}' "$2" 2>/dev/null || "$1" version >/dev/null`, h.known.engine, id)
 	switch {
 	case err != nil:
@@ -555,7 +555,7 @@ const killTime = 10 * time.Second
 // killCommand ends what a command started, inside; where there is no shell inside, or an engine
 // that does not answer, from the host, which works if the account there may. What an engine
 // could not be asked it is asked when it answers again.
-func (e *engine) killCommand(ctx context.Context, h *host, id, cookie string) {
+func (e *extension) killCommand(ctx context.Context, h *host, id, cookie string) {
 	inside := func(ctx context.Context) (sandboxer.Exit, error) {
 		return h.Ask(ctx, sshrun.Cmd{Args: []string{h.known.engine, "exec", "-u", "0", id, "sh", "-c", killScript, "sh", cookie, "KILL", sshrun.Tag(cookie)}, Env: e.engineEnv()})
 	}
@@ -583,7 +583,7 @@ func (e *engine) killCommand(ctx context.Context, h *host, id, cookie string) {
 }
 
 // forward sends signals to a command.
-func (e *engine) forward(ctx context.Context, h *host, id, cookie string, signals <-chan os.Signal, stop <-chan struct{}) {
+func (e *extension) forward(ctx context.Context, h *host, id, cookie string, signals <-chan os.Signal, stop <-chan struct{}) {
 	for {
 		select {
 		case s, ok := <-signals:
@@ -649,7 +649,7 @@ cd -P -- "./$2" 2>/dev/null || exit 47
 case $(pwd -P)/ in "$root"/*) ;; *) exit 45;; esac
 `
 
-func (e *engine) archiveError(h *host, code int, dir, said string) error {
+func (e *extension) archiveError(h *host, code int, dir, said string) error {
 	if dir == "" {
 		dir = "the workspace"
 	}
@@ -674,7 +674,7 @@ func (e *engine) archiveError(h *host, code int, dir, said string) error {
 
 // Archive implements sandboxer.Archiver. It reads on the host, so that images need no
 // tools; the services go on meanwhile.
-func (e *engine) Archive(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
+func (e *extension) Archive(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
 	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return err
@@ -690,7 +690,7 @@ func (e *engine) Archive(ctx context.Context, h sandboxer.Handle, dir string, w 
 }
 
 // archive writes the directory rel below the workspace, which is called dir, as a tar.
-func (e *engine) archive(ctx context.Context, ho *host, m *meta, rel, dir string, w io.Writer) error {
+func (e *extension) archive(ctx context.Context, ho *host, m *meta, rel, dir string, w io.Writer) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out := &guard{w: w, open: true, failed: cancel}
@@ -722,7 +722,7 @@ func onlyChanged(said string) bool {
 
 // Unarchive implements sandboxer.Archiver. The services stand still while files are
 // written on the host: none of them can put a link where a directory was looked at.
-func (e *engine) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) (err error) {
+func (e *extension) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) (err error) {
 	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return err
@@ -745,7 +745,7 @@ func (e *engine) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, 
 // refill makes the directory rel below the workspace root, which is called dir, hold what
 // the tar r holds, and nothing else. places are those below root that must stay what they
 // are: directories, which are kept, though empty, and files, with true.
-func (e *engine) refill(ctx context.Context, ho *host, root, rel, dir string, places map[string]bool, r io.Reader) error {
+func (e *extension) refill(ctx context.Context, ho *host, root, rel, dir string, places map[string]bool, r io.Reader) error {
 	stay := map[string]bool{}
 	keep := ""
 	for _, p := range slices.Sorted(maps.Keys(places)) {
@@ -858,16 +858,16 @@ ids=$("$1" ps -q --no-trunc --filter "label=dev.sandboxer.name=$2" --filter "sta
 [ -z "$ids" ] || "$1" "$4" $ids >/dev/null`
 
 // Pause implements sandboxer.Pauser: the engine freezes every container.
-func (e *engine) Pause(ctx context.Context, h sandboxer.Handle) error {
+func (e *extension) Pause(ctx context.Context, h sandboxer.Handle) error {
 	return e.pauses(ctx, h, "running", "pause")
 }
 
 // Resume implements sandboxer.Pauser.
-func (e *engine) Resume(ctx context.Context, h sandboxer.Handle) error {
+func (e *extension) Resume(ctx context.Context, h sandboxer.Handle) error {
 	return e.pauses(ctx, h, "paused", "unpause")
 }
 
-func (e *engine) pauses(ctx context.Context, h sandboxer.Handle, from, verb string) error {
+func (e *extension) pauses(ctx context.Context, h sandboxer.Handle, from, verb string) error {
 	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return err
@@ -900,7 +900,7 @@ exit 0`
 
 // Dial implements sandboxer.Dialer. A port that the file publishes is the one inside;
 // any other belongs to the default service.
-func (e *engine) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
+func (e *extension) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
 	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return nil, err
@@ -1038,7 +1038,7 @@ exit 0`
 
 // ListPorts implements sandboxer.PortLister: those of all services, by the numbers that Dial
 // knows them by.
-func (e *engine) ListPorts(ctx context.Context, h sandboxer.Handle) ([]int, error) {
+func (e *extension) ListPorts(ctx context.Context, h sandboxer.Handle) ([]int, error) {
 	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return nil, err
@@ -1097,7 +1097,7 @@ func (e *engine) ListPorts(ctx context.Context, h sandboxer.Handle) ([]int, erro
 }
 
 // dialInside connects from within the container, with a tool that the image has.
-func (e *engine) dialInside(ctx context.Context, h *host, id string, port int) (net.Conn, error) {
+func (e *extension) dialInside(ctx context.Context, h *host, id string, port int) (net.Conn, error) {
 	out, err := e.ask(ctx, h, nil, nil, `"$1" exec "$2" sh -c 'command -v nc || command -v busybox' 2>/dev/null || echo none`, h.known.engine, id)
 	if err != nil {
 		return nil, err
@@ -1123,7 +1123,7 @@ func (e *engine) dialInside(ctx context.Context, h *host, id string, port int) (
 }
 
 // tunnel opens a stream by way of a command, which first writes a mark.
-func (e *engine) tunnel(ctx context.Context, h *host, args []string, port int) (net.Conn, error) {
+func (e *extension) tunnel(ctx context.Context, h *host, args []string, port int) (net.Conn, error) {
 	mine, theirs := net.Pipe()
 	input, feed := net.Pipe()
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -1195,7 +1195,7 @@ exit 0`
 
 // Stats implements sandboxer.StatsReader, over all containers. What a host does not tell is
 // negative.
-func (e *engine) Stats(ctx context.Context, h sandboxer.Handle) (st sandboxer.Stats, err error) {
+func (e *extension) Stats(ctx context.Context, h sandboxer.Handle) (st sandboxer.Stats, err error) {
 	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return st, err
