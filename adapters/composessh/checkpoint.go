@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -172,13 +173,9 @@ func (e *extension) pass(out *tar.Writer, under string, write func(io.Writer) er
 // copied runs a command that moves a volume.
 func (e *extension) copied(ctx context.Context, h *host, what string, cmd sshrun.Cmd) error {
 	var said strings.Builder
-	cmd.Env, cmd.Stderr = e.engineEnv(), bounded(&said)
-	ctx, done, err := e.pulse(h).attend(ctx)
-	if err != nil {
-		return err
-	}
-	exit, err := h.Run(ctx, cmd)
-	if err = done(err); err == nil && exit.Code != 0 {
+	cmd.Stderr = engine.Last(&said)
+	exit, err := h.engine.Command(ctx, cmd)
+	if err == nil && exit.Code != 0 {
 		err = e.failed(h, what, said.String(), nil)
 	}
 	return err
@@ -212,10 +209,10 @@ func (e *extension) attach(ctx context.Context, h *host, name string, volumes []
 	detach = func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		_, err := e.ask(ctx, h, nil, nil, `"$1" rm -f "$2-keep" >/dev/null && "$1" rmi -f "$2-keep" >/dev/null`, h.known.engine, name)
+		_, err := h.engine.Script(ctx, nil, nil, `"$1" rm -f "$2-keep" >/dev/null && "$1" rmi -f "$2-keep" >/dev/null`, h.known.engine, name)
 		return err
 	}
-	if _, err := e.ask(ctx, h, map[string]string{"SANDBOXER_SANDBOX": name}, nil, attaching, args...); err != nil {
+	if _, err := h.engine.Script(ctx, map[string]string{"SANDBOXER_SANDBOX": name}, nil, attaching, args...); err != nil {
 		return nil, errors.Join(err, detach())
 	}
 	return detach, nil
@@ -467,16 +464,16 @@ func (e *extension) freeze(ctx context.Context, h *host, m *meta) (thaw func() e
 		<-ended
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		out, err := e.ask(ctx, h, nil, nil, goingOn, dir, h.known.engine, token)
+		out, err := h.engine.Script(ctx, nil, nil, goingOn, dir, h.known.engine, token)
 		if err == nil && strings.TrimSpace(out) == "late" {
 			err = sandboxer.E(sandboxer.Unavailable, nil, "the services of sandbox %s did not stand still to the end: host %s heard nothing for too long", m.ID, h.Name())
 		}
-		if p := e.pulse(h); err != nil && p != nil && p.isHung() {
-			p.owe(goOn) // it may have heard that they are to stand still
+		if err != nil && h.engine.Watch.Hangs() {
+			h.engine.Watch.Owe(goOn) // it may have heard that they are to stand still
 		}
 		return err
 	}
-	_, err = e.ask(ctx, h, map[string]string{"SANDBOXER_SANDBOX": m.Name}, nil, freezing, dir, h.known.engine, m.Name, token, strconv.FormatFloat(max(1, (3*e.beat).Seconds()), 'f', 0, 64))
+	_, err = h.engine.Script(ctx, map[string]string{"SANDBOXER_SANDBOX": m.Name}, nil, freezing, dir, h.known.engine, m.Name, token, strconv.FormatFloat(max(1, (3*e.beat).Seconds()), 'f', 0, 64))
 	if err != nil { // it may have begun all the same
 		close(ended)
 		if terr := thaw(); terr != nil && e.env.Log != nil {

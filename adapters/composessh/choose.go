@@ -146,7 +146,7 @@ func (e *extension) allSilent(names map[string]bool) bool {
 }
 
 func (e *extension) capacityOf(ctx context.Context, h *host) (*capacity, error) {
-	out, err := e.ask(ctx, h, nil, nil, offering, h.known.root, h.known.engine, cmp.Or(h.known.data, "."))
+	out, err := h.engine.Script(ctx, nil, nil, offering, h.known.root, h.known.engine, cmp.Or(h.known.data, "."))
 	if err != nil {
 		return nil, err
 	}

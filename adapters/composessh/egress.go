@@ -124,7 +124,7 @@ func (e *extension) carry(ctx context.Context, h *host) (string, error) {
 		return "", ctx.Err()
 	}
 	look := func() (string, error) {
-		out, err := e.ask(ctx, h, nil, nil, carriedImage, h.known.engine, e.env.Owner, label, h.known.root, "/sandboxer/egress")
+		out, err := h.engine.Script(ctx, nil, nil, carriedImage, h.known.engine, e.env.Owner, label, h.known.root, "/sandboxer/egress")
 		return strings.TrimSpace(out), err
 	}
 	if id, err := look(); id != "" || err != nil {
@@ -146,7 +146,7 @@ func (e *extension) carry(ctx context.Context, h *host) (string, error) {
 		return "", err
 	}
 	err = e.step(pCarry, func() error {
-		_, err := e.ask(ctx, h, nil, &packed, `"$1" import -c "LABEL dev.sandboxer.owner=$2 dev.sandboxer.cache=$3" -c "ENTRYPOINT [\"$4\"]" - >/dev/null`, h.known.engine, e.env.Owner, label, egress.Binary)
+		_, err := h.engine.Script(ctx, nil, &packed, `"$1" import -c "LABEL dev.sandboxer.owner=$2 dev.sandboxer.cache=$3" -c "ENTRYPOINT [\"$4\"]" - >/dev/null`, h.known.engine, e.env.Owner, label, egress.Binary)
 		return err
 	})
 	if err != nil {
@@ -216,7 +216,7 @@ func (e *extension) link(ctx context.Context, h *host, p *plan, links []string) 
 	if len(links) == 0 {
 		return nil
 	}
-	_, err := e.ask(ctx, h, p.env(), nil, linking, append([]string{p.name, h.known.engine}, links...)...)
+	_, err := h.engine.Script(ctx, p.env(), nil, linking, append([]string{p.name, h.known.engine}, links...)...)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
@@ -237,7 +237,7 @@ func (e *extension) linkBuilds(ctx context.Context, h *host, p *plan) (end func(
 	}
 	return func() {
 		// It goes with the sandbox otherwise.
-		_, _ = e.ask(ctx, h, nil, nil, `"$1" rm -f "$2" >/dev/null 2>&1; exit 0`, h.known.engine, buildLink(p.name))
+		_, _ = h.engine.Script(ctx, nil, nil, `"$1" rm -f "$2" >/dev/null 2>&1; exit 0`, h.known.engine, buildLink(p.name))
 	}, nil
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
@@ -29,22 +30,22 @@ type extension struct {
 	registry *sshrun.Registry
 	settle   time.Duration                   // settled, but in tests
 	beat     time.Duration                   // frozenBeat, but in tests
-	every    time.Duration                   // pulseEvery, but in tests
+	every    time.Duration                   // engine.WatchEvery, but in tests
 	fail     func(p point, after bool) error // for tests
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	work   sync.WaitGroup // what is done for nobody who waits
 
-	mu     sync.Mutex
-	at     map[string]sshrun.Target     // where a host was when it was last used, by host
-	known  map[string]*known            // by host
-	pulses map[string]*pulse            // by host
-	metas  map[string]*meta             // by name of the sandbox; only of what is up
-	ooms   map[string]int               // processes killed for memory, by container, as last seen
-	units  map[string]map[string]string // container of each service, by name of the sandbox
-	bare   map[string]bool              // of them, those without a shell
-	silent map[string]time.Time         // when hosts did not answer in time, by host
+	mu      sync.Mutex
+	at      map[string]sshrun.Target     // where a host was when it was last used, by host
+	known   map[string]*known            // by host
+	engines map[string]*engine.Engine    // by host
+	watches map[string]*engine.Watch     // by host
+	metas   map[string]*meta             // by name of the sandbox; only of what is up
+	ooms    map[string]int               // processes killed for memory, by container, as last seen
+	units   map[string]map[string]string // container of each service, by name of the sandbox
+	bare    map[string]bool              // of them, those without a shell
+	silent  map[string]time.Time         // when hosts did not answer in time, by host
 }
 
 var _ interface {
@@ -81,8 +82,8 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 		return nil, err
 	}
 	e := &extension{
-		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat, every: pulseEvery,
-		at: map[string]sshrun.Target{}, known: map[string]*known{}, pulses: map[string]*pulse{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{}, bare: map[string]bool{}, silent: map[string]time.Time{},
+		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat, every: engine.WatchEvery,
+		at: map[string]sshrun.Target{}, known: map[string]*known{}, engines: map[string]*engine.Engine{}, watches: map[string]*engine.Watch{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{}, bare: map[string]bool{}, silent: map[string]time.Time{},
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e, nil
@@ -94,7 +95,12 @@ func (e *extension) Close() error {
 	e.cancel()
 	e.mu.Unlock()
 	err := e.pool.Close()
-	e.work.Wait()
+	e.mu.Lock()
+	watches := slices.Collect(maps.Values(e.watches))
+	e.mu.Unlock()
+	for _, w := range watches {
+		w.Close()
+	}
 	return err
 }
 
@@ -365,7 +371,7 @@ exit 0`
 
 // namesOn lists the sandboxes of this owner on one host.
 func (e *extension) namesOn(ctx context.Context, h *host) ([]string, error) {
-	out, err := e.ask(ctx, h, nil, nil, inventory, h.known.root, e.env.Owner, h.known.engine)
+	out, err := h.engine.Script(ctx, nil, nil, inventory, h.known.root, e.env.Owner, h.known.engine)
 	if err != nil {
 		return nil, err
 	}

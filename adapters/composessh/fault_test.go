@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
@@ -195,7 +196,7 @@ func TestVanished(t *testing.T) {
 		"Step 1/2 : FROM nothing:1\npull access denied for nothing, repository does not exist or may require 'docker login'":                                                                         false,
 		"COPY failed: file not found in build context or excluded by .dockerignore: stat f: file does not exist":                                                                                     false,
 	} {
-		if got := isVanished(errors.New(oneLine(said))); got != want {
+		if got := isVanished(errors.New(engine.OneLine(said))); got != want {
 			t.Errorf("%q: %t, want %t", said, got, want)
 		}
 	}
@@ -482,9 +483,9 @@ func TestReason(t *testing.T) {
 		"Step 3\nTraceback (most recent call last):\n  File \"setup.py\"\nModuleNotFoundError: six\n":                                                             "",
 	} {
 		if want == "" {
-			want = oneLine(said)
+			want = engine.OneLine(said)
 		}
-		if got := oneLine(reason(said)); got != want {
+		if got := engine.OneLine(reason(said)); got != want {
 			t.Errorf("of %q the reason is %q; want %q", said, got, want)
 		}
 	}

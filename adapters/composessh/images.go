@@ -265,7 +265,7 @@ ids=$("$2" images -q --no-trunc --filter dangling=true --filter label=dev.sandbo
 
 // kept lists the layers on h, and when those of a build were used last.
 func (e *extension) kept(ctx context.Context, h *host) ([]layer, map[string]use, error) {
-	out, err := e.ask(ctx, h, nil, nil, layers, h.known.root, h.known.engine, e.env.Owner, strconv.Itoa(maxLayers))
+	out, err := h.engine.Script(ctx, nil, nil, layers, h.known.root, h.known.engine, e.env.Owner, strconv.Itoa(maxLayers))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -447,7 +447,7 @@ func (e *extension) discard(ctx context.Context, h *host, gone, all []layer, use
 	if len(args) == 2 {
 		return nil
 	}
-	_, err := e.ask(ctx, h, nil, nil, `cd -- "$1" || exit; e=$2; shift 2
+	_, err := h.engine.Script(ctx, nil, nil, `cd -- "$1" || exit; e=$2; shift 2
 for i; do case $i in .cache/*) rm -f -- "$i";; *) "$e" rmi "$i" >/dev/null 2>&1;; esac; done
 exit 0`, args...)
 	return err

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
 // A unit is a container as the engine describes it.
@@ -119,7 +120,7 @@ func (s *sight) network(u *unit) *unit {
 }
 
 func (e *extension) see(ctx context.Context, h *host, name string) (*sight, error) {
-	out, err := e.ask(ctx, h, nil, nil, view, h.known.root, name, h.known.engine)
+	out, err := h.engine.Script(ctx, nil, nil, view, h.known.root, name, h.known.engine)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +193,7 @@ func (m *meta) judge(s *sight, settle time.Duration, podman bool) (ready bool, w
 			case health == "unhealthy":
 				why := ""
 				if h := u.State.Health; h != nil && len(h.Log) > 0 {
-					if said := oneLine(u.redact(h.Log[len(h.Log)-1].Output)); said != "" {
+					if said := engine.OneLine(u.redact(h.Log[len(h.Log)-1].Output)); said != "" {
 						why = ": " + said
 					}
 				}
@@ -320,12 +321,12 @@ func (e *extension) explain(ctx context.Context, h *host, s *sight, cause error)
 		if !strings.Contains(sandboxer.Message(cause), "service "+u.service()) {
 			continue
 		}
-		out, err := e.ask(ctx, h, nil, nil, `"$1" logs --tail 5 "$2" 2>&1 | tail -c 2000`, h.known.engine, u.ID)
+		out, err := h.engine.Script(ctx, nil, nil, `"$1" logs --tail 5 "$2" 2>&1 | tail -c 2000`, h.known.engine, u.ID)
 		if err != nil || strings.TrimSpace(out) == "" {
 			continue
 		}
 		out = u.redact(out)
-		told := sandboxer.E(sandboxer.KindOf(cause), cause, "%s; it said last: %s", sandboxer.Message(cause), oneLine(out))
+		told := sandboxer.E(sandboxer.KindOf(cause), cause, "%s; it said last: %s", sandboxer.Message(cause), engine.OneLine(out))
 		if strings.Contains(strings.ToLower(out), "no new privileges") || strings.Contains(out, "no-new-privileges") {
 			return told.WithHint("services have no-new-privileges here; a profile whose inputs say new_privileges: yes lets them use sudo and the like")
 		}
@@ -505,7 +506,7 @@ func (e *extension) remove(ctx context.Context, p place) error {
 		return err
 	}
 	err = e.step(pObjects, func() error {
-		out, err := e.ask(ctx, h, nil, nil, `cd -- "$4" || exit;`+removeObjects, h.known.engine, p.name, "", h.known.root)
+		out, err := h.engine.Script(ctx, nil, nil, `cd -- "$4" || exit;`+removeObjects, h.known.engine, p.name, "", h.known.root)
 		if err == nil && strings.Contains(out, "built") {
 			// What is kept for others holds up no removal; the next one collects, too.
 			if err := e.collect(ctx, h); err != nil && e.env.Log != nil {
@@ -516,7 +517,7 @@ func (e *extension) remove(ctx context.Context, p place) error {
 	})
 	if err == nil {
 		err = e.step(pRemove, func() error {
-			_, err := e.ask(ctx, h, nil, nil, removeDir, h.known.root, p.name, h.known.engine)
+			_, err := h.engine.Script(ctx, nil, nil, removeDir, h.known.root, p.name, h.known.engine)
 			return err
 		})
 	}
@@ -592,8 +593,8 @@ func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 		return sandboxer.Unknown, err
 	}
 	s, err := e.see(ctx, ho, name)
-	switch p := e.pulse(ho); {
-	case p != nil && err == p.hung:
+	switch {
+	case errors.Is(err, engine.ErrHangs):
 		// Containers go on without their engine.
 		out, serr := e.script(ctx, ho, nil, nil, standing, ho.known.root, name)
 		if serr == nil && strings.TrimSpace(out) == "there" {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -358,7 +359,7 @@ func (e *extension) start(ctx context.Context, h *host, p *plan, from *content, 
 		if from != nil && from.placed {
 			keep = "data"
 		}
-		if _, err := e.ask(ctx, h, env, nil, removeObjects, h.known.engine, p.name, keep); err != nil {
+		if _, err := h.engine.Script(ctx, env, nil, removeObjects, h.known.engine, p.name, keep); err != nil {
 			return err
 		}
 	}
@@ -523,13 +524,13 @@ cd -P -- "$1" && chown -hR "$2" .`
 func (e *extension) give(ctx context.Context, h *host, p *plan) error {
 	user := p.spec.User
 	if !numeric.MatchString(user) {
-		out, err := e.ask(ctx, h, p.env(), nil, whoIs, h.known.engine, p.name, p.imageOf(p.meta.Service), user)
+		out, err := h.engine.Script(ctx, p.env(), nil, whoIs, h.known.engine, p.name, p.imageOf(p.meta.Service), user)
 		if err != nil {
 			return err
 		}
 		uid, gid, _ := strings.Cut(strings.TrimSpace(out), "\n")
 		if user = uid + ":" + gid; !numeric.MatchString(user) {
-			return sandboxer.E(sandboxer.Invalid, errors.New(oneLine(out)), "there is no user %q in the image of the service %s, or it has no id to ask", p.spec.User, p.meta.Service).
+			return sandboxer.E(sandboxer.Invalid, errors.New(engine.OneLine(out)), "there is no user %q in the image of the service %s, or it has no id to ask", p.spec.User, p.meta.Service).
 				WithHint("write the user as uid:gid")
 		}
 	}
@@ -569,21 +570,12 @@ func (e *extension) long(ctx context.Context, h *host, p *plan, what string, arg
 // longer is long for what is not believed when it says that it is done: check is given what it
 // said then.
 func (e *extension) longer(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string, check func(said string) error) error {
-	all := e.engineEnv()
-	if all == nil {
-		all = map[string]string{}
-	}
-	maps.Copy(all, env)
 	var said strings.Builder
-	w := &progress{ctx: ctx, step: what, to: bounded(&said)}
+	w := &progress{ctx: ctx, step: what, to: engine.Last(&said)}
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: what})
-	within, done, err := e.pulse(h).attend(ctx)
+	exit, err := h.engine.Command(ctx, sshrun.Cmd{Script: `unset COMPOSE_FILE COMPOSE_PROJECT_NAME COMPOSE_PROFILES COMPOSE_ENV_FILES COMPOSE_PATH_SEPARATOR; exec "$@" 2>&1`,
+		Args: args, Env: env, Dir: path.Join(h.known.root, p.name), Stdout: w})
 	if err != nil {
-		return err
-	}
-	exit, err := h.Run(within, sshrun.Cmd{Script: `unset COMPOSE_FILE COMPOSE_PROJECT_NAME COMPOSE_PROFILES COMPOSE_ENV_FILES COMPOSE_PATH_SEPARATOR; exec "$@" 2>&1`,
-		Args: args, Env: all, Dir: path.Join(h.known.root, p.name), Stdout: w})
-	if err = done(err); err != nil {
 		return err
 	}
 	if exit.Code != 0 {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/procnet"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
@@ -33,7 +34,7 @@ func (e *extension) unit(ctx context.Context, h *host, m *meta, service string) 
 	if id != "" {
 		return id, nil
 	}
-	out, err := e.ask(ctx, h, nil, nil, containers, h.known.engine, m.Name, service)
+	out, err := h.engine.Script(ctx, nil, nil, containers, h.known.engine, m.Name, service)
 	if err != nil {
 		return "", err
 	}
@@ -182,8 +183,7 @@ func (e *extension) exec(ctx context.Context, h *host, m *meta, service string, 
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
-	pulse := e.pulse(h)
-	outer, done, err := pulse.attend(ctx)
+	outer, done, err := h.engine.Watch.Attend(ctx)
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
@@ -236,7 +236,7 @@ func (e *extension) command(ctx context.Context, h *host, m *meta, service, id s
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	out := &guard{w: cmd.Stdout, failed: cancel, heard: e.pulse(h).hear}
+	out := &guard{w: cmd.Stdout, failed: cancel, heard: h.engine.Watch.Heard}
 	errs := &guard{w: cmd.Stderr, failed: cancel, heard: out.heard}
 	if cmd.Signals != nil {
 		stop := make(chan struct{})
@@ -283,7 +283,7 @@ func (e *extension) command(ctx context.Context, h *host, m *meta, service, id s
 	said := out.held() + errs.held()
 	kind, err := exitOf(exit, said, dir, user)
 	if errors.Is(err, errNoEngine) { // a command may say the same of an engine inside
-		if _, err := e.ask(ctx, h, nil, nil, `"$1" version >/dev/null`, h.known.engine); err != nil {
+		if _, err := h.engine.Script(ctx, nil, nil, `"$1" version >/dev/null`, h.known.engine); err != nil {
 			return sandboxer.Exit{}, err
 		}
 		err = nil
@@ -329,7 +329,7 @@ exit 0`
 // killedForMemory reports whether more processes of a container were killed for memory
 // than when it was asked last.
 func (e *extension) killedForMemory(ctx context.Context, h *host, id string) bool {
-	out, err := e.ask(ctx, h, nil, nil, oomKills, h.known.engine, id)
+	out, err := h.engine.Script(ctx, nil, nil, oomKills, h.known.engine, id)
 	if err != nil {
 		return false
 	}
@@ -365,7 +365,7 @@ func (r hangUp) Read(p []byte) (int, error) {
 
 // stale tells why a command cannot run in a container.
 func (e *extension) stale(ctx context.Context, h *host, m *meta, id string) error {
-	out, err := e.ask(ctx, h, nil, nil, `"$1" inspect --format '{{.State.Status}} {{.State.Paused}}' "$2" 2>/dev/null || "$1" version >/dev/null`, h.known.engine, id)
+	out, err := h.engine.Script(ctx, nil, nil, `"$1" inspect --format '{{.State.Status}} {{.State.Paused}}' "$2" 2>/dev/null || "$1" version >/dev/null`, h.known.engine, id)
 	switch {
 	case err != nil:
 		return err
@@ -564,15 +564,14 @@ func (e *extension) killCommand(ctx context.Context, h *host, id, cookie string)
 		defer cancel()
 		return f(ctx)
 	}
-	pulse := e.pulse(h)
 	exit, err := sandboxer.Exit{}, error(nil)
-	unasked := pulse.isHung()
+	unasked := h.engine.Watch.Hangs()
 	if !unasked {
 		err = limited(func(ctx context.Context) (err error) { exit, err = inside(ctx); return err })
 		unasked = sandboxer.KindOf(err) == sandboxer.Timeout
 	}
-	if unasked && pulse != nil {
-		pulse.owe(func(ctx context.Context) error { _, err := inside(ctx); return err })
+	if unasked {
+		h.engine.Watch.Owe(func(ctx context.Context) error { _, err := inside(ctx); return err })
 	}
 	if unasked || err != nil || exit.Code == 126 || exit.Code == 127 || exit.Code == 3 {
 		err = limited(func(ctx context.Context) error { return h.Kill(ctx, "SANDBOXER_EXEC", cookie) })
@@ -695,7 +694,7 @@ func (e *extension) archive(ctx context.Context, ho *host, m *meta, rel, dir str
 	defer cancel(nil)
 	out := &guard{w: w, open: true, failed: cancel}
 	var said strings.Builder
-	exit, err := ho.Run(ctx, sshrun.Cmd{Script: enter + `LC_ALL=C exec tar -cf - .`, Args: []string{path.Join(ho.known.root, m.Name, "repo"), rel}, Stdout: out, Stderr: bounded(&said)})
+	exit, err := ho.Run(ctx, sshrun.Cmd{Script: enter + `LC_ALL=C exec tar -cf - .`, Args: []string{path.Join(ho.known.root, m.Name, "repo"), rel}, Stdout: out, Stderr: engine.Last(&said)})
 	if c := context.Cause(ctx); errors.Is(c, errWriter) {
 		return sandboxer.E(sandboxer.Unavailable, c, "the archive could not be written")
 	}
@@ -772,7 +771,7 @@ func (e *extension) refill(ctx context.Context, ho *host, root, rel, dir string,
 find . -xdev -mindepth 1 -depth` + keep + ` -delete 2>/dev/null || find . -xdev -depth ! -name .` + keep + ` ! -type d -exec rm -f {} + || exit
 find . -xdev -depth ! -name .` + keep + ` -type d -exec rmdir {} + || exit
 LC_ALL=C tar -xpo -f - || exit
-own -R -- .`, Args: []string{root, rel}, Stdin: pr, Stderr: bounded(&said)})
+own -R -- .`, Args: []string{root, rel}, Stdin: pr, Stderr: engine.Last(&said)})
 	pr.CloseWithError(errors.New("nobody reads any more"))
 	select {
 	case cerr := <-checked:
@@ -882,7 +881,7 @@ func (e *extension) pauses(ctx context.Context, h sandboxer.Handle, from, verb s
 	if len(s.units) == 0 {
 		return gone(h)
 	}
-	_, err = e.ask(ctx, ho, nil, nil, pausing, ho.known.engine, m.Name, from, verb)
+	_, err = ho.engine.Script(ctx, nil, nil, pausing, ho.known.engine, m.Name, from, verb)
 	return err
 }
 
@@ -1098,7 +1097,7 @@ func (e *extension) ListPorts(ctx context.Context, h sandboxer.Handle) ([]int, e
 
 // dialInside connects from within the container, with a tool that the image has.
 func (e *extension) dialInside(ctx context.Context, h *host, id string, port int) (net.Conn, error) {
-	out, err := e.ask(ctx, h, nil, nil, `"$1" exec "$2" sh -c 'command -v nc || command -v busybox' 2>/dev/null || echo none`, h.known.engine, id)
+	out, err := h.engine.Script(ctx, nil, nil, `"$1" exec "$2" sh -c 'command -v nc || command -v busybox' 2>/dev/null || echo none`, h.known.engine, id)
 	if err != nil {
 		return nil, err
 	}
@@ -1114,7 +1113,7 @@ func (e *extension) dialInside(ctx context.Context, h *host, id string, port int
 		args = append(args, "nc")
 	}
 	args = append(args, "127.0.0.1", strconv.Itoa(port))
-	ctx, done, err := e.pulse(h).attend(ctx)
+	ctx, done, err := h.engine.Watch.Attend(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -61,6 +61,7 @@ var arrows = map[string][]string{
 	"internal/egress":         {".", "internal/strictjson"},
 	"internal/egress/gateway": {"internal/egress", "internal/strictjson", "internal/usernet"},
 	"internal/usernet":        {"."},
+	"internal/engine":         {".", "internal/procnet", "internal/sshrun"},
 	"internal/procs":          {},
 	"internal/procnet":        {},
 	"internal/strictjson":     {},
@@ -84,7 +85,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/egress", "internal/procnet", "internal/procs", "internal/strictjson", "internal/usernet", "internal/wholefile"}
+var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/procnet", "internal/procs", "internal/strictjson", "internal/usernet", "internal/wholefile"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{
