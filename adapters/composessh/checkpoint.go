@@ -53,12 +53,9 @@ func (p *plan) keep(volumes, quiesce string) error {
 // Checkpoint implements sandboxer.Checkpointer. The workspace is read on the host, volumes
 // by the engine, by way of a container that never runs: images need no tools.
 func (e *extension) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) (err error) {
-	ho, m, err := e.find(ctx, h)
+	ho, m, err := e.findMade(ctx, h)
 	if err != nil {
 		return err
-	}
-	if m.Name == "" {
-		return gone(h)
 	}
 	if m.Quiesce {
 		var thaw func() error
@@ -71,7 +68,7 @@ func (e *extension) Checkpoint(ctx context.Context, h sandboxer.Handle, begin fu
 	if len(c.Volumes) == 0 {
 		return e.archive(ctx, ho, m, ".", "", begin(c))
 	}
-	detach, err := e.attach(ctx, ho, m.Name, c.Volumes, map[string]string{labelName: m.Name, labelOwner: m.Owner})
+	detach, err := e.attach(ctx, ho, m.Name, c.Volumes, map[string]string{engine.LabelName: m.Name, engine.LabelOwner: m.Owner})
 	if err != nil {
 		return err
 	}

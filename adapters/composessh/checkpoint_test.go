@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
 // bank is a project with a database: a service that moves an amount from one book to the
@@ -158,7 +159,7 @@ func TestThaw(t *testing.T) {
 	s.Inputs["quiesce"] = "yes"
 	h, _ := provision(t, e, s)
 	paused := func() string {
-		return r.engine(t, r.engines[0], "ps", "-q", "--filter", "label="+labelName+"="+h.Ref, "--filter", "status=paused")
+		return r.engine(t, r.engines[0], "ps", "-q", "--filter", "label="+engine.LabelName+"="+h.Ref, "--filter", "status=paused")
 	}
 	wait := func(what string, ok func() bool) {
 		t.Helper()

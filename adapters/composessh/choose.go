@@ -49,9 +49,9 @@ func better(a, b *capacity) int {
 	return cmp.Or(rank(a)-rank(b), b.free-a.free, strings.Compare(a.h.Name(), b.h.Name()))
 }
 
-// offering prints how many sandboxes are below $1, kilobytes free there and in $3, the load
+// capacityScript prints how many sandboxes are below $1, kilobytes free there and in $3, the load
 // and how many processors there are; it fails if the engine $2 does not answer.
-const offering = `
+const capacityScript = `
 cd -- "$1" || exit; n=0; for d in sbx-*; do [ ! -d "$d" ] || n=$((n+1)); done; echo $n
 { df -Pk . "$3" 2>/dev/null || df -Pk . 2>/dev/null; } | awk 'NR > 1 && (m == "" || $4 < m) { m = $4 } END { print m == "" ? -1 : m }'
 cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo 0
@@ -59,14 +59,14 @@ grep -c ^processor /proc/cpuinfo 2>/dev/null || echo 1
 [ "$2" != docker ] || docker version --format . >/dev/null`
 
 const (
-	// others is how long a create waits for further hosts once one has room.
-	others = 300 * time.Millisecond
-	// silence is how long one that did not answer by then is not waited for.
-	silence = time.Minute
+	// restTime is how long a create waits for further hosts once one has room.
+	restTime = 300 * time.Millisecond
+	// slowTime is how long one that did not answer by then is not waited for.
+	slowTime = time.Minute
 )
 
 // capacities tells the room on those hosts. With hurry it does not wait for those that
-// take longer than others, or that did so lately.
+// take longer than restTime, or that did so lately.
 func (e *extension) capacities(ctx context.Context, names []string, hurry bool) ([]*capacity, error) {
 	type answer struct {
 		name string
@@ -86,14 +86,14 @@ func (e *extension) capacities(ctx context.Context, names []string, hurry bool) 
 			o, err = e.capacityOf(asking, h)
 		}
 		if err == nil {
-			e.heard(name, true)
+			e.noteAnswer(name, true)
 		}
 		answers <- answer{name, o, err}
 	})
 	var offers []*capacity
 	var failed error
 	var enough <-chan time.Time
-	for len(awaited) > 0 && (enough == nil || !e.allSilent(awaited)) {
+	for len(awaited) > 0 && (enough == nil || !e.allSlow(awaited)) {
 		select {
 		case a := <-answers:
 			delete(awaited, a.name)
@@ -102,16 +102,16 @@ func (e *extension) capacities(ctx context.Context, names []string, hurry bool) 
 				if !hurry || ctx.Err() != nil {
 					continue
 				}
-				e.heard(a.name, false)
+				e.noteAnswer(a.name, false)
 				continue
 			}
 			offers = append(offers, a.o)
 			if hurry && enough == nil && a.o.full(e.cfg.MinFree) == "" {
-				enough = time.After(others)
+				enough = time.After(restTime)
 			}
 		case <-enough:
 			for name := range awaited {
-				e.heard(name, false)
+				e.noteAnswer(name, false)
 			}
 		}
 	}
@@ -122,23 +122,23 @@ func (e *extension) capacities(ctx context.Context, names []string, hurry bool) 
 	return offers, nil
 }
 
-// heard notes whether a host answered in time.
-func (e *extension) heard(name string, did bool) {
+// noteAnswer notes whether a host answered in time.
+func (e *extension) noteAnswer(name string, inTime bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if did {
-		delete(e.silent, name)
+	if inTime {
+		delete(e.slow, name)
 	} else {
-		e.silent[name] = time.Now()
+		e.slow[name] = time.Now()
 	}
 }
 
-// allSilent reports whether none of the hosts answered in time lately.
-func (e *extension) allSilent(names map[string]bool) bool {
+// allSlow reports whether none of the hosts answered in time lately.
+func (e *extension) allSlow(names map[string]bool) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for name := range names {
-		if at, ok := e.silent[name]; !ok || time.Since(at) > silence {
+		if at, ok := e.slow[name]; !ok || time.Since(at) > slowTime {
 			return false
 		}
 	}
@@ -146,7 +146,7 @@ func (e *extension) allSilent(names map[string]bool) bool {
 }
 
 func (e *extension) capacityOf(ctx context.Context, h *host) (*capacity, error) {
-	out, err := h.engine.Script(ctx, nil, nil, offering, h.known.root, h.known.engine, cmp.Or(h.known.data, "."))
+	out, err := h.engine.Script(ctx, nil, nil, capacityScript, h.known.root, h.known.engine, cmp.Or(h.known.data, "."))
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
@@ -481,7 +482,7 @@ func TestConformance(t *testing.T) {
 		Settle:   2 * time.Second,
 		Kill: func(t *testing.T, h sandboxer.Handle) {
 			env := r.engines[0]
-			r.engine(t, env, append([]string{"rm", "-f"}, strings.Fields(r.engine(t, env, "ps", "-aq", "--filter", "label="+labelName+"="+h.Ref))...)...)
+			r.engine(t, env, append([]string{"rm", "-f"}, strings.Fields(r.engine(t, env, "ps", "-aq", "--filter", "label="+engine.LabelName+"="+h.Ref))...)...)
 		},
 		Hang: func(t *testing.T, _ sandboxer.Handle) func() { return engines[0].hang(t) },
 		Listen: func(port int) []string {

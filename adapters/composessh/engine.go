@@ -37,15 +37,13 @@ type extension struct {
 	cancel context.CancelFunc
 
 	mu      sync.Mutex
-	at      map[string]sshrun.Target     // where a host was when it was last used, by host
-	known   map[string]*known            // by host
-	engines map[string]*engine.Engine    // by host
-	watches map[string]*engine.Watch     // by host
-	metas   map[string]*meta             // by name of the sandbox; only of what is up
-	ooms    map[string]int               // processes killed for memory, by container, as last seen
-	units   map[string]map[string]string // container of each service, by name of the sandbox
-	bare    map[string]bool              // of them, those without a shell
-	silent  map[string]time.Time         // when hosts did not answer in time, by host
+	at      map[string]sshrun.Target  // where a host was when it was last used, by host
+	known   map[string]*known         // by host
+	engines map[string]*engine.Engine // by host
+	watches map[string]*engine.Watch  // by host
+	metas   map[string]*meta          // by name of the sandbox; only of what is up
+	ooms    map[string]int            // processes killed for memory, by container, as last seen
+	slow    map[string]time.Time      // when hosts did not answer in time, by host
 }
 
 var _ interface {
@@ -83,7 +81,7 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 	}
 	e := &extension{
 		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat, every: engine.WatchEvery,
-		at: map[string]sshrun.Target{}, known: map[string]*known{}, engines: map[string]*engine.Engine{}, watches: map[string]*engine.Watch{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{}, bare: map[string]bool{}, silent: map[string]time.Time{},
+		at: map[string]sshrun.Target{}, known: map[string]*known{}, engines: map[string]*engine.Engine{}, watches: map[string]*engine.Watch{}, metas: map[string]*meta{}, ooms: map[string]int{}, slow: map[string]time.Time{},
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e, nil
@@ -129,12 +127,6 @@ func (m *meta) service(name string) *composefile.Service {
 	}
 	return &m.Services[i]
 }
-
-const (
-	labelName    = "dev.sandboxer.name"
-	labelOwner   = "dev.sandboxer.owner"
-	labelService = "dev.sandboxer.service"
-)
 
 func (e *extension) name(id string, generation int) string {
 	return sandboxer.ExternalName(e.env.Owner, id, generation)
@@ -209,10 +201,19 @@ func (e *extension) forgetFormer(name string) error {
 	if err := os.Remove(e.formerFile(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.unknow(name)
+	e.forgetSandbox(name)
 	return nil
+}
+
+// forgetSandbox drops what is known of a sandbox.
+func (e *extension) forgetSandbox(name string) {
+	e.mu.Lock()
+	delete(e.metas, name)
+	engines := slices.Collect(maps.Values(e.engines))
+	e.mu.Unlock()
+	for _, en := range engines {
+		en.Forget(name)
+	}
 }
 
 // where returns the host of a sandbox by what is known without asking, which may be
@@ -268,6 +269,28 @@ func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*host, *meta,
 		err = gone(h)
 	}
 	return ho, m, err
+}
+
+// findMade is find for a sandbox that was made to the end, as far as its directory says.
+func (e *extension) findMade(ctx context.Context, h sandboxer.Handle) (*host, *meta, error) {
+	ho, m, err := e.find(ctx, h)
+	if err == nil && m.Name == "" {
+		err = gone(h)
+	}
+	return ho, m, err
+}
+
+// findRunning is findMade with a look at the containers, of which there must be some.
+func (e *extension) findRunning(ctx context.Context, h sandboxer.Handle) (*host, *meta, *status, error) {
+	ho, m, err := e.findMade(ctx, h)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	s, err := e.status(ctx, ho, m.Name)
+	if err == nil && len(s.containers) == 0 {
+		err = gone(h)
+	}
+	return ho, m, s, err
 }
 
 // meta reads what lies in the directory of a sandbox; nil if there is none.
@@ -355,19 +378,12 @@ func (e *extension) search(ctx context.Context, h sandboxer.Handle) ([]place, er
 }
 
 // inventory prints the names of every sandbox of $2 of which something is here: a
-// directory below $1, or containers, networks, volumes. $3: the engine.
+// directory below $1, or what the engine $3 has.
 const inventory = `
 cd -- "$1" || exit
-for d in "sbx-$2-"*; do [ ! -d "$d" ] || echo "$d"; done
-f="label=dev.sandboxer.owner=$2"
-case $3 in podman) n='{{index .Labels "dev.sandboxer.name"}}';; *) n='{{.Label "dev.sandboxer.name"}}';; esac
-"$3" ps -a --filter "$f" --format "$n" || exit
-"$3" volume ls -q --filter "$f" >.volumes.$$ || { rm -f .volumes.$$; exit 1; }
-[ ! -s .volumes.$$ ] || xargs "$3" volume inspect --format '{{index .Labels "dev.sandboxer.name"}}' <.volumes.$$ 2>/dev/null
-"$3" network ls -q --filter "$f" >.volumes.$$ || { rm -f .volumes.$$; exit 1; }
-[ ! -s .volumes.$$ ] || xargs "$3" network inspect --format '{{index .Labels "dev.sandboxer.name"}}' <.volumes.$$ 2>/dev/null
-rm -f .volumes.$$
-exit 0`
+owner=$2 engine=$3
+for d in "sbx-$owner-"*; do [ ! -d "$d" ] || echo "$d"; done
+` + engine.InventoryScript + `exit 0`
 
 // namesOn lists the sandboxes of this owner on one host.
 func (e *extension) namesOn(ctx context.Context, h *host) ([]string, error) {
@@ -375,7 +391,5 @@ func (e *extension) namesOn(ctx context.Context, h *host) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	names := strings.Fields(out)
-	slices.Sort(names)
-	return slices.Compact(names), nil
+	return engine.ParseInventory(out), nil
 }

@@ -434,7 +434,7 @@ func TestNoRoom(t *testing.T) {
 	if _, err := e.choose(t.Context(), any, nil); err != nil {
 		t.Fatal(err)
 	}
-	if !e.allSilent(map[string]bool{"away": true}) {
+	if !e.allSlow(map[string]bool{"away": true}) {
 		t.Error("it is waited for again")
 	}
 }

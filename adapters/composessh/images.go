@@ -23,6 +23,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -85,7 +86,7 @@ func (j job) file() string { return "dockerfile-" + j.Service }
 // dockerfiles are what is built from, beside the workspace.
 func (e *extension) dockerfiles(h *host, p *plan) (files []composefile.File) {
 	for _, j := range p.jobs() {
-		labels := composefile.Labels{Target: j.Target, Last: []composefile.Label{{Name: labelName, Value: p.name}}}
+		labels := composefile.Labels{Target: j.Target, Last: []composefile.Label{{Name: engine.LabelName, Value: p.name}}}
 		for _, k := range slices.Backward(slices.Sorted(maps.Keys(j.Labels))) {
 			labels.Last = slices.Insert(labels.Last, 0, composefile.Label{Name: k, Value: j.Labels[k]})
 		}
@@ -162,7 +163,7 @@ func (e *extension) buildArgs(h *host, p *plan, b job) (args []string, vars map[
 		args = append(args, "--network", "none")
 	}
 	vars = p.env()
-	args = append(args, variables("--build-arg", b.Args, vars)...)
+	args = append(args, engine.Variables("--build-arg", b.Args, vars)...)
 	if b.Target != "" {
 		args = append(args, "--target", b.Target)
 	}
@@ -297,7 +298,7 @@ func (e *extension) kept(ctx context.Context, h *host) ([]layer, map[string]use,
 	}
 	var all []layer
 	for _, i := range images {
-		if label := i.Config.Labels[labelCache]; layerLabel.MatchString(label) && i.Config.Labels[labelOwner] == e.env.Owner {
+		if label := i.Config.Labels[labelCache]; layerLabel.MatchString(label) && i.Config.Labels[engine.LabelOwner] == e.env.Owner {
 			all = append(all, layer{i.ID, label, i.Size, i.Created.UTC()})
 		}
 	}

@@ -19,130 +19,50 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
-// A unit is a container as the engine describes it.
-type unit struct {
-	ID     string `json:"Id"`
-	Name   string
-	Config struct {
-		Labels      map[string]string
-		Env         []string
-		Healthcheck *struct{ Interval time.Duration }
-	}
-	RestartCount int
-	State        struct {
-		Status     string
-		Running    bool
-		Paused     bool
-		OOMKilled  bool
-		ExitCode   int
-		Pid        int
-		StartedAt  time.Time
-		FinishedAt time.Time
-		Health     *struct {
-			Status        string
-			FailingStreak int
-			Log           []struct {
-				End      time.Time
-				ExitCode int
-				Output   string
-			}
-		}
-		// Podman before version 4.
-		Healthcheck *struct{ Status string }
-		Error       string
-	}
-	HostConfig struct {
-		Memory   int64
-		NanoCpus int64
-	}
-	NetworkSettings struct {
-		IPAddress string
-		Networks  map[string]struct{ IPAddress string }
-		Ports     map[string][]struct{ HostIP, HostPort string }
-	}
-}
-
-// redact takes what the container's environment says out of what it said.
-func (u *unit) redact(said string) string {
-	for _, kv := range u.Config.Env {
-		if _, v, _ := strings.Cut(kv, "="); len(v) > 3 {
-			said = strings.ReplaceAll(said, v, "…")
-		}
-	}
-	return said
-}
-
-func (u *unit) service() string { return u.Config.Labels[labelService] }
-
-// health is what the engine knows of the container's health: starting, healthy or
-// unhealthy; nothing without a check.
-func (u *unit) health() string {
-	switch h := u.State.Health; {
-	case h != nil && h.Status == "unhealthy" && h.FailingStreak == 0:
-		// No check has failed: Docker says so of a container that was paused, until it looks
-		// the next time. Nothing happened in it since it looked last.
-		if n := len(h.Log); n > 0 && h.Log[n-1].ExitCode == 0 {
-			return "healthy"
-		}
-		return "starting"
-	case h != nil:
-		return h.Status
-	case u.State.Healthcheck != nil:
-		return u.State.Healthcheck.Status
-	}
-	return ""
-}
-
-// view prints whether the directory of $2 below $1 is there and complete, the time, and
+// statusScript prints whether the directory of $2 below $1 is there and complete, the time, and
 // what the engine $3 has of it.
-const view = `
+const statusScript = `
 cd -- "$1" || exit
-if [ ! -d "$2" ]; then echo none; elif [ -e "$2/up" ]; then echo up; else echo making; fi
-ids=$("$3" ps -aq --no-trunc --filter "label=dev.sandboxer.name=$2") || exit
-[ ! -e "$2/up" ] || [ -s "$2/up" ] || [ -z "$ids" ] || printf '%s\n' $ids >"$2/up"
-date +%s.%N
-[ -z "$ids" ] || { "$3" inspect $ids || [ $? = 1 ]; }`
+name=$2 engine=$3
+if [ ! -d "$name" ]; then echo none; elif [ -e "$name/up" ]; then echo up; else echo making; fi
+` + engine.ListScript + `
+[ ! -e "$name/up" ] || [ -s "$name/up" ] || [ -z "$ids" ] || printf '%s\n' $ids >"$name/up"
+` + engine.InspectScript
 
-// A sight is one look at a sandbox.
-type sight struct {
-	dir   string // none, making or up
-	at    time.Time
-	units []unit           // of services
-	links map[string]*unit // whose network a service has, by its name, where that is filtered
+// A status is what one look at a sandbox showed.
+type status struct {
+	dir        string // none, making or up
+	at         time.Time
+	containers []engine.Container           // of services
+	links      map[string]*engine.Container // whose network a service has, by its name, where that is filtered
 }
 
 // network is the container that a service's addresses and published ports are of.
-func (s *sight) network(u *unit) *unit {
-	if l := s.links[u.service()]; l != nil {
+func (s *status) network(c *engine.Container) *engine.Container {
+	if l := s.links[c.Service()]; l != nil {
 		return l
 	}
-	return u
+	return c
 }
 
-func (e *extension) see(ctx context.Context, h *host, name string) (*sight, error) {
-	out, err := h.engine.Script(ctx, nil, nil, view, h.known.root, name, h.known.engine)
+// status looks at a sandbox.
+func (e *extension) status(ctx context.Context, h *host, name string) (*status, error) {
+	out, err := h.engine.Script(ctx, nil, nil, statusScript, h.known.root, name, h.known.engine)
 	if err != nil {
 		return nil, err
 	}
-	dir, rest, _ := strings.Cut(out, "\n")
-	when, rest, _ := strings.Cut(rest, "\n")
-	whole, part, _ := strings.Cut(strings.TrimSpace(when), ".")
-	sec, _ := strconv.ParseInt(whole, 10, 64)
-	nsec, _ := strconv.ParseInt(part, 10, 64) // 0 where date knows none
-	s := &sight{dir: dir, at: time.Unix(sec, nsec)}
-	if strings.TrimSpace(rest) != "" {
-		if err := json.Unmarshal([]byte(rest), &s.units); err != nil {
-			return nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of sandbox %s cannot be read", h.Name(), name)
+	s := &status{links: map[string]*engine.Container{}}
+	var rest string
+	s.dir, rest, _ = strings.Cut(out, "\n")
+	if s.at, s.containers, err = engine.ParseContainers(rest); err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of sandbox %s cannot be read", h.Name(), name)
+	}
+	for i := range s.containers {
+		if of := s.containers[i].Config.Labels[labelLink]; of != "" {
+			s.links[of] = &engine.Container{NetworkSettings: s.containers[i].NetworkSettings}
 		}
 	}
-	s.links = map[string]*unit{}
-	for i := range s.units {
-		if of := s.units[i].Config.Labels[labelLink]; of != "" {
-			s.links[of] = &unit{NetworkSettings: s.units[i].NetworkSettings}
-		}
-	}
-	s.units = slices.DeleteFunc(s.units, func(u unit) bool { return u.service() == "" })
-	slices.SortFunc(s.units, func(a, b unit) int { return strings.Compare(a.Name, b.Name) })
+	s.containers = slices.DeleteFunc(s.containers, func(c engine.Container) bool { return c.Service() == "" })
 	return s, nil
 }
 
@@ -154,55 +74,56 @@ const settled = time.Second
 // at least to saying that it waits for that.
 const restarting = 10 * time.Second
 
-// judge says whether what was seen is ready, and if not whether it can still become so.
-func (m *meta) judge(s *sight, settle time.Duration, podman bool) (ready bool, wait time.Duration, err error) {
+// ready says whether a sandbox is ready, and if not whether it can still become so; wait is how
+// long that takes at least.
+func (m *meta) ready(s *status, settle time.Duration, podman bool) (ready bool, wait time.Duration, err error) {
 	ready = true
 	for _, want := range m.Services {
 		count := 0
-		for i := range s.units {
-			u := &s.units[i]
-			if u.service() != want.Name {
+		for i := range s.containers {
+			c := &s.containers[i]
+			if c.Service() != want.Name {
 				continue
 			}
 			count++
-			switch health := u.health(); {
-			case u.State.Status == "exited" || u.State.Status == "dead" || u.State.Status == "stopped":
+			switch health := c.Health(); {
+			case c.State.Status == "exited" || c.State.Status == "dead" || c.State.Status == "stopped":
 				most := min(want.Restarts, restarts(podman))
 				switch {
-				case u.State.ExitCode == 0 && (want.OneShot || want.MayEnd && want.Name != m.Service):
+				case c.State.ExitCode == 0 && (want.OneShot || want.MayEnd && want.Name != m.Service):
 					continue
-				case u.State.ExitCode == 0 && want.MayEnd:
+				case c.State.ExitCode == 0 && want.MayEnd:
 					return false, 0, sandboxer.E(sandboxer.Failed, nil, "the service %s, which commands would run in, ended with exit status 0", want.Name).
 						WithHint("have it stay (command: sleep infinity), or name a service that does: --input service=NAME")
-				case u.State.ExitCode != 0 && u.RestartCount < most && s.at.Sub(u.State.FinishedAt) < restarting:
+				case c.State.ExitCode != 0 && c.RestartCount < most && s.at.Sub(c.State.FinishedAt) < restarting:
 					ready = false // the engine is about to
 					continue
 				}
-				why := fmt.Sprintf("ended with exit status %d", u.State.ExitCode)
-				if u.RestartCount > 0 {
-					why += fmt.Sprintf(", after it was started again %d times", u.RestartCount)
+				why := fmt.Sprintf("ended with exit status %d", c.State.ExitCode)
+				if c.RestartCount > 0 {
+					why += fmt.Sprintf(", after it was started again %d times", c.RestartCount)
 				}
-				if u.State.OOMKilled {
+				if c.State.OOMKilled {
 					why = "was killed for the memory it took"
 				}
-				return false, 0, sandboxer.E(sandboxer.Failed, errors.New(u.State.Error), "the service %s %s", want.Name, why)
-			case !u.State.Running || u.State.Paused || u.State.Status == "restarting":
+				return false, 0, sandboxer.E(sandboxer.Failed, errors.New(c.State.Error), "the service %s %s", want.Name, why)
+			case !c.State.Running || c.State.Paused || c.State.Status == "restarting":
 				ready = false
 			case want.OneShot:
 				ready = false
 			case health == "unhealthy":
 				why := ""
-				if h := u.State.Health; h != nil && len(h.Log) > 0 {
-					if said := engine.OneLine(u.redact(h.Log[len(h.Log)-1].Output)); said != "" {
+				if h := c.State.Health; h != nil && len(h.Log) > 0 {
+					if said := engine.OneLine(c.Redact(h.Log[len(h.Log)-1].Output)); said != "" {
 						why = ": " + said
 					}
 				}
 				return false, 0, sandboxer.E(sandboxer.Failed, nil, "the health check of the service %s fails%s", want.Name, why)
 			case health == "starting":
-				ready, wait = false, max(wait, u.nextCheck(s.at))
+				ready, wait = false, max(wait, c.NextCheck(s.at))
 			case health == "healthy":
 			default:
-				if left := settle - s.at.Sub(u.State.StartedAt); left > 0 {
+				if left := settle - s.at.Sub(c.State.StartedAt); left > 0 {
 					ready, wait = false, max(wait, left)
 				}
 			}
@@ -214,27 +135,9 @@ func (m *meta) judge(s *sight, settle time.Duration, podman bool) (ready bool, w
 	return ready, wait, nil
 }
 
-// nextCheck is how long it takes from at until the engine can know more of the
-// container's health: it looks an interval after the start, or after it looked last.
-func (u *unit) nextCheck(at time.Time) time.Duration {
-	every := 30 * time.Second // the engines' default
-	if c := u.Config.Healthcheck; c != nil && c.Interval > 0 {
-		every = c.Interval
-	}
-	last := u.State.StartedAt
-	if u.State.Health != nil && len(u.State.Health.Log) > 0 {
-		last = u.State.Health.Log[len(u.State.Health.Log)-1].End
-	}
-	due := last.Add(every)
-	if !at.Before(due) {
-		return 0 // it is at it
-	}
-	return due.Sub(at) + 50*time.Millisecond
-}
-
 // same reports whether a and b show the same containers, none started anew.
-func same(a, b *sight) bool {
-	return a != nil && slices.EqualFunc(a.units, b.units, func(x, y unit) bool { return x.ID == y.ID && x.State.StartedAt.Equal(y.State.StartedAt) })
+func same(a, b *status) bool {
+	return a != nil && slices.EqualFunc(a.containers, b.containers, func(x, y engine.Container) bool { return x.ID == y.ID && x.State.StartedAt.Equal(y.State.StartedAt) })
 }
 
 // WaitReady implements sandboxer.Extension. What compose answered does not count: the
@@ -248,26 +151,26 @@ func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandbo
 	if err != nil {
 		return r, err
 	}
-	var last *sight
+	var last *status
 	missing := 0
 	checked := map[string]time.Time{}
 	for {
-		var s *sight
-		err := e.step(pLook, func() (err error) { s, err = e.see(ctx, ho, m.Name); return err })
+		var s *status
+		err := e.step(pLook, func() (err error) { s, err = e.status(ctx, ho, m.Name); return err })
 		if err != nil {
 			return r, err
 		}
 		if s.dir == "none" || m.Name == "" {
 			return r, gone(h)
 		}
-		if s.dir == "up" && len(s.units) < len(m.Services) {
+		if s.dir == "up" && len(s.containers) < len(m.Services) {
 			if missing++; missing > 1 {
 				return r, sandboxer.E(sandboxer.NotFound, nil, "containers of sandbox %s are gone from host %s", h.SandboxID, ho.Name())
 			}
 		} else {
 			missing = 0
 		}
-		ready, wait, err := m.judge(s, e.settle, ho.known.engine == "podman")
+		ready, wait, err := m.ready(s, e.settle, ho.known.engine == "podman")
 		if err != nil {
 			return r, e.explain(ctx, ho, s, err)
 		}
@@ -294,16 +197,16 @@ func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandbo
 
 // check has Podman look at the health of the services that are due: it does so by itself
 // only where systemd runs its timers. checked is when each was looked at last.
-func (e *extension) check(ctx context.Context, h *host, s *sight, checked map[string]time.Time) error {
+func (e *extension) check(ctx context.Context, h *host, s *status, checked map[string]time.Time) error {
 	if h.known.engine != "podman" {
 		return nil
 	}
 	var due []string
-	for i := range s.units {
-		u := &s.units[i]
-		if u.State.Running && u.health() == "starting" && u.Config.Healthcheck != nil && time.Since(checked[u.ID]) >= u.Config.Healthcheck.Interval {
-			checked[u.ID] = time.Now()
-			due = append(due, u.ID)
+	for i := range s.containers {
+		c := &s.containers[i]
+		if c.State.Running && c.Health() == "starting" && c.Config.Healthcheck != nil && time.Since(checked[c.ID]) >= c.Config.Healthcheck.Interval {
+			checked[c.ID] = time.Now()
+			due = append(due, c.ID)
 		}
 	}
 	if len(due) == 0 {
@@ -315,17 +218,17 @@ func (e *extension) check(ctx context.Context, h *host, s *sight, checked map[st
 
 // explain adds to the failure of a service what it said last, without what its
 // environment says.
-func (e *extension) explain(ctx context.Context, h *host, s *sight, cause error) error {
-	for i := range s.units {
-		u := &s.units[i]
-		if !strings.Contains(sandboxer.Message(cause), "service "+u.service()) {
+func (e *extension) explain(ctx context.Context, h *host, s *status, cause error) error {
+	for i := range s.containers {
+		c := &s.containers[i]
+		if !strings.Contains(sandboxer.Message(cause), "service "+c.Service()) {
 			continue
 		}
-		out, err := h.engine.Script(ctx, nil, nil, `"$1" logs --tail 5 "$2" 2>&1 | tail -c 2000`, h.known.engine, u.ID)
+		out, err := h.engine.Logs(ctx, c.ID, 5)
 		if err != nil || strings.TrimSpace(out) == "" {
 			continue
 		}
-		out = u.redact(out)
+		out = c.Redact(out)
 		told := sandboxer.E(sandboxer.KindOf(cause), cause, "%s; it said last: %s", sandboxer.Message(cause), engine.OneLine(out))
 		if strings.Contains(strings.ToLower(out), "no new privileges") || strings.Contains(out, "no-new-privileges") {
 			return told.WithHint("services have no-new-privileges here; a profile whose inputs say new_privileges: yes lets them use sudo and the like")
@@ -497,9 +400,7 @@ func (e *extension) remove(ctx context.Context, p place) error {
 	if err != nil {
 		return err
 	}
-	e.mu.Lock()
-	e.unknow(p.name)
-	e.mu.Unlock()
+	e.forgetSandbox(p.name)
 	// What was cut off may still be at it.
 	err = e.step(pProcesses, func() error { return h.Kill(ctx, "SANDBOXER_SANDBOX", p.name) })
 	if err != nil && sandboxer.KindOf(err) != sandboxer.Failed && sandboxer.KindOf(err) != sandboxer.Unsupported {
@@ -540,14 +441,14 @@ func (e *extension) Forget(_ context.Context, h sandboxer.Handle) ([]string, err
 	var remains []string
 	for _, p := range places {
 		if p.host != untouched {
-			remains = append(remains, fmt.Sprintf("on host %s what has the label %s=%s (containers, networks, volumes, images), and the directory %s", p.host, labelName, p.name, path.Join(e.cfg.Root, p.name)))
+			remains = append(remains, fmt.Sprintf("on host %s what has the label %s=%s (containers, networks, volumes, images), and the directory %s", p.host, engine.LabelName, p.name, path.Join(e.cfg.Root, p.name)))
 		}
 		if err := e.forgetFormer(p.name); err != nil {
 			return nil, err
 		}
 	}
 	if len(places) == 0 {
-		remains = append(remains, fmt.Sprintf("on a host that is not known, what has a label %s=%s", labelName, e.name(h.SandboxID, h.Generation)))
+		remains = append(remains, fmt.Sprintf("on a host that is not known, what has a label %s=%s", engine.LabelName, e.name(h.SandboxID, h.Generation)))
 	}
 	return remains, nil
 }
@@ -592,7 +493,7 @@ func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 	if err != nil {
 		return sandboxer.Unknown, err
 	}
-	s, err := e.see(ctx, ho, name)
+	s, err := e.status(ctx, ho, name)
 	switch {
 	case errors.Is(err, engine.ErrHangs):
 		// Containers go on without their engine.
@@ -603,7 +504,7 @@ func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 		return sandboxer.Unknown, err
 	case err != nil:
 		return sandboxer.Unknown, err
-	case len(s.units) > 0 || s.dir == "making":
+	case len(s.containers) > 0 || s.dir == "making":
 		return sandboxer.Alive, nil
 	}
 	return sandboxer.Gone, nil

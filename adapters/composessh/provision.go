@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
-	"maps"
 	"net/netip"
 	"path"
 	"path/filepath"
@@ -158,7 +157,7 @@ func restarts(podman bool) int {
 
 func (p *plan) labels() map[string]string {
 	l := map[string]string{
-		labelName: p.name, labelOwner: p.meta.Owner, "dev.sandboxer.id": p.spec.ID,
+		engine.LabelName: p.name, engine.LabelOwner: p.meta.Owner, "dev.sandboxer.id": p.spec.ID,
 		"dev.sandboxer.generation": strconv.Itoa(p.spec.Generation), "dev.sandboxer.profile": p.spec.Profile.ID,
 	}
 	if p.spec.Consumer.ID != "" {
@@ -188,7 +187,7 @@ func (p *plan) rendering(dir string, subnets []netip.Prefix, podman bool) compos
 		}
 	}
 	return composefile.Rendering{
-		Dir: dir, Labels: p.labels(), ServiceLabel: labelService, Env: p.spec.Env, Subnets: nets, Podman: podman,
+		Dir: dir, Labels: p.labels(), ServiceLabel: engine.LabelService, Env: p.spec.Env, Subnets: nets, Podman: podman,
 		Sealed: p.spec.Network.Mode != sandboxer.NetworkPublic, NewPrivileges: p.spec.Inputs["new_privileges"] == "yes", Limits: p.spec.Limits, ImageOf: p.image, StopAfter: 10 * time.Second,
 		Restarts: restarts(podman),
 	}
@@ -593,13 +592,13 @@ func (e *extension) longer(ctx context.Context, h *host, p *plan, what string, a
 // started fails if not everything was started: podman-compose goes on when podman refuses to
 // start something, and then says that all is well. said is what it said.
 func (e *extension) started(ctx context.Context, h *host, p *plan, said string) error {
-	s, err := e.see(ctx, h, p.name)
+	s, err := e.status(ctx, h, p.name)
 	if err != nil {
 		return err
 	}
 	for _, want := range p.meta.Services {
-		i := slices.IndexFunc(s.units, func(u unit) bool { return u.service() == want.Name })
-		if i >= 0 && !slices.Contains([]string{"created", "configured", "initialized"}, s.units[i].State.Status) {
+		i := slices.IndexFunc(s.containers, func(c engine.Container) bool { return c.Service() == want.Name })
+		if i >= 0 && !slices.Contains([]string{"created", "configured", "initialized"}, s.containers[i].State.Status) {
 			continue
 		}
 		if isOverlap(said) {
@@ -705,14 +704,14 @@ func isAwaited(err error) bool {
 // awaited returns why services that others wait for failed, after compose gave up on them
 // with cause; nil, after a while, if they did not: the engine starts them again.
 func (e *extension) awaited(ctx context.Context, h *host, p *plan, cause error) error {
-	s, err := e.see(ctx, h, p.name)
+	s, err := e.status(ctx, h, p.name)
 	if err != nil {
 		return errors.Join(cause, err)
 	}
-	if _, _, err = p.meta.judge(s, 0, h.known.engine == "podman"); err != nil {
+	if _, _, err = p.meta.ready(s, 0, h.known.engine == "podman"); err != nil {
 		return e.explain(ctx, h, s, err)
 	}
-	if !slices.ContainsFunc(s.units, func(u unit) bool { return u.State.Status == "restarting" || u.RestartCount > 0 }) {
+	if !slices.ContainsFunc(s.containers, func(c engine.Container) bool { return c.State.Status == "restarting" || c.RestartCount > 0 }) {
 		return cause
 	}
 	select {
@@ -750,35 +749,6 @@ for i in $(podman ps -q --no-trunc --filter "label=dev.sandboxer.name=$1"); do
 	podman update --memory "$m" --memory-swap "$m" "$i" >/dev/null && continue
 	[ "$(podman inspect --format '{{.State.Running}}' "$i" 2>/dev/null)" != true ] || [ "$(wc -l </proc/swaps)" -le 1 ] || exit 1
 done`
-
-// variables returns options that set vars, and puts their values into env where that
-// is safe: values in an environment are not in the list of processes, but some names
-// would tell the program itself what to do.
-func variables(option string, vars, env map[string]string) (args []string) {
-	for _, k := range slices.Sorted(maps.Keys(vars)) {
-		if meddles(k) {
-			args = append(args, option, k+"="+vars[k])
-			continue
-		}
-		env[k] = vars[k]
-		args = append(args, option, k)
-	}
-	return args
-}
-
-// meddles reports whether a variable of that name could change what the engine's
-// program, the loader or the shell on the host do.
-func meddles(name string) bool {
-	up := strings.ToUpper(name)
-	for _, prefix := range []string{"LD_", "DOCKER", "COMPOSE", "BUILDX", "BUILDKIT", "PODMAN", "CONTAINER", "BUILDAH", "STORAGE_", "REGISTRY", "REGISTRIES", "XDG_", "GO", "SSL_", "OTEL_", "DBUS_",
-		"PYTHON", "BASH", "SANDBOXER_", "LC_", "NETAVARK", "TMP", "CURL_", "SSH_", "SYSTEMD_", "NOTIFY_", "LISTEN_", "GLIBC_", "MALLOC_", "GCONV_", "NLS", "LOC", "RES", "HOST", "CNI", "CRUN", "OCI", "_"} {
-		if strings.HasPrefix(up, prefix) {
-			return true
-		}
-	}
-	return slices.Contains([]string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "ENV", "IFS", "CDPATH", "PWD", "OLDPWD", "TERM", "LANG", "LANGUAGE", "TZ", "TZDIR", "PS1", "PS2", "PS4", "OPTIND",
-		"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_COLOR", "CLICOLOR", "CI", "DEBUG", "PPID", "UID", "EUID", "SHELLOPTS", "TRAPDIR", "GETCONF_DIR"}, up) || strings.Contains(up, "LIBRARY")
-}
 
 func subnet(pool netip.Prefix, i int) netip.Prefix {
 	a := pool.Addr().As4()
