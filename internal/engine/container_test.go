@@ -2,6 +2,7 @@ package engine
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 )
@@ -51,5 +52,35 @@ func TestNextCheck(t *testing.T) {
 		if got := c.NextCheck(start.Add(check.at)); got != check.want {
 			t.Errorf("%s: %s; want %s", name, got, check.want)
 		}
+	}
+}
+
+// What hosts print of containers is read whatever their date knows, and what is no answer
+// is an error.
+func TestParseContainers(t *testing.T) {
+	const list = `[{"Id": "2", "Name": "b", "Config": {"Labels": {"dev.sandboxer.service": "web"}, "Env": ["A=x", "PASSWORD=hunter2"]},
+"NetworkSettings": {"IPAddress": "9.9.9.9", "Networks": {"n": {"IPAddress": "10.0.0.3"}, "m": {"IPAddress": "10.0.0.2"}, "none": {}}, "Ports": {"80/tcp": [{"HostPort": "8080"}, {}], "81/tcp": null}}}, {"Id": "1", "Name": "a"}]`
+	for when, want := range map[string]time.Time{"12.5": time.Unix(12, 5), "1700000000.000000007": time.Unix(1700000000, 7), "12.%N": time.Unix(12, 0), "": time.Unix(0, 0)} {
+		at, got, err := ParseContainers(when + "\n" + list)
+		if err != nil || !at.Equal(want) || len(got) != 2 || got[0].ID != "1" || got[1].Service() != "web" {
+			t.Errorf("%q: %s, %+v, %v", when, at, got, err)
+		}
+	}
+	if at, got, err := ParseContainers("7\n\n"); err != nil || len(got) > 0 || at.Unix() != 7 {
+		t.Errorf("of none: %s, %v, %v", at, got, err)
+	}
+	if _, _, err := ParseContainers("7\nError: what?"); err == nil {
+		t.Error("what is not JSON is read")
+	}
+	_, got, _ := ParseContainers("7\n" + list)
+	own, published := got[1].Addrs(80)
+	if fmt.Sprint(own, published) != "[10.0.0.2 10.0.0.3] [127.0.0.1:8080]" {
+		t.Errorf("Addrs = %q, %q", own, published)
+	}
+	if said := got[1].Redact("hunter2, x"); said != "…, x" {
+		t.Errorf("Redact = %q", said)
+	}
+	if names := ParseInventory("b\na b\n\n"); fmt.Sprint(names) != "[a b]" {
+		t.Errorf("ParseInventory = %q", names)
 	}
 }
