@@ -249,3 +249,23 @@ func (e *extension) candidates(only string) ([]string, error) {
 	}
 	return []string{only}, nil
 }
+
+// Capacity implements sandboxer.CapacityReporter.
+func (e *extension) Capacity(ctx context.Context, only string) (sandboxer.HostCapacity, error) {
+	names, err := e.candidates(only)
+	if err != nil {
+		return sandboxer.HostCapacity{}, err
+	}
+	offers, err := e.capacities(ctx, names, false)
+	o := sandboxer.HostCapacity{Attrs: map[string]string{}}
+	for _, of := range offers {
+		o.Free += of.free
+		o.Hosts = append(o.Hosts, of.h.Name())
+		k := of.h.known
+		o.Attrs[of.h.Name()] = fmt.Sprintf("%s %s, %s %s, %d of %d", k.engine, k.server, strings.Join(k.compose, " "), k.version, of.used, of.h.capacity)
+		if of.h.draining {
+			o.Attrs[of.h.Name()] += ", draining"
+		}
+	}
+	return o, err
+}
