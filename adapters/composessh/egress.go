@@ -20,6 +20,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
 	"github.com/sand-boxer/sandboxer/internal/egress"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
 // Sandboxes whose network a policy filters have three more kinds of containers, all from an
@@ -146,7 +147,7 @@ func (e *extension) carry(ctx context.Context, h *host) (string, error) {
 		return "", err
 	}
 	err = e.step(pCarry, func() error {
-		_, err := h.engine.Script(ctx, nil, &packed, `"$1" import -c "LABEL dev.sandboxer.owner=$2 dev.sandboxer.cache=$3" -c "ENTRYPOINT [\"$4\"]" - >/dev/null`, h.known.engine, e.env.Owner, label, egress.Binary)
+		_, err := h.engine.Import(ctx, &packed, map[string]string{engine.LabelOwner: e.env.Owner, labelCache: label}, egress.Binary)
 		return err
 	})
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -255,18 +254,20 @@ type use struct {
 // maxLayers is of how many layers one look tells.
 const maxLayers = 2000
 
-// layers prints what the engine $2 has of layers that the owner $3 keeps, and before that
-// what is known of their builds in the directory $1.
-const layers = `
+// layersScript prints what the engine $2 has of layers that the owner $3 keeps, of $4 at most, and before
+// that what is known of their builds in the directory $1.
+const layersScript = `
 cd -- "$1" || exit
 for f in .cache/*; do [ ! -f "$f" ] || echo "$(stat -c %Y -- "$f" 2>/dev/null || echo 0) ${f#.cache/} $(head -c 300 -- "$f" | tr '\n' ' ')"; done
 echo --
-ids=$("$2" images -q --no-trunc --filter dangling=true --filter label=dev.sandboxer.cache --filter "label=dev.sandboxer.owner=$3" | sort -u | head -n "$4") || exit
-[ -z "$ids" ] || "$2" inspect --type image $ids || [ $? = 1 ]`
+engine=$2 most=$4
+set -- --filter dangling=true --filter label=` + labelCache + ` --filter "label=` + engine.LabelOwner + `=$3"
+` + engine.ImagesScript + `
+`
 
 // kept lists the layers on h, and when those of a build were used last.
 func (e *extension) kept(ctx context.Context, h *host) ([]layer, map[string]use, error) {
-	out, err := h.engine.Script(ctx, nil, nil, layers, h.known.root, h.known.engine, e.env.Owner, strconv.Itoa(maxLayers))
+	out, err := h.engine.Script(ctx, nil, nil, layersScript, h.known.root, h.known.engine, e.env.Owner, strconv.Itoa(maxLayers))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -285,16 +286,9 @@ func (e *extension) kept(ctx context.Context, h *host) ([]layer, map[string]use,
 			used[f[1]] = use{time.Unix(sec, 0), tenant, project + "/" + service}
 		}
 	}
-	var images []struct {
-		ID      string `json:"Id"`
-		Size    int64
-		Created time.Time
-		Config  struct{ Labels map[string]string }
-	}
-	if strings.TrimSpace(rest) != "" {
-		if err := json.Unmarshal([]byte(rest), &images); err != nil {
-			return nil, nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of its images cannot be read", h.Name())
-		}
+	images, err := engine.ParseImages(rest)
+	if err != nil {
+		return nil, nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of its images cannot be read", h.Name())
 	}
 	var all []layer
 	for _, i := range images {

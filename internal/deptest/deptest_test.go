@@ -457,7 +457,6 @@ func TestSource(t *testing.T) {
 // lax are the files that may read JSON with encoding/json itself, which takes a name in
 // another case for a field's and the last of two for the one that was meant, and why.
 var lax = map[string]string{
-	"adapters/composessh/images.go":     "what an engine says",
 	"adapters/fake/fakeworld/main.go":   "the arguments of a program for tests",
 	"adapters/fake/remote.go":           "between two halves of a test",
 	"adapters/local/box.go":             "gVisor's state",
@@ -478,6 +477,7 @@ var lax = map[string]string{
 	"internal/compattest/compattest.go": "the fixtures of tests",
 	"internal/cli/output.go":            "what it has just written",
 	"internal/engine/container.go":      "what an engine says",
+	"internal/engine/image.go":          "what an engine says",
 	"internal/mustrun/main.go":          "what go test says",
 	"internal/server/route.go":          "a body that was checked before",
 	"request.go":                        "as a part of what reads it, which checks it before",

@@ -607,3 +607,30 @@ func TestEngineAwayOrHung(t *testing.T) {
 		t.Errorf("a command there: %v", err)
 	}
 }
+
+// An image that was imported has its program and its labels, and is listed by them.
+func TestImages(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		if list, err := r.Images(t.Context(), "label="+LabelOwner+"="+r.name); err != nil || len(list) > 0 {
+			t.Errorf("before: %+v, %v", list, err)
+		}
+		id, err := r.Import(t.Context(), bytes.NewReader(enginetest.BusyboxTar(t)), map[string]string{LabelOwner: r.name, "a.b": "c"}, "/bin/echo")
+		if err != nil || id == "" {
+			t.Fatalf("Import = %q, %v", id, err)
+		}
+		t.Cleanup(func() { _, _ = r.try(nil, "rmi", "-f", id) })
+		list, err := r.Images(t.Context(), "dangling=true", "label="+LabelOwner+"="+r.name, "label=a.b=c")
+		if err != nil || len(list) != 1 || !strings.HasSuffix(id, strings.TrimPrefix(list[0].ID, "sha256:")) || list[0].Size <= 0 || time.Since(list[0].Created).Abs() > time.Hour || list[0].Config.Labels["a.b"] != "c" {
+			t.Errorf("Images = %+v, %v; want %s", list, err, id)
+		}
+		if out := r.do(t, "run", "--rm", id, "said"); out != "said" {
+			t.Errorf("it says %q", out)
+		}
+		if _, err := r.Import(t.Context(), strings.NewReader(""), map[string]string{"a": "b c"}, "/x"); sandboxer.KindOf(err) != sandboxer.Internal {
+			t.Errorf("a label that is none: %v", err)
+		}
+		if _, err := ParseImages("what?"); err == nil {
+			t.Error("what is not JSON is read")
+		}
+	})
+}
