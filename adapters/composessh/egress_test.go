@@ -188,7 +188,7 @@ networks:
 func wget(url string) string { return "timeout 10 wget -qO- " + url + " 2>/dev/null || echo no" }
 
 // in runs a script in a service, which must end well.
-func in(t testing.TB, e *engine, h sandboxer.Handle, service, script string) string {
+func in(t testing.TB, e *extension, h sandboxer.Handle, service, script string) string {
 	t.Helper()
 	var out, errs bytes.Buffer
 	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Service: service, Stdout: &out, Stderr: &errs})

@@ -24,7 +24,7 @@ var points = []point{pDirectory, pCopy, pMounts, pBuild, pFill, pCarry, pLink, p
 
 // step takes one step. In tests e.fail is told before and after it, and may have its
 // answer lost.
-func (e *engine) step(p point, f func() error) error {
+func (e *extension) step(p point, f func() error) error {
 	if e.fail == nil {
 		return f()
 	}
