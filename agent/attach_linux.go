@@ -42,6 +42,9 @@ func runAttach(args []string) int {
 		return code
 	}
 	given := []string{"init", "--listen=" + ownPrefix + socket, "--detached"}
+	if dir, err := os.Getwd(); err == nil && os.Getenv(envWorkdir) == "" {
+		given = append(given, "--workdir="+dir) // unless a flag says otherwise
+	}
 	fs.Visit(func(f *flag.Flag) {
 		if f.Name != "socket" {
 			given = append(given, "--"+f.Name+"="+f.Value.String())
@@ -143,7 +146,7 @@ func startDetached(args []string) error {
 	cmd.Dir = "/"
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		// Who marks the commands of others to kill them does not mean the agent.
-		return strings.HasPrefix(kv, "SANDBOXER_EXEC=") || strings.HasPrefix(kv, markVar+"=")
+		return strings.HasPrefix(kv, "SANDBOXER_EXEC=") || strings.HasPrefix(kv, "SANDBOXER_RUN=") || strings.HasPrefix(kv, markVar+"=")
 	})
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	r, w, err := os.Pipe()
@@ -176,8 +179,18 @@ func startDetached(args []string) error {
 	}
 }
 
+// noTag is a limit of file locks, which Linux has long stopped to heed, below those with which
+// commands over SSH are tagged, to be killed with all that they started.
+const noTag = 1 << 60
+
 // detach lets go of who started us, who learns so that we listen.
 func detach() error {
+	var locks unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_LOCKS, &locks); err == nil && locks.Max != unix.RLIM_INFINITY && locks.Max > noTag {
+		if err := unix.Setrlimit(unix.RLIMIT_LOCKS, &unix.Rlimit{Cur: noTag, Max: noTag}); err != nil {
+			return err
+		}
+	}
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package agent
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -33,6 +34,9 @@ type ClientOptions struct {
 	HTTP    *http.Client
 	Token   string      // access token; empty for an agent without one
 	Header  http.Header // sent with every request
+	// IdleConns is how many connections are kept for the next calls; 0 means 8. Each may
+	// cost a program where the sandbox is.
+	IdleConns int
 	// User is whom files belong to and who runs commands that name nobody; empty means
 	// the agent's default.
 	User string
@@ -69,7 +73,7 @@ func NewClient(o ClientOptions) *Client {
 		c.owned = &http.Transport{
 			DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) },
 			DisableCompression:  true,
-			MaxIdleConnsPerHost: idleConns,
+			MaxIdleConnsPerHost: cmp.Or(o.IdleConns, idleConns),
 			IdleConnTimeout:     time.Minute,
 
 			MaxResponseHeaderBytes: maxHead,

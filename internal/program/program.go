@@ -24,6 +24,9 @@ type Program struct {
 // machines are the architectures that there are programs for.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
+// Architectures are those that there are programs for, as Go calls them.
+var Architectures = []string{"amd64", "arm64"}
+
 // A Finder finds programs. It remembers the digests of files that have not changed since. The
 // zero value is ready, and safe for concurrent use.
 type Finder struct {
