@@ -12,6 +12,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
 	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
@@ -39,9 +40,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	if egressProgram.path != "" {
-		os.RemoveAll(filepath.Dir(egressProgram.path))
-	}
+	buildtest.Remove()
 	for _, e := range engines {
 		e.Stop()
 	}
@@ -90,6 +89,7 @@ func newRig(t testing.TB, compose string, hosts int) *rig {
 		r.addHost(t, fmt.Sprintf("host-%d", i+1), env...)
 	}
 	r.cfg.ComposeCmd, r.cfg.SSHConfig, r.cfg.Capacity = compose, "none", 60
+	r.cfg.Agent = buildtest.Program(t, "cmd/sandboxer-agent")
 	if err := r.cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,8 @@ func TestConformance(t *testing.T) {
 			"repo": repo(t, strings.Replace(single, `".:/work"`, `".:/work", "data:/data"`, 1)+"volumes: {data: {}}\n", map[string]string{".sandboxerignore": "/compose.yaml\n/.sandboxerignore\n"})}},
 		Volume: "/data",
 		Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
-			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint},
+			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint,
+			sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
 		Enforces: []extensiontest.Feature{extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs, extensiontest.Owned},
 		Settle:   2 * time.Second,
 		Kill: func(t *testing.T, h sandboxer.Handle) {
@@ -287,7 +288,8 @@ func TestPlace(t *testing.T) {
 		},
 		Spec: sandboxer.Spec{Owner: "place", Inputs: map[string]string{"repo": repo(t, single, nil)}},
 		Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
-			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint},
+			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint,
+			sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
 		Settle: 2 * time.Second,
 		Hosts:  []string{"left", "right"},
 		Away:   func(t *testing.T, host string) func() { return relays[host].Away(t) },

@@ -57,17 +57,26 @@ func (e *extension) exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 		return sandboxer.Exit{}, err
 	}
 	cmd.User, cmd.Dir = cmp.Or(cmd.User, m.User), cmp.Or(cmd.Dir, service.Workspace)
+	if exit, err, ok := e.execByAgent(ctx, ho, m, id, cmd); ok {
+		return exit, err
+	}
 	exit, err := ho.engine.Exec(ctx, id, cmd)
+	return exit, e.notRunning(m, err)
+}
+
+// notRunning says in words of the sandbox why its container takes no command. NotFound, with
+// engine.ErrNotFound as the cause: it is gone, and not known any more. Other errors stay.
+func (e *extension) notRunning(m *meta, err error) error {
 	var ended *engine.EndedError
 	switch {
 	case errors.Is(err, engine.ErrNotFound):
 		e.forgetSandbox(m.Name)
 	case errors.Is(err, engine.ErrPaused):
-		err = sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused", m.ID).WithHint("resume it first: sandboxer resume %s", m.ID)
+		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused", m.ID).WithHint("resume it first: sandboxer resume %s", m.ID)
 	case errors.As(err, &ended):
-		err = sandboxer.E(sandboxer.NotFound, nil, "the service that commands run in has ended in sandbox %s (%s)", m.ID, ended.Status)
+		return sandboxer.E(sandboxer.NotFound, nil, "the service that commands run in has ended in sandbox %s (%s)", m.ID, ended.Status)
 	}
-	return exit, err
+	return err
 }
 
 // container returns the container of a service.

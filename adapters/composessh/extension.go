@@ -18,6 +18,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/program"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
@@ -25,6 +26,11 @@ import (
 )
 
 type extension struct {
+	// What the agent in a sandbox can do: agent.Capabilities.
+	sandboxer.AgentDialer
+	sandboxer.ProcessManager
+	sandboxer.Watcher
+
 	env      sandboxer.Env
 	cfg      Config
 	pool     *sshrun.Pool
@@ -46,6 +52,7 @@ type extension struct {
 	metas   map[string]*meta          // by name of the sandbox; only of what is up
 	ooms    map[string]int            // processes killed for memory, by container, as last seen
 	slow    map[string]time.Time      // when hosts did not answer in time, by host
+	agents  map[string]*agentClient   // by name of the sandbox
 }
 
 var _ interface {
@@ -66,6 +73,10 @@ var _ interface {
 	sandboxer.CapacityReporter
 	sandboxer.StatsReader
 	sandboxer.Checkpointer
+	sandboxer.AgentDialer
+	sandboxer.ProcessManager
+	sandboxer.Watcher
+	sandboxer.Narrower
 	io.Closer
 } = (*extension)(nil)
 
@@ -83,8 +94,10 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 	}
 	e := &extension{
 		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat, every: engine.WatchEvery,
-		at: map[string]sshrun.Target{}, known: map[string]*known{}, engines: map[string]*engine.Engine{}, watches: map[string]*engine.Watch{}, metas: map[string]*meta{}, ooms: map[string]int{}, slow: map[string]time.Time{},
+		at: map[string]sshrun.Target{}, known: map[string]*known{}, engines: map[string]*engine.Engine{}, watches: map[string]*engine.Watch{}, metas: map[string]*meta{}, ooms: map[string]int{}, slow: map[string]time.Time{}, agents: map[string]*agentClient{},
 	}
+	inside := agent.Capabilities{Open: e.openAgent}
+	e.AgentDialer, e.ProcessManager, e.Watcher = inside, inside, inside
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e, nil
 }
@@ -93,6 +106,9 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 func (e *extension) Close() error {
 	e.mu.Lock() // nothing begins any more
 	e.cancel()
+	for name := range e.agents {
+		e.dropAgent(name)
+	}
 	e.mu.Unlock()
 	err := e.pool.Close()
 	e.mu.Lock()
@@ -119,6 +135,7 @@ type meta struct {
 	Volumes    []string              `json:"volumes,omitempty"` // that go into checkpoints
 	Places     map[string]bool       `json:"places,omitempty"`  // of the workspace that must stay what they are: composefile.Project.Places
 	Quiesce    bool                  `json:"quiesce,omitempty"`
+	Agent      string                `json:"agent,omitempty"` // digest of the agent in the default service; empty for none
 	Stamp      []byte                `json:"stamp,omitempty"`
 }
 
@@ -211,6 +228,7 @@ func (e *extension) forgetFormer(name string) error {
 func (e *extension) forgetSandbox(name string) {
 	e.mu.Lock()
 	delete(e.metas, name)
+	e.dropAgent(name)
 	engines := slices.Collect(maps.Values(e.engines))
 	e.mu.Unlock()
 	for _, en := range engines {

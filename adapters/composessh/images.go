@@ -374,12 +374,12 @@ func (e *extension) caches(ctx context.Context, only string, prune bool) ([]sand
 	return out, errors.Join(failed...)
 }
 
-// anyBuilt prints something if images were ever built for sandboxes below $1.
-const anyBuilt = `case $1 in /*) ;; *) cd || exit;; esac; ls -- "$1/.cache" 2>/dev/null | head -n 1`
+// anyKept prints something if images were ever built, or the agent was brought, for sandboxes below $1.
+const anyKept = `case $1 in /*) ;; *) cd || exit;; esac; ls -- "$1/.cache" "$1/.agent" 2>/dev/null | head -n 1`
 
 func (e *extension) cachesOf(ctx context.Context, h *host, prune bool) ([]sandboxer.Cache, error) {
 	// A host for machines has no engine, perhaps, and one that was only added nothing at all.
-	if out, err := e.script(ctx, h, nil, nil, anyBuilt, e.cfg.Root); err != nil || out == "" {
+	if out, err := e.script(ctx, h, nil, nil, anyKept, e.cfg.Root); err != nil || out == "" {
 		return nil, err
 	}
 	if err := e.look(ctx, h); err != nil {
@@ -414,11 +414,11 @@ func (e *extension) cachesOf(ctx context.Context, h *host, prune bool) ([]sandbo
 			c.Problem = fmt.Sprintf("it is beyond build_cache for longer than a day; remove it: sandboxer cache prune --host %s", h.Name())
 		}
 	}
-	var out []sandboxer.Cache
+	out, err := e.agentCaches(ctx, h, prune)
 	for _, c := range byBuild {
 		out = append(out, *c)
 	}
-	return out, nil
+	return out, err
 }
 
 // discard removes layers from h, and what was known of builds that have none then. One

@@ -210,17 +210,25 @@ func (p *plan) fits(h *host) error {
 	return err
 }
 
+// note says something of the sandbox to who made it, once.
+func (p *plan) note(format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(p.meta.Notes, text) {
+		p.meta.Notes = append(slices.Clone(p.meta.Notes), text)
+	}
+}
+
 // on settles what depends on the host.
 func (p *plan) on(h *host) {
 	p.linkedBuilds = p.filtered && !p.buildNetwork && h.known.builder != "buildkit" && len(p.project.Builds) > 0
 	if p.filtered && !p.buildNetwork && h.known.builder == "buildkit" && len(p.project.Builds) > 0 {
-		p.meta.Notes = append(slices.Clone(p.meta.Notes), "images are built without a network: BuildKit builds on this host, whose network nothing filters")
+		p.note("images are built without a network: BuildKit builds on this host, whose network nothing filters")
 	}
 }
 
 // begin makes the directory of sandbox $2 below $1, which is the lock, if at most $3
-// are there, and takes $5 of $6 subnets for it, from $4 on. It prints a subnet a line
-// and then how far the sandbox has come. Standard input is its meta.json.
+// are there, and takes $5 of $6 subnets for it, from $4 on. It prints a subnet a line,
+// whether the agent $7 is there, and then how far the sandbox has come. Standard input is
+// its meta.json.
 const begin = `
 cd -- "$1" || exit
 [ ! -e "$2/up" ] || { echo up; exit 0; }
@@ -243,6 +251,7 @@ while [ $got -lt "$5" ]; do
 	i=$(((i+1)%$6)) tried=$((tried+1))
 	[ $tried -le "$6" ] || { echo "could not find an available address pool" >&2; exit 1; }
 done
+if [ -n "$7" ]; then mkdir -p .agent || exit; [ ! -f ".agent/$7" ] || echo agent; fi
 echo $state`
 
 // Provision implements sandboxer.Extension.
@@ -304,12 +313,13 @@ func (e *extension) start(ctx context.Context, h *host, p *plan, from *content, 
 	env := p.env()
 	dir := path.Join(h.known.root, p.name)
 	if h.known.podmanCompose() && p.project.Waits() {
-		p.meta.Notes = append(slices.Clone(p.meta.Notes), "podman-compose starts services in order, without waiting for the conditions of depends_on")
+		p.note("podman-compose starts services in order, without waiting for the conditions of depends_on")
 	}
 	if h.known.builder == "buildkit" && len(p.project.Builds) > 0 {
-		p.meta.Notes = append(slices.Clone(p.meta.Notes), "images are built with BuildKit, which is bounded in time, but not in memory and processors")
+		p.note("images are built with BuildKit, which is bounded in time, but not in memory and processors")
 	}
 	p.on(h)
+	e.agentFor(h, p)
 	data, err := json.Marshal(p.meta)
 	if err != nil {
 		return err
@@ -321,7 +331,7 @@ func (e *extension) start(ctx context.Context, h *host, p *plan, from *content, 
 	out := ""
 	err = e.step(pDirectory, func() (err error) {
 		out, err = e.script(ctx, h, env, bytes.NewReader(data), begin, h.known.root, p.name, strconv.Itoa(h.capacity),
-			strconv.Itoa(int(sum.Sum32()%uint32(size))), strconv.Itoa(len(p.project.Networks)), strconv.Itoa(size))
+			strconv.Itoa(int(sum.Sum32()%uint32(size))), strconv.Itoa(len(p.project.Networks)), strconv.Itoa(size), p.meta.Agent)
 		return err
 	})
 	if err != nil {
@@ -329,9 +339,13 @@ func (e *extension) start(ctx context.Context, h *host, p *plan, from *content, 
 	}
 	var subnets []netip.Prefix
 	var numbers []string
-	state := ""
+	state, agentThere := "", false
 	for line := range strings.Lines(out) {
 		line = strings.TrimSpace(line)
+		if line == "agent" {
+			agentThere = true
+			continue
+		}
 		if n, ok := strings.CutPrefix(line, "net "); ok {
 			i, err := strconv.Atoi(n)
 			if err != nil || i < 0 || i >= size {
@@ -363,6 +377,9 @@ func (e *extension) start(ctx context.Context, h *host, p *plan, from *content, 
 		}
 	}
 	r := p.rendering(dir, subnets, h.known.podmanCompose())
+	if err := e.bringAgent(ctx, h, p, &r, agentThere); err != nil {
+		return err
+	}
 	if p.filtered {
 		image, err := e.carry(ctx, h)
 		if err != nil {

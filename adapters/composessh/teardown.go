@@ -66,7 +66,8 @@ if [ -e "$2" ]; then
 	fi
 fi
 for l in .net/*; do [ "$(readlink -- "$l" 2>/dev/null)" != "../$2" ] || rm -f -- "$l"; done
-rm -rf -- "$2"`
+rm -rf -- "$2" || exit
+`
 
 // Teardown implements sandboxer.Extension.
 func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (report sandboxer.CleanupReport, err error) {
@@ -154,7 +155,7 @@ func (e *extension) remove(ctx context.Context, p place) error {
 	})
 	if err == nil {
 		err = e.step(pRemove, func() error {
-			_, err := h.engine.Script(ctx, nil, nil, removeDir, h.known.root, p.name, h.known.engine)
+			_, err := h.engine.Script(ctx, nil, nil, removeDir+unusedAgents, h.known.root, p.name, h.known.engine, e.agentDigest(h))
 			return err
 		})
 	}

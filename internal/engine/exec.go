@@ -120,7 +120,10 @@ func (en *Engine) exec(ctx context.Context, id string, cmd sandboxer.Cmd) (exit 
 			return sandboxer.Exit{}, err
 		}
 	case errors.Is(err, ErrNotFound):
-		return sandboxer.Exit{}, en.whyNot(ctx, id)
+		if err := en.State(ctx, id); err != nil {
+			return sandboxer.Exit{}, err
+		}
+		return sandboxer.Exit{}, sandboxer.E(sandboxer.Unavailable, nil, "container %s takes no command, and runs", id)
 	case err != nil:
 		return sandboxer.Exit{}, err
 	case verdict.Code != 0:
@@ -140,7 +143,7 @@ func (en *Engine) exec(ctx context.Context, id string, cmd sandboxer.Cmd) (exit 
 	out.release()
 	errs.release()
 	if exit.Code == 137 {
-		exit.OOMKilled = en.killedForMemory(ctx, id)
+		exit.OOMKilled = en.KilledForMemory(ctx, id)
 	}
 	return exit, nil
 }
@@ -196,8 +199,9 @@ func carried(args []string) []string {
 	return out
 }
 
-// whyNot tells why a command cannot run in a container.
-func (en *Engine) whyNot(ctx context.Context, id string) error {
+// State is nil for a container that runs, and otherwise tells why no command can run in it, as
+// Exec does.
+func (en *Engine) State(ctx context.Context, id string) error {
 	out, err := en.Script(ctx, nil, nil, `"$1" inspect --format '{{.State.Status}} {{.State.Paused}}' "$2" 2>/dev/null || "$1" version >/dev/null`, en.Program, id)
 	switch {
 	case err != nil:
@@ -207,6 +211,10 @@ func (en *Engine) whyNot(ctx context.Context, id string) error {
 	case strings.TrimSpace(out) == "":
 		return sandboxer.E(sandboxer.NotFound, ErrNotFound, "there is no container %s any more", id)
 	}
-	ended := &EndedError{strings.Fields(out)[0]}
+	status := strings.Fields(out)[0]
+	if status == "running" {
+		return nil
+	}
+	ended := &EndedError{status}
 	return sandboxer.E(sandboxer.NotFound, ended, "what container %s was made for has ended (%s)", id, ended.Status)
 }

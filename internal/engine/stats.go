@@ -21,9 +21,9 @@ while IFS=: read -r n c g; do
 done <"/proc/$p/cgroup"
 exit 0`
 
-// killedForMemory reports whether more processes of a container were killed for memory
+// KilledForMemory reports whether more processes of a container were killed for memory
 // than when it was asked last.
-func (en *Engine) killedForMemory(ctx context.Context, id string) bool {
+func (en *Engine) KilledForMemory(ctx context.Context, id string) bool {
 	out, err := en.Script(ctx, nil, nil, oomKillCount, en.Program, id)
 	if err != nil {
 		return false
