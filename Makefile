@@ -20,8 +20,8 @@ all: build
 build:
 	mkdir -p bin
 	$(GOBUILD) -o bin/ ./cmd/...
-# What is brought to hosts over SSH, which may be of another platform.
-	for arch in amd64 arm64; do GOOS=linux GOARCH=$$arch $(GOBUILD) -o bin/sandboxer-egress-linux-$$arch ./cmd/sandboxer-egress || exit; done
+# What is brought to hosts and into containers, which may be of another platform.
+	for arch in amd64 arm64; do for p in egress agent; do GOOS=linux GOARCH=$$arch $(GOBUILD) -o bin/sandboxer-$$p-linux-$$arch ./cmd/sandboxer-$$p || exit; done; done
 
 demo: build
 	sh scripts/demo.sh

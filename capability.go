@@ -132,7 +132,8 @@ type FileInfo struct {
 
 // Archiver moves a directory of a ready sandbox out and in as a stream of tar, for
 // snapshots that any extension can restore. An extension with exec alone gets it by
-// way of tar inside the sandbox. dir is absolute and clean; empty means the
+// way of tar inside the sandbox, and so does one whose method says Unsupported of a sandbox
+// before it has read or written anything. dir is absolute and clean; empty means the
 // workspace, as Cmd.Dir does.
 type Archiver interface {
 	// Archive writes what is below dir to w: names relative to dir and slash-separated,

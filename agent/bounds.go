@@ -237,6 +237,19 @@ type envelopes struct {
 	head [5]byte
 	n    int    // of head
 	left uint32 // of the message
+	last bool   // it is the last, by its head
+}
+
+// endStream is the flag of the last message of a stream.
+const endStream = 0b10
+
+// Close reads a stream that came to its end to the last byte: a connection that is not is not used
+// again. The context of the call bounds that.
+func (e *envelopes) Close() error {
+	if e.last && e.left == 0 {
+		_, _ = e.ReadCloser.Read(e.head[:1])
+	}
+	return e.ReadCloser.Close()
 }
 
 func (e *envelopes) Read(p []byte) (int, error) {
@@ -252,7 +265,7 @@ func (e *envelopes) Read(p []byte) (int, error) {
 		e.n += k
 		b = b[k:]
 		if e.n == len(e.head) {
-			e.n, e.left = 0, binary.BigEndian.Uint32(e.head[1:])
+			e.n, e.left, e.last = 0, binary.BigEndian.Uint32(e.head[1:]), e.head[0]&endStream != 0
 			if e.left > maxReply {
 				return 0, tooLarge("1 MiB in one message")
 			}

@@ -14,8 +14,7 @@ import (
 )
 
 // Capabilities is embedded by adapters that have an agent in their sandboxes. It fulfils
-// what the agent can do: exec, files, dial, stats, agent, processes and watch; archive
-// comes with exec. An adapter with something better of its own has a method of the same
+// what the agent can do: exec, files, archive, dial, stats, agent, processes and watch. An adapter with something better of its own has a method of the same
 // name, which wins.
 type Capabilities struct {
 	// Open opens the way to the agent of h's sandbox for one call. A long call may last
@@ -40,6 +39,7 @@ type Call struct {
 var _ interface {
 	sandboxer.Execer
 	sandboxer.Filer
+	sandboxer.Archiver
 	sandboxer.Dialer
 	sandboxer.StatsReader
 	sandboxer.AgentDialer
@@ -178,6 +178,22 @@ func (c Capabilities) MoveFile(ctx context.Context, h sandboxer.Handle, from, to
 // RemoveFile implements sandboxer.Filer.
 func (c Capabilities) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) error {
 	return c.do(ctx, h, func(call Call) error { return call.Agent.RemoveFile(call.Ctx, name) })
+}
+
+// Archive implements sandboxer.Archiver.
+func (c Capabilities) Archive(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
+	_, err := with(ctx, c, h, true, func(call Call) (struct{}, error) {
+		return struct{}{}, call.Agent.Archive(call.Ctx, or(dir, call.Dir), w)
+	})
+	return err
+}
+
+// Unarchive implements sandboxer.Archiver.
+func (c Capabilities) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) error {
+	_, err := with(ctx, c, h, true, func(call Call) (struct{}, error) {
+		return struct{}{}, call.Agent.Unarchive(call.Ctx, or(dir, call.Dir), r)
+	})
+	return err
 }
 
 // Dial implements sandboxer.Dialer.

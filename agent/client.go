@@ -3,6 +3,7 @@ package agent
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -33,6 +34,9 @@ type ClientOptions struct {
 	HTTP    *http.Client
 	Token   string      // access token; empty for an agent without one
 	Header  http.Header // sent with every request
+	// IdleConns is how many connections are kept for the next calls; 0 means 8. Each may
+	// cost a program where the sandbox is.
+	IdleConns int
 	// User is whom files belong to and who runs commands that name nobody; empty means
 	// the agent's default.
 	User string
@@ -69,7 +73,7 @@ func NewClient(o ClientOptions) *Client {
 		c.owned = &http.Transport{
 			DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) },
 			DisableCompression:  true,
-			MaxIdleConnsPerHost: idleConns,
+			MaxIdleConnsPerHost: cmp.Or(o.IdleConns, idleConns),
 			IdleConnTimeout:     time.Minute,
 
 			MaxResponseHeaderBytes: maxHead,
@@ -197,6 +201,10 @@ func (c *Client) plainError(res *http.Response) error {
 	if json.Unmarshal(b, &answer) != nil || answer.Message == "" {
 		answer.Message = "the agent answered " + res.Status
 	}
+	said := res.Header.Get(kindHeader)
+	if said == "" && (res.StatusCode == http.StatusNotFound || res.StatusCode == http.StatusMethodNotAllowed) {
+		return sandboxer.E(sandboxer.NotFound, errNoRoute, "%s", text(answer.Message))
+	}
 	kind := sandboxer.Failed
 	switch res.StatusCode {
 	case http.StatusBadRequest, http.StatusNotAcceptable:
@@ -214,8 +222,11 @@ func (c *Client) plainError(res *http.Response) error {
 	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		kind = sandboxer.Unavailable
 	}
-	return c.failure(kind, res.Header.Get(kindHeader), answer.Message)
+	return c.failure(kind, said, answer.Message)
 }
+
+// errNoRoute is the cause of an error where an agent does not know what it is asked for.
+var errNoRoute = errors.New("the agent has no such call")
 
 func (c *Client) transportError(ctx context.Context, err error) error {
 	var e *sandboxer.Error

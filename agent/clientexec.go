@@ -35,13 +35,13 @@ func (c *Client) Exec(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, e
 	if err != nil {
 		return notStartedExit(cmd, err, c.streamError(ctx, streamCtx, err))
 	}
-	defer stream.Close()
 	a := &attachment{c: c, ctx: ctx, stream: streamCtx, cut: cut, began: began, next: func() *pb.ProcessEvent {
 		if !stream.Receive() {
 			return nil
 		}
 		return stream.Msg().GetEvent()
 	}, err: stream.Err, tty: func() bool { return cmd.TTY != nil }, feedNil: cmd.TTY != nil}
+	defer a.close(stream)
 	x, err := a.run(sandboxer.ProcessStreams{Stdin: cmd.Stdin, Stdout: cmd.Stdout, Stderr: cmd.Stderr, Resize: cmd.Resize, Signals: cmd.Signals}, true)
 	if err != nil && !a.started {
 		return notStartedExit(cmd, stream.Err(), err)
@@ -104,6 +104,7 @@ type attachment struct {
 	tty     func() bool // whether the process has a terminal; known once the first event came
 	feedNil bool        // a terminal without an input gets its end of file typed
 	started bool
+	ended   atomic.Bool  // the end of the process came
 	writing atomic.Int64 // the number of the write that is under way; 0 between two
 }
 
@@ -207,6 +208,7 @@ func (a *attachment) follow(s sandboxer.ProcessStreams, own bool, giveUp func())
 				w, b = s.Stdout, out.Pty
 			}
 		case ev.GetEnd() != nil:
+			a.ended.Store(true)
 			if a.ctx.Err() != nil && own {
 				return x, a.gaveUp(own)
 			}
@@ -351,14 +353,27 @@ func (c *Client) Attach(ctx context.Context, pid int, s sandboxer.ProcessStreams
 	if err != nil {
 		return sandboxer.Exit{}, c.streamError(ctx, streamCtx, err)
 	}
-	defer stream.Close()
 	a := &attachment{c: c, ctx: ctx, stream: streamCtx, cut: cut, began: began, next: func() *pb.ProcessEvent {
 		if !stream.Receive() {
 			return nil
 		}
 		return stream.Msg().GetEvent()
 	}, err: stream.Err, tty: func() bool { return stream.ResponseHeader().Get(ttyHeader) == "true" }}
+	defer a.close(stream)
 	return a.run(s, false)
+}
+
+// trailerTime is how long the end of a stream may take once the end of its process came.
+const trailerTime = time.Second
+
+// close closes the stream. One that came to its end is read to the last byte before, so that its
+// connection serves the next call: a new one may cost a program where the sandbox is.
+func (a *attachment) close(stream io.Closer) {
+	defer time.AfterFunc(trailerTime, a.cut).Stop()
+	if a.ended.Load() {
+		_ = a.next()
+	}
+	_ = stream.Close()
 }
 
 func pidSelector(pid int) *pb.ProcessSelector {

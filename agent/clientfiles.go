@@ -266,14 +266,43 @@ func (c *Client) RemoveFile(ctx context.Context, name string) error {
 	return c.rpcError(ctx, err)
 }
 
-// Unpack unpacks a tar stream below dir, inside the sandbox and by the rules of Untar.
-// Of the options Limits and Owner are the agent's own.
-func (c *Client) Unpack(ctx context.Context, dir string, r io.Reader, o UntarOptions) error {
-	q := url.Values{"path": {dir}, "strip": {strconv.FormatBool(o.Strip)}, "replace": {strconv.FormatBool(o.Replace)}}
+// Archive writes what is below dir to w as a tar stream; see sandboxer.Archiver. An empty
+// dir is where the agent's processes start.
+func (c *Client) Archive(ctx context.Context, dir string, w io.Writer) error {
+	res, err := c.do(ctx, http.MethodGet, archivePath, url.Values{"path": {dir}}, http.Header{"Te": {"trailers"}}, nil, -1)
+	if err != nil {
+		return noArchives(err)
+	}
+	defer res.Body.Close()
+	out := &keptError{w: w}
+	_, err = io.CopyBuffer(struct{ io.Writer }{out}, struct{ io.Reader }{res.Body}, make([]byte, 128<<10))
+	switch kind := res.Trailer.Get(kindHeader); {
+	case out.err != nil:
+		return sandboxer.E(ownKind(out.err, sandboxer.Unavailable), out.err, "the archive of %s could not be written", archived(dir))
+	case err != nil:
+		return err
+	case kind != "":
+		said, err := url.PathUnescape(res.Trailer.Get(errorTrailer))
+		if err != nil {
+			said = res.Trailer.Get(errorTrailer)
+		}
+		return c.failure(sandboxer.Failed, kind, said)
+	}
+	return nil
+}
+
+// Unarchive makes dir hold what the tar stream r holds; see sandboxer.Archiver. What it makes
+// belongs to the client's user. An empty dir is where the agent's processes start.
+//
+// The archive is unpacked by the rules of Untar, and refused with Invalid where it breaks them.
+func (c *Client) Unarchive(ctx context.Context, dir string, r io.Reader) error {
+	if err := c.empty(ctx, dir); err != nil {
+		return noArchives(err)
+	}
 	body := &upload{r: r}
-	res, err := c.do(ctx, http.MethodPut, tarPath, q, http.Header{"Content-Type": {"application/x-tar"}}, body, -1)
+	res, err := c.do(ctx, http.MethodPut, archivePath, url.Values{"path": {dir}}, http.Header{"Content-Type": {"application/x-tar"}}, body, -1)
 	if body.err != nil && ctx.Err() == nil {
-		return sandboxer.E(sandboxer.KindOf(body.err), body.err, "the archive for %s could not be read", dir)
+		return sandboxer.E(ownKind(body.err, sandboxer.Invalid), body.err, "the archive for %s could not be read", archived(dir))
 	}
 	if err != nil {
 		return err
@@ -281,11 +310,52 @@ func (c *Client) Unpack(ctx context.Context, dir string, r io.Reader, o UntarOpt
 	return res.Body.Close()
 }
 
-// Pack opens the tree below dir as a tar stream; the caller closes it.
-func (c *Client) Pack(ctx context.Context, dir string) (io.ReadCloser, error) {
-	res, err := c.do(ctx, http.MethodGet, tarPath, url.Values{"path": {dir}}, nil, nil, -1)
+// empty makes dir, or removes what is in it.
+func (c *Client) empty(ctx context.Context, dir string) error {
+	ctx, cancel := within(ctx, c.wait.remove)
+	defer cancel()
+	patient := *c // nothing moves meanwhile
+	patient.wait.progress = c.wait.remove
+	res, err := patient.do(ctx, http.MethodDelete, archivePath, url.Values{"path": {dir}}, nil, nil, -1)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return res.Body, nil
+	return res.Body.Close()
+}
+
+// noArchives tells an agent that knows of no archives from one that has no such directory.
+func noArchives(err error) error {
+	if !errors.Is(err, errNoRoute) {
+		return err
+	}
+	return sandboxer.E(sandboxer.Unsupported, err, "the sandbox's agent is of a version that makes no archives").WithHint("create the sandbox anew")
+}
+
+func archived(dir string) string {
+	if dir == "" {
+		return "the workspace"
+	}
+	return dir
+}
+
+// ownKind is the Kind that err has, or a context gives it, or the other one.
+func ownKind(err error, other sandboxer.Kind) sandboxer.Kind {
+	if k := sandboxer.KindOf(err); k != sandboxer.Internal {
+		return k
+	}
+	return other
+}
+
+// A keptError is a writer whose failure is remembered.
+type keptError struct {
+	w   io.Writer
+	err error
+}
+
+func (k *keptError) Write(p []byte) (int, error) {
+	n, err := k.w.Write(p)
+	if err != nil {
+		k.err = err
+	}
+	return n, err
 }

@@ -225,17 +225,18 @@ const StrangerExit = 3
 
 var errStranger = errors.New("another process listens where the agent should")
 
-// listener returns who called listen on the other end of conn, by the word of the kernel.
-func listener(conn *net.UnixConn) (pid int, err error) {
+// peer returns who is at the other end of conn, by the word of the kernel: who called listen
+// for one that we dialed, and who called connect for one that we accepted.
+func peer(conn *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	var cred *unix.Ucred
 	if cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); cerr != nil || err != nil {
-		return 0, errors.Join(cerr, err)
+		return nil, errors.Join(cerr, err)
 	}
-	return int(cred.Pid), nil
+	return cred, nil
 }
 
 // dialSoon connects to the Unix socket at path, which may be about to appear once
@@ -246,8 +247,8 @@ func dialSoon(path string, wake int, tries int) (*net.UnixConn, error) {
 	for try, next := 0, 0; ; try++ {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 		if err == nil && wake > 0 {
-			pid, perr := listener(conn)
-			if perr != nil || pid != wake {
+			cred, perr := peer(conn)
+			if perr != nil || int(cred.Pid) != wake {
 				conn.Close()
 				conn, err = nil, errors.Join(errStranger, perr)
 			}

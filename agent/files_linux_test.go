@@ -159,9 +159,9 @@ func TestFullDisk(t *testing.T) {
 	if sandboxer.KindOf(err) != sandboxer.Exhausted {
 		t.Errorf("WriteFile: %v", err)
 	}
-	err = a.Unpack(t.Context(), dir, archive(t, reg("g", strings.Repeat("x", 1<<20))), UntarOptions{})
+	err = a.Unarchive(t.Context(), dir, archive(t, reg("g", strings.Repeat("x", 1<<20))))
 	if sandboxer.KindOf(err) != sandboxer.Exhausted {
-		t.Errorf("Unpack: %v", err)
+		t.Errorf("Unarchive: %v", err)
 	}
 }
 
@@ -172,7 +172,7 @@ func TestFilesOfUsers(t *testing.T) {
 	a := startAgent(t)
 	c := a.client(ClientOptions{Token: testToken, User: "4711:12"})
 	if err := errors.Join(c.WriteFile(t.Context(), a.dir+"/d/f", fs.ModeSetuid|0o755, strings.NewReader("x")), c.MakeDir(t.Context(), a.dir+"/e/g"),
-		c.Unpack(t.Context(), a.dir+"/u", archive(t, reg("v/w", "x")), UntarOptions{})); err != nil {
+		c.Unarchive(t.Context(), a.dir+"/u", archive(t, reg("v/w", "x")))); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"d", "d/f", "e", "e/g", "u", "u/v", "u/v/w"} {
@@ -186,32 +186,6 @@ func TestFilesOfUsers(t *testing.T) {
 	}
 	if fi, _ := os.Stat(a.dir + "/d/f"); fi.Mode() != 0o755|fs.ModeSetuid {
 		t.Errorf("mode %v", fi.Mode())
-	}
-}
-
-func TestPack(t *testing.T) {
-	a := startAgent(t)
-	in := archive(t, reg("top/a", "1"), reg("top/b/c", "2"))
-	if err := a.Unpack(t.Context(), a.dir+"/p", in, UntarOptions{Strip: true}); err != nil {
-		t.Fatal(err)
-	}
-	r, err := a.Pack(t.Context(), a.dir+"/p")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	dir := t.TempDir()
-	if err := Untar(r, dir, UntarOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if b, err := os.ReadFile(filepath.Join(dir, "b/c")); string(b) != "2" {
-		t.Errorf("%q, %v", b, err)
-	}
-	if err := a.Unpack(t.Context(), a.dir+"/p", archive(t, reg("../x", "")), UntarOptions{}); sandboxer.KindOf(err) != sandboxer.Invalid {
-		t.Errorf("a hostile archive: %v", err)
-	}
-	if _, err := a.Pack(t.Context(), "/no/such"); sandboxer.KindOf(err) != sandboxer.NotFound {
-		t.Errorf("Pack of nothing: %v", err)
 	}
 }
 

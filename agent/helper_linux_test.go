@@ -17,8 +17,11 @@ import (
 // TestMain lets the test binary be the agent itself, so that the tests run it as a
 // process of its own, through its real wire.
 func TestMain(m *testing.M) {
-	if os.Getenv("AGENT_TEST_RUN") == "1" {
+	switch os.Getenv("AGENT_TEST_RUN") {
+	case "1":
 		os.Unsetenv("AGENT_TEST_RUN")
+		fallthrough
+	case "always": // and what it starts of itself
 		os.Exit(Main(os.Args[1:]))
 	}
 	os.Exit(m.Run())

@@ -53,53 +53,70 @@ type addresses []string
 func (a *addresses) String() string     { return strings.Join(*a, ",") }
 func (a *addresses) Set(s string) error { *a = append(*a, strings.Split(s, ",")...); return nil }
 
+// initFlags are what init is told by flags.
+type initFlags struct {
+	listen   addresses
+	set      settings
+	grace    time.Duration
+	ringKiB  int
+	verbose  bool
+	reserved bool
+	detached bool
+	fuse     fuseTime
+}
+
+func (o *initFlags) register(fs *flag.FlagSet) {
+	fs.Var(&o.listen, "listen", "`address` host:port, unix:/path, own:/path, own:@name or donate:/path, may be repeated (default "+DefaultAddress+", or $"+envListen+")")
+	fs.StringVar(&o.set.user, "user", os.Getenv(envUser), "`user` of those who name none (default the agent's own, or $"+envUser+")")
+	fs.StringVar(&o.set.workdir, "workdir", os.Getenv(envWorkdir), "`directory` where processes start (default the user's home, or $"+envWorkdir+")")
+	fs.DurationVar(&o.grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL at the end")
+	fs.IntVar(&o.ringKiB, "replay-kib", 1024, "output kept of each process, in KiB")
+	fs.BoolVar(&o.reserved, "above-limits", false, "keep CAP_SYS_RESOURCE for the agent, and none for what it starts")
+	fs.BoolVar(&o.verbose, "v", false, "log more")
+	fs.BoolVar(&o.detached, "detached", false, "write the byte 6 to standard error once it listens, and nothing to anybody after that")
+	fs.Var(&o.fuse, "fuse", "`time` (RFC 3339, or seconds since 1970; 0 means never) at which to end by itself, and the sandbox with it")
+}
+
+func (o *initFlags) check() error {
+	switch {
+	case o.ringKiB < 4 || o.ringKiB > 1<<20:
+		return fmt.Errorf("--replay-kib %d: want 4 to 1048576", o.ringKiB)
+	case o.set.workdir != "" && !filepath.IsAbs(o.set.workdir):
+		return fmt.Errorf("--workdir %q is not absolute", o.set.workdir)
+	}
+	return nil
+}
+
+// InUseExit is the exit code of init where something listens already at an address of its own.
+const InUseExit = 4
+
 // runInit serves a sandbox until SIGTERM.
 func runInit(args []string) int {
 	fs := flag.NewFlagSet("init", flag.ContinueOnError)
-	var (
-		listenOn addresses
-		set      settings
-		grace    time.Duration
-		ringKiB  int
-		verbose  bool
-		reserved bool
-		fuseAt   time.Time
-	)
-	fs.Var(&listenOn, "listen", "`address` host:port, unix:/path or donate:/path, may be repeated (default "+DefaultAddress+", or $"+envListen+")")
-	fs.StringVar(&set.user, "user", os.Getenv(envUser), "`user` of those who name none (default the agent's own, or $"+envUser+")")
-	fs.StringVar(&set.workdir, "workdir", os.Getenv(envWorkdir), "`directory` where processes start (default the user's home, or $"+envWorkdir+")")
-	fs.DurationVar(&grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL at the end")
-	fs.IntVar(&ringKiB, "replay-kib", 1024, "output kept of each process, in KiB")
-	fs.BoolVar(&reserved, "above-limits", false, "keep CAP_SYS_RESOURCE for the agent, and none for what it starts")
-	fs.BoolVar(&verbose, "v", false, "log more")
-	fs.Func("fuse", "`time` (RFC 3339, or seconds since 1970; 0 means never) at which to end by itself, and the sandbox with it", func(v string) (err error) {
-		fuseAt, err = parseFuse(v)
-		return err
-	})
+	var o initFlags
+	o.register(fs)
 	if code, ok := parse(fs, args); !ok {
 		return code
 	}
+	set := o.set
 	set.token = os.Getenv(envToken)
-	if len(listenOn) == 0 {
-		_ = listenOn.Set(cmp.Or(os.Getenv(envListen), DefaultAddress))
+	if len(o.listen) == 0 {
+		_ = o.listen.Set(cmp.Or(os.Getenv(envListen), DefaultAddress))
 	}
 	complain := func(format string, args ...any) int {
 		fmt.Fprintf(os.Stderr, "sandboxer-agent: "+format+"\n", args...)
 		return 2
 	}
-	switch {
-	case ringKiB < 4 || ringKiB > 1<<20:
-		return complain("--replay-kib %d: want 4 to 1048576", ringKiB)
-	case set.workdir != "" && !filepath.IsAbs(set.workdir):
-		return complain("--workdir %q is not absolute", set.workdir)
+	if err := o.check(); err != nil {
+		return complain("%v", err)
 	}
 
 	level := slog.LevelWarn
-	if verbose {
+	if o.verbose {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	s := newServer(set, baseEnv(os.Environ()), ringKiB<<10, log)
+	s := newServer(set, baseEnv(os.Environ()), o.ringKiB<<10, log)
 	if set.user != "" {
 		if _, err := s.userOf(set.user); err != nil {
 			return complain("--user: %v", err)
@@ -107,18 +124,27 @@ func runInit(args []string) int {
 	}
 
 	var listeners []net.Listener
-	for _, addr := range listenOn {
+	for _, addr := range o.listen {
 		l, err := listen(addr)
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "sandboxer-agent: cannot listen: %v\n", err)
+			if errors.Is(err, unix.EADDRINUSE) && strings.HasPrefix(addr, ownPrefix) {
+				return InUseExit
+			}
 			return 1
 		}
 		listeners = append(listeners, l)
 	}
 
-	if reserved {
+	if o.reserved {
 		if err := s.procs.reserve(); err != nil {
 			return complain("--above-limits: %v", err)
+		}
+	}
+
+	if o.detached {
+		if err := detach(); err != nil {
+			return complain("--detached: %v", err)
 		}
 	}
 
@@ -153,7 +179,7 @@ func runInit(args []string) int {
 			}
 		})
 	}
-	log.Debug("listening", "addresses", listenOn.String())
+	log.Debug("listening", "addresses", o.listen.String())
 
 	code := 0
 	if main := fs.Args(); len(main) > 0 {
@@ -162,7 +188,7 @@ func runInit(args []string) int {
 			code = 1
 		}
 	}
-	s.fuse.set(fuseAt)
+	s.fuse.set(time.Time(o.fuse))
 	if code == 0 {
 		select {
 		case <-end:
@@ -173,7 +199,7 @@ func runInit(args []string) int {
 			code = 1
 		}
 	}
-	s.procs.stop(grace)
+	s.procs.stop(o.grace)
 	// Whoever still listens gets the ends of the processes; then all is cut.
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
@@ -188,15 +214,27 @@ func runInit(args []string) int {
 	return code
 }
 
-// parseFuse reads a time; the zero one if there is none.
-func parseFuse(v string) (time.Time, error) {
-	if n, err := strconv.ParseInt(v, 10, 64); err == nil {
-		if n <= 0 {
-			return time.Time{}, nil
-		}
-		return time.Unix(n, 0), nil
+// A fuseTime is a time; the zero one if there is none.
+type fuseTime time.Time
+
+func (f *fuseTime) String() string {
+	if t := time.Time(*f); !t.IsZero() {
+		return t.Format(time.RFC3339Nano)
 	}
-	return time.Parse(time.RFC3339, v)
+	return "0"
+}
+
+func (f *fuseTime) Set(v string) error {
+	if n, err := strconv.ParseInt(v, 10, 64); err == nil {
+		*f = fuseTime{}
+		if n > 0 {
+			*f = fuseTime(time.Unix(n, 0))
+		}
+		return nil
+	}
+	t, err := time.Parse(time.RFC3339, v)
+	*f = fuseTime(t)
+	return err
 }
 
 func (s *server) startMain(args []string) error {

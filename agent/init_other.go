@@ -8,7 +8,10 @@ import (
 	"runtime"
 )
 
-func runInit([]string) int {
-	fmt.Fprintln(os.Stderr, "sandboxer-agent: init runs on Linux, not on", runtime.GOOS)
+func runInit([]string) int   { return onLinux("init") }
+func runAttach([]string) int { return onLinux("attach") }
+
+func onLinux(what string) int {
+	fmt.Fprintln(os.Stderr, "sandboxer-agent:", what, "runs on Linux, not on", runtime.GOOS)
 	return 1
 }

@@ -15,6 +15,9 @@ import (
 const usage = `usage: sandboxer-agent COMMAND
 
   init [FLAGS] [-- CMD ARGS…]   serve a sandbox, as its first process (see init -h)
+  attach --socket @NAME|/PATH [FLAGS]
+                                be a connection to the agent at a socket, which is started if there
+                                is none, with flags of init
   untar [--strip] [--replace] [--owner UID:GID] DIR
                                 unpack the tar on standard input below DIR
   tar DIR                       pack DIR to standard output
@@ -36,6 +39,8 @@ func Main(args []string) int {
 	switch args[0] {
 	case "init":
 		return runInit(args[1:])
+	case "attach":
+		return runAttach(args[1:])
 	case "untar":
 		return runUntar(args[1:], os.Stdin)
 	case "tar":

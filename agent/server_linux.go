@@ -93,8 +93,9 @@ func (s *server) build() {
 	mux.HandleFunc("GET /envs", s.serveEnvs)
 	mux.HandleFunc("GET "+statsPath, s.serveStats)
 	mux.HandleFunc("GET "+relayPath, s.serveRelay)
-	mux.HandleFunc("GET "+tarPath, s.serveTar)
-	mux.HandleFunc("PUT "+tarPath, s.serveUntar)
+	mux.HandleFunc("GET "+archivePath, s.serveArchive)
+	mux.HandleFunc("DELETE "+archivePath, s.serveEmpty)
+	mux.HandleFunc("PUT "+archivePath, s.serveUnarchive)
 	authed := s.authenticated(mux)
 
 	open := http.NewServeMux()
@@ -519,10 +520,13 @@ func (s *server) httpServer(head time.Duration) *http.Server {
 	}
 }
 
-// listen opens "host:port" or "unix:/path".
+// listen opens one of the addresses of init.
 func listen(addr string) (net.Listener, error) {
 	if path, ok := strings.CutPrefix(addr, donatePrefix); ok {
 		return listenDonated(path)
+	}
+	if name, ok := strings.CutPrefix(addr, ownPrefix); ok {
+		return listenOwn(name)
 	}
 	if path, ok := strings.CutPrefix(addr, "unix:"); ok {
 		// A socket left by an agent that was killed would be in the way.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"archive/tar"
+	"bufio"
 	"cmp"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -57,7 +59,12 @@ func Untar(r io.Reader, dir string, o UntarOptions) error {
 	defer root.Close()
 	u := &untarrer{root: root, opts: o, checker: safetar.NewChecker(o.rules()), buf: make([]byte, 128<<10)}
 	defer u.leave()
-	tr := tar.NewReader(r)
+	u.rootDir, err = newFileMaker(root)
+	if err != nil {
+		return err
+	}
+	defer u.rootDir.close()
+	tr := tar.NewReader(bufio.NewReaderSize(r, 256<<10))
 	for {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
@@ -81,7 +88,9 @@ type untarrer struct {
 	// Most archives are in the order of directories: the last one stays open, which
 	// spares the walk from the root for every file.
 	parent     *os.Root
+	parentDir  fileMaker
 	parentName string
+	rootDir    fileMaker
 
 	dirs []dirMode // applied last: a directory may be closed to writing
 }
@@ -105,16 +114,23 @@ func (u *untarrer) entry(h *tar.Header, r io.Reader) error {
 		return nil
 	}
 	dir, base := path.Split(name)
-	in, err := u.enter(path.Clean(dir))
+	in, files, err := u.enter(path.Clean(dir))
 	if err != nil {
 		return u.failed(h.Name, err)
 	}
-	if u.opts.Replace && h.Typeflag != tar.TypeDir {
-		if fi, err := in.Lstat(base); err == nil && !fi.IsDir() {
-			if err := in.Remove(base); err != nil {
-				return u.failed(h.Name, err)
-			}
+	// replacing makes something, in the place of what is there if that may be replaced.
+	replacing := func(make func() error) error {
+		err := make()
+		if !u.opts.Replace || !errors.Is(err, fs.ErrExist) {
+			return err
 		}
+		if fi, lerr := in.Lstat(base); lerr != nil || fi.IsDir() {
+			return err
+		}
+		if err := in.Remove(base); err != nil {
+			return err
+		}
+		return make()
 	}
 	switch h.Typeflag {
 	case tar.TypeDir:
@@ -132,9 +148,9 @@ func (u *untarrer) entry(h *tar.Header, r io.Reader) error {
 			u.dirs = append(u.dirs, dirMode{name, fs.FileMode(h.Mode & 0o777), h.ModTime})
 		}
 	case tar.TypeReg:
-		err = u.file(in, base, h, r)
+		err = replacing(func() error { return u.file(files, base, h, r) })
 	case tar.TypeSymlink:
-		if err = in.Symlink(h.Linkname, base); err == nil {
+		if err = replacing(func() error { return in.Symlink(h.Linkname, base) }); err == nil {
 			err = u.chown(in, base)
 		}
 	case tar.TypeLink:
@@ -142,7 +158,7 @@ func (u *untarrer) entry(h *tar.Header, r io.Reader) error {
 		if fi, lerr := u.root.Lstat(e.Link); e.Kind != tar.TypeLink || lerr != nil || !fi.Mode().IsRegular() {
 			return bad("a hard link to %.200q, which is no earlier file of the archive", h.Linkname)
 		}
-		err = u.root.Link(e.Link, name)
+		err = replacing(func() error { return u.root.Link(e.Link, name) })
 	}
 	if errors.Is(err, fs.ErrExist) {
 		return bad("a file of this name exists already")
@@ -158,26 +174,31 @@ func quoted(s string) string {
 }
 
 // enter opens the directory of the next entry, making it if need be.
-func (u *untarrer) enter(dir string) (*os.Root, error) {
+func (u *untarrer) enter(dir string) (*os.Root, fileMaker, error) {
 	if dir == "." {
-		return u.root, nil
+		return u.root, u.rootDir, nil
 	}
 	if u.parent != nil && u.parentName == dir {
-		return u.parent, nil
+		return u.parent, u.parentDir, nil
 	}
 	u.leave()
 	r, err := u.root.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := u.makeParents(dir); err != nil {
-			return nil, err
+			return nil, fileMaker{}, err
 		}
 		r, err = u.root.OpenRoot(dir)
 	}
 	if err != nil {
-		return nil, err
+		return nil, fileMaker{}, err
 	}
-	u.parent, u.parentName = r, dir
-	return r, nil
+	files, err := newFileMaker(r)
+	if err != nil {
+		r.Close()
+		return nil, fileMaker{}, err
+	}
+	u.parent, u.parentDir, u.parentName = r, files, dir
+	return r, files, nil
 }
 
 func (u *untarrer) makeParents(dir string) error {
@@ -199,6 +220,7 @@ func (u *untarrer) makeParents(dir string) error {
 
 func (u *untarrer) leave() {
 	if u.parent != nil {
+		u.parentDir.close()
 		u.parent.Close()
 		u.parent = nil
 	}
@@ -211,18 +233,15 @@ func (u *untarrer) chown(in *os.Root, name string) error {
 	return in.Lchown(name, u.opts.Owner[0], u.opts.Owner[1])
 }
 
-func (u *untarrer) file(in *os.Root, base string, h *tar.Header, r io.Reader) (err error) {
+func (u *untarrer) file(in fileMaker, base string, h *tar.Header, r io.Reader) (err error) {
 	mode := fs.FileMode(h.Mode & 0o777)
-	f, err := in.OpenFile(base, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode|0o200)
+	f, err := in.create(base, mode|0o200)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if e := f.Close(); err == nil {
+		if e := f.close(); err == nil {
 			err = e
-		}
-		if err == nil && !h.ModTime.IsZero() {
-			err = in.Chtimes(base, h.ModTime, h.ModTime)
 		}
 	}()
 	n, err := io.CopyBuffer(struct{ io.Writer }{f}, r, u.buf)
@@ -232,16 +251,7 @@ func (u *untarrer) file(in *os.Root, base string, h *tar.Header, r io.Reader) (e
 	if n != h.Size {
 		return io.ErrUnexpectedEOF
 	}
-	if u.opts.Owner != nil {
-		if err := f.Chown(u.opts.Owner[0], u.opts.Owner[1]); err != nil {
-			return err
-		}
-	}
-	// The creation mode went through the umask.
-	if fi, err := f.Stat(); err != nil || fi.Mode().Perm() != mode {
-		return f.Chmod(mode)
-	}
-	return nil
+	return f.finish(u.opts.Owner, mode, h.ModTime)
 }
 
 // finishDirs sets the modes and times of directories, the inner ones first.
@@ -279,68 +289,142 @@ func (u *untarrer) failed(name string, err error) error {
 // Tar writes the tree below dir to w as a tar stream: directories, regular files, and
 // symbolic and hard links; sockets, pipes and devices are left out. It reads dir
 // without leaving it, whatever links say, and enters nothing of the kernel's, such as
-// /proc, that is mounted there. Names are relative and in lexical order;
-// owners are not recorded.
-func Tar(w io.Writer, dir string) error {
+// /proc, that is mounted there. Names are relative, in lexical order in each directory;
+// owners are not recorded, nor set-user-ID and its kin.
+//
+// Files may change meanwhile: what vanishes is left out, and a file that grows or shrinks
+// has the length that it had when it was begun, cut or filled up with zeros.
+func Tar(w io.Writer, dir string) error { return (&tarrer{modes: fs.ModePerm}).write(w, dir) }
+
+// maxTarDepth is how many levels deep a tree may be that is packed. Each takes a descriptor.
+const maxTarDepth = 500
+
+// A tarrer packs one tree.
+type tarrer struct {
+	modes fs.FileMode // the bits that are recorded
+	tw    *tar.Writer
+	buf   []byte
+	links map[[2]uint64]string // the first name of files that have several
+}
+
+func (t *tarrer) write(w io.Writer, dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	tw := tar.NewWriter(w)
-	buf := make([]byte, 128<<10)
-	links := map[[2]uint64]string{}
-	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
-		if err != nil {
-			if errors.Is(err, fs.ErrNotExist) && name != "." {
-				return nil // gone meanwhile
-			}
-			return err
-		}
-		if name == "." {
-			return nil
-		}
-		fi, err := d.Info()
-		if err != nil {
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil
-			}
-			return err
-		}
-		h := &tar.Header{Name: name, Mode: int64(fi.Mode().Perm()), ModTime: fi.ModTime().Truncate(time.Second)}
-		switch {
-		case fi.IsDir():
-			if isKernels(filepath.Join(dir, name)) {
-				return fs.SkipDir
-			}
-			h.Typeflag, h.Name = tar.TypeDir, name+"/"
-		case fi.Mode()&fs.ModeSymlink != 0:
-			h.Typeflag = tar.TypeSymlink
-			if h.Linkname, err = root.Readlink(name); err != nil {
-				return err
-			}
-		case fi.Mode().IsRegular():
-			if id, ok := linkID(fi); ok {
-				if first, ok := links[id]; ok {
-					h.Typeflag, h.Linkname = tar.TypeLink, first
-					return tw.WriteHeader(h)
-				}
-				links[id] = name
-			}
-			return packFile(tw, root, name, h, buf)
-		default:
-			return nil
-		}
-		return tw.WriteHeader(h)
-	})
+	fi, err := root.Stat(".")
 	if err != nil {
 		return err
 	}
-	return tw.Close()
+	t.tw, t.buf, t.links = tar.NewWriter(w), make([]byte, 128<<10), map[[2]uint64]string{}
+	if err := t.dir(root, fi, dir, "", 1); err != nil {
+		return err
+	}
+	return t.tw.Close()
 }
 
-func packFile(tw *tar.Writer, root *os.Root, name string, h *tar.Header, buf []byte) error {
-	f, err := root.OpenFile(name, os.O_RDONLY|openNonblock, 0)
+// dir packs what is in the directory root, which fi describes and which is at real, and called
+// name with a slash at its end.
+func (t *tarrer) dir(root *os.Root, fi fs.FileInfo, real, name string, depth int) error {
+	if depth > maxTarDepth {
+		return sandboxer.E(sandboxer.Invalid, nil, "%s is more than %d levels deep", quoted(name), maxTarDepth)
+	}
+	d, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	names, err := d.Readdirnames(-1)
+	d.Close()
+	if err != nil && !(depth > 1 && errors.Is(err, fs.ErrNotExist)) { // removed since it was opened
+		return err
+	}
+	slices.Sort(names)
+	for _, base := range names {
+		if err := t.name(root, fi, base, filepath.Join(real, base), name+base, depth); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// name packs what base is in the directory root, unless that is gone.
+func (t *tarrer) name(root *os.Root, in fs.FileInfo, base, real, name string, depth int) error {
+	for try := 0; ; try++ {
+		was, err := root.Lstat(base)
+		if err == nil {
+			err = t.entry(root, in, was, base, real, name, depth)
+		}
+		var failed errWriting
+		switch {
+		case err == nil:
+			return nil
+		case errors.As(err, &failed):
+			return failed.error
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		}
+		// What is something else by now need not be read. It may be what it was, too, and
+		// have been something else in between.
+		now, lerr := root.Lstat(base)
+		switch {
+		case errors.Is(lerr, fs.ErrNotExist), lerr == nil && was != nil && (!os.SameFile(was, now) || was.Mode().Type() != now.Mode().Type()):
+			return nil
+		case try == 3:
+			return err
+		}
+	}
+}
+
+// errWriting is a failure after which nothing may follow in the archive.
+type errWriting struct{ error }
+
+func (t *tarrer) entry(root *os.Root, in, fi fs.FileInfo, base, real, name string, depth int) error {
+	// What busybox's tar reads, too, however long a name is.
+	h := &tar.Header{Format: tar.FormatGNU, Name: name, Mode: int64(unixMode(fi.Mode() & t.modes)), ModTime: fi.ModTime().Truncate(time.Second)}
+	switch {
+	case fi.IsDir():
+		if !sameDevice(in, fi) && isKernels(real) {
+			return nil
+		}
+		sub, err := root.OpenRoot(base)
+		if err != nil {
+			return err
+		}
+		defer sub.Close()
+		if now, err := sub.Stat("."); err != nil || !os.SameFile(fi, now) {
+			return err
+		}
+		h.Typeflag, h.Name = tar.TypeDir, name+"/"
+		if err := t.header(h); err != nil {
+			return err
+		}
+		if err := t.dir(sub, fi, real, h.Name, depth+1); err != nil {
+			return errWriting{err}
+		}
+		return nil
+	case fi.Mode()&fs.ModeSymlink != 0:
+		var err error
+		h.Typeflag = tar.TypeSymlink
+		if h.Linkname, err = root.Readlink(base); err != nil {
+			return err
+		}
+		return t.header(h)
+	case fi.Mode().IsRegular():
+		return t.file(root, base, h)
+	}
+	return nil
+}
+
+func (t *tarrer) header(h *tar.Header) error {
+	if err := t.tw.WriteHeader(h); err != nil {
+		return errWriting{err}
+	}
+	return nil
+}
+
+func (t *tarrer) file(root *os.Root, base string, h *tar.Header) error {
+	f, err := root.OpenFile(base, os.O_RDONLY|openNonblock, 0)
 	if err != nil {
 		return err
 	}
@@ -352,14 +436,29 @@ func packFile(tw *tar.Writer, root *os.Root, name string, h *tar.Header, buf []b
 	if !fi.Mode().IsRegular() { // replaced since it was listed
 		return nil
 	}
+	id, several := linkID(fi)
+	if first, ok := t.links[id]; several && ok {
+		h.Typeflag, h.Linkname = tar.TypeLink, first
+		return t.header(h)
+	}
 	h.Typeflag, h.Size = tar.TypeReg, fi.Size()
-	if err := tw.WriteHeader(h); err != nil {
+	if err := t.header(h); err != nil {
 		return err
 	}
-	// A file that grows is cut, one that shrinks is an error: the header is gone.
-	n, err := io.CopyBuffer(struct{ io.Writer }{tw}, io.LimitReader(f, h.Size), buf)
-	if err == nil && n < h.Size {
-		err = sandboxer.E(sandboxer.Conflict, nil, "%s shrank while it was read", quoted(name))
+	if several {
+		t.links[id] = h.Name
 	}
-	return err
+	n, err := io.CopyBuffer(struct{ io.Writer }{t.tw}, io.LimitReader(f, h.Size), t.buf)
+	if err == nil && n < h.Size {
+		_, err = io.CopyBuffer(struct{ io.Writer }{t.tw}, io.LimitReader(zeroReader{}, h.Size-n), t.buf)
+	}
+	if err != nil {
+		return errWriting{err}
+	}
+	return nil
 }
+
+// A zeroReader reads as zeros, for ever.
+type zeroReader struct{}
+
+func (zeroReader) Read(p []byte) (int, error) { clear(p); return len(p), nil }

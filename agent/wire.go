@@ -17,8 +17,10 @@ const (
 	moreHeader       = "Sandboxer-More"       // of an answer to ListDir, in base64url: the name to go on after
 	keepaliveHeader  = "Keepalive-Ping-Interval"
 
-	statsPath = "/stats"
-	relayPath = "/relay" // ?port=N, with Upgrade: tcp
-	tarPath   = "/tar"   // ?path=DIR: GET packs, PUT unpacks
-	relayName = "tcp"
+	statsPath   = "/stats"
+	relayPath   = "/relay"   // ?port=N, with Upgrade: tcp
+	archivePath = "/archive" // ?path=DIR: GET packs, DELETE empties or makes it, PUT unpacks
+	relayName   = "tcp"
+
+	errorTrailer = "Sandboxer-Error" // after an archive that is not whole: why, in the manner of a path of a URL; kindHeader says its Kind
 )

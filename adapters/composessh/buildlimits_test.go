@@ -11,7 +11,7 @@ import (
 // A build has the memory and the processors that the operator gives it, except BuildKit's,
 // which reads over them.
 func TestBuildLimits(t *testing.T) {
-	e := &engine{cfg: defaults}
+	e := &extension{cfg: defaults}
 	e.cfg.BuildMemory, e.cfg.BuildCPUs = 1<<30, 3
 	p := &plan{name: "sbx", project: &composefile.Project{}}
 	limits := strings.Fields("--memory 1073741824 --memory-swap 1073741824 --cpu-period 100000 --cpu-quota 300000")

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/safetar"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
@@ -52,13 +53,10 @@ func (p *plan) keep(volumes, quiesce string) error {
 
 // Checkpoint implements sandboxer.Checkpointer. The workspace is read on the host, volumes
 // by the engine, by way of a container that never runs: images need no tools.
-func (e *engine) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) (err error) {
-	ho, m, err := e.find(ctx, h)
+func (e *extension) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) (err error) {
+	ho, m, err := e.findMade(ctx, h)
 	if err != nil {
 		return err
-	}
-	if m.Name == "" {
-		return gone(h)
 	}
 	if m.Quiesce {
 		var thaw func() error
@@ -71,7 +69,7 @@ func (e *engine) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func(
 	if len(c.Volumes) == 0 {
 		return e.archive(ctx, ho, m, ".", "", begin(c))
 	}
-	detach, err := e.attach(ctx, ho, m.Name, c.Volumes, map[string]string{labelName: m.Name, labelOwner: m.Owner})
+	detach, err := e.attach(ctx, ho, m.Name, c.Volumes, map[string]string{engine.LabelName: m.Name, engine.LabelOwner: m.Owner})
 	if err != nil {
 		return err
 	}
@@ -101,7 +99,7 @@ func (e *engine) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func(
 
 // rootOf adds the directory that a volume of Podman is to out, under that name: what
 // Podman exports has only what is in it.
-func (e *engine) rootOf(ctx context.Context, h *host, volume, name string, out *tar.Writer) error {
+func (e *extension) rootOf(ctx context.Context, h *host, volume, name string, out *tar.Writer) error {
 	said, err := e.script(ctx, h, nil, nil, `m=$(podman volume inspect --format '{{.Mountpoint}}' "$1") || exit
 if [ "$(id -u)" = 0 ]; then stat -c '%a %u %g %Y' "$m"; else podman unshare stat -c '%a %u %g %Y' "$m"; fi`, volume)
 	if err != nil {
@@ -118,7 +116,7 @@ if [ "$(id -u)" = 0 ]; then stat -c '%a %u %g %Y' "$m"; else podman unshare stat
 
 // pass adds what the tar that write writes holds to out, below the name under. A reader
 // that leaves is the writer's error.
-func (e *engine) pass(out *tar.Writer, under string, write func(io.Writer) error) error {
+func (e *extension) pass(out *tar.Writer, under string, write func(io.Writer) error) error {
 	pr, pw := io.Pipe()
 	written := make(chan error, 1)
 	go func() {
@@ -160,15 +158,11 @@ func (e *engine) pass(out *tar.Writer, under string, write func(io.Writer) error
 }
 
 // copied runs a command that moves a volume.
-func (e *engine) copied(ctx context.Context, h *host, what string, cmd sshrun.Cmd) error {
+func (e *extension) copied(ctx context.Context, h *host, what string, cmd sshrun.Cmd) error {
 	var said strings.Builder
-	cmd.Env, cmd.Stderr = e.engineEnv(), bounded(&said)
-	ctx, done, err := e.pulse(h).attend(ctx)
-	if err != nil {
-		return err
-	}
-	exit, err := h.Run(ctx, cmd)
-	if err = done(err); err == nil && exit.Code != 0 {
+	cmd.Stderr = engine.Last(&said)
+	exit, err := h.engine.Command(ctx, cmd)
+	if err == nil && exit.Code != 0 {
 		err = e.failed(h, what, said.String(), nil)
 	}
 	return err
@@ -194,7 +188,7 @@ dd if=/dev/zero bs=512 count=2 2>/dev/null | "$e" import -c "LABEL dev.sandboxer
 
 // attach makes what volumes of a sandbox are read and written through, and the volumes
 // that are not there yet; detach removes it again.
-func (e *engine) attach(ctx context.Context, h *host, name string, volumes []string, labels map[string]string) (detach func() error, err error) {
+func (e *extension) attach(ctx context.Context, h *host, name string, volumes []string, labels map[string]string) (detach func() error, err error) {
 	args := append([]string{h.known.engine, name, strconv.Itoa(len(volumes))}, volumes...)
 	for k, v := range labels {
 		args = append(args, "--label", k+"="+v)
@@ -202,10 +196,10 @@ func (e *engine) attach(ctx context.Context, h *host, name string, volumes []str
 	detach = func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		_, err := e.ask(ctx, h, nil, nil, `"$1" rm -f "$2-keep" >/dev/null && "$1" rmi -f "$2-keep" >/dev/null`, h.known.engine, name)
+		_, err := h.engine.Script(ctx, nil, nil, `"$1" rm -f "$2-keep" >/dev/null && "$1" rmi -f "$2-keep" >/dev/null`, h.known.engine, name)
 		return err
 	}
-	if _, err := e.ask(ctx, h, map[string]string{"SANDBOXER_SANDBOX": name}, nil, attaching, args...); err != nil {
+	if _, err := h.engine.Script(ctx, map[string]string{"SANDBOXER_SANDBOX": name}, nil, attaching, args...); err != nil {
 		return nil, errors.Join(err, detach())
 	}
 	return detach, nil
@@ -230,13 +224,13 @@ func (c *content) fits(p *plan) error {
 }
 
 // ProvisionFrom implements sandboxer.Checkpointer.
-func (e *engine) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sandboxer.Contents, r io.Reader) (sandboxer.Handle, error) {
+func (e *extension) ProvisionFrom(ctx context.Context, spec sandboxer.Spec, c sandboxer.Contents, r io.Reader) (sandboxer.Handle, error) {
 	return e.provision(ctx, spec, &content{Contents: c, r: r})
 }
 
 // fill puts in place what from holds, before anything of the sandbox was made but its
 // images.
-func (e *engine) fill(ctx context.Context, h *host, p *plan, dir string, from *content) (err error) {
+func (e *extension) fill(ctx context.Context, h *host, p *plan, dir string, from *content) (err error) {
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "filling the workspace"})
 	if _, err := e.script(ctx, h, p.env(), nil, `rm -rf -- "$1/copies" && mkdir -- "$1/copies"`, dir); err != nil {
 		return err
@@ -298,7 +292,7 @@ func (e *engine) fill(ctx context.Context, h *host, p *plan, dir string, from *c
 
 // distribute writes what from holds of the workspace to workspace, and each volume to
 // the writer that open returns for it, which calls the volume under.
-func (e *engine) distribute(from *content, workspace *tar.Writer, open func(v string) (w *tar.Writer, under string, end func(error) error)) (err error) {
+func (e *extension) distribute(from *content, workspace *tar.Writer, open func(v string) (w *tar.Writer, under string, end func(error) error)) (err error) {
 	bad := func(format string, args ...any) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "the checkpoint "+format, args...)
 	}
@@ -412,7 +406,7 @@ thaw "frozen.$3"; [ ! -e "frozen.$3" ]`
 // freeze has the services stand still that do not, and returns what lets them go on. That
 // they go on is the host's own business, too, if the broker does not come back for it; in
 // that case thaw fails.
-func (e *engine) freeze(ctx context.Context, h *host, m *meta) (thaw func() error, err error) {
+func (e *extension) freeze(ctx context.Context, h *host, m *meta) (thaw func() error, err error) {
 	dir, token := path.Join(h.known.root, m.Name), strings.ToLower(rand.Text()[:8])
 	stop := make(chan struct{})
 	ended := make(chan struct{})
@@ -428,16 +422,16 @@ func (e *engine) freeze(ctx context.Context, h *host, m *meta) (thaw func() erro
 		<-ended
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		out, err := e.ask(ctx, h, nil, nil, goingOn, dir, h.known.engine, token)
+		out, err := h.engine.Script(ctx, nil, nil, goingOn, dir, h.known.engine, token)
 		if err == nil && strings.TrimSpace(out) == "late" {
 			err = sandboxer.E(sandboxer.Unavailable, nil, "the services of sandbox %s did not stand still to the end: host %s heard nothing for too long", m.ID, h.Name())
 		}
-		if p := e.pulse(h); err != nil && p != nil && p.isHung() {
-			p.owe(goOn) // it may have heard that they are to stand still
+		if err != nil && h.engine.Watch.Hangs() {
+			h.engine.Watch.Owe(goOn) // it may have heard that they are to stand still
 		}
 		return err
 	}
-	_, err = e.ask(ctx, h, map[string]string{"SANDBOXER_SANDBOX": m.Name}, nil, freezing, dir, h.known.engine, m.Name, token, strconv.FormatFloat(max(1, (3*e.beat).Seconds()), 'f', 0, 64))
+	_, err = h.engine.Script(ctx, map[string]string{"SANDBOXER_SANDBOX": m.Name}, nil, freezing, dir, h.known.engine, m.Name, token, strconv.FormatFloat(max(1, (3*e.beat).Seconds()), 'f', 0, 64))
 	if err != nil { // it may have begun all the same
 		close(ended)
 		if terr := thaw(); terr != nil && e.env.Log != nil {

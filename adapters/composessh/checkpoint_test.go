@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
 // bank is a project with a database: a service that moves an amount from one book to the
@@ -43,7 +44,7 @@ volumes: {data: {}, scratch: {}}
 `
 
 // checkpoint takes what portable snapshots are made of.
-func checkpoint(t testing.TB, e *engine, h sandboxer.Handle) (c sandboxer.Contents, tar []byte) {
+func checkpoint(t testing.TB, e *extension, h sandboxer.Handle) (c sandboxer.Contents, tar []byte) {
 	t.Helper()
 	var out bytes.Buffer
 	if err := e.Checkpoint(t.Context(), h, func(said sandboxer.Contents) io.Writer { c = said; return &out }); err != nil {
@@ -54,7 +55,7 @@ func checkpoint(t testing.TB, e *engine, h sandboxer.Handle) (c sandboxer.Conten
 
 // inService runs a script as the service's own user: root has no capabilities in a service
 // of another user that may gain none.
-func inService(t testing.TB, e *engine, h sandboxer.Handle, service, script string) string {
+func inService(t testing.TB, e *extension, h sandboxer.Handle, service, script string) string {
 	t.Helper()
 	var out, errs strings.Builder
 	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Service: service, Stdout: &out, Stderr: &errs})
@@ -158,7 +159,7 @@ func TestThaw(t *testing.T) {
 	s.Inputs["quiesce"] = "yes"
 	h, _ := provision(t, e, s)
 	paused := func() string {
-		return r.engine(t, r.engines[0], "ps", "-q", "--filter", "label="+labelName+"="+h.Ref, "--filter", "status=paused")
+		return r.engine(t, r.engines[0], "ps", "-q", "--filter", "label="+engine.LabelName+"="+h.Ref, "--filter", "status=paused")
 	}
 	wait := func(what string, ok func() bool) {
 		t.Helper()
@@ -173,7 +174,7 @@ func TestThaw(t *testing.T) {
 	defer cancel()
 	begun, slow := make(chan struct{}), make(chan struct{})
 	done := make(chan error, 1)
-	read := func(e *engine) {
+	read := func(e *extension) {
 		done <- e.Checkpoint(c, h, func(sandboxer.Contents) io.Writer {
 			return writer(func(p []byte) (int, error) {
 				select {

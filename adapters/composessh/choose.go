@@ -49,9 +49,9 @@ func better(a, b *capacity) int {
 	return cmp.Or(rank(a)-rank(b), b.free-a.free, strings.Compare(a.h.Name(), b.h.Name()))
 }
 
-// offering prints how many sandboxes are below $1, kilobytes free there and in $3, the load
+// capacityScript prints how many sandboxes are below $1, kilobytes free there and in $3, the load
 // and how many processors there are; it fails if the engine $2 does not answer.
-const offering = `
+const capacityScript = `
 cd -- "$1" || exit; n=0; for d in sbx-*; do [ ! -d "$d" ] || n=$((n+1)); done; echo $n
 { df -Pk . "$3" 2>/dev/null || df -Pk . 2>/dev/null; } | awk 'NR > 1 && (m == "" || $4 < m) { m = $4 } END { print m == "" ? -1 : m }'
 cut -d' ' -f1 /proc/loadavg 2>/dev/null || echo 0
@@ -59,15 +59,15 @@ grep -c ^processor /proc/cpuinfo 2>/dev/null || echo 1
 [ "$2" != docker ] || docker version --format . >/dev/null`
 
 const (
-	// others is how long a create waits for further hosts once one has room.
-	others = 300 * time.Millisecond
-	// silence is how long one that did not answer by then is not waited for.
-	silence = time.Minute
+	// restTime is how long a create waits for further hosts once one has room.
+	restTime = 300 * time.Millisecond
+	// slowTime is how long one that did not answer by then is not waited for.
+	slowTime = time.Minute
 )
 
 // capacities tells the room on those hosts. With hurry it does not wait for those that
-// take longer than others, or that did so lately.
-func (e *engine) capacities(ctx context.Context, names []string, hurry bool) ([]*capacity, error) {
+// take longer than restTime, or that did so lately.
+func (e *extension) capacities(ctx context.Context, names []string, hurry bool) ([]*capacity, error) {
 	type answer struct {
 		name string
 		o    *capacity
@@ -86,14 +86,14 @@ func (e *engine) capacities(ctx context.Context, names []string, hurry bool) ([]
 			o, err = e.capacityOf(asking, h)
 		}
 		if err == nil {
-			e.heard(name, true)
+			e.noteAnswer(name, true)
 		}
 		answers <- answer{name, o, err}
 	})
 	var offers []*capacity
 	var failed error
 	var enough <-chan time.Time
-	for len(awaited) > 0 && (enough == nil || !e.allSilent(awaited)) {
+	for len(awaited) > 0 && (enough == nil || !e.allSlow(awaited)) {
 		select {
 		case a := <-answers:
 			delete(awaited, a.name)
@@ -102,16 +102,16 @@ func (e *engine) capacities(ctx context.Context, names []string, hurry bool) ([]
 				if !hurry || ctx.Err() != nil {
 					continue
 				}
-				e.heard(a.name, false)
+				e.noteAnswer(a.name, false)
 				continue
 			}
 			offers = append(offers, a.o)
 			if hurry && enough == nil && a.o.full(e.cfg.MinFree) == "" {
-				enough = time.After(others)
+				enough = time.After(restTime)
 			}
 		case <-enough:
 			for name := range awaited {
-				e.heard(name, false)
+				e.noteAnswer(name, false)
 			}
 		}
 	}
@@ -122,31 +122,31 @@ func (e *engine) capacities(ctx context.Context, names []string, hurry bool) ([]
 	return offers, nil
 }
 
-// heard notes whether a host answered in time.
-func (e *engine) heard(name string, did bool) {
+// noteAnswer notes whether a host answered in time.
+func (e *extension) noteAnswer(name string, inTime bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if did {
-		delete(e.silent, name)
+	if inTime {
+		delete(e.slow, name)
 	} else {
-		e.silent[name] = time.Now()
+		e.slow[name] = time.Now()
 	}
 }
 
-// allSilent reports whether none of the hosts answered in time lately.
-func (e *engine) allSilent(names map[string]bool) bool {
+// allSlow reports whether none of the hosts answered in time lately.
+func (e *extension) allSlow(names map[string]bool) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for name := range names {
-		if at, ok := e.silent[name]; !ok || time.Since(at) > silence {
+		if at, ok := e.slow[name]; !ok || time.Since(at) > slowTime {
 			return false
 		}
 	}
 	return true
 }
 
-func (e *engine) capacityOf(ctx context.Context, h *host) (*capacity, error) {
-	out, err := e.ask(ctx, h, nil, nil, offering, h.known.root, h.known.engine, cmp.Or(h.known.data, "."))
+func (e *extension) capacityOf(ctx context.Context, h *host) (*capacity, error) {
+	out, err := h.engine.Script(ctx, nil, nil, capacityScript, h.known.root, h.known.engine, cmp.Or(h.known.data, "."))
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +167,7 @@ func (e *engine) capacityOf(ctx context.Context, h *host) (*capacity, error) {
 
 // Place implements sandboxer.Placer: the host that was asked for, or the one with most room.
 // Where there is but one, it is not asked: making the sandbox shows what it can take.
-func (e *engine) Place(ctx context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
+func (e *extension) Place(ctx context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
 	p, err := e.plan(ctx, spec)
 	if err != nil {
 		return "", err
@@ -180,7 +180,7 @@ func (e *engine) Place(ctx context.Context, spec sandboxer.Spec, avoid []string)
 }
 
 // choose returns the host for p, none of avoid.
-func (e *engine) choose(ctx context.Context, p *plan, avoid []string) (*host, error) {
+func (e *extension) choose(ctx context.Context, p *plan, avoid []string) (*host, error) {
 	avoided := func(name string) bool { return slices.Contains(avoid, name) }
 	if at, err := e.former(p.name); err != nil {
 		return nil, err
@@ -237,7 +237,7 @@ func (e *engine) choose(ctx context.Context, p *plan, avoid []string) (*host, er
 }
 
 // candidates are the hosts that one may go to that is asked for on only, or on none.
-func (e *engine) candidates(only string) ([]string, error) {
+func (e *extension) candidates(only string) ([]string, error) {
 	names, err := e.names()
 	switch {
 	case err != nil:
@@ -248,4 +248,24 @@ func (e *engine) candidates(only string) ([]string, error) {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has no host %q", e.env.Extension, only).WithHint("it has %s", strings.Join(names, ", "))
 	}
 	return []string{only}, nil
+}
+
+// Capacity implements sandboxer.CapacityReporter.
+func (e *extension) Capacity(ctx context.Context, only string) (sandboxer.HostCapacity, error) {
+	names, err := e.candidates(only)
+	if err != nil {
+		return sandboxer.HostCapacity{}, err
+	}
+	offers, err := e.capacities(ctx, names, false)
+	o := sandboxer.HostCapacity{Attrs: map[string]string{}}
+	for _, of := range offers {
+		o.Free += of.free
+		o.Hosts = append(o.Hosts, of.h.Name())
+		k := of.h.known
+		o.Attrs[of.h.Name()] = fmt.Sprintf("%s %s, %s %s, %d of %d", k.engine, k.server, strings.Join(k.compose, " "), k.version, of.used, of.h.capacity)
+		if of.h.draining {
+			o.Attrs[of.h.Name()] += ", draining"
+		}
+	}
+	return o, err
 }

@@ -14,6 +14,7 @@
 //	<root>/<name>/frozen, beat   while its containers stand still for somebody
 //	<root>/.cache/<build>        when layers of a build were used last, and of what
 //	<root>/.net/<n>              a link to the sandbox that has subnet n
+//	<root>/.agent/<digest>       the agent, which default services have mounted
 //
 // The directory is made first and removed last: it is the lock, and what a sweep finds.
 // Which host a sandbox is on is the broker's to know (sandboxer.Placer), and in the handle. Where
@@ -55,6 +56,8 @@ type Config struct {
 	Never []string `yaml:"never" json:"never,omitempty" help:"Addresses and CIDRs that no sandbox whose network is filtered reaches, whatever its network policy says. The host's own addresses are among them without being listed."`
 	// EgressProgram is for one platform; the programs beside sandboxer are for several.
 	EgressProgram string `yaml:"egress_program" json:"egress_program,omitempty" help:"Path of sandboxer-egress, the program that filters, for the platform of the hosts; empty means beside the running program."`
+	// Agent is for one platform; the programs beside sandboxer are for several.
+	Agent string `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent for the platform of the hosts; empty means beside the running program. Where there is none, sandboxes have neither processes that outlive their callers nor watches of files."`
 	// BuildNetwork is apart from what services reach.
 	BuildNetwork bool `yaml:"build_network" json:"build_network,omitempty" help:"Build images with the network of the host's engine, unfiltered, whatever network the services get."`
 	// HostGateway needs a network: those of sandboxes without one lead nowhere.
@@ -125,7 +128,8 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Isolation: []sandboxer.Isolation{sandboxer.IsolationContainer},
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
-		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint},
+		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint,
+		sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
 	Inputs: []sandboxer.Input{
 		{Name: "repo", Restricted: true, Help: "directory of the broker's machine with the compose file, copied to the host", Required: true},
 		{Name: "file", Help: "compose file below repo; compose.yaml, compose.yml, docker-compose.yaml or docker-compose.yml if it is not given"},

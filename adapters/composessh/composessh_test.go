@@ -1,40 +1,28 @@
 package composessh
 
 import (
-	"archive/tar"
-	"bytes"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
+	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
 
-const image = "sandboxer-test-busybox:1"
+const image = enginetest.Image
 
 // engines are what TestMain ends: private engines, each started when it is asked for.
-var engines = []*engineHere{{}, {}}
-
-type engineHere struct {
-	once sync.Once
-	kept *exec.Cmd      // scripts/dockerd.sh keep
-	end  io.WriteCloser // its input: it ends with it, and so with this process
-	dir  string
-	host string
-	err  error
-}
+var engines = []*enginetest.Docker{{}, {}}
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "broker" {
@@ -52,245 +40,28 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	if egressProgram.path != "" {
-		os.RemoveAll(filepath.Dir(egressProgram.path))
-	}
+	buildtest.Remove()
 	for _, e := range engines {
-		if e.kept != nil {
-			e.end.Close()
-			e.kept.Wait()
-			os.RemoveAll(e.dir)
-		}
+		e.Stop()
 	}
-	if podmanDir != "" {
-		// Of a test that failed: processes, networks with their bridges, mounts.
-		rm := exec.Command("sh", "-c", "podman rm -af -t 0; podman pod rm -af; podman network ls -q | grep -vx podman | xargs -r podman network rm -f; podman volume rm -af")
-		rm.Env = append(os.Environ(), podmanEnv()...)
-		rm.Run()
-		exec.Command("sh", "-c", `grep -F " $1/" /proc/self/mounts | cut -d' ' -f2 | sort -r | while read -r m; do umount -l "$m"; done`, "sh", podmanDir).Run()
-		os.RemoveAll(podmanDir)
-	}
+	enginetest.StopPodman()
 	os.Exit(code)
 }
 
 // docker returns the address of a Docker engine that has the test image.
-func docker(t testing.TB) string { return engines[0].start(t) }
+func docker(t testing.TB) string { return engines[0].Start(t) }
 
 // another is an engine beside that one.
-func another(t testing.TB) string { return engines[1].start(t) }
-
-func (e *engineHere) start(t testing.TB) string {
-	t.Helper()
-	e.once.Do(func() {
-		if _, err := exec.LookPath("dockerd"); err != nil || os.Getuid() != 0 {
-			e.err = fmt.Errorf("a Docker engine needs root and dockerd (scripts/setup.sh installs it)")
-			return
-		}
-		if e.dir, e.err = os.MkdirTemp("/tmp", "sbd"); e.err != nil {
-			return
-		}
-		if e.err = e.keep(); e.err != nil {
-			return
-		}
-		imp := exec.Command("docker", "import", "-", image)
-		imp.Env = append(os.Environ(), "DOCKER_HOST="+e.host)
-		imp.Stdin = bytes.NewReader(busyboxTar(t))
-		if out, err := imp.CombinedOutput(); err != nil {
-			e.err = fmt.Errorf("docker import: %w: %s", err, out)
-		}
-	})
-	if e.err != nil {
-		t.Skip(e.err)
-	}
-	return "DOCKER_HOST=" + e.host
-}
-
-// keep starts the engine, which ends with this process however that ends.
-func (e *engineHere) keep() error {
-	cmd := exec.Command("sh", "../../scripts/dockerd.sh", "keep", e.dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	var said bytes.Buffer
-	cmd.Stderr = &said
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	e.kept, e.end = cmd, in
-	data, err := io.ReadAll(out)
-	if e.host = strings.TrimSpace(string(data)); e.host == "" {
-		return fmt.Errorf("dockerd: %v, %v: %s", err, cmd.Wait(), said.String())
-	}
-	return nil
-}
-
-// An engine of the tests ends with whoever started it, also one that does not answer.
-func TestEngineEndsWithItsOwner(t *testing.T) {
-	t.Parallel()
-	docker(t) // or skips
-	dir, err := os.MkdirTemp("/tmp", "sbd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	e := &engineHere{dir: dir}
-	if err := e.keep(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(filepath.Join(dir, "sock")); err != nil {
-		t.Error(err)
-	}
-	pid, err := os.ReadFile(filepath.Join(dir, "pid"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.hang(t)
-	e.end.Close()
-	if err := e.kept.Wait(); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat("/proc/" + strings.TrimSpace(string(pid))); err == nil {
-		t.Error("the engine lives on")
-	}
-	if _, err := os.Stat(dir); err == nil {
-		t.Error("its files are left")
-	}
-}
-
-// hang stops the engine's process, as a machine that stalls would, until resume is called.
-// What its containers run goes on.
-func (e *engineHere) hang(t testing.TB) (resume func()) {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(e.dir, "pid"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	resume = sync.OnceFunc(func() { syscall.Kill(pid, syscall.SIGCONT) })
-	t.Cleanup(resume)
-	return resume
-}
-
-var (
-	podmanDir  string
-	podmanOnce sync.Once
-)
+func another(t testing.TB) string { return engines[1].Start(t) }
 
 // podman returns the environment that gives Podman a store of the tests' own, with the
 // test image in it.
 func podman(t testing.TB) []string {
 	t.Helper()
-	for _, p := range []string{"podman", "podman-compose", "runc"} {
-		if _, err := exec.LookPath(p); err != nil {
-			t.Skipf("there is no %s (scripts/setup.sh installs it)", p)
-		}
+	if _, err := exec.LookPath("podman-compose"); err != nil {
+		t.Skip("there is no podman-compose (scripts/setup.sh installs it)")
 	}
-	if os.Getuid() != 0 {
-		t.Skip("the tests' Podman needs root")
-	}
-	var failed error
-	podmanOnce.Do(func() {
-		dir, err := os.MkdirTemp("/tmp", "sbp")
-		if err != nil {
-			t.Fatal(err)
-		}
-		podmanDir = dir
-		files := map[string]string{
-			"storage.conf": fmt.Sprintf("[storage]\ndriver = \"vfs\"\ngraphroot = \"%[1]s/graph\"\nrunroot = \"%[1]s/run\"\n", dir),
-			"containers.conf": fmt.Sprintf(`[engine]
-runtime = "runc"
-cgroup_manager = "cgroupfs"
-events_logger = "file"
-lock_type = "file"
-tmp_dir = "%[1]s/tmp"
-volume_path = "%[1]s/volumes"
-[containers]
-default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
-[network]
-network_config_dir = "%[1]s/net"
-`, dir),
-		}
-		for name, text := range files {
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		imp := exec.Command("podman", "import", "-", "localhost/"+image)
-		imp.Env = append(os.Environ(), podmanEnv()...)
-		imp.Stdin = bytes.NewReader(busyboxTar(t))
-		if out, err := imp.CombinedOutput(); err != nil {
-			failed = fmt.Errorf("podman import: %w: %s", err, out)
-		}
-	})
-	if failed != nil {
-		t.Fatal(failed)
-	}
-	return podmanEnv()
-}
-
-func podmanEnv() []string {
-	return []string{"CONTAINERS_CONF=" + podmanDir + "/containers.conf", "CONTAINERS_STORAGE_CONF=" + podmanDir + "/storage.conf"}
-}
-
-// busyboxTar is the root of an image made of this machine's busybox.
-func busyboxTar(t testing.TB) []byte {
-	t.Helper()
-	data, err := os.ReadFile("/usr/bin/busybox")
-	if err != nil {
-		t.Skip("there is no busybox")
-	}
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	put := func(h tar.Header, text []byte) {
-		h.Size = int64(len(text))
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
-		w.Write(text)
-	}
-	for _, d := range []string{"bin/", "etc/", "root/", "work/", "proc/", "sys/", "dev/"} {
-		put(tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o755}, nil)
-	}
-	put(tar.Header{Name: "tmp/", Typeflag: tar.TypeDir, Mode: 0o1777}, nil)
-	put(tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755}, data)
-	echoer := filepath.Join(t.TempDir(), "echoer")
-	build := exec.Command("go", "build", "-o", echoer, "./testdata/echo")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	program, err := os.ReadFile(echoer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	put(tar.Header{Name: "bin/echoer", Typeflag: tar.TypeReg, Mode: 0o755}, program)
-	list, err := exec.Command("/usr/bin/busybox", "--list").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name := range strings.FieldsSeq(string(list)) {
-		if name != "busybox" {
-			put(tar.Header{Name: "bin/" + name, Typeflag: tar.TypeSymlink, Linkname: "busybox"}, nil)
-		}
-	}
-	put(tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644}, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"))
-	put(tar.Header{Name: "etc/group", Typeflag: tar.TypeReg, Mode: 0o644}, []byte("root:x:0:\nnogroup:x:65534:\n"))
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
+	return enginetest.Podman(t)
 }
 
 // A rig is one or more hosts with engines, and an installation that has them.
@@ -318,6 +89,7 @@ func newRig(t testing.TB, compose string, hosts int) *rig {
 		r.addHost(t, fmt.Sprintf("host-%d", i+1), env...)
 	}
 	r.cfg.ComposeCmd, r.cfg.SSHConfig, r.cfg.Capacity = compose, "none", 60
+	r.cfg.Agent = buildtest.Program(t, "cmd/sandboxer-agent")
 	if err := r.cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -365,14 +137,14 @@ func (r *rig) host(t testing.TB, name string, o sshtest.Options) *sshtest.Server
 	return s
 }
 
-func (r *rig) open(t testing.TB, owner string) *engine {
+func (r *rig) open(t testing.TB, owner string) *extension {
 	t.Helper()
 	dir := filepath.Join(r.dir, owner)
 	ext, err := open(t.Context(), sandboxer.Env{Extension: "ext.test", Owner: owner, Dir: dir, Hosts: r.hosts}, r.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ext.(*engine)
+	return ext.(*extension)
 }
 
 // engine runs an engine's program on this machine, which is every host of the rig.
@@ -476,14 +248,15 @@ func TestConformance(t *testing.T) {
 			"repo": repo(t, strings.Replace(single, `".:/work"`, `".:/work", "data:/data"`, 1)+"volumes: {data: {}}\n", map[string]string{".sandboxerignore": "/compose.yaml\n/.sandboxerignore\n"})}},
 		Volume: "/data",
 		Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
-			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint},
+			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint,
+			sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
 		Enforces: []extensiontest.Feature{extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs, extensiontest.Owned},
 		Settle:   2 * time.Second,
 		Kill: func(t *testing.T, h sandboxer.Handle) {
 			env := r.engines[0]
-			r.engine(t, env, append([]string{"rm", "-f"}, strings.Fields(r.engine(t, env, "ps", "-aq", "--filter", "label="+labelName+"="+h.Ref))...)...)
+			r.engine(t, env, append([]string{"rm", "-f"}, strings.Fields(r.engine(t, env, "ps", "-aq", "--filter", "label="+engine.LabelName+"="+h.Ref))...)...)
 		},
-		Hang: func(t *testing.T, _ sandboxer.Handle) func() { return engines[0].hang(t) },
+		Hang: func(t *testing.T, _ sandboxer.Handle) func() { return engines[0].Hang(t) },
 		Listen: func(port int) []string {
 			return []string{"/bin/echoer", fmt.Sprintf("127.0.0.1:%d", port)}
 		},
@@ -509,13 +282,14 @@ func TestPlace(t *testing.T) {
 		Inputs: Adapter.Inputs,
 		Open:   open,
 		Bare: func(t *testing.T) sandboxer.Extension {
-			e := open(t).(*engine)
+			e := open(t).(*extension)
 			e.env.Dir = t.TempDir()
 			return e
 		},
 		Spec: sandboxer.Spec{Owner: "place", Inputs: map[string]string{"repo": repo(t, single, nil)}},
 		Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
-			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint},
+			sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanCheckpoint,
+			sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
 		Settle: 2 * time.Second,
 		Hosts:  []string{"left", "right"},
 		Away:   func(t *testing.T, host string) func() { return relays[host].Away(t) },
@@ -543,7 +317,7 @@ func TestDirectoryDeleted(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(r.dir, "deleted")); err != nil {
 		t.Fatal(err)
 	}
-	for i, e := range []*engine{e, r.opened(t, "deleted")} { // the process that has it open, and the next one
+	for i, e := range []*extension{e, r.opened(t, "deleted")} { // the process that has it open, and the next one
 		if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: fmt.Sprint("box-", i), Generation: 1}); err != nil {
 			t.Errorf("Teardown: %v", err)
 		}

@@ -5,21 +5,18 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"crypto/sha256"
-	"debug/elf"
-	"encoding/hex"
 	"errors"
 	"net/netip"
 	"os"
 	"path"
-	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
 	"github.com/sand-boxer/sandboxer/internal/egress"
+	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/program"
 )
 
 // Sandboxes whose network a policy filters have three more kinds of containers, all from an
@@ -36,7 +33,7 @@ func (c *Config) filters(p sandboxer.NetworkPolicy) bool {
 }
 
 // fits refuses what h cannot do for p.
-func (e *engine) fits(h *host, p *plan) error {
+func (e *extension) fits(h *host, p *plan) error {
 	if p.filtered {
 		if err := e.filterable(h, p); err != nil {
 			return err
@@ -46,7 +43,7 @@ func (e *engine) fits(h *host, p *plan) error {
 }
 
 // filterable says why h cannot filter the network of p; nil if it may be able to.
-func (e *engine) filterable(h *host, p *plan) error {
+func (e *extension) filterable(h *host, p *plan) error {
 	cannot := func(why string) error {
 		return sandboxer.E(sandboxer.Unsupported, nil, "host %s cannot filter what services reach: %s", h.Name(), why).
 			WithHint("%s", e.unfilteredHint(p.spec.Network.Mode))
@@ -66,37 +63,22 @@ func (e *engine) filterable(h *host, p *plan) error {
 }
 
 // unfilteredHint says what to do where nothing filters.
-func (e *engine) unfilteredHint(mode sandboxer.NetworkMode) string {
+func (e *extension) unfilteredHint(mode sandboxer.NetworkMode) string {
 	if mode == sandboxer.NetworkPublic {
 		return "use a profile without a network, a host with Docker and /dev/net/tun, or have the operator set unfiltered_egress: true in the config of " + e.env.Extension
 	}
 	return "use a profile without a network, or a host with Docker and /dev/net/tun"
 }
 
-// program returns the path of the program for hosts of an architecture.
-func (e *engine) program(arch string) (string, error) {
-	file := e.cfg.EgressProgram
-	if file == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return "", sandboxer.E(sandboxer.Unavailable, err, "the path of the running program is unknown")
-		}
-		file = filepath.Join(filepath.Dir(self), "sandboxer-egress-linux-"+arch)
-		if _, err := os.Stat(file); err != nil && runtime.GOOS == "linux" && runtime.GOARCH == arch {
-			file = filepath.Join(filepath.Dir(self), "sandboxer-egress")
-		}
+// program returns the program for hosts of an architecture.
+func (e *extension) program(arch string) (program.Program, error) {
+	p, err := e.programs.Find("sandboxer-egress", arch, e.cfg.EgressProgram)
+	var because *sandboxer.Error
+	if errors.As(err, &because) {
+		return p, sandboxer.E(sandboxer.Unavailable, err, "there is no program that filters the network of hosts that are linux/%s: %s", arch, because.Msg).
+			WithHint("make build makes it, beside sandboxer, where it is found unless egress_program in the config of %s names another place", e.env.Extension)
 	}
-	f, err := elf.Open(file)
-	if err != nil {
-		return "", sandboxer.E(sandboxer.Unavailable, err, "there is no program that filters the network of hosts that are linux/%s", arch).
-			WithHint("make build makes it, beside sandboxer; egress_program in the config of %s names another place", e.env.Extension)
-	}
-	defer f.Close()
-	if machine := (map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64})[arch]; f.Machine != machine {
-		return "", sandboxer.E(sandboxer.Unavailable, nil, "the program that filters the network is for %s, and the host is linux/%s", f.Machine, arch).
-			WithHint("leave egress_program out of the config of %s, so that the one for the host is taken", e.env.Extension)
-	}
-	return file, nil
+	return p, err
 }
 
 // carriedImage prints the image of the owner $2 with the label $3, and says that it is used: as
@@ -106,17 +88,16 @@ cd -- "$4" && mkdir -p .cache && printf '%s\n' "$5" >".cache/${3%.0}" || exit
 "$1" images -q --no-trunc --filter dangling=true --filter "label=dev.sandboxer.cache=$3" --filter "label=dev.sandboxer.owner=$2" | head -n 1`
 
 // carry brings the program to h, unless it is there, and returns its image.
-func (e *engine) carry(ctx context.Context, h *host) (string, error) {
-	file, err := e.program(h.known.arch)
+func (e *extension) carry(ctx context.Context, h *host) (string, error) {
+	prog, err := e.program(h.known.arch)
 	if err != nil {
 		return "", err
 	}
-	data, err := os.ReadFile(file)
+	data, err := os.ReadFile(prog.Path)
 	if err != nil {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "the program that filters the network cannot be read")
 	}
-	sum := sha256.Sum256(data)
-	label := short("") + "." + hex.EncodeToString(sum[:6]) + ".0"
+	label := short("") + "." + prog.Digest[:12] + ".0"
 	select { // one that is brought need not be brought again
 	case h.known.carrying <- struct{}{}:
 		defer func() { <-h.known.carrying }()
@@ -124,7 +105,7 @@ func (e *engine) carry(ctx context.Context, h *host) (string, error) {
 		return "", ctx.Err()
 	}
 	look := func() (string, error) {
-		out, err := e.ask(ctx, h, nil, nil, carriedImage, h.known.engine, e.env.Owner, label, h.known.root, "/sandboxer/egress")
+		out, err := h.engine.Script(ctx, nil, nil, carriedImage, h.known.engine, e.env.Owner, label, h.known.root, "/sandboxer/egress")
 		return strings.TrimSpace(out), err
 	}
 	if id, err := look(); id != "" || err != nil {
@@ -146,7 +127,7 @@ func (e *engine) carry(ctx context.Context, h *host) (string, error) {
 		return "", err
 	}
 	err = e.step(pCarry, func() error {
-		_, err := e.ask(ctx, h, nil, &packed, `"$1" import -c "LABEL dev.sandboxer.owner=$2 dev.sandboxer.cache=$3" -c "ENTRYPOINT [\"$4\"]" - >/dev/null`, h.known.engine, e.env.Owner, label, egress.Binary)
+		_, err := h.engine.Import(ctx, &packed, map[string]string{engine.LabelOwner: e.env.Owner, labelCache: label}, egress.Binary)
 		return err
 	})
 	if err != nil {
@@ -167,7 +148,7 @@ func (p *plan) behind(r *composefile.Rendering, image string) {
 }
 
 // gatewayConfig is what the gateway is told.
-func (e *engine) gatewayConfig(p *plan, r composefile.Rendering) ([]byte, error) {
+func (e *extension) gatewayConfig(p *plan, r composefile.Rendering) ([]byte, error) {
 	cfg := p.project.EgressConfig(r, p.linkedBuilds)
 	cfg.Network = p.spec.Network
 	var err, derr error
@@ -201,7 +182,7 @@ wait $p`
 
 // link starts the gateway and links, and waits until they are in place: what starts after
 // that, and not before, has the way out that the policy gives it, and no other.
-func (e *engine) link(ctx context.Context, h *host, p *plan, links []string) error {
+func (e *extension) link(ctx context.Context, h *host, p *plan, links []string) error {
 	args := append(e.compose(h, p), "up", "-d", "--no-deps", egress.Name)
 	for _, l := range links {
 		if l == egress.Build {
@@ -216,7 +197,7 @@ func (e *engine) link(ctx context.Context, h *host, p *plan, links []string) err
 	if len(links) == 0 {
 		return nil
 	}
-	_, err := e.ask(ctx, h, p.env(), nil, linking, append([]string{p.name, h.known.engine}, links...)...)
+	_, err := h.engine.Script(ctx, p.env(), nil, linking, append([]string{p.name, h.known.engine}, links...)...)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
@@ -228,7 +209,7 @@ func (e *engine) link(ctx context.Context, h *host, p *plan, links []string) err
 }
 
 // linkBuilds starts the link that images are built behind, and returns what ends it.
-func (e *engine) linkBuilds(ctx context.Context, h *host, p *plan) (end func(), err error) {
+func (e *extension) linkBuilds(ctx context.Context, h *host, p *plan) (end func(), err error) {
 	if !p.linkedBuilds {
 		return func() {}, nil
 	}
@@ -237,14 +218,14 @@ func (e *engine) linkBuilds(ctx context.Context, h *host, p *plan) (end func(), 
 	}
 	return func() {
 		// It goes with the sandbox otherwise.
-		_, _ = e.ask(ctx, h, nil, nil, `"$1" rm -f "$2" >/dev/null 2>&1; exit 0`, h.known.engine, buildLink(p.name))
+		_, _ = h.engine.Script(ctx, nil, nil, `"$1" rm -f "$2" >/dev/null 2>&1; exit 0`, h.known.engine, buildLink(p.name))
 	}, nil
 }
 
 func buildLink(name string) string { return name + "-build" }
 
 // compose is the compose program with what says which project it is about.
-func (e *engine) compose(h *host, p *plan) []string {
+func (e *extension) compose(h *host, p *plan) []string {
 	dir := path.Join(h.known.root, p.name)
 	args := append(slices.Clone(h.known.compose), "-p", p.name, "-f", path.Join(dir, "compose.yaml"))
 	if !h.known.podmanCompose() {

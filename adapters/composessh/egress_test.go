@@ -3,7 +3,6 @@ package composessh
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,13 +14,13 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
 	"github.com/sand-boxer/sandboxer/internal/egress"
 )
 
@@ -123,30 +122,10 @@ func serveOutside(public, private string) error {
 	}
 }
 
-var egressProgram struct {
-	sync.Once
-	path string
-	err  error
-}
-
 // withProgram gives the rig's extensions the program that filters.
 func (r *rig) withProgram(t testing.TB) {
 	t.Helper()
-	egressProgram.Do(func() {
-		dir, err := os.MkdirTemp("", "sandboxer-egress")
-		egressProgram.path = filepath.Join(dir, "sandboxer-egress")
-		build := exec.Command("go", "build", "-o", egressProgram.path, "../../cmd/sandboxer-egress")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		out, berr := build.CombinedOutput()
-		egressProgram.err = errors.Join(err, berr)
-		if berr != nil {
-			egressProgram.err = fmt.Errorf("%w: %s", egressProgram.err, out)
-		}
-	})
-	if egressProgram.err != nil {
-		t.Fatal(egressProgram.err)
-	}
-	r.cfg.EgressProgram = egressProgram.path
+	r.cfg.EgressProgram = buildtest.Program(t, "cmd/sandboxer-egress")
 }
 
 // withGateway gives them something to filter as well.
@@ -188,7 +167,7 @@ networks:
 func wget(url string) string { return "timeout 10 wget -qO- " + url + " 2>/dev/null || echo no" }
 
 // in runs a script in a service, which must end well.
-func in(t testing.TB, e *engine, h sandboxer.Handle, service, script string) string {
+func in(t testing.TB, e *extension, h sandboxer.Handle, service, script string) string {
 	t.Helper()
 	var out, errs bytes.Buffer
 	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Service: service, Stdout: &out, Stderr: &errs})

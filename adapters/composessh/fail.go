@@ -10,6 +10,7 @@ const (
 	pMounts    point = "create.mounts"     // the compose file and what it mounts
 	pBuild     point = "create.build"      // images
 	pFill      point = "create.fill"       // what a checkpoint holds
+	pAgent     point = "create.agent"      // the agent's program
 	pCarry     point = "create.carry"      // the program that filters
 	pLink      point = "create.link"       // the gateway, and what leads to it
 	pUp        point = "create.up"         // networks, volumes, containers
@@ -20,11 +21,11 @@ const (
 	pRemove    point = "destroy.directory" // the directory and its subnets
 )
 
-var points = []point{pDirectory, pCopy, pMounts, pBuild, pFill, pCarry, pLink, pUp, pMark, pLook, pProcesses, pObjects, pRemove}
+var points = []point{pDirectory, pCopy, pMounts, pBuild, pFill, pAgent, pCarry, pLink, pUp, pMark, pLook, pProcesses, pObjects, pRemove}
 
 // step takes one step. In tests e.fail is told before and after it, and may have its
 // answer lost.
-func (e *engine) step(p point, f func() error) error {
+func (e *extension) step(p point, f func() error) error {
 	if e.fail == nil {
 		return f()
 	}

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
@@ -195,7 +196,7 @@ func TestVanished(t *testing.T) {
 		"Step 1/2 : FROM nothing:1\npull access denied for nothing, repository does not exist or may require 'docker login'":                                                                         false,
 		"COPY failed: file not found in build context or excluded by .dockerignore: stat f: file does not exist":                                                                                     false,
 	} {
-		if got := isVanished(errors.New(oneLine(said))); got != want {
+		if got := isVanished(errors.New(engine.OneLine(said))); got != want {
 			t.Errorf("%q: %t, want %t", said, got, want)
 		}
 	}
@@ -433,7 +434,7 @@ func TestNoRoom(t *testing.T) {
 	if _, err := e.choose(t.Context(), any, nil); err != nil {
 		t.Fatal(err)
 	}
-	if !e.allSilent(map[string]bool{"away": true}) {
+	if !e.allSlow(map[string]bool{"away": true}) {
 		t.Error("it is waited for again")
 	}
 }
@@ -482,9 +483,9 @@ func TestReason(t *testing.T) {
 		"Step 3\nTraceback (most recent call last):\n  File \"setup.py\"\nModuleNotFoundError: six\n":                                                             "",
 	} {
 		if want == "" {
-			want = oneLine(said)
+			want = engine.OneLine(said)
 		}
-		if got := oneLine(reason(said)); got != want {
+		if got := engine.OneLine(reason(said)); got != want {
 			t.Errorf("of %q the reason is %q; want %q", said, got, want)
 		}
 	}
@@ -642,7 +643,7 @@ func broker() error {
 	for i := 0; ; i++ {
 		s := order(sandboxer.NewID(), a.Repo)
 		s.Owner = a.Owner
-		h, err := ext.(*engine).put(ctx, s)
+		h, err := ext.(*extension).put(ctx, s)
 		if err != nil {
 			return err
 		}
@@ -941,7 +942,7 @@ func TestEngineAway(t *testing.T) {
 			t.Errorf("%s: %q error %v", what, k, err)
 		}
 	}
-	for name, e := range map[string]*engine{"the same process": e, "another": r.opened(t, "away"), "one that knows it": warm} {
+	for name, e := range map[string]*extension{"the same process": e, "another": r.opened(t, "away"), "one that knows it": warm} {
 		_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
 		says(name+": Exec", err)
 		_, err = e.WaitReady(t.Context(), h)

@@ -10,7 +10,7 @@ import (
 // TestSpecFields: of each field of a spec it is known what becomes of it; what could not be
 // kept is refused.
 func TestSpecFields(t *testing.T) {
-	e := &engine{cfg: defaults}
+	e := &extension{cfg: defaults}
 	base := order("x", repo(t, "services:\n  app:\n    image: busybox\n    command: [sleep, \"9\"]\n", nil))
 	fieldtest.Taken(t, base, fieldtest.Values{
 		"Network.Mode": {sandboxer.NetworkPublic, sandboxer.NetworkPublic}, "Network.Allow": {[]string{"a.example"}, []string{"b.example"}},

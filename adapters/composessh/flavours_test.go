@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
 // web is a project as people write them: a check, a job that others wait for, a volume,
@@ -47,7 +47,7 @@ func order(id, repo string) sandboxer.Spec {
 }
 
 // teardown has the sandbox go when the test ends, whatever became of it.
-func teardown(t testing.TB, e *engine, id string) {
+func teardown(t testing.TB, e *extension, id string) {
 	t.Cleanup(func() {
 		c, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
 		defer cancel()
@@ -58,7 +58,7 @@ func teardown(t testing.TB, e *engine, id string) {
 }
 
 // put places a sandbox and provisions it, as the broker does.
-func (e *engine) put(ctx context.Context, s sandboxer.Spec) (h sandboxer.Handle, err error) {
+func (e *extension) put(ctx context.Context, s sandboxer.Spec) (h sandboxer.Handle, err error) {
 	if s.Place, err = e.Place(ctx, s, nil); err != nil {
 		return h, err
 	}
@@ -66,14 +66,14 @@ func (e *engine) put(ctx context.Context, s sandboxer.Spec) (h sandboxer.Handle,
 }
 
 // putFrom is put for what a checkpoint holds.
-func (e *engine) putFrom(ctx context.Context, s sandboxer.Spec, c sandboxer.Contents, r io.Reader) (h sandboxer.Handle, err error) {
+func (e *extension) putFrom(ctx context.Context, s sandboxer.Spec, c sandboxer.Contents, r io.Reader) (h sandboxer.Handle, err error) {
 	if s.Place, err = e.Place(ctx, s, nil); err != nil {
 		return h, err
 	}
 	return e.ProvisionFrom(ctx, s, c, r)
 }
 
-func provision(t testing.TB, e *engine, s sandboxer.Spec) (sandboxer.Handle, sandboxer.Reachability) {
+func provision(t testing.TB, e *extension, s sandboxer.Spec) (sandboxer.Handle, sandboxer.Reachability) {
 	t.Helper()
 	teardown(t, e, s.ID)
 	h, err := e.put(t.Context(), s)
@@ -87,7 +87,7 @@ func provision(t testing.TB, e *engine, s sandboxer.Spec) (sandboxer.Handle, san
 	return h, r
 }
 
-func (r *rig) opened(t testing.TB, owner string) *engine {
+func (r *rig) opened(t testing.TB, owner string) *extension {
 	t.Helper()
 	e := r.open(t, owner)
 	t.Cleanup(func() {
@@ -98,7 +98,7 @@ func (r *rig) opened(t testing.TB, owner string) *engine {
 	return e
 }
 
-func run(t testing.TB, e *engine, h sandboxer.Handle, script string) string {
+func run(t testing.TB, e *extension, h sandboxer.Handle, script string) string {
 	t.Helper()
 	var out, errs bytes.Buffer
 	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Stdout: &out, Stderr: &errs})
@@ -109,7 +109,7 @@ func run(t testing.TB, e *engine, h sandboxer.Handle, script string) string {
 }
 
 // get asks a port of the sandbox for a page.
-func get(t testing.TB, e *engine, h sandboxer.Handle, port int, page string) string {
+func get(t testing.TB, e *extension, h sandboxer.Handle, port int, page string) string {
 	t.Helper()
 	c, err := e.Dial(t.Context(), h, port)
 	if err != nil {
@@ -540,7 +540,7 @@ func TestPodmanSwap(t *testing.T) {
 	s := order("swap", repo(t, single, nil))
 	s.Limits.MemoryBytes = 64 << 20
 	h, _ := provision(t, e, s)
-	id := r.engine(t, r.engines[0], "ps", "-q", "--filter", "label="+labelName+"="+h.Ref)
+	id := r.engine(t, r.engines[0], "ps", "-q", "--filter", "label="+engine.LabelName+"="+h.Ref)
 	pid := r.engine(t, r.engines[0], "inspect", "--format", "{{.State.Pid}}", id)
 	groups, err := os.ReadFile("/proc/" + pid + "/cgroup")
 	if err != nil {
@@ -587,28 +587,6 @@ func TestPodmanSwap(t *testing.T) {
 	}
 }
 
-// TestHealth: a container that was paused is as healthy as it was, whatever Docker says of
-// it until it looks again.
-func TestHealth(t *testing.T) {
-	for state, want := range map[string]string{
-		`{}`: "",
-		`{"Health": {"Status": "starting", "FailingStreak": 2}}`:                                             "starting",
-		`{"Health": {"Status": "unhealthy", "FailingStreak": 3, "Log": [{"ExitCode": 1}]}}`:                  "unhealthy",
-		`{"Health": {"Status": "unhealthy", "FailingStreak": 0, "Log": [{"ExitCode": 1}, {"ExitCode": 0}]}}`: "healthy",
-		`{"Health": {"Status": "unhealthy", "FailingStreak": 0, "Log": [{"ExitCode": 1}]}}`:                  "starting",
-		`{"Health": {"Status": "unhealthy"}}`:                                                                "starting",
-		`{"Healthcheck": {"Status": "unhealthy"}}`:                                                           "unhealthy",
-	} {
-		var u unit
-		if err := json.Unmarshal([]byte(state), &u.State); err != nil {
-			t.Fatal(err)
-		}
-		if got := u.health(); got != want {
-			t.Errorf("%s: %q; want %q", state, got, want)
-		}
-	}
-}
-
 // A network is filtered unless the operator says that it need not be.
 func TestOnline(t *testing.T) {
 	r := newRig(t, "docker-compose", 0)
@@ -624,31 +602,5 @@ func TestOnline(t *testing.T) {
 	}
 	if p.filtered || !p.buildNetwork || p.rendering("/x", nil, false).Sealed {
 		t.Error("its networks lead nowhere, or through a gateway")
-	}
-}
-
-// TestNextCheck: the engine is asked again when it can know more.
-func TestNextCheck(t *testing.T) {
-	start := time.Unix(1000, 0)
-	for name, c := range map[string]struct {
-		unit string
-		at   time.Duration // since the start
-		want time.Duration
-	}{
-		"the first":        {`{"Config": {"Healthcheck": {"Interval": 2000000000}}, "State": {"Health": {"Status": "starting"}}}`, 500 * time.Millisecond, 1550 * time.Millisecond},
-		"it is at it":      {`{"Config": {"Healthcheck": {"Interval": 2000000000}}, "State": {"Health": {"Status": "starting"}}}`, 2100 * time.Millisecond, 0},
-		"after a failure":  {`{"Config": {"Healthcheck": {"Interval": 2000000000}}, "State": {"Health": {"Log": [{"End": "1970-01-01T00:16:42.5Z"}]}}}`, 3 * time.Second, 1550 * time.Millisecond},
-		"the default":      {`{"Config": {"Healthcheck": {}}, "State": {}}`, 10 * time.Second, 20*time.Second + 50*time.Millisecond},
-		"clocks disagree":  {`{"Config": {"Healthcheck": {"Interval": 1000000000}}, "State": {}}`, -time.Hour, time.Hour + 1050*time.Millisecond},
-		"not a check more": {`{"State": {}}`, time.Minute, 0},
-	} {
-		var u unit
-		if err := json.Unmarshal([]byte(c.unit), &u); err != nil {
-			t.Fatal(err)
-		}
-		u.State.StartedAt = start
-		if got := u.nextCheck(start.Add(c.at)); got != c.want {
-			t.Errorf("%s: %s; want %s", name, got, c.want)
-		}
 	}
 }

@@ -35,7 +35,7 @@ func TestEngineHangs(t *testing.T) {
 		ended <- err
 	}()
 	<-out.begun
-	resume := engines[0].hang(t)
+	resume := engines[0].Hang(t)
 
 	hung := func(what string, err error) {
 		t.Helper()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"path"
 	"reflect"
 	"regexp"
@@ -14,12 +15,14 @@ import (
 	"sync"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
 // A host is one place for sandboxes, as it was when it was looked up.
 type host struct {
 	*sshrun.Host
+	engine   *engine.Engine // once it was looked at
 	capacity int
 	draining bool
 	known    *known
@@ -108,7 +111,7 @@ case $(uname -s)-$(uname -m) in Linux-x86_64) echo arch=amd64;; Linux-aarch64|Li
 echo "server=$s"`
 
 // names lists the hosts that are configured.
-func (e *engine) names() ([]string, error) {
+func (e *extension) names() ([]string, error) {
 	names := slices.Clone(e.cfg.Hosts)
 	if e.cfg.Host != "" && !slices.Contains(names, e.cfg.Host) {
 		names = append(names, e.cfg.Host)
@@ -133,7 +136,7 @@ func (e *engine) names() ([]string, error) {
 }
 
 // host returns a host by name, without a look at it.
-func (e *engine) host(name string) (*host, error) {
+func (e *extension) host(name string) (*host, error) {
 	t := sshrun.Target{Name: name, Addr: name}
 	h := &host{capacity: e.cfg.Capacity}
 	rec, err := e.registry.Host(name)
@@ -159,26 +162,24 @@ func (e *engine) host(name string) (*host, error) {
 }
 
 // look finds out about h what is not known yet.
-func (e *engine) look(ctx context.Context, h *host) error {
+func (e *extension) look(ctx context.Context, h *host) error {
 	e.mu.Lock()
 	k := e.known[h.Name()]
 	e.mu.Unlock()
 	if k != nil {
-		h.known = k
+		h.known, h.engine = k, e.engineOf(h, k)
 		return nil
 	}
-	p := e.pulseOf(h.Host)
-	if p.isHung() {
-		if err := p.check(ctx, min(pulseRecheck, p.every)); err == p.hung {
-			return err
-		}
+	w := e.watch(h.Name())
+	if err := w.Recheck(ctx); err != nil {
+		return err
 	}
 	var said strings.Builder
-	out, exit, err := h.Capture(ctx, sshrun.Cmd{Script: detect, Args: append([]string{e.cfg.Root}, e.cfg.compose()...), Env: e.engineEnv(), Stderr: bounded(&said)}, 64<<10)
+	out, exit, err := h.Capture(ctx, sshrun.Cmd{Script: detect, Args: append([]string{e.cfg.Root}, e.cfg.compose()...), Env: e.engineEnv(), Stderr: engine.Last(&said)}, 64<<10)
 	if err != nil {
 		return err
 	}
-	why := errors.New(oneLine(said.String()))
+	why := errors.New(engine.OneLine(said.String()))
 	switch exit.Code {
 	case 0:
 	case 41:
@@ -187,10 +188,9 @@ func (e *engine) look(ctx context.Context, h *host) error {
 		return sandboxer.E(sandboxer.Unavailable, why, "host %s has none of docker compose, docker-compose and podman-compose with its engine", h.Name()).
 			WithHint("install one there, or name it with compose_cmd; what there is: sandboxer host probe %s", h.Name())
 	case 44:
-		p.hang()
-		return p.hung
+		return w.Hung()
 	default:
-		return sandboxer.E(sandboxer.Unavailable, why, "host %s: the engine does not answer (%s)", h.Name(), oneLine(said.String())).
+		return sandboxer.E(sandboxer.Unavailable, why, "host %s: the engine does not answer (%s)", h.Name(), engine.OneLine(said.String())).
 			WithHint("is it running, and may the account use it? try there: docker info")
 	}
 	k = &known{slots: make(chan struct{}, e.cfg.Parallel), builds: make(chan struct{}, e.cfg.Parallel), carrying: make(chan struct{}, 1)}
@@ -225,23 +225,72 @@ func (e *engine) look(ctx context.Context, h *host) error {
 		return sandboxer.E(sandboxer.Unavailable, nil, "host %s: the directory %q cannot be mounted from, or the host told too little", h.Name(), k.root)
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	if other := e.known[h.Name()]; other != nil {
 		k = other
 	}
 	e.known[h.Name()] = k
-	h.known = k
+	e.mu.Unlock()
+	h.known, h.engine = k, e.engineOf(h, k)
 	return nil
 }
 
+// engineOf returns the engine of h, the same while it is the same program there.
+func (e *extension) engineOf(h *host, k *known) *engine.Engine {
+	var w *engine.Watch
+	if k.engine == "docker" { // podman has no process that could hang
+		w = e.watch(h.Name())
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	en := e.engines[h.Name()]
+	if en == nil || en.Program != k.engine || en.Host != engine.Host(h.Host) {
+		en = e.newEngine(h)
+		en.Program, en.Watch = k.engine, w
+		e.engines[h.Name()] = en
+	}
+	return en
+}
+
+// newEngine returns an engine on h of which the program is not known.
+func (e *extension) newEngine(h *host) *engine.Engine {
+	return &engine.Engine{Env: e.engineEnv(), Host: h.Host, Log: e.log(), Failed: func(said string) error { return e.failed(h, "a step", said, nil) }}
+}
+
+// log is where this extension logs to, nil for nowhere.
+func (e *extension) log() *slog.Logger {
+	if e.env.Log == nil {
+		return nil
+	}
+	return e.env.Log.With("extension", e.env.Extension)
+}
+
+// watch returns what watches Docker on a host.
+func (e *extension) watch(name string) *engine.Watch {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	w := e.watches[name]
+	if w == nil {
+		w = engine.NewWatch(e.ctx, engine.WatchOptions{Program: "docker", Env: e.engineEnv(), Name: name, Every: e.every, Log: e.log(),
+			Host: func() (engine.Host, error) { // it may have changed its address since
+				h, err := e.host(name)
+				if err != nil {
+					return nil, err
+				}
+				return h.Host, nil
+			}})
+		e.watches[name] = w
+	}
+	return w
+}
+
 // forget has the next look at a host be a real one.
-func (e *engine) forget(h *host) {
+func (e *extension) forget(h *host) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.known, h.Name())
 }
 
-func (e *engine) engineEnv() map[string]string {
+func (e *extension) engineEnv() map[string]string {
 	if e.cfg.Engine == "" {
 		return nil
 	}
@@ -249,7 +298,7 @@ func (e *engine) engineEnv() map[string]string {
 }
 
 // assigned returns the host of p's order, looked at, where the sandbox is made.
-func (e *engine) assigned(ctx context.Context, p *plan) (*host, error) {
+func (e *extension) assigned(ctx context.Context, p *plan) (*host, error) {
 	switch at, err := e.former(p.name); {
 	case err != nil:
 		return nil, err
@@ -276,7 +325,7 @@ func (e *engine) assigned(ctx context.Context, p *plan) (*host, error) {
 
 // each calls f with every host that is configured, all at once, each looked at first.
 // A host that cannot be used is told to f by its error.
-func (e *engine) each(ctx context.Context, f func(name string, h *host, err error)) error {
+func (e *extension) each(ctx context.Context, f func(name string, h *host, err error)) error {
 	names, err := e.names()
 	if err == nil {
 		e.eachOf(ctx, names, f)
@@ -284,7 +333,7 @@ func (e *engine) each(ctx context.Context, f func(name string, h *host, err erro
 	return err
 }
 
-func (e *engine) eachOf(ctx context.Context, names []string, f func(name string, h *host, err error)) {
+func (e *extension) eachOf(ctx context.Context, names []string, f func(name string, h *host, err error)) {
 	var wg sync.WaitGroup
 	for _, name := range names {
 		wg.Go(func() {
@@ -298,61 +347,28 @@ func (e *engine) eachOf(ctx context.Context, names []string, f func(name string,
 	wg.Wait()
 }
 
-// script runs a script on h and returns what it says. A non-zero exit is an error with
-// a kind that fits what was said.
-func (e *engine) script(ctx context.Context, h *host, env map[string]string, stdin io.Reader, script string, args ...string) (string, error) {
-	var said strings.Builder
-	all := e.engineEnv()
-	if all == nil {
-		all = map[string]string{}
-	}
-	for k, v := range env {
-		all[k] = v
-	}
-	cmd := sshrun.Cmd{Script: script, Args: args, Env: all, Stdin: stdin, Stderr: bounded(&said)}
-	if len(env) > 0 {
-		// What works at a sandbox is found by its environment (Host.Kill), which others see
-		// as a process was started with it.
-		cmd.Script, cmd.Args = "", append([]string{"/bin/sh", "-c", script, "sh"}, args...)
-	}
-	out, exit, err := h.Capture(ctx, cmd, sshrun.MaxAnswer)
-	if err == nil && exit.Code != 0 {
-		err = e.failed(h, "a step", said.String(), nil)
-	}
-	return string(out), err
+// script runs a script on h that needs no engine, which may not have been looked at yet, and returns
+// what it says. A non-zero exit is an error with a kind that fits what was said.
+func (e *extension) script(ctx context.Context, h *host, env map[string]string, stdin io.Reader, script string, args ...string) (string, error) {
+	return e.newEngine(h).HostScript(ctx, env, stdin, script, args...)
 }
 
 // failed is the error of a program of the host that ended badly and said that. The
 // values of secret are blanked out of it.
-func (e *engine) failed(h *host, what, said string, secret map[string]string) error {
+func (e *extension) failed(h *host, what, said string, secret map[string]string) error {
 	for _, v := range secret {
 		if len(v) > 3 {
 			said = strings.ReplaceAll(said, v, "…")
 		}
 	}
-	says := func(words ...string) bool {
-		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(strings.ToLower(said), w) })
-	}
-	text := oneLine(reason(said))
-	cause := errors.New(text)
+	err := engine.Failure(h.Name(), what, said, reason(said))
 	switch {
-	case says("no space left on device", "disk quota exceeded", "wrote only "): // as the kernel says it, and as tar does
-		return sandboxer.E(sandboxer.Exhausted, cause, "the disk of host %s is full", h.Name()).
-			WithHint("make room there (docker system prune), or drain it: sandboxer host drain %s", h.Name())
-	case says("cannot connect to the docker daemon", "is the docker daemon running", "failed to connect to the docker api", "if the daemon is running", "connection refused", "error while fetching server api version", "permission denied while trying to connect", "cannot connect to podman"):
+	case errors.Is(err, engine.ErrAbsent):
 		e.forget(h)
-		return sandboxer.E(sandboxer.Unavailable, cause, "host %s: the engine does not answer", h.Name())
-	case says("could not find an available", "address pool"):
-		return sandboxer.E(sandboxer.Exhausted, cause, "host %s has no network left", h.Name())
+	case err.Kind == sandboxer.Failed && err.Hint == "" && lacksNetwork(said):
+		return err.WithHint("%s", e.networkHint())
 	}
-	failed := sandboxer.E(sandboxer.Failed, cause, "%s on host %s failed: %s", what, h.Name(), text)
-	switch {
-	case says("dial tcp: lookup", "pull access denied", "manifest unknown", "manifest for ", "toomanyrequests"): // as engines say it when they want an image
-		return failed.WithHint("it is the engine of host %s that gets images: does it reach that registry, and may the account there? docker load or podman load puts one there beforehand", h.Name())
-	case lacksNetwork(said):
-		return failed.WithHint("%s", e.networkHint())
-	}
-	return failed
+	return err
 }
 
 // lacksNetwork reports whether a program said that it found no way to another machine.
@@ -366,7 +382,7 @@ func lacksNetwork(said string) bool {
 }
 
 // networkHint says what gives builds and services a network.
-func (e *engine) networkHint() string {
+func (e *extension) networkHint() string {
 	if e.cfg.BuildNetwork {
 		return "services have no network unless the profile says network: public, or network: allow with the destinations"
 	}
@@ -409,40 +425,4 @@ func reason(said string) string {
 		return "podman did not say why" + how
 	}
 	return said
-}
-
-// oneLine is the end of what a program said.
-func oneLine(s string) string {
-	lines := strings.FieldsFunc(sshrun.Plain(s), func(r rune) bool { return r == '\n' || r == '\r' })
-	if len(lines) > 4 {
-		lines = lines[len(lines)-4:]
-	}
-	for i := range lines {
-		lines[i] = strings.TrimSpace(strings.Map(func(r rune) rune {
-			if r < ' ' {
-				return -1
-			}
-			return r
-		}, lines[i]))
-	}
-	text := strings.Join(lines, "; ")
-	if len(text) > 600 {
-		text = "…" + strings.ToValidUTF8(text[len(text)-600:], "")
-	}
-	return text
-}
-
-// bounded keeps the last 16 KiB.
-func bounded(b *strings.Builder) io.Writer { return &lastPart{b} }
-
-type lastPart struct{ b *strings.Builder }
-
-func (l *lastPart) Write(p []byte) (int, error) {
-	l.b.Write(p)
-	if l.b.Len() > 32<<10 {
-		s := l.b.String()
-		l.b.Reset()
-		l.b.WriteString(s[len(s)-16<<10:])
-	}
-	return len(p), nil
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -83,9 +83,9 @@ func short(s string) string {
 func (j job) file() string { return "dockerfile-" + j.Service }
 
 // dockerfiles are what is built from, beside the workspace.
-func (e *engine) dockerfiles(h *host, p *plan) (files []composefile.File) {
+func (e *extension) dockerfiles(h *host, p *plan) (files []composefile.File) {
 	for _, j := range p.jobs() {
-		labels := composefile.Labels{Target: j.Target, Last: []composefile.Label{{Name: labelName, Value: p.name}}}
+		labels := composefile.Labels{Target: j.Target, Last: []composefile.Label{{Name: engine.LabelName, Value: p.name}}}
 		for _, k := range slices.Backward(slices.Sorted(maps.Keys(j.Labels))) {
 			labels.Last = slices.Insert(labels.Last, 0, composefile.Label{Name: k, Value: j.Labels[k]})
 		}
@@ -105,7 +105,7 @@ func (e *engine) dockerfiles(h *host, p *plan) (files []composefile.File) {
 }
 
 // build makes the images that the file says how to make, side by side.
-func (e *engine) build(ctx context.Context, h *host, p *plan) error {
+func (e *extension) build(ctx context.Context, h *host, p *plan) error {
 	jobs := p.jobs()
 	if len(jobs) == 0 {
 		return nil
@@ -138,7 +138,7 @@ while [ $# -ge 2 ]; do printf '%s\n' "$2" >".cache/$1"; shift 2; done`, args...)
 	return context.Cause(ctx)
 }
 
-func (e *engine) buildOne(ctx context.Context, h *host, p *plan, b job) error {
+func (e *extension) buildOne(ctx context.Context, h *host, p *plan, b job) error {
 	args, vars := e.buildArgs(h, p, b)
 	for try := 1; ; try++ {
 		err := e.timed(ctx, h, b.Service, func(ctx context.Context) error { return e.long(ctx, h, p, "building "+b.Service, args, vars) })
@@ -149,7 +149,7 @@ func (e *engine) buildOne(ctx context.Context, h *host, p *plan, b job) error {
 }
 
 // buildArgs is the command that builds an image, and the variables that it needs.
-func (e *engine) buildArgs(h *host, p *plan, b job) (args []string, vars map[string]string) {
+func (e *extension) buildArgs(h *host, p *plan, b job) (args []string, vars map[string]string) {
 	dir := path.Join(h.known.root, p.name)
 	args = []string{h.known.engine, "build", "--force-rm", "-f", path.Join(dir, "files", b.file())}
 	for _, s := range b.services {
@@ -162,7 +162,7 @@ func (e *engine) buildArgs(h *host, p *plan, b job) (args []string, vars map[str
 		args = append(args, "--network", "none")
 	}
 	vars = p.env()
-	args = append(args, variables("--build-arg", b.Args, vars)...)
+	args = append(args, engine.Variables("--build-arg", b.Args, vars)...)
 	if b.Target != "" {
 		args = append(args, "--target", b.Target)
 	}
@@ -183,7 +183,7 @@ func (e *engine) buildArgs(h *host, p *plan, b job) (args []string, vars map[str
 }
 
 // timed ends a build that takes longer than it may.
-func (e *engine) timed(ctx context.Context, h *host, service string, build func(context.Context) error) error {
+func (e *extension) timed(ctx context.Context, h *host, service string, build func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, e.cfg.BuildTimeout, errBuild)
 	defer cancel()
 	err := build(ctx)
@@ -215,7 +215,7 @@ var parseError = regexp.MustCompile(`(?i)(dockerfile parse error (?:on )?line )(
 
 // asWritten gives the lines of a Dockerfile that a builder names their numbers in the file
 // that somebody wrote, which does not have the lines that were put behind its stages.
-func (e *engine) asWritten(h *host, p *plan, said string) string {
+func (e *extension) asWritten(h *host, p *plan, said string) string {
 	jobs := p.jobs()
 	if len(jobs) != 1 { // nobody knows of which it is
 		return said
@@ -254,18 +254,20 @@ type use struct {
 // maxLayers is of how many layers one look tells.
 const maxLayers = 2000
 
-// layers prints what the engine $2 has of layers that the owner $3 keeps, and before that
-// what is known of their builds in the directory $1.
-const layers = `
+// layersScript prints what the engine $2 has of layers that the owner $3 keeps, of $4 at most, and before
+// that what is known of their builds in the directory $1.
+const layersScript = `
 cd -- "$1" || exit
 for f in .cache/*; do [ ! -f "$f" ] || echo "$(stat -c %Y -- "$f" 2>/dev/null || echo 0) ${f#.cache/} $(head -c 300 -- "$f" | tr '\n' ' ')"; done
 echo --
-ids=$("$2" images -q --no-trunc --filter dangling=true --filter label=dev.sandboxer.cache --filter "label=dev.sandboxer.owner=$3" | sort -u | head -n "$4") || exit
-[ -z "$ids" ] || "$2" inspect --type image $ids || [ $? = 1 ]`
+engine=$2 most=$4
+set -- --filter dangling=true --filter label=` + labelCache + ` --filter "label=` + engine.LabelOwner + `=$3"
+` + engine.ImagesScript + `
+`
 
 // kept lists the layers on h, and when those of a build were used last.
-func (e *engine) kept(ctx context.Context, h *host) ([]layer, map[string]use, error) {
-	out, err := e.ask(ctx, h, nil, nil, layers, h.known.root, h.known.engine, e.env.Owner, strconv.Itoa(maxLayers))
+func (e *extension) kept(ctx context.Context, h *host) ([]layer, map[string]use, error) {
+	out, err := h.engine.Script(ctx, nil, nil, layersScript, h.known.root, h.known.engine, e.env.Owner, strconv.Itoa(maxLayers))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -284,20 +286,13 @@ func (e *engine) kept(ctx context.Context, h *host) ([]layer, map[string]use, er
 			used[f[1]] = use{time.Unix(sec, 0), tenant, project + "/" + service}
 		}
 	}
-	var images []struct {
-		ID      string `json:"Id"`
-		Size    int64
-		Created time.Time
-		Config  struct{ Labels map[string]string }
-	}
-	if strings.TrimSpace(rest) != "" {
-		if err := json.Unmarshal([]byte(rest), &images); err != nil {
-			return nil, nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of its images cannot be read", h.Name())
-		}
+	images, err := engine.ParseImages(rest)
+	if err != nil {
+		return nil, nil, sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of its images cannot be read", h.Name())
 	}
 	var all []layer
 	for _, i := range images {
-		if label := i.Config.Labels[labelCache]; layerLabel.MatchString(label) && i.Config.Labels[labelOwner] == e.env.Owner {
+		if label := i.Config.Labels[labelCache]; layerLabel.MatchString(label) && i.Config.Labels[engine.LabelOwner] == e.env.Owner {
 			all = append(all, layer{i.ID, label, i.Size, i.Created.UTC()})
 		}
 	}
@@ -324,7 +319,7 @@ func surplus(all []layer, used map[string]use, limit int64) (out []layer) {
 }
 
 // collect has h keep no more layers than it may.
-func (e *engine) collect(ctx context.Context, h *host) error {
+func (e *extension) collect(ctx context.Context, h *host) error {
 	all, used, err := e.kept(ctx, h)
 	if err != nil {
 		return err
@@ -333,12 +328,12 @@ func (e *engine) collect(ctx context.Context, h *host) error {
 }
 
 // Caches implements sandboxer.Cacher: layers of built images, by build.
-func (e *engine) Caches(ctx context.Context, host string) ([]sandboxer.Cache, error) {
+func (e *extension) Caches(ctx context.Context, host string) ([]sandboxer.Cache, error) {
 	return e.caches(ctx, host, false)
 }
 
 // PruneCaches implements sandboxer.Cacher.
-func (e *engine) PruneCaches(ctx context.Context, host string) ([]sandboxer.Cache, error) {
+func (e *extension) PruneCaches(ctx context.Context, host string) ([]sandboxer.Cache, error) {
 	return e.caches(ctx, host, true)
 }
 
@@ -346,7 +341,7 @@ func (e *engine) PruneCaches(ctx context.Context, host string) ([]sandboxer.Cach
 // which images were built is removed.
 const overdue = 24 * time.Hour
 
-func (e *engine) caches(ctx context.Context, only string, prune bool) ([]sandboxer.Cache, error) {
+func (e *extension) caches(ctx context.Context, only string, prune bool) ([]sandboxer.Cache, error) {
 	names, err := e.names()
 	if only != "" && slices.Contains(names, only) {
 		names = []string{only}
@@ -379,12 +374,12 @@ func (e *engine) caches(ctx context.Context, only string, prune bool) ([]sandbox
 	return out, errors.Join(failed...)
 }
 
-// anyBuilt prints something if images were ever built for sandboxes below $1.
-const anyBuilt = `case $1 in /*) ;; *) cd || exit;; esac; ls -- "$1/.cache" 2>/dev/null | head -n 1`
+// anyKept prints something if images were ever built, or the agent was brought, for sandboxes below $1.
+const anyKept = `case $1 in /*) ;; *) cd || exit;; esac; ls -- "$1/.cache" "$1/.agent" 2>/dev/null | head -n 1`
 
-func (e *engine) cachesOf(ctx context.Context, h *host, prune bool) ([]sandboxer.Cache, error) {
+func (e *extension) cachesOf(ctx context.Context, h *host, prune bool) ([]sandboxer.Cache, error) {
 	// A host for machines has no engine, perhaps, and one that was only added nothing at all.
-	if out, err := e.script(ctx, h, nil, nil, anyBuilt, e.cfg.Root); err != nil || out == "" {
+	if out, err := e.script(ctx, h, nil, nil, anyKept, e.cfg.Root); err != nil || out == "" {
 		return nil, err
 	}
 	if err := e.look(ctx, h); err != nil {
@@ -419,16 +414,16 @@ func (e *engine) cachesOf(ctx context.Context, h *host, prune bool) ([]sandboxer
 			c.Problem = fmt.Sprintf("it is beyond build_cache for longer than a day; remove it: sandboxer cache prune --host %s", h.Name())
 		}
 	}
-	var out []sandboxer.Cache
+	out, err := e.agentCaches(ctx, h, prune)
 	for _, c := range byBuild {
 		out = append(out, *c)
 	}
-	return out, nil
+	return out, err
 }
 
 // discard removes layers from h, and what was known of builds that have none then. One
 // that a build or a sandbox began to use meanwhile stays.
-func (e *engine) discard(ctx context.Context, h *host, gone, all []layer, used map[string]use) error {
+func (e *extension) discard(ctx context.Context, h *host, gone, all []layer, used map[string]use) error {
 	stays := map[string]bool{}
 	for _, l := range all {
 		if !slices.Contains(gone, l) {
@@ -447,7 +442,7 @@ func (e *engine) discard(ctx context.Context, h *host, gone, all []layer, used m
 	if len(args) == 2 {
 		return nil
 	}
-	_, err := e.ask(ctx, h, nil, nil, `cd -- "$1" || exit; e=$2; shift 2
+	_, err := h.engine.Script(ctx, nil, nil, `cd -- "$1" || exit; e=$2; shift 2
 for i; do case $i in .cache/*) rm -f -- "$i";; *) "$e" rmi "$i" >/dev/null 2>&1;; esac; done
 exit 0`, args...)
 	return err

@@ -171,7 +171,7 @@ func TestBuildNetwork(t *testing.T) {
 
 // TestAsWritten: lines of a Dockerfile are those of the file that somebody wrote.
 func TestAsWritten(t *testing.T) {
-	e := &engine{}
+	e := &extension{}
 	h := &host{known: &known{}}
 	p := &plan{project: &composefile.Project{Builds: []composefile.Build{{Service: "main", Dockerfile: []byte("FROM a\nRUN x\nFROM b\nRUM y\n")}}}}
 	for said, want := range map[string]string{

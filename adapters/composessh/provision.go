@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
-	"maps"
 	"net/netip"
 	"path"
 	"path/filepath"
@@ -22,17 +21,18 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
 // Check implements sandboxer.Checker.
-func (e *engine) Check(ctx context.Context, spec sandboxer.Spec) error {
+func (e *extension) Check(ctx context.Context, spec sandboxer.Spec) error {
 	_, err := e.plan(ctx, spec)
 	return err
 }
 
 // Admit implements sandboxer.Admitter.
-func (e *engine) Admit(spec sandboxer.Spec, name string) error {
+func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	switch name {
 	case sandboxer.RestrictedImage: // those are named in the compose file
 		return nil
@@ -66,7 +66,7 @@ type plan struct {
 }
 
 // plan understands a spec or refuses it, before anything exists.
-func (e *engine) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
+func (e *extension) plan(ctx context.Context, spec sandboxer.Spec) (*plan, error) {
 	cannot := func(what, hint string) error {
 		return sandboxer.E(sandboxer.Unsupported, nil, "%s: %s", e.env.Extension, what).WithHint("%s", hint)
 	}
@@ -157,7 +157,7 @@ func restarts(podman bool) int {
 
 func (p *plan) labels() map[string]string {
 	l := map[string]string{
-		labelName: p.name, labelOwner: p.meta.Owner, "dev.sandboxer.id": p.spec.ID,
+		engine.LabelName: p.name, engine.LabelOwner: p.meta.Owner, "dev.sandboxer.id": p.spec.ID,
 		"dev.sandboxer.generation": strconv.Itoa(p.spec.Generation), "dev.sandboxer.profile": p.spec.Profile.ID,
 	}
 	if p.spec.Consumer.ID != "" {
@@ -187,7 +187,7 @@ func (p *plan) rendering(dir string, subnets []netip.Prefix, podman bool) compos
 		}
 	}
 	return composefile.Rendering{
-		Dir: dir, Labels: p.labels(), ServiceLabel: labelService, Env: p.spec.Env, Subnets: nets, Podman: podman,
+		Dir: dir, Labels: p.labels(), ServiceLabel: engine.LabelService, Env: p.spec.Env, Subnets: nets, Podman: podman,
 		Sealed: p.spec.Network.Mode != sandboxer.NetworkPublic, NewPrivileges: p.spec.Inputs["new_privileges"] == "yes", Limits: p.spec.Limits, ImageOf: p.image, StopAfter: 10 * time.Second,
 		Restarts: restarts(podman),
 	}
@@ -210,17 +210,25 @@ func (p *plan) fits(h *host) error {
 	return err
 }
 
+// note says something of the sandbox to who made it, once.
+func (p *plan) note(format string, args ...any) {
+	if text := fmt.Sprintf(format, args...); !slices.Contains(p.meta.Notes, text) {
+		p.meta.Notes = append(slices.Clone(p.meta.Notes), text)
+	}
+}
+
 // on settles what depends on the host.
 func (p *plan) on(h *host) {
 	p.linkedBuilds = p.filtered && !p.buildNetwork && h.known.builder != "buildkit" && len(p.project.Builds) > 0
 	if p.filtered && !p.buildNetwork && h.known.builder == "buildkit" && len(p.project.Builds) > 0 {
-		p.meta.Notes = append(slices.Clone(p.meta.Notes), "images are built without a network: BuildKit builds on this host, whose network nothing filters")
+		p.note("images are built without a network: BuildKit builds on this host, whose network nothing filters")
 	}
 }
 
 // begin makes the directory of sandbox $2 below $1, which is the lock, if at most $3
-// are there, and takes $5 of $6 subnets for it, from $4 on. It prints a subnet a line
-// and then how far the sandbox has come. Standard input is its meta.json.
+// are there, and takes $5 of $6 subnets for it, from $4 on. It prints a subnet a line,
+// whether the agent $7 is there, and then how far the sandbox has come. Standard input is
+// its meta.json.
 const begin = `
 cd -- "$1" || exit
 [ ! -e "$2/up" ] || { echo up; exit 0; }
@@ -243,14 +251,15 @@ while [ $got -lt "$5" ]; do
 	i=$(((i+1)%$6)) tried=$((tried+1))
 	[ $tried -le "$6" ] || { echo "could not find an available address pool" >&2; exit 1; }
 done
+if [ -n "$7" ]; then mkdir -p .agent || exit; [ ! -f ".agent/$7" ] || echo agent; fi
 echo $state`
 
 // Provision implements sandboxer.Extension.
-func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
+func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
 	return e.provision(ctx, spec, nil)
 }
 
-func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, from *content) (sandboxer.Handle, error) {
+func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, from *content) (sandboxer.Handle, error) {
 	if err := ctx.Err(); err != nil {
 		return sandboxer.Handle{}, err
 	}
@@ -294,7 +303,7 @@ func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, from *conte
 var errOverlap = errors.New("a subnet is taken")
 
 // start does on h what is not done yet, from the directory to containers that run.
-func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try int) error {
+func (e *extension) start(ctx context.Context, h *host, p *plan, from *content, try int) error {
 	select {
 	case h.known.slots <- struct{}{}:
 		defer func() { <-h.known.slots }()
@@ -304,12 +313,13 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 	env := p.env()
 	dir := path.Join(h.known.root, p.name)
 	if h.known.podmanCompose() && p.project.Waits() {
-		p.meta.Notes = append(slices.Clone(p.meta.Notes), "podman-compose starts services in order, without waiting for the conditions of depends_on")
+		p.note("podman-compose starts services in order, without waiting for the conditions of depends_on")
 	}
 	if h.known.builder == "buildkit" && len(p.project.Builds) > 0 {
-		p.meta.Notes = append(slices.Clone(p.meta.Notes), "images are built with BuildKit, which is bounded in time, but not in memory and processors")
+		p.note("images are built with BuildKit, which is bounded in time, but not in memory and processors")
 	}
 	p.on(h)
+	e.agentFor(h, p)
 	data, err := json.Marshal(p.meta)
 	if err != nil {
 		return err
@@ -321,7 +331,7 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 	out := ""
 	err = e.step(pDirectory, func() (err error) {
 		out, err = e.script(ctx, h, env, bytes.NewReader(data), begin, h.known.root, p.name, strconv.Itoa(h.capacity),
-			strconv.Itoa(int(sum.Sum32()%uint32(size))), strconv.Itoa(len(p.project.Networks)), strconv.Itoa(size))
+			strconv.Itoa(int(sum.Sum32()%uint32(size))), strconv.Itoa(len(p.project.Networks)), strconv.Itoa(size), p.meta.Agent)
 		return err
 	})
 	if err != nil {
@@ -329,9 +339,13 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 	}
 	var subnets []netip.Prefix
 	var numbers []string
-	state := ""
+	state, agentThere := "", false
 	for line := range strings.Lines(out) {
 		line = strings.TrimSpace(line)
+		if line == "agent" {
+			agentThere = true
+			continue
+		}
 		if n, ok := strings.CutPrefix(line, "net "); ok {
 			i, err := strconv.Atoi(n)
 			if err != nil || i < 0 || i >= size {
@@ -358,11 +372,14 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 		if from != nil && from.placed {
 			keep = "data"
 		}
-		if _, err := e.ask(ctx, h, env, nil, removeObjects, h.known.engine, p.name, keep); err != nil {
+		if _, err := h.engine.Script(ctx, env, nil, removeObjects, h.known.engine, p.name, keep); err != nil {
 			return err
 		}
 	}
 	r := p.rendering(dir, subnets, h.known.podmanCompose())
+	if err := e.bringAgent(ctx, h, p, &r, agentThere); err != nil {
+		return err
+	}
 	if p.filtered {
 		image, err := e.carry(ctx, h)
 		if err != nil {
@@ -387,7 +404,7 @@ func (e *engine) start(ctx context.Context, h *host, p *plan, from *content, try
 
 // populate copies the workspace, makes the images and puts in place what from holds, in
 // this order: what images are made of is what the policy has seen.
-func (e *engine) populate(ctx context.Context, h *host, p *plan, r composefile.Rendering, from *content) error {
+func (e *extension) populate(ctx context.Context, h *host, p *plan, r composefile.Rendering, from *content) error {
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "copying " + filepath.Base(p.repo) + " to " + h.Name()})
 	o := sshrun.SyncOptions{Delete: true}
 	if e.cfg.Sync == "rsync" {
@@ -451,7 +468,7 @@ func writeFiles(ctx context.Context, h *host, dir string, files []composefile.Fi
 }
 
 // prepare writes the compose file, and makes the places that it mounts.
-func (e *engine) prepare(ctx context.Context, h *host, p *plan, r composefile.Rendering) error {
+func (e *extension) prepare(ctx context.Context, h *host, p *plan, r composefile.Rendering) error {
 	text, err := p.project.Render(r)
 	if err != nil {
 		return err
@@ -520,16 +537,16 @@ cd -P -- "$1" && chown -hR "$2" .`
 
 // give makes the workspace the property of the sandbox's user, as the image of the default
 // service knows them. What comes there later belongs to whom the workspace does.
-func (e *engine) give(ctx context.Context, h *host, p *plan) error {
+func (e *extension) give(ctx context.Context, h *host, p *plan) error {
 	user := p.spec.User
 	if !numeric.MatchString(user) {
-		out, err := e.ask(ctx, h, p.env(), nil, whoIs, h.known.engine, p.name, p.imageOf(p.meta.Service), user)
+		out, err := h.engine.Script(ctx, p.env(), nil, whoIs, h.known.engine, p.name, p.imageOf(p.meta.Service), user)
 		if err != nil {
 			return err
 		}
 		uid, gid, _ := strings.Cut(strings.TrimSpace(out), "\n")
 		if user = uid + ":" + gid; !numeric.MatchString(user) {
-			return sandboxer.E(sandboxer.Invalid, errors.New(oneLine(out)), "there is no user %q in the image of the service %s, or it has no id to ask", p.spec.User, p.meta.Service).
+			return sandboxer.E(sandboxer.Invalid, errors.New(engine.OneLine(out)), "there is no user %q in the image of the service %s, or it has no id to ask", p.spec.User, p.meta.Service).
 				WithHint("write the user as uid:gid")
 		}
 	}
@@ -562,28 +579,19 @@ func (p *plan) imageOf(service string) string {
 }
 
 // long runs a command that takes its time and tells what it says as progress.
-func (e *engine) long(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string) error {
+func (e *extension) long(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string) error {
 	return e.longer(ctx, h, p, what, args, env, nil)
 }
 
 // longer is long for what is not believed when it says that it is done: check is given what it
 // said then.
-func (e *engine) longer(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string, check func(said string) error) error {
-	all := e.engineEnv()
-	if all == nil {
-		all = map[string]string{}
-	}
-	maps.Copy(all, env)
+func (e *extension) longer(ctx context.Context, h *host, p *plan, what string, args []string, env map[string]string, check func(said string) error) error {
 	var said strings.Builder
-	w := &progress{ctx: ctx, step: what, to: bounded(&said)}
+	w := &progress{ctx: ctx, step: what, to: engine.Last(&said)}
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: what})
-	within, done, err := e.pulse(h).attend(ctx)
+	exit, err := h.engine.Command(ctx, sshrun.Cmd{Script: `unset COMPOSE_FILE COMPOSE_PROJECT_NAME COMPOSE_PROFILES COMPOSE_ENV_FILES COMPOSE_PATH_SEPARATOR; exec "$@" 2>&1`,
+		Args: args, Env: env, Dir: path.Join(h.known.root, p.name), Stdout: w})
 	if err != nil {
-		return err
-	}
-	exit, err := h.Run(within, sshrun.Cmd{Script: `unset COMPOSE_FILE COMPOSE_PROJECT_NAME COMPOSE_PROFILES COMPOSE_ENV_FILES COMPOSE_PATH_SEPARATOR; exec "$@" 2>&1`,
-		Args: args, Env: all, Dir: path.Join(h.known.root, p.name), Stdout: w})
-	if err = done(err); err != nil {
 		return err
 	}
 	if exit.Code != 0 {
@@ -600,14 +608,14 @@ func (e *engine) longer(ctx context.Context, h *host, p *plan, what string, args
 
 // started fails if not everything was started: podman-compose goes on when podman refuses to
 // start something, and then says that all is well. said is what it said.
-func (e *engine) started(ctx context.Context, h *host, p *plan, said string) error {
-	s, err := e.see(ctx, h, p.name)
+func (e *extension) started(ctx context.Context, h *host, p *plan, said string) error {
+	s, err := e.status(ctx, h, p.name)
 	if err != nil {
 		return err
 	}
 	for _, want := range p.meta.Services {
-		i := slices.IndexFunc(s.units, func(u unit) bool { return u.service() == want.Name })
-		if i >= 0 && !slices.Contains([]string{"created", "configured", "initialized"}, s.units[i].State.Status) {
+		i := slices.IndexFunc(s.containers, func(c engine.Container) bool { return c.Service() == want.Name })
+		if i >= 0 && !slices.Contains([]string{"created", "configured", "initialized"}, s.containers[i].State.Status) {
 			continue
 		}
 		if isOverlap(said) {
@@ -644,7 +652,7 @@ const ownNetwork = time.Second
 // up starts the services. errOverlap: one of the subnets with those numbers is taken. With
 // first it may be by a network of the sandbox itself, which the engine is still making for
 // somebody who was cut off; who tries again finds it then.
-func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string, numbers []string, first bool) error {
+func (e *extension) up(ctx context.Context, h *host, p *plan, env map[string]string, numbers []string, first bool) error {
 	dir := path.Join(h.known.root, p.name)
 	args := append(e.compose(h, p), "up", "-d")
 	var check func(string) error
@@ -687,7 +695,7 @@ func (e *engine) up(ctx context.Context, h *host, p *plan, env map[string]string
 
 // notUp is what comes of err, with which the services did not start: of a subnet that is taken
 // it is written down that it is.
-func (e *engine) notUp(ctx context.Context, h *host, env map[string]string, err error, numbers []string, first bool) error {
+func (e *extension) notUp(ctx context.Context, h *host, env map[string]string, err error, numbers []string, first bool) error {
 	if first && errors.Is(err, errOverlap) {
 		select {
 		case <-time.After(ownNetwork):
@@ -712,15 +720,15 @@ func isAwaited(err error) bool {
 
 // awaited returns why services that others wait for failed, after compose gave up on them
 // with cause; nil, after a while, if they did not: the engine starts them again.
-func (e *engine) awaited(ctx context.Context, h *host, p *plan, cause error) error {
-	s, err := e.see(ctx, h, p.name)
+func (e *extension) awaited(ctx context.Context, h *host, p *plan, cause error) error {
+	s, err := e.status(ctx, h, p.name)
 	if err != nil {
 		return errors.Join(cause, err)
 	}
-	if _, _, err = p.meta.judge(s, 0, h.known.engine == "podman"); err != nil {
+	if _, _, err = p.meta.ready(s, 0, h.known.engine == "podman"); err != nil {
 		return e.explain(ctx, h, s, err)
 	}
-	if !slices.ContainsFunc(s.units, func(u unit) bool { return u.State.Status == "restarting" || u.RestartCount > 0 }) {
+	if !slices.ContainsFunc(s.containers, func(c engine.Container) bool { return c.State.Status == "restarting" || c.RestartCount > 0 }) {
 		return cause
 	}
 	select {
@@ -758,35 +766,6 @@ for i in $(podman ps -q --no-trunc --filter "label=dev.sandboxer.name=$1"); do
 	podman update --memory "$m" --memory-swap "$m" "$i" >/dev/null && continue
 	[ "$(podman inspect --format '{{.State.Running}}' "$i" 2>/dev/null)" != true ] || [ "$(wc -l </proc/swaps)" -le 1 ] || exit 1
 done`
-
-// variables returns options that set vars, and puts their values into env where that
-// is safe: values in an environment are not in the list of processes, but some names
-// would tell the program itself what to do.
-func variables(option string, vars, env map[string]string) (args []string) {
-	for _, k := range slices.Sorted(maps.Keys(vars)) {
-		if meddles(k) {
-			args = append(args, option, k+"="+vars[k])
-			continue
-		}
-		env[k] = vars[k]
-		args = append(args, option, k)
-	}
-	return args
-}
-
-// meddles reports whether a variable of that name could change what the engine's
-// program, the loader or the shell on the host do.
-func meddles(name string) bool {
-	up := strings.ToUpper(name)
-	for _, prefix := range []string{"LD_", "DOCKER", "COMPOSE", "BUILDX", "BUILDKIT", "PODMAN", "CONTAINER", "BUILDAH", "STORAGE_", "REGISTRY", "REGISTRIES", "XDG_", "GO", "SSL_", "OTEL_", "DBUS_",
-		"PYTHON", "BASH", "SANDBOXER_", "LC_", "NETAVARK", "TMP", "CURL_", "SSH_", "SYSTEMD_", "NOTIFY_", "LISTEN_", "GLIBC_", "MALLOC_", "GCONV_", "NLS", "LOC", "RES", "HOST", "CNI", "CRUN", "OCI", "_"} {
-		if strings.HasPrefix(up, prefix) {
-			return true
-		}
-	}
-	return slices.Contains([]string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "ENV", "IFS", "CDPATH", "PWD", "OLDPWD", "TERM", "LANG", "LANGUAGE", "TZ", "TZDIR", "PS1", "PS2", "PS4", "OPTIND",
-		"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_COLOR", "CLICOLOR", "CI", "DEBUG", "PPID", "UID", "EUID", "SHELLOPTS", "TRAPDIR", "GETCONF_DIR"}, up) || strings.Contains(up, "LIBRARY")
-}
 
 func subnet(pool netip.Prefix, i int) netip.Prefix {
 	a := pool.Addr().As4()

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
 // What services wrote as others than the account is removed all the same, by the engine, and
@@ -63,7 +64,7 @@ func TestRemoveDir(t *testing.T) {
 	if _, err := os.Lstat(other); err != nil {
 		t.Errorf("the one beside it: %v", err)
 	}
-	ps := exec.Command("docker", "ps", "-aq", "--filter", "label="+labelName+"=sbx-o-box-g1")
+	ps := exec.Command("docker", "ps", "-aq", "--filter", "label="+engine.LabelName+"=sbx-o-box-g1")
 	ps.Env = append(os.Environ(), address)
 	if out, err := ps.Output(); err != nil || len(out) > 0 {
 		t.Errorf("containers are left: %s, %v", out, err)

@@ -40,7 +40,7 @@ func TestConformanceThroughTheAgent(t *testing.T) {
 	h.Open, h.Stranger = open("conformance"), open("stranger")
 	h.Kill = func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) }
 	h.Want = []sandboxer.Capability{
-		sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanStats, sandboxer.CanProbe, sandboxer.CanList, sandboxer.CanDiscover,
+		sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanStats, sandboxer.CanProbe, sandboxer.CanList, sandboxer.CanDiscover,
 		sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch,
 	}
 	h.Hang = func(*testing.T, sandboxer.Handle) func() {

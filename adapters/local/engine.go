@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"debug/elf"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -37,6 +36,7 @@ import (
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
 	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/program"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
@@ -87,6 +87,7 @@ var _ interface {
 	sandboxer.Noticer
 	sandboxer.Execer
 	sandboxer.Filer
+	sandboxer.Archiver
 	sandboxer.AgentDialer
 	sandboxer.ProcessManager
 	sandboxer.Watcher
@@ -129,7 +130,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	}
 	for _, p := range []string{runnerPath, e.program} {
 		if err == nil {
-			err = checkStatic(p)
+			err = program.Check(p, runtime.GOARCH)
 		}
 	}
 	if err != nil {
@@ -497,23 +498,6 @@ func helper(configured, name string) (string, error) {
 		return beside, nil
 	}
 	return self, nil
-}
-
-// checkStatic refuses a dynamically linked program: it would find no libraries in the
-// empty root where gVisor's children run, nor in a sandbox on an image.
-func checkStatic(program string) error {
-	f, err := elf.Open(program)
-	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "the helper program %s cannot be read", program)
-	}
-	defer f.Close()
-	for _, p := range f.Progs {
-		if p.Type == elf.PT_INTERP {
-			return sandboxer.E(sandboxer.Unavailable, nil, "%s is linked dynamically and cannot run inside gVisor", program).
-				WithHint("build it with CGO_ENABLED=0: make build, or CGO_ENABLED=0 go install github.com/sand-boxer/sandboxer/cmd/...")
-		}
-	}
-	return nil
 }
 
 // A record is what the extension remembers about a sandbox besides gVisor's own

@@ -168,7 +168,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Isolation: []sandboxer.Isolation{sandboxer.IsolationGVisor},
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
 	Runtime:   runtimeVersion(),
-	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanSnapshot, sandboxer.CanPause,
+	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanSnapshot, sandboxer.CanPause,
 		sandboxer.CanDiscover, sandboxer.CanList,
 		sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork, sandboxer.CanPool,
 		sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},

@@ -18,6 +18,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
@@ -74,7 +75,7 @@ func machineOf(t *testing.T, change map[string]any) options {
 		"boot_timeout": int64(5 * time.Minute)}
 	maps.Copy(img, change)
 	return options{Owner: "conformance", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{
-		"images": map[string]any{"small": img}, "max_vms": 20,
+		"images": map[string]any{"small": img}, "max_vms": 20, "agent": buildtest.Program(t, "cmd/sandboxer-agent"),
 	}}
 }
 
@@ -278,7 +279,8 @@ func TestManagedConformance(t *testing.T) {
 	stranger := o
 	stranger.Owner, stranger.Dir = "stranger", t.TempDir()
 	want := []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanDiscover,
-		sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats}
+		sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats,
+		sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch}
 	extensiontest.Run(t, extensiontest.Harness{
 		Inputs: vmpacker.Adapter.Inputs,
 		Open:   o.must, Stranger: stranger.must, Want: want,

@@ -37,6 +37,8 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/program"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
@@ -53,6 +55,7 @@ type Config struct {
 	Images       map[string]Image `yaml:"images" json:"images,omitempty" keys:"label" help:"What machines of their own are started from, by the name that a profile's image gives."`
 	MaxVMs       int              `yaml:"max_vms" json:"max_vms,omitempty" min:"1" help:"Machines of their own at once."`
 	Accel        string           `yaml:"accel" json:"accel,omitempty" enum:"auto,kvm,tcg" help:"How machines of their own run; auto takes KVM only where a guest really runs in it."`
+	Agent        string           `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent for the platform of the machines; empty means beside the running program. Where there is none, sandboxes have neither processes that outlive their callers nor watches of files."`
 	Transport    string           `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"How SSH is spoken: by the machine's own ssh, or by this program; auto takes ssh where it is."`
 	SSHConfig    string           `yaml:"ssh_config" json:"ssh_config,omitempty" help:"ssh configuration file; empty means the account's and the system's."`
 }
@@ -120,7 +123,8 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Isolation: []sandboxer.Isolation{sandboxer.IsolationProcess, sandboxer.IsolationVM},
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe,
-		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats},
+		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats,
+		sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
 	Inputs: []sandboxer.Input{
 		{Name: "vm", Restricted: true, Help: "alias of the machine to attach to: one of the extension's vms, a host added with host add, or an alias of ~/.ssh/config"},
 		{Name: "ssh_target", Restricted: true, Help: "the machine to attach to, as one would type it after ssh"},
@@ -134,6 +138,11 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 
 // extension is the sandboxer.Extension.
 type extension struct {
+	// What the agent in a sandbox can do: agent.Capabilities.
+	sandboxer.AgentDialer
+	sandboxer.ProcessManager
+	sandboxer.Watcher
+
 	cfg   Config
 	env   sandboxer.Env
 	log   *slog.Logger
@@ -142,8 +151,11 @@ type extension struct {
 	accel accel
 	packs builds
 
-	mu   sync.Mutex
-	busy map[string]*keyLock
+	mu     sync.Mutex
+	busy   map[string]*keyLock
+	agents map[string]*agentClient // by key of the place
+
+	programs program.Finder
 }
 
 // The compiler checks what the adapter claims.
@@ -163,11 +175,16 @@ var _ interface {
 	sandboxer.Pauser
 	sandboxer.CapacityReporter
 	sandboxer.StatsReader
+	sandboxer.AgentDialer
+	sandboxer.ProcessManager
+	sandboxer.Watcher
 	sandboxer.Narrower
 } = (*extension)(nil)
 
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
-	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: sshrun.NewRegistry(env.Hosts), busy: map[string]*keyLock{}}
+	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: sshrun.NewRegistry(env.Hosts), busy: map[string]*keyLock{}, agents: map[string]*agentClient{}}
+	inside := agent.Capabilities{Open: e.openAgent}
+	e.AgentDialer, e.ProcessManager, e.Watcher = inside, inside, inside
 	if e.log == nil {
 		e.log = slog.New(slog.DiscardHandler)
 	}
@@ -203,15 +220,25 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 }
 
 // Close ends connections; sandboxes go on.
-func (e *extension) Close() error { return e.pool.Close() }
+func (e *extension) Close() error {
+	e.mu.Lock()
+	for _, c := range e.agents {
+		c.Close()
+	}
+	e.mu.Unlock()
+	return e.pool.Close()
+}
 
 // Without implements sandboxer.Narrower: a machine that is somebody else's is neither
-// saved nor paused.
-func (e *extension) Without() []sandboxer.Capability {
+// saved nor paused, and without its program there is no agent.
+func (e *extension) Without() (without []sandboxer.Capability) {
 	if len(e.cfg.Images) == 0 {
-		return []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanPause}
+		without = append(without, sandboxer.CanSnapshot, sandboxer.CanPause)
 	}
-	return nil
+	if !e.hasAgent() {
+		without = append(without, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch)
+	}
+	return without
 }
 
 func (e *extension) dir(parts ...string) string {
@@ -568,6 +595,7 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 		if lerr != nil {
 			return r, errors.Join(err, lerr)
 		}
+		e.dropAgent(p)
 		var terr error
 		if p.Kind == managed {
 			if _, serr := os.Stat(e.vmDir(p)); serr == nil || !p.gone() {

@@ -19,6 +19,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/buildtest"
 	"github.com/sand-boxer/sandboxer/internal/sshrun/sshtest"
 )
 
@@ -36,6 +37,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		buildtest.Remove()
 		if imageDir != "" {
 			os.RemoveAll(imageDir)
 		}
@@ -115,7 +117,7 @@ func attachTo(t *testing.T, s *sshtest.Server, change map[string]any) options {
 		vm[k] = v
 	}
 	return options{Owner: "conformance", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{
-		"vms": map[string]any{"vm": vm}, "workspace_dir": base,
+		"vms": map[string]any{"vm": vm}, "workspace_dir": base, "agent": buildtest.Program(t, "cmd/sandboxer-agent"),
 	}}
 }
 
@@ -135,7 +137,7 @@ func TestConformance(t *testing.T) {
 		Stranger: stranger.must,
 		Spec:     sandboxer.Spec{Owner: "conformance", Inputs: map[string]string{"vm": "vm"}},
 		Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanDiscover,
-			sandboxer.CanList, sandboxer.CanCapacity, sandboxer.CanStats},
+			sandboxer.CanList, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
 		Kill: func(t *testing.T, h sandboxer.Handle) {
 			if err := os.RemoveAll(filepath.Join(base, "sbx-"+h.SandboxID)); err != nil {
 				t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync/atomic"
 
 	"github.com/sand-boxer/sandboxer"
 )
@@ -14,6 +15,43 @@ import (
 // execArchive is an Archiver for backends that can only run commands. It needs a
 // POSIX shell, find, mkdir, rm, rmdir and tar inside, as GNU or busybox have them.
 type execArchive struct{ exec sandboxer.Execer }
+
+// eitherArchive goes by way of exec where an Archiver cannot for a sandbox: one without an agent,
+// say, or with one of a former version.
+type eitherArchive struct {
+	first sandboxer.Archiver
+	exec  execArchive
+}
+
+// Archive implements sandboxer.Archiver.
+func (a eitherArchive) Archive(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
+	out := &noting{w: w}
+	err := a.first.Archive(ctx, h, dir, out)
+	if sandboxer.KindOf(err) == sandboxer.Unsupported && !out.moved.Load() {
+		return a.exec.Archive(ctx, h, dir, w)
+	}
+	return err
+}
+
+// Unarchive implements sandboxer.Archiver.
+func (a eitherArchive) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) error {
+	in := &noting{r: r}
+	err := a.first.Unarchive(ctx, h, dir, in)
+	if sandboxer.KindOf(err) == sandboxer.Unsupported && !in.moved.Load() {
+		return a.exec.Unarchive(ctx, h, dir, r)
+	}
+	return err
+}
+
+// noting notes that it was used.
+type noting struct {
+	w     io.Writer
+	r     io.Reader
+	moved atomic.Bool
+}
+
+func (n *noting) Write(p []byte) (int, error) { n.moved.Store(true); return n.w.Write(p) }
+func (n *noting) Read(p []byte) (int, error)  { n.moved.Store(true); return n.r.Read(p) }
 
 // A tar that meets a file which changes ends with 1 (GNU); what it says is looked at.
 // What is the kernel's is not archived, neither by whatever path nor below the directory.

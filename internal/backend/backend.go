@@ -143,9 +143,13 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 		b.caps = append(b.caps, sandboxer.CanFiles)
 	}
 	resolve(b, &b.archive, sandboxer.CanArchive, not)
-	if b.archive == nil && b.exec != nil {
+	switch {
+	case b.exec == nil:
+	case b.archive == nil:
 		b.archive = execArchive{b.exec}
 		b.caps = append(b.caps, sandboxer.CanArchive)
+	default:
+		b.archive = eitherArchive{b.archive, execArchive{b.exec}}
 	}
 	resolve(b, &b.dial, sandboxer.CanDial, not)
 	resolve(b, &b.expose, sandboxer.CanExpose, not)

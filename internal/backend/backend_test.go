@@ -864,3 +864,72 @@ func TestProgressMovesTheDeadline(t *testing.T) {
 		})
 	}
 }
+
+// TestArchivesFromExecWhereAnotherWayCannot: an Archiver that cannot for a sandbox is stood in
+// for, unless it has begun.
+func TestArchivesFromExecWhereAnotherWayCannot(t *testing.T) {
+	unsupported := sandboxer.E(sandboxer.Unsupported, nil, "no agent in it")
+	ran := 0
+	sh := &shell{exec: func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+		ran++
+		if cmd.Stdin != nil {
+			b, err := io.ReadAll(cmd.Stdin)
+			if string(b) != "an archive" {
+				t.Errorf("it was given %q", b)
+			}
+			return sandboxer.Exit{}, err
+		}
+		_, err := io.WriteString(cmd.Stdout, "an archive")
+		return sandboxer.Exit{}, err
+	}}
+	for _, tt := range []struct {
+		name  string
+		err   error
+		begun bool
+		want  sandboxer.Kind
+		ran   int
+	}{
+		{"cannot", unsupported, false, "", 2},
+		{"cannot go on", unsupported, true, sandboxer.Unsupported, 0},
+		{"failed", sandboxer.E(sandboxer.Failed, nil, "broken"), false, sandboxer.Failed, 0},
+		{"can", nil, true, "", 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ran = 0
+			b := backend.New("ext.test", struct {
+				*shell
+				archiver
+			}{sh, archiver{tt.err, tt.begun}}, backend.Options{})
+			var out bytes.Buffer
+			if err := b.Archive(t.Context(), handle, "/d", &out); sandboxer.KindOf(err) != tt.want || err == nil && out.Len() == 0 {
+				t.Errorf("Archive: %q, %v; want %s", out.String(), err, tt.want)
+			}
+			if err := b.Unarchive(t.Context(), handle, "/d", strings.NewReader("an archive")); sandboxer.KindOf(err) != tt.want {
+				t.Errorf("Unarchive: %v; want %s", err, tt.want)
+			}
+			if ran != tt.ran {
+				t.Errorf("%d commands ran; want %d", ran, tt.ran)
+			}
+		})
+	}
+}
+
+// An archiver answers with an error, perhaps after it has begun.
+type archiver struct {
+	err   error
+	begun bool
+}
+
+func (a archiver) Archive(_ context.Context, _ sandboxer.Handle, _ string, w io.Writer) error {
+	if a.begun {
+		_, _ = io.WriteString(w, "x")
+	}
+	return a.err
+}
+
+func (a archiver) Unarchive(_ context.Context, _ sandboxer.Handle, _ string, r io.Reader) error {
+	if a.begun {
+		_, _ = r.Read(make([]byte, 1))
+	}
+	return a.err
+}

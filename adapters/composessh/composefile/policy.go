@@ -817,6 +817,9 @@ func (l *load) target(at []string, dir string) {
 			l.refuse(at, "nothing is mounted at %s, which is the kernel's", clean)
 		}
 	}
+	if clean == AgentDir || strings.HasPrefix(clean, AgentDir+"/") {
+		l.refuse(at, "nothing is mounted at %s, where sandboxer's own programs are", clean)
+	}
 }
 
 // ofEveryHost is what files mount of the host although a service can do without, and why it

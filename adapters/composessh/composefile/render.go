@@ -37,9 +37,22 @@ type Rendering struct {
 	// Podman has the file written for podman-compose: what that would drop is refused, and
 	// what it would say in a list of processes is put into EnvFiles.
 	Podman bool
+	// Agent, if not nil, is mounted in a service, read-only.
+	Agent *Agent
 	// Egress, if not nil, has services reach the outside through a gateway; the networks
 	// themselves are sealed then.
 	Egress *Egress
+}
+
+// AgentDir is where sandboxer's own programs are in a service. A file mounts nothing there.
+const AgentDir = "/.sandboxer"
+
+// Agent is a program of the host's that a service has, for who starts it there. Nobody inside
+// can put another in its place, root neither.
+type Agent struct {
+	Service string
+	Source  string // on the host, absolute
+	Target  string // in the service, below AgentDir
 }
 
 // podmanDrops are keys of a service that podman-compose 1.0 reads over.
@@ -550,6 +563,9 @@ func (p *Project) renderMounts(s types.ServiceConfig, r Rendering) (mounts []any
 	}
 	for _, f := range p.mounted[s.Name] {
 		mounts = append(mounts, map[string]any{"type": "bind", "source": path.Join(r.Dir, "files", f.file), "target": f.target, "read_only": true})
+	}
+	if r.Agent != nil && r.Agent.Service == s.Name {
+		mounts = append(mounts, map[string]any{"type": "bind", "source": r.Agent.Source, "target": r.Agent.Target, "read_only": true})
 	}
 	return mounts
 }

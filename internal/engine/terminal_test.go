@@ -1,4 +1,4 @@
-package composessh
+package engine
 
 import (
 	"context"
@@ -9,8 +9,8 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// A terminal's first sizes are said again, as a change; later ones once.
-func TestInsist(t *testing.T) {
+// A terminal's first sizes are passed on again, as a change; later ones once.
+func TestFirstSizes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()

@@ -1,4 +1,4 @@
-package composessh
+package engine
 
 import (
 	"os/exec"

@@ -16,34 +16,42 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/program"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
-type engine struct {
+type extension struct {
+	// What the agent in a sandbox can do: agent.Capabilities.
+	sandboxer.AgentDialer
+	sandboxer.ProcessManager
+	sandboxer.Watcher
+
 	env      sandboxer.Env
 	cfg      Config
 	pool     *sshrun.Pool
 	registry *sshrun.Registry
+	programs program.Finder
 	settle   time.Duration                   // settled, but in tests
 	beat     time.Duration                   // frozenBeat, but in tests
-	every    time.Duration                   // pulseEvery, but in tests
+	every    time.Duration                   // engine.WatchEvery, but in tests
 	fail     func(p point, after bool) error // for tests
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	work   sync.WaitGroup // what is done for nobody who waits
 
-	mu     sync.Mutex
-	at     map[string]sshrun.Target     // where a host was when it was last used, by host
-	known  map[string]*known            // by host
-	pulses map[string]*pulse            // by host
-	metas  map[string]*meta             // by name of the sandbox; only of what is up
-	ooms   map[string]int               // processes killed for memory, by container, as last seen
-	units  map[string]map[string]string // container of each service, by name of the sandbox
-	bare   map[string]bool              // of them, those without a shell
-	silent map[string]time.Time         // when hosts did not answer in time, by host
+	mu      sync.Mutex
+	at      map[string]sshrun.Target  // where a host was when it was last used, by host
+	known   map[string]*known         // by host
+	engines map[string]*engine.Engine // by host
+	watches map[string]*engine.Watch  // by host
+	metas   map[string]*meta          // by name of the sandbox; only of what is up
+	ooms    map[string]int            // processes killed for memory, by container, as last seen
+	slow    map[string]time.Time      // when hosts did not answer in time, by host
+	agents  map[string]*agentClient   // by name of the sandbox
 }
 
 var _ interface {
@@ -64,8 +72,12 @@ var _ interface {
 	sandboxer.CapacityReporter
 	sandboxer.StatsReader
 	sandboxer.Checkpointer
+	sandboxer.AgentDialer
+	sandboxer.ProcessManager
+	sandboxer.Watcher
+	sandboxer.Narrower
 	io.Closer
-} = (*engine)(nil)
+} = (*extension)(nil)
 
 func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
 	if err := os.MkdirAll(filepath.Join(env.Dir, lockDir), 0o700); err != nil {
@@ -79,21 +91,31 @@ func open(_ context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension
 	if err != nil {
 		return nil, err
 	}
-	e := &engine{
-		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat, every: pulseEvery,
-		at: map[string]sshrun.Target{}, known: map[string]*known{}, pulses: map[string]*pulse{}, metas: map[string]*meta{}, units: map[string]map[string]string{}, ooms: map[string]int{}, bare: map[string]bool{}, silent: map[string]time.Time{},
+	e := &extension{
+		env: env, cfg: cfg, pool: pool, registry: sshrun.NewRegistry(env.Hosts), settle: settled, beat: frozenBeat, every: engine.WatchEvery,
+		at: map[string]sshrun.Target{}, known: map[string]*known{}, engines: map[string]*engine.Engine{}, watches: map[string]*engine.Watch{}, metas: map[string]*meta{}, ooms: map[string]int{}, slow: map[string]time.Time{}, agents: map[string]*agentClient{},
 	}
+	inside := agent.Capabilities{Open: e.openAgent}
+	e.AgentDialer, e.ProcessManager, e.Watcher = inside, inside, inside
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e, nil
 }
 
 // Close ends the connections.
-func (e *engine) Close() error {
+func (e *extension) Close() error {
 	e.mu.Lock() // nothing begins any more
 	e.cancel()
+	for name := range e.agents {
+		e.dropAgent(name)
+	}
 	e.mu.Unlock()
 	err := e.pool.Close()
-	e.work.Wait()
+	e.mu.Lock()
+	watches := slices.Collect(maps.Values(e.watches))
+	e.mu.Unlock()
+	for _, w := range watches {
+		w.Close()
+	}
 	return err
 }
 
@@ -112,6 +134,7 @@ type meta struct {
 	Volumes    []string              `json:"volumes,omitempty"` // that go into checkpoints
 	Places     map[string]bool       `json:"places,omitempty"`  // of the workspace that must stay what they are: composefile.Project.Places
 	Quiesce    bool                  `json:"quiesce,omitempty"`
+	Agent      string                `json:"agent,omitempty"` // digest of the agent in the default service; empty for none
 	Stamp      []byte                `json:"stamp,omitempty"`
 }
 
@@ -123,18 +146,12 @@ func (m *meta) service(name string) *composefile.Service {
 	return &m.Services[i]
 }
 
-const (
-	labelName    = "dev.sandboxer.name"
-	labelOwner   = "dev.sandboxer.owner"
-	labelService = "dev.sandboxer.service"
-)
-
-func (e *engine) name(id string, generation int) string {
+func (e *extension) name(id string, generation int) string {
 	return sandboxer.ExternalName(e.env.Owner, id, generation)
 }
 
 // split takes a name of this owner apart.
-func (e *engine) split(name string) (id string, generation int, ok bool) {
+func (e *extension) split(name string) (id string, generation int, ok bool) {
 	rest, ours := strings.CutPrefix(name, "sbx-"+e.env.Owner+"-")
 	i := strings.LastIndex(rest, "-g")
 	if !ours || i < 1 {
@@ -146,7 +163,7 @@ func (e *engine) split(name string) (id string, generation int, ok bool) {
 }
 
 // lock keeps other processes of this extension from changing the sandbox meanwhile.
-func (e *engine) lock(ctx context.Context, name string) (unlock func(), err error) {
+func (e *extension) lock(ctx context.Context, name string) (unlock func(), err error) {
 	file := filepath.Join(e.env.Dir, lockDir, name+".lock")
 	for {
 		l, err := filelock.Take(ctx, file, filelock.Exclusive)
@@ -173,7 +190,7 @@ const (
 	formerDir = "placed"
 )
 
-func (e *engine) formerFile(name string) string { return filepath.Join(e.env.Dir, formerDir, name) }
+func (e *extension) formerFile(name string) string { return filepath.Join(e.env.Dir, formerDir, name) }
 
 // untouched stands for a host in a note that says that nothing was done for a sandbox on any
 // host. That there is no note proves nothing.
@@ -181,7 +198,7 @@ const untouched = "-"
 
 // former returns the host that an earlier version noted for a sandbox, untouched if that is
 // what it noted, "" if there is no note.
-func (e *engine) former(name string) (string, error) {
+func (e *extension) former(name string) (string, error) {
 	data, err := os.ReadFile(e.formerFile(name))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "where sandbox %s was placed cannot be read", name)
@@ -190,19 +207,29 @@ func (e *engine) former(name string) (string, error) {
 }
 
 // forgetFormer removes that note, and what is known of the sandbox.
-func (e *engine) forgetFormer(name string) error {
+func (e *extension) forgetFormer(name string) error {
 	if err := os.Remove(e.formerFile(name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.unknow(name)
+	e.forgetSandbox(name)
 	return nil
+}
+
+// forgetSandbox drops what is known of a sandbox.
+func (e *extension) forgetSandbox(name string) {
+	e.mu.Lock()
+	delete(e.metas, name)
+	e.dropAgent(name)
+	engines := slices.Collect(maps.Values(e.engines))
+	e.mu.Unlock()
+	for _, en := range engines {
+		en.Forget(name)
+	}
 }
 
 // where returns the host of a sandbox by what is known without asking, which may be
 // untouched; "" if nothing is.
-func (e *engine) where(h sandboxer.Handle) (name, host string) {
+func (e *extension) where(h sandboxer.Handle) (name, host string) {
 	if h.Generation > 0 {
 		name = e.name(h.SandboxID, h.Generation)
 	} else if id, _, ok := e.split(h.Ref); ok && id == h.SandboxID {
@@ -225,7 +252,7 @@ func gone(h sandboxer.Handle) error {
 
 // find returns where a sandbox is and what is known of it. NotFound: it is proven not
 // to be anywhere.
-func (e *engine) find(ctx context.Context, h sandboxer.Handle) (*host, *meta, error) {
+func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*host, *meta, error) {
 	name, at := e.where(h)
 	if at == "" {
 		found, err := e.search(ctx, h)
@@ -255,8 +282,30 @@ func (e *engine) find(ctx context.Context, h sandboxer.Handle) (*host, *meta, er
 	return ho, m, err
 }
 
+// findMade is find for a sandbox that was made to the end, as far as its directory says.
+func (e *extension) findMade(ctx context.Context, h sandboxer.Handle) (*host, *meta, error) {
+	ho, m, err := e.find(ctx, h)
+	if err == nil && m.Name == "" {
+		err = gone(h)
+	}
+	return ho, m, err
+}
+
+// findRunning is findMade with a look at the containers, of which there must be some.
+func (e *extension) findRunning(ctx context.Context, h sandboxer.Handle) (*host, *meta, *status, error) {
+	ho, m, err := e.findMade(ctx, h)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	s, err := e.status(ctx, ho, m.Name)
+	if err == nil && len(s.containers) == 0 {
+		err = gone(h)
+	}
+	return ho, m, s, err
+}
+
 // meta reads what lies in the directory of a sandbox; nil if there is none.
-func (e *engine) meta(ctx context.Context, h *host, name string) (*meta, error) {
+func (e *extension) meta(ctx context.Context, h *host, name string) (*meta, error) {
 	e.mu.Lock()
 	m := e.metas[name]
 	e.mu.Unlock()
@@ -294,7 +343,7 @@ type place struct {
 // search looks for what there is of a sandbox, the newest generation first; generation 0
 // means any. It looks on the host of h, or else on every host. Hosts that cannot be asked are
 // an error, beside what the others have: what was not found may be there.
-func (e *engine) search(ctx context.Context, h sandboxer.Handle) ([]place, error) {
+func (e *extension) search(ctx context.Context, h sandboxer.Handle) ([]place, error) {
 	hosts := []string{h.Host}
 	if h.Host == "" {
 		var err error
@@ -340,27 +389,18 @@ func (e *engine) search(ctx context.Context, h sandboxer.Handle) ([]place, error
 }
 
 // inventory prints the names of every sandbox of $2 of which something is here: a
-// directory below $1, or containers, networks, volumes. $3: the engine.
+// directory below $1, or what the engine $3 has.
 const inventory = `
 cd -- "$1" || exit
-for d in "sbx-$2-"*; do [ ! -d "$d" ] || echo "$d"; done
-f="label=dev.sandboxer.owner=$2"
-case $3 in podman) n='{{index .Labels "dev.sandboxer.name"}}';; *) n='{{.Label "dev.sandboxer.name"}}';; esac
-"$3" ps -a --filter "$f" --format "$n" || exit
-"$3" volume ls -q --filter "$f" >.volumes.$$ || { rm -f .volumes.$$; exit 1; }
-[ ! -s .volumes.$$ ] || xargs "$3" volume inspect --format '{{index .Labels "dev.sandboxer.name"}}' <.volumes.$$ 2>/dev/null
-"$3" network ls -q --filter "$f" >.volumes.$$ || { rm -f .volumes.$$; exit 1; }
-[ ! -s .volumes.$$ ] || xargs "$3" network inspect --format '{{index .Labels "dev.sandboxer.name"}}' <.volumes.$$ 2>/dev/null
-rm -f .volumes.$$
-exit 0`
+owner=$2 engine=$3
+for d in "sbx-$owner-"*; do [ ! -d "$d" ] || echo "$d"; done
+` + engine.InventoryScript + `exit 0`
 
 // namesOn lists the sandboxes of this owner on one host.
-func (e *engine) namesOn(ctx context.Context, h *host) ([]string, error) {
-	out, err := e.ask(ctx, h, nil, nil, inventory, h.known.root, e.env.Owner, h.known.engine)
+func (e *extension) namesOn(ctx context.Context, h *host) ([]string, error) {
+	out, err := h.engine.Script(ctx, nil, nil, inventory, h.known.root, e.env.Owner, h.known.engine)
 	if err != nil {
 		return nil, err
 	}
-	names := strings.Fields(out)
-	slices.Sort(names)
-	return slices.Compact(names), nil
+	return engine.ParseInventory(out), nil
 }

@@ -1,0 +1,271 @@
+package composessh
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
+	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/program"
+	"github.com/sand-boxer/sandboxer/internal/sshrun"
+)
+
+// The default service of a sandbox has the agent's program mounted, read-only: one file a
+// host and digest, which stays there for the next sandbox, as layers of images do. Nothing
+// runs of it until it is asked for. It is started by the engine, as the user that commands
+// run as, and reached by way of the engine too, over a command that leads to a socket inside:
+// no port, no shared directory, nothing that somebody inside could lead elsewhere.
+
+const (
+	agentDir  = ".agent" // below the root of a host
+	agentPath = composefile.AgentDir + "/sandboxer-agent"
+)
+
+// agentFor names the agent for h in what is known of p, or says in a note why there is none.
+func (e *extension) agentFor(h *host, p *plan) {
+	prog, err := e.agentProgram(h.known.arch)
+	if err != nil {
+		p.note("there is no agent inside (%s): processes end with their callers, and files are not watched", sandboxer.Message(err))
+	}
+	p.meta.Agent = prog.Digest
+}
+
+func (e *extension) agentProgram(arch string) (program.Program, error) {
+	return e.programs.Find("sandboxer-agent", arch, e.cfg.Agent)
+}
+
+// bringAgent brings the agent to h, unless it is there, and has it mounted.
+func (e *extension) bringAgent(ctx context.Context, h *host, p *plan, r *composefile.Rendering, there bool) error {
+	if p.meta.Agent == "" {
+		return nil
+	}
+	file := path.Join(h.known.root, agentDir, p.meta.Agent)
+	r.Agent = &composefile.Agent{Service: p.meta.Service, Source: file, Target: agentPath}
+	if there {
+		return nil
+	}
+	select { // one that is brought need not be brought again
+	case h.known.carrying <- struct{}{}:
+		defer func() { <-h.known.carrying }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if out, err := e.script(ctx, h, nil, nil, `[ ! -f "$1" ] || echo there`, file); err != nil || out != "" {
+		return err
+	}
+	prog, err := e.agentProgram(h.known.arch)
+	if err == nil && prog.Digest != p.meta.Agent {
+		err = sandboxer.E(sandboxer.Unavailable, nil, "the program of the agent changed while sandbox %s was made", p.spec.ID).WithHint("try again")
+	}
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(prog.Path)
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "the program of the agent cannot be read")
+	}
+	defer f.Close()
+	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "bringing sandboxer-agent to " + h.Name()})
+	return e.step(pAgent, func() error { return h.WriteFile(ctx, file, 0o755, f) })
+}
+
+// An agentClient is kept for the next calls.
+type agentClient struct {
+	*agent.Client
+	container string
+	retry     atomic.Int64 // Unix nanoseconds before which commands do not try to reach it again
+}
+
+// agentRetry is how long commands go without an agent that could not be reached.
+const agentRetry = time.Minute
+
+// A noAgentError is the cause of errors with which nothing was sent to an agent.
+type noAgentError struct{ error }
+
+func (e noAgentError) Unwrap() error { return e.error }
+
+// dropAgent ends the idle connections to the agent of a sandbox. The caller holds e.mu.
+func (e *extension) dropAgent(name string) {
+	if c, ok := e.agents[name]; ok {
+		c.Close()
+		delete(e.agents, name)
+	}
+}
+
+// openAgent is the way to the agent of h's sandbox for one call (agent.Capabilities).
+func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (agent.Call, error) {
+	ho, m, err := e.findMade(ctx, h)
+	if err != nil {
+		return agent.Call{}, err
+	}
+	if m.Agent == "" {
+		return agent.Call{}, sandboxer.E(sandboxer.Unsupported, nil, "sandbox %s has no agent inside", m.ID).
+			WithHint("a new one has, on a host for which there is sandboxer-agent beside sandboxer")
+	}
+	id, err := e.container(ctx, ho, m, m.Service)
+	if err != nil {
+		return agent.Call{}, err
+	}
+	return e.agentCall(ctx, ho, m, id)
+}
+
+// agentCall is a call of the agent in id, the container of the default service.
+func (e *extension) agentCall(ctx context.Context, h *host, m *meta, id string) (agent.Call, error) {
+	within, done, err := h.engine.Watch.Attend(ctx)
+	if err != nil {
+		return agent.Call{}, err
+	}
+	end := func(err error) error {
+		switch err = done(err); sandboxer.KindOf(err) {
+		case sandboxer.Unavailable, sandboxer.Timeout: // its container may have ended, or stand still
+			if why := h.engine.State(ctx, id); ctx.Err() == nil && why != nil && !errors.Is(err, engine.ErrHangs) {
+				return e.notRunning(m, why)
+			}
+		}
+		return err
+	}
+	return agent.Call{Agent: e.agentIn(h.Name(), m, id).Client, Ctx: within, End: end, Dir: m.service(m.Service).Workspace}, nil
+}
+
+// agentIn returns the client of the agent in the container id.
+func (e *extension) agentIn(host string, m *meta, id string) *agentClient {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c := e.agents[m.Name]; c != nil && c.container == id {
+		return c
+	}
+	e.dropAgent(m.Name)
+	c := &agentClient{container: id}
+	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, Dial: func(ctx context.Context) (net.Conn, error) {
+		conn, err := e.dialAgent(ctx, host, m, id)
+		if err != nil {
+			c.retry.Store(time.Now().Add(agentRetry).UnixNano())
+			err = noAgentError{err}
+		}
+		return conn, err
+	}})
+	e.agents[m.Name] = c
+	return c
+}
+
+// dialAgent opens a connection to the agent in the container id, which it starts if it does
+// not run.
+func (e *extension) dialAgent(ctx context.Context, host string, m *meta, id string) (net.Conn, error) {
+	h, err := e.host(host)
+	if err == nil {
+		err = e.look(ctx, h)
+	}
+	if err != nil {
+		return nil, err
+	}
+	args := []string{h.known.engine, "exec", "-i"}
+	if m.User != "" {
+		args = append(args, "-u", m.User)
+	}
+	// Containers may share a network, and names of sockets with it.
+	args = append(args, id, agentPath, "attach", "--socket", "@sandboxer-agent-"+id[:min(len(id), 12)])
+	return agent.DialCommand(ctx, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
+		return h.Run(ctx, sshrun.Cmd{Args: args, Env: e.engineEnv(), Stdin: in, Stdout: out, Stderr: errs})
+	}, args...)
+}
+
+// execByAgent runs a command by way of the agent: once it is connected, that takes a tenth of
+// the time that the engine takes. false: it is not there, cannot be reached, or could not start anything. Nothing
+// was run then, nor read.
+func (e *extension) execByAgent(ctx context.Context, h *host, m *meta, id string, cmd sandboxer.Cmd) (sandboxer.Exit, error, bool) {
+	if m.Agent == "" || cmd.Service != "" && cmd.Service != m.Service || cmd.User != "" && cmd.User != m.User {
+		return sandboxer.Exit{}, nil, false // another user takes rights that the agent may not have
+	}
+	if time.Now().UnixNano() < e.agentIn(h.Name(), m, id).retry.Load() {
+		return sandboxer.Exit{}, nil, false
+	}
+	call, err := e.agentCall(ctx, h, m, id)
+	if err != nil {
+		return sandboxer.Exit{}, err, true
+	}
+	cmd.User = "" // as whom it was started
+	exit, err := call.Agent.Exec(call.Ctx, cmd)
+	if _, unsent := errors.AsType[noAgentError](err); ctx.Err() == nil && (unsent || sandboxer.KindOf(err) == sandboxer.Exhausted) {
+		_ = call.End(nil)
+		return sandboxer.Exit{}, nil, false
+	}
+	err = call.End(err)
+	if err == nil && exit.Code == 137 {
+		exit.OOMKilled = h.engine.KilledForMemory(ctx, id)
+	}
+	return exit, err, true
+}
+
+// Without implements sandboxer.Narrower: without its program there is no agent.
+func (e *extension) Without() []sandboxer.Capability {
+	for _, arch := range program.Architectures {
+		if _, err := e.agentProgram(arch); err == nil {
+			return nil
+		}
+	}
+	return []sandboxer.Capability{sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch}
+}
+
+// agentDigest is that of the agent for h, "" if there is none.
+func (e *extension) agentDigest(h *host) string {
+	prog, _ := e.agentProgram(h.known.arch)
+	return prog.Digest
+}
+
+// unusedAgents removes agents below $1 that no sandbox there names, $4 excepted. One is moved
+// away before it is looked for again: who begins a sandbox names the agent before it looks
+// whether it is there.
+const unusedAgents = `
+cd -P -- "$1" || exit
+for f in .agent/*; do
+	d=${f#.agent/}
+	case $d in "$4"|"*") continue;; esac
+	grep -qsF "\"$d\"" sbx-*/meta.json && continue
+	mv -- "$f" ".agent/.$d" 2>/dev/null || continue
+	if grep -qsF "\"$d\"" sbx-*/meta.json; then mv -f -- ".agent/.$d" "$f"; else rm -f -- ".agent/.$d"; fi
+done
+exit 0`
+
+// agents tells of every agent below $1 its digest, its size in bytes and when it came, in
+// seconds since 1970.
+const agents = `
+cd -- "$1/.agent" 2>/dev/null || exit 0
+for f in *; do [ ! -f "$f" ] || echo "$f $(wc -c <"$f") $(stat -c %Y -- "$f" 2>/dev/null || echo 0)"; done`
+
+// agentCaches are the agents on h, or those that it had and that no sandbox uses, which are
+// removed then.
+func (e *extension) agentCaches(ctx context.Context, h *host, prune bool) ([]sandboxer.Cache, error) {
+	list := func() (all []sandboxer.Cache, err error) {
+		out, err := e.script(ctx, h, nil, nil, agents, h.known.root)
+		for line := range strings.Lines(out) {
+			f := strings.Fields(line)
+			if len(f) != 3 || len(f[0]) < 12 {
+				continue
+			}
+			size, _ := strconv.ParseInt(f[1], 10, 64)
+			sec, _ := strconv.ParseInt(f[2], 10, 64)
+			all = append(all, sandboxer.Cache{Host: h.Name(), Name: "sandboxer-agent/" + sshrun.Plain(f[0][:12]), Bytes: size, UsedAt: time.Unix(sec, 0)})
+		}
+		return all, err
+	}
+	had, err := list()
+	if err != nil || !prune || len(had) == 0 {
+		return had, err
+	}
+	if _, err := e.script(ctx, h, nil, nil, unusedAgents, h.known.root, "", "", ""); err != nil {
+		return nil, err
+	}
+	has, err := list()
+	return slices.DeleteFunc(had, func(c sandboxer.Cache) bool { return slices.Contains(has, c) }), err
+}

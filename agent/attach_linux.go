@@ -1,0 +1,313 @@
+package agent
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// attachTries is how often an agent that is about to listen is looked for, at least 2 ms
+	// after each other. They are counted and not timed, as those of donate are.
+	attachTries = 5000
+	startTime   = 30 * time.Second // until an agent that was started listens or ends
+	maxSaid     = 64 << 10         // of what it says until then
+)
+
+// runAttach makes our standard streams a connection to the agent that listens at a socket,
+// which it starts if there is none.
+func runAttach(args []string) int {
+	fs := flag.NewFlagSet("attach", flag.ContinueOnError)
+	var (
+		o      initFlags
+		socket string
+	)
+	o.register(fs)
+	fs.StringVar(&socket, "socket", "", "`address` of the agent, @name or /path; the other flags are those of init, for one that is started")
+	if code, ok := parse(fs, args); !ok {
+		return code
+	}
+	given := []string{"init", "--listen=" + ownPrefix + socket, "--detached"}
+	if dir, err := os.Getwd(); err == nil && os.Getenv(envWorkdir) == "" {
+		given = append(given, "--workdir="+dir) // unless a flag says otherwise
+	}
+	fs.Visit(func(f *flag.Flag) {
+		if f.Name != "socket" {
+			given = append(given, "--"+f.Name+"="+f.Value.String())
+		}
+	})
+	err := o.check()
+	switch {
+	case err != nil:
+	case fs.NArg() > 0:
+		err = fmt.Errorf("attach takes no command, and got %q", fs.Arg(0))
+	case len(o.listen) > 0 || o.detached:
+		err = errors.New("attach takes neither --listen nor --detached")
+	default:
+		err = checkSocket(socket)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxer-agent:", err)
+		return 2
+	}
+	conn, err := attached(socket, given)
+	if err == nil {
+		err = relayStreams(conn)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxer-agent:", err)
+		if errors.Is(err, errStranger) {
+			return StrangerExit
+		}
+		return 1
+	}
+	return 0
+}
+
+func checkSocket(name string) error {
+	switch {
+	case len(name) < 2 || name[0] != '@' && !filepath.IsAbs(name):
+		return fmt.Errorf("--socket %q: want @name or an absolute path", name)
+	case len(name) > 107:
+		return fmt.Errorf("--socket %q: longer than 107 bytes", name)
+	}
+	return nil
+}
+
+// attached returns a connection to the agent at a socket. Where none listens, one is started
+// with the arguments.
+func attached(socket string, args []string) (*net.UnixConn, error) {
+	started := false
+	for try := 0; ; try++ {
+		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+		if err == nil {
+			if err := ourAgent(conn); err != nil {
+				conn.Close()
+				return nil, err
+			}
+			return conn, nil
+		}
+		if try == attachTries || !soon(err) {
+			return nil, err
+		}
+		if !started && !errors.Is(err, unix.EAGAIN) {
+			if err := startDetached(args); err != nil {
+				return nil, err
+			}
+			started = true
+			continue
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// ourAgent refuses the other end of conn unless it is our user's and runs our program, by the
+// word of the kernel: any process inside may have listened there first.
+func ourAgent(conn *net.UnixConn) error {
+	cred, err := peer(conn)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: the kernel does not say who: %w", errStranger, err)
+	case int(cred.Uid) != os.Geteuid():
+		return fmt.Errorf("%w: it is of user %d, and not of %d", errStranger, cred.Uid, os.Geteuid())
+	case cred.Pid == 0:
+		return fmt.Errorf("%w: it is not in this container", errStranger)
+	case !sameProgram(int(cred.Pid)):
+		what, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", cred.Pid))
+		if err != nil {
+			what = err.Error()
+		}
+		return fmt.Errorf("%w: process %d runs another program (%s)", errStranger, cred.Pid, what)
+	}
+	return nil
+}
+
+// startDetached starts the agent in a session of its own, and returns when it, or another that
+// was faster, listens.
+func startDetached(args []string) error {
+	// What we were left open by mistake is not for somebody who stays.
+	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Args[0] = os.Args[0] // which tells a program of several roles its own
+	cmd.Dir = "/"
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		// Who marks the commands of others to kill them does not mean the agent.
+		return strings.HasPrefix(kv, "SANDBOXER_EXEC=") || strings.HasPrefix(kv, "SANDBOXER_RUN=") || strings.HasPrefix(kv, markVar+"=")
+	})
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	cmd.Stderr = w
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		return fmt.Errorf("the agent cannot be started: %w", err)
+	}
+	_ = r.SetReadDeadline(time.Now().Add(startTime))
+	said, err := io.ReadAll(io.LimitReader(r, maxSaid))
+	if bytes.HasSuffix(said, []byte{Mark}) {
+		return nil
+	}
+	if err != nil || len(said) == maxSaid {
+		_ = cmd.Process.Kill()
+	}
+	ended := cmd.Wait()
+	switch said := strings.TrimPrefix(strings.TrimSpace(string(said)), "sandboxer-agent: "); {
+	case cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == InUseExit:
+		return nil
+	case err != nil:
+		return fmt.Errorf("the agent that was started does not listen: %w: %s", err, said)
+	default:
+		return fmt.Errorf("the agent that was started ended (%v): %s", ended, said)
+	}
+}
+
+// noTag is a limit of file locks, which Linux has long stopped to heed, below those with which
+// commands over SSH are tagged, to be killed with all that they started.
+const noTag = 1 << 60
+
+// detach lets go of who started us, who learns so that we listen.
+func detach() error {
+	var locks unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_LOCKS, &locks); err == nil && locks.Max != unix.RLIM_INFINITY && locks.Max > noTag {
+		if err := unix.Setrlimit(unix.RLIMIT_LOCKS, &unix.Rlimit{Cur: noTag, Max: noTag}); err != nil {
+			return err
+		}
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	if _, err := os.Stderr.Write([]byte{Mark}); err != nil {
+		return err
+	}
+	for fd := range 3 {
+		if err := unix.Dup3(int(null.Fd()), fd, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// relayStreams joins conn to our standard streams, until the agent's side of it ends.
+func relayStreams(conn *net.UnixConn) error {
+	defer conn.Close()
+	if _, err := os.Stdout.Write([]byte{Mark}); err != nil {
+		return err
+	}
+	go func() {
+		if _, err := io.Copy(conn, os.Stdin); err == nil {
+			_ = conn.CloseWrite()
+		}
+	}()
+	_, err := io.Copy(os.Stdout, conn)
+	return err
+}
+
+// An ownListener lets in who has our own user, by the word of the kernel.
+type ownListener struct {
+	*net.UnixListener
+	uid int
+}
+
+const ownPrefix = "own:"
+
+func (l ownListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		if cred, err := peer(c); err == nil && int(cred.Uid) == l.uid {
+			return c, nil
+		}
+		c.Close()
+	}
+}
+
+// listenOwn listens at @name or /path, for processes of our own user alone. The error is
+// EADDRINUSE where somebody listens there already. A socket that nobody listens at is replaced.
+func listenOwn(name string) (net.Listener, error) {
+	if err := checkSocket(name); err != nil {
+		return nil, err
+	}
+	addr := &net.UnixAddr{Name: name, Net: "unix"}
+	if name[0] != '@' {
+		unlock, err := lockDir(filepath.Dir(name))
+		if err != nil {
+			return nil, err
+		}
+		defer unlock()
+		if err := removeStale(addr); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.ListenUnix("unix", addr)
+	if err != nil {
+		return nil, err
+	}
+	if name[0] != '@' {
+		if err := os.Chmod(name, 0o600); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+	}
+	return ownListener{l, os.Geteuid()}, nil
+}
+
+// removeStale removes the socket at addr if nobody listens there. Hold the lock of its directory.
+func removeStale(addr *net.UnixAddr) error {
+	fi, err := os.Lstat(addr.Name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case fi.Mode()&fs.ModeSocket == 0:
+		return fmt.Errorf("%s is not a socket, and stays", addr.Name)
+	}
+	conn, err := net.DialUnix("unix", nil, addr)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return os.Remove(addr.Name)
+	}
+	if err == nil {
+		conn.Close()
+	}
+	return &net.OpError{Op: "listen", Net: "unix", Addr: addr, Err: unix.EADDRINUSE}
+}
+
+// lockDir keeps other agents out of a directory until unlock.
+func lockDir(dir string) (unlock func(), err error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	for try := 0; ; try++ {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if try == attachTries || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			f.Close()
+			return nil, fmt.Errorf("%s cannot be locked: %w", dir, err)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}

@@ -1,0 +1,225 @@
+package agent
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Mark is the first byte that a command writes which is a connection, as attach is one:
+// whatever comes before it is of an engine or a shell on the way.
+const Mark = '\x06'
+
+// maxBeforeMark is how much may come before the mark, and how much of what a command says
+// on its standard error is kept.
+const maxBeforeMark = 64 << 10
+
+// A RunFunc runs a command where a sandbox is, or in it. It returns when the command has
+// ended, also if in has not, and ends it when ctx is done. Its error is that the command
+// could not be run or its end not be learnt; a code other than 0 is none.
+type RunFunc func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error)
+
+// DialCommand opens a connection by way of a command whose standard input and output it is,
+// from the Mark on. The context bounds the dialing alone, and its values are the command's.
+// Close ends the command, and the connection ends with it: reading from it returns io.EOF
+// where the command ended well, and otherwise what became of it. CloseWrite ends the
+// command's input.
+//
+// Kinds: those of run's errors; Unsupported where the program cannot run there (exit code
+// 126 or 127, another platform's, not there); else Unavailable. What the command said is in
+// the message.
+func DialCommand(ctx context.Context, run RunFunc, args ...string) (net.Conn, error) {
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	said, says := net.Pipe()
+	hears, feed := net.Pipe()
+	c := &commandConn{Conn: said, feed: feed, end: end, done: make(chan struct{})}
+	out := &markedWriter{to: says, marked: make(chan struct{}), full: make(chan struct{})}
+	errs := &keptWriter{}
+	go func() {
+		defer end()
+		exit, err := run(life, args, hears, out, errs)
+		c.err = out.verdict(exit, err, errs.String())
+		close(c.done)
+		says.Close()
+		hears.Close()
+	}()
+	var err error
+	select {
+	case <-out.marked:
+		return c, nil
+	case <-out.full:
+		err = out.noMark()
+	case <-c.done:
+		select {
+		case <-out.marked: // and it was short
+			return c, nil
+		default:
+			err = c.err
+		}
+	case <-ctx.Done():
+		err = sandboxer.E(sandboxer.KindOf(ctx.Err()), ctx.Err(), "the command that leads to the sandbox was given up")
+	}
+	c.Close()
+	return nil, err
+}
+
+// verdict says what the end of a command means to its connection; nil if it ended well.
+func (w *markedWriter) verdict(exit sandboxer.Exit, err error, errs string) error {
+	before := w.before()
+	said := saying(cmp.Or(strings.TrimSpace(errs), strings.TrimSpace(before)))
+	began, full := isClosed(w.marked), isClosed(w.full)
+	var e *sandboxer.Error
+	switch {
+	case full:
+		return w.noMark()
+	case errors.As(err, &e):
+		return err
+	case err != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)):
+		return sandboxer.E(sandboxer.KindOf(err), err, "the command that leads to the sandbox was given up")
+	case err != nil:
+		return sandboxer.E(sandboxer.Unavailable, err, "the command that leads to the sandbox failed%s", said)
+	case !began && (exit.Code == 126 || exit.Code == 127 || exit.Code != 0 && cannotRun(before+"\n"+errs)):
+		return sandboxer.E(sandboxer.Unsupported, nil, "the program that leads to the sandbox cannot run there (%d)%s", exit.Code, said)
+	case exit.Code != 0:
+		return sandboxer.E(sandboxer.Unavailable, nil, "the command that leads to the sandbox ended with %d%s", exit.Code, said)
+	case !began:
+		return sandboxer.E(sandboxer.Unavailable, nil, "the command that leads to the sandbox ended without a connection%s", said)
+	}
+	return nil
+}
+
+func (w *markedWriter) noMark() error {
+	return sandboxer.E(sandboxer.Unavailable, nil, "the command that leads to the sandbox says too much that is no connection%s", saying(w.before()))
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// cannotRun reports whether an engine says that a program is not there, or of another platform.
+// What the program itself says begins with its name.
+func cannotRun(said string) bool {
+	for line := range strings.Lines(strings.ToLower(said)) {
+		if strings.Contains(line, "exec format error") || strings.Contains(line, "no such file or directory") && !strings.HasPrefix(line, "sandboxer-agent: ") {
+			return true
+		}
+	}
+	return false
+}
+
+func saying(said string) string {
+	if said = strings.TrimSpace(said); said == "" {
+		return ""
+	}
+	return ": " + text(said)
+}
+
+// A commandConn is a connection by way of a command.
+type commandConn struct {
+	net.Conn          // what the command says
+	feed     net.Conn // what it hears
+	end      context.CancelFunc
+	done     chan struct{} // closed when the command has ended,
+	err      error         // with this
+}
+
+func (c *commandConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if errors.Is(err, io.EOF) && c.err != nil { // written before that end
+		err = c.err
+	}
+	return n, err
+}
+
+func (c *commandConn) Write(p []byte) (int, error) { return c.feed.Write(p) }
+
+// CloseWrite ends what the command hears.
+func (c *commandConn) CloseWrite() error { return c.feed.Close() }
+
+func (c *commandConn) Close() error {
+	err := errors.Join(c.feed.Close(), c.Conn.Close())
+	c.end()
+	return err
+}
+
+func (c *commandConn) SetDeadline(at time.Time) error {
+	return errors.Join(c.feed.SetWriteDeadline(at), c.Conn.SetReadDeadline(at))
+}
+
+func (c *commandConn) SetWriteDeadline(at time.Time) error { return c.feed.SetWriteDeadline(at) }
+
+// A markedWriter passes on what comes after the Mark. What comes before it is kept.
+type markedWriter struct {
+	to     io.Writer
+	marked chan struct{} // closed with the mark
+	full   chan struct{} // closed when too much has come without one
+
+	mu    sync.Mutex
+	early []byte
+}
+
+func (w *markedWriter) Write(p []byte) (int, error) {
+	switch {
+	case isClosed(w.marked):
+		return w.to.Write(p)
+	case isClosed(w.full):
+		return 0, io.ErrShortWrite
+	}
+	before, rest, found := bytes.Cut(p, []byte{Mark})
+	w.mu.Lock()
+	room := maxBeforeMark - len(w.early)
+	w.early = append(w.early, before[:min(len(before), room)]...)
+	w.mu.Unlock()
+	switch {
+	case len(before) > room:
+		close(w.full)
+		return 0, io.ErrShortWrite
+	case !found:
+		return len(p), nil
+	}
+	close(w.marked)
+	if len(rest) > 0 {
+		if n, err := w.to.Write(rest); err != nil {
+			return len(p) - len(rest) + n, err
+		}
+	}
+	return len(p), nil
+}
+
+func (w *markedWriter) before() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return string(w.early)
+}
+
+// A keptWriter keeps the first of what is written, and takes the rest.
+type keptWriter struct {
+	mu   sync.Mutex
+	kept []byte
+}
+
+func (w *keptWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.kept = append(w.kept, p[:min(len(p), maxBeforeMark-len(w.kept))]...)
+	return len(p), nil
+}
+
+func (w *keptWriter) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return string(w.kept)
+}

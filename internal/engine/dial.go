@@ -1,0 +1,152 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procnet"
+)
+
+// nearScript prints which of the addresses $2… are on a network of the host itself (what
+// has that address elsewhere is somebody else), and who listens in the network of process
+// $1, as /proc has it.
+const nearScript = `
+p=$1; shift
+for a; do
+	r=$(ip route get "$a" 2>/dev/null) || continue
+	case $r in ""|*" via "*) ;; *) echo "near $a";; esac
+done
+cat "/proc/$p/net/tcp" "/proc/$p/net/tcp6" 2>/dev/null
+exit 0`
+
+// An Endpoint is a port of a container.
+type Endpoint struct {
+	Container *Container
+	// Network is the container whose network Container has: itself, or another.
+	Network *Container
+	Port    int
+	Name    string // what messages call the container, such as "the service web"
+}
+
+// Dial connects to a port: by the container's own address where that is near the host, by the
+// port of the host that it is published on, or else from within the container, which takes
+// an image with nc. It returns when the connection is there; ending ctx later does not close it.
+// Unavailable: nothing listens there, or it cannot be reached.
+func (en *Engine) Dial(ctx context.Context, to Endpoint) (net.Conn, error) {
+	addrs, published := to.Network.Addrs(to.Port)
+	out, err := en.HostScript(ctx, nil, nil, nearScript, append([]string{strconv.Itoa(to.Container.State.Pid)}, addrs...)...)
+	if err != nil {
+		return nil, err
+	}
+	known, loopback, wide := listening(out, to.Port)
+	var failed error = sandboxer.E(sandboxer.Unavailable, nil, "nothing listens on port %d of %s", to.Port, to.Name)
+	if known && !loopback && !wide {
+		return nil, failed
+	}
+	if !known || wide {
+		var ways []string
+		for _, a := range addrs {
+			if strings.Contains(out, "near "+a+"\n") {
+				ways = append(ways, net.JoinHostPort(a, strconv.Itoa(to.Port)))
+			}
+		}
+		if en.Program != "podman" {
+			ways = append(ways, published...)
+		}
+		for _, addr := range ways {
+			c, err := en.Host.Dial(ctx, "tcp", addr)
+			if err == nil {
+				return c, nil
+			}
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			failed = err
+		}
+	}
+	c, err := en.dialInside(ctx, to)
+	if err == nil || sandboxer.KindOf(err) != sandboxer.Unavailable || ctx.Err() != nil || !wide {
+		return c, err
+	}
+	// Podman holds a published port also where nothing leads from it into the sandbox.
+	for _, addr := range published {
+		if c, err := en.Host.Dial(ctx, "tcp", addr); err == nil {
+			return c, nil
+		}
+	}
+	return nil, sandboxer.E(sandboxer.Unavailable, errors.Join(failed, err), "port %d of %s cannot be reached", to.Port, to.Name).
+		WithHint("an image with nc is reached in any case")
+}
+
+// listening says who listens on a port, as the tables of sockets in what a host said have it.
+func listening(said string, port int) (known, loopback, wide bool) {
+	all, known := procnet.Listeners(strings.NewReader(said))
+	for _, l := range all {
+		if l.Port == port {
+			loopback, wide = loopback || l.Loopback, wide || !l.Loopback
+		}
+	}
+	return known, loopback, wide
+}
+
+// socketsScript prints, for every process that is named, its number and the tables of its sockets.
+const socketsScript = `
+for p; do
+	echo "process $p"
+	cat "/proc/$p/net/tcp" "/proc/$p/net/tcp6" 2>/dev/null | head -c 65536
+	echo
+done
+exit 0`
+
+// Listeners returns the sockets that listen in the networks of containers, by container ID. Of what does
+// not run, or tells nothing, there is no entry.
+func (en *Engine) Listeners(ctx context.Context, list []Container) (map[string][]procnet.Listener, error) {
+	id, pids := map[string]string{}, []string{}
+	for _, c := range list {
+		if pid := strconv.Itoa(c.State.Pid); c.State.Running && c.State.Pid > 0 {
+			id[pid] = c.ID
+			pids = append(pids, pid)
+		}
+	}
+	out, err := en.HostScript(ctx, nil, nil, socketsScript, pids...)
+	if err != nil {
+		return nil, err
+	}
+	all := map[string][]procnet.Listener{}
+	for part := range strings.SplitSeq("\n"+out, "\nprocess ") {
+		pid, table, _ := strings.Cut(part, "\n")
+		if list, known := procnet.Listeners(strings.NewReader(table)); known && id[pid] != "" {
+			all[id[pid]] = list
+		}
+	}
+	return all, nil
+}
+
+// dialInside connects from within the container, with a tool that the image has.
+func (en *Engine) dialInside(ctx context.Context, to Endpoint) (net.Conn, error) {
+	out, err := en.Script(ctx, nil, nil, `"$1" exec "$2" sh -c 'command -v nc || command -v busybox' 2>/dev/null || echo none`, en.Program, to.Container.ID)
+	if err != nil {
+		return nil, err
+	}
+	tool := strings.Fields(out)
+	if len(tool) == 0 || tool[0] == "none" || !path.IsAbs(tool[0]) && tool[0] != "nc" {
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "port %d is not open to the host, and the image of %s has no nc to reach it from within", to.Port, to.Name).
+			WithHint("have it listen on 0.0.0.0, which its sandbox keeps to itself")
+	}
+	var args []string
+	if strings.HasSuffix(tool[0], "busybox") {
+		args = []string{tool[0], "nc"}
+	} else {
+		args = tool[:1]
+	}
+	c, err := en.Stream(ctx, to.Container.ID, sandboxer.Cmd{Args: append(args, "127.0.0.1", strconv.Itoa(to.Port))})
+	if sandboxer.KindOf(err) == sandboxer.Failed {
+		err = sandboxer.E(sandboxer.Unavailable, err, "%s ended while port %d was being reached", to.Name, to.Port)
+	}
+	return c, err
+}

@@ -1,0 +1,253 @@
+// Package enginetest has container engines for tests: a private Docker engine, and a store
+// of its own for Podman. Both have the image [Image].
+package enginetest
+
+import (
+	"archive/tar"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// Image is the name of an image with BusyBox, and with a program /bin/echoer that listens on the
+// address that it is given and echoes what it gets.
+const Image = "sandboxer-test-busybox:1"
+
+// A Docker is an engine that is started when it is asked for, and ends with this process however
+// that ends.
+type Docker struct {
+	once sync.Once
+	kept *exec.Cmd      // scripts/dockerd.sh keep
+	end  io.WriteCloser // its input: it ends with it, and so with this process
+	dir  string
+	host string
+	err  error
+}
+
+// Start returns the engine's address as the environment has it, DOCKER_HOST=unix://…, or skips
+// the test where there can be none.
+func (d *Docker) Start(t testing.TB) string {
+	t.Helper()
+	d.once.Do(func() {
+		if _, err := exec.LookPath("dockerd"); err != nil || os.Getuid() != 0 {
+			d.err = fmt.Errorf("a Docker engine needs root and dockerd (scripts/setup.sh installs it)")
+			return
+		}
+		if d.dir, d.err = os.MkdirTemp("/tmp", "sbd"); d.err != nil {
+			return
+		}
+		if d.err = d.keep(); d.err != nil {
+			return
+		}
+		imp := exec.Command("docker", "import", "-", Image)
+		imp.Env = append(os.Environ(), "DOCKER_HOST="+d.host)
+		imp.Stdin = bytes.NewReader(BusyboxTar(t))
+		if out, err := imp.CombinedOutput(); err != nil {
+			d.err = fmt.Errorf("docker import: %w: %s", err, out)
+		}
+	})
+	if d.err != nil {
+		t.Skip(d.err)
+	}
+	return "DOCKER_HOST=" + d.host
+}
+
+// keep starts the engine, which ends with this process however that ends.
+func (d *Docker) keep() error {
+	root, err := moduleRoot()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command("sh", filepath.Join(root, "scripts/dockerd.sh"), "keep", d.dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	d.kept, d.end = cmd, in
+	data, err := io.ReadAll(out)
+	if d.host = strings.TrimSpace(string(data)); d.host == "" {
+		return fmt.Errorf("dockerd: %v, %v: %s", err, cmd.Wait(), said.String())
+	}
+	return nil
+}
+
+// Stop ends the engine, if it was started, and removes its files.
+func (d *Docker) Stop() {
+	if d.kept != nil {
+		d.end.Close()
+		_ = d.kept.Wait() // what is left of it is a test's finding
+		os.RemoveAll(d.dir)
+	}
+}
+
+// moduleRoot is the directory of go.mod, wherever the test runs.
+func moduleRoot() (string, error) {
+	out, err := exec.Command("go", "env", "GOMOD").Output()
+	return filepath.Dir(strings.TrimSpace(string(out))), err
+}
+
+// Hang stops the engine's process, as a machine that stalls would, until resume is called.
+// What its containers run goes on.
+func (d *Docker) Hang(t testing.TB) (resume func()) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(d.dir, "pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	resume = sync.OnceFunc(func() { syscall.Kill(pid, syscall.SIGCONT) })
+	t.Cleanup(resume)
+	return resume
+}
+
+var (
+	podmanDir  string
+	podmanOnce sync.Once
+)
+
+// Podman returns the environment that gives Podman a store of the tests' own, with the
+// test image in it.
+func Podman(t testing.TB) []string {
+	t.Helper()
+	for _, p := range []string{"podman", "runc"} {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Skipf("there is no %s (scripts/setup.sh installs it)", p)
+		}
+	}
+	if os.Getuid() != 0 {
+		t.Skip("the tests' Podman needs root")
+	}
+	var failed error
+	podmanOnce.Do(func() {
+		dir, err := os.MkdirTemp("/tmp", "sbp")
+		if err != nil {
+			t.Fatal(err)
+		}
+		podmanDir = dir
+		files := map[string]string{
+			"storage.conf": fmt.Sprintf("[storage]\ndriver = \"vfs\"\ngraphroot = \"%[1]s/graph\"\nrunroot = \"%[1]s/run\"\n", dir),
+			"containers.conf": fmt.Sprintf(`[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+lock_type = "file"
+tmp_dir = "%[1]s/tmp"
+volume_path = "%[1]s/volumes"
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
+[network]
+network_config_dir = "%[1]s/net"
+`, dir),
+		}
+		for name, text := range files {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		imp := exec.Command("podman", "import", "-", "localhost/"+Image)
+		imp.Env = append(os.Environ(), podmanEnv()...)
+		imp.Stdin = bytes.NewReader(BusyboxTar(t))
+		if out, err := imp.CombinedOutput(); err != nil {
+			failed = fmt.Errorf("podman import: %w: %s", err, out)
+		}
+	})
+	if failed != nil {
+		t.Fatal(failed)
+	}
+	return podmanEnv()
+}
+
+func podmanEnv() []string {
+	return []string{"CONTAINERS_CONF=" + podmanDir + "/containers.conf", "CONTAINERS_STORAGE_CONF=" + podmanDir + "/storage.conf"}
+}
+
+// StopPodman removes what there is in Podman's store, and the store, if there was one.
+func StopPodman() {
+	if podmanDir == "" {
+		return
+	}
+	// Of a test that failed: processes, networks with their bridges, mounts.
+	rm := exec.Command("sh", "-c", "podman rm -af -t 0; podman pod rm -af; podman network ls -q | grep -vx podman | xargs -r podman network rm -f; podman volume rm -af")
+	rm.Env = append(os.Environ(), podmanEnv()...)
+	_ = rm.Run() // what would not go is a test's finding
+	_ = exec.Command("sh", "-c", `grep -F " $1/" /proc/self/mounts | cut -d' ' -f2 | sort -r | while read -r m; do umount -l "$m"; done`, "sh", podmanDir).Run()
+	os.RemoveAll(podmanDir)
+}
+
+// BusyboxTar is the root of an image made of this machine's busybox.
+func BusyboxTar(t testing.TB) []byte {
+	t.Helper()
+	data, err := os.ReadFile("/usr/bin/busybox")
+	if err != nil {
+		t.Skip("there is no busybox")
+	}
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	put := func(h tar.Header, text []byte) {
+		h.Size = int64(len(text))
+		if err := w.WriteHeader(&h); err != nil {
+			t.Fatal(err)
+		}
+		w.Write(text)
+	}
+	for _, d := range []string{"bin/", "etc/", "root/", "work/", "proc/", "sys/", "dev/"} {
+		put(tar.Header{Name: d, Typeflag: tar.TypeDir, Mode: 0o755}, nil)
+	}
+	put(tar.Header{Name: "tmp/", Typeflag: tar.TypeDir, Mode: 0o1777}, nil)
+	put(tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755}, data)
+	echoer := filepath.Join(t.TempDir(), "echoer")
+	root, err := moduleRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	build := exec.Command("go", "build", "-o", echoer, "./internal/engine/enginetest/testdata/echo")
+	build.Dir = root
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	program, err := os.ReadFile(echoer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(tar.Header{Name: "bin/echoer", Typeflag: tar.TypeReg, Mode: 0o755}, program)
+	list, err := exec.Command("/usr/bin/busybox", "--list").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range strings.FieldsSeq(string(list)) {
+		if name != "busybox" {
+			put(tar.Header{Name: "bin/" + name, Typeflag: tar.TypeSymlink, Linkname: "busybox"}, nil)
+		}
+	}
+	put(tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644}, []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"))
+	put(tar.Header{Name: "etc/group", Typeflag: tar.TypeReg, Mode: 0o644}, []byte("root:x:0:\nnogroup:x:65534:\n"))
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}

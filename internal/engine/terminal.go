@@ -1,0 +1,78 @@
+package engine
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// hangUp is the input of a terminal that nobody types at: an end, once the terminal is
+// there to take it, again and again.
+type hangUp struct {
+	ctx  context.Context
+	from time.Time
+}
+
+func (r hangUp) Read(p []byte) (int, error) {
+	select {
+	case <-r.ctx.Done():
+		return 0, io.EOF
+	case <-time.After(max(time.Until(r.from), 200*time.Millisecond)):
+	}
+	p[0] = 4
+	return 1, nil
+}
+
+// repeatFirstSizes passes sizes of a terminal on, those of its beginning more than once. The engine's
+// command heeds changes only after it has told the engine the first size, and a terminal
+// in a browser has its true size just then.
+func repeatFirstSizes(ctx context.Context, sizes <-chan sandboxer.WinSize) <-chan sandboxer.WinSize {
+	to := make(chan sandboxer.WinSize)
+	go func() {
+		send := func(s sandboxer.WinSize) {
+			select {
+			case to <- s:
+			case <-ctx.Done():
+			}
+		}
+		begin := time.Now()
+		var last sandboxer.WinSize
+		var again <-chan time.Time
+		for {
+			select {
+			case s, ok := <-sizes:
+				if !ok {
+					sizes = nil
+					continue
+				}
+				send(s)
+				if last = s; time.Since(begin) < sizeTime {
+					again = time.After(sizeAgain)
+				}
+			case <-again:
+				other := last // what does not change is not heeded
+				other.Rows++
+				send(other)
+				select { // nor what is changed back before anybody looks
+				case <-time.After(sizeSeen):
+				case <-ctx.Done():
+				}
+				send(last)
+				if again = nil; time.Since(begin) < sizeTime {
+					again = time.After(2 * sizeAgain)
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return to
+}
+
+const (
+	sizeTime  = 3 * time.Second // the beginning of a terminal
+	sizeAgain = time.Second
+	sizeSeen  = 250 * time.Millisecond
+)
