@@ -26,13 +26,12 @@ import (
 // DefaultAddress is where the agent listens inside its sandbox.
 const DefaultAddress = "127.0.0.1:49983"
 
-// Environment variables of the agent. All that begin so are kept from its processes.
+// Environment variables of the agent.
 const (
-	envPrefix  = "SANDBOXER_AGENT_"
-	envToken   = envPrefix + "TOKEN"
-	envListen  = envPrefix + "LISTEN"
-	envUser    = envPrefix + "USER"
-	envWorkdir = envPrefix + "WORKDIR"
+	envToken   = EnvPrefix + "TOKEN"
+	envListen  = EnvPrefix + "LISTEN"
+	envUser    = EnvPrefix + "USER"
+	envWorkdir = EnvPrefix + "WORKDIR"
 )
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -260,7 +259,7 @@ func (s *server) startMain(args []string) error {
 func baseEnv(environ []string) []string {
 	var base []string
 	for _, kv := range environ {
-		if !strings.HasPrefix(kv, envPrefix) {
+		if !strings.HasPrefix(kv, EnvPrefix) {
 			base = append(base, kv)
 		}
 	}

@@ -171,7 +171,7 @@ func TestTermination(t *testing.T) {
 func TestSecretsStayInside(t *testing.T) {
 	a := startAgent(t)
 	out, _, _ := a.sh("env; tr '\\0' '\\n' < /proc/$PPID/cmdline")
-	if strings.Contains(out, testToken) || strings.Contains(out, envPrefix) {
+	if strings.Contains(out, testToken) || strings.Contains(out, EnvPrefix) {
 		t.Errorf("a command sees\n%s", out)
 	}
 	if strings.Contains(a.stderr.String(), testToken) {

@@ -12,6 +12,10 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
+// EnvPrefix begins the names of the environment variables that are the agent's. None is handed to
+// a process, and none is for a sandbox's image or its user to set.
+const EnvPrefix = "SANDBOXER_AGENT_"
+
 const usage = `usage: sandboxer-agent COMMAND
 
   init [FLAGS] [-- CMD ARGS…]   serve a sandbox, as its first process (see init -h)

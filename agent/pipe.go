@@ -66,9 +66,6 @@ func closed(err error) error {
 	return err
 }
 
-// Files returns the pipe that c reads from and the one it writes to.
-func (c *PipeConn) Files() (r, w *os.File) { return c.r, c.w }
-
 func (c *PipeConn) LocalAddr() net.Addr  { return pipeAddr{} }
 func (c *PipeConn) RemoteAddr() net.Addr { return pipeAddr{} }
 

@@ -57,7 +57,7 @@ type box struct {
 	owed    map[string]int32 // commands to be killed yet: mark → process ID; guarded by mu
 	killing bool             // that is being done; guarded by mu
 
-	agentConns agentConns
+	donations *agent.Donations // connections to its agent
 
 	mu  sync.Mutex
 	net *usernet.Net // nil without network
@@ -141,7 +141,8 @@ func (e *engine) keep(name string, rec record, c *container.Container) *box {
 			e.env.Log.Warn("the environment of a claimed sandbox cannot be read", "sandbox", name, "err", err)
 		}
 	}
-	b.agent = agent.NewClient(agent.ClientOptions{Dial: b.dialAgent, User: rec.User})
+	b.donations = agent.NewDonations(b.donate)
+	b.agent = agent.NewClient(agent.ClientOptions{Dial: b.donations.Dial, User: rec.User})
 	if _, err := os.Stat(b.stopped); err == nil { // a broker died amid a kill
 		ctx, cancel := context.WithTimeout(context.Background(), pulseEvery)
 		err := b.standStill(ctx, false)
@@ -202,7 +203,7 @@ func (e *engine) drop(name string) {
 
 func (b *box) close() {
 	b.agent.Close()
-	b.agentConns.close()
+	b.donations.Close()
 	b.mu.Lock()
 	n := b.net
 	b.net = nil
@@ -395,175 +396,63 @@ func (b *box) plug(ctx context.Context, link *os.File, name string) error {
 	})
 }
 
-// dialAgent returns a connection to the agent. It is a pair of pipes whose other ends
-// were handed to the agent as open files: no network is involved, nothing inside but
-// root can do the same, and it survives neither end. (gVisor's own port forwarding
-// loses data when it is busy and cannot close one direction.)
-//
-// Handing over takes a program start inside, the first time two: it wakes the agent. So
-// several connections are made at a time, more before they run out, and more at a time
-// in a sandbox that uses many.
-func (b *box) dialAgent(ctx context.Context) (net.Conn, error) {
-	w := &b.agentConns
-	for {
-		if err := ctx.Err(); err != nil {
-			return nil, err
+// donate hands files to the agent, which serves them as connections. Nothing inside but root can
+// do the same. (gVisor's own port forwarding loses data when it is busy and cannot close one
+// direction.) The first time it takes two program starts inside: it wakes the agent.
+func (b *box) donate(ctx context.Context, theirs []*os.File) error {
+	if err := b.handOver(ctx, theirs); err != nil {
+		return err
+	}
+	if !slices.Contains(b.c.Spec.Process.Args, handedOn) {
+		conn, end, err := agent.Pipes()
+		if err != nil {
+			return err
 		}
-		w.mu.Lock()
-		if w.closed {
-			w.mu.Unlock()
-			return nil, net.ErrClosed
+		err = b.handOver(ctx, end[:])
+		end[0].Close()
+		end[1].Close()
+		if err == nil {
+			err = b.tellFuse(ctx, conn)
 		}
-		c := w.take()
-		if w.few() && w.making == nil {
-			w.batch = min(max(2*w.batch, firstBatch), lastBatch)
-			m, n := &making{done: make(chan struct{})}, w.batch
-			w.making = m
-			go func() { // for all who wait, whoever of them leaves
-				conns, err := b.donate(context.Background(), n)
-				w.made(m, conns, err)
-			}()
-		}
-		m := w.making
-		w.mu.Unlock()
-		if c != nil {
-			widen(c)
-			return c, nil
-		}
-		select {
-		case <-m.done:
-			if m.err != nil {
-				return nil, m.err
-			}
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		conn.Close()
+		if err != nil {
+			return err
 		}
 	}
-}
-
-const (
-	firstBatch = 8
-	lastBatch  = 32 // as many as one message to the agent holds
-)
-
-// agentConns are connections to the agent that wait to be used.
-type agentConns struct {
-	mu     sync.Mutex
-	spare  []*agent.PipeConn
-	batch  int     // how many were made last, or are being made
-	making *making // nil while no more are being made
-	closed bool
-}
-
-type making struct {
-	done chan struct{}
-	err  error // when done
-}
-
-// few reports whether it is time to make more.
-func (w *agentConns) few() bool { return len(w.spare) < max(w.batch, firstBatch)/2 }
-
-// take returns a connection that is still open; nil if there is none.
-func (w *agentConns) take() *agent.PipeConn {
-	for len(w.spare) > 0 {
-		last := len(w.spare) - 1
-		c := w.spare[last]
-		w.spare = w.spare[:last]
-		if isOpen(c) {
-			return c
-		}
-		c.Close()
-	}
+	b.awake.Store(true)
 	return nil
 }
 
-// widen has the pipes of c hold more. That takes memory of the kernel's, so those that
-// wait to be used stay narrow.
-func widen(c *agent.PipeConn) {
-	r, w := c.Files()
-	for _, f := range []*os.File{r, w} {
-		if raw, err := f.SyscallConn(); err == nil {
-			_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
-		}
-	}
-}
-
-func (w *agentConns) made(m *making, conns []*agent.PipeConn, err error) {
-	w.mu.Lock()
-	if w.closed || err != nil {
-		for _, c := range conns {
-			c.Close()
-		}
-	} else {
-		w.spare = append(w.spare, conns...)
-	}
-	w.making, m.err = nil, err
-	w.mu.Unlock()
-	close(m.done)
-}
-
-func (w *agentConns) close() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.closed = true
-	for _, c := range w.spare {
-		c.Close()
-	}
-	w.spare = nil
-}
-
-func (b *box) donate(ctx context.Context, n int) (conns []*agent.PipeConn, err error) {
+func (b *box) handOver(ctx context.Context, theirs []*os.File) error {
 	var message tail
 	r, w, err := os.Pipe()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer r.Close()
+	defer w.Close()
 	files := map[int]*os.File{2: w}
-	defer func() {
-		for _, f := range files {
-			f.Close()
-		}
-		if err != nil {
-			for _, c := range conns {
-				c.Close()
-			}
-			conns = nil
-		}
-	}()
-	for i := range n {
-		ours, theirs, err := agent.Pipes()
-		if err != nil {
-			return conns, err
-		}
-		files[3+2*i], files[4+2*i] = theirs[0], theirs[1]
-		conns = append(conns, ours)
+	for i, f := range theirs {
+		files[3+i] = f
 	}
-	count := strconv.Itoa(2 * n)
+	count := strconv.Itoa(len(theirs))
 	if b.awake.Load() && aboveLimits(b.c.Spec.Process.Args) { // one that was saved by an older build knows nothing of that
 		if ws, err := b.run(ctx, ownCapabilities, files, pausePath, "donate", agentSocket(b.rec.AgentMount), count, "1"); err != nil || ws == 0 {
-			return conns, err
+			return err
 		}
 		// Nobody listens yet: the agent's own program waits for that.
 	}
 	ws, err := b.run(ctx, ownCapabilities, files, agentPath, "donate", "--wake", "1", agentSocket(b.rec.AgentMount), count)
-	if err == nil && ws.ExitStatus() != 0 {
-		w.Close()
-		_ = r.SetReadDeadline(time.Now().Add(drainTime)) // what it said is there
-		_, _ = io.Copy(&message, io.LimitReader(r, pipeSize))
-		if !ws.Signaled() && ws.ExitStatus() == agent.StrangerExit {
-			return conns, errReplaced
-		}
-		err = fmt.Errorf("the agent could not be reached: %s", message.String())
+	if err != nil || ws.ExitStatus() == 0 {
+		return err
 	}
-	if err == nil && !slices.Contains(b.c.Spec.Process.Args, handedOn) {
-		err = b.tellFuse(ctx, conns[0])
-		conns = conns[1:]
+	w.Close()
+	_ = r.SetReadDeadline(time.Now().Add(drainTime)) // what it said is there
+	_, _ = io.Copy(&message, io.LimitReader(r, pipeSize))
+	if !ws.Signaled() && ws.ExitStatus() == agent.StrangerExit {
+		return errReplaced
 	}
-	if err == nil {
-		b.awake.Store(true)
-	}
-	return conns, err
+	return fmt.Errorf("the agent could not be reached: %s", message.String())
 }
 
 // tellFuse tells the agent of an older build, which begins with the fuse of its sandbox's
@@ -573,7 +462,6 @@ func (b *box) tellFuse(ctx context.Context, conn net.Conn) error {
 	fuse := b.fuse
 	b.mu.Unlock()
 	c := agent.NewClient(agent.ClientOptions{Dial: func(context.Context) (net.Conn, error) { return conn, nil }})
-	defer conn.Close()
 	defer c.Close()
 	return c.Init(ctx, agent.Settings{Fuse: &fuse})
 }
@@ -589,27 +477,6 @@ func agentSocket(agentMount bool) string {
 		return "/dev/.sandboxer-agent"
 	}
 	return agentDir + "/agent.sock"
-}
-
-// isOpen reports whether the peer of an unused connection is still there.
-func isOpen(c *agent.PipeConn) bool {
-	open := true
-	r, w := c.Files()
-	for _, f := range []*os.File{r, w} {
-		raw, err := f.SyscallConn()
-		if err != nil {
-			return false
-		}
-		err = raw.Control(func(fd uintptr) {
-			polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-			n, err := unix.Poll(polled, 0)
-			open = open && err == nil && n == 0 // nothing has come that was not asked for, no end either
-		})
-		if err != nil {
-			return false
-		}
-	}
-	return open
 }
 
 // identity is a user inside the sandbox.

@@ -211,7 +211,7 @@ func TestHungSandbox(t *testing.T) {
 }
 
 // keptWires is how many descriptors connections to an agent take that wait to be used.
-const keptWires = 4 * lastBatch
+const keptWires = 4 * 32
 
 // keptConns is how many goroutines the connections take that are kept for a while after use.
 const keptConns = 12

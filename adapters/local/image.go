@@ -32,6 +32,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/images"
+	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
@@ -249,7 +250,7 @@ func (i *image) settle(ref string) error {
 	}
 	i.config.User = user
 	for _, kv := range i.config.Env {
-		if k, _, ok := strings.Cut(kv, "="); !ok || k == "" || strings.ContainsRune(kv, 0) || strings.HasPrefix(k, "SANDBOXER_AGENT_") {
+		if k, _, ok := strings.Cut(kv, "="); !ok || k == "" || strings.ContainsRune(kv, 0) || strings.HasPrefix(k, agent.EnvPrefix) {
 			return sandboxer.E(sandboxer.Failed, nil, "image %q: its environment variable %q is not possible", ref, k)
 		}
 	}

@@ -97,12 +97,12 @@ func TestManyConnectionsToTheAgentAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const n = 2*lastBatch + firstBatch
+	const n = 2*32 + 8 // more than two of the largest batches and the first
 	conns := make([]net.Conn, n)
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			c, err := b.dialAgent(t.Context())
+			c, err := b.donations.Dial(t.Context())
 			if err != nil {
 				t.Error(err)
 				return
@@ -125,16 +125,14 @@ func TestManyConnectionsToTheAgentAtOnce(t *testing.T) {
 		c.Close()
 	}
 	// More are there before they are asked for.
-	c, err := b.dialAgent(t.Context())
+	c, err := b.donations.Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.Close()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		b.agentConns.mu.Lock()
-		spare, few := len(b.agentConns.spare), b.agentConns.few()
-		b.agentConns.mu.Unlock()
-		if !few {
+		spare, least := b.donations.Waiting()
+		if spare >= least {
 			break
 		}
 		if time.Now().After(end) {

@@ -207,7 +207,7 @@ func (e *engine) check(spec sandboxer.Spec) (source, error) {
 		return src, sandboxer.E(sandboxer.Invalid, nil, "%s places sandboxes on localhost only, not on %q", e.env.Extension, spec.Host)
 	}
 	for k := range spec.Env {
-		if strings.HasPrefix(k, "SANDBOXER_AGENT_") {
+		if strings.HasPrefix(k, agent.EnvPrefix) {
 			return src, sandboxer.E(sandboxer.Invalid, nil, "environment variable %s is the agent's own", k)
 		}
 	}
