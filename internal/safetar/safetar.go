@@ -67,7 +67,7 @@ func Refuse(format string, args ...any) *sandboxer.Error {
 
 // over says which limit an archive passes.
 func over(format string, args ...any) error {
-	return sandboxer.E(sandboxer.Exhausted, nil, "the archive is refused: "+format, args...)
+	return sandboxer.E(sandboxer.Exhausted, nil, format, args...)
 }
 
 // CleanName returns a name in the form "a/b", or "." for the directory itself. r must have its
@@ -255,11 +255,11 @@ func (c *Checker) Check(h *tar.Header) (Entry, error) {
 		e.Outside = !inside
 	}
 	if e.Kind == tar.TypeReg {
-		if h.Size > c.rules.FileBytes {
-			return Entry{}, over("%q has %d bytes; %d is the limit for one file", name, h.Size, c.rules.FileBytes)
-		}
 		if h.Size > c.rules.Bytes-c.bytes {
-			return Entry{}, over("its files have more than %d bytes, which is the limit, at %q", c.rules.Bytes, name)
+			return Entry{}, over("the files of the archive take more than %d bytes, which is the limit, at %q", c.rules.Bytes, name)
+		}
+		if h.Size > c.rules.FileBytes {
+			return Entry{}, over("the archive's file %q has %d bytes; %d is the limit for one file", name, h.Size, c.rules.FileBytes)
 		}
 		c.bytes += h.Size
 	}
@@ -323,7 +323,7 @@ func (c *Checker) place(e *Entry) error {
 // further counts an entry that adds no name.
 func (c *Checker) further() error {
 	if len(c.seen)+c.others >= c.rules.Entries {
-		return over("it has more than %d entries, which is the limit", c.rules.Entries)
+		return over("the archive has more than %d entries, which is the limit", c.rules.Entries)
 	}
 	c.others++
 	return nil
