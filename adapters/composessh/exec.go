@@ -12,7 +12,7 @@ import (
 
 // Services implements sandboxer.Serviced.
 func (e *extension) Services(ctx context.Context, h sandboxer.Handle) ([]string, error) {
-	_, m, err := e.findMade(ctx, h)
+	_, m, err := e.find(ctx, h)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 // exec runs a command in the container that its service is known to have. NotFound, with
 // engine.ErrNotFound as the cause: that one is gone, and is not known any more.
 func (e *extension) exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
-	ho, m, err := e.findMade(ctx, h)
+	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
@@ -52,9 +52,12 @@ func (e *extension) exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 	if service == nil {
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has no service %q", m.ID, cmp.Or(cmd.Service, m.Service)).WithHint("it has %s", strings.Join(m.names(), ", "))
 	}
-	id, err := e.container(ctx, ho, m, service.Name)
+	id, err := ho.engine.Find(ctx, m.Name, service.Name)
 	if err != nil {
 		return sandboxer.Exit{}, err
+	}
+	if id == "" {
+		return sandboxer.Exit{}, sandboxer.E(sandboxer.NotFound, nil, "sandbox %s has no container of the service %s any more", m.ID, service.Name)
 	}
 	cmd.User, cmd.Dir = cmp.Or(cmd.User, m.User), cmp.Or(cmd.Dir, service.Workspace)
 	exit, err := ho.engine.Exec(ctx, id, cmd)
@@ -68,13 +71,4 @@ func (e *extension) exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 		err = sandboxer.E(sandboxer.NotFound, nil, "the service that commands run in has ended in sandbox %s (%s)", m.ID, ended.Status)
 	}
 	return exit, err
-}
-
-// container returns the container of a service.
-func (e *extension) container(ctx context.Context, h *host, m *meta, service string) (string, error) {
-	id, err := h.engine.Find(ctx, m.Name, service)
-	if err == nil && id == "" {
-		err = sandboxer.E(sandboxer.NotFound, nil, "sandbox %s has no container of the service %s any more", m.ID, service)
-	}
-	return id, err
 }
