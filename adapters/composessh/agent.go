@@ -105,7 +105,7 @@ func (e *extension) dropAgent(name string) {
 
 // openAgent is the way to the agent of h's sandbox for one call (agent.Capabilities).
 func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (agent.Call, error) {
-	ho, m, err := e.findMade(ctx, h)
+	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return agent.Call{}, err
 	}
@@ -113,7 +113,7 @@ func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 		return agent.Call{}, sandboxer.E(sandboxer.Unsupported, nil, "sandbox %s has no agent inside", m.ID).
 			WithHint("a new one has, on a host for which there is sandboxer-agent beside sandboxer")
 	}
-	id, err := e.container(ctx, ho, m, m.Service)
+	id, err := ho.container(ctx, m, m.Service)
 	if err != nil {
 		return agent.Call{}, err
 	}
@@ -130,7 +130,9 @@ func (e *extension) agentCall(ctx context.Context, h *host, m *meta, id string) 
 		switch err = done(err); sandboxer.KindOf(err) {
 		case sandboxer.Unavailable, sandboxer.Timeout: // its container may have ended, or stand still
 			if why := h.engine.State(ctx, id); ctx.Err() == nil && why != nil && !errors.Is(err, engine.ErrHangs) {
-				return e.notRunning(m, why)
+				if err = e.notRunning(m, why); errors.Is(err, engine.ErrNotFound) {
+					err = noContainer(m, m.Service) // nobody may make the call again: it was sent
+				}
 			}
 		}
 		return err

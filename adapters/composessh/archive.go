@@ -2,9 +2,9 @@ package composessh
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"path"
@@ -20,16 +20,12 @@ import (
 
 // below returns what dir, a place inside, is below the workspace.
 func (m *meta) below(dir string) (string, error) {
-	s := m.service(m.Service)
 	if dir == "" {
 		return ".", nil
 	}
-	if s != nil && s.Workspace != "" {
-		if dir == s.Workspace {
-			return ".", nil
-		}
-		if rest, ok := strings.CutPrefix(dir, strings.TrimSuffix(s.Workspace, "/")+"/"); ok {
-			return rest, nil
+	if s := m.service(m.Service); s != nil && s.Workspace != "" {
+		if rest, ok := strings.CutPrefix(dir+"/", strings.TrimSuffix(s.Workspace, "/")+"/"); ok {
+			return cmp.Or(strings.TrimSuffix(rest, "/"), "."), nil
 		}
 	}
 	return "", sandboxer.E(sandboxer.Unsupported, nil, "only the workspace can be archived, and %s is not below it", dir).
@@ -86,7 +82,7 @@ func (e *extension) archiveError(h *host, code int, dir, said string) error {
 // Archive implements sandboxer.Archiver. It reads on the host, so that images need no
 // tools; the services go on meanwhile.
 func (e *extension) Archive(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
-	ho, m, err := e.findMade(ctx, h)
+	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return err
 	}
@@ -100,8 +96,8 @@ func (e *extension) Archive(ctx context.Context, h sandboxer.Handle, dir string,
 // archive writes the directory rel below the workspace, which is called dir, as a tar.
 func (e *extension) archive(ctx context.Context, ho *host, m *meta, rel, dir string, w io.Writer) error {
 	var said strings.Builder
-	exit, err := ho.Run(ctx, sshrun.Cmd{Script: enter + `LC_ALL=C exec tar -cf - .`, Args: []string{path.Join(ho.known.root, m.Name, "repo"), rel}, Stdout: reader{w}, Stderr: engine.Last(&said)})
-	if errors.Is(err, errReader) {
+	exit, err := ho.Run(ctx, sshrun.Cmd{Script: enter + `LC_ALL=C exec tar -cf - .`, Args: []string{path.Join(ho.known.root, m.Name, "repo"), rel}, Stdout: w, Stderr: engine.Last(&said)})
+	if errors.Is(err, sshrun.ErrOutput) {
 		return sandboxer.E(sandboxer.Unavailable, err, "the archive could not be written")
 	}
 	if err != nil {
@@ -111,19 +107,6 @@ func (e *extension) archive(ctx context.Context, ho *host, m *meta, rel, dir str
 		return nil
 	}
 	return e.archiveError(ho, exit.Code, dir, said.String())
-}
-
-// A reader is who takes an archive; that it fails is told from what else can fail.
-type reader struct{ io.Writer }
-
-var errReader = errors.New("the output could not be written")
-
-func (r reader) Write(p []byte) (int, error) {
-	n, err := r.Writer.Write(p)
-	if err != nil {
-		err = fmt.Errorf("%w: %w", errReader, err)
-	}
-	return n, err
 }
 
 // onlyChanged reports whether tar complained of nothing but files that changed while
@@ -141,7 +124,7 @@ func onlyChanged(said string) bool {
 // Unarchive implements sandboxer.Archiver. The services stand still while files are
 // written on the host: none of them can put a link where a directory was looked at.
 func (e *extension) Unarchive(ctx context.Context, h sandboxer.Handle, dir string, r io.Reader) (err error) {
-	ho, m, err := e.findMade(ctx, h)
+	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func (p *plan) keep(volumes, quiesce string) error {
 // Checkpoint implements sandboxer.Checkpointer. The workspace is read on the host, volumes
 // by the engine, by way of a container that never runs: images need no tools.
 func (e *extension) Checkpoint(ctx context.Context, h sandboxer.Handle, begin func(sandboxer.Contents) io.Writer) (err error) {
-	ho, m, err := e.findMade(ctx, h)
+	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 
 // Services implements sandboxer.Serviced.
 func (e *extension) Services(ctx context.Context, h sandboxer.Handle) ([]string, error) {
-	_, m, err := e.findMade(ctx, h)
+	_, m, err := e.find(ctx, h)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 // exec runs a command in the container that its service is known to have. NotFound, with
 // engine.ErrNotFound as the cause: that one is gone, and is not known any more.
 func (e *extension) exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
-	ho, m, err := e.findMade(ctx, h)
+	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
@@ -52,7 +52,7 @@ func (e *extension) exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.
 	if service == nil {
 		return sandboxer.Exit{}, sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has no service %q", m.ID, cmp.Or(cmd.Service, m.Service)).WithHint("it has %s", strings.Join(m.names(), ", "))
 	}
-	id, err := e.container(ctx, ho, m, service.Name)
+	id, err := ho.container(ctx, m, service.Name)
 	if err != nil {
 		return sandboxer.Exit{}, err
 	}
@@ -80,10 +80,14 @@ func (e *extension) notRunning(m *meta, err error) error {
 }
 
 // container returns the container of a service.
-func (e *extension) container(ctx context.Context, h *host, m *meta, service string) (string, error) {
+func (h *host) container(ctx context.Context, m *meta, service string) (string, error) {
 	id, err := h.engine.Find(ctx, m.Name, service)
 	if err == nil && id == "" {
-		err = sandboxer.E(sandboxer.NotFound, nil, "sandbox %s has no container of the service %s any more", m.ID, service)
+		err = noContainer(m, service)
 	}
 	return id, err
+}
+
+func noContainer(m *meta, service string) error {
+	return sandboxer.E(sandboxer.NotFound, nil, "sandbox %s has no container of the service %s any more", m.ID, service)
 }

@@ -218,11 +218,10 @@ func (e *extension) forgetFormer(name string) error {
 // forgetSandbox drops what is known of a sandbox.
 func (e *extension) forgetSandbox(name string) {
 	e.mu.Lock()
+	defer e.mu.Unlock()
 	delete(e.metas, name)
 	e.dropAgent(name)
-	engines := slices.Collect(maps.Values(e.engines))
-	e.mu.Unlock()
-	for _, en := range engines {
+	for _, en := range e.engines {
 		en.Forget(name)
 	}
 }
@@ -251,7 +250,7 @@ func gone(h sandboxer.Handle) error {
 }
 
 // find returns where a sandbox is and what is known of it. NotFound: it is proven not
-// to be anywhere.
+// to be anywhere, or was not made to the end.
 func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*host, *meta, error) {
 	name, at := e.where(h)
 	if at == "" {
@@ -276,24 +275,15 @@ func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*host, *meta,
 		return nil, nil, err
 	}
 	m, err := e.meta(ctx, ho, name)
-	if m == nil && err == nil {
+	if err == nil && (m == nil || m.Name == "") {
 		err = gone(h)
 	}
 	return ho, m, err
 }
 
-// findMade is find for a sandbox that was made to the end, as far as its directory says.
-func (e *extension) findMade(ctx context.Context, h sandboxer.Handle) (*host, *meta, error) {
-	ho, m, err := e.find(ctx, h)
-	if err == nil && m.Name == "" {
-		err = gone(h)
-	}
-	return ho, m, err
-}
-
-// findRunning is findMade with a look at the containers, of which there must be some.
+// findRunning is find with a look at the containers, of which there must be some.
 func (e *extension) findRunning(ctx context.Context, h sandboxer.Handle) (*host, *meta, *status, error) {
-	ho, m, err := e.findMade(ctx, h)
+	ho, m, err := e.find(ctx, h)
 	if err != nil {
 		return nil, nil, nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
 	"github.com/sand-boxer/sandboxer/internal/engine"
 )
 
@@ -29,27 +28,13 @@ func (e *extension) Dial(ctx context.Context, h sandboxer.Handle, port int) (net
 // target says which port of which service is meant: one that the file publishes under
 // that number, one that a service publishes as its own, or one of the default service.
 func (m *meta) target(port int) (service string, target int) {
-	services := slices.Clone(m.Services)
-	slices.SortStableFunc(services, func(a, b composefile.Service) int {
-		switch {
-		case a.Name == m.Service && b.Name != m.Service:
-			return -1
-		case b.Name == m.Service && a.Name != m.Service:
-			return 1
-		}
-		return 0
-	})
-	for _, s := range services {
-		for _, p := range s.Ports {
-			if p.Protocol == "tcp" && p.Published == port {
-				return s.Name, p.Target
-			}
-		}
-	}
-	for _, s := range services {
-		for _, p := range s.Ports {
-			if p.Protocol == "tcp" && p.Target == port {
-				return s.Name, port
+	for _, published := range []bool{true, false} {
+		for _, name := range m.names() {
+			s := m.service(name)
+			for i := 0; s != nil && i < len(s.Ports); i++ {
+				if p := s.Ports[i]; p.Protocol == "tcp" && (published && p.Published == port || !published && p.Target == port) {
+					return name, p.Target
+				}
 			}
 		}
 	}
@@ -67,16 +52,16 @@ func (e *extension) ListPorts(ctx context.Context, h sandboxer.Handle) ([]int, e
 	if err != nil {
 		return nil, err
 	}
-	open := map[string]map[int]bool{} // ports that listen, by service
-	numbers := map[int]bool{}         // those that may lead to one
+	type port struct {
+		service string
+		number  int
+	}
+	open := map[port]bool{}   // those that listen
+	numbers := map[int]bool{} // those that may lead to one
 	for _, c := range s.containers {
-		name := c.Service()
-		if open[name] == nil {
-			open[name] = map[int]bool{}
-		}
 		for _, l := range listeners[c.ID] {
-			open[name][l.Port] = true
-			numbers[l.Port] = numbers[l.Port] || name == m.Service
+			open[port{c.Service(), l.Port}] = true
+			numbers[l.Port] = numbers[l.Port] || c.Service() == m.Service
 		}
 	}
 	for _, s := range m.Services {
@@ -86,7 +71,7 @@ func (e *extension) ListPorts(ctx context.Context, h sandboxer.Handle) ([]int, e
 	}
 	var ports []int
 	for n, may := range numbers {
-		if name, target := m.target(n); may && n > 0 && open[name][target] {
+		if name, target := m.target(n); may && n > 0 && open[port{name, target}] {
 			ports = append(ports, n)
 		}
 	}

@@ -108,7 +108,7 @@ func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (r sandbo
 		if err != nil {
 			return r, err
 		}
-		if s.dir == "none" || m.Name == "" {
+		if s.dir == "none" {
 			return r, gone(h)
 		}
 		if s.dir == "up" && len(s.containers) < len(m.Services) {

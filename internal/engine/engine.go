@@ -75,7 +75,7 @@ func (en *Engine) Script(ctx context.Context, env map[string]string, stdin io.Re
 	}
 	out, err := en.HostScript(ctx, env, stdin, script, args...)
 	if err == nil {
-		en.Watch.Heard()
+		en.Watch.Answered()
 	}
 	return out, done(err)
 }

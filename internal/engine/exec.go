@@ -70,8 +70,8 @@ func (en *Engine) exec(ctx context.Context, id string, cmd sandboxer.Cmd) (exit 
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	out := &guard{w: cmd.Stdout, failed: cancel, heard: en.Watch.Heard}
-	errs := &guard{w: cmd.Stderr, failed: cancel, heard: en.Watch.Heard}
+	out := &guard{w: cmd.Stdout, failed: cancel, wrote: en.Watch.Answered}
+	errs := &guard{w: cmd.Stderr, failed: cancel, wrote: en.Watch.Answered}
 	if cmd.Signals != nil {
 		stop := make(chan struct{})
 		done := make(chan struct{})

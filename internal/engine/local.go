@@ -349,7 +349,7 @@ func (s *streams) drain(ctx context.Context) bool {
 // failed is the error of output that could not be passed on, nil if all was.
 func (s *streams) failed() error {
 	if err := s.err.Load(); err != nil {
-		return fmt.Errorf("passing on what the command said: %w", *err)
+		return fmt.Errorf("%w: %w", sshrun.ErrOutput, *err)
 	}
 	return nil
 }

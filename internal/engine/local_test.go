@@ -56,7 +56,7 @@ func TestLocal(t *testing.T) {
 	if out, exit, err := l.Capture(t.Context(), sshrun.Cmd{Script: "echo x; exit 2"}, 2); string(out) != "x\n" || exit.Code != 2 || err != nil {
 		t.Errorf("Capture = %q, %+v, %v", out, exit, err)
 	}
-	if _, err := l.Run(t.Context(), sshrun.Cmd{Script: "while :; do echo more; done", Stdout: refusing{}}); !errors.Is(err, errRefuses) {
+	if _, err := l.Run(t.Context(), sshrun.Cmd{Script: "while :; do echo more; done", Stdout: refusing{}}); !errors.Is(err, errRefuses) || !errors.Is(err, sshrun.ErrOutput) {
 		t.Errorf("a reader that leaves: %v", err)
 	}
 	ended, cancel := context.WithCancel(t.Context())

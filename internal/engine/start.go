@@ -57,12 +57,12 @@ type guard struct {
 	buf    []byte
 	open   bool
 	failed context.CancelCauseFunc
-	heard  func() // called with every output, if set
+	wrote  func() // called with every output, if set
 }
 
 func (g *guard) Write(p []byte) (int, error) {
-	if g.heard != nil {
-		g.heard()
+	if g.wrote != nil {
+		g.wrote()
 	}
 	if !g.open {
 		g.buf = append(g.buf, p...)

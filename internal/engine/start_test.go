@@ -58,7 +58,7 @@ func TestGuard(t *testing.T) {
 	} {
 		var b strings.Builder
 		heard := 0
-		g := &guard{w: &b, failed: func(error) {}, heard: func() { heard++ }}
+		g := &guard{w: &b, failed: func(error) {}, wrote: func() { heard++ }}
 		for _, p := range c.in {
 			if n, err := g.Write([]byte(p)); n != len(p) || err != nil {
 				t.Errorf("%q: %d, %v", p, n, err)

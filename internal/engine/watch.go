@@ -46,7 +46,7 @@ type Watch struct {
 	timer    *time.Timer // nil while there are no calls
 	checking chan struct{}
 	checked  error     // what came of the last check
-	heard    time.Time // its last answer, of any kind
+	answered time.Time // its last answer, of any kind
 	missed   int
 	since    time.Time // it does not answer; zero while it does
 	owed     []func(context.Context) error
@@ -143,13 +143,13 @@ func (w *Watch) Hangs() bool {
 	return !w.since.IsZero()
 }
 
-// Heard notes that the engine answered something.
-func (w *Watch) Heard() {
+// Answered notes that the engine answered something.
+func (w *Watch) Answered() {
 	if w == nil {
 		return
 	}
 	w.mu.Lock()
-	w.heard, w.missed = time.Now(), 0
+	w.answered, w.missed = time.Now(), 0
 	again := !w.since.IsZero()
 	w.since = time.Time{}
 	owed := w.owed
@@ -253,7 +253,7 @@ func (w *Watch) check(ctx context.Context, limit time.Duration) error {
 			defer cancel()
 			err := w.ask(ctx)
 			if err == nil {
-				w.Heard()
+				w.Answered()
 			}
 			w.mu.Lock()
 			w.checking, w.checked = nil, err
@@ -276,7 +276,7 @@ func (w *Watch) check(ctx context.Context, limit time.Duration) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.heard.Before(begun) {
+	if w.answered.Before(begun) {
 		return w.hung
 	}
 	return nil
@@ -290,7 +290,7 @@ func (w *Watch) tick() {
 		w.mu.Unlock()
 		return
 	}
-	quiet := time.Since(w.heard)
+	quiet := time.Since(w.answered)
 	w.mu.Unlock()
 	var err error
 	if quiet > w.o.Every/2 {
@@ -310,7 +310,7 @@ func (w *Watch) tell(err error) (first bool) {
 	switch {
 	case err != w.hung:
 		return false
-	case time.Since(w.heard) < w.o.Every:
+	case time.Since(w.answered) < w.o.Every:
 		return false
 	}
 	w.timer.Reset(w.o.Every / 100) // the rest of the time went by while it was asked

@@ -146,9 +146,9 @@ func TestWatchOwes(t *testing.T) {
 			}
 			return nil
 		})
-		w.Heard()
+		w.Answered()
 		time.Sleep(2 * killTime)
-		w.Heard()
+		w.Answered()
 		synctest.Wait()
 		if tries.Load() != 2 {
 			t.Errorf("it was tried %d times", tries.Load())
@@ -163,7 +163,7 @@ func TestWatchOwes(t *testing.T) {
 			t.Errorf("%d are owed", n)
 		}
 		w.Close()
-		w.Heard()
+		w.Answered()
 		synctest.Wait()
 		if tries.Load() != 2 {
 			t.Error("something was done after Close")
@@ -179,6 +179,6 @@ func TestNoWatch(t *testing.T) {
 	if err != nil || ctx != t.Context() || done(failed) != failed || w.Hangs() {
 		t.Errorf("Attend: %v", err)
 	}
-	w.Heard()
+	w.Answered()
 	w.Owe(nil)
 }

@@ -149,6 +149,9 @@ func token() string {
 // started, may be silent before they are let go.
 const lateOutput = 500 * time.Millisecond
 
+// ErrOutput is the cause of an error of Run that says that c's Stdout or Stderr failed.
+var ErrOutput = errors.New("passing on what the command said")
+
 // Run runs c to its end, as sandboxer.Execer describes: a non-zero exit is a result,
 // 127 is a command that is not there, and when ctx ends c is killed with what it
 // started, before Run returns, if the host can be reached to do it. Output that a
@@ -249,7 +252,7 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	case <-time.After(lateOutput):
 	}
 	if err := r.wfail.Load(); err != nil && ctx.Err() == nil {
-		return sandboxer.Exit{}, fmt.Errorf("passing on what the command said: %w", *err)
+		return sandboxer.Exit{}, fmt.Errorf("%w: %w", ErrOutput, *err)
 	}
 	return sandboxer.Exit{}, failure(ctx, h.target, ctx.Err(), "a command")
 }
@@ -421,7 +424,7 @@ func (r *running) result(ctx context.Context, l *link, e ended, run string) (san
 		return sandboxer.Exit{}, t.fault(ErrLost, tidy(l.reason()))
 	}
 	if err := r.wfail.Load(); err != nil {
-		return sandboxer.Exit{}, fmt.Errorf("passing on what the command said: %w", *err)
+		return sandboxer.Exit{}, fmt.Errorf("%w: %w", ErrOutput, *err)
 	}
 	exit := sandboxer.Exit{Code: e.code}
 	if e.code > 128 {
