@@ -280,7 +280,7 @@ func TestArchiveFails(t *testing.T) {
 	refused(a.Unarchive(ctx, d, io.MultiReader(bytes.NewReader(whole[:50_000]), failingReader{})), sandboxer.Invalid, "could not be read")
 	refused(a.Unarchive(ctx, d, io.MultiReader(bytes.NewReader(whole[:50_000]), errorReader{sandboxer.E(sandboxer.Unavailable, nil, "the store is away")})), sandboxer.Unavailable, "could not be read")
 	refused(a.Unarchive(ctx, d, strings.NewReader(strings.Repeat("noise", 1000))), sandboxer.Invalid, "cannot be read")
-	refused(a.Unarchive(ctx, d, archive(t, reg("../file", "x"))), sandboxer.Invalid, "upwards")
+	refused(a.Unarchive(ctx, d, archive(t, reg("../file", "x"))), sandboxer.Invalid, "leads out")
 	refused(a.Unarchive(ctx, d, archive(t, reg("x", "1"), reg("x", "2"))), sandboxer.Invalid, "twice")
 	refused(a.Unarchive(ctx, d, archive(t, tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: ".."}, reg("l/file", "x"))), sandboxer.Invalid, "l/file")
 	if b, err := os.ReadFile(file); string(b) != "kept" {
