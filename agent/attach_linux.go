@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -207,19 +208,41 @@ func detach() error {
 	return nil
 }
 
+// halfOpenTime is how long nothing may come of a connection whose caller has closed its side. Whether
+// there is still a caller cannot be told then: an engine closes our input, and nothing else.
+const halfOpenTime = 10 * time.Minute
+
 // relayStreams joins conn to our standard streams, until the agent's side of it ends.
-func relayStreams(conn *net.UnixConn) error {
+func relayStreams(conn *net.UnixConn) error { return relay(conn, os.Stdin, os.Stdout, halfOpenTime) }
+
+func relay(conn *net.UnixConn, in io.Reader, out io.Writer, halfOpen time.Duration) error {
 	defer conn.Close()
-	if _, err := os.Stdout.Write([]byte{Mark}); err != nil {
+	if _, err := out.Write([]byte{Mark}); err != nil {
 		return err
 	}
+	var closed atomic.Bool
 	go func() {
-		if _, err := io.Copy(conn, os.Stdin); err == nil {
+		if _, err := io.Copy(conn, in); err == nil {
 			_ = conn.CloseWrite()
+			closed.Store(true)
+			_ = conn.SetReadDeadline(time.Now().Add(halfOpen))
 		}
 	}()
-	_, err := io.Copy(os.Stdout, conn)
-	return err
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := conn.Read(buf)
+		if _, werr := out.Write(buf[:n]); werr != nil {
+			return werr
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case closed.Load():
+			_ = conn.SetReadDeadline(time.Now().Add(halfOpen))
+		}
+	}
 }
 
 // An ownListener lets in who has our own user, by the word of the kernel.

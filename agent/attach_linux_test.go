@@ -384,3 +384,37 @@ func TestListenOwnAtOnce(t *testing.T) {
 		(<-won).Close()
 	}
 }
+
+// TestHalfOpen: a connection whose caller has gone ends when nothing comes of it any more, and not
+// while something does.
+func TestHalfOpen(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: dir + "/s", Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conn, err := net.DialUnix("unix", nil, l.Addr().(*net.UnixAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	service, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer service.Close()
+	const halfOpen = 400 * time.Millisecond
+	begun := time.Now()
+	go func() {
+		_, _ = io.Copy(io.Discard, service) // to the end of the input
+		for range 4 {
+			time.Sleep(halfOpen / 4)
+			_, _ = service.Write([]byte("more"))
+		}
+	}()
+	var out strings.Builder
+	err = relay(conn, strings.NewReader("in"), &out, halfOpen)
+	if !errors.Is(err, os.ErrDeadlineExceeded) || !strings.HasPrefix(out.String(), string(Mark)) || time.Since(begun) < halfOpen {
+		t.Errorf("%q, %v after %v", out.String(), err, time.Since(begun))
+	}
+}
