@@ -51,9 +51,10 @@ func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 		return agent.Call{}, err
 	}
 	end := func(err error) error {
-		if sandboxer.KindOf(err) == sandboxer.Unavailable && ctx.Err() == nil {
-			if gone := g.look(ctx); gone != nil {
-				return gone
+		switch sandboxer.KindOf(err) {
+		case sandboxer.Unavailable, sandboxer.Timeout: // the sandbox may be gone, or its machine away
+			if why := g.look(ctx); ctx.Err() == nil && why != nil {
+				return why
 			}
 		}
 		return err
