@@ -32,6 +32,12 @@ const (
 // runAttach makes our standard streams a connection to the agent that listens at a socket,
 // which it starts if there is none.
 func runAttach(args []string) int {
+	// Whoever set the environment of a container does not say how the agent serves it.
+	for _, kv := range os.Environ() {
+		if name, _, _ := strings.Cut(kv, "="); strings.HasPrefix(name, EnvPrefix) {
+			_ = os.Unsetenv(name)
+		}
+	}
 	fs := flag.NewFlagSet("attach", flag.ContinueOnError)
 	var (
 		o      initFlags
@@ -43,7 +49,7 @@ func runAttach(args []string) int {
 		return code
 	}
 	given := []string{"init", "--listen=" + ownPrefix + socket, "--detached"}
-	if dir, err := os.Getwd(); err == nil && os.Getenv(envWorkdir) == "" {
+	if dir, err := os.Getwd(); err == nil {
 		given = append(given, "--workdir="+dir) // unless a flag says otherwise
 	}
 	fs.Visit(func(f *flag.Flag) {

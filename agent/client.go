@@ -37,6 +37,8 @@ type ClientOptions struct {
 	// IdleConns is how many connections are kept for the next calls; 0 means 8. Each may
 	// cost a program where the sandbox is.
 	IdleConns int
+	// IdleTime is how long each waits for one; 0 means a minute.
+	IdleTime time.Duration
 	// User is whom files belong to and who runs commands that name nobody; empty means
 	// the agent's default.
 	User string
@@ -74,7 +76,7 @@ func NewClient(o ClientOptions) *Client {
 			DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) },
 			DisableCompression:  true,
 			MaxIdleConnsPerHost: cmp.Or(o.IdleConns, idleConns),
-			IdleConnTimeout:     time.Minute,
+			IdleConnTimeout:     cmp.Or(o.IdleTime, time.Minute),
 
 			MaxResponseHeaderBytes: maxHead,
 		}

@@ -61,8 +61,16 @@ func notStartedExit(cmd sandboxer.Cmd, raw, err error) (sandboxer.Exit, error) {
 			return se.Exit(cmd), nil
 		}
 	}
+	var e *sandboxer.Error
+	if errors.As(err, &e) && e.Kind == sandboxer.Exhausted {
+		return sandboxer.Exit{}, sandboxer.E(e.Kind, errors.Join(ErrNotStarted, e), "%s", e.Msg).WithHint("%s", e.Hint)
+	}
 	return sandboxer.Exit{}, err
 }
+
+// ErrNotStarted is the cause of Exec's error with the kind Exhausted where the agent had nothing
+// left to start the command with.
+var ErrNotStarted = errors.New("the command was not started")
 
 func startRequest(p sandboxer.ProcessSpec) *connect.Request[pb.StartRequest] {
 	cfg := &pb.ProcessConfig{Envs: p.Env}

@@ -22,13 +22,17 @@ const Mark = '\x06'
 // on its standard error is kept.
 const maxBeforeMark = 64 << 10
 
+// markTime is how long a command may take until its mark. An agent that it starts has startTime
+// of that.
+const markTime = time.Minute
+
 // A RunFunc runs a command where a sandbox is, or in it. It returns when the command has
 // ended, also if in has not, and ends it when ctx is done. Its error is that the command
 // could not be run or its end not be learnt; a code other than 0 is none.
 type RunFunc func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error)
 
 // DialCommand opens a connection by way of a command whose standard input and output it is,
-// from the Mark on. The context bounds the dialing alone, and its values are the command's.
+// from the Mark on, for which there is a minute. The context bounds the dialing alone, and its values are the command's.
 // Close ends the command, and the connection ends with it: reading from it returns io.EOF
 // where the command ended well, and otherwise what became of it. CloseWrite ends the
 // command's input.
@@ -38,6 +42,8 @@ type RunFunc func(ctx context.Context, args []string, in io.Reader, out, errs io
 // the message.
 func DialCommand(ctx context.Context, run RunFunc, args ...string) (net.Conn, error) {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	ctx, stop := context.WithTimeout(ctx, markTime)
+	defer stop()
 	said, says := net.Pipe()
 	hears, feed := net.Pipe()
 	c := &commandConn{Conn: said, feed: feed, end: end, done: make(chan struct{})}
@@ -113,7 +119,7 @@ func isClosed(c <-chan struct{}) bool {
 // What the program itself says begins with its name.
 func cannotRun(said string) bool {
 	for line := range strings.Lines(strings.ToLower(said)) {
-		if strings.Contains(line, "exec format error") || strings.Contains(line, "no such file or directory") && !strings.HasPrefix(line, "sandboxer-agent: ") {
+		if strings.Contains(line, "exec format error") || strings.Contains(line, "no such file or directory") && strings.Contains(line, "exec") && !strings.HasPrefix(line, "sandboxer-agent: ") {
 			return true
 		}
 	}

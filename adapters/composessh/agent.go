@@ -28,8 +28,9 @@ import (
 // no port, no shared directory, nothing that somebody inside could lead elsewhere.
 
 const (
-	agentDir  = ".agent" // below the root of a host
-	agentPath = composefile.AgentDir + "/sandboxer-agent"
+	agentDir  = ".agent" // below the root of a host: a directory for each digest, which is mounted
+	agentFile = "sandboxer-agent"
+	agentPath = composefile.AgentDir + "/" + agentFile
 )
 
 // agentFor names the agent for h in what is known of p, or says in a note why there is none.
@@ -50,8 +51,8 @@ func (e *extension) bringAgent(ctx context.Context, h *host, p *plan, r *compose
 	if p.meta.Agent == "" {
 		return nil
 	}
-	file := path.Join(h.known.root, agentDir, p.meta.Agent)
-	r.Agent = &composefile.Agent{Service: p.meta.Service, Source: file, Target: agentPath}
+	dir := path.Join(h.known.root, agentDir, p.meta.Agent)
+	r.Agent = &composefile.Agent{Service: p.meta.Service, Source: dir}
 	if there {
 		return nil
 	}
@@ -61,7 +62,8 @@ func (e *extension) bringAgent(ctx context.Context, h *host, p *plan, r *compose
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if out, err := e.script(ctx, h, nil, nil, `[ ! -f "$1" ] || echo there`, file); err != nil || out != "" {
+	file := path.Join(dir, agentFile)
+	if out, err := e.script(ctx, h, nil, nil, `[ ! -f "$1" ] || { echo there; exit; }; umask 022; mkdir -p -- "${1%/*}"`, file); err != nil || out != "" {
 		return err
 	}
 	prog, err := e.agentProgram(h.known.arch)
@@ -84,16 +86,26 @@ func (e *extension) bringAgent(ctx context.Context, h *host, p *plan, r *compose
 type agentClient struct {
 	*agent.Client
 	container string
+	dials     chan struct{}
 	retry     atomic.Int64 // Unix nanoseconds before which commands do not try to reach it again
 }
 
-// agentRetry is how long commands go without an agent that could not be reached.
-const agentRetry = time.Minute
+const (
+	// agentRetry is how long commands go without an agent that could not be reached.
+	agentRetry = time.Minute
+	// agentDials is how many connections to one agent are opened at once.
+	agentDials = 4
+	// agentIdle is how long a connection waits for the next call: it takes a program on the host, and
+	// one of the sessions that its server admits.
+	agentIdle = 15 * time.Second
+)
 
-// A noAgentError is the cause of errors with which nothing was sent to an agent.
-type noAgentError struct{ error }
+// errNotReached is the cause of errors with which nothing was sent to an agent.
+var errNotReached = errors.New("the agent could not be reached")
 
-func (e noAgentError) Unwrap() error { return e.error }
+func notReached(err error) error {
+	return sandboxer.E(sandboxer.KindOf(err), errors.Join(errNotReached, err), "%s", sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
+}
 
 // dropAgent ends the idle connections to the agent of a sandbox. The caller holds e.mu.
 func (e *extension) dropAgent(name string) {
@@ -148,14 +160,20 @@ func (e *extension) agentIn(host string, m *meta, id string) *agentClient {
 		return c
 	}
 	e.dropAgent(m.Name)
-	c := &agentClient{container: id}
-	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, Dial: func(ctx context.Context) (net.Conn, error) {
+	c := &agentClient{container: id, dials: make(chan struct{}, agentDials)}
+	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dial: func(ctx context.Context) (net.Conn, error) {
+		select {
+		case c.dials <- struct{}{}:
+			defer func() { <-c.dials }()
+		default:
+			return nil, notReached(sandboxer.E(sandboxer.Unavailable, nil, "%d connections to the agent of sandbox %s are being opened, and none is there yet", agentDials, m.ID))
+		}
 		conn, err := e.dialAgent(ctx, host, m, id)
 		if err != nil {
 			c.retry.Store(time.Now().Add(agentRetry).UnixNano())
-			err = noAgentError{err}
+			return nil, notReached(err)
 		}
-		return conn, err
+		return conn, nil
 	}})
 	e.agents[m.Name] = c
 	return c
@@ -171,23 +189,33 @@ func (e *extension) dialAgent(ctx context.Context, host string, m *meta, id stri
 	if err != nil {
 		return nil, err
 	}
-	args := []string{h.known.engine, "exec", "-i"}
+	args := []string{h.known.engine, "exec", "-i"} // where the container's commands begin
 	if m.User != "" {
 		args = append(args, "-u", m.User)
 	}
 	// Containers may share a network, and names of sockets with it.
 	args = append(args, id, agentPath, "attach", "--socket", "@sandboxer-agent-"+id[:min(len(id), 12)])
-	return agent.DialCommand(ctx, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
+	within, done, err := h.engine.Watch.Attend(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c, err := agent.DialCommand(within, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
 		return h.Run(ctx, sshrun.Cmd{Args: args, Env: e.engineEnv(), Stdin: in, Stdout: out, Stderr: errs})
 	}, args...)
+	return c, done(err)
 }
 
 // execByAgent runs a command by way of the agent: once it is connected, that takes a tenth of
 // the time that the engine takes. false: it is not there, cannot be reached, or could not start anything. Nothing
 // was run then, nor read.
 func (e *extension) execByAgent(ctx context.Context, h *host, m *meta, id string, cmd sandboxer.Cmd) (sandboxer.Exit, error, bool) {
-	if m.Agent == "" || cmd.Service != "" && cmd.Service != m.Service || cmd.User != "" && cmd.User != m.User {
-		return sandboxer.Exit{}, nil, false // another user takes rights that the agent may not have
+	switch {
+	case m.Agent == "", cmd.Service != "" && cmd.Service != m.Service:
+		return sandboxer.Exit{}, nil, false
+	case cmd.User != "" && cmd.User != m.User: // which takes rights that the agent may not have
+		return sandboxer.Exit{}, nil, false
+	case cmd.Stdin != nil || cmd.TTY != nil || cmd.Resize != nil: // a connection more, which commands that hold one may wait for in vain
+		return sandboxer.Exit{}, nil, false
 	}
 	if time.Now().UnixNano() < e.agentIn(h.Name(), m, id).retry.Load() {
 		return sandboxer.Exit{}, nil, false
@@ -198,7 +226,7 @@ func (e *extension) execByAgent(ctx context.Context, h *host, m *meta, id string
 	}
 	cmd.User = "" // as whom it was started
 	exit, err := call.Agent.Exec(call.Ctx, cmd)
-	if _, unsent := errors.AsType[noAgentError](err); ctx.Err() == nil && (unsent || sandboxer.KindOf(err) == sandboxer.Exhausted) {
+	if ctx.Err() == nil && (errors.Is(err, errNotReached) || errors.Is(err, agent.ErrNotStarted)) {
 		_ = call.End(nil)
 		return sandboxer.Exit{}, nil, false
 	}
@@ -225,17 +253,23 @@ func (e *extension) agentDigest(h *host) string {
 	return prog.Digest
 }
 
-// unusedAgents removes agents below $1 that no sandbox there names, $4 excepted. One is moved
+// unusedAgents removes agents below $1 that no sandbox there names, $4 excepted, and what was cut
+// off while one came or went. One is moved
 // away before it is looked for again: who begins a sandbox names the agent before it looks
 // whether it is there.
 const unusedAgents = `
 cd -P -- "$1" || exit
+[ -d .agent ] || exit 0
+find .agent -mindepth 1 -maxdepth 2 -name '.?*' -mmin +60 -exec rm -rf {} + 2>/dev/null
+# 0: a sandbox names it; 1: none does.
+named() { set -- "$1" sbx-*/meta.json; [ -e "$2" ] || return 1; n=$1; shift; grep -qF "\"$n\"" "$@" 2>/dev/null; }
 for f in .agent/*; do
 	d=${f#.agent/}
 	case $d in "$4"|"*") continue;; esac
-	grep -qsF "\"$d\"" sbx-*/meta.json && continue
+	named "$d"; [ $? = 1 ] || continue
 	mv -- "$f" ".agent/.$d" 2>/dev/null || continue
-	if grep -qsF "\"$d\"" sbx-*/meta.json; then mv -f -- ".agent/.$d" "$f"; else rm -f -- ".agent/.$d"; fi
+	named "$d"; [ $? = 1 ] || [ -e "$f" ] || { mv -- ".agent/.$d" "$f"; continue; }
+	rm -rf -- ".agent/.$d"
 done
 exit 0`
 
@@ -243,7 +277,7 @@ exit 0`
 // seconds since 1970.
 const agents = `
 cd -- "$1/.agent" 2>/dev/null || exit 0
-for f in *; do [ ! -f "$f" ] || echo "$f $(wc -c <"$f") $(stat -c %Y -- "$f" 2>/dev/null || echo 0)"; done`
+for f in *; do [ ! -f "$f/sandboxer-agent" ] || echo "$f $(wc -c <"$f/sandboxer-agent") $(stat -c %Y -- "$f" 2>/dev/null || echo 0)"; done`
 
 // agentCaches are the agents on h, or those that it had and that no sandbox uses, which are
 // removed then.

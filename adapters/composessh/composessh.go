@@ -14,7 +14,7 @@
 //	<root>/<name>/frozen, beat   while its containers stand still for somebody
 //	<root>/.cache/<build>        when layers of a build were used last, and of what
 //	<root>/.net/<n>              a link to the sandbox that has subnet n
-//	<root>/.agent/<digest>       the agent, which default services have mounted
+//	<root>/.agent/<digest>/      the agent, which default services have mounted
 //
 // The directory is made first and removed last: it is the lock, and what a sweep finds.
 // Which host a sandbox is on is the broker's to know (sandboxer.Placer), and in the handle. Where

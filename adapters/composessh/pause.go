@@ -13,6 +13,9 @@ func (e *extension) Pause(ctx context.Context, h sandboxer.Handle) error {
 	if err != nil {
 		return err
 	}
+	e.mu.Lock()
+	e.dropAgent(m.Name) // what stands still would take calls, and answer when it goes on
+	e.mu.Unlock()
 	return ho.engine.Pause(ctx, m.Name)
 }
 

@@ -251,7 +251,7 @@ while [ $got -lt "$5" ]; do
 	i=$(((i+1)%$6)) tried=$((tried+1))
 	[ $tried -le "$6" ] || { echo "could not find an available address pool" >&2; exit 1; }
 done
-if [ -n "$7" ]; then mkdir -p .agent || exit; [ ! -f ".agent/$7" ] || echo agent; fi
+if [ -n "$7" ]; then mkdir -p .agent || exit; [ ! -f ".agent/$7/sandboxer-agent" ] || echo agent; fi
 echo $state`
 
 // Provision implements sandboxer.Extension.

@@ -9,7 +9,8 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
@@ -31,9 +32,13 @@ const (
 // An agentClient is kept for the next calls.
 type agentClient struct {
 	*agent.Client
-	bringing sync.Mutex
-	brought  bool
+	bringing chan struct{} // held by who brings it
+	brought  atomic.Bool
+	dials    chan struct{}
 }
+
+// agentDials is how many connections to one agent are opened at once.
+const agentDials = 4
 
 // openAgent is the way to the agent of h's sandbox for one call (agent.Capabilities).
 func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (agent.Call, error) {
@@ -69,20 +74,41 @@ func (e *extension) agentOf(p *place) *agent.Client {
 	if c := e.agents[p.key()]; c != nil {
 		return c.Client
 	}
-	c := &agentClient{}
+	c := &agentClient{bringing: make(chan struct{}, 1), dials: make(chan struct{}, agentDials)}
 	at := *p
-	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, Dial: func(ctx context.Context) (net.Conn, error) {
-		g, err := e.guest(&at)
-		if err == nil {
-			err = e.bringAgent(ctx, g, c)
+	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dial: func(ctx context.Context) (net.Conn, error) {
+		select {
+		case c.dials <- struct{}{}:
+			defer func() { <-c.dials }()
+		default:
+			return nil, sandboxer.E(sandboxer.Unavailable, nil, "%d connections to the agent of sandbox %s are being opened, and none is there yet", agentDials, at.ID)
 		}
+		g, err := e.guest(&at)
 		if err != nil {
 			return nil, err
 		}
-		return g.attachAgent(ctx)
+		known := c.brought.Load()
+		conn, err := e.connectAgent(ctx, g, c)
+		if known && sandboxer.KindOf(err) == sandboxer.Unsupported { // somebody inside removed it
+			c.brought.Store(false)
+			conn, err = e.connectAgent(ctx, g, c)
+		}
+		return conn, err
 	}})
 	e.agents[p.key()] = c
 	return c.Client
+}
+
+// agentIdle is how long a connection waits for the next call: it takes one of the sessions that a
+// server admits.
+const agentIdle = 15 * time.Second
+
+// connectAgent opens a connection to the agent, which is brought before if it is not there.
+func (e *extension) connectAgent(ctx context.Context, g *guest, c *agentClient) (net.Conn, error) {
+	if err := e.bringAgent(ctx, g, c); err != nil {
+		return nil, err
+	}
+	return g.attachAgent(ctx)
 }
 
 // dropAgent ends the idle connections to the agent in p.
@@ -98,6 +124,9 @@ func (e *extension) dropAgent(p *place) {
 // attachAgent opens a connection to the agent, which it starts if it does not run.
 func (g *guest) attachAgent(ctx context.Context) (net.Conn, error) {
 	args := []string{g.rec, g.mark, "", path.Join(g.rec, agentFile), "attach", "--socket", path.Join(g.rec, agentSocket)}
+	if g.user != "" { // whoever names nobody is the sandbox's user
+		args = append(args, "--user", g.user)
+	}
 	return agent.DialCommand(ctx, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
 		return g.host.Run(ctx, sshrun.Cmd{Script: fmt.Sprintf(enter, ""), Args: args, Dir: g.dir, Stdin: in, Stdout: out, Stderr: errs})
 	}, args...)
@@ -110,9 +139,13 @@ func (e *extension) bringAgent(ctx context.Context, g *guest, c *agentClient) er
 		return sandboxer.E(sandboxer.Unsupported, nil, "the agent has no place on %s: the path %s is too long for a socket", g.host.Name(), g.rec).
 			WithHint("choose a shorter workspace_dir")
 	}
-	c.bringing.Lock()
-	defer c.bringing.Unlock()
-	if c.brought {
+	select {
+	case c.bringing <- struct{}{}:
+		defer func() { <-c.bringing }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if c.brought.Load() {
 		return nil
 	}
 	file := path.Join(g.rec, agentFile)
@@ -145,7 +178,7 @@ func (e *extension) bringAgent(ctx context.Context, g *guest, c *agentClient) er
 			return err
 		}
 	}
-	c.brought = true
+	c.brought.Store(true)
 	return nil
 }
 

@@ -153,7 +153,7 @@ func TestRender(t *testing.T) {
 		Dir: "/srv/sbx-1", Labels: map[string]string{"dev.sandboxer.name": "sbx-1"}, Env: map[string]string{"MODE": "request"},
 		Subnets: map[string]string{"back": "10.1.0.0/28", "default": "10.1.0.16/28"}, Sealed: true, StopAfter: time.Second,
 		Limits: sandboxer.Limits{MilliCPU: 2000, MemoryBytes: 256 << 20, PIDs: 40}, ImageOf: func(s string) string { return "sbx-1-" + s },
-		Agent: &Agent{Service: "db", Source: "/srv/.agent/1", Target: "/.sandboxer/agent"},
+		Agent: &Agent{Service: "db", Source: "/srv/.agent/1"},
 	})
 	at := func(keys ...string) any {
 		var v any = out
@@ -175,7 +175,7 @@ func TestRender(t *testing.T) {
 		"10": at("services", "db", "pids_limit"), "sbx-1": at("services", "db", "labels", "dev.sandboxer.name"),
 		"10.1.0.0/28": at("networks", "back", "ipam", "config").([]any)[0].(map[string]any)["subnet"], "true": at("networks", "default", "internal"),
 		"map[labels:map[dev.sandboxer.name:sbx-1]]": at("volumes", "data"), "2": at("services", "web", "scale"),
-		"map[read_only:true source:/srv/.agent/1 target:/.sandboxer/agent type:bind]": at("services", "db", "volumes").([]any)[len(at("services", "db", "volumes").([]any))-1],
+		"map[read_only:true source:/srv/.agent/1 target:/.sandboxer type:bind]": at("services", "db", "volumes").([]any)[len(at("services", "db", "volumes").([]any))-1],
 	} {
 		if strings.TrimSpace(fmt.Sprint(got)) != strings.TrimSpace(want) {
 			t.Errorf("got %v; want %s", got, want)

@@ -47,12 +47,11 @@ type Rendering struct {
 // AgentDir is where sandboxer's own programs are in a service. A file mounts nothing there.
 const AgentDir = "/.sandboxer"
 
-// Agent is a program of the host's that a service has, for who starts it there. Nobody inside
-// can put another in its place, root neither.
+// Agent is a directory of the host's with a program that a service has at AgentDir, for who starts it
+// there. Nobody inside can put another in its place, root neither.
 type Agent struct {
 	Service string
 	Source  string // on the host, absolute
-	Target  string // in the service, below AgentDir
 }
 
 // podmanDrops are keys of a service that podman-compose 1.0 reads over.
@@ -565,7 +564,7 @@ func (p *Project) renderMounts(s types.ServiceConfig, r Rendering) (mounts []any
 		mounts = append(mounts, map[string]any{"type": "bind", "source": path.Join(r.Dir, "files", f.file), "target": f.target, "read_only": true})
 	}
 	if r.Agent != nil && r.Agent.Service == s.Name {
-		mounts = append(mounts, map[string]any{"type": "bind", "source": r.Agent.Source, "target": r.Agent.Target, "read_only": true})
+		mounts = append(mounts, map[string]any{"type": "bind", "source": r.Agent.Source, "target": AgentDir, "read_only": true})
 	}
 	return mounts
 }
