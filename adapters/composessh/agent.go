@@ -237,6 +237,16 @@ func (e *extension) execByAgent(ctx context.Context, h *host, m *meta, id string
 	return exit, err, true
 }
 
+// dialByAgent connects to a port of the container id from within, by way of the agent.
+func (e *extension) dialByAgent(ctx context.Context, h *host, m *meta, id string, port int) (net.Conn, error) {
+	call, err := e.agentCall(ctx, h, m, id)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := call.Agent.Dial(call.Ctx, port)
+	return conn, call.End(err)
+}
+
 // Without implements sandboxer.Narrower: without its program there is no agent.
 func (e *extension) Without() []sandboxer.Capability {
 	for _, arch := range program.Architectures {

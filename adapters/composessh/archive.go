@@ -6,14 +6,11 @@ import (
 	"context"
 	"errors"
 	"io"
-	"maps"
 	"path"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/safetar"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
@@ -32,51 +29,22 @@ func (m *meta) below(dir string) (string, error) {
 		WithHint("pack it inside: sandboxer exec %s -- tar -C %s -cf - .", m.ID, dir)
 }
 
-// enter goes to $2 below the workspace $1, without being led out of it; it stays where
-// it is whatever is moved there afterwards.
-const enter = `
-cd -P -- "$1" || exit 40
-root=$(pwd -P)
-# What is made belongs to whom the workspace does.
-o=$(ls -nd . | awk '{ print $3 ":" $4 }')
-own() { [ "$(id -u)" != 0 ] || [ "$o" = 0:0 ] || chown -h "$o" "$@"; }
-[ -e "./$2" ] || [ -n "$make" ] || exit 44
-[ ! -e "./$2" ] || [ -d "./$2" ] || exit 46
-[ -z "$make" ] || {
-	rest=$2/
-	while [ -n "$rest" ]; do
-		part=${rest%%/*} rest=${rest#*/}
-		[ -L "$part" ] && exit 45
-		[ -d "$part" ] || { mkdir -- "$part" && own -- "$part"; } || exit
-		cd -P -- "$part" || exit 47
-	done
-	cd -P -- "$root" || exit
+// workspace is the directory rel below root, a workspace, which is called dir.
+func workspace(root, rel, dir string) sshrun.Subdir {
+	return sshrun.Subdir{Root: root, Dir: rel, RootName: "the workspace", Name: cmp.Or(dir, "the workspace")}
 }
-cd -P -- "./$2" 2>/dev/null || exit 47
-case $(pwd -P)/ in "$root"/*) ;; *) exit 45;; esac
-`
 
-func (e *extension) archiveError(h *host, code int, dir, said string) error {
-	if dir == "" {
-		dir = "the workspace"
+// archiveError adds to an error of the archive of d what an account here can do about it.
+func (e *extension) archiveError(h *host, d sshrun.Subdir, err error) error {
+	_, said, ok := sshrun.ExitOf(err)
+	var denied *sandboxer.Error
+	switch {
+	case !ok:
+		return err
+	case errors.As(err, &denied) && denied.Kind == sandboxer.Denied:
+		return denied.WithHint("let the services write as that account's user, or give sandboxer an account that may")
 	}
-	switch code {
-	case 40:
-		return sandboxer.E(sandboxer.NotFound, nil, "the workspace is gone from host %s", h.Name())
-	case 44:
-		return sandboxer.E(sandboxer.NotFound, nil, "%s does not exist", dir)
-	case 45:
-		return sandboxer.E(sandboxer.Invalid, nil, "%s is behind a link that leads out of the workspace", dir)
-	case 46:
-		return sandboxer.E(sandboxer.Invalid, nil, "%s: there is a file where a directory is expected", dir)
-	case 47:
-		return sandboxer.E(sandboxer.Denied, nil, "%s may not be read by the account on host %s", dir, h.Name())
-	}
-	if strings.Contains(said, "Permission denied") || strings.Contains(said, "Operation not permitted") {
-		return sandboxer.E(sandboxer.Denied, errors.New(said), "a file in %s may not be touched by the account on host %s", dir, h.Name()).
-			WithHint("let the services write as that account's user, or give sandboxer an account that may")
-	}
-	return e.failed(h, "the archive of "+dir, said, nil)
+	return e.failed(h, "the archive of "+d.Name, said, nil)
 }
 
 // Archive implements sandboxer.Archiver. It reads on the host, so that images need no
@@ -95,30 +63,8 @@ func (e *extension) Archive(ctx context.Context, h sandboxer.Handle, dir string,
 
 // archive writes the directory rel below the workspace, which is called dir, as a tar.
 func (e *extension) archive(ctx context.Context, ho *host, m *meta, rel, dir string, w io.Writer) error {
-	var said strings.Builder
-	exit, err := ho.Run(ctx, sshrun.Cmd{Script: enter + `LC_ALL=C exec tar -cf - .`, Args: []string{path.Join(ho.known.root, m.Name, "repo"), rel}, Stdout: w, Stderr: engine.Last(&said)})
-	if errors.Is(err, sshrun.ErrOutput) {
-		return sandboxer.E(sandboxer.Unavailable, err, "the archive could not be written")
-	}
-	if err != nil {
-		return err
-	}
-	if exit.Code == 1 && onlyChanged(said.String()) || exit.Code == 0 {
-		return nil
-	}
-	return e.archiveError(ho, exit.Code, dir, said.String())
-}
-
-// onlyChanged reports whether tar complained of nothing but files that changed while
-// they were read.
-func onlyChanged(said string) bool {
-	for line := range strings.Lines(said) {
-		line = strings.TrimSpace(line)
-		if line != "" && !strings.HasSuffix(line, "file changed as we read it") && !strings.HasSuffix(line, "File removed before we read it") && !strings.HasSuffix(line, "socket ignored") {
-			return false
-		}
-	}
-	return said != ""
+	d := workspace(path.Join(ho.known.root, m.Name, "repo"), rel, dir)
+	return e.archiveError(ho, d, ho.Archive(ctx, d, w))
 }
 
 // Unarchive implements sandboxer.Archiver. The services stand still while files are
@@ -145,16 +91,12 @@ func (e *extension) Unarchive(ctx context.Context, h sandboxer.Handle, dir strin
 // are: directories, which are kept, though empty, and files, with true.
 func (e *extension) refill(ctx context.Context, ho *host, root, rel, dir string, places map[string]bool, r io.Reader) error {
 	stay := map[string]bool{}
-	keep := ""
-	for _, p := range slices.Sorted(maps.Keys(places)) {
-		rest, in := strings.CutPrefix(p, rel+"/")
-		if rel == "." {
-			rest, in = p, true
-		}
-		if in {
-			stay[rest] = places[p]
-			if !places[p] {
-				keep += " ! -path " + sshrun.Quote("./"+pattern.Replace(rest))
+	var keep []string
+	for p, file := range places {
+		if rest, in := strings.CutPrefix(p, strings.TrimPrefix(rel+"/", "./")); in {
+			stay[rest] = file
+			if !file {
+				keep = append(keep, rest)
 			}
 		}
 	}
@@ -165,31 +107,19 @@ func (e *extension) refill(ctx context.Context, ho *host, root, rel, dir string,
 		checked <- err
 		pw.CloseWithError(err)
 	}()
-	var said strings.Builder
-	exit, err := ho.Run(ctx, sshrun.Cmd{Script: "make=1\n" + enter + `
-find . -xdev -mindepth 1 -depth` + keep + ` -delete 2>/dev/null || find . -xdev -depth ! -name .` + keep + ` ! -type d -exec rm -f {} + || exit
-find . -xdev -depth ! -name .` + keep + ` -type d -exec rmdir {} + || exit
-LC_ALL=C tar -xpo -f - || exit
-own -R -- .`, Args: []string{root, rel}, Stdin: pr, Stderr: engine.Last(&said)})
-	pr.CloseWithError(errors.New("nobody reads any more"))
+	d := workspace(root, rel, dir)
+	err := ho.Replace(ctx, d, keep, pr)
+	unread := errors.New("nobody reads any more")
+	pr.CloseWithError(unread)
 	select {
 	case cerr := <-checked:
-		if cerr != nil && ctx.Err() == nil && (err != nil || exit.Code == 0 || sandboxer.KindOf(cerr) != sandboxer.Internal) {
-			return cerr
+		if cerr != nil && ctx.Err() == nil && (err == nil || !errors.Is(cerr, unread)) {
+			return cerr // the host knows only that its input ended
 		}
 	case <-ctx.Done():
 	}
-	if err != nil {
-		return err
-	}
-	if exit.Code != 0 {
-		return e.archiveError(ho, exit.Code, dir, said.String())
-	}
-	return nil
+	return e.archiveError(ho, d, err)
 }
-
-// pattern protects what find -path takes for a pattern.
-var pattern = strings.NewReplacer(`*`, `\*`, `?`, `\?`, `[`, `\[`, `\`, `\\`)
 
 // filterTar passes on the files of a tar of a workspace, which is unpacked by a tar that
 // believes it; so it is held to the rules of package safetar.

@@ -22,7 +22,11 @@ func (e *extension) Dial(ctx context.Context, h sandboxer.Handle, port int) (net
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "nothing listens on port %d of the service %s", target, service)
 	}
 	c := &s.containers[i]
-	return ho.engine.Dial(ctx, engine.Endpoint{Container: c, Network: s.network(c), Port: target, Name: "the service " + service})
+	to := engine.Endpoint{Container: c, Network: s.network(c), Port: target, Name: "the service " + service}
+	if service == m.Service && m.Agent != "" {
+		to.Inside = func(ctx context.Context) (net.Conn, error) { return e.dialByAgent(ctx, ho, m, c.ID, target) }
+	}
+	return ho.engine.Dial(ctx, to)
 }
 
 // target says which port of which service is meant: one that the file publishes under

@@ -81,7 +81,7 @@ var arrows = map[string][]string{
 	"cmd/sandboxer-agent":        {"agent"},
 	"cmd/sandboxer-egress":       {"internal/egress/gateway"},
 	"cmd/sandboxer-runner":       {"adapters/local/runner"},
-	"internal/engine":            {".", "internal/procnet", "internal/procs", "internal/sshrun"},
+	"internal/engine":            {".", "agent", "internal/procnet", "internal/procs", "internal/sshrun"},
 	"internal/engine/enginetest": {},
 	"internal/program":           {"."},
 

@@ -31,11 +31,14 @@ type Endpoint struct {
 	Network *Container
 	Port    int
 	Name    string // what messages call the container, such as "the service web"
+	// Inside connects to the port from within the container, and is tried before tools of its
+	// image. nil for an endpoint that has no such way.
+	Inside func(ctx context.Context) (net.Conn, error)
 }
 
 // Dial connects to a port: by the container's own address where that is near the host, by the
 // port of the host that it is published on, or else from within the container, which takes
-// an image with nc. It returns when the connection is there; ending ctx later does not close it.
+// Inside or an image with nc. It returns when the connection is there; ending ctx later does not close it.
 // Unavailable: nothing listens there, or it cannot be reached.
 func (en *Engine) Dial(ctx context.Context, to Endpoint) (net.Conn, error) {
 	addrs, published := to.Network.Addrs(to.Port)
@@ -127,15 +130,22 @@ func (en *Engine) Listeners(ctx context.Context, list []Container) (map[string][
 	return all, nil
 }
 
-// dialInside connects from within the container, with a tool that the image has.
+// dialInside connects from within the container, by Inside or with a tool that the image has.
 func (en *Engine) dialInside(ctx context.Context, to Endpoint) (net.Conn, error) {
+	var inside error
+	if to.Inside != nil {
+		var c net.Conn
+		if c, inside = to.Inside(ctx); inside == nil || ctx.Err() != nil {
+			return c, inside
+		}
+	}
 	out, err := en.Script(ctx, nil, nil, `"$1" exec "$2" sh -c 'command -v nc || command -v busybox' 2>/dev/null || echo none`, en.Program, to.Container.ID)
 	if err != nil {
 		return nil, err
 	}
 	tool := strings.Fields(out)
 	if len(tool) == 0 || tool[0] == "none" || !path.IsAbs(tool[0]) && tool[0] != "nc" {
-		return nil, sandboxer.E(sandboxer.Unavailable, nil, "port %d is not open to the host, and the image of %s has no nc to reach it from within", to.Port, to.Name).
+		return nil, sandboxer.E(sandboxer.Unavailable, inside, "port %d is not open to the host, and the image of %s has no nc to reach it from within", to.Port, to.Name).
 			WithHint("have it listen on 0.0.0.0, which its sandbox keeps to itself")
 	}
 	var args []string

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -464,10 +465,10 @@ func TestExecWithoutShell(t *testing.T) {
 // Ports are listed, and reached wherever they listen; a stream is the input and output of a command.
 func TestDial(t *testing.T) {
 	everywhere(t, func(t *testing.T, r *rig) {
-		net := r.name + "n"
-		r.do(t, "network", "create", net)
-		t.Cleanup(func() { _, _ = r.try(nil, "network", "rm", net) })
-		id := r.start(t, "web", "--network", net, r.image, "sh", "-c", "echoer 0.0.0.0:5000 & exec echoer 127.0.0.1:5001")
+		network := r.name + "n"
+		r.do(t, "network", "create", network)
+		t.Cleanup(func() { _, _ = r.try(nil, "network", "rm", network) })
+		id := r.start(t, "web", "--network", network, r.image, "sh", "-c", "echoer 0.0.0.0:5000 & exec echoer 127.0.0.1:5001")
 		_, list, err := r.Containers(t.Context(), r.name)
 		if err != nil || len(list) != 1 {
 			t.Fatal(list, err)
@@ -500,6 +501,29 @@ func TestDial(t *testing.T) {
 		}
 		if _, err := r.Dial(t.Context(), Endpoint{Container: c, Network: c, Port: 5002, Name: "the service web"}); sandboxer.KindOf(err) != sandboxer.Unavailable || !strings.Contains(err.Error(), "nothing listens on port 5002 of the service web") {
 			t.Errorf("a port where nobody listens: %v", err)
+		}
+
+		// A way inside goes before the tools of the image, which stay where it leads nowhere.
+		own, other := net.Pipe()
+		defer other.Close()
+		for _, want := range []error{nil, errors.New("no agent")} {
+			asked := 0
+			conn, err := r.Dial(t.Context(), Endpoint{Container: c, Network: c, Port: 5001, Name: "the service web", Inside: func(context.Context) (net.Conn, error) {
+				asked++
+				if want != nil {
+					return nil, want
+				}
+				return own, nil
+			}})
+			if err != nil || asked != 1 || (conn == own) != (want == nil) {
+				t.Fatalf("inside %v: %v, %v, asked %d times", want, conn, err, asked)
+			}
+			if want != nil {
+				if got, err := echo(conn); got != "hello" || err != nil {
+					t.Errorf("by nc: %q, %v", got, err)
+				}
+			}
+			conn.Close()
 		}
 
 		s, err := r.Stream(t.Context(), id, sandboxer.Cmd{Args: []string{"sh", "-c", `echo "$A $(pwd)"; exec cat`}, Env: map[string]string{"A": "a"}, Dir: "/tmp"})

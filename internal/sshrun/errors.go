@@ -1,6 +1,7 @@
 package sshrun
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -127,6 +128,8 @@ func tidy(said string) string {
 
 // tailBuffer keeps the end of what is written to it.
 type tailBuffer struct {
+	least int // how much of it, in bytes: up to twice that; 0 for 4 KiB
+
 	mu sync.Mutex
 	b  []byte
 }
@@ -135,8 +138,8 @@ func (t *tailBuffer) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.b = append(t.b, p...)
-	if len(t.b) > 8<<10 {
-		t.b = append(t.b[:0], t.b[len(t.b)-4<<10:]...)
+	if n := cmp.Or(t.least, 4<<10); len(t.b) > 2*n {
+		t.b = append(t.b[:0], t.b[len(t.b)-n:]...)
 	}
 	return len(p), nil
 }

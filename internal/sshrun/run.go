@@ -741,7 +741,7 @@ type exitError struct {
 func (e *exitError) Error() string { return fmt.Sprintf("exit status %d: %s", e.exit.Code, e.said) }
 
 // ExitOf returns how the command ended whose non-zero exit err is, with what it said
-// on stderr, on one line.
+// on stderr: on one line, but for what Archive and Replace return.
 func ExitOf(err error) (exit sandboxer.Exit, said string, ok bool) {
 	var e *exitError
 	if !errors.As(err, &e) {

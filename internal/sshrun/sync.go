@@ -523,7 +523,7 @@ func (h *Host) stepped(exit sandboxer.Exit, said string, err error, what string)
 	if strings.Contains(said, "No space left") || strings.Contains(said, "quota exceeded") {
 		kind = sandboxer.Exhausted
 	}
-	return sandboxer.E(kind, &exitError{exit, said}, "%s on host %s failed (%s)", what, h.target.Name, said)
+	return sandboxer.E(kind, &exitError{exit, said}, "%s on host %s failed (%s)", what, h.target.Name, tidy(said))
 }
 
 // extract unpacks a tar stream in $1 after it has deleted the other arguments but $2,
