@@ -275,7 +275,7 @@ func TestFilteredNetwork(t *testing.T) {
 	r.engine(t, env, "start", name+"-gateway")
 	eventually(t, "after the service was started again", "outside allowed.example", outside)
 
-	// The program is kept as layers are, and goes with them.
+	// The program is kept as layers are, and goes with them, as the agent does.
 	if _, err := e.Teardown(t.Context(), h); err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +283,7 @@ func TestFilteredNetwork(t *testing.T) {
 		t.Errorf("left: %q", left)
 	}
 	caches, err := e.PruneCaches(t.Context(), "")
-	if err != nil || len(caches) != 1 || caches[0].Name != "sandboxer/egress" || caches[0].Bytes < 1<<20 {
+	if err != nil || len(caches) != 2 || !strings.HasPrefix(caches[0].Name, "sandboxer-agent/") || caches[1].Name != "sandboxer/egress" || caches[1].Bytes < 1<<20 {
 		t.Errorf("pruned %+v, %v", caches, err)
 	}
 	if left := r.engine(t, env, "images", "-q", "--filter", "label=dev.sandboxer.owner=public"); left != "" {
