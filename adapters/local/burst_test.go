@@ -17,7 +17,7 @@ import (
 
 // commands starts n commands with a script, and returns when all of them run. wait returns
 // when they have ended, as all do after cancel.
-func commands(t *testing.T, e *engine, h sandboxer.Handle, n int, script string) (cancel, wait func()) {
+func commands(t *testing.T, e *extension, h sandboxer.Handle, n int, script string) (cancel, wait func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)

@@ -12,7 +12,7 @@ import (
 // TestSpecFields: of each field of a spec it is known what becomes of it; what could not be
 // kept is refused.
 func TestSpecFields(t *testing.T) {
-	e := &engine{cgroups: &cgroups{}, images: &imageStore{}}
+	e := &extension{cgroups: &cgroups{}, images: &imageStore{}}
 	take := func(s sandboxer.Spec) error { _, err := e.check(s); return err }
 	values := fieldtest.Values{
 		"Workspace": {"/w", "/w"}, "Network.Mode": {sandboxer.NetworkPublic, sandboxer.NetworkPublic}, "Network.Allow": {[]string{"a.example"}, []string{"b.example"}},

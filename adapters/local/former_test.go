@@ -22,7 +22,7 @@ func TestFormerState(t *testing.T) {
 		t.Run(f.Name, func(t *testing.T) {
 			dir := t.TempDir()
 			f.Install(t, dir)
-			e := &engine{env: sandboxer.Env{Dir: filepath.Join(dir, compattest.DataDir, "extensions", "ext.local")}}
+			e := &extension{env: sandboxer.Env{Dir: filepath.Join(dir, compattest.DataDir, "extensions", "ext.local")}}
 			strict := func(name string, v any) {
 				t.Helper()
 				data, err := os.ReadFile(name)

@@ -223,7 +223,7 @@ func resident(t *testing.T) int64 {
 
 // taken is the room on disk of what is in the engine's directory and of what a sandbox has
 // open there, where it keeps what was written, in files without a name.
-func taken(e *engine, h sandboxer.Handle) (sum int64) {
+func taken(e *extension, h sandboxer.Handle) (sum int64) {
 	b, err := e.of(h)
 	if err != nil {
 		return 0

@@ -20,7 +20,7 @@ import (
 )
 
 // halt stops the kernel of h's sandbox, until the test ends or goOn is called.
-func halt(t *testing.T, b *box) (goOn func()) {
+func halt(t *testing.T, b *liveSandbox) (goOn func()) {
 	t.Helper()
 	return haltProcess(t, b.pid)
 }
@@ -43,7 +43,7 @@ func haltProcess(t *testing.T, pid int) (goOn func()) {
 }
 
 // hasty has the sandbox of h be given up for unresponsive soon.
-func hasty(t *testing.T, e *engine, h sandboxer.Handle) *box {
+func hasty(t *testing.T, e *extension, h sandboxer.Handle) *liveSandbox {
 	t.Helper()
 	b, err := e.of(h)
 	if err != nil {
@@ -56,7 +56,7 @@ func hasty(t *testing.T, e *engine, h sandboxer.Handle) *box {
 }
 
 // patient takes that back: what is to answer may take its time on a busy machine.
-func patient(b *box) {
+func patient(b *liveSandbox) {
 	b.pulse.mu.Lock()
 	defer b.pulse.mu.Unlock()
 	b.pulse.every, b.pulse.patience = pulseEvery, commandPatience
@@ -309,9 +309,9 @@ func TestHungGofer(t *testing.T) {
 // TestCommandsOfASandboxThatDies: commands whose sandbox loses its kernel or its files are lost.
 // None of them was killed on its own account, as 137 would say.
 func TestCommandsOfASandboxThatDies(t *testing.T) {
-	for name, victim := range map[string]func(*box) int{
-		"kernel": func(b *box) int { return b.pid },
-		"files":  func(b *box) int { return int(b.c.GoferPid.Load()) },
+	for name, victim := range map[string]func(*liveSandbox) int{
+		"kernel": func(b *liveSandbox) int { return b.pid },
+		"files":  func(b *liveSandbox) int { return int(b.c.GoferPid.Load()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := openTest(t)
@@ -493,7 +493,7 @@ func TestStartsInTurn(t *testing.T) {
 }
 
 // attending is how many calls wait for an answer of b's.
-func attending(b *box) int {
+func attending(b *liveSandbox) int {
 	b.pulse.mu.Lock()
 	defer b.pulse.mu.Unlock()
 	return len(b.pulse.calls)

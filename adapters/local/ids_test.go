@@ -20,7 +20,7 @@ import (
 )
 
 // ownIDs skips where sandboxes cannot have user IDs of their own.
-func ownIDs(t *testing.T, e *engine) {
+func ownIDs(t *testing.T, e *extension) {
 	t.Helper()
 	if !e.asRoot {
 		t.Skip("an ordinary user has no other user IDs")
@@ -32,7 +32,7 @@ func ownIDs(t *testing.T, e *engine) {
 
 // idsOf returns the user and group IDs that a sandbox's processes and what they have open
 // have on this machine, but root's.
-func idsOf(t *testing.T, e *engine, h sandboxer.Handle) map[uint32]string {
+func idsOf(t *testing.T, e *extension, h sandboxer.Handle) map[uint32]string {
 	t.Helper()
 	b, err := e.of(h)
 	if err != nil {
@@ -81,7 +81,7 @@ func idsOf(t *testing.T, e *engine, h sandboxer.Handle) map[uint32]string {
 	return out
 }
 
-func within(t *testing.T, e *engine, h sandboxer.Handle) uint32 {
+func within(t *testing.T, e *extension, h sandboxer.Handle) uint32 {
 	t.Helper()
 	rec, err := e.record(h.Ref)
 	if err != nil {
@@ -134,7 +134,7 @@ func TestUserIDsOfItsOwn(t *testing.T) {
 	const mine = "touch /workspace/mine && chown 1234:4321 /workspace/mine && "
 	first, second := up(t, e, sandboxer.Spec{}), up(t, e, sandboxer.Spec{})
 	had := map[uint32]string{}
-	alone := func(t *testing.T, e *engine, name string, h sandboxer.Handle) uint32 {
+	alone := func(t *testing.T, e *extension, name string, h sandboxer.Handle) uint32 {
 		t.Helper()
 		base := within(t, e, h)
 		if other, ok := had[base]; ok {

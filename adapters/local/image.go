@@ -66,7 +66,7 @@ type imageStore struct {
 
 // newImageStore opens the store in dir. The images that live sandboxes use stay,
 // whatever else is removed.
-func (e *engine) newImageStore(dir string) (*imageStore, error) {
+func (e *extension) newImageStore(dir string) (*imageStore, error) {
 	c := e.cfg.Images
 	store, err := images.New(dir, images.Options{
 		Policy: images.Policy(c.Pull), Registries: c.Registries, Insecure: c.Insecure, Mirrors: c.Mirrors,
@@ -90,14 +90,14 @@ func (e *engine) newImageStore(dir string) (*imageStore, error) {
 
 // reachesForAnybody reports whether the broker may connect to a at the wish of anybody: what
 // a sandbox on the public network could reach, too.
-func (e *engine) reachesForAnybody(a netip.Addr) bool {
+func (e *extension) reachesForAnybody(a netip.Addr) bool {
 	never, err := e.cfg.never()
 	return err == nil && sandboxer.PublicAddr(a) && !usernet.OwnAddr(a) &&
 		!slices.ContainsFunc(never, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // imagesInUse names the files of images that sandboxes and snapshots need.
-func (e *engine) imagesInUse() (map[string]bool, error) {
+func (e *extension) imagesInUse() (map[string]bool, error) {
 	boxes, err := os.ReadDir(e.dir("box"))
 	if err != nil {
 		return nil, err
@@ -621,7 +621,7 @@ func treeDigest(root string, maxEntries int) (string, error) {
 
 // stopMain gives the main process of an image that names a stop signal the time to
 // end by itself. Whatever goes wrong here: the sandbox is about to be removed.
-func (e *engine) stopMain(ctx context.Context, name string) {
+func (e *extension) stopMain(ctx context.Context, name string) {
 	rec, err := e.record(name)
 	if err != nil || !rec.Ready || rec.StopSignal == "" {
 		return

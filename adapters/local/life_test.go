@@ -32,7 +32,7 @@ import (
 )
 
 // up makes a sandbox that is torn down when the test ends.
-func up(t *testing.T, e *engine, spec sandboxer.Spec) sandboxer.Handle {
+func up(t *testing.T, e *extension, spec sandboxer.Spec) sandboxer.Handle {
 	t.Helper()
 	if spec.ID == "" {
 		spec.ID = sandboxer.NewID()
@@ -55,7 +55,7 @@ func up(t *testing.T, e *engine, spec sandboxer.Spec) sandboxer.Handle {
 }
 
 // sh runs a script in the sandbox and returns what it printed.
-func sh(t *testing.T, e *engine, h sandboxer.Handle, script string) string {
+func sh(t *testing.T, e *extension, h sandboxer.Handle, script string) string {
 	t.Helper()
 	var out, errs bytes.Buffer
 	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Stdout: &out, Stderr: &errs})
@@ -65,7 +65,7 @@ func sh(t *testing.T, e *engine, h sandboxer.Handle, script string) string {
 	return strings.TrimSpace(out.String())
 }
 
-func openTest(t *testing.T) *engine {
+func openTest(t *testing.T) *extension {
 	t.Helper()
 	needsGVisor(t)
 	e := openIn(t, shortDir(t), ours("test"))
@@ -417,7 +417,7 @@ func churn(dir string) {
 		h, err := ext.Provision(context.Background(), spec)
 		fmt.Fprintln(out, "up", i, err)
 		if os.Getenv("SANDBOXER_TEST_STAY") != "" {
-			x, err := ext.(*engine).Exec(context.Background(), h, sandboxer.Cmd{Args: []string{"sh", "-c",
+			x, err := ext.(*extension).Exec(context.Background(), h, sandboxer.Cmd{Args: []string{"sh", "-c",
 				"(i=0; while :; do i=$((i+1)); echo $i >>/workspace/count; sleep 0.05; done) >/dev/null 2>&1 & echo started"}})
 			fmt.Fprintln(out, "running", x, err)
 			select {}
@@ -612,7 +612,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 }
 
 // leftovers fails if anything of a sandbox is still there.
-func leftovers(t *testing.T, e *engine) {
+func leftovers(t *testing.T, e *extension) {
 	t.Helper()
 	names, err := e.names()
 	if err != nil || len(names) > 0 {
@@ -736,7 +736,7 @@ func TestClaimOfNothing(t *testing.T) {
 	}
 	again := openIn(t, e.env.Dir, e.env.Owner)
 	defer again.Close()
-	for _, e := range []*engine{e, again} {
+	for _, e := range []*extension{e, again} {
 		if got := sh(t, e, h, "echo ${LEFT-nothing}"); got != "nothing" {
 			t.Errorf("commands have LEFT=%q of another claim", got)
 		}
@@ -835,7 +835,7 @@ func (r resources) within(before resources) bool {
 }
 
 // processes is engine.running for tests.
-func processes(t *testing.T, e *engine) map[string][]int {
+func processes(t *testing.T, e *extension) map[string][]int {
 	t.Helper()
 	all, err := e.running()
 	if err != nil {
@@ -844,7 +844,7 @@ func processes(t *testing.T, e *engine) map[string][]int {
 	return all
 }
 
-func look(t *testing.T, e *engine) resources {
+func look(t *testing.T, e *extension) resources {
 	t.Helper()
 	runtime.GC()
 	runtime.GC() // the second one closes what the first found unreachable

@@ -74,7 +74,7 @@ func shortDir(t testing.TB) string {
 	}
 	t.Cleanup(func() {
 		// What a test that failed leaves must not hinder the next.
-		e := &engine{env: sandboxer.Env{Dir: dir}}
+		e := &extension{env: sandboxer.Env{Dir: dir}}
 		if err := removeSkeletons(e.dir("skel"), e.mounts(), noSkeleton, noSkeleton); err != nil {
 			t.Error(err)
 		}
@@ -91,7 +91,7 @@ func shortDir(t testing.TB) string {
 	return dir
 }
 
-func openIn(t testing.TB, dir, owner string, change ...func(*Config)) *engine {
+func openIn(t testing.TB, dir, owner string, change ...func(*Config)) *extension {
 	t.Helper()
 	ext, err := Adapter.Open(t.Context(), sandboxer.Env{
 		Extension: "ext.local", Owner: owner, Dir: dir, Log: slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
@@ -108,7 +108,7 @@ func openIn(t testing.TB, dir, owner string, change ...func(*Config)) *engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ext.(*engine)
+	return ext.(*extension)
 }
 
 type testWriter struct{ t testing.TB }

@@ -37,7 +37,7 @@ const (
 	settleTime  = time.Minute
 )
 
-func (e *engine) newMemory() *memory {
+func (e *extension) newMemory() *memory {
 	total, _ := meminfo("MemTotal:")
 	return &memory{
 		available: func() int64 {

@@ -29,7 +29,7 @@ func networked(p sandboxer.NetworkPolicy) bool {
 }
 
 // policy makes p ready to be enforced.
-func (e *engine) policy(p sandboxer.NetworkPolicy) (usernet.Policy, error) {
+func (e *extension) policy(p sandboxer.NetworkPolicy) (usernet.Policy, error) {
 	never, err := e.cfg.never()
 	if err != nil {
 		return usernet.Policy{}, err
@@ -38,7 +38,7 @@ func (e *engine) policy(p sandboxer.NetworkPolicy) (usernet.Policy, error) {
 }
 
 // link makes a network link for the sandbox called name that lets through what p says.
-func (e *engine) link(name string, p sandboxer.NetworkPolicy) (*usernet.Net, error) {
+func (e *extension) link(name string, p sandboxer.NetworkPolicy) (*usernet.Net, error) {
 	opts, err := e.linkOptions(name, p)
 	if err != nil {
 		return nil, err
@@ -46,7 +46,7 @@ func (e *engine) link(name string, p sandboxer.NetworkPolicy) (*usernet.Net, err
 	return usernet.New(opts)
 }
 
-func (e *engine) linkOptions(name string, p sandboxer.NetworkPolicy) (usernet.Options, error) {
+func (e *extension) linkOptions(name string, p sandboxer.NetworkPolicy) (usernet.Options, error) {
 	policy, err := e.policy(p)
 	resolvers := e.resolvers
 	if list := e.cfg.DNS; len(list) > 0 {
@@ -62,7 +62,7 @@ func (r record) linked() bool { return networked(r.Network) || r.Link != 0 }
 // reconnect gives sandboxes that outlived a former broker process their network
 // again. Open connections are lost, as with any change of network. It does not wait for
 // those that do not answer, which get it when they do.
-func (e *engine) reconnect() error {
+func (e *extension) reconnect() error {
 	names, err := e.recorded()
 	if err != nil {
 		return err
@@ -87,14 +87,14 @@ func (e *engine) reconnect() error {
 }
 
 // replug is reconnect for a sandbox that answers again.
-func (e *engine) replug(name string) {
+func (e *extension) replug(name string) {
 	if rec, err := e.record(name); err == nil && rec.linked() {
 		e.aside(func() { e.reconnectOne(name) })
 	}
 }
 
 // reconnectOne gives a sandbox its network if it has none and is to have one.
-func (e *engine) reconnectOne(name string) {
+func (e *extension) reconnectOne(name string) {
 	err := func() error {
 		unlock, err := e.lock(e.ctx, name)
 		if err != nil {
@@ -124,7 +124,7 @@ func (e *engine) reconnectOne(name string) {
 
 // connect gives a running sandbox its network with the policy in rec, which is written
 // down first.
-func (e *engine) connect(ctx context.Context, b *box, rec record) error {
+func (e *extension) connect(ctx context.Context, b *liveSandbox, rec record) error {
 	if rec.Link == 0 { // it never had one, or one of a build whose links end with it
 		return e.plugIn(ctx, b, rec)
 	}
@@ -142,7 +142,7 @@ func (e *engine) connect(ctx context.Context, b *box, rec record) error {
 // takeLink makes this process the other end of the link that a sandbox has from a former
 // one. Another interface would take forty descriptors of the sandbox's, which its kernel
 // never gives back; and the kernel would have to answer for that.
-func (e *engine) takeLink(b *box, rec record) error {
+func (e *extension) takeLink(b *liveSandbox, rec record) error {
 	opts, err := e.linkOptions(b.name, rec.Network)
 	if err != nil {
 		return err
@@ -162,7 +162,7 @@ func (e *engine) takeLink(b *box, rec record) error {
 
 // socket returns a descriptor of the socket with that inode number which the sandbox's
 // kernel has open. It is no file of Go's, which would have the kernel wait for it.
-func (b *box) socket(inode uint64) (fd int, err error) {
+func (b *liveSandbox) socket(inode uint64) (fd int, err error) {
 	process, err := unix.PidfdOpen(b.pid, 0)
 	if err != nil {
 		return -1, os.NewSyscallError("pidfd_open", err)
@@ -199,7 +199,7 @@ func (b *box) socket(inode uint64) (fd int, err error) {
 }
 
 // connected notes the link of b, in place of the former.
-func (b *box) connected(n *usernet.Net) {
+func (b *liveSandbox) connected(n *usernet.Net) {
 	b.mu.Lock()
 	old := b.net
 	b.net = n
@@ -211,7 +211,7 @@ func (b *box) connected(n *usernet.Net) {
 
 // plugIn gives a running sandbox a new link with the policy in rec, which it writes
 // down first.
-func (e *engine) plugIn(ctx context.Context, b *box, rec record) error {
+func (e *extension) plugIn(ctx context.Context, b *liveSandbox, rec record) error {
 	n, err := e.link(b.name, rec.Network)
 	if err != nil {
 		return err
@@ -233,7 +233,7 @@ func (e *engine) plugIn(ctx context.Context, b *box, rec record) error {
 // SetNetwork implements sandboxer.Networker. What is in the record is what the next
 // process of the broker enforces; so it is never wider than what is in force and was
 // asked for: what narrows is written before, what fails is taken back.
-func (e *engine) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxer.NetworkPolicy) error {
+func (e *extension) SetNetwork(ctx context.Context, h sandboxer.Handle, p sandboxer.NetworkPolicy) error {
 	policy, err := e.policy(p)
 	if err != nil {
 		return err

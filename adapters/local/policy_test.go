@@ -168,7 +168,7 @@ func allow(list ...string) sandboxer.NetworkPolicy {
 
 // reaches runs one client inside for all targets; the answer for each is "hello" or
 // why not.
-func reaches(t *testing.T, e *engine, h sandboxer.Handle, targets ...string) map[string]string {
+func reaches(t *testing.T, e *extension, h sandboxer.Handle, targets ...string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for i, line := range strings.Split(sh(t, e, h, helpers+"/tool reach "+strings.Join(targets, " ")), "\n") {
@@ -177,7 +177,7 @@ func reaches(t *testing.T, e *engine, h sandboxer.Handle, targets ...string) map
 	return out
 }
 
-func setNetwork(t *testing.T, e *engine, h sandboxer.Handle, p sandboxer.NetworkPolicy) {
+func setNetwork(t *testing.T, e *extension, h sandboxer.Handle, p sandboxer.NetworkPolicy) {
 	t.Helper()
 	if err := e.SetNetwork(t.Context(), h, p); err != nil {
 		t.Fatalf("SetNetwork(%+v): %v", p, err)
@@ -458,7 +458,7 @@ func TestNetworkPolicy(t *testing.T) {
 // holding is a connection that a client inside holds open.
 type holding struct{ lines chan string }
 
-func hold(t *testing.T, e *engine, h sandboxer.Handle, addr string) *holding {
+func hold(t *testing.T, e *extension, h sandboxer.Handle, addr string) *holding {
 	t.Helper()
 	r, w := io.Pipe()
 	ctx, cancel := context.WithCancel(context.Background())

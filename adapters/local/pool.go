@@ -23,7 +23,7 @@ import (
 const claimFile = "claim.json"
 
 // Basis implements sandboxer.Pooler.
-func (e *engine) Basis(ctx context.Context, spec sandboxer.Spec) (string, error) {
+func (e *extension) Basis(ctx context.Context, spec sandboxer.Spec) (string, error) {
 	if _, err := e.check(spec); err != nil {
 		return "", err
 	}
@@ -50,7 +50,7 @@ func (e *engine) Basis(ctx context.Context, spec sandboxer.Spec) (string, error)
 // Claim implements sandboxer.Pooler. The record says first that a claim has begun, and
 // last that it is done, where there is anything to do in between: what was cut short there
 // is of no use to anybody.
-func (e *engine) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.Spec) (sandboxer.Handle, error) {
+func (e *extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.Spec) (sandboxer.Handle, error) {
 	src, err := e.check(spec)
 	if err != nil {
 		return h, err
@@ -128,7 +128,7 @@ func (e *engine) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.S
 	return h, nil
 }
 
-func (e *engine) writeClaim(name string, env map[string]string) error {
+func (e *extension) writeClaim(name string, env map[string]string) error {
 	data, err := json.Marshal(env)
 	if err != nil {
 		return err
@@ -136,7 +136,7 @@ func (e *engine) writeClaim(name string, env map[string]string) error {
 	return wholefile.Replace(e.dir("box", name, claimFile), data)
 }
 
-func (e *engine) claimedEnv(name string) (map[string]string, error) {
+func (e *extension) claimedEnv(name string) (map[string]string, error) {
 	var env map[string]string
 	err := readJSON(e.dir("box", name, claimFile), &env)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -146,7 +146,7 @@ func (e *engine) claimedEnv(name string) (map[string]string, error) {
 }
 
 // give sets what a claim brings to the environment of commands.
-func (b *box) give(env map[string]string) {
+func (b *liveSandbox) give(env map[string]string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.given = maps.Clone(env)
@@ -158,7 +158,7 @@ func (b *box) give(env map[string]string) {
 }
 
 // givenEnv is what a command of the agent gets: env, over what a claim brought.
-func (b *box) givenEnv(env map[string]string) map[string]string {
+func (b *liveSandbox) givenEnv(env map[string]string) map[string]string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.given) == 0 {

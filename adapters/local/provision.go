@@ -10,8 +10,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"iter"
-	"maps"
 	"net/url"
 	"os"
 	"path"
@@ -28,7 +26,6 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
-	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
 )
 
@@ -37,7 +34,7 @@ const gatewayIP = "10.0.2.2" // usernet.Gateway, in the sandbox's resolv.conf
 // Provision implements sandboxer.Extension. The sandbox's record is written first and
 // marked ready last; whatever dies in between is found by Teardown, or torn down and
 // made anew by the next Provision.
-func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
+func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
 	src, err := e.check(spec)
 	if err != nil {
 		return sandboxer.Handle{}, err
@@ -46,7 +43,7 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 		src = source{} // it comes with the claim
 	}
 	spec.Limits = e.defaults(spec.Limits)
-	return e.provision(ctx, spec, func(name string) (*box, error) {
+	return e.provision(ctx, spec, func(name string) (*liveSandbox, error) {
 		var img *image
 		if spec.Image != "" { // before taking a slot: a pull takes long, and no processor
 			if img, err = e.images.get(ctx, spec.Image, spec.Vouches(sandboxer.RestrictedImage)); err != nil {
@@ -63,7 +60,7 @@ func (e *engine) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.
 }
 
 // populateWorkspace gives a new sandbox its workspace's content and its main command.
-func (e *engine) populateWorkspace(ctx context.Context, b *box, spec sandboxer.Spec, img *image, src source) error {
+func (e *extension) populateWorkspace(ctx context.Context, b *liveSandbox, spec sandboxer.Spec, img *image, src source) error {
 	if err := b.fill(ctx, src); err != nil {
 		return err
 	}
@@ -82,7 +79,7 @@ func (e *engine) populateWorkspace(ctx context.Context, b *box, spec sandboxer.S
 // first command reads the shell and the libraries and makes what gVisor keeps for the
 // next; it takes half as long again as a second one. What comes of it does not matter:
 // an image may have no shell.
-func (b *box) rehearse(ctx context.Context) error {
+func (b *liveSandbox) rehearse(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	_, err := b.exec(ctx, sandboxer.Cmd{Args: []string{"sh", "-c", ":"}, User: b.rec.User})
@@ -92,7 +89,7 @@ func (b *box) rehearse(ctx context.Context) error {
 	return nil
 }
 
-func (b *box) startMain(ctx context.Context, args []string, dir string) error {
+func (b *liveSandbox) startMain(ctx context.Context, args []string, dir string) error {
 	if len(args) == 0 {
 		return nil
 	}
@@ -106,7 +103,7 @@ func (b *box) startMain(ctx context.Context, args []string, dir string) error {
 
 // provision runs the part of making a sandbox that is the same for new ones and for
 // restored ones around build.
-func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, build func(name string) (*box, error)) (sandboxer.Handle, error) {
+func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, build func(name string) (*liveSandbox, error)) (sandboxer.Handle, error) {
 	name := boxName(spec.ID, spec.Generation)
 	h := sandboxer.Handle{SandboxID: spec.ID, Generation: spec.Generation, Host: "localhost", Ref: name}
 	unlock, err := e.lock(ctx, name)
@@ -142,14 +139,14 @@ func (e *engine) provision(ctx context.Context, spec sandboxer.Spec, build func(
 const mainTag = "main"
 
 // Check implements sandboxer.Checker.
-func (e *engine) Check(_ context.Context, spec sandboxer.Spec) error {
+func (e *extension) Check(_ context.Context, spec sandboxer.Spec) error {
 	_, err := e.check(spec)
 	return err
 }
 
 // Admit implements sandboxer.Admitter: a git URL is cloned inside, by what the sandbox may
 // reach, and an image's name says nothing of this machine. Paths do.
-func (e *engine) Admit(spec sandboxer.Spec, name string) error {
+func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	what := ""
 	switch name {
 	case "repo":
@@ -182,7 +179,7 @@ type source struct {
 }
 
 // check refuses what cannot be done, before anything exists.
-func (e *engine) check(spec sandboxer.Spec) (source, error) {
+func (e *extension) check(spec sandboxer.Spec) (source, error) {
 	var src source
 	if err := e.cgroups.check(spec.Limits); err != nil {
 		return src, err
@@ -236,7 +233,7 @@ func reserved(p string) bool {
 	return false
 }
 
-func (e *engine) checkRepo(spec sandboxer.Spec) (source, error) {
+func (e *extension) checkRepo(spec sandboxer.Spec) (source, error) {
 	repo, ref := spec.Inputs["repo"], spec.Inputs["ref"]
 	src := source{ref: ref}
 	isURL := strings.Contains(repo, "://")
@@ -288,7 +285,7 @@ func redactURL(s string) string {
 
 // create makes and starts the sandbox itself: without its workspace's content, or, if
 // from is not nil, as it was saved.
-func (e *engine) create(ctx context.Context, name string, spec sandboxer.Spec, img *image, from *saved) (*box, error) {
+func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec, img *image, from *saved) (*liveSandbox, error) {
 	rec := record{
 		Owner: spec.Owner, SandboxID: spec.ID, Generation: spec.Generation, Image: spec.Image,
 		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User, Fuse: spec.Fuse, Warm: spec.Warm, Stamp: spec.Stamp,
@@ -484,7 +481,7 @@ func untilEnded(ctx context.Context, kill func()) (stop func()) {
 
 // fill brings the workspace's content into the sandbox. It is extracted or cloned
 // inside, where a hostile archive or repository can only harm its own sandbox.
-func (b *box) fill(ctx context.Context, src source) error {
+func (b *liveSandbox) fill(ctx context.Context, src source) error {
 	ws := b.rec.Workspace
 	who, err := b.user(ctx, b.rec.User)
 	if err != nil {
@@ -516,13 +513,13 @@ func (b *box) fill(ctx context.Context, src source) error {
 	return nil
 }
 
-func (b *box) git(ctx context.Context, dir string, args ...string) error {
+func (b *liveSandbox) git(ctx context.Context, dir string, args ...string) error {
 	return b.must(ctx, nil, "cloning the repository", dir, b.rec.User, args...)
 }
 
 // must runs a command of ours inside the sandbox and turns a failure into an error
 // with the end of what it printed.
-func (b *box) must(ctx context.Context, stdin io.Reader, what, dir, user string, args ...string) error {
+func (b *liveSandbox) must(ctx context.Context, stdin io.Reader, what, dir, user string, args ...string) error {
 	var out tail
 	x, err := b.exec(ctx, sandboxer.Cmd{Args: args, Dir: dir, User: user, Stdin: stdin, Stdout: &out, Stderr: &out,
 		Env: map[string]string{"GIT_TERMINAL_PROMPT": "0"}})
@@ -562,266 +559,9 @@ func diskError(err error, what string) error {
 	return sandboxer.E(sandboxer.Unavailable, err, "%s failed", what)
 }
 
-// WaitReady implements sandboxer.Extension.
-func (e *engine) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
-	// Provision does not leave it alone until the workspace is there.
-	b, unlock, err := e.alone(ctx, h)
-	if err != nil {
-		return sandboxer.Reachability{}, err
-	}
-	defer unlock()
-	rec, err := e.record(b.name)
-	if err != nil || !rec.Ready {
-		return sandboxer.Reachability{}, sandboxer.E(sandboxer.Unavailable, err, "the sandbox was not completed; it has to be provisioned again")
-	}
-	r := sandboxer.Reachability{
-		Host: "localhost", RemoteDir: b.rec.Workspace,
-		Extra: map[string]string{"gvisor": b.name},
-	}
-	maps.Copy(r.Extra, b.rec.About)
-	for _, p := range b.rec.Ports {
-		r.Ports = append(r.Ports, sandboxer.Port{Port: p})
-	}
-	return r, nil
-}
-
-// find returns the name of h's sandbox; without a generation, that of the newest.
-func (e *engine) find(h sandboxer.Handle) (string, error) {
-	if h.Generation > 0 {
-		return boxName(h.SandboxID, h.Generation), nil
-	}
-	gens, err := e.generations(h.SandboxID)
-	if err != nil {
-		return "", err
-	}
-	if len(gens) == 0 {
-		return "", sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s on this machine", h.SandboxID)
-	}
-	return boxName(h.SandboxID, gens[len(gens)-1]), nil
-}
-
-// generations lists the generations of id of which anything exists, oldest first.
-func (e *engine) generations(id string) ([]int, error) {
-	names, err := e.names()
-	if err != nil {
-		return nil, sandboxer.E(sandboxer.Internal, err, "the state directory of %s cannot be read", e.env.Extension)
-	}
-	var gens []int
-	for _, n := range names {
-		if i, g, ok := parseBoxName(n); ok && i == id {
-			gens = append(gens, g)
-		}
-	}
-	slices.Sort(gens)
-	return gens, nil
-}
-
-// Teardown implements sandboxer.Extension.
-func (e *engine) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.CleanupReport, error) {
-	var report sandboxer.CleanupReport
-	gens := []int{h.Generation}
-	if h.Generation == 0 {
-		var err error
-		if gens, err = e.generations(h.SandboxID); err != nil {
-			return report, err
-		}
-	}
-	for _, g := range gens {
-		name := boxName(h.SandboxID, g)
-		removed, err := func() ([]string, error) {
-			unlock, err := e.lock(ctx, name)
-			if err != nil {
-				return nil, err
-			}
-			defer unlock()
-			if err := ctx.Err(); err != nil {
-				return nil, err
-			}
-			e.stopMain(ctx, name)
-			return e.remove(name)
-		}()
-		report.Removed = append(report.Removed, removed...)
-		if err != nil {
-			return report, err
-		}
-	}
-	return report, nil
-}
-
-// remove ends everything that carries name, in whatever condition it is: gVisor's
-// container, processes that no state mentions, control groups, and last the
-// directory, whose presence says that something may be left.
-func (e *engine) remove(name string) (removed []string, err error) {
-	e.mu.Lock()
-	held := e.boxes[name]
-	e.mu.Unlock()
-	e.drop(name)
-	e.memory.forget(name)
-	var c *container.Container
-	if held != nil {
-		c = held.c // knows whether the processes are our children
-	} else {
-		c, err = e.load(name)
-	}
-	// Whose processes this one knows, and saw end, has left none. Else every process of
-	// the machine is looked at.
-	stray := held == nil
-	switch {
-	case err != nil:
-		e.warn("unreadable state of gVisor's is removed", fmt.Errorf("sandbox %s: %w", name, err))
-	case c != nil:
-		if err := destroy(c); err != nil {
-			// The processes are dealt with below; what remains of its state, too.
-			stray = true
-			if e.env.Log != nil {
-				e.env.Log.Debug("gVisor's own cleanup failed", "sandbox", name, "err", err)
-			}
-		}
-		removed = append(removed, "sandbox "+name)
-	}
-	if stray {
-		pids, err := e.processes(name)
-		if err != nil {
-			return removed, sandboxer.E(sandboxer.Unavailable, err, "the processes of sandbox %s cannot be listed", name)
-		}
-		if len(pids) > 0 {
-			if err := killAll(pids); err != nil {
-				return removed, sandboxer.E(sandboxer.Unavailable, err, "a process of sandbox %s does not end", name)
-			}
-			removed = append(removed, fmt.Sprintf("%d stray processes", len(pids)))
-		}
-	}
-	files, err := os.ReadDir(e.dir("run")) // not Glob, which finds nothing where it cannot look
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return removed, sandboxer.E(sandboxer.Unavailable, err, "gVisor's state of sandbox %s cannot be listed", name)
-	}
-	for _, f := range files {
-		if stateOf(f.Name(), name) {
-			if err := os.RemoveAll(e.dir("run", f.Name())); err != nil {
-				return removed, sandboxer.E(sandboxer.Unavailable, err, "gVisor's state of sandbox %s cannot be removed", name)
-			}
-		}
-	}
-	gone, err := e.cgroups.remove(name)
-	if err != nil {
-		return removed, sandboxer.E(sandboxer.Unavailable, err, "the control groups of sandbox %s cannot be removed", name)
-	}
-	if gone {
-		removed = append(removed, "control groups")
-	}
-	dir := e.dir("box", name)
-	if e.ids != nil {
-		if err := e.forgetIDs(name, held); err != nil {
-			return removed, sandboxer.E(sandboxer.Unavailable, err, "the user IDs of sandbox %s cannot be given back", name)
-		}
-	}
-	if _, err := os.Lstat(dir); err == nil {
-		if err := os.RemoveAll(dir); err != nil {
-			return removed, sandboxer.E(sandboxer.Unavailable, err, "the directory of sandbox %s cannot be removed", name)
-		}
-		removed = append(removed, "directory")
-	}
-	return removed, nil
-}
-
-// forgetIDs gives back the user IDs of a sandbox of which nothing is left but its directory.
-func (e *engine) forgetIDs(name string, held *box) error {
-	if err := e.ids.unshowAll(name); err != nil {
-		return err
-	}
-	var base uint32
-	if held != nil {
-		base = held.rec.IDBase
-	} else if rec, err := e.record(name); err == nil {
-		base = rec.IDBase
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return e.ids.giveBackAll(e.dir("box", name)) // it is damaged
-	}
-	if base == 0 {
-		return nil
-	}
-	return e.ids.giveBack(e.dir("box", name), base)
-}
-
-// destroy ends a container and collects its processes if they are our children.
-func destroy(c *container.Container) error {
-	var pids []int
-	if c.Sandbox != nil {
-		pids = append(pids, c.SandboxPid())
-	}
-	pids = append(pids, int(c.GoferPid.Load()))
-	err := c.Destroy()
-	for _, pid := range pids {
-		if pid > 0 {
-			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
-		}
-	}
-	return err
-}
-
-// stateOf reports whether file, in gVisor's state directory, belongs to name: a
-// state or lock file "<name>_sandbox:<name>.…" or a socket "runsc-<name>.sock".
-func stateOf(file, name string) bool {
-	return strings.HasPrefix(file, name+"_sandbox:"+name+".") || strings.HasPrefix(file, "runsc-"+name+".")
-}
-
-// killAll kills processes and waits until they are gone, or dead and waiting for a
-// parent that is not us.
-func killAll(pids []int) error {
-	for _, pid := range pids {
-		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-			return err
-		}
-	}
-	deadline := time.Now().Add(10 * time.Second)
-	for _, pid := range pids {
-		for {
-			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // if it is our child
-			if procs.Ended(pid) {
-				break
-			}
-			if time.Now().After(deadline) {
-				return fmt.Errorf("process %d is still there", pid)
-			}
-			time.Sleep(time.Millisecond)
-		}
-	}
-	return nil
-}
-
-// ListRunning implements sandboxer.Lister.
-func (e *engine) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
-	return func(yield func(sandboxer.Handle, error) bool) {
-		names, err := e.names()
-		if err != nil {
-			yield(sandboxer.Handle{}, sandboxer.E(sandboxer.Internal, err, "the state directory of %s cannot be read", e.env.Extension))
-			return
-		}
-		for _, n := range names {
-			if err := ctx.Err(); err != nil {
-				yield(sandboxer.Handle{}, err)
-				return
-			}
-			id, g, _ := parseBoxName(n)
-			// Without a record (a create died first) the state directory tells the owner:
-			// it is this installation's alone.
-			by := e.env.Owner
-			if rec, err := e.record(n); err == nil {
-				by = rec.Owner
-			}
-			if by != owner {
-				continue
-			}
-			if !yield(sandboxer.Handle{SandboxID: id, Generation: g, Host: "localhost", Ref: n}, nil) {
-				return
-			}
-		}
-	}
-}
-
 // copyIn copies a directory of this machine into the workspace, as a tar stream that
 // the agent's program unpacks inside.
-func (b *box) copyIn(ctx context.Context, dir string, owner []string) error {
+func (b *liveSandbox) copyIn(ctx context.Context, dir string, owner []string) error {
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {

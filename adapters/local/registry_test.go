@@ -30,7 +30,7 @@ import (
 )
 
 // openImages opens the extension with settings for images.
-func openImages(t testing.TB, dir string, change func(*Images)) *engine {
+func openImages(t testing.TB, dir string, change func(*Images)) *extension {
 	t.Helper()
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	ext, err := Adapter.Open(t.Context(), sandboxer.Env{
@@ -47,7 +47,7 @@ func openImages(t testing.TB, dir string, change func(*Images)) *engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := ext.(*engine)
+	e := ext.(*extension)
 	t.Cleanup(func() { e.Close() })
 	return e
 }
@@ -95,7 +95,7 @@ func appImage(t *testing.T, c v1.Config, more ...tar.Header) v1.Image {
 }
 
 // told waits for what the image's program says.
-func told(t *testing.T, e *engine, h sandboxer.Handle) string {
+func told(t *testing.T, e *extension, h sandboxer.Handle) string {
 	t.Helper()
 	var got string
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
@@ -196,7 +196,7 @@ func TestImagesOfRegistries(t *testing.T) {
 		var wg sync.WaitGroup
 		hs := make([]sandboxer.Handle, 6)
 		for i := range hs {
-			wg.Go(func() { hs[i] = up(t, []*engine{e, second}[i%2], sandboxer.Spec{Image: other}) })
+			wg.Go(func() { hs[i] = up(t, []*extension{e, second}[i%2], sandboxer.Spec{Image: other}) })
 		}
 		wg.Wait()
 		layers := 0

@@ -307,7 +307,7 @@ func TestOpensOnAFullDisk(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := ext.(*engine)
+			e := ext.(*extension)
 			h := up(t, e, sandboxer.Spec{})
 			free = fill()
 			if err := e.Close(); err != nil {
@@ -316,7 +316,7 @@ func TestOpensOnAFullDisk(t *testing.T) {
 			if ext, err = open(); err != nil {
 				t.Fatalf("a start without %s: %v", what, err)
 			}
-			e = ext.(*engine)
+			e = ext.(*extension)
 			defer e.Close()
 			if got := sh(t, e, h, "echo here"); got != "here" {
 				t.Errorf("it says %q", got)

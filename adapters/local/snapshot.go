@@ -144,7 +144,7 @@ type savedPart struct {
 	SHA256 string `json:"sha256"`
 }
 
-func (e *engine) snapshotDir(id string) (string, error) {
+func (e *extension) snapshotDir(id string) (string, error) {
 	if err := sandboxer.CheckID(id); err != nil {
 		return "", sandboxer.E(sandboxer.Invalid, err, "%q is no ID of a snapshot", id)
 	}
@@ -153,7 +153,7 @@ func (e *engine) snapshotDir(id string) (string, error) {
 
 // Snapshot implements sandboxer.Snapshotter. The sandbox stands still while its kernel
 // writes itself down; what was begun and not finished has no receipt.
-func (e *engine) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
+func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
 	dir, err := e.snapshotDir(id)
 	if err != nil {
 		return sandboxer.Snapshot{}, err
@@ -186,7 +186,7 @@ func (e *engine) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (s
 	return r.Snapshot, nil
 }
 
-func (e *engine) save(ctx context.Context, b *box, dir, id string) (*receipt, error) {
+func (e *extension) save(ctx context.Context, b *liveSandbox, dir, id string) (*receipt, error) {
 	rec, err := e.record(b.name)
 	if err != nil {
 		return nil, err
@@ -238,7 +238,7 @@ func (e *engine) save(ctx context.Context, b *box, dir, id string) (*receipt, er
 
 // checkpoint has the sandbox's kernel write itself down in dir, and go on. Meanwhile it
 // answers nobody; how long that takes is bounded by ctx alone.
-func (b *box) checkpoint(ctx context.Context, dir string) error {
+func (b *liveSandbox) checkpoint(ctx context.Context, dir string) error {
 	var files []*os.File
 	defer func() {
 		for _, f := range files {
@@ -261,7 +261,7 @@ func (b *box) checkpoint(ctx context.Context, dir string) error {
 }
 
 // failed gives a call its kind that the kernel inside refused or did not answer.
-func (b *box) failed(ctx context.Context, err error, what string) error {
+func (b *liveSandbox) failed(ctx context.Context, err error, what string) error {
 	if said, ok := errors.AsType[remoteError](err); ok {
 		return sandboxer.E(sandboxer.Unavailable, said, "%s failed", what)
 	}
@@ -269,7 +269,7 @@ func (b *box) failed(ctx context.Context, err error, what string) error {
 }
 
 // roomFor refuses a snapshot for which the disk has no room: a full disk harms others.
-func (e *engine) roomFor(name, dir string) error {
+func (e *extension) roomFor(name, dir string) error {
 	_, memory, _ := e.cgroups.usage(name)
 	var st unix.Statfs_t
 	if memory < 0 || unix.Statfs(dir, &st) != nil {
@@ -348,7 +348,7 @@ func (r *receipt) verify(dir string) error {
 }
 
 // ListSnapshots implements sandboxer.Snapshotter.
-func (e *engine) ListSnapshots(_ context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
+func (e *extension) ListSnapshots(_ context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
 	return func(yield func(sandboxer.FoundSnapshot, error) bool) {
 		dirs, err := os.ReadDir(e.dir("snapshot"))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -371,7 +371,7 @@ func (e *engine) ListSnapshots(_ context.Context, owner string) iter.Seq2[sandbo
 }
 
 // foundSnapshot tells what is kept under id. fs.ErrNotExist: nothing of owner's.
-func (e *engine) foundSnapshot(id, owner string) (f sandboxer.FoundSnapshot, err error) {
+func (e *extension) foundSnapshot(id, owner string) (f sandboxer.FoundSnapshot, err error) {
 	dir := e.dir("snapshot", id)
 	f.Snapshot.SnapshotID = id
 	if _, err := os.Lstat(dir); err != nil {
@@ -418,7 +418,7 @@ func writeDurably(name string, v any) error {
 }
 
 // savedSkeleton finds the skeleton that a saved sandbox had.
-func (e *engine) savedSkeleton(s *saved) (*skeleton, error) {
+func (e *extension) savedSkeleton(s *saved) (*skeleton, error) {
 	current, err := e.skeleton()
 	if err != nil {
 		return nil, err
@@ -446,7 +446,7 @@ func (e *engine) savedSkeleton(s *saved) (*skeleton, error) {
 }
 
 // savedImage finds the image that a saved sandbox runs on; nil if on none.
-func (e *engine) savedImage(ctx context.Context, s *saved) (*image, error) {
+func (e *extension) savedImage(ctx context.Context, s *saved) (*image, error) {
 	if s.Record.ImageFile == "" {
 		return nil, nil
 	}
@@ -469,7 +469,7 @@ func (e *engine) savedImage(ctx context.Context, s *saved) (*image, error) {
 }
 
 // RestoreFromSnapshot implements sandboxer.Snapshotter.
-func (e *engine) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s sandboxer.Snapshot) (sandboxer.Handle, error) {
+func (e *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s sandboxer.Snapshot) (sandboxer.Handle, error) {
 	dir, err := e.snapshotDir(s.SnapshotID)
 	if err != nil {
 		return sandboxer.Handle{}, err
@@ -481,7 +481,7 @@ func (e *engine) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s
 		return sandboxer.Handle{}, err
 	}
 	spec.Limits = e.defaults(spec.Limits)
-	return e.provision(ctx, spec, func(name string) (*box, error) {
+	return e.provision(ctx, spec, func(name string) (*liveSandbox, error) {
 		r, err := readReceipt(dir)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, sandboxer.E(sandboxer.NotFound, err, "there is no snapshot %s on this machine", s.SnapshotID)
@@ -533,7 +533,7 @@ func readJSON(name string, v any) error {
 
 // DropSnapshot implements sandboxer.Snapshotter. Sandboxes that are being restored hold
 // its files open.
-func (e *engine) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
+func (e *extension) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
 	dir, err := e.snapshotDir(s.SnapshotID)
 	if err != nil {
 		return err
@@ -557,7 +557,7 @@ func (e *engine) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
 }
 
 // savedRoots lists the skeletons and the files of images that snapshots need.
-func (e *engine) savedRoots() (skeletons, images []string, err error) {
+func (e *extension) savedRoots() (skeletons, images []string, err error) {
 	entries, err := os.ReadDir(e.dir("snapshot"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
@@ -581,8 +581,8 @@ func (e *engine) savedRoots() (skeletons, images []string, err error) {
 // Pause implements sandboxer.Pauser: the sandbox's kernel stops all its tasks. gVisor
 // counts pauses, so each step is written down: a broker that died in between must not
 // make it two.
-func (e *engine) Pause(ctx context.Context, h sandboxer.Handle) error {
-	return e.freezer(ctx, h, func(b *box) error {
+func (e *extension) Pause(ctx context.Context, h sandboxer.Handle) error {
+	return e.freezer(ctx, h, func(b *liveSandbox) error {
 		frozen, err := e.isFrozen(ctx, b)
 		if err != nil || frozen {
 			return err
@@ -601,8 +601,8 @@ func (e *engine) Pause(ctx context.Context, h sandboxer.Handle) error {
 }
 
 // Resume implements sandboxer.Pauser.
-func (e *engine) Resume(ctx context.Context, h sandboxer.Handle) error {
-	return e.freezer(ctx, h, func(b *box) error {
+func (e *extension) Resume(ctx context.Context, h sandboxer.Handle) error {
+	return e.freezer(ctx, h, func(b *liveSandbox) error {
 		frozen, err := e.isFrozen(ctx, b)
 		if err != nil || !frozen {
 			return err
@@ -624,7 +624,7 @@ func (e *engine) Resume(ctx context.Context, h sandboxer.Handle) error {
 	})
 }
 
-func (e *engine) freezer(ctx context.Context, h sandboxer.Handle, do func(*box) error) error {
+func (e *extension) freezer(ctx context.Context, h sandboxer.Handle, do func(*liveSandbox) error) error {
 	b, unlock, err := e.alone(ctx, h)
 	if err != nil {
 		return err
@@ -642,7 +642,7 @@ const (
 )
 
 // frozen returns the step of freezing that the sandbox is in; "" while it runs.
-func (e *engine) frozen(name string) string {
+func (e *extension) frozen(name string) string {
 	data, err := os.ReadFile(e.dir("box", name, "frozen"))
 	if err != nil {
 		return ""
@@ -650,7 +650,7 @@ func (e *engine) frozen(name string) string {
 	return string(data)
 }
 
-func (e *engine) setFrozen(name, step string) error {
+func (e *extension) setFrozen(name, step string) error {
 	p := e.dir("box", name, "frozen")
 	if step == "" {
 		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -666,7 +666,7 @@ func (e *engine) setFrozen(name, step string) error {
 
 // isFrozen tells whether the sandbox is frozen, and if a broker died on the way there or
 // back, looks.
-func (e *engine) isFrozen(ctx context.Context, b *box) (bool, error) {
+func (e *extension) isFrozen(ctx context.Context, b *liveSandbox) (bool, error) {
 	switch e.frozen(b.name) {
 	case "":
 		return false, nil
@@ -685,7 +685,7 @@ func (e *engine) isFrozen(ctx context.Context, b *box) (bool, error) {
 }
 
 // runs reports whether the sandbox's kernel runs what it is given.
-func (b *box) runs(ctx context.Context) (bool, error) {
+func (b *liveSandbox) runs(ctx context.Context) (bool, error) {
 	pid, err := b.executeOwn(ctx, ownCapabilities, nil, pausePath) // ends at once
 	if err != nil {
 		return false, b.failed(ctx, err, "asking whether the sandbox is frozen")

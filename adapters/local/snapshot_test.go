@@ -26,7 +26,7 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/local/images/registrytest"
 )
 
-func snapshot(t *testing.T, e *engine, h sandboxer.Handle) sandboxer.Snapshot {
+func snapshot(t *testing.T, e *extension, h sandboxer.Handle) sandboxer.Snapshot {
 	t.Helper()
 	id := "s" + sandboxer.NewID()
 	t.Cleanup(func() {
@@ -42,7 +42,7 @@ func snapshot(t *testing.T, e *engine, h sandboxer.Handle) sandboxer.Snapshot {
 }
 
 // restored makes a sandbox from s that is torn down when the test ends.
-func restored(t *testing.T, e *engine, spec sandboxer.Spec, s sandboxer.Snapshot) sandboxer.Handle {
+func restored(t *testing.T, e *extension, spec sandboxer.Spec, s sandboxer.Snapshot) sandboxer.Handle {
 	t.Helper()
 	spec.ID, spec.Generation, spec.Owner = sandboxer.NewID(), 1, e.env.Owner
 	t.Cleanup(func() {
@@ -395,7 +395,7 @@ func TestSavedRootStays(t *testing.T) {
 
 // A start says what this program's gVisor cannot restore.
 func TestOtherVersionsAreTold(t *testing.T) {
-	e := &engine{env: sandboxer.Env{Dir: t.TempDir()}}
+	e := &extension{env: sandboxer.Env{Dir: t.TempDir()}}
 	for id, v := range map[string]string{"old1": "v0-old", "old2": "v0-old", "same": version.Version()} {
 		if err := os.MkdirAll(e.dir("snapshot", id), 0o700); err != nil {
 			t.Fatal(err)
@@ -474,7 +474,7 @@ func TestSavedByFormerBuilds(t *testing.T) {
 // what a newer version wrote besides is left out.
 func TestStoredFilesAreUnambiguous(t *testing.T) {
 	var log bytes.Buffer
-	e := &engine{env: sandboxer.Env{Dir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	e := &extension{env: sandboxer.Env{Dir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&log, nil))}}
 	name := boxName("x", 1)
 	if err := os.MkdirAll(e.dir("box", name), 0o700); err != nil {
 		t.Fatal(err)

@@ -46,7 +46,7 @@ func runtimeVersion() string { return version.Version() }
 const noticesFor = 5 * time.Second
 
 // Notices implements sandboxer.Noticer.
-func (e *engine) Notices(context.Context) []string {
+func (e *extension) Notices(context.Context) []string {
 	e.noticing.Lock()
 	defer e.noticing.Unlock()
 	if time.Since(e.noticed) > noticesFor {
@@ -57,7 +57,7 @@ func (e *engine) Notices(context.Context) []string {
 
 // otherVersions says what cannot be restored by this program, while the program that can is
 // perhaps still at hand, and what of the running sandboxes cannot be saved.
-func (e *engine) otherVersions() (notices []string) {
+func (e *extension) otherVersions() (notices []string) {
 	saved, running := map[string]int{}, map[string]int{}
 	for _, d := range entriesOf(e.dir("snapshot")) {
 		if r, err := readReceipt(e.dir("snapshot", d.Name())); err == nil && r.Snapshot.Meta["gvisor"] != version.Version() {

@@ -78,31 +78,6 @@ c=0; for f in "$s"/*.lock; do [ -L "$f" ] && c=$((c+1)); done
 mkdir -m 700 "$r" && (umask 077; printf '%s' "$env" >"$r/env" && printf '%s' "$meta" >"$r/meta") && mkdir -m 755 "$w" || exit 61
 [ -z "$u" ] || chown "$u" "$w" || exit 61`
 
-// remove: base, name, owner, generation (0: any). The caller has ended what carries the
-// mark. What else stands in the workspace is ended here: it keeps the directory busy, and
-// nobody else has business there.
-const removeScript = `
-b=$1 n=$2 o=$3 g=$4
-l=$b/.sandboxer/$n.lock r=$b/.sandboxer/$n w=$b/$n
-t=$(readlink "$l") || exit 0
-[ "${t%% *}" = "$o" ] || exit 0
-[ "$g" = 0 ] || [ "${t##* }" -le "$g" ] || exit 0
-rm -f "$r/ready"
-if [ -r /proc/self/environ ]; then for i in 1 2 3 4 5 6 7 8 9 10; do
-	f=$(ls -ld /proc/[0-9]*/cwd /proc/[0-9]*/exe /proc/[0-9]*/root 2>/dev/null | awk -v w="$w" '
-		{ i = index($0, " -> "); t = substr($0, i + 4) }
-		i && (t == w || index(t, w "/") == 1 || t == w " (deleted)") && match($0, "/proc/[0-9]+/") { print substr($0, RSTART + 6, RLENGTH - 7) }')
-	[ -n "$f" ] || break
-	kill -KILL $f 2>/dev/null
-	[ $i -lt 3 ] || sleep 0.1 2>/dev/null || sleep 1
-done; fi
-mounts() { awk -v w="$w" '$5 == w || index($5, w "/") == 1 { print $5 }' /proc/self/mountinfo 2>/dev/null; }
-for m in $(mounts); do umount -l "$m" 2>/dev/null; done
-[ -z "$(mounts)" ] || exit 68
-rm -rf "$w" && rm -rf "$r" && rm -f "$l" || exit 61
-[ ! -e "$w" ] || exit 61
-echo "$w"`
-
 // look: base, name; prints "owner generation ready|made|lost" or nothing.
 const lookScript = `
 t=$(readlink "$1/.sandboxer/$2.lock") || exit 0
@@ -298,75 +273,6 @@ func (e *extension) find(ctx context.Context, h sandboxer.Handle) (*place, error
 		err = e.exists(ctx, p)
 	}
 	return p, err
-}
-
-func (e *extension) attachedReady(ctx context.Context, p *place) (r sandboxer.Reachability, err error) {
-	was, err := e.condition(ctx, p)
-	if err != nil {
-		return r, err
-	}
-	if was != "ready" {
-		return r, sandboxer.E(sandboxer.Failed, nil, "sandbox %s on %s was never completed", p.ID, p.Host).
-			WithHint("destroy it and create it anew")
-	}
-	r.Host, r.SSH, r.RemoteDir = p.Host, p.Target.Name, path.Join(p.Base, workspaceName(p.ID))
-	for _, n := range p.Ports {
-		r.Ports = append(r.Ports, sandboxer.Port{Port: n})
-	}
-	return r, nil
-}
-
-// clear ends and removes what is on the machine of p or of an older generation, and
-// says what that was.
-func (e *extension) clear(ctx context.Context, p *place, h *sshrun.Host) (string, error) {
-	n := workspaceName(p.ID)
-	out, err := h.Output(ctx, lookScript, p.Base, n)
-	if err != nil {
-		return "", err
-	}
-	f := strings.Fields(string(out))
-	if len(f) != 3 || f[0] != p.Owner {
-		return "", nil
-	}
-	generation, err := strconv.Atoi(f[1])
-	if err != nil || generation > p.Generation {
-		return "", nil
-	}
-	there := place{ID: p.ID, Generation: generation, Owner: p.Owner}
-	// No new command gets in, and then all are ended.
-	if _, err := h.Output(ctx, `rm -f "$1"`, path.Join(p.Base, ".sandboxer", n, "ready")); err != nil {
-		return "", err
-	}
-	if err := h.Kill(ctx, markName, there.mark()); err != nil && sandboxer.KindOf(err) != sandboxer.Unsupported {
-		return "", err
-	}
-	out, err = h.Output(ctx, removeScript, p.Base, n, p.Owner, strconv.Itoa(generation))
-	x, said, _ := sshrun.ExitOf(err)
-	switch x.Code {
-	case exitMount:
-		return "", sandboxer.E(sandboxer.Failed, nil, "something is mounted in %s on %s and cannot be taken away", path.Join(p.Base, n), p.Host).
-			WithHint("unmount it on the machine; the teardown is tried again by itself")
-	case exitBase:
-		return "", sandboxer.E(sandboxer.Failed, errors.New(said), "%s on %s cannot be removed", path.Join(p.Base, n), p.Host)
-	}
-	return strings.TrimSpace(string(out)), err
-}
-
-// detach tears down what is at p.
-func (e *extension) detach(ctx context.Context, p *place, r *sandboxer.CleanupReport) error {
-	h, err := e.pool.Host(p.Target)
-	if err != nil {
-		return err
-	}
-	gone, err := e.clear(ctx, p, h)
-	if err != nil {
-		return err
-	}
-	if gone != "" {
-		r.Removed = append(r.Removed, p.Host+":"+gone)
-		r.Kept = append(r.Kept, "machine "+p.Host)
-	}
-	return nil
 }
 
 // all yields every sandbox of owner: on the configured machines, and on those that records

@@ -448,7 +448,7 @@ func TestSource(t *testing.T) {
 		}
 		for _, d := range f.Decls {
 			fn, ok := d.(*ast.FuncDecl)
-			if ok && fn.Recv == nil && fn.Name.Name == "init" && name != "adapters/local/engine.go" { // docs/adr/0013-first-thread.md
+			if ok && fn.Recv == nil && fn.Name.Name == "init" && name != "adapters/local/extension.go" { // docs/adr/0013-first-thread.md
 				t.Errorf("%s has an init function; do it where it is needed", name)
 			}
 		}
@@ -465,7 +465,7 @@ func TestSource(t *testing.T) {
 var lax = map[string]string{
 	"adapters/fake/fakeworld/main.go":   "the arguments of a program for tests",
 	"adapters/fake/remote.go":           "between two halves of a test",
-	"adapters/local/box.go":             "gVisor's state",
+	"adapters/local/live.go":            "gVisor's state",
 	"adapters/local/control.go":         "what gVisor's kernel says",
 	"adapters/local/images/registry.go": "what a registry says",
 	"adapters/local/runner/tasks.go":    "a bundle, which gVisor reads beside us",

@@ -10,11 +10,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"os"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,7 +28,7 @@ import (
 )
 
 // A box is this process's hold on one running sandbox.
-type box struct {
+type liveSandbox struct {
 	name  string
 	rec   record               // as it was found; the network in it may have changed since
 	c     *container.Container // for its end only: its methods are not safe for concurrent use
@@ -66,7 +62,7 @@ type box struct {
 }
 
 // hold returns the running sandbox called name. Kinds: NotFound when there is none.
-func (e *engine) hold(name string) (*box, error) {
+func (e *extension) hold(name string) (*liveSandbox, error) {
 	e.mu.Lock()
 	b := e.boxes[name]
 	e.mu.Unlock()
@@ -92,7 +88,7 @@ func (e *engine) hold(name string) (*box, error) {
 }
 
 // gone explains why there is no running sandbox called name.
-func (e *engine) gone(name string) error {
+func (e *extension) gone(name string) error {
 	if e.cgroups.oomKilled(name) {
 		return sandboxer.E(sandboxer.NotFound, nil, "the sandbox was killed because it used more memory than its limit").
 			WithHint("raise limits.memory in the profile")
@@ -103,7 +99,7 @@ func (e *engine) gone(name string) error {
 // load reads gVisor's state of name; nil if there is none. gVisor's own function waits for
 // whoever is changing the state, asks the sandbox whether it is there, without an end, and
 // leaves a lock file, also of what has just been removed.
-func (e *engine) load(name string) (*container.Container, error) {
+func (e *extension) load(name string) (*container.Container, error) {
 	for try := 1; ; try++ {
 		data, err := os.ReadFile(e.dir("run", name+"_sandbox:"+name+".state"))
 		if errors.Is(err, os.ErrNotExist) {
@@ -130,8 +126,8 @@ func (e *engine) load(name string) (*container.Container, error) {
 const loadTries = 5
 
 // keep remembers a running sandbox.
-func (e *engine) keep(name string, rec record, c *container.Container) *box {
-	b := &box{name: name, rec: rec, c: c, ctl: newController(c.Sandbox, name), poll: e.poll, pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped"), starts: make(chan struct{}, startsAtOnce), killers: make(chan struct{}, 2)}
+func (e *extension) keep(name string, rec record, c *container.Container) *liveSandbox {
+	b := &liveSandbox{name: name, rec: rec, c: c, ctl: newController(c.Sandbox, name), poll: e.poll, pid: c.SandboxPid(), stopped: e.dir("box", name, "stopped"), starts: make(chan struct{}, startsAtOnce), killers: make(chan struct{}, 2)}
 	b.pulse = &pulse{ask: b.look, back: func() { e.catchUp(b) }, every: pulseEvery, patience: commandPatience}
 	b.env, b.fuse = c.Spec.Process.Env, rec.Fuse
 	if rec.Claim != "" {
@@ -164,7 +160,7 @@ func (e *engine) keep(name string, rec record, c *container.Container) *box {
 }
 
 // catchUp does what could not be done while the kernel inside did not answer.
-func (e *engine) catchUp(b *box) {
+func (e *extension) catchUp(b *liveSandbox) {
 	e.aside(func() {
 		b.still.Lock()
 		defer b.still.Unlock()
@@ -191,7 +187,7 @@ func (e *engine) catchUp(b *box) {
 }
 
 // drop forgets a sandbox that ended.
-func (e *engine) drop(name string) {
+func (e *extension) drop(name string) {
 	e.mu.Lock()
 	b := e.boxes[name]
 	delete(e.boxes, name)
@@ -201,7 +197,7 @@ func (e *engine) drop(name string) {
 	}
 }
 
-func (b *box) close() {
+func (b *liveSandbox) close() {
 	b.agent.Close()
 	b.donations.Close()
 	b.mu.Lock()
@@ -213,11 +209,11 @@ func (b *box) close() {
 	}
 }
 
-func (b *box) alive() bool { return alive(b.name, b.pid) }
+func (b *liveSandbox) alive() bool { return alive(b.name, b.pid) }
 
 // ask makes a short call into the sandbox's kernel. It ends, with errUnresponsive, also
 // where the kernel does not answer.
-func (b *box) ask(ctx context.Context, f func(context.Context) error) error {
+func (b *liveSandbox) ask(ctx context.Context, f func(context.Context) error) error {
 	ctx, done, err := b.pulse.attend(ctx, false)
 	if err != nil {
 		return err
@@ -232,7 +228,7 @@ func (b *box) ask(ctx context.Context, f func(context.Context) error) error {
 const askTime = 2 * time.Minute
 
 // heed notes an answer of the kernel; what is none is told by why it is.
-func (b *box) heed(err error) error {
+func (b *liveSandbox) heed(err error) error {
 	if _, said := errors.AsType[remoteError](err); (said || err == nil) && !b.filesHang() {
 		b.pulse.hear()
 	}
@@ -245,7 +241,7 @@ func (b *box) heed(err error) error {
 // look asks whether the sandbox can work: its kernel answers, and what serves it the
 // machine's files is not stopped. Whoever needs a file that is not known inside yet would
 // wait for that, without the kernel's having anything to say.
-func (b *box) look(ctx context.Context) error {
+func (b *liveSandbox) look(ctx context.Context) error {
 	if err := b.ctl.ping(ctx); err != nil {
 		return err
 	}
@@ -265,7 +261,7 @@ const startsAtOnce = 16
 
 // startSlot waits for its turn to start a command; done must be called when that is over,
 // and may be called again.
-func (b *box) startSlot(ctx context.Context) (done func(), _ error) {
+func (b *liveSandbox) startSlot(ctx context.Context) (done func(), _ error) {
 	done = sync.OnceFunc(func() { <-b.starts })
 	select {
 	case b.starts <- struct{}{}:
@@ -288,13 +284,13 @@ func (b *box) startSlot(ctx context.Context) (done func(), _ error) {
 // execute starts a command and returns its process ID inside. It gives the files away as
 // they are: unlike gVisor's own it leaves their owner alone, which may be the machine's
 // /dev/null.
-func (b *box) execute(ctx context.Context, args *control.ExecArgs) (pid int32, err error) {
+func (b *liveSandbox) execute(ctx context.Context, args *control.ExecArgs) (pid int32, err error) {
 	err = b.ask(ctx, func(ctx context.Context) (err error) { pid, err = b.ctl.execute(ctx, args); return err })
 	return pid, err
 }
 
 // await waits for the end of what execute started, once. The waiting takes no goroutine.
-func (b *box) await(ctx context.Context, pid int32) <-chan outcome {
+func (b *liveSandbox) await(ctx context.Context, pid int32) <-chan outcome {
 	ended := make(chan outcome, 1)
 	ctx, done, err := b.pulse.attend(ctx, true)
 	if err != nil {
@@ -309,7 +305,7 @@ func (b *box) await(ctx context.Context, pid int32) <-chan outcome {
 }
 
 // run runs a program of ours that ends by itself, as executeOwn starts it.
-func (b *box) run(ctx context.Context, may []string, files map[int]*os.File, args ...string) (ws unix.WaitStatus, err error) {
+func (b *liveSandbox) run(ctx context.Context, may []string, files map[int]*os.File, args ...string) (ws unix.WaitStatus, err error) {
 	pid, err := b.executeOwn(ctx, may, files, args...)
 	if err == nil {
 		err = b.ask(ctx, func(ctx context.Context) (err error) { ws, err = b.ctl.waitPID(ctx, pid); return err })
@@ -317,13 +313,13 @@ func (b *box) run(ctx context.Context, may []string, files map[int]*os.File, arg
 	return ws, err
 }
 
-func (b *box) signal(ctx context.Context, pid int32, sig unix.Signal) error {
+func (b *liveSandbox) signal(ctx context.Context, pid int32, sig unix.Signal) error {
 	return b.ask(ctx, func(ctx context.Context) error { return b.ctl.signal(ctx, pid, sig) })
 }
 
 // executeOwn starts a program of ours with capabilities of its own, above the limit of processes,
 // with the given files open and nothing for the standard streams that are not among them.
-func (b *box) executeOwn(ctx context.Context, may []string, files map[int]*os.File, args ...string) (pid int32, err error) {
+func (b *liveSandbox) executeOwn(ctx context.Context, may []string, files map[int]*os.File, args ...string) (pid int32, err error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return 0, err
@@ -378,7 +374,7 @@ func restore(c *container.Container, conf *config.Config, image string, link *os
 
 // plug gives a running sandbox a new network interface: it has none, or one that lost its
 // other end for good.
-func (b *box) plug(ctx context.Context, link *os.File, name string) error {
+func (b *liveSandbox) plug(ctx context.Context, link *os.File, name string) error {
 	// What a kernel that hangs is told takes effect when it goes on, and with a link that has
 	// been given up by then.
 	if err := b.ask(ctx, b.ctl.ping); err != nil {
@@ -396,144 +392,9 @@ func (b *box) plug(ctx context.Context, link *os.File, name string) error {
 	})
 }
 
-// donate hands files to the agent, which serves them as connections. Nothing inside but root can
-// do the same. (gVisor's own port forwarding loses data when it is busy and cannot close one
-// direction.) The first time it takes two program starts inside: it wakes the agent.
-func (b *box) donate(ctx context.Context, theirs []*os.File) error {
-	if err := b.handOver(ctx, theirs); err != nil {
-		return err
-	}
-	if !slices.Contains(b.c.Spec.Process.Args, handedOn) {
-		conn, end, err := agent.Pipes()
-		if err != nil {
-			return err
-		}
-		err = b.handOver(ctx, end[:])
-		end[0].Close()
-		end[1].Close()
-		if err == nil {
-			err = b.tellFuse(ctx, conn)
-		}
-		conn.Close()
-		if err != nil {
-			return err
-		}
-	}
-	b.awake.Store(true)
-	return nil
-}
-
-func (b *box) handOver(ctx context.Context, theirs []*os.File) error {
-	var message tail
-	r, w, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	defer w.Close()
-	files := map[int]*os.File{2: w}
-	for i, f := range theirs {
-		files[3+i] = f
-	}
-	count := strconv.Itoa(len(theirs))
-	if b.awake.Load() && aboveLimits(b.c.Spec.Process.Args) { // one that was saved by an older build knows nothing of that
-		if ws, err := b.run(ctx, ownCapabilities, files, pausePath, "donate", agentSocket(b.rec.AgentMount), count, "1"); err != nil || ws == 0 {
-			return err
-		}
-		// Nobody listens yet: the agent's own program waits for that.
-	}
-	ws, err := b.run(ctx, ownCapabilities, files, agentPath, "donate", "--wake", "1", agentSocket(b.rec.AgentMount), count)
-	if err != nil || ws.ExitStatus() == 0 {
-		return err
-	}
-	w.Close()
-	_ = r.SetReadDeadline(time.Now().Add(drainTime)) // what it said is there
-	_, _ = io.Copy(&message, io.LimitReader(r, pipeSize))
-	if !ws.Signaled() && ws.ExitStatus() == agent.StrangerExit {
-		return errReplaced
-	}
-	return fmt.Errorf("the agent could not be reached: %s", message.String())
-}
-
-// tellFuse tells the agent of an older build, which begins with the fuse of its sandbox's
-// create, the present one, over a connection that is used for that alone.
-func (b *box) tellFuse(ctx context.Context, conn net.Conn) error {
-	b.mu.Lock()
-	fuse := b.fuse
-	b.mu.Unlock()
-	c := agent.NewClient(agent.ClientOptions{Dial: func(context.Context) (net.Conn, error) { return conn, nil }})
-	defer c.Close()
-	return c.Init(ctx, agent.Settings{Fuse: &fuse})
-}
-
-// errReplaced is why nothing is asked of an agent in whose place somebody else is.
-var errReplaced = sandboxer.E(sandboxer.Failed, nil, "another program in the sandbox has taken the place of its agent, and is not asked").
-	WithHint("root inside did that; commands without a terminal still run; if it is not wanted, create a new one")
-
-// agentSocket is where the agent takes connections, inside: in a directory that every
-// sandbox has in memory, whatever its image, and that root alone may write.
-func agentSocket(agentMount bool) string {
-	if agentMount {
-		return "/dev/.sandboxer-agent"
-	}
-	return agentDir + "/agent.sock"
-}
-
-// identity is a user inside the sandbox.
-type identity struct {
-	uid, gid uint32
-	home     string
-	name     string
-}
-
-// user resolves a user name or "uid[:gid]" by the sandbox's own /etc/passwd.
-func (b *box) user(ctx context.Context, name string) (identity, error) {
-	if name == "" || name == "root" || name == "0" || name == "0:0" {
-		return identity{home: "/root", name: "root"}, nil
-	}
-	if v, ok := b.users.Load(name); ok {
-		return v.(identity), nil
-	}
-	passwd, err := b.readSmall(ctx, "/etc/passwd")
-	if err != nil {
-		return identity{}, err
-	}
-	id := identity{home: "/"}
-	uidText, gidText, both := strings.Cut(name, ":")
-	uid, uidErr := strconv.ParseUint(uidText, 10, 32)
-	found := false
-	for line := range strings.Lines(passwd) {
-		f := strings.Split(strings.TrimSpace(line), ":")
-		if len(f) < 7 || f[0] != uidText && (uidErr != nil || f[2] != uidText) {
-			continue
-		}
-		u, err1 := strconv.ParseUint(f[2], 10, 32)
-		g, err2 := strconv.ParseUint(f[3], 10, 32)
-		if err1 == nil && err2 == nil {
-			id.uid, id.gid, id.home, id.name, found = uint32(u), uint32(g), f[5], f[0], true
-			break
-		}
-	}
-	switch {
-	case !found && uidErr != nil:
-		return identity{}, sandboxer.E(sandboxer.Invalid, nil, "there is no user %q in the sandbox", name)
-	case !found:
-		id.uid, id.gid = uint32(uid), uint32(uid)
-	}
-	if both {
-		gid, err := strconv.ParseUint(gidText, 10, 32)
-		if err != nil {
-			return identity{}, sandboxer.E(sandboxer.Invalid, nil, "%q is not a user: want a name, or uid:gid in numbers", name)
-		}
-		id.gid = uint32(gid)
-	}
-	b.users.Store(name, id)
-	return id, nil
-}
-
 // readSmall reads a file of at most 1 MiB through gVisor's control socket. Kinds: Invalid
 // when the sandbox says that it cannot be read, NotFound when it has ended.
-func (b *box) readSmall(ctx context.Context, name string) (string, error) {
+func (b *liveSandbox) readSmall(ctx context.Context, name string) (string, error) {
 	f, err := memoryFile("sandboxer")
 	if err != nil {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "no memory for a file of the sandbox")
@@ -564,7 +425,7 @@ func memoryFile(name string) (*os.File, error) {
 
 // lost gives a call that the kernel inside did not answer its kind: NotFound where the
 // sandbox has ended, which its process may be about to show.
-func (b *box) lost(ctx context.Context, err error, what string) error {
+func (b *liveSandbox) lost(ctx context.Context, err error, what string) error {
 	if _, ok := errors.AsType[*sandboxer.Error](err); ok || err == nil {
 		return err
 	}
@@ -579,11 +440,66 @@ func (b *box) lost(ctx context.Context, err error, what string) error {
 
 // ended reports whether the sandbox's kernel is gone. Its process may need a moment after
 // its last connection has broken.
-func (b *box) ended() bool {
+func (b *liveSandbox) ended() bool {
 	for end := time.Now().Add(time.Second); b.alive(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			return false
 		}
 	}
 	return true
+}
+
+// goferAlive reports whether the process is there that serves the sandbox its files.
+func (b *liveSandbox) goferAlive() bool {
+	pid := int(b.c.GoferPid.Load())
+	if pid <= 0 {
+		return true // it has none
+	}
+	return !procs.Ended(pid)
+}
+
+// filesHang reports whether that process is there and stopped.
+func (b *liveSandbox) filesHang() bool {
+	pid := int(b.c.GoferPid.Load())
+	if pid <= 0 {
+		return false
+	}
+	f, _ := procs.Stat(pid)
+	return len(f) > 0 && (f[0] == "T" || f[0] == "t")
+}
+
+// of returns this process's hold on h's sandbox.
+func (e *extension) of(h sandboxer.Handle) (*liveSandbox, error) {
+	name, err := e.find(h)
+	if err != nil {
+		return nil, err
+	}
+	return e.hold(name)
+}
+
+// alone is of for who is about to change the sandbox: until unlock nobody else does.
+func (e *extension) alone(ctx context.Context, h sandboxer.Handle) (_ *liveSandbox, unlock func(), err error) {
+	name, err := e.find(h)
+	if err != nil {
+		return nil, nil, err
+	}
+	unlock, err = e.lock(ctx, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	b, err := e.hold(name)
+	if err != nil {
+		unlock()
+		return nil, nil, err
+	}
+	return b, unlock, nil
+}
+
+// thawed is of for what takes a running kernel.
+func (e *extension) thawed(h sandboxer.Handle) (*liveSandbox, error) {
+	b, err := e.of(h)
+	if err == nil && e.frozen(b.name) != "" {
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "the sandbox is frozen").WithHint("thaw it first: sandboxer resume %s", h.SandboxID)
+	}
+	return b, err
 }

@@ -44,7 +44,7 @@ import (
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-type engine struct {
+type extension struct {
 	agent.Capabilities // files, ports, processes and watches; commands and figures are our own
 
 	env     sandboxer.Env
@@ -75,8 +75,8 @@ type engine struct {
 	noticed  time.Time // when notices were found
 
 	mu    sync.Mutex
-	boxes map[string]*box     // by name
-	busy  map[string]*keyLock // by name
+	boxes map[string]*liveSandbox // by name
+	busy  map[string]*keyLock     // by name
 }
 
 var _ interface {
@@ -103,7 +103,7 @@ var _ interface {
 	sandboxer.Networker
 	sandboxer.Pooler
 	io.Closer
-} = (*engine)(nil)
+} = (*extension)(nil)
 
 // open prepares this machine: finds the helper programs, builds the skeleton and
 // reconnects the sandboxes of an earlier process to the network.
@@ -111,10 +111,10 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "gVisor does not run on %s", runtime.GOARCH)
 	}
-	e := &engine{
+	e := &extension{
 		env: env, cfg: cfg, asRoot: os.Geteuid() == 0,
 		slots: make(chan struct{}, 2*runtime.NumCPU()),
-		boxes: map[string]*box{}, busy: map[string]*keyLock{}, former: map[string]time.Time{},
+		boxes: map[string]*liveSandbox{}, busy: map[string]*keyLock{}, former: map[string]time.Time{},
 		resolvers: usernet.HostResolvers(),
 	}
 	e.Open = e.openAgent
@@ -182,7 +182,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 // skeleton returns the root of sandboxes without an image, made again if it was
 // removed, or if the machine has changed since: a program that was installed needs its
 // part of /etc.
-func (e *engine) skeleton() (*skeleton, error) {
+func (e *extension) skeleton() (*skeleton, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	whole := e.skel != nil && e.skel.intact()
@@ -209,7 +209,7 @@ func (e *engine) skeleton() (*skeleton, error) {
 }
 
 // openIDs prepares the ranges of user IDs, and claims those of the sandboxes that are there.
-func (e *engine) openIDs(ctx context.Context) error {
+func (e *extension) openIDs(ctx context.Context) error {
 	e.ids = newIDRanges(e.cfg, e.mounts(), e.skel)
 	if e.ids.why != nil {
 		e.warn("all sandboxes have the same user IDs on this machine, which cannot give each its own", e.ids.why)
@@ -230,7 +230,7 @@ func (e *engine) openIDs(ctx context.Context) error {
 	return nil
 }
 
-func (e *engine) warn(what string, err error) {
+func (e *extension) warn(what string, err error) {
 	switch {
 	case e.env.Log == nil:
 	case err == nil:
@@ -242,14 +242,14 @@ func (e *engine) warn(what string, err error) {
 
 // skeletonStays tells which skeletons must not be removed: the current one, those of
 // sandboxes and snapshots, and those that a create may just have been given.
-func (e *engine) skeletonStays(current string) func(digest string) bool {
+func (e *extension) skeletonStays(current string) func(digest string) bool {
 	return func(digest string) bool {
 		return digest == current || time.Since(e.former[digest]) < 10*time.Minute || strings.HasPrefix(digest, ".new-") || e.skeletonInUse(digest)
 	}
 }
 
 // aside does something beside calls, until Close.
-func (e *engine) aside(f func()) {
+func (e *extension) aside(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.ctx.Err() == nil {
@@ -268,14 +268,14 @@ func openFailed(err error, format string, args ...any) error {
 // Close lets go of this process's hold on the sandboxes, which live on. What only
 // a running broker needs is removed: network links and, when no sandbox is left, the
 // skeleton's mounts and the parent control groups.
-func (e *engine) Close() error {
+func (e *extension) Close() error {
 	e.mu.Lock()
 	e.end()
 	e.mu.Unlock()
 	e.work.Wait()
 	e.mu.Lock()
 	boxes := e.boxes
-	e.boxes = map[string]*box{}
+	e.boxes = map[string]*liveSandbox{}
 	e.mu.Unlock()
 	for _, b := range boxes {
 		b.close()
@@ -305,18 +305,18 @@ func (e *engine) Close() error {
 	})
 }
 
-func (e *engine) dir(elem ...string) string {
+func (e *extension) dir(elem ...string) string {
 	return filepath.Join(append([]string{e.env.Dir}, elem...)...)
 }
 
 // layers is where gVisor keeps what sandboxes write: files that it removes as soon as
 // they are open. The directory is one for all, because gVisor restores a sandbox only
 // with the directory it was saved with.
-func (e *engine) layers() string { return e.dir("layer") }
+func (e *extension) layers() string { return e.dir("layer") }
 
 // removeNamedLayers removes files that still have a name because their maker died
 // before it took that away.
-func (e *engine) removeNamedLayers() {
+func (e *extension) removeNamedLayers() {
 	entries, _ := os.ReadDir(e.layers())
 	for _, d := range entries {
 		if fi, err := d.Info(); err == nil && time.Since(fi.ModTime()) > time.Minute {
@@ -327,7 +327,7 @@ func (e *engine) removeNamedLayers() {
 
 // removeStrayState removes gVisor's lock files and sockets of sandboxes of which nothing else
 // is there: a server died in the wrong moment.
-func (e *engine) removeStrayState() error {
+func (e *extension) removeStrayState() error {
 	files, err := os.ReadDir(e.dir("run"))
 	if err != nil {
 		return err
@@ -362,13 +362,13 @@ func (e *engine) removeStrayState() error {
 
 // mounts is the directory of this installation's skeleton mounts. It lies outside the
 // state directory, which only its owner may walk through.
-func (e *engine) mounts() string {
+func (e *extension) mounts() string {
 	sum := sha256.Sum256([]byte(e.env.Dir))
 	return filepath.Join("/run/sandboxer-roots", hex.EncodeToString(sum[:])[:12])
 }
 
 // skeletonInUse reports whether the skeleton is the current one or a sandbox's.
-func (e *engine) skeletonInUse(digest string) bool {
+func (e *extension) skeletonInUse(digest string) bool {
 	if digest == e.skel.digest {
 		return true
 	}
@@ -544,7 +544,7 @@ const recordFile = "record.json"
 
 // record reads what is written down about the sandbox called name. Kinds: Failed where it is
 // damaged, Internal.
-func (e *engine) record(name string) (r record, err error) {
+func (e *extension) record(name string) (r record, err error) {
 	data, err := os.ReadFile(e.dir("box", name, recordFile))
 	var newer []string
 	if err == nil {
@@ -584,7 +584,7 @@ func isShort(err error) bool {
 
 // writeRecord replaces the record atomically. What it describes does not outlive a crash of the
 // machine, and a create does not wait for the disk.
-func (e *engine) writeRecord(name string, r record) error {
+func (e *extension) writeRecord(name string, r record) error {
 	data, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -609,7 +609,7 @@ func parseBoxName(name string) (id string, generation int, ok bool) {
 
 // names lists every sandbox of which anything exists: a directory, gVisor's state,
 // a control group or a process.
-func (e *engine) names() ([]string, error) {
+func (e *extension) names() ([]string, error) {
 	seen := map[string]bool{}
 	recorded, err := e.recorded()
 	if err != nil {
@@ -644,7 +644,7 @@ func (e *engine) names() ([]string, error) {
 }
 
 // recorded lists the sandboxes that have a directory: all that can have a record.
-func (e *engine) recorded() (names []string, err error) {
+func (e *extension) recorded() (names []string, err error) {
 	entries, err := os.ReadDir(e.dir("box"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -659,13 +659,13 @@ func (e *engine) recorded() (names []string, err error) {
 
 // processes finds the gVisor processes of the sandbox called name. It sees also those that
 // no state file mentions any more.
-func (e *engine) processes(name string) ([]int, error) {
+func (e *extension) processes(name string) ([]int, error) {
 	all, err := e.running()
 	return all[name], err
 }
 
 // running finds the gVisor processes of this extension by their arguments, by sandbox.
-func (e *engine) running() (map[string][]int, error) {
+func (e *extension) running() (map[string][]int, error) {
 	out := map[string][]int{}
 	root, buf := "--root="+e.dir("run"), make([]byte, 4<<10)
 	pids, err := procs.All()
@@ -694,7 +694,7 @@ type keyLock struct {
 
 // lock excludes everybody else, also other processes of this installation, from
 // changing the sandbox called name. Kinds: that of ctx's end.
-func (e *engine) lock(ctx context.Context, name string) (unlock func(), err error) {
+func (e *extension) lock(ctx context.Context, name string) (unlock func(), err error) {
 	e.mu.Lock()
 	l := e.busy[name]
 	if l == nil {
@@ -767,7 +767,7 @@ func lockByte(ctx context.Context, path, name string) (release func(), err error
 }
 
 // conf returns gVisor's configuration for one sandbox.
-func (e *engine) conf(l sandboxer.Limits) (*config.Config, error) {
+func (e *extension) conf(l sandboxer.Limits) (*config.Config, error) {
 	fs := flag.NewFlagSet("", flag.ContinueOnError)
 	config.RegisterFlags(fs)
 	overlay := "root:dir=" + e.layers()
@@ -797,7 +797,7 @@ func (e *engine) conf(l sandboxer.Limits) (*config.Config, error) {
 
 // defaults are the limits of a sandbox whose profile sets none, where they can be
 // enforced: one sandbox must not take the whole machine.
-func (e *engine) defaults(l sandboxer.Limits) sandboxer.Limits {
+func (e *extension) defaults(l sandboxer.Limits) sandboxer.Limits {
 	if !e.cgroups.usable() {
 		return l
 	}
@@ -814,7 +814,7 @@ func (e *engine) defaults(l sandboxer.Limits) sandboxer.Limits {
 }
 
 // DefaultLimits implements sandboxer.Limiter.
-func (e *engine) DefaultLimits(sandboxer.Spec) sandboxer.Limits {
+func (e *extension) DefaultLimits(sandboxer.Spec) sandboxer.Limits {
 	return e.defaults(sandboxer.Limits{})
 }
 
@@ -849,7 +849,7 @@ func fuseSeconds(fuse time.Time) int64 {
 }
 
 // bundle writes the OCI bundle that gVisor's children read again, and returns it.
-func (e *engine) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image, agentMount bool, from *saved) (string, error) {
+func (e *extension) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image, agentMount bool, from *saved) (string, error) {
 	env := []string{"PATH=" + e.path(img), "HOME=/root", "SANDBOXER=true", "SANDBOXER_ID=" + spec.ID}
 	if img != nil {
 		env = mergeEnv(env, img.config.Env)
@@ -941,7 +941,7 @@ func idMapping(base uint32) []specs.LinuxIDMapping {
 // path is where commands are looked up. Without an image these are the machine's
 // programs, so the broker's own search path counts as far as sandboxes see it: a tool
 // chain in /usr/local, say.
-func (e *engine) path(img *image) string {
+func (e *extension) path(img *image) string {
 	out := defaultPath
 	if img != nil {
 		return out

@@ -1,0 +1,277 @@
+//go:build linux
+
+package local
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// streams connect a command's files with the caller's readers and writers.
+type streams struct {
+	guest  map[int]*os.File // the command's ends
+	stdin  *os.File         // our ends; nil where there is none
+	out    []*outStream
+	broken chan struct{} // closed when a writer fails
+	fail   func()        // closes broken
+}
+
+// An outStream is one stream of a command's output. Nothing of this process stays with it
+// while nothing comes.
+type outStream struct {
+	poll  *poller
+	f     *os.File
+	raw   syscall.RawConn
+	watch *watch
+	w     io.Writer
+	fail  func() // called when w does
+
+	over atomic.Bool // what comes is the affair of finish now
+	mu   sync.Mutex  // held while it flows
+	eof  bool
+	err  error
+}
+
+const (
+	pipeSize = 1 << 20 // what an ordinary user may ask for; fewer switches between writer and reader
+
+	// A stream that has moved busyOutput and stops is waited for as long as lingerOutput: more
+	// will come soon.
+	busyOutput   = 64 << 10
+	lingerOutput = 10 * time.Millisecond
+)
+
+func newStreams(poll *poller, cmd sandboxer.Cmd) (*streams, error) {
+	s := &streams{guest: map[int]*os.File{}, broken: make(chan struct{})}
+	s.fail = sync.OnceFunc(func() { close(s.broken) })
+	ok := false
+	defer func() {
+		if !ok {
+			s.closeGuest()
+			s.abort()
+		}
+	}()
+	if cmd.Stdin != nil {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "no pipe for the command's input")
+		}
+		s.guest[0], s.stdin = r, w
+	}
+	for i, w := range []io.Writer{cmd.Stdout, cmd.Stderr} {
+		if w == nil {
+			continue
+		}
+		r, g, err := os.Pipe()
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "no pipe for the command's output")
+		}
+		_, _ = unix.FcntlInt(g.Fd(), unix.F_SETPIPE_SZ, pipeSize)
+		s.guest[i+1] = g
+		o := &outStream{poll: poll, f: r, w: w, fail: s.fail}
+		s.out = append(s.out, o)
+		if o.raw, err = r.SyscallConn(); err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "no pipe for the command's output")
+		}
+	}
+	for i := range 3 {
+		if s.guest[i] == nil {
+			null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+			if err != nil {
+				return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot be opened", os.DevNull)
+			}
+			s.guest[i] = null
+		}
+	}
+	ok = true
+	return s, nil
+}
+
+func (s *streams) closeGuest() {
+	for _, f := range s.guest {
+		f.Close()
+	}
+	s.guest = nil
+}
+
+// start begins to copy.
+func (s *streams) start(cmd sandboxer.Cmd) {
+	if s.stdin != nil {
+		// Not waited for: a reader may block for ever, and is the caller's to end.
+		go feed(s.stdin, cmd.Stdin)
+	}
+	for _, o := range s.out {
+		o.mu.Lock() // a stream that flows already waits for its watch
+		var err error
+		if o.watch, err = o.poll.watch(o.f, o.flow); err == nil {
+			err = o.watch.arm()
+		}
+		o.mu.Unlock()
+		if err != nil {
+			go o.flow()
+		}
+	}
+}
+
+// feed copies a command's input. Its buffer is small while little comes.
+func feed(w *os.File, r io.Reader) {
+	defer w.Close()
+	small := make([]byte, 512)
+	buf := small
+	for {
+		n, err := r.Read(buf)
+		if _, werr := w.Write(buf[:n]); err != nil || werr != nil {
+			return
+		}
+		switch {
+		case n < len(buf):
+			buf = small
+		case n == len(small):
+			buf = make([]byte, 32<<10)
+		}
+	}
+}
+
+// flow passes on what is there, and has the poller wait for more.
+func (o *outStream) flow() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	buf := o.poll.buffer(false)
+	defer func() { o.poll.recycle(buf) }()
+	for moved, linger, stay := 0, false, false; !o.over.Load() && !o.eof && o.err == nil; {
+		var n int
+		var err error
+		if linger {
+			linger = false
+			n, err = o.f.Read(buf)
+		} else {
+			n, err = o.ready(buf)
+		}
+		o.pass(buf[:n], err)
+		moved += n
+		switch {
+		case n > 0:
+			if n == len(buf) && n < copySize {
+				o.poll.recycle(buf)
+				buf = o.poll.buffer(true)
+			}
+		case err == unix.EAGAIN && moved >= busyOutput:
+			moved = 0
+			linger = o.f.SetReadDeadline(time.Now().Add(lingerOutput)) == nil // before it looks whether it is over
+		case o.eof || o.err != nil:
+		case stay || o.watch == nil || o.watch.arm() != nil: // there is no poller for it
+			stay = true
+			linger = o.f.SetReadDeadline(time.Time{}) == nil
+		default:
+			return
+		}
+	}
+	if o.err != nil {
+		o.fail()
+	}
+}
+
+// ready reads without waiting.
+func (o *outStream) ready(buf []byte) (n int, err error) {
+	cerr := o.raw.Control(func(fd uintptr) {
+		for n, err = -1, unix.EINTR; err == unix.EINTR; {
+			n, err = unix.Read(int(fd), buf)
+		}
+	})
+	if cerr != nil {
+		return 0, cerr
+	}
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	return max(n, 0), err
+}
+
+// pass gives to the caller what was read. An error other than that nothing came is the end.
+func (o *outStream) pass(p []byte, err error) {
+	if len(p) > 0 {
+		if _, err := o.w.Write(p); err != nil {
+			o.err = sandboxer.E(sandboxer.Canceled, err, "nobody reads the command's output any more")
+		}
+	}
+	o.eof = o.eof || err != nil && err != unix.EAGAIN && !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// rest moves output until its end. A command may leave something behind that keeps
+// the stream open; now that the command itself has ended, only what is already in the
+// pipe is taken.
+func (o *outStream) rest() {
+	o.over.Store(true)
+	_ = o.f.SetReadDeadline(time.Unix(1, 0)) // whoever lingers sees it
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.eof || o.err != nil {
+		return
+	}
+	buf := o.poll.buffer(false)
+	defer func() { o.poll.recycle(buf) }()
+	_ = o.f.SetReadDeadline(time.Now().Add(drainTime))
+	for late := false; !o.eof && o.err == nil; {
+		var n int
+		var err error
+		if late {
+			n, err = o.ready(buf)
+		} else {
+			n, err = o.f.Read(buf)
+		}
+		o.pass(buf[:n], err)
+		if late && n == 0 {
+			return
+		}
+		late = late || errors.Is(err, os.ErrDeadlineExceeded)
+		if n == len(buf) && n < copySize {
+			o.poll.recycle(buf)
+			buf = o.poll.buffer(true)
+		}
+	}
+}
+
+func (o *outStream) close() {
+	o.over.Store(true)
+	if o.watch != nil {
+		o.watch.stop()
+	}
+	o.f.Close()
+}
+
+// drainTime is how long after a command's end its output may still be on its way
+// from other processes that share the stream.
+const drainTime = 20 * time.Millisecond
+
+// finish waits until the output of an ended command is delivered.
+func (s *streams) finish() error {
+	if s.stdin != nil {
+		s.stdin.Close()
+	}
+	var err error
+	for _, o := range s.out {
+		o.rest()
+		o.close()
+		err = errors.Join(err, o.err)
+	}
+	return err
+}
+
+// abort closes our ends.
+func (s *streams) abort() {
+	if s.stdin != nil {
+		s.stdin.Close()
+	}
+	for _, o := range s.out {
+		o.close()
+	}
+}
