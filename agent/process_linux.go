@@ -121,7 +121,7 @@ func (t *table) start(c command) (*process, *subscriber, error) {
 	}
 	attr.Files = fds.child[:]
 	attr.Sys.Setctty = c.size != nil
-	sub := &subscriber{p: p, poke: make(chan struct{}, 1)}
+	sub := &subscriber{p: p, notify: make(chan struct{}, 1)}
 	p.subs[sub] = struct{}{}
 
 	t.starting.RLock()
@@ -441,11 +441,11 @@ func (p *process) pinned() uint64 {
 
 func (p *process) pokeAll() {
 	for s := range p.subs {
-		poke(s.poke)
+		notify(s.notify)
 	}
 }
 
-func poke(c chan struct{}) {
+func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
@@ -488,11 +488,11 @@ func (p *process) waitRoom() {
 			if s.pos == at && at < p.out.end {
 				s.dropped = true
 				delete(p.subs, s)
-				poke(s.poke)
+				notify(s.notify)
 			}
 		}
 	}
-	poke(p.room) // the other pump may wait too
+	notify(p.room) // the other pump may wait too
 }
 
 // killAt kills p, if it still runs then, with all that it started.
@@ -574,7 +574,7 @@ wait:
 	p.mu.Lock()
 	p.ended = true
 	p.pokeAll()
-	poke(p.room)
+	notify(p.room)
 	p.mu.Unlock()
 }
 
@@ -609,7 +609,7 @@ func (t *table) end(p *process) {
 			q.mu.Unlock()
 		}
 	}
-	poke(t.idle)
+	notify(t.idle)
 }
 
 // forget drops what is known of an ended process with this number. t.mu is held.
@@ -739,13 +739,13 @@ type subscriber struct {
 	p       *process
 	pos     uint64
 	dropped bool
-	poke    chan struct{}
+	notify  chan struct{}
 }
 
 // subscribe attaches a reader: to what comes next, or with replay also to what is
 // still kept.
 func (p *process) subscribe(replay bool) *subscriber {
-	s := &subscriber{p: p, poke: make(chan struct{}, 1)}
+	s := &subscriber{p: p, notify: make(chan struct{}, 1)}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.pos = p.out.end
@@ -753,8 +753,8 @@ func (p *process) subscribe(replay bool) *subscriber {
 		s.pos = p.out.base
 	}
 	p.subs[s] = struct{}{}
-	poke(s.poke)
-	poke(p.room) // a pump that waits must now mind the stall limit
+	notify(s.notify)
+	notify(p.room) // a pump that waits must now mind the stall limit
 	return s
 }
 
@@ -762,13 +762,13 @@ func (s *subscriber) close() {
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
 	delete(s.p.subs, s)
-	poke(s.p.room)
+	notify(s.p.room)
 }
 
 var errTooSlow = sandboxer.E(sandboxer.Exhausted, nil, "this reader was too slow: others waited for it")
 
 // next copies the next run of output into buf. With n == 0 there is none now: wait on
-// s.poke, unless end says that none will come.
+// s.notify, unless end says that none will come.
 func (s *subscriber) next(buf []byte) (n int, src stream, end bool, err error) {
 	p := s.p
 	p.mu.Lock()
@@ -780,7 +780,7 @@ func (s *subscriber) next(buf []byte) (n int, src stream, end bool, err error) {
 		n, src = p.out.read(s.pos, buf)
 		s.pos += uint64(n)
 		if p.blocked > 0 {
-			poke(p.room)
+			notify(p.room)
 		}
 		return n, src, false, nil
 	}

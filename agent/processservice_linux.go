@@ -156,7 +156,7 @@ func (s processService) follow(ctx context.Context, sub *subscriber, h http.Head
 			return send(&pb.ProcessEvent{Event: &pb.ProcessEvent_End{End: endEvent(p.ws)}})
 		}
 		select {
-		case <-sub.poke:
+		case <-sub.notify:
 		case <-alive.C:
 			if err := send(&pb.ProcessEvent{Event: &pb.ProcessEvent_Keepalive{Keepalive: &pb.ProcessEvent_KeepAlive{}}}); err != nil {
 				return err

@@ -53,7 +53,7 @@ type broker struct {
 	mu        sync.Mutex
 	backends  []*backend.Backend // guarded by mu while the manager runs
 	snapshots *snapshotStore
-	tidied    func() // ends the vault's housekeeping; nil before it began
+	tidied    func() // ends the snapshot store's housekeeping; nil before it began
 
 	cfg     brokerConfig
 	loading sync.Mutex

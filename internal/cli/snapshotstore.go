@@ -16,7 +16,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
-// snapshotStore is the manager's vault on a store of checkpoints, in a local directory or in a
+// snapshotStore is the manager's store of snapshots on a store of checkpoints, in a local directory or in a
 // bucket.
 type snapshotStore struct {
 	spool string // where imports are looked at first
@@ -37,7 +37,7 @@ type opening struct {
 
 var _ manager.SnapshotStore = (*snapshotStore)(nil)
 
-// openSnapshotStore opens, or makes, the vault in dir. Checkpoints themselves are in the place
+// openSnapshotStore opens, or makes, the store in dir. Checkpoints themselves are in the place
 // that place opens, if it is not nil: when they are needed first, so that a server runs,
 // and tears down, while an object store cannot be reached.
 func openSnapshotStore(dir string, place func(context.Context) (checkpoint.Blobs, error)) (*snapshotStore, error) {
@@ -133,7 +133,7 @@ func (v *snapshotStore) tidy(ctx context.Context, after, every time.Duration, fa
 	}
 }
 
-// Save implements manager.Vault.
+// Save implements manager.SnapshotStore.
 func (v *snapshotStore) Save(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader) (sandboxer.PortablePayload, error) {
 	meta := checkpoint.Meta{Source: checkpoint.Source{
 		Extension: rec.Extension, Host: rec.Host, Sandbox: rec.SandboxID, Generation: rec.Generation, Profile: rec.Profile,
@@ -154,7 +154,7 @@ func payloadOf(m *checkpoint.Manifest) sandboxer.PortablePayload {
 	return sandboxer.PortablePayload{Digest: m.Payload.Digest, Bytes: m.Stored, Size: m.Payload.Size, Files: len(m.Files), Quiesced: m.Quiesced, Volumes: m.Volumes}
 }
 
-// Load implements manager.Vault.
+// Load implements manager.SnapshotStore.
 func (v *snapshotStore) Load(ctx context.Context, id string) (io.ReadCloser, error) {
 	s, err := v.store(ctx)
 	if err != nil {
@@ -172,7 +172,7 @@ func (v *snapshotStore) manifest(ctx context.Context, id string) (*checkpoint.Ma
 	return s.Get(ctx, id)
 }
 
-// Files implements manager.Vault.
+// Files implements manager.SnapshotStore.
 func (v *snapshotStore) Files(ctx context.Context, id string) ([]manager.SnapshotFile, error) {
 	m, err := v.manifest(ctx, id)
 	if err != nil {
@@ -185,7 +185,7 @@ func (v *snapshotStore) Files(ctx context.Context, id string) ([]manager.Snapsho
 	return out, nil
 }
 
-// Describe implements manager.Vault.
+// Describe implements manager.SnapshotStore.
 func (v *snapshotStore) Describe(ctx context.Context, id string) (*sandboxer.SnapshotRecord, error) {
 	m, err := v.manifest(ctx, id)
 	if err != nil {
@@ -197,7 +197,7 @@ func (v *snapshotStore) Describe(ctx context.Context, id string) (*sandboxer.Sna
 	}, nil
 }
 
-// Export implements manager.Vault.
+// Export implements manager.SnapshotStore.
 func (v *snapshotStore) Export(ctx context.Context, id string, w io.Writer) error {
 	s, err := v.store(ctx)
 	if err != nil {
@@ -206,7 +206,7 @@ func (v *snapshotStore) Export(ctx context.Context, id string, w io.Writer) erro
 	return s.Export(ctx, id, w)
 }
 
-// Import implements manager.Vault. The file is first imported, and thereby verified,
+// Import implements manager.SnapshotStore. The file is first imported, and thereby verified,
 // into a store of its own: it keeps its ID there, and what comes of it here has the
 // ID that the broker chose, as often as one file is imported.
 func (v *snapshotStore) Import(ctx context.Context, rec *sandboxer.SnapshotRecord, r io.Reader, accept []string) (p sandboxer.PortablePayload, err error) {
@@ -260,7 +260,7 @@ func (v *snapshotStore) Import(ctx context.Context, rec *sandboxer.SnapshotRecor
 	return payloadOf(kept), nil
 }
 
-// Drop implements manager.Vault. The space is given back by tidy, a day later.
+// Drop implements manager.SnapshotStore. The space is given back by tidy, a day later.
 func (v *snapshotStore) Drop(ctx context.Context, id string) error {
 	s, err := v.store(ctx)
 	if err != nil {
@@ -273,7 +273,7 @@ func (v *snapshotStore) Drop(ctx context.Context, id string) error {
 	return err
 }
 
-// List implements manager.Vault.
+// List implements manager.SnapshotStore.
 func (v *snapshotStore) List(ctx context.Context) ([]string, error) {
 	s, err := v.store(ctx)
 	if err != nil {
@@ -290,7 +290,7 @@ func (p progressing) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Check implements manager.Vault.
+// Check implements manager.SnapshotStore.
 func (v *snapshotStore) Check(ctx context.Context, id string, deep bool) error {
 	s, err := v.store(ctx)
 	if err != nil {

@@ -331,7 +331,7 @@ func (l *load) mark(at []string, line int, n *yaml.Node) {
 	}
 }
 
-func (l *load) verdict() error {
+func (l *load) failure() error {
 	if len(l.found) == 0 {
 		return nil
 	}
@@ -503,7 +503,7 @@ func (l *load) said(ctx context.Context, files []string, err error) error {
 		at = used(l.texts, unset[0])
 	}
 	l.found = append(l.found, finding{at, l.redact(text)})
-	return l.verdict()
+	return l.failure()
 }
 
 // used returns where a variable is used first.
@@ -610,7 +610,7 @@ func (l *load) parse(text []byte, prefix []string) (map[string]any, error) {
 			l.refuse(append(slices.Clip(prefix), key), "is not supported")
 		}
 	}
-	return config, l.verdict()
+	return config, l.failure()
 }
 
 func (l *load) value(n *yaml.Node, at []string, depth int) (any, error) {

@@ -47,7 +47,7 @@ func (l *load) open(ctx context.Context, name, dir string) (map[string]any, erro
 	if err := l.include(ctx, config, l.tags[name], includes, rel); err != nil {
 		return nil, err
 	}
-	return config, l.verdict()
+	return config, l.failure()
 }
 
 // A tag of a file says that what stands at a place there, or nothing if reset is set, takes
@@ -125,7 +125,7 @@ func (l *load) raw(name, dir string, prefix []string) (config map[string]any, re
 	if rel = filepath.ToSlash(rel); rel != "." {
 		l.rebase(config, prefix, rel)
 	}
-	return config, rel, l.verdict()
+	return config, rel, l.failure()
 }
 
 // extend has a service that stands at the place at of file name, and extends one of another

@@ -174,7 +174,7 @@ func (l *load) accept(m *types.Project) (*Project, error) {
 	l.defaultNetwork(p)
 	slices.Sort(p.Notes)
 	p.Notes = slices.Compact(p.Notes)
-	return p, l.verdict()
+	return p, l.failure()
 }
 
 // defaultNetwork gives services without networks the one of that name, as compose does.
