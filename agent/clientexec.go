@@ -129,8 +129,13 @@ func (a *attachment) run(s sandboxer.ProcessStreams, own bool) (x sandboxer.Exit
 
 	helpers, stop := context.WithCancel(context.WithoutCancel(a.ctx))
 	defer stop()
+	undelivered := make(chan error, 1)
 	if s.Stdin != nil || a.feedNil {
-		go a.c.feed(helpers, pid, s.Stdin, a.tty())
+		go func() {
+			if err := a.c.feed(helpers, pid, s.Stdin, a.tty()); err != nil {
+				undelivered <- err
+			}
+		}()
 	}
 	if s.Resize != nil || s.Signals != nil {
 		go a.c.control(helpers, pid, s)
@@ -159,6 +164,19 @@ func (a *attachment) run(s sandboxer.ProcessStreams, own bool) (x sandboxer.Exit
 	select {
 	case o := <-over:
 		return o.x, o.err
+	case err := <-undelivered:
+		select {
+		case o := <-over: // with its process, or its agent
+			return o.x, o.err
+		case <-time.After(blockedWrite):
+		}
+		giveUp()
+		select {
+		case <-over:
+		case <-time.After(a.c.wait.kill):
+			a.cut()
+		}
+		return x, sandboxer.E(sandboxer.KindOf(err), err, "the input of the command could not be delivered: %s", sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
 	case <-a.ctx.Done():
 	}
 	giveUp()
@@ -265,8 +283,9 @@ func (c *Client) streamError(ctx, stream context.Context, err error) error {
 	return c.rpcError(ctx, err)
 }
 
-// feed sends r to the input of a process and then closes it.
-func (c *Client) feed(ctx context.Context, pid int, r io.Reader, tty bool) {
+// feed sends r to the input of a process and then closes it. Its error is that this could not be
+// done; that the process ended, or closed its input, is none.
+func (c *Client) feed(ctx context.Context, pid int, r io.Reader, tty bool) error {
 	sel := pidSelector(pid)
 	stream := c.proc.StreamInput(ctx)
 	err := stream.Send(&pb.StreamInputRequest{Event: &pb.StreamInputRequest_Start{
@@ -294,10 +313,18 @@ func (c *Client) feed(ctx context.Context, pid int, r io.Reader, tty bool) {
 	if tty && err == nil {
 		send([]byte{4})
 	}
-	if _, cerr := stream.CloseAndReceive(); err != nil || cerr != nil || tty {
-		return // the process has ended or closed its input
+	_, err = stream.CloseAndReceive() // of an error in sending, this says which
+	if err == nil && !tty {
+		_, err = c.proc.CloseStdin(ctx, connect.NewRequest(&pb.CloseStdinRequest{Process: sel}))
 	}
-	_, _ = c.proc.CloseStdin(ctx, connect.NewRequest(&pb.CloseStdinRequest{Process: sel}))
+	if ctx.Err() != nil {
+		return nil
+	}
+	switch err = c.rpcError(ctx, err); sandboxer.KindOf(err) {
+	case sandboxer.NotFound, sandboxer.Conflict, sandboxer.Internal: // the process has ended, closed its input, or has none
+		return nil
+	}
+	return err
 }
 
 // control passes sizes and signals on until the process has ended.

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -590,5 +591,37 @@ func TestStalledReader(t *testing.T) {
 	wg.Wait()
 	if err := <-stalled; sandboxer.KindOf(err) != sandboxer.Exhausted {
 		t.Errorf("the stalled reader: %v", err)
+	}
+}
+
+// TestInputNotDelivered: a command whose input cannot get to it does not wait for it for ever.
+func TestInputNotDelivered(t *testing.T) {
+	r := startAgent(t)
+	var dials atomic.Int32
+	c := NewClient(ClientOptions{Token: testToken, Dial: func(ctx context.Context) (net.Conn, error) {
+		if dials.Add(1) == 2 {
+			return nil, sandboxer.E(sandboxer.Unavailable, nil, "there is no room for another connection")
+		}
+		return r.dial(ctx)
+	}})
+	defer c.Close()
+	exit, err := c.Exec(t.Context(), sandboxer.Cmd{Args: []string{"cat"}, Stdin: strings.NewReader("in"), Stdout: io.Discard})
+	if sandboxer.KindOf(err) != sandboxer.Unavailable || !strings.Contains(err.Error(), "no room for another connection") {
+		t.Errorf("%+v, %v", exit, err)
+	}
+	// It was killed.
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		list, err := r.Processes(t.Context())
+		if err == nil && len(list) == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("it goes on: %+v, %v", list, err)
+		}
+	}
+	// One that takes no input is not disturbed by that.
+	var out strings.Builder
+	if exit, err := r.Exec(t.Context(), sandboxer.Cmd{Args: []string{"sh", "-c", "exec <&-; sleep 0.3; echo done"}, Stdin: strings.NewReader(strings.Repeat("x", 1<<20)), Stdout: &out}); err != nil || exit.Code != 0 || out.String() != "done\n" {
+		t.Errorf("with its input closed: %+v, %v: %q", exit, err, &out)
 	}
 }
