@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
@@ -79,7 +80,11 @@ func (e *extension) bringAgent(ctx context.Context, h *host, p *plan, r *compose
 	}
 	defer f.Close()
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "bringing sandboxer-agent to " + h.Name()})
-	return e.step(pAgent, func() error { return h.WriteFile(ctx, file, 0o755, f) })
+	err = e.step(pAgent, func() error { return h.WriteFile(ctx, file, 0o755, f) })
+	if _, said, ok := sshrun.ExitOf(err); ok {
+		return e.failed(h, "bringing sandboxer-agent", said, nil)
+	}
+	return err
 }
 
 // An agentClient is kept for the next calls.
@@ -214,6 +219,8 @@ func (e *extension) execByAgent(ctx context.Context, h *host, m *meta, id string
 		return sandboxer.Exit{}, nil, false
 	case cmd.User != "" && cmd.User != m.User: // which takes rights that the agent may not have
 		return sandboxer.Exit{}, nil, false
+	case !isUTF8(cmd): // the agent's wire cannot say it
+		return sandboxer.Exit{}, nil, false
 	case cmd.Stdin != nil || cmd.TTY != nil || cmd.Resize != nil: // a connection more, which commands that hold one may wait for in vain
 		return sandboxer.Exit{}, nil, false
 	}
@@ -245,6 +252,15 @@ func (e *extension) dialByAgent(ctx context.Context, h *host, m *meta, id string
 	}
 	conn, err := call.Agent.Dial(call.Ctx, port)
 	return conn, call.End(err)
+}
+
+func isUTF8(cmd sandboxer.Cmd) bool {
+	for k, v := range cmd.Env {
+		if !utf8.ValidString(k + v) {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(append(cmd.Args[:len(cmd.Args):len(cmd.Args)], cmd.Dir), func(s string) bool { return !utf8.ValidString(s) })
 }
 
 // Without implements sandboxer.Narrower: without its program there is no agent.

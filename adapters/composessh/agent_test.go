@@ -61,6 +61,14 @@ func TestAgentInService(t *testing.T) {
 			t.Errorf("%s: %+v, %v", try, exit, err)
 		}
 	}
+	// What the agent's wire cannot say, the engine says.
+	for _, cmd := range []sandboxer.Cmd{{Args: []string{"echo", "a\xff"}}, {Args: []string{"sh", "-c", "echo $V"}, Env: map[string]string{"V": "a\xff"}}} {
+		var out bytes.Buffer
+		cmd.Stdout = &out
+		if exit, err := e.Exec(t.Context(), h, cmd); err != nil || exit.Code != 0 || !strings.HasPrefix(out.String(), "a") {
+			t.Errorf("%q: %+v, %v: %q", cmd.Args, exit, err, &out)
+		}
+	}
 	// With input the engine runs a command, which takes no second connection.
 	var out bytes.Buffer
 	if _, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"cat"}, Stdin: strings.NewReader("in"), Stdout: &out}); err != nil || out.String() != "in" {
