@@ -54,7 +54,7 @@ type scanner struct {
 
 func newScanner(ctx context.Context, r io.Reader, rules Rules, keep Keep) *scanner {
 	in := &meter{ctx: ctx, r: r, limit: headerRoom}
-	return &scanner{checker: safetar.NewChecker(rules.tar()), keep: keep, in: in, tr: tar.NewReader(in), byName: map[string]*entry{}}
+	return &scanner{checker: safetar.NewChecker(rules), keep: keep, in: in, tr: tar.NewReader(in), byName: map[string]*entry{}}
 }
 
 // meter counts what is read, ends when ctx does, and refuses more than limit.

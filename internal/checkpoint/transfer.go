@@ -111,7 +111,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader, o ImportOptions) (*Mani
 	}
 	m.Signer = env.Signer
 	// More entries than the manifest has, it cannot be; each takes memory.
-	o.Rules.Entries = min(o.Rules.withDefaults().Entries, len(m.Files)+1)
+	o.Rules.Entries = min(o.Rules.WithDefaults().Entries, len(m.Files)+1)
 	if have, err := s.Get(ctx, m.ID); err == nil {
 		if have.Digest == m.Digest {
 			return have, nil
@@ -131,7 +131,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader, o ImportOptions) (*Mani
 		return nil, err
 	}
 	defer w.end()
-	c, err := w.payload(&bomb{dec: dec, left: m.Payload.Size, ratio: int64(o.Rules.withDefaults().Ratio), in: read}, o.Rules, m.Payload.Keep)
+	c, err := w.payload(&bomb{dec: dec, left: m.Payload.Size, ratio: maxRatio, in: read}, o.Rules, m.Payload.Keep)
 	if err != nil {
 		return nil, err
 	}
