@@ -39,6 +39,9 @@ type ClientOptions struct {
 	IdleConns int
 	// IdleTime is how long each waits for one; 0 means a minute.
 	IdleTime time.Duration
+	// Dials is how many connections Dial opens at once, and 0 means any number. A call
+	// that needs one more is Unavailable, and nothing of it was sent.
+	Dials int
 	// User is whom files belong to and who runs commands that name nobody; empty means
 	// the agent's default.
 	User string
@@ -70,6 +73,8 @@ func NewClient(o ClientOptions) *Client {
 	c := &Client{wait: defaultPatience, opts: o, base: strings.TrimSuffix(o.BaseURL, "/"), http: o.HTTP}
 	switch {
 	case o.Dial != nil:
+		o.Dial = bounded(o.Dials, o.Dial)
+		c.opts.Dial = o.Dial
 		// HTTP/1.1, because a stream on a connection of its own needs no windows: output
 		// flows three times as fast as over HTTP/2.
 		c.owned = &http.Transport{
@@ -96,6 +101,37 @@ func NewClient(o ClientOptions) *Client {
 	c.proc = processconnect.NewProcessClient(rpc, c.base, opts...)
 	c.files = filesystemconnect.NewFilesystemClient(rpc, c.base, opts...)
 	return c
+}
+
+// ErrNotReached is the cause of errors with which nothing was sent to the agent: no connection to
+// it was to be had.
+var ErrNotReached = errors.New("no connection to the agent")
+
+// bounded is dial with errors that say ErrNotReached, of which no more than n are under way if n is
+// not 0. Whoever answers late, or never, is asked no further time meanwhile: a request that is given
+// up leaves its dial behind.
+func bounded(n int, dial func(context.Context) (net.Conn, error)) func(context.Context) (net.Conn, error) {
+	slots := make(chan struct{}, n)
+	return func(ctx context.Context) (net.Conn, error) {
+		if n > 0 {
+			select {
+			case slots <- struct{}{}:
+				defer func() { <-slots }()
+			default:
+				return nil, sandboxer.E(sandboxer.Unavailable, ErrNotReached, "%d connections to the sandbox's agent are being opened, and none is there yet", n)
+			}
+		}
+		conn, err := dial(ctx)
+		if err == nil {
+			return conn, nil
+		}
+		e := sandboxer.E(sandboxer.Unavailable, nil, "the sandbox's agent cannot be reached")
+		if said, ok := errors.AsType[*sandboxer.Error](err); ok {
+			*e = *said
+		}
+		e.Err = errors.Join(ErrNotReached, err)
+		return nil, e
+	}
 }
 
 // idleConns is how many connections to one agent are kept for the next calls.

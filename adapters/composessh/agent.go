@@ -22,9 +22,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
 
-// The default service of a sandbox has the agent's program mounted, read-only: one file a
+// The default service of a sandbox has the agent's program mounted, read-only: one directory a
 // host and digest, which stays there for the next sandbox, as layers of images do. Nothing
-// runs of it until it is asked for. It is started by the engine, as the user that commands
+// runs of it until the first command, or until it is asked for. It is started by the engine, as the user that commands
 // run as, and reached by way of the engine too, over a command that leads to a socket inside:
 // no port, no shared directory, nothing that somebody inside could lead elsewhere.
 
@@ -44,7 +44,7 @@ func (e *extension) agentFor(h *host, p *plan) {
 }
 
 func (e *extension) agentProgram(arch string) (program.Program, error) {
-	return e.programs.Find("sandboxer-agent", arch, e.cfg.Agent)
+	return e.programs.Find(agentFile, arch, e.cfg.Agent)
 }
 
 // bringAgent brings the agent to h, unless it is there, and has it mounted.
@@ -91,7 +91,6 @@ func (e *extension) bringAgent(ctx context.Context, h *host, p *plan, r *compose
 type agentClient struct {
 	*agent.Client
 	container string
-	dials     chan struct{}
 	retry     atomic.Int64 // Unix nanoseconds before which commands do not try to reach it again
 }
 
@@ -104,13 +103,6 @@ const (
 	// one of the sessions that its server admits.
 	agentIdle = 15 * time.Second
 )
-
-// errNotReached is the cause of errors with which nothing was sent to an agent.
-var errNotReached = errors.New("the agent could not be reached")
-
-func notReached(err error) error {
-	return sandboxer.E(sandboxer.KindOf(err), errors.Join(errNotReached, err), "%s", sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
-}
 
 // dropAgent ends the idle connections to the agent of a sandbox. The caller holds e.mu.
 func (e *extension) dropAgent(name string) {
@@ -165,20 +157,13 @@ func (e *extension) agentIn(host string, m *meta, id string) *agentClient {
 		return c
 	}
 	e.dropAgent(m.Name)
-	c := &agentClient{container: id, dials: make(chan struct{}, agentDials)}
-	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dial: func(ctx context.Context) (net.Conn, error) {
-		select {
-		case c.dials <- struct{}{}:
-			defer func() { <-c.dials }()
-		default:
-			return nil, notReached(sandboxer.E(sandboxer.Unavailable, nil, "%d connections to the agent of sandbox %s are being opened, and none is there yet", agentDials, m.ID))
-		}
+	c := &agentClient{container: id}
+	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dials: agentDials, Dial: func(ctx context.Context) (net.Conn, error) {
 		conn, err := e.dialAgent(ctx, host, m, id)
 		if err != nil {
 			c.retry.Store(time.Now().Add(agentRetry).UnixNano())
-			return nil, notReached(err)
 		}
-		return conn, nil
+		return conn, err
 	}})
 	e.agents[m.Name] = c
 	return c
@@ -233,7 +218,7 @@ func (e *extension) execByAgent(ctx context.Context, h *host, m *meta, id string
 	}
 	cmd.User = "" // as whom it was started
 	exit, err := call.Agent.Exec(call.Ctx, cmd)
-	if ctx.Err() == nil && (errors.Is(err, errNotReached) || errors.Is(err, agent.ErrNotStarted)) {
+	if ctx.Err() == nil && (errors.Is(err, agent.ErrNotReached) || errors.Is(err, agent.ErrNotStarted)) {
 		_ = call.End(nil)
 		return sandboxer.Exit{}, nil, false
 	}
@@ -265,10 +250,8 @@ func isUTF8(cmd sandboxer.Cmd) bool {
 
 // Without implements sandboxer.Narrower: without its program there is no agent.
 func (e *extension) Without() []sandboxer.Capability {
-	for _, arch := range program.Architectures {
-		if _, err := e.agentProgram(arch); err == nil {
-			return nil
-		}
+	if e.programs.Any(agentFile, e.cfg.Agent) {
+		return nil
 	}
 	return []sandboxer.Capability{sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch}
 }
@@ -280,9 +263,8 @@ func (e *extension) agentDigest(h *host) string {
 }
 
 // unusedAgents removes agents below $1 that no sandbox there names, $4 excepted, and what was cut
-// off while one came or went. One is moved
-// away before it is looked for again: who begins a sandbox names the agent before it looks
-// whether it is there.
+// off while one came or went. One is moved away before it is looked for again: who begins a
+// sandbox names the agent before it looks whether it is there.
 const unusedAgents = `
 cd -P -- "$1" || exit
 [ -d .agent ] || exit 0

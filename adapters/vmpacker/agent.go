@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -34,7 +33,6 @@ type agentClient struct {
 	*agent.Client
 	bringing chan struct{} // held by who brings it
 	brought  atomic.Bool
-	dials    chan struct{}
 }
 
 // agentDials is how many connections to one agent are opened at once.
@@ -74,15 +72,9 @@ func (e *extension) agentOf(p *place) *agent.Client {
 	if c := e.agents[p.key()]; c != nil {
 		return c.Client
 	}
-	c := &agentClient{bringing: make(chan struct{}, 1), dials: make(chan struct{}, agentDials)}
+	c := &agentClient{bringing: make(chan struct{}, 1)}
 	at := *p
-	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dial: func(ctx context.Context) (net.Conn, error) {
-		select {
-		case c.dials <- struct{}{}:
-			defer func() { <-c.dials }()
-		default:
-			return nil, sandboxer.E(sandboxer.Unavailable, nil, "%d connections to the agent of sandbox %s are being opened, and none is there yet", agentDials, at.ID)
-		}
+	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dials: agentDials, Dial: func(ctx context.Context) (net.Conn, error) {
 		g, err := e.guest(&at)
 		if err != nil {
 			return nil, err
@@ -183,10 +175,5 @@ func (e *extension) bringAgent(ctx context.Context, g *guest, c *agentClient) er
 }
 
 func (e *extension) agentProgram(arch string) (program.Program, error) {
-	return e.programs.Find("sandboxer-agent", arch, e.cfg.Agent)
-}
-
-// hasAgent reports whether there is an agent for machines of some platform.
-func (e *extension) hasAgent() bool {
-	return slices.ContainsFunc(program.Architectures, func(arch string) bool { _, err := e.agentProgram(arch); return err == nil })
+	return e.programs.Find(agentFile, arch, e.cfg.Agent)
 }

@@ -114,7 +114,7 @@ func (e *extension) Without() (without []sandboxer.Capability) {
 	if len(e.cfg.Images) == 0 {
 		without = append(without, sandboxer.CanSnapshot, sandboxer.CanPause)
 	}
-	if !e.hasAgent() {
+	if !e.programs.Any(agentFile, e.cfg.Agent) {
 		without = append(without, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch)
 	}
 	return without

@@ -24,9 +24,6 @@ type Program struct {
 // machines are the architectures that there are programs for.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
-// Architectures are those that there are programs for, as Go calls them.
-var Architectures = []string{"amd64", "arm64"}
-
 // A Finder finds programs. It remembers the digests of files that have not changed since. The
 // zero value is ready, and safe for concurrent use.
 type Finder struct {
@@ -69,6 +66,16 @@ func (f *Finder) Find(name, arch, configured string) (Program, error) {
 	}
 	digest, err := f.digest(file)
 	return Program{file, digest}, err
+}
+
+// Any reports whether Find finds the program for some architecture.
+func (f *Finder) Any(name, configured string) bool {
+	for arch := range machines {
+		if _, err := f.Find(name, arch, configured); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // Check refuses a file that is no program for linux/arch, or is linked dynamically: it would
