@@ -47,7 +47,12 @@ func said(t *testing.T, e *extension, h sandboxer.Handle, code int, args ...stri
 // TestAgentInService: commands go by the agent, whose program nobody inside can replace; where it
 // cannot run, the engine runs them.
 func TestAgentInService(t *testing.T) {
-	r := newRig(t, current(t), 1)
+	t.Run("docker", func(t *testing.T) { testAgentInService(t, current(t)) })
+	t.Run("podman", func(t *testing.T) { testAgentInService(t, "podman-compose") })
+}
+
+func testAgentInService(t *testing.T, compose string) {
+	r := newRig(t, compose, 1)
 	e := r.open(t, "agent")
 	e.settle = -time.Second
 	t.Cleanup(func() { e.Close() })
