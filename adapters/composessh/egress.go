@@ -10,7 +10,6 @@ import (
 	"os"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh/composefile"
@@ -81,11 +80,12 @@ func (e *extension) program(arch string) (program.Program, error) {
 	return p, err
 }
 
-// carriedImage prints the image of the owner $2 with the label $3, and says that it is used: as
-// what is kept of a build, in the directory $4, it is called $5.
-const carriedImage = `
-cd -- "$4" && mkdir -p .cache && printf '%s\n' "$5" >".cache/${3%.0}" || exit
-"$1" images -q --no-trunc --filter dangling=true --filter "label=dev.sandboxer.cache=$3" --filter "label=dev.sandboxer.owner=$2" | head -n 1`
+// carriedImages prints, for engine.ParseImages, the images with the label $2, and says that what
+// they hold is used: as what is kept of a build, in the directory $3, it is called $4.
+const carriedImages = `
+cd -- "$3" && mkdir -p .cache && printf '%s\n' "$4" >".cache/${2%.0}" || exit
+engine=$1 most=100
+set -- --filter dangling=true --filter "label=` + labelCache + `=$2"` + engine.ImagesScript
 
 // carry brings the program to h, unless it is there, and returns its image.
 func (e *extension) carry(ctx context.Context, h *host) (string, error) {
@@ -105,8 +105,20 @@ func (e *extension) carry(ctx context.Context, h *host) (string, error) {
 		return "", ctx.Err()
 	}
 	look := func() (string, error) {
-		out, err := h.engine.Script(ctx, nil, nil, carriedImage, h.known.engine, e.env.Owner, label, h.known.root, "/sandboxer/egress")
-		return strings.TrimSpace(out), err
+		out, err := h.engine.Script(ctx, nil, nil, carriedImages, h.known.engine, label, h.known.root, "/sandboxer/egress")
+		if err != nil {
+			return "", err
+		}
+		images, err := engine.ParseImages(out)
+		if err != nil {
+			return "", sandboxer.E(sandboxer.Unavailable, err, "host %s: what the engine says of its images cannot be read", h.Name())
+		}
+		for _, i := range images {
+			if i.HasLabels(map[string]string{engine.LabelOwner: e.env.Owner, labelCache: label}) {
+				return i.ID, nil
+			}
+		}
+		return "", nil
 	}
 	if id, err := look(); id != "" || err != nil {
 		return id, err

@@ -635,7 +635,7 @@ func TestEngineAwayOrHung(t *testing.T) {
 // An image that was imported has its program and its labels, and is listed by them.
 func TestImages(t *testing.T) {
 	everywhere(t, func(t *testing.T, r *rig) {
-		if list, err := r.Images(t.Context(), "label="+LabelOwner+"="+r.name); err != nil || len(list) > 0 {
+		if list, err := r.Images(t.Context(), map[string]string{LabelOwner: r.name}); err != nil || len(list) > 0 {
 			t.Errorf("before: %+v, %v", list, err)
 		}
 		id, err := r.Import(t.Context(), bytes.NewReader(enginetest.BusyboxTar(t)), map[string]string{LabelOwner: r.name, "a.b": "c"}, "/bin/echo")
@@ -643,7 +643,15 @@ func TestImages(t *testing.T) {
 			t.Fatalf("Import = %q, %v", id, err)
 		}
 		t.Cleanup(func() { _, _ = r.try(nil, "rmi", "-f", id) })
-		list, err := r.Images(t.Context(), "dangling=true", "label="+LabelOwner+"="+r.name, "label=a.b=c")
+		// One has the same owner, the other the same label besides: neither is asked for.
+		for _, labels := range []map[string]string{{LabelOwner: r.name, "a.b": "d"}, {LabelOwner: r.name + "x", "a.b": "c"}} {
+			other, err := r.Import(t.Context(), bytes.NewReader(enginetest.BusyboxTar(t)), labels, "/bin/false")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _, _ = r.try(nil, "rmi", "-f", other) })
+		}
+		list, err := r.Images(t.Context(), map[string]string{LabelOwner: r.name, "a.b": "c"})
 		if err != nil || len(list) != 1 || !strings.HasSuffix(id, strings.TrimPrefix(list[0].ID, "sha256:")) || list[0].Size <= 0 || time.Since(list[0].Created).Abs() > time.Hour || list[0].Config.Labels["a.b"] != "c" {
 			t.Errorf("Images = %+v, %v; want %s", list, err, id)
 		}

@@ -39,12 +39,22 @@ func ParseImages(said string) (list []Image, err error) {
 // maxImages is of how many images one look tells.
 const maxImages = 2000
 
-// Images describes the images that all filters fit, such as dangling=true and label=NAME=VALUE;
-// 2000 at most.
-func (en *Engine) Images(ctx context.Context, filters ...string) ([]Image, error) {
-	args := []string{en.Program, strconv.Itoa(maxImages)}
-	for _, f := range filters {
-		args = append(args, "--filter", f)
+// HasLabels reports whether i has all labels with their values. Podman 4 takes an image for
+// fitting that has one of several labels asked for, so whoever asks for more than one looks again.
+func (i Image) HasLabels(labels map[string]string) bool {
+	for name, value := range labels {
+		if have, ok := i.Config.Labels[name]; !ok || have != value {
+			return false
+		}
+	}
+	return true
+}
+
+// Images describes the images without a name that have all of labels; 2000 at most.
+func (en *Engine) Images(ctx context.Context, labels map[string]string) ([]Image, error) {
+	args := []string{en.Program, strconv.Itoa(maxImages), "--filter", "dangling=true"}
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		args = append(args, "--filter", "label="+name+"="+labels[name])
 	}
 	out, err := en.Script(ctx, nil, nil, "engine=$1 most=$2\nshift 2"+ImagesScript, args...)
 	if err != nil {
@@ -54,7 +64,7 @@ func (en *Engine) Images(ctx context.Context, filters ...string) ([]Image, error
 	if err != nil {
 		err = en.unreadable(err, "its images")
 	}
-	return list, err
+	return slices.DeleteFunc(list, func(i Image) bool { return !i.HasLabels(labels) }), err
 }
 
 // Import makes an image without a name of a root directory as a tar, which may be compressed, and returns its
