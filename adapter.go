@@ -2,6 +2,7 @@ package sandboxer
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 )
 
@@ -29,6 +30,12 @@ type Adapter struct {
 	// If the extension implements io.Closer it is closed at exit, which must not
 	// touch its sandboxes.
 	Open func(ctx context.Context, env Env) (Extension, error)
+
+	// Known, if set, says that the extensions of this adapter are Describers. It returns what is known of one without
+	// opening it or asking anybody: what it said when it was last open, as long as that cannot have
+	// changed. known is false if nothing is; what files say of it is then checked when it
+	// is opened.
+	Known func(env Env) (d Description, known bool)
 }
 
 // Env is what the broker lends an adapter when it opens an extension.
@@ -46,6 +53,46 @@ type Env struct {
 	// Decode fills a config struct from the file's `config:` block, over the values
 	// already there; unknown keys and wrong types fail with file, line and column.
 	Decode func(v any) error
+
+	// Program is what the file says about running an extension that is a process of its own.
+	Program Program
+	// Config returns the `config:` block as a JSON object, for an extension that reads it itself.
+	// secrets says whether the values of secrets stand in place of the references to them, which fails
+	// with Unavailable when one is not there. nil where there is no file.
+	Config func(secrets bool) (json.RawMessage, error)
+}
+
+// A Program says how to run an extension that is a process of its own (adapter process), as its
+// file does. Paths are absolute.
+type Program struct {
+	Handler     string     // module:Class; empty if Command or Connect says what it is
+	Command     []string   // the process and its arguments
+	Connect     string     // unix:/path or tls:host:port of a service that runs already
+	TLS         ProgramTLS // for tls:
+	Mode        string     // ProgramServe, or ProgramCall
+	Path        []string   // where Python modules are looked for, in this order
+	Python      string     // interpreter; empty means python3
+	SDK         string     // directory with the Python package sandboxer; empty means the program's own
+	RunAs       string     // user whose rights it has; empty means the broker's
+	Env         []string   // variables of the broker's environment that it gets besides a few harmless ones
+	Concurrency int        // calls of a class at once; 0 means its default
+	MemoryBytes int64      // 0 means no limit
+	PIDs        int64      // processes and threads; 0 means no limit
+	Dir         string     // of the file
+}
+
+// The ways in which a Program is used.
+const (
+	ProgramServe = "serve" // one process that speaks the extension protocol
+	ProgramCall  = "call"  // a process for each call
+)
+
+// ProgramTLS are the files with which a service is reached by TLS, in PEM.
+type ProgramTLS struct {
+	CA   string // who signs the service's certificate
+	Cert string // what the broker shows
+	Key  string // of Cert
+	Name string // that the service's certificate is for; empty means that of Connect
 }
 
 // Typed completes an Adapter around a plain config struct: the defaults are copied,

@@ -2,6 +2,7 @@ package sandboxer
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"io/fs"
 	"iter"
@@ -45,6 +46,25 @@ func Capabilities() []Capability {
 	return []Capability{CanExec, CanFiles, CanArchive, CanDial, CanExpose, CanProbe, CanDiscover, CanList,
 		CanSnapshot, CanQuote, CanMeter, CanPause, CanRenew, CanCapacity, CanStats, CanNetwork, CanPool, CanCheckpoint,
 		CanAgent, CanProcesses, CanWatch}
+}
+
+// What an extension can be besides, which profiles cannot require and nobody asks for by its
+// name: only Narrower and Description name it.
+const (
+	CanCheck    Capability = "check"    // Checker
+	CanPlace    Capability = "place"    // Placer
+	CanAdmit    Capability = "admit"    // Admitter
+	CanLimits   Capability = "limits"   // Limiter
+	CanNotices  Capability = "notices"  // Noticer
+	CanCaches   Capability = "caches"   // Cacher
+	CanPorts    Capability = "ports"    // PortLister
+	CanForget   Capability = "forget"   // Forgetter
+	CanServices Capability = "services" // Serviced
+)
+
+// Besides lists what an extension can be besides its Capabilities.
+func Besides() []Capability {
+	return []Capability{CanCheck, CanPlace, CanAdmit, CanLimits, CanNotices, CanCaches, CanPorts, CanForget, CanServices}
 }
 
 // Execer runs commands inside a ready sandbox.
@@ -495,7 +515,33 @@ type Pooler interface {
 }
 
 // Narrower disclaims capabilities that the Go type has but this configuration or
-// machine lacks.
+// machine lacks: those of Capabilities, and those of Besides.
 type Narrower interface {
 	Without() []Capability
 }
+
+// Describer tells what it really is where its adapter could not know that: an extension that
+// is a process of its own says so itself. What it says takes the place of what the Adapter
+// declares.
+type Describer interface {
+	// Describe returns the description, which does not change while the extension is open.
+	Describe() Description
+}
+
+// A Description is what an extension says of itself.
+type Description struct {
+	Title        string         `json:"title,omitempty"` // one line
+	Help         string         `json:"help,omitempty"`  // a paragraph
+	Isolation    []Isolation    `json:"isolation_levels"`
+	Pricing      []PricingModel `json:"pricing_models"`
+	Capabilities []Capability   `json:"capabilities"` // of Capabilities and of Besides
+	// Inputs are those that its sandboxes take. One with the name AnyInput stands for every
+	// other.
+	Inputs []Input `json:"inputs"`
+	// Config is the JSON Schema of its configuration; nil if it does not say.
+	Config  json.RawMessage `json:"config_schema,omitempty"`
+	Runtime string          `json:"runtime,omitempty"` // as Adapter.Runtime
+}
+
+// AnyInput is the name of an Input that stands for all that are not declared.
+const AnyInput = "*"

@@ -104,7 +104,7 @@ func PricingModels() []PricingModel { return []PricingModel{PricingSelfHosted, P
 
 // Input declares one key of a create request's inputs.
 type Input struct {
-	Name     string `json:"name"`
+	Name     string `json:"name"` // or AnyInput
 	Help     string `json:"help"`
 	Required bool   `json:"required,omitempty"`
 	// OneOf groups alternatives: of the inputs with the same OneOf, at least one
