@@ -32,6 +32,8 @@ type decoder struct {
 	// reference itself, for checks that must work without the secrets.
 	secret  func(ref string) (sandboxer.Secret, error)
 	missing []error // secrets that are not there
+	// resolved says that secrets stand in the document themselves.
+	resolved bool
 }
 
 var nodeType = reflect.TypeFor[yaml.Node]()
@@ -121,7 +123,7 @@ func (d *decoder) value(v reflect.Value, n, key *yaml.Node, path string, r rule,
 
 func (d *decoder) scalar(v reflect.Value, sc *scalar, n *yaml.Node, path string, r rule) {
 	if sc.secret {
-		if n.Kind != yaml.ScalarNode || !secretPattern.MatchString(n.Value) {
+		if n.Kind != yaml.ScalarNode || !d.resolved && !secretPattern.MatchString(n.Value) {
 			d.hideAll(n)
 			what := got(n)
 			if n.Kind == yaml.ScalarNode && n.Tag != "!!null" {

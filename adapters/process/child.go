@@ -1,0 +1,297 @@
+package process
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/procs"
+	"github.com/sand-boxer/sandboxer/internal/protocol"
+)
+
+// maxStderr cuts the lines that a process says on its standard error.
+const maxStderr = 16 << 10
+
+// stopTime is how long a process may take to end after its input has, before it is killed.
+const stopTime = time.Second
+
+// markVar is the variable by which what an extension's process has started is found.
+const markVar = "SANDBOXER_EXTENSION_PROCESS"
+
+// begin starts the process, or connects to the service, and exchanges hellos.
+func (s *supervisor) begin() (*session, error) {
+	if s.p.Connect != "" {
+		return s.beginService()
+	}
+	if s.p.Handler != "" {
+		if err := s.p.unpackSDK(s.env.Dir); err != nil {
+			return nil, err
+		}
+	}
+	x, err := newExchange(s.env.Dir, s.p.user)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the socket for streams of %s cannot be made", s.env.Extension)
+	}
+	c, err := s.spawn(x)
+	if err != nil {
+		x.close()
+		return nil, err
+	}
+	sess := &session{streams: x, ended: c.ended, reason: c.why, stop: c.stop}
+	r := protocol.NewReader(c.out)
+	d, err := s.greet(r, c.in, x.forChild(), c.stop)
+	if err != nil {
+		c.stop(err)
+		<-c.ended
+		if sandboxer.KindOf(err) != sandboxer.Invalid && sandboxer.KindOf(err) != sandboxer.Unsupported {
+			err = c.why()
+		}
+		return nil, err
+	}
+	sess.description = d
+	s.connect(sess, r, c.in)
+	return sess, nil
+}
+
+// A child is a process of the extension.
+type child struct {
+	s     *supervisor
+	cmd   *exec.Cmd
+	mark  string
+	in    *os.File // its input
+	out   *os.File // its output
+	x     *exchange
+	ended chan struct{} // closed when nothing of it is left
+
+	mu     sync.Mutex
+	last   string // line of its standard error
+	cause  error  // why it was stopped
+	status error  // how it ended
+	reaped bool   // its number may be another's
+	once   sync.Once
+	said   chan struct{} // closed when its standard error has ended
+}
+
+// spawn starts the process.
+func (s *supervisor) spawn(x *exchange) (*child, error) {
+	inR, inW, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	outR, outW, err := os.Pipe()
+	if err != nil {
+		inR.Close()
+		inW.Close()
+		return nil, err
+	}
+	errR, errW, err := os.Pipe()
+	if err != nil {
+		for _, f := range []*os.File{inR, inW, outR, outW} {
+			f.Close()
+		}
+		return nil, err
+	}
+	c := &child{s: s, mark: sandboxer.NewID() + sandboxer.NewID(), in: inW, out: outR, x: x, ended: make(chan struct{}), said: make(chan struct{})}
+	c.cmd = exec.Command(s.p.command[0], s.p.command[1:]...)
+	c.cmd.Env = append(s.p.environ(), markVar+"="+c.mark)
+	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = inR, outW, errW
+	c.cmd.ExtraFiles = []*os.File{x.dir}
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if u := s.p.user; u != nil && int(u.uid) != os.Geteuid() {
+		c.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: u.groups}
+	}
+	started := make(chan error)
+	go c.run(started)
+	err = <-started
+	inR.Close()
+	outW.Close()
+	errW.Close()
+	if err != nil {
+		for _, f := range []*os.File{inW, outR, errR} {
+			f.Close()
+		}
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot be started: %s", s.p.command[0], reason(err))
+	}
+	go c.listen(errR)
+	return c, nil
+}
+
+// run starts the process and waits for its end. The thread is the process's parent: the kernel kills the process
+// when it ends. It is also the only one that is in the extension's directory, which a process with the rights
+// of another user might not be able to enter by its path.
+func (c *child) run(started chan<- error) {
+	runtime.LockOSThread() // until it ends
+	err := unix.Unshare(unix.CLONE_FS)
+	if err == nil {
+		err = c.s.p.enter(c.s.env.Dir)
+	}
+	if err == nil {
+		err = c.cmd.Start()
+	}
+	if err == nil {
+		err = c.limit()
+		if err != nil {
+			_ = c.cmd.Process.Kill()
+			_ = c.cmd.Wait()
+		}
+	}
+	started <- err
+	if err != nil {
+		return
+	}
+	// Its number is its own until it is waited for.
+	for {
+		err := unix.Waitid(unix.P_PID, c.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	c.killGroup()
+	c.mu.Lock()
+	c.reaped = true
+	c.mu.Unlock()
+	status := c.cmd.Wait()
+	c.mu.Lock()
+	c.status = status
+	c.mu.Unlock()
+	select { // what it said at last
+	case <-c.said:
+	case <-time.After(stopTime):
+	}
+	c.in.Close()
+	c.out.Close()
+	c.x.close()
+	close(c.ended)
+}
+
+// enter makes dir the directory of the calling thread, and the account its owner.
+func (p *program) enter(dir string) error {
+	if p.user != nil && int(p.user.uid) != os.Geteuid() {
+		if err := os.Chown(dir, int(p.user.uid), int(p.user.gid)); err != nil {
+			return err
+		}
+	}
+	return unix.Chdir(dir)
+}
+
+// limit holds the process to what the file says.
+func (c *child) limit() error {
+	set := func(what int, most int64) error {
+		if most == 0 {
+			return nil
+		}
+		return unix.Prlimit(c.cmd.Process.Pid, what, &unix.Rlimit{Cur: uint64(most), Max: uint64(most)}, nil)
+	}
+	return errors.Join(set(unix.RLIMIT_DATA, c.s.p.MemoryBytes), set(unix.RLIMIT_NPROC, c.s.p.PIDs))
+}
+
+// stop ends the process: at once, or in order if why is errClosed.
+func (c *child) stop(why error) {
+	c.once.Do(func() {
+		c.mu.Lock()
+		c.cause = why
+		c.mu.Unlock()
+		if !errors.Is(why, errClosed) {
+			c.killGroup()
+			return
+		}
+		c.in.Close()
+		go func() {
+			select {
+			case <-c.ended:
+			case <-time.After(stopTime):
+				c.killGroup()
+			}
+		}()
+	})
+	// A second reason may be more urgent.
+	if !errors.Is(why, errClosed) {
+		c.killGroup()
+	}
+}
+
+// killGroup kills the process and whatever it started, also what has left its group.
+func (c *child) killGroup() {
+	c.mu.Lock()
+	if !c.reaped {
+		_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
+	}
+	c.mu.Unlock()
+	for range 5 { // one that is killed may just have started another
+		pids, err := procs.WithEnv(markVar + "=" + c.mark)
+		if err != nil || len(pids) == 0 {
+			return
+		}
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
+// listen logs what the process says on its standard error.
+func (c *child) listen(r *os.File) {
+	defer close(c.said)
+	defer r.Close()
+	br := bufio.NewReaderSize(r, maxStderr)
+	for {
+		line, err := br.ReadSlice('\n')
+		cut := errors.Is(err, bufio.ErrBufferFull)
+		if text := string(bytes.TrimRight(line, "\r\n")); text != "" {
+			text = c.s.hidden.hide(text)
+			c.mu.Lock()
+			c.last = text
+			c.mu.Unlock()
+			c.s.log.say(slog.LevelInfo, "the extension says", func() []any { return []any{"line", text, "cut", cut} })
+		}
+		for cut { // the rest of a long line
+			_, err = br.ReadSlice('\n')
+			cut = errors.Is(err, bufio.ErrBufferFull)
+		}
+		if err != nil {
+			_, _ = io.Copy(io.Discard, br)
+			return
+		}
+	}
+}
+
+// maxLast cuts what errors tell of the last line.
+const maxLast = 500
+
+// why says why it ended. Kind: Unavailable.
+func (c *child) why() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	msg := fmt.Sprintf("%s has ended", c.s.p.title())
+	switch {
+	case errors.Is(c.cause, errClosed):
+	case c.cause != nil && !errors.Is(c.cause, io.EOF):
+		msg = fmt.Sprintf("%s was ended: %s", c.s.p.title(), sandboxer.Message(plain(c.cause)))
+	case c.status != nil:
+		msg += " (" + c.status.Error() + ")"
+	}
+	if c.last != "" {
+		msg += fmt.Sprintf("; the last that it said: %.*q", maxLast, c.last)
+	}
+	return sandboxer.E(sandboxer.Unavailable, nil, "%s", msg)
+}
+
+// plain makes err one whose text is its message.
+func plain(err error) error {
+	var e *sandboxer.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	return sandboxer.E(sandboxer.Unavailable, nil, "%s", err)
+}

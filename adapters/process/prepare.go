@@ -1,0 +1,137 @@
+package process
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"os/user"
+	"strconv"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// A program is a Program that can be run here.
+type program struct {
+	sandboxer.Program
+	command []string        // with what it is started; the first by an absolute path
+	modules []string        // directories with the Python code that decides what it is
+	config  json.RawMessage // without secrets
+	user    *account        // whose rights it gets; nil for the broker's
+}
+
+// An account is a user of this machine.
+type account struct {
+	name, home string
+	uid, gid   uint32
+	groups     []uint32
+}
+
+// prepare looks whether what the file says can be run here. Kinds: Invalid, at a place of the file, for what
+// is wrong with it; Unavailable for what this machine lacks.
+func prepare(env sandboxer.Env) (*program, error) {
+	p := &program{Program: env.Program, config: json.RawMessage("{}")}
+	if env.Config != nil {
+		config, err := env.Config(false)
+		if err != nil {
+			return nil, err
+		}
+		p.config = config
+	}
+	if p.RunAs != "" {
+		if p.Connect != "" {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "run_as: a service has the rights that it was started with")
+		}
+		var err error
+		if p.user, err = accountOf(p.RunAs); err != nil {
+			return nil, err
+		}
+	}
+	if p.PIDs > 0 && p.user == nil {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "limits.pids: processes are counted by user, so that it needs run_as with a user who has no others")
+	}
+	if (p.PIDs > 0 || p.MemoryBytes > 0) && p.Connect != "" {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "limits: a service has the limits that it was started with")
+	}
+	switch {
+	case p.Connect != "":
+		return p, nil
+	case len(p.Command) > 0:
+		path, err := exec.LookPath(p.Command[0])
+		if err != nil {
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "the program %s cannot be started: %s", p.Command[0], reason(err))
+		}
+		p.command = append([]string{path}, p.Command[1:]...)
+		return p, nil
+	case p.Handler != "":
+		return p, p.python()
+	}
+	return nil, sandboxer.E(sandboxer.Invalid, nil, "handler: process needs command or connect, or a class as module:Class")
+}
+
+func reason(err error) string {
+	var e *exec.Error
+	if errors.As(err, &e) {
+		err = e.Err
+	}
+	var pe *os.PathError
+	if errors.As(err, &pe) {
+		err = pe.Err
+	}
+	return err.Error()
+}
+
+// accountOf finds a user by name or number. The broker must be able to become it.
+func accountOf(name string) (*account, error) {
+	u, err := user.Lookup(name)
+	if err != nil {
+		if u, err = user.LookupId(name); err != nil {
+			return nil, sandboxer.E(sandboxer.Invalid, nil, "run_as: there is no user %.40q here", name)
+		}
+	}
+	uid, err := strconv.ParseUint(u.Uid, 10, 32)
+	gid, gerr := strconv.ParseUint(u.Gid, 10, 32)
+	if err = errors.Join(err, gerr); err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "run_as: the user %.40q has no numbers", name)
+	}
+	if me := os.Geteuid(); me != 0 && uint64(me) != uid {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "run_as: this server runs as the user %d and cannot become %s: only root can", me, u.Username)
+	}
+	a := &account{name: u.Username, home: u.HomeDir, uid: uint32(uid), gid: uint32(gid)}
+	ids, _ := u.GroupIds()
+	for _, id := range ids {
+		if g, err := strconv.ParseUint(id, 10, 32); err == nil {
+			a.groups = append(a.groups, uint32(g))
+		}
+	}
+	return a, nil
+}
+
+// harmless are the variables of the broker's environment that every extension gets.
+var harmless = []string{"PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+
+// environ is the environment of the process: nothing of the broker's but what is harmless and what the file names.
+func (p *program) environ() []string {
+	var env []string
+	for _, name := range append(append([]string{}, harmless...), p.Env...) {
+		if v, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+v)
+		}
+	}
+	if p.user != nil {
+		env = append(env, "HOME="+p.user.home, "USER="+p.user.name, "LOGNAME="+p.user.name)
+	}
+	return env
+}
+
+// title names the program in messages.
+func (p *program) title() string {
+	switch {
+	case p.Connect != "":
+		return "the service at " + strings.TrimPrefix(p.Connect, "unix:")
+	case p.Handler != "":
+		return p.Handler
+	}
+	return p.command[0]
+}

@@ -1,0 +1,175 @@
+// Package process runs extensions that are programs of their own, in any language. It is the broker's
+// side of the extension protocol (docs/extension-protocol.md).
+//
+// A file with `command:`, or with a `handler: module:Class` that no built-in adapter stands for, is a child of
+// the broker: it is started when it is first needed, and again when it dies. One with `connect:` is a service
+// that runs already. Python classes run in the host of sdk/python, which the program carries.
+//
+// What an extension says of itself is kept in its private directory (describe.go), so that reading the
+// catalogue starts nothing.
+package process
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/protocol"
+)
+
+// Adapter opens extensions that are processes of their own.
+var Adapter = sandboxer.Adapter{
+	Kind:  "process",
+	Title: "A program of its own, in any language",
+	Help: `
+Sandboxes are made by a program that is not part of this one: a Python class, a Go adapter that
+is served by package extension, a script, or a service. It runs beside the broker, with as few rights as
+its file says, and says itself what it can do.
+`,
+	Isolation: sandboxer.Isolations(),
+	Pricing:   sandboxer.PricingModels(),
+	Inputs:    []sandboxer.Input{{Name: sandboxer.AnyInput, Help: "what the extension takes; it says so when it is opened", Restricted: true}},
+	Open:      open,
+	Known:     known,
+}
+
+// A link carries requests to the extension, whichever way it runs.
+type link interface {
+	// call asks for method; token names the stream of the request, "" for none.
+	call(ctx context.Context, method string, params, result any, token string) error
+	// expect returns where the stream of token arrives, and what gives it up.
+	expect(token string) (<-chan arrival, func())
+}
+
+// An arrival is a stream, or why there is none.
+type arrival struct {
+	s   *protocol.Stream
+	err error
+}
+
+// extension is an open one.
+type extension struct {
+	id   string
+	dial func(ctx context.Context) (link, error) // the running process, which is started if it must be
+	shut func() error
+
+	description sandboxer.Description
+}
+
+// Describe implements sandboxer.Describer.
+func (e *extension) Describe() sandboxer.Description { return e.description }
+
+// Close ends the process; sandboxes live on.
+func (e *extension) Close() error { return e.shut() }
+
+func open(ctx context.Context, env sandboxer.Env) (sandboxer.Extension, error) {
+	if env.Config == nil {
+		env.Config = func(bool) (json.RawMessage, error) { return json.RawMessage("{}"), nil }
+	}
+	if env.Log == nil {
+		env.Log = slog.New(slog.DiscardHandler)
+	}
+	p, err := prepare(env)
+	if err != nil {
+		return nil, err
+	}
+	digest, err := p.digest()
+	if err != nil {
+		return nil, err
+	}
+	s := newSupervisor(env, p)
+	e := &extension{id: env.Extension, dial: s.link, shut: s.close}
+	d, ok := readDescription(env.Dir, digest)
+	if !ok {
+		if d, err = s.describe(ctx); err != nil {
+			s.close()
+			return nil, err
+		}
+		if err := writeDescription(env.Dir, digest, d); err != nil {
+			env.Log.Warn("what the extension says of itself cannot be kept", "err", err)
+		}
+	}
+	s.opened(d)
+	e.description = d
+	return e, nil
+}
+
+// known implements sandboxer.Adapter's Known.
+func known(env sandboxer.Env) (d sandboxer.Description, ok bool) {
+	p, err := prepare(env)
+	if err != nil {
+		return d, false
+	}
+	digest, err := p.digest()
+	if err != nil {
+		return d, false
+	}
+	return readDescription(env.Dir, digest)
+}
+
+// secrets are the values that must not get into logs and messages.
+type secrets struct {
+	mu     sync.Mutex
+	values []string
+}
+
+// minSecret is how long a secret is for its value to be recognised in a text.
+const minSecret = 6
+
+// learn remembers what differs between a configuration with its secrets and without.
+func (s *secrets) learn(without, with json.RawMessage) {
+	var a, b any
+	if json.Unmarshal(without, &a) != nil || json.Unmarshal(with, &b) != nil {
+		return
+	}
+	var values []string
+	var walk func(a, b any)
+	walk = func(a, b any) {
+		switch b := b.(type) {
+		case map[string]any:
+			if a, ok := a.(map[string]any); ok {
+				for k := range b {
+					walk(a[k], b[k])
+				}
+			}
+		case []any:
+			if a, ok := a.([]any); ok && len(a) == len(b) {
+				for i := range b {
+					walk(a[i], b[i])
+				}
+			}
+		case string:
+			if a != b && len(b) >= minSecret {
+				values = append(values, b)
+			}
+		}
+	}
+	walk(a, b)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.values = values
+}
+
+// hide blanks secrets out.
+func (s *secrets) hide(text string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range s.values {
+		text = strings.ReplaceAll(text, v, "[redacted]")
+		for line := range strings.Lines(v) { // it may have been said line by line
+			if line = strings.TrimSpace(line); len(line) >= 4*minSecret {
+				text = strings.ReplaceAll(text, line, "[redacted]")
+			}
+		}
+	}
+	return text
+}
+
+var _ interface {
+	sandboxer.Describer
+	io.Closer
+} = (*extension)(nil)

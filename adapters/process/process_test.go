@@ -1,0 +1,140 @@
+package process_test
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/adapters/process"
+	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/extension"
+	"github.com/sand-boxer/sandboxer/extensiontest"
+)
+
+// The test binary plays more parts: what runs inside a sandbox of the fake, and an extension.
+func TestMain(m *testing.M) {
+	switch {
+	case len(os.Args) == 3 && os.Args[1] == "echo":
+		panic(extensiontest.Echo(os.Args[2]))
+	case len(os.Args) > 1 && os.Args[1] == "init":
+		os.Exit(agent.Main(os.Args[1:]))
+	case len(os.Args) == 2 && os.Args[1] == "extension":
+		os.Args = os.Args[:1]
+		extension.Main(fake.Adapter)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func self(t testing.TB) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return self
+}
+
+// openProgram opens what p says, with a configuration.
+func openProgram(t testing.TB, dir, owner string, p sandboxer.Program, config map[string]any) (sandboxer.Extension, error) {
+	t.Helper()
+	if config == nil {
+		config = map[string]any{}
+	}
+	data, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return process.Adapter.Open(context.WithoutCancel(t.Context()), sandboxer.Env{
+		Extension: "ext.test", Owner: owner, Dir: dir, Program: p,
+		Config: func(bool) (json.RawMessage, error) { return data, nil },
+	})
+}
+
+// A service that serves a world of this process passes the whole suite: the protocol loses nothing.
+func TestConformanceOfService(t *testing.T) {
+	w := fake.NewWorld()
+	defer w.Close()
+	a := fake.Adapter
+	a.Open = func(_ context.Context, env sandboxer.Env) (sandboxer.Extension, error) {
+		return fake.New(w, fake.Config{Owner: env.Owner, Images: []string{"demo"}, PerHour: sandboxer.Credit, Agent: self(t), Hosts: []string{"one", "two"}}), nil
+	}
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- extension.ServeListener(ctx, a, l) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	dir := t.TempDir()
+	open := func(owner string) func(*testing.T) sandboxer.Extension {
+		return func(t *testing.T) sandboxer.Extension {
+			e, err := openProgram(t, dir, owner, sandboxer.Program{Connect: "unix:" + socket}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return e
+		}
+	}
+	h := harness(t)
+	h.Open, h.Stranger = open("conformance"), open("stranger")
+	h.Kill = func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) }
+	h.OutOfMemory = func(t *testing.T, h sandboxer.Handle) {
+		if err := w.OOMKill(h.SandboxID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.Hang = func(*testing.T, sandboxer.Handle) func() {
+		w.Inject(fake.Fault{Verb: fake.VerbAny, Silent: true})
+		return w.Forgive
+	}
+	h.Hosts = []string{"one", "two"}
+	h.Away = func(_ *testing.T, host string) func() {
+		w.SetAway(host, true)
+		return func() { w.SetAway(host, false) }
+	}
+	extensiontest.Run(t, h)
+	if live := w.Live(); len(live) > 0 {
+		t.Errorf("left over: %+v", live)
+	}
+	if faults := fake.Audit(w.Log(), true); len(faults) > 0 {
+		t.Errorf("audit: %q", faults)
+	}
+}
+
+func harness(t *testing.T) extensiontest.Harness {
+	t.Helper()
+	h := extensiontest.Harness{
+		Inputs:   fake.Adapter.Inputs,
+		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo", Inputs: map[string]string{"volume": "data"}},
+		Volume:   "../volumes/data",
+		Want:     sandboxer.Capabilities(),
+		Enforces: []extensiontest.Feature{extensiontest.Owned},
+		Listen: func(port int) []string {
+			return []string{self(t), "echo", "127.0.0.1:" + strconv.Itoa(port)}
+		},
+	}
+	if os.Getuid() != 0 { // only itself can it be
+		me, err := user.Current()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.User = me.Username
+	}
+	return h
+}

@@ -1,0 +1,371 @@
+package process
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/protocol"
+)
+
+// How long a process that ended is not started again: twice as long every time, unless it has lived for settled.
+const (
+	firstRest = 100 * time.Millisecond
+	longRest  = 30 * time.Second
+	settled   = 30 * time.Second
+	// patience is how long a call waits for a rest to be over, instead of failing.
+	patience = time.Second
+)
+
+// A supervisor has the process of an extension running when it is needed. Calls never wait for long: while the
+// process rests after its death they fail.
+type supervisor struct {
+	env    sandboxer.Env
+	p      *program
+	hidden secrets
+	log    *rateLog
+
+	mu       sync.Mutex
+	cur      *session
+	starting chan struct{} // closed when the start under way has ended; nil if there is none
+	rest     time.Duration // how long it rests after the next death
+	until    time.Time     // it rests until then
+	why      error         // why it does not run
+	closed   bool
+	known    *sandboxer.Description // what the broker goes by
+	base     context.Context        // of processes, ends with close
+	end      context.CancelFunc
+}
+
+func newSupervisor(env sandboxer.Env, p *program) *supervisor {
+	base, end := context.WithCancel(context.Background())
+	return &supervisor{env: env, p: p, log: newRateLog(env.Log), base: base, end: end}
+}
+
+// A session is one life of the process, or one connection to the service.
+type session struct {
+	conn        *protocol.Conn
+	streams     streamer
+	stop        func(why error) // ends it at once
+	ended       <-chan struct{} // closed when nothing of it is left
+	reason      func() error    // why it ended, after that
+	description sandboxer.Description
+	began       time.Time
+}
+
+// A streamer brings the streams of requests.
+type streamer interface {
+	expect(token string) (<-chan arrival, func())
+}
+
+func (s *session) call(ctx context.Context, method string, params, result any, token string) error {
+	return s.conn.Call(ctx, method, params, result, token)
+}
+
+func (s *session) expect(token string) (<-chan arrival, func()) { return s.streams.expect(token) }
+
+// opened says what the broker goes by from now on.
+func (s *supervisor) opened(d sandboxer.Description) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.known = &d
+}
+
+// describe starts the process and returns what it says of itself.
+func (s *supervisor) describe(ctx context.Context) (d sandboxer.Description, err error) {
+	if s.p.Mode == sandboxer.ProgramCall {
+		return s.describeByCall(ctx)
+	}
+	sess, err := s.session(ctx)
+	if err != nil {
+		return d, err
+	}
+	return sess.description, nil
+}
+
+// link returns the running process.
+func (s *supervisor) link(ctx context.Context) (link, error) {
+	if s.p.Mode == sandboxer.ProgramCall {
+		return caller{s}, nil
+	}
+	return s.session(ctx)
+}
+
+// session returns the running process, and starts it if it does not run. Kinds: Unavailable while it rests;
+// those of its hello.
+func (s *supervisor) session(ctx context.Context) (*session, error) {
+	for {
+		s.mu.Lock()
+		switch {
+		case s.closed:
+			s.mu.Unlock()
+			return nil, sandboxer.E(sandboxer.Unavailable, nil, "%s is closed", s.env.Extension)
+		case s.cur != nil:
+			defer s.mu.Unlock()
+			return s.cur, nil
+		}
+		wait, starting := time.Until(s.until), s.starting
+		why := s.why
+		if starting == nil && wait <= 0 {
+			starting = make(chan struct{})
+			s.starting = starting
+			go s.start(starting)
+		}
+		s.mu.Unlock()
+		if starting == nil {
+			if wait > patience {
+				return nil, s.resting(why, wait)
+			}
+			select {
+			case <-time.After(wait):
+				continue
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		select {
+		case <-starting:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		s.mu.Lock()
+		cur, why, wait := s.cur, s.why, time.Until(s.until)
+		s.mu.Unlock()
+		if cur == nil {
+			return nil, s.resting(why, wait)
+		}
+	}
+}
+
+// resting is the error of a call while the process does not run.
+func (s *supervisor) resting(why error, wait time.Duration) error {
+	if why == nil {
+		why = sandboxer.E(sandboxer.Unavailable, nil, "%s does not run", s.p.title())
+	}
+	e := sandboxer.E(sandboxer.KindOf(why), why, "%s cannot be asked: %s", s.env.Extension, sandboxer.Message(why)).
+		WithPublic("%s cannot be asked just now", s.env.Extension)
+	if e.Kind != sandboxer.Unavailable && e.Kind != sandboxer.Unsupported {
+		return why // its configuration is wrong
+	}
+	e.Hint = sandboxer.HintOf(why)
+	if wait > 0 {
+		e.Kind, e.RetryAfter = sandboxer.Unavailable, wait.Round(time.Millisecond)
+	}
+	return e
+}
+
+// start starts the process, for whoever waits for done.
+func (s *supervisor) start(done chan struct{}) {
+	sess, err := s.begin()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.starting = nil
+	close(done)
+	if err != nil {
+		s.failed(err)
+		return
+	}
+	if s.closed {
+		sess.stop(errClosed)
+		return
+	}
+	if s.known != nil && !reflect.DeepEqual(*s.known, sess.description) {
+		s.env.Log.Warn("the extension says other things of itself than when it was opened: start the server anew")
+	}
+	s.cur, s.why = sess, nil
+	go s.watch(sess)
+}
+
+var errClosed = errors.New("the extension is closed")
+
+// failed has the process rest. s.mu is held.
+func (s *supervisor) failed(err error) {
+	s.rest = min(max(2*s.rest, firstRest), longRest)
+	s.until, s.why = time.Now().Add(s.rest), err
+}
+
+// watch waits for the end of a session.
+func (s *supervisor) watch(sess *session) {
+	<-sess.conn.Done()
+	s.mu.Lock()
+	if s.cur == sess { // no further call of it
+		s.cur = nil
+	}
+	if time.Since(sess.began) >= settled {
+		s.rest = 0
+	}
+	s.failed(sandboxer.E(sandboxer.Unavailable, nil, "%s has ended", s.p.title()))
+	closed := s.closed
+	s.mu.Unlock()
+	sess.stop(sess.conn.Err())
+	<-sess.ended
+	err := sess.reason()
+	s.mu.Lock()
+	if s.cur == nil && s.starting == nil && err != nil {
+		s.why = err
+	}
+	s.mu.Unlock()
+	if !closed {
+		s.env.Log.Warn("the extension's process ended", "err", s.hidden.hide(fmt.Sprint(err)))
+	}
+}
+
+// close ends the process and waits until nothing of it is left.
+func (s *supervisor) close() error {
+	s.mu.Lock()
+	s.closed = true
+	cur, starting := s.cur, s.starting
+	s.mu.Unlock()
+	s.end()
+	if starting != nil {
+		<-starting
+	}
+	if cur != nil {
+		cur.conn.Close()
+		cur.stop(errClosed)
+		<-cur.ended
+	}
+	return nil
+}
+
+// hello is what the broker says first.
+func (s *supervisor) hello(streams string) (h protocol.Hello, err error) {
+	h = protocol.Hello{Protocols: protocol.Versions, Program: "sandboxer", Extension: s.env.Extension, Owner: s.env.Owner, Dir: s.env.Dir, Hosts: s.env.Hosts,
+		Streams: streams, Handler: s.p.Handler, Path: s.p.Path, Concurrency: s.p.Concurrency}
+	if h.Config, err = s.env.Config(true); err == nil {
+		s.hidden.learn(s.p.config, h.Config)
+	}
+	return h, err
+}
+
+// greet exchanges hellos, within protocol.HelloTime. giveUp unblocks reading and writing.
+func (s *supervisor) greet(r *bufio.Reader, w io.Writer, streams string, giveUp func(error)) (d sandboxer.Description, err error) {
+	ours, err := s.hello(streams)
+	if err != nil {
+		return d, err
+	}
+	timer := time.AfterFunc(protocol.HelloTime, func() { giveUp(fmt.Errorf("%s does not say hello within %s", s.p.title(), protocol.HelloTime)) })
+	defer timer.Stop()
+	stop := context.AfterFunc(s.base, func() { giveUp(errClosed) })
+	defer stop()
+	wrote := make(chan error, 1)
+	go func() { wrote <- protocol.WriteHello(w, ours) }()
+	theirs, err := protocol.ReadHello(r)
+	if err != nil {
+		giveUp(err)
+		<-wrote
+		return d, err
+	}
+	if _, err := protocol.Agree(theirs.Protocols); err != nil {
+		return d, sandboxer.E(sandboxer.Unavailable, nil, "%s: %s", s.p.title(), sandboxer.Message(err)).WithHint("install a version of one that fits the other")
+	}
+	if theirs.Error != nil {
+		return d, s.hide(theirs.Error.Err())
+	}
+	if theirs.Description == nil {
+		return d, sandboxer.E(sandboxer.Unavailable, nil, "%s says hello, and not what it is", s.p.title())
+	}
+	if err := <-wrote; err != nil {
+		return d, err
+	}
+	return *theirs.Description, checkDescription(*theirs.Description)
+}
+
+// hide blanks secrets out of what an extension says.
+func (s *supervisor) hide(err error) error {
+	var joined interface{ Unwrap() []error }
+	if errors.As(err, &joined) {
+		var all []error
+		for _, err := range joined.Unwrap() {
+			all = append(all, s.hide(err))
+		}
+		return errors.Join(all...)
+	}
+	var e *sandboxer.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	own := *e
+	own.Msg, own.Hint, own.Public = s.hidden.hide(e.Msg), s.hidden.hide(e.Hint), s.hidden.hide(e.Public)
+	return &own
+}
+
+// connect makes the session's control connection.
+func (s *supervisor) connect(sess *session, r *bufio.Reader, w io.Writer) {
+	sess.began = time.Now()
+	sess.conn = protocol.New(r, w, protocol.Options{
+		Serve: s.serve,
+		Log: func(level slog.Level, msg string, attrs map[string]string) {
+			s.log.say(level, s.hidden.hide(msg), func() (out []any) {
+				for k, v := range attrs {
+					out = append(out, k, s.hidden.hide(v))
+				}
+				return out
+			})
+		},
+		Unanswered: func(method string) {
+			s.env.Log.Warn("the extension does not answer a request that was cancelled: its process is replaced", "method", method)
+			sess.stop(fmt.Errorf("it did not answer a request that was cancelled (%s)", method))
+		},
+	})
+	go sess.conn.Run(s.base)
+}
+
+// serve answers requests of the extension.
+func (s *supervisor) serve(ctx context.Context, r *protocol.Request) (any, error) {
+	if r.Method != protocol.MethodRecorded {
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "the broker has no method %.64q", r.Method)
+	}
+	var p protocol.RecordedParams
+	if err := r.Decode(&p); err != nil {
+		return nil, err
+	}
+	if s.env.Recorded == nil {
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "nobody keeps records here")
+	}
+	all, err := s.env.Recorded(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return protocol.PageOf(all, p.Skip), nil
+}
+
+// A rateLog logs what an extension says, but no more than so many lines a second.
+type rateLog struct {
+	log *slog.Logger
+
+	mu      sync.Mutex
+	second  time.Time
+	lines   int
+	dropped int
+}
+
+const maxLogLines = 100 // a second
+
+func newRateLog(log *slog.Logger) *rateLog { return &rateLog{log: log} }
+
+func (l *rateLog) say(level slog.Level, msg string, attrs func() []any) {
+	l.mu.Lock()
+	if now := time.Now(); now.Sub(l.second) >= time.Second {
+		if l.dropped > 0 {
+			l.log.Warn("the extension says too much: lines were left out", "lines", l.dropped)
+		}
+		l.second, l.lines, l.dropped = now, 0, 0
+	}
+	l.lines++
+	drop := l.lines > maxLogLines
+	if drop {
+		l.dropped++
+	}
+	l.mu.Unlock()
+	if !drop {
+		l.log.Log(context.Background(), level, msg, attrs()...)
+	}
+}

@@ -1,0 +1,36 @@
+package catalog
+
+import (
+	"errors"
+	"reflect"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// DecodeConfig reads a configuration that comes without its file, as a JSON object in which the values of
+// secrets stand, into v, as Env.Decode reads a `config:` block. It fails with Faults, whose paths begin with "config".
+func DecodeConfig(data []byte, v any) error {
+	p := reflect.ValueOf(v)
+	if p.Kind() != reflect.Pointer || p.IsNil() {
+		return sandboxer.E(sandboxer.Internal, nil, "a configuration can only be read into a pointer, not %T", v)
+	}
+	src := newSource("config", data)
+	if n := src.parse(data); n != nil {
+		d := newDecoder(src)
+		d.secret, d.resolved = func(value string) (sandboxer.Secret, error) { return sandboxer.Secret(value), nil }, true
+		d.value(p.Elem(), n, nil, "config", rule{}, 1)
+	}
+	if fs := src.take(); len(fs) > 0 {
+		return fs
+	}
+	return nil
+}
+
+// FaultsOf returns the faults that err is.
+func FaultsOf(err error) Faults {
+	var fs Faults
+	if errors.As(err, &fs) {
+		return fs
+	}
+	return nil
+}

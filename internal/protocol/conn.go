@@ -1,0 +1,460 @@
+package protocol
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
+)
+
+// Options of a Conn.
+type Options struct {
+	// Serve does what the other side asks for; nil refuses everything. It may take as
+	// long as it wants and is called in goroutines of its own.
+	Serve func(ctx context.Context, r *Request) (any, error)
+	// MaxServed bounds requests of the other side under way; those beyond it are answered
+	// with Exhausted. Default 8.
+	MaxServed int
+	// Log is told what the other side logs; nil discards it.
+	Log func(level slog.Level, msg string, attrs map[string]string)
+	// Unanswered is called when a cancelled request was not answered within CancelTime; may be nil.
+	Unanswered func(method string)
+}
+
+// A Request is what the other side asks for.
+type Request struct {
+	Method string
+	Params json.RawMessage
+	Token  string // of its stream; "" if it has none
+}
+
+// Decode reads the params into v, a pointer to a struct.
+func (r *Request) Decode(v any) error {
+	params := r.Params
+	if len(params) == 0 {
+		params = json.RawMessage("{}")
+	}
+	if _, err := strictjson.DecodeStored(params, v); err != nil {
+		return sandboxer.E(sandboxer.Invalid, nil, "the params of %s cannot be read: %s", r.Method, err)
+	}
+	return nil
+}
+
+// A Conn is a control connection. Its methods may be called from several goroutines.
+type Conn struct {
+	opts Options
+	r    *bufio.Reader
+	out  chan []byte // lines for the writer
+
+	mu      sync.Mutex
+	last    uint64
+	asked   map[uint64]*asked             // requests of ours under way
+	serving map[uint64]context.CancelFunc // and of the other side
+	err     error                         // why it ended; set before done is closed
+	done    chan struct{}
+	end     sync.Once
+}
+
+type asked struct {
+	answer   chan line // of one
+	progress func(sandboxer.Progress)
+}
+
+// New returns the connection that reads from r and writes to w, after the hellos. Run reads it; writing
+// goes on until it has ended. Closing r and w is the caller's.
+func New(r *bufio.Reader, w io.Writer, opts Options) *Conn {
+	if opts.MaxServed == 0 {
+		opts.MaxServed = 8
+	}
+	c := &Conn{opts: opts, r: r, out: make(chan []byte), asked: map[uint64]*asked{}, serving: map[uint64]context.CancelFunc{}, done: make(chan struct{})}
+	go c.write(w)
+	return c
+}
+
+// NewReader returns a reader for New, ReadHello and the token of a stream.
+func NewReader(r io.Reader) *bufio.Reader { return bufio.NewReaderSize(r, 64<<10) }
+
+// WriteHello sends the first line.
+func WriteHello(w io.Writer, h Hello) error {
+	data, err := encode(line{Hello: &h})
+	if err == nil {
+		_, err = w.Write(data)
+	}
+	return err
+}
+
+// ReadHello reads the first line of the other side. Kind: Invalid if it is none.
+func ReadHello(r *bufio.Reader) (*Hello, error) {
+	data, err := readLine(r)
+	if err != nil {
+		return nil, err
+	}
+	l, err := parse(data)
+	if err == nil && l.Hello == nil {
+		err = errors.New("it is no hello")
+	}
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "the first line does not belong to the extension protocol: %s", err)
+	}
+	return l.Hello, nil
+}
+
+func (c *Conn) write(w io.Writer) {
+	for {
+		select {
+		case data := <-c.out:
+			if _, err := w.Write(data); err != nil {
+				c.fail(err)
+				return
+			}
+		case <-c.done:
+			return
+		}
+	}
+}
+
+// send gives l to the writer, which may have to wait until the other side reads.
+func (c *Conn) send(ctx context.Context, l line) error {
+	data, err := encode(l)
+	if err != nil {
+		return err
+	}
+	select {
+	case c.out <- data:
+		return nil
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// fail ends the connection.
+func (c *Conn) fail(err error) {
+	c.end.Do(func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.err = err
+		for _, cancel := range c.serving {
+			cancel()
+		}
+		close(c.done)
+	})
+}
+
+// Close ends the connection: calls of it fail, requests of the other side are cancelled. What it read
+// from and wrote to is not closed.
+func (c *Conn) Close() { c.fail(errClosed) }
+
+var errClosed = errors.New("the connection was closed")
+
+// Done is closed when the connection has ended; Err says why then.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Err returns why the connection has ended; io.EOF where the other side ended it in order.
+func (c *Conn) Err() error {
+	select {
+	case <-c.done:
+		return c.err
+	default:
+		return nil
+	}
+}
+
+// Run reads until the connection ends, and returns why. It is called once.
+func (c *Conn) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for {
+		data, err := readLine(c.r)
+		var l line
+		if err == nil {
+			if l, err = parse(data); err != nil {
+				err = fmt.Errorf("a line does not belong to the extension protocol: %w", err)
+			} else if l.Hello != nil {
+				err = errors.New("a hello comes a second time")
+			}
+		}
+		if err != nil {
+			c.fail(err)
+			return c.err
+		}
+		switch {
+		case l.Method == "":
+			c.answered(l)
+		case l.ID == 0:
+			c.notified(l)
+		default:
+			if err := c.serve(ctx, l); err != nil {
+				c.fail(err)
+				return c.err
+			}
+		}
+		select {
+		case <-c.done:
+			return c.err
+		default:
+		}
+	}
+}
+
+func (c *Conn) answered(l line) {
+	c.mu.Lock()
+	a := c.asked[l.ID]
+	delete(c.asked, l.ID)
+	c.mu.Unlock()
+	if a != nil {
+		a.answer <- l
+	}
+}
+
+// The notifications.
+const (
+	notifyCancel   = "cancel"
+	notifyProgress = "progress"
+	notifyLog      = "log"
+)
+
+type cancelParams struct {
+	ID uint64 `json:"id"`
+}
+
+type progressParams struct {
+	ID    uint64 `json:"id"`
+	Step  string `json:"step,omitempty"`
+	Done  int64  `json:"done,omitempty"`
+	Total int64  `json:"total,omitempty"`
+}
+
+type logParams struct {
+	Level   string            `json:"level,omitempty"`
+	Message string            `json:"message"`
+	Attrs   map[string]string `json:"attrs,omitempty"`
+}
+
+// maxAttrs bounds what of a log's attributes is kept.
+const maxAttrs = 32
+
+// notified does what a notification says. What cannot be read, or is not known, is nothing.
+func (c *Conn) notified(l line) {
+	switch l.Method {
+	case notifyCancel:
+		var p cancelParams
+		if _, err := strictjson.DecodeStored(l.Params, &p); err != nil {
+			return
+		}
+		c.mu.Lock()
+		cancel := c.serving[p.ID]
+		c.mu.Unlock()
+		if cancel != nil {
+			cancel()
+		}
+	case notifyProgress:
+		var p progressParams
+		if _, err := strictjson.DecodeStored(l.Params, &p); err != nil {
+			return
+		}
+		c.mu.Lock()
+		a := c.asked[p.ID]
+		c.mu.Unlock()
+		if a != nil && a.progress != nil {
+			a.progress(sandboxer.Progress{Step: cut(p.Step), Done: max(p.Done, 0), Total: max(p.Total, 0)})
+		}
+	case notifyLog:
+		var p logParams
+		if _, err := strictjson.DecodeStored(l.Params, &p); err != nil || c.opts.Log == nil {
+			return
+		}
+		level := slog.LevelInfo
+		_ = level.UnmarshalText([]byte(p.Level))
+		attrs := map[string]string{}
+		for k, v := range p.Attrs {
+			if len(attrs) < maxAttrs {
+				attrs[cut(k)] = cut(v)
+			}
+		}
+		c.opts.Log(level, cut(p.Message), attrs)
+	}
+}
+
+// serve begins a request of the other side.
+func (c *Conn) serve(ctx context.Context, l line) error {
+	c.mu.Lock()
+	if _, twice := c.serving[l.ID]; twice {
+		c.mu.Unlock()
+		return fmt.Errorf("the request %d comes a second time", l.ID)
+	}
+	full := len(c.serving) >= c.opts.MaxServed
+	var cancel context.CancelFunc
+	if !full {
+		if l.TimeoutMS > 0 {
+			ctx, cancel = context.WithTimeout(ctx, time.Duration(min(l.TimeoutMS, maxTimeoutMS))*time.Millisecond)
+		} else {
+			ctx, cancel = context.WithCancel(ctx)
+		}
+		ctx = sandboxer.WithProgress(ctx, func(p sandboxer.Progress) {
+			params, err := json.Marshal(progressParams{l.ID, p.Step, p.Done, p.Total})
+			if err == nil {
+				_ = c.send(ctx, line{Method: notifyProgress, Params: params})
+			}
+		})
+		c.serving[l.ID] = cancel
+	}
+	c.mu.Unlock()
+	if full {
+		e := sandboxer.E(sandboxer.Exhausted, nil, "%d requests are under way already", c.opts.MaxServed)
+		return c.send(ctx, line{ID: l.ID, Error: ErrorOf(e)})
+	}
+	go func() {
+		defer cancel()
+		r := &Request{Method: l.Method, Params: l.Params, Token: l.Stream}
+		var result any
+		err := error(sandboxer.E(sandboxer.Unsupported, nil, "%.64q is no method of this side", l.Method))
+		if c.opts.Serve != nil {
+			result, err = c.opts.Serve(ctx, r)
+		}
+		answer := line{ID: l.ID}
+		if err == nil {
+			answer.Result, err = marshal(result)
+		}
+		if err != nil {
+			answer.Result, answer.Error = nil, ErrorOf(err)
+		}
+		c.mu.Lock()
+		delete(c.serving, l.ID)
+		c.mu.Unlock()
+		if err := c.send(context.Background(), answer); err != nil && answer.Error == nil {
+			_ = c.send(context.Background(), line{ID: l.ID, Error: ErrorOf(err)}) // it was too long
+		}
+	}()
+	return nil
+}
+
+// maxTimeoutMS bounds what a deadline can be.
+const maxTimeoutMS = int64(1000 * time.Hour / time.Millisecond)
+
+func marshal(v any) (json.RawMessage, error) {
+	if v == nil {
+		return json.RawMessage("{}"), nil
+	}
+	return json.Marshal(v)
+}
+
+// Call asks the other side and waits for the answer, which it decodes into result if that is not nil.
+// token names the stream of the request, if it has one. Cancelling ctx, whose deadline travels, cancels
+// the request, and Call returns when that is answered or CancelTime is over. Progress goes to the progress of ctx.
+// Kinds: those of the other side; Unavailable when the connection ends, or an answer cannot be read.
+func (c *Conn) Call(ctx context.Context, method string, params, result any, token string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	p, err := marshal(params)
+	if err != nil {
+		return sandboxer.E(sandboxer.Invalid, err, "what %s is told cannot be written as JSON", method)
+	}
+	l := line{Method: method, Params: p, Stream: token}
+	if deadline, ok := ctx.Deadline(); ok {
+		l.TimeoutMS = max(time.Until(deadline).Milliseconds(), 1)
+	}
+	var over atomic.Bool // no progress after the end
+	a := &asked{answer: make(chan line, 1), progress: func(p sandboxer.Progress) {
+		if !over.Load() {
+			sandboxer.ReportProgress(ctx, p)
+		}
+	}}
+	defer over.Store(true)
+	c.mu.Lock()
+	c.last++
+	l.ID = c.last
+	c.asked[l.ID] = a
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		delete(c.asked, l.ID)
+		c.mu.Unlock()
+	}()
+	data, err := encode(l)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	select {
+	case c.out <- data:
+	case <-c.done:
+		return c.ended(method)
+	case <-ctx.Done(): // nothing was asked
+		if c.opts.Unanswered != nil && time.Since(began) >= CancelTime { // the other side does not read
+			c.opts.Unanswered(method)
+		}
+		return ctx.Err()
+	}
+	var late <-chan time.Time
+	gone := ctx.Done()
+	for {
+		select {
+		case answer := <-a.answer:
+			return decode(method, answer, result)
+		case <-c.done:
+			select {
+			case answer := <-a.answer: // it came before the end
+				return decode(method, answer, result)
+			default:
+			}
+			return c.ended(method)
+		case <-gone:
+			gone = nil
+			timer := time.NewTimer(CancelTime)
+			defer timer.Stop()
+			late = timer.C
+			go func() { // the other side may not read
+				params, _ := json.Marshal(cancelParams{l.ID})
+				c2, cancel := context.WithTimeout(context.Background(), CancelTime)
+				defer cancel()
+				_ = c.send(c2, line{Method: notifyCancel, Params: params})
+			}()
+		case <-late:
+			if c.opts.Unanswered != nil {
+				c.opts.Unanswered(method)
+			}
+			return ctx.Err()
+		}
+	}
+}
+
+func (c *Conn) ended(method string) error {
+	err := c.err
+	if errors.Is(err, io.EOF) {
+		err = nil // it says nothing
+	}
+	return sandboxer.E(sandboxer.Unavailable, err, "the extension's process ended during %s", method)
+}
+
+func decode(method string, l line, result any) error {
+	if l.Error != nil {
+		return l.Error.Err()
+	}
+	if result == nil {
+		return nil
+	}
+	if _, err := strictjson.DecodeStored(l.Result, result); err != nil {
+		return sandboxer.E(sandboxer.Internal, err, "the extension's answer to %s cannot be read", method)
+	}
+	return nil
+}
+
+// Log sends a line for the other side's log. It waits for the other side to read, but not beyond ctx.
+func (c *Conn) Log(ctx context.Context, level slog.Level, msg string, attrs map[string]string) {
+	params, err := json.Marshal(logParams{level.String(), msg, attrs})
+	if err == nil {
+		_ = c.send(ctx, line{Method: notifyLog, Params: params})
+	}
+}

@@ -1,0 +1,248 @@
+package protocol
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"time"
+	"unicode/utf8"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Bytes are bytes that are mostly text: a JSON string where they are UTF-8, {"base64": "…"} where not.
+type Bytes string
+
+type encodedBytes struct {
+	Base64 []byte `json:"base64"`
+}
+
+// MarshalJSON implements json.Marshaler.
+func (b Bytes) MarshalJSON() ([]byte, error) {
+	if utf8.ValidString(string(b)) {
+		return json.Marshal(string(b))
+	}
+	return json.Marshal(encodedBytes{[]byte(b)})
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (b *Bytes) UnmarshalJSON(data []byte) error {
+	if len(data) > 0 && data[0] == '{' {
+		var e encodedBytes
+		if err := json.Unmarshal(data, &e); err != nil {
+			return err
+		}
+		if e.Base64 == nil {
+			return errors.New("it has no base64")
+		}
+		*b = Bytes(e.Base64)
+		return nil
+	}
+	return json.Unmarshal(data, (*string)(b))
+}
+
+func bytesMap(m map[string]string) map[string]Bytes {
+	if m == nil {
+		return nil
+	}
+	out := make(map[string]Bytes, len(m))
+	for k, v := range m {
+		out[k] = Bytes(v)
+	}
+	return out
+}
+
+func stringMap(m map[string]Bytes) map[string]string {
+	if m == nil {
+		return nil
+	}
+	out := make(map[string]string, len(m))
+	for k, v := range m {
+		out[k] = string(v)
+	}
+	return out
+}
+
+func bytesList(l []string) []Bytes {
+	out := make([]Bytes, len(l))
+	for i, s := range l {
+		out[i] = Bytes(s)
+	}
+	return out
+}
+
+func stringList(l []Bytes) []string {
+	out := make([]string, len(l))
+	for i, s := range l {
+		out[i] = string(s)
+	}
+	return out
+}
+
+// InputID is the input that always holds the sandbox's ID.
+const InputID = "sandbox_id"
+
+// SpecParams are the params of what makes a sandbox; further ones of a method embed it.
+type SpecParams struct {
+	Spec  sandboxer.Spec   `json:"spec"`
+	Env   map[string]Bytes `json:"env,omitempty"`
+	Host  string           `json:"host"`
+	Place string           `json:"place,omitempty"`
+	Stamp []byte           `json:"stamp,omitempty"`
+}
+
+// SpecOf returns spec as it travels.
+func SpecOf(spec sandboxer.Spec) SpecParams {
+	n := SpecParams{Spec: spec, Env: bytesMap(spec.Env), Place: spec.Place, Stamp: spec.Stamp, Host: "localhost"}
+	for _, host := range []string{spec.Host, spec.Place} {
+		if host != "" {
+			n.Host = host
+		}
+	}
+	n.Spec.Inputs = make(map[string]string, len(spec.Inputs)+1)
+	for k, v := range spec.Inputs {
+		n.Spec.Inputs[k] = v
+	}
+	n.Spec.Inputs[InputID] = spec.ID
+	return n
+}
+
+// Full returns the spec that n is of.
+func (n SpecParams) Full() sandboxer.Spec {
+	s := n.Spec
+	s.Env, s.Place, s.Stamp = stringMap(n.Env), n.Place, n.Stamp
+	if s.Inputs[InputID] == s.ID {
+		delete(s.Inputs, InputID)
+	}
+	if len(s.Inputs) == 0 {
+		s.Inputs = nil
+	}
+	return s
+}
+
+// Cmd is sandboxer.Cmd without its streams.
+type Cmd struct {
+	Args    []Bytes            `json:"args"`
+	Env     map[string]Bytes   `json:"env,omitempty"`
+	Dir     Bytes              `json:"dir,omitempty"`
+	User    string             `json:"user,omitempty"`
+	Service string             `json:"service,omitempty"`
+	TTY     *sandboxer.WinSize `json:"tty,omitempty"`
+	Stdin   bool               `json:"stdin,omitempty"`
+}
+
+// CmdOf returns c as it travels.
+func CmdOf(c sandboxer.Cmd) Cmd {
+	return Cmd{bytesList(c.Args), bytesMap(c.Env), Bytes(c.Dir), c.User, c.Service, c.TTY, c.Stdin != nil}
+}
+
+// Cmd returns what c is of, without streams.
+func (c Cmd) Cmd() sandboxer.Cmd {
+	return sandboxer.Cmd{Args: stringList(c.Args), Env: stringMap(c.Env), Dir: string(c.Dir), User: c.User, Service: c.Service, TTY: c.TTY}
+}
+
+// Process is sandboxer.ProcessSpec, or a sandboxer.Process, which has a PID.
+type Process struct {
+	PID   int                `json:"pid,omitempty"`
+	Args  []Bytes            `json:"args"`
+	Env   map[string]Bytes   `json:"env,omitempty"`
+	Dir   Bytes              `json:"dir,omitempty"`
+	User  string             `json:"user,omitempty"`
+	TTY   *sandboxer.WinSize `json:"tty,omitempty"`
+	Input bool               `json:"input,omitempty"`
+	Tag   Bytes              `json:"tag,omitempty"`
+}
+
+// ProcessOf returns a process that runs as it travels.
+func ProcessOf(p sandboxer.Process) Process {
+	return Process{PID: p.PID, Args: bytesList(p.Args), Env: bytesMap(p.Env), Dir: Bytes(p.Dir), Tag: Bytes(p.Tag)}
+}
+
+// ProcessSpecOf returns one that is to be started as it travels.
+func ProcessSpecOf(p sandboxer.ProcessSpec) Process {
+	return Process{0, bytesList(p.Args), bytesMap(p.Env), Bytes(p.Dir), p.User, p.TTY, p.Input, Bytes(p.Tag)}
+}
+
+// Process returns the running process that p is of.
+func (p Process) Process() sandboxer.Process {
+	return sandboxer.Process{PID: p.PID, Tag: string(p.Tag), Args: stringList(p.Args), Dir: string(p.Dir), Env: stringMap(p.Env)}
+}
+
+// ProcessSpec returns what is to be started.
+func (p Process) ProcessSpec() sandboxer.ProcessSpec {
+	return sandboxer.ProcessSpec{Args: stringList(p.Args), Env: stringMap(p.Env), Dir: string(p.Dir), User: p.User, TTY: p.TTY, Input: p.Input, Tag: string(p.Tag)}
+}
+
+// File is sandboxer.FileInfo.
+type File struct {
+	Path    Bytes     `json:"path"`
+	Size    int64     `json:"size"`
+	Mode    uint32    `json:"mode"`
+	ModTime time.Time `json:"mod_time"`
+	Owner   string    `json:"owner,omitempty"`
+	Group   string    `json:"group,omitempty"`
+	Target  Bytes     `json:"target,omitempty"`
+}
+
+// FileOf returns f as it travels.
+func FileOf(f sandboxer.FileInfo) File {
+	return File{Bytes(f.Path), f.Size, uint32(f.Mode), f.ModTime, f.Owner, f.Group, Bytes(f.Target)}
+}
+
+// File returns what f is of.
+func (f File) File() sandboxer.FileInfo {
+	return sandboxer.FileInfo{Path: string(f.Path), Size: f.Size, Mode: fs.FileMode(f.Mode), ModTime: f.ModTime, Owner: f.Owner, Group: f.Group, Target: string(f.Target)}
+}
+
+// Change is sandboxer.FileChange.
+type Change struct {
+	Path Bytes            `json:"path"`
+	Op   sandboxer.FileOp `json:"op"`
+	File *File            `json:"file,omitempty"`
+}
+
+// ChangeOf returns c as it travels.
+func ChangeOf(c sandboxer.FileChange) Change {
+	out := Change{Path: Bytes(c.Path), Op: c.Op}
+	if c.File != nil {
+		f := FileOf(*c.File)
+		out.File = &f
+	}
+	return out
+}
+
+// Change returns what c is of.
+func (c Change) Change() sandboxer.FileChange {
+	out := sandboxer.FileChange{Path: string(c.Path), Op: c.Op}
+	if c.File != nil {
+		f := c.File.File()
+		out.File = &f
+	}
+	return out
+}
+
+// Found is sandboxer.Found.
+type Found struct {
+	Handle sandboxer.Handle `json:"handle"`
+	Stamp  []byte           `json:"stamp,omitempty"`
+	Fuse   time.Time        `json:"fuse,omitzero"`
+}
+
+// FoundSnapshot is sandboxer.FoundSnapshot.
+type FoundSnapshot struct {
+	Snapshot   sandboxer.Snapshot `json:"snapshot"`
+	Whole      bool               `json:"whole,omitempty"`
+	SandboxID  string             `json:"sandbox_id,omitempty"`
+	Generation int                `json:"generation,omitempty"`
+	Stamp      []byte             `json:"stamp,omitempty"`
+}
+
+// Cache is sandboxer.Cache.
+type Cache struct {
+	Host    string    `json:"host"`
+	Name    string    `json:"name"`
+	Tenant  string    `json:"tenant,omitempty"`
+	Bytes   int64     `json:"bytes"`
+	UsedAt  time.Time `json:"used_at,omitzero"`
+	Problem string    `json:"problem,omitempty"`
+}
