@@ -67,6 +67,8 @@ func along[X, P any](can sandboxer.Capability, f func(ctx context.Context, x X, 
 			return nil, err
 		}
 		defer s.Close()
+		stop := context.AfterFunc(c.ctx, func() { s.Close() })
+		defer stop()
 		return f(c.ctx, x, p, s)
 	}}
 }

@@ -83,6 +83,8 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 		return err
 	}
 	defer s.Close()
+	stop := context.AfterFunc(ctx, func() { s.Close() }) // whoever waits to send on it gets to hear that it is cancelled
+	defer stop()
 	type outcome struct{ mine, theirs error }
 	worked := make(chan outcome, 1)
 	go func() {
