@@ -17,6 +17,7 @@ import (
 	"io/fs"
 	"iter"
 	"log/slog"
+	"maps"
 	"net"
 	"path"
 	"slices"
@@ -44,6 +45,7 @@ type Backend struct {
 	limiter    sandboxer.Limiter
 	cacher     sandboxer.Cacher
 	ports      sandboxer.PortLister
+	services   sandboxer.Serviced
 	forgetter  sandboxer.Forgetter
 	exec       sandboxer.Execer
 	files      sandboxer.Filer
@@ -128,14 +130,24 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	if n, ok := ext.(sandboxer.Narrower); ok {
 		not = n.Without()
 	}
-	b.check, _ = ext.(sandboxer.Checker)
-	b.placer, _ = ext.(sandboxer.Placer)
-	b.admitter, _ = ext.(sandboxer.Admitter)
-	b.limiter, _ = ext.(sandboxer.Limiter)
-	b.noticer, _ = ext.(sandboxer.Noticer)
-	b.cacher, _ = ext.(sandboxer.Cacher)
-	b.ports, _ = ext.(sandboxer.PortLister)
-	b.forgetter, _ = ext.(sandboxer.Forgetter)
+	if d, ok := ext.(sandboxer.Describer); ok { // what it does not say that it has it has not
+		says := d.Describe()
+		b.opts.Inputs = says.Inputs
+		for _, c := range slices.Concat(sandboxer.Capabilities(), sandboxer.Besides()) {
+			if !slices.Contains(says.Capabilities, c) {
+				not = append(slices.Clip(not), c)
+			}
+		}
+	}
+	resolve(b, &b.check, sandboxer.CanCheck, not)
+	resolve(b, &b.placer, sandboxer.CanPlace, not)
+	resolve(b, &b.admitter, sandboxer.CanAdmit, not)
+	resolve(b, &b.limiter, sandboxer.CanLimits, not)
+	resolve(b, &b.noticer, sandboxer.CanNotices, not)
+	resolve(b, &b.cacher, sandboxer.CanCaches, not)
+	resolve(b, &b.ports, sandboxer.CanPorts, not)
+	resolve(b, &b.forgetter, sandboxer.CanForget, not)
+	resolve(b, &b.services, sandboxer.CanServices, not)
 	resolve(b, &b.exec, sandboxer.CanExec, not)
 	resolve(b, &b.files, sandboxer.CanFiles, not)
 	if b.files == nil && b.exec != nil {
@@ -175,7 +187,9 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 func resolve[T any](b *Backend, dst *T, c sandboxer.Capability, not []sandboxer.Capability) {
 	if t, ok := b.ext.(T); ok && !slices.Contains(not, c) {
 		*dst = t
-		b.caps = append(b.caps, c)
+		if slices.Contains(sandboxer.Capabilities(), c) {
+			b.caps = append(b.caps, c)
+		}
 	}
 }
 
@@ -301,7 +315,7 @@ func (b *Backend) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cm
 	if err := checkCmd(cmd); err != nil {
 		return x, err
 	}
-	if _, ok := b.exec.(sandboxer.Serviced); !ok && cmd.Service != "" {
+	if b.services == nil && cmd.Service != "" {
 		return x, sandboxer.E(sandboxer.Unsupported, nil, "sandboxes of %s have no services", b.id).WithHint("leave --service out")
 	}
 	g := &gate{}
@@ -524,7 +538,7 @@ func (b *Backend) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (
 // RestoreFromSnapshot provisions a new sandbox from a snapshot.
 func (b *Backend) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, s sandboxer.Snapshot) (h sandboxer.Handle, err error) {
 	if b.snapshot == nil {
-		return h, b.cannot(sandboxer.CanSnapshot)
+		return h, LacksRestore(b.id)
 	}
 	// The inputs are not asked about: what was saved goes on, and nothing of them is used.
 	if err := cmp.Or(checkSpec(spec), b.placed(spec)); err != nil {
@@ -705,8 +719,21 @@ func checkFile(fi *sandboxer.FileInfo) error {
 	return nil
 }
 
-func (b *Backend) cannot(c sandboxer.Capability) error {
-	return sandboxer.E(sandboxer.Unsupported, nil, "extension %q does not support %s", b.id, c)
+func (b *Backend) cannot(c sandboxer.Capability) error { return Lacks(b.id, c) }
+
+// Lacks is the one error for what an extension has not: "ext.x does not support snapshots".
+// Kind: Unsupported.
+func Lacks(extension string, c sandboxer.Capability) *sandboxer.Error {
+	what := string(c)
+	if c == sandboxer.CanSnapshot {
+		what = "snapshots"
+	}
+	return sandboxer.E(sandboxer.Unsupported, nil, "%s does not support %s", extension, what)
+}
+
+// LacksRestore is Lacks for what cannot be made of a snapshot.
+func LacksRestore(extension string) *sandboxer.Error {
+	return sandboxer.E(sandboxer.Unsupported, nil, "%s does not support restore", extension)
 }
 
 // discreet leaves to administrators what an error says to them alone (Error.Public). What
@@ -826,10 +853,21 @@ func (b *Backend) admit(s sandboxer.Spec) error {
 		return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator or as its profile has it", b.id, name).
 			WithHint("leave it out, or ask an administrator, who can put it into a profile")
 	}
+	declared := map[string]bool{}
 	for _, in := range b.opts.Inputs {
+		declared[in.Name] = true
 		if in.Restricted && s.Inputs[in.Name] != in.Default {
 			if err := one(in.Name); err != nil {
 				return err
+			}
+		}
+	}
+	if slices.ContainsFunc(b.opts.Inputs, func(in sandboxer.Input) bool { return in.Name == sandboxer.AnyInput && in.Restricted }) {
+		for _, name := range slices.Sorted(maps.Keys(s.Inputs)) {
+			if !declared[name] {
+				if err := one(name); err != nil {
+					return err
+				}
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
 // An AgentVisit is one use of the agent inside a sandbox, for a door that speaks its wire.
@@ -29,7 +30,7 @@ func (m *Manager) VisitAgent(ctx context.Context, ref string) (*AgentVisit, erro
 		return nil, err
 	}
 	if !b.Can(sandboxer.CanAgent) { // before a paused one is resumed for nothing
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "extension %q has no agent in its sandboxes", sb.Extension)
+		return nil, backend.Lacks(sb.Extension, sandboxer.CanAgent).WithHint("there is no agent in its sandboxes")
 	}
 	// It ends with the caller's key, and with everything that ends the use of a port.
 	bound, release := m.Bind(context.WithoutCancel(ctx), sandboxer.PrincipalFrom(ctx))

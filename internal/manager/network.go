@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
 // SetNetwork changes what a running sandbox may reach, within what its profile allows.
@@ -35,8 +36,8 @@ func (m *Manager) SetNetwork(ctx context.Context, ref string, p sandboxer.Networ
 		return nil, err
 	}
 	if !b.Can(sandboxer.CanNetwork) {
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "extension %q cannot change the network of a running sandbox", sb.Extension).
-			WithHint("create another with that network")
+		return nil, backend.Lacks(sb.Extension, sandboxer.CanNetwork).
+			WithHint("it cannot change the network of a running sandbox: create another with that network")
 	}
 	// The database comes first: after a crash between the two steps the next process enforces
 	// what is in it (enforceNetwork).

@@ -34,7 +34,7 @@ func (m *Manager) OpenPort(ctx context.Context, ref string, port int) (*sandboxe
 			return "", err
 		}
 		if !b.Can(sandboxer.CanDial) && !b.Can(sandboxer.CanExpose) {
-			return "", sandboxer.E(sandboxer.Unsupported, nil, "extension %q has no way to the ports of its sandboxes", sb.Extension)
+			return "", backend.Lacks(sb.Extension, sandboxer.CanDial).WithHint("there is no way to the ports of its sandboxes")
 		}
 		switch {
 		case open >= 0:

@@ -179,14 +179,20 @@ func formFor(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile, req RestoreR
 	return sandboxer.SnapshotNative, nil
 }
 
-// canPlace refuses a snapshot with volumes on a profile whose extension has no place for
-// them.
+// canPlace refuses a portable snapshot on a profile whose extension has no way to bring its files, or no place for
+// its volumes.
 func (m *Manager) canPlace(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile) error {
-	if len(rec.Portable.Volumes) == 0 {
-		return nil
-	}
 	b, err := m.backend(prof.Extension)
-	if err == nil && !b.Can(sandboxer.CanCheckpoint) {
+	if err != nil {
+		if len(rec.Portable.Volumes) == 0 {
+			err = nil // whoever makes it tells
+		}
+		return err
+	}
+	if !b.Can(sandboxer.CanCheckpoint) && !b.Can(sandboxer.CanArchive) {
+		return backend.LacksRestore(prof.Extension).WithHint("a portable snapshot is an archive of a sandbox's files, and it takes none")
+	}
+	if len(rec.Portable.Volumes) > 0 && !b.Can(sandboxer.CanCheckpoint) {
 		err = sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s holds the volumes %s, and %s cannot place any", rec.ID, strings.Join(rec.Portable.Volumes, ", "), prof.Extension).
 			WithHint("restore it on a profile of the kind that it was made on, or make a snapshot of a sandbox that keeps no volumes")
 	}

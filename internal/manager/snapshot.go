@@ -87,17 +87,17 @@ func (m *Manager) kindFor(b *backend.Backend, ext string, kind sandboxer.Snapsho
 	case kind == "" && portable:
 		return sandboxer.SnapshotPortable, nil
 	case kind == "":
-		return "", sandboxer.E(sandboxer.Unsupported, nil, "extension %s can neither save sandboxes nor archive their files", ext)
+		return "", backend.Lacks(ext, sandboxer.CanSnapshot).WithHint("it can neither save sandboxes nor archive their files")
 	case !slices.Contains(sandboxer.SnapshotKinds(), kind):
 		return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a kind of snapshot%s", kind, didYouMean(string(kind), strings.Split(join(sandboxer.SnapshotKinds()), ", "))).
 			WithHint("the kinds are: %s", join(sandboxer.SnapshotKinds()))
 	case kind.Has(sandboxer.SnapshotNative) && !native:
-		return "", sandboxer.E(sandboxer.Unsupported, nil, "extension %s has no snapshots of its own", ext).
-			WithHint("make a portable one (--portable), which keeps the files of the workspace")
+		return "", backend.Lacks(ext, sandboxer.CanSnapshot).
+			WithHint("it has none of its own: make a portable one (--portable), which keeps the files of the workspace")
 	case kind.Has(sandboxer.SnapshotPortable) && m.opts.SnapshotStore == nil:
 		return "", sandboxer.E(sandboxer.Unsupported, nil, "this installation keeps no portable snapshots")
 	case kind.Has(sandboxer.SnapshotPortable) && !portable:
-		return "", sandboxer.E(sandboxer.Unsupported, nil, "extension %s cannot archive the files of a sandbox", ext)
+		return "", backend.Lacks(ext, sandboxer.CanArchive).WithHint("a portable snapshot is an archive of a sandbox's files")
 	}
 	return kind, nil
 }
