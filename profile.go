@@ -108,7 +108,7 @@ type Input struct {
 	Help     string `json:"help"`
 	Required bool   `json:"required,omitempty"`
 	// OneOf groups alternatives: of the inputs with the same OneOf, at least one
-	// must be given.
+	// must be given, unless a host or an image is, which says as well what the sandbox is to be.
 	OneOf   string `json:"one_of,omitempty"`
 	Default string `json:"default,omitempty"`
 	// Restricted says that the value decides what the broker or a host of ours reaches,

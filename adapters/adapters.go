@@ -6,6 +6,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh"
 	"github.com/sand-boxer/sandboxer/adapters/local"
+	"github.com/sand-boxer/sandboxer/adapters/process"
 	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
 )
 
@@ -15,6 +16,7 @@ func All() []sandboxer.Adapter {
 	return []sandboxer.Adapter{
 		local.Adapter,
 		composessh.Adapter,
+		process.Adapter,
 		vmpacker.Adapter,
 	}
 }

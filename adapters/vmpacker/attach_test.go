@@ -65,7 +65,7 @@ func TestConfigurationOfSSH(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"known": fmt.Sprintf("[127.0.0.1]:%d %s\n", s.Port, s.HostKey),
-		"config": fmt.Sprintf("Host far-away\n\tHostName 127.0.0.1\n\tPort %d\n\tUser %s\n\tIdentityFile %s\n\tIdentitiesOnly yes\n\tUserKnownHostsFile %s/known\n\tGlobalKnownHostsFile none\n",
+		"config": fmt.Sprintf("Host far-away 127.0.0.1\n\tHostName 127.0.0.1\n\tPort %d\n\tUser %s\n\tIdentityFile %s\n\tIdentitiesOnly yes\n\tUserKnownHostsFile %s/known\n\tGlobalKnownHostsFile none\n",
 			s.Port, s.User, s.Identity, dir),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -81,6 +81,14 @@ func TestConfigurationOfSSH(t *testing.T) {
 		h := provision(t, e, order("far", map[string]string{"vm": "far-away"}))
 		if got := run(t, e, h, "pwd -P"); got != base+"/sbx-far" {
 			t.Errorf("%s: in %q", transport, got)
+		}
+		if _, err := e.Teardown(t.Context(), h); err != nil {
+			t.Fatal(err)
+		}
+		// A port of this machine that leads there is enough.
+		h = provision(t, e, order("near", map[string]string{"tunnel_port": strconv.Itoa(s.Port), "workspace_dir": base}))
+		if got := run(t, e, h, "pwd -P"); got != base+"/sbx-near" {
+			t.Errorf("%s, by the tunnel alone: in %q", transport, got)
 		}
 	}
 }
@@ -291,6 +299,9 @@ func TestNamesOfPlaces(t *testing.T) {
 		{in: map[string]string{"ssh_target": "build"}, want: "build?ssh_target=build&workspace_dir=" + s.Dir + "/build"},
 		{in: map[string]string{"vm": "vm", "tunnel_port": "2200"}, want: "vm?tunnel_port=2200"},
 		{in: map[string]string{"vm": "vm", "ssh_target": "ci@10.0.0.1"}, want: "vm?ssh_target=ci%4010.0.0.1"},
+		{in: map[string]string{"vm": "vm"}, host: "localhost", want: "vm"}, // it is from there that it is reached
+		{in: map[string]string{"tunnel_port": "2200"}, want: "127.0.0.1?ssh_target=127.0.0.1&tunnel_port=2200&workspace_dir=" + s.Dir + "/build"},
+		{in: map[string]string{"tunnel_port": "2200"}, host: "localhost", want: "127.0.0.1?ssh_target=127.0.0.1&tunnel_port=2200&workspace_dir=" + s.Dir + "/build"},
 	} {
 		spec := order("named", c.in)
 		spec.Host = c.host

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -64,13 +65,21 @@ func (e *extension) resolve(spec sandboxer.Spec) (*place, error) {
 // attachment finds out which machine a spec means.
 func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 	in := spec.Inputs
-	alias := in["vm"]
+	alias, host := in["vm"], spec.Host
+	if host == thisMachine && (alias != "" || in["ssh_target"] != "" || in["tunnel_port"] != "") {
+		host = "" // it is from here that the machine is reached
+	}
 	if alias == "" && in["ssh_target"] == "" {
-		if alias = spec.Host; alias == "" {
+		switch alias = host; {
+		case alias != "":
+		case in["tunnel_port"] != "": // of this machine
+			in = maps.Clone(in)
+			in["ssh_target"] = "127.0.0.1"
+		default:
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs a machine to attach to", e.env.Extension).
-				WithHint("add --input vm=ALIAS or --input ssh_target=USER@HOST")
+				WithHint("add --input vm=ALIAS, --input ssh_target=USER@HOST or --input tunnel_port=PORT")
 		}
-	} else if spec.Host != "" && spec.Host != alias {
+	} else if host != "" && host != alias {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "the host %q is asked for, and by an input another machine", spec.Host)
 	}
 	p := &place{V: placeVersion, ID: spec.ID, Generation: spec.Generation, Owner: spec.Owner, Stamp: spec.Stamp, Kind: attached, User: spec.User, Ports: spec.Ports}

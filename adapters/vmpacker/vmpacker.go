@@ -109,10 +109,10 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats,
 		sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
 	Inputs: []sandboxer.Input{
-		{Name: "vm", Restricted: true, Help: "alias of the machine to attach to: one of the extension's vms, a host added with host add, or an alias of ~/.ssh/config"},
-		{Name: "ssh_target", Restricted: true, Help: "the machine to attach to, as one would type it after ssh"},
+		{Name: "vm", OneOf: "machine", Restricted: true, Help: "alias of the machine to attach to: one of the extension's vms, a host added with host add, or an alias of ~/.ssh/config"},
+		{Name: "ssh_target", OneOf: "machine", Restricted: true, Help: "the machine to attach to, as one would type it after ssh"},
 		{Name: "ssh_port", Restricted: true, Help: "port of the machine's SSH server"},
-		{Name: "tunnel_port", Restricted: true, Help: "port of this machine that leads to the SSH server of the machine to attach to"},
+		{Name: "tunnel_port", OneOf: "machine", Restricted: true, Help: "port of this machine that leads to the SSH server of the machine to attach to"},
 		{Name: "workspace_dir", Restricted: true, Help: "directory on the machine in which the workspace is made; /build if nothing else is configured"},
 		{Name: "repo", Restricted: true, Help: "directory of this machine, absolute, that is copied into the workspace"},
 		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},

@@ -1,7 +1,6 @@
 package catalog
 
 import (
-	"errors"
 	"reflect"
 
 	"github.com/sand-boxer/sandboxer"
@@ -21,15 +20,6 @@ func DecodeConfig(data []byte, v any) error {
 		d.value(p.Elem(), n, nil, "config", rule{}, 1)
 	}
 	if fs := src.take(); len(fs) > 0 {
-		return fs
-	}
-	return nil
-}
-
-// FaultsOf returns the faults that err is.
-func FaultsOf(err error) Faults {
-	var fs Faults
-	if errors.As(err, &fs) {
 		return fs
 	}
 	return nil

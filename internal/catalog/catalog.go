@@ -15,7 +15,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -69,18 +68,26 @@ type ExtensionFile struct {
 	Origin    Origin
 	Replaces  []Origin // what earlier layers said under this ID, nearest first
 
-	file   *file
-	config yaml.Node
+	file      *file
+	config    yaml.Node
+	program   sandboxer.Program
+	described *sandboxer.Description // what it says of itself; nil if it says nothing, or nobody knows yet
 }
 
-// Info describes the extension before it is opened: with the capabilities that its
-// adapter has at best.
+// Info describes the extension before it is opened: as it says itself, or else with the capabilities
+// that its adapter has at best.
 func (e ExtensionFile) Info() sandboxer.ExtensionInfo {
+	said := sandboxer.Description{Title: e.Adapter.Title, Capabilities: e.Adapter.Capabilities, Inputs: e.Adapter.Inputs, Runtime: e.Adapter.Runtime}
+	if e.described != nil {
+		said = *e.described
+		said.Title = cmp.Or(said.Title, e.Adapter.Title)
+		said.Capabilities = slices.DeleteFunc(slices.Clone(said.Capabilities), func(c sandboxer.Capability) bool { return !slices.Contains(sandboxer.Capabilities(), c) })
+	}
 	return sandboxer.ExtensionInfo{
-		ID: e.ID, Title: cmp.Or(e.Title, e.Adapter.Title), Adapter: e.Adapter.Kind, Handler: e.Handler,
-		Isolation: e.Isolation, Pricing: e.Pricing, Runtime: e.Adapter.Runtime,
-		Capabilities: append([]sandboxer.Capability{}, e.Adapter.Capabilities...),
-		Inputs:       append([]sandboxer.Input{}, e.Adapter.Inputs...),
+		ID: e.ID, Title: cmp.Or(e.Title, said.Title), Adapter: e.Adapter.Kind, Handler: e.Handler,
+		Isolation: e.Isolation, Pricing: e.Pricing, Runtime: said.Runtime,
+		Capabilities: append([]sandboxer.Capability{}, said.Capabilities...),
+		Inputs:       append([]sandboxer.Input{}, said.Inputs...),
 	}
 }
 
@@ -140,6 +147,7 @@ func find[T any](all []T, what, id string, of func(T) string) (T, error) {
 // file is one file while it is being checked.
 type file struct {
 	origin Origin
+	dir    string // of this machine, in which it is; "" if it is in none
 	src    *source
 	dec    *decoder
 }
@@ -199,7 +207,11 @@ func (l *loader) layer(layer Layer) {
 				if layer.Root != "" {
 					shown = filepath.Join(layer.Root, dir, name)
 				}
-				l.read(layer.FS, path.Join(dir, name), Origin{layer.Name, shown}, l.kind(dir == "extensions", seen))
+				where := ""
+				if layer.Root != "" {
+					where = filepath.Dir(shown)
+				}
+				l.read(layer.FS, path.Join(dir, name), where, Origin{layer.Name, shown}, l.kind(dir == "extensions", seen))
 			}
 		}
 		// A link that leads nowhere is a fault, and not the absence of bounds.
@@ -208,12 +220,12 @@ func (l *loader) layer(layer Layer) {
 			if layer.Root != "" {
 				shown = filepath.Join(layer.Root, quotasFile)
 			}
-			l.read(layer.FS, quotasFile, Origin{layer.Name, shown}, l.readQuotas)
+			l.read(layer.FS, quotasFile, "", Origin{layer.Name, shown}, l.readQuotas)
 		}
 	}
 	for _, f := range layer.Files {
 		isExt := strings.HasPrefix(filepath.Base(f), extPrefix) || filepath.Base(filepath.Dir(f)) == "extensions"
-		l.read(os.DirFS(filepath.Dir(f)), filepath.Base(f), Origin{layer.Name, f}, l.kind(isExt, seen))
+		l.read(os.DirFS(filepath.Dir(f)), filepath.Base(f), filepath.Dir(f), Origin{layer.Name, f}, l.kind(isExt, seen))
 	}
 }
 
@@ -242,7 +254,8 @@ func (l *loader) unreadable(name string, err error) {
 	l.faults = append(l.faults, Fault{File: name, Message: "cannot be read: " + err.Error()})
 }
 
-func (l *loader) read(fsys fs.FS, name string, o Origin, take func(*file, *yaml.Node)) {
+// read reads one file, which is in the directory dir of this machine if that is not empty.
+func (l *loader) read(fsys fs.FS, name, dir string, o Origin, take func(*file, *yaml.Node)) {
 	// A pipe would block for ever, a device never end.
 	if st, err := fs.Stat(fsys, name); err != nil {
 		l.unreadable(o.File, err)
@@ -267,6 +280,11 @@ func (l *loader) read(fsys fs.FS, name string, o Origin, take func(*file, *yaml.
 	}
 	src := newSource(o.File, data)
 	f := &file{origin: o, src: src, dec: newDecoder(src)}
+	if dir != "" {
+		if abs, err := filepath.Abs(dir); err == nil {
+			f.dir = abs
+		}
+	}
 	if n := src.parse(data); n != nil {
 		take(f, n)
 	}
@@ -290,19 +308,30 @@ func (l *loader) extension(f *file, n *yaml.Node, seen map[string]Origin) {
 	if form.ID != "" && !f.claim(form.ID, seen) {
 		return
 	}
+	if form.Handler == "" && (d.places["command"].key != nil || d.places["connect"].key != nil) {
+		form.Handler = processKind
+		d.places["handler"] = d.places["id"]
+	}
 	a, ok := l.adapter(f, form.Handler)
+	e := ExtensionFile{ID: form.ID, Title: form.Title, Handler: form.Handler, Isolation: form.Capabilities.IsolationLevels,
+		Pricing: form.Capabilities.PricingModel, Adapter: a, Origin: f.origin, file: f, config: form.Config}
 	if ok {
-		for i, lvl := range form.Capabilities.IsolationLevels {
-			if lvl != "" && !slices.Contains(a.Isolation, lvl) {
-				d.fault(fmt.Sprintf("capabilities.isolation_levels[%d]", i), "",
-					"adapter %q cannot give isolation level %q: it gives %s", a.Kind, lvl, orNone(a.Isolation))
+		e.offers(d, a.Isolation, a.Pricing)
+		if a.Kind == processKind {
+			form.Program.check(d, strings.Contains(form.Handler, ":"))
+			e.program = form.Program.program(form.Handler, f.dir)
+		} else {
+			for _, name := range programKeys() {
+				if d.places[name].key != nil {
+					d.faultKey(name, "", "the adapter %q is part of this program: only an extension that is a program of its own takes this", a.Kind)
+				}
 			}
 		}
-		if m := form.Capabilities.PricingModel; m != "" && !slices.Contains(a.Pricing, m) {
-			d.fault("capabilities.pricing_model", "",
-				"adapter %q cannot have pricing model %q: it has %s", a.Kind, m, orNone(a.Pricing))
+		if a.Known != nil {
+			d.anything(form.Config) // whether it is one that can be
+		} else {
+			checkConfig(d, a, form.Config)
 		}
-		checkConfig(d, a, form.Config)
 	}
 	old, had := l.exts[form.ID]
 	if len(d.src.faults) > 0 {
@@ -310,8 +339,6 @@ func (l *loader) extension(f *file, n *yaml.Node, seen map[string]Origin) {
 		l.broken[form.ID] = true
 		return
 	}
-	e := ExtensionFile{ID: form.ID, Title: form.Title, Handler: form.Handler, Isolation: form.Capabilities.IsolationLevels,
-		Pricing: form.Capabilities.PricingModel, Adapter: a, Origin: f.origin, file: f, config: form.Config}
 	if had {
 		e.Replaces = append([]Origin{old.Origin}, old.Replaces...)
 	}
@@ -329,6 +356,12 @@ func orNone[S ~string](words []S) string {
 // processKind is the adapter that runs extension classes out of process.
 const processKind = "process"
 
+// coming are the modules of the original program's own extensions whose adapters are still to be written: what
+// they stand for is no class of somebody else's.
+var coming = map[string]string{
+	"sandboxer.extensions.saas_stub": "saas-stub", "sandboxer.extensions.e2b": "e2b", "sandboxer.extensions.modal": "modal",
+}
+
 // adapter finds who opens a handler: the adapter of that name, the one that claims
 // the module before the colon, or the one that runs any class.
 func (l *loader) adapter(f *file, handler string) (sandboxer.Adapter, bool) {
@@ -336,6 +369,10 @@ func (l *loader) adapter(f *file, handler string) (sandboxer.Adapter, bool) {
 		return sandboxer.Adapter{}, false
 	}
 	module, _, isClass := strings.Cut(handler, ":")
+	if kind, ok := coming[module]; ok && isClass && !slices.ContainsFunc(l.adapters, func(a sandboxer.Adapter) bool { return a.Kind == kind }) {
+		f.dec.fault("handler", "", "the module %q is that of the adapter %q, which this build does not have yet", module, kind)
+		return sandboxer.Adapter{}, false
+	}
 	var kinds []string
 	var process *sandboxer.Adapter
 	for i, a := range l.adapters {
@@ -405,20 +442,6 @@ func (l *loader) binds(p ProfileFile) bool {
 	if p.Isolation != "" && !slices.Contains(e.Isolation, p.Isolation) {
 		d.fault("isolation", "", "%s does not offer isolation level %q: it offers %s", e.ID, p.Isolation, orNone(e.Isolation))
 	}
-	for i, c := range p.Requires {
-		if c != "" && !slices.Contains(e.Adapter.Capabilities, c) {
-			d.fault(fmt.Sprintf("requires[%d]", i), "", "%s (adapter %q) does not have %q: it has %s",
-				e.ID, e.Adapter.Kind, c, orNone(e.Adapter.Capabilities))
-		}
-	}
-	names := make([]string, len(e.Adapter.Inputs))
-	for i, in := range e.Adapter.Inputs {
-		names[i] = in.Name
-	}
-	for k := range p.Inputs {
-		if !slices.Contains(names, k) {
-			d.faultKey(join("inputs", k), suggest.Nearest(k, names), "%s (adapter %q) takes no such input: it takes %s", e.ID, e.Adapter.Kind, orNone(names))
-		}
-	}
+	p.binds(e)
 	return len(p.file.src.faults) == 0 && !l.broken[p.ID]
 }

@@ -372,11 +372,14 @@ func TestGoodForms(t *testing.T) {
 // TestSeeds loads the extension file of the seeds' guide, unchanged.
 func TestSeeds(t *testing.T) {
 	seeds := Layer{Name: "project", FS: os.DirFS("testdata/seeds"), Root: "testdata/seeds"}
-	process := sandboxer.Adapter{Kind: "process", Isolation: sandboxer.Isolations(), Pricing: sandboxer.PricingModels(),
-		Config: &map[string]any{}}
+	process := processStandIn(nil)
 	var opened map[string]any
 	process.Open = func(_ context.Context, env sandboxer.Env) (sandboxer.Extension, error) {
-		return nil, env.Decode(&opened)
+		data, err := env.Config(true)
+		if err == nil {
+			err = json.Unmarshal(data, &opened)
+		}
+		return nil, err
 	}
 	c, err := Load([]Layer{seeds}, append(adapters(), process))
 	if err != nil {

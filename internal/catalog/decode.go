@@ -268,7 +268,8 @@ func (d *decoder) structure(v reflect.Value, n *yaml.Node, path string, r rule, 
 		d.value(v.FieldByIndex(fields[i].index), val, key, path, fields[i], depth+1)
 	})
 	for _, f := range fields {
-		if f.required && !slices.Contains(present, f.name) && !slices.Contains(guessed, f.name) {
+		instead := slices.ContainsFunc(f.unless, func(name string) bool { return slices.Contains(present, name) })
+		if f.required && !instead && !slices.Contains(present, f.name) && !slices.Contains(guessed, f.name) {
 			d.places[join(path, f.name)] = d.places[path]
 			p := d.places[path]
 			at := p.value

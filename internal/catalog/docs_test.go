@@ -34,7 +34,7 @@ func TestDocs(t *testing.T) {
 		for _, b := range blocks {
 			name := page + "/" + regexp.MustCompile(`(?m)^id: (\S+)`).FindStringSubmatch(b[1])[1] + ".yaml"
 			got := ""
-			if _, err := loadOver(t, sandboxer.Builtin, map[string]string{name: b[1]}); err != nil {
+			if _, err := loadOver(t, sandboxer.Builtin, map[string]string{name: b[1]}, append(adapters(), processStandIn(nil))...); err != nil {
 				got = err.Error() + "\n"
 			}
 			if got != b[2] {

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -132,4 +133,32 @@ func listed[S ~string](words []S, last string) string {
 		b.WriteString(string(w))
 	}
 	return b.String()
+}
+
+// Combine returns all errs as one: their faults together, in order, unless one is something else. nil if
+// there is none.
+func Combine(errs ...error) error {
+	var all Faults
+	others := false
+	for _, err := range errs {
+		if fs := FaultsOf(err); fs != nil {
+			all = append(all, fs...)
+		} else if err != nil {
+			others = true
+		}
+	}
+	switch {
+	case others:
+		return errors.Join(errs...)
+	case len(all) > 0:
+		return all.sorted()
+	}
+	return nil
+}
+
+// FaultsOf returns the faults that err is; nil if it is something else.
+func FaultsOf(err error) Faults {
+	var fs Faults
+	errors.As(err, &fs)
+	return fs
 }

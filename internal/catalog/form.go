@@ -14,9 +14,11 @@ import (
 type extensionForm struct {
 	ID           string           `yaml:"id" required:"true" format:"extension" help:"ext.<name>; a file with the ID of a built-in extension replaces it"`
 	Title        string           `yaml:"title" format:"line" help:"One line for people."`
-	Handler      string           `yaml:"handler" required:"true" format:"handler" help:"The adapter that opens it, or module:Class of an extension class."`
+	Handler      string           `yaml:"handler" required:"true" unless:"command,connect" format:"handler" help:"The adapter that opens it, or module:Class of an extension class; required unless command or connect is given."`
 	Capabilities capabilitiesForm `yaml:"capabilities" required:"true" help:"What profiles may rely on; checked against the adapter."`
 	Config       yaml.Node        `yaml:"config" help:"Settings of the adapter; its own schema stands in the registry."`
+
+	Program programForm `yaml:",inline"`
 }
 
 type capabilitiesForm struct {

@@ -64,10 +64,24 @@ func (d *decoder) validate(cfg any) {
 	if err == nil {
 		return
 	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, err := range joined.Unwrap() {
+			d.wrong(err)
+		}
+		return
+	}
+	d.wrong(err)
+}
+
+// wrong records what is wrong with the configuration, at the place whose name the message begins with.
+func (d *decoder) wrong(err error) {
 	at, msg := "config", errorText(err)
 	if name, rest, ok := strings.Cut(msg, ": "); ok {
-		if _, known := d.places["config."+name]; known {
-			at, msg = "config."+name, rest
+		for _, name := range []string{"config." + name, name} {
+			if _, known := d.places[name]; known {
+				at, msg = name, rest
+				break
+			}
 		}
 	}
 	if d.places[at].key == nil {
@@ -132,7 +146,7 @@ func (e ExtensionFile) Env(owner, stateDir string, log *slog.Logger) sandboxer.E
 	return sandboxer.Env{
 		Extension: e.ID, Owner: owner, Dir: filepath.Join(stateDir, e.ID),
 		Hosts: filepath.Join(filepath.Dir(stateDir), "hosts"),
-		Log:   log.With("extension", e.ID), Decode: e.decode,
+		Log:   log.With("extension", e.ID), Decode: e.decode, Program: e.program, Config: e.raw,
 	}
 }
 
@@ -150,15 +164,20 @@ func (e ExtensionFile) decode(v any) error {
 	if fs := src.take(); len(fs) > 0 {
 		return fs
 	}
-	if err := errors.Join(d.missing...); err != nil {
-		texts := make([]string, len(d.missing))
-		for i, m := range d.missing {
-			texts[i] = sandboxer.Message(m)
-		}
-		return sandboxer.E(sandboxer.Unavailable, nil, "%s", strings.Join(texts, "; ")).
-			WithHint("set it where the server runs, or change %s", e.Origin.File)
+	if len(d.missing) > 0 {
+		return e.missing(d.missing)
 	}
 	return nil
+}
+
+// missing says which secrets are not there.
+func (e ExtensionFile) missing(which []error) error {
+	texts := make([]string, len(which))
+	for i, m := range which {
+		texts[i] = sandboxer.Message(m)
+	}
+	return sandboxer.E(sandboxer.Unavailable, nil, "%s", strings.Join(texts, "; ")).
+		WithHint("set it where the server runs, or change %s", e.Origin.File)
 }
 
 // Opened is one extension after the attempt to open it.
@@ -179,8 +198,8 @@ const openTimeout = 30 * time.Second
 // it is listed and not used. A wrong configuration is the operator's to mend: the
 // error is then Faults, and what was opened is closed again.
 //
-// Info.Capabilities are what the adapter has at best; whoever wraps the extension
-// knows better.
+// Info.Capabilities are what the extension says of itself, or what the adapter has at best; whoever
+// wraps it knows better. Files that do not fit what an extension says are faults as others are.
 func (c *Catalog) Open(ctx context.Context, owner, stateDir string, log *slog.Logger) ([]Opened, error) {
 	opened := make([]Opened, len(c.Extensions))
 	faults := make([]Faults, len(c.Extensions))
@@ -190,8 +209,12 @@ func (c *Catalog) Open(ctx context.Context, owner, stateDir string, log *slog.Lo
 	}
 	wg.Wait()
 	var all Faults
-	for _, f := range faults {
+	for i, f := range faults {
 		all = append(all, f...)
+		if d, ok := opened[i].Ext.(sandboxer.Describer); ok {
+			all = append(all, c.describe(&c.Extensions[i], d.Describe())...)
+			opened[i].Info = c.Extensions[i].Info()
+		}
 	}
 	if len(all) == 0 {
 		return opened, nil
@@ -219,6 +242,11 @@ func (e ExtensionFile) open(ctx context.Context, owner, stateDir string, log *sl
 		o.Ext, err = e.Adapter.Open(ctx, env)
 	}
 	if err == nil {
+		if d, ok := o.Ext.(sandboxer.Describer); ok {
+			said := d.Describe()
+			e.described = &said
+			o.Info = e.Info()
+		}
 		return o, nil
 	}
 	o.Ext = nil

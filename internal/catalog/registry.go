@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -44,16 +45,22 @@ type registryInput struct {
 // Registry returns the registry's document about an extension, made from what its
 // file and its adapter declare. Its name is registry/<extension ID>.yaml.
 func Registry(e ExtensionFile) ([]byte, error) {
-	a := e.Adapter
+	a, info := e.Adapter, e.Info()
 	entry := registryEntry{
-		ID: e.ID, Title: e.Info().Title, Description: strings.TrimSpace(a.Help), Adapter: a.Kind, Handler: e.Handler,
+		ID: e.ID, Title: info.Title, Description: strings.TrimSpace(a.Help), Adapter: a.Kind, Handler: e.Handler,
 		Capabilities: registryCapabilities{e.Isolation, e.Pricing},
-		Operations:   append([]sandboxer.Capability{}, a.Capabilities...), Inputs: []registryInput{},
+		Operations:   info.Capabilities, Inputs: []registryInput{},
 	}
-	for _, in := range a.Inputs {
+	for _, in := range info.Inputs {
 		entry.Inputs = append(entry.Inputs, registryInput(in))
 	}
 	j, err := json.Marshal(configSchema(a))
+	if e.described != nil {
+		entry.Description = cmp.Or(strings.TrimSpace(e.described.Help), entry.Description)
+		if len(e.described.Config) > 0 {
+			j = e.described.Config
+		}
+	}
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "the configuration of adapter %q has no schema", a.Kind)
 	}
@@ -99,7 +106,8 @@ func Init(w io.Writer, name string, e ExtensionFile) error {
 	p("# The extension that makes its sandboxes: %s.", e.Info().Title)
 	p("extension: %s", e.ID)
 	p("isolation: %s # promised to users; %s offers %s", e.Isolation[0], e.ID, listed(e.Isolation, "and"))
-	if caps := e.Adapter.Capabilities; len(caps) > 0 {
+	info := e.Info()
+	if caps := info.Capabilities; len(caps) > 0 {
 		p("# requires: [%s] # refuse to run where one of these is missing", strings.Join(texts(caps), ", "))
 	}
 	p("")
@@ -113,20 +121,20 @@ func Init(w io.Writer, name string, e ExtensionFile) error {
 	p("ttl: 30m # lifetime when the caller names none")
 	p("max_ttl: 24h # the longest a caller may ask for")
 	p("# idle: 15m # destroy after so long without use")
-	if slices.Contains(e.Adapter.Capabilities, sandboxer.CanSnapshot) || slices.Contains(e.Adapter.Capabilities, sandboxer.CanPause) {
+	if slices.Contains(info.Capabilities, sandboxer.CanSnapshot) || slices.Contains(info.Capabilities, sandboxer.CanPause) {
 		p("# on_ttl: pause # instead of destroying it when its time is over")
 		p("# max_paused: 7d # how long a paused one is kept")
 		p("# auto_resume: true # using a paused one resumes it")
 	}
-	if slices.Contains(e.Adapter.Capabilities, sandboxer.CanPool) {
+	if slices.Contains(info.Capabilities, sandboxer.CanPool) {
 		p("# pool: # ready beforehand, so that a create takes milliseconds")
 		p("#   size: 2")
 	}
 	p("")
-	if len(e.Adapter.Inputs) > 0 {
+	if len(info.Inputs) > 0 {
 		p("# Defaults for inputs; a caller's --input key=value wins.")
 		p("# inputs:")
-		for _, in := range e.Adapter.Inputs {
+		for _, in := range info.Inputs {
 			note := in.Help
 			if in.Required {
 				note += " (required)"

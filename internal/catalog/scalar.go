@@ -22,6 +22,7 @@ import (
 //	yaml:"name"        the key; "-" hides the field; ",inline" lifts a struct's fields
 //	help:"…"           one sentence for editors and documentation
 //	required:"true"    the key must be there
+//	unless:"a,b"       it need not if one of these is
 //	unit:"bytes"       an integer written as a size: 512MiB, 2GB
 //	unit:"cpus"        an integer of thousandths written as a number: 1.5
 //	enum:"a,b"         a string that is one of these
@@ -37,7 +38,7 @@ import (
 type rule struct {
 	name, help                          string
 	unit, format, keys, min, max        string
-	enum, short                         []string
+	enum, short, unless                 []string
 	required, anyText, unique, nonempty bool
 	index                               []int
 }
@@ -69,7 +70,7 @@ func fieldsOf(t reflect.Type) []rule {
 		}
 		rules = append(rules, rule{
 			name: name, help: describe(f.Tag), unit: f.Tag.Get("unit"), format: f.Tag.Get("format"), keys: f.Tag.Get("keys"),
-			min: f.Tag.Get("min"), max: f.Tag.Get("max"), enum: split("enum"), short: split("short"),
+			min: f.Tag.Get("min"), max: f.Tag.Get("max"), enum: split("enum"), short: split("short"), unless: split("unless"),
 			required: f.Tag.Get("required") == "true", anyText: f.Tag.Get("text") == "any",
 			unique: f.Tag.Get("unique") == "true", nonempty: f.Tag.Get("nonempty") == "true", index: []int{i},
 		})
@@ -269,6 +270,8 @@ var formats = map[string]format{
 	"image": {want: "the name of an image, without spaces",
 		pattern: lazyRegexp(`^[^ \t\r\n]+$`)},
 	"line": {want: "one line of text", pattern: lazyRegexp(`^[^\r\n]{0,200}$`)},
+	"service": {want: "unix:/absolute/path, or tls:host:port",
+		pattern: lazyRegexp(`^(?:unix:/[^\x00-\x20]{1,100}|tls:(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5})$`)},
 	"peer": {want: "a domain, *.domain, IP address or CIDR, each with an optional :port",
 		pattern: lazyRegexp(`^[A-Za-z0-9*.:/\[\]_-]+$`), check: isPeer},
 }

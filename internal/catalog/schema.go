@@ -131,7 +131,7 @@ func schemaOf(t reflect.Type, r rule, def reflect.Value) *schema {
 		s.Type, s.Properties, s.Additional = null("object"), make(map[string]*schema), false
 		for _, f := range fieldsOf(t) {
 			s.Properties[f.name] = schemaOf(t.FieldByIndex(f.index).Type, f, sub(def, f.index))
-			if f.required {
+			if f.required && len(f.unless) == 0 {
 				s.Required = append(s.Required, f.name)
 			}
 		}

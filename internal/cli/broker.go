@@ -233,7 +233,7 @@ func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 	defer b.loading.Unlock()
 	r := api.Reload{Added: []string{}, Changed: []string{}, Removed: []string{}, Restart: []string{}}
 	cat, err := catalog.Load(b.cfg.Layers, b.cfg.Adapters)
-	if err != nil {
+	if err = catalog.Combine(err, cat.DescribeAs(b.cat)); err != nil {
 		return r, sandboxer.E(sandboxer.Invalid, err, "nothing was changed: %s", sandboxer.Message(err)).
 			WithHint("mend the files, then check them: sandboxer profile validate")
 	}

@@ -117,7 +117,7 @@ func extensionView() view[*api.Extension] {
 					line += " (required)"
 				}
 				if in.OneOf != "" {
-					line += fmt.Sprintf(" (one of %s is required)", in.OneOf)
+					line += fmt.Sprintf(" (one of %s is required, or a host or an image)", strings.Join(alternatives(e.Inputs, in.OneOf), ", "))
 				}
 				if in.Restricted {
 					line += " (restricted)"
@@ -133,6 +133,16 @@ func extensionView() view[*api.Extension] {
 			}
 		},
 	}
+}
+
+// alternatives are the names of the inputs of a group (sandboxer.Input, OneOf).
+func alternatives(inputs []sandboxer.Input, group string) (names []string) {
+	for _, in := range inputs {
+		if in.OneOf == group {
+			names = append(names, in.Name)
+		}
+	}
+	return names
 }
 
 // ofServer reports whether to ask a server about the catalogue. Without one this
@@ -155,11 +165,7 @@ func (f *factory) unread(ctx context.Context, s *session, name string, err error
 	if _, perr := s.Profile(ctx, name); !errors.Is(perr, sandboxer.NotFound) {
 		return err
 	}
-	layers, lerr := f.layers()
-	if lerr != nil {
-		return err
-	}
-	c, lerr := catalog.Load(layers, f.adapters)
+	c, lerr := f.catalog()
 	if p, perr := c.Profile(name); perr == nil {
 		return sandboxer.E(kind, err, "%s; %s has it, which the server has not read yet", sandboxer.Message(err), p.Origin.File).
 			WithHint("let it: sandboxer reload")
@@ -203,11 +209,7 @@ func (f *factory) unreadNote(s *session, served []api.Profile) {
 
 // load reads this machine's catalogue, all of which must be sound.
 func (o *catalogOptions) load() (*catalog.Catalog, error) {
-	layers, err := o.f.layers()
-	if err != nil {
-		return nil, err
-	}
-	return catalog.Load(layers, o.f.adapters)
+	return o.f.catalog()
 }
 
 func catalogLsRun(ctx context.Context, o *catalogOptions) error {
@@ -337,14 +339,11 @@ func newCmdCatalogValidate(f *factory, kind string, runF catalogRun) *cobra.Comm
 }
 
 func catalogValidateRun(_ context.Context, o *catalogOptions) error {
-	layers, err := o.f.layers()
-	if err != nil {
-		return err
-	}
+	var further []catalog.Layer
 	if len(o.files) > 0 {
-		layers = append(layers, catalog.Layer{Name: "command line", Files: o.files})
+		further = []catalog.Layer{{Name: "command line", Files: o.files}}
 	}
-	c, err := catalog.Load(layers, o.f.adapters)
+	c, err := o.f.catalog(further...)
 	var faults catalog.Faults
 	if errors.As(err, &faults) && o.f.format() != "table" && o.f.format() != "wide" {
 		if perr := printList(o.f, &api.List[catalog.Fault]{SchemaVersion: api.SchemaVersion, Items: faults},
@@ -395,12 +394,11 @@ func newCmdProfileInit(f *factory, runF func(context.Context, *profileInitOption
 }
 
 func profileInitRun(_ context.Context, o *profileInitOptions) error {
-	layers, err := o.f.layers()
-	if err != nil {
+	// A fault elsewhere must not keep anybody from beginning a new file.
+	c, err := o.f.catalog()
+	if err != nil && catalog.FaultsOf(err) == nil {
 		return err
 	}
-	// A fault elsewhere must not keep anybody from beginning a new file.
-	c, _ := catalog.Load(layers, o.f.adapters)
 	e, err := c.Extension(o.extension)
 	if err != nil {
 		return err

@@ -73,11 +73,7 @@ func (f *factory) completeExtensions(_ *cobra.Command, args []string, _ string) 
 
 // whatLoads is the part of the catalogue that is sound.
 func (f *factory) whatLoads() *catalog.Catalog {
-	layers, err := f.layers()
-	if err != nil {
-		return &catalog.Catalog{}
-	}
-	c, _ := catalog.Load(layers, f.adapters)
+	c, _ := f.catalog()
 	return c
 }
 

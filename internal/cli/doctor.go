@@ -21,7 +21,6 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
-	"github.com/sand-boxer/sandboxer/internal/catalog"
 )
 
 type doctorOptions struct {
@@ -359,7 +358,7 @@ func (c *checkup) catalogue() {
 		c.failed("catalogue", fail, err)
 		return
 	}
-	cat, err := catalog.Load(layers, c.o.f.adapters)
+	cat, err := c.o.f.catalog()
 	if err != nil {
 		c.add("catalogue", fail, "mend the files and check them: sandboxer profile validate", "%s", err)
 		return

@@ -271,6 +271,20 @@ func (f *factory) layers() ([]catalog.Layer, error) {
 	return layers, nil
 }
 
+// catalog reads the catalogue of this machine, with further layers, and what extensions that are programs said of themselves
+// when they were last open. Nothing is started. With an error it returns what is sound.
+func (f *factory) catalog(further ...catalog.Layer) (*catalog.Catalog, error) {
+	layers, err := f.layers()
+	if err != nil {
+		return &catalog.Catalog{}, err
+	}
+	c, err := catalog.Load(append(layers, further...), f.adapters)
+	return c, catalog.Combine(err, c.Describe(f.extensionsDir()))
+}
+
+// extensionsDir is where extensions have what they keep.
+func (f *factory) extensionsDir() string { return filepath.Join(f.resolved.get("data_dir"), extDir) }
+
 const configFile = "config.yaml"
 
 type configValues struct {

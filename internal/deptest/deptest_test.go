@@ -40,12 +40,14 @@ var arrows = map[string][]string{
 	"api":                {"."},
 	"agent":              {".", "agent/proto/...", "internal/procs", "internal/safetar"},
 	"agent/proto":        {},
+	"extension":          {".", "internal/catalog", "internal/protocol"},
 	"extensiontest":      {".", "internal/backend"},
 	"adapters":           {".", "adapters/..."},
 	"internal/backend":   {"."},
 	"internal/manager":   {".", "internal/backend", "internal/procnet", "internal/strictjson", "internal/suggest"},
 	"internal/catalog":   {".", "internal/suggest"},
 	"internal/edge":      {".", "api", "internal/manager"},
+	"internal/protocol":  {".", "internal/strictjson"},
 	"internal/portproxy": {".", "internal/edge", "internal/manager"},
 	"internal/server":    {".", "api", "internal/edge", "internal/manager", "internal/strictjson", "internal/suggest"},
 	"internal/cli": {".", "api", "agent", "adapters", "internal/backend", "internal/catalog", "internal/checkpoint/...", "internal/confine", "internal/edge", "internal/manager",
@@ -92,7 +94,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/filelock", "internal/procnet", "internal/procs", "internal/program", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/wholefile"}
+var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/filelock", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/wholefile"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{
@@ -469,8 +471,10 @@ var lax = map[string]string{
 	"adapters/local/control.go":         "what gVisor's kernel says",
 	"adapters/local/images/registry.go": "what a registry says",
 	"adapters/local/runner/tasks.go":    "a bundle, which gVisor reads beside us",
+	"adapters/process/process.go":       "its own configuration, as the catalogue has written it",
 	"adapters/vmpacker/packer.go":       "what qemu-img says",
 	"adapters/vmpacker/qmp.go":          "what QEMU says",
+	"internal/protocol/values.go":       "parts of a line that has been checked as a whole",
 	"agent/client.go":                   "what an agent says, which may be another's",
 	"agent/server_linux.go":             "what clients of another's wire say",
 	"api/client.go":                     "what a server says, which may be newer",

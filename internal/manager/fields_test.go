@@ -111,7 +111,7 @@ func TestProfileInSpec(t *testing.T) {
 	}.Check(t)
 	fieldtest.Same(t, fieldtest.Fill[sandboxer.Profile](nil), r.profileSpec(fieldtest.Fill[sandboxer.Profile](nil)).Profile,
 		fieldtest.Withheld{"Env": "its values are in the spec's own, which is sealed"})
-	got, err := r.extension("ext.fake").inputs(sandboxer.Profile{Inputs: map[string]string{"in-a": "of the profile"}}, nil)
+	got, err := r.extension("ext.fake").inputs(sandboxer.Profile{Inputs: map[string]string{"in-a": "of the profile"}}, nil, "", "")
 	if err != nil || got["in-a"] != "of the profile" {
 		t.Errorf("the inputs of a profile become %q, %v", got, err)
 	}

@@ -87,7 +87,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	inputs, err := ext.inputs(prof, req.Inputs)
+	inputs, err := ext.inputs(prof, req.Inputs, req.Host, cmp.Or(req.Image, prof.Image))
 	if err != nil {
 		return nil, err
 	}
@@ -213,8 +213,8 @@ func identify(inputs map[string]string, thread sandboxer.Thread) (id string, cho
 }
 
 // inputs merges what is asked for with the profile's and the defaults, and checks it against what
-// the extension declares.
-func (e *extension) inputs(prof sandboxer.Profile, asked map[string]string) (map[string]string, error) {
+// the extension declares. host and image are those of the request.
+func (e *extension) inputs(prof sandboxer.Profile, asked map[string]string, host, image string) (map[string]string, error) {
 	declared := e.Info.Inputs
 	known := []string{"sandbox_id"}
 	for _, in := range declared {
@@ -224,14 +224,15 @@ func (e *extension) inputs(prof sandboxer.Profile, asked map[string]string) (map
 	}
 	merged := map[string]string{}
 	for _, in := range declared {
-		if in.Default != "" {
+		if in.Default != "" && in.Name != sandboxer.AnyInput {
 			merged[in.Name] = in.Default
 		}
 	}
+	any := slices.Contains(known, sandboxer.AnyInput)
 	maps.Copy(merged, prof.Inputs)
 	maps.Copy(merged, asked)
 	for _, k := range slices.Sorted(maps.Keys(merged)) {
-		if !slices.Contains(known, k) {
+		if k == sandboxer.AnyInput || !any && !slices.Contains(known, k) {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not take the input %q%s", e.Info.ID, k, didYouMean(k, known)).
 				WithHint("its inputs are: %s", join(known))
 		}
@@ -253,7 +254,7 @@ func (e *extension) inputs(prof sandboxer.Profile, asked map[string]string) (map
 		}
 	}
 	for _, g := range slices.Sorted(maps.Keys(groups)) {
-		if !slices.ContainsFunc(groups[g], func(name string) bool { return merged[name] != "" }) {
+		if host == "" && image == "" && !slices.ContainsFunc(groups[g], func(name string) bool { return merged[name] != "" }) {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs one of the inputs %s", e.Info.ID, join(groups[g])).
 				WithHint("add --input %s=…", groups[g][0])
 		}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
@@ -82,7 +84,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	spec := m.restoredSpec(ext, prof, rec, env, req, as)
 	sized := req
 	sized.Inputs = spec.Inputs
-	if spec.Inputs, err = ext.inputs(prof, spec.Inputs); err != nil {
+	if spec.Inputs, err = ext.inputs(prof, spec.Inputs, spec.Host, spec.Image); err != nil {
 		return nil, err
 	}
 	id, chosen, err := identify(spec.Inputs, sandboxer.Thread{})
@@ -202,6 +204,11 @@ func (m *Manager) canPlace(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile
 // inputsFor keeps those inputs that the extension declares.
 func inputsFor(declared []sandboxer.Input, have map[string]string) map[string]string {
 	out := map[string]string{}
+	if slices.ContainsFunc(declared, func(in sandboxer.Input) bool { return in.Name == sandboxer.AnyInput }) {
+		maps.Copy(out, have)
+		delete(out, "sandbox_id")
+		return out
+	}
 	for _, in := range declared {
 		if v, ok := have[in.Name]; ok && in.Name != "sandbox_id" {
 			out[in.Name] = v

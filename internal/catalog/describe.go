@@ -1,0 +1,102 @@
+package catalog
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/suggest"
+)
+
+// Describe learns what is known of extensions that say themselves what they are (sandboxer.Describer), without
+// opening them, and checks the files against it. stateDir is that of Open. It returns Faults, and Load's promise
+// holds for what is known.
+func (c *Catalog) Describe(stateDir string) error {
+	return c.describeAll(func(e ExtensionFile) (sandboxer.Description, bool) {
+		if e.Adapter.Known == nil {
+			return sandboxer.Description{}, false
+		}
+		return e.Adapter.Known(e.Env("", stateDir, nil))
+	})
+}
+
+// DescribeAs is Describe with what open has learned of the extensions whose files say the same.
+func (c *Catalog) DescribeAs(open *Catalog) error {
+	return c.describeAll(func(e ExtensionFile) (d sandboxer.Description, ok bool) {
+		if o, err := open.Extension(e.ID); err == nil && o.described != nil && o.Same(e) {
+			return *o.described, true
+		}
+		return d, false
+	})
+}
+
+func (c *Catalog) describeAll(of func(ExtensionFile) (sandboxer.Description, bool)) error {
+	var faults Faults
+	for i := range c.Extensions {
+		if d, ok := of(c.Extensions[i]); ok {
+			faults = append(faults, c.describe(&c.Extensions[i], d)...)
+		}
+	}
+	if len(faults) == 0 {
+		return nil
+	}
+	return faults.sorted()
+}
+
+// describe remembers what e says of itself, and checks its file and its profiles against that.
+func (c *Catalog) describe(e *ExtensionFile, said sandboxer.Description) Faults {
+	e.described = &said
+	e.offers(e.file.dec, said.Isolation, said.Pricing)
+	faults := e.file.src.take()
+	for _, p := range c.Profiles {
+		if p.Extension == e.ID {
+			p.binds(*e)
+			faults = append(faults, p.file.src.take()...)
+		}
+	}
+	return faults
+}
+
+// offers checks what e's file promises against what it can have.
+func (e ExtensionFile) offers(d *decoder, levels []sandboxer.Isolation, models []sandboxer.PricingModel) {
+	whose := fmt.Sprintf("adapter %q", e.Adapter.Kind)
+	if e.described != nil {
+		whose = "the extension"
+	}
+	for i, lvl := range e.Isolation {
+		if lvl != "" && !slices.Contains(levels, lvl) {
+			d.fault(fmt.Sprintf("capabilities.isolation_levels[%d]", i), "",
+				"%s cannot give isolation level %q: it gives %s", whose, lvl, orNone(levels))
+		}
+	}
+	if m := e.Pricing; m != "" && !slices.Contains(models, m) {
+		d.fault("capabilities.pricing_model", "", "%s cannot have pricing model %q: it has %s", whose, m, orNone(models))
+	}
+}
+
+// binds checks p against what its extension has.
+func (p ProfileFile) binds(e ExtensionFile) {
+	d := p.file.dec
+	if e.Adapter.Known != nil && e.described == nil {
+		return // nothing is known of it yet
+	}
+	info := e.Info()
+	for i, c := range p.Requires {
+		if c != "" && !slices.Contains(info.Capabilities, c) {
+			d.fault(fmt.Sprintf("requires[%d]", i), "", "%s (adapter %q) does not have %q: it has %s",
+				e.ID, e.Adapter.Kind, c, orNone(info.Capabilities))
+		}
+	}
+	names := make([]string, len(info.Inputs))
+	for i, in := range info.Inputs {
+		names[i] = in.Name
+	}
+	if slices.Contains(names, sandboxer.AnyInput) {
+		return
+	}
+	for k := range p.Inputs {
+		if !slices.Contains(names, k) {
+			d.faultKey(join("inputs", k), suggest.Nearest(k, names), "%s (adapter %q) takes no such input: it takes %s", e.ID, e.Adapter.Kind, orNone(names))
+		}
+	}
+}

@@ -1,0 +1,191 @@
+package catalog
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// programForm is what an extension's file says of the program that it is, if it is one (adapter process).
+type programForm struct {
+	Command     []string      `yaml:"command" text:"any" nonempty:"true" help:"The program that the extension is, and its arguments; a path with a slash is relative to the file."`
+	Connect     string        `yaml:"connect" format:"service" help:"Where the extension runs as a service: unix:/path, or tls:host:port."`
+	TLS         tlsForm       `yaml:"tls" help:"Certificates for a service by TLS, in PEM; paths are relative to the file."`
+	Mode        string        `yaml:"mode" enum:"serve,call" help:"serve: one process speaks the extension protocol (the default). call: one process for each call."`
+	Path        []string      `yaml:"path" nonempty:"true" unique:"true" help:"Directories with Python modules, relative to the file, whose own directory comes last."`
+	Python      string        `yaml:"python" format:"line" help:"Python interpreter (python3)."`
+	SDK         string        `yaml:"sdk" format:"line" help:"Directory with the Python package sandboxer to use instead of the program's own."`
+	RunAs       string        `yaml:"run_as" format:"user" help:"User whose rights the program has; without it the server's."`
+	Env         []string      `yaml:"env" format:"env" nonempty:"true" unique:"true" help:"Variables of the server's environment that the program gets besides PATH, HOME and other harmless ones."`
+	Concurrency int           `yaml:"concurrency" min:"1" max:"256" help:"Calls of a class, or processes of calls, at once (16)."`
+	Limits      programLimits `yaml:"limits" help:"Bounds of the program, not of its sandboxes."`
+}
+
+type tlsForm struct {
+	CA   string `yaml:"ca" format:"line" help:"Who signs the service's certificate."`
+	Cert string `yaml:"cert" format:"line" help:"What the server shows to the service."`
+	Key  string `yaml:"key" format:"line" help:"The key of cert."`
+	Name string `yaml:"name" format:"line" help:"The name in the service's certificate; without it the host of connect."`
+}
+
+type programLimits struct {
+	Memory int64 `yaml:"memory" unit:"bytes" min:"16MiB" help:"Data of each of its processes, such as 512MiB."`
+	PIDs   int64 `yaml:"pids" min:"1" help:"Processes and threads of the user of run_as."`
+}
+
+// programKeys are the keys of a programForm.
+func programKeys() []string {
+	var names []string
+	for _, f := range fieldsOf(reflect.TypeFor[programForm]()) {
+		names = append(names, f.name)
+	}
+	return names
+}
+
+// check finds what no single key shows. isClass says that the handler is module:Class.
+func (p programForm) check(d *decoder, isClass bool) {
+	has := func(name string) bool { return d.places[name].key != nil }
+	only := func(when string, names ...string) {
+		for _, name := range names {
+			if has(name) {
+				d.faultKey(name, "", "this has an effect only with %s", when)
+			}
+		}
+	}
+	switch {
+	case has("command") && has("connect"):
+		d.faultKey("connect", "", "the extension is started by command already")
+	case isClass && has("command"):
+		d.faultKey("command", "", "the handler is a class, which needs no command: write handler: process")
+	case isClass && has("connect"):
+		d.faultKey("connect", "", "the handler is a class, which is no service: write handler: process")
+	case !isClass && !has("command") && !has("connect"):
+		d.fault("handler", "", "the adapter process needs a command or connect, or a class as module:Class")
+	}
+	if len(p.Command) > 0 && p.Command[0] == "" {
+		d.fault("command[0]", "", "the name of a program cannot be empty")
+	}
+	if p.Mode == sandboxer.ProgramCall && !has("command") {
+		d.fault("mode", "", "processes for calls need a command")
+	}
+	if !isClass {
+		only("a class as handler", "path", "python", "sdk")
+		if p.Mode != sandboxer.ProgramCall {
+			only("a class as handler, or mode: call", "concurrency")
+		}
+	}
+	byTLS := strings.HasPrefix(p.Connect, "tls:")
+	if !byTLS {
+		only("connect: tls:…", "tls")
+	}
+	for _, name := range []string{"ca", "cert", "key"} {
+		if byTLS && !has("tls."+name) {
+			at := "tls"
+			if !has("tls") {
+				at = "connect"
+			}
+			d.faultKey(at, "", "a service by TLS needs tls.%s: both sides show certificates", name)
+		}
+	}
+	if has("connect") {
+		only("command or a class: a service has the rights and limits that it was started with", "run_as", "env", "limits")
+	}
+}
+
+// program returns what the form says, for a file in dir; "" if it is in no directory.
+func (p programForm) program(handler, dir string) sandboxer.Program {
+	abs := func(path string) string {
+		if path == "" || filepath.IsAbs(path) || dir == "" {
+			return path
+		}
+		return filepath.Join(dir, path)
+	}
+	out := sandboxer.Program{
+		Command: slices.Clone(p.Command), Connect: p.Connect, Mode: p.Mode, Python: p.Python, SDK: abs(p.SDK), RunAs: p.RunAs, Env: p.Env,
+		Concurrency: p.Concurrency, MemoryBytes: p.Limits.Memory, PIDs: p.Limits.PIDs, Dir: dir,
+		TLS: sandboxer.ProgramTLS{CA: abs(p.TLS.CA), Cert: abs(p.TLS.Cert), Key: abs(p.TLS.Key), Name: p.TLS.Name},
+	}
+	if out.Mode == "" {
+		out.Mode = sandboxer.ProgramServe
+	}
+	if strings.Contains(handler, ":") {
+		out.Handler = handler
+	}
+	if len(out.Command) > 0 && strings.Contains(out.Command[0], "/") {
+		out.Command[0] = abs(out.Command[0])
+	}
+	if strings.Contains(out.Python, "/") {
+		out.Python = abs(out.Python)
+	}
+	for _, d := range p.Path {
+		out.Path = append(out.Path, abs(d))
+	}
+	if dir != "" {
+		out.Path = append(out.Path, dir)
+	}
+	return out
+}
+
+// raw returns the `config:` block as a JSON object. A text that is a reference to a secret is one, whatever it is
+// for: with secrets its value takes its place.
+func (e ExtensionFile) raw(secrets bool) (json.RawMessage, error) {
+	src := &source{name: e.file.src.name, lines: e.file.src.lines}
+	d := newDecoder(src)
+	d.places["config"], d.places["handler"] = e.file.dec.places["config"], e.file.dec.places["handler"]
+	var v any = d.anything(e.config)
+	if fs := src.take(); len(fs) > 0 {
+		return nil, fs
+	}
+	var missing []error
+	if secrets {
+		v = resolved(v, &missing)
+	}
+	if len(missing) > 0 {
+		return nil, e.missing(missing)
+	}
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, err, "config: it cannot be written as JSON")
+	}
+	return data, nil
+}
+
+// anything decodes a block of which nothing is known.
+func (d *decoder) anything(config yaml.Node) map[string]any {
+	m := map[string]any{}
+	d.config(reflect.ValueOf(&m).Elem(), config)
+	return m
+}
+
+// resolved returns v with the values of secrets.
+func resolved(v any, missing *[]error) any {
+	switch v := v.(type) {
+	case map[string]any:
+		out := make(map[string]any, len(v))
+		for k, x := range v {
+			out[k] = resolved(x, missing)
+		}
+		return out
+	case []any:
+		out := make([]any, len(v))
+		for i, x := range v {
+			out[i] = resolved(x, missing)
+		}
+		return out
+	case string:
+		if secretPattern.MatchString(v) {
+			s, err := resolveSecret(v)
+			if err != nil {
+				*missing = append(*missing, err)
+			}
+			return string(s)
+		}
+	}
+	return v
+}

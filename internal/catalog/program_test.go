@@ -1,0 +1,237 @@
+package catalog
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// described is an extension that says what it is.
+type described struct {
+	sandboxer.Extension
+	says sandboxer.Description
+}
+
+func (d described) Describe() sandboxer.Description { return d.says }
+
+// processStandIn stands for the adapter of extensions that are programs. says is what they say of themselves; nil if
+// that is known only after opening.
+func processStandIn(says *sandboxer.Description) sandboxer.Adapter {
+	a := sandboxer.Adapter{Kind: "process", Isolation: sandboxer.Isolations(), Pricing: sandboxer.PricingModels(),
+		Inputs: []sandboxer.Input{{Name: sandboxer.AnyInput, Restricted: true}}}
+	a.Known = func(sandboxer.Env) (d sandboxer.Description, known bool) {
+		if says == nil {
+			return d, false
+		}
+		return *says, true
+	}
+	return a
+}
+
+const programHead = "id: ext.p\ncapabilities: {isolation_levels: [container], pricing_model: self-hosted}\n"
+
+// What a file says of a program reaches the adapter, with paths that do not depend on where the server runs.
+func TestProgram(t *testing.T) {
+	dir := t.TempDir()
+	ext := filepath.Join(dir, "extensions")
+	if err := os.MkdirAll(ext, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		text string
+		want sandboxer.Program
+	}{
+		{"command: [./run, -v, 1]\nrun_as: nobody\nenv: [A_B]\nlimits: {memory: 64MiB, pids: 9}\n",
+			sandboxer.Program{Command: []string{ext + "/run", "-v", "1"}, Mode: "serve", RunAs: "nobody", Env: []string{"A_B"}, MemoryBytes: 64 << 20, PIDs: 9, Dir: ext, Path: []string{ext}}},
+		{"handler: process\ncommand: [run]\nmode: call\nconcurrency: 3\n", sandboxer.Program{Command: []string{"run"}, Mode: "call", Concurrency: 3, Dir: ext, Path: []string{ext}}},
+		{"handler: my.mod:Class\npath: [lib, /abs]\npython: ./venv/python\nsdk: sdk\nconcurrency: 2\n",
+			sandboxer.Program{Handler: "my.mod:Class", Mode: "serve", Path: []string{ext + "/lib", "/abs", ext}, Python: ext + "/venv/python", SDK: ext + "/sdk", Concurrency: 2, Dir: ext}},
+		{"connect: unix:/run/x.sock\n", sandboxer.Program{Connect: "unix:/run/x.sock", Mode: "serve", Dir: ext, Path: []string{ext}}},
+		{"connect: tls:a.example:7443\ntls: {ca: ca.pem, cert: c.pem, key: /k.pem, name: b}\n",
+			sandboxer.Program{Connect: "tls:a.example:7443", Mode: "serve", Dir: ext, Path: []string{ext}, TLS: sandboxer.ProgramTLS{CA: ext + "/ca.pem", Cert: ext + "/c.pem", Key: "/k.pem", Name: "b"}}},
+	} {
+		file := filepath.Join(ext, "ext.p.yaml")
+		if err := os.WriteFile(file, []byte(programHead+c.text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		for _, layer := range []Layer{Dir("user", dir), {Name: "command line", Files: []string{file}}} {
+			cat, err := Load([]Layer{layer}, append(adapters(), processStandIn(nil)))
+			if err != nil {
+				t.Errorf("%s: %v", c.text, err)
+				continue
+			}
+			e, err := cat.Extension("p")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := e.Env("", "", nil).Program; !reflect.DeepEqual(got, c.want) {
+				t.Errorf("%s:\n got %+v\nwant %+v", c.text, got, c.want)
+			}
+		}
+	}
+}
+
+// What makes no sense is told at its place.
+func TestProgramFaults(t *testing.T) {
+	for text, want := range map[string]string{
+		"command: [a]\nconnect: unix:/x\n":                            "4:1   connect: the extension is started by command already",
+		"handler: a:B\ncommand: [a]\n":                                "4:1   command: the handler is a class",
+		"handler: a:B\nconnect: unix:/x\n":                            "4:1   connect: the handler is a class",
+		"handler: process\n":                                          `3:10  handler: the adapter process needs a command or connect`,
+		"handler: fake\nrun_as: nobody\n":                             `4:1   run_as: the adapter "fake" is part of this program`,
+		"handler: fake\nlimits: {memory: 64MiB}\n":                    `4:1   limits: the adapter "fake" is part of this program`,
+		"handler: a:B\nmode: call\n":                                  "4:7   mode: processes for calls need a command",
+		"command: [a]\npath: [x]\n":                                   "4:1   path: this has an effect only with a class",
+		"command: [a]\nconcurrency: 2\n":                              "4:1   concurrency: this has an effect only with a class as handler, or mode: call",
+		"connect: tcp:localhost:1\n":                                  "3:10  connect: expected unix:/absolute/path, or tls:host:port",
+		"connect: tls:h:1\n":                                          "3:1   connect: a service by TLS needs tls.ca",
+		"connect: tls:h:1\ntls: {ca: a, cert: b}\n":                   "4:1   tls: a service by TLS needs tls.key",
+		"connect: unix:/x\ntls: {ca: a}\n":                            "4:1   tls: this has an effect only with connect: tls:",
+		"connect: unix:/x\nrun_as: nobody\n":                          "4:1   run_as: this has an effect only with command or a class",
+		"command: [\"\"]\n":                                           "the name of a program cannot be empty",
+		"command: [a]\nconfig: [1]\n":                                 "config: expected a mapping",
+		"handler: sandboxer.extensions.e2b:E2BExtension\n":            `3:10  handler: the module "sandboxer.extensions.e2b" is that of the adapter "e2b", which this build does not have yet`,
+		"handler: sandboxer.extensions.modal:ModalExtension\n":        `3:10  handler: the module "sandboxer.extensions.modal" is that of the adapter "modal"`,
+		"handler: sandboxer.extensions.saas_stub:SaasStubExtension\n": `3:10  handler: the module "sandboxer.extensions.saas_stub" is that of the adapter "saas-stub"`,
+		"command: [a]\nconcurrency: 1000\n":                           "4:14  concurrency: expected",
+		"command: [a]\nconfig: {a: .nan}\n":                           "config",
+		"command: [a]\nconfig: {a: &x {b: *x}}\n":                     "1 problem",
+	} {
+		_, err := load(t, map[string]string{"extensions/ext.p.yaml": programHead + text}, append(adapters(), processStandIn(nil))...)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v\nwant %s", text, err, want)
+		}
+	}
+}
+
+// A configuration goes to the program as it is; secrets are in it only where they are asked for.
+func TestProgramConfig(t *testing.T) {
+	t.Setenv("CATALOG_TEST_SECRET", "hush")
+	cat, err := load(t, map[string]string{"extensions/ext.p.yaml": programHead +
+		"command: [a]\nconfig: {n: 12, f: 1.5, t: true, z: null, s: x, d: 2020-01-01, l: [1, {k: v}], key: \"${env:CATALOG_TEST_SECRET}\", not: \"a ${env:CATALOG_TEST_SECRET}\"}\n"},
+		append(adapters(), processStandIn(nil))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, _ := cat.Extension("p")
+	env := e.Env("", "", nil)
+	without, err := env.Config(false)
+	if want := `{"d":"2020-01-01","f":1.5,"key":"${env:CATALOG_TEST_SECRET}","l":[1,{"k":"v"}],"n":12,"not":"a ${env:CATALOG_TEST_SECRET}","s":"x","t":true,"z":null}`; err != nil || string(without) != want {
+		t.Errorf("Config(false) = %s, %v\nwant %s", without, err, want)
+	}
+	with, err := env.Config(true)
+	if err != nil || !strings.Contains(string(with), `"key":"hush"`) || strings.Count(string(with), "hush") != 1 {
+		t.Errorf("Config(true) = %s, %v", with, err)
+	}
+	os.Unsetenv("CATALOG_TEST_SECRET")
+	if _, err := env.Config(true); sandboxer.KindOf(err) != sandboxer.Unavailable || !strings.Contains(err.Error(), "CATALOG_TEST_SECRET is not set") {
+		t.Errorf("without the secret: %v", err)
+	}
+}
+
+const describedProfile = `id: profile.p
+extension: ext.p
+requires: [exec, snapshot]
+inputs: {repo: x, other: y}
+`
+
+// Files are held to what an extension says of itself: before it is opened, where that is known, and when it is.
+func TestDescriptions(t *testing.T) {
+	says := sandboxer.Description{Title: "Said", Isolation: []sandboxer.Isolation{sandboxer.IsolationVM}, Pricing: []sandboxer.PricingModel{sandboxer.PricingMetered},
+		Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanCheck}, Inputs: []sandboxer.Input{{Name: "repo"}}}
+	files := map[string]string{"extensions/ext.p.yaml": programHead + "command: [a]\n", "profiles/profile.p.yaml": describedProfile}
+	wants := []string{
+		`2:35  capabilities.isolation_levels[0]: the extension cannot give isolation level "container": it gives vm`,
+		`2:62  capabilities.pricing_model: the extension cannot have pricing model "self-hosted": it has metered`,
+		`3:18  requires[1]: ext.p (adapter "process") does not have "snapshot": it has exec`,
+		`4:19  inputs.other: ext.p (adapter "process") takes no such input: it takes repo`,
+	}
+	held := func(what string, err error) {
+		t.Helper()
+		for _, want := range wants {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v\nwant %s", what, err, want)
+			}
+		}
+		if n := len(FaultsOf(err)); n != len(wants) {
+			t.Errorf("%s: %d faults; want %d", what, n, len(wants))
+		}
+	}
+
+	unknown := processStandIn(nil)
+	unknown.Open = func(context.Context, sandboxer.Env) (sandboxer.Extension, error) { return described{says: says}, nil }
+	cat, err := load(t, files, append(adapters(), unknown)...)
+	if err != nil {
+		t.Fatalf("before anything is known: %v", err)
+	}
+	if err := cat.Describe(t.TempDir()); err != nil {
+		t.Errorf("Describe where nothing is known: %v", err)
+	}
+	only := &Catalog{Extensions: cat.Extensions[:0:0], Profiles: cat.Profiles}
+	e, _ := cat.Extension("p")
+	only.Extensions = append(only.Extensions, e)
+	_, err = only.Open(t.Context(), "test", t.TempDir(), nil)
+	held("Open", err)
+
+	cat, err = load(t, files, append(adapters(), processStandIn(&says))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held("Describe", cat.Describe(t.TempDir()))
+	e, _ = cat.Extension("p")
+	info := e.Info()
+	if info.Title != "Said" || !reflect.DeepEqual(info.Capabilities, []sandboxer.Capability{sandboxer.CanExec}) || !reflect.DeepEqual(info.Inputs, says.Inputs) {
+		t.Errorf("Info = %+v", info)
+	}
+	again, err := load(t, files, append(adapters(), unknown)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held("DescribeAs", again.DescribeAs(cat))
+	doc, err := Registry(e)
+	if err != nil || !strings.Contains(string(doc), "operations:\n- exec\n") {
+		t.Errorf("registry: %s, %v", doc, err)
+	}
+}
+
+// Any input may be given where the extension says so.
+func TestAnyInput(t *testing.T) {
+	says := sandboxer.Description{Isolation: sandboxer.Isolations(), Pricing: sandboxer.PricingModels(), Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanSnapshot},
+		Inputs: []sandboxer.Input{{Name: sandboxer.AnyInput}}}
+	cat, err := load(t, map[string]string{"extensions/ext.p.yaml": programHead + "command: [a]\n", "profiles/profile.p.yaml": describedProfile}, append(adapters(), processStandIn(&says))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cat.Describe(t.TempDir()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A configuration that the extension refuses is told where it stands.
+func TestRefusedConfig(t *testing.T) {
+	a := processStandIn(nil)
+	a.Open = func(context.Context, sandboxer.Env) (sandboxer.Extension, error) {
+		return nil, joined{sandboxer.E(sandboxer.Invalid, nil, "config.rate: want a number"), sandboxer.E(sandboxer.Invalid, nil, "handler: there is no class B"), sandboxer.E(sandboxer.Invalid, nil, "something else")}
+	}
+	cat, err := load(t, map[string]string{"extensions/ext.p.yaml": programHead + "handler: a:B\nconfig:\n  rate: x\n"}, append(adapters(), a)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, _ := cat.Extension("p")
+	_, err = (&Catalog{Extensions: []ExtensionFile{e}}).Open(t.Context(), "test", t.TempDir(), nil)
+	for _, want := range []string{"5:9   config.rate: want a number", "3:10  handler: there is no class B", "4:1   config: something else"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v\nwant %s", err, want)
+		}
+	}
+}
+
+type joined []error
+
+func (j joined) Error() string   { return j[0].Error() }
+func (j joined) Unwrap() []error { return j }
