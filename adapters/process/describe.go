@@ -124,7 +124,8 @@ func (p *program) digest() (string, error) {
 		Program  sandboxer.Program
 		Command  []string
 		Config   json.RawMessage
-	}{protocol.Versions, p.Program, p.command, p.config})
+		SDK      string
+	}{protocol.Versions, p.Program, p.command, p.config, sdkDigest()})
 	if err != nil {
 		return "", sandboxer.E(sandboxer.Internal, err, "what the file says of the extension cannot be written")
 	}

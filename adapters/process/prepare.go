@@ -19,6 +19,7 @@ type program struct {
 	modules []string        // directories with the Python code that decides what it is
 	config  json.RawMessage // without secrets
 	user    *account        // whose rights it gets; nil for the broker's
+	sdk     string          // directory with the Python package that the file names; "" for the program's own
 }
 
 // An account is a user of this machine.

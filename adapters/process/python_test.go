@@ -1,0 +1,154 @@
+package process_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+)
+
+// needPython skips where there is no Python that runs classes.
+func needPython(t testing.TB) {
+	t.Helper()
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("there is no python3")
+	}
+}
+
+// module writes a Python module and returns its directory.
+func module(t testing.TB, name, text string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// guideClass is what the guide of the original program has, with its three bodies filled in.
+const guideClass = `from sandboxer.extensions.base import SandboxExtension
+
+class MyExtension(SandboxExtension):
+    def provision(self, profile, inputs, host):
+        import os, tempfile
+        sid = self.new_sandbox_id(inputs)
+        where = os.path.join(self.config["root"], "sbx-" + sid)
+        os.makedirs(where)
+        return {"sandbox_id": sid, "host": host, "remote_dir": where}
+
+    def wait_ready(self, handle):
+        import os
+        if not os.path.isdir(handle["remote_dir"]):
+            from sandboxer import errors
+            raise errors.NotFound("the workspace is gone")
+        return {"remote_dir": handle["remote_dir"], "host": handle["host"]}
+
+    def teardown(self, handle):
+        import shutil
+        shutil.rmtree(handle["remote_dir"], ignore_errors=True)
+        return {"removed": handle["remote_dir"]}
+`
+
+// A class that knows the guide alone passes what the suite has for extensions with nothing but the verbs: the host makes
+// it idempotent.
+func TestConformanceOfGuideClass(t *testing.T) {
+	needPython(t)
+	path := module(t, "my_backend.py", guideClass)
+	dir, root := t.TempDir(), t.TempDir()
+	extensiontest.Run(t, extensiontest.Harness{
+		Inputs: []sandboxer.Input{{Name: sandboxer.AnyInput, Restricted: true}},
+		Open: func(t *testing.T) sandboxer.Extension {
+			e, err := openProgram(t, dir, "conformance", sandboxer.Program{Handler: "sandboxer.extensions.my_backend:MyExtension", Path: []string{path}}, map[string]any{"root": root})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return e
+		},
+	})
+	if left, _ := os.ReadDir(root); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+	if left, _ := os.ReadDir(filepath.Join(dir, "journal")); len(left) > 0 {
+		t.Errorf("left over in the journal: %v", left)
+	}
+}
+
+// What is wrong with a class is told in one line, at the handler.
+func TestPythonFaults(t *testing.T) {
+	needPython(t)
+	path := module(t, "mod.py", `
+class Lacks:
+    def provision(self, profile, inputs, host): pass
+class Raises:
+    def __init__(self, config):
+        raise RuntimeError("no\nway")
+    def provision(self, profile, inputs, host): pass
+    def wait_ready(self, handle): pass
+    def teardown(self, handle): pass
+class Half(Raises):
+    def __init__(self, config): pass
+    def read_file(self, handle, path): pass
+number = 1
+`)
+	if err := os.WriteFile(filepath.Join(path, "broken.py"), []byte("def f(:\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for handler, want := range map[string]string{
+		"absent:Class":  "handler: there is no module absent in " + path,
+		"mod:Other":     "handler: module mod has no class Other: its classes are Half, Lacks, Raises",
+		"mod:number":    "handler: mod:number is no class",
+		"mod:Lacks":     "handler: class Lacks lacks wait_ready, teardown",
+		"mod:Raises":    "handler: Raises.__init__ failed: RuntimeError: no way (mod.py:6)",
+		"mod:Half":      "handler: Half has read_file and lacks write_file",
+		"broken:Class":  "handler: module broken cannot be imported: SyntaxError",
+		"json:JSONTool": "handler: module json has no class JSONTool",
+	} {
+		_, err := openProgram(t, t.TempDir(), "o", sandboxer.Program{Handler: handler, Path: []string{path}}, nil)
+		if sandboxer.KindOf(err) != sandboxer.Invalid || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v\nwant %s", handler, err, want)
+		}
+	}
+	_, err := openProgram(t, t.TempDir(), "o", sandboxer.Program{Handler: "mod:Half", Path: []string{path}, Python: "/no/python"}, nil)
+	if sandboxer.KindOf(err) != sandboxer.Invalid || !strings.HasPrefix(err.Error(), "python: there is no /no/python here") {
+		t.Errorf("no such interpreter: %v", err)
+	}
+	_, err = openProgram(t, t.TempDir(), "o", sandboxer.Program{Handler: "mod:Half", Path: []string{path}, Python: "/bin/false"}, nil)
+	if sandboxer.KindOf(err) != sandboxer.Invalid || !strings.HasPrefix(err.Error(), "python: /bin/false is no Python") {
+		t.Errorf("another program: %v", err)
+	}
+}
+
+// The description is kept: what did not change starts nothing, what did is asked again.
+func TestDescriptionIsKept(t *testing.T) {
+	needPython(t)
+	path := module(t, "mod.py", strings.Replace(guideClass, "import os\n", "import os\n", 1))
+	dir := t.TempDir()
+	p := sandboxer.Program{Handler: "mod:MyExtension", Path: []string{path}}
+	e, err := openProgram(t, dir, "o", p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := backend.New("ext.test", e, backend.Options{})
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	if b.Can(sandboxer.CanProbe) {
+		t.Error("it can what the class cannot")
+	}
+	if err := os.WriteFile(filepath.Join(path, "mod.py"), []byte(guideClass+"\n    def is_alive(self, handle): return True\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if e, err = openProgram(t, dir, "o", p, nil); err != nil {
+		t.Fatal(err)
+	}
+	b = backend.New("ext.test", e, backend.Options{})
+	defer b.Close()
+	if !b.Can(sandboxer.CanProbe) {
+		t.Error("what the class can now is not known")
+	}
+}

@@ -1,0 +1,611 @@
+"""Makes a class keep the contract: what it was asked is remembered, and what it says is checked."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import os
+import stat
+from typing import Any, Callable, Iterable, Optional
+
+from sandboxer import command, errors, protocol
+from sandboxer.extensions.base import SandboxExtension
+from sandboxer.journal import Journal
+from sandboxer.models import MeterQuote, Profile, micros
+from sandboxer.request import Request, current
+
+LEVELS = ["process", "container", "gvisor", "vm"]
+PRICING = ["self-hosted", "metered"]
+
+# The methods that a class may have besides the three, by the capability that they are together.
+OPTIONAL = {
+    "exec": ["exec"],
+    "files": ["read_file", "write_file", "stat_file", "list_files", "make_dir", "move_file", "remove_file"],
+    "archive": ["archive", "unarchive"],
+    "dial": ["dial"],
+    "expose": ["expose"],
+    "probe": ["is_alive"],
+    "discover": ["discover"],
+    "list": ["list_running"],
+    "pause": ["pause", "resume"],
+    "renew": ["renew"],
+    "capacity": ["capacity"],
+    "stats": ["stats"],
+    "notices": ["notices"],
+}
+
+VERBS = ["provision", "wait_ready", "teardown"]
+
+
+class BadAnswer(errors.Internal):
+    """A method returned what it may not."""
+
+
+def _own(cls: type, name: str) -> bool:
+    """Say whether cls has a method that is not the base class's."""
+    method = getattr(cls, name, None)
+    return callable(method) and method is not getattr(SandboxExtension, name, None)
+
+
+def missing(cls: type) -> list[str]:
+    """Return what of the three methods cls lacks, or has of the base class only."""
+    return [name for name in VERBS if not _own(cls, name)]
+
+
+def halves(cls: type) -> Optional[str]:
+    """Return what is wrong where cls has some methods of a capability and lacks others."""
+    for capability, names in OPTIONAL.items():
+        have = [n for n in names if _own(cls, n)]
+        if have and len(have) < len(names):
+            lacking = ", ".join(n for n in names if n not in have)
+            return f"{cls.__name__} has {', '.join(have)} and lacks {lacking}: {capability} needs all of them"
+    return None
+
+
+class Adapted:
+    """An extension class as the broker calls it. One method for each of the protocol's."""
+
+    def __init__(self, extension: Any, journal: Journal, owner: str) -> None:
+        self.extension = extension
+        self.journal = journal
+        self.owner = owner
+        self.name = type(extension).__name__
+
+    # What it is.
+
+    def description(self) -> dict:
+        """Return what the class is, for the hello."""
+        cls = type(self.extension)
+        capabilities = [c for c, names in OPTIONAL.items() if all(_own(cls, n) for n in names)]
+        capabilities.append("check")
+        if _own(cls, "estimate_cost"):
+            capabilities.append("quote")
+        if _own(cls, "meter_actual"):
+            capabilities.append("meter")
+        if hasattr(self.extension, "supports_snapshots") and self.extension.supports_snapshots():
+            capabilities.append("snapshot")
+        doc = inspect.cleandoc(cls.__doc__ or "") if cls.__doc__ and cls.__doc__ != SandboxExtension.__doc__ else ""
+        title, _, rest = doc.partition("\n")
+        out: dict[str, Any] = {
+            "title": title[:200],
+            "help": rest.strip()[:4000],
+            "isolation_levels": list(getattr(self.extension, "isolation_levels", LEVELS)),
+            "pricing_models": list(getattr(self.extension, "pricing_models", PRICING)),
+            "capabilities": capabilities,
+            "inputs": [self._input(i) for i in getattr(self.extension, "inputs", None) or [
+                {"name": "*", "help": f"what {self.name} takes; it does not declare its inputs", "restricted": True}
+            ]],
+        }
+        schema = getattr(self.extension, "config_schema", None)
+        if schema:
+            out["config_schema"] = schema
+        return out
+
+    def _input(self, value: Any) -> dict:
+        if isinstance(value, str):
+            return {"name": value, "help": ""}
+        return {"help": "", **value}
+
+    # Checks of what a class returns.
+
+    def _strings(self, method: str, value: Any, required: Iterable[str] = ()) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise BadAnswer(f"{self.name}.{method} returned {type(value).__name__}, and no dict")
+        for key, x in value.items():
+            if not isinstance(key, str):
+                raise BadAnswer(f"{self.name}.{method} returned the key {key!r}, which is no string")
+            if not isinstance(x, str):
+                raise BadAnswer(f"{self.name}.{method} returned a {type(x).__name__} under {key!r}: every value has to be a string")
+        for key in required:
+            if not value.get(key):
+                raise BadAnswer(f"{self.name}.{method} returned no {key!r}")
+        return value
+
+    def _handle(self, method: str, value: Any, id: str) -> dict[str, str]:
+        handle = self._strings(method, value, ["sandbox_id", "host"])
+        if handle["sandbox_id"] != id:
+            raise BadAnswer(f"{self.name}.{method} returned the handle of {handle['sandbox_id']!r} under 'sandbox_id', and was asked for {id!r}")
+        return handle
+
+    @staticmethod
+    def _travel(handle: dict[str, str], generation: int) -> dict:
+        return {"sandbox_id": handle["sandbox_id"], "generation": generation, "host": handle["host"], "data": handle}
+
+    def _known(self, h: dict) -> dict[str, str]:
+        """Return the class's handle: the broker's, the journal's, or what is known without either."""
+        data = h.get("data")
+        if isinstance(data, dict):
+            return {str(k): str(v) for k, v in data.items()}
+        with self.journal.locked(h["sandbox_id"]) as record:
+            entry = record.read()
+        return self._recorded(h, entry)
+
+    @staticmethod
+    def _recorded(h: dict, entry: Optional[dict]) -> dict[str, str]:
+        if entry and entry.get("handle") and h.get("generation") in (0, None, entry.get("generation")):
+            return dict(entry["handle"])
+        host = h.get("host") or (entry or {}).get("host") or "localhost"
+        return {"sandbox_id": h["sandbox_id"], "host": host}
+
+    # What a class does not see, or does not say that it keeps, is refused and not dropped.
+
+    def _refuse(self, p: dict) -> None:
+        """Refuse what the request asks for beyond its profile, unless the class accepts it."""
+        spec, accepts = p["spec"], set(getattr(self.extension, "accepts", ()))
+        profile = spec.get("profile") or {}
+        asked = []
+        for name in ("image", "command", "network", "mounts", "ports", "workspace", "user"):
+            value = spec.get(name)
+            if value and value != profile.get(name) and name not in accepts:
+                asked.append(name)
+        if p.get("env") and "env" not in accepts and hasattr(self.extension, "exec"):
+            asked.append("env")
+        limits, own = spec.get("limits") or {}, profile.get("limits") or {}
+        for name, value in limits.items():
+            if value and value != own.get(name) and "limits" not in accepts and f"limits.{name}" not in accepts:
+                asked.append(f"limits.{name}")
+        if asked:
+            raise errors.Unsupported(
+                f"{self.name} does not support {', '.join(asked)} of a request",
+                hint="leave it out; a class that keeps it says so: accepts = [" + ", ".join(f'"{a}"' for a in asked) + "]",
+                untouched=True,
+            )
+
+    # The three verbs.
+
+    def _make(self, p: dict, method: str, make: Callable[[], Any]) -> dict:
+        spec = p["spec"]
+        id, generation = spec["id"], spec["generation"]
+        self._refuse(p)
+        with self.journal.locked(id) as record:
+            entry = record.read()
+            if entry is not None:
+                known = entry.get("generation") or 0
+                if known > generation:
+                    raise errors.Conflict(f"sandbox {id} has been made anew since")
+                if known == generation and entry.get("handle"):
+                    return self._travel(entry["handle"], generation)
+                self._clear(entry)  # a former generation, or a call that did not come to its end
+            intent = {"id": id, "generation": generation, "host": p["host"]}
+            if p.get("env") and "env" not in getattr(self.extension, "accepts", ()):
+                intent["changed"] = f"the environment is not set: {self.name} does not accept one"
+            record.write(intent)
+            handle = self._handle(method, make(), id)
+            record.write({**intent, "host": handle["host"], "handle": handle})
+            return self._travel(handle, generation)
+
+    def _clear(self, entry: dict) -> None:
+        """Remove what an earlier call may have left."""
+        handle = entry.get("handle") or {"sandbox_id": entry["id"], "host": entry.get("host") or "localhost"}
+        try:
+            self.extension.teardown(dict(handle))
+        except Exception as e:
+            raise errors.Unavailable(
+                f"an earlier provision of sandbox {entry['id']} did not come to its end, and what it may have left "
+                f"on {handle['host']} cannot be removed: {type(e).__name__}"
+            ) from e
+
+    def provision(self, p: dict) -> dict:
+        spec = p["spec"]
+        return self._make(p, "provision", lambda: self.extension.provision(Profile(spec.get("profile") or {}), dict(spec.get("inputs") or {}), p["host"]))
+
+    def wait_ready(self, p: dict) -> dict:
+        h = p["handle"]
+        with self.journal.locked(h["sandbox_id"]) as record:
+            entry = record.read() or {}
+        if not isinstance(h.get("data"), dict) and not entry.get("handle"):
+            raise errors.NotFound(f"sandbox {h['sandbox_id']} is not there")
+        got = self._strings("wait_ready", self.extension.wait_ready(self._known(h)))
+        out: dict[str, Any] = {}
+        extra = {}
+        for key, value in got.items():
+            if key in ("ssh", "remote_dir", "host", "compose_project", "url"):
+                out[key] = value
+            elif key != "sandbox_id":
+                extra[key] = value
+        if entry.get("changed"):
+            extra.setdefault("changed", entry["changed"])
+        if extra:
+            out["extra"] = extra
+        return out
+
+    def teardown(self, p: dict) -> dict:
+        h = p["handle"]
+        with self.journal.locked(h["sandbox_id"]) as record:
+            entry = record.read()
+            generation = h.get("generation") or 0
+            if entry and generation and (entry.get("generation") or 0) > generation:
+                return {}  # a newer one, which is not to be touched
+            data = h.get("data")
+            complete = isinstance(data, dict)
+            handle = {str(k): str(v) for k, v in data.items()} if complete else self._recorded(h, entry)
+            complete = complete or bool(entry and entry.get("handle"))
+            try:
+                report = self._report(self.extension.teardown(dict(handle)))
+            except (KeyError, TypeError, AttributeError) as e:
+                if complete:
+                    raise
+                # The class cannot do without what nobody knows any more.
+                report = {"warnings": [self._remains(handle, entry, e)]}
+            record.remove()
+            return report
+
+    def _remains(self, handle: dict, entry: Optional[dict], e: Exception) -> str:
+        what = "its provision did not come to its end" if entry else "nothing is known of it here"
+        return f"{what}, and {self.name}.teardown needs more than sandbox_id and host ({type(e).__name__}: {e}): what it may have made remains on {handle['host']}"
+
+    def _report(self, value: Any) -> dict:
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise BadAnswer(f"{self.name}.teardown returned {type(value).__name__}, and no dict")
+        out: dict[str, list[str]] = {}
+        for key, x in value.items():
+            if not isinstance(key, str):
+                raise BadAnswer(f"{self.name}.teardown returned the key {key!r}, which is no string")
+            lines = x if isinstance(x, (list, tuple)) and key in ("removed", "kept", "warnings") else [x]
+            for line in lines:
+                if not isinstance(line, str):
+                    raise BadAnswer(f"{self.name}.teardown returned a {type(line).__name__} under {key!r}: every value has to be a string")
+                if key in ("removed", "kept", "warnings"):
+                    if line:
+                        out.setdefault(key, []).append(line)
+                elif key != "sandbox_id":
+                    out.setdefault("removed", []).append(f"{key}: {line}")
+        return out
+
+    # Money.
+
+    def estimate_cost(self, p: dict) -> dict:
+        spec, seconds = p["spec"], p["duration_ms"] / 1000
+        whole = int(seconds) if seconds == int(seconds) else seconds
+        f = self.extension.estimate_cost
+        profile, inputs = Profile(spec.get("profile") or {}), dict(spec.get("inputs") or {})
+        quote = self._estimate(f, profile, inputs, whole)
+        if quote is None:
+            return {"quote": None}
+        if not isinstance(quote, MeterQuote):
+            quote = MeterQuote(dict(quote)) if isinstance(quote, dict) else MeterQuote(amount=quote)
+        out: dict[str, Any] = {"duration_ns": p["duration_ms"] * 1_000_000}
+        for name in ("amount", "setup", "per_hour"):
+            if quote.get(name) is not None:
+                out[name] = self._usd(quote[name], "estimate_cost", name)
+        if "amount" not in out:
+            hours = p["duration_ms"] / 3_600_000
+            out["amount"] = out.get("setup", 0) + round(out.get("per_hour", 0) * hours)
+        if quote.get("detail"):
+            out["detail"] = str(quote["detail"])
+        return {"quote": out}
+
+    @staticmethod
+    def _estimate(f: Callable, profile: Profile, inputs: dict, seconds: Any) -> Any:
+        """Call f by the base class's signature, (profile, inputs, *, duration_s), or the guide's, (profile, duration)."""
+        try:
+            parameters = inspect.signature(f).parameters
+        except (TypeError, ValueError):
+            return f(profile, inputs, duration_s=seconds)
+        by_name = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+        if "duration_s" in parameters or by_name:
+            return f(profile, inputs, duration_s=seconds)
+        positional = [x for x in parameters.values() if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
+        if len(positional) >= 3:
+            return f(profile, inputs, seconds)
+        return f(profile, seconds)
+
+    def _usd(self, value: Any, method: str, what: str) -> int:
+        try:
+            return micros(value, f"{self.name}.{method}: {what}")
+        except ValueError as e:
+            raise BadAnswer(str(e)) from None
+
+    def meter_actual(self, p: dict) -> dict:
+        cost = self.extension.meter_actual(self._known(p["handle"]), duration_s=p["duration_ms"] / 1000)
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat()
+        return {"at": now, "cost": 0 if cost is None else self._usd(cost, "meter_actual", "the result")}
+
+    # Snapshots.
+
+    def snapshot(self, p: dict) -> dict:
+        id = p["id"]
+        with self.journal.locked("snapshot-" + id) as record:
+            entry = record.read()
+            if entry and entry.get("meta"):
+                return {"snapshot_id": id, "meta": entry["meta"]}
+            h = p["handle"]
+            intent = {"snapshot": id, "sandbox_id": h["sandbox_id"], "generation": h.get("generation") or 0}
+            record.write(intent)
+            meta = self._strings("snapshot", self.extension.snapshot(self._known(h)), ["snapshot_id"])
+            record.write({**intent, "meta": meta})
+            return {"snapshot_id": id, "meta": meta}
+
+    def restore_from_snapshot(self, p: dict) -> dict:
+        spec, s = p["spec"], p["snapshot"]
+        with self.journal.locked("snapshot-" + s["snapshot_id"]) as record:
+            entry = record.read()
+        meta = s.get("meta") or (entry or {}).get("meta")
+        if not meta:
+            raise errors.NotFound(f"snapshot {s['snapshot_id']} is not there")
+        return self._make(
+            p, "restore_from_snapshot",
+            lambda: self.extension.restore_from_snapshot(Profile(spec.get("profile") or {}), dict(meta), dict(spec.get("inputs") or {}), p["host"]),
+        )
+
+    def drop_snapshot(self, p: dict) -> dict:
+        s = p["snapshot"]
+        with self.journal.locked("snapshot-" + s["snapshot_id"]) as record:
+            entry = record.read()
+            meta = s.get("meta") or (entry or {}).get("meta")
+            if meta and hasattr(self.extension, "drop_snapshot"):
+                self.extension.drop_snapshot(dict(meta))
+            record.remove()
+        return {}
+
+    def list_snapshots(self, p: dict) -> Iterable[dict]:
+        for entry in self.journal.all():
+            if "snapshot" not in entry or p["owner"] not in ("", self.owner):
+                continue
+            found: dict[str, Any] = {"snapshot": {"snapshot_id": entry["snapshot"]}, "sandbox_id": entry["sandbox_id"], "generation": entry["generation"]}
+            if entry.get("meta"):
+                found["snapshot"]["meta"] = entry["meta"]
+                found["whole"] = True
+            yield found
+
+    # What a class may have besides.
+
+    def check(self, p: dict) -> dict:
+        spec = p["spec"]
+        self._refuse(p)
+        if not hasattr(self.extension, "check"):
+            return {}
+        self.extension.check(Profile(spec.get("profile") or {}), dict(spec.get("inputs") or {}), p["host"])
+        return {}
+
+    def notices(self, p: dict) -> dict:
+        return {"notices": [str(x) for x in self.extension.notices()]}
+
+    def is_alive(self, p: dict) -> dict:
+        said = self.extension.is_alive(self._known(p["handle"]))
+        known = {True: "alive", False: "gone", None: "unknown"}
+        liveness = said if isinstance(said, str) else known.get(said)
+        if liveness not in ("alive", "gone", "unknown", "unresponsive", "oom_killed"):
+            raise BadAnswer(f"{self.name}.is_alive returned {said!r:.60}: want True, False, None or a liveness")
+        return {"liveness": liveness}
+
+    def _generation(self, id: str, handle: dict) -> int:
+        if handle.get("generation", "").isdigit():
+            return int(handle["generation"])
+        with self.journal.locked(id) as record:
+            entry = record.read()
+        return (entry or {}).get("generation") or 1
+
+    def discover(self, p: dict) -> dict:
+        found = self.extension.discover(p["id"])
+        if found is None:
+            raise errors.NotFound(f"sandbox {p['id']} is not there")
+        handle = self._handle("discover", found, p["id"])
+        return {"handle": self._travel(handle, self._generation(p["id"], handle))}
+
+    def list_running(self, p: dict) -> Iterable[dict]:
+        if p["owner"] not in ("", self.owner):
+            return
+        for found in self.extension.list_running():
+            handle = self._strings("list_running", found, ["sandbox_id", "host"])
+            yield self._travel(handle, self._generation(handle["sandbox_id"], handle))
+
+    def pause(self, p: dict) -> dict:
+        self.extension.pause(self._known(p["handle"]))
+        return {}
+
+    def resume(self, p: dict) -> dict:
+        self.extension.resume(self._known(p["handle"]))
+        return {}
+
+    def renew(self, p: dict) -> dict:
+        self.extension.renew(self._known(p["handle"]), moment(p["until"]))
+        return {}
+
+    def capacity(self, p: dict) -> dict:
+        room = self.extension.capacity(p.get("host") or "")
+        if isinstance(room, dict):
+            return {"free": int(room.get("free", -1)), "hosts": [str(h) for h in room.get("hosts", [])], "attrs": {str(k): str(v) for k, v in (room.get("attrs") or {}).items()}}
+        return {"free": -1 if room is None else int(room)}
+
+    def stats(self, p: dict) -> dict:
+        got = self.extension.stats(self._known(p["handle"]))
+        if not isinstance(got, dict):
+            raise BadAnswer(f"{self.name}.stats returned {type(got).__name__}, and no dict")
+        out: dict[str, Any] = {"at": datetime.datetime.now(datetime.timezone.utc).isoformat(), "cpu_ns": int(float(got.get("cpu_s", -1)) * 1e9) if "cpu_s" in got else -1}
+        for name in ("memory_bytes", "disk_bytes", "pids", "rx_bytes", "tx_bytes"):
+            out[name] = int(got.get(name, -1))
+        for name in ("memory_limit", "disk_limit"):
+            if got.get(name):
+                out[name] = int(got[name])
+        return out
+
+    def expose(self, p: dict) -> dict:
+        found = self.extension.expose(self._known(p["handle"]), p["port"])
+        if isinstance(found, str):
+            return {"url": found}
+        return {"url": str(found["url"]), "header": {k: [str(v)] for k, v in (found.get("header") or {}).items()}}
+
+    def exec(self, p: dict, stream: protocol.Stream) -> dict:
+        handle = self._known(p["handle"])
+        command.serve(stream, p, current().canceled, lambda c: self.extension.exec(handle, c))
+        return {}
+
+    def write_file(self, p: dict, stream: protocol.Stream) -> dict:
+        source = protocol.io.BufferedReader(protocol.DataReader(stream))
+        self.extension.write_file(self._known(p["handle"]), protocol.text(p["path"]), source, p.get("mode") or 0o644)
+        return {}
+
+    def stat_file(self, p: dict) -> dict:
+        return self._file("stat_file", self.extension.stat_file(self._known(p["handle"]), protocol.text(p["path"])))
+
+    def _file(self, method: str, value: Any) -> dict:
+        if not isinstance(value, dict) or "path" not in value:
+            raise BadAnswer(f"{self.name}.{method} returned no dict with a 'path'")
+        when = value.get("mod_time", 0)
+        if isinstance(when, (int, float)):
+            when = datetime.datetime.fromtimestamp(when, datetime.timezone.utc).isoformat()
+        elif isinstance(when, datetime.datetime):
+            when = when.astimezone(datetime.timezone.utc).isoformat()
+        out = {"path": protocol.travel(value["path"]), "size": int(value.get("size", 0)), "mode": go_mode(int(value.get("mode", 0))), "mod_time": when}
+        for name in ("owner", "group"):
+            if value.get(name):
+                out[name] = str(value[name])
+        if value.get("target"):
+            out["target"] = protocol.travel(value["target"])
+        return out
+
+    def make_dir(self, p: dict) -> dict:
+        self.extension.make_dir(self._known(p["handle"]), protocol.text(p["dir"]))
+        return {}
+
+    def move_file(self, p: dict) -> dict:
+        self.extension.move_file(self._known(p["handle"]), protocol.text(p["from"]), protocol.text(p["to"]))
+        return {}
+
+    def remove_file(self, p: dict) -> dict:
+        self.extension.remove_file(self._known(p["handle"]), protocol.text(p["path"]))
+        return {}
+
+    def archive(self, p: dict, stream: protocol.Stream) -> dict:
+        self.extension.archive(self._known(p["handle"]), protocol.text(p.get("dir") or ""), protocol.DataWriter(stream, protocol.OUT))
+        stream.send(protocol.END)
+        return {}
+
+    def unarchive(self, p: dict, stream: protocol.Stream) -> dict:
+        self.extension.unarchive(self._known(p["handle"]), protocol.text(p.get("dir") or ""), protocol.io.BufferedReader(protocol.DataReader(stream)))
+        return {}
+
+    # What answers when its stream has begun: each returns what goes on afterwards.
+
+    def read_file(self, p: dict) -> Callable[[protocol.Stream], None]:
+        source = self.extension.read_file(self._known(p["handle"]), protocol.text(p["path"]))
+        if isinstance(source, (bytes, bytearray)):
+            source = protocol.io.BytesIO(source)
+
+        def go_on(stream: protocol.Stream) -> None:
+            with source:
+                while True:
+                    data = source.read(protocol.MAX_DATA)
+                    if not data:
+                        return
+                    stream.send_data(protocol.OUT, data)
+
+        return go_on
+
+    def list_files(self, p: dict) -> Callable[[protocol.Stream], None]:
+        after = os.fsencode(protocol.text(p.get("after") or ""))
+        found = self.extension.list_files(self._known(p["handle"]), protocol.text(p["dir"]))
+
+        def go_on(stream: protocol.Stream) -> None:
+            # In the order of names, of which a class need not know.
+            for value in sorted(found, key=lambda v: os.fsencode(os.path.basename(v["path"]))):
+                if os.fsencode(os.path.basename(value["path"])) > after:
+                    stream.send(protocol.OUT, protocol.encode(self._file("list_files", value)))
+
+        return go_on
+
+    def dial(self, p: dict) -> Callable[[protocol.Stream], None]:
+        conn = self.extension.dial(self._known(p["handle"]), p["port"])
+
+        def go_on(stream: protocol.Stream) -> None:
+            import socket
+            import threading
+
+            def inwards() -> None:
+                source = protocol.DataReader(stream)
+                try:
+                    while True:
+                        data = source.read(protocol.MAX_DATA)
+                        if not data:
+                            conn.shutdown(socket.SHUT_WR)
+                            return
+                        conn.sendall(data)
+                except OSError:
+                    try:
+                        conn.shutdown(socket.SHUT_RDWR)
+                    except OSError:
+                        pass
+
+            thread = threading.Thread(target=inwards, daemon=True)
+            thread.start()
+            try:
+                while True:
+                    data = conn.recv(protocol.MAX_DATA)
+                    if not data:
+                        break
+                    stream.send_data(protocol.OUT, data)
+                stream.send(protocol.END)
+                thread.join()
+            finally:
+                conn.close()
+
+        return go_on
+
+
+# The methods by how they use a stream.
+ALONG = {"exec", "write_file", "archive", "unarchive"}
+BEGUN = {"read_file", "list_files", "dial"}
+LISTS = {"list_running", "list_snapshots"}
+
+# Calls of one sandbox that come one after the other.
+IN_TURN = {"provision", "wait_ready", "teardown", "snapshot", "restore_from_snapshot", "drop_snapshot", "pause", "resume", "renew"}
+
+_GO_TYPES = {stat.S_IFDIR: 1 << 31, stat.S_IFLNK: 1 << 27, stat.S_IFIFO: 1 << 25, stat.S_IFSOCK: 1 << 24, stat.S_IFBLK: 1 << 26, stat.S_IFCHR: 1 << 26 | 1 << 21}
+
+
+def go_mode(mode: int) -> int:
+    """Return a mode of os.stat as Go's io/fs.FileMode."""
+    out = mode & 0o777 | _GO_TYPES.get(stat.S_IFMT(mode), 0)
+    for bit, go in ((stat.S_ISUID, 1 << 23), (stat.S_ISGID, 1 << 22), (stat.S_ISVTX, 1 << 20)):
+        if mode & bit:
+            out |= go
+    return out
+
+
+def moment(text: str) -> datetime.datetime:
+    """Read a time as RFC 3339 writes it."""
+    if text.endswith("Z"):
+        text = text[:-1] + "+00:00"
+    head, dot, rest = text.partition(".")
+    if dot:  # Python keeps microseconds
+        digits = len(rest) - len(rest.lstrip("0123456789"))
+        text = head + "." + rest[:digits][:6].ljust(6, "0") + rest[digits:]
+    return datetime.datetime.fromisoformat(text)
+
+
+def request_of(method: str, params: dict, owner: str, **more: Any) -> Request:
+    """Return the Request of a call."""
+    spec = params.get("spec") or {}
+    h = params.get("handle") or {}
+    return Request(
+        method=method,
+        id=spec.get("id") or h.get("sandbox_id") or "",
+        generation=spec.get("generation") or h.get("generation") or 0,
+        owner=owner,
+        env={k: protocol.text(v) for k, v in (params.get("env") or {}).items()},
+        spec=spec,
+        **more,
+    )

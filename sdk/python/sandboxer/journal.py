@@ -1,0 +1,119 @@
+"""What the host remembers of sandboxes, for classes that know nothing of repeats and crashes.
+
+One file for each sandbox in the extension's private directory, written before the class is asked
+to make it and again with its handle. Files are whole or not there. A lock of each keeps other hosts
+on the same directory out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import contextmanager
+from typing import Any, Iterator, Optional
+
+
+class Journal:
+    """The records in one directory."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        for name in os.listdir(directory):
+            if name.startswith(".new-"):  # of a host that was killed
+                try:
+                    os.unlink(os.path.join(directory, name))
+                except OSError:
+                    pass
+
+    def _path(self, key: str) -> str:
+        # IDs are short and plain, but what is not must not lead elsewhere.
+        safe = key if key.replace("-", "").replace("_", "").isalnum() and len(key) <= 100 else hashlib.sha256(key.encode()).hexdigest()
+        return os.path.join(self._directory, safe)
+
+    @contextmanager
+    def locked(self, key: str) -> Iterator["Record"]:
+        """Keep everybody else from the record of key."""
+        path = self._path(key) + ".lock"
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                if os.stat(path).st_ino == os.fstat(fd).st_ino:
+                    break
+            except FileNotFoundError:
+                pass
+            os.close(fd)  # whoever had it has removed it
+        record = Record(self._path(key) + ".json")
+        try:
+            yield record
+        finally:
+            if not record.exists():
+                try:
+                    os.unlink(path)
+                except OSError:
+                    pass
+            os.close(fd)
+
+    def all(self) -> Iterator[dict]:
+        """Return every record, in no order."""
+        for name in sorted(os.listdir(self._directory)):
+            if name.endswith(".json"):
+                value = Record(os.path.join(self._directory, name)).read()
+                if value is not None:
+                    yield value
+
+
+class Record:
+    """One record, while it is locked."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def exists(self) -> bool:
+        return os.path.exists(self._path)
+
+    def read(self) -> Optional[dict]:
+        """Return it; None if there is none, or it cannot be read."""
+        try:
+            with open(self._path, "rb") as f:
+                value = json.load(f)
+        except (FileNotFoundError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def write(self, value: dict[str, Any]) -> None:
+        """Replace it; it is on the disk when write returns."""
+        directory = os.path.dirname(self._path)
+        fd, name = tempfile.mkstemp(prefix=".new-", dir=directory)
+        try:
+            with os.fdopen(fd, "w") as f:
+                json.dump(value, f)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(name, self._path)
+        except BaseException:
+            try:
+                os.unlink(name)
+            except OSError:
+                pass
+            raise
+        self._sync(directory)
+
+    def remove(self) -> None:
+        try:
+            os.unlink(self._path)
+        except FileNotFoundError:
+            return
+        self._sync(os.path.dirname(self._path))
+
+    @staticmethod
+    def _sync(directory: str) -> None:
+        fd = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
