@@ -117,6 +117,20 @@ type Input struct {
 	Restricted bool `json:"restricted,omitempty"`
 }
 
+// DeclarationOf returns what of declared holds for the input called name: its own declaration, or that of
+// AnyInput.
+func DeclarationOf(declared []Input, name string) (in Input, ok bool) {
+	for _, d := range declared {
+		if d.Name == name {
+			return d, true
+		}
+		if d.Name == AnyInput {
+			in, ok = d, true
+		}
+	}
+	return in, ok
+}
+
 // ExtensionInfo describes one configured extension, as its file and its adapter
 // declare it.
 type ExtensionInfo struct {

@@ -853,21 +853,10 @@ func (b *Backend) admit(s sandboxer.Spec) error {
 		return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator or as its profile has it", b.id, name).
 			WithHint("leave it out, or ask an administrator, who can put it into a profile")
 	}
-	declared := map[string]bool{}
-	for _, in := range b.opts.Inputs {
-		declared[in.Name] = true
-		if in.Restricted && s.Inputs[in.Name] != in.Default {
-			if err := one(in.Name); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(s.Inputs)) {
+		if in, ok := sandboxer.DeclarationOf(b.opts.Inputs, name); ok && in.Restricted && s.Inputs[name] != in.Default {
+			if err := one(name); err != nil {
 				return err
-			}
-		}
-	}
-	if slices.ContainsFunc(b.opts.Inputs, func(in sandboxer.Input) bool { return in.Name == sandboxer.AnyInput && in.Restricted }) {
-		for _, name := range slices.Sorted(maps.Keys(s.Inputs)) {
-			if !declared[name] {
-				if err := one(name); err != nil {
-					return err
-				}
 			}
 		}
 	}

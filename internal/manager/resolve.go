@@ -150,9 +150,9 @@ func (m *Manager) extensionFor(prof sandboxer.Profile) (*extension, error) {
 
 // restricted names what of spec an operator may have to stand for.
 func (e *extension) restricted(spec sandboxer.Spec) (names []string) {
-	for _, in := range e.Info.Inputs {
-		if in.Restricted && spec.Inputs[in.Name] != "" {
-			names = append(names, in.Name)
+	for name, value := range spec.Inputs {
+		if in, ok := sandboxer.DeclarationOf(e.Info.Inputs, name); ok && in.Restricted && value != "" {
+			names = append(names, name)
 		}
 	}
 	if spec.Image != "" {
@@ -228,11 +228,10 @@ func (e *extension) inputs(prof sandboxer.Profile, asked map[string]string, host
 			merged[in.Name] = in.Default
 		}
 	}
-	any := slices.Contains(known, sandboxer.AnyInput)
 	maps.Copy(merged, prof.Inputs)
 	maps.Copy(merged, asked)
 	for _, k := range slices.Sorted(maps.Keys(merged)) {
-		if k == sandboxer.AnyInput || !any && !slices.Contains(known, k) {
+		if _, ok := sandboxer.DeclarationOf(declared, k); k == sandboxer.AnyInput || !ok && k != known[0] {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not take the input %q%s", e.Info.ID, k, didYouMean(k, known)).
 				WithHint("its inputs are: %s", join(known))
 		}

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"io"
-	"maps"
-	"slices"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
@@ -204,14 +202,9 @@ func (m *Manager) canPlace(rec *sandboxer.SnapshotRecord, prof sandboxer.Profile
 // inputsFor keeps those inputs that the extension declares.
 func inputsFor(declared []sandboxer.Input, have map[string]string) map[string]string {
 	out := map[string]string{}
-	if slices.ContainsFunc(declared, func(in sandboxer.Input) bool { return in.Name == sandboxer.AnyInput }) {
-		maps.Copy(out, have)
-		delete(out, "sandbox_id")
-		return out
-	}
-	for _, in := range declared {
-		if v, ok := have[in.Name]; ok && in.Name != "sandbox_id" {
-			out[in.Name] = v
+	for name, value := range have {
+		if _, ok := sandboxer.DeclarationOf(declared, name); ok && name != "sandbox_id" {
+			out[name] = value
 		}
 	}
 	return out
