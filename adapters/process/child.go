@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -44,7 +45,7 @@ func (s *supervisor) begin() (*session, error) {
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the socket for streams of %s cannot be made", s.env.Extension)
 	}
-	c, err := s.spawn(x)
+	c, err := s.spawn(x, nil, nil)
 	if err != nil {
 		x.close()
 		return nil, err
@@ -84,47 +85,49 @@ type child struct {
 	said   chan struct{} // closed when its standard error has ended
 }
 
-// spawn starts the process.
-func (s *supervisor) spawn(x *exchange) (*child, error) {
-	inR, inW, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	outR, outW, err := os.Pipe()
-	if err != nil {
-		inR.Close()
-		inW.Close()
-		return nil, err
-	}
-	errR, errW, err := os.Pipe()
-	if err != nil {
-		for _, f := range []*os.File{inR, inW, outR, outW} {
-			f.Close()
+// spawn starts the process, with further arguments and variables. x is where it connects for streams; nil if it has none.
+func (s *supervisor) spawn(x *exchange, args, env []string) (*child, error) {
+	var pipes [3][2]*os.File // of its input, output and error output: what it has, and what we have
+	closeAll := func() {
+		for _, p := range pipes {
+			for _, f := range p {
+				if f != nil {
+					f.Close()
+				}
+			}
 		}
-		return nil, err
 	}
-	c := &child{s: s, mark: sandboxer.NewID() + sandboxer.NewID(), in: inW, out: outR, x: x, ended: make(chan struct{}), said: make(chan struct{})}
-	c.cmd = exec.Command(s.p.command[0], s.p.command[1:]...)
-	c.cmd.Env = append(s.p.environ(), markVar+"="+c.mark)
-	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = inR, outW, errW
-	c.cmd.ExtraFiles = []*os.File{x.dir}
+	for i := range pipes {
+		r, w, err := os.Pipe()
+		if err != nil {
+			closeAll()
+			return nil, err
+		}
+		pipes[i] = [2]*os.File{w, r}
+	}
+	pipes[0][0], pipes[0][1] = pipes[0][1], pipes[0][0]
+	c := &child{s: s, mark: sandboxer.NewID() + sandboxer.NewID(), in: pipes[0][1], out: pipes[1][1], x: x, ended: make(chan struct{}), said: make(chan struct{})}
+	c.cmd = exec.Command(s.p.command[0], append(slices.Clone(s.p.command[1:]), args...)...)
+	c.cmd.Env = slices.Concat(s.p.environ(), env, []string{markVar + "=" + c.mark})
+	c.cmd.Stdin, c.cmd.Stdout, c.cmd.Stderr = pipes[0][0], pipes[1][0], pipes[2][0]
+	if x != nil {
+		c.cmd.ExtraFiles = []*os.File{x.dir}
+	}
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if u := s.p.user; u != nil && int(u.uid) != os.Geteuid() {
 		c.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: u.uid, Gid: u.gid, Groups: u.groups}
 	}
 	started := make(chan error)
 	go c.run(started)
-	err = <-started
-	inR.Close()
-	outW.Close()
-	errW.Close()
+	err := <-started
+	for _, p := range pipes {
+		p[0].Close()
+	}
 	if err != nil {
-		for _, f := range []*os.File{inW, outR, errR} {
-			f.Close()
-		}
+		closeAll()
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot be started: %s", s.p.command[0], reason(err))
 	}
-	go c.listen(errR)
+	go c.listen(pipes[2][1])
 	return c, nil
 }
 
@@ -171,8 +174,10 @@ func (c *child) run(started chan<- error) {
 	case <-time.After(stopTime):
 	}
 	c.in.Close()
-	c.out.Close()
-	c.x.close()
+	if c.x != nil { // what it said last is not of use to a session that has ended
+		c.out.Close()
+		c.x.close()
+	}
 	close(c.ended)
 }
 

@@ -242,6 +242,21 @@ func (e *extension) caches(ctx context.Context, method, host string) (out []sand
 // values is the list that a method's stream is.
 func values[W, V any](ctx context.Context, e *extension, method string, params any, arrive func(W) V) iter.Seq2[V, error] {
 	return func(yield func(V, error) bool) {
+		if e.calls { // which answers with all of them
+			all, err := ask[struct {
+				Values []W `json:"values"`
+			}](ctx, e, method, params)
+			for _, w := range all.Values {
+				if !yield(arrive(w), nil) {
+					return
+				}
+			}
+			if err != nil {
+				var none V
+				yield(none, err)
+			}
+			return
+		}
 		s, err := e.begin(ctx, method, params)
 		if err != nil {
 			var none V

@@ -56,6 +56,8 @@ type extension struct {
 	id   string
 	dial func(ctx context.Context) (link, error) // the running process, which is started if it must be
 	shut func() error
+	// calls says that a process is started for each call (mode: call).
+	calls bool
 
 	description sandboxer.Description
 }
@@ -82,7 +84,7 @@ func open(ctx context.Context, env sandboxer.Env) (sandboxer.Extension, error) {
 		return nil, err
 	}
 	s := newSupervisor(env, p)
-	e := &extension{id: env.Extension, dial: s.link, shut: s.close}
+	e := &extension{id: env.Extension, dial: s.link, shut: s.close, calls: p.Mode == sandboxer.ProgramCall}
 	d, ok := readDescription(env.Dir, digest)
 	if !ok {
 		if d, err = s.describe(ctx); err != nil {

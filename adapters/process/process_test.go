@@ -138,3 +138,17 @@ func harness(t *testing.T) extensiontest.Harness {
 	}
 	return h
 }
+
+// openSecret opens p with a configuration that has one secret, "key": that of the variable HUSH.
+func openSecret(t testing.TB, dir string, p sandboxer.Program) (sandboxer.Extension, error) {
+	t.Helper()
+	return process.Adapter.Open(context.WithoutCancel(t.Context()), sandboxer.Env{
+		Extension: "ext.test", Owner: "o", Dir: dir, Program: p,
+		Config: func(secrets bool) (json.RawMessage, error) {
+			if secrets {
+				return json.Marshal(map[string]string{"key": os.Getenv("HUSH")})
+			}
+			return json.RawMessage(`{"key": "${env:HUSH}"}`), nil
+		},
+	})
+}

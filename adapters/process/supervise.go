@@ -2,6 +2,7 @@ package process
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,13 +41,15 @@ type supervisor struct {
 	why      error         // why it does not run
 	closed   bool
 	known    *sandboxer.Description // what the broker goes by
+	calls    chan struct{}          // of a script, which is started for each
 	base     context.Context        // of processes, ends with close
 	end      context.CancelFunc
 }
 
 func newSupervisor(env sandboxer.Env, p *program) *supervisor {
 	base, end := context.WithCancel(context.Background())
-	return &supervisor{env: env, p: p, log: newRateLog(env.Log), base: base, end: end}
+	calls := make(chan struct{}, cmp.Or(p.Concurrency, defaultCalls))
+	return &supervisor{env: env, p: p, log: newRateLog(env.Log), calls: calls, base: base, end: end}
 }
 
 // A session is one life of the process, or one connection to the service.
@@ -93,7 +96,7 @@ func (s *supervisor) describe(ctx context.Context) (d sandboxer.Description, err
 // link returns the running process.
 func (s *supervisor) link(ctx context.Context) (link, error) {
 	if s.p.Mode == sandboxer.ProgramCall {
-		return caller{s}, nil
+		return script{s}, nil
 	}
 	return s.session(ctx)
 }
@@ -231,6 +234,9 @@ func (s *supervisor) close() error {
 		cur.conn.Close()
 		cur.stop(errClosed)
 		<-cur.ended
+	}
+	for range cap(s.calls) { // those under way end with s.base
+		s.calls <- struct{}{}
 	}
 	return nil
 }

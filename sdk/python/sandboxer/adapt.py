@@ -186,7 +186,7 @@ class Adapted:
                 if known == generation and entry.get("handle"):
                     return self._travel(entry["handle"], generation)
                 self._clear(entry)  # a former generation, or a call that did not come to its end
-            intent = {"id": id, "generation": generation, "host": p["host"]}
+            intent = {"id": id, "generation": generation, "host": p["host"], "stamp": p.get("stamp") or ""}
             if p.get("env") and "env" not in getattr(self.extension, "accepts", ()):
                 intent["changed"] = f"the environment is not set: {self.name} does not accept one"
             record.write(intent)
@@ -403,7 +403,12 @@ class Adapted:
         if found is None:
             raise errors.NotFound(f"sandbox {p['id']} is not there")
         handle = self._handle("discover", found, p["id"])
-        return {"handle": self._travel(handle, self._generation(p["id"], handle))}
+        out = {"handle": self._travel(handle, self._generation(p["id"], handle))}
+        with self.journal.locked(p["id"]) as record:
+            stamp = (record.read() or {}).get("stamp")
+        if stamp:
+            out["stamp"] = stamp
+        return out
 
     def list_running(self, p: dict) -> Iterable[dict]:
         if p["owner"] not in ("", self.owner):

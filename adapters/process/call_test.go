@@ -1,0 +1,147 @@
+package process_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/procs"
+)
+
+// The example in the documentation passes the suite as far as it claims.
+func TestConformanceOfScript(t *testing.T) {
+	file, err := filepath.Abs("../../docs/examples/extension-sh/directories.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, root := t.TempDir(), t.TempDir()
+	open := func(owner string) func(*testing.T) sandboxer.Extension {
+		return func(t *testing.T) sandboxer.Extension {
+			e, err := openProgram(t, dir, owner, sandboxer.Program{Command: []string{file}, Mode: sandboxer.ProgramCall}, map[string]any{"root": root})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return e
+		}
+	}
+	extensiontest.Run(t, extensiontest.Harness{
+		Inputs: []sandboxer.Input{{Name: "motd", Restricted: true}},
+		Open:   open("conformance"), Stranger: open("stranger"),
+		Want: []sandboxer.Capability{sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList},
+		Kill: func(t *testing.T, h sandboxer.Handle) { os.RemoveAll(filepath.Join(root, "conformance", h.SandboxID)) },
+	})
+	if left, _ := filepath.Glob(root + "/*/*"); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+}
+
+// scripted opens a script of sh.
+func scripted(t *testing.T, text string, config map[string]any) *backend.Backend {
+	t.Helper()
+	e, err := openProgram(t, t.TempDir(), "o", sandboxer.Program{Command: []string{"/bin/sh", "-c", text, "sh"}, Mode: sandboxer.ProgramCall}, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := backend.New("ext.test", e, backend.Options{})
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+func specOf(id string) sandboxer.Spec {
+	return sandboxer.Spec{ID: id, Generation: 1, Owner: "o"}
+}
+
+// What a script gets, and what is made of what it says.
+func TestScriptAnswers(t *testing.T) {
+	const verbs = `case $1 in describe) exit 64 ;; esac; `
+	b := scripted(t, verbs+`echo "a=$SANDBOXER_ID $SANDBOXER_GENERATION $SANDBOXER_HOST $SANDBOXER_OWNER $SANDBOXER_INPUT_MY_KEY $SANDBOXER_CONFIG_RATE"; echo ref=r; echo b==`, map[string]any{"rate": 1.5})
+	spec := specOf("x1")
+	spec.Inputs, spec.Vouched = map[string]string{"my-key": "v'\"; rm"}, []string{"my-key"}
+	h, err := b.Provision(t.Context(), spec)
+	if want := `{"a":"x1 1 localhost o v'\"; rm 1.5","b":"="}`; err != nil || string(h.Data) != want || h.Ref != "r" || h.Host != "localhost" {
+		t.Errorf("Provision = %+v %s, %v\nwant %s", h, h.Data, err, want)
+	}
+	for text, want := range map[string]string{
+		`echo kind=exhausted; echo message=full; echo retry_after_ms=5; exit 1`: "exhausted: full",
+		`echo >&2 why; exit 3`:                  "failed: ext.test: provision failed (exit status 3): why",
+		`exit 64`:                               "unsupported: ext.test does not support provision",
+		`echo kind=odd; echo message=m; exit 1`: "internal: m",
+		`echo no such line`:                     `internal: what ext.test answers to provision cannot be read: the line "no such line" is no key=value`,
+		`echo '{"sandbox_id": "other", "generation": 1}'`:    "internal: the extension returned a handle of other/1 for x2/1",
+		`echo '{"sandbox_id": "x2", "sandbox_id": "x2"}'`:    "internal: what ext.test answers to provision cannot be read",
+		`printf '{"sandbox_id": "x2", "generation": 1e308}'`: "internal: what ext.test answers to provision cannot be read",
+		`printf 'a=\377\n'`:         "",
+		`head -c 2000000 /dev/zero`: "unavailable: /bin/sh was ended: it answers more than 1048576 bytes",
+		`kill -9 $$`:                "unavailable: /bin/sh has ended (signal: killed)",
+		`(sleep 8411 & ) ; setsid sleep 8411 & echo sandbox_id=x2`:           "",
+		`echo '{"kind": "denied", "message": "no", "hint": "ask"}'; exit 1`:  "denied: no",
+		`head -c 100 /dev/zero | tr '\0' x >&2; echo >&2; sleep 0.1; exit 1`: "failed: ext.test: provision failed (exit status 1): xxxx",
+		`exec >&-; exit 0`: "",
+	} {
+		b := scripted(t, verbs+text, nil)
+		_, err := b.Provision(t.Context(), specOf("x2"))
+		got := ""
+		if err != nil {
+			got = fmt.Sprintf("%s: %s", sandboxer.KindOf(err), err)
+		}
+		if want == "" && err != nil || !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %s\nwant %s", text, got, want)
+		}
+	}
+	if left, err := procs.WithArg("8411"); err != nil || len(left) > 0 {
+		t.Errorf("what scripts left running: %v, %v", left, err)
+	}
+}
+
+// A call that is cancelled ends its script, and all that it started, at once.
+func TestScriptIsCanceled(t *testing.T) {
+	b := scripted(t, `case $1 in describe) exit 64 ;; esac; trap '' TERM INT; setsid sleep 8412 & sleep 8412 & touch "$SANDBOXER_DIR/begun"; wait`, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { _, err := b.Provision(ctx, specOf("x3")); ended <- err }()
+	for {
+		if pids, err := procs.WithArg("8412"); err == nil && len(pids) == 2 {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	cancel()
+	if err := <-ended; sandboxer.KindOf(err) != sandboxer.Canceled {
+		t.Errorf("Provision: %v", err)
+	}
+	if left, err := procs.WithArg("8412"); err != nil || len(left) > 0 {
+		t.Errorf("still running: %v, %v", left, err)
+	}
+}
+
+// Secrets are in what a script reads, and nowhere else.
+func TestSecretsOfScripts(t *testing.T) {
+	t.Setenv("HUSH", "hush-hush-hush")
+	e, err := openSecret(t, t.TempDir(), sandboxer.Program{Mode: sandboxer.ProgramCall, Command: []string{"/bin/sh", "-c",
+		`case $1 in describe) exit 64 ;; esac
+in=$(cat) h=hush; h=$h-$h-$h
+case $in in *$h*) ;; *) echo message=no secret; exit 1 ;; esac
+if env | grep -q hush; then echo message=in the environment; exit 1; fi
+if tr '\0' ' ' </proc/$$/cmdline | grep -q $h; then echo message=in the arguments; exit 1; fi
+echo >&2 it is $h; echo message=it is $h; exit 1`, "sh"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.(interface{ Close() error }).Close()
+	_, err = e.Provision(t.Context(), specOf("x4"))
+	if err == nil || err.Error() != "it is [redacted]" {
+		t.Errorf("Provision: %v", err)
+	}
+}
