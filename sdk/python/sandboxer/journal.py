@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
+import uuid
 from contextlib import contextmanager
 from typing import Any, Iterator, Optional
 
@@ -28,6 +29,13 @@ class Journal:
                     os.unlink(os.path.join(directory, name))
                 except OSError:
                     pass
+        # Which journal it is: a handle of this one without a record is that of something that was torn down.
+        with self.locked("journal") as record:
+            value = record.read()
+            if value is None:
+                value = {"journal": uuid.uuid4().hex[:16]}
+                record.write(value)
+        self.id: str = value["journal"]
 
     def _path(self, key: str) -> str:
         # IDs are short and plain, but what is not must not lead elsewhere.
