@@ -389,6 +389,11 @@ class Adapted:
         return {"notices": [str(x) for x in self.extension.notices()]}
 
     def is_alive(self, p: dict) -> dict:
+        h = p["handle"]
+        with self.journal.locked(h["sandbox_id"]) as record:
+            now = (record.read() or {}).get("generation")
+        if now and h.get("generation") and now != h["generation"]:
+            return {"liveness": "gone"}  # it is another one
         said = self.extension.is_alive(self._known(p["handle"]))
         known = {True: "alive", False: "gone", None: "unknown"}
         liveness = said if isinstance(said, str) else known.get(said)
