@@ -150,6 +150,10 @@ func (c *child) run(started chan<- error) {
 			_ = c.cmd.Wait()
 		}
 	}
+	release := func() {}
+	if err == nil {
+		release = c.guard()
+	}
 	started <- err
 	if err != nil {
 		return
@@ -166,6 +170,7 @@ func (c *child) run(started chan<- error) {
 	c.reaped = true
 	c.mu.Unlock()
 	status := c.cmd.Wait()
+	release()
 	c.mu.Lock()
 	c.status = status
 	c.mu.Unlock()
@@ -179,6 +184,40 @@ func (c *child) run(started chan<- error) {
 		c.x.close()
 	}
 	close(c.ended)
+}
+
+// guarding waits for the end of its input, which is that of this program, and kills what has the mark and the group
+// that it is in.
+const guarding = `read -r end
+for p in /proc/[0-9]*; do
+	if grep -qs "$1" "$p/environ"; then kill -KILL "${p#/proc/}"; fi
+done
+kill -KILL 0`
+
+// guard starts what ends the process's children if this program is killed: the kernel kills only the process itself.
+// It is one of the group, and dies with it. release waits for that.
+func (c *child) guard() (release func()) {
+	g := exec.Command("/bin/sh", "-c", guarding, "sandboxer-guard", markVar+"="+c.mark)
+	g.Env, g.Dir = []string{"PATH=" + os.Getenv("PATH")}, "/"
+	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: c.cmd.Process.Pid}
+	r, w, err := os.Pipe()
+	if err == nil {
+		g.Stdin = r
+		err = g.Start()
+		r.Close()
+		if err != nil {
+			w.Close()
+		}
+	}
+	if err != nil {
+		c.s.env.Log.Warn("nothing watches over what the extension starts: it would outlive a server that is killed", "err", err)
+		return func() {}
+	}
+	return func() {
+		_ = g.Process.Kill() // it may have left no group to be killed with
+		_ = g.Wait()
+		w.Close()
+	}
 }
 
 // enter makes dir the directory of the calling thread, and the account its owner.

@@ -27,6 +27,8 @@ func TestMain(m *testing.M) {
 		panic(extensiontest.Echo(os.Args[2]))
 	case len(os.Args) > 1 && os.Args[1] == "init":
 		os.Exit(agent.Main(os.Args[1:]))
+	case len(os.Args) == 3 && os.Args[1] == "broker":
+		broker(os.Args[2])
 	case len(os.Args) == 2 && os.Args[1] == "extension":
 		os.Args = os.Args[:1]
 		extension.Main(fake.Adapter)
