@@ -50,14 +50,19 @@ func (s *supervisor) begin() (*session, error) {
 		x.close()
 		return nil, err
 	}
-	sess := &session{streams: x, ended: c.ended, reason: c.why, stop: c.stop}
+	sess := &session{streams: x, ended: c.ended, reason: func() error { return c.why() }, stop: c.stop}
 	r := protocol.NewReader(c.out)
 	d, err := s.greet(r, c.in, x.forChild(), c.stop)
 	if err != nil {
 		c.stop(err)
 		<-c.ended
 		if sandboxer.KindOf(err) != sandboxer.Invalid && sandboxer.KindOf(err) != sandboxer.Unsupported {
-			err = c.why()
+			hint := sandboxer.HintOf(err)
+			why := c.why()
+			if hint != "" {
+				why = why.WithHint("%s", hint)
+			}
+			err = why
 		}
 		return nil, err
 	}
@@ -83,6 +88,7 @@ type child struct {
 	reaped bool   // its number may be another's
 	once   sync.Once
 	said   chan struct{} // closed when its standard error has ended
+	err    *os.File      // that
 }
 
 // spawn starts the process, with further arguments and variables. x is where it connects for streams; nil if it has none.
@@ -127,7 +133,8 @@ func (s *supervisor) spawn(x *exchange, args, env []string) (*child, error) {
 		closeAll()
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot be started: %s", s.p.command[0], reason(err))
 	}
-	go c.listen(pipes[2][1])
+	c.err = pipes[2][1]
+	go c.listen(c.err)
 	return c, nil
 }
 
@@ -171,7 +178,8 @@ func (c *child) run(started chan<- error) {
 	c.mu.Unlock()
 	select { // what it said at last
 	case <-c.said:
-	case <-time.After(stopTime):
+	case <-time.After(stopTime): // something that cannot be found has it
+		c.err.Close()
 	}
 	c.in.Close()
 	if c.x != nil { // what it said last is not of use to a session that has ended
@@ -275,7 +283,7 @@ func (c *child) listen(r *os.File) {
 const maxLast = 500
 
 // why says why it ended. Kind: Unavailable.
-func (c *child) why() error {
+func (c *child) why() *sandboxer.Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	msg := fmt.Sprintf("%s has ended", c.s.p.title())

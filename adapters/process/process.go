@@ -58,6 +58,7 @@ type extension struct {
 	shut func() error
 	// calls says that a process is started for each call (mode: call).
 	calls bool
+	hide  func(error) error // blanks secrets out
 
 	description sandboxer.Description
 }
@@ -84,7 +85,7 @@ func open(ctx context.Context, env sandboxer.Env) (sandboxer.Extension, error) {
 		return nil, err
 	}
 	s := newSupervisor(env, p)
-	e := &extension{id: env.Extension, dial: s.link, shut: s.close, calls: p.Mode == sandboxer.ProgramCall}
+	e := &extension{id: env.Extension, dial: s.link, shut: s.close, hide: s.hide, calls: p.Mode == sandboxer.ProgramCall}
 	d, ok := readDescription(env.Dir, digest)
 	if !ok {
 		if d, err = s.describe(ctx); err != nil {

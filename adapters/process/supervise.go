@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"reflect"
 	"sync"
 	"time"
 
@@ -35,10 +34,11 @@ type supervisor struct {
 
 	mu       sync.Mutex
 	cur      *session
-	starting chan struct{} // closed when the start under way has ended; nil if there is none
-	rest     time.Duration // how long it rests after the next death
-	until    time.Time     // it rests until then
-	why      error         // why it does not run
+	starting chan struct{}   // closed when the start under way has ended; nil if there is none
+	rest     time.Duration   // how long it rests after the next death
+	until    time.Time       // it rests until then
+	why      error           // why it does not run
+	former   <-chan struct{} // closed when nothing of the last one is left
 	closed   bool
 	known    *sandboxer.Description // what the broker goes by
 	calls    chan struct{}          // of a script, which is started for each
@@ -61,6 +61,7 @@ type session struct {
 	reason      func() error    // why it ended, after that
 	description sandboxer.Description
 	began       time.Time
+	hide        func(error) error // secrets
 }
 
 // A streamer brings the streams of requests.
@@ -69,7 +70,7 @@ type streamer interface {
 }
 
 func (s *session) call(ctx context.Context, method string, params, result any, token string) error {
-	return s.conn.Call(ctx, method, params, result, token)
+	return s.hide(s.conn.Call(ctx, method, params, result, token))
 }
 
 func (s *session) expect(token string) (<-chan arrival, func()) { return s.streams.expect(token) }
@@ -166,24 +167,45 @@ func (s *supervisor) resting(why error, wait time.Duration) error {
 
 // start starts the process, for whoever waits for done.
 func (s *supervisor) start(done chan struct{}) {
-	sess, err := s.begin()
+	sess, err := s.afterFormer()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.starting = nil
-	close(done)
+	defer close(done)
 	if err != nil {
 		s.failed(err)
 		return
 	}
 	if s.closed {
 		sess.stop(errClosed)
+		<-sess.ended
 		return
 	}
-	if s.known != nil && !reflect.DeepEqual(*s.known, sess.description) {
+	if s.known != nil && !sameDescription(*s.known, sess.description) {
 		s.env.Log.Warn("the extension says other things of itself than when it was opened: start the server anew")
+		if err := forgetDescription(s.env.Dir); err != nil { // else it would be found again
+			s.env.Log.Warn("what the extension said of itself cannot be forgotten", "err", err)
+		}
 	}
 	s.cur, s.why = sess, nil
 	go s.watch(sess)
+}
+
+// afterFormer begins when the former process is gone: there is one of an extension at a time.
+func (s *supervisor) afterFormer() (*session, error) {
+	s.mu.Lock()
+	former := s.former
+	s.mu.Unlock()
+	if former != nil {
+		select {
+		case <-former:
+		case <-s.base.Done():
+			return nil, errClosed
+		case <-time.After(2 * stopTime):
+			return nil, sandboxer.E(sandboxer.Unavailable, nil, "the former process of %s was killed and is still there", s.p.title())
+		}
+	}
+	return s.begin()
 }
 
 var errClosed = errors.New("the extension is closed")
@@ -205,6 +227,7 @@ func (s *supervisor) watch(sess *session) {
 		s.rest = 0
 	}
 	s.failed(sandboxer.E(sandboxer.Unavailable, nil, "%s has ended", s.p.title()))
+	s.former = sess.ended
 	closed := s.closed
 	s.mu.Unlock()
 	sess.stop(sess.conn.Err())
@@ -286,6 +309,9 @@ func (s *supervisor) greet(r *bufio.Reader, w io.Writer, streams string, giveUp 
 
 // hide blanks secrets out of what an extension says.
 func (s *supervisor) hide(err error) error {
+	if err == nil {
+		return nil
+	}
 	var joined interface{ Unwrap() []error }
 	if errors.As(err, &joined) {
 		var all []error
@@ -300,14 +326,21 @@ func (s *supervisor) hide(err error) error {
 	}
 	own := *e
 	own.Msg, own.Hint, own.Public = s.hidden.hide(e.Msg), s.hidden.hide(e.Hint), s.hidden.hide(e.Public)
+	if e.Err != nil {
+		own.Err = errors.New(s.hidden.hide(e.Err.Error()))
+	}
 	return &own
 }
 
+// maxAsked is how many requests of the broker are under way at once.
+const maxAsked = 256
+
 // connect makes the session's control connection.
 func (s *supervisor) connect(sess *session, r *bufio.Reader, w io.Writer) {
-	sess.began = time.Now()
+	sess.began, sess.hide = time.Now(), s.hide
 	sess.conn = protocol.New(r, w, protocol.Options{
-		Serve: s.serve,
+		MaxAsked: maxAsked,
+		Serve:    s.serve,
 		Log: func(level slog.Level, msg string, attrs map[string]string) {
 			s.log.say(level, s.hidden.hide(msg), func() (out []any) {
 				for k, v := range attrs {
