@@ -40,6 +40,7 @@ type supervisor struct {
 	why      error           // why it does not run
 	former   <-chan struct{} // closed when nothing of the last one is left
 	closed   bool
+	once     sync.Once              // of close
 	known    *sandboxer.Description // what the broker goes by
 	calls    chan struct{}          // of a script, which is started for each
 	base     context.Context        // of processes, ends with close
@@ -245,6 +246,11 @@ func (s *supervisor) watch(sess *session) {
 
 // close ends the process and waits until nothing of it is left.
 func (s *supervisor) close() error {
+	s.once.Do(s.shut)
+	return nil
+}
+
+func (s *supervisor) shut() {
 	s.mu.Lock()
 	s.closed = true
 	cur, starting := s.cur, s.starting
@@ -258,10 +264,15 @@ func (s *supervisor) close() error {
 		cur.stop(errClosed)
 		<-cur.ended
 	}
+	s.mu.Lock()
+	former := s.former
+	s.mu.Unlock()
+	if former != nil { // one that is about to be gone
+		<-former
+	}
 	for range cap(s.calls) { // those under way end with s.base
 		s.calls <- struct{}{}
 	}
-	return nil
 }
 
 // hello is what the broker says first.

@@ -111,7 +111,7 @@ func TestAnswers(t *testing.T) {
 		t.Errorf("two: %s, %v", a.V, a.err)
 	}
 	a := <-one
-	if sandboxer.KindOf(a.err) != sandboxer.Internal || sandboxer.Message(a.err) != "m\uFFFD[31m" || sandboxer.HintOf(a.err) != "h" || !sandboxer.IsUntouched(a.err) {
+	if sandboxer.KindOf(a.err) != sandboxer.Internal || a.err.Error() != "m\uFFFD[31m" || sandboxer.HintOf(a.err) != "h" || !sandboxer.IsUntouched(a.err) {
 		t.Errorf("an error of an unknown kind: %#v", a.err)
 	}
 	three := c.later(ctx, "three")
