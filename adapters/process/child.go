@@ -142,7 +142,18 @@ func (s *supervisor) spawn(x *exchange, args, env []string) (*child, error) {
 // when it ends. It is also the only one that is in the extension's directory, which a process with the rights
 // of another user might not be able to enter by its path.
 func (c *child) run(started chan<- error) {
-	runtime.LockOSThread() // until it ends
+	runtime.LockOSThread()              // until it ends
+	if unix.Gettid() == unix.Getpid() { // the first thread never ends, and its directory is the broker's
+		other := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(other)
+			c.run(started)
+		}()
+		<-other
+		runtime.UnlockOSThread()
+		return
+	}
 	err := unix.Unshare(unix.CLONE_FS)
 	if err == nil {
 		err = c.s.p.enter(c.s.env.Dir)
@@ -206,6 +217,16 @@ func (c *child) limit() error {
 			return nil
 		}
 		return unix.Prlimit(c.cmd.Process.Pid, what, &unix.Rlimit{Cur: uint64(most), Max: uint64(most)}, nil)
+	}
+	if u := c.s.p.user; u != nil && int(u.uid) != os.Geteuid() && c.s.p.MemoryBytes+c.s.p.PIDs > 0 {
+		// Without CAP_SYS_RESOURCE only who has its real numbers may: this thread gets them, which ends with it.
+		keep := ^uintptr(0)
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(u.gid), keep, keep); e != 0 {
+			return e
+		}
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(u.uid), keep, keep); e != 0 {
+			return e
+		}
 	}
 	return errors.Join(set(unix.RLIMIT_DATA, c.s.p.MemoryBytes), set(unix.RLIMIT_NPROC, c.s.p.PIDs))
 }

@@ -6,10 +6,10 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// NoRest has the next start of ext's process come at once.
+// NoRest has ext's process started at once when it has ended.
 func NoRest(ext sandboxer.Extension) {
 	s := ext.(*extension).super
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.until, s.rest = time.Time{}, 0
+	s.first, s.long = time.Millisecond, time.Millisecond
 }

@@ -32,25 +32,26 @@ type supervisor struct {
 	hidden secrets
 	log    *rateLog
 
-	mu       sync.Mutex
-	cur      *session
-	starting chan struct{}   // closed when the start under way has ended; nil if there is none
-	rest     time.Duration   // how long it rests after the next death
-	until    time.Time       // it rests until then
-	why      error           // why it does not run
-	former   <-chan struct{} // closed when nothing of the last one is left
-	closed   bool
-	once     sync.Once              // of close
-	known    *sandboxer.Description // what the broker goes by
-	calls    chan struct{}          // of a script, which is started for each
-	base     context.Context        // of processes, ends with close
-	end      context.CancelFunc
+	mu          sync.Mutex
+	cur         *session
+	starting    chan struct{}   // closed when the start under way has ended; nil if there is none
+	rest        time.Duration   // how long it rests after the next death
+	first, long time.Duration   // firstRest and longRest
+	until       time.Time       // it rests until then
+	why         error           // why it does not run
+	former      <-chan struct{} // closed when nothing of the last one is left
+	closed      bool
+	once        sync.Once              // of close
+	known       *sandboxer.Description // what the broker goes by
+	calls       chan struct{}          // of a script, which is started for each
+	base        context.Context        // of processes, ends with close
+	end         context.CancelFunc
 }
 
 func newSupervisor(env sandboxer.Env, p *program) *supervisor {
 	base, end := context.WithCancel(context.Background())
 	calls := make(chan struct{}, cmp.Or(p.Concurrency, defaultCalls))
-	return &supervisor{env: env, p: p, log: newRateLog(env.Log), calls: calls, base: base, end: end}
+	return &supervisor{first: firstRest, long: longRest, env: env, p: p, log: newRateLog(env.Log), calls: calls, base: base, end: end}
 }
 
 // A session is one life of the process, or one connection to the service.
@@ -213,7 +214,7 @@ var errClosed = errors.New("the extension is closed")
 
 // failed has the process rest. s.mu is held.
 func (s *supervisor) failed(err error) {
-	s.rest = min(max(2*s.rest, firstRest), longRest)
+	s.rest = min(max(2*s.rest, s.first), s.long)
 	s.until, s.why = time.Now().Add(s.rest), err
 }
 
@@ -231,7 +232,11 @@ func (s *supervisor) watch(sess *session) {
 	s.former = sess.ended
 	closed := s.closed
 	s.mu.Unlock()
-	sess.stop(sess.conn.Err())
+	if closed { // in order: it may take its time
+		sess.stop(errClosed)
+	} else {
+		sess.stop(sess.conn.Err())
+	}
 	<-sess.ended
 	err := sess.reason()
 	s.mu.Lock()
