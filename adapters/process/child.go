@@ -50,14 +50,19 @@ func (s *supervisor) begin() (*session, error) {
 		x.close()
 		return nil, err
 	}
-	sess := &session{streams: x, ended: c.ended, reason: c.why, stop: c.stop}
+	sess := &session{streams: x, ended: c.ended, reason: func() error { return c.why() }, stop: c.stop}
 	r := protocol.NewReader(c.out)
 	d, err := s.greet(r, c.in, x.forChild(), c.stop)
 	if err != nil {
 		c.stop(err)
 		<-c.ended
 		if sandboxer.KindOf(err) != sandboxer.Invalid && sandboxer.KindOf(err) != sandboxer.Unsupported {
-			err = c.why()
+			hint := sandboxer.HintOf(err)
+			why := c.why()
+			if hint != "" {
+				why = why.WithHint("%s", hint)
+			}
+			err = why
 		}
 		return nil, err
 	}
@@ -83,6 +88,7 @@ type child struct {
 	reaped bool   // its number may be another's
 	once   sync.Once
 	said   chan struct{} // closed when its standard error has ended
+	err    *os.File      // that
 }
 
 // spawn starts the process, with further arguments and variables. x is where it connects for streams; nil if it has none.
@@ -127,7 +133,8 @@ func (s *supervisor) spawn(x *exchange, args, env []string) (*child, error) {
 		closeAll()
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot be started: %s", s.p.command[0], reason(err))
 	}
-	go c.listen(pipes[2][1])
+	c.err = pipes[2][1]
+	go c.listen(c.err)
 	return c, nil
 }
 
@@ -135,7 +142,18 @@ func (s *supervisor) spawn(x *exchange, args, env []string) (*child, error) {
 // when it ends. It is also the only one that is in the extension's directory, which a process with the rights
 // of another user might not be able to enter by its path.
 func (c *child) run(started chan<- error) {
-	runtime.LockOSThread() // until it ends
+	runtime.LockOSThread()              // until it ends
+	if unix.Gettid() == unix.Getpid() { // the first thread never ends, and its directory is the broker's
+		other := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(other)
+			c.run(started)
+		}()
+		<-other
+		runtime.UnlockOSThread()
+		return
+	}
 	err := unix.Unshare(unix.CLONE_FS)
 	if err == nil {
 		err = c.s.p.enter(c.s.env.Dir)
@@ -176,7 +194,8 @@ func (c *child) run(started chan<- error) {
 	c.mu.Unlock()
 	select { // what it said at last
 	case <-c.said:
-	case <-time.After(stopTime):
+	case <-time.After(stopTime): // something that cannot be found has it
+		c.err.Close()
 	}
 	c.in.Close()
 	if c.x != nil { // what it said last is not of use to a session that has ended
@@ -237,6 +256,16 @@ func (c *child) limit() error {
 			return nil
 		}
 		return unix.Prlimit(c.cmd.Process.Pid, what, &unix.Rlimit{Cur: uint64(most), Max: uint64(most)}, nil)
+	}
+	if u := c.s.p.user; u != nil && int(u.uid) != os.Geteuid() && c.s.p.MemoryBytes+c.s.p.PIDs > 0 {
+		// Without CAP_SYS_RESOURCE only who has its real numbers may: this thread gets them, which ends with it.
+		keep := ^uintptr(0)
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(u.gid), keep, keep); e != 0 {
+			return e
+		}
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(u.uid), keep, keep); e != 0 {
+			return e
+		}
 	}
 	return errors.Join(set(unix.RLIMIT_DATA, c.s.p.MemoryBytes), set(unix.RLIMIT_NPROC, c.s.p.PIDs))
 }
@@ -314,7 +343,7 @@ func (c *child) listen(r *os.File) {
 const maxLast = 500
 
 // why says why it ended. Kind: Unavailable.
-func (c *child) why() error {
+func (c *child) why() *sandboxer.Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	msg := fmt.Sprintf("%s has ended", c.s.p.title())

@@ -32,6 +32,10 @@ func TestMain(m *testing.M) {
 	case len(os.Args) == 2 && os.Args[1] == "extension":
 		os.Args = os.Args[:1]
 		extension.Main(fake.Adapter)
+	case len(os.Args) == 2 && os.Args[1] == "evil":
+		os.Exit(evil())
+	case len(os.Args) == 3 && os.Args[1] == "holder":
+		os.Exit(holder(os.Args[2]))
 	}
 	goleak.VerifyTestMain(m)
 }
