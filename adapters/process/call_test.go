@@ -87,9 +87,9 @@ func TestScriptAnswers(t *testing.T) {
 		`printf 'a=\377\n'`:         "",
 		`head -c 2000000 /dev/zero`: "unavailable: /bin/sh was ended: it answers more than 1048576 bytes",
 		`kill -9 $$`:                "unavailable: /bin/sh has ended (signal: killed)",
-		`(sleep 8411 & ) ; setsid sleep 8411 & echo sandbox_id=x2`:           "",
-		`echo '{"kind": "denied", "message": "no", "hint": "ask"}'; exit 1`:  "denied: no",
-		`head -c 100 /dev/zero | tr '\0' x >&2; echo >&2; sleep 0.1; exit 1`: "failed: ext.test: provision failed (exit status 1): xxxx",
+		`(sleep 8411 & ) ; SANDBOXER_EXTENSION_PROCESS=$SANDBOXER_EXTENSION_MARK setsid sleep 8411 & echo sandbox_id=x2`: "",
+		`echo '{"kind": "denied", "message": "no", "hint": "ask"}'; exit 1`:                                              "denied: no",
+		`head -c 100 /dev/zero | tr '\0' x >&2; echo >&2; sleep 0.1; exit 1`:                                             "failed: ext.test: provision failed (exit status 1): xxxx",
 		`exec >&-; exit 0`: "",
 	} {
 		b := scripted(t, verbs+text, nil)
@@ -109,7 +109,7 @@ func TestScriptAnswers(t *testing.T) {
 
 // A call that is cancelled ends its script, and all that it started, at once.
 func TestScriptIsCanceled(t *testing.T) {
-	b := scripted(t, `case $1 in describe) exit 64 ;; esac; trap '' TERM INT; setsid sleep 8412 & sleep 8412 & touch "$SANDBOXER_DIR/begun"; wait`, nil)
+	b := scripted(t, `case $1 in describe) exit 64 ;; esac; trap '' TERM INT; SANDBOXER_EXTENSION_PROCESS=$SANDBOXER_EXTENSION_MARK setsid sleep 8412 & sleep 8412 & touch "$SANDBOXER_DIR/begun"; wait`, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
@@ -155,7 +155,7 @@ func broker(dir string) {
 		Extension: "ext.test", Owner: "o", Dir: dir,
 		Config: func(bool) (json.RawMessage, error) { return json.RawMessage("{}"), nil },
 		Program: sandboxer.Program{Mode: sandboxer.ProgramCall, Command: []string{"/bin/sh", "-c",
-			`case $1 in describe) exit 64 ;; esac; setsid sleep 8413 & (sleep 8413 & sleep 8413); wait`, "sh"}},
+			`case $1 in describe) exit 64 ;; esac; SANDBOXER_EXTENSION_PROCESS=$SANDBOXER_EXTENSION_MARK setsid sleep 8413 & (sleep 8413 & sleep 8413); wait`, "sh"}},
 	})
 	if err == nil {
 		_, err = e.Provision(context.Background(), specOf("x5"))

@@ -28,8 +28,13 @@ const maxStderr = 16 << 10
 // stopTime is how long a process may take to end after its input has, before it is killed.
 const stopTime = time.Second
 
-// markVar is the variable by which what an extension's process has started is found.
-const markVar = "SANDBOXER_EXTENSION_PROCESS"
+// What a process starts belongs to its group, and ends with it. What is in a session of its own lives on: it
+// may be a sandbox. An extension has helpers that are in sessions of their own end with it by giving them the variable
+// helperVar with the value of the variable markVar, which it has.
+const (
+	markVar   = "SANDBOXER_EXTENSION_MARK"
+	helperVar = "SANDBOXER_EXTENSION_PROCESS"
+)
 
 // begin starts the process, or connects to the service, and exchanges hellos.
 func (s *supervisor) begin() (*session, error) {
@@ -205,8 +210,8 @@ func (c *child) run(started chan<- error) {
 	close(c.ended)
 }
 
-// guarding waits for the end of its input, which is that of this program, and kills what has the mark and the group
-// that it is in.
+// guarding waits for the end of its input, which is that of this program, and kills helpers and the group that
+// it is in.
 const guarding = `read -r end
 for p in /proc/[0-9]*; do
 	if grep -qs "$1" "$p/environ"; then kill -KILL "${p#/proc/}"; fi
@@ -216,7 +221,7 @@ kill -KILL 0`
 // guard starts what ends the process's children if this program is killed: the kernel kills only the process itself.
 // It is one of the group, and dies with it. release waits for that.
 func (c *child) guard() (release func()) {
-	g := exec.Command("/bin/sh", "-c", guarding, "sandboxer-guard", markVar+"="+c.mark)
+	g := exec.Command("/bin/sh", "-c", guarding, "sandboxer-guard", helperVar+"="+c.mark)
 	g.Env, g.Dir = []string{"PATH=" + os.Getenv("PATH")}, "/"
 	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: c.cmd.Process.Pid}
 	r, w, err := os.Pipe()
@@ -295,7 +300,7 @@ func (c *child) stop(why error) {
 	}
 }
 
-// killGroup kills the process and whatever it started, also what has left its group.
+// killGroup kills the process, its group and its helpers.
 func (c *child) killGroup() {
 	c.mu.Lock()
 	if !c.reaped {
@@ -303,7 +308,7 @@ func (c *child) killGroup() {
 	}
 	c.mu.Unlock()
 	for range 5 { // one that is killed may just have started another
-		pids, err := procs.WithEnv(markVar + "=" + c.mark)
+		pids, err := procs.WithEnv(helperVar + "=" + c.mark)
 		if err != nil || len(pids) == 0 {
 			return
 		}
