@@ -141,9 +141,7 @@ class Adapted:
         handle = self._brought(h)
         if handle is not None:
             return handle
-        with self.journal.locked(h["sandbox_id"]) as record:
-            entry = record.read()
-        return self._recorded(h, entry)
+        return self._recorded(h, self.journal.peek(h["sandbox_id"]))
 
     @staticmethod
     def _recorded(h: dict, entry: Optional[dict]) -> dict[str, str]:
@@ -216,8 +214,7 @@ class Adapted:
 
     def wait_ready(self, p: dict) -> dict:
         h = p["handle"]
-        with self.journal.locked(h["sandbox_id"]) as record:
-            entry = record.read() or {}
+        entry = self.journal.peek(h["sandbox_id"]) or {}
         ours = self._brought(h) is None or h["data"].get("journal") == self.journal.id
         if ours and not (entry.get("handle") and h.get("generation") in (0, None, entry.get("generation"))):
             raise errors.NotFound(f"sandbox {h['sandbox_id']} is not there")
@@ -390,8 +387,7 @@ class Adapted:
 
     def is_alive(self, p: dict) -> dict:
         h = p["handle"]
-        with self.journal.locked(h["sandbox_id"]) as record:
-            now = (record.read() or {}).get("generation")
+        now = (self.journal.peek(h["sandbox_id"]) or {}).get("generation")
         if now and h.get("generation") and now != h["generation"]:
             return {"liveness": "gone"}  # it is another one
         said = self.extension.is_alive(self._known(p["handle"]))
@@ -404,9 +400,7 @@ class Adapted:
     def _generation(self, id: str, handle: dict) -> int:
         if handle.get("generation", "").isdigit():
             return int(handle["generation"])
-        with self.journal.locked(id) as record:
-            entry = record.read()
-        return (entry or {}).get("generation") or 1
+        return (self.journal.peek(id) or {}).get("generation") or 1
 
     def discover(self, p: dict) -> dict:
         found = self.extension.discover(p["id"])
@@ -414,8 +408,7 @@ class Adapted:
             raise errors.NotFound(f"sandbox {p['id']} is not there")
         handle = self._handle("discover", found, p["id"])
         out = {"handle": self._travel(handle, self._generation(p["id"], handle))}
-        with self.journal.locked(p["id"]) as record:
-            stamp = (record.read() or {}).get("stamp")
+        stamp = (self.journal.peek(p["id"]) or {}).get("stamp")
         if stamp:
             out["stamp"] = stamp
         return out

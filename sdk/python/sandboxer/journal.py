@@ -60,6 +60,10 @@ class Journal:
                         pass
             os.close(fd)
 
+    def peek(self, key: str) -> Optional[dict]:
+        """Return the record of key as it is now, without waiting for whoever has it; None if there is none."""
+        return Record(self._path(key) + ".json").read()
+
     def all(self) -> Iterator[dict]:
         """Return every record, in no order."""
         for name in sorted(os.listdir(self._directory)):
