@@ -34,6 +34,8 @@ func TestMain(m *testing.M) {
 		extension.Main(fake.Adapter)
 	case len(os.Args) == 2 && os.Args[1] == "evil":
 		os.Exit(evil())
+	case len(os.Args) == 4 && os.Args[1] == "world":
+		os.Exit(world(os.Args[2], os.Args[3]))
 	case len(os.Args) == 3 && os.Args[1] == "holder":
 		os.Exit(holder(os.Args[2]))
 	}

@@ -109,6 +109,9 @@ func (s *supervisor) link(ctx context.Context) (link, error) {
 func (s *supervisor) session(ctx context.Context) (*session, error) {
 	for {
 		s.mu.Lock()
+		if s.cur != nil && s.cur.conn.Err() != nil {
+			s.lost(s.cur)
+		}
 		switch {
 		case s.closed:
 			s.mu.Unlock()
@@ -218,18 +221,23 @@ func (s *supervisor) failed(err error) {
 	s.until, s.why = time.Now().Add(s.rest), err
 }
 
-// watch waits for the end of a session.
-func (s *supervisor) watch(sess *session) {
-	<-sess.conn.Done()
-	s.mu.Lock()
-	if s.cur == sess { // no further call of it
-		s.cur = nil
+// lost has no further call go to a session that has ended. s.mu is held.
+func (s *supervisor) lost(sess *session) {
+	if s.cur != sess {
+		return
 	}
+	s.cur, s.former = nil, sess.ended
 	if time.Since(sess.began) >= settled {
 		s.rest = 0
 	}
 	s.failed(sandboxer.E(sandboxer.Unavailable, nil, "%s has ended", s.p.title()))
-	s.former = sess.ended
+}
+
+// watch waits for the end of a session.
+func (s *supervisor) watch(sess *session) {
+	<-sess.conn.Done()
+	s.mu.Lock()
+	s.lost(sess)
 	closed := s.closed
 	s.mu.Unlock()
 	if closed { // in order: it may take its time
