@@ -50,7 +50,7 @@ var arrows = map[string][]string{
 	"internal/protocol":  {".", "internal/strictjson"},
 	"internal/portproxy": {".", "internal/edge", "internal/manager"},
 	"internal/server":    {".", "api", "internal/edge", "internal/manager", "internal/strictjson", "internal/suggest"},
-	"internal/cli": {".", "api", "agent", "adapters", "internal/backend", "internal/catalog", "internal/checkpoint/...", "internal/confine", "internal/edge", "internal/manager",
+	"internal/cli": {".", "api", "agent", "adapters", "extensiontest", "internal/backend", "internal/catalog", "internal/checkpoint/...", "internal/confine", "internal/edge", "internal/manager",
 		"internal/latency", "internal/measure", "internal/portproxy", "internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/wholefile"},
 	"internal/sqlstore":          {".", "internal/filelock", "internal/strictjson", "internal/wholefile"},
 	"internal/storetest":         {"."},
