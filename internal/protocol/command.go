@@ -105,8 +105,7 @@ func (s *Stream) ServeCommand(ctx context.Context, run func(context.Context, Ser
 				err = deliver(channel, payload, in, resize, signals)
 			}
 			if err != nil {
-				in.end(errBroken(err))
-				return
+				return // what has come of the input has not ended: whoever takes it for its end closes what goes on
 			}
 		}
 	}()

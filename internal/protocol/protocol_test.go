@@ -687,3 +687,30 @@ func TestTenThousandFrames(t *testing.T) {
 		feedAll(t, data)
 	}
 }
+
+// A broker that leaves does not end the input: a process that goes on without it would read that as its end.
+func TestLeavingIsNoEndOfInput(t *testing.T) {
+	here, there := net.Pipe()
+	s := NewStream(here, NewReader(here))
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.ServeCommand(t.Context(), func(ctx context.Context, c Served) (sandboxer.Exit, error) {
+			read := make(chan error, 1)
+			go func() {
+				_, err := io.ReadAll(c.Stdin)
+				read <- err
+			}()
+			<-ctx.Done()
+			select {
+			case err := <-read:
+				return sandboxer.Exit{}, fmt.Errorf("the input has ended: %v", err)
+			case <-time.After(50 * time.Millisecond):
+				return sandboxer.Exit{}, ctx.Err()
+			}
+		})
+	}()
+	there.Close()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
