@@ -648,8 +648,17 @@ func feedAll(t *testing.T, data []byte) {
 	s := func() *Stream { return NewStream(closed{}, bufio.NewReader(bytes.NewReader(data))) }
 	s().CallCommand(Caller{Stdin: strings.NewReader("x"), Stdout: io.Discard})
 	_ = s().ServeCommand(context.Background(), func(ctx context.Context, c Served) (sandboxer.Exit, error) {
-		_, err := io.Copy(io.Discard, c.Stdin)
-		return sandboxer.Exit{}, err
+		read := make(chan error, 1)
+		go func() {
+			_, err := io.Copy(io.Discard, c.Stdin)
+			read <- err
+		}()
+		select {
+		case err := <-read:
+			return sandboxer.Exit{}, err
+		case <-ctx.Done():
+			return sandboxer.Exit{}, ctx.Err()
+		}
 	})
 	s().CopyTo(io.Discard)
 	_, _ = ReadHello(NewReader(bytes.NewReader(data)))
