@@ -17,12 +17,14 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"go.yaml.in/yaml/v4"
 
@@ -68,18 +70,20 @@ type ExtensionFile struct {
 	Origin    Origin
 	Replaces  []Origin // what earlier layers said under this ID, nearest first
 
-	file      *file
-	config    yaml.Node
-	program   sandboxer.Program
-	described *sandboxer.Description // what it says of itself; nil if it says nothing, or nobody knows yet
+	file    *file
+	config  yaml.Node
+	program sandboxer.Program
+	// said is what it says of itself, nil if that is nothing or nobody knows yet. All copies share it: one
+	// that cannot be opened with the others is asked later.
+	said *atomic.Pointer[sandboxer.Description]
 }
 
 // Info describes the extension before it is opened: as it says itself, or else with the capabilities
 // that its adapter has at best.
 func (e ExtensionFile) Info() sandboxer.ExtensionInfo {
 	said := sandboxer.Description{Title: e.Adapter.Title, Capabilities: e.Adapter.Capabilities, Inputs: e.Adapter.Inputs, Runtime: e.Adapter.Runtime}
-	if e.described != nil {
-		said = *e.described
+	if d := e.said.Load(); d != nil {
+		said = *d
 		said.Title = cmp.Or(said.Title, e.Adapter.Title)
 		said.Capabilities = slices.DeleteFunc(slices.Clone(said.Capabilities), func(c sandboxer.Capability) bool { return !slices.Contains(sandboxer.Capabilities(), c) })
 	}
@@ -144,12 +148,18 @@ func find[T any](all []T, what, id string, of func(T) string) (T, error) {
 	return none, err.WithHint("see all with: sandboxer %s ls", what)
 }
 
-// file is one file while it is being checked.
+// file is one file that is being checked.
 type file struct {
 	origin Origin
 	dir    string // of this machine, in which it is; "" if it is in none
 	src    *source
 	dec    *decoder
+}
+
+// again returns a decoder of its own over the same text, which knows the places of the first: extensions are
+// opened side by side.
+func (f *file) again() *decoder {
+	return &decoder{src: &source{name: f.src.name, lines: f.src.lines}, places: maps.Clone(f.dec.places)}
 }
 
 // loader collects the files of all layers.
@@ -310,11 +320,11 @@ func (l *loader) extension(f *file, n *yaml.Node, seen map[string]Origin) {
 	}
 	if form.Handler == "" && (d.places["command"].key != nil || d.places["connect"].key != nil) {
 		form.Handler = processKind
-		d.places["handler"] = d.places["id"]
+		d.places["handler"] = cmp.Or(d.places["command"], d.places["connect"])
 	}
 	a, ok := l.adapter(f, form.Handler)
 	e := ExtensionFile{ID: form.ID, Title: form.Title, Handler: form.Handler, Isolation: form.Capabilities.IsolationLevels,
-		Pricing: form.Capabilities.PricingModel, Adapter: a, Origin: f.origin, file: f, config: form.Config}
+		Pricing: form.Capabilities.PricingModel, Adapter: a, Origin: f.origin, file: f, config: form.Config, said: new(atomic.Pointer[sandboxer.Description])}
 	if ok {
 		e.offers(d, a.Isolation, a.Pricing)
 		if a.Kind == processKind {

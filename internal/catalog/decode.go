@@ -401,6 +401,9 @@ func (d *decoder) free(v reflect.Value, n *yaml.Node, path string, depth int) {
 			t = reflect.TypeFor[int64]()
 		case "!!float":
 			t = reflect.TypeFor[float64]()
+			if strings.Trim(n.Value, "+-0123456789_") == "" { // too large for one, and not to be rounded
+				t = reflect.TypeFor[int64]()
+			}
 		default:
 			v.Set(reflect.ValueOf(n.Value))
 			return

@@ -9,8 +9,8 @@ import (
 )
 
 // Describe learns what is known of extensions that say themselves what they are (sandboxer.Describer), without
-// opening them, and checks the files against it. stateDir is that of Open. It returns Faults, and Load's promise
-// holds for what is known.
+// opening them, and checks the files against it. stateDir is that of Open. When anything is wrong it returns Faults,
+// and what they are about is taken out of the catalogue.
 func (c *Catalog) Describe(stateDir string) error {
 	return c.describeAll(func(e ExtensionFile) (sandboxer.Description, bool) {
 		if e.Adapter.Known == nil {
@@ -23,44 +23,54 @@ func (c *Catalog) Describe(stateDir string) error {
 // DescribeAs is Describe with what open has learned of the extensions whose files say the same.
 func (c *Catalog) DescribeAs(open *Catalog) error {
 	return c.describeAll(func(e ExtensionFile) (d sandboxer.Description, ok bool) {
-		if o, err := open.Extension(e.ID); err == nil && o.described != nil && o.Same(e) {
-			return *o.described, true
+		if o, err := open.Extension(e.ID); err == nil && o.Same(e) {
+			if said := o.said.Load(); said != nil {
+				return *said, true
+			}
 		}
 		return d, false
 	})
 }
 
+// describeAll remembers what extensions say of themselves, as far as of knows it, and checks the files against that.
 func (c *Catalog) describeAll(of func(ExtensionFile) (sandboxer.Description, bool)) error {
 	var faults Faults
-	for i := range c.Extensions {
-		if d, ok := of(c.Extensions[i]); ok {
-			faults = append(faults, c.describe(&c.Extensions[i], d)...)
+	unsound := map[string]bool{}
+	for _, e := range c.Extensions {
+		d, ok := of(e)
+		if !ok {
+			continue
+		}
+		e.said.Store(&d)
+		own := e.holds()
+		faults, unsound[e.ID] = append(faults, own...), len(own) > 0
+		for _, p := range c.Profiles {
+			if p.Extension == e.ID {
+				p.binds(e)
+				own := p.file.src.take()
+				faults, unsound[p.ID] = append(faults, own...), unsound[e.ID] || len(own) > 0
+			}
 		}
 	}
 	if len(faults) == 0 {
 		return nil
 	}
+	c.Extensions = slices.DeleteFunc(c.Extensions, func(e ExtensionFile) bool { return unsound[e.ID] })
+	c.Profiles = slices.DeleteFunc(c.Profiles, func(p ProfileFile) bool { return unsound[p.ID] })
 	return faults.sorted()
 }
 
-// describe remembers what e says of itself, and checks its file and its profiles against that.
-func (c *Catalog) describe(e *ExtensionFile, said sandboxer.Description) Faults {
-	e.described = &said
-	e.offers(e.file.dec, said.Isolation, said.Pricing)
-	faults := e.file.src.take()
-	for _, p := range c.Profiles {
-		if p.Extension == e.ID {
-			p.binds(*e)
-			faults = append(faults, p.file.src.take()...)
-		}
-	}
-	return faults
+// holds checks e's file against what the extension says of itself.
+func (e ExtensionFile) holds() Faults {
+	d, said := e.file.again(), e.said.Load()
+	e.offers(d, said.Isolation, said.Pricing)
+	return d.src.take()
 }
 
 // offers checks what e's file promises against what it can have.
 func (e ExtensionFile) offers(d *decoder, levels []sandboxer.Isolation, models []sandboxer.PricingModel) {
 	whose := fmt.Sprintf("adapter %q", e.Adapter.Kind)
-	if e.described != nil {
+	if e.said.Load() != nil {
 		whose = "the extension"
 	}
 	for i, lvl := range e.Isolation {
@@ -77,7 +87,7 @@ func (e ExtensionFile) offers(d *decoder, levels []sandboxer.Isolation, models [
 // binds checks p against what its extension has.
 func (p ProfileFile) binds(e ExtensionFile) {
 	d := p.file.dec
-	if e.Adapter.Known != nil && e.described == nil {
+	if e.Adapter.Known != nil && e.said.Load() == nil {
 		return // nothing is known of it yet
 	}
 	info := e.Info()

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -84,7 +85,7 @@ func (d *decoder) wrong(err error) {
 			}
 		}
 	}
-	if d.places[at].key == nil {
+	if d.places[at] == (place{}) {
 		d.places[at] = d.places["handler"]
 	}
 	if hint := sandboxer.HintOf(err); hint != "" {
@@ -155,13 +156,10 @@ func (e ExtensionFile) decode(v any) error {
 	if p.Kind() != reflect.Pointer || p.IsNil() {
 		return sandboxer.E(sandboxer.Internal, nil, "%s: the configuration can only be read into a pointer, not %T", e.ID, v)
 	}
-	// Each call has a decoder of its own: extensions are opened side by side.
-	src := &source{name: e.file.src.name, lines: e.file.src.lines}
-	d := newDecoder(src)
-	d.places["config"], d.places["handler"] = e.file.dec.places["config"], e.file.dec.places["handler"]
+	d := e.file.again()
 	d.secret = resolveSecret
 	d.config(p.Elem(), e.config)
-	if fs := src.take(); len(fs) > 0 {
+	if fs := d.src.take(); len(fs) > 0 {
 		return fs
 	}
 	if len(d.missing) > 0 {
@@ -208,14 +206,20 @@ func (c *Catalog) Open(ctx context.Context, owner, stateDir string, log *slog.Lo
 		wg.Go(func() { opened[i], faults[i] = e.open(ctx, owner, stateDir, log, slog.LevelWarn, c.Recorded) })
 	}
 	wg.Wait()
-	var all Faults
-	for i, f := range faults {
-		all = append(all, f...)
-		if d, ok := opened[i].Ext.(sandboxer.Describer); ok {
-			all = append(all, c.describe(&c.Extensions[i], d.Describe())...)
-			opened[i].Info = c.Extensions[i].Info()
+	describers := map[string]sandboxer.Describer{}
+	for _, o := range opened {
+		if d, ok := o.Ext.(sandboxer.Describer); ok {
+			describers[o.Info.ID] = d
 		}
 	}
+	all := FaultsOf(c.describeAll(func(e ExtensionFile) (said sandboxer.Description, ok bool) {
+		d, ok := describers[e.ID]
+		if ok {
+			said = d.Describe()
+		}
+		return said, ok
+	}))
+	all = append(all, slices.Concat(faults...)...)
 	if len(all) == 0 {
 		return opened, nil
 	}
@@ -244,7 +248,7 @@ func (e ExtensionFile) open(ctx context.Context, owner, stateDir string, log *sl
 	if err == nil {
 		if d, ok := o.Ext.(sandboxer.Describer); ok {
 			said := d.Describe()
-			e.described = &said
+			e.said.Store(&said)
 			o.Info = e.Info()
 		}
 		return o, nil
@@ -255,21 +259,23 @@ func (e ExtensionFile) open(ctx context.Context, owner, stateDir string, log *sl
 	case errors.As(err, &faults):
 		return o, faults
 	case sandboxer.KindOf(err) == sandboxer.Invalid:
-		src := &source{name: e.file.src.name, lines: e.file.src.lines}
-		d := newDecoder(src)
-		for path, p := range e.file.dec.places {
-			d.places[path] = p
-		}
+		d := e.file.again()
 		d.validate(failed{err})
-		return o, src.take()
+		return o, d.src.take()
 	}
 	o.Info.Problem = problem(err)
 	o.Info.Capabilities = []sandboxer.Capability{}
 	o.Again = func(ctx context.Context) Opened {
 		again, faults := e.open(ctx, owner, stateDir, log, slog.LevelDebug, recorded) // the first one was told
+		if _, ok := again.Ext.(sandboxer.Describer); ok {
+			faults = e.holds()
+		}
 		if len(faults) > 0 {
+			if c, ok := again.Ext.(io.Closer); ok {
+				c.Close()
+			}
+			again = Opened{Info: again.Info, Again: o.Again}
 			again.Info.Problem, again.Info.Capabilities = problem(faults), []sandboxer.Capability{}
-			again.Ext = nil
 		}
 		return again
 	}

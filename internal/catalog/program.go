@@ -135,11 +135,9 @@ func (p programForm) program(handler, dir string) sandboxer.Program {
 // raw returns the `config:` block as a JSON object. A text that is a reference to a secret is one, whatever it is
 // for: with secrets its value takes its place.
 func (e ExtensionFile) raw(secrets bool) (json.RawMessage, error) {
-	src := &source{name: e.file.src.name, lines: e.file.src.lines}
-	d := newDecoder(src)
-	d.places["config"], d.places["handler"] = e.file.dec.places["config"], e.file.dec.places["handler"]
+	d := e.file.again()
 	var v any = d.anything(e.config)
-	if fs := src.take(); len(fs) > 0 {
+	if fs := d.src.take(); len(fs) > 0 {
 		return nil, fs
 	}
 	var missing []error
@@ -149,6 +147,9 @@ func (e ExtensionFile) raw(secrets bool) (json.RawMessage, error) {
 	if len(missing) > 0 {
 		return nil, e.missing(missing)
 	}
+	if jsonSize(v, maxConfig) > maxConfig { // what secrets are may be large
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "config: with its secrets it takes more than %d bytes as JSON", maxConfig)
+	}
 	data, err := json.Marshal(v)
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, err, "config: it cannot be written as JSON")
@@ -156,11 +157,50 @@ func (e ExtensionFile) raw(secrets bool) (json.RawMessage, error) {
 	return data, nil
 }
 
+// maxConfig is how many bytes of JSON a configuration may be that goes to a program.
+const maxConfig = 512 << 10
+
 // anything decodes a block of which nothing is known.
 func (d *decoder) anything(config yaml.Node) map[string]any {
 	m := map[string]any{}
 	d.config(reflect.ValueOf(&m).Elem(), config)
+	if jsonSize(m, maxConfig) > maxConfig {
+		d.faultKey("config", "", "it takes more than %d bytes as JSON, aliases expanded", maxConfig)
+	}
 	return m
+}
+
+// jsonSize estimates how many bytes v takes as JSON, never too low; beyond most it stops counting. Aliases make
+// much of little, so that nobody may write it first and count then.
+func jsonSize(v any, most int) (n int) {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, x := range v {
+			if n += jsonSize(k, most) + 2 + jsonSize(x, most); n > most {
+				break
+			}
+		}
+		return n + 2
+	case []any:
+		for _, x := range v {
+			if n += 1 + jsonSize(x, most); n > most {
+				break
+			}
+		}
+		return n + 2
+	case string:
+		n = len(v) + 2
+		for i := 0; i < len(v); i++ {
+			switch c := v[i]; {
+			case c < ' ' || c == '<' || c == '>' || c == '&' || c == 0x7f || c == 0xe2: // U+2028 begins with the last
+				n += 5
+			case c == '"' || c == '\\':
+				n++
+			}
+		}
+		return n
+	}
+	return 24 // a number, a boolean or nothing
 }
 
 // resolved returns v with the values of secrets.

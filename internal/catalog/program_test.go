@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -99,8 +100,15 @@ func TestProgramFaults(t *testing.T) {
 		"handler: sandboxer.extensions.modal:ModalExtension\n":        `3:10  handler: the module "sandboxer.extensions.modal" is that of the adapter "modal"`,
 		"handler: sandboxer.extensions.saas_stub:SaasStubExtension\n": `3:10  handler: the module "sandboxer.extensions.saas_stub" is that of the adapter "saas-stub"`,
 		"command: [a]\nconcurrency: 1000\n":                           "4:14  concurrency: expected",
-		"command: [a]\nconfig: {a: .nan}\n":                           "config",
+		"command: [a]\nconfig: {a: .nan}\n":                           "4:13  config.a: expected a number, got .nan",
+		"command: [a]\nconfig: {a: -.inf}\n":                          "4:13  config.a: expected a number, got -.inf",
+		"command: [a]\nconfig: {a: 99999999999999999999}\n":           "4:13  config.a: expected a whole number, got 99999999999999999999",
+		"command: [a]\nconfig: {[a]: b}\n":                            "a key must be text, not a list",
 		"command: [a]\nconfig: {a: &x {b: *x}}\n":                     "1 problem",
+		"command: [a]\nconfig: {a: 1, a: 2}\n":                        "config.a: duplicate key",
+		// Little that becomes much.
+		"command: [a]\nconfig:\n  a: &x \"" + strings.Repeat("x", 60<<10) + "\"\n  b: [*x, *x, *x, *x, *x, *x, *x, *x, *x]\n": "4:1   config: it takes more than 524288 bytes as JSON",
+		"command: [a]\nconfig: {a: \"" + strings.Repeat("<", 100<<10) + "\"}\n":                                               "4:1   config: it takes more than 524288 bytes as JSON",
 	} {
 		_, err := load(t, map[string]string{"extensions/ext.p.yaml": programHead + text}, append(adapters(), processStandIn(nil))...)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -144,7 +152,7 @@ inputs: {repo: x, other: y}
 func TestDescriptions(t *testing.T) {
 	says := sandboxer.Description{Title: "Said", Isolation: []sandboxer.Isolation{sandboxer.IsolationVM}, Pricing: []sandboxer.PricingModel{sandboxer.PricingMetered},
 		Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanCheck}, Inputs: []sandboxer.Input{{Name: "repo"}}}
-	files := map[string]string{"extensions/ext.p.yaml": programHead + "command: [a]\n", "profiles/profile.p.yaml": describedProfile}
+	files := map[string]string{"extensions/ext.p.yaml": programHead + "command: [a]\n", "profiles/profile.p.yaml": describedProfile, "profiles/profile.q.yaml": "id: profile.q\nextension: ext.fake\n"}
 	wants := []string{
 		`2:35  capabilities.isolation_levels[0]: the extension cannot give isolation level "container": it gives vm`,
 		`2:62  capabilities.pricing_model: the extension cannot have pricing model "self-hosted": it has metered`,
@@ -182,8 +190,17 @@ func TestDescriptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held("Describe", cat.Describe(t.TempDir()))
 	e, _ = cat.Extension("p")
+	open := &Catalog{Extensions: []ExtensionFile{e}}
+	held("Describe", cat.Describe(t.TempDir()))
+	for _, p := range cat.Profiles { // what is sound is left
+		if p.Extension == "ext.p" {
+			t.Errorf("%s is still there", p.ID)
+		}
+	}
+	if _, err := cat.Extension("p"); err == nil || len(cat.Extensions) == 0 || len(cat.Profiles) == 0 {
+		t.Errorf("%d extensions and %d profiles are left, ext.p: %v", len(cat.Extensions), len(cat.Profiles), err)
+	}
 	info := e.Info()
 	if info.Title != "Said" || !reflect.DeepEqual(info.Capabilities, []sandboxer.Capability{sandboxer.CanExec}) || !reflect.DeepEqual(info.Inputs, says.Inputs) {
 		t.Errorf("Info = %+v", info)
@@ -192,7 +209,7 @@ func TestDescriptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held("DescribeAs", again.DescribeAs(cat))
+	held("DescribeAs", again.DescribeAs(open))
 	doc, err := Registry(e)
 	if err != nil || !strings.Contains(string(doc), "operations:\n- exec\n") {
 		t.Errorf("registry: %s, %v", doc, err)
@@ -230,6 +247,81 @@ func TestRefusedConfig(t *testing.T) {
 		}
 	}
 }
+
+// So is one of an element of a list, and one of a program without a handler.
+func TestRefusedElement(t *testing.T) {
+	a := processStandIn(nil)
+	a.Open = func(context.Context, sandboxer.Env) (sandboxer.Extension, error) {
+		return nil, errors.Join(sandboxer.E(sandboxer.Invalid, nil, "command[1]: there is no such flag"), sandboxer.E(sandboxer.Invalid, nil, "config.hosts[1]: it is not there"),
+			sandboxer.E(sandboxer.Invalid, nil, "run_as: there is no such user"), sandboxer.E(sandboxer.Invalid, nil, "handler: it says no hello"))
+	}
+	cat, err := load(t, map[string]string{"extensions/ext.p.yaml": programHead + "run_as: me\ncommand: [a, -x]\nconfig: {hosts: [a, b]}\n"}, append(adapters(), a)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, _ := cat.Extension("p")
+	_, err = (&Catalog{Extensions: []ExtensionFile{e}}).Open(t.Context(), "test", t.TempDir(), nil)
+	for _, want := range []string{"4:14  command[1]: there is no such flag", "5:21  config.hosts[1]: it is not there", "3:9   run_as: there is no such user", "4:1   handler: it says no hello"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v\nwant %s", err, want)
+		}
+	}
+}
+
+// An extension that can be opened only later is held to its file then, and what it says of itself is known to whoever
+// reads the files anew.
+func TestDescribedLater(t *testing.T) {
+	says := sandboxer.Description{Title: "Said", Isolation: []sandboxer.Isolation{sandboxer.IsolationVM}, Pricing: sandboxer.PricingModels()}
+	away := true
+	var closed int
+	a := processStandIn(nil)
+	a.Open = func(context.Context, sandboxer.Env) (sandboxer.Extension, error) {
+		if away {
+			return nil, sandboxer.E(sandboxer.Unavailable, nil, "it is away")
+		}
+		return closing{described{says: says}, &closed}, nil
+	}
+	files := map[string]string{"extensions/ext.p.yaml": programHead + "command: [a]\n", "profiles/profile.p.yaml": describedProfile}
+	cat, err := load(t, files, append(adapters(), a)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, _ := cat.Extension("p")
+	open := &Catalog{Extensions: []ExtensionFile{e}}
+	opened, err := open.Open(t.Context(), "test", t.TempDir(), nil)
+	if err != nil || opened[0].Info.Problem != "it is away" {
+		t.Fatalf("Open = %+v, %v", opened, err)
+	}
+	away = false
+	o := opened[0]
+	for range 2 { // and as often as it is tried
+		o = o.Again(t.Context())
+		if want := `the extension cannot give isolation level "container"`; o.Ext != nil || !strings.Contains(o.Info.Problem, want) || len(o.Info.Capabilities) > 0 {
+			t.Fatalf("one that its file says too much of: %+v; want the problem %s", o, want)
+		}
+	}
+	if closed != 2 {
+		t.Errorf("it was closed %d times; want 2", closed)
+	}
+	says.Isolation, says.Capabilities = []sandboxer.Isolation{sandboxer.IsolationContainer}, []sandboxer.Capability{sandboxer.CanExec}
+	if o = o.Again(t.Context()); o.Ext == nil || o.Info.Title != "Said" || !reflect.DeepEqual(o.Info.Capabilities, says.Capabilities) {
+		t.Fatalf("once it is right: %+v", o)
+	}
+	anew, err := load(t, files, append(adapters(), a)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := anew.DescribeAs(open); err == nil || !strings.Contains(err.Error(), `requires[1]: ext.p (adapter "process") does not have "snapshot"`) {
+		t.Errorf("read anew: %v", err)
+	}
+}
+
+type closing struct {
+	described
+	n *int
+}
+
+func (c closing) Close() error { *c.n++; return nil }
 
 type joined []error
 

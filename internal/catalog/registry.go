@@ -55,10 +55,10 @@ func Registry(e ExtensionFile) ([]byte, error) {
 		entry.Inputs = append(entry.Inputs, registryInput(in))
 	}
 	j, err := json.Marshal(configSchema(a))
-	if e.described != nil {
-		entry.Description = cmp.Or(strings.TrimSpace(e.described.Help), entry.Description)
-		if len(e.described.Config) > 0 {
-			j = e.described.Config
+	if said := e.said.Load(); said != nil {
+		entry.Description = cmp.Or(strings.TrimSpace(said.Help), entry.Description)
+		if len(said.Config) > 0 {
+			j = said.Config
 		}
 	}
 	if err != nil {
