@@ -535,13 +535,14 @@ type Description struct {
 	Isolation    []Isolation    `json:"isolation_levels"`
 	Pricing      []PricingModel `json:"pricing_models"`
 	Capabilities []Capability   `json:"capabilities"` // of Capabilities and of Besides
-	// Inputs are those that its sandboxes take. One with the name AnyInput stands for every
-	// other.
+	// Inputs are those that its sandboxes take (CheckInputName). One with the name AnyInput stands
+	// for every other.
 	Inputs []Input `json:"inputs"`
 	// Config is the JSON Schema of its configuration; nil if it does not say.
 	Config  json.RawMessage `json:"config_schema,omitempty"`
 	Runtime string          `json:"runtime,omitempty"` // as Adapter.Runtime
 }
 
-// AnyInput is the name of an Input that stands for all that are not declared.
+// AnyInput is the name of an Input that stands for all that are not declared. Of its declaration only
+// Help and Restricted mean anything.
 const AnyInput = "*"

@@ -1,6 +1,9 @@
 package sandboxer
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // Profile is a named kind of sandbox: what they may ask for, on which extension, with
 // which defaults and bounds. Its file form is profiles/profile.<slug>.yaml; package
@@ -104,12 +107,12 @@ func PricingModels() []PricingModel { return []PricingModel{PricingSelfHosted, P
 
 // Input declares one key of a create request's inputs.
 type Input struct {
-	Name     string `json:"name"` // or AnyInput
+	Name     string `json:"name" doc:"Or *: every name that is not listed may be given"` // or AnyInput
 	Help     string `json:"help"`
 	Required bool   `json:"required,omitempty"`
 	// OneOf groups alternatives: of the inputs with the same OneOf, at least one
 	// must be given, unless a host or an image is, which says as well what the sandbox is to be.
-	OneOf   string `json:"one_of,omitempty"`
+	OneOf   string `json:"one_of,omitempty" doc:"A group, one of which must be given unless a host or an image is"`
 	Default string `json:"default,omitempty"`
 	// Restricted says that the value decides what the broker or a host of ours reaches,
 	// reads or runs. An administrator and a profile of this installation may give it;
@@ -117,15 +120,31 @@ type Input struct {
 	Restricted bool `json:"restricted,omitempty"`
 }
 
+// CheckInputName refuses what cannot be the name of an input: AnyInput, names that stand for other parts of a
+// request (RestrictedImage, RestrictedHost), and what is not 1 to MaxInputName visible ASCII characters
+// without "=". Kind: Invalid.
+func CheckInputName(name string) error {
+	switch {
+	case name == RestrictedImage || name == RestrictedHost:
+		return E(Invalid, nil, "%q cannot be the name of an input", name).WithHint("give it by --%s", name)
+	case name == "" || name == AnyInput || len(name) > MaxInputName || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '=' }):
+		return E(Invalid, nil, "%.40q cannot be the name of an input", name).WithHint("a name is 1 to %d visible ASCII characters without \"=\"", MaxInputName)
+	}
+	return nil
+}
+
+// MaxInputName bounds the name of an input, in bytes.
+const MaxInputName = 128
+
 // DeclarationOf returns what of declared holds for the input called name: its own declaration, or that of
-// AnyInput.
+// AnyInput, of which only Restricted counts.
 func DeclarationOf(declared []Input, name string) (in Input, ok bool) {
 	for _, d := range declared {
 		if d.Name == name {
 			return d, true
 		}
 		if d.Name == AnyInput {
-			in, ok = d, true
+			in, ok = Input{Name: name, Help: d.Help, Restricted: d.Restricted}, true
 		}
 	}
 	return in, ok

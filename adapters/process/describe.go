@@ -78,9 +78,8 @@ func writeDescription(dir, digest string, d sandboxer.Description) error {
 
 // Bounds of a description.
 const (
-	maxInputs    = 200
-	maxInputName = 128
-	maxHelp      = 4 << 10
+	maxInputs = 200
+	maxHelp   = 4 << 10
 )
 
 // checkDescription refuses what an extension cannot say of itself.
@@ -120,11 +119,11 @@ func checkDescription(d sandboxer.Description) error {
 	seen := map[string]bool{}
 	for _, in := range d.Inputs {
 		switch {
-		case in.Name == "" || len(in.Name) > maxInputName || strings.ContainsFunc(in.Name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '=' }):
+		case in.Name != sandboxer.AnyInput && sandboxer.CheckInputName(in.Name) != nil:
 			return wrong("%s cannot be the name of an input", unknown(in.Name))
 		case seen[in.Name]:
 			return wrong("the input %s is there twice", unknown(in.Name))
-		case len(in.Help) > maxHelp || len(in.Default) > maxHelp || len(in.OneOf) > maxInputName:
+		case len(in.Help) > maxHelp || len(in.Default) > maxHelp || len(in.OneOf) > sandboxer.MaxInputName:
 			return wrong("the input %s has too long a text", unknown(in.Name))
 		case control(in.Help) || control(in.Default) || control(in.OneOf):
 			return wrong("a text of the input %s has control characters", unknown(in.Name))

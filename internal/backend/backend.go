@@ -316,7 +316,7 @@ func (b *Backend) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cm
 		return x, err
 	}
 	if b.services == nil && cmd.Service != "" {
-		return x, sandboxer.E(sandboxer.Unsupported, nil, "sandboxes of %s have no services", b.id).WithHint("leave --service out")
+		return x, Lacks(b.id, sandboxer.CanServices).WithHint("leave --service out")
 	}
 	g := &gate{}
 	defer g.shut()
@@ -787,8 +787,8 @@ func (b *Backend) Notices(ctx context.Context) []string {
 // Forget gives a sandbox up and returns what may remain of it.
 func (b *Backend) Forget(ctx context.Context, h sandboxer.Handle) ([]string, error) {
 	if b.forgetter == nil {
-		return nil, sandboxer.E(sandboxer.Unsupported, nil, "%s keeps nothing where it could not be removed from", b.id).
-			WithHint("what keeps it from ending is what its destroy says")
+		return nil, Lacks(b.id, sandboxer.CanForget).
+			WithHint("it keeps nothing where it could not be removed from; what keeps the sandbox from ending is what its destroy says")
 	}
 	return call(ctx, b, "forget", b.opts.Short, func(ctx context.Context) ([]string, error) { return b.forgetter.Forget(ctx, h) })
 }

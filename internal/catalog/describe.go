@@ -101,11 +101,12 @@ func (p ProfileFile) binds(e ExtensionFile) {
 	for i, in := range info.Inputs {
 		names[i] = in.Name
 	}
-	if slices.Contains(names, sandboxer.AnyInput) {
-		return
-	}
+	any := slices.Contains(names, sandboxer.AnyInput)
 	for k := range p.Inputs {
-		if !slices.Contains(names, k) {
+		switch err := sandboxer.CheckInputName(k); {
+		case any && err != nil:
+			d.faultKey(join("inputs", k), "", "%s: %s", sandboxer.Message(err), sandboxer.HintOf(err))
+		case !any && !slices.Contains(names, k):
 			d.faultKey(join("inputs", k), suggest.Nearest(k, names), "%s (adapter %q) takes no such input: it takes %s", e.ID, e.Adapter.Kind, orNone(names))
 		}
 	}

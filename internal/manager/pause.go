@@ -88,6 +88,8 @@ func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, ca
 	case !slices.Contains(sandboxer.PauseDepths(), depth):
 		return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a depth of pausing", depth).
 			WithHint("the depths are: %s", join(sandboxer.PauseDepths()))
+	case !b.Can(sandboxer.CanPause) && !b.Can(sandboxer.CanSnapshot):
+		return "", backend.Lacks(sb.Extension, sandboxer.CanPause)
 	case !canPause(b, depth):
 		e := sandboxer.E(sandboxer.Unsupported, nil, "extension %s cannot pause to the depth %s", sb.Extension, depth)
 		for _, d := range sandboxer.PauseDepths() {

@@ -231,9 +231,12 @@ func (e *extension) inputs(prof sandboxer.Profile, asked map[string]string, host
 	maps.Copy(merged, prof.Inputs)
 	maps.Copy(merged, asked)
 	for _, k := range slices.Sorted(maps.Keys(merged)) {
-		if _, ok := sandboxer.DeclarationOf(declared, k); k == sandboxer.AnyInput || !ok && k != known[0] {
+		if _, ok := sandboxer.DeclarationOf(declared, k); !ok && k != known[0] {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s does not take the input %q%s", e.Info.ID, k, didYouMean(k, known)).
 				WithHint("its inputs are: %s", join(known))
+		}
+		if err := sandboxer.CheckInputName(k); err != nil {
+			return nil, err
 		}
 		if err := checkURL(k, merged[k]); err != nil {
 			return nil, err
@@ -244,6 +247,9 @@ func (e *extension) inputs(prof sandboxer.Profile, asked map[string]string, host
 	}
 	groups := map[string][]string{}
 	for _, in := range declared {
+		if in.Name == sandboxer.AnyInput {
+			continue
+		}
 		if in.Required && merged[in.Name] == "" {
 			return nil, sandboxer.E(sandboxer.Invalid, nil, "%s needs the input %q: %s", e.Info.ID, in.Name, in.Help).
 				WithHint("add --input %s=…", in.Name)
