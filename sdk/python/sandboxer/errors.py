@@ -1,8 +1,7 @@
-"""Errors whose kind the broker understands.
+"""Errors that an extension raises: one class for each kind that the broker knows.
 
-Raise one of these to say what a caller can do about a failure. Its text goes to callers and must
-not hold secrets. Anything else that a method raises is Internal: callers are told the name of the
-exception alone, and the log has the rest.
+The text of each travels to callers: it says what failed and why, and holds no secrets.
+Whatever else an extension raises is a bug to the broker, and callers see none of its text.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ from typing import Optional
 
 
 class SandboxError(Exception):
-    """A failure with a kind.
+    """Base of all of them; kind names the class to the broker.
 
-    hint says what to do about it. retry_after is in seconds. untouched says that this call made
-    nothing and did nothing at its place.
+    hint says what to do next, retry_after after how many seconds to try again, public what
+    callers who are no administrators get instead of text and hint. untouched says that the
+    call made nothing and did nothing at its place.
     """
 
     kind = "internal"
@@ -25,29 +25,31 @@ class SandboxError(Exception):
         *,
         hint: str = "",
         retry_after: Optional[float] = None,
+        public: str = "",
         untouched: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.retry_after = retry_after
+        self.public = public
         self.untouched = untouched
 
 
 class Invalid(SandboxError):
-    """The request has to be changed."""
+    """The request is wrong."""
 
     kind = "invalid"
 
 
 class Unauthenticated(SandboxError):
-    """The caller has to say who it is."""
+    """Nobody knows who asks."""
 
     kind = "unauthenticated"
 
 
 class Denied(SandboxError):
-    """The caller may not do this."""
+    """Who asks may not."""
 
     kind = "denied"
 
@@ -65,19 +67,19 @@ class Conflict(SandboxError):
 
 
 class NoCredit(SandboxError):
-    """It has to be paid for first."""
+    """Somebody has to pay first."""
 
     kind = "no_credit"
 
 
 class Exhausted(SandboxError):
-    """There is no room; see retry_after."""
+    """There is no room now."""
 
     kind = "exhausted"
 
 
 class Unsupported(SandboxError):
-    """This extension cannot; another may."""
+    """This extension cannot do it."""
 
     kind = "unsupported"
 
@@ -95,19 +97,19 @@ class Timeout(SandboxError):
 
 
 class Failed(SandboxError):
-    """The sandbox itself is broken."""
+    """The sandbox itself is broken; trying again does not help."""
 
     kind = "failed"
 
 
 class Canceled(SandboxError):
-    """The caller has left."""
+    """Who asked has left."""
 
     kind = "canceled"
 
 
 class Internal(SandboxError):
-    """A defect."""
+    """A bug."""
 
     kind = "internal"
 
