@@ -1,11 +1,8 @@
-"""Sandbox extensions in Python: the classes, and what runs them beside the broker.
+"""Write extensions of sandboxer in Python.
 
-An author derives from sandboxer.extensions.base.SandboxExtension, or from
-sandboxer.extensions.full.FullExtension for more than the basic methods.
+An extension is a class with three methods (sandboxer.extensions.base). The broker runs it in a
+process of its own, with the host in this package (sandboxer.host), which speaks the extension
+protocol and keeps the contract for it. docs/extension-sdk.md of the project is the guide.
 """
 
-from sandboxer.models import Request, request
-
-__version__ = "1.0"
-
-__all__ = ["Request", "request"]
+__version__ = "1.0.0"

@@ -1,7 +1,8 @@
-"""Errors that an extension raises: one class for each kind that the broker knows.
+"""Errors whose kind the broker understands.
 
-The text of each travels to callers: it says what failed and why, and holds no secrets.
-Whatever else an extension raises is a bug to the broker, and callers see none of its text.
+Raise one of these to say what a caller can do about a failure. Its text goes to callers and must
+not hold secrets. Anything else that a method raises is Internal: callers are told the name of the
+exception alone, and the log has the rest.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ from typing import Optional
 
 
 class SandboxError(Exception):
-    """Base of all of them; kind names the class to the broker.
+    """A failure with a kind.
 
-    hint says what to do next, retry_after after how many seconds to try again, public what
-    callers who are no administrators get instead of text and hint. untouched says that the
-    call made nothing and did nothing at its place.
+    hint says what to do about it. retry_after is in seconds. untouched says that this call made
+    nothing and did nothing at its place.
     """
 
     kind = "internal"
@@ -25,31 +25,29 @@ class SandboxError(Exception):
         *,
         hint: str = "",
         retry_after: Optional[float] = None,
-        public: str = "",
         untouched: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.retry_after = retry_after
-        self.public = public
         self.untouched = untouched
 
 
 class Invalid(SandboxError):
-    """The request is wrong."""
+    """The request has to be changed."""
 
     kind = "invalid"
 
 
 class Unauthenticated(SandboxError):
-    """Nobody knows who asks."""
+    """The caller has to say who it is."""
 
     kind = "unauthenticated"
 
 
 class Denied(SandboxError):
-    """Who asks may not."""
+    """The caller may not do this."""
 
     kind = "denied"
 
@@ -67,19 +65,19 @@ class Conflict(SandboxError):
 
 
 class NoCredit(SandboxError):
-    """Somebody has to pay first."""
+    """It has to be paid for first."""
 
     kind = "no_credit"
 
 
 class Exhausted(SandboxError):
-    """There is no room now."""
+    """There is no room; see retry_after."""
 
     kind = "exhausted"
 
 
 class Unsupported(SandboxError):
-    """This extension cannot do it."""
+    """This extension cannot; another may."""
 
     kind = "unsupported"
 
@@ -97,19 +95,19 @@ class Timeout(SandboxError):
 
 
 class Failed(SandboxError):
-    """The sandbox itself is broken; trying again does not help."""
+    """The sandbox itself is broken."""
 
     kind = "failed"
 
 
 class Canceled(SandboxError):
-    """Who asked has left."""
+    """The caller has left."""
 
     kind = "canceled"
 
 
 class Internal(SandboxError):
-    """A bug."""
+    """A defect."""
 
     kind = "internal"
 

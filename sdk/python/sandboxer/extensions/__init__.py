@@ -1,2 +1,5 @@
-"""Extension classes. Modules of the extension's own directories appear here too:
-my_backend.py there is sandboxer.extensions.my_backend, unless the name is one of ours."""
+"""Extension classes.
+
+The package is open: a file my_backend.py in a directory that the extension's file names in path is
+sandboxer.extensions.my_backend. What stands here cannot be replaced by it.
+"""

@@ -1,39 +1,54 @@
-"""What every extension class derives from."""
+"""The base class of extensions."""
 
 from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Optional
 
 from sandboxer.models import MeterQuote, Profile
 
 
 class SandboxExtension(ABC):
-    """A backend that makes sandboxes, on machines of one's own or as a service."""
+    """A backend that makes sandboxes.
 
-    def __init__(self, config: dict[str, Any] | None = None) -> None:
+    The three abstract methods are enough. They may block; calls of one sandbox come one after the
+    other, those of several side by side in threads. All dicts hold strings only. What else a class
+    can do it says by having the method: exec, discover, is_alive and others
+    (docs/extension-sdk.md).
+    """
+
+    def __init__(self, config: Optional[dict[str, Any]] = None) -> None:
+        """config is the block config: of the extension's file."""
         self.config: dict[str, Any] = config or {}
 
     @staticmethod
     def new_sandbox_id(inputs: dict[str, str]) -> str:
-        """The ID that inputs name, or else eight random characters."""
+        """Return the ID that the caller chose, or a fresh one of 8 characters."""
         return inputs.get("sandbox_id") or str(uuid.uuid4())[:8]
 
     @abstractmethod
-    def provision(
-        self, profile: Profile, inputs: dict[str, str], host: str
-    ) -> dict[str, str]:
-        """Makes the sandbox, or attaches to it. The handle that it returns has sandbox_id and
-        host, and whatever the other methods need."""
+    def provision(self, profile: Profile, inputs: dict[str, str], host: str) -> dict[str, str]:
+        """Make a sandbox, or attach to one, and return its handle.
+
+        inputs["sandbox_id"] is its ID. The handle has sandbox_id, host, and what the other methods
+        need; it is stored, shown to operators and must not hold secrets.
+        """
 
     @abstractmethod
     def wait_ready(self, handle: dict[str, str]) -> dict[str, str]:
-        """Returns how the sandbox is reached, once it is."""
+        """Wait until the sandbox accepts work, and return how it is reached.
+
+        The keys ssh, remote_dir, host, compose_project and url have a meaning; others are shown as
+        they are.
+        """
 
     @abstractmethod
     def teardown(self, handle: dict[str, str]) -> dict[str, str]:
-        """Removes what was made for the sandbox and says what that was."""
+        """Remove everything that was made for the sandbox, and return what was done.
+
+        What is not there any more is success. handle may have sandbox_id and host alone.
+        """
 
     def estimate_cost(
         self,
@@ -41,20 +56,20 @@ class SandboxExtension(ABC):
         inputs: dict[str, str],
         *,
         duration_s: int = 3600,
-    ) -> MeterQuote | None:
-        """The price of a sandbox before it exists; None if nothing is known to be charged."""
+    ) -> Optional[MeterQuote]:
+        """Return what a sandbox would cost; None if that is not known."""
         return None
 
-    def meter_actual(self, handle: dict[str, str], *, duration_s: float) -> float | None:
-        """What the sandbox has cost since it was made, in USD; also asked after teardown."""
+    def meter_actual(self, handle: dict[str, str], *, duration_s: float) -> Optional[float]:
+        """Return what the sandbox has cost so far, in USD; None if that is not known."""
         return None
 
     def supports_snapshots(self) -> bool:
-        """Whether snapshot and restore_from_snapshot work."""
+        """Say whether snapshot and restore_from_snapshot work."""
         return False
 
     def snapshot(self, handle: dict[str, str]) -> dict[str, str]:
-        """Saves the sandbox. What it returns has snapshot_id, and whatever restoring needs."""
+        """Save the sandbox and return what restoring needs, with snapshot_id in it."""
         raise NotImplementedError(f"{type(self).__name__} does not support snapshots")
 
     def restore_from_snapshot(
@@ -64,5 +79,5 @@ class SandboxExtension(ABC):
         inputs: dict[str, str],
         host: str,
     ) -> dict[str, str]:
-        """Makes a new sandbox of what snapshot saved."""
+        """Make a sandbox of what snapshot returned; the result is that of provision."""
         raise NotImplementedError(f"{type(self).__name__} does not support restore")
