@@ -105,7 +105,7 @@ func TestLists(t *testing.T) {
 	}
 	check("Kind", texts(sandboxer.Kinds()))
 	check("State", texts(sandboxer.States()))
-	check("Capability", texts(sandboxer.Capabilities()))
+	check("Capability", texts(slices.Concat(sandboxer.Capabilities(), sandboxer.Besides())))
 	check("Isolation", texts(sandboxer.Isolations()))
 	check("PricingModel", texts(sandboxer.PricingModels()))
 	check("Scope", texts(sandboxer.Scopes()))

@@ -77,7 +77,9 @@ func listener(where, cert, key, ca string) (net.Listener, error) {
 	kind, addr, _ := strings.Cut(where, ":")
 	switch kind {
 	case "unix":
-		_ = os.Remove(addr) // of a former process
+		if st, err := os.Lstat(addr); err == nil && st.Mode().Type() == os.ModeSocket {
+			_ = os.Remove(addr) // of a former process
+		}
 		old := syscall.Umask(0o177)
 		defer syscall.Umask(old)
 		return net.Listen("unix", addr)
@@ -139,6 +141,8 @@ func ServeListener(ctx context.Context, a sandboxer.Adapter, l net.Listener) err
 // accepted serves one connection of a service.
 func accepted(ctx context.Context, a sandboxer.Adapter, conn net.Conn, waiting *waiting) {
 	_ = conn.SetDeadline(time.Now().Add(protocol.HelloTime))
+	early := context.AfterFunc(ctx, func() { conn.Close() })
+	defer early()
 	r := protocol.NewReader(conn)
 	first, err := r.Peek(1)
 	if err != nil {
@@ -154,8 +158,6 @@ func accepted(ctx context.Context, a sandboxer.Adapter, conn net.Conn, waiting *
 		return
 	}
 	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer stop()
 	if err := serve(ctx, a, r, conn, waiting); err != nil && ctx.Err() == nil {
 		slog.Warn("a broker's connection ended", "err", err)
 	}
@@ -203,6 +205,11 @@ func (w *waiting) put(token string, s *protocol.Stream) bool {
 	c, ok := w.of(token)
 	if !ok {
 		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.streams[token] != c {
+		return false // it is too late
 	}
 	select {
 	case c <- s:
@@ -265,7 +272,7 @@ func serve(ctx context.Context, a sandboxer.Adapter, r *bufio.Reader, w io.Write
 	if o.ext, err = a.Open(ctx, env); err != nil {
 		ours.Error = protocol.ErrorOf(err)
 		for _, f := range catalog.FaultsOf(err) {
-			ours.Error.Faults = append(ours.Error.Faults, protocol.ErrorFault{At: f.Path, Message: f.Message})
+			ours.Error.Fault(f.Path, f.Message)
 		}
 		return errors.Join(err, protocol.WriteHello(w, ours))
 	}
@@ -289,6 +296,8 @@ func serve(ctx context.Context, a sandboxer.Adapter, r *bufio.Reader, w io.Write
 		_ = d.SetDeadline(time.Time{}) // the hello was in time
 	}
 	conn = protocol.New(r, w, protocol.Options{Serve: o.serve, MaxServed: 256})
+	defer conn.Wait() // before the extension is closed
+	defer conn.Close()
 	log.connect(conn)
 	stop := context.AfterFunc(ctx, conn.Close)
 	defer stop()

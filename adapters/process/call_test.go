@@ -2,14 +2,17 @@ package process_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/process"
 	"github.com/sand-boxer/sandboxer/extensiontest"
 	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/procs"
@@ -84,9 +87,9 @@ func TestScriptAnswers(t *testing.T) {
 		`printf 'a=\377\n'`:         "",
 		`head -c 2000000 /dev/zero`: "unavailable: /bin/sh was ended: it answers more than 1048576 bytes",
 		`kill -9 $$`:                "unavailable: /bin/sh has ended (signal: killed)",
-		`(sleep 8411 & ) ; setsid sleep 8411 & echo sandbox_id=x2`:           "",
-		`echo '{"kind": "denied", "message": "no", "hint": "ask"}'; exit 1`:  "denied: no",
-		`head -c 100 /dev/zero | tr '\0' x >&2; echo >&2; sleep 0.1; exit 1`: "failed: ext.test: provision failed (exit status 1): xxxx",
+		`(sleep 8411 & ) ; SANDBOXER_EXTENSION_PROCESS=$SANDBOXER_EXTENSION_MARK setsid sleep 8411 & echo sandbox_id=x2`: "",
+		`echo '{"kind": "denied", "message": "no", "hint": "ask"}'; exit 1`:                                              "denied: no",
+		`head -c 100 /dev/zero | tr '\0' x >&2; echo >&2; sleep 0.1; exit 1`:                                             "failed: ext.test: provision failed (exit status 1): xxxx",
 		`exec >&-; exit 0`: "",
 	} {
 		b := scripted(t, verbs+text, nil)
@@ -106,7 +109,7 @@ func TestScriptAnswers(t *testing.T) {
 
 // A call that is cancelled ends its script, and all that it started, at once.
 func TestScriptIsCanceled(t *testing.T) {
-	b := scripted(t, `case $1 in describe) exit 64 ;; esac; trap '' TERM INT; setsid sleep 8412 & sleep 8412 & touch "$SANDBOXER_DIR/begun"; wait`, nil)
+	b := scripted(t, `case $1 in describe) exit 64 ;; esac; trap '' TERM INT; SANDBOXER_EXTENSION_PROCESS=$SANDBOXER_EXTENSION_MARK setsid sleep 8412 & sleep 8412 & touch "$SANDBOXER_DIR/begun"; wait`, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
@@ -144,4 +147,44 @@ echo >&2 it is $h; echo message=it is $h; exit 1`, "sh"}})
 	if err == nil || err.Error() != "it is [redacted]" {
 		t.Errorf("Provision: %v", err)
 	}
+}
+
+// broker is a broker that waits for a call of a script for ever.
+func broker(dir string) {
+	e, err := process.Adapter.Open(context.Background(), sandboxer.Env{
+		Extension: "ext.test", Owner: "o", Dir: dir,
+		Config: func(bool) (json.RawMessage, error) { return json.RawMessage("{}"), nil },
+		Program: sandboxer.Program{Mode: sandboxer.ProgramCall, Command: []string{"/bin/sh", "-c",
+			`case $1 in describe) exit 64 ;; esac; SANDBOXER_EXTENSION_PROCESS=$SANDBOXER_EXTENSION_MARK setsid sleep 8413 & (sleep 8413 & sleep 8413); wait`, "sh"}},
+	})
+	if err == nil {
+		_, err = e.Provision(context.Background(), specOf("x5"))
+	}
+	panic(fmt.Sprint("the call ended: ", err))
+}
+
+// A broker that is killed in the middle of a call leaves nothing of it running, also not what the script has started.
+func TestScriptDiesWithBroker(t *testing.T) {
+	cmd := exec.Command(self(t), "broker", t.TempDir())
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	await := func(n int) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+			pids, err := procs.WithArg("8413")
+			if err == nil && len(pids) == n {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Errorf("running: %v, %v; want %d", pids, err, n)
+				return
+			}
+		}
+	}
+	await(3)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	await(0)
 }

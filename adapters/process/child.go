@@ -28,8 +28,13 @@ const maxStderr = 16 << 10
 // stopTime is how long a process may take to end after its input has, before it is killed.
 const stopTime = time.Second
 
-// markVar is the variable by which what an extension's process has started is found.
-const markVar = "SANDBOXER_EXTENSION_PROCESS"
+// What a process starts belongs to its group, and ends with it. What is in a session of its own lives on: it
+// may be a sandbox. An extension has helpers that are in sessions of their own end with it by giving them the variable
+// helperVar with the value of the variable markVar, which it has.
+const (
+	markVar   = "SANDBOXER_EXTENSION_MARK"
+	helperVar = "SANDBOXER_EXTENSION_PROCESS"
+)
 
 // begin starts the process, or connects to the service, and exchanges hellos.
 func (s *supervisor) begin() (*session, error) {
@@ -50,14 +55,19 @@ func (s *supervisor) begin() (*session, error) {
 		x.close()
 		return nil, err
 	}
-	sess := &session{streams: x, ended: c.ended, reason: c.why, stop: c.stop}
+	sess := &session{streams: x, ended: c.ended, reason: func() error { return c.why() }, stop: c.stop}
 	r := protocol.NewReader(c.out)
 	d, err := s.greet(r, c.in, x.forChild(), c.stop)
 	if err != nil {
 		c.stop(err)
 		<-c.ended
 		if sandboxer.KindOf(err) != sandboxer.Invalid && sandboxer.KindOf(err) != sandboxer.Unsupported {
-			err = c.why()
+			hint := sandboxer.HintOf(err)
+			why := c.why()
+			if hint != "" {
+				why = why.WithHint("%s", hint)
+			}
+			err = why
 		}
 		return nil, err
 	}
@@ -83,6 +93,7 @@ type child struct {
 	reaped bool   // its number may be another's
 	once   sync.Once
 	said   chan struct{} // closed when its standard error has ended
+	err    *os.File      // that
 }
 
 // spawn starts the process, with further arguments and variables. x is where it connects for streams; nil if it has none.
@@ -127,7 +138,8 @@ func (s *supervisor) spawn(x *exchange, args, env []string) (*child, error) {
 		closeAll()
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s cannot be started: %s", s.p.command[0], reason(err))
 	}
-	go c.listen(pipes[2][1])
+	c.err = pipes[2][1]
+	go c.listen(c.err)
 	return c, nil
 }
 
@@ -135,7 +147,18 @@ func (s *supervisor) spawn(x *exchange, args, env []string) (*child, error) {
 // when it ends. It is also the only one that is in the extension's directory, which a process with the rights
 // of another user might not be able to enter by its path.
 func (c *child) run(started chan<- error) {
-	runtime.LockOSThread() // until it ends
+	runtime.LockOSThread()              // until it ends
+	if unix.Gettid() == unix.Getpid() { // the first thread never ends, and its directory is the broker's
+		other := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(other)
+			c.run(started)
+		}()
+		<-other
+		runtime.UnlockOSThread()
+		return
+	}
 	err := unix.Unshare(unix.CLONE_FS)
 	if err == nil {
 		err = c.s.p.enter(c.s.env.Dir)
@@ -149,6 +172,10 @@ func (c *child) run(started chan<- error) {
 			_ = c.cmd.Process.Kill()
 			_ = c.cmd.Wait()
 		}
+	}
+	release := func() {}
+	if err == nil {
+		release = c.guard()
 	}
 	started <- err
 	if err != nil {
@@ -166,12 +193,14 @@ func (c *child) run(started chan<- error) {
 	c.reaped = true
 	c.mu.Unlock()
 	status := c.cmd.Wait()
+	release()
 	c.mu.Lock()
 	c.status = status
 	c.mu.Unlock()
 	select { // what it said at last
 	case <-c.said:
-	case <-time.After(stopTime):
+	case <-time.After(stopTime): // something that cannot be found has it
+		c.err.Close()
 	}
 	c.in.Close()
 	if c.x != nil { // what it said last is not of use to a session that has ended
@@ -179,6 +208,40 @@ func (c *child) run(started chan<- error) {
 		c.x.close()
 	}
 	close(c.ended)
+}
+
+// guarding waits for the end of its input, which is that of this program, and kills helpers and the group that
+// it is in.
+const guarding = `read -r end
+for p in /proc/[0-9]*; do
+	if grep -qs "$1" "$p/environ"; then kill -KILL "${p#/proc/}"; fi
+done
+kill -KILL 0`
+
+// guard starts what ends the process's children if this program is killed: the kernel kills only the process itself.
+// It is one of the group, and dies with it. release waits for that.
+func (c *child) guard() (release func()) {
+	g := exec.Command("/bin/sh", "-c", guarding, "sandboxer-guard", helperVar+"="+c.mark)
+	g.Env, g.Dir = []string{"PATH=" + os.Getenv("PATH")}, "/"
+	g.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: c.cmd.Process.Pid}
+	r, w, err := os.Pipe()
+	if err == nil {
+		g.Stdin = r
+		err = g.Start()
+		r.Close()
+		if err != nil {
+			w.Close()
+		}
+	}
+	if err != nil {
+		c.s.env.Log.Warn("nothing watches over what the extension starts: it would outlive a server that is killed", "err", err)
+		return func() {}
+	}
+	return func() {
+		_ = g.Process.Kill() // it may have left no group to be killed with
+		_ = g.Wait()
+		w.Close()
+	}
 }
 
 // enter makes dir the directory of the calling thread, and the account its owner.
@@ -198,6 +261,16 @@ func (c *child) limit() error {
 			return nil
 		}
 		return unix.Prlimit(c.cmd.Process.Pid, what, &unix.Rlimit{Cur: uint64(most), Max: uint64(most)}, nil)
+	}
+	if u := c.s.p.user; u != nil && int(u.uid) != os.Geteuid() && c.s.p.MemoryBytes+c.s.p.PIDs > 0 {
+		// Without CAP_SYS_RESOURCE only who has its real numbers may: this thread gets them, which ends with it.
+		keep := ^uintptr(0)
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(u.gid), keep, keep); e != 0 {
+			return e
+		}
+		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(u.uid), keep, keep); e != 0 {
+			return e
+		}
 	}
 	return errors.Join(set(unix.RLIMIT_DATA, c.s.p.MemoryBytes), set(unix.RLIMIT_NPROC, c.s.p.PIDs))
 }
@@ -227,7 +300,7 @@ func (c *child) stop(why error) {
 	}
 }
 
-// killGroup kills the process and whatever it started, also what has left its group.
+// killGroup kills the process, its group and its helpers.
 func (c *child) killGroup() {
 	c.mu.Lock()
 	if !c.reaped {
@@ -235,7 +308,7 @@ func (c *child) killGroup() {
 	}
 	c.mu.Unlock()
 	for range 5 { // one that is killed may just have started another
-		pids, err := procs.WithEnv(markVar + "=" + c.mark)
+		pids, err := procs.WithEnv(helperVar + "=" + c.mark)
 		if err != nil || len(pids) == 0 {
 			return
 		}
@@ -275,7 +348,7 @@ func (c *child) listen(r *os.File) {
 const maxLast = 500
 
 // why says why it ended. Kind: Unavailable.
-func (c *child) why() error {
+func (c *child) why() *sandboxer.Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	msg := fmt.Sprintf("%s has ended", c.s.p.title())

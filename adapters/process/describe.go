@@ -1,9 +1,11 @@
 package process
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -11,6 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/protocol"
@@ -28,11 +32,15 @@ type kept struct {
 }
 
 func readDescription(dir, digest string) (sandboxer.Description, bool) {
-	f, err := os.Open(filepath.Join(dir, descriptionFile))
+	// The directory may be the extension's: what it puts there must not hold the broker up.
+	f, err := os.OpenFile(filepath.Join(dir, descriptionFile), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return sandboxer.Description{}, false
 	}
 	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return sandboxer.Description{}, false
+	}
 	data, err := io.ReadAll(io.LimitReader(f, 2*protocol.MaxLine))
 	var k kept
 	if err == nil {
@@ -42,6 +50,22 @@ func readDescription(dir, digest string) (sandboxer.Description, bool) {
 		return sandboxer.Description{}, false // it is asked for again
 	}
 	return k.Description, true
+}
+
+// forgetDescription has it asked for again when the extension is opened the next time.
+func forgetDescription(dir string) error {
+	err := os.Remove(filepath.Join(dir, descriptionFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// sameDescription compares what is said: one that was kept differs in how its schema is written.
+func sameDescription(a, b sandboxer.Description) bool {
+	x, errX := json.Marshal(a)
+	y, errY := json.Marshal(b)
+	return errX == nil && errY == nil && bytes.Equal(x, y)
 }
 
 func writeDescription(dir, digest string, d sandboxer.Description) error {
@@ -82,7 +106,10 @@ func checkDescription(d sandboxer.Description) error {
 		}
 	}
 	all := slices.Concat(sandboxer.Capabilities(), sandboxer.Besides())
-	for _, c := range d.Capabilities {
+	for i, c := range d.Capabilities {
+		if slices.Contains(d.Capabilities[:i], c) {
+			return wrong("the capability %s is there twice", unknown(string(c)))
+		}
 		if !slices.Contains(all, c) {
 			return wrong("there is no capability %s", unknown(string(c)))
 		}
@@ -99,15 +126,22 @@ func checkDescription(d sandboxer.Description) error {
 			return wrong("the input %s is there twice", unknown(in.Name))
 		case len(in.Help) > maxHelp || len(in.Default) > maxHelp || len(in.OneOf) > maxInputName:
 			return wrong("the input %s has too long a text", unknown(in.Name))
+		case control(in.Help) || control(in.Default) || control(in.OneOf):
+			return wrong("a text of the input %s has control characters", unknown(in.Name))
 		}
 		seen[in.Name] = true
 	}
 	for _, text := range []string{d.Title, d.Help, d.Runtime} {
-		if len(text) > maxHelp || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\n' && r != '\t' || r == 0x7f }) {
+		if len(text) > maxHelp || control(text) {
 			return wrong("a text of it is longer than %d bytes, or has control characters", maxHelp)
 		}
 	}
 	return nil
+}
+
+// control reports whether a text would do something to a terminal.
+func control(text string) bool {
+	return strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 })
 }
 
 // Bounds of what a digest is made of.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"iter"
 	"net"
+	"os"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -46,6 +47,9 @@ func (e *extension) begin(ctx context.Context, method string, params any) (*prot
 	}
 	select {
 	case a := <-arrived:
+		if a.s != nil {
+			a.s.Hide = e.hide
+		}
 		return a.s, a.err
 	case <-ctx.Done():
 		forget()
@@ -61,6 +65,7 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 	if err != nil {
 		return sandboxer.Untouched(err)
 	}
+	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	token := protocol.NewToken()
@@ -76,12 +81,23 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 		}
 		s = a.s
 	case err := <-answered:
-		forget()
-		if err == nil {
-			err = sandboxer.E(sandboxer.Internal, nil, "the extension says that %s is done, and has not opened its stream", method)
+		if err != nil {
+			forget()
+			return err
 		}
-		return err
+		select { // what it sent on its stream may come behind its answer
+		case a := <-arrived:
+			if a.err != nil {
+				return a.err
+			}
+			s = a.s
+		case <-ctx.Done():
+			forget()
+			return ctx.Err()
+		}
+		answered <- nil
 	}
+	s.Hide = e.hide
 	defer s.Close()
 	stop := context.AfterFunc(ctx, func() { s.Close() }) // whoever waits to send on it gets to hear that it is cancelled
 	defer stop()
@@ -98,14 +114,22 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 			<-answered
 			return w.mine
 		}
+		// Nothing more has to be done where the extension was the one to send, or its stream broke.
+		if !sends || w.theirs != nil {
+			defer time.AfterFunc(protocol.TokenTime, cancel).Stop()
+		}
 		if err := <-answered; err != nil {
+			if ctx.Err() != nil && outer.Err() == nil { // the time was over
+				err = cmp.Or(broken(w.theirs), error(sandboxer.E(sandboxer.Unavailable, nil, "the extension does not say that %s is done", method)))
+			}
 			return err
 		}
-		return w.theirs
+		return broken(w.theirs)
 	case err := <-answered:
 		if err == nil && !sends {
+			s.Hurry(protocol.TokenTime) // all was sent
 			w := <-worked
-			return cmp.Or(w.mine, w.theirs)
+			return cmp.Or(w.mine, broken(w.theirs))
 		}
 		s.Close() // which ends work, unless a reader of the caller's holds it
 		select {
@@ -115,6 +139,14 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 			return err
 		}
 	}
+}
+
+// broken tells of a stream on which nothing came in time.
+func broken(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return sandboxer.E(sandboxer.Unavailable, err, "the extension does not end the stream of a request that it says is done")
+	}
+	return err
 }
 
 // lingering is how long a caller's reader is waited for that is not needed any more.

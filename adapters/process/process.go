@@ -53,11 +53,13 @@ type arrival struct {
 
 // extension is an open one.
 type extension struct {
-	id   string
-	dial func(ctx context.Context) (link, error) // the running process, which is started if it must be
-	shut func() error
+	id    string
+	dial  func(ctx context.Context) (link, error) // the running process, which is started if it must be
+	shut  func() error
+	super *supervisor
 	// calls says that a process is started for each call (mode: call).
 	calls bool
+	hide  func(error) error // blanks secrets out
 
 	description sandboxer.Description
 }
@@ -84,7 +86,7 @@ func open(ctx context.Context, env sandboxer.Env) (sandboxer.Extension, error) {
 		return nil, err
 	}
 	s := newSupervisor(env, p)
-	e := &extension{id: env.Extension, dial: s.link, shut: s.close, calls: p.Mode == sandboxer.ProgramCall}
+	e := &extension{id: env.Extension, dial: s.link, shut: s.close, super: s, hide: s.hide, calls: p.Mode == sandboxer.ProgramCall}
 	d, ok := readDescription(env.Dir, digest)
 	if !ok {
 		if d, err = s.describe(ctx); err != nil {

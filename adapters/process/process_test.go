@@ -27,9 +27,17 @@ func TestMain(m *testing.M) {
 		panic(extensiontest.Echo(os.Args[2]))
 	case len(os.Args) > 1 && os.Args[1] == "init":
 		os.Exit(agent.Main(os.Args[1:]))
+	case len(os.Args) == 3 && os.Args[1] == "broker":
+		broker(os.Args[2])
 	case len(os.Args) == 2 && os.Args[1] == "extension":
 		os.Args = os.Args[:1]
 		extension.Main(fake.Adapter)
+	case len(os.Args) == 2 && os.Args[1] == "evil":
+		os.Exit(evil())
+	case len(os.Args) == 4 && os.Args[1] == "world":
+		os.Exit(world(os.Args[2], os.Args[3]))
+	case len(os.Args) == 3 && os.Args[1] == "holder":
+		os.Exit(holder(os.Args[2]))
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -5,11 +5,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/extensiontest"
 	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // needPython skips where there is no Python that runs classes.
@@ -42,10 +45,6 @@ class MyExtension(SandboxExtension):
         return {"sandbox_id": sid, "host": host, "remote_dir": where}
 
     def wait_ready(self, handle):
-        import os
-        if not os.path.isdir(handle["remote_dir"]):
-            from sandboxer import errors
-            raise errors.NotFound("the workspace is gone")
         return {"remote_dir": handle["remote_dir"], "host": handle["host"]}
 
     def teardown(self, handle):
@@ -73,7 +72,7 @@ func TestConformanceOfGuideClass(t *testing.T) {
 	if left, _ := os.ReadDir(root); len(left) > 0 {
 		t.Errorf("left over: %v", left)
 	}
-	if left, _ := os.ReadDir(filepath.Join(dir, "journal")); len(left) > 0 {
+	if left, _ := os.ReadDir(filepath.Join(dir, "journal")); len(left) > 2 { // its own name, and the lock of that
 		t.Errorf("left over in the journal: %v", left)
 	}
 }
@@ -150,5 +149,63 @@ func TestDescriptionIsKept(t *testing.T) {
 	defer b.Close()
 	if !b.Can(sandboxer.CanProbe) {
 		t.Error("what the class can now is not known")
+	}
+}
+
+// A sandbox that is a process in a session of its own outlives the extension, and its broker; a helper does not.
+func TestDaemonsLiveOn(t *testing.T) {
+	needPython(t)
+	path := module(t, "mod.py", `
+import subprocess
+class Daemons:
+    accepts = ["env"]
+    def provision(self, profile, inputs, host):
+        p = subprocess.Popen(["sleep", "8421"], start_new_session=True)
+        return {"sandbox_id": inputs["sandbox_id"], "host": host, "pid": str(p.pid)}
+    def wait_ready(self, handle): return {}
+    def teardown(self, handle):
+        subprocess.run(["kill", handle["pid"]], check=False)
+        return {}
+    def exec(self, handle, command): return command.run(command.args)
+`)
+	e, err := openProgram(t, t.TempDir(), "o", sandboxer.Program{Handler: "mod:Daemons", Path: []string{path}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := backend.New("ext.test", e, backend.Options{})
+	h, err := b.Provision(t.Context(), specOf("d1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := make(chan error, 1)
+	go func() {
+		_, err := b.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sleep", "8422"}})
+		began <- err
+	}()
+	running := func(arg string) int {
+		pids, err := procs.WithArg(arg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(pids)
+	}
+	for running("8422") == 0 {
+		time.Sleep(5 * time.Millisecond)
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	<-began
+	if n := running("8421"); n != 1 {
+		t.Errorf("%d of the sandbox's process run; want 1", n)
+	}
+	for end := time.Now().Add(time.Minute); running("8422") > 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a command lives on without the extension")
+		}
+	}
+	pids, _ := procs.WithArg("8421")
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
 }

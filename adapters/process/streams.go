@@ -24,8 +24,16 @@ type exchange struct {
 	listener net.Listener
 
 	mu       sync.Mutex
-	expected map[string]chan arrival
+	expected map[string]*expected
+	conns    map[net.Conn]bool // all that are open
 	unnamed  int
+	closed   bool
+}
+
+// expected is a stream that has not come.
+type expected struct {
+	c     chan arrival
+	timer *time.Timer
 }
 
 const streamsDir = "streams"
@@ -40,12 +48,16 @@ func newExchange(dir string, owner *account) (_ *exchange, err error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	x := &exchange{dir: os.NewFile(uintptr(fd), path), name: "s" + sandboxer.NewID(), expected: map[string]chan arrival{}}
+	x := &exchange{dir: os.NewFile(uintptr(fd), path), name: "s" + sandboxer.NewID(), expected: map[string]*expected{}, conns: map[net.Conn]bool{}}
 	defer func() {
 		if err != nil {
 			x.dir.Close()
 		}
 	}()
+	// While it is being made nobody else gets at its names.
+	if err := os.Chown(x.path("")+"/.", os.Geteuid(), os.Getegid()); err != nil {
+		return nil, err
+	}
 	x.sweep()
 	if err := os.Chmod(x.path(""), 0o700); err != nil {
 		return nil, err
@@ -76,11 +88,19 @@ func (x *exchange) path(name string) string {
 // forChild is where the socket is for a child that has the directory as file descriptor 3.
 func (x *exchange) forChild() string { return "/proc/self/fd/3/" + x.name }
 
+// sweepTime bounds what the extension can make of its directory.
+const sweepTime = time.Second
+
 // sweep removes sockets that nobody listens on: those of brokers that were killed.
 func (x *exchange) sweep() {
 	entries, _ := os.ReadDir(x.path(""))
+	until := time.Now().Add(sweepTime)
 	for _, e := range entries {
-		conn, err := net.DialTimeout("unix", x.path(e.Name()), time.Second)
+		left := time.Until(until)
+		if left <= 0 {
+			return // the next start goes on
+		}
+		conn, err := net.DialTimeout("unix", x.path(e.Name()), left)
 		if err == nil {
 			conn.Close()
 			continue
@@ -100,9 +120,10 @@ func (x *exchange) accept() {
 			return
 		}
 		x.mu.Lock()
-		full := x.unnamed >= maxUnnamed
+		full := x.unnamed >= maxUnnamed || x.closed
 		if !full {
 			x.unnamed++
+			x.conns[conn] = true
 		}
 		x.mu.Unlock()
 		if full {
@@ -120,27 +141,53 @@ func (x *exchange) named(conn net.Conn) {
 	token, err := protocol.ReadToken(r)
 	x.mu.Lock()
 	x.unnamed--
-	c := x.expected[token]
+	want := x.expected[token]
 	delete(x.expected, token) // it is good once
 	x.mu.Unlock()
-	if err != nil || c == nil {
+	gone := func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		delete(x.conns, conn)
+	}
+	if err != nil || want == nil {
+		gone()
 		conn.Close()
 		return
 	}
+	want.timer.Stop()
 	_ = conn.SetDeadline(time.Time{})
-	c <- arrival{s: protocol.NewStream(conn, r)}
+	s := protocol.NewStream(conn, r)
+	s.OnClose = gone
+	want.c <- arrival{s: s}
 }
 
 // expect implements streamer.
 func (x *exchange) expect(token string) (<-chan arrival, func()) {
 	c := make(chan arrival, 1)
+	want := &expected{c: c}
+	fail := func(format string, args ...any) {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.expected[token] == want {
+			delete(x.expected, token)
+			c <- arrival{err: sandboxer.E(sandboxer.Unavailable, nil, format, args...)}
+		}
+	}
 	x.mu.Lock()
-	x.expected[token] = c
+	if x.closed {
+		c <- arrival{err: errStreamGone()}
+	} else {
+		want.timer = time.AfterFunc(protocol.TokenTime, func() {
+			fail("the extension does not open the stream of a request within %s", protocol.TokenTime)
+		})
+		x.expected[token] = want
+	}
 	x.mu.Unlock()
 	forget := func() {
 		x.mu.Lock()
-		if x.expected[token] == c {
+		if x.expected[token] == want {
 			delete(x.expected, token)
+			want.timer.Stop()
 		}
 		x.mu.Unlock()
 		select {
@@ -151,18 +198,27 @@ func (x *exchange) expect(token string) (<-chan arrival, func()) {
 		default:
 		}
 	}
-	time.AfterFunc(protocol.TokenTime, func() {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		if x.expected[token] == c {
-			delete(x.expected, token)
-			c <- arrival{err: sandboxer.E(sandboxer.Unavailable, nil, "the extension does not open the stream of a request within %s", protocol.TokenTime)}
-		}
-	})
 	return c, forget
 }
 
+func errStreamGone() error {
+	return sandboxer.E(sandboxer.Unavailable, nil, "the extension's process ended before it opened the stream of a request")
+}
+
+// close ends all that goes over the socket: what the process started may have kept its ends.
 func (x *exchange) close() {
+	x.mu.Lock()
+	x.closed = true
+	for token, want := range x.expected {
+		want.timer.Stop()
+		delete(x.expected, token)
+		want.c <- arrival{err: errStreamGone()}
+	}
+	for conn := range x.conns {
+		conn.Close()
+	}
+	clear(x.conns)
+	x.mu.Unlock()
 	_ = os.Remove(x.path(x.name))
 	x.listener.Close()
 	x.dir.Close()

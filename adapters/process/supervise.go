@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"reflect"
 	"sync"
 	"time"
 
@@ -33,23 +32,26 @@ type supervisor struct {
 	hidden secrets
 	log    *rateLog
 
-	mu       sync.Mutex
-	cur      *session
-	starting chan struct{} // closed when the start under way has ended; nil if there is none
-	rest     time.Duration // how long it rests after the next death
-	until    time.Time     // it rests until then
-	why      error         // why it does not run
-	closed   bool
-	known    *sandboxer.Description // what the broker goes by
-	calls    chan struct{}          // of a script, which is started for each
-	base     context.Context        // of processes, ends with close
-	end      context.CancelFunc
+	mu          sync.Mutex
+	cur         *session
+	starting    chan struct{}   // closed when the start under way has ended; nil if there is none
+	rest        time.Duration   // how long it rests after the next death
+	first, long time.Duration   // firstRest and longRest
+	until       time.Time       // it rests until then
+	why         error           // why it does not run
+	former      <-chan struct{} // closed when nothing of the last one is left
+	closed      bool
+	once        sync.Once              // of close
+	known       *sandboxer.Description // what the broker goes by
+	calls       chan struct{}          // of a script, which is started for each
+	base        context.Context        // of processes, ends with close
+	end         context.CancelFunc
 }
 
 func newSupervisor(env sandboxer.Env, p *program) *supervisor {
 	base, end := context.WithCancel(context.Background())
 	calls := make(chan struct{}, cmp.Or(p.Concurrency, defaultCalls))
-	return &supervisor{env: env, p: p, log: newRateLog(env.Log), calls: calls, base: base, end: end}
+	return &supervisor{first: firstRest, long: longRest, env: env, p: p, log: newRateLog(env.Log), calls: calls, base: base, end: end}
 }
 
 // A session is one life of the process, or one connection to the service.
@@ -61,6 +63,7 @@ type session struct {
 	reason      func() error    // why it ended, after that
 	description sandboxer.Description
 	began       time.Time
+	hide        func(error) error // secrets
 }
 
 // A streamer brings the streams of requests.
@@ -69,7 +72,7 @@ type streamer interface {
 }
 
 func (s *session) call(ctx context.Context, method string, params, result any, token string) error {
-	return s.conn.Call(ctx, method, params, result, token)
+	return s.hide(s.conn.Call(ctx, method, params, result, token))
 }
 
 func (s *session) expect(token string) (<-chan arrival, func()) { return s.streams.expect(token) }
@@ -106,6 +109,9 @@ func (s *supervisor) link(ctx context.Context) (link, error) {
 func (s *supervisor) session(ctx context.Context) (*session, error) {
 	for {
 		s.mu.Lock()
+		if s.cur != nil && s.cur.conn.Err() != nil {
+			s.lost(s.cur)
+		}
 		switch {
 		case s.closed:
 			s.mu.Unlock()
@@ -166,48 +172,79 @@ func (s *supervisor) resting(why error, wait time.Duration) error {
 
 // start starts the process, for whoever waits for done.
 func (s *supervisor) start(done chan struct{}) {
-	sess, err := s.begin()
+	sess, err := s.afterFormer()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.starting = nil
-	close(done)
+	defer close(done)
 	if err != nil {
 		s.failed(err)
 		return
 	}
 	if s.closed {
 		sess.stop(errClosed)
+		<-sess.ended
 		return
 	}
-	if s.known != nil && !reflect.DeepEqual(*s.known, sess.description) {
+	if s.known != nil && !sameDescription(*s.known, sess.description) {
 		s.env.Log.Warn("the extension says other things of itself than when it was opened: start the server anew")
+		if err := forgetDescription(s.env.Dir); err != nil { // else it would be found again
+			s.env.Log.Warn("what the extension said of itself cannot be forgotten", "err", err)
+		}
 	}
 	s.cur, s.why = sess, nil
 	go s.watch(sess)
+}
+
+// afterFormer begins when the former process is gone: there is one of an extension at a time.
+func (s *supervisor) afterFormer() (*session, error) {
+	s.mu.Lock()
+	former := s.former
+	s.mu.Unlock()
+	if former != nil {
+		select {
+		case <-former:
+		case <-s.base.Done():
+			return nil, errClosed
+		case <-time.After(2 * stopTime):
+			return nil, sandboxer.E(sandboxer.Unavailable, nil, "the former process of %s was killed and is still there", s.p.title())
+		}
+	}
+	return s.begin()
 }
 
 var errClosed = errors.New("the extension is closed")
 
 // failed has the process rest. s.mu is held.
 func (s *supervisor) failed(err error) {
-	s.rest = min(max(2*s.rest, firstRest), longRest)
+	s.rest = min(max(2*s.rest, s.first), s.long)
 	s.until, s.why = time.Now().Add(s.rest), err
+}
+
+// lost has no further call go to a session that has ended. s.mu is held.
+func (s *supervisor) lost(sess *session) {
+	if s.cur != sess {
+		return
+	}
+	s.cur, s.former = nil, sess.ended
+	if time.Since(sess.began) >= settled {
+		s.rest = 0
+	}
+	s.failed(sandboxer.E(sandboxer.Unavailable, nil, "%s has ended", s.p.title()))
 }
 
 // watch waits for the end of a session.
 func (s *supervisor) watch(sess *session) {
 	<-sess.conn.Done()
 	s.mu.Lock()
-	if s.cur == sess { // no further call of it
-		s.cur = nil
-	}
-	if time.Since(sess.began) >= settled {
-		s.rest = 0
-	}
-	s.failed(sandboxer.E(sandboxer.Unavailable, nil, "%s has ended", s.p.title()))
+	s.lost(sess)
 	closed := s.closed
 	s.mu.Unlock()
-	sess.stop(sess.conn.Err())
+	if closed { // in order: it may take its time
+		sess.stop(errClosed)
+	} else {
+		sess.stop(sess.conn.Err())
+	}
 	<-sess.ended
 	err := sess.reason()
 	s.mu.Lock()
@@ -222,6 +259,11 @@ func (s *supervisor) watch(sess *session) {
 
 // close ends the process and waits until nothing of it is left.
 func (s *supervisor) close() error {
+	s.once.Do(s.shut)
+	return nil
+}
+
+func (s *supervisor) shut() {
 	s.mu.Lock()
 	s.closed = true
 	cur, starting := s.cur, s.starting
@@ -235,10 +277,15 @@ func (s *supervisor) close() error {
 		cur.stop(errClosed)
 		<-cur.ended
 	}
+	s.mu.Lock()
+	former := s.former
+	s.mu.Unlock()
+	if former != nil { // one that is about to be gone
+		<-former
+	}
 	for range cap(s.calls) { // those under way end with s.base
 		s.calls <- struct{}{}
 	}
-	return nil
 }
 
 // hello is what the broker says first.
@@ -286,6 +333,9 @@ func (s *supervisor) greet(r *bufio.Reader, w io.Writer, streams string, giveUp 
 
 // hide blanks secrets out of what an extension says.
 func (s *supervisor) hide(err error) error {
+	if err == nil {
+		return nil
+	}
 	var joined interface{ Unwrap() []error }
 	if errors.As(err, &joined) {
 		var all []error
@@ -300,14 +350,21 @@ func (s *supervisor) hide(err error) error {
 	}
 	own := *e
 	own.Msg, own.Hint, own.Public = s.hidden.hide(e.Msg), s.hidden.hide(e.Hint), s.hidden.hide(e.Public)
+	if e.Err != nil {
+		own.Err = errors.New(s.hidden.hide(e.Err.Error()))
+	}
 	return &own
 }
 
+// maxAsked is how many requests of the broker are under way at once.
+const maxAsked = 256
+
 // connect makes the session's control connection.
 func (s *supervisor) connect(sess *session, r *bufio.Reader, w io.Writer) {
-	sess.began = time.Now()
+	sess.began, sess.hide = time.Now(), s.hide
 	sess.conn = protocol.New(r, w, protocol.Options{
-		Serve: s.serve,
+		MaxAsked: maxAsked,
+		Serve:    s.serve,
 		Log: func(level slog.Level, msg string, attrs map[string]string) {
 			s.log.say(level, s.hidden.hide(msg), func() (out []any) {
 				for k, v := range attrs {

@@ -38,7 +38,7 @@ func newCmdProfile(f *factory) *cobra.Command {
 func newCmdExtension(f *factory) *cobra.Command {
 	return newGroup("extension", "Configured backends: list, check and probe them", []string{"ext", "extensions"},
 		newCmdCatalogLs(f, catalog.KindExtension, nil), newCmdCatalogShow(f, catalog.KindExtension, nil),
-		newCmdCatalogValidate(f, catalog.KindExtension, nil), newCmdExtensionProbe(f, nil))
+		newCmdCatalogValidate(f, catalog.KindExtension, nil), newCmdExtensionProbe(f, nil), newCmdExtensionNew(f, nil), newCmdExtensionTest(f, nil))
 }
 
 func newCmdCatalogLs(f *factory, kind string, runF catalogRun) *cobra.Command {

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -22,10 +23,24 @@ func TestPrograms(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	module, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("go", "env", "GOMODCACHE", "GOCACHE").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	caches := strings.Fields(string(out))
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/programs",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"code": cmdCode, "capture": cmdCapture, "freeport": cmdFreePort, "waitfor": cmdWaitFor,
+			"few": func(ts *testscript.TestScript, _ bool, args []string) { // lines that somebody has to read
+				if n := strings.Count(ts.ReadFile(args[0]), "\n"); n >= 100 {
+					ts.Fatalf("%s has %d lines; want less than 100", args[0], n)
+				}
+			},
 		},
 		Setup: func(e *testscript.Env) error {
 			home, err := os.MkdirTemp("", "sbx")
@@ -38,6 +53,7 @@ func TestPrograms(t *testing.T) {
 			})
 			for k, v := range map[string]string{
 				"SANDBOXER_HOME": home, "SANDBOXER_DATA_DIR": home + "/data", "SANDBOXER_PROGRESS": "none", "TZ": "UTC", "SEEDS": seeds, "EXAMPLES": examples,
+				"MODULE": module, "SDK": filepath.Join(module, "sdk", "python"), "GOMODCACHE": caches[0], "GOCACHE": caches[1], "GOPROXY": "off", "GOFLAGS": "", "GOTOOLCHAIN": "local",
 			} {
 				e.Setenv(k, v)
 			}

@@ -91,20 +91,18 @@ type Served struct {
 func (s *Stream) ServeCommand(ctx context.Context, run func(context.Context, Served) (sandboxer.Exit, error)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	resize, signals := make(chan sandboxer.WinSize), make(chan os.Signal)
+	resize, signals := make(chan sandboxer.WinSize, 1), make(chan os.Signal, maxSignals)
 	in := newInput(func(n int) {
 		var b [4]byte
 		binary.BigEndian.PutUint32(b[:], uint32(n))
 		_ = s.Send(ChannelWindow, b[:]) // a stream that broke is found by Receive
 	})
-	over := make(chan struct{})
-	defer close(over)
 	go func() {
 		defer cancel()
 		for {
 			channel, payload, err := s.Receive()
 			if err == nil {
-				err = deliver(channel, payload, in, resize, signals, over)
+				err = deliver(channel, payload, in, resize, signals)
 			}
 			if err != nil {
 				in.end(errBroken(err))
@@ -120,8 +118,12 @@ func (s *Stream) ServeCommand(ctx context.Context, run func(context.Context, Ser
 	return s.SendJSON(ChannelResult, x)
 }
 
-// deliver does what one frame of the broker says.
-func deliver(channel byte, payload []byte, in *Input, resize chan<- sandboxer.WinSize, signals chan<- os.Signal, over <-chan struct{}) error {
+// maxSignals bounds signals that a command has not taken; those beyond it are lost, as a second one of a kind that is
+// pending is.
+const maxSignals = 16
+
+// deliver does what one frame of the broker says. It never waits: an adapter need not heed sizes and signals.
+func deliver(channel byte, payload []byte, in *Input, resize chan sandboxer.WinSize, signals chan<- os.Signal) error {
 	switch channel {
 	case ChannelIn:
 		return in.add(payload)
@@ -138,15 +140,16 @@ func deliver(channel byte, payload []byte, in *Input, resize chan<- sandboxer.Wi
 		if err := DecodeFrame(payload, &size); err != nil {
 			return err
 		}
-		select {
-		case resize <- size:
-		case <-over:
+		select { // only the last counts
+		case <-resize:
+		default:
 		}
+		resize <- size
 	case ChannelSignal:
 		if n := unix.SignalNum("SIG" + string(payload[:min(len(payload), 16)])); n != 0 {
 			select {
 			case signals <- n:
-			case <-over:
+			default:
 			}
 		}
 	default:
@@ -198,11 +201,7 @@ func (s *Stream) CallCommand(c Caller) (x sandboxer.Exit, mine, theirs error) {
 		case ChannelResult:
 			return x, nil, DecodeFrame(payload, &x)
 		case ChannelError:
-			var e Error
-			if err := DecodeFrame(payload, &e); err != nil {
-				return x, nil, err
-			}
-			return x, nil, e.Err()
+			return x, nil, s.theirs(payload)
 		case ChannelEnd: // of the output: how it ended follows
 		default:
 			return x, nil, sandboxer.E(sandboxer.Internal, nil, "a stream of the extension has a frame on channel %d, where none belongs", channel)

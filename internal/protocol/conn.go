@@ -24,6 +24,9 @@ type Options struct {
 	// MaxServed bounds requests of the other side under way; those beyond it are answered
 	// with Exhausted. Default 8.
 	MaxServed int
+	// MaxAsked bounds requests of this side under way; further calls wait. Default 8. Those with a
+	// stream, which may last, never take the last quarter: short ones get through.
+	MaxAsked int
 	// Log is told what the other side logs; nil discards it.
 	Log func(level slog.Level, msg string, attrs map[string]string)
 	// Unanswered is called when a cancelled request was not answered within CancelTime; may be nil.
@@ -59,6 +62,10 @@ type Conn struct {
 	last    uint64
 	asked   map[uint64]*asked             // requests of ours under way
 	serving map[uint64]context.CancelFunc // and of the other side
+	slots   chan struct{}                 // one for each request of ours
+	lasting chan struct{}                 // and for each of those with a stream
+	busy    chan struct{}                 // and for each of the other side whose answer was not taken
+	served  sync.WaitGroup                // what Serve does
 	err     error                         // why it ended; set before done is closed
 	done    chan struct{}
 	end     sync.Once
@@ -75,7 +82,10 @@ func New(r *bufio.Reader, w io.Writer, opts Options) *Conn {
 	if opts.MaxServed == 0 {
 		opts.MaxServed = 8
 	}
-	c := &Conn{opts: opts, r: r, out: make(chan []byte), asked: map[uint64]*asked{}, serving: map[uint64]context.CancelFunc{}, done: make(chan struct{})}
+	if opts.MaxAsked == 0 {
+		opts.MaxAsked = 8
+	}
+	c := &Conn{slots: make(chan struct{}, opts.MaxAsked), lasting: make(chan struct{}, max(opts.MaxAsked-opts.MaxAsked/4, 1)), busy: make(chan struct{}, 4*opts.MaxServed), opts: opts, r: r, out: make(chan []byte), asked: map[uint64]*asked{}, serving: map[uint64]context.CancelFunc{}, done: make(chan struct{})}
 	go c.write(w)
 	return c
 }
@@ -302,7 +312,7 @@ func (c *Conn) serve(ctx context.Context, l line) error {
 			ctx, cancel = context.WithCancel(ctx)
 		}
 		ctx = sandboxer.WithProgress(ctx, func(p sandboxer.Progress) {
-			params, err := json.Marshal(progressParams{l.ID, p.Step, p.Done, p.Total})
+			params, err := json.Marshal(progressParams{l.ID, cut(p.Step), p.Done, p.Total})
 			if err == nil {
 				_ = c.send(ctx, line{Method: notifyProgress, Params: params})
 			}
@@ -310,11 +320,22 @@ func (c *Conn) serve(ctx context.Context, l line) error {
 		c.serving[l.ID] = cancel
 	}
 	c.mu.Unlock()
-	if full {
-		e := sandboxer.E(sandboxer.Exhausted, nil, "%d requests are under way already", c.opts.MaxServed)
-		return c.send(ctx, line{ID: l.ID, Error: ErrorOf(e)})
+	if err := c.take(); err != nil {
+		if cancel != nil {
+			cancel()
+		}
+		return err
 	}
-	go func() {
+	if full {
+		go func() { // reading goes on
+			defer func() { <-c.busy }()
+			e := sandboxer.E(sandboxer.Exhausted, nil, "%d requests are under way already", c.opts.MaxServed)
+			_ = c.send(context.Background(), line{ID: l.ID, Error: ErrorOf(e)})
+		}()
+		return nil
+	}
+	c.served.Go(func() {
+		defer func() { <-c.busy }()
 		defer cancel()
 		r := &Request{Method: l.Method, Params: l.Params, Token: l.Stream}
 		var result any
@@ -333,11 +354,34 @@ func (c *Conn) serve(ctx context.Context, l line) error {
 		delete(c.serving, l.ID)
 		c.mu.Unlock()
 		if err := c.send(context.Background(), answer); err != nil && answer.Error == nil {
+			err = sandboxer.E(sandboxer.Internal, nil, "the answer to %.64q cannot be sent: %s", l.Method, sandboxer.Message(err))
 			_ = c.send(context.Background(), line{ID: l.ID, Error: ErrorOf(err)}) // it was too long
 		}
-	}()
+	})
 	return nil
 }
+
+// take waits a while until there is room for one more answer: who asks and does not read must not fill the memory.
+func (c *Conn) take() error {
+	select {
+	case c.busy <- struct{}{}:
+		return nil
+	default:
+	}
+	timer := time.NewTimer(CancelTime)
+	defer timer.Stop()
+	select {
+	case c.busy <- struct{}{}:
+		return nil
+	case <-c.done:
+		return c.err
+	case <-timer.C:
+		return errors.New("it asks, and does not read the answers")
+	}
+}
+
+// Wait returns when nothing is served any more, after the end of the connection.
+func (c *Conn) Wait() { c.served.Wait() }
 
 // maxTimeoutMS bounds what a deadline can be.
 const maxTimeoutMS = int64(1000 * time.Hour / time.Millisecond)
@@ -352,7 +396,7 @@ func marshal(v any) (json.RawMessage, error) {
 // Call asks the other side and waits for the answer, which it decodes into result if that is not nil.
 // token names the stream of the request, if it has one. Cancelling ctx, whose deadline travels, cancels
 // the request, and Call returns when that is answered or CancelTime is over. Progress goes to the progress of ctx.
-// Kinds: those of the other side; Unavailable when the connection ends, or an answer cannot be read.
+// Kinds: those of the other side; Unavailable when the connection ends, Internal when the answer cannot be read.
 func (c *Conn) Call(ctx context.Context, method string, params, result any, token string) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -364,6 +408,24 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any, toke
 	l := line{Method: method, Params: p, Stream: token}
 	if deadline, ok := ctx.Deadline(); ok {
 		l.TimeoutMS = max(time.Until(deadline).Milliseconds(), 1)
+	}
+	if token != "" {
+		select {
+		case c.lasting <- struct{}{}:
+			defer func() { <-c.lasting }()
+		case <-c.done:
+			return c.ended(method)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+	case <-c.done:
+		return c.ended(method)
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 	var over atomic.Bool // no progress after the end
 	a := &asked{answer: make(chan line, 1), progress: func(p sandboxer.Progress) {
@@ -386,15 +448,12 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any, toke
 	if err != nil {
 		return err
 	}
-	began := time.Now()
 	select {
 	case c.out <- data:
 	case <-c.done:
 		return c.ended(method)
 	case <-ctx.Done(): // nothing was asked
-		if c.opts.Unanswered != nil && time.Since(began) >= CancelTime { // the other side does not read
-			c.opts.Unanswered(method)
-		}
+		go c.cancel(l.ID, method) // which tells whether the other side reads at all
 		return ctx.Err()
 	}
 	var late <-chan time.Time
@@ -402,11 +461,11 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any, toke
 	for {
 		select {
 		case answer := <-a.answer:
-			return decode(method, answer, result)
+			return decode(ctx, method, answer, result)
 		case <-c.done:
 			select {
 			case answer := <-a.answer: // it came before the end
-				return decode(method, answer, result)
+				return decode(ctx, method, answer, result)
 			default:
 			}
 			return c.ended(method)
@@ -415,18 +474,23 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any, toke
 			timer := time.NewTimer(CancelTime)
 			defer timer.Stop()
 			late = timer.C
-			go func() { // the other side may not read
-				params, _ := json.Marshal(cancelParams{l.ID})
-				c2, cancel := context.WithTimeout(context.Background(), CancelTime)
-				defer cancel()
-				_ = c.send(c2, line{Method: notifyCancel, Params: params})
-			}()
+			go c.cancel(l.ID, method)
 		case <-late:
 			if c.opts.Unanswered != nil {
 				c.opts.Unanswered(method)
 			}
 			return ctx.Err()
 		}
+	}
+}
+
+// cancel tells the other side that the request id is not wanted any more, if it reads within CancelTime.
+func (c *Conn) cancel(id uint64, method string) {
+	params, _ := json.Marshal(cancelParams{id})
+	ctx, stop := context.WithTimeout(context.Background(), CancelTime)
+	defer stop()
+	if err := c.send(ctx, line{Method: notifyCancel, Params: params}); err != nil && ctx.Err() != nil && c.opts.Unanswered != nil {
+		c.opts.Unanswered(method)
 	}
 }
 
@@ -438,9 +502,14 @@ func (c *Conn) ended(method string) error {
 	return sandboxer.E(sandboxer.Unavailable, err, "the extension's process ended during %s", method)
 }
 
-func decode(method string, l line, result any) error {
+func decode(ctx context.Context, method string, l line, result any) error {
 	if l.Error != nil {
-		return l.Error.Err()
+		err := l.Error.Err()
+		if sandboxer.KindOf(err) == sandboxer.Canceled && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			// It heard that nobody waits before its own clock said why.
+			return sandboxer.E(sandboxer.Timeout, ctx.Err(), "%s", sandboxer.Message(err))
+		}
+		return err
 	}
 	if result == nil {
 		return nil
@@ -453,7 +522,13 @@ func decode(method string, l line, result any) error {
 
 // Log sends a line for the other side's log. It waits for the other side to read, but not beyond ctx.
 func (c *Conn) Log(ctx context.Context, level slog.Level, msg string, attrs map[string]string) {
-	params, err := json.Marshal(logParams{level.String(), msg, attrs})
+	short := make(map[string]string, min(len(attrs), maxAttrs))
+	for k, v := range attrs {
+		if len(short) < maxAttrs {
+			short[cut(k)] = cut(v)
+		}
+	}
+	params, err := json.Marshal(logParams{level.String(), cut(msg), short})
 	if err == nil {
 		_ = c.send(ctx, line{Method: notifyLog, Params: params})
 	}

@@ -193,6 +193,13 @@ func ErrorOf(err error) *Error {
 	return e
 }
 
+// Fault adds what is wrong at a place of the extension's file, as far as there is room.
+func (e *Error) Fault(at, message string) {
+	if len(e.Faults) < maxFaults {
+		e.Faults = append(e.Faults, ErrorFault{At: cut(at), Message: cut(message)})
+	}
+}
+
 // Err returns e as an error of this side.
 func (e *Error) Err() error {
 	if e == nil {

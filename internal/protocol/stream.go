@@ -13,6 +13,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -69,8 +70,16 @@ type Stream struct {
 	buf  []byte // of the frame that is being received, or was last
 	got  int    // how much of its payload is there
 
-	mu  sync.Mutex // of sending
-	hdr [5]byte
+	mu   sync.Mutex // of sending
+	hdr  [5]byte
+	sent error // why nothing more can be sent: half a frame may be out
+
+	patience atomic.Int64 // Hurry; 0 for none
+
+	// Hide, if set, is what an error of the other side goes through.
+	Hide func(error) error
+	// OnClose, if set, is called by Close.
+	OnClose func()
 }
 
 // NewStream returns the stream on conn, whose token was exchanged already; r reads from conn.
@@ -90,7 +99,38 @@ func OpenStream(path, token string) (*Stream, error) {
 }
 
 // Close closes the connection, which ends Receive and Send.
-func (s *Stream) Close() error { return s.conn.Close() }
+func (s *Stream) Close() error {
+	if s.OnClose != nil {
+		s.OnClose()
+	}
+	return s.conn.Close()
+}
+
+// Hurry has Receive fail when nothing comes for so long, also one under way.
+func (s *Stream) Hurry(patience time.Duration) {
+	s.patience.Store(int64(patience))
+	s.hurried()
+}
+
+func (s *Stream) hurried() {
+	if d := s.patience.Load(); d > 0 {
+		if conn, ok := s.conn.(net.Conn); ok {
+			_ = conn.SetReadDeadline(time.Now().Add(time.Duration(d)))
+		}
+	}
+}
+
+// theirs is the error that a frame of the other side holds.
+func (s *Stream) theirs(payload []byte) error {
+	var e Error
+	if err := DecodeFrame(payload, &e); err != nil {
+		return err
+	}
+	if err := e.Err(); s.Hide != nil {
+		return s.Hide(err)
+	}
+	return e.Err()
+}
 
 // Send sends one frame.
 func (s *Stream) Send(channel byte, payload []byte) error {
@@ -99,6 +139,14 @@ func (s *Stream) Send(channel byte, payload []byte) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.sent != nil {
+		return s.sent
+	}
+	s.sent = s.send(channel, payload)
+	return s.sent
+}
+
+func (s *Stream) send(channel byte, payload []byte) error {
 	s.hdr[0] = channel
 	binary.BigEndian.PutUint32(s.hdr[1:], uint32(len(payload)))
 	if conn, ok := s.conn.(net.Conn); ok {
@@ -128,6 +176,7 @@ func (s *Stream) SendError(err error) error { return s.SendJSON(ChannelError, Er
 // Receive returns the next frame, whose payload is valid until the call after. io.EOF means that the
 // other side has closed between two frames. After a deadline of the connection it goes on where it was.
 func (s *Stream) Receive() (channel byte, payload []byte, err error) {
+	s.hurried()
 	for len(s.head) < 5 {
 		b, err := s.r.ReadByte()
 		if err != nil {
@@ -260,10 +309,7 @@ func (r *Reader) next() ([]byte, error) {
 	case channel == ChannelEnd:
 		r.err = io.EOF
 	case channel == ChannelError:
-		var e Error
-		if r.err = DecodeFrame(payload, &e); r.err == nil {
-			r.err = e.Err()
-		}
+		r.err = r.s.theirs(payload)
 	default:
 		r.err = sandboxer.E(sandboxer.Internal, nil, "a stream of the extension has a frame on channel %d, where none belongs", channel)
 	}

@@ -127,18 +127,21 @@ class Adapted:
             raise BadAnswer(f"{self.name}.{method} returned the handle of {handle['sandbox_id']!r} under 'sandbox_id', and was asked for {id!r}")
         return handle
 
+    def _travel(self, handle: dict[str, str], generation: int) -> dict:
+        return {"sandbox_id": handle["sandbox_id"], "generation": generation, "host": handle["host"], "data": {"journal": self.journal.id, "handle": handle}}
+
     @staticmethod
-    def _travel(handle: dict[str, str], generation: int) -> dict:
-        return {"sandbox_id": handle["sandbox_id"], "generation": generation, "host": handle["host"], "data": handle}
+    def _brought(h: dict) -> Optional[dict[str, str]]:
+        """Return the class's handle that the broker has kept; None if it has none."""
+        handle = (h.get("data") or {}).get("handle")
+        return {str(k): str(v) for k, v in handle.items()} if isinstance(handle, dict) else None
 
     def _known(self, h: dict) -> dict[str, str]:
         """Return the class's handle: the broker's, the journal's, or what is known without either."""
-        data = h.get("data")
-        if isinstance(data, dict):
-            return {str(k): str(v) for k, v in data.items()}
-        with self.journal.locked(h["sandbox_id"]) as record:
-            entry = record.read()
-        return self._recorded(h, entry)
+        handle = self._brought(h)
+        if handle is not None:
+            return handle
+        return self._recorded(h, self.journal.peek(h["sandbox_id"]))
 
     @staticmethod
     def _recorded(h: dict, entry: Optional[dict]) -> dict[str, str]:
@@ -211,9 +214,9 @@ class Adapted:
 
     def wait_ready(self, p: dict) -> dict:
         h = p["handle"]
-        with self.journal.locked(h["sandbox_id"]) as record:
-            entry = record.read() or {}
-        if not isinstance(h.get("data"), dict) and not entry.get("handle"):
+        entry = self.journal.peek(h["sandbox_id"]) or {}
+        ours = self._brought(h) is None or h["data"].get("journal") == self.journal.id
+        if ours and not (entry.get("handle") and h.get("generation") in (0, None, entry.get("generation"))):
             raise errors.NotFound(f"sandbox {h['sandbox_id']} is not there")
         got = self._strings("wait_ready", self.extension.wait_ready(self._known(h)))
         out: dict[str, Any] = {}
@@ -236,10 +239,9 @@ class Adapted:
             generation = h.get("generation") or 0
             if entry and generation and (entry.get("generation") or 0) > generation:
                 return {}  # a newer one, which is not to be touched
-            data = h.get("data")
-            complete = isinstance(data, dict)
-            handle = {str(k): str(v) for k, v in data.items()} if complete else self._recorded(h, entry)
-            complete = complete or bool(entry and entry.get("handle"))
+            brought = self._brought(h)
+            handle = self._recorded(h, entry) if brought is None else brought
+            complete = brought is not None or bool(entry and entry.get("handle"))
             try:
                 report = self._report(self.extension.teardown(dict(handle)))
             except (KeyError, TypeError, AttributeError) as e:
@@ -384,6 +386,10 @@ class Adapted:
         return {"notices": [str(x) for x in self.extension.notices()]}
 
     def is_alive(self, p: dict) -> dict:
+        h = p["handle"]
+        now = (self.journal.peek(h["sandbox_id"]) or {}).get("generation")
+        if now and h.get("generation") and now != h["generation"]:
+            return {"liveness": "gone"}  # it is another one
         said = self.extension.is_alive(self._known(p["handle"]))
         known = {True: "alive", False: "gone", None: "unknown"}
         liveness = said if isinstance(said, str) else known.get(said)
@@ -394,9 +400,7 @@ class Adapted:
     def _generation(self, id: str, handle: dict) -> int:
         if handle.get("generation", "").isdigit():
             return int(handle["generation"])
-        with self.journal.locked(id) as record:
-            entry = record.read()
-        return (entry or {}).get("generation") or 1
+        return (self.journal.peek(id) or {}).get("generation") or 1
 
     def discover(self, p: dict) -> dict:
         found = self.extension.discover(p["id"])
@@ -404,8 +408,7 @@ class Adapted:
             raise errors.NotFound(f"sandbox {p['id']} is not there")
         handle = self._handle("discover", found, p["id"])
         out = {"handle": self._travel(handle, self._generation(p["id"], handle))}
-        with self.journal.locked(p["id"]) as record:
-            stamp = (record.read() or {}).get("stamp")
+        stamp = (self.journal.peek(p["id"]) or {}).get("stamp")
         if stamp:
             out["stamp"] = stamp
         return out

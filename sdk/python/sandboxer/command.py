@@ -14,6 +14,11 @@ from typing import Any, BinaryIO, Optional, Sequence
 from sandboxer import protocol
 
 
+# By these the broker finds helpers that are not in the group of the extension's process.
+_MARK = "SANDBOXER_EXTENSION_MARK"
+_HELPER = "SANDBOXER_EXTENSION_PROCESS"
+
+
 @dataclass
 class Exit:
     """How a command ended. Killed by signal n, code is 128+n and signal its name without SIG."""
@@ -103,6 +108,10 @@ class Command:
 
 def _run(cmd: Command, argv: Sequence[str], env: Optional[dict[str, str]], cwd: Optional[str]) -> Exit:
     master = -1
+    # In a session of its own it would outlive this process: it says that it belongs to it.
+    env = {**(os.environ if env is None else env)}
+    if _MARK in os.environ:
+        env[_HELPER] = os.environ[_MARK]
     options: dict[str, Any] = {"env": env, "cwd": cwd, "start_new_session": True}
     if cmd.tty:
         import pty

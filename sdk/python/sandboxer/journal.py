@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 from contextlib import contextmanager
 from typing import Any, Iterator, Optional
 
@@ -22,12 +22,13 @@ class Journal:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        for name in os.listdir(directory):
-            if name.startswith(".new-"):  # of a host that was killed
-                try:
-                    os.unlink(os.path.join(directory, name))
-                except OSError:
-                    pass
+        # Which journal it is: a handle of this one without a record is that of something that was torn down.
+        with self.locked("journal") as record:
+            value = record.read()
+            if value is None:
+                value = {"journal": uuid.uuid4().hex[:16]}
+                record.write(value)
+        self.id: str = value["journal"]
 
     def _path(self, key: str) -> str:
         # IDs are short and plain, but what is not must not lead elsewhere.
@@ -52,11 +53,16 @@ class Journal:
             yield record
         finally:
             if not record.exists():
-                try:
-                    os.unlink(path)
-                except OSError:
-                    pass
+                for left in (record.path + ".new", path):
+                    try:
+                        os.unlink(left)
+                    except OSError:
+                        pass
             os.close(fd)
+
+    def peek(self, key: str) -> Optional[dict]:
+        """Return the record of key as it is now, without waiting for whoever has it; None if there is none."""
+        return Record(self._path(key) + ".json").read()
 
     def all(self) -> Iterator[dict]:
         """Return every record, in no order."""
@@ -71,15 +77,15 @@ class Record:
     """One record, while it is locked."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
 
     def exists(self) -> bool:
-        return os.path.exists(self._path)
+        return os.path.exists(self.path)
 
     def read(self) -> Optional[dict]:
         """Return it; None if there is none, or it cannot be read."""
         try:
-            with open(self._path, "rb") as f:
+            with open(self.path, "rb") as f:
                 value = json.load(f)
         except (FileNotFoundError, ValueError):
             return None
@@ -87,28 +93,20 @@ class Record:
 
     def write(self, value: dict[str, Any]) -> None:
         """Replace it; it is on the disk when write returns."""
-        directory = os.path.dirname(self._path)
-        fd, name = tempfile.mkstemp(prefix=".new-", dir=directory)
-        try:
-            with os.fdopen(fd, "w") as f:
-                json.dump(value, f)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(name, self._path)
-        except BaseException:
-            try:
-                os.unlink(name)
-            except OSError:
-                pass
-            raise
-        self._sync(directory)
+        new = self.path + ".new"  # nobody else writes it: the record is locked
+        with open(new, "w") as f:
+            json.dump(value, f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(new, self.path)
+        self._sync(os.path.dirname(self.path))
 
     def remove(self) -> None:
         try:
-            os.unlink(self._path)
+            os.unlink(self.path)
         except FileNotFoundError:
             return
-        self._sync(os.path.dirname(self._path))
+        self._sync(os.path.dirname(self.path))
 
     @staticmethod
     def _sync(directory: str) -> None:

@@ -1,0 +1,275 @@
+import os
+import tempfile
+import unittest
+from unittest.mock import patch
+
+from sandboxer import adapt, errors, host
+from sandboxer.extensions.base import SandboxExtension
+from sandboxer.journal import Journal
+from sandboxer.models import MeterQuote
+from sandboxer.testing import SSHConfig
+
+
+class Recorder(SandboxExtension):
+    """Remembers its calls, and answers what it is told to."""
+
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.calls = []
+        self.handle = None
+        self.ready = {}
+        self.report = {}
+        self.fails = {}
+
+    def _call(self, *call):
+        self.calls.append(call)
+        if call[0] in self.fails:
+            raise self.fails[call[0]]
+
+    def provision(self, profile, inputs, host):
+        self._call("provision", inputs["sandbox_id"], host)
+        return self.handle or {"sandbox_id": inputs["sandbox_id"], "host": host, "vm": "7"}
+
+    def wait_ready(self, handle):
+        self._call("wait_ready", handle)
+        return self.ready
+
+    def teardown(self, handle):
+        self._call("teardown", handle)
+        return self.report
+
+
+def spec(id="one", generation=1, **more):
+    return {"spec": {"id": id, "generation": generation, "inputs": {"sandbox_id": id}, "profile": {"id": "profile.x"}, **more}, "host": "h1"}
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.TemporaryDirectory()
+        self.addCleanup(self.dir.cleanup)
+        self.e = Recorder()
+
+    def adapted(self, extension=None):
+        return adapt.Adapted(extension or self.e, Journal(os.path.join(self.dir.name, "journal")), "owner")
+
+    def names(self):
+        return [c[0] for c in self.e.calls]
+
+
+class TestLife(Case):
+    def test_a_repeat_makes_nothing(self):
+        a = self.adapted()
+        first = a.provision(spec())
+        self.assertEqual(first, self.adapted().provision(spec()))
+        self.assertEqual(self.names(), ["provision"])
+        self.assertEqual((first["sandbox_id"], first["generation"], first["host"]), ("one", 1, "h1"))
+
+    def test_an_interrupted_provision_is_cleared(self):
+        self.e.fails["provision"] = KeyboardInterrupt()
+        with self.assertRaises(KeyboardInterrupt):
+            self.adapted().provision(spec())
+        self.e.fails.clear()
+        self.adapted().provision(spec())
+        self.assertEqual(self.e.calls[1], ("teardown", {"sandbox_id": "one", "host": "h1"}))
+        self.assertEqual(self.names(), ["provision", "teardown", "provision"])
+
+    def test_what_cannot_be_cleared_is_said(self):
+        self.e.fails["provision"] = OSError("gone")
+        with self.assertRaises(OSError):
+            self.adapted().provision(spec())
+        self.e.fails = {"teardown": OSError("still gone")}
+        with self.assertRaisesRegex(errors.Unavailable, "what it may have left on h1 cannot be removed"):
+            self.adapted().provision(spec())
+
+    def test_teardown_by_the_id_alone(self):
+        a = self.adapted()
+        a.provision(spec())
+        a.teardown({"handle": {"sandbox_id": "one"}})
+        self.assertEqual(self.e.calls[-1], ("teardown", {"sandbox_id": "one", "host": "h1", "vm": "7"}))
+        with self.assertRaises(errors.NotFound):
+            a.wait_ready({"handle": {"sandbox_id": "one"}})
+
+    def test_a_late_teardown_spares_the_newer(self):
+        a = self.adapted()
+        old = a.provision(spec(generation=1))
+        a.teardown({"handle": old})
+        a.provision(spec(generation=2))
+        self.e.calls.clear()
+        self.assertEqual(a.teardown({"handle": old}), {})
+        self.assertEqual(self.names(), [])
+        with self.assertRaises(errors.Conflict):
+            a.provision(spec(generation=1))
+
+    def test_the_journal_is_lost(self):
+        h = self.adapted().provision(spec())
+        other = adapt.Adapted(self.e, Journal(os.path.join(self.dir.name, "other")), "owner")
+        other.wait_ready({"handle": h})  # it may be there
+        other.teardown({"handle": h})
+        self.assertEqual(self.e.calls[-1][1]["vm"], "7")
+        other.teardown({"handle": {"sandbox_id": "one", "host": "h9"}})
+        self.assertEqual(self.e.calls[-1], ("teardown", {"sandbox_id": "one", "host": "h9"}))
+
+    def test_a_class_that_needs_more_than_the_id(self):
+        self.e.fails["teardown"] = KeyError("vm")
+        report = self.adapted().teardown({"handle": {"sandbox_id": "one", "host": "h1"}})
+        self.assertIn("remains on h1", report["warnings"][0])
+        h = {"sandbox_id": "one", "host": "h1", "data": {"handle": {"sandbox_id": "one", "host": "h1"}}}
+        with self.assertRaises(KeyError):  # it had all there was
+            self.adapted().teardown({"handle": h})
+
+    def test_what_is_asked_beyond_the_profile(self):
+        with self.assertRaisesRegex(errors.Unsupported, "Recorder does not support image, limits.pids of a request"):
+            self.adapted().provision(spec(image="x", limits={"pids": 3}))
+        self.adapted().provision(spec(image="x", profile={"image": "x"}))
+        self.e.accepts = ["image", "limits.pids"]
+        self.adapted().provision(spec(id="two", image="y", limits={"pids": 3}))
+        self.assertEqual(self.names(), ["provision", "provision"])
+
+
+class TestAnswers(Case):
+    def fails(self, text, do):
+        with self.assertRaises(adapt.BadAnswer) as raised:
+            do()
+        self.assertIn(text, str(raised.exception))
+
+    def test_handles(self):
+        for handle, text in [
+            ({"sandbox_id": "one"}, "Recorder.provision returned no 'host'"),
+            ({"host": "h"}, "Recorder.provision returned no 'sandbox_id'"),
+            ({"sandbox_id": "two", "host": "h"}, "returned the handle of 'two' under 'sandbox_id'"),
+            ({"sandbox_id": "one", "host": "h", "port": 22}, "Recorder.provision returned a int under 'port'"),
+            ([1], "Recorder.provision returned list"),
+        ]:
+            self.e.handle = handle
+            self.fails(text, lambda: self.adapted().provision(spec()))
+
+    def test_reachability(self):
+        h = self.adapted().provision(spec())
+        self.e.ready = {"ssh": "u@h", "remote_dir": "/w", "host": "h", "compose_project": "p", "url": "http://x", "color": "red", "sandbox_id": "one"}
+        self.assertEqual(
+            self.adapted().wait_ready({"handle": h}),
+            {"ssh": "u@h", "remote_dir": "/w", "host": "h", "compose_project": "p", "url": "http://x", "extra": {"color": "red"}},
+        )
+        self.e.ready = {"ssh": None}
+        self.fails("Recorder.wait_ready returned a NoneType under 'ssh'", lambda: self.adapted().wait_ready({"handle": h}))
+
+    def test_reports(self):
+        self.e.report = {"removed": ["a", "b"], "kept": "the machine", "warnings": "look", "compose": "down", "sandbox_id": "one"}
+        self.assertEqual(
+            self.adapted().teardown({"handle": {"sandbox_id": "one"}}),
+            {"removed": ["a", "b", "compose: down"], "kept": ["the machine"], "warnings": ["look"]},
+        )
+        self.e.report = None
+        self.assertEqual(self.adapted().teardown({"handle": {"sandbox_id": "one"}}), {})
+
+    def test_errors_travel(self):
+        for e, method, want in [
+            (errors.Exhausted("full", hint="wait", retry_after=2), "provision", {"kind": "exhausted", "message": "full", "hint": "wait", "retry_after_ms": 2000}),
+            (NotImplementedError("X does not support snapshots"), "snapshot", {"kind": "unsupported", "message": "X does not support snapshots"}),
+            (ValueError("repo is no\nurl"), "provision", {"kind": "invalid", "message": "repo is no url"}),
+            (KeyError("repo"), "provision", {"kind": "invalid", "message": "'repo' is missing"}),
+            (KeyError("repo"), "teardown", {"kind": "internal", "message": "X.teardown failed: KeyError"}),
+            (RuntimeError("the password is hush"), "provision", {"kind": "internal", "message": "X.provision failed: RuntimeError"}),
+        ]:
+            self.assertEqual(host.error_of(e, method, "X"), want)
+
+
+class TestMoney(Case):
+    def test_both_signatures(self):
+        class Base(Recorder):
+            def estimate_cost(self, profile, inputs, *, duration_s=3600):
+                return MeterQuote(amount=0.1 * duration_s / 3600, detail=f"{profile.id} {inputs['sandbox_id']} {duration_s}")
+
+        class Guide(Recorder):
+            def estimate_cost(self, profile, duration):
+                return 0.25 if (profile.id, duration) == ("profile.x", 1800) else None
+
+        p = {**spec(), "duration_ms": 1_800_000}
+        self.assertEqual(self.adapted(Base()).estimate_cost(p)["quote"], {"duration_ns": 1_800_000_000_000, "amount": 50_000, "detail": "profile.x one 1800"})
+        self.assertEqual(self.adapted(Guide()).estimate_cost(p)["quote"]["amount"], 250_000)
+        self.assertEqual(self.adapted(Guide()).estimate_cost({**p, "duration_ms": 5})["quote"], None)
+
+    def test_meter(self):
+        class Meter(Recorder):
+            def meter_actual(self, handle, *, duration_s):
+                return {"7": 0.3, "8": float("nan"), "9": -1.0}[handle["vm"]] * (duration_s / 10)
+
+        a = self.adapted(Meter())
+        h = {"sandbox_id": "one", "data": {"handle": {"sandbox_id": "one", "host": "h", "vm": "7"}}}
+        self.assertEqual(a.meter_actual({"handle": h, "duration_ms": 10_000})["cost"], 300_000)  # its sandbox is long gone
+        for vm in "89":
+            h["data"]["handle"]["vm"] = vm
+            with self.assertRaisesRegex(adapt.BadAnswer, "Meter.meter_actual: the result is"):
+                a.meter_actual({"handle": h, "duration_ms": 10_000})
+
+    def test_offered_only_if_overridden(self):
+        self.assertEqual(self.adapted().description()["capabilities"], ["check"])
+
+
+class TestSnapshots(Case):
+    def test_by_way_of_the_journal(self):
+        class Saves(Recorder):
+            def supports_snapshots(self):
+                return True
+
+            def snapshot(self, handle):
+                self._call("snapshot", handle["vm"])
+                return {"snapshot_id": "own-7", "at": "noon"}
+
+            def restore_from_snapshot(self, profile, snapshot_meta, inputs, host):
+                self._call("restore", snapshot_meta)
+                return {"sandbox_id": inputs["sandbox_id"], "host": host}
+
+            def drop_snapshot(self, snapshot_meta):
+                self._call("drop", snapshot_meta)
+
+        self.e = Saves()
+        a = self.adapted()
+        self.assertIn("snapshot", a.description()["capabilities"])
+        h = a.provision(spec())
+        s = a.snapshot({"handle": h, "id": "s1"})
+        self.assertEqual(s, {"snapshot_id": "s1", "meta": {"snapshot_id": "own-7", "at": "noon"}})
+        self.assertEqual(s, a.snapshot({"handle": h, "id": "s1"}))
+        self.assertEqual([f["snapshot"]["snapshot_id"] for f in a.list_snapshots({"owner": "owner"})], ["s1"])
+        self.assertEqual(a.restore_from_snapshot({**spec(id="two"), "snapshot": s})["sandbox_id"], "two")
+        a.drop_snapshot({"snapshot": {"snapshot_id": "s1"}})
+        a.drop_snapshot({"snapshot": {"snapshot_id": "s1"}})
+        self.assertEqual(self.names(), ["provision", "snapshot", "restore", "drop"])
+        with self.assertRaises(errors.NotFound):
+            a.restore_from_snapshot({**spec(id="three"), "snapshot": {"snapshot_id": "s1"}})
+
+
+class AttachExtension(SandboxExtension):
+    """Goes by SSH, in the manner of the guide."""
+
+    def provision(self, profile, inputs, host):
+        ssh = SSHConfig(inputs["vm"])
+        status, said = ssh.run(f"mkdir -p /build/sbx-{inputs['sandbox_id']}")
+        if status != 0:
+            raise errors.Unavailable(f"{inputs['vm']}: {said}")
+        return {"sandbox_id": inputs["sandbox_id"], "host": host, "vm_target": inputs["vm"]}
+
+    def wait_ready(self, handle):
+        return {"ssh": handle["vm_target"]}
+
+    def teardown(self, handle):
+        return {}
+
+
+class TestPattern(Case):
+    """The guide's test pattern."""
+
+    def test_patched(self):
+        with patch.object(SSHConfig, "run", return_value=(0, "ready")):
+            ext = AttachExtension()
+            handle = ext.provision(None, {"vm": "haskell-build", "sandbox_id": "one"}, "localhost")
+        self.assertEqual(handle["vm_target"], "haskell-build")
+        with patch.object(SSHConfig, "run", return_value=(255, "no route")):
+            with self.assertRaises(errors.Unavailable):
+                ext.provision(None, {"vm": "haskell-build", "sandbox_id": "one"}, "localhost")
+
+    def test_command_line(self):
+        ssh = SSHConfig("ci@h", port=22, identity="/k")
+        self.assertEqual(ssh.argv("true")[-3:], ["--", "ci@h", "true"])
+        with self.assertRaises(ValueError):
+            SSHConfig("-oProxyCommand=x")

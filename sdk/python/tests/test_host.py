@@ -1,0 +1,194 @@
+"""Drives host processes as the broker does."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import unittest
+
+SDK = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+CLASS = """
+    import os, sys, threading, time
+
+    class Extension:
+        accepts = ["env"]
+        def __init__(self, config):
+            self.config = config
+            print("made")
+            os.system("echo from a child")
+        def provision(self, profile, inputs, host):
+            print("provisioning")
+            where = os.path.join(self.config["root"], inputs["sandbox_id"])
+            open(where + ".begun", "w").close()
+            while os.path.exists(where + ".wait"):
+                time.sleep(0.01)
+            return {"sandbox_id": inputs["sandbox_id"], "host": host}
+        def wait_ready(self, handle):
+            return {}
+        def teardown(self, handle):
+            with open(os.path.join(self.config["root"], "torn"), "a") as f:
+                f.write(handle["sandbox_id"] + "\\n")
+            return {}
+        def is_alive(self, handle):
+            return True
+        def exec(self, handle, command):
+            return command.run(command.args)
+"""
+
+
+class Broker:
+    """One host process, and the broker's side of the protocol."""
+
+    def __init__(self, directory, **hello):
+        self.path = os.path.join(directory, f"streams{id(self)}")
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(self.path)
+        self.listener.listen()
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-u", os.path.join(SDK, "sandboxer", "host.py")], cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        self.said = []
+        self.stderr = threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True)
+        self.stderr.start()
+        self.last = 0
+        self.answers = {}
+        self.change = threading.Condition()
+        self.send({"hello": {"protocols": [1], "owner": "o", "handler": "mod:Extension", "path": [directory], "streams": self.path, "config": {"root": directory}, **hello}})
+        self.hello = json.loads(self.process.stdout.readline())["hello"]
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def send(self, line):
+        self.process.stdin.write(json.dumps(line).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def read(self):
+        for line in self.process.stdout:
+            value = json.loads(line)
+            with self.change:
+                self.answers.setdefault(value.get("id"), []).append(value)
+                self.change.notify_all()
+
+    def ask(self, method, stream="", **params):
+        self.last += 1
+        self.send({"id": self.last, "method": method, "params": params, **({"stream": stream} if stream else {})})
+        return self.last
+
+    def answer(self, id, timeout=30):
+        with self.change:
+            self.change.wait_for(lambda: id in self.answers, timeout)
+            return self.answers[id][0]
+
+    def provision(self, id, generation=1):
+        return self.ask("provision", spec={"id": id, "generation": generation, "inputs": {"sandbox_id": id}}, host="localhost")
+
+    def close(self):
+        self.listener.close()
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+        self.process.wait(30)
+        self.stderr.join(30)
+        self.reader.join(30)
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+class TestHost(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.dir = directory.name
+        self.write("mod.py", CLASS)
+
+    def write(self, name, text=""):
+        with open(os.path.join(self.dir, name), "w") as f:
+            f.write(textwrap.dedent(text))
+
+    def broker(self, **hello):
+        b = Broker(self.dir, **hello)
+        self.addCleanup(b.close)
+        return b
+
+    def wait(self, name):
+        end = time.monotonic() + 30
+        while not os.path.exists(os.path.join(self.dir, name)):
+            self.assertLess(time.monotonic(), end, f"{name} does not come")
+            time.sleep(0.005)
+
+    def test_print_does_not_reach_the_protocol(self):
+        b = self.broker()
+        self.assertEqual(b.answer(b.provision("one"))["result"]["sandbox_id"], "one")
+        b.close()
+        said = b"".join(b.said).decode()
+        for text in ("made", "from a child", "provisioning"):
+            self.assertIn(text, said)
+        self.assertEqual(b.process.returncode, 0)
+
+    def test_versions(self):
+        b = self.broker(protocols=[7, 9])
+        self.assertEqual(b.hello["error"]["kind"], "unsupported")
+        self.assertIn("[7, 9]", b.hello["error"]["message"])
+        self.assertIn("[1]", b.hello["error"]["message"])
+
+    def test_in_turn_and_side_by_side(self):
+        b = self.broker()
+        self.write("one.wait")
+        first = b.provision("one")
+        self.wait("one.begun")
+        second = b.ask("wait_ready", handle={"sandbox_id": "one"})
+        self.assertIn("result", b.answer(b.provision("two")))  # another sandbox does not wait
+        self.assertEqual(b.answer(b.ask("is_alive", handle={"sandbox_id": "one"}))["result"], {"liveness": "alive"})
+        self.assertNotIn(second, b.answers)
+        os.unlink(os.path.join(self.dir, "one.wait"))
+        self.assertIn("result", b.answer(first))
+        self.assertEqual(b.answer(second)["result"], {})
+
+    def test_canceled(self):
+        b = self.broker()
+        self.write("one.wait")
+        first = b.provision("one")
+        self.wait("one.begun")
+        b.send({"method": "cancel", "params": {"id": first}})
+        self.assertEqual(b.answer(first, 2)["error"]["kind"], "canceled")
+        down = b.ask("teardown", handle={"sandbox_id": "one"})
+        time.sleep(0.1)
+        self.assertNotIn(down, b.answers)  # the call goes on, and this one waits for its turn
+        os.unlink(os.path.join(self.dir, "one.wait"))
+        self.assertIn("result", b.answer(down))
+        self.assertEqual(len(b.answers[first]), 1)
+        with open(os.path.join(self.dir, "torn")) as f:
+            self.assertEqual(f.read(), "one\n")
+
+    def test_killed_in_the_middle(self):
+        b = self.broker()
+        self.write("one.wait")
+        b.provision("one")
+        self.wait("one.begun")
+        os.kill(b.process.pid, signal.SIGKILL)
+        b.process.wait()
+        os.unlink(os.path.join(self.dir, "one.wait"))
+        again = self.broker()
+        self.assertIn("result", again.answer(again.provision("one")))
+        with open(os.path.join(self.dir, "torn")) as f:
+            self.assertEqual(f.read(), "one\n")  # what the first may have left
+        h = again.answer(again.provision("one"))["result"]
+        self.assertIn("result", again.answer(again.ask("teardown", handle=h)))
+
+    def test_what_is_not_offered(self):
+        b = self.broker()
+        for method in ("pause", "description", "__class__", "_make", "nothing"):
+            got = b.answer(b.ask(method, handle={"sandbox_id": "one"}))["error"]
+            self.assertIn(got["kind"], ("unsupported", "internal"), method)
+
+
+if __name__ == "__main__":
+    unittest.main()
