@@ -35,6 +35,9 @@ OPTIONAL = {
     "notices": ["notices"],
 }
 
+# The key of a snapshot's metadata that is the host's own, which the class does not see.
+OF_JOURNAL = "sandboxer_journal"
+
 VERBS = ["provision", "wait_ready", "teardown"]
 
 
@@ -363,19 +366,33 @@ class Adapted:
         with self.journal.locked("snapshot-" + id) as record:
             entry = record.read()
             if entry and entry.get("meta"):
-                return {"snapshot_id": id, "meta": entry["meta"]}
+                return self._saved(id, entry["meta"])
             h = p["handle"]
             intent = {"snapshot": id, "sandbox_id": h["sandbox_id"], "generation": h.get("generation") or 0}
+            of = self.journal.peek(h["sandbox_id"]) or {}
+            if of.get("generation") == intent["generation"]:
+                intent["stamp"] = of.get("stamp") or ""
             record.write(intent)
             meta = self._strings("snapshot", self.extension.snapshot(self._known(h)), ["snapshot_id"])
             record.write({**intent, "meta": meta})
-            return {"snapshot_id": id, "meta": meta}
+            return self._saved(id, meta)
+
+    def _saved(self, id: str, meta: dict[str, str]) -> dict:
+        """Return a receipt. It names the journal, by which one that was dropped is known."""
+        return {"snapshot_id": id, "meta": {**meta, OF_JOURNAL: self.journal.id}}
+
+    def _meta(self, s: dict, entry: Optional[dict]) -> Optional[dict[str, str]]:
+        """Return the class's metadata of a snapshot; None if it is not there."""
+        meta = dict(s.get("meta") or {})
+        if meta.pop(OF_JOURNAL, "") == self.journal.id and entry is None:
+            return None  # it was dropped
+        return meta or (entry or {}).get("meta")
 
     def restore_from_snapshot(self, p: dict) -> dict:
         spec, s = p["spec"], p["snapshot"]
         with self.journal.locked("snapshot-" + s["snapshot_id"]) as record:
             entry = record.read()
-        meta = s.get("meta") or (entry or {}).get("meta")
+        meta = self._meta(s, entry)
         if not meta:
             raise errors.NotFound(f"snapshot {s['snapshot_id']} is not there")
         return self._make(
@@ -387,7 +404,7 @@ class Adapted:
         s = p["snapshot"]
         with self.journal.locked("snapshot-" + s["snapshot_id"]) as record:
             entry = record.read()
-            meta = s.get("meta") or (entry or {}).get("meta")
+            meta = self._meta(s, entry)
             if meta and hasattr(self.extension, "drop_snapshot"):
                 self.extension.drop_snapshot(dict(meta))
             record.remove()
@@ -398,8 +415,10 @@ class Adapted:
             if "snapshot" not in entry or p["owner"] not in ("", self.owner):
                 continue
             found: dict[str, Any] = {"snapshot": {"snapshot_id": entry["snapshot"]}, "sandbox_id": entry["sandbox_id"], "generation": entry["generation"]}
+            if entry.get("stamp"):
+                found["stamp"] = entry["stamp"]
             if entry.get("meta"):
-                found["snapshot"]["meta"] = entry["meta"]
+                found["snapshot"] = self._saved(entry["snapshot"], entry["meta"])
                 found["whole"] = True
             yield found
 

@@ -286,17 +286,25 @@ class TestSnapshots(Case):
         self.e = Saves()
         a = self.adapted()
         self.assertIn("snapshot", a.description()["capabilities"])
-        h = a.provision(spec())
+        h = a.provision({**spec(), "stamp": "c3RhbXA="})
         s = a.snapshot({"handle": h, "id": "s1"})
-        self.assertEqual(s, {"snapshot_id": "s1", "meta": {"snapshot_id": "own-7", "at": "noon"}})
+        self.assertEqual(s, {"snapshot_id": "s1", "meta": {"snapshot_id": "own-7", "at": "noon", "sandboxer_journal": a.journal.id}})
         self.assertEqual(s, a.snapshot({"handle": h, "id": "s1"}))
-        self.assertEqual([f["snapshot"]["snapshot_id"] for f in a.list_snapshots({"owner": "owner"})], ["s1"])
+        self.assertEqual(list(a.list_snapshots({"owner": "owner"})), [{"snapshot": s, "sandbox_id": "one", "generation": 1, "stamp": "c3RhbXA=", "whole": True}])
         self.assertEqual(a.restore_from_snapshot({**spec(id="two"), "snapshot": s})["sandbox_id"], "two")
         a.drop_snapshot({"snapshot": {"snapshot_id": "s1"}})
         a.drop_snapshot({"snapshot": {"snapshot_id": "s1"}})
+        a.drop_snapshot({"snapshot": s})
         self.assertEqual(self.names(), ["provision", "snapshot", "restore", "drop"])
-        with self.assertRaises(errors.NotFound):
-            a.restore_from_snapshot({**spec(id="three"), "snapshot": {"snapshot_id": "s1"}})
+        self.assertEqual(self.e.calls[2], ("restore", {"snapshot_id": "own-7", "at": "noon"}))
+        for dropped in ({"snapshot_id": "s1"}, s):
+            with self.assertRaises(errors.NotFound):
+                a.restore_from_snapshot({**spec(id="three"), "snapshot": dropped})
+        # Of a journal that was lost nothing is proven: the class is asked.
+        other = adapt.Adapted(self.e, Journal(os.path.join(self.dir.name, "other")), "owner")
+        other.restore_from_snapshot({**spec(id="four"), "snapshot": s})
+        other.drop_snapshot({"snapshot": s})
+        self.assertEqual(self.e.calls[-1], ("drop", {"snapshot_id": "own-7", "at": "noon"}))
 
 
 class AttachExtension(SandboxExtension):
