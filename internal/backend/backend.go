@@ -853,7 +853,16 @@ func (b *Backend) admit(s sandboxer.Spec) error {
 		return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator or as its profile has it", b.id, name).
 			WithHint("leave it out, or ask an administrator, who can put it into a profile")
 	}
+	var names []string // in the order of declarations, what has none last
+	for _, in := range b.opts.Inputs {
+		names = append(names, in.Name)
+	}
 	for _, name := range slices.Sorted(maps.Keys(s.Inputs)) {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
 		if in, ok := sandboxer.DeclarationOf(b.opts.Inputs, name); ok && in.Restricted && s.Inputs[name] != in.Default {
 			if err := one(name); err != nil {
 				return err
