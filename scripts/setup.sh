@@ -23,6 +23,7 @@ need fsck.erofs erofs-utils
 need dash dash
 need fc-list fontconfig
 [ -d /usr/share/fonts/truetype/dejavu ] || packages="$packages fonts-dejavu-core"
+need python3 python3
 [ -d /usr/lib/python3/dist-packages/matplotlib ] || packages="$packages python3-matplotlib"
 need fish fish
 need tcsh tcsh

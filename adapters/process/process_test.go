@@ -1,8 +1,10 @@
 package process_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net"
 	"os"
 	"os/user"
@@ -29,6 +31,15 @@ func TestMain(m *testing.M) {
 		os.Exit(agent.Main(os.Args[1:]))
 	case len(os.Args) == 3 && os.Args[1] == "broker":
 		broker(os.Args[2])
+	case len(os.Args) == 2 && os.Args[1] == "json": // the other end of a bare round trip
+		for in := bufio.NewReader(os.Stdin); ; {
+			line, err := in.ReadBytes('\n')
+			var v struct{ ID int }
+			if err != nil || json.Unmarshal(line, &v) != nil {
+				return
+			}
+			fmt.Printf(`{"id":%d,"result":{"liveness":"alive"}}`+"\n", v.ID)
+		}
 	case len(os.Args) == 2 && os.Args[1] == "extension":
 		os.Args = os.Args[:1]
 		extension.Main(fake.Adapter)

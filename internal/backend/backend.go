@@ -853,7 +853,7 @@ func (b *Backend) admit(s sandboxer.Spec) error {
 		return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator or as its profile has it", b.id, name).
 			WithHint("leave it out, or ask an administrator, who can put it into a profile")
 	}
-	var names []string // in the order of declarations, what has none last
+	var names []string // as they are declared, and then those that are not
 	for _, in := range b.opts.Inputs {
 		names = append(names, in.Name)
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -86,6 +87,9 @@ type Served struct {
 	Signals        <-chan os.Signal
 }
 
+// leaveTime is how long a command that was cancelled may go on reading its input.
+const leaveTime = 500 * time.Millisecond
+
 // ServeCommand runs run with the streams that s carries, and sends how it ended. It cancels run's ctx when the
 // broker has left.
 func (s *Stream) ServeCommand(ctx context.Context, run func(context.Context, Served) (sandboxer.Exit, error)) error {
@@ -97,20 +101,30 @@ func (s *Stream) ServeCommand(ctx context.Context, run func(context.Context, Ser
 		binary.BigEndian.PutUint32(b[:], uint32(n))
 		_ = s.Send(ChannelWindow, b[:]) // a stream that broke is found by Receive
 	})
+	over := make(chan struct{})
 	go func() {
-		defer cancel()
+		defer func() {
+			cancel()
+			// What has come of the input has not ended: whoever takes it for its end closes what goes on. But
+			// who does nothing but read has to hear of it.
+			select {
+			case <-over:
+			case <-time.After(leaveTime):
+				in.end(errBroken(io.EOF))
+			}
+		}()
 		for {
 			channel, payload, err := s.Receive()
 			if err == nil {
 				err = deliver(channel, payload, in, resize, signals)
 			}
 			if err != nil {
-				in.end(errBroken(err))
 				return
 			}
 		}
 	}()
 	x, err := run(ctx, Served{in, s.Writer(ChannelOut), s.Writer(ChannelErr), resize, signals})
+	close(over)
 	in.end(io.ErrClosedPipe)
 	if err != nil {
 		return err

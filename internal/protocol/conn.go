@@ -10,7 +10,10 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
@@ -56,7 +59,9 @@ func (r *Request) Decode(v any) error {
 type Conn struct {
 	opts Options
 	r    *bufio.Reader
-	out  chan []byte // lines for the writer
+	rest chan []byte     // what could not be written at once
+	turn chan struct{}   // of who writes
+	raw  syscall.RawConn // of what is written to; nil if it is no file
 
 	mu      sync.Mutex
 	last    uint64
@@ -85,7 +90,10 @@ func New(r *bufio.Reader, w io.Writer, opts Options) *Conn {
 	if opts.MaxAsked == 0 {
 		opts.MaxAsked = 8
 	}
-	c := &Conn{slots: make(chan struct{}, opts.MaxAsked), lasting: make(chan struct{}, max(opts.MaxAsked-opts.MaxAsked/4, 1)), busy: make(chan struct{}, 4*opts.MaxServed), opts: opts, r: r, out: make(chan []byte), asked: map[uint64]*asked{}, serving: map[uint64]context.CancelFunc{}, done: make(chan struct{})}
+	c := &Conn{slots: make(chan struct{}, opts.MaxAsked), lasting: make(chan struct{}, max(opts.MaxAsked-opts.MaxAsked/4, 1)), busy: make(chan struct{}, 4*opts.MaxServed), opts: opts, r: r, rest: make(chan []byte, 1), turn: make(chan struct{}, 1), asked: map[uint64]*asked{}, serving: map[uint64]context.CancelFunc{}, done: make(chan struct{})}
+	if f, ok := w.(syscall.Conn); ok {
+		c.raw, _ = f.SyscallConn()
+	}
 	go c.write(w)
 	return c
 }
@@ -118,18 +126,47 @@ func ReadHello(r *bufio.Reader) (*Hello, error) {
 	return l.Hello, nil
 }
 
+// write writes what could not be written at once, whose turn it keeps until then.
 func (c *Conn) write(w io.Writer) {
 	for {
 		select {
-		case data := <-c.out:
+		case data := <-c.rest:
 			if _, err := w.Write(data); err != nil {
 				c.fail(err)
 				return
 			}
+			<-c.turn
 		case <-c.done:
 			return
 		}
 	}
+}
+
+// put writes data, or leaves what does not go out at once to write: whoever asks is not to wait for one
+// who does not read. sent is false if ctx or the connection has ended before.
+func (c *Conn) put(ctx context.Context, data []byte) (sent bool) {
+	select {
+	case c.turn <- struct{}{}:
+	case <-c.done:
+		return false
+	case <-ctx.Done():
+		return false
+	}
+	if c.raw != nil {
+		_ = c.raw.Write(func(fd uintptr) bool {
+			n, err := unix.Write(int(fd), data)
+			if err == nil && n > 0 {
+				data = data[n:]
+			}
+			return true // what is wrong, write finds too
+		})
+		if len(data) == 0 {
+			<-c.turn
+			return true
+		}
+	}
+	c.rest <- data
+	return true
 }
 
 // send gives l to the writer, which may have to wait until the other side reads.
@@ -138,14 +175,13 @@ func (c *Conn) send(ctx context.Context, l line) error {
 	if err != nil {
 		return err
 	}
-	select {
-	case c.out <- data:
+	if c.put(ctx, data) {
 		return nil
-	case <-c.done:
-		return c.err
-	case <-ctx.Done():
-		return ctx.Err()
 	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return c.err
 }
 
 // fail ends the connection.
@@ -448,12 +484,11 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any, toke
 	if err != nil {
 		return err
 	}
-	select {
-	case c.out <- data:
-	case <-c.done:
-		return c.ended(method)
-	case <-ctx.Done(): // nothing was asked
-		go c.cancel(l.ID, method) // which tells whether the other side reads at all
+	if !c.put(ctx, data) {
+		if ctx.Err() == nil {
+			return c.ended(method)
+		}
+		go c.cancel(l.ID, method) // nothing was asked; this tells whether the other side reads at all
 		return ctx.Err()
 	}
 	var late <-chan time.Time

@@ -648,8 +648,17 @@ func feedAll(t *testing.T, data []byte) {
 	s := func() *Stream { return NewStream(closed{}, bufio.NewReader(bytes.NewReader(data))) }
 	s().CallCommand(Caller{Stdin: strings.NewReader("x"), Stdout: io.Discard})
 	_ = s().ServeCommand(context.Background(), func(ctx context.Context, c Served) (sandboxer.Exit, error) {
-		_, err := io.Copy(io.Discard, c.Stdin)
-		return sandboxer.Exit{}, err
+		read := make(chan error, 1)
+		go func() {
+			_, err := io.Copy(io.Discard, c.Stdin)
+			read <- err
+		}()
+		select {
+		case err := <-read:
+			return sandboxer.Exit{}, err
+		case <-ctx.Done():
+			return sandboxer.Exit{}, ctx.Err()
+		}
 	})
 	s().CopyTo(io.Discard)
 	_, _ = ReadHello(NewReader(bytes.NewReader(data)))
@@ -685,5 +694,32 @@ func TestTenThousandFrames(t *testing.T) {
 			}
 		}
 		feedAll(t, data)
+	}
+}
+
+// A broker that leaves does not end the input: a process that goes on without it would read that as its end.
+func TestLeavingIsNoEndOfInput(t *testing.T) {
+	here, there := net.Pipe()
+	s := NewStream(here, NewReader(here))
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.ServeCommand(t.Context(), func(ctx context.Context, c Served) (sandboxer.Exit, error) {
+			read := make(chan error, 1)
+			go func() {
+				_, err := io.ReadAll(c.Stdin)
+				read <- err
+			}()
+			<-ctx.Done()
+			select {
+			case err := <-read:
+				return sandboxer.Exit{}, fmt.Errorf("the input has ended: %v", err)
+			case <-time.After(50 * time.Millisecond):
+				return sandboxer.Exit{}, ctx.Err()
+			}
+		})
+	}()
+	there.Close()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 }

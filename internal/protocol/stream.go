@@ -336,6 +336,26 @@ func (w *writer) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
+// ReadFrom implements io.ReaderFrom: frames are as large as they are when data is there.
+func (w *writer) ReadFrom(r io.Reader) (n int64, err error) {
+	buf := make([]byte, maxData)
+	for {
+		k, err := r.Read(buf)
+		if k > 0 {
+			m, werr := w.Write(buf[:k])
+			if n += int64(m); werr != nil {
+				return n, werr
+			}
+		}
+		if err == io.EOF {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+}
+
 // SendAll sends what r has on channel, and how it ends.
 func (s *Stream) SendAll(channel byte, r io.Reader) error {
 	var sent error

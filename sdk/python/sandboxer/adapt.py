@@ -6,6 +6,7 @@ import datetime
 import inspect
 import os
 import stat
+from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, Callable, Iterable, Optional
 
 from sandboxer import command, errors, protocol
@@ -33,6 +34,9 @@ OPTIONAL = {
     "stats": ["stats"],
     "notices": ["notices"],
 }
+
+# The key of a snapshot's metadata that is the host's own, which the class does not see.
+OF_JOURNAL = "sandboxer_journal"
 
 VERBS = ["provision", "wait_ready", "teardown"]
 
@@ -116,6 +120,10 @@ class Adapted:
                 raise BadAnswer(f"{self.name}.{method} returned the key {key!r}, which is no string")
             if not isinstance(x, str):
                 raise BadAnswer(f"{self.name}.{method} returned a {type(x).__name__} under {key!r}: every value has to be a string")
+            try:
+                (key + x).encode()
+            except UnicodeEncodeError:
+                raise BadAnswer(f"{self.name}.{method} returned under {key!a} what is no UTF-8") from None
         for key in required:
             if not value.get(key):
                 raise BadAnswer(f"{self.name}.{method} returned no {key!r}")
@@ -123,12 +131,28 @@ class Adapted:
 
     def _handle(self, method: str, value: Any, id: str) -> dict[str, str]:
         handle = self._strings(method, value, ["sandbox_id", "host"])
-        if handle["sandbox_id"] != id:
-            raise BadAnswer(f"{self.name}.{method} returned the handle of {handle['sandbox_id']!r} under 'sandbox_id', and was asked for {id!r}")
+        self._same(method, handle, id)
         return handle
+
+    def _same(self, method: str, value: dict, id: str) -> None:
+        if value.get("sandbox_id", id) != id:
+            raise BadAnswer(f"{self.name}.{method} returned the handle of {value['sandbox_id']!r} under 'sandbox_id', and was asked for {id!r}")
 
     def _travel(self, handle: dict[str, str], generation: int) -> dict:
         return {"sandbox_id": handle["sandbox_id"], "generation": generation, "host": handle["host"], "data": {"journal": self.journal.id, "handle": handle}}
+
+    def _seen(self, handle: dict[str, str]) -> dict:
+        """Return, as it travels, a handle that the class found by itself. One of which the journal knows nothing,
+        because another was here before, does not name this journal: that it has no record proves nothing."""
+        entry = self.journal.peek(handle["sandbox_id"]) or {}
+        if handle.get("generation", "").isdigit():
+            generation = int(handle["generation"])
+        else:
+            generation = entry.get("generation") or 1
+        out = self._travel(handle, generation)
+        if entry.get("generation") != generation:
+            del out["data"]["journal"]
+        return out
 
     @staticmethod
     def _brought(h: dict) -> Optional[dict[str, str]]:
@@ -219,6 +243,7 @@ class Adapted:
         if ours and not (entry.get("handle") and h.get("generation") in (0, None, entry.get("generation"))):
             raise errors.NotFound(f"sandbox {h['sandbox_id']} is not there")
         got = self._strings("wait_ready", self.extension.wait_ready(self._known(h)))
+        self._same("wait_ready", got, h["sandbox_id"])
         out: dict[str, Any] = {}
         extra = {}
         for key, value in got.items():
@@ -243,7 +268,7 @@ class Adapted:
             handle = self._recorded(h, entry) if brought is None else brought
             complete = brought is not None or bool(entry and entry.get("handle"))
             try:
-                report = self._report(self.extension.teardown(dict(handle)))
+                report = self._report(self.extension.teardown(dict(handle)), h["sandbox_id"])
             except (KeyError, TypeError, AttributeError) as e:
                 if complete:
                     raise
@@ -256,11 +281,12 @@ class Adapted:
         what = "its provision did not come to its end" if entry else "nothing is known of it here"
         return f"{what}, and {self.name}.teardown needs more than sandbox_id and host ({type(e).__name__}: {e}): what it may have made remains on {handle['host']}"
 
-    def _report(self, value: Any) -> dict:
+    def _report(self, value: Any, id: str) -> dict:
         if value is None:
             return {}
         if not isinstance(value, dict):
             raise BadAnswer(f"{self.name}.teardown returned {type(value).__name__}, and no dict")
+        self._same("teardown", value, id)
         out: dict[str, list[str]] = {}
         for key, x in value.items():
             if not isinstance(key, str):
@@ -292,9 +318,14 @@ class Adapted:
         for name in ("amount", "setup", "per_hour"):
             if quote.get(name) is not None:
                 out[name] = self._usd(quote[name], "estimate_cost", name)
+        # The broker charges by the rates: a price without one is its own rate.
+        ms, setup = p["duration_ms"], out.get("setup", 0)
         if "amount" not in out:
-            hours = p["duration_ms"] / 3_600_000
-            out["amount"] = out.get("setup", 0) + round(out.get("per_hour", 0) * hours)
+            out["amount"] = setup + half_even(Decimal(out.get("per_hour", 0)) * ms / 3_600_000)
+        if out["amount"] < setup:
+            raise BadAnswer(f"{self.name}.estimate_cost: amount is less than setup, which is part of it")
+        if "per_hour" not in out and ms > 0:
+            out["per_hour"] = min(half_even(Decimal(out["amount"] - setup) * 3_600_000 / ms), 2**63 - 1)
         if quote.get("detail"):
             out["detail"] = str(quote["detail"])
         return {"quote": out}
@@ -321,7 +352,10 @@ class Adapted:
             raise BadAnswer(str(e)) from None
 
     def meter_actual(self, p: dict) -> dict:
-        cost = self.extension.meter_actual(self._known(p["handle"]), duration_s=p["duration_ms"] / 1000)
+        h = p["handle"]
+        if self._brought(h) is None and self.journal.peek(h["sandbox_id"]) is None:
+            raise errors.NotFound(f"sandbox {h['sandbox_id']} is not there")
+        cost = self.extension.meter_actual(self._known(h), duration_s=p["duration_ms"] / 1000)
         now = datetime.datetime.now(datetime.timezone.utc).isoformat()
         return {"at": now, "cost": 0 if cost is None else self._usd(cost, "meter_actual", "the result")}
 
@@ -332,19 +366,33 @@ class Adapted:
         with self.journal.locked("snapshot-" + id) as record:
             entry = record.read()
             if entry and entry.get("meta"):
-                return {"snapshot_id": id, "meta": entry["meta"]}
+                return self._saved(id, entry["meta"])
             h = p["handle"]
             intent = {"snapshot": id, "sandbox_id": h["sandbox_id"], "generation": h.get("generation") or 0}
+            of = self.journal.peek(h["sandbox_id"]) or {}
+            if of.get("generation") == intent["generation"]:
+                intent["stamp"] = of.get("stamp") or ""
             record.write(intent)
             meta = self._strings("snapshot", self.extension.snapshot(self._known(h)), ["snapshot_id"])
             record.write({**intent, "meta": meta})
-            return {"snapshot_id": id, "meta": meta}
+            return self._saved(id, meta)
+
+    def _saved(self, id: str, meta: dict[str, str]) -> dict:
+        """Return a receipt. It names the journal, by which one that was dropped is known."""
+        return {"snapshot_id": id, "meta": {**meta, OF_JOURNAL: self.journal.id}}
+
+    def _meta(self, s: dict, entry: Optional[dict]) -> Optional[dict[str, str]]:
+        """Return the class's metadata of a snapshot; None if it is not there."""
+        meta = dict(s.get("meta") or {})
+        if meta.pop(OF_JOURNAL, "") == self.journal.id and entry is None:
+            return None  # it was dropped
+        return meta or (entry or {}).get("meta")
 
     def restore_from_snapshot(self, p: dict) -> dict:
         spec, s = p["spec"], p["snapshot"]
         with self.journal.locked("snapshot-" + s["snapshot_id"]) as record:
             entry = record.read()
-        meta = s.get("meta") or (entry or {}).get("meta")
+        meta = self._meta(s, entry)
         if not meta:
             raise errors.NotFound(f"snapshot {s['snapshot_id']} is not there")
         return self._make(
@@ -356,7 +404,7 @@ class Adapted:
         s = p["snapshot"]
         with self.journal.locked("snapshot-" + s["snapshot_id"]) as record:
             entry = record.read()
-            meta = s.get("meta") or (entry or {}).get("meta")
+            meta = self._meta(s, entry)
             if meta and hasattr(self.extension, "drop_snapshot"):
                 self.extension.drop_snapshot(dict(meta))
             record.remove()
@@ -367,8 +415,10 @@ class Adapted:
             if "snapshot" not in entry or p["owner"] not in ("", self.owner):
                 continue
             found: dict[str, Any] = {"snapshot": {"snapshot_id": entry["snapshot"]}, "sandbox_id": entry["sandbox_id"], "generation": entry["generation"]}
+            if entry.get("stamp"):
+                found["stamp"] = entry["stamp"]
             if entry.get("meta"):
-                found["snapshot"]["meta"] = entry["meta"]
+                found["snapshot"] = self._saved(entry["snapshot"], entry["meta"])
                 found["whole"] = True
             yield found
 
@@ -390,24 +440,22 @@ class Adapted:
         now = (self.journal.peek(h["sandbox_id"]) or {}).get("generation")
         if now and h.get("generation") and now != h["generation"]:
             return {"liveness": "gone"}  # it is another one
-        said = self.extension.is_alive(self._known(p["handle"]))
+        try:
+            said = self.extension.is_alive(self._known(h))
+        except errors.NotFound:
+            said = False
         known = {True: "alive", False: "gone", None: "unknown"}
         liveness = said if isinstance(said, str) else known.get(said)
         if liveness not in ("alive", "gone", "unknown", "unresponsive", "oom_killed"):
             raise BadAnswer(f"{self.name}.is_alive returned {said!r:.60}: want True, False, None or a liveness")
         return {"liveness": liveness}
 
-    def _generation(self, id: str, handle: dict) -> int:
-        if handle.get("generation", "").isdigit():
-            return int(handle["generation"])
-        return (self.journal.peek(id) or {}).get("generation") or 1
-
     def discover(self, p: dict) -> dict:
         found = self.extension.discover(p["id"])
         if found is None:
             raise errors.NotFound(f"sandbox {p['id']} is not there")
         handle = self._handle("discover", found, p["id"])
-        out = {"handle": self._travel(handle, self._generation(p["id"], handle))}
+        out = {"handle": self._seen(handle)}
         stamp = (self.journal.peek(p["id"]) or {}).get("stamp")
         if stamp:
             out["stamp"] = stamp
@@ -418,7 +466,7 @@ class Adapted:
             return
         for found in self.extension.list_running():
             handle = self._strings("list_running", found, ["sandbox_id", "host"])
-            yield self._travel(handle, self._generation(handle["sandbox_id"], handle))
+            yield self._seen(handle)
 
     def pause(self, p: dict) -> dict:
         self.extension.pause(self._known(p["handle"]))
@@ -582,6 +630,10 @@ LISTS = {"list_running", "list_snapshots"}
 IN_TURN = {"provision", "wait_ready", "teardown", "snapshot", "restore_from_snapshot", "drop_snapshot", "pause", "resume", "renew"}
 
 _GO_TYPES = {stat.S_IFDIR: 1 << 31, stat.S_IFLNK: 1 << 27, stat.S_IFIFO: 1 << 25, stat.S_IFSOCK: 1 << 24, stat.S_IFBLK: 1 << 26, stat.S_IFCHR: 1 << 26 | 1 << 21}
+
+
+def half_even(x: Decimal) -> int:
+    return int(x.to_integral_value(rounding=ROUND_HALF_EVEN))
 
 
 def go_mode(mode: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import signal as signals
 import struct
 import subprocess
@@ -17,6 +18,10 @@ from sandboxer import protocol
 # By these the broker finds helpers that are not in the group of the extension's process.
 _MARK = "SANDBOXER_EXTENSION_MARK"
 _HELPER = "SANDBOXER_EXTENSION_PROCESS"
+
+
+# The most that a pipe holds.
+_PIPE = 1 << 20
 
 
 @dataclass
@@ -139,8 +144,8 @@ def _run(cmd: Command, argv: Sequence[str], env: Optional[dict[str, str]], cwd: 
         if cmd.stdin:
             _start(_type, cmd.stdin, master)
     else:
-        pumps.append(_start(_pump, process.stdout, cmd.stdout))
-        pumps.append(_start(_pump, process.stderr, cmd.stderr))
+        pumps.append(_start(_pump, process.stdout, cmd.stdout, over))
+        pumps.append(_start(_pump, process.stderr, cmd.stderr, over))
         if cmd.stdin:
             _start(_feed, cmd.stdin, process.stdin)
     _start(_steer, cmd, process, master, over)
@@ -185,13 +190,25 @@ def _resize(master: int, size: tuple[int, int]) -> None:
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
-def _pump(source: BinaryIO, to: BinaryIO) -> None:
+def _pump(source: BinaryIO, to: BinaryIO, over: threading.Event) -> None:
+    """Copy until the end, or until the process is over and what it wrote is read: what it has left running may keep
+    the pipe, and write on."""
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    rest = _PIPE
     try:
-        while True:
-            data = source.read1(protocol.MAX_DATA)  # type: ignore[attr-defined]
+        while rest > 0:
+            ended = over.is_set()
+            if not poll.poll(0 if ended else 20):
+                if ended:
+                    return
+                continue
+            data = os.read(source.fileno(), protocol.MAX_DATA)
             if not data:
                 return
             to.write(data)
+            if ended:
+                rest -= len(data)
     except (OSError, ValueError):
         pass
     finally:

@@ -174,6 +174,36 @@ class TestAnswers(Case):
             self.assertEqual(host.error_of(e, method, "X"), want)
 
 
+    def test_another_sandbox(self):
+        h = self.adapted().provision(spec())
+        self.e.ready = {"sandbox_id": "two"}
+        self.fails("Recorder.wait_ready returned the handle of 'two' under 'sandbox_id'", lambda: self.adapted().wait_ready({"handle": h}))
+        self.e.report = {"sandbox_id": "two"}
+        self.fails("Recorder.teardown returned the handle of 'two' under 'sandbox_id'", lambda: self.adapted().teardown({"handle": h}))
+
+    def test_what_is_no_text(self):
+        self.e.handle = {"sandbox_id": "one", "host": "h", "dir": "/\udcff"}
+        self.fails("Recorder.provision returned under 'dir' what is no UTF-8", lambda: self.adapted().provision(spec()))
+
+    def test_found_after_the_journal_was_lost(self):
+        """What the class finds by itself is there, whatever the journal does not know."""
+
+        class Finds(Recorder):
+            def discover(self, sandbox_id):
+                return {"sandbox_id": sandbox_id, "host": "h1"}
+
+            def list_running(self):
+                return [self.discover("one")]
+
+            def is_alive(self, handle):
+                raise errors.NotFound("gone")
+
+        a = self.adapted(Finds())
+        a.wait_ready({"handle": a.discover({"id": "one"})["handle"]})
+        a.wait_ready({"handle": next(iter(a.list_running({"owner": "owner"})))})
+        self.assertEqual(a.is_alive({"handle": {"sandbox_id": "one"}}), {"liveness": "gone"})
+
+
 class TestMoney(Case):
     def test_both_signatures(self):
         class Base(Recorder):
@@ -185,7 +215,7 @@ class TestMoney(Case):
                 return 0.25 if (profile.id, duration) == ("profile.x", 1800) else None
 
         p = {**spec(), "duration_ms": 1_800_000}
-        self.assertEqual(self.adapted(Base()).estimate_cost(p)["quote"], {"duration_ns": 1_800_000_000_000, "amount": 50_000, "detail": "profile.x one 1800"})
+        self.assertEqual(self.adapted(Base()).estimate_cost(p)["quote"], {"duration_ns": 1_800_000_000_000, "amount": 50_000, "per_hour": 100_000, "detail": "profile.x one 1800"})
         self.assertEqual(self.adapted(Guide()).estimate_cost(p)["quote"]["amount"], 250_000)
         self.assertEqual(self.adapted(Guide()).estimate_cost({**p, "duration_ms": 5})["quote"], None)
 
@@ -201,6 +231,36 @@ class TestMoney(Case):
             h["data"]["handle"]["vm"] = vm
             with self.assertRaisesRegex(adapt.BadAnswer, "Meter.meter_actual: the result is"):
                 a.meter_actual({"handle": h, "duration_ms": 10_000})
+
+    def test_rates(self):
+        """What is charged follows the rates, so a quote always has them."""
+
+        class Quotes(Recorder):
+            def estimate_cost(self, profile, duration):
+                return self.quote
+
+        e = Quotes()
+        p = {**spec(), "duration_ms": 7_200_000}
+        for quote, want in [
+            (0.5, (500_000, None, 250_000)),
+            ({"amount": 1.5, "setup": 1}, (1_500_000, 1_000_000, 250_000)),
+            ({"setup": 1, "per_hour": 0.000001}, (1_000_002, 1_000_000, 1)),
+            ({"per_hour": 9007199254.740993}, (18_014_398_509_481_986, None, 9_007_199_254_740_993)),
+        ]:
+            e.quote = quote
+            got = self.adapted(e).estimate_cost(p)["quote"]
+            self.assertEqual((got["amount"], got.get("setup"), got["per_hour"]), want, quote)
+        e.quote = {"amount": 1, "setup": 2}
+        with self.assertRaisesRegex(adapt.BadAnswer, "Quotes.estimate_cost: amount is less than setup"):
+            self.adapted(e).estimate_cost(p)
+
+    def test_meter_of_the_unknown(self):
+        class Meter(Recorder):
+            def meter_actual(self, handle, *, duration_s):
+                return float(handle["vm"])
+
+        with self.assertRaises(errors.NotFound):
+            self.adapted(Meter()).meter_actual({"handle": {"sandbox_id": "none"}, "duration_ms": 1})
 
     def test_offered_only_if_overridden(self):
         self.assertEqual(self.adapted().description()["capabilities"], ["check"])
@@ -226,17 +286,25 @@ class TestSnapshots(Case):
         self.e = Saves()
         a = self.adapted()
         self.assertIn("snapshot", a.description()["capabilities"])
-        h = a.provision(spec())
+        h = a.provision({**spec(), "stamp": "c3RhbXA="})
         s = a.snapshot({"handle": h, "id": "s1"})
-        self.assertEqual(s, {"snapshot_id": "s1", "meta": {"snapshot_id": "own-7", "at": "noon"}})
+        self.assertEqual(s, {"snapshot_id": "s1", "meta": {"snapshot_id": "own-7", "at": "noon", "sandboxer_journal": a.journal.id}})
         self.assertEqual(s, a.snapshot({"handle": h, "id": "s1"}))
-        self.assertEqual([f["snapshot"]["snapshot_id"] for f in a.list_snapshots({"owner": "owner"})], ["s1"])
+        self.assertEqual(list(a.list_snapshots({"owner": "owner"})), [{"snapshot": s, "sandbox_id": "one", "generation": 1, "stamp": "c3RhbXA=", "whole": True}])
         self.assertEqual(a.restore_from_snapshot({**spec(id="two"), "snapshot": s})["sandbox_id"], "two")
         a.drop_snapshot({"snapshot": {"snapshot_id": "s1"}})
         a.drop_snapshot({"snapshot": {"snapshot_id": "s1"}})
+        a.drop_snapshot({"snapshot": s})
         self.assertEqual(self.names(), ["provision", "snapshot", "restore", "drop"])
-        with self.assertRaises(errors.NotFound):
-            a.restore_from_snapshot({**spec(id="three"), "snapshot": {"snapshot_id": "s1"}})
+        self.assertEqual(self.e.calls[2], ("restore", {"snapshot_id": "own-7", "at": "noon"}))
+        for dropped in ({"snapshot_id": "s1"}, s):
+            with self.assertRaises(errors.NotFound):
+                a.restore_from_snapshot({**spec(id="three"), "snapshot": dropped})
+        # Of a journal that was lost nothing is proven: the class is asked.
+        other = adapt.Adapted(self.e, Journal(os.path.join(self.dir.name, "other")), "owner")
+        other.restore_from_snapshot({**spec(id="four"), "snapshot": s})
+        other.drop_snapshot({"snapshot": s})
+        self.assertEqual(self.e.calls[-1], ("drop", {"snapshot_id": "own-7", "at": "noon"}))
 
 
 class AttachExtension(SandboxExtension):
