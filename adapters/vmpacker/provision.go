@@ -62,12 +62,17 @@ func (e *extension) resolve(spec sandboxer.Spec) (*place, error) {
 	return e.attachment(spec)
 }
 
+// fromHere says that the host that spec names is the one from which its machine is reached.
+func fromHere(spec sandboxer.Spec) bool {
+	return spec.Host == thisMachine && (spec.Inputs["vm"] != "" || spec.Inputs["ssh_target"] != "" || spec.Inputs["tunnel_port"] != "")
+}
+
 // attachment finds out which machine a spec means.
 func (e *extension) attachment(spec sandboxer.Spec) (*place, error) {
 	in := spec.Inputs
 	alias, host := in["vm"], spec.Host
-	if host == thisMachine && (alias != "" || in["ssh_target"] != "" || in["tunnel_port"] != "") {
-		host = "" // it is from here that the machine is reached
+	if fromHere(spec) {
+		host = ""
 	}
 	if alias == "" && in["ssh_target"] == "" {
 		switch alias = host; {
@@ -179,7 +184,7 @@ func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	case sandboxer.RestrictedImage:
 		return nil // only what images lists is one
 	case sandboxer.RestrictedHost, "vm":
-		if declared || name == sandboxer.RestrictedHost && spec.Host == "localhost" && spec.Image != "" {
+		if declared || name == sandboxer.RestrictedHost && (spec.Host == thisMachine && spec.Image != "" || fromHere(spec)) {
 			return nil
 		}
 		return sandboxer.E(sandboxer.Denied, nil, "%q is not a machine that was configured for %s", alias, e.env.Extension).
