@@ -1398,6 +1398,34 @@ func (c closing) Close() error {
 	return nil
 }
 
+// described is an extension that says of itself what says returns.
+type described struct {
+	*broken
+	says func() sandboxer.Description
+}
+
+func (d described) Describe() sandboxer.Description { return d.says() }
+
+// narrowed disclaims what there is not.
+type narrowed struct{ *broken }
+
+func (narrowed) Without() []sandboxer.Capability { return []sandboxer.Capability{"flying"} }
+
+// descriptions are what extensions may not say of themselves: each changes what is right, as the n-th that is opened says
+// it.
+var descriptions = map[string]func(d *sandboxer.Description, n int){
+	"sound, and says so":           func(*sandboxer.Description, int) {},
+	"says another thing each time": func(d *sandboxer.Description, n int) { d.Title = strconv.Itoa(n) },
+	"says what is no capability":   func(d *sandboxer.Description, _ int) { d.Capabilities = append(d.Capabilities, "flying") },
+	"says what it has no methods for": func(d *sandboxer.Description, _ int) {
+		d.Capabilities = append(d.Capabilities, sandboxer.CanCaches)
+	},
+	"says no isolation":              func(d *sandboxer.Description, _ int) { d.Isolation = nil },
+	"says an input that nobody has":  func(d *sandboxer.Description, _ int) { d.Inputs = append(d.Inputs, sandboxer.Input{Name: "more"}) },
+	"says no inputs":                 func(d *sandboxer.Description, _ int) { d.Inputs = nil },
+	"says that anybody may give all": func(d *sandboxer.Description, _ int) { d.Inputs[0].Restricted = !d.Inputs[0].Restricted },
+}
+
 // agentProgram is the test binary: TestMain lets it be the agent.
 func agentProgram(t *testing.T) string {
 	t.Helper()
@@ -1418,6 +1446,20 @@ func mutant(t *testing.T, w *fake.World, name, owner string) sandboxer.Extension
 		return closing{&broken{Extension: fake.New(w, cfg)}, w}
 	}
 	b := &broken{Extension: fake.New(w, cfg)}
+	if change, ok := descriptions[name]; ok {
+		n := 0
+		return described{b, func() sandboxer.Description {
+			n++
+			a := fake.Adapter
+			d := sandboxer.Description{Isolation: a.Isolation, Pricing: a.Pricing, Inputs: slices.Clone(a.Inputs),
+				Capabilities: append(sandboxer.Capabilities(), sandboxer.CanPlace, sandboxer.CanAdmit, sandboxer.CanServices)}
+			change(&d, n)
+			return d
+		}}
+	}
+	if name == "disclaims what there is not" {
+		return narrowed{b}
+	}
 	if name == "users are passed over" {
 		execAs(b, func(c *sandboxer.Cmd) { c.User = "" })
 		return b
@@ -1482,6 +1524,12 @@ func TestMutants(t *testing.T) {
 	if os.Getuid() == 0 {
 		check("users are passed over", "exec/user")
 	}
+	for name := range descriptions {
+		if name != "sound, and says so" {
+			check(name, "core/what it says of itself")
+		}
+	}
+	check("disclaims what there is not", "core/what it says of itself")
 	check("closing destroys", "core/closing leaves sandboxes alone")
 	check("a capability is missing", "core/capabilities")
 	check("a capability is missing", "stats")
@@ -1489,6 +1537,12 @@ func TestMutants(t *testing.T) {
 	t.Run("sound", func(t *testing.T) {
 		t.Parallel()
 		if passed, out := run(t, "sound", "^TestBroken$/^(core|files|archive|list|probe|discover|quote|meter|capacity|place)$"); !passed {
+			t.Errorf("the suite fails without a fault:\n%s", out)
+		}
+	})
+	t.Run("sound, and says so", func(t *testing.T) {
+		t.Parallel()
+		if passed, out := run(t, "sound, and says so", "^TestBroken$/^core$"); !passed {
 			t.Errorf("the suite fails without a fault:\n%s", out)
 		}
 	})

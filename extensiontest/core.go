@@ -42,6 +42,8 @@ func (s *suite) core(t *testing.T) {
 		}
 	})
 
+	t.Run("what it says of itself", s.says)
+
 	// What decides about more than the sandbox is an operator's to choose.
 	t.Run("restricted inputs", func(t *testing.T) {
 		if len(s.Inputs) == 0 {
