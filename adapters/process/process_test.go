@@ -40,6 +40,9 @@ func TestMain(m *testing.M) {
 			}
 			fmt.Printf(`{"id":%d,"result":{"liveness":"alive"}}`+"\n", v.ID)
 		}
+	case len(os.Args) > 1 && os.Args[1] == "service":
+		os.Args = append(os.Args[:1], os.Args[2:]...)
+		extension.Main(fake.Adapter)
 	case len(os.Args) == 2 && os.Args[1] == "extension":
 		os.Args = os.Args[:1]
 		extension.Main(fake.Adapter)
