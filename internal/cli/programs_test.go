@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -43,6 +45,9 @@ func TestPrograms(t *testing.T) {
 			},
 		},
 		Setup: func(e *testscript.Env) error {
+			if err := writeGuide(filepath.Join(e.WorkDir, "guide")); err != nil {
+				return err
+			}
 			home, err := os.MkdirTemp("", "sbx")
 			if err != nil {
 				return err
@@ -60,4 +65,24 @@ func TestPrograms(t *testing.T) {
 			return nil
 		},
 	})
+}
+
+// writeGuide writes what the guide for authors shows: its class, and the files of extensions, numbered.
+func writeGuide(dir string) error {
+	text, err := os.ReadFile("../../docs/extension-sdk.md")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	counts := map[string]int{}
+	for _, m := range regexp.MustCompile("(?ms)^```(python|yaml|go)\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+		counts[m[1]]++
+		name := fmt.Sprintf("%s%d", m[1], counts[m[1]])
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(m[2]), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
