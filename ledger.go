@@ -63,6 +63,15 @@ func (q MeterQuote) For(d time.Duration) Credits {
 	return addCredits(q.Setup, mulDiv(q.PerHour, max(d, 0), time.Hour))
 }
 
+// Rated returns q with rates where it has an amount alone: as much for every hour as its duration says. What a
+// sandbox is charged for its life is reckoned by them.
+func (q MeterQuote) Rated() MeterQuote {
+	if q.Setup == 0 && q.PerHour == 0 && q.Amount != 0 && q.Duration > 0 {
+		q.PerHour = mulDiv(q.Amount, time.Hour, q.Duration)
+	}
+	return q
+}
+
 // mulDiv returns a*b/c rounded half to even, for b ≥ 0 and c > 0, computed in 128 bits
 // so that nothing is lost on the way.
 func mulDiv(a Credits, b, c time.Duration) Credits {

@@ -179,3 +179,16 @@ func TestQuoteForGrows(t *testing.T) {
 		}
 	})
 }
+
+func TestRated(t *testing.T) {
+	for _, c := range []struct{ in, want sandboxer.MeterQuote }{
+		{sandboxer.MeterQuote{Amount: 50, Duration: 30 * time.Minute}, sandboxer.MeterQuote{Amount: 50, PerHour: 100, Duration: 30 * time.Minute}},
+		{sandboxer.MeterQuote{Amount: 50, Setup: 50, Duration: time.Hour}, sandboxer.MeterQuote{Amount: 50, Setup: 50, Duration: time.Hour}},
+		{sandboxer.MeterQuote{Duration: time.Hour}, sandboxer.MeterQuote{Duration: time.Hour}},
+		{sandboxer.MeterQuote{Amount: 50}, sandboxer.MeterQuote{Amount: 50}},
+	} {
+		if got := c.in.Rated(); got != c.want {
+			t.Errorf("%+v becomes %+v; want %+v", c.in, got, c.want)
+		}
+	}
+}

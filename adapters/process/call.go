@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -209,15 +211,23 @@ func (c script) request(ctx context.Context, method string, params any) (in []by
 	}
 	v := variables{}
 	v.set("METHOD", method)
-	v.set("OWNER", s.env.Owner)
+	owner := s.env.Owner
+	if p, ok := params.(protocol.OwnerParams); ok {
+		owner = p.Owner
+	}
+	v.set("OWNER", owner)
 	v.set("DIR", s.env.Dir)
 	v.set("EXTENSION_ID", s.env.Extension)
 	if call.TimeoutMS > 0 {
 		v.set("TIMEOUT", strconv.FormatInt((call.TimeoutMS+999)/1000, 10))
 	}
-	var plain map[string]any // without secrets
-	if json.Unmarshal(s.p.config, &plain) == nil {
-		v.scalars("CONFIG_", plain, func(value string) bool { return strings.HasPrefix(value, "${") })
+	var without, with map[string]any
+	if json.Unmarshal(s.p.config, &without) == nil && json.Unmarshal(config, &with) == nil {
+		for k, x := range with {
+			if reflect.DeepEqual(x, without[k]) { // no secret
+				v.scalars("CONFIG_", map[string]any{k: x})
+			}
+		}
 	}
 	if p, ok := params.(protocol.SpecParams); ok {
 		v.set("ASKS", strings.Join(asks(p), " "))
@@ -257,14 +267,18 @@ type variables struct {
 	bad  error // what no variable can hold
 }
 
-// maxVariable bounds the value of one.
-const maxVariable = 32 << 10
+// maxVariable bounds the value of one: the kernel takes no more, and a stamp has less.
+const maxVariable = 120 << 10
 
 func (v *variables) set(name, value string) {
 	switch {
 	case strings.ContainsRune(value, 0):
 		v.bad = sandboxer.E(sandboxer.Invalid, nil, "the value of %.60s has a NUL byte, which no script can get", strings.ToLower(name))
-	case len(value) <= maxVariable: // what is longer stands in the JSON
+	case len(value) > maxVariable:
+		v.bad = sandboxer.E(sandboxer.Invalid, nil, "the value of %.60s has %d bytes; a script can get %d", strings.ToLower(name), len(value), maxVariable)
+	case slices.ContainsFunc(v.list, func(s string) bool { return strings.HasPrefix(s, "SANDBOXER_"+name+"=") }):
+		v.bad = sandboxer.E(sandboxer.Invalid, nil, "two names are the same to a script: SANDBOXER_%.60s", name)
+	default:
 		v.list = append(v.list, "SANDBOXER_"+name+"="+value)
 	}
 }
@@ -282,10 +296,10 @@ func upper(name string) string {
 	}, name)
 }
 
-// scalars sets the values of m that are no lists and objects.
-func (v *variables) scalars(prefix string, m map[string]any, hide func(string) bool) {
-	for k, x := range m {
-		if text, ok := scalar(x); ok && !hide(text) {
+// scalars sets the values of m that are no lists and objects, in the order of names.
+func (v *variables) scalars(prefix string, m map[string]any) {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		if text, ok := scalar(m[k]); ok {
 			v.set(prefix+upper(k), text)
 		}
 	}
@@ -305,31 +319,30 @@ func scalar(x any) (string, bool) {
 
 // params sets what of a request's params is plain: the sandbox, its host, its inputs and its handle.
 func (v *variables) params(p map[string]any) {
-	show := func(string) bool { return false }
 	if spec, ok := p["spec"].(map[string]any); ok {
 		if prof, ok := spec["profile"].(map[string]any); ok {
-			v.scalars("PROFILE_", map[string]any{"id": prof["id"]}, show)
+			v.scalars("PROFILE_", map[string]any{"id": prof["id"]})
 		}
 		if inputs, ok := spec["inputs"].(map[string]any); ok {
-			v.scalars("INPUT_", inputs, show)
+			v.scalars("INPUT_", inputs)
 		}
-		v.scalars("", map[string]any{"id": spec["id"], "generation": spec["generation"], "image": spec["image"], "user": spec["user"]}, show)
+		v.scalars("", map[string]any{"id": spec["id"], "generation": spec["generation"], "image": spec["image"], "user": spec["user"]})
 	}
 	if h, ok := p["handle"].(map[string]any); ok {
-		v.scalars("", map[string]any{"id": h["sandbox_id"], "generation": cmp.Or(h["generation"], any(float64(0))), "host": cmp.Or(h["host"], any("localhost"))}, show)
+		v.scalars("", map[string]any{"id": h["sandbox_id"], "generation": cmp.Or(h["generation"], any(float64(0))), "host": cmp.Or(h["host"], any("localhost"))})
 		if data, ok := h["data"].(map[string]any); ok {
-			v.scalars("HANDLE_", data, show)
+			v.scalars("HANDLE_", data)
 		}
 	}
 	if s, ok := p["snapshot"].(map[string]any); ok {
-		v.scalars("SNAPSHOT_", map[string]any{"id": s["snapshot_id"]}, show)
+		v.scalars("SNAPSHOT_", map[string]any{"id": s["snapshot_id"]})
 		if meta, ok := s["meta"].(map[string]any); ok {
-			v.scalars("SNAPSHOT_", meta, show)
+			v.scalars("SNAPSHOT_META_", meta)
 		}
 	}
-	for _, name := range []string{"host", "port", "until", "duration_ms", "name", "owner", "stamp"} {
+	for _, name := range []string{"host", "port", "until", "duration_ms", "name", "stamp"} {
 		if x, ok := p[name]; ok {
-			v.scalars("", map[string]any{name: x}, show)
+			v.scalars("", map[string]any{name: x})
 		}
 	}
 	if id, ok := p["id"]; ok { // of discover a sandbox, of snapshot the snapshot
@@ -337,7 +350,7 @@ func (v *variables) params(p map[string]any) {
 		if _, ok := p["handle"]; ok {
 			name = "snapshot_id"
 		}
-		v.scalars("", map[string]any{name: id}, show)
+		v.scalars("", map[string]any{name: id})
 	}
 }
 

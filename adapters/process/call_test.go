@@ -107,6 +107,34 @@ func TestScriptAnswers(t *testing.T) {
 	}
 }
 
+// What a script cannot be told as a variable is refused, and not left out.
+func TestVariablesOfScripts(t *testing.T) {
+	b := scripted(t, `case $1 in describe) exit 64 ;; esac; echo "n=${#SANDBOXER_STAMP}"`, nil)
+	for _, c := range []struct {
+		inputs map[string]string
+		want   string
+	}{
+		{map[string]string{"a-b": "1", "a_b": "2"}, "two names are the same to a script"},
+		{map[string]string{"long": strings.Repeat("x", 200<<10)}, "a script can get 122880"},
+		{map[string]string{"nul": "a\x00b"}, "NUL"},
+	} {
+		spec := specOf("v1")
+		spec.Inputs = c.inputs
+		for k := range c.inputs {
+			spec.Vouched = append(spec.Vouched, k)
+		}
+		if _, err := b.Provision(t.Context(), spec); sandboxer.KindOf(err) != sandboxer.Invalid || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v; want %s", err, c.want)
+		}
+	}
+	spec := specOf("v2")
+	spec.Stamp = make([]byte, sandboxer.MaxStampBytes)
+	h, err := b.Provision(t.Context(), spec)
+	if err != nil || string(h.Data) != `{"n":"87384"}` {
+		t.Errorf("%s, %v", h.Data, err)
+	}
+}
+
 // A call that is cancelled ends its script, and all that it started, at once.
 func TestScriptIsCanceled(t *testing.T) {
 	b := scripted(t, `case $1 in describe) exit 64 ;; esac; trap '' TERM INT; SANDBOXER_EXTENSION_PROCESS=$SANDBOXER_EXTENSION_MARK setsid sleep 8412 & sleep 8412 & touch "$SANDBOXER_DIR/begun"; wait`, nil)

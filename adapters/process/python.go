@@ -60,8 +60,9 @@ func (p *program) python() error {
 		}
 		p.modules = append(p.modules, filepath.Join(dir, "sandboxer"))
 	}
-	// -I: neither the environment nor the working directory says where modules are; -u: nothing is kept back.
-	p.command = []string{path, "-I", "-u", filepath.Join(dir, sdk.Host)}
+	// -I: neither the environment nor the working directory says where modules are; -u: nothing is kept back; -X utf8:
+	// names of files are what they are whatever the locale.
+	p.command = []string{path, "-I", "-u", "-X", "utf8", filepath.Join(dir, sdk.Host)}
 	p.sdk = dir
 	return nil
 }

@@ -5,11 +5,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/process"
 	"github.com/sand-boxer/sandboxer/extensiontest"
 	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/procs"
@@ -208,4 +210,23 @@ class Daemons:
 	for _, pid := range pids {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
+}
+
+// Sockets that are made side by side do not take each other for left ones.
+func TestExchangesSideBySide(t *testing.T) {
+	dir := t.TempDir()
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			for range 50 {
+				close, err := process.MakeExchange(dir)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				close()
+			}
+		})
+	}
+	wg.Wait()
 }

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
 	"github.com/sand-boxer/sandboxer/internal/protocol"
 	"golang.org/x/sys/unix"
 )
@@ -38,6 +40,9 @@ type expected struct {
 
 const streamsDir = "streams"
 
+// lockTime is how long others may take to make their sockets in the same directory.
+const lockTime = 30 * time.Second
+
 // newExchange listens below dir. owner is who may connect besides the broker; nil for nobody.
 func newExchange(dir string, owner *account) (_ *exchange, err error) {
 	path := filepath.Join(dir, streamsDir)
@@ -54,6 +59,14 @@ func newExchange(dir string, owner *account) (_ *exchange, err error) {
 			x.dir.Close()
 		}
 	}()
+	// A socket that is made, and not listened on yet, looks like one that was left.
+	ctx, cancel := context.WithTimeout(context.Background(), lockTime)
+	defer cancel()
+	lock, err := filelock.Take(ctx, path+".lock", filelock.Exclusive)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Release()
 	// While it is being made nobody else gets at its names.
 	if err := os.Chown(x.path("")+"/.", os.Geteuid(), os.Getegid()); err != nil {
 		return nil, err

@@ -592,7 +592,18 @@ func (b *Backend) EstimateCost(ctx context.Context, spec sandboxer.Spec, d time.
 	if b.quote == nil {
 		return nil, b.cannot(sandboxer.CanQuote)
 	}
-	return call(ctx, b, "quote", b.opts.Short, func(ctx context.Context) (*sandboxer.MeterQuote, error) { return b.quote.EstimateCost(ctx, spec, d) })
+	return call(ctx, b, "quote", b.opts.Short, func(ctx context.Context) (*sandboxer.MeterQuote, error) {
+		q, err := b.quote.EstimateCost(ctx, spec, d)
+		if err != nil || q == nil {
+			return nil, err
+		}
+		rated := *q
+		if rated.Duration == 0 {
+			rated.Duration = d
+		}
+		rated = rated.Rated()
+		return &rated, nil
+	})
 }
 
 // MeterActual asks what the sandbox has consumed.

@@ -1,6 +1,6 @@
 """The host: runs an extension class as a process that speaks the extension protocol.
 
-The broker starts it as python3 -I -u …/sandboxer/host.py in the extension's private directory.
+The broker starts it as python3 -I -u -X utf8 …/sandboxer/host.py in the extension's private directory.
 Standard input and output are the control connection; what a class prints goes to standard error.
 """
 
