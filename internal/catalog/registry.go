@@ -135,6 +135,10 @@ func Init(w io.Writer, name string, e ExtensionFile) error {
 		p("# Defaults for inputs; a caller's --input key=value wins.")
 		p("# inputs:")
 		for _, in := range info.Inputs {
+			if in.Name == sandboxer.AnyInput {
+				p("#   name: value # any other: %s", in.Help)
+				continue
+			}
 			note := in.Help
 			if in.Required {
 				note += " (required)"

@@ -113,11 +113,14 @@ func extensionView() view[*api.Extension] {
 			var ins []string
 			for _, in := range e.Inputs {
 				line := in.Name + "  " + in.Help
+				if in.Name == sandboxer.AnyInput {
+					line = in.Name + "  any other: " + in.Help
+				}
 				if in.Required {
 					line += " (required)"
 				}
 				if in.OneOf != "" {
-					line += fmt.Sprintf(" (one of %s is required, or a host or an image)", strings.Join(alternatives(e.Inputs, in.OneOf), ", "))
+					line += fmt.Sprintf(" (%s: one of %s is required, or a host or an image)", in.OneOf, strings.Join(alternatives(e.Inputs, in.OneOf), ", "))
 				}
 				if in.Restricted {
 					line += " (restricted)"
