@@ -48,7 +48,7 @@ func newCmdExtensionTest(f *factory, runF func(context.Context, *extensionTestOp
 		Use: "test FILE", Short: "Run the conformance suite against an extension", Args: wants(1, 1, "the file of one extension"),
 		Long: "Open the extension of FILE as a server would, with a directory of its own for what it keeps, make sandboxes with it and see whether it does what the contract\n" +
 			"of extensions says. What it makes is removed again. Only what it says that it can do is tested; the rest is skipped.",
-		Example: "  sandboxer extension test ext.my-backend.yaml\n  sandboxer extension test ext.my-backend.yaml --run 'core|exec/signal' -o json",
+		Example: "  sandboxer extension test ext.my-backend.yaml\n  sandboxer extension test ext.my-backend.yaml --run 'core/teardown|exec' -o json",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.file = args[0]
 			if runF != nil {
@@ -260,6 +260,27 @@ func (o *extensionTestOptions) spec(c *catalog.Catalog, e catalog.ExtensionFile)
 	return spec, nil
 }
 
+// alternativesOf splits a pattern at each | that is in no brackets.
+func alternativesOf(pattern string) (out []string) {
+	depth, begin := 0, 0
+	for i := 0; i < len(pattern); i++ {
+		switch pattern[i] {
+		case '\\':
+			i++
+		case '(', '[':
+			depth++
+		case ')', ']':
+			depth--
+		case '|':
+			if depth <= 0 {
+				out = append(out, pattern[begin:i])
+				begin = i + 1
+			}
+		}
+	}
+	return append(out, pattern[begin:])
+}
+
 // suiteRun runs the suite in this process, and prints as a test's program does.
 func suiteRun(o *extensionTestOptions) error {
 	c, e, err := o.extension()
@@ -307,7 +328,11 @@ func suiteRun(o *extensionTestOptions) error {
 	testing.Init()
 	run := "^" + suiteName + "$"
 	if o.run != "" {
-		run += "/" + o.run
+		var each []string // package testing takes alternatives apart first
+		for _, alternative := range alternativesOf(o.run) {
+			each = append(each, run+"/"+alternative)
+		}
+		run = strings.Join(each, "|")
 	}
 	for name, value := range map[string]string{"test.v": "test2json", "test.run": run} {
 		if err := flag.Set(name, value); err != nil {
