@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, Optional
 
 from sandboxer import command, errors, protocol
 from sandboxer.extensions.base import SandboxExtension
-from sandboxer.journal import Journal
+from sandboxer.journal import Journal, of_sandbox, of_snapshot
 from sandboxer.models import MeterQuote, Profile, micros
 from sandboxer.request import Request, current
 
@@ -144,7 +144,7 @@ class Adapted:
     def _seen(self, handle: dict[str, str]) -> dict:
         """Return, as it travels, a handle that the class found by itself. One of which the journal knows nothing,
         because another was here before, does not name this journal: that it has no record proves nothing."""
-        entry = self.journal.peek(handle["sandbox_id"]) or {}
+        entry = self.journal.peek(of_sandbox(handle["sandbox_id"])) or {}
         if handle.get("generation", "").isdigit():
             generation = int(handle["generation"])
         else:
@@ -165,7 +165,7 @@ class Adapted:
         handle = self._brought(h)
         if handle is not None:
             return handle
-        return self._recorded(h, self.journal.peek(h["sandbox_id"]))
+        return self._recorded(h, self.journal.peek(of_sandbox(h["sandbox_id"])))
 
     @staticmethod
     def _recorded(h: dict, entry: Optional[dict]) -> dict[str, str]:
@@ -204,7 +204,7 @@ class Adapted:
         spec = p["spec"]
         id, generation = spec["id"], spec["generation"]
         self._refuse(p)
-        with self.journal.locked(id) as record:
+        with self.journal.locked(of_sandbox(id)) as record:
             entry = record.read()
             if entry is not None:
                 known = entry.get("generation") or 0
@@ -238,7 +238,7 @@ class Adapted:
 
     def wait_ready(self, p: dict) -> dict:
         h = p["handle"]
-        entry = self.journal.peek(h["sandbox_id"]) or {}
+        entry = self.journal.peek(of_sandbox(h["sandbox_id"])) or {}
         ours = self._brought(h) is None or h["data"].get("journal") == self.journal.id
         if ours and not (entry.get("handle") and h.get("generation") in (0, None, entry.get("generation"))):
             raise errors.NotFound(f"sandbox {h['sandbox_id']} is not there")
@@ -259,7 +259,7 @@ class Adapted:
 
     def teardown(self, p: dict) -> dict:
         h = p["handle"]
-        with self.journal.locked(h["sandbox_id"]) as record:
+        with self.journal.locked(of_sandbox(h["sandbox_id"])) as record:
             entry = record.read()
             generation = h.get("generation") or 0
             if entry and generation and (entry.get("generation") or 0) > generation:
@@ -279,7 +279,8 @@ class Adapted:
 
     def _remains(self, handle: dict, entry: Optional[dict], e: Exception) -> str:
         what = "its provision did not come to its end" if entry else "nothing is known of it here"
-        return f"{what}, and {self.name}.teardown needs more than sandbox_id and host ({type(e).__name__}: {e}): what it may have made remains on {handle['host']}"
+        why = f"KeyError: {e}" if isinstance(e, KeyError) else type(e).__name__  # a key is no secret; other texts may be
+        return f"{what}, and {self.name}.teardown needs more than sandbox_id and host ({why}): what it may have made remains on {handle['host']}"
 
     def _report(self, value: Any, id: str) -> dict:
         if value is None:
@@ -353,7 +354,7 @@ class Adapted:
 
     def meter_actual(self, p: dict) -> dict:
         h = p["handle"]
-        if self._brought(h) is None and self.journal.peek(h["sandbox_id"]) is None:
+        if self._brought(h) is None and self.journal.peek(of_sandbox(h["sandbox_id"])) is None:
             raise errors.NotFound(f"sandbox {h['sandbox_id']} is not there")
         cost = self.extension.meter_actual(self._known(h), duration_s=p["duration_ms"] / 1000)
         now = datetime.datetime.now(datetime.timezone.utc).isoformat()
@@ -363,13 +364,13 @@ class Adapted:
 
     def snapshot(self, p: dict) -> dict:
         id = p["id"]
-        with self.journal.locked("snapshot-" + id) as record:
+        with self.journal.locked(of_snapshot(id)) as record:
             entry = record.read()
             if entry and entry.get("meta"):
                 return self._saved(id, entry["meta"])
             h = p["handle"]
             intent = {"snapshot": id, "sandbox_id": h["sandbox_id"], "generation": h.get("generation") or 0}
-            of = self.journal.peek(h["sandbox_id"]) or {}
+            of = self.journal.peek(of_sandbox(h["sandbox_id"])) or {}
             if of.get("generation") == intent["generation"]:
                 intent["stamp"] = of.get("stamp") or ""
             record.write(intent)
@@ -390,7 +391,7 @@ class Adapted:
 
     def restore_from_snapshot(self, p: dict) -> dict:
         spec, s = p["spec"], p["snapshot"]
-        with self.journal.locked("snapshot-" + s["snapshot_id"]) as record:
+        with self.journal.locked(of_snapshot(s["snapshot_id"])) as record:
             entry = record.read()
         meta = self._meta(s, entry)
         if not meta:
@@ -402,7 +403,7 @@ class Adapted:
 
     def drop_snapshot(self, p: dict) -> dict:
         s = p["snapshot"]
-        with self.journal.locked("snapshot-" + s["snapshot_id"]) as record:
+        with self.journal.locked(of_snapshot(s["snapshot_id"])) as record:
             entry = record.read()
             meta = self._meta(s, entry)
             if meta and hasattr(self.extension, "drop_snapshot"):
@@ -437,7 +438,7 @@ class Adapted:
 
     def is_alive(self, p: dict) -> dict:
         h = p["handle"]
-        now = (self.journal.peek(h["sandbox_id"]) or {}).get("generation")
+        now = (self.journal.peek(of_sandbox(h["sandbox_id"])) or {}).get("generation")
         if now and h.get("generation") and now != h["generation"]:
             return {"liveness": "gone"}  # it is another one
         try:
@@ -456,7 +457,7 @@ class Adapted:
             raise errors.NotFound(f"sandbox {p['id']} is not there")
         handle = self._handle("discover", found, p["id"])
         out = {"handle": self._seen(handle)}
-        stamp = (self.journal.peek(p["id"]) or {}).get("stamp")
+        stamp = (self.journal.peek(of_sandbox(p["id"])) or {}).get("stamp")
         if stamp:
             out["stamp"] = stamp
         return out

@@ -110,12 +110,3 @@ class Internal(SandboxError):
     """A defect."""
 
     kind = "internal"
-
-
-KINDS = {
-    c.kind: c
-    for c in (
-        Invalid, Unauthenticated, Denied, NotFound, Conflict, NoCredit, Exhausted,
-        Unsupported, Unavailable, Timeout, Failed, Canceled, Internal,
-    )
-}

@@ -16,6 +16,16 @@ from contextlib import contextmanager
 from typing import Any, Iterator, Optional
 
 
+def of_sandbox(id: str) -> str:
+    """Return the key of a sandbox. IDs are callers' choice: no two kinds of record share a name."""
+    return f"sandbox.{id}"
+
+
+def of_snapshot(id: str) -> str:
+    """Return the key of a snapshot."""
+    return f"snapshot.{id}"
+
+
 class Journal:
     """The records in one directory."""
 
@@ -23,7 +33,7 @@ class Journal:
         self._directory = directory
         os.makedirs(directory, mode=0o700, exist_ok=True)
         # Which journal it is: a handle of this one without a record is that of something that was torn down.
-        with self.locked("journal") as record:
+        with self.locked("journal.id") as record:
             value = record.read()
             if value is None:
                 value = {"journal": uuid.uuid4().hex[:16]}
@@ -31,13 +41,15 @@ class Journal:
         self.id: str = value["journal"]
 
     def _path(self, key: str) -> str:
-        # IDs are short and plain, but what is not must not lead elsewhere.
-        safe = key if key.replace("-", "").replace("_", "").isalnum() and len(key) <= 100 else hashlib.sha256(key.encode()).hexdigest()
-        return os.path.join(self._directory, safe)
+        # A kind and a name, "sandbox.one": IDs are short, plain and without a dot; what is not must not lead elsewhere.
+        kind, _, name = key.partition(".")
+        if not name.replace("-", "").replace("_", "").isalnum() or len(name) > 100:
+            name = hashlib.sha256(name.encode()).hexdigest()
+        return os.path.join(self._directory, f"{kind}.{name}")
 
     @contextmanager
     def locked(self, key: str) -> Iterator["Record"]:
-        """Keep everybody else from the record of key."""
+        """Keep everybody else from the record of key: of_sandbox(id) or of_snapshot(id)."""
         path = self._path(key) + ".lock"
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -117,6 +117,19 @@ class TestLife(Case):
         with self.assertRaises(KeyError):  # it had all there was
             self.adapted().teardown({"handle": h})
 
+    def test_ids_that_are_like_other_records(self):
+        self.e.supports_snapshots = lambda: True
+        self.e.snapshot = lambda handle: {"snapshot_id": "own"}
+        a = self.adapted()
+        for id in ("journal", "id", "snapshot-s1", "s1"):
+            h = a.provision(spec(id=id))
+            a.snapshot({"handle": h, "id": "s1"})
+            self.assertEqual(self.adapted().provision(spec(id=id)), h)
+            a.teardown({"handle": h})
+        self.assertEqual(self.names(), ["provision", "teardown"] * 4)
+        self.assertEqual(a.journal.id, self.adapted().journal.id)
+        self.assertEqual([f["snapshot"]["snapshot_id"] for f in a.list_snapshots({"owner": "owner"})], ["s1"])
+
     def test_what_is_asked_beyond_the_profile(self):
         with self.assertRaisesRegex(errors.Unsupported, "Recorder does not support image, limits.pids of a request"):
             self.adapted().provision(spec(image="x", limits={"pids": 3}))
