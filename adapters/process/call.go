@@ -123,35 +123,30 @@ func (c script) call(ctx context.Context, method string, params, result any, _ s
 		_, _ = p.in.Write(in) // one that does not read it does not need it
 		p.in.Close()
 	}()
-	type answer struct {
-		out []byte
-		err error
-	}
-	read := make(chan answer, 1)
+	read := make(chan []byte, 1)
 	go func() {
-		out, err := io.ReadAll(io.LimitReader(p.out, protocol.MaxLine+1))
+		out, _ := io.ReadAll(io.LimitReader(p.out, protocol.MaxLine+1))
 		if len(out) > protocol.MaxLine {
 			p.stop(fmt.Errorf("it answers more than %d bytes", protocol.MaxLine))
 		}
-		read <- answer{out, err}
+		read <- out
 	}()
 	<-p.ended
-	var a answer
+	var out []byte
 	select {
-	case a = <-read:
+	case out = <-read:
 	case <-time.After(stopTime): // somebody else still holds its output
 		p.out.Close()
-		a = <-read
-		a.err = nil
+		out = <-read
 	}
 	p.out.Close()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if len(a.out) > protocol.MaxLine {
+	if len(out) > protocol.MaxLine {
 		return p.why()
 	}
-	return c.answered(p, method, params, a.out, result)
+	return c.answered(p, method, params, out, result)
 }
 
 // turnsDir has the locks of sandboxes.

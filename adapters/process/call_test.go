@@ -142,11 +142,13 @@ func TestScriptIsCanceled(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { _, err := b.Provision(ctx, specOf("x3")); ended <- err }()
-	for {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if pids, err := procs.WithArg("8412"); err == nil && len(pids) == 2 {
 			break
 		}
-		time.Sleep(5 * time.Millisecond)
+		if time.Now().After(end) {
+			t.Fatal("the script does not start what it is to start")
+		}
 	}
 	cancel()
 	if err := <-ended; sandboxer.KindOf(err) != sandboxer.Canceled {

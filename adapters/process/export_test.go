@@ -22,3 +22,15 @@ func MakeExchange(dir string) (remove func(), err error) {
 	}
 	return x.close, nil
 }
+
+// Rests returns how long ext's process rests after each of n deaths that come at once.
+func Rests(ext sandboxer.Extension, n int) (rests []time.Duration) {
+	s := ext.(*extension).super
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range n {
+		s.failed(nil)
+		rests = append(rests, s.rest)
+	}
+	return rests
+}

@@ -129,6 +129,7 @@ func evil() int {
 			text, _ := json.Marshal(string(out))
 			say(`{"id":%d,"error":{"kind":"failed","message":%s}}`, l.ID, text)
 		case "silent":
+			os.WriteFile("silent", nil, 0o600)
 		case "die":
 			fmt.Fprintln(os.Stderr, "the end of "+hello.Hello.Config.Key)
 			return 4
@@ -308,6 +309,16 @@ func (h *hostile) works(t *testing.T) {
 	t.Errorf("it does not work any more: %v", err)
 }
 
+// eventually waits until ok.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited a minute for %s in vain", what)
+		}
+	}
+}
+
 func unavailable(t *testing.T, what string, err error, began time.Time, limit time.Duration) {
 	t.Helper()
 	if sandboxer.KindOf(err) != sandboxer.Unavailable {
@@ -343,7 +354,7 @@ func TestDeaths(t *testing.T) {
 			h.works(t)
 			began := time.Now()
 			go func() { waiting <- h.probe(context.Background(), "silent") }()
-			time.Sleep(50 * time.Millisecond)
+			eventually(t, "the call in flight", func() bool { _, err := os.Stat(filepath.Join(h.dir, "silent")); return err == nil })
 			unavailable(t, what, h.probe(t.Context(), what), began, 8*time.Second)
 			unavailable(t, "a call in flight", <-waiting, began, 8*time.Second)
 			h.works(t)
@@ -500,7 +511,7 @@ func TestFlood(t *testing.T) {
 	if err := h.probe(t.Context(), "flood"); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(time.Second)
+	eventually(t, "the flood", func() bool { return strings.Count(h.logs.String(), "\n") >= 100 })
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	if m.HeapInuse > 200<<20 {
@@ -715,5 +726,15 @@ func TestRestarts(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(filepath.Join(h.dir, "streams")); err != nil || len(entries) > 1 {
 		t.Errorf("sockets are left: %v, %v", entries, err)
+	}
+}
+
+// It rests for longer after each death, from 100 ms to half a minute.
+func TestRests(t *testing.T) {
+	rests := process.Rests(mustEvil(t).Extension, 12)
+	for i, rest := range rests {
+		if want := min(100*time.Millisecond<<i, 30*time.Second); rest != want {
+			t.Errorf("after death %d it rests %v; want %v", i+1, rest, want)
+		}
 	}
 }

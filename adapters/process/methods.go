@@ -20,11 +20,12 @@ const quick = 10 * time.Second
 
 // ask makes one request without a stream.
 func ask[R any](ctx context.Context, e *extension, method string, params any) (result R, err error) {
-	l, err := e.dial(ctx)
+	l, err := e.super.link(ctx)
 	if err != nil {
 		return result, sandboxer.Untouched(err)
 	}
-	return result, l.call(ctx, method, params, &result, "")
+	err = l.call(ctx, method, params, &result, "")
+	return result, err
 }
 
 // do is ask for what answers nothing.
@@ -35,7 +36,7 @@ func do(ctx context.Context, e *extension, method string, params any) error {
 
 // begin makes a request that answers when its stream has begun, and returns that.
 func (e *extension) begin(ctx context.Context, method string, params any) (*protocol.Stream, error) {
-	l, err := e.dial(ctx)
+	l, err := e.super.link(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +49,7 @@ func (e *extension) begin(ctx context.Context, method string, params any) (*prot
 	select {
 	case a := <-arrived:
 		if a.s != nil {
-			a.s.Hide = e.hide
+			a.s.Hide = e.super.hide
 		}
 		return a.s, a.err
 	case <-ctx.Done():
@@ -61,7 +62,7 @@ func (e *extension) begin(ctx context.Context, method string, params any) (*prot
 // broker's own, mine, ends the request and is what the caller gets. What the broker still has to send is not
 // waited for when the extension says that it is done.
 func (e *extension) along(ctx context.Context, method string, params, result any, sends bool, work func(s *protocol.Stream) (mine, theirs error)) error {
-	l, err := e.dial(ctx)
+	l, err := e.super.link(ctx)
 	if err != nil {
 		return sandboxer.Untouched(err)
 	}
@@ -97,7 +98,7 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 		}
 		answered <- nil
 	}
-	s.Hide = e.hide
+	s.Hide = e.super.hide
 	defer s.Close()
 	stop := context.AfterFunc(ctx, func() { s.Close() }) // whoever waits to send on it gets to hear that it is cancelled
 	defer stop()
@@ -274,7 +275,7 @@ func (e *extension) caches(ctx context.Context, method, host string) (out []sand
 // values is the list that a method's stream is.
 func values[W, V any](ctx context.Context, e *extension, method string, params any, arrive func(W) V) iter.Seq2[V, error] {
 	return func(yield func(V, error) bool) {
-		if e.calls { // which answers with all of them
+		if e.super.p.Mode == sandboxer.ProgramCall { // which answers with all of them
 			all, err := ask[struct {
 				Values []W `json:"values"`
 			}](ctx, e, method, params)

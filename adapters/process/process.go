@@ -53,14 +53,7 @@ type arrival struct {
 
 // extension is an open one.
 type extension struct {
-	id    string
-	dial  func(ctx context.Context) (link, error) // the running process, which is started if it must be
-	shut  func() error
-	super *supervisor
-	// calls says that a process is started for each call (mode: call).
-	calls bool
-	hide  func(error) error // blanks secrets out
-
+	super       *supervisor
 	description sandboxer.Description
 }
 
@@ -68,7 +61,10 @@ type extension struct {
 func (e *extension) Describe() sandboxer.Description { return e.description }
 
 // Close ends the process; sandboxes live on.
-func (e *extension) Close() error { return e.shut() }
+func (e *extension) Close() error {
+	e.super.close()
+	return nil
+}
 
 func open(ctx context.Context, env sandboxer.Env) (sandboxer.Extension, error) {
 	if env.Config == nil {
@@ -86,7 +82,6 @@ func open(ctx context.Context, env sandboxer.Env) (sandboxer.Extension, error) {
 		return nil, err
 	}
 	s := newSupervisor(env, p)
-	e := &extension{id: env.Extension, dial: s.link, shut: s.close, super: s, hide: s.hide, calls: p.Mode == sandboxer.ProgramCall}
 	d, ok := readDescription(env.Dir, digest)
 	if !ok {
 		if d, err = s.describe(ctx); err != nil {
@@ -98,8 +93,7 @@ func open(ctx context.Context, env sandboxer.Env) (sandboxer.Extension, error) {
 		}
 	}
 	s.opened(d)
-	e.description = d
-	return e, nil
+	return &extension{s, d}, nil
 }
 
 // known implements sandboxer.Adapter's Known.

@@ -191,8 +191,10 @@ class Daemons:
 		}
 		return len(pids)
 	}
-	for running("8422") == 0 {
-		time.Sleep(5 * time.Millisecond)
+	for end := time.Now().Add(time.Minute); running("8422") == 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the command does not start")
+		}
 	}
 	if err := b.Close(); err != nil {
 		t.Error(err)

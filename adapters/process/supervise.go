@@ -258,10 +258,7 @@ func (s *supervisor) watch(sess *session) {
 }
 
 // close ends the process and waits until nothing of it is left.
-func (s *supervisor) close() error {
-	s.once.Do(s.shut)
-	return nil
-}
+func (s *supervisor) close() { s.once.Do(s.shut) }
 
 func (s *supervisor) shut() {
 	s.mu.Lock()

@@ -90,7 +90,12 @@ func New(r *bufio.Reader, w io.Writer, opts Options) *Conn {
 	if opts.MaxAsked == 0 {
 		opts.MaxAsked = 8
 	}
-	c := &Conn{slots: make(chan struct{}, opts.MaxAsked), lasting: make(chan struct{}, max(opts.MaxAsked-opts.MaxAsked/4, 1)), busy: make(chan struct{}, 4*opts.MaxServed), opts: opts, r: r, rest: make(chan []byte, 1), turn: make(chan struct{}, 1), asked: map[uint64]*asked{}, serving: map[uint64]context.CancelFunc{}, done: make(chan struct{})}
+	c := &Conn{
+		opts: opts, r: r, rest: make(chan []byte, 1), turn: make(chan struct{}, 1),
+		asked: map[uint64]*asked{}, serving: map[uint64]context.CancelFunc{},
+		slots: make(chan struct{}, opts.MaxAsked), lasting: make(chan struct{}, max(opts.MaxAsked-opts.MaxAsked/4, 1)),
+		busy: make(chan struct{}, 4*opts.MaxServed), done: make(chan struct{}),
+	}
 	if f, ok := w.(syscall.Conn); ok {
 		c.raw, _ = f.SyscallConn()
 	}

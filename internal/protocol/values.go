@@ -1,9 +1,11 @@
 package protocol
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"time"
 	"unicode/utf8"
 
@@ -41,40 +43,23 @@ func (b *Bytes) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*string)(b))
 }
 
-func bytesMap(m map[string]string) map[string]Bytes {
+// values returns m with its values as the other kind of text; nil for nil.
+func values[To, From ~string](m map[string]From) map[string]To {
 	if m == nil {
 		return nil
 	}
-	out := make(map[string]Bytes, len(m))
+	out := make(map[string]To, len(m))
 	for k, v := range m {
-		out[k] = Bytes(v)
+		out[k] = To(v)
 	}
 	return out
 }
 
-func stringMap(m map[string]Bytes) map[string]string {
-	if m == nil {
-		return nil
-	}
-	out := make(map[string]string, len(m))
-	for k, v := range m {
-		out[k] = string(v)
-	}
-	return out
-}
-
-func bytesList(l []string) []Bytes {
-	out := make([]Bytes, len(l))
+// each returns l as the other kind of text.
+func each[To, From ~string](l []From) []To {
+	out := make([]To, len(l))
 	for i, s := range l {
-		out[i] = Bytes(s)
-	}
-	return out
-}
-
-func stringList(l []Bytes) []string {
-	out := make([]string, len(l))
-	for i, s := range l {
-		out[i] = string(s)
+		out[i] = To(s)
 	}
 	return out
 }
@@ -93,16 +78,9 @@ type SpecParams struct {
 
 // SpecOf returns spec as it travels.
 func SpecOf(spec sandboxer.Spec) SpecParams {
-	n := SpecParams{Spec: spec, Env: bytesMap(spec.Env), Place: spec.Place, Stamp: spec.Stamp, Host: "localhost"}
-	for _, host := range []string{spec.Host, spec.Place} {
-		if host != "" {
-			n.Host = host
-		}
-	}
+	n := SpecParams{Spec: spec, Env: values[Bytes](spec.Env), Place: spec.Place, Stamp: spec.Stamp, Host: cmp.Or(spec.Place, spec.Host, "localhost")}
 	n.Spec.Inputs = make(map[string]string, len(spec.Inputs)+1)
-	for k, v := range spec.Inputs {
-		n.Spec.Inputs[k] = v
-	}
+	maps.Copy(n.Spec.Inputs, spec.Inputs)
 	n.Spec.Inputs[InputID] = spec.ID
 	return n
 }
@@ -110,7 +88,7 @@ func SpecOf(spec sandboxer.Spec) SpecParams {
 // Full returns the spec that n is of.
 func (n SpecParams) Full() sandboxer.Spec {
 	s := n.Spec
-	s.Env, s.Place, s.Stamp = stringMap(n.Env), n.Place, n.Stamp
+	s.Env, s.Place, s.Stamp = values[string](n.Env), n.Place, n.Stamp
 	if s.Inputs[InputID] == s.ID {
 		delete(s.Inputs, InputID)
 	}
@@ -133,12 +111,12 @@ type Cmd struct {
 
 // CmdOf returns c as it travels.
 func CmdOf(c sandboxer.Cmd) Cmd {
-	return Cmd{bytesList(c.Args), bytesMap(c.Env), Bytes(c.Dir), c.User, c.Service, c.TTY, c.Stdin != nil}
+	return Cmd{each[Bytes](c.Args), values[Bytes](c.Env), Bytes(c.Dir), c.User, c.Service, c.TTY, c.Stdin != nil}
 }
 
 // Cmd returns what c is of, without streams.
 func (c Cmd) Cmd() sandboxer.Cmd {
-	return sandboxer.Cmd{Args: stringList(c.Args), Env: stringMap(c.Env), Dir: string(c.Dir), User: c.User, Service: c.Service, TTY: c.TTY}
+	return sandboxer.Cmd{Args: each[string](c.Args), Env: values[string](c.Env), Dir: string(c.Dir), User: c.User, Service: c.Service, TTY: c.TTY}
 }
 
 // Process is sandboxer.ProcessSpec, or a sandboxer.Process, which has a PID.
@@ -155,22 +133,22 @@ type Process struct {
 
 // ProcessOf returns a process that runs as it travels.
 func ProcessOf(p sandboxer.Process) Process {
-	return Process{PID: p.PID, Args: bytesList(p.Args), Env: bytesMap(p.Env), Dir: Bytes(p.Dir), Tag: Bytes(p.Tag)}
+	return Process{PID: p.PID, Args: each[Bytes](p.Args), Env: values[Bytes](p.Env), Dir: Bytes(p.Dir), Tag: Bytes(p.Tag)}
 }
 
 // ProcessSpecOf returns one that is to be started as it travels.
 func ProcessSpecOf(p sandboxer.ProcessSpec) Process {
-	return Process{0, bytesList(p.Args), bytesMap(p.Env), Bytes(p.Dir), p.User, p.TTY, p.Input, Bytes(p.Tag)}
+	return Process{0, each[Bytes](p.Args), values[Bytes](p.Env), Bytes(p.Dir), p.User, p.TTY, p.Input, Bytes(p.Tag)}
 }
 
 // Process returns the running process that p is of.
 func (p Process) Process() sandboxer.Process {
-	return sandboxer.Process{PID: p.PID, Tag: string(p.Tag), Args: stringList(p.Args), Dir: string(p.Dir), Env: stringMap(p.Env)}
+	return sandboxer.Process{PID: p.PID, Tag: string(p.Tag), Args: each[string](p.Args), Dir: string(p.Dir), Env: values[string](p.Env)}
 }
 
 // ProcessSpec returns what is to be started.
 func (p Process) ProcessSpec() sandboxer.ProcessSpec {
-	return sandboxer.ProcessSpec{Args: stringList(p.Args), Env: stringMap(p.Env), Dir: string(p.Dir), User: p.User, TTY: p.TTY, Input: p.Input, Tag: string(p.Tag)}
+	return sandboxer.ProcessSpec{Args: each[string](p.Args), Env: values[string](p.Env), Dir: string(p.Dir), User: p.User, TTY: p.TTY, Input: p.Input, Tag: string(p.Tag)}
 }
 
 // File is sandboxer.FileInfo.
