@@ -76,6 +76,7 @@ var notTyped = []struct{ begins, why string }{
 	{"host rm", "as host drain"},
 	{"profile init", "makes one of ext.local, which is not built in here; docs.TestCommands types it"},
 	{"profile validate x", "of a file that has a fault"},
+	{"extension test", "of a file that extension new writes; TestPrograms types it"},
 }
 
 // What a text leaves open stands for something that is there, and every command of a text
