@@ -42,8 +42,10 @@ type Profile struct {
 	PauseDepth PauseDepth    `json:"pause_depth,omitempty"`
 	MaxPaused  time.Duration `json:"max_paused_ns,omitempty"`
 	AutoResume bool          `json:"auto_resume,omitempty"`
-	Price      Price         `json:"price,omitzero"` // what tenants pay where the extension quotes nothing
-	Pool       Pool          `json:"pool,omitzero"`
+	// Ready is what a sandbox has to answer before its user gets it.
+	Ready ReadyCheck `json:"ready,omitzero"`
+	Price Price      `json:"price,omitzero"` // what tenants pay where the extension quotes nothing
+	Pool  Pool       `json:"pool,omitzero"`
 	// Builtin is set for what came with the program and no operator wrote or changed.
 	Builtin bool `json:"builtin,omitempty"`
 }

@@ -416,6 +416,7 @@ type Profile struct {
 	MaxPaused   Duration                `json:"max_paused,omitempty" example:"72h0m0s" doc:"A paused sandbox is kept so long, and then destroyed. Absent: 168h"`
 	AutoResume  bool                    `json:"auto_resume,omitempty" doc:"Using a paused sandbox resumes it"`
 	Pool        *ProfilePool            `json:"pool,omitempty" doc:"Sandboxes that are kept ready. Absent if none are"`
+	Ready       *ReadyCheck             `json:"ready,omitempty" doc:"What a sandbox has to answer before its user gets it. Absent: what its extension waits for is enough"`
 	Price       *Price                  `json:"price,omitempty"`
 	Builtin     bool                    `json:"builtin,omitempty" doc:"It came with the program, and no operator wrote or changed it"`
 }
@@ -424,6 +425,13 @@ type Profile struct {
 type ProfilePool struct {
 	Size   int      `json:"size" example:"4" doc:"How many wait"`
 	MaxAge Duration `json:"max_age" example:"1h0m0s" doc:"One that waited so long is replaced"`
+}
+
+// ReadyCheck is what is asked of a sandbox before its user gets it: a request, or a command.
+type ReadyCheck struct {
+	HTTP    *sandboxer.ReadyHTTP `json:"http,omitempty" doc:"A GET request inside, and the status that counts. Without a port: at the sandbox's URL"`
+	Command []string             `json:"command,omitempty" doc:"A command that ends with 0 when the sandbox is ready"`
+	Timeout Duration             `json:"timeout" example:"30s" doc:"How long that may take; after it the create has failed"`
 }
 
 // NewProfile is the public form of p: of the environment only the names.
@@ -437,6 +445,12 @@ func NewProfile(p sandboxer.Profile) Profile {
 	}
 	if p.Pool.Size > 0 {
 		out.Pool = &ProfilePool{Size: p.Pool.Size, MaxAge: Duration(cmp.Or(p.Pool.MaxAge, sandboxer.DefaultPoolAge))}
+	}
+	if r := p.Ready.WithDefaults(); r.Asks() {
+		out.Ready = &ReadyCheck{Command: r.Command, Timeout: Duration(r.Timeout)}
+		if r.HTTP != (sandboxer.ReadyHTTP{}) {
+			out.Ready.HTTP = &r.HTTP
+		}
 	}
 	if p.Price != (sandboxer.Price{}) {
 		out.Price = &Price{Setup: Credits(p.Price.Setup), PerHour: Credits(p.Price.PerHour)}

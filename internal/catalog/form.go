@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -53,6 +54,7 @@ type profileForm struct {
 	PauseDepth  sandboxer.PauseDepth   `yaml:"pause_depth" help:"How deep to pause where nobody says: freeze (memory stays), disk (memory and files are saved), files (processes end)."`
 	MaxPaused   time.Duration          `yaml:"max_paused" min:"1s" help:"How long a paused sandbox is kept before it is destroyed (7d)."`
 	AutoResume  bool                   `yaml:"auto_resume" help:"Whether using a paused sandbox (commands, files, ports) resumes it."`
+	Ready       readyForm              `yaml:"ready" help:"What a sandbox has to answer, once its extension calls it ready, before its user gets it."`
 	Price       priceForm              `yaml:"price" help:"What tenants pay, in credits, where the extension quotes nothing."`
 	Pool        poolForm               `yaml:"pool" help:"Sandboxes that are kept ready for whoever asks next."`
 }
@@ -81,9 +83,33 @@ type mountForm struct {
 	ReadOnly bool   `yaml:"read_only" help:"Whether writing is refused."`
 }
 
+type readyForm struct {
+	HTTP    *readyHTTPForm `yaml:"http" help:"A GET request; redirects are not followed."`
+	Command []string       `yaml:"command" text:"any" nonempty:"true" help:"A command, as a list of arguments, that ends with 0 when it is ready."`
+	Timeout time.Duration  `yaml:"timeout" min:"1s" max:"20m" help:"How long it may take until then, after which it has failed (30s)."`
+}
+
+type readyHTTPForm struct {
+	Port   int    `yaml:"port" min:"1" max:"65535" help:"Port inside; without it the URL that the extension gives its sandboxes."`
+	Path   string `yaml:"path" format:"urlpath" help:"Path with its query (/)."`
+	Status int    `yaml:"status" min:"200" max:"599" help:"The status that counts, and no other (200)."`
+}
+
 type priceForm struct {
 	Setup   sandboxer.Credits `yaml:"setup" help:"Once per sandbox."`
 	PerHour sandboxer.Credits `yaml:"per_hour" help:"Per hour of life."`
+}
+
+// check translates, and reports what no single field shows.
+func (f readyForm) check(d *decoder) sandboxer.ReadyCheck {
+	r := sandboxer.ReadyCheck{Command: f.Command, Timeout: f.Timeout}
+	if f.HTTP != nil {
+		r.HTTP = sandboxer.ReadyHTTP{Port: f.HTTP.Port, Path: cmp.Or(f.HTTP.Path, "/"), Status: f.HTTP.Status}
+	}
+	if err := r.Check(); err != nil {
+		d.faultKey("ready", "", "%s", sandboxer.Message(err))
+	}
+	return r.WithDefaults()
 }
 
 func (f limitsForm) limits() sandboxer.Limits {
@@ -112,6 +138,7 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 		Ports:   f.Ports, Workspace: f.Workspace, User: f.User, Inputs: f.Inputs,
 		TTL: f.TTL, MaxTTL: f.MaxTTL, Idle: f.Idle,
 		OnTTL: f.OnTTL, PauseDepth: f.PauseDepth, MaxPaused: f.MaxPaused, AutoResume: f.AutoResume,
+		Ready: f.Ready.check(d),
 		Price: sandboxer.Price{Setup: f.Price.Setup, PerHour: f.Price.PerHour},
 		Pool:  sandboxer.Pool{Size: f.Pool.Size, MaxAge: f.Pool.MaxAge},
 	}
