@@ -32,7 +32,9 @@ type Profile struct {
 	Inputs    map[string]string `json:"inputs,omitempty"` // defaults; the caller's win
 	TTL       time.Duration     `json:"ttl_ns,omitempty"` // lifetime when the caller names none
 	MaxTTL    time.Duration     `json:"max_ttl_ns,omitempty"`
-	Idle      time.Duration     `json:"idle_ns,omitempty"` // destroy after so long without use; 0 means never
+	// Idle is how long nobody may use a sandbox until OnIdle is done with it; 0 means for ever.
+	Idle   time.Duration `json:"idle_ns,omitempty"`
+	OnIdle ExpiryAction  `json:"on_idle,omitempty"`
 	// OnTTL says what happens when the time to live is over. A paused sandbox costs
 	// nothing and is destroyed after MaxPaused (DefaultMaxPaused if zero). PauseDepth is
 	// the depth where nobody names one; empty takes what the extension can: for an

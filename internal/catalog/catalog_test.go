@@ -300,6 +300,7 @@ inputs: {repo: ., branch: 1.10}
 ttl: 45m
 max_ttl: 1d12h
 idle: 1h30m
+on_idle: pause
 on_ttl: pause
 pause_depth: disk
 max_paused: 3d
@@ -331,7 +332,7 @@ func TestProfileEveryField(t *testing.T) {
 		Mounts: []sandboxer.Mount{{Source: "/srv/data", Target: "/data", ReadOnly: true}, {Source: "/srv/more", Target: "/more"}},
 		Ports:  []int{80, 443}, Workspace: "/workspace", User: "1000:1000",
 		Inputs: map[string]string{"repo": ".", "branch": "1.10"},
-		TTL:    45 * time.Minute, MaxTTL: 36 * time.Hour, Idle: 90 * time.Minute,
+		TTL:    45 * time.Minute, MaxTTL: 36 * time.Hour, Idle: 90 * time.Minute, OnIdle: sandboxer.ExpiryPause,
 		OnTTL: sandboxer.ExpiryPause, PauseDepth: sandboxer.PauseDisk, MaxPaused: 72 * time.Hour, AutoResume: true,
 		Ready: sandboxer.ReadyCheck{HTTP: sandboxer.ReadyHTTP{Port: 8080, Path: "/v1/sandbox?x=1", Status: 204}, Timeout: time.Minute},
 		Price: sandboxer.Price{Setup: 10_000, PerHour: 120_000},

@@ -49,7 +49,8 @@ type profileForm struct {
 	Inputs      map[string]string      `yaml:"inputs" text:"any" help:"Defaults for inputs; the caller's win."`
 	TTL         time.Duration          `yaml:"ttl" min:"1s" help:"Lifetime when the caller names none (30m)."`
 	MaxTTL      time.Duration          `yaml:"max_ttl" min:"1s" help:"Longest lifetime a caller may ask for (24h)."`
-	Idle        time.Duration          `yaml:"idle" min:"1s" help:"Destroy after so long without use; without it never."`
+	Idle        time.Duration          `yaml:"idle" min:"1s" help:"How long nobody may use it until on_idle is done; without it for ever."`
+	OnIdle      sandboxer.ExpiryAction `yaml:"on_idle" help:"What happens after so long without use: destroy (the default) or pause."`
 	OnTTL       sandboxer.ExpiryAction `yaml:"on_ttl" help:"What happens when the time to live is over: destroy (the default) or pause."`
 	PauseDepth  sandboxer.PauseDepth   `yaml:"pause_depth" help:"How deep to pause where nobody says: freeze (memory stays), disk (memory and files are saved), files (processes end)."`
 	MaxPaused   time.Duration          `yaml:"max_paused" min:"1s" help:"How long a paused sandbox is kept before it is destroyed (7d)."`
@@ -136,7 +137,7 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 		Limits: f.Limits.limits(), MaxLimits: f.MaxLimits.limits(),
 		Network: sandboxer.NetworkPolicy{Mode: f.Network.Mode, Allow: f.Network.Allow},
 		Ports:   f.Ports, Workspace: f.Workspace, User: f.User, Inputs: f.Inputs,
-		TTL: f.TTL, MaxTTL: f.MaxTTL, Idle: f.Idle,
+		TTL: f.TTL, MaxTTL: f.MaxTTL, Idle: f.Idle, OnIdle: f.OnIdle,
 		OnTTL: f.OnTTL, PauseDepth: f.PauseDepth, MaxPaused: f.MaxPaused, AutoResume: f.AutoResume,
 		Ready: f.Ready.check(d),
 		Price: sandboxer.Price{Setup: f.Price.Setup, PerHour: f.Price.PerHour},
@@ -149,6 +150,9 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 	}
 	if err := p.Limits.Within(p.MaxLimits, "max_limits"); err != nil {
 		d.faultKey("max_limits", "", "%s", sandboxer.Message(err))
+	}
+	if f.OnIdle != "" && f.Idle == 0 && d.places["idle"].key == nil {
+		d.fault("on_idle", "", "has no effect without idle")
 	}
 	if f.Pool.Size == 0 && f.Pool.MaxAge != 0 {
 		d.faultKey("pool.max_age", "", "an age has no effect without a size")

@@ -81,7 +81,7 @@ func profileView() view[*api.Profile] {
 				{"command", strings.Join(p.Command, " ")}, {"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)},
 				{"limits", limitsText(p.Limits)}, {"largest limits", limitsText(p.MaxLimits)}, {"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)},
 				{"workspace", p.Workspace}, {"user", p.User}, {"inputs", pairs(p.Inputs)},
-				{"ttl", durationText(p.TTL)}, {"longest ttl", durationText(p.MaxTTL)}, {"idle", durationText(p.Idle)},
+				{"ttl", durationText(p.TTL)}, {"longest ttl", durationText(p.MaxTTL)}, {"idle", durationText(p.Idle)}, {"on idle", string(p.OnIdle)},
 				{"on ttl", string(p.OnTTL)}, {"pause depth", string(p.PauseDepth)}, {"longest pause", durationText(p.MaxPaused)}, {"auto resume", ifSo(p.AutoResume)},
 				{"ready when", readyText(p.Ready)}, {"pool", pool}, {"price", price}, {"built in", ifSo(p.Builtin)},
 			}

@@ -299,7 +299,7 @@ func (o *resolvedRequest) record(generation int) *sandboxer.Sandbox {
 	for _, p := range o.spec.Ports {
 		sb.Opened = append(sb.Opened, sandboxer.OpenPort{Port: p, Rev: 1})
 	}
-	if sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause {
+	if pauses(sb.Spec.Profile) {
 		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter) // the backend must not remove it while it is being paused
 	}
 	if o.from != nil {
