@@ -202,7 +202,7 @@ type suite struct {
 func (s *suite) group(t *testing.T, c sandboxer.Capability, f func(*testing.T)) {
 	t.Run(string(c), func(t *testing.T) {
 		if !slices.Contains(s.Want, c) {
-			t.Skipf("the harness does not want %s", c)
+			t.Skipf("the harness does not say that the extension has %s", c)
 		}
 		if !s.open(t).Can(c) {
 			t.Fatalf("the extension lacks %s", c)
