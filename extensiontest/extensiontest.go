@@ -145,6 +145,7 @@ func Run(t *testing.T, h Harness) {
 	s.group(t, sandboxer.CanAgent, s.agent)
 	s.group(t, sandboxer.CanProcesses, s.processes)
 	s.group(t, sandboxer.CanWatch, s.watching)
+	s.group(t, sandboxer.CanNotify, s.notify)
 	t.Run("place", s.places)
 	t.Run("hang", s.hang)
 }
