@@ -111,6 +111,9 @@ func (c script) call(ctx context.Context, method string, params, result any, _ s
 	if err != nil {
 		return err
 	}
+	if err := ctx.Err(); err != nil {
+		return err // a script that began might do it all before it is killed
+	}
 	p, err := s.spawn(nil, []string{method}, env)
 	if err != nil {
 		return err

@@ -159,6 +159,29 @@ func TestScriptIsCanceled(t *testing.T) {
 	}
 }
 
+// A script is not started for a call that nobody waits for any more.
+func TestCanceledCallsStartNothing(t *testing.T) {
+	dir := t.TempDir()
+	e, err := openSecret(t, dir, sandboxer.Program{Mode: sandboxer.ProgramCall, Command: []string{"/bin/sh", "-c", `case $1 in describe) exit 64 ;; esac; echo $1 >>began`, "sh"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.(interface{ Close() error }).Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 { // it was a matter of luck
+		if _, err := e.Teardown(ctx, sandboxer.Handle{SandboxID: "x5", Generation: 1}); sandboxer.KindOf(err) != sandboxer.Canceled {
+			t.Errorf("Teardown: %v", err)
+		}
+	}
+	if _, err := e.WaitReady(t.Context(), sandboxer.Handle{SandboxID: "x5", Generation: 1}); err != nil {
+		t.Error(err)
+	}
+	if data, err := os.ReadFile(filepath.Join(dir, "began")); string(data) != "wait_ready\n" {
+		t.Errorf("what was started: %q, %v", data, err)
+	}
+}
+
 // Secrets are in what a script reads, and nowhere else.
 func TestSecretsOfScripts(t *testing.T) {
 	t.Setenv("HUSH", "hush-hush-hush")
