@@ -273,8 +273,10 @@ func TestReadyPooled(t *testing.T) {
 		s.profiles[len(s.profiles)-1].Pool.Size = 1
 	})
 	eventually(t, "one waits", func() bool {
-		pools, err := r.Pools(admin)
-		return err == nil && pools[0].Ready == 1
+		p := r.poolOf("profile.ready")
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return len(p.ready) == 1
 	})
 	if n := asked.Load(); n != 0 {
 		t.Errorf("one of the pool was asked %d times", n)
