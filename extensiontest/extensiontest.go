@@ -178,6 +178,7 @@ func (s *suite) groups() []group {
 		s.group(sandboxer.CanAgent, s.agent),
 		s.group(sandboxer.CanProcesses, s.processes),
 		s.group(sandboxer.CanWatch, s.watching),
+		s.group(sandboxer.CanNotify, s.notify),
 		{placeGroup, s.places},
 		{"hang", s.hang},
 	}
@@ -227,7 +228,7 @@ type suite struct {
 func (s *suite) group(c sandboxer.Capability, f func(*testing.T)) group {
 	return group{string(c), func(t *testing.T) {
 		if !slices.Contains(s.Want, c) {
-			t.Skipf("the harness does not want %s", c)
+			t.Skipf("the harness does not say that the extension has %s", c)
 		}
 		if !s.open(t).Can(c) {
 			t.Fatalf("the extension lacks %s", c)

@@ -52,7 +52,7 @@ func TestConformanceServed(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	dir := shortDir(t)
 	h := harness(dir, func(t *testing.T) sandboxer.Extension { return openServed(t, dir, ours("conformance")) })
-	extensiontest.RunGroups(t, h, "core", "exec", "snapshot")
+	extensiontest.RunGroups(t, h, "core", "exec", "snapshot", "notify")
 }
 
 // BenchmarkServed reports what a program of its own costs: the median time from the create of a sandbox to the end of its first
