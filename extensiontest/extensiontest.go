@@ -145,6 +145,7 @@ func Run(t *testing.T, h Harness) {
 	s.group(t, sandboxer.CanAgent, s.agent)
 	s.group(t, sandboxer.CanProcesses, s.processes)
 	s.group(t, sandboxer.CanWatch, s.watching)
+	s.group(t, sandboxer.CanNotify, s.notify)
 	t.Run("place", s.places)
 	t.Run("hang", s.hang)
 }
@@ -202,7 +203,7 @@ type suite struct {
 func (s *suite) group(t *testing.T, c sandboxer.Capability, f func(*testing.T)) {
 	t.Run(string(c), func(t *testing.T) {
 		if !slices.Contains(s.Want, c) {
-			t.Skipf("the harness does not want %s", c)
+			t.Skipf("the harness does not say that the extension has %s", c)
 		}
 		if !s.open(t).Can(c) {
 			t.Fatalf("the extension lacks %s", c)

@@ -522,6 +522,15 @@ func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[san
 	return values(ctx, e, protocol.MethodListRunning, protocol.OwnerParams{Owner: owner}, func(h sandboxer.Handle) sandboxer.Handle { return h })
 }
 
+// Notify implements sandboxer.Notifier.
+func (e *extension) Notify(ctx context.Context, owner string) (iter.Seq2[string, error], error) {
+	s, err := e.begin(ctx, protocol.MethodNotify, protocol.OwnerParams{Owner: owner})
+	if err != nil {
+		return nil, err
+	}
+	return received(ctx, s, func(n protocol.Notice) string { return n.SandboxID }), nil
+}
+
 // Snapshot implements sandboxer.Snapshotter.
 func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
 	return ask[sandboxer.Snapshot](ctx, e, protocol.MethodSnapshot, protocol.SnapshotParams{OfSandbox: of(h), ID: id})
@@ -612,6 +621,7 @@ var _ interface {
 	sandboxer.AgentDialer
 	sandboxer.ProcessManager
 	sandboxer.Watcher
+	sandboxer.Notifier
 	sandboxer.Prober
 	sandboxer.Discoverer
 	sandboxer.Lister
