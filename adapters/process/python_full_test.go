@@ -51,7 +51,7 @@ func TestConformanceOfFullClass(t *testing.T) {
 		Inputs: []sandboxer.Input{{Name: sandboxer.AnyInput, Restricted: true}},
 		Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanExpose,
 			sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanMeter,
-			sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats},
+			sandboxer.CanNotify, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats},
 		Enforces: []extensiontest.Feature{extensiontest.Owned},
 		Listen: func(port int) []string {
 			return []string{self(t), "echo", "127.0.0.1:" + strconv.Itoa(port)}

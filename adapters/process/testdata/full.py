@@ -264,6 +264,21 @@ class Full(SandboxExtension):
                 if not name.endswith(".gone"):
                     yield world.read(os.path.join(boxes, name))["handle"]
 
+    def notify(self):
+        # From now on, and not from when the first one is asked for.
+        known, canceled = self.there(), request.current().canceled
+
+        def changes(known):
+            while not canceled.wait(0.05):
+                now = self.there()
+                yield from known ^ now
+                known = now
+
+        return changes(known)
+
+    def there(self):
+        return {h["sandbox_id"] for h in self.list_running()}
+
     def discover(self, sandbox_id):
         try:
             return self.at({"sandbox_id": sandbox_id})[1]["handle"]

@@ -29,6 +29,7 @@ OPTIONAL = {
     "probe": ["is_alive"],
     "discover": ["discover"],
     "list": ["list_running"],
+    "notify": ["notify"],
     "pause": ["pause", "resume"],
     "renew": ["renew"],
     "capacity": ["capacity"],
@@ -486,6 +487,23 @@ class Adapted:
             handle = self._strings("list_running", found, ["sandbox_id", "host"])
             yield self._seen(handle)
 
+    def notify(self, p: dict) -> Callable[[protocol.Stream], None]:
+        canceled = current().canceled
+        told = self.extension.notify() if p["owner"] in ("", self.owner) else None
+
+        def go_on(stream: protocol.Stream) -> None:
+            if told is None:
+                canceled.wait()
+                return
+            for id in told:
+                if not isinstance(id, str):
+                    raise BadAnswer(f"{self.name}.notify told a {type(id).__name__}, and no ID")
+                stream.send(protocol.OUT, protocol.encode({"sandbox_id": id}))
+            if not canceled.is_set():
+                raise errors.Unavailable(f"{self.name} tells nothing more")
+
+        return go_on
+
     def pause(self, p: dict) -> dict:
         self.extension.pause(self._known(p["handle"]))
         return {}
@@ -683,7 +701,7 @@ class Adapted:
 
 # The methods by how they use a stream.
 ALONG = {"exec", "write_file", "archive", "unarchive"}
-BEGUN = {"read_file", "list_files", "dial"}
+BEGUN = {"read_file", "list_files", "dial", "notify"}
 LISTS = {"list_running", "list_snapshots"}
 
 # Calls of one sandbox that come one after the other.

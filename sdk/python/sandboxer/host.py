@@ -168,9 +168,7 @@ class Call:
 
     def cancel(self) -> None:
         """The caller has left. A method that cannot be interrupted goes on; its answer is nobody's."""
-        self.stuck = time.monotonic() + STUCK_TIME
-        self.canceled.set()
-        self.host.watch()
+        self.left()
         gone = {"error": {"kind": "canceled", "message": f"{self.method} was canceled"}}
         if self.method in adapt.ALONG:
             if self.stream is not None and self.method != "exec":
@@ -180,6 +178,21 @@ class Call:
             timer.start()
         else:
             self.answer(gone)
+
+    def left(self) -> None:
+        """Nobody waits for the call any more."""
+        self.stuck = time.monotonic() + STUCK_TIME
+        self.canceled.set()
+        self.host.watch()
+
+    def listen(self, stream: protocol.Stream) -> None:
+        """Wait until the broker wants no more of a stream that has no end of its own."""
+        try:
+            while stream.receive() is not None:
+                pass
+        except (OSError, ValueError, protocol.ProtocolError):
+            pass
+        self.left()
 
     def progress(self, step: str, done: int = 0, total: int = 0) -> None:
         if not self._answered:
@@ -222,6 +235,8 @@ class Call:
         """Answer that the stream has begun, and go on with it."""
         stream = self.open()
         try:
+            if self.method == "notify":
+                threading.Thread(target=self.listen, args=(stream,), daemon=True).start()
             self.answer({"result": {}})
             try:
                 go_on(stream)

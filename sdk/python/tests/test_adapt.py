@@ -8,7 +8,7 @@ from sandboxer import adapt, errors, host, protocol
 from sandboxer.extensions.base import SandboxExtension
 from sandboxer.journal import Journal
 from sandboxer.models import MeterQuote
-from sandboxer.testing import SSHConfig
+from sandboxer.testing import SSHConfig, answering
 
 
 class Recorder(SandboxExtension):
@@ -275,6 +275,33 @@ class TestFiles(Case):
         self.e.dial = lambda handle, port: here
         self.adapted().dial({"handle": {"sandbox_id": "one"}, "port": 80})
         self.assertIsNone(here.gettimeout())
+
+
+class TestNotify(Case):
+    def sent(self, told, canceled=False, owner="owner"):
+        self.e.notify = lambda: iter(told)
+        out = []
+
+        class Stream:
+            def send(self, channel, payload):
+                out.append(protocol.decode(payload))
+
+        with answering() as call:
+            go_on = self.adapted().notify({"owner": owner})
+            if canceled:
+                call.canceled.set()
+            go_on(Stream())
+        return out
+
+    def test_who_is_told_what(self):
+        self.assertEqual(self.sent(["a", "b"], canceled=True), [{"sandbox_id": "a"}, {"sandbox_id": "b"}])
+        self.assertEqual(self.sent(["a"], canceled=True, owner="other"), [])
+
+    def test_an_end_that_was_not_asked_for(self):
+        with self.assertRaises(errors.Unavailable):
+            self.sent(["a"])
+        with self.assertRaisesRegex(adapt.BadAnswer, "Recorder.notify told a int, and no ID"):
+            self.sent([7])
 
 
 class TestFuse(Case):
