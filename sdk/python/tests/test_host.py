@@ -226,14 +226,18 @@ class TestHost(unittest.TestCase):
             sys.modules["__main__"].MAX_WAITING = 8
             class Extension(Quick):
                 def is_alive(self, handle):
+                    open(f"{self.config['root']}/{handle['sandbox_id']}.asked", "w").close()
                     threading.Event().wait()
         """)
         self.stuck_broker().close()
         b = self.broker(handler="many:Extension")
-        calls = [b.ask("is_alive", handle={"sandbox_id": "one"}) for _ in range(3)]
+        calls = [b.ask("is_alive", handle={"sandbox_id": f"a{n}"}) for n in range(3)]
+        for n in range(3):
+            self.wait(f"a{n}.asked")
         self.cancel(b, *calls)
         self.assertIn("result", b.answer(b.provision("one")))
-        more = [b.ask("is_alive", handle={"sandbox_id": "one"}) for _ in range(6)]
+        more = [b.ask("is_alive", handle={"sandbox_id": f"b{n}"}) for n in range(6)]
+        self.wait("b0.asked")
         self.assertEqual(b.answer(more[5])["error"]["kind"], "exhausted")  # five are room for
         self.assertIsNone(b.process.poll())
         self.cancel(b, more[0])
@@ -263,6 +267,29 @@ class TestHost(unittest.TestCase):
         self.wait("one.heeded")
         b.close()
         self.assertNotIn("failed", b"".join(b.said).decode())
+
+    def test_notices_end_with_their_stream(self):
+        self.write("tells.py", """
+            from sandboxer import request
+            from mod import Extension as Mod
+            class Extension(Mod):
+                def notify(self):
+                    canceled, root = request.current().canceled, self.config["root"]
+                    def told():
+                        yield "one"
+                        canceled.wait()
+                        open(f"{root}/ended", "w").close()
+                    return told()
+        """)
+        b = self.broker(handler="tells:Extension")
+        asked = b.ask("notify", stream="a" * 32, owner="o")
+        stream, _ = b.listener.accept()
+        with stream, stream.makefile("rb") as reader:
+            self.assertEqual(reader.readline(), b"a" * 32 + b"\n")
+            self.assertEqual(b.answer(asked)["result"], {})
+            self.assertEqual(reader.read(25), b'\x01\x00\x00\x00\x14{"sandbox_id":"one"}')
+            stream.shutdown(socket.SHUT_RDWR)
+        self.wait("ended")
 
     def test_killed_in_the_middle(self):
         b = self.broker()
