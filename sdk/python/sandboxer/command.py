@@ -182,7 +182,10 @@ def _run(cmd: Command, argv: Sequence[str], env: Optional[dict[str, str]], cwd: 
             _start(_feed, cmd.stdin, process.stdin)
     steering = _start(_steer, cmd, process.pid, master, over)
     # Its number stays its own until nobody sends to it any more.
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:  # the class has others wait for its processes
+        pass
     over.set()
     steering.join()
     if cmd.canceled.is_set():
