@@ -158,7 +158,7 @@ class TestHost(unittest.TestCase):
         first = b.provision("one")
         self.wait("one.begun")
         b.send({"method": "cancel", "params": {"id": first}})
-        self.assertEqual(b.answer(first, 2)["error"]["kind"], "canceled")
+        self.assertEqual(b.answer(first)["error"]["kind"], "canceled")
         down = b.ask("teardown", handle={"sandbox_id": "one"})
         time.sleep(0.1)
         self.assertNotIn(down, b.answers)  # the call goes on, and this one waits for its turn
