@@ -49,7 +49,7 @@ func (e *extension) begin(ctx context.Context, method string, params any) (*prot
 	select {
 	case a := <-arrived:
 		if a.s != nil {
-			a.s.Hide = e.super.hide
+			a.s.Hide = e.super.hidden.hide
 		}
 		return a.s, a.err
 	case <-ctx.Done():
@@ -98,7 +98,7 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 		}
 		answered <- nil
 	}
-	s.Hide = e.super.hide
+	s.Hide = e.super.hidden.hide
 	defer s.Close()
 	stop := context.AfterFunc(ctx, func() { s.Close() }) // whoever waits to send on it gets to hear that it is cancelled
 	defer stop()
@@ -223,7 +223,7 @@ func (e *extension) Notices(ctx context.Context) []string {
 	}
 	var out []string
 	for _, text := range n.Notices[:min(len(n.Notices), maxNotices)] {
-		out = append(out, protocol.Line(text, maxNotice))
+		out = append(out, protocol.Line(e.super.hidden.hide(text), maxNotice))
 	}
 	return out
 }
