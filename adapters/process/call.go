@@ -42,7 +42,7 @@ const (
 var callable = []sandboxer.Capability{
 	sandboxer.CanExpose, sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanMeter,
 	sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork,
-	sandboxer.CanCheck, sandboxer.CanNotices, sandboxer.CanForget, sandboxer.CanPorts, sandboxer.CanAdmit, sandboxer.CanLimits, sandboxer.CanPlace,
+	sandboxer.CanCheck, sandboxer.CanNotices, sandboxer.CanCaches, sandboxer.CanForget, sandboxer.CanPorts, sandboxer.CanAdmit, sandboxer.CanLimits, sandboxer.CanPlace,
 }
 
 // describeByCall asks a script what it is.
@@ -516,6 +516,17 @@ func (f fields) result(method string, params any) ([]byte, error) {
 				h.Host = parts[2]
 			}
 			out = append(out, h)
+		}
+		return json.Marshal(map[string]any{"values": out})
+	case protocol.MethodCaches, protocol.MethodPruneCaches:
+		out := []protocol.Cache{}
+		for _, text := range f.all("cache") {
+			size, name, _ := strings.Cut(text, " ")
+			n, err := strconv.ParseInt(size, 10, 64)
+			if err != nil || n < 0 || name == "" {
+				return nil, fmt.Errorf("cache=%s: want BYTES NAME", protocol.Line(text, 60))
+			}
+			out = append(out, protocol.Cache{Host: cmp.Or(params.(protocol.OnHost).Host, "localhost"), Name: name, Bytes: n})
 		}
 		return json.Marshal(map[string]any{"values": out})
 	case protocol.MethodSnapshot:

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -104,6 +105,36 @@ func TestScriptAnswers(t *testing.T) {
 	}
 	if left, err := procs.WithArg("8411"); err != nil || len(left) > 0 {
 		t.Errorf("what scripts left running: %v, %v", left, err)
+	}
+}
+
+// What a script keeps between sandboxes is listed and removed as in any other extension.
+func TestCachesOfScripts(t *testing.T) {
+	const says = `case $1 in
+describe) echo capabilities=caches ;;
+caches) echo "cache=7 a b of $SANDBOXER_HOST"; echo cache=0 c ;;
+prune_caches) %s ;;
+*) exit 64 ;;
+esac`
+	list := func(of []sandboxer.Cache) (out []string) {
+		for _, c := range of {
+			out = append(out, fmt.Sprintf("%s: %s, %d", c.Host, c.Name, c.Bytes))
+		}
+		return out
+	}
+	b := scripted(t, fmt.Sprintf(says, `echo '{"values": [{"host": "far", "name": "c", "bytes": 1}]}'`), nil)
+	there, err := b.Caches(t.Context(), "far")
+	if got, want := list(there), []string{"far: a b of far, 7", "far: c, 0"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("Caches = %q, %v; want %q", got, err, want)
+	}
+	gone, err := b.PruneCaches(t.Context(), "")
+	if got, want := list(gone), []string{"far: c, 1"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("PruneCaches = %q, %v; want %q", got, err, want)
+	}
+	for text, want := range map[string]string{"echo cache=x y": "want BYTES NAME", "echo cache=5": "want BYTES NAME", "echo kind=denied; echo message=no; exit 1": "no"} {
+		if got, err := scripted(t, fmt.Sprintf(says, text), nil).PruneCaches(t.Context(), ""); len(got) > 0 || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, %v; want %s", text, got, err, want)
+		}
 	}
 }
 

@@ -64,7 +64,14 @@ func evil() int {
 		fmt.Printf(format+"\n", args...)
 	}
 	caps := `"exec","files","probe","dial"`
-	switch hello.Hello.Config.Start {
+	start := hello.Hello.Config.Start
+	if start == "neighbour" { // what it is like from now on is in a file
+		caps = `"probe","list"`
+		if now, err := os.ReadFile("now"); err == nil {
+			start = string(now)
+		}
+	}
+	switch start {
 	case "silent":
 		time.Sleep(time.Hour)
 	case "huge":
@@ -83,6 +90,10 @@ func evil() int {
 		return 3
 	}
 	say(`{"hello":{"protocols":[1],"description":{"isolation_levels":["process"],"pricing_models":["self-hosted"],"capabilities":[%s],"inputs":[],"config_schema":{"title":"<a>"}}}}`, caps)
+	if start == "mute" {
+		_, _ = io.Copy(io.Discard, in)
+		return 0
+	}
 	token := ""
 	for {
 		data, err := in.ReadBytes('\n')
