@@ -13,6 +13,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/fieldtest"
 )
 
+// shown has a sandbox first shown by its ID and then by another.
+var shown = fieldtest.Values{"ShownID": {"", "shown"}}
+
 // TestAnswers: the public form of whatever the broker has says all of it, or here stands what
 // it keeps to itself.
 func TestAnswers(t *testing.T) {
@@ -25,6 +28,7 @@ func TestAnswers(t *testing.T) {
 	t.Run("sandbox", func(t *testing.T) {
 		fieldtest.Conversion[sandboxer.Sandbox, Sandbox]{
 			Convert: func(sb sandboxer.Sandbox) Sandbox { return NewSandbox(&sb) },
+			Values:  shown,
 			Withheld: fieldtest.Withheld{
 				"Spec.ID":           "the sandbox's own",
 				"Spec.Generation":   "of its latest object, which is the broker's business; ref names that",
@@ -52,13 +56,17 @@ func TestAnswers(t *testing.T) {
 				"AbsentSince":       "a suspicion, which the next passes of the sweep settle",
 				"ConfirmedAt":       "of a doubt that is over",
 			},
-			Unset: fieldtest.Withheld{},
+			Unset: fieldtest.Withheld{"ObjectID": "only where it is not the ID (below)"},
 		}.Check(t)
+		sb := sandboxer.Sandbox{ID: "t-x", ShownID: "mine", Tenant: "acme"}
+		if a := NewSandbox(&sb); a.ID != "mine" || a.ObjectID != "t-x" || a.Addr() != "acme/mine" {
+			t.Errorf("%+v", a)
+		}
 	})
 	t.Run("snapshot", func(t *testing.T) {
 		fieldtest.Conversion[sandboxer.SnapshotRecord, Snapshot]{
 			Convert: func(r sandboxer.SnapshotRecord) Snapshot { return NewSnapshot(&r) },
-			Values:  fieldtest.Values{"Kind": {sandboxer.SnapshotNative, sandboxer.SnapshotBoth}},
+			Values:  fieldtest.Values{"Kind": {sandboxer.SnapshotNative, sandboxer.SnapshotBoth}, "ShownID": {"", "shown"}},
 			Withheld: fieldtest.Withheld{
 				"Spec":              "what its sandbox was, which is named; a restore shows what becomes of it",
 				"SealedEnv":         "encrypted, for the broker alone",
@@ -78,7 +86,12 @@ func TestAnswers(t *testing.T) {
 	t.Run("quote", func(t *testing.T) {
 		fieldtest.Conversion[sandboxer.MeterQuote, Quote]{Convert: NewQuote}.Check(t)
 	})
-	t.Run("entry", func(t *testing.T) { fieldtest.Conversion[sandboxer.Entry, Entry]{Convert: NewEntry}.Check(t) })
+	t.Run("entry", func(t *testing.T) {
+		fieldtest.Conversion[sandboxer.Entry, Entry]{Convert: NewEntry, Values: shown}.Check(t)
+	})
+	t.Run("event", func(t *testing.T) {
+		fieldtest.Conversion[sandboxer.Event, Event]{Convert: NewEvent, Values: shown}.Check(t)
+	})
 	t.Run("stats", func(t *testing.T) { fieldtest.Conversion[sandboxer.Stats, Stats]{Convert: NewStats}.Check(t) })
 }
 

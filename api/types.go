@@ -44,7 +44,8 @@ type List[T any] struct {
 // Sandbox is one generation of a sandbox.
 type Sandbox struct {
 	SchemaVersion int                `json:"schema_version" example:"1"`
-	ID            string             `json:"id" example:"7k2mq0xa"`
+	ID            string             `json:"id" example:"7k2mq0xa" doc:"Unique in its tenant"`
+	ObjectID      string             `json:"object_id,omitempty" doc:"What its objects outside carry, where that is not the ID: unique in the installation"`
 	Generation    int                `json:"generation" example:"1" doc:"Incarnation of the ID, from 1"`
 	Name          string             `json:"name,omitempty" example:"build"`
 	Tenant        string             `json:"tenant" example:"default"`
@@ -52,6 +53,7 @@ type Sandbox struct {
 	Extension     string             `json:"extension" example:"ext.local"`
 	Host          string             `json:"host,omitempty"`
 	Consumer      sandboxer.Consumer `json:"consumer,omitzero"`
+	Thread        sandboxer.Thread   `json:"thread,omitzero" doc:"Whom it was made for; no other gets its ID"`
 
 	State   sandboxer.State  `json:"state" enum:"creating,warm,running,pausing,paused,terminating,terminated" example:"running"`
 	Reason  sandboxer.Reason `json:"reason,omitempty" doc:"Why it ends"`
@@ -110,8 +112,8 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 	s := sb.Spec
 	out := Sandbox{
 		SchemaVersion: SchemaVersion,
-		ID:            sb.ID, Generation: sb.Generation, Name: sb.Name, Tenant: sb.Tenant,
-		Profile: sb.Profile, Extension: sb.Extension, Host: sb.Host, Consumer: sb.Consumer,
+		ID:            sb.Shown(), Generation: sb.Generation, Name: sb.Name, Tenant: sb.Tenant,
+		Profile: sb.Profile, Extension: sb.Extension, Host: sb.Host, Consumer: sb.Consumer, Thread: sb.Thread,
 		State: sb.State, Reason: sb.Reason, Message: sb.Message, Fault: sb.Fault, Hint: sb.Hint,
 		Inputs: s.Inputs, Image: s.Image, Command: s.Command, Labels: s.Labels, Limits: s.Limits,
 		Network: s.Network, Mounts: s.Mounts, Ports: s.Ports, Workspace: s.Workspace, User: s.User,
@@ -120,6 +122,9 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, RetryAt: sb.RetryAt, Damaged: sb.Damaged, Found: sb.Found,
 		CreatedAt: sb.CreatedAt, ProvisionedAt: sb.ProvisionedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
 		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt, Unresponsive: sb.UnresponsiveSince, Unconfirmed: sb.Unconfirmed,
+	}
+	if sb.ID != out.ID {
+		out.ObjectID = sb.ID
 	}
 	out.RestoredFrom, out.RestoredAs = sb.RestoredFrom, sb.RestoredAs
 	out.PausedFor, out.ResumedAt = Duration(sb.PausedFor), sb.ResumedAt
@@ -131,6 +136,14 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		out.Quote = &q
 	}
 	return out
+}
+
+// Addr names s among the sandboxes of all tenants, as administrators may have to: TENANT/ID.
+func (s *Sandbox) Addr() string {
+	if s.Tenant == "" { // it waits in a pool
+		return s.ID
+	}
+	return s.Tenant + "/" + s.ID
 }
 
 // Quote is the price of a sandbox before it exists.
@@ -392,6 +405,12 @@ type Event struct {
 	Progress   *sandboxer.Progress `json:"progress,omitempty" doc:"How far a long step has come; only in the stream of a sandbox's events, with a seq of 0"`
 }
 
+// NewEvent is the public form of e.
+func NewEvent(e sandboxer.Event) Event {
+	return Event{Seq: e.Seq, At: e.At, SandboxID: cmp.Or(e.ShownID, e.SandboxID), Generation: e.Generation, Tenant: e.Tenant,
+		Type: e.Type, From: e.From, To: e.To, Cause: e.Cause, Actor: e.Actor, Message: e.Message, Progress: e.Progress}
+}
+
 // Profile is a named kind of sandbox. Price is what tenants pay where the extension quotes
 // nothing.
 type Profile struct {
@@ -544,7 +563,7 @@ type Entry struct {
 
 // NewEntry is the public form of e.
 func NewEntry(e sandboxer.Entry) Entry {
-	return Entry{Key: e.Key, Tenant: e.Tenant, SandboxID: e.SandboxID, Generation: e.Generation,
+	return Entry{Key: e.Key, Tenant: e.Tenant, SandboxID: cmp.Or(e.ShownID, e.SandboxID), Generation: e.Generation,
 		Type: e.Type, Amount: Credits(e.Amount), Note: e.Note, At: e.At}
 }
 
@@ -581,7 +600,8 @@ type Sweep struct {
 // Quarantined is an object of this installation that its database does not know: that was
 // restored from a backup, or lost its latest writes.
 type Quarantined struct {
-	ID         string    `json:"id"`
+	ID         string    `json:"id" doc:"What the object carries; by this it is adopted"`
+	ShownID    string    `json:"shown_id,omitempty" doc:"What its tenant calls it, where that is not the ID; by its stamp"`
 	Generation int       `json:"generation"`
 	Extension  string    `json:"extension"`
 	Host       string    `json:"host,omitempty"`

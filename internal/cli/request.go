@@ -163,9 +163,6 @@ func (o *requestOptions) request(f *factory) (api.CreateSandbox, error) {
 	if r.Thread, err = parseThread(o.thread); err != nil {
 		return r, err
 	}
-	if r.Thread.ID != "" && r.Inputs["sandbox_id"] != "" {
-		return r, invalid("the sandbox ID is given twice: --thread and --input sandbox_id")
-	}
 	var elsewhere error
 	if r.Mounts, elsewhere, err = parseMounts(o.mounts); err != nil {
 		return r, err
@@ -538,7 +535,7 @@ func await(ctx context.Context, s *session, p *progress, sb *api.Sandbox) (*api.
 		return sb, nil
 	}
 	if p.mode != "none" && sb.State == sandboxer.Creating {
-		for ev, err := range s.Follow(ctx, api.EventQuery{Sandbox: sb.ID}) {
+		for ev, err := range s.Follow(ctx, api.EventQuery{Sandbox: refOf(sb)}) {
 			if err != nil {
 				break // Wait below says what is the matter
 			}
@@ -551,7 +548,15 @@ func await(ctx context.Context, s *session, p *progress, sb *api.Sandbox) (*api.
 			}
 		}
 	}
-	return s.Wait(ctx, sb.ID, sandboxer.Running)
+	return s.Wait(ctx, refOf(sb), sandboxer.Running)
+}
+
+// refOf names sb to the server. Of two tenants, each can have chosen the same ID.
+func refOf(sb *api.Sandbox) string {
+	if len(sb.ID) == 8 && (sb.Thread == sandboxer.Thread{}) { // the broker's choice, or as good as that
+		return sb.ID
+	}
+	return sb.Addr()
 }
 
 // ready ends the progress of a create with its one line.

@@ -62,12 +62,12 @@ func (m *Manager) tryUse(ctx context.Context, kind *limiter, scope sandboxer.Sco
 }
 
 func notRunning(sb *sandboxer.Sandbox) error {
-	e := sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s, not running", sb.ID, sb.State)
+	e := sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s, not running", sb.Shown(), sb.State)
 	switch sb.State {
 	case sandboxer.Pausing, sandboxer.Paused:
-		e.WithHint("resume it: sandboxer resume %s", sb.ID)
+		e.WithHint("resume it: sandboxer resume %s", sb.Shown())
 	case sandboxer.Creating:
-		e.WithHint("wait for it: sandboxer wait %s", sb.ID)
+		e.WithHint("wait for it: sandboxer wait %s", sb.Shown())
 	case sandboxer.Terminating, sandboxer.Terminated:
 		if sb.Reason != "" {
 			e.Msg += " (" + string(sb.Reason) + ")"

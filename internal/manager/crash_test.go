@@ -134,7 +134,7 @@ func (s script) live() (out outcome, err error) {
 		return out, err
 	}
 	defer m.Close()
-	if err := m.Grant(admin, "acme", sandboxer.Credit, "once", ""); err != nil {
+	if err := m.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "once", ""); err != nil {
 		return out, err
 	}
 	if err := m.Start(context.Background()); err != nil {
@@ -199,7 +199,7 @@ func (s script) live() (out outcome, err error) {
 			if _, err := m.Get(acme, "stray"); err == nil { // a former life adopted it
 				return nil
 			}
-			_, err := m.Adopt(admin, "stray", Adoption{Tenant: "acme", Profile: "paid"})
+			_, err := m.Adopt(admin, "stray", Adoption{Tenant: sandboxer.DefaultTenant, Profile: "paid"})
 			return err
 		})
 		if err == nil {
@@ -254,7 +254,7 @@ func (s script) live() (out outcome, err error) {
 	if out.Holds, err = store.OpenHolds(context.Background()); err != nil {
 		return out, err
 	}
-	out.Balance, err = store.Balance(context.Background(), "acme")
+	out.Balance, err = store.Balance(context.Background(), sandboxer.DefaultTenant)
 	return out, err
 }
 
@@ -262,7 +262,7 @@ func (s script) live() (out outcome, err error) {
 func (s script) waitForPool(m *Manager, store sandboxer.Store) bool {
 	p := m.poolOf("profile.paid")
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		if _, err := store.IdempotencyKey(context.Background(), "acme", "k"); err == nil {
+		if _, err := store.IdempotencyKey(context.Background(), sandboxer.DefaultTenant, "k"); err == nil {
 			return true
 		}
 		p.mu.Lock()

@@ -50,7 +50,7 @@ func TestDecide(t *testing.T) {
 		{"creating, made, first absence, somebody at it", made, gone, busy, action{verb: verbMarkAbsent}},
 		{"creating, made, absent, somebody at it", with(made, func(r *record) { r.AbsentSince = ago(confirmAfter) }), gone, busy, ended(sandboxer.ReasonLost)},
 		{"creating, made, absent, nobody at it", with(made, func(r *record) { r.AbsentSince = ago(confirmAfter) }), gone, false, action{verb: verbResume}},
-		{"creating, claimed, absent, somebody at it", with(made, func(r *record) { r.Pool, r.Tenant, r.AbsentSince = "p", "acme", ago(time.Hour) }), gone, busy, action{verb: verbNone}},
+		{"creating, claimed, absent, somebody at it", with(made, func(r *record) { r.Pool, r.Tenant, r.AbsentSince = "p", sandboxer.DefaultTenant, ago(time.Hour) }), gone, busy, action{verb: verbNone}},
 		{"creating and expired", past(young), unknown, false, ended(sandboxer.ReasonExpired)},
 		{"creating, hanging and expired", past(young), unknown, busy, ended(sandboxer.ReasonExpired)},
 
@@ -186,7 +186,7 @@ func TestMove(t *testing.T) {
 	for _, from := range sandboxer.States() {
 		for _, to := range sandboxer.States() {
 			n++
-			sb := &sandboxer.Sandbox{ID: sandboxer.NewID(), Generation: 1, Tenant: "acme", State: from, CreatedAt: now(), Retries: 3, RetryAt: now(), LastError: "x", AbsentSince: now()}
+			sb := &sandboxer.Sandbox{ID: sandboxer.NewID(), Generation: 1, Tenant: sandboxer.DefaultTenant, State: from, CreatedAt: now(), Retries: 3, RetryAt: now(), LastError: "x", AbsentSince: now()}
 			if err := r.store.CreateSandbox(t.Context(), sb, sandboxer.Writes{}); err != nil {
 				t.Fatal(err)
 			}
@@ -209,7 +209,7 @@ func TestMove(t *testing.T) {
 			if err != nil || stored.State != to || stored.Retries != 0 || !stored.RetryAt.IsZero() || stored.LastError != "" || !stored.AbsentSince.IsZero() {
 				t.Errorf("%s→%s: %v, %+v", from, to, err, stored)
 			}
-			if len(events) != 1 || events[0].From != from || events[0].To != to || events[0].Cause != sandboxer.ReasonRequested || events[0].Actor != "user:acme" {
+			if len(events) != 1 || events[0].From != from || events[0].To != to || events[0].Cause != sandboxer.ReasonRequested || events[0].Actor != "user:default" {
 				t.Errorf("%s→%s: events %+v", from, to, events)
 			}
 		}

@@ -59,13 +59,11 @@ func actedUpon(o *resolvedRequest) ordered {
 	// These count from now.
 	sb.CreatedAt, sb.ExpiresAt, sb.Spec.Fuse = time.Time{}, time.Time{}, time.Time{}
 	out := ordered{Tenant: o.tenant, Actor: o.actor, Name: o.name, Key: o.key, TTL: o.ttl, MaxCost: o.maxCost, NoWaiting: o.noWaiting, As: o.as, Record: sb}
-	if o.chosen {
-		out.ID = o.id
-	}
+	out.ID = o.shown
 	return out
 }
 
-var operator = sandboxer.Principal{Tenant: "acme", Actor: "a", Scopes: []sandboxer.Scope{sandboxer.ScopeAdmin}}
+var operator = sandboxer.Principal{Tenant: sandboxer.DefaultTenant, Actor: "a", Scopes: []sandboxer.Scope{sandboxer.ScopeAdmin}}
 
 // TestCreateFields: all that a create asks for is in its record, or is acted upon besides.
 func TestCreateFields(t *testing.T) {
@@ -134,7 +132,7 @@ func unset[T any](table fieldtest.Withheld, but ...string) fieldtest.Withheld {
 // TestRestoreFields: all that a restore asks for is in its record, or is acted upon besides.
 func TestRestoreFields(t *testing.T) {
 	r := fieldRig(t)
-	rec := &sandboxer.SnapshotRecord{ID: "snap-x", Tenant: "acme", Profile: "profile.a", Extension: "ext.fake", Kind: sandboxer.SnapshotBoth, State: sandboxer.SnapshotSealed}
+	rec := &sandboxer.SnapshotRecord{ID: "snap-x", Tenant: sandboxer.DefaultTenant, Profile: "profile.a", Extension: "ext.fake", Kind: sandboxer.SnapshotBoth, State: sandboxer.SnapshotSealed}
 	fieldtest.Conversion[RestoreRequest, any]{
 		Convert: func(req RestoreRequest) any {
 			if req.Kind == sandboxer.SnapshotNative {
@@ -174,7 +172,7 @@ func TestSourceInRestore(t *testing.T) {
 			"Spec.Network.Mode": {sandboxer.NetworkPublic, sandboxer.NetworkNone}, "Spec.Network.Allow": {[]string(nil), []string(nil)}, "Spec.Limits.GPUs": {1, 2},
 		},
 		Withheld: fieldtest.Withheld{
-			"Name": anew, "SandboxID": anew, "Generation": anew, "Parent": "of the source; the restored one's is the snapshot",
+			"Name": anew, "SandboxID": anew, "ShownID": anew, "Generation": anew, "Parent": "of the source; the restored one's is the snapshot",
 			"Extension": "the profile's, which must be able to restore it (formFor)",
 			"Spec.ID":   anew, "Spec.Generation": anew, "Spec.Owner": "this installation's", "Spec.Host": "where the source was asked to be; a native form stays where it was (Host)",
 			"Spec.Profile": "today's profile of that name", "Spec.Consumer": anew, "Spec.Tenant": "not kept", "Spec.Labels": anew, "Spec.Fuse": anew, "Spec.Warm": anew,
@@ -242,7 +240,7 @@ func TestSnapshotFields(t *testing.T) {
 			return rec
 		},
 		Withheld: fieldtest.Withheld{
-			"Name": "a name of its own", "Consumer": "who asks for the restored one", "State": now, "Reason": now, "Message": now, "Fault": now, "Hint": now,
+			"Name": "a name of its own", "Thread": "a restored one has an ID of its own", "Consumer": "who asks for the restored one", "State": now, "Reason": now, "Message": now, "Fault": now, "Hint": now,
 			"Spec.Env": "sealed apart (sealFor)", "SealedEnv": "sealed anew for the snapshot (sealFor)", "Handle": now, "Reachability": now, "Opened": now, "Cleanup": now,
 			"Quote": now, "Cost": now, "RestoredAs": "how the source began; its parent is named", "Pause": now, "PausedFor": now, "Pool": now, "PooledAt": now,
 			"Version": now, "Retries": now, "LastError": now, "AbsentSince": now, "UnresponsiveSince": now, "CreatedAt": now, "ProvisionedAt": now, "ReadyAt": now,

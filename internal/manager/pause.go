@@ -26,7 +26,7 @@ func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*san
 		case sandboxer.Running, sandboxer.Pausing:
 		case sandboxer.Paused:
 			if req.Depth != "" && req.Depth != sb.Pause.Depth {
-				return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused already, to the depth %s", sb.ID, sb.Pause.Depth).
+				return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused already, to the depth %s", sb.Shown(), sb.Pause.Depth).
 					WithHint("resume it first")
 			}
 			return sb, nil
@@ -292,7 +292,7 @@ func (m *Manager) handleFailedPause(ctx context.Context, j *job, sb *sandboxer.S
 	default:
 		return nil, m.undoPause(ctx, j, sb, cause)
 	}
-	answer := sandboxer.E(sandboxer.Failed, cause, "sandbox %s could not be paused: %s", sb.ID, sandboxer.Message(cause))
+	answer := sandboxer.E(sandboxer.Failed, cause, "sandbox %s could not be paused: %s", sb.Shown(), sandboxer.Message(cause))
 	return nil, m.endFailed(ctx, j, sb, why, answer)
 }
 
@@ -354,10 +354,10 @@ func (m *Manager) undoPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, 
 	if err != nil {
 		return err
 	}
-	answer := wrapError(sandboxer.KindOf(cause), cause, "sandbox %s could not be paused, and runs on", sb.ID)
+	answer := wrapError(sandboxer.KindOf(cause), cause, "sandbox %s could not be paused, and runs on", sb.Shown())
 	if _, err := m.beginResume(ctx, j, sb, 0); err != nil {
 		m.log.WarnContext(ctx, "back to running after a failed pause", "sandbox", sb.ID, "err", err)
-		answer.Msg = fmt.Sprintf("sandbox %s could not be paused: %s", sb.ID, sandboxer.Message(cause))
+		answer.Msg = fmt.Sprintf("sandbox %s could not be paused: %s", sb.Shown(), sandboxer.Message(cause))
 	}
 	return answer
 }
@@ -455,7 +455,7 @@ func (m *Manager) pauseExpired(ctx context.Context, j *job, id string, generatio
 func (m *Manager) extendPaused(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, until time.Time) error {
 	longest := maxPaused(sb.Spec.Profile)
 	if until.Sub(now()) > longest {
-		return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would stay paused for %s from now; profile %s allows %s", sb.ID, until.Sub(now()).Round(time.Second), sb.Profile, longest)
+		return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would stay paused for %s from now; profile %s allows %s", sb.Shown(), until.Sub(now()).Round(time.Second), sb.Profile, longest)
 	}
 	if hasReadyObject(sb) {
 		b, err := m.backend(sb.Extension)
@@ -466,7 +466,7 @@ func (m *Manager) extendPaused(ctx context.Context, sb *sandboxer.Sandbox, w *sa
 			return err
 		}
 		if removed := sb.Spec.Fuse.Add(-fuseMargin); !sb.Spec.Fuse.IsZero() && removed.Before(until) {
-			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s removes sandbox %s by itself and cannot be told to wait until then", sb.Extension, sb.ID).
+			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s removes sandbox %s by itself and cannot be told to wait until then", sb.Extension, sb.Shown()).
 				WithHint("at most until %s", removed.Format(time.RFC3339))
 		}
 	}
