@@ -72,6 +72,42 @@ func runAttach(args []string) int {
 		return 2
 	}
 	conn, err := attached(socket, given)
+	return relayed(conn, err)
+}
+
+func checkSocket(name string) error {
+	switch {
+	case len(name) < 2 || name[0] != '@' && !filepath.IsAbs(name):
+		return fmt.Errorf("--socket %q: want @name or an absolute path", name)
+	case len(name) > 107:
+		return fmt.Errorf("--socket %q: longer than 107 bytes", name)
+	}
+	return nil
+}
+
+// runConnect makes our standard streams a connection to the agent that listens at a socket. It
+// starts none: where the agent is the sandbox's first process, there is no other.
+func runConnect(args []string) int {
+	fs := flag.NewFlagSet("connect", flag.ContinueOnError)
+	var socket string
+	fs.StringVar(&socket, "socket", "", "`address` of the agent, @name or /path")
+	if code, ok := parse(fs, args); !ok {
+		return code
+	}
+	err := checkSocket(socket)
+	if err == nil && fs.NArg() > 0 {
+		err = fmt.Errorf("connect takes no command, and got %q", fs.Arg(0))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxer-agent:", err)
+		return 2
+	}
+	conn, err := attached(socket, nil)
+	return relayed(conn, err)
+}
+
+// relayed joins conn to our standard streams, and returns the exit code.
+func relayed(conn *net.UnixConn, err error) int {
 	if err == nil {
 		err = relayStreams(conn)
 	}
@@ -85,20 +121,10 @@ func runAttach(args []string) int {
 	return 0
 }
 
-func checkSocket(name string) error {
-	switch {
-	case len(name) < 2 || name[0] != '@' && !filepath.IsAbs(name):
-		return fmt.Errorf("--socket %q: want @name or an absolute path", name)
-	case len(name) > 107:
-		return fmt.Errorf("--socket %q: longer than 107 bytes", name)
-	}
-	return nil
-}
-
 // attached returns a connection to the agent at a socket. Where none listens, one is started
-// with the arguments.
+// with the arguments; without arguments one is waited for that is about to listen.
 func attached(socket string, args []string) (*net.UnixConn, error) {
-	started := false
+	started := args == nil
 	for try := 0; ; try++ {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 		if err == nil {

@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package images brings OCI images to this machine: it pulls them from registries
 // into a store shared by all sandboxes, and flattens their layers into one tree.
 //
