@@ -441,6 +441,15 @@ func TestConnect(t *testing.T) {
 	if err := <-dialed; err != nil {
 		t.Errorf("connect, which came before the agent: %v", err)
 	}
+	agent := p.agent()
+	conn, err := DialCommand(t.Context(), p.run, "connect", "--socket", p.socket, "--pid", strconv.Itoa(agent))
+	if err != nil {
+		t.Fatalf("connect to process %d: %v", agent, err)
+	}
+	conn.Close()
+	if x, err := p.run(t.Context(), []string{"connect", "--socket", p.socket, "--pid", strconv.Itoa(os.Getpid())}, strings.NewReader(""), io.Discard, io.Discard); err != nil || x.Code != StrangerExit {
+		t.Errorf("connect to another process: %+v, %v; want code %d", x, err, StrangerExit)
+	}
 	for _, args := range [][]string{{"connect"}, {"connect", "--socket", p.socket, "sh"}, {"connect", "--socket", p.socket, "--fuse=0"}} {
 		if x, err := p.run(t.Context(), args, strings.NewReader(""), io.Discard, io.Discard); err != nil || x.Code != 2 {
 			t.Errorf("%q: %+v, %v; want code 2", args, x, err)

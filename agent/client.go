@@ -391,29 +391,9 @@ func (c *Client) Init(ctx context.Context, s Settings) error {
 	return res.Body.Close()
 }
 
-// figures are what an agent says of its sandbox.
-type figures struct {
-	sandboxer.Stats
-	// OOMKills is how many processes the memory limit of its control group killed; negative if that
-	// is not known. Former agents do not say it.
-	OOMKills int64 `json:"oom_kills,omitempty"`
-}
-
-// OOMKills returns how many processes of the sandbox its memory limit has killed, if the agent
-// belongs to a control group of the sandbox's own; negative if that is not known.
-func (c *Client) OOMKills(ctx context.Context) (int64, error) {
-	f, err := c.figures(ctx)
-	return f.OOMKills, err
-}
-
 // Stats measures the sandbox; see sandboxer.StatsReader.
 func (c *Client) Stats(ctx context.Context) (sandboxer.Stats, error) {
-	f, err := c.figures(ctx)
-	return f.Stats, err
-}
-
-func (c *Client) figures(ctx context.Context) (figures, error) {
-	var st figures
+	var st sandboxer.Stats
 	ctx, cancel := within(ctx, c.wait.answer)
 	defer cancel()
 	res, err := c.do(ctx, http.MethodGet, statsPath, url.Values{}, nil, nil, -1)
@@ -426,7 +406,7 @@ func (c *Client) figures(ctx context.Context) (figures, error) {
 		return st, c.transportError(ctx, err)
 	}
 	if err := json.Unmarshal(b, &st); err != nil {
-		return figures{}, unreadable(err, "figures that are none")
+		return sandboxer.Stats{}, unreadable(err, "figures that are none")
 	}
 	for _, n := range []*int64{&st.MemoryBytes, &st.DiskBytes, &st.PIDs, &st.RxBytes, &st.TxBytes} {
 		*n = max(*n, -1)

@@ -22,7 +22,8 @@ const usage = `usage: sandboxer-agent COMMAND
   attach --socket @NAME|/PATH [FLAGS]
                                 be a connection to the agent at a socket, which is started if there
                                 is none, with flags of init
-  connect --socket @NAME|/PATH  be a connection to the agent at a socket, which is there, or about
+  connect --socket @NAME|/PATH [--pid PID]
+                                be a connection to the agent at a socket, which is there, or about
                                 to be
   untar [--strip] [--replace] [--owner UID:GID] DIR
                                 unpack the tar on standard input below DIR

@@ -16,12 +16,10 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-func (s *server) serveStats(w http.ResponseWriter, r *http.Request) {
-	writeJSON(w, figures{Stats: s.measure(), OOMKills: oomKills()})
-}
+func (s *server) serveStats(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.measure()) }
 
 // oomKills returns how many processes of our control group were killed for its memory limit; -1
-// if that is not known. It is asked for after a command was killed, and must be cheap.
+// if that is not known. It is asked for with every command, and is cheap.
 func oomKills() int64 {
 	b, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {

@@ -93,7 +93,7 @@ var arrows = map[string][]string{
 }
 
 // overSSH are the adapters for what is reached over SSH.
-var overSSH = []string{"composessh", "vmpacker"}
+var overSSH = []string{"composessh", "docker", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
 var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/filelock", "internal/images", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/wholefile", "sdk/python"}
@@ -102,7 +102,7 @@ var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "i
 var owners = map[string][]string{
 	"gvisor.dev/gvisor":                        {"adapters/local/...", "internal/usernet"},
 	"github.com/erofs/go-erofs":                {"adapters/local/...", "internal/images"},
-	"github.com/google/go-containerregistry":   {"adapters/local/...", "internal/images/..."},
+	"github.com/google/go-containerregistry":   {"adapters/docker", "adapters/local/...", "internal/images/..."},
 	"github.com/opencontainers/runtime-spec":   {"adapters/local/..."},
 	"connectrpc.com/connect":                   {"agent/..."},
 	"google.golang.org/protobuf":               {"agent/..."},

@@ -31,7 +31,8 @@ type API struct {
 	client *http.Client
 
 	mu     sync.Mutex
-	silent bool // it did not answer when it was last asked
+	silent bool                  // it did not answer when it was last asked
+	conns  map[net.Conn]struct{} // of requests; nil once the API is closed
 }
 
 // APIOptions say which engine.
@@ -58,22 +59,63 @@ func NewAPI(o APIOptions) *API {
 	if o.Every == 0 {
 		o.Every = WatchEvery
 	}
-	return &API{o: o, client: &http.Client{
+	a := &API{o: o, conns: map[net.Conn]struct{}{}}
+	a.client = &http.Client{
 		Transport: &http.Transport{
-			DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) },
+			DialContext:         func(ctx context.Context, _, _ string) (net.Conn, error) { return a.dial(ctx) },
 			MaxIdleConnsPerHost: 4,
 			IdleConnTimeout:     30 * time.Second,
 			DisableCompression:  true,
 		},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}}
+	}
+	return a
+}
+
+// dial opens a connection that ends with the API: one whose caller has left may still come.
+func (a *API) dial(ctx context.Context) (net.Conn, error) {
+	c, err := a.o.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.conns == nil {
+		c.Close()
+		return nil, net.ErrClosed
+	}
+	t := &apiConn{Conn: c, a: a}
+	a.conns[t] = struct{}{}
+	return t, nil
+}
+
+// An apiConn is one that the API closes.
+type apiConn struct {
+	net.Conn
+	a *API
+}
+
+func (c *apiConn) Close() error {
+	c.a.mu.Lock()
+	delete(c.a.conns, c)
+	c.a.mu.Unlock()
+	return c.Conn.Close()
 }
 
 // Name is what messages call the engine.
 func (a *API) Name() string { return a.o.Name }
 
-// Close ends idle connections.
-func (a *API) Close() { a.client.CloseIdleConnections() }
+// Close ends the requests that are under way, and those to come. Attached commands go on.
+func (a *API) Close() {
+	a.client.CloseIdleConnections()
+	a.mu.Lock()
+	conns := a.conns
+	a.conns = nil
+	a.mu.Unlock()
+	for c := range conns {
+		c.Close()
+	}
+}
 
 // hung is the error of calls that an engine does not answer.
 func (a *API) hung() error {
@@ -81,10 +123,11 @@ func (a *API) hung() error {
 		WithHint("it is tried again, and what runs there goes on; look at the engine there")
 }
 
-// attend returns ctx that also ends when the engine has not answered three times in a row. How
+// Attend returns ctx that also ends when the engine has not answered three times in a row, for what
+// is done by way of it. How
 // long a call takes says nothing: an engine may have an image of gigabytes to unpack. done must
 // be called, with the error of the call, and returns what the caller is told.
-func (a *API) attend(ctx context.Context) (context.Context, func(error) error, error) {
+func (a *API) Attend(ctx context.Context) (context.Context, func(error) error, error) {
 	a.mu.Lock()
 	silent := a.silent
 	a.mu.Unlock()
@@ -191,7 +234,7 @@ func (a *API) refused(what string, status int, words string) error {
 // request makes a request whose answer is given to read. body is sent as JSON, or, if it is an
 // io.Reader, as it is.
 func (a *API) request(ctx context.Context, what, method, path string, query url.Values, body any, read func(*http.Response) error) error {
-	within, done, err := a.attend(ctx)
+	within, done, err := a.Attend(ctx)
 	if err != nil {
 		return err
 	}
@@ -287,7 +330,7 @@ type Info struct {
 	CPUCfsQuota     bool `json:"CpuCfsQuota"`
 	Driver          string
 	SecurityOptions []string
-	Runtimes        map[string]json.RawMessage
+	Podman          bool `json:"-"`
 }
 
 // Arch is the architecture as Go calls it.
@@ -303,7 +346,10 @@ func (i Info) Arch() string {
 
 // Info asks what the engine is.
 func (a *API) Info(ctx context.Context) (i Info, err error) {
-	err = a.request(ctx, "looking at it", http.MethodGet, "/info", nil, nil, into(&i))
+	err = a.request(ctx, "looking at it", http.MethodGet, "/info", nil, nil, func(res *http.Response) error {
+		i.Podman = strings.HasPrefix(res.Header.Get("Server"), "Libpod/")
+		return into(&i)(res)
+	})
 	return i, err
 }
 
@@ -590,6 +636,17 @@ func (a *API) RemoveImage(ctx context.Context, name string) error {
 	return a.request(ctx, "removing an image", http.MethodDelete, "/images/"+escapeImage(name), nil, nil, nil)
 }
 
+// TagImage gives an image a further name.
+func (a *API) TagImage(ctx context.Context, name, repo, tag string) error {
+	return a.request(ctx, "naming an image", http.MethodPost, "/images/"+escapeImage(name)+"/tag", url.Values{"repo": {repo}, "tag": {tag}}, nil, nil)
+}
+
+// SaveImage gives an image in the form of docker save to read.
+func (a *API) SaveImage(ctx context.Context, name string, read func(io.Reader) error) error {
+	return a.request(ctx, "reading an image", http.MethodGet, "/images/"+escapeImage(name)+"/get", nil, nil,
+		func(res *http.Response) error { return read(res.Body) })
+}
+
 // Commit makes an image of a container's files, which stands still meanwhile, and returns its ID. Labels have
 // neither quotes nor backslashes.
 func (a *API) Commit(ctx context.Context, id, repo, tag string, labels map[string]string) (string, error) {
@@ -691,7 +748,7 @@ func (a *API) Exec(ctx context.Context, id, user string, args []string, in io.Re
 
 // attach starts a command, and returns the connection that is its streams from then on.
 func (a *API) attach(ctx context.Context, exec string) (net.Conn, *bufio.Reader, error) {
-	within, done, err := a.attend(ctx)
+	within, done, err := a.Attend(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

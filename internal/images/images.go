@@ -237,6 +237,7 @@ type Image struct {
 	Digest   string // of the manifest
 	Config   *v1.ConfigFile
 	ConfigID string // digest of the configuration, which covers the layers' content
+	Raw      []byte // Config, as the registry has it
 
 	manifest *v1.Manifest
 	ref      name.Reference
@@ -364,7 +365,7 @@ func readImage(k *known) (*Image, error) {
 			return nil, fmt.Errorf("layer %d has no proper size and digest", i+1)
 		}
 	}
-	return &Image{Digest: k.Digest, Config: cf, ConfigID: m.Config.Digest.String(), manifest: m}, nil
+	return &Image{Digest: k.Digest, Config: cf, ConfigID: m.Config.Digest.String(), Raw: k.Config, manifest: m}, nil
 }
 
 func isSHA256(h v1.Hash) bool {
