@@ -83,6 +83,7 @@ var pages = []page{
 		name: "docs/compose-ssh.md", users: []string{"dev"}, dir: "project", engine: true,
 		typing: map[string][]typed{"host add": yes},
 	},
+	{name: "docs/docker.md", users: []string{"root"}, dir: "project", engine: true},
 	{
 		name: "docs/migrate-make-e2e.md", users: []string{"root"}, dir: "project", engine: true,
 		setup:  "mkdir -p scripts; cp ~/sandboxer/scripts/make-e2e.sh scripts/; cat $PAGE/1.make >>Makefile",

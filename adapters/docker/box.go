@@ -78,6 +78,7 @@ func readMade(labels map[string]string) (m made, err error) {
 // made, and removed when nothing is left.
 type record struct {
 	V     int       `json:"v"`
+	Host  string    `json:"host,omitempty"`
 	Ready bool      `json:"ready,omitempty"` // it was completed
 	Claim string    `json:"claim,omitempty"` // the digest of its claim
 	Done  bool      `json:"done,omitempty"`  // the claim was

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -67,7 +68,8 @@ var _ interface {
 	io.Closer
 } = (*extension)(nil)
 
-// open asks no engine anything: one that is away is so for its own sandboxes alone.
+// open asks no engine anything: one that is away is so for its own sandboxes alone. Where none is named, and
+// this machine has none, there is nothing to open.
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Extension, err error) {
 	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: map[string]*host{}, agents: map[string]*agentClient{}, sweeps: map[string]*time.Timer{}}
 	e.Open = e.openAgent
@@ -96,6 +98,10 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 	}
 	engines := cfg.Engines
 	if len(engines) == 0 {
+		if _, err := os.Stat(defaultSocket); errors.Is(err, fs.ErrNotExist) { // it is tried again
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "there is no Docker engine on this machine (%s)", defaultSocket).
+				WithHint("install one, or name others in engines in the config of %s", env.Extension)
+		}
 		engines = map[string]Engine{"localhost": {Address: "unix://" + defaultSocket}}
 	}
 	for name, en := range engines {

@@ -264,7 +264,8 @@ func TestStrangers(t *testing.T) {
 // testImage is an image of this machine's busybox, with a main command, a user and a directory.
 func testImage(t *testing.T) v1.Image {
 	t.Helper()
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(enginetest.BusyboxTar(t))), nil })
+	box := enginetest.BusyboxTar(t)
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(box)), nil })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -278,12 +278,12 @@ func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, of func(
 			return none, err
 		}
 	}
-	if err := e.remember(k, record{}); err != nil {
+	if err := e.remember(k, record{Host: h.name}); err != nil {
 		return none, err
 	}
 	b, err := e.make(ctx, h, info, spec, of)
 	if err == nil {
-		err = e.remember(k, record{Ready: true})
+		err = e.remember(k, record{Host: h.name, Ready: true})
 	}
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)

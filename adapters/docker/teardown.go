@@ -32,6 +32,9 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (report sa
 		}
 		return err
 	})
+	if err == nil && h.Host == "" && h.Generation != 0 { // it is nowhere
+		err = e.forget(key(h.SandboxID, h.Generation))
+	}
 	close(reports)
 	for r := range reports {
 		report.Removed = append(report.Removed, r.Removed...)
@@ -69,7 +72,11 @@ func (e *extension) teardownOn(ctx context.Context, ho *host, h sandboxer.Handle
 			if err == nil {
 				err = e.removeRestored(ctx, ho, e.restoredTag(h.SandboxID, g))
 			}
-			if err == nil && (len(now) > 0 || len(e.hosts) == 1) { // else it may be another host's
+			if err != nil {
+				return err
+			}
+			r, err := e.recall(k)
+			if err == nil && r.Host == ho.name { // else it is another host's
 				err = e.forget(k)
 			}
 			return err

@@ -471,7 +471,7 @@ var lax = map[string]string{
 	"adapters/fake/remote.go":           "between two halves of a test",
 	"adapters/local/live.go":            "gVisor's state",
 	"adapters/local/control.go":         "what gVisor's kernel says",
-	"internal/images/registry.go": "what a registry says",
+	"internal/images/registry.go":       "what a registry says",
 	"adapters/local/runner/tasks.go":    "a bundle, which gVisor reads beside us",
 	"adapters/process/call.go":          "what this program has just written",
 	"adapters/process/process.go":       "its own configuration, as the catalogue has written it",

@@ -203,6 +203,7 @@ func PodmanSocket(t testing.TB) string {
 	}
 	podmanSocket = filepath.Join(podmanDir, "api.sock")
 	cmd := exec.Command("podman", "system", "service", "--time=0", "unix://"+podmanSocket)
+	cmd.Dir = podmanDir // where conmon leaves a file when a container runs out of memory
 	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setsid: true}
 	started := make(chan error, 1)
