@@ -90,7 +90,7 @@ func TestPlace(t *testing.T) {
 	if err := prepare.hosts["one"].api.TagImage(t.Context(), enginetest.Image, "localhost/"+strings.Split(enginetest.Image, ":")[0], strings.Split(enginetest.Image, ":")[1]); err != nil {
 		t.Fatal(err)
 	}
-	extensiontest.RunPlace(t, extensiontest.Harness{
+	extensiontest.RunGroups(t, extensiontest.Harness{
 		Inputs: Adapter.Inputs,
 		Open:   func(t *testing.T) sandboxer.Extension { return o.must(t) },
 		Bare: func(t *testing.T) sandboxer.Extension {
@@ -107,7 +107,7 @@ func TestPlace(t *testing.T) {
 			return func() { way.open(t) }
 		},
 		Listen: func(port int) []string { return []string{"/bin/echoer", fmt.Sprintf("127.0.0.1:%d", port)} },
-	})
+	}, "place")
 	nothingLeft(t, o)
 
 	// A snapshot of one engine is restored on the other.

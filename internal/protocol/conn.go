@@ -30,6 +30,8 @@ type Options struct {
 	// MaxAsked bounds requests of this side under way; further calls wait. Default 8. Those with a
 	// stream, which may last, never take the last quarter: short ones get through.
 	MaxAsked int
+	// Hide, if set, is what all texts for people go through that the other side says: errors, progress, and what it logs.
+	Hide func(string) string
 	// Log is told what the other side logs; nil discards it.
 	Log func(level slog.Level, msg string, attrs map[string]string)
 	// Unanswered is called when a cancelled request was not answered within CancelTime; may be nil.
@@ -334,7 +336,7 @@ func (c *Conn) notified(l line) {
 		a := c.asked[p.ID]
 		c.mu.Unlock()
 		if a != nil && a.progress != nil {
-			a.progress(sandboxer.Progress{Step: cut(p.Step), Done: max(p.Done, 0), Total: max(p.Total, 0)})
+			a.progress(sandboxer.Progress{Step: hidden(c.opts.Hide)(p.Step), Done: max(p.Done, 0), Total: max(p.Total, 0)})
 		}
 	case notifyLog:
 		var p logParams
@@ -343,7 +345,7 @@ func (c *Conn) notified(l line) {
 		}
 		level := slog.LevelInfo
 		_ = level.UnmarshalText([]byte(p.Level))
-		attrs := map[string]string{}
+		cut, attrs := hidden(c.opts.Hide), map[string]string{}
 		for k, v := range p.Attrs {
 			if len(attrs) < maxAttrs {
 				attrs[cut(k)] = cut(v)
@@ -517,11 +519,11 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any, toke
 	for {
 		select {
 		case answer := <-a.answer:
-			return decode(ctx, method, answer, result)
+			return decode(ctx, method, answer, result, c.opts.Hide)
 		case <-c.done:
 			select {
 			case answer := <-a.answer: // it came before the end
-				return decode(ctx, method, answer, result)
+				return decode(ctx, method, answer, result, c.opts.Hide)
 			default:
 			}
 			return c.ended(method)
@@ -558,9 +560,9 @@ func (c *Conn) ended(method string) error {
 	return sandboxer.E(sandboxer.Unavailable, err, "the extension's process ended during %s", method)
 }
 
-func decode(ctx context.Context, method string, l line, result any) error {
+func decode(ctx context.Context, method string, l line, result any, hide func(string) string) error {
 	if l.Error != nil {
-		err := l.Error.Err()
+		err := l.Error.Err(hide)
 		if sandboxer.KindOf(err) == sandboxer.Canceled && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			// It heard that nobody waits before its own clock said why.
 			return sandboxer.E(sandboxer.Timeout, ctx.Err(), "%s", sandboxer.Message(err))

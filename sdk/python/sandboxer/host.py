@@ -17,6 +17,7 @@ if __name__ == "__main__":
 import contextvars
 import importlib
 import inspect
+import textwrap
 import threading
 import traceback
 from collections import deque
@@ -43,7 +44,8 @@ class Fault(Exception):
 
 
 def one_line(text: object, most: int = 300) -> str:
-    return " ".join(str(text).split())[:most]
+    # Cut between words: the broker, which knows what is a secret, would not recognise half of one.
+    return textwrap.shorten(str(text), most, placeholder="…")
 
 
 def where(e: BaseException) -> str:

@@ -186,6 +186,10 @@ class TestAnswers(Case):
         ]:
             self.assertEqual(host.error_of(e, method, "X"), want)
 
+    def test_long_errors_are_cut_between_words(self):
+        """The broker blanks out secrets, and would not know half of one."""
+        message = host.error_of(errors.Failed("word " * 397 + "password=correct-horse " + "word " * 100), "provision", "X")["message"]
+        self.assertTrue(message.endswith(" word…"), message[-30:])
 
     def test_another_sandbox(self):
         h = self.adapted().provision(spec())
