@@ -84,7 +84,7 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	for _, m := range c.Mounts {
 		if m.Destination != agentDir {
 			return none, sandboxer.E(sandboxer.Unsupported, nil, "what sandbox %s has at %s is a volume of its image, which an image made of it does not hold", b.id, m.Destination).
-				WithHint("save it in portable form, which holds the workspace: sandboxer snapshot create")
+				WithHint("save it in portable form, which holds the workspace: sandboxer snapshot create --portable %s", b.id)
 		}
 	}
 	r, err := e.recall(b.key())
