@@ -5,6 +5,7 @@ package adapters
 import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/composessh"
+	"github.com/sand-boxer/sandboxer/adapters/docker"
 	"github.com/sand-boxer/sandboxer/adapters/local"
 	"github.com/sand-boxer/sandboxer/adapters/process"
 	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
@@ -16,6 +17,7 @@ func All() []sandboxer.Adapter {
 	return []sandboxer.Adapter{
 		local.Adapter,
 		composessh.Adapter,
+		docker.Adapter,
 		process.Adapter,
 		vmpacker.Adapter,
 	}

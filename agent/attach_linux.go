@@ -71,7 +71,47 @@ func runAttach(args []string) int {
 		fmt.Fprintln(os.Stderr, "sandboxer-agent:", err)
 		return 2
 	}
-	conn, err := attached(socket, given)
+	conn, err := attached(socket, given, func(conn *net.UnixConn) error { return ourAgent(conn, 0) })
+	return relayed(conn, err)
+}
+
+func checkSocket(name string) error {
+	switch {
+	case len(name) < 2 || name[0] != '@' && !filepath.IsAbs(name):
+		return fmt.Errorf("--socket %q: want @name or an absolute path", name)
+	case len(name) > 107:
+		return fmt.Errorf("--socket %q: longer than 107 bytes", name)
+	}
+	return nil
+}
+
+// runConnect makes our standard streams a connection to the agent that listens at a socket. It
+// starts none: where the agent is the sandbox's first process, there is no other.
+func runConnect(args []string) int {
+	fs := flag.NewFlagSet("connect", flag.ContinueOnError)
+	var (
+		socket string
+		pid    int
+	)
+	fs.StringVar(&socket, "socket", "", "`address` of the agent, @name or /path")
+	fs.IntVar(&pid, "pid", 0, "the `process` that the agent is; 0 means any that runs our program")
+	if code, ok := parse(fs, args); !ok {
+		return code
+	}
+	err := checkSocket(socket)
+	if err == nil && fs.NArg() > 0 {
+		err = fmt.Errorf("connect takes no command, and got %q", fs.Arg(0))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxer-agent:", err)
+		return 2
+	}
+	conn, err := attached(socket, nil, func(conn *net.UnixConn) error { return ourAgent(conn, pid) })
+	return relayed(conn, err)
+}
+
+// relayed joins conn to our standard streams, and returns the exit code.
+func relayed(conn *net.UnixConn, err error) int {
 	if err == nil {
 		err = relayStreams(conn)
 	}
@@ -85,24 +125,15 @@ func runAttach(args []string) int {
 	return 0
 }
 
-func checkSocket(name string) error {
-	switch {
-	case len(name) < 2 || name[0] != '@' && !filepath.IsAbs(name):
-		return fmt.Errorf("--socket %q: want @name or an absolute path", name)
-	case len(name) > 107:
-		return fmt.Errorf("--socket %q: longer than 107 bytes", name)
-	}
-	return nil
-}
-
 // attached returns a connection to the agent at a socket. Where none listens, one is started
-// with the arguments.
-func attached(socket string, args []string) (*net.UnixConn, error) {
-	started := false
+// with the arguments; without arguments one is waited for that is about to listen. Who does is
+// asked for by check.
+func attached(socket string, args []string, check func(*net.UnixConn) error) (*net.UnixConn, error) {
+	started := args == nil
 	for try := 0; ; try++ {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 		if err == nil {
-			if err := ourAgent(conn); err != nil {
+			if err := check(conn); err != nil {
 				conn.Close()
 				return nil, err
 			}
@@ -123,8 +154,10 @@ func attached(socket string, args []string) (*net.UnixConn, error) {
 }
 
 // ourAgent refuses the other end of conn unless it is our user's and runs our program, by the
-// word of the kernel: any process inside may have listened there first.
-func ourAgent(conn *net.UnixConn) error {
+// word of the kernel: any process inside may have listened there first. With a pid it must be that
+// process instead: the first one of a container is the agent by the word of who made it, and which program
+// it runs the kernel does not tell once it has started something as another user.
+func ourAgent(conn *net.UnixConn, pid int) error {
 	cred, err := peer(conn)
 	switch {
 	case err != nil:
@@ -133,6 +166,9 @@ func ourAgent(conn *net.UnixConn) error {
 		return fmt.Errorf("%w: it is of user %d, and not of %d", errStranger, cred.Uid, os.Geteuid())
 	case cred.Pid == 0:
 		return fmt.Errorf("%w: it is not in this container", errStranger)
+	case pid != 0 && int(cred.Pid) != pid:
+		return fmt.Errorf("%w: it is process %d, and not %d", errStranger, cred.Pid, pid)
+	case pid != 0:
 	case !sameProgram(int(cred.Pid)):
 		what, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", cred.Pid))
 		if err != nil {

@@ -418,3 +418,62 @@ func TestHalfOpen(t *testing.T) {
 		t.Errorf("%q, %v after %v", out.String(), err, time.Since(begun))
 	}
 }
+
+// TestConnect: connect leads to an agent that listens, waits for one that is about to, and starts none.
+func TestConnect(t *testing.T) {
+	p := abstract(t)
+	dialed := make(chan error, 1)
+	go func() {
+		conn, err := DialCommand(t.Context(), p.run, "connect", "--socket", p.socket)
+		if err == nil {
+			err = conn.Close()
+		}
+		dialed <- err
+	}()
+	eventually(t, "connect waits", func() bool { return len(processesWith(t, "connect", p.socket)) == 1 })
+	if n := len(p.agents()); n != 0 {
+		t.Fatalf("connect has started %d agents", n)
+	}
+	c := p.client()
+	if _, err := c.Exec(t.Context(), sandboxer.Cmd{Args: []string{"true"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-dialed; err != nil {
+		t.Errorf("connect, which came before the agent: %v", err)
+	}
+	agent := p.agent()
+	conn, err := DialCommand(t.Context(), p.run, "connect", "--socket", p.socket, "--pid", strconv.Itoa(agent))
+	if err != nil {
+		t.Fatalf("connect to process %d: %v", agent, err)
+	}
+	conn.Close()
+	if x, err := p.run(t.Context(), []string{"connect", "--socket", p.socket, "--pid", strconv.Itoa(os.Getpid())}, strings.NewReader(""), io.Discard, io.Discard); err != nil || x.Code != StrangerExit {
+		t.Errorf("connect to another process: %+v, %v; want code %d", x, err, StrangerExit)
+	}
+	for _, args := range [][]string{{"connect"}, {"connect", "--socket", p.socket, "sh"}, {"connect", "--socket", p.socket, "--fuse=0"}} {
+		if x, err := p.run(t.Context(), args, strings.NewReader(""), io.Discard, io.Discard); err != nil || x.Code != 2 {
+			t.Errorf("%q: %+v, %v; want code 2", args, x, err)
+		}
+	}
+}
+
+// processesWith are those whose arguments hold all of these.
+func processesWith(t *testing.T, args ...string) (pids []int) {
+	t.Helper()
+	all, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range all {
+		pid, err := strconv.Atoi(d.Name())
+		if err != nil {
+			continue
+		}
+		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		has := strings.Split(string(line), "\x00")
+		if !slices.ContainsFunc(args, func(a string) bool { return !slices.Contains(has, a) }) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}

@@ -8,8 +8,9 @@ import (
 	"runtime"
 )
 
-func runInit([]string) int   { return onLinux("init") }
-func runAttach([]string) int { return onLinux("attach") }
+func runInit([]string) int    { return onLinux("init") }
+func runAttach([]string) int  { return onLinux("attach") }
+func runConnect([]string) int { return onLinux("connect") }
 
 func onLinux(what string) int {
 	fmt.Fprintln(os.Stderr, "sandboxer-agent:", what, "runs on Linux, not on", runtime.GOOS)

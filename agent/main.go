@@ -22,6 +22,9 @@ const usage = `usage: sandboxer-agent COMMAND
   attach --socket @NAME|/PATH [FLAGS]
                                 be a connection to the agent at a socket, which is started if there
                                 is none, with flags of init
+  connect --socket @NAME|/PATH [--pid PID]
+                                be a connection to the agent at a socket, which is there, or about
+                                to be
   untar [--strip] [--replace] [--owner UID:GID] DIR
                                 unpack the tar on standard input below DIR
   tar DIR                       pack DIR to standard output
@@ -45,6 +48,8 @@ func Main(args []string) int {
 		return runInit(args[1:])
 	case "attach":
 		return runAttach(args[1:])
+	case "connect":
+		return runConnect(args[1:])
 	case "untar":
 		return runUntar(args[1:], os.Stdin)
 	case "tar":

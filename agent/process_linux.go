@@ -60,10 +60,12 @@ type process struct {
 	in      *os.File      // write end of stdin, or the terminal's master; nil without
 	inLock  chan struct{} // held while writing to in
 	outputs sync.WaitGroup
+	killed  int64        // processes that the memory limit had killed when it started
 	killing sync.RWMutex // held, shared, by who kills it with all that it started
 
 	mu      sync.Mutex
 	ws      unix.WaitStatus // valid once done is closed
+	memory  bool            // as ws: the memory limit killed it, or what it ran
 	fuse    *time.Timer     // kills the process; nil without
 	out     ring
 	subs    map[*subscriber]struct{}
@@ -113,7 +115,7 @@ func (t *table) start(c command) (*process, *subscriber, error) {
 	}
 	p := &process{
 		command: c, t: t, done: make(chan struct{}), inLock: make(chan struct{}, 1),
-		subs: map[*subscriber]struct{}{}, room: make(chan struct{}, 1), out: ring{max: t.ringMax},
+		subs: map[*subscriber]struct{}{}, room: make(chan struct{}, 1), out: ring{max: t.ringMax}, killed: oomKills(),
 	}
 	fds, err := p.open()
 	if err != nil {
@@ -688,6 +690,9 @@ func (t *table) reap() {
 			case <-p.done: // a later owner of the number, handed down to us
 			default:
 				p.ws = ws
+				if p.killed >= 0 && (ws.Signaled() && ws.Signal() == unix.SIGKILL || ws.Exited() && ws.ExitStatus() == 137) {
+					p.memory = oomKills() > p.killed
+				}
 				close(p.done)
 			}
 		}

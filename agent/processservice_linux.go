@@ -153,7 +153,7 @@ func (s processService) follow(ctx context.Context, sub *subscriber, h http.Head
 			alive.Reset(interval)
 			continue
 		case end:
-			return send(&pb.ProcessEvent{Event: &pb.ProcessEvent_End{End: endEvent(p.ws)}})
+			return send(&pb.ProcessEvent{Event: &pb.ProcessEvent_End{End: endEvent(p.ws, p.memory)}})
 		}
 		select {
 		case <-sub.notify:
@@ -168,12 +168,16 @@ func (s processService) follow(ctx context.Context, sub *subscriber, h http.Head
 	}
 }
 
-func endEvent(ws unix.WaitStatus) *pb.ProcessEvent_EndEvent {
+func endEvent(ws unix.WaitStatus, memory bool) *pb.ProcessEvent_EndEvent {
+	more := ""
+	if memory {
+		more = memoryStatus
+	}
 	if ws.Signaled() {
-		text := signalStatus + signalText(int(ws.Signal()))
+		text := signalStatus + signalText(int(ws.Signal())) + more
 		return &pb.ProcessEvent_EndEvent{ExitCode: -1, Status: text, Error: &text}
 	}
-	e := &pb.ProcessEvent_EndEvent{ExitCode: int32(ws.ExitStatus()), Exited: true, Status: "exit status " + strconv.Itoa(ws.ExitStatus())}
+	e := &pb.ProcessEvent_EndEvent{ExitCode: int32(ws.ExitStatus()), Exited: true, Status: "exit status " + strconv.Itoa(ws.ExitStatus()) + more}
 	if ws.ExitStatus() != 0 {
 		e.Error = &e.Status
 	}

@@ -47,6 +47,10 @@ var signals = [...]struct{ name, text string }{
 
 const signalStatus = "signal: "
 
+// memoryStatus ends the text about a process that ended by the memory limit, itself or by
+// what it ran.
+const memoryStatus = " (out of memory)"
+
 func signalText(n int) string {
 	if n > 0 && n < len(signals) {
 		return signals[n].text
@@ -56,6 +60,13 @@ func signalText(n int) string {
 
 // exitOf translates the wire's end of a process.
 func exitOf(code int, exited bool, status string) sandboxer.Exit {
+	status, memory := strings.CutSuffix(status, memoryStatus)
+	x := exitWithin(code, exited, status)
+	x.OOMKilled = memory && x.Code == 137
+	return x
+}
+
+func exitWithin(code int, exited bool, status string) sandboxer.Exit {
 	text, ok := strings.CutPrefix(status, signalStatus)
 	if exited || !ok {
 		if code < 0 {

@@ -18,6 +18,44 @@ import (
 
 func (s *server) serveStats(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.measure()) }
 
+// oomKills returns how many processes of our control group were killed for its memory limit; -1
+// if that is not known. It is asked for with every command, and is cheap.
+func oomKills() int64 {
+	b, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return -1
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(f) < 3 {
+			continue
+		}
+		root, file := "", ""
+		switch {
+		case f[0] == "0" && f[1] == "":
+			root, file = "/sys/fs/cgroup", "memory.events"
+		case f[1] == "memory":
+			root, file = "/sys/fs/cgroup/memory", "memory.oom_control"
+		default:
+			continue
+		}
+		for _, dir := range [...]string{filepath.Join(root, f[2]), root} {
+			text, err := os.ReadFile(filepath.Join(dir, file))
+			if err != nil {
+				continue
+			}
+			for line := range strings.Lines(string(text)) {
+				if n, ok := strings.CutPrefix(line, "oom_kill "); ok {
+					if n, err := strconv.ParseInt(strings.TrimSpace(n), 10, 64); err == nil {
+						return n
+					}
+				}
+			}
+		}
+	}
+	return -1
+}
+
 // measure reads the consumption of the sandbox: of our control group where there is
 // one, else of all processes that we see.
 func (s *server) measure() sandboxer.Stats {

@@ -31,8 +31,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/local/images"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/images"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )

@@ -27,7 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/local/images/registrytest"
+	"github.com/sand-boxer/sandboxer/internal/images/registrytest"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 

@@ -25,8 +25,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/local/images"
-	"github.com/sand-boxer/sandboxer/adapters/local/images/registrytest"
+	"github.com/sand-boxer/sandboxer/internal/images"
+	"github.com/sand-boxer/sandboxer/internal/images/registrytest"
 )
 
 // openImages opens the extension with settings for images.

@@ -23,7 +23,7 @@ import (
 	"gvisor.dev/gvisor/runsc/version"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/local/images/registrytest"
+	"github.com/sand-boxer/sandboxer/internal/images/registrytest"
 )
 
 func snapshot(t *testing.T, e *extension, h sandboxer.Handle) sandboxer.Snapshot {

@@ -84,6 +84,7 @@ func adapters() []sandboxer.Adapter {
 			Capabilities: sandboxer.Capabilities(), Inputs: []sandboxer.Input{{Name: "repo"}}},
 		{Kind: "compose-ssh", Handlers: []string{"sandboxer.extensions.compose_ssh:*"}, Isolation: container, Pricing: self,
 			Inputs: []sandboxer.Input{{Name: "volumes"}}},
+		{Kind: "docker", Isolation: container, Pricing: self, Capabilities: caps},
 		{Kind: "vm-packer", Isolation: []sandboxer.Isolation{sandboxer.IsolationProcess, sandboxer.IsolationVM}, Pricing: self,
 			Capabilities: sandboxer.Capabilities(), Inputs: []sandboxer.Input{{Name: "vm"}}},
 	}

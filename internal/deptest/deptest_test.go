@@ -88,21 +88,22 @@ var arrows = map[string][]string{
 	"internal/engine":            {".", "agent", "internal/procnet", "internal/procs", "internal/sshrun"},
 	"internal/engine/enginetest": {},
 	"internal/program":           {"."},
+	"internal/images/...":        {".", "internal/filelock", "internal/images", "internal/strictjson", "internal/wholefile"},
 
 	"agent/proto/...": {"agent/proto/..."},
 }
 
 // overSSH are the adapters for what is reached over SSH.
-var overSSH = []string{"composessh", "vmpacker"}
+var overSSH = []string{"composessh", "docker", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/filelock", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/wholefile", "sdk/python"}
+var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/filelock", "internal/images", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/wholefile", "sdk/python"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{
 	"gvisor.dev/gvisor":                        {"adapters/local/...", "internal/usernet"},
-	"github.com/erofs/go-erofs":                {"adapters/local/..."},
-	"github.com/google/go-containerregistry":   {"adapters/local/..."},
+	"github.com/erofs/go-erofs":                {"adapters/local/...", "internal/images"},
+	"github.com/google/go-containerregistry":   {"adapters/docker", "adapters/local/...", "internal/images/..."},
 	"github.com/opencontainers/runtime-spec":   {"adapters/local/..."},
 	"connectrpc.com/connect":                   {"agent/..."},
 	"google.golang.org/protobuf":               {"agent/..."},
@@ -120,7 +121,7 @@ var owners = map[string][]string{
 	"github.com/compose-spec/compose-go/v2":    {"adapters/composessh/..."},
 	"github.com/creack/pty":                    {"adapters/fake/...", "internal/engine", "internal/sshrun"},
 	"golang.org/x/crypto":                      {"internal/sshrun/..."},
-	"github.com/klauspost/compress":            {"adapters/local/...", "internal/checkpoint", "internal/sshrun"},
+	"github.com/klauspost/compress":            {"internal/images", "internal/checkpoint", "internal/sshrun"},
 	"github.com/zeebo/blake3":                  {"internal/checkpoint"},
 	"github.com/minio/minio-go/v7":             {"internal/checkpoint/s3"},
 	"github.com/johannesboyne/gofakes3":        {},
@@ -471,7 +472,7 @@ var lax = map[string]string{
 	"adapters/fake/remote.go":           "between two halves of a test",
 	"adapters/local/live.go":            "gVisor's state",
 	"adapters/local/control.go":         "what gVisor's kernel says",
-	"adapters/local/images/registry.go": "what a registry says",
+	"internal/images/registry.go":       "what a registry says",
 	"adapters/local/runner/tasks.go":    "a bundle, which gVisor reads beside us",
 	"adapters/process/call.go":          "what this program has just written",
 	"adapters/process/process.go":       "its own configuration, as the catalogue has written it",
@@ -489,6 +490,7 @@ var lax = map[string]string{
 	"internal/checkpoint/store.go":      "the format alone; the rest is then read strictly",
 	"internal/compattest/compattest.go": "the fixtures of tests",
 	"internal/cli/output.go":            "what it has just written",
+	"internal/engine/api.go":            "what an engine says",
 	"internal/engine/container.go":      "what an engine says",
 	"internal/engine/image.go":          "what an engine says",
 	"internal/mustrun/main.go":          "what go test says",

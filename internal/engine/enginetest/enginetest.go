@@ -7,14 +7,17 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // Image is the name of an image with BusyBox, and with a program /bin/echoer that listens on the
@@ -185,10 +188,54 @@ func podmanEnv() []string {
 	return []string{"CONTAINERS_CONF=" + podmanDir + "/containers.conf", "CONTAINERS_STORAGE_CONF=" + podmanDir + "/storage.conf"}
 }
 
+var (
+	podmanService *exec.Cmd
+	podmanSocket  string
+)
+
+// PodmanSocket starts Podman's API with the tests' own store, and returns its address, unix://….
+// It ends with StopPodman, and with this process however that ends.
+func PodmanSocket(t testing.TB) string {
+	t.Helper()
+	env := Podman(t)
+	if podmanService != nil {
+		return "unix://" + podmanSocket
+	}
+	podmanSocket = filepath.Join(podmanDir, "api.sock")
+	cmd := exec.Command("podman", "system", "service", "--time=0", "unix://"+podmanSocket)
+	cmd.Dir = podmanDir // where conmon leaves a file when a container runs out of memory
+	cmd.Env = append(os.Environ(), env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM, Setsid: true}
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good: the service ends with the thread that started it
+		started <- cmd.Start()
+		select {}
+	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	podmanService = cmd
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		c, err := net.Dial("unix", podmanSocket)
+		if err == nil {
+			c.Close()
+			return "unix://" + podmanSocket
+		}
+		if time.Now().After(end) {
+			t.Fatalf("podman's service does not listen: %v", err)
+		}
+	}
+}
+
 // StopPodman removes what there is in Podman's store, and the store, if there was one.
 func StopPodman() {
 	if podmanDir == "" {
 		return
+	}
+	if podmanService != nil {
+		_ = podmanService.Process.Signal(syscall.SIGTERM)
+		_ = podmanService.Wait()
 	}
 	// Of a test that failed: processes, networks with their bridges, mounts.
 	rm := exec.Command("sh", "-c", "podman rm -af -t 0; podman pod rm -af; podman network ls -q | grep -vx podman | xargs -r podman network rm -f; podman volume rm -af")

@@ -1,5 +1,3 @@
-//go:build linux
-
 package images
 
 import (
@@ -22,7 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/local/images/registrytest"
+	"github.com/sand-boxer/sandboxer/internal/images/registrytest"
 )
 
 // In these tests 127.0.0.1 is the public internet and every other address is not.

@@ -1,5 +1,3 @@
-//go:build linux
-
 package images
 
 import (
@@ -34,7 +32,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/adapters/local/images/registrytest"
+	"github.com/sand-boxer/sandboxer/internal/images/registrytest"
 )
 
 func TestMain(m *testing.M) {

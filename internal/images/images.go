@@ -1,5 +1,3 @@
-//go:build linux
-
 // Package images brings OCI images to this machine: it pulls them from registries
 // into a store shared by all sandboxes, and flattens their layers into one tree.
 //
@@ -239,6 +237,7 @@ type Image struct {
 	Digest   string // of the manifest
 	Config   *v1.ConfigFile
 	ConfigID string // digest of the configuration, which covers the layers' content
+	Raw      []byte // Config, as the registry has it
 
 	manifest *v1.Manifest
 	ref      name.Reference
@@ -366,7 +365,7 @@ func readImage(k *known) (*Image, error) {
 			return nil, fmt.Errorf("layer %d has no proper size and digest", i+1)
 		}
 	}
-	return &Image{Digest: k.Digest, Config: cf, ConfigID: m.Config.Digest.String(), manifest: m}, nil
+	return &Image{Digest: k.Digest, Config: cf, ConfigID: m.Config.Digest.String(), Raw: k.Config, manifest: m}, nil
 }
 
 func isSHA256(h v1.Hash) bool {

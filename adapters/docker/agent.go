@@ -1,0 +1,379 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/program"
+	"github.com/sand-boxer/sandboxer/internal/wholefile"
+)
+
+const (
+	agentFile   = "sandboxer-agent"
+	agentDir    = "/.sandboxer" // where containers have the volume
+	agentPath   = agentDir + "/" + agentFile
+	agentSocket = "@sandboxer-agent"
+	agentUser   = "0:0" // its socket lets in nobody else
+
+	// agentIdle is how long a connection waits for the next call: it takes a process in the
+	// container. There is at most one.
+	agentIdle = time.Minute
+	// agentDials is how many connections to one agent are opened at once; further calls wait.
+	agentDials = 8
+)
+
+// An agentClient is kept for the next calls.
+type agentClient struct {
+	*agent.Client
+	container string
+}
+
+// agentIn is the client of the agent in a container.
+func (e *extension) agentIn(h *host, name, container string) *agentClient {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c := e.agents[name]; c != nil {
+		if c.container == container {
+			return c
+		}
+		c.Close()
+	}
+	c := &agentClient{container: container}
+	slots := make(chan struct{}, agentDials)
+	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dial: func(ctx context.Context) (net.Conn, error) {
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		within, done, err := h.api.Attend(ctx)
+		if err != nil {
+			return nil, err
+		}
+		conn, err := agent.DialCommand(within, func(ctx context.Context, args []string, in io.Reader, out, errs io.Writer) (sandboxer.Exit, error) {
+			return h.api.Exec(ctx, container, agentUser, args, in, out, errs)
+		}, agentPath, "connect", "--socket="+agentSocket, "--pid=1")
+		return conn, done(err)
+	}})
+	if e.ctx.Err() == nil {
+		e.agents[name] = c
+	}
+	return c
+}
+
+// dropAgent ends the idle connections to the agent of a sandbox.
+func (e *extension) dropAgent(name string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c := e.agents[name]; c != nil {
+		c.Close()
+		delete(e.agents, name)
+	}
+}
+
+// running returns the sandbox of h, which must run. Kinds: NotFound for one that is gone or has ended,
+// Conflict for one that is paused.
+func (e *extension) running(ctx context.Context, h sandboxer.Handle) (*box, error) {
+	b, err := e.find(ctx, h)
+	if err == nil {
+		err = e.runs(ctx, b)
+	}
+	return b, err
+}
+
+func (e *extension) runs(ctx context.Context, b *box) error {
+	switch b.state {
+	case "running":
+		return nil
+	case "paused":
+		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused", b.id).WithHint("resume it: sandboxer resume %s", b.id)
+	}
+	c, err := b.host.api.InspectContainer(ctx, b.container)
+	switch {
+	case sandboxer.KindOf(err) == sandboxer.NotFound:
+		return sandboxer.E(sandboxer.NotFound, err, "there is no sandbox %s", b.id)
+	case err != nil:
+		return err
+	case c.State.Running && !c.State.Paused: // by now
+		return nil
+	case outOfMemory(c):
+		return sandboxer.E(sandboxer.NotFound, nil, "sandbox %s used more memory than its limit and was killed", b.id)
+	}
+	return sandboxer.E(sandboxer.NotFound, nil, "sandbox %s has ended (its container is %s, code %d)", b.id, c.State.Status, c.State.ExitCode)
+}
+
+// outOfMemory reports whether the memory limit killed the container as a whole. The engine notes that it killed
+// anything; the agent ends with another code unless it was killed itself.
+func outOfMemory(c engine.ContainerDetail) bool {
+	return !c.State.Running && c.State.OOMKilled && c.State.ExitCode == 137
+}
+
+// openAgent is the way to the agent of h's sandbox for one call (agent.Capabilities). The engine is asked
+// first: what is paused would let a call wait.
+func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (agent.Call, error) {
+	b, err := e.running(ctx, h)
+	if err != nil {
+		return agent.Call{}, err
+	}
+	m, err := readMade(b.labels)
+	if err != nil {
+		return agent.Call{}, err
+	}
+	return e.call(ctx, b, m)
+}
+
+func (e *extension) call(ctx context.Context, b *box, m made) (agent.Call, error) {
+	within, done, err := b.host.api.Attend(ctx)
+	if err != nil {
+		return agent.Call{}, err
+	}
+	end := func(err error) error {
+		switch err = done(err); sandboxer.KindOf(err) {
+		case sandboxer.Unavailable, sandboxer.Timeout, sandboxer.NotFound, sandboxer.Conflict: // the container may have ended, or stand still
+			if ctx.Err() != nil || errors.Is(err, engine.ErrHangs) {
+				break
+			}
+			now, why := e.find(ctx, sandboxer.Handle{SandboxID: b.id, Generation: b.generation, Host: b.host.name})
+			if why == nil {
+				why = e.runs(ctx, now)
+			}
+			if why != nil && !errors.Is(why, engine.ErrHangs) {
+				err = why
+			}
+		}
+		return err
+	}
+	return agent.Call{Agent: e.agentIn(b.host, e.name(b.id, b.generation), b.container).Client, Ctx: within, End: end, Dir: m.Workspace, User: m.User}, nil
+}
+
+// Exec implements sandboxer.Execer: the agent's. Where the whole sandbox is killed for memory with the command, the
+// engine tells it.
+func (e *extension) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	call, err := e.openAgent(ctx, h, true)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	if cmd.Dir == "" {
+		cmd.Dir = call.Dir
+	}
+	if cmd.User == "" {
+		cmd.User = call.User
+	}
+	exit, err := call.Agent.Exec(call.Ctx, cmd)
+	if err != nil && ctx.Err() == nil { // the sandbox may have been killed with it
+		if now, ferr := e.find(ctx, h); ferr == nil && now.state == "exited" {
+			if c, ierr := now.host.api.InspectContainer(ctx, now.container); ierr == nil && outOfMemory(c) {
+				_ = call.End(nil)
+				return sandboxer.Exit{Code: 137, Signal: "KILL", OOMKilled: true}, nil
+			}
+		}
+	}
+	return exit, call.End(err)
+}
+
+// agentFor finds the agent for an engine.
+func (e *extension) agentFor(info engine.Info) (program.Program, error) {
+	p, err := e.programs.Find(agentFile, info.Arch(), e.cfg.Agent)
+	if err != nil {
+		return p, sandboxer.E(sandboxer.Unsupported, err, "no sandbox can be made there: %s", sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
+	}
+	return p, nil
+}
+
+// agentVolume is the volume with an agent.
+func (e *extension) agentVolume(digest string) string {
+	sum := sha256.Sum256([]byte(e.env.Owner + "\x00" + e.env.Extension))
+	return "sandboxer-agent-" + hex.EncodeToString(sum[:])[:12] + "-" + digest[:12]
+}
+
+// bringAgent brings the agent into its volume, unless it is there and whole. The caller holds the host's lock,
+// shared, and image is any that the engine has. Nothing runs for it: a container that is never
+// started has the volume, and takes an archive.
+func (e *extension) bringAgent(ctx context.Context, h *host, p program.Program, image string) (volume string, err error) {
+	volume = e.agentVolume(p.Digest)
+	labels := e.ours()
+	labels[labelAgent] = p.Digest
+	find := func() (whole bool, mark string, err error) {
+		v, err := h.api.CreateVolume(ctx, volume, labels) // or find
+		for k, want := range labels {
+			if err == nil && v.Labels[k] != want {
+				err = sandboxer.E(sandboxer.Conflict, nil, "the engine %s has a volume %s that is somebody else's", h.name, volume).
+					WithHint("remove it, if nobody needs it: docker volume rm %s", volume)
+			}
+		}
+		mark = p.Digest + " " + v.CreatedAt // an operator may have removed the one that was filled
+		noted, _ := os.ReadFile(e.agentNote(h))
+		return err == nil && string(noted) == mark, mark, err
+	}
+	if whole, _, err := find(); whole || err != nil {
+		return volume, err
+	}
+	// One that brings it is enough, of all processes of this installation.
+	l, err := e.lock(ctx, "agent-"+h.name, filelock.Exclusive)
+	if err != nil {
+		return "", err
+	}
+	defer l.Release()
+	whole, mark, err := find()
+	if whole || err != nil {
+		return volume, err
+	}
+	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "bringing sandboxer-agent to " + h.name})
+	if err := e.removeFillers(ctx, h); err != nil { // of one that died
+		return "", err
+	}
+	id, err := e.create(ctx, h, volume+"-fill", engine.ContainerConfig{Image: image, Env: []string{}, Entrypoint: []string{agentPath}, Cmd: []string{"help"}, Labels: labels,
+		HostConfig: engine.HostConfig{NetworkMode: "none", Mounts: []engine.MountConfig{{Type: "volume", Source: volume, Target: agentDir, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}}}})
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+		defer cancel()
+		if rerr := h.api.RemoveContainer(undo, id); rerr != nil && sandboxer.KindOf(rerr) != sandboxer.NotFound {
+			err = errors.Join(err, rerr)
+		}
+	}()
+	if !e.hasAgent(ctx, h, id, p.Digest) {
+		data, err := os.ReadFile(p.Path)
+		if err != nil {
+			return "", sandboxer.E(sandboxer.Unavailable, err, "the program of the agent cannot be read")
+		}
+		if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != p.Digest {
+			return "", sandboxer.E(sandboxer.Unavailable, nil, "the program of the agent has changed just now").WithHint("try again")
+		}
+		var packed bytes.Buffer
+		w := tar.NewWriter(&packed)
+		err = w.WriteHeader(&tar.Header{Name: agentFile, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(data))})
+		if err == nil {
+			_, err = w.Write(data)
+		}
+		if err := errors.Join(err, w.Close()); err != nil {
+			return "", sandboxer.E(sandboxer.Internal, err, "the agent cannot be packed")
+		}
+		if err := h.api.PutArchive(ctx, id, agentDir, &packed); err != nil {
+			return "", err
+		}
+		if !e.hasAgent(ctx, h, id, p.Digest) {
+			return "", sandboxer.E(sandboxer.Unavailable, ctx.Err(), "the agent is not whole on the engine %s after it was brought there", h.name).WithHint("try again")
+		}
+	}
+	if err := wholefile.Replace(e.agentNote(h), []byte(mark)); err != nil {
+		return "", sandboxer.E(sandboxer.Unavailable, err, "it cannot be written down which agent the engine %s has", h.name)
+	}
+	return volume, nil
+}
+
+// agentNote is the file that says which volume of a host has a whole agent.
+func (e *extension) agentNote(h *host) string { return e.dir("agent", h.name) }
+
+// removeFillers removes containers that fill volumes. The caller knows that nobody fills any.
+func (e *extension) removeFillers(ctx context.Context, h *host) error {
+	list, err := h.api.ListContainers(ctx, map[string]string{labelOwner: e.env.Owner, labelExtension: e.env.Extension, labelAgent: ""})
+	for _, c := range list {
+		if err == nil {
+			if err = h.api.RemoveContainer(ctx, c.ID); sandboxer.KindOf(err) == sandboxer.NotFound {
+				err = nil
+			}
+		}
+	}
+	return err
+}
+
+// hasAgent reports whether the agent with that digest is in the volume that the container has.
+func (e *extension) hasAgent(ctx context.Context, h *host, id, digest string) bool {
+	err := h.api.GetArchive(ctx, id, agentPath, func(r io.Reader) error {
+		tr := tar.NewReader(r)
+		head, err := tr.Next()
+		if err != nil {
+			return err
+		}
+		sum := sha256.New()
+		if _, err := io.Copy(sum, tr); err != nil {
+			return err
+		}
+		if head.Mode&0o777 != 0o755 || hex.EncodeToString(sum.Sum(nil)) != digest {
+			return errors.New("it is another file")
+		}
+		return nil
+	})
+	return err == nil
+}
+
+// sweepSoon removes, in a while, what no sandbox of a host needs any more.
+func (e *extension) sweepSoon(h *host) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ctx.Err() != nil {
+		return
+	}
+	if t := e.sweeps[h.name]; t != nil {
+		t.Reset(sweepTime)
+		return
+	}
+	e.sweeps[h.name] = time.AfterFunc(sweepTime, func() {
+		e.mu.Lock()
+		if e.ctx.Err() != nil {
+			e.mu.Unlock()
+			return
+		}
+		e.work.Add(1)
+		delete(e.sweeps, h.name)
+		e.mu.Unlock()
+		defer e.work.Done()
+		e.sweep(e.ctx, h)
+	})
+}
+
+// sweep removes the volumes with agents that no container has, and names of images for restored sandboxes that
+// are gone. Whoever makes a sandbox there is not disturbed; then it is done the next time.
+func (e *extension) sweep(ctx context.Context, h *host) {
+	l, err := filelock.Try(e.dir("lock", "host-"+h.name), filelock.Exclusive)
+	if err != nil {
+		return
+	}
+	defer l.Release()
+	if err := e.sweepLocked(ctx, h); err != nil && ctx.Err() == nil {
+		e.log.Warn("what sandboxes shared stays on an engine", "extension", e.env.Extension, "engine", h.name, "err", err)
+	}
+}
+
+func (e *extension) sweepLocked(ctx context.Context, h *host) error {
+	boxes, err := e.on(ctx, h, "", 0)
+	if err != nil || len(boxes) > 0 {
+		return err
+	}
+	if err := e.removeFillers(ctx, h); err != nil {
+		return err
+	}
+	labels := e.ours()
+	labels[labelAgent] = ""
+	volumes, err := h.api.ListVolumes(ctx, labels)
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(e.agentNote(h)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	var errs []error
+	for _, v := range volumes {
+		if err := h.api.RemoveVolume(ctx, v.Name); err != nil && sandboxer.KindOf(err) != sandboxer.NotFound && sandboxer.KindOf(err) != sandboxer.Conflict {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(append(errs, e.removeRestored(ctx, h, ""))...)
+}

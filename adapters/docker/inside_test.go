@@ -1,0 +1,507 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
+	"github.com/sand-boxer/sandboxer/internal/images/registrytest"
+)
+
+func order(id string, o options, change ...func(*sandboxer.Spec)) sandboxer.Spec {
+	s := sandboxer.Spec{ID: id, Generation: 1, Owner: o.owner, Place: "one", Vouched: []string{"image", "repo", "host"}}
+	for _, f := range change {
+		f(&s)
+	}
+	return s
+}
+
+// up makes a sandbox that is torn down when the test ends.
+func up(t *testing.T, e *extension, s sandboxer.Spec) sandboxer.Handle {
+	t.Helper()
+	t.Cleanup(func() {
+		c, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+		defer cancel()
+		if _, err := e.Teardown(c, sandboxer.Handle{SandboxID: s.ID}); err != nil {
+			t.Errorf("Teardown(%s): %v", s.ID, err)
+		}
+	})
+	h, err := e.Provision(t.Context(), s)
+	if err == nil {
+		_, err = e.WaitReady(t.Context(), h)
+	}
+	if err != nil {
+		t.Fatalf("Provision(%s): %v (%s)", s.ID, err, sandboxer.HintOf(err))
+	}
+	return h
+}
+
+func run(t *testing.T, e *extension, h sandboxer.Handle, script string) string {
+	t.Helper()
+	var out, errs bytes.Buffer
+	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Stdout: &out, Stderr: &errs})
+	if err != nil || x.Code != 0 {
+		t.Fatalf("%s: %+v, %v, %s", script, x, err, &errs)
+	}
+	return strings.TrimSpace(out.String())
+}
+
+func wantKind(t *testing.T, err error, want sandboxer.Kind, words ...string) {
+	t.Helper()
+	if sandboxer.KindOf(err) != want {
+		t.Errorf("error %v is %q; want %q", err, sandboxer.KindOf(err), want)
+	}
+	for _, w := range words {
+		if said := sandboxer.Message(err) + " " + sandboxer.HintOf(err); !strings.Contains(said, w) {
+			t.Errorf("%q does not say %q", said, w)
+		}
+	}
+}
+
+// raw asks the engine itself.
+func (en testEngine) raw(t *testing.T, method, path, body string) string {
+	t.Helper()
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", strings.TrimPrefix(en.address, "unix://"))
+	}}}
+	r, err := http.NewRequestWithContext(t.Context(), method, "http://engine/v1.40"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	res, err := c.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	data, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode >= 300 {
+		t.Fatalf("%s %s: %s, %v, %s", method, path, res.Status, err, data)
+	}
+	return string(data)
+}
+
+// TestInside looks at the defaults from inside, and at what the engine tells of a sandbox.
+func TestInside(t *testing.T) {
+	for name, start := range engines {
+		t.Run(name, func(t *testing.T) {
+			en := start(t)
+			o := en.options(t, "inside")
+			e := o.opened(t)
+			const canary = "canary-in-the-environment"
+			h := up(t, e, order("inside", o, func(s *sandboxer.Spec) {
+				s.Env = map[string]string{"TOKEN": canary}
+				s.Ports = []int{8080}
+			}))
+			if got := run(t, e, h, "echo $TOKEN"); got != canary {
+				t.Errorf("TOKEN is %q", got)
+			}
+			caps := uint64(0)
+			for _, c := range []int{29, 0, 1, 3, 4, 5, 10, 31, 6, 8, 7, 18} { // guestCapabilities, by their numbers in linux/capability.h
+				caps |= 1 << c
+			}
+			for field, want := range map[string]string{"CapBnd": fmt.Sprintf("%016x", caps), "CapEff": fmt.Sprintf("%016x", caps), "NoNewPrivs": "1", "Seccomp": "2"} {
+				if got := run(t, e, h, "sed -n 's/^"+field+":[[:space:]]*//p' /proc/self/status"); got != want {
+					t.Errorf("%s of a command is %s; want %s", field, got, want)
+				}
+			}
+			if got := run(t, e, h, "tr '\\0' ' ' </proc/1/cmdline"); !strings.HasPrefix(got, agentPath+" init ") {
+				t.Errorf("process 1 is %q", got)
+			}
+			for what, script := range map[string]string{
+				"a device of the host can be opened":      "for d in /dev/*; do [ ! -b $d ] || echo $d; done; [ ! -e /dev/kvm ] && [ ! -e /dev/mem ] || echo kvm",
+				"a device can be made":                    "! mknod /tmp/m c 1 1 2>/dev/null || echo made",
+				"something can be mounted":                "mkdir -p /tmp/m && ! mount -t tmpfs none /tmp/m 2>/dev/null || echo mounted",
+				"the agent's program can be replaced":     "! { echo x >" + agentPath + "; } 2>/dev/null && ! rm " + agentPath + " 2>/dev/null && ! mv " + agentDir + " /gone 2>/dev/null || echo replaced",
+				"processes of the host can be seen":       "[ $(ls -d /proc/[0-9]* | wc -l) -lt 12 ] || ls -d /proc/[0-9]*",
+				"the kernel's settings can be changed":    "! { echo 1 >/proc/sys/kernel/panic; } 2>/dev/null || echo changed",
+				"a socket of an engine is there":          "for s in /var/run/docker.sock /run/docker.sock /run/podman/podman.sock; do [ ! -e $s ] || echo $s; done",
+				"swap can be used":                        "for f in /sys/fs/cgroup/memory.swap.max /sys/fs/cgroup/memory/memory.memsw.limit_in_bytes; do [ ! -e $f ] || case $(cat $f) in 0|268435456) ;; *) cat $f;; esac; done",
+				"the limit of processes is not the usual": "for f in /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max; do [ ! -e $f ] || [ $(cat $f) = 2048 ] || cat $f; done",
+			} {
+				if got := run(t, e, h, script); got != "" {
+					t.Errorf("%s: %q", what, got)
+				}
+			}
+
+			// Nobody who may look at containers or images sees what is in the environment.
+			snap, err := e.Snapshot(t.Context(), h, "inside-snapshot")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.DropSnapshot(context.WithoutCancel(t.Context()), snap)
+			told := en.raw(t, "GET", "/containers/"+h.Ref+"/json", "")
+			for what, text := range map[string]string{
+				"a container": told, "all containers": en.raw(t, "GET", "/containers/json?all=1", ""), "an image": en.raw(t, "GET", "/images/"+e.snapshotName("inside-snapshot")+"/json", ""),
+			} {
+				if strings.Contains(text, canary) {
+					t.Errorf("what the engine tells of %s has the environment in it", what)
+				}
+			}
+			var c struct {
+				HostConfig struct {
+					Privileged, PublishAllPorts           bool
+					PidMode, IpcMode, UTSMode, UsernsMode string
+					Memory, MemorySwap                    int64
+					Devices                               []any
+					Binds                                 []string
+					LogConfig                             struct {
+						Type   string
+						Config map[string]string
+					}
+					SecurityOpt []string
+				}
+			}
+			if err := json.Unmarshal([]byte(told), &c); err != nil {
+				t.Fatal(err)
+			}
+			hc := c.HostConfig
+			if hc.Privileged || hc.PublishAllPorts || len(hc.Devices) > 0 || slices.Contains([]string{hc.PidMode, hc.IpcMode, hc.UTSMode, hc.UsernsMode}, "host") {
+				t.Errorf("the container is %+v", hc)
+			}
+			if hc.Memory != 256<<20 || hc.MemorySwap != hc.Memory {
+				t.Errorf("memory %d, with swap %d; want both 256 MiB", hc.Memory, hc.MemorySwap)
+			}
+			if name == "docker" && (hc.LogConfig.Type != "json-file" || hc.LogConfig.Config["max-size"] != "1m") {
+				t.Errorf("the log is not bounded: %+v", hc.LogConfig)
+			}
+			for _, opt := range hc.SecurityOpt {
+				if strings.Contains(opt, "unconfined") || strings.Contains(opt, "disable") {
+					t.Errorf("security option %q", opt)
+				}
+			}
+			r, err := e.WaitReady(t.Context(), h)
+			if err != nil || len(r.Ports) != 1 || r.Ports[0].Port != 8080 || r.Host != "one" {
+				t.Errorf("WaitReady: %+v, %v", r, err)
+			}
+
+			// An idle sandbox has one process that leads to it, at most.
+			for range 3 {
+				run(t, e, h, "cat </dev/null")
+			}
+			for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+				n := run(t, e, h, `n=0; for p in /proc/[0-9]*; do case $(tr '\0' ' ' <$p/cmdline 2>/dev/null) in "`+agentPath+` connect"*) n=$((n+1));; esac; done; echo $n`)
+				if n == "1" {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("%s processes lead to the agent", n)
+				}
+			}
+		})
+	}
+}
+
+// TestStrangers: what is not ours is neither touched nor taken for ours.
+func TestStrangers(t *testing.T) {
+	for name, start := range engines {
+		t.Run(name, func(t *testing.T) {
+			en := start(t)
+			o := en.options(t, "strangers")
+			e := o.opened(t)
+			s := order("taken", o)
+			_, image := splitImage(en.image)
+			id, err := e.hosts["one"].api.CreateContainer(t.Context(), e.name(s.ID, 1), engine.ContainerConfig{Image: image, Entrypoint: []string{"true"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.hosts["one"].api.RemoveContainer(context.WithoutCancel(t.Context()), id)
+			_, err = e.Provision(t.Context(), s)
+			wantKind(t, err, sandboxer.Conflict, "not ours", "docker rm")
+			if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: s.ID}); err != nil {
+				t.Error(err)
+			}
+			if l, err := e.IsAlive(t.Context(), sandboxer.Handle{SandboxID: s.ID, Generation: 1}); l != sandboxer.Gone || err != nil {
+				t.Errorf("IsAlive of somebody else's = %s, %v", l, err)
+			}
+			if _, err := e.hosts["one"].api.InspectContainer(t.Context(), id); err != nil {
+				t.Errorf("the stranger's container: %v", err)
+			}
+
+			// Nor what another extension of the same installation has there.
+			other, err := Adapter.Open(t.Context(), sandboxer.Env{Extension: "ext.other", Owner: o.owner, Dir: t.TempDir(), Decode: func(v any) error {
+				c := v.(*Config)
+				c.Engines, c.Image, c.Agent = e.cfg.Engines, e.cfg.Image, e.cfg.Agent
+				return nil
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.(io.Closer).Close()
+			h := up(t, e, order("mine", o))
+			for h := range other.(sandboxer.Lister).ListRunning(t.Context(), o.owner) {
+				t.Errorf("another extension lists %+v", h)
+			}
+			if _, err := other.Teardown(t.Context(), sandboxer.Handle{SandboxID: "mine"}); err != nil {
+				t.Error(err)
+			}
+			run(t, e, h, "true")
+		})
+	}
+}
+
+// testImage is an image of this machine's busybox, with a main command, a user and a directory.
+func testImage(t *testing.T) v1.Image {
+	t.Helper()
+	box := enginetest.BusyboxTar(t)
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(box)), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.AppendLayers(empty.Image, layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cf, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cf.OS, cf.Architecture = "linux", runtime.GOARCH
+	cf.Config = v1.Config{Entrypoint: []string{"sh", "-c"}, Cmd: []string{"echo $WHO >main; exec sleep 1000"}, User: "nobody:nogroup", WorkingDir: "/srv/app",
+		Env: []string{"WHO=image", "PATH=/bin"}, ExposedPorts: map[string]struct{}{"8080/tcp": {}, "53/udp": {}}}
+	if img, err = mutate.ConfigFile(img, cf); err != nil {
+		t.Fatal(err)
+	}
+	return img
+}
+
+// TestImages: the server fetches an image from a registry and loads it, once; the image's entry point is the main
+// command, with the sandbox's environment.
+func TestImages(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	for name, start := range engines {
+		t.Run(name, func(t *testing.T) {
+			en := start(t)
+			reg := registrytest.New(t)
+			ref := reg.Host + "/app:1"
+			reg.Push(t, "app:1", testImage(t))
+			o := en.options(t, "images")
+			e := o.opened(t)
+			s := order("app", o, func(s *sandboxer.Spec) { s.Image, s.Env = ref, map[string]string{"WHO": "sandbox"} })
+			unvouched := s
+			unvouched.Vouched = nil
+			wantKind(t, e.check(unvouched), sandboxer.Denied, "public internet")
+			var steps []string
+			h, err := e.Provision(sandboxer.WithProgress(t.Context(), func(p sandboxer.Progress) { steps = append(steps, p.Step) }), s)
+			if err != nil {
+				t.Fatalf("%v (%s)", err, sandboxer.HintOf(err))
+			}
+			defer e.Teardown(context.WithoutCancel(t.Context()), h)
+			if all := strings.Join(steps, "\n"); !strings.Contains(all, "pulling "+ref) || !strings.Contains(all, "loading the image into one") {
+				t.Errorf("progress: %q", steps)
+			}
+			if got := run(t, e, h, "pwd; id -un; id -gn; echo $WHO; ls -ld . | cut -c1-10"); got != "/srv/app\nnobody\nnogroup\nsandbox\ndrwxr-xr-x" {
+				t.Errorf("inside: %q", got)
+			}
+			for end := time.Now().Add(time.Minute); run(t, e, h, "cat main 2>/dev/null || :") != "sandbox"; time.Sleep(20 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("the image's main command does not run with the sandbox's environment")
+				}
+			}
+			r, err := e.WaitReady(t.Context(), h)
+			if err != nil || len(r.Ports) != 1 || r.Ports[0].Port != 8080 || !strings.Contains(r.Extra["image"], reg.Host+"/app@sha256:") {
+				t.Errorf("WaitReady: %+v, %v", r, err)
+			}
+			sent := reg.Sent()
+			again := up(t, e, order("again", o, func(s *sandboxer.Spec) { s.Image = ref }))
+			run(t, e, again, "true")
+			if reg.Sent() != sent {
+				t.Errorf("a second sandbox fetched %d bytes", reg.Sent()-sent)
+			}
+			if gone, err := e.PruneCaches(t.Context(), ""); err != nil || len(gone) > 0 {
+				t.Errorf("an image in use is pruned: %+v, %v", gone, err)
+			}
+			for _, h := range []sandboxer.Handle{h, again} {
+				if _, err := e.Teardown(t.Context(), h); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if have, err := e.Caches(t.Context(), ""); err != nil || len(have) != 1 || have[0].Bytes == 0 {
+				t.Errorf("kept: %+v, %v", have, err)
+			}
+			if gone, err := e.PruneCaches(t.Context(), "one"); err != nil || len(gone) != 1 {
+				t.Errorf("pruned: %+v, %v", gone, err)
+			}
+			// A saved image needs no registry.
+			file := t.TempDir() + "/saved.tar"
+			if err := tarball.WriteToFile(file, mustTag(t, "saved:1"), testImage(t)); err != nil {
+				t.Fatal(err)
+			}
+			saved := order("saved", o, func(s *sandboxer.Spec) { s.Image = "tar:" + file })
+			run(t, e, up(t, e, saved), "true")
+			saved.Vouched = nil
+			wantKind(t, e.Admit(saved, "image"), sandboxer.Denied, "administrator")
+			if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: "saved"}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := e.PruneCaches(t.Context(), ""); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestPublic: a sandbox with the mode public has the engine's network, where the operator says so, and
+// otherwise it is refused.
+func TestPublic(t *testing.T) {
+	en := engines["docker"](t)
+	o := en.options(t, "public")
+	public := func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic} }
+	refused := o.opened(t)
+	_, err := refused.Provision(t.Context(), order("none", o, public))
+	wantKind(t, err, sandboxer.Unsupported, "unfiltered_egress")
+	_, err = refused.Provision(t.Context(), order("none", o, func(s *sandboxer.Spec) {
+		s.Network = sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"example.org"}}
+	}))
+	wantKind(t, err, sandboxer.Unsupported, "filter")
+	var made struct{ Id string }
+	if err := json.Unmarshal([]byte(en.raw(t, "POST", "/networks/create", `{"Name":"sandboxes","Internal":true}`)), &made); err != nil {
+		t.Fatal(err)
+	}
+	o.config["unfiltered_egress"], o.config["network"] = true, "sandboxes"
+	o.dir = t.TempDir()
+	e := o.opened(t)
+	h := up(t, e, order("public", o, public))
+	if got := run(t, e, h, "ls /sys/class/net | grep -v lo"); got == "" {
+		t.Error("it has no network")
+	}
+	if _, err := e.Teardown(t.Context(), h); err != nil {
+		t.Fatal(err)
+	}
+	en.raw(t, "DELETE", "/networks/"+made.Id, "")
+}
+
+// TestRepo: a directory of the server's machine is copied into the workspace, and belongs to the user.
+func TestRepo(t *testing.T) {
+	en := engines["docker"](t)
+	o := en.options(t, "repo")
+	e := o.opened(t)
+	dir := t.TempDir()
+	if err := os.WriteFile(dir+"/hello", []byte("from here"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := up(t, e, order("repo", o, func(s *sandboxer.Spec) { s.Inputs, s.User = map[string]string{"repo": dir}, "nobody" }))
+	if got := run(t, e, h, "cat hello; stat -c ' %U' hello"); got != "from here nobody" {
+		t.Errorf("inside: %q", got)
+	}
+	wantKind(t, e.check(order("none", o, func(s *sandboxer.Spec) { s.Inputs = map[string]string{"repo": "here"} })), sandboxer.Invalid, "absolute")
+	wantKind(t, e.Admit(order("none", o, func(s *sandboxer.Spec) { s.Inputs = map[string]string{"repo": dir} }), "repo"), sandboxer.Denied)
+}
+
+// TestAgentVolume: what an operator removed, or somebody else wrote into, is made whole again.
+func TestAgentVolume(t *testing.T) {
+	for name, start := range engines {
+		t.Run(name, func(t *testing.T) {
+			en := start(t)
+			o := en.options(t, "volume")
+			e := o.opened(t)
+			api := e.hosts["one"].api
+			first := up(t, e, order("first", o))
+			if _, err := e.Teardown(t.Context(), first); err != nil {
+				t.Fatal(err)
+			}
+			labels := e.ours()
+			labels[labelAgent] = ""
+			volumes, err := api.ListVolumes(t.Context(), labels)
+			if err != nil || len(volumes) != 1 {
+				t.Fatalf("%+v, %v; want one", volumes, err)
+			}
+			if err := os.Remove(e.agentNote(e.hosts["one"])); err != nil { // of a process that is lost
+				t.Fatal(err)
+			}
+			filler, err := api.CreateContainer(t.Context(), "spoils", engine.ContainerConfig{Image: strings.TrimPrefix(en.image, "engine:"), Entrypoint: []string{"true"}, HostConfig: engine.HostConfig{
+				Mounts: []engine.MountConfig{{Type: "volume", Source: volumes[0].Name, Target: "/v"}}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var spoiled bytes.Buffer
+			w := tar.NewWriter(&spoiled)
+			w.WriteHeader(&tar.Header{Name: agentFile, Typeflag: tar.TypeReg, Mode: 0o755, Size: 3})
+			w.Write([]byte("cut"))
+			w.Close()
+			if err := api.PutArchive(t.Context(), filler, "/v", &spoiled); err != nil {
+				t.Fatal(err)
+			}
+			if err := api.RemoveContainer(t.Context(), filler); err != nil {
+				t.Fatal(err)
+			}
+			second := up(t, e, order("second", o))
+			run(t, e, second, "true")
+			if _, err := e.Teardown(t.Context(), second); err != nil {
+				t.Fatal(err)
+			}
+			if err := api.RemoveVolume(t.Context(), volumes[0].Name); err != nil {
+				t.Fatal(err)
+			}
+			run(t, e, up(t, e, order("third", o)), "true")
+		})
+	}
+}
+
+func TestConfig(t *testing.T) {
+	whole := func(change func(*Config)) error {
+		c := Config{Network: "bridge", Engines: map[string]Engine{}}
+		change(&c)
+		return c.Validate()
+	}
+	tcp := Engine{Address: "tcp://build:2376", CA: "/ca", Cert: "/cert", Key: "/key"}
+	for _, en := range []Engine{{Address: "unix:///run/docker.sock"}, tcp, {Address: "ssh://ci@build"}, {Address: "ssh://build:2222/run/user/1000/podman.sock"}} {
+		if err := whole(func(c *Config) { c.Engines["a"] = en }); err != nil {
+			t.Errorf("%s: %v", en.Address, err)
+		}
+	}
+	for _, en := range []Engine{{}, {Address: "build"}, {Address: "unix://run"}, {Address: "http://build:2375"}, {Address: "tcp://build:2375"}, {Address: "tcp://build", CA: "/ca", Cert: "/cert", Key: "/key"},
+		{Address: "ssh://ci:secret@build"}, {Address: "ssh://"}, {Address: "unix:///s?x=1"}, {Address: "unix:///s", CA: "/ca"}} {
+		wantKind(t, whole(func(c *Config) { c.Engines["a"] = en }), sandboxer.Invalid)
+	}
+	for _, n := range []string{"host", "none", "", "container:x", "a b"} {
+		wantKind(t, whole(func(c *Config) { c.Network = n }), sandboxer.Invalid)
+	}
+	for name, ok := range map[string]bool{"busybox": true, "localhost/a/b:1": true, "sha256:abc": true, "../containers/x": false, "a//b": false, "a?x=1": false, "a/../b": false, "": false, "/a": false, "a b": false} {
+		if engineImage(name) != ok {
+			t.Errorf("%q as the name of an image: %t", name, !ok)
+		}
+	}
+}
+
+// FuzzMade: labels are anybody's.
+func FuzzMade(f *testing.F) {
+	f.Add(made{V: 1, User: "ci", Main: []string{"a"}}.label())
+	f.Add("e30")
+	f.Fuzz(func(t *testing.T, label string) {
+		m, err := readMade(map[string]string{labelMade: label})
+		if err == nil && m.V > madeVersion {
+			t.Errorf("version %d was read", m.V)
+		}
+	})
+}
+
+func mustTag(t *testing.T, s string) name.Tag {
+	t.Helper()
+	tag, err := name.NewTag(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tag
+}

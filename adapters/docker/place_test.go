@@ -1,0 +1,138 @@
+package docker
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
+)
+
+// A way leads to an engine, and can be closed.
+type way struct {
+	path, to string
+
+	mu    sync.Mutex
+	l     net.Listener
+	conns map[net.Conn]struct{}
+}
+
+func newWay(t *testing.T, address string) *way {
+	w := &way{path: filepath.Join(t.TempDir(), "s"), to: strings.TrimPrefix(address, "unix://"), conns: map[net.Conn]struct{}{}}
+	w.open(t)
+	t.Cleanup(w.close)
+	return w
+}
+
+func (w *way) open(t *testing.T) {
+	l, err := net.Listen("unix", w.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.mu.Lock()
+	w.l = l
+	w.mu.Unlock()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go w.join(c)
+		}
+	}()
+}
+
+func (w *way) join(c net.Conn) {
+	defer c.Close()
+	to, err := net.Dial("unix", w.to)
+	if err != nil {
+		return
+	}
+	defer to.Close()
+	w.mu.Lock()
+	w.conns[c] = struct{}{}
+	w.mu.Unlock()
+	go func() {
+		io.Copy(to, c)
+		to.(*net.UnixConn).CloseWrite()
+	}()
+	io.Copy(c, to)
+	w.mu.Lock()
+	delete(w.conns, c)
+	w.mu.Unlock()
+}
+
+// close ends all that leads that way.
+func (w *way) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.l.Close() // which removes the socket
+	for c := range w.conns {
+		c.Close()
+	}
+}
+
+// TestPlace: two engines, one Docker's and one Podman's, are the hosts of one extension.
+func TestPlace(t *testing.T) {
+	one, two := engines["docker"](t), engines["podman"](t)
+	way := newWay(t, two.address)
+	o := one.options(t, "place")
+	o.config["engines"] = map[string]any{"one": map[string]any{"address": one.address}, "two": map[string]any{"address": "unix://" + way.path}}
+	o.config["image"] = two.image
+	prepare := o.opened(t)
+	if err := prepare.hosts["one"].api.TagImage(t.Context(), enginetest.Image, "localhost/"+strings.Split(enginetest.Image, ":")[0], strings.Split(enginetest.Image, ":")[1]); err != nil {
+		t.Fatal(err)
+	}
+	extensiontest.RunGroups(t, extensiontest.Harness{
+		Inputs: Adapter.Inputs,
+		Open:   func(t *testing.T) sandboxer.Extension { return o.must(t) },
+		Bare: func(t *testing.T) sandboxer.Extension {
+			bare := o
+			bare.dir = t.TempDir()
+			return bare.must(t)
+		},
+		Spec: sandboxer.Spec{Owner: "place"}, Want: Adapter.Capabilities, Hosts: []string{"one", "two"},
+		Away: func(t *testing.T, host string) func() {
+			if host != "two" {
+				t.Fatalf("%s cannot go away", host)
+			}
+			way.close()
+			return func() { way.open(t) }
+		},
+		Listen: func(port int) []string { return []string{"/bin/echoer", fmt.Sprintf("127.0.0.1:%d", port)} },
+	}, "place")
+	nothingLeft(t, o)
+
+	// A snapshot of one engine is restored on the other.
+	e := o.opened(t)
+	h := up(t, e, order("source", o))
+	run(t, e, h, "echo saved >mark")
+	s, err := e.Snapshot(t.Context(), h, "moves")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := e.DropSnapshot(t.Context(), s); err != nil {
+			t.Error(err)
+		}
+	}()
+	spec := order("copy", o)
+	spec.Place = "two"
+	copied, err := e.RestoreFromSnapshot(t.Context(), spec, s)
+	if err != nil {
+		t.Fatalf("%v (%s)", err, sandboxer.HintOf(err))
+	}
+	if got := run(t, e, copied, "cat mark"); got != "saved" {
+		t.Errorf("the copy has %q", got)
+	}
+	if _, err := e.Teardown(t.Context(), copied); err != nil {
+		t.Error(err)
+	}
+}

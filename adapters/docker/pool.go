@@ -1,0 +1,119 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
+)
+
+// Basis implements sandboxer.Pooler: the agent's program and the image. On several engines they are the same.
+func (e *extension) Basis(ctx context.Context, spec sandboxer.Spec) (string, error) {
+	if err := e.check(spec); err != nil {
+		return "", err
+	}
+	ref, vouched, err := e.imageOf(spec)
+	if err != nil {
+		return "", err
+	}
+	name := spec.Place
+	if name == "" {
+		if name, err = e.Place(ctx, spec, nil); err != nil {
+			return "", err
+		}
+	}
+	h, err := e.host(name)
+	if err != nil {
+		return "", err
+	}
+	info, err := h.look(ctx)
+	if err != nil {
+		return "", err
+	}
+	prog, err := e.agentFor(info)
+	if err != nil {
+		return "", err
+	}
+	shared, err := e.lock(ctx, "host-"+h.name, filelock.Shared)
+	if err != nil {
+		return "", err
+	}
+	defer shared.Release()
+	img, err := e.image(ctx, h, info, ref, vouched)
+	if err != nil {
+		return "", err
+	}
+	config, err := json.Marshal(img.Config)
+	if err != nil {
+		return "", sandboxer.E(sandboxer.Internal, err, "the configuration of image %q does not encode", ref)
+	}
+	id := img.ID
+	if img.pinned != "" {
+		id = img.pinned // engines may call it otherwise
+	}
+	return "agent " + prog.Digest + " image " + id + " " + string(config), nil
+}
+
+// Claim implements sandboxer.Pooler. The record says first that a claim has begun, and last that it is
+// done: what was cut short is of no use to anybody.
+func (e *extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxer.Spec) (sandboxer.Handle, error) {
+	if err := e.check(spec); err != nil {
+		return h, err
+	}
+	b, err := e.running(ctx, h)
+	if err != nil {
+		return h, err
+	}
+	l, err := e.lock(ctx, b.key(), filelock.Exclusive)
+	if err != nil {
+		return h, err
+	}
+	defer l.Remove()
+	h = e.handle(b)
+	m, err := readMade(b.labels)
+	if err != nil {
+		return h, err
+	}
+	r, err := e.recall(b.key())
+	if err != nil {
+		return h, err
+	}
+	digest := spec.ClaimDigest()
+	switch {
+	case !m.Warm, r.Claim != "" && r.Claim != digest:
+		return h, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is not a warm one that could be claimed", b.id)
+	case r.Claim != "" && r.Done:
+		return h, nil
+	case r.Claim != "" || !r.Ready:
+		return h, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s was not completed", b.id)
+	case mode(string(spec.Network.Mode)) != mode(m.Mode):
+		return h, sandboxer.E(sandboxer.Unsupported, nil, "a warm sandbox keeps its network mode")
+	}
+	r.Claim, r.Stamp = digest, spec.Stamp
+	if err := e.remember(b.key(), r); err != nil {
+		return h, err
+	}
+	m.Fuse = r.Fuse
+	spec.Warm = false
+	if err := e.complete(ctx, b, m, spec); err != nil {
+		return h, err
+	}
+	call, err := e.call(ctx, b, m)
+	if err != nil {
+		return h, err
+	}
+	if err := call.End(call.Agent.Init(call.Ctx, agent.Settings{Fuse: &spec.Fuse})); err != nil {
+		return h, err
+	}
+	r.Fuse, r.Done = spec.Fuse, true
+	return h, e.remember(b.key(), r)
+}
+
+func mode(m string) string {
+	if m == "" {
+		return string(sandboxer.NetworkNone)
+	}
+	return m
+}

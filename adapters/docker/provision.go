@@ -1,0 +1,661 @@
+package docker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/filelock"
+)
+
+const (
+	agentEnvPrefix   = agent.EnvPrefix
+	workspaceDefault = "/workspace"
+	minMemory        = 16 << 20
+	minPIDs          = 32 // the agent's threads, and those of what leads to it
+)
+
+// guestCapabilities are what root inside a sandbox may do: those of the adapter local.
+var guestCapabilities = []string{"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"}
+
+// Check implements sandboxer.Checker.
+func (e *extension) Check(_ context.Context, spec sandboxer.Spec) error { return e.check(spec) }
+
+// DefaultLimits implements sandboxer.Limiter.
+func (e *extension) DefaultLimits(sandboxer.Spec) sandboxer.Limits {
+	return sandboxer.Limits{MemoryBytes: e.cfg.Memory, PIDs: e.cfg.PIDs}
+}
+
+// Admit implements sandboxer.Admitter: an image of a registry says nothing of any machine, and hosts are
+// those that the configuration names. Paths of the server's machine, and what engines have, do.
+func (e *extension) Admit(spec sandboxer.Spec, name string) error {
+	what := "input " + name + ": a path of the server's machine"
+	switch name {
+	case sandboxer.RestrictedHost:
+		if _, err := e.host(spec.Host); err == nil {
+			return nil
+		}
+		what = fmt.Sprintf("host %q, which is none of %s,", spec.Host, e.env.Extension)
+	case sandboxer.RestrictedImage:
+		kind, _ := splitImage(spec.Image)
+		switch kind {
+		case "":
+			return nil
+		case "engine":
+			what = "an image that an engine has"
+		default:
+			what = "an image of a path of the server's machine"
+		}
+	}
+	return sandboxer.E(sandboxer.Denied, nil, "%s may be used by an administrator only", what).
+		WithHint("ask for a profile that names it")
+}
+
+// check refuses what cannot be done, before anything exists.
+func (e *extension) check(spec sandboxer.Spec) error {
+	unsupported := func(hint, format string, args ...any) error {
+		return sandboxer.E(sandboxer.Unsupported, nil, format, args...).WithHint("%s", hint)
+	}
+	l := spec.Limits
+	switch {
+	case l.GPUs > 0:
+		return unsupported("leave the limit out", "%s gives no GPUs to sandboxes", e.env.Extension)
+	case l.DiskBytes > 0:
+		return unsupported("leave the limit out, or use ext.local", "%s cannot limit the disk of a sandbox", e.env.Extension)
+	case l.MemoryBytes > 0 && l.MemoryBytes < minMemory:
+		return sandboxer.E(sandboxer.Invalid, nil, "a memory limit of %d bytes is too small for the agent; the least is %d MiB", l.MemoryBytes, minMemory>>20)
+	case l.PIDs > 0 && l.PIDs < minPIDs:
+		return sandboxer.E(sandboxer.Invalid, nil, "a limit of %d processes is too small for the agent; the least is %d", l.PIDs, minPIDs)
+	case l.MilliCPU > 0 && l.MilliCPU < 10:
+		return sandboxer.E(sandboxer.Invalid, nil, "a limit of %d thousandths of a processor is less than engines can keep; the least is 10", l.MilliCPU)
+	case len(spec.Mounts) > 0:
+		return unsupported("give a directory as the repo input: it is copied", "%s does not mount directories into a sandbox", e.env.Extension)
+	}
+	if err := spec.Network.Check(); err != nil {
+		return err
+	}
+	switch spec.Network.Mode {
+	case sandboxer.NetworkAllow:
+		return unsupported("use a profile without a network, or ext.local", "%s cannot filter what a sandbox reaches", e.env.Extension)
+	case sandboxer.NetworkPublic:
+		if !e.cfg.UnfilteredEgress {
+			return unsupported("use a profile without a network, or have the operator set unfiltered_egress: true in the config of "+e.env.Extension, "%s cannot filter what a sandbox reaches", e.env.Extension)
+		}
+	}
+	if spec.Host != "" {
+		if _, err := e.host(spec.Host); err != nil {
+			return sandboxer.E(sandboxer.Invalid, err, "%s has no host %q", e.env.Extension, spec.Host).WithHint("its hosts are %s", strings.Join(e.names, ", "))
+		}
+	}
+	for k := range spec.Env {
+		if strings.HasPrefix(k, agentEnvPrefix) {
+			return sandboxer.E(sandboxer.Invalid, nil, "environment variable %s is the agent's own", k)
+		}
+	}
+	if ws := spec.Workspace; ws != "" && (!path.IsAbs(ws) || path.Clean(ws) != ws || ws == "/" || reserved(ws)) {
+		return sandboxer.E(sandboxer.Invalid, nil, "%q cannot be the workspace: want a clean absolute path outside /dev, /proc, /sys and %s", ws, agentDir)
+	}
+	if repo := spec.Inputs["repo"]; repo != "" {
+		fi, err := os.Stat(repo)
+		switch {
+		case !filepath.IsAbs(repo):
+			return sandboxer.E(sandboxer.Invalid, nil, "input repo: %q is not an absolute directory", repo).
+				WithHint("the command line makes a directory absolute; over HTTP give the full path on the server's machine")
+		case err != nil || !fi.IsDir():
+			return sandboxer.E(sandboxer.Invalid, err, "input repo: %s is no directory that can be read on the server's machine", repo)
+		}
+	}
+	ref, _, err := e.imageOf(spec)
+	if err != nil {
+		return err
+	}
+	return e.images.check(ref, spec.Vouches(sandboxer.RestrictedImage) || spec.Image == "")
+}
+
+// imageOf is the image of a spec, and whether an operator vouches for it.
+func (e *extension) imageOf(spec sandboxer.Spec) (ref string, vouched bool, err error) {
+	switch {
+	case spec.Image != "":
+		return spec.Image, spec.Vouches(sandboxer.RestrictedImage), nil
+	case e.cfg.Image != "":
+		return e.cfg.Image, true, nil
+	}
+	return "", false, sandboxer.E(sandboxer.Invalid, nil, "%s makes sandboxes of images, and none is named", e.env.Extension).
+		WithHint("name one (--image), or have the operator set image in the config of %s", e.env.Extension)
+}
+
+func reserved(p string) bool {
+	for _, r := range []string{"/dev", "/proc", "/sys", agentDir} {
+		if p == r || strings.HasPrefix(p, r+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// Place implements sandboxer.Placer: the engine with the most room, of those that answer.
+func (e *extension) Place(ctx context.Context, spec sandboxer.Spec, avoid []string) (string, error) {
+	if err := e.check(spec); err != nil {
+		return "", err
+	}
+	names := e.names
+	if spec.Host != "" {
+		names = []string{spec.Host}
+	}
+	var hosts []*host
+	for _, n := range names {
+		if !slices.Contains(avoid, n) {
+			hosts = append(hosts, e.hosts[n])
+		}
+	}
+	if len(hosts) == 0 {
+		return "", sandboxer.E(sandboxer.Unavailable, nil, "%s has no other engine that could make sandbox %s", e.env.Extension, spec.ID)
+	}
+	if len(hosts) == 1 && spec.Host != "" {
+		return hosts[0].name, nil // making it says what is wrong there
+	}
+	free := make(map[string]int, len(hosts))
+	type answer struct {
+		name string
+		free int
+	}
+	answers := make(chan answer, len(hosts))
+	err := each(hosts, func(h *host) error {
+		c, err := e.room(ctx, h, spec.Limits)
+		if err == nil {
+			answers <- answer{h.name, c}
+		}
+		return err
+	})
+	close(answers)
+	best := ""
+	for a := range answers {
+		if free[a.name] = a.free; best == "" || a.free > free[best] || a.free == free[best] && a.name < best {
+			best = a.name
+		}
+	}
+	switch {
+	case best == "":
+		return "", err
+	case free[best] <= 0:
+		return "", sandboxer.E(sandboxer.Exhausted, nil, "the engines of %s have no room for a further sandbox", e.env.Extension).
+			WithHint("destroy what is not needed, or have the operator raise capacity in the config of %s", e.env.Extension)
+	}
+	return best, nil
+}
+
+// Provision implements sandboxer.Extension. A record is written first and says last that the sandbox was
+// completed; whatever dies in between is found by Teardown, or removed and made anew by the next
+// Provision.
+func (e *extension) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
+	if err := e.check(spec); err != nil {
+		return sandboxer.Handle{}, err
+	}
+	ref, vouched, err := e.imageOf(spec)
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	return e.provision(ctx, spec, func(h *host, info engine.Info) (*image, made, error) {
+		img, err := e.image(ctx, h, info, ref, vouched)
+		if err != nil {
+			return nil, made{}, err
+		}
+		m := made{Workspace: spec.Workspace, User: spec.User, Image: img.pinned}
+		if m.User == "" {
+			m.User = img.Config.User
+		}
+		if wd := path.Clean("/" + img.Config.WorkingDir); m.Workspace == "" && wd != "/" && !reserved(wd) {
+			m.Workspace = wd
+		}
+		if m.Workspace == "" {
+			m.Workspace = workspaceDefault
+		}
+		m.Main, m.MainDir = img.main(spec.Command, m.Workspace)
+		return img, m, nil
+	})
+}
+
+// main is what the image runs as its main process: its entry point with command, or, as engines do
+// it, with the image's own command if there is none. dir is where.
+func (i *image) main(command []string, workspace string) (args []string, dir string) {
+	args = slices.Clone(i.Config.Entrypoint)
+	if len(command) == 0 {
+		args = append(args, i.Config.Cmd...)
+	} else if len(args) == 0 {
+		return command, workspace // nothing of the image is in it
+	} else {
+		args = append(args, command...)
+	}
+	return args, path.Clean("/" + i.Config.WorkingDir)
+}
+
+// provision is what is the same for new sandboxes and restored ones. of says what it is made of.
+func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, of func(*host, engine.Info) (*image, made, error)) (sandboxer.Handle, error) {
+	none := sandboxer.Handle{}
+	h, err := e.host(spec.Place)
+	if err != nil {
+		return none, err
+	}
+	info, err := h.look(ctx)
+	if err != nil {
+		return none, untouched(err)
+	}
+	if err := e.fits(h, info, spec); err != nil {
+		return none, err
+	}
+	k := key(spec.ID, spec.Generation)
+	l, err := e.lock(ctx, k, filelock.Exclusive)
+	if err != nil {
+		return none, err
+	}
+	defer l.Remove()
+	there, err := e.on(ctx, h, spec.ID, spec.Generation)
+	if err != nil {
+		return none, untouched(err)
+	}
+	if len(there) > 0 {
+		r, err := e.recall(k)
+		if err != nil {
+			return none, err
+		}
+		if b := there[0]; r.Ready && (b.state == "running" || b.state == "paused") {
+			return e.handle(b), nil
+		}
+		if _, err := e.remove(ctx, there); err != nil { // somebody died while making it
+			return none, err
+		}
+	}
+	if err := e.remember(k, record{Host: h.name}); err != nil {
+		return none, err
+	}
+	b, err := e.make(ctx, h, info, spec, of)
+	if err == nil {
+		err = e.remember(k, record{Host: h.name, Ready: true})
+	}
+	if err != nil {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+		defer cancel()
+		left, uerr := e.on(undo, h, spec.ID, spec.Generation)
+		if uerr == nil {
+			_, uerr = e.remove(undo, left)
+		}
+		if uerr == nil {
+			uerr = e.forget(k)
+		}
+		return none, errors.Join(err, uerr)
+	}
+	return e.handle(b), nil
+}
+
+// untouched says that the engine did not hear of it.
+func untouched(err error) error {
+	var se *sandboxer.Error
+	if errors.As(err, &se) && se.Kind == sandboxer.Unavailable {
+		again := *se
+		again.Untouched = true
+		return &again
+	}
+	return err
+}
+
+// fits refuses what this engine does not keep.
+func (e *extension) fits(h *host, info engine.Info, spec sandboxer.Spec) error {
+	cannot := func(what string) error {
+		return sandboxer.E(sandboxer.Unsupported, nil, "the engine %s cannot limit %s: its kernel has no control group for that", h.name, what)
+	}
+	switch {
+	case !info.MemoryLimit:
+		return cannot("memory")
+	case !info.PidsLimit:
+		return cannot("processes")
+	case spec.Limits.MilliCPU > 0 && !info.CPUCfsQuota:
+		return cannot("processors")
+	}
+	_, err := e.agentFor(info)
+	return err
+}
+
+// make makes a sandbox.
+func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sandboxer.Spec, of func(*host, engine.Info) (*image, made, error)) (*box, error) {
+	prog, err := e.agentFor(info)
+	if err != nil {
+		return nil, err
+	}
+	// What it is made of stays until it has it.
+	shared, err := e.lock(ctx, "host-"+h.name, filelock.Shared)
+	if err != nil {
+		return nil, err
+	}
+	defer shared.Release()
+	img, m, err := of(h, info)
+	if err != nil {
+		return nil, err
+	}
+	volume, err := e.bringAgent(ctx, h, prog, img.ID)
+	if err != nil {
+		return nil, err
+	}
+	limits := spec.Limits.Or(e.DefaultLimits(spec))
+	m.V, m.Memory, m.Warm, m.Mode, m.Fuse, m.Stamp = madeVersion, limits.MemoryBytes, spec.Warm, string(spec.Network.Mode), spec.Fuse, spec.Stamp
+	m.Ports = spec.Ports
+	if m.Ports == nil {
+		m.Ports = img.ports()
+	}
+	if !info.SwapLimit {
+		m.Changed = "the engine " + h.name + " cannot keep memory from being swapped out"
+	}
+	b := &box{id: spec.ID, generation: spec.Generation, host: h, image: img.ID, state: "running"}
+	b.labels = e.ours()
+	maps.Copy(b.labels, map[string]string{labelID: spec.ID, labelGeneration: strconv.Itoa(spec.Generation), labelMade: m.label(), labelSnapshot: ""})
+	if !spec.Fuse.IsZero() {
+		b.labels[labelExpires] = spec.Fuse.UTC().Format(time.RFC3339)
+	}
+	name := e.name(spec.ID, spec.Generation)
+	network := "none"
+	if spec.Network.Mode == sandboxer.NetworkPublic {
+		network = e.cfg.Network
+	}
+	fuse := "0"
+	if !spec.Fuse.IsZero() {
+		fuse = spec.Fuse.UTC().Format(time.RFC3339Nano)
+	}
+	b.container, err = e.create(ctx, h, name, engine.ContainerConfig{
+		Image: img.ID, Hostname: spec.ID, User: agentUser, WorkingDir: "/", StopSignal: "SIGTERM", Labels: b.labels,
+		Env: []string{"HOSTNAME=" + spec.ID}, // all else comes from the agent, and is not told to who may look at containers
+		// The rest of its life is the agent's.
+		Entrypoint: []string{agentPath}, Cmd: []string{"init", "--listen=own:" + agentSocket, "--fuse=" + fuse},
+		Healthcheck: &engine.Healthcheck{Test: []string{"NONE"}},
+		HostConfig: engine.HostConfig{
+			NetworkMode: network, Memory: limits.MemoryBytes, MemorySwap: limits.MemoryBytes, NanoCpus: limits.MilliCPU * 1e6, PidsLimit: limits.PIDs,
+			CapDrop: []string{"ALL"}, CapAdd: guestCapabilities, SecurityOpt: []string{"no-new-privileges"}, IpcMode: "private",
+			LogConfig: &engine.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m"}},
+			Mounts:    []engine.MountConfig{{Type: "volume", Source: volume, Target: agentDir, ReadOnly: true, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}},
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := h.api.ContainerCall(ctx, b.container, "start"); err != nil {
+		return nil, err
+	}
+	return b, e.complete(ctx, b, m, spec)
+}
+
+// create makes a container. Whether it was made is known when it returns, whatever becomes of ctx: an engine that
+// was asked for one makes it also when nobody waits any more. One of that name that is ours is of
+// somebody who died while making it. Conflict: there is one that is not ours, and it stays.
+func (e *extension) create(ctx context.Context, h *host, name string, c engine.ContainerConfig) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	certain, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	id, err := h.api.CreateContainer(certain, name, c)
+	if sandboxer.KindOf(err) != sandboxer.Conflict {
+		return id, err
+	}
+	there, ierr := h.api.InspectContainer(certain, name)
+	for _, label := range []string{labelOwner, labelExtension, labelID, labelGeneration, labelAgent} {
+		if ierr == nil && there.Config.Labels[label] != c.Labels[label] {
+			return "", sandboxer.E(sandboxer.Conflict, err, "the engine %s has a container %s that is not ours", h.name, name).
+				WithHint("remove it, if nobody needs it: docker rm -f %s", name)
+		}
+	}
+	if ierr == nil {
+		ierr = h.api.RemoveContainer(certain, there.ID)
+	}
+	if ierr != nil && sandboxer.KindOf(ierr) != sandboxer.NotFound {
+		return "", ierr
+	}
+	return h.api.CreateContainer(certain, name, c)
+}
+
+// complete gives a container that has started what it is a sandbox with.
+func (e *extension) complete(ctx context.Context, b *box, m made, spec sandboxer.Spec) error {
+	call, err := e.call(ctx, b, m)
+	if err != nil {
+		return err
+	}
+	return call.End(e.fill(call.Ctx, call.Agent, b, m, spec))
+}
+
+func (e *extension) fill(ctx context.Context, c *agent.Client, b *box, m made, spec sandboxer.Spec) error {
+	if err := e.began(ctx, c, b); err != nil {
+		return err
+	}
+	uid, gid, err := numeric(ctx, c, m.User)
+	if err != nil {
+		return err
+	}
+	user := strconv.Itoa(uid) + ":" + strconv.Itoa(gid)
+	if m.User == "" || !strings.Contains(m.User, ":") {
+		user = m.User
+	}
+	args := []string{agentPath, "untar"}
+	if uid != 0 || gid != 0 {
+		args = append(args, "--owner", strconv.Itoa(uid)+":"+strconv.Itoa(gid))
+	}
+	args = append(args, m.Workspace)
+	var in io.Reader = bytes.NewReader(make([]byte, 1024)) // an empty archive
+	var packed chan error
+	if repo := spec.Inputs["repo"]; repo != "" && !spec.Warm {
+		r, w := io.Pipe()
+		packed = make(chan error, 1)
+		go func() {
+			err := agent.Tar(w, repo)
+			w.CloseWithError(err)
+			packed <- err
+		}()
+		defer r.Close()
+		in = r
+	}
+	err = must(ctx, c, "making the workspace", in, args...)
+	if packed != nil {
+		in.(*io.PipeReader).Close() // who left early is not waited for
+		if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
+			return sandboxer.E(sandboxer.Invalid, perr, "input repo: %s cannot be read whole: %v", spec.Inputs["repo"], perr)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	env := spec.Env
+	if env == nil || spec.Warm {
+		env = map[string]string{} // which comes with the claim
+	}
+	if err := c.Init(ctx, agent.Settings{Env: env, User: &user, Workdir: &m.Workspace}); err != nil {
+		return sandboxer.E(failedUnless(err, sandboxer.Unavailable), err, "the sandbox's user %q or environment is not possible: %s", m.User, sandboxer.Message(err))
+	}
+	if spec.Warm {
+		return nil
+	}
+	return startMain(ctx, c, m)
+}
+
+// failedUnless is Failed, but for these kinds.
+func failedUnless(err error, kinds ...sandboxer.Kind) sandboxer.Kind {
+	if k := sandboxer.KindOf(err); slices.Contains(append(kinds, sandboxer.Canceled, sandboxer.Timeout), k) {
+		return k
+	}
+	return sandboxer.Failed
+}
+
+// began waits until the agent answers. Where it cannot run, the engine's output says why.
+func (e *extension) began(ctx context.Context, c *agent.Client, b *box) error {
+	err := c.Health(ctx)
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	d, ierr := b.host.api.InspectContainer(ctx, b.container)
+	if ierr != nil || d.State.Running {
+		return err
+	}
+	said, _ := b.host.api.Logs(ctx, b.container)
+	return sandboxer.E(sandboxer.Failed, err, "the sandbox ended as it began (code %d): %s", d.State.ExitCode, engine.OneLine(d.State.Error+" "+said))
+}
+
+func startMain(ctx context.Context, c *agent.Client, m made) error {
+	if len(m.Main) == 0 {
+		return nil
+	}
+	_, err := c.Start(ctx, sandboxer.ProcessSpec{Args: m.Main, Dir: m.MainDir, Tag: agent.MainTag})
+	if err != nil {
+		return sandboxer.E(failedUnless(err, sandboxer.Unavailable), err, "the sandbox's command %q could not be started: %s", m.Main[0], sandboxer.Message(err))
+	}
+	return nil
+}
+
+// must runs a command as root that has to succeed.
+func must(ctx context.Context, c *agent.Client, what string, in io.Reader, args ...string) error {
+	var said strings.Builder
+	x, err := c.Exec(ctx, sandboxer.Cmd{Args: args, Dir: "/", User: "0", Stdin: in, Stderr: engine.Last(&said)})
+	if err == nil && x.Code != 0 {
+		text := engine.OneLine(said.String())
+		kind := sandboxer.Failed
+		if strings.Contains(text, "no space left") {
+			kind = sandboxer.Exhausted
+		}
+		err = sandboxer.E(kind, nil, "%s failed: %s", what, text)
+	}
+	return err
+}
+
+// numeric finds the numbers of a user, name or uid, with a group or without, by what the sandbox's files say.
+func numeric(ctx context.Context, c *agent.Client, user string) (uid, gid int, err error) {
+	if user == "" {
+		return 0, 0, nil
+	}
+	name, group, both := strings.Cut(user, ":")
+	unknown := func(what string) error {
+		return sandboxer.E(sandboxer.Failed, nil, "the sandbox's user %q cannot be found: %s", user, what).WithHint("name another user")
+	}
+	passwd, err := table(ctx, c, "/etc/passwd")
+	if err != nil {
+		return 0, 0, err
+	}
+	n, nerr := strconv.ParseUint(name, 10, 31)
+	row := slices.IndexFunc(passwd, func(f []string) bool { return len(f) > 3 && (f[0] == name || nerr == nil && f[2] == name) })
+	switch {
+	case row >= 0:
+		u, uerr := strconv.ParseUint(passwd[row][2], 10, 31)
+		g, gerr := strconv.ParseUint(passwd[row][3], 10, 31)
+		if uerr != nil || gerr != nil {
+			return 0, 0, unknown("/etc/passwd says no numbers")
+		}
+		uid, gid = int(u), int(g)
+	case nerr == nil:
+		uid = int(n)
+	default:
+		return 0, 0, unknown("/etc/passwd does not have it")
+	}
+	if !both {
+		return uid, gid, nil
+	}
+	if g, err := strconv.ParseUint(group, 10, 31); err == nil {
+		return uid, int(g), nil
+	}
+	groups, err := table(ctx, c, "/etc/group")
+	if err != nil {
+		return 0, 0, err
+	}
+	row = slices.IndexFunc(groups, func(f []string) bool { return len(f) > 2 && f[0] == group })
+	if row < 0 {
+		return 0, 0, unknown("/etc/group does not have the group")
+	}
+	g, err := strconv.ParseUint(groups[row][2], 10, 31)
+	if err != nil {
+		return 0, 0, unknown("/etc/group says no number")
+	}
+	return uid, int(g), nil
+}
+
+// table reads a file of lines with colons; nothing where there is none.
+func table(ctx context.Context, c *agent.Client, name string) ([][]string, error) {
+	r, err := c.ReadFile(ctx, name)
+	if sandboxer.KindOf(err) == sandboxer.NotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	data, err := io.ReadAll(io.LimitReader(r, 1<<20))
+	var rows [][]string
+	for line := range strings.Lines(string(data)) {
+		rows = append(rows, strings.Split(strings.TrimSpace(line), ":"))
+	}
+	return rows, err
+}
+
+// ports are the TCP ports that the image says it listens on.
+func (i *image) ports() []int {
+	var out []int
+	for p := range i.Config.ExposedPorts {
+		number, proto, _ := strings.Cut(p, "/")
+		n, err := strconv.Atoi(number)
+		if err == nil && n > 0 && n < 1<<16 && (proto == "" || proto == "tcp") {
+			out = append(out, n)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// WaitReady implements sandboxer.Extension.
+func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
+	var r sandboxer.Reachability
+	b, err := e.find(ctx, h)
+	if err != nil {
+		return r, err
+	}
+	l, err := e.lock(ctx, b.key(), filelock.Exclusive) // Provision does not leave it alone until it is complete
+	if err != nil {
+		return r, err
+	}
+	defer l.Remove()
+	h = e.handle(b)
+	if b, err = e.find(ctx, h); err != nil {
+		return r, err
+	}
+	rec, err := e.recall(b.key())
+	switch {
+	case err != nil:
+		return r, err
+	case b.state == "paused":
+	default:
+		if err := e.runs(ctx, b); err != nil {
+			return r, err
+		}
+	}
+	if !rec.Ready {
+		return r, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s was not completed; it has to be provisioned again", b.id)
+	}
+	m, err := readMade(b.labels)
+	if err != nil {
+		return r, err
+	}
+	r = sandboxer.Reachability{Host: b.host.name, RemoteDir: m.Workspace, Extra: map[string]string{"container": h.Ref}}
+	if m.Image != "" {
+		r.Extra["image"] = m.Image
+	}
+	if m.Changed != "" {
+		r.Extra[sandboxer.ExtraChanged] = m.Changed
+	}
+	for _, p := range m.Ports {
+		r.Ports = append(r.Ports, sandboxer.Port{Port: p})
+	}
+	return r, nil
+}
