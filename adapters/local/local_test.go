@@ -133,9 +133,19 @@ func TestConformance(t *testing.T) {
 	if findCgroups(ours("conformance")).usable() {
 		enforces = append(enforces, extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs)
 	}
+	root, readOnly := t.TempDir(), t.TempDir()
+	roots := func(c *Config) { c.Mounts.Roots = []MountRoot{{Path: root}, {Path: readOnly, ReadOnly: true}} }
+	e := openIn(t, dir, ours("conformance"))
+	if e.ids != nil && e.ids.why == nil {
+		enforces = append(enforces, extensiontest.Mounts)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
 	extensiontest.Run(t, extensiontest.Harness{
-		Inputs:   Adapter.Inputs,
-		Open:     func(t *testing.T) sandboxer.Extension { return openIn(t, dir, ours("conformance")) },
+		Inputs:    Adapter.Inputs,
+		Open:      func(t *testing.T) sandboxer.Extension { return openIn(t, dir, ours("conformance"), roots) },
+		MountRoot: root, ReadOnlyRoot: readOnly,
 		Spec:     sandboxer.Spec{Owner: ours("conformance")},
 		Want:     Adapter.Capabilities,
 		Enforces: enforces,
