@@ -225,19 +225,32 @@ func (e *extension) ownPlaces() (*ownPlaces, error) {
 		}
 		if err == nil {
 			o.paths = append(o.paths, real)
-			err = ancestors(real, func(i inode, first bool) bool {
-				if first {
-					o.are[i] = real
-				}
-				o.above[i] = real
-				return true
-			})
+			err = o.add(real)
 		}
 		if err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the server's own directory %s cannot be looked at", p)
 		}
 	}
 	return o, nil
+}
+
+// add notes what the directory, or the file, at p is, and what it lies in.
+func (o *ownPlaces) add(p string) error {
+	fi, err := os.Lstat(p)
+	if err != nil {
+		return err
+	}
+	dir := p
+	if !fi.IsDir() { // a socket, say
+		dir = filepath.Dir(p)
+	}
+	return ancestors(dir, func(i inode, first bool) bool {
+		if first && fi.IsDir() {
+			o.are[i] = p
+		}
+		o.above[i] = p
+		return true
+	})
 }
 
 // ancestors calls f with the directory at p and then with each that it lies in, until f says
