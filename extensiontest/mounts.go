@@ -59,6 +59,11 @@ func wantTree(t *testing.T, dir string, want map[string]string) {
 	}
 }
 
+// exchange swaps two names, of which one is not there at times.
+func exchange(a, b string) error {
+	return errors.Join(os.Rename(a, a+".x"), os.Rename(b, a), os.Rename(a+".x", b))
+}
+
 func mounted(list ...sandboxer.Mount) func(*sandboxer.Spec) {
 	return func(sp *sandboxer.Spec) { sp.Mounts = list }
 }
@@ -350,7 +355,10 @@ func (s *suite) roots(t *testing.T, refused func(*testing.T, []sandboxer.Kind, .
 					return
 				default:
 				}
-				_ = exchange(dir+"/d", dir+"/other")
+				if err := exchange(dir+"/d", dir+"/other"); err != nil {
+					t.Error(err)
+					return
+				}
 				time.Sleep(50 * time.Microsecond) // long enough for half of all looks
 			}
 		}()
