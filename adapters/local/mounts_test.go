@@ -3,25 +3,180 @@
 package local
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
 )
 
-func TestMountsTry(t *testing.T) {
+// TestIDMaps: of what is mounted, everybody inside has exactly one owner on this machine, and
+// the other way round.
+func TestIDMaps(t *testing.T) {
+	const base = 0x7000_0000
+	for _, c := range []struct{ owner, user uint32 }{{0, 0}, {0, 1000}, {1000, 0}, {1000, 1000}, {65534, 65535}, {idShift, 0}, {idShift, 5}, {idShift + 7, 5}, {idShift + 5, 7},
+		{idShift + idCount - 1, 0}, {idShift + idCount, 0}, {idShift - 1, idCount - 1}, {idShift + 4, 5}} {
+		t.Run(fmt.Sprintf("%d as %d", c.owner, c.user), func(t *testing.T) {
+			inside, there := map[uint32]uint32{}, map[uint32]uint32{}
+			for _, m := range idMaps(c.owner, c.user, base) {
+				for i := range uint32(m.Size) {
+					in, on := uint32(m.HostID)-base+i, uint32(m.ContainerID)+i
+					if _, ok := inside[in]; ok || in >= idCount {
+						t.Fatalf("%d inside is mapped twice, or is no ID of the sandbox", in)
+					}
+					if _, ok := there[on]; ok {
+						t.Fatalf("%d on this machine is mapped twice", on)
+					}
+					inside[in], there[on] = on, in
+				}
+			}
+			if inside[c.user] != c.owner || len(inside) != idCount {
+				t.Errorf("the user inside is %d; %d IDs are mapped", inside[c.user], len(inside))
+			}
+			for on := range there {
+				if on != c.owner && (on < idShift || on >= idShift+idCount) {
+					t.Fatalf("somebody inside is %d on this machine", on)
+				}
+			}
+			space, err := idSpace(idMaps(c.owner, c.user, base), idMaps(c.user, c.owner%idCount, base))
+			if os.Geteuid() == 0 && err != nil {
+				t.Error(err)
+			} else if err == nil {
+				space.Close()
+			}
+		})
+	}
+}
+
+// TestMountsOfTheServersOwn: no sandbox sees anything of the server's directories, whoever
+// asks and whatever they are called.
+func TestMountsOfTheServersOwn(t *testing.T) {
 	e := openTest(t)
 	ownIDs(t, e)
-	src := t.TempDir()
-	os.Chmod(src, 0o755)
-	os.WriteFile(filepath.Join(src, "f"), []byte("host\n"), 0o600)
-	file := filepath.Join(t.TempDir(), "one")
-	os.WriteFile(file, []byte("one\n"), 0o644)
-	h := up(t, e, sandboxer.Spec{Vouched: []string{"mounts"}, Mounts: []sandboxer.Mount{{Source: file, Target: "/etc/x/y/one"}, {Source: src, Target: "/data"}, {Source: src, Target: "/usr/local/ro", ReadOnly: true}, {Source: file, Target: "/data/sub/one"}}})
-	t.Log(sh(t, e, h, "cat /data/f /etc/x/y/one; echo guest >/data/g; ls -lan /data /data/sub; cat /data/sub/one; touch /usr/local/ro/x; cat /usr/local/ro/f; echo more >>/data/sub/one; grep -v proc /proc/mounts; ls /.sandboxer/mounts/d1; true"))
-	g, err := os.ReadFile(filepath.Join(src, "g"))
-	t.Logf("%q %v", g, err)
-	g, err = os.ReadFile(file)
-	t.Logf("%q %v", g, err)
+	data, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, other, alias := filepath.Join(data, "a/own"), filepath.Join(data, "a/other"), filepath.Join(data, "alias")
+	for _, d := range []string{filepath.Join(own, "sub"), other, alias} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	socket := filepath.Join(data, "a/api.sock")
+	for _, f := range []string{socket, filepath.Join(own, "key"), filepath.Join(other, "f")} {
+		if err := os.WriteFile(f, []byte("secret"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.env.Own = []string{own, socket, filepath.Join(data, "missing")}
+	check := func(t *testing.T, src string, want sandboxer.Kind) {
+		t.Helper()
+		err := e.Check(t.Context(), sandboxer.Spec{ID: "x", Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: src, Target: "/mnt/x", ReadOnly: true}}})
+		if sandboxer.KindOf(err) != want {
+			t.Errorf("%s: %v; want %q", src, err, want)
+		}
+	}
+	for _, src := range []string{own, own + "/sub", own + "/key", socket, filepath.Dir(own), data, "/", e.env.Dir, e.dir("box"), filepath.Dir(e.env.Dir), "/run"} {
+		check(t, src, sandboxer.Denied)
+	}
+	check(t, other, "")
+	check(t, filepath.Join(other, "f"), "")
+	// Under another name it is the same.
+	for src, refused := range map[string]bool{own: true, filepath.Dir(own): true, other: false} {
+		if err := unix.Mount(src, alias, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+		want := sandboxer.Kind("")
+		if refused {
+			want = sandboxer.Denied
+		}
+		check(t, alias, want)
+		if refused && src == own {
+			check(t, alias+"/sub", want)
+		}
+		if !refused {
+			check(t, data, sandboxer.Denied)
+		}
+		if err := unix.Unmount(alias, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What is mounted in a source would not be seen.
+	in := filepath.Join(other, "in")
+	if err := os.Mkdir(in, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(alias, in, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(in, 0) }()
+	check(t, other, sandboxer.Invalid)
+}
+
+// TestMountsLeaveNothing: what a create mounts on this machine is gone when it has ended, also
+// where it failed, and the sources are as they were; the next server finds the sandbox.
+func TestMountsLeaveNothing(t *testing.T) {
+	needsGVisor(t)
+	dir := shortDir(t)
+	e := openIn(t, dir, ours("test"))
+	defer func() { _ = e.Close() }()
+	ownIDs(t, e)
+	src, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(src, "f"), []byte("f\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(src, 4711, 4712); err != nil {
+		t.Fatal(err)
+	}
+	mounts := []sandboxer.Mount{{Source: src, Target: "/mnt/d"}, {Source: filepath.Join(src, "f"), Target: "/mnt/f", ReadOnly: true}}
+	nothing := func(e *extension) {
+		t.Helper()
+		e.ids.leaving.Wait()
+		left, err := mountsBelow(e.ids.mounts)
+		entries, _ := os.ReadDir(e.ids.mounts)
+		if err != nil || len(left) > 0 || len(entries) > 0 {
+			t.Errorf("left: %q, %q, %v", left, entries, err)
+		}
+	}
+	spec := sandboxer.Spec{ID: "fails", Generation: 1, Owner: e.env.Owner, Vouched: []string{sandboxer.RestrictedMounts}, Mounts: append(slices.Clone(mounts), sandboxer.Mount{Source: src, Target: "/etc/passwd"})}
+	if _, err := e.Provision(t.Context(), spec); sandboxer.KindOf(err) != sandboxer.Invalid || !strings.Contains(sandboxer.Message(err), "/etc/passwd: it is not a directory") {
+		t.Errorf("a directory at a file: %v", err)
+	}
+	nothing(e)
+	h := up(t, e, sandboxer.Spec{ID: "box", Mounts: mounts, User: "user"})
+	nothing(e)
+	if got := sh(t, e, h, "id -u; echo g >/mnt/d/g; stat -c '%u %g' /mnt/d/g; cat /mnt/f; ls -A /.sandboxer/mounts"); got != "1000\n1000 1000\nf" {
+		t.Errorf("inside: %q", got)
+	}
+	fi, err := os.Stat(filepath.Join(src, "g"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st := fi.Sys().(*syscall.Stat_t); st.Uid != 4711 || st.Gid != 4712 {
+		t.Errorf("on this machine what was written belongs to %d:%d", st.Uid, st.Gid)
+	}
+	next := openIn(t, dir, ours("test"))
+	defer func() { _ = next.Close() }()
+	if got := sh(t, next, h, "cat /mnt/d/g"); got != "g" {
+		t.Errorf("with the next server: %q", got)
+	}
+	report, err := next.Teardown(context.Background(), h)
+	if err != nil || len(report.Kept) != 2 || !strings.HasPrefix(report.Kept[0], src) {
+		t.Errorf("Teardown: %+v, %v", report, err)
+	}
+	nothing(next)
+	if data, err := os.ReadFile(filepath.Join(src, "g")); err != nil || string(data) != "g\n" {
+		t.Errorf("the source: %q, %v", data, err)
+	}
 }
