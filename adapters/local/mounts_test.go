@@ -3,7 +3,9 @@
 package local
 
 import (
+	"archive/tar"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +14,11 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
@@ -178,5 +185,86 @@ func TestMountsLeaveNothing(t *testing.T) {
 	nothing(next)
 	if data, err := os.ReadFile(filepath.Join(src, "g")); err != nil || string(data) != "g\n" {
 		t.Errorf("the source: %q, %v", data, err)
+	}
+}
+
+// TestMountsOnImages: the user is the image's, missing parts of targets are made, no link of
+// an image leads a mount elsewhere, and its working directory is the workspace.
+func TestMountsOnImages(t *testing.T) {
+	e := openTest(t)
+	ownIDs(t, e)
+	busy, err := os.ReadFile(busybox(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.AppendLayers(empty.Image, layer(t, []tar.Header{
+		{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755}, {Name: "bin/sh", Typeflag: tar.TypeLink, Linkname: "bin/busybox"},
+		{Name: "bin/cat", Typeflag: tar.TypeSymlink, Linkname: "busybox"}, {Name: "bin/stat", Typeflag: tar.TypeSymlink, Linkname: "busybox"}, {Name: "bin/id", Typeflag: tar.TypeSymlink, Linkname: "busybox"},
+		{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644}, {Name: "srv/app/", Typeflag: tar.TypeDir, Mode: 0o755},
+		{Name: "agent", Typeflag: tar.TypeSymlink, Linkname: "/.sandboxer"}, {Name: "out", Typeflag: tar.TypeSymlink, Linkname: "/etc"},
+	}, map[string][]byte{"bin/busybox": busy, "etc/passwd": []byte("root:x:0:0::/root:/bin/sh\napp:x:70:71::/srv/app:/bin/sh\n")}))
+	if err == nil {
+		img, err = mutate.Config(img, v1.Config{Env: []string{"PATH=/bin"}, User: "app", WorkingDir: "/srv/app"})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, src := filepath.Join(t.TempDir(), "image.tar"), t.TempDir()
+	if err := tarball.WriteToFile(at, name.MustParseReference("test:1").(name.Tag), img); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(src, "f"), []byte("f\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := up(t, e, sandboxer.Spec{Image: "tar:" + at, Mounts: []sandboxer.Mount{{Source: src, Target: "/not/there/yet"}}})
+	if got := sh(t, e, h, "id -u; cat /not/there/yet/f; echo g >/not/there/yet/g; stat -c '%u %g' /not/there/yet/g"); got != "70\nf\n70 71" {
+		t.Errorf("inside: %q", got)
+	}
+	for _, target := range []string{"/agent", "/agent/mounts", "/out", "/out/x", "/srv/app", "/srv", "/srv/app/in"} {
+		spec := sandboxer.Spec{ID: sandboxer.NewID(), Generation: 1, Owner: e.env.Owner, Image: "tar:" + at, Vouched: []string{sandboxer.RestrictedImage, sandboxer.RestrictedMounts},
+			Mounts: []sandboxer.Mount{{Source: src, Target: target}}}
+		if _, err := e.Provision(t.Context(), spec); sandboxer.KindOf(err) != sandboxer.Invalid {
+			t.Errorf("at %s: %v; want invalid", target, err)
+		}
+	}
+}
+
+// TestMountsOfAWarmSandbox: one that waits has the mounts of its profile, as they are.
+func TestMountsOfAWarmSandbox(t *testing.T) {
+	e := openTest(t)
+	ownIDs(t, e)
+	src := filepath.Join(t.TempDir(), "src")
+	if err := os.Mkdir(src, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	spec := sandboxer.Spec{ID: sandboxer.NewID(), Generation: 1, Owner: e.env.Owner, Warm: true, Profile: sandboxer.Profile{Mounts: []sandboxer.Mount{{Source: src, Target: "/mnt/x"}}}}
+	spec.Mounts = spec.Profile.Mounts
+	basis := func() string {
+		t.Helper()
+		b, err := e.Basis(t.Context(), spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	before := basis()
+	h := up(t, e, spec)
+	spec.Warm = false
+	h, err := e.Claim(t.Context(), h, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sh(t, e, h, "echo x >/mnt/x/x")
+	if data, err := os.ReadFile(filepath.Join(src, "x")); err != nil || string(data) != "x\n" {
+		t.Errorf("the source: %q, %v", data, err)
+	}
+	if basis() != before {
+		t.Error("the basis changes with what is in a source")
+	}
+	if err := errors.Join(os.Rename(src, src+".was"), os.Mkdir(src, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if basis() == before {
+		t.Error("the basis is the same, and the source another directory")
 	}
 }

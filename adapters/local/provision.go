@@ -481,7 +481,11 @@ func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec
 		if link != nil {
 			link.Close()
 		}
-		return nil, cmp.Or(ctx.Err(), error(sandboxer.E(sandboxer.Unavailable, err, "gVisor could not start the sandbox")))
+		said := sandboxer.E(sandboxer.Unavailable, err, "gVisor could not start the sandbox")
+		if from != nil && len(mounts) > 0 {
+			said.WithHint("what its processes had open in a mount has to be there still")
+		}
+		return nil, cmp.Or(ctx.Err(), error(said))
 	}
 	started = true
 	b := e.keep(name, rec, c)
