@@ -326,6 +326,23 @@ func (r *idRanges) open(root string, base uint32, whole bool) (int, error) {
 	return fd, nil
 }
 
+// canMap fails if mounts of what is open cannot map user IDs.
+func (r *idRanges) canMap(fd int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	space := r.spaces[r.base] // since newIDRanges
+	if space == nil {
+		return nil
+	}
+	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return os.NewSyscallError("open_tree", err)
+	}
+	defer unix.Close(tree)
+	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(space.Fd())}
+	return os.NewSyscallError("mount_setattr", unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, attr))
+}
+
 // idSpace makes a user namespace that maps the owners of files to whom they are seen as. It
 // takes a process, which ends before it has run.
 func idSpace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {

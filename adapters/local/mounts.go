@@ -166,6 +166,9 @@ func (e *extension) openSource(m sandboxer.Mount, vouched bool, own *ownPlaces) 
 	if err == nil && s.isDir {
 		err = nothingBelow(s, refuse)
 	}
+	if err == nil {
+		err = unmappable(m, e.ids.canMap(fd))
+	}
 	if err != nil {
 		s.fd.Close()
 		return nil, err
@@ -376,13 +379,18 @@ func (s *mountSource) open(who identity, base uint32) (int, error) {
 	}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, attr); err != nil {
 		unix.Close(fd)
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
-			return -1, sandboxer.E(sandboxer.Unsupported, err, "mount %s: its file system has no mounts that map user IDs", s.mount.Source).
-				WithHint("ext4, xfs and btrfs have; or give a directory as the repo input: it is copied")
-		}
-		return -1, os.NewSyscallError("mount_setattr", err)
+		return -1, unmappable(s.mount, os.NewSyscallError("mount_setattr", err))
 	}
 	return fd, nil
+}
+
+// unmappable says what it means that a mount cannot map user IDs.
+func unmappable(m sandboxer.Mount, err error) error {
+	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	return sandboxer.E(sandboxer.Unsupported, err, "mount %s: its file system has no mounts that map user IDs", m.Source).
+		WithHint("ext4, xfs and btrfs have; or give a directory as the repo input: it is copied")
 }
 
 // showSources mounts the sources at their places.
