@@ -39,13 +39,14 @@ const (
 	CanAgent      Capability = "agent"      // AgentDialer
 	CanProcesses  Capability = "processes"  // ProcessManager
 	CanWatch      Capability = "watch"      // Watcher
+	CanNotify     Capability = "notify"     // Notifier
 )
 
 // Capabilities lists every Capability.
 func Capabilities() []Capability {
 	return []Capability{CanExec, CanFiles, CanArchive, CanDial, CanExpose, CanProbe, CanDiscover, CanList,
 		CanSnapshot, CanQuote, CanMeter, CanPause, CanRenew, CanCapacity, CanStats, CanNetwork, CanPool, CanCheckpoint,
-		CanAgent, CanProcesses, CanWatch}
+		CanAgent, CanProcesses, CanWatch, CanNotify}
 }
 
 // What an extension can be besides, which profiles cannot require and nobody asks for by its
@@ -313,6 +314,17 @@ const (
 
 // FileOps lists every FileOp.
 func FileOps() []FileOp { return []FileOp{FileCreate, FileWrite, FileRemove, FileRename, FileChmod} }
+
+// Notifier tells what becomes of sandboxes without anybody asking for it: that one died, was paused, or was
+// removed. Whoever has it need not wait until the next look at all of them.
+type Notifier interface {
+	// Notify yields the ID of a sandbox of owner whenever something may have happened to it, from its return on,
+	// until ctx is done: the error is then ctx's. What happens several times before it is taken may be told
+	// once. It says no more than that a look is worth it (Prober, which must know by then), and what was asked
+	// for may be among it. Any other error is the last value: what happens after it is not told, and
+	// somebody has to ask anew. The sequence is for one use.
+	Notify(ctx context.Context, owner string) (iter.Seq2[string, error], error)
+}
 
 // Exposer names a backend-published URL for a port, for backends without raw
 // streams. The broker's proxy adds Header and never shows it to clients.

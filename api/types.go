@@ -465,7 +465,7 @@ type Reload struct {
 	Changed   []string `json:"changed" nullable:"false" example:"[]" doc:"Profiles that say something else now"`
 	Removed   []string `json:"removed" nullable:"false" example:"[]" doc:"Profiles that are gone"`
 	Unchanged int      `json:"unchanged" example:"5" doc:"How many are as before"`
-	Restart   []string `json:"restart" nullable:"false" example:"[]" doc:"Extensions whose files changed, which takes a restart of the server"`
+	Restart   []string `json:"restart" nullable:"false" example:"[]" doc:"Extensions whose file or program changed, which takes a restart of the server"`
 	Quotas    bool     `json:"quotas,omitempty" example:"false" doc:"The quotas changed"`
 }
 

@@ -83,6 +83,22 @@ var pages = []page{
 		name: "docs/compose-ssh.md", users: []string{"dev"}, dir: "project", engine: true,
 		typing: map[string][]typed{"host add": yes},
 	},
+	{name: "docs/extension-sdk.md", users: []string{"dev"}, dir: "project"},
+	{
+		name: "docs/migrate-sand-boxer.md", users: []string{"dev"}, dir: "project",
+		setup: `(mkdir -p sand-boxer/src/sandboxer/extensions sand-boxer/extensions sand-boxer/profiles && cd sand-boxer && cp $PAGE/1.yaml extensions/ext.my-backend.yaml &&
+printf 'id: profile.my-backend\nextension: ext.my-backend\n' >profiles/profile.my-backend.yaml && cat >src/sandboxer/extensions/my_backend.py) <<'end'
+from sandboxer.extensions.base import SandboxExtension
+
+class MyExtension(SandboxExtension):
+    def provision(self, profile, inputs, host):
+        return {"sandbox_id": self.new_sandbox_id(inputs), "host": host, "key": self.config["key"]}
+    def wait_ready(self, handle):
+        return {"host": handle["host"], "key": handle["key"]}
+    def teardown(self, handle):
+        return {}
+end`,
+	},
 	{
 		name: "docs/migrate-make-e2e.md", users: []string{"root"}, dir: "project", engine: true,
 		setup:  "mkdir -p scripts; cp ~/sandboxer/scripts/make-e2e.sh scripts/; cat $PAGE/1.make >>Makefile",

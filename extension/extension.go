@@ -11,7 +11,6 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -84,19 +83,11 @@ func listener(where, cert, key, ca string) (net.Listener, error) {
 		defer syscall.Umask(old)
 		return net.Listen("unix", addr)
 	case "tls":
-		pair, err := tls.LoadX509KeyPair(cert, key)
+		config, err := protocol.TLS(ca, cert, key)
 		if err != nil {
-			return nil, fmt.Errorf("-cert, -key: %w", err)
+			return nil, fmt.Errorf("-listen tls: %s", sandboxer.Message(err))
 		}
-		pem, err := os.ReadFile(ca)
-		if err != nil {
-			return nil, fmt.Errorf("-client-ca: %w", err)
-		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("-client-ca: %s has no certificates", ca)
-		}
-		return tls.Listen("tcp", addr, &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert})
+		return tls.Listen("tcp", addr, config)
 	}
 	return nil, fmt.Errorf("-listen %s: want unix:/path or tls:host:port", where)
 }
@@ -256,7 +247,7 @@ func serve(ctx context.Context, a sandboxer.Adapter, r *bufio.Reader, w io.Write
 	o := opened{base: ctx, streams: theirs.Streams, waiting: streams}
 	var conn *protocol.Conn
 	env := sandboxer.Env{
-		Extension: theirs.Extension, Owner: theirs.Owner, Dir: theirs.Dir, Hosts: theirs.Hosts, Log: slog.New(log),
+		Extension: theirs.Extension, Owner: theirs.Owner, Dir: theirs.Dir, Hosts: theirs.Hosts, Own: theirs.Own, Log: slog.New(log),
 		Decode: func(v any) error { return catalog.DecodeConfig(orEmpty(theirs.Config), v) },
 		Recorded: func(ctx context.Context) ([]sandboxer.Handle, error) {
 			var all []sandboxer.Handle

@@ -369,6 +369,10 @@ var methods = map[string]method{
 		return listed(x.ListRunning(ctx, p.Owner))
 	}, same),
 
+	protocol.MethodNotify: values(sandboxer.CanNotify, func(ctx context.Context, x sandboxer.Notifier, p protocol.OwnerParams) (iter.Seq2[string, error], error) {
+		return x.Notify(ctx, p.Owner)
+	}, func(id string) protocol.Notice { return protocol.Notice{SandboxID: id} }),
+
 	protocol.MethodSnapshot: plain(sandboxer.CanSnapshot, func(ctx context.Context, x sandboxer.Snapshotter, p protocol.SnapshotParams) (sandboxer.Snapshot, error) {
 		return x.Snapshot(ctx, p.Handle, p.ID)
 	}),
@@ -425,6 +429,7 @@ var has = map[sandboxer.Capability]func(sandboxer.Extension) bool{
 	sandboxer.CanRenew: is[sandboxer.Renewer], sandboxer.CanCapacity: is[sandboxer.CapacityReporter], sandboxer.CanStats: is[sandboxer.StatsReader],
 	sandboxer.CanNetwork: is[sandboxer.Networker], sandboxer.CanPool: is[sandboxer.Pooler], sandboxer.CanCheckpoint: is[sandboxer.Checkpointer],
 	sandboxer.CanAgent: is[sandboxer.AgentDialer], sandboxer.CanProcesses: is[sandboxer.ProcessManager], sandboxer.CanWatch: is[sandboxer.Watcher],
+	sandboxer.CanNotify: is[sandboxer.Notifier],
 
 	sandboxer.CanCheck: is[sandboxer.Checker], sandboxer.CanPlace: is[sandboxer.Placer], sandboxer.CanAdmit: is[sandboxer.Admitter],
 	sandboxer.CanLimits: is[sandboxer.Limiter], sandboxer.CanNotices: is[sandboxer.Noticer], sandboxer.CanCaches: is[sandboxer.Cacher],

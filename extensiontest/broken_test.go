@@ -42,6 +42,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// heard is whether somebody listens already, in a process with one mutant.
+var heard atomic.Bool
+
 // broken is the fake, except for the methods that are set.
 type broken struct {
 	*fake.Extension
@@ -84,6 +87,7 @@ type broken struct {
 	processes func(context.Context, sandboxer.Handle) ([]sandboxer.Process, error)
 	signal    func(context.Context, sandboxer.Handle, int, int) error
 	watch     func(context.Context, sandboxer.Handle, string, bool) (iter.Seq2[sandboxer.FileChange, error], error)
+	notify    func(context.Context, string) (iter.Seq2[string, error], error)
 }
 
 // or returns the broken method or the sound one.
@@ -256,6 +260,10 @@ func (b *broken) WatchFiles(ctx context.Context, h sandboxer.Handle, dir string,
 	return or(b.watch != nil, b.watch, b.Extension.WatchFiles)(ctx, h, dir, recursive)
 }
 
+func (b *broken) Notify(ctx context.Context, owner string) (iter.Seq2[string, error], error) {
+	return or(b.notify != nil, b.notify, b.Extension.Notify)(ctx, owner)
+}
+
 // attachAs and startAs break one aspect of a process.
 func attachAs(b *broken, change func(*sandboxer.ProcessStreams)) {
 	b.attach = func(ctx context.Context, h sandboxer.Handle, pid int, s sandboxer.ProcessStreams) (sandboxer.Exit, error) {
@@ -397,6 +405,32 @@ var mutants = []struct {
 		b.signal = func(ctx context.Context, h sandboxer.Handle, pid, signal int) error {
 			_ = b.Extension.SignalProcess(ctx, h, pid, signal)
 			return nil
+		}
+	}},
+	{"a death is not told", "notify/tells of a death", func(b *broken, _ *fake.World) {
+		b.notify = func(ctx context.Context, _ string) (iter.Seq2[string, error], error) {
+			return func(yield func(string, error) bool) { <-ctx.Done(); yield("", ctx.Err()) }, nil
+		}
+	}},
+	{"a death is told before it is known", "notify/tells of a death", func(b *broken, _ *fake.World) {
+		b.isAlive = func(context.Context, sandboxer.Handle) (sandboxer.Liveness, error) { return sandboxer.Alive, nil }
+	}},
+	{"the first who asks hears it alone", "notify/tells of a death", func(b *broken, _ *fake.World) {
+		b.notify = func(ctx context.Context, owner string) (iter.Seq2[string, error], error) {
+			if heard.Swap(true) {
+				owner = "nobody"
+			}
+			return b.Extension.Notify(ctx, owner)
+		}
+	}},
+	{"notices of every owner's", "notify/tells an owner of its own alone", func(b *broken, _ *fake.World) {
+		b.notify = func(ctx context.Context, _ string) (iter.Seq2[string, error], error) {
+			return b.Extension.Notify(ctx, "conformance")
+		}
+	}},
+	{"notices end as if they could", "notify/ends", func(b *broken, _ *fake.World) {
+		b.notify = func(ctx context.Context, owner string) (iter.Seq2[string, error], error) {
+			return func(yield func(string, error) bool) { <-ctx.Done() }, nil
 		}
 	}},
 	{"a watch that sees one directory", "watch/below only if asked", func(b *broken, _ *fake.World) {

@@ -129,40 +129,66 @@ const (
 // Run runs the whole suite against the backend that h describes.
 func Run(t *testing.T, h Harness) {
 	s := newSuite(t, h)
-	t.Run("core", s.core)
-	s.group(t, sandboxer.CanExec, s.exec)
-	s.group(t, sandboxer.CanFiles, s.files)
-	s.group(t, sandboxer.CanArchive, s.archive)
-	s.group(t, sandboxer.CanDial, s.dial)
-	s.group(t, sandboxer.CanExpose, s.expose)
-	s.group(t, sandboxer.CanProbe, s.probe)
-	s.group(t, sandboxer.CanDiscover, s.discover)
-	s.group(t, sandboxer.CanList, s.list)
-	s.group(t, sandboxer.CanSnapshot, s.snapshot)
-	s.group(t, sandboxer.CanQuote, s.quote)
-	s.group(t, sandboxer.CanMeter, s.meter)
-	s.group(t, sandboxer.CanPause, s.pause)
-	s.group(t, sandboxer.CanRenew, s.renew)
-	s.group(t, sandboxer.CanCapacity, s.capacity)
-	s.group(t, sandboxer.CanStats, s.stats)
-	s.group(t, sandboxer.CanNetwork, s.network)
-	s.group(t, sandboxer.CanPool, s.pool)
-	s.group(t, sandboxer.CanCheckpoint, s.checkpoint)
-	s.group(t, sandboxer.CanAgent, s.agent)
-	s.group(t, sandboxer.CanProcesses, s.processes)
-	s.group(t, sandboxer.CanWatch, s.watching)
-	t.Run("mounts", s.mounts)
-	t.Run("place", s.places)
-	t.Run("hang", s.hang)
+	for _, g := range s.groups() {
+		t.Run(g.name, g.run)
+	}
 }
 
-// RunPlace runs the group place alone, for an adapter whose other groups run with one host.
-func RunPlace(t *testing.T, h Harness) {
+// RunGroups runs the groups of these names alone: core, mounts, place, hang, and one for each capability. It is for an
+// adapter that runs the others elsewhere, with another harness.
+func RunGroups(t *testing.T, h Harness, names ...string) {
 	s := newSuite(t, h)
-	if len(h.Hosts) == 0 {
+	if slices.Contains(names, placeGroup) && len(h.Hosts) == 0 {
 		t.Fatal("the harness names no hosts")
 	}
-	t.Run("place", s.places)
+	all := s.groups()
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(g group) bool { return g.name == name })
+		if i < 0 {
+			t.Fatalf("the suite has no group %q", name)
+		}
+		t.Run(name, all[i].run)
+	}
+}
+
+const placeGroup = "place"
+
+// A group is the tests of one subject.
+type group struct {
+	name string
+	run  func(*testing.T)
+}
+
+// groups are all, in the order in which they run.
+func (s *suite) groups() []group {
+	return []group{
+		{"core", s.core},
+		s.group(sandboxer.CanExec, s.exec),
+		s.group(sandboxer.CanFiles, s.files),
+		s.group(sandboxer.CanArchive, s.archive),
+		s.group(sandboxer.CanDial, s.dial),
+		s.group(sandboxer.CanExpose, s.expose),
+		s.group(sandboxer.CanProbe, s.probe),
+		s.group(sandboxer.CanDiscover, s.discover),
+		s.group(sandboxer.CanList, s.list),
+		s.group(sandboxer.CanSnapshot, s.snapshot),
+		s.group(sandboxer.CanQuote, s.quote),
+		s.group(sandboxer.CanMeter, s.meter),
+		s.group(sandboxer.CanPause, s.pause),
+		s.group(sandboxer.CanRenew, s.renew),
+		s.group(sandboxer.CanCapacity, s.capacity),
+		s.group(sandboxer.CanStats, s.stats),
+		s.group(sandboxer.CanNetwork, s.network),
+		s.group(sandboxer.CanPool, s.pool),
+		s.group(sandboxer.CanCheckpoint, s.checkpoint),
+		s.group(sandboxer.CanAgent, s.agent),
+		s.group(sandboxer.CanProcesses, s.processes),
+		s.group(sandboxer.CanWatch, s.watching),
+		s.group(sandboxer.CanNotify, s.notify),
+		{"mounts", s.mounts},
+		{placeGroup, s.places},
+		{"hang", s.hang},
+	}
 }
 
 func newSuite(t *testing.T, h Harness) *suite {
@@ -204,18 +230,18 @@ type suite struct {
 	place string // where the sandboxes go, if the extension is a Placer
 }
 
-// group runs the tests of one capability if the harness wants it. That an extension
+// group is the tests of one capability, which run if the harness wants it. That an extension
 // has a capability nobody wants is reported by core/capabilities.
-func (s *suite) group(t *testing.T, c sandboxer.Capability, f func(*testing.T)) {
-	t.Run(string(c), func(t *testing.T) {
+func (s *suite) group(c sandboxer.Capability, f func(*testing.T)) group {
+	return group{string(c), func(t *testing.T) {
 		if !slices.Contains(s.Want, c) {
-			t.Skipf("the harness does not want %s", c)
+			t.Skipf("the harness does not say that the extension has %s", c)
 		}
 		if !s.open(t).Can(c) {
 			t.Fatalf("the extension lacks %s", c)
 		}
 		f(t)
-	})
+	}}
 }
 
 func (s *suite) enforces(f Feature) bool { return slices.Contains(s.Enforces, f) }

@@ -69,7 +69,7 @@ type Config struct {
 	BuildTimeout time.Duration `yaml:"build_timeout" json:"build_timeout,omitempty" min:"1s" help:"Longest time that one image may take to build."`
 	Sync         string        `yaml:"sync" json:"sync,omitempty" enum:"tar,rsync" help:"How the content of files travels."`
 	Transport    string        `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"Which SSH is used: the machine's own program, or the one built in."`
-	SSHConfig    string        `yaml:"ssh_config" json:"ssh_config,omitempty" help:"ssh configuration file; empty means the account's and the system's."`
+	SSHConfig    string        `yaml:"ssh_config" json:"ssh_config,omitempty" help:"SSH configuration file; empty means the account's and the system's."`
 }
 
 var defaults = Config{Root: ".sandboxer/compose", Capacity: 16, Parallel: 6, Subnets: "10.213.0.0/16", Sync: "tar", Transport: "auto",
@@ -132,9 +132,9 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 		sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
 	Inputs: []sandboxer.Input{
 		{Name: "repo", Restricted: true, Help: "directory of the broker's machine with the compose file, copied to the host", Required: true},
-		{Name: "file", Help: "compose file below repo; compose.yaml, compose.yml, docker-compose.yaml or docker-compose.yml if it is not given"},
-		{Name: "service", Help: "service that commands run in and ports belong to; the first of the file if it is not given"},
-		{Name: "profiles", Help: "compose profiles to enable, separated by commas"},
+		{Name: "file", Help: "compose file below repo; without it those of COMPOSE_FILE, or the first of compose.yaml, compose.yml, docker-compose.yaml and docker-compose.yml, with its compose.override.yaml"},
+		{Name: "service", Help: "service that commands run in and ports belong to; without it the first of the file that is not done once it ended"},
+		{Name: "profiles", Help: "compose profiles to enable, separated by commas; without it those of COMPOSE_PROFILES"},
 		{Name: "volumes", Help: "named volumes that go into portable snapshots with the workspace, separated by commas, or all"},
 		{Name: "quiesce", Help: "yes: the services stand still while a snapshot is read; no: they go on. Without it yes if there are volumes in it, otherwise no"},
 		{Name: "new_privileges", Restricted: true, Help: "yes: services may gain rights by set-uid programs such as sudo; without it they have no-new-privileges"},

@@ -278,7 +278,7 @@ func TestPlace(t *testing.T) {
 		e.settle = -time.Second
 		return e
 	}
-	extensiontest.RunPlace(t, extensiontest.Harness{
+	extensiontest.RunGroups(t, extensiontest.Harness{
 		Inputs: Adapter.Inputs,
 		Open:   open,
 		Bare: func(t *testing.T) sandboxer.Extension {
@@ -293,7 +293,7 @@ func TestPlace(t *testing.T) {
 		Settle: 2 * time.Second,
 		Hosts:  []string{"left", "right"},
 		Away:   func(t *testing.T, host string) func() { return relays[host].Away(t) },
-	})
+	}, "place")
 	if left := r.remains(t, "place"); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}

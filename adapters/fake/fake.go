@@ -150,6 +150,7 @@ var _ interface {
 	sandboxer.AgentDialer
 	sandboxer.ProcessManager
 	sandboxer.Watcher
+	sandboxer.Notifier
 	sandboxer.Narrower
 } = (*Extension)(nil)
 
@@ -436,6 +437,33 @@ func (e *Extension) ListRunning(ctx context.Context, owner string) iter.Seq2[san
 			yield(sandboxer.Handle{}, err)
 		}
 	}
+}
+
+// Notify implements sandboxer.Notifier.
+func (e *Extension) Notify(ctx context.Context, owner string) (seq iter.Seq2[string, error], err error) {
+	err = e.call(ctx, VerbNotify, "", func(Fault) error {
+		n, err := e.world.news(ctx, newsQuery{Owner: owner, After: -1})
+		if err != nil {
+			return err
+		}
+		seq = func(yield func(string, error) bool) {
+			for last := n.Last; ; {
+				n, err := e.world.news(ctx, newsQuery{Owner: owner, After: last})
+				if err != nil {
+					yield("", err)
+					return
+				}
+				for _, id := range n.IDs {
+					if !yield(id, nil) {
+						return
+					}
+				}
+				last = n.Last
+			}
+		}
+		return nil
+	})
+	return seq, err
 }
 
 // Snapshot implements sandboxer.Snapshotter: the sandbox's files, taken while its

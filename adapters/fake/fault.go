@@ -44,12 +44,13 @@ const (
 	VerbClaim         Verb = "claim"
 	VerbCapacity      Verb = "capacity"
 	VerbStats         Verb = "stats"
+	VerbNotify        Verb = "notify"
 	VerbAgent         Verb = "agent"
 )
 
 var verbs = []Verb{VerbAny, VerbPlace, VerbProvision, VerbWaitReady, VerbTeardown, VerbExec, VerbFiles, VerbArchive, VerbUnarchive, VerbCheckpoint, VerbProvisionFrom, VerbDial, VerbExpose,
 	VerbProbe, VerbDiscover, VerbList, VerbSnapshot, VerbRestore, VerbDropSnapshot, VerbListSnapshots, VerbQuote, VerbMeter, VerbPause,
-	VerbResume, VerbRenew, VerbNetwork, VerbBasis, VerbClaim, VerbCapacity, VerbStats, VerbAgent}
+	VerbResume, VerbRenew, VerbNetwork, VerbBasis, VerbClaim, VerbCapacity, VerbStats, VerbAgent, VerbNotify}
 
 // A Fault is one thing that goes wrong with calls of a verb. Of several that apply,
 // a call meets the first one injected.

@@ -76,6 +76,7 @@ func (w *World) handler() http.Handler {
 	handle(mux, "drop", w.drop)
 	handle(mux, "saves", w.saves)
 	handle(mux, "unreachable", w.unreachable)
+	handle(mux, "news", w.news)
 	handle(mux, "away", func(_ context.Context, a setAway) (none, error) { w.SetAway(a.Host, a.Away); return none{}, nil })
 	handle(mux, "pause", w.pause)
 	handle(mux, "renew", w.renew)
@@ -225,6 +226,10 @@ func (r *Remote) saves(ctx context.Context, owner string) ([]sandboxer.FoundSnap
 
 func (r *Remote) unreachable(ctx context.Context, hosts []string) ([]string, error) {
 	return call[[]string](ctx, r, "unreachable", hosts)
+}
+
+func (r *Remote) news(ctx context.Context, q newsQuery) (news, error) {
+	return call[news](ctx, r, "news", q)
 }
 
 func (r *Remote) pause(ctx context.Context, p pausing) (none, error) {

@@ -30,6 +30,7 @@ type world interface {
 	drop(context.Context, dropping) (none, error)
 	saves(ctx context.Context, owner string) ([]sandboxer.FoundSnapshot, error)
 	unreachable(ctx context.Context, hosts []string) ([]string, error)
+	news(context.Context, newsQuery) (news, error)
 	pause(context.Context, pausing) (none, error)
 	renew(context.Context, renewal) (none, error)
 	network(context.Context, rewiring) (none, error)
@@ -77,7 +78,17 @@ type (
 		ID string
 	}
 	dropping struct{ Owner, ID string }
-	pausing  struct {
+	// newsQuery asks for what happened after the entry After of the log, or for the last entry there is if that
+	// is negative.
+	newsQuery struct {
+		Owner string
+		After int
+	}
+	news struct {
+		IDs  []string
+		Last int // entry of the log
+	}
+	pausing struct {
 		Of query
 		On bool
 	}
@@ -160,7 +171,8 @@ type World struct {
 	snapshots map[string]saved
 	away      map[string]bool // hosts that cannot be reached
 	log       []Entry
-	file      *os.File // of the durable log; nil without
+	logged    chan struct{} // closed with the next entry of the log
+	file      *os.File      // of the durable log; nil without
 }
 
 // NewWorld returns an empty world. Close it if commands or files are used in it.
@@ -173,6 +185,7 @@ func NewWorld() *World {
 		byID:      map[string][]*Object{},
 		snapshots: map[string]saved{},
 		away:      map[string]bool{},
+		logged:    make(chan struct{}),
 	}
 }
 
@@ -289,9 +302,48 @@ func (w *World) oomKill(_ context.Context, id string) (none, error) {
 		if err := kill(o.cookie()); o.used && err != nil {
 			return none{}, err
 		}
+		if err := w.note(w.entry(o, OpOOMKill)); err != nil {
+			return none{}, err
+		}
 	}
 	return none{}, nil
 }
+
+// newsTime is how long news waits for some: less than remoteTime.
+const newsTime = 5 * time.Second
+
+func (w *World) news(ctx context.Context, q newsQuery) (n news, err error) {
+	timer := time.NewTimer(newsTime)
+	defer timer.Stop()
+	for {
+		w.mu.Lock()
+		n.Last = len(w.log)
+		if q.After >= 0 {
+			for _, e := range w.log[min(q.After, len(w.log)):] {
+				if e.Owner == q.Owner && e.SandboxID != "" && slices.Contains(newsworthy, e.Op) && !slices.Contains(n.IDs, e.SandboxID) {
+					n.IDs = append(n.IDs, e.SandboxID)
+				}
+			}
+		}
+		logged := w.logged
+		w.mu.Unlock()
+		if q.After < 0 || len(n.IDs) > 0 {
+			return n, nil
+		}
+		select {
+		case <-logged:
+		case <-timer.C:
+			return n, nil
+		case <-ctx.Done():
+			return n, ctx.Err()
+		case <-w.stop:
+			return n, sandboxer.E(sandboxer.Unavailable, nil, "the fake world has ended")
+		}
+	}
+}
+
+// newsworthy is what Notify tells of.
+var newsworthy = []Op{OpKill, OpOOMKill, OpFuse, OpRemove, OpPause, OpResume}
 
 func (w *World) fault(_ context.Context, q faultQuery) (Fault, error) {
 	f, ok := w.faults.take(q.Verb, q.ID)
@@ -760,6 +812,7 @@ const (
 	OpRemove   Op = "remove"   // an object was removed by teardown
 	OpKill     Op = "kill"     // … by World.Kill
 	OpFuse     Op = "fuse"     // … by its fuse
+	OpOOMKill  Op = "oom_kill" // its processes were killed, as a memory limit does
 	OpClose    Op = "close"    // … by the end of the world
 	OpAbsent   Op = "absent"   // a teardown found nothing
 	OpList     Op = "list"     // somebody listed an owner's objects
@@ -807,6 +860,8 @@ func (w *World) entry(o *Object, op Op) Entry {
 func (w *World) note(e Entry) error {
 	e.Seq, e.At = len(w.log)+1, time.Now()
 	w.log = append(w.log, e)
+	close(w.logged)
+	w.logged = make(chan struct{})
 	if w.file == nil {
 		return nil
 	}

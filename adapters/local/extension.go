@@ -35,6 +35,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/notices"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/program"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
@@ -74,6 +75,8 @@ type extension struct {
 	notices  []string
 	noticed  time.Time // when notices were found
 
+	ended notices.Hub // told of sandboxes whose kernel has ended
+
 	mu    sync.Mutex
 	boxes map[string]*liveSandbox // by name
 	busy  map[string]*keyLock     // by name
@@ -91,6 +94,7 @@ var _ interface {
 	sandboxer.AgentDialer
 	sandboxer.ProcessManager
 	sandboxer.Watcher
+	sandboxer.Notifier
 	sandboxer.Dialer
 	sandboxer.Prober
 	sandboxer.Discoverer

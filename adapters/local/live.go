@@ -58,6 +58,8 @@ type liveSandbox struct {
 	mu  sync.Mutex
 	net *usernet.Net // nil without network
 
+	process *ending // of the kernel; nil if its end cannot be waited for
+
 	users sync.Map // user name → identity, read from the sandbox's /etc/passwd
 }
 
@@ -156,6 +158,7 @@ func (e *extension) keep(name string, rec record, c *container.Container) *liveS
 		return old
 	}
 	e.boxes[name] = b
+	b.process = e.awaitEnd(b)
 	return b
 }
 
@@ -204,6 +207,7 @@ func (b *liveSandbox) close() {
 	n := b.net
 	b.net = nil
 	b.mu.Unlock()
+	b.process.forget()
 	if n != nil {
 		n.Close()
 	}

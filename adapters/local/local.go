@@ -35,18 +35,18 @@ import (
 type Config struct {
 	// Paths are further directories of this machine that sandboxes without an image
 	// see, read-only, besides /usr.
-	Paths []string `yaml:"paths" json:"paths,omitempty" jsonschema:"description=further directories of this machine that sandboxes without an image see besides /usr"`
+	Paths []string `yaml:"paths" json:"paths,omitempty" help:"Further directories of this machine that sandboxes without an image see, read-only, besides /usr."`
 	// Etc are further files and directories of /etc that sandboxes without an image get a
 	// copy of, besides what every program needs and what is as its package brought it: as
 	// far as everybody may read them.
-	Etc []string `yaml:"etc" json:"etc,omitempty" jsonschema:"description=further files and directories of /etc that sandboxes without an image get a copy of as far as everybody may read them"`
+	Etc []string `yaml:"etc" json:"etc,omitempty" help:"Further files and directories of /etc that sandboxes without an image get a copy of, as far as everybody may read them."`
 	// DNS are the resolvers used for sandboxes with network access; empty means
 	// those of this machine.
-	DNS []string `yaml:"dns" json:"dns,omitempty" jsonschema:"description=resolvers (address or address:port) for sandboxes with network access; empty means those of this machine"`
+	DNS []string `yaml:"dns" json:"dns,omitempty" help:"Resolvers (address or address:port) for sandboxes with network access; empty means those of this machine."`
 	// Never are addresses and CIDRs that no sandbox reaches, whatever its network policy
 	// says: public addresses of the operator's own, say. This machine's are among them
 	// without being listed.
-	Never []string `yaml:"never" json:"never,omitempty" jsonschema:"description=addresses and CIDRs that no sandbox reaches whatever its network policy says"`
+	Never []string `yaml:"never" json:"never,omitempty" help:"Addresses and CIDRs that no sandbox reaches, whatever its network policy says."`
 	// UIDBase and UIDRanges are the host's user and group IDs for sandboxes where the broker is
 	// root: UIDRanges ranges of 65,536 each, one for each sandbox at a time.
 	UIDBase   int `yaml:"uid_base" json:"uid_base,omitempty" min:"65536" help:"Where the server is root: the first of this machine's user and group IDs that sandboxes have, 65536 each."`
@@ -57,8 +57,8 @@ type Config struct {
 	Images Images `yaml:"images" json:"images,omitzero" help:"Images, above all those of registries."`
 	// Runner and Agent are the helper programs; empty means those beside the running
 	// program, or that program itself.
-	Runner string `yaml:"runner" json:"runner,omitempty" jsonschema:"description=path of sandboxer-runner; empty means beside the running program"`
-	Agent  string `yaml:"agent" json:"agent,omitempty" jsonschema:"description=path of sandboxer-agent; empty means beside the running program"`
+	Runner string `yaml:"runner" json:"runner,omitempty" help:"Path of sandboxer-runner; empty means beside the running program."`
+	Agent  string `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent; empty means beside the running program."`
 }
 
 // Mounts are the settings for mounts.
@@ -192,7 +192,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanSnapshot, sandboxer.CanPause,
 		sandboxer.CanDiscover, sandboxer.CanList,
 		sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork, sandboxer.CanPool,
-		sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
+		sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch, sandboxer.CanNotify},
 	Inputs: []sandboxer.Input{
 		{Name: "repo", Restricted: true, Help: "directory of this machine, copied into the workspace, or a git URL (https, http, git), cloned inside the sandbox"},
 		{Name: "ref", Help: "branch, tag or commit to check out when repo is a git URL"},

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	program "github.com/sand-boxer/sandboxer/extension"
 	"github.com/sand-boxer/sandboxer/extensiontest"
 )
 
@@ -27,6 +28,10 @@ import (
 var helpers string
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == served {
+		os.Args = os.Args[:1]
+		program.Main(Adapter)
+	}
 	if dir := os.Getenv("SANDBOXER_TEST_CHURN"); dir != "" {
 		churn(dir)
 	}
@@ -94,7 +99,7 @@ func shortDir(t testing.TB) string {
 func openIn(t testing.TB, dir, owner string, change ...func(*Config)) *extension {
 	t.Helper()
 	ext, err := Adapter.Open(t.Context(), sandboxer.Env{
-		Extension: "ext.local", Owner: owner, Dir: dir, Log: slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Extension: "ext.local", Owner: owner, Dir: dir, Log: testLog(t),
 		Decode: func(v any) error {
 			c := v.(*Config)
 			c.Runner, c.Agent = filepath.Join(helpers, "sandboxer-runner"), filepath.Join(helpers, "sandboxer-agent")
@@ -109,6 +114,10 @@ func openIn(t testing.TB, dir, owner string, change ...func(*Config)) *extension
 		t.Fatal(err)
 	}
 	return ext.(*extension)
+}
+
+func testLog(t testing.TB) *slog.Logger {
+	return slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
 type testWriter struct{ t testing.TB }
@@ -129,12 +138,19 @@ func TestConformance(t *testing.T) {
 	needsGVisor(t)
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	dir := shortDir(t)
+	extensiontest.Run(t, harness(t, dir, func(t *testing.T, m Mounts) sandboxer.Extension {
+		return openIn(t, dir, ours("conformance"), func(c *Config) { c.Mounts = m })
+	}))
+}
+
+// harness is that of the extension that open opens in dir.
+func harness(t *testing.T, dir string, open func(t *testing.T, m Mounts) sandboxer.Extension) extensiontest.Harness {
+	t.Helper()
 	enforces := []extensiontest.Feature{extensiontest.Disk, extensiontest.Network, extensiontest.Hostname, extensiontest.Owned}
 	if findCgroups(ours("conformance")).usable() {
 		enforces = append(enforces, extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs)
 	}
-	root, readOnly := t.TempDir(), t.TempDir()
-	roots := func(c *Config) { c.Mounts.Roots = []MountRoot{{Path: root}, {Path: readOnly, ReadOnly: true}} }
+	mounts := Mounts{Roots: []MountRoot{{Path: t.TempDir()}, {Path: t.TempDir(), ReadOnly: true}}}
 	e := openIn(t, dir, ours("conformance"))
 	if e.ids != nil && e.ids.why == nil {
 		enforces = append(enforces, extensiontest.Mounts)
@@ -142,10 +158,10 @@ func TestConformance(t *testing.T) {
 	if err := e.Close(); err != nil {
 		t.Fatal(err)
 	}
-	extensiontest.Run(t, extensiontest.Harness{
+	return extensiontest.Harness{
 		Inputs:    Adapter.Inputs,
-		Open:      func(t *testing.T) sandboxer.Extension { return openIn(t, dir, ours("conformance"), roots) },
-		MountRoot: root, ReadOnlyRoot: readOnly,
+		Open:      func(t *testing.T) sandboxer.Extension { return open(t, mounts) },
+		MountRoot: mounts.Roots[0].Path, ReadOnlyRoot: mounts.Roots[1].Path,
 		Spec:     sandboxer.Spec{Owner: ours("conformance")},
 		Want:     Adapter.Capabilities,
 		Enforces: enforces,
@@ -191,5 +207,5 @@ func TestConformance(t *testing.T) {
 		Listen: func(port int) []string {
 			return []string{filepath.Join(helpers, "tool"), "echo", fmt.Sprintf("127.0.0.1:%d", port)}
 		},
-	})
+	}
 }

@@ -35,8 +35,8 @@ func medians(b *testing.B, n int, fs ...func()) []float64 {
 
 // BenchmarkRatios reports what the protocol costs beside what it is made of, in one run:
 //
-//	call/bare    a call beside a bare round trip of as much JSON over the same kind of pipe
-//	exec/fake    the time of a command's output of 256 MiB beside that of the same adapter in this process
+//	call/bare    the time of a call beside a bare round trip of as much JSON over the same kind of pipe
+//	exec/fake    the speed of a command's output of 256 MiB beside that of the same adapter in this process
 //	exec/pipe    and beside that of a pipe
 func BenchmarkRatios(b *testing.B) {
 	child, err := openProgram(b, b.TempDir(), "o", sandboxer.Program{Command: []string{self(b), "extension"}}, nil)
@@ -79,24 +79,27 @@ func BenchmarkRatios(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	m := medians(b, 2000,
-		func() {
-			if l, err := child.(sandboxer.Prober).IsAlive(b.Context(), there); l != sandboxer.Alive {
-				b.Fatal(l, err)
-			}
-		},
-		func() {
-			if _, err := in.Write(append(asked, '\n')); err != nil {
-				b.Fatal(err)
-			}
-			line, err := answers.ReadBytes('\n')
-			var v any
-			if err != nil || json.Unmarshal(line, &v) != nil {
-				b.Fatal(err)
-			}
-		})
-	b.ReportMetric(m[0]/m[1], "call/bare")
-	b.ReportMetric(m[0]/1e3, "call-µs")
+	b.Run("call", func(b *testing.B) {
+		m := medians(b, 2000,
+			func() {
+				if l, err := child.(sandboxer.Prober).IsAlive(b.Context(), there); l != sandboxer.Alive {
+					b.Fatal(l, err)
+				}
+			},
+			func() {
+				if _, err := in.Write(append(asked, '\n')); err != nil {
+					b.Fatal(err)
+				}
+				line, err := answers.ReadBytes('\n')
+				var v any
+				if err != nil || json.Unmarshal(line, &v) != nil {
+					b.Fatal(err)
+				}
+			})
+		b.ReportMetric(m[0]/m[1], "call/bare")
+		b.ReportMetric(m[0]/1e3, "call-µs")
+		b.ReportMetric(0, "ns/op")
+	})
 
 	const size = 256 << 20
 	command := sandboxer.Cmd{Args: []string{"sh", "-c", "head -c 268435456 /dev/zero"}}
@@ -110,18 +113,20 @@ func BenchmarkRatios(b *testing.B) {
 			}
 		}
 	}
-	m = medians(b, 5, through(child, there), through(inProcess, here), func() {
-		var n counter
-		cmd := exec.Command("sh", "-c", "head -c 268435456 /dev/zero | cat")
-		cmd.Stdout = &n
-		if err := cmd.Run(); err != nil || n != size {
-			b.Fatal(n, err)
-		}
+	b.Run("exec", func(b *testing.B) {
+		m := medians(b, 5, through(child, there), through(inProcess, here), func() {
+			var n counter
+			cmd := exec.Command("sh", "-c", "head -c 268435456 /dev/zero | cat")
+			cmd.Stdout = &n
+			if err := cmd.Run(); err != nil || n != size {
+				b.Fatal(n, err)
+			}
+		})
+		b.ReportMetric(m[1]/m[0], "exec/fake")
+		b.ReportMetric(m[2]/m[0], "exec/pipe")
+		b.ReportMetric(size/m[0]*1e3, "exec-MB/s")
+		b.ReportMetric(0, "ns/op")
 	})
-	b.ReportMetric(m[0]/m[1], "exec/fake")
-	b.ReportMetric(m[0]/m[2], "exec/pipe")
-	b.ReportMetric(size/m[0]*1e3, "exec-MB/s")
-	b.ReportMetric(0, "ns/op")
 }
 
 type counter int64

@@ -42,7 +42,7 @@ const (
 var callable = []sandboxer.Capability{
 	sandboxer.CanExpose, sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanMeter,
 	sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork,
-	sandboxer.CanCheck, sandboxer.CanNotices, sandboxer.CanForget, sandboxer.CanPorts, sandboxer.CanAdmit, sandboxer.CanLimits, sandboxer.CanPlace,
+	sandboxer.CanCheck, sandboxer.CanNotices, sandboxer.CanCaches, sandboxer.CanForget, sandboxer.CanPorts, sandboxer.CanAdmit, sandboxer.CanLimits, sandboxer.CanPlace,
 }
 
 // describeByCall asks a script what it is.
@@ -62,7 +62,7 @@ func (s *supervisor) describeByCall(ctx context.Context) (d sandboxer.Descriptio
 				WithHint("it can have: %s", joinWords(callable))
 		}
 	}
-	return d, checkDescription(d)
+	return d, checkDescription(d, s.hidden.hide)
 }
 
 func joinWords[S ~string](words []S) string {
@@ -110,6 +110,9 @@ func (c script) call(ctx context.Context, method string, params, result any, _ s
 	in, env, err := c.request(ctx, method, params)
 	if err != nil {
 		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err // a script that began might do it all before it is killed
 	}
 	p, err := s.spawn(nil, []string{method}, env)
 	if err != nil {
@@ -387,7 +390,7 @@ func (c script) answered(p *child, method string, params any, out []byte, result
 				e.Message += ": " + protocol.Line(last, maxLast)
 			}
 		}
-		return c.s.hide(e.Err())
+		return e.Err(c.s.hidden.hide)
 	}
 	if status != nil {
 		return sandboxer.E(sandboxer.Unavailable, status, "%s could not be watched to its end", c.s.p.title())
@@ -411,7 +414,7 @@ func (c script) answered(p *child, method string, params any, out []byte, result
 }
 
 func (c script) unreadable(method string, err error) error {
-	return sandboxer.E(sandboxer.Internal, err, "what %s answers to %s cannot be read: %s", c.s.env.Extension, method, protocol.Line(err.Error(), maxLast))
+	return sandboxer.E(sandboxer.Internal, nil, "what %s answers to %s cannot be read: %s", c.s.env.Extension, method, protocol.Line(c.s.hidden.hide(err.Error()), maxLast))
 }
 
 // fields are lines key=value, in order.
@@ -426,7 +429,7 @@ func lines(out []byte) (f fields, err error) {
 		}
 		key, value, ok := strings.Cut(line, "=")
 		if key = strings.TrimSpace(key); !ok || key == "" || strings.ContainsFunc(key, unicode.IsSpace) {
-			return nil, fmt.Errorf("the line %q is no key=value", protocol.Line(line, 60))
+			return nil, errors.New("this line is no key=value: " + line)
 		}
 		f = append(f, [2]string{key, value})
 	}
@@ -502,17 +505,28 @@ func (f fields) result(method string, params any) ([]byte, error) {
 		for _, text := range f.all("handle") {
 			parts := strings.Fields(text)
 			if len(parts) < 2 || len(parts) > 3 {
-				return nil, fmt.Errorf("handle=%s: want ID GENERATION [HOST]", protocol.Line(text, 60))
+				return nil, errors.New("want handle=ID GENERATION [HOST], not handle=" + text)
 			}
 			generation, err := strconv.Atoi(parts[1])
 			if err != nil {
-				return nil, fmt.Errorf("handle=%s: the generation is no number", protocol.Line(text, 60))
+				return nil, errors.New("the generation is no number: handle=" + text)
 			}
 			h := sandboxer.Handle{SandboxID: parts[0], Generation: generation}
 			if len(parts) == 3 {
 				h.Host = parts[2]
 			}
 			out = append(out, h)
+		}
+		return json.Marshal(map[string]any{"values": out})
+	case protocol.MethodCaches, protocol.MethodPruneCaches:
+		out := []protocol.Cache{}
+		for _, text := range f.all("cache") {
+			size, name, _ := strings.Cut(text, " ")
+			n, err := strconv.ParseInt(size, 10, 64)
+			if err != nil || n < 0 || name == "" {
+				return nil, fmt.Errorf("cache=%s: want BYTES NAME", protocol.Line(text, 60))
+			}
+			out = append(out, protocol.Cache{Host: cmp.Or(params.(protocol.OnHost).Host, "localhost"), Name: name, Bytes: n})
 		}
 		return json.Marshal(map[string]any{"values": out})
 	case protocol.MethodSnapshot:

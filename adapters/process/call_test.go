@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -80,7 +81,7 @@ func TestScriptAnswers(t *testing.T) {
 		`echo >&2 why; exit 3`:                  "failed: ext.test: provision failed (exit status 3): why",
 		`exit 64`:                               "unsupported: ext.test does not support provision",
 		`echo kind=odd; echo message=m; exit 1`: "internal: m",
-		`echo no such line`:                     `internal: what ext.test answers to provision cannot be read: the line "no such line" is no key=value`,
+		`echo no such line`:                     `internal: what ext.test answers to provision cannot be read: this line is no key=value: no such line`,
 		`echo '{"sandbox_id": "other", "generation": 1}'`:    "internal: the extension returned a handle of other/1 for x2/1",
 		`echo '{"sandbox_id": "x2", "sandbox_id": "x2"}'`:    "internal: what ext.test answers to provision cannot be read",
 		`printf '{"sandbox_id": "x2", "generation": 1e308}'`: "internal: what ext.test answers to provision cannot be read",
@@ -104,6 +105,36 @@ func TestScriptAnswers(t *testing.T) {
 	}
 	if left, err := procs.WithArg("8411"); err != nil || len(left) > 0 {
 		t.Errorf("what scripts left running: %v, %v", left, err)
+	}
+}
+
+// What a script keeps between sandboxes is listed and removed as in any other extension.
+func TestCachesOfScripts(t *testing.T) {
+	const says = `case $1 in
+describe) echo capabilities=caches ;;
+caches) echo "cache=7 a b of $SANDBOXER_HOST"; echo cache=0 c ;;
+prune_caches) %s ;;
+*) exit 64 ;;
+esac`
+	list := func(of []sandboxer.Cache) (out []string) {
+		for _, c := range of {
+			out = append(out, fmt.Sprintf("%s: %s, %d", c.Host, c.Name, c.Bytes))
+		}
+		return out
+	}
+	b := scripted(t, fmt.Sprintf(says, `echo '{"values": [{"host": "far", "name": "c", "bytes": 1}]}'`), nil)
+	there, err := b.Caches(t.Context(), "far")
+	if got, want := list(there), []string{"far: a b of far, 7", "far: c, 0"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("Caches = %q, %v; want %q", got, err, want)
+	}
+	gone, err := b.PruneCaches(t.Context(), "")
+	if got, want := list(gone), []string{"far: c, 1"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("PruneCaches = %q, %v; want %q", got, err, want)
+	}
+	for text, want := range map[string]string{"echo cache=x y": "want BYTES NAME", "echo cache=5": "want BYTES NAME", "echo kind=denied; echo message=no; exit 1": "no"} {
+		if got, err := scripted(t, fmt.Sprintf(says, text), nil).PruneCaches(t.Context(), ""); len(got) > 0 || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, %v; want %s", text, got, err, want)
+		}
 	}
 }
 
@@ -159,6 +190,29 @@ func TestScriptIsCanceled(t *testing.T) {
 	}
 }
 
+// A script is not started for a call that nobody waits for any more.
+func TestCanceledCallsStartNothing(t *testing.T) {
+	dir := t.TempDir()
+	e, err := openSecret(t, dir, sandboxer.Program{Mode: sandboxer.ProgramCall, Command: []string{"/bin/sh", "-c", `case $1 in describe) exit 64 ;; esac; echo $1 >>began`, "sh"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.(interface{ Close() error }).Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 { // it was a matter of luck
+		if _, err := e.Teardown(ctx, sandboxer.Handle{SandboxID: "x5", Generation: 1}); sandboxer.KindOf(err) != sandboxer.Canceled {
+			t.Errorf("Teardown: %v", err)
+		}
+	}
+	if _, err := e.WaitReady(t.Context(), sandboxer.Handle{SandboxID: "x5", Generation: 1}); err != nil {
+		t.Error(err)
+	}
+	if data, err := os.ReadFile(filepath.Join(dir, "began")); string(data) != "wait_ready\n" {
+		t.Errorf("what was started: %q, %v", data, err)
+	}
+}
+
 // Secrets are in what a script reads, and nowhere else.
 func TestSecretsOfScripts(t *testing.T) {
 	t.Setenv("HUSH", "hush-hush-hush")
@@ -168,6 +222,7 @@ in=$(cat) h=hush; h=$h-$h-$h
 case $in in *$h*) ;; *) echo message=no secret; exit 1 ;; esac
 if env | grep -q hush; then echo message=in the environment; exit 1; fi
 if tr '\0' ' ' </proc/$$/cmdline | grep -q $h; then echo message=in the arguments; exit 1; fi
+case $1 in wait_ready) echo "this is $h$h"; exit ;; esac
 echo >&2 it is $h; echo message=it is $h; exit 1`, "sh"}})
 	if err != nil {
 		t.Fatal(err)
@@ -176,6 +231,11 @@ echo >&2 it is $h; echo message=it is $h; exit 1`, "sh"}})
 	_, err = e.Provision(t.Context(), specOf("x4"))
 	if err == nil || err.Error() != "it is [redacted]" {
 		t.Errorf("Provision: %v", err)
+	}
+	// It is shown what of an answer cannot be read.
+	_, err = e.WaitReady(t.Context(), sandboxer.Handle{SandboxID: "x4", Generation: 1})
+	if err == nil || !strings.Contains(err.Error(), `no key=value: this is [redacted]`) || strings.Contains(fmt.Sprintf("%+v", err), "hush") {
+		t.Errorf("WaitReady: %+v", err)
 	}
 }
 

@@ -325,17 +325,27 @@ func (c *child) listen(r *os.File) {
 	br := bufio.NewReaderSize(r, maxStderr)
 	for {
 		line, err := br.ReadSlice('\n')
-		cut := errors.Is(err, bufio.ErrBufferFull)
+		long := errors.Is(err, bufio.ErrBufferFull)
+		if long { // a secret that begins before the cut is recognised by what follows
+			line = slices.Clone(line)
+			for most := len(line) + c.s.hidden.reach(); long && len(line) < most; {
+				var more []byte
+				more, err = br.ReadSlice('\n')
+				line = append(line, more[:min(len(more), most-len(line))]...)
+				long = errors.Is(err, bufio.ErrBufferFull)
+			}
+		}
 		if text := string(bytes.TrimRight(line, "\r\n")); text != "" {
-			text = c.s.hidden.hide(text)
+			cut := len(text) > maxStderr
+			text = c.s.hidden.hideIn(text, maxStderr)
 			c.mu.Lock()
 			c.last = text
 			c.mu.Unlock()
 			c.s.log.say(slog.LevelInfo, "the extension says", func() []any { return []any{"line", text, "cut", cut} })
 		}
-		for cut { // the rest of a long line
+		for long { // the rest of it
 			_, err = br.ReadSlice('\n')
-			cut = errors.Is(err, bufio.ErrBufferFull)
+			long = errors.Is(err, bufio.ErrBufferFull)
 		}
 		if err != nil {
 			_, _ = io.Copy(io.Discard, br)

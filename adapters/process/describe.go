@@ -46,7 +46,7 @@ func readDescription(dir, digest string) (sandboxer.Description, bool) {
 	if err == nil {
 		_, err = strictjson.DecodeStored(data, &k)
 	}
-	if err != nil || k.Digest != digest || checkDescription(k.Description) != nil {
+	if err != nil || k.Digest != digest || checkDescription(k.Description, nil) != nil {
 		return sandboxer.Description{}, false // it is asked for again
 	}
 	return k.Description, true
@@ -82,12 +82,17 @@ const (
 	maxHelp   = 4 << 10
 )
 
-// checkDescription refuses what an extension cannot say of itself.
-func checkDescription(d sandboxer.Description) error {
+// checkDescription refuses what an extension cannot say of itself. What is quoted of it goes through hide, unless that is nil.
+func checkDescription(d sandboxer.Description, hide func(string) string) error {
 	wrong := func(format string, args ...any) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "what the extension says of itself cannot be: "+format, args...)
 	}
-	unknown := func(s string) string { return fmt.Sprintf("%.40q", s) }
+	unknown := func(s string) string {
+		if hide != nil {
+			s = hide(s)
+		}
+		return fmt.Sprintf("%.40q", s)
+	}
 	if len(d.Isolation) == 0 {
 		return wrong("it has no isolation level")
 	}

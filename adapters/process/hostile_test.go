@@ -64,7 +64,14 @@ func evil() int {
 		fmt.Printf(format+"\n", args...)
 	}
 	caps := `"exec","files","probe","dial"`
-	switch hello.Hello.Config.Start {
+	start := hello.Hello.Config.Start
+	if start == "neighbour" { // what it is like from now on is in a file
+		caps = `"probe","list"`
+		if now, err := os.ReadFile("now"); err == nil {
+			start = string(now)
+		}
+	}
+	switch start {
 	case "silent":
 		time.Sleep(time.Hour)
 	case "huge":
@@ -83,6 +90,10 @@ func evil() int {
 		return 3
 	}
 	say(`{"hello":{"protocols":[1],"description":{"isolation_levels":["process"],"pricing_models":["self-hosted"],"capabilities":[%s],"inputs":[],"config_schema":{"title":"<a>"}}}}`, caps)
+	if start == "mute" {
+		_, _ = io.Copy(io.Discard, in)
+		return 0
+	}
 	token := ""
 	for {
 		data, err := in.ReadBytes('\n')
@@ -136,6 +147,12 @@ func evil() int {
 		case "secret":
 			say(`{"method":"log","params":{"message":"k=%s","attrs":{"a":"%[1]s"}}}`, hello.Hello.Config.Key)
 			say(`{"id":%d,"error":{"kind":"failed","message":"k=%s","hint":"%[2]s"}}`, l.ID, hello.Hello.Config.Key)
+		case "cut": // every text is so long that it is cut within the secret
+			key, dots := hello.Hello.Config.Key, func(n int) string { return strings.Repeat(".", n) }
+			fmt.Fprintf(os.Stderr, "line %s%s%s\n", dots(16<<10-5-4), key, dots(32<<10))
+			long := "text " + dots(4<<10-9-4) + " k: " + key + dots(4<<10)
+			say(`{"method":"log","params":{"message":"%s","attrs":{"a":"%[1]s"}}}`, long)
+			say(`{"id":%d,"error":{"kind":"failed","message":"%s","hint":"%[2]s"}}`, l.ID, long)
 		case "half":
 			fmt.Printf(`{"id":%d,"res`, l.ID)
 		case "close": // its standard output only
@@ -451,6 +468,11 @@ func TestOddStreams(t *testing.T) {
 	})
 }
 
+// cutClean reports whether text was cut where the secret begins, and has nothing of it.
+func cutClean(text string) bool {
+	return strings.Contains(text, "....") && !strings.Contains(text, canary[:3])
+}
+
 // Nothing of a configuration's secrets gets out.
 func TestSecretsStay(t *testing.T) {
 	h := mustEvil(t)
@@ -458,8 +480,16 @@ func TestSecretsStay(t *testing.T) {
 	if err == nil || strings.Contains(err.Error()+sandboxer.HintOf(err), canary) || !strings.Contains(err.Error(), "[redacted]") {
 		t.Errorf("an error: %v, hint %q", err, sandboxer.HintOf(err))
 	}
+	if err = h.probe(t.Context(), "cut"); err == nil || !cutClean(err.Error()) || !cutClean(sandboxer.HintOf(err)) {
+		t.Errorf("an error that is cut: %v, hint %q", err, sandboxer.HintOf(err))
+	}
 	h.probe(t.Context(), "die")
 	h.works(t)
+	for _, want := range []string{"line=\"line ", "msg=\"text ", "a=\"text "} {
+		if _, text, ok := strings.Cut(h.logs.String(), want); !ok || !cutClean(strings.SplitN(text, "\n", 2)[0]) {
+			t.Errorf("the log of %q: %t, %q", want, ok, text)
+		}
+	}
 	if log := h.logs.String(); strings.Contains(log, canary) || !strings.Contains(log, "the end of [redacted]") || !strings.Contains(log, "k=[redacted]") {
 		t.Errorf("the log: %s", log)
 	}

@@ -49,7 +49,7 @@ func (e *extension) begin(ctx context.Context, method string, params any) (*prot
 	select {
 	case a := <-arrived:
 		if a.s != nil {
-			a.s.Hide = e.super.hide
+			a.s.Hide = e.super.hidden.hide
 		}
 		return a.s, a.err
 	case <-ctx.Done():
@@ -98,7 +98,7 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 		}
 		answered <- nil
 	}
-	s.Hide = e.super.hide
+	s.Hide = e.super.hidden.hide
 	defer s.Close()
 	stop := context.AfterFunc(ctx, func() { s.Close() }) // whoever waits to send on it gets to hear that it is cancelled
 	defer stop()
@@ -223,7 +223,7 @@ func (e *extension) Notices(ctx context.Context) []string {
 	}
 	var out []string
 	for _, text := range n.Notices[:min(len(n.Notices), maxNotices)] {
-		out = append(out, protocol.Line(text, maxNotice))
+		out = append(out, protocol.Line(e.super.hidden.hide(text), maxNotice))
 	}
 	return out
 }
@@ -522,6 +522,15 @@ func (e *extension) ListRunning(ctx context.Context, owner string) iter.Seq2[san
 	return values(ctx, e, protocol.MethodListRunning, protocol.OwnerParams{Owner: owner}, func(h sandboxer.Handle) sandboxer.Handle { return h })
 }
 
+// Notify implements sandboxer.Notifier.
+func (e *extension) Notify(ctx context.Context, owner string) (iter.Seq2[string, error], error) {
+	s, err := e.begin(ctx, protocol.MethodNotify, protocol.OwnerParams{Owner: owner})
+	if err != nil {
+		return nil, err
+	}
+	return received(ctx, s, func(n protocol.Notice) string { return n.SandboxID }), nil
+}
+
 // Snapshot implements sandboxer.Snapshotter.
 func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
 	return ask[sandboxer.Snapshot](ctx, e, protocol.MethodSnapshot, protocol.SnapshotParams{OfSandbox: of(h), ID: id})
@@ -612,6 +621,7 @@ var _ interface {
 	sandboxer.AgentDialer
 	sandboxer.ProcessManager
 	sandboxer.Watcher
+	sandboxer.Notifier
 	sandboxer.Prober
 	sandboxer.Discoverer
 	sandboxer.Lister

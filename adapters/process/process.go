@@ -10,10 +10,12 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 
@@ -111,8 +113,9 @@ func known(env sandboxer.Env) (d sandboxer.Description, ok bool) {
 
 // secrets are the values that must not get into logs and messages.
 type secrets struct {
-	mu     sync.Mutex
-	values []string
+	mu      sync.Mutex
+	values  []string // and long lines of values: they may be said line by line
+	longest int
 }
 
 // minSecret is how long a secret is for its value to be recognised in a text.
@@ -141,30 +144,66 @@ func (s *secrets) learn(without, with json.RawMessage) {
 				}
 			}
 		case string:
-			if a != b && len(b) >= minSecret {
-				values = append(values, b)
+			if a == b || len(b) < minSecret {
+				return
+			}
+			values = append(values, b)
+			for line := range strings.Lines(b) {
+				if line = strings.TrimSpace(line); len(line) >= 4*minSecret && line != b {
+					values = append(values, line)
+				}
 			}
 		}
 	}
 	walk(a, b)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.values = values
+	s.values, s.longest = values, 0
+	for _, v := range values {
+		s.longest = max(s.longest, len(v))
+	}
 }
 
-// hide blanks secrets out.
-func (s *secrets) hide(text string) string {
+// hide blanks secrets out. It wants the whole text: half a secret is not recognised.
+func (s *secrets) hide(text string) string { return s.hideIn(text, len(text)) }
+
+// hideIn returns the first most bytes of text, without secrets. A secret that begins in them is
+// recognised if all of it is in text: longest bytes beyond most are enough.
+func (s *secrets) hideIn(text string, most int) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var found [][2]int // where, in text as it came: secrets may overlap, and one may be the beginning of another
 	for _, v := range s.values {
-		text = strings.ReplaceAll(text, v, "[redacted]")
-		for line := range strings.Lines(v) { // it may have been said line by line
-			if line = strings.TrimSpace(line); len(line) >= 4*minSecret {
-				text = strings.ReplaceAll(text, line, "[redacted]")
+		for at := 0; ; {
+			i := strings.Index(text[at:], v)
+			if i < 0 || at+i >= most {
+				break
 			}
+			at += i + len(v)
+			found = append(found, [2]int{at - len(v), at})
 		}
 	}
-	return text
+	slices.SortFunc(found, func(a, b [2]int) int { return cmp.Compare(a[0], b[0]) })
+	var b strings.Builder
+	said := 0 // of text, or blanked
+	for _, f := range found {
+		if f[0] >= said {
+			b.WriteString(text[said:f[0]])
+			b.WriteString("[redacted]")
+		}
+		said = max(said, f[1])
+	}
+	if most = min(most, len(text)); said < most {
+		b.WriteString(text[said:most])
+	}
+	return b.String()
+}
+
+// reach is how many bytes a secret has at most.
+func (s *secrets) reach() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.longest
 }
 
 var _ interface {

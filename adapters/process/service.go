@@ -1,14 +1,13 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -91,29 +90,16 @@ func newService(p *program) (*service, error) {
 	if kind == "unix" {
 		return &service{network: "unix", addr: addr}, nil
 	}
-	fault := func(what string, err error) error {
-		return sandboxer.E(sandboxer.Unavailable, err, "tls.%s cannot be used: %s", what, text(err))
-	}
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "connect: %q is no host:port", addr)
 	}
-	pem, err := os.ReadFile(p.TLS.CA)
+	config, err := protocol.TLS(p.TLS.CA, p.TLS.Cert, p.TLS.Key)
 	if err != nil {
-		return nil, fault("ca", err)
+		return nil, sandboxer.E(sandboxer.KindOf(err), err, "tls: %s", sandboxer.Message(err))
 	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "tls.ca: %s has no certificates", p.TLS.CA)
-	}
-	pair, err := tls.LoadX509KeyPair(p.TLS.Cert, p.TLS.Key)
-	if err != nil {
-		return nil, fault("cert", err)
-	}
-	if p.TLS.Name != "" {
-		host = p.TLS.Name
-	}
-	return &service{network: "tcp", addr: addr, tls: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool, Certificates: []tls.Certificate{pair}, ServerName: host}}, nil
+	config.ServerName = cmp.Or(p.TLS.Name, host)
+	return &service{network: "tcp", addr: addr, tls: config}, nil
 }
 
 func (v *service) connect(ctx context.Context) (net.Conn, error) {

@@ -287,7 +287,7 @@ func (s *supervisor) shut() {
 
 // hello is what the broker says first.
 func (s *supervisor) hello(streams string) (h protocol.Hello, err error) {
-	h = protocol.Hello{Protocols: protocol.Versions, Program: "sandboxer", Extension: s.env.Extension, Owner: s.env.Owner, Dir: s.env.Dir, Hosts: s.env.Hosts,
+	h = protocol.Hello{Protocols: protocol.Versions, Program: "sandboxer", Extension: s.env.Extension, Owner: s.env.Owner, Dir: s.env.Dir, Hosts: s.env.Hosts, Own: s.env.Own,
 		Streams: streams, Handler: s.p.Handler, Path: s.p.Path, Concurrency: s.p.Concurrency}
 	if h.Config, err = s.env.Config(true); err == nil {
 		s.hidden.learn(s.p.config, h.Config)
@@ -317,7 +317,7 @@ func (s *supervisor) greet(r *bufio.Reader, w io.Writer, streams string, giveUp 
 		return d, sandboxer.E(sandboxer.Unavailable, nil, "%s: %s", s.p.title(), sandboxer.Message(err)).WithHint("install a version of one that fits the other")
 	}
 	if theirs.Error != nil {
-		return d, s.hide(theirs.Error.Err())
+		return d, theirs.Error.Err(s.hidden.hide)
 	}
 	if theirs.Description == nil {
 		return d, sandboxer.E(sandboxer.Unavailable, nil, "%s says hello, and not what it is", s.p.title())
@@ -325,7 +325,7 @@ func (s *supervisor) greet(r *bufio.Reader, w io.Writer, streams string, giveUp 
 	if err := <-wrote; err != nil {
 		return d, err
 	}
-	return *theirs.Description, checkDescription(*theirs.Description)
+	return *theirs.Description, checkDescription(*theirs.Description, s.hidden.hide)
 }
 
 // hide blanks secrets out of what an extension says.
@@ -362,10 +362,11 @@ func (s *supervisor) connect(sess *session, r *bufio.Reader, w io.Writer) {
 	sess.conn = protocol.New(r, w, protocol.Options{
 		MaxAsked: maxAsked,
 		Serve:    s.serve,
+		Hide:     s.hidden.hide,
 		Log: func(level slog.Level, msg string, attrs map[string]string) {
-			s.log.say(level, s.hidden.hide(msg), func() (out []any) {
+			s.log.say(level, msg, func() (out []any) {
 				for k, v := range attrs {
-					out = append(out, k, s.hidden.hide(v))
+					out = append(out, k, v)
 				}
 				return out
 			})

@@ -148,13 +148,20 @@ func TestServiceByTLS(t *testing.T) {
 	}
 	life()
 
-	for what, c := range map[string]sandboxer.ProgramTLS{
-		"a stranger's certificate": {CA: a.file("authority"), Cert: stranger.file("broker"), Key: stranger.private("broker")},
-		"a service of a stranger":  {CA: stranger.file("authority"), Cert: a.file("broker"), Key: a.private("broker")},
-		"another name":             {CA: a.file("authority"), Cert: a.file("broker"), Key: a.private("broker"), Name: "other.test"},
+	for what, c := range map[string]struct {
+		sandboxer.ProgramTLS
+		want sandboxer.Kind
+		says string
+	}{
+		"a stranger's certificate": {sandboxer.ProgramTLS{CA: a.file("authority"), Cert: stranger.file("broker"), Key: stranger.private("broker")}, sandboxer.Unavailable, ""},
+		"a service of a stranger":  {sandboxer.ProgramTLS{CA: stranger.file("authority"), Cert: a.file("broker"), Key: a.private("broker")}, sandboxer.Unavailable, ""},
+		"another name":             {sandboxer.ProgramTLS{CA: a.file("authority"), Cert: a.file("broker"), Key: a.private("broker"), Name: "other.test"}, sandboxer.Unavailable, ""},
+		"no authority":             {sandboxer.ProgramTLS{CA: a.file("nobody"), Cert: a.file("broker"), Key: a.private("broker")}, sandboxer.Unavailable, a.file("nobody")},
+		"a key as authority":       {sandboxer.ProgramTLS{CA: a.private("broker"), Cert: a.file("broker"), Key: a.private("broker")}, sandboxer.Invalid, a.private("broker")},
+		"another's key":            {sandboxer.ProgramTLS{CA: a.file("authority"), Cert: a.file("broker"), Key: a.private("service")}, sandboxer.Unavailable, a.private("service")},
 	} {
-		_, err := openProgram(t, t.TempDir(), "o", sandboxer.Program{Connect: "tls:" + addr, TLS: c}, nil)
-		if sandboxer.KindOf(err) != sandboxer.Unavailable {
+		_, err := openProgram(t, t.TempDir(), "o", sandboxer.Program{Connect: "tls:" + addr, TLS: c.ProgramTLS}, nil)
+		if sandboxer.KindOf(err) != c.want || !strings.Contains(sandboxer.Message(err), c.says) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

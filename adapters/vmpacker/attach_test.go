@@ -194,7 +194,7 @@ func TestPlace(t *testing.T) {
 			"workspace_dir": s.Dir + "/build", "capacity": 100}
 	}
 	o := options{Owner: "conformance", Dir: t.TempDir(), Hosts: t.TempDir(), Config: map[string]any{"vms": vms}}
-	extensiontest.RunPlace(t, extensiontest.Harness{
+	extensiontest.RunGroups(t, extensiontest.Harness{
 		Inputs: vmpacker.Adapter.Inputs,
 		Open:   o.must,
 		Bare: func(t *testing.T) sandboxer.Extension {
@@ -205,7 +205,7 @@ func TestPlace(t *testing.T) {
 		Spec:  sandboxer.Spec{Owner: "conformance", Host: "left"},
 		Hosts: []string{"left", "right"},
 		Away:  func(t *testing.T, host string) func() { return relays[host].Away(t) },
-	})
+	}, "place")
 }
 
 // TestDirectoryDeleted: what the extension keeps for itself is not needed to end a sandbox, on

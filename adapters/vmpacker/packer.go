@@ -33,7 +33,7 @@ import (
 // version 1.6 on.
 type Packer struct {
 	Template  string                      `yaml:"template" json:"template,omitempty" required:"true" format:"abspath" help:"The template: a file, or a directory of HCL files. It is built in an empty directory, so it names files of its own by path.root or template_dir."`
-	Variables map[string]string           `yaml:"variables" json:"variables,omitempty" text:"any"`
+	Variables map[string]string           `yaml:"variables" json:"variables,omitempty" text:"any" help:"Variables of the template."`
 	Secrets   map[string]sandboxer.Secret `yaml:"secrets" json:"secrets,omitempty" help:"Variables whose values are nobody's business."`
 	Base      string                      `yaml:"base" json:"base,omitempty" format:"abspath" help:"A file that the build starts from: when it changes, the image is built anew."`
 	Timeout   time.Duration               `yaml:"timeout" json:"timeout,omitempty" help:"How long a build may take; 1h if left out."`

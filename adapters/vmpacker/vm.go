@@ -42,7 +42,7 @@ type Image struct {
 	File         string        `yaml:"file" json:"file,omitempty" format:"abspath" help:"A qcow2 image; it must not change while machines or snapshots of it exist."`
 	Packer       *Packer       `yaml:"packer" json:"packer,omitempty" help:"What builds the image when it is missing, in place of file."`
 	Kernel       string        `yaml:"kernel" json:"kernel,omitempty" format:"abspath" help:"Kernel to start with; empty means that the image has a boot loader."`
-	Initrd       string        `yaml:"initrd" json:"initrd,omitempty" format:"abspath"`
+	Initrd       string        `yaml:"initrd" json:"initrd,omitempty" format:"abspath" help:"Initial RAM disk to start kernel with."`
 	Append       string        `yaml:"append" json:"append,omitempty" format:"line" help:"Command line of the kernel."`
 	Memory       int64         `yaml:"memory" json:"memory,omitempty" unit:"bytes" help:"Memory of a machine whose profile names none; 512 MiB if left out."`
 	CPUs         int           `yaml:"cpus" json:"cpus,omitempty" min:"1" help:"Processors of a machine whose profile names none; 1 if left out."`

@@ -40,19 +40,19 @@ type Config struct {
 	Accel        string           `yaml:"accel" json:"accel,omitempty" enum:"auto,kvm,tcg" help:"How machines of their own run; auto takes KVM only where a guest really runs in it."`
 	Agent        string           `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent for the platform of the machines; empty means beside the running program. Where there is none, sandboxes have neither processes that outlive their callers nor watches of files."`
 	Transport    string           `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"How SSH is spoken: by the machine's own ssh, or by this program; auto takes ssh where it is."`
-	SSHConfig    string           `yaml:"ssh_config" json:"ssh_config,omitempty" help:"ssh configuration file; empty means the account's and the system's."`
+	SSHConfig    string           `yaml:"ssh_config" json:"ssh_config,omitempty" help:"SSH configuration file; empty means the account's and the system's."`
 }
 
 // VM is a machine to attach to.
 type VM struct {
 	SSHTarget    string   `yaml:"ssh_target" json:"ssh_target,omitempty" format:"line" help:"What one would type after ssh; empty means the alias itself, as ~/.ssh/config knows it."`
-	SSHPort      int      `yaml:"ssh_port" json:"ssh_port,omitempty" min:"1" max:"65535"`
+	SSHPort      int      `yaml:"ssh_port" json:"ssh_port,omitempty" min:"1" max:"65535" help:"Port of its SSH server; without it what the SSH configuration says."`
 	TunnelPort   int      `yaml:"tunnel_port" json:"tunnel_port,omitempty" min:"1" max:"65535" help:"Port of this machine that leads to the other's SSH server."`
 	IdentityFile string   `yaml:"identity_file" json:"identity_file,omitempty" format:"abspath" help:"Private key to log in with; empty leaves it to the SSH configuration."`
 	HostKeys     []string `yaml:"host_keys" json:"host_keys,omitempty" help:"The machine's public keys, as authorized_keys lines; empty means those of known_hosts."`
-	WorkspaceDir string   `yaml:"workspace_dir" json:"workspace_dir,omitempty" format:"abspath"`
-	Capacity     int      `yaml:"capacity" json:"capacity,omitempty" min:"1"`
-	Tools        []string `yaml:"tools" json:"tools,omitempty"`
+	WorkspaceDir string   `yaml:"workspace_dir" json:"workspace_dir,omitempty" format:"abspath" help:"In place of the extension's workspace_dir."`
+	Capacity     int      `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"In place of the extension's capacity."`
+	Tools        []string `yaml:"tools" json:"tools,omitempty" help:"Commands that it must have, besides the extension's tools."`
 }
 
 // names of directories are put into awk and into patterns of the shell.
@@ -112,7 +112,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 		{Name: "vm", OneOf: "machine", Restricted: true, Help: "alias of the machine to attach to: one of the extension's vms, a host added with host add, or an alias of ~/.ssh/config"},
 		{Name: "ssh_target", OneOf: "machine", Restricted: true, Help: "the machine to attach to, as one would type it after ssh"},
 		{Name: "ssh_port", Restricted: true, Help: "port of the machine's SSH server"},
-		{Name: "tunnel_port", OneOf: "machine", Restricted: true, Help: "port of this machine that leads to the SSH server of the machine to attach to"},
+		{Name: "tunnel_port", OneOf: "machine", Restricted: true, Help: "port of this machine that leads to the SSH server of the machine to attach to, such as the end of ssh -R from one behind a firewall"},
 		{Name: "workspace_dir", Restricted: true, Help: "directory on the machine in which the workspace is made; /build if nothing else is configured"},
 		{Name: "repo", Restricted: true, Help: "directory of this machine, absolute, that is copied into the workspace"},
 		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},

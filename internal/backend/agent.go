@@ -110,11 +110,29 @@ func (b *Backend) WatchFiles(ctx context.Context, h sandboxer.Handle, dir string
 	if err := checkPath(dir); err != nil {
 		return nil, err
 	}
-	// The watch lasts longer than the call that begins it, and has a context of its own.
-	watching, stop := context.WithCancel(ctx)
-	begun, err := call(ctx, b, "watch_files", b.opts.Short, func(ctx context.Context) (iter.Seq2[sandboxer.FileChange, error], error) {
+	return news(ctx, b, "watch_files", func(ctx context.Context) (iter.Seq2[sandboxer.FileChange, error], error) {
+		return b.watch.WatchFiles(ctx, h, dir, recursive)
+	}, func(ch *sandboxer.FileChange) error { return checkChange(dir, ch) })
+}
+
+// Notify yields the IDs of sandboxes to which something may have happened, from its return on, until ctx is
+// done or the sequence is left; see sandboxer.Notifier. What cannot be an ID ends it.
+func (b *Backend) Notify(ctx context.Context, owner string) (iter.Seq2[string, error], error) {
+	if b.notify == nil {
+		return nil, b.cannot(sandboxer.CanNotify)
+	}
+	return news(ctx, b, "notify", func(ctx context.Context) (iter.Seq2[string, error], error) {
+		return b.notify.Notify(ctx, owner)
+	}, func(id *string) error { return sandboxer.CheckID(*id) })
+}
+
+// news is call for what answers soon and goes on to yield values, each of which is checked.
+func news[T any](ctx context.Context, b *Backend, op string, f func(context.Context) (iter.Seq2[T, error], error), check func(*T) error) (iter.Seq2[T, error], error) {
+	// It lasts longer than the call that begins it, and has a context of its own.
+	lasting, stop := context.WithCancel(ctx)
+	begun, err := call(ctx, b, op, b.opts.Short, func(ctx context.Context) (iter.Seq2[T, error], error) {
 		inTime := context.AfterFunc(ctx, stop)
-		seq, err := b.watch.WatchFiles(watching, h, dir, recursive)
+		seq, err := f(lasting)
 		if !inTime() { // what it says is that it was stopped
 			err = ctx.Err()
 		}
@@ -124,19 +142,20 @@ func (b *Backend) WatchFiles(ctx context.Context, h sandboxer.Handle, dir string
 		stop()
 		return nil, err
 	}
-	return func(yield func(sandboxer.FileChange, error) bool) {
+	return func(yield func(T, error) bool) {
 		defer stop()
-		for ch, err := range begun {
+		for v, err := range begun {
 			if err == nil {
-				err = checkChange(dir, &ch)
+				err = check(&v)
 			} else {
-				err = b.discreet(ctx, "watch_files", b.classify(ctx, "watch_files", 0, err))
+				err = b.discreet(ctx, op, b.classify(ctx, op, 0, err))
 			}
 			if err != nil {
-				yield(sandboxer.FileChange{}, err)
+				var none T
+				yield(none, err)
 				return
 			}
-			if !yield(ch, nil) {
+			if !yield(v, nil) {
 				return
 			}
 		}

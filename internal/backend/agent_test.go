@@ -68,3 +68,24 @@ func TestWhatASandboxSaysOfChanges(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatAnExtensionTells(t *testing.T) {
+	for _, bad := range []string{"", "../x", "A", "x\n", strings.Repeat("x", 1<<16)} {
+		b := backend.New("ext.test", &full{told: []string{"good", bad, "good"}}, backend.Options{})
+		seq, err := b.Notify(t.Context(), "us")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ids []string
+		for id, err := range seq {
+			if err == nil {
+				ids = append(ids, id)
+			} else if sandboxer.KindOf(err) != sandboxer.Invalid {
+				t.Errorf("%.20q: %v", bad, err)
+			}
+		}
+		if len(ids) != 1 || ids[0] != "good" {
+			t.Errorf("%.20q is told, and %q taken", bad, ids)
+		}
+	}
+}

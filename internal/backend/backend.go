@@ -68,6 +68,7 @@ type Backend struct {
 	agent      sandboxer.AgentDialer
 	processes  sandboxer.ProcessManager
 	watch      sandboxer.Watcher
+	notify     sandboxer.Notifier
 }
 
 // Options tune a Backend; the zero value works.
@@ -181,6 +182,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	resolve(b, &b.agent, sandboxer.CanAgent, not)
 	resolve(b, &b.processes, sandboxer.CanProcesses, not)
 	resolve(b, &b.watch, sandboxer.CanWatch, not)
+	resolve(b, &b.notify, sandboxer.CanNotify, not)
 	return b
 }
 

@@ -66,6 +66,7 @@ type full struct {
 	pid       int // what StartProcess says; 0 is 7
 	processes []sandboxer.Process
 	changes   []sandboxer.FileChange
+	told      []string // by Notify
 }
 
 func (f *full) call(ctx context.Context, op string) error {
@@ -226,6 +227,16 @@ func (f *full) ListProcesses(ctx context.Context, _ sandboxer.Handle) ([]sandbox
 
 func (f *full) SignalProcess(ctx context.Context, _ sandboxer.Handle, _, _ int) error {
 	return f.call(ctx, "signal_process")
+}
+
+func (f *full) Notify(ctx context.Context, _ string) (iter.Seq2[string, error], error) {
+	return func(yield func(string, error) bool) {
+		for _, id := range f.told {
+			if !yield(id, nil) {
+				return
+			}
+		}
+	}, f.call(ctx, "notify")
 }
 
 func (f *full) WatchFiles(ctx context.Context, _ sandboxer.Handle, _ string, _ bool) (iter.Seq2[sandboxer.FileChange, error], error) {
@@ -399,6 +410,10 @@ var ops = []op{
 	}},
 	{"watch_files", sandboxer.CanWatch, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
 		_, err := b.WatchFiles(ctx, handle, "/dir", false)
+		return err
+	}},
+	{"notify", sandboxer.CanNotify, 30 * time.Second, func(ctx context.Context, b *backend.Backend) error {
+		_, err := b.Notify(ctx, "us")
 		return err
 	}},
 }

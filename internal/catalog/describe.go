@@ -32,6 +32,16 @@ func (c *Catalog) DescribeAs(open *Catalog) error {
 	})
 }
 
+// Outdated reports whether e says of itself what a program said that is another one by now: its files changed since it
+// was opened. It is false of what says nothing of itself. stateDir is that of Open.
+func (e ExtensionFile) Outdated(stateDir string) bool {
+	if e.Adapter.Known == nil || e.said.Load() == nil {
+		return false
+	}
+	_, ok := e.Adapter.Known(e.Env("", stateDir, nil))
+	return !ok
+}
+
 // describeAll remembers what extensions say of themselves, as far as of knows it, and checks the files against that.
 func (c *Catalog) describeAll(of func(ExtensionFile) (sandboxer.Description, bool)) error {
 	var faults Faults

@@ -15,14 +15,14 @@ import (
 // programForm is what an extension's file says of the program that it is, if it is one (adapter process).
 type programForm struct {
 	Command     []string      `yaml:"command" text:"any" nonempty:"true" help:"The program that the extension is, and its arguments; a path with a slash is relative to the file."`
-	Connect     string        `yaml:"connect" format:"service" help:"Where the extension runs as a service: unix:/path, or tls:host:port."`
-	TLS         tlsForm       `yaml:"tls" help:"Certificates for a service by TLS, in PEM; paths are relative to the file."`
+	Connect     string        `yaml:"connect" format:"service" help:"Where the extension runs as a service already, in place of command: unix:/path, or tls:host:port."`
+	TLS         tlsForm       `yaml:"tls" help:"Certificates for a service by TLS, in PEM, without which there is no connection; paths are relative to the file."`
 	Mode        string        `yaml:"mode" enum:"serve,call" help:"serve: one process speaks the extension protocol (the default). call: one process for each call."`
-	Path        []string      `yaml:"path" nonempty:"true" unique:"true" help:"Directories with Python modules, relative to the file, whose own directory comes last."`
-	Python      string        `yaml:"python" format:"line" help:"Python interpreter (python3)."`
+	Path        []string      `yaml:"path" nonempty:"true" unique:"true" help:"Directories with Python modules, relative to the file, whose own directory comes last; never the working directory."`
+	Python      string        `yaml:"python" format:"line" help:"Python interpreter of a class, 3.9 or newer (python3)."`
 	SDK         string        `yaml:"sdk" format:"line" help:"Directory with the Python package sandboxer to use instead of the program's own."`
-	RunAs       string        `yaml:"run_as" format:"user" help:"User whose rights the program has; without it the server's."`
-	Env         []string      `yaml:"env" format:"env" nonempty:"true" unique:"true" help:"Variables of the server's environment that the program gets besides PATH, HOME and other harmless ones."`
+	RunAs       string        `yaml:"run_as" format:"user" help:"User whose rights the program has; without it the server's. Only a server of root's can give those of another."`
+	Env         []string      `yaml:"env" format:"env" nonempty:"true" unique:"true" help:"Variables of the server's environment that the program gets besides PATH, HOME, LANG, TZ and their like."`
 	Concurrency int           `yaml:"concurrency" min:"1" max:"256" help:"Calls of a class, or processes of calls, at once (16)."`
 	Limits      programLimits `yaml:"limits" help:"Bounds of the program, not of its sandboxes."`
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters"
 	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/extension"
 )
 
 // noRaceSleep spares the second that the race detector otherwise waits at the end of
@@ -41,6 +42,7 @@ func TestMain(m *testing.M) {
 		"sandboxer-real": func() { os.Exit(program{adapters: adapters.All(), builtin: sandboxer.Builtin}.main()) },
 		"echoserver":     echoServer,
 		"fakeworld":      fakeWorld,
+		"fakeextension":  func() { extension.Main(fake.Adapter) },
 	})
 }
 

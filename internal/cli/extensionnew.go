@@ -55,6 +55,9 @@ func newCmdExtensionNew(f *factory, runF func(context.Context, *extensionNewOpti
 	return c
 }
 
+// releaseVersion is one that Go's tools can get.
+var releaseVersion = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+$`)
+
 var extensionName = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9-]{0,46}[a-z0-9])?$`)
 
 func extensionNewRun(_ context.Context, o *extensionNewOptions) error {
@@ -72,11 +75,15 @@ func extensionNewRun(_ context.Context, o *extensionNewOptions) error {
 			words = append(words, strings.ToUpper(w[:1])+w[1:])
 		}
 	}
-	values := struct{ Name, Title, Lang, Module, Type string }{
-		o.name, strings.Join(words, " "), o.lang, strings.ReplaceAll(o.name, "-", "_"), strings.Join(words, "") + "Extension",
+	values := struct{ Version, Name, Title, Lang, Module, Type string }{
+		"v0.0.0", o.name, strings.Join(words, " "), o.lang, strings.ReplaceAll(o.name, "-", "_"), strings.Join(words, "") + "Extension",
 	}
 	if o.name[0] <= '9' { // no name of Python's begins so
 		values.Module, values.Type = "ext_"+values.Module, "Ext"+values.Type
+	}
+	released := releaseVersion.MatchString(version())
+	if released {
+		values.Version = version()
 	}
 	if o.lang == "go" {
 		values.Module = o.name
@@ -134,7 +141,11 @@ func extensionNewRun(_ context.Context, o *extensionNewOptions) error {
 	}
 	yaml := written[slices.IndexFunc(written, func(n string) bool { return strings.HasPrefix(filepath.Base(n), "ext.") })]
 	if o.lang == "go" {
-		o.f.progress().note("build it, then test it: (cd %s && go mod tidy && go build); sandboxer extension test %s", o.dir, yaml)
+		replace := ""
+		if !released { // there is nowhere to get it from
+			replace = "go mod edit -replace github.com/sand-boxer/sandboxer=DIRECTORY-OF-ITS-SOURCE && "
+		}
+		o.f.progress().note("build it, then test it: (cd %s && %sgo mod tidy && go build); sandboxer extension test %s", o.dir, replace, yaml)
 	} else {
 		o.f.progress().note("test it: sandboxer extension test %s", yaml)
 	}

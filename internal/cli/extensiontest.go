@@ -135,7 +135,7 @@ func extensionTestRun(ctx context.Context, o *extensionTestOptions) error {
 		return sandboxer.E(sandboxer.Timeout, nil, "the suite did not end within %s", o.timeout).WithHint("run a part of it (--run), or give it more time (--timeout)")
 	}
 	if len(results) == 0 {
-		text := strings.TrimSpace(said.String())
+		text := strings.TrimPrefix(strings.TrimSpace(said.String()), "error: ")
 		if text == "" && ended == nil {
 			return sandboxer.E(sandboxer.NotFound, nil, "no test of the suite matches %q", o.run)
 		}

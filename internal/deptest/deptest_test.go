@@ -60,6 +60,7 @@ var arrows = map[string][]string{
 	"internal/edgetest":          {".", "adapters/fake", "api", "internal/backend", "internal/manager", "internal/sqlstore"},
 	"internal/checkpoint":        {".", "internal/safetar", "internal/strictjson", "internal/wholefile"},
 	"internal/filelock":          {},
+	"internal/notices":           {"."},
 	"internal/checkpoint/s3":     {".", "internal/checkpoint"},
 	"internal/mustrun":           {},
 	"internal/confine":           {},
@@ -95,7 +96,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/filelock", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/wholefile", "sdk/python"}
+var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/filelock", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/wholefile", "sdk/python"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{

@@ -38,13 +38,13 @@ type action struct {
 // whether a job is in flight on it; sb.UsedAt must be up to date. It depends on
 // nothing else, so that it can be tried on every combination.
 func decide(sb *sandboxer.Sandbox, seen sandboxer.Liveness, working bool, now time.Time) action {
-	dead := seen == sandboxer.Gone || seen == sandboxer.OOMKilled
+	dead := seen == sandboxer.Gone || seen == sandboxer.OOMKilled || seen == died
 	f := facts{
 		sb: sb, seen: seen, working: working, now: now,
 		unasked: sb.Unconfirmed == sandboxer.Unasked,
 		early:   now.Before(sb.RetryAt),
-		missed:  dead && sb.AbsentSince.IsZero(),
-		lost:    dead && !sb.AbsentSince.IsZero() && now.Sub(sb.AbsentSince) >= confirmAfter,
+		missed:  dead && sb.AbsentSince.IsZero() && seen != died,
+		lost:    seen == died || dead && !sb.AbsentSince.IsZero() && now.Sub(sb.AbsentSince) >= confirmAfter,
 		back:    seen == sandboxer.Alive && !sb.AbsentSince.IsZero(),
 	}
 	switch sb.State {

@@ -63,6 +63,11 @@ func TestDecide(t *testing.T) {
 		{"running, first absence", run, gone, false, action{verb: verbMarkAbsent}},
 		{"running, second absence too soon", missed(confirmAfter - 1), gone, false, action{verb: verbNone}},
 		{"running, second absence", missed(confirmAfter), gone, false, ended(sandboxer.ReasonLost)},
+		{"running, told to have died", run, died, false, ended(sandboxer.ReasonLost)},
+		{"running, told to have died, somebody at it", run, died, busy, ended(sandboxer.ReasonLost)},
+		{"frozen, told to have died", frozen, died, false, ended(sandboxer.ReasonLost)},
+		{"creating, nobody at it, told to have died", young, died, false, action{verb: verbResume}},
+		{"terminating, to be retried later, told to have died", later(in(sandboxer.Terminating, run)), died, false, action{verb: verbNone}},
 		{"running, absent once and now unknown", missed(time.Hour), unknown, false, action{verb: verbNone}},
 		{"running, killed for its memory", run, sandboxer.OOMKilled, false, ended(sandboxer.ReasonOOMKilled)},
 		{"running, killed for its memory, somebody at it", run, sandboxer.OOMKilled, busy, action{verb: verbMarkAbsent}},
@@ -127,7 +132,7 @@ func TestDecideIsSafe(t *testing.T) {
 	times := []time.Time{{}, now.Add(-time.Hour), now, now.Add(time.Hour)}
 	n := 0
 	for _, state := range sandboxer.States() {
-		for _, seen := range []sandboxer.Liveness{sandboxer.Alive, sandboxer.Gone, sandboxer.OOMKilled, sandboxer.Unknown, ""} {
+		for _, seen := range []sandboxer.Liveness{sandboxer.Alive, sandboxer.Gone, sandboxer.OOMKilled, sandboxer.Unknown, died, ""} {
 			for _, working := range []bool{false, true} {
 				for _, absent := range times {
 					for _, expires := range times {
@@ -138,7 +143,7 @@ func TestDecideIsSafe(t *testing.T) {
 							switch {
 							case a.verb == verbMarkAbsent && seen != sandboxer.Gone && seen != sandboxer.OOMKilled, a.verb == verbClearMarks && seen != sandboxer.Alive:
 								t.Errorf("%+v gets %v, seen %s", sb, a, seen)
-							case a.reason == sandboxer.ReasonLost && (seen != sandboxer.Gone || absent.IsZero()):
+							case a.reason == sandboxer.ReasonLost && seen != died && (seen != sandboxer.Gone || absent.IsZero()):
 								t.Errorf("%+v is lost without proof (%s)", sb, seen)
 							case a.reason == sandboxer.ReasonOOMKilled && seen != sandboxer.OOMKilled:
 								t.Errorf("%+v is killed for memory without proof (%s)", sb, seen)

@@ -246,6 +246,9 @@ func (m *Manager) Start(ctx context.Context) error {
 		m.wg.Add(-3)
 		return err
 	}
+	for _, e := range m.extensions() { // those that are opened later begin by themselves
+		m.async(newTracker(), func() { m.listen(e) })
+	}
 	go func() {
 		defer m.wg.Done()
 		m.keepPools()

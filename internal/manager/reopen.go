@@ -82,6 +82,7 @@ func (m *Manager) extensionOpened(e *extension) {
 	m.wakeSweep()
 	m.wakePools()
 	m.surveyAll(newTracker(), true)
+	m.async(newTracker(), func() { m.listen(e) })
 	m.async(newTracker(), func() { m.reportQuarantinedSnapshots(m.ctx) })
 }
 

@@ -115,7 +115,7 @@ func (m *Manager) surveyRecord(t *tracker, v *survey, sb *sandboxer.Sandbox) {
 	case ok:
 		v.explained[k] = !mayBeClaimed(sb)
 		if v.canProbe() && needsProbe(sb) && (v.probeAll || !sb.AbsentSince.IsZero()) {
-			m.probe(t, e, sb, inherited)
+			m.probe(t, e, sb, inherited, false)
 			return
 		}
 		if sb.State == sandboxer.Running && inherited {
@@ -126,7 +126,7 @@ func (m *Manager) surveyRecord(t *tracker, v *survey, sb *sandboxer.Sandbox) {
 	case !needsProbe(sb), e.Backend == nil, v.listErr != nil:
 		m.sweepOne(t, sb, sandboxer.Unknown)
 	case v.canProbe():
-		m.probe(t, e, sb, inherited)
+		m.probe(t, e, sb, inherited, false)
 	case e.Backend.Can(sandboxer.CanList) && v.at.Sub(objectSince(sb)) >= m.opts.Grace:
 		m.sweepOne(t, sb, sandboxer.Gone)
 	default: // it may be too new for a slow listing, or nobody can tell
@@ -152,9 +152,9 @@ func (m *Manager) listing(ctx context.Context, e *extension) (map[objectKey]sand
 }
 
 // probe asks the backend about one sandbox and acts on the answer. inherited says that
-// a former process left it: found alive, it is adopted. While the sweep does something else
-// with the sandbox, it does nothing and returns false.
-func (m *Manager) probe(t *tracker, e *extension, sb *sandboxer.Sandbox, inherited bool) bool {
+// a former process left it: found alive, it is adopted. told says that its extension told of it. While the
+// sweep does something else with the sandbox, it does nothing and returns false.
+func (m *Manager) probe(t *tracker, e *extension, sb *sandboxer.Sandbox, inherited, told bool) bool {
 	if !m.sweepLocks.tryLock(sb.ID) {
 		return false
 	}
@@ -170,6 +170,9 @@ func (m *Manager) probe(t *tracker, e *extension, sb *sandboxer.Sandbox, inherit
 		if err != nil {
 			m.log.Debug("probe", "sandbox", sb.ID, "err", err)
 			alive = sandboxer.Unknown
+		}
+		if told && alive == sandboxer.Gone {
+			alive = died
 		}
 		if alive == sandboxer.Alive && inherited && hasReadyObject(sb) {
 			m.enforceNetwork(sb)
@@ -200,7 +203,7 @@ func (m *Manager) probeSoon(h sandboxer.Handle) {
 				return
 			}
 			e := m.extension(sb.Extension)
-			if e == nil || e.Backend == nil || !e.Backend.Can(sandboxer.CanProbe) || !m.working(sb.ID) && m.probe(t, e, sb, false) {
+			if e == nil || e.Backend == nil || !e.Backend.Can(sandboxer.CanProbe) || !m.working(sb.ID) && m.probe(t, e, sb, false, false) {
 				return
 			}
 			select {

@@ -185,7 +185,7 @@ func (m *Manager) sweepOne(t *tracker, sb *sandboxer.Sandbox, seen sandboxer.Liv
 // interpret is what seen says of sb: that one is not there which was saved, to be paused, and
 // is being removed, says nothing.
 func (m *Manager) interpret(sb *sandboxer.Sandbox, seen sandboxer.Liveness) sandboxer.Liveness {
-	dead := seen == sandboxer.Gone || seen == sandboxer.OOMKilled
+	dead := seen == sandboxer.Gone || seen == sandboxer.OOMKilled || seen == died
 	if !dead || sb.State != sandboxer.Pausing || sb.Pause.Snapshot == "" {
 		return seen
 	}

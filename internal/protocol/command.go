@@ -148,7 +148,7 @@ func deliver(channel byte, payload []byte, in *Input, resize chan sandboxer.WinS
 		if err := DecodeFrame(payload, &e); err != nil {
 			return err
 		}
-		in.end(e.Err())
+		in.end(e.Err(nil))
 	case ChannelResize:
 		var size sandboxer.WinSize
 		if err := DecodeFrame(payload, &size); err != nil {

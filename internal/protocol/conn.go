@@ -30,6 +30,8 @@ type Options struct {
 	// MaxAsked bounds requests of this side under way; further calls wait. Default 8. Those with a
 	// stream, which may last, never take the last quarter: short ones get through.
 	MaxAsked int
+	// Hide, if set, is what all texts for people go through that the other side says: errors, progress, and what it logs.
+	Hide func(string) string
 	// Log is told what the other side logs; nil discards it.
 	Log func(level slog.Level, msg string, attrs map[string]string)
 	// Unanswered is called when a cancelled request was not answered within CancelTime; may be nil.
@@ -225,37 +227,53 @@ func (c *Conn) Err() error {
 func (c *Conn) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	for {
-		data, err := readLine(c.r)
-		var l line
-		if err == nil {
-			if l, err = parse(data); err != nil {
-				err = fmt.Errorf("a line does not belong to the extension protocol: %w", err)
-			} else if l.Hello != nil {
-				err = errors.New("a hello comes a second time")
-			}
-		}
-		if err != nil {
+	ended := make(chan struct{})
+	go c.read(ctx, ended)
+	<-ended
+	return c.err
+}
+
+// read reads until the other side asks for something, which it does itself while another goroutine reads
+// on: waking one to do it takes longer than most requests. The one that reads last closes ended.
+func (c *Conn) read(ctx context.Context, ended chan<- struct{}) {
+	var serve func()
+	for serve == nil {
+		var err error
+		if serve, err = c.next(ctx); err != nil {
 			c.fail(err)
-			return c.err
-		}
-		switch {
-		case l.Method == "":
-			c.answered(l)
-		case l.ID == 0:
-			c.notified(l)
-		default:
-			if err := c.serve(ctx, l); err != nil {
-				c.fail(err)
-				return c.err
-			}
-		}
-		select {
-		case <-c.done:
-			return c.err
-		default:
+			close(ended)
+			return
 		}
 	}
+	go c.read(ctx, ended)
+	serve()
+}
+
+// next reads one line and does what it says; a request is begun, and serve does it.
+func (c *Conn) next(ctx context.Context) (serve func(), err error) {
+	select {
+	case <-c.done:
+		return nil, c.err
+	default:
+	}
+	data, err := readLine(c.r)
+	if err != nil {
+		return nil, err
+	}
+	l, err := parse(data)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("a line does not belong to the extension protocol: %w", err)
+	case l.Hello != nil:
+		return nil, errors.New("a hello comes a second time")
+	case l.Method == "":
+		c.answered(l)
+	case l.ID == 0:
+		c.notified(l)
+	default:
+		return c.serve(ctx, l)
+	}
+	return nil, nil
 }
 
 func (c *Conn) answered(l line) {
@@ -318,7 +336,7 @@ func (c *Conn) notified(l line) {
 		a := c.asked[p.ID]
 		c.mu.Unlock()
 		if a != nil && a.progress != nil {
-			a.progress(sandboxer.Progress{Step: cut(p.Step), Done: max(p.Done, 0), Total: max(p.Total, 0)})
+			a.progress(sandboxer.Progress{Step: hidden(c.opts.Hide)(p.Step), Done: max(p.Done, 0), Total: max(p.Total, 0)})
 		}
 	case notifyLog:
 		var p logParams
@@ -327,7 +345,7 @@ func (c *Conn) notified(l line) {
 		}
 		level := slog.LevelInfo
 		_ = level.UnmarshalText([]byte(p.Level))
-		attrs := map[string]string{}
+		cut, attrs := hidden(c.opts.Hide), map[string]string{}
 		for k, v := range p.Attrs {
 			if len(attrs) < maxAttrs {
 				attrs[cut(k)] = cut(v)
@@ -337,12 +355,12 @@ func (c *Conn) notified(l line) {
 	}
 }
 
-// serve begins a request of the other side.
-func (c *Conn) serve(ctx context.Context, l line) error {
+// serve begins a request of the other side, which rest does and answers.
+func (c *Conn) serve(ctx context.Context, l line) (rest func(), err error) {
 	c.mu.Lock()
 	if _, twice := c.serving[l.ID]; twice {
 		c.mu.Unlock()
-		return fmt.Errorf("the request %d comes a second time", l.ID)
+		return nil, fmt.Errorf("the request %d comes a second time", l.ID)
 	}
 	full := len(c.serving) >= c.opts.MaxServed
 	var cancel context.CancelFunc
@@ -365,17 +383,18 @@ func (c *Conn) serve(ctx context.Context, l line) error {
 		if cancel != nil {
 			cancel()
 		}
-		return err
+		return nil, err
 	}
 	if full {
-		go func() { // reading goes on
+		return func() {
 			defer func() { <-c.busy }()
 			e := sandboxer.E(sandboxer.Exhausted, nil, "%d requests are under way already", c.opts.MaxServed)
 			_ = c.send(context.Background(), line{ID: l.ID, Error: ErrorOf(e)})
-		}()
-		return nil
+		}, nil
 	}
-	c.served.Go(func() {
+	c.served.Add(1)
+	return func() {
+		defer c.served.Done()
 		defer func() { <-c.busy }()
 		defer cancel()
 		r := &Request{Method: l.Method, Params: l.Params, Token: l.Stream}
@@ -398,8 +417,7 @@ func (c *Conn) serve(ctx context.Context, l line) error {
 			err = sandboxer.E(sandboxer.Internal, nil, "the answer to %.64q cannot be sent: %s", l.Method, sandboxer.Message(err))
 			_ = c.send(context.Background(), line{ID: l.ID, Error: ErrorOf(err)}) // it was too long
 		}
-	})
-	return nil
+	}, nil
 }
 
 // take waits a while until there is room for one more answer: who asks and does not read must not fill the memory.
@@ -501,11 +519,11 @@ func (c *Conn) Call(ctx context.Context, method string, params, result any, toke
 	for {
 		select {
 		case answer := <-a.answer:
-			return decode(ctx, method, answer, result)
+			return decode(ctx, method, answer, result, c.opts.Hide)
 		case <-c.done:
 			select {
 			case answer := <-a.answer: // it came before the end
-				return decode(ctx, method, answer, result)
+				return decode(ctx, method, answer, result, c.opts.Hide)
 			default:
 			}
 			return c.ended(method)
@@ -542,9 +560,9 @@ func (c *Conn) ended(method string) error {
 	return sandboxer.E(sandboxer.Unavailable, err, "the extension's process ended during %s", method)
 }
 
-func decode(ctx context.Context, method string, l line, result any) error {
+func decode(ctx context.Context, method string, l line, result any, hide func(string) string) error {
 	if l.Error != nil {
-		err := l.Error.Err()
+		err := l.Error.Err(hide)
 		if sandboxer.KindOf(err) == sandboxer.Canceled && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			// It heard that nobody waits before its own clock said why.
 			return sandboxer.E(sandboxer.Timeout, ctx.Err(), "%s", sandboxer.Message(err))

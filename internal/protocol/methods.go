@@ -46,6 +46,7 @@ const (
 	MethodIsAlive       = "is_alive"              // OfSandbox → Alive
 	MethodDiscover      = "discover"              // IDParams → Found
 	MethodListRunning   = "list_running"          // OwnerParams; a list of sandboxer.Handle
+	MethodNotify        = "notify"                // OwnerParams; a list of Notice
 	MethodSnapshot      = "snapshot"              // SnapshotParams → sandboxer.Snapshot
 	MethodRestore       = "restore_from_snapshot" // RestoreParams → sandboxer.Handle
 	MethodDropSnapshot  = "drop_snapshot"         // DropParams
@@ -158,6 +159,9 @@ type (
 	}
 	OwnerParams struct {
 		Owner string `json:"owner"`
+	}
+	Notice struct {
+		SandboxID string `json:"sandbox_id"`
 	}
 	SnapshotParams struct {
 		OfSandbox

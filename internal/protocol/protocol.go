@@ -41,6 +41,7 @@ type Hello struct {
 	Owner       string          `json:"owner,omitempty"`
 	Dir         string          `json:"dir,omitempty"`
 	Hosts       string          `json:"hosts,omitempty"`
+	Own         []string        `json:"own,omitempty"`
 	Streams     string          `json:"streams,omitempty"` // path of the socket for streams
 	Handler     string          `json:"handler,omitempty"`
 	Path        []string        `json:"path,omitempty"`
@@ -200,11 +201,13 @@ func (e *Error) Fault(at, message string) {
 	}
 }
 
-// Err returns e as an error of this side.
-func (e *Error) Err() error {
+// Err returns e as an error of this side. What it says goes through hide, unless that is nil, and is cut then: half
+// of what should be hidden would not be recognised.
+func (e *Error) Err(hide func(string) string) error {
 	if e == nil {
 		return nil
 	}
+	cut := hidden(hide)
 	kind := e.Kind
 	if !slices.Contains(sandboxer.Kinds(), kind) {
 		kind = sandboxer.Internal
@@ -236,8 +239,17 @@ func Line(s string, most int) string {
 	return s
 }
 
+// hidden is cut behind hide, which may be nil.
+func hidden(hide func(string) string) func(string) string {
+	if hide == nil {
+		return cut
+	}
+	return func(s string) string { return cut(hide(s)) }
+}
+
 // cut returns s as valid UTF-8 without control characters but line feeds and tabs, of at most
-// maxText bytes: what others say goes to terminals and logs.
+// maxText bytes: what others say goes to terminals and logs. It is cut between words. The other side, which knows
+// what is a secret, would not recognise half of one.
 func cut(s string) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	s = strings.Map(func(r rune) rune {
@@ -247,7 +259,7 @@ func cut(s string) string {
 		return r
 	}, s)
 	if len(s) > maxText {
-		s = strings.ToValidUTF8(s[:maxText], "") + "…"
+		s = s[:max(strings.LastIndexAny(s[:maxText+1], " \n\t"), 0)] + "…"
 	}
 	return s
 }

@@ -596,15 +596,41 @@ func TestWindows(t *testing.T) {
 // Errors on streams are not taken over without a look.
 func TestHide(t *testing.T) {
 	a, b := pair(t)
-	a.Hide = func(error) error { return sandboxer.E(sandboxer.Failed, nil, "hidden") }
+	a.Hide = func(s string) string { return strings.ReplaceAll(s, "secret", "hidden") }
 	for range 2 {
-		b.SendError(errors.New("secret"))
+		b.SendError(sandboxer.E(sandboxer.Failed, nil, "secret"))
 	}
 	if _, err := a.Next(ChannelOut); sandboxer.Message(err) != "hidden" {
 		t.Errorf("%v", err)
 	}
 	if _, _, err := a.CallCommand(Caller{}); sandboxer.Message(err) != "hidden" {
 		t.Errorf("%v", err)
+	}
+}
+
+// What is too long is cut between words, and after what is to be hidden was looked for.
+func TestCut(t *testing.T) {
+	long := strings.Repeat("word ", maxText/5-1) + "secret-of-"
+	if got := cut(long + "the-house and more"); got != strings.TrimSpace(long[:len(long)-len("secret-of-")])+"…" {
+		t.Errorf("%q", got[len(got)-40:])
+	}
+	if got := cut(strings.Repeat("x", maxText+1)); got != "…" {
+		t.Errorf("one word: %.40q", got)
+	}
+	if whole := strings.Repeat("x", maxText); cut(whole) != whole || cut(whole+" y") != whole+"…" {
+		t.Error("what is not too long is cut")
+	}
+	hide := func(s string) string { return strings.ReplaceAll(s, "secret of the house", "[redacted]") }
+	long = strings.Repeat("word ", maxText/5-2) + "secret of the house and more words that are too many"
+	err := (&Error{Kind: sandboxer.Invalid, Message: long, Hint: long, Public: long, Faults: []ErrorFault{{At: long, Message: long}}}).Err(hide)
+	if text := err.Error(); strings.Contains(text, "secret") || strings.Count(text, "…") != 2 {
+		t.Errorf("faults: %q", text)
+	}
+	err = (&Error{Kind: sandboxer.Failed, Message: long, Hint: long, Public: long}).Err(hide)
+	for _, text := range []string{sandboxer.Message(err), sandboxer.HintOf(err), sandboxer.Message(sandboxer.Discreet(err))} {
+		if strings.Contains(text, "secret") || !strings.HasSuffix(text, "…") {
+			t.Errorf("%q", text)
+		}
 	}
 }
 

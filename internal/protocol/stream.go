@@ -76,8 +76,8 @@ type Stream struct {
 
 	patience atomic.Int64 // Hurry; 0 for none
 
-	// Hide, if set, is what an error of the other side goes through.
-	Hide func(error) error
+	// Hide, if set, is what the texts of an error of the other side go through.
+	Hide func(string) string
 	// OnClose, if set, is called by Close.
 	OnClose func()
 }
@@ -126,10 +126,7 @@ func (s *Stream) theirs(payload []byte) error {
 	if err := DecodeFrame(payload, &e); err != nil {
 		return err
 	}
-	if err := e.Err(); s.Hide != nil {
-		return s.Hide(err)
-	}
-	return e.Err()
+	return e.Err(s.Hide)
 }
 
 // Send sends one frame.
