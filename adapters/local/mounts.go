@@ -62,7 +62,7 @@ func (e *extension) openSources(spec sandboxer.Spec) (sources []*mountSource, er
 			WithHint("run the server as root, or give a directory as the repo input: it is copied")
 	case e.ids == nil || e.ids.why != nil:
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "%s mounts nothing on this machine, which cannot give sandboxes user IDs of their own", e.env.Extension).
-			WithHint("sandboxer doctor says why; or give a directory as the repo input: it is copied")
+			WithHint("the log says why at the start; or give a directory as the repo input: it is copied")
 	}
 	defer func() {
 		if err != nil {
