@@ -193,7 +193,7 @@ const (
 // PauseDepths lists every depth.
 func PauseDepths() []PauseDepth { return []PauseDepth{PauseFreeze, PauseDisk, PauseFiles} }
 
-// ExpiryAction says what becomes of a sandbox whose time to live is over.
+// ExpiryAction says what becomes of a sandbox whose time to live is over, or that nobody uses.
 type ExpiryAction string
 
 // The expiry actions. Empty means ExpiryDestroy.

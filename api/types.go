@@ -72,6 +72,10 @@ type Sandbox struct {
 	Workspace string                  `json:"workspace,omitempty"`
 	User      string                  `json:"user,omitempty"`
 
+	Idle   Duration               `json:"idle,omitempty" example:"10m0s" doc:"Nobody may use it for so long until on_idle is done"`
+	OnIdle sandboxer.ExpiryAction `json:"on_idle,omitempty" doc:"What happens then: destroy or pause. Absent: destroy"`
+	OnTTL  sandboxer.ExpiryAction `json:"on_ttl,omitempty" doc:"What happens when its time to live is over: destroy or pause. Absent: destroy"`
+
 	Ref          string                   `json:"ref,omitempty" doc:"The backend's own name for it, for operators"`
 	Reachability sandboxer.Reachability   `json:"reachability,omitzero"`
 	Cleanup      *sandboxer.CleanupReport `json:"cleanup,omitempty"`
@@ -113,6 +117,7 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		State: sb.State, Reason: sb.Reason, Message: sb.Message, Fault: sb.Fault, Hint: sb.Hint,
 		Inputs: s.Inputs, Image: s.Image, Command: s.Command, Labels: s.Labels, Limits: s.Limits,
 		Network: s.Network, Mounts: s.Mounts, Ports: s.Ports, Workspace: s.Workspace, User: s.User,
+		Idle: Duration(s.Profile.Idle), OnIdle: s.Profile.OnIdle, OnTTL: s.Profile.OnTTL,
 		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost),
 		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, RetryAt: sb.RetryAt, Damaged: sb.Damaged, Found: sb.Found,
 		CreatedAt: sb.CreatedAt, ProvisionedAt: sb.ProvisionedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
@@ -429,12 +434,14 @@ type Profile struct {
 	Inputs      map[string]string       `json:"inputs,omitempty" doc:"Defaults; the caller's win"`
 	TTL         Duration                `json:"ttl,omitempty" example:"30m0s"`
 	MaxTTL      Duration                `json:"max_ttl,omitempty"`
-	Idle        Duration                `json:"idle,omitempty" doc:"Destroyed after so long without use"`
+	Idle        Duration                `json:"idle,omitempty" doc:"Nobody may use a sandbox for so long until on_idle is done"`
+	OnIdle      sandboxer.ExpiryAction  `json:"on_idle,omitempty" example:"pause" doc:"What happens then: destroy or pause. Absent: destroy"`
 	OnTTL       sandboxer.ExpiryAction  `json:"on_ttl,omitempty" example:"pause" doc:"What happens when the time to live is over: destroy or pause. Absent: destroy"`
 	PauseDepth  sandboxer.PauseDepth    `json:"pause_depth,omitempty" example:"disk" doc:"How deep a pause is where nobody says: freeze, disk or files. Absent: as the extension can"`
 	MaxPaused   Duration                `json:"max_paused,omitempty" example:"72h0m0s" doc:"A paused sandbox is kept so long, and then destroyed. Absent: 168h"`
 	AutoResume  bool                    `json:"auto_resume,omitempty" doc:"Using a paused sandbox resumes it"`
 	Pool        *ProfilePool            `json:"pool,omitempty" doc:"Sandboxes that are kept ready. Absent if none are"`
+	Ready       *ReadyCheck             `json:"ready,omitempty" doc:"What a sandbox has to answer before its user gets it. Absent: what its extension waits for is enough"`
 	Price       *Price                  `json:"price,omitempty"`
 	Builtin     bool                    `json:"builtin,omitempty" doc:"It came with the program, and no operator wrote or changed it"`
 }
@@ -445,17 +452,30 @@ type ProfilePool struct {
 	MaxAge Duration `json:"max_age" example:"1h0m0s" doc:"One that waited so long is replaced"`
 }
 
+// ReadyCheck is what is asked of a sandbox before its user gets it: a request, or a command.
+type ReadyCheck struct {
+	HTTP    *sandboxer.ReadyHTTP `json:"http,omitempty" doc:"A GET request inside, and the status that counts. Without a port: at the sandbox's URL"`
+	Command []string             `json:"command,omitempty" doc:"A command that ends with 0 when the sandbox is ready"`
+	Timeout Duration             `json:"timeout" example:"30s" doc:"How long that may take; after it the create has failed"`
+}
+
 // NewProfile is the public form of p: of the environment only the names.
 func NewProfile(p sandboxer.Profile) Profile {
 	out := Profile{
 		ID: p.ID, Title: p.Title, Description: p.Description, Extension: p.Extension, Isolation: p.Isolation,
 		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits, MaxLimits: p.MaxLimits,
 		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
-		TTL: Duration(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle),
+		TTL: Duration(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle), OnIdle: p.OnIdle,
 		OnTTL: p.OnTTL, PauseDepth: p.PauseDepth, MaxPaused: Duration(p.MaxPaused), AutoResume: p.AutoResume, Builtin: p.Builtin,
 	}
 	if p.Pool.Size > 0 {
 		out.Pool = &ProfilePool{Size: p.Pool.Size, MaxAge: Duration(cmp.Or(p.Pool.MaxAge, sandboxer.DefaultPoolAge))}
+	}
+	if r := p.Ready.WithDefaults(); r.Asks() {
+		out.Ready = &ReadyCheck{Command: r.Command, Timeout: Duration(r.Timeout)}
+		if r.HTTP != (sandboxer.ReadyHTTP{}) {
+			out.Ready.HTTP = &r.HTTP
+		}
 	}
 	if p.Price != (sandboxer.Price{}) {
 		out.Price = &Price{Setup: Credits(p.Price.Setup), PerHour: Credits(p.Price.PerHour)}

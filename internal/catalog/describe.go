@@ -107,6 +107,9 @@ func (p ProfileFile) binds(e ExtensionFile) {
 				e.ID, e.Adapter.Kind, c, orNone(info.Capabilities))
 		}
 	}
+	if lacks := p.Ready.Lacks(info.Capabilities); lacks != "" {
+		d.faultKey("ready", "", "%s (adapter %q) lacks %s: nobody could ask whether a sandbox is ready", e.ID, e.Adapter.Kind, lacks)
+	}
 	names := make([]string, len(info.Inputs))
 	for i, in := range info.Inputs {
 		names[i] = in.Name

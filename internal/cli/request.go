@@ -32,6 +32,7 @@ type requestOptions struct {
 	inputs, labels          []string
 	env                     envFlags
 	name, ttl, host         string
+	idle, onIdle, onTTL     string
 	cpus, memory, disk, net string
 	pids                    int64
 	maxCost, key            string
@@ -55,6 +56,7 @@ func (o *requestOptions) register(f *factory, c *cobra.Command) {
 	fl.StringArrayVar(&o.labels, "label", nil, "label `key=value`")
 	fl.StringVar(&o.name, "name", "", "`name`, unique among your live sandboxes")
 	fl.StringVar(&o.ttl, "ttl", "", "`lifetime`: 30m, 1h30m, 2d")
+	o.registerIdle(c)
 	fl.StringVar(&o.host, "host", "", "`place` among those the extension has")
 	fl.StringVar(&o.cpus, "cpus", "", "processors: `2`, 0.5")
 	fl.StringVar(&o.memory, "memory", "", "memory: `512MiB`, 2GiB")
@@ -70,6 +72,17 @@ func (o *requestOptions) register(f *factory, c *cobra.Command) {
 	fl.StringVar(&o.key, "idempotency-key", "", "one `key` makes one sandbox, however often it is sent")
 	complete(c, "net", "none", "public", "allow:")
 	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
+}
+
+// registerIdle is the flags that say what becomes of a sandbox that nobody uses, and of one whose
+// time is over.
+func (o *requestOptions) registerIdle(c *cobra.Command) {
+	fl := c.Flags()
+	fl.StringVar(&o.idle, "idle", "", "how long `nobody` may use it until --on-idle is done: 10m; at most the profile's")
+	fl.StringVar(&o.onIdle, "on-idle", "", "what happens then: `destroy` or pause")
+	fl.StringVar(&o.onTTL, "on-ttl", "", "what happens when its time is over: `destroy` or pause")
+	complete(c, "on-idle", "destroy", "pause")
+	complete(c, "on-ttl", "destroy", "pause")
 }
 
 // registerUser is the flag for the sandbox's user where -u is not the command's.
@@ -168,6 +181,12 @@ func (o *requestOptions) request(f *factory) (api.CreateSandbox, error) {
 		}
 		r.TTL = d
 	}
+	if o.idle != "" {
+		if r.Idle, err = parseDuration("--idle", o.idle); err != nil {
+			return r, err
+		}
+	}
+	r.OnIdle, r.OnTTL = sandboxer.ExpiryAction(o.onIdle), sandboxer.ExpiryAction(o.onTTL)
 	if r.Limits, err = o.limits(); err != nil {
 		return r, err
 	}

@@ -240,7 +240,7 @@ func (m *Manager) recordOfUnknown(ctx context.Context, x unknownObject, a Adopti
 func (m *Manager) schedule(sb *sandboxer.Sandbox, fuse time.Time, ttl time.Duration) error {
 	at := now()
 	margin := fuseMargin
-	if sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause {
+	if pauses(sb.Spec.Profile) {
 		margin += stuckAfter
 	}
 	switch {

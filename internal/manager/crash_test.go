@@ -126,6 +126,9 @@ func (s script) live() (out outcome, err error) {
 	if strings.HasPrefix(s.Scenario, "pool") {
 		profiles[1].Pool.Size = 1
 	}
+	if s.Scenario == "answer" {
+		profiles[1].Ready = sandboxer.ReadyCheck{Command: []string{"true"}}
+	}
 	m, err := New(store, profiles, []Extension{{Info: info, Backend: b}}, opts)
 	if err != nil {
 		return out, err
@@ -151,7 +154,7 @@ func (s script) live() (out outcome, err error) {
 		}
 	}
 	switch s.Scenario {
-	case "create", "move", "untouched":
+	case "create", "move", "untouched", "answer":
 	case "pool", "pool-dead":
 	case "extend":
 		if _, err := m.Extend(acme, out.Sandbox.ID, Extend{Add: time.Hour}); err != nil && !isKind(err, sandboxer.Conflict) {
@@ -327,7 +330,7 @@ func insist(f func() error) error {
 
 // crashes says how each point is reached.
 var crashes = map[point]string{
-	pRecord: "create", pProvision: "create", pLeaveHost: "move", pPlaced: "move", pUntouched: "untouched", pHandle: "create", pReady: "create", pRunning: "create",
+	pRecord: "create", pProvision: "create", pLeaveHost: "move", pPlaced: "move", pUntouched: "untouched", pHandle: "create", pReady: "create", pAnswer: "answer", pRunning: "create",
 	pEnding: "create", pTeardown: "create", pEnded: "create", // what was created is destroyed
 	pRenew: "extend", pExtended: "extend",
 	pNetworkRecord: "network", pNetworkSet: "network",

@@ -381,7 +381,7 @@ func (o *resolvedRequest) record(generation int) *sandboxer.Sandbox {
 	for _, p := range o.spec.Ports {
 		sb.Opened = append(sb.Opened, sandboxer.OpenPort{Port: p, Rev: 1})
 	}
-	if sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause {
+	if pauses(sb.Spec.Profile) {
 		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter) // the backend must not remove it while it is being paused
 	}
 	if o.from != nil {
@@ -573,7 +573,7 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 		return m.addToPool(ctx, j, sb, reach)
 	}
 	checkpoint := sb.Pause.Snapshot
-	if err := m.setRunning(ctx, sb, reach); err != nil {
+	if err := m.setRunning(ctx, j, sb, reach); err != nil {
 		return nil, m.failCreate(ctx, j, sb, err)
 	}
 	if checkpoint != "" {
@@ -595,6 +595,9 @@ func (m *Manager) prepare(ctx context.Context, b *backend.Backend, j *job, sb *s
 	}
 	if err == nil && sb.RestoredAs == sandboxer.SnapshotPortable && sb.ReadyAt.IsZero() && !b.Can(sandboxer.CanCheckpoint) {
 		err = m.unarchive(ctx, b, sb)
+	}
+	if err == nil && wantsAnswer(sb) {
+		err = m.step(pAnswer, func() error { return m.awaitAnswer(ctx, b, j, sb, reach) })
 	}
 	return reach, err
 }
@@ -642,12 +645,13 @@ func (m *Manager) makeAgain(ctx context.Context, b *backend.Backend, j *job, sb 
 }
 
 // setRunning commits that sb runs: for the first time, claimed, or resumed.
-func (m *Manager) setRunning(ctx context.Context, sb *sandboxer.Sandbox, reach sandboxer.Reachability) error {
+func (m *Manager) setRunning(ctx context.Context, j *job, sb *sandboxer.Sandbox, reach sandboxer.Reachability) error {
 	handle, claimed := sb.Handle, sb.ProvisionedAt
 	return m.step(pRunning, func() error {
 		return m.move(ctx, sb, sandboxer.Running, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
 			sb.Reachability = reach
 			sb.UsedAt = now()
+			w.Events = append(w.Events, j.told...)
 			if isPaused(sb) {
 				if w.Snapshots, err = m.dropPauseSnapshot(ctx, sb); err != nil {
 					return err

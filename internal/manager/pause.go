@@ -76,7 +76,7 @@ func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, ca
 	depth := cmp.Or(asked, sb.Spec.Profile.PauseDepth)
 	if depth == "" {
 		order := []sandboxer.PauseDepth{sandboxer.PauseFreeze, sandboxer.PauseDisk}
-		if cause == sandboxer.ReasonExpired { // nobody is about to come back
+		if cause != sandboxer.ReasonRequested { // nobody is about to come back
 			slices.Reverse(order)
 		}
 		depth = order[0]
@@ -236,7 +236,7 @@ func (m *Manager) savePaused(ctx context.Context, b *backend.Backend, sb *sandbo
 		return err
 	}
 	if !rec.Native.Memory && sb.Pause.Depth == sandboxer.PauseDisk {
-		if sb.Pause.Cause != sandboxer.ReasonExpired || sb.Spec.Profile.PauseDepth != "" {
+		if sb.Pause.Cause == sandboxer.ReasonRequested || sb.Spec.Profile.PauseDepth != "" {
 			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s saves files, not memory: the sandbox's processes would end", sb.Extension).
 				WithHint("pause to the depth freeze, or say that files are enough: --depth files")
 		}
@@ -283,11 +283,11 @@ func (m *Manager) handleFailedPause(ctx context.Context, j *job, sb *sandboxer.S
 	case m.isGone(ctx, sb, cause): // however often it was tried
 	case sb.Pause.Attempts > 0:
 		return nil, m.scheduleRetry(ctx, sb, cause)
-	case sb.Pause.Cause == sandboxer.ReasonExpired && kind == sandboxer.Unsupported && m.mayFreeze(sb):
+	case sb.Pause.Cause != sandboxer.ReasonRequested && kind == sandboxer.Unsupported && m.mayFreeze(sb):
 		return m.freezeInstead(ctx, j, sb, cause)
-	case sb.Pause.Cause == sandboxer.ReasonExpired && (hopeless || time.Since(sb.Pause.At) > stuckAfter):
-		why = ending{reason: sandboxer.ReasonExpired, message: "its time to live ran out, and it could not be paused: " + sandboxer.Message(cause)}
-	case sb.Pause.Cause == sandboxer.ReasonExpired:
+	case sb.Pause.Cause != sandboxer.ReasonRequested && (hopeless || time.Since(sb.Pause.At) > stuckAfter):
+		why = ending{reason: sb.Pause.Cause, message: endMessages[sb.Pause.Cause] + ", and it could not be paused: " + sandboxer.Message(cause)}
+	case sb.Pause.Cause != sandboxer.ReasonRequested:
 		return nil, m.scheduleRetry(ctx, sb, cause)
 	default:
 		return nil, m.undoPause(ctx, j, sb, cause)
@@ -388,7 +388,7 @@ func (m *Manager) dropPauseSnapshot(ctx context.Context, sb *sandboxer.Sandbox) 
 
 // sweepPause is the sweep's pause: it begins one, or goes on with what a former process
 // left half paused.
-func (m *Manager) sweepPause(ctx context.Context, t *tracker, sb *sandboxer.Sandbox, cause sandboxer.Reason) error {
+func (m *Manager) sweepPause(ctx context.Context, t *tracker, sb *sandboxer.Sandbox) error {
 	release, err := m.slot(ctx, sb.Extension)
 	if err != nil {
 		return err
@@ -399,7 +399,7 @@ func (m *Manager) sweepPause(ctx context.Context, t *tracker, sb *sandboxer.Sand
 		return err
 	}
 	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-		return m.pauseExpired(ctx, j, sb.ID, sb.Generation, cause)
+		return m.pauseExpired(ctx, j, sb.ID, sb.Generation)
 	})
 	<-j.done
 	if j.err == nil {
@@ -408,33 +408,46 @@ func (m *Manager) sweepPause(ctx context.Context, t *tracker, sb *sandboxer.Sand
 	return j.err
 }
 
-// pauseExpired pauses a sandbox whose time is over, or ends one that cannot be paused, if that
+// pauseExpired pauses a sandbox whose time is over or that nobody uses, or ends one that cannot be paused, if that
 // is still what it needs.
-func (m *Manager) pauseExpired(ctx context.Context, j *job, id string, generation int, cause sandboxer.Reason) (*sandboxer.Sandbox, error) {
+func (m *Manager) pauseExpired(ctx context.Context, j *job, id string, generation int) (*sandboxer.Sandbox, error) {
 	cur, err := m.store.SandboxGeneration(ctx, id, generation)
 	if err != nil {
 		return nil, err
 	}
-	if a := decide(m.withLastUse(cur), sandboxer.Unknown, false, time.Now()); a.verb != verbPause {
+	release, unused := m.usage.hold(id)
+	defer release()
+	a := decide(m.withLastUse(cur), sandboxer.Unknown, false, time.Now())
+	if a.verb != verbPause {
 		return cur, nil
 	}
 	if cur.State == sandboxer.Pausing {
+		release()
 		return m.finishPause(ctx, j, cur)
+	}
+	cause := a.reason
+	if cause == sandboxer.ReasonIdle && !unused {
+		return cur, nil
 	}
 	depth, err := m.depthFor(cur, "", cause)
 	if err == nil {
-		return m.beginPause(ctx, j, cur, depth, cause)
+		if err := m.commitPausing(ctx, cur, depth, cause); err != nil {
+			return nil, err
+		}
+		release()
+		return m.finishPause(ctx, j, cur)
 	}
 	if isKind(err, sandboxer.Unavailable) { // the backend may come back
 		return nil, err
 	}
-	why := ending{reason: cause, message: "its time to live ran out, and it cannot be paused: " + sandboxer.Message(err)}
+	why := ending{reason: cause, message: endMessages[cause] + ", and it cannot be paused: " + sandboxer.Message(err)}
 	if !m.becomeTeardown(j) {
 		return nil, context.Cause(ctx)
 	}
 	if err := m.beginTeardown(ctx, cur, why); err != nil {
 		return nil, err
 	}
+	release()
 	return cur, m.teardown(ctx, cur)
 }
 

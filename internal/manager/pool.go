@@ -496,7 +496,7 @@ func (m *Manager) makePooled(ctx context.Context, p *pool, key string) error {
 	// Late enough for whoever claims it with the profile's time to live: then nothing has
 	// to be moved.
 	sb.Spec.Fuse = sb.ExpiresAt.Add(ttlOf(p.profile) + fuseMargin)
-	if p.profile.OnTTL == sandboxer.ExpiryPause {
+	if pauses(p.profile) {
 		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter)
 	}
 	var err error

@@ -80,6 +80,9 @@ func (o *resolvedRequest) isFulfilledBy(spec sandboxer.Spec, name string, env ma
 		(r.Image == "" || r.Image == spec.Image) &&
 		(r.Host == "" || r.Host == spec.Host) &&
 		(r.User == "" || r.User == spec.User) &&
+		is(int64(r.Idle), int64(spec.Profile.Idle)) &&
+		(r.OnIdle == "" || r.OnIdle == cmp.Or(spec.Profile.OnIdle, sandboxer.ExpiryDestroy)) &&
+		(r.OnTTL == "" || r.OnTTL == cmp.Or(spec.Profile.OnTTL, sandboxer.ExpiryDestroy)) &&
 		(len(r.Command) == 0 || slices.Equal(r.Command, spec.Command)) &&
 		(r.Network == nil || r.Network.Mode == spec.Network.Mode && slices.Equal(r.Network.Allow, spec.Network.Allow)) &&
 		is(r.Limits.MilliCPU, spec.Limits.MilliCPU) && is(r.Limits.MemoryBytes, spec.Limits.MemoryBytes) &&
@@ -108,12 +111,15 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	}
 	id := newID(p.Tenant, shown)
 	for _, err := range []error{
-		checkCommon(prof, commonRequest{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
+		m.mayPause(prof.Extension, req.OnIdle, req.OnTTL), checkCommon(prof, commonRequest{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
 		req.Limits.Check(), m.checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts), checkUser(req.User), checkSize(req),
 	} {
 		if err != nil {
 			return nil, err
 		}
+	}
+	if prof, err = withExpiry(prof, req.Idle, req.OnIdle, req.OnTTL); err != nil {
+		return nil, err
 	}
 	spec := m.profileSpec(prof)
 	spec.ID, spec.Inputs, spec.Host, spec.Consumer = id, inputs, req.Host, req.Consumer

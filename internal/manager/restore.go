@@ -79,6 +79,9 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	if err != nil {
 		return nil, err
 	}
+	if prof, err = withExpiry(prof, req.Idle, req.OnIdle, req.OnTTL); err != nil {
+		return nil, err
+	}
 	spec := m.restoredSpec(ext, prof, rec, env, req, as)
 	sized := req
 	sized.Inputs = spec.Inputs
@@ -92,7 +95,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	spec.ID = newID(rec.Tenant, shown)
 	for _, err := range []error{
 		checkCommon(prof, commonRequest{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
-		checkSize(sized), m.checkStillAllowed(p, prof, spec, "snapshot "+rec.ID),
+		m.mayPause(prof.Extension, req.OnIdle, req.OnTTL), checkSize(sized), m.checkStillAllowed(p, prof, spec, "snapshot "+rec.ID),
 	} {
 		if err != nil {
 			return nil, err

@@ -115,7 +115,7 @@ func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox
 				sb.Handle = sandboxer.Handle{}
 				m.clearPlace(sb)
 				sb.Spec.Fuse = now().Add(left + fuseMargin)
-				if prof.OnTTL == sandboxer.ExpiryPause {
+				if pauses(prof) {
 					sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter)
 				}
 			}
