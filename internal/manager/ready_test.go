@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -98,6 +100,51 @@ func TestReadyHTTP(t *testing.T) {
 			}
 			if told := toldOf(t, r, sb.ID); !strings.Contains(told, fmt.Sprintf("ready: GET /v1/sandbox?a=b on port %d answered 204", port)) {
 				t.Errorf("events:\n%s", told)
+			}
+			r.destroy(sb.ID)
+			r.sound(0)
+		})
+	}
+}
+
+// TestReadyByExec: a port is reached by a command with any of the programs that can, and where there
+// is none that is said at once.
+func TestReadyByExec(t *testing.T) {
+	for _, tool := range []string{"bash", "nc", "python3", ""} {
+		t.Run(tool, func(t *testing.T) {
+			bin := t.TempDir()
+			for _, name := range []string{"sh", "cat", tool} {
+				at, err := exec.LookPath(name)
+				if err != nil && name == "nc" {
+					at, err = exec.LookPath("busybox")
+				}
+				if err == nil && name == "python3" { // what is in PATH may be a script that starts it
+					var out []byte
+					out, err = exec.Command(at, "-c", "import os, sys; print(os.path.realpath(sys.executable))").Output()
+					at = strings.TrimSpace(string(out))
+				}
+				switch {
+				case name == "":
+				case err != nil && name == tool:
+					t.Skipf("there is no %s here", tool)
+				case err != nil:
+					t.Fatal(err)
+				default:
+					if err := os.Symlink(at, filepath.Join(bin, name)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			port, asked := answering(t, status(503), status(200))
+			r := readyRig(t, sandboxer.ReadyCheck{HTTP: sandboxer.ReadyHTTP{Port: port}, Timeout: time.Minute}, func(s *setup) { s.fake.Drop = ways["exec"] })
+			sb, err := r.Create(acme, sandboxer.CreateRequest{Profile: "ready", Env: map[string]string{"PATH": bin}})
+			if tool == "" {
+				wantErr(t, err, sandboxer.Unsupported, "nothing in the sandbox can connect to a port")
+				r.sound(0)
+				return
+			}
+			if err != nil || asked.Load() != 2 {
+				t.Fatalf("%v after %d requests: %v", sb, asked.Load(), err)
 			}
 			r.destroy(sb.ID)
 			r.sound(0)
