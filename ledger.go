@@ -148,6 +148,7 @@ type Entry struct {
 	Key        string    `json:"key"`
 	Tenant     string    `json:"tenant"`
 	SandboxID  string    `json:"sandbox_id,omitempty"`
+	ShownID    string    `json:"shown_id,omitempty"` // the sandbox's
 	Generation int       `json:"generation,omitempty"`
 	Type       EntryType `json:"type"`
 	Amount     Credits   `json:"amount"`

@@ -32,7 +32,9 @@ type Profile struct {
 	Inputs    map[string]string `json:"inputs,omitempty"` // defaults; the caller's win
 	TTL       time.Duration     `json:"ttl_ns,omitempty"` // lifetime when the caller names none
 	MaxTTL    time.Duration     `json:"max_ttl_ns,omitempty"`
-	Idle      time.Duration     `json:"idle_ns,omitempty"` // destroy after so long without use; 0 means never
+	// Idle is how long nobody may use a sandbox until OnIdle is done with it; 0 means for ever.
+	Idle   time.Duration `json:"idle_ns,omitempty"`
+	OnIdle ExpiryAction  `json:"on_idle,omitempty"`
 	// OnTTL says what happens when the time to live is over. A paused sandbox costs
 	// nothing and is destroyed after MaxPaused (DefaultMaxPaused if zero). PauseDepth is
 	// the depth where nobody names one; empty takes what the extension can: for an
@@ -42,8 +44,10 @@ type Profile struct {
 	PauseDepth PauseDepth    `json:"pause_depth,omitempty"`
 	MaxPaused  time.Duration `json:"max_paused_ns,omitempty"`
 	AutoResume bool          `json:"auto_resume,omitempty"`
-	Price      Price         `json:"price,omitzero"` // what tenants pay where the extension quotes nothing
-	Pool       Pool          `json:"pool,omitzero"`
+	// Ready is what a sandbox has to answer before its user gets it.
+	Ready ReadyCheck `json:"ready,omitzero"`
+	Price Price      `json:"price,omitzero"` // what tenants pay where the extension quotes nothing
+	Pool  Pool       `json:"pool,omitzero"`
 	// Builtin is set for what came with the program and no operator wrote or changed.
 	Builtin bool `json:"builtin,omitempty"`
 }

@@ -12,6 +12,9 @@ type CreateRequest struct {
 	Inputs   map[string]string `json:"inputs,omitempty" example:"{\"repo\":\"/src/app\"}" doc:"The profile's key=value arguments"`
 	Name     string            `json:"name,omitempty" example:"build" doc:"Unique among the tenant's live sandboxes"`
 	TTL      time.Duration     `json:"ttl,omitempty" example:"30m"`
+	Idle     time.Duration     `json:"idle,omitempty" example:"10m" doc:"Nobody may use it for so long until on_idle is done; at most the profile's"`
+	OnIdle   ExpiryAction      `json:"on_idle,omitempty" enum:"destroy,pause" doc:"What happens then; pause unless the profile says destroy"`
+	OnTTL    ExpiryAction      `json:"on_ttl,omitempty" enum:"destroy,pause" doc:"What happens when its time to live is over; pause unless the profile says destroy"`
 	Consumer Consumer          `json:"consumer,omitzero" doc:"Who asked, for attribution"`
 	Labels   map[string]string `json:"labels,omitempty"`
 	Env      map[string]string `json:"env,omitempty" doc:"Environment of the sandbox's processes; never returned"`
@@ -43,6 +46,9 @@ type RestoreRequest struct {
 	Host     string            `json:"host,omitempty" doc:"Asked-for placement; only for the portable form"`
 	Name     string            `json:"name,omitempty" example:"copy"`
 	TTL      time.Duration     `json:"ttl,omitempty" example:"30m"`
+	Idle     time.Duration     `json:"idle,omitempty" example:"10m" doc:"Nobody may use it for so long until on_idle is done; at most the profile's"`
+	OnIdle   ExpiryAction      `json:"on_idle,omitempty" enum:"destroy,pause" doc:"What happens then; pause unless the profile says destroy"`
+	OnTTL    ExpiryAction      `json:"on_ttl,omitempty" enum:"destroy,pause" doc:"What happens when its time to live is over; pause unless the profile says destroy"`
 	Consumer Consumer          `json:"consumer,omitzero"`
 	Labels   map[string]string `json:"labels,omitempty"`
 	Env      map[string]string `json:"env,omitempty" doc:"Added to the source's; never returned"`
@@ -120,8 +126,9 @@ func (r *CreateRequest) text() any {
 	return &struct {
 		*plain
 		TTL     *DurationText `json:"ttl,omitzero"`
+		Idle    *DurationText `json:"idle,omitzero"`
 		MaxCost *CreditsText  `json:"max_cost,omitzero"`
-	}{(*plain)(r), (*DurationText)(&r.TTL), (*CreditsText)(&r.MaxCost)}
+	}{(*plain)(r), (*DurationText)(&r.TTL), (*DurationText)(&r.Idle), (*CreditsText)(&r.MaxCost)}
 }
 
 func (r *RestoreRequest) text() any {
@@ -129,8 +136,9 @@ func (r *RestoreRequest) text() any {
 	return &struct {
 		*plain
 		TTL     *DurationText `json:"ttl,omitzero"`
+		Idle    *DurationText `json:"idle,omitzero"`
 		MaxCost *CreditsText  `json:"max_cost,omitzero"`
-	}{(*plain)(r), (*DurationText)(&r.TTL), (*CreditsText)(&r.MaxCost)}
+	}{(*plain)(r), (*DurationText)(&r.TTL), (*DurationText)(&r.Idle), (*CreditsText)(&r.MaxCost)}
 }
 
 func (r *ForkRequest) text() any {

@@ -1,15 +1,18 @@
 package sandboxer
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/base32"
 	"encoding/hex"
 	"fmt"
 	"io"
 	"log/slog"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -17,7 +20,11 @@ import (
 // Sandbox is the broker's record of one generation of a sandbox. Only the manager
 // changes it, through a Store.
 type Sandbox struct {
+	// ID is unique in the installation: it is the key of the record, and what everything
+	// outside is named by. ShownID is the ID that the sandbox's tenant asked for and knows it
+	// by, where that is another one (ObjectID); Shown is what to show.
 	ID         string `json:"id"`
+	ShownID    string `json:"shown_id,omitempty"`
 	Generation int    `json:"generation"` // 1 for the first sandbox of that ID
 	Name       string `json:"name,omitempty"`
 	Tenant     string `json:"tenant"`
@@ -28,6 +35,9 @@ type Sandbox struct {
 	// none of the calls that were to do so came to it. It is taken back before the next one.
 	Untouched bool     `json:"untouched,omitempty"`
 	Consumer  Consumer `json:"consumer,omitzero"`
+	// Thread is whom the sandbox was made for, if that was a thread; no other gets its ID. Its
+	// User is never empty.
+	Thread Thread `json:"thread,omitzero"`
 
 	State   State  `json:"state"`
 	Reason  Reason `json:"reason,omitempty"`  // why it ends
@@ -95,6 +105,18 @@ type Sandbox struct {
 	Found bool `json:"-"`
 }
 
+// Shown is the ID that sb's tenant knows it by. Only together with the tenant it is unique.
+func (sb *Sandbox) Shown() string { return cmp.Or(sb.ShownID, sb.ID) }
+
+// Ref names sb among those of all tenants: TENANT/ID. One that waits in a pool is nobody's and
+// has its ID alone.
+func (sb *Sandbox) Ref() string {
+	if sb.Tenant == "" {
+		return sb.ID
+	}
+	return sb.Tenant + "/" + sb.Shown()
+}
+
 // Unconfirmed is how far it is known whether what a record says still holds, after the
 // database went back.
 type Unconfirmed string
@@ -115,9 +137,12 @@ type OpenPort struct {
 // Thread identifies a conversation of an agent: the same thread always gets the
 // same sandbox ID.
 type Thread struct {
-	User string `json:"user,omitempty"` // "default" if empty
+	User string `json:"user,omitempty"` // DefaultUser if empty
 	ID   string `json:"id,omitempty"`
 }
+
+// DefaultUser is the user of a thread that names none.
+const DefaultUser = "default"
 
 // Compiled when first needed: the agent, which is on the path of every create, links
 // this package and needs none of them.
@@ -153,15 +178,40 @@ func CheckID(id string) error {
 	return nil
 }
 
+// DefaultTenant is the tenant of an installation that has no others.
+const DefaultTenant = "default"
+
+// ObjectID returns what the records and the outside objects of the sandbox carry for which a
+// caller of tenant chose id: DefaultTenant's that ID itself, every other's one that is derived
+// from both, so that two tenants who choose one ID have two sandboxes that never meet.
+func ObjectID(tenant, id string) string {
+	if tenant == DefaultTenant {
+		return id
+	}
+	return DerivedID(tenant, id)
+}
+
+const derivedPrefix, derivedChars = "t-", 26 // 130 bits
+
+// DerivedID is ObjectID for a tenant that is not the default one. IsDerivedID tells its
+// results, which no caller may choose, from other IDs.
+func DerivedID(tenant, id string) string {
+	sum := sha256.Sum256([]byte(tenant + "\x00" + id)) // no ID has a NUL
+	text := base32.NewEncoding(idAlphabet).EncodeToString(sum[:])
+	return derivedPrefix + text[:derivedChars]
+}
+
+// IsDerivedID reports whether id has the form of DerivedID's results.
+func IsDerivedID(id string) bool {
+	rest, ok := strings.CutPrefix(id, derivedPrefix)
+	return ok && len(rest) == derivedChars && strings.Trim(rest, idAlphabet) == ""
+}
+
 // SandboxID returns the deterministic ID of the thread: the first 16 hexadecimal
 // digits of SHA-256 over "user:thread", as deer-flow computes it. Characters outside
 // [A-Za-z0-9_-] are first replaced (normalizeForeign).
 func (t Thread) SandboxID() (string, error) {
-	user := t.User
-	if user == "" {
-		user = "default"
-	}
-	user = normalizeForeign(user)
+	user := normalizeForeign(cmp.Or(t.User, DefaultUser))
 	if !threadPattern().MatchString(t.ID) {
 		return "", E(Invalid, nil, "%q is not a thread ID: want 1 to 64 characters A-Z, a-z, 0-9, _ and -", t.ID)
 	}
@@ -182,7 +232,7 @@ func normalizeForeign(s string) string {
 
 // ExternalName is the name every outside object of one generation carries. It is
 // derived from what the broker wrote down before the object existed, so that it can
-// be found again after any crash.
+// be found again after any crash. id is Sandbox.ID, which differs by tenant.
 func ExternalName(owner, id string, generation int) string {
 	return fmt.Sprintf("sbx-%s-%s-g%d", owner, id, generation)
 }
@@ -193,6 +243,7 @@ type Event struct {
 	Seq        int64     `json:"seq"` // assigned by the store, strictly growing
 	At         time.Time `json:"at"`
 	SandboxID  string    `json:"sandbox_id,omitempty"`
+	ShownID    string    `json:"shown_id,omitempty"` // the sandbox's
 	Generation int       `json:"generation,omitempty"`
 	Tenant     string    `json:"tenant"`
 	Type       EventType `json:"type"`

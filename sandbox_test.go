@@ -217,3 +217,31 @@ func TestPrincipalTravels(t *testing.T) {
 		t.Errorf("the inner principal is %+v", p)
 	}
 }
+
+func TestObjectID(t *testing.T) {
+	if got := sandboxer.ObjectID(sandboxer.DefaultTenant, "fe0dc8182dec7b77"); got != "fe0dc8182dec7b77" {
+		t.Errorf("the default tenant's is %s", got)
+	}
+	// A known answer: objects of before must be found again.
+	if got, want := sandboxer.ObjectID("rival", "fe0dc8182dec7b77"), "t-5wsptx8xp4qc73kad1azg9f1jw"; got != want {
+		t.Errorf("rival's is %s; want %s", got, want)
+	}
+	seen := map[string]string{}
+	for _, tenant := range []string{"a", "b", "a/b", "ab", "a\x01b", "", "default2"} {
+		for _, id := range []string{"x", "b/x", "bx", strings.Repeat("x", 48)} {
+			got := sandboxer.ObjectID(tenant, id)
+			if err := sandboxer.CheckID(got); err != nil || !sandboxer.IsDerivedID(got) || got == id {
+				t.Errorf("%q of %q has %s, %v", id, tenant, got, err)
+			}
+			if was, ok := seen[got]; ok {
+				t.Errorf("%q of %q has that of %s", id, tenant, was)
+			}
+			seen[got] = fmt.Sprintf("%q of %q", id, tenant)
+		}
+	}
+	for _, id := range []string{"t-", "t-x", "x", sandboxer.NewID(), "t-" + strings.Repeat("i", 26), "t-" + strings.Repeat("0", 27), "u-" + strings.Repeat("0", 26)} {
+		if sandboxer.IsDerivedID(id) {
+			t.Errorf("%q counts as derived", id)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package sandboxer
 
 import (
+	"cmp"
 	"crypto/rand"
 	"slices"
 	"time"
@@ -14,9 +15,10 @@ type SnapshotRecord struct {
 	Name   string `json:"name,omitempty"` // unique among the tenant's snapshots that are not dropped
 	Tenant string `json:"tenant"`
 
-	SandboxID  string `json:"sandbox_id"`       // of what
-	Generation int    `json:"generation"`       // which generation of it
-	Parent     string `json:"parent,omitempty"` // the snapshot that the sandbox was restored from
+	SandboxID  string `json:"sandbox_id"`         // of what
+	ShownID    string `json:"shown_id,omitempty"` // the sandbox's
+	Generation int    `json:"generation"`         // which generation of it
+	Parent     string `json:"parent,omitempty"`   // the snapshot that the sandbox was restored from
 	Profile    string `json:"profile"`
 	Extension  string `json:"extension"`
 	Host       string `json:"host,omitempty"`
@@ -50,6 +52,9 @@ type SnapshotRecord struct {
 	// what is left of it. It is never stored.
 	Damaged string `json:"-"`
 }
+
+// ShownSandbox is the ID that the snapshot's tenant knows its sandbox by.
+func (r *SnapshotRecord) ShownSandbox() string { return cmp.Or(r.ShownID, r.SandboxID) }
 
 // Bytes is how much content the snapshot has, in all its forms. What of it the broker's
 // store shares with other snapshots, perhaps another tenant's, does not show.
@@ -188,7 +193,7 @@ const (
 // PauseDepths lists every depth.
 func PauseDepths() []PauseDepth { return []PauseDepth{PauseFreeze, PauseDisk, PauseFiles} }
 
-// ExpiryAction says what becomes of a sandbox whose time to live is over.
+// ExpiryAction says what becomes of a sandbox whose time to live is over, or that nobody uses.
 type ExpiryAction string
 
 // The expiry actions. Empty means ExpiryDestroy.

@@ -16,8 +16,9 @@ import (
 // when the disk is full, Unavailable when the database cannot be reached.
 type Store interface {
 	// CreateSandbox inserts sb with Version 1, setting sb.Version. Conflict when a
-	// live sandbox has that ID, or that (tenant, name); sb.Generation must be larger
-	// than that of every earlier sandbox of the ID, or Conflict.
+	// live sandbox has that ID, or that (tenant, shown ID) or (tenant, name);
+	// sb.Generation must be larger than that of every earlier sandbox of the ID, or
+	// Conflict.
 	CreateSandbox(ctx context.Context, sb *Sandbox, w Writes) error
 	// UpdateSandbox writes sb if the stored version equals sb.Version and raises it
 	// (in sb too). Otherwise it returns Conflict and writes nothing, not even w.
@@ -25,6 +26,12 @@ type Store interface {
 	// Sandbox returns the newest generation of id. Failed when its record is damaged;
 	// what can still be read of it, with Damaged set, comes with that error.
 	Sandbox(ctx context.Context, id string) (*Sandbox, error)
+	// SandboxShown returns, as Sandbox does, the newest sandbox of the tenant that has the
+	// shown ID.
+	SandboxShown(ctx context.Context, tenant, shown string) (*Sandbox, error)
+	// TenantsOfShown returns the tenants that have, or had, a sandbox with the shown ID, in
+	// the order of their names, at most DefaultPage of them; "" for one that waits in a pool.
+	TenantsOfShown(ctx context.Context, shown string) ([]string, error)
 	// SandboxGeneration returns exactly that generation of id, as Sandbox does.
 	SandboxGeneration(ctx context.Context, id string, generation int) (*Sandbox, error)
 	// Sandboxes returns up to q.Limit records in the order of creation, newest
@@ -115,7 +122,8 @@ type Query struct {
 	Profile   string
 	Extension string
 	Name      string
-	IDPrefix  string
+	ShownID   string // what Shown returns
+	IDPrefix  string // of that
 	States    []State
 	Labels    map[string]string // all must match
 	DueBefore time.Time         // ExpiresAt or RetryAt set and at or before this
@@ -143,6 +151,7 @@ type EventQuery struct {
 type EntryQuery struct {
 	Tenant    string
 	SandboxID string
+	ShownID   string // of an entry that has none its SandboxID
 	After     string
 	Limit     int
 }

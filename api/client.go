@@ -160,6 +160,7 @@ type SandboxQuery struct {
 	Profile, Name string
 	States        []sandboxer.State
 	Labels        map[string]string // all must match
+	Thread        sandboxer.Thread  // what has the ID of this
 	Tenant        string            // for administrators
 	Limit         int
 	Cursor        string
@@ -170,6 +171,8 @@ func (c *Client) List(ctx context.Context, q SandboxQuery) (*List[Sandbox], erro
 	v := url.Values{}
 	set(v, "profile", q.Profile)
 	set(v, "name", q.Name)
+	set(v, "thread", q.Thread.ID)
+	set(v, "thread_user", q.Thread.User)
 	set(v, "tenant", q.Tenant)
 	for _, s := range q.States {
 		v.Add("state", string(s))

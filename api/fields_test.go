@@ -13,6 +13,9 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/fieldtest"
 )
 
+// shown has a sandbox first shown by its ID and then by another.
+var shown = fieldtest.Values{"ShownID": {"", "shown"}}
+
 // TestAnswers: the public form of whatever the broker has says all of it, or here stands what
 // it keeps to itself.
 func TestAnswers(t *testing.T) {
@@ -23,42 +26,52 @@ func TestAnswers(t *testing.T) {
 		}.Check(t)
 	})
 	t.Run("sandbox", func(t *testing.T) {
+		withheld := fieldtest.Withheld{
+			"Spec.ID":           "the sandbox's own",
+			"Spec.Generation":   "of its latest object, which is the broker's business; ref names that",
+			"Spec.Owner":        "the installation's name, which the status has",
+			"Spec.Host":         "where it was asked to be; host is where it is",
+			"Spec.Consumer":     "the sandbox's own",
+			"Spec.Tenant":       "the sandbox's own",
+			"Spec.Env":          "values may be secret, and names tell what there is to steal",
+			"Spec.Fuse":         "the expiry and a margin of the broker's",
+			"Spec.Warm":         "a state of its own",
+			"Spec.Vouched":      "decides what is admitted when it is made again, and changes nothing about it",
+			"Spec.Stamp":        "encrypted, for the broker alone",
+			"Spec.Place":        "host is where it is",
+			"Untouched":         "whether its host was reached yet, which decides what a teardown owes",
+			"SealedEnv":         "encrypted, for the broker alone",
+			"Handle.SandboxID":  "the sandbox's own",
+			"Handle.Generation": "see Spec.Generation",
+			"Handle.Host":       "the sandbox's own",
+			"Handle.Data":       "private to the adapter",
+			"Opened":            "the ports have an answer of their own; a Rev is part of a secret",
+			"Pause.Undo":        "the state is pausing, and the last error says why",
+			"Pool":              "a digest by which the broker tells stale ones",
+			"PooledAt":          "the times of a claimed one count from its claim",
+			"AbsentSince":       "a suspicion, which the next passes of the sweep settle",
+			"ConfirmedAt":       "of a doubt that is over",
+		}
+		for _, path := range fieldtest.Paths[sandboxer.Profile]() {
+			if !slices.Contains([]string{"Idle", "OnIdle", "OnTTL"}, path) { // which the request chooses, too
+				withheld["Spec.Profile."+path] = "a copy from when it was made; the profile is named, and has an answer of its own"
+			}
+		}
 		fieldtest.Conversion[sandboxer.Sandbox, Sandbox]{
-			Convert: func(sb sandboxer.Sandbox) Sandbox { return NewSandbox(&sb) },
-			Withheld: fieldtest.Withheld{
-				"Spec.ID":           "the sandbox's own",
-				"Spec.Generation":   "of its latest object, which is the broker's business; ref names that",
-				"Spec.Owner":        "the installation's name, which the status has",
-				"Spec.Profile":      "a copy from when it was made; the profile is named, and has an answer of its own",
-				"Spec.Host":         "where it was asked to be; host is where it is",
-				"Spec.Consumer":     "the sandbox's own",
-				"Spec.Tenant":       "the sandbox's own",
-				"Spec.Env":          "values may be secret, and names tell what there is to steal",
-				"Spec.Fuse":         "the expiry and a margin of the broker's",
-				"Spec.Warm":         "a state of its own",
-				"Spec.Vouched":      "decides what is admitted when it is made again, and changes nothing about it",
-				"Spec.Stamp":        "encrypted, for the broker alone",
-				"Spec.Place":        "host is where it is",
-				"Untouched":         "whether its host was reached yet, which decides what a teardown owes",
-				"SealedEnv":         "encrypted, for the broker alone",
-				"Handle.SandboxID":  "the sandbox's own",
-				"Handle.Generation": "see Spec.Generation",
-				"Handle.Host":       "the sandbox's own",
-				"Handle.Data":       "private to the adapter",
-				"Opened":            "the ports have an answer of their own; a Rev is part of a secret",
-				"Pause.Undo":        "the state is pausing, and the last error says why",
-				"Pool":              "a digest by which the broker tells stale ones",
-				"PooledAt":          "the times of a claimed one count from its claim",
-				"AbsentSince":       "a suspicion, which the next passes of the sweep settle",
-				"ConfirmedAt":       "of a doubt that is over",
-			},
-			Unset: fieldtest.Withheld{},
+			Convert:  func(sb sandboxer.Sandbox) Sandbox { return NewSandbox(&sb) },
+			Values:   shown,
+			Withheld: withheld,
+			Unset:    fieldtest.Withheld{"ObjectID": "only where it is not the ID (below)"},
 		}.Check(t)
+		sb := sandboxer.Sandbox{ID: "t-x", ShownID: "mine", Tenant: "acme"}
+		if a := NewSandbox(&sb); a.ID != "mine" || a.ObjectID != "t-x" || a.Addr() != "acme/mine" {
+			t.Errorf("%+v", a)
+		}
 	})
 	t.Run("snapshot", func(t *testing.T) {
 		fieldtest.Conversion[sandboxer.SnapshotRecord, Snapshot]{
 			Convert: func(r sandboxer.SnapshotRecord) Snapshot { return NewSnapshot(&r) },
-			Values:  fieldtest.Values{"Kind": {sandboxer.SnapshotNative, sandboxer.SnapshotBoth}},
+			Values:  fieldtest.Values{"Kind": {sandboxer.SnapshotNative, sandboxer.SnapshotBoth}, "ShownID": {"", "shown"}},
 			Withheld: fieldtest.Withheld{
 				"Spec":              "what its sandbox was, which is named; a restore shows what becomes of it",
 				"SealedEnv":         "encrypted, for the broker alone",
@@ -78,7 +91,12 @@ func TestAnswers(t *testing.T) {
 	t.Run("quote", func(t *testing.T) {
 		fieldtest.Conversion[sandboxer.MeterQuote, Quote]{Convert: NewQuote}.Check(t)
 	})
-	t.Run("entry", func(t *testing.T) { fieldtest.Conversion[sandboxer.Entry, Entry]{Convert: NewEntry}.Check(t) })
+	t.Run("entry", func(t *testing.T) {
+		fieldtest.Conversion[sandboxer.Entry, Entry]{Convert: NewEntry, Values: shown}.Check(t)
+	})
+	t.Run("event", func(t *testing.T) {
+		fieldtest.Conversion[sandboxer.Event, Event]{Convert: NewEvent, Values: shown}.Check(t)
+	})
 	t.Run("stats", func(t *testing.T) { fieldtest.Conversion[sandboxer.Stats, Stats]{Convert: NewStats}.Check(t) })
 }
 

@@ -69,7 +69,7 @@ type Snapshot struct {
 // NewSnapshot is the public form of a record.
 func NewSnapshot(r *sandboxer.SnapshotRecord) Snapshot {
 	return Snapshot{
-		SchemaVersion: SchemaVersion, ID: r.ID, Name: r.Name, Tenant: r.Tenant, SandboxID: r.SandboxID, Generation: r.Generation,
+		SchemaVersion: SchemaVersion, ID: r.ID, Name: r.Name, Tenant: r.Tenant, SandboxID: r.ShownSandbox(), Generation: r.Generation,
 		Parent: r.Parent, Profile: r.Profile, Extension: r.Extension, Host: r.Host, Kind: r.Kind, Purpose: r.Purpose, State: r.State, Message: r.Message,
 		Memory: r.Memory(), Quiesced: r.Kind.Has(sandboxer.SnapshotNative) && r.Native.Quiesced || r.Kind == sandboxer.SnapshotPortable && r.Portable.Quiesced,
 		Bytes: r.Bytes(), Size: r.Portable.Size, Files: r.Portable.Files, Digest: r.Portable.Digest, Volumes: r.Portable.Volumes,

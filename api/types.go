@@ -44,7 +44,8 @@ type List[T any] struct {
 // Sandbox is one generation of a sandbox.
 type Sandbox struct {
 	SchemaVersion int                `json:"schema_version" example:"1"`
-	ID            string             `json:"id" example:"7k2mq0xa"`
+	ID            string             `json:"id" example:"7k2mq0xa" doc:"Unique in its tenant"`
+	ObjectID      string             `json:"object_id,omitempty" doc:"What its objects outside carry, where that is not the ID: unique in the installation"`
 	Generation    int                `json:"generation" example:"1" doc:"Incarnation of the ID, from 1"`
 	Name          string             `json:"name,omitempty" example:"build"`
 	Tenant        string             `json:"tenant" example:"default"`
@@ -52,6 +53,7 @@ type Sandbox struct {
 	Extension     string             `json:"extension" example:"ext.local"`
 	Host          string             `json:"host,omitempty"`
 	Consumer      sandboxer.Consumer `json:"consumer,omitzero"`
+	Thread        sandboxer.Thread   `json:"thread,omitzero" doc:"Whom it was made for; no other gets its ID"`
 
 	State   sandboxer.State  `json:"state" enum:"creating,warm,running,pausing,paused,terminating,terminated" example:"running"`
 	Reason  sandboxer.Reason `json:"reason,omitempty" doc:"Why it ends"`
@@ -69,6 +71,10 @@ type Sandbox struct {
 	Ports     []int                   `json:"ports,omitempty"`
 	Workspace string                  `json:"workspace,omitempty"`
 	User      string                  `json:"user,omitempty"`
+
+	Idle   Duration               `json:"idle,omitempty" example:"10m0s" doc:"Nobody may use it for so long until on_idle is done"`
+	OnIdle sandboxer.ExpiryAction `json:"on_idle,omitempty" doc:"What happens then: destroy or pause. Absent: destroy"`
+	OnTTL  sandboxer.ExpiryAction `json:"on_ttl,omitempty" doc:"What happens when its time to live is over: destroy or pause. Absent: destroy"`
 
 	Ref          string                   `json:"ref,omitempty" doc:"The backend's own name for it, for operators"`
 	Reachability sandboxer.Reachability   `json:"reachability,omitzero"`
@@ -106,15 +112,19 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 	s := sb.Spec
 	out := Sandbox{
 		SchemaVersion: SchemaVersion,
-		ID:            sb.ID, Generation: sb.Generation, Name: sb.Name, Tenant: sb.Tenant,
-		Profile: sb.Profile, Extension: sb.Extension, Host: sb.Host, Consumer: sb.Consumer,
+		ID:            sb.Shown(), Generation: sb.Generation, Name: sb.Name, Tenant: sb.Tenant,
+		Profile: sb.Profile, Extension: sb.Extension, Host: sb.Host, Consumer: sb.Consumer, Thread: sb.Thread,
 		State: sb.State, Reason: sb.Reason, Message: sb.Message, Fault: sb.Fault, Hint: sb.Hint,
 		Inputs: s.Inputs, Image: s.Image, Command: s.Command, Labels: s.Labels, Limits: s.Limits,
 		Network: s.Network, Mounts: s.Mounts, Ports: s.Ports, Workspace: s.Workspace, User: s.User,
+		Idle: Duration(s.Profile.Idle), OnIdle: s.Profile.OnIdle, OnTTL: s.Profile.OnTTL,
 		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost),
 		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, RetryAt: sb.RetryAt, Damaged: sb.Damaged, Found: sb.Found,
 		CreatedAt: sb.CreatedAt, ProvisionedAt: sb.ProvisionedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
 		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt, Unresponsive: sb.UnresponsiveSince, Unconfirmed: sb.Unconfirmed,
+	}
+	if sb.ID != out.ID {
+		out.ObjectID = sb.ID
 	}
 	out.RestoredFrom, out.RestoredAs = sb.RestoredFrom, sb.RestoredAs
 	out.PausedFor, out.ResumedAt = Duration(sb.PausedFor), sb.ResumedAt
@@ -126,6 +136,14 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		out.Quote = &q
 	}
 	return out
+}
+
+// Addr names s among the sandboxes of all tenants, as administrators may have to: TENANT/ID.
+func (s *Sandbox) Addr() string {
+	if s.Tenant == "" { // it waits in a pool
+		return s.ID
+	}
+	return s.Tenant + "/" + s.ID
 }
 
 // Quote is the price of a sandbox before it exists.
@@ -387,6 +405,12 @@ type Event struct {
 	Progress   *sandboxer.Progress `json:"progress,omitempty" doc:"How far a long step has come; only in the stream of a sandbox's events, with a seq of 0"`
 }
 
+// NewEvent is the public form of e.
+func NewEvent(e sandboxer.Event) Event {
+	return Event{Seq: e.Seq, At: e.At, SandboxID: cmp.Or(e.ShownID, e.SandboxID), Generation: e.Generation, Tenant: e.Tenant,
+		Type: e.Type, From: e.From, To: e.To, Cause: e.Cause, Actor: e.Actor, Message: e.Message, Progress: e.Progress}
+}
+
 // Profile is a named kind of sandbox. Price is what tenants pay where the extension quotes
 // nothing.
 type Profile struct {
@@ -410,12 +434,14 @@ type Profile struct {
 	Inputs      map[string]string       `json:"inputs,omitempty" doc:"Defaults; the caller's win"`
 	TTL         Duration                `json:"ttl,omitempty" example:"30m0s"`
 	MaxTTL      Duration                `json:"max_ttl,omitempty"`
-	Idle        Duration                `json:"idle,omitempty" doc:"Destroyed after so long without use"`
+	Idle        Duration                `json:"idle,omitempty" doc:"Nobody may use a sandbox for so long until on_idle is done"`
+	OnIdle      sandboxer.ExpiryAction  `json:"on_idle,omitempty" example:"pause" doc:"What happens then: destroy or pause. Absent: destroy"`
 	OnTTL       sandboxer.ExpiryAction  `json:"on_ttl,omitempty" example:"pause" doc:"What happens when the time to live is over: destroy or pause. Absent: destroy"`
 	PauseDepth  sandboxer.PauseDepth    `json:"pause_depth,omitempty" example:"disk" doc:"How deep a pause is where nobody says: freeze, disk or files. Absent: as the extension can"`
 	MaxPaused   Duration                `json:"max_paused,omitempty" example:"72h0m0s" doc:"A paused sandbox is kept so long, and then destroyed. Absent: 168h"`
 	AutoResume  bool                    `json:"auto_resume,omitempty" doc:"Using a paused sandbox resumes it"`
 	Pool        *ProfilePool            `json:"pool,omitempty" doc:"Sandboxes that are kept ready. Absent if none are"`
+	Ready       *ReadyCheck             `json:"ready,omitempty" doc:"What a sandbox has to answer before its user gets it. Absent: what its extension waits for is enough"`
 	Price       *Price                  `json:"price,omitempty"`
 	Builtin     bool                    `json:"builtin,omitempty" doc:"It came with the program, and no operator wrote or changed it"`
 }
@@ -426,17 +452,30 @@ type ProfilePool struct {
 	MaxAge Duration `json:"max_age" example:"1h0m0s" doc:"One that waited so long is replaced"`
 }
 
+// ReadyCheck is what is asked of a sandbox before its user gets it: a request, or a command.
+type ReadyCheck struct {
+	HTTP    *sandboxer.ReadyHTTP `json:"http,omitempty" doc:"A GET request inside, and the status that counts. Without a port: at the sandbox's URL"`
+	Command []string             `json:"command,omitempty" doc:"A command that ends with 0 when the sandbox is ready"`
+	Timeout Duration             `json:"timeout" example:"30s" doc:"How long that may take; after it the create has failed"`
+}
+
 // NewProfile is the public form of p: of the environment only the names.
 func NewProfile(p sandboxer.Profile) Profile {
 	out := Profile{
 		ID: p.ID, Title: p.Title, Description: p.Description, Extension: p.Extension, Isolation: p.Isolation,
 		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits, MaxLimits: p.MaxLimits,
 		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
-		TTL: Duration(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle),
+		TTL: Duration(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle), OnIdle: p.OnIdle,
 		OnTTL: p.OnTTL, PauseDepth: p.PauseDepth, MaxPaused: Duration(p.MaxPaused), AutoResume: p.AutoResume, Builtin: p.Builtin,
 	}
 	if p.Pool.Size > 0 {
 		out.Pool = &ProfilePool{Size: p.Pool.Size, MaxAge: Duration(cmp.Or(p.Pool.MaxAge, sandboxer.DefaultPoolAge))}
+	}
+	if r := p.Ready.WithDefaults(); r.Asks() {
+		out.Ready = &ReadyCheck{Command: r.Command, Timeout: Duration(r.Timeout)}
+		if r.HTTP != (sandboxer.ReadyHTTP{}) {
+			out.Ready.HTTP = &r.HTTP
+		}
 	}
 	if p.Price != (sandboxer.Price{}) {
 		out.Price = &Price{Setup: Credits(p.Price.Setup), PerHour: Credits(p.Price.PerHour)}
@@ -465,7 +504,7 @@ type Reload struct {
 	Changed   []string `json:"changed" nullable:"false" example:"[]" doc:"Profiles that say something else now"`
 	Removed   []string `json:"removed" nullable:"false" example:"[]" doc:"Profiles that are gone"`
 	Unchanged int      `json:"unchanged" example:"5" doc:"How many are as before"`
-	Restart   []string `json:"restart" nullable:"false" example:"[]" doc:"Extensions whose files changed, which takes a restart of the server"`
+	Restart   []string `json:"restart" nullable:"false" example:"[]" doc:"Extensions whose file or program changed, which takes a restart of the server"`
 	Quotas    bool     `json:"quotas,omitempty" example:"false" doc:"The quotas changed"`
 }
 
@@ -524,7 +563,7 @@ type Entry struct {
 
 // NewEntry is the public form of e.
 func NewEntry(e sandboxer.Entry) Entry {
-	return Entry{Key: e.Key, Tenant: e.Tenant, SandboxID: e.SandboxID, Generation: e.Generation,
+	return Entry{Key: e.Key, Tenant: e.Tenant, SandboxID: cmp.Or(e.ShownID, e.SandboxID), Generation: e.Generation,
 		Type: e.Type, Amount: Credits(e.Amount), Note: e.Note, At: e.At}
 }
 
@@ -561,7 +600,8 @@ type Sweep struct {
 // Quarantined is an object of this installation that its database does not know: that was
 // restored from a backup, or lost its latest writes.
 type Quarantined struct {
-	ID         string    `json:"id"`
+	ID         string    `json:"id" doc:"What the object carries; by this it is adopted"`
+	ShownID    string    `json:"shown_id,omitempty" doc:"What its tenant calls it, where that is not the ID; by its stamp"`
 	Generation int       `json:"generation"`
 	Extension  string    `json:"extension"`
 	Host       string    `json:"host,omitempty"`

@@ -2,14 +2,23 @@ package process_test
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"iter"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -127,12 +136,15 @@ func TestConformanceOfChild(t *testing.T) {
 	}
 }
 
-// Whatever it is asked when it is killed: the call fails as unavailable or was done, the next one works, and
-// what a repeat makes is there once.
+// Whatever it is asked when it is killed, before it has done anything, after it has and in the middle of a stream: the call
+// fails as unavailable, the next one works, and what a repeat makes is there once.
 func TestKilledInEveryCall(t *testing.T) {
 	socket, _, _, r := startWorld(t)
+	t.Setenv("TMPDIR", t.TempDir()) // for what one that is killed leaves there
 	dir := t.TempDir()
-	e, err := openProgram(t, dir, "o", sandboxer.Program{Command: []string{self(t), "extension"}}, map[string]any{"server": socket, "images": []string{"demo"}})
+	e, err := openProgram(t, dir, "o", sandboxer.Program{Command: []string{self(t), "extension"}}, map[string]any{
+		"server": socket, "images": []string{"demo"}, "per_hour": sandboxer.Credit, "hosts": []string{"one", "two"}, "agent": self(t),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,95 +155,269 @@ func TestKilledInEveryCall(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	spec := sandboxer.Spec{ID: "k", Generation: 1, Owner: "o", Place: "localhost", Image: "demo", Vouched: []string{"image"}}
-	other := spec
-	other.ID = "copy"
-	h := sandboxer.Handle{SandboxID: "k", Generation: 1}
-	var snap sandboxer.Snapshot
-	calls := []struct {
-		name string
-		do   func(ctx context.Context) error
-	}{
-		{"provision", func(ctx context.Context) error { got, err := b.Provision(ctx, spec); h = or(got, err, h); return err }},
-		{"wait_ready", func(ctx context.Context) error { _, err := b.WaitReady(ctx, h); return err }},
-		{"is_alive", func(ctx context.Context) error { _, err := b.IsAlive(ctx, h); return err }},
-		{"discover", func(ctx context.Context) error { _, err := b.Discover(ctx, "k"); return err }},
-		{"list_running", func(ctx context.Context) (err error) {
-			for _, err = range b.ListRunning(ctx, "o") {
-			}
-			return err
-		}},
-		{"write_file", func(ctx context.Context) error {
-			return b.WriteFile(ctx, h, "/workspace/f", 0o644, strings.NewReader(strings.Repeat("x", 1<<20)))
-		}},
-		{"read_file", func(ctx context.Context) error {
-			f, err := b.ReadFile(ctx, h, "/workspace/f")
-			if err == nil {
-				_, err = io.Copy(io.Discard, f)
-				f.Close()
-			}
-			return err
-		}},
-		{"stat_file", func(ctx context.Context) error { _, err := b.StatFile(ctx, h, "/workspace/f"); return err }},
-		{"list_files", func(ctx context.Context) (err error) {
-			for _, err = range b.ListFiles(ctx, h, "/workspace", "") {
-			}
-			return err
-		}},
-		{"exec", func(ctx context.Context) error {
-			_, err := b.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", "cat; sleep 0.01"}, Stdin: strings.NewReader(strings.Repeat("y", 1<<20)), Stdout: io.Discard})
-			return err
-		}},
-		{"archive", func(ctx context.Context) error { return b.Archive(ctx, h, "", io.Discard) }},
-		{"snapshot", func(ctx context.Context) error {
-			got, err := b.Snapshot(ctx, h, "s1")
-			snap = or(got, err, snap)
-			return err
-		}},
-		{"restore", func(ctx context.Context) error { return second(b.RestoreFromSnapshot(ctx, other, snap)) }},
-		{"list_snapshots", func(ctx context.Context) (err error) {
-			for _, err = range b.ListSnapshots(ctx, "o") {
-			}
-			return err
-		}},
-		{"drop_snapshot", func(ctx context.Context) error { return b.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: "s1"}) }},
-		{"pause", func(ctx context.Context) error { return b.Pause(ctx, h) }},
-		{"resume", func(ctx context.Context) error { return b.Resume(ctx, h) }},
-		{"renew", func(ctx context.Context) error { return b.Renew(ctx, h, time.Now().Add(time.Hour)) }},
-		{"stats", func(ctx context.Context) error { return second(b.Stats(ctx, h)) }},
-		{"capacity", func(ctx context.Context) error { return second(b.Capacity(ctx, "")) }},
-		{"meter", func(ctx context.Context) error { return second(b.MeterActual(ctx, h, time.Hour)) }},
-		{"teardown of the copy", func(ctx context.Context) error {
-			return second(b.Teardown(ctx, sandboxer.Handle{SandboxID: "copy", Generation: 1}))
-		}},
-		{"teardown", func(ctx context.Context) error { return second(b.Teardown(ctx, h)) }},
+	spec := sandboxer.Spec{ID: "k", Generation: 1, Owner: "o", Place: "one", Image: "demo", Vouched: []string{"image"}}
+	unplaced, copied, restored, warm := spec, spec, spec, spec
+	unplaced.Place = ""
+	copied.ID, restored.ID, warm.ID, warm.Warm = "copy", "restored", "warm", true
+	claimed := warm
+	claimed.Warm = false
+	handle := func(id string) sandboxer.Handle {
+		return sandboxer.Handle{SandboxID: id, Generation: 1, Host: "one", Ref: sandboxer.ExternalName("o", id, 1)}
 	}
-	for _, c := range calls {
-		for i := range 4 {
-			done := make(chan error, 1)
-			go func() { done <- c.do(t.Context()) }()
-			time.Sleep(time.Duration(i) * 700 * time.Microsecond)
-			for _, pid := range inDir(dir) {
-				_ = syscall.Kill(pid, syscall.SIGKILL)
+	h := handle("k")
+	var snap sandboxer.Snapshot
+	var pid int
+	var workspace, checkpoint bytes.Buffer // tar files
+	port := freePort(t)
+	for _, c := range []struct {
+		verb fake.Verb
+		name string // default verb
+		// do is the call. In the middle of its stream it calls mid, which returns when the process was killed there,
+		// if it is to be, and says so.
+		do     func(ctx context.Context, mid func() bool) error
+		stream bool // it has one
+		logs   bool // what it does is in the world's log
+	}{
+		{verb: fake.VerbPlace, do: func(ctx context.Context, _ func() bool) error { return second(b.Place(ctx, unplaced, nil)) }},
+		{verb: fake.VerbQuote, do: func(ctx context.Context, _ func() bool) error { return second(b.EstimateCost(ctx, spec, time.Hour)) }},
+		{verb: fake.VerbProvision, logs: true, do: func(ctx context.Context, _ func() bool) error { return second(b.Provision(ctx, spec)) }},
+		{verb: fake.VerbWaitReady, do: func(ctx context.Context, _ func() bool) error { return second(b.WaitReady(ctx, h)) }},
+		{verb: fake.VerbProbe, do: func(ctx context.Context, _ func() bool) error { return second(b.IsAlive(ctx, h)) }},
+		{verb: fake.VerbDiscover, do: func(ctx context.Context, _ func() bool) error { return second(b.Discover(ctx, "k")) }},
+		{verb: fake.VerbList, do: func(ctx context.Context, _ func() bool) error { return last(b.ListRunning(ctx, "o")) }},
+		{verb: fake.VerbNotify, stream: true, do: func(ctx context.Context, mid func() bool) error {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			news, err := b.Notify(ctx, "o")
+			if err != nil {
+				return err
 			}
-			select {
-			case err := <-done:
-				if err != nil && sandboxer.KindOf(err) != sandboxer.Unavailable {
-					t.Errorf("%s, killed: %s: %v", c.name, sandboxer.KindOf(err), err)
+			if !mid() {
+				return nil
+			}
+			return last(news)
+		}},
+		{verb: fake.VerbFiles, name: "write_file", stream: true, do: func(ctx context.Context, mid func() bool) error {
+			return b.WriteFile(ctx, h, "/workspace/f", 0o644, io.MultiReader(strings.NewReader(strings.Repeat("x", 1<<20)), &hook{do: mid}))
+		}},
+		{verb: fake.VerbFiles, name: "read_file", stream: true, do: func(ctx context.Context, mid func() bool) error {
+			f, err := b.ReadFile(ctx, h, "/workspace/f")
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			if _, err := io.ReadFull(f, make([]byte, 1)); err != nil {
+				return err
+			}
+			mid()
+			_, err = io.Copy(io.Discard, f)
+			return err
+		}},
+		{verb: fake.VerbFiles, name: "stat_file", do: func(ctx context.Context, _ func() bool) error { return second(b.StatFile(ctx, h, "/workspace/f")) }},
+		{verb: fake.VerbFiles, name: "list_files", do: func(ctx context.Context, _ func() bool) error { return last(b.ListFiles(ctx, h, "/workspace", "")) }},
+		{verb: fake.VerbFiles, name: "make_dir", do: func(ctx context.Context, _ func() bool) error { return b.MakeDir(ctx, h, "/workspace/d") }},
+		{verb: fake.VerbFiles, name: "move_file", do: func(ctx context.Context, _ func() bool) error {
+			err := b.MoveFile(ctx, h, "/workspace/f", "/workspace/g")
+			if errors.Is(err, sandboxer.NotFound) { // it was moved before
+				return second(b.StatFile(ctx, h, "/workspace/g"))
+			}
+			return err
+		}},
+		{verb: fake.VerbFiles, name: "remove_file", do: func(ctx context.Context, _ func() bool) error {
+			if err := b.RemoveFile(ctx, h, "/workspace/d"); !errors.Is(err, sandboxer.NotFound) { // it was removed before
+				return err
+			}
+			return nil
+		}},
+		{verb: fake.VerbExec, stream: true, do: func(ctx context.Context, mid func() bool) error {
+			in, out := io.Pipe()
+			defer in.Close()
+			go func() { // what comes back shows that it runs
+				_, _ = out.Write([]byte("x"))
+			}()
+			_, err := b.Exec(ctx, h, sandboxer.Cmd{Args: []string{"cat"}, Stdin: in, Stdout: &hook{do: func() bool { mid(); out.Close(); return false }}})
+			return err
+		}},
+		{verb: fake.VerbArchive, stream: true, do: func(ctx context.Context, mid func() bool) error {
+			workspace.Reset()
+			return b.Archive(ctx, h, "", io.MultiWriter(&workspace, &hook{do: mid}))
+		}},
+		{verb: fake.VerbUnarchive, stream: true, do: func(ctx context.Context, mid func() bool) error {
+			return b.Unarchive(ctx, h, "", cut(workspace.Bytes(), mid))
+		}},
+		{verb: fake.VerbCheckpoint, stream: true, do: func(ctx context.Context, mid func() bool) error {
+			checkpoint.Reset()
+			return b.Checkpoint(ctx, h, func(sandboxer.Contents) io.Writer { return io.MultiWriter(&checkpoint, &hook{do: mid}) })
+		}},
+		{verb: fake.VerbProvisionFrom, stream: true, logs: true, do: func(ctx context.Context, mid func() bool) error {
+			return second(b.ProvisionFrom(ctx, restored, sandboxer.Contents{}, cut(checkpoint.Bytes(), mid)))
+		}},
+		{verb: fake.VerbAgent, name: "start_process", do: func(ctx context.Context, _ func() bool) (err error) {
+			pid, err = b.StartProcess(ctx, h, sandboxer.ProcessSpec{Args: []string{"sh", "-c", fmt.Sprintf("echo up; exec %s echo 127.0.0.1:%d", self(t), port)}})
+			return err
+		}},
+		{verb: fake.VerbAgent, name: "list_processes", do: func(ctx context.Context, _ func() bool) error { return second(b.ListProcesses(ctx, h)) }},
+		{verb: fake.VerbAgent, name: "attach_process", stream: true, do: func(ctx context.Context, mid func() bool) error {
+			ctx, detach := context.WithCancel(ctx)
+			defer detach()
+			stay := false
+			_, err := b.AttachProcess(ctx, h, pid, sandboxer.ProcessStreams{Replay: true, Stdout: &hook{do: func() bool {
+				if stay = mid(); !stay {
+					detach()
 				}
-			case <-time.After(time.Minute):
-				t.Fatalf("%s does not end when its process is killed", c.name)
+				return stay
+			}}})
+			if ctx.Err() != nil && !stay {
+				return nil
 			}
-		}
-		// What was cut short is asked again until it is done, as the broker does.
-		var err error
-		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
-			if err = c.do(t.Context()); err == nil || sandboxer.KindOf(err) != sandboxer.Unavailable || time.Now().After(end) {
-				break
+			return err
+		}},
+		{verb: fake.VerbAgent, name: "watch_files", stream: true, do: func(ctx context.Context, mid func() bool) error {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			var at bytes.Buffer // which the agent of a fake calls otherwise
+			if _, err := b.Exec(ctx, h, sandboxer.Cmd{Args: []string{"pwd"}, Stdout: &at}); err != nil {
+				return err
 			}
+			changes, err := b.WatchFiles(ctx, h, strings.TrimSpace(at.String()), true)
+			if err != nil || !mid() {
+				return err
+			}
+			return last(changes)
+		}},
+		{verb: fake.VerbAgent, name: "dial_agent", stream: true, do: func(ctx context.Context, mid func() bool) error {
+			c, err := b.DialAgent(ctx, h)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			if mid() {
+				_, err = c.Read(make([]byte, 1))
+			}
+			return broken(err)
+		}},
+		{verb: fake.VerbDial, stream: true, do: func(ctx context.Context, mid func() bool) error {
+			c, err := b.Dial(ctx, h, port)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			mid()
+			one := []byte("x")
+			if _, err = c.Write(one); err == nil {
+				_, err = io.ReadFull(c, one)
+			}
+			return broken(err)
+		}},
+		{verb: fake.VerbExpose, do: func(ctx context.Context, _ func() bool) error { return second(b.Expose(ctx, h, port)) }},
+		{verb: fake.VerbAgent, name: "signal_process", do: func(ctx context.Context, _ func() bool) error {
+			return b.SignalProcess(ctx, h, pid, int(syscall.SIGCONT))
+		}},
+		{verb: fake.VerbSnapshot, logs: true, do: func(ctx context.Context, _ func() bool) (err error) {
+			snap, err = b.Snapshot(ctx, h, "s1")
+			return err
+		}},
+		{verb: fake.VerbRestore, logs: true, do: func(ctx context.Context, _ func() bool) error {
+			return second(b.RestoreFromSnapshot(ctx, copied, snap))
+		}},
+		{verb: fake.VerbListSnapshots, do: func(ctx context.Context, _ func() bool) error { return last(b.ListSnapshots(ctx, "o")) }},
+		{verb: fake.VerbDropSnapshot, logs: true, do: func(ctx context.Context, _ func() bool) error { return b.DropSnapshot(ctx, snap) }},
+		{verb: fake.VerbPause, logs: true, do: func(ctx context.Context, _ func() bool) error { return b.Pause(ctx, h) }},
+		{verb: fake.VerbResume, logs: true, do: func(ctx context.Context, _ func() bool) error { return b.Resume(ctx, h) }},
+		{verb: fake.VerbRenew, logs: true, do: func(ctx context.Context, _ func() bool) error { return b.Renew(ctx, h, time.Now().Add(time.Hour)) }},
+		{verb: fake.VerbNetwork, logs: true, do: func(ctx context.Context, _ func() bool) error {
+			return b.SetNetwork(ctx, h, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkNone})
+		}},
+		{verb: fake.VerbStats, do: func(ctx context.Context, _ func() bool) error { return second(b.Stats(ctx, h)) }},
+		{verb: fake.VerbCapacity, do: func(ctx context.Context, _ func() bool) error { return second(b.Capacity(ctx, "")) }},
+		{verb: fake.VerbMeter, do: func(ctx context.Context, _ func() bool) error { return second(b.MeterActual(ctx, h, time.Hour)) }},
+		{verb: fake.VerbBasis, do: func(ctx context.Context, _ func() bool) error { return second(b.Basis(ctx, warm)) }},
+		{verb: fake.VerbProvision, name: "provision of a warm one", do: func(ctx context.Context, _ func() bool) error { return second(b.Provision(ctx, warm)) }},
+		{verb: fake.VerbClaim, logs: true, do: func(ctx context.Context, _ func() bool) error { return second(b.Claim(ctx, handle("warm"), claimed)) }},
+		{verb: fake.VerbTeardown, logs: true, do: func(ctx context.Context, _ func() bool) error { return second(b.Teardown(ctx, h)) }},
+	} {
+		if !t.Run(cmp.Or(c.name, string(c.verb)), func(t *testing.T) {
+			// in makes the call until it is where reached says, and kills the process there.
+			in := func(reached func() bool, mid func() bool, release func()) {
+				t.Helper()
+				var there atomic.Bool
+				done := make(chan error, 1)
+				go func() {
+					for {
+						err := c.do(t.Context(), mid)
+						if sandboxer.KindOf(err) != sandboxer.Unavailable || there.Load() { // else it just starts
+							done <- err
+							return
+						}
+					}
+				}()
+				eventually(t, "the call", func() bool { return reached() || len(done) > 0 })
+				there.Store(true)
+				for _, pid := range inDir(dir) {
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+					eventually(t, "the end of the process", func() bool { return !running(pid) })
+				}
+				release()
+				select {
+				case err := <-done:
+					if sandboxer.KindOf(err) != sandboxer.Unavailable {
+						t.Errorf("killed: %v; want unavailable", err)
+					}
+				case <-time.After(time.Minute):
+					t.Fatal("it does not end when its process is killed")
+				}
+			}
+			for _, lost := range []bool{false, true} {
+				before, err := r.Log(t.Context())
+				if err == nil {
+					err = r.Inject(t.Context(), fake.Fault{Verb: c.verb, Hang: true, Lost: lost, Times: 1})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				in(func() bool {
+					log, err := r.Log(t.Context())
+					if err != nil {
+						return false
+					}
+					i := slices.IndexFunc(log[len(before):], func(e fake.Entry) bool { return e.Op == fake.OpFault })
+					return i >= 0 && (!lost || !c.logs || len(log) > len(before)+i+1)
+				}, func() bool { return false }, func() {})
+			}
+			if c.stream {
+				mid, over := make(chan struct{}), make(chan struct{})
+				var once sync.Once
+				in(func() bool {
+					select {
+					case <-mid:
+						return true
+					default:
+						return false
+					}
+				}, func() bool {
+					once.Do(func() { close(mid) })
+					<-over
+					return true
+				}, func() { close(over) })
+			}
+			// What was cut short is asked again until it is done, as the broker does.
+			var err error
+			for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+				err = c.do(t.Context(), func() bool { return false })
+				if err == nil || sandboxer.KindOf(err) != sandboxer.Unavailable || time.Now().After(end) {
+					break
+				}
+			}
+			if err != nil {
+				t.Errorf("again: %v", err)
+			}
+		}) {
+			break // the next ones need it
 		}
-		if err != nil {
-			t.Errorf("%s, again: %v", c.name, err)
+	}
+	for _, id := range []string{"copy", "restored", "warm"} {
+		if _, err := b.Teardown(t.Context(), handle(id)); err != nil {
+			t.Error(err)
 		}
 	}
 	if live, err := r.Live(t.Context()); err != nil || len(live) > 0 {
@@ -246,12 +432,51 @@ func TestKilledInEveryCall(t *testing.T) {
 	}
 }
 
-// or is got, or what it was before an error.
-func or[T any](got T, err error, before T) T {
-	if err != nil {
-		return before
+// broken makes the error of a connection, which breaks in its own way, one of ours.
+func broken(err error) error {
+	if err == nil {
+		return nil
 	}
-	return got
+	return sandboxer.E(sandboxer.Unavailable, err, "the connection broke")
+}
+
+// A hook calls do when it is read, or written to, for the first time.
+type hook struct {
+	do   func() bool
+	once sync.Once
+}
+
+func (h *hook) Write(p []byte) (int, error) {
+	h.once.Do(func() { h.do() })
+	return len(p), nil
+}
+
+func (h *hook) Read([]byte) (int, error) {
+	h.once.Do(func() { h.do() })
+	return 0, io.EOF
+}
+
+// cut reads data, and calls mid in the middle.
+func cut(data []byte, mid func() bool) io.Reader {
+	half := len(data) / 2
+	return io.MultiReader(bytes.NewReader(data[:half]), &hook{do: mid}, bytes.NewReader(data[half:]))
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// last is the last error of a sequence.
+func last[T any](seq iter.Seq2[T, error]) (err error) {
+	for _, err = range seq {
+	}
+	return err
 }
 
 func second[T any](_ T, err error) error { return err }

@@ -151,14 +151,21 @@ func harness(t *testing.T) extensiontest.Harness {
 			return []string{self(t), "echo", "127.0.0.1:" + strconv.Itoa(port)}
 		},
 	}
-	if os.Getuid() != 0 { // only itself can it be
-		me, err := user.Current()
-		if err != nil {
-			t.Fatal(err)
-		}
-		h.User = me.Username
-	}
+	h.User = otherUser(t)
 	return h
+}
+
+// otherUser returns who else commands can run as; "" for the suite's own choice.
+func otherUser(t *testing.T) string {
+	t.Helper()
+	if os.Getuid() == 0 {
+		return ""
+	}
+	me, err := user.Current() // only itself can it be
+	if err != nil {
+		t.Fatal(err)
+	}
+	return me.Username
 }
 
 // openSecret opens p with a configuration that has one secret, "key": that of the variable HUSH.

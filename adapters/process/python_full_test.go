@@ -1,118 +1,104 @@
 package process_test
 
 import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
-// fullClass keeps sandboxes as directories and can do what needs no commands inside. The host keeps the contract for it.
-const fullClass = `import os, shutil, uuid
-from sandboxer import errors, request
-from sandboxer.extensions.base import SandboxExtension
+// fullClass returns a directory with the class full:Full, which has all that a class can have, and one for its sandboxes,
+// which other users can enter.
+func fullClass(t *testing.T) (path, root string) {
+	t.Helper()
+	path, root = t.TempDir(), t.TempDir()
+	if err := os.CopyFS(path, os.DirFS("testdata")); err != nil { // Python writes beside it what it compiles
+		t.Fatal(err)
+	}
+	for dir := root; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return path, root
+}
 
-class Full(SandboxExtension):
-    """Directories."""
-
-    def at(self, handle):
-        where = os.path.join(self.config["root"], "boxes", handle["sandbox_id"])
-        if not os.path.isdir(where):
-            raise errors.NotFound(f"sandbox {handle['sandbox_id']} is not there")
-        return where
-
-    def make(self, inputs, host):
-        where = os.path.join(self.config["root"], "boxes", inputs["sandbox_id"])
-        os.makedirs(os.path.dirname(where), exist_ok=True)
-        return where, {"sandbox_id": inputs["sandbox_id"], "host": host, "generation": str(request.current().generation)}
-
-    def provision(self, profile, inputs, host):
-        where, handle = self.make(inputs, host)
-        os.mkdir(where)
-        return handle
-
-    def wait_ready(self, handle):
-        return {"remote_dir": self.at(handle), "host": handle["host"]}
-
-    def teardown(self, handle):
-        try:
-            where = self.at(handle)
-        except errors.NotFound:
-            return {}
-        shutil.rmtree(where)
-        return {"removed": where}
-
-    def is_alive(self, handle):
-        self.at(handle)
-        return True
-
-    def list_running(self):
-        boxes = os.path.join(self.config["root"], "boxes")
-        for name in os.listdir(boxes) if os.path.isdir(boxes) else []:
-            yield {"sandbox_id": name, "host": "localhost"}
-
-    def discover(self, sandbox_id):
-        return next((h for h in self.list_running() if h["sandbox_id"] == sandbox_id), None)
-
-    def saved(self, id):
-        return os.path.join(self.config["root"], "saved", id)
-
-    def supports_snapshots(self):
-        return True
-
-    def snapshot(self, handle):
-        id = uuid.uuid4().hex
-        shutil.copytree(self.at(handle), self.saved(id), symlinks=True)
-        return {"snapshot_id": id}
-
-    def restore_from_snapshot(self, profile, snapshot_meta, inputs, host):
-        where, handle = self.make(inputs, host)
-        shutil.copytree(self.saved(snapshot_meta["snapshot_id"]), where, symlinks=True)
-        return handle
-
-    def drop_snapshot(self, snapshot_meta):
-        shutil.rmtree(self.saved(snapshot_meta["snapshot_id"]), ignore_errors=True)
-
-    def estimate_cost(self, profile, inputs, *, duration_s=3600):
-        return 0.01 + 0.1 * duration_s / 3600
-
-    def meter_actual(self, handle, *, duration_s):
-        return 0.1 * duration_s / 3600
-
-    def pause(self, handle):
-        self.at(handle)
-
-    def resume(self, handle):
-        self.at(handle)
-
-    def capacity(self, host):
-        if host not in ("", "localhost"):
-            raise errors.Invalid(f"there is no host {host}")
-        return {"free": 100, "hosts": ["localhost"]}
-
-    def stats(self, handle):
-        self.at(handle)
-        return {"pids": 0}
-
-    def check(self, profile, inputs, host):
-        pass
-`
-
-// A class that has what a directory can be asked for passes the suite for all of that.
+// A class that has all of it passes the whole suite through the protocol, with real commands, files and connections.
 func TestConformanceOfFullClass(t *testing.T) {
 	needPython(t)
-	path := module(t, "full.py", fullClass)
-	dir, root := t.TempDir(), t.TempDir()
-	extensiontest.Run(t, extensiontest.Harness{
-		Inputs: []sandboxer.Input{{Name: sandboxer.AnyInput, Restricted: true}},
-		Open: func(t *testing.T) sandboxer.Extension {
-			e, err := openProgram(t, dir, "conformance", sandboxer.Program{Handler: "full:Full", Path: []string{path}}, map[string]any{"root": root})
+	path, root := fullClass(t)
+	dir := t.TempDir()
+	open := func(dir, owner string) func(t *testing.T) sandboxer.Extension {
+		return func(t *testing.T) sandboxer.Extension {
+			e, err := openProgram(t, dir, owner, sandboxer.Program{Handler: "full:Full", Path: []string{path}}, map[string]any{"root": root})
 			if err != nil {
 				t.Fatal(err)
 			}
 			return e
+		}
+	}
+	h := extensiontest.Harness{
+		Open: open(dir, "conformance"), Stranger: open(t.TempDir(), "stranger"),
+		Inputs: []sandboxer.Input{{Name: sandboxer.AnyInput, Restricted: true}},
+		Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanExpose,
+			sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanMeter,
+			sandboxer.CanNotify, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats},
+		Enforces: []extensiontest.Feature{extensiontest.Owned},
+		Listen: func(port int) []string {
+			return []string{self(t), "echo", "127.0.0.1:" + strconv.Itoa(port)}
 		},
-		Want: []sandboxer.Capability{sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanQuote,
-			sandboxer.CanMeter, sandboxer.CanPause, sandboxer.CanCapacity, sandboxer.CanStats},
-	})
+		Kill: func(t *testing.T, h sandboxer.Handle) {
+			where := filepath.Join(root, "conformance", "boxes", h.SandboxID)
+			if out, err := exec.Command("python3", "-I", "-B", filepath.Join(path, "world.py"), "remove", where).CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+		},
+		User: otherUser(t),
+	}
+	extensiontest.Run(t, h)
+
+	for _, left := range []string{"*/boxes/*", "*/saved/*"} {
+		if found, _ := filepath.Glob(filepath.Join(root, left)); len(found) > 0 {
+			t.Errorf("left over: %q", found)
+		}
+	}
+	if left, _ := os.ReadDir(filepath.Join(dir, "journal")); len(left) > 2 { // its own name, and the lock of that
+		t.Errorf("left over in the journal: %v", left)
+	}
+	// Those that waited for the end of a sandbox's time end by themselves.
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		left := processesBelow(t, root)
+		if len(left) == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("processes are left: %q", left)
+		}
+	}
+}
+
+// processesBelow lists the processes that work in a directory below root, or were started with one as an argument.
+func processesBelow(t *testing.T, root string) (found []string) {
+	t.Helper()
+	all, err := procs.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range all {
+		cwd, _ := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
+		args, _ := procs.Args(pid, nil)
+		if strings.HasPrefix(cwd, root+"/") || bytes.Contains(args, []byte("\x00"+root+"/")) {
+			found = append(found, fmt.Sprintf("%d %q in %s", pid, args, cwd))
+		}
+	}
+	return found
 }

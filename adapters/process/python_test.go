@@ -1,6 +1,7 @@
 package process_test
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -211,6 +212,92 @@ class Daemons:
 	pids, _ := procs.WithArg("8421")
 	for _, pid := range pids {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// Calls that go on after they were canceled keep the others waiting for a bounded time: the process is replaced, and what was
+// cut short can be torn down.
+func TestStuckClassIsReplaced(t *testing.T) {
+	needPython(t)
+	path := module(t, "mod.py", `
+import os, sys, threading
+host = sys.modules["__main__"]
+host.STUCK_TIME, host.LOOK_TIME = 0.2, 0.02
+class Stuck:
+    def __init__(self, config): self.root = config["root"]
+    def provision(self, profile, inputs, host):
+        where = os.path.join(self.root, inputs["sandbox_id"])
+        open(where, "w").close()
+        if inputs["sandbox_id"].startswith("stuck"):
+            threading.Event().wait()
+        return {"sandbox_id": inputs["sandbox_id"], "host": host}
+    def wait_ready(self, handle): return {}
+    def teardown(self, handle):
+        try:
+            os.unlink(os.path.join(self.root, handle["sandbox_id"]))
+        except FileNotFoundError:
+            pass
+        return {}
+`)
+	root := t.TempDir()
+	p := sandboxer.Program{Handler: "mod:Stuck", Path: []string{path}, Concurrency: 2}
+	e, err := openProgram(t, t.TempDir(), "o", p, map[string]any{"root": root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := backend.New("ext.test", e, backend.Options{})
+	defer b.Close()
+	// once begins a provision, cancels it when it is stuck, and sees that its caller does not wait.
+	once := func(id string) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := make(chan error, 1)
+		go func() {
+			_, err := b.Provision(ctx, specOf(id))
+			done <- err
+		}()
+		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+			if _, err := os.Stat(filepath.Join(root, id)); err == nil {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("the provision of %s does not begin", id)
+			}
+		}
+		cancel()
+		if err := <-done; sandboxer.KindOf(err) != sandboxer.Canceled {
+			t.Errorf("a canceled provision: %v", err)
+		}
+	}
+	// again has f succeed in the end; before that the process may end under it.
+	again := func(what string, f func() error) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+			err := f()
+			if err == nil {
+				return
+			}
+			if sandboxer.KindOf(err) != sandboxer.Unavailable || time.Now().After(end) {
+				t.Fatalf("%s: %v", what, err)
+			}
+		}
+	}
+	once("stuck1")
+	once("stuck2")
+	again("a provision that finds no place", func() error {
+		_, err := b.Provision(t.Context(), specOf("d1"))
+		return err
+	})
+	once("stuck3")
+	for _, id := range []string{"stuck3", "stuck1", "stuck2", "d1"} {
+		again("teardown of "+id, func() error {
+			_, err := b.Teardown(t.Context(), sandboxer.Handle{SandboxID: id, Generation: 1})
+			return err
+		})
+	}
+	if left, _ := os.ReadDir(root); len(left) > 0 {
+		t.Errorf("left over: %v", left)
 	}
 }
 

@@ -32,6 +32,16 @@ func (c *Catalog) DescribeAs(open *Catalog) error {
 	})
 }
 
+// Outdated reports whether e says of itself what a program said that is another one by now: its files changed since it
+// was opened. It is false of what says nothing of itself. stateDir is that of Open.
+func (e ExtensionFile) Outdated(stateDir string) bool {
+	if e.Adapter.Known == nil || e.said.Load() == nil {
+		return false
+	}
+	_, ok := e.Adapter.Known(e.Env("", stateDir, nil))
+	return !ok
+}
+
 // describeAll remembers what extensions say of themselves, as far as of knows it, and checks the files against that.
 func (c *Catalog) describeAll(of func(ExtensionFile) (sandboxer.Description, bool)) error {
 	var faults Faults
@@ -96,6 +106,9 @@ func (p ProfileFile) binds(e ExtensionFile) {
 			d.fault(fmt.Sprintf("requires[%d]", i), "", "%s (adapter %q) does not have %q: it has %s",
 				e.ID, e.Adapter.Kind, c, orNone(info.Capabilities))
 		}
+	}
+	if lacks := p.Ready.Lacks(info.Capabilities); lacks != "" {
+		d.faultKey("ready", "", "%s (adapter %q) lacks %s: nobody could ask whether a sandbox is ready", e.ID, e.Adapter.Kind, lacks)
 	}
 	names := make([]string, len(info.Inputs))
 	for i, in := range info.Inputs {

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -48,11 +49,13 @@ type profileForm struct {
 	Inputs      map[string]string      `yaml:"inputs" text:"any" help:"Defaults for inputs; the caller's win."`
 	TTL         time.Duration          `yaml:"ttl" min:"1s" help:"Lifetime when the caller names none (30m)."`
 	MaxTTL      time.Duration          `yaml:"max_ttl" min:"1s" help:"Longest lifetime a caller may ask for (24h)."`
-	Idle        time.Duration          `yaml:"idle" min:"1s" help:"Destroy after so long without use; without it never."`
+	Idle        time.Duration          `yaml:"idle" min:"1s" help:"How long nobody may use it until on_idle is done; without it for ever."`
+	OnIdle      sandboxer.ExpiryAction `yaml:"on_idle" help:"What happens after so long without use: destroy (the default) or pause."`
 	OnTTL       sandboxer.ExpiryAction `yaml:"on_ttl" help:"What happens when the time to live is over: destroy (the default) or pause."`
 	PauseDepth  sandboxer.PauseDepth   `yaml:"pause_depth" help:"How deep to pause where nobody says: freeze (memory stays), disk (memory and files are saved), files (processes end)."`
 	MaxPaused   time.Duration          `yaml:"max_paused" min:"1s" help:"How long a paused sandbox is kept before it is destroyed (7d)."`
 	AutoResume  bool                   `yaml:"auto_resume" help:"Whether using a paused sandbox (commands, files, ports) resumes it."`
+	Ready       readyForm              `yaml:"ready" help:"What a sandbox has to answer, once its extension calls it ready, before its user gets it."`
 	Price       priceForm              `yaml:"price" help:"What tenants pay, in credits, where the extension quotes nothing."`
 	Pool        poolForm               `yaml:"pool" help:"Sandboxes that are kept ready for whoever asks next."`
 }
@@ -81,9 +84,33 @@ type mountForm struct {
 	ReadOnly bool   `yaml:"read_only" help:"Whether writing is refused."`
 }
 
+type readyForm struct {
+	HTTP    *readyHTTPForm `yaml:"http" help:"A GET request; redirects are not followed."`
+	Command []string       `yaml:"command" text:"any" nonempty:"true" help:"A command, as a list of arguments, that ends with 0 when it is ready."`
+	Timeout time.Duration  `yaml:"timeout" min:"1s" max:"20m" help:"How long it may take until then, after which it has failed (30s)."`
+}
+
+type readyHTTPForm struct {
+	Port   int    `yaml:"port" min:"1" max:"65535" help:"Port inside; without it the URL that the extension gives its sandboxes."`
+	Path   string `yaml:"path" format:"urlpath" help:"Path with its query (/)."`
+	Status int    `yaml:"status" min:"200" max:"599" help:"The status that counts, and no other (200)."`
+}
+
 type priceForm struct {
 	Setup   sandboxer.Credits `yaml:"setup" help:"Once per sandbox."`
 	PerHour sandboxer.Credits `yaml:"per_hour" help:"Per hour of life."`
+}
+
+// check translates, and reports what no single field shows.
+func (f readyForm) check(d *decoder) sandboxer.ReadyCheck {
+	r := sandboxer.ReadyCheck{Command: f.Command, Timeout: f.Timeout}
+	if f.HTTP != nil {
+		r.HTTP = sandboxer.ReadyHTTP{Port: f.HTTP.Port, Path: cmp.Or(f.HTTP.Path, "/"), Status: f.HTTP.Status}
+	}
+	if err := r.Check(); err != nil {
+		d.faultKey("ready", "", "%s", sandboxer.Message(err))
+	}
+	return r.WithDefaults()
 }
 
 func (f limitsForm) limits() sandboxer.Limits {
@@ -110,8 +137,9 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 		Limits: f.Limits.limits(), MaxLimits: f.MaxLimits.limits(),
 		Network: sandboxer.NetworkPolicy{Mode: f.Network.Mode, Allow: f.Network.Allow},
 		Ports:   f.Ports, Workspace: f.Workspace, User: f.User, Inputs: f.Inputs,
-		TTL: f.TTL, MaxTTL: f.MaxTTL, Idle: f.Idle,
+		TTL: f.TTL, MaxTTL: f.MaxTTL, Idle: f.Idle, OnIdle: f.OnIdle,
 		OnTTL: f.OnTTL, PauseDepth: f.PauseDepth, MaxPaused: f.MaxPaused, AutoResume: f.AutoResume,
+		Ready: f.Ready.check(d),
 		Price: sandboxer.Price{Setup: f.Price.Setup, PerHour: f.Price.PerHour},
 		Pool:  sandboxer.Pool{Size: f.Pool.Size, MaxAge: f.Pool.MaxAge},
 	}
@@ -122,6 +150,9 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 	}
 	if err := p.Limits.Within(p.MaxLimits, "max_limits"); err != nil {
 		d.faultKey("max_limits", "", "%s", sandboxer.Message(err))
+	}
+	if f.OnIdle != "" && f.Idle == 0 && d.places["idle"].key == nil {
+		d.fault("on_idle", "", "has no effect without idle")
 	}
 	if f.Pool.Size == 0 && f.Pool.MaxAge != 0 {
 		d.faultKey("pool.max_age", "", "an age has no effect without a size")

@@ -269,6 +269,8 @@ var formats = map[string]format{
 		pattern: lazyRegexp(`^(?:[a-z_][a-z0-9_.-]{0,31}|[0-9]{1,10}(?::[0-9]{1,10})?)$`)},
 	"image": {want: "the name of an image, without spaces",
 		pattern: lazyRegexp(`^[^ \t\r\n]+$`)},
+	"urlpath": {want: "the path of a request such as /healthz?all=1: at most 1024 visible ASCII characters without #",
+		pattern: lazyRegexp(`^/[!"$-~]*$`), check: func(s string) bool { return len(s) <= 1024 }},
 	"line": {want: "one line of text", pattern: lazyRegexp(`^[^\r\n]{0,200}$`)},
 	"service": {want: "unix:/absolute/path, or tls:host:port",
 		pattern: lazyRegexp(`^(?:unix:/[^\x00-\x20]{1,100}|tls:(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5})$`)},

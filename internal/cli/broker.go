@@ -226,21 +226,32 @@ func profilesOf(c *catalog.Catalog) (out []sandboxer.Profile) {
 }
 
 // reload reads the catalogue anew and offers its profiles from now on: all of them, or,
-// when anything is wrong, those of before. Extensions stay as they were opened. Kind:
-// Invalid with every fault.
+// when anything is wrong, those of before. Extensions stay as they were opened: it says whose
+// file or program changed since. Kind: Invalid with every fault.
 func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 	b.loading.Lock()
 	defer b.loading.Unlock()
 	r := api.Reload{Added: []string{}, Changed: []string{}, Removed: []string{}, Restart: []string{}}
 	cat, err := catalog.Load(b.cfg.Layers, b.cfg.Adapters)
-	if err = catalog.Combine(err, cat.DescribeAs(b.cat)); err != nil {
-		return r, sandboxer.E(sandboxer.Invalid, err, "nothing was changed: %s", sandboxer.Message(err)).
-			WithHint("mend the files, then check them: sandboxer profile validate")
-	}
 	for _, e := range cat.Extensions {
-		if old, err := b.cat.Extension(e.ID); err != nil || !old.Same(e) {
+		if old, err := b.cat.Extension(e.ID); err != nil || !old.Same(e) || old.Outdated(filepath.Join(b.cfg.Dir, extDir)) {
 			r.Restart = append(r.Restart, e.ID)
 		}
+	}
+	refused := func(err error) *sandboxer.Error {
+		e := sandboxer.E(sandboxer.Invalid, err, "nothing was changed: %s", sandboxer.Message(err))
+		if len(r.Restart) > 0 {
+			e = e.WithHint("what changed about %s takes a restart: sandboxer down; sandboxer up", strings.Join(r.Restart, ", "))
+		}
+		return e
+	}
+	said := cat.DescribeAs(b.cat)
+	if err = catalog.Combine(err, said); err != nil {
+		e := refused(err)
+		if said == nil || len(r.Restart) == 0 { // else what is wrong may be that it has not
+			e = e.WithHint("mend the files, then check them: sandboxer profile validate")
+		}
+		return r, e
 	}
 	for _, old := range b.cat.Extensions {
 		if _, err := cat.Extension(old.ID); err != nil {
@@ -248,11 +259,7 @@ func (b *broker) reload(ctx context.Context) (api.Reload, error) {
 		}
 	}
 	if err := b.manager.SetProfiles(profilesOf(cat)); err != nil {
-		e := sandboxer.E(sandboxer.Invalid, err, "nothing was changed: %s", sandboxer.Message(err))
-		if len(r.Restart) > 0 {
-			e = e.WithHint("what changed about %s takes a restart: sandboxer down; sandboxer up", strings.Join(r.Restart, ", "))
-		}
-		return r, e
+		return r, refused(err)
 	}
 	for _, p := range cat.Profiles {
 		switch old, err := b.cat.Profile(p.ID); {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -80,12 +81,31 @@ func profileView() view[*api.Profile] {
 				{"command", strings.Join(p.Command, " ")}, {"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)},
 				{"limits", limitsText(p.Limits)}, {"largest limits", limitsText(p.MaxLimits)}, {"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)},
 				{"workspace", p.Workspace}, {"user", p.User}, {"inputs", pairs(p.Inputs)},
-				{"ttl", durationText(p.TTL)}, {"longest ttl", durationText(p.MaxTTL)}, {"idle", durationText(p.Idle)},
+				{"ttl", durationText(p.TTL)}, {"longest ttl", durationText(p.MaxTTL)}, {"idle", durationText(p.Idle)}, {"on idle", string(p.OnIdle)},
 				{"on ttl", string(p.OnTTL)}, {"pause depth", string(p.PauseDepth)}, {"longest pause", durationText(p.MaxPaused)}, {"auto resume", ifSo(p.AutoResume)},
-				{"pool", pool}, {"price", price}, {"built in", ifSo(p.Builtin)},
+				{"ready when", readyText(p.Ready)}, {"pool", pool}, {"price", price}, {"built in", ifSo(p.Builtin)},
 			}
 		},
 	}
+}
+
+// readyText is what has to be answered before a sandbox is given away.
+func readyText(r *api.ReadyCheck) string {
+	if r == nil {
+		return ""
+	}
+	var what []string
+	if h := r.HTTP; h != nil {
+		at := "its URL"
+		if h.Port != 0 {
+			at = "port " + strconv.Itoa(h.Port)
+		}
+		what = append(what, fmt.Sprintf("GET %s at %s answers %d", h.Path, at, h.Status))
+	}
+	if len(r.Command) > 0 {
+		what = append(what, strings.Join(r.Command, " ")+" ends with 0")
+	}
+	return strings.Join(what, " and ") + ", within " + durationText(r.Timeout)
 }
 
 func extensionView() view[*api.Extension] {

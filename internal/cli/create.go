@@ -172,7 +172,7 @@ func abandon(s *session, p *progress, sb *api.Sandbox, hits <-chan os.Signal) er
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		_, err := s.Destroy(ctx, sb.ID, true)
+		_, err := s.Destroy(ctx, refOf(sb), true)
 		done <- err
 	}()
 	select {

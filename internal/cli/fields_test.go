@@ -82,7 +82,7 @@ func TestFlagFields(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	order := strings.Fields("--profile p --image i:1 --input a=b --env-file " + vars + " --label a=b --name n --ttl 1h --host h --cpus 1 --memory 1GiB --disk 1GiB --pids 9" +
+	order := strings.Fields("--profile p --image i:1 --input a=b --env-file " + vars + " --label a=b --name n --ttl 1h --idle 1m --on-idle pause --on-ttl pause --host h --cpus 1 --memory 1GiB --disk 1GiB --pids 9" +
 		" --net allow:a.example --max-cost 1 --mount /a:/b:ro --thread u/t --consumer me --consumer-kind ci --consumer-meta a=b --idempotency-key k")
 	var create *createOptions
 	run(newCmdCreate(f, func(_ context.Context, o *createOptions) error { create = o; return nil }), append(order, "--user", "u", "--", "sleep")...)
@@ -100,7 +100,7 @@ func TestFlagFields(t *testing.T) {
 	})
 	var restore *restoreOptions
 	run(newCmdRestore(f, func(_ context.Context, o *restoreOptions) error { restore = o; return nil }), append([]string{"snap"}, strings.Fields("--profile p --kind portable --input a=b --host h -e A=1"+
-		" --label a=b --name n --ttl 1h --max-cost 1 --consumer me --consumer-kind ci --consumer-meta a=b --idempotency-key k --detach")...)...)
+		" --label a=b --name n --ttl 1h --idle 1m --on-idle pause --on-ttl pause --max-cost 1 --consumer me --consumer-kind ci --consumer-meta a=b --idempotency-key k --detach")...)...)
 	fieldtest.Full(t, restore.req, nil)
 	var fork *forkOptions
 	run(newCmdFork(f, func(_ context.Context, o *forkOptions) error { fork = o; return nil }), strings.Fields("x --count 2 -e A=1 --label a=b --ttl 1h --idempotency-key k --max-cost 1")...)

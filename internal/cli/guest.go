@@ -401,12 +401,12 @@ func runRun(ctx context.Context, o *runOptions) error {
 		}
 		return o.f.unread(ctx, s, req.Profile, err)
 	}
-	id, there := sb.ID, sb.Found // somebody else's is not ours to destroy
+	id, ref, there := sb.ID, refOf(sb), sb.Found // somebody else's is not ours to destroy
 	if there {
 		p.note("sandbox %s is there already; it is left when the command has ended", id)
 	}
 	if !o.keep && !there {
-		defer func() { finish(s, p, id) }()
+		defer func() { finish(s, p, ref) }()
 	}
 	if sb, err = await(begin, s, p, sb); err != nil {
 		if begin.Err() != nil {
@@ -416,7 +416,7 @@ func runRun(ctx context.Context, o *runOptions) error {
 	}
 	p.ready(ctx, s, sb)
 	release() // from here on, interrupts are the command's
-	code, err := execIn(ctx, o.f, s, id, o.guestOptions)
+	code, err := execIn(ctx, o.f, s, ref, o.guestOptions)
 	if err != nil {
 		return err
 	}

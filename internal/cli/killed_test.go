@@ -28,6 +28,7 @@ var kills = []struct {
 	do      string
 	make    bool
 	start   bool   // the server's start leads to it
+	running bool   // what do starts says something, and is killed then instead of at its beginning
 	again   string // what works afterwards; default the command
 }{
 	{verb: fake.VerbPlace, make: true},
@@ -41,6 +42,7 @@ var kills = []struct {
 	{verb: fake.VerbNotify, start: true},
 	{verb: fake.VerbListSnapshots, start: true},
 	{verb: fake.VerbExec, do: "exec K -- true"},
+	{verb: fake.VerbExec, do: "exec K -- tail -f /proc/self/comm", running: true, again: "get K"},
 	{verb: fake.VerbFiles, do: "files ls K /workspace"},
 	{verb: fake.VerbCheckpoint, do: "snapshot create K --name s --portable", again: "snapshot get s"},
 	{verb: fake.VerbProvisionFrom, setup: []string{"snapshot create K --name s --portable"}, do: "restore s --kind portable"},
@@ -68,10 +70,14 @@ func TestServerKilledInEveryCall(t *testing.T) {
 	}
 	for _, k := range kills {
 		for _, both := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/both=%t", k.verb, both), func(t *testing.T) {
+			name := string(k.verb)
+			if k.running {
+				name += " running"
+			}
+			t.Run(fmt.Sprintf("%s/both=%t", name, both), func(t *testing.T) {
 				t.Parallel()
-				r := newKilledRig(t)
 				profile := cmp.Or(k.profile, "killed")
+				r := newKilledRig(t, profile == "pooled")
 				create := "create --profile " + profile + " --ttl 1h --input sandbox_id=K"
 				if k.verb == fake.VerbClaim { // which whoever chooses an ID does without
 					create = "create --profile pooled --ttl 1h --name K"
@@ -96,13 +102,15 @@ func TestServerKilledInEveryCall(t *testing.T) {
 				if k.start {
 					r.kill(false)
 				}
-				r.killIn(k.verb, do, both)
+				r.killIn(k.verb, do, k.running, both)
 				r.serve()
 				if again := cmp.Or(k.again, do); again != "" {
 					r.insist(again)
 				}
 				if !strings.HasPrefix(k.do, "destroy") {
-					r.insist("resume K") // which succeeds where it runs
+					if k.verb == fake.VerbPause {
+						r.insist("resume K")
+					}
 					r.insist("exec K -- true")
 				}
 				r.over()
@@ -114,6 +122,7 @@ func TestServerKilledInEveryCall(t *testing.T) {
 type killedRig struct {
 	t      *testing.T
 	home   string
+	pooled bool // there are warm sandboxes
 	world  *fake.Remote
 	server *exec.Cmd    // nil while none runs
 	log    bytes.Buffer // of the servers, one after the other
@@ -145,12 +154,12 @@ func (r *killedRig) serve() {
 	}
 }
 
-func newKilledRig(t *testing.T) *killedRig {
+func newKilledRig(t *testing.T, pooled bool) *killedRig {
 	home, err := os.MkdirTemp("", "sbx")
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &killedRig{t: t, home: home, world: fake.Connect(filepath.Join(home, "world"))}
+	r := &killedRig{t: t, home: home, pooled: pooled, world: fake.Connect(filepath.Join(home, "world"))}
 	ctx, stop := context.WithCancel(context.Background())
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -195,7 +204,9 @@ func newKilledRig(t *testing.T) *killedRig {
 		file("extensions/ext."+name+".yaml", "id: ext."+name+"\ncommand: ["+program+"]\ncapabilities: {isolation_levels: [process], pricing_model: metered}\nconfig:\n"+config)
 		file("profiles/profile."+name+".yaml", "id: profile."+name+"\ntitle: x\nextension: ext."+name+"\nisolation: process\nttl: 1h\nmax_ttl: 8h\nnetwork: public\n")
 	}
-	file("profiles/profile.pooled.yaml", "id: profile.pooled\ntitle: x\nextension: ext.killed\nisolation: process\nttl: 1h\nmax_ttl: 8h\npool: {size: 1}\n")
+	if pooled {
+		file("profiles/profile.pooled.yaml", "id: profile.pooled\ntitle: x\nextension: ext.killed\nisolation: process\nttl: 1h\nmax_ttl: 8h\npool: {size: 1}\n")
+	}
 	r.serve()
 	r.must("credits grant default 100")
 	return r
@@ -255,13 +266,27 @@ var does = map[fake.Verb]bool{fake.VerbProvision: true, fake.VerbTeardown: true,
 	fake.VerbPause: true, fake.VerbResume: true, fake.VerbRenew: true, fake.VerbNetwork: true, fake.VerbClaim: true, fake.VerbProvisionFrom: true}
 
 // killIn has a command lead to a call of verb, which does not answer, and kills the server; or, after the call has
-// done what it was asked for, the server and its extensions.
-func (r *killedRig) killIn(verb fake.Verb, line string, both bool) {
+// done what it was asked for, the server and its extensions. With running the call does its work, and is in the middle
+// of it when its output begins.
+func (r *killedRig) killIn(verb fake.Verb, line string, running, both bool) {
 	r.t.Helper()
-	if err := r.world.Inject(r.t.Context(), fake.Fault{Verb: verb, Hang: true, Lost: both, Times: 1}); err != nil {
+	if !running {
+		if err := r.world.Inject(r.t.Context(), fake.Fault{Verb: verb, Hang: true, Lost: both, Times: 1}); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	out, err := os.Create(filepath.Join(r.home, "out"))
+	if err != nil {
 		r.t.Fatal(err)
 	}
-	var out strings.Builder
+	defer out.Close()
+	said := func() string {
+		data, err := os.ReadFile(out.Name())
+		if err != nil {
+			r.t.Error(err)
+		}
+		return string(data)
+	}
 	ended := make(chan error, 1)
 	line, stop := r.connect(line)
 	defer stop()
@@ -270,7 +295,7 @@ func (r *killedRig) killIn(verb fake.Verb, line string, both bool) {
 		r.begin()
 		ended <- nil
 	} else {
-		cmd.Stdout, cmd.Stderr = &out, &out
+		cmd.Stdout, cmd.Stderr = out, out
 		if err := cmd.Start(); err != nil {
 			r.t.Fatal(err)
 		}
@@ -279,6 +304,10 @@ func (r *killedRig) killIn(verb fake.Verb, line string, both bool) {
 	reached := false
 	r.until(func() bool {
 		over := line != "" && len(ended) > 0
+		if running {
+			reached = strings.Contains(said(), "tail\n")
+			return reached || over
+		}
 		fault, last := r.met(verb)
 		reached = fault > 0 && (!both || !does[verb] || last > fault)
 		return reached || over
@@ -288,7 +317,7 @@ func (r *killedRig) killIn(verb fake.Verb, line string, both bool) {
 			_ = cmd.Process.Kill()
 		}
 		<-ended
-		r.t.Fatalf("%s does not lead to %s\n%s", line, verb, out.String())
+		r.t.Fatalf("%s does not lead to %s\n%s", line, verb, said())
 	}
 	left := r.kill(both)
 	if line != "" {
@@ -363,9 +392,7 @@ func (r *killedRig) kill(both bool) (extensions []int) {
 // over destroys all there is, and has everybody look for what is left.
 func (r *killedRig) over() {
 	r.t.Helper()
-	for _, line := range []string{"destroy --all --yes", "snapshot ls -q", "pool drain pooled"} {
-		r.insist(line)
-	}
+	r.insist("destroy --all --yes")
 	out, err := r.command("snapshot ls -q").Output()
 	if err != nil {
 		r.t.Error(err)
@@ -373,11 +400,13 @@ func (r *killedRig) over() {
 	for _, id := range strings.Fields(string(out)) {
 		r.insist("snapshot rm " + id)
 	}
-	profile := filepath.Join(r.home, "profiles", "profile.pooled.yaml")
-	if err := os.Remove(profile); err != nil {
-		r.t.Error(err)
+	if r.pooled {
+		r.insist("pool drain pooled")
+		if err := os.Remove(filepath.Join(r.home, "profiles", "profile.pooled.yaml")); err != nil {
+			r.t.Error(err)
+		}
+		r.insist("reload")
 	}
-	r.insist("reload")
 	if !r.until(func() bool {
 		live, err := r.world.Live(r.t.Context())
 		return err == nil && len(live) == 0

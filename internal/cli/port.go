@@ -255,7 +255,7 @@ func portForwardRun(ctx context.Context, o *portForwardOptions) error {
 					return
 				}
 				wg.Go(func() {
-					if err := relay(ctx, s.Client, sb.ID, o.pairs[i][1], c); err != nil && ctx.Err() == nil {
+					if err := relay(ctx, s.Client, refOf(sb), o.pairs[i][1], c); err != nil && ctx.Err() == nil {
 						p.note("port %d: %s", o.pairs[i][1], sentence(err))
 					}
 				})

@@ -32,6 +32,7 @@ type requestOptions struct {
 	inputs, labels          []string
 	env                     envFlags
 	name, ttl, host         string
+	idle, onIdle, onTTL     string
 	cpus, memory, disk, net string
 	pids                    int64
 	maxCost, key            string
@@ -55,6 +56,7 @@ func (o *requestOptions) register(f *factory, c *cobra.Command) {
 	fl.StringArrayVar(&o.labels, "label", nil, "label `key=value`")
 	fl.StringVar(&o.name, "name", "", "`name`, unique among your live sandboxes")
 	fl.StringVar(&o.ttl, "ttl", "", "`lifetime`: 30m, 1h30m, 2d")
+	o.registerIdle(c)
 	fl.StringVar(&o.host, "host", "", "`place` among those the extension has")
 	fl.StringVar(&o.cpus, "cpus", "", "processors: `2`, 0.5")
 	fl.StringVar(&o.memory, "memory", "", "memory: `512MiB`, 2GiB")
@@ -70,6 +72,17 @@ func (o *requestOptions) register(f *factory, c *cobra.Command) {
 	fl.StringVar(&o.key, "idempotency-key", "", "one `key` makes one sandbox, however often it is sent")
 	complete(c, "net", "none", "public", "allow:")
 	_ = c.RegisterFlagCompletionFunc("profile", f.completeProfiles)
+}
+
+// registerIdle is the flags that say what becomes of a sandbox that nobody uses, and of one whose
+// time is over.
+func (o *requestOptions) registerIdle(c *cobra.Command) {
+	fl := c.Flags()
+	fl.StringVar(&o.idle, "idle", "", "how long `nobody` may use it until --on-idle is done: 10m; at most the profile's")
+	fl.StringVar(&o.onIdle, "on-idle", "", "what happens then: `destroy` or pause")
+	fl.StringVar(&o.onTTL, "on-ttl", "", "what happens when its time is over: `destroy` or pause")
+	complete(c, "on-idle", "destroy", "pause")
+	complete(c, "on-ttl", "destroy", "pause")
 }
 
 // registerUser is the flag for the sandbox's user where -u is not the command's.
@@ -150,9 +163,6 @@ func (o *requestOptions) request(f *factory) (api.CreateSandbox, error) {
 	if r.Thread, err = parseThread(o.thread); err != nil {
 		return r, err
 	}
-	if r.Thread.ID != "" && r.Inputs["sandbox_id"] != "" {
-		return r, invalid("the sandbox ID is given twice: --thread and --input sandbox_id")
-	}
 	var elsewhere error
 	if r.Mounts, elsewhere, err = parseMounts(o.mounts); err != nil {
 		return r, err
@@ -171,6 +181,12 @@ func (o *requestOptions) request(f *factory) (api.CreateSandbox, error) {
 		}
 		r.TTL = d
 	}
+	if o.idle != "" {
+		if r.Idle, err = parseDuration("--idle", o.idle); err != nil {
+			return r, err
+		}
+	}
+	r.OnIdle, r.OnTTL = sandboxer.ExpiryAction(o.onIdle), sandboxer.ExpiryAction(o.onTTL)
 	if r.Limits, err = o.limits(); err != nil {
 		return r, err
 	}
@@ -519,7 +535,7 @@ func await(ctx context.Context, s *session, p *progress, sb *api.Sandbox) (*api.
 		return sb, nil
 	}
 	if p.mode != "none" && sb.State == sandboxer.Creating {
-		for ev, err := range s.Follow(ctx, api.EventQuery{Sandbox: sb.ID}) {
+		for ev, err := range s.Follow(ctx, api.EventQuery{Sandbox: refOf(sb)}) {
 			if err != nil {
 				break // Wait below says what is the matter
 			}
@@ -532,7 +548,15 @@ func await(ctx context.Context, s *session, p *progress, sb *api.Sandbox) (*api.
 			}
 		}
 	}
-	return s.Wait(ctx, sb.ID, sandboxer.Running)
+	return s.Wait(ctx, refOf(sb), sandboxer.Running)
+}
+
+// refOf names sb to the server. Of two tenants, each can have chosen the same ID.
+func refOf(sb *api.Sandbox) string {
+	if len(sb.ID) == 8 && (sb.Thread == sandboxer.Thread{}) { // the broker's choice, or as good as that
+		return sb.ID
+	}
+	return sb.Addr()
 }
 
 // ready ends the progress of a create with its one line.

@@ -73,10 +73,10 @@ func sandboxView() view[*api.Sandbox] {
 				ports = append(ports, strings.TrimSpace(fmt.Sprintf("%d %s %s", p.Port, p.Addr, p.URL)))
 			}
 			return [][2]string{
-				{"id", sb.ID}, {"generation", fmt.Sprint(sb.Generation)}, {"name", sb.Name}, {"state", string(sb.State)},
+				{"id", sb.ID}, {"object id", sb.ObjectID}, {"generation", fmt.Sprint(sb.Generation)}, {"name", sb.Name}, {"state", string(sb.State)},
 				{"unresponsive", moment(sb.Unresponsive, ago)}, {"unconfirmed", unconfirmedText(sb)}, {"damaged", sb.Damaged}, {"reason", string(sb.Reason)}, {"message", sb.Message},
 				{"fault", string(sb.Fault)}, {"hint", sb.Hint}, {"profile", sb.Profile}, {"extension", sb.Extension},
-				{"backend name", sb.Ref}, {"tenant", sb.Tenant}, {"consumer", consumerText(sb.Consumer)},
+				{"backend name", sb.Ref}, {"tenant", sb.Tenant}, {"thread", threadText(sb.Thread)}, {"consumer", consumerText(sb.Consumer)},
 				{"inputs", pairs(sb.Inputs)}, {"image", sb.Image}, {"command", strings.Join(sb.Command, " ")}, {"labels", pairs(sb.Labels)},
 				{"limits", limitsText(sb.Limits)}, {"network", networkText(sb.Network)}, {"mounts", mountsText(sb.Mounts)}, {"user", sb.User},
 				{"host", cmp.Or(sb.Reachability.Host, sb.Host)}, {"workspace", cmp.Or(sb.Reachability.RemoteDir, sb.Workspace)}, {"ssh", sb.Reachability.SSH},
@@ -85,11 +85,19 @@ func sandboxView() view[*api.Sandbox] {
 				{"price", quoteText(sb.Quote)}, {"cost", "$" + sb.Cost.String()},
 				{"created", moment(sb.CreatedAt, ago)}, {"made", moment(sb.ProvisionedAt, ago)}, {"ready", moment(sb.ReadyAt, ago)}, {"last used", moment(sb.UsedAt, ago)},
 				{"paused", pauseText(sb)}, {"paused before", durationText(sb.PausedFor)}, {"resumed", moment(sb.ResumedAt, ago)}, {"restored from", restoredText(sb)},
+				{"idle", durationText(sb.Idle)}, {"on idle", string(sb.OnIdle)}, {"on ttl", string(sb.OnTTL)},
 				{"expires", moment(sb.ExpiresAt, until)}, {"ending", moment(sb.EndingAt, ago)}, {"ended", moment(sb.EndedAt, ago)},
 				{"last error", retriedText(sb.LastError, sb.Retries, sb.RetryAt)}, {"cleanup", strings.Join(cleanup, "\n")},
 			}
 		},
 	}
+}
+
+func threadText(t sandboxer.Thread) string {
+	if t.ID == "" {
+		return ""
+	}
+	return t.User + "/" + t.ID
 }
 
 // retriedText is the error of a step that is being retried.
@@ -150,6 +158,7 @@ type lsOptions struct {
 	q      api.SandboxQuery
 	states []string
 	labels []string
+	thread string
 	all    bool
 
 	quarantined bool
@@ -163,7 +172,7 @@ func newCmdLs(f *factory, runF func(context.Context, *lsOptions) error) *cobra.C
 			if o.q.States, err = states(o.states); err != nil {
 				return err
 			}
-			if o.quarantined && (o.all || o.states != nil || o.labels != nil || o.q.Profile != "" || o.q.Name != "" || o.q.Tenant != "" || o.q.Limit != 0 || o.q.Cursor != "") {
+			if o.quarantined && (o.all || o.states != nil || o.labels != nil || o.q.Profile != "" || o.q.Name != "" || o.thread != "" || o.q.Tenant != "" || o.q.Limit != 0 || o.q.Cursor != "") {
 				return invalid("--quarantined goes with no other flag of ls")
 			}
 			if o.all {
@@ -173,6 +182,9 @@ func newCmdLs(f *factory, runF func(context.Context, *lsOptions) error) *cobra.C
 				o.q.States = sandboxer.States()
 			}
 			if o.q.Labels, err = keyValues("--label", o.labels); err != nil {
+				return err
+			}
+			if o.q.Thread, err = parseThread(o.thread); err != nil {
 				return err
 			}
 			if err := checkLimit(o.q.Limit); err != nil {
@@ -191,6 +203,7 @@ func newCmdLs(f *factory, runF func(context.Context, *lsOptions) error) *cobra.C
 	fl.StringArrayVar(&o.labels, "label", nil, "only with this label `key=value`")
 	fl.StringVar(&o.q.Profile, "profile", "", "only of this `profile`")
 	fl.StringVar(&o.q.Name, "name", "", "only with this `name`")
+	fl.StringVar(&o.thread, "thread", "", "only of this thread, `[USER/]ID`")
 	fl.StringVar(&o.q.Tenant, "tenant", "", "only of this `tenant`, for administrators")
 	pageFlags(c, &o.q.Limit, &o.q.Cursor)
 	complete(c, "state", strings.Fields(join(sandboxer.States(), " "))...)
@@ -705,7 +718,7 @@ func destroyRun(ctx context.Context, o *destroyOptions) error {
 			if err != nil {
 				return err
 			}
-			o.refs = append(o.refs, sb.ID)
+			o.refs = append(o.refs, refOf(&sb))
 		}
 		if len(o.refs) == 0 {
 			none := "there is no sandbox"

@@ -586,6 +586,7 @@ func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error
 	fl.StringArrayVar(&or.labels, "label", nil, "label `key=value`")
 	fl.StringVar(&or.name, "name", "", "`name`, unique among your live sandboxes")
 	fl.StringVar(&or.ttl, "ttl", "", "`lifetime`: 30m, 1h30m, 2d")
+	or.registerIdle(c)
 	fl.StringVar(&or.maxCost, "max-cost", "", "refuse if it would cost more `credits` (SANDBOXER_MAX_COST)")
 	fl.StringVar(&or.consumer, "consumer", "", "`who` asks: a person, an agent, a service")
 	fl.StringVar(&or.consumerKind, "consumer-kind", "", "`kind` of the consumer: agent, ci, user")
@@ -608,7 +609,7 @@ func (o *restoreOptions) build() error {
 	}
 	r := o.order.req
 	o.req = api.RestoreSnapshot{
-		Profile: o.order.profile, Kind: kind, Inputs: r.Inputs, Host: r.Host, Name: r.Name, TTL: r.TTL, Consumer: r.Consumer, Labels: r.Labels, Env: r.Env,
+		Profile: o.order.profile, Kind: kind, Inputs: r.Inputs, Host: r.Host, Name: r.Name, TTL: r.TTL, Idle: r.Idle, OnIdle: r.OnIdle, OnTTL: r.OnTTL, Consumer: r.Consumer, Labels: r.Labels, Env: r.Env,
 		MaxCost: r.MaxCost, Key: r.Key, NoWaiting: o.detach,
 	}
 	return nil

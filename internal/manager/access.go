@@ -16,37 +16,58 @@ func (m *Manager) beginStream(ctx context.Context, scope sandboxer.Scope, ref st
 }
 
 func (m *Manager) beginUse(ctx context.Context, kind *limiter, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, h sandboxer.Handle, end func(), err error) {
+	for {
+		sb, b, end, held, err := m.tryUse(ctx, kind, scope, ref)
+		if err != nil {
+			return nil, nil, h, nil, err
+		}
+		if held == nil {
+			return sb, b, sb.Handle, end, nil
+		}
+		if err := wait(ctx, held); err != nil {
+			return nil, nil, h, nil, err
+		}
+	}
+}
+
+// tryUse is beginUse, unless the sandbox is about to end or to be paused because nobody uses it: then
+// it is held until that is committed, and has to be looked at again.
+func (m *Manager) tryUse(ctx context.Context, kind *limiter, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, end func(), held <-chan struct{}, err error) {
 	sb, err = m.find(ctx, scope, ref)
 	if err == nil && isPaused(sb) && sb.Spec.Profile.AutoResume {
 		sb, err = m.resumeOrWait(ctx, sb, 0)
 	}
 	if err != nil {
-		return nil, nil, h, nil, err
+		return nil, nil, nil, nil, err
 	}
 	if sb.State != sandboxer.Running {
-		return nil, nil, h, nil, notRunning(sb)
+		return nil, nil, nil, nil, notRunning(sb)
 	}
 	if b, err = m.backend(sb.Extension); err != nil {
-		return nil, nil, h, nil, err
+		return nil, nil, nil, nil, err
 	}
 	if m.ctx.Err() != nil {
-		return nil, nil, h, nil, errClosing
+		return nil, nil, nil, nil, errClosing
 	}
 	ended, err := kind.begin(sb.ID, sb.Tenant, sandboxer.PrincipalFrom(ctx))
 	if err != nil {
-		return nil, nil, h, nil, err
+		return nil, nil, nil, nil, err
 	}
-	used := m.usage.begin(sb.ID)
-	return sb, b, sb.Handle, func() { used(); ended() }, nil
+	used, held := m.usage.begin(sb.ID)
+	if held != nil {
+		ended()
+		return sb, b, nil, held, nil
+	}
+	return sb, b, func() { used(); ended() }, nil, nil
 }
 
 func notRunning(sb *sandboxer.Sandbox) error {
-	e := sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s, not running", sb.ID, sb.State)
+	e := sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s, not running", sb.Shown(), sb.State)
 	switch sb.State {
 	case sandboxer.Pausing, sandboxer.Paused:
-		e.WithHint("resume it: sandboxer resume %s", sb.ID)
+		e.WithHint("resume it: sandboxer resume %s", sb.Shown())
 	case sandboxer.Creating:
-		e.WithHint("wait for it: sandboxer wait %s", sb.ID)
+		e.WithHint("wait for it: sandboxer wait %s", sb.Shown())
 	case sandboxer.Terminating, sandboxer.Terminated:
 		if sb.Reason != "" {
 			e.Msg += " (" + string(sb.Reason) + ")"

@@ -67,9 +67,9 @@ func TestTenancy(t *testing.T) {
 			}
 			wantErr(t, call(context.Background(), sb.ID), sandboxer.Unauthenticated, "nobody is logged in")
 			if !slices.Contains(reading, name) {
-				wantErr(t, call(as("acme", sandboxer.ScopeRead), sb.ID), sandboxer.Denied, `needs the scope "write"`)
+				wantErr(t, call(as(sandboxer.DefaultTenant, sandboxer.ScopeRead), sb.ID), sandboxer.Denied, `needs the scope "write"`)
 			}
-			wantErr(t, call(as("acme", "nothing"), sb.ID), sandboxer.Denied, "needs the scope")
+			wantErr(t, call(as(sandboxer.DefaultTenant, "nothing"), sb.ID), sandboxer.Denied, "needs the scope")
 		})
 	}
 	if got := r.get(sb.ID); got.State != sandboxer.Running {
@@ -78,24 +78,24 @@ func TestTenancy(t *testing.T) {
 	if items, _, err := r.List(rival, sandboxer.Query{}); err != nil || len(items) != 0 {
 		t.Errorf("the rival sees %v, %v", items, err)
 	}
-	if items, _, err := r.List(rival, sandboxer.Query{Tenant: "acme"}); err != nil || len(items) != 0 {
+	if items, _, err := r.List(rival, sandboxer.Query{Tenant: sandboxer.DefaultTenant}); err != nil || len(items) != 0 {
 		t.Errorf("the rival sees %v, %v", items, err)
 	}
 	if items, _, err := r.List(admin, sandboxer.Query{Profile: "test"}); err != nil || len(items) != 1 {
 		t.Errorf("the administrator sees %v, %v", items, err)
 	}
-	_, err := r.Events(rival, sandboxer.EventQuery{Tenant: "acme"})
+	_, err := r.Events(rival, sandboxer.EventQuery{Tenant: sandboxer.DefaultTenant})
 	wantErr(t, err, sandboxer.Denied, "not yours to see")
 	if events, err := r.Events(rival, sandboxer.EventQuery{}); err != nil || len(events) != 0 {
 		t.Errorf("the rival sees %v, %v", events, err)
 	}
-	_, err = r.Balance(rival, "acme")
+	_, err = r.Balance(rival, sandboxer.DefaultTenant)
 	wantErr(t, err, sandboxer.Denied, "not yours to see")
-	_, _, err = r.Entries(rival, sandboxer.EntryQuery{Tenant: "acme"})
+	_, _, err = r.Entries(rival, sandboxer.EntryQuery{Tenant: sandboxer.DefaultTenant})
 	wantErr(t, err, sandboxer.Denied, "not yours to see")
 
 	for name, call := range map[string]func(context.Context) error{
-		"grant":  func(ctx context.Context) error { return r.Grant(ctx, "acme", 1, "", "") },
+		"grant":  func(ctx context.Context) error { return r.Grant(ctx, sandboxer.DefaultTenant, 1, "", "") },
 		"keys":   func(ctx context.Context) error { _, err := r.Keys(ctx); return err },
 		"revoke": func(ctx context.Context) error { return r.RevokeKey(ctx, "x") },
 		"audit":  func(ctx context.Context) error { _, err := r.Audit(ctx); return err },
@@ -125,7 +125,7 @@ func TestRefs(t *testing.T) {
 		}
 	}
 	_, err := r.Get(acme, "abc")
-	wantErr(t, err, sandboxer.Conflict, `"abc" means several sandboxes: abc-2 (abc-1, acme), abc-1 (one, acme)`)
+	wantErr(t, err, sandboxer.Conflict, `"abc" means several sandboxes: abc-2 (abc-1, default), abc-1 (one, default)`)
 	_, err = r.Get(acme, "ab")
 	wantErr(t, err, sandboxer.NotFound, "")
 	for _, bad := range []string{"", "..", "a/b", "A", strings.Repeat("x", 1000)} {
@@ -220,15 +220,15 @@ func TestUse(t *testing.T) {
 func TestGrants(t *testing.T) {
 	r := newRig(t, nil)
 	for range 2 {
-		if err := r.Grant(admin, "acme", 5*sandboxer.Credit, "invoice-1", "thanks"); err != nil {
+		if err := r.Grant(admin, sandboxer.DefaultTenant, 5*sandboxer.Credit, "invoice-1", "thanks"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	wantErr(t, r.Grant(admin, "acme", 6*sandboxer.Credit, "invoice-1", ""), sandboxer.Conflict, "another grant")
+	wantErr(t, r.Grant(admin, sandboxer.DefaultTenant, 6*sandboxer.Credit, "invoice-1", ""), sandboxer.Conflict, "another grant")
 	wantErr(t, r.Grant(admin, "rival", 5*sandboxer.Credit, "invoice-1", ""), sandboxer.Conflict, "another grant")
-	wantErr(t, r.Grant(admin, "acme", 0, "", ""), sandboxer.Invalid, "changes nothing")
-	wantErr(t, r.Grant(admin, "acme", -6*sandboxer.Credit, "", ""), sandboxer.NoCredit, "")
-	if err := r.Grant(admin, "acme", -sandboxer.Credit, "", ""); err != nil {
+	wantErr(t, r.Grant(admin, sandboxer.DefaultTenant, 0, "", ""), sandboxer.Invalid, "changes nothing")
+	wantErr(t, r.Grant(admin, sandboxer.DefaultTenant, -6*sandboxer.Credit, "", ""), sandboxer.NoCredit, "")
+	if err := r.Grant(admin, sandboxer.DefaultTenant, -sandboxer.Credit, "", ""); err != nil {
 		t.Error(err)
 	}
 	if c, err := r.Balance(acme, ""); err != nil || c != 4*sandboxer.Credit {

@@ -106,7 +106,7 @@ func (m *Manager) adoptObject(ctx context.Context, x unknownObject, a Adoption) 
 			return nil, err
 		}
 		if len(items) > 0 {
-			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, fmt.Sprintf("its name, %q, belongs to sandbox %s by now", sb.Name, items[0].ID)))
+			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, fmt.Sprintf("its name, %q, belongs to sandbox %s by now", sb.Name, items[0].Shown())))
 			sb.Name = ""
 		}
 	}
@@ -141,7 +141,7 @@ func (m *Manager) replaceClaimed(ctx context.Context, last, sb *sandboxer.Sandbo
 	mine := *sb
 	claim := func(into *sandboxer.Sandbox, also *sandboxer.Writes) error {
 		if !mayBeClaimed(into) {
-			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is known by now", sb.ID)
+			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is known by now", sb.Shown())
 		}
 		was := *into
 		*into = mine
@@ -240,7 +240,7 @@ func (m *Manager) recordOfUnknown(ctx context.Context, x unknownObject, a Adopti
 func (m *Manager) schedule(sb *sandboxer.Sandbox, fuse time.Time, ttl time.Duration) error {
 	at := now()
 	margin := fuseMargin
-	if sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause {
+	if pauses(sb.Spec.Profile) {
 		margin += stuckAfter
 	}
 	switch {
@@ -253,7 +253,7 @@ func (m *Manager) schedule(sb *sandboxer.Sandbox, fuse time.Time, ttl time.Durat
 		sb.ExpiresAt = fuse.Add(-margin).UTC().Truncate(time.Microsecond)
 	}
 	if !sb.ExpiresAt.After(at) {
-		return sandboxer.E(sandboxer.Invalid, nil, "the time of sandbox %s ran out at %s", sb.ID, sb.ExpiresAt.UTC().Format(time.RFC3339)).
+		return sandboxer.E(sandboxer.Invalid, nil, "the time of sandbox %s ran out at %s", sb.Shown(), sb.ExpiresAt.UTC().Format(time.RFC3339)).
 			WithHint("say how long it is to live from now: --ttl 1h")
 	}
 	sb.CreatedAt, sb.Spec.Fuse = at, sb.ExpiresAt.Add(margin)
@@ -279,7 +279,7 @@ func (m *Manager) recordWithoutStamp(ctx context.Context, x unknownObject, a Ado
 	if o.ext.Info.ID != x.e.Info.ID {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "profile %s makes sandboxes on %s; %s is on %s", o.spec.Profile.ID, o.ext.Info.ID, x.s.id, x.e.Info.ID)
 	}
-	o.id, o.spec.ID = x.s.id, x.s.id
+	o.setID(x.s.id)
 	sb := o.record(x.s.generation)
 	if sb.Quote, err = m.quote(ctx, o, sb); err != nil {
 		return nil, err

@@ -39,11 +39,11 @@ func (m *Manager) VisitAgent(ctx context.Context, ref string) (*AgentVisit, erro
 		return nil, err
 	}
 	v := &AgentVisit{}
-	err = m.beginVisit(ctx, bound, &v.visit, sb.ID, func(now *sandboxer.Sandbox, running bool) error {
+	err = m.beginVisit(ctx, bound, &v.visit, sb.Ref(), func(now *sandboxer.Sandbox, running bool) error {
 		switch {
 		case running:
 		case now.State == sandboxer.Running:
-			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was paused and resumed at this moment", now.ID).WithHint("try again")
+			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was paused and resumed at this moment", now.Shown()).WithHint("try again")
 		default:
 			return notRunning(now)
 		}

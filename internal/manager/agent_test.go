@@ -96,7 +96,7 @@ func TestVisitAgent(t *testing.T) {
 	t.Run("whose it is", func(t *testing.T) {
 		_, err := r.VisitAgent(rival, sb.ID)
 		wantErr(t, err, sandboxer.NotFound, "")
-		_, err = r.VisitAgent(as("acme", sandboxer.ScopeRead), sb.ID)
+		_, err = r.VisitAgent(as(sandboxer.DefaultTenant, sandboxer.ScopeRead), sb.ID)
 		wantErr(t, err, sandboxer.Denied, "")
 		_, err = r.VisitAgent(t.Context(), sb.ID)
 		wantErr(t, err, sandboxer.Unauthenticated, "")
@@ -108,7 +108,7 @@ func TestVisitAgent(t *testing.T) {
 		cutOff(t, v, c)
 	})
 	t.Run("ends with the key", func(t *testing.T) {
-		secret, key, err := r.CreateKey(as("acme", sandboxer.ScopeAdmin), NewKey{Name: "short", Tenant: "acme", Scopes: []sandboxer.Scope{sandboxer.ScopeWrite}})
+		secret, key, err := r.CreateKey(as(sandboxer.DefaultTenant, sandboxer.ScopeAdmin), NewKey{Name: "short", Tenant: sandboxer.DefaultTenant, Scopes: []sandboxer.Scope{sandboxer.ScopeWrite}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -117,7 +117,7 @@ func TestVisitAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 		v, c := r.visited(sandboxer.WithPrincipal(t.Context(), p), sb.ID)
-		if err := r.RevokeKey(as("acme", sandboxer.ScopeAdmin), key.ID); err != nil {
+		if err := r.RevokeKey(as(sandboxer.DefaultTenant, sandboxer.ScopeAdmin), key.ID); err != nil {
 			t.Fatal(err)
 		}
 		cutOff(t, v, c, sandboxer.Unauthenticated)

@@ -13,7 +13,7 @@ import (
 // TestAuditFinds spoils the database in every way the audit knows.
 func TestAuditFinds(t *testing.T) {
 	paid := func(r *rig) *sandboxer.Sandbox {
-		if err := r.Grant(admin, "acme", sandboxer.Credit, "", ""); err != nil {
+		if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {
 			r.t.Fatal(err)
 		}
 		return r.create(sandboxer.CreateRequest{Profile: "paid"})
@@ -77,17 +77,17 @@ func TestAuditFinds(t *testing.T) {
 			change(r, id, func(sb *sandboxer.Sandbox) { sb.Cost++ })
 		}, invCost},
 		"entries of nobody": {func(r *rig) {
-			book(r, sandboxer.Entry{Key: "x", Tenant: "acme", SandboxID: "nobody", Generation: 1, Type: sandboxer.EntryVoid, Amount: 5, At: now()})
+			book(r, sandboxer.Entry{Key: "x", Tenant: sandboxer.DefaultTenant, SandboxID: "nobody", Generation: 1, Type: sandboxer.EntryVoid, Amount: 5, At: now()})
 		}, invResolve},
 		"a debt": {func(r *rig) {
-			book(r, sandboxer.Entry{Key: "x", Tenant: "acme", Type: sandboxer.EntryGrant, Amount: -5, At: now()})
+			book(r, sandboxer.Entry{Key: "x", Tenant: sandboxer.DefaultTenant, Type: sandboxer.EntryGrant, Amount: -5, At: now()})
 		}, invNegate},
 		"a state without its event": {func(r *rig) {
 			id := r.create(sandboxer.CreateRequest{}).ID
 			change(r, id, func(sb *sandboxer.Sandbox) { sb.State = sandboxer.Terminating })
 		}, invState},
 		"a warm one that is somebody's": {func(r *rig) {
-			change(r, wait(r, "profile.test", "x"), func(sb *sandboxer.Sandbox) { sb.Tenant = "acme" })
+			change(r, wait(r, "profile.test", "x"), func(sb *sandboxer.Sandbox) { sb.Tenant = sandboxer.DefaultTenant })
 		}, invPooled},
 		"one from a pool that runs for nobody": {func(r *rig) {
 			id := wait(r, "profile.test", "x")

@@ -126,12 +126,15 @@ func (s script) live() (out outcome, err error) {
 	if strings.HasPrefix(s.Scenario, "pool") {
 		profiles[1].Pool.Size = 1
 	}
+	if s.Scenario == "answer" {
+		profiles[1].Ready = sandboxer.ReadyCheck{Command: []string{"true"}}
+	}
 	m, err := New(store, profiles, []Extension{{Info: info, Backend: b}}, opts)
 	if err != nil {
 		return out, err
 	}
 	defer m.Close()
-	if err := m.Grant(admin, "acme", sandboxer.Credit, "once", ""); err != nil {
+	if err := m.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "once", ""); err != nil {
 		return out, err
 	}
 	if err := m.Start(context.Background()); err != nil {
@@ -151,7 +154,7 @@ func (s script) live() (out outcome, err error) {
 		}
 	}
 	switch s.Scenario {
-	case "create", "move", "untouched":
+	case "create", "move", "untouched", "answer":
 	case "pool", "pool-dead":
 	case "extend":
 		if _, err := m.Extend(acme, out.Sandbox.ID, Extend{Add: time.Hour}); err != nil && !isKind(err, sandboxer.Conflict) {
@@ -196,7 +199,7 @@ func (s script) live() (out outcome, err error) {
 			if _, err := m.Get(acme, "stray"); err == nil { // a former life adopted it
 				return nil
 			}
-			_, err := m.Adopt(admin, "stray", Adoption{Tenant: "acme", Profile: "paid"})
+			_, err := m.Adopt(admin, "stray", Adoption{Tenant: sandboxer.DefaultTenant, Profile: "paid"})
 			return err
 		})
 		if err == nil {
@@ -251,7 +254,7 @@ func (s script) live() (out outcome, err error) {
 	if out.Holds, err = store.OpenHolds(context.Background()); err != nil {
 		return out, err
 	}
-	out.Balance, err = store.Balance(context.Background(), "acme")
+	out.Balance, err = store.Balance(context.Background(), sandboxer.DefaultTenant)
 	return out, err
 }
 
@@ -259,7 +262,7 @@ func (s script) live() (out outcome, err error) {
 func (s script) waitForPool(m *Manager, store sandboxer.Store) bool {
 	p := m.poolOf("profile.paid")
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		if _, err := store.IdempotencyKey(context.Background(), "acme", "k"); err == nil {
+		if _, err := store.IdempotencyKey(context.Background(), sandboxer.DefaultTenant, "k"); err == nil {
 			return true
 		}
 		p.mu.Lock()
@@ -327,7 +330,7 @@ func insist(f func() error) error {
 
 // crashes says how each point is reached.
 var crashes = map[point]string{
-	pRecord: "create", pProvision: "create", pLeaveHost: "move", pPlaced: "move", pUntouched: "untouched", pHandle: "create", pReady: "create", pRunning: "create",
+	pRecord: "create", pProvision: "create", pLeaveHost: "move", pPlaced: "move", pUntouched: "untouched", pHandle: "create", pReady: "create", pAnswer: "answer", pRunning: "create",
 	pEnding: "create", pTeardown: "create", pEnded: "create", // what was created is destroyed
 	pRenew: "extend", pExtended: "extend",
 	pNetworkRecord: "network", pNetworkSet: "network",

@@ -14,6 +14,7 @@ const (
 	pUntouched     point = "create.untouched"  // commit: nothing was made there
 	pHandle        point = "create.handle"     // commit
 	pReady         point = "create.ready"      // effect
+	pAnswer        point = "create.answer"     // effect: the profile's ready check is asked
 	pRunning       point = "create.running"    // commit
 	pEnding        point = "destroy.ending"    // commit: the intent
 	pTeardown      point = "destroy.teardown"  // effect
@@ -52,7 +53,7 @@ const (
 )
 
 var points = []point{
-	pRecord, pProvision, pLeaveHost, pPlaced, pUntouched, pHandle, pReady, pRunning,
+	pRecord, pProvision, pLeaveHost, pPlaced, pUntouched, pHandle, pReady, pAnswer, pRunning,
 	pEnding, pTeardown, pEnded,
 	pRenew, pExtended,
 	pNetworkRecord, pNetworkSet,

@@ -81,7 +81,7 @@ func (m *Manager) replay(ctx context.Context, o *resolvedRequest) (*sandboxer.Sa
 	case err != nil:
 		return nil, err
 	case !m.digestMatches(k.Digest, o.digest):
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request, which made sandbox %s", o.key, k.SandboxID).
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request, which made sandbox %s", o.key, m.shownOf(ctx, k)).
 			WithHint("use a new key for a new request")
 	}
 	sb, err := m.store.SandboxGeneration(ctx, k.SandboxID, k.Generation)
@@ -120,6 +120,14 @@ func (m *Manager) replay(ctx context.Context, o *resolvedRequest) (*sandboxer.Sa
 	return m.withLastUse(sb), nil
 }
 
+// shownOf is the ID by which the tenant of k knows the sandbox that was made under it.
+func (m *Manager) shownOf(ctx context.Context, k sandboxer.IdempotencyKey) string {
+	if sb, err := m.store.SandboxGeneration(ctx, k.SandboxID, k.Generation); err == nil {
+		return sb.Shown()
+	}
+	return k.SandboxID
+}
+
 // failure repeats the error with which sb could not be made, or nil.
 func failure(sb *sandboxer.Sandbox) error {
 	switch {
@@ -146,10 +154,18 @@ func (m *Manager) createOrShare(ctx context.Context, o *resolvedRequest) (*sandb
 				return nil, err
 			}
 			continue
+		case o.isOther(last.Thread):
+			return nil, idOfAnother(o.shown)
 		case last.State.Live() && !m.matches(o, last):
-			return nil, idTaken(o.id)
+			return nil, idTaken(o.shown)
 		}
-		sb, err := m.startCreate(ctx, o)
+		id, err := m.settleID(ctx, o, last)
+		if err != nil {
+			return nil, err
+		}
+		own := *o // jobs keep what they are asked for
+		own.setID(id)
+		sb, err := m.startCreate(ctx, &own)
 		if errors.Is(err, errLookAgain) {
 			continue
 		}
@@ -157,23 +173,69 @@ func (m *Manager) createOrShare(ctx context.Context, o *resolvedRequest) (*sandb
 	}
 }
 
-// latest returns the newest sandbox of o's ID; nil if there never was one. An ID that is,
-// or was, another tenant's is refused with the same words whatever became of it, and
-// nothing is waited for.
+// latest returns the newest sandbox that o's tenant has, or had, under the ID that o chose; nil if
+// there never was one.
 func (m *Manager) latest(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
-	last, err := m.store.Sandbox(ctx, o.id)
+	last, err := m.store.SandboxShown(ctx, o.tenant, o.shown)
 	switch {
-	case last != nil && last.Tenant != o.tenant: // or a damaged one, of which nobody knows whose it is
-		return nil, idUnavailable(o.id)
 	case isKind(err, sandboxer.NotFound):
 		return nil, nil
-	case err != nil:
-		return nil, err
+	case last != nil && err != nil: // damaged
+		return nil, idUnavailable(o.shown)
 	}
-	return last, nil
+	return last, err
 }
 
-// idUnavailable is all that a caller learns of an ID that is not its tenant's.
+// settleID returns what the record and the objects of the sandbox carry that o chose the ID of:
+// what the last one carried, which may be of before IDs were their tenants', or ObjectID's. That
+// may be in others' hands where it is what the caller chose: a random one, or another tenant's
+// of before. Then it is derived, so that nobody learns of the other.
+func (m *Manager) settleID(ctx context.Context, o *resolvedRequest, last *sandboxer.Sandbox) (string, error) {
+	if last != nil {
+		return last.ID, nil
+	}
+	id := sandboxer.ObjectID(o.tenant, o.shown)
+	if sandboxer.IsDerivedID(id) {
+		return id, nil // and so nobody else's
+	}
+	foreign, err := m.isForeignID(ctx, id, o.tenant)
+	if foreign {
+		id = sandboxer.DerivedID(o.tenant, o.shown)
+	}
+	return id, err
+}
+
+// isForeignID reports whether id is, or was, what something carries that is not the tenant's: a
+// record, one that is about to be written, an object that the database does not know, or what the
+// ledger remembers.
+func (m *Manager) isForeignID(ctx context.Context, id, tenant string) (bool, error) {
+	m.mu.Lock()
+	j := m.jobs[id]
+	foreign := j != nil && j.request != nil && j.request.tenant != tenant
+	m.mu.Unlock()
+	if foreign {
+		return true, nil
+	}
+	switch sb, err := m.store.Sandbox(ctx, id); {
+	case sb != nil && (err != nil || sb.Tenant != tenant):
+		return true, nil // a damaged one may be anybody's
+	case err != nil && !isKind(err, sandboxer.NotFound):
+		return false, err
+	}
+	for _, q := range m.quarantine.list(id) {
+		if q.Tenant != "" && q.Tenant != tenant {
+			return true, nil
+		}
+	}
+	_, err := m.unusedGeneration(ctx, id, tenant)
+	if isKind(err, sandboxer.Conflict) {
+		return true, nil
+	}
+	return false, err
+}
+
+// idUnavailable is all that a caller learns of an ID that cannot be had for a reason that is not
+// its tenant's business.
 func idUnavailable(id string) error {
 	return sandboxer.E(sandboxer.Conflict, nil, "the sandbox ID %s cannot be had", id).
 		WithHint("choose another ID or thread")
@@ -187,6 +249,12 @@ func idTaken(id string) error {
 		WithHint("ask for it with the profile, the inputs and the settings it was made with, or choose another ID")
 }
 
+// idOfAnother refuses a thread the ID that another has: an ID is one thread's for good.
+func idOfAnother(id string) error {
+	return sandboxer.E(sandboxer.Conflict, nil, "the sandbox ID %s belongs to another thread", id).
+		WithHint("choose another ID or thread")
+}
+
 // startCreate starts the job that makes o's sandbox, or joins the one that does, and
 // waits for as much of it as the caller wants.
 func (m *Manager) startCreate(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
@@ -197,18 +265,17 @@ func (m *Manager) startCreate(ctx context.Context, o *resolvedRequest) (*sandbox
 	case mine:
 		m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) { return m.create(ctx, j, o) })
 	case j.request != nil && j.request.tenant != o.tenant:
-		return nil, idUnavailable(o.id)
+		return nil, errLookAgain // settleID sees it now
 	case !m.isMaking(j) || j.request == nil:
 		// It is on its way out, or a leftover that is being finished; o's own.
-		if _, err := m.latest(ctx, o); err != nil {
-			return nil, err
-		}
 		if err := wait(ctx, j.done); err != nil {
 			return nil, err
 		}
 		return nil, errLookAgain
+	case o.isOther(j.request.thread):
+		return nil, idOfAnother(o.shown)
 	case !o.same(j.request):
-		return nil, idTaken(o.id)
+		return nil, idTaken(cmp.Or(o.shown, o.id))
 	}
 	return m.await(ctx, o, j, mine)
 }
@@ -246,10 +313,22 @@ func (m *Manager) joinExisting(ctx context.Context, o *resolvedRequest, j *job, 
 	if mine && j.recorded {
 		return nil
 	}
-	if o.outlives(sb) {
-		longer, err := m.extend(ctx, sb.ID, Extend{TTL: o.req.TTL}, true)
+	if (sb.Thread == sandboxer.Thread{} && o.thread != sandboxer.Thread{}) { // made before threads were kept, or by its ID alone
+		err := m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+			if o.isOther(sb.Thread) {
+				return idOfAnother(o.shown)
+			}
+			sb.Thread = o.thread
+			return nil
+		})
 		if err != nil {
-			return sandboxer.E(sandboxer.KindOf(err), err, "sandbox %s is there and cannot live as long as is asked: %s", sb.ID, sandboxer.Message(err)).
+			return err
+		}
+	}
+	if o.outlives(sb) {
+		longer, err := m.extend(ctx, sb.Ref(), Extend{TTL: o.req.TTL}, true)
+		if err != nil {
+			return sandboxer.E(sandboxer.KindOf(err), err, "sandbox %s is there and cannot live as long as is asked: %s", sb.Shown(), sandboxer.Message(err)).
 				WithHint("ask for it without a time to live, which leaves its expiry as it is")
 		}
 		*sb = *longer
@@ -290,16 +369,19 @@ func now() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }
 func (o *resolvedRequest) record(generation int) *sandboxer.Sandbox {
 	at := now()
 	sb := &sandboxer.Sandbox{
-		ID: o.id, Generation: generation, Name: o.name, Tenant: o.tenant,
+		ID: o.id, Generation: generation, Name: o.name, Tenant: o.tenant, Thread: o.thread,
 		Profile: o.spec.Profile.ID, Extension: o.ext.Info.ID, Host: cmp.Or(o.place, o.spec.Host), Consumer: o.spec.Consumer,
 		State: sandboxer.Creating, Spec: o.spec, CreatedAt: at, ExpiresAt: at.Add(o.ttl),
+	}
+	if o.shown != o.id {
+		sb.ShownID = o.shown
 	}
 	sb.Spec.Generation = generation
 	sb.Spec.Fuse = sb.ExpiresAt.Add(fuseMargin)
 	for _, p := range o.spec.Ports {
 		sb.Opened = append(sb.Opened, sandboxer.OpenPort{Port: p, Rev: 1})
 	}
-	if sb.Spec.Profile.OnTTL == sandboxer.ExpiryPause {
+	if pauses(sb.Spec.Profile) {
 		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter) // the backend must not remove it while it is being paused
 	}
 	if o.from != nil {
@@ -310,9 +392,12 @@ func (o *resolvedRequest) record(generation int) *sandboxer.Sandbox {
 
 // create is the job behind Create: it writes the sandbox down, and builds it.
 func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sandboxer.Sandbox, error) {
-	generation := 1
-	if o.chosen {
+	generation, thread := 1, o.thread
+	if o.shown != "" {
 		last, err := m.latest(ctx, o)
+		if err == nil && last != nil && last.ID != o.id {
+			err = errLookAgain // it became another's
+		}
 		switch {
 		case err != nil:
 			return nil, err
@@ -320,16 +405,19 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 			if generation, err = m.unusedGeneration(ctx, o.id, o.tenant); err != nil {
 				return nil, err
 			}
+		case o.isOther(last.Thread):
+			return nil, idOfAnother(o.shown)
 		case last.State == sandboxer.Terminated:
 			generation = objectGeneration(last) + 1
+			thread = cmp.Or(thread, last.Thread)
 		case last.State == sandboxer.Terminating:
 			return nil, errLookAgain
 		case !m.matches(o, last):
-			return nil, idTaken(o.id)
+			return nil, idTaken(o.shown)
 		case last.State == sandboxer.Creating:
 			m.publishRecord(j, last)
 			return m.resume(ctx, j, last.ID, last.Generation)
-		case last.State == sandboxer.Paused && last.Spec.Profile.AutoResume:
+		case last.State == sandboxer.Paused:
 			if err := m.mayResume(ctx, last); err != nil {
 				return nil, err
 			}
@@ -338,13 +426,13 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 		default:
 			return m.withLastUse(last), nil
 		}
-	}
-	if o.chosen { // what the database lost under the ID must not be handed out as new
+		// What the database lost under the ID must not be handed out as new.
 		if held, err := m.isQuarantinedID(ctx, o.id); err != nil || held {
-			return nil, cmp.Or(err, idUnavailable(o.id))
+			return nil, cmp.Or(err, idUnavailable(o.shown))
 		}
 	}
 	sb := o.record(generation)
+	sb.Thread = thread
 	if err := m.price(ctx, o, sb); err != nil {
 		return nil, err
 	}
@@ -443,7 +531,7 @@ func (m *Manager) explainCreateError(ctx context.Context, o *resolvedRequest, sb
 	case isKind(err, sandboxer.Conflict) && o.name != "":
 		items, _, qerr := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: o.tenant, Name: o.name, States: liveStates, Limit: 1})
 		if qerr == nil && len(items) == 1 {
-			return sandboxer.E(sandboxer.Conflict, err, "the name %q belongs to sandbox %s", o.name, items[0].ID).
+			return sandboxer.E(sandboxer.Conflict, err, "the name %q belongs to sandbox %s", o.name, items[0].Shown()).
 				WithHint("choose another name, or destroy that sandbox first")
 		}
 	}
@@ -485,7 +573,7 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 		return m.addToPool(ctx, j, sb, reach)
 	}
 	checkpoint := sb.Pause.Snapshot
-	if err := m.setRunning(ctx, sb, reach); err != nil {
+	if err := m.setRunning(ctx, j, sb, reach); err != nil {
 		return nil, m.failCreate(ctx, j, sb, err)
 	}
 	if checkpoint != "" {
@@ -507,6 +595,9 @@ func (m *Manager) prepare(ctx context.Context, b *backend.Backend, j *job, sb *s
 	}
 	if err == nil && sb.RestoredAs == sandboxer.SnapshotPortable && sb.ReadyAt.IsZero() && !b.Can(sandboxer.CanCheckpoint) {
 		err = m.unarchive(ctx, b, sb)
+	}
+	if err == nil && wantsAnswer(sb) {
+		err = m.step(pAnswer, func() error { return m.awaitAnswer(ctx, b, j, sb, reach) })
 	}
 	return reach, err
 }
@@ -554,12 +645,13 @@ func (m *Manager) makeAgain(ctx context.Context, b *backend.Backend, j *job, sb 
 }
 
 // setRunning commits that sb runs: for the first time, claimed, or resumed.
-func (m *Manager) setRunning(ctx context.Context, sb *sandboxer.Sandbox, reach sandboxer.Reachability) error {
+func (m *Manager) setRunning(ctx context.Context, j *job, sb *sandboxer.Sandbox, reach sandboxer.Reachability) error {
 	handle, claimed := sb.Handle, sb.ProvisionedAt
 	return m.step(pRunning, func() error {
 		return m.move(ctx, sb, sandboxer.Running, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) (err error) {
 			sb.Reachability = reach
 			sb.UsedAt = now()
+			w.Events = append(w.Events, j.told...)
 			if isPaused(sb) {
 				if w.Snapshots, err = m.dropPauseSnapshot(ctx, sb); err != nil {
 					return err
@@ -647,7 +739,7 @@ func (m *Manager) provision(ctx context.Context, b *backend.Backend, j *job, sb 
 	return m.step(pHandle, func() error {
 		return m.update(keep, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			if sb.State != sandboxer.Creating && sb.State != sandboxer.Terminating {
-				return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s", sb.ID, sb.State)
+				return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s", sb.Shown(), sb.State)
 			}
 			sb.Handle, sb.ProvisionedAt, sb.Untouched = h, now(), false
 			if h.Host != "" {
@@ -682,7 +774,7 @@ func (m *Manager) failCreate(ctx context.Context, j *job, sb *sandboxer.Sandbox,
 	} else {
 		m.log.WarnContext(ctx, "create failed", "sandbox", sb.ID, "generation", sb.Generation, "err", cause)
 	}
-	answer := wrapError(kind, cause, "sandbox %s could not be created", sb.ID)
+	answer := wrapError(kind, cause, "sandbox %s could not be created", sb.Shown())
 	return m.endFailed(ctx, j, sb, ending{reason: sandboxer.ReasonFailed, message: answer.Msg, fault: kind, hint: answer.Hint}, answer)
 }
 

@@ -137,8 +137,8 @@ func repairSnapshot(ctx context.Context, m *Manager, rec *sandboxer.SnapshotReco
 	if rec.Purpose == sandboxer.ForPause {
 		sb, err := m.store.SandboxGeneration(ctx, rec.SandboxID, max(1, rec.Generation))
 		if err == nil && sb.Pause.Snapshot == rec.ID && sb.State != sandboxer.Terminated {
-			return sandboxer.E(sandboxer.Conflict, cause, "sandbox %s is paused and resumes from snapshot %s, whose record is damaged", sb.ID, rec.ID).
-				WithHint("restore the database from a backup: sandboxer backup restore; or give the sandbox up: sandboxer destroy %s", sb.ID)
+			return sandboxer.E(sandboxer.Conflict, cause, "sandbox %s is paused and resumes from snapshot %s, whose record is damaged", sb.Shown(), rec.ID).
+				WithHint("restore the database from a backup: sandboxer backup restore; or give the sandbox up: sandboxer destroy %s", sb.Shown())
 		}
 	}
 	return m.step(pDropping, func() error { return m.putSnapshot(ctx, rec, "") })

@@ -28,7 +28,7 @@ func (r *rig) garble(id string) {
 // object is not taken for nobody's, and there is a way to be rid of it.
 func TestDamagedRecord(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.opts.Grace = time.Nanosecond })
-	if err := r.Grant(admin, "acme", sandboxer.Credit, "", ""); err != nil {
+	if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {
 		t.Fatal(err)
 	}
 	first := r.create(sandboxer.CreateRequest{Profile: "paid"})

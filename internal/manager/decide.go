@@ -23,7 +23,7 @@ const (
 	verbMarkAbsent       verb = "mark absent"       // note its first absence
 	verbClearMarks       verb = "clear marks"       // it is there again, and responds: forget what was noted
 	verbMarkUnresponsive verb = "mark unresponsive" // note that it is there and does not respond
-	verbPause            verb = "pause"             // its time is over: pause it, or go on pausing it
+	verbPause            verb = "pause"             // its time is over, or nobody uses it: pause it, or go on pausing it
 	verbEnd              verb = "end"               // commit to terminating, then tear down
 	verbTeardown         verb = "teardown"          // pay what terminating owes
 )
@@ -132,6 +132,9 @@ func (f facts) ready() action {
 	case f.seen == sandboxer.Alive && hasMarks(sb):
 		return action{verb: verbClearMarks}
 	case sb.State == sandboxer.Running && idle > 0 && !f.unasked && f.now.Sub(sb.UsedAt) >= idle:
+		if sb.Spec.Profile.OnIdle == sandboxer.ExpiryPause {
+			return action{verbPause, sandboxer.ReasonIdle}
+		}
 		return action{verbEnd, sandboxer.ReasonIdle}
 	}
 	return action{verb: verbNone}

@@ -50,7 +50,7 @@ func TestDecide(t *testing.T) {
 		{"creating, made, first absence, somebody at it", made, gone, busy, action{verb: verbMarkAbsent}},
 		{"creating, made, absent, somebody at it", with(made, func(r *record) { r.AbsentSince = ago(confirmAfter) }), gone, busy, ended(sandboxer.ReasonLost)},
 		{"creating, made, absent, nobody at it", with(made, func(r *record) { r.AbsentSince = ago(confirmAfter) }), gone, false, action{verb: verbResume}},
-		{"creating, claimed, absent, somebody at it", with(made, func(r *record) { r.Pool, r.Tenant, r.AbsentSince = "p", "acme", ago(time.Hour) }), gone, busy, action{verb: verbNone}},
+		{"creating, claimed, absent, somebody at it", with(made, func(r *record) { r.Pool, r.Tenant, r.AbsentSince = "p", sandboxer.DefaultTenant, ago(time.Hour) }), gone, busy, action{verb: verbNone}},
 		{"creating and expired", past(young), unknown, false, ended(sandboxer.ReasonExpired)},
 		{"creating, hanging and expired", past(young), unknown, busy, ended(sandboxer.ReasonExpired)},
 
@@ -84,6 +84,9 @@ func TestDecide(t *testing.T) {
 		{"running, absent, somebody at it", missed(time.Hour), gone, busy, ended(sandboxer.ReasonLost)},
 		{"running, absent once and back, somebody at it", missed(time.Hour), alive, busy, action{verb: verbClearMarks}},
 		{"running, idle", lazy, alive, false, ended(sandboxer.ReasonIdle)},
+		{"running, idle, and to be paused then", with(lazy, func(r *record) { r.Spec.Profile.OnIdle = sandboxer.ExpiryPause }), alive, false, action{verbPause, sandboxer.ReasonIdle}},
+		{"running, idle, and to be paused then, somebody at it", with(lazy, func(r *record) { r.Spec.Profile.OnIdle = sandboxer.ExpiryPause }), alive, busy, action{verb: verbNone}},
+		{"running, idle, and to be paused then, but expired", past(with(lazy, func(r *record) { r.Spec.Profile.OnIdle = sandboxer.ExpiryPause })), alive, false, ended(sandboxer.ReasonExpired)},
 		{"running, idle, unknown", lazy, unknown, false, ended(sandboxer.ReasonIdle)},
 		{"running, used just now", with(lazy, func(r *record) { r.UsedAt = ago(time.Minute - 1) }), alive, false, action{verb: verbNone}},
 		{"running, lost rather than idle", with(lazy, func(r *record) { r.AbsentSince = ago(confirmAfter) }), gone, false, ended(sandboxer.ReasonLost)},
@@ -183,7 +186,7 @@ func TestMove(t *testing.T) {
 	for _, from := range sandboxer.States() {
 		for _, to := range sandboxer.States() {
 			n++
-			sb := &sandboxer.Sandbox{ID: sandboxer.NewID(), Generation: 1, Tenant: "acme", State: from, CreatedAt: now(), Retries: 3, RetryAt: now(), LastError: "x", AbsentSince: now()}
+			sb := &sandboxer.Sandbox{ID: sandboxer.NewID(), Generation: 1, Tenant: sandboxer.DefaultTenant, State: from, CreatedAt: now(), Retries: 3, RetryAt: now(), LastError: "x", AbsentSince: now()}
 			if err := r.store.CreateSandbox(t.Context(), sb, sandboxer.Writes{}); err != nil {
 				t.Fatal(err)
 			}
@@ -206,7 +209,7 @@ func TestMove(t *testing.T) {
 			if err != nil || stored.State != to || stored.Retries != 0 || !stored.RetryAt.IsZero() || stored.LastError != "" || !stored.AbsentSince.IsZero() {
 				t.Errorf("%s→%s: %v, %+v", from, to, err, stored)
 			}
-			if len(events) != 1 || events[0].From != from || events[0].To != to || events[0].Cause != sandboxer.ReasonRequested || events[0].Actor != "user:acme" {
+			if len(events) != 1 || events[0].From != from || events[0].To != to || events[0].Cause != sandboxer.ReasonRequested || events[0].Actor != "user:default" {
 				t.Errorf("%s→%s: events %+v", from, to, events)
 			}
 		}

@@ -124,7 +124,7 @@ func (m *Manager) finishTeardown(ctx context.Context, sb *sandboxer.Sandbox) (*s
 		case mine && j.err != nil:
 			return sb, j.err
 		case tearing && sb.LastError != "":
-			return sb, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s is not removed yet: %s", sb.ID, sb.LastError).
+			return sb, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s is not removed yet: %s", sb.Shown(), sb.LastError).
 				WithHint("it is tried again by itself")
 		}
 	}
@@ -212,7 +212,7 @@ func (m *Manager) scheduleRetry(ctx context.Context, sb *sandboxer.Sandbox, caus
 	err := m.step(pRetry, func() error {
 		return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			if sb.State != state {
-				return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s by now", sb.ID, sb.State)
+				return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s by now", sb.Shown(), sb.State)
 			}
 			sb.Retries++
 			sb.LastError = sandboxer.Message(cause)
@@ -239,7 +239,7 @@ func (m *Manager) scheduleRetry(ctx context.Context, sb *sandboxer.Sandbox, caus
 	case state == sandboxer.Pausing:
 		owed = "paused"
 	}
-	e := sandboxer.E(sandboxer.Unavailable, cause, "sandbox %s is not %s yet: %s", sb.ID, owed, sb.LastError).
+	e := sandboxer.E(sandboxer.Unavailable, cause, "sandbox %s is not %s yet: %s", sb.Shown(), owed, sb.LastError).
 		WithHint("it is tried again by itself")
 	e.RetryAfter = time.Until(sb.RetryAt)
 	return e

@@ -105,7 +105,7 @@ func TestDestroyAtOnce(t *testing.T) {
 // TestRaces creates and destroys one ID in wild disorder.
 func TestRaces(t *testing.T) {
 	r := newRig(t, func(s *setup) { quiet(s); s.opts.SweepEvery = 5 * time.Millisecond })
-	if err := r.Grant(admin, "acme", 100*sandboxer.Credit, "", ""); err != nil {
+	if err := r.Grant(admin, sandboxer.DefaultTenant, 100*sandboxer.Credit, "", ""); err != nil {
 		t.Fatal(err)
 	}
 	r.world.Inject(
@@ -159,7 +159,7 @@ func TestTeardownIsRepeated(t *testing.T) {
 					s.opts.SweepEvery = 5 * time.Second
 					s.backend = backend.Options{Teardown: 10 * time.Second}
 				})
-				if err := r.Grant(admin, "acme", sandboxer.Credit, "", ""); err != nil {
+				if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {
 					t.Fatal(err)
 				}
 				sb := r.create(sandboxer.CreateRequest{Profile: "paid"})
@@ -245,11 +245,11 @@ func TestExtensionComesBack(t *testing.T) {
 func TestExtend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(s *setup) { s.opts.SweepEvery = time.Minute })
-		if err := r.Grant(admin, "acme", 300_000, "", ""); err != nil {
+		if err := r.Grant(admin, sandboxer.DefaultTenant, 300_000, "", ""); err != nil {
 			t.Fatal(err)
 		}
 		balance := func() sandboxer.Credits {
-			c, err := r.Balance(acme, "acme")
+			c, err := r.Balance(acme, sandboxer.DefaultTenant)
 			if err != nil {
 				t.Fatal(err)
 			}

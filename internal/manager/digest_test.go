@@ -49,7 +49,7 @@ func TestIdempotencyDigestIsKeyed(t *testing.T) {
 	kept := func(key byte) string {
 		r := newRig(t, func(s *setup) { s.opts.Key = bytes.Repeat([]byte{key}, 32) })
 		r.create(sandboxer.CreateRequest{Key: "once", Env: map[string]string{"PASSWORD": "secret"}})
-		k, err := r.store.IdempotencyKey(t.Context(), "acme", "once")
+		k, err := r.store.IdempotencyKey(t.Context(), sandboxer.DefaultTenant, "once")
 		if err != nil || !strings.HasPrefix(k.Digest, macPrefix) {
 			t.Fatalf("kept is %+v, %v", k, err)
 		}

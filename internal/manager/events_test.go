@@ -111,7 +111,7 @@ func TestLongHistoriesTakeTurns(t *testing.T) {
 		w := sandboxer.Writes{}
 		const events = keepRecent + 200
 		for i := range events {
-			w.Events = append(w.Events, sandboxer.Event{At: now(), Tenant: "acme", Type: sandboxer.EventStep, Message: fmt.Sprint(i)})
+			w.Events = append(w.Events, sandboxer.Event{At: now(), Tenant: sandboxer.DefaultTenant, Type: sandboxer.EventStep, Message: fmt.Sprint(i)})
 		}
 		if err := r.store.Write(acme, w); err != nil {
 			t.Fatal(err)
@@ -198,7 +198,7 @@ func TestFollowersShareTheirReading(t *testing.T) {
 	for i := range events {
 		want = append(want, fmt.Sprint(i))
 		w := sandboxer.Writes{Events: []sandboxer.Event{
-			{At: now(), Tenant: "acme", Type: sandboxer.EventStep, Message: fmt.Sprint(i)}, {At: now(), Tenant: "rival", Type: sandboxer.EventStep, Message: "rival"}}}
+			{At: now(), Tenant: sandboxer.DefaultTenant, Type: sandboxer.EventStep, Message: fmt.Sprint(i)}, {At: now(), Tenant: "rival", Type: sandboxer.EventStep, Message: "rival"}}}
 		if err := r.store.Write(ctx, w); err != nil {
 			t.Fatal(err)
 		}
@@ -223,7 +223,7 @@ func TestFollowHistory(t *testing.T) {
 	const n = keepRecent + 200
 	w := sandboxer.Writes{}
 	for i := range n {
-		w.Events = append(w.Events, sandboxer.Event{At: now(), Tenant: []string{"acme", "rival"}[i%2], Type: sandboxer.EventStep, Message: fmt.Sprint(i)})
+		w.Events = append(w.Events, sandboxer.Event{At: now(), Tenant: []string{sandboxer.DefaultTenant, "rival"}[i%2], Type: sandboxer.EventStep, Message: fmt.Sprint(i)})
 	}
 	if err := r.store.Write(acme, w); err != nil {
 		t.Fatal(err)
@@ -235,7 +235,7 @@ func TestFollowHistory(t *testing.T) {
 			t.Fatalf("%+v, %v; want %d", ev, err, next)
 		}
 		if next += 2; next == n {
-			w := sandboxer.Writes{Events: []sandboxer.Event{{At: now(), Tenant: "acme", Type: sandboxer.EventStep, Message: fmt.Sprint(n)}}}
+			w := sandboxer.Writes{Events: []sandboxer.Event{{At: now(), Tenant: sandboxer.DefaultTenant, Type: sandboxer.EventStep, Message: fmt.Sprint(n)}}}
 			if err := r.store.Write(acme, w); err != nil {
 				t.Fatal(err)
 			}
@@ -267,7 +267,7 @@ func TestFollow(t *testing.T) {
 		t.Helper()
 		select {
 		case ev := <-got:
-			if ev.Seq <= last || ev.Tenant != "acme" {
+			if ev.Seq <= last || ev.Tenant != sandboxer.DefaultTenant {
 				t.Errorf("event %+v after %d", ev, last)
 			}
 			last = ev.Seq

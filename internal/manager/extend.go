@@ -51,7 +51,7 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 			}
 			life := until.Sub(sb.CreatedAt) - sb.PausedFor
 			if longest := maxTTL(sb.Spec.Profile); life > longest {
-				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would live for %s; profile %s allows %s", sb.ID, life.Round(time.Second), sb.Profile, longest).
+				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would live for %s; profile %s allows %s", sb.Shown(), life.Round(time.Second), sb.Profile, longest).
 					WithHint("at most until %s", sb.CreatedAt.Add(sb.PausedFor+longest).Format(time.RFC3339))
 			}
 			// The backend's deadline moves first. Should the rest fail, it is later than

@@ -26,7 +26,8 @@ func fieldRig(t *testing.T) *rig {
 // requestValues are those of requests that cannot have just any.
 var requestValues = fieldtest.Values{
 	"Profile": {"profile.a", "profile.b"}, "Name": {"a", "b"}, "Inputs[key]": {"in-a", "in-b"}, "Env[key]": {"A", "B"},
-	"TTL": {time.Minute, time.Hour}, "MaxCost": {sandboxer.Credits(7), sandboxer.Credits(8)}, "Host": {"h1", "h2"},
+	"TTL": {time.Minute, time.Hour}, "Idle": {time.Minute, time.Hour}, "OnTTL": {sandboxer.ExpiryPause, sandboxer.ExpiryDestroy},
+	"OnIdle": {sandboxer.ExpiryPause, sandboxer.ExpiryDestroy}, "MaxCost": {sandboxer.Credits(7), sandboxer.Credits(8)}, "Host": {"h1", "h2"},
 }
 
 // with adds to requestValues.
@@ -54,17 +55,15 @@ type ordered struct {
 
 func actedUpon(o *resolvedRequest) ordered {
 	sb := *o.record(1)
-	sb.ID, sb.Spec.ID, sb.Spec.Profile = "", "", sandboxer.Profile{ID: sb.Spec.Profile.ID}
+	sb.ID, sb.Spec.ID, sb.Spec.Profile = "", "", sandboxer.Profile{ID: sb.Spec.Profile.ID, Idle: sb.Spec.Profile.Idle, OnIdle: sb.Spec.Profile.OnIdle, OnTTL: sb.Spec.Profile.OnTTL}
 	// These count from now.
 	sb.CreatedAt, sb.ExpiresAt, sb.Spec.Fuse = time.Time{}, time.Time{}, time.Time{}
 	out := ordered{Tenant: o.tenant, Actor: o.actor, Name: o.name, Key: o.key, TTL: o.ttl, MaxCost: o.maxCost, NoWaiting: o.noWaiting, As: o.as, Record: sb}
-	if o.chosen {
-		out.ID = o.id
-	}
+	out.ID = o.shown
 	return out
 }
 
-var operator = sandboxer.Principal{Tenant: "acme", Actor: "a", Scopes: []sandboxer.Scope{sandboxer.ScopeAdmin}}
+var operator = sandboxer.Principal{Tenant: sandboxer.DefaultTenant, Actor: "a", Scopes: []sandboxer.Scope{sandboxer.ScopeAdmin}}
 
 // TestCreateFields: all that a create asks for is in its record, or is acted upon besides.
 func TestCreateFields(t *testing.T) {
@@ -98,8 +97,8 @@ func TestProfileInSpec(t *testing.T) {
 		},
 		Withheld: fieldtest.Withheld{
 			"Title": "for people, who see the profile", "Description": "for people, who see the profile",
-			"Extension": read, "Isolation": read, "Requires": read, "MaxLimits": read, "TTL": read, "MaxTTL": read, "Idle": read, "OnTTL": read, "PauseDepth": read,
-			"MaxPaused": read, "AutoResume": read, "Price": read, "Pool": read, "Builtin": read,
+			"Extension": read, "Isolation": read, "Requires": read, "MaxLimits": read, "TTL": read, "MaxTTL": read, "Idle": read, "OnIdle": read, "OnTTL": read, "PauseDepth": read,
+			"MaxPaused": read, "AutoResume": read, "Price": read, "Ready": read, "Pool": read, "Builtin": read,
 			"Inputs": "checked and merged with the caller's apart (extension.inputs)",
 		},
 		Unset: unset[sandboxer.Spec](fieldtest.Withheld{
@@ -133,7 +132,7 @@ func unset[T any](table fieldtest.Withheld, but ...string) fieldtest.Withheld {
 // TestRestoreFields: all that a restore asks for is in its record, or is acted upon besides.
 func TestRestoreFields(t *testing.T) {
 	r := fieldRig(t)
-	rec := &sandboxer.SnapshotRecord{ID: "snap-x", Tenant: "acme", Profile: "profile.a", Extension: "ext.fake", Kind: sandboxer.SnapshotBoth, State: sandboxer.SnapshotSealed}
+	rec := &sandboxer.SnapshotRecord{ID: "snap-x", Tenant: sandboxer.DefaultTenant, Profile: "profile.a", Extension: "ext.fake", Kind: sandboxer.SnapshotBoth, State: sandboxer.SnapshotSealed}
 	fieldtest.Conversion[RestoreRequest, any]{
 		Convert: func(req RestoreRequest) any {
 			if req.Kind == sandboxer.SnapshotNative {
@@ -173,7 +172,7 @@ func TestSourceInRestore(t *testing.T) {
 			"Spec.Network.Mode": {sandboxer.NetworkPublic, sandboxer.NetworkNone}, "Spec.Network.Allow": {[]string(nil), []string(nil)}, "Spec.Limits.GPUs": {1, 2},
 		},
 		Withheld: fieldtest.Withheld{
-			"Name": anew, "SandboxID": anew, "Generation": anew, "Parent": "of the source; the restored one's is the snapshot",
+			"Name": anew, "SandboxID": anew, "ShownID": anew, "Generation": anew, "Parent": "of the source; the restored one's is the snapshot",
 			"Extension": "the profile's, which must be able to restore it (formFor)",
 			"Spec.ID":   anew, "Spec.Generation": anew, "Spec.Owner": "this installation's", "Spec.Host": "where the source was asked to be; a native form stays where it was (Host)",
 			"Spec.Profile": "today's profile of that name", "Spec.Consumer": anew, "Spec.Tenant": "not kept", "Spec.Labels": anew, "Spec.Fuse": anew, "Spec.Warm": anew,
@@ -192,7 +191,7 @@ func TestForkFields(t *testing.T) {
 	fieldtest.Conversion[ForkRequest, RestoreRequest]{
 		Convert:  func(req ForkRequest) RestoreRequest { return copyOf(req, 1) },
 		Withheld: fieldtest.Withheld{"Count": "how many there are"},
-		Unset: fieldtest.Withheld{"Profile": rest, "Kind": "the one that was saved for it", "Inputs": rest, "Host": rest, "Name": "names are unique",
+		Unset: fieldtest.Withheld{"Idle": "the profile's", "OnIdle": "the profile's", "OnTTL": "the profile's", "Profile": rest, "Kind": "the one that was saved for it", "Inputs": rest, "Host": rest, "Name": "names are unique",
 			"Consumer": "a fork names nobody", "NoWaiting": "all are waited for"},
 	}.Check(t)
 }
@@ -241,7 +240,7 @@ func TestSnapshotFields(t *testing.T) {
 			return rec
 		},
 		Withheld: fieldtest.Withheld{
-			"Name": "a name of its own", "Consumer": "who asks for the restored one", "State": now, "Reason": now, "Message": now, "Fault": now, "Hint": now,
+			"Name": "a name of its own", "Thread": "a restored one has an ID of its own", "Consumer": "who asks for the restored one", "State": now, "Reason": now, "Message": now, "Fault": now, "Hint": now,
 			"Spec.Env": "sealed apart (sealFor)", "SealedEnv": "sealed anew for the snapshot (sealFor)", "Handle": now, "Reachability": now, "Opened": now, "Cleanup": now,
 			"Quote": now, "Cost": now, "RestoredAs": "how the source began; its parent is named", "Pause": now, "PausedFor": now, "Pool": now, "PooledAt": now,
 			"Version": now, "Retries": now, "LastError": now, "AbsentSince": now, "UnresponsiveSince": now, "CreatedAt": now, "ProvisionedAt": now, "ReadyAt": now,
@@ -256,7 +255,7 @@ func TestPoolFields(t *testing.T) {
 	r := fieldRig(t)
 	p := &pool{profile: r.catalogue.Load().profiles[0]}
 	given := map[string]string{
-		"Profile": "that of the pool", "Inputs": "brought by the claim", "Name": "of the record", "TTL": "of the record", "Consumer": "of the record", "Labels": "of the record",
+		"Profile": "that of the pool", "Inputs": "brought by the claim", "Name": "of the record", "TTL": "of the record", "Idle": "of the record", "OnIdle": "of the record", "OnTTL": "of the record", "Consumer": "of the record", "Labels": "of the record",
 		"Env": "brought by the claim", "MaxCost": "asked before it is claimed", "Key": "written with the claim", "NoWaiting": "how to answer",
 	}
 	full := reflect.ValueOf(fieldtest.Fill[sandboxer.CreateRequest](with(fieldtest.Values{
@@ -264,7 +263,7 @@ func TestPoolFields(t *testing.T) {
 	})))
 	for i := range full.NumField() {
 		name := full.Type().Field(i).Name
-		req := sandboxer.CreateRequest{Profile: "profile.a"}
+		req := sandboxer.CreateRequest{Profile: "profile.a", Idle: time.Minute} // without it on_idle means nothing
 		reflect.ValueOf(&req).Elem().Field(i).Set(full.Field(i))
 		o, err := r.resolve(operator, req)
 		if err != nil {

@@ -25,11 +25,11 @@ func (m *Manager) Forget(ctx context.Context, ref string) (*sandboxer.Sandbox, e
 	case sb.State == sandboxer.Terminated:
 		return sb, nil
 	case sb.State != sandboxer.Terminating:
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s; only one that could not be removed is forgotten", sb.ID, sb.State).
-			WithHint("first: sandboxer destroy %s", sb.ID)
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s; only one that could not be removed is forgotten", sb.Shown(), sb.State).
+			WithHint("first: sandboxer destroy %s", sb.Shown())
 	case sb.LastError == "":
-		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is being removed, and nothing has failed so far", sb.ID).
-			WithHint("see what comes of it: sandboxer get %s", sb.ID)
+		return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is being removed, and nothing has failed so far", sb.Shown()).
+			WithHint("see what comes of it: sandboxer get %s", sb.Shown())
 	}
 	b, err := m.backend(sb.Extension)
 	if err != nil {

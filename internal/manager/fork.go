@@ -136,7 +136,7 @@ func (m *Manager) forkOnce(ctx context.Context, sb *sandboxer.Sandbox, req ForkR
 		case err != nil:
 			return nil, err
 		case !m.digestMatches(k.Digest, digest):
-			return nil, sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request, which made sandbox %s", req.Key, k.SandboxID).
+			return nil, sandboxer.E(sandboxer.Conflict, nil, "the idempotency key %q was used for another request, which made sandbox %s", req.Key, m.shownOf(ctx, k)).
 				WithHint("use a new key for a new request")
 		}
 		copied, err := m.store.SandboxGeneration(ctx, k.SandboxID, k.Generation)
@@ -178,7 +178,7 @@ func (m *Manager) destroyCopies(ctx context.Context, made []*sandboxer.Sandbox) 
 	defer cancel(nil)
 	for _, sb := range made {
 		wg.Go(func() {
-			if _, err := m.Destroy(ctx, sb.ID); err != nil {
+			if _, err := m.Destroy(ctx, sb.Ref()); err != nil {
 				m.log.WarnContext(ctx, "destroy of a copy", "sandbox", sb.ID, "err", err)
 				mu.Lock()
 				left++
@@ -257,7 +257,7 @@ func (m *Manager) makeCopies(ctx, caller context.Context, rec *sandboxer.Snapsho
 	if left > 0 {
 		what = fmt.Sprintf("of the %d that were made, %d are still being destroyed", len(all), left)
 	}
-	return nil, wrapError(sandboxer.KindOf(first), first, "%d copies of sandbox %s could not be made, %s", req.Count, rec.SandboxID, what)
+	return nil, wrapError(sandboxer.KindOf(first), first, "%d copies of sandbox %s could not be made, %s", req.Count, rec.ShownSandbox(), what)
 }
 
 // copyOf is the restore that makes copy i of a fork.

@@ -12,7 +12,7 @@ import (
 // does not meet its own former bookings.
 func TestHistory(t *testing.T) {
 	r := newRig(t, func(s *setup) { s.opts.History = 48 * time.Hour })
-	if err := r.Grant(admin, "acme", sandboxer.Credit, "", ""); err != nil {
+	if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {
 		t.Fatal(err)
 	}
 	thread := sandboxer.CreateRequest{Profile: "paid", Thread: sandboxer.Thread{ID: "t"}}
@@ -25,7 +25,7 @@ func TestHistory(t *testing.T) {
 	if err := r.store.UpdateSandbox(context.Background(), sb, sandboxer.Writes{}); err != nil {
 		t.Fatal(err)
 	}
-	before, _, err := r.Entries(admin, sandboxer.EntryQuery{Tenant: "acme"})
+	before, _, err := r.Entries(admin, sandboxer.EntryQuery{Tenant: sandboxer.DefaultTenant})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestHistory(t *testing.T) {
 			t.Errorf("an event of the forgotten sandbox is left: %+v", ev)
 		}
 	}
-	after, _, err := r.Entries(admin, sandboxer.EntryQuery{Tenant: "acme"})
+	after, _, err := r.Entries(admin, sandboxer.EntryQuery{Tenant: sandboxer.DefaultTenant})
 	if err != nil || len(after) != len(before) {
 		t.Errorf("the ledger has %d entries, %v; want the %d of before", len(after), err, len(before))
 	}

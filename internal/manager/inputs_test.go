@@ -74,7 +74,7 @@ func TestAnyInput(t *testing.T) {
 	order := sandboxer.CreateRequest{Profile: "test", NoWaiting: true, Inputs: map[string]string{"free": "y", "free-too": "z"}}
 	_, err := r.Create(acme, order)
 	wantErr(t, err, sandboxer.Denied, `takes "free" only from an administrator`)
-	sb, err = r.Create(as("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite, sandboxer.ScopeAdmin), order)
+	sb, err = r.Create(as(sandboxer.DefaultTenant, sandboxer.ScopeRead, sandboxer.ScopeWrite, sandboxer.ScopeAdmin), order)
 	if err != nil || sb.Spec.Inputs["free"] != "y" || !slices.Equal(sb.Spec.Vouched, []string{"free", "free-too", "of-profile"}) {
 		t.Errorf("an administrator's: %+v, %v", sb, err)
 	}

@@ -65,7 +65,7 @@ func testKeys(ids ...string) (*apiKeys, *keyStore) {
 	hash := sha256.Sum256([]byte("secret"))
 	s := &keyStore{keys: map[string]sandboxer.APIKey{}}
 	for _, id := range ids {
-		s.keys[id] = sandboxer.APIKey{ID: id, Tenant: "acme", Hash: hash[:], Scopes: sandboxer.Scopes(), CreatedAt: now()}
+		s.keys[id] = sandboxer.APIKey{ID: id, Tenant: sandboxer.DefaultTenant, Hash: hash[:], Scopes: sandboxer.Scopes(), CreatedAt: now()}
 	}
 	return newAPIKeys(s), s
 }
@@ -137,7 +137,7 @@ func TestLastUseOfKeys(t *testing.T) {
 		ctx := context.Background()
 		use := func(id string) {
 			t.Helper()
-			if p, err := a.authenticate(ctx, tokenOf(id)); err != nil || p.KeyID != id || p.Actor != "key:"+id || p.Tenant != "acme" {
+			if p, err := a.authenticate(ctx, tokenOf(id)); err != nil || p.KeyID != id || p.Actor != "key:"+id || p.Tenant != sandboxer.DefaultTenant {
 				t.Fatalf("%+v, %v", p, err)
 			}
 		}
@@ -208,12 +208,12 @@ func TestKeys(t *testing.T) {
 			_, _, err := r.CreateKey(admin, bad)
 			wantErr(t, err, sandboxer.Invalid, "")
 		}
-		token, key, err := r.CreateKey(admin, NewKey{Name: "ci", Tenant: "acme", Scopes: []sandboxer.Scope{sandboxer.ScopeRead}, TTL: time.Hour})
+		token, key, err := r.CreateKey(admin, NewKey{Name: "ci", Tenant: sandboxer.DefaultTenant, Scopes: []sandboxer.Scope{sandboxer.ScopeRead}, TTL: time.Hour})
 		if err != nil || !strings.HasPrefix(token.Reveal(), "sbx_key_"+key.ID+"_") || len(token.Reveal()) < 60 {
 			t.Fatalf("%d characters, %v", len(token.Reveal()), err)
 		}
 		p, err := r.Authenticate(t.Context(), token)
-		if err != nil || p.Tenant != "acme" || p.Actor != "key:"+key.ID || p.Can(sandboxer.ScopeWrite) || !p.Can(sandboxer.ScopeRead) {
+		if err != nil || p.Tenant != sandboxer.DefaultTenant || p.Actor != "key:"+key.ID || p.Can(sandboxer.ScopeWrite) || !p.Can(sandboxer.ScopeRead) {
 			t.Errorf("%+v, %v", p, err)
 		}
 		other, _, err := r.CreateKey(admin, NewKey{Name: "other", Scopes: sandboxer.Scopes()})

@@ -17,7 +17,7 @@ func bookingKey(sb *sandboxer.Sandbox, what string) string {
 
 func booking(sb *sandboxer.Sandbox, what string, t sandboxer.EntryType, amount sandboxer.Credits) sandboxer.Entry {
 	return sandboxer.Entry{
-		Key: bookingKey(sb, what), Tenant: sb.Tenant, SandboxID: sb.ID, Generation: sb.Generation,
+		Key: bookingKey(sb, what), Tenant: sb.Tenant, SandboxID: sb.ID, ShownID: sb.ShownID, Generation: sb.Generation,
 		Type: t, Amount: amount, At: now(),
 	}
 }
@@ -123,7 +123,7 @@ func (m *Manager) Grant(ctx context.Context, tenant string, amount sandboxer.Cre
 }
 
 // Entries pages through the ledger, oldest first; without the admin scope through
-// that of the caller's tenant.
+// that of the caller's tenant. q.SandboxID is an ID as tenants know it, or TENANT/ID.
 func (m *Manager) Entries(ctx context.Context, q sandboxer.EntryQuery) ([]sandboxer.Entry, string, error) {
 	p, err := may(ctx, sandboxer.ScopeRead)
 	if err != nil {
@@ -136,6 +136,13 @@ func (m *Manager) Entries(ctx context.Context, q sandboxer.EntryQuery) ([]sandbo
 	}
 	if err := checkPage(q.Limit); err != nil {
 		return nil, "", err
+	}
+	q.ShownID, q.SandboxID = q.SandboxID, "" // also of those that were forgotten
+	if whose, id, ok := cutRef(q.ShownID); ok {
+		if q.Tenant != "" && q.Tenant != whose {
+			return nil, "", nil
+		}
+		q.Tenant, q.ShownID = whose, id
 	}
 	return m.store.Entries(ctx, q)
 }

@@ -10,7 +10,7 @@ import (
 func TestLife(t *testing.T) {
 	r := newRig(t, nil)
 	sb := r.create(sandboxer.CreateRequest{Name: "web", Env: map[string]string{"A": "b"}, Labels: map[string]string{"team": "x"}})
-	if sb.State != sandboxer.Running || sb.Generation != 1 || sb.Tenant != "acme" || sb.ReadyAt.IsZero() {
+	if sb.State != sandboxer.Running || sb.Generation != 1 || sb.Tenant != sandboxer.DefaultTenant || sb.ReadyAt.IsZero() {
 		t.Errorf("created %+v", sb)
 	}
 	if sb.ProvisionedAt.Before(sb.CreatedAt) || sb.ReadyAt.Before(sb.ProvisionedAt) || !r.get(sb.ID).ProvisionedAt.Equal(sb.ProvisionedAt) {
@@ -37,8 +37,8 @@ func TestLife(t *testing.T) {
 	if again := r.destroy(sb.ID); again.Version != gone.Version {
 		t.Errorf("destroying it again changed it")
 	}
-	want := "g1 →creating requested user:acme; g1 step user:acme; g1 creating→running  user:acme; " +
-		"g1 running→terminating requested user:acme; g1 terminating→terminated requested user:acme"
+	want := "g1 →creating requested user:default; g1 step user:default; g1 creating→running  user:default; " +
+		"g1 running→terminating requested user:default; g1 terminating→terminated requested user:default"
 	if got := history(t, r.Manager, sb.ID); got != want {
 		t.Errorf("history %s\nwant    %s", got, want)
 	}

@@ -12,9 +12,10 @@ import (
 var liveStates = slices.DeleteFunc(sandboxer.States(), func(s sandboxer.State) bool { return !s.Live() })
 
 // Get returns the sandbox that ref means: an ID, a name, or the beginning of an ID (3
-// characters or more) that only one sandbox has. Living sandboxes go before ended
-// ones. NotFound: there is none, or it is another tenant's. Conflict: several IDs
-// begin so; the message lists them. Failed: its record is damaged.
+// characters or more) that only one sandbox has; each perhaps after TENANT/, which an
+// administrator needs where two tenants have it. Living sandboxes go before ended
+// ones. NotFound: there is none, or it is another tenant's. Conflict: several are
+// meant; the message lists them. Failed: its record is damaged.
 func (m *Manager) Get(ctx context.Context, ref string) (*sandboxer.Sandbox, error) {
 	sb, err := m.find(ctx, sandboxer.ScopeRead, ref)
 	if err != nil {
@@ -30,24 +31,24 @@ func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (
 	if err != nil {
 		return nil, err
 	}
-	tenant := p.Tenant
+	asked, own, tenant := ref, p.Tenant, p.Tenant
 	if p.Can(sandboxer.ScopeAdmin) {
 		tenant = ""
 	}
+	if whose, rest, ok := cutRef(ref); ok {
+		own, ref = whose, rest
+		if tenant != "" && tenant != own {
+			return nil, noSuchSandbox(asked)
+		}
+		tenant = own
+	}
 	if sandboxer.CheckID(ref) == nil {
-		sb, err := m.store.Sandbox(ctx, ref)
-		switch {
-		case err == nil && (tenant == "" || sb.Tenant == tenant):
-			return m.withLastUse(sb), nil
-		case sb != nil && (tenant == "" || sb.Tenant == tenant):
-			return sb, err // damaged
-		case sb != nil: // somebody else's
-		case err != nil && !isKind(err, sandboxer.NotFound):
-			return nil, err
+		if sb, err := m.findID(ctx, tenant, ref); sb != nil || err != nil {
+			return sb, err
 		}
 	}
 	if ref != "" && checkName(ref) == nil {
-		for _, tenants := range slices.Compact([]string{p.Tenant, tenant}) {
+		for _, tenants := range slices.Compact([]string{own, tenant}) {
 			for _, states := range [][]sandboxer.State{liveStates, nil} {
 				items, _, err := m.store.Sandboxes(ctx, sandboxer.Query{Tenant: tenants, Name: ref, States: states, Limit: 2})
 				if err != nil {
@@ -77,14 +78,86 @@ func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (
 			}
 		}
 	}
-	return nil, sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %q", ref).
+	return nil, noSuchSandbox(asked)
+}
+
+// cutRef splits TENANT/ID.
+func cutRef(ref string) (tenant, id string, ok bool) {
+	i := strings.LastIndexByte(ref, '/')
+	if i <= 0 {
+		return "", ref, false
+	}
+	return ref[:i], ref[i+1:], true
+}
+
+func noSuchSandbox(ref string) error {
+	return sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %q", ref).
 		WithHint("list yours: sandboxer ls --all")
+}
+
+// findID is find for an ID: the one that the sandbox's tenant knows it by or, where none is
+// meant, the one that its objects carry. It returns nothing where there is none. Without a tenant
+// it looks at those of all.
+func (m *Manager) findID(ctx context.Context, tenant, id string) (*sandboxer.Sandbox, error) {
+	exact, err := m.store.Sandbox(ctx, id)
+	switch {
+	case exact == nil && !isKind(err, sandboxer.NotFound):
+		return nil, err
+	case exact != nil && tenant != "" && exact.Tenant != tenant: // somebody else's
+		exact = nil
+	}
+	if tenant != "" {
+		if exact != nil && err == nil && exact.Shown() == id && exact.State.Live() {
+			return m.withLastUse(exact), nil // as almost always
+		}
+		switch shown, err := m.store.SandboxShown(ctx, tenant, id); {
+		case shown != nil && err == nil:
+			return m.withLastUse(shown), nil
+		case shown != nil || !isKind(err, sandboxer.NotFound):
+			return shown, err
+		}
+	} else {
+		// Ended ones count: who destroys one twice must not meet another tenant's.
+		tenants, terr := m.store.TenantsOfShown(ctx, id)
+		switch {
+		case terr != nil:
+			return nil, terr
+		case len(tenants) > 1:
+			return nil, sandboxer.E(sandboxer.Conflict, nil, "%q means several sandboxes: %s", id, join(refsOf(tenants, id))).
+				WithHint("say whose: TENANT/ID")
+		case len(tenants) == 1:
+			shown, serr := m.store.SandboxShown(ctx, tenants[0], id)
+			if serr == nil {
+				shown = m.withLastUse(shown)
+			}
+			return shown, serr
+		}
+	}
+	if exact == nil {
+		return nil, nil
+	}
+	if err != nil {
+		return exact, err // damaged
+	}
+	return m.withLastUse(exact), nil
+}
+
+// refsOf says in full what id means to each of tenants.
+func refsOf(tenants []string, id string) (refs []string) {
+	for _, tenant := range tenants {
+		refs = append(refs, (&sandboxer.Sandbox{Tenant: tenant, ID: id}).Ref())
+	}
+	return refs
 }
 
 func ambiguous(ref string, items []*sandboxer.Sandbox) error {
 	var names []string
+	hint := "write more of the ID"
 	for _, sb := range items {
-		name := sb.ID
+		name := sb.Shown()
+		if slices.ContainsFunc(items, func(o *sandboxer.Sandbox) bool { return o.Shown() == name && o.Tenant != sb.Tenant }) {
+			name, hint = sb.Ref(), "say whose: TENANT/ID"
+		}
 		if sb.Name != "" {
 			name += " (" + sb.Name + ", " + sb.Tenant + ")"
 		}
@@ -93,7 +166,7 @@ func ambiguous(ref string, items []*sandboxer.Sandbox) error {
 		}
 	}
 	return sandboxer.E(sandboxer.Conflict, nil, "%q means several sandboxes: %s", ref, join(names)).
-		WithHint("write more of the ID")
+		WithHint("%s", hint)
 }
 
 // withLastUse completes a record read from the store with what is only in memory.
@@ -165,7 +238,7 @@ func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.Stat
 			if err := failure(sb); err != nil {
 				return sb, err
 			}
-			return sb, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s (%s) and will not become %s", sb.ID, sb.State, sb.Reason, join(states))
+			return sb, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s (%s) and will not become %s", sb.Shown(), sb.State, sb.Reason, join(states))
 		}
 		if err := wait(ctx, changed); err != nil {
 			return nil, err

@@ -77,7 +77,7 @@ func playModel(t *testing.T, rt *rapid.T) {
 		live: map[string]*believed{}, keys: map[string]string{}, ends: map[string]int{},
 		granted: sandboxer.Credit, calm: time.Now(), missing: map[stranded]time.Time{},
 	}
-	if err := m.Grant(admin, "acme", m.granted, "start", ""); err != nil {
+	if err := m.Grant(admin, sandboxer.DefaultTenant, m.granted, "start", ""); err != nil {
 		rt.Fatal(err)
 	}
 	actions := map[string]func(*rapid.T){
@@ -131,7 +131,8 @@ func (m *model) doCreate(t *rapid.T) {
 	b := m.live[id]
 	switch {
 	case err != nil && m.faulty && (!isKind(err, sandboxer.Conflict) || sandboxer.Message(err) == errTerminating.Msg):
-		return // whatever it was, the end of the test adds up
+		m.look(t, id) // whatever it was, the end of the test adds up
+		return
 	case known:
 		if err != nil || fmt.Sprint(sb.ID, "/", sb.Generation) != was {
 			t.Fatalf("key %s gave %v, %v; before it gave %s", req.Key, sb, err, was)
@@ -142,7 +143,7 @@ func (m *model) doCreate(t *rapid.T) {
 		}
 	case b != nil && (isKind(err, sandboxer.Invalid) || isKind(err, sandboxer.NoCredit)): // it cannot live so long
 	case b != nil:
-		if err != nil || sb.Generation != b.generation || sb.State != b.state {
+		if err != nil || sb.Generation != b.generation || sb.State != sandboxer.Running { // one that was paused is resumed
 			t.Fatalf("%s lives (%+v), and yet create gave %v, %v", id, b, sb, err)
 		}
 		m.was(id, sb) // it may live longer now
@@ -465,7 +466,7 @@ func (m *model) end(t *rapid.T) {
 	if err := m.records(admin, sandboxer.Query{}, func(sb *sandboxer.Sandbox) { cost += sb.Cost }); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := m.Balance(admin, "acme"); err != nil || left != m.granted-cost {
+	if left, err := m.Balance(admin, sandboxer.DefaultTenant); err != nil || left != m.granted-cost {
 		t.Fatalf("%s left of %s after %s, %v", left, m.granted, cost, err)
 	}
 }

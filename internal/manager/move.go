@@ -26,7 +26,7 @@ func (m *Manager) move(ctx context.Context, sb *sandboxer.Sandbox, next sandboxe
 	from := sb.State
 	return m.update(ctx, sb, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 		if sb.State != from || !sb.State.CanBecome(next) {
-			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s and cannot become %s", sb.ID, sb.State, next)
+			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is %s and cannot become %s", sb.Shown(), sb.State, next)
 		}
 		if err := change(sb, w); err != nil {
 			return err
@@ -81,7 +81,7 @@ func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func
 			return conflict // the key or the name is another's
 		}
 		if fresh.Version == sb.Version {
-			return sandboxer.E(sandboxer.Internal, nil, "sandbox %s cannot be written although nobody changed it", sb.ID)
+			return sandboxer.E(sandboxer.Internal, nil, "sandbox %s cannot be written although nobody changed it", sb.Shown())
 		}
 		*sb = *fresh
 	}
@@ -90,7 +90,7 @@ func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func
 // event describes something that happens to sb.
 func event(ctx context.Context, sb *sandboxer.Sandbox, t sandboxer.EventType, message string) sandboxer.Event {
 	return sandboxer.Event{
-		At: time.Now(), SandboxID: sb.ID, Generation: sb.Generation, Tenant: sb.Tenant,
+		At: time.Now(), SandboxID: sb.ID, ShownID: sb.ShownID, Generation: sb.Generation, Tenant: sb.Tenant,
 		Type: t, Actor: actor(ctx), Message: message,
 	}
 }

@@ -36,12 +36,12 @@ func TestSetNetwork(t *testing.T) {
 	if m := r.enforced(); m != sandboxer.NetworkPublic {
 		t.Errorf("the backend has %q", m)
 	}
-	if h := history(t, r.Manager, sb.ID); !strings.HasSuffix(h, "g1 network user:acme") {
+	if h := history(t, r.Manager, sb.ID); !strings.HasSuffix(h, "g1 network user:default") {
 		t.Errorf("history: %s", h)
 	}
 	_, err = r.SetNetwork(rival, sb.ID, public)
 	wantErr(t, err, sandboxer.NotFound, "no sandbox")
-	_, err = r.SetNetwork(as("acme", sandboxer.ScopeRead), sb.ID, public)
+	_, err = r.SetNetwork(as(sandboxer.DefaultTenant, sandboxer.ScopeRead), sb.ID, public)
 	wantErr(t, err, sandboxer.Denied, "write")
 	_, err = r.SetNetwork(acme, sb.ID, sandboxer.NetworkPolicy{Mode: "some"})
 	wantErr(t, err, sandboxer.Invalid, "none, public and allow")

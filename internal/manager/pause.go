@@ -26,7 +26,7 @@ func (m *Manager) Pause(ctx context.Context, ref string, req PauseRequest) (*san
 		case sandboxer.Running, sandboxer.Pausing:
 		case sandboxer.Paused:
 			if req.Depth != "" && req.Depth != sb.Pause.Depth {
-				return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused already, to the depth %s", sb.ID, sb.Pause.Depth).
+				return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused already, to the depth %s", sb.Shown(), sb.Pause.Depth).
 					WithHint("resume it first")
 			}
 			return sb, nil
@@ -76,7 +76,7 @@ func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, ca
 	depth := cmp.Or(asked, sb.Spec.Profile.PauseDepth)
 	if depth == "" {
 		order := []sandboxer.PauseDepth{sandboxer.PauseFreeze, sandboxer.PauseDisk}
-		if cause == sandboxer.ReasonExpired { // nobody is about to come back
+		if cause != sandboxer.ReasonRequested { // nobody is about to come back
 			slices.Reverse(order)
 		}
 		depth = order[0]
@@ -236,7 +236,7 @@ func (m *Manager) savePaused(ctx context.Context, b *backend.Backend, sb *sandbo
 		return err
 	}
 	if !rec.Native.Memory && sb.Pause.Depth == sandboxer.PauseDisk {
-		if sb.Pause.Cause != sandboxer.ReasonExpired || sb.Spec.Profile.PauseDepth != "" {
+		if sb.Pause.Cause == sandboxer.ReasonRequested || sb.Spec.Profile.PauseDepth != "" {
 			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s saves files, not memory: the sandbox's processes would end", sb.Extension).
 				WithHint("pause to the depth freeze, or say that files are enough: --depth files")
 		}
@@ -283,16 +283,16 @@ func (m *Manager) handleFailedPause(ctx context.Context, j *job, sb *sandboxer.S
 	case m.isGone(ctx, sb, cause): // however often it was tried
 	case sb.Pause.Attempts > 0:
 		return nil, m.scheduleRetry(ctx, sb, cause)
-	case sb.Pause.Cause == sandboxer.ReasonExpired && kind == sandboxer.Unsupported && m.mayFreeze(sb):
+	case sb.Pause.Cause != sandboxer.ReasonRequested && kind == sandboxer.Unsupported && m.mayFreeze(sb):
 		return m.freezeInstead(ctx, j, sb, cause)
-	case sb.Pause.Cause == sandboxer.ReasonExpired && (hopeless || time.Since(sb.Pause.At) > stuckAfter):
-		why = ending{reason: sandboxer.ReasonExpired, message: "its time to live ran out, and it could not be paused: " + sandboxer.Message(cause)}
-	case sb.Pause.Cause == sandboxer.ReasonExpired:
+	case sb.Pause.Cause != sandboxer.ReasonRequested && (hopeless || time.Since(sb.Pause.At) > stuckAfter):
+		why = ending{reason: sb.Pause.Cause, message: endMessages[sb.Pause.Cause] + ", and it could not be paused: " + sandboxer.Message(cause)}
+	case sb.Pause.Cause != sandboxer.ReasonRequested:
 		return nil, m.scheduleRetry(ctx, sb, cause)
 	default:
 		return nil, m.undoPause(ctx, j, sb, cause)
 	}
-	answer := sandboxer.E(sandboxer.Failed, cause, "sandbox %s could not be paused: %s", sb.ID, sandboxer.Message(cause))
+	answer := sandboxer.E(sandboxer.Failed, cause, "sandbox %s could not be paused: %s", sb.Shown(), sandboxer.Message(cause))
 	return nil, m.endFailed(ctx, j, sb, why, answer)
 }
 
@@ -354,10 +354,10 @@ func (m *Manager) undoPause(ctx context.Context, j *job, sb *sandboxer.Sandbox, 
 	if err != nil {
 		return err
 	}
-	answer := wrapError(sandboxer.KindOf(cause), cause, "sandbox %s could not be paused, and runs on", sb.ID)
+	answer := wrapError(sandboxer.KindOf(cause), cause, "sandbox %s could not be paused, and runs on", sb.Shown())
 	if _, err := m.beginResume(ctx, j, sb, 0); err != nil {
 		m.log.WarnContext(ctx, "back to running after a failed pause", "sandbox", sb.ID, "err", err)
-		answer.Msg = fmt.Sprintf("sandbox %s could not be paused: %s", sb.ID, sandboxer.Message(cause))
+		answer.Msg = fmt.Sprintf("sandbox %s could not be paused: %s", sb.Shown(), sandboxer.Message(cause))
 	}
 	return answer
 }
@@ -388,7 +388,7 @@ func (m *Manager) dropPauseSnapshot(ctx context.Context, sb *sandboxer.Sandbox) 
 
 // sweepPause is the sweep's pause: it begins one, or goes on with what a former process
 // left half paused.
-func (m *Manager) sweepPause(ctx context.Context, t *tracker, sb *sandboxer.Sandbox, cause sandboxer.Reason) error {
+func (m *Manager) sweepPause(ctx context.Context, t *tracker, sb *sandboxer.Sandbox) error {
 	release, err := m.slot(ctx, sb.Extension)
 	if err != nil {
 		return err
@@ -399,7 +399,7 @@ func (m *Manager) sweepPause(ctx context.Context, t *tracker, sb *sandboxer.Sand
 		return err
 	}
 	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-		return m.pauseExpired(ctx, j, sb.ID, sb.Generation, cause)
+		return m.pauseExpired(ctx, j, sb.ID, sb.Generation)
 	})
 	<-j.done
 	if j.err == nil {
@@ -408,33 +408,46 @@ func (m *Manager) sweepPause(ctx context.Context, t *tracker, sb *sandboxer.Sand
 	return j.err
 }
 
-// pauseExpired pauses a sandbox whose time is over, or ends one that cannot be paused, if that
+// pauseExpired pauses a sandbox whose time is over or that nobody uses, or ends one that cannot be paused, if that
 // is still what it needs.
-func (m *Manager) pauseExpired(ctx context.Context, j *job, id string, generation int, cause sandboxer.Reason) (*sandboxer.Sandbox, error) {
+func (m *Manager) pauseExpired(ctx context.Context, j *job, id string, generation int) (*sandboxer.Sandbox, error) {
 	cur, err := m.store.SandboxGeneration(ctx, id, generation)
 	if err != nil {
 		return nil, err
 	}
-	if a := decide(m.withLastUse(cur), sandboxer.Unknown, false, time.Now()); a.verb != verbPause {
+	release, unused := m.usage.hold(id)
+	defer release()
+	a := decide(m.withLastUse(cur), sandboxer.Unknown, false, time.Now())
+	if a.verb != verbPause {
 		return cur, nil
 	}
 	if cur.State == sandboxer.Pausing {
+		release()
 		return m.finishPause(ctx, j, cur)
+	}
+	cause := a.reason
+	if cause == sandboxer.ReasonIdle && !unused {
+		return cur, nil
 	}
 	depth, err := m.depthFor(cur, "", cause)
 	if err == nil {
-		return m.beginPause(ctx, j, cur, depth, cause)
+		if err := m.commitPausing(ctx, cur, depth, cause); err != nil {
+			return nil, err
+		}
+		release()
+		return m.finishPause(ctx, j, cur)
 	}
 	if isKind(err, sandboxer.Unavailable) { // the backend may come back
 		return nil, err
 	}
-	why := ending{reason: cause, message: "its time to live ran out, and it cannot be paused: " + sandboxer.Message(err)}
+	why := ending{reason: cause, message: endMessages[cause] + ", and it cannot be paused: " + sandboxer.Message(err)}
 	if !m.becomeTeardown(j) {
 		return nil, context.Cause(ctx)
 	}
 	if err := m.beginTeardown(ctx, cur, why); err != nil {
 		return nil, err
 	}
+	release()
 	return cur, m.teardown(ctx, cur)
 }
 
@@ -442,7 +455,7 @@ func (m *Manager) pauseExpired(ctx context.Context, j *job, id string, generatio
 func (m *Manager) extendPaused(ctx context.Context, sb *sandboxer.Sandbox, w *sandboxer.Writes, until time.Time) error {
 	longest := maxPaused(sb.Spec.Profile)
 	if until.Sub(now()) > longest {
-		return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would stay paused for %s from now; profile %s allows %s", sb.ID, until.Sub(now()).Round(time.Second), sb.Profile, longest)
+		return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s would stay paused for %s from now; profile %s allows %s", sb.Shown(), until.Sub(now()).Round(time.Second), sb.Profile, longest)
 	}
 	if hasReadyObject(sb) {
 		b, err := m.backend(sb.Extension)
@@ -453,7 +466,7 @@ func (m *Manager) extendPaused(ctx context.Context, sb *sandboxer.Sandbox, w *sa
 			return err
 		}
 		if removed := sb.Spec.Fuse.Add(-fuseMargin); !sb.Spec.Fuse.IsZero() && removed.Before(until) {
-			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s removes sandbox %s by itself and cannot be told to wait until then", sb.Extension, sb.ID).
+			return sandboxer.E(sandboxer.Unsupported, nil, "extension %s removes sandbox %s by itself and cannot be told to wait until then", sb.Extension, sb.Shown()).
 				WithHint("at most until %s", removed.Format(time.RFC3339))
 		}
 	}

@@ -332,7 +332,7 @@ func TestPauseMoney(t *testing.T) {
 			s.profiles = append(s.profiles, sandboxer.Profile{ID: "profile.nap", Extension: "ext.fake", TTL: time.Hour, MaxTTL: 4 * time.Hour,
 				OnTTL: sandboxer.ExpiryPause, MaxPaused: 24 * time.Hour, Price: sandboxer.Price{PerHour: 120_000}})
 		})
-		if err := r.Grant(admin, "acme", sandboxer.Credit, "", ""); err != nil {
+		if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {
 			t.Fatal(err)
 		}
 		sb := r.create(sandboxer.CreateRequest{Profile: "nap"})
@@ -376,11 +376,11 @@ func TestPauseMoney(t *testing.T) {
 		broke := r.create(sandboxer.CreateRequest{Profile: "nap"})
 		time.Sleep(61 * time.Minute)
 		synctest.Wait()
-		left, err := r.Balance(admin, "acme")
+		left, err := r.Balance(admin, sandboxer.DefaultTenant)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.Grant(admin, "acme", -left, "", ""); err != nil {
+		if err := r.Grant(admin, sandboxer.DefaultTenant, -left, "", ""); err != nil {
 			t.Fatal(err)
 		}
 		_, err = r.Resume(acme, broke.ID, ResumeRequest{})

@@ -102,7 +102,7 @@ func TestPlaceIsCommitted(t *testing.T) {
 		t.Errorf("%d were made", made)
 	}
 	// Whoever asks for the host by name asks for something else.
-	if _, err := r.Create(admin2("acme"), sandboxer.CreateRequest{Profile: "lazy", Host: "one", Inputs: map[string]string{"sandbox_id": "box"}}); sandboxer.KindOf(err) != sandboxer.Conflict {
+	if _, err := r.Create(admin2(sandboxer.DefaultTenant), sandboxer.CreateRequest{Profile: "lazy", Host: "one", Inputs: map[string]string{"sandbox_id": "box"}}); sandboxer.KindOf(err) != sandboxer.Conflict {
 		t.Errorf("asked for on the host that we chose: %v", err)
 	}
 	if again := r.create(sandboxer.CreateRequest{Profile: "lazy", Inputs: map[string]string{"sandbox_id": "box"}}); again.Generation != sb.Generation || !again.Found {
@@ -137,7 +137,7 @@ func TestNextHost(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r, spy := onTwoHosts(t, nil)
 			r.world.Inject(c.fault)
-			sb, err := r.Create(admin2("acme"), sandboxer.CreateRequest{Profile: "test", Host: c.host, Inputs: map[string]string{"sandbox_id": "box"}})
+			sb, err := r.Create(admin2(sandboxer.DefaultTenant), sandboxer.CreateRequest{Profile: "test", Host: c.host, Inputs: map[string]string{"sandbox_id": "box"}})
 			if c.want == "" {
 				if sandboxer.KindOf(err) != c.fault.Kind {
 					t.Errorf("Create: %v", err)
@@ -192,7 +192,7 @@ func TestNotMovedFromWhatMayBeThere(t *testing.T) {
 func TestEndWithoutItsHost(t *testing.T) {
 	r, spy := onTwoHosts(t, nil)
 	r.world.SetAway("two", true)
-	_, err := r.Create(admin2("acme"), sandboxer.CreateRequest{Profile: "test", Host: "two", Inputs: map[string]string{"sandbox_id": "box"}})
+	_, err := r.Create(admin2(sandboxer.DefaultTenant), sandboxer.CreateRequest{Profile: "test", Host: "two", Inputs: map[string]string{"sandbox_id": "box"}})
 	if sandboxer.KindOf(err) != sandboxer.Unavailable {
 		t.Fatalf("Create: %v", err)
 	}
@@ -202,7 +202,7 @@ func TestEndWithoutItsHost(t *testing.T) {
 	r.world.SetAway("two", false)
 	r.world.Inject(fake.Fault{Verb: fake.VerbProvision, Lost: true, Hang: true, Times: 1})
 	req := sandboxer.CreateRequest{Profile: "test", Host: "two", Inputs: map[string]string{"sandbox_id": "other"}, NoWaiting: true}
-	if _, err := r.Create(admin2("acme"), req); err != nil {
+	if _, err := r.Create(admin2(sandboxer.DefaultTenant), req); err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(time.Minute); len(r.hostsOf("other")) == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -213,7 +213,7 @@ func TestEndWithoutItsHost(t *testing.T) {
 	if err := r.Start(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Destroy(admin2("acme"), "other"); sandboxer.KindOf(err) != sandboxer.Unavailable {
+	if _, err := r.Destroy(admin2(sandboxer.DefaultTenant), "other"); sandboxer.KindOf(err) != sandboxer.Unavailable {
 		t.Errorf("Destroy: %v", err)
 	}
 	if sb := r.get("other"); sb.State != sandboxer.Terminating {
@@ -231,7 +231,7 @@ func TestEndWithoutItsHost(t *testing.T) {
 // is found out: by a listing, or by looking for what was made already.
 func TestUnknownPlaceIsFilledIn(t *testing.T) {
 	r, _ := onTwoHosts(t, nil)
-	sb, err := r.Create(admin2("acme"), sandboxer.CreateRequest{Profile: "test", Host: "two", Inputs: map[string]string{"sandbox_id": "runs"}})
+	sb, err := r.Create(admin2(sandboxer.DefaultTenant), sandboxer.CreateRequest{Profile: "test", Host: "two", Inputs: map[string]string{"sandbox_id": "runs"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +257,7 @@ func TestUnknownPlaceIsFilledIn(t *testing.T) {
 
 	r.world.Inject(fake.Fault{Verb: fake.VerbProvision, Lost: true, Hang: true, Times: 1})
 	req := sandboxer.CreateRequest{Profile: "test", Host: "two", Inputs: map[string]string{"sandbox_id": "half"}, NoWaiting: true}
-	if _, err := r.Create(admin2("acme"), req); err != nil {
+	if _, err := r.Create(admin2(sandboxer.DefaultTenant), req); err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(time.Minute); len(r.hostsOf("half")) == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -284,7 +284,7 @@ func TestUnknownPlaceIsFilledIn(t *testing.T) {
 // what is resumed from it, too.
 func TestNativeSnapshotStaysOnItsHost(t *testing.T) {
 	r, _ := onTwoHosts(t, nil)
-	if _, err := r.Create(admin2("acme"), sandboxer.CreateRequest{Profile: "test", Host: "two", Inputs: map[string]string{"sandbox_id": "box"}}); err != nil {
+	if _, err := r.Create(admin2(sandboxer.DefaultTenant), sandboxer.CreateRequest{Profile: "test", Host: "two", Inputs: map[string]string{"sandbox_id": "box"}}); err != nil {
 		t.Fatal(err)
 	}
 	rec, err := r.Snapshot(acme, "box", SnapshotRequest{Name: "base", Kind: sandboxer.SnapshotNative})

@@ -94,7 +94,7 @@ func isClaimed(sb *sandboxer.Sandbox) bool {
 func (p *pool) whyCold(o *resolvedRequest) string {
 	mode := func(n sandboxer.NetworkPolicy) sandboxer.NetworkMode { return cmp.Or(n.Mode, sandboxer.NetworkNone) }
 	switch prof := &p.profile; {
-	case o.chosen:
+	case o.shown != "":
 		return "its ID was chosen"
 	case o.spec.Image != prof.Image:
 		return "another image"
@@ -152,7 +152,7 @@ func (m *Manager) wakePools() {
 func (m *Manager) claimOrCreate(ctx context.Context, o *resolvedRequest) (*sandboxer.Sandbox, error) {
 	defer o.ext.demand.begin()()
 	make := m.startCreate
-	if o.chosen {
+	if o.shown != "" {
 		make = m.createOrShare
 	}
 	p := m.poolOf(o.spec.Profile.ID)
@@ -189,7 +189,7 @@ var errClaimLost = sandboxer.E(sandboxer.Conflict, nil, "somebody else has it")
 // claimFromPool gives the sandbox id of the pool to o.
 func (m *Manager) claimFromPool(ctx context.Context, o *resolvedRequest, p *pool, id string) (*sandboxer.Sandbox, error) {
 	own := *o
-	own.id, own.spec.ID = id, id
+	own.setID(id)
 	j, mine, err := m.begin(ctx, id, 1, true, &own)
 	if err != nil {
 		return nil, err
@@ -496,7 +496,7 @@ func (m *Manager) makePooled(ctx context.Context, p *pool, key string) error {
 	// Late enough for whoever claims it with the profile's time to live: then nothing has
 	// to be moved.
 	sb.Spec.Fuse = sb.ExpiresAt.Add(ttlOf(p.profile) + fuseMargin)
-	if p.profile.OnTTL == sandboxer.ExpiryPause {
+	if pauses(p.profile) {
 		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter)
 	}
 	var err error

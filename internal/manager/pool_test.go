@@ -56,7 +56,7 @@ func (r *rig) full(profile string, size int) (ids []string) {
 
 func TestPoolClaim(t *testing.T) {
 	r := newRig(t, pooled(2))
-	if err := r.Grant(admin, "acme", sandboxer.Credit, "", ""); err != nil {
+	if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {
 		t.Fatal(err)
 	}
 	ids := r.full("paid", 2)
@@ -70,7 +70,7 @@ func TestPoolClaim(t *testing.T) {
 	r.noHolds()
 	sb := r.create(sandboxer.CreateRequest{Profile: "paid", Name: "mine", Key: "k", TTL: 30 * time.Minute,
 		Env: map[string]string{"A": "b"}, Labels: map[string]string{"l": "m"}, Consumer: sandboxer.Consumer{ID: "c"}})
-	if !slices.Contains(ids, sb.ID) || sb.State != sandboxer.Running || sb.Tenant != "acme" || sb.Name != "mine" || sb.Consumer.ID != "c" ||
+	if !slices.Contains(ids, sb.ID) || sb.State != sandboxer.Running || sb.Tenant != sandboxer.DefaultTenant || sb.Name != "mine" || sb.Consumer.ID != "c" ||
 		sb.Spec.Labels["l"] != "m" || sb.Spec.Warm || sb.PooledAt.IsZero() || !sb.CreatedAt.After(sb.PooledAt) || sb.Quote.Amount == 0 || sb.Reason != "" {
 		t.Errorf("claimed: %+v", sb)
 	}
@@ -86,7 +86,7 @@ func TestPoolClaim(t *testing.T) {
 		Env: map[string]string{"A": "b"}, Labels: map[string]string{"l": "m"}, Consumer: sandboxer.Consumer{ID: "c"}}); again.ID != sb.ID || again.Found {
 		t.Errorf("the same key gives %s, found %t", again.ID, again.Found)
 	}
-	want := "g1 →creating pool pool; g1 step pool; g1 creating→warm pool pool; g1 warm→creating requested user:acme; g1 creating→running  user:acme"
+	want := "g1 →creating pool pool; g1 step pool; g1 creating→warm pool pool; g1 warm→creating requested user:default; g1 creating→running  user:default"
 	if got := history(t, r.Manager, sb.ID); got != want {
 		t.Errorf("history %q\nwant    %q", got, want)
 	}
@@ -334,7 +334,7 @@ func TestPoolRefused(t *testing.T) {
 	r.world.Inject(fake.Fault{Verb: fake.VerbClaim, Kind: sandboxer.Failed, Times: 1})
 	_, err := r.Create(acme, sandboxer.CreateRequest{Profile: "test"})
 	wantErr(t, err, sandboxer.Failed, "could not be created")
-	if sb := r.get(id); sb.State != sandboxer.Terminated || sb.Tenant != "acme" || sb.Cost != 0 {
+	if sb := r.get(id); sb.State != sandboxer.Terminated || sb.Tenant != sandboxer.DefaultTenant || sb.Cost != 0 {
 		t.Errorf("the failed one: %+v", sb)
 	}
 	r.noHolds()

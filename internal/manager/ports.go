@@ -40,7 +40,7 @@ func (m *Manager) OpenPort(ctx context.Context, ref string, port int) (*sandboxe
 		case open >= 0:
 			return "", nil
 		case len(sb.Opened) >= maxOpenPorts:
-			return "", sandboxer.E(sandboxer.Exhausted, nil, "sandbox %s has %d open ports, the most there may be", sb.ID, maxOpenPorts)
+			return "", sandboxer.E(sandboxer.Exhausted, nil, "sandbox %s has %d open ports, the most there may be", sb.Shown(), maxOpenPorts)
 		}
 		sb.Opened = append(slices.Clip(sb.Opened), sandboxer.OpenPort{Port: port, Rev: sb.Version + 1})
 		return "opened", nil
@@ -64,7 +64,7 @@ func (m *Manager) ClosePort(ctx context.Context, ref string, port int) (*sandbox
 func (m *Manager) RevokePort(ctx context.Context, ref string, port int) (*sandboxer.Sandbox, error) {
 	return m.changePort(ctx, ref, port, func(sb *sandboxer.Sandbox, open int) (string, error) {
 		if open < 0 {
-			return "", notOpen(sb.ID, port)
+			return "", notOpen(sb.Shown(), port)
 		}
 		sb.Opened = slices.Clone(sb.Opened)
 		sb.Opened[open].Rev = sb.Version + 1
@@ -209,7 +209,7 @@ func (m *Manager) SignPort(ctx context.Context, ref string, port int, ttl time.D
 	}
 	i := openAt(sb, port)
 	if i < 0 {
-		return "", nil, time.Time{}, notOpen(sb.ID, port)
+		return "", nil, time.Time{}, notOpen(sb.Shown(), port)
 	}
 	until := time.Now().Add(ttl + time.Second - 1).Truncate(time.Second).UTC() // not shorter than was asked for
 	c := portClaim{ID: sb.ID, Generation: sb.Generation, Port: port, Rev: sb.Opened[i].Rev, Until: until}
@@ -220,6 +220,7 @@ func (m *Manager) SignPort(ctx context.Context, ref string, port int, ttl time.D
 // principal in ctx, who needs the write scope.
 type PortAccess struct {
 	Ref   string // of the sandbox; with a token it may be empty, and has to agree otherwise
+	ID    string // or Sandbox.ID, as a host name has it
 	Port  int
 	Token sandboxer.Secret
 }
@@ -253,7 +254,7 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	if signed {
 		var ok bool
 		claim, ok = m.ports.read(a.Token)
-		if !ok || time.Now().After(claim.Until) || a.Ref != "" && a.Ref != claim.ID || a.Port != 0 && a.Port != claim.Port {
+		if !ok || time.Now().After(claim.Until) || a.ID != "" && a.ID != claim.ID || a.Port != 0 && a.Port != claim.Port {
 			return nil, errNoVisit
 		}
 		sb, err := m.store.SandboxGeneration(ctx, claim.ID, claim.Generation)
@@ -263,8 +264,17 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 		if err != nil {
 			return nil, err
 		}
-		a.Ref, v.Port, v.Until = claim.ID, claim.Port, claim.Until
+		if a.Ref != "" && a.Ref != sb.ID && a.Ref != sb.Shown() && a.Ref != sb.Ref() {
+			return nil, errNoVisit
+		}
+		a.Ref, v.Port, v.Until = sb.Ref(), claim.Port, claim.Until
 		ctx = sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: sb.Tenant, Actor: "url:" + claim.ID, Scopes: []sandboxer.Scope{sandboxer.ScopeWrite}})
+	}
+	if !signed && a.ID != "" {
+		a.Ref = a.ID
+		if sb, err := m.store.Sandbox(ctx, a.ID); err == nil && sb.Tenant == sandboxer.PrincipalFrom(ctx).Tenant {
+			a.Ref = sb.Ref()
+		}
 	}
 	// Looked at before it is opened: what is not open must not wake the sandbox.
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, a.Ref)
@@ -276,14 +286,14 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	case signed && (sb.Generation != claim.Generation || i < 0 || sb.Opened[i].Rev != claim.Rev || !sb.State.Live()):
 		return nil, errNoVisit
 	case i < 0:
-		return nil, notOpen(sb.ID, v.Port)
+		return nil, notOpen(sb.Shown(), v.Port)
 	}
 	rev := sb.Opened[i].Rev
-	closed := notOpen(sb.ID, v.Port)
+	closed := notOpen(sb.Shown(), v.Port)
 	if signed {
 		closed = errNoVisit
 	}
-	err = m.beginVisit(ctx, context.WithoutCancel(ctx), v, sb.ID, func(now *sandboxer.Sandbox, running bool) error {
+	err = m.beginVisit(ctx, context.WithoutCancel(ctx), v, sb.Ref(), func(now *sandboxer.Sandbox, running bool) error {
 		if !running {
 			return errNoVisit
 		}

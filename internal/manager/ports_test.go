@@ -34,7 +34,7 @@ func TestPorts(t *testing.T) {
 	if _, list, _ = r.Ports(acme, sb.ID); len(list) != 2 || !list[0].Open || list[0].Declared || list[1].Open || !list[1].Declared {
 		t.Errorf("ports: %+v", list)
 	}
-	if h := history(t, r.Manager, sb.ID); strings.Count(h, "port user:acme") != 2 {
+	if h := history(t, r.Manager, sb.ID); strings.Count(h, "port user:default") != 2 {
 		t.Errorf("history: %s", h)
 	}
 	for _, port := range []int{0, -1, 65536} {
@@ -43,7 +43,7 @@ func TestPorts(t *testing.T) {
 	}
 	_, err = r.OpenPort(rival, sb.ID, 1)
 	wantErr(t, err, sandboxer.NotFound, "")
-	_, err = r.OpenPort(as("acme", sandboxer.ScopeRead), sb.ID, 1)
+	_, err = r.OpenPort(as(sandboxer.DefaultTenant, sandboxer.ScopeRead), sb.ID, 1)
 	wantErr(t, err, sandboxer.Denied, "")
 	_, err = r.RevokePort(acme, sb.ID, 8080)
 	wantErr(t, err, sandboxer.NotFound, "not open")

@@ -55,6 +55,9 @@ func (m *Manager) checkProfile(p sandboxer.Profile) string {
 	if e == nil {
 		return "profile " + p.ID + " is on extension " + p.Extension + ", which does not exist" + didYouMean(p.Extension, m.extensionIDs())
 	}
+	if err := p.Ready.Check(); err != nil {
+		return "profile " + p.ID + ": ready: " + sandboxer.Message(err)
+	}
 	if e.Backend == nil {
 		return ""
 	}

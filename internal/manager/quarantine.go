@@ -25,10 +25,11 @@ const maxQuarantine = sandboxer.MaxPage
 // Quarantined is an object of this installation that its database does not know.
 type Quarantined struct {
 	ID         string    `json:"id"`
+	ShownID    string    `json:"shown_id,omitempty"` // as the four after Host, by its stamp
 	Generation int       `json:"generation"`
 	Extension  string    `json:"extension"`
 	Host       string    `json:"host,omitempty"`
-	Tenant     string    `json:"tenant,omitempty"` // this and the next three by its stamp, if it has one
+	Tenant     string    `json:"tenant,omitempty"` // by its stamp, if it has one, as the next three
 	Name       string    `json:"name,omitempty"`
 	Profile    string    `json:"profile,omitempty"`
 	CreatedAt  time.Time `json:"created_at,omitzero"`
@@ -94,7 +95,7 @@ func (q *quarantine) inspected(k objectKey, found sandboxer.Found, was *sandboxe
 		o.Until = found.Fuse
 	}
 	if was != nil {
-		o.Tenant, o.Name, o.Profile, o.CreatedAt = was.Tenant, was.Name, was.Profile, was.CreatedAt
+		o.ShownID, o.Tenant, o.Name, o.Profile, o.CreatedAt = was.ShownID, was.Tenant, was.Name, was.Profile, was.CreatedAt
 		o.unclaimed = isPooled(was)
 	}
 	switch {
@@ -205,7 +206,7 @@ func (m *Manager) inspectQuarantined(e *extension, k objectKey, h sandboxer.Hand
 		return
 	}
 	until := keptUntil(q.Until)
-	ev := sandboxer.Event{SandboxID: k.id, Generation: k.generation, Tenant: q.Tenant}
+	ev := sandboxer.Event{SandboxID: k.id, ShownID: q.ShownID, Generation: k.generation, Tenant: q.Tenant}
 	ev.Message = sandboxRecords.unknownText(e.Info.ID+" has it,", until, k.id)
 	err = m.reportUnknown(m.ctx, sandboxRecords.recordWords, ev, "sandbox", k.id, "generation", k.generation,
 		"extension", e.Info.ID, "tenant", q.Tenant, "profile", q.Profile, "until", until)

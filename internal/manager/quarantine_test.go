@@ -53,7 +53,7 @@ func (r *rig) quarantine(want ...string) []Quarantined {
 func TestDatabaseWentBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, ticking)
-		if err := r.Grant(admin, "acme", sandboxer.Credit, "", ""); err != nil {
+		if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {
 			t.Fatal(err)
 		}
 		old := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
@@ -67,17 +67,15 @@ func TestDatabaseWentBack(t *testing.T) {
 		}
 		back()
 		// Nobody gets what is there under a name that the database does not know.
-		for _, who := range []string{"acme", "rival"} {
-			_, err := r.Create(as(who), sandboxer.CreateRequest{Profile: "paid", Thread: thread})
-			wantErr(t, err, sandboxer.Conflict, mine.ID)
-		}
+		_, err := r.Create(acme, sandboxer.CreateRequest{Profile: "paid", Thread: thread})
+		wantErr(t, err, sandboxer.Conflict, mine.ID)
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
 		if n := len(r.world.Live()); n != 4 {
 			t.Fatalf("%d objects are left of 4", n)
 		}
 		for _, q := range r.quarantine(mine.ID, unwanted.ID, left.ID) {
-			if q.Tenant != "acme" || q.Until.IsZero() || q.Why == "" || q.ID == mine.ID && (q.Profile != "profile.paid" || q.Name != "work") {
+			if q.Tenant != sandboxer.DefaultTenant || q.Until.IsZero() || q.Why == "" || q.ID == mine.ID && (q.Profile != "profile.paid" || q.Name != "work") {
 				t.Errorf("quarantined: %+v", q)
 			}
 			if q.ID == left.ID && q.Until.Before(left.ExpiresAt.Add(10*time.Minute)) {
@@ -91,7 +89,7 @@ func TestDatabaseWentBack(t *testing.T) {
 		if err != nil || len(a.Violations) != 3 || !strings.Contains(a.Violations[0].Detail, "sandboxer adopt ") {
 			t.Errorf("audit: %+v, %v", a.Violations, err)
 		}
-		for _, who := range []string{"acme", "rival"} {
+		for _, who := range []string{sandboxer.DefaultTenant, "rival"} {
 			if _, err := r.Destroy(as(who), mine.ID); !isKind(err, sandboxer.NotFound) {
 				t.Errorf("%s destroys what the database does not know: %v", who, err)
 			}
@@ -101,12 +99,12 @@ func TestDatabaseWentBack(t *testing.T) {
 		}
 
 		_, err = r.Adopt(admin, mine.ID, Adoption{Tenant: "rival"})
-		wantErr(t, err, sandboxer.Invalid, "acme")
+		wantErr(t, err, sandboxer.Invalid, sandboxer.DefaultTenant)
 		sb, err := r.Adopt(admin, mine.ID, Adoption{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if sb.Tenant != "acme" || sb.Name != "work" || sb.State != sandboxer.Running || !sb.ExpiresAt.Equal(mine.ExpiresAt) {
+		if sb.Tenant != sandboxer.DefaultTenant || sb.Name != "work" || sb.State != sandboxer.Running || !sb.ExpiresAt.Equal(mine.ExpiresAt) {
 			t.Errorf("adopted: %+v", sb)
 		}
 		if env, err := r.openEnv(sb); err != nil || env["SECRET"] != "x" {
@@ -174,10 +172,10 @@ func TestQuarantineWithoutStamp(t *testing.T) {
 		_, err := r.Adopt(admin, "forged", Adoption{})
 		wantErr(t, err, sandboxer.Invalid, "--tenant")
 		_, err = r.Adopt(admin, "former", Adoption{Tenant: "rival", Profile: "test"})
-		wantErr(t, err, sandboxer.Conflict, "acme")
+		wantErr(t, err, sandboxer.Conflict, sandboxer.DefaultTenant)
 		_, err = r.Adopt(admin, "nosuch", Adoption{})
 		wantErr(t, err, sandboxer.NotFound, "nosuch")
-		sb, err := r.Adopt(admin, "former", Adoption{Tenant: "acme", Profile: "test", TTL: time.Hour})
+		sb, err := r.Adopt(admin, "former", Adoption{Tenant: sandboxer.DefaultTenant, Profile: "test", TTL: time.Hour})
 		if err != nil || sb.Generation != 2 || sb.ExpiresAt.Sub(sb.CreatedAt) != time.Hour {
 			t.Fatalf("adopted: %+v, %v", sb, err)
 		}
@@ -236,7 +234,7 @@ func TestQuarantineOfALaterGeneration(t *testing.T) {
 func TestQuarantineKeeps(t *testing.T) {
 	k, at := objectKey{"ext.fake", "box", 3}, time.Now()
 	found := sandboxer.Found{Handle: sandboxer.Handle{SandboxID: "box", Generation: 3}, Fuse: at.Add(time.Hour)}
-	was := &sandboxer.Sandbox{ID: "box", Tenant: "acme", Name: "mine", Profile: "profile.test"}
+	was := &sandboxer.Sandbox{ID: "box", Tenant: sandboxer.DefaultTenant, Name: "mine", Profile: "profile.test"}
 	see := func(q *quarantine, after time.Duration, grace, wantKeep, wantLook bool) {
 		t.Helper()
 		if keep, look := q.see(k, "one", at.Add(after), grace); keep != wantKeep || look != wantLook {
@@ -247,7 +245,7 @@ func TestQuarantineKeeps(t *testing.T) {
 	see(q, 0, false, true, true)
 	see(q, probeEvery-1, false, true, false)
 	see(q, probeEvery, false, true, true)
-	if o, report := q.inspected(k, found, was, sandboxer.Alive, at); !report || o.Tenant != "acme" || o.Profile != "profile.test" || o.Until != found.Fuse || o.Host != "one" {
+	if o, report := q.inspected(k, found, was, sandboxer.Alive, at); !report || o.Tenant != sandboxer.DefaultTenant || o.Profile != "profile.test" || o.Until != found.Fuse || o.Host != "one" {
 		t.Errorf("inspected: %+v, report %t", o, report)
 	}
 	if _, report := q.inspected(k, found, was, sandboxer.Alive, at); report {

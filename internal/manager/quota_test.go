@@ -17,14 +17,16 @@ import (
 )
 
 func quota(q sandboxer.Quota) func(*setup) {
-	return func(s *setup) { s.opts.Quotas = sandboxer.Quotas{Tenants: map[string]sandboxer.Quota{"acme": q}} }
+	return func(s *setup) {
+		s.opts.Quotas = sandboxer.Quotas{Tenants: map[string]sandboxer.Quota{sandboxer.DefaultTenant: q}}
+	}
 }
 
 // used checks what acme has of some resources, as the tenant itself is told.
 func (r *rig) used(want sandboxer.Amounts) {
 	r.t.Helper()
 	items, _, err := r.Quotas(acme, QuotaQuery{})
-	if err != nil || len(items) != 1 || items[0].Tenant != "acme" {
+	if err != nil || len(items) != 1 || items[0].Tenant != sandboxer.DefaultTenant {
 		r.t.Fatalf("quotas: %+v, %v", items, err)
 	}
 	for res, n := range want {
@@ -38,7 +40,7 @@ func (r *rig) used(want sandboxer.Amounts) {
 func over(t *testing.T, err error, text string) {
 	t.Helper()
 	wantErr(t, err, sandboxer.Exhausted, text)
-	wantErr(t, err, sandboxer.Exhausted, "quota of tenant acme")
+	wantErr(t, err, sandboxer.Exhausted, "quota of tenant default")
 	wantErr(t, err, sandboxer.Exhausted, "ask an administrator")
 }
 
@@ -142,7 +144,7 @@ func TestQuotaOfDiskAndImages(t *testing.T) {
 		quota(sandboxer.Quota{sandboxer.QuotaDisk: 5 << 30, sandboxer.QuotaImages: 1})(s)
 		s.wrap = func(e *fake.Extension) sandboxer.Extension { return disked{e} }
 	})
-	operator := as("acme", sandboxer.Scopes()...)
+	operator := as(sandboxer.DefaultTenant, sandboxer.Scopes()...)
 	create := func(gib int64, image string) (*sandboxer.Sandbox, error) {
 		return r.Create(operator, sandboxer.CreateRequest{Profile: "test", Image: image, Limits: sandboxer.Limits{DiskBytes: gib << 30}})
 	}
@@ -311,7 +313,7 @@ func TestQuotaOfExecs(t *testing.T) {
 			ended <- err
 		}()
 	}
-	eventually(t, "three run", func() bool { return r.execs.of("acme") == 3 })
+	eventually(t, "three run", func() bool { return r.execs.of(sandboxer.DefaultTenant) == 3 })
 	r.used(sandboxer.Amounts{sandboxer.QuotaExecs: 3})
 	_, err := r.Exec(acme, a.ID, sandboxer.Cmd{Args: []string{"true"}})
 	over(t, err, "execs is used: 3 of 3")
@@ -346,7 +348,7 @@ func TestQuotaOfRequests(t *testing.T) {
 		for range 100 { // being refused costs nothing
 			_ = ask(acme)
 		}
-		if ask(rival) != nil || ask(as("acme", sandboxer.ScopeAdmin)) != nil {
+		if ask(rival) != nil || ask(as(sandboxer.DefaultTenant, sandboxer.ScopeAdmin)) != nil {
 			t.Error("others are refused")
 		}
 		time.Sleep(10 * time.Second)
@@ -377,14 +379,14 @@ func TestQuotasAreShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.SetQuotas(sandboxer.Quotas{Default: sandboxer.Quota{sandboxer.QuotaDisk: 5}, Tenants: map[string]sandboxer.Quota{
-		"acme": {sandboxer.QuotaSandboxes: 7}, "none": {}, "zoo": {}}})
-	_, _, err := r.Quotas(rival, QuotaQuery{Tenant: "acme"})
+		sandboxer.DefaultTenant: {sandboxer.QuotaSandboxes: 7}, "none": {}, "zoo": {}}})
+	_, _, err := r.Quotas(rival, QuotaQuery{Tenant: sandboxer.DefaultTenant})
 	wantErr(t, err, sandboxer.Denied, "not yours to see")
 	_, _, err = r.Quotas(rival, QuotaQuery{All: true})
 	wantErr(t, err, sandboxer.Denied, "not yours to see")
 	_, _, err = r.Quotas(context.Background(), QuotaQuery{})
 	wantErr(t, err, sandboxer.Unauthenticated, "")
-	_, _, err = r.Quotas(admin, QuotaQuery{All: true, Tenant: "acme"})
+	_, _, err = r.Quotas(admin, QuotaQuery{All: true, Tenant: sandboxer.DefaultTenant})
 	wantErr(t, err, sandboxer.Invalid, "")
 	_, _, err = r.Quotas(admin, QuotaQuery{Limit: 1001})
 	wantErr(t, err, sandboxer.Invalid, "")
@@ -405,7 +407,7 @@ func TestQuotasAreShown(t *testing.T) {
 			break
 		}
 	}
-	if got := strings.Join(seen, " "); got != "acme7 1 none0 0 rival0 1 zoo0 0" && got != "acme71 none00 rival01 zoo00" && got != "acme 7 1 none 0 0 rival 0 1 zoo 0 0" {
+	if got := strings.Join(seen, " "); got != "default7 1 none0 0 rival0 1 zoo0 0" && got != "default71 none00 rival01 zoo00" && got != "default 7 1 none 0 0 rival 0 1 zoo 0 0" {
 		t.Errorf("an administrator sees %s", got)
 	}
 }

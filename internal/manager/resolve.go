@@ -20,8 +20,9 @@ const fuseMargin = 2 * time.Minute
 // A resolvedRequest is a checked create or restore.
 type resolvedRequest struct {
 	tenant, actor string
-	id            string // never empty
-	chosen        bool   // the caller chose the ID, so it may exist already
+	id            string           // of the record and the objects; never empty. Of a chosen one see settleID
+	shown         string           // the ID that the caller chose, under which a sandbox may exist already; "" if none
+	thread        sandboxer.Thread // whose sandbox it is; its User is not empty then
 	name          string
 	ext           *extension
 	spec          sandboxer.Spec // Generation, Owner, Fuse are filled in when the record is made
@@ -39,15 +40,25 @@ type resolvedRequest struct {
 	as   sandboxer.SnapshotKind    // in which form
 }
 
+// setID settles what the record and the objects of o carry.
+func (o *resolvedRequest) setID(id string) { o.id, o.spec.ID = id, id }
+
 // matches reports whether sb is what o asks for, so that o may be answered with it.
 func (m *Manager) matches(o *resolvedRequest, sb *sandboxer.Sandbox) bool {
 	env, err := m.openEnv(sb)
-	return err == nil && o.tenant == sb.Tenant && o.isFulfilledBy(sb.Spec, sb.Name, env)
+	return err == nil && o.tenant == sb.Tenant && !o.isOther(sb.Thread) && o.isFulfilledBy(sb.Spec, sb.Name, env)
 }
 
 // same is matches for two requests.
 func (o *resolvedRequest) same(p *resolvedRequest) bool {
-	return o.tenant == p.tenant && o.isFulfilledBy(p.spec, p.name, p.spec.Env)
+	return o.tenant == p.tenant && !o.isOther(p.thread) && o.isFulfilledBy(p.spec, p.name, p.spec.Env)
+}
+
+// isOther reports whether o asks for another thread than has the ID. Who names only the ID, or
+// finds one that no thread has, is no other.
+func (o *resolvedRequest) isOther(thread sandboxer.Thread) bool {
+	none := sandboxer.Thread{}
+	return o.thread != none && thread != none && o.thread != thread
 }
 
 // isFulfilledBy reports whether a sandbox of this spec, name and environment has the
@@ -69,6 +80,9 @@ func (o *resolvedRequest) isFulfilledBy(spec sandboxer.Spec, name string, env ma
 		(r.Image == "" || r.Image == spec.Image) &&
 		(r.Host == "" || r.Host == spec.Host) &&
 		(r.User == "" || r.User == spec.User) &&
+		is(int64(r.Idle), int64(spec.Profile.Idle)) &&
+		(r.OnIdle == "" || r.OnIdle == cmp.Or(spec.Profile.OnIdle, sandboxer.ExpiryDestroy)) &&
+		(r.OnTTL == "" || r.OnTTL == cmp.Or(spec.Profile.OnTTL, sandboxer.ExpiryDestroy)) &&
 		(len(r.Command) == 0 || slices.Equal(r.Command, spec.Command)) &&
 		(r.Network == nil || r.Network.Mode == spec.Network.Mode && slices.Equal(r.Network.Allow, spec.Network.Allow)) &&
 		is(r.Limits.MilliCPU, spec.Limits.MilliCPU) && is(r.Limits.MemoryBytes, spec.Limits.MemoryBytes) &&
@@ -91,17 +105,21 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	id, chosen, err := identify(inputs, req.Thread)
+	shown, thread, err := identify(inputs, req.Thread)
 	if err != nil {
 		return nil, err
 	}
+	id := newID(p.Tenant, shown)
 	for _, err := range []error{
-		checkCommon(prof, commonRequest{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
+		m.mayPause(prof.Extension, req.OnIdle, req.OnTTL), checkCommon(prof, commonRequest{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
 		req.Limits.Check(), m.checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts), checkUser(req.User), checkSize(req),
 	} {
 		if err != nil {
 			return nil, err
 		}
+	}
+	if prof, err = withExpiry(prof, req.Idle, req.OnIdle, req.OnTTL); err != nil {
+		return nil, err
 	}
 	spec := m.profileSpec(prof)
 	spec.ID, spec.Inputs, spec.Host, spec.Consumer = id, inputs, req.Host, req.Consumer
@@ -123,7 +141,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 		return nil, err
 	}
 	return &resolvedRequest{
-		tenant: p.Tenant, actor: p.Actor, id: id, chosen: chosen, name: req.Name, ext: ext, spec: spec,
+		tenant: p.Tenant, actor: p.Actor, id: id, shown: shown, thread: thread, name: req.Name, ext: ext, spec: spec,
 		ttl: cmp.Or(req.TTL, ttlOf(prof)), maxCost: req.MaxCost,
 		key: req.Key, digest: m.mac(digest(req)), noWaiting: req.NoWaiting, req: req,
 	}, nil
@@ -191,25 +209,47 @@ func (m *Manager) profileSpec(prof sandboxer.Profile) sandboxer.Spec {
 	return spec
 }
 
-// identify settles the ID: the caller's, the thread's, or a fresh one. It takes it out of
-// the inputs.
-func identify(inputs map[string]string, thread sandboxer.Thread) (id string, chosen bool, err error) {
-	id = inputs["sandbox_id"]
+// identify returns the ID that the caller chose, by the input sandbox_id or by a thread or by both
+// where they agree, and the thread. It takes the ID out of the inputs.
+func identify(inputs map[string]string, thread sandboxer.Thread) (shown string, _ sandboxer.Thread, err error) {
+	shown = inputs["sandbox_id"]
 	delete(inputs, "sandbox_id")
-	switch {
-	case id != "" && thread != (sandboxer.Thread{}):
-		return "", false, sandboxer.E(sandboxer.Invalid, nil, "both the input sandbox_id and a thread say which sandbox is meant").
-			WithHint("give one of them")
-	case id != "":
-		return id, true, sandboxer.CheckID(id)
-	case thread.ID != "":
-		id, err = thread.SandboxID()
-		return id, true, err
-	case thread.User != "":
-		return "", false, sandboxer.E(sandboxer.Invalid, nil, "thread user %q is given without a thread", thread.User).
-			WithHint("give the thread's ID too, or no thread at all")
+	none := sandboxer.Thread{}
+	if shown != "" {
+		if err := sandboxer.CheckID(shown); err != nil {
+			return "", none, err
+		}
+		if sandboxer.IsDerivedID(shown) {
+			return "", none, sandboxer.E(sandboxer.Invalid, nil, "%q has the form of the IDs that the broker derives, which nobody can choose", shown).
+				WithHint("choose another sandbox_id")
+		}
 	}
-	return sandboxer.NewID(), false, nil
+	if thread.ID == "" {
+		if thread.User != "" {
+			return "", none, sandboxer.E(sandboxer.Invalid, nil, "thread user %q is given without a thread", thread.User).
+				WithHint("give the thread's ID too, or no thread at all")
+		}
+		return shown, none, nil
+	}
+	id, err := thread.SandboxID()
+	if err != nil {
+		return "", none, err
+	}
+	if shown != "" && shown != id {
+		return "", none, sandboxer.E(sandboxer.Invalid, nil, "the input sandbox_id is %s, and the thread has the ID %s", shown, id).
+			WithHint("leave out one of them, or let the input be %s", id)
+	}
+	thread.User = cmp.Or(thread.User, sandboxer.DefaultUser)
+	return id, thread, nil
+}
+
+// newID is the ID for the record and the objects of a sandbox for which a caller of tenant chose
+// shown, or nothing.
+func newID(tenant, shown string) string {
+	if shown == "" {
+		return sandboxer.NewID()
+	}
+	return sandboxer.ObjectID(tenant, shown)
 }
 
 // inputs merges what is asked for with the profile's and the defaults, and checks it against what

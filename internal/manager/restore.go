@@ -79,20 +79,23 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	if err != nil {
 		return nil, err
 	}
+	if prof, err = withExpiry(prof, req.Idle, req.OnIdle, req.OnTTL); err != nil {
+		return nil, err
+	}
 	spec := m.restoredSpec(ext, prof, rec, env, req, as)
 	sized := req
 	sized.Inputs = spec.Inputs
 	if spec.Inputs, err = ext.inputs(prof, spec.Inputs, spec.Host, spec.Image); err != nil {
 		return nil, err
 	}
-	id, chosen, err := identify(spec.Inputs, sandboxer.Thread{})
+	shown, _, err := identify(spec.Inputs, sandboxer.Thread{}) // its profile may name one
 	if err != nil {
 		return nil, err
 	}
-	spec.ID = id
+	spec.ID = newID(rec.Tenant, shown)
 	for _, err := range []error{
 		checkCommon(prof, commonRequest{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
-		checkSize(sized), m.checkStillAllowed(p, prof, spec, "snapshot "+rec.ID),
+		m.mayPause(prof.Extension, req.OnIdle, req.OnTTL), checkSize(sized), m.checkStillAllowed(p, prof, spec, "snapshot "+rec.ID),
 	} {
 		if err != nil {
 			return nil, err
@@ -107,7 +110,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 		place = rec.Host // where it lies; nobody asked for that
 	}
 	return &resolvedRequest{
-		tenant: rec.Tenant, actor: p.Actor, id: id, chosen: chosen, name: req.Name, ext: ext, spec: spec, place: place,
+		tenant: rec.Tenant, actor: p.Actor, id: spec.ID, shown: shown, name: req.Name, ext: ext, spec: spec, place: place,
 		ttl: cmp.Or(req.TTL, ttlOf(prof)), maxCost: req.MaxCost,
 		key: req.Key, digest: m.mac(restoreDigest(rec.ID, req)), noWaiting: req.NoWaiting,
 		from: rec, as: as,

@@ -104,7 +104,7 @@ func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox
 				left = min(ttlOf(prof), maxTTL(prof)-ran)
 			}
 			if ran+left > maxTTL(prof) && !sb.Pause.Undo || left <= 0 && !sb.Pause.Undo {
-				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has run for %s; profile %s allows %s", sb.ID, sandboxer.FormatDuration(ran.Round(time.Second)), sb.Profile, sandboxer.FormatDuration(maxTTL(prof))).
+				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has run for %s; profile %s allows %s", sb.Shown(), sandboxer.FormatDuration(ran.Round(time.Second)), sb.Profile, sandboxer.FormatDuration(maxTTL(prof))).
 					WithHint("make a snapshot's copy of it, which has a life of its own, or destroy it")
 			}
 			holdMore(sb, w, ran+left)
@@ -115,7 +115,7 @@ func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox
 				sb.Handle = sandboxer.Handle{}
 				m.clearPlace(sb)
 				sb.Spec.Fuse = now().Add(left + fuseMargin)
-				if prof.OnTTL == sandboxer.ExpiryPause {
+				if pauses(prof) {
 					sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter)
 				}
 			}
@@ -124,7 +124,7 @@ func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox
 	})
 	if err != nil {
 		if isKind(err, sandboxer.NoCredit) {
-			err = sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot go on: its tenant cannot pay for more time", sb.ID).
+			err = sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot go on: its tenant cannot pay for more time", sb.Shown()).
 				WithHint("ask an administrator for credits, or resume it for a shorter time (--ttl)")
 		}
 		return nil, err
@@ -149,9 +149,9 @@ func (m *Manager) undoResume(ctx context.Context, j *job, sb *sandboxer.Sandbox,
 	kind := kindForCaller(cause)
 	m.log.WarnContext(ctx, "resume failed", "sandbox", sb.ID, "generation", objectGeneration(sb), "err", cause)
 	frozen := sb.Pause.Depth == sandboxer.PauseFreeze || sb.Pause.Undo
-	answer := wrapError(kind, cause, "sandbox %s could not be resumed and stays paused", sb.ID)
+	answer := wrapError(kind, cause, "sandbox %s could not be resumed and stays paused", sb.Shown())
 	if frozen && m.isGone(ctx, sb, cause) { // there is nothing to go back to
-		answer.Msg = fmt.Sprintf("sandbox %s could not be resumed: %s", sb.ID, sandboxer.Message(cause))
+		answer.Msg = fmt.Sprintf("sandbox %s could not be resumed: %s", sb.Shown(), sandboxer.Message(cause))
 		return m.endFailed(ctx, j, sb, ending{reason: sandboxer.ReasonLost, message: endMessages[sandboxer.ReasonLost]}, answer)
 	}
 	err := m.step(pResumeFailed, func() error {

@@ -149,7 +149,7 @@ func as(tenant string, scopes ...sandboxer.Scope) context.Context {
 }
 
 var (
-	acme  = as("acme")
+	acme  = as(sandboxer.DefaultTenant)
 	rival = as("rival")
 	admin = as("root", sandboxer.ScopeAdmin)
 )

@@ -49,6 +49,8 @@ func route(p sandboxer.Profile, abilities []ability) (chosen, refused []candidat
 			no = fmt.Sprintf("extension %s cannot be used here: %s", o.extension, o.problem)
 		case len(missing) > 0:
 			no = fmt.Sprintf("extension %s lacks %s, which the profile requires", o.extension, strings.Join(missing, ", "))
+		case p.Ready.Lacks(o.can) != "":
+			no = fmt.Sprintf("extension %s lacks %s: nobody could ask whether a sandbox is ready as the profile wants it", o.extension, p.Ready.Lacks(o.can))
 		case p.Isolation != "" && !slices.Contains(o.isolation, p.Isolation):
 			no = fmt.Sprintf("extension %s does not isolate by %s (it gives %s)", o.extension, p.Isolation, join(o.isolation))
 		}

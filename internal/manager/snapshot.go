@@ -124,7 +124,7 @@ func newSnapshot(sb *sandboxer.Sandbox, kind sandboxer.SnapshotKind, purpose san
 	spec := sb.Spec
 	spec.Env = nil
 	return &sandboxer.SnapshotRecord{
-		ID: sandboxer.NewSnapshotID(), Tenant: sb.Tenant, SandboxID: sb.ID, Generation: sb.Generation, Parent: sb.RestoredFrom,
+		ID: sandboxer.NewSnapshotID(), Tenant: sb.Tenant, SandboxID: sb.ID, ShownID: sb.ShownID, Generation: sb.Generation, Parent: sb.RestoredFrom,
 		Profile: sb.Profile, Extension: sb.Extension, Host: sb.Host, Spec: spec,
 		Kind: kind, Purpose: purpose, State: sandboxer.SnapshotSaving, CreatedAt: now(),
 	}
@@ -162,7 +162,7 @@ func (m *Manager) saveSnapshot(ctx context.Context, b *backend.Backend, sb *sand
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return wrapError(sandboxer.KindOf(err), err, "sandbox %s could not be saved", sb.ID)
+	return wrapError(sandboxer.KindOf(err), err, "sandbox %s could not be saved", sb.Shown())
 }
 
 // sealFor gives rec the environment of sb, sealed for rec.
@@ -245,7 +245,7 @@ func (m *Manager) putSnapshot(ctx context.Context, rec *sandboxer.SnapshotRecord
 
 func snapshotEvent(ctx context.Context, rec *sandboxer.SnapshotRecord, what string) sandboxer.Event {
 	return sandboxer.Event{
-		At: now(), SandboxID: rec.SandboxID, Generation: rec.Generation, Tenant: rec.Tenant,
+		At: now(), SandboxID: rec.SandboxID, ShownID: rec.ShownID, Generation: rec.Generation, Tenant: rec.Tenant,
 		Type: sandboxer.EventSnapshot, Actor: actor(ctx), Message: rec.ID + " " + what,
 	}
 }

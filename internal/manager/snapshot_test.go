@@ -182,7 +182,7 @@ func TestSnapshotRefusals(t *testing.T) {
 	wantErr(t, err, sandboxer.Invalid, "name")
 	_, err = r.Snapshot(rival, sb.ID, SnapshotRequest{})
 	wantErr(t, err, sandboxer.NotFound, sb.ID)
-	_, err = r.Snapshot(as("acme", sandboxer.ScopeRead), sb.ID, SnapshotRequest{})
+	_, err = r.Snapshot(as(sandboxer.DefaultTenant, sandboxer.ScopeRead), sb.ID, SnapshotRequest{})
 	wantErr(t, err, sandboxer.Denied, "write")
 
 	rec := r.snapshot(sb.ID, SnapshotRequest{Name: "base"})
@@ -648,7 +648,7 @@ func TestForkAgain(t *testing.T) {
 			t.Error("a fork that failed succeeds under its key")
 		}
 	}
-	k, err := r.store.IdempotencyKey(t.Context(), "acme", "left")
+	k, err := r.store.IdempotencyKey(t.Context(), sandboxer.DefaultTenant, "left")
 	if err != nil {
 		t.Fatal(err)
 	}

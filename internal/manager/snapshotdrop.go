@@ -31,7 +31,7 @@ func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.Snap
 	}
 	if rec.Purpose == sandboxer.ForPause {
 		if sb, err := m.store.Sandbox(ctx, rec.SandboxID); err == nil && sb.Pause.Snapshot == rec.ID {
-			return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused and resumes from snapshot %s", sb.ID, rec.ID).
+			return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is paused and resumes from snapshot %s", sb.Shown(), rec.ID).
 				WithHint("destroy or resume that sandbox instead")
 		}
 	}

@@ -25,7 +25,7 @@ func (m *Manager) portable(ctx context.Context, ref string) (*sandboxer.Snapshot
 		return nil, notSealed(rec)
 	case !rec.Kind.Has(sandboxer.SnapshotPortable):
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "snapshot %s is native to %s: what files it has is not known", rec.ID, rec.Extension).
-			WithHint("make a portable one of the sandbox: sandboxer snapshot create --portable %s", rec.SandboxID)
+			WithHint("make a portable one of the sandbox: sandboxer snapshot create --portable %s", rec.ShownSandbox())
 	case m.opts.SnapshotStore == nil:
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "this installation keeps no portable snapshots any more")
 	}

@@ -137,7 +137,7 @@ func (m *Manager) reportQuarantinedSnapshots(ctx context.Context) {
 			e.SandboxID, e.Generation = s.portable.SandboxID, s.portable.Generation
 		}
 		if s.was != nil {
-			e.Tenant = s.was.Tenant
+			e.Tenant, e.ShownID = s.was.Tenant, s.was.ShownID
 		}
 		err := m.reportUnknown(ctx, snapshotRecords.recordWords, e, "snapshot", id, "sandbox", e.SandboxID, "extension", s.extension, "tenant", e.Tenant)
 		if err != nil {
@@ -288,7 +288,7 @@ func (m *Manager) dropQuarantined(ctx context.Context, id string) (*sandboxer.Sn
 		Kind: sandboxer.SnapshotPortable, State: sandboxer.SnapshotDropping, Message: "the database did not know it", CreatedAt: now(),
 	}
 	if s.was != nil {
-		rec.Tenant, rec.Profile = cmp.Or(s.was.Tenant, rec.Tenant), s.was.Profile
+		rec.Tenant, rec.Profile, rec.ShownID = cmp.Or(s.was.Tenant, rec.Tenant), s.was.Profile, s.was.ShownID
 	}
 	if s.extension != "" {
 		rec.Kind = sandboxer.SnapshotNative

@@ -60,7 +60,7 @@ func TestQuarantinedSnapshots(t *testing.T) {
 			}
 			return strings.Join(all, "\n")
 		}
-		if said := audit(); !slices.Equal(told(said), lost) || !strings.Contains(said, "tenant acme's") {
+		if said := audit(); !slices.Equal(told(said), lost) || !strings.Contains(said, "tenant default's") {
 			t.Errorf("audit says\n%s", said)
 		}
 		events, err := r.Events(admin, sandboxer.EventQuery{Newest: true, Limit: 100})
@@ -101,13 +101,13 @@ func TestQuarantinedSnapshots(t *testing.T) {
 		_, err = r.AdoptSnapshot(admin, portable, SnapshotAdoption{})
 		refused(err, sandboxer.Invalid)
 
-		for id, a := range map[string]SnapshotAdoption{native: {Name: "again"}, portable: {Tenant: "acme"}, both: {}, paused: {Tenant: "acme"}} {
+		for id, a := range map[string]SnapshotAdoption{native: {Name: "again"}, portable: {Tenant: sandboxer.DefaultTenant}, both: {}, paused: {Tenant: sandboxer.DefaultTenant}} {
 			rec, err := r.AdoptSnapshot(admin, id, a)
 			if err != nil {
 				t.Errorf("adopting %s: %v", id, err)
 				continue
 			}
-			if rec.State != sandboxer.SnapshotSealed || rec.Tenant != "acme" || rec.Name != a.Name || rec.Profile != "profile.test" || rec.Purpose != "" {
+			if rec.State != sandboxer.SnapshotSealed || rec.Tenant != sandboxer.DefaultTenant || rec.Name != a.Name || rec.Profile != "profile.test" || rec.Purpose != "" {
 				t.Errorf("adopted is %+v", rec)
 			}
 			copied, err := r.Restore(acme, id, RestoreRequest{})

@@ -220,7 +220,7 @@ func (m *Manager) applyAction(t *tracker, sb *sandboxer.Sandbox, seen sandboxer.
 	case verbResume:
 		err = m.continueCreate(ctx, t, sb)
 	case verbPause:
-		err = m.sweepPause(ctx, t, sb, a.reason)
+		err = m.sweepPause(ctx, t, sb)
 	case verbEnd:
 		err = m.sweepEnd(ctx, t, sb, a.reason, still)
 	case verbTeardown:
@@ -272,7 +272,16 @@ func (m *Manager) sweepEnd(ctx context.Context, t *tracker, sb *sandboxer.Sandbo
 	case sandboxer.ReasonFailed:
 		why.fault = sandboxer.Timeout
 	}
-	if err := m.beginTeardown(ctx, sb, why); err != nil {
+	unused := func() {}
+	if reason == sandboxer.ReasonIdle {
+		ok := false
+		if unused, ok = m.usage.hold(sb.ID); !ok {
+			return errNotNeeded
+		}
+	}
+	err := m.beginTeardown(ctx, sb, why)
+	unused()
+	if err != nil {
 		return err
 	}
 	t.count(func(r *SweepReport) {
@@ -348,7 +357,7 @@ func (m *Manager) saveUse(ctx context.Context, sb *sandboxer.Sandbox) error {
 // SweepReport counts what one sweep saw and did.
 type SweepReport struct {
 	Seen     int `json:"seen"`     // live records
-	Paused   int `json:"paused"`   // because their time ran out, or half paused and finished
+	Paused   int `json:"paused"`   // because their time ran out or nobody used them, or half paused and finished
 	Expired  int `json:"expired"`  // ended because their time ran out or nobody used them
 	Torndown int `json:"torndown"` // teardowns that succeeded
 	Adopted  int `json:"adopted"`  // found alive, or half made and resumed, by the first sweep after a start

@@ -164,7 +164,7 @@ func TestLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t, func(s *setup) { ticking(s); s.fake.Drop = drop })
-				if err := r.Grant(admin, "acme", sandboxer.Credit, "", ""); err != nil {
+				if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {
 					t.Fatal(err)
 				}
 				sb := r.create(sandboxer.CreateRequest{Profile: "paid"})

@@ -30,7 +30,7 @@ func (d dull) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Han
 func TestWentBackKillsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(s *setup) { ticking(s); s.profiles[2].Idle = 8 * time.Minute })
-		if err := r.Grant(admin, "acme", sandboxer.Credit, "", ""); err != nil {
+		if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {
 			t.Fatal(err)
 		}
 		extended := r.create(sandboxer.CreateRequest{TTL: 10 * time.Minute})
@@ -98,7 +98,7 @@ func TestWentBackWithoutCredit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, ticking)
 		grant := func(amount sandboxer.Credits, key string) {
-			if err := r.Grant(admin, "acme", amount, key, ""); err != nil {
+			if err := r.Grant(admin, sandboxer.DefaultTenant, amount, key, ""); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -268,7 +268,7 @@ func TestWentBackClaimed(t *testing.T) {
 				return
 			}
 			for _, q := range r.quarantine(mine.ID) {
-				if q.Tenant != "acme" {
+				if q.Tenant != sandboxer.DefaultTenant {
 					t.Errorf("quarantined as tenant %q's", q.Tenant)
 				}
 			}
@@ -279,7 +279,7 @@ func TestWentBackClaimed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if sb.Tenant != "acme" || sb.State != sandboxer.Running || sb.Unconfirmed != "" {
+			if sb.Tenant != sandboxer.DefaultTenant || sb.State != sandboxer.Running || sb.Unconfirmed != "" {
 				t.Errorf("adopted: %+v", sb)
 			}
 			if env, err := r.openEnv(sb); err != nil || env["SECRET"] != "x" {

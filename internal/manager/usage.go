@@ -18,18 +18,20 @@ type usage struct {
 type use struct {
 	users int       // now
 	last  time.Time // when one began or ended
+	// held, if not nil, is closed when it may be used again (hold).
+	held chan struct{}
 }
 
 func newUsage() *usage { return &usage{uses: map[string]*use{}} }
 
-// begin notes that somebody begins to use the sandbox, and end that he stops.
-func (u *usage) begin(id string) (end func()) {
+// begin notes that somebody begins to use the sandbox, and end that he stops. Where it is held
+// nothing begins: when that is over its record may be another one.
+func (u *usage) begin(id string) (end func(), held <-chan struct{}) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	one := u.uses[id]
-	if one == nil {
-		one = &use{}
-		u.uses[id] = one
+	one := u.of(id)
+	if one.held != nil {
+		return nil, one.held
 	}
 	one.users++
 	one.last = now()
@@ -38,7 +40,36 @@ func (u *usage) begin(id string) (end func()) {
 		defer u.mu.Unlock()
 		one.users--
 		one.last = now()
-	})
+	}), nil
+}
+
+// hold keeps everybody from beginning to use the sandbox until release, so that its end or its pause
+// can be committed because nobody uses it. It is refused, and does nothing, while somebody does, or
+// somebody else holds it.
+func (u *usage) hold(id string) (release func(), ok bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	one := u.of(id)
+	if one.users > 0 || one.held != nil {
+		return func() {}, false
+	}
+	one.held = make(chan struct{})
+	return sync.OnceFunc(func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		close(one.held)
+		one.held = nil
+	}), true
+}
+
+// of returns what is remembered of the sandbox. Call it with mu.
+func (u *usage) of(id string) *use {
+	one := u.uses[id]
+	if one == nil {
+		one = &use{}
+		u.uses[id] = one
+	}
+	return one
 }
 
 // last returns when the sandbox was last used, as far as memory goes (zero: not at all), and
@@ -79,7 +110,7 @@ func (u *usage) forgetUnused(age time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for id, one := range u.uses {
-		if one.users == 0 && time.Since(one.last) > age {
+		if one.users == 0 && one.held == nil && time.Since(one.last) > age {
 			delete(u.uses, id)
 		}
 	}

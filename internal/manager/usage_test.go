@@ -22,7 +22,8 @@ func TestUsage(t *testing.T) {
 		if at, busy := u.last("box"); busy || !at.IsZero() {
 			t.Errorf("of one never used: %s, %t", at, busy)
 		}
-		end1, end2 := u.begin("box"), u.begin("box")
+		end1, _ := u.begin("box")
+		end2, _ := u.begin("box")
 		time.Sleep(time.Minute)
 		check("box", true, 0)
 		end1()
@@ -32,7 +33,7 @@ func TestUsage(t *testing.T) {
 		time.Sleep(time.Minute)
 		check("box", false, time.Minute)
 
-		endOther := u.begin("other")
+		endOther, _ := u.begin("other")
 		if ids := slices.Sorted(slices.Values(u.ids())); !slices.Equal(ids, []string{"box", "other"}) {
 			t.Errorf("remembered: %q", ids)
 		}
@@ -59,7 +60,7 @@ func TestUsageIsConcurrent(t *testing.T) {
 	for range 8 {
 		all.Go(func() {
 			for range 200 {
-				end := u.begin("box")
+				end, _ := u.begin("box")
 				if _, busy := u.last("box"); !busy {
 					t.Error("in use, and not busy")
 				}
@@ -73,4 +74,32 @@ func TestUsageIsConcurrent(t *testing.T) {
 	if _, busy := u.last("box"); busy {
 		t.Error("nobody uses it any more")
 	}
+}
+
+// TestUsageHold: what is used cannot be held, and what is held not be used before that is over.
+func TestUsageHold(t *testing.T) {
+	u := newUsage()
+	end, held := u.begin("box")
+	if _, ok := u.hold("box"); ok || held != nil {
+		t.Error("one that is in use is held")
+	}
+	end()
+	release, ok := u.hold("box")
+	if _, again := u.hold("box"); !ok || again {
+		t.Errorf("held once %t, twice %t", ok, again)
+	}
+	if _, held = u.begin("box"); held == nil {
+		t.Fatal("one that is held is used")
+	}
+	u.forgetUnused(0) // of one that is held nothing is forgotten
+	if _, still := u.begin("box"); still == nil {
+		t.Error("one that is held is used")
+	}
+	release()
+	release() // once counts
+	<-held
+	if end, held = u.begin("box"); held != nil {
+		t.Error("it stays held")
+	}
+	end()
 }

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/url"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
 )
 
 // commonRequest is what creates and restores may both ask for and is checked alike.
@@ -78,6 +80,62 @@ func checkTTL(p sandboxer.Profile, ttl time.Duration) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "a time to live of %s is longer than profile %s allows (%s)", sandboxer.FormatDuration(ttl), p.ID, sandboxer.FormatDuration(longest))
 	}
 	return nil
+}
+
+// withExpiry returns the profile as one sandbox of it has it whose request names what becomes of it
+// when nobody uses it and when its time is over. A request may choose what the profile leaves open,
+// and destroy in any case; nobody may use it for at most as long as the profile says.
+func withExpiry(p sandboxer.Profile, idle time.Duration, onIdle, onTTL sandboxer.ExpiryAction) (sandboxer.Profile, error) {
+	switch {
+	case idle < 0 || idle > 0 && idle < time.Second:
+		return p, sandboxer.E(sandboxer.Invalid, nil, "an idle time of %s: want at least 1s", idle)
+	case p.Idle > 0 && idle > p.Idle:
+		return p, sandboxer.E(sandboxer.Invalid, nil, "an idle time of %s is longer than profile %s allows (%s)", sandboxer.FormatDuration(idle), p.ID, sandboxer.FormatDuration(p.Idle))
+	}
+	p.Idle = cmp.Or(idle, p.Idle)
+	if onIdle != "" && p.Idle == 0 {
+		return p, sandboxer.E(sandboxer.Invalid, nil, "on_idle has no effect without an idle time, and profile %s has none", p.ID).
+			WithHint("say how long nobody may use it: --idle 10m")
+	}
+	for _, a := range []struct {
+		name  string
+		asked sandboxer.ExpiryAction
+		has   *sandboxer.ExpiryAction
+	}{{"on_idle", onIdle, &p.OnIdle}, {"on_ttl", onTTL, &p.OnTTL}} {
+		switch {
+		case a.asked == "":
+		case !slices.Contains(sandboxer.ExpiryActions(), a.asked):
+			return p, sandboxer.E(sandboxer.Invalid, nil, "%s: %q is nothing that can be done: want destroy or pause", a.name, a.asked)
+		case a.asked == sandboxer.ExpiryPause && *a.has == sandboxer.ExpiryDestroy:
+			return p, sandboxer.E(sandboxer.Invalid, nil, "%s: profile %s says destroy, and its sandboxes are not paused instead", a.name, p.ID)
+		default:
+			*a.has = a.asked
+		}
+	}
+	return p, nil
+}
+
+// mayPause refuses to pause by itself what the extension cannot pause.
+func (m *Manager) mayPause(extension string, actions ...sandboxer.ExpiryAction) error {
+	if !slices.Contains(actions, sandboxer.ExpiryPause) {
+		return nil
+	}
+	b, err := m.backend(extension)
+	if err != nil {
+		return nil // creating says why
+	}
+	for _, d := range sandboxer.PauseDepths() {
+		if canPause(b, d) {
+			return nil
+		}
+	}
+	return backend.Lacks(extension, sandboxer.CanPause).WithHint("leave out on_idle and on_ttl, or use a profile of an extension that pauses")
+}
+
+// pauses reports whether sandboxes of p are paused by themselves: the backend must then not remove
+// them while that is done.
+func pauses(p sandboxer.Profile) bool {
+	return p.OnTTL == sandboxer.ExpiryPause || p.Idle > 0 && p.OnIdle == sandboxer.ExpiryPause
 }
 
 func checkEnv(env map[string]string) error {

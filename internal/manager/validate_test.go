@@ -19,7 +19,7 @@ func TestRestricted(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("ours"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	owner := as("acme", sandboxer.ScopeAdmin)
+	owner := as(sandboxer.DefaultTenant, sandboxer.ScopeAdmin)
 	repo := map[string]string{"repo": dir}
 	change := func(s *setup) {
 		s.profiles = append(s.profiles,
@@ -159,7 +159,7 @@ func TestCeilings(t *testing.T) {
 			{ID: "profile.more", Extension: "ext.fake", Limits: sandboxer.Limits{MemoryBytes: 1 << 30}, MaxLimits: sandboxer.Limits{MemoryBytes: 8 << 30, DiskBytes: 1 << 40}},
 		}
 	})
-	admin := as("acme", sandboxer.ScopeAdmin)
+	admin := as(sandboxer.DefaultTenant, sandboxer.ScopeAdmin)
 	type l = sandboxer.Limits
 	for _, c := range []struct {
 		profile string
@@ -241,7 +241,7 @@ func TestTightened(t *testing.T) {
 			if got := r.get(paused.ID); got.State != sandboxer.Paused {
 				t.Errorf("it is %s", got.State)
 			}
-			boss := as("acme", sandboxer.ScopeAdmin)
+			boss := as(sandboxer.DefaultTenant, sandboxer.ScopeAdmin)
 			if _, err := r.Resume(boss, paused.ID, ResumeRequest{}); err != nil {
 				t.Error(err)
 			}

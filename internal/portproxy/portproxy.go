@@ -242,7 +242,7 @@ type mount struct {
 
 func (p *Proxy) byHost(r *http.Request, id string, port int) edge.Route {
 	at := mount{host: true, public: &url.URL{Scheme: p.base.Scheme, Host: r.Host}}
-	a := manager.PortAccess{Ref: id, Port: port}
+	a := manager.PortAccess{ID: id, Port: port}
 	q := r.URL.Query()
 	cookie := p.cookie()
 	switch {

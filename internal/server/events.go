@@ -93,7 +93,7 @@ func (s *Server) history(ctx context.Context, id string, in InEvents) (*huma.Str
 	}
 	items := make([]api.Event, len(evs))
 	for i, ev := range evs {
-		items[i] = api.Event(ev)
+		items[i] = api.NewEvent(ev)
 	}
 	next := ""
 	if len(evs) == q.Limit && !q.Newest {
@@ -167,7 +167,7 @@ func (s *Server) follow(ctx context.Context, cancel context.CancelCauseFunc, w h
 				problem(edge.StreamError(ctx, it.err))
 				return
 			}
-			b, err := json.Marshal(api.Event(it.ev))
+			b, err := json.Marshal(api.NewEvent(it.ev))
 			if err != nil {
 				problem(err)
 				return

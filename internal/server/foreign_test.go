@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -16,10 +17,11 @@ import (
 
 // TestForeignMatrix asks every route that takes a sandbox or a snapshot for another tenant's,
 // in each state that it can be in: byte for byte, and header for header, all are answered as
-// one that never was; and a create under such an ID is refused in the same words.
+// one that never was; and a create under such an ID makes the caller's own.
 func TestForeignMatrix(t *testing.T) {
 	r := newRig(t)
 	_, acme := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
+	root, _ := r.key("root", sandboxer.ScopeAdmin)
 	rival, _ := r.key("rival", sandboxer.ScopeRead, sandboxer.ScopeWrite)
 	made := func(state, id string) *api.Sandbox {
 		t.Helper()
@@ -31,8 +33,8 @@ func TestForeignMatrix(t *testing.T) {
 	}
 	// As long as one that never was, so that lengths can be compared, too.
 	ids := map[string]string{"creating": "aaaaaaaa", "running": "bbbbbbbb", "paused": "cccccccc", "terminating": "dddddddd", "terminated": "eeeeeeee"}
-	r.world.Inject(fake.Fault{Verb: fake.VerbProvision, ID: ids["creating"], Hang: true},
-		fake.Fault{Verb: fake.VerbTeardown, ID: ids["terminating"], Kind: sandboxer.Unavailable})
+	r.world.Inject(fake.Fault{Verb: fake.VerbProvision, ID: sandboxer.ObjectID("acme", ids["creating"]), Hang: true},
+		fake.Fault{Verb: fake.VerbTeardown, ID: sandboxer.ObjectID("acme", ids["terminating"]), Kind: sandboxer.Unavailable})
 	for state, id := range ids {
 		made(state, id)
 	}
@@ -69,7 +71,7 @@ func TestForeignMatrix(t *testing.T) {
 		p := a.Problem
 		p.RequestID = ""
 		b, _ := json.Marshal(p)
-		return strings.ReplaceAll(fmt.Sprint(a.status, len(a.body)-len(a.RequestID), h, string(b)), ref, "REF")
+		return strings.ReplaceAll(fmt.Sprint(a.status, len(a.body)-len(a.RequestID), h, string(b)), unescaped(ref), "REF")
 	}
 	ask := func(op operation, pattern, ref string) string {
 		op.pattern = strings.Replace(pattern, "{id}", ref, 1)
@@ -90,6 +92,7 @@ func TestForeignMatrix(t *testing.T) {
 				refs = map[string]string{}
 				for state, id := range ids {
 					refs[id], refs[state] = "zzzzzzzz", strings.Repeat("z", len(state))
+					refs["acme%2F"+id], refs[sandboxer.ObjectID("acme", id)] = "acme%2Fzzzzzzzz", sandboxer.ObjectID("acme", "zzzzzzzz")
 				}
 			}
 			for ref, none := range refs {
@@ -100,21 +103,59 @@ func TestForeignMatrix(t *testing.T) {
 		})
 	}
 
-	var first string
-	for state, id := range ids {
-		for _, header := range [][]string{nil, {"Prefer", "respond-async"}, {"Idempotency-Key", "k"}} {
+	// The rival's own under each ID: said alike, whatever the other's is in, as of one that nobody has.
+	want := ""
+	for _, state := range append(slices.Sorted(maps.Keys(ids)), "none") {
+		id := ids[state]
+		if id == "" {
+			id = "ffffffff"
+		}
+		for i, header := range [][]string{{"Idempotency-Key", "k-" + id}, nil, {"Prefer", "respond-async"}} {
 			a := r.send("POST", "/v1/sandboxes", rival.Token, "application/json", `{"profile":"test","inputs":{"sandbox_id":"`+id+`"}}`, header...)
-			if got := said(a, id); a.status != http.StatusConflict || first != "" && got != first {
-				t.Errorf("create under the ID of one that is %s: %s\nanother: %s", state, got, first)
-			} else {
-				first = got
+			var sb api.Sandbox
+			if err := json.Unmarshal([]byte(a.body), &sb); err != nil || sb.ID != id || sb.Tenant != "rival" || sb.State != sandboxer.Running || sb.Found != (i > 0) {
+				t.Errorf("create under the ID of one that is %s: %d %s, %v", state, a.status, a.body, err)
+			}
+		}
+		sb, err := r.client(r.tcp, sandboxer.Secret(rival.Token)).Get(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := api.Sandbox{ID: "REF", Generation: sb.Generation, Name: sb.Name, State: sb.State, Host: sb.Host, Version: sb.Version, Message: sb.Message}
+		if text := fmt.Sprintf("%+v", got); want == "" {
+			want = text
+		} else if text != want {
+			t.Errorf("one's own under the ID of one that is %s: %s; want %s", state, text, want)
+		}
+	}
+	for state, id := range ids {
+		if sb, err := acme.Get(t.Context(), id); err != nil || string(sb.State) != state {
+			t.Errorf("%s is %+v, %v, after the rival's", state, sb, err)
+		}
+		// Whoever sees both has to say which.
+		for _, op := range operations(t) {
+			if !strings.HasPrefix(op.pattern, "/v1/sandboxes/{id}") || op.id == "execStream" || op.id == "adoptSandbox" {
+				continue
+			}
+			op.pattern = strings.Replace(op.pattern, "{id}", id, 1)
+			a := r.send(op.method, op.path(id), root.Token, op.contentType(), op.body, op.upgrade()...)
+			if a.status != http.StatusConflict || !strings.Contains(a.Detail, "acme/"+id) || !strings.Contains(a.Detail, "rival/"+id) {
+				t.Errorf("%s of %s: %d %s", op.id, id, a.status, a.body)
+			}
+		}
+		for _, whose := range []string{"acme", "rival"} {
+			sb, err := r.admin.Get(t.Context(), whose+"/"+id)
+			if err != nil || sb.ID != id || sb.Tenant != whose {
+				t.Errorf("%s/%s: %+v, %v", whose, id, sb, err)
 			}
 		}
 	}
-	if l, err := r.client(r.tcp, sandboxer.Secret(rival.Token)).List(t.Context(), api.SandboxQuery{}); err != nil || len(l.Items) > 0 {
+	if l, err := r.client(r.tcp, sandboxer.Secret(rival.Token)).List(t.Context(), api.SandboxQuery{}); err != nil || len(l.Items) != len(ids)+1 {
 		t.Errorf("the rival has %+v, %v", l, err)
 	}
 }
+
+func unescaped(ref string) string { return strings.ReplaceAll(ref, "%2F", "/") }
 
 // TestSizesAreOfContent: what a snapshot shares with others in the store is told to
 // administrators alone.

@@ -457,7 +457,7 @@ func TestBadInput(t *testing.T) {
 		{"GET", "/v1/sandboxes?cursor=zzz", "", 400, `cursor`, ""},
 		{"GET", "/v1/sandboxes?profil=x", "", 400, `"profil" is not a query parameter of GET /v1/sandboxes`, `did you mean "profile"?`},
 		{"GET", "/v1/sandboxes/zzzzzzzz", "", 404, `"zzzzzzzz"`, ""},
-		{"GET", "/v1/sandboxes/" + strings.Repeat("z", 200), "", 400, `path parameter "id": expected length <= 128`, ""},
+		{"GET", "/v1/sandboxes/" + strings.Repeat("z", 300), "", 400, `path parameter "id": expected length <= 256`, ""},
 		{"GET", at + "?wait=gone", "", 400, `expected value to be one of`, ""},
 		{"GET", at + "?wait=running&timeout=1d", "", 400, `"1d" is not a duration`, ""},
 		{"GET", at + "?wait=running&timeout=1h", "", 400, "timeout is 1h0m0s; want more than 0 and at most 5m0s", ""},

@@ -20,7 +20,7 @@ import (
 
 // InRef is a sandbox in a path.
 type InRef struct {
-	ID string `path:"id" maxLength:"128" doc:"ID, unique beginning of one (3 characters or more), or name"`
+	ID string `path:"id" maxLength:"256" doc:"ID, unique beginning of one (3 characters or more), or name; of whichever tenant: TENANT/ID, escaped as TENANT%2FID"`
 }
 
 // InPage is the paging of a list.

@@ -56,7 +56,7 @@ func prefersAsync(h string) bool {
 }
 
 func place(sb *sandboxer.Sandbox) *answer {
-	return &answer{Status: http.StatusOK, Location: "/v1/sandboxes/" + sb.ID, Body: api.NewSandbox(sb)}
+	return &answer{Status: http.StatusOK, Location: "/v1/sandboxes/" + sb.Shown(), Body: api.NewSandbox(sb)}
 }
 
 func (s *Server) plan(ctx context.Context, _ *none, b api.CreateSandbox) (*reply[api.Plan], error) {
@@ -92,6 +92,8 @@ type inList struct {
 	State   []string `query:"state,explode" enum:"creating,warm,running,pausing,paused,terminating,terminated" doc:"Only in one of these states; repeat it for several. Default: every live state"`
 	Label   []string `query:"label,explode" doc:"key=value, all of which must match; repeat it for several"`
 	Name    string   `query:"name" doc:"Only with this name"`
+	Thread  string   `query:"thread" doc:"Only with the ID of this thread"`
+	User    string   `query:"thread_user" doc:"Whose thread that is; default: default"`
 	Tenant  string   `query:"tenant" doc:"Only of this tenant, for administrators"`
 }
 
@@ -99,6 +101,13 @@ func (s *Server) list(ctx context.Context, in *inList) (*reply[api.List[api.Sand
 	q := sandboxer.Query{Profile: in.Profile, Name: in.Name, Tenant: in.Tenant, After: in.Cursor, Limit: in.Limit, States: statesOf(in.State)}
 	if len(q.States) == 0 {
 		q.States = liveStates()
+	}
+	if in.Thread != "" || in.User != "" {
+		id, err := sandboxer.Thread{User: in.User, ID: in.Thread}.SandboxID()
+		if err != nil {
+			return nil, err
+		}
+		q.ShownID = id
 	}
 	for _, l := range in.Label {
 		k, v, ok := strings.Cut(l, "=")
@@ -235,14 +244,14 @@ func (s *Server) destroyed(ctx context.Context, ref string, wait bool) (*sandbox
 	}
 	done := make(chan result, 1)
 	edge.Go(ctx, func(ctx context.Context) {
-		sb, err := s.m.Destroy(ctx, sb.ID)
+		sb, err := s.m.Destroy(ctx, sb.Ref())
 		done <- result{sb, err}
 	})
 	wctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	begun := make(chan result, 1)
 	go func() {
-		sb, err := s.m.Wait(wctx, sb.ID, sandboxer.Terminating, sandboxer.Terminated)
+		sb, err := s.m.Wait(wctx, sb.Ref(), sandboxer.Terminating, sandboxer.Terminated)
 		begun <- result{sb, err}
 	}()
 	select {

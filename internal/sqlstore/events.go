@@ -8,13 +8,13 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-const insertEvent = `INSERT INTO events (at, sandbox_id, generation, tenant, type, from_state, to_state, cause, actor, message)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq`
+const insertEvent = `INSERT INTO events (at, sandbox_id, shown_id, generation, tenant, type, from_state, to_state, cause, actor, message)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq`
 
 // putEvents appends events and reports the number of each in seqs.
 func (t *tx) putEvents(events []sandboxer.Event, seqs []int64) error {
 	for i, e := range events {
-		args := []any{micros(e.At), e.SandboxID, e.Generation, e.Tenant, string(e.Type), string(e.From), string(e.To), string(e.Cause), e.Actor, e.Message}
+		args := []any{micros(e.At), e.SandboxID, e.ShownID, e.Generation, e.Tenant, string(e.Type), string(e.From), string(e.To), string(e.Cause), e.Actor, e.Message}
 		if _, err := t.row(insertEvent, args, &seqs[i]); err != nil {
 			return err
 		}
@@ -34,12 +34,12 @@ func (s *Store) Events(ctx context.Context, q sandboxer.EventQuery) (events []sa
 	if q.Newest {
 		order += " DESC"
 	}
-	query := `SELECT seq, at, sandbox_id, generation, tenant, type, from_state, to_state, cause, actor, message FROM events` +
+	query := `SELECT seq, at, sandbox_id, shown_id, generation, tenant, type, from_state, to_state, cause, actor, message FROM events` +
 		f.String() + order + ` LIMIT ?`
 	err = s.rows(ctx, query, append(f.args, pageSize(q.Limit)), func(rows *sql.Rows) error {
 		var e sandboxer.Event
 		var at int64
-		if err := rows.Scan(&e.Seq, &at, &e.SandboxID, &e.Generation, &e.Tenant, &e.Type, &e.From, &e.To, &e.Cause, &e.Actor, &e.Message); err != nil {
+		if err := rows.Scan(&e.Seq, &at, &e.SandboxID, &e.ShownID, &e.Generation, &e.Tenant, &e.Type, &e.From, &e.To, &e.Cause, &e.Actor, &e.Message); err != nil {
 			return err
 		}
 		e.At = fromMicros(at)

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	insertEntry = `INSERT INTO entries (key, tenant, sandbox_id, generation, type, amount, note, at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
+	insertEntry = `INSERT INTO entries (key, tenant, sandbox_id, shown_id, generation, type, amount, note, at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING`
 
 	entryByKey = `SELECT tenant, sandbox_id, generation, type, amount FROM entries WHERE key = ?`
 
@@ -38,7 +38,7 @@ func (t *tx) putEntries(entries []sandboxer.Entry, cover bool) error {
 		if e.Amount == math.MinInt64 { // has no opposite
 			return sandboxer.E(sandboxer.Invalid, nil, "the amount %d of entry %q is too large for the ledger", int64(e.Amount), e.Key)
 		}
-		n, err := t.exec(insertEntry, e.Key, e.Tenant, e.SandboxID, e.Generation, string(e.Type), int64(e.Amount), e.Note, micros(e.At))
+		n, err := t.exec(insertEntry, e.Key, e.Tenant, e.SandboxID, e.ShownID, e.Generation, string(e.Type), int64(e.Amount), e.Note, micros(e.At))
 		if err != nil {
 			return err
 		}
@@ -119,9 +119,24 @@ func (s *Store) Balance(ctx context.Context, tenant string) (sandboxer.Credits, 
 	return balance, err
 }
 
+func entryFilter(q sandboxer.EntryQuery) filter {
+	if q.ShownID == "" {
+		return pageFilter(q.Tenant, q.SandboxID)
+	}
+	var f filter
+	if q.Tenant != "" {
+		f.tenant(q.Tenant, true)
+	}
+	f.add("(shown_id = ? AND shown_id <> '' OR sandbox_id = ? AND shown_id = '')", q.ShownID, q.ShownID)
+	if q.SandboxID != "" {
+		f.add("sandbox_id = ?", q.SandboxID)
+	}
+	return f
+}
+
 // Entries returns a page of the ledger, oldest first.
 func (s *Store) Entries(ctx context.Context, q sandboxer.EntryQuery) (items []sandboxer.Entry, next string, err error) {
-	f := pageFilter(q.Tenant, q.SandboxID)
+	f := entryFilter(q)
 	if q.After != "" {
 		seq, err := entryCursor.decode(q.After)
 		if err != nil {
@@ -131,7 +146,7 @@ func (s *Store) Entries(ctx context.Context, q sandboxer.EntryQuery) (items []sa
 	}
 	limit := pageSize(q.Limit)
 	var last int64
-	query := `SELECT seq, key, tenant, sandbox_id, generation, type, amount, note, at FROM entries` + f.String() + ` ORDER BY seq LIMIT ?`
+	query := `SELECT seq, key, tenant, sandbox_id, shown_id, generation, type, amount, note, at FROM entries` + f.String() + ` ORDER BY seq LIMIT ?`
 	err = s.rows(ctx, query, append(f.args, limit+1), func(rows *sql.Rows) error {
 		if len(items) == limit {
 			next = entryCursor.encode(last)
@@ -139,7 +154,7 @@ func (s *Store) Entries(ctx context.Context, q sandboxer.EntryQuery) (items []sa
 		}
 		var e sandboxer.Entry
 		var at int64
-		if err := rows.Scan(&last, &e.Key, &e.Tenant, &e.SandboxID, &e.Generation, &e.Type, &e.Amount, &e.Note, &at); err != nil {
+		if err := rows.Scan(&last, &e.Key, &e.Tenant, &e.SandboxID, &e.ShownID, &e.Generation, &e.Type, &e.Amount, &e.Note, &at); err != nil {
 			return err
 		}
 		e.At = fromMicros(at)

@@ -26,8 +26,11 @@ func TestPlans(t *testing.T) {
 		{sandboxer.Query{States: live, Tenant: "t"}, "sandboxes_live"},
 		{sandboxer.Query{States: live, Tenant: "t", Name: "n"}, "sandboxes_live_name"},
 		{sandboxer.Query{States: live, Extension: "e"}, "sandboxes_live"},
-		{sandboxer.Query{IDPrefix: "a"}, "sqlite_autoindex_sandboxes_1"},
-		{sandboxer.Query{IDPrefix: "a", Tenant: "t"}, "sqlite_autoindex_sandboxes_1"},
+		{sandboxer.Query{IDPrefix: "a"}, "sandboxes_shown"},
+		{sandboxer.Query{IDPrefix: "a", Tenant: "t"}, "sandboxes_shown"},
+		{sandboxer.Query{ShownID: "a"}, "sandboxes_shown"},
+		{sandboxer.Query{ShownID: "a", Tenant: "t"}, "sandboxes_shown"},
+		{sandboxer.Query{ShownID: "a", Tenant: "t", States: live}, "sandboxes_live_shown"},
 	} {
 		f := sandboxFilter(c.q)
 		plan := explain(t, s, selectSandbox+f.String()+` ORDER BY seq DESC LIMIT 10`, f.args)
@@ -43,6 +46,9 @@ func TestPlans(t *testing.T) {
 		forgetSnapshots:   "snapshots_dropped",
 		snapshots.index:   "COVERING INDEX sqlite_autoindex_snapshots_1",
 		forgetEvents:      "events_at",
+		tenantsShown:      "COVERING INDEX sandboxes_shown",
+		newestShown:       "COVERING INDEX sandboxes_shown",
+		liveShown:         "sandboxes_live_shown",
 		newestSandbox:     "sqlite_autoindex_sandboxes_1",
 		updateSandbox:     "sqlite_autoindex_sandboxes_1",
 		apiKeyByID:        "PRIMARY KEY",

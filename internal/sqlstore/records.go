@@ -189,7 +189,7 @@ var sandboxes = &recordKind[sandboxer.Sandbox]{
 	table: sandboxCursor, read: selectSandbox, update: updateSandbox,
 	index:   `SELECT seq, id, generation FROM sandboxes INDEXED BY sqlite_autoindex_sandboxes_1 ORDER BY +seq DESC`,
 	latest:  `SELECT max(generation) FROM sandboxes WHERE id = ?`,
-	columns: `SELECT version, tenant, name, profile, extension, state FROM sandboxes WHERE id = ? AND generation = ?`,
+	columns: `SELECT version, tenant, CASE shown_id WHEN id THEN '' ELSE shown_id END, name, profile, extension, state FROM sandboxes WHERE id = ? AND generation = ?`,
 	values:  sandboxValues,
 	complete: func(sb *sandboxer.Sandbox, r *row) error {
 		if sb.ID != r.id || sb.Generation != r.generation || !sb.State.Valid() {
@@ -200,7 +200,7 @@ var sandboxes = &recordKind[sandboxer.Sandbox]{
 	},
 	remains: func(k recordKey, cause error) (*sandboxer.Sandbox, []any) {
 		sb := &sandboxer.Sandbox{ID: k.id, Generation: k.generation, Damaged: cause.Error()}
-		return sb, []any{&sb.Version, &sb.Tenant, &sb.Name, &sb.Profile, &sb.Extension, &sb.State}
+		return sb, []any{&sb.Version, &sb.Tenant, &sb.ShownID, &sb.Name, &sb.Profile, &sb.Extension, &sb.State}
 	},
 	title:   func(k recordKey) string { return fmt.Sprintf("sandbox %s, generation %d,", k.id, k.generation) },
 	remove:  "sandboxer destroy",

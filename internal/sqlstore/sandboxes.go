@@ -2,6 +2,7 @@ package sqlstore
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"slices"
 	"time"
@@ -12,11 +13,16 @@ import (
 const (
 	newestSandbox = `SELECT generation, state FROM sandboxes WHERE id = ? ORDER BY generation DESC LIMIT 1`
 
-	insertSandbox = `INSERT INTO sandboxes (tenant, name, profile, extension, state, due_at, ended_at, labels, data, handle_data, sealed_env, id, generation, version)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING`
+	insertSandbox = `INSERT INTO sandboxes (tenant, shown_id, name, profile, extension, state, due_at, ended_at, labels, data, handle_data, sealed_env, id, generation, version)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING`
 
-	updateSandbox = `UPDATE sandboxes SET tenant = ?, name = ?, profile = ?, extension = ?, state = ?, due_at = ?, ended_at = ?, labels = ?, data = ?,
+	updateSandbox = `UPDATE sandboxes SET tenant = ?, shown_id = ?, name = ?, profile = ?, extension = ?, state = ?, due_at = ?, ended_at = ?, labels = ?, data = ?,
 handle_data = ?, sealed_env = ?, version = version + 1 WHERE id = ? AND generation = ? AND version = ?`
+
+	// The index alone answers this, also where the record is damaged.
+	newestShown  = `SELECT id, generation FROM sandboxes WHERE tenant = ? AND shown_id = ? ORDER BY seq DESC LIMIT 1`
+	tenantsShown = `SELECT DISTINCT tenant FROM sandboxes WHERE shown_id = ? ORDER BY tenant LIMIT ?`
+	liveShown    = `SELECT 1 FROM sandboxes WHERE tenant = ? AND shown_id = ? AND state <> 'terminated' AND id <> ?`
 
 	sandboxVersion = `SELECT version FROM sandboxes WHERE id = ? AND generation = ?`
 
@@ -39,14 +45,14 @@ func (s *Store) CreateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 			return err
 		}
 		if found && state.Live() {
-			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s exists and is %s", sb.ID, state)
+			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s exists and is %s", sb.Shown(), state)
 		}
 		if found && generation >= sb.Generation {
-			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is at generation %d already; a new one of generation %d is stale", sb.ID, generation, sb.Generation)
+			return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s is at generation %d already; a new one of generation %d is stale", sb.Shown(), generation, sb.Generation)
 		}
 		n, err := t.exec(insertSandbox, values...)
 		if err == nil && n == 0 {
-			err = nameTaken(sb)
+			err = t.taken(sb)
 		}
 		return err
 	}, w)
@@ -67,10 +73,7 @@ func (s *Store) UpdateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 	err = s.commit(ctx, false, func(t *tx) error {
 		n, err := t.exec(updateSandbox, values...)
 		if isTaken(err) {
-			if sb.Name == "" {
-				return sandboxer.E(sandboxer.Conflict, nil, "generation %d of sandbox %s is over: a later one lives", sb.Generation, sb.ID)
-			}
-			return nameTaken(sb)
+			return t.taken(sb)
 		}
 		if err != nil || n == 1 {
 			return err
@@ -83,7 +86,7 @@ func (s *Store) UpdateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 		if !found {
 			return noSandbox(sb.ID, sb.Generation)
 		}
-		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was changed by somebody else: version %d is stale, it is at %d", sb.ID, version, stored)
+		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was changed by somebody else: version %d is stale, it is at %d", sb.Shown(), version, stored)
 	}, w)
 	if err == nil {
 		sb.Version = version + 1
@@ -94,6 +97,30 @@ func (s *Store) UpdateSandbox(ctx context.Context, sb *sandboxer.Sandbox, w sand
 // Sandbox returns the newest generation of id.
 func (s *Store) Sandbox(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
 	return sandboxes.one(ctx, s, sandboxByID, recordKey{id: id})
+}
+
+// SandboxShown returns the newest sandbox of the tenant with the shown ID.
+func (s *Store) SandboxShown(ctx context.Context, tenant, shown string) (*sandboxer.Sandbox, error) {
+	var key recordKey
+	found, err := s.row(ctx, newestShown, []any{tenant, shown}, &key.id, &key.generation)
+	switch {
+	case err != nil:
+		return nil, err
+	case !found:
+		return nil, noSandbox(shown, 0)
+	}
+	return sandboxes.one(ctx, s, sandboxGeneration, key)
+}
+
+// TenantsOfShown returns whose sandboxes have, or had, the shown ID.
+func (s *Store) TenantsOfShown(ctx context.Context, shown string) (tenants []string, err error) {
+	err = s.rows(ctx, tenantsShown, []any{shown, sandboxer.DefaultPage}, func(rows *sql.Rows) error {
+		var tenant string
+		err := rows.Scan(&tenant)
+		tenants = append(tenants, tenant)
+		return err
+	})
+	return tenants, err
 }
 
 // SandboxGeneration returns one generation of id.
@@ -111,12 +138,12 @@ func (s *Store) Sandboxes(ctx context.Context, q sandboxer.Query) (items []*sand
 
 func sandboxFilter(q sandboxer.Query) filter {
 	f := filter{
-		byColumns: q.Tenant != "" || q.Profile != "" || q.Extension != "" || q.Name != "" || len(q.Labels) > 0,
+		byColumns: q.Tenant != "" || q.Profile != "" || q.Extension != "" || q.Name != "" || q.ShownID != "" || len(q.Labels) > 0,
 		idPrefix:  q.IDPrefix,
 	}
 	live := len(q.States) > 0 && !slices.ContainsFunc(q.States, func(st sandboxer.State) bool { return !st.Live() })
 	if q.Tenant != "" {
-		f.tenant(q.Tenant, live && q.Name == "" || q.IDPrefix != "")
+		f.tenant(q.Tenant, live && q.Name == "" && q.ShownID == "" || q.IDPrefix != "")
 	}
 	if q.Profile != "" {
 		f.add("profile = ?", q.Profile)
@@ -127,8 +154,11 @@ func sandboxFilter(q sandboxer.Query) filter {
 	if q.Name != "" {
 		f.add("name = ? AND name <> ''", q.Name) // as the index of live names has it
 	}
+	if q.ShownID != "" {
+		f.add("shown_id = ?", q.ShownID)
+	}
 	if q.IDPrefix != "" {
-		f.add("id >= ? AND id < ?", q.IDPrefix, q.IDPrefix+"\U0010FFFF")
+		f.add("shown_id >= ? AND shown_id < ?", q.IDPrefix, q.IDPrefix+"\U0010FFFF")
 	}
 	if len(q.States) > 0 {
 		in(&f, "state", q.States)
@@ -170,7 +200,7 @@ func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
 	if sb.State == sandboxer.Terminated {
 		ended = micros(sb.EndedAt)
 	}
-	return []any{sb.Tenant, sb.Name, sb.Profile, sb.Extension, string(sb.State), earlier(r.ExpiresAt, r.RetryAt), ended, string(labels), string(data),
+	return []any{sb.Tenant, sb.Shown(), sb.Name, sb.Profile, sb.Extension, string(sb.State), earlier(r.ExpiresAt, r.RetryAt), ended, string(labels), string(data),
 		[]byte(sb.Handle.Data), sb.SealedEnv, sb.ID, sb.Generation}, nil
 }
 
@@ -191,6 +221,21 @@ func noSandbox(id string, generation int) error {
 		return sandboxer.E(sandboxer.NotFound, nil, "there is no sandbox %s", id)
 	}
 	return sandboxer.E(sandboxer.NotFound, nil, "there is no generation %d of sandbox %s", generation, id)
+}
+
+// taken says which of what must be unique of sb is another's.
+func (t *tx) taken(sb *sandboxer.Sandbox) error {
+	var one int
+	found, err := t.row(liveShown, []any{sb.Tenant, sb.Shown(), sb.ID}, &one)
+	switch {
+	case err != nil:
+		return err
+	case found:
+		return sandboxer.E(sandboxer.Conflict, nil, "sandbox %s exists", sb.Shown())
+	case sb.Name == "":
+		return sandboxer.E(sandboxer.Conflict, nil, "generation %d of sandbox %s is over: a later one lives", sb.Generation, sb.Shown())
+	}
+	return nameTaken(sb)
 }
 
 func nameTaken(sb *sandboxer.Sandbox) error {

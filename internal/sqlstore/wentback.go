@@ -113,7 +113,7 @@ func checkMark(ctx context.Context, db *sql.DB, dir string, log *slog.Logger) (n
 		if err := unconfirm(ctx, tx); err != nil {
 			return mark{}, time.Time{}, err
 		}
-		told := []any{at, "", 0, "", string(sandboxer.EventWarning), "", "", "", "start", "the database went back (" + why + "): no deadline in it counts until its backend has confirmed it"}
+		told := []any{at, "", "", 0, "", string(sandboxer.EventWarning), "", "", "", "start", "the database went back (" + why + "): no deadline in it counts until its backend has confirmed it"}
 		if err := tx.QueryRowContext(ctx, insertEvent, told...).Scan(&now.position); err != nil {
 			return mark{}, time.Time{}, err
 		}

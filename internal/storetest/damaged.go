@@ -31,24 +31,27 @@ var damagedSandbox = damagedKind[sandboxer.Sandbox, sandboxer.Query]{
 	update: func(s *suite, sb *sandboxer.Sandbox) error { return s.UpdateSandbox(s.ctx, sb, sandboxer.Writes{}) },
 	record: func(id, name string) *sandboxer.Sandbox {
 		sb := sandbox(id, 1)
-		sb.Name, sb.State, sb.ExpiresAt = name, sandboxer.Running, start
+		sb.Name, sb.State, sb.ExpiresAt, sb.ShownID = name, sandboxer.Running, start, "shown-"+id
 		return sb
 	},
 	later: func(sb *sandboxer.Sandbox) *sandboxer.Sandbox { return sandbox(sb.ID, sb.Generation+1) },
 	get: []func(*suite, string) (*sandboxer.Sandbox, error){
 		func(s *suite, id string) (*sandboxer.Sandbox, error) { return s.Sandbox(s.ctx, id) },
 		func(s *suite, id string) (*sandboxer.Sandbox, error) { return s.SandboxGeneration(s.ctx, id, 1) },
+		func(s *suite, id string) (*sandboxer.Sandbox, error) {
+			return s.SandboxShown(s.ctx, "acme", "shown-"+id)
+		},
 	},
 	list: func(s *suite, q sandboxer.Query) ([]*sandboxer.Sandbox, string, error) { return s.Sandboxes(s.ctx, q) },
 	queries: []sandboxer.Query{
-		{}, {Tenant: "acme"}, {Profile: "profile.local"}, {Extension: "ext.local"}, {States: []sandboxer.State{sandboxer.Running}}, {DueBefore: start},
+		{}, {Tenant: "acme"}, {Profile: "profile.local"}, {IDPrefix: "shown-"}, {Extension: "ext.local"}, {States: []sandboxer.State{sandboxer.Running}}, {DueBefore: start},
 	},
 	named: func(name string) sandboxer.Query { return sandboxer.Query{Name: name} },
 	page:  func(limit int, after string) sandboxer.Query { return sandboxer.Query{Limit: limit, After: after} },
 	is:    func(sb *sandboxer.Sandbox) (id, why string) { return sb.ID, sb.Damaged },
 	remains: func(sb *sandboxer.Sandbox, why string) *sandboxer.Sandbox {
 		return &sandboxer.Sandbox{
-			ID: sb.ID, Generation: sb.Generation, Version: 1, Tenant: sb.Tenant, Name: sb.Name, Profile: sb.Profile, Extension: sb.Extension,
+			ID: sb.ID, Generation: sb.Generation, Version: 1, Tenant: sb.Tenant, ShownID: sb.ShownID, Name: sb.Name, Profile: sb.Profile, Extension: sb.Extension,
 			State: sb.State, Damaged: why,
 		}
 	},

@@ -266,3 +266,31 @@ func ledgerConcurrent(s *suite) {
 		s.Errorf("%d sandboxes, %d holds, %d entries; want %d, %d, %d", n, h, e, funds, funds, funds+1)
 	}
 }
+
+func ledgerShown(s *suite) {
+	for i, e := range []sandboxer.Entry{
+		{Tenant: "t1", SandboxID: "x", ShownID: "a"}, {Tenant: "t2", SandboxID: "a"}, {Tenant: "t1", SandboxID: "a", ShownID: "b"}, {Tenant: "t1", SandboxID: "y", ShownID: "a"},
+	} {
+		e.Key, e.Type, e.Amount = fmt.Sprint(i), sandboxer.EntryGrant, 1
+		s.book(e)
+	}
+	for _, c := range []struct {
+		q    sandboxer.EntryQuery
+		want string
+	}{
+		{sandboxer.EntryQuery{ShownID: "a"}, "0 1 3"},
+		{sandboxer.EntryQuery{ShownID: "a", Tenant: "t1"}, "0 3"},
+		{sandboxer.EntryQuery{ShownID: "a", Tenant: "t2"}, "1"},
+		{sandboxer.EntryQuery{ShownID: "a", SandboxID: "y"}, "3"},
+		{sandboxer.EntryQuery{ShownID: "x"}, ""},
+		{sandboxer.EntryQuery{SandboxID: "a"}, "1 2"},
+	} {
+		var keys []string
+		for _, e := range s.entries(c.q) {
+			keys = append(keys, e.Key)
+		}
+		if got := strings.Join(keys, " "); got != c.want {
+			s.Errorf("%+v: %q; want %q", c.q, got, c.want)
+		}
+	}
+}

@@ -250,8 +250,10 @@ func recordEveryField(s *suite) {
 	bare := s.create("bare", 1)
 	full := filled[sandboxer.Sandbox](s.T)
 	full.ID, full.Generation, full.Version, full.State, full.Name = bare.ID, bare.Generation, bare.Version, sandboxer.Paused, "full"
+	full.ShownID = "shown" // that of the first is taken
 	s.ok(s.UpdateSandbox(s.ctx, &full, sandboxer.Writes{}))
 	want.ID, want.Generation, want.Version, want.State, want.Name = bare.ID, bare.Generation, 2, sandboxer.Paused, "full"
+	want.ShownID = "shown"
 	got, err = s.Sandbox(s.ctx, "bare")
 	s.ok(err)
 	s.same("updated", *got, want)
@@ -415,6 +417,8 @@ func listFilters(s *suite) {
 		{"profile", sandboxer.Query{Profile: "profile.big"}, []string{"ab"}},
 		{"extension", sandboxer.Query{Extension: "ext.far"}, []string{"bb", "ba"}},
 		{"name", sandboxer.Query{Name: "web"}, []string{"ab", "aa"}},
+		{"shown ID", sandboxer.Query{ShownID: "ab"}, []string{"ab"}},
+		{"shown ID that is none", sandboxer.Query{ShownID: "a"}, []string{}},
 		{"ID prefix", sandboxer.Query{IDPrefix: "b"}, []string{"bb", "ba"}},
 		{"whole ID as prefix", sandboxer.Query{IDPrefix: "ba"}, []string{"ba"}},
 		{"one state", sandboxer.Query{States: []sandboxer.State{sandboxer.Running}}, []string{"aa"}},
@@ -706,5 +710,76 @@ func listTenants(s *suite) {
 	}
 	if b := s.balance("t1"); b != 3 {
 		s.Errorf("balance of t1 = %d; want 3", b)
+	}
+}
+
+// shown is a change of a record to one of tenant that shows id.
+func shown(tenant, id string) func(*sandboxer.Sandbox) {
+	return func(sb *sandboxer.Sandbox) { sb.Tenant, sb.ShownID = tenant, id }
+}
+
+func createLiveShown(s *suite) {
+	s.create("x", 1, shown("t1", "a"))
+	s.create("y", 1, shown("t2", "a"))
+	s.create("a", 1, shown("t3", ""))
+	refused := func(id, tenant, shows string) {
+		s.Helper()
+		sb := sandbox(id, 1)
+		shown(tenant, shows)(sb)
+		s.fails(s.CreateSandbox(s.ctx, sb, sandboxer.Writes{}), sandboxer.Conflict)
+	}
+	refused("z", "t1", "a")
+	refused("z", "t3", "a")
+	refused("a", "t4", "b")
+	one, err := s.Sandbox(s.ctx, "x")
+	s.ok(err)
+	one.State = sandboxer.Terminated
+	s.ok(s.UpdateSandbox(s.ctx, one, sandboxer.Writes{}))
+	s.create("z", 1, shown("t1", "a"))
+	other, err := s.Sandbox(s.ctx, "y")
+	s.ok(err)
+	other.Tenant = "t1"
+	s.fails(s.UpdateSandbox(s.ctx, other, sandboxer.Writes{}), sandboxer.Conflict)
+}
+
+func getShown(s *suite) {
+	end := func(id string) {
+		sb, err := s.Sandbox(s.ctx, id)
+		s.ok(err)
+		sb.State = sandboxer.Terminated
+		s.ok(s.UpdateSandbox(s.ctx, sb, sandboxer.Writes{}))
+	}
+	is := func(tenant, id, want string, generation int) {
+		s.Helper()
+		sb, err := s.SandboxShown(s.ctx, tenant, id)
+		s.ok(err)
+		if sb.ID != want || sb.Generation != generation || sb.Shown() != id {
+			s.Errorf("%s of %s is %s, generation %d; want %s, %d", id, tenant, sb.ID, sb.Generation, want, generation)
+		}
+	}
+	s.create("x", 1, shown("t1", "a"))
+	s.create("a", 1, shown("t2", ""))
+	is("t1", "a", "x", 1)
+	is("t2", "a", "a", 1)
+	end("x")
+	s.create("x", 2, shown("t1", "a"))
+	is("t1", "a", "x", 2)
+	end("x")
+	is("t1", "a", "x", 2)
+	s.create("y", 1, shown("t1", "a"))
+	is("t1", "a", "y", 1)
+	for _, none := range [][2]string{{"t1", "x"}, {"t3", "a"}, {"", "a"}, {"t1", ""}} {
+		_, err := s.SandboxShown(s.ctx, none[0], none[1])
+		s.fails(err, sandboxer.NotFound)
+	}
+	for id, want := range map[string][]string{"a": {"t1", "t2"}, "x": nil} {
+		got, err := s.TenantsOfShown(s.ctx, id)
+		s.ok(err)
+		if !slices.Equal(got, want) {
+			s.Errorf("%s is %v's; want %v", id, got, want)
+		}
+	}
+	if got, want := s.list(sandboxer.Query{IDPrefix: "a"}), []string{"y", "x/2", "a", "x"}; !slices.Equal(got, want) {
+		s.Errorf("those that show a…: %v; want %v", got, want)
 	}
 }

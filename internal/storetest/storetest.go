@@ -54,6 +54,7 @@ var behaviours = []behaviour{
 	{"create/sets version 1", createSetsVersion},
 	{"create/live ID is a conflict", createLiveID},
 	{"create/live name is a conflict in its tenant only", createLiveName},
+	{"create/live shown ID is a conflict in its tenant only", createLiveShown},
 	{"create/name is free after the end", createNameFree},
 	{"create/unnamed sandboxes do not collide", createUnnamed},
 	{"create/next generation after the end", createNextGeneration},
@@ -79,6 +80,7 @@ var behaviours = []behaviour{
 
 	{"get/newest generation", getNewest},
 	{"get/exact generation", getExact},
+	{"get/shown ID means the newest of its tenant", getShown},
 	{"get/missing is not found", getMissing},
 
 	{"list/newest first", listOrder},
@@ -108,6 +110,7 @@ var behaviours = []behaviour{
 	{"ledger/without cover may go below zero", ledgerNoCover},
 	{"ledger/open holds", ledgerOpenHolds},
 	{"ledger/entries page and filter", ledgerPages},
+	{"ledger/entries by shown ID", ledgerShown},
 	{"ledger/foreign cursor is invalid", ledgerBadCursor},
 	{"ledger/entry that cannot be booked is invalid", ledgerInvalid},
 	{"ledger/concurrent covers never overdraw", ledgerConcurrent},

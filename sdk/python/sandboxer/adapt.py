@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import itertools
 import os
 import stat
 from decimal import ROUND_HALF_EVEN, Decimal
@@ -28,12 +29,19 @@ OPTIONAL = {
     "probe": ["is_alive"],
     "discover": ["discover"],
     "list": ["list_running"],
+    "notify": ["notify"],
     "pause": ["pause", "resume"],
     "renew": ["renew"],
     "capacity": ["capacity"],
     "stats": ["stats"],
     "notices": ["notices"],
 }
+
+# Of one directory no more than so many files are listed, and at a time so many bytes of what is said of them are held.
+MAX_LISTED = 1_000_000
+MAX_HELD = 16 << 20
+
+MAX_NOTICES = 20
 
 # The key of a snapshot's metadata that is the host's own, which the class does not see.
 OF_JOURNAL = "sandboxer_journal"
@@ -213,7 +221,7 @@ class Adapted:
                 if known == generation and entry.get("handle"):
                     return self._travel(entry["handle"], generation)
                 self._clear(entry)  # a former generation, or a call that did not come to its end
-            intent = {"id": id, "generation": generation, "host": p["host"], "stamp": p.get("stamp") or ""}
+            intent = {"id": id, "generation": generation, "host": p["host"], "stamp": p.get("stamp") or "", "fuse": spec.get("fuse") or ""}
             if p.get("env") and "env" not in getattr(self.extension, "accepts", ()):
                 intent["changed"] = f"the environment is not set: {self.name} does not accept one"
             record.write(intent)
@@ -374,7 +382,13 @@ class Adapted:
             if of.get("generation") == intent["generation"]:
                 intent["stamp"] = of.get("stamp") or ""
             record.write(intent)
-            meta = self._strings("snapshot", self.extension.snapshot(self._known(h)), ["snapshot_id"])
+            try:
+                saved = self.extension.snapshot(self._known(h))
+            except (errors.SandboxError, NotImplementedError) as e:
+                if not isinstance(e, errors.SandboxError) or isinstance(e, errors.NotFound) or e.untouched:
+                    record.remove()  # nothing was saved
+                raise
+            meta = self._strings("snapshot", saved, ["snapshot_id"])
             record.write({**intent, "meta": meta})
             return self._saved(id, meta)
 
@@ -406,6 +420,8 @@ class Adapted:
         with self.journal.locked(of_snapshot(s["snapshot_id"])) as record:
             entry = record.read()
             meta = self._meta(s, entry)
+            if entry and not entry.get("meta") and not meta:  # it was cut short
+                meta = {"snapshot_id": s["snapshot_id"]}
             if meta and hasattr(self.extension, "drop_snapshot"):
                 self.extension.drop_snapshot(dict(meta))
             record.remove()
@@ -434,7 +450,7 @@ class Adapted:
         return {}
 
     def notices(self, p: dict) -> dict:
-        return {"notices": [str(x) for x in self.extension.notices()]}
+        return {"notices": [str(x) for x in itertools.islice(self.extension.notices(), MAX_NOTICES)]}
 
     def is_alive(self, p: dict) -> dict:
         h = p["handle"]
@@ -457,9 +473,11 @@ class Adapted:
             raise errors.NotFound(f"sandbox {p['id']} is not there")
         handle = self._handle("discover", found, p["id"])
         out = {"handle": self._seen(handle)}
-        stamp = (self.journal.peek(of_sandbox(p["id"])) or {}).get("stamp")
-        if stamp:
-            out["stamp"] = stamp
+        entry = self.journal.peek(of_sandbox(p["id"])) or {}
+        if entry.get("stamp"):
+            out["stamp"] = entry["stamp"]
+        if entry.get("fuse") and hasattr(self.extension, "renew"):  # a class that cannot move it may not heed it
+            out["fuse"] = entry["fuse"]
         return out
 
     def list_running(self, p: dict) -> Iterable[dict]:
@@ -468,6 +486,23 @@ class Adapted:
         for found in self.extension.list_running():
             handle = self._strings("list_running", found, ["sandbox_id", "host"])
             yield self._seen(handle)
+
+    def notify(self, p: dict) -> Callable[[protocol.Stream], None]:
+        canceled = current().canceled
+        told = self.extension.notify() if p["owner"] in ("", self.owner) else None
+
+        def go_on(stream: protocol.Stream) -> None:
+            if told is None:
+                canceled.wait()
+                return
+            for id in told:
+                if not isinstance(id, str):
+                    raise BadAnswer(f"{self.name}.notify told a {type(id).__name__}, and no ID")
+                stream.send(protocol.OUT, protocol.encode({"sandbox_id": id}))
+            if not canceled.is_set():
+                raise errors.Unavailable(f"{self.name} tells nothing more")
+
+        return go_on
 
     def pause(self, p: dict) -> dict:
         self.extension.pause(self._known(p["handle"]))
@@ -478,7 +513,12 @@ class Adapted:
         return {}
 
     def renew(self, p: dict) -> dict:
-        self.extension.renew(self._known(p["handle"]), moment(p["until"]))
+        h = p["handle"]
+        with self.journal.locked(of_sandbox(h["sandbox_id"])) as record:
+            self.extension.renew(self._known(h), moment(p["until"]))
+            entry = record.read()
+            if entry and h.get("generation") in (0, None, entry.get("generation")):
+                record.write({**entry, "fuse": p["until"]})
         return {}
 
     def capacity(self, p: dict) -> dict:
@@ -512,7 +552,7 @@ class Adapted:
 
     def write_file(self, p: dict, stream: protocol.Stream) -> dict:
         source = protocol.io.BufferedReader(protocol.DataReader(stream))
-        self.extension.write_file(self._known(p["handle"]), protocol.text(p["path"]), source, p.get("mode") or 0o644)
+        self.extension.write_file(self._known(p["handle"]), protocol.text(p["path"]), source, p.get("mode", 0) & 0o777)
         return {}
 
     def stat_file(self, p: dict) -> dict:
@@ -573,19 +613,56 @@ class Adapted:
         return go_on
 
     def list_files(self, p: dict) -> Callable[[protocol.Stream], None]:
-        after = os.fsencode(protocol.text(p.get("after") or ""))
-        found = self.extension.list_files(self._known(p["handle"]), protocol.text(p["dir"]))
+        handle, dir = self._known(p["handle"]), protocol.text(p["dir"])
+        first = self.extension.list_files(handle, dir)
 
         def go_on(stream: protocol.Stream) -> None:
-            # In the order of names, of which a class need not know.
-            for value in sorted(found, key=lambda v: os.fsencode(os.path.basename(v["path"]))):
-                if os.fsencode(os.path.basename(value["path"])) > after:
-                    stream.send(protocol.OUT, protocol.encode(self._file("list_files", value)))
+            # In the order of names, of which a class need not know. What is more than can be held it is asked for again.
+            after, found = os.fsencode(protocol.text(p.get("after") or "")), first
+            while True:
+                page, more = self._page(found, after)
+                for _, line in page:
+                    stream.send(protocol.OUT, line)
+                if not more:
+                    return
+                after, found = page[-1][0], self.extension.list_files(handle, dir)
 
         return go_on
 
+    def _page(self, found: Iterable[dict], after: bytes) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """Return the first files after a name, in the order of names and as they travel, and whether there are more."""
+        page: list[tuple[bytes, bytes]] = []
+        held, last = 0, None  # last is the name that is the last of the page when there are more
+
+        def cut() -> None:
+            nonlocal held, last
+            page.sort()
+            held = 0
+            for at, (name, line) in enumerate(page):
+                held += len(name) + len(line)
+                if held > MAX_HELD and at > 0:
+                    held -= len(name) + len(line)
+                    del page[at:]
+                    last = page[-1][0]
+                    return
+
+        for count, value in enumerate(found):
+            if count == MAX_LISTED:
+                raise errors.Failed(f"there are more than {MAX_LISTED} files in the directory")
+            out = self._file("list_files", value)
+            name = os.fsencode(os.path.basename(value["path"]))
+            if name <= after or last is not None and name > last:
+                continue
+            page.append((name, protocol.encode(out)))
+            held += len(name) + len(page[-1][1])
+            if held > 2 * MAX_HELD:
+                cut()
+        cut()
+        return page, last is not None
+
     def dial(self, p: dict) -> Callable[[protocol.Stream], None]:
         conn = self.extension.dial(self._known(p["handle"]), p["port"])
+        conn.settimeout(None)  # that of connecting is not that of the connection
 
         def go_on(stream: protocol.Stream) -> None:
             import socket
@@ -624,7 +701,7 @@ class Adapted:
 
 # The methods by how they use a stream.
 ALONG = {"exec", "write_file", "archive", "unarchive"}
-BEGUN = {"read_file", "list_files", "dial"}
+BEGUN = {"read_file", "list_files", "dial", "notify"}
 LISTS = {"list_running", "list_snapshots"}
 
 # Calls of one sandbox that come one after the other.
@@ -668,5 +745,7 @@ def request_of(method: str, params: dict, owner: str, **more: Any) -> Request:
         owner=owner,
         env={k: protocol.text(v) for k, v in (params.get("env") or {}).items()},
         spec=spec,
+        fuse=moment(spec["fuse"]) if spec.get("fuse") else None,
+        snapshot_id=params["id"] if method == "snapshot" else (params.get("snapshot") or {}).get("snapshot_id") or "",
         **more,
     )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import select
 import signal as signals
 import struct
 import subprocess
+import sys
 import threading
+import time
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Optional, Sequence
+from typing import Any, BinaryIO, Callable, Optional, Sequence
 
-from sandboxer import protocol
+from sandboxer import errors, protocol
 
 
 # By these the broker finds helpers that are not in the group of the extension's process.
@@ -22,6 +25,15 @@ _HELPER = "SANDBOXER_EXTENSION_PROCESS"
 
 # The most that a pipe holds.
 _PIPE = 1 << 20
+
+# Signals that wait for a class to look at them. Of sizes the last one counts.
+_SIGNALS = 64
+
+# How the kernel says that a program is there and cannot be run.
+_NOT_RUNNABLE = {errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.ELOOP, errno.ETXTBSY, errno.E2BIG, errno.EISDIR}
+
+# prctl(2): what is orphaned below becomes a child of this process, and not of init.
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass
@@ -85,7 +97,8 @@ class Command:
     args[0] is looked up inside. env is added to the sandbox's environment. dir is empty for the
     workspace, user for the default one. tty is (cols, rows) where a terminal is wanted; its output
     is stdout's. stdin is None where there is no input. When canceled is set the command and what it
-    started must end before exec returns.
+    started must end before exec returns. signals are names without SIG and resizes new sizes of the
+    terminal, for a class that does not use run; of those nobody looks at the oldest are dropped.
     """
 
     args: list[str]
@@ -98,67 +111,93 @@ class Command:
     stdout: BinaryIO
     stderr: BinaryIO
     canceled: threading.Event
-    signals: "queue.Queue[str]" = field(default_factory=queue.Queue)
-    resizes: "queue.Queue[tuple[int, int]]" = field(default_factory=queue.Queue)
+    signals: "queue.Queue[str]" = field(default_factory=lambda: queue.Queue(_SIGNALS))
+    resizes: "queue.Queue[tuple[int, int]]" = field(default_factory=lambda: queue.Queue(1))
 
-    def run(self, argv: Sequence[str], *, env: Optional[dict[str, str]] = None, cwd: Optional[str] = None) -> Exit:
+    def run(self, argv: Sequence[str], *, env: Optional[dict[str, str]] = None, cwd: Optional[str] = None, user: str = "") -> Exit:
         """Run argv as a process of this machine with the command's streams, and return how it ended.
 
-        argv is what reaches the inside: ["ssh", host, …]. A program that is not there is Exit(127).
-        The process has a group of its own, which is killed when the command is canceled and gets
-        its signals.
+        argv is what reaches the inside: ["ssh", host, …]. env is the whole environment; without it
+        the process has that of the extension. user is a name, a number or uid:gid; empty for who
+        the extension is. A program that is not there is Exit(127), one that cannot be run Exit(126).
+        Raises errors.Invalid where cwd is no directory or there is no such user, and
+        errors.Unsupported for another user unless the extension runs as root.
+
+        The process has a group of its own, which gets the command's signals. When the command is
+        canceled, or its output cannot be delivered, the process is killed and, on Linux, with it
+        everything that it started on this machine, wherever that has hidden; elsewhere, its group.
+        What the process leaves running when it ends by itself runs on.
         """
-        return _run(self, argv, env, cwd)
+        return _run(self, argv, env, cwd, user)
 
 
-def _run(cmd: Command, argv: Sequence[str], env: Optional[dict[str, str]], cwd: Optional[str]) -> Exit:
-    master = -1
+def _run(cmd: Command, argv: Sequence[str], env: Optional[dict[str, str]], cwd: Optional[str], user: str) -> Exit:
+    if cwd is not None and not os.path.isdir(cwd):
+        raise errors.Invalid(f"{cwd} is no directory")
     # In a session of its own it would outlive this process: it says that it belongs to it.
     env = {**(os.environ if env is None else env)}
     if _MARK in os.environ:
         env[_HELPER] = os.environ[_MARK]
-    options: dict[str, Any] = {"env": env, "cwd": cwd, "start_new_session": True}
+    options: dict[str, Any] = {"env": env, "cwd": cwd, "start_new_session": True, **_account(user)}
+    master = slave = -1
     if cmd.tty:
         import pty
 
         master, slave = pty.openpty()
         _resize(master, cmd.tty)
-        options.update(stdin=slave, stdout=slave, stderr=slave, start_new_session=False, preexec_fn=_terminal)
+        if "user" in options:
+            os.fchown(slave, options["user"], options["group"])
+        options.update(stdin=slave, stdout=slave, stderr=slave)
     else:
         options.update(stdin=subprocess.PIPE if cmd.stdin else subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    started = False
     try:
-        process = subprocess.Popen(list(argv), **options)
-    except (FileNotFoundError, NotADirectoryError, PermissionError) as e:
-        if master >= 0:
-            os.close(master)
-        cmd.stderr.write(f"{argv[0]}: {e.strerror}\n".encode())
-        return Exit(126 if isinstance(e, PermissionError) else 127)
+        process = subprocess.Popen(list(argv), preexec_fn=_preparation(cmd.tty is not None), **options)
+        started = True
+    except OSError as e:
+        if e.errno in (errno.ENOENT, errno.ENOTDIR):
+            code = 127
+        elif e.errno in _NOT_RUNNABLE:
+            code = 126
+        else:
+            raise errors.Unavailable(f"no process can be started: {e.strerror}") from e
+        (cmd.stdout if cmd.tty else cmd.stderr).write(os.fsencode(f"{argv[0]}: {e.strerror}\n"))
+        return Exit(code)
+    except ValueError as e:  # a NUL in a name
+        raise errors.Invalid(f"the command cannot be started: {e}") from e
     finally:
-        if cmd.tty:
+        if slave >= 0:
             os.close(slave)
+        if not started and master >= 0:
+            os.close(master)
     over = threading.Event()
     pumps = []
     if cmd.tty:
-        output = open(master, "rb", buffering=0, closefd=False)
-        pumps.append(_start(_pump_terminal, output, cmd.stdout))
-        if cmd.stdin:
-            _start(_type, cmd.stdin, master)
+        pumps.append(_start(_pump, master, cmd.stdout, over, cmd.canceled))
+        _start(_type, cmd.stdin or protocol.io.BytesIO(), os.dup(master))
     else:
-        pumps.append(_start(_pump, process.stdout, cmd.stdout, over))
-        pumps.append(_start(_pump, process.stderr, cmd.stderr, over))
+        for pipe, to in ((process.stdout, cmd.stdout), (process.stderr, cmd.stderr)):
+            pumps.append(_start(_pump, pipe.fileno(), to, over, cmd.canceled))
         if cmd.stdin:
             _start(_feed, cmd.stdin, process.stdin)
-    _start(_steer, cmd, process, master, over)
+    steering = _start(_steer, cmd, process.pid, master, over)
+    # Its number stays its own until nobody sends to it any more.
     try:
-        code = process.wait()
-    finally:
-        over.set()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:  # the class has others wait for its processes
+        pass
+    over.set()
+    steering.join()
     if cmd.canceled.is_set():
-        _kill(process.pid)
+        _signal(-process.pid, signals.SIGKILL)
+    code = process.wait()
     for pump in pumps:
         pump.join()
     if master >= 0:
         os.close(master)
+    for pipe in (process.stdout, process.stderr):
+        if pipe:
+            pipe.close()
     if code >= 0:
         return Exit(code)
     try:
@@ -174,12 +213,58 @@ def _start(target: Any, *args: Any) -> threading.Thread:
     return thread
 
 
-def _terminal() -> None:
-    import fcntl
-    import termios
+def _account(user: str) -> dict[str, Any]:
+    """Return how a process becomes user."""
+    if not user:
+        return {}
+    import pwd
 
-    os.setsid()
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    name, _, group = user.partition(":")
+    number = int(name) if name.isascii() and name.isdigit() and len(name) < 10 else None
+    try:
+        entry = pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        try:
+            entry = pwd.getpwuid(-1 if number is None else number)
+        except (KeyError, OverflowError):
+            entry = None
+    if entry:
+        uid, gid = entry.pw_uid, entry.pw_gid
+    elif number is not None:
+        uid = gid = number  # it need not be known here
+    else:
+        raise errors.Invalid(f"there is no user {name!r:.60}")
+    if group:
+        if not (group.isascii() and group.isdigit() and len(group) < 10):
+            raise errors.Invalid(f"{group!r:.60} is no number of a group")
+        gid = int(group)
+    if (uid, gid) == (os.getuid(), os.getgid()):
+        return {}
+    if os.geteuid() != 0:
+        raise errors.Unsupported(f"a process cannot become user {user}: the extension does not run as root")
+    return {"user": uid, "group": gid, "extra_groups": os.getgrouplist(entry.pw_name, gid) if entry else [gid]}
+
+
+def _preparation(tty: bool) -> Optional[Callable[[], None]]:
+    """Return what a process does before it becomes the command. It is between fork and exec, where little is allowed."""
+    calls: list[Callable[[], Any]] = []
+    if tty:
+        import fcntl
+        import termios
+
+        ioctl, number = fcntl.ioctl, termios.TIOCSCTTY
+        calls.append(lambda: ioctl(0, number, 0))
+    if sys.platform == "linux":
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+        calls.append(lambda: prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+
+    def prepare() -> None:
+        for call in calls:
+            call()
+
+    return prepare if calls else None
 
 
 def _resize(master: int, size: tuple[int, int]) -> None:
@@ -190,40 +275,31 @@ def _resize(master: int, size: tuple[int, int]) -> None:
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
-def _pump(source: BinaryIO, to: BinaryIO, over: threading.Event) -> None:
+def _pump(source: int, to: BinaryIO, over: threading.Event, canceled: threading.Event) -> None:
     """Copy until the end, or until the process is over and what it wrote is read: what it has left running may keep
-    the pipe, and write on."""
+    the pipe, and write on. What cannot be delivered ends the command."""
     poll = select.poll()
     poll.register(source, select.POLLIN)
     rest = _PIPE
-    try:
-        while rest > 0:
-            ended = over.is_set()
-            if not poll.poll(0 if ended else 20):
-                if ended:
-                    return
-                continue
-            data = os.read(source.fileno(), protocol.MAX_DATA)
-            if not data:
-                return
-            to.write(data)
+    while rest > 0:
+        ended = over.is_set()
+        if not poll.poll(0 if ended else 20):
             if ended:
-                rest -= len(data)
-    except (OSError, ValueError):
-        pass
-    finally:
-        source.close()
-
-
-def _pump_terminal(source: BinaryIO, to: BinaryIO) -> None:
-    try:
-        while True:
-            data = source.read(protocol.MAX_DATA)
-            if not data:
                 return
+            continue
+        try:
+            data = os.read(source, protocol.MAX_DATA)
+        except OSError:  # EIO is the end of a terminal
+            return
+        if not data:
+            return
+        try:
             to.write(data)
-    except (OSError, ValueError):  # EIO is the end of a terminal
-        pass
+        except (OSError, ValueError):
+            canceled.set()
+            return  # its end stays open: of a broken pipe the process would die before what it started
+        if ended:
+            rest -= len(data)
 
 
 def _feed(source: BinaryIO, to: BinaryIO) -> None:
@@ -254,33 +330,97 @@ def _type(source: BinaryIO, master: int) -> None:
                 data = data[os.write(master, data) :]
     except (OSError, ValueError):
         pass
+    finally:
+        os.close(master)
 
 
-def _steer(cmd: Command, process: subprocess.Popen, master: int, over: threading.Event) -> None:
+def _steer(cmd: Command, pid: int, master: int, over: threading.Event) -> None:
     while not over.wait(0.02):
         if cmd.canceled.is_set():
-            _kill(process.pid)
+            _kill(pid)
             return
-        while not cmd.resizes.empty():
+        for size in _taken(cmd.resizes):
             if master >= 0:
                 try:
-                    _resize(master, cmd.resizes.get())
-                except OSError:
+                    _resize(master, size)
+                except (OSError, struct.error):
                     pass
-        while not cmd.signals.empty():
-            number = getattr(signals, "SIG" + cmd.signals.get(), None)
-            if number is not None and process.poll() is None:
-                try:
-                    os.killpg(process.pid, number)
-                except OSError:
-                    pass
+        for name in _taken(cmd.signals):
+            number = signals.Signals.__members__.get("SIG" + name)
+            if number is not None:
+                _signal(-pid, number)
 
 
-def _kill(group: int) -> None:
+def _taken(waiting: queue.Queue) -> list:
+    out = []
     try:
-        os.killpg(group, signals.SIGKILL)
+        while True:
+            out.append(waiting.get_nowait())
+    except queue.Empty:
+        return out
+
+
+def _put(waiting: queue.Queue, value: Any) -> None:
+    """Add value, in place of the oldest if there is no room."""
+    while True:
+        try:
+            waiting.put_nowait(value)
+            return
+        except queue.Full:
+            try:
+                waiting.get_nowait()
+            except queue.Empty:
+                pass
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
     except OSError:
         pass
+
+
+def _kill(pid: int) -> None:
+    """Kill a process and everything that it started.
+
+    As long as it is there all of that is below it, as it is the subreaper; and stopped it starts nothing more.
+    """
+    if sys.platform == "linux":
+        _signal(pid, signals.SIGSTOP)
+        for attempt in range(400):
+            state, below = _below(pid)
+            if not below and state in "TtZX":
+                break
+            for number in below:
+                _signal(number, signals.SIGKILL)
+            time.sleep(min(attempt, 20) / 4000)
+    _signal(-pid, signals.SIGKILL)
+
+
+def _below(pid: int) -> tuple[str, list[int]]:
+    """Return a process's state, and what it has started and what they have, as far as it lives."""
+    states: dict[int, str] = {}
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as f:
+                fields = f.read().rpartition(b")")[2].split()
+        except OSError:
+            continue  # it has ended
+        if len(fields) < 2:
+            continue
+        number = int(name)
+        states[number] = fields[0].decode("ascii", "replace")
+        children.setdefault(int(fields[1]), []).append(number)
+    found, look = [], [pid]
+    while look:
+        for child in children.get(look.pop(), ()):
+            look.append(child)
+            if states[child] not in "ZX":
+                found.append(child)
+    return states.get(pid, "X"), found
 
 
 def serve(stream: protocol.Stream, params: dict, canceled: threading.Event, run: Any) -> None:
@@ -324,9 +464,9 @@ def serve(stream: protocol.Stream, params: dict, canceled: threading.Event, run:
                     source.end(protocol.BrokenStream(str(protocol.decode(payload).get("message") or "the input cannot be read")))
                 elif channel == protocol.RESIZE:
                     size = protocol.decode(payload)
-                    command.resizes.put((int(size["cols"]), int(size["rows"])))
+                    _put(command.resizes, (int(size["cols"]), int(size["rows"])))
                 elif channel == protocol.SIGNAL:
-                    command.signals.put(payload.decode("ascii", "replace"))
+                    _put(command.signals, payload.decode("ascii", "replace"))
                 else:
                     return
         except (OSError, ValueError, KeyError, TypeError, protocol.ProtocolError):
@@ -337,6 +477,8 @@ def serve(stream: protocol.Stream, params: dict, canceled: threading.Event, run:
 
     _start(receive)
     ended = run(command)
+    if canceled.is_set():
+        raise errors.Canceled("the command was canceled")
     if isinstance(ended, bool) or not isinstance(ended, (int, Exit)):
         raise TypeError(f"exec returned {type(ended).__name__}, and neither a code nor an Exit")
     if isinstance(ended, int):
@@ -346,4 +488,7 @@ def serve(stream: protocol.Stream, params: dict, canceled: threading.Event, run:
         result["signal"] = ended.signal
     if ended.oom_killed:
         result["oom_killed"] = True
-    stream.send(protocol.RESULT, protocol.encode(result))
+    try:
+        stream.send(protocol.RESULT, protocol.encode(result))
+    except OSError as e:
+        raise protocol.BrokenStream(f"the broker has left: {e}") from None

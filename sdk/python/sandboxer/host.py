@@ -19,6 +19,7 @@ import importlib
 import inspect
 import textwrap
 import threading
+import time
 import traceback
 from collections import deque
 from typing import Any, Callable, Optional
@@ -33,6 +34,8 @@ OLDEST = (3, 9)
 MAX_WAITING = 256  # requests under way, as the protocol says
 DEFAULT_CONCURRENCY = 16
 CANCEL_TIME = 1.5  # how long a canceled exec may take to end
+STUCK_TIME = 30  # how long any canceled call may go on while others wait for it
+LOOK_TIME = 1  # how often that is looked at
 
 
 class Fault(Exception):
@@ -138,14 +141,14 @@ class Call:
         self.params: dict = line.get("params") or {}
         self.token: str = line.get("stream") or ""
         self.timeout: Optional[float] = line["timeout_ms"] / 1000 if line.get("timeout_ms") else None
+        self.turn = self._turn()  # what it waits for its turn at; "" if it does not
         self.canceled = threading.Event()
+        self.stuck = float("inf")  # when it is to be over
         self.stream: Optional[protocol.Stream] = None
         self._answered = False
         self._lock = threading.Lock()
 
-    @property
-    def turn(self) -> str:
-        """What it waits for its turn at; "" if it does not."""
+    def _turn(self) -> str:
         if self.method not in adapt.IN_TURN:
             return ""
         p = self.params
@@ -167,7 +170,7 @@ class Call:
 
     def cancel(self) -> None:
         """The caller has left. A method that cannot be interrupted goes on; its answer is nobody's."""
-        self.canceled.set()
+        self.left()
         gone = {"error": {"kind": "canceled", "message": f"{self.method} was canceled"}}
         if self.method in adapt.ALONG:
             if self.stream is not None and self.method != "exec":
@@ -177,6 +180,21 @@ class Call:
             timer.start()
         else:
             self.answer(gone)
+
+    def left(self) -> None:
+        """Nobody waits for the call any more."""
+        self.stuck = time.monotonic() + STUCK_TIME
+        self.canceled.set()
+        self.host.watch()
+
+    def listen(self, stream: protocol.Stream) -> None:
+        """Wait until the broker wants no more of a stream that has no end of its own."""
+        try:
+            while stream.receive() is not None:
+                pass
+        except (OSError, ValueError, protocol.ProtocolError):
+            pass
+        self.left()
 
     def progress(self, step: str, done: int = 0, total: int = 0) -> None:
         if not self._answered:
@@ -219,6 +237,8 @@ class Call:
         """Answer that the stream has begun, and go on with it."""
         stream = self.open()
         try:
+            if self.method == "notify":
+                threading.Thread(target=self.listen, args=(stream,), daemon=True).start()
             self.answer({"result": {}})
             try:
                 go_on(stream)
@@ -246,7 +266,8 @@ class Host:
         self._calls: dict[int, Call] = {}
         self._turns: dict[str, deque] = {}  # calls that wait behind another of their sandbox; the key is there while one runs
         self._ready: deque = deque()  # calls whose turn it is, and for which there was no thread yet
-        self._busy = 0
+        self._running: set[Call] = set()  # calls with a thread, also those that were answered because they were canceled
+        self._watching = False
 
     def forget(self, call: Call) -> None:
         with self._lock:
@@ -274,7 +295,7 @@ class Host:
         with self._lock:
             if call.id in self._calls:
                 raise protocol.ProtocolError(f"the request {call.id} comes a second time")
-            full = len(self._calls) >= MAX_WAITING
+            full = max(len(self._calls), len(self._running)) >= MAX_WAITING
             if not full:
                 self._calls[call.id] = call
                 turn = call.turn
@@ -289,35 +310,80 @@ class Host:
         elif call.turn:
             self.dispatch()
         else:
-            self.start(call.run)
-
-    def start(self, run: Callable[[], None]) -> None:
-        context = contextvars.Context()
-        threading.Thread(target=context.run, args=(run,), daemon=True).start()
-
-    def dispatch(self) -> None:
-        """Start calls for which there is room."""
-        while True:
             with self._lock:
-                if not self._ready or self._busy >= self._concurrency:
-                    return
-                call = self._ready.popleft()
-                self._busy += 1
-            self.start(lambda call=call: self.take_turn(call))
+                self._running.add(call)
+            self.start(call)
 
-    def take_turn(self, call: Call) -> None:
+    def start(self, call: Call) -> None:
+        """Run a call in a thread of its own."""
         try:
-            if not call.canceled.is_set():  # it never began
+            threading.Thread(target=contextvars.Context().run, args=(self.run, call), daemon=True).start()
+        except RuntimeError:
+            call.answer({"error": {"kind": "exhausted", "message": "this machine has no room for another thread"}})
+            self.ended(call)
+
+    def run(self, call: Call) -> None:
+        try:
+            if not call.canceled.is_set():  # else it never began
                 call.run()
         finally:
-            with self._lock:
-                self._busy -= 1
+            self.ended(call)
+            self.dispatch()
+
+    def ended(self, call: Call) -> None:
+        with self._lock:
+            self._running.discard(call)
+            if call.turn:
                 waiting = self._turns[call.turn]
                 if waiting:
                     self._ready.append(waiting.popleft())
                 else:
                     del self._turns[call.turn]
-            self.dispatch()
+
+    def dispatch(self) -> None:
+        """Start calls for which there is room."""
+        while True:
+            with self._lock:
+                if not self._ready or sum(1 for c in self._running if c.turn) >= self._concurrency:
+                    return
+                call = self._ready.popleft()
+                self._running.add(call)
+            self.start(call)
+
+    def watch(self) -> None:
+        """See to it that no call waits without end for one that was canceled."""
+        with self._lock:
+            if self._watching:
+                return
+            self._watching = True
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(LOOK_TIME)
+            with self._lock:
+                stuck = self._stuck(time.monotonic())
+                self._watching = any(c.canceled.is_set() for c in self._running)
+                if stuck is None and not self._watching:
+                    return
+            if stuck is not None:
+                # A thread cannot be interrupted. The journal knows of it, and a new process takes its place.
+                print(
+                    f"{self.adapted.name}.{stuck.method} goes on {STUCK_TIME} seconds after it was canceled, and other calls wait for it: the process ends",
+                    file=sys.stderr, flush=True,
+                )
+                os._exit(1)
+
+    def _stuck(self, now: float) -> Optional[Call]:
+        """Return a call that should be over, and that others wait for."""
+        over = [c for c in self._running if c.stuck <= now]
+        for call in over:
+            if any(not c.canceled.is_set() for c in self._turns.get(call.turn, ())):
+                return call
+        slots = [c for c in over if c.turn]
+        if len(slots) >= self._concurrency and any(not c.canceled.is_set() for c in self._ready):
+            return slots[0]
+        return over[0] if 2 * len(over) >= MAX_WAITING else None
 
 
 def answer(lines: protocol.Lines, **hello: Any) -> None:

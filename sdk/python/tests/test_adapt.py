@@ -1,13 +1,14 @@
 import os
+import socket
 import tempfile
 import unittest
 from unittest.mock import patch
 
-from sandboxer import adapt, errors, host
+from sandboxer import adapt, errors, host, protocol
 from sandboxer.extensions.base import SandboxExtension
 from sandboxer.journal import Journal
 from sandboxer.models import MeterQuote
-from sandboxer.testing import SSHConfig
+from sandboxer.testing import SSHConfig, answering
 
 
 class Recorder(SandboxExtension):
@@ -221,6 +222,119 @@ class TestAnswers(Case):
         self.assertEqual(a.is_alive({"handle": {"sandbox_id": "one"}}), {"liveness": "gone"})
 
 
+class TestFiles(Case):
+    def listed(self, names, after="", **bounds):
+        """Return what is sent of a directory of names, and how often the class was asked."""
+
+        class Lists(Recorder):
+            def list_files(self, handle, dir):
+                self._call("list_files", dir)
+                for name in names:
+                    yield {"path": os.path.join(dir, name)}
+
+        class Stream:
+            def send(self, channel, payload):
+                sent.append(protocol.decode(payload)["path"])
+
+        sent = []
+        self.e = Lists()
+        with patch.multiple(adapt, **{"MAX_LISTED": adapt.MAX_LISTED, **bounds}):
+            self.adapted().list_files({"handle": {"sandbox_id": "one"}, "dir": "/d", "after": after})(Stream())
+        return [os.path.basename(protocol.text(s)) for s in sent], len(self.e.calls)
+
+    def test_in_the_order_of_names(self):
+        names = ["b", "a", "\udcff", "B", "é"]
+        self.assertEqual(self.listed(names), (["B", "a", "b", "é", "\udcff"], 1))
+        self.assertEqual(self.listed(names, after="a"), (["b", "é", "\udcff"], 1))
+
+    def test_what_is_held_of_a_directory_is_bounded(self):
+        names = [f"{n * 7919 % 2000:04}" for n in range(2000)]
+        most = 0
+        page = adapt.Adapted._page
+
+        def measured(self, found, after):
+            nonlocal most
+            got = page(self, found, after)
+            most = max(most, sum(len(name) + len(line) for name, line in got[0]))
+            return got
+
+        with patch.object(adapt.Adapted, "_page", measured):
+            got, asked = self.listed(names, MAX_HELD=40_000)
+        self.assertEqual(got, sorted(names))
+        self.assertGreater(asked, 2)
+        self.assertLessEqual(most, 40_000)
+        self.assertEqual(self.listed(names[:50], MAX_HELD=1)[0], sorted(names[:50]))  # one at least is held
+
+    def test_a_directory_without_end(self):
+        import itertools
+
+        with self.assertRaisesRegex(errors.Failed, "more than 1000 files"):
+            self.listed(map(str, itertools.count()), MAX_LISTED=1000)
+
+    def test_the_timeout_of_connecting_ends_with_it(self):
+        here, there = socket.socketpair()
+        self.addCleanup(here.close)
+        self.addCleanup(there.close)
+        here.settimeout(0.1)
+        self.e.dial = lambda handle, port: here
+        self.adapted().dial({"handle": {"sandbox_id": "one"}, "port": 80})
+        self.assertIsNone(here.gettimeout())
+
+
+class TestNotify(Case):
+    def sent(self, told, canceled=False, owner="owner"):
+        self.e.notify = lambda: iter(told)
+        out = []
+
+        class Stream:
+            def send(self, channel, payload):
+                out.append(protocol.decode(payload))
+
+        with answering() as call:
+            go_on = self.adapted().notify({"owner": owner})
+            if canceled:
+                call.canceled.set()
+            go_on(Stream())
+        return out
+
+    def test_who_is_told_what(self):
+        self.assertEqual(self.sent(["a", "b"], canceled=True), [{"sandbox_id": "a"}, {"sandbox_id": "b"}])
+        self.assertEqual(self.sent(["a"], canceled=True, owner="other"), [])
+
+    def test_an_end_that_was_not_asked_for(self):
+        with self.assertRaises(errors.Unavailable):
+            self.sent(["a"])
+        with self.assertRaisesRegex(adapt.BadAnswer, "Recorder.notify told a int, and no ID"):
+            self.sent([7])
+
+
+class TestFuse(Case):
+    def test_it_is_known_and_moved(self):
+        class Renews(Recorder):
+            def discover(self, sandbox_id):
+                return {"sandbox_id": sandbox_id, "host": "h1"}
+
+            def renew(self, handle, until):
+                self._call("renew", until)
+
+        self.e = Renews()
+        a = self.adapted()
+        h = a.provision(spec(fuse="2026-01-02T03:04:05Z"))
+        self.assertEqual(a.discover({"id": "one"})["fuse"], "2026-01-02T03:04:05Z")
+        a.renew({"handle": h, "until": "2026-01-02T04:04:05.123456789+00:00"})
+        self.assertEqual(self.e.calls[-1][1].isoformat(), "2026-01-02T04:04:05.123456+00:00")
+        self.assertEqual(self.adapted().discover({"id": "one"})["fuse"], "2026-01-02T04:04:05.123456789+00:00")
+        r = adapt.request_of("provision", spec(fuse="2026-01-02T03:04:05Z"), "owner")
+        self.assertEqual(r.fuse.isoformat(), "2026-01-02T03:04:05+00:00")
+        self.assertIsNone(adapt.request_of("provision", spec(), "owner").fuse)
+
+    def test_who_cannot_move_it_does_not_tell_it(self):
+        self.e.discover = lambda sandbox_id: {"sandbox_id": sandbox_id, "host": "h1"}
+        a = self.adapted()
+        a.provision(spec(fuse="2026-01-02T03:04:05Z"))
+        self.assertNotIn("fuse", a.discover({"id": "one"}))
+
+
 class TestMoney(Case):
     def test_both_signatures(self):
         class Base(Recorder):
@@ -284,6 +398,34 @@ class TestMoney(Case):
 
 
 class TestSnapshots(Case):
+    def test_cut_short(self):
+        """What nobody knows anything of is dropped by the broker's ID; what was refused was not saved."""
+        self.e.supports_snapshots = lambda: True
+        self.e.drop_snapshot = lambda meta: self.e.calls.append(("drop", meta))
+        a = self.adapted()
+        h = a.provision(spec())
+
+        def fails(e):
+            def snapshot(handle):
+                raise e
+
+            return snapshot
+
+        for refusal in (errors.NotFound("gone"), errors.Conflict("busy", untouched=True), NotImplementedError("no")):
+            self.e.snapshot = fails(refusal)
+            with self.assertRaises(type(refusal)):
+                a.snapshot({"handle": h, "id": "s0"})
+            self.assertEqual(list(a.list_snapshots({"owner": "owner"})), [])
+        self.e.snapshot = fails(OSError("cut"))
+        with self.assertRaises(OSError):
+            a.snapshot({"handle": h, "id": "s1"})
+        found = list(a.list_snapshots({"owner": "owner"}))
+        self.assertEqual([(f["snapshot"], "whole" in f) for f in found], [({"snapshot_id": "s1"}, False)])
+        a.drop_snapshot(found[0])
+        self.assertEqual(self.e.calls[-1], ("drop", {"snapshot_id": "s1"}))
+        self.assertEqual(list(a.list_snapshots({"owner": "owner"})), [])
+        self.assertEqual(adapt.request_of("snapshot", {"handle": h, "id": "s1"}, "owner").snapshot_id, "s1")
+
     def test_by_way_of_the_journal(self):
         class Saves(Recorder):
             def supports_snapshots(self):

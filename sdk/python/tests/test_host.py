@@ -158,7 +158,7 @@ class TestHost(unittest.TestCase):
         first = b.provision("one")
         self.wait("one.begun")
         b.send({"method": "cancel", "params": {"id": first}})
-        self.assertEqual(b.answer(first, 2)["error"]["kind"], "canceled")
+        self.assertEqual(b.answer(first)["error"]["kind"], "canceled")
         down = b.ask("teardown", handle={"sandbox_id": "one"})
         time.sleep(0.1)
         self.assertNotIn(down, b.answers)  # the call goes on, and this one waits for its turn
@@ -167,6 +167,131 @@ class TestHost(unittest.TestCase):
         self.assertEqual(len(b.answers[first]), 1)
         with open(os.path.join(self.dir, "torn")) as f:
             self.assertEqual(f.read(), "one\n")
+
+    def stuck_broker(self, **hello):
+        """A host that gives up a canceled call after a tenth of a second."""
+        self.write("quick.py", """
+            import sys
+            from mod import Extension
+            host = sys.modules["__main__"]
+            host.STUCK_TIME, host.LOOK_TIME = 0.1, 0.01
+        """)
+        return self.broker(handler="quick:Extension", **hello)
+
+    def cancel(self, b, *ids):
+        for id in ids:
+            b.send({"method": "cancel", "params": {"id": id}})
+        for id in ids:
+            self.assertEqual(b.answer(id)["error"]["kind"], "canceled")
+
+    def ended(self, b, method="provision"):
+        self.assertEqual(b.process.wait(30), 1)
+        b.close()
+        self.assertIn(f"Extension.{method} goes on", b"".join(b.said).decode())
+
+    def test_a_canceled_call_that_keeps_the_turn(self):
+        b = self.stuck_broker()
+        self.write("one.wait")
+        first = b.provision("one")
+        self.wait("one.begun")
+        self.cancel(b, first)
+        self.assertIn("result", b.answer(b.provision("two")))  # nobody waits for the first
+        self.assertIsNone(b.process.poll())
+        b.ask("teardown", handle={"sandbox_id": "one"})
+        self.ended(b)
+        again = self.broker()
+        self.assertIn("result", again.answer(again.ask("teardown", handle={"sandbox_id": "one"})))
+
+    def test_canceled_calls_that_keep_all_slots(self):
+        b = self.stuck_broker(concurrency=2)
+        calls = []
+        for id in ("one", "two"):
+            self.write(id + ".wait")
+            calls.append(b.provision(id))
+            self.wait(id + ".begun")
+        self.cancel(b, calls[0])
+        third = b.provision("three")
+        with self.assertRaises(KeyError):  # a call that was not canceled is waited for
+            b.answer(third, 0.5)
+        self.assertIsNone(b.process.poll())
+        self.cancel(b, calls[1])
+        self.ended(b)
+        again = self.broker()
+        self.assertIn("result", again.answer(again.provision("three")))
+
+    def test_canceled_calls_that_nobody_waits_for_are_bounded(self):
+        self.write("many.py", """
+            import sys, threading
+            from quick import Extension as Quick
+            sys.modules["__main__"].MAX_WAITING = 8
+            class Extension(Quick):
+                def is_alive(self, handle):
+                    open(f"{self.config['root']}/{handle['sandbox_id']}.asked", "w").close()
+                    threading.Event().wait()
+        """)
+        self.stuck_broker().close()
+        b = self.broker(handler="many:Extension")
+        calls = [b.ask("is_alive", handle={"sandbox_id": f"a{n}"}) for n in range(3)]
+        for n in range(3):
+            self.wait(f"a{n}.asked")
+        self.cancel(b, *calls)
+        self.assertIn("result", b.answer(b.provision("one")))
+        more = [b.ask("is_alive", handle={"sandbox_id": f"b{n}"}) for n in range(6)]
+        self.wait("b0.asked")
+        with b.change:  # there is room for five, of which the provision may have had one a moment ago
+            b.change.wait_for(lambda: any(id in b.answers for id in more), 30)
+            self.assertEqual({b.answers[id][0]["error"]["kind"] for id in more if id in b.answers}, {"exhausted"})
+        self.assertIsNone(b.process.poll())
+        self.cancel(b, more[0])
+        self.ended(b, "is_alive")
+
+    def test_a_call_that_heeds_that_it_is_canceled(self):
+        self.write("heeds.py", """
+            from sandboxer import errors, request
+            from mod import Extension as Mod
+            class Extension(Mod):
+                def provision(self, profile, inputs, host):
+                    call = request.current()
+                    open(f"{self.config['root']}/{call.id}.{call.timeout}", "w").close()
+                    if call.canceled.wait(60):
+                        open(f"{self.config['root']}/{call.id}.heeded", "w").close()
+                        raise errors.Canceled("nobody wants it")
+                    return {}
+        """)
+        b = self.broker(handler="heeds:Extension", concurrency=1)
+        b.last += 1
+        first = b.last
+        b.send({"id": first, "method": "provision", "timeout_ms": 1500, "params": {"spec": {"id": "one", "generation": 1}, "host": "h"}})
+        self.wait("one.1.5")
+        down = b.ask("teardown", handle={"sandbox_id": "one"})
+        self.cancel(b, first)
+        self.assertIn("result", b.answer(down))
+        self.wait("one.heeded")
+        b.close()
+        self.assertNotIn("failed", b"".join(b.said).decode())
+
+    def test_notices_end_with_their_stream(self):
+        self.write("tells.py", """
+            from sandboxer import request
+            from mod import Extension as Mod
+            class Extension(Mod):
+                def notify(self):
+                    canceled, root = request.current().canceled, self.config["root"]
+                    def told():
+                        yield "one"
+                        canceled.wait()
+                        open(f"{root}/ended", "w").close()
+                    return told()
+        """)
+        b = self.broker(handler="tells:Extension")
+        asked = b.ask("notify", stream="a" * 32, owner="o")
+        stream, _ = b.listener.accept()
+        with stream, stream.makefile("rb") as reader:
+            self.assertEqual(reader.readline(), b"a" * 32 + b"\n")
+            self.assertEqual(b.answer(asked)["result"], {})
+            self.assertEqual(reader.read(25), b'\x01\x00\x00\x00\x14{"sandbox_id":"one"}')
+            stream.shutdown(socket.SHUT_RDWR)
+        self.wait("ended")
 
     def test_killed_in_the_middle(self):
         b = self.broker()
