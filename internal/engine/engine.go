@@ -7,7 +7,7 @@
 // for compose anyway, and it knows contexts, credentials and sockets as its users set them
 // up (docs/adr/0022-engine-by-its-program.md). Where the program runs is a [Host]: *sshrun.Host
 // for another machine, [Local] for this one. Where an engine's API can be reached, an [API] speaks
-// that, without a program (docs/adr/0026-engine-by-its-api.md).
+// that, without a program (docs/adr/0027-engine-by-its-api.md).
 //
 // What belongs to a sandbox is told by labels: [LabelName] has the sandbox's external name.
 package engine
