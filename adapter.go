@@ -43,6 +43,7 @@ type Env struct {
 	Extension string       // "ext.<name>"
 	Owner     string       // this installation; stamp it on every outside object
 	Dir       string       // private state directory (0700), kept between runs, unique to the extension
+	Own       []string     // the broker's own directories, of which no sandbox sees anything; Dir and Hosts are in them
 	Hosts     string       // directory with the records of the hosts of this installation; shared, not to be written to
 	Log       *slog.Logger // for what no caller will see
 	// Recorded returns the handles of the extension's sandboxes whose records say that they

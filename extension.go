@@ -6,7 +6,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
+	"path"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -232,23 +235,33 @@ type Spec struct {
 // The names by which Spec.Vouches and Admitter know what of a request is no input but
 // restricted as one.
 const (
-	RestrictedImage = "image"
-	RestrictedHost  = "host"
+	RestrictedImage  = "image"
+	RestrictedHost   = "host"
+	RestrictedMounts = "mounts"
 )
 
-// Vouches reports whether an operator stands for the value of an input, of "image" or of
-// "host": because an administrator gave it, or because the profile says the same. A
-// built-in profile vouches for nothing: nobody here wrote it. What is not given needs
+// Vouches reports whether an operator stands for the value of an input, of "image", of
+// "host" or of all "mounts": because an administrator gave it, or because the profile says the
+// same. A built-in profile vouches for nothing: nobody here wrote it. What is not given needs
 // nobody to stand for it.
 func (s Spec) Vouches(name string) bool {
 	value, of := s.Inputs[name], s.Profile.Inputs[name]
 	switch name {
+	case RestrictedMounts:
+		return !slices.ContainsFunc(s.Mounts, func(m Mount) bool { return !s.VouchesMount(m) })
 	case RestrictedImage:
 		value, of = s.Image, s.Profile.Image
 	case RestrictedHost:
 		value, of = s.Host, ""
 	}
 	return value == "" || slices.Contains(s.Vouched, name) || value == of && !s.Profile.Builtin
+}
+
+// VouchesMount is Vouches for one of the mounts: a profile vouches for what it mounts, and for
+// what lies in that, with no more rights.
+func (s Spec) VouchesMount(m Mount) bool {
+	return slices.Contains(s.Vouched, RestrictedMounts) ||
+		!s.Profile.Builtin && slices.ContainsFunc(s.Profile.Mounts, func(o Mount) bool { return m.Within(o.Source, o.ReadOnly) })
 }
 
 // MaxStampBytes bounds Spec.Stamp.
@@ -353,12 +366,74 @@ type NetworkPolicy struct {
 	Allow []string    `json:"allow,omitempty"` // domain, *.domain, IP, CIDR, each with an optional :port (ParseDestination, Destination.Opens)
 }
 
-// A Mount makes a host path visible inside. Adapters that do not manage containers
-// refuse mounts with Unsupported.
+// A Mount makes a directory or a regular file of the broker's machine visible inside, as it is
+// and becomes: what one side writes, the other reads, unless it is read-only. Whoever runs
+// commands inside (Spec.User) is there the owner of the source.
+//
+// It is what lies at Source when the sandbox is made, without what is mounted below, and no
+// symbolic link leads there. An extension that does not run on the machine with the path, or
+// manages no containers, refuses mounts with Unsupported. Nothing of a mount is in a snapshot,
+// and a teardown leaves the source alone.
 type Mount struct {
-	Source   string `json:"source"` // absolute host path, which must exist
-	Target   string `json:"target"` // absolute path inside
+	Source   string `json:"source"` // absolute and clean, and there
+	Target   string `json:"target"` // absolute and clean path inside; made where it is missing
 	ReadOnly bool   `json:"read_only,omitempty"`
+}
+
+// Within reports whether the mount shows nothing but what lies in dir, or dir itself, and
+// writes to it only if that is not read-only.
+func (m Mount) Within(dir string, readOnly bool) bool {
+	return pathWithin(m.Source, dir) && (m.ReadOnly || !readOnly)
+}
+
+// MaxMounts bounds the mounts of one sandbox.
+const MaxMounts = 16
+
+// noTargets are where nothing is mounted, nor below: what the kernel shows there, and the agent.
+var noTargets = []string{"/proc", "/sys", "/dev", "/.sandboxer"}
+
+// CheckMounts refuses, as Invalid, mounts that no sandbox can have: too many, with paths that
+// are not clean and absolute, and with targets that hide each other, the workspace, or what
+// every sandbox has at /proc, /sys, /dev and /.sandboxer. One may lie below another. The
+// workspace is what snapshots hold and creates fill, so that no mount lies in it. An empty
+// workspace is not looked at.
+func CheckMounts(mounts []Mount, workspace string) error {
+	if len(mounts) > MaxMounts {
+		return E(Invalid, nil, "%d mounts are too many: want at most %d", len(mounts), MaxMounts)
+	}
+	clean := func(p string) bool { return path.IsAbs(p) && path.Clean(p) == p && !strings.ContainsRune(p, 0) }
+	for i, m := range mounts {
+		refuse := func(format string, args ...any) error {
+			return E(Invalid, nil, "mount %s:%s: %s", m.Source, m.Target, fmt.Sprintf(format, args...))
+		}
+		if !clean(m.Source) || !clean(m.Target) {
+			return refuse("want clean absolute paths")
+		}
+		if m.Target == "/" {
+			return refuse("a mount cannot replace the root directory")
+		}
+		for _, p := range noTargets {
+			if pathWithin(m.Target, p) || pathWithin(p, m.Target) {
+				return refuse("nothing is mounted at, below or over %s", p)
+			}
+		}
+		switch {
+		case workspace == "":
+		case pathWithin(workspace, m.Target):
+			return refuse("it would hide the workspace, %s", workspace)
+		case pathWithin(m.Target, workspace):
+			return refuse("nothing is mounted in the workspace, %s, which snapshots hold", workspace).(*Error).
+				WithHint("mount it beside the workspace, and make a link to it")
+		}
+		if slices.ContainsFunc(mounts[:i], func(o Mount) bool { return o.Target == m.Target }) {
+			return refuse("something is mounted on %s already", m.Target)
+		}
+	}
+	return nil
+}
+
+func pathWithin(p, dir string) bool {
+	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
 // Consumer attributes a sandbox to whoever asked for it. It travels on the create

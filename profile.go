@@ -125,12 +125,12 @@ type Input struct {
 }
 
 // CheckInputName refuses what cannot be the name of an input: AnyInput, names that stand for other parts of a
-// request (RestrictedImage, RestrictedHost), and what is not 1 to MaxInputName visible ASCII characters
+// request (RestrictedImage, RestrictedHost, RestrictedMounts), and what is not 1 to MaxInputName visible ASCII characters
 // without "=". Kind: Invalid.
 func CheckInputName(name string) error {
 	switch {
-	case name == RestrictedImage || name == RestrictedHost:
-		return E(Invalid, nil, "%q cannot be the name of an input", name).WithHint("give it by --%s", name)
+	case name == RestrictedImage || name == RestrictedHost || name == RestrictedMounts:
+		return E(Invalid, nil, "%q cannot be the name of an input", name).WithHint("give it by --%s", strings.TrimSuffix(name, "s"))
 	case name == "" || name == AnyInput || len(name) > MaxInputName || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '=' }):
 		return E(Invalid, nil, "%.40q cannot be the name of an input", name).WithHint("a name is 1 to %d visible ASCII characters without \"=\"", MaxInputName)
 	}

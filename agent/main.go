@@ -28,6 +28,9 @@ const usage = `usage: sandboxer-agent COMMAND
   untar [--strip] [--replace] [--owner UID:GID] DIR
                                 unpack the tar on standard input below DIR
   tar DIR                       pack DIR to standard output
+  mount DIR SRC TARGET [SRC TARGET…]
+                                move what is mounted at SRC to TARGET, which no link leads to, and
+                                cover DIR
   donate [--wake PID] PATH COUNT
                                 hand open connections to the agent listening at donate:PATH
   kill-marked NAME=VALUE SESSION [TAG]
@@ -56,6 +59,8 @@ func Main(args []string) int {
 		return runTar(args[1:], os.Stdout)
 	case "kill-marked":
 		return runKillMarked(args[1:])
+	case "mount":
+		return runMount(args[1:])
 	case "donate":
 		return runDonate(args[1:])
 	case "help", "-h", "--help":

@@ -16,3 +16,8 @@ func runDonate([]string) int {
 	fmt.Fprintln(os.Stderr, "sandboxer-agent: donate needs Linux")
 	return 1
 }
+
+func runMount([]string) int {
+	fmt.Fprintln(os.Stderr, "sandboxer-agent: mount needs Linux")
+	return 1
+}

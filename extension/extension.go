@@ -247,7 +247,7 @@ func serve(ctx context.Context, a sandboxer.Adapter, r *bufio.Reader, w io.Write
 	o := opened{base: ctx, streams: theirs.Streams, waiting: streams}
 	var conn *protocol.Conn
 	env := sandboxer.Env{
-		Extension: theirs.Extension, Owner: theirs.Owner, Dir: theirs.Dir, Hosts: theirs.Hosts, Log: slog.New(log),
+		Extension: theirs.Extension, Owner: theirs.Owner, Dir: theirs.Dir, Hosts: theirs.Hosts, Own: theirs.Own, Log: slog.New(log),
 		Decode: func(v any) error { return catalog.DecodeConfig(orEmpty(theirs.Config), v) },
 		Recorded: func(ctx context.Context) ([]sandboxer.Handle, error) {
 			var all []sandboxer.Handle

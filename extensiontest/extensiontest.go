@@ -58,8 +58,8 @@ type Harness struct {
 	// and so does one that it has in addition. Archive comes with exec and need not be
 	// listed then.
 	Want []sandboxer.Capability
-	// Enforces lists what the extension really enforces. A limit that is not in it
-	// must be refused with Unsupported before anything exists.
+	// Enforces lists what the extension really enforces. A limit that is not in it, and
+	// mounts, must be refused with Unsupported before anything exists.
 	Enforces []Feature
 
 	// Hosts are those of a sandboxer.Placer that the group place uses, two at least; it is
@@ -96,6 +96,11 @@ type Harness struct {
 	Outside func(t *testing.T) netip.AddrPort
 	Connect func(to netip.AddrPort) []string
 
+	// MountRoot and ReadOnlyRoot are directories of this machine in which the extension's
+	// configuration lets anybody mount, and mount read-only, what lies there. They are needed
+	// where Enforces lists Mounts.
+	MountRoot, ReadOnlyRoot string
+
 	// Volume is the directory inside, absolute or relative to the workspace, of the one
 	// volume that checkpoints of Spec hold; empty where Spec has none.
 	Volume string
@@ -117,6 +122,7 @@ const (
 	GPUs     Feature = "gpus"     // Limits.GPUs; its presence is only provisioned, not used
 	Network  Feature = "network"  // network mode none leaves nothing but loopback
 	Hostname Feature = "hostname" // the sandbox's host name is its ID
+	Mounts   Feature = "mounts"   // Spec.Mounts shows directories and files of this machine
 	Owned    Feature = "owned"    // Spec.User owns the workspace and what is brought into it
 )
 
@@ -128,7 +134,7 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// RunGroups runs the groups of these names alone: core, place, hang, and one for each capability. It is for an
+// RunGroups runs the groups of these names alone: core, mounts, place, hang, and one for each capability. It is for an
 // adapter that runs the others elsewhere, with another harness.
 func RunGroups(t *testing.T, h Harness, names ...string) {
 	s := newSuite(t, h)
@@ -179,6 +185,7 @@ func (s *suite) groups() []group {
 		s.group(sandboxer.CanProcesses, s.processes),
 		s.group(sandboxer.CanWatch, s.watching),
 		s.group(sandboxer.CanNotify, s.notify),
+		{"mounts", s.mounts},
 		{placeGroup, s.places},
 		{"hang", s.hang},
 	}
@@ -266,7 +273,7 @@ func (s *suite) spec() sandboxer.Spec {
 	if sp.Env == nil {
 		sp.Env = map[string]string{}
 	}
-	sp.Vouched = []string{sandboxer.RestrictedImage, sandboxer.RestrictedHost} // it is an operator who asks
+	sp.Vouched = []string{sandboxer.RestrictedImage, sandboxer.RestrictedHost, sandboxer.RestrictedMounts} // it is an operator who asks
 	for _, in := range s.Inputs {
 		sp.Vouched = append(sp.Vouched, in.Name)
 	}

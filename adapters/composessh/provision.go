@@ -34,7 +34,7 @@ func (e *extension) Check(ctx context.Context, spec sandboxer.Spec) error {
 // Admit implements sandboxer.Admitter.
 func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	switch name {
-	case sandboxer.RestrictedImage: // those are named in the compose file
+	case sandboxer.RestrictedImage, sandboxer.RestrictedMounts: // refused for what they are (plan)
 		return nil
 	case sandboxer.RestrictedHost:
 		if names, err := e.names(); err == nil && !slices.Contains(names, spec.Host) {

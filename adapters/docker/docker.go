@@ -46,7 +46,7 @@ type Engine struct {
 	CA       string `yaml:"ca" json:"ca,omitempty" format:"abspath" help:"For tcp: file with the certificates that the engine's is signed by, in PEM."`
 	Cert     string `yaml:"cert" json:"cert,omitempty" format:"abspath" help:"For tcp: file with the certificate that the server shows, in PEM."`
 	Key      string `yaml:"key" json:"key,omitempty" format:"abspath" help:"For tcp: file with the key of cert, in PEM."`
-	Capacity int    `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Sandboxes on this engine at once, instead of those of capacity."`
+	Capacity int    `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Sandboxes on this engine at once, in place of the capacity of all."`
 }
 
 // Images are the settings for images of registries. They are those of the adapter local.

@@ -742,7 +742,7 @@ func (e *Extension) check(spec sandboxer.Spec) error {
 func (e *Extension) Admit(spec sandboxer.Spec, name string) error {
 	switch {
 	case name == "repo" && !strings.Contains(spec.Inputs[name], "://"):
-	case name == sandboxer.RestrictedImage && strings.Contains(spec.Image, ":/"):
+	case name == sandboxer.RestrictedImage && strings.Contains(spec.Image, ":/"), name == sandboxer.RestrictedMounts:
 	case name == sandboxer.RestrictedHost:
 		return e.checkHost(spec.Host)
 	default:

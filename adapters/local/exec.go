@@ -260,8 +260,8 @@ type outcome struct {
 
 // user resolves a user name or "uid[:gid]" by the sandbox's own /etc/passwd.
 func (b *liveSandbox) user(ctx context.Context, name string) (identity, error) {
-	if name == "" || name == "root" || name == "0" || name == "0:0" {
-		return identity{home: "/root", name: "root"}, nil
+	if isRoot(name) {
+		return rootIdentity, nil
 	}
 	if v, ok := b.users.Load(name); ok {
 		return v.(identity), nil
@@ -270,6 +270,19 @@ func (b *liveSandbox) user(ctx context.Context, name string) (identity, error) {
 	if err != nil {
 		return identity{}, err
 	}
+	id, err := findUser(name, passwd)
+	if err == nil {
+		b.users.Store(name, id)
+	}
+	return id, err
+}
+
+func isRoot(name string) bool { return name == "" || name == "root" || name == "0" || name == "0:0" }
+
+var rootIdentity = identity{home: "/root", name: "root"}
+
+// findUser looks a user up, name or uid[:gid], in what /etc/passwd has.
+func findUser(name, passwd string) (identity, error) {
 	id := identity{home: "/"}
 	uidText, gidText, both := strings.Cut(name, ":")
 	uid, uidErr := strconv.ParseUint(uidText, 10, 32)
@@ -299,7 +312,6 @@ func (b *liveSandbox) user(ctx context.Context, name string) (identity, error) {
 		}
 		id.gid = uint32(gid)
 	}
-	b.users.Store(name, id)
 	return id, nil
 }
 

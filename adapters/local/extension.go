@@ -522,6 +522,7 @@ type record struct {
 	Workspace  string                  `json:"workspace"`
 	User       string                  `json:"user,omitempty"`
 	Fuse       time.Time               `json:"fuse,omitzero"`
+	Mounts     []sandboxer.Mount       `json:"mounts,omitempty"`
 	Plugs      int                     `json:"plugs,omitempty"` // network interfaces added since it started
 	Link       uint64                  `json:"link,omitempty"`  // inode number of the socket that is its network card; see takeLink
 	Warm       bool                    `json:"warm,omitempty"`  // it waits for its claim, or for the end of that
@@ -853,7 +854,7 @@ func fuseSeconds(fuse time.Time) int64 {
 }
 
 // bundle writes the OCI bundle that gVisor's children read again, and returns it.
-func (e *extension) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image, agentMount bool, from *saved) (string, error) {
+func (e *extension) bundle(name string, spec sandboxer.Spec, skel *skeleton, img *image, agentMount bool, mounts []*mountSource, from *saved) (string, error) {
 	env := []string{"PATH=" + e.path(img), "HOME=/root", "SANDBOXER=true", "SANDBOXER_ID=" + spec.ID}
 	if img != nil {
 		env = mergeEnv(env, img.config.Env)
@@ -923,6 +924,13 @@ func (e *extension) bundle(name string, spec sandboxer.Spec, skel *skeleton, img
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: agentDir, Source: skel.agent(), Type: "bind", Options: []string{"bind", "ro"}})
 	} else if img != nil {
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: layerMount, Source: filepath.Join(skel.root, "mnt"), Type: "bind", Options: []string{"bind", "ro"}})
+	}
+	for i, m := range mounts {
+		options := []string{"bind", "rw"}
+		if m.mount.ReadOnly {
+			options[1] = "ro"
+		}
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: m.at(i), Source: m.place, Type: "bind", Options: options})
 	}
 	if from != nil {
 		if err := from.dress(s, skel); err != nil {

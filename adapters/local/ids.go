@@ -228,11 +228,11 @@ func (r *idRanges) lock(ctx context.Context) (unlock func(), err error) {
 	return nil, sandboxer.E(sandboxer.Unavailable, err, "the list of user IDs that sandboxes have, %s, cannot be locked", r.dir)
 }
 
-// boxMounts is where, among the mounts of an installation, skeletons are mounted for
-// single sandboxes: "<name>.<process>.<number>", for as long as a create takes.
+// boxMounts is where, among the mounts of an installation, skeletons, and what else a sandbox
+// is given of this machine, are mounted for single sandboxes: "<name>.<process>.<number>", for as long as a create takes.
 const boxMounts = "box"
 
-// place returns where the skeleton of the sandbox called name is going to be mounted.
+// place returns where something is going to be mounted for the sandbox called name.
 func (r *idRanges) place(name string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -265,7 +265,11 @@ func unshow(at string) error {
 	if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	if err := unix.Rmdir(at); err != nil && !errors.Is(err, unix.ENOENT) {
+	err := unix.Rmdir(at)
+	if errors.Is(err, unix.ENOTDIR) { // where a file was mounted
+		err = unix.Unlink(at)
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	return nil
@@ -294,7 +298,8 @@ func (r *idRanges) open(root string, base uint32, whole bool) (int, error) {
 	space := r.spaces[base]
 	if space == nil {
 		var err error
-		if space, err = idSpace(base); err != nil {
+		maps := []syscall.SysProcIDMap{{ContainerID: idShift, HostID: int(base), Size: idCount}}
+		if space, err = idSpace(maps, maps); err != nil {
 			return -1, err
 		}
 		if len(r.spaces) < maxSpaces {
@@ -321,17 +326,33 @@ func (r *idRanges) open(root string, base uint32, whole bool) (int, error) {
 	return fd, nil
 }
 
-// idSpace makes a user namespace that maps the owners of a skeleton's files to the range at
-// base. It takes a process, which ends before it has run.
-func idSpace(base uint32) (*os.File, error) {
+// canMap fails if mounts of what is open cannot map user IDs.
+func (r *idRanges) canMap(fd int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	space := r.spaces[r.base] // since newIDRanges
+	if space == nil {
+		return nil
+	}
+	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return os.NewSyscallError("open_tree", err)
+	}
+	defer unix.Close(tree)
+	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(space.Fd())}
+	return os.NewSyscallError("mount_setattr", unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, attr))
+}
+
+// idSpace makes a user namespace that maps the owners of files to whom they are seen as. It
+// takes a process, which ends before it has run.
+func idSpace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
 	runtime.LockOSThread() // whose end would be the child's
 	defer runtime.UnlockOSThread()
-	m := []syscall.SysProcIDMap{{ContainerID: idShift, HostID: int(base), Size: idCount}}
 	p, err := os.StartProcess("/proc/self/exe", []string{"sandboxer-ids"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWUSER, UidMappings: m, GidMappings: m, Ptrace: true, Pdeathsig: syscall.SIGKILL,
+		Cloneflags: unix.CLONE_NEWUSER, UidMappings: uids, GidMappings: gids, Ptrace: true, Pdeathsig: syscall.SIGKILL,
 	}})
 	if err != nil {
-		return nil, fmt.Errorf("a user namespace for the IDs from %d on cannot be made: %w", base, err)
+		return nil, fmt.Errorf("a user namespace for the IDs from %d on cannot be made: %w", uids[0].HostID, err)
 	}
 	defer func() {
 		_ = p.Kill()

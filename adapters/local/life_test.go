@@ -38,7 +38,7 @@ func up(t *testing.T, e *extension, spec sandboxer.Spec) sandboxer.Handle {
 		spec.ID = sandboxer.NewID()
 	}
 	spec.Generation, spec.Owner = 1, e.env.Owner
-	spec.Vouched = []string{sandboxer.RestrictedImage} // it is an operator who asks
+	spec.Vouched = []string{sandboxer.RestrictedImage, sandboxer.RestrictedMounts} // it is an operator who asks
 	t.Cleanup(func() {
 		if _, err := e.Teardown(context.Background(), sandboxer.Handle{SandboxID: spec.ID, Generation: 1}); err != nil {
 			t.Error(err)
@@ -384,7 +384,7 @@ func TestRefusals(t *testing.T) {
 				}
 			}
 			tt.spec.ID, tt.spec.Generation, tt.spec.Owner = "refused", 1, ours("test")
-			tt.spec.Vouched = []string{sandboxer.RestrictedImage} // it is an operator who asks
+			tt.spec.Vouched = []string{sandboxer.RestrictedImage, sandboxer.RestrictedMounts} // it is an operator who asks
 			_, err := e.Provision(t.Context(), tt.spec)
 			if sandboxer.KindOf(err) != tt.kind || !strings.Contains(sandboxer.Message(err), tt.want) {
 				t.Errorf("got %s %q; want %s with %q", sandboxer.KindOf(err), sandboxer.Message(err), tt.kind, tt.want)

@@ -51,12 +51,25 @@ type Config struct {
 	// root: UIDRanges ranges of 65,536 each, one for each sandbox at a time.
 	UIDBase   int `yaml:"uid_base" json:"uid_base,omitempty" min:"65536" help:"Where the server is root: the first of this machine's user and group IDs that sandboxes have, 65536 each."`
 	UIDRanges int `yaml:"uid_ranges" json:"uid_ranges,omitempty" min:"1" max:"65534" help:"Where the server is root: how many sandboxes there are IDs for, and so how many there can be at once."`
+	// Mounts says what of this machine sandboxes may have mounted.
+	Mounts Mounts `yaml:"mounts" json:"mounts,omitzero" help:"What of this machine sandboxes may have mounted."`
 	// Images is about images, above all those of registries.
 	Images Images `yaml:"images" json:"images,omitzero" help:"Images, above all those of registries."`
 	// Runner and Agent are the helper programs; empty means those beside the running
 	// program, or that program itself.
 	Runner string `yaml:"runner" json:"runner,omitempty" help:"Path of sandboxer-runner; empty means beside the running program."`
 	Agent  string `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent; empty means beside the running program."`
+}
+
+// Mounts are the settings for mounts.
+type Mounts struct {
+	Roots []MountRoot `yaml:"roots" json:"roots,omitempty" help:"Directories in which anybody may mount what lies there; an administrator may mount any but the server's own."`
+}
+
+// A MountRoot is a directory of this machine of which anybody may mount any part.
+type MountRoot struct {
+	Path     string `yaml:"path" json:"path,omitempty" help:"The directory, absolute."`
+	ReadOnly bool   `yaml:"read_only" json:"read_only,omitempty" help:"It is mounted read-only or not at all."`
 }
 
 // Images are the settings for images.
@@ -78,13 +91,12 @@ var neverShown = []string{"/", "/root", "/home", "/etc", "/run", "/var/run", "/p
 
 // checkShown refuses the directory real, which p stands for, if it is never shown.
 func checkShown(p, real string) error {
-	within := func(p, dir string) bool { return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/") }
 	for _, n := range neverShown {
 		var why string
 		switch {
-		case n != "/" && within(real, n) || real == n:
+		case n != "/" && inDir(real, n) || real == n:
 			why = "it lies in " + n
-		case within(n, real):
+		case inDir(n, real):
 			why = n + " lies in it"
 		default:
 			continue
@@ -96,6 +108,10 @@ func checkShown(p, real string) error {
 			WithHint("copy what sandboxes need to a directory of its own, or use an image")
 	}
 	return nil
+}
+
+func inDir(p, dir string) bool {
+	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
 const (
@@ -121,6 +137,11 @@ func (c *Config) Validate() error {
 		}
 		if err := checkShown(p, p); err != nil {
 			return err
+		}
+	}
+	for _, r := range c.Mounts.Roots {
+		if !filepath.IsAbs(r.Path) || filepath.Clean(r.Path) != r.Path || r.Path == "/" {
+			return sandboxer.E(sandboxer.Invalid, nil, "mounts.roots: %q is not a clean absolute path below /", r.Path)
 		}
 	}
 	for i, p := range c.Etc {

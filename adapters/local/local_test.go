@@ -138,18 +138,30 @@ func TestConformance(t *testing.T) {
 	needsGVisor(t)
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	dir := shortDir(t)
-	extensiontest.Run(t, harness(dir, func(t *testing.T) sandboxer.Extension { return openIn(t, dir, ours("conformance")) }))
+	extensiontest.Run(t, harness(t, dir, func(t *testing.T, m Mounts) sandboxer.Extension {
+		return openIn(t, dir, ours("conformance"), func(c *Config) { c.Mounts = m })
+	}))
 }
 
 // harness is that of the extension that open opens in dir.
-func harness(dir string, open func(t *testing.T) sandboxer.Extension) extensiontest.Harness {
+func harness(t *testing.T, dir string, open func(t *testing.T, m Mounts) sandboxer.Extension) extensiontest.Harness {
+	t.Helper()
 	enforces := []extensiontest.Feature{extensiontest.Disk, extensiontest.Network, extensiontest.Hostname, extensiontest.Owned}
 	if findCgroups(ours("conformance")).usable() {
 		enforces = append(enforces, extensiontest.CPU, extensiontest.Memory, extensiontest.PIDs)
 	}
+	mounts := Mounts{Roots: []MountRoot{{Path: t.TempDir()}, {Path: t.TempDir(), ReadOnly: true}}}
+	e := openIn(t, dir, ours("conformance"))
+	if e.ids != nil && e.ids.why == nil {
+		enforces = append(enforces, extensiontest.Mounts)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
 	return extensiontest.Harness{
-		Inputs:   Adapter.Inputs,
-		Open:     open,
+		Inputs:    Adapter.Inputs,
+		Open:      func(t *testing.T) sandboxer.Extension { return open(t, mounts) },
+		MountRoot: mounts.Roots[0].Path, ReadOnlyRoot: mounts.Roots[1].Path,
 		Spec:     sandboxer.Spec{Owner: ours("conformance")},
 		Want:     Adapter.Capabilities,
 		Enforces: enforces,

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -31,7 +32,19 @@ func (e *extension) Basis(ctx context.Context, spec sandboxer.Spec) (string, err
 	if err != nil {
 		return "", err
 	}
+	mounts, err := e.openSources(spec)
+	if err != nil {
+		return "", err
+	}
+	defer closeSources(mounts)
 	basis := "gvisor " + version.Version() + " skeleton " + skel.digest // the agent is in it
+	for _, m := range mounts {                                          // as it is now, which may be another under the same name tomorrow
+		i, err := inodeOf(int(m.fd.Fd()))
+		if err != nil {
+			return "", sandboxer.E(sandboxer.Unavailable, err, "mount %s cannot be looked at", m.mount.Source)
+		}
+		basis += fmt.Sprintf(" mount %d:%d", i.dev, i.ino)
+	}
 	if spec.Image != "" {
 		img, err := e.images.get(ctx, spec.Image, spec.Vouches(sandboxer.RestrictedImage))
 		if err != nil {

@@ -64,6 +64,9 @@ func (e *extension) populateWorkspace(ctx context.Context, b *liveSandbox, spec 
 	if err := b.fill(ctx, src); err != nil {
 		return err
 	}
+	if err := b.mountTargets(ctx, spec.Mounts); err != nil {
+		return err
+	}
 	args, dir := spec.Command, b.rec.Workspace
 	if img != nil {
 		args, dir = img.main(spec.Command, dir)
@@ -157,6 +160,8 @@ func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 		if pathImage.MatchString(spec.Image) {
 			what = "the image"
 		}
+	case sandboxer.RestrictedMounts:
+		return e.admitMounts(spec)
 	case sandboxer.RestrictedHost: // there is but one
 	default:
 		what = "the input \"" + name + "\""
@@ -196,10 +201,6 @@ func (e *extension) check(spec sandboxer.Spec) (source, error) {
 	if err := spec.Network.Check(); err != nil {
 		return src, err
 	}
-	if len(spec.Mounts) > 0 {
-		return src, sandboxer.E(sandboxer.Unsupported, nil, "%s does not mount directories of this machine into a sandbox", e.env.Extension).
-			WithHint("give a directory as the repo input: it is copied")
-	}
 	if spec.Host != "" && spec.Host != "localhost" {
 		return src, sandboxer.E(sandboxer.Invalid, nil, "%s places sandboxes on localhost only, not on %q", e.env.Extension, spec.Host)
 	}
@@ -216,6 +217,18 @@ func (e *extension) check(spec sandboxer.Spec) (source, error) {
 			return src, err
 		}
 	}
+	workspace := spec.Workspace
+	if spec.Image == "" { // which may have one of its own
+		workspace = cmp.Or(workspace, workspaceDefault)
+	}
+	if err := sandboxer.CheckMounts(spec.Mounts, workspace); err != nil {
+		return src, err
+	}
+	mounts, err := e.openSources(spec)
+	if err != nil {
+		return src, err
+	}
+	closeSources(mounts)
 	return e.checkRepo(spec)
 }
 
@@ -288,7 +301,7 @@ func redactURL(s string) string {
 func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec, img *image, from *saved) (*liveSandbox, error) {
 	rec := record{
 		Owner: spec.Owner, SandboxID: spec.ID, Generation: spec.Generation, Image: spec.Image,
-		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User, Fuse: spec.Fuse, Warm: spec.Warm, Stamp: spec.Stamp,
+		Network: spec.Network, Limits: spec.Limits, Workspace: spec.Workspace, User: spec.User, Fuse: spec.Fuse, Warm: spec.Warm, Stamp: spec.Stamp, Mounts: spec.Mounts,
 		AgentMount: from == nil || from.Record.AgentMount, GVisor: version.Version(),
 	}
 	if rec.Workspace == "" {
@@ -318,6 +331,23 @@ func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec
 		}
 		if wd := img.config.WorkingDir; spec.Workspace == "" && wd != "" && wd != "/" {
 			rec.Workspace = wd
+		}
+	}
+	if err := sandboxer.CheckMounts(rec.Mounts, rec.Workspace); err != nil {
+		return nil, err
+	}
+	mounts, err := e.openSources(spec)
+	if err != nil {
+		return nil, err
+	}
+	defer closeSources(mounts)
+	var who identity // the user to whom what is mounted belongs
+	if len(mounts) > 0 {
+		if who, err = identify(rec.User, skel, img); err != nil {
+			return nil, err
+		}
+		for _, m := range mounts {
+			m.place = e.ids.place(name)
 		}
 	}
 	if err := os.MkdirAll(e.dir("box", name), 0o700); err != nil {
@@ -351,7 +381,7 @@ func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec
 	if err != nil {
 		return nil, sandboxer.E(sandboxer.Internal, err, "configuring gVisor failed")
 	}
-	dir, err := e.bundle(name, spec, shown, img, rec.AgentMount, from)
+	dir, err := e.bundle(name, spec, shown, img, rec.AgentMount, mounts, from)
 	if _, told := errors.AsType[*sandboxer.Error](err); told {
 		return nil, err
 	}
@@ -388,6 +418,12 @@ func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec
 		defer e.ids.leave(shown.root)
 		if err := e.ids.show(skel, shown.root, rec.IDBase, img == nil); err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the sandbox's root file system cannot be mounted")
+		}
+		for _, m := range mounts {
+			defer e.ids.leave(m.place)
+		}
+		if err := e.showSources(mounts, who, rec.IDBase); err != nil {
+			return nil, err
 		}
 	}
 	defer untilEnded(ctx, func() {
@@ -445,7 +481,11 @@ func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec
 		if link != nil {
 			link.Close()
 		}
-		return nil, cmp.Or(ctx.Err(), error(sandboxer.E(sandboxer.Unavailable, err, "gVisor could not start the sandbox")))
+		said := sandboxer.E(sandboxer.Unavailable, err, "gVisor could not start the sandbox")
+		if from != nil && len(mounts) > 0 {
+			said.WithHint("what its processes had open in a mount has to be there still")
+		}
+		return nil, cmp.Or(ctx.Err(), error(said))
 	}
 	started = true
 	b := e.keep(name, rec, c)

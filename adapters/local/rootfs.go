@@ -5,6 +5,7 @@ package local
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -489,6 +490,11 @@ func (b *skeletonBuilder) plan(agent string, paths, etc []string) error {
 	}
 	if err := b.file(agentPath, 0o755, func() (io.ReadCloser, error) { return os.Open(agent) }); err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "the in-sandbox agent cannot be read")
+	}
+	for i := range sandboxer.MaxMounts {
+		if err := cmp.Or(b.dir(mountAt(i, true), 0o755, 0), b.file(mountAt(i, false), 0o644, content(nil))); err != nil {
+			return err
+		}
 	}
 	return b.file(pausePath, 0o755, content(pause.Program))
 }

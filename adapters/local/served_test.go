@@ -23,14 +23,14 @@ import (
 const served = "extension"
 
 // openServed opens the extension as openIn does, served by a program of its own.
-func openServed(t testing.TB, dir, owner string) sandboxer.Extension {
+func openServed(t testing.TB, dir, owner string, m Mounts) sandboxer.Extension {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	config, err := json.Marshal(map[string]any{
-		"runner": filepath.Join(helpers, "sandboxer-runner"), "agent": filepath.Join(helpers, "sandboxer-agent"), "paths": []string{helpers},
+		"runner": filepath.Join(helpers, "sandboxer-runner"), "agent": filepath.Join(helpers, "sandboxer-agent"), "paths": []string{helpers}, "mounts": m,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -51,8 +51,8 @@ func TestConformanceServed(t *testing.T) {
 	needsGVisor(t)
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	dir := shortDir(t)
-	h := harness(dir, func(t *testing.T) sandboxer.Extension { return openServed(t, dir, ours("conformance")) })
-	extensiontest.RunGroups(t, h, "core", "exec", "snapshot", "notify")
+	h := harness(t, dir, func(t *testing.T, m Mounts) sandboxer.Extension { return openServed(t, dir, ours("conformance"), m) })
+	extensiontest.RunGroups(t, h, "core", "exec", "snapshot", "notify", "mounts")
 }
 
 // BenchmarkServed reports what a program of its own costs: the median time from the create of a sandbox to the end of its first
@@ -60,7 +60,7 @@ func TestConformanceServed(t *testing.T) {
 func BenchmarkServed(b *testing.B) {
 	needsGVisor(b)
 	owners := []string{ours("served"), ours("here")}
-	exts := []sandboxer.Extension{openServed(b, shortDir(b), owners[0]), openIn(b, shortDir(b), owners[1])}
+	exts := []sandboxer.Extension{openServed(b, shortDir(b), owners[0], Mounts{}), openIn(b, shortDir(b), owners[1])}
 	took := make([][]float64, len(exts))
 	for round := range 62 {
 		for turn := range exts {

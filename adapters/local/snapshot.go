@@ -286,7 +286,7 @@ func (e *extension) roomFor(name, dir string) error {
 func shownIn(mounts []specs.Mount, root string) []string {
 	var out []string
 	for _, m := range mounts {
-		if m.Type == "bind" && m.Destination != layerMount && m.Destination != agentDir {
+		if m.Type == "bind" && !inDir(m.Destination, agentDir) {
 			out = append(out, m.Destination)
 		}
 	}
@@ -501,6 +501,10 @@ func (e *extension) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec
 		if had, want := from.Record.Limits, spec.Limits; had.DiskBytes != want.DiskBytes || had.PIDs != want.PIDs {
 			return nil, sandboxer.E(sandboxer.Unsupported, nil, "a sandbox is restored with the limits on disk and processes that it was saved with").
 				WithHint("leave them out; limits on CPU and memory may differ")
+		}
+		if !sameMounts(from.Record.Mounts, spec.Mounts) {
+			return nil, sandboxer.E(sandboxer.Unsupported, nil, "a sandbox is restored with mounts at the targets, and with the rights, that it was saved with").
+				WithHint("restore it on the profile that it had, or take its files, if it was saved as portable too: sandboxer restore %s --kind portable", s.SnapshotID)
 		}
 		img, err := e.savedImage(ctx, from)
 		if err != nil {

@@ -40,6 +40,11 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer
 				return nil, err
 			}
 			e.stopMain(ctx, name)
+			if rec, err := e.record(name); err == nil {
+				for _, m := range rec.Mounts {
+					report.Kept = append(report.Kept, m.Source+", which was mounted")
+				}
+			}
 			return e.remove(name)
 		}()
 		report.Removed = append(report.Removed, removed...)

@@ -287,7 +287,7 @@ func (s *supervisor) shut() {
 
 // hello is what the broker says first.
 func (s *supervisor) hello(streams string) (h protocol.Hello, err error) {
-	h = protocol.Hello{Protocols: protocol.Versions, Program: "sandboxer", Extension: s.env.Extension, Owner: s.env.Owner, Dir: s.env.Dir, Hosts: s.env.Hosts,
+	h = protocol.Hello{Protocols: protocol.Versions, Program: "sandboxer", Extension: s.env.Extension, Owner: s.env.Owner, Dir: s.env.Dir, Hosts: s.env.Hosts, Own: s.env.Own,
 		Streams: streams, Handler: s.p.Handler, Path: s.p.Path, Concurrency: s.p.Concurrency}
 	if h.Config, err = s.env.Config(true); err == nil {
 		s.hidden.learn(s.p.config, h.Config)

@@ -542,8 +542,9 @@ func (b *Backend) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, 
 	if b.snapshot == nil {
 		return h, LacksRestore(b.id)
 	}
-	// The inputs are not asked about: what was saved goes on, and nothing of them is used.
-	if err := cmp.Or(checkSpec(spec), b.placed(spec)); err != nil {
+	// The inputs are not asked about: what was saved goes on, and nothing of them is used. What
+	// is mounted is so anew.
+	if err := cmp.Or(checkSpec(spec), b.AdmitMounts(spec), b.placed(spec)); err != nil {
 		return h, err
 	}
 	return call(ctx, b, "restore", b.opts.Save, func(ctx context.Context) (sandboxer.Handle, error) {
@@ -786,7 +787,7 @@ func checkSpec(s sandboxer.Spec) error {
 			return err
 		}
 	}
-	return nil
+	return sandboxer.CheckMounts(s.Mounts, s.Workspace)
 }
 
 // Notices returns what an operator should know of the extension, each as a sentence.
@@ -856,16 +857,7 @@ func (b *Backend) cached(ctx context.Context, op string, limit time.Duration, ho
 // admit refuses what of spec decides about more than the sandbox and was given by
 // somebody who may not (Input.Restricted).
 func (b *Backend) admit(s sandboxer.Spec) error {
-	one := func(name string) error {
-		if s.Vouches(name) {
-			return nil
-		}
-		if b.admitter != nil {
-			return b.admitter.Admit(s, name)
-		}
-		return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator or as its profile has it", b.id, name).
-			WithHint("leave it out, or ask an administrator, who can put it into a profile")
-	}
+	one := func(name string) error { return b.admitOne(s, name) }
 	var names []string // as they are declared, and then those that are not
 	for _, in := range b.opts.Inputs {
 		names = append(names, in.Name)
@@ -882,7 +874,24 @@ func (b *Backend) admit(s sandboxer.Spec) error {
 			}
 		}
 	}
-	return cmp.Or(one(sandboxer.RestrictedHost), one(sandboxer.RestrictedImage))
+	return cmp.Or(one(sandboxer.RestrictedHost), one(sandboxer.RestrictedImage), one(sandboxer.RestrictedMounts))
+}
+
+// AdmitMounts refuses, as Denied, mounts of s for which no operator stands and which the
+// extension does not admit.
+func (b *Backend) AdmitMounts(s sandboxer.Spec) error {
+	return b.admitOne(s, sandboxer.RestrictedMounts)
+}
+
+func (b *Backend) admitOne(s sandboxer.Spec, name string) error {
+	if s.Vouches(name) {
+		return nil
+	}
+	if b.admitter != nil {
+		return b.admitter.Admit(s, name)
+	}
+	return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator or as its profile has it", b.id, name).
+		WithHint("leave it out, or ask an administrator, who can put it into a profile")
 }
 
 // checkPlace refuses a name that no host can have.

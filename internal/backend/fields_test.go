@@ -96,7 +96,7 @@ func TestSpecReachesTheExtension(t *testing.T) {
 					return x.got
 				},
 				Values: fieldtest.Values{
-					"Mounts[].Source": {"/a", "/b"}, "Mounts[].Target": {"/c", "/d"}, "Workspace": {"/w", "/v"},
+					"Mounts": {[]sandboxer.Mount{{Source: "/a", Target: "/c", ReadOnly: true}}, []sandboxer.Mount{{Source: "/b", Target: "/d", ReadOnly: true}}}, "Workspace": {"/w", "/v"},
 					"Limits.GPUs": {1, 2}, "Network.Mode": {sandboxer.NetworkAllow, sandboxer.NetworkMode("later")}, "Network.Allow": {[]string{"a.example"}, []string{"b.example"}},
 				},
 			}.Check(t)

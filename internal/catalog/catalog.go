@@ -115,6 +115,9 @@ type Catalog struct {
 	Profiles   []ProfileFile
 	Quotas     sandboxer.Quotas // of the last layer that has any
 
+	// Own are directories of the broker's own besides those of extensions, as sandboxer.Env.Own.
+	Own []string
+
 	// Recorded is what extensions get as sandboxer.Env.Recorded, for the one named; nil where
 	// there are no records. Whoever opens them sets it.
 	Recorded func(ctx context.Context, extension string) ([]sandboxer.Handle, error)

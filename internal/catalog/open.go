@@ -145,7 +145,7 @@ func (e ExtensionFile) Env(owner, stateDir string, log *slog.Logger) sandboxer.E
 		log = slog.New(slog.DiscardHandler)
 	}
 	return sandboxer.Env{
-		Extension: e.ID, Owner: owner, Dir: filepath.Join(stateDir, e.ID),
+		Extension: e.ID, Owner: owner, Dir: filepath.Join(stateDir, e.ID), Own: []string{filepath.Dir(stateDir)},
 		Hosts: filepath.Join(filepath.Dir(stateDir), "hosts"),
 		Log:   log.With("extension", e.ID), Decode: e.decode, Program: e.program, Config: e.raw,
 	}
@@ -203,7 +203,7 @@ func (c *Catalog) Open(ctx context.Context, owner, stateDir string, log *slog.Lo
 	faults := make([]Faults, len(c.Extensions))
 	var wg sync.WaitGroup
 	for i, e := range c.Extensions {
-		wg.Go(func() { opened[i], faults[i] = e.open(ctx, owner, stateDir, log, slog.LevelWarn, c.Recorded) })
+		wg.Go(func() { opened[i], faults[i] = e.open(ctx, c, owner, stateDir, log, slog.LevelWarn) })
 	}
 	wg.Wait()
 	describers := map[string]sandboxer.Describer{}
@@ -231,13 +231,14 @@ func (c *Catalog) Open(ctx context.Context, owner, stateDir string, log *slog.Lo
 	return nil, all.sorted()
 }
 
-func (e ExtensionFile) open(ctx context.Context, owner, stateDir string, log *slog.Logger, level slog.Level, recorded func(context.Context, string) ([]sandboxer.Handle, error)) (Opened, Faults) {
+func (e ExtensionFile) open(ctx context.Context, c *Catalog, owner, stateDir string, log *slog.Logger, level slog.Level) (Opened, Faults) {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	o := Opened{Info: e.Info()}
 	env := e.Env(owner, stateDir, log)
-	if recorded != nil {
-		env.Recorded = func(ctx context.Context) ([]sandboxer.Handle, error) { return recorded(ctx, e.ID) }
+	env.Own = append(env.Own, c.Own...)
+	if c.Recorded != nil {
+		env.Recorded = func(ctx context.Context) ([]sandboxer.Handle, error) { return c.Recorded(ctx, e.ID) }
 	}
 	err := os.MkdirAll(env.Dir, 0o700)
 	if err != nil {
@@ -266,7 +267,7 @@ func (e ExtensionFile) open(ctx context.Context, owner, stateDir string, log *sl
 	o.Info.Problem = problem(err)
 	o.Info.Capabilities = []sandboxer.Capability{}
 	o.Again = func(ctx context.Context) Opened {
-		again, faults := e.open(ctx, owner, stateDir, log, slog.LevelDebug, recorded) // the first one was told
+		again, faults := e.open(ctx, c, owner, stateDir, log, slog.LevelDebug) // the first one was told
 		if _, ok := again.Ext.(sandboxer.Describer); ok {
 			faults = e.holds()
 		}

@@ -31,6 +31,7 @@ import (
 // brokerConfig says what a broker is put together from.
 type brokerConfig struct {
 	Dir        string     // data directory; only one process at a time may use it
+	Own        []string   // what else on this machine is the server's own, and no sandbox's to see
 	Bucket     *s3.Config // keeps portable snapshots; nil: the data directory does
 	Layers     []catalog.Layer
 	Adapters   []sandboxer.Adapter
@@ -136,6 +137,7 @@ func newBroker(ctx context.Context, cfg brokerConfig) (_ *broker, err error) {
 	if err := b.bind(ctx, seal, renewed); err != nil {
 		return nil, err
 	}
+	cat.Own = cfg.Own
 	cat.Recorded = func(ctx context.Context, extension string) ([]sandboxer.Handle, error) {
 		return manager.Recorded(ctx, b.store, extension)
 	}

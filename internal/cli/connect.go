@@ -223,5 +223,9 @@ func (f *factory) brokerConfig() (brokerConfig, error) {
 	if err != nil {
 		return brokerConfig{}, err
 	}
-	return brokerConfig{Dir: s.get("data_dir"), Bucket: bucket, History: s.span("keep_history"), MaxExecs: s.number("max_execs"), MaxStreams: s.number("max_streams"), Layers: layers, Adapters: f.adapters}, nil
+	own := []string{s.get("log_dir"), s.get("socket")}
+	for _, d := range s.configDirs {
+		own = append(own, d.Path)
+	}
+	return brokerConfig{Dir: s.get("data_dir"), Own: own, Bucket: bucket, History: s.span("keep_history"), MaxExecs: s.number("max_execs"), MaxStreams: s.number("max_streams"), Layers: layers, Adapters: f.adapters}, nil
 }

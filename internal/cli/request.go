@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"context"
+	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
@@ -64,7 +65,7 @@ func (o *requestOptions) register(f *factory, c *cobra.Command) {
 	fl.Int64Var(&o.pids, "pids", 0, "processes and threads")
 	fl.StringVar(&o.net, "net", "", "network: none, public or `allow:host,…`")
 	fl.StringVar(&o.maxCost, "max-cost", "", "refuse if it would cost more `credits` (SANDBOXER_MAX_COST)")
-	fl.StringArrayVar(&o.mounts, "mount", nil, "make a path of the server's machine visible inside: `SRC:DST[:ro]`; SRC is made absolute")
+	fl.StringArrayVar(&o.mounts, "mount", nil, "make a path of the server's machine visible inside: `SRC:DST[:ro]`, or type=bind,source=SRC,target=DST[,readonly]; SRC is made absolute")
 	fl.StringVar(&o.thread, "thread", "", "the sandbox of this thread, always under the same ID: `[USER/]ID`")
 	fl.StringVar(&o.consumer, "consumer", "", "`who` asks: a person, an agent, a service")
 	fl.StringVar(&o.consumerKind, "consumer-kind", "", "`kind` of the consumer: agent, ci, user")
@@ -247,19 +248,19 @@ func parseThread(s string) (t sandboxer.Thread, err error) {
 	return t, nil
 }
 
-// parseMounts reads SRC:DST[:ro]. A relative source is one of this machine, which
-// the server has to share: elsewhere says so of the first. An absolute one is the
-// server's to find.
+// parseMounts reads SRC:DST[:ro], or what --mount of other tools takes. A relative source is one
+// of this machine, which the server has to share: elsewhere says so of the first. An absolute one
+// is the server's to find.
 func parseMounts(list []string) (mounts []sandboxer.Mount, elsewhere, err error) {
 	for _, v := range list {
-		src, rest, _ := strings.Cut(v, ":")
-		dst, mode, has := strings.Cut(rest, ":")
-		if src == "" || dst == "" || has && mode != "ro" {
-			return nil, nil, invalid("--mount: %q is not of the form SRC:DST[:ro]", v)
+		m, err := parseMount(v)
+		if err != nil {
+			return nil, nil, err
 		}
-		if !path.IsAbs(dst) {
-			return nil, nil, invalid("--mount: %q is not an absolute path inside the sandbox", dst)
+		if !path.IsAbs(m.Target) {
+			return nil, nil, invalid("--mount: %q is not an absolute path inside the sandbox", m.Target)
 		}
+		src := m.Source
 		full := inHome(src)
 		if !filepath.IsAbs(src) {
 			if _, err := os.Stat(full); err != nil {
@@ -271,12 +272,66 @@ func parseMounts(list []string) (mounts []sandboxer.Mount, elsewhere, err error)
 			}
 		}
 		abs, err := filepath.Abs(full)
+		if err == nil && !filepath.IsAbs(src) { // the server follows no links, and this one is the user's own
+			abs, err = filepath.EvalSymlinks(abs)
+		}
 		if err != nil {
 			return nil, nil, sandboxer.E(sandboxer.Invalid, err, "--mount: %q cannot be made absolute", src)
 		}
-		mounts = append(mounts, sandboxer.Mount{Source: abs, Target: path.Clean(dst), ReadOnly: has})
+		m.Source, m.Target = abs, path.Clean(m.Target)
+		mounts = append(mounts, m)
 	}
 	return mounts, elsewhere, nil
+}
+
+// parseMount reads one. What has a key=value before any colon is a list of these.
+func parseMount(v string) (m sandboxer.Mount, err error) {
+	first, _, _ := strings.Cut(v, ",")
+	key, _, isList := strings.Cut(first, "=")
+	if !isList || strings.ContainsAny(key, ":/.~") {
+		src, rest, _ := strings.Cut(v, ":")
+		dst, mode, has := strings.Cut(rest, ":")
+		if src == "" || dst == "" || has && mode != "ro" && mode != "rw" {
+			return m, invalid("--mount: %q is neither SRC:DST[:ro] nor type=bind,source=SRC,target=DST[,readonly]", v)
+		}
+		return sandboxer.Mount{Source: src, Target: dst, ReadOnly: mode == "ro"}, nil
+	}
+	fields, err := csv.NewReader(strings.NewReader(v)).Read()
+	if err != nil {
+		return m, invalid("--mount: %q is not a list of key=value: %v", v, err)
+	}
+	for _, f := range fields {
+		key, value, has := strings.Cut(f, "=")
+		var to *string
+		switch key {
+		case "type":
+			if value != "bind" {
+				return m, invalid("--mount: %q is not a type of mount that there is", value).WithHint("the type is bind")
+			}
+			continue
+		case "source", "src":
+			to = &m.Source
+		case "target", "dst", "destination":
+			to = &m.Target
+		case "readonly", "ro":
+			if m.ReadOnly = true; has {
+				if m.ReadOnly, err = strconv.ParseBool(value); err != nil {
+					return m, invalid("--mount: %s=%q is neither true nor false", key, value)
+				}
+			}
+			continue
+		default:
+			return m, invalid("--mount: there is no %q", key).WithHint("write type=bind,source=SRC,target=DST, and readonly if it should be")
+		}
+		if *to != "" {
+			return m, invalid("--mount: the %s is given twice in %q", key, v)
+		}
+		*to = value
+	}
+	if m.Source == "" || m.Target == "" {
+		return m, invalid("--mount: %q has no source or no target", v).WithHint("write type=bind,source=SRC,target=DST, and readonly if it should be")
+	}
+	return m, nil
 }
 
 // inHome puts the user's home directory in the place of a leading ~/, which a shell

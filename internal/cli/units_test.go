@@ -204,6 +204,40 @@ func TestStats(t *testing.T) {
 	}
 }
 
+// TestParseMounts: mounts are written as here or as other tools have them.
+func TestParseMounts(t *testing.T) {
+	for in, want := range map[string]sandboxer.Mount{
+		"/a:/b":                              {Source: "/a", Target: "/b"},
+		"/a:/b:ro":                           {Source: "/a", Target: "/b", ReadOnly: true},
+		"/a:/b:rw":                           {Source: "/a", Target: "/b"},
+		"/a=b:/c":                            {Source: "/a=b", Target: "/c"},
+		"type=bind,source=/a,target=/b":      {Source: "/a", Target: "/b"},
+		"type=bind,src=/a,dst=/b,readonly":   {Source: "/a", Target: "/b", ReadOnly: true},
+		"source=/a:b,destination=/b,ro=true": {Source: "/a:b", Target: "/b", ReadOnly: true},
+		`type=bind,"source=/a,b",target=/b/,readonly=false`: {Source: "/a,b", Target: "/b"},
+	} {
+		if got, _, err := parseMounts([]string{in}); err != nil || len(got) != 1 || got[0] != want {
+			t.Errorf("%q = %+v, %v; want %+v", in, got, err, want)
+		}
+	}
+	for in, want := range map[string]string{
+		"":                              "is neither",
+		"/a":                            "is neither",
+		"/a:/b:rx":                      "is neither",
+		"/a:b":                          "not an absolute path inside",
+		"type=volume,source=a,target=b": "not a type of mount",
+		"type=bind,source=/a":           "has no source or no target",
+		"type=bind,source=/a,source=/b,target=/c":         "given twice",
+		"type=bind,source=/a,target=/b,propagation=slave": "there is no",
+		"type=bind,source=/a,target=/b,readonly=maybe":    "neither true nor false",
+		`type=bind,"source=/a`:                            "not a list",
+	} {
+		if _, _, err := parseMounts([]string{in}); sandboxer.KindOf(err) != sandboxer.Invalid || !strings.Contains(sandboxer.Message(err), want) {
+			t.Errorf("%q: %v; want %q", in, err, want)
+		}
+	}
+}
+
 // TestMountsText: mounts are shown one a line.
 func TestMountsText(t *testing.T) {
 	got := mountsText([]sandboxer.Mount{{Source: "/a", Target: "/b"}, {Source: "/c", Target: "/d", ReadOnly: true}})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -513,7 +514,10 @@ func (m *Manager) checkBackend(ctx context.Context, o *resolvedRequest, sb *sand
 	}
 	spec := sb.Spec
 	if o.as == sandboxer.SnapshotNative {
-		spec.Vouched = o.ext.restricted(spec) // what was saved goes on, and nothing of these is used again
+		// What was saved goes on, and nothing of these is used again but the mounts, which are made anew.
+		spec.Vouched = slices.DeleteFunc(o.ext.restricted(spec), func(n string) bool {
+			return n == sandboxer.RestrictedMounts && !slices.Contains(sb.Spec.Vouched, n)
+		})
 	}
 	return o.ext.Backend.Check(ctx, spec)
 }

@@ -344,7 +344,7 @@ func TestRefused(t *testing.T) {
 		"allow link-local, within": {request{Profile: "open", Network: allow("fc00::/6")}, sandboxer.Invalid, "wider"},
 		"allow all":                {request{Profile: "open", Network: allow("0.0.0.0/0")}, sandboxer.Invalid, "wider"},
 		"allow other name":         {request{Profile: "bare", Inputs: ok, Network: allow("example.com")}, sandboxer.Invalid, "wider"},
-		"mount":                    {request{Profile: "open", Mounts: []sandboxer.Mount{{Source: "/", Target: "/host"}}}, sandboxer.Denied, "does not offer that path"},
+		"mount":                    {request{Profile: "open", Mounts: []sandboxer.Mount{{Source: "/", Target: "/host"}}}, sandboxer.Denied, "does not offer that path for writing, nor does ext.fake"},
 		"mount for writing":        {request{Profile: "strict", Mounts: []sandboxer.Mount{{Source: "/srv/data/a", Target: "/a"}}}, sandboxer.Denied, "does not offer"},
 		"mount beside":             {request{Profile: "strict", Mounts: []sandboxer.Mount{{Source: "/srv/database", Target: "/a", ReadOnly: true}}}, sandboxer.Denied, "does not offer"},
 		"mount with dots":          {request{Profile: "strict", Mounts: []sandboxer.Mount{{Source: "/srv/data/../x", Target: "/a", ReadOnly: true}}}, sandboxer.Invalid, "clean absolute"},

@@ -271,10 +271,18 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 		ctx = sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: sb.Tenant, Actor: "url:" + claim.ID, Scopes: []sandboxer.Scope{sandboxer.ScopeWrite}})
 	}
 	if !signed && a.ID != "" {
-		a.Ref = a.ID
-		if sb, err := m.store.Sandbox(ctx, a.ID); err == nil && sb.Tenant == sandboxer.PrincipalFrom(ctx).Tenant {
-			a.Ref = sb.Ref()
+		p, err := may(ctx, sandboxer.ScopeWrite)
+		if err != nil {
+			return nil, err
 		}
+		sb, err := m.store.Sandbox(ctx, a.ID)
+		switch {
+		case sb != nil && sb.Tenant != p.Tenant && !p.Can(sandboxer.ScopeAdmin), isKind(err, sandboxer.NotFound):
+			return nil, noSuchSandbox(a.ID)
+		case err != nil:
+			return nil, err
+		}
+		a.Ref = sb.Ref()
 	}
 	// Looked at before it is opened: what is not open must not wake the sandbox.
 	sb, err := m.find(ctx, sandboxer.ScopeWrite, a.Ref)

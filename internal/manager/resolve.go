@@ -112,7 +112,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	id := newID(p.Tenant, shown)
 	for _, err := range []error{
 		m.mayPause(prof.Extension, req.OnIdle, req.OnTTL), checkCommon(prof, commonRequest{req.Name, req.Key, req.TTL, req.Env, req.Labels, req.MaxCost}),
-		req.Limits.Check(), m.checkNetwork(prof.Network, req.Network), checkMounts(p, prof, req.Mounts), checkUser(req.User), checkSize(req),
+		req.Limits.Check(), m.checkNetwork(prof.Network, req.Network), checkMounts(prof, req.Mounts), checkUser(req.User), checkSize(req),
 	} {
 		if err != nil {
 			return nil, err
@@ -139,6 +139,11 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 		spec.Vouched = ext.restricted(spec)
 	} else if err := req.Limits.Within(m.ceilings(spec), "profile "+prof.ID); err != nil {
 		return nil, err
+	}
+	if len(req.Mounts) > 0 { // the profile's need nobody else, and whoever makes them tells
+		if err := m.admitMounts(spec); err != nil {
+			return nil, err
+		}
 	}
 	return &resolvedRequest{
 		tenant: p.Tenant, actor: p.Actor, id: id, shown: shown, thread: thread, name: req.Name, ext: ext, spec: spec,
@@ -179,6 +184,9 @@ func (e *extension) restricted(spec sandboxer.Spec) (names []string) {
 	if spec.Host != "" {
 		names = append(names, sandboxer.RestrictedHost)
 	}
+	if len(spec.Mounts) > 0 {
+		names = append(names, sandboxer.RestrictedMounts)
+	}
 	slices.Sort(names)
 	return names
 }
@@ -191,7 +199,7 @@ func keptRestrictions(spec, old sandboxer.Spec) (names []string) {
 		if n == sandboxer.RestrictedImage {
 			same = spec.Image == old.Image
 		}
-		if same && n != sandboxer.RestrictedHost {
+		if same && n != sandboxer.RestrictedHost && n != sandboxer.RestrictedMounts {
 			names = append(names, n)
 		}
 	}

@@ -123,8 +123,17 @@ func (m *Manager) checkRoom(ctx context.Context, tenant string) error {
 func newSnapshot(sb *sandboxer.Sandbox, kind sandboxer.SnapshotKind, purpose sandboxer.SnapshotPurpose) *sandboxer.SnapshotRecord {
 	spec := sb.Spec
 	spec.Env = nil
+	message := ""
+	if len(spec.Mounts) > 0 {
+		var targets []string
+		for _, mt := range spec.Mounts {
+			targets = append(targets, mt.Target)
+		}
+		message = "it holds nothing of what is mounted at " + strings.Join(targets, ", ")
+	}
 	return &sandboxer.SnapshotRecord{
-		ID: sandboxer.NewSnapshotID(), Tenant: sb.Tenant, SandboxID: sb.ID, ShownID: sb.ShownID, Generation: sb.Generation, Parent: sb.RestoredFrom,
+		Message: message,
+		ID:      sandboxer.NewSnapshotID(), Tenant: sb.Tenant, SandboxID: sb.ID, ShownID: sb.ShownID, Generation: sb.Generation, Parent: sb.RestoredFrom,
 		Profile: sb.Profile, Extension: sb.Extension, Host: sb.Host, Spec: spec,
 		Kind: kind, Purpose: purpose, State: sandboxer.SnapshotSaving, CreatedAt: now(),
 	}

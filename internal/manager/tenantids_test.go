@@ -11,15 +11,13 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-var third = as("third/floor") // whose name has what separates a tenant from an ID
-
 // TestOneIDOfManyTenants: each tenant has its own sandbox under the ID it asked for, in all that
 // can be done with one, and nothing outside is named by that ID alone.
 func TestOneIDOfManyTenants(t *testing.T) {
 	r := newRig(t, nil)
 	thread := sandboxer.Thread{User: "alice", ID: "thread-1"}
-	const id = "dc977b840cb8638e" // a known answer
-	tenants := map[string]*sandboxer.Sandbox{"rival": nil, sandboxer.DefaultTenant: nil, "third/floor": nil}
+	const id = "dc977b840cb8638e"                                                                            // a known answer
+	tenants := map[string]*sandboxer.Sandbox{"rival": nil, sandboxer.DefaultTenant: nil, "third/floor": nil} // one with what separates a tenant from an ID
 	objects := map[string]bool{}
 	for who := range tenants {
 		if err := r.Grant(admin, who, sandboxer.Credit, "", ""); err != nil {
@@ -266,4 +264,50 @@ func TestThreads(t *testing.T) {
 	_, err = ask("a@b.c", "later", "")
 	wantErr(t, err, sandboxer.Conflict, "belongs to another thread")
 	r.sound(3)
+}
+
+// TestPortsOfTenants: a host name has what the objects carry, a path what the tenant calls it; both
+// lead to the visitor's own.
+func TestPortsOfTenants(t *testing.T) {
+	r := newRig(t, nil)
+	ask := sandboxer.CreateRequest{Profile: "test", Inputs: map[string]string{"sandbox_id": "web"}}
+	theirs := r.create(ask)
+	mine, err := r.Create(rival, ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, who := range []string{sandboxer.DefaultTenant, "rival"} {
+		if _, err := r.OpenPort(as(who), "web", 8080); err != nil {
+			t.Fatal(err)
+		}
+	}
+	token, _, _, err := r.SignPort(rival, "web", 8080, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	visit := func(who string, a PortAccess, want *sandboxer.Sandbox, kind sandboxer.Kind) {
+		t.Helper()
+		a.Port = 8080
+		v, err := r.Visit(as(who), a)
+		if want == nil {
+			wantErr(t, err, kind, "")
+			return
+		}
+		if err != nil || v.SandboxID != want.ID || v.Tenant != want.Tenant {
+			t.Fatalf("%s by %+v: %+v, %v; want %s", who, a, v, err, want.Ref())
+		}
+		v.End()
+	}
+	visit("rival", PortAccess{Ref: "web"}, mine, "")
+	visit("rival", PortAccess{ID: mine.ID}, mine, "")
+	visit("rival", PortAccess{Ref: mine.ID}, mine, "")
+	visit(sandboxer.DefaultTenant, PortAccess{Ref: "web"}, theirs, "")
+	visit(sandboxer.DefaultTenant, PortAccess{ID: theirs.ID}, theirs, "")
+	visit(sandboxer.DefaultTenant, PortAccess{ID: mine.ID}, nil, sandboxer.NotFound)
+	visit("rival", PortAccess{ID: theirs.ID}, nil, sandboxer.NotFound) // though the rival calls its own so
+	visit("nobody", PortAccess{Ref: "web", Token: token}, mine, "")
+	visit("nobody", PortAccess{ID: mine.ID, Token: token}, mine, "")
+	visit("nobody", PortAccess{Ref: "other", Token: token}, nil, sandboxer.Unauthenticated)
+	visit("nobody", PortAccess{ID: theirs.ID, Token: token}, nil, sandboxer.Unauthenticated)
+	r.sound(2)
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/url"
-	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -190,10 +189,9 @@ func (m *Manager) checkStillAllowed(p sandboxer.Principal, prof sandboxer.Profil
 	if err == nil {
 		err = spec.Limits.Within(m.ceilings(spec), "profile "+prof.ID)
 	}
-	for _, mt := range spec.Mounts {
-		if err == nil && !allowsMount(prof, mt) {
-			err = sandboxer.E(sandboxer.Denied, nil, "it mounts %s", mt.Source)
-		}
+	if err == nil {
+		spec.Vouched = nil // whoever gave it
+		err = m.admitMounts(spec)
 	}
 	if err == nil {
 		return nil
@@ -247,39 +245,41 @@ func (m *Manager) checkNetwork(have sandboxer.NetworkPolicy, want *sandboxer.Net
 	return with.WithHint("a profile that allows it: %s", join(ids))
 }
 
-// checkMounts lets the operator's principal mount anything and others only what the
-// profile mounts, or below it, and not with more rights.
-func checkMounts(p sandboxer.Principal, prof sandboxer.Profile, mounts []sandboxer.Mount) error {
-	var targets []string
-	for _, m := range prof.Mounts {
-		targets = append(targets, m.Target)
+// checkMounts refuses mounts that no sandbox of the profile can have.
+func checkMounts(prof sandboxer.Profile, mounts []sandboxer.Mount) error {
+	if len(mounts) == 0 {
+		return nil
 	}
-	for _, mt := range mounts {
-		if !cleanAbs(mt.Source) || !cleanAbs(mt.Target) {
-			return sandboxer.E(sandboxer.Invalid, nil, "mount %s:%s: want clean absolute paths", mt.Source, mt.Target)
+	return sandboxer.CheckMounts(slices.Concat(prof.Mounts, mounts), prof.Workspace)
+}
+
+// admitMounts refuses, as Denied, mounts that neither an operator stands for nor the extension
+// admits.
+func (m *Manager) admitMounts(spec sandboxer.Spec) error {
+	if spec.Vouches(sandboxer.RestrictedMounts) {
+		return nil
+	}
+	b, err := m.backend(spec.Profile.Extension)
+	if err != nil {
+		return err
+	}
+	one := spec
+	for _, mt := range spec.Mounts {
+		one.Mounts = []sandboxer.Mount{mt}
+		err := b.AdmitMounts(one)
+		if isKind(err, sandboxer.Denied) {
+			what := "path"
+			if !mt.ReadOnly {
+				what = "path for writing"
+			}
+			return sandboxer.E(sandboxer.Denied, err, "mount %s: profile %s does not offer that %s, nor does %s", mt.Source, spec.Profile.ID, what, spec.Profile.Extension).
+				WithHint("an administrator mounts any directory of the server's machine but its own; others what the profile mounts, or what lies in the roots that the extension's file lists")
 		}
-		if slices.Contains(targets, mt.Target) {
-			return sandboxer.E(sandboxer.Invalid, nil, "mount %s:%s: something is mounted on %s already", mt.Source, mt.Target, mt.Target)
-		}
-		targets = append(targets, mt.Target)
-		if !allowsMount(prof, mt) && !p.Can(sandboxer.ScopeAdmin) {
-			return sandboxer.E(sandboxer.Denied, nil, "mount %s: profile %s does not offer that path", mt.Source, prof.ID).
-				WithHint("only an administrator mounts any path of the host")
+		if err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-// allowsMount reports whether the profile mounts mt, or what it lies in, with as many rights.
-func allowsMount(prof sandboxer.Profile, mt sandboxer.Mount) bool {
-	return slices.ContainsFunc(prof.Mounts, func(o sandboxer.Mount) bool {
-		below := mt.Source == o.Source || strings.HasPrefix(mt.Source, strings.TrimSuffix(o.Source, "/")+"/")
-		return below && (mt.ReadOnly || !o.ReadOnly)
-	})
-}
-
-func cleanAbs(p string) bool {
-	return path.IsAbs(p) && path.Clean(p) == p && !strings.ContainsRune(p, 0)
 }
 
 func checkPage(limit int) error {

@@ -41,6 +41,7 @@ type Hello struct {
 	Owner       string          `json:"owner,omitempty"`
 	Dir         string          `json:"dir,omitempty"`
 	Hosts       string          `json:"hosts,omitempty"`
+	Own         []string        `json:"own,omitempty"`
 	Streams     string          `json:"streams,omitempty"` // path of the socket for streams
 	Handler     string          `json:"handler,omitempty"`
 	Path        []string        `json:"path,omitempty"`
