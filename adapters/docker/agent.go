@@ -339,8 +339,8 @@ func (e *extension) sweepSoon(h *host) {
 	})
 }
 
-// sweep removes the volumes with agents that no container has, and names of images for restored sandboxes that
-// are gone. Whoever makes a sandbox there is not disturbed; then it is done the next time.
+// sweep removes images beyond the bound, and, where there is no sandbox, volumes with agents and names of images of
+// restored ones. Whoever makes a sandbox there is not disturbed; then it is done the next time.
 func (e *extension) sweep(ctx context.Context, h *host) {
 	l, err := filelock.Try(e.dir("lock", "host-"+h.name), filelock.Exclusive)
 	if err != nil {
@@ -353,6 +353,9 @@ func (e *extension) sweep(ctx context.Context, h *host) {
 }
 
 func (e *extension) sweepLocked(ctx context.Context, h *host) error {
+	if _, err := e.pruneLocked(ctx, h, e.cfg.Images.Keep); err != nil {
+		return err
+	}
 	boxes, err := e.on(ctx, h, "", 0)
 	if err != nil || len(boxes) > 0 {
 		return err

@@ -340,8 +340,14 @@ func TestImages(t *testing.T) {
 			if have, err := e.Caches(t.Context(), ""); err != nil || len(have) != 1 || have[0].Bytes == 0 {
 				t.Errorf("kept: %+v, %v", have, err)
 			}
-			if gone, err := e.PruneCaches(t.Context(), "one"); err != nil || len(gone) != 1 {
-				t.Errorf("pruned: %+v, %v", gone, err)
+			e.sweep(t.Context(), e.hosts["one"])
+			if have, err := e.Caches(t.Context(), ""); err != nil || len(have) != 1 {
+				t.Errorf("within the bound, a sweep leaves %+v, %v; want it all", have, err)
+			}
+			e.cfg.Images.Keep = 1
+			e.sweep(t.Context(), e.hosts["one"])
+			if have, err := e.Caches(t.Context(), ""); err != nil || len(have) != 0 {
+				t.Errorf("beyond the bound, a sweep leaves %+v, %v", have, err)
 			}
 			// A saved image needs no registry.
 			file := t.TempDir() + "/saved.tar"
