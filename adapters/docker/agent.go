@@ -281,6 +281,14 @@ func (e *extension) bringAgent(ctx context.Context, h *host, p program.Program, 
 // agentNote is the file that says which volume of a host has a whole agent.
 func (e *extension) agentNote(h *host) string { return e.dir("agent", h.name) }
 
+// forgetAgent has the next sandbox on h look whether the volume is whole.
+func (e *extension) forgetAgent(h *host) error {
+	if err := os.Remove(e.agentNote(h)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return sandboxer.E(sandboxer.Unavailable, err, "it cannot be forgotten which agent the engine %s had", h.name)
+	}
+	return nil
+}
+
 // removeFillers removes containers that fill volumes. The caller knows that nobody fills any.
 func (e *extension) removeFillers(ctx context.Context, h *host) error {
 	list, err := h.api.ListContainers(ctx, map[string]string{labelOwner: e.env.Owner, labelExtension: e.env.Extension, labelAgent: ""})
@@ -369,7 +377,7 @@ func (e *extension) sweepLocked(ctx context.Context, h *host) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Remove(e.agentNote(h)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := e.forgetAgent(h); err != nil {
 		return err
 	}
 	var errs []error

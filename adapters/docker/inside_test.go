@@ -457,7 +457,20 @@ func TestAgentVolume(t *testing.T) {
 			if _, err := e.Teardown(t.Context(), second); err != nil {
 				t.Fatal(err)
 			}
+			// Another volume that was made within the same second looks like the one that was filled.
+			note, err := os.ReadFile(e.agentNote(e.hosts["one"]))
+			if err != nil {
+				t.Fatal(err)
+			}
 			if err := api.RemoveVolume(t.Context(), volumes[0].Name); err != nil {
+				t.Fatal(err)
+			}
+			v, err := api.CreateVolume(t.Context(), volumes[0].Name, volumes[0].Labels)
+			if err != nil {
+				t.Fatal(err)
+			}
+			digest, _, _ := strings.Cut(string(note), " ")
+			if err := os.WriteFile(e.agentNote(e.hosts["one"]), []byte(digest+" "+v.CreatedAt), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			run(t, e, up(t, e, order("third", o)), "true")

@@ -388,7 +388,18 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	if err != nil {
 		return nil, err
 	}
-	if err := h.api.ContainerCall(ctx, b.container, "start"); err != nil {
+	err = h.api.ContainerCall(ctx, b.container, "start")
+	if err != nil && ctx.Err() == nil && !e.hasAgent(ctx, h, b.container, prog.Digest) {
+		// The volume is another one than that which was filled: engines tell when one was made to the second.
+		if err := e.forgetAgent(h); err != nil {
+			return nil, err
+		}
+		if _, err := e.bringAgent(ctx, h, prog, img.ID); err != nil {
+			return nil, err
+		}
+		err = h.api.ContainerCall(ctx, b.container, "start")
+	}
+	if err != nil {
 		return nil, err
 	}
 	return b, e.complete(ctx, b, m, spec)
