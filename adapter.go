@@ -25,8 +25,9 @@ type Adapter struct {
 	Runtime string
 	Config  any // pointer to a config struct with the defaults, for schemas; nil means no config
 
-	// Open makes a ready extension, or fails with Invalid (configuration) or
-	// Unavailable (this machine lacks something; the message says what to install).
+	// Open makes a ready extension, or fails with Invalid (configuration),
+	// Unavailable (this machine lacks something; the message says what to install) or
+	// NotFound (there is nothing here that it could use, and the configuration names nothing).
 	// If the extension implements io.Closer it is closed at exit, which must not
 	// touch its sandboxes.
 	Open func(ctx context.Context, env Env) (Extension, error)

@@ -99,7 +99,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 	engines := cfg.Engines
 	if len(engines) == 0 {
 		if _, err := os.Stat(defaultSocket); errors.Is(err, fs.ErrNotExist) { // it is tried again
-			return nil, sandboxer.E(sandboxer.Unavailable, err, "there is no Docker engine on this machine (%s)", defaultSocket).
+			return nil, sandboxer.E(sandboxer.NotFound, err, "there is no Docker engine on this machine (%s)", defaultSocket).
 				WithHint("install one, or name others in engines in the config of %s", env.Extension)
 		}
 		engines = map[string]Engine{"localhost": {Address: "unix://" + defaultSocket}}

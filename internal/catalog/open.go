@@ -280,6 +280,9 @@ func (e ExtensionFile) open(ctx context.Context, c *Catalog, owner, stateDir str
 		}
 		return again
 	}
+	if e.Origin.Layer == BuiltIn && sandboxer.KindOf(err) == sandboxer.NotFound {
+		level = min(level, slog.LevelInfo) // what it is for is not here, and nobody said that it was
+	}
 	env.Log.Log(ctx, level, "extension cannot be used here", "kind", sandboxer.KindOf(err), "err", err)
 	return o, nil
 }

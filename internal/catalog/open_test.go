@@ -250,6 +250,35 @@ func TestOpenFailures(t *testing.T) {
 
 // TestOpenHangs: a backend that never answers costs its own extension and a bounded
 // wait, not the start of the server.
+// That what came with the program has nothing to use here is no news for the log; that it cannot be used otherwise, or
+// what somebody configured, is.
+func TestOpenFailureLog(t *testing.T) {
+	mine := map[string]string{"extensions/ext.fake.yaml": fakeHead + "config:\n  host: h\n"}
+	for _, tt := range []struct {
+		kind  sandboxer.Kind
+		files map[string]string
+		warns bool
+	}{
+		{sandboxer.NotFound, nil, false},
+		{sandboxer.Unavailable, nil, true},
+		{sandboxer.NotFound, mine, true},
+	} {
+		c, err := load(t, tt.files, withOpen(func(context.Context, sandboxer.Env) (sandboxer.Extension, error) {
+			return nil, sandboxer.E(tt.kind, nil, "no engine")
+		})...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var log bytes.Buffer
+		if _, err := c.Open(t.Context(), "o", t.TempDir(), slog.New(slog.NewTextHandler(&log, nil))); err != nil {
+			t.Fatal(err)
+		}
+		if warns := strings.Contains(log.String(), "level=WARN"); warns != tt.warns || !strings.Contains(log.String(), "no engine") {
+			t.Errorf("%s, configured: %t: %s", tt.kind, tt.files != nil, log.String())
+		}
+	}
+}
+
 func TestOpenHangs(t *testing.T) {
 	state := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
