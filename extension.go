@@ -113,7 +113,7 @@ type PortLister interface {
 // itself, apart for each tenant, and marks them as its own.
 type Cacher interface {
 	// Caches lists them, on one host or, with "", everywhere. A host that cannot be asked
-	// is an error, after what the others have.
+	// is an error, after what the others have; one that is none of this extension's has none.
 	Caches(ctx context.Context, host string) ([]Cache, error)
 	// PruneCaches removes them there, and returns what it removed. What is in use at that
 	// moment stays.

@@ -121,7 +121,7 @@ end`,
 	},
 	{name: "help cp", users: both, dir: "project", setup: "sandboxer create --name 7k2m; sandboxer exec 7k2m -- sh -c 'mkdir -p /var/log; echo a line >/var/log/app.log'"},
 	{name: "help create", users: both, dir: "project"},
-	{name: "help extension new", users: []string{"dev"}, dir: "project"},
+	{name: "help extension new", users: []string{"dev"}, dir: "project", setup: "rm -rf my-backend"}, // which the guide made
 	{name: "help extension test", users: []string{"dev"}, dir: "project", setup: "sandboxer extension new my-backend"},
 	{name: "help exec", users: both, dir: "project", setup: "sandboxer create --input repo=. --name 7k2m"},
 	{name: "help run", users: both, dir: "project"},

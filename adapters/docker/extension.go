@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
@@ -98,9 +100,9 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 	}
 	engines := cfg.Engines
 	if len(engines) == 0 {
-		if _, err := os.Stat(defaultSocket); errors.Is(err, fs.ErrNotExist) { // it is tried again
-			return nil, sandboxer.E(sandboxer.NotFound, err, "there is no Docker engine on this machine (%s)", defaultSocket).
-				WithHint("install one, or name others in engines in the config of %s", env.Extension)
+		if err := unix.Access(defaultSocket, unix.W_OK); errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // it is tried again
+			return nil, sandboxer.E(sandboxer.NotFound, err, "there is no Docker engine on this machine that this account may use (%s)", defaultSocket).
+				WithHint("install one, have the account use it, or name others in engines in the config of %s", env.Extension)
 		}
 		engines = map[string]Engine{"localhost": {Address: "unix://" + defaultSocket}}
 	}

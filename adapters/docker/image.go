@@ -386,7 +386,7 @@ func (e *extension) loaded(ctx context.Context, h *host) ([]sandboxer.Cache, err
 func (e *extension) Caches(ctx context.Context, host string) ([]sandboxer.Cache, error) {
 	hosts, err := e.where(sandboxer.Handle{Host: host})
 	if err != nil {
-		return nil, err
+		return nil, nil // it is no host of this extension's
 	}
 	var all []sandboxer.Cache
 	var errs []error
@@ -401,7 +401,7 @@ func (e *extension) Caches(ctx context.Context, host string) ([]sandboxer.Cache,
 func (e *extension) PruneCaches(ctx context.Context, host string) ([]sandboxer.Cache, error) {
 	hosts, err := e.where(sandboxer.Handle{Host: host})
 	if err != nil {
-		return nil, err
+		return nil, nil // it is no host of this extension's
 	}
 	var gone []sandboxer.Cache
 	var errs []error
