@@ -215,7 +215,7 @@ func TestPauseFails(t *testing.T) {
 		})
 	}
 	t.Run("the frozen object is gone", func(t *testing.T) {
-		r := newSnapshotRig(t)
+		r := newSnapshotRig(t, func(s *setup) { s.fake.Drop = []sandboxer.Capability{sandboxer.CanNotify} }) // nobody knows of it yet
 		sb := r.create(sandboxer.CreateRequest{})
 		r.pause(sb.ID, sandboxer.PauseFreeze)
 		r.world.Kill(sb.ID)

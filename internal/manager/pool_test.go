@@ -311,7 +311,10 @@ func TestPoolBackoff(t *testing.T) {
 
 // TestPoolDead claims one whose object died unnoticed: another takes its place.
 func TestPoolDead(t *testing.T) {
-	r := newRig(t, pooled(1))
+	r := newRig(t, func(s *setup) {
+		pooled(1)(s)
+		s.fake.Drop = []sandboxer.Capability{sandboxer.CanNotify} // nobody knows of it yet
+	})
 	id := r.full("test", 1)[0]
 	r.world.Kill(id)
 	sb := r.create(sandboxer.CreateRequest{})
