@@ -19,6 +19,7 @@ import (
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/images"
 )
 
 const (
@@ -352,7 +353,7 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	m.V, m.Memory, m.Warm, m.Mode, m.Fuse, m.Stamp = madeVersion, limits.MemoryBytes, spec.Warm, string(spec.Network.Mode), spec.Fuse, spec.Stamp
 	m.Ports = spec.Ports
 	if m.Ports == nil {
-		m.Ports = img.ports()
+		m.Ports = images.Ports(img.Config.ExposedPorts)
 	}
 	if !info.SwapLimit {
 		m.Changed = "the engine " + h.name + " cannot keep memory from being swapped out"
@@ -609,20 +610,6 @@ func table(ctx context.Context, c *agent.Client, name string) ([][]string, error
 		rows = append(rows, strings.Split(strings.TrimSpace(line), ":"))
 	}
 	return rows, err
-}
-
-// ports are the TCP ports that the image says it listens on.
-func (i *image) ports() []int {
-	var out []int
-	for p := range i.Config.ExposedPorts {
-		number, proto, _ := strings.Cut(p, "/")
-		n, err := strconv.Atoi(number)
-		if err == nil && n > 0 && n < 1<<16 && (proto == "" || proto == "tcp") {
-			out = append(out, n)
-		}
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
 }
 
 // WaitReady implements sandboxer.Extension.

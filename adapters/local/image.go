@@ -333,20 +333,6 @@ func (i *image) main(command []string, workspace string) (args []string, dir str
 	return args, dir
 }
 
-// ports are the TCP ports that the image says it listens on.
-func (i *image) ports() []int {
-	var out []int
-	for p := range i.config.ExposedPorts {
-		number, proto, _ := strings.Cut(p, "/")
-		n, err := strconv.Atoi(number)
-		if err == nil && n > 0 && n < 1<<16 && (proto == "" || proto == "tcp") {
-			out = append(out, n)
-		}
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
 // about is what an operator wants to know of the image a sandbox runs on.
 func (i *image) about() map[string]string {
 	out := map[string]string{}

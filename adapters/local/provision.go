@@ -26,6 +26,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/images"
 	"github.com/sand-boxer/sandboxer/internal/usernet"
 )
 
@@ -325,7 +326,7 @@ func (e *extension) create(ctx context.Context, name string, spec sandboxer.Spec
 		rec.Workspace, rec.User = was.Workspace, was.User
 	case img != nil:
 		rec.ImageFile, rec.ImageEnv = filepath.Base(img.path), img.config.Env
-		rec.About, rec.Ports, rec.StopSignal = img.about(), img.ports(), img.config.StopSignal
+		rec.About, rec.Ports, rec.StopSignal = img.about(), images.Ports(img.config.ExposedPorts), img.config.StopSignal
 		if spec.User == "" {
 			rec.User = img.config.User
 		}
