@@ -40,8 +40,10 @@ type ClientOptions struct {
 	// IdleTime is how long each waits for one; 0 means a minute.
 	IdleTime time.Duration
 	// Dials is how many connections Dial opens at once, and 0 means any number. A call
-	// that needs one more is Unavailable, and nothing of it was sent.
-	Dials int
+	// that needs one more waits with DialsWait; without it, it is Unavailable, and nothing of it
+	// was sent.
+	Dials     int
+	DialsWait bool
 	// User is whom files belong to and who runs commands that name nobody; empty means
 	// the agent's default.
 	User string
@@ -64,16 +66,17 @@ type Client struct {
 	base  string
 	http  *http.Client
 	owned *http.Transport // nil when the HTTP client is the caller's
+	dials *dialGate
 	proc  processconnect.ProcessClient
 	files filesystemconnect.FilesystemClient
 }
 
 // NewClient returns a client; it connects with the first call.
 func NewClient(o ClientOptions) *Client {
-	c := &Client{wait: defaultPatience, opts: o, base: strings.TrimSuffix(o.BaseURL, "/"), http: o.HTTP}
+	c := &Client{wait: defaultPatience, opts: o, dials: &dialGate{}, base: strings.TrimSuffix(o.BaseURL, "/"), http: o.HTTP}
 	switch {
 	case o.Dial != nil:
-		o.Dial = bounded(o.Dials, o.Dial)
+		o.Dial = c.dials.bounded(o.Dials, o.DialsWait, o.Dial)
 		c.opts.Dial = o.Dial
 		// HTTP/1.1, because a stream on a connection of its own needs no windows: output
 		// flows three times as fast as over HTTP/2.
@@ -107,38 +110,12 @@ func NewClient(o ClientOptions) *Client {
 // it was to be had.
 var ErrNotReached = errors.New("no connection to the agent")
 
-// bounded is dial with errors that say ErrNotReached, of which no more than n are under way if n is
-// not 0. Whoever answers late, or never, is asked no further time meanwhile: a request that is given
-// up leaves its dial behind.
-func bounded(n int, dial func(context.Context) (net.Conn, error)) func(context.Context) (net.Conn, error) {
-	slots := make(chan struct{}, n)
-	return func(ctx context.Context) (net.Conn, error) {
-		if n > 0 {
-			select {
-			case slots <- struct{}{}:
-				defer func() { <-slots }()
-			default:
-				return nil, sandboxer.E(sandboxer.Unavailable, ErrNotReached, "%d connections to the sandbox's agent are being opened, and none is there yet", n)
-			}
-		}
-		conn, err := dial(ctx)
-		if err == nil {
-			return conn, nil
-		}
-		e := sandboxer.E(sandboxer.Unavailable, nil, "the sandbox's agent cannot be reached")
-		if said, ok := errors.AsType[*sandboxer.Error](err); ok {
-			*e = *said
-		}
-		e.Err = errors.Join(ErrNotReached, err)
-		return nil, e
-	}
-}
-
 // idleConns is how many connections to one agent are kept for the next calls.
 const idleConns = 8
 
-// Close ends idle connections. Calls under way go on.
+// Close ends idle connections, and those that are being opened for nobody. Calls under way go on.
 func (c *Client) Close() error {
+	c.dials.end()
 	if c.owned != nil {
 		c.owned.CloseIdleConnections()
 	}

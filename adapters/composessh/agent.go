@@ -169,6 +169,22 @@ func (e *extension) agentIn(host string, m *meta, id string) *agentClient {
 	return c
 }
 
+// withoutDials calls f, which has the sandbox stand still, while nothing of ours is on its way
+// to the agent: agent.Client.WithoutDials says why.
+func (e *extension) withoutDials(ctx context.Context, h *host, m *meta, f func(context.Context) error) error {
+	if m.Agent == "" {
+		return f(ctx)
+	}
+	id, err := h.container(ctx, m, m.Service)
+	switch {
+	case sandboxer.KindOf(err) == sandboxer.NotFound: // nor is anything of it reached
+		return f(ctx)
+	case err != nil:
+		return err
+	}
+	return e.agentIn(h.Name(), m, id).WithoutDials(ctx, f)
+}
+
 // dialAgent opens a connection to the agent in the container id, which it starts if it does
 // not run.
 func (e *extension) dialAgent(ctx context.Context, host string, m *meta, id string) (net.Conn, error) {

@@ -431,7 +431,10 @@ func (e *extension) freeze(ctx context.Context, h *host, m *meta) (thaw func() e
 		}
 		return err
 	}
-	_, err = h.engine.Script(ctx, map[string]string{"SANDBOXER_SANDBOX": m.Name}, nil, freezing, dir, h.known.engine, m.Name, token, strconv.FormatFloat(max(1, (3*e.beat).Seconds()), 'f', 0, 64))
+	err = e.withoutDials(ctx, h, m, func(ctx context.Context) error {
+		_, err := h.engine.Script(ctx, map[string]string{"SANDBOXER_SANDBOX": m.Name}, nil, freezing, dir, h.known.engine, m.Name, token, strconv.FormatFloat(max(1, (3*e.beat).Seconds()), 'f', 0, 64))
+		return err
+	})
 	if err != nil { // it may have begun all the same
 		close(ended)
 		if terr := thaw(); terr != nil && e.env.Log != nil {

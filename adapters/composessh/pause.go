@@ -13,10 +13,12 @@ func (e *extension) Pause(ctx context.Context, h sandboxer.Handle) error {
 	if err != nil {
 		return err
 	}
-	e.mu.Lock()
-	e.dropAgent(m.Name) // what stands still would take calls, and answer when it goes on
-	e.mu.Unlock()
-	return ho.engine.Pause(ctx, m.Name)
+	defer func() {
+		e.mu.Lock()
+		e.dropAgent(m.Name) // what stands still would take calls, and answer when it goes on
+		e.mu.Unlock()
+	}()
+	return e.withoutDials(ctx, ho, m, func(ctx context.Context) error { return ho.engine.Pause(ctx, m.Name) })
 }
 
 // Resume implements sandboxer.Pauser.

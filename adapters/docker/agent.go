@@ -52,14 +52,7 @@ func (e *extension) agentIn(h *host, name, container string) *agentClient {
 		c.Close()
 	}
 	c := &agentClient{container: container}
-	slots := make(chan struct{}, agentDials)
-	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dial: func(ctx context.Context) (net.Conn, error) {
-		select {
-		case slots <- struct{}{}:
-			defer func() { <-slots }()
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	c.Client = agent.NewClient(agent.ClientOptions{IdleConns: 1, IdleTime: agentIdle, Dials: agentDials, DialsWait: true, Dial: func(ctx context.Context) (net.Conn, error) {
 		within, done, err := h.api.Attend(ctx)
 		if err != nil {
 			return nil, err

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -523,4 +524,32 @@ func mustTag(t *testing.T, s string) name.Tag {
 		t.Fatal(err)
 	}
 	return tag
+}
+
+// TestPauseAfterExec: a sandbox goes on, however close its pause came to a command. A connection for one may be
+// on its way still when the command has ended.
+func TestPauseAfterExec(t *testing.T) {
+	o := engines["docker"](t).options(t, "pauses")
+	e := o.opened(t)
+	h := up(t, e, order("pauses", o))
+	for i := range 20 {
+		var wg sync.WaitGroup
+		for range 2 { // one has the connection that is kept
+			wg.Go(func() {
+				if x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}}); err != nil || x.Code != 0 {
+					t.Errorf("round %d: %+v, %v", i, x, err)
+				}
+			})
+		}
+		wg.Wait()
+		c, cancel := context.WithTimeout(t.Context(), time.Minute)
+		err := e.Pause(c, h)
+		if err == nil {
+			err = e.Resume(c, h)
+		}
+		cancel()
+		if err != nil {
+			t.Fatalf("round %d: %v", i, err)
+		}
+	}
 }

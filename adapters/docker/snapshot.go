@@ -100,8 +100,12 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 		stamp = r.Stamp
 	}
 	m.Stamp = nil // it is in a label of its own
-	_, err = b.host.api.Commit(ctx, b.container, e.repo("snapshot"), id, map[string]string{
-		labelSnapshot: id, labelStamp: base64.RawURLEncoding.EncodeToString(stamp), labelMade: m.label(),
+	// It stands still meanwhile.
+	err = e.agentIn(b.host, e.name(b.id, b.generation), b.container).WithoutDials(ctx, func(ctx context.Context) error {
+		_, err := b.host.api.Commit(ctx, b.container, e.repo("snapshot"), id, map[string]string{
+			labelSnapshot: id, labelStamp: base64.RawURLEncoding.EncodeToString(stamp), labelMade: m.label(),
+		})
+		return err
 	})
 	if err != nil {
 		return none, err

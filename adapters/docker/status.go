@@ -191,7 +191,11 @@ func (e *extension) freeze(ctx context.Context, h sandboxer.Handle, what, want s
 			return err
 		}
 	}
-	return b.host.api.ContainerCall(ctx, b.container, what)
+	call := func(ctx context.Context) error { return b.host.api.ContainerCall(ctx, b.container, what) }
+	if what != "pause" {
+		return call(ctx)
+	}
+	return e.agentIn(b.host, e.name(b.id, b.generation), b.container).WithoutDials(ctx, call)
 }
 
 // Renew implements sandboxer.Renewer: the agent has the fuse.
