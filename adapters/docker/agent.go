@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -189,8 +190,25 @@ func (e *extension) agentFor(info engine.Info) (program.Program, error) {
 
 // agentVolume is the volume with an agent.
 func (e *extension) agentVolume(digest string) string {
+	return e.agentVolumes() + digest[:12]
+}
+
+// agentVolumes is what the names of all of this extension's begin with.
+func (e *extension) agentVolumes() string {
 	sum := sha256.Sum256([]byte(e.env.Owner + "\x00" + e.env.Extension))
-	return "sandboxer-agent-" + hex.EncodeToString(sum[:])[:12] + "-" + digest[:12]
+	return "sandboxer-agent-" + hex.EncodeToString(sum[:])[:12] + "-"
+}
+
+// volumesOn lists the volumes with agents on a host. An engine that is killed forgets the labels of volumes that it
+// made shortly before; those are known by their names, which say whose they are, too.
+func (e *extension) volumesOn(ctx context.Context, h *host) (ours []engine.APIVolume, err error) {
+	all, err := h.api.ListVolumes(ctx, e.agentVolumes())
+	for _, v := range all {
+		if strings.HasPrefix(v.Name, e.agentVolumes()) && (len(v.Labels) == 0 || v.Labels[labelOwner] == e.env.Owner && v.Labels[labelExtension] == e.env.Extension) {
+			ours = append(ours, v)
+		}
+	}
+	return ours, err
 }
 
 // bringAgent brings the agent into its volume, unless it is there and whole. The caller holds the host's lock,
@@ -203,7 +221,7 @@ func (e *extension) bringAgent(ctx context.Context, h *host, p program.Program, 
 	find := func() (whole bool, mark string, err error) {
 		v, err := h.api.CreateVolume(ctx, volume, labels) // or find
 		for k, want := range labels {
-			if err == nil && v.Labels[k] != want {
+			if err == nil && len(v.Labels) > 0 && v.Labels[k] != want { // with none it is ours: volumesOn
 				err = sandboxer.E(sandboxer.Conflict, nil, "the engine %s has a volume %s that is somebody else's", h.name, volume).
 					WithHint("remove it, if nobody needs it: docker volume rm %s", volume)
 			}
@@ -364,9 +382,7 @@ func (e *extension) sweepLocked(ctx context.Context, h *host) error {
 	if err := e.removeFillers(ctx, h); err != nil {
 		return err
 	}
-	labels := e.ours()
-	labels[labelAgent] = ""
-	volumes, err := h.api.ListVolumes(ctx, labels)
+	volumes, err := e.volumesOn(ctx, h)
 	if err != nil {
 		return err
 	}

@@ -183,7 +183,7 @@ func nothingLeft(t *testing.T, o options) {
 		if err != nil || len(list) > 0 {
 			t.Errorf("containers are left: %+v, %v", list, err)
 		}
-		volumes, err := h.api.ListVolumes(t.Context(), e.ours())
+		volumes, err := e.volumesOn(t.Context(), h)
 		if err != nil || len(volumes) > 0 {
 			t.Errorf("volumes are left: %+v, %v", volumes, err)
 		}

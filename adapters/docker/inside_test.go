@@ -428,9 +428,7 @@ func TestAgentVolume(t *testing.T) {
 			if _, err := e.Teardown(t.Context(), first); err != nil {
 				t.Fatal(err)
 			}
-			labels := e.ours()
-			labels[labelAgent] = ""
-			volumes, err := api.ListVolumes(t.Context(), labels)
+			volumes, err := e.volumesOn(t.Context(), e.hosts["one"])
 			if err != nil || len(volumes) != 1 {
 				t.Fatalf("%+v, %v; want one", volumes, err)
 			}
@@ -474,7 +472,38 @@ func TestAgentVolume(t *testing.T) {
 			if err := os.WriteFile(e.agentNote(e.hosts["one"]), []byte(digest+" "+v.CreatedAt), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			run(t, e, up(t, e, order("third", o)), "true")
+			third := up(t, e, order("third", o))
+			run(t, e, third, "true")
+			if _, err := e.Teardown(t.Context(), third); err != nil {
+				t.Fatal(err)
+			}
+
+			// An engine that was killed may have forgotten all labels of it; one that has others is no loss of an engine's.
+			again := func(labels map[string]string) {
+				t.Helper()
+				if err := api.RemoveVolume(t.Context(), v.Name); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := api.CreateVolume(t.Context(), v.Name, labels); err != nil {
+					t.Fatal(err)
+				}
+			}
+			again(nil)
+			fourth := up(t, e, order("fourth", o))
+			run(t, e, fourth, "true")
+			if _, err := e.Teardown(t.Context(), fourth); err != nil {
+				t.Fatal(err)
+			}
+			nothingLeft(t, o)
+			if _, err := api.CreateVolume(t.Context(), v.Name, map[string]string{"whose": "somebody's"}); err != nil {
+				t.Fatal(err)
+			}
+			_, err = e.Provision(t.Context(), order("fifth", o))
+			wantKind(t, err, sandboxer.Conflict, v.Name)
+			e.sweep(t.Context(), e.hosts["one"])
+			if err := api.RemoveVolume(t.Context(), v.Name); err != nil { // it was left alone
+				t.Error(err)
+			}
 		})
 	}
 }

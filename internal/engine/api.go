@@ -674,10 +674,10 @@ type APIVolume struct {
 	CreatedAt string
 }
 
-// ListVolumes lists volumes that have all of these labels.
-func (a *API) ListVolumes(ctx context.Context, labels map[string]string) ([]APIVolume, error) {
+// ListVolumes lists volumes whose names have that in them.
+func (a *API) ListVolumes(ctx context.Context, name string) ([]APIVolume, error) {
 	var list struct{ Volumes []APIVolume }
-	err := a.request(ctx, "listing volumes", http.MethodGet, "/volumes", filters(map[string][]string{"label": labelFilter(labels)}), nil, into(&list))
+	err := a.request(ctx, "listing volumes", http.MethodGet, "/volumes", filters(map[string][]string{"name": {name}}), nil, into(&list))
 	return list.Volumes, err
 }
 

@@ -71,7 +71,7 @@ func TestAPI(t *testing.T) {
 				for _, c := range all {
 					err = errors.Join(err, a.RemoveContainer(end, c.ID))
 				}
-				vols, verr := a.ListVolumes(end, labels)
+				vols, verr := a.ListVolumes(end, "api-test")
 				for _, v := range vols {
 					err = errors.Join(err, a.RemoveVolume(end, v.Name))
 				}
