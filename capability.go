@@ -185,7 +185,7 @@ type Checkpointer interface {
 	// of Contents.Volumes, named after it, with the numeric owners of its files. Which
 	// volumes there are, and whether the sandbox stands still, is said in the order
 	// (Spec.Inputs). It goes on afterwards whatever happens to ctx, to the writer or to
-	// the broker. An error is certain if anything is missing, or if the sandbox did not
+	// the broker; one that is paused (Pauser) is saved as well, and stays so. An error is certain if anything is missing, or if the sandbox did not
 	// stand still although Contents says so. Kinds: NotFound when the sandbox is gone,
 	// Conflict when the workspace has something at VolumesDir and there are volumes.
 	Checkpoint(ctx context.Context, h Handle, begin func(Contents) io.Writer) error

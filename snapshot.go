@@ -171,7 +171,9 @@ type SnapshotQuery struct {
 type Pause struct {
 	Depth    PauseDepth `json:"depth"`
 	Snapshot string     `json:"snapshot,omitempty"` // what it resumes from, unless it is frozen
-	At       time.Time  `json:"at"`                 // since when; running time ends here
+	// As is the form of that snapshot; empty means native.
+	As SnapshotKind `json:"as,omitempty"`
+	At time.Time    `json:"at"` // since when; running time ends here
 	// Left is what is left of its time to live, which goes on when it resumes. Zero
 	// means that it was used up: resuming grants the profile's time to live anew.
 	Left     time.Duration `json:"left_ns,omitempty"`

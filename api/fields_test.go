@@ -46,6 +46,7 @@ func TestAnswers(t *testing.T) {
 			"Handle.Host":       "the sandbox's own",
 			"Handle.Data":       "private to the adapter",
 			"Opened":            "the ports have an answer of their own; a Rev is part of a secret",
+			"Pause.As":          "the record of the snapshot says its kind",
 			"Pause.Undo":        "the state is pausing, and the last error says why",
 			"Pool":              "a digest by which the broker tells stale ones",
 			"PooledAt":          "the times of a claimed one count from its claim",

@@ -80,7 +80,7 @@ func (b *bench) beside(ctx context.Context) error {
 // takeTurns measures builds side by side, one thing after the other.
 func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
 	for _, x := range builds { // what fills pools is in nobody's way
-		if err := x.broker.fill(ctx, besidePool); err != nil {
+		if err := x.broker.fill(ctx, poolProfile, besidePool); err != nil {
 			return err
 		}
 	}

@@ -53,14 +53,15 @@ func like(id, more string) string {
 	return fmt.Sprintf("id: %s\nextension: ext.local\nisolation: gvisor\nrequires: [exec, files]\nnetwork: none\nlimits:\n  disk: 8GiB\nttl: 30m\n%s\n", id, more)
 }
 
-// startBroker starts the server in dir, with profiles of its own by their IDs.
-func startBroker(ctx context.Context, bin, dir string, profiles map[string]string) (*broker, error) {
+// startBroker starts the server in dir, with profiles and extensions of its own by their IDs.
+func startBroker(ctx context.Context, bin, dir string, files map[string]string) (*broker, error) {
 	b := &broker{dir: dir, socket: filepath.Join(dir, "api.sock"), died: make(chan struct{})}
-	if err := os.MkdirAll(filepath.Join(dir, "profiles"), 0o755); err != nil {
-		return nil, err
-	}
-	for id, text := range profiles {
-		if err := os.WriteFile(filepath.Join(dir, "profiles", id+".yaml"), []byte(text), 0o644); err != nil {
+	for id, text := range files {
+		in := filepath.Join(dir, "profiles")
+		if strings.HasPrefix(id, "ext.") {
+			in = filepath.Join(dir, "extensions")
+		}
+		if err := errors.Join(os.MkdirAll(in, 0o755), os.WriteFile(filepath.Join(in, id+".yaml"), []byte(text), 0o644)); err != nil {
 			return nil, err
 		}
 	}
@@ -104,8 +105,8 @@ func startBroker(ctx context.Context, bin, dir string, profiles map[string]strin
 func (b *broker) started() bool { return b != nil && b.cmd.Process != nil }
 
 // withServer calls do with a server of its own, which ends after it.
-func (b *bench) withServer(ctx context.Context, bin, dir string, profiles map[string]string, do func(*broker) error) (err error) {
-	br, err := startBroker(ctx, bin, b.path(dir), profiles)
+func (b *bench) withServer(ctx context.Context, bin, dir string, files map[string]string, do func(*broker) error) (err error) {
+	br, err := startBroker(ctx, bin, b.path(dir), files)
 	if br.started() {
 		defer func() { err = errors.Join(err, br.close()) }()
 	}

@@ -304,10 +304,10 @@ func (b *bench) pooled(size int) string {
 	return like(poolProfile, more)
 }
 
-// fill waits until the pool is full.
-func (b *broker) fill(ctx context.Context, size int) error {
+// fill waits until the pool of profile is full.
+func (b *broker) fill(ctx context.Context, profile string, size int) error {
 	for deadline := time.Now().Add(time.Minute); ; {
-		l, err := b.List(ctx, api.SandboxQuery{Profile: poolProfile, States: []sandboxer.State{sandboxer.Warm}})
+		l, err := b.List(ctx, api.SandboxQuery{Profile: profile, States: []sandboxer.State{sandboxer.Warm}})
 		if err != nil || len(l.Items) == size {
 			return err
 		}
@@ -337,7 +337,7 @@ func (b *broker) claim(ctx context.Context, to *measure.Set, size int) error {
 	if _, err := b.Destroy(ctx, id, true); err != nil {
 		return err
 	}
-	return b.fill(ctx, size)
+	return b.fill(ctx, poolProfile, size)
 }
 
 // pool claims warm sandboxes, one a second, of a server of its own: what fills the pool
@@ -345,7 +345,7 @@ func (b *broker) claim(ctx context.Context, to *measure.Set, size int) error {
 func (b *bench) pool(ctx context.Context) error {
 	const size = 4
 	return b.withServer(ctx, b.bin, "p", map[string]string{poolProfile: b.pooled(size)}, func(br *broker) error {
-		if err := br.fill(ctx, size); err != nil {
+		if err := br.fill(ctx, poolProfile, size); err != nil {
 			return err
 		}
 		arms := []measure.Arm{{Name: claimFirst, To: b.to, Sample: func(ctx context.Context, to *measure.Set) error { return br.claim(ctx, to, size) }}}

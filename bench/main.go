@@ -73,6 +73,7 @@ func main() {
 		{"pool", "only the warm pool", []string{prepareStep, poolStep}},
 		{"checkpoints", "only portable checkpoints", []string{checkpointStep}},
 		{"compose", "only compose projects over ssh", []string{prepareStep, composeStep}},
+		{"containers", "only containers of an engine", []string{prepareStep, containersStep}},
 		{"builds", "only the comparison with the build of -before", []string{beforeStep}},
 		{"density", "only snapshots with memory, a hundred sandboxes, bursts and the network",
 			[]string{prepareStep, snapshotStep, idleStep, burstStep, poolStep, networkStep}},
@@ -188,6 +189,7 @@ func run(ctx context.Context, o options, say func(string)) (_ *report, err error
 		{networkStep, true, b.network},
 		{sshStep, false, b.overSSH},
 		{composeStep, true, b.composeProjects},
+		{containersStep, true, b.containers},
 	}
 	for _, s := range steps {
 		if o.only != nil && !slices.Contains(o.only, s.what) || s.what == beforeStep && b.before == "" {
@@ -808,6 +810,7 @@ func benchmark(ctx context.Context, test, dir, pattern, times string, env ...str
 func (b *bench) bars() {
 	b.sshBars()
 	b.composeBars()
+	b.containerBars()
 	b.checkpointBars()
 	b.densityBars()
 	b.besideBars()

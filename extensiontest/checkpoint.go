@@ -194,6 +194,28 @@ while [ $i -lt 100000000 ]; do i=$((i+1)); echo $i >>d; echo $i >>c; echo $i >>a
 			t.Errorf("the writer was at %d in a, %d in c and %d in d: they are not of one moment", a, said["c"], d)
 		}
 	})
+	t.Run("of what is paused", func(t *testing.T) {
+		sb := s.up(t)
+		if !sb.b.Can(sandboxer.CanPause) {
+			t.Skip("the extension has no pause")
+		}
+		sb.sh(t, "echo kept >f")
+		if err := sb.b.Pause(ctx(t), sb.h); err != nil {
+			t.Fatalf("Pause: %s", describe(err))
+		}
+		c, archive := saved(t, sb)
+		_, err := sb.b.Exec(ctx(t), sb.h, sandboxer.Cmd{Args: s.script("true")})
+		wantKind(t, err, "a command in what was paused before the checkpoint", sandboxer.Conflict)
+		if err := sb.b.Resume(ctx(t), sb.h); err != nil {
+			t.Fatalf("Resume: %s", describe(err))
+		}
+		sb.alive(t)
+		sp := s.spec()
+		s.owe(t, sb.b, sp)
+		if got := from(t, sb.b, sp, c, bytes.NewReader(archive)).sh(t, "cat f"); got != "kept" {
+			t.Errorf("the file says %q", got)
+		}
+	})
 	t.Run("unknown sandbox", func(t *testing.T) {
 		err := s.open(t).Checkpoint(ctx(t), s.unknown(), func(sandboxer.Contents) io.Writer { return io.Discard })
 		wantKind(t, err, "Checkpoint", sandboxer.NotFound)

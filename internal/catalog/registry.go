@@ -121,7 +121,8 @@ func Init(w io.Writer, name string, e ExtensionFile) error {
 	p("ttl: 30m # lifetime when the caller names none")
 	p("max_ttl: 24h # the longest a caller may ask for")
 	p("# idle: 15m # on_idle is done after so long without use")
-	if slices.Contains(info.Capabilities, sandboxer.CanSnapshot) || slices.Contains(info.Capabilities, sandboxer.CanPause) {
+	pauses := []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanArchive, sandboxer.CanCheckpoint}
+	if slices.ContainsFunc(pauses, func(c sandboxer.Capability) bool { return slices.Contains(info.Capabilities, c) }) {
 		p("# on_idle: pause # instead of destroying it then")
 		p("# on_ttl: pause # instead of destroying it when its time is over")
 		p("# max_paused: 7d # how long a paused one is kept")

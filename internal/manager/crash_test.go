@@ -99,6 +99,9 @@ func (s script) live() (out outcome, err error) {
 			if s.Scenario == "move" || s.Scenario == "untouched" {
 				cfg.Hosts = []string{"one", "two"}
 			}
+			if s.Scenario == "pause-archive" {
+				cfg.Drop = []sandboxer.Capability{sandboxer.CanCheckpoint, sandboxer.CanSnapshot}
+			}
 			if s.Scenario == "snapshot-workspace" {
 				cfg.Drop = []sandboxer.Capability{sandboxer.CanCheckpoint}
 			}
@@ -168,7 +171,7 @@ func (s script) live() (out outcome, err error) {
 		if err := s.snapshots(m, out.Sandbox.ID); err != nil {
 			return out, err
 		}
-	case "pause", "relapse":
+	case "pause", "relapse", "pause-archive":
 		for _, depth := range []sandboxer.PauseDepth{sandboxer.PauseFiles, sandboxer.PauseFreeze} {
 			err := insist(func() error {
 				if _, err := m.Resume(acme, out.Sandbox.ID, ResumeRequest{}); err != nil {
@@ -402,6 +405,19 @@ func TestCrash(t *testing.T) {
 						judge(t, remote, id)
 					})
 				}
+			}
+		}
+	})
+	// A pause whose files are in a portable snapshot goes by other points.
+	t.Run("archive", func(t *testing.T) {
+		for _, p := range []point{pPausing, pArchive, pSealed, pTeardown, pPaused, pResuming, pProvision, pHandle, pReady, pUnarchive, pRunning, pDelete, pDropped} {
+			for _, side := range []point{".before", ".after"} {
+				t.Run(fmt.Sprint(p, side), func(t *testing.T) {
+					t.Parallel()
+					id := fmt.Sprint("crash-", n.Add(1))
+					crashAndRecover(t, script{Dir: t.TempDir(), Socket: world.Socket, Owner: id, Scenario: "pause-archive", Kill: p + side}, 1)
+					judge(t, remote, id)
+				})
 			}
 		}
 	})

@@ -597,7 +597,7 @@ func (m *Manager) prepare(ctx context.Context, b *backend.Backend, j *job, sb *s
 	if interrupted && isKind(err, sandboxer.NotFound) {
 		reach, err = m.makeAgain(ctx, b, j, sb)
 	}
-	if err == nil && sb.RestoredAs == sandboxer.SnapshotPortable && sb.ReadyAt.IsZero() && !b.Can(sandboxer.CanCheckpoint) {
+	if err == nil && isUnpacked(b, sb) {
 		err = m.unarchive(ctx, b, sb)
 	}
 	if err == nil && wantsAnswer(sb) {

@@ -75,25 +75,18 @@ func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, ca
 	}
 	depth := cmp.Or(asked, sb.Spec.Profile.PauseDepth)
 	if depth == "" {
-		order := []sandboxer.PauseDepth{sandboxer.PauseFreeze, sandboxer.PauseDisk}
-		if cause != sandboxer.ReasonRequested { // nobody is about to come back
-			slices.Reverse(order)
-		}
-		depth = order[0]
-		if !canPause(b, depth) {
-			depth = order[1]
-		}
+		depth = m.defaultDepth(b, cause)
 	}
 	switch {
 	case !slices.Contains(sandboxer.PauseDepths(), depth):
 		return "", sandboxer.E(sandboxer.Invalid, nil, "%q is not a depth of pausing", depth).
 			WithHint("the depths are: %s", join(sandboxer.PauseDepths()))
-	case !b.Can(sandboxer.CanPause) && !b.Can(sandboxer.CanSnapshot):
+	case !m.canPauseSomehow(b):
 		return "", backend.Lacks(sb.Extension, sandboxer.CanPause)
-	case !canPause(b, depth):
+	case !m.canPause(b, depth):
 		e := sandboxer.E(sandboxer.Unsupported, nil, "extension %s cannot pause to the depth %s", sb.Extension, depth)
 		for _, d := range sandboxer.PauseDepths() {
-			if canPause(b, d) {
+			if m.canPause(b, d) {
 				e.WithHint("try --depth %s", d)
 				break
 			}
@@ -103,11 +96,38 @@ func (m *Manager) depthFor(sb *sandboxer.Sandbox, asked sandboxer.PauseDepth, ca
 	return depth, nil
 }
 
-func canPause(b *backend.Backend, depth sandboxer.PauseDepth) bool {
-	if depth == sandboxer.PauseFreeze {
+// defaultDepth is the depth where nobody names one. Files by an archive come last, and only where the
+// alternative is the end of the sandbox: whoever asks for a pause says so if processes may end for it.
+func (m *Manager) defaultDepth(b *backend.Backend, cause sandboxer.Reason) sandboxer.PauseDepth {
+	order := []sandboxer.PauseDepth{sandboxer.PauseFreeze, sandboxer.PauseDisk}
+	if cause != sandboxer.ReasonRequested { // nobody is about to come back
+		order = []sandboxer.PauseDepth{sandboxer.PauseDisk, sandboxer.PauseFreeze, sandboxer.PauseFiles}
+	}
+	for _, d := range order {
+		if m.canPause(b, d) {
+			return d
+		}
+	}
+	return order[len(order)-1]
+}
+
+func (m *Manager) canPause(b *backend.Backend, depth sandboxer.PauseDepth) bool {
+	switch depth {
+	case sandboxer.PauseFreeze:
 		return b.Can(sandboxer.CanPause)
+	case sandboxer.PauseFiles:
+		return b.Can(sandboxer.CanSnapshot) || m.canKeepFiles(b)
 	}
 	return b.Can(sandboxer.CanSnapshot)
+}
+
+func (m *Manager) canPauseSomehow(b *backend.Backend) bool {
+	return slices.ContainsFunc(sandboxer.PauseDepths(), func(d sandboxer.PauseDepth) bool { return m.canPause(b, d) })
+}
+
+// canKeepFiles reports whether there are portable snapshots of the sandboxes of b.
+func (m *Manager) canKeepFiles(b *backend.Backend) bool {
+	return m.opts.SnapshotStore != nil && (b.Can(sandboxer.CanArchive) || b.Can(sandboxer.CanCheckpoint))
 }
 
 func maxPaused(p sandboxer.Profile) time.Duration {
@@ -129,7 +149,15 @@ func (m *Manager) beginPause(ctx context.Context, j *job, sb *sandboxer.Sandbox,
 func (m *Manager) commitPausing(ctx context.Context, sb *sandboxer.Sandbox, depth sandboxer.PauseDepth, cause sandboxer.Reason) error {
 	var rec *sandboxer.SnapshotRecord
 	if depth != sandboxer.PauseFreeze {
-		rec = newSnapshot(sb, sandboxer.SnapshotNative, sandboxer.ForPause)
+		b, err := m.backend(sb.Extension)
+		if err != nil {
+			return err
+		}
+		form := sandboxer.SnapshotNative
+		if !b.Can(sandboxer.CanSnapshot) {
+			form = sandboxer.SnapshotPortable
+		}
+		rec = newSnapshot(sb, form, sandboxer.ForPause)
 		if err := m.sealFor(sb, rec); err != nil {
 			return err
 		}
@@ -140,6 +168,9 @@ func (m *Manager) commitPausing(ctx context.Context, sb *sandboxer.Sandbox, dept
 			sb.Pause = sandboxer.Pause{Depth: depth, At: at, Left: max(0, sb.ExpiresAt.Sub(at)), Cause: cause}
 			if rec != nil {
 				sb.Pause.Snapshot = rec.ID
+				if rec.Kind == sandboxer.SnapshotPortable {
+					sb.Pause.As = rec.Kind
+				}
 				w.Snapshots = append(w.Snapshots, rec)
 			}
 			if rec != nil && cause == sandboxer.ReasonRequested { // what is nobody's wish is counted, and never refused
@@ -173,10 +204,14 @@ func (m *Manager) finishPause(ctx context.Context, j *job, sb *sandboxer.Sandbox
 	}
 	depth, fuse := sb.Pause.Depth, sb.Spec.Fuse
 	err = m.step(pPaused, func() error {
-		return m.move(ctx, sb, sandboxer.Paused, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
+		return m.move(ctx, sb, sandboxer.Paused, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
 			sb.Pause.Depth, sb.Spec.Fuse = depth, fuse
 			if sb.Pause.Depth != sandboxer.PauseFreeze {
 				sb.Handle, sb.Reachability = sandboxer.Handle{}, sandboxer.Reachability{}
+			}
+			if sb.Pause.As == sandboxer.SnapshotPortable && sb.Pause.Attempts == 0 {
+				sb.Message = "its processes ended, and nothing outside of its workspace is kept"
+				w.Events = append(w.Events, event(ctx, sb, sandboxer.EventWarning, sb.Message))
 			}
 			sb.Pause.Undo = false
 			return nil
@@ -222,12 +257,13 @@ func (m *Manager) freezeOrSave(ctx context.Context, b *backend.Backend, sb *sand
 }
 
 // savePaused saves sb to rec, which it is paused to and the caller has claimed, and seals that. Where the backend can, sb
-// stands still from then on: what happened between the snapshot and the teardown would be lost.
+// stands still from then on: what happened between the snapshot and the teardown would be lost. An archive
+// is made by what is inside, which must not stand still for it.
 func (m *Manager) savePaused(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox, rec *sandboxer.SnapshotRecord) error {
 	if err := m.delayFuse(ctx, b, sb, now().Add(stuckAfter)); err != nil {
 		return err
 	}
-	if b.Can(sandboxer.CanPause) {
+	if b.Can(sandboxer.CanPause) && (rec.Kind == sandboxer.SnapshotNative || b.Can(sandboxer.CanCheckpoint)) {
 		if err := m.step(pFreeze, func() error { return b.Pause(ctx, sb.Handle) }); err != nil {
 			return err
 		}
@@ -300,7 +336,7 @@ func (m *Manager) handleFailedPause(ctx context.Context, j *job, sb *sandboxer.S
 // freeze it.
 func (m *Manager) mayFreeze(sb *sandboxer.Sandbox) bool {
 	b, err := m.backend(sb.Extension)
-	return err == nil && sb.Pause.Depth == sandboxer.PauseDisk && sb.Spec.Profile.PauseDepth == "" && canPause(b, sandboxer.PauseFreeze)
+	return err == nil && sb.Pause.Depth == sandboxer.PauseDisk && sb.Spec.Profile.PauseDepth == "" && m.canPause(b, sandboxer.PauseFreeze)
 }
 
 // freezeInstead pauses a sandbox by the backend's freeze that cannot be saved, such as one
@@ -314,7 +350,7 @@ func (m *Manager) freezeInstead(ctx context.Context, j *job, sb *sandboxer.Sandb
 		if w.Snapshots, err = m.dropPauseSnapshot(ctx, sb); err != nil {
 			return err
 		}
-		sb.Pause.Depth, sb.Pause.Snapshot = sandboxer.PauseFreeze, ""
+		sb.Pause.Depth, sb.Pause.Snapshot, sb.Pause.As = sandboxer.PauseFreeze, "", ""
 		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "it is frozen, and not saved to disk: "+sandboxer.Message(cause)))
 		return nil
 	})

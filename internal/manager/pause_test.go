@@ -228,6 +228,117 @@ func TestPauseFails(t *testing.T) {
 	})
 }
 
+// TestPauseByArchive: where an extension saves nothing itself, the files of the workspace are kept in a portable
+// snapshot, and come back in an object of the next generation.
+func TestPauseByArchive(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		without []sandboxer.Capability
+	}{
+		{"archive", []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCheckpoint}},
+		{"archive of what can be frozen", []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanCheckpoint}},
+		{"checkpoint", []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanPause}},
+		{"checkpoint of what is frozen", []sandboxer.Capability{sandboxer.CanSnapshot}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newSnapshotRig(t, func(s *setup) { s.fake.Drop = tt.without })
+			sb := r.create(sandboxer.CreateRequest{Name: "web", Env: map[string]string{"K": "v"}})
+			want := ""
+			for i := range 3 {
+				want += fmt.Sprint(i)
+				r.write(sb.ID, "f", want)
+				p := r.pause(sb.ID, sandboxer.PauseFiles)
+				if p.State != sandboxer.Paused || p.Pause.Depth != sandboxer.PauseFiles || !strings.Contains(p.Message, "outside of its workspace") {
+					t.Fatalf("paused: %+v", p)
+				}
+				if rec, err := r.store.Snapshot(t.Context(), p.Pause.Snapshot); err != nil || rec.Kind != sandboxer.SnapshotPortable || rec.State != sandboxer.SnapshotSealed {
+					t.Fatalf("it is paused to %+v, %v", rec, err)
+				}
+				r.sound(0)
+				if i == 1 {
+					r.restart()
+				}
+				up := r.resume("web")
+				if up.State != sandboxer.Running || up.ID != sb.ID || up.Pause != (sandboxer.Pause{}) || up.Message != "" || up.Handle.Generation != i+2 {
+					t.Fatalf("resumed: %+v", up)
+				}
+				r.wantFile(sb.ID, "f", want)
+				if got := r.env(sb.ID, "K"); got != "v" {
+					t.Errorf("K is %q", got)
+				}
+				r.sound(1)
+				eventually(t, "the snapshot is dropped", func() bool {
+					rec, err := r.store.Snapshot(t.Context(), p.Pause.Snapshot)
+					return isKind(err, sandboxer.NotFound) || err == nil && rec.State == sandboxer.SnapshotDropped
+				})
+			}
+			r.destroy(sb.ID)
+			r.clean()
+		})
+	}
+}
+
+// TestPauseByArchiveFails: as TestPauseFails, of files in a portable snapshot.
+func TestPauseByArchiveFails(t *testing.T) {
+	archives := func(s *setup) {
+		s.fake.Drop = []sandboxer.Capability{sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanCheckpoint}
+	}
+	t.Run("archive", func(t *testing.T) {
+		r := newSnapshotRig(t, archives)
+		sb := r.create(sandboxer.CreateRequest{})
+		r.write(sb.ID, "f", "kept")
+		r.world.Inject(fake.Fault{Verb: fake.VerbArchive, Kind: sandboxer.Exhausted, Times: 1})
+		_, err := r.Pause(acme, sb.ID, PauseRequest{Depth: sandboxer.PauseFiles})
+		wantErr(t, err, sandboxer.Exhausted, "runs on")
+		r.wantFile(sb.ID, "f", "kept")
+		r.destroy(sb.ID)
+		r.clean()
+	})
+	for _, f := range []fake.Fault{
+		{Verb: fake.VerbProvision, Kind: sandboxer.Exhausted, Times: 1},
+		{Verb: fake.VerbProvision, Lost: true, Times: 1},
+		{Verb: fake.VerbWaitReady, Kind: sandboxer.Failed, Times: 1},
+		{Verb: fake.VerbUnarchive, Kind: sandboxer.Exhausted, Times: 1},
+		{Verb: fake.VerbUnarchive, Lost: true, Times: 1},
+	} {
+		t.Run(fmt.Sprintf("%s lost %t", f.Verb, f.Lost), func(t *testing.T) {
+			r := newSnapshotRig(t, archives)
+			sb := r.create(sandboxer.CreateRequest{})
+			r.write(sb.ID, "f", "kept")
+			r.pause(sb.ID, sandboxer.PauseFiles)
+			r.world.Inject(f)
+			_, err := r.Resume(acme, sb.ID, ResumeRequest{})
+			if err == nil || !strings.Contains(sandboxer.Message(err), "stays paused") {
+				t.Fatalf("error %v", err)
+			}
+			if got := r.get(sb.ID); got.State != sandboxer.Paused || got.Pause.Attempts != 1 {
+				t.Fatalf("it is %+v", got)
+			}
+			r.sound(0)
+			r.resume(sb.ID)
+			r.wantFile(sb.ID, "f", "kept")
+			r.destroy(sb.ID)
+			r.clean()
+		})
+	}
+	t.Run("no store of portable snapshots", func(t *testing.T) {
+		r := newRig(t, archives)
+		sb := r.create(sandboxer.CreateRequest{})
+		_, err := r.Pause(acme, sb.ID, PauseRequest{Depth: sandboxer.PauseFiles})
+		wantErr(t, err, sandboxer.Unsupported, "does not support pause")
+		r.destroy(sb.ID)
+		r.clean()
+	})
+	t.Run("disk", func(t *testing.T) { // memory is not kept
+		r := newSnapshotRig(t, archives)
+		sb := r.create(sandboxer.CreateRequest{})
+		_, err := r.Pause(acme, sb.ID, PauseRequest{Depth: sandboxer.PauseDisk})
+		wantErr(t, err, sandboxer.Unsupported, "--depth files")
+		r.destroy(sb.ID)
+		r.clean()
+	})
+}
+
 // TestDestroyAnywhere: destroy is accepted in every state of a pause.
 func TestDestroyAnywhere(t *testing.T) {
 	for _, tt := range []struct {

@@ -228,7 +228,10 @@ func sourceOf(sb *sandboxer.Sandbox) string {
 
 // isNative reports whether that snapshot is taken in the form that is its extension's own.
 func isNative(sb *sandboxer.Sandbox) bool {
-	return isPaused(sb) || sb.RestoredAs == sandboxer.SnapshotNative
+	if isPaused(sb) {
+		return sb.Pause.As != sandboxer.SnapshotPortable
+	}
+	return sb.RestoredAs == sandboxer.SnapshotNative
 }
 
 // A sourceError is why what a sandbox is restored from cannot be had: no host is to blame, and
@@ -272,11 +275,17 @@ func (m *Manager) restore(ctx context.Context, b *backend.Backend, spec sandboxe
 	return h, err
 }
 
-// unarchive fills the workspace of sb, which is ready and has never run, with what the
+// isUnpacked reports whether the workspace of sb is filled from a portable snapshot once its object is
+// ready.
+func isUnpacked(b *backend.Backend, sb *sandboxer.Sandbox) bool {
+	return sourceOf(sb) != "" && !isNative(sb) && !isFrozen(sb) && !b.Can(sandboxer.CanCheckpoint)
+}
+
+// unarchive fills the workspace of sb, whose object is ready and has done nothing yet, with what the
 // snapshot holds.
 func (m *Manager) unarchive(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
 	return m.step(pUnarchive, func() error {
-		r, err := m.load(ctx, sb.RestoredFrom)
+		r, err := m.load(ctx, sourceOf(sb))
 		if err != nil {
 			return err
 		}

@@ -157,7 +157,7 @@ func (m *Manager) undoResume(ctx context.Context, j *job, sb *sandboxer.Sandbox,
 	err := m.step(pResumeFailed, func() error {
 		return m.move(ctx, sb, sandboxer.Pausing, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
 			if frozen {
-				sb.Pause.Depth, sb.Pause.Undo, sb.Pause.Snapshot = sandboxer.PauseFreeze, false, ""
+				sb.Pause.Depth, sb.Pause.Undo, sb.Pause.Snapshot, sb.Pause.As = sandboxer.PauseFreeze, false, "", ""
 			}
 			sb.Pause.Attempts++
 			sb.Message = "it could not be resumed: " + sandboxer.Message(cause)

@@ -123,10 +123,8 @@ func (m *Manager) mayPause(extension string, actions ...sandboxer.ExpiryAction) 
 	if err != nil {
 		return nil // creating says why
 	}
-	for _, d := range sandboxer.PauseDepths() {
-		if canPause(b, d) {
-			return nil
-		}
+	if m.canPauseSomehow(b) {
+		return nil
 	}
 	return backend.Lacks(extension, sandboxer.CanPause).WithHint("leave out on_idle and on_ttl, or use a profile of an extension that pauses")
 }
