@@ -1,7 +1,6 @@
 package docker
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -461,7 +460,7 @@ func (e *extension) fill(ctx context.Context, c *agent.Client, b *box, m made, s
 		args = append(args, "--owner", strconv.Itoa(uid)+":"+strconv.Itoa(gid))
 	}
 	args = append(args, m.Workspace)
-	var in io.Reader = bytes.NewReader(make([]byte, 1024)) // an empty archive
+	var in io.Reader // with none there is nothing to unpack, and no further connection to be opened for it
 	var packed chan error
 	if repo := spec.Inputs["repo"]; repo != "" && !spec.Warm {
 		r, w := io.Pipe()

@@ -552,6 +552,7 @@ func (m *Manager) resume(ctx context.Context, j *job, id string, generation int)
 		if _, err := m.backend(sb.Extension); err != nil { // it may come back: an engine that starts after us
 			return nil, m.scheduleRetry(ctx, sb, err)
 		}
+		j.continued = true
 		return m.build(ctx, j, sb)
 	case sb.State == sandboxer.Paused && (sb.Pause.Undo || sb.Spec.Profile.AutoResume):
 		return m.beginResume(ctx, j, sb, 0)
@@ -589,7 +590,9 @@ func (m *Manager) build(ctx context.Context, j *job, sb *sandboxer.Sandbox) (*sa
 
 // prepare returns when the object of sb is there, ready, and holds what it begins with.
 func (m *Manager) prepare(ctx context.Context, b *backend.Backend, j *job, sb *sandboxer.Sandbox) (sandboxer.Reachability, error) {
-	interrupted := sb.Handle.SandboxID != "" && !isFrozen(sb)
+	// The object of one that is gone on with may have died with the broker that made it, also where
+	// Provision finds it still: its answer need not have been written down for that.
+	interrupted := (sb.Handle.SandboxID != "" || j.continued) && !isFrozen(sb)
 	if err := m.ensureObject(ctx, b, j, sb); err != nil {
 		return sandboxer.Reachability{}, err
 	}

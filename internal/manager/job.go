@@ -23,6 +23,7 @@ type job struct {
 	committed   *sandboxer.Sandbox // the record when known was closed; nil if there is none
 	recorded    bool               // the job itself committed it, with the request's idempotency key
 	untried     bool               // its place is committed, and nobody was told to make anything there
+	continued   bool               // somebody was making it before, and may have been cut short anywhere
 	told        []sandboxer.Event  // of its making, to be committed when it runs
 	done        chan struct{}      // closed when the job has ended
 	sb          *sandboxer.Sandbox // its result, for whoever waits on done

@@ -70,6 +70,7 @@ func (m *Manager) resumeOrWait(ctx context.Context, sb *sandboxer.Sandbox, ttl t
 				case sandboxer.Paused:
 					return m.beginResume(ctx, j, cur, ttl)
 				case sandboxer.Creating:
+					j.continued = true
 					return m.build(ctx, j, cur)
 				case sandboxer.Running:
 					return cur, nil
