@@ -45,6 +45,8 @@ func (e *extension) DefaultLimits(sandboxer.Spec) sandboxer.Limits {
 func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	what := "input " + name + ": a path of the server's machine"
 	switch name {
+	case "grants":
+		what = "input grants: a capability beyond those that every sandbox has"
 	case sandboxer.RestrictedHost:
 		if _, err := e.host(spec.Host); err == nil {
 			return nil
@@ -118,6 +120,9 @@ func (e *extension) check(spec sandboxer.Spec) error {
 		case err != nil || !fi.IsDir():
 			return sandboxer.E(sandboxer.Invalid, err, "input repo: %s is no directory that can be read on the server's machine", repo)
 		}
+	}
+	if _, err := e.grants(spec); err != nil {
+		return err
 	}
 	ref, _, err := e.imageOf(spec)
 	if err != nil {
@@ -350,6 +355,9 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		return nil, err
 	}
 	limits := spec.Limits.Or(e.DefaultLimits(spec))
+	if m.Grants, err = e.grants(spec); err != nil {
+		return nil, err
+	}
 	m.V, m.Memory, m.Warm, m.Mode, m.Fuse, m.Stamp = madeVersion, limits.MemoryBytes, spec.Warm, string(spec.Network.Mode), spec.Fuse, spec.Stamp
 	m.Ports = spec.Ports
 	if m.Ports == nil {
@@ -381,7 +389,7 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		Healthcheck: &engine.Healthcheck{Test: []string{"NONE"}},
 		HostConfig: engine.HostConfig{
 			NetworkMode: network, Memory: limits.MemoryBytes, MemorySwap: limits.MemoryBytes, NanoCpus: limits.MilliCPU * 1e6, PidsLimit: limits.PIDs,
-			CapDrop: []string{"ALL"}, CapAdd: guestCapabilities, SecurityOpt: []string{"no-new-privileges"}, IpcMode: "private",
+			CapDrop: []string{"ALL"}, CapAdd: slices.Concat(guestCapabilities, m.Grants), SecurityOpt: []string{"no-new-privileges"}, IpcMode: "private",
 			LogConfig: &engine.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m"}},
 			Mounts:    []engine.MountConfig{{Type: "volume", Source: volume, Target: agentDir, ReadOnly: true, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}},
 		},
