@@ -660,8 +660,6 @@ func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxe
 	if m.Changed != "" {
 		r.Extra[sandboxer.ExtraChanged] = m.Changed
 	}
-	for _, p := range m.Ports {
-		r.Ports = append(r.Ports, sandboxer.Port{Port: p})
-	}
-	return r, nil
+	r.Ports, err = e.ports(ctx, b, m)
+	return r, err
 }

@@ -465,13 +465,14 @@ type ContainerDetail struct {
 		Paused     bool
 		OOMKilled  bool
 		ExitCode   int
+		Pid        int // of the first process, on the engine's machine
 		Error      string
 		StartedAt  time.Time
 		FinishedAt time.Time
 	}
 	NetworkSettings struct {
 		IPAddress string
-		Networks  map[string]struct{ IPAddress string }
+		Networks  map[string]struct{ IPAddress, GlobalIPv6Address string }
 	}
 	Mounts []struct {
 		Type        string
