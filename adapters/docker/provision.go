@@ -124,6 +124,9 @@ func (e *extension) check(spec sandboxer.Spec) error {
 	if _, err := e.grants(spec); err != nil {
 		return err
 	}
+	if err := e.checkRuntime(spec); err != nil {
+		return err
+	}
 	ref, _, err := e.imageOf(spec)
 	if err != nil {
 		return err
@@ -330,6 +333,9 @@ func (e *extension) fits(h *host, info engine.Info, spec sandboxer.Spec) error {
 	case spec.Limits.MilliCPU > 0 && !info.CPUCfsQuota:
 		return cannot("processors")
 	}
+	if err := e.hasRuntime(h, info); err != nil {
+		return err
+	}
 	_, err := e.agentFor(info)
 	return err
 }
@@ -388,7 +394,7 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		Entrypoint: []string{agentPath}, Cmd: []string{"init", "--listen=own:" + agentSocket, "--fuse=" + fuse},
 		Healthcheck: &engine.Healthcheck{Test: []string{"NONE"}},
 		HostConfig: engine.HostConfig{
-			NetworkMode: network, Memory: limits.MemoryBytes, MemorySwap: limits.MemoryBytes, NanoCpus: limits.MilliCPU * 1e6, PidsLimit: limits.PIDs,
+			Runtime: e.cfg.Runtime, NetworkMode: network, Memory: limits.MemoryBytes, MemorySwap: limits.MemoryBytes, NanoCpus: limits.MilliCPU * 1e6, PidsLimit: limits.PIDs,
 			CapDrop: []string{"ALL"}, CapAdd: slices.Concat(guestCapabilities, m.Grants), SecurityOpt: []string{"no-new-privileges"}, IpcMode: "private",
 			LogConfig: &engine.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m"}},
 			Mounts:    []engine.MountConfig{{Type: "volume", Source: volume, Target: agentDir, ReadOnly: true, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}},
@@ -454,6 +460,9 @@ func (e *extension) complete(ctx context.Context, b *box, m made, spec sandboxer
 
 func (e *extension) fill(ctx context.Context, c *agent.Client, b *box, m made, spec sandboxer.Spec) error {
 	if err := e.began(ctx, c, b); err != nil {
+		return err
+	}
+	if err := e.isolated(ctx, c, b.host, spec); err != nil {
 		return err
 	}
 	uid, gid, err := numeric(ctx, c, m.User)

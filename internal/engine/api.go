@@ -330,7 +330,8 @@ type Info struct {
 	CPUCfsQuota     bool `json:"CpuCfsQuota"`
 	Driver          string
 	SecurityOptions []string
-	Podman          bool `json:"-"`
+	Runtimes        map[string]json.RawMessage // by name
+	Podman          bool                       `json:"-"`
 }
 
 // Arch is the architecture as Go calls it.
@@ -373,6 +374,7 @@ type Healthcheck struct{ Test []string }
 
 // A HostConfig says how a container is held.
 type HostConfig struct {
+	Runtime      string   `json:",omitempty"`
 	NetworkMode  string   `json:",omitempty"`
 	Memory       int64    `json:",omitempty"`
 	MemorySwap   int64    `json:",omitempty"`
