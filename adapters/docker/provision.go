@@ -76,8 +76,8 @@ func (e *extension) check(spec sandboxer.Spec) error {
 	switch {
 	case l.GPUs > 0:
 		return unsupported("leave the limit out", "%s gives no GPUs to sandboxes", e.env.Extension)
-	case l.DiskBytes > 0:
-		return unsupported("leave the limit out, or use ext.local", "%s cannot limit the disk of a sandbox", e.env.Extension)
+	case l.DiskBytes != 0 && l.DiskBytes < minDisk:
+		return sandboxer.E(sandboxer.Invalid, nil, "a disk limit of %d bytes is too small; the least is %d MiB", l.DiskBytes, minDisk>>20)
 	case l.MemoryBytes > 0 && l.MemoryBytes < minMemory:
 		return sandboxer.E(sandboxer.Invalid, nil, "a memory limit of %d bytes is too small for the agent; the least is %d MiB", l.MemoryBytes, minMemory>>20)
 	case l.PIDs > 0 && l.PIDs < minPIDs:
@@ -183,6 +183,13 @@ func (e *extension) Place(ctx context.Context, spec sandboxer.Spec, avoid []stri
 	}
 	answers := make(chan answer, len(hosts))
 	err := each(hosts, func(h *host) error {
+		info, err := h.look(ctx)
+		if err == nil {
+			err = e.fits(h, info, spec)
+		}
+		if err != nil {
+			return err
+		}
 		c, err := e.room(ctx, h, spec.Limits)
 		if err == nil {
 			answers <- answer{h.name, c}
@@ -336,6 +343,11 @@ func (e *extension) fits(h *host, info engine.Info, spec sandboxer.Spec) error {
 	if err := e.hasRuntime(h, info); err != nil {
 		return err
 	}
+	if spec.Limits.DiskBytes > 0 {
+		if err := h.keepsDisk(info); err != nil {
+			return err
+		}
+	}
 	_, err := e.agentFor(info)
 	return err
 }
@@ -362,6 +374,10 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	}
 	limits := spec.Limits.Or(e.DefaultLimits(spec))
 	if m.Grants, err = e.grants(spec); err != nil {
+		return nil, err
+	}
+	storage, err := img.storage(limits.DiskBytes)
+	if err != nil {
 		return nil, err
 	}
 	m.V, m.Memory, m.Warm, m.Mode, m.Fuse, m.Stamp = madeVersion, limits.MemoryBytes, spec.Warm, string(spec.Network.Mode), spec.Fuse, spec.Stamp
@@ -396,12 +412,13 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		HostConfig: engine.HostConfig{
 			Runtime: e.cfg.Runtime, NetworkMode: network, Memory: limits.MemoryBytes, MemorySwap: limits.MemoryBytes, NanoCpus: limits.MilliCPU * 1e6, PidsLimit: limits.PIDs,
 			CapDrop: []string{"ALL"}, CapAdd: slices.Concat(guestCapabilities, m.Grants), SecurityOpt: []string{"no-new-privileges"}, IpcMode: "private",
-			LogConfig: &engine.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m"}},
-			Mounts:    []engine.MountConfig{{Type: "volume", Source: volume, Target: agentDir, ReadOnly: true, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}},
+			LogConfig:  &engine.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m"}},
+			StorageOpt: storage,
+			Mounts:     []engine.MountConfig{{Type: "volume", Source: volume, Target: agentDir, ReadOnly: true, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}},
 		},
 	})
 	if err != nil {
-		return nil, err
+		return nil, h.noQuota(err)
 	}
 	err = h.api.ContainerCall(ctx, b.container, "start")
 	if err != nil && ctx.Err() == nil && !e.hasAgent(ctx, h, b.container, prog.Digest) {

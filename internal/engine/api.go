@@ -327,8 +327,9 @@ type Info struct {
 	MemoryLimit     bool
 	SwapLimit       bool
 	PidsLimit       bool
-	CPUCfsQuota     bool `json:"CpuCfsQuota"`
-	Driver          string
+	CPUCfsQuota     bool       `json:"CpuCfsQuota"`
+	Driver          string     // that keeps containers' files
+	DriverStatus    [][]string // names and values of what it says of itself
 	SecurityOptions []string
 	Runtimes        map[string]json.RawMessage // by name
 	Podman          bool                       `json:"-"`
@@ -343,6 +344,16 @@ func (i Info) Arch() string {
 		return "arm64"
 	}
 	return i.Architecture
+}
+
+// Backing is the file system that containers' files are on, "" where the engine does not say it.
+func (i Info) Backing() string {
+	for _, s := range i.DriverStatus {
+		if len(s) == 2 && s[0] == "Backing Filesystem" {
+			return s[1]
+		}
+	}
+	return ""
 }
 
 // Info asks what the engine is.
