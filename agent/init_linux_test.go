@@ -195,6 +195,8 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"untar"}, 2, "one directory"},
 		{[]string{"untar", "/etc/passwd"}, 1, "not a directory"},
 		{[]string{"tar", "/no/such"}, 1, "no such file"},
+		{[]string{"kernel", "x"}, 2, "no arguments"},
+		{[]string{"kernel"}, 0, ""},
 		{[]string{"help"}, 0, ""},
 	} {
 		var errs bytes.Buffer

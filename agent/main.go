@@ -31,6 +31,7 @@ const usage = `usage: sandboxer-agent COMMAND
   mount DIR SRC TARGET [SRC TARGET…]
                                 move what is mounted at SRC to TARGET, which no link leads to, and
                                 cover DIR
+  kernel                        print what the kernel says it is (/proc/version)
   donate [--wake PID] PATH COUNT
                                 hand open connections to the agent listening at donate:PATH
   kill-marked NAME=VALUE SESSION [TAG]
@@ -61,6 +62,8 @@ func Main(args []string) int {
 		return runKillMarked(args[1:])
 	case "mount":
 		return runMount(args[1:])
+	case "kernel":
+		return runKernel(args[1:], os.Stdout)
 	case "donate":
 		return runDonate(args[1:])
 	case "help", "-h", "--help":
@@ -69,6 +72,18 @@ func Main(args []string) int {
 	}
 	fmt.Fprintf(os.Stderr, "sandboxer-agent: unknown command %q\n%s", args[0], usage)
 	return 2
+}
+
+func runKernel(args []string, out io.Writer) int {
+	if len(args) > 0 {
+		fmt.Fprintln(os.Stderr, "sandboxer-agent: kernel takes no arguments")
+		return 2
+	}
+	version, err := os.ReadFile("/proc/version")
+	if err == nil {
+		_, err = out.Write(version)
+	}
+	return report(err)
 }
 
 func runUntar(args []string, in io.Reader) int {

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Start or stop a private Docker engine below DIR: its own socket, data and pid file,
-# no bridge, no firewall rules. It needs root and an installed dockerd, and touches no
+# no bridge, no firewall rules, and a runtime runsc for whoever puts that at DIR/runsc. It needs root and an installed dockerd, and touches no
 # other engine of this machine.
 #
 #	scripts/dockerd.sh start DIR    prints the DOCKER_HOST to use
@@ -35,7 +35,7 @@ start)
 	[ ${#dir} -le 60 ] || { echo "dockerd.sh: $dir is too long a path for the engine's sockets" >&2; exit 1; }
 	rm -f "$pidfile"
 	nohup "$dockerd" --data-root "$dir/data" --exec-root "$dir/exec" -H "unix://$dir/sock" --pidfile "$pidfile" \
-		--bridge=none --iptables=false --ip6tables=false >"$dir/log" 2>&1 </dev/null &
+		--add-runtime "runsc=$dir/runsc" --bridge=none --iptables=false --ip6tables=false >"$dir/log" 2>&1 </dev/null &
 	pid=$!
 	i=0
 	until DOCKER_HOST=unix://$dir/sock docker version >/dev/null 2>&1; do
@@ -64,7 +64,7 @@ stop)
 	fi
 	# What the engine had mounted goes before its files.
 	grep -F " $dir/" /proc/self/mounts | cut -d' ' -f2 | sort -r | while read -r m; do umount -l "$m" || true; done
-	rm -rf "$dir/data" "$dir/exec" "$dir/sock" "$dir/log" "$pidfile"
+	rm -rf "$dir/data" "$dir/exec" "$dir/sock" "$dir/log" "$dir/runsc" "$pidfile"
 	rmdir "$dir" 2>/dev/null || true
 	;;
 keep)

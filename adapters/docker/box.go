@@ -43,7 +43,8 @@ type made struct {
 	Memory    int64     `json:"memory,omitempty"`
 	Changed   string    `json:"changed,omitempty"`
 	Warm      bool      `json:"warm,omitempty"`
-	Mode      string    `json:"mode,omitempty"` // of the network
+	Grants    []string  `json:"grants,omitempty"` // capabilities beyond guestCapabilities, sorted
+	Mode      string    `json:"mode,omitempty"`   // of the network
 	Fuse      time.Time `json:"fuse,omitzero"`
 	Stamp     []byte    `json:"stamp,omitempty"`
 }

@@ -32,6 +32,8 @@ type Config struct {
 	Capacity         int               `yaml:"capacity" json:"capacity,omitempty" min:"1" help:"Sandboxes on one engine at once."`
 	Memory           int64             `yaml:"memory" json:"memory,omitempty" unit:"bytes" min:"16MiB" help:"Limit of memory for sandboxes that ask for none."`
 	PIDs             int64             `yaml:"pids" json:"pids,omitempty" min:"32" help:"Limit of processes and threads for sandboxes that ask for none."`
+	Runtime          string            `yaml:"runtime" json:"runtime,omitempty" format:"line" help:"The engines' runtime that sandboxes are run by, runsc for gVisor; empty means the usual one. Engines make no snapshots then."`
+	Grants           []string          `yaml:"grants" json:"grants,omitempty" help:"Capabilities that the input grants may give to sandboxes, by name; none without it. With some of them, SYS_ADMIN for one, a sandbox is as good as root on the engine's machine."`
 	UnfilteredEgress bool              `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Let sandboxes with the network mode public have the engine's network, unfiltered: they reach what its machine reaches, private addresses included. Without it that mode is refused."`
 	Network          string            `yaml:"network" json:"network,omitempty" format:"line" help:"The engine's network for sandboxes with the mode public."`
 	Images           Images            `yaml:"images" json:"images,omitzero" help:"Images of registries, which the server fetches and loads into the engines."`
@@ -130,6 +132,12 @@ func (c *Config) Validate() error {
 	case !networkName.MatchString(c.Network), c.Network == "host", c.Network == "none", strings.HasPrefix(c.Network, "container"):
 		return sandboxer.E(sandboxer.Invalid, nil, "network: %q is no network that sandboxes could have", c.Network)
 	}
+	if c.Runtime != "" && !networkName.MatchString(c.Runtime) {
+		return sandboxer.E(sandboxer.Invalid, nil, "runtime: %q cannot be the name of a runtime", c.Runtime)
+	}
+	if _, err := capabilityList("grants", c.Grants); err != nil {
+		return err
+	}
 	_, err := c.Images.never()
 	return err
 }
@@ -140,12 +148,13 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Title: "Containers of Docker and Podman",
 	Help: "Makes each sandbox a container of a Docker or Podman engine, on this machine or on others (sockets, TCP with certificates, SSH). " +
 		"The agent is the container's first process; capabilities are dropped, and memory and processes are bounded.",
-	Isolation: []sandboxer.Isolation{sandboxer.IsolationContainer},
+	Isolation: []sandboxer.Isolation{sandboxer.IsolationContainer, sandboxer.IsolationGVisor},
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
 		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats,
 		sandboxer.CanPool, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
 	Inputs: []sandboxer.Input{
+		{Name: "grants", Restricted: true, Help: "capabilities that root in the sandbox has beyond the usual ones, with commas between them; of those that the extension's grants list"},
 		{Name: "repo", Restricted: true, Help: "directory of the broker's machine, absolute, that is copied into the workspace"},
 		{Name: "sandbox_id", Help: "the sandbox's ID; a fresh one is made if it is not given"},
 	},

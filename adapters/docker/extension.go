@@ -50,6 +50,7 @@ var _ interface {
 	sandboxer.Checker
 	sandboxer.Admitter
 	sandboxer.Limiter
+	sandboxer.Narrower
 	sandboxer.Cacher
 	sandboxer.Execer
 	sandboxer.Filer

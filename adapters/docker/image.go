@@ -3,6 +3,7 @@ package docker
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -21,6 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
@@ -33,9 +35,12 @@ import (
 // for sandboxes on this machine; engines are asked for nothing but what they have.
 //
 //	engine:NAME               an image that the engine has
+//	dir:/path                 a root directory
+//	oci:/path[:tag]           an OCI image layout
 //	tar:/path                 a tar made by "docker save" with one image in it
 //	registry/name:tag@digest  an image of a registry
 type imageStore struct {
+	dir   string
 	store *images.Store
 	never []netip.Prefix
 }
@@ -46,7 +51,7 @@ func (e *extension) newImageStore() (*imageStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &imageStore{never: never}
+	s := &imageStore{dir: e.dir("image"), never: never}
 	s.store, err = images.New(e.dir("image"), images.Options{
 		Policy: images.Policy(c.Pull), Registries: c.Registries, Insecure: c.Insecure, Mirrors: c.Mirrors, Keep: c.Keep,
 		Limits: images.Limits{Download: c.MaxDownload},
@@ -69,7 +74,7 @@ func (s *imageStore) reachesForAnybody(a netip.Addr) bool {
 
 // splitImage tells an image's kind, "" for one of a registry, and what follows it.
 func splitImage(ref string) (kind, rest string) {
-	for _, k := range []string{"engine", "tar"} {
+	for _, k := range []string{"engine", "dir", "oci", "tar"} {
 		if rest, ok := strings.CutPrefix(ref, k+":"); ok {
 			return k, rest
 		}
@@ -82,10 +87,6 @@ func (s *imageStore) check(ref string, vouched bool) error {
 	kind, rest := splitImage(ref)
 	switch kind {
 	case "":
-		if strings.HasPrefix(ref, "dir:") || strings.HasPrefix(ref, "oci:") {
-			return sandboxer.E(sandboxer.Unsupported, nil, "image %q: engines take no directory as an image", ref).
-				WithHint("write registry/name:tag, engine:name of an image that the engine has, or tar:/saved.tar")
-		}
 		return s.store.Check(ref, s.store.Access(vouched))
 	case "engine":
 		if !engineImage(rest) {
@@ -93,13 +94,29 @@ func (s *imageStore) check(ref string, vouched bool) error {
 		}
 		return nil
 	}
-	if !filepath.IsAbs(rest) || filepath.Clean(rest) != rest {
+	what := "file"
+	switch kind {
+	case "dir":
+		what = "directory"
+	case "oci":
+		rest, _ = splitLayout(rest)
+		what = "directory"
+	}
+	if !filepath.IsAbs(rest) || filepath.Clean(rest) != rest || rest == "/" {
 		return sandboxer.E(sandboxer.Invalid, nil, "image %q: a clean absolute path follows %s:", ref, kind)
 	}
-	if fi, err := os.Stat(rest); err != nil || !fi.Mode().IsRegular() {
-		return sandboxer.E(sandboxer.Invalid, err, "image %q: there is no such file on the server's machine", ref)
+	if fi, err := os.Stat(rest); err != nil || !fi.Mode().IsRegular() && !fi.IsDir() || fi.IsDir() != (what == "directory") {
+		return sandboxer.E(sandboxer.Invalid, err, "image %q: there is no such %s on the server's machine", ref, what)
 	}
 	return nil
+}
+
+// splitLayout takes a tag off the path of an OCI image layout.
+func splitLayout(p string) (dir, tag string) {
+	if i := strings.LastIndex(p, ":"); i > strings.LastIndex(p, "/") {
+		return p[:i], p[i+1:]
+	}
+	return p, ""
 }
 
 // engineImage reports whether name can be part of a request's path: whoever names an image says nothing
@@ -207,11 +224,17 @@ func (i *image) usable(ref string, info engine.Info) error {
 
 // imageSource is what is loaded.
 type imageSource struct {
-	id     string // digest of the configuration
+	id     string // digest of the configuration, or of what it is made from
 	public bool   // fetched as anybody could
 	pinned string
+	// parts are what it consists of, which is closed when it was loaded.
+	parts func(context.Context) (imageParts, error)
+}
+
+type imageParts struct {
 	config []byte
-	layers func(context.Context) ([]layer, error)
+	layers []layer
+	close  func() // nil for nothing
 }
 
 // tag names what was loaded: who can name the configuration of a private image has not fetched it.
@@ -230,22 +253,32 @@ type layer struct {
 }
 
 func (s *imageStore) open(ctx context.Context, ref, kind, rest string, vouched bool) (imageSource, error) {
-	if kind == "tar" {
+	switch kind {
+	case "dir":
+		return s.ofDir(ref, rest)
+	case "oci":
+		dir, tag := splitLayout(rest)
+		img, err := images.FromLayout(dir, tag)
+		if err != nil {
+			return imageSource{}, sandboxer.E(sandboxer.Failed, err, "image %q cannot be used: %v", ref, err)
+		}
+		return ofFiles(ref, img)
+	case "tar":
 		img, err := tarball.ImageFromPath(rest, nil)
 		if err != nil {
 			return imageSource{}, sandboxer.E(sandboxer.Failed, err, "image %q cannot be used: it is not a saved image with exactly one image in it", ref)
 		}
-		return ofTar(ref, img)
+		return ofFiles(ref, img)
 	}
 	access := s.store.Access(vouched)
 	img, err := s.store.Find(ctx, ref, access)
 	if err != nil {
 		return imageSource{}, err
 	}
-	return imageSource{id: img.ConfigID, public: access == images.Public, pinned: img.Pinned(), config: img.Raw, layers: func(ctx context.Context) ([]layer, error) {
+	return imageSource{id: img.ConfigID, public: access == images.Public, pinned: img.Pinned(), parts: func(ctx context.Context) (imageParts, error) {
 		paths, err := s.store.Pull(ctx, img)
 		if err != nil {
-			return nil, err
+			return imageParts{}, err
 		}
 		unpacked := img.Layers(paths)
 		out := make([]layer, len(paths))
@@ -255,11 +288,12 @@ func (s *imageStore) open(ctx context.Context, ref, kind, rest string, vouched b
 				out[i] = layer{fi.Size(), func() (io.ReadCloser, error) { return os.Open(p) }}
 			}
 		}
-		return out, nil
+		return imageParts{config: img.Raw, layers: out}, nil
 	}}, nil
 }
 
-func ofTar(ref string, img v1.Image) (imageSource, error) {
+// ofFiles is an image in files of the server's machine.
+func ofFiles(ref string, img v1.Image) (imageSource, error) {
 	failed := func(err error) (imageSource, error) {
 		return imageSource{}, sandboxer.E(sandboxer.Failed, err, "image %q cannot be used: %v", ref, err)
 	}
@@ -271,13 +305,55 @@ func ofTar(ref string, img v1.Image) (imageSource, error) {
 	if err != nil {
 		return failed(err)
 	}
-	return imageSource{id: id.String(), pinned: id.String(), config: config, layers: func(context.Context) ([]layer, error) {
+	return imageSource{id: id.String(), pinned: id.String(), parts: func(context.Context) (imageParts, error) {
 		all, err := img.Layers()
 		out := make([]layer, len(all))
 		for i, l := range all {
 			out[i] = layer{-1, l.Uncompressed}
 		}
-		return out, err
+		return imageParts{config: config, layers: out}, err
+	}}, nil
+}
+
+// maxDirEntries is how many files, directories and links a directory may have that is an image.
+const maxDirEntries = 1 << 20
+
+// ofDir is a root directory of the server's machine, as an image of one layer without a configuration.
+func (s *imageStore) ofDir(ref, dir string) (imageSource, error) {
+	failed := func(err error) error {
+		kind := sandboxer.Failed
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			kind = sandboxer.Exhausted
+		}
+		return sandboxer.E(kind, err, "image %q cannot be used: %v", ref, err)
+	}
+	digest, err := images.DirDigest(dir, maxDirEntries)
+	if err != nil {
+		return imageSource{}, failed(err)
+	}
+	return imageSource{id: digest, parts: func(ctx context.Context) (imageParts, error) {
+		f, err := os.CreateTemp(s.dir, "dir-*")
+		if err == nil {
+			err = os.Remove(f.Name()) // it ends with this process, if not before
+		}
+		if err != nil {
+			return imageParts{}, failed(err)
+		}
+		sum := sha256.New()
+		err = images.TarDir(ctx, io.MultiWriter(f, sum), dir, images.Limits{Unpacked: s.store.Limits().Download, Entries: maxDirEntries})
+		size, serr := f.Seek(0, io.SeekCurrent)
+		config, jerr := json.Marshal(v1.ConfigFile{Architecture: runtime.GOARCH, OS: "linux",
+			RootFS: v1.RootFS{Type: "layers", DiffIDs: []v1.Hash{{Algorithm: "sha256", Hex: hex.EncodeToString(sum.Sum(nil))}}}})
+		if err = cmp.Or(ctx.Err(), err, serr, jerr); err != nil {
+			f.Close()
+			if ctx.Err() != nil {
+				return imageParts{}, err
+			}
+			return imageParts{}, failed(err)
+		}
+		return imageParts{config: config, close: func() { f.Close() }, layers: []layer{{size, func() (io.ReadCloser, error) {
+			return io.NopCloser(io.NewSectionReader(f, 0, size)), nil
+		}}}}, nil
 	}}, nil
 }
 
@@ -294,15 +370,18 @@ func gzipped(path string) bool {
 
 // load loads an image into an engine, under a name.
 func (e *extension) load(ctx context.Context, h *host, name string, src imageSource) error {
-	layers, err := src.layers(ctx)
+	parts, err := src.parts(ctx)
 	if err != nil {
 		return err
+	}
+	if parts.close != nil {
+		defer parts.close()
 	}
 	sandboxer.ReportProgress(ctx, sandboxer.Progress{Step: "loading the image into " + h.name})
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
-		err := writeImage(w, name, src, layers)
+		err := writeImage(w, name, parts)
 		w.CloseWithError(err)
 		packed <- err
 	}()
@@ -315,7 +394,7 @@ func (e *extension) load(ctx context.Context, h *host, name string, src imageSou
 }
 
 // writeImage writes an image in the form of docker save.
-func writeImage(to io.Writer, name string, src imageSource, layers []layer) error {
+func writeImage(to io.Writer, name string, parts imageParts) error {
 	w := tar.NewWriter(to)
 	put := func(file string, size int64, r io.Reader) error {
 		if err := w.WriteHeader(&tar.Header{Name: file, Typeflag: tar.TypeReg, Mode: 0o644, Size: size}); err != nil {
@@ -324,16 +403,17 @@ func writeImage(to io.Writer, name string, src imageSource, layers []layer) erro
 		_, err := io.Copy(w, r)
 		return err
 	}
-	config := strings.TrimPrefix(src.id, "sha256:") + ".json"
+	sum := sha256.Sum256(parts.config)
+	config := hex.EncodeToString(sum[:]) + ".json"
 	manifest := []struct {
 		Config   string
 		RepoTags []string
 		Layers   []string
 	}{{Config: config, RepoTags: []string{name}, Layers: []string{}}}
-	if err := put(config, int64(len(src.config)), bytes.NewReader(src.config)); err != nil {
+	if err := put(config, int64(len(parts.config)), bytes.NewReader(parts.config)); err != nil {
 		return err
 	}
-	for i, l := range layers {
+	for i, l := range parts.layers {
 		file := fmt.Sprintf("%04d.tar", i)
 		manifest[0].Layers = append(manifest[0].Layers, file)
 		if l.size < 0 {

@@ -389,9 +389,27 @@ func TestPublic(t *testing.T) {
 	o.config["unfiltered_egress"], o.config["network"] = true, "sandboxes"
 	o.dir = t.TempDir()
 	e := o.opened(t)
-	h := up(t, e, order("public", o, public))
+	h := up(t, e, order("public", o, public, func(s *sandboxer.Spec) { s.Ports = []int{7777} }))
 	if got := run(t, e, h, "ls /sys/class/net | grep -v lo"); got == "" {
 		t.Error("it has no network")
+	}
+	// The addresses of its ports lead there from this machine.
+	if _, err := e.StartProcess(t.Context(), h, sandboxer.ProcessSpec{Args: []string{"/bin/echoer", "0.0.0.0:7777"}}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := e.WaitReady(t.Context(), h)
+	if err != nil || len(r.Ports) != 1 || r.Ports[0].Addr == "" {
+		t.Fatalf("WaitReady: %+v, %v; want one port with its address", r, err)
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		c, err := net.Dial("tcp", r.Ports[0].Addr)
+		if err == nil {
+			c.Close()
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
 	}
 	if _, err := e.Teardown(t.Context(), h); err != nil {
 		t.Fatal(err)

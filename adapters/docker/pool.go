@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"encoding/json"
+	"slices"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
@@ -90,6 +91,11 @@ func (e *extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxe
 		return h, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s was not completed", b.id)
 	case mode(string(spec.Network.Mode)) != mode(m.Mode):
 		return h, sandboxer.E(sandboxer.Unsupported, nil, "a warm sandbox keeps its network mode")
+	}
+	if grants, err := e.grants(spec); err != nil {
+		return h, err
+	} else if !slices.Equal(grants, m.Grants) {
+		return h, sandboxer.E(sandboxer.Unsupported, nil, "a warm sandbox keeps the capabilities that it was made with")
 	}
 	r.Claim, r.Stamp = digest, spec.Stamp
 	if err := e.remember(b.key(), r); err != nil {

@@ -44,6 +44,8 @@ func (e *extension) DefaultLimits(sandboxer.Spec) sandboxer.Limits {
 func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 	what := "input " + name + ": a path of the server's machine"
 	switch name {
+	case "grants":
+		what = "input grants: a capability beyond those that every sandbox has"
 	case sandboxer.RestrictedHost:
 		if _, err := e.host(spec.Host); err == nil {
 			return nil
@@ -73,8 +75,8 @@ func (e *extension) check(spec sandboxer.Spec) error {
 	switch {
 	case l.GPUs > 0:
 		return unsupported("leave the limit out", "%s gives no GPUs to sandboxes", e.env.Extension)
-	case l.DiskBytes > 0:
-		return unsupported("leave the limit out, or use ext.local", "%s cannot limit the disk of a sandbox", e.env.Extension)
+	case l.DiskBytes != 0 && l.DiskBytes < minDisk:
+		return sandboxer.E(sandboxer.Invalid, nil, "a disk limit of %d bytes is too small; the least is %d MiB", l.DiskBytes, minDisk>>20)
 	case l.MemoryBytes > 0 && l.MemoryBytes < minMemory:
 		return sandboxer.E(sandboxer.Invalid, nil, "a memory limit of %d bytes is too small for the agent; the least is %d MiB", l.MemoryBytes, minMemory>>20)
 	case l.PIDs > 0 && l.PIDs < minPIDs:
@@ -117,6 +119,12 @@ func (e *extension) check(spec sandboxer.Spec) error {
 		case err != nil || !fi.IsDir():
 			return sandboxer.E(sandboxer.Invalid, err, "input repo: %s is no directory that can be read on the server's machine", repo)
 		}
+	}
+	if _, err := e.grants(spec); err != nil {
+		return err
+	}
+	if err := e.checkRuntime(spec); err != nil {
+		return err
 	}
 	ref, _, err := e.imageOf(spec)
 	if err != nil {
@@ -174,6 +182,13 @@ func (e *extension) Place(ctx context.Context, spec sandboxer.Spec, avoid []stri
 	}
 	answers := make(chan answer, len(hosts))
 	err := each(hosts, func(h *host) error {
+		info, err := h.look(ctx)
+		if err == nil {
+			err = e.fits(h, info, spec)
+		}
+		if err != nil {
+			return err
+		}
 		c, err := e.room(ctx, h, spec.Limits)
 		if err == nil {
 			answers <- answer{h.name, c}
@@ -324,6 +339,14 @@ func (e *extension) fits(h *host, info engine.Info, spec sandboxer.Spec) error {
 	case spec.Limits.MilliCPU > 0 && !info.CPUCfsQuota:
 		return cannot("processors")
 	}
+	if err := e.hasRuntime(h, info); err != nil {
+		return err
+	}
+	if spec.Limits.DiskBytes > 0 {
+		if err := h.keepsDisk(info); err != nil {
+			return err
+		}
+	}
 	_, err := e.agentFor(info)
 	return err
 }
@@ -349,6 +372,13 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		return nil, err
 	}
 	limits := spec.Limits.Or(e.DefaultLimits(spec))
+	if m.Grants, err = e.grants(spec); err != nil {
+		return nil, err
+	}
+	storage, err := img.storage(limits.DiskBytes)
+	if err != nil {
+		return nil, err
+	}
 	m.V, m.Memory, m.Warm, m.Mode, m.Fuse, m.Stamp = madeVersion, limits.MemoryBytes, spec.Warm, string(spec.Network.Mode), spec.Fuse, spec.Stamp
 	m.Ports = spec.Ports
 	if m.Ports == nil {
@@ -379,14 +409,15 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		Entrypoint: []string{agentPath}, Cmd: []string{"init", "--listen=own:" + agentSocket, "--fuse=" + fuse},
 		Healthcheck: &engine.Healthcheck{Test: []string{"NONE"}},
 		HostConfig: engine.HostConfig{
-			NetworkMode: network, Memory: limits.MemoryBytes, MemorySwap: limits.MemoryBytes, NanoCpus: limits.MilliCPU * 1e6, PidsLimit: limits.PIDs,
-			CapDrop: []string{"ALL"}, CapAdd: guestCapabilities, SecurityOpt: []string{"no-new-privileges"}, IpcMode: "private",
-			LogConfig: &engine.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m"}},
-			Mounts:    []engine.MountConfig{{Type: "volume", Source: volume, Target: agentDir, ReadOnly: true, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}},
+			Runtime: e.cfg.Runtime, NetworkMode: network, Memory: limits.MemoryBytes, MemorySwap: limits.MemoryBytes, NanoCpus: limits.MilliCPU * 1e6, PidsLimit: limits.PIDs,
+			CapDrop: []string{"ALL"}, CapAdd: slices.Concat(guestCapabilities, m.Grants), SecurityOpt: []string{"no-new-privileges"}, IpcMode: "private",
+			LogConfig:  &engine.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m"}},
+			StorageOpt: storage,
+			Mounts:     []engine.MountConfig{{Type: "volume", Source: volume, Target: agentDir, ReadOnly: true, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}},
 		},
 	})
 	if err != nil {
-		return nil, err
+		return nil, h.noQuota(err)
 	}
 	err = h.api.ContainerCall(ctx, b.container, "start")
 	if err != nil && ctx.Err() == nil && !e.hasAgent(ctx, h, b.container, prog.Digest) {
@@ -445,6 +476,9 @@ func (e *extension) complete(ctx context.Context, b *box, m made, spec sandboxer
 
 func (e *extension) fill(ctx context.Context, c *agent.Client, b *box, m made, spec sandboxer.Spec) error {
 	if err := e.began(ctx, c, b); err != nil {
+		return err
+	}
+	if err := e.isolated(ctx, c, b.host, spec); err != nil {
 		return err
 	}
 	uid, gid, err := numeric(ctx, c, m.User)
@@ -651,8 +685,6 @@ func (e *extension) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxe
 	if m.Changed != "" {
 		r.Extra[sandboxer.ExtraChanged] = m.Changed
 	}
-	for _, p := range m.Ports {
-		r.Ports = append(r.Ports, sandboxer.Port{Port: p})
-	}
-	return r, nil
+	r.Ports, err = e.ports(ctx, b, m)
+	return r, err
 }

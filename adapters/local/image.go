@@ -26,7 +26,6 @@ import (
 
 	"github.com/erofs/go-erofs"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"golang.org/x/sys/unix"
 
@@ -453,7 +452,7 @@ func (s *imageStore) open(ctx context.Context, ref string, access images.Access)
 			return s.pull(ctx, ref, img)
 		}}, nil
 	case "dir":
-		digest, err := treeDigest(p, limits.Entries)
+		digest, err := images.DirDigest(p, limits.Entries)
 		return imageSource{digest: digest, tree: func(ctx context.Context) (*images.Tree, error) {
 			t := images.NewTree(limits)
 			return t, t.AddDir(ctx, p)
@@ -462,7 +461,7 @@ func (s *imageStore) open(ctx context.Context, ref string, access images.Access)
 	var img v1.Image
 	var err error
 	if kind == "oci" {
-		img, err = fromLayout(p, tag)
+		img, err = images.FromLayout(p, tag)
 	} else if img, err = tarball.ImageFromPath(p, nil); err != nil {
 		err = fmt.Errorf("not a saved image with exactly one image in it: %w", err)
 	}
@@ -513,28 +512,6 @@ func (s *imageStore) pull(ctx context.Context, ref string, img *images.Image) (*
 	}
 }
 
-// fromLayout picks the image of an OCI layout: the one tagged so, or the only one.
-func fromLayout(dir, tag string) (v1.Image, error) {
-	idx, err := layout.ImageIndexFromPath(dir)
-	if err != nil {
-		return nil, err
-	}
-	m, err := idx.IndexManifest()
-	if err != nil {
-		return nil, err
-	}
-	var found []v1.Descriptor
-	for _, d := range m.Manifests {
-		if d.MediaType.IsImage() && (tag == "" || d.Annotations["org.opencontainers.image.ref.name"] == tag) {
-			found = append(found, d)
-		}
-	}
-	if len(found) != 1 {
-		return nil, fmt.Errorf("%d images match; name one as oci:%s:TAG", len(found), dir)
-	}
-	return idx.Image(found[0].Digest)
-}
-
 // complete adds what every sandbox needs: mount points, name service and the workspace.
 // What the image has is kept, but for the name service.
 func (s *imageStore) complete(t *images.Tree, config v1.Config) error {
@@ -576,33 +553,6 @@ func (s *imageStore) complete(t *images.Tree, config v1.Config) error {
 		}
 	}
 	return nil
-}
-
-// treeDigest identifies a directory's content by names, sizes, modes and times of
-// change, without reading the files.
-func treeDigest(root string, maxEntries int) (string, error) {
-	sum := sha256.New()
-	enc := json.NewEncoder(sum)
-	n := 0
-	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if n++; n > maxEntries {
-			return fmt.Errorf("it has more than %d files, directories and links", maxEntries)
-		}
-		fi, err := d.Info()
-		if err != nil {
-			return err
-		}
-		var ino uint64
-		var ctime int64
-		if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-			ino, ctime = st.Ino, st.Ctim.Nano()
-		}
-		return enc.Encode([]any{p, fi.Mode(), fi.Size(), fi.ModTime().UnixNano(), ino, ctime})
-	})
-	return hex.EncodeToString(sum.Sum(nil)), err
 }
 
 // stopMain gives the main process of an image that names a stop signal the time to

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -19,8 +20,8 @@ var programs struct {
 	built map[string]error
 }
 
-// Program builds the program of the package pkg of this module ("cmd/sandboxer-agent"), static, once
-// for all tests of a process, and returns its path. The process's TestMain calls Remove at its end.
+// Program builds the program of the package pkg of this module ("cmd/sandboxer-agent"), or of one that
+// it needs ("gvisor.dev/gvisor/runsc"), static, once for all tests of a process, and returns its path. The process's TestMain calls Remove at its end.
 func Program(t testing.TB, pkg string) string {
 	t.Helper()
 	programs.Lock()
@@ -35,7 +36,11 @@ func Program(t testing.TB, pkg string) string {
 	file := filepath.Join(programs.dir, path.Base(pkg))
 	err, done := programs.built[pkg]
 	if !done {
-		build := exec.Command("go", "build", "-o", file, module+pkg)
+		full := module + pkg
+		if first, _, _ := strings.Cut(pkg, "/"); strings.Contains(first, ".") {
+			full = pkg
+		}
+		build := exec.Command("go", "build", "-o", file, full)
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, berr := build.CombinedOutput(); berr != nil {
 			err = fmt.Errorf("building %s: %w: %s", pkg, berr, out)

@@ -327,10 +327,12 @@ type Info struct {
 	MemoryLimit     bool
 	SwapLimit       bool
 	PidsLimit       bool
-	CPUCfsQuota     bool `json:"CpuCfsQuota"`
-	Driver          string
+	CPUCfsQuota     bool       `json:"CpuCfsQuota"`
+	Driver          string     // that keeps containers' files
+	DriverStatus    [][]string // names and values of what it says of itself
 	SecurityOptions []string
-	Podman          bool `json:"-"`
+	Runtimes        map[string]json.RawMessage // by name
+	Podman          bool                       `json:"-"`
 }
 
 // Arch is the architecture as Go calls it.
@@ -342,6 +344,16 @@ func (i Info) Arch() string {
 		return "arm64"
 	}
 	return i.Architecture
+}
+
+// Backing is the file system that containers' files are on, "" where the engine does not say it.
+func (i Info) Backing() string {
+	for _, s := range i.DriverStatus {
+		if len(s) == 2 && s[0] == "Backing Filesystem" {
+			return s[1]
+		}
+	}
+	return ""
 }
 
 // Info asks what the engine is.
@@ -373,6 +385,7 @@ type Healthcheck struct{ Test []string }
 
 // A HostConfig says how a container is held.
 type HostConfig struct {
+	Runtime      string   `json:",omitempty"`
 	NetworkMode  string   `json:",omitempty"`
 	Memory       int64    `json:",omitempty"`
 	MemorySwap   int64    `json:",omitempty"`
@@ -465,13 +478,14 @@ type ContainerDetail struct {
 		Paused     bool
 		OOMKilled  bool
 		ExitCode   int
+		Pid        int // of the first process, on the engine's machine
 		Error      string
 		StartedAt  time.Time
 		FinishedAt time.Time
 	}
 	NetworkSettings struct {
 		IPAddress string
-		Networks  map[string]struct{ IPAddress string }
+		Networks  map[string]struct{ IPAddress, GlobalIPv6Address string }
 	}
 	Mounts []struct {
 		Type        string

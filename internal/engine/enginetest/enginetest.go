@@ -5,6 +5,7 @@ package enginetest
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -61,6 +62,15 @@ func (d *Docker) Start(t testing.TB) string {
 		t.Skip(d.err)
 	}
 	return "DOCKER_HOST=" + d.host
+}
+
+// GVisor has the engine's runtime runsc be program.
+func (d *Docker) GVisor(t testing.TB, program string) {
+	t.Helper()
+	d.Start(t)
+	if err := os.Symlink(program, filepath.Join(d.dir, "runsc")); err != nil && !errors.Is(err, os.ErrExist) {
+		t.Fatal(err)
+	}
 }
 
 // keep starts the engine, which ends with this process however that ends.

@@ -1,0 +1,60 @@
+package docker
+
+import (
+	"context"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/engine"
+)
+
+// ports are those that a sandbox names, each with the address by which the broker's machine reaches it, if
+// there is one: that of a container which has the engine's network, on this machine. All are reached
+// by Dial, also without.
+func (e *extension) ports(ctx context.Context, b *box, m made) ([]sandboxer.Port, error) {
+	var all []sandboxer.Port
+	for _, p := range m.Ports {
+		all = append(all, sandboxer.Port{Port: p})
+	}
+	if len(all) == 0 || !b.host.local || mode(m.Mode) == string(sandboxer.NetworkNone) {
+		return all, nil
+	}
+	info, err := b.host.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(info.SecurityOptions, func(o string) bool { return strings.Contains(o, "rootless") }) {
+		return all, nil // its networks are its account's
+	}
+	c, err := b.host.api.InspectContainer(ctx, b.container)
+	if err != nil {
+		return nil, err
+	}
+	p, err := b.host.here(c)
+	if err != nil {
+		return all, nil
+	}
+	p.Close()
+	if ip := networkAddress(c); ip != "" {
+		for i := range all {
+			all[i].Addr = net.JoinHostPort(ip, strconv.Itoa(all[i].Port))
+		}
+	}
+	return all, nil
+}
+
+// networkAddress is the one of a container in its network, "" without.
+func networkAddress(c engine.ContainerDetail) string {
+	for _, n := range c.NetworkSettings.Networks { // there is but one
+		if n.IPAddress != "" {
+			return n.IPAddress
+		}
+		if n.GlobalIPv6Address != "" {
+			return n.GlobalIPv6Address
+		}
+	}
+	return ""
+}
