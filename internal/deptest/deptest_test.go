@@ -48,6 +48,7 @@ var arrows = map[string][]string{
 	"internal/catalog":   {".", "internal/suggest"},
 	"internal/edge":      {".", "api", "internal/manager"},
 	"internal/protocol":  {".", "internal/strictjson"},
+	"internal/aioserver": {".", "internal/strictjson"},
 	"internal/portproxy": {".", "internal/edge", "internal/manager"},
 	"internal/server":    {".", "api", "internal/edge", "internal/manager", "internal/strictjson", "internal/suggest"},
 	"internal/cli": {".", "api", "agent", "adapters", "extensiontest", "internal/backend", "internal/catalog", "internal/checkpoint/...", "internal/confine", "internal/edge", "internal/manager",
