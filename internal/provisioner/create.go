@@ -112,7 +112,7 @@ func (o order) asked() sandboxer.Thread {
 	return t
 }
 
-// create makes a sandbox, or finds the one there is, and answers when it runs, or after createTime as
+// create makes a sandbox, or finds the one there is, and answers when it runs, or after some 25 s as
 // it stands then.
 func (p *Provisioner) create(w http.ResponseWriter, r *http.Request) error {
 	body, err := edge.ReadAll(r, maxBody, bodyTime)
@@ -129,7 +129,7 @@ func (p *Provisioner) create(w http.ResponseWriter, r *http.Request) error {
 		writeJSON(w, http.StatusConflict, map[string]any{"detail": map[string]any{"code": "mount_contract_changed", "actual": mountContract}})
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), createTime)
+	ctx, cancel := context.WithTimeout(r.Context(), p.patience)
 	defer cancel()
 	sb, err := p.ensure(ctx, o)
 	if err != nil && ctx.Err() != nil && r.Context().Err() == nil { // the work goes on
@@ -137,7 +137,7 @@ func (p *Provisioner) create(w http.ResponseWriter, r *http.Request) error {
 		if sb, ferr = p.find(r.Context(), o.id); ferr == nil && o.has(sb) {
 			err = nil
 		} else {
-			e := sandboxer.E(sandboxer.Unavailable, err, "sandbox %s could not be begun within %s", o.id, sandboxer.FormatDuration(createTime))
+			e := sandboxer.E(sandboxer.Unavailable, err, "sandbox %s could not be begun within %s", o.id, sandboxer.FormatDuration(p.patience))
 			err = e.WithHint("ask again: the one before it is still being removed, or there is no room")
 		}
 	}
@@ -323,7 +323,7 @@ func (p *Provisioner) userData(tenant string, o order) (mounts []sandboxer.Mount
 		if err := makeDirs(root, dir, owner); err != nil {
 			return nil, unusable(err)
 		}
-		mounts = append(mounts, sandboxer.Mount{Source: filepath.Join(p.opts.UserData, dir), Target: userDataPath + "/" + name})
+		mounts = append(mounts, sandboxer.Mount{Source: filepath.Join(p.opts.UserData, dir), Target: p.data + "/" + name})
 	}
 	return mounts, nil
 }

@@ -45,7 +45,7 @@ func (b *boxRouter) route(id string, token sandboxer.Secret, rest string) edge.R
 		if err != nil {
 			return nil, sandboxer.Principal{}, nil, err
 		}
-		v := &visit{Bearer: in, sb: sb, patience: createTime}
+		v := &visit{Bearer: in, sb: sb, patience: b.p.patience}
 		if rest == "/v1/sandbox" { // whoever asks that asks again soon
 			v.patience = readyTime
 		}
@@ -93,9 +93,9 @@ func (p *Provisioner) prepareFor(ctx context.Context, b *manager.Bearer, sb *san
 	if p.isPrepared(one) {
 		return nil
 	}
-	dirs := []string{userDataPath}
+	dirs := []string{p.data}
 	for _, d := range userDirs {
-		dirs = append(dirs, userDataPath+"/"+d)
+		dirs = append(dirs, p.data+"/"+d)
 	}
 	x, err := b.Exec(ctx, sandboxer.Cmd{Args: append([]string{"mkdir", "-p", "-m", "0777", "--"}, dirs...), Dir: "/", User: "0"})
 	if ctx.Err() != nil {

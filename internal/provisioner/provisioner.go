@@ -77,6 +77,9 @@ type Provisioner struct {
 	m    *manager.Manager
 	opts Options
 	aio  *aioserver.Server
+	data string // where the files of users are inside
+	// patience is how long a create waits, and a call for a sandbox that does not run yet.
+	patience time.Duration
 
 	mu       sync.Mutex
 	prepared map[object]struct{} // those that have /mnt/user-data
@@ -93,7 +96,7 @@ func New(m *manager.Manager, o Options) *Provisioner {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	p := &Provisioner{m: m, opts: o, prepared: map[object]struct{}{}}
+	p := &Provisioner{m: m, opts: o, data: userDataPath, patience: createTime, prepared: map[object]struct{}{}}
 	p.aio = aioserver.New(aioserver.Options{
 		Sandboxes: boxes{p}, StatusOK: o.StatusOK, SpoolDir: o.SpoolDir,
 		Failed: func(ctx context.Context, err error) { edge.LogError(ctx, err) },
