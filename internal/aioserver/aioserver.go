@@ -41,8 +41,8 @@ type Sandbox struct {
 // Options of New.
 type Options struct {
 	Sandboxes Sandboxes
-	// StatusOK answers failed calls with the status 200 and "success": false, as images from 1.9
-	// on do; otherwise they have an HTTP status that says so.
+	// StatusOK answers operations on files that fail with the status 200 and "success": false, as
+	// images from 1.9 on do; otherwise they have an HTTP status that says so.
 	StatusOK bool
 	// Failed is told of every error that is answered, with its cause, for the log. nil: nobody is.
 	Failed func(ctx context.Context, err error)
@@ -56,29 +56,51 @@ type Server struct {
 	opts   Options
 	ctx    context.Context // of commands
 	cancel context.CancelFunc
-	work   sync.WaitGroup // commands
+	memory *memory
+
+	mu     sync.Mutex
+	spools map[string]int // contents that wait in files: all at "", those of a tenant at its name and a slash
+	closed bool
+	known  map[string]*sandboxState
+	pruned int64          // unix time
+	work   sync.WaitGroup // commands; added to under mu
 }
 
 // New returns a Server without sessions.
 func New(o Options) *Server {
-	s := &Server{opts: o}
+	s := &Server{opts: o, memory: newMemory(), known: map[string]*sandboxState{}, spools: map[string]int{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
 
 // Serve answers a request for something below /v1/, where r.URL.Path begins, about a sandbox. The
 // principal of r's ctx is who uses the sandbox. When that ctx ends, so does what the request waits
-// for; a ctx of edge.Stream is wanted, since answers are flushed.
+// for; who mounts a Server behind an edge gives it a ctx of edge.Stream, since answers are flushed.
 func (s *Server) Serve(w http.ResponseWriter, r *http.Request, sb Sandbox) {
-	http.Error(w, "not yet", http.StatusNotImplemented)
+	c := &call{s: s, w: w, r: r, sb: sb, who: account{sandboxer.PrincipalFrom(r.Context()).Tenant, sb.ID}}
+	defer c.release()
+	if err := c.route(); err != nil {
+		c.fail(err)
+	}
 }
 
 // Forget ends the commands and drops the sessions of the sandbox with an ID. It is to be called when the
 // sandbox has ended.
-func (s *Server) Forget(id string) {}
+func (s *Server) Forget(id string) {
+	s.mu.Lock()
+	st := s.known[id]
+	delete(s.known, id)
+	s.mu.Unlock()
+	if st != nil {
+		s.drop(st)
+	}
+}
 
-// Close ends all commands, and waits for that.
+// Close ends all commands, and waits for that. Requests that come later are refused.
 func (s *Server) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
 	s.cancel()
 	s.work.Wait()
 }
