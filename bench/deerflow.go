@@ -28,7 +28,7 @@ const (
 	doorOwnRead  = "deer-flow: a file of 50 MB by our API"
 	doorFileSize = 50_000_000
 
-	deerflowPool = 3 // warm ones, as many as deer-flow keeps by itself
+	replicas = 3 // as many as deer-flow keeps by itself
 )
 
 // deerflow measures deer-flow's door beside our own API, and then runs the scenarios that deer-flow
@@ -40,17 +40,13 @@ func (b *bench) deerflow(ctx context.Context) error {
 	}
 	addr := l.Addr().String()
 	l.Close()
-	more := fmt.Sprintf("idle: 10m\non_idle: pause\nauto_resume: true\npool:\n  size: %d", deerflowPool)
 	files := map[string]string{
-		deerflowProfile: like(deerflowProfile, more),
+		deerflowProfile: like(deerflowProfile, "idle: 10m\non_idle: pause\nauto_resume: true"),
 		"config":        fmt.Sprintf("listen: %s\ndeerflow: true\ndeerflow_anonymous: true\ndeerflow_profile: %s\n", addr, deerflowProfile),
 	}
 	return b.withServer(ctx, b.bin, "w", files, func(br *broker) error {
 		d := &door{base: "http://" + addr, http: &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 16}}}
 		defer d.http.CloseIdleConnections()
-		if err := br.fill(ctx, deerflowProfile, deerflowPool); err != nil {
-			return err
-		}
 		if err := b.byDoor(ctx, br, d); err != nil {
 			return err
 		}
@@ -154,11 +150,8 @@ func (b *bench) scenarios(ctx context.Context, br *broker, d *door) error {
 	if err := d.release(ctx, threadID("same")); err != nil {
 		return err
 	}
-	// Each turn another thread, of which the pool has a sandbox.
+	// Each turn another thread.
 	for range rounds {
-		if err := br.fill(ctx, deerflowProfile, deerflowPool); err != nil {
-			return err
-		}
 		s, err := turn("cold_unique_thread", next("cold"), "noop")
 		if err != nil {
 			return err
@@ -167,12 +160,9 @@ func (b *bench) scenarios(ctx context.Context, br *broker, d *door) error {
 			return err
 		}
 	}
-	// More threads at once than the pool has sandboxes.
-	const many = 4 * deerflowPool
+	// More threads at once than deer-flow keeps sandboxes.
+	const many = 4 * replicas
 	for range max(1, rounds/3) {
-		if err := br.fill(ctx, deerflowProfile, deerflowPool); err != nil {
-			return err
-		}
 		threads := make([]string, many)
 		for i := range threads {
 			threads[i] = next("miss")
@@ -203,27 +193,17 @@ func (b *bench) scenarios(ctx context.Context, br *broker, d *door) error {
 	}
 	// As many at once as deer-flow keeps (three), and more: each goes when its turn is over.
 	for range rounds {
-		threads := make([]string, 2*deerflowPool)
+		threads := make([]string, 2*replicas)
 		for i := range threads {
 			threads[i] = next("pressure")
 		}
-		_, failed := measure.Load{Count: len(threads), Width: deerflowPool}.Run(ctx, func(i int) error {
+		_, failed := measure.Load{Count: len(threads), Width: replicas}.Run(ctx, func(i int) error {
 			_, err := turn("replica_pressure", threads[i], "fs_1mb")
 			return errors.Join(err, d.release(ctx, threadID(threads[i])))
 		})
 		if err := errors.Join(failed...); err != nil {
 			return err
 		}
-	}
-	all, err := br.metrics()
-	if err != nil {
-		return err
-	}
-	from := func(what string) float64 {
-		return all[fmt.Sprintf(`sandboxer_pool_creates_total{from="%s",profile="%s"}`, what, deerflowProfile)]
-	}
-	if n := from("pool") + from("cold"); n > 0 {
-		b.r.fact("deer-flow: creates answered from the pool", "%.0f of %.0f", from("pool"), n)
 	}
 	return nil
 }
