@@ -285,6 +285,9 @@ type Principal struct {
 	Actor  string // for events: "key:<id>", "unix:<uid>", …
 	KeyID  string // the API key used, if any
 	Scopes []Scope
+	// Vouches names what of a request (RestrictedMounts) whoever let the principal in stands
+	// for, as an administrator would: a front door that holds it to what its operator said.
+	Vouches []string
 }
 
 // Scope is one right of a principal.

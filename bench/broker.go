@@ -53,12 +53,16 @@ func like(id, more string) string {
 	return fmt.Sprintf("id: %s\nextension: ext.local\nisolation: gvisor\nrequires: [exec, files]\nnetwork: none\nlimits:\n  disk: 8GiB\nttl: 30m\n%s\n", id, more)
 }
 
-// startBroker starts the server in dir, with profiles and extensions of its own by their IDs.
+// startBroker starts the server in dir, with profiles and extensions of its own by their IDs, and
+// settings by the name config.
 func startBroker(ctx context.Context, bin, dir string, files map[string]string) (*broker, error) {
 	b := &broker{dir: dir, socket: filepath.Join(dir, "api.sock"), died: make(chan struct{})}
 	for id, text := range files {
 		in := filepath.Join(dir, "profiles")
-		if strings.HasPrefix(id, "ext.") {
+		switch {
+		case id == "config":
+			in = dir
+		case strings.HasPrefix(id, "ext."):
 			in = filepath.Join(dir, "extensions")
 		}
 		if err := errors.Join(os.MkdirAll(in, 0o755), os.WriteFile(filepath.Join(in, id+".yaml"), []byte(text), 0o644)); err != nil {

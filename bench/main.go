@@ -74,6 +74,7 @@ func main() {
 		{"checkpoints", "only portable checkpoints", []string{checkpointStep}},
 		{"compose", "only compose projects over ssh", []string{prepareStep, composeStep}},
 		{"containers", "only containers of an engine", []string{prepareStep, containersStep}},
+		{"deerflow", "only deer-flow's door", []string{deerflowStep}},
 		{"builds", "only the comparison with the build of -before", []string{beforeStep}},
 		{"density", "only snapshots with memory, a hundred sandboxes, bursts and the network",
 			[]string{prepareStep, snapshotStep, idleStep, burstStep, poolStep, networkStep}},
@@ -190,6 +191,7 @@ func run(ctx context.Context, o options, say func(string)) (_ *report, err error
 		{sshStep, false, b.overSSH},
 		{composeStep, true, b.composeProjects},
 		{containersStep, true, b.containers},
+		{deerflowStep, true, b.deerflow},
 	}
 	for _, s := range steps {
 		if o.only != nil && !slices.Contains(o.only, s.what) || s.what == beforeStep && b.before == "" {
@@ -811,6 +813,7 @@ func (b *bench) bars() {
 	b.sshBars()
 	b.composeBars()
 	b.containerBars()
+	b.deerflowBars()
 	b.checkpointBars()
 	b.densityBars()
 	b.besideBars()

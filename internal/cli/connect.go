@@ -195,7 +195,7 @@ func (f *factory) embed(ctx context.Context) (_ *session, err error) {
 	}
 	sctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	front, closeDoors := newEdge(b, edge.Options{Log: log}, server.Options{Data: cfg.Dir, Metrics: metrics}, nil)
+	front, closeDoors := newEdge(b, edge.Options{Log: log}, server.Options{Data: cfg.Dir, Metrics: metrics}, nil, nil)
 	go func() { done <- front.Serve(sctx, l) }()
 	end := func() error {
 		stop()

@@ -14,6 +14,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/edge"
 	"github.com/sand-boxer/sandboxer/internal/manager"
+	"github.com/sand-boxer/sandboxer/internal/provisioner"
 	"github.com/sand-boxer/sandboxer/internal/server"
 )
 
@@ -26,6 +27,9 @@ var open = map[string]map[string]string{
 	"port proxy": {
 		"port proxy": "redirects to the same address with a slash, or with the token in a cookie",
 	},
+	"deer-flow health": {
+		"GET /health": "deer-flow asks it without a key; it names nothing",
+	},
 }
 
 // TestEveryDoor goes through all doors and all of their routes: nobody who is not
@@ -36,7 +40,7 @@ func TestEveryDoor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	e, closeDoors := newEdge(b, edge.Options{}, server.Options{Metrics: server.NewMetrics()}, &url.URL{Scheme: "https", Host: "ports.example.org"})
+	e, closeDoors := newEdge(b, edge.Options{}, server.Options{Metrics: server.NewMetrics()}, &url.URL{Scheme: "https", Host: "ports.example.org"}, &provisioner.Options{Profile: "profile.local", Anonymous: true})
 	defer closeDoors()
 	admin := sandboxer.WithPrincipal(t.Context(), sandboxer.Principal{Tenant: "default", Actor: "test", Scopes: sandboxer.Scopes()})
 	k, _, err := b.manager.CreateKey(admin, manager.NewKey{Name: "test", Tenant: "acme", Scopes: sandboxer.Scopes()})
@@ -86,7 +90,7 @@ func TestEveryDoor(t *testing.T) {
 				}
 				continue
 			}
-			if d.Name != "REST" {
+			if d.Name == "port proxy" || d.Name == "deer-flow sandboxes" {
 				continue // below
 			}
 			if !slices.Contains(sandboxer.Scopes(), r.Access.Scope()) {
@@ -97,9 +101,11 @@ func TestEveryDoor(t *testing.T) {
 			if strings.Contains(path, "{") {
 				t.Fatalf("%s has a part that the test does not know", r.Pattern)
 			}
+			keyHeader := map[string]string{"REST": "X-API-Key", "deer-flow provisioner": "Authorization"}[d.Name]
+			bad := "sbx_key_" + id + "_guess"
 			for what, header := range map[string][]string{
-				"nothing": nil, "an unknown key": {"Authorization", "Bearer sbx_key_zzzzzzzz_guess"}, "a wrong secret": {"Authorization", "Bearer sbx_key_" + id + "_guess"},
-				"an empty key": {"Authorization", "Bearer "}, "no key": {"Authorization", "Basic dTpw"}, "a key where it is not looked for": {"X-API-Key", k.Reveal()},
+				"nothing": nil, "a bad key where deer-flow sends it": {"X-API-Key", bad}, "an unknown key": {"Authorization", "Bearer sbx_key_zzzzzzzz_guess"}, "a wrong secret": {"Authorization", "Bearer sbx_key_" + id + "_guess"},
+				"an empty key": {"Authorization", "Bearer "}, "no key": {"Authorization", "Basic dTpw"}, "a key where it is not looked for": {keyHeader, k.Reveal()},
 				"a stream": {"Connection", "Upgrade", "Upgrade", "websocket"},
 			} {
 				w, body := stranger(method, "", path, header...)
@@ -107,7 +113,7 @@ func TestEveryDoor(t *testing.T) {
 			}
 		}
 	}
-	if slices.Sort(names); !slices.Equal(names, []string{"REST", "port proxy"}) {
+	if slices.Sort(names); !slices.Equal(names, []string{"REST", "deer-flow health", "deer-flow provisioner", "deer-flow sandboxes", "port proxy"}) {
 		t.Errorf("the doors are %q: a new one needs its part of this test", names)
 	}
 	if n < 60 {
@@ -115,6 +121,7 @@ func TestEveryDoor(t *testing.T) {
 	}
 
 	const token = "sbx_port_AQBQAAAAAQAAAAAAAAABAAAAAGAAAABhYmNkZWZnaAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+	const box = "sbx_box_AAAAAQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 	named := "80-abcdefgh.ports.example.org"
 	for _, method := range []string{"GET", "POST", "PUT", "OPTIONS"} {
 		for _, upgrade := range [][]string{nil, {"Connection", "Upgrade", "Upgrade", "websocket"}} {
@@ -128,6 +135,8 @@ func TestEveryDoor(t *testing.T) {
 				{named, "/?sbx_token=" + token, []string{"Accept", "text/html"}}, {named, "/", []string{"X-Sandboxer-Token", token}},
 				{named, "/", []string{"Cookie", "__Host-sbx-port=" + token, "Sec-Fetch-Site", "same-origin"}},
 				{"x.ports.example.org", "/", nil},
+				{"", "/s/abcdefgh/" + box + "/v1/sandbox", nil}, {"", "/s/abcdefgh/" + box + "/v1/bash/exec", []string{"X-API-Key", k.Reveal()}},
+				{"", "/s/abcdefgh/", nil}, {"", "/s/", nil}, {"", "/s/abcdefgh//v1/sandbox", []string{"Authorization", "Bearer " + k.Reveal()}},
 			} {
 				w, body := stranger(method, r.host, r.path, slices.Concat(r.header, upgrade)...)
 				refused(method+" "+r.host+r.path+" "+strings.Join(r.header, " "), w, body)

@@ -26,6 +26,7 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/edge"
 	"github.com/sand-boxer/sandboxer/internal/portproxy"
+	"github.com/sand-boxer/sandboxer/internal/provisioner"
 	"github.com/sand-boxer/sandboxer/internal/server"
 )
 
@@ -36,6 +37,7 @@ type serveOptions struct {
 	cert, key      string // files
 	insecure       bool
 	portURL        string
+	deerflow       bool
 	logFormat      string
 }
 
@@ -74,6 +76,10 @@ func newCmdServe(f *factory, runF func(context.Context, *serveOptions) error) *c
 			if err := checkPortURL(o.portURL); err != nil {
 				return err
 			}
+			o.deerflow = o.deerflow || s.get("deerflow") == "true"
+			if o.deerflow && o.listen == "" {
+				return invalid("--deerflow is given, and there is no TCP listener that deer-flow could reach").WithHint("add --listen, for example: sandboxer serve --deerflow --listen 127.0.0.1:8080")
+			}
 			if len(o.hosts) == 0 && s.get("hosts") != "" {
 				o.hosts = strings.Split(s.get("hosts"), ",")
 			}
@@ -101,6 +107,7 @@ func newCmdServe(f *factory, runF func(context.Context, *serveOptions) error) *c
 	c.Flags().StringVar(&o.key, "tls-key", "", "`file` with the certificate's private key (SANDBOXER_TLS_KEY)")
 	c.Flags().BoolVar(&o.insecure, "insecure", false, "listen without TLS also where other machines reach it: a proxy in front speaks TLS (SANDBOXER_INSECURE)")
 	c.Flags().StringVar(&o.portURL, "port-url", "", "`address` below whose host open ports have names of their own: https://ports.example.org (SANDBOXER_PORT_URL)")
+	c.Flags().BoolVar(&o.deerflow, "deerflow", false, "let deer-flow in, by the API of its provisioner (SANDBOXER_DEERFLOW)")
 	c.Flags().StringVar(&o.logFormat, "log-format", "", "text or json (SANDBOXER_LOG_FORMAT)")
 	complete(c, "log-format", logFormats...)
 	return c
@@ -190,7 +197,13 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 				return checkPortURL(o.portURL)
 			}
 		}
-		front, closeDoors := newEdge(b, edge.Options{Log: log, Hosts: o.hosts}, server.Options{Data: cfg.Dir, WentBack: b.store.WentBack(), Metrics: metrics, Reload: b.reload}, ports)
+		var deerflow *provisioner.Options
+		if o.deerflow {
+			if deerflow, err = b.deerflow(s); err != nil {
+				return err
+			}
+		}
+		front, closeDoors := newEdge(b, edge.Options{Log: log, Hosts: o.hosts}, server.Options{Data: cfg.Dir, WentBack: b.store.WentBack(), Metrics: metrics, Reload: b.reload}, ports, deerflow)
 		defer closeDoors()
 		tell(log, "READY=1")
 		return front.Serve(ctx, listeners...)
@@ -201,17 +214,24 @@ func serveRun(ctx context.Context, o *serveOptions) error {
 	return errors.Join(err, b.Close())
 }
 
-// newEdge puts the doors of a broker together: the REST interface, and the ports of its
-// sandboxes, on names of their own below ports if that is not nil. close lets go of what
-// the doors hold.
-func newEdge(b *broker, eo edge.Options, so server.Options, ports *url.URL) (_ *edge.Edge, close func()) {
+// newEdge puts the doors of a broker together: the REST interface, the ports of its
+// sandboxes, on names of their own below ports if that is not nil, and deer-flow's where
+// there are options for it. close lets go of what the doors hold.
+func newEdge(b *broker, eo edge.Options, so server.Options, ports *url.URL, deerflow *provisioner.Options) (_ *edge.Edge, close func()) {
 	proxy := portproxy.New(b.manager, ports)
 	so.Version, so.Owner, so.PortURL = version(), b.owner, proxy.URL
 	eo.Observe = so.Metrics.Request
 	e := edge.New(b.manager, eo)
 	e.Mount(server.New(b.manager, so).Door())
 	e.Mount(proxy.Door())
-	return e, proxy.Close
+	if deerflow == nil {
+		return e, proxy.Close
+	}
+	p := provisioner.New(b.manager, *deerflow)
+	for _, d := range p.Doors() {
+		e.Mount(d)
+	}
+	return e, func() { p.Close(); proxy.Close() }
 }
 
 // stopsWithin is how long a server that is told to stop takes at most, whatever hangs: less

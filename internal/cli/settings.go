@@ -57,6 +57,15 @@ func settingDefs() []settingDef {
 		{key: "insecure", help: "true lets the TCP listener do without TLS where other machines reach it", check: oneOf("yes or no", []string{"true", "false"})},
 		{key: "tls_ca", help: "PEM file with further authorities whose certificates are trusted for url", path: true},
 		{key: "port_url", help: "address below whose host every open port of a sandbox has a name of its own: https://ports.example.org", check: checkPortURL},
+		{key: "deerflow", help: "true lets deer-flow in, by the API of its provisioner", check: oneOf("yes or no", []string{"true", "false"})},
+		{key: "deerflow_profile", help: "profile of deer-flow's sandboxes"},
+		{key: "deerflow_public_url", help: "address by which deer-flow reaches the server; empty means as it was asked by", check: checkPublicURL},
+		{key: "deerflow_user_data", help: "directory for the files of users, mounted at /mnt/user-data; empty means that they end with the sandbox", path: true},
+		{key: "deerflow_skills", help: "directory whose public and legacy skills are mounted below /mnt/skills", path: true},
+		{key: "deerflow_mount_roots", help: "directories, with commas between, in which lies what deer-flow may mount; with :ro behind, only for reading", check: checkMountRoots},
+		{key: "deerflow_ignore_mounts", help: "true leaves out what deer-flow mounts from elsewhere, which is refused otherwise: its machine is another one", check: oneOf("yes or no", []string{"true", "false"})},
+		{key: "deerflow_anonymous", help: "true lets programs of this machine use that API without a key, as the tenant default", check: oneOf("yes or no", []string{"true", "false"})},
+		{key: "deerflow_status_ok", help: "true answers failed calls inside of sandboxes with the status 200, as newer all-in-one images do", check: oneOf("yes or no", []string{"true", "false"})},
 		{key: "no_new_privileges", help: "false lets programs that the server starts gain rights by set-user-ID, as sudo in an ordinary user's Packer template does", check: oneOf("yes or no", []string{"true", "false"})},
 		{key: "log_dir", help: "where a server started in the background logs to", path: true},
 		{key: "log_level", help: "debug, info, warn or error", check: oneOf("log level", logLevels)},
@@ -205,6 +214,7 @@ type places struct {
 func (f *factory) places() (*places, error) {
 	p := &places{defaults: map[string]string{
 		"output": "table", "progress": "auto", "log_level": "info", "log_format": "text", "profile": "profile.local",
+		"deerflow_profile": "profile.deer-flow",
 		"backup_every": "1h", "keep_backups": "24", "keep_history": "30d", "no_new_privileges": "true",
 	}}
 	set := func(data, logs, socket string) {

@@ -32,26 +32,28 @@ const module = "github.com/sand-boxer/sandboxer"
 
 // arrows says which packages of this module each package may import, as paths below
 // the module ("." is the root package, "x/..." is x and what is below it). Arrows
-// point inwards: cmd → cli → the front doors (server, portproxy) → edge → manager →
+// point inwards: cmd → cli → the front doors (server, portproxy, provisioner) → edge → manager →
 // backend → root; a door knows no other, everything else hangs beside, and only cli puts
 // it together.
 var arrows = map[string][]string{
-	".":                  {},
-	"api":                {"."},
-	"agent":              {".", "agent/proto/...", "internal/procs", "internal/safetar"},
-	"agent/proto":        {},
-	"extension":          {".", "internal/catalog", "internal/protocol"},
-	"extensiontest":      {".", "internal/backend"},
-	"adapters":           {".", "adapters/..."},
-	"internal/backend":   {"."},
-	"internal/manager":   {".", "internal/backend", "internal/procnet", "internal/strictjson", "internal/suggest"},
-	"internal/catalog":   {".", "internal/suggest"},
-	"internal/edge":      {".", "api", "internal/manager"},
-	"internal/protocol":  {".", "internal/strictjson"},
-	"internal/portproxy": {".", "internal/edge", "internal/manager"},
-	"internal/server":    {".", "api", "internal/edge", "internal/manager", "internal/strictjson", "internal/suggest"},
+	".":                    {},
+	"api":                  {"."},
+	"agent":                {".", "agent/proto/...", "internal/procs", "internal/safetar"},
+	"agent/proto":          {},
+	"extension":            {".", "internal/catalog", "internal/protocol"},
+	"extensiontest":        {".", "internal/backend"},
+	"adapters":             {".", "adapters/..."},
+	"internal/backend":     {"."},
+	"internal/manager":     {".", "internal/backend", "internal/procnet", "internal/strictjson", "internal/suggest"},
+	"internal/catalog":     {".", "internal/suggest"},
+	"internal/edge":        {".", "api", "internal/manager"},
+	"internal/protocol":    {".", "internal/strictjson"},
+	"internal/aioserver":   {".", "internal/strictjson"},
+	"internal/portproxy":   {".", "internal/edge", "internal/manager"},
+	"internal/provisioner": {".", "api", "internal/aioserver", "internal/edge", "internal/manager", "internal/strictjson"},
+	"internal/server":      {".", "api", "internal/edge", "internal/manager", "internal/strictjson", "internal/suggest"},
 	"internal/cli": {".", "api", "agent", "adapters", "extensiontest", "internal/backend", "internal/catalog", "internal/checkpoint/...", "internal/confine", "internal/edge", "internal/manager",
-		"internal/latency", "internal/measure", "internal/portproxy", "internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/wholefile"},
+		"internal/latency", "internal/measure", "internal/portproxy", "internal/provisioner", "internal/server", "internal/sqlstore", "internal/sshrun", "internal/suggest", "internal/wholefile"},
 	"internal/sqlstore":          {".", "internal/filelock", "internal/strictjson", "internal/wholefile"},
 	"internal/storetest":         {"."},
 	"internal/compattest":        {"internal/strictjson"},

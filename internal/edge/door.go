@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
@@ -17,7 +18,7 @@ type Door struct {
 	// door's. Such a host need not be among the names of the server. nil: none is.
 	Host func(host string) bool
 	// Path begins the paths that are the door's on the names of the server, such as
-	// "/p/", and ends with a slash. Of two doors the one with the longer path has a request;
+	// "/p/"; without a slash at its end it is the one path. Of two doors the one with the longer path has a request;
 	// "/" is for all that is no other door's. "": the door has names alone.
 	Path   string
 	Routes Router
@@ -36,8 +37,8 @@ func (d *Door) check() {
 	switch {
 	case d.Name == "" || d.Routes == nil || d.Path == "" && d.Host == nil:
 		panic(fmt.Sprintf("edge: the door %q lacks a name, routes, or a path and names of its own", d.Name))
-	case d.Path != "" && (d.Path[0] != '/' || d.Path[len(d.Path)-1] != '/'):
-		panic(fmt.Sprintf("edge: the path %q of the door %q does not begin and end with a slash", d.Path, d.Name))
+	case d.Path != "" && d.Path[0] != '/':
+		panic(fmt.Sprintf("edge: the path %q of the door %q does not begin with a slash", d.Path, d.Name))
 	}
 	for _, r := range d.Routes.Routes() {
 		r.check()
@@ -163,9 +164,17 @@ func (d *discardWriter) Header() http.Header         { return d.header }
 func (d *discardWriter) WriteHeader(status int)      { d.status = status }
 func (d *discardWriter) Write(p []byte) (int, error) { return len(p), nil }
 
-// token is what may be one in a path, also with some of it escaped.
-var token = regexp.MustCompile(`(?i)(?:s|%(?:25)*[57]3)(?:b|%(?:25)*[46]2)(?:x|%(?:25)*[57]8)(?:_|%(?:25)*5f)(?:p|%(?:25)*[57]0)(?:o|%(?:25)*[46]f)(?:r|%(?:25)*[57]2)(?:t|%(?:25)*[57]4)(?:_|%(?:25)*5f)[^/?#&;\s]*`)
+// has reports whether a path on the names of the server is d's.
+func (d *Door) has(path string) bool {
+	if strings.HasSuffix(d.Path, "/") {
+		return strings.HasPrefix(path, d.Path)
+	}
+	return d.Path != "" && path == d.Path
+}
 
-// Redact hides whatever may be the token of a signed URL in the path of a request as it
+// token is what may be one in a path, also with some of it escaped: sbx_port_…, sbx_box_….
+var token = regexp.MustCompile(`(?i)(?:s|%(?:25)*[57]3)(?:b|%(?:25)*[46]2)(?:x|%(?:25)*[57]8)(?:_|%(?:25)*5f)(?:(?:p|%(?:25)*[57]0)(?:o|%(?:25)*[46]f)(?:r|%(?:25)*[57]2)(?:t|%(?:25)*[57]4)|(?:b|%(?:25)*[46]2)(?:o|%(?:25)*[46]f)(?:x|%(?:25)*[57]8))(?:_|%(?:25)*5f)[^/?#&;\s]*`)
+
+// Redact hides whatever may be the token of a URL in the path of a request as it
 // came, for logs and answers.
 func Redact(path string) string { return token.ReplaceAllLiteralString(path, "[token]") }

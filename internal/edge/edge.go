@@ -14,7 +14,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -129,7 +128,7 @@ func (e *Edge) doorOf(r *http.Request) (d *Door, named bool) {
 		}
 	}
 	for _, d := range e.doors {
-		if d.Path != "" && strings.HasPrefix(r.URL.Path, d.Path) {
+		if d.has(r.URL.Path) {
 			return d, false
 		}
 	}

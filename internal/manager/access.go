@@ -95,6 +95,11 @@ func (m *Manager) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sand
 	defer end()
 	ctx, cancel := m.untilClosed(ctx)
 	defer cancel(nil)
+	return m.exec(ctx, b, h, cmd)
+}
+
+// exec runs a command, and has the sandbox looked at where its end may be the sandbox's.
+func (m *Manager) exec(ctx context.Context, b *backend.Backend, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	x, err := b.Exec(ctx, h, cmd)
 	if x.OOMKilled {
 		m.oomKilled(b.ID(), "command")

@@ -39,7 +39,7 @@ func (m *Manager) VisitAgent(ctx context.Context, ref string) (*AgentVisit, erro
 		return nil, err
 	}
 	v := &AgentVisit{}
-	err = m.beginVisit(ctx, bound, &v.visit, sb.Ref(), func(now *sandboxer.Sandbox, running bool) error {
+	err = m.beginVisit(ctx, bound, &v.visit, m.streams, sb.Ref(), func(now *sandboxer.Sandbox, running bool) error {
 		switch {
 		case running:
 		case now.State == sandboxer.Running:

@@ -24,6 +24,24 @@ func (m *Manager) Get(ctx context.Context, ref string) (*sandboxer.Sandbox, erro
 	return sb, nil
 }
 
+// GetChosen returns the newest sandbox, also one that has ended, that the caller's tenant has
+// under an ID that it chose, itself or by a thread. Unlike Get it takes nothing else for it: no name, no part of an
+// ID, no other tenant's. NotFound: there never was one. Failed: its record is damaged.
+func (m *Manager) GetChosen(ctx context.Context, id string) (*sandboxer.Sandbox, error) {
+	p, err := may(ctx, sandboxer.ScopeRead)
+	if err != nil {
+		return nil, err
+	}
+	sb, err := m.store.SandboxShown(ctx, p.Tenant, id)
+	switch {
+	case isKind(err, sandboxer.NotFound):
+		return nil, noSuchSandbox(id)
+	case err != nil:
+		return nil, err
+	}
+	return m.withLastUse(sb), nil
+}
+
 // find is Get for a principal that needs scope. With the error about a damaged record
 // comes what is left of that.
 func (m *Manager) find(ctx context.Context, scope sandboxer.Scope, ref string) (*sandboxer.Sandbox, error) {
@@ -219,13 +237,18 @@ func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.Stat
 	if err != nil {
 		return nil, err
 	}
+	if len(states) == 0 {
+		states = []sandboxer.State{sandboxer.Warm, sandboxer.Running, sandboxer.Paused, sandboxer.Terminated}
+	}
+	return m.waitFor(ctx, sb, states...)
+}
+
+// waitFor is Wait for one generation.
+func (m *Manager) waitFor(ctx context.Context, sb *sandboxer.Sandbox, states ...sandboxer.State) (*sandboxer.Sandbox, error) {
 	ctx, cancel := m.untilClosed(ctx)
 	defer cancel(nil)
 	changed, unsubscribe := m.notifier.subscribe(sb.ID)
 	defer unsubscribe()
-	if len(states) == 0 {
-		states = []sandboxer.State{sandboxer.Warm, sandboxer.Running, sandboxer.Paused, sandboxer.Terminated}
-	}
 	for {
 		sb, err := m.store.SandboxGeneration(ctx, sb.ID, sb.Generation)
 		if err != nil {

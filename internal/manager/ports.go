@@ -301,7 +301,7 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	if signed {
 		closed = errNoVisit
 	}
-	err = m.beginVisit(ctx, context.WithoutCancel(ctx), v, sb.Ref(), func(now *sandboxer.Sandbox, running bool) error {
+	err = m.beginVisit(ctx, context.WithoutCancel(ctx), v, m.streams, sb.Ref(), func(now *sandboxer.Sandbox, running bool) error {
 		if !running {
 			return errNoVisit
 		}
@@ -321,12 +321,12 @@ func (m *Manager) Visit(ctx context.Context, a PortAccess) (*Visit, error) {
 	return v, nil
 }
 
-// beginVisit makes v a use of the sandbox id, until v.End is called. The way to it ends with
+// beginVisit makes v a use of the sandbox id, which kind counts, until v.End is called. The way to it ends with
 // ctx, the visit itself with stay. Whoever ended its right before it was counted did not see
 // it: check says of the record as it is then whether it may begin, and whether the object is
 // still the one that runs.
-func (m *Manager) beginVisit(ctx, stay context.Context, v *Visit, id string, check func(now *sandboxer.Sandbox, running bool) error) error {
-	sb, b, h, end, err := m.beginUse(ctx, m.streams, sandboxer.ScopeWrite, id)
+func (m *Manager) beginVisit(ctx, stay context.Context, v *Visit, kind *limiter, id string, check func(now *sandboxer.Sandbox, running bool) error) error {
+	sb, b, h, end, err := m.beginUse(ctx, kind, sandboxer.ScopeWrite, id)
 	if err != nil {
 		return err
 	}

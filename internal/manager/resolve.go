@@ -137,8 +137,11 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	spec.Limits = req.Limits.Or(spec.Limits)
 	if p.Can(sandboxer.ScopeAdmin) {
 		spec.Vouched = ext.restricted(spec)
-	} else if err := req.Limits.Within(m.ceilings(spec), "profile "+prof.ID); err != nil {
-		return nil, err
+	} else {
+		spec.Vouched = vouched(p, ext.restricted(spec))
+		if err := req.Limits.Within(m.ceilings(spec), "profile "+prof.ID); err != nil {
+			return nil, err
+		}
 	}
 	if len(req.Mounts) > 0 { // the profile's need nobody else, and whoever makes them tells
 		if err := m.admitMounts(spec); err != nil {
@@ -189,6 +192,11 @@ func (e *extension) restricted(spec sandboxer.Spec) (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// vouched are those of names that somebody stands for who let p in.
+func vouched(p sandboxer.Principal, names []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !slices.Contains(p.Vouches, n) })
 }
 
 // keptRestrictions are those of the restricted values of spec that an administrator gave to the

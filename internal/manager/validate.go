@@ -188,7 +188,7 @@ func (m *Manager) checkStillAllowed(p sandboxer.Principal, prof sandboxer.Profil
 		err = spec.Limits.Within(m.ceilings(spec), "profile "+prof.ID)
 	}
 	if err == nil {
-		spec.Vouched = nil // whoever gave it
+		spec.Vouched = vouched(p, spec.Vouched) // else whoever gave it
 		err = m.admitMounts(spec)
 	}
 	if err == nil {

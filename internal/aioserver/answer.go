@@ -1,0 +1,273 @@
+package aioserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
+)
+
+// call is one request with its answer.
+type call struct {
+	s        *Server
+	w        http.ResponseWriter
+	r        *http.Request
+	sb       Sandbox
+	who      account
+	reserved int // bytes of s.memory
+
+	// What a failed operation on a file says of it.
+	operation, path string
+}
+
+func (c *call) ctx() context.Context { return c.r.Context() }
+
+// reserve accounts for n more bytes of the caller's that are kept until the end of the request.
+func (c *call) reserve(n int) error {
+	if !c.s.memory.grow(c.who, n) {
+		e := sandboxer.E(sandboxer.Exhausted, nil, "too much of what you sent, or are to be sent, waits in the server's memory already")
+		e.RetryAfter = time.Second
+		return e
+	}
+	c.reserved += n
+	return nil
+}
+
+func (c *call) release() { c.s.memory.shrink(c.who, c.reserved) }
+
+// envelope is what every answer is in.
+type envelope struct {
+	Success bool    `json:"success"`
+	Message *string `json:"message"`
+	Data    any     `json:"data"`
+	Hint    *string `json:"hint"`
+}
+
+// refusal is an envelope, of a request that is none: clients look for detail there.
+type refusal struct {
+	envelope
+	Detail []refusedField `json:"detail"`
+}
+
+type refusedField struct {
+	Type string   `json:"type"`
+	Loc  []string `json:"loc"`
+	Msg  string   `json:"msg"`
+}
+
+// text is s, or null where that is empty.
+func text(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// answer sends data in an envelope.
+func (c *call) answer(data any) error { return c.say("", data) }
+
+// say is answer with a message.
+func (c *call) say(message string, data any) error {
+	return c.send(http.StatusOK, envelope{Success: true, Message: text(message), Data: data})
+}
+
+// send sends v. That the client does not take it is nobody's error.
+func (c *call) send(status int, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return sandboxer.E(sandboxer.Internal, err, "the answer does not encode")
+	}
+	c.w.Header().Set("Content-Type", "application/json")
+	c.w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	c.w.WriteHeader(status)
+	c.w.Write(b)
+	return nil
+}
+
+// badField is an error in one field of a request.
+type badField struct{ name, msg string }
+
+func (e badField) Error() string { return e.name + ": " + e.msg }
+
+func bad(name, format string, args ...any) error { return badField{name, fmt.Sprintf(format, args...)} }
+
+// statusError has a status that its Kind does not.
+type statusError struct {
+	error
+	status    int
+	errorType string // of an operation on a file
+}
+
+func (e *statusError) Unwrap() error { return e.error }
+
+var statuses = map[sandboxer.Kind]int{
+	sandboxer.Invalid: http.StatusBadRequest, sandboxer.Unauthenticated: http.StatusUnauthorized, sandboxer.Denied: http.StatusForbidden,
+	sandboxer.NotFound: http.StatusNotFound, sandboxer.Conflict: http.StatusConflict, sandboxer.NoCredit: http.StatusPaymentRequired,
+	sandboxer.Exhausted: http.StatusTooManyRequests, sandboxer.Unsupported: http.StatusNotImplemented, sandboxer.Unavailable: http.StatusServiceUnavailable,
+	sandboxer.Timeout: http.StatusGatewayTimeout, sandboxer.Failed: http.StatusInternalServerError, sandboxer.Canceled: 499,
+}
+
+// fileError is what images say of an operation on a file that failed.
+type fileError struct {
+	Path          string  `json:"path"`
+	Operation     string  `json:"operation"`
+	Message       string  `json:"message"`
+	ErrorType     string  `json:"error_type"`
+	Retryable     bool    `json:"retryable"`
+	Errno         *int    `json:"errno"`
+	ErrnoName     *string `json:"errno_name"`
+	ExceptionType *string `json:"exception_type"`
+}
+
+// fail answers the request with err.
+func (c *call) fail(err error) {
+	// Why the stream ended says more than that it did.
+	var ended *sandboxer.Error
+	if cause := context.Cause(c.ctx()); cause != nil && errors.As(cause, &ended) {
+		err = cause
+	}
+	if f := c.s.opts.Failed; f != nil {
+		f(c.ctx(), err)
+	}
+	var field badField
+	if errors.As(err, &field) {
+		message := "the request is not valid: " + field.Error()
+		c.send(http.StatusUnprocessableEntity, refusal{
+			envelope{Message: &message}, []refusedField{{Type: "value_error", Loc: []string{"body", field.name}, Msg: field.msg}},
+		})
+		return
+	}
+	kind := sandboxer.KindOf(err)
+	status, ok := statuses[kind]
+	if !ok {
+		status = http.StatusInternalServerError
+	}
+	retryAfter := sandboxer.RetryAfterOf(err)
+	errorType := ""
+	switch {
+	case c.operation == "":
+	case kind == sandboxer.NotFound:
+		errorType = "not_found"
+	case kind == sandboxer.Denied:
+		errorType = "permission_denied"
+	case kind == sandboxer.Exhausted && retryAfter == 0:
+		status, errorType = http.StatusInsufficientStorage, "no_space_left"
+	case kind == sandboxer.Invalid:
+		status, errorType = http.StatusInternalServerError, "invalid_target"
+	default:
+		errorType = "io_error"
+	}
+	var own *statusError
+	if errors.As(err, &own) {
+		if own.status != 0 {
+			status = own.status
+		}
+		if own.errorType != "" {
+			errorType = own.errorType
+		}
+	}
+	if retryAfter > 0 {
+		c.w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(retryAfter.Seconds()))))
+	}
+	e := envelope{Message: text(sandboxer.Message(err)), Hint: text(sandboxer.HintOf(err))}
+	if c.operation != "" {
+		e.Data = fileError{Path: c.path, Operation: c.operation, Message: *e.Message, ErrorType: errorType, Retryable: retryAfter > 0 || kind == sandboxer.Unavailable}
+		if c.s.opts.StatusOK {
+			status = http.StatusOK
+		}
+	}
+	c.send(status, e)
+}
+
+// The bounds of requests.
+const (
+	maxJSON = 4 << 20 // bytes of a body that is kept in memory
+	maxPath = 4096
+)
+
+// decode reads the body into v. Names that v does not have are a newer client's.
+func (c *call) decode(v any) error {
+	b, err := io.ReadAll(&reservingReader{c: c, r: http.MaxBytesReader(c.w, c.r.Body, maxJSON)})
+	if err != nil {
+		return bodyError(err)
+	}
+	return decodeJSON(b, v)
+}
+
+func decodeJSON(b []byte, v any) error {
+	if _, err := strictjson.DecodeStored(b, v); err != nil {
+		var t *json.UnmarshalTypeError
+		if errors.As(err, &t) && t.Field != "" {
+			return bad(t.Field, "a %s is not what belongs there", t.Value)
+		}
+		return bad("body", "it cannot be read as JSON: %v", err)
+	}
+	return nil
+}
+
+// bodyError is why a body could not be read.
+func bodyError(err error) error {
+	var tooBig *http.MaxBytesError
+	var known *sandboxer.Error
+	switch {
+	case errors.As(err, &tooBig):
+		return &statusError{sandboxer.E(sandboxer.Invalid, nil, "the request body is larger than %d bytes", tooBig.Limit), http.StatusRequestEntityTooLarge, ""}
+	case errors.As(err, &known), errors.As(err, new(badField)):
+		return err
+	}
+	return sandboxer.E(sandboxer.Invalid, err, "the request body did not arrive whole")
+}
+
+// reservingReader accounts for what is read, all of which is kept.
+type reservingReader struct {
+	c *call
+	r io.Reader
+}
+
+func (r *reservingReader) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	if rerr := r.c.reserve(n); rerr != nil {
+		return 0, rerr
+	}
+	return n, err
+}
+
+// seconds is a time limit as callers write it. 0, or none, is no limit.
+type seconds float64
+
+// maxLimit is longer than any sandbox lives, and short enough to be a time.Duration.
+const maxLimit = 366 * 24 * time.Hour
+
+func (s seconds) duration(name string) (time.Duration, error) {
+	if s < 0 {
+		return 0, bad(name, "want 0 or more seconds")
+	}
+	if s > seconds(maxLimit/time.Second) {
+		return maxLimit, nil
+	}
+	return time.Duration(float64(s) * float64(time.Second)), nil
+}
+
+// checkPath refuses what is no path that a sandbox is asked for, and cleans the others.
+func cleanPath(field, p string) (string, error) {
+	switch {
+	case p == "":
+		return "", bad(field, "it is missing")
+	case len(p) > maxPath:
+		return "", bad(field, "it is longer than %d bytes", maxPath)
+	case strings.ContainsRune(p, 0):
+		return "", bad(field, "it has a NUL byte")
+	case p[0] != '/':
+		return "", bad(field, "want an absolute path, not %q", p)
+	}
+	return cleaned(p), nil
+}

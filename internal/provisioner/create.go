@@ -1,0 +1,368 @@
+package provisioner
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
+)
+
+// createBody is what a create asks for. Names that it does not have are of later contracts, and ignored.
+type createBody struct {
+	SandboxID    *string     `json:"sandbox_id"`
+	ThreadID     *string     `json:"thread_id"`
+	UserID       *string     `json:"user_id"`
+	Contract     *int        `json:"required_mount_contract_version"`
+	LegacySkills bool        `json:"include_legacy_skills"`
+	LarkRuntime  bool        `json:"provision_lark_cli_runtime"`
+	LarkBroker   bool        `json:"provision_lark_cli_broker"`
+	Mounts       []mountBody `json:"extra_mounts"`
+}
+
+type mountBody struct {
+	HostPath      string `json:"host_path"`
+	ContainerPath string `json:"container_path"`
+	ReadOnly      bool   `json:"read_only"`
+}
+
+// order is a create that was checked as far as it can be without looking at anything.
+type order struct {
+	id, user string
+	thread   string // the sandbox's own ID where none is given
+	threaded bool   // one is given
+	legacy   bool
+	mounts   []mountBody
+}
+
+// fault says what is wrong with a request, as the provisioner's own server does.
+type fault struct {
+	Type string   `json:"type"`
+	Loc  []string `json:"loc"`
+	Msg  string   `json:"msg"`
+}
+
+// decodeCreate reads the body of a create: an order, or what is wrong with it.
+func decodeCreate(data []byte) (o order, contract *int, _ *fault) {
+	var b createBody
+	if _, err := strictjson.DecodeStored(data, &b); err != nil {
+		var te *json.UnmarshalTypeError
+		if errors.As(err, &te) {
+			return o, nil, &fault{"type_error", append([]string{"body"}, strings.Split(te.Field, ".")...), "Input should be another type than " + te.Value}
+		}
+		return o, nil, &fault{"json_invalid", []string{"body"}, "JSON decode error: " + err.Error()}
+	}
+	mismatch := func(field, pattern string) *fault {
+		return &fault{"string_pattern_mismatch", []string{"body", field}, "String should match pattern '" + pattern + "'"}
+	}
+	if b.SandboxID == nil {
+		return o, nil, &fault{"missing", []string{"body", "sandbox_id"}, "Field required"}
+	}
+	o = order{id: *b.SandboxID, user: sandboxer.DefaultUser, thread: *b.SandboxID, legacy: b.LegacySkills, mounts: b.Mounts}
+	if sandboxer.CheckID(o.id) != nil {
+		return o, nil, mismatch("sandbox_id", "^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")
+	}
+	if b.UserID != nil {
+		if o.user = *b.UserID; !safeName.MatchString(o.user) {
+			return o, nil, mismatch("user_id", safeName.String())
+		}
+	}
+	if b.ThreadID != nil {
+		if o.thread, o.threaded = *b.ThreadID, true; !safeName.MatchString(o.thread) {
+			return o, nil, mismatch("thread_id", safeName.String())
+		}
+	}
+	if b.LarkRuntime || b.LarkBroker {
+		return o, nil, &fault{"value_error", []string{"body", "provision_lark_cli_runtime"}, "this server has no image with the Lark CLI, as its capabilities say"}
+	}
+	return o, b.Contract, nil
+}
+
+// labels say whose the sandbox of an order is.
+func (o order) labels() map[string]string {
+	return map[string]string{labelContract: fmt.Sprint(mountContract), labelUser: o.user, labelThread: o.thread}
+}
+
+// has reports whether sb was made for the one who gives the order.
+func (o order) has(sb *sandboxer.Sandbox) bool {
+	return sb.Spec.Labels[labelUser] == o.user && sb.Spec.Labels[labelThread] == o.thread && sb.Spec.Labels[labelContract] != ""
+}
+
+// asked is the thread that the manager is told, which is none where the ID is not the thread's:
+// earlier versions of deer-flow, and its sandboxes without a thread, have others.
+func (o order) asked() sandboxer.Thread {
+	t := sandboxer.Thread{User: o.user, ID: o.thread}
+	if id, err := t.SandboxID(); !o.threaded || err != nil || id != o.id {
+		return sandboxer.Thread{}
+	}
+	return t
+}
+
+// create makes a sandbox, or finds the one there is, and answers when it runs, or after some 25 s as
+// it stands then.
+func (p *Provisioner) create(w http.ResponseWriter, r *http.Request) error {
+	body, err := edge.ReadAll(r, maxBody, bodyTime)
+	if err != nil {
+		return err
+	}
+	o, contract, bad := decodeCreate(body)
+	if bad != nil {
+		edge.LogError(r.Context(), sandboxer.E(sandboxer.Invalid, nil, "%s: %s", strings.Join(bad.Loc, "."), bad.Msg))
+		writeJSON(w, http.StatusUnprocessableEntity, map[string]any{"detail": []*fault{bad}})
+		return nil
+	}
+	if contract != nil && *contract != mountContract {
+		writeJSON(w, http.StatusConflict, map[string]any{"detail": map[string]any{"code": "mount_contract_changed", "actual": mountContract}})
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), p.patience)
+	defer cancel()
+	sb, err := p.ensure(ctx, o)
+	if err != nil && ctx.Err() != nil && r.Context().Err() == nil { // the work goes on
+		var ferr error
+		if sb, ferr = p.find(r.Context(), o.id); ferr == nil && o.has(sb) {
+			err = nil
+		} else {
+			e := sandboxer.E(sandboxer.Unavailable, err, "sandbox %s could not be begun within %s", o.id, sandboxer.FormatDuration(p.patience))
+			err = e.WithHint("ask again: the one before it is still being removed, or there is no room")
+		}
+	}
+	if err != nil {
+		return err
+	}
+	a, err := p.answer(r.Context(), sb)
+	if err == nil {
+		writeJSON(w, http.StatusOK, a)
+	}
+	return err
+}
+
+// ensure returns the sandbox of the order, running.
+func (p *Provisioner) ensure(ctx context.Context, o order) (*sandboxer.Sandbox, error) {
+	who := sandboxer.PrincipalFrom(ctx)
+	for tries := 0; ; tries++ {
+		sb, err := p.m.GetChosen(ctx, o.id)
+		was := sb
+		switch {
+		case err != nil && sandboxer.KindOf(err) != sandboxer.NotFound:
+			return nil, err
+		case err == nil && isThere(sb) && !o.has(sb):
+			return nil, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s belongs to another user or thread", o.id)
+		case err == nil && isThere(sb):
+			sb, err = p.wake(ctx, sb)
+		default:
+			sb, err = p.make(ctx, who, o)
+		}
+		if err == nil {
+			if err = p.prepare(ctx, sb); err == nil {
+				return sb, nil
+			}
+			if (was == nil || !isThere(was)) && !sb.Found && ctx.Err() == nil { // nobody has heard of it
+				if _, derr := p.m.Destroy(ctx, sb.Ref()); derr != nil {
+					p.opts.Log.WarnContext(ctx, "a sandbox that cannot be used is removed later", "sandbox", sb.ID, "err", derr)
+				}
+				return nil, err
+			}
+		}
+		// It may have ended, or been made by somebody else, since it was looked at.
+		if k := sandboxer.KindOf(err); k != sandboxer.Conflict && k != sandboxer.NotFound || tries > 3 || ctx.Err() != nil {
+			return nil, err
+		}
+	}
+}
+
+// wake returns sb when it runs.
+func (p *Provisioner) wake(ctx context.Context, sb *sandboxer.Sandbox) (*sandboxer.Sandbox, error) {
+	b, _, err := p.bearer(ctx, sb.ID, p.m.BearerToken(sb))
+	if err != nil {
+		return nil, err
+	}
+	return b.Awake(ctx)
+}
+
+// make creates the sandbox of the order.
+func (p *Provisioner) make(ctx context.Context, who sandboxer.Principal, o order) (*sandboxer.Sandbox, error) {
+	mounts, err := p.mounts(who.Tenant, o)
+	if err != nil {
+		return nil, err
+	}
+	if len(mounts) > 0 {
+		who.Vouches = []string{sandboxer.RestrictedMounts} // they are what the operator has said
+	}
+	sb, err := p.m.Create(sandboxer.WithPrincipal(ctx, who), sandboxer.CreateRequest{
+		Profile: p.opts.Profile, Inputs: map[string]string{"sandbox_id": o.id}, Thread: o.asked(), Labels: o.labels(), Mounts: mounts,
+		Consumer: sandboxer.Consumer{ID: o.user, Kind: "deer-flow"},
+	})
+	switch k := sandboxer.KindOf(err); {
+	case err != nil && len(mounts) > 0 && (k == sandboxer.Denied || k == sandboxer.NotFound):
+		return nil, edge.WithStatus(http.StatusBadRequest, err)
+	}
+	return sb, err
+}
+
+// targets are where requests may mount something, and whether they may have it written to.
+var targets = map[string]bool{
+	"/mnt/acp-workspace":                      true,
+	"/mnt/skills/custom":                      true,
+	"/mnt/skills/integrations":                true,
+	"/mnt/integrations/lark-cli/config":       true,
+	"/mnt/integrations/lark-cli/config/locks": true,
+	"/mnt/integrations/lark-cli/data":         true,
+	"/mnt/integrations/lark-cli/runtime":      true,
+	"/mnt/user-data/.upload-conversions":      false,
+}
+
+const maxMounts = 10
+
+// mounts returns what the sandbox of an order is to have mounted: its user's directories, skills, and
+// what the request names. Kind: Invalid.
+func (p *Provisioner) mounts(tenant string, o order) ([]sandboxer.Mount, error) {
+	refuse := func(format string, args ...any) *sandboxer.Error {
+		return sandboxer.E(sandboxer.Invalid, nil, "extra_mounts: "+format, args...)
+	}
+	if len(o.mounts) > maxMounts {
+		return nil, refuse("%d mounts are too many: want at most %d", len(o.mounts), maxMounts)
+	}
+	var extra []sandboxer.Mount
+	for _, m := range o.mounts {
+		at := path.Clean(m.ContainerPath)
+		writable, known := targets[at]
+		one := sandboxer.Mount{Source: filepath.Clean(m.HostPath), Target: at, ReadOnly: m.ReadOnly}
+		switch {
+		case !path.IsAbs(m.ContainerPath):
+			return nil, refuse("the container path %q is not absolute", m.ContainerPath)
+		case !known:
+			return nil, refuse("nothing can be mounted at %s", at)
+		case !writable && !m.ReadOnly:
+			return nil, refuse("what is mounted at %s has to be read-only", at)
+		case slices.ContainsFunc(extra, func(e sandboxer.Mount) bool { return e.Target == at }):
+			return nil, refuse("%s is given twice", at)
+		case !filepath.IsAbs(m.HostPath) || strings.ContainsRune(m.HostPath, 0):
+			return nil, refuse("the host path %q of %s is not an absolute path of this machine", m.HostPath, at)
+		case !slices.ContainsFunc(p.opts.MountRoots, func(r MountRoot) bool { return one.Within(r.Path, r.ReadOnly) }):
+			if p.opts.IgnoreMounts {
+				continue
+			}
+			return nil, refuse("the host path %s lies in no directory that may be mounted%s", one.Source, map[bool]string{false: " for writing"}[m.ReadOnly]).
+				WithHint("the server's operator lists those directories in the setting deerflow_mount_roots")
+		}
+		extra = append(extra, one)
+	}
+	data, err := p.userData(tenant, o)
+	if err != nil {
+		return nil, err
+	}
+	skills, err := p.skills(o)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(data, skills, extra), nil
+}
+
+func (p *Provisioner) skills(o order) (mounts []sandboxer.Mount, err error) {
+	if p.opts.Skills == "" {
+		return nil, nil
+	}
+	for _, name := range []string{"public", "legacy"} {
+		if name == "legacy" && !o.legacy {
+			continue
+		}
+		dir := filepath.Join(p.opts.Skills, name)
+		switch st, err := os.Lstat(dir); {
+		case errors.Is(err, fs.ErrNotExist):
+			continue // there are none
+		case err != nil || !st.IsDir():
+			return nil, sandboxer.E(sandboxer.Unavailable, err, "the skills in %s cannot be mounted: it is no directory that can be read", dir)
+		}
+		mounts = append(mounts, sandboxer.Mount{Source: dir, Target: "/mnt/skills/" + name, ReadOnly: true})
+	}
+	return mounts, nil
+}
+
+// userDirs are the directories of a thread that deer-flow and its sandbox share.
+var userDirs = []string{"workspace", "uploads", "outputs"}
+
+const userDataPath = "/mnt/user-data"
+
+// userData makes the directories of a tenant's, user's and thread's files, as deer-flow lays them out,
+// and returns how they are mounted. They belong to whom the directory of all of them belongs.
+func (p *Provisioner) userData(tenant string, o order) (mounts []sandboxer.Mount, err error) {
+	if p.opts.UserData == "" {
+		return nil, nil
+	}
+	unusable := func(err error) error {
+		return sandboxer.E(sandboxer.Unavailable, err, "the directories for the files of users cannot be made below %s (deerflow_user_data)", p.opts.UserData)
+	}
+	root, err := os.OpenRoot(p.opts.UserData)
+	if err != nil {
+		return nil, unusable(err)
+	}
+	defer root.Close()
+	st, err := root.Stat(".")
+	if err != nil {
+		return nil, unusable(err)
+	}
+	owner, _ := st.Sys().(*syscall.Stat_t)
+	base := filepath.Join(dirName(tenant), "users", o.user, "threads", o.thread, "user-data")
+	for _, name := range userDirs {
+		dir := filepath.Join(base, name)
+		if err := makeDirs(root, dir, owner); err != nil {
+			return nil, unusable(err)
+		}
+		mounts = append(mounts, sandboxer.Mount{Source: filepath.Join(p.opts.UserData, dir), Target: p.data + "/" + name})
+	}
+	return mounts, nil
+}
+
+// makeDirs makes a directory below root with its parents. What is made belongs to owner.
+func makeDirs(root *os.Root, dir string, owner *syscall.Stat_t) error {
+	at := ""
+	for part := range strings.SplitSeq(filepath.ToSlash(dir), "/") {
+		at = filepath.Join(at, part)
+		err := root.Mkdir(at, 0o750)
+		if errors.Is(err, fs.ErrExist) {
+			st, err := root.Lstat(at)
+			if err == nil && !st.IsDir() {
+				err = fmt.Errorf("%s is no directory", at)
+			}
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if err == nil && owner != nil && int(owner.Uid) != os.Geteuid() {
+			err = root.Lchown(at, int(owner.Uid), int(owner.Gid))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var plainName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$`)
+
+// dirName is a name of a directory for a tenant, whose own may be any text: no two have one.
+func dirName(tenant string) string {
+	if plainName.MatchString(tenant) && !digested.MatchString(tenant) {
+		return tenant
+	}
+	sum := sha256.Sum256([]byte(tenant))
+	return "t-" + hex.EncodeToString(sum[:])[:32]
+}
+
+var digested = regexp.MustCompile(`^t-[0-9a-f]{32}$`)
