@@ -16,6 +16,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/measure"
+	"github.com/sand-boxer/sandboxer/internal/strictjson"
 )
 
 const (
@@ -235,7 +236,11 @@ func (d *door) call(ctx context.Context, method, url string, in, out any) error 
 	if out == nil {
 		out = &struct{}{}
 	}
-	return json.NewDecoder(io.LimitReader(res.Body, 16<<20)).Decode(out)
+	said, err := io.ReadAll(io.LimitReader(res.Body, 16<<20))
+	if err == nil {
+		_, err = strictjson.DecodeStored(said, out) // a later server may say more
+	}
+	return err
 }
 
 func (d *door) send(ctx context.Context, method, url string, body io.Reader) (*http.Response, error) {
