@@ -440,6 +440,8 @@ type Profile struct {
 	PauseDepth  sandboxer.PauseDepth    `json:"pause_depth,omitempty" example:"disk" doc:"How deep a pause is where nobody says: freeze, disk or files. Absent: as the extension can"`
 	MaxPaused   Duration                `json:"max_paused,omitempty" example:"72h0m0s" doc:"A paused sandbox is kept so long, and then destroyed. Absent: 168h"`
 	AutoResume  bool                    `json:"auto_resume,omitempty" doc:"Using a paused sandbox resumes it"`
+	Max         int                     `json:"max,omitempty" example:"20" doc:"How many of its sandboxes may take room at once, besides those in its pool. Absent: as many as its extension takes"`
+	Wait        Duration                `json:"wait,omitempty" example:"1m0s" doc:"How long a request waits for room before it is refused. Absent: it does not wait"`
 	Pool        *ProfilePool            `json:"pool,omitempty" doc:"Sandboxes that are kept ready. Absent if none are"`
 	Ready       *ReadyCheck             `json:"ready,omitempty" doc:"What a sandbox has to answer before its user gets it. Absent: what its extension waits for is enough"`
 	Price       *Price                  `json:"price,omitempty"`
@@ -466,7 +468,7 @@ func NewProfile(p sandboxer.Profile) Profile {
 		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits, MaxLimits: p.MaxLimits,
 		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
 		TTL: Duration(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle), OnIdle: p.OnIdle,
-		OnTTL: p.OnTTL, PauseDepth: p.PauseDepth, MaxPaused: Duration(p.MaxPaused), AutoResume: p.AutoResume, Builtin: p.Builtin,
+		OnTTL: p.OnTTL, PauseDepth: p.PauseDepth, MaxPaused: Duration(p.MaxPaused), AutoResume: p.AutoResume, Max: p.Max, Wait: Duration(p.Wait), Builtin: p.Builtin,
 	}
 	if p.Pool.Size > 0 {
 		out.Pool = &ProfilePool{Size: p.Pool.Size, MaxAge: Duration(cmp.Or(p.Pool.MaxAge, sandboxer.DefaultPoolAge))}

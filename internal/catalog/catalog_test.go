@@ -306,6 +306,8 @@ on_ttl: pause
 pause_depth: disk
 max_paused: 3d
 auto_resume: true
+max: 40
+wait: 2m
 pool: {size: 3, max_age: 20m}
 ready: {http: {port: 8080, path: "/v1/sandbox?x=1", status: 204}, timeout: 1m}
 price: {setup: "0.01", per_hour: 0.12}
@@ -335,6 +337,7 @@ func TestProfileEveryField(t *testing.T) {
 		Inputs: map[string]string{"repo": ".", "branch": "1.10"},
 		TTL:    45 * time.Minute, MaxTTL: 36 * time.Hour, Idle: 90 * time.Minute, OnIdle: sandboxer.ExpiryPause,
 		OnTTL: sandboxer.ExpiryPause, PauseDepth: sandboxer.PauseDisk, MaxPaused: 72 * time.Hour, AutoResume: true,
+		Max: 40, Wait: 2 * time.Minute,
 		Ready: sandboxer.ReadyCheck{HTTP: sandboxer.ReadyHTTP{Port: 8080, Path: "/v1/sandbox?x=1", Status: 204}, Timeout: time.Minute},
 		Price: sandboxer.Price{Setup: 10_000, PerHour: 120_000},
 		Pool:  sandboxer.Pool{Size: 3, MaxAge: 20 * time.Minute},

@@ -17,6 +17,7 @@ type extensionForm struct {
 	Title        string           `yaml:"title" format:"line" help:"One line for people."`
 	Handler      string           `yaml:"handler" required:"true" unless:"command,connect" format:"handler" help:"The adapter that opens it, or module:Class of an extension class; required unless command or connect is given."`
 	Capabilities capabilitiesForm `yaml:"capabilities" required:"true" help:"What profiles may rely on; checked against the adapter."`
+	Max          int              `yaml:"max" min:"1" max:"1000000" help:"How many sandboxes may take room on it at once, those that wait in pools too; without it as many as it takes."`
 	Config       yaml.Node        `yaml:"config" help:"Settings of the adapter; its own schema stands in the registry."`
 
 	Program programForm `yaml:",inline"`
@@ -55,6 +56,8 @@ type profileForm struct {
 	PauseDepth  sandboxer.PauseDepth   `yaml:"pause_depth" help:"How deep to pause where nobody says: freeze (memory stays), disk (memory and files are saved), files (processes end)."`
 	MaxPaused   time.Duration          `yaml:"max_paused" min:"1s" help:"How long a paused sandbox is kept before it is destroyed (7d)."`
 	AutoResume  bool                   `yaml:"auto_resume" help:"Whether using a paused sandbox (commands, files, ports) resumes it."`
+	Max         int                    `yaml:"max" min:"1" max:"1000000" help:"How many of its sandboxes may take room at once, besides those that wait in its pool; without it as many as its extension takes."`
+	Wait        time.Duration          `yaml:"wait" min:"1s" max:"1h" help:"How long a request waits for room; without it, one that finds none is refused at once."`
 	Ready       readyForm              `yaml:"ready" help:"What a sandbox has to answer, once its extension calls it ready, before its user gets it."`
 	Price       priceForm              `yaml:"price" help:"What tenants pay, in credits, where the extension quotes nothing."`
 	Pool        poolForm               `yaml:"pool" help:"Sandboxes that are kept ready for whoever asks next."`
@@ -139,6 +142,7 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 		Ports:   f.Ports, Workspace: f.Workspace, User: f.User, Inputs: f.Inputs,
 		TTL: f.TTL, MaxTTL: f.MaxTTL, Idle: f.Idle, OnIdle: f.OnIdle,
 		OnTTL: f.OnTTL, PauseDepth: f.PauseDepth, MaxPaused: f.MaxPaused, AutoResume: f.AutoResume,
+		Max: f.Max, Wait: f.Wait,
 		Ready: f.Ready.check(d),
 		Price: sandboxer.Price{Setup: f.Price.Setup, PerHour: f.Price.PerHour},
 		Pool:  sandboxer.Pool{Size: f.Pool.Size, MaxAge: f.Pool.MaxAge},

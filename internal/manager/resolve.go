@@ -34,6 +34,8 @@ type resolvedRequest struct {
 
 	cold string // why it is not answered from the pool of its profile; empty without one
 
+	leaving <-chan struct{} // closed when its caller does not wait for room any more; nil: his job knows (job.abandoned)
+
 	place string // where it has to be made, whoever asked for what; empty leaves that to its extension
 
 	from *sandboxer.SnapshotRecord // what it is restored from; nil for a new one

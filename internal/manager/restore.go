@@ -19,16 +19,17 @@ func (m *Manager) Restore(ctx context.Context, ref string, req RestoreRequest) (
 	if err != nil {
 		return nil, err
 	}
-	return m.restoreOne(ctx, rec, req, "")
+	return m.restoreOne(ctx, rec, req, "", nil)
 }
 
-// restoreOne is Restore of one record, for the fork with that digest if it is part of one.
-func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord, req RestoreRequest, fork string) (*sandboxer.Sandbox, error) {
+// restoreOne is Restore of one record, for the fork with that digest if it is part of one, which waits for
+// no room any more once leaving is closed.
+func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord, req RestoreRequest, fork string, leaving <-chan struct{}) (*sandboxer.Sandbox, error) {
 	o, err := m.resolveRestore(sandboxer.PrincipalFrom(ctx), rec, req)
 	if err != nil {
 		return nil, err
 	}
-	if fork != "" {
+	if o.leaving = leaving; fork != "" {
 		o.digest = fork
 	}
 	if o.key != "" {

@@ -78,7 +78,7 @@ func (m *Manager) resumeOrWait(ctx context.Context, sb *sandboxer.Sandbox, ttl t
 				return nil, notRunning(cur)
 			})
 		}
-		if err := wait(ctx, j.done); err != nil {
+		if err := m.waitFor(ctx, j, j.done); err != nil {
 			return nil, err
 		}
 		if mine {
@@ -96,8 +96,9 @@ func (m *Manager) resumeOrWait(ctx context.Context, sb *sandboxer.Sandbox, ttl t
 
 // beginResume commits the intent to resume sb, which is paused, and does it.
 func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox, ttl time.Duration) (*sandboxer.Sandbox, error) {
-	err := m.step(pResuming, func() error {
+	resume := func(room *sandboxer.Room) error {
 		return m.move(ctx, sb, sandboxer.Creating, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+			w.Room = room
 			prof := sb.Spec.Profile
 			ran := sb.Pause.At.Sub(sb.CreatedAt) - sb.PausedFor
 			left := cmp.Or(ttl, sb.Pause.Left)
@@ -122,6 +123,12 @@ func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox
 			}
 			return nil
 		})
+	}
+	err := m.step(pResuming, func() error {
+		if sb.TakesRoom() { // it stands still where it is
+			return resume(nil)
+		}
+		return m.withRoom(ctx, j, roomRequest{extension: sb.Extension, profile: sb.Profile, tenant: sb.Tenant}, resume)
 	})
 	if err != nil {
 		if isKind(err, sandboxer.NoCredit) {

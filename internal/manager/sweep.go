@@ -38,6 +38,7 @@ func (m *Manager) loop() {
 		if ticked {
 			m.surveyAll(t, false)
 			m.housekeep()
+			m.serveAll() // room that another broker made, or that a damaged record took
 		}
 	}
 }
