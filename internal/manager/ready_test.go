@@ -181,6 +181,8 @@ func TestNotReady(t *testing.T) {
 							return
 						}
 					}
+					// To close with a request unread would be a reset, which takes away what was sent.
+					_, _ = io.Copy(io.Discard, c)
 				}()
 			}
 		}()
@@ -210,11 +212,11 @@ func TestNotReady(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c.check.Timeout = 300 * time.Millisecond
+			c.check.Timeout = 2 * time.Second
 			r := readyRig(t, c.check, nil)
 			req := sandboxer.CreateRequest{Profile: "ready", Inputs: map[string]string{"sandbox_id": "late"}}
 			_, err := r.Create(acme, req)
-			wantErr(t, err, sandboxer.Failed, "it was not ready within 300ms: ")
+			wantErr(t, err, sandboxer.Failed, "it was not ready within 2s: ")
 			wantErr(t, err, sandboxer.Failed, c.last)
 			if told := toldOf(t, r, "late"); !strings.Contains(told, c.last) {
 				t.Errorf("events:\n%s", told)
