@@ -91,7 +91,7 @@ func askUntil(ctx context.Context, ask asker, limit time.Duration, waiting func(
 			return answer, err
 		case ready:
 			return said, nil
-		case asking.Err() == nil || answer == "was not asked":
+		case !isOver(asking) || answer == "was not asked":
 			answer = said // an answer tells more than that there was no time for one
 		}
 		waiting(answer)
@@ -101,6 +101,13 @@ func askUntil(ctx context.Context, ask asker, limit time.Duration, waiting func(
 		case <-time.After(step):
 		}
 	}
+}
+
+// isOver reports whether the time of ctx is over. A connection has its deadline of ctx, and ends a moment before
+// ctx does.
+func isOver(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
 // askerFor returns what asks the sandbox of h for check, and what that is, for people.
@@ -163,7 +170,7 @@ func hopeless(err error) error {
 func whyNoAnswer(ctx context.Context, err error) string {
 	var known *sandboxer.Error
 	switch {
-	case ctx.Err() != nil:
+	case isOver(ctx):
 		return "did not answer in what was left of the time"
 	case errors.As(err, &known):
 		return "was not answered: " + sandboxer.Message(err)
@@ -252,7 +259,7 @@ func commandAsker(b *backend.Backend, h sandboxer.Handle, args []string) asker {
 		var said lastBytes
 		x, err := b.Exec(ctx, h, sandboxer.Cmd{Args: args, Stderr: &said})
 		switch {
-		case ctx.Err() != nil:
+		case isOver(ctx):
 			return false, "did not end in what was left of the time", nil
 		case err != nil:
 			return false, "could not be run: " + sandboxer.Message(err), hopeless(err)
