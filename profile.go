@@ -30,7 +30,7 @@ type Profile struct {
 	Workspace string            `json:"workspace,omitempty"`
 	User      string            `json:"user,omitempty"`
 	Inputs    map[string]string `json:"inputs,omitempty"` // defaults; the caller's win
-	TTL       time.Duration     `json:"ttl_ns,omitempty"` // lifetime when the caller names none
+	TTL       time.Duration     `json:"ttl_ns,omitempty"` // lifetime when the caller names none; may be TTLIdle
 	MaxTTL    time.Duration     `json:"max_ttl_ns,omitempty"`
 	// Idle is how long nobody may use a sandbox until OnIdle is done with it; 0 means for ever.
 	Idle   time.Duration `json:"idle_ns,omitempty"`
@@ -83,6 +83,13 @@ type Price struct {
 const (
 	DefaultTTL    = 30 * time.Minute
 	DefaultMaxTTL = 24 * time.Hour
+)
+
+// TTLIdle, as a time to live, is as long as the sandbox is used: it ends when nobody used it for
+// Profile.Idle, or after Profile.MaxTTL. In files, requests and on the command line it is TTLIdleText.
+const (
+	TTLIdle     time.Duration = -1
+	TTLIdleText               = "idle"
 )
 
 // Isolation is how strongly a backend separates a sandbox from its neighbours and

@@ -366,7 +366,7 @@ func TestGoodForms(t *testing.T) {
 		"env:\n", "ports: []\n", "requires: []\n", "ttl: 90s\n", "ttl: 1d\n", "ttl: 1h30m10s\n", "user: app\n", "user: 1000\n", "price: {per_hour: 1}\n",
 		"title: &t same\ndescription: *t\n", "env: &e {A: b}\nlabels: *e\n", "title: ünïcode ✓\n", "title: ''\n", "idle: 15m # comment\n",
 		"title: !!str 12\n", "mounts: []\n", "max_ttl: 30m\n", "ttl: 5m\nmax_ttl: 5m\n", "workspace: /w\r\nuser: app\r\n",
-		"ready: {http: {port: 80}}\n", "ready: {http: {}}\n", "ready: {command: [test, -e, 1]}\n", "ready:\n",
+		"ttl: idle\nidle: 5m\n", "ttl: idle\nidle: 30h\nmax_ttl: 10m\n", "ready: {http: {port: 80}}\n", "ready: {http: {}}\n", "ready: {command: [test, -e, 1]}\n", "ready:\n",
 	} {
 		if _, err := load(t, map[string]string{"profiles/p.yaml": head + body}); err != nil {
 			t.Errorf("%q: %v", body, err)

@@ -48,7 +48,7 @@ type profileForm struct {
 	Workspace   string                 `yaml:"workspace" format:"abspath" help:"Path of the workspace inside; without it the adapter's default."`
 	User        string                 `yaml:"user" format:"user" text:"any" help:"User of commands: a name, or uid[:gid]."`
 	Inputs      map[string]string      `yaml:"inputs" text:"any" help:"Defaults for inputs; the caller's win."`
-	TTL         time.Duration          `yaml:"ttl" min:"1s" help:"Lifetime when the caller names none (30m)."`
+	TTL         lifetime               `yaml:"ttl" min:"1s" help:"Lifetime when the caller names none (30m), or idle: as long as it is used, which takes idle and ends with max_ttl."`
 	MaxTTL      time.Duration          `yaml:"max_ttl" min:"1s" help:"Longest lifetime a caller may ask for (24h)."`
 	Idle        time.Duration          `yaml:"idle" min:"1s" help:"How long nobody may use it until on_idle is done; without it for ever."`
 	OnIdle      sandboxer.ExpiryAction `yaml:"on_idle" help:"What happens after so long without use: destroy (the default) or pause."`
@@ -62,6 +62,9 @@ type profileForm struct {
 	Price       priceForm              `yaml:"price" help:"What tenants pay, in credits, where the extension quotes nothing."`
 	Pool        poolForm               `yaml:"pool" help:"Sandboxes that are kept ready for whoever asks next."`
 }
+
+// lifetime is a duration, or sandboxer.TTLIdle.
+type lifetime time.Duration
 
 type poolForm struct {
 	Size   int           `yaml:"size" min:"0" max:"1000" help:"How many wait at a time; 0 means none."`
@@ -140,7 +143,7 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 		Limits: f.Limits.limits(), MaxLimits: f.MaxLimits.limits(),
 		Network: sandboxer.NetworkPolicy{Mode: f.Network.Mode, Allow: f.Network.Allow},
 		Ports:   f.Ports, Workspace: f.Workspace, User: f.User, Inputs: f.Inputs,
-		TTL: f.TTL, MaxTTL: f.MaxTTL, Idle: f.Idle, OnIdle: f.OnIdle,
+		TTL: time.Duration(f.TTL), MaxTTL: f.MaxTTL, Idle: f.Idle, OnIdle: f.OnIdle,
 		OnTTL: f.OnTTL, PauseDepth: f.PauseDepth, MaxPaused: f.MaxPaused, AutoResume: f.AutoResume,
 		Max: f.Max, Wait: f.Wait,
 		Ready: f.Ready.check(d),
@@ -175,8 +178,10 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 	if f.Workspace == "/" {
 		d.fault("workspace", "", "the workspace cannot be the root directory")
 	}
-	ttl, most := f.TTL, f.MaxTTL
+	ttl, most := time.Duration(f.TTL), f.MaxTTL
 	switch {
+	case ttl == sandboxer.TTLIdle && f.Idle == 0 && d.places["idle"].key == nil:
+		d.fault("ttl", "", "as long as it is used is how long? name an idle time (idle)")
 	case ttl != 0 && most != 0 && ttl > most:
 		d.fault("ttl", "", "longer than max_ttl (%s)", sandboxer.FormatDuration(most))
 	case ttl > sandboxer.DefaultMaxTTL && most == 0 && d.places["max_ttl"].key == nil:

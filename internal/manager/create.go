@@ -69,7 +69,11 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 	if sb.Quote, err = m.quote(ctx, o, sb); err != nil {
 		return Plan{}, err
 	}
-	return Plan{Spec: sb.Spec, Extension: o.ext.Info.ID, Quote: sb.Quote, TTL: o.ttl}, nil
+	plan := Plan{Spec: sb.Spec, Extension: o.ext.Info.ID, Quote: sb.Quote, TTL: o.ttl}
+	if sb.LivesByUse() {
+		plan.TTL = sandboxer.TTLIdle
+	}
+	return plan, nil
 }
 
 // replay answers with what was made under o's key, or with nothing when the key is
@@ -378,12 +382,9 @@ func (o *resolvedRequest) record(generation int) *sandboxer.Sandbox {
 		sb.ShownID = o.shown
 	}
 	sb.Spec.Generation = generation
-	sb.Spec.Fuse = sb.ExpiresAt.Add(fuseMargin)
+	sb.Spec.Fuse = firstFuse(o.ext.Backend, sb.Spec.Profile, at, sb.ExpiresAt)
 	for _, p := range o.spec.Ports {
 		sb.Opened = append(sb.Opened, sandboxer.OpenPort{Port: p, Rev: 1})
-	}
-	if pauses(sb.Spec.Profile) {
-		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter) // the backend must not remove it while it is being paused
 	}
 	if o.from != nil {
 		sb.RestoredFrom, sb.RestoredAs = o.from.ID, o.as

@@ -508,10 +508,7 @@ func (m *Manager) makePooled(ctx context.Context, p *pool, key string) error {
 	}
 	// Late enough for whoever claims it with the profile's time to live: then nothing has
 	// to be moved.
-	sb.Spec.Fuse = sb.ExpiresAt.Add(ttlOf(p.profile) + fuseMargin)
-	if pauses(p.profile) {
-		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter)
-	}
+	sb.Spec.Fuse = firstFuse(ext.Backend, p.profile, sb.ExpiresAt, sb.ExpiresAt.Add(ttlOf(p.profile)))
 	var err error
 	if sb.SealedEnv, err = m.sealEnv(sb, spec.Env); err != nil {
 		return err

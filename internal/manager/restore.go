@@ -80,7 +80,10 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	if err != nil {
 		return nil, err
 	}
-	if prof, err = withExpiry(prof, req.Idle, req.OnIdle, req.OnTTL); err != nil {
+	if prof, err = withExpiry(prof, req.Idle, req.OnIdle, req.OnTTL); err == nil {
+		prof, err = withTTL(prof, req.TTL)
+	}
+	if err != nil {
 		return nil, err
 	}
 	spec := m.restoredSpec(ext, prof, rec, env, req, as)
@@ -112,7 +115,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	}
 	return &resolvedRequest{
 		tenant: rec.Tenant, actor: p.Actor, id: spec.ID, shown: shown, name: req.Name, ext: ext, spec: spec, place: place,
-		ttl: cmp.Or(req.TTL, ttlOf(prof)), maxCost: req.MaxCost,
+		ttl: lifeOf(prof, req.TTL), maxCost: req.MaxCost,
 		key: req.Key, digest: m.mac(restoreDigest(rec.ID, req)), noWaiting: req.NoWaiting,
 		from: rec, as: as,
 	}, nil
