@@ -95,9 +95,9 @@ type command struct {
 	killed bool // somebody sent a signal before
 }
 
-func (c *command) isDone() bool {
+func (cmd *command) isDone() bool {
 	select {
-	case <-c.done:
+	case <-cmd.done:
 		return true
 	default:
 		return false
@@ -177,18 +177,18 @@ func (s *Server) endSession(st *sandboxState, se *session) {
 }
 
 // drop gives up what is kept of a command's output, once no call needs it.
-func (c *command) drop() {
-	c.dropped = true
-	c.release()
+func (cmd *command) drop() {
+	cmd.dropped = true
+	cmd.release()
 }
 
-func (c *command) release() {
-	if !c.dropped || c.callers > 0 {
+func (cmd *command) release() {
+	if !cmd.dropped || cmd.callers > 0 {
 		return
 	}
-	c.out.release()
-	if c.err != nil {
-		c.err.release()
+	cmd.out.release()
+	if cmd.err != nil {
+		cmd.err.release()
 	}
 }
 
@@ -288,16 +288,14 @@ func (c *call) hold(cmd *command) *command {
 
 // commandSpec says what start starts.
 type commandSpec struct {
-	text       string
-	dir        string // "": that of the session
-	env        map[string]string
-	unset      []string
-	input      bool // it has one, that write writes to
-	hard       time.Duration
-	noChange   time.Duration
-	separated  bool // stderr is kept apart
-	keeps      bool // where it goes and what it exports is the session's then
-	background bool
+	text      string
+	dir       string // "": that of the session
+	env       map[string]string
+	unset     []string
+	input     bool // it has one, that write writes to
+	hard      time.Duration
+	noChange  time.Duration
+	separated bool // stderr is kept apart
 }
 
 // start has a command run in a session. It goes on until it ends, a limit is reached, or somebody
