@@ -2,14 +2,11 @@ package aioserver
 
 import (
 	"net/http"
-	"path"
 	"slices"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 )
-
-func cleaned(p string) string { return path.Clean(p) }
 
 // routes is what is served, by method and path.
 var routes = map[string]func(*call) error{

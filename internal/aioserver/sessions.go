@@ -39,6 +39,7 @@ const (
 // sandboxState is what is kept of a sandbox. Server.mu guards all of it.
 type sandboxState struct {
 	generation int
+	used       time.Time
 	shell      string // of its commands: "bash" or "sh"; "" if nobody has looked
 	sessions   [2]map[string]*session
 	edits      map[string][]edit // by path; what undo_edit goes back to
@@ -134,6 +135,7 @@ func (s *Server) state(c *call) (*sandboxState, error) {
 		st.sessions[shellKind], st.sessions[bashKind] = map[string]*session{}, map[string]*session{}
 		s.known[c.sb.ID] = st
 	}
+	st.used = now
 	return st, nil
 }
 
@@ -147,7 +149,8 @@ func (s *Server) prune(now time.Time) {
 				}
 			}
 		}
-		if len(st.sessions[shellKind])+len(st.sessions[bashKind])+len(st.edits) == 0 {
+		if len(st.sessions[shellKind])+len(st.sessions[bashKind]) == 0 && now.Sub(st.used) > sessionIdle {
+			s.memory.shrink(st.who, st.editBytes)
 			delete(s.known, id)
 		}
 	}
