@@ -72,7 +72,7 @@ func TestBoundedAnswers(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	for body, most := range map[string]int{
-		`{"path":"/d","pattern":"x","context_before":50,"context_after":50,"max_results":10000}`: maxAnswer, `{"path":"/d/1","pattern":"x","max_results":7}`: 7 * 2 * maxLine,
+		`{"path":"/d","pattern":"x","context_before":50,"context_after":50,"max_results":10000,"max_file_size":"8M"}`: maxAnswer, `{"path":"/d/1","pattern":"x","max_results":7,"max_file_size":"8M"}`: 7 * 2 * maxLine,
 	} {
 		w := a.post("/v1/file/grep", body)
 		if r := data[grepResult](t, w, 200); len(r.Matches) == 0 || !r.Truncated || w.Body.Len() > 2*most || len([]rune(r.Matches[0].LineContent)) > maxLine {

@@ -50,9 +50,8 @@ var routes = map[string]func(*call) error{
 
 // unserved is what the image has besides, by the beginning of its path, and what to do instead.
 var unserved = []struct{ prefix, what, instead string }{
-	{"/v1/auth", "auth", "the URL of a sandbox has its token in it: nothing else is needed"},
-	{"/v1/tickets", "tickets", "the URL of a sandbox has its token in it: nothing else is needed"},
-	{"/v1/ticket", "tickets", "the URL of a sandbox has its token in it: nothing else is needed"},
+	{"/auth", "auth", "the URL of a sandbox has its token in it: nothing else is needed"},
+	{"/tickets", "tickets", "the URL of a sandbox has its token in it: nothing else is needed"},
 	{"/v1/browser", "browser", "start a browser in the sandbox by /v1/bash/exec, from an image that has one"},
 	{"/v1/display", "display", "a sandbox has no screen"},
 	{"/v1/jupyter", "jupyter", "run code by /v1/code/execute"},

@@ -344,7 +344,7 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 		cmd.err = newOutput(s.memory, c.who, silence.broken)
 		job.Stderr = cmd.err
 	} else {
-		state = &stateReader{}
+		state = &stateReader{memory: s.memory, who: c.who}
 		job.Stderr = state
 	}
 	job.Args = shellArgs(shell, spec.text, script{unset: unset, snapshot: se.snapshot, reports: !spec.separated})
