@@ -20,9 +20,13 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // api is a client of one sandbox, made of the fake: its commands are real, on this machine.
 type api struct {

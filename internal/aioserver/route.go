@@ -62,9 +62,9 @@ var unserved = []struct{ prefix, what, instead string }{
 	{"/v1/util", "util", "start a converter in the sandbox by /v1/bash/exec"},
 	{"/v1/file/watch", "file/watch", "list the directory again by /v1/file/list"},
 	{"/v1/sandbox/hooks", "sandbox/hooks", "run the command before the sandbox is destroyed"},
-	{"/v1/sandbox/observe", "sandbox/observe", "see: sandboxer stats"},
-	{"/v1/shell/terminal-url", "shell/terminal-url", "open a terminal with: sandboxer shell"},
-	{"/v1/shell/ws", "shell/ws", "open a terminal with: sandboxer shell"},
+	{"/v1/sandbox/observe", "sandbox/observe", "measure it: sandboxer stats ID"},
+	{"/v1/shell/terminal-url", "shell/terminal-url", "open a terminal with: sandboxer shell ID"},
+	{"/v1/shell/ws", "shell/ws", "open a terminal with: sandboxer shell ID"},
 }
 
 // route serves the request.
