@@ -39,6 +39,7 @@ const (
 // sandboxState is what is kept of a sandbox. Server.mu guards all of it.
 type sandboxState struct {
 	generation int
+	used       time.Time
 	shell      string // of its commands: "bash" or "sh"; "" if nobody has looked
 	sessions   [2]map[string]*session
 	edits      map[string][]edit // by path; what undo_edit goes back to
@@ -85,15 +86,19 @@ type command struct {
 	stop    context.CancelCauseFunc
 	done    chan struct{}
 
+	// Server.mu guards these: a session may let go of a command whose output somebody is about to answer.
+	callers int
+	dropped bool
+
 	// Once it is done.
 	end    error // why it was stopped, or not observed; nil if it came to its end
 	exit   sandboxer.Exit
 	killed bool // somebody sent a signal before
 }
 
-func (c *command) isDone() bool {
+func (cmd *command) isDone() bool {
 	select {
-	case <-c.done:
+	case <-cmd.done:
 		return true
 	default:
 		return false
@@ -130,6 +135,7 @@ func (s *Server) state(c *call) (*sandboxState, error) {
 		st.sessions[shellKind], st.sessions[bashKind] = map[string]*session{}, map[string]*session{}
 		s.known[c.sb.ID] = st
 	}
+	st.used = now
 	return st, nil
 }
 
@@ -143,7 +149,8 @@ func (s *Server) prune(now time.Time) {
 				}
 			}
 		}
-		if len(st.sessions[shellKind])+len(st.sessions[bashKind])+len(st.edits) == 0 {
+		if len(st.sessions[shellKind])+len(st.sessions[bashKind]) == 0 && now.Sub(st.used) > sessionIdle {
+			s.memory.shrink(st.who, st.editBytes)
 			delete(s.known, id)
 		}
 	}
@@ -168,14 +175,23 @@ func (s *Server) endSession(st *sandboxState, se *session) {
 	delete(st.sessions[se.kind], se.id)
 	for _, cmd := range se.commands {
 		cmd.stop(errKilled)
-		cmd.release()
+		cmd.drop()
 	}
 }
 
-func (c *command) release() {
-	c.out.release()
-	if c.err != nil {
-		c.err.release()
+// drop gives up what is kept of a command's output, once no call needs it.
+func (cmd *command) drop() {
+	cmd.dropped = true
+	cmd.release()
+}
+
+func (cmd *command) release() {
+	if !cmd.dropped || cmd.callers > 0 {
+		return
+	}
+	cmd.out.release()
+	if cmd.err != nil {
+		cmd.err.release()
 	}
 }
 
@@ -261,21 +277,28 @@ func (c *call) session(k kind, id string) (*session, error) {
 func (c *call) lastCommand(se *session) *command {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	return se.last()
+	return c.hold(se.last())
+}
+
+// hold keeps the output of a command, which may be nil, until the end of the call; with Server.mu held.
+func (c *call) hold(cmd *command) *command {
+	if cmd != nil {
+		cmd.callers++
+		c.held = append(c.held, cmd)
+	}
+	return cmd
 }
 
 // commandSpec says what start starts.
 type commandSpec struct {
-	text       string
-	dir        string // "": that of the session
-	env        map[string]string
-	unset      []string
-	input      bool // it has one, that write writes to
-	hard       time.Duration
-	noChange   time.Duration
-	separated  bool // stderr is kept apart
-	keeps      bool // where it goes and what it exports is the session's then
-	background bool
+	text      string
+	dir       string // "": that of the session
+	env       map[string]string
+	unset     []string
+	input     bool // it has one, that write writes to
+	hard      time.Duration
+	noChange  time.Duration
+	separated bool // stderr is kept apart
 }
 
 // start has a command run in a session. It goes on until it ends, a limit is reached, or somebody
@@ -321,7 +344,7 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 		cmd.err = newOutput(s.memory, c.who, silence.broken)
 		job.Stderr = cmd.err
 	} else {
-		state = &stateReader{}
+		state = &stateReader{memory: s.memory, who: c.who}
 		job.Stderr = state
 	}
 	job.Args = shellArgs(shell, spec.text, script{unset: unset, snapshot: se.snapshot, reports: !spec.separated})
@@ -341,7 +364,7 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 	}
 	for i := 0; i < len(se.commands) && len(se.commands) > most; {
 		if o := se.commands[i]; o.isDone() {
-			o.release()
+			o.drop()
 			se.commands = slices.Delete(se.commands, i, i+1)
 		} else {
 			i++
@@ -356,7 +379,6 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 		}
 		silence.begin()
 		exit, err := s.opts.Sandboxes.Exec(ctx, c.sb.ID, job)
-		silence.stop()
 		cause := context.Cause(ctx)
 		stop(nil)
 		if cmd.input != nil {
@@ -369,6 +391,7 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 				cmd.out.Write(said)
 			}
 		}
+		silence.stop() // which every output begins again
 		if err != nil && cause != nil {
 			err = cause
 		}
@@ -377,15 +400,17 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 		defer s.mu.Unlock()
 		se.used = time.Now()
 		cmd.exit, cmd.end = exit, err
+		if sandboxer.KindOf(err) == sandboxer.Invalid && job.Dir != "" && job.Dir == se.dir {
+			// Most probably the directory is not there any more: that must not be the end of the session.
+			se.dir = ""
+			cmd.end = sandboxer.E(sandboxer.Invalid, err, "%s", sandboxer.Message(err)).WithHint("the next command of the session begins where sessions begin")
+		}
 		if err == nil && ended.ok {
 			se.keep(ended)
 		}
-		if se.ended {
-			cmd.release()
-		}
 		close(cmd.done)
 	})
-	return cmd, nil
+	return c.hold(cmd), nil
 }
 
 // keep makes what a command has changed what the next one begins with, with Server.mu held.
