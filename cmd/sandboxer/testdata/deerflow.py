@@ -59,9 +59,9 @@ class Box:
     def __init__(self, url):
         self.url = url
 
-    def post(self, path, status=200, **body):
-        r = requests.post(self.url + path, json=body, headers={"X-Fern-Language": "Python"}, timeout=patience)
-        assert r.status_code == status, f"{path} {body}: {r.status_code} {r.text}, want {status}"
+    def post(self, call, /, status=200, **body):
+        r = requests.post(self.url + call, json=body, headers={"X-Fern-Language": "Python"}, timeout=patience)
+        assert r.status_code == status, f"{call} {body}: {r.status_code} {r.text}, want {status}"
         return r.json()
 
     def bash(self, command, **more):
