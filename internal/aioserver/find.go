@@ -206,6 +206,9 @@ func (c *call) fileList() error {
 			if a.IsDirectory != b.IsDirectory {
 				return map[bool]int{true: -1, false: 1}[a.IsDirectory]
 			}
+			if a.IsDirectory {
+				return 0
+			}
 			return strings.Compare(*a.Extension, *b.Extension)
 		},
 	})

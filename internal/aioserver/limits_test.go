@@ -1,0 +1,194 @@
+package aioserver
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// stub is a sandbox whose commands are functions, for tests in which time matters.
+type stub struct {
+	Sandboxes
+	exec  func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error)
+	alive atomic.Int32
+}
+
+func (s *stub) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	if strings.Contains(cmd.Args[len(cmd.Args)-1], "command -v bash") {
+		io.WriteString(cmd.Stdout, "bash\n")
+		return sandboxer.Exit{}, nil
+	}
+	s.alive.Add(1)
+	defer s.alive.Add(-1)
+	return s.exec(ctx, cmd)
+}
+
+// hangs runs until it is ended, after it has written.
+func hangs(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	io.WriteString(cmd.Stdout, "part\n")
+	<-ctx.Done()
+	return sandboxer.Exit{}, sandboxer.E(sandboxer.Canceled, ctx.Err(), "the command was interrupted")
+}
+
+func stubAPI(t *testing.T, exec func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error)) (*api, *stub) {
+	b := &stub{exec: exec}
+	return &api{t: t, s: New(Options{Sandboxes: b}), sb: Sandbox{ID: "x", Generation: 1}, who: t.Context()}, b
+}
+
+// Limits hold to the moment, end the command, and what it wrote before is there.
+func TestLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := stubAPI(t, hangs)
+		defer a.s.Close()
+		for _, c := range []struct {
+			p, limits, status string
+			after             time.Duration
+		}{
+			{"/v1/shell/exec", `"hard_timeout":2.5`, "hard_timeout", 2500 * time.Millisecond},
+			{"/v1/shell/exec", `"no_change_timeout":600`, "no_change_timeout", 600 * time.Second},
+			{"/v1/shell/exec", `"no_change_timeout":3,"hard_timeout":2,"timeout":10`, "hard_timeout", 2 * time.Second},
+			{"/v1/bash/exec", `"hard_timeout":600.0`, "timed_out", 600 * time.Second},
+		} {
+			start := time.Now()
+			r := data[struct {
+				Status, Output, Stdout string
+				ExitCode               *int `json:"exit_code"`
+			}](t, a.post(c.p, `{"command":"x",`+c.limits+`}`), 200)
+			if r.Status != c.status || r.Output+r.Stdout != "part\n" || r.ExitCode != nil || time.Since(start) != c.after || b.alive.Load() != 0 {
+				t.Errorf("%+v: %+v after %s, %d alive", c, r, time.Since(start), b.alive.Load())
+			}
+		}
+		// Who waits for less is told that it runs, and it does, with its other limits.
+		start := time.Now()
+		r := a.bash(`{"session_id":"s","command":"x","timeout":1,"hard_timeout":60}`)
+		if r.Status != "running" || r.Stdout != "part\n" || time.Since(start) != time.Second || b.alive.Load() != 1 {
+			t.Errorf("%+v after %s", r, time.Since(start))
+		}
+		out := data[struct{ Command *bashCommand }](t, a.post("/v1/bash/output", `{"session_id":"s","offset":5,"wait":true,"wait_timeout":100}`), 200)
+		if out.Command.Status != "timed_out" || time.Since(start) != time.Minute {
+			t.Errorf("%+v after %s", out.Command, time.Since(start))
+		}
+		// What ignores a signal is ended all the same.
+		a.bash(`{"session_id":"s","command":"x","async_mode":true}`)
+		start = time.Now()
+		data[any](t, a.post("/v1/bash/kill", `{"session_id":"s","signal":"SIGINT"}`), 200)
+		if time.Since(start) != killGrace || b.alive.Load() != 0 {
+			t.Errorf("after %s, %d alive", time.Since(start), b.alive.Load())
+		}
+	})
+}
+
+// Silence is counted from the last output on.
+func TestNoChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _ := stubAPI(t, func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+			for i := range 5 {
+				time.Sleep(time.Second)
+				fmt.Fprint(cmd.Stdout, i)
+			}
+			return hangs(ctx, cmd)
+		})
+		defer a.s.Close()
+		start := time.Now()
+		r := a.shell(`{"command":"x","no_change_timeout":2}`)
+		if r.Status != "no_change_timeout" || r.Output != "01234part\n" || time.Since(start) != 7*time.Second {
+			t.Errorf("%+v after %s", r, time.Since(start))
+		}
+		// A session's own limit holds for commands that have none.
+		c := &call{s: a.s, r: httptest.NewRequest("GET", "/", nil), sb: a.sb}
+		if _, _, err := c.openSession(shellKind, "id", "s", func(se *session) { se.noChange = 3 * time.Second }); err != nil {
+			t.Fatal(err)
+		}
+		start = time.Now()
+		if r := a.shell(`{"id":"s","command":"x"}`); r.Status != "no_change_timeout" || time.Since(start) != 8*time.Second {
+			t.Errorf("%+v after %s", r, time.Since(start))
+		}
+	})
+}
+
+// Sessions that nobody uses go; what runs in one keeps it.
+func TestIdleSessions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := stubAPI(t, hangs)
+		defer a.s.Close()
+		a.bash(`{"session_id":"busy","command":"x","async_mode":true}`)
+		a.bash(`{"session_id":"idle","command":"x","hard_timeout":1}`)
+		synctest.Wait()
+		time.Sleep(sessionIdle + time.Minute)
+		sessions := data[[]bashSession](t, a.call(a.who, "GET", "/v1/bash/sessions", "", nil), 200)
+		if len(sessions) != 1 || sessions[0].SessionID != "busy" || *sessions[0].CurrentCommand != "x" {
+			t.Errorf("%+v", sessions)
+		}
+		a.s.Forget(a.sb.ID)
+		synctest.Wait()
+		if b.alive.Load() != 0 || a.s.memory.total != 0 {
+			t.Errorf("%d alive, %d bytes kept", b.alive.Load(), a.s.memory.total)
+		}
+		a.bash(`{"session_id":"busy","command":"x","async_mode":true}`)
+		a.s.Close()
+		if b.alive.Load() != 0 {
+			t.Errorf("%d alive after Close", b.alive.Load())
+		}
+		refused(t, a.post("/v1/bash/exec", commandOf("x")), 503)
+	})
+}
+
+// The beginning and the end of an output are kept, within what the sandbox may have in memory.
+func TestOutput(t *testing.T) {
+	m := newMemory()
+	who := account{"t", "s"}
+	o := newOutput(m, who, func() {})
+	var all strings.Builder
+	for i := range 400_000 {
+		fmt.Fprintf(io.MultiWriter(o, &all), "%09d\n", i)
+	}
+	if got, next := o.since(0, false); next != 4_000_000 || got[:maxHead] != all.String()[:maxHead] || got[len(got)-maxTail:] != all.String()[4_000_000-maxTail:] ||
+		!strings.Contains(got, fmt.Sprintf("%d bytes were not kept", 4_000_000-maxHead-maxTail)) {
+		t.Errorf("%d bytes up to %d", len(got), next)
+	}
+	if got, _ := o.since(3_999_990, false); got != "000399999\n" {
+		t.Errorf("%q", got)
+	}
+	if got, _ := o.since(1<<60, false); got != "" {
+		t.Errorf("%q", got)
+	}
+	if m.total != maxHead+maxTail {
+		t.Errorf("%d bytes are accounted for", m.total)
+	}
+	o.release()
+	if m.total != 0 {
+		t.Errorf("%d bytes after release", m.total)
+	}
+	m.grow(who, maxMemorySandbox-10)
+	small := newOutput(m, who, func() {})
+	fmt.Fprint(small, "abcdefgh")
+	fmt.Fprint(small, "ij0123456789")
+	if got, next := small.since(0, false); !strings.HasPrefix(got, "abcdefgh") || next != 20 {
+		t.Errorf("%q up to %d", got, next)
+	}
+	small.release()
+
+	cut := newOutput(m, who, func() {})
+	cut.Write([]byte("a\xc3"))
+	if got, next := cut.since(0, true); got != "a" || next != 1 {
+		t.Errorf("%q up to %d", got, next)
+	}
+	cut.Write([]byte("\xa4"))
+	if got, next := cut.since(1, true); got != "ä" || next != 3 {
+		t.Errorf("%q up to %d", got, next)
+	}
+	if got := shorten(strings.Repeat("ä", 1000), 100); len([]rune(got)) > 100 || len([]rune(got)) < 95 || !strings.HasPrefix(got, "ä") || !strings.HasSuffix(got, "ä") {
+		t.Errorf("%q", got)
+	}
+	if got := shorten("abcdef", 3); got != "abc" {
+		t.Errorf("%q", got)
+	}
+}
