@@ -16,6 +16,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -191,7 +192,16 @@ func TestShellExec(t *testing.T) {
 
 // A session has a directory and an environment of its own, which its commands change.
 func TestShellSession(t *testing.T) {
+	for _, shell := range []string{"bash", "sh"} {
+		t.Run(shell, func(t *testing.T) { testShellSession(t, shell) })
+	}
+}
+
+func testShellSession(t *testing.T, shell string) {
 	a := newAPI(t, Options{})
+	a.s.mu.Lock()
+	a.s.known[a.sb.ID].shell = shell
+	a.s.mu.Unlock()
 	created := data[shellCreated](t, a.post("/v1/shell/sessions/create", `{"id":"one"}`), 200)
 	if created.SessionID != "one" || created.WorkingDir == "" {
 		t.Fatalf("%+v", created)
@@ -219,6 +229,23 @@ func TestShellSession(t *testing.T) {
 	if got := in("two", `echo "${BIG-none}${SMALL-none}"`); got != "nonenone\n" {
 		t.Errorf("an environment that is too large: %d bytes", len(got))
 	}
+	// A directory that has gone ends one command, not the session.
+	in("two", "mkdir gone; cd gone; rmdir ../gone")
+	refused(t, a.post("/v1/shell/exec", `{"id":"two","command":"pwd"}`), 400)
+	if got := in("two", `pwd -P; echo "${B-}"`); got != a.root+"\n\n" {
+		t.Errorf("after that: %q", got)
+	}
+	// Commands at once do not mix.
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			if got := in("two", fmt.Sprintf("echo %d; ls >/dev/null; echo %d", i, i)); got != fmt.Sprintf("%d\n%d\n", i, i) {
+				t.Errorf("command %d: %q", i, got)
+			}
+		})
+	}
+	wg.Wait()
+	in("two", "echo nonenone")
 	view := data[shellResult](t, a.post("/v1/shell/view", `{"id":"two"}`), 200)
 	if view.Output != "nonenone\n" || view.Status != "completed" {
 		t.Errorf("view: %+v", view)

@@ -24,6 +24,7 @@ type call struct {
 	sb       Sandbox
 	who      account
 	reserved int // bytes of s.memory
+	held     []*command
 
 	// What a failed operation on a file says of it.
 	operation, path string
@@ -42,7 +43,17 @@ func (c *call) reserve(n int) error {
 	return nil
 }
 
-func (c *call) release() { c.s.memory.shrink(c.who, c.reserved) }
+func (c *call) release() {
+	c.s.memory.shrink(c.who, c.reserved)
+	if len(c.held) > 0 {
+		c.s.mu.Lock()
+		defer c.s.mu.Unlock()
+		for _, cmd := range c.held {
+			cmd.callers--
+			cmd.release()
+		}
+	}
+}
 
 // envelope is what every answer is in.
 type envelope struct {
@@ -135,12 +146,15 @@ func (c *call) fail(err error) {
 	if cause := context.Cause(c.ctx()); cause != nil && errors.As(cause, &ended) {
 		err = cause
 	}
-	if f := c.s.opts.Failed; f != nil {
+	var field badField
+	invalid := errors.As(err, &field)
+	message := "the request is not valid: " + field.Error()
+	if f := c.s.opts.Failed; f != nil && invalid {
+		f(c.ctx(), sandboxer.E(sandboxer.Invalid, nil, "%s", message))
+	} else if f != nil {
 		f(c.ctx(), err)
 	}
-	var field badField
-	if errors.As(err, &field) {
-		message := "the request is not valid: " + field.Error()
+	if invalid {
 		c.send(http.StatusUnprocessableEntity, refusal{
 			envelope{Message: &message}, []refusedField{{Type: "value_error", Loc: []string{"body", field.name}, Msg: field.msg}},
 		})
@@ -178,9 +192,10 @@ func (c *call) fail(err error) {
 	if retryAfter > 0 {
 		c.w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(retryAfter.Seconds()))))
 	}
-	e := envelope{Message: text(sandboxer.Message(err)), Hint: text(sandboxer.HintOf(err))}
+	message = sandboxer.Message(err)
+	e := envelope{Message: &message, Hint: text(sandboxer.HintOf(err))}
 	if c.operation != "" {
-		e.Data = fileError{Path: c.path, Operation: c.operation, Message: *e.Message, ErrorType: errorType, Retryable: retryAfter > 0 || kind == sandboxer.Unavailable}
+		e.Data = fileError{Path: c.path, Operation: c.operation, Message: message, ErrorType: errorType, Retryable: retryAfter > 0 || kind == sandboxer.Unavailable}
 		if c.s.opts.StatusOK {
 			status = http.StatusOK
 		}
@@ -257,7 +272,7 @@ func (s seconds) duration(name string) (time.Duration, error) {
 	return time.Duration(float64(s) * float64(time.Second)), nil
 }
 
-// checkPath refuses what is no path that a sandbox is asked for, and cleans the others.
+// cleanPath refuses what is no path that a sandbox is asked for, and cleans the others.
 func cleanPath(field, p string) (string, error) {
 	switch {
 	case p == "":

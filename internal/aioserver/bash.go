@@ -162,7 +162,7 @@ func (c *call) bashOf(in *bashOutput) (*session, *command, error) {
 	if i < 0 {
 		return nil, nil, sandboxer.E(sandboxer.NotFound, nil, "Command not found")
 	}
-	return se, se.commands[i], nil
+	return se, c.hold(se.commands[i]), nil
 }
 
 type bashCommand struct {
@@ -275,9 +275,12 @@ type bashSession struct {
 	CommandCount   int       `json:"command_count"`
 }
 
+// stamp is a time as clients read it, to the microsecond.
+func stamp(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
+
 // describe is for who holds Server.mu.
 func (se *session) describe() bashSession {
-	info := bashSession{SessionID: se.id, Status: "ready", WorkingDir: se.dir, CreatedAt: se.created, LastUsedAt: se.used, CommandCount: se.count}
+	info := bashSession{SessionID: se.id, Status: "ready", WorkingDir: se.dir, CreatedAt: stamp(se.created), LastUsedAt: stamp(se.used), CommandCount: se.count}
 	if cmd := se.last(); cmd != nil && !cmd.isDone() {
 		info.CurrentCommand = &cmd.text
 	}

@@ -586,7 +586,7 @@ func (c *call) fileGrep() error {
 	}
 	if fi.Mode.IsRegular() || fi.Mode.Type() == fs.ModeSymlink && !c.isDir(root) {
 		// One file is searched whatever it is called.
-		err = c.grepFiles(g, []string{root}, out)
+		err = c.grepSome(g, []string{root}, true, out)
 	} else {
 		var batch []string
 		size := int64(0)
@@ -627,14 +627,16 @@ func (c *call) isDir(name string) bool {
 // grepFiles searches files and adds what it finds in their order. errEnough: no more is wanted.
 func (c *call) grepFiles(g *grep, names []string, out *grepResult) error {
 	for some := range slices.Chunk(names, grepAtOnce) {
-		if err := c.grepSome(g, some, out); err != nil {
+		if err := c.grepSome(g, some, false, out); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *call) grepSome(g *grep, some []string, out *grepResult) error {
+// grepSome is grepFiles for a few, which are read at once. Unless they must be there, those that cannot be
+// read are passed over.
+func (c *call) grepSome(g *grep, some []string, must bool, out *grepResult) error {
 	contents := make([]string, len(some))
 	failed := make([]error, len(some))
 	held := make([]int, len(some))
@@ -651,7 +653,7 @@ func (c *call) grepSome(g *grep, some []string, out *grepResult) error {
 	for i, name := range some {
 		switch kind := sandboxer.KindOf(failed[i]); {
 		case failed[i] == nil:
-		case (kind == sandboxer.NotFound || kind == sandboxer.Denied || kind == sandboxer.Invalid) && c.path != name:
+		case (kind == sandboxer.NotFound || kind == sandboxer.Denied || kind == sandboxer.Invalid) && !must:
 			continue // gone meanwhile, or not to be read
 		default:
 			return failed[i]

@@ -85,15 +85,19 @@ type command struct {
 	stop    context.CancelCauseFunc
 	done    chan struct{}
 
+	// Server.mu guards these: a session may let go of a command whose output somebody is about to answer.
+	callers int
+	dropped bool
+
 	// Once it is done.
 	end    error // why it was stopped, or not observed; nil if it came to its end
 	exit   sandboxer.Exit
 	killed bool // somebody sent a signal before
 }
 
-func (c *command) isDone() bool {
+func (cmd *command) isDone() bool {
 	select {
-	case <-c.done:
+	case <-cmd.done:
 		return true
 	default:
 		return false
@@ -168,14 +172,23 @@ func (s *Server) endSession(st *sandboxState, se *session) {
 	delete(st.sessions[se.kind], se.id)
 	for _, cmd := range se.commands {
 		cmd.stop(errKilled)
-		cmd.release()
+		cmd.drop()
 	}
 }
 
-func (c *command) release() {
-	c.out.release()
-	if c.err != nil {
-		c.err.release()
+// drop gives up what is kept of a command's output, once no call needs it.
+func (cmd *command) drop() {
+	cmd.dropped = true
+	cmd.release()
+}
+
+func (cmd *command) release() {
+	if !cmd.dropped || cmd.callers > 0 {
+		return
+	}
+	cmd.out.release()
+	if cmd.err != nil {
+		cmd.err.release()
 	}
 }
 
@@ -261,21 +274,28 @@ func (c *call) session(k kind, id string) (*session, error) {
 func (c *call) lastCommand(se *session) *command {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	return se.last()
+	return c.hold(se.last())
+}
+
+// hold keeps the output of a command, which may be nil, until the end of the call; with Server.mu held.
+func (c *call) hold(cmd *command) *command {
+	if cmd != nil {
+		cmd.callers++
+		c.held = append(c.held, cmd)
+	}
+	return cmd
 }
 
 // commandSpec says what start starts.
 type commandSpec struct {
-	text       string
-	dir        string // "": that of the session
-	env        map[string]string
-	unset      []string
-	input      bool // it has one, that write writes to
-	hard       time.Duration
-	noChange   time.Duration
-	separated  bool // stderr is kept apart
-	keeps      bool // where it goes and what it exports is the session's then
-	background bool
+	text      string
+	dir       string // "": that of the session
+	env       map[string]string
+	unset     []string
+	input     bool // it has one, that write writes to
+	hard      time.Duration
+	noChange  time.Duration
+	separated bool // stderr is kept apart
 }
 
 // start has a command run in a session. It goes on until it ends, a limit is reached, or somebody
@@ -341,7 +361,7 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 	}
 	for i := 0; i < len(se.commands) && len(se.commands) > most; {
 		if o := se.commands[i]; o.isDone() {
-			o.release()
+			o.drop()
 			se.commands = slices.Delete(se.commands, i, i+1)
 		} else {
 			i++
@@ -356,7 +376,6 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 		}
 		silence.begin()
 		exit, err := s.opts.Sandboxes.Exec(ctx, c.sb.ID, job)
-		silence.stop()
 		cause := context.Cause(ctx)
 		stop(nil)
 		if cmd.input != nil {
@@ -369,6 +388,7 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 				cmd.out.Write(said)
 			}
 		}
+		silence.stop() // which every output begins again
 		if err != nil && cause != nil {
 			err = cause
 		}
@@ -377,15 +397,17 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 		defer s.mu.Unlock()
 		se.used = time.Now()
 		cmd.exit, cmd.end = exit, err
+		if sandboxer.KindOf(err) == sandboxer.Invalid && job.Dir != "" && job.Dir == se.dir {
+			// Most probably the directory is not there any more: that must not be the end of the session.
+			se.dir = ""
+			cmd.end = sandboxer.E(sandboxer.Invalid, err, "%s", sandboxer.Message(err)).WithHint("the next command of the session begins where sessions begin")
+		}
 		if err == nil && ended.ok {
 			se.keep(ended)
 		}
-		if se.ended {
-			cmd.release()
-		}
 		close(cmd.done)
 	})
-	return cmd, nil
+	return c.hold(cmd), nil
 }
 
 // keep makes what a command has changed what the next one begins with, with Server.mu held.

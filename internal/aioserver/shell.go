@@ -469,7 +469,7 @@ func (c *call) shellSessions() error {
 		Sessions map[string]shellInfo `json:"sessions"`
 	}{map[string]shellInfo{}}
 	err := c.eachSession(shellKind, func(se *session) {
-		info := shellInfo{WorkingDir: se.dir, CreatedAt: se.created, LastUsedAt: se.used, AgeSeconds: int(time.Since(se.created).Seconds()), Status: "ready"}
+		info := shellInfo{WorkingDir: se.dir, CreatedAt: stamp(se.created), LastUsedAt: stamp(se.used), AgeSeconds: int(time.Since(se.created).Seconds()), Status: "ready"}
 		if cmd := se.last(); cmd != nil && !cmd.isDone() {
 			info.Status, info.CurrentCommand = statusRunning, &cmd.text
 		}
