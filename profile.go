@@ -30,7 +30,7 @@ type Profile struct {
 	Workspace string            `json:"workspace,omitempty"`
 	User      string            `json:"user,omitempty"`
 	Inputs    map[string]string `json:"inputs,omitempty"` // defaults; the caller's win
-	TTL       time.Duration     `json:"ttl_ns,omitempty"` // lifetime when the caller names none
+	TTL       time.Duration     `json:"ttl_ns,omitempty"` // lifetime when the caller names none; may be TTLIdle
 	MaxTTL    time.Duration     `json:"max_ttl_ns,omitempty"`
 	// Idle is how long nobody may use a sandbox until OnIdle is done with it; 0 means for ever.
 	Idle   time.Duration `json:"idle_ns,omitempty"`
@@ -44,6 +44,11 @@ type Profile struct {
 	PauseDepth PauseDepth    `json:"pause_depth,omitempty"`
 	MaxPaused  time.Duration `json:"max_paused_ns,omitempty"`
 	AutoResume bool          `json:"auto_resume,omitempty"`
+	// Max is how many of its sandboxes may take room at once (Sandbox.TakesRoom), not counting
+	// those that wait in its pool; 0 means as many as its extension takes. Wait is how long a
+	// request waits for room, there or on the extension, before it is Exhausted.
+	Max  int           `json:"max,omitempty"`
+	Wait time.Duration `json:"wait_ns,omitempty"`
 	// Ready is what a sandbox has to answer before its user gets it.
 	Ready ReadyCheck `json:"ready,omitzero"`
 	Price Price      `json:"price,omitzero"` // what tenants pay where the extension quotes nothing
@@ -78,6 +83,13 @@ type Price struct {
 const (
 	DefaultTTL    = 30 * time.Minute
 	DefaultMaxTTL = 24 * time.Hour
+)
+
+// TTLIdle, as a time to live, is as long as the sandbox is used: it ends when nobody used it for
+// Profile.Idle, or after Profile.MaxTTL. In files, requests and on the command line it is TTLIdleText.
+const (
+	TTLIdle     time.Duration = -1
+	TTLIdleText               = "idle"
 )
 
 // Isolation is how strongly a backend separates a sandbox from its neighbours and
@@ -165,6 +177,7 @@ type ExtensionInfo struct {
 	Pricing      PricingModel `json:"pricing_model"`
 	Capabilities []Capability `json:"capabilities"` // what the opened extension really has
 	Inputs       []Input      `json:"inputs"`
+	Max          int          `json:"max,omitempty" doc:"How many sandboxes may take room there at once, those in pools too. Absent: as many as it takes"`
 	Runtime      string       `json:"runtime,omitempty"` // Adapter.Runtime
 	Notices      []string     `json:"notices,omitempty"` // what an operator should know and act upon; for administrators
 	Problem      string       `json:"problem,omitempty"` // why it could not be opened here; empty when it was

@@ -11,7 +11,7 @@ type CreateRequest struct {
 	Profile  string            `json:"profile" example:"profile.local" doc:"Also accepted without its prefix: local"`
 	Inputs   map[string]string `json:"inputs,omitempty" example:"{\"repo\":\"/src/app\"}" doc:"The profile's key=value arguments"`
 	Name     string            `json:"name,omitempty" example:"build" doc:"Unique among the tenant's live sandboxes"`
-	TTL      time.Duration     `json:"ttl,omitempty" example:"30m"`
+	TTL      time.Duration     `json:"ttl,omitempty" example:"30m" doc:"How long it lives, or idle: as long as it is used, at most the profile's max_ttl"`
 	Idle     time.Duration     `json:"idle,omitempty" example:"10m" doc:"Nobody may use it for so long until on_idle is done; at most the profile's"`
 	OnIdle   ExpiryAction      `json:"on_idle,omitempty" enum:"destroy,pause" doc:"What happens then; pause unless the profile says destroy"`
 	OnTTL    ExpiryAction      `json:"on_ttl,omitempty" enum:"destroy,pause" doc:"What happens when its time to live is over; pause unless the profile says destroy"`
@@ -45,7 +45,7 @@ type RestoreRequest struct {
 	Inputs   map[string]string `json:"inputs,omitempty" doc:"Added to the source's, which an empty value takes away; only for the portable form"`
 	Host     string            `json:"host,omitempty" doc:"Asked-for placement; only for the portable form"`
 	Name     string            `json:"name,omitempty" example:"copy"`
-	TTL      time.Duration     `json:"ttl,omitempty" example:"30m"`
+	TTL      time.Duration     `json:"ttl,omitempty" example:"30m" doc:"How long it lives, or idle: as long as it is used, at most the profile's max_ttl"`
 	Idle     time.Duration     `json:"idle,omitempty" example:"10m" doc:"Nobody may use it for so long until on_idle is done; at most the profile's"`
 	OnIdle   ExpiryAction      `json:"on_idle,omitempty" enum:"destroy,pause" doc:"What happens then; pause unless the profile says destroy"`
 	OnTTL    ExpiryAction      `json:"on_ttl,omitempty" enum:"destroy,pause" doc:"What happens when its time to live is over; pause unless the profile says destroy"`
@@ -61,7 +61,7 @@ type RestoreRequest struct {
 // ForkRequest asks for copies of a running sandbox.
 type ForkRequest struct {
 	Count   int               `json:"count" minimum:"1" maximum:"100" example:"2"`
-	TTL     time.Duration     `json:"ttl,omitempty" example:"30m"`
+	TTL     time.Duration     `json:"ttl,omitempty" example:"30m" doc:"How long each lives, or idle: as long as it is used, at most the profile's max_ttl"`
 	Labels  map[string]string `json:"labels,omitempty"`
 	Env     map[string]string `json:"env,omitempty" doc:"Added to the source's"`
 	MaxCost Credits           `json:"max_cost,omitempty" doc:"Of each"`
@@ -125,29 +125,29 @@ func (r *CreateRequest) text() any {
 	type plain CreateRequest
 	return &struct {
 		*plain
-		TTL     *DurationText `json:"ttl,omitzero"`
+		TTL     *TTLText      `json:"ttl,omitzero"`
 		Idle    *DurationText `json:"idle,omitzero"`
 		MaxCost *CreditsText  `json:"max_cost,omitzero"`
-	}{(*plain)(r), (*DurationText)(&r.TTL), (*DurationText)(&r.Idle), (*CreditsText)(&r.MaxCost)}
+	}{(*plain)(r), (*TTLText)(&r.TTL), (*DurationText)(&r.Idle), (*CreditsText)(&r.MaxCost)}
 }
 
 func (r *RestoreRequest) text() any {
 	type plain RestoreRequest
 	return &struct {
 		*plain
-		TTL     *DurationText `json:"ttl,omitzero"`
+		TTL     *TTLText      `json:"ttl,omitzero"`
 		Idle    *DurationText `json:"idle,omitzero"`
 		MaxCost *CreditsText  `json:"max_cost,omitzero"`
-	}{(*plain)(r), (*DurationText)(&r.TTL), (*DurationText)(&r.Idle), (*CreditsText)(&r.MaxCost)}
+	}{(*plain)(r), (*TTLText)(&r.TTL), (*DurationText)(&r.Idle), (*CreditsText)(&r.MaxCost)}
 }
 
 func (r *ForkRequest) text() any {
 	type plain ForkRequest
 	return &struct {
 		*plain
-		TTL     *DurationText `json:"ttl,omitzero"`
-		MaxCost *CreditsText  `json:"max_cost,omitzero"`
-	}{(*plain)(r), (*DurationText)(&r.TTL), (*CreditsText)(&r.MaxCost)}
+		TTL     *TTLText     `json:"ttl,omitzero"`
+		MaxCost *CreditsText `json:"max_cost,omitzero"`
+	}{(*plain)(r), (*TTLText)(&r.TTL), (*CreditsText)(&r.MaxCost)}
 }
 
 func (r *SnapshotRequest) text() any {
@@ -240,6 +240,42 @@ func (d *DurationText) UnmarshalText(b []byte) error {
 			WithHint(`write a number with a unit: "30m", "1h30m", "90s"`)
 	}
 	*d = DurationText(v)
+	return nil
+}
+
+// TTLText is a time to live: as DurationText has it, or TTLIdleText for TTLIdle.
+type TTLText time.Duration
+
+// Std returns d as a time.Duration.
+func (d TTLText) Std() time.Duration { return time.Duration(d) }
+
+func (d TTLText) String() string {
+	if d.Std() == TTLIdle {
+		return TTLIdleText
+	}
+	return d.Std().String()
+}
+
+// IsZero reports whether d is left out.
+func (d TTLText) IsZero() bool { return d == 0 }
+
+// MarshalText writes d as "1h30m0s", or "idle".
+func (d TTLText) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText accepts what time.ParseDuration accepts, and "idle".
+func (d *TTLText) UnmarshalText(b []byte) error {
+	if string(b) == TTLIdleText {
+		*d = TTLText(TTLIdle)
+		return nil
+	}
+	var v DurationText
+	if err := v.UnmarshalText(b); err != nil {
+		return err
+	}
+	if v.Std() == TTLIdle {
+		return E(Invalid, nil, "a time to live of %s is negative", v)
+	}
+	*d = TTLText(v)
 	return nil
 }
 

@@ -81,3 +81,49 @@ func requestJSON[R any](t *testing.T, withheld fieldtest.Withheld) {
 		t.Errorf("%T takes a number for a duration", r)
 	}
 }
+
+// TestTTLText: what makes a sandbox can ask for one that lives as long as it is used; nothing else has such a time.
+func TestTTLText(t *testing.T) {
+	for _, r := range []interface {
+		json.Marshaler
+		json.Unmarshaler
+	}{new(CreateRequest), new(RestoreRequest), new(ForkRequest)} {
+		if err := r.UnmarshalJSON([]byte(`{"ttl":"idle"}`)); err != nil {
+			t.Errorf("%T: %v", r, err)
+		}
+		if b, err := r.MarshalJSON(); err != nil || !strings.Contains(string(b), `"ttl":"idle"`) {
+			t.Errorf("%T is written as %s, %v", r, b, err)
+		}
+		for _, bad := range []string{`{"ttl":"-1ns"}`, `{"ttl":"idl"}`, `{"ttl":-1}`} {
+			if err := r.UnmarshalJSON([]byte(bad)); err == nil {
+				t.Errorf("%T takes %s", r, bad)
+			}
+		}
+	}
+	for _, r := range []json.Unmarshaler{new(ExtendRequest), new(ResumeRequest), new(AdoptRequest), new(SnapshotRequest), new(KeyRequest)} {
+		if err := r.UnmarshalJSON([]byte(`{"ttl":"idle"}`)); !errors.Is(err, Invalid) {
+			t.Errorf("%T: %v", r, err)
+		}
+	}
+}
+
+func TestEndsAt(t *testing.T) {
+	at := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		state State
+		ttl   time.Duration
+		used  time.Time
+		want  time.Time
+	}{
+		{Running, TTLIdle, at, at.Add(10 * time.Minute)},
+		{Running, TTLIdle, at.Add(55 * time.Minute), at.Add(time.Hour)},
+		{Running, time.Hour, at, at.Add(time.Hour)},
+		{Paused, TTLIdle, at, at.Add(time.Hour)},
+		{Creating, TTLIdle, time.Time{}, at.Add(time.Hour)},
+	} {
+		sb := Sandbox{State: c.state, UsedAt: c.used, ExpiresAt: at.Add(time.Hour), Spec: Spec{Profile: Profile{TTL: c.ttl, Idle: 10 * time.Minute}}}
+		if got := sb.EndsAt(); !got.Equal(c.want) {
+			t.Errorf("%s with ttl %s, used at %s: %s, want %s", c.state, TTLText(c.ttl), c.used, got, c.want)
+		}
+	}
+}

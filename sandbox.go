@@ -108,6 +108,18 @@ type Sandbox struct {
 // Shown is the ID that sb's tenant knows it by. Only together with the tenant it is unique.
 func (sb *Sandbox) Shown() string { return cmp.Or(sb.ShownID, sb.ID) }
 
+// LivesByUse reports whether sb has no time to live but that of its use (TTLIdle). ExpiresAt is then
+// when it has lived for as long as its profile allows.
+func (sb *Sandbox) LivesByUse() bool { return sb.Spec.Profile.TTL == TTLIdle }
+
+// EndsAt is when sb is over if nobody uses it until then; ExpiresAt, unless it lives by its use.
+func (sb *Sandbox) EndsAt() time.Time {
+	if unused := sb.UsedAt.Add(sb.Spec.Profile.Idle); sb.State == Running && sb.LivesByUse() && unused.Before(sb.ExpiresAt) {
+		return unused
+	}
+	return sb.ExpiresAt
+}
+
 // Ref names sb among those of all tenants: TENANT/ID. One that waits in a pool is nobody's and
 // has its ID alone.
 func (sb *Sandbox) Ref() string {

@@ -105,6 +105,10 @@ type Writes struct {
 	// allows, nothing is written and the error is Exhausted (Quota.Check). What is too much
 	// already and does not grow is no hindrance.
 	Quota *TenantQuota
+	// If Room is set and the transaction would give its extension or its profile more sandboxes
+	// than that allows, nothing is written and the error is Exhausted, with a FullError as its
+	// cause (Room.Check); another reason to refuse it comes before that one.
+	Room *Room
 }
 
 // IdempotencyKey remembers which request was made under a caller's key.

@@ -16,6 +16,9 @@ import (
 // Duration is a time.Duration written as a Go duration string.
 type Duration = sandboxer.DurationText
 
+// TTL is a time to live: a Duration, or idle.
+type TTL = sandboxer.TTLText
+
 // Credits is an amount of money, written as an exact decimal string of credits; one
 // credit is one US dollar.
 type Credits = sandboxer.CreditsText
@@ -102,7 +105,7 @@ type Sandbox struct {
 	Unresponsive  time.Time             `json:"unresponsive_since,omitzero" doc:"Its backend has it, and it does not answer since then; calls into it end as unavailable. It may come back; it can be destroyed, and expires, as ever"`
 	UsedAt        time.Time             `json:"used_at,omitzero"`
 	ResumedAt     time.Time             `json:"resumed_at,omitzero"`
-	ExpiresAt     time.Time             `json:"expires_at,omitzero" doc:"While it is paused: how long it is kept"`
+	ExpiresAt     time.Time             `json:"expires_at,omitzero" doc:"While it is paused: how long it is kept. Of one that lives as long as it is used: when it ends if nobody uses it"`
 	EndingAt      time.Time             `json:"ending_at,omitzero"`
 	EndedAt       time.Time             `json:"ended_at,omitzero"`
 }
@@ -120,7 +123,7 @@ func NewSandbox(sb *sandboxer.Sandbox) Sandbox {
 		Idle: Duration(s.Profile.Idle), OnIdle: s.Profile.OnIdle, OnTTL: s.Profile.OnTTL,
 		Ref: sb.Handle.Ref, Reachability: sb.Reachability, Cleanup: sb.Cleanup, Cost: Credits(sb.Cost),
 		Version: sb.Version, Retries: sb.Retries, LastError: sb.LastError, RetryAt: sb.RetryAt, Damaged: sb.Damaged, Found: sb.Found,
-		CreatedAt: sb.CreatedAt, ProvisionedAt: sb.ProvisionedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.ExpiresAt,
+		CreatedAt: sb.CreatedAt, ProvisionedAt: sb.ProvisionedAt, ReadyAt: sb.ReadyAt, UsedAt: sb.UsedAt, ExpiresAt: sb.EndsAt(),
 		EndingAt: sb.EndingAt, EndedAt: sb.EndedAt, Unresponsive: sb.UnresponsiveSince, Unconfirmed: sb.Unconfirmed,
 	}
 	if sb.ID != out.ID {
@@ -166,7 +169,7 @@ type Plan struct {
 	SchemaVersion int                     `json:"schema_version" example:"1"`
 	Profile       string                  `json:"profile" example:"profile.local"`
 	Extension     string                  `json:"extension" example:"ext.local"`
-	TTL           Duration                `json:"ttl" example:"30m0s"`
+	TTL           TTL                     `json:"ttl" example:"30m0s" doc:"Or idle: as long as it is used"`
 	Quote         Quote                   `json:"quote"`
 	Inputs        map[string]string       `json:"inputs,omitempty"`
 	Host          string                  `json:"host,omitempty"`
@@ -432,7 +435,7 @@ type Profile struct {
 	Workspace   string                  `json:"workspace,omitempty"`
 	User        string                  `json:"user,omitempty"`
 	Inputs      map[string]string       `json:"inputs,omitempty" doc:"Defaults; the caller's win"`
-	TTL         Duration                `json:"ttl,omitempty" example:"30m0s"`
+	TTL         TTL                     `json:"ttl,omitempty" example:"30m0s" doc:"When the caller names none. Or idle: as long as it is used, at most max_ttl"`
 	MaxTTL      Duration                `json:"max_ttl,omitempty"`
 	Idle        Duration                `json:"idle,omitempty" doc:"Nobody may use a sandbox for so long until on_idle is done"`
 	OnIdle      sandboxer.ExpiryAction  `json:"on_idle,omitempty" example:"pause" doc:"What happens then: destroy or pause. Absent: destroy"`
@@ -440,6 +443,8 @@ type Profile struct {
 	PauseDepth  sandboxer.PauseDepth    `json:"pause_depth,omitempty" example:"disk" doc:"How deep a pause is where nobody says: freeze, disk or files. Absent: as the extension can"`
 	MaxPaused   Duration                `json:"max_paused,omitempty" example:"72h0m0s" doc:"A paused sandbox is kept so long, and then destroyed. Absent: 168h"`
 	AutoResume  bool                    `json:"auto_resume,omitempty" doc:"Using a paused sandbox resumes it"`
+	Max         int                     `json:"max,omitempty" example:"20" doc:"How many of its sandboxes may take room at once, besides those in its pool. Absent: as many as its extension takes"`
+	Wait        Duration                `json:"wait,omitempty" example:"1m0s" doc:"How long a request waits for room before it is refused. Absent: it does not wait"`
 	Pool        *ProfilePool            `json:"pool,omitempty" doc:"Sandboxes that are kept ready. Absent if none are"`
 	Ready       *ReadyCheck             `json:"ready,omitempty" doc:"What a sandbox has to answer before its user gets it. Absent: what its extension waits for is enough"`
 	Price       *Price                  `json:"price,omitempty"`
@@ -465,8 +470,8 @@ func NewProfile(p sandboxer.Profile) Profile {
 		ID: p.ID, Title: p.Title, Description: p.Description, Extension: p.Extension, Isolation: p.Isolation,
 		Requires: p.Requires, Image: p.Image, Command: p.Command, Env: slices.Sorted(maps.Keys(p.Env)), Labels: p.Labels, Limits: p.Limits, MaxLimits: p.MaxLimits,
 		Network: p.Network, Mounts: p.Mounts, Ports: p.Ports, Workspace: p.Workspace, User: p.User, Inputs: p.Inputs,
-		TTL: Duration(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle), OnIdle: p.OnIdle,
-		OnTTL: p.OnTTL, PauseDepth: p.PauseDepth, MaxPaused: Duration(p.MaxPaused), AutoResume: p.AutoResume, Builtin: p.Builtin,
+		TTL: TTL(p.TTL), MaxTTL: Duration(p.MaxTTL), Idle: Duration(p.Idle), OnIdle: p.OnIdle,
+		OnTTL: p.OnTTL, PauseDepth: p.PauseDepth, MaxPaused: Duration(p.MaxPaused), AutoResume: p.AutoResume, Max: p.Max, Wait: Duration(p.Wait), Builtin: p.Builtin,
 	}
 	if p.Pool.Size > 0 {
 		out.Pool = &ProfilePool{Size: p.Pool.Size, MaxAge: Duration(cmp.Or(p.Pool.MaxAge, sandboxer.DefaultPoolAge))}

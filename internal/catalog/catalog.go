@@ -66,6 +66,7 @@ type ExtensionFile struct {
 	Handler   string // as written
 	Isolation []sandboxer.Isolation
 	Pricing   sandboxer.PricingModel
+	Max       int // sandboxer.Room.ExtensionMax
 	Adapter   sandboxer.Adapter
 	Origin    Origin
 	Replaces  []Origin // what earlier layers said under this ID, nearest first
@@ -89,7 +90,7 @@ func (e ExtensionFile) Info() sandboxer.ExtensionInfo {
 	}
 	return sandboxer.ExtensionInfo{
 		ID: e.ID, Title: cmp.Or(e.Title, said.Title), Adapter: e.Adapter.Kind, Handler: e.Handler,
-		Isolation: e.Isolation, Pricing: e.Pricing, Runtime: said.Runtime,
+		Isolation: e.Isolation, Pricing: e.Pricing, Max: e.Max, Runtime: said.Runtime,
 		Capabilities: append([]sandboxer.Capability{}, said.Capabilities...),
 		Inputs:       append([]sandboxer.Input{}, said.Inputs...),
 	}
@@ -327,7 +328,7 @@ func (l *loader) extension(f *file, n *yaml.Node, seen map[string]Origin) {
 	}
 	a, ok := l.adapter(f, form.Handler)
 	e := ExtensionFile{ID: form.ID, Title: form.Title, Handler: form.Handler, Isolation: form.Capabilities.IsolationLevels,
-		Pricing: form.Capabilities.PricingModel, Adapter: a, Origin: f.origin, file: f, config: form.Config, said: new(atomic.Pointer[sandboxer.Description])}
+		Pricing: form.Capabilities.PricingModel, Max: form.Max, Adapter: a, Origin: f.origin, file: f, config: form.Config, said: new(atomic.Pointer[sandboxer.Description])}
 	if ok {
 		e.offers(d, a.Isolation, a.Pricing)
 		if a.Kind == processKind {

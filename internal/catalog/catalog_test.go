@@ -306,6 +306,8 @@ on_ttl: pause
 pause_depth: disk
 max_paused: 3d
 auto_resume: true
+max: 40
+wait: 2m
 pool: {size: 3, max_age: 20m}
 ready: {http: {port: 8080, path: "/v1/sandbox?x=1", status: 204}, timeout: 1m}
 price: {setup: "0.01", per_hour: 0.12}
@@ -335,6 +337,7 @@ func TestProfileEveryField(t *testing.T) {
 		Inputs: map[string]string{"repo": ".", "branch": "1.10"},
 		TTL:    45 * time.Minute, MaxTTL: 36 * time.Hour, Idle: 90 * time.Minute, OnIdle: sandboxer.ExpiryPause,
 		OnTTL: sandboxer.ExpiryPause, PauseDepth: sandboxer.PauseDisk, MaxPaused: 72 * time.Hour, AutoResume: true,
+		Max: 40, Wait: 2 * time.Minute,
 		Ready: sandboxer.ReadyCheck{HTTP: sandboxer.ReadyHTTP{Port: 8080, Path: "/v1/sandbox?x=1", Status: 204}, Timeout: time.Minute},
 		Price: sandboxer.Price{Setup: 10_000, PerHour: 120_000},
 		Pool:  sandboxer.Pool{Size: 3, MaxAge: 20 * time.Minute},
@@ -363,7 +366,7 @@ func TestGoodForms(t *testing.T) {
 		"env:\n", "ports: []\n", "requires: []\n", "ttl: 90s\n", "ttl: 1d\n", "ttl: 1h30m10s\n", "user: app\n", "user: 1000\n", "price: {per_hour: 1}\n",
 		"title: &t same\ndescription: *t\n", "env: &e {A: b}\nlabels: *e\n", "title: ünïcode ✓\n", "title: ''\n", "idle: 15m # comment\n",
 		"title: !!str 12\n", "mounts: []\n", "max_ttl: 30m\n", "ttl: 5m\nmax_ttl: 5m\n", "workspace: /w\r\nuser: app\r\n",
-		"ready: {http: {port: 80}}\n", "ready: {http: {}}\n", "ready: {command: [test, -e, 1]}\n", "ready:\n",
+		"ttl: idle\nidle: 5m\n", "ttl: idle\nidle: 30h\nmax_ttl: 10m\n", "ready: {http: {port: 80}}\n", "ready: {http: {}}\n", "ready: {command: [test, -e, 1]}\n", "ready:\n",
 	} {
 		if _, err := load(t, map[string]string{"profiles/p.yaml": head + body}); err != nil {
 			t.Errorf("%q: %v", body, err)

@@ -17,6 +17,7 @@ type extensionForm struct {
 	Title        string           `yaml:"title" format:"line" help:"One line for people."`
 	Handler      string           `yaml:"handler" required:"true" unless:"command,connect" format:"handler" help:"The adapter that opens it, or module:Class of an extension class; required unless command or connect is given."`
 	Capabilities capabilitiesForm `yaml:"capabilities" required:"true" help:"What profiles may rely on; checked against the adapter."`
+	Max          int              `yaml:"max" min:"1" max:"1000000" help:"How many sandboxes may take room on it at once, those that wait in pools too; without it as many as it takes."`
 	Config       yaml.Node        `yaml:"config" help:"Settings of the adapter; its own schema stands in the registry."`
 
 	Program programForm `yaml:",inline"`
@@ -47,7 +48,7 @@ type profileForm struct {
 	Workspace   string                 `yaml:"workspace" format:"abspath" help:"Path of the workspace inside; without it the adapter's default."`
 	User        string                 `yaml:"user" format:"user" text:"any" help:"User of commands: a name, or uid[:gid]."`
 	Inputs      map[string]string      `yaml:"inputs" text:"any" help:"Defaults for inputs; the caller's win."`
-	TTL         time.Duration          `yaml:"ttl" min:"1s" help:"Lifetime when the caller names none (30m)."`
+	TTL         lifetime               `yaml:"ttl" min:"1s" help:"Lifetime when the caller names none (30m), or idle: as long as it is used, which takes idle and ends with max_ttl."`
 	MaxTTL      time.Duration          `yaml:"max_ttl" min:"1s" help:"Longest lifetime a caller may ask for (24h)."`
 	Idle        time.Duration          `yaml:"idle" min:"1s" help:"How long nobody may use it until on_idle is done; without it for ever."`
 	OnIdle      sandboxer.ExpiryAction `yaml:"on_idle" help:"What happens after so long without use: destroy (the default) or pause."`
@@ -55,10 +56,15 @@ type profileForm struct {
 	PauseDepth  sandboxer.PauseDepth   `yaml:"pause_depth" help:"How deep to pause where nobody says: freeze (memory stays), disk (memory and files are saved), files (processes end)."`
 	MaxPaused   time.Duration          `yaml:"max_paused" min:"1s" help:"How long a paused sandbox is kept before it is destroyed (7d)."`
 	AutoResume  bool                   `yaml:"auto_resume" help:"Whether using a paused sandbox (commands, files, ports) resumes it."`
+	Max         int                    `yaml:"max" min:"1" max:"1000000" help:"How many of its sandboxes may take room at once, besides those that wait in its pool; without it as many as its extension takes."`
+	Wait        time.Duration          `yaml:"wait" min:"1s" max:"1h" help:"How long a request waits for room; without it, one that finds none is refused at once."`
 	Ready       readyForm              `yaml:"ready" help:"What a sandbox has to answer, once its extension calls it ready, before its user gets it."`
 	Price       priceForm              `yaml:"price" help:"What tenants pay, in credits, where the extension quotes nothing."`
 	Pool        poolForm               `yaml:"pool" help:"Sandboxes that are kept ready for whoever asks next."`
 }
+
+// lifetime is a duration, or sandboxer.TTLIdle.
+type lifetime time.Duration
 
 type poolForm struct {
 	Size   int           `yaml:"size" min:"0" max:"1000" help:"How many wait at a time; 0 means none."`
@@ -137,8 +143,9 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 		Limits: f.Limits.limits(), MaxLimits: f.MaxLimits.limits(),
 		Network: sandboxer.NetworkPolicy{Mode: f.Network.Mode, Allow: f.Network.Allow},
 		Ports:   f.Ports, Workspace: f.Workspace, User: f.User, Inputs: f.Inputs,
-		TTL: f.TTL, MaxTTL: f.MaxTTL, Idle: f.Idle, OnIdle: f.OnIdle,
+		TTL: time.Duration(f.TTL), MaxTTL: f.MaxTTL, Idle: f.Idle, OnIdle: f.OnIdle,
 		OnTTL: f.OnTTL, PauseDepth: f.PauseDepth, MaxPaused: f.MaxPaused, AutoResume: f.AutoResume,
+		Max: f.Max, Wait: f.Wait,
 		Ready: f.Ready.check(d),
 		Price: sandboxer.Price{Setup: f.Price.Setup, PerHour: f.Price.PerHour},
 		Pool:  sandboxer.Pool{Size: f.Pool.Size, MaxAge: f.Pool.MaxAge},
@@ -171,8 +178,10 @@ func (f profileForm) profile(d *decoder) sandboxer.Profile {
 	if f.Workspace == "/" {
 		d.fault("workspace", "", "the workspace cannot be the root directory")
 	}
-	ttl, most := f.TTL, f.MaxTTL
+	ttl, most := time.Duration(f.TTL), f.MaxTTL
 	switch {
+	case ttl == sandboxer.TTLIdle && f.Idle == 0 && d.places["idle"].key == nil:
+		d.fault("ttl", "", "as long as it is used is how long? name an idle time (idle)")
 	case ttl != 0 && most != 0 && ttl > most:
 		d.fault("ttl", "", "longer than max_ttl (%s)", sandboxer.FormatDuration(most))
 	case ttl > sandboxer.DefaultMaxTTL && most == 0 && d.places["max_ttl"].key == nil:

@@ -104,6 +104,7 @@ type scalar struct {
 
 var (
 	durationType = reflect.TypeFor[time.Duration]()
+	lifetimeType = reflect.TypeFor[lifetime]()
 	secretType   = reflect.TypeFor[sandboxer.Secret]()
 	creditsType  = reflect.TypeFor[sandboxer.Credits]()
 	textType     = reflect.TypeFor[encoding.TextUnmarshaler]()
@@ -146,6 +147,15 @@ func scalarOf(t reflect.Type, r rule) *scalar {
 		return &scalar{want: "a duration such as 90s, 30m or 1h30m", tags: str,
 			parse:  func(s string) (any, bool) { return parseDuration(s) },
 			schema: schema{Type: "string", Pattern: durationPattern}}
+	case t == lifetimeType:
+		return &scalar{want: "a duration such as 90s, 30m or 1h30m, or idle", tags: str,
+			parse: func(s string) (any, bool) {
+				if s == sandboxer.TTLIdleText {
+					return sandboxer.TTLIdle, true
+				}
+				return parseDuration(s)
+			},
+			schema: schema{Type: "string", Pattern: "^" + sandboxer.TTLIdleText + "$|" + durationPattern}}
 	case t == secretType:
 		return &scalar{want: "a reference to a secret, ${env:NAME} or ${file:/absolute/path}", tags: str, secret: true,
 			parse:  func(s string) (any, bool) { return s, secretPattern.MatchString(s) },
@@ -358,6 +368,9 @@ func parseCPUs(s string) (int64, bool) {
 
 // bounds says, if v breaks the rule's bounds, what would be right.
 func (r rule) bounds(sc *scalar, v any) (want string, ok bool) {
+	if v == any(sandboxer.TTLIdle) { // the word, which is no duration
+		return "", true
+	}
 	number := func(v any) float64 {
 		f, _ := strconv.ParseFloat(fmt.Sprintf("%d", v), 64)
 		if g, ok := v.(float64); ok {

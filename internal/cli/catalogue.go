@@ -64,7 +64,7 @@ func profileView() view[*api.Profile] {
 			if p.Price != nil {
 				price = fmt.Sprintf("$%s/h + $%s", p.Price.PerHour, p.Price.Setup)
 			}
-			return []string{p.ID, p.Title, p.Extension, string(p.Isolation), durationText(p.TTL), networkText(p.Network), limitsText(p.Limits), price}
+			return []string{p.ID, p.Title, p.Extension, string(p.Isolation), ttlText(p.TTL), networkText(p.Network), limitsText(p.Limits), price}
 		},
 		name: func(p *api.Profile) string { return p.ID },
 		detail: func(p *api.Profile) [][2]string {
@@ -81,12 +81,21 @@ func profileView() view[*api.Profile] {
 				{"command", strings.Join(p.Command, " ")}, {"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)},
 				{"limits", limitsText(p.Limits)}, {"largest limits", limitsText(p.MaxLimits)}, {"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)},
 				{"workspace", p.Workspace}, {"user", p.User}, {"inputs", pairs(p.Inputs)},
-				{"ttl", durationText(p.TTL)}, {"longest ttl", durationText(p.MaxTTL)}, {"idle", durationText(p.Idle)}, {"on idle", string(p.OnIdle)},
+				{"ttl", ttlText(p.TTL)}, {"longest ttl", durationText(p.MaxTTL)}, {"idle", durationText(p.Idle)}, {"on idle", string(p.OnIdle)},
 				{"on ttl", string(p.OnTTL)}, {"pause depth", string(p.PauseDepth)}, {"longest pause", durationText(p.MaxPaused)}, {"auto resume", ifSo(p.AutoResume)},
+				{"max", countText(p.Max)}, {"wait", durationText(p.Wait)},
 				{"ready when", readyText(p.Ready)}, {"pool", pool}, {"price", price}, {"built in", ifSo(p.Builtin)},
 			}
 		},
 	}
+}
+
+// countText is n, or nothing where none is set.
+func countText(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.Itoa(n)
 }
 
 // readyText is what has to be answered before a sandbox is given away.
@@ -152,7 +161,7 @@ func extensionView() view[*api.Extension] {
 			}
 			return [][2]string{
 				{"id", e.ID}, {"title", e.Title}, {"adapter", e.Adapter}, {"handler", e.Handler}, {"isolation", join(e.Isolation, ", ")},
-				{"pricing", string(e.Pricing)}, {"capabilities", join(e.Capabilities, ", ")}, {"inputs", strings.Join(ins, "\n")}, {"runtime", e.Runtime}, {"notices", strings.Join(e.Notices, "\n")}, {"problem", problem(e)},
+				{"pricing", string(e.Pricing)}, {"max", countText(e.Max)}, {"capabilities", join(e.Capabilities, ", ")}, {"inputs", strings.Join(ins, "\n")}, {"runtime", e.Runtime}, {"notices", strings.Join(e.Notices, "\n")}, {"problem", problem(e)},
 			}
 		},
 	}

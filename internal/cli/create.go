@@ -240,7 +240,7 @@ func planView() view[*api.Plan] {
 		name: func(p *api.Plan) string { return p.Profile },
 		detail: func(p *api.Plan) [][2]string {
 			return [][2]string{
-				{"profile", p.Profile}, {"extension", p.Extension}, {"host", p.Host}, {"ttl", durationText(p.TTL)},
+				{"profile", p.Profile}, {"extension", p.Extension}, {"host", p.Host}, {"ttl", ttlText(p.TTL)},
 				{"price", quoteText(&p.Quote)}, {"inputs", pairs(p.Inputs)}, {"image", p.Image}, {"command", strings.Join(p.Command, " ")},
 				{"environment", strings.Join(p.Env, ", ")}, {"labels", pairs(p.Labels)}, {"limits", limitsText(p.Limits)},
 				{"network", networkText(p.Network)}, {"mounts", mountsText(p.Mounts)}, {"ports", portsText(p.Ports)}, {"workspace", p.Workspace}, {"user", p.User},

@@ -56,7 +56,7 @@ func (o *requestOptions) register(f *factory, c *cobra.Command) {
 	o.env.bind(fl)
 	fl.StringArrayVar(&o.labels, "label", nil, "label `key=value`")
 	fl.StringVar(&o.name, "name", "", "`name`, unique among your live sandboxes")
-	fl.StringVar(&o.ttl, "ttl", "", "`lifetime`: 30m, 1h30m, 2d")
+	fl.StringVar(&o.ttl, "ttl", "", "`lifetime`: 30m, 1h30m, 2d, or idle: as long as it is used")
 	o.registerIdle(c)
 	fl.StringVar(&o.host, "host", "", "`place` among those the extension has")
 	fl.StringVar(&o.cpus, "cpus", "", "processors: `2`, 0.5")
@@ -176,7 +176,7 @@ func (o *requestOptions) request(f *factory) (api.CreateSandbox, error) {
 		r.Command = o.command
 	}
 	if o.ttl != "" {
-		d, err := parseDuration("--ttl", o.ttl)
+		d, err := parseTTL(o.ttl)
 		if err != nil {
 			return r, err
 		}
@@ -426,6 +426,14 @@ func parseDuration(flag, s string) (time.Duration, error) {
 		return 0, invalid("%s: %q is not a positive duration", flag, s).WithHint("write for example 30m")
 	}
 	return d, nil
+}
+
+// parseTTL reads a time to live: a duration, or idle.
+func parseTTL(s string) (time.Duration, error) {
+	if s == sandboxer.TTLIdleText {
+		return sandboxer.TTLIdle, nil
+	}
+	return parseDuration("--ttl", s)
 }
 
 // parseNetwork reads none, public or allow:a,b.

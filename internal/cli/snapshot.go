@@ -585,7 +585,7 @@ func newCmdRestore(f *factory, runF func(context.Context, *restoreOptions) error
 	or.env.bind(fl)
 	fl.StringArrayVar(&or.labels, "label", nil, "label `key=value`")
 	fl.StringVar(&or.name, "name", "", "`name`, unique among your live sandboxes")
-	fl.StringVar(&or.ttl, "ttl", "", "`lifetime`: 30m, 1h30m, 2d")
+	fl.StringVar(&or.ttl, "ttl", "", "`lifetime`: 30m, 1h30m, 2d, or idle: as long as it is used")
 	or.registerIdle(c)
 	fl.StringVar(&or.maxCost, "max-cost", "", "refuse if it would cost more `credits` (SANDBOXER_MAX_COST)")
 	fl.StringVar(&or.consumer, "consumer", "", "`who` asks: a person, an agent, a service")
@@ -670,7 +670,7 @@ func newCmdFork(f *factory, runF func(context.Context, *forkOptions) error) *cob
 	fl.IntVarP(&o.count, "count", "n", 1, "how `many`, 1 to 100")
 	fl.StringArrayVarP(&o.order.env.vars, "env", "e", nil, "environment `NAME=value`, or NAME to pass on yours")
 	fl.StringArrayVar(&o.order.labels, "label", nil, "label `key=value`")
-	fl.StringVar(&o.order.ttl, "ttl", "", "`lifetime` of each: 30m, 1h30m, 2d")
+	fl.StringVar(&o.order.ttl, "ttl", "", "`lifetime` of each: 30m, 1h30m, 2d, or idle: as long as it is used")
 	fl.StringVar(&o.key, "idempotency-key", "", "one `key` makes one set of copies, however often it is used")
 	fl.StringVar(&o.order.maxCost, "max-cost", "", "refuse if one would cost more `credits` (SANDBOXER_MAX_COST)")
 	return c
@@ -828,6 +828,13 @@ func restoredText(sb *api.Sandbox) string {
 		return ""
 	}
 	return sb.RestoredFrom + " (" + string(sb.RestoredAs) + ")"
+}
+
+func ttlText(d api.TTL) string {
+	if d.Std() == sandboxer.TTLIdle {
+		return sandboxer.TTLIdleText
+	}
+	return durationText(api.Duration(d))
 }
 
 func durationText(d api.Duration) string {

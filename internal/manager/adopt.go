@@ -248,7 +248,11 @@ func (m *Manager) schedule(sb *sandboxer.Sandbox, fuse time.Time, ttl time.Durat
 		if err := checkTTL(sb.Spec.Profile, ttl); err != nil {
 			return err
 		}
-		sb.ExpiresAt = at.Add(ttl)
+		if sb.ExpiresAt = at.Add(ttl); sb.LivesByUse() {
+			sb.Spec.Profile.TTL = ttl
+		}
+	case sb.LivesByUse(): // its fuse tells of its use alone
+		sb.ExpiresAt = at.Add(maxTTL(sb.Spec.Profile))
 	case !fuse.IsZero():
 		sb.ExpiresAt = fuse.Add(-margin).UTC().Truncate(time.Microsecond)
 	}

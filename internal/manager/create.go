@@ -69,7 +69,11 @@ func (m *Manager) Plan(ctx context.Context, req sandboxer.CreateRequest) (Plan, 
 	if sb.Quote, err = m.quote(ctx, o, sb); err != nil {
 		return Plan{}, err
 	}
-	return Plan{Spec: sb.Spec, Extension: o.ext.Info.ID, Quote: sb.Quote, TTL: o.ttl}, nil
+	plan := Plan{Spec: sb.Spec, Extension: o.ext.Info.ID, Quote: sb.Quote, TTL: o.ttl}
+	if sb.LivesByUse() {
+		plan.TTL = sandboxer.TTLIdle
+	}
+	return plan, nil
 }
 
 // replay answers with what was made under o's key, or with nothing when the key is
@@ -167,7 +171,7 @@ func (m *Manager) createOrShare(ctx context.Context, o *resolvedRequest) (*sandb
 		own := *o // jobs keep what they are asked for
 		own.setID(id)
 		sb, err := m.startCreate(ctx, &own)
-		if errors.Is(err, errLookAgain) {
+		if errors.Is(err, errLookAgain) || err == errAbandoned && ctx.Err() == nil { // by those who came before
 			continue
 		}
 		return sb, err
@@ -284,7 +288,7 @@ func (m *Manager) startCreate(ctx context.Context, o *resolvedRequest) (*sandbox
 // await waits for as much of j, which makes o's sandbox, as the caller wants.
 func (m *Manager) await(ctx context.Context, o *resolvedRequest, j *job, mine bool) (*sandboxer.Sandbox, error) {
 	if o.noWaiting {
-		if err := wait(ctx, j.published); err != nil {
+		if err := m.waitFor(ctx, j, j.published); err != nil {
 			return nil, err
 		}
 		// One that is to live longer than it was made for has to be ready for that.
@@ -293,7 +297,7 @@ func (m *Manager) await(ctx context.Context, o *resolvedRequest, j *job, mine bo
 			return &sb, m.joinExisting(ctx, o, j, mine, &sb)
 		}
 	}
-	if err := wait(ctx, j.done); err != nil {
+	if err := m.waitFor(ctx, j, j.done); err != nil {
 		return nil, err
 	}
 	if j.err != nil {
@@ -378,12 +382,9 @@ func (o *resolvedRequest) record(generation int) *sandboxer.Sandbox {
 		sb.ShownID = o.shown
 	}
 	sb.Spec.Generation = generation
-	sb.Spec.Fuse = sb.ExpiresAt.Add(fuseMargin)
+	sb.Spec.Fuse = firstFuse(o.ext.Backend, sb.Spec.Profile, at, sb.ExpiresAt)
 	for _, p := range o.spec.Ports {
 		sb.Opened = append(sb.Opened, sandboxer.OpenPort{Port: p, Rev: 1})
-	}
-	if pauses(sb.Spec.Profile) {
-		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter) // the backend must not remove it while it is being paused
 	}
 	if o.from != nil {
 		sb.RestoredFrom, sb.RestoredAs = o.from.ID, o.as
@@ -442,15 +443,6 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 			return nil, err
 		}
 	}
-	ev := event(ctx, sb, sandboxer.EventState, "")
-	ev.To, ev.Cause = sandboxer.Creating, sandboxer.ReasonRequested
-	w := sandboxer.Writes{
-		Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true,
-		Events: []sandboxer.Event{ev}, Key: o.idempotency(sb), Quota: m.quotaFor(sb.Tenant, ofSandboxes...),
-	}
-	if o.cold != "" {
-		w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "not from the pool: "+o.cold))
-	}
 	if o.from != nil {
 		unpin, err := m.pinSealed(ctx, o.from.ID)
 		if err != nil {
@@ -458,7 +450,28 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 		}
 		defer unpin() // from then on the record says that the snapshot is needed
 	}
-	err := m.step(pRecord, func() error { return m.store.CreateSandbox(ctx, sb, w) })
+	began, tried := now(), false
+	err := m.withRoom(ctx, j, roomRequest{sb.Extension, sb.Profile, sb.Tenant, o.leaving}, func(room *sandboxer.Room) error {
+		var waited time.Duration
+		if tried {
+			waited = time.Since(began).Round(time.Second)
+			postpone(sb, now())
+		}
+		tried = true
+		ev := event(ctx, sb, sandboxer.EventState, "")
+		ev.To, ev.Cause = sandboxer.Creating, sandboxer.ReasonRequested
+		w := sandboxer.Writes{
+			Entries: entries(hold(sb, "hold", sb.Quote.Amount)), Cover: true,
+			Events: []sandboxer.Event{ev}, Key: o.idempotency(sb), Quota: m.quotaFor(sb.Tenant, ofSandboxes...), Room: room,
+		}
+		if o.cold != "" {
+			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "not from the pool: "+o.cold))
+		}
+		if waited > 0 {
+			w.Events = append(w.Events, event(ctx, sb, sandboxer.EventStep, "it waited "+sandboxer.FormatDuration(waited)+" for room"))
+		}
+		return m.step(pRecord, func() error { return m.store.CreateSandbox(ctx, sb, w) })
+	})
 	if err != nil {
 		return nil, m.explainCreateError(ctx, o, sb, err)
 	}
@@ -467,6 +480,12 @@ func (m *Manager) create(ctx context.Context, j *job, o *resolvedRequest) (*sand
 	j.recorded, j.untried = true, true
 	m.publishRecord(j, sb)
 	return m.build(ctx, j, sb)
+}
+
+// postpone makes sb, which is not written down yet, one that is created at that time.
+func postpone(sb *sandboxer.Sandbox, at time.Time) {
+	by := at.Sub(sb.CreatedAt)
+	sb.CreatedAt, sb.ExpiresAt, sb.Spec.Fuse = at, sb.ExpiresAt.Add(by), sb.Spec.Fuse.Add(by)
 }
 
 // price completes the record of o: what the backend says to it, its environment, and

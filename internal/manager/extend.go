@@ -40,11 +40,17 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 			if e.TTL > 0 {
 				until = now().Add(e.TTL)
 			}
+			if sb.LivesByUse() && sb.State == sandboxer.Running && !(sb.Unconfirmed == sandboxer.Untold && !longer) {
+				return livesByUse(sb)
+			}
 			if sb.Unconfirmed == sandboxer.Untold { // now it is known
 				sb.Unconfirmed = ""
 			}
 			if sb.State == sandboxer.Paused {
 				return m.extendPaused(ctx, sb, w, until)
+			}
+			if sb.LivesByUse() { // it is only told that it is to live on
+				sb.UsedAt, until = now(), sb.ExpiresAt
 			}
 			if longer && !until.After(sb.ExpiresAt) {
 				return errNotNeeded
@@ -77,6 +83,31 @@ func (m *Manager) extend(ctx context.Context, ref string, e Extend, longer bool)
 	return m.withLastUse(sb), nil
 }
 
+// livesByUse refuses to move the expiry of what has none but that of its use.
+func livesByUse(sb *sandboxer.Sandbox) error {
+	return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has no time to live that could be moved: it lives as long as it is used, and at most as long as profile %s allows", sb.Shown(), sb.Profile).
+		WithHint("a command in it is use; for a fixed time, make one with --ttl 1h")
+}
+
+// keepFuse moves the fuse of a running sandbox that lives as long as it is used behind that, if it is due
+// (fuseDue), by more than that takes, so that it need not be moved again within fuseStep.
+func (m *Manager) keepFuse(ctx context.Context, sb *sandboxer.Sandbox) error {
+	until := sb.EndsAt().Add(fuseStep)
+	if until.After(sb.ExpiresAt) {
+		until = sb.ExpiresAt
+	}
+	return m.renew(ctx, sb, until)
+}
+
+// fuseDue reports whether the fuse of sb, whose last use is up to date, has to be moved.
+func (m *Manager) fuseDue(sb *sandboxer.Sandbox) bool {
+	if !sb.LivesByUse() || sb.State != sandboxer.Running || sb.Unconfirmed != "" || sb.Spec.Fuse.IsZero() {
+		return false
+	}
+	b, err := m.backend(sb.Extension)
+	return err == nil && b.Can(sandboxer.CanRenew) && sb.Spec.Fuse.Before(sb.EndsAt().Add(marginOf(sb.Spec.Profile)))
+}
+
 // renew moves the backend's own deadline of sb behind until.
 func (m *Manager) renew(ctx context.Context, sb *sandboxer.Sandbox, until time.Time) error {
 	b, err := m.backend(sb.Extension)
@@ -86,7 +117,7 @@ func (m *Manager) renew(ctx context.Context, sb *sandboxer.Sandbox, until time.T
 	if !b.Can(sandboxer.CanRenew) {
 		return nil
 	}
-	fuse := until.Add(fuseMargin)
+	fuse := until.Add(marginOf(sb.Spec.Profile))
 	if err := m.step(pRenew, func() error { return b.Renew(ctx, sb.Handle, fuse) }); err != nil {
 		return err
 	}

@@ -240,7 +240,7 @@ func (m *Manager) makeCopies(ctx, caller context.Context, rec *sandboxer.Snapsho
 		}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			sb, err := m.restoreOne(ctx, rec, copyOf(req, i), digest)
+			sb, err := m.restoreOne(ctx, rec, copyOf(req, i), digest, caller.Done())
 			mu.Lock()
 			defer mu.Unlock()
 			all[i] = sb

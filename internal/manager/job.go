@@ -24,6 +24,8 @@ type job struct {
 	recorded    bool               // the job itself committed it, with the request's idempotency key
 	untried     bool               // its place is committed, and nobody was told to make anything there
 	told        []sandboxer.Event  // of its making, to be committed when it runs
+	callers     int                // guarded by Manager.mu: who waits for it, or did and has what he wanted
+	abandoned   chan struct{}      // closed when all of them have left
 	done        chan struct{}      // closed when the job has ended
 	sb          *sandboxer.Sandbox // its result, for whoever waits on done
 	err         error
@@ -41,7 +43,7 @@ func (m *Manager) begin(ctx context.Context, id string, generation int, making b
 	if j := m.jobs[id]; j != nil {
 		return j, false, nil
 	}
-	j = &job{id: id, generation: generation, making: making, request: o, published: make(chan struct{}), done: make(chan struct{})}
+	j = &job{id: id, generation: generation, making: making, request: o, published: make(chan struct{}), abandoned: make(chan struct{}), done: make(chan struct{})}
 	j.ctx, j.cancel = m.untilClosed(context.WithoutCancel(ctx))
 	m.jobs[id] = j
 	m.wg.Add(1)
@@ -113,6 +115,28 @@ func (m *Manager) cancelForTeardown(j *job, generation int) <-chan struct{} {
 		j.cancel(errTerminating)
 	}
 	return j.done
+}
+
+// waitFor waits for ch, which is one of j's, as one of those who want what j makes. When all of them have
+// left without it, j is abandoned.
+func (m *Manager) waitFor(ctx context.Context, j *job, ch <-chan struct{}) error {
+	m.mu.Lock()
+	j.callers++
+	m.mu.Unlock()
+	err := wait(ctx, ch)
+	if err == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if j.callers--; j.callers == 0 {
+		select {
+		case <-j.abandoned:
+		default:
+			close(j.abandoned)
+		}
+	}
+	return err
 }
 
 // isMaking reports whether j still works towards a usable sandbox.

@@ -93,6 +93,7 @@ type Manager struct {
 	quarantine        *quarantine
 	orphanSightings   *orphanSightings
 	sweepLocks        *sweepLocks
+	rooms             *rooms
 	networkChanges    *keyedLock              // by sandbox ID: who is between the database and the backend with a policy
 	networkEnforced   *syncSet[generationKey] // those of a former process whose network policy is in force
 	probing           *syncSet[string]        // sandbox IDs that are about to be probed, because of what a user was told
@@ -205,6 +206,7 @@ func New(store sandboxer.Store, profiles []sandboxer.Profile, exts []Extension, 
 		reportedSnapshots: newSyncSet[string](),
 		jobs:              map[string]*job{},
 		forks:             map[[2]string]*forkInProgress{},
+		rooms:             &rooms{lines: map[string]*line{}},
 	}
 	m.exts.Store(new([]*extension))
 	m.recent.store, m.replays = store, make(chan struct{}, 2)

@@ -57,11 +57,15 @@ func (m *Manager) update(ctx context.Context, sb *sandboxer.Sandbox, change func
 		err := m.store.UpdateSandbox(ctx, &next, w)
 		if err == nil {
 			expired, retried := sb.ExpiresAt, sb.RetryAt
+			left := sb.TakesRoom() && !next.TakesRoom()
 			*sb = next
 			if sb.State != sandboxer.Running {
 				m.ports.end(sb.ID, 0)
 			}
 			m.notify(sb.ID)
+			if left {
+				m.roomMade(sb.Extension)
+			}
 			m.scheduleSweep(expired, sb.ExpiresAt)
 			m.scheduleSweep(retried, sb.RetryAt)
 			return nil

@@ -44,6 +44,7 @@ type pool struct {
 	failures      int
 	retryAt       time.Time
 	problem       string
+	full          bool // that is why: there was no room
 	claimed, cold int64
 }
 
@@ -159,7 +160,11 @@ func (m *Manager) claimOrCreate(ctx context.Context, o *resolvedRequest) (*sandb
 	if p == nil {
 		return make(ctx, o)
 	}
-	for o.cold = p.whyCold(o); o.cold == ""; {
+	o.cold = p.whyCold(o)
+	if o.cold == "" && m.rooms.anybody(o.ext.Info.ID, p.profile.ID) {
+		o.cold = "others wait for room already"
+	}
+	for o.cold == "" {
 		id := p.takeReady()
 		if id == "" {
 			o.cold = "it was empty"
@@ -168,6 +173,11 @@ func (m *Manager) claimOrCreate(ctx context.Context, o *resolvedRequest) (*sandb
 		sb, err := m.claimFromPool(ctx, o, p, id)
 		if errors.Is(err, errClaimLost) {
 			continue
+		}
+		if isFull(err) { // the profile; it waits like those who get none of the pool
+			m.wakePools()
+			o.cold = "its profile had no room"
+			break
 		}
 		if err == nil {
 			m.countCreate(p, true)
@@ -235,7 +245,7 @@ func (m *Manager) claimPooled(ctx context.Context, j *job, o *resolvedRequest, p
 			sb.Host = cmp.Or(was.Host, sb.Host)
 			sb.Reason = sandboxer.ReasonRequested // until it runs
 			w.Entries, w.Cover = entries(hold(sb, "hold", sb.Quote.Amount)), true
-			w.Key, w.Quota = o.idempotency(sb), m.quotaFor(sb.Tenant, ofSandboxes...)
+			w.Key, w.Quota, w.Room = o.idempotency(sb), m.quotaFor(sb.Tenant, ofSandboxes...), m.roomFor(sb.Extension, sb.Profile)
 			return nil
 		})
 	})
@@ -405,7 +415,7 @@ func (m *Manager) fillPool(ctx context.Context, p *pool) error {
 		p.mu.Lock()
 		p.ready = ready
 		if full && making == 0 {
-			p.failures, p.retryAt, p.problem = 0, time.Time{}, ""
+			p.failures, p.retryAt, p.problem, p.full = 0, time.Time{}, "", false
 		}
 		p.mu.Unlock()
 		if full || early > 0 {
@@ -426,7 +436,7 @@ func (m *Manager) poolFailed(p *pool, cause error) error {
 	p.mu.Lock()
 	p.failures++
 	wait := backoff(p.failures, rand.Float64())
-	p.retryAt, p.problem = now().Add(wait), sandboxer.Message(cause)
+	p.retryAt, p.problem, p.full = now().Add(wait), sandboxer.Message(cause), isFull(cause)
 	p.mu.Unlock()
 	time.AfterFunc(wait, m.wakePools)
 	return cause
@@ -485,6 +495,9 @@ func (m *Manager) makePooled(ctx context.Context, p *pool, key string) error {
 			return context.Cause(ctx)
 		}
 	}
+	if m.rooms.anybody(p.profile.Extension, "") {
+		return sandboxer.E(sandboxer.Exhausted, &sandboxer.FullError{Of: p.profile.Extension}, "requests wait for room on extension %s, and go first", p.profile.Extension)
+	}
 	at := now()
 	spec := m.profileSpec(p.profile)
 	spec.ID, spec.Generation, spec.Warm = sandboxer.NewID(), 1, true
@@ -495,10 +508,7 @@ func (m *Manager) makePooled(ctx context.Context, p *pool, key string) error {
 	}
 	// Late enough for whoever claims it with the profile's time to live: then nothing has
 	// to be moved.
-	sb.Spec.Fuse = sb.ExpiresAt.Add(ttlOf(p.profile) + fuseMargin)
-	if pauses(p.profile) {
-		sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter)
-	}
+	sb.Spec.Fuse = firstFuse(ext.Backend, p.profile, sb.ExpiresAt, sb.ExpiresAt.Add(ttlOf(p.profile)))
 	var err error
 	if sb.SealedEnv, err = m.sealEnv(sb, spec.Env); err != nil {
 		return err
@@ -513,7 +523,7 @@ func (m *Manager) makePooled(ctx context.Context, p *pool, key string) error {
 		return err
 	}
 	m.run(j, func(ctx context.Context) (*sandboxer.Sandbox, error) {
-		w := sandboxer.Writes{Events: []sandboxer.Event{ev}}
+		w := sandboxer.Writes{Events: []sandboxer.Event{ev}, Room: m.roomFor(sb.Extension, "")}
 		if err := m.step(pPoolRecord, func() error { return m.store.CreateSandbox(ctx, sb, w) }); err != nil {
 			return nil, err
 		}
@@ -535,7 +545,7 @@ func (m *Manager) discardPooled(ctx context.Context, t *tracker, sb *sandboxer.S
 	m.async(t, func() {
 		defer m.unlockSweep(sb.ID)
 		err := m.beginTeardown(ctx, sb, ending{reason: sandboxer.ReasonPool, message: why, still: func(sb *sandboxer.Sandbox) bool {
-			return sb.State == sandboxer.Warm && sb.Unconfirmed == ""
+			return isPooled(sb) && (sb.State == sandboxer.Warm || sb.State == sandboxer.Creating) && sb.Unconfirmed == ""
 		}})
 		if err == nil {
 			err = m.retryTeardown(ctx, t, sb)

@@ -44,6 +44,7 @@ func (m *Manager) SetProfiles(profiles []sandboxer.Profile) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "%s", strings.Join(faults, "\n"))
 	}
 	m.catalogue.Store(next)
+	m.serveAll()  // there may be more room
 	m.wakePools() // what waits for a profile that changed is removed
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/backend"
 	"github.com/sand-boxer/sandboxer/internal/suggest"
 )
 
@@ -16,6 +17,27 @@ import (
 // it by itself: long enough for a broker that lives to be first, short enough to
 // bound what a dead broker costs.
 const fuseMargin = 2 * time.Minute
+
+// fuseStep is by how much the fuse of a sandbox that lives as long as it is used is moved at least, and so
+// how often at most.
+const fuseStep = time.Minute
+
+// marginOf is how much longer than we the backend keeps a sandbox of the profile.
+func marginOf(p sandboxer.Profile) time.Duration {
+	if pauses(p) {
+		return fuseMargin + stuckAfter // it must not remove it while it is being paused
+	}
+	return fuseMargin
+}
+
+// firstFuse is the fuse of an object that is made from then on, for a sandbox of the profile that expires at
+// end. That of one that lives as long as it is used follows its use (keepFuse), where the backend can.
+func firstFuse(b *backend.Backend, p sandboxer.Profile, from, end time.Time) time.Time {
+	if soon := from.Add(stuckAfter + p.Idle + fuseStep); p.TTL == sandboxer.TTLIdle && b != nil && b.Can(sandboxer.CanRenew) && soon.Before(end) {
+		end = soon
+	}
+	return end.Add(marginOf(p))
+}
 
 // A resolvedRequest is a checked create or restore.
 type resolvedRequest struct {
@@ -33,6 +55,8 @@ type resolvedRequest struct {
 	req           sandboxer.CreateRequest // a create as it came; zero for a restore, whose ID nobody else can ask for
 
 	cold string // why it is not answered from the pool of its profile; empty without one
+
+	leaving <-chan struct{} // closed when its caller does not wait for room any more; nil: his job knows (job.abandoned)
 
 	place string // where it has to be made, whoever asked for what; empty leaves that to its extension
 
@@ -81,6 +105,7 @@ func (o *resolvedRequest) isFulfilledBy(spec sandboxer.Spec, name string, env ma
 		(r.Host == "" || r.Host == spec.Host) &&
 		(r.User == "" || r.User == spec.User) &&
 		is(int64(r.Idle), int64(spec.Profile.Idle)) &&
+		(r.TTL != sandboxer.TTLIdle || spec.Profile.TTL == sandboxer.TTLIdle) &&
 		(r.OnIdle == "" || r.OnIdle == cmp.Or(spec.Profile.OnIdle, sandboxer.ExpiryDestroy)) &&
 		(r.OnTTL == "" || r.OnTTL == cmp.Or(spec.Profile.OnTTL, sandboxer.ExpiryDestroy)) &&
 		(len(r.Command) == 0 || slices.Equal(r.Command, spec.Command)) &&
@@ -118,7 +143,10 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 			return nil, err
 		}
 	}
-	if prof, err = withExpiry(prof, req.Idle, req.OnIdle, req.OnTTL); err != nil {
+	if prof, err = withExpiry(prof, req.Idle, req.OnIdle, req.OnTTL); err == nil {
+		prof, err = withTTL(prof, req.TTL)
+	}
+	if err != nil {
 		return nil, err
 	}
 	spec := m.profileSpec(prof)
@@ -150,7 +178,7 @@ func (m *Manager) resolve(p sandboxer.Principal, req sandboxer.CreateRequest) (*
 	}
 	return &resolvedRequest{
 		tenant: p.Tenant, actor: p.Actor, id: id, shown: shown, thread: thread, name: req.Name, ext: ext, spec: spec,
-		ttl: cmp.Or(req.TTL, ttlOf(prof)), maxCost: req.MaxCost,
+		ttl: lifeOf(prof, req.TTL), maxCost: req.MaxCost,
 		key: req.Key, digest: m.mac(digest(req)), noWaiting: req.NoWaiting, req: req,
 	}, nil
 }
@@ -323,7 +351,18 @@ func (e *extension) inputs(prof sandboxer.Profile, asked map[string]string, host
 	return merged, nil
 }
 
+// lifeOf is how long a sandbox lives at most for which ttl was asked, or nothing.
+func lifeOf(p sandboxer.Profile, ttl time.Duration) time.Duration {
+	if ttl > 0 {
+		return ttl
+	}
+	return ttlOf(p)
+}
+
 func ttlOf(p sandboxer.Profile) time.Duration {
+	if p.TTL == sandboxer.TTLIdle {
+		return maxTTL(p)
+	}
 	return cmp.Or(p.TTL, min(sandboxer.DefaultTTL, maxTTL(p)))
 }
 

@@ -19,16 +19,17 @@ func (m *Manager) Restore(ctx context.Context, ref string, req RestoreRequest) (
 	if err != nil {
 		return nil, err
 	}
-	return m.restoreOne(ctx, rec, req, "")
+	return m.restoreOne(ctx, rec, req, "", nil)
 }
 
-// restoreOne is Restore of one record, for the fork with that digest if it is part of one.
-func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord, req RestoreRequest, fork string) (*sandboxer.Sandbox, error) {
+// restoreOne is Restore of one record, for the fork with that digest if it is part of one, which waits for
+// no room any more once leaving is closed.
+func (m *Manager) restoreOne(ctx context.Context, rec *sandboxer.SnapshotRecord, req RestoreRequest, fork string, leaving <-chan struct{}) (*sandboxer.Sandbox, error) {
 	o, err := m.resolveRestore(sandboxer.PrincipalFrom(ctx), rec, req)
 	if err != nil {
 		return nil, err
 	}
-	if fork != "" {
+	if o.leaving = leaving; fork != "" {
 		o.digest = fork
 	}
 	if o.key != "" {
@@ -79,7 +80,10 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	if err != nil {
 		return nil, err
 	}
-	if prof, err = withExpiry(prof, req.Idle, req.OnIdle, req.OnTTL); err != nil {
+	if prof, err = withExpiry(prof, req.Idle, req.OnIdle, req.OnTTL); err == nil {
+		prof, err = withTTL(prof, req.TTL)
+	}
+	if err != nil {
 		return nil, err
 	}
 	spec := m.restoredSpec(ext, prof, rec, env, req, as)
@@ -111,7 +115,7 @@ func (m *Manager) resolveRestore(p sandboxer.Principal, rec *sandboxer.SnapshotR
 	}
 	return &resolvedRequest{
 		tenant: rec.Tenant, actor: p.Actor, id: spec.ID, shown: shown, name: req.Name, ext: ext, spec: spec, place: place,
-		ttl: cmp.Or(req.TTL, ttlOf(prof)), maxCost: req.MaxCost,
+		ttl: lifeOf(prof, req.TTL), maxCost: req.MaxCost,
 		key: req.Key, digest: m.mac(restoreDigest(rec.ID, req)), noWaiting: req.NoWaiting,
 		from: rec, as: as,
 	}, nil

@@ -23,6 +23,9 @@ func (m *Manager) Resume(ctx context.Context, ref string, req ResumeRequest) (*s
 	if err := checkTTL(sb.Spec.Profile, req.TTL); err != nil {
 		return nil, err
 	}
+	if req.TTL != 0 && sb.LivesByUse() {
+		return nil, livesByUse(sb)
+	}
 	return m.resumeOrWait(ctx, sb, req.TTL)
 }
 
@@ -77,7 +80,7 @@ func (m *Manager) resumeOrWait(ctx context.Context, sb *sandboxer.Sandbox, ttl t
 				return nil, notRunning(cur)
 			})
 		}
-		if err := wait(ctx, j.done); err != nil {
+		if err := m.waitFor(ctx, j, j.done); err != nil {
 			return nil, err
 		}
 		if mine {
@@ -95,33 +98,40 @@ func (m *Manager) resumeOrWait(ctx context.Context, sb *sandboxer.Sandbox, ttl t
 
 // beginResume commits the intent to resume sb, which is paused, and does it.
 func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox, ttl time.Duration) (*sandboxer.Sandbox, error) {
-	err := m.step(pResuming, func() error {
-		return m.move(ctx, sb, sandboxer.Creating, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
-			prof := sb.Spec.Profile
-			ran := sb.Pause.At.Sub(sb.CreatedAt) - sb.PausedFor
-			left := cmp.Or(ttl, sb.Pause.Left)
-			if left < time.Second && !sb.Pause.Undo { // its time was over: it gets a new one, as far as there is one
-				left = min(ttlOf(prof), maxTTL(prof)-ran)
-			}
-			if ran+left > maxTTL(prof) && !sb.Pause.Undo || left <= 0 && !sb.Pause.Undo {
-				return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has run for %s; profile %s allows %s", sb.Shown(), sandboxer.FormatDuration(ran.Round(time.Second)), sb.Profile, sandboxer.FormatDuration(maxTTL(prof))).
-					WithHint("make a snapshot's copy of it, which has a life of its own, or destroy it")
-			}
-			holdMore(sb, w, ran+left)
-			sb.Pause.Left = left
-			sb.Reason = sandboxer.ReasonRequested
-			if !hasReadyObject(sb) { // hasReadyObject: while it is still paused
-				sb.Spec.Generation = objectGeneration(sb) + 1
-				sb.Handle = sandboxer.Handle{}
-				m.clearPlace(sb)
-				sb.Spec.Fuse = now().Add(left + fuseMargin)
-				if pauses(prof) {
-					sb.Spec.Fuse = sb.Spec.Fuse.Add(stuckAfter)
+	resume := func(room *sandboxer.Room) error {
+		return m.step(pResuming, func() error {
+			return m.move(ctx, sb, sandboxer.Creating, func(sb *sandboxer.Sandbox, w *sandboxer.Writes) error {
+				w.Room = room
+				prof := sb.Spec.Profile
+				ran := sb.Pause.At.Sub(sb.CreatedAt) - sb.PausedFor
+				left := cmp.Or(ttl, sb.Pause.Left)
+				if left < time.Second && !sb.Pause.Undo { // its time was over: it gets a new one, as far as there is one
+					left = min(ttlOf(prof), maxTTL(prof)-ran)
 				}
-			}
-			return nil
+				if ran+left > maxTTL(prof) && !sb.Pause.Undo || left <= 0 && !sb.Pause.Undo {
+					return sandboxer.E(sandboxer.Invalid, nil, "sandbox %s has run for %s; profile %s allows %s", sb.Shown(), sandboxer.FormatDuration(ran.Round(time.Second)), sb.Profile, sandboxer.FormatDuration(maxTTL(prof))).
+						WithHint("make a snapshot's copy of it, which has a life of its own, or destroy it")
+				}
+				holdMore(sb, w, ran+left)
+				sb.Pause.Left = left
+				sb.Reason = sandboxer.ReasonRequested
+				if !hasReadyObject(sb) { // hasReadyObject: while it is still paused
+					sb.Spec.Generation = objectGeneration(sb) + 1
+					sb.Handle = sandboxer.Handle{}
+					m.clearPlace(sb)
+					b, _ := m.backend(sb.Extension) // building it says why there is none
+					sb.Spec.Fuse = firstFuse(b, prof, now(), now().Add(left))
+				}
+				return nil
+			})
 		})
-	})
+	}
+	var err error
+	if sb.TakesRoom() { // it stands still where it is
+		err = resume(nil)
+	} else {
+		err = m.withRoom(ctx, j, roomRequest{extension: sb.Extension, profile: sb.Profile, tenant: sb.Tenant}, resume)
+	}
 	if err != nil {
 		if isKind(err, sandboxer.NoCredit) {
 			err = sandboxer.E(sandboxer.NoCredit, err, "sandbox %s cannot go on: its tenant cannot pay for more time", sb.Shown()).
@@ -134,7 +144,11 @@ func (m *Manager) beginResume(ctx context.Context, j *job, sb *sandboxer.Sandbox
 
 // unfreeze lets the frozen object of sb go on.
 func (m *Manager) unfreeze(ctx context.Context, b *backend.Backend, sb *sandboxer.Sandbox) error {
-	if err := m.delayFuse(ctx, b, sb, now().Add(sb.Pause.Left)); err != nil {
+	until := now().Add(sb.Pause.Left)
+	if soon := now().Add(sb.Spec.Profile.Idle + fuseStep); sb.LivesByUse() && soon.Before(until) {
+		until = soon
+	}
+	if err := m.delayFuse(ctx, b, sb, until); err != nil {
 		return err
 	}
 	if !b.Can(sandboxer.CanPause) {

@@ -38,6 +38,7 @@ type setup struct {
 	opts     Options
 	profiles []sandboxer.Profile
 	inputs   []sandboxer.Input
+	max      int                                       // of ext.fake
 	idle     bool                                      // not started
 	wrap     func(*fake.Extension) sandboxer.Extension // nil leaves the fake as it is
 	other    *fake.World                               // behind ext.other, which has no snapshots of its own
@@ -99,7 +100,7 @@ func (r *rig) open() {
 	b := backend.New("ext.fake", ext, opts)
 	info := sandboxer.ExtensionInfo{
 		ID: "ext.fake", Adapter: "fake", Isolation: fake.Adapter.Isolation,
-		Capabilities: b.Capabilities(), Inputs: r.setup.inputs,
+		Capabilities: b.Capabilities(), Inputs: r.setup.inputs, Max: r.setup.max,
 	}
 	exts := []Extension{{Info: info, Backend: b}}
 	if r.setup.other != nil {

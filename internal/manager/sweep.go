@@ -38,6 +38,7 @@ func (m *Manager) loop() {
 		if ticked {
 			m.surveyAll(t, false)
 			m.housekeep()
+			m.serveAll() // room that another broker made, or that a damaged record took
 		}
 	}
 }
@@ -171,7 +172,7 @@ func (m *Manager) sweepOne(t *tracker, sb *sandboxer.Sandbox, seen sandboxer.Liv
 	switch {
 	case timed && m.clock.inGracePeriod(time.Now()):
 		return
-	case a.verb == verbNone && sb.UsedAt.Sub(stored) < touchEvery:
+	case a.verb == verbNone && sb.UsedAt.Sub(stored) < touchEvery && !m.fuseDue(sb):
 		return
 	case !m.sweepLocks.tryLock(sb.ID):
 		return
@@ -343,13 +344,22 @@ func (m *Manager) continueCreate(ctx context.Context, t *tracker, sb *sandboxer.
 	return j.err
 }
 
-// saveUse stores the time of last use.
+// saveUse stores the time of last use, and moves the fuse of what lives by that.
 func (m *Manager) saveUse(ctx context.Context, sb *sandboxer.Sandbox) error {
+	if m.fuseDue(sb) {
+		release, err := m.slot(ctx, sb.Extension)
+		if err != nil {
+			return err
+		}
+		defer release()
+	}
 	return m.update(ctx, sb, func(sb *sandboxer.Sandbox, _ *sandboxer.Writes) error {
 		if sb.State != sandboxer.Running {
 			return errNotNeeded
 		}
-		m.withLastUse(sb)
+		if m.withLastUse(sb); m.fuseDue(sb) {
+			return m.keepFuse(ctx, sb)
+		}
 		return nil
 	})
 }

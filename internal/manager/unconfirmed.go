@@ -144,6 +144,13 @@ func (m *Manager) followFuse(sb *sandboxer.Sandbox, w *sandboxer.Writes, fuse ti
 	if fuse.Sub(sb.Spec.Fuse).Abs() < tolerance || sb.ExpiresAt.IsZero() {
 		return
 	}
+	if sb.LivesByUse() && sb.State == sandboxer.Running { // it was used since
+		sb.Spec.Fuse = fuse
+		if used := fuse.Add(-marginOf(sb.Spec.Profile) - fuseStep - sb.Spec.Profile.Idle).UTC().Truncate(time.Microsecond); used.After(sb.UsedAt) && used.Before(now()) {
+			sb.UsedAt = used
+		}
+		return
+	}
 	until := fuse.Add(-fuseMargin).UTC().Truncate(time.Microsecond)
 	if sb.State != sandboxer.Paused && sb.State != sandboxer.Pausing {
 		if last := sb.CreatedAt.Add(sb.PausedFor + maxTTL(sb.Spec.Profile)); until.After(last) { // nobody can have asked for more

@@ -23,6 +23,9 @@ type commonRequest struct {
 }
 
 func checkCommon(prof sandboxer.Profile, c commonRequest) error {
+	if c.ttl == sandboxer.TTLIdle {
+		c.ttl = 0 // withTTL checks it
+	}
 	for _, err := range []error{checkName(c.name), checkKey(c.key), checkTTL(prof, c.ttl), checkEnv(c.env), checkLabels(c.labels)} {
 		if err != nil {
 			return err
@@ -110,6 +113,22 @@ func withExpiry(p sandboxer.Profile, idle time.Duration, onIdle, onTTL sandboxer
 		default:
 			*a.has = a.asked
 		}
+	}
+	return p, nil
+}
+
+// withTTL returns the profile, with what it says of idleness settled, as a sandbox of it has it whose request
+// names ttl: whether that lives as long as it is used is for as long as it lives.
+func withTTL(p sandboxer.Profile, ttl time.Duration) (sandboxer.Profile, error) {
+	switch {
+	case ttl == sandboxer.TTLIdle, ttl == 0 && p.TTL == sandboxer.TTLIdle:
+		p.TTL = sandboxer.TTLIdle
+	case p.TTL == sandboxer.TTLIdle:
+		p.TTL = ttl
+	}
+	if p.TTL == sandboxer.TTLIdle && p.Idle == 0 {
+		return p, sandboxer.E(sandboxer.Invalid, nil, "as long as it is used (ttl idle) takes an idle time, and profile %s has none", p.ID).
+			WithHint("say how long nobody may use it: --idle 10m")
 	}
 	return p, nil
 }

@@ -36,7 +36,7 @@ func examples() []any {
 	event := api.Event{Seq: 42, At: at, SandboxID: sb.ID, Generation: 1, Tenant: "default", Type: sandboxer.EventState,
 		From: sandboxer.Creating, To: sandboxer.Running, Actor: "key:k1"}
 	profile := api.Profile{ID: "profile.local", Title: "A sandbox on this machine", Extension: "ext.local", Isolation: sandboxer.IsolationGVisor,
-		Requires: []sandboxer.Capability{sandboxer.CanExec}, Env: []string{"CI"}, TTL: api.Duration(30 * time.Minute),
+		Requires: []sandboxer.Capability{sandboxer.CanExec}, Env: []string{"CI"}, TTL: api.TTL(30 * time.Minute),
 		MaxTTL: api.Duration(24 * time.Hour), OnTTL: sandboxer.ExpiryPause, MaxPaused: api.Duration(72 * time.Hour), AutoResume: true,
 		Pool: &api.ProfilePool{Size: 4, MaxAge: api.Duration(time.Hour)}, Price: &api.Price{PerHour: 240_000}}
 	extension := api.Extension{ID: "ext.local", Title: "This machine", Adapter: "local", Handler: "local",
@@ -71,7 +71,7 @@ func examples() []any {
 			Why: "the database does not know it: that was restored from a backup, or lost its latest writes"}),
 		api.AdoptSnapshot{Name: "rescued", Tenant: "acme"},
 		api.AdoptSandbox{TTL: time.Hour},
-		api.Plan{SchemaVersion: api.SchemaVersion, Profile: "profile.local", Extension: "ext.local", TTL: api.Duration(30 * time.Minute),
+		api.Plan{SchemaVersion: api.SchemaVersion, Profile: "profile.local", Extension: "ext.local", TTL: api.TTL(30 * time.Minute),
 			Quote: *sb.Quote, Inputs: sb.Inputs, Env: []string{"CI"}, Workspace: "/workspace"},
 		api.Exec{Args: []string{"uname", "-s"}, Timeout: api.Duration(time.Minute)},
 		api.ExecResult{Stdout: "Linux\n", Took: api.Duration(12 * time.Millisecond)},

@@ -32,6 +32,18 @@ func TestFormerDatabases(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			var placed int
+			if _, err := s.row(t.Context(), `SELECT count(*) FROM sandboxes WHERE takes_room = 1`, nil, &placed); err != nil {
+				t.Error(err)
+			}
+			for _, sb := range all {
+				if sb.TakesRoom() {
+					placed--
+				}
+			}
+			if placed != 0 {
+				t.Errorf("%d sandboxes more than those that do are counted as taking room", placed)
+			}
 			states := map[sandboxer.State][]string{}
 			for _, sb := range all {
 				if sb.Damaged != "" || sb.Version == 0 || !sb.State.Valid() || sb.CreatedAt.IsZero() || (sb.Handle.SandboxID == sb.ID) == (sb.State == sandboxer.Paused) {

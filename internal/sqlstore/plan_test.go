@@ -54,6 +54,9 @@ func TestPlans(t *testing.T) {
 		apiKeyByID:        "PRIMARY KEY",
 		tenantBalance:     "PRIMARY KEY",
 
+		extensionRoom: "COVERING INDEX sandboxes_room_extension",
+		profileRoom:   "COVERING INDEX sandboxes_room_profile",
+
 		quotaUseQuery(sandboxer.QuotaSandboxes):     "sandboxes_live",
 		quotaUseQuery(sandboxer.QuotaSnapshotBytes): "snapshots_live",
 	} {

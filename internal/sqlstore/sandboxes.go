@@ -13,10 +13,10 @@ import (
 const (
 	newestSandbox = `SELECT generation, state FROM sandboxes WHERE id = ? ORDER BY generation DESC LIMIT 1`
 
-	insertSandbox = `INSERT INTO sandboxes (tenant, shown_id, name, profile, extension, state, due_at, ended_at, labels, data, handle_data, sealed_env, id, generation, version)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING`
+	insertSandbox = `INSERT INTO sandboxes (tenant, shown_id, name, profile, extension, state, due_at, ended_at, takes_room, labels, data, handle_data, sealed_env, id, generation, version)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO NOTHING`
 
-	updateSandbox = `UPDATE sandboxes SET tenant = ?, shown_id = ?, name = ?, profile = ?, extension = ?, state = ?, due_at = ?, ended_at = ?, labels = ?, data = ?,
+	updateSandbox = `UPDATE sandboxes SET tenant = ?, shown_id = ?, name = ?, profile = ?, extension = ?, state = ?, due_at = ?, ended_at = ?, takes_room = ?, labels = ?, data = ?,
 handle_data = ?, sealed_env = ?, version = version + 1 WHERE id = ? AND generation = ? AND version = ?`
 
 	// The index alone answers this, also where the record is damaged.
@@ -200,7 +200,7 @@ func sandboxValues(sb *sandboxer.Sandbox) ([]any, error) {
 	if sb.State == sandboxer.Terminated {
 		ended = micros(sb.EndedAt)
 	}
-	return []any{sb.Tenant, sb.Shown(), sb.Name, sb.Profile, sb.Extension, string(sb.State), earlier(r.ExpiresAt, r.RetryAt), ended, string(labels), string(data),
+	return []any{sb.Tenant, sb.Shown(), sb.Name, sb.Profile, sb.Extension, string(sb.State), earlier(r.ExpiresAt, r.RetryAt), ended, sb.TakesRoom(), string(labels), string(data),
 		[]byte(sb.Handle.Data), sb.SealedEnv, sb.ID, sb.Generation}, nil
 }
 

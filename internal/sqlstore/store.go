@@ -69,6 +69,10 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 		if err != nil {
 			return err
 		}
+		room, err := t.roomUse(w.Room)
+		if err != nil {
+			return err
+		}
 		if err := do(t); err != nil {
 			return err
 		}
@@ -94,6 +98,15 @@ func (s *Store) commit(ctx context.Context, grows bool, do func(*tx) error, w sa
 			after, err := t.quotaUse(w.Quota)
 			if err == nil {
 				err = w.Quota.Quota.Check(w.Quota.Tenant, before, after)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if w.Room != nil {
+			after, err := t.roomUse(w.Room)
+			if err == nil {
+				err = w.Room.Check(room, after)
 			}
 			if err != nil {
 				return err

@@ -135,6 +135,9 @@ var behaviours = []behaviour{
 	{"quota/use is counted from the records", quotaUse},
 	{"quota/too much writes nothing", quotaWritesNothing},
 	{"quota/concurrent creates never overshoot", quotaConcurrent},
+	{"room/what takes room is counted", roomCounted},
+	{"room/too much writes nothing", roomWritesNothing},
+	{"room/concurrent creates never share a place", roomConcurrent},
 
 	{"closing/canceled calls change nothing", canceledCalls},
 	{"closing/closed store is unavailable", closedStore},

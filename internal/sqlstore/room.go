@@ -1,0 +1,22 @@
+package sqlstore
+
+import "github.com/sand-boxer/sandboxer"
+
+// Both are answered by an index alone. What waits in a pool has no tenant.
+const (
+	extensionRoom = `SELECT count(*) FROM sandboxes WHERE extension = ? AND takes_room = 1`
+	profileRoom   = `SELECT count(*) FROM sandboxes WHERE profile = ? AND takes_room = 1 AND tenant <> ''`
+)
+
+// roomUse counts what of r is bounded.
+func (t *tx) roomUse(r *sandboxer.Room) (use sandboxer.RoomUse, err error) {
+	if r != nil && r.ExtensionMax > 0 {
+		if _, err := t.row(extensionRoom, []any{r.Extension}, &use.Extension); err != nil {
+			return use, err
+		}
+	}
+	if r != nil && r.ProfileMax > 0 {
+		_, err = t.row(profileRoom, []any{r.Profile}, &use.Profile)
+	}
+	return use, err
+}
