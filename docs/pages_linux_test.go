@@ -83,6 +83,7 @@ var pages = []page{
 		name: "docs/compose-ssh.md", users: []string{"dev"}, dir: "project", engine: true,
 		typing: map[string][]typed{"host add": yes},
 	},
+	{name: "docs/deer-flow.md", users: []string{"root"}, dir: "project", setup: "sandboxer up"},
 	{name: "docs/docker.md", users: []string{"root"}, dir: "project", engine: true},
 	{name: "docs/extension-sdk.md", users: []string{"dev"}, dir: "project"},
 	{

@@ -25,6 +25,7 @@ need fc-list fontconfig
 [ -d /usr/share/fonts/truetype/dejavu ] || packages="$packages fonts-dejavu-core"
 need python3 python3
 [ -d /usr/lib/python3/dist-packages/matplotlib ] || packages="$packages python3-matplotlib"
+[ -d /usr/lib/python3/dist-packages/requests ] || packages="$packages python3-requests"
 need fish fish
 need tcsh tcsh
 need x86_64-linux-gnu-as binutils-x86-64-linux-gnu

@@ -215,7 +215,7 @@ func (f *factory) places() (*places, error) {
 	p := &places{defaults: map[string]string{
 		"output": "table", "progress": "auto", "log_level": "info", "log_format": "text", "profile": "profile.local",
 		"deerflow_profile": "profile.deer-flow",
-		"backup_every": "1h", "keep_backups": "24", "keep_history": "30d", "no_new_privileges": "true",
+		"backup_every":     "1h", "keep_backups": "24", "keep_history": "30d", "no_new_privileges": "true",
 	}}
 	set := func(data, logs, socket string) {
 		p.defaults["data_dir"], p.defaults["log_dir"], p.defaults["socket"] = data, logs, socket

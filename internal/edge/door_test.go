@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
@@ -579,5 +580,33 @@ func TestUnixPeers(t *testing.T) {
 	r, _ := http.NewRequestWithContext(t.Context(), "GET", "/", nil) // TCP
 	if p, err := e.identify(d, r); !errors.Is(err, sandboxer.Unauthenticated) {
 		t.Errorf("a TCP peer: %+v, %v", p, err)
+	}
+}
+
+// TestRedact: a token in a path is in no log, however it is written.
+func TestRedact(t *testing.T) {
+	for _, c := range [][2]string{
+		{"/v1/sandboxes/abc", "/v1/sandboxes/abc"}, {"/p/sbx_port_AQBQ/x", "/p/[token]/x"}, {"/s/abc/sbx_box_AAAA-_9/v1/bash/exec", "/s/abc/[token]/v1/bash/exec"},
+		{"/s/abc/%73bx%5Fbox_secret/v1", "/s/abc/[token]/v1"}, {"/s/abc/SBX_BOX_secret", "/s/abc/[token]"}, {"/s/abc/sbx%255f%2562ox_secret", "/s/abc/[token]"},
+	} {
+		if got := Redact(c[0]); got != c[1] {
+			t.Errorf("%s becomes %s, want %s", c[0], got, c[1])
+		}
+	}
+}
+
+// TestOnePath: a door can have a single path, and nothing below or beside it.
+func TestOnePath(t *testing.T) {
+	e := New(&fakeAuth{}, Options{})
+	for _, d := range []string{"/one", "/one/more/", "/"} {
+		m := &Mux{}
+		m.Handle(Route{Pattern: "/", Access: Anyone(), Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, d) })})
+		e.Mount(Door{Name: d, Path: d, Routes: m})
+	}
+	for path, want := range map[string]string{"/one": "/one", "/one/": "/", "/ones": "/", "/one/more/x": "/one/more/", "/on": "/"} {
+		w := httptest.NewRecorder()
+		if e.Handler().ServeHTTP(w, httptest.NewRequest("GET", path, nil)); w.Body.String() != want {
+			t.Errorf("%s is answered by the door at %q, want %q", path, w.Body, want)
+		}
 	}
 }

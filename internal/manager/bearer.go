@@ -101,7 +101,7 @@ func (a *Bearer) Awake(ctx context.Context) (*sandboxer.Sandbox, error) {
 		case sb.State == sandboxer.Running:
 			return sb, nil
 		case sb.State == sandboxer.Creating && !isPaused(sb):
-			_, err = a.m.awaitState(ctx, sb, sandboxer.Running)
+			_, err = a.m.waitState(ctx, sb, sandboxer.Running)
 		default:
 			_, err = a.m.resumeOrWait(ctx, sb, 0)
 		}

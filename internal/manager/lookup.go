@@ -240,11 +240,11 @@ func (m *Manager) Wait(ctx context.Context, ref string, states ...sandboxer.Stat
 	if len(states) == 0 {
 		states = []sandboxer.State{sandboxer.Warm, sandboxer.Running, sandboxer.Paused, sandboxer.Terminated}
 	}
-	return m.awaitState(ctx, sb, states...)
+	return m.waitState(ctx, sb, states...)
 }
 
-// awaitState is Wait for one generation.
-func (m *Manager) awaitState(ctx context.Context, sb *sandboxer.Sandbox, states ...sandboxer.State) (*sandboxer.Sandbox, error) {
+// waitState is Wait for one generation.
+func (m *Manager) waitState(ctx context.Context, sb *sandboxer.Sandbox, states ...sandboxer.State) (*sandboxer.Sandbox, error) {
 	ctx, cancel := m.untilClosed(ctx)
 	defer cancel(nil)
 	changed, unsubscribe := m.notifier.subscribe(sb.ID)

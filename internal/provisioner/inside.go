@@ -158,10 +158,15 @@ func (b boxes) awake(ctx context.Context) (*manager.Bearer, error) {
 
 func (b boxes) Exec(ctx context.Context, _ string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	in, err := b.awake(ctx)
-	if err != nil {
-		return sandboxer.Exit{}, err
+	var x sandboxer.Exit
+	if err == nil {
+		x, err = in.Exec(ctx, cmd)
 	}
-	return in.Exec(ctx, cmd)
+	if sandboxer.KindOf(err) == sandboxer.NotFound {
+		// 404 of a command is for good to deer-flow (failInside). Who asks again is told that it has ended.
+		err = sandboxer.E(sandboxer.Unavailable, err, "the sandbox ended meanwhile")
+	}
+	return x, err
 }
 
 func (b boxes) ReadFile(ctx context.Context, _, name string) (io.ReadCloser, error) {
