@@ -8,6 +8,7 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/docker"
 	"github.com/sand-boxer/sandboxer/adapters/local"
 	"github.com/sand-boxer/sandboxer/adapters/process"
+	"github.com/sand-boxer/sandboxer/adapters/remote"
 	"github.com/sand-boxer/sandboxer/adapters/vmpacker"
 )
 
@@ -19,6 +20,7 @@ func All() []sandboxer.Adapter {
 		composessh.Adapter,
 		docker.Adapter,
 		process.Adapter,
+		remote.Adapter,
 		vmpacker.Adapter,
 	}
 }

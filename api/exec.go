@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/coder/websocket"
 
@@ -40,6 +42,7 @@ const (
 	ChanError    = 6 // last: Problem in JSON; the command did not start or was lost
 	ChanStdinEOF = 7 // to the command: no more input
 	ChanWindow   = 8 // from the server: so many further bytes of stdin may come, 4 bytes big-endian
+	ChanCancel   = 9 // to the command: end it, and what it started; ChanError or ChanExit follows when that is done
 )
 
 const (
@@ -49,11 +52,16 @@ const (
 	ExecFrame = 128 << 10
 )
 
+// cancelTime is how long the end of a command is waited for that was given up.
+const cancelTime = 5 * time.Second
+
 // Exec runs cmd in the sandbox with its streams attached and returns how it ended.
 // A non-zero exit is a result, not an error. When ctx ends, or writing to
 // cmd.Stdout or cmd.Stderr or reading cmd.Stdin fails, the command is killed and
-// the error says so. Exec does not wait for a Read of cmd.Stdin that is still
-// blocked when the command has ended.
+// the error says so. When ctx ends, Exec returns once the command has, or after
+// five seconds. Exec does not wait for a Read of cmd.Stdin that is still
+// blocked when the command has ended, nor longer than that for a Write that is
+// when ctx ends.
 func (c *Client) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	q := call{method: "GET", path: sandboxPath(ref) + "/exec"}
 	first, err := json.Marshal(ExecStream{Args: cmd.Args, Env: cmd.Env, Dir: cmd.Dir, User: cmd.User, Service: cmd.Service, TTY: cmd.TTY})
@@ -67,7 +75,9 @@ func (c *Client) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandb
 	// Reads and writes run without a ctx of their own: watching one for every
 	// message costs more than the message.
 	defer conn.CloseNow()
-	stop := context.AfterFunc(ctx, func() { conn.CloseNow() })
+	closing := time.AfterFunc(math.MaxInt64, func() { conn.CloseNow() })
+	defer closing.Stop()
+	stop := context.AfterFunc(ctx, func() { closing.Reset(cancelTime) })
 	defer stop()
 
 	s := &execClient{conn: conn, cmd: cmd, window: ExecWindow, done: make(chan struct{})}
@@ -80,7 +90,24 @@ func (c *Client) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandb
 	if cmd.Resize != nil || cmd.Signals != nil {
 		go s.control()
 	}
-	exit, err := s.output()
+	var exit sandboxer.Exit
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		exit, err = s.output()
+	}()
+	select {
+	case <-over:
+	case <-ctx.Done():
+		// Closing would end the command, too, but would not tell when it has ended.
+		limit := time.After(cancelTime)
+		s.send([]byte{ChanCancel})
+		select {
+		case <-over:
+		case <-limit:
+			return sandboxer.Exit{}, c.unreachable(ctx, q, ctx.Err())
+		}
+	}
 	if err != nil {
 		if e := s.failure(); e != nil {
 			return exit, e

@@ -85,6 +85,10 @@ var pages = []page{
 	},
 	{name: "docs/deer-flow.md", users: []string{"root"}, dir: "project", setup: "sandboxer up"},
 	{name: "docs/docker.md", users: []string{"root"}, dir: "project", engine: true},
+	{
+		name: "docs/remote.md", users: []string{"root"}, dir: "project",
+		setup: "mkdir -p $config/extensions; cp $PAGE/1.yaml $config/extensions/ext.remote.yaml; busybox httpd -p 127.0.0.1:8080 -h .",
+	},
 	{name: "docs/extension-sdk.md", users: []string{"dev"}, dir: "project"},
 	{
 		name: "docs/migrate-sand-boxer.md", users: []string{"dev"}, dir: "project",

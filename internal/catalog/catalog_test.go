@@ -87,6 +87,9 @@ func adapters() []sandboxer.Adapter {
 		{Kind: "docker", Isolation: container, Pricing: self, Capabilities: caps},
 		{Kind: "vm-packer", Isolation: []sandboxer.Isolation{sandboxer.IsolationProcess, sandboxer.IsolationVM}, Pricing: self,
 			Capabilities: sandboxer.Capabilities(), Inputs: []sandboxer.Input{{Name: "vm"}}},
+		{Kind: "remote", Isolation: container, Pricing: self, Config: &struct {
+			Kind string `yaml:"kind"`
+		}{}},
 	}
 }
 

@@ -257,6 +257,9 @@ func mayImport(rel string) ([]string, bool) {
 		if slices.Contains(overSSH, name) {
 			may = append(may, "internal/sshrun/...")
 		}
+		if name == "remote" { // it is a client of another installation
+			may = append(may, "api")
+		}
 		return may, true
 	}
 	for p, may := range arrows {

@@ -209,6 +209,7 @@ type Broker struct {
 // BrokerOptions tune a Broker; the zero value works.
 type BrokerOptions struct {
 	Backend  backend.Options
+	Fake     fake.Config                               // of ext.fake; Owner is filled in
 	Extend   func(*fake.Extension) sandboxer.Extension // nil: ext.fake as it is
 	Profiles []sandboxer.Profile
 	More     []manager.Extension // besides ext.fake
@@ -223,7 +224,8 @@ func NewBroker(t testing.TB, o BrokerOptions) *Broker {
 		t.Fatal(err)
 	}
 	r := &Broker{World: fake.NewWorld()}
-	x := fake.New(r.World, fake.Config{Owner: "test"})
+	o.Fake.Owner = "test"
+	x := fake.New(r.World, o.Fake)
 	var ext sandboxer.Extension = x
 	if o.Extend != nil {
 		ext = o.Extend(x)

@@ -710,3 +710,23 @@ func TestLeftSaving(t *testing.T) {
 	r.destroy(sb.ID)
 	r.clean()
 }
+
+// A sweep that saw a snapshot while it was being saved does not drop it once it is whole.
+func TestSweepOfSealedSnapshot(t *testing.T) {
+	r := newSnapshotRig(t)
+	sb := r.create(sandboxer.CreateRequest{})
+	rec, err := r.Snapshot(acme, sb.ID, SnapshotRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := *rec
+	seen.State = sandboxer.SnapshotSaving
+	tr := newTracker()
+	if err := r.sweepSnapshot(acme, tr, &seen, now()); err != nil {
+		t.Fatal(err)
+	}
+	tr.wg.Wait()
+	if rec, err = r.GetSnapshot(acme, rec.ID); err != nil || rec.State != sandboxer.SnapshotSealed {
+		t.Errorf("it is %s, %v; want sealed", rec.State, err)
+	}
+}

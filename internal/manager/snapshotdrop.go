@@ -41,19 +41,20 @@ func (m *Manager) DropSnapshot(ctx context.Context, ref string) (*sandboxer.Snap
 	defer m.wg.Done()
 	bg, cancel := m.untilClosed(context.WithoutCancel(ctx))
 	defer cancel(nil)
-	return m.dropByID(bg, rec.ID, "")
+	return m.dropByID(bg, rec.ID, nil)
 }
 
 // dropInternal drops a snapshot that the broker made for itself, as far as that is possible
 // now; the sweep does the rest.
 func (m *Manager) dropInternal(ctx context.Context, id string) {
-	if _, err := m.dropByID(ctx, id, ""); err != nil && ctx.Err() == nil {
+	if _, err := m.dropByID(ctx, id, nil); err != nil && ctx.Err() == nil {
 		m.log.WarnContext(ctx, "drop of a snapshot that is not needed any more", "snapshot", id, "err", err)
 	}
 }
 
-// dropByID drops one snapshot unless it is in use.
-func (m *Manager) dropByID(ctx context.Context, id, why string) (*sandboxer.SnapshotRecord, error) {
+// dropByID drops one snapshot unless it is in use. due, if it is not nil, says of the record as it then is whether that
+// is still to be done, and what to note as the reason.
+func (m *Manager) dropByID(ctx context.Context, id string, due func(*sandboxer.SnapshotRecord) (bool, string, error)) (*sandboxer.SnapshotRecord, error) {
 	release, err := m.pins.claim(id)
 	if err != nil {
 		return nil, err
@@ -62,6 +63,13 @@ func (m *Manager) dropByID(ctx context.Context, id, why string) (*sandboxer.Snap
 	rec, err := m.store.Snapshot(ctx, id)
 	if err != nil {
 		return nil, err
+	}
+	why := ""
+	if due != nil {
+		var is bool
+		if is, why, err = due(rec); err != nil || !is {
+			return rec, err
+		}
 	}
 	if user, err := m.restoringFrom(ctx, rec); err != nil {
 		return nil, err
@@ -190,10 +198,16 @@ func (m *Manager) sweepSnapshot(ctx context.Context, t *tracker, rec *sandboxer.
 			return
 		}
 		defer release()
-		if rec.State != sandboxer.SnapshotSaving {
-			why = ""
+		// Since it was listed it may have been saved to the end.
+		due := func(rec *sandboxer.SnapshotRecord) (bool, string, error) {
+			why, err := m.whyDrop(m.ctx, rec, at)
+			due := why != ""
+			if rec.State != sandboxer.SnapshotSaving {
+				why = ""
+			}
+			return due, why, err
 		}
-		if _, err := m.dropByID(m.ctx, rec.ID, why); err != nil && m.ctx.Err() == nil && !isKind(err, sandboxer.Conflict) {
+		if _, err := m.dropByID(m.ctx, rec.ID, due); err != nil && m.ctx.Err() == nil && !isKind(err, sandboxer.Conflict) {
 			t.count(func(r *SweepReport) { r.Failed++ })
 			m.log.Warn("sweep", "snapshot", rec.ID, "err", err)
 		}

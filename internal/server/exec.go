@@ -391,6 +391,9 @@ func (x *execution) control(channel byte, p []byte) error {
 		case x.signals <- sig:
 		default: // nobody takes them; a client that leaves must still be seen
 		}
+	case api.ChanCancel:
+		x.stdin.end(io.ErrUnexpectedEOF)
+		x.cancel(sandboxer.E(sandboxer.Canceled, nil, "the client gave the command up"))
 	}
 	return nil
 }

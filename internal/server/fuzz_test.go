@@ -54,9 +54,10 @@ func FuzzExecControl(f *testing.F) {
 	f.Add(byte(api.ChanResize), []byte(`{"cols":80,"rows":24}`))
 	f.Add(byte(api.ChanSignal), []byte("TERM"))
 	f.Add(byte(api.ChanStdinEOF), []byte{})
+	f.Add(byte(api.ChanCancel), []byte{})
 	f.Add(byte(99), []byte("x"))
 	f.Fuzz(func(t *testing.T, channel byte, p []byte) {
-		x := &execution{resize: make(chan sandboxer.WinSize, 1), signals: make(chan os.Signal, 1)}
+		x := &execution{resize: make(chan sandboxer.WinSize, 1), signals: make(chan os.Signal, 1), cancel: func(error) {}}
 		x.stdin.changed.L = &x.stdin.mu
 		for range 3 {
 			if err := x.control(channel, p); err != nil && !errors.Is(err, sandboxer.Invalid) {

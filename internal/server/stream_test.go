@@ -659,3 +659,35 @@ func BenchmarkExecEcho(b *testing.B) {
 		b.Fatal(err)
 	}
 }
+
+// Whoever gives a command up is told when it has ended.
+func TestExecCancelWaits(t *testing.T) {
+	var r *rig
+	var ended atomic.Bool
+	begun := make(chan struct{})
+	x := &scripted{exec: func(ctx context.Context, _ sandboxer.Cmd) (sandboxer.Exit, error) {
+		close(begun)
+		<-ctx.Done()
+		for range 5 { // it takes a while: whoever does not wait is back before
+			if _, err := r.admin.Get(context.Background(), "sb"); err != nil {
+				t.Error(err)
+			}
+		}
+		ended.Store(true)
+		return sandboxer.Exit{}, ctx.Err()
+	}}
+	r = newRig(t, scripts(x))
+	r.create(r.admin, api.CreateSandbox{Name: "sb"})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		<-begun
+		cancel()
+	}()
+	if _, err := r.admin.Exec(ctx, "sb", sandboxer.Cmd{Args: []string{"x"}}); sandboxer.KindOf(err) != sandboxer.Canceled {
+		t.Errorf("got %v; want canceled", err)
+	}
+	if !ended.Load() {
+		t.Error("Exec is back, and the command still ends")
+	}
+}

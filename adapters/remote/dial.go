@@ -1,0 +1,102 @@
+package remote
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// A reach says which addresses may be connected to.
+type reach struct {
+	// written are the addresses that stand in the configuration themselves.
+	written []netip.Addr
+	// named says that an operator wrote the name down: it may lead to this machine and into private
+	// networks. Otherwise it leads to the public internet, or nowhere.
+	named bool
+}
+
+// admits reports whether a may be connected to. Link-local addresses, among them those of clouds' metadata
+// services, have to be written down as such: no name leads there.
+func (r reach) admits(a netip.Addr) bool {
+	a = a.Unmap()
+	return sandboxer.PublicAddr(a) || slices.Contains(r.written, a) || r.named && (sandboxer.PrivateAddr(a) || a.IsLoopback())
+}
+
+// errAddress says that an address may not be connected to.
+var errAddress = errors.New("the address may not be connected to")
+
+// transport returns one that connects to what r admits and nowhere else: what a name leads to nobody knows before that
+// moment. There is no proxy, which would choose the address.
+func (r reach) transport(roots *x509.CertPool) *http.Transport {
+	d := &net.Dialer{Timeout: 10 * time.Second, Control: func(_, address string, _ syscall.RawConn) error {
+		if to, err := netip.ParseAddrPort(address); err != nil || !r.admits(to.Addr()) {
+			return errAddress
+		}
+		return nil
+	}}
+	return &http.Transport{
+		DialContext:            d.DialContext,
+		TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout:    10 * time.Second,
+		ResponseHeaderTimeout:  30 * time.Second,
+		MaxResponseHeaderBytes: 64 << 10,
+		IdleConnTimeout:        15 * time.Second,
+		MaxIdleConnsPerHost:    4,
+		DisableCompression:     true,
+	}
+}
+
+// noRedirect leaves a redirect to whoever asked.
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// authorities reads the file of Config.CA; nil means the system's.
+func authorities(file string) (*x509.CertPool, error) {
+	if file == "" {
+		return nil, nil
+	}
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the file with authorities (ca) cannot be read")
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "ca: there is no certificate in the file")
+	}
+	return roots, nil
+}
+
+// ask sends a GET request for u and returns the status of whatever answers. Nothing of the answer is read.
+func ask(ctx context.Context, c *http.Client, u *url.URL) (int, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return 0, sandboxer.E(sandboxer.Internal, err, "the request cannot be made")
+	}
+	req.Header.Set("User-Agent", "sandboxer")
+	resp, err := c.Do(req)
+	if err == nil {
+		resp.Body.Close()
+		return resp.StatusCode, nil
+	}
+	var cert *tls.CertificateVerificationError
+	switch {
+	case ctx.Err() != nil:
+		return 0, ctx.Err()
+	case errors.Is(err, errAddress):
+		return 0, sandboxer.E(sandboxer.Denied, err, "%s leads to an address that is not public, and does not stand in the configuration", u.Host).
+			WithHint("name it in bases or allow, if it is meant")
+	case errors.As(err, &cert):
+		return 0, sandboxer.E(sandboxer.Unavailable, err, "the certificate of %s is not trusted", u.Host).WithHint("name the authority that signed it: ca")
+	}
+	return 0, sandboxer.E(sandboxer.Unavailable, err, "%s does not answer", u)
+}

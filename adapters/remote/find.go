@@ -1,0 +1,340 @@
+package remote
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"iter"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// The labels by which our sandboxes are found there.
+const (
+	labelOwner      = "dev.sandboxer.remote.owner"
+	labelID         = "dev.sandboxer.remote.id"
+	labelGeneration = "dev.sandboxer.remote.generation"
+	labelFuse       = "dev.sandboxer.remote.fuse"  // the one that it was made with, as Unix time
+	labelStamp      = "dev.sandboxer.remote.stamp" // the stamp in base64; what does not fit follows under the same with ".1", ".2", …
+)
+
+// Bounds of the labels of a sandbox, which are those of the API.
+const (
+	maxLabels     = 64
+	maxLabel      = 1024
+	ownLabels     = 4 // besides the stamp's
+	maxStampParts = 40
+)
+
+// farID is the ID there of a generation of one of our sandboxes. It differs by generation, so that a teardown that comes late cannot
+// meet a newer one, and by installation, so that two of ours never meet in one tenant there.
+func farID(owner, id string, generation int) string {
+	sum := sha256.Sum256([]byte(owner + "\x00" + id + "\x00" + strconv.Itoa(generation)))
+	return strings.TrimRight(id[:min(len(id), 28)], "-") + "-" + hex.EncodeToString(sum[:8])
+}
+
+// labels are those of spec with ours.
+func (p *peer) labels(spec sandboxer.Spec) (map[string]string, error) {
+	out := map[string]string{}
+	for k, v := range spec.Labels {
+		if k != labelStamp && !strings.HasPrefix(k, labelStamp+".") {
+			out[k] = v
+		}
+	}
+	out[labelOwner], out[labelID], out[labelGeneration] = p.env.Owner, spec.ID, strconv.Itoa(spec.Generation)
+	if !spec.Fuse.IsZero() {
+		out[labelFuse] = strconv.FormatInt(spec.Fuse.Unix(), 10)
+	}
+	if len(out) > maxLabels {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has room for %d labels of a request: four say whose a sandbox is", p.env.Extension, maxLabels-ownLabels)
+	}
+	stamp := base64.RawStdEncoding.EncodeToString(spec.Stamp)
+	parts := (len(stamp) + maxLabel - 1) / maxLabel
+	if parts > maxStampParts || len(out)+parts > maxLabels {
+		return out, nil // one that cannot be kept is left
+	}
+	for i := range parts {
+		out[stampLabel(i)] = stamp[i*maxLabel : min((i+1)*maxLabel, len(stamp))]
+	}
+	return out, nil
+}
+
+func stampLabel(part int) string {
+	if part == 0 {
+		return labelStamp
+	}
+	return labelStamp + "." + strconv.Itoa(part)
+}
+
+// stamped is what the labels of a sandbox say.
+type stamped struct {
+	owner, id  string
+	generation int
+	fuse       time.Time
+	stamp      []byte
+}
+
+// stampOf reads the labels; ok is false if they are not ours.
+func stampOf(sb *api.Sandbox) (s stamped, ok bool) {
+	s.owner, s.id = sb.Labels[labelOwner], sb.Labels[labelID]
+	var err error
+	if s.generation, err = strconv.Atoi(sb.Labels[labelGeneration]); err != nil || s.generation < 1 || s.owner == "" || sandboxer.CheckID(s.id) != nil {
+		return stamped{}, false
+	}
+	if n, err := strconv.ParseInt(sb.Labels[labelFuse], 10, 64); err == nil {
+		s.fuse = time.Unix(n, 0)
+	}
+	var text strings.Builder
+	for i := range maxStampParts {
+		part := sb.Labels[stampLabel(i)]
+		if part == "" {
+			break
+		}
+		text.WriteString(part)
+	}
+	if b, err := base64.RawStdEncoding.DecodeString(text.String()); err == nil && len(b) > 0 && len(b) <= sandboxer.MaxStampBytes {
+		s.stamp = b
+	}
+	return s, true
+}
+
+// fuseOf is the fuse of sb as it is. The expiry there differs from what it was made with by the time that the request took, and by
+// what clocks differ in.
+func (s stamped) fuseOf(sb *api.Sandbox) time.Time {
+	if !s.fuse.IsZero() && sb.ExpiresAt.Sub(s.fuse).Abs() < time.Minute {
+		return s.fuse
+	}
+	return sb.ExpiresAt
+}
+
+// ref names a sandbox or a snapshot there, also where our key sees those of every tenant.
+func (p *peer) ref(id string) string { return cmp.Or(p.tenant, sandboxer.DefaultTenant) + "/" + id }
+
+func handleOf(sb *api.Sandbox, id string, generation int) sandboxer.Handle {
+	return sandboxer.Handle{SandboxID: id, Generation: generation, Ref: sb.ID}
+}
+
+// ended reports whether there is no sandbox behind the record any more, or soon none.
+func ended(sb *api.Sandbox) bool {
+	return sb.State == sandboxer.Terminating || sb.State == sandboxer.Terminated
+}
+
+// failure says why a sandbox that ended did.
+func (p *peer) failure(sb *api.Sandbox) error {
+	if sb.Reason == sandboxer.ReasonFailed && sb.Fault != "" {
+		return p.fail(&sandboxer.Error{Kind: sb.Fault, Msg: cmp.Or(sb.Message, "the sandbox failed"), Hint: sb.Hint})
+	}
+	return p.gone(sb)
+}
+
+// gone says that a sandbox is not there any more, and why as far as that is known.
+func (p *peer) gone(sb *api.Sandbox) error {
+	why := cmp.Or(sb.Message, string(sb.Reason), "it ended")
+	if sb.Reason == sandboxer.ReasonOOMKilled {
+		why = "it used more memory than its limit and was killed"
+	}
+	return sandboxer.E(sandboxer.NotFound, nil, "%s: sandbox %s is gone: %.1000s", p.name, sb.ID, why)
+}
+
+// find returns the sandbox of h, the newest if it names no generation; one that has ended only where there is no other. Kind:
+// NotFound.
+func (p *peer) find(ctx context.Context, h sandboxer.Handle) (*api.Sandbox, error) {
+	is := func(sb *api.Sandbox) bool {
+		s, ok := stampOf(sb)
+		return ok && s.owner == p.env.Owner && s.id == h.SandboxID && (h.Generation == 0 || s.generation == h.Generation)
+	}
+	var old *api.Sandbox
+	if ref := h.Ref; ref != "" || h.Generation != 0 {
+		ref = cmp.Or(ref, farID(p.env.Owner, h.SandboxID, h.Generation))
+		sb, err := p.client.Get(ctx, p.ref(ref))
+		switch {
+		case err == nil && sb.ID == ref && is(sb):
+			if !ended(sb) || h.Ref != "" {
+				return sb, nil
+			}
+			old = sb
+		case err != nil && sandboxer.KindOf(err) != sandboxer.NotFound:
+			return nil, p.fail(err)
+		}
+	}
+	var found *api.Sandbox
+	newest := 0
+	for sb, err := range p.live(ctx, p.env.Owner, h.SandboxID) {
+		if err != nil {
+			return nil, p.fail(err)
+		}
+		if s, _ := stampOf(&sb); is(&sb) && s.generation > newest {
+			found, newest = &sb, s.generation
+		}
+	}
+	switch {
+	case found != nil:
+		return found, nil
+	case old != nil:
+		return old, nil
+	}
+	return nil, sandboxer.E(sandboxer.NotFound, nil, "%s: there is no sandbox %s", p.name, h.SandboxID)
+}
+
+// live lists the live sandboxes with our labels; id may be empty. What is listed is of that owner and has that ID.
+func (p *peer) live(ctx context.Context, owner, id string) iter.Seq2[api.Sandbox, error] {
+	return func(yield func(api.Sandbox, error) bool) {
+		q := api.SandboxQuery{Tenant: p.tenant, Labels: map[string]string{labelOwner: owner}, Limit: sandboxer.MaxPage}
+		if id != "" {
+			q.Labels[labelID] = id
+		}
+		if !p.admin {
+			q.Tenant = ""
+		}
+		for sb, err := range api.All(func(cursor string) (*api.List[api.Sandbox], error) {
+			q.Cursor = cursor
+			return p.client.List(ctx, q)
+		}) {
+			if err != nil {
+				yield(sb, err)
+				return
+			}
+			if s, ok := stampOf(&sb); !ok || s.owner != owner || id != "" && s.id != id {
+				continue
+			}
+			if !yield(sb, nil) {
+				return
+			}
+		}
+	}
+}
+
+// use calls f with how the sandbox of h is called there. What has ended there is not found, whatever f says of it.
+func use[T any](ctx context.Context, p *peer, h sandboxer.Handle, f func(ref string) (T, error)) (T, error) {
+	var none T
+	ref := h.Ref
+	if ref == "" {
+		sb, err := p.find(ctx, h)
+		if err != nil {
+			return none, err
+		}
+		if ended(sb) {
+			return none, p.gone(sb)
+		}
+		ref = sb.ID
+	}
+	out, err := f(p.ref(ref))
+	switch sandboxer.KindOf(err) {
+	case "":
+		return out, nil
+	case sandboxer.Conflict, sandboxer.NotFound:
+		switch sb, lookErr := p.find(ctx, h); {
+		case sandboxer.KindOf(lookErr) == sandboxer.NotFound:
+			return out, lookErr
+		case lookErr == nil && ended(sb):
+			return out, p.gone(sb)
+		}
+	}
+	return out, p.fail(err)
+}
+
+// Discover implements sandboxer.Discoverer.
+func (p *peer) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
+	sb, err := p.find(ctx, sandboxer.Handle{SandboxID: id})
+	if err != nil {
+		return sandboxer.Found{}, err
+	}
+	s, _ := stampOf(sb)
+	if ended(sb) {
+		return sandboxer.Found{}, p.gone(sb)
+	}
+	return sandboxer.Found{Handle: handleOf(sb, s.id, s.generation), Stamp: s.stamp, Fuse: s.fuseOf(sb)}, nil
+}
+
+// ListRunning implements sandboxer.Lister.
+func (p *peer) ListRunning(ctx context.Context, owner string) iter.Seq2[sandboxer.Handle, error] {
+	return func(yield func(sandboxer.Handle, error) bool) {
+		for sb, err := range p.live(ctx, owner, "") {
+			if err != nil {
+				yield(sandboxer.Handle{}, p.fail(err))
+				return
+			}
+			if s, _ := stampOf(&sb); !yield(handleOf(&sb, s.id, s.generation), nil) {
+				return
+			}
+		}
+	}
+}
+
+// IsAlive implements sandboxer.Prober.
+func (p *peer) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liveness, error) {
+	sb, err := p.find(ctx, h)
+	switch {
+	case sandboxer.KindOf(err) == sandboxer.NotFound:
+		return sandboxer.Gone, nil
+	case err != nil:
+		return sandboxer.Unknown, err
+	}
+	p.mu.Lock()
+	torn := p.oom[sb.ID]
+	p.mu.Unlock()
+	switch {
+	case ended(sb) && sb.Reason == sandboxer.ReasonOOMKilled && !torn:
+		return sandboxer.OOMKilled, nil
+	case sb.State == sandboxer.Terminated:
+		return sandboxer.Gone, nil
+	case !sb.Unresponsive.IsZero():
+		return sandboxer.Unresponsive, nil
+	case sb.Unconfirmed != "":
+		return sandboxer.Unknown, sandboxer.E(sandboxer.Unavailable, nil, "%s does not know whether %s is there: its database went back", p.name, sb.ID)
+	}
+	return sandboxer.Alive, nil
+}
+
+// EstimateCost implements sandboxer.Quoter: what the other installation would charge us.
+func (p *peer) EstimateCost(ctx context.Context, spec sandboxer.Spec, duration time.Duration) (*sandboxer.MeterQuote, error) {
+	req, err := p.request(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	req.TTL = max(duration, time.Second)
+	plan, err := p.client.Plan(ctx, req)
+	if err != nil {
+		return nil, p.fail(err)
+	}
+	q := plan.Quote
+	if q.Amount == 0 && q.Setup == 0 && q.PerHour == 0 {
+		return nil, nil
+	}
+	if q.Amount < 0 || q.Setup < 0 || q.PerHour < 0 {
+		return nil, sandboxer.E(sandboxer.Unavailable, nil, "%s quotes a price that cannot be", p.name)
+	}
+	return &sandboxer.MeterQuote{Amount: q.Amount.Std(), Setup: q.Setup.Std(), PerHour: q.PerHour.Std(), Duration: duration, Detail: fmt.Sprintf("%s: %.200s", p.name, q.Detail)}, nil
+}
+
+// Renew implements sandboxer.Renewer.
+func (p *peer) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
+	_, err := use(ctx, p, h, func(ref string) (*api.Sandbox, error) {
+		return p.client.Extend(ctx, ref, api.ExtendSandbox{TTL: ttlUntil(until)})
+	})
+	return err
+}
+
+// Capacity implements sandboxer.CapacityReporter.
+func (p *peer) Capacity(ctx context.Context, host string) (sandboxer.HostCapacity, error) {
+	c, err := p.client.Probe(ctx, p.main.ext.ID)
+	if err != nil {
+		return sandboxer.HostCapacity{}, p.fail(err)
+	}
+	if host == "" {
+		return *c, nil
+	}
+	for _, name := range c.Hosts {
+		if name == host {
+			return sandboxer.HostCapacity{Free: -1, Hosts: []string{host}}, nil
+		}
+	}
+	return sandboxer.HostCapacity{}, sandboxer.E(sandboxer.NotFound, nil, "%s has no host %.60q", p.name, host)
+}

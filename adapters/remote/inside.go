@@ -1,0 +1,147 @@
+package remote
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"iter"
+	"net"
+	"path"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// done is use for what returns nothing but an error.
+func done(ctx context.Context, p *peer, h sandboxer.Handle, f func(ref string) error) error {
+	_, err := use(ctx, p, h, func(ref string) (struct{}, error) { return struct{}{}, f(ref) })
+	return err
+}
+
+// Exec implements sandboxer.Execer.
+func (p *peer) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	return use(ctx, p, h, func(ref string) (sandboxer.Exit, error) { return p.client.Exec(ctx, ref, cmd) })
+}
+
+// ReadFile implements sandboxer.Filer.
+func (p *peer) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
+	return use(ctx, p, h, func(ref string) (io.ReadCloser, error) { return p.client.ReadFile(ctx, ref, name) })
+}
+
+// WriteFile implements sandboxer.Filer.
+func (p *peer) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
+	return done(ctx, p, h, func(ref string) error { return p.client.WriteFile(ctx, ref, name, mode, r) })
+}
+
+// StatFile implements sandboxer.Filer.
+func (p *peer) StatFile(ctx context.Context, h sandboxer.Handle, name string) (sandboxer.FileInfo, error) {
+	return use(ctx, p, h, func(ref string) (sandboxer.FileInfo, error) {
+		fi, err := p.client.StatFile(ctx, ref, name)
+		if err != nil {
+			return sandboxer.FileInfo{}, err
+		}
+		return fileInfo(*fi), nil
+	})
+}
+
+func fileInfo(fi api.FileInfo) sandboxer.FileInfo {
+	target := fi.Target
+	if len(fi.TargetBase64) > 0 {
+		target = string(fi.TargetBase64)
+	}
+	return sandboxer.FileInfo{Path: fi.Name(), Size: fi.Size, Mode: fi.FileMode(), ModTime: fi.ModTime, Owner: fi.Owner, Group: fi.Group, Target: target}
+}
+
+// ListFiles implements sandboxer.Filer. The API's cursor is its server's own, so that what comes before after is
+// passed over here.
+func (p *peer) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
+	return func(yield func(sandboxer.FileInfo, error) bool) {
+		more := true
+		err := done(ctx, p, h, func(ref string) error {
+			for fi, err := range p.client.ListFiles(ctx, ref, dir) {
+				if err != nil {
+					return err
+				}
+				if path.Base(fi.Name()) <= after {
+					continue
+				}
+				if more = yield(fileInfo(fi), nil); !more {
+					return nil
+				}
+			}
+			return nil
+		})
+		if err != nil && more {
+			yield(sandboxer.FileInfo{}, err)
+		}
+	}
+}
+
+// MakeDir implements sandboxer.Filer.
+func (p *peer) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
+	return done(ctx, p, h, func(ref string) error { return p.client.MakeDir(ctx, ref, dir) })
+}
+
+// MoveFile implements sandboxer.Filer.
+func (p *peer) MoveFile(ctx context.Context, h sandboxer.Handle, from, to string) error {
+	return done(ctx, p, h, func(ref string) error { return p.client.MoveFile(ctx, ref, from, to) })
+}
+
+// RemoveFile implements sandboxer.Filer.
+func (p *peer) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) error {
+	return done(ctx, p, h, func(ref string) error { return p.client.RemoveFile(ctx, ref, name) })
+}
+
+// Dial implements sandboxer.Dialer.
+func (p *peer) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
+	return use(ctx, p, h, func(ref string) (net.Conn, error) { return p.client.Dial(ctx, ref, port) })
+}
+
+// Stats implements sandboxer.StatsReader.
+func (p *peer) Stats(ctx context.Context, h sandboxer.Handle) (sandboxer.Stats, error) {
+	return use(ctx, p, h, func(ref string) (sandboxer.Stats, error) {
+		s, err := p.client.Stats(ctx, ref)
+		if err != nil {
+			return sandboxer.Stats{}, err
+		}
+		return sandboxer.Stats{At: s.At, CPU: s.CPU.Std(), MemoryBytes: s.MemoryBytes, MemoryLimit: s.MemoryLimit, DiskBytes: s.DiskBytes,
+			DiskLimit: s.DiskLimit, PIDs: s.PIDs, RxBytes: s.RxBytes, TxBytes: s.TxBytes}, nil
+	})
+}
+
+// SetNetwork implements sandboxer.Networker.
+func (p *peer) SetNetwork(ctx context.Context, h sandboxer.Handle, n sandboxer.NetworkPolicy) error {
+	_, err := use(ctx, p, h, func(ref string) (*api.Sandbox, error) { return p.client.SetNetwork(ctx, ref, n) })
+	return err
+}
+
+// Pause implements sandboxer.Pauser.
+func (p *peer) Pause(ctx context.Context, h sandboxer.Handle) error {
+	sb, err := p.running(ctx, h)
+	if err != nil || sb.State == sandboxer.Paused {
+		return err
+	}
+	_, err = use(ctx, p, h, func(ref string) (*api.Sandbox, error) {
+		return p.client.Pause(ctx, ref, api.PauseSandbox{Depth: sandboxer.PauseFreeze})
+	})
+	return err
+}
+
+// Resume implements sandboxer.Pauser.
+func (p *peer) Resume(ctx context.Context, h sandboxer.Handle) error {
+	sb, err := p.running(ctx, h)
+	if err != nil || sb.State == sandboxer.Running {
+		return err
+	}
+	_, err = use(ctx, p, h, func(ref string) (*api.Sandbox, error) { return p.client.Resume(ctx, ref, api.ResumeSandbox{}) })
+	return err
+}
+
+// running is find without what has ended.
+func (p *peer) running(ctx context.Context, h sandboxer.Handle) (*api.Sandbox, error) {
+	sb, err := p.find(ctx, h)
+	if err == nil && ended(sb) {
+		err = p.gone(sb)
+	}
+	return sb, err
+}

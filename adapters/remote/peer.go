@@ -1,0 +1,456 @@
+package remote
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/api"
+)
+
+// peer is the extension of kind sandboxer.
+type peer struct {
+	cfg    Config
+	env    sandboxer.Env
+	name   string // of the other installation, for people
+	client *api.Client
+	http   *http.Transport // nil over a Unix socket
+	tenant string          // there, ours
+	admin  bool            // our key may do everything there
+	main   profile         // of cfg.Profile
+	not    []sandboxer.Capability
+
+	mu  sync.Mutex
+	oom map[string]bool // by ID there: killed for its memory, and torn down
+}
+
+// The compiler checks what the adapter claims.
+var _ interface {
+	sandboxer.Extension
+	sandboxer.Checker
+	sandboxer.Admitter
+	sandboxer.Execer
+	sandboxer.Filer
+	sandboxer.Dialer
+	sandboxer.Prober
+	sandboxer.Discoverer
+	sandboxer.Lister
+	sandboxer.Snapshotter
+	sandboxer.Quoter
+	sandboxer.Pauser
+	sandboxer.Renewer
+	sandboxer.CapacityReporter
+	sandboxer.StatsReader
+	sandboxer.Networker
+	sandboxer.Narrower
+	io.Closer
+} = (*peer)(nil)
+
+const (
+	// openTime bounds the questions with which an extension is opened.
+	openTime = 15 * time.Second
+	// answerTime is how long the answer to a request that makes something is waited for although the caller
+	// left.
+	answerTime = 20 * time.Second
+)
+
+func openPeer(ctx context.Context, env sandboxer.Env, cfg Config) (_ *peer, err error) {
+	p := &peer{cfg: cfg, env: env, name: shownURL(cfg.URL), oom: map[string]bool{}}
+	roots, err := authorities(cfg.CA)
+	if err != nil {
+		return nil, err
+	}
+	opts := api.Options{Token: cfg.Token, RootCAs: roots}
+	if !strings.HasPrefix(cfg.URL, "unix:") {
+		// The address stands in the file, so that it may be anywhere.
+		p.http = http.DefaultTransport.(*http.Transport).Clone()
+		p.http.TLSClientConfig = reach{}.transport(roots).TLSClientConfig
+		p.http.ForceAttemptHTTP2, p.http.TLSNextProto = false, nil
+		p.http.DisableCompression, p.http.MaxIdleConnsPerHost, p.http.MaxResponseHeaderBytes = true, 64, 64<<10
+		opts.HTTP = &http.Client{Transport: bounded{p.http, maxAnswer}, CheckRedirect: noRedirect}
+	}
+	if p.client, err = api.New(cfg.URL, opts); err != nil {
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "url: %s", sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
+	}
+	defer func() {
+		if err != nil {
+			_ = p.Close() // there is an error already
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
+	// Whatever is wrong there may be mended there: it is no fault of the configuration.
+	away := func(err error) error {
+		return sandboxer.E(sandboxer.Unavailable, err, "%s", sandboxer.Message(p.fail(err))).WithHint("%s", sandboxer.HintOf(p.fail(err)))
+	}
+	status, err := p.client.Status(ctx)
+	if err != nil {
+		return nil, away(err)
+	}
+	p.tenant, p.admin = status.Tenant, slices.Contains(status.Scopes, sandboxer.ScopeAdmin)
+	if p.main, err = p.profile(ctx, cfg.Profile); err != nil {
+		return nil, away(err)
+	}
+	for c, is := range there {
+		if is && !slices.Contains(p.main.ext.Capabilities, c) {
+			p.not = append(p.not, c)
+		}
+	}
+	slices.Sort(p.not)
+	return p, nil
+}
+
+// there are the capabilities of a peer, and whether the extension there has to have them: the others come of
+// its API alone.
+var there = map[sandboxer.Capability]bool{
+	sandboxer.CanExec: true, sandboxer.CanFiles: true, sandboxer.CanDial: true, sandboxer.CanSnapshot: true, sandboxer.CanPause: true,
+	sandboxer.CanStats: true, sandboxer.CanNetwork: true, sandboxer.CanCapacity: true,
+	sandboxer.CanProbe: false, sandboxer.CanDiscover: false, sandboxer.CanList: false, sandboxer.CanQuote: false, sandboxer.CanRenew: false,
+}
+
+// shownURL is where the other installation is, for people.
+func shownURL(text string) string {
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		return "the other installation"
+	case u.Host != "":
+		return u.Host
+	}
+	return u.Path
+}
+
+// Without implements sandboxer.Narrower.
+func (p *peer) Without() []sandboxer.Capability { return p.not }
+
+// Close lets go of connections; sandboxes live on.
+func (p *peer) Close() error {
+	p.client.Close()
+	if p.http != nil {
+		p.http.CloseIdleConnections()
+	}
+	return nil
+}
+
+// maxAnswer bounds an answer in JSON, which is held in memory. Files are streams, and not bounded here.
+const maxAnswer = 64 << 20
+
+// bounded is a transport whose answers in JSON have at most so many bytes.
+type bounded struct {
+	http.RoundTripper
+	most int64
+}
+
+func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := b.RoundTripper.RoundTrip(r)
+	if err == nil && resp.StatusCode != http.StatusSwitchingProtocols && strings.Contains(resp.Header.Get("Content-Type"), "json") {
+		resp.Body = &limited{resp.Body, b.most}
+	}
+	return resp, err
+}
+
+// limited fails when more than left bytes are read.
+type limited struct {
+	io.ReadCloser
+	left int64
+}
+
+var errTooLong = errors.New("the answer is too long")
+
+func (l *limited) Read(b []byte) (int, error) {
+	if l.left <= 0 {
+		return 0, errTooLong
+	}
+	n, err := l.ReadCloser.Read(b[:min(int64(len(b)), l.left)])
+	l.left -= int64(n)
+	return n, err
+}
+
+// A profile is one of the other installation, with its extension.
+type profile struct {
+	api.Profile
+	ext api.Extension
+}
+
+// profile asks for the profile of a name, and for its extension.
+func (p *peer) profile(ctx context.Context, name string) (profile, error) {
+	prof, err := p.client.Profile(ctx, name)
+	if err != nil {
+		return profile{}, err
+	}
+	exts, err := p.client.Extensions(ctx)
+	if err != nil {
+		return profile{}, err
+	}
+	i := slices.IndexFunc(exts.Items, func(e api.Extension) bool { return e.ID == prof.Extension })
+	switch {
+	case i < 0:
+		return profile{}, sandboxer.E(sandboxer.Unavailable, nil, "%s has no extension %.60q", prof.ID, prof.Extension)
+	case exts.Items[i].Problem != "":
+		return profile{}, sandboxer.E(sandboxer.Unavailable, nil, "%s cannot be used: %.1000s", prof.Extension, exts.Items[i].Problem)
+	}
+	return profile{*prof, exts.Items[i]}, nil
+}
+
+// isolates reports whether every sandbox of the profile has the level.
+func (f profile) isolates(level sandboxer.Isolation) bool {
+	if f.Isolation != "" {
+		return f.Isolation == level
+	}
+	return len(f.ext.Isolation) == 1 && f.ext.Isolation[0] == level
+}
+
+// fail turns an error of the other installation into ours: of the same kind, with where it is from. That our key is
+// not accepted is nothing that our caller could do something about.
+func (p *peer) fail(err error) error {
+	if err == nil {
+		return nil
+	}
+	var e *sandboxer.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	if e.Kind == sandboxer.Unauthenticated {
+		return sandboxer.E(sandboxer.Unavailable, err, "%s does not accept the API key of %s", p.name, p.env.Extension).WithHint("an operator gives it another: token in its configuration")
+	}
+	return &sandboxer.Error{Kind: e.Kind, Msg: p.name + ": " + e.Msg, Hint: sandboxer.HintOf(err), RetryAfter: sandboxer.RetryAfterOf(err), Err: err}
+}
+
+// Admit implements sandboxer.Admitter. With a key that may not do everything, the other installation judges what we ask
+// for as it does with all its callers.
+func (p *peer) Admit(spec sandboxer.Spec, name string) error {
+	ok := !p.admin
+	switch name {
+	case inputProfile:
+		ok = slices.Contains(append(p.cfg.Profiles, p.cfg.Profile), spec.Inputs[inputProfile])
+	case inputURL, sandboxer.AnyInput, sandboxer.RestrictedMounts:
+		ok = false
+	case sandboxer.RestrictedHost, sandboxer.RestrictedImage:
+	default:
+		in, declared := sandboxer.DeclarationOf(p.main.ext.Inputs, name)
+		ok = ok || declared && !in.Restricted
+	}
+	if ok {
+		return nil
+	}
+	return sandboxer.E(sandboxer.Denied, nil, "%s takes %q only from an administrator or as its profile has it", p.env.Extension, name).
+		WithHint("leave it out, or ask an administrator, who can put it into a profile")
+}
+
+// Check implements sandboxer.Checker: the other installation says what it would refuse.
+func (p *peer) Check(ctx context.Context, spec sandboxer.Spec) error {
+	req, err := p.request(ctx, spec)
+	if err != nil {
+		return err
+	}
+	_, err = p.client.Plan(ctx, req)
+	return p.fail(err)
+}
+
+// request is what the other installation is asked for. What its API has no word for is refused.
+func (p *peer) request(ctx context.Context, spec sandboxer.Spec) (api.CreateSandbox, error) {
+	none := api.CreateSandbox{}
+	refuse := func(format string, args ...any) *sandboxer.Error {
+		return sandboxer.E(sandboxer.Unsupported, nil, p.env.Extension+" "+format, args...)
+	}
+	switch {
+	case len(spec.Mounts) > 0:
+		return none, refuse("cannot mount directories of this machine in sandboxes of another installation").WithHint("leave the mounts out")
+	case spec.Workspace != "":
+		return none, refuse("cannot choose the workspace: the profile of the other installation says where it is").WithHint("leave the workspace out")
+	case spec.Warm:
+		return none, refuse("keeps no sandboxes ready: the other installation can").WithHint("give the profile there a pool")
+	case spec.Inputs[inputURL] != "" || spec.Inputs[inputBase] != "":
+		return none, sandboxer.E(sandboxer.Invalid, nil, "the inputs url and base are for extensions of kind url")
+	}
+	main := p.main
+	if name := spec.Inputs[inputProfile]; name != "" && name != p.cfg.Profile {
+		var err error
+		if main, err = p.profile(ctx, name); err != nil {
+			return none, p.fail(err)
+		}
+	}
+	if level := spec.Profile.Isolation; level != "" && !main.isolates(level) {
+		return none, refuse("cannot promise the isolation level %s: %s of the other installation does not", level, main.ID).WithHint("name another profile there, or leave the isolation out of the profile here")
+	}
+	inputs := maps.Clone(spec.Inputs)
+	delete(inputs, inputProfile)
+	if inputs == nil {
+		inputs = map[string]string{}
+	}
+	inputs["sandbox_id"] = farID(p.env.Owner, spec.ID, spec.Generation)
+	labels, err := p.labels(spec)
+	if err != nil {
+		return none, err
+	}
+	req := api.CreateSandbox{
+		Profile: main.ID, Inputs: inputs, TTL: ttlUntil(spec.Fuse), Consumer: spec.Consumer, Labels: labels, Env: spec.Env, Limits: spec.Limits,
+		Command: spec.Command, Image: spec.Image, User: spec.User, Host: spec.Host,
+	}
+	// What the profile there would give beyond is taken away. One whose extension cannot filter says nothing of it.
+	if m := main.Network.Mode; spec.Network.Mode != "" || m != "" && m != sandboxer.NetworkNone {
+		n := spec.Network
+		n.Mode = cmp.Or(n.Mode, sandboxer.NetworkNone)
+		req.Network = &n
+	}
+	return req, nil
+}
+
+// ttlUntil is the time to live that ends at a fuse; 0 if there is none.
+func ttlUntil(fuse time.Time) time.Duration {
+	if fuse.IsZero() {
+		return 0
+	}
+	return max(time.Until(fuse), time.Second)
+}
+
+// whole calls f, which makes something, and waits for its answer although the caller left: a request under way might
+// come after the teardown that the caller sends next.
+func whole[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
+	var none T
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() {
+		t := time.NewTimer(answerTime)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			cancel()
+		case <-own.Done():
+		}
+	})
+	defer stop()
+	out, err := f(own)
+	if ctx.Err() != nil {
+		return none, ctx.Err()
+	}
+	return out, err
+}
+
+// Provision implements sandboxer.Extension.
+func (p *peer) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Handle, error) {
+	req, err := p.request(ctx, spec)
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	req.NoWaiting = true
+	sb, err := whole(ctx, func(ctx context.Context) (*api.Sandbox, error) { return p.client.Create(ctx, req) })
+	if err != nil {
+		return sandboxer.Handle{}, p.fail(err)
+	}
+	return p.made(ctx, sb, spec)
+}
+
+// made returns the handle of sb once it is what spec wants, and runs.
+func (p *peer) made(ctx context.Context, sb *api.Sandbox, spec sandboxer.Spec) (sandboxer.Handle, error) {
+	if s, ok := stampOf(sb); !ok || s.owner != p.env.Owner || s.id != spec.ID || s.generation != spec.Generation {
+		return sandboxer.Handle{}, sandboxer.E(sandboxer.Conflict, nil, "%s has a sandbox %s that is not ours", p.name, sb.ID).WithHint("an operator there destroys it, or %s takes another ID", spec.ID)
+	}
+	sb, err := p.settled(ctx, sb)
+	if err == nil && ended(sb) {
+		err = p.failure(sb)
+	}
+	if err != nil {
+		return sandboxer.Handle{}, err
+	}
+	return handleOf(sb, spec.ID, spec.Generation), nil
+}
+
+// settled waits until sb is not on its way to somewhere any more, and passes on what is told of that.
+func (p *peer) settled(ctx context.Context, sb *api.Sandbox) (*api.Sandbox, error) {
+	if sb.State != sandboxer.Creating {
+		return sb, nil
+	}
+	following, stop := context.WithCancel(ctx)
+	var done sync.WaitGroup
+	done.Go(func() {
+		for ev, err := range p.client.Follow(following, api.EventQuery{Sandbox: p.ref(sb.ID)}) {
+			if err != nil { // it is told less
+				return
+			}
+			if ev.Progress != nil {
+				sandboxer.ReportProgress(ctx, *ev.Progress)
+			}
+		}
+	})
+	out, err := p.client.Wait(ctx, p.ref(sb.ID))
+	stop()
+	done.Wait()
+	return out, p.fail(err)
+}
+
+// WaitReady implements sandboxer.Extension.
+func (p *peer) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
+	none := sandboxer.Reachability{}
+	sb, err := p.find(ctx, h)
+	if err == nil {
+		sb, err = p.settled(ctx, sb)
+	}
+	if err == nil && ended(sb) {
+		err = p.failure(sb)
+	}
+	if err != nil {
+		return none, err
+	}
+	r := sandboxer.Reachability{Host: p.name, RemoteDir: sb.Reachability.RemoteDir, URL: sb.Reachability.URL, Extra: map[string]string{"remote_sandbox": sb.ID}}
+	if changed := sb.Reachability.Extra[sandboxer.ExtraChanged]; changed != "" {
+		r.Extra[sandboxer.ExtraChanged] = changed
+	}
+	return r, nil
+}
+
+// Teardown implements sandboxer.Extension.
+func (p *peer) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.CleanupReport, error) {
+	var r sandboxer.CleanupReport
+	found := 0
+	for sb, err := range p.live(ctx, p.env.Owner, h.SandboxID) {
+		if err != nil {
+			return r, p.fail(err)
+		}
+		if s, _ := stampOf(&sb); h.Generation != 0 && s.generation != h.Generation {
+			continue
+		}
+		found++
+		gone, err := p.client.Destroy(ctx, p.ref(sb.ID), true)
+		switch {
+		case sandboxer.KindOf(err) == sandboxer.NotFound:
+			continue
+		case err != nil:
+			return r, p.fail(err)
+		}
+		r.Removed = append(r.Removed, p.name+"/"+sb.ID)
+		if gone.Cleanup != nil {
+			r.Kept, r.Warnings = append(r.Kept, gone.Cleanup.Kept...), append(r.Warnings, gone.Cleanup.Warnings...)
+		}
+	}
+	if found > 0 || h.Generation == 0 {
+		return r, nil
+	}
+	// What was killed for its memory is said to be gone from now on.
+	if sb, err := p.find(ctx, h); err == nil && sb.Reason == sandboxer.ReasonOOMKilled {
+		p.mu.Lock()
+		if len(p.oom) >= maxRemembered {
+			clear(p.oom)
+		}
+		p.oom[sb.ID] = true
+		p.mu.Unlock()
+	} else if err != nil && sandboxer.KindOf(err) != sandboxer.NotFound {
+		return r, err
+	}
+	return r, nil
+}
+
+// maxRemembered bounds peer.oom: who has torn a sandbox down does not ask for it for long.
+const maxRemembered = 10_000

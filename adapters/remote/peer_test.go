@@ -1,0 +1,412 @@
+package remote
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+
+	"os"
+
+	"strconv"
+	"strings"
+
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
+	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/backend"
+	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
+	"github.com/sand-boxer/sandboxer/internal/manager"
+	"github.com/sand-boxer/sandboxer/internal/server"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == "echo" {
+		panic(extensiontest.Echo(os.Args[2]))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// far is another installation: the real server, manager and store, and ext.fake.
+type far struct {
+	*edgetest.Broker
+	*edgetest.Server
+	client *api.Client // an administrator's
+	key    string      // of a tenant, not an administrator's
+}
+
+// newFar starts one that lives as long as the test.
+func newFar(t testing.TB, drop ...sandboxer.Capability) *far {
+	t.Helper()
+	log := new(edgetest.Log).Logger()
+	f := &far{Broker: edgetest.NewBroker(t, edgetest.BrokerOptions{
+		Backend: backend.Options{Inputs: fake.Adapter.Inputs},
+		Fake:    fake.Config{Images: []string{"demo"}, PerHour: sandboxer.Credit, Drop: drop},
+		Profiles: []sandboxer.Profile{
+			{ID: "profile.far", Extension: "ext.fake", Image: "demo", TTL: time.Hour, MaxTTL: 100 * time.Hour, Isolation: sandboxer.IsolationProcess, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}},
+			{ID: "profile.open", Extension: "ext.fake", Image: "demo", TTL: time.Hour, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}},
+		},
+		Manager: manager.Options{Log: log},
+	})}
+	e := edge.New(f.Manager, edge.Options{Log: log})
+	e.Mount(server.New(f.Manager, server.Options{Version: "test", Metrics: server.NewMetrics()}).Door())
+	f.Server = edgetest.Serve(t, edgetest.Listen{Unix: edge.ListenUnix, TCP: edge.ListenTCP, TLS: edge.ListenTLS}, log, e.Serve)
+	f.client = edgetest.Client(t, "unix://"+f.Unix, api.Options{})
+	if _, err := f.client.Grant(t.Context(), api.Grant{Tenant: "ours", Amount: api.Credits(1_000_000 * sandboxer.Credit)}); err != nil {
+		t.Fatal(err)
+	}
+	k, err := f.client.CreateKey(t.Context(), api.NewKey{Name: "near", Tenant: "ours", Scopes: []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.key = k.Token
+	return f
+}
+
+// config is that of an extension with its sandboxes there.
+func (f *far) config() map[string]any {
+	return map[string]any{"kind": "sandboxer", "url": "http://" + f.TCP, "token": f.key, "profile": "far", "profiles": []string{"profile.open"}}
+}
+
+// sweeps has the other installation look after its sandboxes as long as the test lasts: its own clock for that is an hour.
+func (f *far) sweeps(t testing.TB) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			_, _ = f.client.Sweep(ctx)
+			select {
+			case <-ctx.Done():
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+}
+
+// object is what the world behind it calls a sandbox of ours.
+func (f *far) object(t testing.TB, h sandboxer.Handle) string {
+	t.Helper()
+	sb, err := f.client.Get(t.Context(), "ours/"+h.Ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cmp.Or(sb.ObjectID, sb.ID)
+}
+
+// knows waits until it knows that a sandbox of ours has ended.
+func (f *far) knows(t testing.TB, h sandboxer.Handle) {
+	t.Helper()
+	edgetest.Poll(t, "the end of "+h.Ref, func() bool {
+		_, _ = f.client.Sweep(t.Context())
+		sb, err := f.client.Get(t.Context(), "ours/"+h.Ref)
+		return err == nil && sb.State == sandboxer.Terminated
+	})
+}
+
+// opens is the extension of a configuration; with the same dir it is another process of one installation.
+func opens(ctx context.Context, owner, dir string, config map[string]any) (sandboxer.Extension, error) {
+	return Adapter.Open(ctx, sandboxer.Env{Extension: "ext.remote", Owner: owner, Dir: dir, Decode: func(v any) error {
+		data, err := json.Marshal(config)
+		if err != nil {
+			return err
+		}
+		d := json.NewDecoder(bytes.NewReader(data))
+		d.DisallowUnknownFields()
+		return d.Decode(v)
+	}})
+}
+
+func mustOpen(t testing.TB, owner, dir string, config map[string]any) sandboxer.Extension {
+	t.Helper()
+	e, err := opens(t.Context(), owner, dir, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func self(t testing.TB) string {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exe
+}
+
+// TestConformance holds kind sandboxer to the contract, with a second installation in this process.
+func TestConformance(t *testing.T) {
+	f := newFar(t)
+	dir := t.TempDir()
+	exe := self(t)
+	h := extensiontest.Harness{
+		Inputs:   Adapter.Inputs,
+		Open:     func(t *testing.T) sandboxer.Extension { return mustOpen(t, "conformance", dir, f.config()) },
+		Stranger: func(t *testing.T) sandboxer.Extension { return mustOpen(t, "stranger", dir, f.config()) },
+		Spec:     sandboxer.Spec{Owner: "conformance"},
+		Want:     Adapter.Capabilities,
+		Enforces: []extensiontest.Feature{extensiontest.Owned},
+		Listen:   func(port int) []string { return []string{exe, "echo", "127.0.0.1:" + strconv.Itoa(port)} },
+		Kill: func(t *testing.T, h sandboxer.Handle) {
+			f.World.Kill(f.object(t, h))
+			f.knows(t, h)
+		},
+		OutOfMemory: func(t *testing.T, h sandboxer.Handle) {
+			if err := f.World.OOMKill(f.object(t, h)); err != nil {
+				t.Fatal(err)
+			}
+			f.knows(t, h)
+		},
+	}
+	if os.Getenv("SANDBOXER_TEST_WHOLE") == "" {
+		// SANDBOXER_TEST_WHOLE=1 runs the rest: archives, which are made of commands, and fuses, which are waited for.
+		extensiontest.RunGroups(t, h, "core", "exec", "files", "dial", "probe", "discover", "list", "snapshot", "quote", "pause", "capacity", "stats", "network", "mounts")
+	} else {
+		f.sweeps(t)
+		extensiontest.Run(t, h)
+	}
+	for _, o := range f.World.Live() {
+		t.Errorf("left over there: %+v", o)
+	}
+}
+
+// certPEM is a certificate as files have it.
+func certPEM(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+// TestPeer is what kind sandboxer owes beyond the contract.
+func TestPeer(t *testing.T) {
+	f := newFar(t, sandboxer.CanPause, sandboxer.CanStats)
+	ctx := t.Context()
+	b := opened(t, t.TempDir(), f.config())
+	p := b // read as: the one with a key that is no administrator's
+	make := func(t *testing.T, spec sandboxer.Spec) sandboxer.Handle {
+		t.Helper()
+		h, err := p.Provision(ctx, spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if _, err := p.Teardown(context.WithoutCancel(ctx), sandboxer.Handle{SandboxID: spec.ID}); err != nil {
+				t.Error(err)
+			}
+		})
+		return h
+	}
+	get := func(t *testing.T, h sandboxer.Handle) *api.Sandbox {
+		t.Helper()
+		sb, err := f.client.Get(ctx, "ours/"+h.Ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sb
+	}
+
+	t.Run("has what the extension there has", func(t *testing.T) {
+		for _, c := range []sandboxer.Capability{sandboxer.CanPause, sandboxer.CanStats} {
+			if p.Can(c) {
+				t.Errorf("it has %s, which the extension there lacks", c)
+			}
+		}
+		if !p.Can(sandboxer.CanExec) || !p.Can(sandboxer.CanSnapshot) {
+			t.Errorf("it has %q alone", p.Capabilities())
+		}
+	})
+	t.Run("labels", func(t *testing.T) {
+		spec := order("labels", nil)
+		spec.Stamp = bytes.Repeat([]byte("\x00stamp\xff"), 3000)
+		spec.Labels = map[string]string{"a": "1", labelOwner: "somebody", labelStamp + ".1": "!"}
+		h := make(t, spec)
+		sb := get(t, h)
+		if sb.Labels[labelOwner] != "test" || sb.Labels["a"] != "1" {
+			t.Errorf("labels there: %q", sb.Labels)
+		}
+		if found, err := p.Discover(ctx, "labels"); err != nil || !bytes.Equal(found.Stamp, spec.Stamp) {
+			t.Errorf("a stamp of %d bytes comes back with %d, %v", len(spec.Stamp), len(found.Stamp), err)
+		}
+		large := order("large", nil)
+		large.Stamp = bytes.Repeat([]byte("x"), sandboxer.MaxStampBytes)
+		make(t, large)
+		if found, err := p.Discover(ctx, "large"); err != nil || found.Stamp != nil {
+			t.Errorf("a stamp that does not fit comes back with %d bytes, %v", len(found.Stamp), err)
+		}
+	})
+	t.Run("a sandbox that is not ours", func(t *testing.T) {
+		theirs := edgetest.Client(t, "http://"+f.TCP, api.Options{Token: sandboxer.Secret(f.key)})
+		id := farID("test", "taken", 1)
+		_, err := theirs.Create(ctx, api.CreateSandbox{Profile: "far", Inputs: map[string]string{"sandbox_id": id}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = p.Provision(ctx, order("taken", nil))
+		wantKind(t, "Provision", err, sandboxer.Conflict)
+		if _, err := p.Teardown(ctx, sandboxer.Handle{SandboxID: "taken", Generation: 1, Ref: id}); err != nil {
+			t.Error(err)
+		}
+		if sb, err := theirs.Destroy(ctx, id, true); err != nil || sb.Reason != sandboxer.ReasonRequested {
+			t.Errorf("it was touched: %+v, %v", sb, err)
+		}
+	})
+	t.Run("refusals keep their kind", func(t *testing.T) {
+		vouched := func(change func(*sandboxer.Spec)) sandboxer.Spec {
+			spec := order("refused", map[string]string{})
+			spec.Vouched = []string{inputProfile, inputURL, "nonsense", sandboxer.RestrictedMounts}
+			change(&spec)
+			return spec
+		}
+		for what, tt := range map[string]struct {
+			spec sandboxer.Spec
+			kind sandboxer.Kind
+		}{
+			"isolation":               {vouched(func(s *sandboxer.Spec) { s.Profile.Isolation = sandboxer.IsolationGVisor }), sandboxer.Unsupported},
+			"workspace":               {vouched(func(s *sandboxer.Spec) { s.Workspace = "/w" }), sandboxer.Unsupported},
+			"mounts":                  {vouched(func(s *sandboxer.Spec) { s.Mounts = []sandboxer.Mount{{Source: "/tmp", Target: "/x"}} }), sandboxer.Unsupported},
+			"an input of nobody":      {vouched(func(s *sandboxer.Spec) { s.Inputs["nonsense"] = "x" }), sandboxer.Invalid},
+			"a URL":                   {vouched(func(s *sandboxer.Spec) { s.Inputs[inputURL] = "http://x" }), sandboxer.Invalid},
+			"a profile of nobody":     {vouched(func(s *sandboxer.Spec) { s.Inputs[inputProfile] = "nowhere" }), sandboxer.NotFound},
+			"too long a life":         {vouched(func(s *sandboxer.Spec) { s.Fuse = time.Now().Add(1000 * time.Hour) }), sandboxer.Invalid},
+			"a profile of the caller": {order("refused", map[string]string{inputProfile: "elsewhere"}), sandboxer.Denied},
+			"a directory there":       {order("refused", map[string]string{"repo": "/etc"}), sandboxer.Denied},
+		} {
+			err := p.Check(ctx, tt.spec)
+			wantKind(t, what+", checked", err, tt.kind)
+			if err != nil && strings.Contains(err.Error(), f.key) {
+				t.Errorf("%s: the error has the key", what)
+			}
+			_, err = p.Provision(ctx, tt.spec)
+			wantKind(t, what, err, tt.kind)
+		}
+		if _, err := p.Discover(ctx, "refused"); sandboxer.KindOf(err) != sandboxer.NotFound {
+			t.Errorf("something is there: %v", err)
+		}
+	})
+	t.Run("another profile, whose network is taken away", func(t *testing.T) {
+		sb := get(t, make(t, order("open", map[string]string{inputProfile: "profile.open"})))
+		if sb.Profile != "profile.open" || sb.Network.Mode != sandboxer.NetworkNone {
+			t.Errorf("made from %s with the network %q", sb.Profile, sb.Network.Mode)
+		}
+	})
+	t.Run("an administrator's key", func(t *testing.T) {
+		admin := opened(t, t.TempDir(), map[string]any{"kind": "sandboxer", "url": "unix://" + f.Unix, "profile": "far"})
+		wantKind(t, "an input that is restricted there", admin.Check(ctx, order("x", map[string]string{"repo": "/etc"})), sandboxer.Denied)
+		wantKind(t, "one that is not", admin.Check(ctx, order("x", map[string]string{"volume": "data"})), "")
+		spec := order("x", nil)
+		spec.Image = "demo"
+		wantKind(t, "an image", admin.Check(ctx, spec), sandboxer.Denied)
+		spec.Vouched = []string{sandboxer.RestrictedImage}
+		wantKind(t, "an image of an administrator of ours", admin.Check(ctx, spec), "")
+	})
+	t.Run("its fuse", func(t *testing.T) {
+		spec := order("fuse", nil)
+		spec.Fuse = time.Now().Add(time.Hour)
+		h := make(t, spec)
+		if at := get(t, h).ExpiresAt; at.Sub(spec.Fuse).Abs() > time.Minute {
+			t.Errorf("it ends there at %s; its fuse is %s", at, spec.Fuse)
+		}
+		until := spec.Fuse.Add(time.Hour)
+		if err := p.Renew(ctx, h, until); err != nil {
+			t.Fatal(err)
+		}
+		if at := get(t, h).ExpiresAt; at.Sub(until).Abs() > time.Minute {
+			t.Errorf("renewed it ends there at %s; want %s", at, until)
+		}
+		if found, err := p.Discover(ctx, "fuse"); err != nil || found.Fuse.Sub(until).Abs() > time.Minute {
+			t.Errorf("discovered it ends at %s, %v; want %s", found.Fuse, err, until)
+		}
+	})
+	t.Run("what it costs", func(t *testing.T) {
+		q, err := p.EstimateCost(ctx, order("x", nil), 2*time.Hour)
+		if err != nil || q == nil || q.Amount != 2*sandboxer.Credit || q.Duration != 2*time.Hour {
+			t.Errorf("quote: %+v, %v; want 2 credits", q, err)
+		}
+	})
+	t.Run("a key of nobody", func(t *testing.T) {
+		config := f.config()
+		config["token"] = "sbx_key_canary"
+		_, err := opens(ctx, "test", t.TempDir(), config)
+		wantKind(t, "open", err, sandboxer.Unavailable)
+		if err == nil || strings.Contains(err.Error(), "canary") || !strings.Contains(sandboxer.Message(err), "API key") {
+			t.Errorf("it says %v", err)
+		}
+	})
+	t.Run("away", func(t *testing.T) { // the last: it does not come back
+		h, err := p.Provision(ctx, order("away", nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Server.Stop()
+		if l, err := p.IsAlive(ctx, h); l != sandboxer.Unknown || sandboxer.KindOf(err) != sandboxer.Unavailable {
+			t.Errorf("IsAlive = %s, %v; want unknown", l, err)
+		}
+		_, err = p.Teardown(ctx, h)
+		wantKind(t, "Teardown", err, sandboxer.Unavailable)
+	})
+}
+
+// An answer that does not end is cut off.
+func TestBoundedAnswer(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"data":"`)
+		for chunk := bytes.Repeat([]byte("x"), 1<<20); ; {
+			if _, err := w.Write(chunk); err != nil {
+				return
+			}
+		}
+	}))
+	defer s.Close()
+	c := edgetest.Client(t, s.URL, api.Options{HTTP: &http.Client{Transport: bounded{http.DefaultTransport, 4 << 10}}})
+	if _, err := c.Status(t.Context()); !errors.Is(err, errTooLong) || sandboxer.KindOf(err) != sandboxer.Unavailable {
+		t.Errorf("it ended otherwise: %v", err)
+	}
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+}
+
+// The groups of the contract that a URL can be held to, which has nothing inside.
+func TestURLConformance(t *testing.T) {
+	urls, _ := existing(t, 1, http.StatusOK)
+	bases := map[string]string{}
+	for i := range 8 {
+		bases["b"+strconv.Itoa(i)] = urls[0] + "/" + strconv.Itoa(i)
+	}
+	dir := t.TempDir()
+	config := map[string]any{"kind": "url", "bases": bases}
+	extensiontest.RunGroups(t, extensiontest.Harness{
+		Inputs: Adapter.Inputs,
+		Open:   func(t *testing.T) sandboxer.Extension { return mustOpen(t, "conformance", dir, config) },
+		Want:   []sandboxer.Capability{sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanCapacity},
+	}, "probe", "discover", "list", "capacity")
+}
+
+func FuzzLabels(f *testing.F) {
+	f.Add("o", "x", "1", "1700000000", "c3RhbXA", "")
+	f.Add("", "x", "-1", "x", "!", "AAAA")
+	f.Fuzz(func(t *testing.T, owner, id, generation, fuse, first, second string) {
+		sb := &api.Sandbox{Labels: map[string]string{labelOwner: owner, labelID: id, labelGeneration: generation, labelFuse: fuse, labelStamp: first, labelStamp + ".1": second}}
+		s, ok := stampOf(sb)
+		if !ok {
+			return
+		}
+		if s.owner == "" || s.generation < 1 || sandboxer.CheckID(s.id) != nil || len(s.stamp) > sandboxer.MaxStampBytes {
+			t.Errorf("%q is believed: %+v", sb.Labels, s)
+		}
+		if far := farID(s.owner, s.id, s.generation); sandboxer.CheckID(far) != nil || sandboxer.IsDerivedID(far) {
+			t.Errorf("%q is no ID that can be chosen", far)
+		}
+	})
+}

@@ -1,0 +1,135 @@
+// Package remote makes sandboxes of what exists elsewhere: a URL that is there already, or another
+// installation of sandboxer.
+//
+// There are two kinds of extension. Of kind url, a sandbox is one of the base URLs that the configuration
+// names, or one that the caller names where that is allowed: it is lent to one sandbox at a time, and left
+// as it is afterwards. What is lent stands below the extension's private directory:
+//
+//	lease/<id>.g<n>.json   the URL, and whose word stands for it
+//	lock                   held while one is given out or taken back
+//
+// Of kind sandboxer, another installation makes the sandbox, over its API. It is found by its labels, and
+// nothing is kept here.
+package remote
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Config is the extension's `config:` block.
+type Config struct {
+	Kind  string            `yaml:"kind" json:"kind" required:"true" enum:"url,sandboxer" help:"What a sandbox is: url, something that exists already and is reached by HTTP; sandboxer, a sandbox of another installation."`
+	Bases map[string]string `yaml:"bases" json:"bases,omitempty" keys:"label" help:"For url: what there is, by name, as http:// and https:// URLs. Each is one sandbox at a time."`
+	Allow []string          `yaml:"allow" json:"allow,omitempty" help:"For url: URLs below which callers may name one (input url)."`
+	Wait  time.Duration     `yaml:"wait" json:"wait,omitempty" min:"1s" max:"5m" help:"For url: how long it may take until there is an answer."`
+
+	URL      string           `yaml:"url" json:"url,omitempty" help:"For sandboxer: address of the other installation, https://host, http://host:port or unix:///path."`
+	Token    sandboxer.Secret `yaml:"token" json:"token,omitempty" help:"For sandboxer: API key of the other installation, best without the scope admin; not needed for unix://."`
+	Profile  string           `yaml:"profile" json:"profile,omitempty" help:"For sandboxer: profile of the other installation that sandboxes are made from."`
+	Profiles []string         `yaml:"profiles" json:"profiles,omitempty" help:"For sandboxer: further profiles there that callers may name (input profile)."`
+
+	CA string `yaml:"ca" json:"ca,omitempty" format:"abspath" help:"File with the authorities trusted for https://, in PEM; empty means the system's."`
+}
+
+// The kinds of extension.
+const (
+	kindURL       = "url"
+	kindSandboxer = "sandboxer"
+)
+
+// The inputs that are not the other installation's.
+const (
+	inputURL     = "url"
+	inputBase    = "base"
+	inputProfile = "profile"
+)
+
+// Validate implements the check of sandboxer.Typed.
+func (c *Config) Validate() error {
+	wrong := func(format string, args ...any) error { return sandboxer.E(sandboxer.Invalid, nil, format, args...) }
+	switch c.Kind {
+	case kindURL:
+		if c.URL != "" || c.Token != "" || c.Profile != "" || len(c.Profiles) > 0 {
+			return wrong("kind: the kind url has none of url, token, profile and profiles, which are for sandboxer")
+		}
+		seen := map[string]string{}
+		for name, text := range c.Bases {
+			u, err := parseURL(text)
+			if err != nil {
+				return wrong("bases: %s: %s", name, sandboxer.Message(err))
+			}
+			if other, ok := seen[u.String()]; ok {
+				return wrong("bases: %s and %s are the same URL", min(name, other), max(name, other))
+			}
+			seen[u.String()] = name
+		}
+		for _, text := range c.Allow {
+			if _, err := parseURL(text); err != nil {
+				return wrong("allow: %s", sandboxer.Message(err))
+			}
+		}
+	case kindSandboxer:
+		if len(c.Bases) > 0 || len(c.Allow) > 0 {
+			return wrong("kind: bases and allow are for url, and not for sandboxer")
+		}
+		if c.URL == "" || c.Profile == "" {
+			return wrong("kind: the settings url and profile are required for sandboxer")
+		}
+		for i := range c.Profiles {
+			if c.Profiles[i] == "" {
+				return wrong("profiles: the name of a profile cannot be empty")
+			}
+		}
+	default:
+		return wrong("kind: want url or sandboxer")
+	}
+	return nil
+}
+
+// Adapter is what package adapters lists.
+var Adapter = sandboxer.Typed(sandboxer.Adapter{
+	Kind:  "remote",
+	Title: "What exists elsewhere: a URL, or another sandboxer",
+	Help: "Makes each sandbox of something elsewhere: a URL that exists already and is left as it is, or a sandbox of another installation of sandboxer, " +
+		"with all that its API gives.",
+	Isolation: sandboxer.Isolations(),
+	Pricing:   sandboxer.PricingModels(),
+	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanDiscover,
+		sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork},
+	Inputs: []sandboxer.Input{
+		{Name: inputBase, Help: "kind url: name of the base to take; without it the first that is free"},
+		{Name: inputURL, Restricted: true, Help: "kind url: the URL that the sandbox is; below `allow` anybody may name one"},
+		{Name: inputProfile, Restricted: true, Help: "kind sandboxer: profile there, in place of the configured one; anybody may name one of `profiles`"},
+		{Name: sandboxer.AnyInput, Restricted: true, Help: "kind sandboxer: what the profile there takes, by the rules of the other installation"},
+	},
+}, Config{Wait: 30 * time.Second}, open)
+
+func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
+	// A nil *site or *peer would be an Extension that is not nil.
+	if cfg.Kind == kindSandboxer {
+		p, err := openPeer(ctx, env, cfg)
+		if err != nil {
+			return nil, err
+		}
+		return p, nil
+	}
+	s, err := openSite(env, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// refuseInputs refuses the inputs of spec that are none of names.
+func refuseInputs(spec sandboxer.Spec, names ...string) error {
+	for name := range spec.Inputs {
+		if !slices.Contains(names, name) {
+			return sandboxer.E(sandboxer.Invalid, nil, "this extension takes no input %q", name)
+		}
+	}
+	return nil
+}
