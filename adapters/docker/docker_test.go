@@ -144,7 +144,7 @@ func TestConformance(t *testing.T) {
 			stays := o.stays(t)
 			if name == "podman" && os.Getenv("SANDBOXER_TEST_WHOLE") == "" {
 				// What differs between engines; SANDBOXER_TEST_WHOLE=1 runs the rest, which takes minutes.
-				extensiontest.RunGroups(t, h, "core", "exec", "archive", "probe", "list", "snapshot", "pause", "agent")
+				extensiontest.RunGroups(t, h, "core", "exec", "archive", "probe", "list", "snapshot", "pause", "agent", "notify")
 			} else {
 				extensiontest.Run(t, h)
 			}

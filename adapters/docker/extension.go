@@ -67,6 +67,7 @@ var _ interface {
 	sandboxer.AgentDialer
 	sandboxer.ProcessManager
 	sandboxer.Watcher
+	sandboxer.Notifier
 	io.Closer
 } = (*extension)(nil)
 

@@ -487,6 +487,45 @@ func (a *API) InspectContainer(ctx context.Context, id string) (c ContainerDetai
 	return c, err
 }
 
+// An Event is what an engine tells of a container.
+type Event struct {
+	ID     string            // of the container
+	Action string            // die, pause, unpause, destroy, …; Podman has died and remove
+	Labels map[string]string // of the container, beside what else the engine says of it
+}
+
+// maxEvent bounds what an engine says of one event.
+const maxEvent = 1 << 20
+
+// Events gives what the engine tells of containers with all of these labels to f, from when it calls opened
+// on, until ctx ends or the engine does, and returns why. f is called by one goroutine, and what it does not take
+// in time waits at the engine.
+func (a *API) Events(ctx context.Context, labels map[string]string, opened func(), f func(Event)) error {
+	q := filters(map[string][]string{"type": {"container"}, "label": labelFilter(labels)})
+	return a.request(ctx, "listening to it", http.MethodGet, "/events", q, nil, func(res *http.Response) error {
+		opened()
+		lines := bufio.NewScanner(res.Body)
+		lines.Buffer(nil, maxEvent)
+		for lines.Scan() {
+			var ev struct {
+				Action string
+				Actor  struct {
+					ID         string
+					Attributes map[string]string
+				}
+			}
+			if err := json.Unmarshal(lines.Bytes(), &ev); err != nil {
+				return err
+			}
+			f(Event{ID: ev.Actor.ID, Action: ev.Action, Labels: ev.Actor.Attributes})
+		}
+		if err := lines.Err(); err != nil {
+			return err
+		}
+		return io.ErrUnexpectedEOF
+	})
+}
+
 // PutArchive unpacks a tar into a directory of a container, which need not run.
 func (a *API) PutArchive(ctx context.Context, id, dir string, tar io.Reader) error {
 	return a.request(ctx, "bringing files into a container", http.MethodPut, "/containers/"+url.PathEscape(id)+"/archive", url.Values{"path": {dir}}, tar, nil)
