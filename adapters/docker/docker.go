@@ -13,6 +13,7 @@
 //	agent/               which volume of an engine has a whole agent
 //	lock/                one file per sandbox that is being changed, and per engine
 //	image/               layers of registries
+//	mount/<id>.g<n>/     what a sandbox mounts, while it is made
 package docker
 
 import (
@@ -23,6 +24,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/egress"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // Config is the extension's `config:` block.
@@ -35,6 +37,7 @@ type Config struct {
 	UnfilteredEgress bool              `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Let sandboxes with the network mode public have the engine's network, unfiltered: they reach what its machine reaches, private addresses included. Without it that mode is refused."`
 	Network          string            `yaml:"network" json:"network,omitempty" format:"line" help:"The engine's network for sandboxes with the mode public."`
 	Images           Images            `yaml:"images" json:"images,omitzero" help:"Images of registries, which the server fetches and loads into the engines."`
+	Mounts           mounts.Settings   `yaml:"mounts" json:"mounts,omitzero" help:"What of this machine sandboxes may have mounted."`
 	Agent            string            `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent for the platform of the engines; empty means beside the running program."`
 	Transport        string            `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"How SSH is spoken: by the machine's own ssh, or by this program; auto takes ssh where it is."`
 	SSHConfig        string            `yaml:"ssh_config" json:"ssh_config,omitempty" help:"ssh configuration file; empty means the account's and the system's."`
@@ -115,6 +118,9 @@ var networkName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 
 // Validate implements the check of sandboxer.Typed.
 func (c *Config) Validate() error {
+	if err := c.Mounts.Validate(); err != nil {
+		return err
+	}
 	for name, en := range c.Engines {
 		a, err := parseAddress(en.Address)
 		switch {

@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
@@ -394,13 +396,19 @@ type LogConfig struct {
 	Config map[string]string `json:",omitempty"`
 }
 
-// A MountConfig is a volume that a container has.
+// A MountConfig is a volume that a container has, or what of its machine it has (bind).
 type MountConfig struct {
 	Type          string
 	Source        string
 	Target        string
 	ReadOnly      bool
 	VolumeOptions *VolumeOptions `json:",omitempty"`
+	BindOptions   *BindOptions   `json:",omitempty"`
+}
+
+// BindOptions are those of a directory or file of the engine's machine in a container.
+type BindOptions struct {
+	Propagation string // of mounts in it
 }
 
 // VolumeOptions are those of a volume in a container.
@@ -535,6 +543,23 @@ func (a *API) PutArchive(ctx context.Context, id, dir string, tar io.Reader) err
 func (a *API) GetArchive(ctx context.Context, id, path string, read func(io.Reader) error) error {
 	return a.request(ctx, "reading files of a container", http.MethodGet, "/containers/"+url.PathEscape(id)+"/archive", url.Values{"path": {path}}, nil,
 		func(res *http.Response) error { return read(res.Body) })
+}
+
+// StatFile tells what is at a path of a container, which need not run; a symbolic link is not followed, but for those on the way.
+// NotFound: nothing is.
+func (a *API) StatFile(ctx context.Context, id, path string) (mode fs.FileMode, err error) {
+	err = a.request(ctx, "looking into a container", http.MethodHead, "/containers/"+url.PathEscape(id)+"/archive", url.Values{"path": {path}}, nil,
+		func(res *http.Response) error {
+			data, err := base64.StdEncoding.DecodeString(res.Header.Get("X-Docker-Container-Path-Stat"))
+			if err != nil {
+				return err
+			}
+			var st struct{ Mode fs.FileMode }
+			err = json.Unmarshal(data, &st)
+			mode = st.Mode
+			return err
+		})
+	return mode, err
 }
 
 // Logs returns the end of what a container has written, at most 64 KiB.
