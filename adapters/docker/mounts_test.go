@@ -60,15 +60,6 @@ func TestMountsLeaveNothing(t *testing.T) {
 	if st := fi.Sys().(*syscall.Stat_t); st.Uid != 4711 || st.Gid != 4712 {
 		t.Errorf("on this machine what was written belongs to %d:%d", st.Uid, st.Gid)
 	}
-	if err := e.Pause(t.Context(), h); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Resume(t.Context(), h); err != nil {
-		t.Fatal(err)
-	}
-	if got := run(t, e, h, "cat /mnt/d/g"); got != "g" {
-		t.Errorf("after a pause: %q", got)
-	}
 	dies("other.g1")
 	next := o.opened(t)
 	nothing(next)
