@@ -47,6 +47,8 @@ type made struct {
 	Mode      string    `json:"mode,omitempty"`   // of the network
 	Fuse      time.Time `json:"fuse,omitzero"`
 	Stamp     []byte    `json:"stamp,omitempty"`
+
+	Mounts []sandboxer.Mount `json:"mounts,omitempty"` // which a teardown leaves, and says so
 }
 
 const madeVersion = 1

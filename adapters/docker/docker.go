@@ -13,6 +13,7 @@
 //	agent/               which volume of an engine has a whole agent
 //	lock/                one file per sandbox that is being changed, and per engine
 //	image/               layers of registries
+//	mount/<id>.g<n>/     what a sandbox mounts, while it is made
 package docker
 
 import (
@@ -23,6 +24,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/egress"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // Config is the extension's `config:` block.
@@ -37,6 +39,7 @@ type Config struct {
 	UnfilteredEgress bool              `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Let sandboxes with the network mode public have the engine's network, unfiltered: they reach what its machine reaches, private addresses included. Without it that mode is refused."`
 	Network          string            `yaml:"network" json:"network,omitempty" format:"line" help:"The engine's network for sandboxes with the mode public."`
 	Images           Images            `yaml:"images" json:"images,omitzero" help:"Images of registries, which the server fetches and loads into the engines."`
+	Mounts           mounts.Settings   `yaml:"mounts" json:"mounts,omitzero" help:"What of this machine sandboxes may have mounted."`
 	Agent            string            `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent for the platform of the engines; empty means beside the running program."`
 	Transport        string            `yaml:"transport" json:"transport,omitempty" enum:"auto,openssh,native" help:"How SSH is spoken: by the machine's own ssh, or by this program; auto takes ssh where it is."`
 	SSHConfig        string            `yaml:"ssh_config" json:"ssh_config,omitempty" help:"ssh configuration file; empty means the account's and the system's."`
@@ -117,6 +120,9 @@ var networkName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 
 // Validate implements the check of sandboxer.Typed.
 func (c *Config) Validate() error {
+	if err := c.Mounts.Validate(); err != nil {
+		return err
+	}
 	for name, en := range c.Engines {
 		a, err := parseAddress(en.Address)
 		switch {
@@ -152,7 +158,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
 		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats,
-		sandboxer.CanPool, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch},
+		sandboxer.CanPool, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch, sandboxer.CanNotify},
 	Inputs: []sandboxer.Input{
 		{Name: "grants", Restricted: true, Help: "capabilities that root in the sandbox has beyond the usual ones, with commas between them; of those that the extension's grants list"},
 		{Name: "repo", Restricted: true, Help: "directory of the broker's machine, absolute, that is copied into the workspace"},

@@ -139,12 +139,15 @@ func TestConformance(t *testing.T) {
 				},
 			}
 			if name == "docker" {
+				roots := []string{t.TempDir(), t.TempDir()}
+				o.config["mounts"] = map[string]any{"roots": []any{map[string]any{"path": roots[0]}, map[string]any{"path": roots[1], "read_only": true}}}
+				h.Enforces, h.MountRoot, h.ReadOnlyRoot = append(h.Enforces, extensiontest.Mounts), roots[0], roots[1]
 				h.Hang = func(t *testing.T, _ sandboxer.Handle) func() { return dockerEngine.Hang(t) }
 			}
 			stays := o.stays(t)
 			if name == "podman" && os.Getenv("SANDBOXER_TEST_WHOLE") == "" {
 				// What differs between engines; SANDBOXER_TEST_WHOLE=1 runs the rest, which takes minutes.
-				extensiontest.RunGroups(t, h, "core", "exec", "archive", "probe", "list", "snapshot", "pause", "agent")
+				extensiontest.RunGroups(t, h, "core", "exec", "archive", "probe", "list", "snapshot", "pause", "agent", "notify", "mounts")
 			} else {
 				extensiontest.Run(t, h)
 			}
@@ -197,7 +200,7 @@ func nothingLeft(t *testing.T, o options) {
 			t.Errorf("images without a name are left: %+v, %v", dangling, err)
 		}
 	}
-	for _, dir := range []string{"box"} {
+	for _, dir := range []string{"box", "mount"} {
 		if files, _ := filepath.Glob(e.dir(dir, "*")); len(files) > 0 {
 			t.Errorf("left over: %q", files)
 		}

@@ -68,6 +68,7 @@ var _ interface {
 	sandboxer.AgentDialer
 	sandboxer.ProcessManager
 	sandboxer.Watcher
+	sandboxer.Notifier
 	io.Closer
 } = (*extension)(nil)
 
@@ -89,7 +90,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 		_, err := e.programs.Find(agentFile, "amd64", cfg.Agent)
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s", sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
 	}
-	for _, d := range []string{"box", "lock", "agent", "image"} {
+	for _, d := range []string{"box", "lock", "agent", "image", "mount"} {
 		if err := os.MkdirAll(e.dir(d), 0o700); err != nil {
 			return nil, sandboxer.E(sandboxer.Unavailable, err, "the directory of %s cannot be made", env.Extension)
 		}
@@ -99,6 +100,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 			e.log.Warn("what a former server was writing stays", "extension", env.Extension, "err", err)
 		}
 	}
+	e.hideAll()
 	engines := cfg.Engines
 	if len(engines) == 0 {
 		if err := unix.Access(defaultSocket, unix.W_OK); errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // it is tried again

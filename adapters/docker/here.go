@@ -32,7 +32,7 @@ var errElsewhere = errors.New("the container's processes are not on this machine
 // in the container's control group.
 func (h *host) here(c engine.ContainerDetail) (process, error) {
 	none := process{}
-	if !h.local || c.State.Pid <= 1 || len(c.ID) < 32 {
+	if h.socket == "" || c.State.Pid <= 1 || len(c.ID) < 32 {
 		return none, errElsewhere
 	}
 	fd, err := unix.PidfdOpen(c.State.Pid, 0)

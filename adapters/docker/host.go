@@ -20,7 +20,7 @@ type host struct {
 	name     string
 	api      *engine.API
 	capacity int
-	local    bool // by a socket of this machine
+	socket   string // Unix socket of this machine, or empty
 
 	looking chan struct{} // held by who looks at the engine
 
@@ -37,7 +37,10 @@ func (e *extension) newHost(name string, en Engine) (*host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &host{name: name, capacity: cmp.Or(en.Capacity, e.cfg.Capacity), local: a.scheme == "unix", looking: make(chan struct{}, 1)}
+	h := &host{name: name, capacity: cmp.Or(en.Capacity, e.cfg.Capacity), looking: make(chan struct{}, 1)}
+	if a.scheme == "unix" {
+		h.socket = a.socket
+	}
 	d := &net.Dialer{Timeout: dialTime}
 	dial := func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "unix", a.socket) }
 	switch a.scheme {

@@ -1,6 +1,8 @@
 package docker
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -8,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/extensiontest"
@@ -134,5 +137,60 @@ func TestPlace(t *testing.T) {
 	}
 	if _, err := e.Teardown(t.Context(), copied); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestNotifyAgain: an engine that was away is listened to again, and one that stays away holds up nobody.
+func TestNotifyAgain(t *testing.T) {
+	en := engines["docker"](t)
+	o := en.options(t, "again")
+	direct := o.opened(t)
+	both := []sandboxer.Handle{up(t, direct, order("before", o)), up(t, direct, order("after", o))}
+	way, gone := newWay(t, en.address), newWay(t, en.address)
+	gone.close()
+	o.config["engines"] = map[string]any{"one": map[string]any{"address": "unix://" + way.path}, "gone": map[string]any{"address": "unix://" + gone.path}}
+	e := o.opened(t)
+	seq, err := e.Notify(t.Context(), o.owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids, ended := make(chan string), make(chan error, 1)
+	stop := make(chan struct{})
+	go func() {
+		var last error
+		for id, err := range seq {
+			if last = err; err != nil {
+				break
+			}
+			select {
+			case ids <- id:
+			case <-stop:
+			}
+		}
+		ended <- last
+	}()
+	for i, h := range both {
+		if i > 0 {
+			way.close()
+			way.open(t)
+		}
+		late := time.After(2 * time.Minute)
+		for told := false; !told; {
+			if err := errors.Join(direct.Pause(t.Context(), h), direct.Resume(t.Context(), h)); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case id := <-ids:
+				told = id == h.SandboxID
+			case <-late:
+				t.Fatalf("%s is not told", h.SandboxID)
+			case <-time.After(100 * time.Millisecond): // once more
+			}
+		}
+	}
+	close(stop)
+	e.end() // as Close does it
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the end of the notices: %v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // Basis implements sandboxer.Pooler: the agent's program and the image. On several engines they are the same.
@@ -50,11 +51,24 @@ func (e *extension) Basis(ctx context.Context, spec sandboxer.Spec) (string, err
 	if err != nil {
 		return "", sandboxer.E(sandboxer.Internal, err, "the configuration of image %q does not encode", ref)
 	}
+	sources, err := e.openSources(spec)
+	if err != nil {
+		return "", err
+	}
+	defer mounts.Close(sources)
+	mounted := ""
+	for _, s := range sources { // as it is now, which may be another under the same name tomorrow
+		i, err := s.ID()
+		if err != nil {
+			return "", sandboxer.E(sandboxer.Unavailable, err, "mount %s cannot be looked at", s.Mount.Source)
+		}
+		mounted += " mount " + i
+	}
 	id := img.ID
 	if img.pinned != "" {
 		id = img.pinned // engines may call it otherwise
 	}
-	return "agent " + prog.Digest + " image " + id + " " + string(config), nil
+	return "agent " + prog.Digest + " image " + id + " " + string(config) + mounted, nil
 }
 
 // Claim implements sandboxer.Pooler. The record says first that a claim has begun, and last that it is

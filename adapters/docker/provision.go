@@ -19,6 +19,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/engine"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
 	"github.com/sand-boxer/sandboxer/internal/images"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 const (
@@ -51,6 +52,8 @@ func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 			return nil
 		}
 		what = fmt.Sprintf("host %q, which is none of %s,", spec.Host, e.env.Extension)
+	case sandboxer.RestrictedMounts:
+		return e.opener().Admit(spec)
 	case sandboxer.RestrictedImage:
 		kind, _ := splitImage(spec.Image)
 		switch kind {
@@ -83,8 +86,9 @@ func (e *extension) check(spec sandboxer.Spec) error {
 		return sandboxer.E(sandboxer.Invalid, nil, "a limit of %d processes is too small for the agent; the least is %d", l.PIDs, minPIDs)
 	case l.MilliCPU > 0 && l.MilliCPU < 10:
 		return sandboxer.E(sandboxer.Invalid, nil, "a limit of %d thousandths of a processor is less than engines can keep; the least is 10", l.MilliCPU)
-	case len(spec.Mounts) > 0:
-		return unsupported("give a directory as the repo input: it is copied", "%s does not mount directories into a sandbox", e.env.Extension)
+	}
+	if err := e.checkMounts(spec); err != nil {
+		return err
 	}
 	if err := spec.Network.Check(); err != nil {
 		return err
@@ -190,6 +194,9 @@ func (e *extension) Place(ctx context.Context, spec sandboxer.Spec, avoid []stri
 			return err
 		}
 		c, err := e.room(ctx, h, spec.Limits)
+		if err == nil && len(spec.Mounts) > 0 {
+			err = e.mountable(ctx, h, info)
+		}
 		if err == nil {
 			answers <- answer{h.name, c}
 		}
@@ -270,6 +277,11 @@ func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, of func(
 	}
 	if err := e.fits(h, info, spec); err != nil {
 		return none, err
+	}
+	if len(spec.Mounts) > 0 {
+		if err := e.mountable(ctx, h, info); err != nil {
+			return none, err
+		}
 	}
 	k := key(spec.ID, spec.Generation)
 	l, err := e.lock(ctx, k, filelock.Exclusive)
@@ -371,6 +383,14 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	if err != nil {
 		return nil, err
 	}
+	if err := sandboxer.CheckMounts(spec.Mounts, m.Workspace); err != nil {
+		return nil, err
+	}
+	sources, err := e.openSources(spec)
+	if err != nil {
+		return nil, err
+	}
+	defer mounts.Close(sources)
 	limits := spec.Limits.Or(e.DefaultLimits(spec))
 	if m.Grants, err = e.grants(spec); err != nil {
 		return nil, err
@@ -380,7 +400,7 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		return nil, err
 	}
 	m.V, m.Memory, m.Warm, m.Mode, m.Fuse, m.Stamp = madeVersion, limits.MemoryBytes, spec.Warm, string(spec.Network.Mode), spec.Fuse, spec.Stamp
-	m.Ports = spec.Ports
+	m.Ports, m.Mounts = spec.Ports, spec.Mounts
 	if m.Ports == nil {
 		m.Ports = images.Ports(img.Config.ExposedPorts)
 	}
@@ -402,7 +422,7 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	if !spec.Fuse.IsZero() {
 		fuse = spec.Fuse.UTC().Format(time.RFC3339Nano)
 	}
-	b.container, err = e.create(ctx, h, name, engine.ContainerConfig{
+	config := engine.ContainerConfig{
 		Image: img.ID, Hostname: spec.ID, User: agentUser, WorkingDir: "/", StopSignal: "SIGTERM", Labels: b.labels,
 		Env: []string{"HOSTNAME=" + spec.ID}, // all else comes from the agent, and is not told to who may look at containers
 		// The rest of its life is the agent's.
@@ -415,8 +435,19 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 			StorageOpt: storage,
 			Mounts:     []engine.MountConfig{{Type: "volume", Source: volume, Target: agentDir, ReadOnly: true, VolumeOptions: &engine.VolumeOptions{NoCopy: true}}},
 		},
-	})
-	if err != nil {
+	}
+	hide := func() error { return nil }
+	if len(sources) > 0 {
+		k := b.key()
+		hide = func() error { return mounts.Hide(e.place(k)) }
+		defer func() { _ = hide() }() // what it leaves, Teardown finds
+		shown, err := e.show(ctx, h, k, name, config, m, sources)
+		if err != nil {
+			return nil, err
+		}
+		config.HostConfig.Mounts = append(config.HostConfig.Mounts, shown...)
+	}
+	if b.container, err = e.create(ctx, h, name, config); err != nil {
 		return nil, h.noQuota(err)
 	}
 	err = h.api.ContainerCall(ctx, b.container, "start")
@@ -432,6 +463,9 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	}
 	if err != nil {
 		return nil, err
+	}
+	if err := hide(); err != nil { // it has them
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "what sandbox %s mounts is still shown to the engine", spec.ID)
 	}
 	return b, e.complete(ctx, b, m, spec)
 }
@@ -481,7 +515,17 @@ func (e *extension) fill(ctx context.Context, c *agent.Client, b *box, m made, s
 	if err := e.isolated(ctx, c, b.host, spec); err != nil {
 		return err
 	}
-	uid, gid, err := numeric(ctx, c, m.User)
+	uid, gid, err := numeric(m.User, func(file string) ([][]string, error) {
+		r, err := c.ReadFile(ctx, file)
+		if sandboxer.KindOf(err) == sandboxer.NotFound {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		defer r.Close()
+		return table(r)
+	})
 	if err != nil {
 		return err
 	}
@@ -578,8 +622,9 @@ func must(ctx context.Context, c *agent.Client, what string, in io.Reader, args 
 	return err
 }
 
-// numeric finds the numbers of a user, name or uid, with a group or without, by what the sandbox's files say.
-func numeric(ctx context.Context, c *agent.Client, user string) (uid, gid int, err error) {
+// numeric finds the numbers of a user, name or uid, with a group or without, by what the sandbox's files say,
+// which table reads; nothing for one that is not there.
+func numeric(user string, table func(file string) ([][]string, error)) (uid, gid int, err error) {
 	if user == "" {
 		return 0, 0, nil
 	}
@@ -587,7 +632,7 @@ func numeric(ctx context.Context, c *agent.Client, user string) (uid, gid int, e
 	unknown := func(what string) error {
 		return sandboxer.E(sandboxer.Failed, nil, "the sandbox's user %q cannot be found: %s", user, what).WithHint("name another user")
 	}
-	passwd, err := table(ctx, c, "/etc/passwd")
+	passwd, err := table("/etc/passwd")
 	if err != nil {
 		return 0, 0, err
 	}
@@ -612,7 +657,7 @@ func numeric(ctx context.Context, c *agent.Client, user string) (uid, gid int, e
 	if g, err := strconv.ParseUint(group, 10, 31); err == nil {
 		return uid, int(g), nil
 	}
-	groups, err := table(ctx, c, "/etc/group")
+	groups, err := table("/etc/group")
 	if err != nil {
 		return 0, 0, err
 	}
@@ -627,16 +672,8 @@ func numeric(ctx context.Context, c *agent.Client, user string) (uid, gid int, e
 	return uid, int(g), nil
 }
 
-// table reads a file of lines with colons; nothing where there is none.
-func table(ctx context.Context, c *agent.Client, name string) ([][]string, error) {
-	r, err := c.ReadFile(ctx, name)
-	if sandboxer.KindOf(err) == sandboxer.NotFound {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer r.Close()
+// table reads a file of lines with colons.
+func table(r io.Reader) ([][]string, error) {
 	data, err := io.ReadAll(io.LimitReader(r, 1<<20))
 	var rows [][]string
 	for line := range strings.Lines(string(data)) {

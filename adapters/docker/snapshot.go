@@ -82,7 +82,7 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 		return none, err
 	}
 	for _, m := range c.Mounts {
-		if m.Destination != agentDir {
+		if m.Destination != agentDir && m.Type != "bind" { // mounts of this machine are in no snapshot
 			return none, sandboxer.E(sandboxer.Unsupported, nil, "what sandbox %s has at %s is a volume of its image, which an image made of it does not hold", b.id, m.Destination).
 				WithHint("save it in portable form, which holds the workspace: sandboxer snapshot create --portable %s", b.id)
 		}
@@ -99,7 +99,7 @@ func (e *extension) Snapshot(ctx context.Context, h sandboxer.Handle, id string)
 	if r.Stamp != nil {
 		stamp = r.Stamp
 	}
-	m.Stamp = nil // it is in a label of its own
+	m.Stamp, m.Mounts = nil, nil // it is in a label of its own, and they are in no snapshot
 	// It stands still meanwhile.
 	err = e.agentIn(b.host, e.name(b.id, b.generation), b.container).WithoutDials(ctx, func(ctx context.Context) error {
 		_, err := b.host.api.Commit(ctx, b.container, e.repo("snapshot"), id, map[string]string{

@@ -192,10 +192,20 @@ func (e *extension) freeze(ctx context.Context, h sandboxer.Handle, what, want s
 		}
 	}
 	call := func(ctx context.Context) error { return b.host.api.ContainerCall(ctx, b.container, what) }
-	if what != "pause" {
-		return call(ctx)
+	if what == "pause" {
+		err = e.agentIn(b.host, e.name(b.id, b.generation), b.container).WithoutDials(ctx, call)
+	} else {
+		err = call(ctx)
 	}
-	return e.agentIn(b.host, e.name(b.id, b.generation), b.container).WithoutDials(ctx, call)
+	if err != nil && ctx.Err() == nil {
+		// Docker hears late from what it runs containers by, and then says for a moment that one is paused that
+		// was let go on just now.
+		c, ierr := b.host.api.InspectContainer(ctx, b.container)
+		if ierr == nil && (c.State.Running || c.State.Paused) && c.State.Paused == (want == "paused") {
+			return nil
+		}
+	}
+	return err
 }
 
 // Renew implements sandboxer.Renewer: the agent has the fuse.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // Teardown implements sandboxer.Extension. Without a generation it removes all of them. An engine that
@@ -38,6 +39,7 @@ func (e *extension) Teardown(ctx context.Context, h sandboxer.Handle) (report sa
 	close(reports)
 	for r := range reports {
 		report.Removed = append(report.Removed, r.Removed...)
+		report.Kept = append(report.Kept, r.Kept...)
 		report.Warnings = append(report.Warnings, r.Warnings...)
 	}
 	return report, err
@@ -69,6 +71,16 @@ func (e *extension) teardownOn(ctx context.Context, ho *host, h sandboxer.Handle
 			}
 			removed, err := e.remove(ctx, now)
 			report.Removed = append(report.Removed, removed...)
+			for _, b := range now {
+				if m, merr := readMade(b.labels); err == nil && merr == nil {
+					for _, s := range m.Mounts {
+						report.Kept = append(report.Kept, s.Source+", which was mounted")
+					}
+				}
+			}
+			if err == nil {
+				err = mounts.Hide(e.place(k))
+			}
 			if err == nil {
 				err = e.removeRestored(ctx, ho, e.restoredTag(h.SandboxID, g))
 			}

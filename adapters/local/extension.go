@@ -927,7 +927,7 @@ func (e *extension) bundle(name string, spec sandboxer.Spec, skel *skeleton, img
 	}
 	for i, m := range mounts {
 		options := []string{"bind", "rw"}
-		if m.mount.ReadOnly {
+		if m.Mount.ReadOnly {
 			options[1] = "ro"
 		}
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: m.at(i), Source: m.place, Type: "bind", Options: options})

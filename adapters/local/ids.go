@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // Where the broker is root, each sandbox has a range of host user and group IDs of its
@@ -299,7 +299,7 @@ func (r *idRanges) open(root string, base uint32, whole bool) (int, error) {
 	if space == nil {
 		var err error
 		maps := []syscall.SysProcIDMap{{ContainerID: idShift, HostID: int(base), Size: idCount}}
-		if space, err = idSpace(maps, maps); err != nil {
+		if space, err = mounts.IDSpace(maps, maps); err != nil {
 			return -1, err
 		}
 		if len(r.spaces) < maxSpaces {
@@ -341,24 +341,6 @@ func (r *idRanges) canMap(fd int) error {
 	defer unix.Close(tree)
 	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(space.Fd())}
 	return os.NewSyscallError("mount_setattr", unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, attr))
-}
-
-// idSpace makes a user namespace that maps the owners of files to whom they are seen as. It
-// takes a process, which ends before it has run.
-func idSpace(uids, gids []syscall.SysProcIDMap) (*os.File, error) {
-	runtime.LockOSThread() // whose end would be the child's
-	defer runtime.UnlockOSThread()
-	p, err := os.StartProcess("/proc/self/exe", []string{"sandboxer-ids"}, &os.ProcAttr{Sys: &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWUSER, UidMappings: uids, GidMappings: gids, Ptrace: true, Pdeathsig: syscall.SIGKILL,
-	}})
-	if err != nil {
-		return nil, fmt.Errorf("a user namespace for the IDs from %d on cannot be made: %w", uids[0].HostID, err)
-	}
-	defer func() {
-		_ = p.Kill()
-		_, _ = p.Wait()
-	}()
-	return os.Open(fmt.Sprintf("/proc/%d/ns/user", p.Pid)) // it is our child, and not waited for: the number is its own
 }
 
 // close ends what this process holds.

@@ -28,6 +28,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/images/registrytest"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
@@ -860,7 +861,7 @@ func look(t *testing.T, e *extension) resources {
 		e.ids.mu.Unlock()
 	}
 	for _, d := range []string{e.env.Dir, e.mounts()} {
-		m, err := mountsBelow(d)
+		m, err := mounts.Below(d)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -29,6 +29,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/egress"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // Config is the extension's `config:` block.
@@ -62,15 +63,10 @@ type Config struct {
 }
 
 // Mounts are the settings for mounts.
-type Mounts struct {
-	Roots []MountRoot `yaml:"roots" json:"roots,omitempty" help:"Directories in which anybody may mount what lies there; an administrator may mount any but the server's own."`
-}
+type Mounts = mounts.Settings
 
 // A MountRoot is a directory of this machine of which anybody may mount any part.
-type MountRoot struct {
-	Path     string `yaml:"path" json:"path,omitempty" help:"The directory, absolute."`
-	ReadOnly bool   `yaml:"read_only" json:"read_only,omitempty" help:"It is mounted read-only or not at all."`
-}
+type MountRoot = mounts.Root
 
 // Images are the settings for images.
 type Images struct {
@@ -118,9 +114,9 @@ const (
 	// idShift is the host ID of the owner of a skeleton's files whom sandboxes see as 0. It is
 	// also what ID 0 becomes in sandboxes of builds that had one range for all, and where
 	// mounts cannot map.
-	idShift = 100_000
+	idShift = mounts.IDShift
 	// idCount is how many IDs a range has.
-	idCount = 65_536
+	idCount = mounts.IDCount
 
 	// Defaults of Config.UIDBase and Config.UIDRanges. From here on nobody on a Linux
 	// machine has IDs by convention: neither people, nor their subordinate IDs (subuid(5)
@@ -139,10 +135,8 @@ func (c *Config) Validate() error {
 			return err
 		}
 	}
-	for _, r := range c.Mounts.Roots {
-		if !filepath.IsAbs(r.Path) || filepath.Clean(r.Path) != r.Path || r.Path == "/" {
-			return sandboxer.E(sandboxer.Invalid, nil, "mounts.roots: %q is not a clean absolute path below /", r.Path)
-		}
+	if err := c.Mounts.Validate(); err != nil {
+		return err
 	}
 	for i, p := range c.Etc {
 		name := strings.TrimPrefix(p, "/etc/")

@@ -13,12 +13,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/erofs/go-erofs"
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // The directories and files of this machine that a sandbox has mounted reach its file server
@@ -40,15 +40,12 @@ func mountAt(i int, isDir bool) string {
 
 // A mountSource is what is mounted, opened.
 type mountSource struct {
-	mount sandboxer.Mount
-	fd    *os.File // by which it is known, and nothing can be read
-	isDir bool
-	owner [2]uint32 // user and group on this machine
-	place string    // where the file server finds it
+	*mounts.Source
+	place string // where the file server finds it
 }
 
 // at is where the mount with that number begins inside.
-func (s *mountSource) at(i int) string { return mountAt(i, s.isDir) }
+func (s *mountSource) at(i int) string { return mountAt(i, s.IsDir) }
 
 // openSources opens what spec mounts. Kinds: Invalid for what cannot be mounted, Denied for
 // what must not be, Unsupported.
@@ -64,333 +61,26 @@ func (e *extension) openSources(spec sandboxer.Spec) (sources []*mountSource, er
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "%s mounts nothing on this machine, which cannot give sandboxes user IDs of their own", e.env.Extension).
 			WithHint("the log says why at the start; or give a directory as the repo input: it is copied")
 	}
-	defer func() {
-		if err != nil {
-			closeSources(sources)
-			sources = nil
-		}
-	}()
-	own, err := e.ownPlaces()
-	if err != nil {
-		return nil, err
+	opened, err := e.opener().Open(spec)
+	for _, s := range opened {
+		sources = append(sources, &mountSource{Source: s})
 	}
-	for _, m := range spec.Mounts {
-		s, err := e.openSource(m, spec.VouchesMount(m), own)
-		if err != nil {
-			return sources, err
-		}
-		sources = append(sources, s)
+	return sources, err
+}
+
+// opener opens what is mounted.
+func (e *extension) opener() *mounts.Opener {
+	o := &mounts.Opener{Settings: e.cfg.Mounts, Extension: e.env.Extension, Own: slices.Concat(e.env.Own, []string{e.env.Dir, filepath.Dir(e.mounts())})}
+	if e.ids != nil {
+		o.CanMap = e.ids.canMap
 	}
-	return sources, nil
+	return o
 }
 
 func closeSources(sources []*mountSource) {
 	for _, s := range sources {
-		s.fd.Close()
+		mounts.Close([]*mounts.Source{s.Source})
 	}
-}
-
-// rootOf finds the root of the configuration that m lies in, with as many rights.
-func (e *extension) rootOf(m sandboxer.Mount) (string, bool) {
-	for _, r := range e.cfg.Mounts.Roots {
-		if m.Within(r.Path, r.ReadOnly) {
-			return r.Path, true
-		}
-	}
-	return "", false
-}
-
-// admitMounts admits mounts of what lies in the configured roots.
-func (e *extension) admitMounts(spec sandboxer.Spec) error {
-	for _, m := range spec.Mounts {
-		if _, ok := e.rootOf(m); !ok && !spec.VouchesMount(m) {
-			return e.notOffered(m)
-		}
-	}
-	return nil
-}
-
-func (e *extension) notOffered(m sandboxer.Mount) error {
-	return sandboxer.E(sandboxer.Denied, nil, "mount %s: %s does not offer that path%s", m.Source, e.env.Extension, map[bool]string{false: " for writing"}[m.ReadOnly]).
-		WithHint("only an administrator mounts any path of the server's machine; others what the profile has, or what lies in mounts.roots of the extension")
-}
-
-// openSource opens one source, through no symbolic link from where it is trusted: the root of
-// the configuration that it lies in, or the machine's.
-func (e *extension) openSource(m sandboxer.Mount, vouched bool, own *ownPlaces) (*mountSource, error) {
-	base, inRoot := e.rootOf(m)
-	if vouched {
-		base = "/"
-	} else if !inRoot {
-		return nil, e.notOffered(m)
-	}
-	refuse := func(err error, format string, args ...any) *sandboxer.Error {
-		return sandboxer.E(sandboxer.Invalid, err, "mount %s: %s", m.Source, fmt.Sprintf(format, args...))
-	}
-	root, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, refuse(err, "%s, which it is in, cannot be opened", base)
-	}
-	defer unix.Close(root)
-	rel, err := filepath.Rel(base, m.Source)
-	if err != nil {
-		return nil, refuse(err, "it is not below %s", base)
-	}
-	fd, err := unix.Openat2(root, rel, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
-	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return nil, refuse(err, "there is no such directory or file on the server's machine")
-	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
-		return nil, refuse(err, "a symbolic link is on the way there, and none is followed").WithHint("name the directory that it leads to")
-	case err != nil:
-		return nil, refuse(err, "it cannot be opened: %v", err)
-	}
-	s := &mountSource{mount: m, fd: os.NewFile(uintptr(fd), m.Source)}
-	var st unix.Stat_t
-	if err = unix.Fstat(fd, &st); err == nil {
-		s.owner = [2]uint32{st.Uid, st.Gid}
-		switch st.Mode & unix.S_IFMT {
-		case unix.S_IFDIR:
-			s.isDir = true
-		case unix.S_IFREG:
-		case unix.S_IFLNK:
-			err = refuse(nil, "it is a symbolic link, and none is followed").WithHint("name the directory that it leads to")
-		default:
-			err = refuse(nil, "it is neither a directory nor a regular file")
-		}
-	}
-	if err == nil {
-		err = own.refuse(s, refuse)
-	}
-	if err == nil && s.isDir {
-		err = nothingBelow(s, refuse)
-	}
-	if err == nil {
-		err = unmappable(m, e.ids.canMap(fd))
-	}
-	if err != nil {
-		s.fd.Close()
-		return nil, err
-	}
-	return s, nil
-}
-
-// realPath is where what is open lies.
-func (s *mountSource) realPath() (string, error) {
-	return os.Readlink(fmt.Sprintf("/proc/self/fd/%d", s.fd.Fd()))
-}
-
-// nothingBelow refuses a directory with mounts in it: they would not be seen.
-func nothingBelow(s *mountSource, refuse func(error, string, ...any) *sandboxer.Error) error {
-	real, err := s.realPath()
-	if err != nil {
-		return err
-	}
-	below, err := mountsBelow(real)
-	if err != nil {
-		return err
-	}
-	for _, p := range below {
-		if p != real {
-			return refuse(nil, "another file system is mounted in it, at %s, and would not be seen", p).
-				WithHint("mount its directories one by one")
-		}
-	}
-	return nil
-}
-
-// An inode is a directory, by whatever name.
-type inode struct{ dev, ino uint64 }
-
-func inodeOf(fd int) (inode, error) {
-	var st unix.Stat_t
-	err := unix.Fstat(fd, &st)
-	return inode{st.Dev, st.Ino}, err
-}
-
-// ownPlaces are the broker's own directories, of which no sandbox sees anything.
-type ownPlaces struct {
-	paths []string
-	are   map[inode]string // each of them
-	above map[inode]string // and what they lie in
-}
-
-func (e *extension) ownPlaces() (*ownPlaces, error) {
-	o := &ownPlaces{are: map[inode]string{}, above: map[inode]string{}}
-	for _, p := range slices.Concat(e.env.Own, []string{e.env.Dir, filepath.Dir(e.mounts())}) {
-		if p == "" {
-			continue
-		}
-		real, err := filepath.EvalSymlinks(p)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err == nil {
-			o.paths = append(o.paths, real)
-			err = o.add(real)
-		}
-		if err != nil {
-			return nil, sandboxer.E(sandboxer.Unavailable, err, "the server's own directory %s cannot be looked at", p)
-		}
-	}
-	return o, nil
-}
-
-// add notes what the directory, or the file, at p is, and what it lies in.
-func (o *ownPlaces) add(p string) error {
-	fi, err := os.Lstat(p)
-	if err != nil {
-		return err
-	}
-	dir := p
-	if !fi.IsDir() { // a socket, say
-		dir = filepath.Dir(p)
-	}
-	return ancestors(dir, func(i inode, first bool) bool {
-		if first && fi.IsDir() {
-			o.are[i] = p
-		}
-		o.above[i] = p
-		return true
-	})
-}
-
-// ancestors calls f with the directory at p and then with each that it lies in, until f says
-// false.
-func ancestors(p string, f func(i inode, first bool) bool) error {
-	fd, err := unix.Open(p, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	return ancestorsOf(fd, f)
-}
-
-// ancestorsOf is ancestors for an open directory, which it closes.
-func ancestorsOf(fd int, f func(i inode, first bool) bool) error {
-	defer func() { unix.Close(fd) }()
-	var last inode
-	for first := true; ; first = false {
-		i, err := inodeOf(fd)
-		if err != nil {
-			return err
-		}
-		if !first && i == last || !f(i, first) {
-			return nil // the root is its own parent
-		}
-		last = i
-		up, err := unix.Openat(fd, "..", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		unix.Close(fd)
-		fd = up
-	}
-}
-
-// refuse refuses what is the broker's own, lies in it, or has it inside: by its name, and by
-// what it is where it has several.
-func (o *ownPlaces) refuse(s *mountSource, refuse func(error, string, ...any) *sandboxer.Error) error {
-	no := func(own string) error {
-		return sandboxer.E(sandboxer.Denied, nil, "%s", sandboxer.Message(refuse(nil, "no sandbox sees anything of the server's own directory, %s", own)))
-	}
-	real, err := s.realPath()
-	if err != nil {
-		return err
-	}
-	for _, own := range o.paths {
-		if inDir(real, own) || inDir(own, real) {
-			return no(own)
-		}
-	}
-	dir, name := int(s.fd.Fd()), "."
-	if !s.isDir {
-		// A file has no way up; its directory is looked for by name, and is right or not there.
-		dir, name = unix.AT_FDCWD, filepath.Dir(real)
-	} else {
-		i, err := inodeOf(dir)
-		if err != nil {
-			return err
-		}
-		if own, ok := o.above[i]; ok {
-			return no(own)
-		}
-	}
-	up, err := unix.Openat(dir, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return refuse(err, "the directory that it is in cannot be opened: %v", err)
-	}
-	var found string
-	err = ancestorsOf(up, func(i inode, _ bool) bool {
-		found = o.are[i]
-		return found == ""
-	})
-	if err == nil && found != "" {
-		err = no(found)
-	}
-	return err
-}
-
-// idMaps says how the owners on this machine of what is mounted look to the sandbox with the
-// range at base. To its user who the source belongs to is itself; all others that it has are, on
-// this machine, the IDs from idShift on. Whoever else owns files here is nobody there.
-func idMaps(owner, user, base uint32) []syscall.SysProcIDMap {
-	one := func(host, inside, n uint32) syscall.SysProcIDMap {
-		return syscall.SysProcIDMap{ContainerID: int(host), HostID: int(base + inside), Size: int(n)}
-	}
-	if owner == idShift+user {
-		return []syscall.SysProcIDMap{one(idShift, 0, idCount)}
-	}
-	maps := []syscall.SysProcIDMap{one(owner, user, 1)}
-	span := func(from, to uint32) { // inside, without to
-		if from < to {
-			maps = append(maps, one(idShift+from, from, to-from))
-		}
-	}
-	if owner < idShift || owner >= idShift+idCount {
-		span(0, user)
-		span(user+1, idCount)
-		return maps
-	}
-	other := owner - idShift // who would be that, is what the user would be
-	maps = append(maps, one(idShift+user, other, 1))
-	lo, hi := min(user, other), max(user, other)
-	span(0, lo)
-	span(lo+1, hi)
-	span(hi+1, idCount)
-	return maps
-}
-
-// open returns a mount of what s is, without a place yet, for who is the sandbox's user.
-func (s *mountSource) open(who identity, base uint32) (int, error) {
-	space, err := idSpace(idMaps(s.owner[0], who.uid, base), idMaps(s.owner[1], who.gid, base))
-	if err != nil {
-		return -1, err
-	}
-	defer space.Close()
-	fd, err := unix.OpenTree(int(s.fd.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
-	if err != nil {
-		return -1, os.NewSyscallError("open_tree", err)
-	}
-	attr := &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Userns_fd: uint64(space.Fd()),
-		Propagation: unix.MS_PRIVATE}
-	if s.mount.ReadOnly {
-		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
-	}
-	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, attr); err != nil {
-		unix.Close(fd)
-		return -1, unmappable(s.mount, os.NewSyscallError("mount_setattr", err))
-	}
-	return fd, nil
-}
-
-// unmappable says what it means that a mount cannot map user IDs.
-func unmappable(m sandboxer.Mount, err error) error {
-	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EPERM) {
-		return err
-	}
-	return sandboxer.E(sandboxer.Unsupported, err, "mount %s: its file system has no mounts that map user IDs", m.Source).
-		WithHint("ext4, xfs and btrfs have; or give a directory as the repo input: it is copied")
 }
 
 // showSources mounts the sources at their places.
@@ -400,7 +90,7 @@ func (e *extension) showSources(sources []*mountSource, who identity, base uint3
 			if _, told := errors.AsType[*sandboxer.Error](err); told {
 				return err
 			}
-			return sandboxer.E(sandboxer.Unavailable, err, "mount %s cannot be made", s.mount.Source)
+			return sandboxer.E(sandboxer.Unavailable, err, "mount %s cannot be made", s.Mount.Source)
 		}
 	}
 	return nil
@@ -408,7 +98,7 @@ func (e *extension) showSources(sources []*mountSource, who identity, base uint3
 
 func (e *extension) showSource(s *mountSource, who identity, base uint32) error {
 	var err error
-	if s.isDir {
+	if s.IsDir {
 		err = walkable(s.place)
 	} else if err = walkable(filepath.Dir(s.place)); err == nil {
 		var f *os.File
@@ -419,7 +109,7 @@ func (e *extension) showSource(s *mountSource, who identity, base uint32) error 
 	if err != nil {
 		return err
 	}
-	fd, err := s.open(who, base)
+	fd, err := s.Tree(who.uid, who.gid, base)
 	if err != nil {
 		return err
 	}

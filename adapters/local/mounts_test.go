@@ -6,7 +6,6 @@ import (
 	"archive/tar"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,45 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
-
-// TestIDMaps: of what is mounted, everybody inside has exactly one owner on this machine, and
-// the other way round.
-func TestIDMaps(t *testing.T) {
-	const base = 0x7000_0000
-	for _, c := range []struct{ owner, user uint32 }{{0, 0}, {0, 1000}, {1000, 0}, {1000, 1000}, {65534, 65535}, {idShift, 0}, {idShift, 5}, {idShift + 7, 5}, {idShift + 5, 7},
-		{idShift + idCount - 1, 0}, {idShift + idCount, 0}, {idShift - 1, idCount - 1}, {idShift + 4, 5}} {
-		t.Run(fmt.Sprintf("%d as %d", c.owner, c.user), func(t *testing.T) {
-			inside, there := map[uint32]uint32{}, map[uint32]uint32{}
-			for _, m := range idMaps(c.owner, c.user, base) {
-				for i := range uint32(m.Size) {
-					in, on := uint32(m.HostID)-base+i, uint32(m.ContainerID)+i
-					if _, ok := inside[in]; ok || in >= idCount {
-						t.Fatalf("%d inside is mapped twice, or is no ID of the sandbox", in)
-					}
-					if _, ok := there[on]; ok {
-						t.Fatalf("%d on this machine is mapped twice", on)
-					}
-					inside[in], there[on] = on, in
-				}
-			}
-			if inside[c.user] != c.owner || len(inside) != idCount {
-				t.Errorf("the user inside is %d; %d IDs are mapped", inside[c.user], len(inside))
-			}
-			for on := range there {
-				if on != c.owner && (on < idShift || on >= idShift+idCount) {
-					t.Fatalf("somebody inside is %d on this machine", on)
-				}
-			}
-			space, err := idSpace(idMaps(c.owner, c.user, base), idMaps(c.user, c.owner%idCount, base))
-			if os.Geteuid() == 0 && err != nil {
-				t.Error(err)
-			} else if err == nil {
-				space.Close()
-			}
-		})
-	}
-}
 
 // TestMountsOfTheServersOwn: no sandbox sees anything of the server's directories, whoever
 // asks and whatever they are called.
@@ -147,22 +109,22 @@ func TestMountsLeaveNothing(t *testing.T) {
 	if err := os.Chown(src, 4711, 4712); err != nil {
 		t.Fatal(err)
 	}
-	mounts := []sandboxer.Mount{{Source: src, Target: "/mnt/d"}, {Source: filepath.Join(src, "f"), Target: "/mnt/f", ReadOnly: true}}
+	list := []sandboxer.Mount{{Source: src, Target: "/mnt/d"}, {Source: filepath.Join(src, "f"), Target: "/mnt/f", ReadOnly: true}}
 	nothing := func(e *extension) {
 		t.Helper()
 		e.ids.leaving.Wait()
-		left, err := mountsBelow(e.ids.mounts)
+		left, err := mounts.Below(e.ids.mounts)
 		entries, _ := os.ReadDir(e.ids.mounts)
 		if err != nil || len(left) > 0 || len(entries) > 0 {
 			t.Errorf("left: %q, %q, %v", left, entries, err)
 		}
 	}
-	spec := sandboxer.Spec{ID: "fails", Generation: 1, Owner: e.env.Owner, Vouched: []string{sandboxer.RestrictedMounts}, Mounts: append(slices.Clone(mounts), sandboxer.Mount{Source: src, Target: "/etc/passwd"})}
+	spec := sandboxer.Spec{ID: "fails", Generation: 1, Owner: e.env.Owner, Vouched: []string{sandboxer.RestrictedMounts}, Mounts: append(slices.Clone(list), sandboxer.Mount{Source: src, Target: "/etc/passwd"})}
 	if _, err := e.Provision(t.Context(), spec); sandboxer.KindOf(err) != sandboxer.Invalid || !strings.Contains(sandboxer.Message(err), "/etc/passwd: it is not a directory") {
 		t.Errorf("a directory at a file: %v", err)
 	}
 	nothing(e)
-	h := up(t, e, sandboxer.Spec{ID: "box", Mounts: mounts, User: "user"})
+	h := up(t, e, sandboxer.Spec{ID: "box", Mounts: list, User: "user"})
 	nothing(e)
 	if got := sh(t, e, h, "id -u; echo g >/mnt/d/g; stat -c '%u %g' /mnt/d/g; cat /mnt/f; ls -A /.sandboxer/mounts"); got != "1000\n1000 1000\nf" {
 		t.Errorf("inside: %q", got)

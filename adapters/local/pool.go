@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -39,11 +38,11 @@ func (e *extension) Basis(ctx context.Context, spec sandboxer.Spec) (string, err
 	defer closeSources(mounts)
 	basis := "gvisor " + version.Version() + " skeleton " + skel.digest // the agent is in it
 	for _, m := range mounts {                                          // as it is now, which may be another under the same name tomorrow
-		i, err := inodeOf(int(m.fd.Fd()))
+		i, err := m.ID()
 		if err != nil {
-			return "", sandboxer.E(sandboxer.Unavailable, err, "mount %s cannot be looked at", m.mount.Source)
+			return "", sandboxer.E(sandboxer.Unavailable, err, "mount %s cannot be looked at", m.Mount.Source)
 		}
-		basis += fmt.Sprintf(" mount %d:%d", i.dev, i.ino)
+		basis += " mount " + i
 	}
 	if spec.Image != "" {
 		img, err := e.images.get(ctx, spec.Image, spec.Vouches(sandboxer.RestrictedImage))

@@ -162,7 +162,7 @@ func (e *extension) Admit(spec sandboxer.Spec, name string) error {
 			what = "the image"
 		}
 	case sandboxer.RestrictedMounts:
-		return e.admitMounts(spec)
+		return e.opener().Admit(spec)
 	case sandboxer.RestrictedHost: // there is but one
 	default:
 		what = "the input \"" + name + "\""

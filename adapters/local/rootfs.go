@@ -3,7 +3,6 @@
 package local
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"crypto/sha256"
@@ -27,6 +26,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/adapters/local/pause"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // A skeleton is the root of sandboxes without an image: an allow-list, not the
@@ -224,7 +224,7 @@ func (s *skeleton) assemble() error {
 	if err := walkable(s.root); err != nil {
 		return err
 	}
-	mounted, err := mountsBelow(s.root)
+	mounted, err := mounts.Below(s.root)
 	if err != nil {
 		return err
 	}
@@ -326,7 +326,7 @@ func removeSkeletons(dir, mounts string, keep, rest func(digest string) bool) er
 
 // unmountBelow detaches every mount at or below dir, innermost first.
 func unmountBelow(dir string) error {
-	mounted, err := mountsBelow(dir)
+	mounted, err := mounts.Below(dir)
 	if err != nil {
 		return err
 	}
@@ -338,51 +338,6 @@ func unmountBelow(dir string) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// mountsBelow lists the mount points at or below dir, in the order they were made.
-func mountsBelow(dir string) ([]string, error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if real, err := filepath.EvalSymlinks(dir); err == nil {
-		dir = real
-	}
-	var out []string
-	sc := bufio.NewScanner(f)
-	sc.Buffer(make([]byte, 64<<10), 1<<20)
-	for sc.Scan() {
-		fields := strings.Fields(sc.Text())
-		if len(fields) < 5 {
-			continue
-		}
-		at := unescapeMount(fields[4])
-		if at == dir || strings.HasPrefix(at, dir+"/") {
-			out = append(out, at)
-		}
-	}
-	return out, sc.Err()
-}
-
-// unescapeMount undoes the octal escapes of mountinfo (\040 is a space).
-func unescapeMount(s string) string {
-	if !strings.Contains(s, `\`) {
-		return s
-	}
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }
 
 // A skeletonBuilder plans a skeleton, which needs no room, and then builds it.

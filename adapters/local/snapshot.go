@@ -28,6 +28,7 @@ import (
 	"gvisor.dev/gvisor/runsc/version"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 	"github.com/sand-boxer/sandboxer/internal/strictjson"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
@@ -283,9 +284,9 @@ func (e *extension) roomFor(name, dir string) error {
 }
 
 // shownIn tells from a sandbox's bundle which directories of the machine it sees.
-func shownIn(mounts []specs.Mount, root string) []string {
+func shownIn(ran []specs.Mount, root string) []string {
 	var out []string
-	for _, m := range mounts {
+	for _, m := range ran {
 		if m.Type == "bind" && !inDir(m.Destination, agentDir) {
 			out = append(out, m.Destination)
 		}
@@ -293,7 +294,7 @@ func shownIn(mounts []specs.Mount, root string) []string {
 	if len(out) > 0 {
 		return out
 	}
-	below, _ := mountsBelow(root)
+	below, _ := mounts.Below(root)
 	for _, p := range below {
 		if rel, err := filepath.Rel(root, p); err == nil && rel != "." {
 			out = append(out, "/"+rel)

@@ -62,6 +62,7 @@ var arrows = map[string][]string{
 	"internal/edgetest":          {".", "adapters/fake", "api", "internal/backend", "internal/manager", "internal/sqlstore"},
 	"internal/checkpoint":        {".", "internal/safetar", "internal/strictjson", "internal/wholefile"},
 	"internal/filelock":          {},
+	"internal/mounts":            {"."},
 	"internal/notices":           {"."},
 	"internal/checkpoint/s3":     {".", "internal/checkpoint"},
 	"internal/mustrun":           {},
@@ -99,7 +100,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "docker", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/filelock", "internal/images", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/wholefile", "sdk/python"}
+var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/filelock", "internal/images", "internal/mounts", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/wholefile", "sdk/python"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{

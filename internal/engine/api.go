@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
@@ -407,13 +409,19 @@ type LogConfig struct {
 	Config map[string]string `json:",omitempty"`
 }
 
-// A MountConfig is a volume that a container has.
+// A MountConfig is a volume that a container has, or what of its machine it has (bind).
 type MountConfig struct {
 	Type          string
 	Source        string
 	Target        string
 	ReadOnly      bool
 	VolumeOptions *VolumeOptions `json:",omitempty"`
+	BindOptions   *BindOptions   `json:",omitempty"`
+}
+
+// BindOptions are those of a directory or file of the engine's machine in a container.
+type BindOptions struct {
+	Propagation string // of mounts in it
 }
 
 // VolumeOptions are those of a volume in a container.
@@ -501,6 +509,45 @@ func (a *API) InspectContainer(ctx context.Context, id string) (c ContainerDetai
 	return c, err
 }
 
+// An Event is what an engine tells of a container.
+type Event struct {
+	ID     string            // of the container
+	Action string            // die, pause, unpause, destroy, …; Podman has died and remove
+	Labels map[string]string // of the container, beside what else the engine says of it
+}
+
+// maxEvent bounds what an engine says of one event.
+const maxEvent = 1 << 20
+
+// Events gives what the engine tells of containers with all of these labels to f, from when it calls opened
+// on, until ctx ends or the engine does, and returns why. f is called by one goroutine, and what it does not take
+// in time waits at the engine.
+func (a *API) Events(ctx context.Context, labels map[string]string, opened func(), f func(Event)) error {
+	q := filters(map[string][]string{"type": {"container"}, "label": labelFilter(labels)})
+	return a.request(ctx, "listening to it", http.MethodGet, "/events", q, nil, func(res *http.Response) error {
+		opened()
+		lines := bufio.NewScanner(res.Body)
+		lines.Buffer(nil, maxEvent)
+		for lines.Scan() {
+			var ev struct {
+				Action string
+				Actor  struct {
+					ID         string
+					Attributes map[string]string
+				}
+			}
+			if err := json.Unmarshal(lines.Bytes(), &ev); err != nil {
+				return err
+			}
+			f(Event{ID: ev.Actor.ID, Action: ev.Action, Labels: ev.Actor.Attributes})
+		}
+		if err := lines.Err(); err != nil {
+			return err
+		}
+		return io.ErrUnexpectedEOF
+	})
+}
+
 // PutArchive unpacks a tar into a directory of a container, which need not run.
 func (a *API) PutArchive(ctx context.Context, id, dir string, tar io.Reader) error {
 	return a.request(ctx, "bringing files into a container", http.MethodPut, "/containers/"+url.PathEscape(id)+"/archive", url.Values{"path": {dir}}, tar, nil)
@@ -510,6 +557,23 @@ func (a *API) PutArchive(ctx context.Context, id, dir string, tar io.Reader) err
 func (a *API) GetArchive(ctx context.Context, id, path string, read func(io.Reader) error) error {
 	return a.request(ctx, "reading files of a container", http.MethodGet, "/containers/"+url.PathEscape(id)+"/archive", url.Values{"path": {path}}, nil,
 		func(res *http.Response) error { return read(res.Body) })
+}
+
+// StatFile tells what is at a path of a container, which need not run; a symbolic link is not followed, but for those on the way.
+// NotFound: nothing is.
+func (a *API) StatFile(ctx context.Context, id, path string) (mode fs.FileMode, err error) {
+	err = a.request(ctx, "looking into a container", http.MethodHead, "/containers/"+url.PathEscape(id)+"/archive", url.Values{"path": {path}}, nil,
+		func(res *http.Response) error {
+			data, err := base64.StdEncoding.DecodeString(res.Header.Get("X-Docker-Container-Path-Stat"))
+			if err != nil {
+				return err
+			}
+			var st struct{ Mode fs.FileMode }
+			err = json.Unmarshal(data, &st)
+			mode = st.Mode
+			return err
+		})
+	return mode, err
 }
 
 // Logs returns the end of what a container has written, at most 64 KiB.

@@ -1,0 +1,100 @@
+package docker
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
+)
+
+// TestMountsLeaveNothing: what is shown to the engine is gone once the container has started, and what one who died has left
+// goes with the next server, or with the sandbox; sources stay, and a teardown names them.
+func TestMountsLeaveNothing(t *testing.T) {
+	o := engines["docker"](t).options(t, "mounts")
+	e := o.opened(t)
+	src, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(src, 4711, 4712); err != nil {
+		t.Fatal(err)
+	}
+	nothing := func(e *extension) {
+		t.Helper()
+		left, err := mounts.Below(e.dir())
+		if entries, _ := os.ReadDir(e.dir("mount")); err != nil || len(left) > 0 || len(entries) > 0 {
+			t.Errorf("left: %q, %q, %v", left, entries, err)
+		}
+	}
+	dies := func(key string) {
+		t.Helper()
+		sources, err := e.opener().Open(sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: src, Target: "/mnt/d"}}})
+		if err == nil {
+			err = mounts.Show(e.place(key), sources, 0, 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		mounts.Close(sources)
+	}
+	dies(key("mounts", 1))
+	h := up(t, e, order("mounts", o, func(s *sandboxer.Spec) {
+		s.Vouched = append(s.Vouched, sandboxer.RestrictedMounts)
+		s.Mounts = []sandboxer.Mount{{Source: src, Target: "/mnt/d"}}
+		s.User = "1000:1001"
+	}))
+	nothing(e)
+	if got := run(t, e, h, "echo g >/mnt/d/g; stat -c '%u %g' /mnt/d/g"); got != "1000 1001" {
+		t.Errorf("inside what was written belongs to %s", got)
+	}
+	fi, err := os.Stat(filepath.Join(src, "g"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st := fi.Sys().(*syscall.Stat_t); st.Uid != 4711 || st.Gid != 4712 {
+		t.Errorf("on this machine what was written belongs to %d:%d", st.Uid, st.Gid)
+	}
+	dies("other.g1")
+	next := o.opened(t)
+	nothing(next)
+	dies(key("mounts", 1))
+	report, err := next.Teardown(t.Context(), h)
+	if err != nil || !slices.Equal(report.Kept, []string{src + ", which was mounted"}) {
+		t.Errorf("Teardown: %+v, %v", report, err)
+	}
+	nothing(next)
+	if data, err := os.ReadFile(filepath.Join(src, "g")); err != nil || string(data) != "g\n" {
+		t.Errorf("the source: %q, %v", data, err)
+	}
+	data, err := next.hosts["one"].api.ListContainers(t.Context(), next.ours())
+	if err != nil || slices.ContainsFunc(data, func(c engine.ContainerSummary) bool { return c.Labels[labelID] == "mounts" }) {
+		t.Errorf("left: %+v, %v", data, err)
+	}
+}
+
+// TestMountsElsewhere: an engine that does not see what the server mounts refuses in words.
+func TestMountsElsewhere(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	src := t.TempDir()
+	spec := sandboxer.Spec{ID: "x", Generation: 1, Image: "engine:y", Vouched: []string{sandboxer.RestrictedMounts, sandboxer.RestrictedImage}, Mounts: []sandboxer.Mount{{Source: src, Target: "/mnt/x"}}}
+	e := &extension{cfg: Config{}, hosts: map[string]*host{"far": {name: "far"}}, names: []string{"far"}, images: &imageStore{}}
+	e.env.Dir = t.TempDir()
+	wantKind(t, e.Check(t.Context(), spec), sandboxer.Unsupported, "far", "another machine", "repo")
+	h := &host{name: "here", socket: "/nowhere/engine.sock"}
+	for words, info := range map[string]engine.Info{"Podman": {Podman: true}, "rootless": {SecurityOptions: []string{"name=seccomp,profile=builtin", "name=rootless"}}, "userns-remap": {SecurityOptions: []string{"name=userns"}}} {
+		err := e.mountable(t.Context(), h, info)
+		wantKind(t, err, sandboxer.Unsupported, words)
+		if !strings.Contains(sandboxer.HintOf(err), "repo") {
+			t.Errorf("%v has the hint %q", err, sandboxer.HintOf(err))
+		}
+	}
+	wantKind(t, e.mountable(t.Context(), h, engine.Info{}), sandboxer.Unavailable, "here")
+}

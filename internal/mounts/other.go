@@ -1,0 +1,57 @@
+//go:build !linux
+
+package mounts
+
+import (
+	"runtime"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Nothing is mounted but on Linux; Can says so.
+
+// A Source is what is mounted, opened.
+type Source struct {
+	Mount sandboxer.Mount
+	IsDir bool
+}
+
+var errOther = sandboxer.E(sandboxer.Unsupported, nil, "directories are mounted on Linux alone; this is %s", runtime.GOOS)
+
+// Can refuses.
+func Can(string) error { return errOther }
+
+// Open refuses.
+func (o *Opener) Open(spec sandboxer.Spec) ([]*Source, error) {
+	if len(spec.Mounts) == 0 {
+		return nil, nil
+	}
+	return nil, errOther
+}
+
+// Close does nothing.
+func Close([]*Source) {}
+
+// ID refuses.
+func (s *Source) ID() (string, error) { return "", errOther }
+
+// Inside finds nothing.
+func (s *Source) Inside(string) (string, bool) { return "", false }
+
+// Holds refuses.
+func (s *Source) Holds(string, sandboxer.Mount, bool) error { return errOther }
+
+// Try refuses.
+func Try([]*Source) error { return errOther }
+
+// At is no place.
+func At(string, int) string { return "" }
+
+// Show refuses.
+func Show(string, []*Source, uint32, uint32) error { return errOther }
+
+// Hide finds nothing.
+func Hide(string) error { return nil }
+
+// Peer refuses.
+func Peer(int) (bool, error) { return false, errOther }

@@ -1,0 +1,162 @@
+package mounts
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// Can refuses, as Unsupported, where this process may not make mounts that map owners.
+func Can(extension string) error {
+	if os.Geteuid() != 0 {
+		return sandboxer.E(sandboxer.Unsupported, nil, "%s mounts nothing where the server is an ordinary user, who cannot map the owners of files", extension).
+			WithHint("run the server as root, or give a directory as the repo input: it is copied")
+	}
+	return nil
+}
+
+// Try refuses sources that no mount can be made of.
+func Try(sources []*Source) error {
+	for _, s := range sources {
+		fd, err := s.Tree(0, 0, 0)
+		if err != nil {
+			return told(s, err)
+		}
+		unix.Close(fd)
+	}
+	return nil
+}
+
+func told(s *Source, err error) error {
+	if _, ok := errors.AsType[*sandboxer.Error](err); ok {
+		return err
+	}
+	return sandboxer.E(sandboxer.Unavailable, err, "mount %s cannot be made", s.Mount.Source)
+}
+
+// At is where Show shows the source with that number.
+func At(place string, i int) string { return filepath.Join(place, fmt.Sprint(i)) }
+
+// Show makes the directory place, which only root enters, and shows the sources in it (At), with their owners mapped for
+// the user uid with the group gid, whose numbers are the same inside and on this machine. They lie on a file
+// system of their own, so that who does not see it (in another mount namespace, on another machine) finds
+// nothing rather than something else. Hide takes it away, also where Show failed or its process died.
+func Show(place string, sources []*Source, uid, gid uint32) error {
+	if err := os.MkdirAll(place, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount("sandboxer", place, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700,size=64k,nr_inodes=64"); err != nil {
+		return os.NewSyscallError("mount", err)
+	}
+	if err := unix.Mount("", place, "", unix.MS_PRIVATE, ""); err != nil {
+		return os.NewSyscallError("mount", err)
+	}
+	for i, s := range sources {
+		if err := show(At(place, i), s, uid, gid); err != nil {
+			return told(s, err)
+		}
+	}
+	return nil
+}
+
+func show(at string, s *Source, uid, gid uint32) error {
+	var err error
+	if s.IsDir {
+		err = os.Mkdir(at, 0o700)
+	} else {
+		err = os.WriteFile(at, nil, 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	fd, err := s.Tree(uid, gid, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return os.NewSyscallError("move_mount", unix.MoveMount(fd, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH))
+}
+
+// Hide takes away what Show has made; whoever uses it keeps it. That nothing is there is success. Sources
+// are left alone: nothing but an empty directory is removed.
+func Hide(place string) error {
+	if _, err := os.Lstat(place); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for {
+		err := unix.Unmount(place, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			break
+		}
+		if err != nil {
+			return os.NewSyscallError("umount", err)
+		}
+	}
+	if err := unix.Rmdir(place); err != nil && !errors.Is(err, unix.ENOENT) {
+		return os.NewSyscallError("rmdir", err)
+	}
+	return nil
+}
+
+// Peer reports whether whoever listens at the other end of a Unix socket sees the mounts that this process makes:
+// it is in the same mount namespace.
+func Peer(fd int) (bool, error) {
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return false, os.NewSyscallError("getsockopt", err)
+	}
+	if cred.Pid == 0 { // in a process namespace that cannot be looked into from here
+		return false, nil
+	}
+	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", cred.Pid))
+	if err != nil {
+		return false, err
+	}
+	ours, err := os.Readlink("/proc/self/ns/mnt")
+	return err == nil && ours == theirs, err
+}
+
+// Holds refuses, as Invalid, a target in what s shows, at rel below it, that cannot be mounted at: through a symbolic link, of
+// another kind than what comes there, or missing where nothing can be made.
+func (s *Source) Holds(rel string, target sandboxer.Mount, isDir bool) error {
+	refuse := func(err error, why string) error {
+		return sandboxer.E(sandboxer.Invalid, err, "mount %s:%s: %s", target.Source, target.Target, why)
+	}
+	fd, err := unix.Openat2(int(s.fd.Fd()), rel, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
+	switch {
+	case errors.Is(err, unix.ENOENT) && s.Mount.ReadOnly:
+		return refuse(err, "it is not there, and what it lies in is read-only")
+	case errors.Is(err, unix.ENOENT):
+		// What is there of the way to it, a link that leads nowhere too.
+		up := filepath.Dir(rel)
+		if up == "." {
+			return nil
+		}
+		return s.Holds(up, target, true)
+	case errors.Is(err, unix.ENOTDIR):
+		return refuse(err, "a file is on the way there")
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
+		return refuse(err, "a symbolic link is on the way there")
+	case err != nil:
+		return refuse(err, "it cannot be looked at")
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return refuse(err, "it cannot be looked at")
+	}
+	return Fits(target, isDir, st.Mode&unix.S_IFMT == unix.S_IFDIR, st.Mode&unix.S_IFMT == unix.S_IFLNK)
+}
+
+// Inside returns target's way below what s is shown at.
+func (s *Source) Inside(target string) (rel string, ok bool) {
+	return strings.CutPrefix(target, s.Mount.Target+"/")
+}
