@@ -127,6 +127,9 @@ func (e *extension) openAgent(ctx context.Context, h sandboxer.Handle, _ bool) (
 	if err != nil {
 		return agent.Call{}, err
 	}
+	if err := e.await(ctx, b); err != nil {
+		return agent.Call{}, err
+	}
 	return e.call(ctx, b, m)
 }
 

@@ -87,6 +87,9 @@ type record struct {
 	Done  bool      `json:"done,omitempty"`  // the claim was
 	Fuse  time.Time `json:"fuse,omitzero"`   // where it was moved
 	Stamp []byte    `json:"stamp,omitempty"` // of the claim
+	// Network is the policy of a filtered network, written before it is in force. A sandbox with the
+	// engine's own has none.
+	Network sandboxer.NetworkPolicy `json:"network,omitzero"`
 }
 
 // A box is one sandbox.

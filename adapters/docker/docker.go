@@ -36,8 +36,10 @@ type Config struct {
 	PIDs             int64             `yaml:"pids" json:"pids,omitempty" min:"32" help:"Limit of processes and threads for sandboxes that ask for none."`
 	Runtime          string            `yaml:"runtime" json:"runtime,omitempty" format:"line" help:"The engines' runtime that sandboxes are run by, runsc for gVisor; empty means the usual one. Engines make no snapshots then."`
 	Grants           []string          `yaml:"grants" json:"grants,omitempty" help:"Capabilities that the input grants may give to sandboxes, by name; none without it. With some of them, SYS_ADMIN for one, a sandbox is as good as root on the engine's machine."`
-	UnfilteredEgress bool              `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Let sandboxes with the network mode public have the engine's network, unfiltered: they reach what its machine reaches, private addresses included. Without it that mode is refused."`
-	Network          string            `yaml:"network" json:"network,omitempty" format:"line" help:"The engine's network for sandboxes with the mode public."`
+	UnfilteredEgress bool              `yaml:"unfiltered_egress" json:"unfiltered_egress,omitempty" help:"Let sandboxes with the network mode public have the engine's network, unfiltered: they reach what its machine reaches, private addresses included. Without it that mode is filtered on engines of the server's machine, and refused on others."`
+	Network          string            `yaml:"network" json:"network,omitempty" format:"line" help:"The engine's network for sandboxes with the mode public, with unfiltered_egress."`
+	DNS              []string          `yaml:"dns" json:"dns,omitempty" help:"Resolvers (address or address:port) for sandboxes with a filtered network; empty means those of the server's machine."`
+	Never            []string          `yaml:"never" json:"never,omitempty" help:"Addresses and CIDRs that no sandbox with a filtered network reaches, whatever its policy says."`
 	Images           Images            `yaml:"images" json:"images,omitzero" help:"Images of registries, which the server fetches and loads into the engines."`
 	Mounts           mounts.Settings   `yaml:"mounts" json:"mounts,omitzero" help:"What of this machine sandboxes may have mounted."`
 	Agent            string            `yaml:"agent" json:"agent,omitempty" help:"Path of sandboxer-agent for the platform of the engines; empty means beside the running program."`
@@ -66,6 +68,8 @@ type Images struct {
 }
 
 func (i *Images) never() ([]netip.Prefix, error) { return egress.Prefixes("images.never", i.Never) }
+
+func (c *Config) never() ([]netip.Prefix, error) { return egress.Prefixes("never", c.Never) }
 
 // defaultSocket is where Docker's engine listens.
 const defaultSocket = "/var/run/docker.sock"
@@ -144,7 +148,15 @@ func (c *Config) Validate() error {
 	if _, err := capabilityList("grants", c.Grants); err != nil {
 		return err
 	}
-	_, err := c.Images.never()
+	dns, err := egress.Resolvers("dns", c.DNS)
+	if err != nil {
+		return err
+	}
+	c.DNS = dns
+	if _, err := c.never(); err != nil {
+		return err
+	}
+	_, err = c.Images.never()
 	return err
 }
 
@@ -158,7 +170,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Pricing:   []sandboxer.PricingModel{sandboxer.PricingSelfHosted},
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe,
 		sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats,
-		sandboxer.CanPool, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch, sandboxer.CanNotify},
+		sandboxer.CanNetwork, sandboxer.CanPool, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch, sandboxer.CanNotify},
 	Inputs: []sandboxer.Input{
 		{Name: "grants", Restricted: true, Help: "capabilities that root in the sandbox has beyond the usual ones, with commas between them; of those that the extension's grants list"},
 		{Name: "repo", Restricted: true, Help: "directory of the broker's machine, absolute, that is copied into the workspace"},

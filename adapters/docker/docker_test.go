@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -131,7 +132,9 @@ func TestConformance(t *testing.T) {
 						}
 					}
 				},
-				Listen: func(port int) []string { return []string{"/bin/echoer", fmt.Sprintf("127.0.0.1:%d", port)} },
+				Outside: func(t *testing.T) netip.AddrPort { return netip.MustParseAddrPort(outside(t).public + ":7") },
+				Connect: func(to netip.AddrPort) []string { return connect(to.String()) },
+				Listen:  func(port int) []string { return []string{"/bin/echoer", fmt.Sprintf("127.0.0.1:%d", port)} },
 				Bare: func(t *testing.T) sandboxer.Extension {
 					bare := o
 					bare.dir = t.TempDir()
@@ -147,7 +150,7 @@ func TestConformance(t *testing.T) {
 			stays := o.stays(t)
 			if name == "podman" && os.Getenv("SANDBOXER_TEST_WHOLE") == "" {
 				// What differs between engines; SANDBOXER_TEST_WHOLE=1 runs the rest, which takes minutes.
-				extensiontest.RunGroups(t, h, "core", "exec", "archive", "probe", "list", "snapshot", "pause", "agent", "notify", "mounts")
+				extensiontest.RunGroups(t, h, "core", "exec", "archive", "probe", "list", "snapshot", "pause", "network", "agent", "notify", "mounts")
 			} else {
 				extensiontest.Run(t, h)
 			}

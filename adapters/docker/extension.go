@@ -19,6 +19,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/filelock"
 	"github.com/sand-boxer/sandboxer/internal/program"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
+	"github.com/sand-boxer/sandboxer/internal/usernet"
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
@@ -35,8 +36,12 @@ type extension struct {
 	images   *imageStore
 	programs program.Finder
 
+	mayFilter bool            // networks of containers on this machine
+	resolvers func() []string // for sandboxes, host:port
+
 	mu     sync.Mutex
 	agents map[string]*agentClient // by external name
+	links  map[string]*link        // by key
 	sweeps map[string]*time.Timer  // by host: what is going to be removed there
 	work   sync.WaitGroup
 	ctx    context.Context // ends with Close
@@ -62,6 +67,7 @@ var _ interface {
 	sandboxer.Snapshotter
 	sandboxer.Pauser
 	sandboxer.Renewer
+	sandboxer.Networker
 	sandboxer.CapacityReporter
 	sandboxer.StatsReader
 	sandboxer.Pooler
@@ -75,7 +81,11 @@ var _ interface {
 // open asks no engine anything: one that is away is so for its own sandboxes alone. Where none is named, and
 // this machine has none, there is nothing to open.
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Extension, err error) {
-	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: map[string]*host{}, agents: map[string]*agentClient{}, sweeps: map[string]*time.Timer{}}
+	e := &extension{cfg: cfg, env: env, log: env.Log, hosts: map[string]*host{}, agents: map[string]*agentClient{}, sweeps: map[string]*time.Timer{},
+		links: map[string]*link{}, mayFilter: mayFilter(cfg), resolvers: usernet.HostResolvers()}
+	if len(cfg.DNS) > 0 {
+		e.resolvers = func() []string { return cfg.DNS }
+	}
 	e.Open = e.openAgent
 	e.ctx, e.end = context.WithCancel(context.WithoutCancel(ctx))
 	if e.log == nil {
@@ -121,6 +131,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 	if e.images, err = e.newImageStore(); err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the image store cannot be prepared")
 	}
+	e.reconnect()
 	return e, nil
 }
 
@@ -145,6 +156,15 @@ func (e *extension) Close() error {
 	}
 	e.end()
 	e.work.Wait()
+	e.mu.Lock()
+	links := e.links
+	e.links = map[string]*link{}
+	e.mu.Unlock()
+	for _, l := range links {
+		if l.net != nil {
+			l.net.Close()
+		}
+	}
 	for _, h := range e.hosts {
 		h.api.Close()
 	}

@@ -376,6 +376,10 @@ func TestPublic(t *testing.T) {
 	o := en.options(t, "public")
 	public := func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic} }
 	refused := o.opened(t)
+	refused.mayFilter = false // as a server without rights
+	if !slices.Contains(refused.Without(), sandboxer.CanNetwork) {
+		t.Error("networks that cannot be filtered are said to be changed")
+	}
 	_, err := refused.Provision(t.Context(), order("none", o, public))
 	wantKind(t, err, sandboxer.Unsupported, "unfiltered_egress")
 	_, err = refused.Provision(t.Context(), order("none", o, func(s *sandboxer.Spec) {

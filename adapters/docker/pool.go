@@ -103,16 +103,25 @@ func (e *extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxe
 		return h, nil
 	case r.Claim != "" || !r.Ready:
 		return h, sandboxer.E(sandboxer.Unavailable, nil, "sandbox %s was not completed", b.id)
-	case mode(string(spec.Network.Mode)) != mode(m.Mode):
-		return h, sandboxer.E(sandboxer.Unsupported, nil, "a warm sandbox keeps its network mode")
+	case e.unfiltered(spec.Network) != (m.Mode == string(sandboxer.NetworkPublic)):
+		return h, sandboxer.E(sandboxer.Unsupported, nil, "a warm sandbox keeps the engine's network, or does without")
+	}
+	if err := e.checkNetwork(b.host, spec.Network); err != nil {
+		return h, err
 	}
 	if grants, err := e.grants(spec); err != nil {
 		return h, err
 	} else if !slices.Equal(grants, m.Grants) {
 		return h, sandboxer.E(sandboxer.Unsupported, nil, "a warm sandbox keeps the capabilities that it was made with")
 	}
-	r.Claim, r.Stamp = digest, spec.Stamp
+	r.Claim, r.Stamp, r.Network = digest, spec.Stamp, sandboxer.NetworkPolicy{}
+	if m.Mode != string(sandboxer.NetworkPublic) && networked(spec.Network) {
+		r.Network = spec.Network
+	}
 	if err := e.remember(b.key(), r); err != nil {
+		return h, err
+	}
+	if err := e.apply(ctx, b, r.Network); err != nil {
 		return h, err
 	}
 	m.Fuse = r.Fuse
@@ -129,11 +138,4 @@ func (e *extension) Claim(ctx context.Context, h sandboxer.Handle, spec sandboxe
 	}
 	r.Fuse, r.Done = spec.Fuse, true
 	return h, e.remember(b.key(), r)
-}
-
-func mode(m string) string {
-	if m == "" {
-		return string(sandboxer.NetworkNone)
-	}
-	return m
 }

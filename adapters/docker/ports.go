@@ -19,7 +19,7 @@ func (e *extension) ports(ctx context.Context, b *box, m made) ([]sandboxer.Port
 	for _, p := range m.Ports {
 		all = append(all, sandboxer.Port{Port: p})
 	}
-	if len(all) == 0 || b.host.socket == "" || mode(m.Mode) == string(sandboxer.NetworkNone) {
+	if len(all) == 0 || b.host.socket == "" || m.Mode != string(sandboxer.NetworkPublic) {
 		return all, nil
 	}
 	info, err := b.host.look(ctx)

@@ -20,6 +20,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/filelock"
 	"github.com/sand-boxer/sandboxer/internal/images"
 	"github.com/sand-boxer/sandboxer/internal/mounts"
+	"github.com/sand-boxer/sandboxer/internal/usernet"
 )
 
 const (
@@ -93,13 +94,8 @@ func (e *extension) check(spec sandboxer.Spec) error {
 	if err := spec.Network.Check(); err != nil {
 		return err
 	}
-	switch spec.Network.Mode {
-	case sandboxer.NetworkAllow:
-		return unsupported("use a profile without a network, or ext.local", "%s cannot filter what a sandbox reaches", e.env.Extension)
-	case sandboxer.NetworkPublic:
-		if !e.cfg.UnfilteredEgress {
-			return unsupported("use a profile without a network, or have the operator set unfiltered_egress: true in the config of "+e.env.Extension, "%s cannot filter what a sandbox reaches", e.env.Extension)
-		}
+	if err := e.checkNetwork(nil, spec.Network); err != nil {
+		return err
 	}
 	if spec.Host != "" {
 		if _, err := e.host(spec.Host); err != nil {
@@ -305,12 +301,17 @@ func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, of func(
 			return none, err
 		}
 	}
-	if err := e.remember(k, record{Host: h.name}); err != nil {
+	rec := record{Host: h.name}
+	if !e.unfiltered(spec.Network) && networked(spec.Network) {
+		rec.Network = spec.Network
+	}
+	if err := e.remember(k, rec); err != nil {
 		return none, err
 	}
 	b, err := e.make(ctx, h, info, spec, of)
 	if err == nil {
-		err = e.remember(k, record{Host: h.name, Ready: true})
+		rec.Ready = true
+		err = e.remember(k, rec)
 	}
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
@@ -352,6 +353,9 @@ func (e *extension) fits(h *host, info engine.Info, spec sandboxer.Spec) error {
 		return cannot("processors")
 	}
 	if err := e.hasRuntime(h, info); err != nil {
+		return err
+	}
+	if err := e.checkNetwork(h, spec.Network); err != nil {
 		return err
 	}
 	if spec.Limits.DiskBytes > 0 {
@@ -399,7 +403,10 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	if err != nil {
 		return nil, err
 	}
-	m.V, m.Memory, m.Warm, m.Mode, m.Fuse, m.Stamp = madeVersion, limits.MemoryBytes, spec.Warm, string(spec.Network.Mode), spec.Fuse, spec.Stamp
+	m.V, m.Memory, m.Warm, m.Mode, m.Fuse, m.Stamp = madeVersion, limits.MemoryBytes, spec.Warm, string(sandboxer.NetworkNone), spec.Fuse, spec.Stamp
+	if e.unfiltered(spec.Network) {
+		m.Mode = string(sandboxer.NetworkPublic)
+	}
 	m.Ports, m.Mounts = spec.Ports, spec.Mounts
 	if m.Ports == nil {
 		m.Ports = images.Ports(img.Config.ExposedPorts)
@@ -414,9 +421,13 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		b.labels[labelExpires] = spec.Fuse.UTC().Format(time.RFC3339)
 	}
 	name := e.name(spec.ID, spec.Generation)
-	network := "none"
-	if spec.Network.Mode == sandboxer.NetworkPublic {
+	network := "none" // but for its own devices (network.go)
+	if m.Mode == string(sandboxer.NetworkPublic) {
 		network = e.cfg.Network
+	}
+	var dns []string
+	if network == "none" && e.filters(h) {
+		dns = []string{usernet.Gateway.String()}
 	}
 	fuse := "0"
 	if !spec.Fuse.IsZero() {
@@ -429,7 +440,7 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		Entrypoint: []string{agentPath}, Cmd: []string{"init", "--listen=own:" + agentSocket, "--fuse=" + fuse},
 		Healthcheck: &engine.Healthcheck{Test: []string{"NONE"}},
 		HostConfig: engine.HostConfig{
-			Runtime: e.cfg.Runtime, NetworkMode: network, Memory: limits.MemoryBytes, MemorySwap: limits.MemoryBytes, NanoCpus: limits.MilliCPU * 1e6, PidsLimit: limits.PIDs,
+			Runtime: e.cfg.Runtime, NetworkMode: network, Dns: dns, Memory: limits.MemoryBytes, MemorySwap: limits.MemoryBytes, NanoCpus: limits.MilliCPU * 1e6, PidsLimit: limits.PIDs,
 			CapDrop: []string{"ALL"}, CapAdd: slices.Concat(guestCapabilities, m.Grants), SecurityOpt: []string{"no-new-privileges"}, IpcMode: "private",
 			LogConfig:  &engine.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m"}},
 			StorageOpt: storage,
@@ -466,6 +477,11 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	}
 	if err := hide(); err != nil { // it has them
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "what sandbox %s mounts is still shown to the engine", spec.ID)
+	}
+	if networked(spec.Network) && m.Mode == string(sandboxer.NetworkNone) {
+		if err := e.plug(ctx, b, spec.Network); err != nil { // before anything of the image runs
+			return nil, err
+		}
 	}
 	return b, e.complete(ctx, b, m, spec)
 }
@@ -513,6 +529,9 @@ func (e *extension) fill(ctx context.Context, c *agent.Client, b *box, m made, s
 		return err
 	}
 	if err := e.isolated(ctx, c, b.host, spec); err != nil {
+		return err
+	}
+	if err := e.resolve(ctx, c, b, m); err != nil {
 		return err
 	}
 	uid, gid, err := numeric(m.User, func(file string) ([][]string, error) {

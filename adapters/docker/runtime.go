@@ -12,12 +12,16 @@ import (
 )
 
 // Without implements sandboxer.Narrower: an image that the engine makes of a container holds what its own runtime
-// wrote. gVisor keeps what is written in a layer of its own, unless it is told otherwise.
-func (e *extension) Without() []sandboxer.Capability {
+// wrote. gVisor keeps what is written in a layer of its own, unless it is told otherwise. And networks are changed only where
+// they are filtered.
+func (e *extension) Without() (without []sandboxer.Capability) {
 	if e.cfg.Runtime != "" {
-		return []sandboxer.Capability{sandboxer.CanSnapshot}
+		without = append(without, sandboxer.CanSnapshot)
 	}
-	return nil
+	if !e.filtersAny() {
+		without = append(without, sandboxer.CanNetwork)
+	}
+	return without
 }
 
 // checkRuntime refuses an isolation that no runtime is named for.

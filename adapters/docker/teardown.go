@@ -65,6 +65,7 @@ func (e *extension) teardownOn(ctx context.Context, ho *host, h sandboxer.Handle
 		}
 		err = func() error {
 			defer l.Remove()
+			e.unplug(k)
 			now, err := e.on(ctx, ho, h.SandboxID, g)
 			if err != nil {
 				return err
@@ -107,6 +108,7 @@ func (e *extension) teardownOn(ctx context.Context, ho *host, h sandboxer.Handle
 func (e *extension) remove(ctx context.Context, all []*box) (removed []string, err error) {
 	for _, b := range all {
 		e.dropAgent(e.name(b.id, b.generation))
+		e.unplug(b.key())
 		if err := e.removeContainer(ctx, b); err != nil {
 			return removed, err
 		}

@@ -68,8 +68,9 @@ var arrows = map[string][]string{
 	"internal/mustrun":           {},
 	"internal/confine":           {},
 	"internal/egress":            {".", "internal/strictjson"},
-	"internal/egress/gateway":    {"internal/egress", "internal/strictjson", "internal/usernet"},
+	"internal/egress/gateway":    {"internal/egress", "internal/strictjson", "internal/usernet", "internal/usernet/tap"},
 	"internal/usernet":           {"."},
+	"internal/usernet/tap":       {"internal/usernet"},
 	"internal/procs":             {},
 	"internal/procnet":           {},
 	"internal/safetar":           {"."},
@@ -100,7 +101,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "docker", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/filelock", "internal/images", "internal/mounts", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/wholefile", "sdk/python"}
+var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/filelock", "internal/images", "internal/mounts", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/usernet/tap", "internal/wholefile", "sdk/python"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{
@@ -130,7 +131,7 @@ var owners = map[string][]string{
 	"github.com/johannesboyne/gofakes3":        {},
 	"pgregory.net/rapid":                       {"internal/storetest"},
 	"golang.org/x/net":                         {"adapters/local/...", "internal/usernet"},
-	"github.com/vishvananda/netlink":           {"internal/egress/gateway"},
+	"github.com/vishvananda/netlink":           {"internal/usernet/tap"},
 	"golang.org/x/sys":                         {"adapters/...", "agent/...", "internal/..."},
 	"github.com/rogpeppe/go-internal":          {},
 	"go.uber.org/goleak":                       {},

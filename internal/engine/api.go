@@ -389,6 +389,7 @@ type Healthcheck struct{ Test []string }
 type HostConfig struct {
 	Runtime      string   `json:",omitempty"`
 	NetworkMode  string   `json:",omitempty"`
+	Dns          []string `json:",omitempty"` // servers that the resolver's configuration names
 	Memory       int64    `json:",omitempty"`
 	MemorySwap   int64    `json:",omitempty"`
 	NanoCpus     int64    `json:",omitempty"`

@@ -1,0 +1,241 @@
+package docker
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer"
+)
+
+// A world is a network namespace that stands for the internet: it has a public and a private address, at
+// which a greeting is had on port 7.
+type world struct{ public, private, own string } // own is this machine's towards it
+
+func outside(t *testing.T) world {
+	t.Helper()
+	if _, err := exec.LookPath("ip"); err != nil || os.Geteuid() != 0 {
+		t.Skip("making a network namespace needs root and ip (install iproute2)")
+	}
+	id := os.Getpid() % 100_000
+	ns, dev, k := fmt.Sprintf("sbxdocker%d", id), fmt.Sprintf("sbxd%d", id), 4*(id%60)+4
+	w := world{public: fmt.Sprintf("192.0.2.%d", k+2), private: fmt.Sprintf("10.77.%d.2", id%250), own: fmt.Sprintf("192.0.2.%d", k+1)}
+	ip := func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	ip("netns", "add", ns)
+	t.Cleanup(func() {
+		if out, err := exec.Command("ip", "netns", "del", ns).CombinedOutput(); err != nil {
+			t.Errorf("ip netns del: %v\n%s", err, out)
+		}
+	})
+	ip("link", "add", dev, "type", "veth", "peer", "name", "eth0", "netns", ns)
+	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", dev).Run() }) // goes with its peer, but not at once
+	ip("addr", "add", w.own+"/30", "dev", dev)
+	ip("addr", "add", strings.TrimSuffix(w.private, "2")+"1/24", "dev", dev)
+	ip("link", "set", dev, "up")
+	ip("-n", ns, "addr", "add", w.public+"/30", "dev", "eth0")
+	ip("-n", ns, "addr", "add", w.private+"/24", "dev", "eth0")
+	ip("-n", ns, "link", "set", "eth0", "up")
+	greet(t, w.own+":7", "")
+	greet(t, w.public+":7", "/run/netns/"+ns)
+	greet(t, w.private+":7", "/run/netns/"+ns)
+	return w
+}
+
+// greet says hello to who connects to an address, in a network namespace.
+func greet(t *testing.T, addr, ns string) {
+	t.Helper()
+	var l net.Listener
+	done := make(chan error, 1)
+	listen := func() (err error) {
+		if ns != "" {
+			f, err := os.Open(ns)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
+				return err
+			}
+		}
+		l, err = net.Listen("tcp", addr)
+		return err
+	}
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with this
+		if unix.Gettid() != unix.Getpid() || ns == "" {
+			done <- listen()
+			return
+		}
+		other := make(chan error, 1) // the first thread would not end
+		go func() {
+			runtime.LockOSThread()
+			other <- listen()
+		}()
+		done <- <-other
+		runtime.UnlockOSThread()
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			io.WriteString(c, "hello\n")
+			c.Close()
+		}
+	}()
+}
+
+// connect is a command that reaches an address, or fails.
+func connect(to string) []string {
+	a := netip.MustParseAddrPort(to)
+	return []string{"sh", "-c", fmt.Sprintf("[ \"$(nc -w 20 %s %d </dev/null 2>/dev/null)\" = hello ]", a.Addr(), a.Port())}
+}
+
+// TestNetwork: what a sandbox reaches is decided outside of it, from its beginning, and by the next server.
+func TestNetwork(t *testing.T) {
+	for name, start := range engines {
+		t.Run(name, func(t *testing.T) {
+			en := start(t)
+			w := outside(t)
+			o := en.options(t, "network")
+			o.config["never"] = []string{"192.0.2.0/30"}
+			e := o.must(t)
+			closed := false
+			defer func() {
+				if !closed {
+					e.Close()
+				}
+			}()
+			if !e.mayFilter {
+				t.Skip("this machine has no /dev/net/tun")
+			}
+			reaches := func(e *extension, h sandboxer.Handle, to string) bool {
+				t.Helper()
+				x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: connect(to)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return x.Code == 0
+			}
+			public := order("public", o, func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic} })
+			h, err := e.Provision(t.Context(), public)
+			if err != nil {
+				t.Fatalf("%v (%s)", err, sandboxer.HintOf(err))
+			}
+			defer func() {
+				last := o.must(t)
+				defer last.Close()
+				if _, err := last.Teardown(t.Context(), h); err != nil {
+					t.Error(err)
+				}
+			}()
+			for to, want := range map[string]bool{w.public + ":7": true, w.private + ":7": false, w.own + ":7": false, "127.0.0.1:7": false, "169.254.169.254:80": false, "192.0.2.2:7": false} {
+				if got := reaches(e, h, to); got != want {
+					t.Errorf("public: %s is reached: %t", to, got)
+				}
+			}
+			if got := run(t, e, h, "grep nameserver /etc/resolv.conf"); got != "nameserver 10.0.2.2" {
+				t.Errorf("the resolver is %q", got)
+			}
+			if got := run(t, e, h, "! ip link set eth0 down 2>/dev/null || echo down; ! ip link del eth0 2>/dev/null || echo gone; ls /sys/class/net | tr '\\n' ' '"); got != "eth0 lo" {
+				t.Errorf("inside: %q", got)
+			}
+
+			// While no server runs nothing gets out, and the next one takes up what was said last.
+			if err := e.SetNetwork(t.Context(), h, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{w.private}}); err != nil {
+				t.Fatal(err)
+			}
+			if reaches(e, h, w.public+":7") || !reaches(e, h, w.private+":7") {
+				t.Error("what is allowed is not what is reached")
+			}
+			err = e.Close()
+			closed = true
+			if err != nil {
+				t.Fatal(err)
+			}
+			without := o
+			without.dir = t.TempDir() // knows no sandbox's network
+			blind := without.must(t)
+			if reaches(blind, h, w.private+":7") {
+				t.Error("without the server that it had its network from a sandbox reaches something")
+			}
+			blind.Close()
+			next := o.must(t)
+			defer next.Close()
+			if reaches(next, h, w.public+":7") || !reaches(next, h, w.private+":7") {
+				t.Error("the next server does not enforce what was said last")
+			}
+			if name != "docker" {
+				return
+			}
+
+			// One that is paused while servers change, too.
+			if err := next.Pause(t.Context(), h); err != nil {
+				t.Fatal(err)
+			}
+			third := o.opened(t)
+			if err := third.Resume(t.Context(), h); err != nil {
+				t.Fatal(err)
+			}
+			if !reaches(third, h, w.private+":7") {
+				t.Error("after a pause the network is not taken up")
+			}
+
+			// A warm one has the policy of who claims it.
+			warm := order("warm", o, func(s *sandboxer.Spec) { s.Warm = true })
+			wh := up(t, third, warm)
+			warm.Warm, warm.Network = false, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}
+			if wh, err = third.Claim(t.Context(), wh, warm); err != nil {
+				t.Fatal(err)
+			}
+			if !reaches(third, wh, w.public+":7") || reaches(third, wh, w.private+":7") {
+				t.Error("claimed, a sandbox does not reach what its policy says")
+			}
+
+			// What cannot be filtered is refused before it exists, and its container's network is left alone.
+			away := &host{name: "away"}
+			wantKind(t, third.checkNetwork(away, public.Network), sandboxer.Unsupported, "another machine", "unfiltered_egress")
+			allow := sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"example.org"}}
+			wantKind(t, third.checkNetwork(away, allow), sandboxer.Unsupported, "another machine", "ext.local")
+		})
+	}
+	threads, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	home, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ns := range threads { // those that were elsewhere end, a moment after they were used
+		for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+			at, err := os.Readlink(ns)
+			if err != nil || at == home {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("a thread is in another network: %s", at)
+			}
+		}
+	}
+}

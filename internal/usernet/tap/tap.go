@@ -1,0 +1,126 @@
+//go:build linux
+
+// Package tap makes the TAP devices that links of package usernet are served on (usernet.OnDevice), in
+// the network of a container: the device is all that leads out of it.
+package tap
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sand-boxer/sandboxer/internal/usernet"
+)
+
+// In makes a device in another network than this program's, in place of one of that name: whoever had that
+// can neither send nor receive any more. netns is open on the network's namespace. Entering it takes CAP_SYS_ADMIN, and changing it
+// CAP_NET_ADMIN. The file is ready for usernet.OnDevice.
+func In(netns *os.File, name string) (*os.File, error) {
+	made := make(chan result, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread does not end with its goroutine, and stands for the whole
+			// process in /proc/self: it is held while another one does this.
+			other := make(chan result, 1)
+			go func() {
+				runtime.LockOSThread()
+				other <- in(netns, name)
+			}()
+			made <- <-other
+			runtime.UnlockOSThread()
+			return
+		}
+		made <- in(netns, name) // the thread is not unlocked: it ends with the goroutine, and what it entered with it
+	}()
+	r := <-made
+	if r.err != nil {
+		return nil, r.err
+	}
+	return os.NewFile(uintptr(r.fd), "tap"), nil
+}
+
+type result struct {
+	fd  int
+	err error
+}
+
+// in makes the device on this thread, which is in the other network then.
+func in(netns *os.File, name string) result {
+	if err := unix.Setns(int(netns.Fd()), unix.CLONE_NEWNET); err != nil {
+		return result{-1, os.NewSyscallError("setns", err)}
+	}
+	if err := remove(name); err != nil {
+		return result{-1, err}
+	}
+	fd, err := Make(name)
+	return result{fd, err}
+}
+
+func remove(name string) error {
+	dev, err := netlink.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil
+	}
+	if err == nil {
+		err = netlink.LinkDel(dev)
+	}
+	if err != nil {
+		return fmt.Errorf("removing the former device %s: %w", name, err)
+	}
+	return nil
+}
+
+// Make makes a device in the network that the calling thread is in, and returns it as a descriptor: an os.File would have the poller of this process wake up for what
+// somebody else reads. It is there as long as somebody has it open: whoever
+// shares the network keeps the device when what reads it ends, and only then can send nothing.
+func Make(name string) (fd int, err error) {
+	fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("opening /dev/net/tun, which the host has to have for this: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+		}
+	}()
+	req, err := unix.NewIfreq(name)
+	if err != nil {
+		return -1, err
+	}
+	req.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
+		return -1, fmt.Errorf("making the device %s: %w", name, err)
+	}
+	if err := setUp(name); err != nil {
+		return -1, fmt.Errorf("setting up the device %s: %w", name, err)
+	}
+	return fd, nil
+}
+
+func setUp(name string) error {
+	dev, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	index := dev.Attrs().Index
+	guest := &net.IPNet{IP: usernet.Guest.AsSlice(), Mask: net.CIDRMask(24, 32)}
+	for _, err := range []error{
+		netlink.LinkSetHardwareAddr(dev, usernet.GuestMAC),
+		netlink.LinkSetMTU(dev, usernet.MTU),
+		netlink.AddrReplace(dev, &netlink.Addr{IPNet: guest}),
+		netlink.LinkSetUp(dev),
+		netlink.NeighSet(&netlink.Neigh{LinkIndex: index, State: netlink.NUD_PERMANENT, IP: usernet.Gateway.AsSlice(), HardwareAddr: usernet.GatewayMAC}),
+		netlink.RouteReplace(&netlink.Route{LinkIndex: index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: usernet.Gateway.AsSlice()}),
+	} {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
