@@ -287,7 +287,7 @@ func TestAnswers(t *testing.T) {
 	urls, asked := existing(t, 1, http.StatusFound)
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
-	b := opened(t, t.TempDir(), map[string]any{"kind": "url", "wait": 1_000_000_000, "bases": map[string]string{"here": urls[0], "away": gone.URL}})
+	b := opened(t, t.TempDir(), map[string]any{"kind": "url", "bases": map[string]string{"here": urls[0]}})
 	h, err := b.Provision(ctx, order("here", map[string]string{"base": "here"}))
 	if err != nil {
 		t.Fatal(err)
@@ -295,6 +295,7 @@ func TestAnswers(t *testing.T) {
 	if _, err := b.WaitReady(ctx, h); err != nil || asked.Load() != 1 {
 		t.Errorf("WaitReady: %v after %d requests; want one", err, asked.Load())
 	}
+	b = opened(t, t.TempDir(), map[string]any{"kind": "url", "wait": 1_000_000_000, "bases": map[string]string{"away": gone.URL}})
 	if h, err = b.Provision(ctx, order("away", map[string]string{"base": "away"})); err != nil {
 		t.Fatal(err)
 	}
@@ -337,7 +338,7 @@ func TestAIOReady(t *testing.T) {
 
 	never := httptest.NewServer(http.NotFoundHandler())
 	defer never.Close()
-	b = opened(t, t.TempDir(), map[string]any{"kind": "aio", "wait": 1_000_000_000, "bases": map[string]string{"a": never.URL}})
+	b = opened(t, t.TempDir(), map[string]any{"kind": "aio", "wait": 3_000_000_000, "bases": map[string]string{"a": never.URL}})
 	if h, err = b.Provision(t.Context(), order("y", nil)); err != nil {
 		t.Fatal(err)
 	}
@@ -366,6 +367,7 @@ func TestURLWithTLS(t *testing.T) {
 	_, err = b.WaitReady(t.Context(), h)
 	wantKind(t, "a certificate of nobody", err, sandboxer.Unavailable)
 	config["ca"] = ca
+	delete(config, "wait")
 	b = opened(t, filepath.Join(dir, "with"), config)
 	if h, err = b.Provision(t.Context(), order("x", nil)); err != nil {
 		t.Fatal(err)
