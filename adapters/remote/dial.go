@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -49,7 +50,7 @@ func (r reach) transport(roots *x509.CertPool) *http.Transport {
 		DialContext:            d.DialContext,
 		TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:    10 * time.Second,
-		ResponseHeaderTimeout:  30 * time.Second,
+		ResponseHeaderTimeout:  scriptTime + 30*time.Second,
 		MaxResponseHeaderBytes: 64 << 10,
 		IdleConnTimeout:        15 * time.Second,
 		MaxIdleConnsPerHost:    4,
@@ -76,27 +77,31 @@ func authorities(file string) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// ask sends a GET request for u and returns the status of whatever answers. Nothing of the answer is read.
-func ask(ctx context.Context, c *http.Client, u *url.URL) (int, error) {
+// ask sends a GET request for u and returns the status of whatever answers, and of a success the first most bytes of what it says.
+func ask(ctx context.Context, c *http.Client, u *url.URL, most int64) (int, []byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		return 0, sandboxer.E(sandboxer.Internal, err, "the request cannot be made")
+		return 0, nil, sandboxer.E(sandboxer.Internal, err, "the request cannot be made")
 	}
 	req.Header.Set("User-Agent", "sandboxer")
 	resp, err := c.Do(req)
 	if err == nil {
-		resp.Body.Close()
-		return resp.StatusCode, nil
+		defer resp.Body.Close()
+		var said []byte
+		if most > 0 && resp.StatusCode == http.StatusOK {
+			said, _ = io.ReadAll(io.LimitReader(resp.Body, most)) // what broke off says less
+		}
+		return resp.StatusCode, said, nil
 	}
 	var cert *tls.CertificateVerificationError
 	switch {
 	case ctx.Err() != nil:
-		return 0, ctx.Err()
+		return 0, nil, ctx.Err()
 	case errors.Is(err, errAddress):
-		return 0, sandboxer.E(sandboxer.Denied, err, "%s leads to an address that is not public, and does not stand in the configuration", u.Host).
+		return 0, nil, sandboxer.E(sandboxer.Denied, err, "%s leads to an address that is not public, and does not stand in the configuration", u.Host).
 			WithHint("name it in bases or allow, if it is meant")
 	case errors.As(err, &cert):
-		return 0, sandboxer.E(sandboxer.Unavailable, err, "the certificate of %s is not trusted", u.Host).WithHint("name the authority that signed it: ca")
+		return 0, nil, sandboxer.E(sandboxer.Unavailable, err, "the certificate of %s is not trusted", u.Host).WithHint("name the authority that signed it: ca")
 	}
-	return 0, sandboxer.E(sandboxer.Unavailable, err, "%s does not answer", u)
+	return 0, nil, sandboxer.E(sandboxer.Unavailable, err, "%s does not answer", u)
 }

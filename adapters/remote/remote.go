@@ -1,9 +1,10 @@
 // Package remote makes sandboxes of what exists elsewhere: a URL that is there already, or another
 // installation of sandboxer.
 //
-// There are two kinds of extension. Of kind url, a sandbox is one of the base URLs that the configuration
+// There are three kinds of extension. Of kind url, a sandbox is one of the base URLs that the configuration
 // names, or one that the caller names where that is allowed: it is lent to one sandbox at a time, and left
-// as it is afterwards. What is lent stands below the extension's private directory:
+// as it is afterwards. Kind aio is the same with what speaks agent-infra's in-sandbox API, and is ready when that
+// answers. What is lent stands below the extension's private directory:
 //
 //	lease/<id>.g<n>.json   the URL, and whose word stands for it
 //	lock                   held while one is given out or taken back
@@ -22,10 +23,10 @@ import (
 
 // Config is the extension's `config:` block.
 type Config struct {
-	Kind  string            `yaml:"kind" json:"kind" required:"true" enum:"url,sandboxer" help:"What a sandbox is: url, something that exists already and is reached by HTTP; sandboxer, a sandbox of another installation."`
-	Bases map[string]string `yaml:"bases" json:"bases,omitempty" keys:"label" help:"For url: what there is, by name, as http:// and https:// URLs. Each is one sandbox at a time."`
-	Allow []string          `yaml:"allow" json:"allow,omitempty" help:"For url: URLs below which callers may name one (input url)."`
-	Wait  time.Duration     `yaml:"wait" json:"wait,omitempty" min:"1s" max:"5m" help:"For url: how long it may take until there is an answer."`
+	Kind  string            `yaml:"kind" json:"kind" required:"true" enum:"url,aio,sandboxer" help:"What a sandbox is: url, something that exists already and is reached by HTTP; aio, the same with agent-infra's in-sandbox API; sandboxer, a sandbox of another installation."`
+	Bases map[string]string `yaml:"bases" json:"bases,omitempty" keys:"label" help:"For url and aio: what there is, by name, as http:// and https:// URLs. Each is one sandbox at a time."`
+	Allow []string          `yaml:"allow" json:"allow,omitempty" help:"For url and aio: URLs below which callers may name one (input url)."`
+	Wait  time.Duration     `yaml:"wait" json:"wait,omitempty" min:"1s" max:"5m" help:"For url and aio: how long it may take until there is an answer, of aio 200 to GET /v1/sandbox."`
 
 	URL      string           `yaml:"url" json:"url,omitempty" help:"For sandboxer: address of the other installation, https://host, http://host:port or unix:///path."`
 	Token    sandboxer.Secret `yaml:"token" json:"token,omitempty" help:"For sandboxer: API key of the other installation, best without the scope admin; not needed for unix://."`
@@ -38,6 +39,7 @@ type Config struct {
 // The kinds of extension.
 const (
 	kindURL       = "url"
+	kindAIO       = "aio"
 	kindSandboxer = "sandboxer"
 )
 
@@ -52,9 +54,9 @@ const (
 func (c *Config) Validate() error {
 	wrong := func(format string, args ...any) error { return sandboxer.E(sandboxer.Invalid, nil, format, args...) }
 	switch c.Kind {
-	case kindURL:
+	case kindURL, kindAIO:
 		if c.URL != "" || c.Token != "" || c.Profile != "" || len(c.Profiles) > 0 {
-			return wrong("kind: the kind url has none of url, token, profile and profiles, which are for sandboxer")
+			return wrong("kind: the kind %s has none of url, token, profile and profiles, which are for sandboxer", c.Kind)
 		}
 		seen := map[string]string{}
 		for name, text := range c.Bases {
@@ -74,7 +76,7 @@ func (c *Config) Validate() error {
 		}
 	case kindSandboxer:
 		if len(c.Bases) > 0 || len(c.Allow) > 0 {
-			return wrong("kind: bases and allow are for url, and not for sandboxer")
+			return wrong("kind: bases and allow are for url and aio, and not for sandboxer")
 		}
 		if c.URL == "" || c.Profile == "" {
 			return wrong("kind: the settings url and profile are required for sandboxer")
@@ -85,7 +87,7 @@ func (c *Config) Validate() error {
 			}
 		}
 	default:
-		return wrong("kind: want url or sandboxer")
+		return wrong("kind: want url, aio or sandboxer")
 	}
 	return nil
 }
@@ -101,8 +103,8 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanDiscover,
 		sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork},
 	Inputs: []sandboxer.Input{
-		{Name: inputBase, Help: "kind url: name of the base to take; without it the first that is free"},
-		{Name: inputURL, Restricted: true, Help: "kind url: the URL that the sandbox is; below `allow` anybody may name one"},
+		{Name: inputBase, Help: "kinds url and aio: name of the base to take; without it the first that is free"},
+		{Name: inputURL, Restricted: true, Help: "kinds url and aio: the URL that the sandbox is; below `allow` anybody may name one"},
 		{Name: inputProfile, Restricted: true, Help: "kind sandboxer: profile there, in place of the configured one; anybody may name one of `profiles`"},
 		{Name: sandboxer.AnyInput, Restricted: true, Help: "kind sandboxer: what the profile there takes, by the rules of the other installation"},
 	},
@@ -120,6 +122,9 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extensi
 	s, err := openSite(env, cfg)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Kind == kindAIO {
+		return aio{s}, nil
 	}
 	return s, nil
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/wholefile"
 )
 
-// site is the extension of kind url.
+// site is the extension of the kinds url and aio.
 type site struct {
 	cfg   Config
 	env   sandboxer.Env
@@ -251,7 +251,16 @@ const (
 	lastStep  = 100 * time.Millisecond
 )
 
-// WaitReady implements sandboxer.Extension: whatever answers is ready. A profile that wants more says so (ready).
+// asks returns what is asked of something at u, the status that is to be answered (0 is any), and how much of the answer is
+// read.
+func (s *site) asks(u *url.URL) (path *url.URL, status int, most int64) {
+	if s.cfg.Kind == kindAIO {
+		return u.JoinPath("v1/sandbox"), http.StatusOK, maxGuest
+	}
+	return u, 0, 0
+}
+
+// WaitReady implements sandboxer.Extension: of kind url whatever answers is ready. A profile that wants more says so (ready).
 func (s *site) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
 	none := sandboxer.Reachability{}
 	until, cancel := context.WithTimeout(ctx, s.cfg.Wait)
@@ -269,10 +278,14 @@ func (s *site) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Rea
 		if err != nil {
 			return none, err
 		}
-		_, err = ask(until, s.client(u), u)
+		path, want, most := s.asks(u)
+		status, said, err := ask(until, s.client(u), path, most)
+		if err == nil && want != 0 && status != want {
+			err = sandboxer.E(sandboxer.Unavailable, nil, "%s answers %d, and is to answer %d", path, status, want)
+		}
 		switch {
 		case err == nil:
-			return sandboxer.Reachability{URL: l.URL}, nil
+			return sandboxer.Reachability{URL: l.URL, RemoteDir: readHome(said)}, nil
 		case sandboxer.KindOf(err) == sandboxer.Denied:
 			return none, err
 		case until.Err() == nil || last == nil:
@@ -284,7 +297,7 @@ func (s *site) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Rea
 			if err := ctx.Err(); err != nil {
 				return none, err
 			}
-			return none, sandboxer.E(sandboxer.Unavailable, last, "%s did not answer within %s", l.URL, sandboxer.FormatDuration(s.cfg.Wait)).
+			return none, sandboxer.E(sandboxer.Unavailable, last, "it was not ready within %s: %s", sandboxer.FormatDuration(s.cfg.Wait), sandboxer.Message(last)).
 				WithHint("see whether it is there, and reached from the server's machine")
 		}
 	}
@@ -330,7 +343,8 @@ func (s *site) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.Liven
 	if err != nil {
 		return sandboxer.Unknown, err
 	}
-	if _, err := ask(ctx, s.client(u), u); err != nil {
+	path, _, _ := s.asks(u)
+	if _, _, err := ask(ctx, s.client(u), path, 0); err != nil {
 		return sandboxer.Unknown, err
 	}
 	return sandboxer.Alive, nil

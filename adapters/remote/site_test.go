@@ -287,7 +287,7 @@ func TestAnswers(t *testing.T) {
 	urls, asked := existing(t, 1, http.StatusFound)
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
-	b := opened(t, t.TempDir(), map[string]any{"kind": "url", "wait": 1_000_000_000, "bases": map[string]string{"here": urls[0], "away": gone.URL}})
+	b := opened(t, t.TempDir(), map[string]any{"kind": "url", "bases": map[string]string{"here": urls[0]}})
 	h, err := b.Provision(ctx, order("here", map[string]string{"base": "here"}))
 	if err != nil {
 		t.Fatal(err)
@@ -295,6 +295,7 @@ func TestAnswers(t *testing.T) {
 	if _, err := b.WaitReady(ctx, h); err != nil || asked.Load() != 1 {
 		t.Errorf("WaitReady: %v after %d requests; want one", err, asked.Load())
 	}
+	b = opened(t, t.TempDir(), map[string]any{"kind": "url", "wait": 1_000_000_000, "bases": map[string]string{"away": gone.URL}})
 	if h, err = b.Provision(ctx, order("away", map[string]string{"base": "away"})); err != nil {
 		t.Fatal(err)
 	}
@@ -305,6 +306,47 @@ func TestAnswers(t *testing.T) {
 	}
 	_, err = b.WaitReady(ctx, sandboxer.Handle{SandboxID: "nobody", Generation: 1})
 	wantKind(t, "WaitReady of the unknown", err, sandboxer.NotFound)
+}
+
+// What speaks the API of agent-infra's image is ready with exactly 200, below its own path, and not before.
+func TestAIOReady(t *testing.T) {
+	var asked atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method != http.MethodGet || r.URL.Path != "/s/1/v1/sandbox":
+			w.WriteHeader(http.StatusOK) // which would be ready
+			t.Errorf("%s %s", r.Method, r.URL)
+		case asked.Add(1) < 4:
+			w.WriteHeader([]int{http.StatusBadGateway, http.StatusNoContent, http.StatusMovedPermanently}[asked.Load()-1])
+		}
+	}))
+	defer s.Close()
+	b := opened(t, t.TempDir(), map[string]any{"kind": "aio", "bases": map[string]string{"a": s.URL + "/s/1"}})
+	h, err := b.Provision(t.Context(), order("x", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := b.WaitReady(t.Context(), h); err != nil || r.URL != s.URL+"/s/1" || asked.Load() != 4 {
+		t.Errorf("WaitReady = %+v, %v after %d requests; want it ready with the fourth", r, err, asked.Load())
+	}
+	if l, err := b.IsAlive(t.Context(), h); err != nil || l != sandboxer.Alive {
+		t.Errorf("IsAlive = %s, %v", l, err)
+	}
+	if r, err := b.Teardown(t.Context(), h); err != nil || len(r.Kept) != 1 {
+		t.Errorf("Teardown = %+v, %v", r, err)
+	}
+
+	never := httptest.NewServer(http.NotFoundHandler())
+	defer never.Close()
+	b = opened(t, t.TempDir(), map[string]any{"kind": "aio", "wait": 3_000_000_000, "bases": map[string]string{"a": never.URL}})
+	if h, err = b.Provision(t.Context(), order("y", nil)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.WaitReady(t.Context(), h)
+	wantKind(t, "WaitReady of something else", err, sandboxer.Unavailable)
+	if err == nil || !strings.Contains(sandboxer.Message(err), "answers 404, and is to answer 200") {
+		t.Errorf("it does not say what was answered: %v", err)
+	}
 }
 
 // Certificates are verified, by the authorities of ca where they are named.
@@ -325,6 +367,7 @@ func TestURLWithTLS(t *testing.T) {
 	_, err = b.WaitReady(t.Context(), h)
 	wantKind(t, "a certificate of nobody", err, sandboxer.Unavailable)
 	config["ca"] = ca
+	delete(config, "wait")
 	b = opened(t, filepath.Join(dir, "with"), config)
 	if h, err = b.Provision(t.Context(), order("x", nil)); err != nil {
 		t.Fatal(err)

@@ -483,6 +483,7 @@ var lax = map[string]string{
 	"adapters/local/runner/tasks.go":    "a bundle, which gVisor reads beside us",
 	"adapters/process/call.go":          "what this program has just written",
 	"adapters/process/process.go":       "its own configuration, as the catalogue has written it",
+	"adapters/remote/aio.go":            "what another program's API says",
 	"adapters/vmpacker/packer.go":       "what qemu-img says",
 	"adapters/vmpacker/qmp.go":          "what QEMU says",
 	"internal/protocol/values.go":       "parts of a line that has been checked as a whole",

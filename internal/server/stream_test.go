@@ -668,7 +668,7 @@ func TestExecCancelWaits(t *testing.T) {
 	x := &scripted{exec: func(ctx context.Context, _ sandboxer.Cmd) (sandboxer.Exit, error) {
 		close(begun)
 		<-ctx.Done()
-		for range 5 { // it takes a while: whoever does not wait is back before
+		for range 3 { // it takes a while: whoever does not wait is back before
 			if _, err := r.admin.Get(context.Background(), "sb"); err != nil {
 				t.Error(err)
 			}
