@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -125,6 +126,22 @@ func TestIdleSessions(t *testing.T) {
 		time.Sleep(sessionIdle + time.Minute)
 		sessions := data[[]bashSession](t, a.call(a.who, "GET", "/v1/bash/sessions", "", nil), 200)
 		if len(sessions) != 1 || sessions[0].SessionID != "busy" || *sessions[0].CurrentCommand != "x" {
+			t.Errorf("%+v", sessions)
+		}
+		// Where there are as many as there may be, one that was not used for a while makes room.
+		for i := range maxSessions - 1 {
+			a.bash(fmt.Sprintf(`{"session_id":"s%d","command":"x","hard_timeout":1}`, i))
+		}
+		if w := a.post("/v1/bash/exec", `{"session_id":"more","command":"x","hard_timeout":1}`); w.Code != 429 {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		time.Sleep(sessionRoom)
+		a.bash(`{"session_id":"more","command":"x","hard_timeout":1}`)
+		sessions = data[[]bashSession](t, a.call(a.who, "GET", "/v1/bash/sessions", "", nil), 200)
+		has := func(id string) bool {
+			return slices.ContainsFunc(sessions, func(s bashSession) bool { return s.SessionID == id })
+		}
+		if len(sessions) != maxSessions || !has("busy") || !has("more") || has("s0") || !has("s1") {
 			t.Errorf("%+v", sessions)
 		}
 		a.s.Forget(a.sb.ID)
