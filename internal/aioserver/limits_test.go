@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http/httptest"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -207,5 +210,28 @@ func TestOutput(t *testing.T) {
 	}
 	if got := shorten("abcdef", 3); got != "abc" {
 		t.Errorf("%q", got)
+	}
+}
+
+// Every shell says where it was left and what it exports, in its own way of writing.
+func TestShellState(t *testing.T) {
+	for _, shell := range [][]string{{"bash"}, {"bash", "--posix"}, {"dash"}, {"busybox", "sh"}} {
+		if _, err := exec.LookPath(shell[0]); err != nil {
+			continue
+		}
+		args := shellArgs(shell[0], "export A='x'\\''y\n' B=\"q\\\"\\$\"; cd /tmp; echo $HOME; exit 3", script{reports: true, unset: []string{"HOME"}})
+		cmd := exec.Command(shell[0], append(slices.Clone(shell[1:]), args[1:]...)...)
+		cmd.Env = []string{"HOME=/", "PATH=" + os.Getenv("PATH"), "KEPT=1"}
+		var out strings.Builder
+		r := &stateReader{memory: newMemory()}
+		cmd.Stdout, cmd.Stderr = &out, r
+		cmd.Run()
+		st, said := r.end()
+		if cmd.ProcessState.ExitCode() != 3 || out.String() != "\n" || len(said) > 0 || !st.ok || st.dir != "/tmp" || len(st.unset) > 0 || !maps.Equal(st.set, map[string]string{"A": "x'y\n", "B": `q"$`}) {
+			t.Errorf("%s: %v, %q, %+v, %q", shell, cmd.ProcessState, out.String(), st, said)
+		}
+		if r.memory.total != 0 {
+			t.Errorf("%d bytes are still accounted for", r.memory.total)
+		}
 	}
 }
