@@ -17,13 +17,14 @@ import (
 
 // The bounds of sessions.
 const (
-	maxSessions   = 64        // of one kind in one sandbox that were asked for by name; no more are made
-	maxImplicit   = 16        // of one kind in one sandbox that were not; the ones used longest ago go
-	maxCommands   = 16        // of a bash session whose outputs are kept; the oldest that have ended go
-	maxSessionEnv = 64 << 10  // bytes of what a session has exported
-	sessionIdle   = time.Hour // without a command or a question: the session is dropped
-	maxCommand    = 1 << 20   // bytes
-	maxArgument   = 96 << 10  // bytes of a command that are an argument: Linux takes 128 KiB
+	maxSessions   = 64               // of one kind in one sandbox that were asked for by name
+	maxImplicit   = 16               // of one kind in one sandbox that were not; the ones used longest ago go
+	maxCommands   = 16               // of a bash session whose outputs are kept; the oldest that have ended go
+	maxSessionEnv = 64 << 10         // bytes of what a session has exported
+	sessionIdle   = time.Hour        // without a command or a question: the session is dropped
+	sessionRoom   = 10 * time.Minute // so, where there is no room for another one
+	maxCommand    = 1 << 20          // bytes
+	maxArgument   = 96 << 10         // bytes of a command that are an argument: Linux takes 128 KiB
 	maxID         = 128
 	killGrace     = 2 * time.Second // between a signal that asks and one that does not
 )
@@ -231,7 +232,8 @@ func (c *call) openSession(k kind, field, id string, setUp func(*session)) (*ses
 	return se, false, nil
 }
 
-// makeRoom lets go of implicit sessions that have ended, and refuses others beyond what is kept.
+// makeRoom lets go of sessions in which nothing runs: of implicit ones, and of others that nobody has used for
+// a while. Where there are none of these there is no room.
 func (s *Server) makeRoom(st *sandboxState, se *session) error {
 	var same, idle []*session
 	for _, o := range st.sessions[se.kind] {
@@ -243,14 +245,16 @@ func (s *Server) makeRoom(st *sandboxState, se *session) error {
 			idle = append(idle, o)
 		}
 	}
+	slices.SortFunc(idle, func(a, b *session) int { return a.used.Compare(b.used) })
 	if !se.implicit {
-		if len(same) >= maxSessions {
+		if len(same) >= maxSessions && len(idle) > 0 && se.created.Sub(idle[0].used) > sessionRoom {
+			s.endSession(st, idle[0])
+		} else if len(same) >= maxSessions {
 			return sandboxer.E(sandboxer.Exhausted, nil, "this sandbox has %d sessions, as many as there may be", len(same)).
 				WithHint("close one of them, or use it again")
 		}
 		return nil
 	}
-	slices.SortFunc(idle, func(a, b *session) int { return a.used.Compare(b.used) })
 	for i := range min(len(same)-maxImplicit+1, len(idle)) {
 		s.endSession(st, idle[i])
 	}
