@@ -20,9 +20,13 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/edgetest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // api is a client of one sandbox, made of the fake: its commands are real, on this machine.
 type api struct {
@@ -556,7 +560,7 @@ func TestTrees(t *testing.T) {
 	if got := list(`{"path":"/workspace/t","show_hidden":true,"sort_by":"type"}`); !slices.Equal(got, []string{"t/.hidden", "t/sub", "t/bin", "t/link", "t/big.log", "t/a.py"}) {
 		t.Errorf("%v", got)
 	}
-	if got := list(`{"path":"/workspace/t","recursive":true,"max_depth":2,"file_types":[".py"]}`); !slices.Equal(got, []string{"t/a.py", "t/sub/b.py"}) {
+	if got := list(`{"path":"/workspace/t","recursive":true,"max_depth":2,"show_hidden":false,"file_types":[".py"]}`); !slices.Equal(got, []string{"t/a.py", "t/sub/b.py"}) {
 		t.Errorf("%v", got)
 	}
 	find := func(glob string) []string {
@@ -572,7 +576,7 @@ func TestTrees(t *testing.T) {
 	if got := find("sub/*.py"); !slices.Equal(got, all[2:]) {
 		t.Errorf("%v", got)
 	}
-	glob := data[struct{ Files []globbed }](t, a.post("/v1/file/glob", `{"path":"/workspace/t","pattern":"**/*.py","exclude":["sub"],"include_metadata":true}`), 200)
+	glob := data[struct{ Files []globbed }](t, a.post("/v1/file/glob", `{"path":"/workspace/t","pattern":"**/*.py","exclude":["sub"]}`), 200)
 	if len(glob.Files) != 1 || glob.Files[0].Path != "/workspace/t/a.py" || *glob.Files[0].Size != 32 {
 		t.Errorf("%+v", glob)
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"path"
 	"strconv"
 	"strings"
 	"time"
@@ -284,5 +285,5 @@ func cleanPath(field, p string) (string, error) {
 	case p[0] != '/':
 		return "", bad(field, "want an absolute path, not %q", p)
 	}
-	return cleaned(p), nil
+	return path.Clean(p), nil
 }

@@ -1,6 +1,7 @@
 package aioserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +27,9 @@ const (
 	maxPatterns = 64
 	grepAtOnce  = 4       // files
 	maxGrepFile = 8 << 20 // bytes; larger ones are not searched
-	defGrep     = 1_000   // matches where nobody says how many
+	defGrep     = 500     // matches where nobody says how many
+	defGrepFile = 1 << 20 // bytes of a file where nobody says it
+	defGlob     = 5_000   // paths where nobody says how many
 	maxContext  = 50      // lines before and after a match
 	maxFound    = 100_000 // places in one file where a pattern that spans lines fits
 	maxAnswer   = 8 << 20 // bytes of lines of matches
@@ -183,7 +186,7 @@ func (c *call) fileList() error {
 	var in struct {
 		Path               string   `json:"path"`
 		Recursive          bool     `json:"recursive"`
-		ShowHidden         bool     `json:"show_hidden"`
+		ShowHidden         *bool    `json:"show_hidden"`
 		FileTypes          []string `json:"file_types"`
 		MaxDepth           *int     `json:"max_depth"`
 		IncludeSize        *bool    `json:"include_size"`
@@ -197,7 +200,7 @@ func (c *call) fileList() error {
 	if len(in.FileTypes) > maxPatterns {
 		return bad("file_types", "want at most %d", maxPatterns)
 	}
-	less, err := order[listed](in.SortBy, map[string]func(a, b *listed) int{
+	less, err := order[listed](cmp.Or(in.SortBy, "name"), map[string]func(a, b *listed) int{
 		"name":     func(a, b *listed) int { return strings.Compare(a.Name, b.Name) },
 		"path":     func(a, b *listed) int { return strings.Compare(a.Path, b.Path) },
 		"size":     func(a, b *listed) int { return int(min(max(*a.Size-*b.Size, -1), 1)) },
@@ -229,7 +232,7 @@ func (c *call) fileList() error {
 	}{Path: in.Path, Files: []listed{}}
 	out.Truncated, err = c.walk(root, func(fi sandboxer.FileInfo, rel string, depth int) error {
 		name := path.Base(fi.Path)
-		if !in.ShowHidden && strings.HasPrefix(name, ".") {
+		if in.ShowHidden != nil && !*in.ShowHidden && strings.HasPrefix(name, ".") {
 			return fs.SkipDir
 		}
 		below := error(nil)
@@ -364,7 +367,7 @@ func (c *call) fileGlob() error {
 		Exclude         []string `json:"exclude"`
 		IncludeHidden   bool     `json:"include_hidden"`
 		FilesOnly       *bool    `json:"files_only"`
-		IncludeMetadata bool     `json:"include_metadata"`
+		IncludeMetadata *bool    `json:"include_metadata"`
 		MaxResults      *int     `json:"max_results"`
 		SortBy          string   `json:"sort_by"`
 		SortDesc        bool     `json:"sort_desc"`
@@ -377,7 +380,7 @@ func (c *call) fileGlob() error {
 	}
 	re, err1 := compileGlob("pattern", in.Pattern, false)
 	exclude, err2 := compileGlobs("exclude", in.Exclude)
-	most, err3 := count("max_results", in.MaxResults, maxMatches, maxListed)
+	most, err3 := count("max_results", in.MaxResults, defGlob, maxListed)
 	less, err4 := order[globbed](in.SortBy, map[string]func(a, b *globbed) int{
 		"path":     func(a, b *globbed) int { return strings.Compare(a.Path, b.Path) },
 		"name":     func(a, b *globbed) int { return strings.Compare(a.Name, b.Name) },
@@ -423,7 +426,7 @@ func (c *call) fileGlob() error {
 	sorted(all, less, in.SortDesc)
 	out.TotalCount, out.Truncated = len(all), cut || len(all) > most
 	out.Files = append(out.Files, all[:min(len(all), most)]...)
-	if !in.IncludeMetadata {
+	if in.IncludeMetadata != nil && !*in.IncludeMetadata {
 		for i := range out.Files {
 			out.Files[i].Size, out.Files[i].ModifiedTime = nil, nil
 		}
@@ -551,7 +554,7 @@ func newGrep(in grepRequest) (*grep, error) {
 	g.include, err2 = compileGlobs("include", in.Include)
 	g.exclude, err3 = compileGlobs("exclude", in.Exclude)
 	g.most, err4 = count("max_results", in.MaxResults, defGrep, maxMatches)
-	g.maxSize, err5 = parseSize("max_file_size", in.MaxFileSize, maxGrepFile)
+	g.maxSize, err5 = parseSize("max_file_size", in.MaxFileSize, defGrepFile)
 	g.maxSize = min(g.maxSize, maxGrepFile)
 	if in.Type != "" {
 		if g.exts = fileTypes[in.Type]; g.exts == nil {

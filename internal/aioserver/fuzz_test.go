@@ -54,7 +54,7 @@ func FuzzExports(f *testing.F) {
 				}
 			}
 		}
-		r := &stateReader{}
+		r := &stateReader{memory: newMemory()}
 		r.Write(b)
 		r.end()
 		if value := strings.ReplaceAll(string(b), "\x00", ""); utf8.Valid(b) {

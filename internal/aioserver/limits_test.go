@@ -4,7 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net/http/httptest"
+	"os"
+	"os/exec"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -127,6 +131,22 @@ func TestIdleSessions(t *testing.T) {
 		if len(sessions) != 1 || sessions[0].SessionID != "busy" || *sessions[0].CurrentCommand != "x" {
 			t.Errorf("%+v", sessions)
 		}
+		// Where there are as many as there may be, one that was not used for a while makes room.
+		for i := range maxSessions - 1 {
+			a.bash(fmt.Sprintf(`{"session_id":"s%d","command":"x","hard_timeout":1}`, i))
+		}
+		if w := a.post("/v1/bash/exec", `{"session_id":"more","command":"x","hard_timeout":1}`); w.Code != 429 {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		time.Sleep(sessionRoom)
+		a.bash(`{"session_id":"more","command":"x","hard_timeout":1}`)
+		sessions = data[[]bashSession](t, a.call(a.who, "GET", "/v1/bash/sessions", "", nil), 200)
+		has := func(id string) bool {
+			return slices.ContainsFunc(sessions, func(s bashSession) bool { return s.SessionID == id })
+		}
+		if len(sessions) != maxSessions || !has("busy") || !has("more") || has("s0") || !has("s1") {
+			t.Errorf("%+v", sessions)
+		}
 		a.s.Forget(a.sb.ID)
 		synctest.Wait()
 		if b.alive.Load() != 0 || a.s.memory.total != 0 {
@@ -147,14 +167,14 @@ func TestOutput(t *testing.T) {
 	who := account{"t", "s"}
 	o := newOutput(m, who, func() {})
 	var all strings.Builder
-	for i := range 400_000 {
-		fmt.Fprintf(io.MultiWriter(o, &all), "%09d\n", i)
+	for i := range 400 {
+		io.WriteString(io.MultiWriter(o, &all), strings.Repeat(fmt.Sprintf("%09d\n", i), 1000))
 	}
 	if got, next := o.since(0, false); next != 4_000_000 || got[:maxHead] != all.String()[:maxHead] || got[len(got)-maxTail:] != all.String()[4_000_000-maxTail:] ||
 		!strings.Contains(got, fmt.Sprintf("%d bytes were not kept", 4_000_000-maxHead-maxTail)) {
 		t.Errorf("%d bytes up to %d", len(got), next)
 	}
-	if got, _ := o.since(3_999_990, false); got != "000399999\n" {
+	if got, _ := o.since(3_999_990, false); got != "000000399\n" {
 		t.Errorf("%q", got)
 	}
 	if got, _ := o.since(1<<60, false); got != "" {
@@ -190,5 +210,28 @@ func TestOutput(t *testing.T) {
 	}
 	if got := shorten("abcdef", 3); got != "abc" {
 		t.Errorf("%q", got)
+	}
+}
+
+// Every shell says where it was left and what it exports, in its own way of writing.
+func TestShellState(t *testing.T) {
+	for _, shell := range [][]string{{"bash"}, {"bash", "--posix"}, {"dash"}, {"busybox", "sh"}} {
+		if _, err := exec.LookPath(shell[0]); err != nil {
+			continue
+		}
+		args := shellArgs(shell[0], "export A='x'\\''y\n' B=\"q\\\"\\$\"; cd /tmp; echo $HOME; exit 3", script{reports: true, unset: []string{"HOME"}})
+		cmd := exec.Command(shell[0], append(slices.Clone(shell[1:]), args[1:]...)...)
+		cmd.Env = []string{"HOME=/", "PATH=" + os.Getenv("PATH"), "KEPT=1"}
+		var out strings.Builder
+		r := &stateReader{memory: newMemory()}
+		cmd.Stdout, cmd.Stderr = &out, r
+		cmd.Run()
+		st, said := r.end()
+		if cmd.ProcessState.ExitCode() != 3 || out.String() != "\n" || len(said) > 0 || !st.ok || st.dir != "/tmp" || len(st.unset) > 0 || !maps.Equal(st.set, map[string]string{"A": "x'y\n", "B": `q"$`}) {
+			t.Errorf("%s: %v, %q, %+v, %q", shell, cmd.ProcessState, out.String(), st, said)
+		}
+		if r.memory.total != 0 {
+			t.Errorf("%d bytes are still accounted for", r.memory.total)
+		}
 	}
 }

@@ -2,14 +2,11 @@ package aioserver
 
 import (
 	"net/http"
-	"path"
 	"slices"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 )
-
-func cleaned(p string) string { return path.Clean(p) }
 
 // routes is what is served, by method and path.
 var routes = map[string]func(*call) error{
@@ -53,9 +50,8 @@ var routes = map[string]func(*call) error{
 
 // unserved is what the image has besides, by the beginning of its path, and what to do instead.
 var unserved = []struct{ prefix, what, instead string }{
-	{"/v1/auth", "auth", "the URL of a sandbox has its token in it: nothing else is needed"},
-	{"/v1/tickets", "tickets", "the URL of a sandbox has its token in it: nothing else is needed"},
-	{"/v1/ticket", "tickets", "the URL of a sandbox has its token in it: nothing else is needed"},
+	{"/auth", "auth", "the URL of a sandbox has its token in it: nothing else is needed"},
+	{"/tickets", "tickets", "the URL of a sandbox has its token in it: nothing else is needed"},
 	{"/v1/browser", "browser", "start a browser in the sandbox by /v1/bash/exec, from an image that has one"},
 	{"/v1/display", "display", "a sandbox has no screen"},
 	{"/v1/jupyter", "jupyter", "run code by /v1/code/execute"},
@@ -66,9 +62,9 @@ var unserved = []struct{ prefix, what, instead string }{
 	{"/v1/util", "util", "start a converter in the sandbox by /v1/bash/exec"},
 	{"/v1/file/watch", "file/watch", "list the directory again by /v1/file/list"},
 	{"/v1/sandbox/hooks", "sandbox/hooks", "run the command before the sandbox is destroyed"},
-	{"/v1/sandbox/observe", "sandbox/observe", "see: sandboxer stats"},
-	{"/v1/shell/terminal-url", "shell/terminal-url", "open a terminal with: sandboxer shell"},
-	{"/v1/shell/ws", "shell/ws", "open a terminal with: sandboxer shell"},
+	{"/v1/sandbox/observe", "sandbox/observe", "measure it: sandboxer stats ID"},
+	{"/v1/shell/terminal-url", "shell/terminal-url", "open a terminal with: sandboxer shell ID"},
+	{"/v1/shell/ws", "shell/ws", "open a terminal with: sandboxer shell ID"},
 }
 
 // route serves the request.

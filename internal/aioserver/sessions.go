@@ -17,13 +17,14 @@ import (
 
 // The bounds of sessions.
 const (
-	maxSessions   = 64        // of one kind in one sandbox that were asked for by name; no more are made
-	maxImplicit   = 16        // of one kind in one sandbox that were not; the ones used longest ago go
-	maxCommands   = 16        // of a bash session whose outputs are kept; the oldest that have ended go
-	maxSessionEnv = 64 << 10  // bytes of what a session has exported
-	sessionIdle   = time.Hour // without a command or a question: the session is dropped
-	maxCommand    = 1 << 20   // bytes
-	maxArgument   = 96 << 10  // bytes of a command that are an argument: Linux takes 128 KiB
+	maxSessions   = 64               // of one kind in one sandbox that were asked for by name
+	maxImplicit   = 16               // of one kind in one sandbox that were not; the ones used longest ago go
+	maxCommands   = 16               // of a bash session whose outputs are kept; the oldest that have ended go
+	maxSessionEnv = 64 << 10         // bytes of what a session has exported
+	sessionIdle   = time.Hour        // without a command or a question: the session is dropped
+	sessionRoom   = 10 * time.Minute // so, where there is no room for another one
+	maxCommand    = 1 << 20          // bytes
+	maxArgument   = 96 << 10         // bytes of a command that are an argument: Linux takes 128 KiB
 	maxID         = 128
 	killGrace     = 2 * time.Second // between a signal that asks and one that does not
 )
@@ -39,6 +40,7 @@ const (
 // sandboxState is what is kept of a sandbox. Server.mu guards all of it.
 type sandboxState struct {
 	generation int
+	used       time.Time
 	shell      string // of its commands: "bash" or "sh"; "" if nobody has looked
 	sessions   [2]map[string]*session
 	edits      map[string][]edit // by path; what undo_edit goes back to
@@ -134,6 +136,7 @@ func (s *Server) state(c *call) (*sandboxState, error) {
 		st.sessions[shellKind], st.sessions[bashKind] = map[string]*session{}, map[string]*session{}
 		s.known[c.sb.ID] = st
 	}
+	st.used = now
 	return st, nil
 }
 
@@ -147,7 +150,8 @@ func (s *Server) prune(now time.Time) {
 				}
 			}
 		}
-		if len(st.sessions[shellKind])+len(st.sessions[bashKind])+len(st.edits) == 0 {
+		if len(st.sessions[shellKind])+len(st.sessions[bashKind]) == 0 && now.Sub(st.used) > sessionIdle {
+			s.memory.shrink(st.who, st.editBytes)
 			delete(s.known, id)
 		}
 	}
@@ -228,7 +232,8 @@ func (c *call) openSession(k kind, field, id string, setUp func(*session)) (*ses
 	return se, false, nil
 }
 
-// makeRoom lets go of implicit sessions that have ended, and refuses others beyond what is kept.
+// makeRoom lets go of sessions in which nothing runs: of implicit ones, and of others that nobody has used for
+// a while. Where there are none of these there is no room.
 func (s *Server) makeRoom(st *sandboxState, se *session) error {
 	var same, idle []*session
 	for _, o := range st.sessions[se.kind] {
@@ -240,14 +245,16 @@ func (s *Server) makeRoom(st *sandboxState, se *session) error {
 			idle = append(idle, o)
 		}
 	}
+	slices.SortFunc(idle, func(a, b *session) int { return a.used.Compare(b.used) })
 	if !se.implicit {
-		if len(same) >= maxSessions {
+		if len(same) >= maxSessions && len(idle) > 0 && se.created.Sub(idle[0].used) > sessionRoom {
+			s.endSession(st, idle[0])
+		} else if len(same) >= maxSessions {
 			return sandboxer.E(sandboxer.Exhausted, nil, "this sandbox has %d sessions, as many as there may be", len(same)).
 				WithHint("close one of them, or use it again")
 		}
 		return nil
 	}
-	slices.SortFunc(idle, func(a, b *session) int { return a.used.Compare(b.used) })
 	for i := range min(len(same)-maxImplicit+1, len(idle)) {
 		s.endSession(st, idle[i])
 	}
@@ -341,7 +348,7 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 		cmd.err = newOutput(s.memory, c.who, silence.broken)
 		job.Stderr = cmd.err
 	} else {
-		state = &stateReader{}
+		state = &stateReader{memory: s.memory, who: c.who}
 		job.Stderr = state
 	}
 	job.Args = shellArgs(shell, spec.text, script{unset: unset, snapshot: se.snapshot, reports: !spec.separated})

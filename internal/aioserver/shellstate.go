@@ -55,16 +55,21 @@ func shellArgs(shell, command string, s script) []string {
 }
 
 // maxReport bounds what a shell says of itself.
-const maxReport = 1 << 20
+const maxReport = 256 << 10
 
 // stateReader takes what a shell with script.reports says on stderr.
 type stateReader struct {
-	b   []byte
-	cut bool
+	memory *memory
+	who    account
+	b      []byte
+	cut    bool
 }
 
 func (r *stateReader) Write(p []byte) (int, error) {
 	k := min(len(p), maxReport-len(r.b))
+	if !r.memory.grow(r.who, k) {
+		k = 0
+	}
 	r.b = append(r.b, p[:k]...)
 	r.cut = r.cut || k < len(p)
 	return len(p), nil
@@ -81,9 +86,10 @@ type shellState struct {
 // notKept are variables of the shell itself.
 var notKept = map[string]bool{"PWD": true, "OLDPWD": true, "SHLVL": true, "_": true}
 
-// end returns the last report that is whole. Where there is none, said is what is no report: a message
+// end gives up what it holds, and returns the last report that is whole. Where there is none, said is what is no report: a message
 // about a shell that could not be started.
 func (r *stateReader) end() (st shellState, said []byte) {
+	defer r.memory.shrink(r.who, len(r.b))
 	parts := bytes.Split(r.b, []byte{0})
 	if len(parts) == 1 {
 		if _, err := parseExports(parts[0]); err != nil {
