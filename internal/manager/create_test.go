@@ -325,7 +325,7 @@ func TestRefused(t *testing.T) {
 		"thread user only":         {request{Profile: "open", Thread: sandboxer.Thread{User: "u"}}, sandboxer.Invalid, "without a thread"},
 		"bad name":                 {request{Profile: "open", Name: "No Way"}, sandboxer.Invalid, "cannot be the name"},
 		"bad key":                  {request{Profile: "open", Key: "a b"}, sandboxer.Invalid, "idempotency key"},
-		"negative ttl":             {request{Profile: "open", TTL: -1}, sandboxer.Invalid, "negative"},
+		"negative ttl":             {request{Profile: "open", TTL: -time.Second}, sandboxer.Invalid, "negative"},
 		"tiny ttl":                 {request{Profile: "open", TTL: 1}, sandboxer.Invalid, "too short"},
 		"long ttl":                 {request{Profile: "strict", TTL: 2 * time.Hour}, sandboxer.Invalid, "longer than profile profile.strict allows (1h)"},
 		"default longest ttl":      {request{Profile: "open", TTL: 25 * time.Hour}, sandboxer.Invalid, "allows (1d)"},
