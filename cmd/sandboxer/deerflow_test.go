@@ -53,12 +53,12 @@ func deerflow(t *testing.T, python, program string, shared bool) {
 			t.Fatal(err)
 		}
 	}
-	// As profile.deer-flow, whose sandboxes are left alone for longer.
+	// As profile.deer-flow, but for how long sandboxes are left alone.
 	profile, err := os.ReadFile("../../profiles/profile.deer-flow.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	quick := regexp.MustCompile(`(?m)^idle: .*$`).ReplaceAll(profile, []byte("idle: 3s"))
+	quick := regexp.MustCompile(`(?m)^idle: .*$`).ReplaceAll(profile, []byte("idle: 5s"))
 	if shared {
 		quick = profile
 	}
