@@ -482,7 +482,7 @@ func TestRoutesDeclareAccess(t *testing.T) {
 	})
 	for what, d := range map[string]Door{
 		"no name": {Path: "/x/", Routes: &Mux{}}, "no routes": {Name: "x", Path: "/x/"}, "no way to it": {Name: "x", Routes: &Mux{}},
-		"a path without a slash": {Name: "x", Path: "/x", Routes: &Mux{}},
+		"a path without a slash": {Name: "x", Path: "x/", Routes: &Mux{}},
 	} {
 		panics("a door with "+what, func() { e.Mount(d) })
 	}

@@ -54,6 +54,7 @@ func newRig(t *testing.T, o Options, extend func(*fake.Extension) sandboxer.Exte
 	o.Profile, o.Owner, o.Log = "profile.df", "test", r.log.Logger()
 	r.p = New(r.Manager, o)
 	r.p.data = filepath.Join(t.TempDir(), "user-data") // commands of ext.fake see this machine
+	r.p.patience = edgetest.Patience
 	e := edge.New(r.Manager, edge.Options{Log: r.log.Logger()})
 	for _, d := range r.p.Doors() {
 		e.Mount(d)
@@ -376,12 +377,14 @@ func TestPending(t *testing.T) {
 	wait, came, release := held()
 	r := newRig(t, Options{}, func(x *fake.Extension) sandboxer.Extension { return &gate{Extension: x, provision: wait} })
 	defer release()
+	first := make(chan answer, 1)
+	go func() { first <- r.create(order1) }()
+	edgetest.Receive(t, came, "a create at the backend") // it is written down by now
 	r.p.patience = 100 * time.Millisecond
 	a := r.create(order1)
 	if a.Status != "Pending" {
 		t.Errorf("create = %+v", a)
 	}
-	edgetest.Receive(t, came, "a create at the backend")
 	pending, _ := json.Marshal(a)
 	r.want(200, string(pending), "GET", "/api/sandboxes/"+alice, "")
 	if err := r.boxes(a, func(ctx context.Context, b boxes) error { return b.MakeDir(ctx, "", "/x") }); sandboxer.KindOf(err) != sandboxer.Unavailable || sandboxer.RetryAfterOf(err) == 0 {
@@ -399,6 +402,9 @@ func TestPending(t *testing.T) {
 		t.Errorf("a call that waits for it: %v", err)
 	}
 	a.Status = "Running"
+	if got := edgetest.Receive(t, first, "the answer to who waits"); got != a {
+		t.Errorf("who waited is told %+v, not %+v", got, a)
+	}
 	running, _ := json.Marshal(a)
 	r.want(200, string(running), "POST", "/api/sandboxes", order1)
 	r.want(200, string(running), "GET", "/api/sandboxes/"+alice, "")

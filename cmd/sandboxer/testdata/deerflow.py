@@ -11,8 +11,8 @@ import time
 
 import requests
 
-base, key, sandboxer, data = sys.argv[1:5]  # data: the directory of users' files, "" if there is none
-auth = {"X-API-Key": key}
+base, sandboxer, data = sys.argv[1:4]  # data: the directory of users' files, "" if there is none
+auth = {"X-API-Key": os.environ["PROVISIONER_API_KEY"]}
 patience = 120
 
 
