@@ -10,11 +10,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
 )
 
 // TestDeerFlow has a client that was written from what deer-flow's sends and reads, in Python, drive
-// the server as it is installed, with sandboxes of this machine's gVisor: where the files of
-// users are in the sandboxes alone, and where they are in directories of this machine.
+// the server as it is installed: with sandboxes of this machine's gVisor, where the files of
+// users are in the sandboxes alone, and where they are in directories of this machine; and with
+// containers of an engine, which have those directories, too.
 func TestDeerFlow(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and boots everything")
@@ -33,22 +36,31 @@ func TestDeerFlow(t *testing.T) {
 		t.Skip("no python3 has requests")
 	}
 	bin := programs(t)
+	program := filepath.Join(bin, "sandboxer")
 	for name, shared := range map[string]bool{"files of the sandbox": false, "directories of users": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			deerflow(t, python, filepath.Join(bin, "sandboxer"), shared)
+			deerflow(t, python, program, shared, "")
 		})
 	}
+	t.Run("containers", func(t *testing.T) {
+		t.Parallel()
+		docker := &enginetest.Docker{}
+		defer docker.Stop()
+		deerflow(t, python, program, true, strings.TrimPrefix(docker.Start(t), "DOCKER_HOST="))
+	})
 }
 
-func deerflow(t *testing.T, python, program string, shared bool) {
+// deerflow is TestDeerFlow with one server; engine is the address of what runs its sandboxes, "" for
+// ext.local.
+func deerflow(t *testing.T, python, program string, shared bool, engine string) {
 	dir, err := os.MkdirTemp("", "sbx")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	home, data := filepath.Join(dir, "home"), ""
-	for _, d := range []string{"", "profiles"} {
+	for _, d := range []string{"", "profiles", "extensions"} {
 		if err := os.Mkdir(filepath.Join(home, d), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -61,6 +73,14 @@ func deerflow(t *testing.T, python, program string, shared bool) {
 	quick := regexp.MustCompile(`(?m)^idle: .*$`).ReplaceAll(profile, []byte("idle: 5s"))
 	if shared {
 		quick = profile
+	}
+	if engine != "" {
+		quick = regexp.MustCompile(`(?ms)^extension: .*?^requires: `).ReplaceAll(quick, []byte("extension: ext.docker\nisolation: container\nimage: engine:"+enginetest.Image+"\nrequires: "))
+		quick = regexp.MustCompile(`(?m)^limits:\n  disk: .*\n`).ReplaceAll(quick, nil)
+		ext := "id: ext.docker\nhandler: docker\ncapabilities:\n  isolation_levels: [container]\n  pricing_model: self-hosted\nconfig:\n  engines:\n    here: {address: \"" + engine + "\"}\n"
+		if err := os.WriteFile(filepath.Join(home, "extensions/ext.docker.yaml"), []byte(ext), 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := os.WriteFile(filepath.Join(home, "profiles/profile.deer-flow.yaml"), quick, 0o644); err != nil {
 		t.Fatal(err)
