@@ -16,9 +16,11 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// Sandboxes runs commands and moves files in sandboxes, on behalf of the principal of ctx:
-// *manager.Manager. Its errors have kinds.
+// Sandboxes runs commands and moves files in sandboxes, on behalf of the principal of ctx. Its
+// errors have kinds.
 type Sandboxes interface {
+	// Awake returns once the sandbox can run a command. Time limits of commands begin then.
+	Awake(ctx context.Context, ref string) error
 	Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandboxer.Exit, error)
 	ReadFile(ctx context.Context, ref, name string) (io.ReadCloser, error)
 	WriteFile(ctx context.Context, ref, name string, mode fs.FileMode, r io.Reader) error

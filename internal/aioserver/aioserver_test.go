@@ -24,6 +24,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/edgetest"
+	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -38,6 +39,11 @@ type api struct {
 	root   string // the workspace, as commands see it
 }
 
+// running are sandboxes of a Manager that are not paused.
+type running struct{ *manager.Manager }
+
+func (running) Awake(context.Context, string) error { return nil }
+
 func newAPI(t testing.TB, o Options) *api {
 	t.Helper()
 	b := edgetest.NewBroker(t, edgetest.BrokerOptions{Profiles: []sandboxer.Profile{{ID: "profile.test", Extension: "ext.fake", TTL: time.Hour}}})
@@ -46,7 +52,7 @@ func newAPI(t testing.TB, o Options) *api {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Sandboxes = b.Manager
+	o.Sandboxes = running{b.Manager}
 	a := &api{t: t, s: New(o), sb: Sandbox{ID: sb.ID, Generation: sb.Generation}, who: who, broker: b}
 	t.Cleanup(a.s.Close)
 	a.root = strings.TrimSpace(a.shell(`{"command":"pwd -P"}`).Output)

@@ -22,7 +22,17 @@ import (
 type stub struct {
 	Sandboxes
 	exec  func(context.Context, sandboxer.Cmd) (sandboxer.Exit, error)
+	sleep time.Duration // until it is awake
 	alive atomic.Int32
+}
+
+func (s *stub) Awake(ctx context.Context, _ string) error {
+	select {
+	case <-time.After(s.sleep):
+		return nil
+	case <-ctx.Done():
+		return sandboxer.E(sandboxer.Canceled, ctx.Err(), "the sandbox was not waited for")
+	}
 }
 
 func (s *stub) Exec(ctx context.Context, ref string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
@@ -86,6 +96,31 @@ func TestLimits(t *testing.T) {
 		data[any](t, a.post("/v1/bash/kill", `{"session_id":"s","signal":"SIGINT"}`), 200)
 		if time.Since(start) != killGrace || b.alive.Load() != 0 {
 			t.Errorf("after %s, %d alive", time.Since(start), b.alive.Load())
+		}
+	})
+}
+
+// Limits begin when the sandbox is awake. A command that waits for that can be ended.
+func TestLimitsBeginAwake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := stubAPI(t, func(_ context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+			time.Sleep(time.Second)
+			io.WriteString(cmd.Stdout, "ran")
+			return sandboxer.Exit{}, nil
+		})
+		defer a.s.Close()
+		b.sleep = 3 * time.Second
+		if r := a.bash(`{"command":"x","hard_timeout":2}`); r.Status != "completed" || r.Stdout != "ran" {
+			t.Errorf("%+v", r)
+		}
+		if r := a.shell(`{"command":"x","no_change_timeout":2}`); r.Status != "completed" || r.Output != "ran" {
+			t.Errorf("%+v", r)
+		}
+		b.sleep = time.Hour
+		a.bash(`{"session_id":"s","command":"x","async_mode":true}`)
+		data[any](t, a.post("/v1/bash/kill", `{"session_id":"s","signal":"SIGKILL"}`), 200)
+		if out := data[struct{ Command *bashCommand }](t, a.post("/v1/bash/output", `{"session_id":"s"}`), 200); out.Command.Status != "killed" {
+			t.Errorf("%+v", out.Command)
 		}
 	})
 }

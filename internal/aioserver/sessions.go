@@ -378,11 +378,15 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 	s.work.Go(func() {
 		unstop := context.AfterFunc(s.ctx, func() { stop(sandboxer.E(sandboxer.Unavailable, nil, "the server ends")) })
 		defer unstop()
-		if spec.hard > 0 {
-			defer time.AfterFunc(spec.hard, func() { stop(errHardLimit) }).Stop()
+		var exit sandboxer.Exit
+		err := s.opts.Sandboxes.Awake(ctx, c.sb.ID)
+		if err == nil {
+			if spec.hard > 0 {
+				defer time.AfterFunc(spec.hard, func() { stop(errHardLimit) }).Stop()
+			}
+			silence.begin()
+			exit, err = s.opts.Sandboxes.Exec(ctx, c.sb.ID, job)
 		}
-		silence.begin()
-		exit, err := s.opts.Sandboxes.Exec(ctx, c.sb.ID, job)
 		cause := context.Cause(ctx)
 		stop(nil)
 		if cmd.input != nil {

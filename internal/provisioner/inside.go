@@ -156,6 +156,11 @@ func (b boxes) awake(ctx context.Context) (*manager.Bearer, error) {
 	return v.Bearer, err
 }
 
+func (b boxes) Awake(ctx context.Context, _ string) error {
+	_, err := b.awake(ctx)
+	return err
+}
+
 func (b boxes) Exec(ctx context.Context, _ string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
 	in, err := b.awake(ctx)
 	var x sandboxer.Exit
