@@ -81,6 +81,7 @@ func New(o Options) *Server {
 func (s *Server) Serve(w http.ResponseWriter, r *http.Request, sb Sandbox) {
 	c := &call{s: s, w: w, r: r, sb: sb, who: account{sandboxer.PrincipalFrom(r.Context()).Tenant, sb.ID}}
 	defer c.release()
+	s.prune()
 	if err := c.route(); err != nil {
 		c.fail(err)
 	}

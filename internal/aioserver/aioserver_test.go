@@ -293,8 +293,8 @@ func TestBoundedSessions(t *testing.T) {
 		t.Errorf("%d sessions are kept", n)
 	}
 	a.s.Forget(a.sb.ID)
-	if a.s.memory.total != 0 || len(a.s.known) != 0 {
-		t.Errorf("after Forget: %d bytes, %d sandboxes", a.s.memory.total, len(a.s.known))
+	if a.s.memory.all.sum() != 0 || len(a.s.known) != 0 {
+		t.Errorf("after Forget: %d bytes, %d sandboxes", a.s.memory.all.sum(), len(a.s.known))
 	}
 }
 
@@ -484,8 +484,8 @@ func TestFiles(t *testing.T) {
 			t.Errorf("left over: %v %v", fi.Path, err)
 		}
 	}
-	if a.s.memory.total > 64<<10 {
-		t.Errorf("%d bytes are still accounted for", a.s.memory.total)
+	if a.s.memory.all.sum() > 64<<10 {
+		t.Errorf("%d bytes are still accounted for", a.s.memory.all.sum())
 	}
 }
 

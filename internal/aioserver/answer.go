@@ -35,23 +35,27 @@ func (c *call) ctx() context.Context { return c.r.Context() }
 
 // reserve accounts for n more bytes of the caller's that are kept until the end of the request.
 func (c *call) reserve(n int) error {
-	if !c.s.memory.grow(c.who, n) {
-		e := sandboxer.E(sandboxer.Exhausted, nil, "too much of what you sent, or are to be sent, waits in the server's memory already")
-		e.RetryAfter = time.Second
-		return e
+	if !c.s.memory.grow(c.who, forRequests, n) {
+		return errFull()
 	}
 	c.reserved += n
 	return nil
 }
 
+func errFull() error {
+	e := sandboxer.E(sandboxer.Exhausted, nil, "too much of what you sent, or are to be sent, waits in the server's memory already")
+	e.RetryAfter = time.Second
+	return e
+}
+
 func (c *call) release() {
-	c.s.memory.shrink(c.who, c.reserved)
+	c.s.memory.shrink(c.who, forRequests, c.reserved)
 	if len(c.held) > 0 {
 		c.s.mu.Lock()
 		defer c.s.mu.Unlock()
 		for _, cmd := range c.held {
 			cmd.callers--
-			cmd.release()
+			cmd.settle()
 		}
 	}
 }

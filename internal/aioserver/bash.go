@@ -118,7 +118,7 @@ func (c *call) runBash() error {
 			return err
 		}
 	}
-	out := bashResult{SessionID: se.id, CommandID: cmd.id, Command: cmd.text}
+	out := bashResult{SessionID: se.id, CommandID: cmd.id, Command: cmd.out.command()}
 	out.Status, out.ExitCode = c.status(cmd, bashKind)
 	out.Stdout, out.Offset = cmd.out.since(0, out.ExitCode == nil)
 	out.Stderr, out.StderrOffset = cmd.err.since(0, out.ExitCode == nil)
@@ -205,7 +205,7 @@ func (c *call) bashOutput() error {
 		}
 	}
 	status, code := c.status(cmd, bashKind) // before the outputs: what is complete has all of them
-	out.Command = &bashCommand{cmd.id, cmd.text, status, code}
+	out.Command = &bashCommand{cmd.id, cmd.out.command(), status, code}
 	out.Stdout, out.Offset = cmd.out.since(in.Offset, status == statusRunning)
 	out.Stderr, out.StderrOffset = cmd.err.since(in.StderrOffset, status == statusRunning)
 	return c.answer(out)
@@ -282,7 +282,7 @@ func stamp(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
 func (se *session) describe() bashSession {
 	info := bashSession{SessionID: se.id, Status: "ready", WorkingDir: se.dir, CreatedAt: stamp(se.created), LastUsedAt: stamp(se.used), CommandCount: se.count}
 	if cmd := se.last(); cmd != nil && !cmd.isDone() {
-		info.CurrentCommand = &cmd.text
+		info.CurrentCommand = text(cmd.out.command())
 	}
 	return info
 }

@@ -86,8 +86,8 @@ func TestBoundedAnswers(t *testing.T) {
 	refused(t, a.post("/v1/file/replace", `{"file":"/d/1","old_str":"x","new_str":"y"}`), 413)
 	refused(t, a.post("/v1/file/write", `{"file":"/d/1","content":"","x":"`+strings.Repeat("x", maxRest)+`"}`), 422)
 	refused(t, a.post("/v1/bash/exec", `{"command":"`+strings.Repeat("x", maxJSON)+`"}`), 413)
-	if a.s.memory.total != 0 {
-		t.Errorf("%d bytes are still accounted for", a.s.memory.total)
+	if a.s.memory.all.sum() != 0 {
+		t.Errorf("%d bytes are still accounted for", a.s.memory.all.sum())
 	}
 
 	// What waits in files is bounded in size and number.
@@ -113,7 +113,7 @@ func TestBoundedAnswers(t *testing.T) {
 		sp.close()
 	}
 	c.release()
-	if len(a.s.spools) != 0 || a.s.memory.total != 0 {
-		t.Errorf("%v, %d bytes are left", a.s.spools, a.s.memory.total)
+	if len(a.s.spools) != 0 || a.s.memory.all.sum() != 0 {
+		t.Errorf("%v, %d bytes are left", a.s.spools, a.s.memory.all.sum())
 	}
 }

@@ -13,9 +13,9 @@ import (
 
 // The bounds of undo_edit.
 const (
-	maxEdits     = 10      // of one file
-	maxEditFiles = 64      // of one sandbox
-	maxEditBytes = 4 << 20 // of one sandbox
+	maxEdits     = 10                   // of one file
+	maxEditFiles = 64                   // of one sandbox
+	maxEditBytes = maxMemorySandbox / 8 // of one sandbox
 )
 
 // edit is what a file held before it was changed.
@@ -210,9 +210,11 @@ func (c *call) remember(name string, e edit) {
 	if st.editBytes+len(e.content) > maxEditBytes {
 		c.s.forgetEdits(st, name)
 	}
-	if !c.s.memory.grow(st.who, len(e.content)) {
-		c.s.forgetEdits(st, name)
-		return
+	for !c.s.memory.grow(st.who, forEdits, len(e.content)) {
+		if !c.s.forgetOldest(st) {
+			c.s.forgetEdits(st, name)
+			return
+		}
 	}
 	st.editBytes += len(e.content)
 	st.edits[name] = append(st.edits[name], e)
@@ -223,8 +225,26 @@ func (c *call) remember(name string, e edit) {
 }
 
 func (s *Server) shrinkEdits(st *sandboxState, n int) {
-	s.memory.shrink(st.who, n)
+	s.memory.shrink(st.who, forEdits, n)
 	st.editBytes -= n
+}
+
+// forgetOldest forgets the edits of the sandbox of st's tenant that was used longest ago, and reports whether
+// there is one besides st.
+func (s *Server) forgetOldest(st *sandboxState) bool {
+	var oldest *sandboxState
+	for _, o := range s.known {
+		if o != st && o.who.tenant == st.who.tenant && o.editBytes > 0 && (oldest == nil || o.used.Before(oldest.used)) {
+			oldest = o
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	for name := range oldest.edits {
+		s.forgetEdits(oldest, name)
+	}
+	return true
 }
 
 func (s *Server) forgetEdits(st *sandboxState, name string) {

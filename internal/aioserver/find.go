@@ -650,7 +650,7 @@ func (c *call) grepSome(g *grep, some []string, must bool, out *grepResult) erro
 	wg.Wait()
 	defer func() {
 		for _, n := range held {
-			c.s.memory.shrink(c.who, n)
+			c.s.memory.shrink(c.who, forRequests, n)
 		}
 	}()
 	for i, name := range some {

@@ -13,16 +13,14 @@ import (
 // apiVersion is that of the API which is answered.
 const apiVersion = "1.9.4"
 
-// run runs a small script of ours and returns what it printed.
-func (c *call) run(script string) (string, error) {
-	out := newOutput(c.s.memory, c.who, func() {})
-	defer out.release()
+// run runs a small script of ours and returns what it printed, up to so many bytes.
+func (c *call) run(script string, most int) (string, error) {
+	out := &printed{most: most}
 	_, err := c.s.opts.Sandboxes.Exec(c.ctx(), c.sb.ID, sandboxer.Cmd{Args: []string{"sh", "-c", script}, Env: map[string]string{"LC_ALL": "C"}, Stdout: out})
 	if err != nil {
 		return "", (&command{end: err}).failure()
 	}
-	said, _ := out.since(0, false)
-	return said, nil
+	return out.String(), nil
 }
 
 // infoScript asks what clients want to know, a name and a value a line. It starts no process but uname and id.
@@ -78,7 +76,7 @@ type detail struct {
 // sandbox says what is inside. That it can be asked is what readiness means to clients, so that every
 // answer is a command that ran.
 func (c *call) sandbox() error {
-	said, err := c.run(infoScript)
+	said, err := c.run(infoScript, maxPrinted)
 	if err != nil {
 		return err
 	}
@@ -120,9 +118,15 @@ func (c *call) sandbox() error {
 	return c.send(200, out)
 }
 
+// maxPackages is how long a list of packages is at most.
+const maxPackages = 1 << 20
+
 // packages answers what a package manager lists.
 func (c *call) packages(what, script, missing string) error {
-	said, err := c.run(script)
+	if err := c.reserve(maxPackages); err != nil {
+		return err
+	}
+	said, err := c.run(script, maxPackages)
 	if err != nil {
 		return err
 	}
@@ -272,7 +276,7 @@ func (c *call) codeInfo() error {
 			script.WriteString("p=$(command -v " + p + " 2>/dev/null) && echo \"" + l.name + " $p $(" + p + " " + l.version + " 2>&1 | head -n 1)\"\n")
 		}
 	}
-	said, err := c.run(script.String() + ":")
+	said, err := c.run(script.String()+":", maxPrinted)
 	if err != nil {
 		return err
 	}

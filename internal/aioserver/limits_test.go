@@ -184,8 +184,8 @@ func TestIdleSessions(t *testing.T) {
 		}
 		a.s.Forget(a.sb.ID)
 		synctest.Wait()
-		if b.alive.Load() != 0 || a.s.memory.total != 0 {
-			t.Errorf("%d alive, %d bytes kept", b.alive.Load(), a.s.memory.total)
+		if b.alive.Load() != 0 || a.s.memory.all.sum() != 0 {
+			t.Errorf("%d alive, %d bytes kept", b.alive.Load(), a.s.memory.all.sum())
 		}
 		a.bash(`{"session_id":"busy","command":"x","async_mode":true}`)
 		a.s.Close()
@@ -215,14 +215,14 @@ func TestOutput(t *testing.T) {
 	if got, _ := o.since(1<<60, false); got != "" {
 		t.Errorf("%q", got)
 	}
-	if m.total != maxHead+maxTail {
-		t.Errorf("%d bytes are accounted for", m.total)
+	if m.all.sum() != maxHead+maxTail {
+		t.Errorf("%d bytes are accounted for", m.all.sum())
 	}
 	o.release()
-	if m.total != 0 {
-		t.Errorf("%d bytes after release", m.total)
+	if m.all.sum() != 0 {
+		t.Errorf("%d bytes after release", m.all.sum())
 	}
-	m.grow(who, maxMemorySandbox-10)
+	m.grow(who, forOutputs, maxMemorySandbox/2-10)
 	small := newOutput(m, who, func() {})
 	fmt.Fprint(small, "abcdefgh")
 	fmt.Fprint(small, "ij0123456789")
@@ -265,8 +265,8 @@ func TestShellState(t *testing.T) {
 		if cmd.ProcessState.ExitCode() != 3 || out.String() != "\n" || len(said) > 0 || !st.ok || st.dir != "/tmp" || len(st.unset) > 0 || !maps.Equal(st.set, map[string]string{"A": "x'y\n", "B": `q"$`}) {
 			t.Errorf("%s: %v, %q, %+v, %q", shell, cmd.ProcessState, out.String(), st, said)
 		}
-		if r.memory.total != 0 {
-			t.Errorf("%d bytes are still accounted for", r.memory.total)
+		if r.memory.all.sum() != 0 {
+			t.Errorf("%d bytes are still accounted for", r.memory.all.sum())
 		}
 	}
 }

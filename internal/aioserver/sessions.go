@@ -79,8 +79,7 @@ func (se *session) running() bool {
 // command is one command of a session.
 type command struct {
 	id      string
-	text    string
-	out     *output // of a shell session: both
+	out     *output // of a shell session: both. The text is with it
 	err     *output // nil in a shell session
 	input   *io.PipeWriter
 	signals chan os.Signal
@@ -121,11 +120,6 @@ func (s *Server) state(c *call) (*sandboxState, error) {
 	if s.closed {
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "the server ends")
 	}
-	now := time.Now()
-	if now.Unix()-s.pruned >= 60 || now.Unix() < s.pruned {
-		s.pruned = now.Unix()
-		s.prune(now)
-	}
 	st := s.known[c.sb.ID]
 	if st != nil && st.generation < c.sb.Generation {
 		go s.drop(st)
@@ -136,12 +130,19 @@ func (s *Server) state(c *call) (*sandboxState, error) {
 		st.sessions[shellKind], st.sessions[bashKind] = map[string]*session{}, map[string]*session{}
 		s.known[c.sb.ID] = st
 	}
-	st.used = now
+	st.used = time.Now()
 	return st, nil
 }
 
-// prune drops what nobody has used for long, with s.mu held.
-func (s *Server) prune(now time.Time) {
+// prune drops what nobody has used for long, once a minute.
+func (s *Server) prune() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if now.Unix()-s.pruned < 60 && now.Unix() >= s.pruned {
+		return
+	}
+	s.pruned = now.Unix()
 	for id, st := range s.known {
 		for _, sessions := range st.sessions {
 			for _, se := range sessions {
@@ -151,7 +152,7 @@ func (s *Server) prune(now time.Time) {
 			}
 		}
 		if len(st.sessions[shellKind])+len(st.sessions[bashKind]) == 0 && now.Sub(st.used) > sessionIdle {
-			s.memory.shrink(st.who, st.editBytes)
+			s.memory.shrink(st.who, forEdits, st.editBytes)
 			delete(s.known, id)
 		}
 	}
@@ -166,7 +167,7 @@ func (s *Server) drop(st *sandboxState) {
 			s.endSession(st, se)
 		}
 	}
-	s.memory.shrink(st.who, st.editBytes)
+	s.memory.shrink(st.who, forEdits, st.editBytes)
 	st.edits, st.editBytes = nil, 0
 }
 
@@ -183,16 +184,21 @@ func (s *Server) endSession(st *sandboxState, se *session) {
 // drop gives up what is kept of a command's output, once no call needs it.
 func (cmd *command) drop() {
 	cmd.dropped = true
-	cmd.release()
+	cmd.settle()
 }
 
-func (cmd *command) release() {
-	if !cmd.dropped || cmd.callers > 0 {
-		return
-	}
-	cmd.out.release()
-	if cmd.err != nil {
-		cmd.err.release()
+// settle says what may become of the outputs, with Server.mu held.
+func (cmd *command) settle() {
+	for _, o := range []*output{cmd.out, cmd.err} {
+		switch {
+		case o == nil:
+		case cmd.callers > 0:
+			o.wake()
+		case cmd.dropped:
+			o.release()
+		case cmd.isDone():
+			o.rest()
+		}
 	}
 }
 
@@ -288,6 +294,7 @@ func (c *call) lastCommand(se *session) *command {
 func (c *call) hold(cmd *command) *command {
 	if cmd != nil {
 		cmd.callers++
+		cmd.settle()
 		c.held = append(c.held, cmd)
 	}
 	return cmd
@@ -320,7 +327,7 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 	}
 	s := c.s
 	ctx, stop := context.WithCancelCause(context.WithoutCancel(c.ctx()))
-	cmd := &command{id: strings.ToLower(rand.Text()), text: spec.text, stop: stop, done: make(chan struct{}), signals: make(chan os.Signal, 4)}
+	cmd := &command{id: strings.ToLower(rand.Text()), stop: stop, done: make(chan struct{}), signals: make(chan os.Signal, 4)}
 	silence := newSilence(spec.noChange, func() { stop(errNoChange) })
 	cmd.out = newOutput(s.memory, c.who, silence.broken)
 
@@ -330,6 +337,11 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 		stop(nil)
 		silence.stop()
 		return nil, errNoSession
+	}
+	if !cmd.out.keepText(spec.text) {
+		stop(nil)
+		silence.stop()
+		return nil, errFull()
 	}
 	job := sandboxer.Cmd{Env: maps.Clone(se.env), Dir: se.dir, Stdout: cmd.out, Signals: cmd.signals}
 	if spec.dir != "" {
@@ -417,6 +429,7 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 			se.keep(ended)
 		}
 		close(cmd.done)
+		cmd.settle()
 	})
 	return c.hold(cmd), nil
 }

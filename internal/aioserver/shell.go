@@ -99,14 +99,13 @@ func (c *call) findShell() (string, error) {
 	if shell != "" {
 		return shell, nil
 	}
-	out := newOutput(s.memory, c.who, func() {})
-	defer out.release()
+	out := &printed{most: maxPrinted}
 	x, err := s.opts.Sandboxes.Exec(c.ctx(), c.sb.ID, sandboxer.Cmd{Args: []string{"sh", "-c", "command -v bash >/dev/null 2>&1 && echo bash"}, Stdout: out})
 	if err != nil {
 		return "", (&command{end: err}).failure()
 	}
 	shell = "sh"
-	if said, _ := out.since(0, false); x.Code == 0 && strings.TrimSpace(said) == "bash" {
+	if x.Code == 0 && strings.TrimSpace(out.String()) == "bash" {
 		shell = "bash"
 	}
 	s.mu.Lock()
@@ -239,8 +238,8 @@ func (c *call) shellResult(se *session, cmd *command, cut bool) shellResult {
 		out = shorten(out, shellChars)
 	}
 	return shellResult{
-		SessionID: se.id, Command: cmd.text, Status: status, Output: out, ExitCode: code,
-		Console: []consoleRecord{{PS1: "$ ", Command: cmd.text, Output: out}},
+		SessionID: se.id, Command: cmd.out.command(), Status: status, Output: out, ExitCode: code,
+		Console: []consoleRecord{{PS1: "$ ", Command: cmd.out.command(), Output: out}},
 	}
 }
 
@@ -286,14 +285,12 @@ func (c *call) shellCreate() error {
 
 // workspace asks where commands begin that nobody has said it of.
 func (c *call) workspace() (string, error) {
-	out := newOutput(c.s.memory, c.who, func() {})
-	defer out.release()
+	out := &printed{most: maxPrinted}
 	x, err := c.s.opts.Sandboxes.Exec(c.ctx(), c.sb.ID, sandboxer.Cmd{Args: []string{"sh", "-c", "pwd"}, Stdout: out})
 	if err != nil {
 		return "", (&command{end: err}).failure()
 	}
-	said, _ := out.since(0, false)
-	if dir := strings.TrimSuffix(said, "\n"); x.Code == 0 && strings.HasPrefix(dir, "/") && len(dir) <= maxPath {
+	if dir := strings.TrimSuffix(out.String(), "\n"); x.Code == 0 && strings.HasPrefix(dir, "/") && len(dir) <= maxPath {
 		return dir, nil
 	}
 	return "", sandboxer.E(sandboxer.Failed, nil, "the shell inside the sandbox does not say where it is: it ended with %d", x.Code).
@@ -471,7 +468,7 @@ func (c *call) shellSessions() error {
 	err := c.eachSession(shellKind, func(se *session) {
 		info := shellInfo{WorkingDir: se.dir, CreatedAt: stamp(se.created), LastUsedAt: stamp(se.used), AgeSeconds: int(time.Since(se.created).Seconds()), Status: "ready"}
 		if cmd := se.last(); cmd != nil && !cmd.isDone() {
-			info.Status, info.CurrentCommand = statusRunning, &cmd.text
+			info.Status, info.CurrentCommand = statusRunning, text(cmd.out.command())
 		}
 		out.Sessions[se.id] = info
 	})

@@ -67,7 +67,7 @@ type stateReader struct {
 
 func (r *stateReader) Write(p []byte) (int, error) {
 	k := min(len(p), maxReport-len(r.b))
-	if !r.memory.grow(r.who, k) {
+	if !r.memory.grow(r.who, forRequests, k) {
 		k = 0
 	}
 	r.b = append(r.b, p[:k]...)
@@ -89,7 +89,7 @@ var notKept = map[string]bool{"PWD": true, "OLDPWD": true, "SHLVL": true, "_": t
 // end gives up what it holds, and returns the last report that is whole. Where there is none, said is what is no report: a message
 // about a shell that could not be started.
 func (r *stateReader) end() (st shellState, said []byte) {
-	defer r.memory.shrink(r.who, len(r.b))
+	defer r.memory.shrink(r.who, forRequests, len(r.b))
 	parts := bytes.Split(r.b, []byte{0})
 	if len(parts) == 1 {
 		if _, err := parseExports(parts[0]); err != nil {
