@@ -70,6 +70,10 @@ func (a *api) call(ctx context.Context, method, target, contentType string, body
 	return w
 }
 
+func (a *api) request() *http.Request {
+	return httptest.NewRequest("GET", "/", nil).WithContext(a.who)
+}
+
 func (a *api) post(p, body string) *httptest.ResponseRecorder {
 	return a.call(a.who, "POST", p, "application/json", strings.NewReader(body))
 }

@@ -344,40 +344,48 @@ func (c *call) editInsert(in editRequest, name string) (out editResult, err erro
 }
 
 func (c *call) editUndo(in editRequest, name string) (out editResult, err error) {
-	c.s.mu.Lock()
-	st, err := c.s.state(c)
-	var last *edit
-	if err == nil {
-		if es := st.edits[name]; len(es) > 0 {
-			last = &es[len(es)-1]
-		}
-	}
-	c.s.mu.Unlock()
+	last, ok, err := c.takeEdit(name)
 	if err != nil {
 		return out, err
 	}
-	if last == nil {
+	if !ok {
 		return out, sandboxer.E(sandboxer.Invalid, nil, "nothing is known that %s could go back to", name).
 			WithHint("only changes by this editor are kept, and not for ever")
 	}
-	back := *last
-	if back.existed {
-		if err := c.writeText(name, back.content); err != nil {
-			return out, err
-		}
-		out.NewContent = &back.content
-	} else if err := c.s.opts.Sandboxes.RemoveFile(c.ctx(), c.sb.ID, name); err != nil {
-		return out, err
+	if last.existed {
+		err = c.writeText(name, last.content)
+		out.NewContent = &last.content
+	} else {
+		err = c.s.opts.Sandboxes.RemoveFile(c.ctx(), c.sb.ID, name)
 	}
-	c.s.mu.Lock()
-	if es := st.edits[name]; len(es) > 0 {
-		c.s.shrinkEdits(st, len(es[len(es)-1].content))
-		if st.edits[name] = es[:len(es)-1]; len(es) == 1 {
-			delete(st.edits, name)
-		}
+	if err != nil {
+		c.remember(name, last)
+		return editResult{}, err
 	}
-	c.s.mu.Unlock()
 	out.PrevExist = true
 	out.Output = fmt.Sprintf("Last edit to %s undone successfully.", in.Path)
 	return out, nil
+}
+
+// takeEdit takes the last edit of a file from those that are kept: nobody else goes back to it.
+func (c *call) takeEdit(name string) (last edit, ok bool, err error) {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	st, err := c.s.state(c)
+	if err != nil {
+		return last, false, err
+	}
+	es := st.edits[name]
+	if len(es) == 0 {
+		return last, false, nil
+	}
+	last = es[len(es)-1]
+	if err := c.reserve(len(last.content)); err != nil {
+		return last, false, err
+	}
+	c.s.shrinkEdits(st, len(last.content))
+	if st.edits[name] = slices.Delete(es, len(es)-1, len(es)); len(es) == 1 {
+		delete(st.edits, name)
+	}
+	return last, true, nil
 }
