@@ -277,6 +277,11 @@ func testShellSession(t *testing.T, shell string) {
 	data[shellCreated](t, a.post("/v1/shell/sessions/create", `{"id":"three"}`), 200)
 	a.sb.Generation++
 	refused(t, a.post("/v1/shell/view", `{"id":"three"}`), 404)
+	// Nor does what was let in to the one before know anything of it.
+	data[shellCreated](t, a.post("/v1/shell/sessions/create", `{"id":"four"}`), 200)
+	a.sb.Generation--
+	refused(t, a.post("/v1/shell/view", `{"id":"four"}`), 410)
+	refused(t, a.post("/v1/bash/exec", `{"command":"true"}`), 410)
 }
 
 func TestBoundedSessions(t *testing.T) {

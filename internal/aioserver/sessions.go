@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -121,6 +122,9 @@ func (s *Server) state(c *call) (*sandboxState, error) {
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "the server ends")
 	}
 	st := s.known[c.sb.ID]
+	if st != nil && st.generation > c.sb.Generation {
+		return nil, &statusError{error: sandboxer.E(sandboxer.NotFound, nil, "the sandbox has ended").WithHint("ask for a new one"), status: http.StatusGone}
+	}
 	if st != nil && st.generation < c.sb.Generation {
 		go s.drop(st)
 		st = nil
