@@ -43,8 +43,9 @@ type Sandbox struct {
 // Options of New.
 type Options struct {
 	Sandboxes Sandboxes
-	// StatusOK answers operations on files that fail with the status 200 and "success": false, as
-	// images from 1.9 on do; otherwise they have an HTTP status that says so.
+	// StatusOK answers operations on files that fail by what the files are with the status 200 and
+	// "success": false, as images from 1.9 on do, but for downloads; otherwise they have an HTTP status
+	// that says so, as what fails for other reasons always has.
 	StatusOK bool
 	// Failed is told of every error that is answered, with its cause, for the log. nil: nobody is.
 	Failed func(ctx context.Context, err error)

@@ -529,6 +529,23 @@ func TestFileErrors(t *testing.T) {
 		}
 		a.s.opts.StatusOK = false
 	}
+	// What is no error of a file has its status in any case, and so has what is no envelope.
+	a.s.opts.StatusOK = true
+	refused(t, a.call(a.who, "GET", "/v1/file/download?path=/workspace/none", "", nil), 404)
+	exhausted := sandboxer.E(sandboxer.Exhausted, nil, "x")
+	exhausted.RetryAfter = time.Second
+	for _, x := range []struct {
+		err    error
+		status int
+	}{
+		{sandboxer.E(sandboxer.Unavailable, nil, "x"), 503}, {exhausted, 429}, {sandboxer.E(sandboxer.Timeout, nil, "x"), 504}, {sandboxer.E(sandboxer.Conflict, nil, "x"), 409},
+		{&statusError{error: sandboxer.E(sandboxer.NotFound, nil, "x"), status: http.StatusGone}, 410}, {sandboxer.E(sandboxer.Exhausted, nil, "x"), 200}, {sandboxer.E(sandboxer.Failed, nil, "x"), 200},
+	} {
+		w := httptest.NewRecorder()
+		(&call{s: a.s, w: w, r: a.request(), operation: "read", path: "/f"}).fail(x.err)
+		refused(t, w, x.status)
+	}
+	a.s.opts.StatusOK = false
 	for _, c := range [][2]string{
 		{"/v1/file/read", `{"file":"relative"}`}, {"/v1/file/read", `{}`}, {"/v1/file/read", `[`}, {"/v1/file/read", `{"file":1}`},
 		{"/v1/file/read", `{"file":"/a","file":"/b"}`}, {"/v1/shell/exec", `{}`}, {"/v1/shell/exec", `{"command":"x","hard_timeout":-1}`},

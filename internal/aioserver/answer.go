@@ -172,6 +172,7 @@ func (c *call) fail(err error) {
 	}
 	retryAfter := sandboxer.RetryAfterOf(err)
 	errorType := ""
+	ofFile := true // what fails is the operation, not the way to it
 	switch {
 	case c.operation == "":
 	case kind == sandboxer.NotFound:
@@ -183,7 +184,7 @@ func (c *call) fail(err error) {
 	case kind == sandboxer.Invalid:
 		status, errorType = http.StatusInternalServerError, "invalid_target"
 	default:
-		errorType = "io_error"
+		errorType, ofFile = "io_error", kind == sandboxer.Failed
 	}
 	var own *statusError
 	if errors.As(err, &own) {
@@ -191,9 +192,10 @@ func (c *call) fail(err error) {
 			status = own.status
 		}
 		if own.errorType != "" {
-			errorType = own.errorType
+			errorType, ofFile = own.errorType, true
 		}
 	}
+	ofFile = ofFile && status != http.StatusGone && kind != sandboxer.Unavailable && kind != sandboxer.Timeout && (kind != sandboxer.Exhausted || retryAfter == 0)
 	if retryAfter > 0 {
 		c.w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(retryAfter.Seconds()))))
 	}
@@ -201,7 +203,7 @@ func (c *call) fail(err error) {
 	e := envelope{Message: &message, Hint: text(sandboxer.HintOf(err))}
 	if c.operation != "" {
 		e.Data = fileError{Path: c.path, Operation: c.operation, Message: message, ErrorType: errorType, Retryable: retryAfter > 0 || kind == sandboxer.Unavailable}
-		if c.s.opts.StatusOK {
+		if c.s.opts.StatusOK && ofFile && c.operation != "download" { // whose answer has no place for "success"
 			status = http.StatusOK
 		}
 	}
