@@ -61,6 +61,8 @@ type Server struct {
 	cancel context.CancelFunc
 	memory *memory
 
+	reading sync.Mutex // of outputs: copies of them that are on their way into answers are not accounted for
+
 	mu     sync.Mutex
 	spools map[string]int // contents that wait in files: all at "", those of a tenant at its name and a slash
 	closed bool

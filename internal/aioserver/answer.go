@@ -1,6 +1,7 @@
 package aioserver
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +26,7 @@ type call struct {
 	sb       Sandbox
 	who      account
 	reserved int // bytes of s.memory
+	foreseen int // of these, for the answer as it is sent
 	held     []*command
 
 	// What a failed operation on a file says of it.
@@ -40,6 +42,36 @@ func (c *call) reserve(n int) error {
 	}
 	c.reserved += n
 	return nil
+}
+
+// giveBack ends a reservation before the request does.
+func (c *call) giveBack(n int) {
+	c.s.memory.shrink(c.who, forRequests, n)
+	c.reserved -= n
+}
+
+// foresee reserves what a text takes in the answer when it is sent. Whoever changes something calls it before.
+func (c *call) foresee(s string, times int) error {
+	n := times * encodedSize(s)
+	if err := c.reserve(n); err != nil {
+		return err
+	}
+	c.foreseen += n
+	return nil
+}
+
+// encodedSize is how long s is in JSON.
+func encodedSize(s string) int {
+	n := len(s) + 2 + 3*(strings.Count(s, "\u2028")+strings.Count(s, "\u2029"))
+	for i := range len(s) {
+		switch b := s[i]; {
+		case b == '"' || b == '\\' || b == '\b' || b == '\f' || b == '\n' || b == '\r' || b == '\t':
+			n++
+		case b < ' ':
+			n += 5
+		}
+	}
+	return n
 }
 
 func errFull() error {
@@ -96,17 +128,42 @@ func (c *call) say(message string, data any) error {
 	return c.send(http.StatusOK, envelope{Success: true, Message: text(message), Data: data})
 }
 
+// smallAnswer is how much of an answer nothing is reserved for.
+const smallAnswer = 64 << 10
+
 // send sends v. That the client does not take it is nobody's error.
 func (c *call) send(status int, v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
+	a := &answerWriter{c: c, status: status}
+	enc := json.NewEncoder(a)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); a.err != nil {
+		return a.err
+	} else if err != nil {
 		return sandboxer.E(sandboxer.Internal, err, "the answer does not encode")
+	}
+	return nil
+}
+
+// answerWriter sends an answer, which comes in one piece.
+type answerWriter struct {
+	c      *call
+	status int
+	err    error
+}
+
+func (a *answerWriter) Write(p []byte) (int, error) {
+	b := bytes.TrimSuffix(p, []byte("\n"))
+	c := a.c
+	if more := len(b) - c.foreseen; more > smallAnswer {
+		if a.err = c.reserve(more); a.err != nil {
+			return 0, a.err
+		}
 	}
 	c.w.Header().Set("Content-Type", "application/json")
 	c.w.Header().Set("Content-Length", strconv.Itoa(len(b)))
-	c.w.WriteHeader(status)
+	c.w.WriteHeader(a.status)
 	c.w.Write(b)
-	return nil
+	return len(p), nil
 }
 
 // badField is an error in one field of a request.

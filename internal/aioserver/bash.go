@@ -98,6 +98,9 @@ func (c *call) runBash() error {
 	if err != nil {
 		return err
 	}
+	if err := c.foresee(*in.Command, 1); err != nil {
+		return err
+	}
 	open := func() (*session, error) { // made where there is none
 		se, _, err := c.openSession(bashKind, "session_id", in.SessionID, func(*session) {})
 		return se, err
@@ -120,11 +123,11 @@ func (c *call) runBash() error {
 	}
 	out := bashResult{SessionID: se.id, CommandID: cmd.id, Command: cmd.out.command()}
 	out.Status, out.ExitCode = c.status(cmd, bashKind)
-	out.Stdout, out.Offset = cmd.out.since(0, out.ExitCode == nil)
-	out.Stderr, out.StderrOffset = cmd.err.since(0, out.ExitCode == nil)
-	if !in.AsyncMode && most > 0 {
-		out.Stdout, out.Stderr = shorten(out.Stdout, most), shorten(out.Stderr, most)
+	if in.AsyncMode {
+		most = 0
 	}
+	out.Stdout, out.Offset = c.readEnd(cmd.out, out.ExitCode == nil, most, 1)
+	out.Stderr, out.StderrOffset = c.readEnd(cmd.err, out.ExitCode == nil, most, 1)
 	return c.answer(out)
 }
 
@@ -206,8 +209,12 @@ func (c *call) bashOutput() error {
 	}
 	status, code := c.status(cmd, bashKind) // before the outputs: what is complete has all of them
 	out.Command = &bashCommand{cmd.id, cmd.out.command(), status, code}
-	out.Stdout, out.Offset = cmd.out.since(in.Offset, status == statusRunning)
-	out.Stderr, out.StderrOffset = cmd.err.since(in.StderrOffset, status == statusRunning)
+	if out.Stdout, out.Offset, err = c.read(cmd.out, in.Offset, status == statusRunning, 0, 1); err != nil {
+		return err
+	}
+	if out.Stderr, out.StderrOffset, err = c.read(cmd.err, in.StderrOffset, status == statusRunning, 0, 1); err != nil {
+		return err
+	}
 	return c.answer(out)
 }
 

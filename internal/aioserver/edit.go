@@ -18,6 +18,9 @@ const (
 	maxEditBytes = maxMemorySandbox / 8 // of one sandbox
 )
 
+// maxShown is how long the old content and the new one are at most, in JSON, where an edit answers them.
+const maxShown = 8 << 20
+
 // edit is what a file held before it was changed.
 type edit struct {
 	existed bool
@@ -90,8 +93,9 @@ func (c *call) fileEdit() error {
 }
 
 // numbered shows lines with their numbers, as cat -n does.
-func numbered(lines []string, first int) string {
+func numbered(head string, lines []string, first int) string {
 	var b strings.Builder
+	b.WriteString(head)
 	for i, l := range lines {
 		fmt.Fprintf(&b, "%6d\t%s\n", first+i, l)
 	}
@@ -162,8 +166,12 @@ func (c *call) editView(in editRequest, name string) (out editResult, err error)
 	if err := c.reserve(len(content) + 8*len(lines)); err != nil {
 		return out, err
 	}
-	out.Output = fmt.Sprintf("Here's the result of running `cat -n` on %s:\n", in.Path) + numbered(lines[first-1:last], first)
-	return out, nil
+	out.Output = numbered(fmt.Sprintf("Here's the result of running `cat -n` on %s:\n", in.Path), lines[first-1:last], first)
+	c.giveBack(len(content)) // which nobody needs any more
+	if encodedSize(out.Output) > maxEncoded {
+		return out, tooLong(name)
+	}
+	return out, c.foresee(out.Output, 1)
 }
 
 // change writes the new content of a file, keeps the old one for undo_edit, and shows what is around the
@@ -172,8 +180,17 @@ func (c *call) change(in editRequest, name, old, changed string, from, to int) (
 	if len(changed) > maxText {
 		return out, tooLong(name)
 	}
-	if err := c.reserve(2 * len(changed)); err != nil {
+	if err := c.reserve(len(changed)); err != nil {
 		return out, err
+	}
+	if encodedSize(old)+encodedSize(changed) <= maxShown {
+		out.OldContent, out.NewContent = &old, &changed
+		if err := c.foresee(old, 1); err != nil {
+			return out, err
+		}
+		if err := c.foresee(changed, 1); err != nil {
+			return out, err
+		}
 	}
 	if err := c.writeText(name, changed); err != nil {
 		return out, err
@@ -181,9 +198,9 @@ func (c *call) change(in editRequest, name, old, changed string, from, to int) (
 	c.remember(name, edit{true, old})
 	lines := linesOf(changed)
 	first, last := max(from-4, 1), min(to+4, len(lines))
-	out.Output = fmt.Sprintf("The file %s has been edited. Here's the result of running `cat -n` on a snippet of it:\n", in.Path) + numbered(lines[min(first, last)-1:last], min(first, last)) +
+	out.Output = fmt.Sprintf("The file %s has been edited. Here's the result of running `cat -n` on a snippet of it:\n", in.Path) + numbered("", lines[min(first, last)-1:last], min(first, last)) +
 		"Review the changes and make sure they are as expected. Edit the file again if necessary."
-	out.PrevExist, out.OldContent, out.NewContent = true, &old, &changed
+	out.PrevExist = true
 	return out, nil
 }
 
@@ -263,6 +280,9 @@ func (c *call) editCreate(in editRequest, name string) (out editResult, err erro
 	} else if exists {
 		return out, fileFailure(http.StatusConflict, "already_exists", sandboxer.Conflict, nil, "%s exists already: create makes new files only", name)
 	}
+	if err := c.foresee(*in.FileText, 1); err != nil {
+		return out, err
+	}
 	if err := c.writeText(name, *in.FileText); err != nil {
 		return out, err
 	}
@@ -297,6 +317,7 @@ func (c *call) editReplace(in editRequest, name string) (out editResult, err err
 		if changed, err = c.replaced(content, *in.OldStr, with, n); err != nil {
 			return out, err
 		}
+		c.giveBack(len(changed)) // change reserves it
 	case in.ReplaceMode == "LAST":
 		at = strings.LastIndex(content, *in.OldStr)
 		fallthrough
@@ -381,6 +402,9 @@ func (c *call) takeEdit(name string) (last edit, ok bool, err error) {
 	}
 	last = es[len(es)-1]
 	if err := c.reserve(len(last.content)); err != nil {
+		return last, false, err
+	}
+	if err := c.foresee(last.content, 1); err != nil {
 		return last, false, err
 	}
 	c.s.shrinkEdits(st, len(last.content))

@@ -26,6 +26,7 @@ import (
 
 // The bounds of files.
 const (
+	maxEncoded = 12 << 20  // bytes of a text in JSON that is answered: control characters take six
 	maxText    = 8 << 20   // bytes of a file that is answered, searched or changed in one piece
 	maxContent = 256 << 20 // bytes of a file that comes in JSON
 	maxUpload  = 4 << 30   // bytes of a file that comes by upload
@@ -64,17 +65,17 @@ func (c *call) readText(name string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	b, err := io.ReadAll(&reservingReader{c, io.LimitReader(f, maxText+1)})
-	if err != nil {
+	var b strings.Builder
+	if _, err := io.Copy(&b, &reservingReader{c, io.LimitReader(f, maxText+1)}); err != nil {
 		return "", err
 	}
-	if len(b) > maxText {
+	if b.Len() > maxText {
 		return "", tooLong(name)
 	}
-	if !utf8.Valid(b) {
+	if !utf8.ValidString(b.String()) {
 		return "", notText(name)
 	}
-	return string(b), nil
+	return b.String(), nil
 }
 
 func tooLong(name string) error {
@@ -136,6 +137,12 @@ func (c *call) fileRead() error {
 	if err != nil {
 		return err
 	}
+	if encodedSize(content) > maxEncoded {
+		return tooLong(name)
+	}
+	if err := c.foresee(content, 1); err != nil {
+		return err
+	}
 	return c.answer(map[string]string{"content": content, "file": in.File})
 }
 
@@ -158,17 +165,17 @@ func (c *call) readLines(name string, start, end *int) (string, error) {
 	}
 	defer f.Close()
 	r := bufio.NewReaderSize(f, 64<<10)
-	var b []byte
+	var b strings.Builder
 	for line := 0; to < 0 || line < to; {
 		part, err := r.ReadSlice('\n')
 		if line >= from {
-			if len(b)+len(part) > maxText {
+			if b.Len()+len(part) > maxText {
 				return "", tooLong(name)
 			}
 			if err := c.reserve(len(part)); err != nil {
 				return "", err
 			}
-			b = append(b, part...)
+			b.Write(part)
 		}
 		if err == nil {
 			line++
@@ -178,10 +185,10 @@ func (c *call) readLines(name string, start, end *int) (string, error) {
 			return "", err
 		}
 	}
-	if !utf8.Valid(b) {
+	if !utf8.ValidString(b.String()) {
 		return "", notText(name)
 	}
-	return strings.TrimSuffix(string(b), "\n"), nil
+	return strings.TrimSuffix(b.String(), "\n"), nil
 }
 
 func (c *call) fileReplace() error {
@@ -284,14 +291,15 @@ func (c *call) fileSearch() error {
 		LineNumbers []int    `json:"line_numbers"`
 		Truncated   bool     `json:"truncated"`
 	}{File: in.File, Matches: []string{}, LineNumbers: []int{}}
-	n := 0
+	n, size := 0, 0
 	for line := range strings.Lines(content) {
 		if line = strings.TrimRight(line, "\r\n"); re.MatchString(line) {
-			if len(out.Matches) == maxMatches {
+			line = shorten(line, maxLine)
+			if size += encodedSize(line) + 10; len(out.Matches) == maxMatches || size > maxAnswer {
 				out.Truncated = true
 				break
 			}
-			out.Matches, out.LineNumbers = append(out.Matches, shorten(line, maxLine)), append(out.LineNumbers, n)
+			out.Matches, out.LineNumbers = append(out.Matches, line), append(out.LineNumbers, n)
 		}
 		n++
 	}

@@ -720,9 +720,9 @@ func (c *call) grepText(g *grep, name, text string, out *grepResult) error {
 			return errEnough
 		}
 		m := grepMatch{File: name, LineNumber: n + 1, LineContent: line(n), ContextBefore: lines(n-g.in.ContextBefore, n), ContextAfter: lines(n+1, n+1+g.in.ContextAfter)}
-		size := len(m.File) + len(m.LineContent) + 100
+		size := len(m.File) + encodedSize(m.LineContent) + 100
 		for _, l := range slices.Concat(m.ContextBefore, m.ContextAfter) {
-			size += len(l)
+			size += encodedSize(l)
 		}
 		if c.reserved+size > maxAnswer {
 			return errEnough

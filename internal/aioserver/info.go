@@ -210,6 +210,9 @@ func (c *call) codeExecute() error {
 		return sandboxer.E(sandboxer.Unsupported, nil, "code runs in a process of its own, which nothing outlives: stateful and session_id are not served").
 			WithHint("keep what the next call needs in a file")
 	}
+	if err := c.foresee(*in.Code, 1); err != nil {
+		return err
+	}
 	l := languages[i]
 	hard, err := limit("timeout", in.Timeout)
 	if err != nil {
@@ -243,12 +246,12 @@ func (c *call) codeExecute() error {
 	}
 	out := codeResult{Language: l.name, Code: *in.Code, Outputs: []map[string]any{}}
 	status, code := c.status(cmd, bashKind)
-	out.Stdout, _ = cmd.out.since(0, false)
-	out.Stderr, _ = cmd.err.since(0, false)
+	out.Stdout, _ = c.readEnd(cmd.out, false, bashChars, 2)
+	out.Stderr, _ = c.readEnd(cmd.err, false, bashChars, 3)
 	if code != nil && *code == 127 && strings.TrimSpace(out.Stderr) == missing {
 		return sandboxer.E(sandboxer.Unsupported, nil, "the sandbox has no %s to run %s with", strings.Join(l.programs, " or "), l.name).WithHint("use an image that has it")
 	}
-	out.Stdout, out.Stderr, out.ExitCode = shorten(out.Stdout, bashChars), shorten(out.Stderr, bashChars), code
+	out.ExitCode = code
 	switch {
 	case code == nil:
 		out.Status = status

@@ -304,6 +304,33 @@ func (c *call) hold(cmd *command) *command {
 	return cmd
 }
 
+// read returns what is kept of an output from a place on, at most so many characters if that is not 0, and the place after it.
+// It reserves room for it in the answer, where it is so many times.
+func (c *call) read(o *output, from int64, running bool, most, times int) (string, int64, error) {
+	c.s.reading.Lock()
+	s, next := o.since(from, running)
+	if most > 0 {
+		s = shorten(s, most)
+	}
+	if times*encodedSize(s) > maxEncoded/2 {
+		s = shorten(s, maxEncoded/2/6/times)
+	}
+	c.s.reading.Unlock()
+	if err := c.reserve(len(s)); err != nil {
+		return "", from, err
+	}
+	return s, next, c.foresee(s, times)
+}
+
+// readEnd is read for who has had a command run, and must not do that again because its output has no room.
+func (c *call) readEnd(o *output, running bool, most, times int) (string, int64) {
+	s, next, err := c.read(o, 0, running, most, times)
+	if err != nil {
+		return "\n[… the output is left out: " + sandboxer.Message(err) + " …]\n", 0
+	}
+	return s, next
+}
+
 // commandSpec says what start starts.
 type commandSpec struct {
 	text      string

@@ -175,6 +175,9 @@ func (c *call) shellExec() error {
 	if err != nil {
 		return err
 	}
+	if err := c.foresee(*in.Command, 2); err != nil {
+		return err
+	}
 	spec := commandSpec{text: *in.Command, dir: dir, input: in.AsyncMode, hard: hard}
 	cmd, se, err := c.startIn(open, func(se *session) commandSpec {
 		spec.noChange = silent
@@ -193,7 +196,13 @@ func (c *call) shellExec() error {
 			return err
 		}
 	}
-	return c.answer(c.shellResult(se, cmd, in.Truncate == nil || *in.Truncate))
+	most := shellChars
+	if in.Truncate != nil && !*in.Truncate {
+		most = 0
+	}
+	status, code := c.status(cmd, shellKind)
+	said, _ := c.readEnd(cmd.out, status == statusRunning, most, 2)
+	return c.answer(shellAnswer(se, cmd, status, code, said))
 }
 
 // implicit makes a session that nobody has named.
@@ -231,15 +240,11 @@ func (c *call) waitFor(cmd *command, async bool, most time.Duration) (bool, erro
 	return c.wait(cmd, most)
 }
 
-func (c *call) shellResult(se *session, cmd *command, cut bool) shellResult {
-	status, code := c.status(cmd, shellKind)
-	out, _ := cmd.out.since(0, status == statusRunning)
-	if cut {
-		out = shorten(out, shellChars)
-	}
+func shellAnswer(se *session, cmd *command, status string, code *int, said string) shellResult {
+	text := cmd.out.command()
 	return shellResult{
-		SessionID: se.id, Command: cmd.out.command(), Status: status, Output: out, ExitCode: code,
-		Console: []consoleRecord{{PS1: "$ ", Command: cmd.out.command(), Output: out}},
+		SessionID: se.id, Command: text, Status: status, Output: said, ExitCode: code,
+		Console: []consoleRecord{{PS1: "$ ", Command: text, Output: said}},
 	}
 }
 
@@ -330,7 +335,12 @@ func (c *call) shellView() error {
 	if cmd == nil {
 		return c.answer(shellResult{SessionID: se.id, Status: statusCompleted, Console: []consoleRecord{}})
 	}
-	return c.answer(c.shellResult(se, cmd, false))
+	status, code := c.status(cmd, shellKind)
+	said, _, err := c.read(cmd.out, 0, status == statusRunning, 0, 2)
+	if err != nil {
+		return err
+	}
+	return c.answer(shellAnswer(se, cmd, status, code, said))
 }
 
 // defWait is how long a command is waited for where nobody says it.
