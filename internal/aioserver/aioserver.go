@@ -63,17 +63,18 @@ type Server struct {
 
 	reading sync.Mutex // of outputs: copies of them that are on their way into answers are not accounted for
 
-	mu     sync.Mutex
-	spools map[string]int // contents that wait in files: all at "", those of a tenant at its name and a slash
-	closed bool
-	known  map[string]*sandboxState
-	pruned int64          // unix time
-	work   sync.WaitGroup // commands; added to under mu
+	mu      sync.Mutex
+	spools  map[string]int   // contents that wait in files: all at "", those of a tenant at its name and a slash
+	spooled map[string]int64 // bytes of them
+	closed  bool
+	known   map[string]*sandboxState
+	pruned  int64          // unix time
+	work    sync.WaitGroup // commands; added to under mu
 }
 
 // New returns a Server without sessions.
 func New(o Options) *Server {
-	s := &Server{opts: o, memory: newMemory(), known: map[string]*sandboxState{}, spools: map[string]int{}}
+	s := &Server{opts: o, memory: newMemory(), known: map[string]*sandboxState{}, spools: map[string]int{}, spooled: map[string]int64{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }

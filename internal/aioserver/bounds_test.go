@@ -109,11 +109,22 @@ func TestBoundedAnswers(t *testing.T) {
 	if _, err := begun[0].Write([]byte("x")); sandboxer.KindOf(bodyError(err)) != sandboxer.Invalid {
 		t.Errorf("a content that is too large: %v", err)
 	}
+	a.s.spooled["t/"] += maxSpooledTenant - a.s.spooled[""] - 5
+	if _, err := begun[1].Write([]byte("12345")); err != nil {
+		t.Error(err)
+	}
+	if _, err := begun[1].Write([]byte("x")); sandboxer.KindOf(err) != sandboxer.Exhausted || sandboxer.RetryAfterOf(err) == 0 {
+		t.Errorf("more than may wait: %v", err)
+	}
+	if _, err := (&spool{n: maxContent + 1}).plain(); sandboxer.KindOf(err) != sandboxer.Invalid {
+		t.Errorf("a plain content that is too large: %v", err)
+	}
+	a.s.spooled["t/"] = a.s.spooled[""]
 	for _, sp := range begun {
 		sp.close()
 	}
 	c.release()
-	if len(a.s.spools) != 0 || a.s.memory.all.sum() != 0 {
+	if len(a.s.spools) != 0 || len(a.s.spooled) != 0 || a.s.memory.all.sum() != 0 {
 		t.Errorf("%v, %d bytes are left", a.s.spools, a.s.memory.all.sum())
 	}
 }

@@ -34,6 +34,9 @@ const (
 
 	maxSpools       = 16 // of those which need one, at once
 	maxSpoolsTenant = 12
+
+	maxSpooled       = 1 << 30 // bytes of all of them
+	maxSpooledTenant = 768 << 20
 )
 
 // on says which operation on which file fails, if one does.
@@ -517,7 +520,7 @@ func (c *call) fileWrite() error {
 	var content io.Reader
 	switch in.Encoding {
 	case "", "utf-8", "utf8", "raw":
-		if content, err = sp.reader(); err != nil {
+		if content, err = sp.plain(); err != nil {
 			return err
 		}
 		if in.LeadingNewline {
@@ -530,8 +533,12 @@ func (c *call) fileWrite() error {
 		// It is looked at before the file is touched.
 		r, err := sp.reader()
 		if err == nil {
-			if _, err := io.Copy(io.Discard, base64.NewDecoder(base64.StdEncoding, r)); err != nil {
+			n, err := io.Copy(io.Discard, base64.NewDecoder(base64.StdEncoding, r))
+			if err != nil {
 				return bad("content", "it is no base64")
+			}
+			if n > maxContent {
+				return bodyError(&http.MaxBytesError{Limit: maxContent})
 			}
 			r, err = sp.reader()
 		}
@@ -591,7 +598,8 @@ type spool struct {
 	file *os.File
 	n    int64
 
-	begun bool // counted by the server
+	begun   bool  // counted by the server
+	counted int64 // bytes of the file, so
 }
 
 // beginSpool counts one more content that waits in a file.
@@ -608,9 +616,28 @@ func (s *Server) beginSpool(tenant string) error {
 	return nil
 }
 
-func (s *Server) endSpool(tenant string) {
+// growSpool counts n more bytes that wait in files.
+func (s *Server) growSpool(tenant string, n int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.spooled[""]+n > maxSpooled || s.spooled[tenant+"/"]+n > maxSpooledTenant {
+		e := sandboxer.E(sandboxer.Exhausted, nil, "too much of large files is being written at once")
+		e.RetryAfter = time.Second
+		return e.WithHint("try again, or send them by /v1/file/upload")
+	}
+	s.spooled[""] += n
+	s.spooled[tenant+"/"] += n
+	return nil
+}
+
+func (s *Server) endSpool(tenant string, n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, who := range []string{"", tenant + "/"} {
+		if s.spooled[who] -= n; s.spooled[who] == 0 {
+			delete(s.spooled, who)
+		}
+	}
 	for _, who := range []string{"", tenant + "/"} {
 		if s.spools[who]--; s.spools[who] == 0 {
 			delete(s.spools, who)
@@ -642,13 +669,27 @@ func (s *spool) Write(p []byte) (int, error) {
 		if err := os.Remove(f.Name()); err != nil {
 			return 0, spoolError(err)
 		}
+		if err := s.grow(len(s.b)); err != nil {
+			return 0, err
+		}
 		if _, err := f.Write(s.b); err != nil {
 			return 0, spoolError(err)
 		}
 		s.b = nil
 	}
+	if err := s.grow(len(p)); err != nil {
+		return 0, err
+	}
 	n, err := s.file.Write(p)
 	return n, spoolError(err)
+}
+
+func (s *spool) grow(n int) error {
+	if err := s.c.s.growSpool(s.c.who.tenant, int64(n)); err != nil {
+		return err
+	}
+	s.counted += int64(n)
+	return nil
 }
 
 func spoolError(err error) error {
@@ -669,12 +710,20 @@ func (s *spool) reader() (io.Reader, error) {
 	return bufio.NewReaderSize(s.file, 64<<10), nil
 }
 
+// plain is reader for what is the content as it is. More of it may have come than that is allowed, since base64 is longer.
+func (s *spool) plain() (io.Reader, error) {
+	if s.n > maxContent {
+		return nil, bodyError(&http.MaxBytesError{Limit: maxContent})
+	}
+	return s.reader()
+}
+
 func (s *spool) close() {
 	if s.file != nil {
 		s.file.Close()
 	}
 	if s.begun {
-		s.c.s.endSpool(s.c.who.tenant)
+		s.c.s.endSpool(s.c.who.tenant, s.counted)
 	}
 }
 

@@ -125,6 +125,25 @@ func TestLimitsBeginAwake(t *testing.T) {
 	})
 }
 
+// Of two limits of one wait the shorter counts.
+func TestShellWaitLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _ := stubAPI(t, hangs)
+		defer a.s.Close()
+		id := a.shell(`{"command":"x","async_mode":true}`).SessionID
+		for range 8 {
+			for limits, want := range map[string]time.Duration{
+				`"seconds":3,"max_wait_seconds":5`: 3 * time.Second, `"seconds":5,"max_wait_seconds":3`: 3 * time.Second, `"seconds":4`: 4 * time.Second, `"max_wait_seconds":4`: 4 * time.Second, `"seconds":0`: 0,
+			} {
+				start := time.Now()
+				if r := data[map[string]string](t, a.post("/v1/shell/wait", `{"id":"`+id+`",`+limits+`}`), 200); r["status"] != "running" || time.Since(start) != want {
+					t.Errorf("%s: %v after %s", limits, r, time.Since(start))
+				}
+			}
+		}
+	})
+}
+
 // Silence is counted from the last output on.
 func TestNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -352,13 +352,18 @@ func (c *call) shellWait() error {
 	if err != nil {
 		return err
 	}
-	most := defWait
-	for name, s := range map[string]*seconds{"seconds": in.Seconds, "max_wait_seconds": in.MaxWaitSeconds} {
-		if d, err := limit(name, s); err != nil {
-			return err
-		} else if s != nil {
-			most = d
-		}
+	most, err1 := limit("seconds", in.Seconds)
+	longest, err2 := limit("max_wait_seconds", in.MaxWaitSeconds)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	switch {
+	case in.Seconds == nil && in.MaxWaitSeconds == nil:
+		most = defWait
+	case in.Seconds == nil:
+		most = longest
+	case in.MaxWaitSeconds != nil:
+		most = min(most, longest)
 	}
 	status := statusCompleted
 	if cmd != nil {
