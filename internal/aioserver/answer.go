@@ -75,7 +75,11 @@ func encodedSize(s string) int {
 }
 
 func errFull() error {
-	e := sandboxer.E(sandboxer.Exhausted, nil, "too much of what you sent, or are to be sent, waits in the server's memory already")
+	return full("too much of what you sent, or are to be sent, waits in the server's memory already")
+}
+
+func full(why string) error {
+	e := sandboxer.E(sandboxer.Exhausted, nil, "%s", why)
 	e.RetryAfter = time.Second
 	return e
 }

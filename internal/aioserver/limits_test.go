@@ -144,6 +144,50 @@ func TestShellWaitLimits(t *testing.T) {
 	})
 }
 
+// Input waits for a command that does not read, up to a bound; who has written it need not be there any more.
+func TestInput(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		read := make(chan struct{})
+		a, _ := stubAPI(t, func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+			<-read
+			b := make([]byte, maxInput+4)
+			n, err := io.ReadFull(cmd.Stdin, b)
+			fmt.Fprint(cmd.Stdout, n, err, string(b[max(n-4, 0):n]))
+			n, err = cmd.Stdin.Read(b)
+			fmt.Fprint(cmd.Stdout, n, err)
+			return sandboxer.Exit{}, nil
+		})
+		defer a.s.Close()
+		a.bash(`{"session_id":"s","command":"x","async_mode":true}`)
+		write := func(ctx context.Context, text string) *httptest.ResponseRecorder {
+			return a.call(ctx, "POST", "/v1/bash/write", "", strings.NewReader(`{"session_id":"s","input":"`+text+`"}`))
+		}
+		left, leave := context.WithCancel(a.who)
+		leave()
+		data[any](t, write(left, strings.Repeat("x", maxInput)), 200)
+		if w := write(a.who, "last"); w.Code != 429 || w.Header().Get("Retry-After") == "" {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		refused(t, write(a.who, strings.Repeat("x", maxInput+1)), 422)
+		close(read)
+		synctest.Wait()
+		data[any](t, write(a.who, "last"), 200)
+		synctest.Wait()
+		data[any](t, a.post("/v1/bash/kill", `{"session_id":"s","signal":"SIGKILL"}`), 200)
+		out := data[struct{ Stdout string }](t, a.post("/v1/bash/output", `{"session_id":"s"}`), 200)
+		if want := fmt.Sprint(maxInput+4, nil, "last") + fmt.Sprint(0, io.EOF); out.Stdout != want {
+			t.Errorf("%q, want %q", out.Stdout, want)
+		}
+		refused(t, write(a.who, "x"), 409)
+		a.bash(`{"session_id":"t","command":"x","async_mode":true}`)
+		a.s.Forget(a.sb.ID)
+		synctest.Wait()
+		if n := a.s.memory.all.sum(); n != 0 {
+			t.Errorf("%d bytes are still accounted for", n)
+		}
+	})
+}
+
 // Silence is counted from the last output on.
 func TestNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

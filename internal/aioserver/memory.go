@@ -25,7 +25,7 @@ type purpose int
 const (
 	forRequests purpose = iota // until they are answered
 	forOutputs
-	forTexts // of commands
+	forTexts // of commands, and their inputs
 	forEdits
 	purposes
 )

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -82,7 +81,7 @@ type command struct {
 	id      string
 	out     *output // of a shell session: both. The text is with it
 	err     *output // nil in a shell session
-	input   *io.PipeWriter
+	input   *input
 	signals chan os.Signal
 	stop    context.CancelCauseFunc
 	done    chan struct{}
@@ -398,9 +397,9 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 	if len(spec.text) > maxArgument {
 		job.Stdin = strings.NewReader(spec.text)
 	} else if spec.input {
-		pr, pw := io.Pipe()
-		job.Stdin, cmd.input = pr, pw
-		context.AfterFunc(ctx, func() { pr.CloseWithError(io.ErrClosedPipe) })
+		cmd.input = newInput(s.memory, c.who)
+		job.Stdin = cmd.input
+		context.AfterFunc(ctx, cmd.input.close)
 	}
 	se.used = time.Now()
 	se.count++
@@ -433,7 +432,7 @@ func (c *call) start(se *session, spec commandSpec) (*command, error) {
 		cause := context.Cause(ctx)
 		stop(nil)
 		if cmd.input != nil {
-			cmd.input.Close()
+			cmd.input.close()
 		}
 		var ended shellState
 		if state != nil {

@@ -1,7 +1,6 @@
 package aioserver
 
 import (
-	"context"
 	"errors"
 	"io/fs"
 	"net/http"
@@ -397,13 +396,7 @@ func (c *call) write(cmd *command, input string) error {
 		return sandboxer.E(sandboxer.Conflict, nil, "the input of this command is empty, as that of all which somebody waits for").
 			WithHint("start it with async_mode, and write to it then")
 	}
-	// A command that does not read holds the writer up, for as long as it runs or the caller waits.
-	stop := context.AfterFunc(c.ctx(), func() { cmd.input.CloseWithError(c.ctx().Err()) })
-	defer stop()
-	if _, err := cmd.input.Write([]byte(input)); err != nil {
-		return sandboxer.E(sandboxer.Conflict, err, "the command does not take the input: it has ended, or closed it")
-	}
-	return nil
+	return cmd.input.write(input)
 }
 
 func (c *call) shellWrite() error {
