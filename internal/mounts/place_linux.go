@@ -129,8 +129,7 @@ func (s *Source) Holds(rel string, target sandboxer.Mount, isDir bool) error {
 	refuse := func(err error, why string) error {
 		return sandboxer.E(sandboxer.Invalid, err, "mount %s:%s: %s", target.Source, target.Target, why)
 	}
-	fd, err := unix.Openat2(int(s.fd.Fd()), rel, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
+	fd, err := openBeneath(int(s.fd.Fd()), rel, unix.O_NOFOLLOW)
 	switch {
 	case errors.Is(err, unix.ENOENT) && s.Mount.ReadOnly:
 		return refuse(err, "it is not there, and what it lies in is read-only")
