@@ -85,15 +85,29 @@ func (e *extension) isHere(h *host) error {
 	return nil
 }
 
+// cannotMount is the refusal of what is on the server's machine.
+func (h *host) cannotMount(err error, why string) error {
+	return sandboxer.E(sandboxer.Unsupported, err, "the engine %s cannot mount what is on the server's machine: %s", h.name, why).WithHint(copied)
+}
+
+const apart = "server and engine have mount namespaces of their own, as a service of systemd with PrivateMounts or ProtectSystem has"
+
+// unseen is err, unless that is an engine's which does not see what is shown to it.
+func (h *host) unseen(err error) error {
+	if err == nil || !strings.Contains(strings.ToLower(sandboxer.Message(err)), "bind source path does not exist") {
+		return err
+	}
+	return h.cannotMount(err, apart)
+}
+
 // mountable refuses, as Unsupported, an engine that does not see what the server mounts, or whose containers have other
-// owners of files than this machine.
+// owners of files than this machine. One in a mount namespace of its own, behind a socket that systemd listens at, is not known
+// before it is to mount something (unseen).
 func (e *extension) mountable(ctx context.Context, h *host, info engine.Info) error {
 	if err := e.isHere(h); err != nil {
 		return err
 	}
-	cannot := func(why string) error {
-		return sandboxer.E(sandboxer.Unsupported, nil, "the engine %s cannot mount what is on the server's machine: %s", h.name, why).WithHint(copied)
-	}
+	cannot := func(why string) error { return h.cannotMount(nil, why) }
 	if info.Podman {
 		return cannot("it is Podman's, which makes a source that it does not see")
 	}
@@ -119,7 +133,7 @@ func (e *extension) mountable(ctx context.Context, h *host, info engine.Info) er
 		return sandboxer.E(sandboxer.Unavailable, errors.Join(cerr, err), "it cannot be told whether the engine %s sees what the server mounts", h.name)
 	}
 	if !sees {
-		return cannot("server and engine have mount namespaces of their own, as a service of systemd with PrivateMounts or ProtectSystem has")
+		return cannot(apart)
 	}
 	return nil
 }

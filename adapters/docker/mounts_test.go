@@ -1,12 +1,22 @@
 package docker
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httputil"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
@@ -97,4 +107,47 @@ func TestMountsElsewhere(t *testing.T) {
 		}
 	}
 	wantKind(t, e.mountable(t.Context(), h, engine.Info{}), sandboxer.Unavailable, "here")
+}
+
+// TestMountsUnseen: an engine whose socket is somebody else's, and which does not see what is shown to it, is told from one that fails.
+func TestMountsUnseen(t *testing.T) {
+	en := engines["docker"](t)
+	o := en.options(t, "unseen")
+	place := filepath.Join(o.dir, "mount", key("unseen", 1))
+	shown := false
+	apart := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", "engine" },
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(en.address, "unix://"))
+		}},
+	}
+	o.config["engines"] = map[string]any{"one": map[string]any{"address": listens(t, func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/containers/create") {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			if bytes.Contains(body, []byte(place)) { // as in a namespace without the mount
+				shown = true
+				if err := unix.Unmount(place, unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			}
+			r.Body = io.NopCloser(bytes.NewReader(body))
+		}
+		apart.ServeHTTP(w, r)
+	})}}
+	e := o.opened(t)
+	_, err := e.Provision(t.Context(), order("unseen", o, func(s *sandboxer.Spec) {
+		s.Vouched = append(s.Vouched, sandboxer.RestrictedMounts)
+		s.Mounts = []sandboxer.Mount{{Source: t.TempDir(), Target: "/mnt/d"}}
+	}))
+	wantKind(t, err, sandboxer.Unsupported, "one", "mount namespaces of their own", "repo")
+	if !shown {
+		t.Error("the engine was not asked")
+	}
+	if _, err := os.Lstat(place); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("left: %v", err)
+	}
+	nothingLeft(t, o)
 }

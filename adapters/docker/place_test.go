@@ -84,23 +84,28 @@ func (w *way) close() {
 	}
 }
 
-// nothing is the address of an engine that has nothing.
-func nothing(t *testing.T) string {
+// listens is the address of an engine that f answers for.
+func listens(t *testing.T, f http.HandlerFunc) string {
 	at := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f}}
+	s.Start()
+	t.Cleanup(s.Close)
+	return "unix://" + at
+}
+
+// nothing is the address of an engine that has nothing.
+func nothing(t *testing.T) string {
+	return listens(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
 			http.Error(w, `{"message":"nothing is here"}`, http.StatusNotFound)
 			return
 		}
 		io.WriteString(w, "[]")
-	})}}
-	s.Start()
-	t.Cleanup(s.Close)
-	return "unix://" + at
+	})
 }
 
 // TestTeardownElsewhere: a teardown on one host leaves a sandbox of another its network.

@@ -459,7 +459,7 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		config.HostConfig.Mounts = append(config.HostConfig.Mounts, shown...)
 	}
 	if b.container, err = e.create(ctx, h, name, config); err != nil {
-		return nil, h.noQuota(err)
+		return nil, h.unseen(h.noQuota(err))
 	}
 	err = h.api.ContainerCall(ctx, b.container, "start")
 	if err != nil && ctx.Err() == nil && !e.hasAgent(ctx, h, b.container, prog.Digest) {

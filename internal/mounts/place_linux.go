@@ -106,7 +106,7 @@ func Hide(place string) error {
 }
 
 // Peer reports whether whoever listens at the other end of a Unix socket sees the mounts that this process makes:
-// it is in the same mount namespace.
+// it is in the same mount namespace. Of a socket that a service was given it tells of who gave it, systemd.
 func Peer(fd int) (bool, error) {
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
