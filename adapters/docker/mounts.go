@@ -171,21 +171,7 @@ func (e *extension) show(ctx context.Context, h *host, key, name string, c engin
 				return 0, 0, err
 			}
 		}
-		return numeric(m.User, func(file string) ([][]string, error) {
-			var rows [][]string
-			err := h.api.GetArchive(ctx, look, file, func(r io.Reader) error {
-				tr := tar.NewReader(r)
-				head, err := tr.Next()
-				if err == nil && head.Typeflag == tar.TypeReg {
-					rows, err = table(tr)
-				}
-				return err
-			})
-			if sandboxer.KindOf(err) == sandboxer.NotFound {
-				err = nil
-			}
-			return rows, err
-		})
+		return numeric(m.User, func(file string) ([][]string, error) { return h.tableOf(ctx, look, file) })
 	}()
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
@@ -216,6 +202,36 @@ func (e *extension) show(ctx context.Context, h *host, key, name string, c engin
 	return list, nil
 }
 
+// tableOf reads a file of lines with colons out of a container that does not run, as who runs in it would: through a link. Nothing for
+// one that is not there.
+func (h *host) tableOf(ctx context.Context, container, file string) (rows [][]string, err error) {
+	defer func() {
+		if sandboxer.KindOf(err) == sandboxer.NotFound {
+			err = nil
+		}
+	}()
+	mode, target, err := h.api.StatFile(ctx, container, file)
+	if err == nil && mode&fs.ModeSymlink != 0 { // of which the archive would have nothing else
+		file = target
+		mode, _, err = h.api.StatFile(ctx, container, file)
+	}
+	if err == nil && !mode.IsRegular() {
+		err = sandboxer.E(sandboxer.Failed, nil, "who the sandbox's user is cannot be told: %s of the image is no file", file).WithHint("use another image")
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = h.api.GetArchive(ctx, container, file, func(r io.Reader) error {
+		tr := tar.NewReader(r)
+		head, err := tr.Next()
+		if err == nil && head.Typeflag == tar.TypeReg {
+			rows, err = table(tr)
+		}
+		return err
+	})
+	return rows, err
+}
+
 // targetFits refuses, as Invalid, the target of s where something of the image, or of another source, is in the way.
 func (e *extension) targetFits(ctx context.Context, h *host, look string, s *mounts.Source, all []*mounts.Source) error {
 	var in *mounts.Source // the nearest that it lies in
@@ -237,7 +253,7 @@ func (e *extension) targetFits(ctx context.Context, h *host, look string, s *mou
 		parts = append(parts, p)
 	}
 	for _, p := range slices.Backward(parts) {
-		mode, err := h.api.StatFile(ctx, look, p)
+		mode, _, err := h.api.StatFile(ctx, look, p)
 		if sandboxer.KindOf(err) == sandboxer.NotFound {
 			return nil // it is made
 		}
