@@ -180,7 +180,7 @@ func TestMountsLinkedUsers(t *testing.T) {
 			s.User, s.Image = user, "dir:"+root
 		})
 	}
-	for id, c := range map[string]struct{ user, is string }{"named": {"app", "1500 1600"}, "number": {"1500", "1500 1600"}, "group": {"app:crew", "1500 1700"}} {
+	for id, c := range map[string]struct{ user, is string }{"named": {"app", "1500 1600"}, "number": {"1500", "1500 1600"}, "group": {"app:crew", "1500 1700"}, "unlisted": {"1501", "1501 1501"}} {
 		src := t.TempDir()
 		if err := os.Chown(src, 4711, 4712); err != nil {
 			t.Fatal(err)

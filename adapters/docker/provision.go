@@ -666,7 +666,7 @@ func numeric(user string, table func(file string) ([][]string, error)) (uid, gid
 		}
 		uid, gid = int(u), int(g)
 	case nerr == nil:
-		uid = int(n)
+		uid, gid = int(n), int(n) // as the agent has it
 	default:
 		return 0, 0, unknown("/etc/passwd does not have it")
 	}
