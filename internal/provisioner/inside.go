@@ -2,6 +2,7 @@ package provisioner
 
 import (
 	"context"
+	"errors"
 	"io"
 	"io/fs"
 	"iter"
@@ -153,7 +154,15 @@ func (b boxes) awake(ctx context.Context) (*manager.Bearer, error) {
 		e.RetryAfter = time.Second
 		err = e
 	}
-	return v.Bearer, err
+	return v.Bearer, over(err)
+}
+
+// over tells that a sandbox has ended, which is NotFound, from a file that is not there.
+func over(err error) error {
+	if errors.Is(err, manager.ErrSandboxOver) {
+		return aioserver.Ended(err)
+	}
+	return err
 }
 
 func (b boxes) Exec(ctx context.Context, _ string, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
@@ -161,6 +170,7 @@ func (b boxes) Exec(ctx context.Context, _ string, cmd sandboxer.Cmd) (sandboxer
 	var x sandboxer.Exit
 	if err == nil {
 		x, err = in.Exec(ctx, cmd)
+		err = over(err)
 	}
 	if sandboxer.KindOf(err) == sandboxer.NotFound {
 		// 404 of a command is for good to deer-flow (failInside). Who asks again is told that it has ended.
@@ -174,7 +184,8 @@ func (b boxes) ReadFile(ctx context.Context, _, name string) (io.ReadCloser, err
 	if err != nil {
 		return nil, err
 	}
-	return in.ReadFile(ctx, name)
+	f, err := in.ReadFile(ctx, name)
+	return f, over(err)
 }
 
 func (b boxes) WriteFile(ctx context.Context, _, name string, mode fs.FileMode, r io.Reader) error {
@@ -182,7 +193,7 @@ func (b boxes) WriteFile(ctx context.Context, _, name string, mode fs.FileMode, 
 	if err != nil {
 		return err
 	}
-	return in.WriteFile(ctx, name, mode, r)
+	return over(in.WriteFile(ctx, name, mode, r))
 }
 
 func (b boxes) StatFile(ctx context.Context, _, name string) (sandboxer.FileInfo, error) {
@@ -190,7 +201,8 @@ func (b boxes) StatFile(ctx context.Context, _, name string) (sandboxer.FileInfo
 	if err != nil {
 		return sandboxer.FileInfo{}, err
 	}
-	return in.StatFile(ctx, name)
+	fi, err := in.StatFile(ctx, name)
+	return fi, over(err)
 }
 
 func (b boxes) ListFiles(ctx context.Context, _, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
@@ -200,7 +212,11 @@ func (b boxes) ListFiles(ctx context.Context, _, dir, after string) iter.Seq2[sa
 			yield(sandboxer.FileInfo{}, err)
 			return
 		}
-		in.ListFiles(ctx, dir, after)(yield)
+		for fi, err := range in.ListFiles(ctx, dir, after) {
+			if !yield(fi, over(err)) {
+				return
+			}
+		}
 	}
 }
 
@@ -209,7 +225,7 @@ func (b boxes) MakeDir(ctx context.Context, _, dir string) error {
 	if err != nil {
 		return err
 	}
-	return in.MakeDir(ctx, dir)
+	return over(in.MakeDir(ctx, dir))
 }
 
 func (b boxes) MoveFile(ctx context.Context, _, from, to string) error {
@@ -217,7 +233,7 @@ func (b boxes) MoveFile(ctx context.Context, _, from, to string) error {
 	if err != nil {
 		return err
 	}
-	return in.MoveFile(ctx, from, to)
+	return over(in.MoveFile(ctx, from, to))
 }
 
 func (b boxes) RemoveFile(ctx context.Context, _, name string) error {
@@ -225,5 +241,5 @@ func (b boxes) RemoveFile(ctx context.Context, _, name string) error {
 	if err != nil {
 		return err
 	}
-	return in.RemoveFile(ctx, name)
+	return over(in.RemoveFile(ctx, name))
 }

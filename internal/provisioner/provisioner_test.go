@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/url"
 	"os"
@@ -503,7 +504,7 @@ func TestPaused(t *testing.T) {
 	}()
 	edgetest.Receive(t, started, "the command")
 	pause()
-	if err := edgetest.Receive(t, ended, "the end of the command"); sandboxer.KindOf(err) != sandboxer.Denied {
+	if err := edgetest.Receive(t, ended, "the end of the command"); sandboxer.KindOf(err) != sandboxer.Unavailable {
 		t.Errorf("a command in a sandbox that is paused: %v", err)
 	}
 	r.want(200, "", "DELETE", "/api/sandboxes/"+alice, "")
@@ -512,6 +513,109 @@ func TestPaused(t *testing.T) {
 	}
 	if n := len(r.World.Live()); n != 0 {
 		t.Errorf("%d are left", n)
+	}
+}
+
+// midway is ext.fake that goes on with a file, and to the end of a directory, when its caller may not any more.
+type midway struct {
+	*fake.Extension
+	came chan struct{}
+	fail bool // says why, as a host does whose way is cut
+}
+
+func (m *midway) until(ctx context.Context) error {
+	m.came <- struct{}{}
+	<-ctx.Done()
+	if m.fail {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+func (m *midway) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
+	return func(yield func(sandboxer.FileInfo, error) bool) {
+		m.Extension.ListFiles(ctx, h, dir, after)(yield)
+		if m.fail == (dir != "/workspace") { // of the others nothing but its files
+			if err := m.until(ctx); err != nil {
+				yield(sandboxer.FileInfo{}, err)
+			}
+		}
+	}
+}
+
+func (m *midway) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
+	f, err := m.Extension.ReadFile(ctx, h, name)
+	if m.fail && err == nil {
+		f = midRead{f, func() error { return m.until(ctx) }}
+	}
+	return f, err
+}
+
+type midRead struct {
+	io.ReadCloser
+	until func() error
+}
+
+func (r midRead) Read([]byte) (int, error) { return 0, r.until() }
+
+// TestEndedMidway: a call during which its sandbox stops fails, says that of the sandbox rather than of files, and
+// never passes what it has found by then for all there is.
+func TestEndedMidway(t *testing.T) {
+	for _, fail := range []bool{false, true} {
+		m := &midway{came: make(chan struct{}, 100), fail: fail}
+		r := newRig(t, Options{}, func(x *fake.Extension) sandboxer.Extension { m.Extension = x; return m })
+		want := "503"
+		if !fail { // the next directory finds that it has ended
+			want = "410"
+		}
+		for path, body := range map[string]string{
+			"/v1/file/list": `{"path":"/workspace","recursive":true}`,
+			"/v1/file/find": `{"path":"/workspace","glob":"*.txt"}`,
+			"/v1/file/grep": `{"path":"/workspace","pattern":"."}`,
+		} {
+			a := r.create(order1)
+			if err := r.boxes(a, func(ctx context.Context, b boxes) error {
+				return errors.Join(b.MakeDir(ctx, "", "/workspace/a/b"), b.WriteFile(ctx, "", "/workspace/a/x.txt", 0o600, strings.NewReader("x")))
+			}); err != nil {
+				t.Fatal(err)
+			}
+			got := make(chan string, 1)
+			go func() {
+				s, b := r.ask("", "POST", a.SandboxURL+path, body)
+				got <- fmt.Sprint(s, " ", b)
+			}()
+			edgetest.Receive(t, m.came, "the call")
+			r.want(200, "", "DELETE", "/api/sandboxes/"+alice, "")
+			if s := edgetest.Receive(t, got, "the answer"); !strings.HasPrefix(s, want) || strings.Contains(s, "not_found") {
+				t.Errorf("%s: %s, want %s", path, s, want)
+			}
+		}
+	}
+
+	// Whatever is asked for by somebody who came before it ended.
+	r := newRig(t, Options{}, nil)
+	a := r.create(order1)
+	err := r.boxes(a, func(ctx context.Context, b boxes) error {
+		r.want(200, "", "DELETE", "/api/sandboxes/"+alice, "")
+		_, execErr := b.Exec(ctx, "", sandboxer.Cmd{Args: []string{"true"}})
+		_, readErr := b.ReadFile(ctx, "", "/x")
+		_, statErr := b.StatFile(ctx, "", "/x")
+		var listErr error
+		for _, err := range b.ListFiles(ctx, "", "/", "") {
+			listErr = err
+		}
+		for i, err := range []error{
+			execErr, readErr, statErr, listErr, b.MakeDir(ctx, "", "/x"), b.MoveFile(ctx, "", "/x", "/y"), b.RemoveFile(ctx, "", "/x"),
+			b.WriteFile(ctx, "", "/x", 0o600, strings.NewReader("")),
+		} {
+			if !errors.Is(err, manager.ErrSandboxOver) || sandboxer.KindOf(err) == sandboxer.NotFound {
+				t.Errorf("%d: %v", i, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
