@@ -77,13 +77,16 @@ func decodeCreate(data []byte) (o order, contract *int, _ *fault) {
 		return o, nil, mismatch("sandbox_id", "^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")
 	}
 	if b.UserID != nil {
-		if o.user = *b.UserID; !safeName.MatchString(o.user) {
-			return o, nil, mismatch("user_id", safeName.String())
+		if o.user = *b.UserID; !userName.MatchString(o.user) {
+			return o, nil, mismatch("user_id", userName.String())
+		}
+		if len(o.user) > maxUser {
+			return o, nil, &fault{"string_too_long", []string{"body", "user_id"}, fmt.Sprintf("String should have at most %d characters", maxUser)}
 		}
 	}
 	if b.ThreadID != nil {
-		if o.thread, o.threaded = *b.ThreadID, true; !safeName.MatchString(o.thread) {
-			return o, nil, mismatch("thread_id", safeName.String())
+		if o.thread, o.threaded = *b.ThreadID, true; !threadName.MatchString(o.thread) {
+			return o, nil, mismatch("thread_id", threadName.String())
 		}
 	}
 	if b.LarkRuntime || b.LarkBroker {

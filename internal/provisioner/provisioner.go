@@ -429,7 +429,13 @@ func failInside(w http.ResponseWriter, p *api.Problem) {
 	writeJSON(w, status, map[string]any{"success": false, "message": p.Detail, "data": nil, "hint": hint})
 }
 
-var safeName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+// What threads and users may be called: as deer-flow's own server says it, in these words.
+var (
+	threadName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+	userName   = regexp.MustCompile(`^[A-Za-z0-9_\-]+$`)
+)
+
+const maxUser = 255 // bytes: a directory has the name
 
 // A MountRoot is a directory of this machine in which what requests mount may lie.
 type MountRoot struct {

@@ -162,7 +162,9 @@ func TestAPI(t *testing.T) {
 		{422, `{`, ""}, {422, ``, ""}, {422, `[]`, ""}, {422, `{"sandbox_id":7}`, ""}, {422, `{"sandbox_id":"a"} x`, ""},
 		{422, `{"thread_id":"t"}`, `{"detail":[{"type":"missing","loc":["body","sandbox_id"],"msg":"Field required"}]}`},
 		{422, `{"sandbox_id":"a","thread_id":"a b"}`, `{"detail":[{"type":"string_pattern_mismatch","loc":["body","thread_id"],"msg":"String should match pattern '^[A-Za-z0-9_-]{1,64}$'"}]}`},
-		{422, `{"sandbox_id":"a","user_id":"../x"}`, ""}, {422, `{"sandbox_id":"../x"}`, ""}, {422, `{"sandbox_id":""}`, ""},
+		{422, `{"sandbox_id":"a","user_id":"../x"}`, `{"detail":[{"type":"string_pattern_mismatch","loc":["body","user_id"],"msg":"String should match pattern '^[A-Za-z0-9_\\-]+$'"}]}`},
+		{422, `{"sandbox_id":"a","user_id":"` + strings.Repeat("u", maxUser+1) + `"}`, `{"detail":[{"type":"string_too_long","loc":["body","user_id"],"msg":"String should have at most 255 characters"}]}`},
+		{422, `{"sandbox_id":"../x"}`, ""}, {422, `{"sandbox_id":""}`, ""},
 		{422, `{"sandbox_id":"a","provision_lark_cli_runtime":true}`, ""},
 		{422, `{"sandbox_id":"a","extra_mounts":[{"host_path":7}]}`, ""},
 		{409, `{"sandbox_id":"a","required_mount_contract_version":1}`, `{"detail":{"actual":2,"code":"mount_contract_changed"}}`},
@@ -220,6 +222,14 @@ func TestAPI(t *testing.T) {
 	}
 	if a := r.create(`{"sandbox_id":"abc123","thread_id":"t1","user_id":"alice"}`); a.ThreadID != "t1" {
 		t.Errorf("an ID that is not the thread's: %+v", a)
+	}
+	long := strings.Repeat("u", maxUser)
+	longID, err := sandboxer.Thread{User: long, ID: "t"}.SandboxID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := r.create(`{"sandbox_id":"` + longID + `","thread_id":"t","user_id":"` + long + `"}`); a.UserID != long {
+		t.Errorf("a long user: %+v", a)
 	}
 	// What was not made here is nobody's business here: deer-flow ends what it finds.
 	if _, err := r.Create(as(t.Context(), "acme"), sandboxer.CreateRequest{Profile: "df", Inputs: map[string]string{"sandbox_id": "mine"}}); err != nil {
@@ -701,6 +711,10 @@ func TestMounts(t *testing.T) {
 			t.Errorf("%s: %v", m.Source, err)
 		}
 	}
+	long := order{id: "a", user: strings.Repeat("u", maxUser), thread: "t"}
+	if got, err := p.mounts("acme", long); err != nil || !strings.Contains(got[0].Source, "/users/"+long.user+"/") {
+		t.Errorf("the directories of a long user: %v, %v", got, err)
+	}
 	for _, tenant := range []string{"../..", "a/b", "..", ".", "", "ä"} { // the name of a tenant is any text
 		if got, err := p.mounts(tenant, ord()); err != nil || !strings.HasPrefix(got[0].Source, filepath.Join(dir, "data/t-")) {
 			t.Errorf("the directory of tenant %q: %v, %v", tenant, got, err)
@@ -782,7 +796,7 @@ func FuzzCreate(f *testing.F) {
 			}
 			return
 		}
-		if sandboxer.CheckID(o.id) != nil || !safeName.MatchString(o.user) || !safeName.MatchString(o.thread) {
+		if sandboxer.CheckID(o.id) != nil || !userName.MatchString(o.user) || len(o.user) > maxUser || !threadName.MatchString(o.thread) {
 			t.Fatalf("%+v", o)
 		}
 		mounts, err := p.mounts("acme", o)
