@@ -174,7 +174,10 @@ func (p *Provisioner) ensure(ctx context.Context, o order) (*sandboxer.Sandbox, 
 			if err = p.prepare(ctx, sb); err == nil {
 				return sb, nil
 			}
-			if (was == nil || !isThere(was)) && !sb.Found && ctx.Err() == nil { // nobody has heard of it
+			if p.isPrepared(objectOf(sb)) && tries <= 3 {
+				continue // another create of the ID has answered with it
+			}
+			if (was == nil || !isThere(was)) && !sb.Found && ctx.Err() == nil && p.unheard(ctx, o, sb) {
 				if _, derr := p.m.Destroy(ctx, sb.Ref()); derr != nil {
 					p.opts.Log.WarnContext(ctx, "a sandbox that cannot be used is removed later", "sandbox", sb.ID, "err", derr)
 				}
@@ -186,6 +189,12 @@ func (p *Provisioner) ensure(ctx context.Context, o order) (*sandboxer.Sandbox, 
 			return nil, err
 		}
 	}
+}
+
+// unheard reports whether nobody was told of sb, which a create has just made, and the order's ID is still its.
+func (p *Provisioner) unheard(ctx context.Context, o order, sb *sandboxer.Sandbox) bool {
+	now, err := p.m.GetChosen(ctx, o.id)
+	return err == nil && now.ID == sb.ID && now.Generation == sb.Generation && !p.isPrepared(objectOf(sb))
 }
 
 // wake returns sb when it runs.

@@ -652,6 +652,48 @@ func TestFailedCreate(t *testing.T) {
 	}
 }
 
+// meddled is ext.fake whose first command meets what a test does, and fails then, as do its files for its caller.
+type meddled struct {
+	*fake.Extension
+	once   sync.Once
+	meddle func()
+}
+
+func (m *meddled) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (x sandboxer.Exit, err error) {
+	first := false
+	m.once.Do(func() { first = true })
+	if !first {
+		return m.Extension.Exec(ctx, h, cmd)
+	}
+	m.meddle()
+	return x, sandboxer.E(sandboxer.Failed, nil, "the first command fails")
+}
+
+func (m *meddled) MakeDir(context.Context, sandboxer.Handle, string) error {
+	return sandboxer.E(sandboxer.Failed, nil, "there are no files")
+}
+
+// TestFailedCreateAmidOthers: a create that cannot prepare what it has made leaves alone what others were given
+// meanwhile, be it the same sandbox or the next one of the ID.
+func TestFailedCreateAmidOthers(t *testing.T) {
+	for what, do := range map[string]func(r *rig){
+		"the same": func(*rig) {},
+		"the next": func(r *rig) { r.want(200, "", "DELETE", "/api/sandboxes/"+alice, "") },
+	} {
+		m := &meddled{}
+		r := newRig(t, Options{}, func(x *fake.Extension) sandboxer.Extension { m.Extension = x; return m })
+		other := make(chan answer, 1)
+		m.meddle = func() { do(r); other <- r.create(order1) }
+		got := r.create(order1)
+		if given := edgetest.Receive(t, other, "the other's answer"); got != given {
+			t.Errorf("%s: one is told %+v, another %+v", what, got, given)
+		}
+		if s := r.inside(got.SandboxURL); s != http.StatusBadRequest {
+			t.Errorf("%s: a call to it: %d", what, s)
+		}
+	}
+}
+
 // TestAnonymous: who sends no key is let in where that is wanted, from this machine alone, and
 // neither by a proxy nor under another's name.
 func TestAnonymous(t *testing.T) {
