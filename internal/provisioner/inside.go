@@ -98,7 +98,10 @@ func (p *Provisioner) prepareFor(ctx context.Context, b *manager.Bearer, sb *san
 	for _, d := range userDirs {
 		dirs = append(dirs, p.data+"/"+d)
 	}
-	x, err := b.Exec(ctx, sandboxer.Cmd{Args: append([]string{"mkdir", "-p", "-m", "0777", "--"}, dirs...), Dir: "/", User: "0"})
+	// The directory of them all may be there: whoever mounts something below it makes it, and an image may
+	// have it. Those below may be mounts, whose modes are their owners'.
+	const script = `mkdir -p -m 0777 -- "$@" && chmod 0777 -- "$1"`
+	x, err := b.Exec(ctx, sandboxer.Cmd{Args: append([]string{"sh", "-c", script, "sh"}, dirs...), Dir: "/", User: "0"})
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

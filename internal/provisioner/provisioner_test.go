@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"net/http"
 	"net/url"
@@ -379,6 +380,21 @@ func TestCreates(t *testing.T) {
 		}
 		if _, err := r.Pause(as(t.Context(), "acme"), "acme/"+alice, manager.PauseRequest{}); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestUserDataIsWritable: also where /mnt/user-data is there before, as with mounts below it; those keep their modes.
+func TestUserDataIsWritable(t *testing.T) {
+	r := newRig(t, Options{}, nil)
+	mount := filepath.Join(r.p.data, userDirs[0])
+	if err := os.MkdirAll(mount, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.create(order1)
+	for dir, want := range map[string]fs.FileMode{r.p.data: 0o777, mount: 0o755, filepath.Join(r.p.data, userDirs[1]): 0o777} {
+		if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v; want %v", dir, st, err, want)
 		}
 	}
 }
