@@ -139,7 +139,10 @@ func TestAPI(t *testing.T) {
 		t.Errorf("health: %d %s", s, b)
 	}
 	for _, key := range []string{"", "wrong", "sbx_key_abcdefgh_wrong"} {
-		for _, path := range []string{"/api/sandboxes", "/api/sandboxes/x", "/api/capabilities", "/api/reconciliation/sandboxes/x"} {
+		if s, b := r.ask(key, "PUT", "/api/sandboxes", ""); s != 401 || b != "Unauthorized" {
+			t.Errorf("a wrong method with the key %q: %d %s", key, s, b)
+		}
+		for _, path := range []string{"/api/", "/api/none", "/api/sandboxes/x/y", "/api//sandboxes", "/api/sandboxes", "/api/sandboxes/x", "/api/capabilities", "/api/reconciliation/sandboxes/x"} {
 			if s, b := r.ask(key, "GET", path, ""); s != 401 || b != "Unauthorized" {
 				t.Errorf("%s with the key %q: %d %s", path, key, s, b)
 			}
@@ -151,8 +154,8 @@ func TestAPI(t *testing.T) {
 	r.want(200, `{"lark_cli_broker_image":false,"lark_cli_init_image":false,"mount_contract_version":2}`, "GET", "/api/capabilities", "")
 	r.want(200, `{"count":0,"sandboxes":[]}`, "GET", "/api/sandboxes", "")
 	r.want(404, `{"detail":"Sandbox '`+alice+`' not found"}`, "GET", "/api/sandboxes/"+alice, "")
-	r.want(404, "", "GET", "/api/sandboxes/"+alice+"/x", "")
-	r.want(405, "", "PUT", "/api/sandboxes", "")
+	r.want(404, `{"detail":"Not Found"}`, "GET", "/api/sandboxes/"+alice+"/x", "")
+	r.want(405, `{"detail":"Method Not Allowed"}`, "PUT", "/api/sandboxes", "")
 	absent := `{"backend_namespace":"test/acme","sandbox_id":"` + alice + `","status":"absent"}`
 	r.want(200, absent, "GET", "/api/reconciliation/sandboxes/"+alice, "")
 
@@ -160,14 +163,20 @@ func TestAPI(t *testing.T) {
 		status       int
 		body, answer string
 	}{
-		{422, `{`, ""}, {422, ``, ""}, {422, `[]`, ""}, {422, `{"sandbox_id":7}`, ""}, {422, `{"sandbox_id":"a"} x`, ""},
-		{422, `{"thread_id":"t"}`, `{"detail":[{"type":"missing","loc":["body","sandbox_id"],"msg":"Field required"}]}`},
-		{422, `{"sandbox_id":"a","thread_id":"a b"}`, `{"detail":[{"type":"string_pattern_mismatch","loc":["body","thread_id"],"msg":"String should match pattern '^[A-Za-z0-9_-]{1,64}$'"}]}`},
-		{422, `{"sandbox_id":"a","user_id":"../x"}`, `{"detail":[{"type":"string_pattern_mismatch","loc":["body","user_id"],"msg":"String should match pattern '^[A-Za-z0-9_\\-]+$'"}]}`},
-		{422, `{"sandbox_id":"a","user_id":"` + strings.Repeat("u", maxUser+1) + `"}`, `{"detail":[{"type":"string_too_long","loc":["body","user_id"],"msg":"String should have at most 255 characters"}]}`},
+		{422, `{`, ""}, {422, ``, ""}, {422, `{"sandbox_id":"a"`, ""},
+		{422, `[7]`, `{"detail":[{"type":"model_attributes_type","loc":["body"],"msg":"Input should be a valid dictionary or object to extract fields from","input":[7]}]}`},
+		{422, `{"sandbox_id":7}`, `{"detail":[{"type":"string_type","loc":["body","sandbox_id"],"msg":"Input should be a valid string","input":7}]}`},
+		{422, `{"sandbox_id":"a","include_legacy_skills":1}`, `{"detail":[{"type":"bool_type","loc":["body","include_legacy_skills"],"msg":"Input should be a valid boolean","input":1}]}`},
+		{422, `{"sandbox_id":"a","extra_mounts":7}`, `{"detail":[{"type":"list_type","loc":["body","extra_mounts"],"msg":"Input should be a valid list","input":7}]}`},
+		{422, `{"sandbox_id":"a","extra_mounts":[{},7]}`, `{"detail":[{"type":"model_attributes_type","loc":["body","extra_mounts",1],"msg":"Input should be a valid dictionary or object to extract fields from","input":7}]}`},
+		{422, `{"sandbox_id":"a","extra_mounts":[{},{"host_path":7}]}`, `{"detail":[{"type":"string_type","loc":["body","extra_mounts",1,"host_path"],"msg":"Input should be a valid string","input":7}]}`},
+		{422, `{"sandbox_id":"a"} x`, ""},
+		{422, `{"thread_id":"t"}`, `{"detail":[{"type":"missing","loc":["body","sandbox_id"],"msg":"Field required","input":{"thread_id":"t"}}]}`},
+		{422, `{"sandbox_id":"a","thread_id":"a b"}`, `{"detail":[{"type":"string_pattern_mismatch","loc":["body","thread_id"],"msg":"String should match pattern '^[A-Za-z0-9_-]{1,64}$'","input":"a b"}]}`},
+		{422, `{"sandbox_id":"a","user_id":"../x"}`, `{"detail":[{"type":"string_pattern_mismatch","loc":["body","user_id"],"msg":"String should match pattern '^[A-Za-z0-9_\\-]+$'","input":"../x"}]}`},
+		{422, `{"sandbox_id":"a","user_id":"` + strings.Repeat("u", maxUser+1) + `"}`, `{"detail":[{"type":"string_too_long","loc":["body","user_id"],"msg":"String should have at most 255 characters","input":"` + strings.Repeat("u", maxUser+1) + `"}]}`},
 		{422, `{"sandbox_id":"../x"}`, ""}, {422, `{"sandbox_id":""}`, ""},
 		{422, `{"sandbox_id":"a","provision_lark_cli_runtime":true}`, ""},
-		{422, `{"sandbox_id":"a","extra_mounts":[{"host_path":7}]}`, ""},
 		{409, `{"sandbox_id":"a","required_mount_contract_version":1}`, `{"detail":{"actual":2,"code":"mount_contract_changed"}}`},
 		{413, `{"sandbox_id":"` + strings.Repeat("a", maxBody) + `"}`, ""},
 	} {
@@ -826,6 +835,10 @@ func TestMounts(t *testing.T) {
 	}
 	r.create(`{"sandbox_id":"a"}`)
 	r.create(bad)
+	r.p.opts.MountRoots = []MountRoot{{Path: "/etc"}} // ext.fake takes no mounts at all
+	if got := r.want(400, "", "POST", "/api/sandboxes", strings.Replace(bad, `"a"`, `"b"`, 1)); !strings.Contains(got, "has no mounts") {
+		t.Errorf("where there are no mounts it says %s", got)
+	}
 }
 
 // TestURLOfProxy: behind a proxy sandboxes have its address.
