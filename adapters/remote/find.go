@@ -21,6 +21,7 @@ const (
 	labelOwner      = "dev.sandboxer.remote.owner"
 	labelID         = "dev.sandboxer.remote.id"
 	labelGeneration = "dev.sandboxer.remote.generation"
+	labelAsked      = "dev.sandboxer.remote.asked" // askedOf what it was made of
 	labelFuse       = "dev.sandboxer.remote.fuse"  // the one that it was made with, as Unix time
 	labelStamp      = "dev.sandboxer.remote.stamp" // the stamp in base64; what does not fit follows under the same with ".1", ".2", …
 )
@@ -29,7 +30,7 @@ const (
 const (
 	maxLabels     = 64
 	maxLabel      = 1024
-	ownLabels     = 4 // besides the stamp's
+	ownLabels     = 5 // besides the stamp's
 	maxStampParts = 40
 )
 
@@ -49,11 +50,12 @@ func (p *peer) labels(spec sandboxer.Spec) (map[string]string, error) {
 		}
 	}
 	out[labelOwner], out[labelID], out[labelGeneration] = p.env.Owner, spec.ID, strconv.Itoa(spec.Generation)
+	out[labelAsked] = askedOf(spec)
 	if !spec.Fuse.IsZero() {
 		out[labelFuse] = strconv.FormatInt(spec.Fuse.Unix(), 10)
 	}
 	if len(out) > maxLabels {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has room for %d labels of a request: four say whose a sandbox is", p.env.Extension, maxLabels-ownLabels)
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has room for %d labels of a request: the others say whose a sandbox is", p.env.Extension, maxLabels-ownLabels)
 	}
 	stamp := base64.RawStdEncoding.EncodeToString(spec.Stamp)
 	parts := (len(stamp) + maxLabel - 1) / maxLabel

@@ -8,6 +8,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 
@@ -356,6 +357,111 @@ func TestPeer(t *testing.T) {
 		_, err = p.Teardown(ctx, h)
 		wantKind(t, "Teardown", err, sandboxer.Unavailable)
 	})
+}
+
+// A restored sandbox is what its record here says, or is not made.
+func TestRestoreIsWhatWasAskedFor(t *testing.T) {
+	ctx := t.Context()
+	f := newFar(t)
+	p := opened(t, t.TempDir(), f.config())
+	make := func(t *testing.T, spec sandboxer.Spec, snap *sandboxer.Snapshot) (h sandboxer.Handle, err error) {
+		t.Helper()
+		if snap == nil {
+			h, err = p.Provision(ctx, spec)
+		} else {
+			h, err = p.RestoreFromSnapshot(ctx, spec, *snap)
+		}
+		t.Cleanup(func() {
+			if _, err := p.Teardown(context.WithoutCancel(ctx), sandboxer.Handle{SandboxID: spec.ID}); err != nil {
+				t.Error(err)
+			}
+		})
+		return h, err
+	}
+	public := sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}
+	source := order("source", nil)
+	source.Network, source.Image, source.Vouched = public, "demo", []string{sandboxer.RestrictedImage}
+	h, err := make(t, source, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved := func(t *testing.T, id string) sandboxer.Snapshot {
+		t.Helper()
+		snap, err := p.Snapshot(ctx, h, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return snap
+	}
+	snap := saved(t, "snap-a")
+	if again := saved(t, "snap-a"); !maps.Equal(again.Meta, snap.Meta) {
+		t.Errorf("the receipt is %v, and again %v", snap.Meta, again.Meta)
+	}
+	forgetful := snap
+	forgetful.Meta = nil
+	like := func(id string, change func(*sandboxer.Spec)) sandboxer.Spec {
+		spec := source
+		spec.ID = id
+		change(&spec)
+		return spec
+	}
+	for what, tt := range map[string]struct {
+		change  func(*sandboxer.Spec)
+		refused bool
+	}{
+		"as its source":     {func(*sandboxer.Spec) {}, false},
+		"without a network": {func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{} }, true},
+		"with less of a network": {func(s *sandboxer.Spec) {
+			s.Network = sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"x.example"}}
+		}, true},
+		"with limits":          {func(s *sandboxer.Spec) { s.Limits.PIDs = 40 }, true},
+		"without an image":     {func(s *sandboxer.Spec) { s.Image = "" }, true},
+		"with another image":   {func(s *sandboxer.Spec) { s.Image = "other" }, true},
+		"with another command": {func(s *sandboxer.Spec) { s.Command = []string{"x"} }, true},
+		"as another user":      {func(s *sandboxer.Spec) { s.User = "ci" }, true},
+		"on another profile":   {func(s *sandboxer.Spec) { s.Inputs = map[string]string{inputProfile: "profile.open"} }, false},
+		"there, without a network": {func(s *sandboxer.Spec) {
+			s.Inputs, s.Network = map[string]string{inputProfile: "profile.open"}, sandboxer.NetworkPolicy{}
+		}, true},
+		"there, with limits": {func(s *sandboxer.Spec) {
+			s.Inputs, s.Limits.PIDs = map[string]string{inputProfile: "profile.open"}, 40
+		}, true},
+	} {
+		for known, from := range map[bool]sandboxer.Snapshot{true: snap, false: forgetful} {
+			spec := like("copy-"+sandboxer.NewID(), tt.change)
+			h, err := make(t, spec, &from)
+			if tt.refused {
+				wantKind(t, what, err, sandboxer.Unsupported)
+				if _, err := p.Discover(ctx, spec.ID); sandboxer.KindOf(err) != sandboxer.NotFound {
+					t.Errorf("%s: something is there: %v", what, err)
+				}
+				continue
+			}
+			if err != nil {
+				t.Errorf("%s (%t): %v", what, known, err)
+				continue
+			}
+			sb, err := f.client.Get(ctx, "ours/"+h.Ref)
+			if err != nil {
+				t.Fatal(err)
+			}
+			profile := cmp.Or(spec.Inputs[inputProfile], "profile.far")
+			if sb.Network.Mode != spec.Network.Mode || sb.Profile != profile {
+				t.Errorf("%s it has %s, %+v", what, sb.Profile, sb.Network)
+			}
+		}
+	}
+
+	// What counts is what the source had when it was saved.
+	if err := p.SetNetwork(ctx, h, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkNone}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = make(t, like("former", func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{} }), &snap)
+	wantKind(t, "a network that the source had", err, sandboxer.Unsupported)
+	later := saved(t, "snap-b")
+	if _, err = make(t, like("later", func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{} }), &later); err != nil {
+		t.Error(err)
+	}
 }
 
 // An answer that does not end is cut off.
