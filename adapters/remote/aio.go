@@ -57,15 +57,15 @@ func (a aio) at(h sandboxer.Handle) (*url.URL, *http.Client, error) {
 	return u, a.client(u), nil
 }
 
-// send sends a request and returns the answer if it is a success. What the guest says of a failure is shown as far as it is fit
-// for that.
+// send sends a request and returns the answer if it is a success. A body is sent as it is if it is an io.Reader, and else as JSON. What
+// the guest says of a failure is shown as far as it is fit for that.
 func (a aio) send(ctx context.Context, h sandboxer.Handle, method, where string, query url.Values, body any) (*http.Response, error) {
 	u, c, err := a.at(h)
 	if err != nil {
 		return nil, err
 	}
-	var r io.Reader
-	if body != nil {
+	r, whole := body.(io.Reader)
+	if body != nil && !whole {
 		data, err := json.Marshal(body)
 		if err != nil {
 			return nil, sandboxer.E(sandboxer.Internal, err, "the request cannot be encoded")
@@ -296,19 +296,8 @@ func (a aio) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.
 
 // WriteFile implements sandboxer.Filer. The content comes under a name of its own first.
 func (a aio) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
-	data, err := io.ReadAll(io.LimitReader(r, maxWrite+1))
-	switch {
-	case err != nil:
-		kind := sandboxer.KindOf(err)
-		if kind == sandboxer.Internal {
-			kind = sandboxer.Invalid
-		}
-		return sandboxer.E(kind, err, "%s: its new content could not be read", name)
-	case len(data) > maxWrite:
-		return sandboxer.E(sandboxer.Unsupported, nil, "%s: the sandbox's API takes a file in one piece, and this one has more than %d MiB", name, maxWrite>>20)
-	}
 	draft := "/tmp/.sandboxer-" + rand.Text()
-	_, err = a.post(ctx, h, "v1/file/write", map[string]any{"file": draft, "content": base64.StdEncoding.EncodeToString(data), "encoding": "base64"})
+	sent, err := a.upload(ctx, h, name, draft, r)
 	var out string
 	if err == nil {
 		out, err = a.script(ctx, h, name, `[ -d "$a" ] && exit 45
@@ -320,10 +309,69 @@ mkdir -p "${a%/*}/" && chmod `+fmt.Sprintf("%o", mode.Perm())+` "$b" && mv -f "$
 		_, _ = a.script(c, h, name, `rm -f "$a"`, draft) // there is an error already
 		return err
 	}
-	if out = strings.TrimSpace(out); out != strconv.Itoa(len(data)) {
-		return sandboxer.E(sandboxer.Failed, nil, "%s: %d bytes were sent, %s arrived", name, len(data), shown(out))
+	if out = strings.TrimSpace(out); out != strconv.FormatInt(sent, 10) {
+		return sandboxer.E(sandboxer.Failed, nil, "%s: %d bytes were sent, %s arrived", name, sent, shown(out))
 	}
 	return nil
+}
+
+// upload writes what r has to the file draft, as it comes, and returns how much that was. It is for the file name.
+func (a aio) upload(ctx context.Context, h sandboxer.Handle, name, draft string, r io.Reader) (int64, error) {
+	begin, err := json.Marshal(map[string]string{"file": draft, "encoding": "base64"})
+	if err != nil {
+		return 0, sandboxer.E(sandboxer.Internal, err, "the request cannot be encoded")
+	}
+	body, to := io.Pipe()
+	in := &source{r: r}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := to.Write(append(begin[:len(begin)-1], `,"content":"`...))
+		if err == nil {
+			text := base64.NewEncoder(base64.StdEncoding, to)
+			_, err = io.Copy(text, in)
+			err = errors.Join(err, text.Close())
+		}
+		if err == nil {
+			_, err = io.WriteString(to, `"}`)
+		}
+		to.CloseWithError(err) // without one it ends well
+		ended <- err
+	}()
+	_, err = a.post(ctx, h, "v1/file/write", body)
+	body.Close()       // what was not sent is not wanted
+	stopped := <-ended // r is the caller's
+	switch {
+	case in.n > maxWrite:
+		return 0, sandboxer.E(sandboxer.Unsupported, nil, "%s: the sandbox's API takes a file in one piece, and this one has more than %d MiB", name, maxWrite>>20)
+	case in.err != nil:
+		kind := sandboxer.KindOf(in.err)
+		if kind == sandboxer.Internal {
+			kind = sandboxer.Invalid
+		}
+		return 0, sandboxer.E(kind, in.err, "%s: its new content could not be read", name)
+	case err == nil && stopped != nil:
+		return 0, sandboxer.E(sandboxer.Unavailable, stopped, "%s: the sandbox did not take all of its new content", name)
+	}
+	return in.n, err
+}
+
+// source is the new content of a file, which fails beyond maxWrite.
+type source struct {
+	r   io.Reader
+	n   int64
+	err error // of r
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	s.n += int64(n)
+	if err != nil && err != io.EOF {
+		s.err = err
+	}
+	if s.n > maxWrite {
+		return 0, errTooLong
+	}
+	return n, err
 }
 
 // recordFormat is what find says of a file after its name: fields that have no slash, and last the target of a link.
