@@ -156,6 +156,8 @@ func readHome(data []byte) string {
 	return said.Home
 }
 
+var errTooLong = errors.New("it is too long")
+
 // post sends body and returns what the answer has for data.
 func (a aio) post(ctx context.Context, h sandboxer.Handle, where string, body any) (json.RawMessage, error) {
 	resp, err := a.send(ctx, h, http.MethodPost, where, nil, body)

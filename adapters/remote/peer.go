@@ -69,14 +69,14 @@ func openPeer(ctx context.Context, env sandboxer.Env, cfg Config) (_ *peer, err 
 	if err != nil {
 		return nil, err
 	}
-	opts := api.Options{Token: cfg.Token, RootCAs: roots}
+	opts := api.Options{Token: cfg.Token, RootCAs: roots, MaxAnswer: maxAnswer}
 	if !strings.HasPrefix(cfg.URL, "unix:") {
 		// The address stands in the file, so that it may be anywhere.
 		p.http = http.DefaultTransport.(*http.Transport).Clone()
 		p.http.TLSClientConfig = reach{}.transport(roots).TLSClientConfig
 		p.http.ForceAttemptHTTP2, p.http.TLSNextProto = false, nil
 		p.http.DisableCompression, p.http.MaxIdleConnsPerHost, p.http.MaxResponseHeaderBytes = true, 64, 64<<10
-		opts.HTTP = &http.Client{Transport: bounded{p.http, maxAnswer}, CheckRedirect: noRedirect}
+		opts.HTTP = &http.Client{Transport: p.http, CheckRedirect: noRedirect}
 	}
 	if p.client, err = api.New(cfg.URL, opts); err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "url: %s", sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
@@ -141,39 +141,8 @@ func (p *peer) Close() error {
 	return nil
 }
 
-// maxAnswer bounds an answer in JSON, which is held in memory. Files are streams, and not bounded here.
+// maxAnswer bounds an answer that is held in memory.
 const maxAnswer = 64 << 20
-
-// bounded is a transport whose answers in JSON have at most so many bytes.
-type bounded struct {
-	http.RoundTripper
-	most int64
-}
-
-func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := b.RoundTripper.RoundTrip(r)
-	if err == nil && resp.StatusCode != http.StatusSwitchingProtocols && strings.Contains(resp.Header.Get("Content-Type"), "json") {
-		resp.Body = &limited{resp.Body, b.most}
-	}
-	return resp, err
-}
-
-// limited fails when more than left bytes are read.
-type limited struct {
-	io.ReadCloser
-	left int64
-}
-
-var errTooLong = errors.New("the answer is too long")
-
-func (l *limited) Read(b []byte) (int, error) {
-	if l.left <= 0 {
-		return 0, errTooLong
-	}
-	n, err := l.ReadCloser.Read(b[:min(int64(len(b)), l.left)])
-	l.left -= int64(n)
-	return n, err
-}
 
 // A profile is one of the other installation, with its extension.
 type profile struct {

@@ -6,17 +6,15 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
-
 	"os"
-
+	"path/filepath"
 	"strconv"
 	"strings"
-
 	"testing"
 	"time"
 
@@ -464,23 +462,36 @@ func TestRestoreIsWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-// An answer that does not end is cut off.
+// An answer that does not end is cut off, whatever it says that it is and by whatever way it comes.
 func TestBoundedAnswer(t *testing.T) {
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"data":"`)
+	endless := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/octet-stream")
+		_, _ = io.WriteString(w, `{"tenant":"`)
 		for chunk := bytes.Repeat([]byte("x"), 1<<20); ; {
 			if _, err := w.Write(chunk); err != nil {
 				return
 			}
 		}
-	}))
-	defer s.Close()
-	c := edgetest.Client(t, s.URL, api.Options{HTTP: &http.Client{Transport: bounded{http.DefaultTransport, 4 << 10}}})
-	if _, err := c.Status(t.Context()); !errors.Is(err, errTooLong) || sandboxer.KindOf(err) != sandboxer.Unavailable {
-		t.Errorf("it ended otherwise: %v", err)
+	})
+	tcp := httptest.NewServer(endless)
+	defer tcp.Close()
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
 	}
-	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	local := httptest.NewUnstartedServer(endless)
+	local.Listener.Close()
+	local.Listener = l
+	local.Start()
+	defer local.Close()
+	for _, url := range []string{tcp.URL, "unix://" + socket} {
+		_, err := opens(t.Context(), "test", t.TempDir(), map[string]any{"kind": "sandboxer", "url": url, "profile": "far"})
+		wantKind(t, url, err, sandboxer.Unavailable)
+		if err == nil || !strings.Contains(err.Error(), "too long") {
+			t.Errorf("%s: it ended otherwise: %v", url, err)
+		}
+	}
 }
 
 // The groups of the contract that a URL can be held to, which has nothing inside.
