@@ -462,6 +462,36 @@ func TestRestoreIsWhatWasAskedFor(t *testing.T) {
 	}
 }
 
+// A frozen sandbox that goes on after it was saved is an error, and nothing is kept: a pause would lose what it does.
+func TestSnapshotOfFrozen(t *testing.T) {
+	ctx := t.Context()
+	f := newFar(t)
+	p := opened(t, t.TempDir(), f.config())
+	h, err := p.Provision(ctx, order("frozen", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Teardown(ctx, h)
+	if err := p.Pause(ctx, h); err != nil {
+		t.Fatal(err)
+	}
+	f.World.Inject(fake.Fault{Verb: fake.VerbPause, Times: 1, Kind: sandboxer.Failed})
+	_, err = p.Snapshot(ctx, h, "snap-a")
+	wantKind(t, "Snapshot of what runs on", err, sandboxer.Failed)
+	for s, err := range p.ListSnapshots(ctx, "test") {
+		t.Errorf("it is kept: %+v, %v", s, err)
+	}
+	if err := p.Pause(ctx, h); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Snapshot(ctx, h, "snap-a"); err != nil {
+		t.Error(err)
+	}
+	if sb, err := f.client.Get(ctx, "ours/"+h.Ref); err != nil || sb.State != sandboxer.Paused {
+		t.Errorf("afterwards it is %+v, %v; want it paused", sb, err)
+	}
+}
+
 // An answer that does not end is cut off, whatever it says that it is and by whatever way it comes.
 func TestBoundedAnswer(t *testing.T) {
 	endless := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

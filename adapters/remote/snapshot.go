@@ -138,8 +138,9 @@ func (p *peer) mayRestore(ctx context.Context, spec sandboxer.Spec, req api.Crea
 	return nil
 }
 
-// Snapshot implements sandboxer.Snapshotter. The API saves what runs: one that is frozen runs while it is saved.
-func (p *peer) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
+// Snapshot implements sandboxer.Snapshotter. The API saves what runs: one that is frozen runs while it is saved. Where it
+// cannot be frozen again, that is the error, and nothing is saved: what it does from then on would be lost with it.
+func (p *peer) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (saved sandboxer.Snapshot, err error) {
 	none := sandboxer.Snapshot{}
 	switch s, err := p.saved(ctx, id); {
 	case err == nil && s.State == sandboxer.SnapshotSealed:
@@ -164,7 +165,12 @@ func (p *peer) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (san
 		defer func() {
 			c, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
 			defer cancel()
-			_ = p.Pause(c, h) // whoever froze it sees that it runs
+			again := p.Pause(c, h)
+			if err != nil || again == nil || sandboxer.KindOf(again) == sandboxer.NotFound {
+				return
+			}
+			saved, err = none, again
+			_ = p.DropSnapshot(c, sandboxer.Snapshot{SnapshotID: id}) // whoever tries again saves what is there then
 		}()
 	}
 	s, err := use(ctx, p, h, func(ref string) (*api.Snapshot, error) {
