@@ -256,7 +256,7 @@ func (p *peer) request(ctx context.Context, spec sandboxer.Spec) (api.CreateSand
 	if inputs == nil {
 		inputs = map[string]string{}
 	}
-	inputs["sandbox_id"] = farID(p.env.Owner, spec.ID, spec.Generation)
+	inputs["sandbox_id"] = farID(p.env.Owner, p.env.Extension, spec.ID, spec.Generation)
 	labels, err := p.labels(spec)
 	if err != nil {
 		return none, err
@@ -324,7 +324,7 @@ func (p *peer) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Ha
 
 // made returns the handle of sb once it is what spec wants, and runs.
 func (p *peer) made(ctx context.Context, sb *api.Sandbox, spec sandboxer.Spec) (sandboxer.Handle, error) {
-	if s, ok := stampOf(sb); !ok || s.owner != p.env.Owner || s.id != spec.ID || s.generation != spec.Generation {
+	if s, ok := stampOf(sb); !ok || !p.owns(s, p.env.Owner) || s.id != spec.ID || s.generation != spec.Generation {
 		return sandboxer.Handle{}, sandboxer.E(sandboxer.Conflict, nil, "%s has a sandbox %s that is not ours", p.name, sb.ID).WithHint("an operator there destroys it, or %s takes another ID", spec.ID)
 	}
 	sb, err := p.settled(ctx, sb)

@@ -118,7 +118,11 @@ func (f *far) knows(t testing.TB, h sandboxer.Handle) {
 
 // opens is the extension of a configuration; with the same dir it is another process of one installation.
 func opens(ctx context.Context, owner, dir string, config map[string]any) (sandboxer.Extension, error) {
-	return Adapter.Open(ctx, sandboxer.Env{Extension: "ext.remote", Owner: owner, Dir: dir, Decode: func(v any) error {
+	return opensAs(ctx, "ext.remote", owner, dir, config)
+}
+
+func opensAs(ctx context.Context, extension, owner, dir string, config map[string]any) (sandboxer.Extension, error) {
+	return Adapter.Open(ctx, sandboxer.Env{Extension: extension, Owner: owner, Dir: dir, Decode: func(v any) error {
 		data, err := json.Marshal(config)
 		if err != nil {
 			return err
@@ -247,7 +251,7 @@ func TestPeer(t *testing.T) {
 	})
 	t.Run("a sandbox that is not ours", func(t *testing.T) {
 		theirs := edgetest.Client(t, "http://"+f.TCP, api.Options{Token: sandboxer.Secret(f.key)})
-		id := farID("test", "taken", 1)
+		id := farID("test", "ext.remote", "taken", 1)
 		_, err := theirs.Create(ctx, api.CreateSandbox{Profile: "far", Inputs: map[string]string{"sandbox_id": id}})
 		if err != nil {
 			t.Fatal(err)
@@ -462,6 +466,65 @@ func TestRestoreIsWhatWasAskedFor(t *testing.T) {
 	}
 }
 
+// Two extensions with their sandboxes in one tenant do not see each other's, also not those of one ID.
+func TestTwoExtensions(t *testing.T) {
+	ctx := t.Context()
+	f := newFar(t)
+	var both []*backend.Backend
+	for _, id := range []string{"ext.remote", "ext.other"} {
+		e, err := opensAs(ctx, id, "test", t.TempDir(), f.config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := backend.New(id, e, backend.Options{Inputs: Adapter.Inputs})
+		defer b.Close()
+		both = append(both, b)
+	}
+	a, b := both[0], both[1]
+	h, err := a.Provision(ctx, order("x", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Snapshot(ctx, h, "snap-x"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Discover(ctx, "x")
+	wantKind(t, "the other's", err, sandboxer.NotFound)
+	if l, err := b.IsAlive(ctx, sandboxer.Handle{SandboxID: "x", Generation: 1, Ref: h.Ref}); err != nil || l != sandboxer.Gone {
+		t.Errorf("the other's is %s, %v; want gone", l, err)
+	}
+	for h, err := range b.ListRunning(ctx, "test") {
+		t.Errorf("listed: %+v, %v", h, err)
+	}
+	for s, err := range b.ListSnapshots(ctx, "test") {
+		t.Errorf("listed: %+v, %v", s, err)
+	}
+	if err := b.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: "snap-x"}); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.Provision(ctx, order("x", nil)); err != nil {
+		t.Errorf("one of the same ID: %v", err)
+	}
+	if _, err := b.Teardown(ctx, sandboxer.Handle{SandboxID: "x"}); err != nil {
+		t.Error(err)
+	}
+	if l, err := a.IsAlive(ctx, h); err != nil || l != sandboxer.Alive {
+		t.Errorf("afterwards it is %s, %v; want alive", l, err)
+	}
+	n := 0
+	for s, err := range a.ListSnapshots(ctx, "test") {
+		if n++; err != nil || s.SandboxID != "x" {
+			t.Errorf("listed: %+v, %v", s, err)
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d snapshots are listed; want one", n)
+	}
+	if _, err := a.Teardown(ctx, h); err != nil {
+		t.Error(err)
+	}
+}
+
 // A frozen sandbox that goes on after it was saved is an error, and nothing is kept: a pause would lose what it does.
 func TestSnapshotOfFrozen(t *testing.T) {
 	ctx := t.Context()
@@ -541,18 +604,18 @@ func TestURLConformance(t *testing.T) {
 }
 
 func FuzzLabels(f *testing.F) {
-	f.Add("o", "x", "1", "1700000000", "c3RhbXA", "")
-	f.Add("", "x", "-1", "x", "!", "AAAA")
-	f.Fuzz(func(t *testing.T, owner, id, generation, fuse, first, second string) {
-		sb := &api.Sandbox{Labels: map[string]string{labelOwner: owner, labelID: id, labelGeneration: generation, labelFuse: fuse, labelStamp: first, labelStamp + ".1": second}}
+	f.Add("o", "ext.remote", "x", "1", "1700000000", "c3RhbXA", "")
+	f.Add("", "", "x", "-1", "x", "!", "AAAA")
+	f.Fuzz(func(t *testing.T, owner, extension, id, generation, fuse, first, second string) {
+		sb := &api.Sandbox{Labels: map[string]string{labelOwner: owner, labelExtension: extension, labelID: id, labelGeneration: generation, labelFuse: fuse, labelStamp: first, labelStamp + ".1": second}}
 		s, ok := stampOf(sb)
 		if !ok {
 			return
 		}
-		if s.owner == "" || s.generation < 1 || sandboxer.CheckID(s.id) != nil || len(s.stamp) > sandboxer.MaxStampBytes {
+		if s.owner == "" || s.extension == "" || s.generation < 1 || sandboxer.CheckID(s.id) != nil || len(s.stamp) > sandboxer.MaxStampBytes {
 			t.Errorf("%q is believed: %+v", sb.Labels, s)
 		}
-		if far := farID(s.owner, s.id, s.generation); sandboxer.CheckID(far) != nil || sandboxer.IsDerivedID(far) {
+		if far := farID(s.owner, s.extension, s.id, s.generation); sandboxer.CheckID(far) != nil || sandboxer.IsDerivedID(far) {
 			t.Errorf("%q is no ID that can be chosen", far)
 		}
 	})

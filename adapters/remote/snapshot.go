@@ -15,13 +15,15 @@ import (
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-// snapshotPrefix begins the names there of an installation's snapshots.
-func snapshotPrefix(owner string) string {
-	sum := sha256.Sum256([]byte(owner))
+// snapshotPrefix begins the names there of an installation's snapshots by an extension.
+func snapshotPrefix(owner, extension string) string {
+	sum := sha256.Sum256([]byte(owner + "\x00" + extension))
 	return "sbx-" + hex.EncodeToString(sum[:6]) + "-"
 }
 
-func (p *peer) snapshotName(id string) string { return snapshotPrefix(p.env.Owner) + id }
+func (p *peer) snapshotName(id string) string {
+	return snapshotPrefix(p.env.Owner, p.env.Extension) + id
+}
 
 // saved returns the snapshot there of our ID, sealed or not. Kind: NotFound, also for one that was dropped.
 func (p *peer) saved(ctx context.Context, id string) (*api.Snapshot, error) {
@@ -209,7 +211,7 @@ func (p *peer) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, fro
 		return none, err
 	}
 	restore := api.RestoreSnapshot{Profile: req.Profile, Kind: sandboxer.SnapshotNative, TTL: req.TTL, Consumer: req.Consumer, Labels: req.Labels, Env: req.Env,
-		NoWaiting: true, Key: sandboxer.ExternalName(p.env.Owner, spec.ID, spec.Generation)}
+		NoWaiting: true, Key: farID(p.env.Owner, p.env.Extension, spec.ID, spec.Generation)}
 	for {
 		sb, err := whole(ctx, func(ctx context.Context) (*api.Sandbox, error) { return p.client.Restore(ctx, s.ID, restore) })
 		switch {
@@ -251,7 +253,7 @@ func (p *peer) ListSnapshots(ctx context.Context, owner string) iter.Seq2[sandbo
 				yield(sandboxer.FoundSnapshot{}, p.fail(err))
 				return
 			}
-			id, ours := strings.CutPrefix(s.Name, snapshotPrefix(owner))
+			id, ours := strings.CutPrefix(s.Name, snapshotPrefix(owner, p.env.Extension))
 			if !ours {
 				continue
 			}
@@ -269,7 +271,7 @@ func (p *peer) ListSnapshots(ctx context.Context, owner string) iter.Seq2[sandbo
 				f.Snapshot, f.Whole = receipt(&s, id, src), true
 			}
 			if src != nil {
-				if was, _ := stampOf(src); was.owner == owner {
+				if was, _ := stampOf(src); p.owns(was, owner) {
 					f.SandboxID, f.Generation, f.Stamp = was.id, was.generation, was.stamp
 				}
 			}
