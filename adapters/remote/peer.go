@@ -200,13 +200,15 @@ func (p *peer) Admit(spec sandboxer.Spec, name string) error {
 	ok := !p.admin
 	switch name {
 	case inputProfile:
-		ok = slices.Contains(append(p.cfg.Profiles, p.cfg.Profile), spec.Inputs[inputProfile])
+		ok = spec.Inputs[inputProfile] == p.cfg.Profile || slices.Contains(p.cfg.Profiles, spec.Inputs[inputProfile])
 	case inputURL, sandboxer.AnyInput, sandboxer.RestrictedMounts:
 		ok = false
 	case sandboxer.RestrictedHost, sandboxer.RestrictedImage:
 	default:
+		// What the extension of another profile takes is not known here.
 		in, declared := sandboxer.DeclarationOf(p.main.ext.Inputs, name)
-		ok = ok || declared && !in.Restricted
+		chosen := spec.Inputs[inputProfile]
+		ok = ok || declared && !in.Restricted && (chosen == "" || chosen == p.cfg.Profile)
 	}
 	if ok {
 		return nil

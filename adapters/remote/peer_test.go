@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -305,9 +306,12 @@ func TestPeer(t *testing.T) {
 		}
 	})
 	t.Run("an administrator's key", func(t *testing.T) {
-		admin := opened(t, t.TempDir(), map[string]any{"kind": "sandboxer", "url": "unix://" + f.Unix, "profile": "far"})
+		admin := opened(t, t.TempDir(), map[string]any{"kind": "sandboxer", "url": "unix://" + f.Unix, "profile": "far", "profiles": []string{"profile.open"}})
 		wantKind(t, "an input that is restricted there", admin.Check(ctx, order("x", map[string]string{"repo": "/etc"})), sandboxer.Denied)
 		wantKind(t, "one that is not", admin.Check(ctx, order("x", map[string]string{"volume": "data"})), "")
+		wantKind(t, "another profile", admin.Check(ctx, order("x", map[string]string{inputProfile: "profile.open"})), "")
+		wantKind(t, "one that is not of the profile's extension, for what is known", admin.Check(ctx, order("x", map[string]string{inputProfile: "profile.open", "volume": "data"})), sandboxer.Denied)
+		wantKind(t, "one that is not, with the profile named", admin.Check(ctx, order("x", map[string]string{inputProfile: "far", "volume": "data"})), "")
 		spec := order("x", nil)
 		spec.Image = "demo"
 		wantKind(t, "an image", admin.Check(ctx, spec), sandboxer.Denied)
@@ -464,6 +468,27 @@ func TestRestoreIsWhatWasAskedFor(t *testing.T) {
 	if _, err = make(t, like("later", func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{} }), &later); err != nil {
 		t.Error(err)
 	}
+}
+
+// Judging a request changes nothing that another request is judged by.
+func TestAdmitAtOnce(t *testing.T) {
+	names := append(make([]string, 0, 8), "profile.open") // with room behind
+	p := &peer{cfg: Config{Profile: "far", Profiles: names}}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for _, name := range []string{"far", "profile.open"} {
+				if err := p.Admit(order("x", map[string]string{inputProfile: name}), inputProfile); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if beyond := names[:2][1]; beyond != "" {
+		t.Errorf("%q was written behind the profiles", beyond)
+	}
+	wantKind(t, "a profile of nobody", p.Admit(order("x", map[string]string{inputProfile: "x"}), inputProfile), sandboxer.Denied)
 }
 
 // Two extensions with their sandboxes in one tenant do not see each other's, also not those of one ID.
