@@ -74,6 +74,7 @@ func openPeer(ctx context.Context, env sandboxer.Env, cfg Config) (_ *peer, err 
 		// The address stands in the file, so that it may be anywhere.
 		p.http = http.DefaultTransport.(*http.Transport).Clone()
 		p.http.TLSClientConfig = reach{}.transport(roots).TLSClientConfig
+		p.http.Proxy = nil // one would choose the address, and read the key of http://
 		p.http.ForceAttemptHTTP2, p.http.TLSNextProto = false, nil
 		p.http.DisableCompression, p.http.MaxIdleConnsPerHost, p.http.MaxResponseHeaderBytes = true, 64, 64<<10
 		opts.HTTP = &http.Client{Transport: p.http, CheckRedirect: noRedirect}

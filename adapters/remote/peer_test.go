@@ -336,6 +336,16 @@ func TestPeer(t *testing.T) {
 			t.Errorf("discovered it ends at %s, %v; want %s", found.Fuse, err, until)
 		}
 	})
+	t.Run("no proxy", func(t *testing.T) {
+		direct, err := opens(ctx, "test", t.TempDir(), f.config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer direct.(*peer).Close()
+		if direct.(*peer).http.Proxy != nil {
+			t.Error("a proxy of the environment would get the key")
+		}
+	})
 	t.Run("what it costs", func(t *testing.T) {
 		q, err := p.EstimateCost(ctx, order("x", nil), 2*time.Hour)
 		if err != nil || q == nil || q.Amount != 2*sandboxer.Credit || q.Duration != 2*time.Hour {
