@@ -112,6 +112,9 @@ func kindOfStatus(status int) sandboxer.Kind {
 	return sandboxer.Unavailable
 }
 
+// maxShown bounds what is shown of what a guest says, and the directory that it names as its home.
+const maxShown = 200
+
 // shown is what a guest says, fit to be shown.
 func shown(s string) string {
 	s = strings.Map(func(r rune) rune {
@@ -119,7 +122,7 @@ func shown(s string) string {
 			return r
 		}
 		return ' '
-	}, strings.ToValidUTF8(s[:min(len(s), 200)], "?"))
+	}, strings.ToValidUTF8(s[:min(len(s), maxShown)], "?"))
 	if s = strings.TrimSpace(s); s == "" {
 		return "it does not say why"
 	}
@@ -150,7 +153,7 @@ func readHome(data []byte) string {
 	var said struct {
 		Home string `json:"home_dir"`
 	}
-	if json.Unmarshal(data, &said) != nil || !path.IsAbs(said.Home) || path.Clean(said.Home) != said.Home || len(said.Home) > 1<<10 || shown(said.Home) != said.Home[:min(len(said.Home), 200)] {
+	if json.Unmarshal(data, &said) != nil || !path.IsAbs(said.Home) || path.Clean(said.Home) != said.Home || len(said.Home) > maxShown || shown(said.Home) != said.Home {
 		return ""
 	}
 	return said.Home
@@ -379,7 +382,7 @@ func (s *source) Read(p []byte) (int, error) {
 // recordFormat is what find says of a file after its name: fields that have no slash, and last the target of a link.
 const recordFormat = `/%m/%y/%s/%T@/%u/%g/%l\0`
 
-// parseRecord reads a name and what recordFormat says, without the NUL at its end.
+// parseRecord reads what recordFormat says, without the NUL at its end, and what is before it.
 func parseRecord(rec string) (name string, fi sandboxer.FileInfo, err error) {
 	f := strings.SplitN(rec, "/", 8)
 	if len(f) < 8 {
@@ -398,6 +401,14 @@ func parseRecord(rec string) (name string, fi sandboxer.FileInfo, err error) {
 		return "", fi, errors.New("a field is none")
 	}
 	return f[0], sandboxer.FileInfo{Size: size, Mode: bits | kind, ModTime: time.Unix(mtime, 0), Owner: f[5], Group: f[6], Target: f[7]}, nil
+}
+
+// parseEntry is parseRecord of what lies in a directory, with its name.
+func parseEntry(rec string) (name string, fi sandboxer.FileInfo, err error) {
+	if name, fi, err = parseRecord(rec); err == nil && (name == "" || name == "." || name == "..") {
+		err = errors.New("the name is none")
+	}
+	return name, fi, err
 }
 
 // StatFile implements sandboxer.Filer.
@@ -446,7 +457,7 @@ find . -mindepth 1 -maxdepth 1 -printf '%f`+recordFormat+`' | sort -z -t/ -k1,1 
 			var fi sandboxer.FileInfo
 			name := ""
 			if err == nil {
-				name, fi, err = parseRecord(string(rec[:len(rec)-1]))
+				name, fi, err = parseEntry(string(rec[:len(rec)-1]))
 			}
 			if err != nil {
 				if k := sandboxer.KindOf(err); k == sandboxer.Internal || k == sandboxer.Invalid {

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/extensiontest"
@@ -208,8 +209,9 @@ func (r reader) Read(p []byte) (int, error) { return r(p) }
 func FuzzHome(f *testing.F) {
 	f.Add([]byte(`{"home_dir":"/home/gem","version":"1"}`))
 	f.Add([]byte(`{"home_dir":"/a/../b"}`))
+	f.Add([]byte(`{"home_dir":"/` + strings.Repeat("a", 300) + `\u001b[31m"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if home := readHome(data); home != "" && (!path.IsAbs(home) || path.Clean(home) != home || len(home) > 1<<10) {
+		if home := readHome(data); home != "" && (!path.IsAbs(home) || path.Clean(home) != home || len(home) > maxShown || strings.ContainsFunc(home, func(r rune) bool { return !unicode.IsPrint(r) })) {
 			t.Errorf("%q is taken for a directory: %q", data, home)
 		}
 	})
@@ -218,10 +220,12 @@ func FuzzHome(f *testing.F) {
 func FuzzRecord(f *testing.F) {
 	f.Add("name/644/f/12/1700000000.5/root/root/")
 	f.Add("name/777/l/12/1700000000/root/root/../a/b")
-	f.Add("/1777/d/0/0/0/0/")
+	for _, name := range []string{"", ".", ".."} {
+		f.Add(name + "/1777/d/0/0/0/0/")
+	}
 	f.Fuzz(func(t *testing.T, rec string) {
-		name, fi, err := parseRecord(rec)
-		if err == nil && (strings.Contains(name, "/") || fi.Size < 0) {
+		name, fi, err := parseEntry(rec)
+		if err == nil && (path.Base(name) != name || name == "." || name == ".." || fi.Size < 0) {
 			t.Errorf("%q is %q, %+v", rec, name, fi)
 		}
 	})
