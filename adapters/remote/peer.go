@@ -24,6 +24,7 @@ type peer struct {
 	name   string // of the other installation, for people
 	client *api.Client
 	http   *http.Transport // nil over a Unix socket
+	urls   *http.Transport // for the URLs of its sandboxes
 	tenant string          // there, ours
 	admin  bool            // our key may do everything there
 	main   profile         // of cfg.Profile
@@ -51,6 +52,7 @@ var _ interface {
 	sandboxer.CapacityReporter
 	sandboxer.StatsReader
 	sandboxer.Networker
+	sandboxer.URLDialer
 	sandboxer.Narrower
 	io.Closer
 } = (*peer)(nil)
@@ -69,11 +71,12 @@ func openPeer(ctx context.Context, env sandboxer.Env, cfg Config) (_ *peer, err 
 	if err != nil {
 		return nil, err
 	}
+	p.urls = reach{}.transport(roots)
 	opts := api.Options{Token: cfg.Token, RootCAs: roots, MaxAnswer: maxAnswer}
 	if !strings.HasPrefix(cfg.URL, "unix:") {
 		// The address stands in the file, so that it may be anywhere.
 		p.http = http.DefaultTransport.(*http.Transport).Clone()
-		p.http.TLSClientConfig = reach{}.transport(roots).TLSClientConfig
+		p.http.TLSClientConfig = p.urls.TLSClientConfig.Clone()
 		p.http.Proxy = nil // one would choose the address, and read the key of http://
 		p.http.ForceAttemptHTTP2, p.http.TLSNextProto = false, nil
 		p.http.DisableCompression, p.http.MaxIdleConnsPerHost, p.http.MaxResponseHeaderBytes = true, 64, 64<<10

@@ -47,12 +47,22 @@ type far struct {
 	key    string      // of a tenant, not an administrator's
 }
 
+// published is the fake with sandboxes that have a URL, which leads to its own machine.
+type published struct{ *fake.Extension }
+
+func (e published) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
+	r, err := e.Extension.WaitReady(ctx, h)
+	r.URL = "http://127.0.0.1:1/sandbox?token=canary"
+	return r, err
+}
+
 // newFar starts one that lives as long as the test.
 func newFar(t testing.TB, drop ...sandboxer.Capability) *far {
 	t.Helper()
 	log := new(edgetest.Log).Logger()
 	f := &far{Broker: edgetest.NewBroker(t, edgetest.BrokerOptions{
 		Backend: backend.Options{Inputs: fake.Adapter.Inputs},
+		Extend:  func(e *fake.Extension) sandboxer.Extension { return published{e} },
 		Fake:    fake.Config{Images: []string{"demo"}, PerHour: sandboxer.Credit, Drop: drop},
 		Profiles: []sandboxer.Profile{
 			{ID: "profile.far", Extension: "ext.fake", Image: "demo", TTL: time.Hour, MaxTTL: 100 * time.Hour, Isolation: sandboxer.IsolationProcess, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}},
@@ -335,6 +345,20 @@ func TestPeer(t *testing.T) {
 		if found, err := p.Discover(ctx, "fuse"); err != nil || found.Fuse.Sub(until).Abs() > time.Minute {
 			t.Errorf("discovered it ends at %s, %v; want %s", found.Fuse, err, until)
 		}
+	})
+	t.Run("its URL, which is the other installation's word", func(t *testing.T) {
+		h := make(t, order("url", nil))
+		r, err := p.WaitReady(ctx, h)
+		if err != nil || !strings.HasPrefix(r.URL, "http://127.0.0.1:1/") {
+			t.Fatalf("WaitReady = %+v, %v", r, err)
+		}
+		_, err = p.DialURL(ctx, h)
+		wantKind(t, "DialURL to an address that is not public", err, sandboxer.Denied)
+		if err == nil || strings.Contains(sandboxer.Message(err), "canary") {
+			t.Errorf("it says %v", err)
+		}
+		_, err = p.DialURL(ctx, sandboxer.Handle{SandboxID: "nobody", Generation: 1})
+		wantKind(t, "DialURL to nobody", err, sandboxer.NotFound)
 	})
 	t.Run("no proxy", func(t *testing.T) {
 		direct, err := opens(ctx, "test", t.TempDir(), f.config())
