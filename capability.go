@@ -526,6 +526,15 @@ type Pooler interface {
 	Claim(ctx context.Context, h Handle, spec Spec) (Handle, error)
 }
 
+// URLDialer is for extensions whose sandboxes' URLs (Reachability.URL) are somebody else's word, or lead where only
+// the extension's settings say how: it looks at the address that is really connected to, and knows the authorities
+// whose certificates count. The broker connects by itself to those of all others.
+type URLDialer interface {
+	// DialURL opens a connection to the host of the URL of a sandbox; for one of https, TLS is done. Kinds: NotFound
+	// when the sandbox is gone, Denied for an address that is not to be reached, Unavailable when it is not.
+	DialURL(ctx context.Context, h Handle) (net.Conn, error)
+}
+
 // Narrower disclaims capabilities that the Go type has but this configuration or
 // machine lacks: those of Capabilities, and those of Besides.
 type Narrower interface {

@@ -133,11 +133,15 @@ func attached(socket string, args []string, check func(*net.UnixConn) error) (*n
 	for try := 0; ; try++ {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 		if err == nil {
-			if err := check(conn); err != nil {
-				conn.Close()
-				return nil, err
+			if err = check(conn); err == nil {
+				return conn, nil
 			}
-			return conn, nil
+			conn.Close()
+			if errors.Is(err, errEnding) && try < attachTries { // then nobody listens there
+				time.Sleep(2 * time.Millisecond)
+				continue
+			}
+			return nil, err
 		}
 		if try == attachTries || !soon(err) {
 			return nil, err
@@ -152,6 +156,9 @@ func attached(socket string, args []string, check func(*net.UnixConn) error) (*n
 		time.Sleep(2 * time.Millisecond)
 	}
 }
+
+// errEnding says that who listened is ending: it has no program any more, and its sockets are closed next.
+var errEnding = errors.New("the process that listens where the agent should is ending")
 
 // ourAgent refuses the other end of conn unless it is our user's and runs our program, by the
 // word of the kernel: any process inside may have listened there first. With a pid it must be that
@@ -171,6 +178,9 @@ func ourAgent(conn *net.UnixConn, pid int) error {
 	case pid != 0:
 	case !sameProgram(int(cred.Pid)):
 		what, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", cred.Pid))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("%w: process %d", errEnding, cred.Pid)
+		}
 		if err != nil {
 			what = err.Error()
 		}

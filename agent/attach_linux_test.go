@@ -223,6 +223,46 @@ func TestAttachAfterAKill(t *testing.T) {
 	}
 }
 
+// TestAttachWhileItEnds: an agent that was killed may still take connections when it has no program any more.
+// It is no stranger then: another one is started once it is gone.
+func TestAttachWhileItEnds(t *testing.T) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	asked := 0
+	conn, err := attached(l.Addr().String(), nil, func(*net.UnixConn) error {
+		switch asked++; asked {
+		case 1:
+			return fmt.Errorf("%w: process 7", errEnding)
+		case 2:
+			return nil
+		}
+		return errStranger
+	})
+	if err != nil || asked != 2 {
+		t.Errorf("asked %d times: %v", asked, err)
+	} else {
+		conn.Close()
+	}
+	l.Close()
+
+	p := newPlace(t, filepath.Join(t.TempDir(), "s"))
+	for i := range 10 {
+		if err := p.client().WaitReady(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Kill(p.agent(), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		// The connection may be one of those that the dying one had taken.
+		if err := p.client().Health(t.Context()); err != nil && strings.Contains(err.Error(), errStranger.Error()) {
+			t.Fatalf("round %d: %v", i, err)
+		}
+	}
+}
+
 func TestAttachRefuses(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")

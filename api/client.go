@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"math"
 	"mime"
 	"net"
 	"net/http"
@@ -34,6 +35,9 @@ type Options struct {
 	// HTTP replaces the client for http and https URLs (proxies, TLS roots). Its
 	// Timeout must be 0: requests are bounded by their ctx.
 	HTTP *http.Client
+	// MaxAnswer bounds an answer that is held in memory, in bytes: everything but files, archives, connections and what
+	// a command writes, which are streams. A longer one is an error, Unavailable. 0 means no bound.
+	MaxAnswer int64
 	// NoRetry sends every request once, for who measures.
 	NoRetry bool
 }
@@ -528,7 +532,14 @@ func do[T any](ctx context.Context, c *Client, q call) (T, error) {
 		return out, err
 	}
 	defer resp.Body.Close()
-	if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
+	body := &io.LimitedReader{R: resp.Body, N: math.MaxInt64}
+	if c.opts.MaxAnswer > 0 {
+		body.N = c.opts.MaxAnswer + 1
+	}
+	switch err := json.NewDecoder(body).Decode(&out); {
+	case body.N <= 0:
+		return out, c.tooLong(q)
+	case err != nil:
 		return out, c.unreachable(ctx, q, err)
 	}
 	if v := reflect.ValueOf(out); v.Kind() == reflect.Pointer && v.IsNil() { // a bare null
@@ -536,6 +547,11 @@ func do[T any](ctx context.Context, c *Client, q call) (T, error) {
 	}
 	io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<10)) // lets the connection be used again
 	return out, nil
+}
+
+// tooLong refuses an answer beyond Options.MaxAnswer.
+func (c *Client) tooLong(q call) error {
+	return sandboxer.E(sandboxer.Unavailable, nil, "the answer of the server at %s to %s %s is too long", c.shown, q.method, q.path)
 }
 
 func none(ctx context.Context, c *Client, q call) error {

@@ -237,3 +237,54 @@ func TestEmptyNames(t *testing.T) {
 		t.Errorf("the server was asked %d times", n)
 	}
 }
+
+// What is held in memory is bounded, whatever type it has; a file is not held.
+func TestMaxAnswer(t *testing.T) {
+	long := strings.Repeat("x", 200)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/events"):
+			w.Header().Set("Content-Type", "text/event-stream")
+			for range 10 {
+				io.WriteString(w, "data: "+long+"\n")
+			}
+			io.WriteString(w, "\n")
+		case r.URL.Path == "/v1/sandboxes/short":
+			io.WriteString(w, `{"id":"short"}`)
+		case r.URL.Path == "/v1/sandboxes/long":
+			io.WriteString(w, `{"id":"`+strings.Repeat(long, 10)+`"}`)
+		default:
+			io.WriteString(w, strings.Repeat(long, 10))
+		}
+	}))
+	defer s.Close()
+	c, err := New(s.URL, Options{MaxAnswer: 1000, NoRetry: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if sb, err := c.Get(t.Context(), "short"); err != nil || sb.ID != "short" {
+		t.Errorf("a short answer: %+v, %v", sb, err)
+	}
+	tooLong := func(what string, err error) {
+		t.Helper()
+		if sandboxer.KindOf(err) != sandboxer.Unavailable || !strings.Contains(err.Error(), "too long") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	_, err = c.Get(t.Context(), "long")
+	tooLong("a long answer", err)
+	err = nil
+	for _, e := range c.Follow(t.Context(), EventQuery{}) {
+		err = e
+	}
+	tooLong("a long event", err)
+	r, err := c.ReadFile(t.Context(), "x", "/f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if n, err := io.Copy(io.Discard, r); err != nil || n != 2000 {
+		t.Errorf("a file: %d bytes, %v", n, err)
+	}
+}

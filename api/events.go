@@ -110,6 +110,9 @@ func (c *Client) follow(ctx context.Context, q *EventQuery, yield func(Event) bo
 			name = string(bytes.TrimPrefix(val, []byte(" ")))
 		case string(key) == "data":
 			data = append(data, bytes.TrimPrefix(val, []byte(" "))...)
+			if most := c.opts.MaxAnswer; most > 0 && int64(len(data)) > most {
+				return c.tooLong(cl)
+			}
 		}
 	}
 	err = sc.Err()

@@ -85,15 +85,29 @@ func (e *extension) isHere(h *host) error {
 	return nil
 }
 
+// cannotMount is the refusal of what is on the server's machine.
+func (h *host) cannotMount(err error, why string) error {
+	return sandboxer.E(sandboxer.Unsupported, err, "the engine %s cannot mount what is on the server's machine: %s", h.name, why).WithHint(copied)
+}
+
+const apart = "server and engine have mount namespaces of their own, as a service of systemd with PrivateMounts or ProtectSystem has"
+
+// unseen is err, unless that is an engine's which does not see what is shown to it.
+func (h *host) unseen(err error) error {
+	if err == nil || !strings.Contains(strings.ToLower(sandboxer.Message(err)), "bind source path does not exist") {
+		return err
+	}
+	return h.cannotMount(err, apart)
+}
+
 // mountable refuses, as Unsupported, an engine that does not see what the server mounts, or whose containers have other
-// owners of files than this machine.
+// owners of files than this machine. One in a mount namespace of its own, behind a socket that systemd listens at, is not known
+// before it is to mount something (unseen).
 func (e *extension) mountable(ctx context.Context, h *host, info engine.Info) error {
 	if err := e.isHere(h); err != nil {
 		return err
 	}
-	cannot := func(why string) error {
-		return sandboxer.E(sandboxer.Unsupported, nil, "the engine %s cannot mount what is on the server's machine: %s", h.name, why).WithHint(copied)
-	}
+	cannot := func(why string) error { return h.cannotMount(nil, why) }
 	if info.Podman {
 		return cannot("it is Podman's, which makes a source that it does not see")
 	}
@@ -119,7 +133,7 @@ func (e *extension) mountable(ctx context.Context, h *host, info engine.Info) er
 		return sandboxer.E(sandboxer.Unavailable, errors.Join(cerr, err), "it cannot be told whether the engine %s sees what the server mounts", h.name)
 	}
 	if !sees {
-		return cannot("server and engine have mount namespaces of their own, as a service of systemd with PrivateMounts or ProtectSystem has")
+		return cannot(apart)
 	}
 	return nil
 }
@@ -157,21 +171,7 @@ func (e *extension) show(ctx context.Context, h *host, key, name string, c engin
 				return 0, 0, err
 			}
 		}
-		return numeric(m.User, func(file string) ([][]string, error) {
-			var rows [][]string
-			err := h.api.GetArchive(ctx, look, file, func(r io.Reader) error {
-				tr := tar.NewReader(r)
-				head, err := tr.Next()
-				if err == nil && head.Typeflag == tar.TypeReg {
-					rows, err = table(tr)
-				}
-				return err
-			})
-			if sandboxer.KindOf(err) == sandboxer.NotFound {
-				err = nil
-			}
-			return rows, err
-		})
+		return numeric(m.User, func(file string) ([][]string, error) { return h.tableOf(ctx, look, file) })
 	}()
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
@@ -202,6 +202,36 @@ func (e *extension) show(ctx context.Context, h *host, key, name string, c engin
 	return list, nil
 }
 
+// tableOf reads a file of lines with colons out of a container that does not run, as who runs in it would: through a link. Nothing for
+// one that is not there.
+func (h *host) tableOf(ctx context.Context, container, file string) (rows [][]string, err error) {
+	defer func() {
+		if sandboxer.KindOf(err) == sandboxer.NotFound {
+			err = nil
+		}
+	}()
+	mode, target, err := h.api.StatFile(ctx, container, file)
+	if err == nil && mode&fs.ModeSymlink != 0 { // of which the archive would have nothing else
+		file = target
+		mode, _, err = h.api.StatFile(ctx, container, file)
+	}
+	if err == nil && !mode.IsRegular() {
+		err = sandboxer.E(sandboxer.Failed, nil, "who the sandbox's user is cannot be told: %s of the image is no file", file).WithHint("use another image")
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = h.api.GetArchive(ctx, container, file, func(r io.Reader) error {
+		tr := tar.NewReader(r)
+		head, err := tr.Next()
+		if err == nil && head.Typeflag == tar.TypeReg {
+			rows, err = table(tr)
+		}
+		return err
+	})
+	return rows, err
+}
+
 // targetFits refuses, as Invalid, the target of s where something of the image, or of another source, is in the way.
 func (e *extension) targetFits(ctx context.Context, h *host, look string, s *mounts.Source, all []*mounts.Source) error {
 	var in *mounts.Source // the nearest that it lies in
@@ -223,7 +253,7 @@ func (e *extension) targetFits(ctx context.Context, h *host, look string, s *mou
 		parts = append(parts, p)
 	}
 	for _, p := range slices.Backward(parts) {
-		mode, err := h.api.StatFile(ctx, look, p)
+		mode, _, err := h.api.StatFile(ctx, look, p)
 		if sandboxer.KindOf(err) == sandboxer.NotFound {
 			return nil // it is made
 		}

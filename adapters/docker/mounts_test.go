@@ -1,15 +1,27 @@
 package docker
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httputil"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
+	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
 	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
@@ -97,4 +109,97 @@ func TestMountsElsewhere(t *testing.T) {
 		}
 	}
 	wantKind(t, e.mountable(t.Context(), h, engine.Info{}), sandboxer.Unavailable, "here")
+}
+
+// TestMountsUnseen: an engine whose socket is somebody else's, and which does not see what is shown to it, is told from one that fails.
+func TestMountsUnseen(t *testing.T) {
+	en := engines["docker"](t)
+	o := en.options(t, "unseen")
+	place := filepath.Join(o.dir, "mount", key("unseen", 1))
+	shown := false
+	apart := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", "engine" },
+		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(en.address, "unix://"))
+		}},
+	}
+	o.config["engines"] = map[string]any{"one": map[string]any{"address": listens(t, func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/containers/create") {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			if bytes.Contains(body, []byte(place)) { // as in a namespace without the mount
+				shown = true
+				if err := unix.Unmount(place, unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			}
+			r.Body = io.NopCloser(bytes.NewReader(body))
+		}
+		apart.ServeHTTP(w, r)
+	})}}
+	e := o.opened(t)
+	_, err := e.Provision(t.Context(), order("unseen", o, func(s *sandboxer.Spec) {
+		s.Vouched = append(s.Vouched, sandboxer.RestrictedMounts)
+		s.Mounts = []sandboxer.Mount{{Source: t.TempDir(), Target: "/mnt/d"}}
+	}))
+	wantKind(t, err, sandboxer.Unsupported, "one", "mount namespaces of their own", "repo")
+	if !shown {
+		t.Error("the engine was not asked")
+	}
+	if _, err := os.Lstat(place); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("left: %v", err)
+	}
+	nothingLeft(t, o)
+}
+
+// TestMountsLinkedUsers: whose a mount is inside is who commands run as, also where the image's lists of users are links.
+func TestMountsLinkedUsers(t *testing.T) {
+	o := engines["docker"](t).options(t, "linked-users")
+	e := o.opened(t)
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	untar := exec.Command("tar", "-x", "-C", root)
+	untar.Stdin = bytes.NewReader(enginetest.BusyboxTar(t))
+	if out, err := untar.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	in := func(name string) string { return filepath.Join(root, name) }
+	if err := errors.Join(os.MkdirAll(in("store/users"), 0o755), os.WriteFile(in("store/users/p"), []byte("root:x:0:0::/root:/bin/sh\napp:x:1500:1600::/work:/bin/sh\n"), 0o644),
+		os.WriteFile(in("store/g"), []byte("root:x:0:\ncrew:x:1700:\n"), 0o644), os.RemoveAll(in("etc/passwd")), os.RemoveAll(in("etc/group")),
+		os.Symlink("users", in("store/alias")), os.Symlink("../store/g", in("etc/group")), os.Symlink("/store/alias/passwd", in("etc/passwd")), os.Symlink("p", in("store/users/passwd"))); err != nil {
+		t.Fatal(err)
+	}
+	of := func(id, user, src string) sandboxer.Spec {
+		return order(id, o, func(s *sandboxer.Spec) {
+			s.Vouched = append(s.Vouched, sandboxer.RestrictedMounts)
+			s.Mounts = []sandboxer.Mount{{Source: src, Target: "/mnt/d"}}
+			s.User, s.Image = user, "dir:"+root
+		})
+	}
+	for id, c := range map[string]struct{ user, is string }{"named": {"app", "1500 1600"}, "number": {"1500", "1500 1600"}, "group": {"app:crew", "1500 1700"}, "unlisted": {"1501", "1501 1501"}} {
+		src := t.TempDir()
+		if err := os.Chown(src, 4711, 4712); err != nil {
+			t.Fatal(err)
+		}
+		h := up(t, e, of(id, c.user, src))
+		if got := run(t, e, h, "echo g >/mnt/d/g; stat -c '%u %g' /mnt/d /mnt/d/g; id -u; id -g"); got != c.is+"\n"+c.is+"\n"+strings.ReplaceAll(c.is, " ", "\n") {
+			t.Errorf("%s: inside: %q", c.user, got)
+		}
+		fi, err := os.Stat(filepath.Join(src, "g"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st := fi.Sys().(*syscall.Stat_t); st.Uid != 4711 || st.Gid != 4712 {
+			t.Errorf("%s: on this machine what was written belongs to %d:%d", c.user, st.Uid, st.Gid)
+		}
+	}
+	if err := errors.Join(os.Remove(in("etc/passwd")), os.Symlink("/store", in("etc/passwd"))); err != nil {
+		t.Fatal(err)
+	}
+	_, err = e.Provision(t.Context(), of("none", "1500", t.TempDir()))
+	wantKind(t, err, sandboxer.Failed, "/store of the image is no file")
 }

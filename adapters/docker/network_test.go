@@ -22,14 +22,57 @@ import (
 // which a greeting is had on port 7.
 type world struct{ public, private, own string } // own is this machine's towards it
 
+// claimWorld finds addresses that nobody on this machine has, nor gets from here while the test runs. They are of a range that
+// the tests of other adapters, which run at the same time, leave: those of ext.local have but one address in four of it.
+func claimWorld(t *testing.T) world {
+	t.Helper()
+	for i := range 62 {
+		k := 4 * ((os.Getpid()+i)%62 + 1) // the first four are never reached
+		w := world{own: fmt.Sprintf("198.51.100.%d", k+2), public: fmt.Sprintf("198.51.100.%d", k+3), private: fmt.Sprintf("10.77.%d.2", k)}
+		claim, err := net.Listen("unix", "@sandboxer-test-"+w.own) // by one in this network at a time
+		if err != nil {
+			continue
+		}
+		if l, err := net.Listen("tcp", w.own+":0"); err == nil { // one that was killed has left it
+			l.Close()
+			claim.Close()
+			continue
+		}
+		t.Cleanup(func() { claim.Close() })
+		return w
+	}
+	t.Fatal("all addresses are taken")
+	return world{}
+}
+
+// TestClaimWorld: no two tests have the same addresses, and what is there already is left alone.
+func TestClaimWorld(t *testing.T) {
+	if _, err := exec.LookPath("ip"); err != nil || os.Geteuid() != 0 {
+		t.Skip("needs root and ip (install iproute2)")
+	}
+	var free world
+	t.Run("one", func(t *testing.T) {
+		free = claimWorld(t)
+		if other := claimWorld(t); other == free {
+			t.Errorf("two have %+v", other)
+		}
+	})
+	if out, err := exec.Command("ip", "addr", "add", free.own+"/32", "dev", "lo").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	defer exec.Command("ip", "addr", "del", free.own+"/32", "dev", "lo").Run()
+	if other := claimWorld(t); other == free {
+		t.Errorf("%+v was there", other)
+	}
+}
+
 func outside(t *testing.T) world {
 	t.Helper()
 	if _, err := exec.LookPath("ip"); err != nil || os.Geteuid() != 0 {
 		t.Skip("making a network namespace needs root and ip (install iproute2)")
 	}
 	id := os.Getpid() % 100_000
-	ns, dev, k := fmt.Sprintf("sbxdocker%d", id), fmt.Sprintf("sbxd%d", id), 4*(id%60)+4
-	w := world{public: fmt.Sprintf("192.0.2.%d", k+2), private: fmt.Sprintf("10.77.%d.2", id%250), own: fmt.Sprintf("192.0.2.%d", k+1)}
+	ns, dev, w := fmt.Sprintf("sbxdocker%d", id), fmt.Sprintf("sbxd%d", id), claimWorld(t)
 	ip := func(args ...string) {
 		t.Helper()
 		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
@@ -44,10 +87,10 @@ func outside(t *testing.T) world {
 	})
 	ip("link", "add", dev, "type", "veth", "peer", "name", "eth0", "netns", ns)
 	t.Cleanup(func() { _ = exec.Command("ip", "link", "del", dev).Run() }) // goes with its peer, but not at once
-	ip("addr", "add", w.own+"/30", "dev", dev)
+	ip("addr", "add", w.own+"/31", "dev", dev)
 	ip("addr", "add", strings.TrimSuffix(w.private, "2")+"1/24", "dev", dev)
 	ip("link", "set", dev, "up")
-	ip("-n", ns, "addr", "add", w.public+"/30", "dev", "eth0")
+	ip("-n", ns, "addr", "add", w.public+"/31", "dev", "eth0")
 	ip("-n", ns, "addr", "add", w.private+"/24", "dev", "eth0")
 	ip("-n", ns, "link", "set", "eth0", "up")
 	greet(t, w.own+":7", "")
@@ -118,7 +161,7 @@ func TestNetwork(t *testing.T) {
 			en := start(t)
 			w := outside(t)
 			o := en.options(t, "network")
-			o.config["never"] = []string{"192.0.2.0/30"}
+			o.config["never"] = []string{"198.51.100.0/30"}
 			e := o.must(t)
 			closed := false
 			defer func() {
@@ -149,7 +192,7 @@ func TestNetwork(t *testing.T) {
 					t.Error(err)
 				}
 			}()
-			for to, want := range map[string]bool{w.public + ":7": true, w.private + ":7": false, w.own + ":7": false, "127.0.0.1:7": false, "169.254.169.254:80": false, "192.0.2.2:7": false} {
+			for to, want := range map[string]bool{w.public + ":7": true, w.private + ":7": false, w.own + ":7": false, "127.0.0.1:7": false, "169.254.169.254:80": false, "198.51.100.2:7": false} {
 				if got := reaches(e, h, to); got != want {
 					t.Errorf("public: %s is reached: %t", to, got)
 				}

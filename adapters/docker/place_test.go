@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -79,6 +81,60 @@ func (w *way) close() {
 	w.l.Close() // which removes the socket
 	for c := range w.conns {
 		c.Close()
+	}
+}
+
+// listens is the address of an engine that f answers for.
+func listens(t *testing.T, f http.HandlerFunc) string {
+	at := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: f}}
+	s.Start()
+	t.Cleanup(s.Close)
+	return "unix://" + at
+}
+
+// nothing is the address of an engine that has nothing.
+func nothing(t *testing.T) string {
+	return listens(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet {
+			http.Error(w, `{"message":"nothing is here"}`, http.StatusNotFound)
+			return
+		}
+		io.WriteString(w, "[]")
+	})
+}
+
+// TestTeardownElsewhere: a teardown on one host leaves a sandbox of another its network.
+func TestTeardownElsewhere(t *testing.T) {
+	en := testEngine{image: "engine:x"}
+	o := en.options(t, "elsewhere")
+	o.config["engines"] = map[string]any{"one": map[string]any{"address": nothing(t)}, "two": map[string]any{"address": nothing(t)}}
+	e := o.opened(t)
+	k := key("elsewhere", 1)
+	for _, c := range []struct {
+		host string
+		has  bool
+	}{{"one", true}, {"two", false}, {"", false}} {
+		if err := e.remember(k, record{Host: "two"}); err != nil {
+			t.Fatal(err)
+		}
+		e.mu.Lock()
+		e.links[k] = &link{}
+		e.mu.Unlock()
+		if _, err := e.Teardown(t.Context(), sandboxer.Handle{SandboxID: "elsewhere", Generation: 1, Host: c.host}); err != nil {
+			t.Fatal(err)
+		}
+		e.mu.Lock()
+		has := e.links[k] != nil
+		e.mu.Unlock()
+		r, err := e.recall(k)
+		if err != nil || has != c.has || (r.Host != "") != c.has {
+			t.Errorf("after a teardown on %q: it has its network: %t, and the record %+v, %v", c.host, has, r, err)
+		}
 	}
 }
 

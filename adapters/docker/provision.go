@@ -459,7 +459,7 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		config.HostConfig.Mounts = append(config.HostConfig.Mounts, shown...)
 	}
 	if b.container, err = e.create(ctx, h, name, config); err != nil {
-		return nil, h.noQuota(err)
+		return nil, h.unseen(h.noQuota(err))
 	}
 	err = h.api.ContainerCall(ctx, b.container, "start")
 	if err != nil && ctx.Err() == nil && !e.hasAgent(ctx, h, b.container, prog.Digest) {
@@ -666,7 +666,7 @@ func numeric(user string, table func(file string) ([][]string, error)) (uid, gid
 		}
 		uid, gid = int(u), int(g)
 	case nerr == nil:
-		uid = int(n)
+		uid, gid = int(n), int(n) // as the agent has it
 	default:
 		return 0, 0, unknown("/etc/passwd does not have it")
 	}

@@ -65,7 +65,10 @@ func (e *extension) teardownOn(ctx context.Context, ho *host, h sandboxer.Handle
 		}
 		err = func() error {
 			defer l.Remove()
-			e.unplug(k)
+			// The network is not that of one on another host, which stays; what is found below loses its own.
+			if r, err := e.recall(k); err != nil || r.Host == ho.name {
+				e.unplug(k)
+			}
 			now, err := e.on(ctx, ho, h.SandboxID, g)
 			if err != nil {
 				return err

@@ -57,15 +57,15 @@ func (a aio) at(h sandboxer.Handle) (*url.URL, *http.Client, error) {
 	return u, a.client(u), nil
 }
 
-// send sends a request and returns the answer if it is a success. What the guest says of a failure is shown as far as it is fit
-// for that.
+// send sends a request and returns the answer if it is a success. A body is sent as it is if it is an io.Reader, and else as JSON. What
+// the guest says of a failure is shown as far as it is fit for that.
 func (a aio) send(ctx context.Context, h sandboxer.Handle, method, where string, query url.Values, body any) (*http.Response, error) {
 	u, c, err := a.at(h)
 	if err != nil {
 		return nil, err
 	}
-	var r io.Reader
-	if body != nil {
+	r, whole := body.(io.Reader)
+	if body != nil && !whole {
 		data, err := json.Marshal(body)
 		if err != nil {
 			return nil, sandboxer.E(sandboxer.Internal, err, "the request cannot be encoded")
@@ -112,6 +112,9 @@ func kindOfStatus(status int) sandboxer.Kind {
 	return sandboxer.Unavailable
 }
 
+// maxShown bounds what is shown of what a guest says, and the directory that it names as its home.
+const maxShown = 200
+
 // shown is what a guest says, fit to be shown.
 func shown(s string) string {
 	s = strings.Map(func(r rune) rune {
@@ -119,7 +122,7 @@ func shown(s string) string {
 			return r
 		}
 		return ' '
-	}, strings.ToValidUTF8(s[:min(len(s), 200)], "?"))
+	}, strings.ToValidUTF8(s[:min(len(s), maxShown)], "?"))
 	if s = strings.TrimSpace(s); s == "" {
 		return "it does not say why"
 	}
@@ -150,11 +153,13 @@ func readHome(data []byte) string {
 	var said struct {
 		Home string `json:"home_dir"`
 	}
-	if json.Unmarshal(data, &said) != nil || !path.IsAbs(said.Home) || path.Clean(said.Home) != said.Home || len(said.Home) > 1<<10 || shown(said.Home) != said.Home[:min(len(said.Home), 200)] {
+	if json.Unmarshal(data, &said) != nil || !path.IsAbs(said.Home) || path.Clean(said.Home) != said.Home || len(said.Home) > maxShown || shown(said.Home) != said.Home {
 		return ""
 	}
 	return said.Home
 }
+
+var errTooLong = errors.New("it is too long")
 
 // post sends body and returns what the answer has for data.
 func (a aio) post(ctx context.Context, h sandboxer.Handle, where string, body any) (json.RawMessage, error) {
@@ -296,19 +301,8 @@ func (a aio) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.
 
 // WriteFile implements sandboxer.Filer. The content comes under a name of its own first.
 func (a aio) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
-	data, err := io.ReadAll(io.LimitReader(r, maxWrite+1))
-	switch {
-	case err != nil:
-		kind := sandboxer.KindOf(err)
-		if kind == sandboxer.Internal {
-			kind = sandboxer.Invalid
-		}
-		return sandboxer.E(kind, err, "%s: its new content could not be read", name)
-	case len(data) > maxWrite:
-		return sandboxer.E(sandboxer.Unsupported, nil, "%s: the sandbox's API takes a file in one piece, and this one has more than %d MiB", name, maxWrite>>20)
-	}
 	draft := "/tmp/.sandboxer-" + rand.Text()
-	_, err = a.post(ctx, h, "v1/file/write", map[string]any{"file": draft, "content": base64.StdEncoding.EncodeToString(data), "encoding": "base64"})
+	sent, err := a.upload(ctx, h, name, draft, r)
 	var out string
 	if err == nil {
 		out, err = a.script(ctx, h, name, `[ -d "$a" ] && exit 45
@@ -320,16 +314,75 @@ mkdir -p "${a%/*}/" && chmod `+fmt.Sprintf("%o", mode.Perm())+` "$b" && mv -f "$
 		_, _ = a.script(c, h, name, `rm -f "$a"`, draft) // there is an error already
 		return err
 	}
-	if out = strings.TrimSpace(out); out != strconv.Itoa(len(data)) {
-		return sandboxer.E(sandboxer.Failed, nil, "%s: %d bytes were sent, %s arrived", name, len(data), shown(out))
+	if out = strings.TrimSpace(out); out != strconv.FormatInt(sent, 10) {
+		return sandboxer.E(sandboxer.Failed, nil, "%s: %d bytes were sent, %s arrived", name, sent, shown(out))
 	}
 	return nil
+}
+
+// upload writes what r has to the file draft, as it comes, and returns how much that was. It is for the file name.
+func (a aio) upload(ctx context.Context, h sandboxer.Handle, name, draft string, r io.Reader) (int64, error) {
+	begin, err := json.Marshal(map[string]string{"file": draft, "encoding": "base64"})
+	if err != nil {
+		return 0, sandboxer.E(sandboxer.Internal, err, "the request cannot be encoded")
+	}
+	body, to := io.Pipe()
+	in := &source{r: r}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := to.Write(append(begin[:len(begin)-1], `,"content":"`...))
+		if err == nil {
+			text := base64.NewEncoder(base64.StdEncoding, to)
+			_, err = io.Copy(text, in)
+			err = errors.Join(err, text.Close())
+		}
+		if err == nil {
+			_, err = io.WriteString(to, `"}`)
+		}
+		to.CloseWithError(err) // without one it ends well
+		ended <- err
+	}()
+	_, err = a.post(ctx, h, "v1/file/write", body)
+	body.Close()       // what was not sent is not wanted
+	stopped := <-ended // r is the caller's
+	switch {
+	case in.n > maxWrite:
+		return 0, sandboxer.E(sandboxer.Unsupported, nil, "%s: the sandbox's API takes a file in one piece, and this one has more than %d MiB", name, maxWrite>>20)
+	case in.err != nil:
+		kind := sandboxer.KindOf(in.err)
+		if kind == sandboxer.Internal {
+			kind = sandboxer.Invalid
+		}
+		return 0, sandboxer.E(kind, in.err, "%s: its new content could not be read", name)
+	case err == nil && stopped != nil:
+		return 0, sandboxer.E(sandboxer.Unavailable, stopped, "%s: the sandbox did not take all of its new content", name)
+	}
+	return in.n, err
+}
+
+// source is the new content of a file, which fails beyond maxWrite.
+type source struct {
+	r   io.Reader
+	n   int64
+	err error // of r
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	s.n += int64(n)
+	if err != nil && err != io.EOF {
+		s.err = err
+	}
+	if s.n > maxWrite {
+		return 0, errTooLong
+	}
+	return n, err
 }
 
 // recordFormat is what find says of a file after its name: fields that have no slash, and last the target of a link.
 const recordFormat = `/%m/%y/%s/%T@/%u/%g/%l\0`
 
-// parseRecord reads a name and what recordFormat says, without the NUL at its end.
+// parseRecord reads what recordFormat says, without the NUL at its end, and what is before it.
 func parseRecord(rec string) (name string, fi sandboxer.FileInfo, err error) {
 	f := strings.SplitN(rec, "/", 8)
 	if len(f) < 8 {
@@ -348,6 +401,14 @@ func parseRecord(rec string) (name string, fi sandboxer.FileInfo, err error) {
 		return "", fi, errors.New("a field is none")
 	}
 	return f[0], sandboxer.FileInfo{Size: size, Mode: bits | kind, ModTime: time.Unix(mtime, 0), Owner: f[5], Group: f[6], Target: f[7]}, nil
+}
+
+// parseEntry is parseRecord of what lies in a directory, with its name.
+func parseEntry(rec string) (name string, fi sandboxer.FileInfo, err error) {
+	if name, fi, err = parseRecord(rec); err == nil && (name == "" || name == "." || name == "..") {
+		err = errors.New("the name is none")
+	}
+	return name, fi, err
 }
 
 // StatFile implements sandboxer.Filer.
@@ -396,7 +457,7 @@ find . -mindepth 1 -maxdepth 1 -printf '%f`+recordFormat+`' | sort -z -t/ -k1,1 
 			var fi sandboxer.FileInfo
 			name := ""
 			if err == nil {
-				name, fi, err = parseRecord(string(rec[:len(rec)-1]))
+				name, fi, err = parseEntry(string(rec[:len(rec)-1]))
 			}
 			if err != nil {
 				if k := sandboxer.KindOf(err); k == sandboxer.Internal || k == sandboxer.Invalid {

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -12,7 +13,10 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
+	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/extensiontest"
@@ -144,11 +148,70 @@ func TestAIOAnswers(t *testing.T) {
 	}
 }
 
+// The content of a file is sent as it comes, and not gathered.
+func TestAIOWrites(t *testing.T) {
+	seen, broken := make(chan struct{}, 1), errors.New("it broke off")
+	var whole atomic.Int64 // files that the guest has
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/file/write" {
+			_, _ = io.WriteString(w, `{"success":true,"data":{"status":"completed","exit_code":0,"stdout":"0\n"}}`)
+			return
+		}
+		first := make([]byte, 64<<10)
+		if n, _ := io.ReadFull(r.Body, first); n == len(first) {
+			select {
+			case seen <- struct{}{}:
+			default:
+			}
+		}
+		if _, err := io.Copy(io.Discard, r.Body); err == nil {
+			whole.Add(1)
+		}
+		_, _ = io.WriteString(w, `{"success":true}`)
+	}))
+	defer s.Close()
+	b := opened(t, t.TempDir(), map[string]any{"kind": "aio", "bases": map[string]string{"a": s.URL}})
+	h, err := b.Provision(t.Context(), order("x", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(r io.Reader) error { return b.WriteFile(t.Context(), h, "/f", 0o644, r) }
+
+	half := bytes.NewReader(make([]byte, 1<<20))
+	err = write(io.MultiReader(half, reader(func([]byte) (int, error) {
+		select {
+		case <-seen:
+		case <-time.After(30 * time.Second):
+			t.Error("nothing was sent before the end of the content")
+		}
+		return 0, broken
+	})))
+	wantKind(t, "content that breaks off", err, sandboxer.Invalid)
+	if !errors.Is(err, broken) {
+		t.Errorf("the error does not say why: %v", err)
+	}
+	read := 0
+	err = write(reader(func(p []byte) (int, error) { read += len(p); return len(p), nil }))
+	wantKind(t, "content without an end", err, sandboxer.Unsupported)
+	if read > maxWrite+1<<20 {
+		t.Errorf("%d bytes of it were read", read)
+	}
+	s.Close() // waits for what it does
+	if n := whole.Load(); n > 0 {
+		t.Errorf("%d of the files are whole", n)
+	}
+}
+
+type reader func([]byte) (int, error)
+
+func (r reader) Read(p []byte) (int, error) { return r(p) }
+
 func FuzzHome(f *testing.F) {
 	f.Add([]byte(`{"home_dir":"/home/gem","version":"1"}`))
 	f.Add([]byte(`{"home_dir":"/a/../b"}`))
+	f.Add([]byte(`{"home_dir":"/` + strings.Repeat("a", 300) + `\u001b[31m"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if home := readHome(data); home != "" && (!path.IsAbs(home) || path.Clean(home) != home || len(home) > 1<<10) {
+		if home := readHome(data); home != "" && (!path.IsAbs(home) || path.Clean(home) != home || len(home) > maxShown || strings.ContainsFunc(home, func(r rune) bool { return !unicode.IsPrint(r) })) {
 			t.Errorf("%q is taken for a directory: %q", data, home)
 		}
 	})
@@ -157,10 +220,12 @@ func FuzzHome(f *testing.F) {
 func FuzzRecord(f *testing.F) {
 	f.Add("name/644/f/12/1700000000.5/root/root/")
 	f.Add("name/777/l/12/1700000000/root/root/../a/b")
-	f.Add("/1777/d/0/0/0/0/")
+	for _, name := range []string{"", ".", ".."} {
+		f.Add(name + "/1777/d/0/0/0/0/")
+	}
 	f.Fuzz(func(t *testing.T, rec string) {
-		name, fi, err := parseRecord(rec)
-		if err == nil && (strings.Contains(name, "/") || fi.Size < 0) {
+		name, fi, err := parseEntry(rec)
+		if err == nil && (path.Base(name) != name || name == "." || name == ".." || fi.Size < 0) {
 			t.Errorf("%q is %q, %+v", rec, name, fi)
 		}
 	})

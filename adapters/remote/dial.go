@@ -93,15 +93,41 @@ func ask(ctx context.Context, c *http.Client, u *url.URL, most int64) (int, []by
 		}
 		return resp.StatusCode, said, nil
 	}
+	return 0, nil, unreached(ctx, err, u)
+}
+
+// unreached says why there is no connection to u.
+func unreached(ctx context.Context, err error, u *url.URL) error {
 	var cert *tls.CertificateVerificationError
 	switch {
 	case ctx.Err() != nil:
-		return 0, nil, ctx.Err()
+		return ctx.Err()
 	case errors.Is(err, errAddress):
-		return 0, nil, sandboxer.E(sandboxer.Denied, err, "%s leads to an address that is not public, and does not stand in the configuration", u.Host).
+		return sandboxer.E(sandboxer.Denied, err, "%s leads to an address that is not public, and does not stand in the configuration", u.Host).
 			WithHint("name it in bases or allow, if it is meant")
 	case errors.As(err, &cert):
-		return 0, nil, sandboxer.E(sandboxer.Unavailable, err, "the certificate of %s is not trusted", u.Host).WithHint("name the authority that signed it: ca")
+		return sandboxer.E(sandboxer.Unavailable, err, "the certificate of %s is not trusted", u.Host).WithHint("name the authority that signed it: ca")
 	}
-	return 0, nil, sandboxer.E(sandboxer.Unavailable, err, "%s does not answer", u)
+	return sandboxer.E(sandboxer.Unavailable, err, "%s does not answer", u)
+}
+
+// connect opens a connection to the host of u, which is of parseURL, as t would; for https TLS is done.
+func connect(ctx context.Context, t *http.Transport, u *url.URL) (net.Conn, error) {
+	c, err := t.DialContext(ctx, "tcp", u.Host)
+	if err != nil {
+		return nil, unreached(ctx, err, u)
+	}
+	if u.Scheme != "https" {
+		return c, nil
+	}
+	config := t.TLSClientConfig.Clone()
+	config.ServerName, config.NextProtos = u.Hostname(), nil // HTTP/2 is not spoken over it
+	s := tls.Client(c, config)
+	within, cancel := context.WithTimeout(ctx, t.TLSHandshakeTimeout)
+	defer cancel()
+	if err := s.HandshakeContext(within); err != nil {
+		c.Close()
+		return nil, unreached(ctx, err, u)
+	}
+	return s, nil
 }

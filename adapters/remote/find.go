@@ -19,8 +19,10 @@ import (
 // The labels by which our sandboxes are found there.
 const (
 	labelOwner      = "dev.sandboxer.remote.owner"
+	labelExtension  = "dev.sandboxer.remote.extension"
 	labelID         = "dev.sandboxer.remote.id"
 	labelGeneration = "dev.sandboxer.remote.generation"
+	labelAsked      = "dev.sandboxer.remote.asked" // askedOf what it was made of
 	labelFuse       = "dev.sandboxer.remote.fuse"  // the one that it was made with, as Unix time
 	labelStamp      = "dev.sandboxer.remote.stamp" // the stamp in base64; what does not fit follows under the same with ".1", ".2", …
 )
@@ -29,14 +31,14 @@ const (
 const (
 	maxLabels     = 64
 	maxLabel      = 1024
-	ownLabels     = 4 // besides the stamp's
+	ownLabels     = 6 // besides the stamp's
 	maxStampParts = 40
 )
 
 // farID is the ID there of a generation of one of our sandboxes. It differs by generation, so that a teardown that comes late cannot
-// meet a newer one, and by installation, so that two of ours never meet in one tenant there.
-func farID(owner, id string, generation int) string {
-	sum := sha256.Sum256([]byte(owner + "\x00" + id + "\x00" + strconv.Itoa(generation)))
+// meet a newer one, and by installation and extension, so that those of two never meet in one tenant there.
+func farID(owner, extension, id string, generation int) string {
+	sum := sha256.Sum256([]byte(owner + "\x00" + extension + "\x00" + id + "\x00" + strconv.Itoa(generation)))
 	return strings.TrimRight(id[:min(len(id), 28)], "-") + "-" + hex.EncodeToString(sum[:8])
 }
 
@@ -49,11 +51,12 @@ func (p *peer) labels(spec sandboxer.Spec) (map[string]string, error) {
 		}
 	}
 	out[labelOwner], out[labelID], out[labelGeneration] = p.env.Owner, spec.ID, strconv.Itoa(spec.Generation)
+	out[labelExtension], out[labelAsked] = p.env.Extension, askedOf(spec)
 	if !spec.Fuse.IsZero() {
 		out[labelFuse] = strconv.FormatInt(spec.Fuse.Unix(), 10)
 	}
 	if len(out) > maxLabels {
-		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has room for %d labels of a request: four say whose a sandbox is", p.env.Extension, maxLabels-ownLabels)
+		return nil, sandboxer.E(sandboxer.Invalid, nil, "%s has room for %d labels of a request: the others say whose a sandbox is", p.env.Extension, maxLabels-ownLabels)
 	}
 	stamp := base64.RawStdEncoding.EncodeToString(spec.Stamp)
 	parts := (len(stamp) + maxLabel - 1) / maxLabel
@@ -75,17 +78,17 @@ func stampLabel(part int) string {
 
 // stamped is what the labels of a sandbox say.
 type stamped struct {
-	owner, id  string
-	generation int
-	fuse       time.Time
-	stamp      []byte
+	owner, extension, id string
+	generation           int
+	fuse                 time.Time
+	stamp                []byte
 }
 
 // stampOf reads the labels; ok is false if they are not ours.
 func stampOf(sb *api.Sandbox) (s stamped, ok bool) {
-	s.owner, s.id = sb.Labels[labelOwner], sb.Labels[labelID]
+	s.owner, s.extension, s.id = sb.Labels[labelOwner], sb.Labels[labelExtension], sb.Labels[labelID]
 	var err error
-	if s.generation, err = strconv.Atoi(sb.Labels[labelGeneration]); err != nil || s.generation < 1 || s.owner == "" || sandboxer.CheckID(s.id) != nil {
+	if s.generation, err = strconv.Atoi(sb.Labels[labelGeneration]); err != nil || s.generation < 1 || s.owner == "" || s.extension == "" || sandboxer.CheckID(s.id) != nil {
 		return stamped{}, false
 	}
 	if n, err := strconv.ParseInt(sb.Labels[labelFuse], 10, 64); err == nil {
@@ -103,6 +106,11 @@ func stampOf(sb *api.Sandbox) (s stamped, ok bool) {
 		s.stamp = b
 	}
 	return s, true
+}
+
+// owns reports whether what s is of is owner's, and this extension's.
+func (p *peer) owns(s stamped, owner string) bool {
+	return s.owner == owner && s.extension == p.env.Extension
 }
 
 // fuseOf is the fuse of sb as it is. The expiry there differs from what it was made with by the time that the request took, and by
@@ -148,11 +156,11 @@ func (p *peer) gone(sb *api.Sandbox) error {
 func (p *peer) find(ctx context.Context, h sandboxer.Handle) (*api.Sandbox, error) {
 	is := func(sb *api.Sandbox) bool {
 		s, ok := stampOf(sb)
-		return ok && s.owner == p.env.Owner && s.id == h.SandboxID && (h.Generation == 0 || s.generation == h.Generation)
+		return ok && p.owns(s, p.env.Owner) && s.id == h.SandboxID && (h.Generation == 0 || s.generation == h.Generation)
 	}
 	var old *api.Sandbox
 	if ref := h.Ref; ref != "" || h.Generation != 0 {
-		ref = cmp.Or(ref, farID(p.env.Owner, h.SandboxID, h.Generation))
+		ref = cmp.Or(ref, farID(p.env.Owner, p.env.Extension, h.SandboxID, h.Generation))
 		sb, err := p.client.Get(ctx, p.ref(ref))
 		switch {
 		case err == nil && sb.ID == ref && is(sb):
@@ -186,7 +194,7 @@ func (p *peer) find(ctx context.Context, h sandboxer.Handle) (*api.Sandbox, erro
 // live lists the live sandboxes with our labels; id may be empty. What is listed is of that owner and has that ID.
 func (p *peer) live(ctx context.Context, owner, id string) iter.Seq2[api.Sandbox, error] {
 	return func(yield func(api.Sandbox, error) bool) {
-		q := api.SandboxQuery{Tenant: p.tenant, Labels: map[string]string{labelOwner: owner}, Limit: sandboxer.MaxPage}
+		q := api.SandboxQuery{Tenant: p.tenant, Labels: map[string]string{labelOwner: owner, labelExtension: p.env.Extension}, Limit: sandboxer.MaxPage}
 		if id != "" {
 			q.Labels[labelID] = id
 		}
@@ -201,7 +209,7 @@ func (p *peer) live(ctx context.Context, owner, id string) iter.Seq2[api.Sandbox
 				yield(sb, err)
 				return
 			}
-			if s, ok := stampOf(&sb); !ok || s.owner != owner || id != "" && s.id != id {
+			if s, ok := stampOf(&sb); !ok || !p.owns(s, owner) || id != "" && s.id != id {
 				continue
 			}
 			if !yield(sb, nil) {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"iter"
 	"net"
+	"net/url"
 	"path"
 
 	"github.com/sand-boxer/sandboxer"
@@ -95,6 +96,32 @@ func (p *peer) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) 
 // Dial implements sandboxer.Dialer.
 func (p *peer) Dial(ctx context.Context, h sandboxer.Handle, port int) (net.Conn, error) {
 	return use(ctx, p, h, func(ref string) (net.Conn, error) { return p.client.Dial(ctx, ref, port) })
+}
+
+// DialURL implements sandboxer.URLDialer. The URL is the other installation's word, and leads to the public internet or
+// nowhere.
+func (p *peer) DialURL(ctx context.Context, h sandboxer.Handle) (net.Conn, error) {
+	sb, err := p.running(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	return p.connect(ctx, sb.Reachability.URL)
+}
+
+func (p *peer) connect(ctx context.Context, text string) (net.Conn, error) {
+	u, err := url.Parse(text)
+	if err == nil {
+		u, err = parseURL(u.Scheme + "://" + u.Host) // the rest is whoever asks's
+	}
+	if err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "%s names a URL of the sandbox that is none", p.name)
+	}
+	c, err := connect(ctx, p.urls, u)
+	if sandboxer.KindOf(err) == sandboxer.Denied {
+		err = sandboxer.E(sandboxer.Denied, err, "%s names a URL of the sandbox that leads to an address that is not public", p.name).
+			WithHint("reach it by a port")
+	}
+	return c, err
 }
 
 // Stats implements sandboxer.StatsReader.

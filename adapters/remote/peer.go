@@ -24,6 +24,7 @@ type peer struct {
 	name   string // of the other installation, for people
 	client *api.Client
 	http   *http.Transport // nil over a Unix socket
+	urls   *http.Transport // for the URLs of its sandboxes
 	tenant string          // there, ours
 	admin  bool            // our key may do everything there
 	main   profile         // of cfg.Profile
@@ -51,6 +52,7 @@ var _ interface {
 	sandboxer.CapacityReporter
 	sandboxer.StatsReader
 	sandboxer.Networker
+	sandboxer.URLDialer
 	sandboxer.Narrower
 	io.Closer
 } = (*peer)(nil)
@@ -69,14 +71,16 @@ func openPeer(ctx context.Context, env sandboxer.Env, cfg Config) (_ *peer, err 
 	if err != nil {
 		return nil, err
 	}
-	opts := api.Options{Token: cfg.Token, RootCAs: roots}
+	p.urls = reach{}.transport(roots)
+	opts := api.Options{Token: cfg.Token, RootCAs: roots, MaxAnswer: maxAnswer}
 	if !strings.HasPrefix(cfg.URL, "unix:") {
 		// The address stands in the file, so that it may be anywhere.
 		p.http = http.DefaultTransport.(*http.Transport).Clone()
-		p.http.TLSClientConfig = reach{}.transport(roots).TLSClientConfig
+		p.http.TLSClientConfig = p.urls.TLSClientConfig.Clone()
+		p.http.Proxy = nil // one would choose the address, and read the key of http://
 		p.http.ForceAttemptHTTP2, p.http.TLSNextProto = false, nil
 		p.http.DisableCompression, p.http.MaxIdleConnsPerHost, p.http.MaxResponseHeaderBytes = true, 64, 64<<10
-		opts.HTTP = &http.Client{Transport: bounded{p.http, maxAnswer}, CheckRedirect: noRedirect}
+		opts.HTTP = &http.Client{Transport: p.http, CheckRedirect: noRedirect}
 	}
 	if p.client, err = api.New(cfg.URL, opts); err != nil {
 		return nil, sandboxer.E(sandboxer.Invalid, nil, "url: %s", sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
@@ -141,39 +145,8 @@ func (p *peer) Close() error {
 	return nil
 }
 
-// maxAnswer bounds an answer in JSON, which is held in memory. Files are streams, and not bounded here.
+// maxAnswer bounds an answer that is held in memory.
 const maxAnswer = 64 << 20
-
-// bounded is a transport whose answers in JSON have at most so many bytes.
-type bounded struct {
-	http.RoundTripper
-	most int64
-}
-
-func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := b.RoundTripper.RoundTrip(r)
-	if err == nil && resp.StatusCode != http.StatusSwitchingProtocols && strings.Contains(resp.Header.Get("Content-Type"), "json") {
-		resp.Body = &limited{resp.Body, b.most}
-	}
-	return resp, err
-}
-
-// limited fails when more than left bytes are read.
-type limited struct {
-	io.ReadCloser
-	left int64
-}
-
-var errTooLong = errors.New("the answer is too long")
-
-func (l *limited) Read(b []byte) (int, error) {
-	if l.left <= 0 {
-		return 0, errTooLong
-	}
-	n, err := l.ReadCloser.Read(b[:min(int64(len(b)), l.left)])
-	l.left -= int64(n)
-	return n, err
-}
 
 // A profile is one of the other installation, with its extension.
 type profile struct {
@@ -231,13 +204,15 @@ func (p *peer) Admit(spec sandboxer.Spec, name string) error {
 	ok := !p.admin
 	switch name {
 	case inputProfile:
-		ok = slices.Contains(append(p.cfg.Profiles, p.cfg.Profile), spec.Inputs[inputProfile])
+		ok = spec.Inputs[inputProfile] == p.cfg.Profile || slices.Contains(p.cfg.Profiles, spec.Inputs[inputProfile])
 	case inputURL, sandboxer.AnyInput, sandboxer.RestrictedMounts:
 		ok = false
 	case sandboxer.RestrictedHost, sandboxer.RestrictedImage:
 	default:
+		// What the extension of another profile takes is not known here.
 		in, declared := sandboxer.DeclarationOf(p.main.ext.Inputs, name)
-		ok = ok || declared && !in.Restricted
+		chosen := spec.Inputs[inputProfile]
+		ok = ok || declared && !in.Restricted && (chosen == "" || chosen == p.cfg.Profile)
 	}
 	if ok {
 		return nil
@@ -287,7 +262,7 @@ func (p *peer) request(ctx context.Context, spec sandboxer.Spec) (api.CreateSand
 	if inputs == nil {
 		inputs = map[string]string{}
 	}
-	inputs["sandbox_id"] = farID(p.env.Owner, spec.ID, spec.Generation)
+	inputs["sandbox_id"] = farID(p.env.Owner, p.env.Extension, spec.ID, spec.Generation)
 	labels, err := p.labels(spec)
 	if err != nil {
 		return none, err
@@ -355,7 +330,7 @@ func (p *peer) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Ha
 
 // made returns the handle of sb once it is what spec wants, and runs.
 func (p *peer) made(ctx context.Context, sb *api.Sandbox, spec sandboxer.Spec) (sandboxer.Handle, error) {
-	if s, ok := stampOf(sb); !ok || s.owner != p.env.Owner || s.id != spec.ID || s.generation != spec.Generation {
+	if s, ok := stampOf(sb); !ok || !p.owns(s, p.env.Owner) || s.id != spec.ID || s.generation != spec.Generation {
 		return sandboxer.Handle{}, sandboxer.E(sandboxer.Conflict, nil, "%s has a sandbox %s that is not ours", p.name, sb.ID).WithHint("an operator there destroys it, or %s takes another ID", spec.ID)
 	}
 	sb, err := p.settled(ctx, sb)

@@ -6,16 +6,16 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"io"
+	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
-
 	"os"
-
+	"path/filepath"
 	"strconv"
 	"strings"
-
+	"sync"
 	"testing"
 	"time"
 
@@ -47,12 +47,22 @@ type far struct {
 	key    string      // of a tenant, not an administrator's
 }
 
+// published is the fake with sandboxes that have a URL, which leads to its own machine.
+type published struct{ *fake.Extension }
+
+func (e published) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
+	r, err := e.Extension.WaitReady(ctx, h)
+	r.URL = "http://127.0.0.1:1/sandbox?token=canary"
+	return r, err
+}
+
 // newFar starts one that lives as long as the test.
 func newFar(t testing.TB, drop ...sandboxer.Capability) *far {
 	t.Helper()
 	log := new(edgetest.Log).Logger()
 	f := &far{Broker: edgetest.NewBroker(t, edgetest.BrokerOptions{
 		Backend: backend.Options{Inputs: fake.Adapter.Inputs},
+		Extend:  func(e *fake.Extension) sandboxer.Extension { return published{e} },
 		Fake:    fake.Config{Images: []string{"demo"}, PerHour: sandboxer.Credit, Drop: drop},
 		Profiles: []sandboxer.Profile{
 			{ID: "profile.far", Extension: "ext.fake", Image: "demo", TTL: time.Hour, MaxTTL: 100 * time.Hour, Isolation: sandboxer.IsolationProcess, Network: sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}},
@@ -119,7 +129,11 @@ func (f *far) knows(t testing.TB, h sandboxer.Handle) {
 
 // opens is the extension of a configuration; with the same dir it is another process of one installation.
 func opens(ctx context.Context, owner, dir string, config map[string]any) (sandboxer.Extension, error) {
-	return Adapter.Open(ctx, sandboxer.Env{Extension: "ext.remote", Owner: owner, Dir: dir, Decode: func(v any) error {
+	return opensAs(ctx, "ext.remote", owner, dir, config)
+}
+
+func opensAs(ctx context.Context, extension, owner, dir string, config map[string]any) (sandboxer.Extension, error) {
+	return Adapter.Open(ctx, sandboxer.Env{Extension: extension, Owner: owner, Dir: dir, Decode: func(v any) error {
 		data, err := json.Marshal(config)
 		if err != nil {
 			return err
@@ -248,7 +262,7 @@ func TestPeer(t *testing.T) {
 	})
 	t.Run("a sandbox that is not ours", func(t *testing.T) {
 		theirs := edgetest.Client(t, "http://"+f.TCP, api.Options{Token: sandboxer.Secret(f.key)})
-		id := farID("test", "taken", 1)
+		id := farID("test", "ext.remote", "taken", 1)
 		_, err := theirs.Create(ctx, api.CreateSandbox{Profile: "far", Inputs: map[string]string{"sandbox_id": id}})
 		if err != nil {
 			t.Fatal(err)
@@ -302,9 +316,12 @@ func TestPeer(t *testing.T) {
 		}
 	})
 	t.Run("an administrator's key", func(t *testing.T) {
-		admin := opened(t, t.TempDir(), map[string]any{"kind": "sandboxer", "url": "unix://" + f.Unix, "profile": "far"})
+		admin := opened(t, t.TempDir(), map[string]any{"kind": "sandboxer", "url": "unix://" + f.Unix, "profile": "far", "profiles": []string{"profile.open"}})
 		wantKind(t, "an input that is restricted there", admin.Check(ctx, order("x", map[string]string{"repo": "/etc"})), sandboxer.Denied)
 		wantKind(t, "one that is not", admin.Check(ctx, order("x", map[string]string{"volume": "data"})), "")
+		wantKind(t, "another profile", admin.Check(ctx, order("x", map[string]string{inputProfile: "profile.open"})), "")
+		wantKind(t, "one that is not of the profile's extension, for what is known", admin.Check(ctx, order("x", map[string]string{inputProfile: "profile.open", "volume": "data"})), sandboxer.Denied)
+		wantKind(t, "one that is not, with the profile named", admin.Check(ctx, order("x", map[string]string{inputProfile: "far", "volume": "data"})), "")
 		spec := order("x", nil)
 		spec.Image = "demo"
 		wantKind(t, "an image", admin.Check(ctx, spec), sandboxer.Denied)
@@ -327,6 +344,30 @@ func TestPeer(t *testing.T) {
 		}
 		if found, err := p.Discover(ctx, "fuse"); err != nil || found.Fuse.Sub(until).Abs() > time.Minute {
 			t.Errorf("discovered it ends at %s, %v; want %s", found.Fuse, err, until)
+		}
+	})
+	t.Run("its URL, which is the other installation's word", func(t *testing.T) {
+		h := make(t, order("url", nil))
+		r, err := p.WaitReady(ctx, h)
+		if err != nil || !strings.HasPrefix(r.URL, "http://127.0.0.1:1/") {
+			t.Fatalf("WaitReady = %+v, %v", r, err)
+		}
+		_, err = p.DialURL(ctx, h)
+		wantKind(t, "DialURL to an address that is not public", err, sandboxer.Denied)
+		if err == nil || strings.Contains(sandboxer.Message(err), "canary") {
+			t.Errorf("it says %v", err)
+		}
+		_, err = p.DialURL(ctx, sandboxer.Handle{SandboxID: "nobody", Generation: 1})
+		wantKind(t, "DialURL to nobody", err, sandboxer.NotFound)
+	})
+	t.Run("no proxy", func(t *testing.T) {
+		direct, err := opens(ctx, "test", t.TempDir(), f.config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer direct.(*peer).Close()
+		if direct.(*peer).http.Proxy != nil {
+			t.Error("a proxy of the environment would get the key")
 		}
 	})
 	t.Run("what it costs", func(t *testing.T) {
@@ -358,23 +399,251 @@ func TestPeer(t *testing.T) {
 	})
 }
 
-// An answer that does not end is cut off.
+// A restored sandbox is what its record here says, or is not made.
+func TestRestoreIsWhatWasAskedFor(t *testing.T) {
+	ctx := t.Context()
+	f := newFar(t)
+	p := opened(t, t.TempDir(), f.config())
+	make := func(t *testing.T, spec sandboxer.Spec, snap *sandboxer.Snapshot) (h sandboxer.Handle, err error) {
+		t.Helper()
+		if snap == nil {
+			h, err = p.Provision(ctx, spec)
+		} else {
+			h, err = p.RestoreFromSnapshot(ctx, spec, *snap)
+		}
+		t.Cleanup(func() {
+			if _, err := p.Teardown(context.WithoutCancel(ctx), sandboxer.Handle{SandboxID: spec.ID}); err != nil {
+				t.Error(err)
+			}
+		})
+		return h, err
+	}
+	public := sandboxer.NetworkPolicy{Mode: sandboxer.NetworkPublic}
+	source := order("source", nil)
+	source.Network, source.Image, source.Vouched = public, "demo", []string{sandboxer.RestrictedImage}
+	h, err := make(t, source, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved := func(t *testing.T, id string) sandboxer.Snapshot {
+		t.Helper()
+		snap, err := p.Snapshot(ctx, h, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return snap
+	}
+	snap := saved(t, "snap-a")
+	if again := saved(t, "snap-a"); !maps.Equal(again.Meta, snap.Meta) {
+		t.Errorf("the receipt is %v, and again %v", snap.Meta, again.Meta)
+	}
+	forgetful := snap
+	forgetful.Meta = nil
+	like := func(id string, change func(*sandboxer.Spec)) sandboxer.Spec {
+		spec := source
+		spec.ID = id
+		change(&spec)
+		return spec
+	}
+	for what, tt := range map[string]struct {
+		change  func(*sandboxer.Spec)
+		refused bool
+	}{
+		"as its source":     {func(*sandboxer.Spec) {}, false},
+		"without a network": {func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{} }, true},
+		"with less of a network": {func(s *sandboxer.Spec) {
+			s.Network = sandboxer.NetworkPolicy{Mode: sandboxer.NetworkAllow, Allow: []string{"x.example"}}
+		}, true},
+		"with limits":          {func(s *sandboxer.Spec) { s.Limits.PIDs = 40 }, true},
+		"without an image":     {func(s *sandboxer.Spec) { s.Image = "" }, true},
+		"with another image":   {func(s *sandboxer.Spec) { s.Image = "other" }, true},
+		"with another command": {func(s *sandboxer.Spec) { s.Command = []string{"x"} }, true},
+		"as another user":      {func(s *sandboxer.Spec) { s.User = "ci" }, true},
+		"on another profile":   {func(s *sandboxer.Spec) { s.Inputs = map[string]string{inputProfile: "profile.open"} }, false},
+		"there, without a network": {func(s *sandboxer.Spec) {
+			s.Inputs, s.Network = map[string]string{inputProfile: "profile.open"}, sandboxer.NetworkPolicy{}
+		}, true},
+		"there, with limits": {func(s *sandboxer.Spec) {
+			s.Inputs, s.Limits.PIDs = map[string]string{inputProfile: "profile.open"}, 40
+		}, true},
+	} {
+		for known, from := range map[bool]sandboxer.Snapshot{true: snap, false: forgetful} {
+			spec := like("copy-"+sandboxer.NewID(), tt.change)
+			h, err := make(t, spec, &from)
+			if tt.refused {
+				wantKind(t, what, err, sandboxer.Unsupported)
+				if _, err := p.Discover(ctx, spec.ID); sandboxer.KindOf(err) != sandboxer.NotFound {
+					t.Errorf("%s: something is there: %v", what, err)
+				}
+				continue
+			}
+			if err != nil {
+				t.Errorf("%s (%t): %v", what, known, err)
+				continue
+			}
+			sb, err := f.client.Get(ctx, "ours/"+h.Ref)
+			if err != nil {
+				t.Fatal(err)
+			}
+			profile := cmp.Or(spec.Inputs[inputProfile], "profile.far")
+			if sb.Network.Mode != spec.Network.Mode || sb.Profile != profile {
+				t.Errorf("%s it has %s, %+v", what, sb.Profile, sb.Network)
+			}
+		}
+	}
+
+	// What counts is what the source had when it was saved.
+	if err := p.SetNetwork(ctx, h, sandboxer.NetworkPolicy{Mode: sandboxer.NetworkNone}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = make(t, like("former", func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{} }), &snap)
+	wantKind(t, "a network that the source had", err, sandboxer.Unsupported)
+	later := saved(t, "snap-b")
+	if _, err = make(t, like("later", func(s *sandboxer.Spec) { s.Network = sandboxer.NetworkPolicy{} }), &later); err != nil {
+		t.Error(err)
+	}
+}
+
+// Judging a request changes nothing that another request is judged by.
+func TestAdmitAtOnce(t *testing.T) {
+	names := append(make([]string, 0, 8), "profile.open") // with room behind
+	p := &peer{cfg: Config{Profile: "far", Profiles: names}}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for _, name := range []string{"far", "profile.open"} {
+				if err := p.Admit(order("x", map[string]string{inputProfile: name}), inputProfile); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if beyond := names[:2][1]; beyond != "" {
+		t.Errorf("%q was written behind the profiles", beyond)
+	}
+	wantKind(t, "a profile of nobody", p.Admit(order("x", map[string]string{inputProfile: "x"}), inputProfile), sandboxer.Denied)
+}
+
+// Two extensions with their sandboxes in one tenant do not see each other's, also not those of one ID.
+func TestTwoExtensions(t *testing.T) {
+	ctx := t.Context()
+	f := newFar(t)
+	var both []*backend.Backend
+	for _, id := range []string{"ext.remote", "ext.other"} {
+		e, err := opensAs(ctx, id, "test", t.TempDir(), f.config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := backend.New(id, e, backend.Options{Inputs: Adapter.Inputs})
+		defer b.Close()
+		both = append(both, b)
+	}
+	a, b := both[0], both[1]
+	h, err := a.Provision(ctx, order("x", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Snapshot(ctx, h, "snap-x"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Discover(ctx, "x")
+	wantKind(t, "the other's", err, sandboxer.NotFound)
+	if l, err := b.IsAlive(ctx, sandboxer.Handle{SandboxID: "x", Generation: 1, Ref: h.Ref}); err != nil || l != sandboxer.Gone {
+		t.Errorf("the other's is %s, %v; want gone", l, err)
+	}
+	for h, err := range b.ListRunning(ctx, "test") {
+		t.Errorf("listed: %+v, %v", h, err)
+	}
+	for s, err := range b.ListSnapshots(ctx, "test") {
+		t.Errorf("listed: %+v, %v", s, err)
+	}
+	if err := b.DropSnapshot(ctx, sandboxer.Snapshot{SnapshotID: "snap-x"}); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.Provision(ctx, order("x", nil)); err != nil {
+		t.Errorf("one of the same ID: %v", err)
+	}
+	if _, err := b.Teardown(ctx, sandboxer.Handle{SandboxID: "x"}); err != nil {
+		t.Error(err)
+	}
+	if l, err := a.IsAlive(ctx, h); err != nil || l != sandboxer.Alive {
+		t.Errorf("afterwards it is %s, %v; want alive", l, err)
+	}
+	n := 0
+	for s, err := range a.ListSnapshots(ctx, "test") {
+		if n++; err != nil || s.SandboxID != "x" {
+			t.Errorf("listed: %+v, %v", s, err)
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d snapshots are listed; want one", n)
+	}
+	if _, err := a.Teardown(ctx, h); err != nil {
+		t.Error(err)
+	}
+}
+
+// A frozen sandbox that goes on after it was saved is an error, and nothing is kept: a pause would lose what it does.
+func TestSnapshotOfFrozen(t *testing.T) {
+	ctx := t.Context()
+	f := newFar(t)
+	p := opened(t, t.TempDir(), f.config())
+	h, err := p.Provision(ctx, order("frozen", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Teardown(ctx, h)
+	if err := p.Pause(ctx, h); err != nil {
+		t.Fatal(err)
+	}
+	f.World.Inject(fake.Fault{Verb: fake.VerbPause, Times: 1, Kind: sandboxer.Failed})
+	_, err = p.Snapshot(ctx, h, "snap-a")
+	wantKind(t, "Snapshot of what runs on", err, sandboxer.Failed)
+	for s, err := range p.ListSnapshots(ctx, "test") {
+		t.Errorf("it is kept: %+v, %v", s, err)
+	}
+	if err := p.Pause(ctx, h); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Snapshot(ctx, h, "snap-a"); err != nil {
+		t.Error(err)
+	}
+	if sb, err := f.client.Get(ctx, "ours/"+h.Ref); err != nil || sb.State != sandboxer.Paused {
+		t.Errorf("afterwards it is %+v, %v; want it paused", sb, err)
+	}
+}
+
+// An answer that does not end is cut off, whatever it says that it is and by whatever way it comes.
 func TestBoundedAnswer(t *testing.T) {
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"data":"`)
+	endless := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/octet-stream")
+		_, _ = io.WriteString(w, `{"tenant":"`)
 		for chunk := bytes.Repeat([]byte("x"), 1<<20); ; {
 			if _, err := w.Write(chunk); err != nil {
 				return
 			}
 		}
-	}))
-	defer s.Close()
-	c := edgetest.Client(t, s.URL, api.Options{HTTP: &http.Client{Transport: bounded{http.DefaultTransport, 4 << 10}}})
-	if _, err := c.Status(t.Context()); !errors.Is(err, errTooLong) || sandboxer.KindOf(err) != sandboxer.Unavailable {
-		t.Errorf("it ended otherwise: %v", err)
+	})
+	tcp := httptest.NewServer(endless)
+	defer tcp.Close()
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
 	}
-	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	local := httptest.NewUnstartedServer(endless)
+	local.Listener.Close()
+	local.Listener = l
+	local.Start()
+	defer local.Close()
+	for _, url := range []string{tcp.URL, "unix://" + socket} {
+		_, err := opens(t.Context(), "test", t.TempDir(), map[string]any{"kind": "sandboxer", "url": url, "profile": "far"})
+		wantKind(t, url, err, sandboxer.Unavailable)
+		if err == nil || !strings.Contains(err.Error(), "too long") {
+			t.Errorf("%s: it ended otherwise: %v", url, err)
+		}
+	}
 }
 
 // The groups of the contract that a URL can be held to, which has nothing inside.
@@ -394,18 +663,18 @@ func TestURLConformance(t *testing.T) {
 }
 
 func FuzzLabels(f *testing.F) {
-	f.Add("o", "x", "1", "1700000000", "c3RhbXA", "")
-	f.Add("", "x", "-1", "x", "!", "AAAA")
-	f.Fuzz(func(t *testing.T, owner, id, generation, fuse, first, second string) {
-		sb := &api.Sandbox{Labels: map[string]string{labelOwner: owner, labelID: id, labelGeneration: generation, labelFuse: fuse, labelStamp: first, labelStamp + ".1": second}}
+	f.Add("o", "ext.remote", "x", "1", "1700000000", "c3RhbXA", "")
+	f.Add("", "", "x", "-1", "x", "!", "AAAA")
+	f.Fuzz(func(t *testing.T, owner, extension, id, generation, fuse, first, second string) {
+		sb := &api.Sandbox{Labels: map[string]string{labelOwner: owner, labelExtension: extension, labelID: id, labelGeneration: generation, labelFuse: fuse, labelStamp: first, labelStamp + ".1": second}}
 		s, ok := stampOf(sb)
 		if !ok {
 			return
 		}
-		if s.owner == "" || s.generation < 1 || sandboxer.CheckID(s.id) != nil || len(s.stamp) > sandboxer.MaxStampBytes {
+		if s.owner == "" || s.extension == "" || s.generation < 1 || sandboxer.CheckID(s.id) != nil || len(s.stamp) > sandboxer.MaxStampBytes {
 			t.Errorf("%q is believed: %+v", sb.Labels, s)
 		}
-		if far := farID(s.owner, s.id, s.generation); sandboxer.CheckID(far) != nil || sandboxer.IsDerivedID(far) {
+		if far := farID(s.owner, s.extension, s.id, s.generation); sandboxer.CheckID(far) != nil || sandboxer.IsDerivedID(far) {
 			t.Errorf("%q is no ID that can be chosen", far)
 		}
 	})

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -43,6 +44,7 @@ var _ interface {
 	sandboxer.Discoverer
 	sandboxer.Lister
 	sandboxer.CapacityReporter
+	sandboxer.URLDialer
 } = (*site)(nil)
 
 func openSite(env sandboxer.Env, cfg Config) (*site, error) {
@@ -301,6 +303,19 @@ func (s *site) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Rea
 				WithHint("see whether it is there, and reached from the server's machine")
 		}
 	}
+}
+
+// DialURL implements sandboxer.URLDialer.
+func (s *site) DialURL(ctx context.Context, h sandboxer.Handle) (net.Conn, error) {
+	l, err := s.find(h)
+	if err != nil {
+		return nil, err
+	}
+	u, err := parseURL(l.URL)
+	if err != nil {
+		return nil, err
+	}
+	return connect(ctx, s.client(u).Transport.(*http.Transport), u)
 }
 
 // Teardown implements sandboxer.Extension: what was lent is free again, and there as before.

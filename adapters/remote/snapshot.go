@@ -1,23 +1,29 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"iter"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 )
 
-// snapshotPrefix begins the names there of an installation's snapshots.
-func snapshotPrefix(owner string) string {
-	sum := sha256.Sum256([]byte(owner))
+// snapshotPrefix begins the names there of an installation's snapshots by an extension.
+func snapshotPrefix(owner, extension string) string {
+	sum := sha256.Sum256([]byte(owner + "\x00" + extension))
 	return "sbx-" + hex.EncodeToString(sum[:6]) + "-"
 }
 
-func (p *peer) snapshotName(id string) string { return snapshotPrefix(p.env.Owner) + id }
+func (p *peer) snapshotName(id string) string {
+	return snapshotPrefix(p.env.Owner, p.env.Extension) + id
+}
 
 // saved returns the snapshot there of our ID, sealed or not. Kind: NotFound, also for one that was dropped.
 func (p *peer) saved(ctx context.Context, id string) (*api.Snapshot, error) {
@@ -45,16 +51,106 @@ func (p *peer) snapshots(ctx context.Context, q api.SnapshotQuery) iter.Seq2[api
 	})
 }
 
-func receipt(s *api.Snapshot, id string) sandboxer.Snapshot {
-	return sandboxer.Snapshot{SnapshotID: id, Bytes: s.Bytes, Memory: s.Memory, Quiesced: s.Quiesced, Meta: map[string]string{"remote_snapshot": s.ID}}
+// What a receipt keeps of the source, whose record there is not kept for ever and changes.
+const (
+	metaSnapshot = "remote_snapshot"
+	metaAsked    = "remote_asked"   // its labelAsked
+	metaNetwork  = "remote_network" // its networkOf
+)
+
+// receipt is that of s, whose source is src; nil is one that nobody knows any more.
+func receipt(s *api.Snapshot, id string, src *api.Sandbox) sandboxer.Snapshot {
+	meta := map[string]string{metaSnapshot: s.ID}
+	if src != nil {
+		meta[metaAsked], meta[metaNetwork] = src.Labels[labelAsked], networkOf(src.Network)
+	}
+	return sandboxer.Snapshot{SnapshotID: id, Bytes: s.Bytes, Memory: s.Memory, Quiesced: s.Quiesced, Meta: meta}
 }
 
-// Snapshot implements sandboxer.Snapshotter. The API saves what runs: one that is frozen runs while it is saved.
-func (p *peer) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sandboxer.Snapshot, error) {
+// source returns the sandbox there that s is of; nil if there is no record of it any more.
+func (p *peer) source(ctx context.Context, s *api.Snapshot) (*api.Sandbox, error) {
+	if s.SandboxID == "" {
+		return nil, nil
+	}
+	sb, err := p.client.Get(ctx, p.ref(s.SandboxID))
+	switch {
+	case sandboxer.KindOf(err) == sandboxer.NotFound, err == nil && (sb.ID != s.SandboxID || sb.Generation != s.Generation):
+		return nil, nil
+	case err != nil:
+		return nil, p.fail(err)
+	}
+	return sb, nil
+}
+
+// askedOf identifies what spec asks the profile there for, besides the network, which changes.
+func askedOf(spec sandboxer.Spec) string {
+	text, _ := json.Marshal([]any{spec.Limits, spec.Image, append([]string{}, spec.Command...), spec.User}) // all of it can be encoded
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
+}
+
+// networkOf writes a policy so that two that mean the same are equal.
+func networkOf(n sandboxer.NetworkPolicy) string {
+	allow := slices.Clone(n.Allow)
+	slices.Sort(allow)
+	return strings.Join(append([]string{string(cmp.Or(n.Mode, sandboxer.NetworkNone))}, slices.Compact(allow)...), " ")
+}
+
+// mayRestore refuses a restore of s, whose receipt is from, to something else than spec and req say: a native form has what its source had or,
+// on another profile there, what that one gives.
+func (p *peer) mayRestore(ctx context.Context, spec sandboxer.Spec, req api.CreateSandbox, s *api.Snapshot, from sandboxer.Snapshot) error {
+	refuse := func(what string) error {
+		return sandboxer.E(sandboxer.Unsupported, nil, "%s restores the snapshot with %s, and not with what is asked for here", p.name, what).
+			WithHint("restore it on the profile of its source, or restore a portable one")
+	}
+	network := sandboxer.NetworkPolicy{}
+	if req.Network != nil {
+		network = *req.Network
+	}
+	if req.Profile != s.Profile {
+		to, err := p.profile(ctx, req.Profile)
+		switch {
+		case err != nil:
+			return p.fail(err)
+		case networkOf(network) != networkOf(to.Network):
+			return refuse("the network of " + to.ID)
+		case req.Limits.Or(to.Limits) != to.Limits, cmp.Or(req.Image, to.Image) != to.Image, cmp.Or(req.User, to.User) != to.User,
+			len(req.Command) > 0 && !slices.Equal(req.Command, to.Command):
+			return refuse("the limits, the image, the command and the user of " + to.ID)
+		}
+		return nil
+	}
+	if from.Meta[metaAsked] == "" { // a receipt of somebody who did not know the source
+		src, err := p.source(ctx, s)
+		if err != nil {
+			return err
+		}
+		if src == nil {
+			return sandboxer.E(sandboxer.Unsupported, nil, "%s does not know any more what the sandbox of the snapshot had", p.name).
+				WithHint("restore a portable snapshot")
+		}
+		from = receipt(s, from.SnapshotID, src)
+	}
+	switch {
+	case networkOf(network) != from.Meta[metaNetwork]:
+		return refuse("the network of its source")
+	case askedOf(spec) != from.Meta[metaAsked]:
+		return refuse("the limits, the image, the command and the user of its source")
+	}
+	return nil
+}
+
+// Snapshot implements sandboxer.Snapshotter. The API saves what runs: one that is frozen runs while it is saved. Where it
+// cannot be frozen again, that is the error, and nothing is saved: what it does from then on would be lost with it.
+func (p *peer) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (saved sandboxer.Snapshot, err error) {
 	none := sandboxer.Snapshot{}
 	switch s, err := p.saved(ctx, id); {
 	case err == nil && s.State == sandboxer.SnapshotSealed:
-		return receipt(s, id), nil
+		src, err := p.source(ctx, s)
+		if err != nil {
+			return none, err
+		}
+		return receipt(s, id, src), nil
 	case err == nil:
 		return none, sandboxer.E(sandboxer.Conflict, nil, "%s: the snapshot %s is being made or dropped", p.name, id).WithHint("ask again later")
 	case sandboxer.KindOf(err) != sandboxer.NotFound:
@@ -71,7 +167,12 @@ func (p *peer) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (san
 		defer func() {
 			c, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
 			defer cancel()
-			_ = p.Pause(c, h) // whoever froze it sees that it runs
+			again := p.Pause(c, h)
+			if err != nil || again == nil || sandboxer.KindOf(again) == sandboxer.NotFound {
+				return
+			}
+			saved, err = none, again
+			_ = p.DropSnapshot(c, sandboxer.Snapshot{SnapshotID: id}) // whoever tries again saves what is there then
 		}()
 	}
 	s, err := use(ctx, p, h, func(ref string) (*api.Snapshot, error) {
@@ -83,7 +184,7 @@ func (p *peer) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (san
 	case s.State != sandboxer.SnapshotSealed:
 		return none, sandboxer.E(sandboxer.Unavailable, nil, "%s: the snapshot is %s: %.1000s", p.name, s.State, s.LastError)
 	}
-	return receipt(s, id), nil
+	return receipt(s, id, sb), nil
 }
 
 // RestoreFromSnapshot implements sandboxer.Snapshotter.
@@ -106,8 +207,11 @@ func (p *peer) RestoreFromSnapshot(ctx context.Context, spec sandboxer.Spec, fro
 	if err != nil {
 		return none, err
 	}
-	restore := api.RestoreSnapshot{Kind: sandboxer.SnapshotNative, TTL: req.TTL, Consumer: req.Consumer, Labels: req.Labels, Env: req.Env,
-		NoWaiting: true, Key: sandboxer.ExternalName(p.env.Owner, spec.ID, spec.Generation)}
+	if err := p.mayRestore(ctx, spec, req, s, from); err != nil {
+		return none, err
+	}
+	restore := api.RestoreSnapshot{Profile: req.Profile, Kind: sandboxer.SnapshotNative, TTL: req.TTL, Consumer: req.Consumer, Labels: req.Labels, Env: req.Env,
+		NoWaiting: true, Key: farID(p.env.Owner, p.env.Extension, spec.ID, spec.Generation)}
 	for {
 		sb, err := whole(ctx, func(ctx context.Context) (*api.Sandbox, error) { return p.client.Restore(ctx, s.ID, restore) })
 		switch {
@@ -143,32 +247,33 @@ func (p *peer) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
 // ListSnapshots implements sandboxer.Snapshotter.
 func (p *peer) ListSnapshots(ctx context.Context, owner string) iter.Seq2[sandboxer.FoundSnapshot, error] {
 	return func(yield func(sandboxer.FoundSnapshot, error) bool) {
-		of := map[string]stamped{} // by the ID there
+		of := map[string]*api.Sandbox{} // by the ID there and the generation
 		for s, err := range p.snapshots(ctx, api.SnapshotQuery{}) {
 			if err != nil {
 				yield(sandboxer.FoundSnapshot{}, p.fail(err))
 				return
 			}
-			id, ours := strings.CutPrefix(s.Name, snapshotPrefix(owner))
+			id, ours := strings.CutPrefix(s.Name, snapshotPrefix(owner, p.env.Extension))
 			if !ours {
 				continue
 			}
 			f := sandboxer.FoundSnapshot{Snapshot: sandboxer.Snapshot{SnapshotID: id}}
-			if s.State == sandboxer.SnapshotSealed {
-				f.Snapshot, f.Whole = receipt(&s, id), true
-			}
-			if _, known := of[s.SandboxID]; !known && s.SandboxID != "" {
-				sb, err := p.client.Get(ctx, p.ref(s.SandboxID))
-				switch {
-				case err == nil && sb.ID == s.SandboxID:
-					of[s.SandboxID], _ = stampOf(sb)
-				case err != nil && sandboxer.KindOf(err) != sandboxer.NotFound:
-					yield(sandboxer.FoundSnapshot{}, p.fail(err))
+			key := s.SandboxID + "." + strconv.Itoa(s.Generation)
+			src, known := of[key]
+			if !known {
+				if src, err = p.source(ctx, &s); err != nil {
+					yield(sandboxer.FoundSnapshot{}, err)
 					return
 				}
+				of[key] = src
 			}
-			if src := of[s.SandboxID]; src.owner == owner {
-				f.SandboxID, f.Generation, f.Stamp = src.id, src.generation, src.stamp
+			if s.State == sandboxer.SnapshotSealed {
+				f.Snapshot, f.Whole = receipt(&s, id, src), true
+			}
+			if src != nil {
+				if was, _ := stampOf(src); p.owns(was, owner) {
+					f.SandboxID, f.Generation, f.Stamp = was.id, was.generation, was.stamp
+				}
 			}
 			if !yield(f, nil) {
 				return

@@ -186,6 +186,13 @@ type statusError struct {
 
 func (e *statusError) Unwrap() error { return e.error }
 
+// Ended is err, of a method of Sandboxes, where the sandbox has ended: requests fail with the status 410, whatever
+// they have found by then. It is of none of the kinds that files have which are gone, or not to be read.
+func Ended(err error) error {
+	e := sandboxer.E(sandboxer.Failed, err, "%s", sandboxer.Message(err))
+	return &statusError{e.WithHint("%s", sandboxer.HintOf(err)), http.StatusGone, "io_error"}
+}
+
 var statuses = map[sandboxer.Kind]int{
 	sandboxer.Invalid: http.StatusBadRequest, sandboxer.Unauthenticated: http.StatusUnauthorized, sandboxer.Denied: http.StatusForbidden,
 	sandboxer.NotFound: http.StatusNotFound, sandboxer.Conflict: http.StatusConflict, sandboxer.NoCredit: http.StatusPaymentRequired,

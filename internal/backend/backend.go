@@ -69,6 +69,7 @@ type Backend struct {
 	processes  sandboxer.ProcessManager
 	watch      sandboxer.Watcher
 	notify     sandboxer.Notifier
+	urls       sandboxer.URLDialer // nil where the broker connects by itself
 }
 
 // Options tune a Backend; the zero value works.
@@ -183,6 +184,7 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	resolve(b, &b.processes, sandboxer.CanProcesses, not)
 	resolve(b, &b.watch, sandboxer.CanWatch, not)
 	resolve(b, &b.notify, sandboxer.CanNotify, not)
+	b.urls, _ = ext.(sandboxer.URLDialer)
 	return b
 }
 
@@ -471,6 +473,17 @@ func (b *Backend) Dial(ctx context.Context, h sandboxer.Handle, port int) (c net
 		return nil, err
 	}
 	return call(ctx, b, "dial", b.opts.Short, func(ctx context.Context) (net.Conn, error) { return b.dial.Dial(ctx, h, port) })
+}
+
+// DialsURLs reports whether the extension connects to the URLs of its sandboxes by itself (DialURL).
+func (b *Backend) DialsURLs() bool { return b.urls != nil }
+
+// DialURL connects to the URL of a sandbox; see sandboxer.URLDialer.
+func (b *Backend) DialURL(ctx context.Context, h sandboxer.Handle) (net.Conn, error) {
+	if b.urls == nil {
+		return nil, sandboxer.E(sandboxer.Unsupported, nil, "%s does not connect to the URLs of its sandboxes", b.id)
+	}
+	return call(ctx, b, "dial_url", b.opts.Short, func(ctx context.Context) (net.Conn, error) { return b.urls.DialURL(ctx, h) })
 }
 
 // Expose names a backend-published URL for a port.

@@ -561,20 +561,23 @@ func (a *API) GetArchive(ctx context.Context, id, path string, read func(io.Read
 }
 
 // StatFile tells what is at a path of a container, which need not run; a symbolic link is not followed, but for those on the way.
-// NotFound: nothing is.
-func (a *API) StatFile(ctx context.Context, id, path string) (mode fs.FileMode, err error) {
+// Where it leads in the end, as far as that is there, is target. NotFound: nothing is.
+func (a *API) StatFile(ctx context.Context, id, path string) (mode fs.FileMode, target string, err error) {
 	err = a.request(ctx, "looking into a container", http.MethodHead, "/containers/"+url.PathEscape(id)+"/archive", url.Values{"path": {path}}, nil,
 		func(res *http.Response) error {
 			data, err := base64.StdEncoding.DecodeString(res.Header.Get("X-Docker-Container-Path-Stat"))
 			if err != nil {
 				return err
 			}
-			var st struct{ Mode fs.FileMode }
+			var st struct {
+				Mode       fs.FileMode
+				LinkTarget string
+			}
 			err = json.Unmarshal(data, &st)
-			mode = st.Mode
+			mode, target = st.Mode, st.LinkTarget
 			return err
 		})
-	return mode, err
+	return mode, target, err
 }
 
 // Logs returns the end of what a container has written, at most 64 KiB.

@@ -35,14 +35,16 @@ func (a *portAccess) bearerMAC(id string, generation []byte) []byte {
 var (
 	errNoBearer = sandboxer.E(sandboxer.Unauthenticated, nil, "there is no such sandbox, or its token is another one").
 			WithHint("ask for the sandbox again: the answer has its URL")
-	errSandboxOver = sandboxer.E(sandboxer.NotFound, nil, "this sandbox has ended").
+	// ErrSandboxOver is what a Bearer gets once its sandbox has ended. Kind: NotFound, which a file that is not
+	// there has too.
+	ErrSandboxOver error = sandboxer.E(sandboxer.NotFound, nil, "this sandbox has ended").
 			WithHint("create a new one, which has a URL of its own")
 )
 
 // A Bearer is whoever came with a token of BearerToken. Each method is one use of the sandbox, by which a paused one
 // is resumed whatever its profile says, since its bearer has no other way to; it ends, with what
-// it does inside, when the sandbox stops running. All of them fail with NotFound once the sandbox
-// has ended, and otherwise as the Manager's of the same name do.
+// it does inside, when the sandbox stops running, which is Unavailable. All of them fail with
+// ErrSandboxOver once the sandbox has ended, and otherwise as the Manager's of the same name do.
 type Bearer struct {
 	m          *Manager
 	id         string // Sandbox.ID
@@ -66,7 +68,7 @@ func (m *Manager) Bearer(ctx context.Context, id string, token sandboxer.Secret)
 	generation := int(binary.BigEndian.Uint32(b))
 	sb, err := m.store.SandboxGeneration(ctx, id, generation)
 	if isKind(err, sandboxer.NotFound) || err == nil && !isThere(sb) {
-		return nil, nil, errSandboxOver
+		return nil, nil, ErrSandboxOver
 	}
 	if err != nil {
 		return nil, nil, err
@@ -95,7 +97,7 @@ func (a *Bearer) Awake(ctx context.Context) (*sandboxer.Sandbox, error) {
 		sb, err := a.m.store.SandboxGeneration(ctx, a.id, a.generation)
 		switch {
 		case isKind(err, sandboxer.NotFound), err == nil && !isThere(sb):
-			return nil, errSandboxOver
+			return nil, ErrSandboxOver
 		case err != nil:
 			return nil, err
 		case sb.State == sandboxer.Running:
@@ -108,7 +110,7 @@ func (a *Bearer) Awake(ctx context.Context) (*sandboxer.Sandbox, error) {
 		// What a create failed with is told to who asked for it; here it has ended.
 		if err != nil && ctx.Err() == nil {
 			if now, serr := a.m.store.SandboxGeneration(ctx, a.id, a.generation); serr == nil && !isThere(now) {
-				return nil, errSandboxOver
+				return nil, ErrSandboxOver
 			}
 		}
 		if err != nil {
@@ -129,7 +131,7 @@ func (a *Bearer) use(ctx context.Context, kind *limiter) (*Visit, error) {
 		err = a.m.beginVisit(ctx, ctx, v, kind, sb.Ref(), func(now *sandboxer.Sandbox, running bool) error {
 			switch {
 			case now.ID != a.id || now.Generation != a.generation || !isThere(now):
-				return errSandboxOver
+				return ErrSandboxOver
 			case !running:
 				return errPausedMeanwhile
 			}
@@ -149,11 +151,15 @@ func (a *Bearer) use(ctx context.Context, kind *limiter) (*Visit, error) {
 
 var errPausedMeanwhile = errors.New("it was paused since it was looked at")
 
-// ended returns err, or why v ended, if that is the reason for it.
+// ended returns err, or why v ended, if that is the reason for it. That the sandbox stopped running forbids its
+// bearer nothing: the next use resumes it, or finds that it has ended.
 func (a *Bearer) ended(v *Visit, err error) error {
 	if err != nil && v.Ctx.Err() != nil {
 		var e *sandboxer.Error
 		if cause := context.Cause(v.Ctx); errors.As(cause, &e) {
+			if e.Kind == sandboxer.Denied {
+				return sandboxer.E(sandboxer.Unavailable, cause, "the sandbox stopped running meanwhile").WithHint("ask again: a paused one is resumed")
+			}
 			return cause
 		}
 	}
@@ -186,7 +192,21 @@ func (a *Bearer) ReadFile(ctx context.Context, name string) (io.ReadCloser, erro
 		defer v.End()
 		return nil, a.ended(v, err)
 	}
-	return &usedReader{r, v.End}, nil
+	return &usedReader{&endedReader{r, func(err error) error { return a.ended(v, err) }}, v.End}, nil
+}
+
+// endedReader says why the file could not be read to its end.
+type endedReader struct {
+	io.ReadCloser
+	ended func(error) error
+}
+
+func (r *endedReader) Read(p []byte) (int, error) {
+	n, err := r.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		err = r.ended(err)
+	}
+	return n, err
 }
 
 // WriteFile creates or replaces a file.

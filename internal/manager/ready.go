@@ -122,6 +122,9 @@ func askerFor(b *backend.Backend, h sandboxer.Handle, check sandboxer.ReadyCheck
 				WithHint("name a port in the profile: ready.http.port")
 		}
 		at = endpoint{base: reach.URL, dial: (&net.Dialer{}).DialContext}
+		if b.DialsURLs() {
+			at.dial, at.secure = func(ctx context.Context, _, _ string) (net.Conn, error) { return b.DialURL(ctx, h) }, true
+		}
 		what = "GET " + check.HTTP.Path
 	} else {
 		at = endpoint{base: "http://localhost:" + strconv.Itoa(check.HTTP.Port)}
@@ -185,6 +188,7 @@ type endpoint struct {
 	base   string      // URL
 	header http.Header // credentials for the backend's edge
 	dial   func(ctx context.Context, network, addr string) (net.Conn, error)
+	secure bool // dial does TLS where base is of https
 }
 
 // errNoHTTP says that what was answered is no HTTP.
@@ -217,7 +221,7 @@ func (e endpoint) get(ctx context.Context, path string) (status int, err error) 
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
 	defer c.Close()
-	if u.Scheme == "https" {
+	if u.Scheme == "https" && !e.secure {
 		s := tls.Client(c, &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12})
 		if err := s.HandshakeContext(ctx); err != nil {
 			return 0, err

@@ -341,7 +341,7 @@ func TestReadyPooled(t *testing.T) {
 func TestReadyResumed(t *testing.T) {
 	gate := filepath.Join(t.TempDir(), "count")
 	count := "echo x >>" + gate + "; test $(wc -l <" + gate + ") -eq 1" // only the first time
-	r := readyRig(t, sandboxer.ReadyCheck{Command: []string{"sh", "-c", count}, Timeout: 200 * time.Millisecond}, nil)
+	r := readyRig(t, sandboxer.ReadyCheck{Command: []string{"sh", "-c", count}, Timeout: 5 * time.Second}, nil)
 	sb := r.create(sandboxer.CreateRequest{Profile: "ready"})
 	for _, depth := range []sandboxer.PauseDepth{sandboxer.PauseFreeze, sandboxer.PauseFiles} {
 		if _, err := r.Pause(acme, sb.ID, PauseRequest{Depth: depth}); err != nil {
@@ -350,10 +350,41 @@ func TestReadyResumed(t *testing.T) {
 		if got, err := r.Resume(acme, sb.ID, ResumeRequest{}); err != nil || got.State != sandboxer.Running {
 			t.Fatalf("resume from %s: %v, %v", depth, got, err)
 		}
-		warned := strings.Contains(toldOf(t, r, sb.ID), "warning  it runs, and is not known to be ready: it was not ready within 200ms")
+		warned := strings.Contains(toldOf(t, r, sb.ID), "warning  it runs, and is not known to be ready: it was not ready within 5s")
 		if warned != (depth == sandboxer.PauseFiles) {
 			t.Errorf("after %s:\n%s", depth, toldOf(t, r, sb.ID))
 		}
+	}
+}
+
+// A dialingExtension is the fake with a URL that leads to port, to which it alone connects.
+type dialingExtension struct {
+	*fake.Extension
+	port  int
+	dials *atomic.Int32
+}
+
+func (e dialingExtension) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Reachability, error) {
+	reach, err := e.Extension.WaitReady(ctx, h)
+	reach.URL = "https://sandbox.invalid"
+	return reach, err
+}
+
+func (e dialingExtension) DialURL(ctx context.Context, _ sandboxer.Handle) (net.Conn, error) {
+	e.dials.Add(1)
+	return (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(e.port)))
+}
+
+// TestReadyByDialURL: an extension that connects to the URLs of its sandboxes is asked to, and does TLS.
+func TestReadyByDialURL(t *testing.T) {
+	port, asked := answering(t, status(503), status(200))
+	dials := new(atomic.Int32)
+	r := readyRig(t, sandboxer.ReadyCheck{HTTP: sandboxer.ReadyHTTP{Path: "/"}, Timeout: time.Minute}, func(s *setup) {
+		s.wrap = func(e *fake.Extension) sandboxer.Extension { return dialingExtension{e, port, dials} }
+	})
+	r.create(sandboxer.CreateRequest{Profile: "ready"})
+	if asked.Load() != 2 || dials.Load() != 2 {
+		t.Errorf("asked %d times on %d connections", asked.Load(), dials.Load())
 	}
 }
 

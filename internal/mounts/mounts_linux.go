@@ -77,17 +77,20 @@ func (o *Opener) open(m sandboxer.Mount, vouched bool, own *ownPlaces) (*Source,
 	refuse := func(err error, format string, args ...any) *sandboxer.Error {
 		return sandboxer.E(sandboxer.Invalid, err, "mount %s: %s", m.Source, fmt.Sprintf(format, args...))
 	}
-	root, err := unix.Open(base, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, refuse(err, "%s, which it is in, cannot be opened", base)
-	}
-	defer unix.Close(root)
 	rel, err := filepath.Rel(base, m.Source)
 	if err != nil {
 		return nil, refuse(err, "it is not below %s", base)
 	}
-	fd, err := unix.Openat2(root, rel, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
+	root, err := openRoot(base)
+	switch {
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
+		return nil, refuse(err, "a symbolic link is on the way to %s, in which %s offers it, and none is followed", base, o.Extension).
+			WithHint("have the operator name in mounts.roots the directory that it leads to, if it was not put there by somebody else")
+	case err != nil:
+		return nil, refuse(err, "%s, which it is in, cannot be opened", base)
+	}
+	defer unix.Close(root)
+	fd, err := openBeneath(root, rel, unix.O_NOFOLLOW)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
 		return nil, refuse(err, "there is no such directory or file on the server's machine")
@@ -124,6 +127,24 @@ func (o *Opener) open(m sandboxer.Mount, vouched bool, own *ownPlaces) (*Source,
 		return nil, err
 	}
 	return s, nil
+}
+
+// openRoot opens what a source is opened beneath: through no symbolic link either, at no time. A root that lies in
+// another one, or in what a profile mounts, may have been made one by a sandbox, also before the server started.
+func openRoot(base string) (int, error) {
+	top, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil || base == "/" {
+		return top, err
+	}
+	defer unix.Close(top)
+	return openBeneath(top, strings.TrimPrefix(base, "/"), unix.O_DIRECTORY)
+}
+
+// openBeneath opens what lies below the directory dir, through no symbolic link. One at the end is opened itself with
+// O_NOFOLLOW in flags.
+func openBeneath(dir int, rel string, flags uint64) (int, error) {
+	return unix.Openat2(dir, rel, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
 }
 
 // realPath is where what is open lies.

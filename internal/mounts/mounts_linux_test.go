@@ -1,10 +1,91 @@
 package mounts
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/sand-boxer/sandboxer"
 )
+
+// TestLinkedRoot: who has a directory mounted that roots, or what others mount, lie in, leads nobody out by a
+// link in their place, whoever asks; one that leads elsewhere in the directory is no other.
+func TestLinkedRoot(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	outer, out := filepath.Join(dir, "s"), filepath.Join(dir, "etc")
+	ro, deep := filepath.Join(outer, "ro"), filepath.Join(outer, "a/rw")
+	for _, d := range []string{ro, deep, out, filepath.Join(outer, "else")} {
+		if err := errors.Join(os.MkdirAll(filepath.Join(d, "sub"), 0o755), os.WriteFile(filepath.Join(d, "shadow"), nil, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nested := Opener{Extension: "ext.test", Settings: Settings{Roots: []Root{{Path: ro, ReadOnly: true}, {Path: deep}, {Path: outer}}}}
+	apart := Opener{Extension: "ext.test", Settings: Settings{Roots: []Root{{Path: ro}, {Path: deep}}}} // a profile mounts what they lie in
+	none := Opener{Extension: "ext.test"}
+	at := func(src string, readOnly bool) sandboxer.Spec {
+		return sandboxer.Spec{Mounts: []sandboxer.Mount{{Source: src, Target: "/x", ReadOnly: readOnly}}}
+	}
+	vouched := func(src string, readOnly bool) sandboxer.Spec {
+		s := at(src, readOnly)
+		s.Vouched = []string{sandboxer.RestrictedMounts}
+		return s
+	}
+	profiles := func(src string, readOnly bool) sandboxer.Spec {
+		s := at(src, readOnly)
+		s.Profile.Mounts = []sandboxer.Mount{{Source: outer}, {Source: ro}, {Source: deep}}
+		return s
+	}
+	each := func(f func(name, root string, open func(src string, readOnly bool) error)) {
+		for name, who := range map[string]struct {
+			o    Opener
+			spec func(string, bool) sandboxer.Spec
+		}{"nested roots": {nested, at}, "a root in what a profile mounts": {apart, at}, "an administrator": {none, vouched}, "a profile": {none, profiles}} {
+			for _, root := range []string{ro, deep} {
+				f(name, root, func(src string, readOnly bool) error {
+					sources, err := who.o.Open(who.spec(src, readOnly))
+					Close(sources)
+					return err
+				})
+			}
+		}
+	}
+	all := func(root string) []string { return []string{root, root + "/shadow", root + "/sub"} }
+	each(func(name, root string, open func(string, bool) error) {
+		for _, src := range all(root) {
+			if err := open(src, true); err != nil {
+				t.Errorf("%s: %s: %v", name, src, err)
+			}
+		}
+	})
+	for _, moved := range []string{ro, deep, filepath.Dir(deep)} {
+		for _, to := range []string{out, "../etc", "else", filepath.Join(outer, "else")} {
+			if err := errors.Join(os.Rename(moved, moved+".was"), os.Symlink(to, moved)); err != nil {
+				t.Fatal(err)
+			}
+			each(func(name, root string, open func(string, bool) error) {
+				if root != moved && filepath.Dir(root) != moved {
+					return
+				}
+				for _, src := range all(root) {
+					for _, readOnly := range []bool{true, false} {
+						if err := open(src, readOnly); sandboxer.KindOf(err) != sandboxer.Invalid || !strings.Contains(sandboxer.Message(err), "link") || !strings.Contains(sandboxer.HintOf(err), "directory that it leads to") {
+							t.Errorf("%s: with %s -> %s, %s: %v (%s)", name, moved, to, src, err, sandboxer.HintOf(err))
+						}
+					}
+				}
+			})
+			if err := errors.Join(os.Remove(moved), os.Rename(moved+".was", moved)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
 
 // TestIDMaps: of what is mounted, everybody inside has exactly one owner on this machine, and
 // the other way round.

@@ -106,7 +106,7 @@ func Hide(place string) error {
 }
 
 // Peer reports whether whoever listens at the other end of a Unix socket sees the mounts that this process makes:
-// it is in the same mount namespace.
+// it is in the same mount namespace. Of a socket that a service was given it tells of who gave it, systemd.
 func Peer(fd int) (bool, error) {
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
@@ -129,8 +129,7 @@ func (s *Source) Holds(rel string, target sandboxer.Mount, isDir bool) error {
 	refuse := func(err error, why string) error {
 		return sandboxer.E(sandboxer.Invalid, err, "mount %s:%s: %s", target.Source, target.Target, why)
 	}
-	fd, err := unix.Openat2(int(s.fd.Fd()), rel, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS})
+	fd, err := openBeneath(int(s.fd.Fd()), rel, unix.O_NOFOLLOW)
 	switch {
 	case errors.Is(err, unix.ENOENT) && s.Mount.ReadOnly:
 		return refuse(err, "it is not there, and what it lies in is read-only")

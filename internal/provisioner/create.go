@@ -1,6 +1,7 @@
 package provisioner
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -51,43 +53,95 @@ type order struct {
 
 // fault says what is wrong with a request, as the provisioner's own server does.
 type fault struct {
-	Type string   `json:"type"`
-	Loc  []string `json:"loc"`
-	Msg  string   `json:"msg"`
+	Type  string `json:"type"`
+	Loc   []any  `json:"loc"`
+	Msg   string `json:"msg"`
+	Input any    `json:"input"`
+}
+
+// wrongType says where in the body a value is of another type than it has to be.
+func wrongType(body any, te *json.UnmarshalTypeError) *fault {
+	f := &fault{Loc: []any{"body"}, Input: body}
+	switch te.Type.Kind() {
+	case reflect.String:
+		f.Type, f.Msg = "string_type", "Input should be a valid string"
+	case reflect.Bool:
+		f.Type, f.Msg = "bool_type", "Input should be a valid boolean"
+	case reflect.Int:
+		f.Type, f.Msg = "int_type", "Input should be a valid integer"
+	case reflect.Slice:
+		f.Type, f.Msg = "list_type", "Input should be a valid list"
+	default:
+		f.Type, f.Msg = "model_attributes_type", "Input should be a valid dictionary or object to extract fields from"
+	}
+	if te.Field == "" {
+		return f
+	}
+	for i, name := range strings.Split(te.Field, ".") {
+		fields, _ := f.Input.(map[string]any)
+		f.Loc, f.Input = append(f.Loc, name), fields[name]
+		items, ok := f.Input.([]any)
+		if i > 0 || name != "extra_mounts" || !ok {
+			continue
+		}
+		n := slices.IndexFunc(items, func(item any) bool {
+			b, err := json.Marshal(item)
+			return err == nil && json.Unmarshal(b, &mountBody{}) != nil
+		})
+		if n >= 0 {
+			f.Loc, f.Input = append(f.Loc, n), items[n]
+		}
+	}
+	return f
 }
 
 // decodeCreate reads the body of a create: an order, or what is wrong with it.
 func decodeCreate(data []byte) (o order, contract *int, _ *fault) {
 	var b createBody
+	var sent any
+	plain := json.NewDecoder(bytes.NewReader(data))
+	plain.UseNumber()
+	_ = plain.Decode(&sent) // what is none is told by the next
 	if _, err := strictjson.DecodeStored(data, &b); err != nil {
 		var te *json.UnmarshalTypeError
 		if errors.As(err, &te) {
-			return o, nil, &fault{"type_error", append([]string{"body"}, strings.Split(te.Field, ".")...), "Input should be another type than " + te.Value}
+			return o, nil, wrongType(sent, te)
 		}
-		return o, nil, &fault{"json_invalid", []string{"body"}, "JSON decode error: " + err.Error()}
+		return o, nil, &fault{"json_invalid", []any{"body"}, "JSON decode error: " + err.Error(), struct{}{}}
 	}
-	mismatch := func(field, pattern string) *fault {
-		return &fault{"string_pattern_mismatch", []string{"body", field}, "String should match pattern '" + pattern + "'"}
+	bad := func(kind, field string, input any, format string, args ...any) *fault {
+		return &fault{kind, []any{"body", field}, fmt.Sprintf(format, args...), input}
+	}
+	mismatch := func(field, input, pattern string) *fault {
+		return bad("string_pattern_mismatch", field, input, "String should match pattern '%s'", pattern)
 	}
 	if b.SandboxID == nil {
-		return o, nil, &fault{"missing", []string{"body", "sandbox_id"}, "Field required"}
+		return o, nil, bad("missing", "sandbox_id", sent, "Field required")
 	}
 	o = order{id: *b.SandboxID, user: sandboxer.DefaultUser, thread: *b.SandboxID, legacy: b.LegacySkills, mounts: b.Mounts}
 	if sandboxer.CheckID(o.id) != nil {
-		return o, nil, mismatch("sandbox_id", "^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")
+		return o, nil, mismatch("sandbox_id", o.id, "^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")
 	}
 	if b.UserID != nil {
-		if o.user = *b.UserID; !safeName.MatchString(o.user) {
-			return o, nil, mismatch("user_id", safeName.String())
+		if o.user = *b.UserID; !userName.MatchString(o.user) {
+			return o, nil, mismatch("user_id", o.user, userName.String())
+		}
+		if len(o.user) > maxUser {
+			return o, nil, bad("string_too_long", "user_id", o.user, "String should have at most %d characters", maxUser)
 		}
 	}
 	if b.ThreadID != nil {
-		if o.thread, o.threaded = *b.ThreadID, true; !safeName.MatchString(o.thread) {
-			return o, nil, mismatch("thread_id", safeName.String())
+		if o.thread, o.threaded = *b.ThreadID, true; !threadName.MatchString(o.thread) {
+			return o, nil, mismatch("thread_id", o.thread, threadName.String())
 		}
 	}
-	if b.LarkRuntime || b.LarkBroker {
-		return o, nil, &fault{"value_error", []string{"body", "provision_lark_cli_runtime"}, "this server has no image with the Lark CLI, as its capabilities say"}
+	for _, lark := range []struct {
+		name   string
+		wanted bool
+	}{{"provision_lark_cli_runtime", b.LarkRuntime}, {"provision_lark_cli_broker", b.LarkBroker}} {
+		if lark.wanted {
+			return o, nil, bad("value_error", lark.name, true, "this server has no image with the Lark CLI, as its capabilities say")
+		}
 	}
 	return o, b.Contract, nil
 }
@@ -121,7 +175,7 @@ func (p *Provisioner) create(w http.ResponseWriter, r *http.Request) error {
 	}
 	o, contract, bad := decodeCreate(body)
 	if bad != nil {
-		edge.LogError(r.Context(), sandboxer.E(sandboxer.Invalid, nil, "%s: %s", strings.Join(bad.Loc, "."), bad.Msg))
+		edge.LogError(r.Context(), sandboxer.E(sandboxer.Invalid, nil, "%v: %s", bad.Loc, bad.Msg))
 		writeJSON(w, http.StatusUnprocessableEntity, map[string]any{"detail": []*fault{bad}})
 		return nil
 	}
@@ -171,7 +225,10 @@ func (p *Provisioner) ensure(ctx context.Context, o order) (*sandboxer.Sandbox, 
 			if err = p.prepare(ctx, sb); err == nil {
 				return sb, nil
 			}
-			if (was == nil || !isThere(was)) && !sb.Found && ctx.Err() == nil { // nobody has heard of it
+			if p.isPrepared(objectOf(sb)) && tries <= 3 {
+				continue // another create of the ID has answered with it
+			}
+			if (was == nil || !isThere(was)) && !sb.Found && ctx.Err() == nil && p.unheard(ctx, o, sb) {
 				if _, derr := p.m.Destroy(ctx, sb.Ref()); derr != nil {
 					p.opts.Log.WarnContext(ctx, "a sandbox that cannot be used is removed later", "sandbox", sb.ID, "err", derr)
 				}
@@ -183,6 +240,12 @@ func (p *Provisioner) ensure(ctx context.Context, o order) (*sandboxer.Sandbox, 
 			return nil, err
 		}
 	}
+}
+
+// unheard reports whether nobody was told of sb, which a create has just made, and the order's ID is still its.
+func (p *Provisioner) unheard(ctx context.Context, o order, sb *sandboxer.Sandbox) bool {
+	now, err := p.m.GetChosen(ctx, o.id)
+	return err == nil && now.ID == sb.ID && now.Generation == sb.Generation && !p.isPrepared(objectOf(sb))
 }
 
 // wake returns sb when it runs.
@@ -208,7 +271,7 @@ func (p *Provisioner) make(ctx context.Context, who sandboxer.Principal, o order
 		Consumer: sandboxer.Consumer{ID: o.user, Kind: "deer-flow"},
 	})
 	switch k := sandboxer.KindOf(err); {
-	case err != nil && len(mounts) > 0 && (k == sandboxer.Denied || k == sandboxer.NotFound):
+	case err != nil && len(mounts) > 0 && (k == sandboxer.Denied || k == sandboxer.NotFound || k == sandboxer.Unsupported):
 		return nil, edge.WithStatus(http.StatusBadRequest, err)
 	}
 	return sb, err

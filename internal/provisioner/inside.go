@@ -2,6 +2,7 @@ package provisioner
 
 import (
 	"context"
+	"errors"
 	"io"
 	"io/fs"
 	"iter"
@@ -97,7 +98,10 @@ func (p *Provisioner) prepareFor(ctx context.Context, b *manager.Bearer, sb *san
 	for _, d := range userDirs {
 		dirs = append(dirs, p.data+"/"+d)
 	}
-	x, err := b.Exec(ctx, sandboxer.Cmd{Args: append([]string{"mkdir", "-p", "-m", "0777", "--"}, dirs...), Dir: "/", User: "0"})
+	// The directory of them all may be there: whoever mounts something below it makes it, and an image may
+	// have it. Those below may be mounts, whose modes are their owners'.
+	const script = `mkdir -p -m 0777 -- "$@" && chmod 0777 -- "$1"`
+	x, err := b.Exec(ctx, sandboxer.Cmd{Args: append([]string{"sh", "-c", script, "sh"}, dirs...), Dir: "/", User: "0"})
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -153,7 +157,15 @@ func (b boxes) awake(ctx context.Context) (*manager.Bearer, error) {
 		e.RetryAfter = time.Second
 		err = e
 	}
-	return v.Bearer, err
+	return v.Bearer, over(err)
+}
+
+// over tells that a sandbox has ended, which is NotFound, from a file that is not there.
+func over(err error) error {
+	if errors.Is(err, manager.ErrSandboxOver) {
+		return aioserver.Ended(err)
+	}
+	return err
 }
 
 func (b boxes) Awake(ctx context.Context, _ string) error {
@@ -166,6 +178,7 @@ func (b boxes) Exec(ctx context.Context, _ string, cmd sandboxer.Cmd) (sandboxer
 	var x sandboxer.Exit
 	if err == nil {
 		x, err = in.Exec(ctx, cmd)
+		err = over(err)
 	}
 	if sandboxer.KindOf(err) == sandboxer.NotFound {
 		// 404 of a command is for good to deer-flow (failInside). Who asks again is told that it has ended.
@@ -179,7 +192,8 @@ func (b boxes) ReadFile(ctx context.Context, _, name string) (io.ReadCloser, err
 	if err != nil {
 		return nil, err
 	}
-	return in.ReadFile(ctx, name)
+	f, err := in.ReadFile(ctx, name)
+	return f, over(err)
 }
 
 func (b boxes) WriteFile(ctx context.Context, _, name string, mode fs.FileMode, r io.Reader) error {
@@ -187,7 +201,7 @@ func (b boxes) WriteFile(ctx context.Context, _, name string, mode fs.FileMode, 
 	if err != nil {
 		return err
 	}
-	return in.WriteFile(ctx, name, mode, r)
+	return over(in.WriteFile(ctx, name, mode, r))
 }
 
 func (b boxes) StatFile(ctx context.Context, _, name string) (sandboxer.FileInfo, error) {
@@ -195,7 +209,8 @@ func (b boxes) StatFile(ctx context.Context, _, name string) (sandboxer.FileInfo
 	if err != nil {
 		return sandboxer.FileInfo{}, err
 	}
-	return in.StatFile(ctx, name)
+	fi, err := in.StatFile(ctx, name)
+	return fi, over(err)
 }
 
 func (b boxes) ListFiles(ctx context.Context, _, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
@@ -205,7 +220,11 @@ func (b boxes) ListFiles(ctx context.Context, _, dir, after string) iter.Seq2[sa
 			yield(sandboxer.FileInfo{}, err)
 			return
 		}
-		in.ListFiles(ctx, dir, after)(yield)
+		for fi, err := range in.ListFiles(ctx, dir, after) {
+			if !yield(fi, over(err)) {
+				return
+			}
+		}
 	}
 }
 
@@ -214,7 +233,7 @@ func (b boxes) MakeDir(ctx context.Context, _, dir string) error {
 	if err != nil {
 		return err
 	}
-	return in.MakeDir(ctx, dir)
+	return over(in.MakeDir(ctx, dir))
 }
 
 func (b boxes) MoveFile(ctx context.Context, _, from, to string) error {
@@ -222,7 +241,7 @@ func (b boxes) MoveFile(ctx context.Context, _, from, to string) error {
 	if err != nil {
 		return err
 	}
-	return in.MoveFile(ctx, from, to)
+	return over(in.MoveFile(ctx, from, to))
 }
 
 func (b boxes) RemoveFile(ctx context.Context, _, name string) error {
@@ -230,5 +249,5 @@ func (b boxes) RemoveFile(ctx context.Context, _, name string) error {
 	if err != nil {
 		return err
 	}
-	return in.RemoveFile(ctx, name)
+	return over(in.RemoveFile(ctx, name))
 }

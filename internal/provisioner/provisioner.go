@@ -131,7 +131,8 @@ func apiKey(r *http.Request) (sandboxer.Secret, error) {
 	return sandboxer.Secret(key), nil
 }
 
-// router is a Mux that lets who sends no key in where that is wanted.
+// router is a Mux that lets who sends no key in where that is wanted. What it has no route for takes a key, too: to
+// who has none every path looks the same.
 type router struct {
 	edge.Mux
 	anonymous bool
@@ -139,6 +140,11 @@ type router struct {
 
 func (m *router) Route(r *http.Request) edge.Route {
 	route := m.Mux.Route(r)
+	if !route.Access.Identified() {
+		none := route.Handler
+		route.Access = edge.Needs(sandboxer.ScopeRead)
+		route.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { none.ServeHTTP(bare{w}, r) })
+	}
 	if m.anonymous && route.Access.Scope() != "" && r.Header.Get(keyHeader) == "" && isLocal(r) {
 		route.Access = edge.AdmittedBy(func(ctx context.Context) (context.Context, sandboxer.Principal, func(), error) {
 			return ctx, sandboxer.Principal{
@@ -148,6 +154,15 @@ func (m *router) Route(r *http.Request) edge.Route {
 	}
 	return route
 }
+
+// bare answers with the status in words alone, as deer-flow's own server does where it has nothing.
+type bare struct{ http.ResponseWriter }
+
+func (b bare) WriteHeader(status int) {
+	writeJSON(b.ResponseWriter, status, map[string]string{"detail": http.StatusText(status)})
+}
+
+func (b bare) Write(p []byte) (int, error) { return len(p), nil }
 
 // isLocal reports whether somebody on this machine sends r, by no other's name and through no
 // proxy, which would speak for others.
@@ -429,7 +444,13 @@ func failInside(w http.ResponseWriter, p *api.Problem) {
 	writeJSON(w, status, map[string]any{"success": false, "message": p.Detail, "data": nil, "hint": hint})
 }
 
-var safeName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+// What threads and users may be called: as deer-flow's own server says it, in these words.
+var (
+	threadName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+	userName   = regexp.MustCompile(`^[A-Za-z0-9_\-]+$`)
+)
+
+const maxUser = 255 // bytes: a directory has the name
 
 // A MountRoot is a directory of this machine in which what requests mount may lie.
 type MountRoot struct {

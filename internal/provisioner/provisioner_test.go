@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"iter"
 	"net/http"
 	"net/url"
 	"os"
@@ -137,7 +139,10 @@ func TestAPI(t *testing.T) {
 		t.Errorf("health: %d %s", s, b)
 	}
 	for _, key := range []string{"", "wrong", "sbx_key_abcdefgh_wrong"} {
-		for _, path := range []string{"/api/sandboxes", "/api/sandboxes/x", "/api/capabilities", "/api/reconciliation/sandboxes/x"} {
+		if s, b := r.ask(key, "PUT", "/api/sandboxes", ""); s != 401 || b != "Unauthorized" {
+			t.Errorf("a wrong method with the key %q: %d %s", key, s, b)
+		}
+		for _, path := range []string{"/api/", "/api/none", "/api/sandboxes/x/y", "/api//sandboxes", "/api/sandboxes", "/api/sandboxes/x", "/api/capabilities", "/api/reconciliation/sandboxes/x"} {
 			if s, b := r.ask(key, "GET", path, ""); s != 401 || b != "Unauthorized" {
 				t.Errorf("%s with the key %q: %d %s", path, key, s, b)
 			}
@@ -149,8 +154,8 @@ func TestAPI(t *testing.T) {
 	r.want(200, `{"lark_cli_broker_image":false,"lark_cli_init_image":false,"mount_contract_version":2}`, "GET", "/api/capabilities", "")
 	r.want(200, `{"count":0,"sandboxes":[]}`, "GET", "/api/sandboxes", "")
 	r.want(404, `{"detail":"Sandbox '`+alice+`' not found"}`, "GET", "/api/sandboxes/"+alice, "")
-	r.want(404, "", "GET", "/api/sandboxes/"+alice+"/x", "")
-	r.want(405, "", "PUT", "/api/sandboxes", "")
+	r.want(404, `{"detail":"Not Found"}`, "GET", "/api/sandboxes/"+alice+"/x", "")
+	r.want(405, `{"detail":"Method Not Allowed"}`, "PUT", "/api/sandboxes", "")
 	absent := `{"backend_namespace":"test/acme","sandbox_id":"` + alice + `","status":"absent"}`
 	r.want(200, absent, "GET", "/api/reconciliation/sandboxes/"+alice, "")
 
@@ -158,12 +163,20 @@ func TestAPI(t *testing.T) {
 		status       int
 		body, answer string
 	}{
-		{422, `{`, ""}, {422, ``, ""}, {422, `[]`, ""}, {422, `{"sandbox_id":7}`, ""}, {422, `{"sandbox_id":"a"} x`, ""},
-		{422, `{"thread_id":"t"}`, `{"detail":[{"type":"missing","loc":["body","sandbox_id"],"msg":"Field required"}]}`},
-		{422, `{"sandbox_id":"a","thread_id":"a b"}`, `{"detail":[{"type":"string_pattern_mismatch","loc":["body","thread_id"],"msg":"String should match pattern '^[A-Za-z0-9_-]{1,64}$'"}]}`},
-		{422, `{"sandbox_id":"a","user_id":"../x"}`, ""}, {422, `{"sandbox_id":"../x"}`, ""}, {422, `{"sandbox_id":""}`, ""},
+		{422, `{`, ""}, {422, ``, ""}, {422, `{"sandbox_id":"a"`, ""},
+		{422, `[7]`, `{"detail":[{"type":"model_attributes_type","loc":["body"],"msg":"Input should be a valid dictionary or object to extract fields from","input":[7]}]}`},
+		{422, `{"sandbox_id":7}`, `{"detail":[{"type":"string_type","loc":["body","sandbox_id"],"msg":"Input should be a valid string","input":7}]}`},
+		{422, `{"sandbox_id":"a","include_legacy_skills":1}`, `{"detail":[{"type":"bool_type","loc":["body","include_legacy_skills"],"msg":"Input should be a valid boolean","input":1}]}`},
+		{422, `{"sandbox_id":"a","extra_mounts":7}`, `{"detail":[{"type":"list_type","loc":["body","extra_mounts"],"msg":"Input should be a valid list","input":7}]}`},
+		{422, `{"sandbox_id":"a","extra_mounts":[{},7]}`, `{"detail":[{"type":"model_attributes_type","loc":["body","extra_mounts",1],"msg":"Input should be a valid dictionary or object to extract fields from","input":7}]}`},
+		{422, `{"sandbox_id":"a","extra_mounts":[{},{"host_path":7}]}`, `{"detail":[{"type":"string_type","loc":["body","extra_mounts",1,"host_path"],"msg":"Input should be a valid string","input":7}]}`},
+		{422, `{"sandbox_id":"a"} x`, ""},
+		{422, `{"thread_id":"t"}`, `{"detail":[{"type":"missing","loc":["body","sandbox_id"],"msg":"Field required","input":{"thread_id":"t"}}]}`},
+		{422, `{"sandbox_id":"a","thread_id":"a b"}`, `{"detail":[{"type":"string_pattern_mismatch","loc":["body","thread_id"],"msg":"String should match pattern '^[A-Za-z0-9_-]{1,64}$'","input":"a b"}]}`},
+		{422, `{"sandbox_id":"a","user_id":"../x"}`, `{"detail":[{"type":"string_pattern_mismatch","loc":["body","user_id"],"msg":"String should match pattern '^[A-Za-z0-9_\\-]+$'","input":"../x"}]}`},
+		{422, `{"sandbox_id":"a","user_id":"` + strings.Repeat("u", maxUser+1) + `"}`, `{"detail":[{"type":"string_too_long","loc":["body","user_id"],"msg":"String should have at most 255 characters","input":"` + strings.Repeat("u", maxUser+1) + `"}]}`},
+		{422, `{"sandbox_id":"../x"}`, ""}, {422, `{"sandbox_id":""}`, ""},
 		{422, `{"sandbox_id":"a","provision_lark_cli_runtime":true}`, ""},
-		{422, `{"sandbox_id":"a","extra_mounts":[{"host_path":7}]}`, ""},
 		{409, `{"sandbox_id":"a","required_mount_contract_version":1}`, `{"detail":{"actual":2,"code":"mount_contract_changed"}}`},
 		{413, `{"sandbox_id":"` + strings.Repeat("a", maxBody) + `"}`, ""},
 	} {
@@ -219,6 +232,14 @@ func TestAPI(t *testing.T) {
 	}
 	if a := r.create(`{"sandbox_id":"abc123","thread_id":"t1","user_id":"alice"}`); a.ThreadID != "t1" {
 		t.Errorf("an ID that is not the thread's: %+v", a)
+	}
+	long := strings.Repeat("u", maxUser)
+	longID, err := sandboxer.Thread{User: long, ID: "t"}.SandboxID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a := r.create(`{"sandbox_id":"` + longID + `","thread_id":"t","user_id":"` + long + `"}`); a.UserID != long {
+		t.Errorf("a long user: %+v", a)
 	}
 	// What was not made here is nobody's business here: deer-flow ends what it finds.
 	if _, err := r.Create(as(t.Context(), "acme"), sandboxer.CreateRequest{Profile: "df", Inputs: map[string]string{"sandbox_id": "mine"}}); err != nil {
@@ -372,6 +393,21 @@ func TestCreates(t *testing.T) {
 	}
 }
 
+// TestUserDataIsWritable: also where /mnt/user-data is there before, as with mounts below it; those keep their modes.
+func TestUserDataIsWritable(t *testing.T) {
+	r := newRig(t, Options{}, nil)
+	mount := filepath.Join(r.p.data, userDirs[0])
+	if err := os.MkdirAll(mount, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.create(order1)
+	for dir, want := range map[string]fs.FileMode{r.p.data: 0o777, mount: 0o755, filepath.Join(r.p.data, userDirs[1]): 0o777} {
+		if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v; want %v", dir, st, err, want)
+		}
+	}
+}
+
 // TestPending: a create that takes long is answered before the client gives it up, and goes on.
 func TestPending(t *testing.T) {
 	wait, came, release := held()
@@ -503,7 +539,7 @@ func TestPaused(t *testing.T) {
 	}()
 	edgetest.Receive(t, started, "the command")
 	pause()
-	if err := edgetest.Receive(t, ended, "the end of the command"); sandboxer.KindOf(err) != sandboxer.Denied {
+	if err := edgetest.Receive(t, ended, "the end of the command"); sandboxer.KindOf(err) != sandboxer.Unavailable {
 		t.Errorf("a command in a sandbox that is paused: %v", err)
 	}
 	r.want(200, "", "DELETE", "/api/sandboxes/"+alice, "")
@@ -512,6 +548,109 @@ func TestPaused(t *testing.T) {
 	}
 	if n := len(r.World.Live()); n != 0 {
 		t.Errorf("%d are left", n)
+	}
+}
+
+// midway is ext.fake that goes on with a file, and to the end of a directory, when its caller may not any more.
+type midway struct {
+	*fake.Extension
+	came chan struct{}
+	fail bool // says why, as a host does whose way is cut
+}
+
+func (m *midway) until(ctx context.Context) error {
+	m.came <- struct{}{}
+	<-ctx.Done()
+	if m.fail {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+func (m *midway) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
+	return func(yield func(sandboxer.FileInfo, error) bool) {
+		m.Extension.ListFiles(ctx, h, dir, after)(yield)
+		if m.fail == (dir != "/workspace") { // of the others nothing but its files
+			if err := m.until(ctx); err != nil {
+				yield(sandboxer.FileInfo{}, err)
+			}
+		}
+	}
+}
+
+func (m *midway) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
+	f, err := m.Extension.ReadFile(ctx, h, name)
+	if m.fail && err == nil {
+		f = midRead{f, func() error { return m.until(ctx) }}
+	}
+	return f, err
+}
+
+type midRead struct {
+	io.ReadCloser
+	until func() error
+}
+
+func (r midRead) Read([]byte) (int, error) { return 0, r.until() }
+
+// TestEndedMidway: a call during which its sandbox stops fails, says that of the sandbox rather than of files, and
+// never passes what it has found by then for all there is.
+func TestEndedMidway(t *testing.T) {
+	for _, fail := range []bool{false, true} {
+		m := &midway{came: make(chan struct{}, 100), fail: fail}
+		r := newRig(t, Options{}, func(x *fake.Extension) sandboxer.Extension { m.Extension = x; return m })
+		want := "503"
+		if !fail { // the next directory finds that it has ended
+			want = "410"
+		}
+		for path, body := range map[string]string{
+			"/v1/file/list": `{"path":"/workspace","recursive":true}`,
+			"/v1/file/find": `{"path":"/workspace","glob":"*.txt"}`,
+			"/v1/file/grep": `{"path":"/workspace","pattern":"."}`,
+		} {
+			a := r.create(order1)
+			if err := r.boxes(a, func(ctx context.Context, b boxes) error {
+				return errors.Join(b.MakeDir(ctx, "", "/workspace/a/b"), b.WriteFile(ctx, "", "/workspace/a/x.txt", 0o600, strings.NewReader("x")))
+			}); err != nil {
+				t.Fatal(err)
+			}
+			got := make(chan string, 1)
+			go func() {
+				s, b := r.ask("", "POST", a.SandboxURL+path, body)
+				got <- fmt.Sprint(s, " ", b)
+			}()
+			edgetest.Receive(t, m.came, "the call")
+			r.want(200, "", "DELETE", "/api/sandboxes/"+alice, "")
+			if s := edgetest.Receive(t, got, "the answer"); !strings.HasPrefix(s, want) || strings.Contains(s, "not_found") {
+				t.Errorf("%s: %s, want %s", path, s, want)
+			}
+		}
+	}
+
+	// Whatever is asked for by somebody who came before it ended.
+	r := newRig(t, Options{}, nil)
+	a := r.create(order1)
+	err := r.boxes(a, func(ctx context.Context, b boxes) error {
+		r.want(200, "", "DELETE", "/api/sandboxes/"+alice, "")
+		_, execErr := b.Exec(ctx, "", sandboxer.Cmd{Args: []string{"true"}})
+		_, readErr := b.ReadFile(ctx, "", "/x")
+		_, statErr := b.StatFile(ctx, "", "/x")
+		var listErr error
+		for _, err := range b.ListFiles(ctx, "", "/", "") {
+			listErr = err
+		}
+		for i, err := range []error{
+			execErr, readErr, statErr, listErr, b.MakeDir(ctx, "", "/x"), b.MoveFile(ctx, "", "/x", "/y"), b.RemoveFile(ctx, "", "/x"),
+			b.WriteFile(ctx, "", "/x", 0o600, strings.NewReader("")),
+		} {
+			if !errors.Is(err, manager.ErrSandboxOver) || sandboxer.KindOf(err) == sandboxer.NotFound {
+				t.Errorf("%d: %v", i, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -535,6 +674,48 @@ func TestFailedCreate(t *testing.T) {
 	}
 	if n := len(r.World.Live()); n != 1 {
 		t.Errorf("there are %d sandboxes, of which one can be used", n)
+	}
+}
+
+// meddled is ext.fake whose first command meets what a test does, and fails then, as do its files for its caller.
+type meddled struct {
+	*fake.Extension
+	once   sync.Once
+	meddle func()
+}
+
+func (m *meddled) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (x sandboxer.Exit, err error) {
+	first := false
+	m.once.Do(func() { first = true })
+	if !first {
+		return m.Extension.Exec(ctx, h, cmd)
+	}
+	m.meddle()
+	return x, sandboxer.E(sandboxer.Failed, nil, "the first command fails")
+}
+
+func (m *meddled) MakeDir(context.Context, sandboxer.Handle, string) error {
+	return sandboxer.E(sandboxer.Failed, nil, "there are no files")
+}
+
+// TestFailedCreateAmidOthers: a create that cannot prepare what it has made leaves alone what others were given
+// meanwhile, be it the same sandbox or the next one of the ID.
+func TestFailedCreateAmidOthers(t *testing.T) {
+	for what, do := range map[string]func(r *rig){
+		"the same": func(*rig) {},
+		"the next": func(r *rig) { r.want(200, "", "DELETE", "/api/sandboxes/"+alice, "") },
+	} {
+		m := &meddled{}
+		r := newRig(t, Options{}, func(x *fake.Extension) sandboxer.Extension { m.Extension = x; return m })
+		other := make(chan answer, 1)
+		m.meddle = func() { do(r); other <- r.create(order1) }
+		got := r.create(order1)
+		if given := edgetest.Receive(t, other, "the other's answer"); got != given {
+			t.Errorf("%s: one is told %+v, another %+v", what, got, given)
+		}
+		if s := r.inside(got.SandboxURL); s != http.StatusBadRequest {
+			t.Errorf("%s: a call to it: %d", what, s)
+		}
 	}
 }
 
@@ -597,6 +778,10 @@ func TestMounts(t *testing.T) {
 			t.Errorf("%s: %v", m.Source, err)
 		}
 	}
+	long := order{id: "a", user: strings.Repeat("u", maxUser), thread: "t"}
+	if got, err := p.mounts("acme", long); err != nil || !strings.Contains(got[0].Source, "/users/"+long.user+"/") {
+		t.Errorf("the directories of a long user: %v, %v", got, err)
+	}
 	for _, tenant := range []string{"../..", "a/b", "..", ".", "", "ä"} { // the name of a tenant is any text
 		if got, err := p.mounts(tenant, ord()); err != nil || !strings.HasPrefix(got[0].Source, filepath.Join(dir, "data/t-")) {
 			t.Errorf("the directory of tenant %q: %v, %v", tenant, got, err)
@@ -650,6 +835,10 @@ func TestMounts(t *testing.T) {
 	}
 	r.create(`{"sandbox_id":"a"}`)
 	r.create(bad)
+	r.p.opts.MountRoots = []MountRoot{{Path: "/etc"}} // ext.fake takes no mounts at all
+	if got := r.want(400, "", "POST", "/api/sandboxes", strings.Replace(bad, `"a"`, `"b"`, 1)); !strings.Contains(got, "has no mounts") {
+		t.Errorf("where there are no mounts it says %s", got)
+	}
 }
 
 // TestURLOfProxy: behind a proxy sandboxes have its address.
@@ -678,7 +867,7 @@ func FuzzCreate(f *testing.F) {
 			}
 			return
 		}
-		if sandboxer.CheckID(o.id) != nil || !safeName.MatchString(o.user) || !safeName.MatchString(o.thread) {
+		if sandboxer.CheckID(o.id) != nil || !userName.MatchString(o.user) || len(o.user) > maxUser || !threadName.MatchString(o.thread) {
 			t.Fatalf("%+v", o)
 		}
 		mounts, err := p.mounts("acme", o)
