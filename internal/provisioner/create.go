@@ -1,7 +1,6 @@
 package provisioner
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -86,7 +85,10 @@ func wrongType(body any, te *json.UnmarshalTypeError) *fault {
 		}
 		n := slices.IndexFunc(items, func(item any) bool {
 			b, err := json.Marshal(item)
-			return err == nil && json.Unmarshal(b, &mountBody{}) != nil
+			if err == nil {
+				_, err = strictjson.DecodeStored(b, &mountBody{})
+			}
+			return err != nil
 		})
 		if n >= 0 {
 			f.Loc, f.Input = append(f.Loc, n), items[n]
@@ -99,9 +101,7 @@ func wrongType(body any, te *json.UnmarshalTypeError) *fault {
 func decodeCreate(data []byte) (o order, contract *int, _ *fault) {
 	var b createBody
 	var sent any
-	plain := json.NewDecoder(bytes.NewReader(data))
-	plain.UseNumber()
-	_ = plain.Decode(&sent) // what is none is told by the next
+	_, _ = strictjson.DecodeStored(data, &sent) // what is none is told by the next
 	if _, err := strictjson.DecodeStored(data, &b); err != nil {
 		var te *json.UnmarshalTypeError
 		if errors.As(err, &te) {
