@@ -532,17 +532,16 @@ func (c *call) fileWrite() error {
 	case "base64":
 		// It is looked at before the file is touched.
 		r, err := sp.reader()
-		if err == nil {
-			n, err := io.Copy(io.Discard, base64.NewDecoder(base64.StdEncoding, r))
-			if err != nil {
-				return bad("content", "it is no base64")
-			}
-			if n > maxContent {
-				return bodyError(&http.MaxBytesError{Limit: maxContent})
-			}
-			r, err = sp.reader()
-		}
 		if err != nil {
+			return err
+		}
+		switch n, err := io.Copy(io.Discard, base64.NewDecoder(base64.StdEncoding, r)); {
+		case err != nil:
+			return bad("content", "it is no base64")
+		case n > maxContent:
+			return bodyError(&http.MaxBytesError{Limit: maxContent})
+		}
+		if r, err = sp.reader(); err != nil {
 			return err
 		}
 		content = base64.NewDecoder(base64.StdEncoding, r)
