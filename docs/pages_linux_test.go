@@ -87,7 +87,7 @@ var pages = []page{
 	{name: "docs/docker.md", users: []string{"root"}, dir: "project", engine: true},
 	{
 		name: "docs/remote.md", users: []string{"root"}, dir: "project",
-		setup: "mkdir -p $config/extensions; cp $PAGE/1.yaml $config/extensions/ext.remote.yaml; busybox httpd -p 127.0.0.1:8080 -h .",
+		setup: "mkdir -p $config/extensions; cp $PAGE/1.yaml $config/extensions/ext.remote.yaml; busybox httpd -p 127.0.0.1:8090 -h .",
 	},
 	{name: "docs/extension-sdk.md", users: []string{"dev"}, dir: "project"},
 	{
