@@ -33,6 +33,7 @@ func (m *Manager) beginUse(ctx context.Context, kind *limiter, scope sandboxer.S
 // tryUse is beginUse, unless the sandbox is about to end or to be paused because nobody uses it: then
 // it is held until that is committed, and has to be looked at again.
 func (m *Manager) tryUse(ctx context.Context, kind *limiter, scope sandboxer.Scope, ref string) (sb *sandboxer.Sandbox, b *backend.Backend, end func(), held <-chan struct{}, err error) {
+	seen := m.usage.seen()
 	sb, err = m.find(ctx, scope, ref)
 	if err == nil && isPaused(sb) && sb.Spec.Profile.AutoResume {
 		sb, err = m.resumeOrWait(ctx, sb, 0)
@@ -53,7 +54,7 @@ func (m *Manager) tryUse(ctx context.Context, kind *limiter, scope sandboxer.Sco
 	if err != nil {
 		return nil, nil, nil, nil, err
 	}
-	used, held := m.usage.begin(sb.ID)
+	used, held := m.usage.begin(sb.ID, seen)
 	if held != nil {
 		ended()
 		return sb, b, nil, held, nil

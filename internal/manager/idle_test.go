@@ -96,7 +96,7 @@ func TestOnIdleAtTheLastMoment(t *testing.T) {
 			swept := make(chan error, 1)
 			go func() { _, err := r.Sweep(admin); swept <- err }()
 			<-committing
-			if _, held := r.usage.begin(sb.ID); held == nil {
+			if _, held := r.usage.begin(sb.ID, r.usage.seen()); held == nil {
 				t.Error("it can be used while it is committed that nobody uses it")
 			}
 			used := make(chan error, 1)

@@ -11,27 +11,40 @@ import (
 //
 // mu guards the map and the uses in it. The store is never called under it.
 type usage struct {
-	mu   sync.Mutex
-	uses map[string]*use // by sandbox ID
+	mu       sync.Mutex
+	uses     map[string]*use // by sandbox ID
+	releases uint64          // how many holds of any of them are over
 }
 
 type use struct {
 	users int       // now
 	last  time.Time // when one began or ended
 	// held, if not nil, is closed when it may be used again (hold).
-	held chan struct{}
+	held     chan struct{}
+	released uint64 // usage.releases at the end of its last hold
 }
 
 func newUsage() *usage { return &usage{uses: map[string]*use{}} }
 
-// begin notes that somebody begins to use the sandbox, and end that he stops. Where it is held
-// nothing begins: when that is over its record may be another one.
-func (u *usage) begin(id string) (end func(), held <-chan struct{}) {
+// seen returns what begin is told of the moment before a record was read.
+func (u *usage) seen() uint64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.releases
+}
+
+// begin notes that somebody begins to use the sandbox, and end that he stops. Where it is held, or
+// was since the caller read its record (seen), nothing begins: when held is closed its record may be
+// another one.
+func (u *usage) begin(id string, seen uint64) (end func(), held <-chan struct{}) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	one := u.of(id)
 	if one.held != nil {
 		return nil, one.held
+	}
+	if one.released > seen {
+		return nil, overHold
 	}
 	one.users++
 	one.last = now()
@@ -42,6 +55,9 @@ func (u *usage) begin(id string) (end func(), held <-chan struct{}) {
 		one.last = now()
 	}), nil
 }
+
+// overHold is a hold that is over.
+var overHold = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // hold keeps everybody from beginning to use the sandbox until release, so that its end or its pause
 // can be committed because nobody uses it. It is refused, and does nothing, while somebody does, or
@@ -58,7 +74,8 @@ func (u *usage) hold(id string) (release func(), ok bool) {
 		u.mu.Lock()
 		defer u.mu.Unlock()
 		close(one.held)
-		one.held = nil
+		u.releases++
+		one.held, one.released = nil, u.releases
 	}), true
 }
 

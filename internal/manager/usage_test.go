@@ -22,8 +22,8 @@ func TestUsage(t *testing.T) {
 		if at, busy := u.last("box"); busy || !at.IsZero() {
 			t.Errorf("of one never used: %s, %t", at, busy)
 		}
-		end1, _ := u.begin("box")
-		end2, _ := u.begin("box")
+		end1, _ := u.begin("box", u.seen())
+		end2, _ := u.begin("box", u.seen())
 		time.Sleep(time.Minute)
 		check("box", true, 0)
 		end1()
@@ -33,7 +33,7 @@ func TestUsage(t *testing.T) {
 		time.Sleep(time.Minute)
 		check("box", false, time.Minute)
 
-		endOther, _ := u.begin("other")
+		endOther, _ := u.begin("other", u.seen())
 		if ids := slices.Sorted(slices.Values(u.ids())); !slices.Equal(ids, []string{"box", "other"}) {
 			t.Errorf("remembered: %q", ids)
 		}
@@ -60,7 +60,7 @@ func TestUsageIsConcurrent(t *testing.T) {
 	for range 8 {
 		all.Go(func() {
 			for range 200 {
-				end, _ := u.begin("box")
+				end, _ := u.begin("box", u.seen())
 				if _, busy := u.last("box"); !busy {
 					t.Error("in use, and not busy")
 				}
@@ -79,7 +79,7 @@ func TestUsageIsConcurrent(t *testing.T) {
 // TestUsageHold: what is used cannot be held, and what is held not be used before that is over.
 func TestUsageHold(t *testing.T) {
 	u := newUsage()
-	end, held := u.begin("box")
+	end, held := u.begin("box", u.seen())
 	if _, ok := u.hold("box"); ok || held != nil {
 		t.Error("one that is in use is held")
 	}
@@ -88,18 +88,36 @@ func TestUsageHold(t *testing.T) {
 	if _, again := u.hold("box"); !ok || again {
 		t.Errorf("held once %t, twice %t", ok, again)
 	}
-	if _, held = u.begin("box"); held == nil {
+	if _, held = u.begin("box", u.seen()); held == nil {
 		t.Fatal("one that is held is used")
 	}
 	u.forgetUnused(0) // of one that is held nothing is forgotten
-	if _, still := u.begin("box"); still == nil {
+	if _, still := u.begin("box", u.seen()); still == nil {
 		t.Error("one that is held is used")
 	}
 	release()
 	release() // once counts
 	<-held
-	if end, held = u.begin("box"); held != nil {
+	if end, held = u.begin("box", u.seen()); held != nil {
 		t.Error("it stays held")
+	}
+	end()
+	// Whoever read its record before that was over has to read it again.
+	release, _ = u.hold("box")
+	seen := u.seen()
+	release()
+	if _, held = u.begin("box", seen); held == nil {
+		t.Fatal("one is used whose record was read while it was held")
+	}
+	<-held
+	if end, held = u.begin("box", u.seen()); held != nil {
+		t.Fatal("one is not used whose record was read since")
+	}
+	seen = u.seen()
+	other, _ := u.hold("other")
+	other()
+	if _, held = u.begin("box", seen); held != nil {
+		t.Error("another's hold counts")
 	}
 	end()
 }
