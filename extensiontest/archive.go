@@ -148,6 +148,21 @@ func (s *suite) archive(t *testing.T) {
 			t.Errorf("found %q", got)
 		}
 	})
+	t.Run("padding", func(t *testing.T) { // tools fill blocks behind the end; nobody has to read it
+		sb := inside(t)
+		var in bytes.Buffer
+		w := tar.NewWriter(&in)
+		if err := errors.Join(w.WriteHeader(&tar.Header{Name: "one", Mode: 0o644, Size: 1}), second(w.Write([]byte("1"))), w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		in.Write(make([]byte, 4<<20))
+		if err := sb.b.Unarchive(ctx(t), sb.h, "", &in); err != nil {
+			t.Fatalf("Unarchive: %s", describe(err))
+		}
+		if got := sb.sh(t, "cat one"); got != "1" {
+			t.Errorf("one says %q", got)
+		}
+	})
 	t.Run("large", func(t *testing.T) {
 		sb := inside(t)
 		var in bytes.Buffer

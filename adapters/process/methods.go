@@ -125,6 +125,9 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 			}
 			return err
 		}
+		if sends { // it has what it needs, and may have left before it was sent the end
+			return nil
+		}
 		return broken(w.theirs)
 	case err := <-answered:
 		if err == nil && !sends {
@@ -378,7 +381,7 @@ func (e *extension) WriteFile(ctx context.Context, h sandboxer.Handle, name stri
 
 // sending is the broker's part where data goes in.
 func sending(r io.Reader) func(*protocol.Stream) (mine, theirs error) {
-	return func(s *protocol.Stream) (mine, theirs error) { return nil, s.SendAll(protocol.ChannelIn, r) }
+	return func(s *protocol.Stream) (mine, theirs error) { return s.SendAll(protocol.ChannelIn, r) }
 }
 
 // StatFile implements sandboxer.Filer.

@@ -353,17 +353,17 @@ func (w *writer) ReadFrom(r io.Reader) (n int64, err error) {
 	}
 }
 
-// SendAll sends what r has on channel, and how it ends.
-func (s *Stream) SendAll(channel byte, r io.Reader) error {
+// SendAll sends what r has on channel, and how it ends. mine is an error of r, theirs one of the stream.
+func (s *Stream) SendAll(channel byte, r io.Reader) (mine, theirs error) {
 	var sent error
 	_, err := io.CopyBuffer(sendTo{s.Writer(channel), &sent}, struct{ io.Reader }{r}, make([]byte, maxData))
 	switch {
 	case sent != nil:
-		return sent
+		return nil, sent
 	case err != nil:
-		return errors.Join(err, s.SendError(err))
+		return err, s.SendError(err)
 	}
-	return s.Send(ChannelEnd, nil)
+	return nil, s.Send(ChannelEnd, nil)
 }
 
 // sendTo tells what is wrong with the stream from what is wrong with what is read.
