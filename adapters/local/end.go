@@ -38,18 +38,27 @@ type ending struct {
 	w *watch
 }
 
-// awaitEnd has it told when the kernel of b ends. Where that cannot be, because there are no descriptors left,
-// whoever asks after the sandbox finds out.
-func (e *extension) awaitEnd(b *liveSandbox) *ending {
-	fd, err := unix.PidfdOpen(b.pid, 0)
+// awaitEnd has it told when the kernel of b ends, and has the kernel end with what serves it its files.
+// Where a process cannot be waited for, because there are no descriptors left, whoever asks after the
+// sandbox finds out. Call it with e.mu.
+func (e *extension) awaitEnd(b *liveSandbox) {
+	b.process = e.await(b.pid, func() { e.ended.Tell(b.rec.SandboxID) })
+	if pid := int(b.c.GoferPid.Load()); pid > 0 {
+		b.files = e.await(pid, b.endWithFiles)
+	}
+}
+
+// await has done called when the process has ended; nil where that cannot be.
+func (e *extension) await(pid int, done func()) *ending {
+	fd, err := unix.PidfdOpen(pid, 0)
 	if err == unix.ESRCH {
-		e.ended.Tell(b.rec.SandboxID)
+		done()
 	}
 	if err != nil {
 		return nil
 	}
 	f := os.NewFile(uintptr(fd), "process")
-	w, err := e.poll.watch(f, func() { e.ended.Tell(b.rec.SandboxID) })
+	w, err := e.poll.watch(f, done)
 	if err == nil {
 		if err = w.arm(); err != nil {
 			w.stop()
@@ -60,6 +69,15 @@ func (e *extension) awaitEnd(b *liveSandbox) *ending {
 		return nil
 	}
 	return &ending{f, w}
+}
+
+// endWithFiles kills the kernel of a sandbox whose process that serves it its files has ended: it has no
+// way back. gVisor does that too, but may miss it: it polls their connection by its number, which is
+// another file's as soon as somebody else has noticed and closed it.
+func (b *liveSandbox) endWithFiles() {
+	if b.alive() {
+		_ = unix.Kill(b.pid, unix.SIGKILL) // it may have just ended
+	}
 }
 
 func (n *ending) forget() {

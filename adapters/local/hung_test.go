@@ -361,6 +361,67 @@ func TestCommandsOfASandboxThatDies(t *testing.T) {
 	}
 }
 
+// TestEndsWithItsFiles: a sandbox whose process that serves it its files has ended is gone, also where its
+// kernel does not see to that itself; whether a broker runs then, or only later.
+func TestEndsWithItsFiles(t *testing.T) {
+	needsGVisor(t)
+	dir := shortDir(t)
+	e := openIn(t, dir, ours("test"))
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	gone := func(h sandboxer.Handle) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+			l, err := e.IsAlive(t.Context(), h)
+			if l == sandboxer.Gone && err == nil {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("a probe says %q, %v", l, err)
+			}
+		}
+	}
+	held := func(h sandboxer.Handle) *liveSandbox {
+		t.Helper()
+		b, err := e.of(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	end := func(b *liveSandbox) {
+		t.Helper()
+		halt(t, b)
+		if err := unix.Kill(int(b.c.GoferPid.Load()), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := up(t, e, sandboxer.Spec{})
+	b := held(h)
+	end(b)
+	for by := time.Now().Add(time.Minute); !procs.Ended(b.pid); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(by) {
+			t.Fatal("its kernel stays")
+		}
+	}
+	gone(h)
+
+	h = up(t, e, sandboxer.Spec{ID: sandboxer.NewID()})
+	b = held(h)
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	end(b)
+	e = openIn(t, dir, ours("test"))
+	gone(h)
+	if _, err := e.Teardown(t.Context(), h); err != nil {
+		t.Error(err)
+	}
+}
+
 // Teardown does not need the sandbox.
 func TestHungSandboxIsTornDown(t *testing.T) {
 	e := openTest(t)

@@ -59,6 +59,7 @@ type liveSandbox struct {
 	net *usernet.Net // nil without network
 
 	process *ending // of the kernel; nil if its end cannot be waited for
+	files   *ending // of what serves it its files, likewise
 
 	users sync.Map // user name → identity, read from the sandbox's /etc/passwd
 }
@@ -158,7 +159,7 @@ func (e *extension) keep(name string, rec record, c *container.Container) *liveS
 		return old
 	}
 	e.boxes[name] = b
-	b.process = e.awaitEnd(b)
+	e.awaitEnd(b)
 	return b
 }
 
@@ -208,6 +209,7 @@ func (b *liveSandbox) close() {
 	b.net = nil
 	b.mu.Unlock()
 	b.process.forget()
+	b.files.forget()
 	if n != nil {
 		n.Close()
 	}

@@ -20,6 +20,13 @@ func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 	switch {
 	case err == nil:
 		err := b.pulse.check(ctx, b.pulse.period())
+		if !b.goferAlive() {
+			b.endWithFiles()
+			if b.ended() {
+				e.drop(b.name)
+				return sandboxer.Gone, nil
+			}
+		}
 		switch {
 		case err == nil && b.alive():
 			return sandboxer.Alive, nil
