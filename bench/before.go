@@ -43,6 +43,7 @@ const (
 	warmServer   = "server, its pool of two full: resident"
 	overCompose  = "compose-ssh: exec true, one request"
 	overMachine  = "vm-packer: exec true, one request"
+	saysVersion  = "sandboxer version"
 	besidePool   = 2 // warm sandboxes of each build
 	execsPerLife = 4 // commands for one create: they are short
 )
@@ -89,6 +90,13 @@ func (b *bench) takeTurns(ctx context.Context, builds []*build) error {
 	}
 	for _, x := range builds {
 		x.Metrics.Add(warmServer, "MB", float64(rss(x.broker.pid()))/1e6)
+	}
+	if err := b.alternate(ctx, b.plan(2*b.rounds), builds, func(ctx context.Context, x *build, to *measure.Set) error {
+		took, _, _, err := command(ctx, nil, filepath.Join(x.Bin, "sandboxer"), "version")
+		to.Took(saysVersion, took)
+		return err
+	}); err != nil {
+		return err
 	}
 	profiles := []struct{ id, name, exec string }{{plainProfile, viaAPI, apiRun}}
 	if b.image != "" {
@@ -276,6 +284,8 @@ func (b *bench) besideBars() {
 		case viaAPI + ": create to first exec", viaAPIImage + ": create to first exec", apiRun, apiStream, apiImageRun, claimFirst,
 			"idle " + viaAPI + idleMemory, "idle " + viaAPIImage + idleMemory, overCompose, overMachine:
 			b.r.most(c.Name+", now / before", c.Value, 1.05, "x")
+		case saysVersion:
+			b.r.most(c.Name+", now / before", c.Value, 1.1, "x")
 		}
 	}
 }

@@ -57,6 +57,8 @@ func (b *bench) containers(ctx context.Context) error {
 		dockerPool:    b.asContainer(dockerPool, fmt.Sprintf("pool:\n  size: %d", size)),
 		// The file is there a moment before the server listens.
 		dockerAnswers: b.asContainer(dockerAnswers, `command: [sh, -c, "sleep 0.2; : >/tmp/up; exec busybox httpd -f -p 8080 -h /tmp"]`+"\nready:\n  http: {port: 8080, path: /up}"),
+		dockerOut:     b.reaching(dockerOut, dockerExt, "container"),
+		localOut:      b.reaching(localOut, "ext.local", "gvisor"),
 	}
 	return b.withServer(ctx, b.bin, "c", files, func(br *broker) error { return b.onEngine(ctx, br, size) })
 }
@@ -145,7 +147,7 @@ func (b *bench) onEngine(ctx context.Context, br *broker, size int) error {
 			return err
 		}
 	}
-	return nil
+	return b.egress(ctx, br)
 }
 
 // readyContainer measures how long after a sandbox's URL answers its user gets it. Both times are of
@@ -252,6 +254,7 @@ func (b *bench) containerBars() {
 	b.r.most(containerExec+" / "+byHandExec, m(containerExec)/m(byHandExec), 0.15, "x")
 	b.r.most(containerClaim+" / "+byHandRun, m(containerClaim)/m(byHandRun), 0.10, "x")
 	b.r.most(containerDown+" / by hand", m(containerDown)/m(byHandDown), 1.1, "x")
+	b.r.least(containerOut+" / ext.local's", m(containerOut)/m(ownOut), 0.5, "x")
 	b.r.most(containerReady, m(containerReady), 100, "ms") // the longest step of asking
 	b.r.most(containerDeath, m(containerDeath), 1000, "ms")
 	b.r.most(containerSame, m(containerSame), 1, "")

@@ -42,7 +42,7 @@ func TestMeasure(t *testing.T) {
 			t.Errorf("%s was not measured; skipped: %q", want, r.Skipped)
 		}
 	}
-	besides := []string{viaAPI + ": create to first exec", apiRun, apiStream, claimFirst, "idle " + viaAPI + idleMemory, overMachine}
+	besides := []string{saysVersion, viaAPI + ": create to first exec", apiRun, apiStream, claimFirst, "idle " + viaAPI + idleMemory, overMachine}
 	for _, want := range besides {
 		i := slices.IndexFunc(r.Beside.Changes, func(c measure.Change) bool { return c.Name == want })
 		if i < 0 && (want != overMachine || !skipped(r, beforeStep)) {
