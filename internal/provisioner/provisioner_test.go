@@ -492,6 +492,53 @@ func TestCreateAmidDelete(t *testing.T) {
 	}
 }
 
+// TestRaces: a hundred times the sandbox of one ID is deleted while others ask for it. Whoever gets another
+// than the one that is deleted gets the same, which is left alone, and answers.
+func TestRaces(t *testing.T) {
+	r := newRig(t, Options{}, nil)
+	before := r.create(order1)
+	for round := range 100 {
+		const n = 4
+		got := make(chan answer, n)
+		deleted := make(chan string, 1)
+		go func() {
+			s, b := r.ask(r.key, "DELETE", "/api/sandboxes/"+alice, "")
+			deleted <- fmt.Sprint(s, b)
+		}()
+		for range n {
+			go func() {
+				var a answer
+				status, text := r.ask(r.key, "POST", "/api/sandboxes", order1)
+				if err := json.Unmarshal([]byte(text), &a); status != 200 || err != nil {
+					a.Status = fmt.Sprint(status, text)
+				}
+				got <- a
+			}()
+		}
+		if d := edgetest.Receive(t, deleted, "the delete"); !strings.HasPrefix(d, `200{"ok":true`) {
+			t.Fatalf("round %d: delete = %s", round, d)
+		}
+		answers := []answer{r.create(order1)} // which is none of the deleted one
+		for range n {
+			if a := edgetest.Receive(t, got, "an answer"); a != before {
+				answers = append(answers, a)
+			}
+		}
+		for _, a := range answers {
+			if a != answers[0] || a.Status != "Running" || a.SandboxURL == before.SandboxURL {
+				t.Fatalf("round %d: %+v and %+v, after %+v", round, answers[0], a, before)
+			}
+		}
+		if now, then := r.inside(answers[0].SandboxURL), r.inside(before.SandboxURL); now != http.StatusBadRequest || then != http.StatusGone {
+			t.Fatalf("round %d: a call to it: %d; to the one before: %d", round, now, then)
+		}
+		if n := len(r.World.Live()); n != 1 {
+			t.Fatalf("round %d: there are %d sandboxes", round, n)
+		}
+		before = answers[0]
+	}
+}
+
 // TestPaused: what is paused counts as running, since the next call resumes it, is not listed, and
 // keeps its URL. A command is a use until its end, and is ended with the sandbox.
 func TestPaused(t *testing.T) {
