@@ -23,12 +23,13 @@ func (c *call) run(script string, most int) (string, error) {
 	return out.String(), nil
 }
 
-// infoScript asks what clients want to know, a name and a value a line. It starts no process but uname and id.
-const infoScript = `echo "home=$HOME"; echo "tz=$TZ"; echo "workspace=$(pwd)"
-set -- $(uname -s -r -m 2>/dev/null); echo "os=$1"; echo "version=$2"; echo "arch=$3"
-echo "user=$(id -un 2>/dev/null || id -u 2>/dev/null)"
+// infoScript asks what clients want to know, a name and a value a line. It starts no process but uname and id,
+// and no subshell, each of which is another one.
+const infoScript = `echo "home=$HOME"; echo "tz=$TZ"; printf 'workspace='; pwd
+printf 'system='; uname -s -r -m 2>/dev/null || echo
+printf 'user='; id -un 2>/dev/null || id -u 2>/dev/null || echo
 for t in python3 python pip3 pip uv node npm npx bash git curl wget jq rg find grep sed awk tar unzip make gcc; do
-	p=$(command -v "$t" 2>/dev/null) && echo "tool=$t $p"
+	printf 'tool=%s ' "$t"; command -v "$t" 2>/dev/null || echo
 done; :`
 
 type toolSpec struct {
@@ -93,6 +94,9 @@ func (c *call) sandbox() error {
 			continue
 		}
 		name, bin, _ := strings.Cut(value, " ")
+		if bin == "" { // it is not there
+			continue
+		}
 		switch spec := (toolSpec{Bin: &bin, Alias: []string{name}}); name {
 		case "python3", "python", "pip3", "pip", "uv":
 			rt.Python = append(rt.Python, spec)
@@ -102,7 +106,7 @@ func (c *call) sandbox() error {
 			utils.Tools = append(utils.Tools, tool{Name: name})
 		}
 	}
-	if values["os"] == "" && values["workspace"] == "" {
+	if values["system"] == "" && values["workspace"] == "" {
 		return sandboxer.E(sandboxer.Failed, nil, "the shell inside the sandbox says nothing of itself").WithHint("use an image with sh")
 	}
 	out.Detail.Utils = append(out.Detail.Utils, utils)
@@ -113,7 +117,10 @@ func (c *call) sandbox() error {
 		return s
 	}
 	out.HomeDir, out.Workspace = orElse(values["home"], "/"), values["workspace"]
-	sys.OS, sys.OSVersion, sys.Arch = orElse(values["os"], "Linux"), values["version"], values["arch"]
+	if f := strings.Fields(values["system"]); len(f) == 3 {
+		sys.OS, sys.OSVersion, sys.Arch = f[0], f[1], f[2]
+	}
+	sys.OS = orElse(sys.OS, "Linux")
 	sys.User, sys.HomeDir, sys.Workspace, sys.Timezone = values["user"], out.HomeDir, out.Workspace, orElse(values["tz"], "UTC")
 	return c.send(200, out)
 }
