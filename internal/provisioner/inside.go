@@ -46,6 +46,9 @@ func (b *boxRouter) route(id string, token sandboxer.Secret, rest string) edge.R
 		if err != nil {
 			return nil, sandboxer.Principal{}, nil, err
 		}
+		if err := b.p.m.AdmitRequest(in.Principal()); err != nil {
+			return nil, sandboxer.Principal{}, nil, err
+		}
 		v := &visit{Bearer: in, sb: sb, patience: b.p.patience}
 		if rest == "/v1/sandbox" { // whoever asks that asks again soon
 			v.patience = readyTime

@@ -492,6 +492,19 @@ func TestCreateAmidDelete(t *testing.T) {
 	}
 }
 
+// TestRequestsOfAURL: calls by the URL of a sandbox count for its tenant as those with a key do.
+func TestRequestsOfAURL(t *testing.T) {
+	r := newRig(t, Options{}, nil)
+	a := r.create(order1)
+	r.SetQuotas(sandboxer.Quotas{Tenants: map[string]sandboxer.Quota{"acme": {sandboxer.QuotaRequests: 1}}})
+	for i, want := range []int{http.StatusBadRequest, http.StatusTooManyRequests} {
+		if s := r.inside(a.SandboxURL); s != want {
+			t.Errorf("call %d: %d; want %d", i+1, s, want)
+		}
+	}
+	r.want(http.StatusTooManyRequests, "", "GET", "/api/sandboxes/"+alice, "")
+}
+
 // TestRaces: a hundred times the sandbox of one ID is deleted while others ask for it. Whoever gets another
 // than the one that is deleted gets the same, which is left alone, and answers.
 func TestRaces(t *testing.T) {
