@@ -22,7 +22,7 @@ func TestMeasure(t *testing.T) {
 		t.Skip("gVisor's images and control groups need root")
 	}
 	bin := t.TempDir()
-	build := exec.Command("go", "build", "-trimpath", "-o", bin, "../cmd/...")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", bin, "../cmd/...")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)

@@ -54,7 +54,7 @@ func newProduct(t *testing.T) (*product, *rig) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	build := exec.Command("go", "build", "-trimpath", "-o", dir+"/bin/", "github.com/sand-boxer/sandboxer/cmd/...") // of what make has compiled
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/bin/", "github.com/sand-boxer/sandboxer/cmd/...") // of what make has compiled
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)

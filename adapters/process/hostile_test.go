@@ -278,6 +278,7 @@ func openEvil(t *testing.T, start string, p sandboxer.Program) (*hostile, error)
 
 func (h *hostile) open(t *testing.T, start string, p sandboxer.Program) error {
 	p.Command = []string{cmp.Or(h.program, self(t)), "evil"}
+	p.Env = append(p.Env[:len(p.Env):len(p.Env)], "GORACE")
 	ext, err := process.Adapter.Open(context.WithoutCancel(t.Context()), sandboxer.Env{
 		Extension: "ext.evil", Owner: "o", Dir: h.dir, Program: p, Log: slog.New(slog.NewTextHandler(h.logs, nil)),
 		Config: func(secrets bool) (json.RawMessage, error) {

@@ -53,6 +53,8 @@ func TestMain(m *testing.M) {
 	case len(os.Args) == 3 && os.Args[1] == "holder":
 		os.Exit(holder(os.Args[2]))
 	}
+	// It spares the second that the race detector otherwise waits at the end of every process.
+	os.Setenv("GORACE", "atexit_sleep_ms=0")
 	goleak.VerifyTestMain(m)
 }
 
@@ -71,6 +73,7 @@ func openProgram(t testing.TB, dir, owner string, p sandboxer.Program, config ma
 	if config == nil {
 		config = map[string]any{}
 	}
+	p.Env = append(p.Env[:len(p.Env):len(p.Env)], "GORACE")
 	data, err := json.Marshal(config)
 	if err != nil {
 		t.Fatal(err)

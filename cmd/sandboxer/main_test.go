@@ -46,7 +46,7 @@ var built = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "sbx"); err != nil {
 		return "", err
 	}
-	build := exec.Command("go", "build", "-o", dir+"/", "github.com/sand-boxer/sandboxer/cmd/...")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "github.com/sand-boxer/sandboxer/cmd/...")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return dir, fmt.Errorf("go build: %w\n%s", err, out)

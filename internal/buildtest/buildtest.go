@@ -21,7 +21,7 @@ var programs struct {
 }
 
 // Program builds the program of the package pkg of this module ("cmd/sandboxer-agent"), or of one that
-// it needs ("gvisor.dev/gvisor/runsc"), static, once for all tests of a process, and returns its path. The process's TestMain calls Remove at its end.
+// it needs ("gvisor.dev/gvisor/runsc"), static and of what make has compiled, once for all tests of a process, and returns its path. The process's TestMain calls Remove at its end.
 func Program(t testing.TB, pkg string) string {
 	t.Helper()
 	programs.Lock()
@@ -40,7 +40,7 @@ func Program(t testing.TB, pkg string) string {
 		if first, _, _ := strings.Cut(pkg, "/"); strings.Contains(first, ".") {
 			full = pkg
 		}
-		build := exec.Command("go", "build", "-o", file, full)
+		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", file, full)
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, berr := build.CombinedOutput(); berr != nil {
 			err = fmt.Errorf("building %s: %w: %s", pkg, berr, out)

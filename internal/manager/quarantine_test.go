@@ -151,7 +151,7 @@ func TestDatabaseWentBack(t *testing.T) {
 // TestQuarantineWithoutStamp keeps what tells nothing of itself until somebody decides.
 func TestQuarantineWithoutStamp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, ticking)
+		r := newRig(t, func(s *setup) { s.opts.SweepEvery = 5 * time.Minute }) // there is a day to be swept
 		make := func(id string, generation int, s []byte) {
 			t.Helper()
 			if _, err := r.ext.Provision(t.Context(), sandboxer.Spec{ID: id, Generation: generation, Owner: "test", Stamp: s}); err != nil {
@@ -188,7 +188,7 @@ func TestQuarantineWithoutStamp(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		time.Sleep(time.Minute)
+		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		r.quarantine()
 		r.sound(0)

@@ -14,7 +14,7 @@ import (
 // and told, and adopted or dropped.
 func TestQuarantinedSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(s *setup) { ticking(s); s.opts.SnapshotStore = dirStore{s.dir} })
+		r := newRig(t, func(s *setup) { sweeping(s); s.opts.SnapshotStore = dirStore{s.dir} })
 		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour, Env: map[string]string{"TOKEN": "of the source"}})
 		rests := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
 		save := func(kind sandboxer.SnapshotKind) string {
@@ -138,7 +138,7 @@ func TestQuarantinedSnapshots(t *testing.T) {
 // TestQuarantinedSnapshotsAreDropped has an administrator drop what the database does not know.
 func TestQuarantinedSnapshotsAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(s *setup) { ticking(s); s.opts.SnapshotStore = dirStore{s.dir} })
+		r := newRig(t, func(s *setup) { sweeping(s); s.opts.SnapshotStore = dirStore{s.dir} })
 		sb := r.create(sandboxer.CreateRequest{TTL: 2 * time.Hour})
 		back := r.backUp()
 		var ids []string

@@ -15,6 +15,9 @@ import (
 
 func ticking(s *setup) { s.opts.SweepEvery = 5 * time.Second }
 
+// sweeping is ticking for tests of hours: a sweep takes milliseconds.
+func sweeping(s *setup) { s.opts.SweepEvery = 20 * time.Second }
+
 // TestExpiry wants the end at the very moment, between two ticks.
 func TestExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -29,7 +29,7 @@ func (d dull) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Han
 // them since keep their sandboxes for as long as they asked for.
 func TestWentBackKillsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(s *setup) { ticking(s); s.profiles[2].Idle = 8 * time.Minute })
+		r := newRig(t, func(s *setup) { sweeping(s); s.profiles[2].Idle = 8 * time.Minute })
 		if err := r.Grant(admin, sandboxer.DefaultTenant, sandboxer.Credit, "", ""); err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +96,7 @@ func TestWentBackKillsNobody(t *testing.T) {
 // TestWentBackWithoutCredit has a tenant not have what its extension costs.
 func TestWentBackWithoutCredit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, ticking)
+		r := newRig(t, sweeping)
 		grant := func(amount sandboxer.Credits, key string) {
 			if err := r.Grant(admin, sandboxer.DefaultTenant, amount, key, ""); err != nil {
 				t.Fatal(err)
@@ -127,7 +127,7 @@ func TestWentBackWithoutCredit(t *testing.T) {
 func TestWentBackWithoutFuse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(s *setup) {
-			ticking(s)
+			sweeping(s)
 			s.opts.SnapshotStore, s.profiles[0].MaxPaused = dirStore{s.dir}, 30*time.Minute
 			s.fake.Drop = []sandboxer.Capability{sandboxer.CanRenew}
 			s.wrap = func(e *fake.Extension) sandboxer.Extension { return dull{e} }
@@ -187,7 +187,7 @@ func TestWentBackWithoutFuse(t *testing.T) {
 // it is back.
 func TestWentBackAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, ticking)
+		r := newRig(t, sweeping)
 		sb := r.create(sandboxer.CreateRequest{TTL: 10 * time.Minute})
 		back := r.backUp()
 		if _, err := r.Extend(acme, sb.ID, Extend{TTL: time.Hour}); err != nil {
@@ -221,7 +221,7 @@ func TestWentBackClaimed(t *testing.T) {
 	for _, tells := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t, func(s *setup) {
-				ticking(s)
+				sweeping(s)
 				s.profiles[0].Pool = sandboxer.Pool{Size: 2}
 				if !tells {
 					s.fake.Drop = []sandboxer.Capability{sandboxer.CanDiscover}

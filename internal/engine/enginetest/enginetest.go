@@ -281,7 +281,7 @@ func BusyboxTar(t testing.TB) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	build := exec.Command("go", "build", "-o", echoer, "./internal/engine/enginetest/testdata/echo")
+	build := exec.Command("go", "build", "-trimpath", "-o", echoer, "./internal/engine/enginetest/testdata/echo")
 	build.Dir = root
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-var regenerate = flag.Bool("regenerate", false, "compare whole programs, which takes minutes (and is not for -race, under which gVisor's differ)")
+var regenerate = flag.Bool("regenerate", false, "compare whole programs (not for -race, under which gVisor's differ)")
 
 // TestCurrent: the programs in the repository are those of the gVisor in go.mod.
 // Stale ones would not be used, or worse, would be.

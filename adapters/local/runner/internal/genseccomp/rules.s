@@ -1,0 +1,1 @@
+// Lets Go declare a function without a body: rules, which is linked by its name.
