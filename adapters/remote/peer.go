@@ -72,14 +72,15 @@ const (
 	answerTime = 20 * time.Second
 )
 
-func openPeer(ctx context.Context, env sandboxer.Env, cfg Config) (_ *peer, err error) {
+// openPeer opens an extension that takes answers of at most so many bytes, but for what is passed on as it comes.
+func openPeer(ctx context.Context, env sandboxer.Env, cfg Config, most int64) (_ *peer, err error) {
 	p := &peer{cfg: cfg, env: env, name: shownURL(cfg.URL), oom: map[string]bool{}}
 	roots, err := authorities(cfg.CA)
 	if err != nil {
 		return nil, err
 	}
 	p.urls = reach{}.transport(roots)
-	opts := api.Options{Token: cfg.Token, RootCAs: roots, MaxAnswer: maxAnswer}
+	opts := api.Options{Token: cfg.Token, RootCAs: roots, MaxAnswer: most}
 	if !strings.HasPrefix(cfg.URL, "unix:") {
 		// The address stands in the file, so that it may be anywhere.
 		p.http = http.DefaultTransport.(*http.Transport).Clone()

@@ -114,7 +114,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
 	// A nil *site or *peer would be an Extension that is not nil.
 	if cfg.Kind == kindSandboxer {
-		p, err := openPeer(ctx, env, cfg)
+		p, err := openPeer(ctx, env, cfg, maxAnswer)
 		if err != nil {
 			return nil, err
 		}
