@@ -32,6 +32,22 @@ func (c *Client) Dial(ctx context.Context, ref string, port int) (net.Conn, erro
 	return &portConn{ws: conn, addr: portAddr(fmt.Sprintf("%s:%d", ref, port))}, nil
 }
 
+// AgentProtocol is the WebSocket subprotocol of a stream to the agent inside,
+// GET /v1/sandboxes/{id}/agent, whose messages are as those of PortProtocol.
+const AgentProtocol = "sandboxer.agent.v1"
+
+// DialAgent opens a stream to the agent inside the sandbox, on which the agent's wire is
+// spoken (docs/agent.md); it is as what Dial returns. Whoever has it may do everything
+// inside. Kinds: Unsupported when the extension has no agent in its sandboxes, Conflict when the
+// sandbox does not run.
+func (c *Client) DialAgent(ctx context.Context, ref string) (net.Conn, error) {
+	conn, err := c.upgrade(ctx, call{method: "GET", path: sandboxPath(ref) + "/agent"}, AgentProtocol)
+	if err != nil {
+		return nil, err
+	}
+	return &portConn{ws: conn, addr: portAddr(ref + ":agent")}, nil
+}
+
 type portAddr string
 
 func (portAddr) Network() string  { return "sandbox" }

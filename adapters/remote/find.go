@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
-	"fmt"
 	"iter"
 	"strconv"
 	"strings"
@@ -137,7 +136,7 @@ func ended(sb *api.Sandbox) bool {
 // failure says why a sandbox that ended did.
 func (p *peer) failure(sb *api.Sandbox) error {
 	if sb.Reason == sandboxer.ReasonFailed && sb.Fault != "" {
-		return p.fail(&sandboxer.Error{Kind: sb.Fault, Msg: cmp.Or(sb.Message, "the sandbox failed"), Hint: sb.Hint})
+		return p.fail(&sandboxer.Error{Kind: kindThere(sb.Fault), Msg: cmp.Or(sb.Message, "the sandbox failed"), Hint: sb.Hint})
 	}
 	return p.gone(sb)
 }
@@ -148,7 +147,7 @@ func (p *peer) gone(sb *api.Sandbox) error {
 	if sb.Reason == sandboxer.ReasonOOMKilled {
 		why = "it used more memory than its limit and was killed"
 	}
-	return sandboxer.E(sandboxer.NotFound, nil, "%s: sandbox %s is gone: %.1000s", p.name, sb.ID, why)
+	return sandboxer.E(sandboxer.NotFound, nil, "%s: sandbox %s is gone: %s", p.name, sb.ID, textThere(why))
 }
 
 // find returns the sandbox of h, the newest if it names no generation; one that has ended only where there is no other. Kind:
@@ -209,7 +208,7 @@ func (p *peer) live(ctx context.Context, owner, id string) iter.Seq2[api.Sandbox
 				yield(sb, err)
 				return
 			}
-			if s, ok := stampOf(&sb); !ok || !p.owns(s, owner) || id != "" && s.id != id {
+			if s, ok := stampOf(&sb); !ok || !p.owns(s, owner) || id != "" && s.id != id || sandboxer.CheckID(sb.ID) != nil {
 				continue
 			}
 			if !yield(sb, nil) {
@@ -319,7 +318,7 @@ func (p *peer) EstimateCost(ctx context.Context, spec sandboxer.Spec, duration t
 	if q.Amount < 0 || q.Setup < 0 || q.PerHour < 0 {
 		return nil, sandboxer.E(sandboxer.Unavailable, nil, "%s quotes a price that cannot be", p.name)
 	}
-	return &sandboxer.MeterQuote{Amount: q.Amount.Std(), Setup: q.Setup.Std(), PerHour: q.PerHour.Std(), Duration: duration, Detail: fmt.Sprintf("%s: %.200s", p.name, q.Detail)}, nil
+	return &sandboxer.MeterQuote{Amount: q.Amount.Std(), Setup: q.Setup.Std(), PerHour: q.PerHour.Std(), Duration: duration, Detail: p.name + ": " + textThere(q.Detail)}, nil
 }
 
 // Renew implements sandboxer.Renewer.

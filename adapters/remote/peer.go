@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
@@ -47,11 +48,17 @@ var _ interface {
 	sandboxer.Lister
 	sandboxer.Snapshotter
 	sandboxer.Quoter
+	sandboxer.Meter
 	sandboxer.Pauser
 	sandboxer.Renewer
 	sandboxer.CapacityReporter
 	sandboxer.StatsReader
 	sandboxer.Networker
+	sandboxer.Archiver
+	sandboxer.AgentDialer
+	sandboxer.ProcessManager
+	sandboxer.Watcher
+	sandboxer.Notifier
 	sandboxer.URLDialer
 	sandboxer.Narrower
 	io.Closer
@@ -65,14 +72,15 @@ const (
 	answerTime = 20 * time.Second
 )
 
-func openPeer(ctx context.Context, env sandboxer.Env, cfg Config) (_ *peer, err error) {
+// openPeer opens an extension that takes answers of at most so many bytes, but for what is passed on as it comes.
+func openPeer(ctx context.Context, env sandboxer.Env, cfg Config, most int64) (_ *peer, err error) {
 	p := &peer{cfg: cfg, env: env, name: shownURL(cfg.URL), oom: map[string]bool{}}
 	roots, err := authorities(cfg.CA)
 	if err != nil {
 		return nil, err
 	}
 	p.urls = reach{}.transport(roots)
-	opts := api.Options{Token: cfg.Token, RootCAs: roots, MaxAnswer: maxAnswer}
+	opts := api.Options{Token: cfg.Token, RootCAs: roots, MaxAnswer: most}
 	if !strings.HasPrefix(cfg.URL, "unix:") {
 		// The address stands in the file, so that it may be anywhere.
 		p.http = http.DefaultTransport.(*http.Transport).Clone()
@@ -104,8 +112,8 @@ func openPeer(ctx context.Context, env sandboxer.Env, cfg Config) (_ *peer, err 
 	if p.main, err = p.profile(ctx, cfg.Profile); err != nil {
 		return nil, away(err)
 	}
-	for c, is := range there {
-		if is && !slices.Contains(p.main.ext.Capabilities, c) {
+	for c, of := range there {
+		if !p.has(of) {
 			p.not = append(p.not, c)
 		}
 	}
@@ -113,13 +121,17 @@ func openPeer(ctx context.Context, env sandboxer.Env, cfg Config) (_ *peer, err 
 	return p, nil
 }
 
-// there are the capabilities of a peer, and whether the extension there has to have them: the others come of
-// its API alone.
-var there = map[sandboxer.Capability]bool{
-	sandboxer.CanExec: true, sandboxer.CanFiles: true, sandboxer.CanDial: true, sandboxer.CanSnapshot: true, sandboxer.CanPause: true,
-	sandboxer.CanStats: true, sandboxer.CanNetwork: true, sandboxer.CanCapacity: true,
-	sandboxer.CanProbe: false, sandboxer.CanDiscover: false, sandboxer.CanList: false, sandboxer.CanQuote: false, sandboxer.CanRenew: false,
+// there are the capabilities of a peer that the extension there has to have a capability for. The others come of its API
+// alone.
+var there = map[sandboxer.Capability]sandboxer.Capability{
+	sandboxer.CanExec: sandboxer.CanExec, sandboxer.CanFiles: sandboxer.CanFiles, sandboxer.CanDial: sandboxer.CanDial,
+	sandboxer.CanSnapshot: sandboxer.CanSnapshot, sandboxer.CanPause: sandboxer.CanPause, sandboxer.CanStats: sandboxer.CanStats,
+	sandboxer.CanNetwork: sandboxer.CanNetwork, sandboxer.CanCapacity: sandboxer.CanCapacity,
+	sandboxer.CanAgent: sandboxer.CanAgent, sandboxer.CanProcesses: sandboxer.CanAgent, sandboxer.CanWatch: sandboxer.CanAgent,
 }
+
+// has reports whether the extension there has a capability.
+func (p *peer) has(c sandboxer.Capability) bool { return slices.Contains(p.main.ext.Capabilities, c) }
 
 // shownURL is where the other installation is, for people.
 func shownURL(text string) string {
@@ -183,7 +195,7 @@ func (f profile) isolates(level sandboxer.Isolation) bool {
 }
 
 // fail turns an error of the other installation into ours: of the same kind, with where it is from. That our key is
-// not accepted is nothing that our caller could do something about.
+// not accepted is nothing that our caller could do something about, and a fault of theirs is none of ours.
 func (p *peer) fail(err error) error {
 	if err == nil {
 		return nil
@@ -192,10 +204,51 @@ func (p *peer) fail(err error) error {
 	if !errors.As(err, &e) {
 		return err
 	}
-	if e.Kind == sandboxer.Unauthenticated {
-		return sandboxer.E(sandboxer.Unavailable, err, "%s does not accept the API key of %s", p.name, p.env.Extension).WithHint("an operator gives it another: token in its configuration")
+	kind := e.Kind
+	if _, theirs := e.Err.(*api.Problem); theirs { // and not what was made of one here
+		kind = kindThere(kind)
 	}
-	return &sandboxer.Error{Kind: e.Kind, Msg: p.name + ": " + e.Msg, Hint: sandboxer.HintOf(err), RetryAfter: sandboxer.RetryAfterOf(err), Err: err}
+	out := &sandboxer.Error{Kind: kind, Msg: p.name + ": " + textThere(e.Msg), Hint: textThere(sandboxer.HintOf(err)), RetryAfter: min(sandboxer.RetryAfterOf(err), time.Hour), Err: err}
+	if kind == sandboxer.Unauthenticated {
+		out.Kind, out.Msg = sandboxer.Unavailable, p.name+" does not accept the API key of "+p.env.Extension
+		out.Hint = "an operator gives it another: token in its configuration"
+	}
+	return out
+}
+
+// kindThere is the kind of an error of the other installation here. What it does not know itself, or is its own affair, may work later.
+func kindThere(k sandboxer.Kind) sandboxer.Kind {
+	switch {
+	case k == sandboxer.Internal, k == sandboxer.Canceled, !slices.Contains(sandboxer.Kinds(), k):
+		return sandboxer.Unavailable
+	}
+	return k
+}
+
+// maxText bounds what is taken over of what the other installation says in words, in bytes.
+const maxText = 2000
+
+// textThere is what the other installation says in words, fit to be shown and kept.
+func textThere(s string) string {
+	long := len(s) > maxText
+	s = strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			return r
+		}
+		return '\uFFFD'
+	}, strings.ToValidUTF8(s[:min(len(s), maxText)], "\uFFFD"))
+	if long {
+		s += "…"
+	}
+	return s
+}
+
+// textsThere are the first of a list of such.
+func textsThere(all []string) (out []string) {
+	for _, s := range all[:min(len(all), 100)] {
+		out = append(out, textThere(s))
+	}
+	return out
 }
 
 // Admit implements sandboxer.Admitter. With a key that may not do everything, the other installation judges what we ask
@@ -239,11 +292,11 @@ func (p *peer) request(ctx context.Context, spec sandboxer.Spec) (api.CreateSand
 	}
 	switch {
 	case len(spec.Mounts) > 0:
-		return none, refuse("cannot mount directories of this machine in sandboxes of another installation").WithHint("leave the mounts out")
+		return none, refuse("cannot mount directories of this machine in sandboxes of another installation, where their paths mean something else or nothing").WithHint("leave the mounts out, and bring files in; or give the profile there the mounts")
 	case spec.Workspace != "":
 		return none, refuse("cannot choose the workspace: the profile of the other installation says where it is").WithHint("leave the workspace out")
 	case spec.Warm:
-		return none, refuse("keeps no sandboxes ready: the other installation can").WithHint("give the profile there a pool")
+		return none, refuse("keeps no sandboxes ready: the API of the other installation cannot give to somebody what is there already").WithHint("leave the pool out of the profile")
 	case spec.Inputs[inputURL] != "" || spec.Inputs[inputBase] != "":
 		return none, sandboxer.E(sandboxer.Invalid, nil, "the inputs url and base are for extensions of kind url")
 	}
@@ -272,7 +325,7 @@ func (p *peer) request(ctx context.Context, spec sandboxer.Spec) (api.CreateSand
 		Command: spec.Command, Image: spec.Image, User: spec.User, Host: spec.Host,
 	}
 	// What the profile there would give beyond is taken away. One whose extension cannot filter says nothing of it.
-	if m := main.Network.Mode; spec.Network.Mode != "" || m != "" && m != sandboxer.NetworkNone {
+	if m := main.Network.Mode; spec.Network.Mode != "" || len(spec.Network.Allow) > 0 || m != "" && m != sandboxer.NetworkNone {
 		n := spec.Network
 		n.Mode = cmp.Or(n.Mode, sandboxer.NetworkNone)
 		req.Network = &n
@@ -330,8 +383,8 @@ func (p *peer) Provision(ctx context.Context, spec sandboxer.Spec) (sandboxer.Ha
 
 // made returns the handle of sb once it is what spec wants, and runs.
 func (p *peer) made(ctx context.Context, sb *api.Sandbox, spec sandboxer.Spec) (sandboxer.Handle, error) {
-	if s, ok := stampOf(sb); !ok || !p.owns(s, p.env.Owner) || s.id != spec.ID || s.generation != spec.Generation {
-		return sandboxer.Handle{}, sandboxer.E(sandboxer.Conflict, nil, "%s has a sandbox %s that is not ours", p.name, sb.ID).WithHint("an operator there destroys it, or %s takes another ID", spec.ID)
+	if s, ok := stampOf(sb); !ok || sandboxer.CheckID(sb.ID) != nil || !p.owns(s, p.env.Owner) || s.id != spec.ID || s.generation != spec.Generation {
+		return sandboxer.Handle{}, sandboxer.E(sandboxer.Conflict, nil, "%s has a sandbox %.60q that is not ours", p.name, sb.ID).WithHint("an operator there destroys it, or %s takes another ID", spec.ID)
 	}
 	sb, err := p.settled(ctx, sb)
 	if err == nil && ended(sb) {
@@ -356,7 +409,9 @@ func (p *peer) settled(ctx context.Context, sb *api.Sandbox) (*api.Sandbox, erro
 				return
 			}
 			if ev.Progress != nil {
-				sandboxer.ReportProgress(ctx, *ev.Progress)
+				at := *ev.Progress
+				at.Step = textThere(at.Step)
+				sandboxer.ReportProgress(ctx, at)
 			}
 		}
 	})
@@ -379,9 +434,12 @@ func (p *peer) WaitReady(ctx context.Context, h sandboxer.Handle) (sandboxer.Rea
 	if err != nil {
 		return none, err
 	}
-	r := sandboxer.Reachability{Host: p.name, RemoteDir: sb.Reachability.RemoteDir, URL: sb.Reachability.URL, Extra: map[string]string{"remote_sandbox": sb.ID}}
+	r := sandboxer.Reachability{Host: p.name, Extra: map[string]string{"remote_sandbox": sb.ID}}
+	if at := sb.Reachability; len(at.URL) <= maxURL && len(at.RemoteDir) <= maxURL { // else it is nowhere
+		r.URL, r.RemoteDir = at.URL, at.RemoteDir
+	}
 	if changed := sb.Reachability.Extra[sandboxer.ExtraChanged]; changed != "" {
-		r.Extra[sandboxer.ExtraChanged] = changed
+		r.Extra[sandboxer.ExtraChanged] = textThere(changed)
 	}
 	return r, nil
 }
@@ -407,7 +465,7 @@ func (p *peer) Teardown(ctx context.Context, h sandboxer.Handle) (sandboxer.Clea
 		}
 		r.Removed = append(r.Removed, p.name+"/"+sb.ID)
 		if gone.Cleanup != nil {
-			r.Kept, r.Warnings = append(r.Kept, gone.Cleanup.Kept...), append(r.Warnings, gone.Cleanup.Warnings...)
+			r.Kept, r.Warnings = append(r.Kept, textsThere(gone.Cleanup.Kept)...), append(r.Warnings, textsThere(gone.Cleanup.Warnings)...)
 		}
 	}
 	if found > 0 || h.Generation == 0 {

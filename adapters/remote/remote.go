@@ -101,7 +101,8 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 	Isolation: sandboxer.Isolations(),
 	Pricing:   sandboxer.PricingModels(),
 	Capabilities: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanDial, sandboxer.CanProbe, sandboxer.CanDiscover,
-		sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork},
+		sandboxer.CanList, sandboxer.CanSnapshot, sandboxer.CanQuote, sandboxer.CanMeter, sandboxer.CanPause, sandboxer.CanRenew, sandboxer.CanCapacity, sandboxer.CanStats, sandboxer.CanNetwork,
+		sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch, sandboxer.CanNotify},
 	Inputs: []sandboxer.Input{
 		{Name: inputBase, Help: "kinds url and aio: name of the base to take; without it the first that is free"},
 		{Name: inputURL, Restricted: true, Help: "kinds url and aio: the URL that the sandbox is; below `allow` anybody may name one"},
@@ -113,7 +114,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
 	// A nil *site or *peer would be an Extension that is not nil.
 	if cfg.Kind == kindSandboxer {
-		p, err := openPeer(ctx, env, cfg)
+		p, err := openPeer(ctx, env, cfg, maxAnswer)
 		if err != nil {
 			return nil, err
 		}

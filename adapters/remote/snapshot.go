@@ -182,7 +182,7 @@ func (p *peer) Snapshot(ctx context.Context, h sandboxer.Handle, id string) (sav
 	case err != nil:
 		return none, err
 	case s.State != sandboxer.SnapshotSealed:
-		return none, sandboxer.E(sandboxer.Unavailable, nil, "%s: the snapshot is %s: %.1000s", p.name, s.State, s.LastError)
+		return none, sandboxer.E(sandboxer.Unavailable, nil, "%s: the snapshot is not sealed: %s", p.name, textThere(s.LastError))
 	}
 	return receipt(s, id, sb), nil
 }
@@ -239,7 +239,7 @@ func (p *peer) DropSnapshot(ctx context.Context, s sandboxer.Snapshot) error {
 	case err != nil:
 		return err
 	case found.LastError != "":
-		return sandboxer.E(sandboxer.Unavailable, nil, "%s: the snapshot is not gone yet: %.1000s", p.name, found.LastError)
+		return sandboxer.E(sandboxer.Unavailable, nil, "%s: the snapshot is not gone yet: %s", p.name, textThere(found.LastError))
 	}
 	return nil
 }

@@ -252,6 +252,8 @@ func (o operation) upgrade() []string {
 		protocol = api.ExecProtocol
 	case "connectPort":
 		protocol = api.PortProtocol
+	case "connectAgent":
+		protocol = api.AgentProtocol
 	default:
 		return nil
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
 	"github.com/sand-boxer/sandboxer/internal/edge"
+	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
 type inPort struct {
@@ -33,10 +34,51 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 		defer cancel(nil)
 		return nil, edge.StreamError(sctx, err)
 	}
+	return s.connected(ctx, sctx, cancel, c, api.PortProtocol, func() {}), nil
+}
+
+// connectAgent leads to the agent inside, as connectPort does to a port.
+func (s *Server) connectAgent(ctx context.Context, in *InRef) (*huma.StreamResponse, error) {
+	if err := wantsStream(ctx, api.AgentProtocol, "what it is for: docs/agent.md"); err != nil {
+		return nil, err
+	}
+	sctx, cancel := edge.Stream(ctx)
+	v, err := s.m.VisitAgent(sctx, in.ID)
+	if err != nil {
+		defer cancel(nil)
+		return nil, edge.StreamError(sctx, err)
+	}
+	c, err := v.Dial(sctx)
+	if err != nil {
+		defer cancel(nil)
+		v.End()
+		return nil, edge.StreamError(sctx, err)
+	}
+	return s.connected(ctx, sctx, cancel, &visiting{Conn: c, visit: v, cancel: cancel}, api.AgentProtocol, v.End), nil
+}
+
+// visiting is a connection to an agent. When its visit has to end, that is why the stream does.
+type visiting struct {
+	net.Conn
+	visit  *manager.AgentVisit
+	cancel context.CancelCauseFunc
+}
+
+func (c *visiting) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil && c.visit.Context().Err() != nil {
+		c.cancel(context.Cause(c.visit.Context()))
+	}
+	return n, err
+}
+
+// connected relays between c and the client, in sctx, until either is at its end; then it calls end.
+func (s *Server) connected(ctx, sctx context.Context, cancel context.CancelCauseFunc, c net.Conn, protocol string, end func()) *huma.StreamResponse {
 	return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {
 		defer cancel(nil)
+		defer end()
 		defer c.Close()
-		ws := accept(w, r, api.PortProtocol)
+		ws := accept(w, r, protocol)
 		if ws == nil {
 			return
 		}
@@ -59,7 +101,7 @@ func (s *Server) connectPort(ctx context.Context, in *inPort) (*huma.StreamRespo
 			status, why = websocket.StatusPolicyViolation, e.Msg[:min(len(e.Msg), 120)]
 		}
 		ws.Close(status, why)
-	}), nil
+	})
 }
 
 // relay copies both ways until both directions ended or one broke.

@@ -96,6 +96,11 @@ func (s *Server) routes() {
 	o.Description += " WebSocket subprotocol `" + api.PortProtocol + "`: binary messages are bytes, an empty one ends its direction."
 	route(s, o, s.connectPort)
 
+	o = op("connectAgent", "GET", "/v1/sandboxes/{id}/agent", write, "agent", "Open a byte stream to the agent inside")
+	o.DefaultStatus = http.StatusSwitchingProtocols
+	o.Description += " WebSocket subprotocol `" + api.AgentProtocol + "`: as the stream to a port, with the agent's wire on it. Only for extensions with the capability agent."
+	route(s, o, s.connectAgent)
+
 	o = op("sandboxEvents", "GET", "/v1/sandboxes/{id}/events", read, "events", "The history of a sandbox, or its events as they happen")
 	route(s, s.describeEvents(o), s.sandboxEvents)
 	o = op("events", "GET", "/v1/events", read, "events", "The history of every sandbox, or events as they happen")

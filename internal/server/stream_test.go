@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -34,6 +35,7 @@ type scripted struct {
 	exec func(ctx context.Context, cmd sandboxer.Cmd) (sandboxer.Exit, error)
 	dial func(ctx context.Context) (net.Conn, error)
 	read func() (io.ReadCloser, error)
+	wire func(ctx context.Context) (net.Conn, error) // to the agent
 }
 
 func (x *scripted) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
@@ -55,6 +57,17 @@ func (x *scripted) ReadFile(ctx context.Context, h sandboxer.Handle, name string
 		return x.Extension.ReadFile(ctx, h, name)
 	}
 	return x.read()
+}
+
+func (x *scripted) DialAgent(ctx context.Context, h sandboxer.Handle) (net.Conn, error) {
+	if x.wire == nil {
+		return x.Extension.DialAgent(ctx, h)
+	}
+	return x.wire(ctx)
+}
+
+func (x *scripted) Without() []sandboxer.Capability {
+	return slices.DeleteFunc(x.Extension.Without(), func(c sandboxer.Capability) bool { return x.wire != nil && c == sandboxer.CanAgent })
 }
 
 // scripts has a rig use x in place of the fake.
@@ -112,20 +125,67 @@ func TestSilentClients(t *testing.T) {
 		silent(t, m, "/v1/sandboxes/sb/exec", api.ExecProtocol, []byte(`{"args":["x"]}`))
 		within(t, 10*time.Second, "the end of the command", ended)
 	})
-	t.Run("port", func(t *testing.T) {
-		ended := make(chan struct{})
-		m := &scripted{dial: func(context.Context) (net.Conn, error) {
-			here, there := net.Pipe()
-			go func() {
-				defer close(ended)
-				io.Copy(io.Discard, there)
-				there.Close()
-			}()
-			return here, nil
-		}}
-		silent(t, m, "/v1/sandboxes/sb/ports/80/connect", api.PortProtocol, nil)
-		within(t, 10*time.Second, "the end of the connection", ended)
-	})
+	for what, path := range map[string]string{api.PortProtocol: "/ports/80/connect", api.AgentProtocol: "/agent"} {
+		t.Run(what, func(t *testing.T) {
+			ended := make(chan struct{})
+			dial := func(context.Context) (net.Conn, error) {
+				here, there := net.Pipe()
+				go func() {
+					defer close(ended)
+					io.Copy(io.Discard, there)
+					there.Close()
+				}()
+				return here, nil
+			}
+			silent(t, &scripted{dial: dial, wire: dial}, "/v1/sandboxes/sb"+path, what, nil)
+			within(t, 10*time.Second, "the end of the connection", ended)
+		})
+	}
+}
+
+// TestAgentStream: the stream to the agent carries bytes both ways, ends with a pause, and says why; a key that only looks gets none.
+func TestAgentStream(t *testing.T) {
+	x := &scripted{wire: func(context.Context) (net.Conn, error) {
+		here, there := net.Pipe()
+		go func() {
+			defer there.Close()
+			_, _ = io.Copy(there, there)
+		}()
+		return here, nil
+	}}
+	r := newRig(t, scripts(x))
+	_, c := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
+	_, reader := r.key("acme", sandboxer.ScopeRead)
+	r.create(c, api.CreateSandbox{Name: "sb"})
+	if _, err := reader.DialAgent(t.Context(), "sb"); sandboxer.KindOf(err) != sandboxer.Denied {
+		t.Errorf("with a key that only looks: %v; want denied", err)
+	}
+	conn, err := c.DialAgent(t.Context(), "sb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(edgetest.Patience))
+	b := make([]byte, 4)
+	if _, err := io.WriteString(conn, "ping"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(conn, b); err != nil || string(b) != "ping" {
+		t.Fatalf("%q came back, %v", b, err)
+	}
+	if _, err := c.Pause(t.Context(), "sb", api.PauseSandbox{Depth: sandboxer.PauseFreeze}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(b); err == nil || err == io.EOF || !strings.Contains(err.Error(), "stopped running") {
+		t.Errorf("after a pause the stream ends with %v; want why", err)
+	}
+	if _, err := c.DialAgent(t.Context(), "sb"); sandboxer.KindOf(err) != sandboxer.Conflict {
+		t.Errorf("of what is paused: %v; want conflict", err)
+	}
+	plain := serveUnix(t, &scripted{})
+	if _, err := plain.DialAgent(t.Context(), "sb"); sandboxer.KindOf(err) != sandboxer.Unsupported {
+		t.Errorf("without an agent: %v; want unsupported", err)
+	}
 }
 
 func within(t testing.TB, d time.Duration, what string, done <-chan struct{}) {
