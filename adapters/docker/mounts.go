@@ -102,15 +102,12 @@ func (h *host) unseen(err error) error {
 
 // mountable refuses, as Unsupported, an engine that does not see what the server mounts, or whose containers have other
 // owners of files than this machine. One in a mount namespace of its own, behind a socket that systemd listens at, is not known
-// before it is to mount something (unseen).
+// before it is to mount something (unseen, haveMounts).
 func (e *extension) mountable(ctx context.Context, h *host, info engine.Info) error {
 	if err := e.isHere(h); err != nil {
 		return err
 	}
 	cannot := func(why string) error { return h.cannotMount(nil, why) }
-	if info.Podman {
-		return cannot("it is Podman's, which makes a source that it does not see")
-	}
 	for _, o := range info.SecurityOptions {
 		switch {
 		case strings.Contains(o, "name=rootless"):
@@ -134,6 +131,36 @@ func (e *extension) mountable(ctx context.Context, h *host, info engine.Info) er
 	}
 	if !sees {
 		return cannot(apart)
+	}
+	return nil
+}
+
+// haveMounts refuses, as Unsupported, a container that has started and does not have what was shown: Podman makes a directory where there
+// is no source that it sees, and settings of its own may give containers other owners of files. Nothing of the image has run yet.
+func (e *extension) haveMounts(ctx context.Context, b *box, sources []*mounts.Source) error {
+	c, err := b.host.api.InspectContainer(ctx, b.container)
+	if err != nil {
+		return err
+	}
+	p, err := b.host.here(c)
+	if errors.Is(err, errElsewhere) {
+		return b.host.cannotMount(err, "its containers' processes are not on this machine")
+	}
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "it cannot be told what sandbox %s has mounted", b.id)
+	}
+	defer p.Close()
+	for _, s := range sources {
+		has, err := s.In(p.pid)
+		if err == nil {
+			err = p.alive() // so it was that one's
+		}
+		if err != nil {
+			return sandboxer.E(sandboxer.Unavailable, err, "it cannot be told whether sandbox %s has %s mounted", b.id, s.Mount.Source)
+		}
+		if !has {
+			return b.host.cannotMount(nil, apart+"; or it maps user IDs")
+		}
 	}
 	return nil
 }

@@ -101,7 +101,7 @@ func TestMountsElsewhere(t *testing.T) {
 	e.env.Dir = t.TempDir()
 	wantKind(t, e.Check(t.Context(), spec), sandboxer.Unsupported, "far", "another machine", "repo")
 	h := &host{name: "here", socket: "/nowhere/engine.sock"}
-	for words, info := range map[string]engine.Info{"Podman": {Podman: true}, "rootless": {SecurityOptions: []string{"name=seccomp,profile=builtin", "name=rootless"}}, "userns-remap": {SecurityOptions: []string{"name=userns"}}} {
+	for words, info := range map[string]engine.Info{"rootless": {SecurityOptions: []string{"name=seccomp,profile=builtin", "name=rootless"}}, "userns-remap": {SecurityOptions: []string{"name=userns"}}} {
 		err := e.mountable(t.Context(), h, info)
 		wantKind(t, err, sandboxer.Unsupported, words)
 		if !strings.Contains(sandboxer.HintOf(err), "repo") {
@@ -113,7 +113,12 @@ func TestMountsElsewhere(t *testing.T) {
 
 // TestMountsUnseen: an engine whose socket is somebody else's, and which does not see what is shown to it, is told from one that fails.
 func TestMountsUnseen(t *testing.T) {
-	en := engines["docker"](t)
+	for name, start := range engines {
+		t.Run(name, func(t *testing.T) { mountsUnseen(t, start(t)) })
+	}
+}
+
+func mountsUnseen(t *testing.T, en testEngine) {
 	o := en.options(t, "unseen")
 	place := filepath.Join(o.dir, "mount", key("unseen", 1))
 	shown := false

@@ -472,6 +472,9 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 		}
 		err = h.api.ContainerCall(ctx, b.container, "start")
 	}
+	if err == nil && info.Podman && len(sources) > 0 {
+		err = e.haveMounts(ctx, b, sources)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -53,5 +53,8 @@ func Show(string, []*Source, uint32, uint32) error { return errOther }
 // Hide finds nothing.
 func Hide(string) error { return nil }
 
+// In finds nothing.
+func (s *Source) In(int) (bool, error) { return false, errOther }
+
 // Peer refuses.
 func Peer(int) (bool, error) { return false, errOther }

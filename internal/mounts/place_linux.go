@@ -85,7 +85,7 @@ func show(at string, s *Source, uid, gid uint32) error {
 }
 
 // Hide takes away what Show has made; whoever uses it keeps it. That nothing is there is success. Sources
-// are left alone: nothing but an empty directory is removed.
+// are left alone: nothing but empty directories are removed, that of the place and what an engine that did not see what is shown has made there.
 func Hide(place string) error {
 	if _, err := os.Lstat(place); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -97,6 +97,15 @@ func Hide(place string) error {
 		}
 		if err != nil {
 			return os.NewSyscallError("umount", err)
+		}
+	}
+	made, err := os.ReadDir(place)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, d := range made {
+		if err := unix.Rmdir(filepath.Join(place, d.Name())); err != nil {
+			return os.NewSyscallError("rmdir", err)
 		}
 	}
 	if err := unix.Rmdir(place); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -153,6 +162,33 @@ func (s *Source) Holds(rel string, target sandboxer.Mount, isDir bool) error {
 		return refuse(err, "it cannot be looked at")
 	}
 	return Fits(target, isDir, st.Mode&unix.S_IFMT == unix.S_IFDIR, st.Mode&unix.S_IFMT == unix.S_IFLNK)
+}
+
+// In reports whether a running process has s at its target, with the owners that this process sees.
+func (s *Source) In(pid int) (bool, error) {
+	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/user", pid))
+	if err != nil {
+		return false, err
+	}
+	if ours, err := os.Readlink("/proc/self/ns/user"); err != nil || ours != theirs {
+		return false, err
+	}
+	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false, os.NewSyscallError("open", err)
+	}
+	defer unix.Close(root)
+	fd, err := openBeneath(root, strings.TrimPrefix(s.Mount.Target, "/"), unix.O_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, os.NewSyscallError("openat2", err)
+	}
+	defer unix.Close(fd)
+	there, err := inodeOf(fd)
+	here, herr := inodeOf(int(s.fd.Fd()))
+	return there == here, errors.Join(err, herr)
 }
 
 // Inside returns target's way below what s is shown at.

@@ -79,6 +79,49 @@ func TestPlace(t *testing.T) {
 	}
 }
 
+// TestIn: what a process has at a target is told from anything else, and from the same where owners are others.
+func TestIn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, other := filepath.Join(dir, "src"), filepath.Join(dir, "other")
+	if err := errors.Join(os.Mkdir(src, 0o700), os.Mkdir(other, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	pids := map[string]int{"ours": os.Getpid()}
+	for name, flags := range map[string]uintptr{"another": 0, "mapped": unix.CLONE_NEWUSER} {
+		cmd := exec.Command("cat")
+		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100_000, Size: 65_536}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
+		if flags != 0 {
+			cmd.SysProcAttr.UidMappings, cmd.SysProcAttr.GidMappings = ids, ids
+		}
+		in, err := cmd.StdinPipe()
+		if err := errors.Join(err, cmd.Start()); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { in.Close(); _ = cmd.Wait() }()
+		pids[name] = cmd.Process.Pid
+	}
+	o := Opener{Extension: "ext.test"}
+	for target, is := range map[string]bool{src: true, other: false, src + "/none": false} {
+		sources, err := o.Open(sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: src, Target: target}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer Close(sources)
+		for name, pid := range pids {
+			if in, err := sources[0].In(pid); err != nil || in != (is && name != "mapped") {
+				t.Errorf("%s of %s: %t, %v", target, name, in, err)
+			}
+		}
+	}
+}
+
 // TestPeer: who listens in another mount namespace does not see our mounts.
 func TestPeer(t *testing.T) {
 	const variable = "SANDBOXER_TEST_LISTEN"
