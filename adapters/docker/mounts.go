@@ -108,13 +108,11 @@ func (e *extension) mountable(ctx context.Context, h *host, info engine.Info) er
 		return err
 	}
 	cannot := func(why string) error { return h.cannotMount(nil, why) }
-	for _, o := range info.SecurityOptions {
-		switch {
-		case strings.Contains(o, "name=rootless"):
-			return cannot("it runs without root (rootless)")
-		case strings.Contains(o, "name=userns"):
-			return cannot("it maps user IDs (userns-remap)")
-		}
+	switch {
+	case info.Rootless:
+		return cannot("it runs without root (rootless)")
+	case info.Remaps():
+		return cannot("it maps user IDs (userns-remap)")
 	}
 	conn, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "unix", h.socket)
 	if err != nil {

@@ -101,7 +101,7 @@ func TestMountsElsewhere(t *testing.T) {
 	e.env.Dir = t.TempDir()
 	wantKind(t, e.Check(t.Context(), spec), sandboxer.Unsupported, "far", "another machine", "repo")
 	h := &host{name: "here", socket: "/nowhere/engine.sock"}
-	for words, info := range map[string]engine.Info{"rootless": {SecurityOptions: []string{"name=seccomp,profile=builtin", "name=rootless"}}, "userns-remap": {SecurityOptions: []string{"name=userns"}}} {
+	for words, info := range map[string]engine.Info{"rootless": {Rootless: true}, "userns-remap": {SecurityOptions: []string{"name=seccomp,profile=builtin", "name=userns"}}} {
 		err := e.mountable(t.Context(), h, info)
 		wantKind(t, err, sandboxer.Unsupported, words)
 		if !strings.Contains(sandboxer.HintOf(err), "repo") {
@@ -109,6 +109,45 @@ func TestMountsElsewhere(t *testing.T) {
 		}
 	}
 	wantKind(t, e.mountable(t.Context(), h, engine.Info{}), sandboxer.Unavailable, "here")
+}
+
+// TestMountsByOthers: engines whose containers have other owners of files than this machine are known before anything is made.
+func TestMountsByOthers(t *testing.T) {
+	for name, tt := range map[string]struct {
+		start func(testing.TB) string
+		words string
+	}{
+		"userns-remap": {enginetest.Remapping, "it maps user IDs (userns-remap)"}, "rootless": {enginetest.Rootless, "it runs without root (rootless)"},
+		"rootless podman": {enginetest.RootlessPodman, "it runs without root (rootless)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := testEngine{tt.start(t), "engine:none"}.options(t, "others")
+			e := o.opened(t)
+			spec := order("others", o, func(s *sandboxer.Spec) {
+				s.Vouched = append(s.Vouched, sandboxer.RestrictedMounts)
+				s.Mounts = []sandboxer.Mount{{Source: t.TempDir(), Target: "/mnt/d"}}
+			})
+			h := e.hosts["one"]
+			info, err := h.look(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = e.mountable(t.Context(), h, info)
+			wantKind(t, err, sandboxer.Unsupported, "one", tt.words)
+			if !strings.Contains(sandboxer.HintOf(err), "repo") {
+				t.Errorf("%v has the hint %q", err, sandboxer.HintOf(err))
+			}
+			if !info.MemoryLimit || !info.PidsLimit { // as one without rights may be
+				tt.words = "cannot limit"
+			}
+			_, err = e.Place(t.Context(), spec, nil)
+			wantKind(t, err, sandboxer.Unsupported, "one", tt.words)
+			_, err = e.Provision(t.Context(), spec)
+			wantKind(t, err, sandboxer.Unsupported, "one", tt.words)
+			nothingLeft(t, o)
+		})
+	}
 }
 
 // TestMountsUnseen: an engine whose socket is somebody else's, and which does not see what is shown to it, is told from one that fails.
