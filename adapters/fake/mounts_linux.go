@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -59,7 +58,7 @@ func (o *Object) mounted(opener mounts.Opener) error {
 		}
 	}
 	var ns *os.File
-	if err := onThread(func() (err error) { ns, err = b.make(sources); return err }); err != nil {
+	if err := mounts.OnThread(func() (err error) { ns, err = b.make(sources); return err }); err != nil {
 		return err
 	}
 	var st unix.Stat_t
@@ -95,7 +94,7 @@ func (o Object) within(f func() error) error {
 	if o.Mounts == nil {
 		return f()
 	}
-	return onThread(func() error {
+	return mounts.OnThread(func() error {
 		ns, err := os.Open(o.Mounts.Path)
 		if err == nil {
 			defer ns.Close()
@@ -123,29 +122,11 @@ func (n *Namespace) enter(fd int) error {
 	if err := unix.Setns(fd, unix.CLONE_NEWNS); err != nil {
 		return os.NewSyscallError("setns", err)
 	}
-	return os.NewSyscallError("prctl", unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_ADMIN, 0, 0, 0))
+	return dropAdmin()
 }
 
-// onThread calls f on a thread that ends with it, and with what f has made of it.
-func onThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The first thread does not end with its goroutine, and stands for the whole
-			// process in /proc/self: it is held while another one does this.
-			other := make(chan error, 1)
-			go func() {
-				runtime.LockOSThread()
-				other <- f()
-			}()
-			done <- <-other
-			runtime.UnlockOSThread()
-			return
-		}
-		done <- f()
-	}()
-	return <-done
+func dropAdmin() error {
+	return os.NewSyscallError("prctl", unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_SYS_ADMIN, 0, 0, 0))
 }
 
 // A mounting is a namespace that is made.
@@ -188,6 +169,10 @@ func (b *mounting) make(sources []*mounts.Source) (*os.File, error) {
 				err = b.mount(s, sources[:i], dir, &b.trees[2*i+j])
 			}
 		}
+	}
+	if err == nil && dropAdmin() != nil { // as whoever enters it has to
+		err = sandboxer.E(sandboxer.Unsupported, nil, "the fake mounts nothing here: the server may not take away what lets root change mounts").
+			WithHint("give a directory as the repo input: it is copied")
 	}
 	if err != nil {
 		ns.Close()
