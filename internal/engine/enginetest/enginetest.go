@@ -219,7 +219,9 @@ func RootlessPodman(t testing.TB) string {
 cat >/dev/null
 trap '' TERM
 kill 0
-wait`)
+wait
+p=$(find "$HOME" -name pause.pid -exec cat {} +) # which holds its namespaces, in a session of its own
+[ -z "$p" ] || kill "$p"`)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_RUNTIME_DIR="+dir, "CONTAINERS_CONF="+dir+"/containers.conf", "CONTAINERS_STORAGE_CONF="+dir+"/storage.conf")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
