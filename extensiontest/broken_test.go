@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +27,7 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // The suite is only worth something if it fails on what is wrong. Each mutant is a
@@ -317,6 +319,35 @@ func handleAs(b *broken, change func(sandboxer.Spec, *sandboxer.Handle)) {
 	}
 }
 
+// mountAs breaks one aspect of each mount that there is to be; one without a source is left out.
+func mountAs(b *broken, change func(sandboxer.Spec, *sandboxer.Mount)) {
+	provisionAs(b, func(s *sandboxer.Spec) {
+		list := slices.Clone(s.Mounts)
+		for i := range list {
+			change(*s, &list[i])
+		}
+		s.Mounts = slices.DeleteFunc(list, func(m sandboxer.Mount) bool { return m.Source == "" })
+	})
+}
+
+// asOperator has mounts be made as change says, whoever asks for them.
+func asOperator(b *broken, change func(sandboxer.Spec, *sandboxer.Mount)) {
+	b.admit = func(sandboxer.Spec, string) error { return nil }
+	mountAs(b, change)
+	changed := b.provision
+	b.provision = func(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
+		s.Vouched = append(slices.Clone(s.Vouched), sandboxer.RestrictedMounts)
+		return changed(ctx, s)
+	}
+}
+
+// followed is where the source of a mount leads.
+func followed(m *sandboxer.Mount) {
+	if real, err := filepath.EvalSymlinks(m.Source); err == nil {
+		m.Source = real
+	}
+}
+
 var mutants = []struct {
 	name   string
 	fails  string // the subtest that must fail
@@ -411,6 +442,116 @@ var mutants = []struct {
 		b.notify = func(ctx context.Context, _ string) (iter.Seq2[string, error], error) {
 			return func(yield func(string, error) bool) { <-ctx.Done(); yield("", ctx.Err()) }, nil
 		}
+	}},
+	{"mounts are left out", "mounts/are refused", func(b *broken, _ *fake.World) {
+		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) { m.Source = "" })
+	}},
+	{"mounts are copies", "mounts/are seen from both sides", func(b *broken, w *fake.World) {
+		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) {
+			if dir, err := os.MkdirTemp(filepath.Dir(m.Source), "copy"); err == nil && os.CopyFS(dir, os.DirFS(m.Source)) == nil {
+				m.Source = dir
+			}
+		})
+	}},
+	{"a teardown takes what was mounted along", "mounts/are seen from both sides", func(b *broken, _ *fake.World) {
+		var source string
+		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) { source = m.Source })
+		b.teardown = func(ctx context.Context, h sandboxer.Handle) (sandboxer.CleanupReport, error) {
+			_ = os.RemoveAll(filepath.Join(source, "g"))
+			return b.Extension.Teardown(ctx, h)
+		}
+	}},
+	{"mounts belong to root", "mounts/belong to the user", func(b *broken, _ *fake.World) {
+		provisionAs(b, func(s *sandboxer.Spec) { s.User = "0" })
+		execAs(b, func(c *sandboxer.Cmd) { c.User = cmp.Or(c.User, "nobody") })
+	}},
+	{"read-only is left out", "mounts/read-only", func(b *broken, _ *fake.World) {
+		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) { m.ReadOnly = false })
+	}},
+	{"a file brings what lies beside it", "mounts/a single file", func(b *broken, _ *fake.World) {
+		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) {
+			if m.Target == "/mnt/two/conf" {
+				m.Source, m.Target = filepath.Dir(m.Source), "/mnt/two"
+			}
+		})
+	}},
+	{"what lies in another mount is left out", "mounts/one below another", func(b *broken, _ *fake.World) {
+		mountAs(b, func(s sandboxer.Spec, m *sandboxer.Mount) {
+			if slices.ContainsFunc(s.Mounts, func(o sandboxer.Mount) bool { return strings.HasPrefix(m.Target, o.Target+"/") }) {
+				m.Source = ""
+			}
+		})
+	}},
+	{"what another is to lie in is made writable", "mounts/one below another/with nowhere to be", func(b *broken, _ *fake.World) {
+		mountAs(b, func(s sandboxer.Spec, m *sandboxer.Mount) {
+			if slices.ContainsFunc(s.Mounts, func(o sandboxer.Mount) bool { return strings.HasPrefix(o.Target, m.Target+"/") }) {
+				m.ReadOnly = false
+			}
+		})
+	}},
+	{"a target is led elsewhere by a link", "mounts/one below another/through a link", func(b *broken, _ *fake.World) {
+		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) {
+			m.Target = strings.Replace(m.Target, "/mnt/up/link/", "/usr/", 1)
+		})
+	}},
+	{"a target that is something else is passed over", "mounts/targets that cannot be/a directory at a file", func(b *broken, _ *fake.World) {
+		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) {
+			if fi, err := os.Stat(m.Target); err == nil && !fi.IsDir() {
+				m.Source = ""
+			}
+		})
+	}},
+	{"missing sources are made", "mounts/sources that cannot be/missing", func(b *broken, _ *fake.World) {
+		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) { _ = os.MkdirAll(m.Source, 0o755) })
+	}},
+	{"a source that is a link is followed", "mounts/sources that cannot be/a link", func(b *broken, _ *fake.World) {
+		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) { followed(m) })
+	}},
+	{"links on the way to a source are followed", "mounts/sources that cannot be/through a link", func(b *broken, _ *fake.World) {
+		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) { followed(m) })
+	}},
+	{"a source that is a pipe is passed over", "mounts/sources that cannot be/a named pipe", func(b *broken, _ *fake.World) {
+		mountAs(b, func(_ sandboxer.Spec, m *sandboxer.Mount) {
+			if fi, err := os.Lstat(m.Source); err == nil && fi.Mode().Type() == fs.ModeNamedPipe {
+				m.Source = ""
+			}
+		})
+	}},
+	{"a copy mounts nothing", "mounts/snapshots hold none", func(b *broken, _ *fake.World) {
+		b.restore = func(ctx context.Context, s sandboxer.Spec, snap sandboxer.Snapshot) (sandboxer.Handle, error) {
+			s.Mounts = nil
+			return b.Extension.RestoreFromSnapshot(ctx, s, snap)
+		}
+	}},
+	{"archives hold what is mounted", "mounts/snapshots hold none", func(b *broken, _ *fake.World) {
+		b.archive = func(ctx context.Context, h sandboxer.Handle, dir string, w io.Writer) error {
+			return b.Extension.Archive(ctx, h, cmp.Or(dir, "/"), w)
+		}
+	}},
+	{"only operators mount", "mounts/in a root", func(b *broken, _ *fake.World) {
+		b.admit = func(_ sandboxer.Spec, name string) error { return sandboxer.E(sandboxer.Denied, nil, "no %s", name) }
+	}},
+	{"anybody mounts anything", "mounts/out of the roots", func(b *broken, _ *fake.World) {
+		asOperator(b, func(sandboxer.Spec, *sandboxer.Mount) {})
+	}},
+	{"read-only roots are as others", "mounts/to write in a read-only root", func(b *broken, _ *fake.World) {
+		asOperator(b, func(sandboxer.Spec, *sandboxer.Mount) {})
+	}},
+	{"links lead out of the roots", "mounts/led out by a link", func(b *broken, _ *fake.World) {
+		asOperator(b, func(_ sandboxer.Spec, m *sandboxer.Mount) { followed(m) })
+	}},
+	{"sources are opened by name after the check", "mounts/led out by a link after the check", func(b *broken, _ *fake.World) {
+		asOperator(b, func(_ sandboxer.Spec, m *sandboxer.Mount) { followed(m) })
+	}},
+	{"sources are opened by name at the worst time", "mounts/led out by a link at any time", func(b *broken, _ *fake.World) {
+		asOperator(b, func(_ sandboxer.Spec, m *sandboxer.Mount) {
+			for end := time.Now().Add(time.Minute); time.Now().Before(end); {
+				if to, err := os.Readlink(m.Source); err == nil {
+					m.Source = to
+					return
+				}
+			}
+		})
 	}},
 	{"a death is told before it is known", "notify/tells of a death", func(b *broken, _ *fake.World) {
 		b.isAlive = func(context.Context, sandboxer.Handle) (sandboxer.Liveness, error) { return sandboxer.Alive, nil }
@@ -1413,6 +1554,10 @@ func TestBroken(t *testing.T) {
 	if os.Getuid() != 0 {
 		h.User = strconv.Itoa(os.Getuid())
 	}
+	if roots := os.Getenv("EXTENSIONTEST_ROOTS"); roots != "" && name != "mounts are left out" {
+		h.Enforces = append(h.Enforces, extensiontest.Mounts)
+		h.MountRoot, h.ReadOnlyRoot = mountRoots(roots)
+	}
 	if name == "a capability nobody wants" {
 		h.Want = h.Want[:len(h.Want)-1]
 	}
@@ -1470,8 +1615,31 @@ func agentProgram(t *testing.T) string {
 	return self
 }
 
+// mountRoots are the roots below a directory.
+func mountRoots(dir string) (rw, ro string) {
+	return filepath.Join(dir, "rw"), filepath.Join(dir, "ro")
+}
+
+// canMount says why the fake mounts nothing here; nil if it does.
+func canMount(t *testing.T) error {
+	t.Helper()
+	w := fake.NewWorld()
+	defer w.Close()
+	e := fake.New(w, fake.Config{})
+	defer e.Close()
+	_, err := e.Basis(t.Context(), sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: t.TempDir(), Target: "/x"}}})
+	if err != nil && sandboxer.KindOf(err) != sandboxer.Unsupported {
+		t.Fatal(err)
+	}
+	return err
+}
+
 func mutant(t *testing.T, w *fake.World, name, owner string) sandboxer.Extension {
 	cfg := fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit, Agent: agentProgram(t), Hosts: []string{"one", "two"}}
+	if roots := os.Getenv("EXTENSIONTEST_ROOTS"); roots != "" {
+		rw, ro := mountRoots(roots)
+		cfg.Mounts.Roots = []mounts.Root{{Path: rw}, {Path: ro, ReadOnly: true}}
+	}
 	switch name {
 	case "a capability is missing":
 		cfg.Drop = []sandboxer.Capability{sandboxer.CanStats}
@@ -1512,6 +1680,14 @@ func mutant(t *testing.T, w *fake.World, name, owner string) sandboxer.Extension
 }
 
 func TestMutants(t *testing.T) {
+	roots, noMounts := "", canMount(t)
+	if noMounts == nil {
+		roots = t.TempDir()
+		rw, ro := mountRoots(roots)
+		if err := errors.Join(os.Mkdir(rw, 0o755), os.Mkdir(ro, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	run := func(t *testing.T, name, pattern string) (passed bool, output string) {
 		t.Helper()
 		self, err := os.Executable()
@@ -1519,7 +1695,7 @@ func TestMutants(t *testing.T) {
 			t.Fatal(err)
 		}
 		cmd := exec.CommandContext(t.Context(), self, "-test.run", pattern, "-test.timeout", "2m", "-test.v")
-		cmd.Env = append(os.Environ(), "EXTENSIONTEST_MUTANT="+name)
+		cmd.Env = append(os.Environ(), "EXTENSIONTEST_MUTANT="+name, "EXTENSIONTEST_ROOTS="+roots)
 		out, err := cmd.CombinedOutput()
 		return err == nil, string(out)
 	}
@@ -1533,6 +1709,9 @@ func TestMutants(t *testing.T) {
 	check := func(name, subtest string) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if noMounts != nil && strings.HasPrefix(subtest, "mounts/") {
+				t.Skip(noMounts)
+			}
 			passed, out := run(t, name, only(subtest))
 			// This fault shows only if somebody writes while the reader passes.
 			for tries := 1; passed && name == "says that it stood still" && tries < 3; tries++ {
@@ -1570,7 +1749,7 @@ func TestMutants(t *testing.T) {
 	check("a capability nobody wants", "core/capabilities")
 	t.Run("sound", func(t *testing.T) {
 		t.Parallel()
-		if passed, out := run(t, "sound", "^TestBroken$/^(core|files|archive|list|probe|discover|quote|meter|capacity|place)$"); !passed {
+		if passed, out := run(t, "sound", "^TestBroken$/^(core|files|archive|list|probe|discover|quote|meter|capacity|mounts|place)$"); !passed {
 			t.Errorf("the suite fails without a fault:\n%s", out)
 		}
 	})

@@ -3,19 +3,21 @@
 # no bridge, no firewall rules, and a runtime runsc for whoever puts that at DIR/runsc. It needs root and an installed dockerd, and touches no
 # other engine of this machine.
 #
-#	scripts/dockerd.sh start DIR    prints the DOCKER_HOST to use
+#	scripts/dockerd.sh start DIR [OPTION...]    prints the DOCKER_HOST to use; options are dockerd's
 #	scripts/dockerd.sh stop DIR     stops exactly that engine
-#	scripts/dockerd.sh keep DIR     starts it, and stops it at the end of the input:
-#	                                whoever started it may die in any way
+#	scripts/dockerd.sh keep DIR [OPTION...]     starts it, and stops it at the end of the
+#	                                input: whoever started it may die in any way
 set -eu
 
 usage() {
-	echo "usage: scripts/dockerd.sh start|stop|keep DIR" >&2
+	echo "usage: scripts/dockerd.sh start|stop|keep DIR [OPTION...]" >&2
 	exit 2
 }
-[ $# -eq 2 ] || usage
+[ $# -ge 2 ] || usage
 mkdir -p "$2"
 dir=$(cd "$2" && pwd)
+what=$1
+shift 2
 pidfile=$dir/pid
 
 # running says whether the recorded process is still the engine started here.
@@ -23,7 +25,7 @@ running() {
 	[ -s "$pidfile" ] && tr '\0' ' ' <"/proc/$(cat "$pidfile")/cmdline" 2>/dev/null | grep -q -- "--data-root $dir/data "
 }
 
-case $1 in
+case $what in
 start)
 	if running; then
 		echo "unix://$dir/sock"
@@ -35,7 +37,7 @@ start)
 	[ ${#dir} -le 60 ] || { echo "dockerd.sh: $dir is too long a path for the engine's sockets" >&2; exit 1; }
 	rm -f "$pidfile"
 	nohup "$dockerd" --data-root "$dir/data" --exec-root "$dir/exec" -H "unix://$dir/sock" --pidfile "$pidfile" \
-		--add-runtime "runsc=$dir/runsc" --bridge=none --iptables=false --ip6tables=false >"$dir/log" 2>&1 </dev/null &
+		--add-runtime "runsc=$dir/runsc" --bridge=none --iptables=false --ip6tables=false "$@" >"$dir/log" 2>&1 </dev/null &
 	pid=$!
 	i=0
 	until DOCKER_HOST=unix://$dir/sock docker version >/dev/null 2>&1; do
@@ -70,7 +72,7 @@ stop)
 keep)
 	trap '' HUP INT TERM # of a terminal or a process group that its owner ends with
 	trap 'sh "$0" stop "$dir"' EXIT
-	sh "$0" start "$dir"
+	sh "$0" start "$dir" "$@"
 	exec >&- # who reads the address reads to the end
 	cat >/dev/null
 	;;

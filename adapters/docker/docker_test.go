@@ -141,10 +141,10 @@ func TestConformance(t *testing.T) {
 					return bare.must(t)
 				},
 			}
+			roots := []string{t.TempDir(), t.TempDir()}
+			o.config["mounts"] = map[string]any{"roots": []any{map[string]any{"path": roots[0]}, map[string]any{"path": roots[1], "read_only": true}}}
+			h.Enforces, h.MountRoot, h.ReadOnlyRoot = append(h.Enforces, extensiontest.Mounts), roots[0], roots[1]
 			if name == "docker" {
-				roots := []string{t.TempDir(), t.TempDir()}
-				o.config["mounts"] = map[string]any{"roots": []any{map[string]any{"path": roots[0]}, map[string]any{"path": roots[1], "read_only": true}}}
-				h.Enforces, h.MountRoot, h.ReadOnlyRoot = append(h.Enforces, extensiontest.Mounts), roots[0], roots[1]
 				h.Hang = func(t *testing.T, _ sandboxer.Handle) func() { return dockerEngine.Hang(t) }
 			}
 			stays := o.stays(t)

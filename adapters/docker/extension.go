@@ -110,7 +110,6 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 			e.log.Warn("what a former server was writing stays", "extension", env.Extension, "err", err)
 		}
 	}
-	e.hideAll()
 	engines := cfg.Engines
 	if len(engines) == 0 {
 		if err := unix.Access(defaultSocket, unix.W_OK); errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // it is tried again
@@ -128,6 +127,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 		e.names = append(e.names, name)
 	}
 	slices.Sort(e.names)
+	e.hideAll()
 	if e.images, err = e.newImageStore(); err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the image store cannot be prepared")
 	}

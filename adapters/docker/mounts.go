@@ -11,6 +11,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
@@ -102,44 +103,101 @@ func (h *host) unseen(err error) error {
 
 // mountable refuses, as Unsupported, an engine that does not see what the server mounts, or whose containers have other
 // owners of files than this machine. One in a mount namespace of its own, behind a socket that systemd listens at, is not known
-// before it is to mount something (unseen).
+// before it is to mount something (unseen, haveMounts).
 func (e *extension) mountable(ctx context.Context, h *host, info engine.Info) error {
 	if err := e.isHere(h); err != nil {
 		return err
 	}
 	cannot := func(why string) error { return h.cannotMount(nil, why) }
-	if info.Podman {
-		return cannot("it is Podman's, which makes a source that it does not see")
+	switch {
+	case info.Rootless:
+		return cannot("it runs without root (rootless)")
+	case info.Remaps():
+		return cannot("it maps user IDs (userns-remap)")
 	}
-	for _, o := range info.SecurityOptions {
-		switch {
-		case strings.Contains(o, "name=rootless"):
-			return cannot("it runs without root (rootless)")
-		case strings.Contains(o, "name=userns"):
-			return cannot("it maps user IDs (userns-remap)")
-		}
-	}
+	space, err := h.space(ctx)
+	space.Close()
+	return err
+}
+
+// space is where the engine sees mounts. Unsupported: it is where the server may not make any.
+func (h *host) space(ctx context.Context) (space *mounts.Space, err error) {
 	conn, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "unix", h.socket)
 	if err != nil {
-		return sandboxer.E(sandboxer.Unavailable, err, "the engine %s cannot be reached", h.name)
+		return nil, sandboxer.E(sandboxer.Unavailable, err, "the engine %s cannot be reached", h.name)
 	}
 	defer conn.Close()
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {
+		return nil, err
+	}
+	cerr := raw.Control(func(fd uintptr) { space, err = mounts.Peer(int(fd)) })
+	if errors.Is(err, mounts.ErrApart) {
+		return nil, h.cannotMount(err, apart)
+	}
+	if cerr != nil || err != nil {
+		return nil, sandboxer.E(sandboxer.Unavailable, errors.Join(cerr, err), "it cannot be told whether the engine %s sees what the server mounts", h.name)
+	}
+	return space, nil
+}
+
+// haveMounts refuses, as Unsupported, a container that has started and does not have what was shown: Podman makes a directory where there
+// is no source that it sees, and settings of its own may give containers other owners of files. Nothing of the image has run yet.
+func (e *extension) haveMounts(ctx context.Context, b *box, sources []*mounts.Source) error {
+	c, err := b.host.api.InspectContainer(ctx, b.container)
+	if err != nil {
 		return err
 	}
-	sees := false
-	if cerr := raw.Control(func(fd uintptr) { sees, err = mounts.Peer(int(fd)) }); cerr != nil || err != nil {
-		return sandboxer.E(sandboxer.Unavailable, errors.Join(cerr, err), "it cannot be told whether the engine %s sees what the server mounts", h.name)
+	p, err := b.host.here(c)
+	if errors.Is(err, errElsewhere) {
+		return b.host.cannotMount(err, "its containers' processes are not on this machine")
 	}
-	if !sees {
-		return cannot(apart)
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "it cannot be told what sandbox %s has mounted", b.id)
+	}
+	defer p.Close()
+	for _, s := range sources {
+		has, err := s.In(p.pid)
+		if err == nil {
+			err = p.alive() // so it was that one's
+		}
+		if err != nil {
+			return sandboxer.E(sandboxer.Unavailable, err, "it cannot be told whether sandbox %s has %s mounted", b.id, s.Mount.Source)
+		}
+		if !has {
+			return b.host.cannotMount(nil, apart+"; or it maps user IDs")
+		}
 	}
 	return nil
 }
 
 // place is where what a sandbox mounts is shown to the engine while it is made. The caller holds the sandbox's lock.
 func (e *extension) place(key string) string { return e.dir("mount", key) }
+
+// hide takes away what is shown of a sandbox.
+func (e *extension) hide(key string) error {
+	err := mounts.Hide(e.place(key), nil)
+	if !errors.Is(err, syscall.EBUSY) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), undoTime) // whoever called may have left
+	defer cancel()
+	for _, h := range e.hosts {
+		if h.socket == "" {
+			continue
+		}
+		space, serr := h.space(ctx)
+		if serr == nil {
+			serr = mounts.Hide(e.place(key), space)
+			space.Close()
+		}
+		if serr == nil {
+			return nil
+		}
+		err = errors.Join(err, serr)
+	}
+	return err
+}
 
 // hideAll takes away what processes that died were showing to engines.
 func (e *extension) hideAll() {
@@ -149,7 +207,7 @@ func (e *extension) hideAll() {
 		if lerr != nil {
 			continue // somebody is making it
 		}
-		err = errors.Join(err, mounts.Hide(e.place(d.Name())))
+		err = errors.Join(err, e.hide(d.Name()))
 		l.Remove()
 	}
 	if err != nil {
@@ -184,10 +242,18 @@ func (e *extension) show(ctx context.Context, h *host, key, name string, c engin
 	if uid >= mounts.IDCount || gid >= mounts.IDCount {
 		return nil, sandboxer.E(sandboxer.Unsupported, nil, "the sandbox's user %q is %d:%d, and owners of files are mapped up to %d", m.User, uid, gid, mounts.IDCount-1)
 	}
+	space, err := h.space(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer space.Close()
 	place := e.place(key)
-	err = mounts.Hide(place)
+	err = e.hide(key)
 	if err == nil {
-		err = mounts.Show(place, sources, uint32(uid), uint32(gid))
+		err = mounts.Show(place, sources, uint32(uid), uint32(gid), space)
+	}
+	if errors.Is(err, mounts.ErrApart) {
+		err = h.cannotMount(err, apart)
 	}
 	if err != nil {
 		if _, ok := errors.AsType[*sandboxer.Error](err); !ok {

@@ -48,7 +48,7 @@ func TestMountsLeaveNothing(t *testing.T) {
 		t.Helper()
 		sources, err := e.opener().Open(sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: src, Target: "/mnt/d"}}})
 		if err == nil {
-			err = mounts.Show(e.place(key), sources, 0, 0)
+			err = mounts.Show(e.place(key), sources, 0, 0, nil)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -101,7 +101,7 @@ func TestMountsElsewhere(t *testing.T) {
 	e.env.Dir = t.TempDir()
 	wantKind(t, e.Check(t.Context(), spec), sandboxer.Unsupported, "far", "another machine", "repo")
 	h := &host{name: "here", socket: "/nowhere/engine.sock"}
-	for words, info := range map[string]engine.Info{"Podman": {Podman: true}, "rootless": {SecurityOptions: []string{"name=seccomp,profile=builtin", "name=rootless"}}, "userns-remap": {SecurityOptions: []string{"name=userns"}}} {
+	for words, info := range map[string]engine.Info{"rootless": {Rootless: true}, "userns-remap": {SecurityOptions: []string{"name=seccomp,profile=builtin", "name=userns"}}} {
 		err := e.mountable(t.Context(), h, info)
 		wantKind(t, err, sandboxer.Unsupported, words)
 		if !strings.Contains(sandboxer.HintOf(err), "repo") {
@@ -111,15 +111,127 @@ func TestMountsElsewhere(t *testing.T) {
 	wantKind(t, e.mountable(t.Context(), h, engine.Info{}), sandboxer.Unavailable, "here")
 }
 
+// TestMountsOfAService: a server with the mount namespace and the capabilities of the shipped unit, and those that docs/operate.md adds for
+// it, mounts what the engine sees; without them it refuses in words.
+func TestMountsOfAService(t *testing.T) {
+	if dir := os.Getenv("SANDBOXER_TEST_SERVICE"); dir != "" {
+		mountsInService(t, dir)
+		return
+	}
+	en := engines["docker"](t)
+	for _, p := range []string{"unshare", "setpriv"} {
+		if _, err := exec.LookPath(p); err != nil {
+			t.Skip(err)
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent := en.options(t, "service").config["agent"].(string)
+	for more, refused := range map[string]string{",+setfcap,+sys_chroot,+sys_ptrace": "", ",+setfcap": "the engine one cannot mount what is on the server's machine: server and engine have mount namespaces of their own", "": "the server may not map the owners of files"} {
+		dir := t.TempDir()
+		cmd := exec.Command("unshare", "--mount", "--propagation", "slave", "sh", "-ec", `
+mount --bind "$2" "$2"
+mount -o remount,bind,ro /
+exec setpriv --bounding-set "$3" "$1" -test.run='^TestMountsOfAService$' -test.v`, "sh", self, dir,
+			"-all,+chown,+dac_override,+fowner,+setuid,+setgid,+sys_admin,+net_admin,+net_bind_service"+more)
+		cmd.Env = append(os.Environ(), "TMPDIR="+dir, "SANDBOXER_TEST_SERVICE="+dir, "SANDBOXER_TEST_ENGINE="+en.address, "SANDBOXER_TEST_IMAGE="+en.image, "SANDBOXER_TEST_AGENT="+agent, "SANDBOXER_TEST_REFUSED="+refused)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("with %q: %v\n%s", more, err, out)
+		}
+		if left, err := mounts.Below(dir); err != nil || len(left) > 0 {
+			t.Errorf("with %q there is left: %q, %v", more, left, err)
+		}
+	}
+}
+
+// mountsInService is the server of TestMountsOfAService.
+func mountsInService(t *testing.T, dir string) {
+	o := options{"service", filepath.Join(dir, "data"), map[string]any{"engines": map[string]any{"one": map[string]any{"address": os.Getenv("SANDBOXER_TEST_ENGINE")}},
+		"image": os.Getenv("SANDBOXER_TEST_IMAGE"), "agent": os.Getenv("SANDBOXER_TEST_AGENT"), "memory": 256 << 20}}
+	src := filepath.Join(dir, "src")
+	if err := errors.Join(os.Mkdir(o.dir, 0o700), os.Mkdir(src, 0o700), os.WriteFile(filepath.Join(src, "f"), []byte("outside"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	e := o.opened(t)
+	spec := order("service", o, func(s *sandboxer.Spec) {
+		s.Vouched = append(s.Vouched, sandboxer.RestrictedMounts)
+		s.Mounts = []sandboxer.Mount{{Source: src, Target: "/mnt/d"}}
+	})
+	if refused := os.Getenv("SANDBOXER_TEST_REFUSED"); refused != "" {
+		_, err := e.Provision(t.Context(), spec)
+		if wantKind(t, err, sandboxer.Unsupported, refused); !strings.Contains(sandboxer.HintOf(err), "repo") {
+			t.Errorf("%v has the hint %q", err, sandboxer.HintOf(err))
+		}
+		return
+	}
+	h := up(t, e, spec)
+	if got := run(t, e, h, "cat /mnt/d/f; echo inside >/mnt/d/g"); got != "outside" {
+		t.Errorf("inside: %q", got)
+	}
+	if data, err := os.ReadFile(filepath.Join(src, "g")); err != nil || string(data) != "inside\n" {
+		t.Errorf("outside: %q, %v", data, err)
+	}
+	if _, err := e.Teardown(t.Context(), h); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, o)
+}
+
+// TestMountsByOthers: engines whose containers have other owners of files than this machine are known before anything is made.
+func TestMountsByOthers(t *testing.T) {
+	for name, tt := range map[string]struct {
+		start func(testing.TB) string
+		words string
+	}{
+		"userns-remap": {enginetest.Remapping, "it maps user IDs (userns-remap)"}, "rootless": {enginetest.Rootless, "it runs without root (rootless)"},
+		"rootless podman": {enginetest.RootlessPodman, "it runs without root (rootless)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := testEngine{tt.start(t), "engine:none"}.options(t, "others")
+			e := o.opened(t)
+			spec := order("others", o, func(s *sandboxer.Spec) {
+				s.Vouched = append(s.Vouched, sandboxer.RestrictedMounts)
+				s.Mounts = []sandboxer.Mount{{Source: t.TempDir(), Target: "/mnt/d"}}
+			})
+			h := e.hosts["one"]
+			info, err := h.look(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = e.mountable(t.Context(), h, info)
+			wantKind(t, err, sandboxer.Unsupported, "one", tt.words)
+			if !strings.Contains(sandboxer.HintOf(err), "repo") {
+				t.Errorf("%v has the hint %q", err, sandboxer.HintOf(err))
+			}
+			if !info.MemoryLimit || !info.PidsLimit { // as one without rights may be
+				tt.words = "cannot limit"
+			}
+			_, err = e.Place(t.Context(), spec, nil)
+			wantKind(t, err, sandboxer.Unsupported, "one", tt.words)
+			_, err = e.Provision(t.Context(), spec)
+			wantKind(t, err, sandboxer.Unsupported, "one", tt.words)
+			nothingLeft(t, o)
+		})
+	}
+}
+
 // TestMountsUnseen: an engine whose socket is somebody else's, and which does not see what is shown to it, is told from one that fails.
 func TestMountsUnseen(t *testing.T) {
-	en := engines["docker"](t)
+	for name, start := range engines {
+		t.Run(name, func(t *testing.T) { mountsUnseen(t, start(t)) })
+	}
+}
+
+func mountsUnseen(t *testing.T, en testEngine) {
 	o := en.options(t, "unseen")
 	place := filepath.Join(o.dir, "mount", key("unseen", 1))
 	shown := false
 	apart := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", "engine" },
-		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(en.address, "unix://"))
 		}},
 	}

@@ -3,9 +3,7 @@ package docker
 import (
 	"context"
 	"net"
-	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/engine"
@@ -26,7 +24,7 @@ func (e *extension) ports(ctx context.Context, b *box, m made) ([]sandboxer.Port
 	if err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(info.SecurityOptions, func(o string) bool { return strings.Contains(o, "rootless") }) {
+	if info.Rootless {
 		return all, nil // its networks are its account's
 	}
 	c, err := b.host.api.InspectContainer(ctx, b.container)

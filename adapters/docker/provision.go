@@ -450,7 +450,7 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 	hide := func() error { return nil }
 	if len(sources) > 0 {
 		k := b.key()
-		hide = func() error { return mounts.Hide(e.place(k)) }
+		hide = func() error { return e.hide(k) }
 		defer func() { _ = hide() }() // what it leaves, Teardown finds
 		shown, err := e.show(ctx, h, k, name, config, m, sources)
 		if err != nil {
@@ -471,6 +471,9 @@ func (e *extension) make(ctx context.Context, h *host, info engine.Info, spec sa
 			return nil, err
 		}
 		err = h.api.ContainerCall(ctx, b.container, "start")
+	}
+	if err == nil && info.Podman && len(sources) > 0 {
+		err = e.haveMounts(ctx, b, sources)
 	}
 	if err != nil {
 		return nil, err

@@ -8,7 +8,6 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/internal/filelock"
-	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // Teardown implements sandboxer.Extension. Without a generation it removes all of them. An engine that
@@ -83,7 +82,7 @@ func (e *extension) teardownOn(ctx context.Context, ho *host, h sandboxer.Handle
 				}
 			}
 			if err == nil {
-				err = mounts.Hide(e.place(k))
+				err = e.hide(k)
 			}
 			if err == nil {
 				err = e.removeRestored(ctx, ho, e.restoredTag(h.SandboxID, g))

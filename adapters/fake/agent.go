@@ -55,7 +55,7 @@ func (w *World) agent(ctx context.Context, q agentQuery) (socket string, err err
 	if err != nil {
 		return "", err
 	}
-	if err := c.proc.Start(); err != nil {
+	if err := c.start(); err != nil {
 		return "", sandboxer.E(sandboxer.Unavailable, err, "the agent %s could not be started", q.Program)
 	}
 	ended := make(chan struct{})

@@ -31,7 +31,7 @@ func TestConformanceThroughTheAgent(t *testing.T) {
 	h := harness(t, nil)
 	open := func(owner string) func(*testing.T) sandboxer.Extension {
 		return func(t *testing.T) sandboxer.Extension {
-			e := fake.New(w, fake.Config{Owner: owner, Images: []string{"demo"}, Agent: self(t)})
+			e := fake.New(w, fake.Config{Owner: owner, Images: []string{"demo"}, Agent: self(t), Mounts: offered(h)})
 			t.Cleanup(func() { e.Close() })
 			// All sandboxes of the fake share the machine's ports.
 			return withoutDial{throughAgent{e.Capabilities, e, e, e, e, e, e}}

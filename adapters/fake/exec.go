@@ -26,6 +26,7 @@ import (
 
 // command is one command of a sandbox.
 type command struct {
+	in     Object
 	cmd    sandboxer.Cmd
 	proc   exec.Cmd
 	cookie string // in the environment of the command and of what it starts
@@ -35,8 +36,13 @@ type command struct {
 // be run.
 func newCommand(o Object, cmd sandboxer.Cmd) (*command, error) {
 	dir := o.workDir(cmd.Dir)
-	if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
-		return nil, sandboxer.E(sandboxer.Invalid, err, "%s is not a directory inside the sandbox", dir)
+	if err := o.within(func() error {
+		if fi, err := os.Stat(dir); err != nil || !fi.IsDir() {
+			return sandboxer.E(sandboxer.Invalid, err, "%s is not a directory inside the sandbox", dir)
+		}
+		return nil
+	}); err != nil {
+		return nil, err
 	}
 	name := cmd.User
 	if name == "" {
@@ -47,7 +53,7 @@ func newCommand(o Object, cmd sandboxer.Cmd) (*command, error) {
 		return nil, err
 	}
 
-	c := &command{cmd: cmd, cookie: procs.ExecVar + "=" + rand.Text()}
+	c := &command{in: o, cmd: cmd, cookie: procs.ExecVar + "=" + rand.Text()}
 	// Nothing of our own environment but what a login would set.
 	env := map[string]string{
 		"PATH": os.Getenv("PATH"), "HOME": o.workspace(), "PWD": dir, "SANDBOXER_ID": o.Spec.ID,
@@ -62,8 +68,8 @@ func newCommand(o Object, cmd sandboxer.Cmd) (*command, error) {
 	}
 	c.proc.Env = append(c.proc.Env, o.cookie(), c.cookie)
 
-	file, err := look(cmd.Args[0], env["PATH"], dir)
-	if err != nil {
+	var file string
+	if err := o.within(func() (err error) { file, err = look(cmd.Args[0], env["PATH"], dir); return err }); err != nil {
 		return nil, err
 	}
 	c.proc.Path, c.proc.Args, c.proc.Dir = "/bin/sh", append([]string{"sh", "-c", tagging(c.cookie, o.cookie()), "sh", file}, cmd.Args[1:]...), dir
@@ -191,7 +197,7 @@ func (c *command) run(ctx context.Context, check func() error) (x sandboxer.Exit
 		}
 	}
 
-	if err := c.proc.Start(); err != nil {
+	if err := c.start(); err != nil {
 		if se := sandboxer.StartErrorOf(c.cmd.Args[0], err); se != nil {
 			return se.Exit(c.cmd), nil
 		}
@@ -283,6 +289,9 @@ func (c *command) run(ctx context.Context, check func() error) (x sandboxer.Exit
 	}
 	return x, nil
 }
+
+// start starts the command where what its sandbox mounts is seen.
+func (c *command) start() error { return c.in.within(c.proc.Start) }
 
 // wait waits for the command itself, not for what it started.
 func (c *command) wait() (x sandboxer.Exit) {

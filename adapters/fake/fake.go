@@ -8,8 +8,9 @@
 // configuration or while it runs, and to do so in a process of its own, which
 // outlives a broker that is killed and keeps a durable log (Serve).
 //
-// What it cannot enforce it refuses: limits, mounts, egress rules. Commands reach
-// whatever the machine reaches, so never give it to people you do not trust.
+// What it cannot enforce it refuses: limits, egress rules, and mounts where it is no
+// root. Commands reach whatever the machine reaches, the sources of mounts too, so never
+// give it to people you do not trust.
 package fake
 
 import (
@@ -28,6 +29,7 @@ import (
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/agent"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // Config is the extension's `config:` block. The zero Config works.
@@ -53,6 +55,8 @@ type Config struct {
 	// Agent is the agent's program, which runs inside from the first call that needs it.
 	// Empty: agent, processes and watch are gone without.
 	Agent string `yaml:"agent" json:"agent,omitempty"`
+	// Mounts say what of this machine anybody may mount.
+	Mounts mounts.Settings `yaml:"mounts" json:"mounts,omitzero"`
 	// Drop lists capabilities to go without.
 	Drop []sandboxer.Capability `yaml:"drop" json:"drop,omitempty"`
 	// Faults are what goes wrong, from the start. World.Inject adds to them later.
@@ -61,6 +65,9 @@ type Config struct {
 	// Owner is the installation whose sandboxes the extension sees; empty sees all.
 	// The adapter takes it from sandboxer.Env.
 	Owner string `yaml:"-" json:"-"`
+	// Own are the broker's own directories, of which no sandbox has anything mounted. The
+	// adapter takes them from sandboxer.Env.
+	Own []string `yaml:"-" json:"-"`
 }
 
 // Validate reports the first unusable value.
@@ -78,7 +85,7 @@ func (c *Config) Validate() error {
 			return err
 		}
 	}
-	return nil
+	return c.Mounts.Validate()
 }
 
 // Adapter is what package adapters lists.
@@ -97,7 +104,7 @@ var Adapter = sandboxer.Typed(sandboxer.Adapter{
 }, Config{}, open)
 
 func open(ctx context.Context, env sandboxer.Env, cfg Config) (sandboxer.Extension, error) {
-	cfg.Owner = env.Owner
+	cfg.Owner, cfg.Own = env.Owner, append(slices.Clip(env.Own), env.Dir)
 	if cfg.Server == "" {
 		e := New(NewWorld(), cfg)
 		e.owns = true
@@ -229,7 +236,7 @@ func (e *Extension) Provision(ctx context.Context, spec sandboxer.Spec) (h sandb
 
 // provision makes the sandbox, from a snapshot or a checkpoint if or names one.
 func (e *Extension) provision(ctx context.Context, verb Verb, or createRequest) (h sandboxer.Handle, err error) {
-	or.Env, or.Stamp = or.Spec.Env, or.Spec.Stamp
+	or.Env, or.Stamp, or.Mounts, or.Own = or.Spec.Env, or.Spec.Stamp, e.cfg.Mounts, e.cfg.Own
 	or.Host, or.Capacity = cmp.Or(or.Spec.Place, or.Spec.Host, e.cfg.Hosts[0]), e.cfg.Capacity
 	err = e.call(ctx, verb, or.Spec.ID, func(f Fault) error {
 		or.Late, or.Twice = f.Late, f.Twice
@@ -280,6 +287,9 @@ func (e *Extension) Teardown(ctx context.Context, h sandboxer.Handle) (r sandbox
 		removed, err := e.world.remove(ctx, e.query(h))
 		for _, o := range removed {
 			r.Removed = append(r.Removed, o.Ref)
+			for _, m := range o.Spec.Mounts {
+				r.Kept = append(r.Kept, m.Source+", which was mounted")
+			}
 		}
 		return err
 	})
@@ -585,6 +595,18 @@ func (e *Extension) Basis(ctx context.Context, spec sandboxer.Spec) (basis strin
 	}
 	err = e.call(ctx, VerbBasis, spec.ID, func(f Fault) error {
 		basis = "revision " + e.cfg.Revision
+		sources, err := e.opener().Open(spec)
+		if err != nil {
+			return err
+		}
+		defer mounts.Close(sources)
+		for _, s := range sources {
+			id, err := s.ID()
+			if err != nil {
+				return sandboxer.E(sandboxer.Unavailable, err, "mount %s cannot be looked at", s.Mount.Source)
+			}
+			basis += " mount " + id
+		}
 		return nil
 	})
 	return basis, err
@@ -713,8 +735,6 @@ func (e *Extension) check(spec sandboxer.Spec) error {
 	switch {
 	case spec.Limits != sandboxer.Limits{}:
 		return refuse("cannot enforce limits")
-	case len(spec.Mounts) > 0:
-		return refuse("has no mounts")
 	case checkNetwork(spec.Network) != nil:
 		return checkNetwork(spec.Network)
 	case spec.Workspace != "" && (!path.IsAbs(spec.Workspace) || path.Clean(spec.Workspace) != spec.Workspace):
@@ -735,14 +755,43 @@ func (e *Extension) check(spec sandboxer.Spec) error {
 			return err
 		}
 	}
+	if err := e.checkMounts(spec); err != nil {
+		return err
+	}
 	return e.checkHost(spec.Host)
+}
+
+// opener opens what sandboxes mount.
+func (e *Extension) opener() *mounts.Opener {
+	return &mounts.Opener{Settings: e.cfg.Mounts, Extension: "the fake", Own: e.cfg.Own}
+}
+
+// checkMounts refuses what cannot be mounted, as far as that can be told before there is a sandbox.
+func (e *Extension) checkMounts(spec sandboxer.Spec) error {
+	if len(spec.Mounts) == 0 {
+		return nil
+	}
+	if err := sandboxer.CheckMounts(spec.Mounts, Object{Spec: spec}.inner()); err != nil {
+		return err
+	}
+	if err := mounts.Can("the fake"); err != nil {
+		return err
+	}
+	sources, err := e.opener().Open(spec)
+	defer mounts.Close(sources)
+	if err != nil {
+		return err
+	}
+	return mounts.Try(sources)
 }
 
 // Admit implements sandboxer.Admitter.
 func (e *Extension) Admit(spec sandboxer.Spec, name string) error {
 	switch {
 	case name == "repo" && !strings.Contains(spec.Inputs[name], "://"):
-	case name == sandboxer.RestrictedImage && strings.Contains(spec.Image, ":/"), name == sandboxer.RestrictedMounts:
+	case name == sandboxer.RestrictedImage && strings.Contains(spec.Image, ":/"):
+	case name == sandboxer.RestrictedMounts:
+		return e.opener().Admit(spec)
 	case name == sandboxer.RestrictedHost:
 		return e.checkHost(spec.Host)
 	default:

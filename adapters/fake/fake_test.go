@@ -16,6 +16,7 @@ import (
 	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // The test binary plays more parts: the echo server inside a sandbox, a world in a
@@ -41,16 +42,13 @@ func TestMain(m *testing.M) {
 }
 
 // harness is the suite's view of a world.
-func harness(t *testing.T, open func(owner string) *fake.Extension) extensiontest.Harness {
+func harness(t *testing.T, open func(owner string, m mounts.Settings) *fake.Extension) extensiontest.Harness {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := extensiontest.Harness{
-		Inputs:   fake.Adapter.Inputs,
-		Open:     func(*testing.T) sandboxer.Extension { return open("conformance") },
-		Stranger: func(*testing.T) sandboxer.Extension { return open("stranger") },
+	h := extensiontest.Harness{Inputs: fake.Adapter.Inputs, MountRoot: t.TempDir(), ReadOnlyRoot: t.TempDir(),
 		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo", Inputs: map[string]string{"volume": "data"}},
 		Volume:   "../volumes/data",
 		Want:     sandboxer.Capabilities(),
@@ -58,6 +56,12 @@ func harness(t *testing.T, open func(owner string) *fake.Extension) extensiontes
 		Listen: func(port int) []string {
 			return []string{self, "echo", "127.0.0.1:" + strconv.Itoa(port)}
 		},
+	}
+	m := offered(h)
+	h.Open = func(*testing.T) sandboxer.Extension { return open("conformance", m) }
+	h.Stranger = func(*testing.T) sandboxer.Extension { return open("stranger", m) }
+	if canMount(t) {
+		h.Enforces = append(h.Enforces, extensiontest.Mounts)
 	}
 	if os.Getuid() != 0 { // only itself can it be
 		me, err := user.Current()
@@ -69,11 +73,33 @@ func harness(t *testing.T, open func(owner string) *fake.Extension) extensiontes
 	return h
 }
 
+// offered are the roots of h.
+func offered(h extensiontest.Harness) mounts.Settings {
+	return mounts.Settings{Roots: []mounts.Root{{Path: h.MountRoot}, {Path: h.ReadOnlyRoot, ReadOnly: true}}}
+}
+
+// canMount reports whether the fake can mount anything here.
+func canMount(t *testing.T) bool {
+	t.Helper()
+	if os.Getuid() != 0 {
+		return false
+	}
+	sources, err := (&mounts.Opener{}).Open(sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: t.TempDir(), Target: "/x"}}})
+	defer mounts.Close(sources)
+	if err == nil {
+		err = mounts.Try(sources)
+	}
+	if err != nil && sandboxer.KindOf(err) != sandboxer.Unsupported {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
 func TestConformance(t *testing.T) {
 	w := fake.NewWorld()
 	defer w.Close()
-	h := harness(t, func(owner string) *fake.Extension {
-		return fake.New(w, fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit, Agent: self(t), Hosts: []string{"one", "two"}})
+	h := harness(t, func(owner string, m mounts.Settings) *fake.Extension {
+		return fake.New(w, fake.Config{Owner: owner, Images: []string{"demo"}, PerHour: sandboxer.Credit, Agent: self(t), Hosts: []string{"one", "two"}, Mounts: m})
 	})
 	h.Kill = func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) }
 	h.OutOfMemory = func(t *testing.T, h sandboxer.Handle) {

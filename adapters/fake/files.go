@@ -46,7 +46,7 @@ func (o Object) workDir(dir string) string {
 }
 
 // in calls f with the root directory of sandbox h, which no path and no link can
-// leave. It names the file in errors.
+// leave: what is mounted is in it. It names the file in errors.
 func (e *Extension) in(ctx context.Context, h sandboxer.Handle, name string, f func(*os.Root, Object) error) error {
 	return e.at(ctx, VerbFiles, h, name, f)
 }
@@ -57,8 +57,8 @@ func (e *Extension) at(ctx context.Context, verb Verb, h sandboxer.Handle, name 
 		if err != nil {
 			return err
 		}
-		root, err := os.OpenRoot(o.Dir)
-		if err != nil {
+		var root *os.Root
+		if err := o.within(func() (err error) { root, err = os.OpenRoot(o.Dir); return err }); err != nil {
 			return sandboxer.E(sandboxer.NotFound, err, "there is no sandbox %s", h.SandboxID)
 		}
 		defer root.Close()

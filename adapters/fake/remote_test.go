@@ -100,9 +100,13 @@ func TestConformanceOfAWorldApart(t *testing.T) {
 	r := fake.Connect(socket)
 	defer r.Close()
 	h := harness(t, nil)
+	roots, err := json.Marshal(offered(h))
+	if err != nil {
+		t.Fatal(err)
+	}
 	open := func(owner string) func(*testing.T) sandboxer.Extension {
 		return func(t *testing.T) sandboxer.Extension {
-			e, err := openRemote(t.Context(), socket, owner, `{"images":["demo"],"per_hour":1000000,"hosts":["one","two"],"agent":"`+self(t)+`"}`)
+			e, err := openRemote(t.Context(), socket, owner, `{"images":["demo"],"per_hour":1000000,"hosts":["one","two"],"agent":"`+self(t)+`","mounts":`+string(roots)+`}`)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // world is what the extension needs of the thing behind it. World implements it in
@@ -56,6 +57,8 @@ type (
 		Snapshot string
 		From     string // directory with what a checkpoint held
 		Capacity int
+		Mounts   mounts.Settings
+		Own      []string // the broker's own directories
 		Late     time.Duration
 		Twice    bool
 	}
@@ -128,9 +131,18 @@ type Object struct {
 	CPU       time.Duration     `json:"cpu,omitempty"`     // of finished commands
 	Claimed   string            `json:"claimed,omitempty"` // by which order; it may have failed midway
 	Stamp     []byte            `json:"stamp,omitempty"`
-	Agent     string            `json:"agent,omitempty"` // the socket of its agent; empty while none runs
+	Agent     string            `json:"agent,omitempty"`  // the socket of its agent; empty while none runs
+	Mounts    *Namespace        `json:"mounts,omitempty"` // where what it mounts is seen; nil where it mounts nothing
 
 	used bool
+}
+
+// A Namespace is a mount namespace.
+type Namespace struct {
+	Path  string `json:"path"`  // by which every process of this machine opens it
+	Inode uint64 `json:"inode"` // which it has then; else it is another
+
+	file *os.File // by which the world keeps it
 }
 
 // key names the object in the world: Ref does on its host.
@@ -406,7 +418,7 @@ func (w *World) add(or createRequest, ref string, op Op) (Object, error) {
 		Ref: ref, Spec: or.Spec, Env: maps.Clone(or.Env), Host: or.Host, CreatedAt: time.Now(), Fuse: or.Spec.Fuse, Stamp: or.Stamp,
 		Dir: filepath.Join(w.base, fmt.Sprintf("%s.%d", ref, w.made)),
 	}
-	if err := w.populate(o, or.Snapshot, or.From); err != nil {
+	if err := w.populate(o, or); err != nil {
 		return Object{}, errors.Join(err, w.clear(o))
 	}
 	w.objects[o.key()] = o
@@ -416,7 +428,8 @@ func (w *World) add(or createRequest, ref string, op Op) (Object, error) {
 }
 
 // populate gives o what its spec asks for besides an empty directory.
-func (w *World) populate(o *Object, snapshot, from string) error {
+func (w *World) populate(o *Object, or createRequest) error {
+	snapshot, from := or.Snapshot, or.From
 	if snapshot != "" {
 		if s, ok := w.snapshots[snapshot]; !ok || s.owner != o.Spec.Owner {
 			return sandboxer.E(sandboxer.NotFound, nil, "there is no snapshot %s", snapshot)
@@ -429,6 +442,9 @@ func (w *World) populate(o *Object, snapshot, from string) error {
 		if err := moveIn(from, o); err != nil {
 			return sandboxer.E(sandboxer.Failed, err, "the checkpoint could not be put in place")
 		}
+	}
+	if err := o.mounted(mounts.Opener{Settings: or.Mounts, Extension: "the fake", Own: or.Own}); err != nil {
+		return err
 	}
 	if o.Spec.Warm {
 		return nil
@@ -461,7 +477,7 @@ func (w *World) populate(o *Object, snapshot, from string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.proc.Start(); err != nil {
+	if err := c.start(); err != nil {
 		return sandboxer.E(sandboxer.Failed, err, "the main command %q could not be started", o.Spec.Command[0])
 	}
 	w.wg.Go(func() {
@@ -593,6 +609,7 @@ func (w *World) clear(o *Object) error {
 	if err := kill(o.cookie()); err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "processes of %s cannot be ended", o.Ref)
 	}
+	o.unmount()
 	if err := os.RemoveAll(o.Dir); err != nil {
 		return sandboxer.E(sandboxer.Unavailable, err, "the files of %s cannot be removed", o.Ref)
 	}
@@ -764,6 +781,9 @@ func (w *World) claim(_ context.Context, c claim) (Object, error) {
 	case o.Claimed == by:
 		return *o, w.note(w.entry(o, OpFound))
 	}
+	if !slices.Equal(o.Spec.Mounts, c.Spec.Mounts) || o.Mounts != nil && o.Spec.User != c.Spec.User {
+		return Object{}, sandboxer.E(sandboxer.Conflict, nil, "sandbox %s was made for other mounts", o.Ref)
+	}
 	o.Claimed = by
 	fuse := o.Fuse
 	warm := o.Spec
@@ -771,7 +791,7 @@ func (w *World) claim(_ context.Context, c claim) (Object, error) {
 	if !fuse.IsZero() && fuse.Before(o.Fuse) {
 		w.fuse(o)
 	}
-	if err := w.populate(o, "", ""); err != nil {
+	if err := w.populate(o, createRequest{}); err != nil {
 		o.Spec = warm
 		return Object{}, err
 	}

@@ -24,6 +24,7 @@ var kept = []uintptr{
 	unix.CAP_NET_BIND_SERVICE, // --listen :443
 	unix.CAP_KILL,             // ending what a build of an image left as another user,
 	unix.CAP_SYS_PTRACE,       // and recognizing it
+	unix.CAP_SYS_CHROOT,       // entering the mount namespace that an engine sees mounts in
 	unix.CAP_SETFCAP,          // mounts whose owners are mapped to root of a container, which is this machine's
 }
 

@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -335,6 +336,7 @@ type Info struct {
 	SecurityOptions []string
 	Runtimes        map[string]json.RawMessage // by name
 	Podman          bool                       `json:"-"`
+	Rootless        bool                       // root in its containers is not its machine's; Podman says so here alone, Docker in SecurityOptions
 }
 
 // Arch is the architecture as Go calls it.
@@ -364,7 +366,15 @@ func (a *API) Info(ctx context.Context) (i Info, err error) {
 		i.Podman = strings.HasPrefix(res.Header.Get("Server"), "Libpod/")
 		return into(&i)(res)
 	})
+	i.Rootless = i.Rootless || i.secured("rootless")
 	return i, err
+}
+
+// Remaps reports whether the engine maps the user IDs of all containers (userns-remap).
+func (i Info) Remaps() bool { return i.secured("userns") }
+
+func (i Info) secured(by string) bool {
+	return slices.ContainsFunc(i.SecurityOptions, func(o string) bool { return slices.Contains(strings.Split(o, ","), "name="+by) })
 }
 
 // A ContainerConfig is what CreateContainer makes. Its fields are the API's.

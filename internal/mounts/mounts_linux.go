@@ -119,6 +119,9 @@ func (o *Opener) open(m sandboxer.Mount, vouched bool, own *ownPlaces) (*Source,
 	if err == nil && s.IsDir {
 		err = nothingBelow(s, refuse)
 	}
+	if err == nil && !m.ReadOnly {
+		err = writable(fd, refuse)
+	}
 	if err == nil && o.CanMap != nil {
 		err = unmappable(m, o.CanMap(fd))
 	}
@@ -167,6 +170,19 @@ func nothingBelow(s *Source, refuse func(error, string, ...any) *sandboxer.Error
 			return refuse(nil, "another file system is mounted in it, at %s, and would not be seen", p).
 				WithHint("mount its directories one by one")
 		}
+	}
+	return nil
+}
+
+// writable refuses what is mounted read-only on this machine, or for this process, and would be so in the sandbox.
+func writable(fd int, refuse func(error, string, ...any) *sandboxer.Error) error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(fd, &st); err != nil {
+		return os.NewSyscallError("fstatfs", err)
+	}
+	if st.Flags&unix.ST_RDONLY != 0 {
+		return refuse(nil, "the server has it read-only, and it is asked for to be written to").
+			WithHint("ask for it read-only (:ro), or have a service of systemd write there (ReadWritePaths=)")
 	}
 	return nil
 }
@@ -336,6 +352,10 @@ func idMaps(owner, user, base uint32) []syscall.SysProcIDMap {
 // range of IDs at base. Unsupported: its file system cannot map owners.
 func (s *Source) Tree(uid, gid, base uint32) (int, error) {
 	space, err := IDSpace(idMaps(s.owner[0], uid, base), idMaps(s.owner[1], gid, base))
+	if errors.Is(err, unix.EPERM) {
+		return -1, sandboxer.E(sandboxer.Unsupported, err, "mount %s: the server may not map the owners of files", s.Mount.Source).
+			WithHint("give it CAP_SETFCAP, or give a directory as the repo input: it is copied")
+	}
 	if err != nil {
 		return -1, err
 	}

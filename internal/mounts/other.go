@@ -47,11 +47,23 @@ func Try([]*Source) error { return errOther }
 // At is no place.
 func At(string, int) string { return "" }
 
+// A Space is where an engine sees mounts.
+type Space struct{}
+
+// ErrApart says that an engine sees mounts elsewhere.
+var ErrApart error = errOther
+
+// Close does nothing.
+func (*Space) Close() {}
+
 // Show refuses.
-func Show(string, []*Source, uint32, uint32) error { return errOther }
+func Show(string, []*Source, uint32, uint32, *Space) error { return errOther }
 
 // Hide finds nothing.
-func Hide(string) error { return nil }
+func Hide(string, *Space) error { return nil }
+
+// In finds nothing.
+func (s *Source) In(int) (bool, error) { return false, errOther }
 
 // Peer refuses.
-func Peer(int) (bool, error) { return false, errOther }
+func Peer(int) (*Space, error) { return nil, errOther }

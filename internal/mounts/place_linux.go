@@ -47,28 +47,51 @@ func At(place string, i int) string { return filepath.Join(place, fmt.Sprint(i))
 // Show makes the directory place, which only root enters, and shows the sources in it (At), with their owners mapped for
 // the user uid with the group gid, whose numbers are the same inside and on this machine. They lie on a file
 // system of their own, so that who does not see it (in another mount namespace, on another machine) finds
-// nothing rather than something else. Hide takes it away, also where Show failed or its process died.
-func Show(place string, sources []*Source, uid, gid uint32) error {
+// nothing rather than something else. It is made where space is, in which place has to be the same directory; else the error is ErrApart.
+// Hide takes it away, also where Show failed or its process died.
+func Show(place string, sources []*Source, uid, gid uint32, space *Space) error {
 	if err := os.MkdirAll(place, 0o700); err != nil {
 		return err
 	}
-	if err := unix.Mount("sandboxer", place, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700,size=64k,nr_inodes=64"); err != nil {
-		return os.NewSyscallError("mount", err)
+	here, err := os.Lstat(place)
+	if err != nil {
+		return err
 	}
-	if err := unix.Mount("", place, "", unix.MS_PRIVATE, ""); err != nil {
-		return os.NewSyscallError("mount", err)
-	}
-	for i, s := range sources {
-		if err := show(At(place, i), s, uid, gid); err != nil {
+	var trees []int // made of what is open here
+	defer func() {
+		for _, fd := range trees {
+			unix.Close(fd)
+		}
+	}()
+	for _, s := range sources {
+		fd, err := s.Tree(uid, gid, 0)
+		if err != nil {
 			return told(s, err)
 		}
+		trees = append(trees, fd)
 	}
-	return nil
+	return space.do(func() error {
+		if there, err := os.Lstat(place); space != nil && (err != nil || !os.SameFile(here, there)) {
+			return ErrApart
+		}
+		if err := unix.Mount("sandboxer", place, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700,size=64k,nr_inodes=64"); err != nil {
+			return os.NewSyscallError("mount", err)
+		}
+		if err := unix.Mount("", place, "", unix.MS_PRIVATE, ""); err != nil {
+			return os.NewSyscallError("mount", err)
+		}
+		for i, s := range sources {
+			if err := show(At(place, i), s.IsDir, trees[i]); err != nil {
+				return told(s, err)
+			}
+		}
+		return nil
+	})
 }
 
-func show(at string, s *Source, uid, gid uint32) error {
+func show(at string, isDir bool, tree int) error {
 	var err error
-	if s.IsDir {
+	if isDir {
 		err = os.Mkdir(at, 0o700)
 	} else {
 		err = os.WriteFile(at, nil, 0o600)
@@ -76,51 +99,48 @@ func show(at string, s *Source, uid, gid uint32) error {
 	if err != nil {
 		return err
 	}
-	fd, err := s.Tree(uid, gid, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return os.NewSyscallError("move_mount", unix.MoveMount(fd, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH))
+	return os.NewSyscallError("move_mount", unix.MoveMount(tree, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH))
 }
 
 // Hide takes away what Show has made; whoever uses it keeps it. That nothing is there is success. Sources
-// are left alone: nothing but an empty directory is removed.
-func Hide(place string) error {
-	if _, err := os.Lstat(place); errors.Is(err, fs.ErrNotExist) {
+// are left alone: nothing but empty directories are removed, that of the place and what an engine that did not see what is shown has
+// made there. What was made in another namespace goes there with the directory that it is on, without space; but where that one's
+// mounts come here, too, as to a service of systemd, and something else lies over them, the error is EBUSY until Hide is called with it.
+func Hide(place string, space *Space) error {
+	here, err := os.Lstat(place)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	for {
-		err := unix.Unmount(place, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			break
+	if err != nil {
+		return err
+	}
+	if space != nil {
+		if err := space.do(func() error {
+			err := unmount(place)
+			if there, serr := os.Lstat(place); err == nil && (serr != nil || !os.SameFile(here, there)) {
+				return ErrApart
+			}
+			return err
+		}); err != nil {
+			return err
 		}
-		if err != nil {
-			return os.NewSyscallError("umount", err)
+	}
+	if err := unmount(place); err != nil {
+		return err
+	}
+	made, err := os.ReadDir(place)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, d := range made {
+		if err := unix.Rmdir(filepath.Join(place, d.Name())); err != nil {
+			return os.NewSyscallError("rmdir", err)
 		}
 	}
 	if err := unix.Rmdir(place); err != nil && !errors.Is(err, unix.ENOENT) {
 		return os.NewSyscallError("rmdir", err)
 	}
 	return nil
-}
-
-// Peer reports whether whoever listens at the other end of a Unix socket sees the mounts that this process makes:
-// it is in the same mount namespace. Of a socket that a service was given it tells of who gave it, systemd.
-func Peer(fd int) (bool, error) {
-	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return false, os.NewSyscallError("getsockopt", err)
-	}
-	if cred.Pid == 0 { // in a process namespace that cannot be looked into from here
-		return false, nil
-	}
-	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", cred.Pid))
-	if err != nil {
-		return false, err
-	}
-	ours, err := os.Readlink("/proc/self/ns/mnt")
-	return err == nil && ours == theirs, err
 }
 
 // Holds refuses, as Invalid, a target in what s shows, at rel below it, that cannot be mounted at: through a symbolic link, of
@@ -153,6 +173,46 @@ func (s *Source) Holds(rel string, target sandboxer.Mount, isDir bool) error {
 		return refuse(err, "it cannot be looked at")
 	}
 	return Fits(target, isDir, st.Mode&unix.S_IFMT == unix.S_IFDIR, st.Mode&unix.S_IFMT == unix.S_IFLNK)
+}
+
+// unmount takes away all that is mounted on place.
+func unmount(place string) error {
+	for {
+		err := unix.Unmount(place, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if err != nil {
+			return os.NewSyscallError("umount", err)
+		}
+	}
+}
+
+// In reports whether a running process has s at its target, with the owners that this process sees.
+func (s *Source) In(pid int) (bool, error) {
+	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/user", pid))
+	if err != nil {
+		return false, err
+	}
+	if ours, err := os.Readlink("/proc/self/ns/user"); err != nil || ours != theirs {
+		return false, err
+	}
+	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false, os.NewSyscallError("open", err)
+	}
+	defer unix.Close(root)
+	fd, err := openBeneath(root, strings.TrimPrefix(s.Mount.Target, "/"), unix.O_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, os.NewSyscallError("openat2", err)
+	}
+	defer unix.Close(fd)
+	there, err := inodeOf(fd)
+	here, herr := inodeOf(int(s.fd.Fd()))
+	return there == here, errors.Join(err, herr)
 }
 
 // Inside returns target's way below what s is shown at.

@@ -34,6 +34,15 @@ type Docker struct {
 	dir  string
 	host string
 	err  error
+	kind kind
+}
+
+// A kind is a Docker engine that is set up in some way.
+type kind struct {
+	options []string // dockerd's
+	before  string   // what its namespaces get, by a shell
+	sys     *syscall.SysProcAttr
+	env     []string
 }
 
 // Start returns the engine's address as the environment has it, DOCKER_HOST=unix://…, or skips
@@ -80,7 +89,21 @@ func (d *Docker) keep() error {
 		return err
 	}
 	cmd := exec.Command("sh", filepath.Join(root, "scripts/dockerd.sh"), "keep", d.dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if k := d.kind; k.sys != nil {
+		script, err := os.ReadFile(cmd.Args[1])
+		if err != nil {
+			return err
+		}
+		own := filepath.Join(d.dir, "dockerd.sh") // who the engine runs as may be kept out of the module
+		if err := os.WriteFile(own, script, 0o644); err != nil {
+			return err
+		}
+		cmd = exec.Command("sh", append([]string{"-c", k.before + `
+exec sh "$@"`, "sh", own, "keep", d.dir}, k.options...)...)
+		cmd.SysProcAttr, cmd.Env = k.sys, append(os.Environ(), k.env...)
+	}
+	cmd.SysProcAttr.Setsid = true
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	in, err := cmd.StdinPipe()
@@ -108,6 +131,120 @@ func (d *Docker) Stop() {
 		d.end.Close()
 		_ = d.kept.Wait() // what is left of it is a test's finding
 		os.RemoveAll(d.dir)
+	}
+}
+
+// Remapping starts an engine of Docker's that maps the user IDs of all containers (userns-remap), and returns its address. It
+// has no images, and ends with the test.
+func Remapping(t testing.TB) string {
+	return start(t, func(dir string) kind {
+		// The ranges are in a file that it alone sees.
+		return kind{options: []string{"--userns-remap=nobody:nogroup"}, env: []string{"RANGES=" + filepath.Join(dir, "ranges")},
+			sys: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS},
+			before: `set -e
+mount --make-rprivate /
+printf 'nobody:200000:65536\nnogroup:200000:65536\n' >"$RANGES"
+for f in /etc/subuid /etc/subgid; do mount --bind "$RANGES" $f; done`}
+	})
+}
+
+// Rootless starts an engine of Docker's that has no rights on this machine, in namespaces as RootlessKit makes them, and returns its
+// address. It has no images, and ends with the test.
+func Rootless(t testing.TB) string {
+	const from = 100_000
+	ids := []syscall.SysProcIDMap{{HostID: from, Size: 65_536}}
+	return start(t, func(dir string) kind {
+		_ = os.Chown(dir, from, from) // else it cannot start
+		return kind{options: []string{"--rootless", "--storage-driver=vfs"},
+			sys: &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true, Credential: &syscall.Credential{}},
+			env: []string{"HOME=" + dir, "XDG_RUNTIME_DIR=" + dir, "ROOTLESSKIT_STATE_DIR=" + dir, fmt.Sprintf("ROOTLESSKIT_PARENT_EUID=%d", from), fmt.Sprintf("ROOTLESSKIT_PARENT_EGID=%d", from),
+				"PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin:" + dir},
+			before: `set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+printf '#!/bin/sh\n' >"$HOME/rootlesskit-docker-proxy"
+chmod +x "$HOME/rootlesskit-docker-proxy"`}
+	})
+}
+
+// start starts an engine for one test.
+func start(t testing.TB, kind func(dir string) kind) string {
+	t.Helper()
+	if _, err := exec.LookPath("dockerd"); err != nil || os.Getuid() != 0 {
+		t.Skip("a Docker engine needs root and dockerd (scripts/setup.sh installs it)")
+	}
+	dir, err := os.MkdirTemp("/tmp", "sbd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o711); err != nil { // root of its containers passes
+		t.Fatal(err)
+	}
+	d := &Docker{dir: dir, kind: kind(dir)}
+	t.Cleanup(func() {
+		d.Stop()
+		os.RemoveAll(dir) // also where it did not start
+	})
+	if err := d.keep(); err != nil {
+		t.Fatal(err)
+	}
+	return d.host
+}
+
+// RootlessPodman starts Podman's API as nobody, who has one user ID, and returns its address. It has no images, and ends with the test.
+func RootlessPodman(t testing.TB) string {
+	t.Helper()
+	for _, p := range []string{"podman", "runc"} {
+		if _, err := exec.LookPath(p); err != nil || os.Getuid() != 0 {
+			t.Skipf("needs root and %s (scripts/setup.sh installs it)", p)
+		}
+	}
+	const nobody = 65534
+	dir, err := os.MkdirTemp("/tmp", "sbp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	for name, text := range map[string]string{"storage.conf": "[storage]\ndriver = \"vfs\"\n",
+		"containers.conf": "[engine]\nruntime = \"runc\"\ncgroup_manager = \"cgroupfs\"\nevents_logger = \"file\"\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(dir, nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	// It ends at the end of the input, so with this process however that ends, and then all that it has started has ended.
+	cmd := exec.Command("sh", "-c", `podman system service --time=0 "unix://$HOME/api.sock" &
+cat >/dev/null
+trap '' TERM
+kill 0
+wait
+p=$(find "$HOME" -name pause.pid -exec cat {} +) # which holds its namespaces, in a session of its own
+[ -z "$p" ] || kill "$p"`)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_RUNTIME_DIR="+dir, "CONTAINERS_CONF="+dir+"/containers.conf", "CONTAINERS_STORAGE_CONF="+dir+"/storage.conf")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	in, err := cmd.StdinPipe()
+	if err := errors.Join(err, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		_ = cmd.Wait()
+	})
+	socket := filepath.Join(dir, "api.sock")
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		c, err := net.Dial("unix", socket)
+		if err == nil {
+			c.Close()
+			return "unix://" + socket
+		}
+		if time.Now().After(end) {
+			t.Fatalf("podman's service does not listen: %v: %s", err, said.String())
+		}
 	}
 }
 

@@ -1,0 +1,99 @@
+package mounts
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// OnThread calls f on a thread that ends with it, and with what f has made of it: the namespaces it is in.
+func OnThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread does not end with its goroutine, and stands for the whole
+			// process in /proc/self: it is held while another one does this.
+			other := make(chan error, 1)
+			go func() {
+				runtime.LockOSThread()
+				other <- f()
+			}()
+			done <- <-other
+			runtime.UnlockOSThread()
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// A Space is where an engine sees mounts; nil is where this process makes them anyway.
+type Space struct{ ns *os.File }
+
+// ErrApart says that an engine sees mounts elsewhere, where this process may not make any.
+var ErrApart = errors.New("the engine is in another mount namespace, which this process may not enter")
+
+// Peer returns where whoever listens at the other end of a Unix socket sees mounts. Of a socket that a service was given
+// it tells of who gave it, systemd. ErrApart: it is another namespace, and cannot be entered. Close closes what it returns.
+func Peer(fd int) (*Space, error) {
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return nil, os.NewSyscallError("getsockopt", err)
+	}
+	if cred.Pid == 0 { // in a process namespace that cannot be looked into from here
+		return nil, ErrApart
+	}
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", cred.Pid))
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, ErrApart
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &Space{ns}
+	// Who listens lives as long as the connection: the number was not another one's.
+	poll := []unix.PollFd{{Fd: int32(fd)}}
+	if _, err := unix.Poll(poll, 0); err != nil || poll[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0 {
+		s.Close()
+		return nil, errors.Join(err, unix.ECONNRESET)
+	}
+	ours, err := os.Stat("/proc/self/ns/mnt")
+	theirs, terr := ns.Stat()
+	if err := errors.Join(err, terr); err != nil || os.SameFile(ours, theirs) {
+		s.Close()
+		return nil, err
+	}
+	if err := s.do(func() error { return nil }); err != nil {
+		s.Close()
+		return nil, ErrApart
+	}
+	return s, nil
+}
+
+// Close lets go of it.
+func (s *Space) Close() {
+	if s != nil {
+		s.ns.Close()
+	}
+}
+
+// do calls f where the mounts are seen.
+func (s *Space) do(f func() error) error {
+	if s == nil {
+		return f()
+	}
+	return OnThread(func() error {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return os.NewSyscallError("unshare", err)
+		}
+		if err := unix.Setns(int(s.ns.Fd()), unix.CLONE_NEWNS); err != nil {
+			return os.NewSyscallError("setns", err)
+		}
+		return f()
+	})
+}
