@@ -2,114 +2,121 @@ package remote
 
 import (
 	"bytes"
-	"encoding/base64"
-	"encoding/json"
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"os/exec"
 	"path"
-	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/aioserver"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
+	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
-// insideAPI is as much of agent-infra's API as this adapter uses, with this machine's bash and files.
-func insideAPI(t testing.TB) string {
-	mux, dir := http.NewServeMux(), t.TempDir()
-	answer := func(w http.ResponseWriter, status int, message string, data any) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(status)
-		_ = json.NewEncoder(w).Encode(map[string]any{"success": status < 300, "message": message, "data": data})
-	}
-	mux.HandleFunc("GET /{n}/v1/sandbox", func(w http.ResponseWriter, _ *http.Request) {
-		home, err := os.MkdirTemp(dir, "home") // nobody else's, as in a sandbox
-		if err != nil {
-			t.Error(err)
-		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"success": true, "home_dir": home, "version": "1"})
-	})
-	mux.HandleFunc("POST /{n}/v1/bash/exec", func(w http.ResponseWriter, r *http.Request) {
-		var in struct {
-			Command     string            `json:"command"`
-			Env         map[string]string `json:"env"`
-			HardTimeout float64           `json:"hard_timeout"`
-		}
-		if err := json.NewDecoder(r.Body).Decode(&in); err != nil || in.Command == "" {
-			answer(w, http.StatusUnprocessableEntity, "no command", nil)
-			return
-		}
-		cmd := exec.CommandContext(r.Context(), "bash", "-c", in.Command)
-		cmd.Env = os.Environ()
-		for k, v := range in.Env {
-			cmd.Env = append(cmd.Env, k+"="+v)
-		}
-		var stdout, stderr bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &stdout, &stderr
-		code := 0
-		if err := cmd.Run(); err != nil {
-			code = -1
-			if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-				code = exit.ExitCode()
-			}
-		}
-		cut := func(b bytes.Buffer) string { return b.String()[:min(b.Len(), 50_000)] }
-		answer(w, http.StatusOK, "", map[string]any{"session_id": "s", "command_id": "c", "command": in.Command, "status": "completed",
-			"stdout": cut(stdout), "stderr": cut(stderr), "exit_code": code})
-	})
-	mux.HandleFunc("POST /{n}/v1/file/write", func(w http.ResponseWriter, r *http.Request) {
-		var in struct{ File, Content, Encoding string }
-		err := json.NewDecoder(r.Body).Decode(&in)
-		data, derr := base64.StdEncoding.DecodeString(in.Content)
-		if err != nil || derr != nil || in.Encoding != "base64" {
-			answer(w, http.StatusUnprocessableEntity, "no content", nil)
-			return
-		}
-		if err := os.WriteFile(in.File, data, 0o644); err != nil {
-			answer(w, http.StatusInternalServerError, err.Error(), nil)
-			return
-		}
-		answer(w, http.StatusOK, "", map[string]any{"file": in.File, "bytes_written": len(data)})
-	})
-	mux.HandleFunc("GET /{n}/v1/file/download", func(w http.ResponseWriter, r *http.Request) {
-		f, err := os.Open(r.FormValue("path"))
-		if err != nil {
-			answer(w, http.StatusNotFound, err.Error(), nil)
-			return
-		}
-		defer f.Close()
-		_, _ = f.WriteTo(w)
-	})
-	s := httptest.NewServer(mux)
-	t.Cleanup(s.Close)
-	return s.URL
+// door is our own API inside, for sandboxes of ext.fake, whose commands are real: as the broker serves it, below
+// /ID.
+type door struct {
+	t      testing.TB
+	broker *edgetest.Broker
+	inside *aioserver.Server
+	url    string
+	gate   func(r *http.Request) // called before each request, if set
+
+	mu   sync.Mutex
+	made map[string]*sandboxer.Sandbox // by ID
+	lent map[string]string             // the URL of a sandbox of ours
 }
 
-// TestAIOConformance holds kind aio to what of the contract it has: life and files.
+// awake are sandboxes of a Manager that are not paused.
+type awake struct{ *manager.Manager }
+
+func (awake) Awake(context.Context, string) error { return nil }
+
+func farUser(ctx context.Context) context.Context {
+	return sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: "far", Actor: "key:1", Scopes: []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite}})
+}
+
+func newDoor(t testing.TB) *door {
+	t.Helper()
+	d := &door{t: t, made: map[string]*sandboxer.Sandbox{}, lent: map[string]string{}}
+	// The fake's files have a root of their own, and its commands that of this machine.
+	one := fake.Config{Drop: []sandboxer.Capability{sandboxer.CanFiles, sandboxer.CanArchive}}
+	d.broker = edgetest.NewBroker(t, edgetest.BrokerOptions{Fake: one, Profiles: []sandboxer.Profile{{ID: "profile.far", Extension: "ext.fake", TTL: time.Hour}}})
+	d.inside = aioserver.New(aioserver.Options{Sandboxes: awake{d.broker.Manager}, SpoolDir: t.TempDir()})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+		d.mu.Lock()
+		sb, gate := d.made[id], d.gate
+		d.mu.Unlock()
+		if sb == nil {
+			http.NotFound(w, r)
+			return
+		}
+		if gate != nil {
+			gate(r)
+		}
+		in := r.Clone(farUser(r.Context()))
+		in.URL.Path = "/" + rest
+		d.inside.Serve(w, in, aioserver.Sandbox{ID: sb.ID, Generation: sb.Generation})
+	}))
+	d.url = s.URL
+	t.Cleanup(func() { d.inside.Close(); s.Close() })
+	return d
+}
+
+// lend returns the URL of a sandbox there that nobody else has, the same one for the same sandbox here.
+func (d *door) lend(key string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if u := d.lent[key]; u != "" {
+		return u
+	}
+	sb, err := d.broker.Create(farUser(context.Background()), sandboxer.CreateRequest{Profile: "profile.far"})
+	if err != nil {
+		d.t.Error(err)
+		return d.url
+	}
+	d.made[sb.ID] = sb
+	d.lent[key] = d.url + "/" + sb.ID
+	return d.lent[key]
+}
+
+// lending is the extension with a fresh sandbox there for each of its own.
+type lending struct {
+	aio
+	door *door
+}
+
+func (l lending) Provision(ctx context.Context, sp sandboxer.Spec) (sandboxer.Handle, error) {
+	sp.Inputs = map[string]string{inputURL: l.door.lend(fmt.Sprint(sp.ID, sp.Generation))}
+	return l.aio.Provision(ctx, sp)
+}
+
+// open opens the extension in dir.
+func (d *door) open(t testing.TB, dir string) lending {
+	return lending{mustOpen(t, "conformance", dir, map[string]any{"kind": "aio", "allow": []string{d.url}}).(aio), d}
+}
+
+// TestAIOConformance holds kind aio to what of the contract it has, against our own API inside.
 func TestAIOConformance(t *testing.T) {
-	if _, err := exec.LookPath("bash"); err != nil {
-		t.Skip("needs bash")
-	}
-	base := insideAPI(t)
-	bases := map[string]string{}
-	for i := range 8 {
-		bases["b"+strconv.Itoa(i)] = base + "/" + strconv.Itoa(i)
-	}
-	dir := t.TempDir()
-	config := map[string]any{"kind": "aio", "bases": bases}
+	d, dir := newDoor(t), t.TempDir()
 	extensiontest.RunGroups(t, extensiontest.Harness{
-		Inputs: Adapter.Inputs,
-		Open:   func(t *testing.T) sandboxer.Extension { return mustOpen(t, "conformance", dir, config) },
-		Want:   []sandboxer.Capability{sandboxer.CanFiles, sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanCapacity},
-	}, "files", "probe", "discover", "list", "capacity")
+		Inputs:        Adapter.Inputs,
+		Open:          func(t *testing.T) sandboxer.Extension { return d.open(t, dir) },
+		Want:          []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanCapacity},
+		ExistsAlready: true,
+	}, "exec", "files", "archive", "probe", "discover", "list", "capacity")
 }
 
 // What a guest answers is believed as far as it can be, and shown as far as it is fit for that.
@@ -217,16 +224,33 @@ func FuzzHome(f *testing.F) {
 	})
 }
 
-func FuzzRecord(f *testing.F) {
-	f.Add("name/644/f/12/1700000000.5/root/root/")
-	f.Add("name/777/l/12/1700000000/root/root/../a/b")
-	for _, name := range []string{"", ".", ".."} {
-		f.Add(name + "/1777/d/0/0/0/0/")
-	}
-	f.Fuzz(func(t *testing.T, rec string) {
-		name, fi, err := parseEntry(rec)
-		if err == nil && (path.Base(name) != name || name == "." || name == ".." || fi.Size < 0) {
-			t.Errorf("%q is %q, %+v", rec, name, fi)
+func FuzzBash(f *testing.F) {
+	f.Add([]byte(`{"command":"true","status":"completed","exit_code":3,"stdout":"x"}`))
+	f.Add([]byte(`{"command":{"status":"running"},"offset":5}`))
+	f.Add([]byte(`{"command":7,"offset":-5}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		x, err := readBash(data)
+		if err != nil && sandboxer.KindOf(err) != sandboxer.Failed || err == nil && (x.Offset < 0 || x.StderrOffset < 0) {
+			t.Errorf("%q: %+v, %v", data, x, err)
+		}
+	})
+}
+
+// What a guest says of an output never becomes more than it is, nor goes on after its end.
+func FuzzOutput(f *testing.F) {
+	f.Add([]byte("0 aGkK\n1 AGVuZA==\n"))
+	f.Add([]byte("0 AGVu\n1 ZCE=\n"))
+	f.Add([]byte("1 aGkK\n0 !\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var got bytes.Buffer
+		o := (&command{end: []byte("\x00end!")}).output(&got, "oa")
+		for line := range bytes.SplitSeq(text, []byte("\n")) {
+			if err := o.piece(line); err != nil || o.ended {
+				break
+			}
+		}
+		if got.Len() > len(text) || bytes.Contains(got.Bytes(), o.c.end) {
+			t.Errorf("%q became %q", text, got.Bytes())
 		}
 	})
 }

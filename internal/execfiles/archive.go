@@ -96,7 +96,7 @@ func (a Archive) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd,
 		return sandboxer.E(sandboxer.Denied, nil, "%s is the kernel's, and no files: it is not archived", called(dir))
 	case exitDenied:
 		return sandboxer.E(sandboxer.Denied, nil, "%s may not be read inside the sandbox", called(dir))
-	case exitNoTools, sandboxer.ExitNotExecutable, sandboxer.ExitNotFound:
+	case ExitNoTools, sandboxer.ExitNotExecutable, sandboxer.ExitNotFound:
 		return sandboxer.E(sandboxer.Unsupported, said, "the sandbox's image lacks the tools that archives take").
 			WithHint("use an image with sh, find and tar, such as one with busybox")
 	}

@@ -37,7 +37,7 @@ const (
 	exitIsDir    = 45
 	exitNotDir   = 46
 	exitDenied   = 47
-	exitNoTools  = 48
+	ExitNoTools  = 48 // the image lacks what files take
 	exitNoParent = 49
 	exitNotFile  = 50
 	exitKernel   = 51
@@ -282,7 +282,7 @@ func (f Files) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd, n
 		return sandboxer.E(sandboxer.Denied, nil, "%s is the kernel's, not a file: it is not served", name).WithHint("read it by a command: cat")
 	case exitDenied:
 		return sandboxer.E(sandboxer.Denied, nil, "%s may not be read inside the sandbox", name)
-	case exitNoTools, sandboxer.ExitNotExecutable, sandboxer.ExitNotFound:
+	case ExitNoTools, sandboxer.ExitNotExecutable, sandboxer.ExitNotFound:
 		return sandboxer.E(sandboxer.Unsupported, said, "the sandbox's image lacks the tools that working on its files takes").
 			WithHint("use an image with sh and coreutils or busybox")
 	}
