@@ -31,7 +31,7 @@ import (
 //	run      what becomes the command: its arguments, and what is done right before
 //	o, e     pipes that are its outputs. Each is read by the piece, which is said in base64, a line with its number.
 //	         Then the next is due: an output that nobody takes holds the command, as a pipe does
-//	oa, ea   pipes by which pieces are asked for
+//	oa, ea   pipes by which pieces are asked for: who asks writes lines to the script's input (/v1/bash/write)
 //	i, ic    pipes: its input, and that this ends
 //	pid, tty what signals and sizes go to
 //
@@ -40,14 +40,15 @@ import (
 const (
 	markVar = "SANDBOXER_REMOTE_EXEC" // by which what a command started is found
 
-	pieceSize  = 64 << 10 // bytes of an output in one piece, as much as a pipe holds
-	pieceAhead = 5        // pieces that are said before one is asked for: less than what the far side keeps of an output
-	inputSize  = 60 << 10 // bytes of an input in one piece: in base64, with room to spare, an argument
-	maxRun     = 64 << 10 // bytes of a command that go with the script; more is a file first
-	maxCommand = 1 << 20  // bytes of a command
-	maxVars    = 48 << 10 // bytes of its environment
-	maxQueued  = 2 << 20  // bytes of an output that wait for whoever reads it
-	maxOutput  = 4 << 20  // bytes of one answer about outputs
+	pieceSize  = 64<<10 - 1 // bytes of an output in one piece, almost as much as a pipe holds; in base64 nothing fills up the last of them
+	pieceAhead = 5          // pieces that are said before one is asked for: less than what the far side keeps of an output
+	inputSize  = 4 << 20    // bytes of an input in one piece
+	maxText    = 48 << 10   // bytes of an input that go with the script which writes them; more is a file first
+	maxScript  = 90 << 10   // bytes of a script: an argument, with room to spare. More of a command is a file first
+	maxCommand = 1 << 20    // bytes of a command
+	maxVars    = 48 << 10   // bytes of its environment
+	maxQueued  = 2 << 20    // bytes of an output that wait for whoever reads it
+	maxOutput  = 4 << 20    // bytes of one answer about outputs
 	pollTime   = 20 * time.Second
 	endTime    = 20 * time.Second // for ending a command that is given up
 	startLate  = 5 * time.Second  // for the answer to a start, when its caller has left
@@ -165,10 +166,11 @@ func (c *command) request(ctx context.Context) (body map[string]any, late []byte
 		return wrong(sandboxer.Unsupported, "a command has at most %d KiB by way of the sandbox's API", maxCommand>>10)
 	}
 	text := run.String()
-	if run.Len() > maxRun {
-		late, text = []byte(text), ""
+	script := c.script(text)
+	if len(script) > maxScript {
+		late, script = []byte(text), c.script("")
 	}
-	body = map[string]any{"session_id": c.session, "command": c.script(text), "env": env, "async_mode": true}
+	body = map[string]any{"session_id": c.session, "command": script, "env": env, "async_mode": true}
 	if until, ok := ctx.Deadline(); ok { // for a broker that is gone by then
 		body["hard_timeout"] = max(time.Until(until), 0).Seconds() + endTime.Seconds() + 60
 	}
@@ -177,14 +179,14 @@ func (c *command) request(ctx context.Context) (body map[string]any, late []byte
 
 // runs writes the first half of the file run: what makes the process known, but not yet the command.
 func (c *command) runs(b *strings.Builder) (tag string) {
-	tag, tagging := marked.Inner(c.mark)
-	b.WriteString(tagging)
+	tag = marked.Tag(c.mark)
+	b.WriteString(marked.TaggingOnce(tag))
 	if t := c.cmd.TTY; t != nil {
 		fmt.Fprintf(b, "stty rows %d cols %d\ntty >%s/tty\n", t.Rows, t.Cols, c.dir)
 		b.WriteString("if [ -n \"$SBX_SHELL\" ]; then SHELL=$SBX_SHELL; else unset SHELL; fi; unset SBX_SHELL\n")
 	}
 	// A builtin command: self is this very process, which becomes the command.
-	fmt.Fprintf(b, "read -r sbx_pid sbx_rest </proc/self/stat && echo \"$sbx_pid\" >%[1]s/pid.new && mv %[1]s/pid.new %[1]s/pid\numask \"$sbx_umask\"\n", c.dir)
+	fmt.Fprintf(b, "read -r sbx_pid sbx_rest </proc/self/stat && echo \"$sbx_pid\" >%[1]s/pid\numask \"$sbx_umask\"\n", c.dir)
 	return tag
 }
 
@@ -217,7 +219,7 @@ func (c *command) script(run string) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	end := base64.StdEncoding.EncodeToString
-	needs := "mkfifo dd base64 mv rm cat"
+	needs := "mkfifo dd base64 rm cat"
 	if c.cmd.TTY != nil {
 		needs += " script stty"
 	}
@@ -253,16 +255,20 @@ func (c *command) script(run string) string {
 	}
 	line("mkfifo %[1]s/o %[1]s/e %[1]s/oa %[1]s/ea %[1]s/i %[1]s/ic || sbx_refuse room", c.dir)
 
-	// What is the end of an output is known by what is the same of it in base64, wherever in a piece it begins.
-	line("sbx_pump() { sbx_s=0 sbx_k=%d", pieceAhead)
+	// The end of an output is known by what is the same of it in base64 wherever in a piece it begins. Only a piece
+	// that is full can have cut it in two.
+	line("sbx_pump() { LC_ALL=C sbx_s=0 sbx_k=%d sbx_t=", pieceAhead)
 	line("while sbx_c=$(dd bs=%d count=1 | base64 -w0); do echo \"$sbx_s $sbx_c\"", pieceSize)
-	line("case $sbx_c in ''|*%s*|*%s*|*%s*) return;; esac", end(c.end[:30]), end(c.end[1:28]), end(c.end[2:29]))
+	line("case $sbx_t$sbx_c in ''|*%s*|*%s*|*%s*) return;; esac", end(c.end[:30]), end(c.end[1:28]), end(c.end[2:29]))
+	line("sbx_t=; [ ${#sbx_c} -lt %d ] || sbx_t=$sbx_c", base64.StdEncoding.EncodedLen(pieceSize))
 	line("sbx_s=$((sbx_s+1)) sbx_k=$((sbx_k-1))")
 	line("while [ $sbx_k -le 0 ]; do read -r sbx_more <&4 || return; sbx_k=$((sbx_k+sbx_more)); done")
 	line("done; }")
-	line("sbx_pump <%[1]s/o 4<>%[1]s/oa 9>&- & sbx_o=$!", c.dir)
-	line("sbx_pump <%[1]s/e 4<>%[1]s/ea >&9 9>&- & sbx_e=$!", c.dir)
-	line("exec 5>%[1]s/o 6>%[1]s/e 8<>%[1]s/ic", c.dir)
+	line("exec 3<&0 5<>%[1]s/oa 6<>%[1]s/ea 8<>%[1]s/ic </dev/null", c.dir)
+	line("while read -r sbx_w sbx_n; do case $sbx_w in o) echo $sbx_n >&5;; e) echo $sbx_n >&6;; i) echo >&8;; esac; done <&3 >/dev/null 9>&- & sbx_asked=$!")
+	line("sbx_pump <%[1]s/o 4<&5 3<&- 5>&- 6>&- 8>&- 9>&- & sbx_o=$!", c.dir)
+	line("sbx_pump <%[1]s/e 4<&6 3<&- 5>&- 6>&- 8>&- >&9 9>&- & sbx_e=$!", c.dir)
+	line("exec 3<&- 5>%[1]s/o 6>%[1]s/e", c.dir)
 	in := "/dev/null"
 	if c.cmd.Stdin != nil {
 		in = c.dir + "/i"
@@ -276,11 +282,8 @@ func (c *command) script(run string) string {
 	}
 	line("sbx_code=$?; trap '' PIPE")
 	line("[ -z \"${sbx_i-}\" ] || kill $sbx_i; : <>%s/i", c.dir) // who waits to write there waits no more
-	line("sbx_end() { printf '%s' >&$1; }", octal(c.end))
-	line("sbx_end 5; sbx_end 6")
-	// Cut in two it is not seen by who looks at pieces.
-	line("( while sleep 0.2 || sleep 1; do sbx_end 5; sbx_end 6; done ) >/dev/null 8>&- 9>&- & sbx_again=$!")
-	line("wait $sbx_o $sbx_e; kill $sbx_again; exec 5>&- 6>&- 8>&-; rm -rf %s; exit $sbx_code", c.dir)
+	line("sbx_end() { printf '%s' >&$1; }; sbx_end 5; sbx_end 6", octal(c.end))
+	line("wait $sbx_o $sbx_e; kill $sbx_asked; rm -rf %s; exit $sbx_code", c.dir)
 	return b.String()
 }
 
@@ -323,7 +326,7 @@ var errTaken = errors.New("the output of the command could not be delivered")
 
 // follow is there until the command has ended.
 func (c *command) follow(ctx context.Context, cancel context.CancelCauseFunc) (sandboxer.Exit, error) {
-	out, errs := c.output(c.cmd.Stdout, "oa"), c.output(c.cmd.Stderr, "ea")
+	out, errs := c.output(c.cmd.Stdout, "o"), c.output(c.cmd.Stderr, "e")
 	var work sync.WaitGroup // ends with ctx, but for who waits for its caller
 	for _, o := range []*output{out, errs} {
 		work.Go(func() {
@@ -344,7 +347,11 @@ func (c *command) follow(ctx context.Context, cancel context.CancelCauseFunc) (s
 		work.Go(func() { c.sizes(ctx) })
 	}
 	if c.cmd.Stdin != nil {
-		go c.feed(ctx, cancel) // until its caller lets go of it
+		work.Go(func() {
+			if err := c.feed(ctx); err != nil && ctx.Err() == nil {
+				cancel(err)
+			}
+		})
 	}
 	type end struct {
 		exit sandboxer.Exit
@@ -465,7 +472,11 @@ func (c *command) kill(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
 	defer cancel()
 	c.forget(ctx)
-	err := c.a.small(ctx, c.h, fmt.Sprintf("set -- %s %s %s\n(%s)\nrm -rf %s", markVar, c.mark, c.tag, marked.Kill, c.dir))
+	// The far side may have ended what it knows of alone.
+	x, err := c.a.sync(ctx, c.h, fmt.Sprintf("set -- %[1]s %[2]s %[3]s\n(%[4]s) || (%[5]s)\nsbx=$?; rm -rf %[6]s; exit $sbx", markVar, c.mark, c.tag, marked.Look, marked.Kill, c.dir), nil)
+	if err == nil && *x.Command.ExitCode != 0 {
+		err = errors.New("some of it would not end")
+	}
 	if err != nil {
 		c.a.log().Warn("a command that was given up may still run", "extension", c.a.env.Extension, "sandbox", c.h.SandboxID, "err", err)
 	}
@@ -522,38 +533,110 @@ func (c *command) tell(ctx context.Context, what, file, text string) {
 	}
 }
 
-// feed brings the command's input inside, by the piece: the command has read almost all of one before the next.
-func (c *command) feed(ctx context.Context, cancel context.CancelCauseFunc) {
-	buf := make([]byte, inputSize)
+// An inflow is an input that is read ahead, up to inputSize.
+type inflow struct {
+	mu   sync.Mutex
+	b    []byte
+	err  error
+	more chan struct{} // holds one where there is something new
+	room chan struct{} // holds one where something was taken
+}
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// read reads r to its end, until ctx ends or its caller lets go of it.
+func (in *inflow) read(ctx context.Context, r io.Reader) {
+	buf := make([]byte, 64<<10)
 	for {
-		n, err := c.cmd.Stdin.Read(buf)
-		if ctx.Err() != nil {
+		n, err := r.Read(buf)
+		in.mu.Lock()
+		in.b, in.err = append(in.b, buf[:n]...), err
+		full := len(in.b) >= inputSize
+		in.mu.Unlock()
+		wake(in.more)
+		if err != nil || ctx.Err() != nil {
 			return
 		}
-		if n > 0 {
-			mark := "SBX_" + rand.Text()
-			code, werr := c.a.long(ctx, c.h, c.session+"-in", fmt.Sprintf("sbx=0; while [ ! -p %[1]s/i ] && [ $sbx -lt 1000 ]; do sbx=$((sbx+1)); sleep 0.02; done\n[ -p %[1]s/i ] && base64 -d >%[1]s/i <<%[2]s\n%[3]s\n%[2]s", c.dir, mark, base64.StdEncoding.EncodeToString(buf[:n])))
-			if werr != nil && ctx.Err() == nil {
-				cancel(werr)
-			}
-			if werr != nil || code != 0 { // nobody reads it
+		if full {
+			select {
+			case <-in.room:
+			case <-ctx.Done():
 				return
 			}
 		}
-		if err != nil {
-			if werr := c.a.small(ctx, c.h, fmt.Sprintf("[ ! -p %[1]s/ic ] || echo 1<>%[1]s/ic", c.dir)); werr != nil && ctx.Err() == nil {
-				cancel(werr)
+	}
+}
+
+// take returns what has been read, and whether that is all.
+func (in *inflow) take(ctx context.Context) (b []byte, all bool) {
+	select {
+	case <-in.more:
+	case <-ctx.Done():
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	b, in.b = in.b, nil
+	wake(in.room)
+	return b, in.err != nil
+}
+
+// feed brings the command's input inside, by the piece: the command has read almost all of one before the next.
+func (c *command) feed(ctx context.Context) error {
+	in := &inflow{more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+	go in.read(ctx, c.cmd.Stdin)
+	for {
+		b, all := in.take(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if len(b) > 0 {
+			text := fmt.Sprintf("sbx=0; while [ ! -p %[1]s/i ] && [ $sbx -lt 1000 ]; do sbx=$((sbx+1)); sleep 0.02; done\n[ -p %[1]s/i ] || exit\n", c.dir)
+			if len(b) <= maxText {
+				mark := "SBX_" + rand.Text()
+				text += fmt.Sprintf("base64 -d >%[1]s/i <<%[2]s\n%[3]s\n%[2]s", c.dir, mark, base64.StdEncoding.EncodeToString(b))
+			} else {
+				draft := c.dir + ".in"
+				if _, err := c.a.upload(ctx, c.h, "the input of the command", draft, bytes.NewReader(b)); err != nil {
+					return err
+				}
+				text = "exec <" + draft + "; rm -f " + draft + "\n" + text + "cat >" + c.dir + "/i"
 			}
-			return
+			if code, err := c.a.long(ctx, c.h, c.session+"-in", text); err != nil || code != 0 { // nobody reads it
+				return err
+			}
+		}
+		if all {
+			return c.write(ctx, "i")
 		}
 	}
+}
+
+// write writes a line to the script, which reads them.
+func (c *command) write(ctx context.Context, line string) error {
+	var err error
+	for step := 20 * time.Millisecond; step < 10*time.Second; step *= 2 {
+		if _, err = c.a.post(ctx, c.h, "v1/bash/write", map[string]any{"session_id": c.session, "command_id": c.id, "input": line + "\n"}); err == nil {
+			return nil
+		}
+		select { // it may have ended, which is told elsewhere
+		case <-time.After(step):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return err
 }
 
 // An output is one of the two of a command, as pieces in base64.
 type output struct {
 	c    *command
 	w    io.Writer
-	pipe string        // by which more is asked for
+	name string        // by which more is asked for
 	over chan struct{} // closed when all of it has been delivered
 	more chan struct{} // holds one where something was added
 	took chan int      // pieces that were
@@ -569,24 +652,17 @@ type output struct {
 	ended bool
 }
 
-func (c *command) output(w io.Writer, pipe string) *output {
+func (c *command) output(w io.Writer, name string) *output {
 	if w == nil {
 		w = io.Discard
 	}
-	return &output{c: c, w: w, pipe: pipe, over: make(chan struct{}), more: make(chan struct{}, 1), took: make(chan int, 1)}
+	return &output{c: c, w: w, name: name, over: make(chan struct{}), more: make(chan struct{}, 1), took: make(chan int, 1)}
 }
 
 func (o *output) untouched() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return !o.some
-}
-
-func (o *output) wake() {
-	select {
-	case o.more <- struct{}{}:
-	default:
-	}
 }
 
 // add takes what an answer has of it.
@@ -601,7 +677,7 @@ func (o *output) add(text string) error {
 		return sandboxer.E(sandboxer.Failed, nil, "the sandbox says more of a command than it was asked for")
 	}
 	o.queued = append(o.queued, text...)
-	o.wake()
+	wake(o.more)
 	return nil
 }
 
@@ -610,7 +686,7 @@ func (o *output) last() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.whole = true
-	o.wake()
+	wake(o.more)
 }
 
 var errBroken = sandboxer.E(sandboxer.Failed, nil, "what the command wrote did not come whole out of the sandbox")
@@ -700,8 +776,13 @@ func (o *output) ask(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		if err := o.c.a.small(ctx, o.c.h, fmt.Sprintf("[ ! -p %[1]s/%[2]s ] || echo %[3]d 1<>%[1]s/%[2]s", o.c.dir, o.pipe, taken)); err != nil {
-			return err
+		if err := o.c.write(ctx, o.name+" "+strconv.Itoa(taken)); err != nil {
+			select {
+			case <-o.over:
+				return nil
+			default:
+				return err
+			}
 		}
 		taken = 0
 	}

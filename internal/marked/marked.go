@@ -22,12 +22,9 @@ func Tag(name string) string {
 	return strconv.FormatUint(binary.BigEndian.Uint64(sum[:8])>>2|1<<61, 10) // a limit, and not the absence of one
 }
 
-// Inner is Tagging and Tag for what is known by name where everything may carry a tag already, which stays: a
-// number below those of Tag, as the soft limit alone.
-func Inner(name string) (tag, text string) {
-	sum := sha256.Sum256([]byte(name))
-	tag = strconv.FormatUint(binary.BigEndian.Uint64(sum[:8])>>6|1<<58, 10)
-	return tag, "[ ! -e /proc/self/limits ] || ulimit -S -w " + tag + " 2>/dev/null || ulimit -S -x " + tag + " 2>/dev/null || :\n"
+// TaggingOnce is Tagging where nothing is tagged yet: who has tagged what all of it runs in ends it, too.
+func TaggingOnce(tag string) string {
+	return "if [ \"$(ulimit -S -w 2>/dev/null || ulimit -S -x 2>/dev/null)\" = unlimited ]; then\n" + Tagging(tag) + "fi\n"
 }
 
 // each calls act with the PID of every process that carries $1, NAME=value, in its environment or
@@ -100,6 +97,15 @@ exit 3`
 const (
 	// Kill ends it, as Ending does, and exits with 3 if some of it would not end.
 	Kill = unmarked + Ending
+	// Look exits with 4 if there is some of it.
+	Look = unmarked + each + `
+act() {
+	case $(cat "/proc/$1/stat" 2>/dev/null) in *") Z "*|*") X "*|"") return;; esac
+	exit 4
+}
+each "$1" "$3"
+each "$1" "$3"
+exit 0`
 	// Signal sends the signal whose number is the further argument to that of it which
 	// has no parent inside.
 	Signal = unmarked + each + `

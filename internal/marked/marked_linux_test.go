@@ -57,9 +57,13 @@ func TestMarkedScripts(t *testing.T) {
 					t.Error("a signal ended what has a parent")
 				}
 			}
+			if code := exec.Command(shell[0], append(shell[1:], "-c", Look, "sh", "THE_MARK", value, Tag(value))...).Run(); code == nil || code.Error() != "exit status 4" {
+				t.Errorf("a look at what runs: %v", code)
+			}
 			if said := run(Kill); said != "" {
 				t.Errorf("it said %q", said)
 			}
+			run(Look)
 			for _, cmd := range []*exec.Cmd{marked, hidden} {
 				if state := stateOf(t, cmd.Process.Pid); state != "Z" {
 					t.Errorf("%q lives on: %s", cmd.Args, state)
