@@ -203,9 +203,9 @@ type bashAnswer struct {
 func readBash(data []byte) (x bashAnswer, err error) {
 	// Of an exec the command is its text, and what is told of it is beside.
 	var exec struct {
-		Command *json.RawMessage `json:"command"`
+		Command json.RawMessage `json:"command"`
 	}
-	if err = json.Unmarshal(data, &exec); err == nil && exec.Command != nil && len(*exec.Command) > 0 && (*exec.Command)[0] == '"' {
+	if err = json.Unmarshal(data, &exec); err == nil && (len(exec.Command) == 0 || exec.Command[0] == '"') {
 		var flat struct {
 			bashAnswer
 			Command string `json:"command"`

@@ -3,12 +3,15 @@ package remote
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"path"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -152,6 +155,147 @@ func TestAIOAnswers(t *testing.T) {
 			t.Errorf("%s: the error has an escape character", what)
 		}
 		s.Close()
+	}
+}
+
+// A command leaves nothing behind, and its environment is in no text that the far side may show.
+func TestAIOCommands(t *testing.T) {
+	d := newDoor(t)
+	var mu sync.Mutex
+	var texts []string
+	own := regexp.MustCompile(`/tmp/\.sandboxer-[a-z2-7]+`)
+	dirs, limits := map[string]bool{}, 0
+	d.gate = func(r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		var said struct {
+			Command string   `json:"command"`
+			Async   bool     `json:"async_mode"`
+			Limit   *float64 `json:"hard_timeout"`
+		}
+		_ = json.Unmarshal(body, &said)
+		mu.Lock()
+		defer mu.Unlock()
+		texts = append(texts, said.Command)
+		for _, dir := range own.FindAllString(said.Command, -1) {
+			dirs[dir] = true
+		}
+		if said.Async && said.Limit != nil {
+			limits++
+		}
+	}
+	e := d.open(t, t.TempDir())
+	h, err := e.Provision(t.Context(), order("x", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", `printf %s "$TOKEN:$1"; exit 5`, "sh", "\xff\xfe'\n"}, Env: map[string]string{"TOKEN": "canary"}, Stdout: &out})
+	if err != nil || x.Code != 5 || out.String() != "canary:\xff\xfe'\n" {
+		t.Errorf("%+v, %v, %q", x, err, out.String())
+	}
+	for what, env := range map[string]map[string]string{
+		"a name":     {"a.b": "x"},
+		"no UTF-8":   {"A": "\xff"},
+		"too much":   {"A": strings.Repeat("x", maxVars)},
+		"a NUL byte": {"A": "\x00"},
+	} {
+		_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}, Env: env})
+		wantKind(t, what, err, sandboxer.Unsupported)
+	}
+	in, feed := io.Pipe()
+	defer feed.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	_, err = e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", "echo on; cat"}, Stdin: in, Stdout: writer(func(p []byte) (int, error) { cancel(); return len(p), nil })})
+	wantKind(t, "a command that is given up", err, sandboxer.Canceled)
+
+	mu.Lock()
+	defer mu.Unlock()
+	d.gate = nil
+	for _, text := range texts {
+		if strings.Contains(text, "canary") {
+			t.Errorf("the environment is in a command: %q", text)
+		}
+	}
+	if len(dirs) != 2 || limits != 1 {
+		t.Errorf("%d directories, %d limits", len(dirs), limits)
+	}
+	for dir := range dirs {
+		if left, _ := filepath.Glob(dir + "*"); len(left) > 0 {
+			t.Errorf("%q is left", left)
+		}
+	}
+	resp, err := http.Get(d.lend(fmt.Sprint("x", 1)) + "/v1/bash/sessions")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if said, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 || bytes.Contains(said, []byte("sandboxer-")) {
+		t.Errorf("the sessions that are left: %d %s, %v", resp.StatusCode, said, err)
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+// A far side that lies about a command is found out, within bounds, and the command is given up there.
+func TestAIOHostileCommands(t *testing.T) {
+	const running = `,"command":{"command_id":"c","status":"running"}`
+	for what, tt := range map[string]struct {
+		data string
+		kind sandboxer.Kind
+	}{
+		"another number":     {`"stdout":"1 aGkK\n"` + running, sandboxer.Failed},
+		"no base64":          {`"stdout":"0 !!!!\n"` + running, sandboxer.Failed},
+		"nothing of a piece": {`"stdout":"0 \n"` + running, sandboxer.Failed},
+		"a line without end": {`"stdout":"` + strings.Repeat("x", 3*pieceSize) + `"` + running, sandboxer.Failed},
+		"a flood":            {`"stderr":"` + strings.Repeat("x", maxQueued+1) + `"` + running, sandboxer.Failed},
+		"too long":           {`"stderr":"` + strings.Repeat("x", maxOutput+1) + `"` + running, sandboxer.Failed},
+		"a negative offset":  {`"offset":-1` + running, sandboxer.Failed},
+		"outputs that end":   {`"command":{"command_id":"c","status":"completed","exit_code":0}`, sandboxer.Failed},
+		"killed":             {`"command":{"command_id":"c","status":"ki\u001b[31mlled"}`, sandboxer.Failed},
+		"an odd refusal":     {`"stdout":"! \u001b[31m\n"` + running, sandboxer.Failed},
+		"no tools":           {`"stdout":"! tools mkfifo\u001b\n"` + running, sandboxer.Unsupported},
+		"no such user":       {`"stdout":"! user\n"` + running, sandboxer.Invalid},
+	} {
+		t.Run(what, func(t *testing.T) {
+			var closed, killed atomic.Bool
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				switch {
+				case strings.HasSuffix(r.URL.Path, "/close"):
+					closed.Store(true)
+				case r.URL.Path == "/v1/bash/output":
+					_, _ = io.WriteString(w, `{"success":true,"data":{`+tt.data+`}}`)
+					return
+				case bytes.Contains(body, []byte(`"async_mode":true`)):
+					_, _ = io.WriteString(w, `{"success":true,"data":{"session_id":"s","command_id":"c","command":"x","status":"running"}}`)
+					return
+				case bytes.Contains(body, []byte("kill -KILL")):
+					killed.Store(true)
+				}
+				_, _ = io.WriteString(w, `{"success":true,"data":{"status":"completed","exit_code":0}}`)
+			}))
+			defer s.Close()
+			b := opened(t, t.TempDir(), map[string]any{"kind": "aio", "bases": map[string]string{"a": s.URL}})
+			h, err := b.Provision(t.Context(), order("x", nil))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = b.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+			wantKind(t, what, err, tt.kind)
+			if err != nil && strings.ContainsRune(err.Error(), '\x1b') {
+				t.Errorf("the error has an escape character: %q", err)
+			}
+			if !closed.Load() || !killed.Load() {
+				t.Errorf("closed: %t, killed: %t", closed.Load(), killed.Load())
+			}
+		})
 	}
 }
 
