@@ -404,6 +404,9 @@ func (c *command) poll(ctx context.Context, out, errs *output) (sandboxer.Exit, 
 	for last := false; ; {
 		began := time.Now()
 		data, err := c.a.postUpTo(ctx, c.h, "v1/bash/output", body, maxOutput)
+		if sandboxer.KindOf(err) == sandboxer.Unsupported { // 404: the path is there
+			err = sandboxer.E(sandboxer.Failed, err, "the sandbox has forgotten the command while it ran")
+		}
 		if err != nil {
 			return none, err
 		}
