@@ -181,8 +181,22 @@ func (s *suite) exec(t *testing.T) {
 	})
 
 	t.Run("env is added", func(t *testing.T) {
-		own := s.up(t, func(sp *sandboxer.Spec) { sp.Env["A"], sp.Env["B"] = "spec", "spec" })
-		show := own.s.script(`echo "$A $B $C"`)
+		show := s.script(`echo "$A $B $C"`)
+		given := func(sp *sandboxer.Spec) { sp.Env["A"], sp.Env["B"] = "spec", "spec" }
+		if s.ExistsAlready {
+			sp := s.spec()
+			given(&sp)
+			_, err := s.open(t).Provision(ctx(t), sp)
+			wantKind(t, err, "Provision with an environment", sandboxer.Unsupported)
+			if _, o, _ := sb.run(t, sandboxer.Cmd{Args: show, Env: map[string]string{"B": "cmd", "C": "cmd"}}); o != " cmd cmd\n" {
+				t.Errorf("environment: %q", o)
+			}
+			if _, o, _ := sb.run(t, sandboxer.Cmd{Args: show}); o != "  \n" {
+				t.Errorf("the environment of the command before is left: %q", o)
+			}
+			return
+		}
+		own := s.up(t, given)
 		if _, o, _ := own.run(t, sandboxer.Cmd{Args: show, Env: map[string]string{"B": "cmd", "C": "cmd"}}); o != "spec cmd cmd\n" {
 			t.Errorf("environment: %q", o)
 		}

@@ -71,6 +71,10 @@ type Harness struct {
 	// directory; nil if it has none.
 	Bare func(t *testing.T) sandboxer.Extension
 
+	// ExistsAlready says that sandboxes are there before they are provisioned, and can be given no
+	// environment, which must be refused with Unsupported.
+	ExistsAlready bool
+
 	// Settle is how long a listing may lag behind the truth.
 	Settle time.Duration
 	// Patience is how long the suite waits for what has to come, where nothing else bounds

@@ -1,7 +1,6 @@
 package remote
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -21,23 +20,22 @@ import (
 	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
-	"github.com/sand-boxer/sandboxer/api"
+	"github.com/sand-boxer/sandboxer/internal/execfiles"
 )
 
-// aio is the extension of kind aio: a site with agent-infra's in-sandbox API, of which it uses what files take. Content
-// goes by that API's own calls; the rest is done by scripts, which want bash, find, sort and base64 of GNU inside. Commands of
-// callers are not: the API has no terminal, no end of input, no signals, and cuts output.
+// aio is the extension of kind aio: a site with agent-infra's in-sandbox API. Content of files goes by that API's own
+// calls; the rest is done by commands (aioexec.go).
 type aio struct{ *site }
 
 var _ interface {
 	sandboxer.Extension
+	sandboxer.Execer
 	sandboxer.Filer
 } = aio{}
 
 const (
-	// maxGuest bounds an answer that is held in memory, and maxRecord what is said of one file.
-	maxGuest  = 1 << 20
-	maxRecord = 64 << 10
+	// maxGuest bounds an answer that is held in memory.
+	maxGuest = 1 << 20
 	// maxWrite bounds a file that is written: the API takes it in one piece.
 	maxWrite = 64 << 20
 	// scriptTime bounds a script: removing a large tree takes a while.
@@ -163,102 +161,137 @@ var errTooLong = errors.New("it is too long")
 
 // post sends body and returns what the answer has for data.
 func (a aio) post(ctx context.Context, h sandboxer.Handle, where string, body any) (json.RawMessage, error) {
+	return a.postUpTo(ctx, h, where, body, maxGuest)
+}
+
+// postUpTo is post for an answer of at most so many bytes.
+func (a aio) postUpTo(ctx context.Context, h sandboxer.Handle, where string, body any, most int64) (json.RawMessage, error) {
 	resp, err := a.send(ctx, h, http.MethodPost, where, nil, body)
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxGuest+1))
+	data, err := io.ReadAll(io.LimitReader(resp.Body, most+1))
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case err != nil:
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the sandbox's answer to %s broke off", where)
-	case len(data) > maxGuest:
+	case int64(len(data)) > most:
 		return nil, sandboxer.E(sandboxer.Failed, errTooLong, "the sandbox's answer to %s is too long", where)
 	}
 	return readEnvelope(data)
 }
 
-// How the scripts end, besides 0 and what their tools say.
-const (
-	exitMissing  = 44
-	exitIsDir    = 45
-	exitNotDir   = 46
-	exitDenied   = 47
-	exitNoTools  = 48
-	exitNoParent = 49
-	exitNotFile  = 50
-)
-
-// Names travel in the environment, in base64: they are bytes, and never part of a script. The x keeps line ends at
-// the end of a name.
-const scriptBegin = `( set -o pipefail; export LC_ALL=C
-command -v base64 >/dev/null && command -v find >/dev/null && command -v sort >/dev/null || exit 48
-decode() { printf %s "$1" | base64 -d; printf x; }
-a=$(decode "$SBX_A"); a=${a%x}; b=$(decode "$SBX_B"); b=${b%x}
-`
-
-// script runs one about the file name, and returns what it wrote.
-func (a aio) script(ctx context.Context, h sandboxer.Handle, name, text string, names ...string) (string, error) {
-	env := map[string]string{"SBX_A": "", "SBX_B": ""}
-	for i, n := range names {
-		env["SBX_"+string(rune('A'+i))] = base64.StdEncoding.EncodeToString([]byte(n))
-	}
-	data, err := a.post(ctx, h, "v1/bash/exec", map[string]any{"command": scriptBegin + text + "\n)", "env": env, "hard_timeout": scriptTime.Seconds()})
-	if err != nil {
-		return "", err
-	}
-	var x struct {
-		Stdout   string `json:"stdout"`
-		Stderr   string `json:"stderr"`
+// bashAnswer is what the API says of a command, in either of its forms.
+type bashAnswer struct {
+	SessionID    string `json:"session_id"`
+	CommandID    string `json:"command_id"`
+	Stdout       string `json:"stdout"`
+	Stderr       string `json:"stderr"`
+	Status       string `json:"status"`
+	ExitCode     *int   `json:"exit_code"`
+	Offset       int64  `json:"offset"`
+	StderrOffset int64  `json:"stderr_offset"`
+	Command      struct {
 		Status   string `json:"status"`
 		ExitCode *int   `json:"exit_code"`
-	}
-	if err := json.Unmarshal(data, &x); err != nil || x.ExitCode == nil {
-		return "", sandboxer.E(sandboxer.Failed, err, "the sandbox does not say how a command ended (%s)", shown(x.Status))
-	}
-	if *x.ExitCode != 0 {
-		return "", scriptError(name, *x.ExitCode, x.Stderr)
-	}
-	return x.Stdout, nil
+	} `json:"command"`
 }
 
-// scriptError gives the end of a script about the file name a kind.
-func scriptError(name string, code int, stderr string) error {
-	says := func(texts ...string) bool {
-		for _, s := range texts {
-			if strings.Contains(stderr, s) {
-				return true
-			}
+// readBash reads what the API says of a command.
+func readBash(data []byte) (x bashAnswer, err error) {
+	// Of an exec the command is its text, and what is told of it is beside.
+	var exec struct {
+		Command json.RawMessage `json:"command"`
+	}
+	if err = json.Unmarshal(data, &exec); err == nil && (len(exec.Command) == 0 || exec.Command[0] == '"') {
+		var flat struct {
+			bashAnswer
+			Command string `json:"command"`
 		}
-		return false
+		err = json.Unmarshal(data, &flat)
+		x = flat.bashAnswer
+		x.Command.Status, x.Command.ExitCode = x.Status, x.ExitCode
+	} else if err == nil {
+		err = json.Unmarshal(data, &x)
 	}
-	said := errors.New(shown(stderr))
-	switch {
-	case code == exitMissing:
-		return sandboxer.E(sandboxer.NotFound, nil, "%s does not exist", name)
-	case code == exitNoParent:
-		return sandboxer.E(sandboxer.NotFound, nil, "the directory that %s should be moved to does not exist", name)
-	case code == exitIsDir:
-		return sandboxer.E(sandboxer.Invalid, nil, "%s: there is a directory where a file is expected", name)
-	case code == exitNotDir:
-		return sandboxer.E(sandboxer.Invalid, nil, "%s: there is a file where a directory is expected", name)
-	case code == exitNotFile:
-		return sandboxer.E(sandboxer.Invalid, nil, "%s is not a regular file", name)
-	case code == exitDenied:
-		return sandboxer.E(sandboxer.Denied, nil, "%s may not be read inside the sandbox", name)
-	case code == exitNoTools, says("-printf"): // busybox's find does not know it
-		return sandboxer.E(sandboxer.Unsupported, nil, "the sandbox's image lacks the tools that working on its files takes").WithHint("use an image with GNU's find and coreutils")
-	case says("No space left", "quota exceeded"):
-		return sandboxer.E(sandboxer.Exhausted, said, "%s: the sandbox's disk is full", name)
-	case says("Permission denied", "Operation not permitted", "Read-only file system"):
-		return sandboxer.E(sandboxer.Denied, said, "%s may not be changed inside the sandbox", name)
-	case says("Not a directory", "File exists", "Is a directory", "File name too long"):
-		return sandboxer.E(sandboxer.Invalid, said, "%s: a part of the path is not a directory, or too long", name)
+	if err == nil && (x.Offset < 0 || x.StderrOffset < 0) {
+		err = errors.New("an offset is none")
 	}
-	return sandboxer.E(sandboxer.Failed, said, "%s: the shell inside the sandbox ended with %d", name, code)
+	if err != nil {
+		return bashAnswer{}, sandboxer.E(sandboxer.Failed, err, "the sandbox speaks of a command in a way that cannot be read")
+	}
+	return x, nil
 }
+
+// sync runs a short script to its end.
+func (a aio) sync(ctx context.Context, h sandboxer.Handle, text string, env map[string]string) (bashAnswer, error) {
+	data, err := a.post(ctx, h, "v1/bash/exec", map[string]any{"command": text, "env": env, "hard_timeout": scriptTime.Seconds(), "max_output_length": 0})
+	if err != nil {
+		return bashAnswer{}, err
+	}
+	x, err := readBash(data)
+	if err == nil && x.Command.ExitCode == nil {
+		err = sandboxer.E(sandboxer.Failed, nil, "the sandbox does not say how a command ended (%s)", shown(x.Command.Status))
+	}
+	return x, err
+}
+
+// small runs a short script whose exit code says nothing.
+func (a aio) small(ctx context.Context, h sandboxer.Handle, text string) error {
+	_, err := a.sync(ctx, h, text, nil)
+	return err
+}
+
+// long runs a script in a session, for as long as that takes, and returns its exit code.
+func (a aio) long(ctx context.Context, h sandboxer.Handle, session, text string) (int, error) {
+	data, err := a.post(ctx, h, "v1/bash/exec", map[string]any{"session_id": session, "command": text, "timeout": pollTime.Seconds()})
+	if err != nil {
+		return 0, err
+	}
+	x, err := readBash(data)
+	for id := x.CommandID; err == nil && (x.Command.Status == "running" || x.Command.Status == "pending"); {
+		if data, err = a.post(ctx, h, "v1/bash/output", map[string]any{"session_id": session, "command_id": id, "wait": true, "wait_timeout": pollTime.Seconds()}); err == nil {
+			x, err = readBash(data)
+		}
+	}
+	if err == nil && x.Command.ExitCode == nil {
+		err = sandboxer.E(sandboxer.Failed, nil, "the sandbox does not say how a command ended (%s)", shown(x.Command.Status))
+	}
+	if err != nil {
+		return 0, err
+	}
+	return *x.Command.ExitCode, nil
+}
+
+// brief is an Execer for scripts of package execfiles that have no input and say little: one request each.
+type brief struct{ aio }
+
+// Exec implements sandboxer.Execer.
+func (b brief) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (sandboxer.Exit, error) {
+	var text strings.Builder
+	text.WriteString("command -v base64 >/dev/null || exit " + strconv.Itoa(execfiles.ExitNoTools) + "\n")
+	words := argWords(&text, cmd.Args)
+	fmt.Fprintf(&text, "cd %s || exit\nexec 4>&1\nsbx=$( { { ( exec %s ) 3>&- 4>&- </dev/null; echo $? >&3; } | base64 -w0 >&4; } 3>&1 )\nexit \"$sbx\"\n", quoted(cmd.Dir), words)
+	x, err := b.sync(ctx, h, text.String(), cmd.Env)
+	if err != nil {
+		return sandboxer.Exit{}, err
+	}
+	out, err := base64.StdEncoding.DecodeString(strings.TrimSpace(x.Stdout))
+	if err == nil && cmd.Stdout != nil {
+		_, err = cmd.Stdout.Write(out)
+	}
+	if err == nil && cmd.Stderr != nil {
+		_, err = io.WriteString(cmd.Stderr, x.Stderr)
+	}
+	if err != nil {
+		return sandboxer.Exit{}, sandboxer.E(sandboxer.Failed, err, "what the sandbox says of its files cannot be read")
+	}
+	return exitOf(*x.Command.ExitCode), nil
+}
+
+func (a aio) files() execfiles.Files { return execfiles.Files{Exec: brief{a}} }
 
 // download opens the file at a path, which is there.
 func (a aio) download(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
@@ -289,11 +322,7 @@ func (c content) Read(p []byte) (int, error) {
 
 // ReadFile implements sandboxer.Filer.
 func (a aio) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
-	_, err := a.script(ctx, h, name, `[ -e "$a" ] || exit 44
-[ -d "$a" ] && exit 45
-[ -f "$a" ] || exit 50
-[ -r "$a" ] || exit 47`, name)
-	if err != nil {
+	if err := a.files().Readable(ctx, h, name); err != nil {
 		return nil, err
 	}
 	return a.download(ctx, h, name)
@@ -303,21 +332,15 @@ func (a aio) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.
 func (a aio) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
 	draft := "/tmp/.sandboxer-" + rand.Text()
 	sent, err := a.upload(ctx, h, name, draft, r)
-	var out string
 	if err == nil {
-		out, err = a.script(ctx, h, name, `[ -d "$a" ] && exit 45
-mkdir -p "${a%/*}/" && chmod `+fmt.Sprintf("%o", mode.Perm())+` "$b" && mv -f "$b" "$a" && wc -c <"$a"`, name, draft)
+		err = a.files().Adopt(ctx, h, draft, name, mode, sent)
 	}
 	if err != nil {
 		c, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		_, _ = a.script(c, h, name, `rm -f "$a"`, draft) // there is an error already
-		return err
+		_ = a.small(c, h, "rm -f "+draft) // there is an error already
 	}
-	if out = strings.TrimSpace(out); out != strconv.FormatInt(sent, 10) {
-		return sandboxer.E(sandboxer.Failed, nil, "%s: %d bytes were sent, %s arrived", name, sent, shown(out))
-	}
-	return nil
+	return err
 }
 
 // upload writes what r has to the file draft, as it comes, and returns how much that was. It is for the file name.
@@ -379,126 +402,27 @@ func (s *source) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// recordFormat is what find says of a file after its name: fields that have no slash, and last the target of a link.
-const recordFormat = `/%m/%y/%s/%T@/%u/%g/%l\0`
-
-// parseRecord reads what recordFormat says, without the NUL at its end, and what is before it.
-func parseRecord(rec string) (name string, fi sandboxer.FileInfo, err error) {
-	f := strings.SplitN(rec, "/", 8)
-	if len(f) < 8 {
-		return "", fi, errors.New("too few fields")
-	}
-	types := map[string]fs.FileMode{"f": 0, "d": fs.ModeDir, "l": fs.ModeSymlink, "p": fs.ModeNamedPipe, "s": fs.ModeSocket, "b": fs.ModeDevice, "c": fs.ModeDevice | fs.ModeCharDevice}
-	bits, err := api.ParseMode(f[1])
-	if err != nil {
-		return "", fi, err
-	}
-	kind, ok := types[f[2]]
-	size, err := strconv.ParseInt(f[3], 10, 64)
-	seconds, _, _ := strings.Cut(f[4], ".")
-	mtime, terr := strconv.ParseInt(seconds, 10, 64)
-	if err != nil || terr != nil || !ok || size < 0 {
-		return "", fi, errors.New("a field is none")
-	}
-	return f[0], sandboxer.FileInfo{Size: size, Mode: bits | kind, ModTime: time.Unix(mtime, 0), Owner: f[5], Group: f[6], Target: f[7]}, nil
-}
-
-// parseEntry is parseRecord of what lies in a directory, with its name.
-func parseEntry(rec string) (name string, fi sandboxer.FileInfo, err error) {
-	if name, fi, err = parseRecord(rec); err == nil && (name == "" || name == "." || name == "..") {
-		err = errors.New("the name is none")
-	}
-	return name, fi, err
-}
-
 // StatFile implements sandboxer.Filer.
 func (a aio) StatFile(ctx context.Context, h sandboxer.Handle, name string) (sandboxer.FileInfo, error) {
-	out, err := a.script(ctx, h, name, `[ -e "$a" ] || [ -L "$a" ] || exit 44
-find "$a" -maxdepth 0 -printf '`+recordFormat+`' | base64 -w0`, name)
-	if err != nil {
-		return sandboxer.FileInfo{}, err
-	}
-	rec, err := base64.StdEncoding.DecodeString(strings.TrimSpace(out))
-	_, fi, perr := parseRecord(strings.TrimSuffix(string(rec), "\x00"))
-	if err = errors.Join(err, perr); err != nil {
-		return sandboxer.FileInfo{}, sandboxer.E(sandboxer.Failed, err, "%s: the sandbox describes it in a way that cannot be read", name)
-	}
-	fi.Path = name
-	return fi, nil
+	return a.files().StatFile(ctx, h, name)
 }
 
-// ListFiles implements sandboxer.Filer. The list is made in a file inside, and read as it comes.
+// ListFiles implements sandboxer.Filer. A list may be of any length, so that it comes as the output of any command.
 func (a aio) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
-	return func(yield func(sandboxer.FileInfo, error) bool) {
-		list := "/tmp/.sandboxer-" + rand.Text()
-		defer func() {
-			c, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-			defer cancel()
-			_, _ = a.script(c, h, dir, `rm -f "$a"`, list) // it is the guest's disk
-		}()
-		_, err := a.script(ctx, h, dir, `[ -d "$a" ] || { [ -e "$a" ] && exit 46; exit 44; }
-cd "$a" 2>/dev/null && [ -r . ] || exit 47
-find . -mindepth 1 -maxdepth 1 -printf '%f`+recordFormat+`' | sort -z -t/ -k1,1 >"$b"`, dir, list)
-		var r io.ReadCloser
-		if err == nil {
-			r, err = a.download(ctx, h, list)
-		}
-		if err != nil {
-			yield(sandboxer.FileInfo{}, err)
-			return
-		}
-		defer r.Close()
-		in := bufio.NewReaderSize(r, maxRecord)
-		for {
-			rec, err := in.ReadSlice(0)
-			if err == io.EOF && len(rec) == 0 {
-				return
-			}
-			var fi sandboxer.FileInfo
-			name := ""
-			if err == nil {
-				name, fi, err = parseEntry(string(rec[:len(rec)-1]))
-			}
-			if err != nil {
-				if k := sandboxer.KindOf(err); k == sandboxer.Internal || k == sandboxer.Invalid {
-					err = sandboxer.E(sandboxer.Failed, err, "%s: the sandbox lists it in a way that cannot be read", dir)
-				}
-				yield(sandboxer.FileInfo{}, err)
-				return
-			}
-			if name <= after {
-				continue
-			}
-			fi.Path = path.Join(dir, name)
-			if !yield(fi, nil) {
-				return
-			}
-		}
-	}
+	return execfiles.Files{Exec: a}.ListFiles(ctx, h, dir, after)
 }
 
 // MakeDir implements sandboxer.Filer.
 func (a aio) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
-	_, err := a.script(ctx, h, dir, `[ -e "$a" ] && [ ! -d "$a" ] && exit 46
-mkdir -p "$a"`, dir)
-	return err
+	return a.files().MakeDir(ctx, h, dir)
 }
 
-// MoveFile implements sandboxer.Filer. mv would move into a directory that exists.
+// MoveFile implements sandboxer.Filer.
 func (a aio) MoveFile(ctx context.Context, h sandboxer.Handle, from, to string) error {
-	_, err := a.script(ctx, h, from, `[ -e "$a" ] || [ -L "$a" ] || exit 44
-[ -d "$b" ] && exit 45
-[ -d "$a" ] && [ ! -L "$a" ] && [ -e "$b" ] && exit 46
-[ -d "${b%/*}/" ] || exit 49
-mv -f "$a" "$b"`, from, to)
-	return err
+	return a.files().MoveFile(ctx, h, from, to)
 }
 
 // RemoveFile implements sandboxer.Filer.
 func (a aio) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) error {
-	if name == "/" {
-		return sandboxer.E(sandboxer.Invalid, nil, "the sandbox's root cannot be removed")
-	}
-	_, err := a.script(ctx, h, name, `rm -rf "$a"`, name)
-	return err
+	return a.files().RemoveFile(ctx, h, name)
 }

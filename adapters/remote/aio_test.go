@@ -2,114 +2,124 @@ package remote
 
 import (
 	"bytes"
-	"encoding/base64"
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"os/exec"
 	"path"
-	"strconv"
+	"path/filepath"
+	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/adapters/fake"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/aioserver"
+	"github.com/sand-boxer/sandboxer/internal/edgetest"
+	"github.com/sand-boxer/sandboxer/internal/manager"
 )
 
-// insideAPI is as much of agent-infra's API as this adapter uses, with this machine's bash and files.
-func insideAPI(t testing.TB) string {
-	mux, dir := http.NewServeMux(), t.TempDir()
-	answer := func(w http.ResponseWriter, status int, message string, data any) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(status)
-		_ = json.NewEncoder(w).Encode(map[string]any{"success": status < 300, "message": message, "data": data})
-	}
-	mux.HandleFunc("GET /{n}/v1/sandbox", func(w http.ResponseWriter, _ *http.Request) {
-		home, err := os.MkdirTemp(dir, "home") // nobody else's, as in a sandbox
-		if err != nil {
-			t.Error(err)
-		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"success": true, "home_dir": home, "version": "1"})
-	})
-	mux.HandleFunc("POST /{n}/v1/bash/exec", func(w http.ResponseWriter, r *http.Request) {
-		var in struct {
-			Command     string            `json:"command"`
-			Env         map[string]string `json:"env"`
-			HardTimeout float64           `json:"hard_timeout"`
-		}
-		if err := json.NewDecoder(r.Body).Decode(&in); err != nil || in.Command == "" {
-			answer(w, http.StatusUnprocessableEntity, "no command", nil)
-			return
-		}
-		cmd := exec.CommandContext(r.Context(), "bash", "-c", in.Command)
-		cmd.Env = os.Environ()
-		for k, v := range in.Env {
-			cmd.Env = append(cmd.Env, k+"="+v)
-		}
-		var stdout, stderr bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &stdout, &stderr
-		code := 0
-		if err := cmd.Run(); err != nil {
-			code = -1
-			if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-				code = exit.ExitCode()
-			}
-		}
-		cut := func(b bytes.Buffer) string { return b.String()[:min(b.Len(), 50_000)] }
-		answer(w, http.StatusOK, "", map[string]any{"session_id": "s", "command_id": "c", "command": in.Command, "status": "completed",
-			"stdout": cut(stdout), "stderr": cut(stderr), "exit_code": code})
-	})
-	mux.HandleFunc("POST /{n}/v1/file/write", func(w http.ResponseWriter, r *http.Request) {
-		var in struct{ File, Content, Encoding string }
-		err := json.NewDecoder(r.Body).Decode(&in)
-		data, derr := base64.StdEncoding.DecodeString(in.Content)
-		if err != nil || derr != nil || in.Encoding != "base64" {
-			answer(w, http.StatusUnprocessableEntity, "no content", nil)
-			return
-		}
-		if err := os.WriteFile(in.File, data, 0o644); err != nil {
-			answer(w, http.StatusInternalServerError, err.Error(), nil)
-			return
-		}
-		answer(w, http.StatusOK, "", map[string]any{"file": in.File, "bytes_written": len(data)})
-	})
-	mux.HandleFunc("GET /{n}/v1/file/download", func(w http.ResponseWriter, r *http.Request) {
-		f, err := os.Open(r.FormValue("path"))
-		if err != nil {
-			answer(w, http.StatusNotFound, err.Error(), nil)
-			return
-		}
-		defer f.Close()
-		_, _ = f.WriteTo(w)
-	})
-	s := httptest.NewServer(mux)
-	t.Cleanup(s.Close)
-	return s.URL
+// door is our own API inside, for sandboxes of ext.fake, whose commands are real: as the broker serves it, below
+// /ID.
+type door struct {
+	t      testing.TB
+	broker *edgetest.Broker
+	inside *aioserver.Server
+	url    string
+	gate   func(r *http.Request) // called before each request, if set
+
+	mu   sync.Mutex
+	made map[string]*sandboxer.Sandbox // by ID
+	lent map[string]string             // the URL of a sandbox of ours
 }
 
-// TestAIOConformance holds kind aio to what of the contract it has: life and files.
+// awake are sandboxes of a Manager that are not paused.
+type awake struct{ *manager.Manager }
+
+func (awake) Awake(context.Context, string) error { return nil }
+
+func farUser(ctx context.Context) context.Context {
+	return sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: "far", Actor: "key:1", Scopes: []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite}})
+}
+
+func newDoor(t testing.TB) *door {
+	t.Helper()
+	d := &door{t: t, made: map[string]*sandboxer.Sandbox{}, lent: map[string]string{}}
+	// The fake's files have a root of their own, and its commands that of this machine.
+	one := fake.Config{Drop: []sandboxer.Capability{sandboxer.CanFiles, sandboxer.CanArchive}}
+	d.broker = edgetest.NewBroker(t, edgetest.BrokerOptions{Fake: one, Profiles: []sandboxer.Profile{{ID: "profile.far", Extension: "ext.fake", TTL: time.Hour}}})
+	d.inside = aioserver.New(aioserver.Options{Sandboxes: awake{d.broker.Manager}, SpoolDir: t.TempDir()})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+		d.mu.Lock()
+		sb, gate := d.made[id], d.gate
+		d.mu.Unlock()
+		if sb == nil {
+			http.NotFound(w, r)
+			return
+		}
+		if gate != nil {
+			gate(r)
+		}
+		in := r.Clone(farUser(r.Context()))
+		in.URL.Path = "/" + rest
+		d.inside.Serve(w, in, aioserver.Sandbox{ID: sb.ID, Generation: sb.Generation})
+	}))
+	d.url = s.URL
+	t.Cleanup(func() { d.inside.Close(); s.Close() })
+	return d
+}
+
+// lend returns the URL of a sandbox there that nobody else has, the same one for the same sandbox here.
+func (d *door) lend(key string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if u := d.lent[key]; u != "" {
+		return u
+	}
+	sb, err := d.broker.Create(farUser(context.Background()), sandboxer.CreateRequest{Profile: "profile.far"})
+	if err != nil {
+		d.t.Error(err)
+		return d.url
+	}
+	d.made[sb.ID] = sb
+	d.lent[key] = d.url + "/" + sb.ID
+	return d.lent[key]
+}
+
+// lending is the extension with a fresh sandbox there for each of its own.
+type lending struct {
+	aio
+	door *door
+}
+
+func (l lending) Provision(ctx context.Context, sp sandboxer.Spec) (sandboxer.Handle, error) {
+	sp.Inputs = map[string]string{inputURL: l.door.lend(fmt.Sprint(sp.ID, sp.Generation))}
+	return l.aio.Provision(ctx, sp)
+}
+
+// open opens the extension in dir.
+func (d *door) open(t testing.TB, dir string) lending {
+	return lending{mustOpen(t, "conformance", dir, map[string]any{"kind": "aio", "allow": []string{d.url}}).(aio), d}
+}
+
+// TestAIOConformance holds kind aio to what of the contract it has, against our own API inside.
 func TestAIOConformance(t *testing.T) {
-	if _, err := exec.LookPath("bash"); err != nil {
-		t.Skip("needs bash")
-	}
-	base := insideAPI(t)
-	bases := map[string]string{}
-	for i := range 8 {
-		bases["b"+strconv.Itoa(i)] = base + "/" + strconv.Itoa(i)
-	}
-	dir := t.TempDir()
-	config := map[string]any{"kind": "aio", "bases": bases}
+	d, dir := newDoor(t), t.TempDir()
 	extensiontest.RunGroups(t, extensiontest.Harness{
-		Inputs: Adapter.Inputs,
-		Open:   func(t *testing.T) sandboxer.Extension { return mustOpen(t, "conformance", dir, config) },
-		Want:   []sandboxer.Capability{sandboxer.CanFiles, sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanCapacity},
-	}, "files", "probe", "discover", "list", "capacity")
+		Inputs:        Adapter.Inputs,
+		Open:          func(t *testing.T) sandboxer.Extension { return d.open(t, dir) },
+		Want:          []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles, sandboxer.CanArchive, sandboxer.CanProbe, sandboxer.CanDiscover, sandboxer.CanList, sandboxer.CanCapacity},
+		ExistsAlready: true,
+	}, "exec", "files", "archive", "probe", "discover", "list", "capacity")
 }
 
 // What a guest answers is believed as far as it can be, and shown as far as it is fit for that.
@@ -145,6 +155,147 @@ func TestAIOAnswers(t *testing.T) {
 			t.Errorf("%s: the error has an escape character", what)
 		}
 		s.Close()
+	}
+}
+
+// A command leaves nothing behind, and its environment is in no text that the far side may show.
+func TestAIOCommands(t *testing.T) {
+	d := newDoor(t)
+	var mu sync.Mutex
+	var texts []string
+	own := regexp.MustCompile(`/tmp/\.sandboxer-[a-z2-7]+`)
+	dirs, limits := map[string]bool{}, 0
+	d.gate = func(r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		var said struct {
+			Command string   `json:"command"`
+			Async   bool     `json:"async_mode"`
+			Limit   *float64 `json:"hard_timeout"`
+		}
+		_ = json.Unmarshal(body, &said)
+		mu.Lock()
+		defer mu.Unlock()
+		texts = append(texts, said.Command)
+		for _, dir := range own.FindAllString(said.Command, -1) {
+			dirs[dir] = true
+		}
+		if said.Async && said.Limit != nil {
+			limits++
+		}
+	}
+	e := d.open(t, t.TempDir())
+	h, err := e.Provision(t.Context(), order("x", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", `printf %s "$TOKEN:$1"; exit 5`, "sh", "\xff\xfe'\n"}, Env: map[string]string{"TOKEN": "canary"}, Stdout: &out})
+	if err != nil || x.Code != 5 || out.String() != "canary:\xff\xfe'\n" {
+		t.Errorf("%+v, %v, %q", x, err, out.String())
+	}
+	for what, env := range map[string]map[string]string{
+		"a name":     {"a.b": "x"},
+		"no UTF-8":   {"A": "\xff"},
+		"too much":   {"A": strings.Repeat("x", maxVars)},
+		"a NUL byte": {"A": "\x00"},
+	} {
+		_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}, Env: env})
+		wantKind(t, what, err, sandboxer.Unsupported)
+	}
+	in, feed := io.Pipe()
+	defer feed.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	_, err = e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", "echo on; cat"}, Stdin: in, Stdout: writer(func(p []byte) (int, error) { cancel(); return len(p), nil })})
+	wantKind(t, "a command that is given up", err, sandboxer.Canceled)
+
+	mu.Lock()
+	defer mu.Unlock()
+	d.gate = nil
+	for _, text := range texts {
+		if strings.Contains(text, "canary") {
+			t.Errorf("the environment is in a command: %q", text)
+		}
+	}
+	if len(dirs) != 2 || limits != 1 {
+		t.Errorf("%d directories, %d limits", len(dirs), limits)
+	}
+	for dir := range dirs {
+		if left, _ := filepath.Glob(dir + "*"); len(left) > 0 {
+			t.Errorf("%q is left", left)
+		}
+	}
+	resp, err := http.Get(d.lend(fmt.Sprint("x", 1)) + "/v1/bash/sessions")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if said, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 || bytes.Contains(said, []byte("sandboxer-")) {
+		t.Errorf("the sessions that are left: %d %s, %v", resp.StatusCode, said, err)
+	}
+	http.DefaultClient.CloseIdleConnections()
+}
+
+type writer func([]byte) (int, error)
+
+func (w writer) Write(p []byte) (int, error) { return w(p) }
+
+// A far side that lies about a command is found out, within bounds, and the command is given up there.
+func TestAIOHostileCommands(t *testing.T) {
+	const running = `,"command":{"command_id":"c","status":"running"}`
+	for what, tt := range map[string]struct {
+		data string
+		kind sandboxer.Kind
+	}{
+		"another number":     {`"stdout":"1 aGkK\n"` + running, sandboxer.Failed},
+		"no base64":          {`"stdout":"0 !!!!\n"` + running, sandboxer.Failed},
+		"nothing of a piece": {`"stdout":"0 \n"` + running, sandboxer.Failed},
+		"a line without end": {`"stdout":"` + strings.Repeat("x", 3*pieceSize) + `"` + running, sandboxer.Failed},
+		"a flood":            {`"stderr":"` + strings.Repeat("x", maxQueued+1) + `"` + running, sandboxer.Failed},
+		"too long":           {`"stderr":"` + strings.Repeat("x", maxOutput+1) + `"` + running, sandboxer.Failed},
+		"a negative offset":  {`"offset":-1` + running, sandboxer.Failed},
+		"outputs that end":   {`"command":{"command_id":"c","status":"completed","exit_code":0}`, sandboxer.Failed},
+		"killed":             {`"command":{"command_id":"c","status":"ki\u001b[31mlled"}`, sandboxer.Failed},
+		"an odd refusal":     {`"stdout":"! \u001b[31m\n"` + running, sandboxer.Failed},
+		"no tools":           {`"stdout":"! tools mkfifo\u001b\n"` + running, sandboxer.Unsupported},
+		"no such user":       {`"stdout":"! user\n"` + running, sandboxer.Invalid},
+	} {
+		t.Run(what, func(t *testing.T) {
+			var closed, killed atomic.Bool
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				switch {
+				case strings.HasSuffix(r.URL.Path, "/close"):
+					closed.Store(true)
+				case r.URL.Path == "/v1/bash/output":
+					_, _ = io.WriteString(w, `{"success":true,"data":{`+tt.data+`}}`)
+					return
+				case bytes.Contains(body, []byte(`"async_mode":true`)):
+					_, _ = io.WriteString(w, `{"success":true,"data":{"session_id":"s","command_id":"c","command":"x","status":"running"}}`)
+					return
+				case bytes.Contains(body, []byte("kill -KILL")):
+					killed.Store(true)
+				}
+				_, _ = io.WriteString(w, `{"success":true,"data":{"status":"completed","exit_code":0}}`)
+			}))
+			defer s.Close()
+			b := opened(t, t.TempDir(), map[string]any{"kind": "aio", "bases": map[string]string{"a": s.URL}})
+			h, err := b.Provision(t.Context(), order("x", nil))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = b.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+			wantKind(t, what, err, tt.kind)
+			if err != nil && strings.ContainsRune(err.Error(), '\x1b') {
+				t.Errorf("the error has an escape character: %q", err)
+			}
+			if !closed.Load() || !killed.Load() {
+				t.Errorf("closed: %t, killed: %t", closed.Load(), killed.Load())
+			}
+		})
 	}
 }
 
@@ -217,16 +368,33 @@ func FuzzHome(f *testing.F) {
 	})
 }
 
-func FuzzRecord(f *testing.F) {
-	f.Add("name/644/f/12/1700000000.5/root/root/")
-	f.Add("name/777/l/12/1700000000/root/root/../a/b")
-	for _, name := range []string{"", ".", ".."} {
-		f.Add(name + "/1777/d/0/0/0/0/")
-	}
-	f.Fuzz(func(t *testing.T, rec string) {
-		name, fi, err := parseEntry(rec)
-		if err == nil && (path.Base(name) != name || name == "." || name == ".." || fi.Size < 0) {
-			t.Errorf("%q is %q, %+v", rec, name, fi)
+func FuzzBash(f *testing.F) {
+	f.Add([]byte(`{"command":"true","status":"completed","exit_code":3,"stdout":"x"}`))
+	f.Add([]byte(`{"command":{"status":"running"},"offset":5}`))
+	f.Add([]byte(`{"command":7,"offset":-5}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		x, err := readBash(data)
+		if err != nil && sandboxer.KindOf(err) != sandboxer.Failed || err == nil && (x.Offset < 0 || x.StderrOffset < 0) {
+			t.Errorf("%q: %+v, %v", data, x, err)
+		}
+	})
+}
+
+// What a guest says of an output never becomes more than it is, nor goes on after its end.
+func FuzzOutput(f *testing.F) {
+	f.Add([]byte("0 aGkK\n1 AGVuZA==\n"))
+	f.Add([]byte("0 AGVu\n1 ZCE=\n"))
+	f.Add([]byte("1 aGkK\n0 !\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var got bytes.Buffer
+		o := (&command{end: []byte("\x00end!")}).output(&got, "oa")
+		for line := range bytes.SplitSeq(text, []byte("\n")) {
+			if err := o.piece(line); err != nil || o.ended {
+				break
+			}
+		}
+		if got.Len() > len(text) || bytes.Contains(got.Bytes(), o.c.end) {
+			t.Errorf("%q became %q", text, got.Bytes())
 		}
 	})
 }

@@ -27,6 +27,7 @@ import (
 	"unicode"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/execfiles"
 )
 
 // Backend is one opened extension.
@@ -110,7 +111,7 @@ type Options struct {
 
 // New wraps ext, the opened extension named id, resolving its capabilities once. An
 // extension with exec but without files or archive gets them by way of exec
-// (execFiles, execArchive).
+// (package execfiles).
 func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	def := func(d *time.Duration, v time.Duration) {
 		if *d == 0 {
@@ -153,17 +154,17 @@ func New(id string, ext sandboxer.Extension, opts Options) *Backend {
 	resolve(b, &b.exec, sandboxer.CanExec, not)
 	resolve(b, &b.files, sandboxer.CanFiles, not)
 	if b.files == nil && b.exec != nil {
-		b.files = execFiles{b.exec}
+		b.files = execfiles.Files{Exec: b.exec}
 		b.caps = append(b.caps, sandboxer.CanFiles)
 	}
 	resolve(b, &b.archive, sandboxer.CanArchive, not)
 	switch {
 	case b.exec == nil:
 	case b.archive == nil:
-		b.archive = execArchive{b.exec}
+		b.archive = execfiles.Archive{Exec: b.exec}
 		b.caps = append(b.caps, sandboxer.CanArchive)
 	default:
-		b.archive = eitherArchive{b.archive, execArchive{b.exec}}
+		b.archive = eitherArchive{b.archive, execfiles.Archive{Exec: b.exec}}
 	}
 	resolve(b, &b.dial, sandboxer.CanDial, not)
 	resolve(b, &b.expose, sandboxer.CanExpose, not)

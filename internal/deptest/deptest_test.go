@@ -43,7 +43,9 @@ var arrows = map[string][]string{
 	"extension":            {".", "internal/catalog", "internal/protocol"},
 	"extensiontest":        {".", "internal/backend"},
 	"adapters":             {".", "adapters/..."},
-	"internal/backend":     {"."},
+	"internal/backend":     {".", "internal/execfiles"},
+	"internal/execfiles":   {"."},
+	"internal/marked":      {},
 	"internal/manager":     {".", "internal/backend", "internal/procnet", "internal/strictjson", "internal/suggest"},
 	"internal/catalog":     {".", "internal/suggest"},
 	"internal/edge":        {".", "api", "internal/manager"},
@@ -79,7 +81,7 @@ var arrows = map[string][]string{
 	"internal/wholefile":         {},
 	"internal/latency":           {".", "api", "internal/measure", "internal/strictjson", "internal/wholefile"},
 	"internal/measure":           {"internal/strictjson"},
-	"internal/sshrun/...":        {".", "internal/filelock", "internal/sshrun", "internal/strictjson", "internal/wholefile"},
+	"internal/sshrun/...":        {".", "internal/filelock", "internal/marked", "internal/sshrun", "internal/strictjson", "internal/wholefile"},
 	"bench":                      {".", "adapters/local", "api", "internal/checkpoint", "internal/measure", "internal/sshrun/...", "internal/strictjson"},
 	"internal/deptest":           {},
 	"docs":                       {},
@@ -89,7 +91,7 @@ var arrows = map[string][]string{
 	"cmd/sandboxer-agent":        {"agent"},
 	"cmd/sandboxer-egress":       {"internal/egress/gateway"},
 	"cmd/sandboxer-runner":       {"adapters/local/runner"},
-	"internal/engine":            {".", "agent", "internal/procnet", "internal/procs", "internal/sshrun"},
+	"internal/engine":            {".", "agent", "internal/marked", "internal/procnet", "internal/procs", "internal/sshrun"},
 	"internal/engine/enginetest": {},
 	"internal/program":           {"."},
 	"internal/images/...":        {".", "internal/filelock", "internal/images", "internal/strictjson", "internal/wholefile"},
@@ -101,7 +103,7 @@ var arrows = map[string][]string{
 var overSSH = []string{"composessh", "docker", "vmpacker"}
 
 // adapterMay is what every adapter may import besides packages below its own.
-var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/filelock", "internal/images", "internal/mounts", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/usernet/tap", "internal/wholefile", "sdk/python"}
+var adapterMay = []string{".", "agent", "internal/egress", "internal/engine", "internal/execfiles", "internal/filelock", "internal/images", "internal/marked", "internal/mounts", "internal/notices", "internal/procnet", "internal/procs", "internal/program", "internal/protocol", "internal/safetar", "internal/strictjson", "internal/usernet", "internal/usernet/tap", "internal/wholefile", "sdk/python"}
 
 // owners says who alone may import a dependency directly. Tests may import more.
 var owners = map[string][]string{

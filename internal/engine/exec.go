@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/marked"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
@@ -161,9 +162,9 @@ func (en *Engine) execArgs(id, cookie string, stdin bool, cmd sandboxer.Cmd) (ar
 	switch {
 	case cmd.TTY != nil:
 		// The engine sets the size of a terminal a little after the command began.
-		args = append(args, "sh", "-c", sshrun.Tagging(sshrun.Tag(cookie))+`stty rows "$1" cols "$2" 2>/dev/null; shift 2; exec "$@"`, "sh", strconv.Itoa(int(cmd.TTY.Rows)), strconv.Itoa(int(cmd.TTY.Cols)))
+		args = append(args, "sh", "-c", marked.Tagging(marked.Tag(cookie))+`stty rows "$1" cols "$2" 2>/dev/null; shift 2; exec "$@"`, "sh", strconv.Itoa(int(cmd.TTY.Rows)), strconv.Itoa(int(cmd.TTY.Cols)))
 	case en.hasShell(id):
-		args = append(args, "sh", "-c", sshrun.Tagging(sshrun.Tag(cookie))+`exec "$@"`, "sh")
+		args = append(args, "sh", "-c", marked.Tagging(marked.Tag(cookie))+`exec "$@"`, "sh")
 	}
 	return append(args, carried(cmd.Args)...), env
 }

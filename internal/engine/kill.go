@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/marked"
 	"github.com/sand-boxer/sandboxer/internal/procs"
 	"github.com/sand-boxer/sandboxer/internal/sshrun"
 )
@@ -14,7 +15,7 @@ import (
 // inContainer runs a script of sshrun's for marked processes, with what a command is known by, in
 // a container.
 func (en *Engine) inContainer(ctx context.Context, id, script, cookie string, more ...string) (sandboxer.Exit, error) {
-	args := append([]string{en.Program, "exec", "-u", "0", id, "sh", "-c", script, "sh", procs.ExecVar, cookie, sshrun.Tag(cookie)}, more...)
+	args := append([]string{en.Program, "exec", "-u", "0", id, "sh", "-c", script, "sh", procs.ExecVar, cookie, marked.Tag(cookie)}, more...)
 	return en.Host.Ask(ctx, sshrun.Cmd{Args: args, Env: en.Env})
 }
 
@@ -23,7 +24,7 @@ func (en *Engine) inContainer(ctx context.Context, id, script, cookie string, mo
 // could not be asked it is asked when it answers again.
 func (en *Engine) killCommand(ctx context.Context, id, cookie string) {
 	inside := func(ctx context.Context) (sandboxer.Exit, error) {
-		return en.inContainer(ctx, id, sshrun.KillMarked, cookie)
+		return en.inContainer(ctx, id, marked.Kill, cookie)
 	}
 	limited := func(f func(context.Context) error) error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
@@ -61,7 +62,7 @@ func (en *Engine) forward(ctx context.Context, id, cookie string, signals <-chan
 				continue
 			}
 			kctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
-			_, err := en.inContainer(kctx, id, sshrun.SignalMarked, cookie, strconv.Itoa(int(sig)))
+			_, err := en.inContainer(kctx, id, marked.Signal, cookie, strconv.Itoa(int(sig)))
 			cancel()
 			if err != nil {
 				en.log().Debug("a signal was not delivered", "container", id, "err", err)

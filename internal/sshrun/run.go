@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -21,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
+	"github.com/sand-boxer/sandboxer/internal/marked"
 )
 
 // Cmd is a command for a host, with its streams. All but Script is as in
@@ -114,19 +113,6 @@ func dirWord(dir string) string {
 	return dir
 }
 
-// Tagging is text for a shell that has it, and everything that it starts, carry tag where it is seen from
-// outside: as a limit that Linux has long stopped to heed, on locks of files. It goes along where a process
-// leaves its session, drops its environment and loses its parent.
-func Tagging(tag string) string {
-	return "[ ! -e /proc/self/limits ] || ulimit -w " + tag + " 2>/dev/null || ulimit -x " + tag + " 2>/dev/null || :\n" // in dash and BusyBox, in bash
-}
-
-// Tag is the tag of what is known by name: a number, the same for the same name.
-func Tag(name string) string {
-	sum := sha256.Sum256([]byte(name))
-	return strconv.FormatUint(binary.BigEndian.Uint64(sum[:8])>>2|1<<61, 10) // a limit, and not the absence of one
-}
-
 // header is script in the form that the boot loop reads.
 func header(script string) []byte {
 	var b bytes.Buffer
@@ -183,7 +169,7 @@ func (h *Host) run(ctx context.Context, c Cmd, as use) (sandboxer.Exit, error) {
 	} else if s, l, err = h.start(ctx, boot(run, c.TTY != nil), c.TTY, as); err != nil {
 		return sandboxer.Exit{}, err
 	}
-	text = Tagging(Tag(run)) + text
+	text = marked.Tagging(marked.Tag(run)) + text
 	defer h.release(l, false)
 	defer s.close()
 	h.settle()
@@ -504,88 +490,6 @@ func (o *opening) pass(p []byte) error {
 // killTime bounds ending a command on a host that answers.
 const killTime = 10 * time.Second
 
-// each calls act with the PID of every process that carries $1, NAME=value, in its environment or
-// among its arguments, or the tag $2.
-const each = `
-has() { cat "/proc/$2/environ" "/proc/$2/cmdline" 2>/dev/null | tr '\0' '\n' | grep -qxF "$1"; }
-# A grep that takes a NUL for the end sees only the first variable: then all are looked at.
-if printf 'a\0b\n' | grep -qF b; then some=1; else some=; fi
-each() {
-	if [ -n "$some" ]; then f=$(grep -lsF "$1" /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null); else f=$(echo /proc/[0-9]*/environ); fi
-	t=
-	[ -z "$2" ] || t=$(grep -ls "^Max file locks .* $2 " /proc/[0-9]*/limits 2>/dev/null)
-	for p in $t - $f; do
-		[ "$p" != - ] || { t=; continue; }
-		p=${p#/proc/} p=${p%/*}
-		[ -n "$t" ] || has "$1" "$p" || continue
-		act "$p"
-	done
-}
-`
-
-// killing kills everything that carries $1, NAME=value, in its environment or among its arguments, or the
-// tag $3, and before that the process group $2 if there is one and its leader carries it too. It looks
-// again until three looks find nothing, for what was started meanwhile and for what could
-// not be seen: in the middle of an execve a process has neither environment nor
-// arguments. Such a one is waited for, and a look during which a process went through an
-// execve says nothing. 3: some of it would not end.
-const killing = each + `
-nap() { sleep 0.0$1 2>/dev/null || sleep 1; }
-# Where the environment of each process ends, as the kernel numbers the fields: at 0 in the
-# middle of an execve, and somewhere else after it.
-ends() { cat /proc/[0-9]*/stat 2>/dev/null | awk '{ p = $1; sub(/.*\) /, "") } NF >= 49 && $21 > 0 { print p, $49 }' 2>/dev/null; }
-# Whether a process that may be looked into was in the middle of an execve from $1 to $2.
-amid() {
-	for p in $(printf '%s\n' "$1" - "$2" | awk '$1 == "-" { now = 1; next } !now { was[$1] = $2; next } $2 == 0 || $1 in was && $2 != was[$1] { print $1 }' 2>/dev/null); do
-		[ -r "/proc/$p/environ" ] && (: <"/proc/$p/environ") 2>/dev/null && return
-	done
-	return 1
-}
-act() {
-	case $(cat "/proc/$1/stat" 2>/dev/null) in *") Z "*|*") X "*|"") return;; esac
-	n=1
-	kill -KILL "$1" 2>/dev/null
-}
-[ -z "$2" ] || { [ -r "/proc/$2/cmdline" ] && ! has "$1" "$2"; } || kill -KILL "-$2" 2>/dev/null
-[ -r /proc/self/environ ] || exit 0
-i=0 none=0 sure=0 naps=0 was=$(ends)
-while [ $((i += 1)) -le 13 ]; do
-	n=
-	each "$1" "$3"
-	now=$(ends) none=$((none + 1))
-	if [ -n "$n" ]; then
-		none=0 sure=0
-		[ $i -lt 3 ] || nap 9
-	elif amid "$now" "$now"; then
-		[ $naps -ge 9 ] || : $((naps += 1))
-		nap $naps
-	elif ! amid "$was" "$now"; then
-		[ $((sure += 1)) -lt 3 ] || exit 0
-	fi
-	was=$now
-done
-# Somebody here is always in the middle of an execve: as far as can be seen.
-[ $none -lt 3 ] || exit 0
-exit 3`
-
-// These scripts are for the inside of a container, where there is nothing of ours. They look for
-// what carries a mark; their arguments are its name, its value and its tag, or "". They need
-// a POSIX shell with cat, grep and tr, and find nothing without /proc.
-const (
-	// KillMarked ends it, as [Host.Kill] does, and exits with 3 if some of it would not end.
-	KillMarked = unmarked + killing
-	// SignalMarked sends the signal whose number is the further argument to that of it which
-	// has no parent inside.
-	SignalMarked = unmarked + each + `
-sig=$4
-act() { grep -qs '^PPid:[^0-9]*0$' "/proc/$1/status" && kill "-$sig" "$1"; }
-each "$1" "$3"
-exit 0`
-	// unmarked puts the mark together. The script's own shell so has no argument that is one.
-	unmarked = `
-m=$1=$2; shift 2; set -- "$m" "" "$@"`
-)
-
 // kill ends run, of which pid leads the process group if it is not 0. false: the host
 // could not be reached to do it.
 func (h *Host) kill(l *link, run string, pid int64) bool {
@@ -603,7 +507,7 @@ func (h *Host) kill(l *link, run string, pid int64) bool {
 	if pid > 0 {
 		group = strconv.FormatInt(pid, 10)
 	}
-	_, err := h.output(ctx, ending, killing, runVar+"="+run, group, Tag(run))
+	_, err := h.output(ctx, ending, marked.Ending, runVar+"="+run, group, marked.Tag(run))
 	if err != nil {
 		h.pool.log.Debug("command not killed", "host", h.target.Name, "err", err)
 	}
@@ -617,7 +521,7 @@ func (h *Host) Kill(ctx context.Context, name, value string) error {
 	if err := errors.Join(checkName(name), checkWords("the value", value)); err != nil {
 		return err
 	}
-	exit, said, err := h.said(ctx, `[ -r /proc/self/environ ] || exit 4`+killing, []string{name + "=" + value, "", ""})
+	exit, said, err := h.said(ctx, `[ -r /proc/self/environ ] || exit 4`+marked.Ending, []string{name + "=" + value, "", ""})
 	switch {
 	case err != nil:
 		return err
@@ -649,7 +553,7 @@ func (h *Host) settle() {
 		ctx, cancel := context.WithTimeout(h.pool.ctx, killTime)
 		defer cancel()
 		for _, run := range debts {
-			if _, err := h.output(ctx, ending, killing, runVar+"="+run, "", Tag(run)); err != nil {
+			if _, err := h.output(ctx, ending, marked.Ending, runVar+"="+run, "", marked.Tag(run)); err != nil {
 				h.owe(run)
 			}
 		}

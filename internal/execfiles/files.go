@@ -1,4 +1,6 @@
-package backend
+// Package execfiles works on files inside sandboxes, and on archives of them, where all that there is are
+// commands: by scripts for a POSIX shell, which have the tools busybox has.
+package execfiles
 
 import (
 	"bytes"
@@ -20,14 +22,14 @@ import (
 	"github.com/sand-boxer/sandboxer"
 )
 
-// execFiles is a Filer for backends that can only run commands. It needs a POSIX
+// Files is a sandboxer.Filer for backends that can only run commands. It needs a POSIX
 // shell and the tools busybox has (cat, chmod, find, mkdir, mv, readlink, rm, stat,
 // wc) inside.
 //
 // Names travel as arguments of a fixed script, never as part of one, so that no name
 // can become a command. What a script prints is unambiguous for every name: a name
 // has no slash and no NUL, and those are what separates.
-type execFiles struct{ exec sandboxer.Execer }
+type Files struct{ Exec sandboxer.Execer }
 
 // How the scripts end, besides 0 and what their tools say on stderr.
 const (
@@ -35,7 +37,7 @@ const (
 	exitIsDir    = 45
 	exitNotDir   = 46
 	exitDenied   = 47
-	exitNoTools  = 48
+	ExitNoTools  = 48 // the image lacks what files take
 	exitNoParent = 49
 	exitNotFile  = 50
 	exitKernel   = 51
@@ -45,16 +47,24 @@ const (
 const ours = `ours() { case $(stat -f -c %t "$1" 2>/dev/null) in 9fa0|62656572|27e0eb|63677270|64626720|74726163) exit 51; esac; }
 `
 
-const readScript = ours + `ours "$1"
+const readableScript = ours + `ours "$1"
 [ -e "$1" ] || exit 44
 [ -d "$1" ] && exit 45
 [ -f "$1" ] || exit 50
 [ -r "$1" ] || exit 47
-printf + && exec cat "$1"`
+`
+
+const readScript = readableScript + `printf + && exec cat "$1"`
+
+// Readable is nil where there is a file of that name that ReadFile would read, for backends that have
+// another way to its content.
+func (f Files) Readable(ctx context.Context, h sandboxer.Handle, name string) error {
+	return f.run(ctx, h, sandboxer.Cmd{}, name, readableScript, name)
+}
 
 // ReadFile opens a file once the script has found it: the + before its content says
 // that it did.
-func (f execFiles) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
+func (f Files) ReadFile(ctx context.Context, h sandboxer.Handle, name string) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	pr, pw := io.Pipe()
 	r := &execReader{PipeReader: pr, cancel: cancel, done: make(chan struct{})}
@@ -95,7 +105,7 @@ t=$d.sandboxer-$3
 trap 'rm -f "$t"' EXIT
 cat >"$t" && chmod "$2" "$t" && wc -c <"$t" && mv -f "$t" "$1"`
 
-func (f execFiles) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
+func (f Files) WriteFile(ctx context.Context, h sandboxer.Handle, name string, mode fs.FileMode, r io.Reader) error {
 	// An Execer may take a source that fails for one that ends, so its failure stops
 	// the script, and the bytes are counted at both ends.
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -117,8 +127,27 @@ func (f execFiles) WriteFile(ctx context.Context, h sandboxer.Handle, name strin
 	if err != nil {
 		return err
 	}
-	if got := strings.TrimSpace(out.String()); got != strconv.FormatInt(n, 10) {
-		return sandboxer.E(sandboxer.Failed, nil, "%s: %d bytes were sent, %q arrived", name, n, got)
+	return arrived(name, out.String(), n)
+}
+
+const adoptScript = `
+[ -d "$1" ] && exit 45
+mkdir -p "${1%/*}/" && chmod "$2" "$3" && wc -c <"$3" && mv -f "$3" "$1"`
+
+// Adopt makes the file draft, which another way has brought inside, the file of that name, as WriteFile would
+// have it. It is refused if it has not size bytes.
+func (f Files) Adopt(ctx context.Context, h sandboxer.Handle, draft, name string, mode fs.FileMode, size int64) error {
+	out := bounded{most: maxPart}
+	if err := f.run(ctx, h, sandboxer.Cmd{Stdout: &out}, name, adoptScript, name, fmt.Sprintf("%o", mode.Perm()), draft); err != nil {
+		return err
+	}
+	return arrived(name, out.String(), size)
+}
+
+// arrived compares what wc said of a new file with what was sent.
+func arrived(name, said string, sent int64) error {
+	if got := strings.TrimSpace(said); got != strconv.FormatInt(sent, 10) {
+		return sandboxer.E(sandboxer.Failed, nil, "%s: %d bytes were sent, %.40q arrived", name, sent, got)
 	}
 	return nil
 }
@@ -138,7 +167,7 @@ const statScript = ours + `d=${1%/*}; ours "${d:-/}"
 stat -c '` + statFormat + `' "$1" || exit
 if [ -L "$1" ]; then readlink "$1"; fi`
 
-func (f execFiles) StatFile(ctx context.Context, h sandboxer.Handle, name string) (sandboxer.FileInfo, error) {
+func (f Files) StatFile(ctx context.Context, h sandboxer.Handle, name string) (sandboxer.FileInfo, error) {
 	out := bounded{most: maxPart}
 	if err := f.run(ctx, h, sandboxer.Cmd{Stdout: &out}, name, statScript, name); err != nil {
 		return sandboxer.FileInfo{}, err
@@ -165,7 +194,7 @@ find . ! -name . -prune -type l -exec sh -c '
 	for f do printf "%s\000" "$f"; readlink "$f"; printf "\000"; done' sh {} + 2>/dev/null
 exit 0`
 
-func (f execFiles) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
+func (f Files) ListFiles(ctx context.Context, h sandboxer.Handle, dir, after string) iter.Seq2[sandboxer.FileInfo, error] {
 	return func(yield func(sandboxer.FileInfo, error) bool) {
 		for {
 			l := &listing{dir: dir, after: after, limit: pageFiles}
@@ -198,7 +227,7 @@ const makeDirScript = `
 [ -e "$1" ] && [ ! -d "$1" ] && exit 46
 mkdir -p "$1"`
 
-func (f execFiles) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
+func (f Files) MakeDir(ctx context.Context, h sandboxer.Handle, dir string) error {
 	return f.run(ctx, h, sandboxer.Cmd{}, dir, makeDirScript, dir)
 }
 
@@ -210,11 +239,11 @@ const moveScript = `
 [ -d "${2%/*}/" ] || exit 49
 mv -f "$1" "$2"`
 
-func (f execFiles) MoveFile(ctx context.Context, h sandboxer.Handle, from, to string) error {
+func (f Files) MoveFile(ctx context.Context, h sandboxer.Handle, from, to string) error {
 	return f.run(ctx, h, sandboxer.Cmd{}, from, moveScript, from, to)
 }
 
-func (f execFiles) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) error {
+func (f Files) RemoveFile(ctx context.Context, h sandboxer.Handle, name string) error {
 	if name == "/" {
 		return sandboxer.E(sandboxer.Invalid, nil, "the sandbox's root cannot be removed")
 	}
@@ -222,13 +251,13 @@ func (f execFiles) RemoveFile(ctx context.Context, h sandboxer.Handle, name stri
 }
 
 // run runs a script on the file name and gives its end a kind.
-func (f execFiles) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd, name, script string, args ...string) error {
+func (f Files) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd, name, script string, args ...string) error {
 	stderr := bounded{most: 4 << 10, drop: true}
 	cmd.Args = append([]string{"sh", "-c", script, "sh"}, args...)
 	cmd.Env = map[string]string{"LC_ALL": "C"} // their messages are read below
 	cmd.Dir = "/"
 	cmd.Stderr = &stderr
-	x, err := f.exec.Exec(ctx, h, cmd)
+	x, err := f.Exec.Exec(ctx, h, cmd)
 	if err != nil {
 		return err
 	}
@@ -253,7 +282,7 @@ func (f execFiles) run(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cm
 		return sandboxer.E(sandboxer.Denied, nil, "%s is the kernel's, not a file: it is not served", name).WithHint("read it by a command: cat")
 	case exitDenied:
 		return sandboxer.E(sandboxer.Denied, nil, "%s may not be read inside the sandbox", name)
-	case exitNoTools, sandboxer.ExitNotExecutable, sandboxer.ExitNotFound:
+	case ExitNoTools, sandboxer.ExitNotExecutable, sandboxer.ExitNotFound:
 		return sandboxer.E(sandboxer.Unsupported, said, "the sandbox's image lacks the tools that working on its files takes").
 			WithHint("use an image with sh and coreutils or busybox")
 	}

@@ -1,7 +1,8 @@
-package sshrun
+package marked
 
 import (
 	"bufio"
+	"crypto/rand"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +20,7 @@ func TestMarkedScripts(t *testing.T) {
 			if _, err := exec.LookPath(shell[0]); err != nil {
 				t.Skip(err)
 			}
-			value := filepath.Base(t.TempDir()) + token()
+			value := filepath.Base(t.TempDir()) + rand.Text()
 			start := func(env []string, script string) *exec.Cmd {
 				t.Helper()
 				cmd := exec.Command("sh", "-c", script)
@@ -50,15 +51,19 @@ func TestMarkedScripts(t *testing.T) {
 				}
 				return string(said)
 			}
-			run(SignalMarked, "15") // its first has a parent here, which gets it nothing
+			run(Signal, "15") // its first has a parent here, which gets it nothing
 			for _, cmd := range []*exec.Cmd{marked, hidden, other} {
 				if state := stateOf(t, cmd.Process.Pid); state == "Z" {
 					t.Error("a signal ended what has a parent")
 				}
 			}
-			if said := run(KillMarked); said != "" {
+			if code := exec.Command(shell[0], append(shell[1:], "-c", Look, "sh", "THE_MARK", value, Tag(value))...).Run(); code == nil || code.Error() != "exit status 4" {
+				t.Errorf("a look at what runs: %v", code)
+			}
+			if said := run(Kill); said != "" {
 				t.Errorf("it said %q", said)
 			}
+			run(Look)
 			for _, cmd := range []*exec.Cmd{marked, hidden} {
 				if state := stateOf(t, cmd.Process.Pid); state != "Z" {
 					t.Errorf("%q lives on: %s", cmd.Args, state)
