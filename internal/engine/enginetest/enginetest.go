@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // Image is the name of an image with BusyBox, and with a program /bin/echoer that listens on the
@@ -121,7 +123,19 @@ func moduleRoot() (string, error) {
 // What its containers run goes on.
 func (d *Docker) Hang(t testing.TB) (resume func()) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(d.dir, "pid"))
+	pid := d.pid(t, "pid")
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	resume = sync.OnceFunc(func() { syscall.Kill(pid, syscall.SIGCONT) })
+	t.Cleanup(resume)
+	return resume
+}
+
+// pid reads the number of one of the engine's processes.
+func (d *Docker) pid(t testing.TB, file string) int {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(d.dir, file))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,12 +143,34 @@ func (d *Docker) Hang(t testing.TB) (resume func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+	return pid
+}
+
+// Kill kills the engine's processes, as a machine that fails would, but for those that its containers are run by. Again starts it.
+func (d *Docker) Kill(t testing.TB) {
+	t.Helper()
+	for _, pid := range []int{d.pid(t, "pid"), d.pid(t, "exec/containerd/containerd.pid")} { // the second may go with the first
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(time.Minute); !procs.Ended(pid); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("process %d of the engine survives SIGKILL", pid)
+			}
+		}
+	}
+}
+
+// Again starts the engine that was killed, on what it left, and returns when it answers.
+func (d *Docker) Again(t testing.TB) {
+	t.Helper()
+	root, err := moduleRoot()
+	if err != nil {
 		t.Fatal(err)
 	}
-	resume = sync.OnceFunc(func() { syscall.Kill(pid, syscall.SIGCONT) })
-	t.Cleanup(resume)
-	return resume
+	if out, err := exec.Command("sh", filepath.Join(root, "scripts/dockerd.sh"), "start", d.dir).CombinedOutput(); err != nil {
+		t.Fatalf("the engine does not start again: %v: %s", err, out)
+	}
 }
 
 var (
