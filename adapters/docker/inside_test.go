@@ -530,6 +530,42 @@ func TestAgentVolume(t *testing.T) {
 	}
 }
 
+// TestFuseMovedWhileFrozen: the agent of one that stands still learns of its fuse when it goes on, also where that was cut short.
+func TestFuseMovedWhileFrozen(t *testing.T) {
+	o := engines["docker"](t).options(t, "fuse")
+	e := o.opened(t)
+	h := up(t, e, order("frozen", o))
+	b, err := e.find(t.Context(), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	due := func(want bool) {
+		t.Helper()
+		if r, err := e.recall(b.key()); err != nil || r.FuseDue != want {
+			t.Errorf("%+v, %v; want fuse_due %t", r, err, want)
+		}
+	}
+	call := func(f func(context.Context, sandboxer.Handle) error) {
+		t.Helper()
+		if err := f(t.Context(), h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	renew := func(ctx context.Context, h sandboxer.Handle) error { return e.Renew(ctx, h, time.Now().Add(time.Hour)) }
+	call(e.Pause)
+	call(renew)
+	due(true)
+	call(e.Resume)
+	due(false)
+	call(e.Pause)
+	call(renew)
+	call(func(ctx context.Context, _ sandboxer.Handle) error {
+		return b.host.api.ContainerCall(ctx, b.container, "unpause")
+	}) // and no more
+	call(e.Resume)
+	due(false)
+}
+
 // TestSharedAfterAKill: what sandboxes share is removed also where the process that was to do it died, after the last of them
 // had gone, or before the first was there.
 func TestSharedAfterAKill(t *testing.T) {
