@@ -4,12 +4,17 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sand-boxer/sandboxer"
 	"github.com/sand-boxer/sandboxer/api"
@@ -31,6 +36,8 @@ type containersRig struct {
 	log    *lockedBuffer
 	server *exec.Cmd
 	owner  string
+
+	engineKilled bool
 }
 
 func newContainersRig(t *testing.T, docker *enginetest.Docker) *containersRig {
@@ -322,9 +329,7 @@ func (r *containersRig) amid(p phase, id string, n int, after bool, then func())
 	case what := <-held:
 		then()
 		r.gate.Open()
-		if r.server == nil {
-			r.start()
-		}
+		r.goOn()
 		<-ended // whatever it is
 		return what
 	case err := <-ended:
@@ -381,4 +386,329 @@ func TestContainersKilled(t *testing.T) {
 			r.nothing()
 		})
 	}
+}
+
+// goOn starts what was killed.
+func (r *containersRig) goOn() {
+	r.t.Helper()
+	if r.engineKilled {
+		r.docker.Again(r.t)
+		r.engineKilled = false
+	}
+	if r.server == nil {
+		r.start()
+	}
+}
+
+// killEngine kills the engine by SIGKILL, and starts it again when amid goes on.
+func (r *containersRig) killEngine() {
+	r.docker.Kill(r.t)
+	r.engineKilled = true
+}
+
+// TestContainersEngineKilled kills the engine by SIGKILL, with the process that runs its containers, amid creates, commands and
+// teardowns, alone and together with the server. Its containers die with it. Nobody is told of a success that was none, what died is known
+// to be gone, the same ID can be made again at once, and nothing is left.
+func TestContainersEngineKilled(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds and boots everything")
+	}
+	docker := &enginetest.Docker{}
+	t.Cleanup(docker.Stop)
+	r := newContainersRig(t, docker)
+	kill := map[bool]func(){false: r.killEngine, true: func() { r.killEngine(); r.kill() }}
+	// again has a sandbox that works under an ID, whatever became of the one that there was.
+	again := func(id string) {
+		t.Helper()
+		tries := 0
+		r.until("sandbox "+id+" is made again", func() error {
+			tries++
+			if _, err := r.create(id, fmt.Sprintf("%s-again-%d", id, tries)); err != nil {
+				return err
+			}
+			return r.mine(id)
+		})
+	}
+	create, teardown := phase{"create", func(r *containersRig, id string) error {
+		_, err := r.create(id, "")
+		return err
+	}}, life[len(life)-1]
+	steps := 100
+	if !whole {
+		steps = 1
+	}
+	for n := range steps {
+		if whole {
+			n++
+		} else {
+			n = 3 // the start of the container
+		}
+		here := 0
+		for _, after := range []bool{false, true} {
+			for _, both := range []bool{false, true} {
+				if !whole && after != both {
+					continue
+				}
+				id := fmt.Sprintf("new-%d-%t-%t", n, after, both)
+				what := r.amid(create, id, n, after, kill[both])
+				if what != "" {
+					here++
+					t.Logf("killed amid create, step %d (%s), after=%t, both=%t", n, what, after, both)
+				}
+				again(id)
+				if whole {
+					what = r.amid(teardown, id, n, after, kill[both])
+				} else {
+					what = r.amid(teardown, id, 1, !after, kill[both])
+				}
+				if what != "" {
+					here++
+					t.Logf("killed amid teardown, step %d (%s), after=%t, both=%t", n, what, after, both)
+				}
+				r.until("teardown", func() error { return teardown.do(r, id) })
+			}
+		}
+		if here == 0 {
+			break
+		}
+	}
+	for _, both := range []bool{false, true} {
+		id := fmt.Sprintf("busy-%t", both)
+		again(id)
+		out, in := io.Pipe()
+		ended := make(chan error, 1)
+		go func() {
+			x, err := r.c.Exec(t.Context(), id, sandboxer.Cmd{Args: []string{"sh", "-c", "echo on; exec sleep 1000"}, Stdout: in})
+			if err == nil && x.Code != 0 {
+				err = fmt.Errorf("it ended with %d", x.Code)
+			}
+			in.CloseWithError(io.EOF)
+			ended <- err
+		}()
+		if _, err := io.ReadFull(out, make([]byte, 3)); err != nil {
+			t.Fatal(err, <-ended)
+		}
+		kill[both]()
+		r.goOn()
+		select {
+		case err := <-ended:
+			if err == nil {
+				t.Error("a command whose engine was killed is said to have succeeded")
+			}
+		case <-time.After(2 * time.Minute):
+			t.Fatal("a command whose engine was killed does not end")
+		}
+		r.until("what died is known to be gone", func() error {
+			sb, err := r.c.Get(t.Context(), id)
+			if err == nil && sb.State != sandboxer.Terminated {
+				err = fmt.Errorf("it is %s", sb.State)
+			}
+			return err
+		})
+		again(id)
+		r.until("teardown", func() error { return teardown.do(r, id) })
+	}
+	r.nothing()
+}
+
+// TestContainersLives makes, uses and destroys a thousand containers, or some with one server, and wants nothing to be left of them: no container,
+// volume or image, no live record, and no descriptor, process or goroutine of the server.
+func TestContainersLives(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds and boots everything")
+	}
+	docker := &enginetest.Docker{}
+	t.Cleanup(docker.Stop)
+	r := newContainersRig(t, docker)
+	n := 20
+	if whole {
+		n = 1000
+	}
+	lives := func(n int) {
+		t.Helper()
+		next := make(chan int)
+		var work sync.WaitGroup
+		for range 4 {
+			work.Go(func() {
+				for i := range next {
+					sb, err := r.c.Create(t.Context(), api.CreateSandbox{Profile: "box", Env: map[string]string{"WHOSE": r.dir}})
+					if err == nil {
+						err = r.mine(sb.ID)
+					}
+					if err == nil {
+						_, err = r.c.Destroy(t.Context(), sb.ID, true)
+					}
+					if err != nil {
+						t.Errorf("life %d: %v", i, err)
+					}
+				}
+			})
+		}
+		for i := range n {
+			next <- i
+		}
+		close(next)
+		work.Wait()
+	}
+	// figures are what the server has when it rests; it is ended to tell how many goroutines.
+	figures := func() (files, children, goroutines int) {
+		t.Helper()
+		r.c.Close()
+		pid := r.server.Process.Pid
+		files = descriptors(t, pid)
+		all, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := strings.Count(r.log.String(), "\ngoroutine ")
+		_ = r.server.Process.Signal(unix.SIGQUIT) // has it tell
+		_ = r.server.Wait()
+		r.server = nil
+		return files, len(strings.Fields(string(all))), strings.Count(r.log.String(), "\ngoroutine ") - before
+	}
+	lives(4)
+	f, c, g := figures()
+	r.start()
+	lives(n)
+	f2, c2, g2 := figures()
+	t.Logf("after 4 lives the server has %d descriptors, %d children and %d goroutines, after %d lives %d, %d and %d", f, c, g, n, f2, c2, g2)
+	if slack := 20; f2 > f+slack || c2 > c || g2 > g+slack { // what is kept for a while, such as connections
+		t.Error("something is left of lives")
+	}
+	r.start()
+	r.nothing()
+}
+
+// TestContainersRaces has who creates, destroys, pauses, resumes and uses containers of one ID meet, each pair a hundred times, or
+// some.
+func TestContainersRaces(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds and boots everything")
+	}
+	docker := &enginetest.Docker{}
+	t.Cleanup(docker.Stop)
+	r := newContainersRig(t, docker)
+	rounds := 3
+	if whole {
+		rounds = 100
+	}
+	// all runs n calls at once.
+	all := func(n int, f func(i int)) {
+		var work sync.WaitGroup
+		for i := range n {
+			work.Go(func() { f(i) })
+		}
+		work.Wait()
+	}
+	for round := range rounds {
+		id := fmt.Sprintf("race-%d", round)
+		// Creates of one ID are one create, with one answer.
+		made, errs, found := make([]*api.Sandbox, 8), make([]error, 8), 0
+		all(len(made), func(i int) { made[i], errs[i] = r.create(id, "") })
+		for i, sb := range made {
+			switch {
+			case errs[i] != nil:
+				t.Fatalf("round %d: create %d: %v", round, i, errs[i])
+			case sb.Generation != 1 || sb.Ref != made[0].Ref:
+				t.Errorf("round %d: one create got generation %d, %s; another %s", round, sb.Generation, sb.Ref, made[0].Ref)
+			case sb.Found:
+				found++
+			}
+		}
+		if there := r.on("container", "dev.sandboxer.docker.id="+id); len(there) != 1 || found != len(made)-1 {
+			t.Errorf("round %d: there are containers %v, and %d creates say that there was one", round, there, found)
+		}
+
+		// Destroys of one sandbox are one, and who creates after any of them was taken waits for its end, never gets what ends, and
+		// keeps what it got.
+		ended := make([]*api.Sandbox, 3)
+		all(len(ended), func(i int) { ended[i], errs[i] = r.c.Destroy(t.Context(), id, false) })
+		for i, sb := range ended {
+			if errs[i] != nil || sb.Generation != 1 {
+				t.Fatalf("round %d: destroy %d: %+v, %v", round, i, sb, errs[i])
+			}
+		}
+		all(2, func(i int) { made[i], errs[i] = r.create(id, "") })
+		for i := range 2 {
+			if errs[i] != nil || made[i].Generation != 2 {
+				t.Fatalf("round %d: a create after a destroy: %+v, %v", round, made[i], errs[i])
+			}
+		}
+		if err := r.mine(id); err != nil {
+			t.Errorf("round %d: after a destroy and a create: %v", round, err)
+		}
+
+		// Who uses what is being paused finds it running, or has it go on.
+		all(6, func(i int) {
+			switch i % 3 {
+			case 0:
+				_, errs[i] = r.c.Pause(t.Context(), id, api.PauseSandbox{Depth: sandboxer.PauseFreeze})
+			case 1:
+				_, errs[i] = r.c.Resume(t.Context(), id, api.ResumeSandbox{})
+			case 2:
+				errs[i] = r.mine(id)
+			}
+		})
+		for i, err := range errs[:6] {
+			if k := sandboxer.KindOf(err); err != nil && k != sandboxer.Conflict && !(i%3 == 0 && k == sandboxer.Unavailable) {
+				t.Errorf("round %d: call %d: %v", round, i, err)
+			}
+		}
+		r.until("it goes on", func() error {
+			if err := r.mine(id); err != nil {
+				return err
+			}
+			return nil
+		})
+
+		// A create that meets a destroy gets what was there before it, or what comes after; a pause that meets one changes nothing
+		// about it.
+		all(3, func(i int) {
+			switch i {
+			case 0:
+				_, errs[i] = r.c.Destroy(t.Context(), id, true)
+			case 1:
+				made[0], errs[i] = r.create(id, "")
+			case 2:
+				_, errs[i] = r.c.Pause(t.Context(), id, api.PauseSandbox{Depth: sandboxer.PauseFreeze})
+			}
+		})
+		if errs[0] != nil {
+			t.Errorf("round %d: a destroy beside others: %v", round, errs[0])
+		}
+		if errs[1] == nil && made[0].Generation == 3 {
+			if err := r.mine(id); err != nil {
+				t.Errorf("round %d: what was created beside a destroy: %v", round, err)
+			}
+		}
+		if _, err := r.c.Destroy(t.Context(), id, true); err != nil {
+			t.Errorf("round %d: the last destroy: %v", round, err)
+		}
+		if there := r.on("container", "dev.sandboxer.docker.id="+id); len(there) != 0 {
+			t.Errorf("round %d: containers are left: %v", round, there)
+		}
+	}
+
+	// Who comes at the moment in which an idle sandbox is paused has it go on.
+	boxes := 2
+	if whole {
+		boxes, rounds = 10, 10
+	}
+	all(boxes, func(i int) {
+		sb, err := r.c.Create(t.Context(), api.CreateSandbox{Profile: "idle", Env: map[string]string{"WHOSE": r.dir}})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for round := range rounds {
+			time.Sleep(950*time.Millisecond + time.Duration(rand.Int64N(int64(100*time.Millisecond)))) // the moment is what is tested
+			if err := r.mine(sb.ID); err != nil {
+				t.Errorf("idle sandbox %d, round %d: %v", i, round, err)
+			}
+		}
+		if _, err := r.c.Destroy(t.Context(), sb.ID, true); err != nil {
+			t.Error(err)
+		}
+	})
+	r.nothing()
 }

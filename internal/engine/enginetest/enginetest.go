@@ -149,7 +149,8 @@ func (d *Docker) pid(t testing.TB, file string) int {
 // Kill kills the engine's processes, as a machine that fails would, but for those that its containers are run by. Again starts it.
 func (d *Docker) Kill(t testing.TB) {
 	t.Helper()
-	for _, pid := range []int{d.pid(t, "pid"), d.pid(t, "exec/containerd/containerd.pid")} { // the second may go with the first
+	// containerd may go with dockerd.
+	for _, pid := range []int{d.pid(t, "pid"), d.pid(t, "exec/containerd/containerd.pid")} {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
 			t.Fatal(err)
 		}
@@ -166,6 +167,10 @@ func (d *Docker) Again(t testing.TB) {
 	t.Helper()
 	root, err := moduleRoot()
 	if err != nil {
+		t.Fatal(err)
+	}
+	// Where nobody takes note of processes that ended, dockerd takes the one it names for alive.
+	if err := os.Remove(filepath.Join(d.dir, "exec/containerd/containerd.pid")); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command("sh", filepath.Join(root, "scripts/dockerd.sh"), "start", d.dir).CombinedOutput(); err != nil {
