@@ -24,6 +24,9 @@ import (
 // What takes long runs in part, and whole with SANDBOXER_TEST_WHOLE=1.
 var whole = os.Getenv("SANDBOXER_TEST_WHOLE") != ""
 
+// containersEngine is for who does not kill it.
+var containersEngine enginetest.Docker
+
 // A containersRig is an installation that makes containers on an engine, by way of a gate. Its server is killed, and another one started.
 type containersRig struct {
 	t      testing.TB
@@ -349,20 +352,18 @@ func TestContainersKilled(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and boots everything")
 	}
-	docker := &enginetest.Docker{}
-	t.Cleanup(docker.Stop)
-	docker.Start(t)
-	for _, name := range []string{"one", "another"} {
+	t.Parallel()
+	for which, name := range []string{"one", "another"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newContainersRig(t, docker)
+			r := newContainersRig(t, &containersEngine)
 			kills := 0
 			for round := range 100 {
 				id, here := fmt.Sprintf("box-%d", round), 0
 				for i, p := range life {
 					n, after := round/2+1, round%2 == 1
-					if !whole { // each phase at another step, both times on another side
-						n, after = 1+(i+round)%3, (i+round+len(name))%2 == 1
+					if !whole { // each phase at another step, and of the other installation on the other side
+						n, after = 1+i%3, (i+which)%2 == 1
 					}
 					what := r.amid(p, id, n, after, r.kill)
 					if what == "" {
@@ -413,7 +414,8 @@ func TestContainersEngineKilled(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and boots everything")
 	}
-	docker := &enginetest.Docker{}
+	t.Parallel()
+	docker := &enginetest.Docker{} // nobody else's
 	t.Cleanup(docker.Stop)
 	r := newContainersRig(t, docker)
 	kill := map[bool]func(){false: r.killEngine, true: func() { r.killEngine(); r.kill() }}
@@ -432,7 +434,10 @@ func TestContainersEngineKilled(t *testing.T) {
 	create, teardown := phase{"create", func(r *containersRig, id string) error {
 		_, err := r.create(id, "")
 		return err
-	}}, life[len(life)-1]
+	}}, phase{"teardown", func(r *containersRig, id string) error {
+		_, err := r.c.Destroy(r.t.Context(), id, true)
+		return err
+	}}
 	steps := 100
 	if !whole {
 		steps = 1
@@ -446,7 +451,7 @@ func TestContainersEngineKilled(t *testing.T) {
 		here := 0
 		for _, after := range []bool{false, true} {
 			for _, both := range []bool{false, true} {
-				if !whole && after != both {
+				if !whole && !(after && both) {
 					continue
 				}
 				id := fmt.Sprintf("new-%d-%t-%t", n, after, both)
@@ -456,12 +461,11 @@ func TestContainersEngineKilled(t *testing.T) {
 					t.Logf("killed amid create, step %d (%s), after=%t, both=%t", n, what, after, both)
 				}
 				again(id)
-				if whole {
-					what = r.amid(teardown, id, n, after, kill[both])
-				} else {
-					what = r.amid(teardown, id, 1, !after, kill[both])
+				n, both := n, both
+				if !whole {
+					n, both = 1, !both // it has no more
 				}
-				if what != "" {
+				if what = r.amid(teardown, id, n, after, kill[both]); what != "" {
 					here++
 					t.Logf("killed amid teardown, step %d (%s), after=%t, both=%t", n, what, after, both)
 				}
@@ -473,6 +477,9 @@ func TestContainersEngineKilled(t *testing.T) {
 		}
 	}
 	for _, both := range []bool{false, true} {
+		if both && !whole {
+			break
+		}
 		id := fmt.Sprintf("busy-%t", both)
 		again(id)
 		out, in := io.Pipe()
@@ -517,9 +524,8 @@ func TestContainersLives(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and boots everything")
 	}
-	docker := &enginetest.Docker{}
-	t.Cleanup(docker.Stop)
-	r := newContainersRig(t, docker)
+	t.Parallel()
+	r := newContainersRig(t, &containersEngine)
 	n := 20
 	if whole {
 		n = 1000
@@ -585,9 +591,8 @@ func TestContainersRaces(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and boots everything")
 	}
-	docker := &enginetest.Docker{}
-	t.Cleanup(docker.Stop)
-	r := newContainersRig(t, docker)
+	t.Parallel()
+	r := newContainersRig(t, &containersEngine)
 	rounds := 3
 	if whole {
 		rounds = 100
