@@ -19,8 +19,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/sand-boxer/sandboxer/internal/procs"
 )
 
 // Image is the name of an image with BusyBox, and with a program /bin/echoer that listens on the
@@ -154,12 +152,22 @@ func (d *Docker) Kill(t testing.TB) {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
 			t.Fatal(err)
 		}
-		for end := time.Now().Add(time.Minute); !procs.Ended(pid); time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(time.Minute); !ended(pid); time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("process %d of the engine survives SIGKILL", pid)
 			}
 		}
 	}
+}
+
+// ended reports whether a process has ended, also where nobody took note of that yet.
+func ended(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	_, state, _ := bytes.Cut(stat, []byte(") "))
+	return bytes.HasPrefix(state, []byte("Z")) || bytes.HasPrefix(state, []byte("X"))
 }
 
 // Again starts the engine that was killed, on what it left, and returns when it answers.
