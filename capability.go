@@ -453,7 +453,8 @@ type Pauser interface {
 	Resume(ctx context.Context, h Handle) error
 }
 
-// Renewer moves the backend's own deadline (the fuse) of a sandbox.
+// Renewer moves the backend's own deadline (the fuse) of a sandbox, also of one that is frozen: a pause that is
+// made again begins with that.
 type Renewer interface {
 	Renew(ctx context.Context, h Handle, until time.Time) error
 }

@@ -1404,6 +1404,19 @@ var mutants = []struct {
 	{"renew does nothing", "renew/moves the fuse out", func(b *broken, _ *fake.World) {
 		b.renew = func(context.Context, sandboxer.Handle, time.Time) error { return nil }
 	}},
+	{"renew of what is frozen is refused", "renew/while it is frozen", func(b *broken, _ *fake.World) {
+		var frozen atomic.Bool
+		b.pause = func(ctx context.Context, h sandboxer.Handle) error {
+			frozen.Store(true)
+			return b.Extension.Pause(ctx, h)
+		}
+		b.renew = func(ctx context.Context, h sandboxer.Handle, until time.Time) error {
+			if frozen.Load() {
+				return sandboxer.E(sandboxer.Conflict, nil, "it is paused")
+			}
+			return b.Extension.Renew(ctx, h, until)
+		}
+	}},
 	{"every host has room", "capacity/unknown host", func(b *broken, _ *fake.World) {
 		b.capacity = func(ctx context.Context, _ string) (sandboxer.HostCapacity, error) {
 			return b.Extension.Capacity(ctx, "")

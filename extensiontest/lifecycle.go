@@ -707,6 +707,23 @@ func (s *suite) renew(t *testing.T) {
 		}
 		s.gone(t, sb.b, sb.spec)
 	})
+	t.Run("while it is frozen", func(t *testing.T) {
+		sb := s.up(t)
+		if !sb.b.Can(sandboxer.CanPause) {
+			t.Skip("it cannot freeze")
+		}
+		// A pause whose answer was lost is made again, and with it the move of the fuse before it.
+		for _, f := range []func() error{
+			func() error { return sb.b.Pause(ctx(t), sb.h) },
+			func() error { return sb.b.Renew(ctx(t), sb.h, time.Now().Add(time.Hour)) },
+			func() error { return sb.b.Resume(ctx(t), sb.h) },
+		} {
+			if err := f(); err != nil {
+				t.Fatal(describe(err))
+			}
+		}
+		sb.alive(t)
+	})
 	t.Run("unknown sandbox", func(t *testing.T) {
 		wantKind(t, s.open(t).Renew(ctx(t), s.unknown(), time.Now().Add(time.Hour)), "Renew", sandboxer.NotFound)
 	})

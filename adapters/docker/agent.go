@@ -221,6 +221,9 @@ func (e *extension) bringAgent(ctx context.Context, h *host, p program.Program, 
 	volume = e.agentVolume(p.Digest)
 	labels := e.ours()
 	labels[labelAgent] = p.Digest
+	if err := e.expectAgent(h); err != nil {
+		return "", err
+	}
 	find := func() (whole bool, mark string, err error) {
 		v, err := h.api.CreateVolume(ctx, volume, labels) // or find
 		for k, want := range labels {
@@ -292,12 +295,25 @@ func (e *extension) bringAgent(ctx context.Context, h *host, p program.Program, 
 	return volume, nil
 }
 
-// agentNote is the file that says which volume of a host has a whole agent.
+// agentNote is the file that says which volume of a host has a whole agent. It is there, and empty, before there is any volume: so
+// whoever comes after one that died knows that there may be something to remove.
 func (e *extension) agentNote(h *host) string { return e.dir("agent", h.name) }
+
+// expectAgent notes that there may be a volume on h from now on.
+func (e *extension) expectAgent(h *host) error {
+	f, err := os.OpenFile(e.agentNote(h), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err == nil {
+		err = f.Close()
+	}
+	if err != nil {
+		return sandboxer.E(sandboxer.Unavailable, err, "it cannot be written down that the engine %s gets an agent", h.name)
+	}
+	return nil
+}
 
 // forgetAgent has the next sandbox on h look whether the volume is whole.
 func (e *extension) forgetAgent(h *host) error {
-	if err := os.Remove(e.agentNote(h)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Truncate(e.agentNote(h), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return sandboxer.E(sandboxer.Unavailable, err, "it cannot be forgotten which agent the engine %s had", h.name)
 	}
 	return nil
@@ -398,5 +414,14 @@ func (e *extension) sweepLocked(ctx context.Context, h *host) error {
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(append(errs, e.removeRestored(ctx, h, ""))...)
+	if err := errors.Join(append(errs, e.removeRestored(ctx, h, ""))...); err != nil {
+		return err
+	}
+	if left, err := e.volumesOn(ctx, h); err != nil || len(left) > 0 { // a container of somebody else's may have one
+		return err
+	}
+	if err := os.Remove(e.agentNote(h)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return sandboxer.E(sandboxer.Unavailable, err, "it cannot be forgotten which agent the engine %s had", h.name)
+	}
+	return nil
 }

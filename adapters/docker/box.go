@@ -86,7 +86,9 @@ type record struct {
 	Claim string    `json:"claim,omitempty"` // the digest of its claim
 	Done  bool      `json:"done,omitempty"`  // the claim was
 	Fuse  time.Time `json:"fuse,omitzero"`   // where it was moved
-	Stamp []byte    `json:"stamp,omitempty"` // of the claim
+	// FuseDue: it was moved while the sandbox stood still, whose agent learns of it when that goes on.
+	FuseDue bool   `json:"fuse_due,omitempty"`
+	Stamp   []byte `json:"stamp,omitempty"` // of the claim
 	// Network is the policy of a filtered network, written before it is in force. A sandbox with the
 	// engine's own has none.
 	Network sandboxer.NetworkPolicy `json:"network,omitzero"`

@@ -131,6 +131,11 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 	if e.images, err = e.newImageStore(); err != nil {
 		return nil, sandboxer.E(sandboxer.Unavailable, err, "the image store cannot be prepared")
 	}
+	for _, h := range e.hosts { // what a former server had there, which may have died before it removed it
+		if _, err := os.Lstat(e.agentNote(h)); err == nil {
+			e.sweepSoon(h)
+		}
+	}
 	e.reconnect()
 	return e, nil
 }

@@ -530,6 +530,125 @@ func TestAgentVolume(t *testing.T) {
 	}
 }
 
+// TestFuseMovedWhileFrozen: the agent of one that stands still learns of its fuse when it goes on, also where that was cut short.
+func TestFuseMovedWhileFrozen(t *testing.T) {
+	o := engines["docker"](t).options(t, "fuse")
+	e := o.opened(t)
+	h := up(t, e, order("frozen", o))
+	b, err := e.find(t.Context(), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	due := func(want bool) {
+		t.Helper()
+		if r, err := e.recall(b.key()); err != nil || r.FuseDue != want {
+			t.Errorf("%+v, %v; want fuse_due %t", r, err, want)
+		}
+	}
+	call := func(f func(context.Context, sandboxer.Handle) error) {
+		t.Helper()
+		if err := f(t.Context(), h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	renew := func(ctx context.Context, h sandboxer.Handle) error { return e.Renew(ctx, h, time.Now().Add(time.Hour)) }
+	call(e.Pause)
+	call(renew)
+	due(true)
+	call(e.Resume)
+	due(false)
+	call(e.Pause)
+	call(renew)
+	call(func(ctx context.Context, _ sandboxer.Handle) error {
+		return b.host.api.ContainerCall(ctx, b.container, "unpause")
+	}) // and no more
+	call(e.Resume)
+	due(false)
+}
+
+// TestSharedAfterAKill: what sandboxes share is removed also where the process that was to do it died, after the last of them
+// had gone, or before the first was there.
+func TestSharedAfterAKill(t *testing.T) {
+	en := engines["docker"](t)
+	o := en.options(t, "killed")
+	api := en.options(t, "watches").opened(t).hosts["one"].api
+	there := func(e *extension) (n int) {
+		t.Helper()
+		volumes, err := api.ListVolumes(t.Context(), e.agentVolumes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		fillers, err := api.ListContainers(t.Context(), e.ours())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(volumes) + len(fillers)
+	}
+	planned := func(e *extension) bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.sweeps["one"] != nil
+	}
+	for name, leave := range map[string]func(t *testing.T, e *extension){
+		"after the last": func(t *testing.T, e *extension) {
+			h, err := e.Provision(t.Context(), order("last", o))
+			if err == nil {
+				_, err = e.Teardown(t.Context(), h)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		},
+		"before the first": func(t *testing.T, e *extension) {
+			if err := e.expectAgent(e.hosts["one"]); err != nil {
+				t.Fatal(err)
+			}
+			labels := e.ours()
+			labels[labelAgent] = strings.Repeat("0", 64)
+			volume := e.agentVolume(labels[labelAgent])
+			if _, err := api.CreateVolume(t.Context(), volume, labels); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := api.CreateContainer(t.Context(), volume+"-fill", engine.ContainerConfig{Image: strings.TrimPrefix(en.image, "engine:"), Entrypoint: []string{"true"}, Labels: labels, HostConfig: engine.HostConfig{
+				Mounts: []engine.MountConfig{{Type: "volume", Source: volume, Target: agentDir}}}}); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := o.must(t)
+			leave(t, e)
+			e.mu.Lock()
+			for _, s := range e.sweeps { // it dies before that
+				s.Stop()
+			}
+			clear(e.sweeps)
+			e.mu.Unlock()
+			if err := e.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if there(e) == 0 {
+				t.Fatal("nothing is left that could be removed")
+			}
+			next := o.opened(t)
+			if !planned(next) {
+				t.Error("the next process does not look")
+			}
+			next.sweep(t.Context(), next.hosts["one"])
+			if n := there(next); n != 0 {
+				t.Errorf("%d objects are left", n)
+			}
+			if err := next.Close(); err != nil {
+				t.Fatal(err)
+			}
+			last := o.opened(t)
+			if planned(last) {
+				t.Error("who never had a sandbox there asks that engine, too")
+			}
+		})
+	}
+}
+
 func TestConfig(t *testing.T) {
 	whole := func(change func(*Config)) error {
 		c := Config{Network: "bridge", Engines: map[string]Engine{}}

@@ -323,6 +323,7 @@ func (e *extension) provision(ctx context.Context, spec sandboxer.Spec, of func(
 		if uerr == nil {
 			uerr = e.forget(k)
 		}
+		e.sweepSoon(h)
 		return none, errors.Join(err, uerr)
 	}
 	return e.handle(b), nil

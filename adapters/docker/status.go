@@ -184,7 +184,7 @@ func (e *extension) freeze(ctx context.Context, h sandboxer.Handle, what, want s
 		return err
 	}
 	if b.state == want {
-		return nil
+		return e.thawed(ctx, b)
 	}
 	if b.state != "paused" {
 		if err := e.runs(ctx, b); err != nil {
@@ -202,27 +202,62 @@ func (e *extension) freeze(ctx context.Context, h sandboxer.Handle, what, want s
 		// was let go on just now.
 		c, ierr := b.host.api.InspectContainer(ctx, b.container)
 		if ierr == nil && (c.State.Running || c.State.Paused) && c.State.Paused == (want == "paused") {
-			return nil
+			err = nil
 		}
 	}
-	return err
+	if err != nil || want != "running" {
+		return err
+	}
+	b.state = want
+	return e.thawed(ctx, b)
 }
 
-// Renew implements sandboxer.Renewer: the agent has the fuse.
-func (e *extension) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
-	b, err := e.running(ctx, h)
-	if err != nil {
+// thawed tells the agent of a sandbox that goes on where its fuse was moved meanwhile. The caller holds the sandbox's lock.
+func (e *extension) thawed(ctx context.Context, b *box) error {
+	if b.state != "running" {
+		return nil
+	}
+	r, err := e.recall(b.key())
+	if err != nil || !r.FuseDue {
 		return err
 	}
 	m, err := readMade(b.labels)
 	if err != nil {
 		return err
 	}
-	l, err := e.lock(ctx, b.key(), filelock.Exclusive)
+	return e.setFuse(ctx, b, m, r.Fuse)
+}
+
+// Renew implements sandboxer.Renewer: the agent has the fuse. That of a paused sandbox stands still and is told when it goes on; until
+// then nothing passes.
+func (e *extension) Renew(ctx context.Context, h sandboxer.Handle, until time.Time) error {
+	b, err := e.find(ctx, h)
+	if err != nil {
+		return err
+	}
+	l, err := e.lock(ctx, b.key(), filelock.Exclusive) // it is neither paused nor let go on meanwhile
 	if err != nil {
 		return err
 	}
 	defer l.Remove()
+	if b, err = e.find(ctx, e.handle(b)); err != nil {
+		return err
+	}
+	if b.state == "paused" {
+		r, err := e.recall(b.key())
+		if err != nil {
+			return err
+		}
+		r.Fuse, r.FuseDue = until, true
+		return e.remember(b.key(), r)
+	}
+	if err := e.runs(ctx, b); err != nil {
+		return err
+	}
+	m, err := readMade(b.labels)
+	if err != nil {
+		return err
+	}
 	return e.setFuse(ctx, b, m, until)
 }
 
@@ -239,6 +274,6 @@ func (e *extension) setFuse(ctx context.Context, b *box, m made, until time.Time
 	if err != nil {
 		return err
 	}
-	r.Fuse = until
+	r.Fuse, r.FuseDue = until, false
 	return e.remember(b.key(), r)
 }

@@ -19,6 +19,7 @@ import (
 // TestMain removes what programs made.
 func TestMain(m *testing.M) {
 	code := m.Run()
+	containersEngine.Stop()
 	if dir, _ := built(); dir != "" {
 		os.RemoveAll(dir)
 	}

@@ -258,7 +258,19 @@ func moduleRoot() (string, error) {
 // What its containers run goes on.
 func (d *Docker) Hang(t testing.TB) (resume func()) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(d.dir, "pid"))
+	pid := d.pid(t, "pid")
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	resume = sync.OnceFunc(func() { syscall.Kill(pid, syscall.SIGCONT) })
+	t.Cleanup(resume)
+	return resume
+}
+
+// pid reads the number of one of the engine's processes.
+func (d *Docker) pid(t testing.TB, file string) int {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(d.dir, file))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,12 +278,49 @@ func (d *Docker) Hang(t testing.TB) (resume func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+	return pid
+}
+
+// Kill kills the engine's processes, as a machine that fails would, but for those that its containers are run by. Again starts it.
+func (d *Docker) Kill(t testing.TB) {
+	t.Helper()
+	// containerd may go with dockerd.
+	for _, pid := range []int{d.pid(t, "pid"), d.pid(t, "exec/containerd/containerd.pid")} {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(time.Minute); !ended(pid); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("process %d of the engine survives SIGKILL", pid)
+			}
+		}
+	}
+}
+
+// ended reports whether a process has ended, also where nobody took note of that yet.
+func ended(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	_, state, _ := bytes.Cut(stat, []byte(") "))
+	return bytes.HasPrefix(state, []byte("Z")) || bytes.HasPrefix(state, []byte("X"))
+}
+
+// Again starts the engine that was killed, on what it left, and returns when it answers.
+func (d *Docker) Again(t testing.TB) {
+	t.Helper()
+	root, err := moduleRoot()
+	if err != nil {
 		t.Fatal(err)
 	}
-	resume = sync.OnceFunc(func() { syscall.Kill(pid, syscall.SIGCONT) })
-	t.Cleanup(resume)
-	return resume
+	// Where nobody takes note of processes that ended, dockerd takes the one it names for alive.
+	if err := os.Remove(filepath.Join(d.dir, "exec/containerd/containerd.pid")); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("sh", filepath.Join(root, "scripts/dockerd.sh"), "start", d.dir).CombinedOutput(); err != nil {
+		t.Fatalf("the engine does not start again: %v: %s", err, out)
+	}
 }
 
 var (
