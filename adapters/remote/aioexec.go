@@ -43,7 +43,7 @@ const (
 	pieceSize  = 64<<10 - 1 // bytes of an output in one piece, almost as much as a pipe holds; in base64 nothing fills up the last of them
 	pieceAhead = 5          // pieces that are said before one is asked for: less than what the far side keeps of an output
 	inputSize  = 4 << 20    // bytes of an input in one piece
-	maxText    = 48 << 10   // bytes of an input that go with the script which writes them; more is a file first
+	maxInline  = 48 << 10   // bytes of an input that go with the script which writes them; more is a file first
 	maxScript  = 90 << 10   // bytes of a script: an argument, with room to spare. More of a command is a file first
 	maxCommand = 1 << 20    // bytes of a command
 	maxVars    = 48 << 10   // bytes of its environment
@@ -599,7 +599,7 @@ func (c *command) feed(ctx context.Context) error {
 		}
 		if len(b) > 0 {
 			text := fmt.Sprintf("sbx=0; while [ ! -p %[1]s/i ] && [ $sbx -lt 1000 ]; do sbx=$((sbx+1)); sleep 0.02; done\n[ -p %[1]s/i ] || exit\n", c.dir)
-			if len(b) <= maxText {
+			if len(b) <= maxInline {
 				mark := "SBX_" + rand.Text()
 				text += fmt.Sprintf("base64 -d >%[1]s/i <<%[2]s\n%[3]s\n%[2]s", c.dir, mark, base64.StdEncoding.EncodeToString(b))
 			} else {
