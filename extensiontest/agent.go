@@ -135,7 +135,7 @@ func (s *suite) agent(t *testing.T) {
 		if _, err := own.b.Teardown(ctx(t), own.h); err != nil {
 			t.Fatal(describe(err))
 		}
-		c.SetDeadline(time.Now().Add(20 * time.Second))
+		c.SetDeadline(time.Now().Add(s.long()))
 		_, err = c.Read(make([]byte, 1))
 		if ne := net.Error(nil); err == nil || errors.As(err, &ne) && ne.Timeout() {
 			t.Errorf("the connection is still open: %v", err)

@@ -251,8 +251,8 @@ func (s *suite) archive(t *testing.T) {
 			if err == nil {
 				t.Error("a canceled Unarchive succeeded")
 			}
-		case <-time.After(patience):
-			t.Errorf("Unarchive did not return within %s", patience)
+		case <-time.After(s.long()):
+			t.Errorf("Unarchive did not return within %s", s.long())
 		}
 		sb.alive(t)
 	})

@@ -160,7 +160,7 @@ while [ $i -lt 100000000 ]; do i=$((i+1)); echo $i >>d; echo $i >>c; echo $i >>a
 			ended <- err
 		}()
 		defer func() { stop(); <-ended }()
-		poll(t, "the first number", patience, func() bool { return sb.sh(t, "cat a 2>/dev/null | head -n 1") != "" })
+		poll(t, "the first number", s.long(), func() bool { return sb.sh(t, "cat a 2>/dev/null | head -n 1") != "" })
 		// One that nobody takes comes first: the sandbox goes on.
 		err := sb.b.Checkpoint(ctx, sb.h, func(sandboxer.Contents) io.Writer {
 			return writerFunc(func([]byte) (int, error) { return 0, errors.New("the reader left") })
@@ -171,7 +171,7 @@ while [ $i -lt 100000000 ]; do i=$((i+1)); echo $i >>d; echo $i >>c; echo $i >>a
 		goesOn := func() {
 			t.Helper()
 			had := sb.sh(t, "wc -c <a")
-			poll(t, "the next number", patience, func() bool { return sb.sh(t, "wc -c <a") != had })
+			poll(t, "the next number", s.long(), func() bool { return sb.sh(t, "wc -c <a") != had })
 		}
 		goesOn()
 		c, archive := saved(t, sb)

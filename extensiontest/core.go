@@ -624,8 +624,8 @@ func (s *suite) core(t *testing.T) {
 		for range 3 {
 			t.Run("cycle", cycle)
 		}
-		poll(t, "the goroutines to end", patience, func() bool { return runtime.NumGoroutine() <= goroutines })
-		poll(t, "the file descriptors to be closed", patience, func() bool { return files() <= fds })
+		poll(t, "the goroutines to end", s.long(), func() bool { return runtime.NumGoroutine() <= goroutines })
+		poll(t, "the file descriptors to be closed", s.long(), func() bool { return files() <= fds })
 		if t.Failed() {
 			buf := make([]byte, 1<<20)
 			t.Logf("goroutines: %d before, %d after; files: %d before, %d after\n%s",

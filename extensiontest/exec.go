@@ -120,7 +120,7 @@ func (s *suite) exec(t *testing.T) {
 		if took := time.Since(start); took > 30*time.Second {
 			t.Errorf("Exec took %s", took)
 		}
-		poll(t, "the child to run on", 20*time.Second, func() bool { return own.count(t, seconds) == 1 })
+		poll(t, "the child to run on", s.long(), func() bool { return own.count(t, seconds) == 1 })
 	})
 
 	t.Run("large output to a slow reader", func(t *testing.T) {
@@ -288,7 +288,7 @@ func (s *suite) exec(t *testing.T) {
 	t.Run("cancel spares what hid before", func(t *testing.T) {
 		own, seconds := s.up(t), sleepLength()
 		own.sh(t, `setsid env -i sleep "$1" >/dev/null 2>&1 </dev/null &`, seconds)
-		poll(t, "the other command's process to be there", 20*time.Second, func() bool { return own.count(t, seconds) == 1 })
+		poll(t, "the other command's process to be there", s.long(), func() bool { return own.count(t, seconds) == 1 })
 		own.cancel(t, sandboxer.Cmd{}, "sleep $1")
 		if n := own.count(t, seconds); n != 1 {
 			t.Errorf("%d processes are left of a command that ended before", n)
@@ -337,7 +337,7 @@ func (s *suite) exec(t *testing.T) {
 		start := time.Now()
 		_, err := sb.b.Exec(c, sb.h, sandboxer.Cmd{Args: []string{"sleep", "3600"}})
 		wantKind(t, err, "Exec past its deadline", sandboxer.Timeout)
-		if took := time.Since(start); took > 20*time.Second {
+		if took := time.Since(start); took > s.long() {
 			t.Errorf("Exec returned %s after it began; its deadline was 300 ms", took)
 		}
 	})
@@ -403,9 +403,9 @@ func (s *suite) exec(t *testing.T) {
 			TTY:   &sandboxer.WinSize{Cols: 80, Rows: 24},
 			Stdin: &lines{}, Stdout: out, Resize: resize,
 		})
-		poll(t, "the first size", 20*time.Second, func() bool { return strings.Contains(out.String(), "24 80") })
+		poll(t, "the first size", s.long(), func() bool { return strings.Contains(out.String(), "24 80") })
 		resize <- sandboxer.WinSize{Cols: 123, Rows: 45}
-		poll(t, "the new size", 20*time.Second, func() bool { return strings.Contains(out.String(), "45 123") })
+		poll(t, "the new size", s.long(), func() bool { return strings.Contains(out.String(), "45 123") })
 		r.cancel()
 		_, err := r.wait(t)
 		wantKind(t, err, "canceled Exec", sandboxer.Canceled)
@@ -418,7 +418,7 @@ func (s *suite) exec(t *testing.T) {
 			Args: s.script("trap 'echo caught; exit 8' INT; echo ready; sleep 3600; echo slept"),
 			TTY:  &sandboxer.WinSize{Cols: 80, Rows: 24}, Stdin: in, Stdout: out,
 		})
-		poll(t, "the command to start", 20*time.Second, func() bool { return strings.Contains(out.String(), "ready") })
+		poll(t, "the command to start", s.long(), func() bool { return strings.Contains(out.String(), "ready") })
 		go func() { // again and again: a shell may just be starting sleep, which then gets none of the first
 			for {
 				if _, err := feed.Write([]byte{3}); err != nil {
@@ -493,7 +493,7 @@ func (sb *sandbox) cancel(t *testing.T, cmd sandboxer.Cmd, script string) {
 	if !strings.HasPrefix(script, hiding) {
 		want = min(want-2, 4) // some of the sleeps come one after the other, some tools may be missing
 	}
-	poll(t, "the command to start", 20*time.Second, func() bool {
+	poll(t, "the command to start", sb.s.long(), func() bool {
 		n := sb.count(t, seconds)
 		return n > 0 && n >= want
 	})
@@ -511,13 +511,15 @@ type running struct {
 	done   chan struct{}
 	x      sandboxer.Exit // once done is closed
 	err    error
+
+	patience time.Duration
 }
 
 // start begins a command, which is canceled when the test ends at the latest.
 func (sb *sandbox) start(t *testing.T, cmd sandboxer.Cmd) *running {
 	t.Helper()
 	c, cancel := context.WithCancel(t.Context())
-	r := &running{cancel: cancel, done: make(chan struct{})}
+	r := &running{cancel: cancel, done: make(chan struct{}), patience: sb.s.long()}
 	go func() {
 		defer close(r.done)
 		r.x, r.err = sb.b.Exec(c, sb.h, cmd)
@@ -529,17 +531,14 @@ func (sb *sandbox) start(t *testing.T, cmd sandboxer.Cmd) *running {
 	return r
 }
 
-// patience is how long a command that should end may take to.
-const patience = 20 * time.Second
-
 // wait waits for the command, which should end now.
 func (r *running) wait(t *testing.T) (sandboxer.Exit, error) {
 	t.Helper()
 	select {
 	case <-r.done:
 		return r.x, r.err
-	case <-time.After(patience):
-		t.Fatalf("Exec did not return within %s", patience)
+	case <-time.After(r.patience):
+		t.Fatalf("Exec did not return within %s", r.patience)
 		return sandboxer.Exit{}, nil
 	}
 }

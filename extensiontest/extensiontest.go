@@ -285,6 +285,9 @@ func (s *suite) spec() sandboxer.Spec {
 	return sp
 }
 
+// long is how long the suite waits for what ends, or comes, within moments on a machine that has nothing else to do.
+func (s *suite) long() time.Duration { return max(20*time.Second, s.Patience) }
+
 // sandbox is one ready sandbox under test.
 type sandbox struct {
 	s     *suite

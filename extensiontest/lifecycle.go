@@ -304,7 +304,7 @@ func (s *suite) snapshot(t *testing.T) {
 		// What a loop has counted to is in its memory alone.
 		sb, snap := saved(t, func(sb *sandbox) {
 			sb.sh(t, `(i=1000; while :; do i=$((i+1)); echo $i >count; sleep 0.05 2>/dev/null || sleep 1; done) >/dev/null 2>&1 </dev/null &`)
-			poll(t, "the loop to count", 20*time.Second, func() bool { return sb.number(t) > 1002 })
+			poll(t, "the loop to count", s.long(), func() bool { return sb.number(t) > 1002 })
 		})
 		if !snap.Memory {
 			t.Skip("the extension saves files alone")
@@ -317,7 +317,7 @@ func (s *suite) snapshot(t *testing.T) {
 		if first < 1002 {
 			t.Errorf("the copy counts from %d", first)
 		}
-		poll(t, "the copy to go on counting", 20*time.Second, func() bool { return copied.number(t) > first })
+		poll(t, "the copy to go on counting", s.long(), func() bool { return copied.number(t) > first })
 	})
 	t.Run("identity", func(t *testing.T) {
 		sb := s.up(t, func(sp *sandboxer.Spec) { sp.Env["WHO"] = "source" })
@@ -585,7 +585,7 @@ func (s *suite) pause(t *testing.T) {
 			return fi.Size
 		}
 		if files {
-			poll(t, "the first beats", 20*time.Second, func() bool { return beats() > 2 })
+			poll(t, "the first beats", s.long(), func() bool { return beats() > 2 })
 		}
 		for range 2 { // pausing what is paused is success
 			if err := sb.b.Pause(ctx(t), sb.h); err != nil {
@@ -610,7 +610,7 @@ func (s *suite) pause(t *testing.T) {
 		sb.alive(t)
 		if files {
 			n := beats()
-			poll(t, "beats after the thaw", 20*time.Second, func() bool { return beats() > n })
+			poll(t, "beats after the thaw", s.long(), func() bool { return beats() > n })
 		}
 	})
 	t.Run("a frozen process does not run", func(t *testing.T) {
@@ -620,13 +620,13 @@ func (s *suite) pause(t *testing.T) {
 		}
 		out := &buffer{}
 		sb.start(t, sandboxer.Cmd{Args: s.script("while echo x; do sleep 0.02 2>/dev/null || sleep 1; done"), Stdout: out})
-		poll(t, "the first beats", 20*time.Second, func() bool { return len(out.String()) > 4 })
+		poll(t, "the first beats", s.long(), func() bool { return len(out.String()) > 4 })
 		if err := sb.b.Pause(ctx(t), sb.h); err != nil {
 			t.Fatalf("Pause: %s", describe(err))
 		}
 		// What was written before may still be on its way; then silence.
 		quiet, n := 0, 0
-		for end := time.Now().Add(patience); quiet < 25 && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		for end := time.Now().Add(s.long()); quiet < 25 && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			if m := len(out.String()); m == n {
 				quiet++
 			} else {
@@ -639,7 +639,7 @@ func (s *suite) pause(t *testing.T) {
 		if err := sb.b.Resume(ctx(t), sb.h); err != nil {
 			t.Fatalf("Resume: %s", describe(err))
 		}
-		poll(t, "beats after the thaw", 20*time.Second, func() bool { return len(out.String()) > n })
+		poll(t, "beats after the thaw", s.long(), func() bool { return len(out.String()) > n })
 	})
 	t.Run("exec on a paused sandbox", func(t *testing.T) {
 		sb := s.up(t)
@@ -649,7 +649,7 @@ func (s *suite) pause(t *testing.T) {
 		if err := sb.b.Pause(ctx(t), sb.h); err != nil {
 			t.Fatalf("Pause: %s", describe(err))
 		}
-		c, cancel := context.WithTimeout(t.Context(), patience)
+		c, cancel := context.WithTimeout(t.Context(), s.long())
 		defer cancel()
 		_, err := s.open(t).Exec(c, sb.h, sandboxer.Cmd{Args: s.script("true")})
 		wantKind(t, err, "Exec in a paused sandbox", sandboxer.Conflict)
@@ -845,7 +845,7 @@ func (s *suite) stats(t *testing.T) {
 		}
 		sb.sh(t, "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; head -c 3000000 /dev/zero >big")
 		// Figures of one moment may be old by the time they are read.
-		poll(t, "the figures to show what was done", 20*time.Second, func() bool {
+		poll(t, "the figures to show what was done", s.long(), func() bool {
 			st, err := s.open(t).Stats(ctx(t), sb.h)
 			return err == nil && (st.CPU < 0 || st.CPU >= first.CPU) && (st.DiskBytes < 0 || st.DiskBytes >= 2_500_000)
 		})
@@ -853,7 +853,7 @@ func (s *suite) stats(t *testing.T) {
 		sb.start(t, sandboxer.Cmd{Args: s.script("echo started; sleep 3600 & sleep 3600"), Stdout: w})
 		await(t, started, "the command to start")
 		last := ""
-		poll(t, "processes and memory to be counted", 20*time.Second, func() bool {
+		poll(t, "processes and memory to be counted", s.long(), func() bool {
 			st, err := sb.b.Stats(ctx(t), sb.h)
 			last = fmt.Sprintf("%+v, %v", st, err)
 			return err == nil && (st.PIDs < 0 || st.PIDs >= 2) && (st.MemoryBytes < 0 || st.MemoryBytes > 0)

@@ -29,7 +29,7 @@ func (sb *sandbox) listen(t *testing.T) int {
 	port := freePort(t)
 	out := &buffer{}
 	r := sb.start(t, sandboxer.Cmd{Args: sb.s.Listen(port), Stdout: out, Stderr: out})
-	poll(t, "the echo server inside to listen", 20*time.Second, func() bool {
+	poll(t, "the echo server inside to listen", sb.s.long(), func() bool {
 		conn, err := sb.b.Dial(ctx(t), sb.h, port)
 		if err != nil {
 			select {
@@ -204,7 +204,7 @@ func (s *suite) dial(t *testing.T) {
 		if _, err := own.b.Teardown(ctx(t), own.h); err != nil {
 			t.Fatal(describe(err))
 		}
-		conn.SetDeadline(time.Now().Add(20 * time.Second))
+		conn.SetDeadline(time.Now().Add(s.long()))
 		_, err = conn.Read(make([]byte, 1))
 		var ne net.Error
 		if err == nil || errors.As(err, &ne) && ne.Timeout() {

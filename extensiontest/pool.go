@@ -114,7 +114,7 @@ func (s *suite) pool(t *testing.T) {
 			t.Errorf("the command ran before anybody claimed the sandbox: %q", out)
 		}
 		got := claim(t, sb, order(sb))
-		poll(t, "the command to run with the claim's environment", 20*time.Second, func() bool {
+		poll(t, "the command to run with the claim's environment", s.long(), func() bool {
 			return got.sh(t, "cat main 2>/dev/null || true") == "claim"
 		})
 	})
