@@ -286,7 +286,7 @@ func TestRefusals(t *testing.T) {
 		says   string
 	}{
 		{"limits", func(s *sandboxer.Spec) { s.Limits.PIDs = 1 }, sandboxer.Unsupported, "limits"},
-		{"mounts", func(s *sandboxer.Spec) { s.Mounts = []sandboxer.Mount{{Source: "/", Target: "/x"}} }, sandboxer.Unsupported, "mounts"},
+		{"mounts", func(s *sandboxer.Spec) { s.Mounts = []sandboxer.Mount{{Source: "/", Target: "/x"}} }, sandboxer.Denied, "does not offer that path"},
 		{"allow", func(s *sandboxer.Spec) { s.Network.Mode = sandboxer.NetworkAllow }, sandboxer.Unsupported, "destinations"},
 		{"network", func(s *sandboxer.Spec) { s.Network.Mode = "loud" }, sandboxer.Invalid, `"loud"`},
 		{"image", func(s *sandboxer.Spec) { s.Image = "other" }, sandboxer.Failed, `no image "other"`},
