@@ -81,14 +81,19 @@ func outside(ctx context.Context) (url string, stop func() error, err error) {
 	}
 	ns := fmt.Sprintf("sbxbench%d", os.Getpid())
 	dev := fmt.Sprintf("sbxb%d", os.Getpid())
+	if l, err := net.Listen("tcp", outHere+":0"); err == nil { // two links with it would mix up what they are for
+		l.Close()
+		return "", nil, fmt.Errorf("the address %s is already this machine's: another bench runs, or one that was killed left the link sbxb…: ip link del it", outHere)
+	}
 	if err := ip("netns", "add", ns); err != nil {
 		return "", nil, err
 	}
-	var l net.Listener
+	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", strconv.Itoa(outSize))
+		_, _ = io.CopyN(w, zeros{}, outSize)
+	})}
 	stop = func() error {
-		if l != nil {
-			l.Close()
-		}
+		s.Close()
 		_ = ip("link", "del", dev) // it goes with its peer, but not at once
 		return ip("netns", "del", ns)
 	}
@@ -103,13 +108,10 @@ func outside(ctx context.Context) (url string, stop func() error, err error) {
 			return "", nil, errors.Join(err, stop())
 		}
 	}
-	if l, err = listenIn("/run/netns/"+ns, outThere+":0"); err != nil {
+	l, err := listenIn("/run/netns/"+ns, outThere+":0")
+	if err != nil {
 		return "", nil, errors.Join(err, stop())
 	}
-	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Length", strconv.Itoa(outSize))
-		_, _ = io.CopyN(w, zeros{}, outSize)
-	})}
 	go func() { _ = s.Serve(l) }()
 	return "http://" + l.Addr().String() + "/", stop, nil
 }

@@ -26,6 +26,7 @@ func (e *extension) IsAlive(ctx context.Context, h sandboxer.Handle) (sandboxer.
 				e.drop(b.name)
 				return sandboxer.Gone, nil
 			}
+			return sandboxer.Unresponsive, nil // until it has
 		}
 		switch {
 		case err == nil && b.alive():
