@@ -78,11 +78,13 @@ func startWorld(t *testing.T) (socket, log string, cmd *exec.Cmd, r *fake.Remote
 // The fake as a child of the broker, with a world in a third process, passes the whole suite over standard input and output.
 func TestConformanceOfChild(t *testing.T) {
 	socket, log, cmd, r := startWorld(t)
+	h := harness(t)
 	open := func(owner string) func(*testing.T) sandboxer.Extension {
 		state := t.TempDir()
 		return func(t *testing.T) sandboxer.Extension {
 			e, err := openProgram(t, state, owner, sandboxer.Program{Command: []string{self(t), "extension"}}, map[string]any{
 				"server": socket, "images": []string{"demo"}, "per_hour": sandboxer.Credit, "hosts": []string{"one", "two"}, "agent": self(t),
+				"mounts": offered(h),
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -90,7 +92,6 @@ func TestConformanceOfChild(t *testing.T) {
 			return e
 		}
 	}
-	h := harness(t)
 	h.Open, h.Stranger = open("conformance"), open("stranger")
 	h.Kill = func(t *testing.T, h sandboxer.Handle) {
 		if err := r.Kill(t.Context(), h.SandboxID); err != nil {

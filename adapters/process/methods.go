@@ -58,8 +58,9 @@ func (e *extension) begin(ctx context.Context, method string, params any) (*prot
 	}
 }
 
-// along makes a request that works along its stream: work does the broker's part. An error of work's that is the
-// broker's own, mine, ends the request and is what the caller gets. What the broker still has to send is not
+// along makes a request that works along its stream: work does the broker's part, of which sends is that it sends. An
+// error of work's that is the broker's own, mine, ends the request and is what the caller gets, unless the extension
+// was sent it and has an answer. What the broker still has to send is not
 // waited for when the extension says that it is done.
 func (e *extension) along(ctx context.Context, method string, params, result any, sends bool, work func(s *protocol.Stream) (mine, theirs error)) error {
 	l, err := e.super.link(ctx)
@@ -110,23 +111,23 @@ func (e *extension) along(ctx context.Context, method string, params, result any
 	}()
 	select {
 	case w := <-worked:
-		if w.mine != nil {
+		if w.mine != nil && !sends { // what was sent has told the extension
 			cancel()
 			<-answered
 			return w.mine
 		}
 		// Nothing more has to be done where the extension was the one to send, or its stream broke.
-		if !sends || w.theirs != nil {
+		if !sends || cmp.Or(w.mine, w.theirs) != nil {
 			defer time.AfterFunc(protocol.TokenTime, cancel).Stop()
 		}
 		if err := <-answered; err != nil {
 			if ctx.Err() != nil && outer.Err() == nil { // the time was over
-				err = cmp.Or(broken(w.theirs), error(sandboxer.E(sandboxer.Unavailable, nil, "the extension does not say that %s is done", method)))
+				err = cmp.Or(w.mine, broken(w.theirs), error(sandboxer.E(sandboxer.Unavailable, nil, "the extension does not say that %s is done", method)))
 			}
 			return err
 		}
 		if sends { // it has what it needs, and may have left before it was sent the end
-			return nil
+			return w.mine
 		}
 		return broken(w.theirs)
 	case err := <-answered:

@@ -20,6 +20,7 @@ import (
 	"github.com/sand-boxer/sandboxer/agent"
 	"github.com/sand-boxer/sandboxer/extension"
 	"github.com/sand-boxer/sandboxer/extensiontest"
+	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
 
 // The test binary plays more parts: what runs inside a sandbox of the fake, and an extension.
@@ -89,8 +90,10 @@ func TestConformanceOfService(t *testing.T) {
 	w := fake.NewWorld()
 	defer w.Close()
 	a := fake.Adapter
+	h := harness(t)
+	offered := offered(h)
 	a.Open = func(_ context.Context, env sandboxer.Env) (sandboxer.Extension, error) {
-		return fake.New(w, fake.Config{Owner: env.Owner, Images: []string{"demo"}, PerHour: sandboxer.Credit, Agent: self(t), Hosts: []string{"one", "two"}}), nil
+		return fake.New(w, fake.Config{Owner: env.Owner, Images: []string{"demo"}, PerHour: sandboxer.Credit, Agent: self(t), Hosts: []string{"one", "two"}, Mounts: offered}), nil
 	}
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)
@@ -116,7 +119,6 @@ func TestConformanceOfService(t *testing.T) {
 			return e
 		}
 	}
-	h := harness(t)
 	h.Open, h.Stranger = open("conformance"), open("stranger")
 	h.Kill = func(_ *testing.T, h sandboxer.Handle) { w.Kill(h.SandboxID) }
 	h.OutOfMemory = func(t *testing.T, h sandboxer.Handle) {
@@ -145,17 +147,44 @@ func TestConformanceOfService(t *testing.T) {
 func harness(t *testing.T) extensiontest.Harness {
 	t.Helper()
 	h := extensiontest.Harness{
-		Inputs:   fake.Adapter.Inputs,
-		Spec:     sandboxer.Spec{Owner: "conformance", Image: "demo", Inputs: map[string]string{"volume": "data"}},
-		Volume:   "../volumes/data",
-		Want:     sandboxer.Capabilities(),
-		Enforces: []extensiontest.Feature{extensiontest.Owned},
+		Inputs:       fake.Adapter.Inputs,
+		MountRoot:    t.TempDir(),
+		ReadOnlyRoot: t.TempDir(),
+		Spec:         sandboxer.Spec{Owner: "conformance", Image: "demo", Inputs: map[string]string{"volume": "data"}},
+		Volume:       "../volumes/data",
+		Want:         sandboxer.Capabilities(),
+		Enforces:     []extensiontest.Feature{extensiontest.Owned},
 		Listen: func(port int) []string {
 			return []string{self(t), "echo", "127.0.0.1:" + strconv.Itoa(port)}
 		},
 	}
 	h.User = otherUser(t)
+	if canMount(t) {
+		h.Enforces = append(h.Enforces, extensiontest.Mounts)
+	}
 	return h
+}
+
+// offered are the roots of h.
+func offered(h extensiontest.Harness) mounts.Settings {
+	return mounts.Settings{Roots: []mounts.Root{{Path: h.MountRoot}, {Path: h.ReadOnlyRoot, ReadOnly: true}}}
+}
+
+// canMount reports whether the fake can mount anything here.
+func canMount(t *testing.T) bool {
+	t.Helper()
+	if os.Getuid() != 0 {
+		return false
+	}
+	sources, err := (&mounts.Opener{}).Open(sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: t.TempDir(), Target: "/x"}}})
+	defer mounts.Close(sources)
+	if err == nil {
+		err = mounts.Try(sources)
+	}
+	if err != nil && sandboxer.KindOf(err) != sandboxer.Unsupported {
+		t.Fatal(err)
+	}
+	return err == nil
 }
 
 // otherUser returns who else commands can run as; "" for the suite's own choice.
