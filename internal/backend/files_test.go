@@ -20,14 +20,14 @@ func TestFilesFromExec(t *testing.T) {
 		defer w.Close()
 		w.Inject(fake.Fault{Verb: fake.VerbFiles, Kind: sandboxer.Internal})
 		others := slices.DeleteFunc(sandboxer.Capabilities(), func(c sandboxer.Capability) bool { return c == sandboxer.CanExec })
-		extensiontest.Run(t, extensiontest.Harness{
+		extensiontest.RunGroups(t, extensiontest.Harness{
 			Inputs: fake.Adapter.Inputs,
 			Open: func(*testing.T) sandboxer.Extension {
 				return fake.New(w, fake.Config{Drop: others, Images: []string{"demo"}})
 			},
 			Spec: sandboxer.Spec{Image: "demo", Env: env},
 			Want: []sandboxer.Capability{sandboxer.CanExec, sandboxer.CanFiles},
-		})
+		}, "core", "exec", "files", "archive")
 	}
 	t.Run("machine", func(t *testing.T) { run(t, nil) })
 	t.Run("busybox", func(t *testing.T) {
