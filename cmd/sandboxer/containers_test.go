@@ -212,27 +212,36 @@ func (r *containersRig) nothing() {
 	if left := r.on("image"); len(left) > 0 {
 		r.t.Errorf("images are left: %v", left)
 	}
-	// What sandboxes share goes when the server ends, if the engine does it in time; the next one makes up for it.
+	// What sandboxes share goes when the server ends, if the engine does it in time, and then the note of it; the next one makes up for it.
 	r.stop()
-	r.until("the engine has nothing of this installation", func() error {
-		if left := append(r.on("container"), r.on("volume")...); len(left) > 0 {
+	r.until("there is nothing that sandboxes of this installation share", func() error {
+		if left := append(append(r.on("container"), r.on("volume")...), r.files("agent")...); len(left) > 0 {
 			r.start()
 			r.stop()
 			return fmt.Errorf("left: %v", left)
 		}
 		return nil
 	})
-	if err := filepath.WalkDir(filepath.Join(r.dir, "home/data/extensions/ext.docker"), func(path string, d os.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && (strings.Contains(path, "/box/") || strings.Contains(path, "/mount/") || strings.Contains(path, "/agent/")) {
-			r.t.Errorf("a file is left: %s", path)
+	for _, path := range append(r.files("box"), r.files("mount")...) {
+		r.t.Errorf("a file is left: %s", path)
+	}
+	for _, left := range remains(r.t.(*testing.T), r.dir) {
+		r.t.Errorf("left behind: %s", left)
+	}
+}
+
+// files lists what a server keeps in one of the extension's directories.
+func (r *containersRig) files(dir string) (files []string) {
+	r.t.Helper()
+	if err := filepath.WalkDir(filepath.Join(r.dir, "home/data/extensions/ext.docker", dir), func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			files = append(files, path)
 		}
 		return err
 	}); err != nil {
 		r.t.Error(err)
 	}
-	for _, left := range remains(r.t.(*testing.T), r.dir) {
-		r.t.Errorf("left behind: %s", left)
-	}
+	return files
 }
 
 // A phase of a container's life, as a client has it who repeats what fails.
