@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -149,7 +150,9 @@ func (r *containersRig) create(id, key string) (*api.Sandbox, error) {
 
 // says runs a command in a sandbox, and wants this of it.
 func (r *containersRig) says(id, want string, args ...string) error {
-	x, err := r.c.Run(r.t.Context(), id, api.Exec{Args: args})
+	ctx, cancel := context.WithTimeout(r.t.Context(), 2*time.Minute)
+	defer cancel()
+	x, err := r.c.Run(ctx, id, api.Exec{Args: args})
 	if err == nil && (x.Code != 0 || x.Stdout != want) {
 		err = fmt.Errorf("%q in %s ended with %d, and said %q and %q; want %q", args, id, x.Code, x.Stdout, x.Stderr, want)
 	}
@@ -339,20 +342,26 @@ func (r *containersRig) amid(p phase, id string, n int, after bool, then func())
 	held := r.gate.Hold(n, after)
 	ended := make(chan error, 1)
 	go func() { ended <- p.do(r, id) }()
+	var what string
 	select {
-	case what := <-held:
+	case what = <-held:
 		then()
 		r.gate.Open()
 		r.goOn()
-		<-ended // whatever it is
-		return what
+		select {
+		case <-ended: // whatever it is
+		case <-time.After(5 * time.Minute):
+			r.t.Fatalf("%s does not end, which was held at %s", p.name, what)
+		}
 	case err := <-ended:
 		r.gate.Open()
 		if err != nil {
 			r.until(p.name, func() error { return p.do(r, id) })
 		}
-		return ""
+	case <-time.After(5 * time.Minute):
+		r.t.Fatalf("%s does not end", p.name)
 	}
+	return what
 }
 
 // TestContainersKilled has two installations on one engine, with sandboxes of the same IDs, whose servers are killed
@@ -661,17 +670,30 @@ func TestContainersRaces(t *testing.T) {
 			t.Errorf("round %d: after a destroy and a create: %v", round, err)
 		}
 
-		// Who uses what is being paused finds it running, or has it go on.
-		all(6, func(i int) {
-			switch i % 3 {
-			case 0:
-				_, errs[i] = r.c.Pause(t.Context(), id, api.PauseSandbox{Depth: sandboxer.PauseFreeze})
-			case 1:
-				_, errs[i] = r.c.Resume(t.Context(), id, api.ResumeSandbox{})
-			case 2:
-				errs[i] = r.mine(id)
+		// Who uses what is being paused finds it running, or has it go on. A command that a pause meets stands still until somebody
+		// resumes, who may have come before: so it is done again.
+		met := make(chan struct{})
+		go func() {
+			defer close(met)
+			all(6, func(i int) {
+				switch i % 3 {
+				case 0:
+					_, errs[i] = r.c.Pause(t.Context(), id, api.PauseSandbox{Depth: sandboxer.PauseFreeze})
+				case 1:
+					_, errs[i] = r.c.Resume(t.Context(), id, api.ResumeSandbox{})
+				case 2:
+					errs[i] = r.mine(id)
+				}
+			})
+		}()
+		for on := true; on; {
+			select {
+			case <-met:
+				on = false
+			case <-time.After(time.Second):
+				_, _ = r.c.Resume(t.Context(), id, api.ResumeSandbox{}) // there may be nothing to resume
 			}
-		})
+		}
 		for i, err := range errs[:6] {
 			if k := sandboxer.KindOf(err); err != nil && k != sandboxer.Conflict && !(i%3 == 0 && k == sandboxer.Unavailable) {
 				t.Errorf("round %d: call %d: %v", round, i, err)
