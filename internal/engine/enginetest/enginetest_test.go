@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -38,6 +39,60 @@ func TestEngineEndsWithItsOwner(t *testing.T) {
 		t.Error("the engine lives on")
 	}
 	if _, err := os.Stat(dir); err == nil {
+		t.Error("its files are left")
+	}
+}
+
+// Of an engine that was killed nothing is left when its owner ends, also what its containers ran.
+func TestKilledEngineEndsWithItsOwner(t *testing.T) {
+	d := &Docker{}
+	t.Cleanup(d.Stop)
+	env := append(os.Environ(), d.Start(t))
+	docker := func(args ...string) string {
+		t.Helper()
+		cmd := exec.Command("docker", args...)
+		cmd.Env = env
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("docker %q: %v: %s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	id := docker("run", "-d", "--network=none", Image, "sh", "-c", "sleep 1000 & wait")
+	docker("pause", docker("run", "-d", "--network=none", Image, "sleep", "1000"))
+	pid, err := strconv.Atoi(docker("inspect", "-f", "{{.State.Pid}}", id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Kill(t)
+	if ended(pid) {
+		t.Error("the container ended with the engine")
+	}
+	d.end.Close()
+	if err := d.kept.Wait(); err != nil {
+		t.Error(err)
+	}
+	if !ended(pid) {
+		t.Error("the container lives on")
+	}
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range procs {
+		if b, err := os.ReadFile(p); err == nil && strings.Contains(string(b), d.dir) {
+			t.Errorf("%s lives on: %q", filepath.Dir(p), b)
+		}
+	}
+	if err := filepath.WalkDir("/sys/fs/cgroup", func(path string, _ os.DirEntry, err error) error {
+		if strings.Contains(path, id) {
+			t.Errorf("a control group is left: %s", path)
+		}
+		return nil // others come and go
+	}); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(d.dir); err == nil {
 		t.Error("its files are left")
 	}
 }
