@@ -267,6 +267,8 @@ func (d *Docker) Hang(t testing.TB) (resume func()) {
 	return resume
 }
 
+const containerdPID = "exec/containerd/containerd.pid"
+
 // pid reads the number of one of the engine's processes.
 func (d *Docker) pid(t testing.TB, file string) int {
 	t.Helper()
@@ -281,11 +283,15 @@ func (d *Docker) pid(t testing.TB, file string) int {
 	return pid
 }
 
-// Kill kills the engine's processes, as a machine that fails would, but for those that its containers are run by. Again starts it.
+// Kill kills the engine's processes, as a machine that fails would, but for those that its containers are run by. Again starts it. Where this
+// machine has a containerd of its own, which an engine then uses, that one goes on.
 func (d *Docker) Kill(t testing.TB) {
 	t.Helper()
-	// containerd may go with dockerd.
-	for _, pid := range []int{d.pid(t, "pid"), d.pid(t, "exec/containerd/containerd.pid")} {
+	pids := []int{d.pid(t, "pid")}
+	if _, err := os.Stat(filepath.Join(d.dir, containerdPID)); err == nil {
+		pids = append(pids, d.pid(t, containerdPID)) // it may go with dockerd
+	}
+	for _, pid := range pids {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
 			t.Fatal(err)
 		}
@@ -315,7 +321,7 @@ func (d *Docker) Again(t testing.TB) {
 		t.Fatal(err)
 	}
 	// Where nobody takes note of processes that ended, dockerd takes the one it names for alive.
-	if err := os.Remove(filepath.Join(d.dir, "exec/containerd/containerd.pid")); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(filepath.Join(d.dir, containerdPID)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command("sh", filepath.Join(root, "scripts/dockerd.sh"), "start", d.dir).CombinedOutput(); err != nil {

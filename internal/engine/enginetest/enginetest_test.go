@@ -96,3 +96,20 @@ func TestKilledEngineEndsWithItsOwner(t *testing.T) {
 		t.Error("its files are left")
 	}
 }
+
+// An engine that uses this machine's containerd is killed without that.
+func TestKillWithoutContainerd(t *testing.T) {
+	d := &Docker{dir: t.TempDir()}
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if err := os.WriteFile(filepath.Join(d.dir, "pid"), []byte(strconv.Itoa(cmd.Process.Pid)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d.Kill(t)
+	if !ended(cmd.Process.Pid) {
+		t.Error("it lives on")
+	}
+}
