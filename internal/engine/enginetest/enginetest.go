@@ -214,35 +214,43 @@ func RootlessPodman(t testing.TB) string {
 	if err := os.Chown(dir, nobody, nobody); err != nil {
 		t.Fatal(err)
 	}
-	// It ends at the end of the input, so with this process however that ends, and then all that it has started has ended.
+	// It ends at the end of the input, so with this process however that ends, and then all that it has started has ended: what does not when
+	// it is told is killed.
 	cmd := exec.Command("sh", "-c", `podman system service --time=0 "unix://$HOME/api.sock" &
+service=$! i=0
 cat >/dev/null
 trap '' TERM
 kill 0
-wait
+while kill -0 $service 2>/dev/null && [ $i -lt 100 ]; do i=$((i + 1)); sleep 0.1; done
 p=$(find "$HOME" -name pause.pid -exec cat {} +) # which holds its namespaces, in a session of its own
-[ -z "$p" ] || kill "$p"`)
+[ -z "$p" ] || kill "$p"
+kill -KILL 0`)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_RUNTIME_DIR="+dir, "CONTAINERS_CONF="+dir+"/containers.conf", "CONTAINERS_STORAGE_CONF="+dir+"/storage.conf")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	var said bytes.Buffer
 	cmd.Stderr = &said
+	cmd.WaitDelay = 10 * time.Second // of who has its standard error and lives on
 	in, err := cmd.StdinPipe()
 	if err := errors.Join(err, cmd.Start()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	end := sync.OnceFunc(func() {
 		in.Close()
+		late := time.AfterFunc(time.Minute, func() { syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+		defer late.Stop()
 		_ = cmd.Wait()
 	})
+	t.Cleanup(end)
 	socket := filepath.Join(dir, "api.sock")
-	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for last := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		c, err := net.Dial("unix", socket)
 		if err == nil {
 			c.Close()
 			return "unix://" + socket
 		}
-		if time.Now().After(end) {
+		if time.Now().After(last) {
+			end() // it has said all
 			t.Fatalf("podman's service does not listen: %v: %s", err, said.String())
 		}
 	}

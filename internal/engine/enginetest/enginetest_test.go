@@ -6,7 +6,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // An engine of the tests ends with whoever started it, also one that does not answer.
@@ -111,5 +113,47 @@ func TestKillWithoutContainerd(t *testing.T) {
 	d.Kill(t)
 	if !ended(cmd.Process.Pid) {
 		t.Error("it lives on")
+	}
+}
+
+// Podman's service of a test ends with it, also one that does not listen to that.
+func TestRootlessPodmanEnds(t *testing.T) {
+	var dir string
+	// its lists the processes of its directory.
+	its := func() (pids []int) {
+		t.Helper()
+		procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range procs {
+			b, err := os.ReadFile(p)
+			if err != nil || !strings.Contains(string(b), dir+"/") {
+				continue
+			}
+			if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p))); err == nil && !ended(pid) {
+				pids = append(pids, pid)
+			}
+		}
+		return pids
+	}
+	if !t.Run("test", func(t *testing.T) {
+		dir = filepath.Dir(strings.TrimPrefix(RootlessPodman(t), "unix://"))
+		all := its()
+		if len(all) == 0 {
+			t.Error("there is no service")
+		}
+		for _, pid := range all {
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Error(err)
+			}
+		}
+	}) || dir == "" {
+		return
+	}
+	for end := time.Now().Add(time.Minute); len(its()) > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("processes live on: %v", its())
+		}
 	}
 }
