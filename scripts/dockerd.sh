@@ -4,7 +4,7 @@
 # other engine of this machine.
 #
 #	scripts/dockerd.sh start DIR [OPTION...]    prints the DOCKER_HOST to use; options are dockerd's
-#	scripts/dockerd.sh stop DIR     stops exactly that engine
+#	scripts/dockerd.sh stop DIR     stops exactly that engine, and what is left of it if it was killed
 #	scripts/dockerd.sh keep DIR [OPTION...]     starts it, and stops it at the end of the
 #	                                input: whoever started it may die in any way
 set -eu
@@ -24,6 +24,28 @@ pidfile=$dir/pid
 running() {
 	[ -s "$pidfile" ] && tr '\0' ' ' <"/proc/$(cat "$pidfile")/cmdline" 2>/dev/null | grep -q -- "--data-root $dir/data "
 }
+
+# own lists the processes that run the containers of an engine that was killed, those of its containers, and the IDs of these. An engine that
+# uses this machine's containerd has none.
+own() {
+	set --
+	for f in $(grep -lsF -- "$dir/exec/containerd/" /proc/[0-9]*/cmdline); do
+		argv=$(tr "\0" " " 2>/dev/null <"$f") || continue
+		case ${argv%% *} in containerd | */containerd | containerd-shim* | */containerd-shim*) ;; *) continue ;; esac
+		f=${f#/proc/}
+		set -- "$@" "${f%/*}"
+		case $argv in *" -id "*) argv=${argv#* -id } && ids="$ids ${argv%% *}" ;; esac
+	done
+	[ $# -eq 0 ] || pids=$(ps -eo pid=,ppid= | awk -v own="$*" 'BEGIN { for (n = split(own, first, " "); n > 0; n--) on[first[n]] = 1 }
+		{ of[$1] = $2 }
+		END {
+			do { more = 0; for (p in of) if (!(p in on) && of[p] in on) on[p] = more = 1 } while (more)
+			for (p in on) print p
+		}')
+}
+
+# lives says whether a process lives, which one that nobody has taken note of does not.
+lives() { [ -n "$(tr -d '\0' 2>/dev/null <"/proc/$1/cmdline")" ]; } 2>/dev/null
 
 case $what in
 start)
@@ -62,6 +84,24 @@ stop)
 			i=$((i + 1))
 			[ $i -lt 300 ] || { echo "dockerd.sh: engine $pid does not stop" >&2; exit 1; }
 			sleep 0.1
+		done
+	else
+		pids='' ids=''
+		own
+		[ -z "$pids" ] || kill -KILL $pids 2>/dev/null || true
+		for id in $ids; do # who is frozen dies when it is not
+			find /sys/fs/cgroup -path "*$id*" -name freezer.state -exec sh -c 'echo THAWED >"$1"' sh {} \; 2>/dev/null || true
+		done
+		i=0
+		for pid in $pids; do
+			while lives "$pid"; do
+				i=$((i + 1))
+				[ $i -lt 300 ] || { echo "dockerd.sh: process $pid of the engine does not end" >&2; exit 1; }
+				sleep 0.1
+			done
+		done
+		for id in $ids; do
+			find /sys/fs/cgroup -depth -type d -name "*$id*" -exec rmdir {} \; 2>/dev/null || true
 		done
 	fi
 	# What the engine had mounted goes before its files.

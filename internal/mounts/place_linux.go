@@ -106,6 +106,7 @@ func show(at string, isDir bool, tree int) error {
 // are left alone: nothing but empty directories are removed, that of the place and what an engine that did not see what is shown has
 // made there. What was made in another namespace goes there with the directory that it is on, without space; but where that one's
 // mounts come here, too, as to a service of systemd, and something else lies over them, the error is EBUSY until Hide is called with it.
+// Where the place lies in another directory there, what is mounted there is left alone, and the error is ErrApart.
 func Hide(place string, space *Space) error {
 	here, err := os.Lstat(place)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -115,7 +116,15 @@ func Hide(place string, space *Space) error {
 		return err
 	}
 	if space != nil {
+		// What is over the place may differ; where it lies may not.
+		parent, err := os.Lstat(filepath.Dir(place))
+		if err != nil {
+			return err
+		}
 		if err := space.do(func() error {
+			if there, err := os.Lstat(filepath.Dir(place)); err != nil || !os.SameFile(parent, there) {
+				return ErrApart
+			}
 			err := unmount(place)
 			if there, serr := os.Lstat(place); err == nil && (serr != nil || !os.SameFile(here, there)) {
 				return ErrApart

@@ -211,6 +211,22 @@ func TestPeer(t *testing.T) {
 			if _, serr := os.Lstat(place); err != nil || !errors.Is(serr, fs.ErrNotExist) || strings.Contains(string(left), place) {
 				t.Errorf("left: %v, %v, %s", err, serr, left)
 			}
+			if space == nil {
+				return
+			}
+			// What is mounted there at a place of the same name is somebody else's.
+			if err := errors.Join(os.Mkdir(place, 0o700), space.do(func() error {
+				return errors.Join(unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""), unix.Mount("theirs", dir, "tmpfs", 0, ""),
+					os.Mkdir(place, 0o700), unix.Mount("theirs", place, "tmpfs", 0, ""))
+			})); err != nil {
+				t.Fatal(err)
+			}
+			if err := Hide(place, space); !errors.Is(err, ErrApart) {
+				t.Errorf("a place that is another one there: %v", err)
+			}
+			if left, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", cmd.Process.Pid)); err != nil || !strings.Contains(string(left), " "+place+" ") {
+				t.Errorf("what somebody else has mounted there is gone: %v", err)
+			}
 		})
 	}
 }

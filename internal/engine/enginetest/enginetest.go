@@ -214,35 +214,43 @@ func RootlessPodman(t testing.TB) string {
 	if err := os.Chown(dir, nobody, nobody); err != nil {
 		t.Fatal(err)
 	}
-	// It ends at the end of the input, so with this process however that ends, and then all that it has started has ended.
+	// It ends at the end of the input, so with this process however that ends, and then all that it has started has ended: what does not when
+	// it is told is killed.
 	cmd := exec.Command("sh", "-c", `podman system service --time=0 "unix://$HOME/api.sock" &
+service=$! i=0
 cat >/dev/null
 trap '' TERM
 kill 0
-wait
+while kill -0 $service 2>/dev/null && [ $i -lt 100 ]; do i=$((i + 1)); sleep 0.1; done
 p=$(find "$HOME" -name pause.pid -exec cat {} +) # which holds its namespaces, in a session of its own
-[ -z "$p" ] || kill "$p"`)
+[ -z "$p" ] || kill "$p"
+kill -KILL 0`)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_RUNTIME_DIR="+dir, "CONTAINERS_CONF="+dir+"/containers.conf", "CONTAINERS_STORAGE_CONF="+dir+"/storage.conf")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	var said bytes.Buffer
 	cmd.Stderr = &said
+	cmd.WaitDelay = 10 * time.Second // of who has its standard error and lives on
 	in, err := cmd.StdinPipe()
 	if err := errors.Join(err, cmd.Start()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	end := sync.OnceFunc(func() {
 		in.Close()
+		late := time.AfterFunc(time.Minute, func() { syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
+		defer late.Stop()
 		_ = cmd.Wait()
 	})
+	t.Cleanup(end)
 	socket := filepath.Join(dir, "api.sock")
-	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+	for last := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		c, err := net.Dial("unix", socket)
 		if err == nil {
 			c.Close()
 			return "unix://" + socket
 		}
-		if time.Now().After(end) {
+		if time.Now().After(last) {
+			end() // it has said all
 			t.Fatalf("podman's service does not listen: %v: %s", err, said.String())
 		}
 	}
@@ -267,6 +275,8 @@ func (d *Docker) Hang(t testing.TB) (resume func()) {
 	return resume
 }
 
+const containerdPID = "exec/containerd/containerd.pid"
+
 // pid reads the number of one of the engine's processes.
 func (d *Docker) pid(t testing.TB, file string) int {
 	t.Helper()
@@ -281,11 +291,15 @@ func (d *Docker) pid(t testing.TB, file string) int {
 	return pid
 }
 
-// Kill kills the engine's processes, as a machine that fails would, but for those that its containers are run by. Again starts it.
+// Kill kills the engine's processes, as a machine that fails would, but for those that its containers are run by. Again starts it. Where this
+// machine has a containerd of its own, which an engine then uses, that one goes on.
 func (d *Docker) Kill(t testing.TB) {
 	t.Helper()
-	// containerd may go with dockerd.
-	for _, pid := range []int{d.pid(t, "pid"), d.pid(t, "exec/containerd/containerd.pid")} {
+	pids := []int{d.pid(t, "pid")}
+	if _, err := os.Stat(filepath.Join(d.dir, containerdPID)); err == nil {
+		pids = append(pids, d.pid(t, containerdPID)) // it may go with dockerd
+	}
+	for _, pid := range pids {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
 			t.Fatal(err)
 		}
@@ -315,7 +329,7 @@ func (d *Docker) Again(t testing.TB) {
 		t.Fatal(err)
 	}
 	// Where nobody takes note of processes that ended, dockerd takes the one it names for alive.
-	if err := os.Remove(filepath.Join(d.dir, "exec/containerd/containerd.pid")); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(filepath.Join(d.dir, containerdPID)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command("sh", filepath.Join(root, "scripts/dockerd.sh"), "start", d.dir).CombinedOutput(); err != nil {
