@@ -117,6 +117,9 @@ func openPeer(ctx context.Context, env sandboxer.Env, cfg Config, most int64) (_
 			p.not = append(p.not, c)
 		}
 	}
+	if !p.has(sandboxer.CanExec) && !p.has(sandboxer.CanAgent) { // an archive is made by one of them
+		p.not = append(p.not, sandboxer.CanArchive)
+	}
 	slices.Sort(p.not)
 	return p, nil
 }

@@ -220,6 +220,9 @@ func TestWithoutAgent(t *testing.T) {
 			t.Errorf("it has %s, for which the extension there has nothing", c)
 		}
 	}
+	if !p.Can(sandboxer.CanArchive) {
+		t.Error("it has no archives, which commands make")
+	}
 	h, err := p.Provision(ctx, order("bare", nil))
 	if err != nil {
 		t.Fatal(err)
@@ -231,5 +234,15 @@ func TestWithoutAgent(t *testing.T) {
 	var tar bytes.Buffer
 	if err := p.Archive(ctx, h, "", &tar); err != nil || !bytes.Contains(tar.Bytes(), []byte("kept\n")) {
 		t.Errorf("an archive of %d bytes, %v", tar.Len(), err)
+	}
+}
+
+// Where there are neither commands nor an agent, there is nothing that could make an archive, and the extension does not claim to.
+func TestWithoutArchive(t *testing.T) {
+	for _, drop := range [][]sandboxer.Capability{{sandboxer.CanExec}, {sandboxer.CanExec, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch}} {
+		p := opened(t, t.TempDir(), newFar(t, drop...).config())
+		if got, want := p.Can(sandboxer.CanArchive), len(drop) == 1; got != want {
+			t.Errorf("without %s there: archive is %t, want %t", drop, got, want)
+		}
 	}
 }
