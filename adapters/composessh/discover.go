@@ -10,8 +10,11 @@ import (
 )
 
 // Discover implements sandboxer.Discoverer. It tells no fuse: that is not moved with the
-// expiry.
+// expiry. Where there are no hosts nothing is: only one that cannot be asked leaves it in doubt.
 func (e *extension) Discover(ctx context.Context, id string) (sandboxer.Found, error) {
+	if hosts, err := e.configured(); err == nil && len(hosts) == 0 {
+		return sandboxer.Found{}, gone(sandboxer.Handle{SandboxID: id})
+	}
 	found, err := e.search(ctx, sandboxer.Handle{SandboxID: id})
 	if len(found) == 0 && err != nil {
 		return sandboxer.Found{}, err

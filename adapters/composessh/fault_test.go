@@ -362,6 +362,23 @@ func TestFormerNotes(t *testing.T) {
 	}
 }
 
+// An extension without a host has no sandbox, and does not leave in doubt whether it has: an unknown ID is not found. Whether there are
+// hosts must be certain for that.
+func TestNoHosts(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, "docker compose", 0)
+	e := r.opened(t, "nowhere")
+	_, err := e.Discover(t.Context(), "unknown")
+	kind(t, err, sandboxer.NotFound, "unknown")
+	_, err = e.names()
+	kind(t, err, sandboxer.Unavailable, "no host")
+	if err := os.WriteFile(filepath.Join(r.hosts, "broken.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err = e.Discover(t.Context(), "unknown")
+	kind(t, err, sandboxer.Invalid, "broken") // it may be there
+}
+
 // Whoever cannot be given a host is told why: of the one that was asked for, or of each. A
 // host that was not asked for is not waited for.
 func TestNoRoom(t *testing.T) {

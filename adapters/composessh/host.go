@@ -110,8 +110,18 @@ echo "swap=$swap"
 case $(uname -s)-$(uname -m) in Linux-x86_64) echo arch=amd64;; Linux-aarch64|Linux-arm64) echo arch=arm64;; esac
 echo "server=$s"`
 
-// names lists the hosts that are configured.
+// names lists the hosts that are configured, of which there must be some.
 func (e *extension) names() ([]string, error) {
+	names, err := e.configured()
+	if len(names) == 0 && err == nil {
+		err = sandboxer.E(sandboxer.Unavailable, nil, "%s has no host to put sandboxes on", e.env.Extension).
+			WithHint("add one: sandboxer host add NAME USER@HOST")
+	}
+	return names, err
+}
+
+// configured lists the hosts that are configured.
+func (e *extension) configured() ([]string, error) {
 	names := slices.Clone(e.cfg.Hosts)
 	if e.cfg.Host != "" && !slices.Contains(names, e.cfg.Host) {
 		names = append(names, e.cfg.Host)
@@ -124,10 +134,6 @@ func (e *extension) names() ([]string, error) {
 		if r.Only != sshrun.OnlyMachines {
 			names = append(names, r.Name)
 		}
-	}
-	if len(names) == 0 && err == nil {
-		err = sandboxer.E(sandboxer.Unavailable, nil, "%s has no host to put sandboxes on", e.env.Extension).
-			WithHint("add one: sandboxer host add NAME USER@HOST")
 	}
 	if len(names) > 0 {
 		err = nil // a record that cannot be read stops only its own host

@@ -102,7 +102,8 @@ func openPeer(ctx context.Context, env sandboxer.Env, cfg Config, most int64) (_
 	defer cancel()
 	// Whatever is wrong there may be mended there: it is no fault of the configuration.
 	away := func(err error) error {
-		return sandboxer.E(sandboxer.Unavailable, err, "%s", sandboxer.Message(p.fail(err))).WithHint("%s", sandboxer.HintOf(p.fail(err)))
+		err = p.fail(err)
+		return sandboxer.E(sandboxer.Unavailable, err, "%s", sandboxer.Message(err)).WithHint("%s", sandboxer.HintOf(err))
 	}
 	status, err := p.client.Status(ctx)
 	if err != nil {
@@ -116,6 +117,9 @@ func openPeer(ctx context.Context, env sandboxer.Env, cfg Config, most int64) (_
 		if !p.has(of) {
 			p.not = append(p.not, c)
 		}
+	}
+	if !p.has(sandboxer.CanExec) && !p.has(sandboxer.CanAgent) { // an archive is made by one of them
+		p.not = append(p.not, sandboxer.CanArchive)
 	}
 	slices.Sort(p.not)
 	return p, nil
@@ -204,17 +208,26 @@ func (p *peer) fail(err error) error {
 	if !errors.As(err, &e) {
 		return err
 	}
-	kind := e.Kind
-	if _, theirs := e.Err.(*api.Problem); theirs { // and not what was made of one here
+	kind, cause := e.Kind, error(causeThere{err})
+	if problem, theirs := e.Err.(*api.Problem); theirs { // and not what was made of one here
 		kind = kindThere(kind)
+		cause = &api.Problem{Status: problem.Status, Code: sandboxer.Kind(wordThere(string(problem.Code))), RequestID: wordThere(problem.RequestID)}
 	}
-	out := &sandboxer.Error{Kind: kind, Msg: p.name + ": " + textThere(e.Msg), Hint: textThere(sandboxer.HintOf(err)), RetryAfter: min(sandboxer.RetryAfterOf(err), time.Hour), Err: err}
+	out := &sandboxer.Error{Kind: kind, Msg: p.name + ": " + textThere(e.Msg), Hint: textThere(sandboxer.HintOf(err)), RetryAfter: min(sandboxer.RetryAfterOf(err), time.Hour), Err: cause}
 	if kind == sandboxer.Unauthenticated {
+		out.Err = sandboxer.E(kind, cause, "%s", out.Msg) // why, for the log
 		out.Kind, out.Msg = sandboxer.Unavailable, p.name+" does not accept the API key of "+p.env.Extension
 		out.Hint = "an operator gives it another: token in its configuration"
 	}
 	return out
 }
+
+// A causeThere is an error with a text that the other installation may have had a hand in, fit to be shown and kept.
+type causeThere struct{ err error }
+
+func (c causeThere) Error() string { return textThere(c.err.Error()) }
+
+func (c causeThere) Unwrap() error { return c.err }
 
 // kindThere is the kind of an error of the other installation here. What it does not know itself, or is its own affair, may work later.
 func kindThere(k sandboxer.Kind) sandboxer.Kind {
@@ -242,6 +255,9 @@ func textThere(s string) string {
 	}
 	return s
 }
+
+// wordThere is a name or number that the other installation gives something, fit to be shown and kept.
+func wordThere(s string) string { return textThere(s[:min(len(s), 100)]) }
 
 // textsThere are the first of a list of such.
 func textsThere(all []string) (out []string) {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -28,13 +30,17 @@ func TestErrorsThere(t *testing.T) {
 		sandboxer.Conflict: sandboxer.Conflict, sandboxer.Exhausted: sandboxer.Exhausted, sandboxer.NotFound: sandboxer.NotFound, sandboxer.Invalid: sandboxer.Invalid,
 		sandboxer.Internal: sandboxer.Unavailable, sandboxer.Canceled: sandboxer.Unavailable, sandboxer.Unauthenticated: sandboxer.Unavailable, "nonsense\x1b": sandboxer.Unavailable,
 	} {
-		problem := &api.Problem{Code: said, Detail: "\x1b[2J" + strings.Repeat("x", 1<<20), Hint: "\x07\xff" + strings.Repeat("y", 1<<20), RetryAfter: api.Duration(1000 * time.Hour)}
+		problem := &api.Problem{Code: said, Detail: "\x1b[2J" + strings.Repeat("x", 1<<20), Hint: "\x07\xff" + strings.Repeat("y", 1<<20), RetryAfter: api.Duration(1000 * time.Hour),
+			Status: 409, RequestID: "r1\x1b" + strings.Repeat("z", 1<<20)}
 		err := p.fail(problem.Err())
 		wantKind(t, string(said), err, kind)
-		for _, text := range []string{sandboxer.Message(err), sandboxer.HintOf(err)} {
+		for _, text := range []string{sandboxer.Message(err), sandboxer.HintOf(err), err.Error()} { // the last is what logs show
 			if len(text) > 2*maxText || strings.ContainsAny(text, "\x1b\x07") || !utf8.ValidString(text) {
 				t.Errorf("%q is told in %d bytes: %.20q", said, len(text), text)
 			}
+		}
+		if text := err.Error(); !strings.Contains(text, "409 ") || !strings.Contains(text, "to request r1") || !strings.Contains(text, "[2Jxxx") {
+			t.Errorf("%q: logs do not show what it said, and in which answer: %.50q…%q", said, text, text[max(0, len(text)-200):])
 		}
 		if after := sandboxer.RetryAfterOf(err); after > time.Hour {
 			t.Errorf("%q: it is to be tried again in %s", said, after)
@@ -42,6 +48,10 @@ func TestErrorsThere(t *testing.T) {
 	}
 	given := p.fail(sandboxer.E(sandboxer.Canceled, (&api.Problem{Code: sandboxer.Canceled}).Err(), "given up"))
 	wantKind(t, "what was given up here", given, sandboxer.Canceled)
+	broken := p.fail(sandboxer.E(sandboxer.Unavailable, fmt.Errorf("malformed \x1b%s: %w", strings.Repeat("x", 1<<20), context.DeadlineExceeded), "it does not answer"))
+	if text := broken.Error(); len(text) > 2*maxText || strings.Contains(text, "\x1b") || !errors.Is(broken, context.DeadlineExceeded) {
+		t.Errorf("what cannot be read is told in %d bytes: %.60q", len(text), text)
+	}
 }
 
 // A redirect is not followed, and takes the key nowhere: neither of a request, nor of a stream.
@@ -220,6 +230,9 @@ func TestWithoutAgent(t *testing.T) {
 			t.Errorf("it has %s, for which the extension there has nothing", c)
 		}
 	}
+	if !p.Can(sandboxer.CanArchive) {
+		t.Error("it has no archives, which commands make")
+	}
 	h, err := p.Provision(ctx, order("bare", nil))
 	if err != nil {
 		t.Fatal(err)
@@ -231,5 +244,15 @@ func TestWithoutAgent(t *testing.T) {
 	var tar bytes.Buffer
 	if err := p.Archive(ctx, h, "", &tar); err != nil || !bytes.Contains(tar.Bytes(), []byte("kept\n")) {
 		t.Errorf("an archive of %d bytes, %v", tar.Len(), err)
+	}
+}
+
+// Where there are neither commands nor an agent, there is nothing that could make an archive, and the extension does not claim to.
+func TestWithoutArchive(t *testing.T) {
+	for _, drop := range [][]sandboxer.Capability{{sandboxer.CanExec}, {sandboxer.CanExec, sandboxer.CanAgent, sandboxer.CanProcesses, sandboxer.CanWatch}} {
+		p := opened(t, t.TempDir(), newFar(t, drop...).config())
+		if got, want := p.Can(sandboxer.CanArchive), len(drop) == 1; got != want {
+			t.Errorf("without %s there: archive is %t, want %t", drop, got, want)
+		}
 	}
 }

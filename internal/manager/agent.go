@@ -94,3 +94,11 @@ func (c *agentConn) Close() error {
 	c.stop()
 	return c.Conn.Close()
 }
+
+// CloseWrite ends the sending half, where the connection can do that.
+func (c *agentConn) CloseWrite() error {
+	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return sandboxer.E(sandboxer.Unsupported, nil, "this connection cannot be closed by halves")
+}

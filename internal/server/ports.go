@@ -72,6 +72,14 @@ func (c *visiting) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// CloseWrite ends the sending half, where the connection can do that.
+func (c *visiting) CloseWrite() error {
+	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return sandboxer.E(sandboxer.Unsupported, nil, "this connection cannot be closed by halves")
+}
+
 // connected relays between c and the client, in sctx, until either is at its end; then it calls end.
 func (s *Server) connected(ctx, sctx context.Context, cancel context.CancelCauseFunc, c net.Conn, protocol string, end func()) *huma.StreamResponse {
 	return streamed(ctx, func(w http.ResponseWriter, r *http.Request) {

@@ -143,16 +143,29 @@ func TestSilentClients(t *testing.T) {
 	}
 }
 
-// TestAgentStream: the stream to the agent carries bytes both ways, ends with a pause, and says why; a key that only looks gets none.
+// TestAgentStream: the stream to the agent carries bytes both ways, is closed by halves, ends with a pause, and says why; a key that
+// only looks gets none.
 func TestAgentStream(t *testing.T) {
-	x := &scripted{wire: func(context.Context) (net.Conn, error) {
-		here, there := net.Pipe()
-		go func() {
-			defer there.Close()
-			_, _ = io.Copy(there, there)
-		}()
-		return here, nil
-	}}
+	l, err := net.Listen("tcp", "127.0.0.1:0") // net.Pipe has no halves
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			there, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer there.Close()
+				if n, err := io.Copy(there, there); err == nil {
+					fmt.Fprintf(there, "after the end, %d", n)
+				}
+			}()
+		}
+	}()
+	x := &scripted{wire: func(context.Context) (net.Conn, error) { return net.Dial("tcp", l.Addr().String()) }}
 	r := newRig(t, scripts(x))
 	_, c := r.key("acme", sandboxer.ScopeRead, sandboxer.ScopeWrite)
 	_, reader := r.key("acme", sandboxer.ScopeRead)
@@ -172,6 +185,21 @@ func TestAgentStream(t *testing.T) {
 	}
 	if _, err := io.ReadFull(conn, b); err != nil || string(b) != "ping" {
 		t.Fatalf("%q came back, %v", b, err)
+	}
+	halved, err := c.DialAgent(t.Context(), "sb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer halved.Close()
+	halved.SetDeadline(time.Now().Add(edgetest.Patience))
+	if _, err := io.WriteString(halved, "ping"); err != nil {
+		t.Fatal(err)
+	}
+	if err := halved.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := io.ReadAll(halved); err != nil || string(all) != "pingafter the end, 4" { // the other direction is open
+		t.Errorf("once the client's half is closed, %q comes, %v", all, err)
 	}
 	if _, err := c.Pause(t.Context(), "sb", api.PauseSandbox{Depth: sandboxer.PauseFreeze}); err != nil {
 		t.Fatal(err)
