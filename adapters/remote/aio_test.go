@@ -3,6 +3,7 @@ package remote
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -296,6 +297,67 @@ func TestAIOHostileCommands(t *testing.T) {
 				t.Errorf("closed: %t, killed: %t", closed.Load(), killed.Load())
 			}
 		})
+	}
+}
+
+// What a command wrote that has ended arrives also where nobody takes it for long: what asks it for more is refused then.
+func TestAIOSlowReader(t *testing.T) {
+	end := []byte("\x00end-of-it\x00\x00\x00\x00\x00\x00")
+	var said strings.Builder
+	for i, piece := range [][]byte{[]byte("a"), []byte("b"), []byte("c"), end} {
+		fmt.Fprintf(&said, "%d %s\n", i, base64.StdEncoding.EncodeToString(piece))
+	}
+	var refused atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/v1/bash/write":
+			refused.Add(1)
+			w.WriteHeader(http.StatusConflict)
+		case "/v1/bash/output":
+			var from struct {
+				Offset int `json:"offset"`
+			}
+			_ = json.NewDecoder(r.Body).Decode(&from)
+			data, _ := json.Marshal(map[string]any{"stdout": said.String()[from.Offset:], "stderr": "", "offset": said.Len(), "stderr_offset": 0, "command": map[string]any{"status": "completed", "exit_code": 3}})
+			fmt.Fprintf(w, `{"success":true,"data":%s}`, data)
+		default:
+			_, _ = io.WriteString(w, `{"success":true,"data":{"status":"completed","exit_code":0}}`)
+		}
+	}))
+	defer s.Close()
+	a := mustOpen(t, "test", t.TempDir(), map[string]any{"kind": "aio", "bases": map[string]string{"a": s.URL}}).(aio)
+	defer a.Close()
+	h, err := a.Provision(t.Context(), order("x", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &command{a: a, h: h, end: end, id: "c", ended: make(chan struct{})}
+	var got bytes.Buffer
+	c.cmd.Stdout = writer(func(p []byte) (int, error) {
+		select {
+		case <-c.ended:
+		case <-time.After(30 * time.Second):
+			t.Error("the end of the command was not seen while its output was not taken")
+		}
+		return got.Write(p)
+	})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	out, errs := c.output(c.cmd.Stdout, "o"), c.output(nil, "e")
+	close(errs.over)
+	go func() { _ = out.deliver(ctx) }()
+	if x, err := c.poll(ctx, out, errs); err != nil || x.Code != 3 {
+		t.Errorf("%+v, %v", x, err)
+	}
+	<-out.over
+	if got.String() != "abc" {
+		t.Errorf("%q was delivered", got.String())
+	}
+	for _, line := range []string{"o 2", "i"} {
+		before := refused.Load()
+		if err := c.write(ctx, line); err != nil || refused.Load() > before+1 {
+			t.Errorf("%q to a command that has ended: %v after %d tries", line, err, refused.Load()-before)
+		}
 	}
 }
 

@@ -68,8 +68,9 @@ type command struct {
 	dir     string // inside
 	mark    string
 	tag     string
-	end     []byte // what follows the last byte of each output
-	id      string // of the API
+	end     []byte        // what follows the last byte of each output
+	id      string        // of the API
+	ended   chan struct{} // closed when the far side has said that it runs no more
 }
 
 // Exec implements sandboxer.Execer.
@@ -82,7 +83,7 @@ func (a aio) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (s
 		return none, err
 	}
 	name := strings.ToLower(rand.Text())
-	c := &command{a: a, h: h, cmd: cmd, session: "sandboxer-" + name, dir: "/tmp/.sandboxer-" + name, mark: rand.Text(), end: []byte("\x00end-" + rand.Text()[:20] + "\x00\x00\x00\x00\x00\x00")}
+	c := &command{a: a, h: h, cmd: cmd, session: "sandboxer-" + name, dir: "/tmp/.sandboxer-" + name, mark: rand.Text(), ended: make(chan struct{}), end: []byte("\x00end-" + rand.Text()[:20] + "\x00\x00\x00\x00\x00\x00")}
 	body, late, err := c.request(ctx)
 	if err != nil {
 		return none, err
@@ -432,6 +433,7 @@ func (c *command) poll(ctx context.Context, out, errs *output) (sandboxer.Exit, 
 			}
 		case !last: // there may be more than was said with it
 			last = true
+			close(c.ended)
 			body["wait"] = false
 		case status == "completed" && x.Command.ExitCode != nil:
 			out.last()
@@ -619,15 +621,17 @@ func (c *command) feed(ctx context.Context) error {
 	}
 }
 
-// write writes a line to the script, which reads them.
+// write writes a line to the script, which reads them while the command runs.
 func (c *command) write(ctx context.Context, line string) error {
 	var err error
 	for step := 20 * time.Millisecond; step < 10*time.Second; step *= 2 {
 		if _, err = c.a.post(ctx, c.h, "v1/bash/write", map[string]any{"session_id": c.session, "command_id": c.id, "input": line + "\n"}); err == nil {
 			return nil
 		}
-		select { // it may have ended, which is told elsewhere
+		select {
 		case <-time.After(step):
+		case <-c.ended: // and what it wrote is here, also where it is not taken yet
+			return nil
 		case <-ctx.Done():
 			return nil
 		}
