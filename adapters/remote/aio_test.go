@@ -300,6 +300,52 @@ func TestAIOHostileCommands(t *testing.T) {
 	}
 }
 
+// A command whose start is answered when its caller has long left is ended then, though it was looked for before.
+func TestAIOLateStart(t *testing.T) {
+	answer, asked := make(chan struct{}), make(chan struct{})
+	var begun, ended atomic.Bool
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if bytes.Contains(body, []byte(`"async_mode":true`)) {
+			close(asked)
+			select {
+			case <-answer:
+			case <-r.Context().Done():
+			}
+			begun.Store(true)
+			_, _ = io.WriteString(w, `{"success":true,"data":{"session_id":"s","command_id":"c","command":"x","status":"running"}}`)
+			return
+		}
+		if bytes.Contains(body, []byte("kill -KILL")) && begun.Load() {
+			ended.Store(true)
+		}
+		_, _ = io.WriteString(w, `{"success":true,"data":{"status":"completed","exit_code":0}}`)
+	}))
+	defer s.Close()
+	a := mustOpen(t, "test", t.TempDir(), map[string]any{"kind": "aio", "bases": map[string]string{"a": s.URL}}).(aio)
+	h, err := a.Provision(t.Context(), order("x", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-asked; cancel() }()
+	_, err = a.Exec(ctx, h, sandboxer.Cmd{Args: []string{"true"}})
+	wantKind(t, "a command whose caller leaves", err, sandboxer.Canceled)
+	if begun.Load() {
+		t.Error("the start was not waited for")
+	}
+	close(answer)
+	a.late.Wait()
+	if !begun.Load() || !ended.Load() {
+		t.Errorf("begun: %t, ended after that: %t", begun.Load(), ended.Load())
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	_, err = a.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+	wantKind(t, "a command of what is closed", err, sandboxer.Unavailable)
+}
+
 // What a command wrote that has ended arrives also where nobody takes it for long: what asks it for more is refused then.
 func TestAIOSlowReader(t *testing.T) {
 	end := []byte("\x00end-of-it\x00\x00\x00\x00\x00\x00")

@@ -51,7 +51,8 @@ const (
 	maxOutput  = 4 << 20    // bytes of one answer about outputs
 	pollTime   = 20 * time.Second
 	endTime    = 20 * time.Second // for ending a command that is given up
-	startLate  = 5 * time.Second  // for the answer to a start, when its caller has left
+	startTime  = 40 * time.Second // for the answer to a start
+	startLate  = 5 * time.Second  // of that, when its caller has left. What starts later is ended then
 )
 
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
@@ -100,13 +101,23 @@ func (a aio) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (s
 		id  string
 		err error
 	}
-	started := make(chan answer, 1)
-	go func() {
-		within, stop := context.WithTimeout(context.WithoutCancel(ctx), 2*pollTime)
+	started, left := make(chan answer), make(chan struct{})
+	err = a.begin(func() {
+		within, stop := context.WithTimeout(context.WithoutCancel(ctx), startTime)
 		defer stop()
+		defer context.AfterFunc(a.closing, stop)()
 		id, err := c.start(within, body)
-		started <- answer{id, err}
-	}()
+		select {
+		case started <- answer{id, err}:
+		case <-left:
+			if err == nil || unclear(err) {
+				c.kill(ctx)
+			}
+		}
+	})
+	if err != nil {
+		return none, err
+	}
 	var got answer
 	select {
 	case got = <-started:
@@ -114,17 +125,27 @@ func (a aio) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (s
 		select {
 		case got = <-started:
 		case <-time.After(startLate):
+			close(left)
 		}
 		got.err = ctx.Err()
 	}
 	if got.err != nil {
-		if k := sandboxer.KindOf(got.err); ctx.Err() != nil || k == sandboxer.Unavailable || k == sandboxer.Failed || k == sandboxer.Timeout {
+		if ctx.Err() != nil || unclear(got.err) {
 			c.kill(ctx)
 		}
 		return none, got.err
 	}
 	c.id = got.id
 	return c.follow(ctx, cancel)
+}
+
+// unclear says that the command may have been started although starting it failed.
+func unclear(err error) bool {
+	switch sandboxer.KindOf(err) {
+	case sandboxer.Invalid, sandboxer.Denied, sandboxer.Unsupported, sandboxer.Exhausted, sandboxer.NotFound:
+		return false
+	}
+	return true
 }
 
 // request returns the request that starts the command, and what of it is to be brought inside before.
