@@ -346,6 +346,47 @@ func TestAIOLateStart(t *testing.T) {
 	wantKind(t, "a command of what is closed", err, sandboxer.Unavailable)
 }
 
+// answering opens the extension for a far side that answers as answer does, and with a command that went well where it does not.
+func answering(t *testing.T, answer func(w http.ResponseWriter, r *http.Request, body []byte) bool) (aio, sandboxer.Handle) {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if !answer(w, r, body) {
+			_, _ = io.WriteString(w, `{"success":true,"data":{"session_id":"s","command_id":"c","status":"completed","exit_code":0}}`)
+		}
+	}))
+	t.Cleanup(s.Close)
+	a := mustOpen(t, "test", t.TempDir(), map[string]any{"kind": "aio", "bases": map[string]string{"a": s.URL}}).(aio)
+	t.Cleanup(func() { a.Close() })
+	h, err := a.Provision(t.Context(), order("x", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, h
+}
+
+// A command that is given up is looked for, however long the far side takes to close its session.
+func TestAIOSlowClose(t *testing.T) {
+	var killed atomic.Bool
+	a, h := answering(t, func(w http.ResponseWriter, r *http.Request, body []byte) bool {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/close"):
+			<-r.Context().Done()
+		case r.URL.Path == "/v1/bash/output":
+			w.WriteHeader(http.StatusForbidden)
+			return true
+		case bytes.Contains(body, []byte("kill -KILL")):
+			killed.Store(true)
+		}
+		return false
+	})
+	_, err := a.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+	wantKind(t, "a command that may not be asked for", err, sandboxer.Denied)
+	if !killed.Load() {
+		t.Error("nothing was ended")
+	}
+}
+
 // What a command wrote that has ended arrives also where nobody takes it for long: what asks it for more is refused then.
 func TestAIOSlowReader(t *testing.T) {
 	end := []byte("\x00end-of-it\x00\x00\x00\x00\x00\x00")

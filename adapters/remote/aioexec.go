@@ -50,7 +50,8 @@ const (
 	maxQueued  = 2 << 20    // bytes of an output that wait for whoever reads it
 	maxOutput  = 4 << 20    // bytes of one answer about outputs
 	pollTime   = 20 * time.Second
-	endTime    = 20 * time.Second // for ending a command that is given up
+	endTime    = 20 * time.Second // for ending a command that is given up, once its sessions are closed
+	closeTime  = 5 * time.Second  // for closing one of them
 	startTime  = 40 * time.Second // for the answer to a start
 	startLate  = 5 * time.Second  // of that, when its caller has left. What starts later is ended then
 )
@@ -495,9 +496,9 @@ func (c *command) refused(word string) error {
 
 // kill ends the command and whatever it started.
 func (c *command) kill(ctx context.Context) {
+	c.forget(ctx)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
 	defer cancel()
-	c.forget(ctx)
 	// The far side may have ended what it knows of alone.
 	x, err := c.a.sync(ctx, c.h, fmt.Sprintf("set -- %[1]s %[2]s %[3]s\n(%[4]s) || (%[5]s)\nsbx=$?; rm -rf %[6]s; exit $sbx", markVar, c.mark, c.tag, marked.Look, marked.Kill, c.dir), nil)
 	if err == nil && *x.Command.ExitCode != 0 {
@@ -510,12 +511,15 @@ func (c *command) kill(ctx context.Context) {
 
 // forget ends the session of the command, and the command if it runs.
 func (c *command) forget(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
-	defer cancel()
-	// One that is left is dropped by the far side when nobody has used it for a while.
-	_, _ = c.a.post(ctx, c.h, "v1/bash/sessions/"+c.session+"/close", map[string]any{})
+	sessions := []string{c.session}
 	if c.cmd.Stdin != nil {
-		_, _ = c.a.post(ctx, c.h, "v1/bash/sessions/"+c.session+"-in/close", map[string]any{})
+		sessions = append(sessions, c.session+"-in")
+	}
+	for _, session := range sessions {
+		// The far side may wait for what ends. A session that is left it drops when nobody has used it for a while.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+		_, _ = c.a.post(ctx, c.h, "v1/bash/sessions/"+session+"/close", map[string]any{})
+		cancel()
 	}
 }
 
