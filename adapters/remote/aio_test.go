@@ -387,6 +387,28 @@ func TestAIOSlowClose(t *testing.T) {
 	}
 }
 
+// A far side that says at once that a script runs is not asked without a pause.
+func TestAIONoWait(t *testing.T) {
+	var polls atomic.Int64
+	until := time.Now().Add(400 * time.Millisecond)
+	a, h := answering(t, func(w http.ResponseWriter, r *http.Request, _ []byte) bool {
+		if r.URL.Path == "/v1/bash/output" {
+			polls.Add(1)
+		}
+		if time.Now().After(until) {
+			return false
+		}
+		_, _ = io.WriteString(w, `{"success":true,"data":{"command_id":"c","command":"x","status":"running"}}`)
+		return true
+	})
+	if code, err := a.long(t.Context(), h, "s", "true"); code != 0 || err != nil {
+		t.Errorf("%d, %v", code, err)
+	}
+	if n := polls.Load(); n > 40 {
+		t.Errorf("it was asked %d times", n)
+	}
+}
+
 // What a command wrote that has ended arrives also where nobody takes it for long: what asks it for more is refused then.
 func TestAIOSlowReader(t *testing.T) {
 	end := []byte("\x00end-of-it\x00\x00\x00\x00\x00\x00")

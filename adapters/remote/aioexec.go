@@ -447,9 +447,7 @@ func (c *command) poll(ctx context.Context, out, errs *output) (sandboxer.Exit, 
 		switch status := x.Command.Status; {
 		case status == "running" || status == "pending":
 			if x.Stdout == "" && x.Stderr == "" && time.Since(began) < 10*time.Millisecond { // it does not wait
-				select {
-				case <-time.After(20 * time.Millisecond):
-				case <-ctx.Done():
+				if !pause(ctx, idlePause) {
 					return none, context.Cause(ctx)
 				}
 			}
