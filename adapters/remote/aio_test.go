@@ -409,6 +409,47 @@ func TestAIONoWait(t *testing.T) {
 	}
 }
 
+// Questions about a command that fail for a while are asked again, and each answer makes up for those before.
+func TestAIOFailedPolls(t *testing.T) {
+	end := []byte("\x00end-of-it\x00\x00\x00\x00\x00\x00")
+	said := []string{"0 " + base64.StdEncoding.EncodeToString([]byte("a")) + "\n", "1 " + base64.StdEncoding.EncodeToString(end) + "\n"}
+	const between = pollTries - 2
+	polls := 0
+	a, h := answering(t, func(w http.ResponseWriter, r *http.Request, body []byte) bool {
+		if r.URL.Path != "/v1/bash/output" {
+			return false
+		}
+		defer func() { polls++ }()
+		var from struct {
+			Offset int `json:"offset"`
+		}
+		_ = json.Unmarshal(body, &from)
+		all, status := strings.Join(said, ""), `"completed","exit_code":3`
+		switch {
+		case polls < between:
+			w.WriteHeader(http.StatusBadGateway)
+			return true
+		case polls == between:
+			all, status = said[0], `"running"`
+		case polls <= 2*between:
+			w.WriteHeader(http.StatusTooManyRequests)
+			return true
+		}
+		data, _ := json.Marshal(all[from.Offset:])
+		fmt.Fprintf(w, `{"success":true,"data":{"stdout":%s,"offset":%d,"command":{"status":%s}}}`, data, len(all), status)
+		return true
+	})
+	c := &command{a: a, h: h, end: end, id: "c", ended: make(chan struct{})}
+	var got bytes.Buffer
+	out, errs := c.output(&got, "o"), c.output(nil, "e")
+	if x, err := c.poll(t.Context(), out, errs); err != nil || x.Code != 3 {
+		t.Fatalf("%+v, %v", x, err)
+	}
+	if err := out.deliver(t.Context()); err != nil || got.String() != "a" {
+		t.Errorf("%q, %v", got.String(), err)
+	}
+}
+
 // What a command wrote that has ended arrives also where nobody takes it for long: what asks it for more is refused then.
 func TestAIOSlowReader(t *testing.T) {
 	end := []byte("\x00end-of-it\x00\x00\x00\x00\x00\x00")

@@ -50,10 +50,12 @@ const (
 	maxQueued  = 2 << 20    // bytes of an output that wait for whoever reads it
 	maxOutput  = 4 << 20    // bytes of one answer about outputs
 	pollTime   = 20 * time.Second
-	endTime    = 20 * time.Second // for ending a command that is given up, once its sessions are closed
-	closeTime  = 5 * time.Second  // for closing one of them
-	startTime  = 40 * time.Second // for the answer to a start
-	startLate  = 5 * time.Second  // of that, when its caller has left. What starts later is ended then
+	pollTries  = 6                      // more of them where one fails
+	pollPause  = 100 * time.Millisecond // before the first of those, and twice as long before each other one
+	endTime    = 20 * time.Second       // for ending a command that is given up, once its sessions are closed
+	closeTime  = 5 * time.Second        // for closing one of them
+	startTime  = 40 * time.Second       // for the answer to a start
+	startLate  = 5 * time.Second        // of that, when its caller has left. What starts later is ended then
 )
 
 var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
@@ -424,15 +426,24 @@ func (c *command) follow(ctx context.Context, cancel context.CancelCauseFunc) (s
 func (c *command) poll(ctx context.Context, out, errs *output) (sandboxer.Exit, error) {
 	var none sandboxer.Exit
 	body := map[string]any{"session_id": c.session, "command_id": c.id, "wait": true, "wait_timeout": pollTime.Seconds(), "offset": int64(0), "stderr_offset": int64(0)}
+	failed := 0 // polls in a row
 	for last := false; ; {
 		began := time.Now()
 		data, err := c.a.postUpTo(ctx, c.h, "v1/bash/output", body, maxOutput)
 		if sandboxer.KindOf(err) == sandboxer.Unsupported { // 404: the path is there
 			err = sandboxer.E(sandboxer.Failed, err, "the sandbox has forgotten the command while it ran")
 		}
+		// Nothing is lost by asking again: the request says what has come so far.
+		if k := sandboxer.KindOf(err); (k == sandboxer.Unavailable || k == sandboxer.Exhausted) && failed < pollTries {
+			failed++
+			if pause(ctx, pollPause<<(failed-1)) {
+				continue
+			}
+		}
 		if err != nil {
 			return none, err
 		}
+		failed = 0
 		x, err := readBash(data)
 		if err != nil {
 			return none, err
