@@ -207,6 +207,18 @@ func TestAIOCommands(t *testing.T) {
 		_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}, Env: env})
 		wantKind(t, what, err, sandboxer.Unsupported)
 	}
+	for what, tt := range map[string]struct {
+		cmd  sandboxer.Cmd
+		kind sandboxer.Kind
+	}{
+		"a directory that is no UTF-8": {sandboxer.Cmd{Dir: "/\xff"}, sandboxer.Unsupported},
+		"a user that is no UTF-8":      {sandboxer.Cmd{User: "\xff"}, sandboxer.Unsupported},
+		"a group that is none":         {sandboxer.Cmd{User: "0:0'; : '"}, sandboxer.Invalid},
+	} {
+		tt.cmd.Args = []string{"true"}
+		_, err := e.Exec(t.Context(), h, tt.cmd)
+		wantKind(t, what, err, tt.kind)
+	}
 	in, feed := io.Pipe()
 	defer feed.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)

@@ -58,7 +58,10 @@ const (
 	startLate  = 5 * time.Second        // of that, when its caller has left. What starts later is ended then
 )
 
-var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+var (
+	variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	groupName    = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
+)
 
 // quoted is s as a word of a shell.
 func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
@@ -166,6 +169,12 @@ func (c *command) request(ctx context.Context) (body map[string]any, late []byte
 		if strings.ContainsRune(s, 0) {
 			return wrong(sandboxer.Invalid, "an argument, a directory or a user has a NUL byte")
 		}
+	}
+	switch _, group, _ := strings.Cut(c.cmd.User, ":"); {
+	case !utf8.ValidString(c.cmd.Dir) || !utf8.ValidString(c.cmd.User):
+		return wrong(sandboxer.Unsupported, "a directory or a user is not UTF-8, which is all that the sandbox's API takes")
+	case group != "" && !groupName.MatchString(group):
+		return wrong(sandboxer.Invalid, "%.60q is no group", group)
 	}
 	env, size := map[string]string{markVar: c.mark}, 0
 	var run strings.Builder
