@@ -35,9 +35,9 @@ type door struct {
 	broker *edgetest.Broker
 	inside *aioserver.Server
 	url    string
-	gate   func(r *http.Request) // called before each request, if set
 
 	mu   sync.Mutex
+	gate func(r *http.Request)         // called before each request, if set
 	made map[string]*sandboxer.Sandbox // by ID
 	lent map[string]string             // the URL of a sandbox of ours
 }
@@ -49,6 +49,13 @@ func (awake) Awake(context.Context, string) error { return nil }
 
 func farUser(ctx context.Context) context.Context {
 	return sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: "far", Actor: "key:1", Scopes: []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite}})
+}
+
+// ask has f called before each request.
+func (d *door) ask(f func(r *http.Request)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.gate = f
 }
 
 func newDoor(t testing.TB) *door {
@@ -166,7 +173,7 @@ func TestAIOCommands(t *testing.T) {
 	var texts []string
 	own := regexp.MustCompile(`/tmp/\.sandboxer-[a-z2-7]+`)
 	dirs, limits := map[string]bool{}, 0
-	d.gate = func(r *http.Request) {
+	d.ask(func(r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			return
@@ -187,7 +194,7 @@ func TestAIOCommands(t *testing.T) {
 		if said.Async && said.Limit != nil {
 			limits++
 		}
-	}
+	})
 	e := d.open(t, t.TempDir())
 	h, err := e.Provision(t.Context(), order("x", nil))
 	if err != nil {
@@ -225,9 +232,9 @@ func TestAIOCommands(t *testing.T) {
 	_, err = e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", "echo on; cat"}, Stdin: in, Stdout: writer(func(p []byte) (int, error) { cancel(); return len(p), nil })})
 	wantKind(t, "a command that is given up", err, sandboxer.Canceled)
 
+	d.ask(nil)
 	mu.Lock()
 	defer mu.Unlock()
-	d.gate = nil
 	for _, text := range texts {
 		if strings.Contains(text, "canary") {
 			t.Errorf("the environment is in a command: %q", text)
