@@ -406,6 +406,33 @@ func TestAIOSlowClose(t *testing.T) {
 	}
 }
 
+// Of a command whose start is refused nothing is left, neither a session nor what was brought before.
+func TestAIORefusedStart(t *testing.T) {
+	for what, size := range map[string]int{"short": 1, "brought": maxScript + 1} {
+		var refused, closed, brought, removed atomic.Bool
+		a, h := answering(t, func(w http.ResponseWriter, r *http.Request, body []byte) bool {
+			switch {
+			case bytes.Contains(body, []byte(`"async_mode":true`)):
+				refused.Store(true)
+				w.WriteHeader(http.StatusTooManyRequests)
+				return true
+			case r.URL.Path == "/v1/file/write":
+				brought.Store(true)
+			case strings.HasSuffix(r.URL.Path, "/close"):
+				closed.Store(refused.Load())
+			case bytes.Contains(body, []byte("rm -rf /tmp/.sandboxer-")):
+				removed.Store(refused.Load())
+			}
+			return false
+		})
+		_, err := a.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"echo", strings.Repeat("x", size)}})
+		wantKind(t, what, err, sandboxer.Exhausted)
+		if !closed.Load() || brought.Load() != removed.Load() || brought.Load() != (size > 1) {
+			t.Errorf("%s: closed: %t, brought: %t, removed: %t", what, closed.Load(), brought.Load(), removed.Load())
+		}
+	}
+}
+
 // A far side that says at once that a script runs is not asked without a pause.
 func TestAIONoWait(t *testing.T) {
 	var polls atomic.Int64

@@ -122,6 +122,9 @@ func (a aio) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (s
 		}
 	})
 	if err != nil {
+		if late != nil {
+			c.kill(ctx)
+		}
 		return none, err
 	}
 	var got answer
@@ -136,8 +139,10 @@ func (a aio) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (s
 		got.err = ctx.Err()
 	}
 	if got.err != nil {
-		if ctx.Err() != nil || unclear(got.err) {
+		if ctx.Err() != nil || unclear(got.err) || late != nil { // it lies there
 			c.kill(ctx)
+		} else {
+			c.forget(ctx) // the far side may have the session already
 		}
 		return none, got.err
 	}
