@@ -244,9 +244,9 @@ func (a aio) small(ctx context.Context, h sandboxer.Handle, text string) error {
 	return err
 }
 
-// long runs a script in a session, for as long as that takes, and returns its exit code.
-func (a aio) long(ctx context.Context, h sandboxer.Handle, session, text string) (int, error) {
-	data, err := a.post(ctx, h, "v1/bash/exec", map[string]any{"session_id": session, "command": text, "timeout": pollTime.Seconds()})
+// long runs a script in a session, with variables, for as long as that takes, and returns its exit code.
+func (a aio) long(ctx context.Context, h sandboxer.Handle, session, text string, env map[string]string) (int, error) {
+	data, err := a.post(ctx, h, "v1/bash/exec", map[string]any{"session_id": session, "command": text, "env": env, "timeout": pollTime.Seconds()})
 	if err != nil {
 		return 0, err
 	}

@@ -166,7 +166,7 @@ func TestAIOAnswers(t *testing.T) {
 	}
 }
 
-// A command leaves nothing behind, and its environment is in no text that the far side may show.
+// A command leaves nothing behind, and its environment and its input are in no text that the far side may show.
 func TestAIOCommands(t *testing.T) {
 	d := newDoor(t)
 	var mu sync.Mutex
@@ -201,8 +201,8 @@ func TestAIOCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", `printf %s "$TOKEN:$1"; exit 5`, "sh", "\xff\xfe'\n"}, Env: map[string]string{"TOKEN": "canary"}, Stdout: &out})
-	if err != nil || x.Code != 5 || out.String() != "canary:\xff\xfe'\n" {
+	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", `printf %s "$TOKEN:$1"; cat; exit 5`, "sh", "\xff\xfe'\n"}, Env: map[string]string{"TOKEN": "canary"}, Stdin: strings.NewReader("canary"), Stdout: &out})
+	if err != nil || x.Code != 5 || out.String() != "canary:\xff\xfe'\ncanary" {
 		t.Errorf("%+v, %v, %q", x, err, out.String())
 	}
 	for what, env := range map[string]map[string]string{
@@ -236,8 +236,8 @@ func TestAIOCommands(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	for _, text := range texts {
-		if strings.Contains(text, "canary") {
-			t.Errorf("the environment is in a command: %q", text)
+		if strings.Contains(text, "canary") || strings.Contains(text, base64.StdEncoding.EncodeToString([]byte("canary"))) {
+			t.Errorf("the environment or the input is in a command: %q", text)
 		}
 	}
 	if len(dirs) != 2 || limits != 1 {
@@ -447,7 +447,7 @@ func TestAIONoWait(t *testing.T) {
 		_, _ = io.WriteString(w, `{"success":true,"data":{"command_id":"c","command":"x","status":"running"}}`)
 		return true
 	})
-	if code, err := a.long(t.Context(), h, "s", "true"); code != 0 || err != nil {
+	if code, err := a.long(t.Context(), h, "s", "true", nil); code != 0 || err != nil {
 		t.Errorf("%d, %v", code, err)
 	}
 	if n := polls.Load(); n > 40 {

@@ -43,7 +43,7 @@ const (
 	pieceSize  = 64<<10 - 1 // bytes of an output in one piece, almost as much as a pipe holds; in base64 nothing fills up the last of them
 	pieceAhead = 5          // pieces that are said before one is asked for: less than what the far side keeps of an output
 	inputSize  = 4 << 20    // bytes of an input in one piece
-	maxInline  = 48 << 10   // bytes of an input that go with the script which writes them; more is a file first
+	maxInline  = 32 << 10   // bytes of an input that go with the script which writes them, as a variable; more is a file first
 	maxScript  = 90 << 10   // bytes of a script: an argument, with room to spare. More of a command is a file first
 	maxCommand = 1 << 20    // bytes of a command
 	maxVars    = 48 << 10   // bytes of its environment
@@ -649,9 +649,11 @@ func (c *command) feed(ctx context.Context) error {
 		}
 		if len(b) > 0 {
 			text := fmt.Sprintf("sbx=0; while [ ! -p %[1]s/i ] && [ $sbx -lt 1000 ]; do sbx=$((sbx+1)); sleep 0.02; done\n[ -p %[1]s/i ] || exit\n", c.dir)
+			var env map[string]string
 			if len(b) <= maxInline {
-				mark := "SBX_" + rand.Text()
-				text += fmt.Sprintf("base64 -d >%[1]s/i <<%[2]s\n%[3]s\n%[2]s", c.dir, mark, base64.StdEncoding.EncodeToString(b))
+				// The text is an argument, which everybody inside sees, and the far side shows it. Both are not so of variables.
+				env = map[string]string{"SBX_IN": base64.StdEncoding.EncodeToString(b)}
+				text += fmt.Sprintf("sbx_in=$SBX_IN; unset SBX_IN; printf %%s \"$sbx_in\" | base64 -d >%s/i", c.dir)
 			} else {
 				draft := c.dir + ".in"
 				if _, err := c.a.upload(ctx, c.h, "the input of the command", draft, bytes.NewReader(b)); err != nil {
@@ -659,7 +661,7 @@ func (c *command) feed(ctx context.Context) error {
 				}
 				text = "exec <" + draft + "; rm -f " + draft + "\n" + text + "cat >" + c.dir + "/i"
 			}
-			if code, err := c.a.long(ctx, c.h, c.session+"-in", text); err != nil || code != 0 { // nobody reads it
+			if code, err := c.a.long(ctx, c.h, c.session+"-in", text, env); err != nil || code != 0 { // nobody reads it
 				return err
 			}
 		}
