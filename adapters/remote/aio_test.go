@@ -433,6 +433,86 @@ func TestAIORefusedStart(t *testing.T) {
 	}
 }
 
+// What is for a command that is not ready for it is kept until it is, and what cannot be read inside is no end of an input.
+func TestAIONotYet(t *testing.T) {
+	var mu sync.Mutex
+	var codes []int // of the scripts that come, but for those that wait alone
+	var in, lines, told []string
+	a, h := answering(t, func(w http.ResponseWriter, r *http.Request, body []byte) bool {
+		var said struct {
+			SessionID string `json:"session_id"`
+			Command   string
+			Input     string
+			File      string
+			Env       map[string]string
+		}
+		_ = json.Unmarshal(body, &said)
+		mu.Lock()
+		defer mu.Unlock()
+		if r.URL.Path == "/v1/file/write" && path.Dir(said.File) != "/tmp/d" {
+			t.Errorf("input is in %s", said.File)
+		}
+		switch {
+		case r.URL.Path == "/v1/bash/write":
+			lines = append(lines, said.Input)
+			return false
+		case strings.Contains(said.Command, "kill -15"):
+			told = append(told, said.Command)
+		case said.SessionID == "s-in" && (len(said.Env) > 0 || strings.Contains(said.Command, "cat >")):
+			in = append(in, said.Env["SBX_IN"])
+		default:
+			return false
+		}
+		code := codes[0]
+		codes = codes[1:]
+		fmt.Fprintf(w, `{"success":true,"data":{"command_id":"c","command":"x","status":"completed","exit_code":%d}}`, code)
+		return true
+	})
+	for what, tt := range map[string]struct {
+		size  int
+		codes []int
+		kind  sandboxer.Kind
+		ends  bool // the command is told that its input ends
+	}{
+		"ready":                  {1, []int{0}, "", true},
+		"not ready":              {1, []int{exitNotYet, exitNotYet, 0}, "", true},
+		"not ready for a draft":  {maxInline + 1, []int{exitNotYet, 0}, "", true},
+		"nobody reads":           {1, []int{1}, "", false},
+		"a draft that is no use": {maxInline + 1, []int{exitNoDraft}, sandboxer.Failed, false},
+	} {
+		mu.Lock()
+		codes, in, lines = tt.codes, nil, nil
+		mu.Unlock()
+		c := &command{a: a, h: h, session: "s", dir: "/tmp/d", ended: make(chan struct{})}
+		given := false
+		c.cmd.Stdin = reader(func(p []byte) (int, error) { // all of it at once
+			if given || len(p) < 1 {
+				return 0, io.EOF
+			}
+			given = true
+			return copy(p, make([]byte, tt.size)), nil
+		})
+		wantKind(t, what, c.feed(t.Context()), tt.kind)
+		mu.Lock()
+		if len(codes) > 0 || len(in) != len(tt.codes) || tt.ends != (len(lines) == 1) {
+			t.Errorf("%s: %d scripts, lines %q, %d are left", what, len(in), lines, len(codes))
+		}
+		mu.Unlock()
+	}
+	c := &command{a: a, h: h, dir: "/tmp/d", ended: make(chan struct{})}
+	codes = []int{exitNotYet, 0}
+	c.tell(t.Context(), "a signal", "pid", "kill -15 1")
+	if len(told) != 2 {
+		t.Errorf("a signal was sent %d times", len(told))
+	}
+	codes = []int{exitNotYet}
+	close(c.ended)
+	c.tell(t.Context(), "a signal", "pid", "kill -15 1")
+	if len(told) != 2 {
+		t.Error("a signal was sent to what has ended")
+	}
+}
+
 // A far side that says at once that a script runs is not asked without a pause.
 func TestAIONoWait(t *testing.T) {
 	var polls atomic.Int64

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unicode/utf8"
@@ -33,6 +34,7 @@ import (
 //	         Then the next is due: an output that nobody takes holds the command, as a pipe does
 //	oa, ea   pipes by which pieces are asked for: who asks writes lines to the script's input (/v1/bash/write)
 //	i, ic    pipes: its input, and that this ends
+//	draft    a piece of its input that is too large for a request
 //	pid, tty what signals and sizes go to
 //
 // What the script says itself begins with "! ".
@@ -77,6 +79,7 @@ type command struct {
 	tag     string
 	end     []byte        // what follows the last byte of each output
 	id      string        // of the API
+	draft   atomic.Bool   // a piece of input may lie in a file
 	ended   chan struct{} // closed when the far side has said that it runs no more
 }
 
@@ -430,6 +433,11 @@ func (c *command) follow(ctx context.Context, cancel context.CancelCauseFunc) (s
 	case <-gone:
 	case <-time.After(2 * time.Second):
 	}
+	if c.draft.Load() { // the directory may be there again
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+		defer cancel()
+		_ = c.a.small(ctx, c.h, "rm -rf "+c.dir) // there is nobody to tell
+	}
 	if e.err != nil && cause != nil {
 		e.err = cause
 	}
@@ -580,7 +588,14 @@ func (c *command) sizes(ctx context.Context) {
 
 // tell runs text once the command has written the file that says to whom.
 func (c *command) tell(ctx context.Context, what, file, text string) {
-	err := c.a.small(ctx, c.h, fmt.Sprintf("sbx=0; while [ ! -s %s/%s ] && [ $sbx -lt 100 ]; do sbx=$((sbx+1)); sleep 0.05; done; %s", c.dir, file, text))
+	text = fmt.Sprintf("sbx=0; while [ ! -s %[1]s/%[2]s ] && [ $sbx -lt 100 ]; do sbx=$((sbx+1)); sleep 0.05; done; [ -s %[1]s/%[2]s ] || exit %[3]d\n%[4]s", c.dir, file, exitNotYet, text)
+	_, _, err := c.patiently(ctx, func() (int, error) {
+		x, err := c.a.sync(ctx, c.h, text, nil)
+		if err != nil {
+			return 0, err
+		}
+		return *x.Command.ExitCode, nil
+	})
 	if err != nil && ctx.Err() == nil {
 		c.a.log().Debug("what was sent to a command did not arrive", "extension", c.a.env.Extension, "what", what, "err", err)
 	}
@@ -642,33 +657,92 @@ func (in *inflow) take(ctx context.Context) (b []byte, all bool) {
 func (c *command) feed(ctx context.Context) error {
 	in := &inflow{more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 	go in.read(ctx, c.cmd.Stdin)
-	for {
+	wait := fmt.Sprintf("sbx=0; while [ ! -p %[1]s/i ] && [ $sbx -lt 1000 ]; do sbx=$((sbx+1)); sleep 0.02; done\n[ -p %[1]s/i ] || exit %[2]d\n", c.dir, exitNotYet)
+	runs := func(text string, env map[string]string) (code int, ended bool, err error) {
+		return c.patiently(ctx, func() (int, error) { return c.a.long(ctx, c.h, c.session+"-in", text, env) })
+	}
+	for drafts := false; ; {
 		b, all := in.take(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if len(b) > 0 {
-			text := fmt.Sprintf("sbx=0; while [ ! -p %[1]s/i ] && [ $sbx -lt 1000 ]; do sbx=$((sbx+1)); sleep 0.02; done\n[ -p %[1]s/i ] || exit\n", c.dir)
 			var env map[string]string
+			text := wait
 			if len(b) <= maxInline {
 				// The text is an argument, which everybody inside sees, and the far side shows it. Both are not so of variables.
 				env = map[string]string{"SBX_IN": base64.StdEncoding.EncodeToString(b)}
 				text += fmt.Sprintf("sbx_in=$SBX_IN; unset SBX_IN; printf %%s \"$sbx_in\" | base64 -d >%s/i", c.dir)
 			} else {
-				draft := c.dir + ".in"
+				if !drafts { // a draft before it would make the directory, which the script then does not take for its own
+					if _, ended, err := runs(wait, nil); ended || err != nil {
+						return err
+					}
+					drafts = true
+				}
+				draft := c.dir + "/draft"
+				c.draft.Store(true)
 				if _, err := c.a.upload(ctx, c.h, "the input of the command", draft, bytes.NewReader(b)); err != nil {
+					if c.endsSoon(ctx) {
+						return nil
+					}
 					return err
 				}
-				text = "exec <" + draft + "; rm -f " + draft + "\n" + text + "cat >" + c.dir + "/i"
+				text += fmt.Sprintf("[ -r %[1]s ] || exit %[2]d\nexec <%[1]s; rm -f %[1]s\ncat >%[3]s/i", draft, exitNoDraft, c.dir)
 			}
-			if code, err := c.a.long(ctx, c.h, c.session+"-in", text, env); err != nil || code != 0 { // nobody reads it
+			code, ended, err := runs(text, env)
+			switch {
+			case ended || err != nil:
 				return err
+			case code == exitNoDraft && len(b) > maxInline:
+				if c.endsSoon(ctx) {
+					return nil
+				}
+				return sandboxer.E(sandboxer.Failed, nil, "the sandbox took the input of the command, and cannot read it")
+			}
+			c.draft.Store(false)
+			if code != 0 { // nobody reads it
+				return nil
 			}
 		}
 		if all {
 			return c.write(ctx, "i")
 		}
 	}
+}
+
+// Exit codes of scripts that are to do with a command what it is not ready for.
+const (
+	exitNotYet  = 75
+	exitNoDraft = 74
+)
+
+// patiently runs what ends with exitNotYet until it ends otherwise. That the command, or ctx, has ended before is no error.
+func (c *command) patiently(ctx context.Context, run func() (int, error)) (code int, ended bool, err error) {
+	for {
+		select {
+		case <-c.ended:
+			return 0, true, nil
+		case <-ctx.Done():
+			return 0, true, nil
+		default:
+		}
+		if code, err = run(); err != nil || code != exitNotYet {
+			return code, false, err
+		}
+		pause(ctx, idlePause)
+	}
+}
+
+// endsSoon says whether the command, or ctx, ends within moments: what it had is removed a little before that is known.
+func (c *command) endsSoon(ctx context.Context) bool {
+	select {
+	case <-c.ended:
+	case <-ctx.Done():
+	case <-time.After(closeTime):
+		return false
+	}
+	return true
 }
 
 // write writes a line to the script, which reads them while the command runs.
