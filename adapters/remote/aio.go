@@ -244,16 +244,20 @@ func (a aio) small(ctx context.Context, h sandboxer.Handle, text string) error {
 	return err
 }
 
-// long runs a script in a session, for as long as that takes, and returns its exit code.
-func (a aio) long(ctx context.Context, h sandboxer.Handle, session, text string) (int, error) {
-	data, err := a.post(ctx, h, "v1/bash/exec", map[string]any{"session_id": session, "command": text, "timeout": pollTime.Seconds()})
+// long runs a script in a session, with variables, for as long as that takes, and returns its exit code.
+func (a aio) long(ctx context.Context, h sandboxer.Handle, session, text string, env map[string]string) (int, error) {
+	data, err := a.post(ctx, h, "v1/bash/exec", map[string]any{"session_id": session, "command": text, "env": env, "timeout": pollTime.Seconds()})
 	if err != nil {
 		return 0, err
 	}
 	x, err := readBash(data)
 	for id := x.CommandID; err == nil && (x.Command.Status == "running" || x.Command.Status == "pending"); {
+		began := time.Now()
 		if data, err = a.post(ctx, h, "v1/bash/output", map[string]any{"session_id": session, "command_id": id, "wait": true, "wait_timeout": pollTime.Seconds()}); err == nil {
 			x, err = readBash(data)
+		}
+		if err == nil && time.Since(began) < 10*time.Millisecond && !pause(ctx, idlePause) { // it does not wait
+			err = ctx.Err()
 		}
 	}
 	if err == nil && x.Command.ExitCode == nil {
@@ -263,6 +267,19 @@ func (a aio) long(ctx context.Context, h sandboxer.Handle, session, text string)
 		return 0, err
 	}
 	return *x.Command.ExitCode, nil
+}
+
+// idlePause is between two questions of what runs to a far side that does not wait with its answer.
+const idlePause = 20 * time.Millisecond
+
+// pause lets some time pass, and says whether ctx goes on.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // brief is an Execer for scripts of package execfiles that have no input and say little: one request each.

@@ -3,6 +3,7 @@ package remote
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,9 +35,9 @@ type door struct {
 	broker *edgetest.Broker
 	inside *aioserver.Server
 	url    string
-	gate   func(r *http.Request) // called before each request, if set
 
 	mu   sync.Mutex
+	gate func(r *http.Request)         // called before each request, if set
 	made map[string]*sandboxer.Sandbox // by ID
 	lent map[string]string             // the URL of a sandbox of ours
 }
@@ -48,6 +49,13 @@ func (awake) Awake(context.Context, string) error { return nil }
 
 func farUser(ctx context.Context) context.Context {
 	return sandboxer.WithPrincipal(ctx, sandboxer.Principal{Tenant: "far", Actor: "key:1", Scopes: []sandboxer.Scope{sandboxer.ScopeRead, sandboxer.ScopeWrite}})
+}
+
+// ask has f called before each request.
+func (d *door) ask(f func(r *http.Request)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.gate = f
 }
 
 func newDoor(t testing.TB) *door {
@@ -158,14 +166,14 @@ func TestAIOAnswers(t *testing.T) {
 	}
 }
 
-// A command leaves nothing behind, and its environment is in no text that the far side may show.
+// A command leaves nothing behind, and its environment and its input are in no text that the far side may show.
 func TestAIOCommands(t *testing.T) {
 	d := newDoor(t)
 	var mu sync.Mutex
 	var texts []string
 	own := regexp.MustCompile(`/tmp/\.sandboxer-[a-z2-7]+`)
 	dirs, limits := map[string]bool{}, 0
-	d.gate = func(r *http.Request) {
+	d.ask(func(r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			return
@@ -186,15 +194,15 @@ func TestAIOCommands(t *testing.T) {
 		if said.Async && said.Limit != nil {
 			limits++
 		}
-	}
+	})
 	e := d.open(t, t.TempDir())
 	h, err := e.Provision(t.Context(), order("x", nil))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", `printf %s "$TOKEN:$1"; exit 5`, "sh", "\xff\xfe'\n"}, Env: map[string]string{"TOKEN": "canary"}, Stdout: &out})
-	if err != nil || x.Code != 5 || out.String() != "canary:\xff\xfe'\n" {
+	x, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"sh", "-c", `printf %s "$TOKEN:$1"; cat; exit 5`, "sh", "\xff\xfe'\n"}, Env: map[string]string{"TOKEN": "canary"}, Stdin: strings.NewReader("canary"), Stdout: &out})
+	if err != nil || x.Code != 5 || out.String() != "canary:\xff\xfe'\ncanary" {
 		t.Errorf("%+v, %v, %q", x, err, out.String())
 	}
 	for what, env := range map[string]map[string]string{
@@ -206,18 +214,30 @@ func TestAIOCommands(t *testing.T) {
 		_, err := e.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}, Env: env})
 		wantKind(t, what, err, sandboxer.Unsupported)
 	}
+	for what, tt := range map[string]struct {
+		cmd  sandboxer.Cmd
+		kind sandboxer.Kind
+	}{
+		"a directory that is no UTF-8": {sandboxer.Cmd{Dir: "/\xff"}, sandboxer.Unsupported},
+		"a user that is no UTF-8":      {sandboxer.Cmd{User: "\xff"}, sandboxer.Unsupported},
+		"a group that is none":         {sandboxer.Cmd{User: "0:0'; : '"}, sandboxer.Invalid},
+	} {
+		tt.cmd.Args = []string{"true"}
+		_, err := e.Exec(t.Context(), h, tt.cmd)
+		wantKind(t, what, err, tt.kind)
+	}
 	in, feed := io.Pipe()
 	defer feed.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	_, err = e.Exec(ctx, h, sandboxer.Cmd{Args: []string{"sh", "-c", "echo on; cat"}, Stdin: in, Stdout: writer(func(p []byte) (int, error) { cancel(); return len(p), nil })})
 	wantKind(t, "a command that is given up", err, sandboxer.Canceled)
 
+	d.ask(nil)
 	mu.Lock()
 	defer mu.Unlock()
-	d.gate = nil
 	for _, text := range texts {
-		if strings.Contains(text, "canary") {
-			t.Errorf("the environment is in a command: %q", text)
+		if strings.Contains(text, "canary") || strings.Contains(text, base64.StdEncoding.EncodeToString([]byte("canary"))) {
+			t.Errorf("the environment or the input is in a command: %q", text)
 		}
 	}
 	if len(dirs) != 2 || limits != 1 {
@@ -296,6 +316,324 @@ func TestAIOHostileCommands(t *testing.T) {
 				t.Errorf("closed: %t, killed: %t", closed.Load(), killed.Load())
 			}
 		})
+	}
+}
+
+// A command whose start is answered when its caller has long left is ended then, though it was looked for before.
+func TestAIOLateStart(t *testing.T) {
+	answer, asked := make(chan struct{}), make(chan struct{})
+	var begun, ended atomic.Bool
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if bytes.Contains(body, []byte(`"async_mode":true`)) {
+			close(asked)
+			select {
+			case <-answer:
+			case <-r.Context().Done():
+			}
+			begun.Store(true)
+			_, _ = io.WriteString(w, `{"success":true,"data":{"session_id":"s","command_id":"c","command":"x","status":"running"}}`)
+			return
+		}
+		if bytes.Contains(body, []byte("kill -KILL")) && begun.Load() {
+			ended.Store(true)
+		}
+		_, _ = io.WriteString(w, `{"success":true,"data":{"status":"completed","exit_code":0}}`)
+	}))
+	defer s.Close()
+	a := mustOpen(t, "test", t.TempDir(), map[string]any{"kind": "aio", "bases": map[string]string{"a": s.URL}}).(aio)
+	h, err := a.Provision(t.Context(), order("x", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-asked; cancel() }()
+	_, err = a.Exec(ctx, h, sandboxer.Cmd{Args: []string{"true"}})
+	wantKind(t, "a command whose caller leaves", err, sandboxer.Canceled)
+	if begun.Load() {
+		t.Error("the start was not waited for")
+	}
+	close(answer)
+	a.late.Wait()
+	if !begun.Load() || !ended.Load() {
+		t.Errorf("begun: %t, ended after that: %t", begun.Load(), ended.Load())
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	_, err = a.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+	wantKind(t, "a command of what is closed", err, sandboxer.Unavailable)
+}
+
+// answering opens the extension for a far side that answers as answer does, and with a command that went well where it does not.
+func answering(t *testing.T, answer func(w http.ResponseWriter, r *http.Request, body []byte) bool) (aio, sandboxer.Handle) {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if !answer(w, r, body) {
+			_, _ = io.WriteString(w, `{"success":true,"data":{"session_id":"s","command_id":"c","status":"completed","exit_code":0}}`)
+		}
+	}))
+	t.Cleanup(s.Close)
+	a := mustOpen(t, "test", t.TempDir(), map[string]any{"kind": "aio", "bases": map[string]string{"a": s.URL}}).(aio)
+	t.Cleanup(func() { a.Close() })
+	h, err := a.Provision(t.Context(), order("x", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, h
+}
+
+// A command that is given up is looked for, however long the far side takes to close its session.
+func TestAIOSlowClose(t *testing.T) {
+	var killed atomic.Bool
+	a, h := answering(t, func(w http.ResponseWriter, r *http.Request, body []byte) bool {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/close"):
+			<-r.Context().Done()
+		case r.URL.Path == "/v1/bash/output":
+			w.WriteHeader(http.StatusForbidden)
+			return true
+		case bytes.Contains(body, []byte("kill -KILL")):
+			killed.Store(true)
+		}
+		return false
+	})
+	_, err := a.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"true"}})
+	wantKind(t, "a command that may not be asked for", err, sandboxer.Denied)
+	if !killed.Load() {
+		t.Error("nothing was ended")
+	}
+}
+
+// Of a command whose start is refused nothing is left, neither a session nor what was brought before.
+func TestAIORefusedStart(t *testing.T) {
+	for what, size := range map[string]int{"short": 1, "brought": maxScript + 1} {
+		var refused, closed, brought, removed atomic.Bool
+		a, h := answering(t, func(w http.ResponseWriter, r *http.Request, body []byte) bool {
+			switch {
+			case bytes.Contains(body, []byte(`"async_mode":true`)):
+				refused.Store(true)
+				w.WriteHeader(http.StatusTooManyRequests)
+				return true
+			case r.URL.Path == "/v1/file/write":
+				brought.Store(true)
+			case strings.HasSuffix(r.URL.Path, "/close"):
+				closed.Store(refused.Load())
+			case bytes.Contains(body, []byte("rm -rf /tmp/.sandboxer-")):
+				removed.Store(refused.Load())
+			}
+			return false
+		})
+		_, err := a.Exec(t.Context(), h, sandboxer.Cmd{Args: []string{"echo", strings.Repeat("x", size)}})
+		wantKind(t, what, err, sandboxer.Exhausted)
+		if !closed.Load() || brought.Load() != removed.Load() || brought.Load() != (size > 1) {
+			t.Errorf("%s: closed: %t, brought: %t, removed: %t", what, closed.Load(), brought.Load(), removed.Load())
+		}
+	}
+}
+
+// What is for a command that is not ready for it is kept until it is, and what cannot be read inside is no end of an input.
+func TestAIONotYet(t *testing.T) {
+	var mu sync.Mutex
+	var codes []int // of the scripts that come, but for those that wait alone
+	var in, lines, told []string
+	a, h := answering(t, func(w http.ResponseWriter, r *http.Request, body []byte) bool {
+		var said struct {
+			SessionID string `json:"session_id"`
+			Command   string
+			Input     string
+			File      string
+			Env       map[string]string
+		}
+		_ = json.Unmarshal(body, &said)
+		mu.Lock()
+		defer mu.Unlock()
+		if r.URL.Path == "/v1/file/write" && path.Dir(said.File) != "/tmp/d" {
+			t.Errorf("input is in %s", said.File)
+		}
+		switch {
+		case r.URL.Path == "/v1/bash/write":
+			lines = append(lines, said.Input)
+			return false
+		case strings.Contains(said.Command, "kill -15"):
+			told = append(told, said.Command)
+		case said.SessionID == "s-in" && (len(said.Env) > 0 || strings.Contains(said.Command, "cat >")):
+			in = append(in, said.Env["SBX_IN"])
+		default:
+			return false
+		}
+		code := codes[0]
+		codes = codes[1:]
+		fmt.Fprintf(w, `{"success":true,"data":{"command_id":"c","command":"x","status":"completed","exit_code":%d}}`, code)
+		return true
+	})
+	for what, tt := range map[string]struct {
+		size  int
+		codes []int
+		kind  sandboxer.Kind
+		ends  bool // the command is told that its input ends
+	}{
+		"ready":                  {1, []int{0}, "", true},
+		"not ready":              {1, []int{exitNotYet, exitNotYet, 0}, "", true},
+		"not ready for a draft":  {maxInline + 1, []int{exitNotYet, 0}, "", true},
+		"nobody reads":           {1, []int{1}, "", false},
+		"a draft that is no use": {maxInline + 1, []int{exitNoDraft}, sandboxer.Failed, false},
+	} {
+		mu.Lock()
+		codes, in, lines = tt.codes, nil, nil
+		mu.Unlock()
+		c := &command{a: a, h: h, session: "s", dir: "/tmp/d", ended: make(chan struct{})}
+		given := false
+		c.cmd.Stdin = reader(func(p []byte) (int, error) { // all of it at once
+			if given || len(p) < 1 {
+				return 0, io.EOF
+			}
+			given = true
+			return copy(p, make([]byte, tt.size)), nil
+		})
+		wantKind(t, what, c.feed(t.Context()), tt.kind)
+		mu.Lock()
+		if len(codes) > 0 || len(in) != len(tt.codes) || tt.ends != (len(lines) == 1) {
+			t.Errorf("%s: %d scripts, lines %q, %d are left", what, len(in), lines, len(codes))
+		}
+		mu.Unlock()
+	}
+	c := &command{a: a, h: h, dir: "/tmp/d", ended: make(chan struct{})}
+	codes = []int{exitNotYet, 0}
+	c.tell(t.Context(), "a signal", "pid", "kill -15 1")
+	if len(told) != 2 {
+		t.Errorf("a signal was sent %d times", len(told))
+	}
+	codes = []int{exitNotYet}
+	close(c.ended)
+	c.tell(t.Context(), "a signal", "pid", "kill -15 1")
+	if len(told) != 2 {
+		t.Error("a signal was sent to what has ended")
+	}
+}
+
+// A far side that says at once that a script runs is not asked without a pause.
+func TestAIONoWait(t *testing.T) {
+	var polls atomic.Int64
+	until := time.Now().Add(400 * time.Millisecond)
+	a, h := answering(t, func(w http.ResponseWriter, r *http.Request, _ []byte) bool {
+		if r.URL.Path == "/v1/bash/output" {
+			polls.Add(1)
+		}
+		if time.Now().After(until) {
+			return false
+		}
+		_, _ = io.WriteString(w, `{"success":true,"data":{"command_id":"c","command":"x","status":"running"}}`)
+		return true
+	})
+	if code, err := a.long(t.Context(), h, "s", "true", nil); code != 0 || err != nil {
+		t.Errorf("%d, %v", code, err)
+	}
+	if n := polls.Load(); n > 40 {
+		t.Errorf("it was asked %d times", n)
+	}
+}
+
+// Questions about a command that fail for a while are asked again, and each answer makes up for those before.
+func TestAIOFailedPolls(t *testing.T) {
+	end := []byte("\x00end-of-it\x00\x00\x00\x00\x00\x00")
+	said := []string{"0 " + base64.StdEncoding.EncodeToString([]byte("a")) + "\n", "1 " + base64.StdEncoding.EncodeToString(end) + "\n"}
+	const between = pollTries - 2
+	polls := 0
+	a, h := answering(t, func(w http.ResponseWriter, r *http.Request, body []byte) bool {
+		if r.URL.Path != "/v1/bash/output" {
+			return false
+		}
+		defer func() { polls++ }()
+		var from struct {
+			Offset int `json:"offset"`
+		}
+		_ = json.Unmarshal(body, &from)
+		all, status := strings.Join(said, ""), `"completed","exit_code":3`
+		switch {
+		case polls < between:
+			w.WriteHeader(http.StatusBadGateway)
+			return true
+		case polls == between:
+			all, status = said[0], `"running"`
+		case polls <= 2*between:
+			w.WriteHeader(http.StatusTooManyRequests)
+			return true
+		}
+		data, _ := json.Marshal(all[from.Offset:])
+		fmt.Fprintf(w, `{"success":true,"data":{"stdout":%s,"offset":%d,"command":{"status":%s}}}`, data, len(all), status)
+		return true
+	})
+	c := &command{a: a, h: h, end: end, id: "c", ended: make(chan struct{})}
+	var got bytes.Buffer
+	out, errs := c.output(&got, "o"), c.output(nil, "e")
+	if x, err := c.poll(t.Context(), out, errs); err != nil || x.Code != 3 {
+		t.Fatalf("%+v, %v", x, err)
+	}
+	if err := out.deliver(t.Context()); err != nil || got.String() != "a" {
+		t.Errorf("%q, %v", got.String(), err)
+	}
+}
+
+// What a command wrote that has ended arrives also where nobody takes it for long: what asks it for more is refused then.
+func TestAIOSlowReader(t *testing.T) {
+	end := []byte("\x00end-of-it\x00\x00\x00\x00\x00\x00")
+	var said strings.Builder
+	for i, piece := range [][]byte{[]byte("a"), []byte("b"), []byte("c"), end} {
+		fmt.Fprintf(&said, "%d %s\n", i, base64.StdEncoding.EncodeToString(piece))
+	}
+	var refused atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/v1/bash/write":
+			refused.Add(1)
+			w.WriteHeader(http.StatusConflict)
+		case "/v1/bash/output":
+			var from struct {
+				Offset int `json:"offset"`
+			}
+			_ = json.NewDecoder(r.Body).Decode(&from)
+			data, _ := json.Marshal(map[string]any{"stdout": said.String()[from.Offset:], "stderr": "", "offset": said.Len(), "stderr_offset": 0, "command": map[string]any{"status": "completed", "exit_code": 3}})
+			fmt.Fprintf(w, `{"success":true,"data":%s}`, data)
+		default:
+			_, _ = io.WriteString(w, `{"success":true,"data":{"status":"completed","exit_code":0}}`)
+		}
+	}))
+	defer s.Close()
+	a := mustOpen(t, "test", t.TempDir(), map[string]any{"kind": "aio", "bases": map[string]string{"a": s.URL}}).(aio)
+	defer a.Close()
+	h, err := a.Provision(t.Context(), order("x", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &command{a: a, h: h, end: end, id: "c", ended: make(chan struct{})}
+	var got bytes.Buffer
+	c.cmd.Stdout = writer(func(p []byte) (int, error) {
+		select {
+		case <-c.ended:
+		case <-time.After(30 * time.Second):
+			t.Error("the end of the command was not seen while its output was not taken")
+		}
+		return got.Write(p)
+	})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	out, errs := c.output(c.cmd.Stdout, "o"), c.output(nil, "e")
+	close(errs.over)
+	go func() { _ = out.deliver(ctx) }()
+	if x, err := c.poll(ctx, out, errs); err != nil || x.Code != 3 {
+		t.Errorf("%+v, %v", x, err)
+	}
+	<-out.over
+	if got.String() != "abc" {
+		t.Errorf("%q was delivered", got.String())
+	}
+	for _, line := range []string{"o 2", "i"} {
+		before := refused.Load()
+		if err := c.write(ctx, line); err != nil || refused.Load() > before+1 {
+			t.Errorf("%q to a command that has ended: %v after %d tries", line, err, refused.Load()-before)
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unicode/utf8"
@@ -33,6 +34,7 @@ import (
 //	         Then the next is due: an output that nobody takes holds the command, as a pipe does
 //	oa, ea   pipes by which pieces are asked for: who asks writes lines to the script's input (/v1/bash/write)
 //	i, ic    pipes: its input, and that this ends
+//	draft    a piece of its input that is too large for a request
 //	pid, tty what signals and sizes go to
 //
 // What the script says itself begins with "! ".
@@ -43,18 +45,25 @@ const (
 	pieceSize  = 64<<10 - 1 // bytes of an output in one piece, almost as much as a pipe holds; in base64 nothing fills up the last of them
 	pieceAhead = 5          // pieces that are said before one is asked for: less than what the far side keeps of an output
 	inputSize  = 4 << 20    // bytes of an input in one piece
-	maxInline  = 48 << 10   // bytes of an input that go with the script which writes them; more is a file first
+	maxInline  = 32 << 10   // bytes of an input that go with the script which writes them, as a variable; more is a file first
 	maxScript  = 90 << 10   // bytes of a script: an argument, with room to spare. More of a command is a file first
 	maxCommand = 1 << 20    // bytes of a command
 	maxVars    = 48 << 10   // bytes of its environment
 	maxQueued  = 2 << 20    // bytes of an output that wait for whoever reads it
 	maxOutput  = 4 << 20    // bytes of one answer about outputs
 	pollTime   = 20 * time.Second
-	endTime    = 20 * time.Second // for ending a command that is given up
-	startLate  = 5 * time.Second  // for the answer to a start, when its caller has left
+	pollTries  = 6                      // more of them where one fails
+	pollPause  = 100 * time.Millisecond // before the first of those, and twice as long before each other one
+	endTime    = 20 * time.Second       // for ending a command that is given up, once its sessions are closed
+	closeTime  = 5 * time.Second        // for closing one of them
+	startTime  = 40 * time.Second       // for the answer to a start
+	startLate  = 5 * time.Second        // of that, when its caller has left. What starts later is ended then
 )
 
-var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+var (
+	variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	groupName    = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
+)
 
 // quoted is s as a word of a shell.
 func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
@@ -68,8 +77,10 @@ type command struct {
 	dir     string // inside
 	mark    string
 	tag     string
-	end     []byte // what follows the last byte of each output
-	id      string // of the API
+	end     []byte        // what follows the last byte of each output
+	id      string        // of the API
+	draft   atomic.Bool   // a piece of input may lie in a file
+	ended   chan struct{} // closed when the far side has said that it runs no more
 }
 
 // Exec implements sandboxer.Execer.
@@ -82,7 +93,7 @@ func (a aio) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (s
 		return none, err
 	}
 	name := strings.ToLower(rand.Text())
-	c := &command{a: a, h: h, cmd: cmd, session: "sandboxer-" + name, dir: "/tmp/.sandboxer-" + name, mark: rand.Text(), end: []byte("\x00end-" + rand.Text()[:20] + "\x00\x00\x00\x00\x00\x00")}
+	c := &command{a: a, h: h, cmd: cmd, session: "sandboxer-" + name, dir: "/tmp/.sandboxer-" + name, mark: rand.Text(), ended: make(chan struct{}), end: []byte("\x00end-" + rand.Text()[:20] + "\x00\x00\x00\x00\x00\x00")}
 	body, late, err := c.request(ctx)
 	if err != nil {
 		return none, err
@@ -99,13 +110,26 @@ func (a aio) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (s
 		id  string
 		err error
 	}
-	started := make(chan answer, 1)
-	go func() {
-		within, stop := context.WithTimeout(context.WithoutCancel(ctx), 2*pollTime)
+	started, left := make(chan answer), make(chan struct{})
+	err = a.begin(func() {
+		within, stop := context.WithTimeout(context.WithoutCancel(ctx), startTime)
 		defer stop()
+		defer context.AfterFunc(a.closing, stop)()
 		id, err := c.start(within, body)
-		started <- answer{id, err}
-	}()
+		select {
+		case started <- answer{id, err}:
+		case <-left:
+			if err == nil || unclear(err) {
+				c.kill(ctx)
+			}
+		}
+	})
+	if err != nil {
+		if late != nil {
+			c.kill(ctx)
+		}
+		return none, err
+	}
 	var got answer
 	select {
 	case got = <-started:
@@ -113,17 +137,29 @@ func (a aio) Exec(ctx context.Context, h sandboxer.Handle, cmd sandboxer.Cmd) (s
 		select {
 		case got = <-started:
 		case <-time.After(startLate):
+			close(left)
 		}
 		got.err = ctx.Err()
 	}
 	if got.err != nil {
-		if k := sandboxer.KindOf(got.err); ctx.Err() != nil || k == sandboxer.Unavailable || k == sandboxer.Failed || k == sandboxer.Timeout {
+		if ctx.Err() != nil || unclear(got.err) || late != nil { // it lies there
 			c.kill(ctx)
+		} else {
+			c.forget(ctx) // the far side may have the session already
 		}
 		return none, got.err
 	}
 	c.id = got.id
 	return c.follow(ctx, cancel)
+}
+
+// unclear says that the command may have been started although starting it failed.
+func unclear(err error) bool {
+	switch sandboxer.KindOf(err) {
+	case sandboxer.Invalid, sandboxer.Denied, sandboxer.Unsupported, sandboxer.Exhausted, sandboxer.NotFound:
+		return false
+	}
+	return true
 }
 
 // request returns the request that starts the command, and what of it is to be brought inside before.
@@ -141,6 +177,12 @@ func (c *command) request(ctx context.Context) (body map[string]any, late []byte
 		if strings.ContainsRune(s, 0) {
 			return wrong(sandboxer.Invalid, "an argument, a directory or a user has a NUL byte")
 		}
+	}
+	switch _, group, _ := strings.Cut(c.cmd.User, ":"); {
+	case !utf8.ValidString(c.cmd.Dir) || !utf8.ValidString(c.cmd.User):
+		return wrong(sandboxer.Unsupported, "a directory or a user is not UTF-8, which is all that the sandbox's API takes")
+	case group != "" && !groupName.MatchString(group):
+		return wrong(sandboxer.Invalid, "%.60q is no group", group)
 	}
 	env, size := map[string]string{markVar: c.mark}, 0
 	var run strings.Builder
@@ -391,6 +433,11 @@ func (c *command) follow(ctx context.Context, cancel context.CancelCauseFunc) (s
 	case <-gone:
 	case <-time.After(2 * time.Second):
 	}
+	if c.draft.Load() { // the directory may be there again
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+		defer cancel()
+		_ = c.a.small(ctx, c.h, "rm -rf "+c.dir) // there is nobody to tell
+	}
 	if e.err != nil && cause != nil {
 		e.err = cause
 	}
@@ -401,15 +448,24 @@ func (c *command) follow(ctx context.Context, cancel context.CancelCauseFunc) (s
 func (c *command) poll(ctx context.Context, out, errs *output) (sandboxer.Exit, error) {
 	var none sandboxer.Exit
 	body := map[string]any{"session_id": c.session, "command_id": c.id, "wait": true, "wait_timeout": pollTime.Seconds(), "offset": int64(0), "stderr_offset": int64(0)}
+	failed := 0 // polls in a row
 	for last := false; ; {
 		began := time.Now()
 		data, err := c.a.postUpTo(ctx, c.h, "v1/bash/output", body, maxOutput)
 		if sandboxer.KindOf(err) == sandboxer.Unsupported { // 404: the path is there
 			err = sandboxer.E(sandboxer.Failed, err, "the sandbox has forgotten the command while it ran")
 		}
+		// Nothing is lost by asking again: the request says what has come so far.
+		if k := sandboxer.KindOf(err); (k == sandboxer.Unavailable || k == sandboxer.Exhausted) && failed < pollTries {
+			failed++
+			if pause(ctx, pollPause<<(failed-1)) {
+				continue
+			}
+		}
 		if err != nil {
 			return none, err
 		}
+		failed = 0
 		x, err := readBash(data)
 		if err != nil {
 			return none, err
@@ -424,14 +480,13 @@ func (c *command) poll(ctx context.Context, out, errs *output) (sandboxer.Exit, 
 		switch status := x.Command.Status; {
 		case status == "running" || status == "pending":
 			if x.Stdout == "" && x.Stderr == "" && time.Since(began) < 10*time.Millisecond { // it does not wait
-				select {
-				case <-time.After(20 * time.Millisecond):
-				case <-ctx.Done():
+				if !pause(ctx, idlePause) {
 					return none, context.Cause(ctx)
 				}
 			}
 		case !last: // there may be more than was said with it
 			last = true
+			close(c.ended)
 			body["wait"] = false
 		case status == "completed" && x.Command.ExitCode != nil:
 			out.last()
@@ -472,9 +527,9 @@ func (c *command) refused(word string) error {
 
 // kill ends the command and whatever it started.
 func (c *command) kill(ctx context.Context) {
+	c.forget(ctx)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
 	defer cancel()
-	c.forget(ctx)
 	// The far side may have ended what it knows of alone.
 	x, err := c.a.sync(ctx, c.h, fmt.Sprintf("set -- %[1]s %[2]s %[3]s\n(%[4]s) || (%[5]s)\nsbx=$?; rm -rf %[6]s; exit $sbx", markVar, c.mark, c.tag, marked.Look, marked.Kill, c.dir), nil)
 	if err == nil && *x.Command.ExitCode != 0 {
@@ -487,12 +542,15 @@ func (c *command) kill(ctx context.Context) {
 
 // forget ends the session of the command, and the command if it runs.
 func (c *command) forget(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
-	defer cancel()
-	// One that is left is dropped by the far side when nobody has used it for a while.
-	_, _ = c.a.post(ctx, c.h, "v1/bash/sessions/"+c.session+"/close", map[string]any{})
+	sessions := []string{c.session}
 	if c.cmd.Stdin != nil {
-		_, _ = c.a.post(ctx, c.h, "v1/bash/sessions/"+c.session+"-in/close", map[string]any{})
+		sessions = append(sessions, c.session+"-in")
+	}
+	for _, session := range sessions {
+		// The far side may wait for what ends. A session that is left it drops when nobody has used it for a while.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+		_, _ = c.a.post(ctx, c.h, "v1/bash/sessions/"+session+"/close", map[string]any{})
+		cancel()
 	}
 }
 
@@ -530,7 +588,14 @@ func (c *command) sizes(ctx context.Context) {
 
 // tell runs text once the command has written the file that says to whom.
 func (c *command) tell(ctx context.Context, what, file, text string) {
-	err := c.a.small(ctx, c.h, fmt.Sprintf("sbx=0; while [ ! -s %s/%s ] && [ $sbx -lt 100 ]; do sbx=$((sbx+1)); sleep 0.05; done; %s", c.dir, file, text))
+	text = fmt.Sprintf("sbx=0; while [ ! -s %[1]s/%[2]s ] && [ $sbx -lt 100 ]; do sbx=$((sbx+1)); sleep 0.05; done; [ -s %[1]s/%[2]s ] || exit %[3]d\n%[4]s", c.dir, file, exitNotYet, text)
+	_, _, err := c.patiently(ctx, func() (int, error) {
+		x, err := c.a.sync(ctx, c.h, text, nil)
+		if err != nil {
+			return 0, err
+		}
+		return *x.Command.ExitCode, nil
+	})
 	if err != nil && ctx.Err() == nil {
 		c.a.log().Debug("what was sent to a command did not arrive", "extension", c.a.env.Extension, "what", what, "err", err)
 	}
@@ -592,25 +657,52 @@ func (in *inflow) take(ctx context.Context) (b []byte, all bool) {
 func (c *command) feed(ctx context.Context) error {
 	in := &inflow{more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 	go in.read(ctx, c.cmd.Stdin)
-	for {
+	wait := fmt.Sprintf("sbx=0; while [ ! -p %[1]s/i ] && [ $sbx -lt 1000 ]; do sbx=$((sbx+1)); sleep 0.02; done\n[ -p %[1]s/i ] || exit %[2]d\n", c.dir, exitNotYet)
+	runs := func(text string, env map[string]string) (code int, ended bool, err error) {
+		return c.patiently(ctx, func() (int, error) { return c.a.long(ctx, c.h, c.session+"-in", text, env) })
+	}
+	for drafts := false; ; {
 		b, all := in.take(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if len(b) > 0 {
-			text := fmt.Sprintf("sbx=0; while [ ! -p %[1]s/i ] && [ $sbx -lt 1000 ]; do sbx=$((sbx+1)); sleep 0.02; done\n[ -p %[1]s/i ] || exit\n", c.dir)
+			var env map[string]string
+			text := wait
 			if len(b) <= maxInline {
-				mark := "SBX_" + rand.Text()
-				text += fmt.Sprintf("base64 -d >%[1]s/i <<%[2]s\n%[3]s\n%[2]s", c.dir, mark, base64.StdEncoding.EncodeToString(b))
+				// The text is an argument, which everybody inside sees, and the far side shows it. Both are not so of variables.
+				env = map[string]string{"SBX_IN": base64.StdEncoding.EncodeToString(b)}
+				text += fmt.Sprintf("sbx_in=$SBX_IN; unset SBX_IN; printf %%s \"$sbx_in\" | base64 -d >%s/i", c.dir)
 			} else {
-				draft := c.dir + ".in"
+				if !drafts { // a draft before it would make the directory, which the script then does not take for its own
+					if _, ended, err := runs(wait, nil); ended || err != nil {
+						return err
+					}
+					drafts = true
+				}
+				draft := c.dir + "/draft"
+				c.draft.Store(true)
 				if _, err := c.a.upload(ctx, c.h, "the input of the command", draft, bytes.NewReader(b)); err != nil {
+					if c.endsSoon(ctx) {
+						return nil
+					}
 					return err
 				}
-				text = "exec <" + draft + "; rm -f " + draft + "\n" + text + "cat >" + c.dir + "/i"
+				text += fmt.Sprintf("[ -r %[1]s ] || exit %[2]d\nexec <%[1]s; rm -f %[1]s\ncat >%[3]s/i", draft, exitNoDraft, c.dir)
 			}
-			if code, err := c.a.long(ctx, c.h, c.session+"-in", text); err != nil || code != 0 { // nobody reads it
+			code, ended, err := runs(text, env)
+			switch {
+			case ended || err != nil:
 				return err
+			case code == exitNoDraft && len(b) > maxInline:
+				if c.endsSoon(ctx) {
+					return nil
+				}
+				return sandboxer.E(sandboxer.Failed, nil, "the sandbox took the input of the command, and cannot read it")
+			}
+			c.draft.Store(false)
+			if code != 0 { // nobody reads it
+				return nil
 			}
 		}
 		if all {
@@ -619,15 +711,51 @@ func (c *command) feed(ctx context.Context) error {
 	}
 }
 
-// write writes a line to the script, which reads them.
+// Exit codes of scripts that are to do with a command what it is not ready for.
+const (
+	exitNotYet  = 75
+	exitNoDraft = 74
+)
+
+// patiently runs what ends with exitNotYet until it ends otherwise. That the command, or ctx, has ended before is no error.
+func (c *command) patiently(ctx context.Context, run func() (int, error)) (code int, ended bool, err error) {
+	for {
+		select {
+		case <-c.ended:
+			return 0, true, nil
+		case <-ctx.Done():
+			return 0, true, nil
+		default:
+		}
+		if code, err = run(); err != nil || code != exitNotYet {
+			return code, false, err
+		}
+		pause(ctx, idlePause)
+	}
+}
+
+// endsSoon says whether the command, or ctx, ends within moments: what it had is removed a little before that is known.
+func (c *command) endsSoon(ctx context.Context) bool {
+	select {
+	case <-c.ended:
+	case <-ctx.Done():
+	case <-time.After(closeTime):
+		return false
+	}
+	return true
+}
+
+// write writes a line to the script, which reads them while the command runs.
 func (c *command) write(ctx context.Context, line string) error {
 	var err error
 	for step := 20 * time.Millisecond; step < 10*time.Second; step *= 2 {
 		if _, err = c.a.post(ctx, c.h, "v1/bash/write", map[string]any{"session_id": c.session, "command_id": c.id, "input": line + "\n"}); err == nil {
 			return nil
 		}
-		select { // it may have ended, which is told elsewhere
+		select {
 		case <-time.After(step):
+		case <-c.ended: // and what it wrote is here, also where it is not taken yet
+			return nil
 		case <-ctx.Done():
 			return nil
 		}

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sand-boxer/sandboxer"
@@ -33,6 +34,22 @@ type site struct {
 
 	named  *http.Client // for what stands in the configuration
 	public *http.Client // for what does not
+
+	mu      sync.Mutex // of what follows: nothing begins once it is closing
+	late    sync.WaitGroup
+	closing context.Context
+	close   context.CancelFunc
+}
+
+// begin has f run, which may go on after the call that it is of, and is to end soon after closing has. Close waits for it.
+func (s *site) begin(f func()) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing.Err() != nil {
+		return sandboxer.E(sandboxer.Unavailable, nil, "%s is closed", s.env.Extension)
+	}
+	s.late.Go(f)
+	return nil
 }
 
 // The compiler checks what the adapter claims.
@@ -49,6 +66,7 @@ var _ interface {
 
 func openSite(env sandboxer.Env, cfg Config) (*site, error) {
 	s := &site{cfg: cfg, env: env, bases: map[string]*url.URL{}}
+	s.closing, s.close = context.WithCancel(context.Background())
 	var written []netip.Addr
 	add := func(text string) (*url.URL, error) {
 		u, err := parseURL(text)
@@ -96,8 +114,12 @@ func (s *site) dir(parts ...string) string {
 	return filepath.Join(append([]string{s.env.Dir}, parts...)...)
 }
 
-// Close lets go of connections; what is lent stays so.
+// Close lets go of connections, after starts of commands that are given up; what is lent stays so.
 func (s *site) Close() error {
+	s.mu.Lock()
+	s.close()
+	s.mu.Unlock()
+	s.late.Wait()
 	s.named.CloseIdleConnections()
 	s.public.CloseIdleConnections()
 	return nil
