@@ -93,6 +93,7 @@ func open(ctx context.Context, env sandboxer.Env, cfg Config) (_ sandboxer.Exten
 	}
 	defer func() {
 		if err != nil {
+			e.hideAll()   // with the hosts that there are: mostly it needs none
 			_ = e.Close() // there is an error already
 		}
 	}()

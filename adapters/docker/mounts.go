@@ -202,6 +202,9 @@ func (e *extension) hide(key string) error {
 // hideAll takes away what processes that died were showing to engines.
 func (e *extension) hideAll() {
 	entries, err := os.ReadDir(e.dir("mount"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
 	for _, d := range entries {
 		l, lerr := filelock.Try(e.dir("lock", d.Name()), filelock.Exclusive)
 		if lerr != nil {

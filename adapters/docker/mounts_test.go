@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -24,6 +26,55 @@ import (
 	"github.com/sand-boxer/sandboxer/internal/engine/enginetest"
 	"github.com/sand-boxer/sandboxer/internal/mounts"
 )
+
+// TestMountsOfWhoDoesNotOpen: what one who died was showing goes also where the next one cannot open.
+func TestMountsOfWhoDoesNotOpen(t *testing.T) {
+	if err := mounts.Can("ext.docker"); err != nil {
+		t.Skip(err)
+	}
+	en := testEngine{image: "engine:x", address: nothing(t)}
+	o := en.options(t, "unopened")
+	e := o.opened(t)
+	src, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sources, err := e.opener().Open(sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: src, Target: "/mnt/d"}}})
+	if err == nil {
+		t.Cleanup(func() { mounts.Close(sources) })
+		err = mounts.Try(sources)
+	}
+	if sandboxer.KindOf(err) == sandboxer.Unsupported {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, config := range map[string]map[string]any{
+		"agent":  {"agent": filepath.Join(src, "none")},
+		"engine": {"engines": map[string]any{"one": map[string]any{"address": "tcp://127.0.0.1:1", "ca": src + "/ca", "cert": src + "/cert", "key": src + "/key"}}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			place := e.place(key(what, 1))
+			t.Cleanup(func() { _ = mounts.Hide(place, nil) })
+			if err := mounts.Show(place, sources, 0, 0, nil); err != nil {
+				t.Fatal(err)
+			}
+			bad := o
+			bad.config = maps.Clone(o.config)
+			maps.Copy(bad.config, config)
+			if e, err := bad.open(t.Context(), slog.New(slog.DiscardHandler)); err == nil {
+				_ = e.Close()
+				t.Fatal("it opens")
+			} else {
+				t.Log(err)
+			}
+			if left, err := mounts.Below(o.dir); err != nil || len(left) > 0 {
+				t.Errorf("left: %q, %v", left, err)
+			}
+		})
+	}
+}
 
 // TestMountsLeaveNothing: what is shown to the engine is gone once the container has started, and what one who died has left
 // goes with the next server, or with the sandbox; sources stay, and a teardown names them.
