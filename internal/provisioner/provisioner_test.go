@@ -888,17 +888,27 @@ func TestMounts(t *testing.T) {
 	}
 
 	// By the API they are faults of the request, before anything is made; one that is there is found without a look at them.
-	r := newRig(t, Options{}, nil)
+	r := newRig(t, Options{}, func(x *fake.Extension) sandboxer.Extension { return mountless{x} })
 	bad := `{"sandbox_id":"a","extra_mounts":[{"host_path":"/etc","container_path":"/mnt/acp-workspace","read_only":true}]}`
 	if got := r.want(400, "", "POST", "/api/sandboxes", bad); !strings.HasPrefix(got, `{"detail":"extra_mounts: the host path /etc`) {
 		t.Errorf("it says %s", got)
 	}
 	r.create(`{"sandbox_id":"a"}`)
 	r.create(bad)
-	r.p.opts.MountRoots = []MountRoot{{Path: "/etc"}} // ext.fake takes no mounts at all
+	r.p.opts.MountRoots = []MountRoot{{Path: "/etc"}} // the extension takes no mounts at all
 	if got := r.want(400, "", "POST", "/api/sandboxes", strings.Replace(bad, `"a"`, `"b"`, 1)); !strings.Contains(got, "has no mounts") {
 		t.Errorf("where there are no mounts it says %s", got)
 	}
+}
+
+// mountless is an extension without mounts.
+type mountless struct{ *fake.Extension }
+
+func (m mountless) Provision(ctx context.Context, s sandboxer.Spec) (sandboxer.Handle, error) {
+	if len(s.Mounts) > 0 {
+		return sandboxer.Handle{}, sandboxer.E(sandboxer.Unsupported, nil, "this extension has no mounts")
+	}
+	return m.Extension.Provision(ctx, s)
 }
 
 // TestURLOfProxy: behind a proxy sandboxes have its address.
