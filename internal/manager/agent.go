@@ -76,29 +76,9 @@ func (v *AgentVisit) Dial(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &agentConn{Conn: c}
-	a.stop = context.AfterFunc(v.visit.Ctx, func() { c.Close() })
-	return a, nil
+	stop := context.AfterFunc(v.visit.Ctx, func() { c.Close() })
+	return &usedConn{c, func() { stop() }}, nil
 }
 
 // End ends the use and cuts its connections. It may be called again.
 func (v *AgentVisit) End() { v.visit.End() }
-
-// An agentConn is a connection of a visit.
-type agentConn struct {
-	net.Conn
-	stop func() bool
-}
-
-func (c *agentConn) Close() error {
-	c.stop()
-	return c.Conn.Close()
-}
-
-// CloseWrite ends the sending half, where the connection can do that.
-func (c *agentConn) CloseWrite() error {
-	if w, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return w.CloseWrite()
-	}
-	return sandboxer.E(sandboxer.Unsupported, nil, "this connection cannot be closed by halves")
-}
