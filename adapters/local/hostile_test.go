@@ -61,7 +61,7 @@ func TestHostileNeighbour(t *testing.T) {
 		{"fork bomb", `f() { f & f & sleep 1; }; while true; do f; done 2>/dev/null`, 0},
 		{"memory bomb", `while true; do head -c 10000000000 /dev/zero | tail; done`, 0},
 		{"disk bomb", `while true; do dd if=/dev/zero of=/var/tmp/$((i=i+1)) bs=1M; done 2>/dev/null`, 0},
-		{"3 GB of output", `dd if=/dev/zero bs=1000000 count=3000 2>/dev/null`, 3_000_000_000},
+		{"10 GB of output", `dd if=/dev/zero bs=1000000 count=10000 2>/dev/null`, 10_000_000_000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			limits := sandboxer.Limits{MemoryBytes: memoryLimit, DiskBytes: diskLimit, PIDs: pidLimit}
