@@ -766,6 +766,13 @@ func (e *Extension) opener() *mounts.Opener {
 	return &mounts.Opener{Settings: e.cfg.Mounts, Extension: "the fake", Own: e.cfg.Own}
 }
 
+// CanMount says, as Unsupported, why no sandbox of the fake can have mounts here; nil if they can. dir is any
+// directory.
+func CanMount(dir string) error {
+	e := &Extension{}
+	return e.checkMounts(sandboxer.Spec{Vouched: []string{sandboxer.RestrictedMounts}, Mounts: []sandboxer.Mount{{Source: dir, Target: "/x"}}})
+}
+
 // checkMounts refuses what cannot be mounted, as far as that can be told before there is a sandbox.
 func (e *Extension) checkMounts(spec sandboxer.Spec) error {
 	if len(spec.Mounts) == 0 {
